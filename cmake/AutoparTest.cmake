@@ -26,10 +26,9 @@ function(autopar_add_test_program name)
   add_executable(${name} ${arg_FILES})
   target_link_libraries(${name} PRIVATE
     ${arg_LIBRARIES} $<IF:$<BOOL:${arg_MPI}>,autopar_mpi_main,autopar_catch_main> autopar_warnings)
-  if(AUTOPAR_UNITY)
-    set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
-  endif()
+  set_target_properties(${name} PROPERTIES UNITY_BUILD ${AUTOPAR_UNITY} UNITY_BUILD_BATCH_SIZE 0)
   if("autopar::autopar" IN_LIST arg_LIBRARIES) # such a test spends its time in the library
+    set_target_properties(${name} PROPERTIES UNITY_BUILD_BATCH_SIZE 14)
     target_link_libraries(${name} PRIVATE autopar_torch_test_flags)
     if(AUTOPAR_PCH)
       target_precompile_headers(${name} REUSE_FROM autopar_torch_test_pch)

@@ -32,6 +32,9 @@ class Head {
   /// Of the samples of all ranks, the part whose class is the largest logit.
   double top_1(const torch::Tensor& features, const torch::Tensor& target);
 
+  /// The ranks that hold the same parameters, for other samples: over these gradients are summed.
+  const autopar::Group& holders() const { return options_.replicas(); }
+
   autopar::ParallelLinear layer{nullptr};
 
  private:

@@ -77,7 +77,7 @@ Row train(ap::World& world, const ap::Groups& groups, const Settings& settings, 
   backbone->to(device);
   head.layer->to(device);
   auto parameters = backbone->parameters();
-  const auto& of_head = head.layer->parameters();
+  const auto of_head = head.layer->parameters();
   parameters.insert(parameters.end(), of_head.begin(), of_head.end());
   torch::optim::SGD optimizer(parameters, torch::optim::SGDOptions(settings.learning_rate).momentum(0.9));
 
@@ -98,7 +98,7 @@ Row train(ap::World& world, const ap::Groups& groups, const Settings& settings, 
     const auto loss = head.loss(features, batch->labels);
     loss.backward();
     ap::sum_gradients(backbone->parameters(), groups.world);
-    ap::sum_gradients(head.layer->parameters(), kind == "dense" ? groups.world : groups.replicas);
+    ap::sum_gradients(head.layer->parameters(), head.holders());
     optimizer.step();
     row.loss = loss.item<double>();  // waits for the device
     milliseconds.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count());

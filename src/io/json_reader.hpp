@@ -19,6 +19,9 @@
 
 namespace autopar::detail {
 
+inline constexpr std::int64_t kMaxId = std::numeric_limits<std::int32_t>::max();
+inline constexpr std::int64_t kMaxBytes = std::int64_t{1} << 62;
+
 /// Reads an object member by member; every value is checked, every unknown member is an error.
 class JsonReader {
  public:

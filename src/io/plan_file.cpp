@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <limits>
 #include <sstream>
 #include <string_view>
 
@@ -17,10 +16,10 @@ namespace autopar {
 namespace {
 
 using detail::JsonReader;
+using detail::kMaxBytes;
+using detail::kMaxId;
 using detail::OrderedJson;
 
-constexpr std::int64_t kMaxId = std::numeric_limits<std::int32_t>::max();
-constexpr std::int64_t kMaxBytes = std::int64_t{1} << 62;
 constexpr std::int64_t kMaxSamples = std::int64_t{1} << 36;
 constexpr std::int64_t kMaxMicrobatches = 1'000'000;  // as options have it
 constexpr double kMaxSeconds = 1e30;                  // sums and ratios of such are numbers

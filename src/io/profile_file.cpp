@@ -12,10 +12,9 @@ namespace autopar {
 namespace {
 
 using detail::JsonReader;
+using detail::kMaxBytes;
+using detail::kMaxId;
 using detail::OrderedJson;
-
-constexpr std::int64_t kMaxId = std::numeric_limits<std::int32_t>::max();
-constexpr std::int64_t kMaxBytes = std::int64_t{1} << 62;
 
 const std::vector<std::pair<OpClass, const char*>> kClasses{{OpClass::kMatmul, "matmul"},
                                                             {OpClass::kConvolution, "convolution"},

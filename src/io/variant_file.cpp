@@ -16,14 +16,14 @@ using detail::Json;
 constexpr double kMost = 1e24;
 
 /// Looks up members and says where one is wrong. Members that it does not know are left alone: such files carry more.
-class Field {
+class JsonField {
  public:
-  Field(const Json& json, std::string file, std::string where)
+  JsonField(const Json& json, std::string file, std::string where)
       : json_(json), file_(std::move(file)), where_(std::move(where)) {
     if (!json_.is_object()) fail("expected an object");
   }
 
-  [[nodiscard]] Field of(const std::string& key) const { return {value(key), file_, where_ + "." + key}; }
+  [[nodiscard]] JsonField of(const std::string& key) const { return {value(key), file_, where_ + "." + key}; }
   [[nodiscard]] const Json& list(const std::string& key) const {
     if (!value(key).is_array()) fail("'" + key + "' is no list");
     return value(key);
@@ -87,7 +87,7 @@ class InstanceReader {
   }
 
  private:
-  [[nodiscard]] Field node_field(std::size_t i) const {
+  [[nodiscard]] JsonField node_field(std::size_t i) const {
     return {root_.list("nodes")[i], file_, "nodes[" + std::to_string(i) + "]"};
   }
 
@@ -95,10 +95,10 @@ class InstanceReader {
     const std::size_t count = root_.list("nodes").size();
     std::vector<int> degrees;
     for (std::size_t i = 0; i < count; ++i) {
-      const Field field = node_field(i);
+      const JsonField field = node_field(i);
       const std::int64_t id = field.whole("id", 0, kMostIds);
       if (!by_id_.emplace(id, instance.graph.add_node(id)).second) field.fail("id " + std::to_string(id) + " is taken");
-      const Field choices = field.of("TMPCs");
+      const JsonField choices = field.of("TMPCs");
       for (const auto& [degree, variants] : choices.json().items()) degrees.push_back(degree_of(choices, degree));
     }
     std::sort(degrees.begin(), degrees.end());
@@ -106,7 +106,7 @@ class InstanceReader {
     instance.costs.degrees_ = std::move(degrees);
   }
 
-  static int degree_of(const Field& field, const std::string& text) {
+  static int degree_of(const JsonField& field, const std::string& text) {
     const bool digits = !text.empty() && text.size() < 7 && text.find_first_not_of("0123456789") == std::string::npos;
     if (!digits || text.front() == '0') field.fail("'" + text + "' is no tensor degree");
     return std::stoi(text);
@@ -115,7 +115,7 @@ class InstanceReader {
   void add_edges(PlanningInstance& instance) {
     const Json& edges = root_.list("edges");
     for (std::size_t i = 0; i < edges.size(); ++i) {
-      const Field field(edges[i], file_, "edges[" + std::to_string(i) + "]");
+      const JsonField field(edges[i], file_, "edges[" + std::to_string(i) + "]");
       const auto end = [&](const char* key) {
         const auto id = field.whole(key, 0, kMostIds);
         const auto found = by_id_.find(id);
@@ -131,21 +131,21 @@ class InstanceReader {
     auto& costs = instance.costs;
     costs.variants_.assign(instance.graph.node_count(), std::vector<std::vector<NodeVariant>>(costs.degrees_.size()));
     for (std::size_t i = 0; i < instance.graph.node_count(); ++i) {
-      const Field choices = node_field(i).of("TMPCs");
+      const JsonField choices = node_field(i).of("TMPCs");
       for (std::size_t t = 0; t < costs.degrees_.size(); ++t) {
         const std::string degree = std::to_string(costs.degrees_[t]);
         if (!choices.json().contains(degree)) continue;
         const Json& list = choices.list(degree);
         for (std::size_t v = 0; v < list.size(); ++v) {
-          const Field field(list[v], file_,
-                            "nodes[" + std::to_string(i) + "].TMPCs." + degree + "[" + std::to_string(v) + "]");
+          const JsonField field(list[v], file_,
+                                "nodes[" + std::to_string(i) + "].TMPCs." + degree + "[" + std::to_string(v) + "]");
           costs.variants_[i][t].push_back(variant(instance.graph, NodeId::of(i), field));
         }
       }
     }
   }
 
-  [[nodiscard]] NodeVariant variant(const Graph<std::int64_t, char>& graph, NodeId node, const Field& field) const {
+  [[nodiscard]] NodeVariant variant(const Graph<std::int64_t, char>& graph, NodeId node, const JsonField& field) const {
     NodeVariant out;
     out.name = field.text("id");
     out.work = field.number("timePerSample");
@@ -164,7 +164,7 @@ class InstanceReader {
   }
 
   std::string file_;
-  Field root_;
+  JsonField root_;
   std::map<std::int64_t, NodeId> by_id_;
   std::vector<double> bytes_;  // by edge
 };
@@ -217,17 +217,17 @@ std::vector<VariantStage> parse_stages(std::string_view json, const std::string&
   std::map<std::int64_t, NodeId> by_id;
   for (const NodeId node : tables.graph.nodes()) by_id.emplace(tables.graph[node], node);
   const Json root = detail::parse_json(json, file);
-  const Json& list = Field(root, file, "").list("stages");
+  const Json& list = JsonField(root, file, "").list("stages");
   std::vector<VariantStage> stages;
   for (std::size_t s = 0; s < list.size(); ++s) {
-    const Field field(list[s], file, "stages[" + std::to_string(s) + "]");
+    const JsonField field(list[s], file, "stages[" + std::to_string(s) + "]");
     VariantStage stage;
     stage.replicas = static_cast<int>(field.whole("dataParallelDegree", 1, 1 << 30));
     stage.tensor_degree = static_cast<int>(field.whole("tensorParallelDegree", 1, 1 << 30));
     const auto& degrees = tables.tensor_degrees;
     const auto degree = std::find(degrees.begin(), degrees.end(), stage.tensor_degree);
     if (degree == degrees.end()) field.fail("the instance has no tensor degree " + std::to_string(stage.tensor_degree));
-    const Field variants = field.of("TMPCids");
+    const JsonField variants = field.of("TMPCids");
     for (const Json& id : field.list("nodes")) {
       const auto node = id.is_number_integer() ? by_id.find(id.get<std::int64_t>()) : by_id.end();
       if (node == by_id.end()) field.fail("a node is not one of the instance");

@@ -18,6 +18,8 @@
 #include <cstring>
 #include <utility>
 
+#include "append.hpp"
+
 namespace autopar::detail {
 namespace {
 
@@ -62,12 +64,6 @@ void fill_with_random(Bytes& bytes) {
     throw TransportError("the system has no random numbers for the control port's key", Rank::none(), Rank::none(),
                          "start of the World", errno);
   }
-}
-
-template <class T>
-void append(Blob& bytes, const T& value) {
-  const auto raw = std::as_bytes(std::span(&value, 1));
-  bytes.insert(bytes.end(), raw.begin(), raw.end());
 }
 
 Milliseconds left_until(Clock::time_point deadline) {

@@ -11,6 +11,8 @@
 #include <cstring>
 #include <utility>
 
+#include "append.hpp"
+
 namespace autopar::detail {
 namespace {
 
@@ -18,13 +20,6 @@ using namespace std::chrono_literals;
 
 constexpr auto kAcceptLimit = 10s;  ///< for all ranks
 constexpr std::uint32_t kLongestText = 64 << 10;
-
-template <class T>
-void append(Blob& bytes, const T& value) {
-  const auto end = bytes.size();
-  bytes.resize(end + sizeof(T));
-  std::memcpy(bytes.data() + end, &value, sizeof(T));
-}
 
 template <class T>
 T read_at(std::span<const std::byte> bytes, std::size_t offset) {

@@ -8,6 +8,7 @@
 
 #include <autopar/core/assert.hpp>
 
+#include "names.hpp"
 #include "reduce.hpp"
 
 namespace autopar::detail {
@@ -36,13 +37,6 @@ class ShortNaps {
  private:
   int slack_;
 };
-
-std::string name(Rank rank) { return "rank " + std::to_string(rank.value()); }
-
-std::string text(const Tag& tag) {
-  return "channel " + std::to_string(tag.channel) + ", micro-batch " + std::to_string(tag.microbatch) + ", flow " +
-         std::to_string(tag.flow);
-}
 
 std::string in_seconds(Seconds seconds) {
   const auto tenths = static_cast<long long>(seconds.value() * 10);

@@ -11,17 +11,13 @@
 #include <autopar/core/error.hpp>
 #include <autopar/runtime/loopback.hpp>
 
+#include "names.hpp"
 #include "reduce.hpp"
 
 namespace autopar::detail {
 namespace {
 
 class LoopbackTransport;
-
-std::string text(const Tag& tag) {
-  return "channel " + std::to_string(tag.channel) + ", micro-batch " + std::to_string(tag.microbatch) + ", flow " +
-         std::to_string(tag.flow);
-}
 
 /// An operation and the transport that must be told of its end, unless it has ended before: what was under way when a
 /// rank failed must not keep the transports, and through them itself, alive.

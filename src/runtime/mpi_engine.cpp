@@ -18,7 +18,7 @@ using namespace std::chrono_literals;
 /// Between tests of what nobody waits for. Each takes some 10 µs, from a core that may be computing.
 constexpr auto kNap = 500us;
 /// Between looks at a start that takes long.
-constexpr auto kLook = 50ms;
+constexpr auto kLookAtStart = 50ms;
 
 void hang_up(int, void* lifeline) {
   ::shutdown(static_cast<int>(reinterpret_cast<std::intptr_t>(lifeline)), SHUT_RDWR);
@@ -69,7 +69,7 @@ void MpiEngine::run(std::function<void()> first, const std::function<void()>& lo
     self->loop();
   });
   try {
-    while (result.wait_for(kLook) != std::future_status::ready) look();
+    while (result.wait_for(kLookAtStart) != std::future_status::ready) look();
   } catch (...) {
     thread_.detach();
     stop();

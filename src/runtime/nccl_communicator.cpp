@@ -15,8 +15,6 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kPoll = 20us;
-/// Destructors give the last messages this long to leave.
-constexpr auto kFlushLimit = 5s;
 
 }  // namespace
 

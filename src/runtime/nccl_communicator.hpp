@@ -3,12 +3,16 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
+#include <chrono>
 #include <memory>
 #include <string>
 
 #include "health.hpp"
 
 namespace autopar::detail {
+
+/// Destructors give the last messages this long to leave.
+inline constexpr std::chrono::seconds kFlushLimit{5};
 
 /// Throws TransportError with CUDA's text unless `code` is cudaSuccess.
 void check_cuda(const char* function, cudaError_t code, Rank self);

@@ -16,6 +16,7 @@
 #include <thread>
 #include <utility>
 
+#include "names.hpp"
 #include "nccl_communicator.hpp"
 
 namespace autopar::detail {
@@ -25,8 +26,6 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kWatchPeriod = 20ms;
-/// Destructors give the last messages this long to leave.
-constexpr auto kFlushLimit = 5s;
 
 struct NcclOperation final : Operation {
   NcclOperation(Rank self, std::string what, Buffer memory, Rank other)
@@ -59,11 +58,8 @@ std::optional<ncclDataType_t> nccl_type(DType dtype) {
   }
 }
 
-std::string name(Rank rank) { return "rank " + std::to_string(rank.value()); }
-
 std::string text(const Tag& tag, const Buffer& buffer) {
-  return "channel " + std::to_string(tag.channel) + ", micro-batch " + std::to_string(tag.microbatch) + ", flow " +
-         std::to_string(tag.flow) + " (" + std::to_string(buffer.bytes) + " bytes)";
+  return detail::text(tag) + " (" + std::to_string(buffer.bytes) + " bytes)";
 }
 
 /// Device memory over NCCL: one communicator and stream for each directed pair and each group, so that a message that

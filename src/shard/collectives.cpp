@@ -26,6 +26,7 @@ struct Move {
   int dim = 0;
   Split split{{0}};
   Placement gradient = Placement::replicate();
+  const char* name = "";  ///< for messages
 };
 
 Tensor own_slice(const Tensor& whole, const Move& move) {
@@ -104,29 +105,22 @@ struct GatherFunction : torch::autograd::Function<GatherFunction> {
   }
 };
 
-struct ScatterFunction : torch::autograd::Function<ScatterFunction> {
+/// Scatter and reduce_scatter: this rank's slice, of what all have or of the sum of what they have.
+template <Tensor (*kSliceOf)(const Tensor&, const Move&)>
+struct SliceFunction : torch::autograd::Function<SliceFunction<kSliceOf>> {
   static Tensor forward(AutogradContext* context, const Tensor& x, Move move) {
-    auto slice = own_slice(x, move);
+    auto slice = kSliceOf(x, move);
     detail::keep(*context, std::move(move));
     return slice;
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    detail::refuse_double_backward("scatter");
-    return {all_slices(gradients[0], detail::kept<Move>(*context)), Tensor()};
+    const auto& move = detail::kept<Move>(*context);
+    detail::refuse_double_backward(move.name);
+    return {all_slices(gradients[0], move), Tensor()};
   }
 };
-
-struct ReduceScatterFunction : torch::autograd::Function<ReduceScatterFunction> {
-  static Tensor forward(AutogradContext* context, const Tensor& x, Move move) {
-    auto slice = own_slice_of_sum(x, move);
-    detail::keep(*context, std::move(move));
-    return slice;
-  }
-  static variable_list backward(AutogradContext* context, variable_list gradients) {
-    detail::refuse_double_backward("reduce_scatter");
-    return {all_slices(gradients[0], detail::kept<Move>(*context)), Tensor()};
-  }
-};
+using ScatterFunction = SliceFunction<own_slice>;
+using ReduceScatterFunction = SliceFunction<own_slice_of_sum>;
 
 [[noreturn]] void refuse(const char* name, const Placed& x, const char* takes) {
   std::string fix;
@@ -150,7 +144,7 @@ Move move_along(const char* name, const Placed& x, const Group& group, int dim, 
     throw InvalidArgument(std::string(name) + ": a split into " + to_string(split) + " is none of " +
                           std::to_string(total) + " elements over " + std::to_string(group.size()) + " ranks");
   }
-  return {group, dim, split};
+  return {group, dim, split, Placement::replicate(), name};
 }
 
 }  // namespace

@@ -8,46 +8,17 @@
 #include <string>
 #include <utility>
 
-#include <ATen/ops/view_as_real.h>
 #include <c10/core/Stream.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
-#include <autopar/core/assert.hpp>
 #include <autopar/core/error.hpp>
-#include <autopar/torch/device.hpp>
 
 #include "shard/group_state.hpp"
+#include "shard/tensor_buffer.hpp"
 
 namespace autopar {
 
 namespace {
-
-Buffer memory_of(const at::Tensor& tensor) {
-  AUTOPAR_ASSERT(tensor.is_contiguous(), "a transport moves memory without gaps");
-  auto owner = std::make_shared<at::Tensor>(tensor);
-  auto* data = tensor.numel() > 0 ? static_cast<std::byte*>(tensor.data_ptr()) : nullptr;
-  return {data, static_cast<std::size_t>(tensor.nbytes()), std::move(owner)};
-}
-
-DType summed_type(const at::Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case at::kHalf:
-      return DType::kF16;
-    case at::kBFloat16:
-      return DType::kBF16;
-    case at::kFloat:
-    case at::kComplexFloat:
-      return DType::kF32;
-    case at::kDouble:
-    case at::kComplexDouble:
-      return DType::kF64;
-    case at::kLong:
-      return DType::kI64;
-    default:
-      throw InvalidArgument(std::string("cannot sum tensors of type ") + c10::toString(tensor.scalar_type()) +
-                            " over ranks; use a floating or complex type, or int64");
-  }
-}
 
 /// The stream that the calling thread queues on now.
 std::function<void*()> stream_of(c10::Device device) {
@@ -74,6 +45,53 @@ void require_tiles(World& world, int group_size) {
                         std::to_string(world.size()) + " ranks; choose one of " + fits);
 }
 
+/// A transport of the host and, where the group computes on a CUDA device, one of NCCL.
+class WorldGroup : public detail::GroupState {
+ public:
+  /// A transport and this group's id on it.
+  struct Wire {
+    AnyTransport transport;
+    GroupId group;
+  };
+
+  /// @param device  without a transport where tensors are on the host
+  WorldGroup(std::vector<Rank> ranks, int place, Wire host, Wire device)
+      : GroupState(std::move(ranks), place), host_(std::move(host)), device_(std::move(device)) {}
+
+  void all_reduce(const at::Tensor& tensor) override {
+    auto& wire = wire_of(tensor);
+    wire.transport.wait(wire.transport.all_reduce(buffer_of(tensor), summed_dtype(tensor.scalar_type()), wire.group));
+  }
+  void reduce_scatter(const at::Tensor& parts) override {
+    auto& wire = wire_of(parts);
+    wire.transport.wait(wire.transport.reduce_scatter(buffer_of(parts), summed_dtype(parts.scalar_type()), wire.group));
+  }
+  void all_gather(const at::Tensor& parts) override {
+    auto& wire = wire_of(parts);
+    wire.transport.wait(wire.transport.all_gather(buffer_of(parts), wire.group));
+  }
+  void send(const at::Tensor& tensor, int to_place) override {
+    auto& transport = host_.transport;
+    transport.wait(transport.send(buffer_of(tensor), ranks()[static_cast<std::size_t>(to_place)], Tag{}));
+  }
+  void receive(const at::Tensor& tensor, int from_place) override {
+    auto& transport = host_.transport;
+    transport.wait(transport.receive(buffer_of(tensor), ranks()[static_cast<std::size_t>(from_place)], Tag{}));
+  }
+
+ private:
+  [[nodiscard]] Wire& wire_of(const at::Tensor& tensor) {
+    if (tensor.is_cpu()) return host_;
+    if (!device_.transport) {
+      throw InvalidArgument("a tensor on " + tensor.device().str() +
+                            ", but the groups were made for the CPU; pass its device to init_groups");
+    }
+    return device_;
+  }
+
+  Wire host_, device_;
+};
+
 /// Makes groups of one world, all with the same transports. Every rank makes all of them, in one order.
 class GroupMaker {
  public:
@@ -88,14 +106,15 @@ class GroupMaker {
 
   /// @return the group, if this rank is in it
   Group operator()(const std::vector<Rank>& ranks) {
-    const bool is_member = std::ranges::find(ranks, self_) != ranks.end();
-    detail::GroupState::Wire host{host_, {}}, device{device_, {}};
+    const auto place = std::ranges::find(ranks, self_);
+    WorldGroup::Wire host{host_, {}}, device{device_, {}};
     if (ranks.size() > 1) {
       host.group = host.transport.make_group(ranks);
       if (device.transport) device.group = device.transport.make_group(ranks);
     }
-    if (!is_member) return {};
-    return Group(std::make_shared<detail::GroupState>(ranks, self_, std::move(host), std::move(device)));
+    if (place == ranks.end()) return {};
+    const auto number = static_cast<int>(place - ranks.begin());
+    return Group(std::make_shared<WorldGroup>(ranks, number, std::move(host), std::move(device)));
   }
 
  private:
@@ -104,50 +123,6 @@ class GroupMaker {
 };
 
 }  // namespace
-
-namespace detail {
-
-GroupState::GroupState(std::vector<Rank> ranks, Rank self, Wire host, Wire device)
-    : ranks_(std::move(ranks)),
-      place_(static_cast<int>(std::ranges::find(ranks_, self) - ranks_.begin())),
-      host_(std::move(host)),
-      device_(std::move(device)) {}
-
-GroupState::Wire& GroupState::wire_of(const at::Tensor& tensor) {
-  if (tensor.is_cpu()) return host_;
-  if (!device_.transport) {
-    throw InvalidArgument("a tensor on " + tensor.device().str() +
-                          ", but the groups were made for the CPU; pass its device to init_groups");
-  }
-  return device_;
-}
-
-void GroupState::all_reduce(const at::Tensor& tensor) {
-  auto& wire = wire_of(tensor);
-  wire.transport.wait(wire.transport.all_reduce(memory_of(tensor), summed_type(tensor), wire.group));
-}
-
-void GroupState::reduce_scatter(const at::Tensor& parts) {
-  auto& wire = wire_of(parts);
-  wire.transport.wait(wire.transport.reduce_scatter(memory_of(parts), summed_type(parts), wire.group));
-}
-
-void GroupState::all_gather(const at::Tensor& parts) {
-  auto& wire = wire_of(parts);
-  wire.transport.wait(wire.transport.all_gather(memory_of(parts), wire.group));
-}
-
-void GroupState::send(const at::Tensor& tensor, int to_place) {
-  auto& transport = host_.transport;
-  transport.wait(transport.send(memory_of(tensor), ranks_[static_cast<std::size_t>(to_place)], Tag{}));
-}
-
-void GroupState::receive(const at::Tensor& tensor, int from_place) {
-  auto& transport = host_.transport;
-  transport.wait(transport.receive(memory_of(tensor), ranks_[static_cast<std::size_t>(from_place)], Tag{}));
-}
-
-}  // namespace detail
 
 int Group::size() const { return state_ ? state_->size() : 1; }
 int Group::place() const { return state_ ? state_->place() : 0; }
@@ -175,7 +150,5 @@ Groups init_groups(World& world, int group_size, c10::Device device) {
   }
   return groups;
 }
-
-Groups init_groups(World& world, int group_size) { return init_groups(world, group_size, device(world)); }
 
 }  // namespace autopar

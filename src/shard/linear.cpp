@@ -24,20 +24,21 @@ void require_known_dim(std::optional<int> dim) {
                         "; 1 or -1 cuts its outputs (column parallel), 0 its inputs (row parallel), none neither");
 }
 
-void require_features(const char* layer, const Placed& x, std::int64_t features) {
-  if (x.dim() >= 1 && x.size(-1) == features) return;
-  throw InvalidArgument(std::string(layer) + ": " + to_string(x) + " has not the " + std::to_string(features) +
-                        " features in its last dim that the layer takes");
-}
-
-void require_group(const char* layer, const Placed& x, const Group& group) {
-  if (x.group().is_alone() || x.group() == group) return;
-  throw InvalidArgument(std::string(layer) + ": " + to_string(x) +
-                        " is of another group of ranks than the layer; use one group throughout");
-}
-
 [[noreturn]] void refuse_input(const char* layer, const Placed& x, const std::string& fix) {
   throw InvalidArgument(std::string(layer) + " does not take " + to_string(x) + "; " + fix);
+}
+
+/// What a layer that is cut takes, whichever way.
+void require_input(const char* layer, const Placed& x, std::int64_t features, const Group& group) {
+  if (!x.group().is_alone() && !(x.group() == group)) {
+    throw InvalidArgument(std::string(layer) + ": " + to_string(x) +
+                          " is of another group of ranks than the layer; use one group throughout");
+  }
+  if (x.dim() < 1 || x.size(-1) != features) {
+    throw InvalidArgument(std::string(layer) + ": " + to_string(x) + " has not the " + std::to_string(features) +
+                          " features in its last dim that the layer takes");
+  }
+  if (x.placement().is_partial()) refuse_input(layer, x, "reduce(x) adds the terms up");
 }
 
 /// As torch::nn::init::kaiming_uniform_(weight, √5) has it, to the last bit.
@@ -134,10 +135,8 @@ Placed ParallelLinearImpl::forward(const Placed& x) {
 Placed ParallelLinearImpl::forward_column(const Placed& x) {
   constexpr auto kLayer = "a column parallel linear layer";
   const auto& group = options.group();
-  require_group(kLayer, x, group);
-  require_features(kLayer, x, options.in_features());
+  require_input(kLayer, x, options.in_features(), group);
   const int last = x.dim() - 1;
-  if (x.placement().is_partial()) refuse_input(kLayer, x, "reduce(x) adds the terms up");
   if (x.placement().is_shard(last)) refuse_input(kLayer, x, "a row parallel layer (dim 0) takes it, or gather(x)");
   const auto whole = x.placement().is_shard() ? gather(x, Placement::partial()) : copy(x, group);
   return Placed::shard(at::linear(whole.local(), weight, bias), group, last, split());
@@ -146,10 +145,8 @@ Placed ParallelLinearImpl::forward_column(const Placed& x) {
 Placed ParallelLinearImpl::forward_row(const Placed& x) {
   constexpr auto kLayer = "a row parallel linear layer";
   const auto& group = options.group();
-  require_group(kLayer, x, group);
-  require_features(kLayer, x, options.in_features());
+  require_input(kLayer, x, options.in_features(), group);
   const int last = x.dim() - 1;
-  if (x.placement().is_partial()) refuse_input(kLayer, x, "reduce(x) adds the terms up");
   if (x.placement().is_shard() && !x.placement().is_shard(last)) {
     refuse_input(kLayer, x, "it takes slices of the last dim; gather(x) first");
   }

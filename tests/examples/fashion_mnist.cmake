@@ -3,13 +3,7 @@
 file(REMOVE_RECURSE "${WORK}")
 file(MAKE_DIRECTORY "${WORK}")
 
-function(run result)
-  execute_process(COMMAND ${ARGN} WORKING_DIRECTORY "${WORK}" OUTPUT_VARIABLE output ERROR_VARIABLE error RESULT_VARIABLE code)
-  if(NOT code EQUAL 0)
-    message(FATAL_ERROR "${ARGN} ended with ${code}\n${output}${error}")
-  endif()
-  set(${result} "${output}" PARENT_SCOPE)
-endfunction()
+include("${CMAKE_CURRENT_LIST_DIR}/run.cmake")
 
 set(curve --model mlp --fp64 --steps 100)
 run(output "${PROGRAM}" ${curve} --loss-file one.txt)

@@ -1,14 +1,7 @@
 # Runs tutorial (PROGRAM) for real on 2 ranks and on one without a launcher, and plans for machines that are not there.
 file(MAKE_DIRECTORY "${WORK}")
 
-# run(<result> <command>...): its output; its failure is ours.
-function(run result)
-  execute_process(COMMAND ${ARGN} WORKING_DIRECTORY "${WORK}" OUTPUT_VARIABLE output ERROR_VARIABLE error RESULT_VARIABLE code)
-  if(NOT code EQUAL 0)
-    message(FATAL_ERROR "${ARGN} ended with ${code}\n${output}${error}")
-  endif()
-  set(${result} "${output}" PARENT_SCOPE)
-endfunction()
+include("${CMAKE_CURRENT_LIST_DIR}/run.cmake")
 
 function(require output)
   foreach(pattern IN LISTS ARGN)

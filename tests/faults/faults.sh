@@ -8,8 +8,8 @@ program=$1 mpiexec=$2 flag=$3 tries=$4
 shift 4
 sizes=("$@")
 start_timeout=2
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
 worst=0
 
 # The seconds that a job may take, and what must be among its output; RANK stands for the faulty rank.
@@ -31,9 +31,9 @@ expect absent 12 "has waited 1 s for MPI to start: $not_begun;gives up .AUTOPAR_
 expect ends-early 12 "${words[absent]}"
 order=(killed crashes exits exits-hard throws throws-uncaught tells stops stops-first absent ends-early)
 
-# job FAULT RANK SIZE: one job; says what is wrong with its end, nothing if all is well.
+# job FAULT RANK SIZE: one job; its output goes to the rank's log, what is wrong with its end to the rank's verdict.
 job() {
-  local fault=$1 rank=$2 size=$3 marker="fault-test-$$-$RANDOM" command=() status begin left word
+  local fault=$1 rank=$2 size=$3 marker="fault-test-$$-of-$2-" log=$logs/$2 command=() status begin left word
   ((rank > 0)) && command+=("$flag" "$rank" "$program" none "$marker" :)
   command+=("$flag" 1 "$program" "$fault" "$marker")
   ((rank + 1 < size)) && command+=(: "$flag" "$((size - rank - 1))" "$program" none "$marker")
@@ -60,8 +60,12 @@ for fault in "${order[@]}"; do
   tried=0 survived=0 named=0 begin=$(date +%s%N)
   for size in "${sizes[@]}"; do
     for ((try = 0; try < tries; ++try)); do
+      for rank in 0 $((size - 1)); do # both at once: they wait more than they compute
+        job "$fault" "$rank" "$size" > "$logs/$rank.verdict" &
+      done
+      wait
       for rank in 0 $((size - 1)); do
-        wrong=$(job "$fault" "$rank" "$size")
+        log=$logs/$rank wrong=$(< "$logs/$rank.verdict")
         ((++tried))
         grep -qE "(for|MPI to start.*) rank $rank\b|rank $rank failed" "$log" && ((++named))
         [ -z "$wrong" ] && ((++survived)) && continue

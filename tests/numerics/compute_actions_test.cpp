@@ -254,7 +254,7 @@ TEST_CASE("a wide segment lets go of what its backward needs last, which is gath
   for (const std::string precision : {"module", "bf16"}) {
     INFO(precision);
     const int bytes = precision == "bf16" ? 2 : 4;
-    const int kept = static_cast<int>(ap::kKeptForBackward.value() / (kWide * kWide * bytes)), in_block = kept + 6;
+    const int kept = static_cast<int>(ap::kKeptForBackward.value() / (kWide * kWide * bytes)), in_block = kept + 3;
     const auto again = trained_wide(in_block, {.precision = precision, .recompute = "block,last"}),
                once = trained_wide(in_block, {.precision = precision});
     const auto issued = issued_in_backward(again.traces[0], 0);
@@ -275,7 +275,7 @@ TEST_CASE("a wide segment lets go of what its backward needs last, which is gath
 }
 
 TEST_CASE("backwards in parts hold what their plan says with wide segments, too") {
-  const auto run = trained_wide(20, {.recompute = "block", .schedule = "zb-h1"});
+  const auto run = trained_wide(12, {.recompute = "block", .schedule = "zb-h1"});
   for (const double error : run.errors) CHECK(error > -kMargin);
 }
 

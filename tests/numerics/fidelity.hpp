@@ -96,6 +96,11 @@ inline std::unique_ptr<torch::optim::Optimizer> make_optimizer(Optimizer kind, c
 /// The elements that a rank holds, as its handle has them.
 inline Tensor held_part(const Tensor& whole, const autopar::ParameterShard& shard) {
   if (!whole.defined() || shard.whole) return whole;
+  if (shard.dim >= 0) {
+    std::vector<Tensor> pieces;
+    for (const auto& [begin, end] : shard.indices) pieces.push_back(whole.slice(shard.dim, begin, end));
+    return torch::cat(pieces, shard.dim);
+  }
   return whole.reshape({-1}).slice(0, shard.begin, shard.end);
 }
 

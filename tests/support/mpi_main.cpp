@@ -5,12 +5,7 @@
 #include <cstdlib>
 #include <string>
 
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#define CATCH_CONFIG_RUNNER
-#include <catch2/catch.hpp>
-#endif
+#include "run_catch.hpp"
 
 extern "C" int autopar_test_visible_gpus();
 
@@ -49,7 +44,7 @@ int main(int argc, char** argv) {
   }
 
   // An exception that leaves a test case on one rank only would strand the others: the launcher's timeout ends them.
-  const int failed = std::min(Catch::Session().run(argc, argv), 255);
+  const int failed = std::min(run_catch(argc, argv), 255);
   int worst = 0;
   MPI_Allreduce(&failed, &worst, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
   if (failed != 0) std::fprintf(stderr, "rank %d: failed\n", rank);

@@ -344,7 +344,8 @@ std::vector<GroupId> make_tensor_groups(auto& transport, const Pipeline& pipelin
   for (std::size_t s = 0; s < groups.size(); ++s) {
     const Mesh& mesh = pipeline.stages[s];
     for (int q = 0; q < mesh.replicas() && mesh.tensor() > 1; ++q) {
-      const GroupId group = transport.make_group(mesh.tensor_group(q));
+      const auto ranks = mesh.tensor_group(q);
+      const GroupId group = transport.make_group({ranks.begin(), ranks.end()});
       if (mesh.replica_of(transport.rank()) == q) groups[s] = group;
     }
   }

@@ -13,7 +13,6 @@
 #include <autopar/cost/links.hpp>
 #include <autopar/cost/precision.hpp>
 #include <autopar/cost/profiled.hpp>
-#include <autopar/cost/roofline.hpp>
 #include <autopar/plan/concepts.hpp>
 #include <autopar/plan/feasibility/attempt.hpp>
 #include <autopar/plan/feasibility/refusal.hpp>

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -30,6 +31,7 @@ struct Capabilities {
 [[nodiscard]] inline Capabilities runtime_capabilities() {
   Capabilities runtime;
   runtime.schedules = schedule_names();
+  runtime.max_tensor_parallel = std::numeric_limits<int>::max();
   runtime.max_zero = 3;
   runtime.recompute = true;
   runtime.offload = true;
@@ -38,7 +40,7 @@ struct Capabilities {
 }
 
 /// Highest ZeRO level of a plan in which tensor shards run a stage.
-inline constexpr int kMostZeroOfShards = 1;
+inline constexpr int kMostZeroOfShards = 0;
 
 /// What to plan for, besides the model and the cluster.
 struct PlanRequest {

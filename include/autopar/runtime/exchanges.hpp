@@ -45,8 +45,8 @@ class Exchanges {
 
   /// Whether others take part in an action, as it is a compute action that exchanges values.
   [[nodiscard]] bool are_in(const Action& action) const {
-    return is_compute(action.kind) && action.kind != ActionKind::kBackwardWeight &&
-           action.stage.index() < groups_.size() && groups_[action.stage.index()].value >= 0;
+    return may_exchange(action.kind) && action.stage.index() < groups_.size() &&
+           groups_[action.stage.index()].value >= 0;
   }
 
   void drain() noexcept { detail::drain(wire_, under_way_); }

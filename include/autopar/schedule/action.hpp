@@ -39,6 +39,12 @@ enum class ActionKind : std::uint8_t {
   return kind == ActionKind::kBackward || kind == ActionKind::kBackwardWeight;
 }
 
+/// Whether the tensor shards of a replica may exchange values within it. Gradients of weights need what the input
+/// backward has exchanged, and no more.
+[[nodiscard]] constexpr bool may_exchange(ActionKind kind) {
+  return is_compute(kind) && kind != ActionKind::kBackwardWeight;
+}
+
 /// Which way a message of a channel goes: values to later stages, or their gradients back.
 enum class Flow : std::uint8_t { kValue, kGradient };
 

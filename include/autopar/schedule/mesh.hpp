@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <initializer_list>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -54,16 +55,13 @@ class Mesh {
   [[nodiscard]] bool contains(Rank rank) const { return std::ranges::find(ranks_, rank) != ranks_.end(); }
   /// Nothing if the rank is not part of the mesh.
   [[nodiscard]] std::optional<int> replica_of(Rank rank) const {
-    const auto found = std::ranges::find(ranks_, rank);
-    if (found == ranks_.end()) return std::nullopt;
-    return static_cast<int>(found - ranks_.begin()) / tensor_;
+    const auto place = place_of(rank);
+    return place ? std::optional(*place / tensor_) : std::nullopt;
   }
-
   /// Its place within its replica, likewise.
   [[nodiscard]] std::optional<int> shard_of(Rank rank) const {
-    const auto found = std::ranges::find(ranks_, rank);
-    if (found == ranks_.end()) return std::nullopt;
-    return static_cast<int>(found - ranks_.begin()) % tensor_;
+    const auto place = place_of(rank);
+    return place ? std::optional(*place % tensor_) : std::nullopt;
   }
 
   /// Ranks that hold the same shard, by replica.
@@ -72,16 +70,20 @@ class Mesh {
     for (int q = 0; q < replicas(); ++q) group.push_back(rank(q, shard));
     return group;
   }
-  /// Ranks that run the same samples, by shard.
-  [[nodiscard]] std::vector<Rank> tensor_group(int replica) const {
-    std::vector<Rank> group;
-    for (int t = 0; t < tensor_; ++t) group.push_back(rank(replica, t));
-    return group;
+  /// Ranks that run the same samples, by shard. Valid as long as the mesh.
+  [[nodiscard]] std::span<const Rank> tensor_group(int replica) const {
+    const auto tensor = static_cast<std::size_t>(tensor_);
+    return std::span(ranks_).subspan(static_cast<std::size_t>(replica) * tensor, tensor);
   }
 
   friend bool operator==(const Mesh&, const Mesh&) = default;
 
  private:
+  [[nodiscard]] std::optional<int> place_of(Rank rank) const {
+    const auto found = std::ranges::find(ranks_, rank);
+    return found == ranks_.end() ? std::nullopt : std::optional(static_cast<int>(found - ranks_.begin()));
+  }
+
   std::vector<Rank> ranks_;
   int tensor_ = 1;
 };

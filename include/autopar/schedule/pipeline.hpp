@@ -87,9 +87,8 @@ enum class Phase : std::uint8_t {
 [[nodiscard]] constexpr bool sums_in_computes(const ReduceGroup& group) { return group.zero >= 2 && group.buckets > 0; }
 
 /// Whether the tensor shards of a replica exchange values within a compute action, which they then run together.
-/// Gradients of weights need what the input backward has exchanged, and no more.
 [[nodiscard]] inline bool exchanges_in_compute(const Mesh& mesh, ActionKind compute) {
-  return mesh.tensor() > 1 && is_compute(compute) && compute != ActionKind::kBackwardWeight;
+  return mesh.tensor() > 1 && may_exchange(compute);
 }
 
 /// Groups that a whole backward of a stage gathers, in that order.

@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -408,7 +409,7 @@ class ProgramCheck {
         advance(action.peer);
         break;
       default: {
-        const auto members = members_of(rank, action);
+        const auto members = doing_together(rank, action);
         for (const Rank member : members) {
           if (head(member) == nullptr || !(*head(member) == action)) return false;
         }
@@ -421,14 +422,12 @@ class ProgramCheck {
     return true;
   }
 
-  /// Ranks that do an action together: nobody goes on before all have come to it.
-  [[nodiscard]] std::vector<Rank> members_of(Rank rank, const Action& action) const {
+  /// Ranks that do an action together: nobody goes on before all have come to it. None if the rank does it alone.
+  [[nodiscard]] std::span<const Rank> doing_together(Rank rank, const Action& action) const {
     if (is_collective(action.kind)) return pipeline_.groups[static_cast<std::size_t>(action.group)].ranks;
-    if (is_compute(action.kind)) {
-      const Mesh& mesh = pipeline_.stages[action.stage.index()];
-      if (exchanges_in_compute(mesh, action.kind)) return mesh.tensor_group(*mesh.replica_of(rank));
-    }
-    return {rank};
+    if (!may_exchange(action.kind)) return {};
+    const Mesh& mesh = pipeline_.stages[action.stage.index()];
+    return mesh.tensor() > 1 ? mesh.tensor_group(*mesh.replica_of(rank)) : std::span<const Rank>();
   }
 
   [[nodiscard]] bool meets(Rank rank, const Action& action) const {
@@ -454,7 +453,7 @@ class ProgramCheck {
     if (action.peer.valid())
       tell(action.peer);
     else
-      for (const Rank member : members_of(rank, action)) tell(member);
+      for (const Rank member : doing_together(rank, action)) tell(member);
     return fault_at(rank, position_[rank.index()], "waits for ever" + (others.empty() ? "" : ": " + others));
   }
 

@@ -58,7 +58,5 @@ struct Groups {
 /// @param device  that the layers' tensors are on
 /// @throws InvalidArgument on every rank, if the size does not tile the world, or ranks ask for different ones
 [[nodiscard]] Groups init_groups(World& world, int group_size, c10::Device device);
-/// The same with the device that autopar.toml or AUTOPAR_DEVICE names, as `ap::device(world)`.
-[[nodiscard]] Groups init_groups(World& world, int group_size);
 
 }  // namespace autopar

@@ -6,6 +6,7 @@
 
 #include <autopar/core/cluster.hpp>
 #include <autopar/runtime/world.hpp>
+#include <autopar/shard/group.hpp>
 
 namespace autopar {
 
@@ -16,6 +17,9 @@ namespace autopar {
 
 /// The same with the device that autopar.toml or AUTOPAR_DEVICE names.
 [[nodiscard]] c10::Device device(const World& world);
+
+/// Groups of tensor-parallel layers (autopar/shard/group.hpp) on that device.
+[[nodiscard]] Groups init_groups(World& world, int group_size);
 
 /// What a plan needs to know of the ranks' devices, as this rank sees its own: all are taken to be equal.
 [[nodiscard]] Cluster describe_cluster(const World& world, c10::Device device);

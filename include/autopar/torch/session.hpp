@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -70,6 +71,10 @@ struct ParameterShard {
   std::int64_t begin = 0;           ///< first element here, counted in the whole's memory order
   std::int64_t end = 0;             ///< behind the last
   bool whole = true;                ///< held whole, with its own sizes; else the handle's data and `.grad` are flat
+  int dim = -1;                     ///< tensor parallel: they are a slice along this dim instead; -1: they are not
+  /// Of such a slice, the indices of `dim` that are here: ranges [first, second), several of fused projections. `begin`
+  /// and `end` are 0 where its elements do not follow one another in the whole's memory.
+  std::vector<std::pair<std::int64_t, std::int64_t>> indices{};
 };
 
 /// Drives one model on all ranks: captures, plans and deploys it at the first call, then runs every call and applies

@@ -302,8 +302,8 @@ void Analysis::find_stage_ops() {
     if (!handling.in_stage && !handling.in_epilogue) continue;
     const OpContext op(graph_, plan_.values, options_, OpId::of(i));
     if (op.written_argument() < 0) continue;
-    const auto written = op.tensors(op.written_argument());
-    handling.copy_written = !written.empty() && known_early_[written.front().index()];
+    const auto overwritten = op.tensors(op.written_argument());
+    handling.copy_written = !overwritten.empty() && known_early_[overwritten.front().index()];
   }
 }
 

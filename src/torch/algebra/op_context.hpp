@@ -111,6 +111,20 @@ class OpContext {
 [[nodiscard]] Affine line_through(double at_one, double at_two);
 /// Elements of a value as a function of the batch; a product of two batch dims is linearised at one and two samples.
 [[nodiscard]] Affine elements(const Sizes& sizes);
+/// One a dim: dims with equal labels run together, and those whose label the result lacks are summed.
+using Labels = std::vector<int>;
+
+/// A product of tensors, summed over some of its dims.
+struct Contraction {
+  std::vector<ValueId> operands;
+  std::vector<Labels> labels;  ///< like operands
+  Labels result;
+};
+
+/// That of an op of the family kContraction, without what it adds to it; nothing if an equation is not understood.
+[[nodiscard]] std::optional<Contraction> contraction_of(const OpContext& op);
+/// Whether such an op adds its first operand to the product: addmm and its relatives.
+[[nodiscard]] bool has_addend(const OpContext& op);
 /// Distinct dims of an einsum, as one product of sizes, times two.
 [[nodiscard]] std::optional<Affine> einsum_volume(const OpContext& op);
 

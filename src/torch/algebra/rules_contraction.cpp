@@ -7,14 +7,6 @@
 namespace autopar::algebra {
 namespace {
 
-using Labels = std::vector<int>;  // one a dim; dims with equal labels run together, labels not in the result are summed
-
-struct Contraction {
-  std::vector<ValueId> operands;
-  std::vector<Labels> labels;  ///< like operands
-  Labels result;
-};
-
 constexpr int kRow = -1, kColumn = -2, kSummed = -3;  // other labels: broadcast dims, counted from the right
 
 // torch.matmul: the last two dims multiply, those before broadcast; a vector lacks its row or column.
@@ -155,6 +147,11 @@ RuleResult type_linear(const OpContext& op) {
 
 }  // namespace
 
+bool has_addend(const OpContext& op) {
+  const auto name = op.base_name();
+  return name == "addmm" || name == "addmv" || name == "baddbmm" || name == "addbmm";
+}
+
 std::optional<Affine> einsum_volume(const OpContext& op) {
   const auto product = einsum_of(op);
   if (!product) return std::nullopt;
@@ -171,17 +168,11 @@ std::optional<Affine> einsum_volume(const OpContext& op) {
   return elements(volume) * 2;
 }
 
-RuleResult type_contraction_op(const OpContext& op) {
-  if (op.traits().family == OpFamily::kLinear) return type_linear(op);
+std::optional<Contraction> contraction_of(const OpContext& op) {
   const auto operands = op.tensors();
   const auto name = op.base_name();
-  if (name == "einsum") {
-    const auto product = einsum_of(op);
-    return product ? type_contraction(op, *product) : RuleResult::mixes("its equation is not understood");
-  }
-  if (name == "outer" || name == "ger") {
-    return type_contraction(op, {operands, {{kRow}, {kColumn}}, {kRow, kColumn}});
-  }
+  if (name == "einsum") return einsum_of(op);
+  if (name == "outer" || name == "ger") return Contraction{operands, {{kRow}, {kColumn}}, {kRow, kColumn}};
   if (name == "inner") {
     Contraction product{operands, {{}, {}}, {}};
     for (std::size_t k = 0; k < 2; ++k) {
@@ -191,9 +182,19 @@ RuleResult type_contraction_op(const OpContext& op) {
       }
       if (op.rank(operands[k]) > 0) product.labels[k].push_back(kSummed);
     }
-    return type_contraction(op, product);
+    return product;
   }
-  if (name == "cdist") {
+  if (name == "addbmm") {  // sums over the first dim of both
+    return Contraction{{operands[1], operands[2]}, {{1, kRow, kSummed}, {1, kSummed, kColumn}}, {kRow, kColumn}};
+  }
+  if (has_addend(op)) return matmul_of(op, operands[1], operands[2]);
+  return matmul_of(op, operands[0], operands[1]);
+}
+
+RuleResult type_contraction_op(const OpContext& op) {
+  if (op.traits().family == OpFamily::kLinear) return type_linear(op);
+  const auto operands = op.tensors();
+  if (op.base_name() == "cdist") {
     auto product = matmul_of(op, operands[0], operands[1]);
     for (std::size_t k = 0; k < 2; ++k) {
       product.labels[k].back() = kSummed;
@@ -204,14 +205,10 @@ RuleResult type_contraction_op(const OpContext& op) {
     }
     return type_contraction(op, product);
   }
-  if (name == "addbmm") {  // sums over the first dim of both
-    Contraction product{{operands[1], operands[2]}, {{1, kRow, kSummed}, {1, kSummed, kColumn}}, {kRow, kColumn}};
-    return with_addend(op, type_contraction(op, product));
-  }
-  if (name == "addmm" || name == "addmv" || name == "baddbmm") {
-    return with_addend(op, type_contraction(op, matmul_of(op, operands[1], operands[2])));
-  }
-  return type_contraction(op, matmul_of(op, operands[0], operands[1]));
+  const auto product = contraction_of(op);
+  if (!product) return RuleResult::mixes("its equation is not understood");
+  const auto typed_product = type_contraction(op, *product);
+  return has_addend(op) ? with_addend(op, typed_product) : typed_product;
 }
 
 }  // namespace autopar::algebra

@@ -7,6 +7,8 @@
 #include <optional>
 #include <span>
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <torch/optim/optimizer.h>
 
 #include "torch/checkpoint/agreement.hpp"
@@ -84,12 +86,13 @@ at::Tensor gather_tensor(World& world, const PlacedTensor& tensor) {
   for (std::size_t h = 0; h < senders; ++h) {
     if (!row.shards().empty() && row.shards()[h].empty()) continue;
     const bool mine = row.holders()[h] == world.rank_id();
-    const auto part = row.shards().empty() ? whole : share_of(whole, row.shards()[h]);
-    if (mine) part.copy_(to_cpu(row.value()).view_as(part));
-    const auto raw = memory_of(part);
+    const auto part = row.shards().empty() ? whole : row.shards()[h].of(whole);
+    const auto travelling = mine ? to_cpu(row.value()).view_as(part) : at::empty(part.sizes(), part.options());
+    const auto raw = memory_of(travelling);
     const auto blob =
         world.broadcast(mine ? Blob(raw.begin(), raw.end()) : Blob(), row.holders()[h], "gather of " + tensor.name);
-    std::memcpy(part.data_ptr(), blob.data(), blob.size());
+    std::memcpy(travelling.data_ptr(), blob.data(), blob.size());
+    part.copy_(travelling);
   }
   return whole;
 }

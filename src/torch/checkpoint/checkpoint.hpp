@@ -11,11 +11,11 @@
 
 #include <autopar/core/ids.hpp>
 #include <autopar/runtime/world.hpp>
-#include <autopar/schedule/action.hpp>
 #include <autopar/torch/load_options.hpp>
 
 #include "torch/gradients/loss_scaler.hpp"
 #include "torch/parameters/optimizer_state.hpp"
+#include "torch/parameters/slab.hpp"
 
 namespace autopar {
 
@@ -25,8 +25,8 @@ struct PlacedTensor {
   at::Tensor handle;                  ///< dtype is right everywhere, data only on holders
   std::vector<Rank> holders;          ///< ascending, at least one; their data are equal, or shards
   std::vector<std::int64_t> sizes{};  ///< of the whole, where holders have shards
-  /// By holder: elements that it has, flat, which together are all; empty: every holder has the whole.
-  std::vector<Interval> shards{};
+  /// By holder: elements that it has, which together are all; empty: every holder has the whole.
+  std::vector<Slab> shards{};
 };
 
 /// What a checkpoint says besides tensors.

@@ -231,9 +231,10 @@ std::optional<CheckpointInfo> Loading::take_over() {
     if (!arrived_[i].defined()) continue;
     const auto& handle = rows_[i].tensor->handle;
     if (rows_[i].optimizer == nullptr)
-      handle.detach().copy_(arrived_[i]);
+      handle.detach().copy_(arrived_[i].view(handle.sizes()));
     else
-      states[handle.unsafeGetTensorImpl()].emplace_back(rows_[i].state, arrived_[i]);
+      states[handle.unsafeGetTensorImpl()].emplace_back(
+          rows_[i].state, rows_[i].is_counter() ? arrived_[i] : arrived_[i].view(handle.sizes()));
   }
   const auto members = members_of(loaded());
   for (const auto& tensor : tensors_) {

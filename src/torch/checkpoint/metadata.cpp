@@ -22,7 +22,7 @@ constexpr const char* kFormat = "2";
 constexpr const char* kSeedKey = "autopar.seed";
 constexpr const char* kCallsKey = "autopar.calls";
 constexpr const char* kScalerKey = "autopar.loss_scaler";
-constexpr const char* kParameters = "parameters";  ///< among a group's values: how many there are
+constexpr const char* kParameterCount = "parameters";  ///< among a group's values: how many there are
 
 std::string optimizer_key(std::size_t index) { return "autopar.optimizer." + std::to_string(index); }
 std::string group_key(std::size_t index, std::size_t group) {
@@ -120,7 +120,7 @@ SavedOptimizer optimizer_at(std::size_t index, MetadataReader& reader) {
   for (std::size_t g = 0; reader.has(group_key(index, g)); ++g) {
     const auto key = group_key(index, g);
     auto values = values_of(reader.take(key), key);
-    const auto parameters = count_in(values, kParameters, key);
+    const auto parameters = count_in(values, kParameterCount, key);
     saved.groups.push_back({parameters, std::move(values)});
   }
   return saved;
@@ -152,7 +152,7 @@ std::map<std::string, std::string> to_metadata(const SavedInfo& saved) {
     out[optimizer_key(i)] = optimizer.kind;
     for (std::size_t g = 0; g < optimizer.groups.size(); ++g) {
       const auto& group = optimizer.groups[g];
-      std::vector<std::pair<std::string, double>> values{{kParameters, static_cast<double>(group.parameters)}};
+      std::vector<std::pair<std::string, double>> values{{kParameterCount, static_cast<double>(group.parameters)}};
       values.insert(values.end(), group.values.begin(), group.values.end());
       out[group_key(i, g)] = values_text(values);
     }

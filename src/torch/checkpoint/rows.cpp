@@ -34,8 +34,8 @@ std::uint64_t fingerprint_of(const std::vector<Row>& rows) {
 
 }  // namespace
 
-const std::vector<Interval>& Row::shards() const {
-  static const std::vector<Interval> kNone;
+const std::vector<Slab>& Row::shards() const {
+  static const std::vector<Slab> kNone;
   return is_counter() ? kNone : tensor->shards;
 }
 
@@ -136,11 +136,14 @@ at::Tensor to_root(World& world, const Row& row) {
     if (!root) continue;
     if (mine.defined() && all) return mine;
     if (!data.defined()) data = empty_for(row.entry);
-    const auto part = all ? data : share_of(data, row.shards()[h]);
-    if (mine.defined())
+    const auto part = all ? data : row.shards()[h].of(data);
+    if (mine.defined()) {
       part.copy_(mine.view_as(part));
-    else
-      world.receive(memory_of(part), from, row.entry.name);
+      continue;
+    }
+    const auto arriving = part.is_contiguous() ? part : at::empty(part.sizes(), part.options());
+    world.receive(memory_of(arriving), from, row.entry.name);
+    if (!arriving.is_same(part)) part.copy_(arriving);
   }
   if (root && !data.defined()) data = empty_for(row.entry);  // without elements
   return data;
@@ -153,10 +156,6 @@ at::Tensor to_cpu(const at::Tensor& tensor) {
 
 at::Tensor empty_for(const TensorEntry& entry) {
   return at::empty(entry.shape, at::TensorOptions().dtype(scalar_type_of(entry.dtype)));
-}
-
-at::Tensor share_of(const at::Tensor& whole, Interval elements) {
-  return whole.view({-1}).narrow(0, elements.begin, elements.size());
 }
 
 std::span<std::byte> memory_of(const at::Tensor& tensor) {

@@ -25,7 +25,7 @@ struct Row {
   [[nodiscard]] const std::vector<Rank>& holders() const { return tensor->holders; }
   [[nodiscard]] bool is_counter() const { return state == "step"; }
   /// By holder; empty: each has all of it.
-  [[nodiscard]] const std::vector<Interval>& shards() const;
+  [[nodiscard]] const std::vector<Slab>& shards() const;
   /// On a holder: what it has, not a copy. Undefined where there is none, as before an optimizer's first step.
   [[nodiscard]] at::Tensor value() const;
 };
@@ -62,8 +62,6 @@ void require_same_rows(World& world, const std::vector<Row>& rows, const std::st
 
 [[nodiscard]] at::Tensor to_cpu(const at::Tensor& tensor);
 [[nodiscard]] at::Tensor empty_for(const TensorEntry& entry);
-/// A shard of a whole CPU tensor, flat.
-[[nodiscard]] at::Tensor share_of(const at::Tensor& whole, Interval elements);
 /// Of a dense CPU tensor.
 [[nodiscard]] std::span<std::byte> memory_of(const at::Tensor& tensor);
 

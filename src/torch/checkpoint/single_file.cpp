@@ -5,10 +5,14 @@
 #include <span>
 #include <utility>
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
+
 #include <autopar/core/error.hpp>
 #include <autopar/io/file.hpp>
 
 #include "torch/checkpoint/format.hpp"
+#include "torch/gradients/gradient_buckets.hpp"
 
 namespace autopar {
 
@@ -80,24 +84,27 @@ class SingleFileReader : public CheckpointReader {
   void read(const Row& row, const std::string& name, const at::Tensor& mine) override {
     const auto bytes = static_cast<std::size_t>(row.entry.bytes().value());
     if (world_.rank() == 0) error_.attempt([&] { file_->read(name, std::span(whole_).first(bytes)); });
-    const auto element = static_cast<std::size_t>(size_of(row.entry.dtype).value());
+    const auto whole = world_.rank() == 0
+                           ? at::from_blob(whole_.data(), row.entry.shape, scalar_type_of(row.entry.dtype))
+                           : at::Tensor();
     for (std::size_t h = 0; h < row.holders().size(); ++h) {
-      const auto part =
-          row.shards().empty() ? Interval{0, static_cast<std::int64_t>(bytes / element)} : row.shards()[h];
-      const auto begin = static_cast<std::size_t>(part.begin) * element;
-      if (!part.empty()) hand_out(row, begin, static_cast<std::size_t>(part.size()) * element, row.holders()[h], mine);
+      const auto part = row.shards().empty() ? Slab() : row.shards()[h];
+      if (row.entry.bytes() == Bytes(0) || (!row.shards().empty() && part.empty())) continue;
+      const auto own = world_.rank() != 0 || row.shards().empty() ? whole : part.of(whole);
+      hand_out(row, own, row.holders()[h], mine);
     }
   }
   void finish() override { error_.require_none(); }
 
  private:
-  /// From rank 0's memory to a holder's.
-  void hand_out(const Row& row, std::size_t begin, std::size_t bytes, Rank holder, const at::Tensor& mine) {
+  /// From rank 0's memory to a holder's. @param part  on rank 0
+  void hand_out(const Row& row, const at::Tensor& part, Rank holder, const at::Tensor& mine) {
+    const at::NoGradGuard no_grad;
     const bool is_mine = holder == world_.rank_id();
     if (world_.rank() == 0 && is_mine)
-      std::memcpy(mine.data_ptr(), whole_.data() + begin, bytes);
+      mine.view(part.sizes()).copy_(part);
     else if (world_.rank() == 0)
-      world_.send(std::span(whole_).subspan(begin, bytes), holder, row.entry.name);
+      world_.send(memory_of(part.contiguous()), holder, row.entry.name);
     else if (is_mine)
       world_.receive(memory_of(mine), Rank(0), row.entry.name);
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <set>
 
 #include "torch/algebra/parameter_reads.hpp"
 #include "torch/cost/work.hpp"
@@ -10,6 +11,7 @@
 #include "torch/ir/graph_hash.hpp"
 #include "torch/ir/shown_name.hpp"
 #include "torch/rewrite/channels_last.hpp"
+#include "torch/tensor_parallel/tensor_candidates.hpp"
 
 namespace autopar {
 namespace {
@@ -78,6 +80,7 @@ class Profiler {
     add_edges();
     add_inputs();
     add_outputs();
+    add_tensor_regions();
     model().loss_mode = plan_.loss_mode;
     model().hash = hash_with(ties);
     return std::move(profile_);
@@ -362,10 +365,49 @@ class Profiler {
     for (const auto& input : plan_.epilogue_inputs) add(input.value);
   }
 
+  /// All-reduces of what is added up, and of gradients of what is copied; a loss gathers a few numbers a row.
+  void add_tensor_regions() {
+    for (const auto& candidate : find_tensor_candidates(graph_, plan_)) {
+      TensorRegion region;
+      region.units = candidate.units;
+      region.even = false;
+      std::set<NodeId> atoms;
+      for (const auto op : candidate.ops) atoms.insert(profile_.atoms.atom_of[op.index()]);
+      region.atoms.assign(atoms.begin(), atoms.end());
+      for (const auto& [leaf, slices] : candidate.leaves)
+        region.parameters.push_back(profile_.parameter_ids[leaf.index()]);
+      std::ranges::sort(region.parameters);
+      for (const auto value : candidate.added_up) region.forward += algebra::bytes_of(graph_, value);
+      for (const auto value : candidate.copied) region.backward += algebra::bytes_of(graph_, value);
+      for (const auto loss : candidate.class_losses) region.forward += statistics_of(loss);
+      region.forward_calls = static_cast<int>(candidate.added_up.size() + candidate.class_losses.size());
+      region.backward_calls = static_cast<int>(candidate.copied.size());
+      const bool is_free = std::ranges::none_of(region.atoms, [&](NodeId atom) { return in_region_.contains(atom); });
+      if (!is_free || is_read_outside(region)) continue;
+      in_region_.insert(region.atoms.begin(), region.atoms.end());
+      model().tensor_regions.push_back(std::move(region));
+    }
+  }
+  [[nodiscard]] bool is_read_outside(const TensorRegion& region) const {
+    const auto& graph = profile_.model.graph;
+    return std::ranges::any_of(graph.nodes(), [&](NodeId atom) {
+      if (std::ranges::binary_search(region.atoms, atom)) return false;
+      return std::ranges::any_of(graph[atom].parameters,
+                                 [&](ParameterId id) { return std::ranges::binary_search(region.parameters, id); });
+    });
+  }
+  /// Maximum, sum of exponentials, target's logit and one more of each row, in double precision.
+  [[nodiscard]] Affine statistics_of(ValueId loss) const {
+    constexpr double kBytesOfRow = 4 * sizeof(double);
+    const auto target = graph_.input(graph_.value(loss).definer, 1);
+    return algebra::elements(graph_.value(target).sizes) * kBytesOfRow;
+  }
+
   const OpGraph& graph_;
   const BatchPlan& plan_;
   const AlgebraOptions options_;
   GraphProfile profile_;
+  std::set<NodeId> in_region_;
   std::vector<ParameterReads> reads_;  ///< by value
   std::vector<int> highest_zero_;      ///< likewise
   std::vector<OpId> creator_;          ///< by storage

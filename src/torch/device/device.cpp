@@ -32,6 +32,8 @@ c10::Device device(const World& world) {
   return device_of(world, resolve_options({}, process_config_sources()).options.device);
 }
 
+Groups init_groups(World& world, int group_size) { return init_groups(world, group_size, device(world)); }
+
 Cluster describe_cluster(const World& world, c10::Device device) {
   Cluster cluster;
   cluster.devices = world.size();

@@ -9,7 +9,7 @@
 
 #include <autopar/core/assert.hpp>
 
-#include "torch/device/tensor_buffer.hpp"
+#include "shard/tensor_buffer.hpp"
 
 namespace autopar {
 

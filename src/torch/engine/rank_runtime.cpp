@@ -22,6 +22,8 @@ RankRuntime::RankRuntime(const OpGraph& graph, const BatchPlan& plan, const Stag
                .device = device,
                .splits_backwards = splits_backwards,
                .recomputed = std::move(recomputed),
+               .rank = rank,
+               .shard_steps = division.shard_steps,
                .gathered_by = {},
                .resharded_after = division.resharded_after},
       rank_(rank),
@@ -37,7 +39,7 @@ RankRuntime::RankRuntime(const OpGraph& graph, const BatchPlan& plan, const Stag
     if (program_.pipeline.stages[s].contains(rank)) own.push_back(StageId::of(s));
   }
   find_parameters(division, own, leaves.handle);
-  lay_out_buckets(division.group_parameters, buckets);
+  lay_out_buckets(division, buckets);
   find_gathers(division, own);
   for (const auto stage : own) stages_.push_back(std::make_unique<Stage>(program_, stage, leaves, reduced_));
 }
@@ -64,18 +66,23 @@ void RankRuntime::find_parameters(const StagedGraph& division, const std::vector
   for (std::size_t i = 0; i < parameters_.size(); ++i) position_[parameters_[i].index()] = i;
 }
 
-void RankRuntime::lay_out_buckets(const std::vector<std::vector<ValueId>>& group_parameters,
-                                  const BucketPolicy& buckets) {
+// Also those of groups of other ranks, which this one makes programs for.
+void RankRuntime::lay_out_buckets(const StagedGraph& division, const BucketPolicy& buckets) {
   reduced_.resize(graph().values.size(), false);
-  for (std::size_t g = 0; g < group_parameters.size(); ++g) {
-    const auto& group = group_parameters[g];
+  for (std::size_t g = 0; g < division.group_parameters.size(); ++g) {
+    const auto& group = division.group_parameters[g];
+    const auto& ranks = program_.pipeline.groups[g].ranks;
     std::vector<GradientForm> forms;
     const auto is_read = [&](ValueId parameter) {
       return std::binary_search(parameters_.begin(), parameters_.end(), parameter);
     };
-    bool member = !group.empty();
+    bool member = !group.empty() && std::binary_search(ranks.begin(), ranks.end(), rank_);
     for (const auto parameter : group) {
-      const auto form = form_of(graph().value(parameter), 0);
+      auto form = form_of(graph().value(parameter), 0);
+      if (const auto sliced = division.parameter_slices.find(parameter); sliced != division.parameter_slices.end()) {
+        form.sizes = sliced->second.at(static_cast<std::size_t>(division.group_shards[g]));
+        form.strides.clear();
+      }
       forms.push_back({parameter.index(), form.sizes, form.dtype, form.strides});
       member = member && is_read(parameter);
     }

@@ -69,7 +69,7 @@ class RankRuntime {
 
  private:
   void find_parameters(const StagedGraph& division, const std::vector<StageId>& own, const Stage::Lookup& handle);
-  void lay_out_buckets(const std::vector<std::vector<ValueId>>& group_parameters, const BucketPolicy& buckets);
+  void lay_out_buckets(const StagedGraph& division, const BucketPolicy& buckets);
   void find_gathers(const StagedGraph& division, const std::vector<StageId>& own);
   [[nodiscard]] BucketLayout layout_in(const ShardUnit& unit, const std::vector<ValueId>& parameters) const;
 

@@ -17,6 +17,7 @@
 
 #include <autopar/core/assert.hpp>
 
+#include "torch/engine/gate_group.hpp"
 #include "torch/interpret/side_stream.hpp"
 #include "torch/rewrite/channels_last.hpp"
 
@@ -37,7 +38,7 @@ Stage::Stage(const DividedProgram& program, StageId stage, const Leaves& leaves,
                                                [&](ValueId parameter) { return reduced[parameter.index()]; });
   if (device().is_cuda() && !any_reduced) side_ = std::make_shared<SideStream>(device());
   runner_ = std::make_unique<SegmentInterpreter>(graph(), plan(), parts, kept, device(), program_.splits_backwards,
-                                                 hooks(parts), side_);
+                                                 hooks(parts), side_, tensor_shards());
   environment_ = runner_->environment();
   handles_.resize(environment_.size());
   find_leaves(leaves.handle);
@@ -104,6 +105,20 @@ OpHooks Stage::hooks(const std::vector<StagePart>& parts) {
     if (no_more != resharded_after.end()) gate_->reshard(no_more->second);
   };
   return hooks;
+}
+
+std::shared_ptr<const TensorShards> Stage::tensor_shards() const {
+  const auto& mesh = program_.pipeline.stages[stage_.index()];
+  if (mesh.tensor() == 1) return nullptr;
+  const auto ranks = mesh.tensor_group(*mesh.replica_of(program_.rank));
+  auto shards = std::make_shared<TensorShards>();
+  shards->group = Group(
+      std::make_shared<GateGroup>(std::vector<Rank>(ranks.begin(), ranks.end()), *mesh.shard_of(program_.rank), gate_));
+  for (const auto op : ops()) {
+    const auto step = program_.shard_steps.find(op);
+    if (step != program_.shard_steps.end()) shards->steps.insert(*step);
+  }
+  return shards;
 }
 
 void Stage::find_boundary() {

@@ -36,8 +36,10 @@ struct DividedProgram {
   std::vector<std::vector<ValueId>> channel_values;     ///< by channel, the order in messages
   std::vector<std::vector<ValueId>> channel_gradients;  ///< those whose gradients come back
   c10::Device device = c10::Device(c10::kCPU);
-  bool splits_backwards = false;  ///< backwards of its stages come in two parts
-  RecomputedAtoms recomputed;     ///< what stages recompute before its backward
+  bool splits_backwards = false;            ///< backwards of its stages come in two parts
+  RecomputedAtoms recomputed;               ///< what stages recompute before its backward
+  Rank rank;                                ///< this one
+  std::map<OpId, ShardedStep> shard_steps;  ///< of stages with several tensor shards
   /// Reduction groups whose parameters are gathered for compute actions (ZeRO 3): by op, those that it reads, directly
   /// or through views.
   std::map<OpId, std::vector<int>> gathered_by;
@@ -138,6 +140,7 @@ class Stage {
   [[nodiscard]] at::Tensor cast(ValueId parameter, const ValueInfo& form) const;
   void make_cast(OpId op);
   [[nodiscard]] OpHooks hooks(const std::vector<StagePart>& parts);
+  [[nodiscard]] std::shared_ptr<const TensorShards> tensor_shards() const;
   void hold_accumulator(ValueId parameter);
 
   const DividedProgram& program_;

@@ -219,13 +219,19 @@ void StageExecution::arrive(const Action& action, const Channel& channel, ValueI
 
 // ---------------------------------------------------------------- results
 
+// All tensor shards of a replica have the same; it counts once.
+bool StageExecution::is_first_shard() const {
+  return stage_.program().pipeline.stages[stage_.stage().index()].shard_of(context_.rank) == 0;
+}
+
 at::Tensor StageExecution::sum(ValueId value) const {
   const auto found = sums_.find(value);
-  return found == sums_.end() ? at::Tensor() : found->second;
+  return found == sums_.end() || !is_first_shard() ? at::Tensor() : found->second;
 }
 
 void StageExecution::add_norm_samples(std::size_t batch_norm, std::vector<NormSample>& samples) const {
-  if (batch_norm < norms_.size() && norms_[batch_norm].count > 0) samples.push_back(norms_[batch_norm]);
+  if (is_first_shard() && batch_norm < norms_.size() && norms_[batch_norm].count > 0)
+    samples.push_back(norms_[batch_norm]);
 }
 
 // One after the other, so that memory does not grow with micro-batches. The squares around the common mean are those
@@ -252,7 +258,8 @@ void StageExecution::pool(const std::vector<NormSample>& norms) {
 
 void StageExecution::add_buffer_results(ValueId result, std::vector<at::Tensor>& results) const {
   const auto found = buffer_results_.find(result);
-  if (found != buffer_results_.end()) results.insert(results.end(), found->second.begin(), found->second.end());
+  if (is_first_shard() && found != buffer_results_.end())
+    results.insert(results.end(), found->second.begin(), found->second.end());
 }
 
 }  // namespace autopar

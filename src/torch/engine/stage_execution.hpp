@@ -84,6 +84,7 @@ class StageExecution {
   [[nodiscard]] SliceContext slice_context(const Action& action) const;
   [[nodiscard]] Interval own_slice(int microbatch) const;
   [[nodiscard]] bool goes_to_stages(ValueId value) const;
+  [[nodiscard]] bool is_first_shard() const;
   void bring_inputs(Slice& slice, const SliceContext& context);
   void keep_results(Slice& slice, const SliceContext& context);
   void pool(const std::vector<NormSample>& norms);

@@ -13,7 +13,7 @@
 #include <autopar/core/assert.hpp>
 #include <autopar/core/error.hpp>
 
-#include "torch/device/tensor_buffer.hpp"
+#include "shard/tensor_buffer.hpp"
 
 namespace autopar {
 
@@ -408,7 +408,7 @@ std::deque<at::Tensor> TorchEngine::take_gradients() {
 
 DType TorchEngine::bucket_dtype(const Action& action) const {
   const auto& layout = runtime_.bucket_layouts()[static_cast<std::size_t>(action.group)];
-  return reduction_dtype(layout.buckets()[static_cast<std::size_t>(action.bucket)].dtype);
+  return summed_dtype(layout.buckets()[static_cast<std::size_t>(action.bucket)].dtype);
 }
 
 // ---------------------------------------------------------------- results

@@ -71,15 +71,4 @@ DType dtype_of(ScalarType dtype) {
 
 ScalarType scalar_type_of(DType dtype) { return kTypes[static_cast<std::size_t>(dtype)].second; }
 
-DType reduction_dtype(ScalarType dtype) {
-  switch (dtype) {
-    case ScalarType::ComplexFloat:
-      return DType::kF32;
-    case ScalarType::ComplexDouble:
-      return DType::kF64;
-    default:
-      return dtype_of(dtype);
-  }
-}
-
 }  // namespace autopar

@@ -69,8 +69,6 @@ class GradientBuckets {
   std::vector<at::Tensor> views_;
 };
 
-/// Element type for sums over ranks: a complex number is two real ones.
-[[nodiscard]] DType reduction_dtype(c10::ScalarType dtype);
 /// @throws InvalidArgument for types that autopar does not know, naming it
 [[nodiscard]] DType dtype_of(c10::ScalarType dtype);
 [[nodiscard]] c10::ScalarType scalar_type_of(DType dtype);

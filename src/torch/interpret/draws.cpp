@@ -25,10 +25,11 @@ std::mutex& default_generator_mutex() {
 
 }  // namespace
 
-std::uint64_t draw_seed(DrawKey key, OpId op, std::int64_t first_sample) {
+std::uint64_t draw_seed(DrawKey key, OpId op, std::int64_t first_sample, int shard) {
   auto hash = mix(key.seed, key.call);
   hash = mix(hash, static_cast<std::uint64_t>(op.value()));
-  return mix(hash, static_cast<std::uint64_t>(first_sample + 1));
+  hash = mix(hash, static_cast<std::uint64_t>(first_sample + 1));
+  return shard == 0 ? hash : mix(hash, static_cast<std::uint64_t>(shard));
 }
 
 at::Generator make_generator(c10::Device device, std::uint64_t seed) {

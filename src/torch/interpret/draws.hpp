@@ -15,7 +15,8 @@ namespace autopar {
 /// Seed of the draws of one operator on one slice. Different in any argument gives different draws; the same arguments
 /// give the same draws on every rank, whatever ran before.
 /// @param first_sample  -1 for draws that all slices have in common
-[[nodiscard]] std::uint64_t draw_seed(DrawKey key, OpId op, std::int64_t first_sample);
+/// @param shard         of the operator's result, where tensor shards have slices of it
+[[nodiscard]] std::uint64_t draw_seed(DrawKey key, OpId op, std::int64_t first_sample, int shard = 0);
 
 /// A generator of its own for `device`; the default generator stays as it is.
 [[nodiscard]] at::Generator make_generator(c10::Device device, std::uint64_t seed);

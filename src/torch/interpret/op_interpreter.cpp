@@ -99,12 +99,14 @@ std::int64_t places_of(std::int64_t channels) {
 
 OpInterpreter::OpInterpreter(const OpGraph& graph, const BatchPlan& plan, std::vector<OpId> ops,
                              const std::vector<ValueId>& keep, c10::Device device, bool splits_backwards,
-                             const std::vector<OpId>& whole, OpHooks hooks, std::shared_ptr<SideStream> side)
+                             const std::vector<OpId>& whole, OpHooks hooks, std::shared_ptr<SideStream> side,
+                             std::shared_ptr<const TensorShards> shards)
     : graph_(graph),
       plan_(plan),
       device_(device),
       hooks_(std::move(hooks)),
       side_(std::move(side)),
+      shards_(std::move(shards)),
       layout_matters_(device.is_cpu() ? std::vector<bool>(graph.ops.size()) : makes_viewed_memory(graph)),
       count_(ops.size()),
       replayer_(graph, ops, keep, device) {
@@ -113,9 +115,11 @@ OpInterpreter::OpInterpreter(const OpGraph& graph, const BatchPlan& plan, std::v
     const auto norm = plan.handling(op).batch_norm;
     const auto running = norm < 0 ? ValueId::none() : plan.batch_norms[static_cast<std::size_t>(norm)].running_mean;
     if (running.valid()) statistics_places_ += 2 * places_of(sizes_at(graph.value(running), 1).at(0));
+    const auto* step = step_of(op);
+    const bool as_shard = step != nullptr && needs_shards(*step);
     const bool recomputes = std::binary_search(whole.begin(), whole.end(), op);
     const bool may_defer = splits_backwards && !recomputes;
-    auto split = split_backward_of(graph, plan, op);
+    auto split = as_shard ? std::nullopt : split_backward_of(graph, plan, op);
     if (split && side_ && !recomputes) split->may_be_beside = is_only_reader(graph, uses, op, *split);
     if (split && !may_defer && !split->of_cast && !split->may_be_beside) split.reset();
     if (split && may_defer) {
@@ -124,7 +128,8 @@ OpInterpreter::OpInterpreter(const OpGraph& graph, const BatchPlan& plan, std::v
     }
     if (takes_apart(graph, op)) histories_[op] = &proceed_in_parts;
     if (makes_gradient_in_place(graph, op)) histories_[op] = &proceed_with_gradient_in_place;
-    const bool handled = is_handled(plan.handling(op)) || layout_matters_[op.index()] || hooks_.ops.count(op) > 0;
+    const bool handled =
+        is_handled(plan.handling(op)) || layout_matters_[op.index()] || hooks_.ops.count(op) > 0 || as_shard;
     if (split || handled || histories_.contains(op)) {
       replayer_.handle(op, [this, split = std::move(split)](ReplayCall& call) { handle(call, split); });
     }
@@ -132,6 +137,8 @@ OpInterpreter::OpInterpreter(const OpGraph& graph, const BatchPlan& plan, std::v
   std::sort(deferrable_.begin(), deferrable_.end());
   deferrable_.erase(std::unique(deferrable_.begin(), deferrable_.end()), deferrable_.end());
 }
+
+const ShardedStep* OpInterpreter::step_of(OpId op) const { return shards_ ? shards_->step_of(op) : nullptr; }
 
 void OpInterpreter::run(Environment& values, const SliceContext& slice, std::vector<NormSample>& statistics,
                         std::shared_ptr<DeferredGradients> deferred) {
@@ -160,7 +167,9 @@ void OpInterpreter::handle(ReplayCall& call, const std::optional<SplitBackward>&
     argument(call, handling.reduction_argument) = static_cast<std::int64_t>(at::Reduction::Sum);
   }
   weigh_arguments(call, handling, slice_->weight());
-  if (handling.batch_norm >= 0) {
+  if (const auto* step = step_of(call.id); step != nullptr && needs_shards(*step)) {
+    proceed_as_shard(call, *step, shards_->group);
+  } else if (handling.batch_norm >= 0) {
     const auto index = static_cast<std::size_t>(handling.batch_norm);
     call_batch_norm(call, plan_.batch_norms[index], (*statistics_)[index]);
   } else if (handling.replace_squeeze) {
@@ -198,7 +207,8 @@ void OpInterpreter::restore_layout(ReplayCall& call) const {
 }
 
 void OpInterpreter::call_random(ReplayCall& call, Draw draw) const {
-  const auto seed = draw_seed(slice_->draws, call.id, draw == Draw::kPerSlice ? slice_->first_sample : -1);
+  const int shard = step_of(call.id) == nullptr ? 0 : shards_->group.place();
+  const auto seed = draw_seed(slice_->draws, call.id, draw == Draw::kPerSlice ? slice_->first_sample : -1, shard);
   if (const auto position = argument_named(call.node, "generator"); position >= 0) {
     argument(call, position) = make_generator(device_, seed);
     call.proceed();

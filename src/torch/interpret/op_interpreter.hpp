@@ -12,6 +12,7 @@
 
 #include "torch/algebra/batch_algebra.hpp"
 #include "torch/interpret/deferred_gradients.hpp"
+#include "torch/interpret/shard_steps.hpp"
 #include "torch/interpret/slice.hpp"
 #include "torch/interpret/split_backward.hpp"
 #include "torch/ir/op_graph.hpp"
@@ -41,9 +42,11 @@ class OpInterpreter {
   /// to
   /// @param whole  operators whose backwards are not split all the same, ascending
   /// @param side   see `proceed_splitting`
+  /// @param shards  that this rank is one of; null: the operators are on one rank
   OpInterpreter(const OpGraph& graph, const BatchPlan& plan, std::vector<OpId> ops, const std::vector<ValueId>& keep,
                 c10::Device device, bool splits_backwards = false, const std::vector<OpId>& whole = {},
-                OpHooks hooks = {}, std::shared_ptr<SideStream> side = nullptr);
+                OpHooks hooks = {}, std::shared_ptr<SideStream> side = nullptr,
+                std::shared_ptr<const TensorShards> shards = nullptr);
   OpInterpreter(const OpInterpreter&) = delete;
   OpInterpreter& operator=(const OpInterpreter&) = delete;
 
@@ -66,6 +69,7 @@ class OpInterpreter {
  private:
   void handle(ReplayCall& call, const std::optional<SplitBackward>& split);
   static void take_given(ReplayCall& call);
+  [[nodiscard]] const ShardedStep* step_of(OpId op) const;
   void restore_layout(ReplayCall& call) const;
   void call_random(ReplayCall& call, Draw draw) const;
   void call_batch_norm(ReplayCall& call, const BatchNormPlan& norm, NormSample& sample);
@@ -76,6 +80,7 @@ class OpInterpreter {
   c10::Device device_;
   OpHooks hooks_;
   std::shared_ptr<SideStream> side_;
+  std::shared_ptr<const TensorShards> shards_;
   std::vector<bool> layout_matters_;  ///< by op: views of its results were captured
   std::size_t count_;                 ///< operators
   Replayer replayer_;

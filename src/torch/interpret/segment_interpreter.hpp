@@ -49,11 +49,12 @@ struct Segment {
 class SegmentInterpreter {
  public:
   /// @param graph, plan  must outlive the runner, and the runner every backward of its runs
-  /// @param keep, splits_backwards, hooks, side  see OpInterpreter; casts of parameters, which are made elsewhere, stay
-  /// as well
+  /// @param keep, splits_backwards, hooks, side, shards  see OpInterpreter; casts of parameters, which are made
+  /// elsewhere, stay as well
   SegmentInterpreter(const OpGraph& graph, const BatchPlan& plan, const std::vector<StagePart>& parts,
                      const std::vector<ValueId>& keep, c10::Device device, bool splits_backwards = false,
-                     OpHooks hooks = {}, std::shared_ptr<SideStream> side = nullptr);
+                     OpHooks hooks = {}, std::shared_ptr<SideStream> side = nullptr,
+                     std::shared_ptr<const TensorShards> shards = nullptr);
   SegmentInterpreter(const SegmentInterpreter&) = delete;
   SegmentInterpreter& operator=(const SegmentInterpreter&) = delete;
 

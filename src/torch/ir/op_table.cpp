@@ -4,6 +4,7 @@
 #include <unordered_map>
 
 #include "torch/ir/collectives.hpp"
+#include "torch/ir/shard_moves.hpp"
 
 namespace autopar {
 namespace {
@@ -303,7 +304,9 @@ const OpTraits& traits_of(std::string_view qualified_name) {
   static constexpr OpTraits kUnknown{"", F::kUnknown, C::kMemory, S::kInputAndResult};
   static constexpr OpTraits kCollective{"", F::kCollective};
   constexpr std::string_view kAten = "aten::";
+  static constexpr OpTraits kShardMove{"", F::kCopyValue};
   if (collective_named(qualified_name) != nullptr) return kCollective;
+  if (is_shard_move(qualified_name)) return kShardMove;
   if (!qualified_name.starts_with(kAten)) return kUnknown;
   auto name = qualified_name.substr(kAten.size());
   if (const auto line = index.find(name); line != index.end()) return *line->second;

@@ -1,6 +1,7 @@
 #include "torch/parameters/parameter_store.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <span>
 #include <utility>
 
@@ -10,6 +11,7 @@
 #include <autopar/core/assert.hpp>
 #include <autopar/core/error.hpp>
 
+#include "torch/capture/phantom.hpp"
 #include "torch/device/host_memory.hpp"
 #include "torch/parameters/shard_guard.hpp"
 #include "torch/parameters/whole_handles.hpp"
@@ -48,21 +50,83 @@ bool ParameterStore::is_sharded(const StateTensor& tensor) const {
   return unit != nullptr && unit->zero > 0;
 }
 
-Interval ParameterStore::elements_here(const StateTensor& tensor) const {
-  if (!holds(tensor)) return {};
-  if (is_sharded(tensor)) return unit_of(tensor)->shard_of(*place_of(tensor), self_);
-  return {0, c10::multiply_integers(tensor.sizes)};
+const std::vector<Rank>& ParameterStore::replicas_of(const StateTensor& tensor) const {
+  for (const auto& replicas : tensor.replicas_of_shard) {
+    if (std::binary_search(replicas.begin(), replicas.end(), self_)) return replicas;
+  }
+  return tensor.holders;
 }
 
-std::vector<Interval> ParameterStore::shards_of_holders(const StateTensor& tensor) const {
-  std::vector<Interval> shards;
-  if (!is_sharded(tensor)) return shards;
-  for (const auto holder : tensor.holders) shards.push_back(unit_of(tensor)->shard_of(*place_of(tensor), holder));
+int ParameterStore::shard_of(const StateTensor& tensor) const {
+  const auto& shards = tensor.replicas_of_shard;
+  const auto mine = std::find_if(shards.begin(), shards.end(), [this](const auto& replicas) {
+    return std::binary_search(replicas.begin(), replicas.end(), self_);
+  });
+  AUTOPAR_ASSERT(mine != shards.end(), "a rank is asked for its tensor shard and is none");
+  return static_cast<int>(mine - shards.begin());
+}
+
+std::vector<std::int64_t> ParameterStore::sizes_here(const StateTensor& tensor) const {
+  if (!tensor.slices || !holds(tensor)) return tensor.sizes;
+  return sliced_sizes(*tensor.slices, tensor.sizes, static_cast<int>(tensor.replicas_of_shard.size()),
+                      shard_of(tensor));
+}
+
+namespace {
+
+Slab slab_on(const StateTensor& tensor, Rank rank) {
+  const auto shards = static_cast<int>(tensor.replicas_of_shard.size());
+  for (int shard = 0; shard < shards; ++shard) {
+    const auto& replicas = tensor.replicas_of_shard[static_cast<std::size_t>(shard)];
+    if (std::binary_search(replicas.begin(), replicas.end(), rank))
+      return slab_of(*tensor.slices, tensor.sizes, shards, shard);
+  }
+  return {};
+}
+
+}  // namespace
+
+Slab ParameterStore::elements_here(const StateTensor& tensor) const {
+  if (!holds(tensor)) return {};
+  if (is_sharded(tensor)) return unit_of(tensor)->shard_of(*place_of(tensor), self_);
+  if (tensor.slices) return slab_on(tensor, self_);
+  return Interval{0, c10::multiply_integers(tensor.sizes)};
+}
+
+std::vector<Slab> ParameterStore::elements_of_holders(const StateTensor& tensor) const {
+  std::vector<Slab> shards;
+  if (is_whole(tensor)) return shards;
+  for (const auto holder : tensor.holders) {
+    shards.push_back(is_sharded(tensor) ? Slab(unit_of(tensor)->shard_of(*place_of(tensor), holder))
+                                        : slab_on(tensor, holder));
+  }
   return shards;
 }
 
 bool ParameterStore::counts(const StateTensor& tensor) const {
-  return is_sharded(tensor) ? holds(tensor) : tensor.holders.front() == self_;
+  if (is_sharded(tensor)) return holds(tensor);
+  return tensor.slices ? holds(tensor) && replicas_of(tensor).front() == self_ : tensor.holders.front() == self_;
+}
+
+// One after the other: a host may have room for one whole tensor.
+void ParameterStore::hold_slices(InitRecord* init, c10::Device device) {
+  const at::NoGradGuard no_grad;
+  for (auto& tensor : registry_.tensors()) {
+    if (!tensor.slices || !holds(tensor)) continue;
+    auto handle = tensor.handle;
+    if (init != nullptr) init->materialise({handle});
+    const auto shards = static_cast<int>(tensor.replicas_of_shard.size());
+    const int shard = shard_of(tensor);
+    const auto sizes = sizes_here(tensor);
+    const auto slab = slab_of(*tensor.slices, tensor.sizes, shards, shard);
+    const auto own = [&](const at::Tensor& whole) {
+      return slab.of(whole.detach().contiguous()).to(device, whole.scalar_type(), false, /*copy=*/true).reshape(sizes);
+    };
+    const auto gradient = std::exchange(handle.mutable_grad(), at::Tensor());
+    give_data(handle, own(handle));
+    if (gradient.defined()) handle.mutable_grad() = own(gradient);
+    release_freed_memory();
+  }
 }
 
 // ---------------------------------------------------------------- units
@@ -107,7 +171,9 @@ void ParameterStore::hold_shards(InitRecord* init, c10::Device device) {
     for (const auto places : rows_of(memory->unit(), row)) {
       std::vector<at::Tensor> handles;
       for (const auto& place : places) handles.push_back(named(place.names.front()).handle);
-      if (init != nullptr) init->materialise(handles);
+      std::vector<at::Tensor> unmade;  // slices are there
+      std::ranges::copy_if(handles, std::back_inserter(unmade), [](const auto& handle) { return is_phantom(handle); });
+      if (init != nullptr && !unmade.empty()) init->materialise(unmade);
       for (std::size_t i = 0; i < places.size(); ++i) move_into(*memory, places[i], handles[i]);
       release_freed_memory();
     }

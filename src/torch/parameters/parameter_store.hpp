@@ -14,6 +14,7 @@
 #include "torch/algebra/parameter_reads.hpp"
 #include "torch/device/host_copies.hpp"
 #include "torch/parameters/shards.hpp"
+#include "torch/parameters/slab.hpp"
 #include "torch/parameters/state_registry.hpp"
 
 namespace autopar {
@@ -49,14 +50,27 @@ class ParameterStore {
 
   /// Whether this rank holds it, or a shard of it.
   [[nodiscard]] bool holds(const StateTensor& tensor) const;
-  /// Whether holders have shards of it, and none has all of it.
+  /// Whether holders have flat shards of it (ZeRO), and none has all of it.
   [[nodiscard]] bool is_sharded(const StateTensor& tensor) const;
+  /// Whether every holder has all of it.
+  [[nodiscard]] bool is_whole(const StateTensor& tensor) const { return !is_sharded(tensor) && !tensor.slices; }
+  /// Holders that have the same of it as this rank, and sum its gradients. @pre holds(tensor)
+  [[nodiscard]] const std::vector<Rank>& replicas_of(const StateTensor& tensor) const;
+  /// Which tensor shard this rank is. @pre it is one of several
+  [[nodiscard]] int shard_of(const StateTensor& tensor) const;
+  /// Of this rank's tensor shard, where these have slices; of the whole on ranks that hold none.
+  [[nodiscard]] std::vector<std::int64_t> sizes_here(const StateTensor& tensor) const;
   /// Elements that this rank holds, counted in the memory order of the whole.
-  [[nodiscard]] Interval elements_here(const StateTensor& tensor) const;
-  /// Elements of each holder, in the order of `holders`; empty unless it is sharded.
-  [[nodiscard]] std::vector<Interval> shards_of_holders(const StateTensor& tensor) const;
+  [[nodiscard]] Slab elements_here(const StateTensor& tensor) const;
+  /// Elements of each holder, in the order of `holders`; empty if each has all of it.
+  [[nodiscard]] std::vector<Slab> elements_of_holders(const StateTensor& tensor) const;
   /// Whether this rank counts what it holds where every element is to count once.
   [[nodiscard]] bool counts(const StateTensor& tensor) const;
+
+  // ---- tensor shards
+
+  /// Makes handles refer to this rank's slice alone. Their gradients go along.
+  void hold_slices(InitRecord* init, c10::Device device);
 
   // ---- units of shards, and of what is offloaded
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -9,6 +10,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <autopar/core/ids.hpp>
+
+#include "torch/tensor_parallel/unit_slices.hpp"
 
 namespace torch::nn {
 class Module;
@@ -19,12 +22,16 @@ namespace autopar {
 /// A parameter or buffer of the user's module: one tensor, all its names, and where it lives.
 struct StateTensor {
   std::vector<std::string> names;   ///< in the module's order; several when tied
-  at::Tensor handle;                ///< the user's; its data are flat where it is held in shards
+  at::Tensor handle;                ///< the user's; its data are flat where it is held in shards, a slice where
+                                    ///< tensor shards have one each
   std::vector<std::int64_t> sizes;  ///< of the whole
   bool is_parameter = true;
   std::vector<StageId> stages;  ///< that hold it, ascending; set at deployment
   std::vector<Rank> holders;    ///< ranks that hold it, or shards of it, ascending; set at deployment
-  int unit = -1;                ///< of shards, or of what is offloaded, that it is in; -1 = every holder has the whole
+  /// By tensor shard of its stage, the replicas of that shard, ascending; set at deployment, empty where there is one
+  std::vector<std::vector<Rank>> replicas_of_shard;
+  std::optional<UnitSlices> slices;  ///< which each of these shards has; nothing: all have the whole
+  int unit = -1;  ///< of shards, or of what is offloaded, that it is in; -1 = every holder has the whole
 
   [[nodiscard]] const std::string& name() const { return names.front(); }
 };

@@ -247,7 +247,8 @@ void Session::Impl::execute(Call& call, Phase phase) {
                         since_start(begin), since_start(end)});
     };
   }
-  Executor executor(*call.engine, deployment_.wire(), {program.groups, program.gather_groups}, hooks);
+  Executor executor(*call.engine, deployment_.wire(), {program.groups, program.gather_groups, program.tensor_groups},
+                    hooks);
   executor.run(actions);
   if (!options_.trace_file.empty()) write_chrome_trace(trace_path(), trace_, deployment_.plan().model, overwrite());
 }

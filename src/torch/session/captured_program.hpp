@@ -27,6 +27,7 @@
 #include "torch/session/recent_map.hpp"
 #include "torch/session/replicated_updates.hpp"
 #include "torch/staging/staged_graph.hpp"
+#include "torch/tensor_parallel/sharded_graph.hpp"
 
 namespace autopar {
 
@@ -43,6 +44,11 @@ struct CapturedProgram {
   OpGraph captured;  ///< as the forward ran: what later captures are compared with
   OpGraph graph;     ///< `captured` with rewrites: what is planned and run
   BatchPlan plan;
+  /// Of stages with several tensor shards: `graph` as it was put together for them, and with the sizes of this rank
+  ShardedGraph sharded;
+  std::vector<StageId>
+      tensor_stages;  ///< of the plan, in the order of ShardedGraph::Slices::stage; empty: there are none
+  OpGraph own_graph;
   StagedGraph division;
   std::vector<std::vector<StageId>> parts;  ///< [stage of the plan] stages of the division, ascending
   RecomputedAtoms recomputed;               ///< what the stages recompute
@@ -62,6 +68,10 @@ struct CapturedProgram {
   std::unique_ptr<ReplicatedUpdates> replicated_updates;
   std::vector<GroupId> groups;         ///< by reduction group of the pipeline
   std::vector<GroupId> gather_groups;  ///< likewise, for parameters that are gathered
+  std::vector<GroupId> tensor_groups;  ///< by stage of the pipeline: the tensor shards of this rank's replica
+
+  /// What this rank's stages run.
+  [[nodiscard]] const OpGraph& runnable() const { return tensor_stages.empty() ? graph : own_graph; }
 
   /// Whether a constant was written since the capture, or forward was found to do something else.
   [[nodiscard]] bool is_stale() const;

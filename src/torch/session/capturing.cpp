@@ -200,14 +200,18 @@ void Session::Impl::capture_into(CapturedProgram& program, const CallArguments& 
   program.verification.members = members_.look(arguments.beside);
   program.graph = lay_out_weight_copies(
       fold_selects(fold_linear(hoist_parameter_casts(program.captured), deployment_.device().type())));
-  AlgebraOptions algebra;
-  algebra.batch_norm = options_.batch_norm == "exact" ? BatchNormMode::kExact : BatchNormMode::kMicrobatch;
-  program.plan = analyze_batch(program.graph, algebra);
+  program.plan = analyze_batch(program.graph, algebra_options());
   for (const auto& value : program.graph.values) {
     if (value.kind == ValueKind::kConstant && value.constant.defined()) {
       program.constants.emplace_back(value.constant, value.constant._version());
     }
   }
+}
+
+AlgebraOptions Session::Impl::algebra_options() const {
+  AlgebraOptions algebra;
+  algebra.batch_norm = options_.batch_norm == "exact" ? BatchNormMode::kExact : BatchNormMode::kMicrobatch;
+  return algebra;
 }
 
 void Session::Impl::require_same_graph(const CapturedProgram& program) {
@@ -274,18 +278,20 @@ void Session::Impl::capture_and_deploy(const CallArguments& arguments, const std
             std::to_string(spent.count()) + " s");
 }
 
-std::vector<StageId> Session::Impl::divide_program(CapturedProgram& program, const AtomPartition& atoms) {
+std::vector<StageId> Session::Impl::divide_program(CapturedProgram& program, AtomPartition atoms) {
   std::vector<StageId> stage_of;
   together(world_, "dividing the model", [&] {
     stage_of = stages_of_ops(program, atoms);
     require_whole_batches(program, stage_of);
+    if (!deployed_) segments_ = PlannedSegments(deployment_.plan(), program.graph, atoms);
+    program.recomputed = segments_.in(program.graph, atoms);
+    shard_program(program, stage_of, atoms);
     StageMap stages{stage_of, {}, {}};
     for (const auto& stage : deployment_.plan().stages) stages.meshes.push_back(stage.mesh);
     stages = cut_at_collectives(program.graph, program.plan, atoms, stages);
     program.parts = stages.parts;
     program.division = divide(program.graph, program.plan, stages, world_.size());
-    if (!deployed_) segments_ = PlannedSegments(deployment_.plan(), program.graph, atoms);
-    program.recomputed = segments_.in(program.graph, atoms);
+    describe_shards(program);
   });
   return stage_of;
 }
@@ -294,13 +300,19 @@ void Session::Impl::deploy_state(const PlannedModes& modes, const GraphProfile& 
   auto& program = *modes.planned;
   planned_hash_ = program.captured.hash();
   planned_atoms_ = profile.atoms;
+  together(world_, "slicing parameters",
+           [&] { slice_parameters(program, profile, stages_of_ops(program, profile.atoms)); });
   const auto stage_of = divide_program(program, profile.atoms);
   deployment_.start();
   place_state(program, stage_of, modes.others);
-  for (const auto& tensor : parameters_.tensors()) static_cast<void>(deployment_.group_of(tensor.holders));
+  for (const auto& tensor : parameters_.tensors()) {
+    static_cast<void>(deployment_.group_of(tensor.holders));
+    for (const auto& replicas : tensor.replicas_of_shard) static_cast<void>(deployment_.group_of(replicas));
+  }
   together(world_, "checking optimizers", [&] { require_optimizers(deployment_.plan()); });
   plan_shards(program);
   materialise_state();
+  parameters_.hold_slices(init_.get(), deployment_.device());
   parameters_.hold_shards(init_.get(), deployment_.device());
   deployed_ = true;
   together(world_, "fitting optimizers", [&] {
@@ -399,7 +411,7 @@ void Session::Impl::build_runtime(CapturedProgram& program) {
     const auto copy = [this, &graph = program.graph](ValueId leaf) {
       return parameters_.compute_copy(graph.value(leaf).name);
     };
-    program.runtime = std::make_unique<RankRuntime>(program.graph, program.plan, division, world_.rank_id(),
+    program.runtime = std::make_unique<RankRuntime>(program.runnable(), program.plan, division, world_.rank_id(),
                                                     deployment_.device(), Stage::Leaves{lookup, compute, copy},
                                                     parts_backwards(deployment_.plan()), program.recomputed,
                                                     sharded_groups(division, parameters_), deployment_.plan().buckets);
@@ -417,6 +429,15 @@ void Session::Impl::build_runtime(CapturedProgram& program) {
     program.groups.push_back(deployment_.group_of(group.ranks));
     const bool gathers_apart = group.zero >= 3;
     program.gather_groups.push_back(gathers_apart ? deployment_.gather_group_of(group.ranks) : program.groups.back());
+  }
+  for (const auto& mesh : division.pipeline.stages) {
+    auto& own = program.tensor_groups.emplace_back();
+    if (mesh.tensor() == 1) continue;
+    for (int q = 0; q < mesh.replicas(); ++q) {
+      const auto ranks = mesh.tensor_group(q);
+      const auto group = deployment_.tensor_group_of({ranks.begin(), ranks.end()});
+      if (mesh.replica_of(world_.rank_id()) == q) own = group;
+    }
   }
   deployment_.connect(division.pipeline);
 }

@@ -37,6 +37,12 @@ GroupId Deployment::gather_group_of(const std::vector<Rank>& ranks) {
   return known->second;
 }
 
+GroupId Deployment::tensor_group_of(const std::vector<Rank>& ranks) {
+  auto [known, is_new] = tensor_groups_.try_emplace(ranks);
+  if (is_new) known->second = wire_.make_group(ranks);
+  return known->second;
+}
+
 void Deployment::connect(const Pipeline& pipeline) {
   std::vector<DirectedPair> pairs;
   for (const auto& channel : pipeline.channels) {

@@ -49,6 +49,8 @@ class Deployment {
   GroupId group_of(const std::vector<Rank>& ranks);
   /// Of the same ranks, for all-gathers that must not wait behind the group's sums. Collective.
   GroupId gather_group_of(const std::vector<Rank>& ranks);
+  /// Of the same ranks, for what tensor shards exchange within compute actions, beside the group's sums. Collective.
+  GroupId tensor_group_of(const std::vector<Rank>& ranks);
   /// All groups that `group_of` made.
   [[nodiscard]] const std::map<std::vector<Rank>, GroupId>& groups() const { return groups_; }
   /// For the messages of a pipeline. Collective.
@@ -65,7 +67,7 @@ class Deployment {
   c10::Device device_ = c10::Device(c10::kCPU);
   std::optional<Plan> plan_;
   AnyTransport wire_;
-  std::map<std::vector<Rank>, GroupId> groups_, gather_groups_;
+  std::map<std::vector<Rank>, GroupId> groups_, gather_groups_, tensor_groups_;
   WorldSums sums_;
 };
 

@@ -8,7 +8,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/zeros.h>
 
-#include "torch/device/tensor_buffer.hpp"
+#include "shard/tensor_buffer.hpp"
 #include "torch/gradients/gradient_factor.hpp"
 
 namespace autopar {
@@ -23,7 +23,7 @@ void sum_into_shards(AnyTransport& wire, GroupId group, const ShardMemory& memor
   const auto flat = at::zeros({memory.unit().elements}, whole.options().dtype(memory.unit().dtype));
   for (const auto& [place, gradient] : gradients) part_of(flat, place->offset, place->sizes).copy_(*gradient);
   const auto buffer = buffer_of(flat);
-  wire.wait(wire.reduce_scatter(buffer, reduction_dtype(flat.scalar_type()), group));
+  wire.wait(wire.reduce_scatter(buffer, summed_dtype(flat.scalar_type()), group));
   const auto share = flat.narrow(0, memory.own().begin, memory.own().size()).clone();
   for (const auto& [place, gradient] : gradients) {
     const auto within = memory.within_part(*place);
@@ -68,7 +68,7 @@ void GradientStore::reduce_whole(GradientSums& sums) {
   for (const auto& tensor : sums.parameters.tensors()) {
     const auto found = accumulated_.find(tensor.handle.unsafeGetTensorImpl());
     if (found == accumulated_.end() || sums.parameters.is_sharded(tensor)) continue;
-    groups[{tensor.holders, found->second.gradient.scalar_type()}].push_back(&found->second);
+    groups[{sums.parameters.replicas_of(tensor), found->second.gradient.scalar_type()}].push_back(&found->second);
   }
   for (auto& [key, members] : groups) {
     const auto& ranks = key.first;
@@ -77,7 +77,7 @@ void GradientStore::reduce_whole(GradientSums& sums) {
     for (const auto* member : members) parts.push_back(member->gradient.reshape({-1}));
     auto flat = at::cat(parts);
     const auto buffer = buffer_of(flat);
-    sums.wire.wait(sums.wire.all_reduce(buffer, reduction_dtype(flat.scalar_type()), sums.groups.at(ranks)));
+    sums.wire.wait(sums.wire.all_reduce(buffer, summed_dtype(flat.scalar_type()), sums.groups.at(ranks)));
     std::int64_t offset = 0;
     for (auto* member : members) {
       const auto elements = member->gradient.numel();

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include <ATen/ops/view_as_complex.h>
-#include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -16,6 +15,7 @@
 #include <autopar/core/error.hpp>
 
 #include "torch/session/result_node.hpp"
+#include "torch/session/world_sums.hpp"
 
 namespace autopar {
 
@@ -33,10 +33,6 @@ at::Tensor zeros_of(const Edge& end) {
   std::vector<std::int64_t> sizes;
   for (const auto& size : form.shape_as_dim_vector()) sizes.push_back(size.expect_int());
   return at::zeros(sizes, form.options());
-}
-
-at::Tensor real_parts(const at::Tensor& tensor) {
-  return tensor.is_complex() ? at::view_as_real(tensor.resolve_conj()) : tensor;
 }
 
 std::vector<std::int64_t> forms_in(const Blob& blob) {

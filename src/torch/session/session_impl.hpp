@@ -142,7 +142,9 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   [[nodiscard]] Overwrite overwrite() const { return options_.overwrite ? Overwrite::kAny : Overwrite::kOwn; }
   void require_whole_batches(const CapturedProgram& program, const std::vector<StageId>& stage_of) const;
   [[nodiscard]] std::vector<StageId> stages_of_ops(const CapturedProgram& program, const AtomPartition& atoms) const;
-  [[nodiscard]] std::vector<StageId> divide_program(CapturedProgram& program, const AtomPartition& atoms);
+  /// @param atoms  of the program as it was captured
+  [[nodiscard]] std::vector<StageId> divide_program(CapturedProgram& program, AtomPartition atoms);
+  [[nodiscard]] AlgebraOptions algebra_options() const;
   void deploy_state(const PlannedModes& modes, const GraphProfile& profile);
   /// @param others  modes whose parameters and buffers are placed as well
   void place_state(const CapturedProgram& program, const std::vector<StageId>& stage_of,
@@ -184,6 +186,15 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   void fit_optimizer(torch::optim::Optimizer& optimizer);
   void refuse_to_save_parts(torch::optim::Optimizer& optimizer) const;
   [[nodiscard]] ShardedParameters sharded_parameters(const CapturedProgram& program) const;
+
+  // ---- tensor_sharding.cpp
+  void slice_parameters(const CapturedProgram& program, const GraphProfile& profile,
+                        const std::vector<StageId>& stage_of);
+  [[nodiscard]] LeafSlices slices_in(const CapturedProgram& program, const std::vector<StageId>& stage_of,
+                                     StageId stage) const;
+  /// Puts what tensor shards exchange into the program; operators get new numbers.
+  void shard_program(CapturedProgram& program, std::vector<StageId>& stage_of, AtomPartition& atoms);
+  void describe_shards(CapturedProgram& program) const;
 
   // ---- costs.cpp
   [[nodiscard]] MeasuredCosts measured_costs(const CapturedProgram& program, const GraphProfile& profile,

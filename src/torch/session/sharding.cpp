@@ -82,8 +82,8 @@ void Session::Impl::offload_rest(const CapturedProgram& program) {
     const auto& tensor = parameters_.named(name);
     if (!program.graph.value(value).requires_grad || outside[value.index()] || tensor.unit >= 0) continue;
     const auto type = tensor.handle.scalar_type();
-    by_kind[{tensor.holders, reads[value.index()].smaller_copy(type).value_or(type)}].add(tensor.names, tensor.sizes,
-                                                                                          type);
+    auto& kind = by_kind[{tensor.holders, reads[value.index()].smaller_copy(type).value_or(type)}];
+    kind.add(tensor.names, parameters_.sizes_here(tensor), type);
   }
   for (const auto& [kind, parameters] : by_kind)
     parameters_.add_units(
@@ -106,17 +106,13 @@ void Session::Impl::fit_optimizer(torch::optim::Optimizer& optimizer) {
       if (is_phantom(value)) recorded.push_back(value);
     }
     if (init_ && !recorded.empty()) init_->materialise(recorded);
-    const auto elements = shard(tensor.handle);
+    const auto here = parameters_.elements_here(tensor);
     for (auto& [name, value] : entries) {
       if (value.dim() == 0 && name == "step") continue;
       auto fitted = value.to(tensor.handle.device());
-      if (!elements.whole && value.sizes() == at::IntArrayRef(elements.sizes) &&
-          value.numel() != tensor.handle.numel()) {
-        fitted = fitted.reshape({-1}).narrow(0, elements.begin, elements.end - elements.begin).clone();
-      } else if (!elements.whole) {
-        fitted = fitted.reshape({-1});
-      }
-      value = fitted;
+      const bool is_of_whole = value.sizes() == at::IntArrayRef(tensor.sizes) && value.numel() != tensor.handle.numel();
+      if (!parameters_.is_whole(tensor) && is_of_whole) fitted = here.of(fitted.contiguous()).clone();
+      value = parameters_.is_whole(tensor) ? fitted : fitted.reshape(tensor.handle.sizes());
     }
     set_state(optimizer, tensor.handle, entries);
   }
@@ -128,7 +124,7 @@ void Session::Impl::refuse_to_save_parts(torch::optim::Optimizer& optimizer) con
     for (const auto& parameter : group.params()) {
       if (!parameters_.has(parameter)) continue;
       const auto& tensor = parameters_.of(parameter);
-      if (parameters_.holds(tensor) && !parameters_.is_sharded(tensor)) continue;
+      if (parameters_.holds(tensor) && parameters_.is_whole(tensor)) continue;
       return refuse_to_save(optimizer, std::string("torch::save: this rank has ") +
                                            (parameters_.holds(tensor) ? "a shard" : "nothing") + " of the state of '" +
                                            tensor.name() +
@@ -188,7 +184,18 @@ ParameterShard Session::Impl::shard(const at::Tensor& handle) const {
   require_deployed("shard");
   const auto& tensor = parameters_.of(handle);
   const auto here = parameters_.elements_here(tensor);
-  return {tensor.sizes, here.begin, here.end, !parameters_.is_sharded(tensor)};
+  ParameterShard shard{tensor.sizes, here.range.begin, here.range.end, parameters_.is_whole(tensor)};
+  if (!tensor.slices || here.empty()) return shard;
+  const auto units = tensor.slices->split(static_cast<int>(tensor.replicas_of_shard.size()));
+  const auto place = parameters_.shard_of(tensor);
+  const auto block = tensor.slices->units * tensor.slices->inner;
+  shard.dim = tensor.slices->dim;
+  for (std::int64_t b = 0; b < tensor.slices->outer.fixed; ++b) {
+    const auto begin = b * block + units.begin(place) * tensor.slices->inner;
+    shard.indices.emplace_back(begin, begin + units.length(place) * tensor.slices->inner);
+  }
+  if (here.blocks != 1) shard.begin = shard.end = 0;
+  return shard;
 }
 
 at::Tensor Session::Impl::sum_over_shards(const std::vector<at::Tensor>& handles, const at::Tensor& partial) {

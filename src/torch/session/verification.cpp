@@ -137,14 +137,18 @@ void Session::Impl::verify_replicas() {
       std::memcpy(&hash, all[rank.index()].data() + i * sizeof(hash), sizeof(hash));
       return hash;
     };
-    for (const auto rank : tensor.holders) {
-      const auto first = tensor.holders.front();
-      if (of(rank) == of(first)) continue;
-      throw InvalidArgument("verify_replicas: before call " + std::to_string(stats_.calls + 1) + " parameter '" +
-                            tensor.name() + "' has other values on rank " + std::to_string(rank.value()) + " (hash " +
-                            std::to_string(of(rank)) + ") than on rank " + std::to_string(first.value()) + " (hash " +
-                            std::to_string(of(first)) +
-                            "); one of them was stepped otherwise, or written; load a checkpoint on all ranks");
+    const std::vector<std::vector<Rank>> whole{tensor.holders};
+    const auto& sets = tensor.slices ? tensor.replicas_of_shard : whole;
+    for (const auto& equal : sets) {
+      const auto first = equal.front();
+      for (const auto rank : equal) {
+        if (of(rank) == of(first)) continue;
+        throw InvalidArgument("verify_replicas: before call " + std::to_string(stats_.calls + 1) + " parameter '" +
+                              tensor.name() + "' has other values on rank " + std::to_string(rank.value()) + " (hash " +
+                              std::to_string(of(rank)) + ") than on rank " + std::to_string(first.value()) + " (hash " +
+                              std::to_string(of(first)) +
+                              "); one of them was stepped otherwise, or written; load a checkpoint on all ranks");
+      }
     }
     ++i;
   }

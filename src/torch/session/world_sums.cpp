@@ -5,7 +5,7 @@
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
 
-#include "torch/device/tensor_buffer.hpp"
+#include "shard/tensor_buffer.hpp"
 #include "torch/gradients/gradient_buckets.hpp"
 #include "torch/session/world_sums.hpp"
 
@@ -15,11 +15,11 @@ namespace {
 
 bool is_inexact(const at::Tensor& tensor) { return tensor.is_floating_point() || tensor.is_complex(); }
 
+}  // namespace
+
 at::Tensor real_parts(const at::Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor.resolve_conj()) : tensor;
 }
-
-}  // namespace
 
 void WorldSums::reduce(at::Tensor& flat) {
   const auto buffer = buffer_of(flat);

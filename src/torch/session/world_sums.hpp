@@ -9,6 +9,9 @@
 
 namespace autopar {
 
+/// Of complex numbers their real and imaginary parts, for what knows real ones only.
+[[nodiscard]] at::Tensor real_parts(const at::Tensor& tensor);
+
 /// Small sums over the ranks of a group, beside the gradients: losses, counts, statistics.
 class WorldSums {
  public:

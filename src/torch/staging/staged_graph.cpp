@@ -107,18 +107,41 @@ class Divider {
       groups[{count, std::move(stages)}].emplace_back(last[parameter], parameter);
     }
     for (auto& [key, parameters] : groups) {
-      std::set<Rank> ranks;
-      for (const auto stage : key.second) {
-        const auto& replicas = division_.pipeline.stages[stage.index()].ranks();
-        ranks.insert(replicas.begin(), replicas.end());
-      }
-      if (ranks.size() < 2) continue;
+      const auto& stages = key.second;
       std::sort(parameters.rbegin(), parameters.rend());
-      auto& ordered = division_.group_parameters.emplace_back();
+      std::vector<ValueId> ordered;
       for (const auto& [op, parameter] : parameters) ordered.push_back(parameter);
-      division_.pipeline.groups.push_back(
-          {{ranks.begin(), ranks.end()}, key.second.size() == 1 ? key.second.front() : StageId::none(), 1});
+      if (stages.size() == 1) {
+        const auto& mesh = division_.pipeline.stages[stages.front().index()];
+        for (int shard = 0; shard < mesh.tensor(); ++shard) {
+          auto ranks = mesh.replica_group(shard);
+          std::sort(ranks.begin(), ranks.end());
+          add_group(std::move(ranks), stages.front(), shard, ordered);
+        }
+        continue;
+      }
+      std::set<Rank> ranks;
+      for (const auto stage : stages) {
+        const auto& mesh = division_.pipeline.stages[stage.index()];
+        if (mesh.tensor() > 1) refuse_tied(ordered.front(), stage, mesh.tensor());
+        ranks.insert(mesh.ranks().begin(), mesh.ranks().end());
+      }
+      add_group({ranks.begin(), ranks.end()}, StageId::none(), 0, ordered);
     }
+  }
+
+  void add_group(std::vector<Rank> ranks, StageId stage, int shard, std::vector<ValueId> parameters) {
+    if (ranks.size() < 2) return;
+    division_.group_parameters.push_back(std::move(parameters));
+    division_.group_shards.push_back(shard);
+    division_.pipeline.groups.push_back({std::move(ranks), stage, 1});
+  }
+
+  [[noreturn]] void refuse_tied(ValueId parameter, StageId stage, int shards) const {
+    throw InvalidArgument("parameter '" + graph_.value(parameter).name +
+                          "' is read by several stages, of which stage " + std::to_string(stage.value()) + " has " +
+                          std::to_string(shards) +
+                          " tensor shards; set tensor_parallel = 1, or use one stage for what reads it");
   }
 
   const OpGraph& graph_;
@@ -162,9 +185,11 @@ void include_holders(StagedGraph& division, const OpGraph& graph, const std::vec
     if (!parameters.empty()) continue;
     groups.erase(groups.begin() + static_cast<std::ptrdiff_t>(g));
     division.group_parameters.erase(division.group_parameters.begin() + static_cast<std::ptrdiff_t>(g));
+    division.group_shards.erase(division.group_shards.begin() + static_cast<std::ptrdiff_t>(g));
   }
   for (auto& [ranks, parameters] : wider) {
     groups.push_back({ranks, StageId::none(), 1});
+    division.group_shards.push_back(0);
     division.group_parameters.push_back(std::move(parameters));
   }
 }
@@ -176,7 +201,8 @@ struct PlannedGroup {
   ReduceGroup group;
   std::vector<ValueId> parameters;
   int unit = -1;
-  OpId last;  ///< that reads one of its parameters
+  int shard = 0;  ///< see StagedGraph::group_shards
+  OpId last{};    ///< that reads one of its parameters
 };
 
 /// Stage groups first, later stages before earlier ones, what is read last before the rest; then tied parameters.
@@ -234,17 +260,17 @@ void shard_groups(StagedGraph& division, const OpGraph& graph, const BatchPlan& 
     }
   }
   std::vector<PlannedGroup> planned;
-  const auto plan = [&](ReduceGroup group, std::vector<ValueId> parameters, int unit) {
+  const auto plan = [&](ReduceGroup group, std::vector<ValueId> parameters, int unit, int shard) {
     OpId last;
     for (const auto parameter : parameters) last = std::max(last, last_read[parameter]);
-    planned.push_back({std::move(group), std::move(parameters), unit, last});
+    planned.push_back({std::move(group), std::move(parameters), unit, shard, last});
   };
   for (std::size_t g = 0; g < division.group_parameters.size(); ++g) {
     std::vector<ValueId> whole;
     for (const auto parameter : division.group_parameters[g]) {
       if (sharded.unit_of[parameter.index()] < 0) whole.push_back(parameter);
     }
-    if (!whole.empty()) plan(division.pipeline.groups[g], std::move(whole), -1);
+    if (!whole.empty()) plan(division.pipeline.groups[g], std::move(whole), -1, division.group_shards[g]);
   }
   for (const auto& [unit, stages] : readers) {
     const auto& of_unit = sharded.units[static_cast<std::size_t>(unit)];
@@ -258,16 +284,18 @@ void shard_groups(StagedGraph& division, const OpGraph& graph, const BatchPlan& 
           "several parts of the model read it; call the model in this mode first, or set zero = 2");
     }
     plan({of_unit.ranks, stage, 1, replicas == of_unit.ranks ? of_unit.zero : 1},
-         {trained[unit].rbegin(), trained[unit].rend()}, unit);
+         {trained[unit].rbegin(), trained[unit].rend()}, unit, 0);
   }
   std::stable_sort(planned.begin(), planned.end(), is_issued_before);
   division.pipeline.groups.clear();
   division.group_parameters.clear();
   division.group_units.clear();
+  division.group_shards.clear();
   for (auto& each : planned) {
     division.pipeline.groups.push_back(std::move(each.group));
     division.group_parameters.push_back(std::move(each.parameters));
     division.group_units.push_back(each.unit);
+    division.group_shards.push_back(each.shard);
   }
   division.parameter_of_storage = parameters_of_storages(division, graph, batch_plan, sharded);
 }

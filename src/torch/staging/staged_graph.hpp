@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "torch/interpret/stage_parts.hpp"
 #include "torch/ir/op_graph.hpp"
 #include "torch/parameters/shards.hpp"
+#include "torch/tensor_parallel/sharded_graph.hpp"
 
 namespace autopar {
 
@@ -22,7 +24,11 @@ struct StagedGraph {
   std::vector<std::vector<OpId>> stage_ops;            ///< ascending
   std::vector<std::vector<ValueId>> channel_values;    ///< by channel, ascending
   std::vector<std::vector<ValueId>> group_parameters;  ///< by reduction group, last read first
-  std::vector<int> group_units;  ///< by reduction group: unit of shards, -1 = none; empty: none at all
+  std::vector<int> group_units;             ///< by reduction group: unit of shards, -1 = none; empty: none at all
+  std::vector<int> group_shards;            ///< by reduction group: tensor shard whose replicas it is
+  std::map<OpId, ShardedStep> shard_steps;  ///< what tensor shards do at their operators
+  /// Of parameters that tensor shards hold in slices: sizes, by shard
+  std::map<ValueId, std::vector<std::vector<std::int64_t>>> parameter_slices;
   struct InGroup {
     int group;
     ValueId parameter;

@@ -80,10 +80,8 @@ Pipeline two_stages() {
           .groups = {}};
 }
 
-}  // namespace
-
-TEST_CASE("2,000 random pipelines give programs that are accepted and compute the reference", "[schedule]") {
-  for (std::uint32_t seed = 0; seed < 2000; ++seed) {
+void check_pipelines(std::uint32_t seeds) {
+  for (std::uint32_t seed = 0; seed < seeds; ++seed) {
     const auto example = testing::random_case(seed, 7, 6);
     INFO("seed " << seed);
     REQUIRE(fault_of_any_phase_in_shares(example, OneFOneB{}, seed) == "");
@@ -91,8 +89,8 @@ TEST_CASE("2,000 random pipelines give programs that are accepted and compute th
   }
 }
 
-TEST_CASE("2,000 random pipelines with several stages a rank: accepted, and they compute the reference", "[schedule]") {
-  for (std::uint32_t seed = 0; seed < 2000; ++seed) {
+void check_chunked_pipelines(std::uint32_t seeds) {
+  for (std::uint32_t seed = 0; seed < seeds; ++seed) {
     const auto example = testing::random_chunked_case(seed, 6, 5);
     INFO("seed " << seed);
     REQUIRE(fault_of_any_phase_in_shares(example, OneFOneB{}, seed) == "");
@@ -100,13 +98,34 @@ TEST_CASE("2,000 random pipelines with several stages a rank: accepted, and they
   }
 }
 
-TEST_CASE("2,000 random orders of ranks, backwards in two parts among them: likewise", "[schedule]") {
-  for (std::uint32_t seed = 0; seed < 2000; ++seed) {
+/// Backwards in two parts are among them.
+void check_orders(std::uint32_t seeds) {
+  for (std::uint32_t seed = 0; seed < seeds; ++seed) {
     INFO("seed " << seed);
     REQUIRE(fault_of_any_phase_in_shares(testing::random_case(seed, 7, 6), testing::RandomOrders{seed}, seed) == "");
     REQUIRE(fault_of_any_phase_in_shares(testing::random_chunked_case(seed, 6, 5), testing::RandomOrders{seed}, seed) ==
             "");
   }
+}
+
+}  // namespace
+
+TEST_CASE("random pipelines give programs that are accepted and compute the reference", "[schedule]") {
+  check_pipelines(500);
+}
+
+TEST_CASE("random pipelines with several stages a rank: accepted, and they compute the reference", "[schedule]") {
+  check_chunked_pipelines(500);
+}
+
+TEST_CASE("programs of random orders of ranks are accepted and compute the reference", "[schedule]") {
+  check_orders(500);
+}
+
+TEST_CASE("so it is with 2,000 of each", "[schedule][.nightly]") {
+  check_pipelines(2000);
+  check_chunked_pipelines(2000);
+  check_orders(2000);
 }
 
 TEST_CASE("a rank's compute actions come in the order that the policy gives it", "[schedule]") {

@@ -51,7 +51,8 @@ inline std::string run_blocking(const Pipeline& pipeline, const BatchLayout& lay
     const Mesh& mesh = pipeline.stages.at(compute.stage.index());
     const auto replica = mesh.replica_of(r);
     if (mesh.tensor() == 1 || !replica) return {r};
-    return mesh.tensor_group(*replica);
+    const auto group = mesh.tensor_group(*replica);
+    return {group.begin(), group.end()};
   };
   const auto step = [&](Rank r) {
     const Action& action = *head(r);

@@ -99,8 +99,7 @@ inline void take_turns(std::vector<StageMemory>& memory, const Staging& staging)
                                                            Offload offload = Offload::kNone) {
   const auto nodes = nodes_by_stage(staging);
   const detail::Sharing sharing(work, staging, zero);
-  Bytes of_all{};
-  for (const NodeId node : work.graph.nodes()) of_all = std::max(of_all, work.graph[node].largest_trained);
+  const Bytes of_all = largest_trained(work);
   const Bytes results = detail::results_of(work, constraints.largest_local_batch());
   std::vector<StageMemory> memory(nodes.size());
   std::vector<std::size_t> counted(work.parameters.size(), nodes.size());  // the last stage in which it was

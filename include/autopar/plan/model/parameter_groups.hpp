@@ -119,15 +119,14 @@ struct ShardedBuckets {
 /// @param zero  the plan's level, at least 1. What is tied is shared at level 1.
 [[nodiscard]] inline ShardedBuckets sharded_buckets_of(const Workload& work, const ParameterGroup& group,
                                                        const BucketPolicy& policy, int zero) {
-  Bytes largest{};
-  for (const NodeId node : work.graph.nodes()) largest = std::max(largest, work.graph[node].largest_trained);
   std::vector<BucketItem> in_units, others;
   for (const ParameterId id : group.parameters) {
     const ParameterProfile& parameter = work.parameters[id.index()];
     const int level = std::min({zero, parameter.highest_zero, group.stage.valid() ? 3 : 1});
     (level > 0 ? in_units : others).push_back(detail::bucket_item(parameter, level));
   }
-  return {cut_into_buckets(in_units, policy.unit_size(zero, largest)), cut_into_buckets(others, policy.size)};
+  return {cut_into_buckets(in_units, policy.unit_size(zero, largest_trained(work))),
+          cut_into_buckets(others, policy.size)};
 }
 
 }  // namespace autopar

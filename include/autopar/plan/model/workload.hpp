@@ -80,6 +80,13 @@ struct Workload {
   std::function<Seconds(Bytes)> least_transfer;         ///< a lower bound, whatever the ranks
 };
 
+/// Trainable bytes of the node that reads most.
+[[nodiscard]] inline Bytes largest_trained(const Workload& work) {
+  Bytes largest{};
+  for (const NodeId node : work.graph.nodes()) largest = std::max(largest, work.graph[node].largest_trained);
+  return largest;
+}
+
 /// Whether a node's path is that of a module or of something in it.
 [[nodiscard]] inline bool is_within(const std::string& path, const std::string& module) {
   return path == module || (path.starts_with(module) && path.size() > module.size() && path[module.size()] == '.');

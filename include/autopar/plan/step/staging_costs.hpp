@@ -68,7 +68,7 @@ class StagingCosts {
         recomputed_(optimizations.recomputed),
         parameters_(detail::trained_by_stage(work, staging)),
         known_(nodes_.size()) {
-    for (const NodeId node : work.graph.nodes()) largest_ = std::max(largest_, work.graph[node].largest_trained);
+    if (zero_ >= 2) unit_size_ = sized.buckets.unit_size(zero_, largest_trained(work));
     find_exchanges(staging);
   }
 
@@ -89,20 +89,19 @@ class StagingCosts {
   [[nodiscard]] Seconds reduce(const Action& action) const {
     const auto group = static_cast<std::size_t>(action.group);
     const Bytes bytes = summed_at_end(group)[static_cast<std::size_t>(action.bucket)];
-    if (bytes == Bytes(0) && sized_.sums_in_backwards(group, zero_)) return {};
     if (sums_.empty()) sums_.resize(sized_.pipeline.groups.size(), {Bytes(-1), {}});
     auto& [of_bytes, sum] = sums_[group];  // neighbouring buckets are often equal
     if (of_bytes != bytes) {
-      sum = work_.all_reduce(bytes, sized_.pipeline.groups[group].ranks);
+      sum = sum_of(group, bytes);
       of_bytes = bytes;
     }
-    return in_shards(group) ? sum * detail::kHalfOfASum : sum;
+    return sum;
   }
   /// By bucket.
   [[nodiscard]] const std::vector<Bytes>& summed_at_end(std::size_t group) const {
     return sized_.summed_at_end(group, zero_);
   }
-  /// Sum of so many gradient bytes over a group.
+  /// Sum of so many gradient bytes over a group, at the end of a call.
   [[nodiscard]] Seconds sum_of(std::size_t group, Bytes bytes) const {
     if (bytes == Bytes(0) && sized_.sums_in_backwards(group, zero_)) return {};
     const Seconds sum = work_.all_reduce(bytes, sized_.pipeline.groups[group].ranks);
@@ -174,7 +173,7 @@ class StagingCosts {
     // waits for it, and where they take longer they decide.
     if (zero_ >= 2) {
       const auto [trained, computed_with] = parameters_[stage.index()];
-      const Bytes unit = std::min(trained, sized_.buckets.unit_size(zero_, largest_));
+      const Bytes unit = std::min(trained, unit_size_);
       const Seconds summing = half_of_a_sum(stage, trained), last = half_of_a_sum(stage, unit);
       const bool gathers = zero_ >= 3;
       const Seconds gathering = gathers ? half_of_a_sum(stage, computed_with) : Seconds{};
@@ -241,7 +240,7 @@ class StagingCosts {
   int zero_;
   Offload offload_;
   bool whole_backwards_;
-  Bytes largest_{};  // that a node trains
+  Bytes unit_size_{};  // of what is summed, and gathered, within compute actions
   std::vector<std::vector<NodeId>> nodes_;
   std::vector<std::vector<std::vector<NodeId>>> recomputed_;  // [stage][segment]
   std::vector<detail::TrainedBytes> parameters_;              // by stage

@@ -9,9 +9,9 @@
 
 #include <ATen/ops/empty.h>
 
+#include "shard/tensor_buffer.hpp"
 #include "torch/cost/measured/profiler.hpp"
 #include "torch/cost/measured/stopwatch.hpp"
-#include "torch/device/tensor_buffer.hpp"
 
 namespace autopar {
 

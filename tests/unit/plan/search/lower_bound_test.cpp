@@ -89,7 +89,7 @@ TEST_CASE("no bound on the way to a staging is above its step", "[laws]") {
       recomputed += legal && recompute > 0 ? 1 : 0;
       // What cannot fit is no plan; how long it takes is bounded all the same.
       const double least = recompute < std::numeric_limits<double>::infinity() ? recompute : 0;
-      chosen.push_back(bound.choose(from, *to, mask, staging.replicas[s], only, legal ? least : 0, chosen));
+      chosen.push_back(bound.choose({1, &*tables}, from, *to, mask, staging.replicas[s], only, legal ? least : 0, chosen));
       used += staging.replicas[s];
       from = *to;
       before = bound(chosen, constraints.world - used);
@@ -124,7 +124,7 @@ TEST_CASE("the bound counts a message wherever a path leaves a stage") {
   double computes = 0;
   for (const NodeId node : {NodeId(2), NodeId(1), NodeId(0)}) {
     const DownsetId to = tables->tails().covers(from).front().result;
-    chosen.push_back(bound.choose(from, to, detail::bit(node), 1, false, 0, chosen));
+    chosen.push_back(bound.choose({1, &*tables}, from, to, detail::bit(node), 1, false, 0, chosen));
     from = to;
     const NodeCost each = work.node_cost(node, 3);
     computes += (each.forward + each.backward).value();

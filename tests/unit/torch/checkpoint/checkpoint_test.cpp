@@ -118,7 +118,7 @@ class PartsInMemory : public CheckpointFormat {
     if (holder == row.holders().end()) return {};
     const auto& whole = kept.wholes.at(row.entry.name);
     const auto position = static_cast<std::size_t>(holder - row.holders().begin());
-    return row.shards().empty() ? whole : share_of(whole, row.shards()[position]);
+    return row.shards().empty() ? whole : row.shards()[position].of(whole);
   }
   struct Writer : CheckpointWriter {
     Writer(World& at, Kept& in) : world(at), kept(in) {}
@@ -159,12 +159,12 @@ TEST_CASE("another format than one file: each rank keeps its own shards, and any
   const PartsInMemory format;
   const auto placed = [](at::Tensor tensor, int rank, int ranks) {
     std::vector<Rank> holders;
-    std::vector<Interval> shards;
+    std::vector<Slab> shards;
     for (int r = 0; r < ranks; ++r) {
       holders.emplace_back(r);
-      shards.push_back({tensor.numel() * r / ranks, tensor.numel() * (r + 1) / ranks});
+      shards.emplace_back(Interval{tensor.numel() * r / ranks, tensor.numel() * (r + 1) / ranks});
     }
-    const auto mine = shards[static_cast<std::size_t>(rank)];
+    const auto mine = shards[static_cast<std::size_t>(rank)].range;
     const auto handle = tensor.view({-1}).narrow(0, mine.begin, mine.size()).clone().set_requires_grad(true);
     return PlacedTensor{"a", handle, holders, tensor.sizes().vec(), shards};
   };

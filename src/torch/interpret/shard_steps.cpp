@@ -1,0 +1,116 @@
+#include "torch/interpret/shard_steps.hpp"
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Reduction.h>
+#include <ATen/ops/embedding.h>
+
+#include <autopar/core/error.hpp>
+#include <autopar/shard/collectives.hpp>
+#include <autopar/shard/cross_entropy.hpp>
+
+namespace autopar {
+
+namespace {
+
+/// Elements of the sliced dim within a block that each shard has.
+Split split_of(const ShardedStep& step) {
+  auto lengths = step.slices.split(step.shards).lengths();
+  for (auto& length : lengths) length *= step.slices.inner;
+  return Split(std::move(lengths));
+}
+
+/// Blocks become a dim of their own, so that the slices are consecutive.
+at::Tensor in_blocks(const at::Tensor& tensor, std::int64_t dim, std::int64_t length) {
+  return tensor.unflatten(dim, {tensor.size(dim) / length, length});
+}
+
+at::Tensor gathered(const at::Tensor& own, const ShardedStep& step, const Group& group) {
+  const auto split = split_of(step);
+  const int dim = step.slices.dim;
+  const auto blocks = in_blocks(own, dim, split.length(group.place()));
+  const at::Tensor whole = gather(Placed::shard(blocks, group, dim + 1, split));
+  return whole.flatten(dim, dim + 1);
+}
+
+at::Tensor scattered(const at::Tensor& whole, const ShardedStep& step, const Group& group) {
+  const auto split = split_of(step);
+  const int dim = step.slices.dim;
+  return scatter(in_blocks(whole, dim, split.total()), group, dim + 1, split).local().flatten(dim, dim + 1);
+}
+
+at::Tensor moved(const at::Tensor& tensor, const ShardedStep& step, const Group& group) {
+  switch (*step.move) {
+    case ShardMove::kCopy:
+      return copy(tensor, group).local();
+    case ShardMove::kReduce:
+      return reduce(Placed::partial(tensor, group));
+    case ShardMove::kGather:
+      return gathered(tensor, step, group);
+    case ShardMove::kScatter:
+      return scattered(tensor, step, group);
+  }
+  return tensor;
+}
+
+ParallelCrossEntropyOptions::reduction_t reduction_of(std::int64_t reduction) {
+  if (reduction == at::Reduction::None) return torch::kNone;
+  if (reduction == at::Reduction::Sum) return torch::kSum;
+  return torch::kMean;
+}
+
+/// Of aten::cross_entropy_loss(self, target, weight, reduction, ignore_index, label_smoothing).
+at::Tensor class_loss(const torch::jit::Stack& stack, const ShardedStep& step, const Group& group) {
+  const auto logits = stack[0].toTensor();
+  auto options = ParallelCrossEntropyOptions()
+                     .reduction(reduction_of(stack[3].toInt()))
+                     .ignore_index(stack[4].toInt())
+                     .label_smoothing(stack[5].toDouble())
+                     .in_place(step.is_only_reader)
+                     .check_targets(logits.is_cpu());
+  if (!stack[2].isNone()) options.weight(stack[2].toTensor());
+  const int classes = logits.dim() == 1 ? 0 : 1;
+  return parallel_cross_entropy(Placed::shard(logits, group, classes, split_of(step)), stack[1].toTensor(), options);
+}
+
+/// Of aten::embedding(weight, indices, padding_idx, …): rows of other shards are zero.
+at::Tensor rows(const torch::jit::Stack& stack, const ShardedStep& step, const Group& group) {
+  const auto weight = stack[0].toTensor(), indices = stack[1].toTensor();
+  const auto split = split_of(step);
+  const auto begin = split.begin(group.place()), length = split.length(group.place());
+  const auto is_none = indices.lt(0).logical_or(indices.ge(split.total()));
+  if (indices.is_cpu() && is_none.any().item<bool>()) {
+    throw InvalidArgument("embedding: index " +
+                          std::to_string(indices.masked_select(is_none).select(0, 0).item<std::int64_t>()) +
+                          " is none of " + std::to_string(split.total()) + " rows");
+  }
+  const auto is_elsewhere = indices.lt(begin).logical_or(indices.ge(begin + length));
+  const auto padding = stack[2].toInt() - begin;
+  const bool has_padding = stack[2].toInt() >= 0 && padding >= 0 && padding < length;
+  const auto found = at::embedding(weight, (indices - begin).masked_fill(is_elsewhere, 0), has_padding ? padding : -1);
+  const auto own = found.masked_fill(is_elsewhere.unsqueeze(-1), 0);
+  if (indices.is_cpu()) return own;
+  return own.masked_fill(is_none.unsqueeze(-1), std::numeric_limits<double>::quiet_NaN());  // without a wait for it
+}
+
+}  // namespace
+
+bool needs_shards(const ShardedStep& step) {
+  return step.move || step.kernel == ShardedOp::Kernel::kClassLoss || step.kernel == ShardedOp::Kernel::kEmbeddingRows;
+}
+
+void proceed_as_shard(ReplayCall& call, const ShardedStep& step, const Group& group) {
+  auto result = step.move                                      ? moved(call.stack[0].toTensor(), step, group)
+                : step.kernel == ShardedOp::Kernel::kClassLoss ? class_loss(call.stack, step, group)
+                                                               : rows(call.stack, step, group);
+  call.stack.clear();
+  call.stack.emplace_back(std::move(result));
+}
+
+}  // namespace autopar

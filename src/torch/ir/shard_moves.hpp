@@ -1,0 +1,31 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+namespace autopar {
+
+/// How a value changes its layout on the tensor axis. In one process all are copies of their operand.
+/// @source Shoeybi et al. 2019 (Megatron-LM), section 3: f is kCopy, g is kReduce
+enum class ShardMove : std::uint8_t {
+  kCopy,    ///< whole, read by operators that work on slices: its gradient is summed over the shards
+  kReduce,  ///< terms of a sum, added up; the gradient is whole
+  kGather,  ///< slices, brought together; the gradient is sliced
+  kScatter  ///< this shard's slice of a whole value; the gradient is brought together
+};
+
+/// Operators of a captured program, by ShardMove.
+inline constexpr std::array<std::string_view, 4> kShardMoves{"autopar::copy_to_shards", "autopar::reduce_over_shards",
+                                                             "autopar::gather_shards", "autopar::take_shard"};
+
+[[nodiscard]] constexpr std::string_view name_of(ShardMove move) { return kShardMoves[static_cast<std::size_t>(move)]; }
+
+[[nodiscard]] constexpr bool is_shard_move(std::string_view name) {
+  for (const auto known : kShardMoves) {
+    if (known == name) return true;
+  }
+  return false;
+}
+
+}  // namespace autopar

@@ -1,0 +1,136 @@
+// Stages with several tensor shards: which parameters they hold in slices, and the program that one shard runs.
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include <autopar/core/error.hpp>
+
+#include "torch/ir/shown_name.hpp"
+#include "torch/session/session_impl.hpp"
+#include "torch/tensor_parallel/sharded_graph.hpp"
+#include "torch/tensor_parallel/tensor_candidates.hpp"
+
+namespace autopar {
+
+namespace {
+
+bool has_tensor_shards(const Plan& plan) {
+  return std::any_of(plan.stages.begin(), plan.stages.end(), [](const auto& stage) { return stage.mesh.tensor() > 1; });
+}
+
+AtomPartition with_moves(const AtomPartition& atoms, const std::vector<OpId>& made_for) {
+  AtomPartition out{std::vector<std::vector<OpId>>(atoms.atoms.size()), {}};
+  for (std::size_t i = 0; i < made_for.size(); ++i) {
+    const auto atom = atoms.atom_of[made_for[i].index()];
+    out.atom_of.push_back(atom);
+    if (atom.valid()) out.atoms[atom.index()].push_back(OpId::of(i));
+  }
+  return out;
+}
+
+template <class Of>
+std::vector<Of> with_moves(const std::vector<Of>& by_op, const std::vector<OpId>& made_for) {
+  std::vector<Of> out;
+  for (const auto op : made_for) out.push_back(by_op[op.index()]);
+  return out;
+}
+
+}  // namespace
+
+/// Once, for the program that was planned: what a stage with shards holds of the regions that it has whole.
+void Session::Impl::slice_parameters(const CapturedProgram& program, const GraphProfile& profile,
+                                     const std::vector<StageId>& stage_of) {
+  const auto& stages = deployment_.plan().stages;
+  if (!has_tensor_shards(deployment_.plan())) return;
+  std::set<ParameterId> in_region;
+  for (const auto& region : profile.model.tensor_regions) {
+    const auto stage_of_atom = [&](NodeId atom) { return stage_of[profile.atoms.atoms[atom.index()].front().index()]; };
+    const auto stage = stage_of_atom(region.atoms.front());
+    const bool is_within = std::ranges::all_of(region.atoms, [&](NodeId atom) { return stage_of_atom(atom) == stage; });
+    const int shards = stages[stage.index()].mesh.tensor();
+    if (is_within && shards > 1 && region.admits(shards))
+      in_region.insert(region.parameters.begin(), region.parameters.end());
+  }
+  for (const auto& candidate : find_tensor_candidates(program.graph, program.plan)) {
+    for (const auto& [leaf, slices] : candidate.leaves) {
+      if (in_region.contains(profile.parameter_ids[leaf.index()]))
+        parameters_.named(program.graph.value(leaf).name).slices = slices;
+    }
+  }
+}
+
+/// Of a stage, the leaves that its shards hold in slices. @throws CaptureError if an operator elsewhere reads one
+LeafSlices Session::Impl::slices_in(const CapturedProgram& program, const std::vector<StageId>& stage_of,
+                                    StageId stage) const {
+  LeafSlices leaves;
+  for (std::size_t i = 0; i < program.graph.ops.size(); ++i) {
+    const auto op = OpId::of(i);
+    for_each_input(program.graph.op(op), [&](ValueId value) {
+      const auto& info = program.graph.value(value);
+      if (info.kind != ValueKind::kParameter) return;
+      const auto& tensor = parameters_.named(info.name);
+      if (!tensor.slices) return;
+      const auto& handling = program.plan.handling(op);
+      if (!handling.in_stage && !handling.in_prologue && !handling.in_epilogue) return;
+      if (handling.in_stage && stage_of[i] == stage) {
+        leaves.emplace(value, *tensor.slices);
+      } else if (!handling.in_stage) {
+        throw CaptureError(shown_name(program.graph, op), program.graph.op(op).path,
+                           "in this mode or with these arguments it reads parameter '" + info.name +
+                               "' whole, outside the pipeline, but tensor shards have a slice of it each; make the "
+                               "first call in this mode, or set tensor_parallel = 1");
+      }
+    });
+  }
+  return leaves;
+}
+
+void Session::Impl::shard_program(CapturedProgram& program, std::vector<StageId>& stage_of, AtomPartition& atoms) {
+  if (!has_tensor_shards(deployment_.plan())) return;
+  std::vector<ShardedStage> stages;
+  for (std::size_t s = 0; s < deployment_.plan().stages.size(); ++s) {
+    const int shards = deployment_.plan().stages[s].mesh.tensor();
+    if (shards == 1) continue;
+    const auto stage = StageId::of(s);
+    ShardTyping typing(program.graph,
+                       [&](OpId op) { return program.plan.handling(op).in_stage && stage_of[op.index()] == stage; });
+    auto layout = typing.run(slices_in(program, stage_of, stage), [](ValueId) { return false; });
+    if (layout.stale.valid()) {
+      const auto maker = program.graph.value(layout.stale).definer;
+      throw CaptureError(maker.valid() ? shown_name(program.graph, maker) : program.graph.value(layout.stale).name,
+                         maker.valid() ? program.graph.op(maker).path : std::string(),
+                         "tensor shards have its result in slices, and an operator without a rule for slices writes "
+                         "into it; write into a copy, or set tensor_parallel = 1");
+    }
+    program.tensor_stages.push_back(stage);
+    stages.push_back({shards, std::move(layout)});
+  }
+  program.sharded = insert_moves(program.graph, stages);
+  program.graph = program.sharded.graph;
+  program.plan = analyze_batch(program.graph, algebra_options());
+  const auto& made_for = program.sharded.made_for;
+  stage_of = with_moves(stage_of, made_for);
+  atoms = with_moves(atoms, made_for);
+  if (!program.recomputed.atom_of.empty())
+    program.recomputed.atom_of = with_moves(program.recomputed.atom_of, made_for);
+}
+
+void Session::Impl::describe_shards(CapturedProgram& program) const {
+  auto& division = program.division;
+  if (program.tensor_stages.empty()) return;
+  division.shard_steps = program.sharded.steps;
+  for (const auto& [value, sliced] : program.sharded.slices) {
+    const auto& info = program.graph.value(value);
+    if (info.kind != ValueKind::kParameter) continue;
+    auto& sizes = division.parameter_slices[value];
+    for (int shard = 0; shard < sliced.shards; ++shard)
+      sizes.push_back(sliced_sizes(sliced.slices, parameters_.named(info.name).sizes, sliced.shards, shard));
+  }
+  std::vector<std::optional<int>> places;
+  for (const auto stage : program.tensor_stages)
+    places.push_back(deployment_.plan().stages[stage.index()].mesh.shard_of(world_.rank_id()));
+  program.own_graph = on_shard(program.sharded, places);
+}
+
+}  // namespace autopar

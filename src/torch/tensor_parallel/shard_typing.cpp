@@ -1,0 +1,125 @@
+#include "torch/tensor_parallel/shard_typing.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "torch/ir/op_table.hpp"
+
+namespace autopar {
+
+ShardTyping::ShardTyping(const OpGraph& graph, std::function<bool(OpId)> is_member)
+    : graph_(graph),
+      is_member_(std::move(is_member)),
+      uses_(graph.uses()),
+      is_output_(graph.values.size(), false),
+      rules_(graph) {
+  for (const auto output : graph.outputs) is_output_[output.index()] = true;
+}
+
+ShardedLayout ShardTyping::run(LeafSlices leaves, const std::function<bool(ValueId)>& may_slice) {
+  ShardedLayout out;
+  do {
+    out = ShardedLayout{.leaves = std::move(leaves), .layouts = std::vector<TensorLayout>(graph_.values.size())};
+    if (pass(out, may_slice)) break;
+    leaves = std::move(out.leaves);
+  } while (true);
+  find_leaving(out);
+  return out;
+}
+
+/// The leaf that a value is, or a copy or cast of; none for other values.
+ValueId ShardTyping::leaf_behind(ValueId value) const {
+  while (!graph_.value(value).is_leaf()) {
+    const auto& node = graph_.op(graph_.value(value).definer);
+    if (traits_of(node.op).family != OpFamily::kCopyValue || node.inputs.empty()) return ValueId::none();
+    value = node.inputs.front().values.front();
+    if (!value.valid()) return ValueId::none();
+  }
+  return value;
+}
+
+bool ShardTyping::pass(ShardedLayout& out, const std::function<bool(ValueId)>& may_slice) {
+  std::set<OpId> waiting;
+  const auto lay = [&](ValueId value, const TensorLayout& layout) {
+    out.layouts[value.index()] = layout;
+    if (!layout.is_sharded()) return;
+    for (const auto use : uses_[value.index()]) {
+      if (is_member_(use)) waiting.insert(use);
+    }
+  };
+  for (const auto& [leaf, slices] : out.leaves) lay(leaf, TensorLayout::sharded(slices));
+  while (!waiting.empty()) {
+    const auto op = *waiting.begin();
+    waiting.erase(waiting.begin());
+    const auto rule = rules_(out.layouts, op);
+    if (!take_operands(out, op, rule, may_slice)) return false;
+    if (!rule.in_slices) continue;
+    out.in_slices[op] = rule.kernel;
+    std::size_t k = 0;
+    for_each_output(graph_.op(op), [&](ValueId result) {
+      const auto& layout = rule.results[k++];
+      if (layout.is_partial()) {
+        out.sums.insert(result);
+      } else {
+        lay(result, layout);
+      }
+    });
+  }
+  return true;
+}
+
+bool ShardTyping::take_operands(ShardedLayout& out, OpId op, const ShardedOp& rule,
+                                const std::function<bool(ValueId)>& may_slice) {
+  const auto& node = graph_.op(op);
+  auto& moves = out.before[op];
+  const auto add = [&](ShardedLayout::Move move) {
+    if (std::ranges::find(moves, move) == moves.end()) moves.push_back(move);
+  };
+  bool complete = true;
+  for_each_input(node, [&](ValueId value) {
+    const auto& layout = out.layouts[value.index()];
+    const auto needed = rule.needs.find(value);
+    if (!rule.in_slices) {
+      if (!layout.is_sharded()) return;
+      add({ShardMove::kGather, value, layout.slices()});
+      out.conflicts.push_back(value);
+      const auto& results = node.writes;
+      const auto storage = graph_.value(value).storage;
+      if (storage.valid() && std::ranges::find(results, storage) != results.end()) out.stale = value;
+    } else if (needed == rule.needs.end()) {
+      const auto family = traits_of(node.op).family;
+      const bool lends_sizes = family == OpFamily::kReshape || family == OpFamily::kExpand;
+      const bool is_added_later = rule.kernel == ShardedOp::Kernel::kWithoutBias;
+      if (lends_sizes || is_added_later || !node.grad_enabled || !graph_.value(value).has_gradient()) return;
+      add({ShardMove::kCopy, value});
+    } else if (!layout.is_sharded()) {
+      const auto leaf = leaf_behind(value);
+      if (leaf.valid() && may_slice(leaf)) {
+        complete = complete && !out.leaves.emplace(leaf, needed->second).second;
+        return;
+      }
+      add({ShardMove::kScatter, value, needed->second});
+      if (graph_.value(value).has_gradient()) out.conflicts.push_back(value);
+    }
+  });
+  return complete;
+}
+
+// What nobody outside the shards' operators reads stays where it is.
+void ShardTyping::find_leaving(ShardedLayout& out) const {
+  for (const auto& [op, kernel] : out.in_slices) {
+    for_each_output(graph_.op(op), [&](ValueId result) {
+      const auto& layout = out.layouts[result.index()];
+      if (!layout.is_sharded()) return;
+      const auto& uses = uses_[result.index()];
+      const bool leaves =
+          is_output_[result.index()] || std::ranges::any_of(uses, [&](OpId use) { return !is_member_(use); });
+      if (!leaves) return;
+      out.gathered_after[result] = layout.slices();
+      out.conflicts.push_back(result);
+    });
+  }
+  std::erase_if(out.before, [](const auto& item) { return item.second.empty(); });
+}
+
+}  // namespace autopar

@@ -1,0 +1,377 @@
+#include "torch/tensor_parallel/sharded_graph.hpp"
+
+#include <algorithm>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+#include <torch/library.h>
+
+#include <autopar/core/assert.hpp>
+
+#include "torch/ir/op_table.hpp"
+
+namespace autopar {
+
+namespace {
+
+at::Tensor in_one_process(const at::Tensor& self) { return self.clone(); }
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(autopar, library) {
+  for (const auto name : kShardMoves) {
+    const auto base = name.substr(std::string_view("autopar::").size());
+    library.def((std::string(base) + "(Tensor self) -> Tensor").c_str(), in_one_process);
+  }
+}
+
+namespace {
+
+c10::OperatorHandle operator_of(ShardMove move) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(std::string(name_of(move)).c_str(), "");
+}
+
+class Inserter {
+ public:
+  Inserter(const OpGraph& graph, const std::vector<ShardedStage>& stages)
+      : stages_(stages), stage_of_(graph.ops.size()) {
+    out_.graph = graph;
+    out_.graph.ops.clear();
+    for (std::size_t s = 0; s < stages.size(); ++s) {
+      for (const auto& [op, kernel] : stages[s].layout.in_slices) stage_of_[op.index()] = s;
+      for (const auto& [op, moves] : stages[s].layout.before) stage_of_[op.index()] = s;
+      for (const auto& [leaf, slices] : stages[s].layout.leaves) note_slices(leaf, s, slices);
+    }
+    for (std::size_t i = 0; i < graph.ops.size(); ++i) {
+      old_ = OpId::of(i);
+      if (stage_of_[i]) {
+        insert(graph.ops[i], *stage_of_[i]);
+      } else {
+        auto node = graph.ops[i];
+        for (auto& slot : node.inputs) {
+          for (auto& value : slot.values) value = whole_of(value);
+        }
+        append(std::move(node));
+      }
+    }
+    for (auto& output : out_.graph.outputs) output = whole_of(output);
+    find_only_readers();
+  }
+
+  [[nodiscard]] ShardedGraph take() && { return std::move(out_); }
+
+ private:
+  void find_only_readers() {
+    const auto uses = out_.graph.uses();
+    for (auto& [op, step] : out_.steps) {
+      const auto operand = out_.graph.op(op).inputs.front().values.front();
+      const auto storage = out_.graph.value(operand).storage;
+      const auto shares = std::ranges::count(out_.graph.values, storage, &ValueInfo::storage);
+      step.is_only_reader = step.kernel == ShardedOp::Kernel::kClassLoss && uses[operand.index()].size() == 1 &&
+                            storage.valid() && shares == 1 && !out_.graph.value(operand).is_leaf();
+    }
+  }
+
+  [[nodiscard]] const ShardedLayout& layout() const { return stages_[stage_].layout; }
+
+  void note_slices(ValueId value, std::size_t stage, const UnitSlices& slices) {
+    out_.slices[value] = {stage, stages_[stage].shards, slices};
+  }
+
+  OpId append(OpNode node) {
+    const auto id = OpId::of(out_.graph.ops.size());
+    for_each_output(node, [&](ValueId value) { out_.graph.value(value).definer = id; });
+    out_.graph.ops.push_back(std::move(node));
+    out_.made_for.push_back(old_);
+    return id;
+  }
+
+  /// A value of the same form in a memory of its own.
+  ValueId new_value(ValueId like) {
+    auto info = out_.graph.value(like);
+    info.kind = ValueKind::kComputed;
+    info.previous = ValueId::none();
+    info.name.clear();
+    info.constant = at::Tensor();
+    info.position = -1;
+    info.storage = StorageId::of(static_cast<std::size_t>(out_.graph.storage_count++));
+    out_.graph.values.push_back(std::move(info));
+    return ValueId::of(out_.graph.values.size() - 1);
+  }
+
+  void move(ShardMove kind, ValueId from, ValueId to, const UnitSlices& slices, const OpNode& beside) {
+    OpNode node{operator_of(kind), {c10::IValue()}};
+    node.inputs = {{0, SlotKind::kTensor, {from}}};
+    node.outputs = {{0, SlotKind::kTensor, {to}}};
+    node.grad_enabled = beside.grad_enabled;
+    node.path = beside.path;
+    if (const auto read = out_.graph.value(from).storage; read.valid()) node.reads = {read};
+    if (const auto written = out_.graph.value(to).storage; written.valid()) node.writes = {written};
+    const auto id = append(std::move(node));
+    out_.steps[id] = {.shards = stages_[stage_].shards, .move = kind, .slices = slices};
+  }
+
+  /// What operators outside the shards' own read of a value.
+  [[nodiscard]] ValueId whole_of(ValueId value) const {
+    const auto found = wholes_.find(value);
+    return found == wholes_.end() ? value : found->second;
+  }
+
+  /// `x.view_as(y)` and its like as `x.view(sizes)`: what y lends are the sizes of the whole.
+  void take_no_sizes(OpNode& node) const {
+    const auto family = traits_of(node.op).family;
+    if ((family != OpFamily::kReshape && family != OpFamily::kExpand) || node.inputs.size() != 2) return;
+    static const auto reshape = c10::Dispatcher::singleton().findSchemaOrThrow("aten::reshape", "");
+    static const auto expand = c10::Dispatcher::singleton().findSchemaOrThrow("aten::expand", "");
+    std::erase(node.reads, out_.graph.value(node.inputs.back().values.front()).storage);
+    node.inputs.pop_back();
+    node.op = family == OpFamily::kReshape ? reshape : expand;
+    std::vector<std::int64_t> fixed;
+    node.integers.clear();
+    for (const auto size : out_.graph.value(node.outputs.front().values.front()).sizes) {
+      constexpr std::int32_t kSizes = 1;
+      if (size.depends_on_batch()) node.integers.push_back({kSizes, static_cast<std::int32_t>(fixed.size()), size});
+      fixed.push_back(size.at(1));
+    }
+    node.args = {c10::IValue(), c10::IValue(std::move(fixed))};
+    if (family == OpFamily::kExpand) node.args.emplace_back(false);  // implicit
+  }
+
+  void insert(OpNode node, std::size_t stage) {
+    stage_ = stage;
+    if (layout().in_slices.count(old_) > 0) take_no_sizes(node);
+    const auto moves = layout().before.find(old_);
+    std::map<ValueId, ValueId> replaced;
+    if (moves != layout().before.end()) {
+      for (const auto& each : moves->second) replaced[each.value] = moved(each, node);
+    }
+    for (auto& slot : node.inputs) {
+      for (auto& value : slot.values) {
+        if (!value.valid()) continue;
+        if (const auto found = replaced.find(value); found != replaced.end()) {
+          value = found->second;
+        } else if (!layout().layouts[value.index()].is_sharded()) {
+          value = whole_of(value);
+        }
+      }
+    }
+    const auto kernel = layout().in_slices.find(old_);
+    if (kernel == layout().in_slices.end()) {
+      append(std::move(node));
+      return;
+    }
+    if (has_sum(node)) {
+      add_up(std::move(node), kernel->second);
+    } else {
+      const auto slices = slices_of_kernel(node, kernel->second);
+      std::vector<ValueId> results;
+      for_each_output(node, [&](ValueId value) { results.push_back(value); });
+      const auto copy = node;
+      const auto id = append(std::move(node));
+      out_.steps[id] = {.shards = stages_[stage_].shards, .kernel = kernel->second, .slices = slices};
+      for (const auto value : results) {
+        const auto& made = layout().layouts[value.index()];
+        if (!made.is_sharded()) continue;
+        note_slices(value, stage_, made.slices());
+        if (const auto leaving = layout().gathered_after.find(value); leaving != layout().gathered_after.end()) {
+          const auto whole = new_value(value);
+          move(ShardMove::kGather, value, whole, leaving->second, copy);
+          wholes_[value] = whole;
+        }
+      }
+    }
+  }
+
+  /// Moves of one kind of a value are made once, where they are first needed.
+  ValueId moved(const ShardedLayout::Move& wanted, const OpNode& beside) {
+    const auto known = std::ranges::find_if(made_, [&](const auto& each) {
+      return std::get<0>(each) == wanted && std::get<1>(each) == stage_ && std::get<2>(each) == beside.grad_enabled;
+    });
+    if (known != made_.end()) return std::get<3>(*known);
+    const auto value = new_value(wanted.value);
+    move(wanted.move, wanted.value, value, wanted.slices, beside);
+    if (wanted.move == ShardMove::kScatter) note_slices(value, stage_, wanted.slices);
+    made_.emplace_back(wanted, stage_, beside.grad_enabled, value);
+    return value;
+  }
+
+  [[nodiscard]] bool has_sum(const OpNode& node) const {
+    bool any = false;
+    for_each_output(node, [&](ValueId value) { any = any || layout().sums.count(value) > 0; });
+    return any;
+  }
+
+  UnitSlices slices_of_kernel(const OpNode& node, ShardedOp::Kernel kernel) const {
+    if (kernel != ShardedOp::Kernel::kClassLoss && kernel != ShardedOp::Kernel::kEmbeddingRows) return {};
+    return out_.slices.at(node.inputs.front().values.front()).slices;
+  }
+
+  /// The operator gives terms, which are added up behind it; the bias of a linear layer is added to the sum.
+  void add_up(OpNode node, ShardedOp::Kernel kernel) {
+    const auto slices = slices_of_kernel(node, kernel);
+    AUTOPAR_ASSERT(node.outputs.size() == 1 && node.outputs.front().kind == SlotKind::kTensor,
+                   "an operator that gives terms of a sum gives one tensor");
+    auto& result = node.outputs.front().values.front();
+    const auto sum = std::exchange(result, new_value(result));
+    const auto terms = result;
+    const auto storage = out_.graph.value(sum).storage;
+    std::ranges::replace(node.writes, storage, out_.graph.value(terms).storage);
+    auto bias = ValueId::none();
+    if (kernel == ShardedOp::Kernel::kWithoutBias) {
+      constexpr std::int32_t kBias = 2;
+      const auto at = std::ranges::find(node.inputs, kBias, &Slot::position);
+      bias = at->values.front();
+      node.inputs.erase(at);
+      node.args[kBias] = c10::IValue();
+      std::erase(node.reads, out_.graph.value(bias).storage);
+    }
+    const auto beside = node;
+    const auto id = append(std::move(node));
+    out_.steps[id] = {.shards = stages_[stage_].shards, .kernel = kernel, .slices = slices};
+    if (!bias.valid()) {
+      move(ShardMove::kReduce, terms, sum, {}, beside);
+      return;
+    }
+    const auto without_bias = new_value(sum);
+    move(ShardMove::kReduce, terms, without_bias, {}, beside);
+    static const auto add = c10::Dispatcher::singleton().findSchemaOrThrow("aten::add", "Tensor");
+    OpNode with_bias{add, {c10::IValue(), c10::IValue(), c10::Scalar(1)}};
+    with_bias.inputs = {{0, SlotKind::kTensor, {without_bias}}, {1, SlotKind::kTensor, {bias}}};
+    with_bias.outputs = {{0, SlotKind::kTensor, {sum}}};
+    with_bias.grad_enabled = beside.grad_enabled;
+    with_bias.path = beside.path;
+    with_bias.reads = {out_.graph.value(without_bias).storage, out_.graph.value(bias).storage};
+    std::ranges::sort(with_bias.reads);
+    with_bias.writes = {storage};
+    append(std::move(with_bias));
+  }
+
+  const std::vector<ShardedStage>& stages_;
+  std::vector<std::optional<std::size_t>> stage_of_;  // by OpId of the program before
+  std::size_t stage_ = 0;                             // of the operator under way
+  OpId old_;                                          // likewise
+  std::map<ValueId, ValueId> wholes_;                 // of values in slices that are read outside
+  std::vector<std::tuple<ShardedLayout::Move, std::size_t, bool, ValueId>> made_;
+  ShardedGraph out_;
+};
+
+/// Multiplies what follows the size of a sliced dim.
+SizeExpr scaled(SizeExpr size, std::int64_t own, std::int64_t all) {
+  return {size.per_sample * own / all, size.fixed * own / all};
+}
+
+/// An element of an integer argument takes another value.
+void set_size(OpNode& node, std::int32_t argument, std::int32_t element, SizeExpr from, SizeExpr to) {
+  bool follows = false;
+  for (auto& integer : node.integers) {
+    if (integer.argument != argument || integer.element != element) continue;
+    if (integer.expr == from) integer.expr = to;
+    follows = true;
+  }
+  if (follows) return;
+  auto& value = node.args[static_cast<std::size_t>(argument)];
+  if (element < 0) {
+    if (value.isInt() && value.toInt() == from.fixed) value = to.fixed;
+    return;
+  }
+  auto list = value.toIntVector();
+  auto& own = list[static_cast<std::size_t>(element)];
+  if (own == from.fixed) own = to.fixed;
+  value = list;
+}
+
+/// Sizes among the arguments of an operator whose result is in slices.
+void shrink_arguments(OpNode& node, const OpGraph& whole, const OpGraph& own, const ShardedGraph::Slices& slices,
+                      int place) {
+  const auto result = node.outputs.front().values.front();
+  const auto dim = static_cast<std::size_t>(slices.slices.dim);
+  const auto from = whole.value(result).sizes[dim], to = own.value(result).sizes[dim];
+  const auto& schema = node.op.schema();
+  const auto argument = [&](const char* name) {
+    const auto at = schema.argumentIndexWithName(name);
+    return at ? static_cast<std::int32_t>(*at) : -1;
+  };
+  const auto family = traits_of(node.op).family;
+  if (family == OpFamily::kReshape || family == OpFamily::kExpand) {
+    for (const auto* name : {"size", "shape", "sizes"}) {
+      const auto at = argument(name);
+      if (at < 0 || !node.args[static_cast<std::size_t>(at)].isIntList()) continue;
+      // An unflatten names some of the dims, from `dim` on.
+      const auto length = static_cast<std::int32_t>(node.args[static_cast<std::size_t>(at)].toIntVector().size());
+      std::int32_t element = slices.slices.dim;
+      if (const auto first = argument("dim"); first >= 0) {
+        const auto rank = static_cast<std::int64_t>(whole.value(result).sizes.size()) - length + 1;
+        const auto begin = node.args[static_cast<std::size_t>(first)].toInt();
+        element -= static_cast<std::int32_t>(begin < 0 ? begin + rank : begin);
+      }
+      if (element >= 0 && element < length) set_size(node, at, element, from, to);
+    }
+    return;
+  }
+  const auto along = argument("dim");
+  if (along < 0 || (family != OpFamily::kSplit && family != OpFamily::kSlice)) return;
+  const auto self = node.inputs.front().values.front();
+  const auto rank = static_cast<std::int64_t>(whole.value(self).sizes.size());
+  const auto named = node.args[static_cast<std::size_t>(along)].toInt();
+  if ((named < 0 ? named + rank : named) != slices.slices.dim) return;
+  const auto units = slices.slices.units, mine = slices.slices.split(slices.shards).length(place);
+  const auto shrink = [&](const char* name) {
+    const auto at = argument(name);
+    if (at < 0) return;
+    auto& value = node.args[static_cast<std::size_t>(at)];
+    const auto size = whole.value(self).sizes[dim].fixed;
+    const auto smaller = [&](std::int64_t bound) { return bound > size ? bound : bound * mine / units; };
+    if (value.isInt()) {
+      value = smaller(value.toInt());
+    } else if (value.isIntList()) {
+      auto list = value.toIntVector();
+      for (auto& each : list) each = smaller(each);
+      value = list;
+    }
+  };
+  for (const auto* name : {"start", "end", "length", "split_size", "split_sizes", "indices"}) shrink(name);
+}
+
+}  // namespace
+
+ShardedGraph insert_moves(const OpGraph& graph, const std::vector<ShardedStage>& stages) {
+  return Inserter(graph, stages).take();
+}
+
+std::vector<SizeExpr> sizes_on_shard(std::vector<SizeExpr> whole, const ShardedGraph::Slices& slices, int place) {
+  whole[static_cast<std::size_t>(slices.slices.dim)] =
+      slices.slices.size_of(slices.slices.split(slices.shards).length(place));
+  return whole;
+}
+
+OpGraph on_shard(const ShardedGraph& sharded, const std::vector<std::optional<int>>& places) {
+  OpGraph own = sharded.graph;
+  for (const auto& [value, slices] : sharded.slices) {
+    const auto place = places[slices.stage];
+    if (!place) continue;
+    auto& info = own.value(value);
+    const auto units = slices.slices.split(slices.shards).length(*place);
+    const auto dim = static_cast<std::size_t>(slices.slices.dim);
+    info.sizes = sizes_on_shard(std::move(info.sizes), slices, *place);
+    const auto stride = info.strides.empty() ? SizeExpr{} : info.strides[dim];
+    for (auto& other : info.strides) {  // of dims in whose elements the sliced dim lies
+      const bool is_outside = other.fixed > stride.fixed || other.per_sample > stride.per_sample;
+      if (is_outside) other = scaled(other, units, slices.slices.units);
+    }
+  }
+  for (std::size_t i = 0; i < own.ops.size(); ++i) {
+    auto& node = own.ops[i];
+    bool shrinks = false;
+    for_each_output(node, [&](ValueId result) {
+      const auto found = sharded.slices.find(result);
+      if (shrinks || found == sharded.slices.end() || !places[found->second.stage]) return;
+      shrinks = true;
+      shrink_arguments(node, sharded.graph, own, found->second, *places[found->second.stage]);
+    });
+  }
+  return own;
+}
+
+}  // namespace autopar

@@ -1,0 +1,288 @@
+#include "torch/tensor_parallel/sharded_op.hpp"
+
+#include <algorithm>
+#include <optional>
+
+namespace autopar {
+
+namespace {
+
+using algebra::OpContext;
+using algebra::wrap_dim;
+
+constexpr SizeExpr kOne{0, 1};
+
+class Rule {
+ public:
+  Rule(const OpGraph& graph, const std::vector<TensorLayout>& layouts, std::vector<BatchType>& types, OpId id)
+      : graph_(graph), layouts_(layouts), types_(types), op_(graph, types, options_, id) {
+    for_each_input(graph.op(id), [&](ValueId value) {
+      if (!layouts_[value.index()].is_sharded() || std::ranges::find(sharded_, value) != sharded_.end()) return;
+      sharded_.push_back(value);
+    });
+  }
+
+  [[nodiscard]] ShardedOp apply() {
+    if (sharded_.empty()) return ShardedOp::whole();
+    for (const auto value : sharded_) out_.needs[value] = slices(value);
+    switch (op_.traits().family) {
+      case OpFamily::kPointwise:
+      case OpFamily::kCopyValue:
+      case OpFamily::kDropout:
+      case OpFamily::kFill:
+      case OpFamily::kCopyInto:
+        return pointwise();
+      case OpFamily::kLikeFactory:
+        return of_one(slices(sharded_.front()));
+      case OpFamily::kReshape:
+        return reshape();
+      case OpFamily::kExpand:
+        return expand();
+      case OpFamily::kSplit:
+      case OpFamily::kSlice:
+        return along_own_dim() ? pieces() : by_dims();
+      case OpFamily::kPermute:
+      case OpFamily::kSqueeze:
+      case OpFamily::kUnsqueeze:
+      case OpFamily::kSelect:
+      case OpFamily::kCat:
+      case OpFamily::kStack:
+      case OpFamily::kAlongDims:
+      case OpFamily::kReduce:
+      case OpFamily::kReduceMean:
+      case OpFamily::kReduceSum:
+      case OpFamily::kLayerNorm:
+      case OpFamily::kTrailing:
+        return by_dims();
+      case OpFamily::kContraction:
+        return contraction();
+      case OpFamily::kLinear:
+        return op_.base_name() == "linear" ? linear() : ShardedOp::whole();
+      case OpFamily::kAttention:
+        return op_.base_name() == "scaled_dot_product_attention" ? attention() : ShardedOp::whole();
+      case OpFamily::kEmbedding:
+        return embedding();
+      case OpFamily::kClassLoss:
+        return class_loss();
+      default:
+        return ShardedOp::whole();
+    }
+  }
+
+ private:
+  [[nodiscard]] const UnitSlices& slices(ValueId value) const { return layouts_[value.index()].slices(); }
+  [[nodiscard]] bool is_sharded(ValueId value) const { return value.valid() && layouts_[value.index()].is_sharded(); }
+  [[nodiscard]] const std::vector<SizeExpr>& sizes(ValueId value) const { return graph_.value(value).sizes; }
+  [[nodiscard]] std::int64_t rank(ValueId value) const { return op_.rank(value); }
+
+  ShardedOp of_one(const UnitSlices& result) {
+    out_.in_slices = true;
+    out_.results.assign(op_.results().size(), TensorLayout::sharded(result));
+    return out_;
+  }
+  ShardedOp sum() {
+    out_.in_slices = true;
+    out_.results.assign(op_.results().size(), TensorLayout::partial());
+    return out_;
+  }
+
+  /// Notes that an operand takes part in a sharded dim, its own `dim`: there it must have the same units.
+  /// @return whether it can
+  bool require(ValueId operand, std::int64_t dim, const UnitSlices& as) {
+    if (dim < 0 || dim >= rank(operand)) return true;
+    const auto wanted = as.at_dim(dim);
+    if (is_sharded(operand)) return slices(operand) == wanted;
+    if (sizes(operand)[static_cast<std::size_t>(dim)] == kOne) return true;
+    if (sizes(operand)[static_cast<std::size_t>(dim)] != as.size_of(as.units)) return false;
+    const auto [known, is_new] = out_.needs.try_emplace(operand, wanted);
+    return known->second == wanted;
+  }
+
+  /// A memory that is written must be that of the result.
+  [[nodiscard]] bool writes_whole() const {
+    const auto at = op_.written_argument();
+    if (at < 0) return false;
+    const auto written = op_.tensors(at);
+    return written.empty() || !is_sharded(written.front());
+  }
+
+  ShardedOp pointwise() {
+    const auto to = static_cast<std::int64_t>(op_.result_sizes().size());
+    const auto first = sharded_.front();
+    const auto result = slices(first).at_dim(slices(first).dim + to - rank(first));
+    if (result.dim < 0 || writes_whole()) return ShardedOp::whole();
+    for (const auto operand : op_.tensors()) {
+      if (!require(operand, result.dim - (to - rank(operand)), result)) return ShardedOp::whole();
+    }
+    return of_one(result);
+  }
+
+  ShardedOp reshape() {
+    const auto self = op_.first_tensor();
+    if (!is_sharded(self) || op_.base_name() == "_reshape_alias") return ShardedOp::whole();
+    const auto result = reshaped(slices(self), sizes(self), op_.result_sizes());
+    return result ? of_one(*result) : ShardedOp::whole();
+  }
+
+  ShardedOp expand() {
+    const auto self = op_.first_tensor();
+    if (!is_sharded(self)) return ShardedOp::whole();
+    const auto& to = op_.result_sizes();
+    const auto dim = slices(self).dim + static_cast<std::int64_t>(to.size()) - rank(self);
+    const bool keeps = to[static_cast<std::size_t>(dim)] == slices(self).size_of(slices(self).units);
+    return keeps ? of_one(slices(self).at_dim(dim)) : ShardedOp::whole();
+  }
+
+  [[nodiscard]] bool along_own_dim() const {
+    const auto self = op_.first_tensor();
+    return is_sharded(self) && wrap_dim(op_.integer("dim", 0), rank(self)) == slices(self).dim;
+  }
+
+  /// Pieces along the sharded dim, each of whole blocks: chunks of fused projections.
+  ShardedOp pieces() {
+    const auto self = op_.first_tensor();
+    const auto& whole = slices(self);
+    if (op_.base_name() == "unbind" || op_.integer("step", 1) != 1 || op_.tensors().size() != 1 ||
+        whole.outer.depends_on_batch()) {
+      return ShardedOp::whole();
+    }
+    if (op_.traits().family == OpFamily::kSlice && !starts_at_block()) return ShardedOp::whole();
+    out_.in_slices = true;
+    for (std::size_t k = 0; k < op_.results().size(); ++k) {
+      const auto size = op_.result_sizes(k)[static_cast<std::size_t>(whole.dim)];
+      const auto blocks = quotient(size, {0, whole.units * whole.inner});
+      if (!blocks) return ShardedOp::whole();
+      out_.results.push_back(TensorLayout::sharded({whole.dim, *blocks, whole.units, whole.inner}));
+    }
+    return out_;
+  }
+  [[nodiscard]] bool starts_at_block() const {
+    const auto& whole = slices(op_.first_tensor());
+    const auto start = op_.is_none("start") ? std::optional(SizeExpr{}) : op_.expression("start");
+    return start && !start->depends_on_batch() && start->fixed >= 0 && start->fixed % (whole.units * whole.inner) == 0;
+  }
+
+  /// Operators that only move dims, or work along others than the sharded one: the batch algebra's rules, with units in
+  /// place of samples.
+  ShardedOp by_dims() {
+    const auto& layout = slices(sharded_.front());
+    for (const auto value : sharded_) {
+      if (slices(value).at_dim(0) != layout.at_dim(0)) return ShardedOp::whole();
+    }
+    for (const auto value : sharded_) types_[value.index()] = BatchType::batched(slices(value).dim);
+    const auto typed = algebra::type_over_samples(op_);
+    for (const auto value : sharded_) types_[value.index()] = BatchType::replicated();
+    if (writes_whole()) return ShardedOp::whole();
+    if (typed.verdict != algebra::Verdict::kTyped || typed.handling.scale_output || typed.batch_norm || typed.count) {
+      return ShardedOp::whole();
+    }
+    out_.in_slices = true;
+    for (const auto& type : typed.outputs) {
+      if (type.is(BatchKind::kPartialSum)) {
+        out_.results.push_back(TensorLayout::partial());
+      } else if (type.is_batched() && type.outer == 1 && type.inner == 1) {
+        out_.results.push_back(TensorLayout::sharded(layout.at_dim(type.dim)));
+      } else {
+        return ShardedOp::whole();
+      }
+    }
+    return out_;
+  }
+
+  ShardedOp contraction() {
+    const auto product = algebra::contraction_of(op_);
+    if (!product || algebra::has_addend(op_)) return ShardedOp::whole();
+    std::optional<int> label;
+    UnitSlices units;
+    for (std::size_t k = 0; k < product->operands.size(); ++k) {
+      if (!is_sharded(product->operands[k])) continue;
+      units = slices(product->operands[k]);
+      label = product->labels[k].at(static_cast<std::size_t>(units.dim));
+    }
+    if (!label) return ShardedOp::whole();
+    for (std::size_t k = 0; k < product->operands.size(); ++k) {
+      const auto& labels = product->labels[k];
+      const auto at = std::ranges::find(labels, *label);
+      const auto operand = product->operands[k];
+      if (std::ranges::count(labels, *label) > 1) return ShardedOp::whole();
+      if (is_sharded(operand) && at == labels.end()) return ShardedOp::whole();
+      if (at != labels.end() && !require(operand, at - labels.begin(), units)) return ShardedOp::whole();
+    }
+    const auto found = std::ranges::find(product->result, *label);
+    return found == product->result.end() ? sum() : of_one(units.at_dim(found - product->result.begin()));
+  }
+
+  ShardedOp linear() {
+    const auto x = op_.tensor("input"), weight = op_.tensor("weight"), bias = op_.tensor("bias");
+    const auto last = rank(x) - 1;
+    if (is_sharded(weight) && slices(weight).dim == 0) {
+      if (is_sharded(x) || (bias.valid() && !require(bias, 0, slices(weight)))) return ShardedOp::whole();
+      return of_one(slices(weight).at_dim(last));
+    }
+    const bool by_inputs = is_sharded(weight) || (is_sharded(x) && slices(x).dim == last);
+    if (!by_inputs) {  // the layer works on the last dim of its input alone
+      const bool others_whole = !is_sharded(weight) && !is_sharded(bias);
+      return is_sharded(x) && others_whole ? of_one(slices(x)) : ShardedOp::whole();
+    }
+    const auto& units = is_sharded(weight) ? slices(weight) : slices(x);
+    if (is_sharded(bias) || !require(x, last, units) || !require(weight, 1, units)) return ShardedOp::whole();
+    if (bias.valid()) out_.kernel = ShardedOp::Kernel::kWithoutBias;
+    return sum();
+  }
+
+  ShardedOp attention() {
+    const auto query = op_.tensor("query"), mask = op_.tensor("attn_mask");
+    if (op_.flag("enable_gqa", false) || !is_sharded(query)) return ShardedOp::whole();
+    const auto& heads = slices(query);
+    const auto from_right = rank(query) - heads.dim;
+    if (from_right < 3) return ShardedOp::whole();
+    for (const auto* name : {"key", "value"}) {
+      const auto operand = op_.tensor(name);
+      if (rank(operand) != rank(query) || !require(operand, heads.dim, heads)) return ShardedOp::whole();
+    }
+    if (mask.valid() && !require(mask, rank(mask) - from_right, heads)) return ShardedOp::whole();
+    return of_one(heads);
+  }
+
+  ShardedOp embedding() {
+    const auto weight = op_.tensor("weight"), indices = op_.tensor("indices");
+    if (!is_sharded(weight) || is_sharded(indices)) return ShardedOp::whole();
+    if (slices(weight).dim == 1) return of_one(slices(weight).at_dim(rank(indices)));
+    const bool counts = op_.flag("scale_grad_by_freq", false) || op_.flag("sparse", false);
+    const bool is_plain = slices(weight).outer == kOne && slices(weight).inner == 1;
+    if (counts || !is_plain) return ShardedOp::whole();
+    out_.kernel = ShardedOp::Kernel::kEmbeddingRows;
+    return sum();
+  }
+
+  ShardedOp class_loss() {
+    if (op_.base_name() != "cross_entropy_loss") return ShardedOp::whole();
+    const auto logits = op_.tensor("self"), target = op_.tensor("target");
+    const std::int64_t classes = rank(logits) == 1 ? 0 : 1;
+    const bool of_indices = c10::isIntegralType(graph_.value(target).dtype, /*includeBool=*/false);
+    if (sharded_ != std::vector{logits} || slices(logits).dim != classes || !of_indices) return ShardedOp::whole();
+    if (slices(logits).outer != kOne || slices(logits).inner != 1) return ShardedOp::whole();
+    const auto type = graph_.value(logits).dtype;
+    if (type != at::kFloat && type != at::kDouble) return ShardedOp::whole();  // its loss is of single precision
+    out_.in_slices = true;
+    out_.kernel = ShardedOp::Kernel::kClassLoss;
+    out_.results.assign(op_.results().size(), TensorLayout::whole());
+    return out_;
+  }
+
+  const OpGraph& graph_;
+  const std::vector<TensorLayout>& layouts_;
+  std::vector<BatchType>& types_;
+  AlgebraOptions options_;
+  OpContext op_;
+  std::vector<ValueId> sharded_;
+  ShardedOp out_;
+};
+
+}  // namespace
+
+ShardedOp ShardRules::operator()(const std::vector<TensorLayout>& layouts, OpId id) {
+  return Rule(graph_, layouts, types_, id).apply();
+}
+
+}  // namespace autopar

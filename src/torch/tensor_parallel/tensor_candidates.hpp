@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <autopar/core/units.hpp>
+
+#include "torch/algebra/batch_algebra.hpp"
+#include "torch/ir/op_graph.hpp"
+#include "torch/tensor_parallel/shard_typing.hpp"
+
+namespace autopar {
+
+/// Operators that tensor shards can run together on slices: a column and a row linear layer with what lies between
+/// (heads of attention, gates), an embedding, a class head with its loss. What enters and leaves them is whole.
+struct TensorCandidate {
+  LeafSlices leaves;
+  std::vector<OpId> ops;                ///< ascending
+  std::int64_t units = 1;               ///< heads, hidden units, classes: at most so many shards
+  std::vector<ValueId> copied{};        ///< whole values whose gradients are added up
+  std::vector<ValueId> added_up{};      ///< results that are added up
+  std::vector<ValueId> class_losses{};  ///< results of losses, whose statistics are gathered
+};
+
+/// Finds them by trying: a linear layer is cut by outputs, in units that the shapes behind it suggest, and operators
+/// follow, until their results are whole again. Of several ways the one that exchanges least is kept. No parameter is
+/// in two.
+/// @cost O(operators) in all, times the ways that shapes suggest (a few)
+[[nodiscard]] std::vector<TensorCandidate> find_tensor_candidates(const OpGraph& graph, const BatchPlan& plan);
+
+}  // namespace autopar

@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <autopar/core/placement.hpp>
+#include <autopar/shard/split.hpp>
+
+#include "torch/ir/op_graph.hpp"
+
+namespace autopar {
+
+/// A dim of a tensor as blocks of units, `size[dim] = outer * units * inner`: each tensor shard of a replica has its
+/// own units of every block. The weight of fused queries, keys and values, [3 * heads * 64, features], is cut in dim 0
+/// with outer 3, one unit a head, inner 64.
+struct UnitSlices {
+  std::int32_t dim = 0;
+  SizeExpr outer{0, 1};
+  std::int64_t units = 1;
+  std::int64_t inner = 1;
+
+  [[nodiscard]] UnitSlices at_dim(std::int64_t other) const {
+    return {static_cast<std::int32_t>(other), outer, units, inner};
+  }
+  /// Which units a shard has: the first shards have one more where they cannot be equal.
+  [[nodiscard]] Split split(int shards) const { return Split::even(units, shards); }
+  /// Size of the dim on a shard that has so many of the units.
+  [[nodiscard]] SizeExpr size_of(std::int64_t own_units) const {
+    const auto each = own_units * inner;
+    return {outer.per_sample * each, outer.fixed * each};
+  }
+
+  friend bool operator==(const UnitSlices&, const UnitSlices&) = default;
+};
+
+/// How a value lies on the tensor axis of its stage's mesh.
+class TensorLayout {
+ public:
+  /// The same on every shard.
+  [[nodiscard]] static TensorLayout whole() { return {}; }
+  [[nodiscard]] static TensorLayout sharded(const UnitSlices& slices) {
+    TensorLayout layout;
+    layout.slices_ = slices;
+    return layout;
+  }
+  /// Terms of a sum.
+  [[nodiscard]] static TensorLayout partial() {
+    TensorLayout layout;
+    layout.is_partial_ = true;
+    return layout;
+  }
+
+  [[nodiscard]] bool is_sharded() const { return slices_.has_value(); }
+  [[nodiscard]] bool is_partial() const { return is_partial_; }
+  /// @pre is_sharded()
+  [[nodiscard]] const UnitSlices& slices() const { return *slices_; }
+  [[nodiscard]] Placement placement() const {
+    if (is_partial_) return Placement::partial();
+    return slices_ ? Placement::shard(slices_->dim) : Placement::replicate();
+  }
+
+  friend bool operator==(const TensorLayout&, const TensorLayout&) = default;
+
+ private:
+  std::optional<UnitSlices> slices_;
+  bool is_partial_ = false;
+};
+
+/// a * b, unless both follow the batch.
+[[nodiscard]] std::optional<SizeExpr> product(SizeExpr a, SizeExpr b);
+/// a / b, if it has no remainder at any batch.
+[[nodiscard]] std::optional<SizeExpr> quotient(SizeExpr a, SizeExpr b);
+/// Of dims [begin, end). Nothing if two of them follow the batch.
+[[nodiscard]] std::optional<SizeExpr> product_of(const std::vector<SizeExpr>& sizes, std::size_t begin,
+                                                 std::size_t end);
+
+/// The same slices after the elements have been given other dims (view, reshape, flatten); nothing if they are not
+/// units of one dim any more.
+[[nodiscard]] std::optional<UnitSlices> reshaped(const UnitSlices& slices, const std::vector<SizeExpr>& from,
+                                                 const std::vector<SizeExpr>& to);
+
+}  // namespace autopar

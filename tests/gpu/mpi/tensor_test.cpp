@@ -1,0 +1,39 @@
+#include <torch/torch.h>
+
+#include <catch_shim.hpp>
+#include <double_precision.hpp>
+
+#include <memory>
+
+#include <autopar/torch/device.hpp>
+
+#include "../../numerics/tensor_models.hpp"
+
+namespace gpu_tensor_test {
+
+using namespace tensor_test;
+
+template <class Net>
+void check(ap::World& world, const char* recompute = "none") {
+  Setup setup;
+  setup.options.recompute = recompute;
+  setup.options.costs = "roofline";
+  setup = setup_of(world.size(), {1}, 1, setup);
+  const auto reference = numerics::run_reference<Net>([] { return std::make_shared<Net>(); }, setup, 7);
+  CHECK(check_on<Net>(world, reference, setup, 7));
+}
+
+TEST_CASE("tensor shards on GPUs train as one process on the CPU, in double precision") {
+  const DoublePrecision fp64;
+  torch::set_num_threads(1);
+  ap::World world(0, nullptr);
+  REQUIRE(ap::device(world).is_cuda());
+  check<FeedForward>(world);
+  check<Gpt>(world);
+  check<Gpt>(world, "full");
+  check<Encoder>(world);
+  check<Separate>(world);
+  check<Classifier>(world);
+}
+
+}  // namespace gpu_tensor_test

@@ -1,0 +1,191 @@
+#pragma once
+
+#include <torch/torch.h>
+
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <autopar/autopar.hpp>
+
+#include "fidelity.hpp"
+
+// Programs as people write them, none of which knows of tensor shards.
+namespace tensor_test {
+
+namespace ap = autopar;
+namespace nn = torch::nn;
+namespace F = torch::nn::functional;
+using numerics::Setup;
+using torch::Tensor;
+
+/// A gated layer, a plain pair and a residual in place.
+struct FeedForward : nn::Module {
+  nn::Linear up{nullptr}, down{nullptr}, gate_and_up{nullptr}, out{nullptr};
+  nn::LayerNorm norm{nullptr};
+  FeedForward() {
+    norm = register_module("norm", nn::LayerNorm(nn::LayerNormOptions({6})));
+    up = register_module("up", nn::Linear(6, 10));
+    down = register_module("down", nn::Linear(10, 6));
+    gate_and_up = register_module("gate_and_up", nn::Linear(6, 16));
+    out = register_module("out", nn::Linear(nn::LinearOptions(8, 6).bias(false)));
+  }
+  Tensor forward(Tensor x, const Tensor& y) {
+    auto h = down(torch::gelu(up(norm(x))));
+    h += x;
+    const auto halves = gate_and_up(h).chunk(2, -1);
+    h = h + out(torch::silu(halves[0]) * halves[1]);
+    return F::mse_loss(h, y);
+  }
+  static std::tuple<Tensor, Tensor> batch(std::int64_t n) { return {torch::randn({n, 3, 6}), torch::randn({n, 3, 6})}; }
+};
+
+/// Several pairs, of which some lie whole in each of two stages wherever these are cut.
+struct Deep : nn::Module {
+  std::vector<nn::Linear> layers;
+  Deep() {
+    for (int i = 0; i < 8; ++i) {
+      layers.push_back(
+          register_module("layer" + std::to_string(i), i % 2 == 0 ? nn::Linear(6, 12) : nn::Linear(12, 6)));
+    }
+  }
+  Tensor forward(Tensor x, const Tensor& y) {
+    for (std::size_t i = 0; i < layers.size(); i += 2) x = x + layers[i + 1](torch::tanh(layers[i](x)));
+    return F::mse_loss(x, y);
+  }
+  static std::tuple<Tensor, Tensor> batch(std::int64_t n) { return {torch::randn({n, 6}), torch::randn({n, 6})}; }
+};
+
+/// A language model: fused projections, causal attention, a table that the first and the last operators read.
+struct Gpt : nn::Module {
+  static constexpr int kHeads = 4, kWidth = 8, kWords = 11, kTime = 5;
+  nn::Embedding words{nullptr}, places{nullptr};
+  nn::Linear qkv{nullptr}, proj{nullptr}, fc{nullptr}, back{nullptr};
+  nn::LayerNorm first{nullptr}, second{nullptr}, last{nullptr};
+  Gpt() {
+    words = register_module("words", nn::Embedding(kWords, kWidth));
+    places = register_module("places", nn::Embedding(kTime, kWidth));
+    first = register_module("first", nn::LayerNorm(nn::LayerNormOptions({kWidth})));
+    qkv = register_module("qkv", nn::Linear(kWidth, 3 * kWidth));
+    proj = register_module("proj", nn::Linear(kWidth, kWidth));
+    second = register_module("second", nn::LayerNorm(nn::LayerNormOptions({kWidth})));
+    fc = register_module("fc", nn::Linear(kWidth, 4 * kWidth));
+    back = register_module("back", nn::Linear(4 * kWidth, kWidth));
+    last = register_module("last", nn::LayerNorm(nn::LayerNormOptions({kWidth})));
+  }
+  Tensor attention(const Tensor& x) {
+    const auto b = x.size(0), t = x.size(1);
+    auto parts = qkv(x).view({b, t, 3, kHeads, kWidth / kHeads}).permute({2, 0, 3, 1, 4}).unbind(0);
+    const auto mixed = at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0.0, /*is_causal=*/true);
+    return proj(mixed.transpose(1, 2).reshape({b, t, kWidth}));
+  }
+  Tensor forward(const Tensor& tokens, const Tensor& next) {
+    auto x = words(tokens) + places(torch::arange(tokens.size(1)));
+    x = x + attention(first(x));
+    x = x + back(torch::gelu(fc(second(x)), "tanh"));
+    const auto logits = torch::matmul(last(x), words->weight.t());
+    return F::cross_entropy(logits.view({-1, kWords}), next.reshape({-1}));
+  }
+  static std::tuple<Tensor, Tensor> batch(std::int64_t n) {
+    return {torch::randint(kWords, {n, kTime}), torch::randint(kWords, {n, kTime})};
+  }
+};
+
+/// libtorch's own layers, time first, with a mask; loss outside.
+struct Encoder : nn::Module {
+  nn::MultiheadAttention attention{nn::MultiheadAttentionOptions(8, 4)};
+  nn::Linear up{nullptr}, down{nullptr};
+  Encoder() {
+    register_module("attention", attention);
+    up = register_module("up", nn::Linear(8, 12));
+    down = register_module("down", nn::Linear(12, 8));
+  }
+  Tensor forward(const Tensor& x) {
+    const auto in = x.transpose(0, 1);
+    const auto mixed = std::get<0>(attention(in, in, in));
+    return down(torch::relu(up(in + mixed))).transpose(0, 1);
+  }
+  static std::tuple<Tensor> batch(std::int64_t n) { return {torch::randn({n, 4, 8}).requires_grad_()}; }
+};
+
+/// Layers of their own for queries, keys and values, scores written out with a bias for each head.
+struct Separate : nn::Module {
+  nn::Linear q{nullptr}, k{nullptr}, v{nullptr}, o{nullptr};
+  Tensor bias;
+  Separate() {
+    for (auto* layer : {&q, &k, &v, &o}) *layer = nn::Linear(8, 8);
+    register_module("q", q);
+    register_module("k", k);
+    register_module("v", v);
+    register_module("o", o);
+    bias = register_parameter("bias", torch::randn({4, 1, 5}));
+  }
+  Tensor heads(const Tensor& x) { return x.view({x.size(0), x.size(1), 4, 2}).transpose(1, 2); }
+  Tensor forward(const Tensor& x, const Tensor& y) {
+    const auto scores = torch::matmul(heads(q(x)), heads(k(x)).transpose(-2, -1)) / std::sqrt(2.0) + bias;
+    const auto mixed = torch::einsum("bhij,bhjd->bhid", {torch::softmax(scores, -1), heads(v(x))});
+    return F::mse_loss(o(mixed.transpose(1, 2).contiguous().view_as(x)), y, F::MSELossFuncOptions(torch::kSum));
+  }
+  static std::tuple<Tensor, Tensor> batch(std::int64_t n) { return {torch::randn({n, 5, 8}), torch::randn({n, 5, 8})}; }
+};
+
+/// A convolutional network with a head of ten classes, some of which count more, some not at all.
+struct Classifier : nn::Module {
+  nn::Conv2d conv{nullptr};
+  nn::BatchNorm2d norm{nullptr};
+  nn::Linear head{nullptr};
+  Tensor weight;
+  Classifier() {
+    conv = register_module("conv", nn::Conv2d(nn::Conv2dOptions(2, 4, 3).padding(1)));
+    norm = register_module("norm", nn::BatchNorm2d(4));
+    head = register_module("head", nn::Linear(4, 10));
+    weight = register_buffer("weight", torch::rand({10}) + 0.5);
+  }
+  Tensor forward(const Tensor& x, const Tensor& y) {
+    const auto h = torch::relu(norm(conv(x))).mean({2, 3});
+    return F::cross_entropy(head(h), y,
+                            F::CrossEntropyFuncOptions().weight(weight).ignore_index(3).label_smoothing(0.1));
+  }
+  static std::tuple<Tensor, Tensor> batch(std::int64_t n) {
+    return {torch::randn({n, 2, 4, 4}), torch::randint(10, {n})};
+  }
+};
+
+/// Trains on this rank with so many tensor shards a replica, and compares with one process.
+/// @return whether this rank has a slice of some parameter
+template <class Net>
+bool check_on(ap::World& world, const numerics::Reference<decltype(Net::batch(1))>& reference, const Setup& setup,
+              std::uint64_t seed, numerics::Traits traits = {}) {
+  const auto net = [&] {
+    const std::lock_guard lock(numerics::generator_mutex());
+    torch::manual_seed(seed);
+    return std::make_shared<Net>();
+  }();
+  ap::AutoParallel<Net> model(world, net, setup.options);
+  numerics::check_rank<Net>(world, model, reference, setup, traits);
+  for (const auto& stage : model->plan().stages) {
+    if (stage.mesh.tensor() != setup.options.tensor_parallel) throw numerics::Failure("a stage has other shards");
+  }
+  for (const auto& parameter : model->parameters()) {
+    if (model->owns(parameter) && model->shard(parameter).dim >= 0) return true;
+  }
+  return false;
+}
+
+/// Two steps, of which the second has other samples, on these shards of each replica of each stage.
+inline Setup setup_of(int shards, const std::vector<int>& replicas, int microbatches, Setup setup = {}) {
+  int ranks = 0;
+  for (const int r : replicas) ranks += r * shards;
+  setup.options.tensor_parallel = shards;
+  setup.options.stages = static_cast<int>(replicas.size());
+  setup.options.replicas = replicas;
+  setup.options.microbatches = microbatches;
+  setup.local.assign(2, std::vector<std::int64_t>(static_cast<std::size_t>(ranks), 2));
+  setup.local.back().front() = 4;
+  return setup;
+}
+
+}  // namespace tensor_test
