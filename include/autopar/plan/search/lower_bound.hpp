@@ -86,12 +86,6 @@ class LowerBound {
     return stage;
   }
 
-  /// The same where the constraints have one degree.
-  [[nodiscard]] ChosenStage choose(DownsetId from, DownsetId to, NodeMask nodes, int replicas, bool only,
-                                   double recompute, const std::vector<ChosenStage>& later) {
-    return choose({1, &tables_}, from, to, nodes, replicas, only, recompute, later);
-  }
-
   /// @param chosen   last stage of the pipeline first
   /// @param devices  left for the nodes that no stage has yet
   [[nodiscard]] double operator()(const std::vector<ChosenStage>& chosen, int devices) {
