@@ -44,7 +44,7 @@ void add_settings(CLI::App& command, ProblemArguments& problem) {
       {"min-microbatches", "fewest that are tried"},
       {"max-microbatches", "most that are tried"},
       {"schedule", "auto | gpipe | 1f1b | interleaved | zb-h1 | zb-v | synth"},
-      {"tensor-parallel", "degree"},
+      {"tensor-parallel", "auto | shards of each replica"},
       {"zero", "level"},
       {"recompute", "auto | none | full | names of modules"},
       {"device-memory", "of a rank, e.g. 16GiB, instead of the cluster's"},

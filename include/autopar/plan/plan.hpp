@@ -39,7 +39,7 @@ struct StagePlan {
   /// Segments of atoms that recompute their forward before their backward
   std::vector<std::vector<NodeId>> recomputed;
   std::vector<ParameterId> parameters;  ///< read by the stage, ascending
-  Bytes parameter_bytes{};              ///< buffers included
+  Bytes parameter_bytes{};              ///< buffers included, all shards together
   std::int64_t parameter_elements = 0;  ///< of parameters proper; 0 = not known
   Seconds forward{};                    ///< predicted, one slice of a micro-batch
   Seconds backward{};

@@ -19,7 +19,7 @@ namespace autopar {
 /// does, under which plans are searched exactly.
 struct Capabilities {
   std::vector<std::string> schedules = schedule_names(has_closed_form);
-  int max_tensor_parallel = 1;
+  int max_tensor_parallel = 1;  ///< shards of a replica that compute a profile's `tensor_regions` together
   int max_zero = 0;
   bool recompute = false;
   bool offload = false;

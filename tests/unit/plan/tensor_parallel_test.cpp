@@ -2,8 +2,11 @@
 
 #include <catch_shim.hpp>
 
+#include <deque>
+#include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <autopar/cost/roofline.hpp>
 #include <autopar/plan/check/check_plan.hpp>
@@ -12,8 +15,11 @@
 #include <autopar/plan/plan_with_defaults.hpp>
 #include <autopar/plan/report/print.hpp>
 #include <autopar/plan/search/exact_staging.hpp>
+#include <autopar/plan/search/lower_bound.hpp>
 #include <autopar/testing/brute_force.hpp>
 #include <autopar/testing/random_models.hpp>
+
+#include "unit/plan/random_stagings.hpp"
 
 using namespace autopar;
 using testing::Dice;
@@ -149,9 +155,16 @@ TEST_CASE("a region that is cut, or that does not admit so many shards, is compu
   CHECK(sliced.node_costs(8)[3].saved == Bytes((work.node_costs(8)[3].saved.value() * 2 + 4) / 5));
 }
 
-TEST_CASE("plans with tensor shards are what the checker works out, and can be run", "[laws]") {
+namespace {
+
+/// What plans of random instances were, all of which the checker accepts and can be run.
+struct Checked {
   int with_shards = 0, forced = 0, pipelined = 0, shared = 0;
-  for (int seed = 0; seed < 140; ++seed) {
+};
+
+Checked check_plans(int first, int last) {
+  Checked out;
+  for (int seed = first; seed < last; ++seed) {
     Instance c = random_instance(seed);
     if (seed % 2 == 0) c.request.options.tensor_parallel = c.cluster.devices % 3 == 0 ? 3 : 2;
     const auto plan = planned(c);
@@ -160,16 +173,28 @@ TEST_CASE("plans with tensor shards are what the checker works out, and can be r
     CHECK(faults(c, *plan) == "");
     CHECK_NOTHROW(require_sound(c.model, *plan));
     if (!has_shards(*plan)) continue;
-    ++with_shards;
-    forced += seed % 2 == 0 ? 1 : 0;
-    pipelined += plan->stages.size() > 1 ? 1 : 0;
-    shared += plan->stages.size() > 1 && plan->stages[0].mesh.ranks() == plan->stages[1].mesh.ranks() ? 1 : 0;
+    ++out.with_shards;
+    out.forced += seed % 2 == 0 ? 1 : 0;
+    out.pipelined += plan->stages.size() > 1 ? 1 : 0;
+    out.shared += plan->stages.size() > 1 && plan->stages[0].mesh.ranks() == plan->stages[1].mesh.ranks() ? 1 : 0;
   }
-  CAPTURE(with_shards, forced, pipelined, shared);
-  CHECK(forced > 25);
-  CHECK(with_shards > forced + 20);
-  CHECK(pipelined > 20);
-  CHECK(shared > 4);
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("plans with tensor shards are what the checker works out, and can be run", "[laws]") {
+  Checked seen = check_plans(0, 130);
+  check_plans(491, 492);  // shards with and without samples come to what they share at different times
+  CAPTURE(seen.with_shards, seen.forced, seen.pipelined, seen.shared);
+  CHECK(seen.forced > 25);
+  CHECK(seen.with_shards > seen.forced + 20);
+  CHECK(seen.pipelined > 20);
+  CHECK(seen.shared > 4);
+}
+
+TEST_CASE("thousands of plans with tensor shards are what the checker works out", "[laws][.nightly]") {
+  CHECK(check_plans(1000, 4000).with_shards > 1000);
 }
 
 namespace {
@@ -215,6 +240,87 @@ Compared compare(int first, int last) {
 }
 
 }  // namespace
+
+TEST_CASE("no bound on the way to a staging with tensor shards is above its step", "[laws]") {
+  double tightness = 0;
+  int stagings = 0, with_shards = 0, cut = 0;
+  for (int seed = 0; seed < 4000; ++seed) {
+    CAPTURE(seed);
+    Dice dice(static_cast<std::uint64_t>(seed) + 5);
+    Instance c = random_instance(seed, 8);
+    if (dice.chance(50)) {  // exchanging takes longer than slices save
+      for (LinkLevel& level : c.cluster.levels) level.link.latency = Seconds(dice(1, 9) * 1e-4);
+    }
+    const RooflineCost cost(c.cluster);
+    const Workload work = make_workload(c.model, cost);
+    Constraints constraints;
+    constraints.world = c.cluster.devices;
+    constraints.batch = c.request.batch;
+    constraints.memory = Bytes(1 << 30);
+    constraints.zero_levels = {0, 1, 2};
+    constraints.tensor_degrees.clear();
+    for (int degree = 1; degree <= constraints.world; ++degree) {
+      if (constraints.world % degree == 0) constraints.tensor_degrees.push_back(degree);
+    }
+    Staging staging = test::random_staging(dice, work, constraints.world);
+    for (int& replicas : staging.replicas) {
+      std::vector<int> degrees = constraints.tensor_degrees;
+      std::erase_if(degrees, [&](int degree) { return replicas % degree != 0; });
+      staging.tensor.push_back(degrees[static_cast<std::size_t>(dice.below(static_cast<int>(degrees.size())))]);
+      replicas /= staging.tensor.back();
+    }
+    if (ties_tensor_shards(work, staging)) continue;
+    const StepObjective objective(work, c.cluster, constraints);
+    const double step = objective(staging).step.value();
+
+    std::deque<Constraints> of_degrees;
+    std::deque<StepObjective> objectives;
+    std::deque<detail::CutTables> tables_of;
+    std::vector<const StepObjective*> all;
+    std::map<int, detail::StageDegree> degrees;
+    for (const int degree : constraints.tensor_degrees) {
+      of_degrees.push_back(constraints.at_degree(degree));
+      objectives.push_back(objective.under(of_degrees.back()));
+      tables_of.push_back(std::move(*detail::CutTables::make(objectives.back(), 100'000)));
+      all.push_back(&objectives.back());
+      degrees[degree] = {degree, &tables_of.back()};
+    }
+    auto tables = detail::CutTables::make(objective, 100'000, all);
+    detail::LowerBound bound(*tables, objective, staging.microbatches, staging.schedule);
+    double before = bound({}, constraints.world);
+    REQUIRE(before <= step * (1 + 1e-9));
+    NodeSet tail(work.graph.node_count());
+    DownsetId from = tables->tails().empty_set();
+    std::vector<detail::ChosenStage> chosen;
+    int left = constraints.world;
+    const auto nodes = nodes_by_stage(staging);
+    for (std::size_t s = nodes.size(); s-- > 0;) {
+      detail::NodeMask mask = 0;
+      for (const NodeId node : nodes[s]) {
+        tail.insert(node);
+        mask |= detail::bit(node);
+      }
+      const auto to = tables->tails().find(tail);
+      chosen.push_back(
+          bound.choose(degrees[staging.tensor[s]], from, *to, mask, staging.replicas[s], nodes.size() == 1, 0, chosen));
+      left -= staging.replicas[s] * staging.tensor[s];
+      from = *to;
+      before = bound(chosen, left);
+      REQUIRE(before <= step * (1 + 1e-9));
+    }
+    tightness += step > 0 ? before / step : 1;
+    ++stagings;
+    const auto shards = region_shards_of(work, staging);
+    with_shards += std::ranges::any_of(shards, [](int count) { return count > 1; }) ? 1 : 0;
+    cut += std::ranges::any_of(staging.tensor, [](int count) { return count > 1; }) && std::ranges::count(shards, 1) > 0
+               ? 1
+               : 0;
+  }
+  CAPTURE(stagings, with_shards, cut, tightness / stagings);
+  CHECK(with_shards > 400);
+  CHECK(cut > 600);
+  CHECK(tightness / stagings > 0.6);
+}
 
 TEST_CASE("the search finds what brute force finds, of tensor degrees of all stages and of each stage", "[laws]") {
   const auto [fitting, with_shards, mixed] = compare(0, 60);
@@ -329,24 +435,29 @@ TEST_CASE("without regions, or with ZeRO that shards do not know, the planner's 
 }
 
 TEST_CASE("a class head is sharded on the ranks that are replicas of what is before it", "[laws]") {
-  ModelProfile model = testing::chain(4, 4e7, 4000, 400);  // much to compute of few parameters
-  OpProfile& head = model.graph[NodeId(3)];
-  model.parameters[3].bytes = Bytes(8'000'000);
-  head.work.front().forward = {{1e5, 0}, {1e3, 8e6}, {0, 1}};
-  head.work.front().backward = {{2e5, 0}, {2e3, 1.6e7}, {0, 1}};
-  model.tensor_regions = {{{NodeId(3)}, {ParameterId(3)}, 100'000, false, {16, 0}, {400, 0}, 1, 1}};
-  Instance c{model, testing::small_cluster(4, Bytes(1 << 30)), {.batch = 16}};
-  c.request.runtime = runtime_capabilities();
-  c.request.runtime.max_tensor_parallel = 8;
-  const auto plan = planned(c);
-  REQUIRE(plan);
-  CAPTURE(to_text(*plan));
-  REQUIRE(plan->stages.size() == 2);
-  CHECK(plan->stages[0].mesh == Mesh({Rank(0), Rank(1), Rank(2), Rank(3)}, 1));
-  CHECK(plan->stages[1].mesh == Mesh({Rank(0), Rank(1), Rank(2), Rank(3)}, 4));
-  CHECK(plan->stages[1].atoms == std::vector{NodeId(3)});
-  CHECK(faults(c, *plan) == "");
-  CHECK_NOTHROW(require_sound(c.model, *plan));
+  for (const int layers : {4, 70}) {                                         // of many, blocks are planned
+    ModelProfile model = testing::chain(layers, 1.6e8 / layers, 4000, 400);  // much to compute of few parameters
+    const NodeId last(layers - 1);
+    OpProfile& head = model.graph[last];
+    const ParameterId weights = head.parameters.front();
+    model.parameters[weights.index()].bytes = Bytes(8'000'000);
+    head.work.front().forward = {{1e5, 0}, {1e3, 8e6}, {0, 1}};
+    head.work.front().backward = {{2e5, 0}, {2e3, 1.6e7}, {0, 1}};
+    model.tensor_regions = {{{last}, {weights}, 100'000, false, {16, 0}, {400, 0}, 1, 1}};
+    Instance c{model, testing::small_cluster(4, Bytes(1 << 30)), {.batch = 16}};
+    c.request.runtime = runtime_capabilities();
+    c.request.runtime.max_tensor_parallel = 8;
+    const auto plan = planned(c);
+    REQUIRE(plan);
+    CAPTURE(layers, to_text(*plan));
+    REQUIRE(plan->stages.size() == 2);
+    CHECK(plan->stages[0].mesh == Mesh({Rank(0), Rank(1), Rank(2), Rank(3)}, 1));
+    CHECK(plan->stages[1].mesh == Mesh({Rank(0), Rank(1), Rank(2), Rank(3)}, 4));
+    CHECK(plan->stages[1].atoms == std::vector{last});
+    CHECK(region_shards_of(c.model, *plan) == std::vector{4});
+    CHECK(faults(c, *plan) == "");
+    CHECK_NOTHROW(require_sound(c.model, *plan));
+  }
 }
 
 TEST_CASE("what the planner chooses takes no longer than any degree that is forced", "[laws]") {

@@ -190,10 +190,8 @@ class CheckedOrder {
       long first_start = -1;
       std::size_t first = 0;
       for (const std::size_t rank : precedence_) {
-        const Lane& lane = lanes_[rank];
-        if (lane.next == lane.slots.size() || lane.slots[lane.next].missing > 0) continue;
-        const long start = std::max(lane.free_at, lane.slots[lane.next].ready_at);
-        if (first_start >= 0 && start >= first_start) continue;
+        const long start = start_of_next(rank);
+        if (start < 0 || (first_start >= 0 && start >= first_start)) continue;
         first_start = start;
         first = rank;
       }
@@ -204,10 +202,36 @@ class CheckedOrder {
     }
   }
 
+  /// When a rank's next compute action can start, with those who start with it; negative if one of them cannot yet.
+  [[nodiscard]] long start_of_next(std::size_t rank) const {
+    const auto alone = [&](std::size_t r) {
+      const Lane& lane = lanes_[r];
+      if (lane.next == lane.slots.size() || lane.slots[lane.next].missing > 0) return -1L;
+      return std::max(lane.free_at, lane.slots[lane.next].ready_at);
+    };
+    long start = alone(rank);
+    if (start < 0 || !exchanges(rank)) return start;
+    const CheckedAction& compute = computes[rank][lanes_[rank].next];
+    for (const std::size_t other : who_starts(rank)) {
+      const long own_start = alone(other);
+      if (own_start < 0) return -1;
+      const CheckedAction& own = computes[other][lanes_[other].next];
+      if (own.kind != compute.kind || own.stage != compute.stage || own.microbatch != compute.microbatch) return -1;
+      start = std::max(start, own_start);
+    }
+    return start;
+  }
+
+  /// Whether a rank's next compute action exchanges values among tensor shards.
+  [[nodiscard]] bool exchanges(std::size_t rank) const {
+    const CheckedAction& compute = computes[rank][lanes_[rank].next];
+    return stated_.shards(compute.stage) > 1 && compute.has_messages();
+  }
+
   /// The tensor shards of a replica exchange values, but for weight gradients.
   [[nodiscard]] std::vector<std::size_t> who_starts(std::size_t rank) const {
+    if (!exchanges(rank)) return {rank};
     const CheckedAction& compute = computes[rank][lanes_[rank].next];
-    if (stated_.shards(compute.stage) == 1 || !compute.has_messages()) return {rank};
     for (const auto& [ranks, samples] : stated_.holders(compute.stage, compute.microbatch)) {
       if (std::find(ranks.begin(), ranks.end(), rank) != ranks.end()) return ranks;
     }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -15,11 +16,13 @@
 
 namespace autopar {
 
-/// By region, how many shards compute it together: those of the stage that has all of it, if it admits so many.
-[[nodiscard]] inline std::vector<int> region_shards_of(const Workload& work, const Staging& staging) {
-  std::vector<int> shards(work.regions.size(), 1);
+namespace detail {
+
+[[nodiscard]] inline std::vector<int> region_shards_of(const std::vector<TensorRegion>& regions,
+                                                       const Staging& staging) {
+  std::vector<int> shards(regions.size(), 1);
   for (std::size_t r = 0; r < shards.size(); ++r) {
-    const TensorRegion& region = work.regions[r];
+    const TensorRegion& region = regions[r];
     const int stage = staging.stage_of[region.atoms.front().index()];
     const int own = staging.tensor_of(stage);
     const bool whole =
@@ -27,6 +30,22 @@ namespace autopar {
     if (whole && region.admits(own)) shards[r] = own;
   }
   return shards;
+}
+
+}  // namespace detail
+
+/// By region, how many shards compute it together: those of the stage that has all of it, if it admits so many.
+[[nodiscard]] inline std::vector<int> region_shards_of(const Workload& work, const Staging& staging) {
+  return detail::region_shards_of(work.regions, staging);
+}
+/// The same of a plan of a model, for who runs it.
+/// @pre the plan divides this model
+[[nodiscard]] inline std::vector<int> region_shards_of(const ModelProfile& model, const Plan& plan) {
+  Staging staging{std::vector<int>(model.graph.node_count(), 0), {}, 1, kDefaultSchedule, {}, tensor_of(plan)};
+  for (std::size_t s = 0; s < plan.stages.size(); ++s) {
+    for (const NodeId atom : plan.stages[s].atoms) staging.stage_of[atom.index()] = static_cast<int>(s);
+  }
+  return detail::region_shards_of(model.tensor_regions, staging);
 }
 
 /// Whether a stage that tensor shards run reads a trained parameter that another stage reads as well: each would have

@@ -34,6 +34,9 @@ class Uncoarsening {
     }
   }
 
+  /// Whether nodes are so many that the best one alone is predicted with all of them.
+  [[nodiscard]] bool in_pieces() const { return pieces_.has_value(); }
+
   /// What a search found, in nodes.
   [[nodiscard]] Candidates refined(const SearchResult& found) const {
     return pieces_ ? refined_in_pieces(found) : refined_in_nodes(found);

@@ -15,6 +15,7 @@
 #include <autopar/plan/plan.hpp>
 #include <autopar/plan/report/certificate.hpp>
 #include <autopar/plan/request.hpp>
+#include <autopar/plan/search/tensor_degrees.hpp>
 #include <autopar/plan/text.hpp>
 
 namespace autopar {
@@ -61,7 +62,11 @@ class PlanMaker {
   [[nodiscard]] Plan make(const Coarsened& coarse, const SearchResult& found) const {
     const StepObjective objective(work_, cluster_, constraints_);
     const Uncoarsening uncoarsening(objective, coarse);
-    Plan plan = describe_best(uncoarsening.refined(found), uncoarsening);
+    SearchResult fine{uncoarsening.refined(found)};
+    // Blocks may put a region together with what is better off in another shape.
+    if (!coarse.whole() && !uncoarsening.in_pieces() && constraints_.tensor_degrees.size() > 1)
+      SharedRanks(objective, fine).offer();
+    Plan plan = describe_best(fine.candidates, uncoarsening);
     add_proof(plan, found, coarse);
     return plan;
   }

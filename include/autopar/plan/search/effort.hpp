@@ -18,6 +18,9 @@ inline constexpr std::int64_t kTableStepsAState = 50;
 /// States that predicting one staging takes as long as, beside two thirds of one for each action.
 inline constexpr std::int64_t kStatesAPrediction = 60;
 
+/// Actions of the stagings whose tensor degrees are varied, and of those with two shapes of the same ranks.
+inline constexpr std::int64_t kActionsOfDegrees = 300'000;
+
 /// Elementary steps, about ten nanoseconds each, of the proof of what needs the least memory.
 inline constexpr std::int64_t kLeastMemorySteps = 60'000'000;
 /// With more ranks it is not proven.

@@ -9,6 +9,7 @@
 
 #include <autopar/graph/algorithms/topological_order.hpp>
 #include <autopar/plan/concepts.hpp>
+#include <autopar/plan/search/effort.hpp>
 #include <autopar/plan/search/least_memory.hpp>
 #include <autopar/plan/step/timeline.hpp>
 #include <autopar/schedule/program.hpp>
@@ -67,8 +68,10 @@ template <class Search>
 }
 
 /// Gives the stages of the best stagings degrees of their own, one at a time, as long as they get faster.
+/// @cost no more actions than `kActionsOfDegrees`
 inline void vary_degrees(const StepObjective& objective, SearchResult& result) {
   constexpr std::size_t kStarts = 4;
+  std::int64_t left = kActionsOfDegrees;
   const Constraints& constraints = objective.constraints();
   std::vector<Candidate> starts = result.candidates.ranked();
   if (starts.size() > kStarts) starts.resize(kStarts);
@@ -84,6 +87,7 @@ inline void vary_degrees(const StepObjective& objective, SearchResult& result) {
         next.replicas[s] = ranks / degree;
         if (std::ranges::all_of(next.tensor, [](int shards) { return shards == 1; })) next.tensor.clear();
         if (!meets(constraints, objective.whole(), next)) continue;
+        if ((left -= objective.actions(next)) < 0) return;
         Candidate candidate{next, objective(next)};
         ++result.states;
         result.candidates.offer(candidate);
@@ -94,7 +98,9 @@ inline void vary_degrees(const StepObjective& objective, SearchResult& result) {
 }
 
 /// Two stages on all ranks one after the other, each in a shape of its own: replicas up to a class head that they
-/// compute together, or from an embedding on. The second begins, or the first ends, with one of the regions.
+/// compute together, or from an embedding on. The second begins, or the first ends, with one of the regions. On one
+/// position there is no bubble to fill: of numbers of micro-batches the first that fits is the one.
+/// @cost no more actions than `kActionsOfDegrees`
 class SharedRanks {
  public:
   SharedRanks(const StepObjective& objective, SearchResult& result)
@@ -111,12 +117,8 @@ class SharedRanks {
         for (const int second : constraints_.tensor_degrees) {
           if (first == second) continue;
           for (const int microbatches : constraints_.microbatches) {
-            try_staging({stage_of,
-                         {constraints_.world / first, constraints_.world / second},
-                         microbatches,
-                         *kind,
-                         {0, 0},
-                         {first, second}});
+            const std::vector<int> replicas{constraints_.world / first, constraints_.world / second};
+            if (try_staging({stage_of, replicas, microbatches, *kind, {0, 0}, {first, second}})) break;
           }
         }
       }
@@ -158,21 +160,28 @@ class SharedRanks {
     return out;
   }
 
-  void try_staging(const Staging& staging) {
-    if (!meets(constraints_, objective_.whole(), staging)) return;
+  /// @return whether it fits
+  bool try_staging(const Staging& staging) {
+    if (!meets(constraints_, objective_.whole(), staging)) return false;
+    left_ -= objective_.actions(staging);
+    if (left_ < 0) return false;
     ++result_.states;
     const BatchLayout layout{constraints_.local_batches(), staging.microbatches};
     const Pipeline pipeline = objective_.pipeline(staging, place(staging, RankPlacement::kReplicasTogether)).pipeline;
     for (const Phase phase : phases(objective_.whole().loss_mode)) {
       const Program program = make_program(pipeline, layout, staging.schedule, phase);
-      if (find_fault(pipeline, layout, phase, program)) return;  // shards come to a compute action in different orders
+      if (find_fault(pipeline, layout, phase, program)) return false;  // shards come to it in different orders
     }
-    result_.candidates.offer({staging, objective_(staging)});
+    Candidate candidate{staging, objective_(staging)};
+    const bool fits = objective_.fits(candidate.terms);
+    result_.candidates.offer(std::move(candidate));
+    return fits;
   }
 
   const StepObjective& objective_;
   const Constraints& constraints_;
   SearchResult& result_;
+  std::int64_t left_ = kActionsOfDegrees;
 };
 
 }  // namespace autopar::detail
