@@ -9,6 +9,7 @@
 
 #include <autopar/cost/model_profile.hpp>
 #include <autopar/plan/plan.hpp>
+#include <autopar/plan/request.hpp>
 #include <autopar/schedule/traits.hpp>
 
 namespace autopar::detail {
@@ -164,7 +165,7 @@ class ShapeCheck {
     std::map<ParameterId, std::size_t> reader;
     for (std::size_t s = 0; s < plan_.stages.size(); ++s) {
       const bool sharded = plan_.stages[s].mesh.tensor() > 1;
-      if (sharded && plan_.zero > 1)
+      if (sharded && plan_.zero > kMostZeroOfShards)
         return "zero: " + name_of(s) + " has tensor shards, which ZeRO " + number(plan_.zero) + " does not know";
       for (const ParameterId parameter : plan_.stages[s].parameters) {
         if (!model_.parameters[parameter.index()].trainable) continue;

@@ -39,7 +39,8 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
     refuse(setting("tensor_parallel", options.tensor_parallel) + " is negative; use 0 or 1");
   if (options.tensor_parallel > 1 && options.zero > kMostZeroOfShards) {
     refuse(setting("tensor_parallel", options.tensor_parallel) + " contradicts " + setting("zero", options.zero) +
-           ", as tensor shards know ZeRO up to level " + std::to_string(kMostZeroOfShards) + "; lower one of them");
+           ", as stages of tensor shards have level " + std::to_string(kMostZeroOfShards) +
+           " at most; lower one of them");
   }
   if (options.tensor_parallel > runtime.max_tensor_parallel) {
     refuse(setting("tensor_parallel", options.tensor_parallel) + " is not run by this version, which has at most " +
