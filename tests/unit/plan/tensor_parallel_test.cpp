@@ -453,6 +453,17 @@ TEST_CASE("without regions, or with ZeRO that shards do not know, the planner's 
   CHECK(planned(c) == before);
 }
 
+TEST_CASE("degrees for which a shape that is asked for has too few ranks are not looked at") {
+  Instance c{transformer(2, 64, 1000), testing::small_cluster(4, Bytes(1 << 26)), {.batch = 12}};
+  c.request.runtime = runtime_capabilities();
+  c.request.options.stages = 2;
+  c.request.options.replicas = {3, 1};
+  const auto plan = planned(c);
+  REQUIRE(plan);
+  CHECK(plan->stages.front().mesh.replicas() == 3);
+  CHECK(std::ranges::all_of(plan->stages, [](const auto& stage) { return stage.mesh.tensor() == 1; }));
+}
+
 TEST_CASE("a class head is sharded on the ranks that are replicas of what is before it", "[laws]") {
   for (const int layers : {4, 70}) {                                         // of many, blocks are planned
     ModelProfile model = testing::chain(layers, 1.6e8 / layers, 4000, 400);  // much to compute of few parameters

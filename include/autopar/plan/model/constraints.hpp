@@ -102,12 +102,27 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
   return degrees;
 }
 
+/// Stages that options ask for at least.
+[[nodiscard]] inline int least_stages(const Options& options) {
+  const int listed = options.replicas.size() > 1 ? static_cast<int>(options.replicas.size()) : 1;
+  return std::max(options.stages, listed);
+}
+/// Replicas that they ask for, of all stages together.
+[[nodiscard]] inline int asked_replicas(const Options& options) {
+  const int same_for_all = options.replicas.size() == 1 ? std::max(options.stages, 1) : 1;
+  return same_for_all * std::accumulate(options.replicas.begin(), options.replicas.end(), 0);
+}
+
 [[nodiscard]] inline std::vector<int> allowed_degrees(const Options& options, const Capabilities& runtime,
                                                       const Workload& work, int world) {
   const int asked = options.tensor_parallel;
   if (asked == 1 || (asked == 0 && options.zero > kMostZeroOfShards)) return {1};
   std::vector<int> degrees = possible_degrees(work.regions, runtime.max_tensor_parallel, world);
-  if (asked == 0) return degrees;
+  if (asked == 0) {
+    const int least = std::max(least_stages(options), asked_replicas(options));
+    std::erase_if(degrees, [&](int degree) { return degree > 1 && least > world / degree; });
+    return degrees;
+  }
   if (std::ranges::find(degrees, asked) != degrees.end()) return {asked};
   const std::string setting = "tensor_parallel = " + std::to_string(asked);
   if (degrees.size() == 1 && work.regions.empty())
@@ -181,16 +196,16 @@ inline void check_shape(const Options& options, int ranks, std::size_t nodes) {
            ", which names " + std::to_string(options.replicas.size()) +
            " stages; give one number a stage, or a single one for all of them");
   }
-  const auto same_for_all = options.replicas.size() == 1 ? std::max(options.stages, 1) : 1;
-  const int used = same_for_all * std::accumulate(options.replicas.begin(), options.replicas.end(), 0);
+  const int used = asked_replicas(options);
   if (used > world) {
     refuse("replicas = " + listed(options.replicas) +
-           (same_for_all > 1 ? " for each of stages = " + std::to_string(options.stages) : "") + of_shards + " need " +
-           std::to_string(used * shards) + " ranks, but the world has " + std::to_string(ranks) +
+           (options.replicas.size() == 1 && options.stages > 1
+                ? " for each of stages = " + std::to_string(options.stages)
+                : "") +
+           of_shards + " need " + std::to_string(used * shards) + " ranks, but the world has " + std::to_string(ranks) +
            "; start more ranks or ask for fewer replicas");
   }
-  const auto stages = std::max(static_cast<std::size_t>(options.stages),
-                               options.replicas.size() > 1 ? options.replicas.size() : std::size_t{1});
+  const auto stages = static_cast<std::size_t>(least_stages(options));
   if (stages > static_cast<std::size_t>(world)) {
     refuse("stages = " + std::to_string(stages) + of_shards + " need " +
            (shards == 1 ? "as many" : std::to_string(stages * static_cast<std::size_t>(shards))) +
