@@ -230,9 +230,7 @@ void Session::Impl::adopt_plan(const GraphProfile& profile, Plan plan) {
   }
   if (!options_.plan_only) {
     if (world_.rank() == 0) require_sound(profile.model, plan);  // whose plan the others get
-    auto can = runtime_capabilities();
-    can.max_tensor_parallel = 64;
-    require_runnable(plan, can);
+    require_runnable(plan, runtime_capabilities());
   }
   deployment_.adopt(std::move(plan));
 }

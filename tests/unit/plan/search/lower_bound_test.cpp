@@ -89,7 +89,8 @@ TEST_CASE("no bound on the way to a staging is above its step", "[laws]") {
       recomputed += legal && recompute > 0 ? 1 : 0;
       // What cannot fit is no plan; how long it takes is bounded all the same.
       const double least = recompute < std::numeric_limits<double>::infinity() ? recompute : 0;
-      chosen.push_back(bound.choose({1, &*tables}, from, *to, mask, staging.replicas[s], only, legal ? least : 0, chosen));
+      chosen.push_back(
+          bound.choose({1, &*tables}, from, *to, mask, staging.replicas[s], only, legal ? least : 0, chosen));
       used += staging.replicas[s];
       from = *to;
       before = bound(chosen, constraints.world - used);
