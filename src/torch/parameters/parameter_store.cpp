@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -50,20 +51,34 @@ bool ParameterStore::is_sharded(const StateTensor& tensor) const {
   return unit != nullptr && unit->zero > 0;
 }
 
+namespace {
+
+/// Which tensor shard a rank is; none if there are none, or it holds nothing of it.
+std::optional<std::size_t> shard_on(const StateTensor& tensor, Rank rank) {
+  const auto& shards = tensor.replicas_of_shard;
+  const auto found = std::ranges::find_if(
+      shards, [rank](const auto& replicas) { return std::binary_search(replicas.begin(), replicas.end(), rank); });
+  return found == shards.end() ? std::nullopt : std::optional(static_cast<std::size_t>(found - shards.begin()));
+}
+
+Slab slab_on(const StateTensor& tensor, Rank rank) {
+  const auto shard = shard_on(tensor, rank);
+  if (!shard) return {};
+  return slab_of(*tensor.slices, tensor.sizes, static_cast<int>(tensor.replicas_of_shard.size()),
+                 static_cast<int>(*shard));
+}
+
+}  // namespace
+
 const std::vector<Rank>& ParameterStore::replicas_of(const StateTensor& tensor) const {
-  for (const auto& replicas : tensor.replicas_of_shard) {
-    if (std::binary_search(replicas.begin(), replicas.end(), self_)) return replicas;
-  }
-  return tensor.holders;
+  const auto shard = shard_on(tensor, self_);
+  return shard ? tensor.replicas_of_shard[*shard] : tensor.holders;
 }
 
 int ParameterStore::shard_of(const StateTensor& tensor) const {
-  const auto& shards = tensor.replicas_of_shard;
-  const auto mine = std::find_if(shards.begin(), shards.end(), [this](const auto& replicas) {
-    return std::binary_search(replicas.begin(), replicas.end(), self_);
-  });
-  AUTOPAR_ASSERT(mine != shards.end(), "a rank is asked for its tensor shard and is none");
-  return static_cast<int>(mine - shards.begin());
+  const auto shard = shard_on(tensor, self_);
+  AUTOPAR_ASSERT(shard, "a rank is asked for its tensor shard and is none");
+  return static_cast<int>(*shard);
 }
 
 std::vector<std::int64_t> ParameterStore::sizes_here(const StateTensor& tensor) const {
@@ -71,20 +86,6 @@ std::vector<std::int64_t> ParameterStore::sizes_here(const StateTensor& tensor) 
   return sliced_sizes(*tensor.slices, tensor.sizes, static_cast<int>(tensor.replicas_of_shard.size()),
                       shard_of(tensor));
 }
-
-namespace {
-
-Slab slab_on(const StateTensor& tensor, Rank rank) {
-  const auto shards = static_cast<int>(tensor.replicas_of_shard.size());
-  for (int shard = 0; shard < shards; ++shard) {
-    const auto& replicas = tensor.replicas_of_shard[static_cast<std::size_t>(shard)];
-    if (std::binary_search(replicas.begin(), replicas.end(), rank))
-      return slab_of(*tensor.slices, tensor.sizes, shards, shard);
-  }
-  return {};
-}
-
-}  // namespace
 
 Slab ParameterStore::elements_here(const StateTensor& tensor) const {
   if (!holds(tensor)) return {};
@@ -115,10 +116,8 @@ void ParameterStore::hold_slices(InitRecord* init, c10::Device device) {
     if (!tensor.slices || !holds(tensor)) continue;
     auto handle = tensor.handle;
     if (init != nullptr) init->materialise({handle});
-    const auto shards = static_cast<int>(tensor.replicas_of_shard.size());
-    const int shard = shard_of(tensor);
     const auto sizes = sizes_here(tensor);
-    const auto slab = slab_of(*tensor.slices, tensor.sizes, shards, shard);
+    const auto slab = slab_on(tensor, self_);
     const auto own = [&](const at::Tensor& whole) {
       return slab.of(whole.detach().contiguous()).to(device, whole.scalar_type(), false, /*copy=*/true).reshape(sizes);
     };

@@ -300,8 +300,7 @@ void Session::Impl::deploy_state(const PlannedModes& modes, const GraphProfile& 
   auto& program = *modes.planned;
   planned_hash_ = program.captured.hash();
   planned_atoms_ = profile.atoms;
-  together(world_, "slicing parameters",
-           [&] { slice_parameters(program, profile, stages_of_ops(program, profile.atoms)); });
+  together(world_, "slicing parameters", [&] { slice_parameters(program, profile); });
   const auto stage_of = divide_program(program, profile.atoms);
   deployment_.start();
   place_state(program, stage_of, modes.others);

@@ -188,8 +188,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   [[nodiscard]] ShardedParameters sharded_parameters(const CapturedProgram& program) const;
 
   // ---- tensor_sharding.cpp
-  void slice_parameters(const CapturedProgram& program, const GraphProfile& profile,
-                        const std::vector<StageId>& stage_of);
+  void slice_parameters(const CapturedProgram& program, const GraphProfile& profile);
   [[nodiscard]] LeafSlices slices_in(const CapturedProgram& program, const std::vector<StageId>& stage_of,
                                      StageId stage) const;
   /// Puts what tensor shards exchange into the program; operators get new numbers.

@@ -1,10 +1,12 @@
 // Stages with several tensor shards: which parameters they hold in slices, and the program that one shard runs.
 #include <algorithm>
+#include <cstddef>
 #include <optional>
 #include <set>
 #include <utility>
 
 #include <autopar/core/error.hpp>
+#include <autopar/plan/model/tensor_shards.hpp>
 
 #include "torch/ir/shown_name.hpp"
 #include "torch/session/session_impl.hpp"
@@ -39,18 +41,13 @@ std::vector<Of> with_moves(const std::vector<Of>& by_op, const std::vector<OpId>
 }  // namespace
 
 /// Once, for the program that was planned: what a stage with shards holds of the regions that it has whole.
-void Session::Impl::slice_parameters(const CapturedProgram& program, const GraphProfile& profile,
-                                     const std::vector<StageId>& stage_of) {
-  const auto& stages = deployment_.plan().stages;
+void Session::Impl::slice_parameters(const CapturedProgram& program, const GraphProfile& profile) {
   if (!has_tensor_shards(deployment_.plan())) return;
+  const auto& regions = profile.model.tensor_regions;
+  const auto shards = region_shards_of(profile.model, deployment_.plan());
   std::set<ParameterId> in_region;
-  for (const auto& region : profile.model.tensor_regions) {
-    const auto stage_of_atom = [&](NodeId atom) { return stage_of[profile.atoms.atoms[atom.index()].front().index()]; };
-    const auto stage = stage_of_atom(region.atoms.front());
-    const bool is_within = std::ranges::all_of(region.atoms, [&](NodeId atom) { return stage_of_atom(atom) == stage; });
-    const int shards = stages[stage.index()].mesh.tensor();
-    if (is_within && shards > 1 && region.admits(shards))
-      in_region.insert(region.parameters.begin(), region.parameters.end());
+  for (std::size_t r = 0; r < regions.size(); ++r) {
+    if (shards[r] > 1) in_region.insert(regions[r].parameters.begin(), regions[r].parameters.end());
   }
   for (const auto& candidate : find_tensor_candidates(program.graph, program.plan)) {
     for (const auto& [leaf, slices] : candidate.leaves) {

@@ -7,6 +7,15 @@
 
 namespace autopar {
 
+ValueId leaf_behind(const OpGraph& graph, ValueId value) {
+  while (value.valid() && !graph.value(value).is_leaf()) {
+    const auto& node = graph.op(graph.value(value).definer);
+    if (traits_of(node.op).family != OpFamily::kCopyValue || node.inputs.empty()) return ValueId::none();
+    value = node.inputs.front().values.front();
+  }
+  return value;
+}
+
 ShardTyping::ShardTyping(const OpGraph& graph, std::function<bool(OpId)> is_member)
     : graph_(graph),
       is_member_(std::move(is_member)),
@@ -25,17 +34,6 @@ ShardedLayout ShardTyping::run(LeafSlices leaves, const std::function<bool(Value
   } while (true);
   find_leaving(out);
   return out;
-}
-
-/// The leaf that a value is, or a copy or cast of; none for other values.
-ValueId ShardTyping::leaf_behind(ValueId value) const {
-  while (!graph_.value(value).is_leaf()) {
-    const auto& node = graph_.op(graph_.value(value).definer);
-    if (traits_of(node.op).family != OpFamily::kCopyValue || node.inputs.empty()) return ValueId::none();
-    value = node.inputs.front().values.front();
-    if (!value.valid()) return ValueId::none();
-  }
-  return value;
 }
 
 bool ShardTyping::pass(ShardedLayout& out, const std::function<bool(ValueId)>& may_slice) {
@@ -93,7 +91,7 @@ bool ShardTyping::take_operands(ShardedLayout& out, OpId op, const ShardedOp& ru
       if (lends_sizes || is_added_later || !node.grad_enabled || !graph_.value(value).has_gradient()) return;
       add({ShardMove::kCopy, value});
     } else if (!layout.is_sharded()) {
-      const auto leaf = leaf_behind(value);
+      const auto leaf = leaf_behind(graph_, value);
       if (leaf.valid() && may_slice(leaf)) {
         complete = complete && !out.leaves.emplace(leaf, needed->second).second;
         return;

@@ -17,6 +17,9 @@ namespace autopar {
 /// Parameters and buffers that tensor shards hold in slices.
 using LeafSlices = std::map<ValueId, UnitSlices>;
 
+/// The leaf that a value is, or a copy or cast of; none for other values.
+[[nodiscard]] ValueId leaf_behind(const OpGraph& graph, ValueId value);
+
 /// How the operators of a stage lie on the tensor axis, and what the shards of a replica exchange for it.
 struct ShardedLayout {
   /// A value that becomes another before an operator reads it, or behind the operator that makes it.
@@ -53,7 +56,6 @@ class ShardTyping {
   [[nodiscard]] ShardedLayout run(LeafSlices leaves, const std::function<bool(ValueId)>& may_slice);
 
  private:
-  [[nodiscard]] ValueId leaf_behind(ValueId value) const;
   /// @return whether no leaf was added
   bool pass(ShardedLayout& out, const std::function<bool(ValueId)>& may_slice);
   bool take_operands(ShardedLayout& out, OpId op, const ShardedOp& rule, const std::function<bool(ValueId)>& may_slice);

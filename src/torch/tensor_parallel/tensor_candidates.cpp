@@ -54,12 +54,8 @@ class Finder {
   }
   /// The parameter that a weight is, or a cast of it.
   [[nodiscard]] ValueId parameter_of(ValueId weight) const {
-    while (weight.valid() && !graph_.value(weight).is_leaf()) {
-      const auto& node = graph_.op(graph_.value(weight).definer);
-      if (traits_of(node.op).family != OpFamily::kCopyValue || node.inputs.empty()) return ValueId::none();
-      weight = node.inputs.front().values.front();
-    }
-    return weight.valid() && may_slice(weight) ? weight : ValueId::none();
+    const auto leaf = leaf_behind(graph_, weight);
+    return leaf.valid() && may_slice(leaf) ? leaf : ValueId::none();
   }
 
   void try_linear(OpId op) {
