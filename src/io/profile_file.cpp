@@ -72,6 +72,11 @@ OrderedJson atom_json(const OpProfile& atom) {
                    {"structure", detail::hash_text(atom.structure)},
                    {"ops", detail::id_list(atom.ops)}};
   if (atom.resident > Bytes(0)) json["resident"] = atom.resident.value();
+  if (atom.on_each_shard != AtomMemory{}) {
+    json["on_each_shard"] = {{"saved", affine_json(atom.on_each_shard.saved)},
+                             {"workspace", affine_json(atom.on_each_shard.workspace)},
+                             {"put_off", affine_json(atom.on_each_shard.deferred_weight)}};
+  }
   return json;
 }
 
@@ -93,6 +98,10 @@ OpProfile read_atom(JsonReader& reader, std::int64_t parameters) {
   atom.workspace = read_affine(reader, "workspace");
   if (reader.has("resident")) atom.resident = Bytes(reader.whole("resident", 0, std::int64_t{1} << 44));
   atom.deferred_weight = read_affine(reader, "put_off");
+  if (reader.has("on_each_shard")) {
+    JsonReader each = reader.object("on_each_shard");
+    atom.on_each_shard = {read_affine(each, "saved"), read_affine(each, "workspace"), read_affine(each, "put_off")};
+  }
   atom.parameters = reader.ids<ParameterId>("parameters", 0, parameters - 1);
   atom.whole_batch = reader.flag("whole_batch");
   atom.totals = Bytes(reader.whole("totals", 0, std::int64_t{1} << 40));

@@ -219,8 +219,8 @@ struct Case {
         << (recipe.frozen ? ", frozen" : "") << (recipe.fused_attention ? ", fused attention" : "")
         << (recipe.returns_outputs ? ", outputs" : "") << "; " << ranks << " ranks, batch " << batch << ", stages "
         << options.stages << ", micro-batches " << options.microbatches << ", " << options.schedule << ", zero "
-        << options.zero << ", recompute " << options.recompute << ", " << kSteppers[static_cast<int>(stepper)]
-        << kAccumulations[static_cast<int>(accumulation)] << ", memory " << cap;
+        << options.zero << ", recompute " << options.recompute << ", shards " << options.tensor_parallel << ", "
+        << kSteppers[static_cast<int>(stepper)] << kAccumulations[static_cast<int>(accumulation)] << ", memory " << cap;
     return out.str();
   }
 };
@@ -318,6 +318,20 @@ inline Case draw(int number) {
   options.schedule = draws.of<std::string>({"auto", "auto", "gpipe", "1f1b", "zb-h1", "interleaved", "zb-v", "synth"});
   options.stages = draws.one_in(2) ? 0 : 1 + static_cast<int>(draws.uniform(0, one.ranks));
   one.cap = std::exp(draws.uniform(std::log(0.1), std::log(1.5)));
+  return one;
+}
+
+/// The same in tensor shards, on two ranks or four.
+inline Case draw_in_shards(int number) {
+  Case one = draw(number);
+  one.recipe.tied = one.recipe.returns_outputs = false;  // there is a class head
+  const auto samples = one.batch / one.ranks;
+  one.ranks = one.ranks % 2 == 0 ? one.ranks : 4;
+  one.batch = samples * one.ranks;
+  one.options.tensor_parallel = number % 3 == 0 ? one.ranks : 2;
+  one.options.zero = std::min(one.options.zero, 0);
+  one.options.stages = std::min(one.options.stages, one.ranks / one.options.tensor_parallel);
+  one.cap *= 1.5;
   return one;
 }
 

@@ -305,12 +305,12 @@ std::string report(Tally tally) {
   return out.str();
 }
 
-Tally judged(const std::vector<int>& numbers, bool lists) {
+Tally judged(const std::vector<int>& numbers, bool lists, Case (*draw)(int) = memory_cases::draw) {
   torch::set_num_threads(1);
   RankMemory::install();
   Tally tally;
   Judge judge(tally, lists);
-  for (const int number : numbers) judge.judge(memory_cases::draw(number));
+  for (const int number : numbers) judge.judge(draw(number));
   std::cout << report(tally) << std::endl;
   return tally;
 }
@@ -361,6 +361,15 @@ TEST_CASE("no accepted plan runs out of memory, and every refusal names what fit
   CHECK(tally.not_proven == 0);
   CHECK(tally.accepted >= kCases / 20);
   CHECK(tally.refused >= kCases / 20);
+}
+
+TEST_CASE("no accepted plan of tensor shards runs out of memory, and every refusal names what fits") {
+  constexpr int kFirst = 3000, kOfShards = 24;
+  const auto tally = judged(numbers(kFirst, kFirst + kOfShards), false, memory_cases::draw_in_shards);
+  INFO(listed(tally.faults));
+  CHECK(tally.faults.empty());
+  CHECK(tally.accepted >= kOfShards / 4);
+  CHECK(tally.refused >= kOfShards / 10);
 }
 
 // Norms are read in single precision and linear layers as 16-bit copies: units of both kinds are summed as they fill.

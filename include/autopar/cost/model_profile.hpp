@@ -43,6 +43,12 @@ struct WorkItem {
   friend bool operator==(const WorkItem&, const WorkItem&) = default;
 };
 
+/// Bytes of memory, for n samples.
+struct AtomMemory {
+  Affine saved, workspace, deferred_weight;  ///< as of an OpProfile
+  friend bool operator==(const AtomMemory&, const AtomMemory&) = default;
+};
+
 /// An *atom*: operators that may not be separated. Every convex set of atoms is a legal stage.
 struct OpProfile {
   std::string name;  ///< operator or first operator, e.g. "aten::linear"
@@ -53,6 +59,9 @@ struct OpProfile {
   Bytes resident{};        ///< casts of parameters that are read themselves, too (see ParameterProfile::copy),
                            ///< made once a step and kept for all micro-batches
   Affine deferred_weight;  ///< what gradients of parameters are made from when they are deferred
+  /// Of these three what each tensor shard takes in a region, however many there are: values that are whole, and what
+  /// is there while shards exchange some. The rest goes with a shard's share of the region's units.
+  AtomMemory on_each_shard;
   std::vector<ParameterId> parameters;  ///< read by it; the same id at several atoms is one tensor (tied)
   bool whole_batch = false;             ///< mixes samples: exact only with one micro-batch and one replica
   Bytes totals{};                       ///< sums over the whole batch that it takes, which replicas add up inside their

@@ -28,6 +28,13 @@ namespace autopar {
   return Bytes(part_of_shard(whole.value(), region, shards));
 }
 
+/// What a shard takes of an atom that takes so much of `whole`, of which each shard has `on_each`.
+[[nodiscard]] inline Bytes memory_of_shard(Bytes whole, const Affine& on_each, double samples,
+                                           const TensorRegion& region, int shards) {
+  const double each = std::max(0.0, on_each.at(samples)), share = share_of_shard(region, shards);
+  return Bytes(static_cast<std::int64_t>(std::ceil(each + (static_cast<double>(whole.value()) - each) * share)));
+}
+
 /// Bytes that one of so many equal all-reduces carries. @pre calls > 0
 [[nodiscard]] inline Bytes bytes_of_call(const Affine& bytes, int calls, std::int64_t samples) {
   const double all = std::max(0.0, bytes.at(static_cast<double>(samples)));

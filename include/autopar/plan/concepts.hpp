@@ -113,6 +113,7 @@ struct SearchResult {
   bool proven = false;                         ///< no staging of the workload is faster
   Seconds lower_bound{};                       ///< no staging of the workload is faster than this
   std::int64_t states = 0;                     ///< expanded
+  bool mixes_degrees = false;                  ///< stages may have tensor degrees of their own
   std::shared_ptr<const LeastMemory> least{};  ///< `least_memory`, if the search asked for it
 };
 

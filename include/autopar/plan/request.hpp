@@ -19,8 +19,7 @@ namespace autopar {
 /// does, under which plans are searched exactly.
 struct Capabilities {
   std::vector<std::string> schedules = schedule_names(has_closed_form);
-  bool chooses_tensor_parallel = true;  ///< else tensor shards are for who asks for a number of them
-  int max_tensor_parallel = 1;          ///< shards of a replica that compute a profile's `tensor_regions` together
+  int max_tensor_parallel = 1;  ///< shards of a replica that compute a profile's `tensor_regions` together
   int max_zero = 0;
   bool recompute = false;
   bool offload = false;
@@ -33,7 +32,6 @@ struct Capabilities {
   Capabilities runtime;
   runtime.schedules = schedule_names();
   runtime.max_tensor_parallel = std::numeric_limits<int>::max();
-  runtime.chooses_tensor_parallel = false;  // what exchanges hold for a while is not counted yet
   runtime.max_zero = 3;
   runtime.recompute = true;
   runtime.offload = true;

@@ -101,6 +101,10 @@ inline void add_tensor_regions(ModelProfile& model, Dice& dice) {
     region.backward_calls = dice(0, 2);
     if (region.forward_calls > 0) region.forward = {dice(0, 30) * 40.0, dice(0, 2) * 100.0};
     if (region.backward_calls > 0) region.backward = {dice(0, 30) * 40.0, dice(0, 2) * 100.0};
+    for (const NodeId node : region.atoms) {
+      OpProfile& op = model.graph[node];
+      if (dice.chance(50)) op.on_each_shard = {op.saved * 0.25, op.workspace * 1.5, op.deferred_weight * 0.5};
+    }
     model.tensor_regions.push_back(std::move(region));
     first = last + 1 + dice(0, 2);
   }

@@ -8,6 +8,7 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
+#include <autopar/schedule/action.hpp>
 #include <autopar/torch/init_record.hpp>
 
 #include "torch/capture/tracer.hpp"
@@ -24,6 +25,7 @@ class Construction : public OperatorSink, public std::enable_shared_from_this<Co
   void handle(const c10::OperatorHandle& op, torch::jit::Stack* stack) override;
 
   void materialise(const std::vector<at::Tensor>& tensors);
+  [[nodiscard]] std::optional<at::Tensor> part(const at::Tensor& phantom, Interval elements);
   [[nodiscard]] bool knows(const at::Tensor& tensor) { return tracer_ && tracer_->find(tensor).has_value(); }
   [[nodiscard]] const at::Tensor& initial_state() const { return initial_state_; }
   at::Tensor rebase(const at::Tensor& state);

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <bit>
+#include <optional>
 #include <set>
 
 #include "torch/algebra/parameter_reads.hpp"
+#include "torch/cost/atom_memory.hpp"
 #include "torch/cost/work.hpp"
-#include "torch/cost/workspace.hpp"
-#include "torch/interpret/split_backward.hpp"
 #include "torch/ir/graph_hash.hpp"
 #include "torch/ir/shown_name.hpp"
 #include "torch/rewrite/channels_last.hpp"
@@ -67,16 +67,10 @@ class Profiler {
 
   GraphProfile run(const std::vector<std::vector<OpId>>& ties) && {
     profile_.atoms = partition_into_atoms(graph_, plan_, ties);
+    memory_.emplace(graph_, plan_, profile_.atoms, options_);
     list_parameters();
-    creator_.assign(static_cast<std::size_t>(graph_.storage_count), OpId::none());
-    saved_.resize(graph_.ops.size());
-    kept_.assign(static_cast<std::size_t>(graph_.storage_count), false);
-    for (std::size_t i = 0; i < graph_.ops.size(); ++i) {  // is no activation
-      if (plan_.ops[i].once) kept_[graph_.value(graph_.output(OpId::of(i))).storage.index()] = true;
-    }
     for (const auto& ops : profile_.atoms.atoms) add_atom(ops);
-    for (const auto& ops : profile_.atoms.atoms) add_saved(ops);
-    add_workspaces();
+    add_memory();
     add_edges();
     add_inputs();
     add_outputs();
@@ -177,10 +171,6 @@ class Profiler {
           atom.parameters.push_back(parameter);
         }
       }
-      for (const auto value : op.results()) {
-        const auto storage = graph_.value(value).storage;
-        if (storage.valid() && !creator_[storage.index()].valid()) creator_[storage.index()] = id;
-      }
     }
     std::sort(atom.parameters.begin(), atom.parameters.end());
     atom.parameters.erase(std::unique(atom.parameters.begin(), atom.parameters.end()), atom.parameters.end());
@@ -239,76 +229,14 @@ class Profiler {
     hash.add(std::uint64_t{handling.scale_output});
   }
 
-  // A memory is kept once, however many ops need it, and counted where it is made.
-  void add_saved(const std::vector<OpId>& ops) {
-    for (const auto id : ops) {
-      const auto saved = algebra::saved_by(context(id));
-      add_saved(id, saved.internal);
-      for (const auto value : saved.values) {
-        const auto storage = graph_.value(value).storage;
-        if (!storage.valid() || kept_[storage.index()] || plan_.is_prologue(value)) continue;
-        const auto creator = creator_[storage.index()];
-        if (!creator.valid()) continue;
-        kept_[storage.index()] = true;
-        add_saved(creator, memory_of(storage, value));
-      }
+  void add_memory() {
+    for (const auto node : model().graph.nodes()) {
+      const auto& takes = memory_->of(node);
+      auto& atom = model().graph[node];
+      atom.saved = takes.saved;
+      atom.workspace = takes.workspace;
+      atom.deferred_weight = takes.deferred_weight;
     }
-  }
-  void add_saved(OpId op, const Affine& bytes) {
-    saved_[op.index()] += bytes;
-    atom_of(op).saved += bytes;
-  }
-
-  /// An op works beside what those before it have saved.
-  void add_workspaces() {
-    const algebra::Workspaces workspaces(graph_, plan_, kept_);
-    std::vector<bool> waits(kept_.size(), false);
-    for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
-      const auto id = OpId::of(i);
-      if (plan_.ops[i].once || !profile_.atoms.atom_of[i].valid()) continue;
-      const auto op = context(id);
-      const auto need = workspaces.of(op);
-      auto& sum = atom_of(id).workspace;
-      sum = {std::max(sum.per_sample - saved_[i].per_sample, need.per_sample),
-             std::max(sum.fixed - saved_[i].fixed, need.fixed)};
-      add_deferred_weight(op, waits);
-    }
-  }
-
-  /// Gradients of parameters are computed from those of results and from what the op read, which wait for that.
-  void add_deferred_weight(const OpContext& op, std::vector<bool>& waits) {
-    const auto split = split_backward_of(graph_, plan_, op.id());
-    if (!split || !graph_.value(split->weight).requires_grad) return;
-    atom_of(op.id()).deferred_weight += algebra::bytes_of(graph_, op.results().front());
-    const auto read = graph_.input(op.id(), split->x_at);
-    const auto storage = graph_.value(read).storage;
-    if (!storage.valid() || !kept_[storage.index()] || waits[storage.index()]) return;
-    const auto creator = creator_[storage.index()];
-    if (!creator.valid() || plan_.is_prologue(read)) return;
-    waits[storage.index()] = true;
-    atom_of(creator).deferred_weight += memory_of(storage, read);
-  }
-  [[nodiscard]] OpProfile& atom_of(OpId op) { return model().graph[profile_.atoms.atom_of[op.index()]]; }
-
-  /// Bytes of a memory: those of the value that it was made for, else of the given view.
-  [[nodiscard]] Affine memory_of(StorageId storage, ValueId view) {
-    if (makers_.empty()) {
-      makers_.assign(static_cast<std::size_t>(graph_.storage_count), ValueId::none());
-      for (std::size_t i = 0; i < graph_.values.size(); ++i) {
-        const auto at = graph_.values[i].storage;
-        if (at.valid() && !makers_[at.index()].valid()) makers_[at.index()] = ValueId::of(i);
-      }
-    }
-    const auto maker = makers_[storage.index()];
-    return algebra::bytes_of(graph_, maker.valid() ? maker : view);
-  }
-
-  /// Whether a value's memory is in what the atom keeps.
-  [[nodiscard]] bool is_kept_by(NodeId atom, ValueId value) const {
-    const auto storage = graph_.value(value).storage;
-    if (!storage.valid() || !kept_[storage.index()]) return false;
-    const auto creator = creator_[storage.index()];
-    return creator.valid() && profile_.atoms.atom_of[creator.index()] == atom;
   }
 
   void add_edges() {
@@ -324,7 +252,7 @@ class Profiler {
           seen.push_back(value);
           model().graph.add_edge(
               from, NodeId::of(k),
-              {value.value(), algebra::bytes_of(graph_, value), info.requires_grad, is_kept_by(from, value)});
+              {value.value(), algebra::bytes_of(graph_, value), info.requires_grad, memory_->is_kept_by(from, value)});
         });
       }
     }
@@ -354,7 +282,8 @@ class Profiler {
       if (!definer.valid()) return;
       const auto writer = profile_.atoms.atom_of[definer.index()];
       if (!writer.valid()) return;
-      model().outputs.push_back({value.value(), algebra::bytes_of(graph_, value), writer, is_kept_by(writer, value)});
+      model().outputs.push_back(
+          {value.value(), algebra::bytes_of(graph_, value), writer, memory_->is_kept_by(writer, value)});
     };
     for (const auto& output : plan_.outputs) {
       if (output.kind == OutputKind::kBatched || output.kind == OutputKind::kPartialSum ||
@@ -367,7 +296,8 @@ class Profiler {
 
   /// All-reduces of what is added up, and of gradients of what is copied; a loss gathers a few numbers a row.
   void add_tensor_regions() {
-    for (const auto& candidate : find_tensor_candidates(graph_, plan_)) {
+    std::vector<TensorCandidate> taken;
+    for (auto& candidate : find_tensor_candidates(graph_, plan_)) {
       TensorRegion region;
       region.units = candidate.units;
       region.even = false;
@@ -386,7 +316,10 @@ class Profiler {
       if (!is_free || is_read_outside(region)) continue;
       in_region_.insert(region.atoms.begin(), region.atoms.end());
       model().tensor_regions.push_back(std::move(region));
+      taken.push_back(std::move(candidate));
     }
+    const auto on_each = memory_on_each_shard(graph_, profile_.atoms, taken, *memory_, options_);
+    for (const auto node : model().graph.nodes()) model().graph[node].on_each_shard = on_each[node.index()];
   }
   [[nodiscard]] bool is_read_outside(const TensorRegion& region) const {
     const auto& graph = profile_.model.graph;
@@ -407,13 +340,10 @@ class Profiler {
   const BatchPlan& plan_;
   const AlgebraOptions options_;
   GraphProfile profile_;
+  std::optional<ProgramMemory> memory_;
   std::set<NodeId> in_region_;
   std::vector<ParameterReads> reads_;  ///< by value
   std::vector<int> highest_zero_;      ///< likewise
-  std::vector<OpId> creator_;          ///< by storage
-  std::vector<Affine> saved_;          ///< by op: of what it makes, what some op keeps
-  std::vector<bool> kept_;             ///< by storage
-  std::vector<ValueId> makers_;        ///< by storage: first value
 };
 
 }  // namespace

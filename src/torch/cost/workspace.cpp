@@ -17,6 +17,7 @@ Affine larger(const Affine& a, const Affine& b) {
 
 /// Whether the gradient of the result is that of each operand: nothing is made.
 bool hands_gradient_on(const OpContext& op) {
+  if (op.base_name() == name_of(ShardMove::kReduce)) return true;
   if (op.base_name() != "add") return false;
   const auto operands = op.tensors();
   return std::all_of(operands.begin(), operands.end(),
@@ -25,8 +26,14 @@ bool hands_gradient_on(const OpContext& op) {
 
 }  // namespace
 
-Workspaces::Workspaces(const OpGraph& graph, const BatchPlan& plan, const std::vector<bool>& kept)
-    : graph_(graph), plan_(plan), kept_(kept), passing_(graph.ops.size() + 1), waiting_(graph.ops.size() + 1) {
+Workspaces::Workspaces(const OpGraph& graph, const BatchPlan& plan, const std::vector<bool>& kept,
+                       const std::map<OpId, ShardedStep>& steps)
+    : graph_(graph),
+      plan_(plan),
+      kept_(kept),
+      steps_(steps),
+      passing_(graph.ops.size() + 1),
+      waiting_(graph.ops.size() + 1) {
   struct Life {
     ValueId first = ValueId::none();
     std::size_t last = 0;
@@ -74,7 +81,24 @@ Affine Workspaces::of(const OpContext& op) const {
     const auto own = attention_memory(op);
     return larger(forward(op) + own.forward, backward(op) + own.backward);
   }
-  return larger(forward(op), backward(op)) + copies_of_convolution(op);
+  return larger(forward(op), backward(op)) + copies_of_convolution(op) + exchanged(op);
+}
+
+// Rows that other shards have are set to zero in the result and in a copy of its gradient; all shards' statistics of
+// each row lie side by side.
+Affine Workspaces::exchanged(const OpContext& op) const {
+  const auto step = steps_.find(op.id());
+  if (step == steps_.end()) return {};
+  if (step->second.kernel == ShardedOp::Kernel::kEmbeddingRows) {
+    constexpr double kBytesOfIndex = 3 * sizeof(std::int64_t);
+    return bytes_of(graph_, op.results().front()) +
+           elements(graph_.value(graph_.input(op.id(), 1)).sizes) * kBytesOfIndex;
+  }
+  if (step->second.kernel == ShardedOp::Kernel::kClassLoss) {
+    constexpr double kShards = 16, kStatistics = 3, kBytesOfRow = kShards * kStatistics * sizeof(double);
+    return elements(graph_.value(graph_.input(op.id(), 1)).sizes) * kBytesOfRow;
+  }
+  return {};
 }
 
 // Kernels lay out anew what they read and write, those of CUDA in 16 bits nothing but weights where images are

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <map>
 #include <vector>
 
 #include "torch/algebra/op_context.hpp"
+#include "torch/tensor_parallel/sharded_graph.hpp"
 
 namespace autopar::algebra {
 
@@ -10,8 +12,10 @@ namespace autopar::algebra {
 /// and operands that nobody keeps, gradients, and what waits for other readers.
 class Workspaces {
  public:
-  /// @param kept  [storage] whether an operator keeps it
-  Workspaces(const OpGraph& graph, const BatchPlan& plan, const std::vector<bool>& kept);
+  /// @param kept   [storage] whether an operator keeps it
+  /// @param steps  what tensor shards do at operators, where the program is one shard's; must outlive this
+  Workspaces(const OpGraph& graph, const BatchPlan& plan, const std::vector<bool>& kept,
+             const std::map<OpId, ShardedStep>& steps);
 
   /// Bytes of the one of both that takes more.
   [[nodiscard]] Affine of(const OpContext& op) const;
@@ -20,10 +24,12 @@ class Workspaces {
   [[nodiscard]] Affine forward(const OpContext& op) const;
   [[nodiscard]] Affine backward(const OpContext& op) const;
   [[nodiscard]] Affine copies_of_convolution(const OpContext& op) const;
+  [[nodiscard]] Affine exchanged(const OpContext& op) const;
 
   const OpGraph& graph_;
   const BatchPlan& plan_;
   const std::vector<bool>& kept_;
+  const std::map<OpId, ShardedStep>& steps_;
   std::vector<OpId> maker_;      ///< by storage: the first operator with a result in it
   std::vector<Affine> passing_;  ///< by operator: made before, read by it or later, and kept by nobody
   std::vector<Affine> waiting_;  ///< by operator: gradients of what is made before and read again later

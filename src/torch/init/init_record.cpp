@@ -17,6 +17,7 @@
 #include "torch/capture/meta_kernels.hpp"
 #include "torch/capture/phantom.hpp"
 #include "torch/capture/trace_scope.hpp"
+#include "torch/init/element_fill.hpp"
 #include "torch/init/skip_draws.hpp"
 #include "torch/ir/ivalues.hpp"
 #include "torch/replay/replay.hpp"
@@ -26,16 +27,6 @@ namespace detail {
 namespace {
 
 at::Generator default_generator() { return at::globalContext().defaultGenerator(at::kCPU); }
-
-at::Tensor state_of(at::Generator& generator) {
-  const std::lock_guard lock(generator.mutex());
-  return generator.get_state();
-}
-
-void set_state(at::Generator& generator, const at::Tensor& state) {
-  const std::lock_guard lock(generator.mutex());
-  generator.set_state(state);
-}
 
 bool same_state(const at::Tensor& a, const at::Tensor& b) {
   return a.nbytes() == b.nbytes() && std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
@@ -282,6 +273,21 @@ void Construction::materialise(const std::vector<at::Tensor>& tensors) {
   }
 }
 
+std::optional<at::Tensor> Construction::part(const at::Tensor& phantom, Interval elements) {
+  const std::lock_guard only_one(generator_use());
+  const c10::impl::ExcludeDispatchKeyGuard below(kTraceKey);
+  materialised_ = true;
+  if (!knows(phantom)) {
+    throw InvalidArgument("part: the recorded construction did not make this tensor: " +
+                          phantom_tag(phantom)->description);
+  }
+  const auto needed = needed_for({phantom});
+  const auto fill = ElementFill::of(tracer_->graph(), needed, tracer_->value_of(phantom));
+  if (!fill) return std::nullopt;
+  if (!states_known(needed)) (void)rebase(initial_state_);
+  return fill->part(elements, [&](OpId op) { return draws_.at(op).state; });
+}
+
 at::Tensor Construction::rebase(const at::Tensor& state) {
   const std::lock_guard only_one(generator_use());
   const c10::impl::ExcludeDispatchKeyGuard below(kTraceKey);
@@ -339,6 +345,9 @@ InitRecord InitRecord::record(const std::function<void()>& construct, Drawing dr
 }
 
 void InitRecord::materialise(const std::vector<at::Tensor>& tensors) { construction_->materialise(tensors); }
+std::optional<at::Tensor> InitRecord::part(const at::Tensor& phantom, std::int64_t begin, std::int64_t end) {
+  return construction_->part(phantom, {begin, end});
+}
 const at::Tensor& InitRecord::generator_state() const { return construction_->initial_state(); }
 void InitRecord::forget_states() { construction_->forget_states(); }
 at::Tensor InitRecord::rebase(const at::Tensor& generator_state) { return construction_->rebase(generator_state); }

@@ -47,6 +47,8 @@ void twist(std::uint32_t* state) {
   state[kWords - 1] = state[kShift - 1] ^ mix(state[kWords - 1], state[0]);
 }
 
+}  // namespace
+
 bool is_contiguous(const ValueInfo& info) {
   std::int64_t expected = 1;
   for (std::size_t d = info.sizes.size(); d-- > 0;) {
@@ -55,8 +57,6 @@ bool is_contiguous(const ValueInfo& info) {
   }
   return true;
 }
-
-}  // namespace
 
 std::optional<std::uint64_t> plain_draws(const OpGraph& graph, const OpNode& node) {
   const auto& name = node.op.schema().name();
@@ -70,6 +70,16 @@ std::optional<std::uint64_t> plain_draws(const OpGraph& graph, const OpNode& nod
   auto numbers = static_cast<std::uint64_t>(elements);
   if (normal && numbers % kNormalBlock != 0) numbers += kNormalBlock;  // the last block is drawn again
   return numbers * (is_double ? 2 : 1);
+}
+
+at::Tensor state_of(at::Generator& generator) {
+  const std::lock_guard lock(generator.mutex());
+  return generator.get_state();
+}
+
+void set_state(at::Generator& generator, const at::Tensor& state) {
+  const std::lock_guard lock(generator.mutex());
+  generator.set_state(state);
 }
 
 void skip_draws(at::Generator& generator, std::uint64_t count) {

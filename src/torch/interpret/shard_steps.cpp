@@ -93,10 +93,10 @@ at::Tensor rows(const torch::jit::Stack& stack, const ShardedStep& step, const G
   const auto is_elsewhere = indices.lt(begin).logical_or(indices.ge(begin + length));
   const auto padding = stack[2].toInt() - begin;
   const bool has_padding = stack[2].toInt() >= 0 && padding >= 0 && padding < length;
-  const auto found = at::embedding(weight, (indices - begin).masked_fill(is_elsewhere, 0), has_padding ? padding : -1);
-  const auto own = found.masked_fill(is_elsewhere.unsqueeze(-1), 0);
+  auto own = at::embedding(weight, (indices - begin).masked_fill_(is_elsewhere, 0), has_padding ? padding : -1);
+  own.masked_fill_(is_elsewhere.unsqueeze(-1), 0);
   if (indices.is_cpu()) return own;
-  return own.masked_fill(is_none.unsqueeze(-1), std::numeric_limits<double>::quiet_NaN());  // without a wait for it
+  return own.masked_fill_(is_none.unsqueeze(-1), std::numeric_limits<double>::quiet_NaN());  // without a wait for it
 }
 
 }  // namespace

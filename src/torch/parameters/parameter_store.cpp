@@ -7,10 +7,12 @@
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/accumulate.h>
 
 #include <autopar/core/assert.hpp>
 #include <autopar/core/error.hpp>
+#include <autopar/torch/init_record.hpp>
 
 #include "torch/capture/phantom.hpp"
 #include "torch/device/host_memory.hpp"
@@ -109,15 +111,44 @@ bool ParameterStore::counts(const StateTensor& tensor) const {
   return tensor.slices ? holds(tensor) && replicas_of(tensor).front() == self_ : tensor.holders.front() == self_;
 }
 
+namespace {
+
+/// Elements of a phantom that the construction makes by themselves, as `slab.of(whole)`; a chunk of the whole at a time
+/// that is no larger than they are. Nothing if it has to be whole.
+std::optional<at::Tensor> made_alone(InitRecord& init, const at::Tensor& phantom, const Slab& slab) {
+  constexpr std::int64_t kLeast = 4096;  // for which it pays to call kernels once more
+  if (slab.empty()) return at::empty({0}, phantom.options().device(at::kCPU));
+  const auto block = phantom.numel() / slab.blocks, chunk = std::max(kLeast, slab.size());
+  auto own = at::empty({slab.blocks, slab.range.size()}, phantom.options().device(at::kCPU));
+  for (std::int64_t first = 0; first < slab.blocks;) {
+    const auto blocks = std::clamp<std::int64_t>(chunk / block, 1, slab.blocks - first);
+    const auto begin = first * block + slab.range.begin;
+    const auto end = (first + blocks - 1) * block + slab.range.end;
+    const auto made = init.part(phantom, begin, end);
+    if (!made) return std::nullopt;
+    own.narrow(0, first, blocks).copy_(made->as_strided({blocks, slab.range.size()}, {block, 1}));
+    first += blocks;
+  }
+  return own;
+}
+
+}  // namespace
+
 // One after the other: a host may have room for one whole tensor.
 void ParameterStore::hold_slices(InitRecord* init, c10::Device device) {
   const at::NoGradGuard no_grad;
   for (auto& tensor : registry_.tensors()) {
     if (!tensor.slices || !holds(tensor)) continue;
     auto handle = tensor.handle;
-    if (init != nullptr) init->materialise({handle});
     const auto sizes = sizes_here(tensor);
     const auto slab = slab_on(tensor, self_);
+    if (init != nullptr && is_phantom(handle)) {
+      if (const auto alone = made_alone(*init, handle, slab)) {
+        give_data(handle, alone->to(device).reshape(sizes));
+        continue;
+      }
+      init->materialise({handle});
+    }
     const auto own = [&](const at::Tensor& whole) {
       return slab.of(whole.detach().contiguous()).to(device, whole.scalar_type(), false, /*copy=*/true).reshape(sizes);
     };

@@ -51,7 +51,6 @@ Instance random_instance(int seed, int max_nodes = 6, int max_devices = 6) {
   }
   out.request.batch = dice.chance(50) ? dice(1, 4) : dice(1, 24);
   out.request.runtime = runtime_capabilities();
-  out.request.runtime.chooses_tensor_parallel = true;
   out.request.runtime.max_tensor_parallel = 8;
   out.request.options.optimizer_state_factor = dice(0, 2);
   out.request.options.max_microbatches = dice(1, 4);
@@ -391,7 +390,6 @@ ModelProfile transformer(int layers, int hidden, int classes) {
 TEST_CASE("a tensor degree that is asked for is every stage's, or the nearest possible one is named") {
   Instance c{transformer(2, 64, 1000), testing::small_cluster(8, Bytes(1 << 26)), {.batch = 16}};
   c.request.runtime = runtime_capabilities();
-  c.request.runtime.chooses_tensor_parallel = true;
   c.request.runtime.max_tensor_parallel = 1;
   c.request.options.tensor_parallel = 2;
   CHECK_THAT(refusal(c), Catch::Matchers::Contains("at most 1"));
@@ -441,7 +439,6 @@ TEST_CASE("what shards cannot run is refused in a plan") {
 TEST_CASE("without regions, or with ZeRO that shards do not know, the planner's choice is what it was") {
   Instance c{transformer(2, 64, 1000), testing::small_cluster(4, Bytes(1 << 26)), {.batch = 8}};
   c.request.runtime = runtime_capabilities();
-  c.request.runtime.chooses_tensor_parallel = true;
   c.request.runtime.max_tensor_parallel = 1;
   const auto before = planned(c);
   c.request.options.zero = 2;
@@ -459,7 +456,6 @@ TEST_CASE("without regions, or with ZeRO that shards do not know, the planner's 
 TEST_CASE("degrees for which a shape that is asked for has too few ranks are not looked at") {
   Instance c{transformer(2, 64, 1000), testing::small_cluster(4, Bytes(1 << 26)), {.batch = 12}};
   c.request.runtime = runtime_capabilities();
-  c.request.runtime.chooses_tensor_parallel = true;
   c.request.options.stages = 2;
   c.request.options.replicas = {3, 1};
   const auto plan = planned(c);
@@ -480,7 +476,6 @@ TEST_CASE("a class head is sharded on the ranks that are replicas of what is bef
     model.tensor_regions = {{{last}, {weights}, 100'000, false, {16, 0}, {400, 0}, 1, 1}};
     Instance c{model, testing::small_cluster(4, Bytes(1 << 30)), {.batch = 16}};
     c.request.runtime = runtime_capabilities();
-    c.request.runtime.chooses_tensor_parallel = true;
     c.request.runtime.max_tensor_parallel = 8;
     const auto plan = planned(c);
     REQUIRE(plan);

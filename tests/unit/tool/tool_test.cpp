@@ -192,7 +192,6 @@ TEST_CASE("explain says what other numbers of tensor shards would take, where a 
     arguments.files = {folder.at("profile.json"), folder.at("cluster.toml")};
     arguments.problem.batch = 32;
     arguments.problem.runtime.max_tensor_parallel = most;
-    arguments.problem.runtime.chooses_tensor_parallel = true;
     arguments.problem.settings = {"tensor_parallel=" + degree};
     std::ostringstream out, err;
     CHECK(tool::explain_command(arguments, out, err) == tool::kDone);

@@ -49,9 +49,14 @@ class CheckedCosts {
       forward = share.forward;
       backward = share.backward;
     }
-    const auto sliced = [&](Bytes whole) { return Bytes(stated_.sliced(whole.value(), *region)); };
-    return {cost.forward * forward, cost.backward * backward,        sliced(cost.saved),
-            sliced(cost.workspace), cost.backward_weight * backward, sliced(cost.deferred_weight)};
+    const AtomMemory& on_each = stated_.model().graph[atom].on_each_shard;
+    const auto held = [&](Bytes all, const Affine& each_holds) {
+      const double each = std::max(0.0, each_holds.per_sample * static_cast<double>(samples) + each_holds.fixed);
+      return Bytes(static_cast<std::int64_t>(std::ceil(each + (static_cast<double>(all.value()) - each) * part)));
+    };
+    return {cost.forward * forward,          cost.backward * backward,
+            held(cost.saved, on_each.saved), held(cost.workspace, on_each.workspace),
+            cost.backward_weight * backward, held(cost.deferred_weight, on_each.deferred_weight)};
   }
   /// Bytes that an atom holds all the time.
   [[nodiscard]] Bytes resident(NodeId atom) const {

@@ -100,11 +100,12 @@ class Attempt {
   }
 
  private:
-  /// Stages may have degrees of their own.
+  /// Stages may have degrees of their own, where that is for the policy to say.
   void mix_degrees(SearchResult& found) const {
-    vary_degrees(coarse_.objective, found);
-    SharedRanks(coarse_.objective, found).offer();
     if constexpr (requires { staging_.search_mixed(coarse_.objective, found); }) {
+      found.mixes_degrees = true;
+      vary_degrees(coarse_.objective, found);
+      SharedRanks(coarse_.objective, found).offer();
       staging_.search_mixed(coarse_.objective, found);
     } else {
       found.proven = false;

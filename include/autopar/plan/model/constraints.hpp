@@ -116,7 +116,7 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
 [[nodiscard]] inline std::vector<int> allowed_degrees(const Options& options, const Capabilities& runtime,
                                                       const Workload& work, int world) {
   const int asked = options.tensor_parallel;
-  if (asked == 1 || (asked == 0 && (options.zero > kMostZeroOfShards || !runtime.chooses_tensor_parallel))) return {1};
+  if (asked == 1 || (asked == 0 && options.zero > kMostZeroOfShards)) return {1};
   std::vector<int> degrees = possible_degrees(work.regions, runtime.max_tensor_parallel, world);
   if (asked == 0) {
     const int least = std::max(least_stages(options), asked_replicas(options));

@@ -238,12 +238,17 @@ namespace detail {
 }
 
 /// What one shard of a region takes of a node of it.
-[[nodiscard]] inline NodeCost of_shard(NodeCost cost, const ShardShare& share, const TensorRegion& region, int shards) {
+[[nodiscard]] inline NodeCost of_shard(NodeCost cost, const ShardShare& share, const AtomMemory& on_each,
+                                       double samples, const TensorRegion& region, int shards) {
   cost.forward = cost.forward * share.forward;
   cost.backward = cost.backward * share.backward;
   cost.backward_weight = cost.backward_weight * share.backward;
-  for (Bytes* bytes : {&cost.saved, &cost.workspace, &cost.deferred_weight})
-    *bytes = part_of_shard(*bytes, region, shards);
+  const auto part = [&](Bytes whole, const Affine& each) {
+    return memory_of_shard(whole, each, samples, region, shards);
+  };
+  cost.saved = part(cost.saved, on_each.saved);
+  cost.workspace = part(cost.workspace, on_each.workspace);
+  cost.deferred_weight = part(cost.deferred_weight, on_each.deferred_weight);
   return cost;
 }
 
@@ -270,7 +275,7 @@ void set_regions(Workload& work, const ModelProfile& profile, const M& model) {
     ShardShare share{part, part};
     if constexpr (CostsShards<M, Graph<OpProfile, ValueProfile>>)
       share = model.shard_share(profile.graph, node, static_cast<double>(samples), part);
-    return of_shard(cost, share, region, shards);
+    return of_shard(cost, share, profile.graph[node].on_each_shard, static_cast<double>(samples), region, shards);
   };
   work.largest_trained_in_shards = [&profile, of_parameter](NodeId node, const std::vector<int>& region_shards) {
     Bytes sum{};

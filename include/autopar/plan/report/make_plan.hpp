@@ -64,8 +64,7 @@ class PlanMaker {
     const Uncoarsening uncoarsening(objective, coarse);
     SearchResult fine{uncoarsening.refined(found)};
     // Blocks may put a region together with what is better off in another shape.
-    if (!coarse.whole() && !uncoarsening.in_pieces() && constraints_.tensor_degrees.size() > 1)
-      SharedRanks(objective, fine).offer();
+    if (!coarse.whole() && !uncoarsening.in_pieces() && found.mixes_degrees) SharedRanks(objective, fine).offer();
     Plan plan = describe_best(fine.candidates, uncoarsening);
     add_proof(plan, found, coarse);
     return plan;

@@ -1,0 +1,214 @@
+#include "torch/cost/atom_memory.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "torch/cost/work.hpp"
+#include "torch/cost/workspace.hpp"
+#include "torch/interpret/split_backward.hpp"
+#include "torch/tensor_parallel/shard_typing.hpp"
+
+namespace autopar {
+
+using algebra::OpContext;
+
+ProgramMemory::ProgramMemory(const OpGraph& graph, const BatchPlan& plan, const AtomPartition& atoms,
+                             const AlgebraOptions& options, const std::map<OpId, ShardedStep>& steps)
+    : graph_(graph),
+      plan_(plan),
+      atoms_(atoms),
+      options_(options),
+      creator_(static_cast<std::size_t>(graph.storage_count), OpId::none()),
+      saved_(graph.ops.size()),
+      kept_(static_cast<std::size_t>(graph.storage_count), false),
+      of_atom_(atoms.atoms.size()) {
+  find_creators();
+  add_saved();
+  add_workspaces(steps);
+}
+
+bool ProgramMemory::is_kept_by(NodeId atom, ValueId value) const {
+  const auto storage = graph_.value(value).storage;
+  if (!storage.valid() || !kept_[storage.index()]) return false;
+  const auto creator = creator_[storage.index()];
+  return creator.valid() && atoms_.atom_of[creator.index()] == atom;
+}
+
+void ProgramMemory::find_creators() {
+  for (std::size_t i = 0; i < graph_.ops.size(); ++i) {  // what is made once is no activation
+    if (plan_.ops[i].once) kept_[graph_.value(graph_.output(OpId::of(i))).storage.index()] = true;
+  }
+  for (const auto& ops : atoms_.atoms) {
+    for (const auto op : ops) {
+      for_each_output(graph_.op(op), [&](ValueId value) {
+        const auto storage = graph_.value(value).storage;
+        if (storage.valid() && !creator_[storage.index()].valid()) creator_[storage.index()] = op;
+      });
+    }
+  }
+}
+
+// A memory is kept once, however many ops need it, and counted where it is made.
+void ProgramMemory::add_saved() {
+  for (const auto& ops : atoms_.atoms) {
+    for (const auto id : ops) {
+      const auto saved = algebra::saved_by(context(id));
+      add_saved(id, saved.internal);
+      for (const auto value : saved.values) {
+        const auto storage = graph_.value(value).storage;
+        if (!storage.valid() || kept_[storage.index()] || plan_.is_prologue(value)) continue;
+        const auto creator = creator_[storage.index()];
+        if (!creator.valid()) continue;
+        kept_[storage.index()] = true;
+        add_saved(creator, memory_of(storage, value));
+      }
+    }
+  }
+}
+void ProgramMemory::add_saved(OpId op, const Affine& bytes) {
+  saved_[op.index()] += bytes;
+  at(op).saved += bytes;
+}
+
+// An op works beside what those before it have saved.
+void ProgramMemory::add_workspaces(const std::map<OpId, ShardedStep>& steps) {
+  const algebra::Workspaces workspaces(graph_, plan_, kept_, steps);
+  std::vector<bool> waits(kept_.size(), false);
+  for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
+    const auto id = OpId::of(i);
+    if (plan_.ops[i].once || !atoms_.atom_of[i].valid()) continue;
+    const auto op = context(id);
+    const auto need = workspaces.of(op);
+    auto& sum = at(id).workspace;
+    sum = {std::max(sum.per_sample - saved_[i].per_sample, need.per_sample),
+           std::max(sum.fixed - saved_[i].fixed, need.fixed)};
+    add_deferred_weight(op, waits);
+  }
+}
+
+// Gradients of parameters are computed from those of results and from what the op read, which wait for that.
+void ProgramMemory::add_deferred_weight(const OpContext& op, std::vector<bool>& waits) {
+  const auto split = split_backward_of(graph_, plan_, op.id());
+  if (!split || !graph_.value(split->weight).requires_grad) return;
+  at(op.id()).deferred_weight += algebra::bytes_of(graph_, op.results().front());
+  const auto read = graph_.input(op.id(), split->x_at);
+  const auto storage = graph_.value(read).storage;
+  if (!storage.valid() || !kept_[storage.index()] || waits[storage.index()]) return;
+  const auto creator = creator_[storage.index()];
+  if (!creator.valid() || plan_.is_prologue(read)) return;
+  waits[storage.index()] = true;
+  at(creator).deferred_weight += memory_of(storage, read);
+}
+
+/// Bytes of a memory: those of the value that it was made for, else of the given view.
+Affine ProgramMemory::memory_of(StorageId storage, ValueId view) {
+  if (makers_.empty()) {
+    makers_.assign(static_cast<std::size_t>(graph_.storage_count), ValueId::none());
+    for (std::size_t i = 0; i < graph_.values.size(); ++i) {
+      const auto made_in = graph_.values[i].storage;
+      if (made_in.valid() && !makers_[made_in.index()].valid()) makers_[made_in.index()] = ValueId::of(i);
+    }
+  }
+  const auto maker = makers_[storage.index()];
+  return algebra::bytes_of(graph_, maker.valid() ? maker : view);
+}
+
+namespace {
+
+/// The program with what shards of the candidates exchange, each in as many as are asked for.
+class ProgramOfShards {
+ public:
+  ProgramOfShards(const OpGraph& graph, const AtomPartition& atoms, const std::vector<TensorCandidate>& candidates,
+                  const AlgebraOptions& options)
+      : candidates_(candidates), options_(options) {
+    for (const auto& candidate : candidates) {
+      const auto is_member = [&](OpId op) { return std::ranges::binary_search(candidate.ops, op); };
+      stages_.push_back({2, ShardTyping(graph, is_member).run(candidate.leaves, [](ValueId) { return false; })});
+    }
+    sharded_ = insert_moves(graph, stages_);
+    for (const auto& [op, step] : sharded_.steps) {
+      if (step.move == ShardMove::kCopy) is_copy_.insert(op);
+    }
+    plan_ = analyze_batch(sharded_.graph, options_);
+    atoms_.atoms.resize(atoms.atoms.size());
+    for (std::size_t i = 0; i < sharded_.made_for.size(); ++i) {
+      const auto atom = atoms.atom_of[sharded_.made_for[i].index()];
+      atoms_.atom_of.push_back(atom);
+      if (atom.valid()) atoms_.atoms[atom.index()].push_back(OpId::of(i));
+    }
+  }
+
+  /// Of the shard that has most.
+  /// @param shards_of  how many, of a candidate
+  template <class ShardsOf>
+  [[nodiscard]] std::vector<AtomMemory> memory(const ShardsOf& shards_of) {
+    for (auto& [value, slices] : sharded_.slices)
+      slices.shards = static_cast<int>(shards_of(candidates_[slices.stage]));
+    OpGraph own = on_shard(sharded_, std::vector<std::optional<int>>(candidates_.size(), 0));
+    for (const auto op : is_copy_)  // the same memory
+      own.value(own.output(op)).storage = own.value(own.input(op, 0)).storage;
+    const ProgramMemory takes(own, plan_, atoms_, options_, sharded_.steps);
+    std::vector<AtomMemory> out;
+    for (std::size_t k = 0; k < atoms_.atoms.size(); ++k) out.push_back(takes.of(NodeId::of(k)));
+    return out;
+  }
+
+ private:
+  const std::vector<TensorCandidate>& candidates_;
+  AlgebraOptions options_;
+  std::vector<ShardedStage> stages_;
+  ShardedGraph sharded_;
+  std::set<OpId> is_copy_;
+  BatchPlan plan_;
+  AtomPartition atoms_;
+};
+
+/// What is whole of something that takes `all` of the whole program and `part` with this share of units: a line
+/// through both.
+Affine whole_of(const Affine& part, const Affine& all, double share) {
+  const auto of = [&](double a, double b) { return std::max(0.0, (a - b * share) / (1 - share)); };
+  return {of(part.per_sample, all.per_sample), of(part.fixed, all.fixed)};
+}
+Affine larger(const Affine& a, const Affine& b) {
+  return {std::max(a.per_sample, b.per_sample), std::max(a.fixed, b.fixed)};
+}
+
+}  // namespace
+
+// What an atom takes is the largest of sums that grow evenly with the share, so that a line above it at its smallest
+// and at a half is above it between them.
+std::vector<AtomMemory> memory_on_each_shard(const OpGraph& graph, const AtomPartition& atoms,
+                                             const std::vector<TensorCandidate>& candidates, const ProgramMemory& takes,
+                                             const AlgebraOptions& options) {
+  std::vector<AtomMemory> out(atoms.atoms.size());
+  if (candidates.empty()) return out;
+  ProgramOfShards program(graph, atoms, candidates, options);
+  const auto measure = [&](const auto& shards_of) {
+    const auto parts = program.memory(shards_of);
+    for (const auto& candidate : candidates) {
+      const UnitSlices units{.dim = 0, .units = candidate.units};
+      const auto most = units.split(static_cast<int>(shards_of(candidate))).length(0);
+      const double share = static_cast<double>(most) / static_cast<double>(candidate.units);
+      if (share >= 1) continue;
+      std::set<NodeId> own;
+      for (const auto op : candidate.ops) own.insert(atoms.atom_of[op.index()]);
+      for (const auto atom : own) {
+        const auto &part = parts[atom.index()], &all = takes.of(atom);
+        auto& whole = out[atom.index()];
+        whole.saved = larger(whole.saved, whole_of(part.saved, all.saved, share));
+        whole.workspace = larger(whole.workspace, whole_of(part.workspace, all.workspace, share));
+        whole.deferred_weight =
+            larger(whole.deferred_weight, whole_of(part.deferred_weight, all.deferred_weight, share));
+      }
+    }
+  };
+  constexpr std::int64_t kMany = 1 << 10;  // of which one has next to nothing
+  measure([&](const TensorCandidate& each) { return std::min(each.units, kMany); });
+  measure([](const TensorCandidate&) { return std::int64_t{2}; });
+  return out;
+}
+
+}  // namespace autopar

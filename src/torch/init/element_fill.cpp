@@ -1,0 +1,105 @@
+#include "torch/init/element_fill.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+#include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include "torch/init/skip_draws.hpp"
+#include "torch/ir/ivalues.hpp"
+
+namespace autopar::detail {
+
+namespace {
+
+// A kernel draws normal numbers in blocks, and the last sixteen of a tensor anew where they are no block
+// (aten/src/ATen/native/cpu/DistributionTemplates.h, normal_fill).
+constexpr std::int64_t kBlock = 16;
+
+template <std::size_t N>
+bool is_any_of(std::string_view name, const std::array<std::string_view, N>& names) {
+  return std::ranges::find(names, name) != names.end();
+}
+
+constexpr std::array<std::string_view, 3> kMakers{"aten::empty", "aten::zeros", "aten::ones"};
+constexpr std::array<std::string_view, 2> kSame{"aten::detach", "aten::alias"};
+constexpr std::array<std::string_view, 2> kDraws{"aten::uniform_", "aten::normal_"};
+constexpr std::array<std::string_view, 6> kArithmetic{"aten::zero_", "aten::fill_", "aten::mul_",
+                                                      "aten::div_",  "aten::add_",  "aten::sub_"};
+
+std::size_t operands(const OpNode& node) {
+  std::size_t count = 0;
+  for_each_input(node, [&](ValueId) { ++count; });
+  return count;
+}
+
+/// The elements that a kernel has to see so that those asked for come out as they do among all.
+Interval seen_by_kernels(Interval elements, std::int64_t size) {
+  Interval seen{elements.begin / kBlock * kBlock, (elements.end + kBlock - 1) / kBlock * kBlock};
+  if (size % kBlock == 0 || elements.end <= size - kBlock) return seen;
+  return {std::min(seen.begin, (size - kBlock) / kBlock * kBlock), size};
+}
+
+}  // namespace
+
+std::optional<ElementFill> ElementFill::of(const OpGraph& graph, const std::vector<bool>& needed, ValueId value) {
+  ElementFill fill(graph, value);
+  if (fill.size() < kBlock) return std::nullopt;
+  for (std::size_t i = 0; i < needed.size(); ++i) {
+    if (needed[i] && !fill.add(OpId::of(i))) return std::nullopt;
+  }
+  if (fill.ops_.empty()) return std::nullopt;
+  return fill;
+}
+
+bool ElementFill::add(OpId op) {
+  const auto& node = graph_->op(op);
+  if (node.outputs.size() != 1 || node.outputs.front().values.size() != 1) return false;
+  const auto &made = graph_->value(node.outputs.front().values.front()), &wanted = graph_->value(value_);
+  if (made.storage != wanted.storage || made.dtype != wanted.dtype) return false;
+  if (made.elements(0) != size() || !is_contiguous(made)) return false;
+  const std::string_view name = node.op.schema().name();
+  const auto reads = operands(node);
+  if (is_any_of(name, kSame)) return reads == 1;
+  const bool makes = is_any_of(name, kMakers) && reads == 0 && ops_.empty();
+  const bool draws = is_any_of(name, kDraws) && reads == 1 && plain_draws(*graph_, node).has_value();
+  const bool changes = is_any_of(name, kArithmetic) && reads == 1;
+  if (!makes && (ops_.empty() || (!draws && !changes))) return false;
+  ops_.push_back(op);
+  return true;
+}
+
+at::Tensor ElementFill::part(Interval elements, const std::function<at::Tensor(OpId)>& state_before) const {
+  const at::AutoGradMode no_grad(false);
+  const auto seen = seen_by_kernels(elements, size());
+  auto generator = at::globalContext().defaultGenerator(at::kCPU);
+  const auto outer_state = state_of(generator);
+  const auto type = graph_->value(value_).dtype;
+  auto data = at::empty({seen.size()}, at::dtype(type));
+  for (const auto op : ops_) {
+    const auto& node = graph_->op(op);
+    const std::string_view name = node.op.schema().name();
+    if (is_any_of(name, kMakers)) {
+      if (name == "aten::zeros") data.zero_();
+      if (name == "aten::ones") data.fill_(1);
+      continue;
+    }
+    if (is_any_of(name, kDraws)) {
+      const std::uint64_t words = type == c10::kDouble ? 2 : 1;
+      set_state(generator, state_before(op));
+      skip_draws(generator, static_cast<std::uint64_t>(seen.begin) * words);
+    }
+    torch::jit::Stack stack(node.args.begin(), node.args.end());
+    stack[static_cast<std::size_t>(node.inputs.front().position)] = data;
+    node.op.callBoxed(&stack);
+  }
+  set_state(generator, outer_state);
+  const auto own = data.narrow(0, elements.begin - seen.begin, elements.size());
+  return own.numel() == data.numel() ? own : own.clone();
+}
+
+}  // namespace autopar::detail
