@@ -91,6 +91,8 @@ struct Constraints {
   double optimizer_state_factor = 2;
   int gradient_copies = 1;  ///< of each gradient that a rank holds at the peak
   BucketPolicy buckets{};
+  /// A search may leave out what takes no less.
+  Seconds to_beat{std::numeric_limits<double>::infinity()};
   std::vector<std::string> notes;  ///< what the plan should tell the user
 
   [[nodiscard]] bool replicas_are_fixed() const { return replicas_of_each > 0 || !replicas.empty(); }

@@ -157,8 +157,13 @@ namespace detail {
       const double of_forward = part(region.forward, region.forward_calls, all_forward);
       const double of_backward = part(region.backward, region.backward_calls, all_backward);
       for (std::size_t i = 0; i < region.atoms.size(); ++i) {
-        least[region.atoms[i].index()].forward += forward[i] * of_forward;
-        least[region.atoms[i].index()].backward += backward[i] * of_backward;
+        NodeCost& cost = least[region.atoms[i].index()];
+        const NodeCost& all = whole[region.atoms[i].index()];
+        cost.forward += forward[i] * of_forward;
+        cost.backward += backward[i] * of_backward;
+        cost.saved = std::min(cost.saved, all.saved);  // what is exchanged may take more than slices save
+        cost.workspace = std::min(cost.workspace, all.workspace);
+        cost.deferred_weight = std::min(cost.deferred_weight, all.deferred_weight);
       }
     }
     return least;

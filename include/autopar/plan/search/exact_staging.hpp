@@ -56,7 +56,7 @@ class BranchAndBound {
   [[nodiscard]] bool exhausted() const { return result_.states > last_state_; }
   /// Sums of doubles in different orders differ in the last digits; a bound must not cut off on those.
   [[nodiscard]] bool hopeless(double bound) const {
-    return bound * (1 - 1e-9) >= result_.candidates.best_step().value();
+    return bound * (1 - 1e-9) >= std::min(result_.candidates.best_step(), constraints_.to_beat).value();
   }
 
   /// What is ruled out at once takes a small part of a state.
@@ -264,10 +264,10 @@ struct ExactStaging {
     if (!result.candidates.any_fits()) {
       const auto least = least_memory(objective);
       if (least) result.least = std::make_shared<LeastMemory>(*least);
-      if (least && least->fits(objective.constraints()) &&
-          meets(objective.constraints(), objective.work(), least->staging)) {
+      const bool fits = least && least->fits(objective.constraints());
+      if (fits && meets(objective.constraints(), objective.work(), least->staging)) {
         offer(objective, least->staging, result);
-      } else if (least && least->proven) {
+      } else if (least && least->proven && !fits) {
         result.proven = true;
         result.lower_bound = result.candidates.best_step();
         return result;
@@ -420,7 +420,7 @@ struct ExactStaging {
   /// The more ranks, the less of all there is can be searched, and the longer a state takes.
   [[nodiscard]] std::int64_t most_states(const StepObjective& objective) const {
     constexpr int kFull = 8;
-    return max_states / std::max(1, objective.constraints().world / kFull);
+    return max_states / std::max(1, objective.constraints().ranks() / kFull);
   }
 
   void branch(const StepObjective& objective, detail::CutTables& tables,
@@ -445,7 +445,7 @@ struct ExactStaging {
     result.proven = open.empty();
     double left = std::numeric_limits<double>::infinity();
     for (const Configuration* one : open) left = std::min(left, one->bound);
-    result.lower_bound = std::min(result.candidates.best_step(), Seconds(left));
+    result.lower_bound = std::min({result.candidates.best_step(), objective.constraints().to_beat, Seconds(left)});
   }
 };
 static_assert(StagingPolicy<ExactStaging>);

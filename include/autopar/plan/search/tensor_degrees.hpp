@@ -56,7 +56,8 @@ template <class Search>
   SearchResult all{Candidates(objective.constraints().memory)};
   all.proven = true;
   for (const int degree : degrees) {
-    const Constraints constraints = objective.constraints().at_degree(degree);
+    Constraints constraints = objective.constraints().at_degree(degree);
+    constraints.to_beat = std::min(constraints.to_beat, all.candidates.best_step());
     const SearchResult own = search(objective.under(constraints));
     for (Candidate& candidate : own.candidates.ranked())
       all.candidates.offer({at_degree(std::move(candidate.staging), degree), std::move(candidate.terms)});
