@@ -28,7 +28,6 @@
 #include <CLI/CLI.hpp>
 
 #include <autopar/core/error.hpp>
-#include <autopar/runtime/any_transport.hpp>
 #include <autopar/shard/collectives.hpp>
 #include <autopar/shard/cross_entropy.hpp>
 #include <autopar/shard/linear_cross_entropy.hpp>
@@ -44,39 +43,26 @@ using at::Tensor;
 
 /// The first of several ranks, of which the others say what it says: gathers repeat its part, sums are left as they
 /// are.
-class ImaginedRanks final : public ap::detail::TransportBackend {
+class ImaginedRanks final : public ap::detail::GroupState {
  public:
-  ImaginedRanks(int size, c10::Device device) : size_(size), device_(device) {}
+  explicit ImaginedRanks(std::vector<ap::Rank> ranks) : GroupState(std::move(ranks), 0) {}
 
-  ap::Rank rank() const override { return ap::Rank(0); }
-  int size() const override { return size_; }
-  void connect(const std::vector<ap::DirectedPair>& /*pairs*/) override {}
-  ap::GroupId make_group(const std::vector<ap::Rank>& /*ranks*/) override { return {0}; }
-  Ticket send(ap::Buffer /*buffer*/, ap::Rank /*peer*/, ap::Tag /*tag*/) override { refuse(); }
-  Ticket receive(ap::Buffer /*buffer*/, ap::Rank /*peer*/, ap::Tag /*tag*/) override { refuse(); }
-  Ticket all_reduce(ap::Buffer /*buffer*/, ap::DType /*dtype*/, ap::GroupId /*group*/) override { return {}; }
-  Ticket reduce_scatter(ap::Buffer /*buffer*/, ap::DType /*dtype*/, ap::GroupId /*group*/) override { return {}; }
-  Ticket all_gather(ap::Buffer buffer, ap::GroupId /*group*/) override {
-    const auto bytes = static_cast<std::int64_t>(buffer.bytes);
-    auto parts = at::from_blob(buffer.data, {size_, bytes / size_}, at::TensorOptions(at::kByte).device(device_));
-    parts.narrow(0, 1, size_ - 1).copy_(parts.narrow(0, 0, 1).expand({size_ - 1, bytes / size_}));
-    return {};
+  void all_reduce(const Tensor& /*tensor*/) override {}
+  void reduce_scatter(const Tensor& /*parts*/) override {}
+  void all_gather(const Tensor& parts) override {
+    parts.narrow(0, 1, size() - 1).copy_(parts.narrow(0, 0, 1).expand_as(parts.narrow(0, 1, size() - 1)));
   }
-  bool done(const Ticket& /*ticket*/) override { return true; }
-  void wait(const Ticket& /*ticket*/) override {}
+  void send(const Tensor& /*tensor*/, int /*to_place*/) override { refuse(); }
+  void receive(const Tensor& /*tensor*/, int /*from_place*/) override { refuse(); }
 
  private:
   [[noreturn]] static void refuse() { throw ap::InvalidArgument("nobody is there to exchange messages with"); }
-
-  int size_;
-  c10::Device device_;
 };
 
-ap::Group imagined_group(int size, c10::Device device) {
+ap::Group imagined_group(int size) {
   std::vector<ap::Rank> ranks;
   for (int rank = 0; rank < size; ++rank) ranks.emplace_back(rank);
-  const ap::detail::GroupState::Wire wire{ap::AnyTransport(std::make_shared<ImaginedRanks>(size, device)), {0}};
-  return ap::Group(std::make_shared<ap::detail::GroupState>(ranks, ap::Rank(0), wire, wire));
+  return ap::Group(std::make_shared<ImaginedRanks>(std::move(ranks)));
 }
 
 /// Milliseconds between two moments of a stream; on CPUs of the clock.
@@ -144,7 +130,7 @@ void measure(const Job& job, c10::Device device) {
   const auto parameter = [&](at::IntArrayRef sizes) {
     return at::empty(sizes, options).uniform_(-0.02, 0.02).set_requires_grad(true);
   };
-  const Head head{imagined_group(job.ranks, device), split, parameter({split.length(0), job.width}),
+  const Head head{imagined_group(job.ranks), split, parameter({split.length(0), job.width}),
                   parameter({split.length(0)})};
   auto features = at::randn({job.batch, job.width}, options).set_requires_grad(true);
   const auto target = at::randint(job.classes, {job.batch}, options.dtype(at::kLong));

@@ -6,7 +6,6 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/where.h>
 #include <torch/nn/functional/loss.h>
@@ -26,20 +25,6 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// Of a copy in the type of statistics: small enough for caches of CPUs, large enough to fill a device.
-std::int64_t rows_at_once(const Tensor& logits) {
-  const std::int64_t elements = logits.is_cpu() ? std::int64_t{1} << 18 : std::int64_t{1} << 22;
-  return std::max<std::int64_t>(elements / std::max<std::int64_t>(logits.size(1), 1), 1);
-}
-
-template <class Work>
-void for_each_rows(const Tensor& logits, const Work& work) {
-  const auto step = rows_at_once(logits);
-  for (std::int64_t begin = 0; begin < logits.size(0); begin += step) {
-    work(begin, std::min(step, logits.size(0) - begin));
-  }
-}
-
 /// What the backward needs beside tensors.
 struct Loss {
   detail::ClassShards shards;
@@ -51,17 +36,12 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
   /// @param logits [N, this rank's classes]
   static Tensor forward(AutogradContext* context, const Tensor& logits, const Tensor& index, Loss loss) {
     const auto& shards = loss.shards;
-    const auto type = detail::statistics_type(logits.scalar_type());
     const auto targets = detail::targets_of(index, shards);
-    auto statistics = at::empty({shards.loss.statistics(), logits.size(0)}, logits.options().dtype(type));
-    for_each_rows(logits, [&](std::int64_t begin, std::int64_t length) {
-      auto block = logits.narrow(0, begin, length).to(type, false, true);
-      statistics.narrow(1, begin, length)
-          .copy_(detail::block_statistics(block, shards.first(), targets.rows(begin, length), shards.loss));
-    });
+    auto statistics = detail::block_statistics(logits, shards.first(), targets, shards.loss);
+    const auto own_log_sums = statistics[0].clone();
     statistics = detail::over_group(statistics, targets, shards);
     auto losses = detail::checked_losses(statistics, targets, shards);
-    context->save_for_backward({logits, index, detail::log_sum_exp(statistics)});
+    context->save_for_backward({logits, index, own_log_sums, detail::log_sum_exp(statistics)});
     detail::keep(*context, std::move(loss));
     return losses;
   }
@@ -78,15 +58,8 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
     const auto& logits = saved[0];
     const auto targets = detail::targets_of(saved[1], loss.shards);
     auto result = loss.overwrites ? logits.detach() : at::empty_like(logits);
-    const auto type = saved[2].scalar_type();
-    for_each_rows(logits, [&](std::int64_t begin, std::int64_t length) {
-      auto rows = result.narrow(0, begin, length);
-      const bool is_there = loss.overwrites && logits.scalar_type() == type;
-      auto block = is_there ? rows : logits.narrow(0, begin, length).to(type, false, true);
-      detail::block_gradient(block, loss.shards.first(), targets.rows(begin, length), loss.shards.loss,
-                             saved[2].narrow(0, begin, length), gradients[0].narrow(0, begin, length));
-      if (!is_there) rows.copy_(block);
-    });
+    detail::block_gradient(logits, loss.shards.first(), targets, loss.shards.loss, saved[2], saved[3], gradients[0],
+                           result);
     loss.overwritten = loss.overwrites;
     return {result, Tensor(), Tensor()};
   }

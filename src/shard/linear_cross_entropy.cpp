@@ -75,13 +75,16 @@ struct Factors {
   }
 };
 
-Tensor statistics_of_rows(const Factors& factors, Range rows, const detail::Targets& targets, const Plan& plan) {
+/// @param own_log_sums  [chunks of classes, rows], set
+Tensor statistics_of_rows(const Factors& factors, Range rows, const detail::Targets& targets, const Plan& plan,
+                          const Tensor& own_log_sums) {
   std::vector<Tensor> statistics, masses;
   for (const auto classes : plan.classes) {
     const auto first = plan.shards.first() + classes.begin;
-    auto logits = factors.logits(rows, classes);
+    const auto logits = factors.logits(rows, classes);
     const auto type = logits.options();
-    statistics.push_back(detail::block_statistics(std::move(logits), first, targets, plan.shards.loss));
+    statistics.push_back(detail::block_statistics(logits, first, targets, plan.shards.loss));
+    own_log_sums[static_cast<std::int64_t>(masses.size())].copy_(statistics.back()[0]);
     masses.push_back(plan.shards.loss.mass(first, classes.length, type));
   }
   return statistics.size() == 1 ? statistics.front() : detail::merged(at::stack(statistics), at::stack(masses));
@@ -117,13 +120,15 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
     const auto targets = detail::targets_of(index, plan.shards);
     const auto type = features.options().dtype(detail::statistics_type(features.scalar_type()));
     auto statistics = at::empty({plan.shards.loss.statistics(), features.size(0)}, type);
+    const auto own_log_sums = at::empty({static_cast<std::int64_t>(plan.classes.size()), features.size(0)}, type);
     for (const auto rows : plan.rows) {
       statistics.narrow(1, rows.begin, rows.length)
-          .copy_(statistics_of_rows(factors, rows, targets.rows(rows.begin, rows.length), plan));
+          .copy_(statistics_of_rows(factors, rows, targets.rows(rows.begin, rows.length), plan,
+                                    own_log_sums.narrow(1, rows.begin, rows.length)));
     }
     statistics = detail::over_group(statistics, targets, plan.shards);
     auto losses = detail::checked_losses(statistics, targets, plan.shards);
-    context->save_for_backward({features, weight, bias, index, detail::log_sum_exp(statistics)});
+    context->save_for_backward({features, weight, bias, index, own_log_sums, detail::log_sum_exp(statistics)});
     detail::keep(*context, std::move(plan));
     return losses;
   }
@@ -139,11 +144,13 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
     Gradient of_bias(factors.bias, factors.bias.defined() && context->needs_input_grad(2));
     for (const auto rows : plan.rows) {
       const auto features = factors.features.narrow(0, rows.begin, rows.length);
-      for (const auto classes : plan.classes) {
+      for (std::size_t c = 0; c < plan.classes.size(); ++c) {
+        const auto classes = plan.classes[c];
         auto block = factors.logits(rows, classes);
-        detail::block_gradient(block, plan.shards.first() + classes.begin, targets.rows(rows.begin, rows.length),
-                               plan.shards.loss, saved[4].narrow(0, rows.begin, rows.length),
-                               gradients[0].narrow(0, rows.begin, rows.length));
+        detail::block_gradient(
+            block, plan.shards.first() + classes.begin, targets.rows(rows.begin, rows.length), plan.shards.loss,
+            saved[4][static_cast<std::int64_t>(c)].narrow(0, rows.begin, rows.length),
+            saved[5].narrow(0, rows.begin, rows.length), gradients[0].narrow(0, rows.begin, rows.length), block);
         if (of_bias.wanted()) of_bias.add(classes, block.sum(0));
         block = block.to(features.scalar_type());
         const auto weight = factors.weight.narrow(0, classes.begin, classes.length);

@@ -1,10 +1,14 @@
 #include "shard/softmax_block.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/log_softmax.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/softmax.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
@@ -45,6 +49,15 @@ at::Tensor apply_margin(at::Tensor& block, const TargetColumns& target, const st
   return cosine;
 }
 
+/// Rows that are worked on together: few enough for caches of CPUs, enough to fill a device.
+template <class Work>
+void for_each_rows(const at::Tensor& logits, const Work& work) {
+  const std::int64_t elements = logits.is_cpu() ? std::int64_t{1} << 18 : std::int64_t{1} << 24;
+  const auto step = std::max<std::int64_t>(elements / logits.size(1), 1);
+  for (std::int64_t begin = 0; begin < logits.size(0); begin += step)
+    work(begin, std::min(step, logits.size(0) - begin));
+}
+
 }  // namespace
 
 Targets Targets::rows(std::int64_t begin, std::int64_t length) const {
@@ -64,24 +77,40 @@ at::Tensor RowLoss::target_weight(const Targets& targets, c10::ScalarType type) 
 
 c10::ScalarType statistics_type(c10::ScalarType logits) { return logits == at::kDouble ? at::kDouble : at::kFloat; }
 
-at::Tensor block_statistics(at::Tensor block, std::int64_t first_class, const Targets& targets, const RowLoss& loss) {
-  if (block.size(1) == 0) {
-    auto nothing = at::zeros({loss.statistics(), block.size(0)}, block.options());
-    nothing[0].fill_(kNothing);
-    return nothing;
-  }
+namespace {
+
+at::Tensor statistics_of_rows(const at::Tensor& logits, std::int64_t first_class, const Targets& targets,
+                              const RowLoss& loss) {
+  const auto type = statistics_type(logits.scalar_type());
+  auto block = loss.margin.has_value() ? logits.to(type, false, /*copy=*/true) : logits;
   const TargetColumns target(block, first_class, targets);
   apply_margin(block, target, loss.margin);
-  const auto target_logit = target.of(block).masked_fill(target.here.logical_not(), 0);
-  const auto maximum = block.amax(1);
-  block.sub_(maximum.masked_fill(maximum.eq(kNothing), 0).unsqueeze(1));
-  at::Tensor weighted;
-  if (loss.smoothing > 0) {
-    weighted = loss.weight.defined() ? block.mv(loss.weight.narrow(0, first_class, block.size(1))) : block.sum(1);
+  const auto target_logit = target.of(block).to(type).masked_fill_(target.here.logical_not(), 0);
+  const auto maximum = block.amax(1).to(type);
+  const auto logs = at::log_softmax(block, 1, type);
+  const auto is_nothing = maximum.eq(kNothing);
+  const auto log_sum = (maximum - logs.amax(1)).masked_fill_(is_nothing, kNothing);
+  const auto sum = is_nothing.logical_not().to(type);  // relative to exp(log_sum)
+  if (loss.smoothing == 0) return at::stack({log_sum, sum, target_logit});
+  const auto weighted = loss.weight.defined() ? logs.mv(loss.weight.narrow(0, first_class, logs.size(1))) : logs.sum(1);
+  return at::stack({log_sum, sum, target_logit, weighted});
+}
+
+}  // namespace
+
+at::Tensor block_statistics(const at::Tensor& logits, std::int64_t first_class, const Targets& targets,
+                            const RowLoss& loss) {
+  auto statistics =
+      at::zeros({loss.statistics(), logits.size(0)}, logits.options().dtype(statistics_type(logits.scalar_type())));
+  if (logits.size(1) == 0) {
+    statistics[0].fill_(kNothing);
+    return statistics;
   }
-  const auto sum = block.exp_().sum(1);
-  if (loss.smoothing > 0) return at::stack({maximum, sum, target_logit, weighted});
-  return at::stack({maximum, sum, target_logit});
+  for_each_rows(logits, [&](std::int64_t begin, std::int64_t length) {
+    statistics.narrow(1, begin, length)
+        .copy_(statistics_of_rows(logits.narrow(0, begin, length), first_class, targets.rows(begin, length), loss));
+  });
+  return statistics;
 }
 
 at::Tensor merged(const at::Tensor& statistics, const at::Tensor& masses) {
@@ -109,30 +138,59 @@ at::Tensor row_losses(const at::Tensor& statistics, const Targets& targets, cons
   return losses.masked_fill(targets.counts.logical_not(), 0);
 }
 
-void block_gradient(at::Tensor block, std::int64_t first_class, const Targets& targets, const RowLoss& loss,
-                    const at::Tensor& log_sums, const at::Tensor& gradient) {
-  if (block.size(1) == 0) return;
+namespace {
+
+void gradient_of_rows(const at::Tensor& logits, std::int64_t first_class, const Targets& targets, const RowLoss& loss,
+                      const at::Tensor& own_log_sums, const at::Tensor& log_sums, const at::Tensor& gradient,
+                      at::Tensor result) {
+  const auto type = log_sums.scalar_type();
+  auto block = loss.margin.has_value() ? logits.to(type, false, /*copy=*/true) : logits;
   const TargetColumns target(block, first_class, targets);
   const auto cosine = apply_margin(block, target, loss.margin);
   const auto of_row = gradient.masked_fill(targets.counts.logical_not(), 0);
-  const auto of_target = loss.target_weight(targets, block.scalar_type()) * of_row * (1 - loss.smoothing);
+  const auto of_target = loss.target_weight(targets, type) * of_row * (1 - loss.smoothing);
   auto of_softmax = of_target;
   const double smooth = loss.smoothing / static_cast<double>(loss.classes);
-  if (loss.smoothing > 0) of_softmax = of_softmax + of_row * loss.mass(0, loss.classes, block.options()) * smooth;
+  if (loss.smoothing > 0) of_softmax = of_softmax + of_row * loss.mass(0, loss.classes, log_sums.options()) * smooth;
 
-  block.sub_(log_sums.unsqueeze(1)).exp_().mul_(of_softmax.unsqueeze(1));
-  target.add(block, -of_target);
+  const auto is_nothing = own_log_sums.eq(kNothing).unsqueeze(1);
+  auto part = at::softmax(block, 1, type);
+  // From the block's own probabilities to those of all classes.
+  const auto factor = ((own_log_sums - log_sums).exp() * of_softmax).unsqueeze(1);
+  if (loss.smoothing == 0 && !loss.margin.has_value()) {
+    const auto at_target = target.of(part) * factor.squeeze(1) - of_target;
+    at::mul_out(result, part, factor).masked_fill_(is_nothing, 0);
+    target.put(result, at_target.to(result.scalar_type()));
+    return;
+  }
+  part.mul_(factor).masked_fill_(is_nothing, 0);
+  target.add(part, -of_target);
   if (loss.smoothing > 0) {
     if (loss.weight.defined()) {
-      block.addr_(of_row, loss.weight.narrow(0, first_class, block.size(1)), 1, -smooth);
+      part.addr_(of_row, loss.weight.narrow(0, first_class, part.size(1)), 1, -smooth);
     } else {
-      block.sub_((of_row * smooth).unsqueeze(1));
+      part.sub_((of_row * smooth).unsqueeze(1));
     }
   }
-  if (!loss.margin.has_value()) return;
-  const auto at_target = target.of(block) * margin_slope(cosine, *loss.margin);
-  block.mul_(loss.margin->scale);
-  target.put(block, at_target);
+  if (loss.margin.has_value()) {
+    const auto at_target = target.of(part) * margin_slope(cosine, *loss.margin);
+    part.mul_(loss.margin->scale);
+    target.put(part, at_target);
+  }
+  result.copy_(part);
+}
+
+}  // namespace
+
+void block_gradient(const at::Tensor& logits, std::int64_t first_class, const Targets& targets, const RowLoss& loss,
+                    const at::Tensor& own_log_sums, const at::Tensor& log_sums, const at::Tensor& gradient,
+                    const at::Tensor& result) {
+  if (logits.size(1) == 0) return;
+  for_each_rows(logits, [&](std::int64_t begin, std::int64_t length) {
+    gradient_of_rows(logits.narrow(0, begin, length), first_class, targets.rows(begin, length), loss,
+                     own_log_sums.narrow(0, begin, length), log_sums.narrow(0, begin, length),
+                     gradient.narrow(0, begin, length), result.narrow(0, begin, length));
+  });
 }
 
 }  // namespace autopar::detail

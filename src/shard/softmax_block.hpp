@@ -8,8 +8,8 @@
 
 #include <autopar/shard/margin.hpp>
 
-/// The arithmetic of a cross-entropy whose classes are in blocks, of one rank or many. A block is a matrix [rows, some
-/// consecutive classes] in the type of statistics; both functions use its memory.
+/// The arithmetic of a cross-entropy whose classes are in blocks, of one rank or many. A block of logits is a matrix
+/// [rows, some consecutive classes]; beside it functions take the memory of some of its rows in the type of statistics.
 namespace autopar::detail {
 
 /// The rows' targets: indices of classes, and which of them count.
@@ -31,15 +31,15 @@ struct RowLoss {
   [[nodiscard]] at::Tensor mass(std::int64_t begin, std::int64_t length, const at::TensorOptions& type) const;
   /// Of the rows' targets, 0 where they do not count.
   [[nodiscard]] at::Tensor target_weight(const Targets& targets, c10::ScalarType type) const;
-  /// Rows of statistics: maximum, sum of exponentials relative to it, logit of the target (0 if it is elsewhere), and,
-  /// with smoothing, the sum of weight·(logit − maximum).
+  /// Rows of statistics: a logarithm near the largest logit, sum of exponentials relative to it, logit of the target (0
+  /// if it is elsewhere), and, with smoothing, the sum of weight·(logit − that logarithm).
   [[nodiscard]] std::int64_t statistics() const { return smoothing > 0 ? 4 : 3; }
 };
 
 [[nodiscard]] c10::ScalarType statistics_type(c10::ScalarType logits);
 
 /// [statistics, rows]. A block without classes has its own: nothing.
-[[nodiscard]] at::Tensor block_statistics(at::Tensor block, std::int64_t first_class, const Targets& targets,
+[[nodiscard]] at::Tensor block_statistics(const at::Tensor& logits, std::int64_t first_class, const Targets& targets,
                                           const RowLoss& loss);
 
 /// Those of blocks together. @param statistics [blocks, statistics, rows] @param masses [blocks], with smoothing
@@ -51,8 +51,13 @@ struct RowLoss {
 /// [rows], 0 where they do not count.
 [[nodiscard]] at::Tensor row_losses(const at::Tensor& statistics, const Targets& targets, const RowLoss& loss);
 
-/// The block becomes the gradient of its logits. @param gradient  of the rows' losses
-void block_gradient(at::Tensor block, std::int64_t first_class, const Targets& targets, const RowLoss& loss,
-                    const at::Tensor& log_sums, const at::Tensor& gradient);
+/// Of the logits.
+/// @param own_log_sums  log Σ exp of the block's own, the first row of its statistics
+/// @param log_sums      of all classes
+/// @param gradient      of the rows' losses
+/// @param result        [rows, classes], of any floating type; may be the logits
+void block_gradient(const at::Tensor& logits, std::int64_t first_class, const Targets& targets, const RowLoss& loss,
+                    const at::Tensor& own_log_sums, const at::Tensor& log_sums, const at::Tensor& gradient,
+                    const at::Tensor& result);
 
 }  // namespace autopar::detail

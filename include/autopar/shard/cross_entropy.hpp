@@ -45,9 +45,9 @@ struct ParallelCrossEntropyOptions {
 };
 
 /// torch::nn::CrossEntropyLoss of logits whose classes are sharded; the same numbers, without the whole of them on any
-/// rank. One all-gather of three or four numbers a row in the forward (maximum, sum of exponentials, target's logit;
-/// with smoothing the weighted sum), nothing in the backward. Memory beside the logits: a few MiB. The statistics are
-/// in fp32 at least, and so is the loss.
+/// rank. One all-gather of three or four numbers a row in the forward (logarithm of the sum of exponentials, whether
+/// there is one, target's logit; with smoothing the weighted sum), nothing in the backward. Memory beside the logits: a
+/// few MiB, on GPUs 64. The statistics are in fp32 at least, and so is the loss.
 ///
 /// Softmax over shards by partial maxima and sums: Shoeybi et al. 2019, section 3; merging them in one step: Milakov
 /// and Gimelshein 2018, "Online normalizer calculation for softmax", equation 4.
