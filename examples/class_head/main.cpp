@@ -13,6 +13,7 @@
 #include <memory>
 #include <vector>
 
+#include <ATen/autocast_mode.h>
 #include <torch/torch.h>
 #include <CLI/CLI.hpp>
 
@@ -38,6 +39,7 @@ struct Settings {
   int64_t batch = 64;
   int64_t width = 256;
   double learning_rate = 0.05;
+  std::string precision = "fp32";
   uint64_t seed = 1;
 
   torch::optim::SGDOptions sgd() const { return torch::optim::SGDOptions(learning_rate).momentum(0.9); }
@@ -59,6 +61,27 @@ struct BackboneImpl : torch::nn::Module {
   torch::nn::Linear first, second;
 };
 TORCH_MODULE(Backbone);
+
+/// Of what runs while it lives: matrix products in bf16.
+class Bf16 {
+ public:
+  Bf16(torch::Device device, bool is_on) : device_(device.type()), is_on_(is_on) {
+    if (!is_on) return;
+    at::autocast::set_autocast_dtype(device_, torch::kBFloat16);
+    at::autocast::set_autocast_enabled(device_, true);
+  }
+  Bf16(const Bf16&) = delete;
+  Bf16& operator=(const Bf16&) = delete;
+  ~Bf16() {
+    if (!is_on_) return;
+    at::autocast::set_autocast_enabled(device_, false);
+    at::autocast::clear_cache();
+  }
+
+ private:
+  torch::DeviceType device_;
+  bool is_on_;
+};
 
 /// The most of any rank.
 double most_of(ap::World& world, double mine) {
@@ -92,7 +115,11 @@ struct Training {
 class ByHand : public Training {
  public:
   ByHand(HeadKind kind, const Settings& settings, int64_t classes, const ap::Groups& groups, torch::Device device)
-      : world_(groups.world), backbone_(settings.width), head_(kind, settings.width, classes, groups) {
+      : world_(groups.world),
+        device_(device),
+        in_bf16_(settings.precision == "bf16"),
+        backbone_(settings.width),
+        head_(kind, settings.width, classes, groups) {
     backbone_->to(device);
     head_.layer->to(device);
     auto parameters = backbone_->parameters();
@@ -102,7 +129,10 @@ class ByHand : public Training {
   }
   Tensor step(const ShardedLoader::Batch& batch) override {
     optimizer_->zero_grad();
-    auto loss = head_.loss(backbone_(batch.images), batch.labels);
+    auto loss = [&] {
+      const Bf16 bf16(device_, in_bf16_);
+      return head_.loss(backbone_(batch.images), batch.labels);
+    }();
     loss.backward();
     ap::sum_gradients(backbone_->parameters(), world_);
     ap::sum_gradients(head_.layer->parameters(), head_.holders());
@@ -115,6 +145,8 @@ class ByHand : public Training {
 
  private:
   ap::Group world_;
+  torch::Device device_;
+  bool in_bf16_;
   Backbone backbone_;
   Head head_;
   std::unique_ptr<torch::optim::SGD> optimizer_;
@@ -124,7 +156,9 @@ class ByHand : public Training {
 class Automatic : public Training {
  public:
   Automatic(ap::World& world, const Settings& settings, int64_t classes)
-      : model_(world, [&] { return NetImpl(settings.width, classes); }),
+      : model_(
+            world, [&] { return NetImpl(settings.width, classes); },
+            ap::Options{.precision = settings.precision == "bf16" ? "bf16" : "module"}),
         optimizer_(model_->parameters(), settings.sgd()) {
     model_->attach(optimizer_);
   }
@@ -211,6 +245,9 @@ int main(int argc, char** argv) try {
       ->capture_default_str();
   options.add_option("--width", settings.width, "features")->check(CLI::PositiveNumber)->capture_default_str();
   options.add_option("--lr", settings.learning_rate)->capture_default_str();
+  options.add_option("--precision", settings.precision, "of matrix products")
+      ->check(CLI::IsMember({"fp32", "bf16"}))
+      ->capture_default_str();
   options.add_option("--seed", settings.seed)->capture_default_str();
   options.add_option("--data", settings.data, "folder of Fashion-MNIST")->capture_default_str();
   try {

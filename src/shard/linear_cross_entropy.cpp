@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <ATen/TensorOperators.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
@@ -162,6 +163,13 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
   }
 };
 
+/// As libtorch's autocast gives it to a product. The backward's products are outside of autocast.
+Tensor as_products(const Tensor& tensor) {
+  const auto device = tensor.device().type();
+  if (!at::autocast::is_autocast_enabled(device) || tensor.scalar_type() == at::kDouble) return tensor;
+  return tensor.to(at::autocast::get_autocast_dtype(device));
+}
+
 void require_factors(const Placed& features, const Placed& weight, const std::optional<Placed>& bias,
                      const Tensor& target) {
   const auto refuse = [](const std::string& why) { throw InvalidArgument("linear_cross_entropy: " + why); };
@@ -205,8 +213,9 @@ Tensor linear_cross_entropy(const Placed& features, const Placed& weight, const 
   auto plan = plan_of(detail::ClassShards(options.loss(), group, split, rows.local()), rows.size(0), options);
   const auto index = target.to(rows.local().device(), at::kLong);
   const auto targets = detail::targets_of(index, plan.shards);
-  const auto losses = LinearCrossEntropyFunction::apply(
-      rows.local(), weight.local(), bias.has_value() ? bias->local() : Tensor(), index, std::move(plan));
+  const auto losses = LinearCrossEntropyFunction::apply(as_products(rows.local()), as_products(weight.local()),
+                                                        bias.has_value() ? as_products(bias->local()) : Tensor(), index,
+                                                        std::move(plan));
   return detail::reduced(losses, targets, options.loss());
 }
 

@@ -38,7 +38,7 @@ struct LinearCrossEntropyOptions {
 ///     Replicate               1 all-gather       all-reduce of their gradient
 ///     Shard(0): own samples   2 all-gathers      reduce-scatter of it
 ///
-/// Gradients of weight and bias are this rank's own.
+/// Gradients of weight and bias are this rank's own. Under autocast products are in its type.
 /// @param features  [N, D]. @param weight [C, D], Shard(0) or on all ranks. @param bias [C], as the weight
 /// @param target    [N], of all samples, on all ranks
 /// @throws InvalidArgument as parallel_cross_entropy

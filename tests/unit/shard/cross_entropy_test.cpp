@@ -1,5 +1,7 @@
 #include "on_ranks.hpp"
 
+#include <ATen/autocast_mode.h>
+
 #include <catch_shim.hpp>
 #include <says.hpp>
 
@@ -246,6 +248,48 @@ TEST_CASE("cross-entropy: what it cannot take is refused") {
     again.backward({}, true);
     again.backward();
     must_equal(x, zeros.slice(1, 0, 2), "leaf");
+  });
+}
+
+TEST_CASE("cross-entropy: of a rank whose classes are all excluded by -inf") {
+  const DoublePrecision doubles;
+  torch::manual_seed(29);
+  auto logits = torch::randn({5, 6});
+  logits.slice(1, 0, 2).fill_(-std::numeric_limits<double>::infinity());
+  logits[3][4] = -std::numeric_limits<double>::infinity();
+  const auto target = torch::tensor({2, 3, 5, 2, 5});
+  const auto dense = leaf(logits);
+  const auto wanted = nn::functional::cross_entropy(dense, target);
+  wanted.backward();
+  on_ranks(3, [&](ap::World&, const ap::Groups& groups) {
+    const auto& g = groups.tensor;
+    const auto x = leaf(part_of(logits, g, 1));
+    const auto got = ap::parallel_cross_entropy(Placed::shard(x, g, 1), target);
+    must_equal(got, wanted, "loss");
+    got.backward();
+    must_equal(x.grad(), part_of(dense.grad(), g, 1), "logits");
+  });
+}
+
+TEST_CASE("linear cross-entropy: products under autocast are in its type, gradients in the parameters'") {
+  torch::manual_seed(41);
+  const nn::Linear dense(8, 10);
+  const auto x = torch::randn({6, 8});
+  const auto target = torch::randint(10, {6});
+  on_ranks(2, [&](ap::World&, const ap::Groups& groups) {
+    ap::ParallelLinear head(*dense, 1, groups.tensor);
+    const auto features = leaf(x);
+    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    const auto loss = ap::linear_cross_entropy(features, head, target);
+    const auto logits = at::linear(x, dense->weight, dense->bias);
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    at::autocast::clear_cache();
+    must_be(logits.scalar_type() == at::kBFloat16, "autocast is on");
+    must_equal(loss, nn::functional::cross_entropy(logits.to(at::kFloat), target), "loss", 1e-6);
+    loss.backward();
+    must_be(features.grad().scalar_type() == at::kFloat, "features");
+    must_be(head->weight.grad().scalar_type() == at::kFloat, "weight");
   });
 }
 
