@@ -44,17 +44,17 @@ Breakdown breakdown_of(const Plan& plan, const Problem& problem) {
   for (auto& level : free_links.cluster.levels) level.link = {Seconds{}, BytesPerSecond(1e30)};
   free_links.measured.links = {};
   const StepTimeline unhindered = timeline_of(plan, problem.profile, costs_on(free_links));
-  double busy = 0;
+  double busy = 0;  // without what ranks exchange while they compute
   int used = 0;
-  for (std::size_t r = 0; r < timeline.busy.size(); ++r) {
-    busy += timeline.busy[r].value();
-    used += timeline.stages[r].empty() ? 0 : 1;
+  for (std::size_t r = 0; r < unhindered.busy.size(); ++r) {
+    busy += unhindered.busy[r].value();
+    used += unhindered.stages[r].empty() ? 0 : 1;
   }
   const Bytes most = peak_of_ranks(meshes_of(plan), [&](std::size_t stage) { return plan.stages[stage].peak_memory; });
   out.memory = most / plan.device_memory;
   if (!(timeline.step > Seconds{})) return out;
   out.computing = busy / (used * timeline.step.value());
-  out.links = std::min(1 - out.computing, std::max(0.0, 1 - unhindered.step / timeline.step));
+  out.links = std::max(0.0, 1 - unhindered.step / timeline.step);
   out.waiting = std::max(0.0, 1 - out.computing - out.links);
   return out;
 }

@@ -258,8 +258,8 @@ class PlanMaker {
     return formatted("%.2f", ratio) + " x slower: " + why;
   }
 
-  /// Memory if a faster shape does not fit; else the largest part of the average rank's step: computing,
-  /// what free links would save, or the rest, which is waiting for other stages.
+  /// Memory if a faster shape does not fit; else the largest part of the average rank's step: computing, but for what
+  /// ranks exchange meanwhile; what free links would save; or the rest, which is waiting for other stages.
   [[nodiscard]] Binding binding(const Candidates& candidates, const Uncoarsening& uncoarsening) const {
     const Candidate& best = candidates.best();
     for (const Candidate& other : candidates.ranked()) {
@@ -276,8 +276,9 @@ class PlanMaker {
     const StepTerms unhindered =
         many ? free.folded(staging, sized, terms.optimizations, terms.orders) : free.evaluate(staging, terms.meshes);
     const double links = std::max(0.0, (best.terms.step - unhindered.step) / best.terms.step);
-    const double bubble = best.terms.bubble - links;
-    if (1 - best.terms.bubble >= std::max(links, bubble)) return Binding::kCompute;
+    const double computing = (1 - unhindered.bubble) * (unhindered.step / best.terms.step);
+    const double bubble = 1 - computing - links;
+    if (computing >= std::max(links, bubble)) return Binding::kCompute;
     return links >= bubble ? Binding::kBandwidth : Binding::kBubble;
   }
 
