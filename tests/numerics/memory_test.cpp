@@ -36,6 +36,7 @@ using torch::Tensor;
 
 constexpr int kSteps = 3;
 constexpr int kCases = 200, kMoreFrom = 1000, kMoreUpTo = 1300;
+constexpr int kOfShardsFrom = 3000, kOfShards = 12, kOfShardsUpTo = 3150;
 /// Of results that their caller has, a norm's backward that makes a gradient twice, states of the generator, norms in
 /// double precision.
 constexpr std::initializer_list<int> kOnceWrong{1034, 1141, 1156, 1170, 1191, 1202, 1212, 1226, 1233, 1286, 1293};
@@ -364,8 +365,7 @@ TEST_CASE("no accepted plan runs out of memory, and every refusal names what fit
 }
 
 TEST_CASE("no accepted plan of tensor shards runs out of memory, and every refusal names what fits") {
-  constexpr int kFirst = 3000, kOfShards = 24;
-  const auto tally = judged(numbers(kFirst, kFirst + kOfShards), false, memory_cases::draw_in_shards);
+  const auto tally = judged(numbers(kOfShardsFrom, kOfShardsFrom + kOfShards), false, memory_cases::draw_in_shards);
   INFO(listed(tally.faults));
   CHECK(tally.faults.empty());
   CHECK(tally.accepted >= kOfShards / 4);
@@ -462,6 +462,9 @@ TEST_CASE("so it is in all cases, listed", "[.nightly]") {
     CHECK(tally.asked_more == 0);
     CHECK(tally.not_proven == 0);
   }
+  const auto tally = judged(numbers(kOfShardsFrom, kOfShardsUpTo), true, memory_cases::draw_in_shards);
+  INFO(listed(tally.faults));
+  CHECK(tally.faults.empty());
 }
 
 }  // namespace memory_test
