@@ -1,0 +1,101 @@
+#include "torch/cost/atom_memory.hpp"
+
+#include <optional>
+
+#include <torch/torch.h>
+
+#include <catch_shim.hpp>
+
+#include <autopar/cost/tensor_regions.hpp>
+
+#include "profiled.hpp"
+
+namespace {
+
+using namespace autopar;
+using at::Tensor;
+using test::profile;
+using test::Profiled;
+namespace F = torch::nn::functional;
+
+/// A table, attention, a pair of linear layers and a class head.
+struct Reader : torch::nn::Module {
+  static constexpr std::int64_t kWidth = 24, kHeads = 6, kWords = 40;
+  torch::nn::Embedding words{nullptr};
+  torch::nn::Linear qkv{nullptr}, proj{nullptr}, up{nullptr}, down{nullptr}, head{nullptr};
+  Reader() {
+    words = register_module("words", torch::nn::Embedding(kWords, kWidth));
+    qkv = register_module("qkv", torch::nn::Linear(kWidth, 3 * kWidth));
+    proj = register_module("proj", torch::nn::Linear(kWidth, kWidth));
+    up = register_module("up", torch::nn::Linear(kWidth, 4 * kWidth));
+    down = register_module("down", torch::nn::Linear(4 * kWidth, kWidth));
+    head = register_module("head", torch::nn::Linear(kWidth, kWords));
+  }
+  Tensor forward(const Tensor& ids) {
+    auto x = words(ids);
+    const auto heads = qkv(x).view({x.size(0), x.size(1), 3, kHeads, -1}).permute({2, 0, 3, 1, 4}).unbind(0);
+    const auto mixed = at::scaled_dot_product_attention(heads[0], heads[1], heads[2]).transpose(1, 2).flatten(2);
+    x = x + proj(mixed);
+    x = x + down(torch::gelu(up(x)));
+    return F::cross_entropy(head(x).flatten(0, 1), ids.flatten());
+  }
+};
+
+/// What the shard with most units of each candidate takes.
+std::vector<AtomMemory> on_shard_of(const Profiled& p, const std::vector<TensorCandidate>& candidates, int shards) {
+  std::vector<ShardedStage> stages;
+  for (const auto& each : candidates) {
+    ShardTyping typing(p.graph, [&](OpId op) { return std::ranges::binary_search(each.ops, op); });
+    stages.push_back({shards, typing.run(each.leaves, [](ValueId) { return false; })});
+  }
+  const auto sharded = insert_moves(p.graph, stages);
+  auto own = on_shard(sharded, std::vector<std::optional<int>>(stages.size(), 0));
+  for (const auto& [op, step] : sharded.steps) {
+    if (step.move == ShardMove::kCopy) own.value(own.output(op)).storage = own.value(own.input(op, 0)).storage;
+  }
+  AtomPartition atoms{std::vector<std::vector<OpId>>(p.profile.atoms.atoms.size()), {}};
+  for (std::size_t i = 0; i < sharded.made_for.size(); ++i) {
+    atoms.atom_of.push_back(p.profile.atoms.atom_of[sharded.made_for[i].index()]);
+    if (atoms.atom_of.back().valid()) atoms.atoms[atoms.atom_of.back().index()].push_back(OpId::of(i));
+  }
+  const auto plan = analyze_batch(sharded.graph);
+  const ProgramMemory takes(own, plan, atoms, {}, sharded.steps);
+  std::vector<AtomMemory> out;
+  for (std::size_t k = 0; k < atoms.atoms.size(); ++k) out.push_back(takes.of(NodeId::of(k)));
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("what a region's atoms are said to take of a shard is no less than they take, however many there are") {
+  Reader net;
+  const auto ids = torch::randint(Reader::kWords, {4, 5});
+  const auto p = profile(net, {ids}, [&](const auto& in) { return net.forward(in[0]); });
+  const auto candidates = find_tensor_candidates(p.graph, p.plan);
+  const auto& model = p.profile.model;
+  REQUIRE(model.tensor_regions.size() == candidates.size());
+  REQUIRE(candidates.size() == 4);
+  int with_whole = 0;
+  for (const int shards : {2, 3, 4, 6}) {
+    const auto takes = on_shard_of(p, candidates, shards);
+    for (const auto& region : model.tensor_regions) {
+      for (const auto node : region.atoms) {
+        const auto& atom = model.graph[node];
+        for (const double samples : {1.0, 4.0, 64.0}) {
+          CAPTURE(shards, atom.path, atom.name, samples);
+          const auto said = [&](const Affine& all, const Affine& each) {
+            return memory_of_shard(Bytes(static_cast<std::int64_t>(all.at(samples))), each, samples, region, shards)
+                .value();
+          };
+          const auto& own = takes[node.index()];
+          CHECK(said(atom.saved, atom.on_each_shard.saved) >= own.saved.at(samples) - 1);
+          CHECK(said(atom.workspace, atom.on_each_shard.workspace) >= own.workspace.at(samples) - 1);
+          CHECK(said(atom.deferred_weight, atom.on_each_shard.deferred_weight) >= own.deferred_weight.at(samples) - 1);
+          CHECK(own.saved.at(samples) <= atom.saved.at(samples) + 9 * 5 * samples);  // an embedding's masks and indices
+        }
+        with_whole += atom.on_each_shard.workspace == Affine{} ? 0 : 1;
+      }
+    }
+  }
+  CHECK(with_whole > 0);
+}
