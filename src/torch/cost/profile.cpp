@@ -316,6 +316,7 @@ class Profiler {
       if (!is_free || is_read_outside(region)) continue;
       in_region_.insert(region.atoms.begin(), region.atoms.end());
       model().tensor_regions.push_back(std::move(region));
+      profile_.region_slices.push_back(candidate.leaves);
       taken.push_back(std::move(candidate));
     }
     const auto on_each = memory_on_each_shard(graph_, profile_.atoms, taken, *memory_, options_);

@@ -8,6 +8,7 @@
 #include "torch/algebra/batch_algebra.hpp"
 #include "torch/cost/partition.hpp"
 #include "torch/ir/op_graph.hpp"
+#include "torch/tensor_parallel/shard_typing.hpp"
 
 namespace autopar {
 
@@ -17,6 +18,7 @@ struct GraphProfile {
   AtomPartition atoms;                     ///< atom k is node k of `model.graph`
   std::vector<ValueId> parameter_values;   ///< by ParameterId: parameters in named order, then buffers
   std::vector<ParameterId> parameter_ids;  ///< by ValueId; none for other values
+  std::vector<LeafSlices> region_slices;   ///< by tensor region of `model`: how its parameters are cut
 };
 
 /// Counts work and memory of the captured program by rule; nothing is run.

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <optional>
-#include <set>
 #include <utility>
 
 #include <autopar/core/error.hpp>
@@ -11,7 +10,6 @@
 #include "torch/ir/shown_name.hpp"
 #include "torch/session/session_impl.hpp"
 #include "torch/tensor_parallel/sharded_graph.hpp"
-#include "torch/tensor_parallel/tensor_candidates.hpp"
 
 namespace autopar {
 
@@ -43,17 +41,11 @@ std::vector<Of> with_moves(const std::vector<Of>& by_op, const std::vector<OpId>
 /// Once, for the program that was planned: what a stage with shards holds of the regions that it has whole.
 void Session::Impl::slice_parameters(const CapturedProgram& program, const GraphProfile& profile) {
   if (!has_tensor_shards(deployment_.plan())) return;
-  const auto& regions = profile.model.tensor_regions;
   const auto shards = region_shards_of(profile.model, deployment_.plan());
-  std::set<ParameterId> in_region;
-  for (std::size_t r = 0; r < regions.size(); ++r) {
-    if (shards[r] > 1) in_region.insert(regions[r].parameters.begin(), regions[r].parameters.end());
-  }
-  for (const auto& candidate : find_tensor_candidates(program.graph, program.plan)) {
-    for (const auto& [leaf, slices] : candidate.leaves) {
-      if (in_region.contains(profile.parameter_ids[leaf.index()]))
-        parameters_.named(program.graph.value(leaf).name).slices = slices;
-    }
+  for (std::size_t r = 0; r < shards.size(); ++r) {
+    if (shards[r] == 1) continue;
+    for (const auto& [leaf, slices] : profile.region_slices[r])
+      parameters_.named(program.graph.value(leaf).name).slices = slices;
   }
 }
 
