@@ -42,7 +42,7 @@ struct ChunkedStaging {
     const Shapes shapes(objective);
     std::vector<Shape> all = shapes.all(max_chunks);
     std::int64_t actions = 0;
-    for (const Shape& shape : all) actions += shape.actions(objective.constraints().world);
+    for (const Shape& shape : all) actions += shape.actions(objective.constraints().ranks());
     if (actions <= simulated)
       simulate_all(shapes, all, objective, result);
     else
@@ -240,7 +240,10 @@ struct ChunkedStaging {
       if (!added) return entry->second;
       const Workload& work = objective_.work();
       const auto counts = of_positions(positions);
-      const Bytes trained(objective_.trainable().value() / positions);
+      Bytes trained{};  // of a rank, if stages have equal parts
+      for (const ParameterProfile& parameter : work.parameters)
+        trained += parameter.trainable ? parameter.bytes : Bytes(0);
+      trained = Bytes(trained.value() / positions);
       const auto tensor = objective_.constraints().tensor_of_each(counts.size());
       for (const RankPlacement placement : rank_placements(counts, objective_.cluster(), tensor)) {
         double slowest = 0;

@@ -49,11 +49,12 @@ class StepObjective {
     if (constraints.tensor > 1 && !work.regions.empty())
       least_ = std::make_shared<const Workload>(least_in_shards(work, constraints.tensor));
     std::int64_t count = 0;
+    Bytes trainable{};
     for (const ParameterProfile& parameter : work.parameters) {
-      trainable_ += parameter.trainable ? parameter.bytes : Bytes(0);
+      trainable += parameter.trainable ? parameter.bytes : Bytes(0);
       count += parameter.trainable ? 1 : 0;
     }
-    buckets_ = std::min(count, trainable_.value() / constraints.buckets.size.value() + 1);
+    buckets_ = std::min(count, trainable.value() / constraints.buckets.size.value() + 1);
   }
 
   /// What is searched: of tensor shards the least that they take.
@@ -175,8 +176,6 @@ class StepObjective {
   [[nodiscard]] std::int64_t comparison(const Staging& staging) const {
     return 6 * std::int64_t{staging.microbatches} * staging.stages() + 4 * shaped(staging).ranks() + buckets_;
   }
-  /// Bytes of all parameters that are trained.
-  [[nodiscard]] Bytes trainable() const { return trainable_; }
 
   /// By how much of the step `folded` may be above it, unless replicas are very uneven.
   static constexpr double kFoldedAbove = 0.02;
@@ -527,8 +526,7 @@ class StepObjective {
   };
   mutable Run run_;                        // likewise
   std::shared_ptr<const Workload> least_;  // of tensor shards
-  Bytes trainable_{};
-  std::int64_t buckets_ = 0;  // of gradients, about
+  std::int64_t buckets_ = 0;               // of gradients, about
 };
 
 }  // namespace autopar
