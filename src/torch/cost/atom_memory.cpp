@@ -83,8 +83,8 @@ void ProgramMemory::add_workspaces(const std::map<OpId, ShardedStep>& steps) {
     const auto op = context(id);
     const auto need = workspaces.of(op);
     auto& sum = at(id).workspace;
-    sum = {std::max(sum.per_sample - saved_[i].per_sample, need.per_sample),
-           std::max(sum.fixed - saved_[i].fixed, need.fixed)};
+    sum -= saved_[i];
+    sum = algebra::larger(sum, need);
     add_deferred_weight(op, waits);
   }
 }
@@ -124,21 +124,14 @@ class ProgramOfShards {
   ProgramOfShards(const OpGraph& graph, const AtomPartition& atoms, const std::vector<TensorCandidate>& candidates,
                   const AlgebraOptions& options)
       : candidates_(candidates), options_(options) {
+    std::vector<ShardedStage> stages;
     for (const auto& candidate : candidates) {
       const auto is_member = [&](OpId op) { return std::ranges::binary_search(candidate.ops, op); };
-      stages_.push_back({2, ShardTyping(graph, is_member).run(candidate.leaves, [](ValueId) { return false; })});
+      stages.push_back({2, ShardTyping(graph, is_member).run(candidate.leaves, [](ValueId) { return false; })});
     }
-    sharded_ = insert_moves(graph, stages_);
-    for (const auto& [op, step] : sharded_.steps) {
-      if (step.move == ShardMove::kCopy) is_copy_.insert(op);
-    }
+    sharded_ = insert_moves(graph, stages);
     plan_ = analyze_batch(sharded_.graph, options_);
-    atoms_.atoms.resize(atoms.atoms.size());
-    for (std::size_t i = 0; i < sharded_.made_for.size(); ++i) {
-      const auto atom = atoms.atom_of[sharded_.made_for[i].index()];
-      atoms_.atom_of.push_back(atom);
-      if (atom.valid()) atoms_.atoms[atom.index()].push_back(OpId::of(i));
-    }
+    atoms_ = with_operators(atoms, sharded_.made_for);
   }
 
   /// Of the shard that has most.
@@ -148,8 +141,10 @@ class ProgramOfShards {
     for (auto& [value, slices] : sharded_.slices)
       slices.shards = static_cast<int>(shards_of(candidates_[slices.stage]));
     OpGraph own = on_shard(sharded_, std::vector<std::optional<int>>(candidates_.size(), 0));
-    for (const auto op : is_copy_)  // the same memory
-      own.value(own.output(op)).storage = own.value(own.input(op, 0)).storage;
+    for (const auto& [op, step] : sharded_.steps) {
+      if (step.move == ShardMove::kCopy)  // the same memory
+        own.value(own.output(op)).storage = own.value(own.input(op, 0)).storage;
+    }
     const ProgramMemory takes(own, plan_, atoms_, options_, sharded_.steps);
     std::vector<AtomMemory> out;
     for (std::size_t k = 0; k < atoms_.atoms.size(); ++k) out.push_back(takes.of(NodeId::of(k)));
@@ -159,9 +154,7 @@ class ProgramOfShards {
  private:
   const std::vector<TensorCandidate>& candidates_;
   AlgebraOptions options_;
-  std::vector<ShardedStage> stages_;
   ShardedGraph sharded_;
-  std::set<OpId> is_copy_;
   BatchPlan plan_;
   AtomPartition atoms_;
 };
@@ -171,9 +164,6 @@ class ProgramOfShards {
 Affine whole_of(const Affine& part, const Affine& all, double share) {
   const auto of = [&](double a, double b) { return std::max(0.0, (a - b * share) / (1 - share)); };
   return {of(part.per_sample, all.per_sample), of(part.fixed, all.fixed)};
-}
-Affine larger(const Affine& a, const Affine& b) {
-  return {std::max(a.per_sample, b.per_sample), std::max(a.fixed, b.fixed)};
 }
 
 }  // namespace
@@ -198,10 +188,10 @@ std::vector<AtomMemory> memory_on_each_shard(const OpGraph& graph, const AtomPar
       for (const auto atom : own) {
         const auto &part = parts[atom.index()], &all = takes.of(atom);
         auto& whole = out[atom.index()];
-        whole.saved = larger(whole.saved, whole_of(part.saved, all.saved, share));
-        whole.workspace = larger(whole.workspace, whole_of(part.workspace, all.workspace, share));
+        whole.saved = algebra::larger(whole.saved, whole_of(part.saved, all.saved, share));
+        whole.workspace = algebra::larger(whole.workspace, whole_of(part.workspace, all.workspace, share));
         whole.deferred_weight =
-            larger(whole.deferred_weight, whole_of(part.deferred_weight, all.deferred_weight, share));
+            algebra::larger(whole.deferred_weight, whole_of(part.deferred_weight, all.deferred_weight, share));
       }
     }
   };

@@ -244,4 +244,14 @@ AtomPartition partition_into_atoms(const OpGraph& graph, const BatchPlan& plan,
   return Grouping(graph, plan, ties).run();
 }
 
+AtomPartition with_operators(const AtomPartition& atoms, const std::vector<OpId>& made_for) {
+  AtomPartition out{std::vector<std::vector<OpId>>(atoms.atoms.size()), {}};
+  for (std::size_t i = 0; i < made_for.size(); ++i) {
+    const auto atom = atoms.atom_of[made_for[i].index()];
+    out.atom_of.push_back(atom);
+    if (atom.valid()) out.atoms[atom.index()].push_back(OpId::of(i));
+  }
+  return out;
+}
+
 }  // namespace autopar

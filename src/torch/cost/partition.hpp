@@ -30,4 +30,8 @@ struct AtomPartition {
 [[nodiscard]] AtomPartition partition_into_atoms(const OpGraph& graph, const BatchPlan& plan,
                                                  const std::vector<std::vector<OpId>>& ties = {});
 
+/// The partition of a program that has more operators, each in the atom of the one that it was made for.
+/// @param made_for  by OpId of that program, the operator of the program before
+[[nodiscard]] AtomPartition with_operators(const AtomPartition& atoms, const std::vector<OpId>& made_for);
+
 }  // namespace autopar

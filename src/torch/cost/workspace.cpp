@@ -10,11 +10,6 @@
 namespace autopar::algebra {
 namespace {
 
-/// Of both, in each of their parts.
-Affine larger(const Affine& a, const Affine& b) {
-  return {std::max(a.per_sample, b.per_sample), std::max(a.fixed, b.fixed)};
-}
-
 /// Whether the gradient of the result is that of each operand: nothing is made.
 bool hands_gradient_on(const OpContext& op) {
   if (op.base_name() == name_of(ShardMove::kReduce)) return true;

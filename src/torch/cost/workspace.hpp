@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <vector>
 
@@ -7,6 +8,11 @@
 #include "torch/tensor_parallel/sharded_graph.hpp"
 
 namespace autopar::algebra {
+
+/// Of both, in each of their parts.
+[[nodiscard]] inline Affine larger(const Affine& a, const Affine& b) {
+  return {std::max(a.per_sample, b.per_sample), std::max(a.fixed, b.fixed)};
+}
 
 /// What is in memory while an operator or its backward runs, beside what operators keep for their backwards: results
 /// and operands that nobody keeps, gradients, and what waits for other readers.

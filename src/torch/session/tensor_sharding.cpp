@@ -19,16 +19,6 @@ bool has_tensor_shards(const Plan& plan) {
   return std::any_of(plan.stages.begin(), plan.stages.end(), [](const auto& stage) { return stage.mesh.tensor() > 1; });
 }
 
-AtomPartition with_moves(const AtomPartition& atoms, const std::vector<OpId>& made_for) {
-  AtomPartition out{std::vector<std::vector<OpId>>(atoms.atoms.size()), {}};
-  for (std::size_t i = 0; i < made_for.size(); ++i) {
-    const auto atom = atoms.atom_of[made_for[i].index()];
-    out.atom_of.push_back(atom);
-    if (atom.valid()) out.atoms[atom.index()].push_back(OpId::of(i));
-  }
-  return out;
-}
-
 template <class Of>
 std::vector<Of> with_moves(const std::vector<Of>& by_op, const std::vector<OpId>& made_for) {
   std::vector<Of> out;
@@ -100,7 +90,7 @@ void Session::Impl::shard_program(CapturedProgram& program, std::vector<StageId>
   program.plan = analyze_batch(program.graph, algebra_options());
   const auto& made_for = program.sharded.made_for;
   stage_of = with_moves(stage_of, made_for);
-  atoms = with_moves(atoms, made_for);
+  atoms = with_operators(atoms, made_for);
   if (!program.recomputed.atom_of.empty())
     program.recomputed.atom_of = with_moves(program.recomputed.atom_of, made_for);
 }

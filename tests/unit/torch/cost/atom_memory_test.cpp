@@ -53,11 +53,7 @@ std::vector<AtomMemory> on_shard_of(const Profiled& p, const std::vector<TensorC
   for (const auto& [op, step] : sharded.steps) {
     if (step.move == ShardMove::kCopy) own.value(own.output(op)).storage = own.value(own.input(op, 0)).storage;
   }
-  AtomPartition atoms{std::vector<std::vector<OpId>>(p.profile.atoms.atoms.size()), {}};
-  for (std::size_t i = 0; i < sharded.made_for.size(); ++i) {
-    atoms.atom_of.push_back(p.profile.atoms.atom_of[sharded.made_for[i].index()]);
-    if (atoms.atom_of.back().valid()) atoms.atoms[atoms.atom_of.back().index()].push_back(OpId::of(i));
-  }
+  const auto atoms = with_operators(p.profile.atoms, sharded.made_for);
   const auto plan = analyze_batch(sharded.graph);
   const ProgramMemory takes(own, plan, atoms, {}, sharded.steps);
   std::vector<AtomMemory> out;
