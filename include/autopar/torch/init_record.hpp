@@ -39,10 +39,12 @@ class InitRecord {
   /// phantoms are left alone. @throws InvalidArgument for a phantom that the recorded construction did not make
   void materialise(const std::vector<at::Tensor>& tensors);
 
-  /// Elements [begin, end) of a phantom in memory order, flat, on the CPU; the phantom stays one. Nothing if its
-  /// elements are not made one by one (by uniform_ or normal_ and arithmetic with numbers, as libtorch's layers do):
-  /// materialise it then. @throws InvalidArgument for a phantom that the recorded construction did not make
-  [[nodiscard]] std::optional<at::Tensor> part(const at::Tensor& phantom, std::int64_t begin, std::int64_t end);
+  /// Elements [begin, end) of each of so many equal blocks of a phantom's memory: [blocks, end - begin], on the CPU;
+  /// the phantom stays one. Nothing if its elements are not made one by one (by uniform_ or normal_ and arithmetic with
+  /// numbers, as libtorch's layers do): materialise it then.
+  /// @throws InvalidArgument for a phantom that the recorded construction did not make
+  [[nodiscard]] std::optional<at::Tensor> part(const at::Tensor& phantom, std::int64_t blocks, std::int64_t begin,
+                                               std::int64_t end);
 
   /// State of the default CPU generator when the construction began (at::Generator::get_state).
   [[nodiscard]] const at::Tensor& generator_state() const;

@@ -25,7 +25,7 @@ class Construction : public OperatorSink, public std::enable_shared_from_this<Co
   void handle(const c10::OperatorHandle& op, torch::jit::Stack* stack) override;
 
   void materialise(const std::vector<at::Tensor>& tensors);
-  [[nodiscard]] std::optional<at::Tensor> part(const at::Tensor& phantom, Interval elements);
+  [[nodiscard]] std::optional<at::Tensor> part(const at::Tensor& phantom, std::int64_t blocks, Interval of_each);
   [[nodiscard]] bool knows(const at::Tensor& tensor) { return tracer_ && tracer_->find(tensor).has_value(); }
   [[nodiscard]] const at::Tensor& initial_state() const { return initial_state_; }
   at::Tensor rebase(const at::Tensor& state);

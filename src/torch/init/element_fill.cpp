@@ -73,11 +73,30 @@ bool ElementFill::add(OpId op) {
   return true;
 }
 
-at::Tensor ElementFill::part(Interval elements, const std::function<at::Tensor(OpId)>& state_before) const {
+at::Tensor ElementFill::part(std::int64_t blocks, Interval of_each,
+                             const std::function<at::Tensor(OpId)>& state_before) const {
+  constexpr std::int64_t kLeast = 4096;  // for which it pays to call kernels once more
   const at::AutoGradMode no_grad(false);
-  const auto seen = seen_by_kernels(elements, size());
   auto generator = at::globalContext().defaultGenerator(at::kCPU);
   const auto outer_state = state_of(generator);
+  auto own = at::empty({blocks, of_each.size()}, at::dtype(graph_->value(value_).dtype));
+  const auto block = size() / blocks, chunk = std::max(kLeast, own.numel());
+  Drawings drawings;
+  for (std::int64_t first = 0; first < blocks && !of_each.empty();) {
+    const auto count = std::clamp<std::int64_t>(chunk / block, 1, blocks - first);
+    const Interval elements{first * block + of_each.begin, (first + count - 1) * block + of_each.end};
+    own.narrow(0, first, count)
+        .copy_(made(elements, drawings, state_before).as_strided({count, of_each.size()}, {block, 1}));
+    first += count;
+  }
+  set_state(generator, outer_state);
+  return own;
+}
+
+at::Tensor ElementFill::made(Interval elements, Drawings& drawings,
+                             const std::function<at::Tensor(OpId)>& state_before) const {
+  const auto seen = seen_by_kernels(elements, size());
+  auto generator = at::globalContext().defaultGenerator(at::kCPU);
   const auto type = graph_->value(value_).dtype;
   auto data = at::empty({seen.size()}, at::dtype(type));
   for (const auto op : ops_) {
@@ -90,16 +109,17 @@ at::Tensor ElementFill::part(Interval elements, const std::function<at::Tensor(O
     }
     if (is_any_of(name, kDraws)) {
       const std::uint64_t words = type == c10::kDouble ? 2 : 1;
-      set_state(generator, state_before(op));
-      skip_draws(generator, static_cast<std::uint64_t>(seen.begin) * words);
+      auto& drawing = drawings[op];
+      if (!drawing.state.defined() || seen.begin < drawing.element) drawing = {0, state_before(op)};
+      set_state(generator, drawing.state);
+      skip_draws(generator, static_cast<std::uint64_t>(seen.begin - drawing.element) * words);
+      drawing = {seen.begin, state_of(generator)};
     }
     torch::jit::Stack stack(node.args.begin(), node.args.end());
     stack[static_cast<std::size_t>(node.inputs.front().position)] = data;
     node.op.callBoxed(&stack);
   }
-  set_state(generator, outer_state);
-  const auto own = data.narrow(0, elements.begin - seen.begin, elements.size());
-  return own.numel() == data.numel() ? own : own.clone();
+  return data.narrow(0, elements.begin - seen.begin, elements.size());
 }
 
 }  // namespace autopar::detail

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <vector>
 
@@ -21,12 +23,23 @@ class ElementFill {
   [[nodiscard]] static std::optional<ElementFill> of(const OpGraph& graph, const std::vector<bool>& needed,
                                                      ValueId value);
 
-  /// Elements in memory order, bit by bit as in the whole tensor: flat, on the CPU.
+  /// The same elements of each of so many equal blocks of the tensor's memory, bit by bit as in the whole: [blocks,
+  /// elements], on the CPU. A chunk of the whole is made at a time, that is no larger than they are.
   /// @param state_before  of the default CPU generator, before a random operator
-  /// @cost of these elements, and half a nanosecond for each draw before them
-  [[nodiscard]] at::Tensor part(Interval elements, const std::function<at::Tensor(OpId)>& state_before) const;
+  /// @cost of the chunks, and half a nanosecond for each draw before the last of them
+  [[nodiscard]] at::Tensor part(std::int64_t blocks, Interval of_each,
+                                const std::function<at::Tensor(OpId)>& state_before) const;
 
  private:
+  /// The generator as a random operator draws an element.
+  struct Drawing {
+    std::int64_t element = 0;
+    at::Tensor state;
+  };
+  using Drawings = std::map<OpId, Drawing>;
+
+  [[nodiscard]] at::Tensor made(Interval elements, Drawings& drawings,
+                                const std::function<at::Tensor(OpId)>& state_before) const;
   ElementFill(const OpGraph& graph, ValueId value) : graph_(&graph), value_(value) {}
   [[nodiscard]] bool add(OpId op);
   [[nodiscard]] std::int64_t size() const { return graph_->value(value_).elements(0); }

@@ -273,7 +273,7 @@ void Construction::materialise(const std::vector<at::Tensor>& tensors) {
   }
 }
 
-std::optional<at::Tensor> Construction::part(const at::Tensor& phantom, Interval elements) {
+std::optional<at::Tensor> Construction::part(const at::Tensor& phantom, std::int64_t blocks, Interval of_each) {
   const std::lock_guard only_one(generator_use());
   const c10::impl::ExcludeDispatchKeyGuard below(kTraceKey);
   materialised_ = true;
@@ -285,7 +285,7 @@ std::optional<at::Tensor> Construction::part(const at::Tensor& phantom, Interval
   const auto fill = ElementFill::of(tracer_->graph(), needed, tracer_->value_of(phantom));
   if (!fill) return std::nullopt;
   if (!states_known(needed)) (void)rebase(initial_state_);
-  return fill->part(elements, [&](OpId op) { return draws_.at(op).state; });
+  return fill->part(blocks, of_each, [&](OpId op) { return draws_.at(op).state; });
 }
 
 at::Tensor Construction::rebase(const at::Tensor& state) {
@@ -345,8 +345,9 @@ InitRecord InitRecord::record(const std::function<void()>& construct, Drawing dr
 }
 
 void InitRecord::materialise(const std::vector<at::Tensor>& tensors) { construction_->materialise(tensors); }
-std::optional<at::Tensor> InitRecord::part(const at::Tensor& phantom, std::int64_t begin, std::int64_t end) {
-  return construction_->part(phantom, {begin, end});
+std::optional<at::Tensor> InitRecord::part(const at::Tensor& phantom, std::int64_t blocks, std::int64_t begin,
+                                           std::int64_t end) {
+  return construction_->part(phantom, blocks, {begin, end});
 }
 const at::Tensor& InitRecord::generator_state() const { return construction_->initial_state(); }
 void InitRecord::forget_states() { construction_->forget_states(); }

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <c10/util/accumulate.h>
 
 #include <autopar/core/assert.hpp>
@@ -111,29 +110,6 @@ bool ParameterStore::counts(const StateTensor& tensor) const {
   return tensor.slices ? holds(tensor) && replicas_of(tensor).front() == self_ : tensor.holders.front() == self_;
 }
 
-namespace {
-
-/// Elements of a phantom that the construction makes by themselves, as `slab.of(whole)`; a chunk of the whole at a time
-/// that is no larger than they are. Nothing if it has to be whole.
-std::optional<at::Tensor> made_alone(InitRecord& init, const at::Tensor& phantom, const Slab& slab) {
-  constexpr std::int64_t kLeast = 4096;  // for which it pays to call kernels once more
-  if (slab.empty()) return at::empty({0}, phantom.options().device(at::kCPU));
-  const auto block = phantom.numel() / slab.blocks, chunk = std::max(kLeast, slab.size());
-  auto own = at::empty({slab.blocks, slab.range.size()}, phantom.options().device(at::kCPU));
-  for (std::int64_t first = 0; first < slab.blocks;) {
-    const auto blocks = std::clamp<std::int64_t>(chunk / block, 1, slab.blocks - first);
-    const auto begin = first * block + slab.range.begin;
-    const auto end = (first + blocks - 1) * block + slab.range.end;
-    const auto made = init.part(phantom, begin, end);
-    if (!made) return std::nullopt;
-    own.narrow(0, first, blocks).copy_(made->as_strided({blocks, slab.range.size()}, {block, 1}));
-    first += blocks;
-  }
-  return own;
-}
-
-}  // namespace
-
 // One after the other: a host may have room for one whole tensor.
 void ParameterStore::hold_slices(InitRecord* init, c10::Device device) {
   const at::NoGradGuard no_grad;
@@ -143,7 +119,7 @@ void ParameterStore::hold_slices(InitRecord* init, c10::Device device) {
     const auto sizes = sizes_here(tensor);
     const auto slab = slab_on(tensor, self_);
     if (init != nullptr && is_phantom(handle)) {
-      if (const auto alone = made_alone(*init, handle, slab)) {
+      if (const auto alone = init->part(handle, slab.blocks, slab.range.begin, slab.range.end)) {
         give_data(handle, alone->to(device).reshape(sizes));
         continue;
       }
