@@ -250,29 +250,32 @@ Run trained_wide(int in_block, const Way& way) {
       options, [&] { return Wide(in_block); }, torch::linspace(-1, 1, 2 * kWide).view({2, kWide}));
 }
 
-TEST_CASE("a wide segment lets go of what its backward needs last, which is gathered once more") {
-  for (const std::string precision : {"module", "bf16"}) {
-    INFO(precision);
-    const int bytes = precision == "bf16" ? 2 : 4;
-    const int kept = static_cast<int>(ap::kKeptForBackward.value() / (kWide * kWide * bytes)), in_block = kept + 3;
-    const auto again = trained_wide(in_block, {.precision = precision, .recompute = "block,last"}),
-               once = trained_wide(in_block, {.precision = precision});
-    const auto issued = issued_in_backward(again.traces[0], 0);
-    CHECK(issued_in_backward(again.traces[1], 0) == issued);
-    CHECK_NOTHROW(most_whole(issued));
-    std::vector<int> gathered, wanted{0};  // groups count from the last reader
-    for (const auto& [what, group] : issued) {
-      if (what == 'g') gathered.push_back(group);
-    }
-    for (int group = in_block; group > 0; --group) wanted.push_back(group);
-    for (int group = kept + 1; group <= in_block; ++group) wanted.push_back(group);
-    CHECK(gathered == wanted);
-    for (const double error : again.errors) CHECK(error > -kMargin);
-    REQUIRE(again.state.size() == once.state.size());
-    for (const auto& [name, tensor] : once.state)
-      CHECK_NOTHROW(check_close(numerics::find(again.state, name), tensor, 0, name));
+void check_wide_segment(const std::string& precision) {
+  const int bytes = precision == "bf16" ? 2 : 4;
+  const int kept = static_cast<int>(ap::kKeptForBackward.value() / (kWide * kWide * bytes)), in_block = kept + 3;
+  const auto again = trained_wide(in_block, {.precision = precision, .recompute = "block,last"}),
+             once = trained_wide(in_block, {.precision = precision});
+  const auto issued = issued_in_backward(again.traces[0], 0);
+  CHECK(issued_in_backward(again.traces[1], 0) == issued);
+  CHECK_NOTHROW(most_whole(issued));
+  std::vector<int> gathered, wanted{0};  // groups count from the last reader
+  for (const auto& [what, group] : issued) {
+    if (what == 'g') gathered.push_back(group);
   }
+  for (int group = in_block; group > 0; --group) wanted.push_back(group);
+  for (int group = kept + 1; group <= in_block; ++group) wanted.push_back(group);
+  CHECK(gathered == wanted);
+  for (const double error : again.errors) CHECK(error > -kMargin);
+  REQUIRE(again.state.size() == once.state.size());
+  for (const auto& [name, tensor] : once.state)
+    CHECK_NOTHROW(check_close(numerics::find(again.state, name), tensor, 0, name));
 }
+
+TEST_CASE("a wide segment lets go of what its backward needs last, which is gathered once more") {
+  check_wide_segment("module");
+}
+
+TEST_CASE("a wide segment in 16 bits does so, too", "[.nightly]") { check_wide_segment("bf16"); }
 
 TEST_CASE("backwards in parts hold what their plan says with wide segments, too") {
   const auto run = trained_wide(12, {.recompute = "block", .schedule = "zb-h1"});
