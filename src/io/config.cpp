@@ -49,6 +49,7 @@ const std::vector<Field>& fields() {
       {"min_microbatches", &Options::min_microbatches, 1, 1e6},
       {"max_microbatches", &Options::max_microbatches, 1, 1e6},
       {"tensor_parallel", &Options::tensor_parallel, 0, 1e6, {"auto"}},
+      {"sequence_parallel", &Options::sequence_parallel, 0, 0, {"auto", "on", "off"}},
       {"zero", &Options::zero, -1, 3},
       {"offload", &Options::offload, 0, 0, {"auto", "none", "optimizer"}},
       {"replicas", &Options::replicas, 1, 1e6},

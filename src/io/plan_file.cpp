@@ -207,6 +207,7 @@ std::string to_json(const Plan& plan) {
                    {"runners_up", std::move(runners_up)},
                    {"notes", plan.notes},
                    {"certificate", certificate_json(plan.certificate)}};
+  if (plan.sequence_parallel) root["sequence_parallel"] = true;
   if (traits_of(plan.schedule).orders_in_plan) root["orders"] = orders_json(plan.orders);
   return root.dump(1) + "\n";
 }
@@ -235,6 +236,7 @@ Plan parse_plan(std::string_view json, const std::string& file) {
   plan.batch = reader.whole("batch", 0, kMaxSamples);
   plan.microbatches = static_cast<int>(reader.whole("microbatches", 1, kMaxMicrobatches));
   plan.schedule = reader.word("schedule", kSchedules);
+  if (reader.has("sequence_parallel")) plan.sequence_parallel = reader.flag("sequence_parallel");
   plan.zero = static_cast<int>(reader.whole("zero", 0, 3));
   plan.offload = reader.word("offload", kOffloads);
   plan.buckets.size = Bytes(reader.whole("bucket_bytes", 1, BucketPolicy::kLargest.value()));

@@ -112,14 +112,16 @@ OpProfile read_atom(JsonReader& reader, std::int64_t parameters) {
 }
 
 OrderedJson region_json(const TensorRegion& region) {
-  return {{"atoms", detail::id_list(region.atoms)},
-          {"parameters", detail::id_list(region.parameters)},
-          {"units", region.units},
-          {"even", region.even},
-          {"forward", affine_json(region.forward)},
-          {"forward_calls", region.forward_calls},
-          {"backward", affine_json(region.backward)},
-          {"backward_calls", region.backward_calls}};
+  OrderedJson json{{"atoms", detail::id_list(region.atoms)},
+                   {"parameters", detail::id_list(region.parameters)},
+                   {"units", region.units},
+                   {"even", region.even},
+                   {"forward", affine_json(region.forward)},
+                   {"forward_calls", region.forward_calls},
+                   {"backward", affine_json(region.backward)},
+                   {"backward_calls", region.backward_calls}};
+  if (region.follows >= 0) json["follows"] = region.follows;
+  return json;
 }
 
 TensorRegion read_region(JsonReader& reader, std::int64_t atoms, std::int64_t parameters) {
@@ -133,6 +135,7 @@ TensorRegion read_region(JsonReader& reader, std::int64_t atoms, std::int64_t pa
   region.forward_calls = static_cast<int>(reader.whole("forward_calls", 0, kMostCalls));
   region.backward = read_affine(reader, "backward");
   region.backward_calls = static_cast<int>(reader.whole("backward_calls", 0, kMostCalls));
+  if (reader.has("follows")) region.follows = static_cast<int>(reader.whole("follows", 0, kMaxId));
   return region;
 }
 

@@ -41,7 +41,7 @@ class TimelineMaker {
         costs_(costs),
         whole_(make_workload(profile, costs_)),
         staging_(staging_of(plan, profile.graph.node_count())),
-        work_(staging_.tensor.empty() ? whole_ : in_shards(whole_, staging_)),
+        work_(staging_.tensor.empty() ? whole_ : in_shards(whole_, staging_, plan.sequence_parallel)),
         sized_(make_pipeline(work_, staging_, meshes_of(plan), plan.world, plan.buckets)),
         stage_costs_(work_, staging_, sized_, memory_optimizations_of(plan)) {
     timeline_.busy.assign(static_cast<std::size_t>(plan.world), {});

@@ -94,6 +94,35 @@ struct Gpt : nn::Module {
   }
 };
 
+/// Blocks with a root-mean-square norm written out, time first or the samples' rows in one dim.
+struct Blocks : nn::Module {
+  static constexpr int kWidth = 6, kTime = 3;
+  std::vector<nn::Linear> ups, downs;
+  std::vector<Tensor> scales;
+  Blocks() {
+    for (int i = 0; i < 4; ++i) {
+      ups.push_back(register_module("up" + std::to_string(i), nn::Linear(kWidth, 20)));
+      downs.push_back(register_module("down" + std::to_string(i), nn::Linear(10, kWidth)));
+      scales.push_back(register_parameter("scale" + std::to_string(i), torch::rand({kWidth}) + 0.5));
+    }
+  }
+  static Tensor normed(const Tensor& x, const Tensor& scale) {
+    return x * torch::rsqrt(x.pow(2).mean(-1, true) + 1e-6) * scale;
+  }
+  Tensor forward(const Tensor& x, const Tensor& y) {
+    auto h = x.transpose(0, 1);
+    for (std::size_t i = 0; i < ups.size(); ++i) {
+      if (i == 2) h = h.transpose(0, 1).reshape({-1, kWidth});
+      const auto halves = ups[i](normed(h, scales[i])).chunk(2, -1);
+      h = h + torch::dropout(downs[i](torch::silu(halves[0]) * halves[1]), 0.5, /*train=*/false);
+    }
+    return F::mse_loss(h.view_as(y), y);
+  }
+  static std::tuple<Tensor, Tensor> batch(std::int64_t n) {
+    return {torch::randn({n, kTime, kWidth}), torch::randn({n, kTime, kWidth})};
+  }
+};
+
 /// libtorch's own layers, time first, with a mask; loss outside.
 struct Encoder : nn::Module {
   nn::MultiheadAttention attention{nn::MultiheadAttentionOptions(8, 4)};
@@ -169,6 +198,8 @@ bool check_on(ap::World& world, const numerics::Reference<decltype(Net::batch(1)
   for (const auto& stage : model->plan().stages) {
     if (stage.mesh.tensor() != setup.options.tensor_parallel) throw numerics::Failure("a stage has other shards");
   }
+  if (model->plan().sequence_parallel != (setup.options.sequence_parallel == "on"))
+    throw numerics::Failure("what lies between the shards' parts is cut otherwise than asked for");
   for (const auto& parameter : model->parameters()) {
     if (model->owns(parameter) && model->shard(parameter).dim >= 0) return true;
   }
@@ -180,6 +211,7 @@ inline Setup setup_of(int shards, const std::vector<int>& replicas, int microbat
   int ranks = 0;
   for (const int r : replicas) ranks += r * shards;
   setup.options.tensor_parallel = shards;
+  if (setup.options.sequence_parallel == "auto") setup.options.sequence_parallel = "off";
   setup.options.stages = static_cast<int>(replicas.size());
   setup.options.replicas = replicas;
   setup.options.microbatches = microbatches;

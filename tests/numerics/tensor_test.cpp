@@ -87,6 +87,30 @@ TEST_CASE("tensor shards with every schedule, recomputation, clipping and accumu
   check<FeedForward>(2, {2}, 1, setup);
 }
 
+TEST_CASE("norms and residuals between the parts of tensor shards are cut by tokens") {
+  const DoublePrecision fp64;
+  Setup setup;
+  setup.options.sequence_parallel = "on";
+  check<FeedForward>(2, {1}, 1, setup);
+  check<FeedForward>(2, {2}, 1, setup);
+  check<Gpt>(2, {1}, 1, setup);
+  check<Gpt>(4, {1}, 2, setup);
+  check<Encoder>(2, {1}, 1, setup);
+  check<Blocks>(2, {1}, 2, setup);
+  check<Blocks>(3, {1}, 1, setup);
+  setup.options.schedule = "1f1b";
+  check<Blocks>(2, {1, 2}, 2, setup);
+  setup.options.recompute = "full";
+  setup.optimizer = numerics::Optimizer::kAdamW;
+  setup.clip_norm = 2;
+  setup.accumulate = 2;
+  check<Gpt>(2, {1}, 2, setup);
+  for (const auto* schedule : {"gpipe", "1f1b", "zb-h1"}) {
+    setup.options.schedule = schedule;
+    check<Blocks>(2, {1, 1}, 2, setup);
+  }
+}
+
 TEST_CASE("checkpoints of tensor shards are read by others, and by one process") {
   const DoublePrecision fp64;
   const TempFolder folder;

@@ -111,7 +111,10 @@ struct ParameterProfile {
 
 /// Atoms that the tensor shards of a replica can compute together, each on slices of its parameters and of what it
 /// keeps: a column and a row linear layer with what lies between, heads of attention, an embedding, a class head with
-/// its loss. What enters and what leaves is whole on every shard. `fault_in_tensor_regions` says what else holds.
+/// its loss. What enters and what leaves is whole on every shard. Or what such a region is followed by, norms and
+/// residuals, which the shards can cut by tokens if they compute that region together: its units are tokens, it has no
+/// parameters, and what it exchanges is what it adds to the exchanges of regions around it.
+/// `fault_in_tensor_regions` says what else holds.
 struct TensorRegion {
   std::vector<NodeId> atoms;            ///< ascending; no two regions share one
   std::vector<ParameterId> parameters;  ///< held in slices
@@ -121,6 +124,7 @@ struct TensorRegion {
   Affine backward;                      ///< likewise in a backward
   int forward_calls = 0;                ///< all-reduces that these are
   int backward_calls = 0;
+  int follows = -1;  ///< of what lies behind a region: its place among the regions; -1 = none
 
   /// Whether so many shards can compute it together.
   [[nodiscard]] bool admits(int shards) const {

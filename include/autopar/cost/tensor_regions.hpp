@@ -62,6 +62,13 @@ inline constexpr std::int64_t kMostUnits = std::int64_t{1} << 31;
   return "";
 }
 
+/// Whether a region follows one that it can follow.
+[[nodiscard]] inline bool may_follow(const std::vector<TensorRegion>& regions, std::size_t region) {
+  const int leader = regions[region].follows;
+  return leader >= 0 && leader < static_cast<int>(region) && regions[static_cast<std::size_t>(leader)].follows < 0 &&
+         regions[region].parameters.empty();
+}
+
 }  // namespace detail
 
 /// What is wrong with a profile's tensor regions, empty if nothing is: atoms and parameters exist and ascend, none is
@@ -84,6 +91,8 @@ inline constexpr std::int64_t kMostUnits = std::int64_t{1} << 31;
     const TensorRegion& region = profile.tensor_regions[r];
     std::string fault = detail::fault_in(region);
     if (fault.empty()) fault = take(region.atoms, of_atom, static_cast<int>(r), "atom");
+    if (fault.empty() && region.follows >= 0 && !detail::may_follow(profile.tensor_regions, r))
+      fault = "follows " + std::to_string(region.follows) + ", which is no region before it that follows none";
     if (fault.empty()) fault = take(region.parameters, of_parameter, static_cast<int>(r), "parameter");
     if (!fault.empty()) return "tensor region " + std::to_string(r) + " " + fault;
   }

@@ -20,6 +20,9 @@ struct Options {
   int min_microbatches = 1;
   int max_microbatches = 64;
   int tensor_parallel = 0;  ///< tensor shards of each replica of every stage; 0 = the planner chooses, 1 = none
+  /// auto | on | off: what lies between the parts that tensor shards compute together, norms and residuals, is cut by
+  /// tokens
+  std::string sequence_parallel = "auto";
   int zero = -1;  ///< ZeRO level among replicas; -1 = the planner chooses (0 without model->attach(optimizer))
   /// auto | none | optimizer: its state and the parameters that it steps are in host memory
   std::string offload = "auto";

@@ -96,7 +96,8 @@ struct Plan {
   std::vector<StagePlan> stages;
   int microbatches = 1;
   ScheduleKind schedule = kDefaultSchedule;
-  int zero = 0;  ///< ZeRO level, among the replicas of each stage
+  bool sequence_parallel = false;  ///< tensor shards cut by tokens what lies between the regions that they compute
+  int zero = 0;                    ///< ZeRO level, among the replicas of each stage
   Offload offload = Offload::kNone;
   BucketPolicy buckets{};            ///< in which gradients are summed and shards gathered
   std::string precision = "module";  ///< Options::precision that it was made for

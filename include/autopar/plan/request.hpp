@@ -82,6 +82,7 @@ struct Constraints {
   int replicas_of_each = 0;                       ///< the same for every stage, however many; 0 = any
   std::vector<int> microbatches;                  ///< candidates, ascending
   std::vector<ScheduleKind> schedules;            ///< candidates
+  std::vector<bool> sequences{false};             ///< candidates for `MemoryOptimizations::sequence`
   std::vector<int> zero_levels{0};                ///< candidates, ascending
   std::vector<Offload> offloads{Offload::kNone};  ///< candidates, what leaves least on the device last
   Recompute recompute = Recompute::kNever;

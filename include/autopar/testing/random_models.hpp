@@ -79,7 +79,8 @@ inline ModelProfile random_model(Dice& dice, int max_nodes) {
   return model;
 }
 
-/// Runs of neighbouring atoms that tensor shards can compute together, with what they alone read.
+/// Runs of neighbouring atoms that tensor shards can compute together, with what they alone read, and atoms behind them
+/// that they can cut by tokens.
 inline void add_tensor_regions(ModelProfile& model, Dice& dice) {
   const int n = static_cast<int>(model.graph.node_count());
   for (int first = dice(0, 1); first < n;) {
@@ -107,6 +108,26 @@ inline void add_tensor_regions(ModelProfile& model, Dice& dice) {
     }
     model.tensor_regions.push_back(std::move(region));
     first = last + 1 + dice(0, 2);
+  }
+  const auto leaders = model.tensor_regions.size();
+  for (std::size_t r = 0; r < leaders; ++r) {
+    const int from = model.tensor_regions[r].atoms.back().value() + 1;
+    const int to = r + 1 < leaders ? model.tensor_regions[r + 1].atoms.front().value() : n;
+    if (from >= to || dice.chance(30)) continue;
+    TensorRegion behind;
+    for (int i = from; i < to; ++i) behind.atoms.push_back(NodeId(i));
+    behind.units = dice(1, 12);
+    behind.even = false;
+    behind.follows = static_cast<int>(r);
+    behind.forward_calls = dice(0, 1);
+    behind.backward_calls = dice(0, 2);
+    if (behind.forward_calls > 0) behind.forward = {dice(0, 2) * 40.0, 0};
+    if (behind.backward_calls > 0) behind.backward = {0, dice(0, 2) * 100.0};
+    for (const NodeId node : behind.atoms) {
+      OpProfile& op = model.graph[node];
+      if (dice.chance(50)) op.on_each_shard = {op.saved * 0.25, op.workspace * 1.5, op.deferred_weight * 0.5};
+    }
+    model.tensor_regions.push_back(std::move(behind));
   }
 }
 

@@ -118,29 +118,25 @@ Affine ProgramMemory::memory_of(StorageId storage, ValueId view) {
 
 namespace {
 
-/// The program with what shards of the candidates exchange, each in as many as are asked for.
+/// The program with what shards exchange, in which stages can have as many as are asked for.
 class ProgramOfShards {
  public:
-  ProgramOfShards(const OpGraph& graph, const AtomPartition& atoms, const std::vector<TensorCandidate>& candidates,
+  ProgramOfShards(const OpGraph& graph, const AtomPartition& atoms, const std::vector<ShardedStage>& stages,
                   const AlgebraOptions& options)
-      : candidates_(candidates), options_(options) {
-    std::vector<ShardedStage> stages;
-    for (const auto& candidate : candidates) {
-      const auto is_member = [&](OpId op) { return std::ranges::binary_search(candidate.ops, op); };
-      stages.push_back({2, ShardTyping(graph, is_member).run(candidate.leaves, [](ValueId) { return false; })});
+      : options_(options), sharded_(insert_moves(graph, stages)), plan_(analyze_batch(sharded_.graph, options)) {
+    auto made_for = sharded_.made_for;
+    for (const auto& [op, step] : sharded_.steps) {  // who leaves a value in slices of tokens has it brought together
+      if (step.move != ShardMove::kAssemble && step.move != ShardMove::kGather) continue;
+      const auto maker = sharded_.graph.value(sharded_.graph.input(op, 0)).definer;
+      if (maker.valid()) made_for[op.index()] = made_for[maker.index()];
     }
-    sharded_ = insert_moves(graph, stages);
-    plan_ = analyze_batch(sharded_.graph, options_);
-    atoms_ = with_operators(atoms, sharded_.made_for);
+    atoms_ = with_operators(atoms, made_for);
   }
 
-  /// Of the shard that has most.
-  /// @param shards_of  how many, of a candidate
-  template <class ShardsOf>
-  [[nodiscard]] std::vector<AtomMemory> memory(const ShardsOf& shards_of) {
-    for (auto& [value, slices] : sharded_.slices)
-      slices.shards = static_cast<int>(shards_of(candidates_[slices.stage]));
-    OpGraph own = on_shard(sharded_, std::vector<std::optional<int>>(candidates_.size(), 0));
+  /// Of the shard that has most. @param shards  by stage
+  [[nodiscard]] std::vector<AtomMemory> memory(const std::vector<std::int64_t>& shards) {
+    for (auto& [value, slices] : sharded_.slices) slices.shards = static_cast<int>(shards[slices.stage]);
+    OpGraph own = on_shard(sharded_, std::vector<std::optional<int>>(shards.size(), 0));
     for (const auto& [op, step] : sharded_.steps) {
       if (step.move == ShardMove::kCopy)  // the same memory
         own.value(own.output(op)).storage = own.value(own.input(op, 0)).storage;
@@ -152,7 +148,6 @@ class ProgramOfShards {
   }
 
  private:
-  const std::vector<TensorCandidate>& candidates_;
   AlgebraOptions options_;
   ShardedGraph sharded_;
   BatchPlan plan_;
@@ -166,6 +161,28 @@ Affine whole_of(const Affine& part, const Affine& all, double share) {
   return {of(part.per_sample, all.per_sample), of(part.fixed, all.fixed)};
 }
 
+constexpr std::int64_t kManyShards = 1 << 10;  // of which one has next to nothing
+
+/// Adds what is whole of these operators' atoms, of which shards have a part each.
+/// @param parts   what atoms take of one of `shards` shards
+/// @param units   that are shared
+void add_whole(std::vector<AtomMemory>& out, const std::vector<AtomMemory>& parts, const ProgramMemory& takes,
+               const AtomPartition& atoms, const std::vector<OpId>& ops, std::int64_t units, std::int64_t shards) {
+  const auto most = Split::even(units, static_cast<int>(shards)).length(0);
+  const double share = static_cast<double>(most) / static_cast<double>(units);
+  if (share >= 1) return;
+  std::set<NodeId> own;
+  for (const auto op : ops) own.insert(atoms.atom_of[op.index()]);
+  for (const auto atom : own) {
+    const auto &part = parts[atom.index()], &all = takes.of(atom);
+    auto& whole = out[atom.index()];
+    whole.saved = algebra::larger(whole.saved, whole_of(part.saved, all.saved, share));
+    whole.workspace = algebra::larger(whole.workspace, whole_of(part.workspace, all.workspace, share));
+    whole.deferred_weight =
+        algebra::larger(whole.deferred_weight, whole_of(part.deferred_weight, all.deferred_weight, share));
+  }
+}
+
 }  // namespace
 
 // What an atom takes is the largest of sums that grow evenly with the share, so that a line above it at its smallest
@@ -175,29 +192,33 @@ std::vector<AtomMemory> memory_on_each_shard(const OpGraph& graph, const AtomPar
                                              const AlgebraOptions& options) {
   std::vector<AtomMemory> out(atoms.atoms.size());
   if (candidates.empty()) return out;
-  ProgramOfShards program(graph, atoms, candidates, options);
-  const auto measure = [&](const auto& shards_of) {
-    const auto parts = program.memory(shards_of);
-    for (const auto& candidate : candidates) {
-      const UnitSlices units{.dim = 0, .units = candidate.units};
-      const auto most = units.split(static_cast<int>(shards_of(candidate))).length(0);
-      const double share = static_cast<double>(most) / static_cast<double>(candidate.units);
-      if (share >= 1) continue;
-      std::set<NodeId> own;
-      for (const auto op : candidate.ops) own.insert(atoms.atom_of[op.index()]);
-      for (const auto atom : own) {
-        const auto &part = parts[atom.index()], &all = takes.of(atom);
-        auto& whole = out[atom.index()];
-        whole.saved = algebra::larger(whole.saved, whole_of(part.saved, all.saved, share));
-        whole.workspace = algebra::larger(whole.workspace, whole_of(part.workspace, all.workspace, share));
-        whole.deferred_weight =
-            algebra::larger(whole.deferred_weight, whole_of(part.deferred_weight, all.deferred_weight, share));
-      }
-    }
-  };
-  constexpr std::int64_t kMany = 1 << 10;  // of which one has next to nothing
-  measure([&](const TensorCandidate& each) { return std::min(each.units, kMany); });
-  measure([](const TensorCandidate&) { return std::int64_t{2}; });
+  std::vector<ShardedStage> stages;
+  for (const auto& candidate : candidates) {
+    const auto is_member = [&](OpId op) { return std::ranges::binary_search(candidate.ops, op); };
+    stages.push_back({2, ShardTyping(graph, is_member).run(candidate.leaves, [](ValueId) { return false; })});
+  }
+  ProgramOfShards program(graph, atoms, stages, options);
+  for (const auto most : {kManyShards, std::int64_t{2}}) {
+    std::vector<std::int64_t> shards;
+    for (const auto& candidate : candidates) shards.push_back(std::min(candidate.units, most));
+    const auto parts = program.memory(shards);
+    for (std::size_t c = 0; c < candidates.size(); ++c)
+      add_whole(out, parts, takes, atoms, candidates[c].ops, candidates[c].units, shards[c]);
+  }
+  return out;
+}
+
+std::vector<AtomMemory> memory_on_each_shard(const OpGraph& graph, const AtomPartition& atoms,
+                                             const Followers& followers, const ProgramMemory& takes,
+                                             const AlgebraOptions& options) {
+  std::vector<AtomMemory> out(atoms.atoms.size());
+  if (followers.all.empty()) return out;
+  ProgramOfShards program(graph, atoms, {{2, followers.layout}}, options);
+  for (const auto shards : {kManyShards, std::int64_t{2}}) {
+    const auto parts = program.memory({shards});
+    for (const auto& follower : followers.all)
+      add_whole(out, parts, takes, atoms, follower.ops, follower.tokens, shards);
+  }
   return out;
 }
 

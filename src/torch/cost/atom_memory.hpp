@@ -10,6 +10,7 @@
 #include "torch/algebra/batch_algebra.hpp"
 #include "torch/cost/partition.hpp"
 #include "torch/ir/op_graph.hpp"
+#include "torch/tensor_parallel/followers.hpp"
 #include "torch/tensor_parallel/sharded_graph.hpp"
 #include "torch/tensor_parallel/tensor_candidates.hpp"
 
@@ -48,6 +49,12 @@ class ProgramMemory {
   std::vector<ValueId> makers_;  ///< by storage: first value
   std::vector<AtomMemory> of_atom_;
 };
+
+/// The same of atoms that lie behind candidates and are cut by tokens. What candidates then keep of values that are
+/// brought together for them counts where these are made.
+[[nodiscard]] std::vector<AtomMemory> memory_on_each_shard(const OpGraph& graph, const AtomPartition& atoms,
+                                                           const Followers& followers, const ProgramMemory& takes,
+                                                           const AlgebraOptions& options);
 
 /// Of what atoms take, what each tensor shard takes of it however many there are: whole values, and what is there while
 /// shards exchange some. `takes[atom]` of the whole program, less this, goes with the shard's share of units.

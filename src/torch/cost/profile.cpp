@@ -11,6 +11,7 @@
 #include "torch/ir/graph_hash.hpp"
 #include "torch/ir/shown_name.hpp"
 #include "torch/rewrite/channels_last.hpp"
+#include "torch/tensor_parallel/followers.hpp"
 #include "torch/tensor_parallel/tensor_candidates.hpp"
 
 namespace autopar {
@@ -321,6 +322,51 @@ class Profiler {
     }
     const auto on_each = memory_on_each_shard(graph_, profile_.atoms, taken, *memory_, options_);
     for (const auto node : model().graph.nodes()) model().graph[node].on_each_shard = on_each[node.index()];
+    add_followers(taken);
+  }
+  /// Half an all-reduce leaves a sum in slices, half a one brings them together; forward and backward.
+  void add_followers(const std::vector<TensorCandidate>& candidates) {
+    if (candidates.empty()) return;
+    const auto followers = find_followers(graph_, plan_, candidates);
+    const auto on_each = memory_on_each_shard(graph_, profile_.atoms, followers, *memory_, options_);
+    std::set<OpId> in_slices;
+    for (const auto& follower : followers.all) in_slices.insert(follower.ops.begin(), follower.ops.end());
+    for (const auto& follower : followers.all) {
+      TensorRegion region;
+      region.follows = static_cast<int>(follower.leader);
+      region.units = follower.tokens;
+      region.even = false;
+      std::set<NodeId> atoms;
+      for (const auto op : follower.ops) {
+        const auto atom = profile_.atoms.atom_of[op.index()];
+        const auto& ops = profile_.atoms.atoms[atom.index()];
+        const bool is_all = std::ranges::all_of(ops, [&](OpId other) { return in_slices.contains(other); });
+        if (is_all && !in_region_.contains(atom)) atoms.insert(atom);
+      }
+      if (atoms.empty()) continue;
+      region.atoms.assign(atoms.begin(), atoms.end());
+      const auto bytes = [&](const std::vector<ValueId>& values, bool gradients) {
+        Affine sum;
+        for (const auto value : values) {
+          if (!gradients || graph_.value(value).has_gradient()) sum += algebra::bytes_of(graph_, value);
+        }
+        return sum;
+      };
+      const auto half = [](const Affine& more, const Affine& less) {
+        return Affine{std::max(0.0, more.per_sample - less.per_sample) / 2, std::max(0.0, more.fixed - less.fixed) / 2};
+      };
+      region.forward = half(bytes(follower.brought, false), bytes(follower.sums, false));
+      region.forward_calls = static_cast<int>(follower.brought.size());
+      auto back = bytes(follower.sums, true);
+      back += bytes(follower.spread, true);
+      back += bytes(follower.copied, true) * 2;
+      region.backward = half(back, bytes(follower.assembled, true));
+      region.backward_calls = static_cast<int>(follower.sums.size() + follower.spread.size() + follower.copied.size());
+      in_region_.insert(atoms.begin(), atoms.end());
+      for (const auto atom : atoms) model().graph[atom].on_each_shard = on_each[atom.index()];
+      model().tensor_regions.push_back(std::move(region));
+      profile_.region_slices.emplace_back();
+    }
   }
   [[nodiscard]] bool is_read_outside(const TensorRegion& region) const {
     const auto& graph = profile_.model.graph;

@@ -31,11 +31,11 @@ at::Tensor in_blocks(const at::Tensor& tensor, std::int64_t dim, std::int64_t le
   return tensor.unflatten(dim, {tensor.size(dim) / length, length});
 }
 
-at::Tensor gathered(const at::Tensor& own, const ShardedStep& step, const Group& group) {
+at::Tensor gathered(const at::Tensor& own, const ShardedStep& step, const Group& group, Placement gradient) {
   const auto split = split_of(step);
   const int dim = step.slices.dim;
   const auto blocks = in_blocks(own, dim, split.length(group.place()));
-  const at::Tensor whole = gather(Placed::shard(blocks, group, dim + 1, split));
+  const at::Tensor whole = gather(Placed::shard(blocks, group, dim + 1, split), gradient);
   return whole.flatten(dim, dim + 1);
 }
 
@@ -45,6 +45,13 @@ at::Tensor scattered(const at::Tensor& whole, const ShardedStep& step, const Gro
   return scatter(in_blocks(whole, dim, split.total()), group, dim + 1, split).local().flatten(dim, dim + 1);
 }
 
+at::Tensor sum_scattered(const at::Tensor& terms, const ShardedStep& step, const Group& group) {
+  const auto split = split_of(step);
+  const int dim = step.slices.dim;
+  const auto blocks = Placed::partial(in_blocks(terms, dim, split.total()), group);
+  return reduce_scatter(blocks, dim + 1, split).local().flatten(dim, dim + 1);
+}
+
 at::Tensor moved(const at::Tensor& tensor, const ShardedStep& step, const Group& group) {
   switch (*step.move) {
     case ShardMove::kCopy:
@@ -52,9 +59,13 @@ at::Tensor moved(const at::Tensor& tensor, const ShardedStep& step, const Group&
     case ShardMove::kReduce:
       return reduce(Placed::partial(tensor, group));
     case ShardMove::kGather:
-      return gathered(tensor, step, group);
+      return gathered(tensor, step, group, Placement::replicate());
     case ShardMove::kScatter:
       return scattered(tensor, step, group);
+    case ShardMove::kAssemble:
+      return gathered(tensor, step, group, Placement::partial());
+    case ShardMove::kReduceScatter:
+      return sum_scattered(tensor, step, group);
   }
   return tensor;
 }

@@ -7,17 +7,22 @@
 namespace autopar {
 
 /// How a value changes its layout on the tensor axis. In one process all are copies of their operand.
-/// @source Shoeybi et al. 2019 (Megatron-LM), section 3: f is kCopy, g is kReduce
+/// @source Shoeybi et al. 2019 (Megatron-LM), section 3: f is kCopy, g is kReduce; Korthikanti et al. 2022, section
+/// 4.2: g is kAssemble, its conjugate kReduceScatter
 enum class ShardMove : std::uint8_t {
-  kCopy,    ///< whole, read by operators that work on slices: its gradient is summed over the shards
-  kReduce,  ///< terms of a sum, added up; the gradient is whole
-  kGather,  ///< slices, brought together; the gradient is sliced
-  kScatter  ///< this shard's slice of a whole value; the gradient is brought together
+  kCopy,          ///< whole, read by operators that work on slices: its gradient is summed over the shards
+  kReduce,        ///< terms of a sum, added up; the gradient is whole
+  kGather,        ///< slices, brought together; the gradient is sliced
+  kScatter,       ///< this shard's slice of a whole value; the gradient is brought together
+  kAssemble,      ///< slices, brought together for operators that work on slices of others: its gradient is summed over
+                  ///< the shards, and sliced
+  kReduceScatter  ///< terms of a sum, of which each shard gets its slice; the gradient is brought together
 };
 
 /// Operators of a captured program, by ShardMove.
-inline constexpr std::array<std::string_view, 4> kShardMoves{"autopar::copy_to_shards", "autopar::reduce_over_shards",
-                                                             "autopar::gather_shards", "autopar::take_shard"};
+inline constexpr std::array<std::string_view, 6> kShardMoves{
+    "autopar::copy_to_shards", "autopar::reduce_over_shards", "autopar::gather_shards",
+    "autopar::take_shard",     "autopar::assemble_shards",    "autopar::reduce_scatter_over_shards"};
 
 [[nodiscard]] constexpr std::string_view name_of(ShardMove move) { return kShardMoves[static_cast<std::size_t>(move)]; }
 

@@ -74,7 +74,9 @@ void Session::Impl::shard_program(CapturedProgram& program, std::vector<StageId>
     const auto stage = StageId::of(s);
     ShardTyping typing(program.graph,
                        [&](OpId op) { return program.plan.handling(op).in_stage && stage_of[op.index()] == stage; });
-    auto layout = typing.run(slices_in(program, stage_of, stage), [](ValueId) { return false; });
+    auto layout = typing.run(
+        slices_in(program, stage_of, stage), [](ValueId) { return false; },
+        deployment_.plan().sequence_parallel ? shards : 1);
     if (layout.stale.valid()) {
       const auto maker = program.graph.value(layout.stale).definer;
       throw CaptureError(maker.valid() ? shown_name(program.graph, maker) : program.graph.value(layout.stale).name,

@@ -25,18 +25,18 @@ ShardTyping::ShardTyping(const OpGraph& graph, std::function<bool(OpId)> is_memb
   for (const auto output : graph.outputs) is_output_[output.index()] = true;
 }
 
-ShardedLayout ShardTyping::run(LeafSlices leaves, const std::function<bool(ValueId)>& may_slice) {
-  ShardedLayout out;
+ShardedLayout ShardTyping::run(const LeafSlices& leaves, const std::function<bool(ValueId)>& may_slice,
+                               int sequence_shards) {
+  ShardedLayout out{.leaves = leaves};
   do {
-    out = ShardedLayout{.leaves = std::move(leaves), .layouts = std::vector<TensorLayout>(graph_.values.size())};
-    if (pass(out, may_slice)) break;
-    leaves = std::move(out.leaves);
-  } while (true);
+    out = ShardedLayout{.leaves = std::move(out.leaves), .layouts = std::vector<TensorLayout>(graph_.values.size())};
+  } while (!pass(out, may_slice, sequence_shards));
+  if (out.stale.valid() && sequence_shards > 1) return run(leaves, may_slice);
   find_leaving(out);
   return out;
 }
 
-bool ShardTyping::pass(ShardedLayout& out, const std::function<bool(ValueId)>& may_slice) {
+bool ShardTyping::pass(ShardedLayout& out, const std::function<bool(ValueId)>& may_slice, int sequence_shards) {
   std::set<OpId> waiting;
   const auto lay = [&](ValueId value, const TensorLayout& layout) {
     out.layouts[value.index()] = layout;
@@ -58,6 +58,9 @@ bool ShardTyping::pass(ShardedLayout& out, const std::function<bool(ValueId)>& m
       const auto& layout = rule.results[k++];
       if (layout.is_partial()) {
         out.sums.insert(result);
+        const auto tokens = sequence_slices(graph_.value(result).sizes);
+        if (sequence_shards > 1 && tokens && tokens->units >= sequence_shards)
+          lay(result, TensorLayout::sequence(*tokens));
       } else {
         lay(result, layout);
       }
@@ -87,8 +90,10 @@ bool ShardTyping::take_operands(ShardedLayout& out, OpId op, const ShardedOp& ru
     } else if (needed == rule.needs.end()) {
       const auto family = traits_of(node.op).family;
       const bool lends_sizes = family == OpFamily::kReshape || family == OpFamily::kExpand;
+      if (lends_sizes) return;
+      if (layout.is_sharded()) return add({ShardMove::kAssemble, value, layout.slices()});
       const bool is_added_later = rule.kernel == ShardedOp::Kernel::kWithoutBias;
-      if (lends_sizes || is_added_later || !node.grad_enabled || !graph_.value(value).has_gradient()) return;
+      if (is_added_later || !node.grad_enabled || !graph_.value(value).has_gradient()) return;
       add({ShardMove::kCopy, value});
     } else if (!layout.is_sharded()) {
       const auto leaf = leaf_behind(graph_, value);

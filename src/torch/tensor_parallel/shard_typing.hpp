@@ -26,14 +26,15 @@ struct ShardedLayout {
   struct Move {
     ShardMove move;
     ValueId value;
-    UnitSlices slices{};  ///< of kGather and kScatter
+    UnitSlices slices{};  ///< of kGather, kScatter and kAssemble
     friend bool operator==(const Move&, const Move&) = default;
   };
   LeafSlices leaves{};
   std::vector<TensorLayout> layouts{};             ///< by ValueId: as they are made, sums once they are added up
   std::map<OpId, ShardedOp::Kernel> in_slices{};   ///< operators that work on slices, or on terms of a sum
   std::map<OpId, std::vector<Move>> before{};      ///< of operands
-  std::set<ValueId> sums{};                        ///< results that are terms of a sum
+  std::set<ValueId> sums{};                        ///< results that are terms of a sum; those whose layout is in slices
+                                                   ///< are added up slice by slice
   std::map<ValueId, UnitSlices> gathered_after{};  ///< made in slices and read whole outside
   std::vector<ValueId> conflicts{};                ///< whole operands beside operands in slices, or the other way round
   ValueId stale{};                                 ///< in slices, written whole: no way to run it; none otherwise
@@ -53,11 +54,16 @@ class ShardTyping {
   ShardTyping(const OpGraph& graph, std::function<bool(OpId)> is_member);
 
   /// @param may_slice  whether a leaf that an operator needs in slices may be held so, beside `leaves`
-  [[nodiscard]] ShardedLayout run(LeafSlices leaves, const std::function<bool(ValueId)>& may_slice);
+  /// @param sequence_shards  more than 1: sums of at least so many tokens are left in slices of tokens, and what
+  /// follows
+  ///                         them works on these as long as it has rules for it and reads no weights. All whole if
+  ///                         something would write into them.
+  [[nodiscard]] ShardedLayout run(const LeafSlices& leaves, const std::function<bool(ValueId)>& may_slice,
+                                  int sequence_shards = 1);
 
  private:
   /// @return whether no leaf was added
-  bool pass(ShardedLayout& out, const std::function<bool(ValueId)>& may_slice);
+  bool pass(ShardedLayout& out, const std::function<bool(ValueId)>& may_slice, int sequence_shards);
   bool take_operands(ShardedLayout& out, OpId op, const ShardedOp& rule, const std::function<bool(ValueId)>& may_slice);
   void find_leaving(ShardedLayout& out) const;
 

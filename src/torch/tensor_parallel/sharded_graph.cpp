@@ -171,17 +171,20 @@ class Inserter {
       const auto copy = node;
       const auto id = append(std::move(node));
       out_.steps[id] = {.shards = stages_[stage_].shards, .kernel = kernel->second, .slices = slices};
-      for (const auto value : results) {
-        const auto& made = layout().layouts[value.index()];
-        if (!made.is_sharded()) continue;
-        note_slices(value, stage_, made.slices());
-        if (const auto leaving = layout().gathered_after.find(value); leaving != layout().gathered_after.end()) {
-          const auto whole = new_value(value);
-          move(ShardMove::kGather, value, whole, leaving->second, copy);
-          wholes_[value] = whole;
-        }
-      }
+      for (const auto value : results) made(value, copy);
     }
+  }
+
+  /// A value as its stage has it; who reads it outside finds it whole.
+  void made(ValueId value, const OpNode& by) {
+    const auto& layout_of_it = layout().layouts[value.index()];
+    if (!layout_of_it.is_sharded()) return;
+    note_slices(value, stage_, layout_of_it.slices());
+    const auto leaving = layout().gathered_after.find(value);
+    if (leaving == layout().gathered_after.end()) return;
+    const auto whole = new_value(value);
+    move(ShardMove::kGather, value, whole, leaving->second, by);
+    wholes_[value] = whole;
   }
 
   /// Moves of one kind of a value are made once, where they are first needed.
@@ -191,7 +194,8 @@ class Inserter {
     });
     if (known != made_.end()) return std::get<3>(*known);
     const auto value = new_value(wanted.value);
-    move(wanted.move, wanted.value, value, wanted.slices, beside);
+    const bool in_slices = layout().layouts[wanted.value.index()].is_sharded();  // in this stage
+    move(wanted.move, in_slices ? wanted.value : whole_of(wanted.value), value, wanted.slices, beside);
     if (wanted.move == ShardMove::kScatter) note_slices(value, stage_, wanted.slices);
     made_.emplace_back(wanted, stage_, beside.grad_enabled, value);
     return value;
@@ -230,12 +234,21 @@ class Inserter {
     const auto beside = node;
     const auto id = append(std::move(node));
     out_.steps[id] = {.shards = stages_[stage_].shards, .kernel = kernel, .slices = slices};
+    const auto& sliced = layout().layouts[sum.index()];
+    const auto add_up_into = [&](ValueId to) {
+      if (!sliced.is_sharded()) return move(ShardMove::kReduce, terms, to, {}, beside);
+      move(ShardMove::kReduceScatter, terms, to, sliced.slices(), beside);
+      note_slices(to, stage_, sliced.slices());
+    };
     if (!bias.valid()) {
-      move(ShardMove::kReduce, terms, sum, {}, beside);
+      add_up_into(sum);
+      made(sum, beside);
       return;
     }
     const auto without_bias = new_value(sum);
-    move(ShardMove::kReduce, terms, without_bias, {}, beside);
+    add_up_into(without_bias);
+    if (sliced.is_sharded() && beside.grad_enabled && out_.graph.value(bias).has_gradient())
+      bias = moved({ShardMove::kCopy, bias}, beside);
     static const auto add = c10::Dispatcher::singleton().findSchemaOrThrow("aten::add", "Tensor");
     OpNode with_bias{add, {c10::IValue(), c10::IValue(), c10::Scalar(1)}};
     with_bias.inputs = {{0, SlotKind::kTensor, {without_bias}}, {1, SlotKind::kTensor, {bias}}};
@@ -246,6 +259,7 @@ class Inserter {
     std::ranges::sort(with_bias.reads);
     with_bias.writes = {storage};
     append(std::move(with_bias));
+    made(sum, beside);
   }
 
   const std::vector<ShardedStage>& stages_;

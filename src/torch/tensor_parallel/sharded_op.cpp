@@ -17,12 +17,22 @@ class Rule {
   Rule(const OpGraph& graph, const std::vector<TensorLayout>& layouts, std::vector<BatchType>& types, OpId id)
       : graph_(graph), layouts_(layouts), types_(types), op_(graph, types, options_, id) {
     for_each_input(graph.op(id), [&](ValueId value) {
-      if (!layouts_[value.index()].is_sharded() || std::ranges::find(sharded_, value) != sharded_.end()) return;
+      if (!layouts_[value.index()].is_sharded() || is_sharded(value)) return;
       sharded_.push_back(value);
     });
   }
 
   [[nodiscard]] ShardedOp apply() {
+    const auto is_sequence = [&](ValueId value) { return layouts_[value.index()].is_sequence(); };
+    if (!sharded_.empty() && std::ranges::all_of(sharded_, is_sequence)) return along_tokens(by_family());
+    std::erase_if(sharded_, is_sequence);
+    const auto rule = by_family();
+    const bool in_two_ways = std::ranges::any_of(rule.needs, [&](const auto& need) { return is_sequence(need.first); });
+    return in_two_ways ? ShardedOp::whole() : rule;
+  }
+
+ private:
+  [[nodiscard]] ShardedOp by_family() {
     if (sharded_.empty()) return ShardedOp::whole();
     for (const auto value : sharded_) out_.needs[value] = slices(value);
     switch (op_.traits().family) {
@@ -69,9 +79,27 @@ class Rule {
     }
   }
 
- private:
+  /// What reads weights is not computed on slices of tokens: gradients of weights would be exchanged.
+  [[nodiscard]] ShardedOp along_tokens(ShardedOp rule) const {
+    switch (op_.traits().family) {
+      case OpFamily::kLinear:
+      case OpFamily::kContraction:
+      case OpFamily::kAttention:
+      case OpFamily::kEmbedding:
+      case OpFamily::kClassLoss:
+        return ShardedOp::whole();
+      default:
+        break;
+    }
+    for (auto& result : rule.results) {
+      if (!result.is_sharded()) return ShardedOp::whole();
+      result = TensorLayout::sequence(result.slices());
+    }
+    return rule;
+  }
+
   [[nodiscard]] const UnitSlices& slices(ValueId value) const { return layouts_[value.index()].slices(); }
-  [[nodiscard]] bool is_sharded(ValueId value) const { return value.valid() && layouts_[value.index()].is_sharded(); }
+  [[nodiscard]] bool is_sharded(ValueId value) const { return std::ranges::find(sharded_, value) != sharded_.end(); }
   [[nodiscard]] const std::vector<SizeExpr>& sizes(ValueId value) const { return graph_.value(value).sizes; }
   [[nodiscard]] std::int64_t rank(ValueId value) const { return op_.rank(value); }
 

@@ -19,8 +19,8 @@ struct ShardedOp {
     kEmbeddingRows,  ///< an embedding: rows that the shard lacks are zero
   };
   bool in_slices = false;  ///< else it takes whole operands and gives whole results
-  /// Operands that it takes in slices; all others it takes whole, and those that only lend their sizes (view_as) not at
-  /// all.
+  /// Operands that it takes in slices; all others it takes whole, those in slices of tokens among them, and those that
+  /// only lend their sizes (view_as) not at all.
   std::map<ValueId, UnitSlices> needs;
   std::vector<TensorLayout> results;  ///< one a tensor result, lists flattened
   Kernel kernel = Kernel::kAsItIs;

@@ -23,6 +23,17 @@ std::optional<SizeExpr> product_of(const std::vector<SizeExpr>& sizes, std::size
   return all;
 }
 
+std::optional<UnitSlices> sequence_slices(const std::vector<SizeExpr>& sizes) {
+  std::optional<UnitSlices> joined;
+  for (std::size_t dim = 0; dim + 1 < sizes.size(); ++dim) {
+    const auto size = sizes[dim];
+    const auto at = static_cast<std::int32_t>(dim);
+    if (!size.depends_on_batch() && size.fixed > 1) return UnitSlices{at, {0, 1}, size.fixed, 1};
+    if (!joined && size.per_sample > 1 && size.fixed == 0) joined = UnitSlices{at, {1, 0}, size.per_sample, 1};
+  }
+  return joined;
+}
+
 // Both shapes list the same elements in the same order: units are told by how many elements lie in one, which the new
 // dim must hold in whole.
 std::optional<UnitSlices> reshaped(const UnitSlices& slices, const std::vector<SizeExpr>& from,

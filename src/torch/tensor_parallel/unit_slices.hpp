@@ -45,6 +45,13 @@ class TensorLayout {
     layout.slices_ = slices;
     return layout;
   }
+  /// In slices of tokens, of which each shard has its own of every sample: what lies between regions that the shards
+  /// compute together (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2).
+  [[nodiscard]] static TensorLayout sequence(const UnitSlices& slices) {
+    TensorLayout layout = sharded(slices);
+    layout.is_sequence_ = true;
+    return layout;
+  }
   /// Terms of a sum.
   [[nodiscard]] static TensorLayout partial() {
     TensorLayout layout;
@@ -54,6 +61,7 @@ class TensorLayout {
 
   [[nodiscard]] bool is_sharded() const { return slices_.has_value(); }
   [[nodiscard]] bool is_partial() const { return is_partial_; }
+  [[nodiscard]] bool is_sequence() const { return is_sequence_; }
   /// @pre is_sharded()
   [[nodiscard]] const UnitSlices& slices() const { return *slices_; }
   [[nodiscard]] Placement placement() const {
@@ -65,7 +73,7 @@ class TensorLayout {
 
  private:
   std::optional<UnitSlices> slices_;
-  bool is_partial_ = false;
+  bool is_partial_ = false, is_sequence_ = false;
 };
 
 /// a * b, unless both follow the batch.
@@ -75,6 +83,10 @@ class TensorLayout {
 /// Of dims [begin, end). Nothing if two of them follow the batch.
 [[nodiscard]] std::optional<SizeExpr> product_of(const std::vector<SizeExpr>& sizes, std::size_t begin,
                                                  std::size_t end);
+
+/// The tokens of a value [.., tokens, .., features], whose number is that of every sample, as units; nothing if it has
+/// none. Where samples and tokens are one dim, each sample is a block.
+[[nodiscard]] std::optional<UnitSlices> sequence_slices(const std::vector<SizeExpr>& sizes);
 
 /// The same slices after the elements have been given other dims (view, reshape, flatten); nothing if they are not
 /// units of one dim any more.

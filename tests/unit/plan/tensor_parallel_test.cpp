@@ -139,15 +139,15 @@ TEST_CASE("a region that is cut, or that does not admit so many shards, is compu
   const Workload work = make_workload(model, cost);
   const auto shards = [&](std::vector<int> stage_of, std::vector<int> tensor) {
     return region_shards_of(
-        work,
-        {std::move(stage_of), std::vector<int>(tensor.size(), 1), 1, ScheduleKind::kGPipe, {}, std::move(tensor)});
+        work, {std::move(stage_of), std::vector<int>(tensor.size(), 1), 1, ScheduleKind::kGPipe, {}, std::move(tensor)},
+        false);
   };
   CHECK(shards({0, 0, 0, 0}, {2}) == std::vector{2, 2});
   CHECK(shards({0, 0, 0, 0}, {4}) == std::vector{1, 4});
   CHECK(shards({0, 0, 0, 0}, {6}) == std::vector{6, 1});
   CHECK(shards({0, 0, 1, 1}, {2, 4}) == std::vector{2, 4});
   CHECK(shards({0, 1, 1, 1}, {2, 4}) == std::vector{1, 4});
-  const Workload sliced = in_shards(work, {{0, 0, 0, 0}, {1}, 1, ScheduleKind::kGPipe, {}, {4}});
+  const Workload sliced = in_shards(work, {{0, 0, 0, 0}, {1}, 1, ScheduleKind::kGPipe, {}, {4}}, false);
   CHECK(sliced.parameters[1].bytes == Bytes(24000));
   CHECK(sliced.parameters[2].bytes == Bytes(24000 * 2 / 5));  // of five units two are on the fullest
   CHECK(sliced.parameters[3].bytes == Bytes(24000));          // not held in slices
@@ -155,11 +155,67 @@ TEST_CASE("a region that is cut, or that does not admit so many shards, is compu
   CHECK(sliced.node_costs(8)[3].saved == Bytes((work.node_costs(8)[3].saved.value() * 2 + 4) / 5));
 }
 
+TEST_CASE("what follows a region is cut by tokens where the plan says so and its stage computes that region in slices",
+          "[laws]") {
+  ModelProfile model = testing::chain(4, 1e6, 24000, 480);
+  model.tensor_regions = {{{NodeId(0)}, {ParameterId(0)}, 6, true, {}, {}, 0, 0},
+                          {{NodeId(2)}, {ParameterId(2)}, 4, false, {}, {}, 0, 0},
+                          {{NodeId(1)}, {}, 12, false, {}, {40, 0}, 0, 2, 0},
+                          {{NodeId(3)}, {}, 3, false, {}, {}, 0, 0, 1}};
+  REQUIRE(fault_in_tensor_regions(model) == "");
+  const Cluster cluster = without_launches(8);
+  const RooflineCost cost(cluster);
+  const Workload work = make_workload(model, cost);
+  const auto staging = [](std::vector<int> stage_of, std::vector<int> tensor) {
+    return Staging{std::move(stage_of), std::vector<int>(tensor.size(), 1), 1, ScheduleKind::kGPipe, {},
+                   std::move(tensor)};
+  };
+  const auto shards = [&](std::vector<int> stage_of, std::vector<int> tensor, bool sequence) {
+    return region_shards_of(work, staging(std::move(stage_of), std::move(tensor)), sequence);
+  };
+  CHECK(shards({0, 0, 0, 0}, {2}, false) == std::vector{2, 2, 1, 1});
+  CHECK(shards({0, 0, 0, 0}, {2}, true) == std::vector{2, 2, 2, 2});
+  CHECK(shards({0, 0, 0, 0}, {4}, true) == std::vector{1, 4, 1, 1});  // of six units, and of three tokens
+  CHECK(shards({0, 1, 1, 1}, {2, 2}, true) == std::vector{2, 2, 1, 2});
+  CHECK(shards({0, 1, 1, 1}, {2, 1}, true) == std::vector{2, 1, 1, 1});
+
+  Constraints constraints;
+  constraints.world = 2;
+  constraints.batch = 24;
+  constraints.memory = Bytes(1 << 30);
+  const auto terms = [&](bool sequence) {
+    constraints.sequences = {sequence};
+    return StepObjective(work, cluster, constraints)(staging({0, 0, 0, 0}, {2}));
+  };
+  const StepTerms whole = terms(false), cut = terms(true);
+  CHECK(cut.optimizations.sequence);
+  const auto all = cut.meshes.front().tensor_group(0);
+  const StageTerms &own = cut.stages.front(), &plain = whole.stages.front();
+  const double part = (0.5 + 0.5 + 0.5 + 2.0 / 3) / (0.5 + 1 + 0.5 + 1);  // of three tokens two are on the fullest
+  CHECK(own.forward.value() == Approx(plain.forward.value() * part).epsilon(1e-12));
+  const Seconds sums = cost.all_reduce(Bytes(40 * 24 / 2), all) * 2.0;
+  CHECK(own.backward.value() == Approx((plain.backward * part + sums).value()).epsilon(1e-12));
+  CHECK(own.memory.parameters == plain.memory.parameters);
+  CHECK(own.memory.saved < plain.memory.saved);
+  constraints.sequences = {false, true};
+  const StepTerms best = StepObjective(work, cluster, constraints)(staging({0, 0, 0, 0}, {2}));
+  CHECK(best.step == std::min(whole.step, cut.step));
+
+  const auto fault = [&](int region, int follows) {
+    ModelProfile wrong = model;
+    wrong.tensor_regions[static_cast<std::size_t>(region)].follows = follows;
+    return fault_in_tensor_regions(wrong);
+  };
+  CHECK(fault(3, 2).find("follows 2") != std::string::npos);  // which follows one itself
+  CHECK(fault(2, 3).find("follows 3") != std::string::npos);  // which comes later
+  CHECK(fault(1, 0).find("follows 0") != std::string::npos);  // but has a parameter
+}
+
 namespace {
 
 /// What plans of random instances were, all of which the checker accepts and can be run.
 struct Checked {
-  int with_shards = 0, forced = 0, pipelined = 0, shared = 0;
+  int with_shards = 0, forced = 0, pipelined = 0, shared = 0, by_tokens = 0;
 };
 
 Checked check_plans(int first, int last) {
@@ -174,6 +230,7 @@ Checked check_plans(int first, int last) {
     CHECK_NOTHROW(require_sound(c.model, *plan));
     if (!has_shards(*plan)) continue;
     ++out.with_shards;
+    out.by_tokens += plan->sequence_parallel ? 1 : 0;
     out.forced += seed % 2 == 0 ? 1 : 0;
     out.pipelined += plan->stages.size() > 1 ? 1 : 0;
     out.shared += plan->stages.size() > 1 && plan->stages[0].mesh.ranks() == plan->stages[1].mesh.ranks() ? 1 : 0;
@@ -186,11 +243,12 @@ Checked check_plans(int first, int last) {
 TEST_CASE("plans with tensor shards are what the checker works out, and can be run", "[laws]") {
   Checked seen = check_plans(0, 100);
   check_plans(491, 492);  // shards with and without samples come to what they share at different times
-  CAPTURE(seen.with_shards, seen.forced, seen.pipelined, seen.shared);
+  CAPTURE(seen.with_shards, seen.forced, seen.pipelined, seen.shared, seen.by_tokens);
   CHECK(seen.forced > 20);
   CHECK(seen.with_shards > seen.forced + 15);
   CHECK(seen.pipelined > 15);
   CHECK(seen.shared > 2);
+  CHECK(seen.by_tokens > 5);
 }
 
 TEST_CASE("thousands of plans with tensor shards are what the checker works out", "[laws][.nightly]") {
@@ -201,7 +259,7 @@ namespace {
 
 /// Compared with the referee: how many random graphs fit, have shards in their best plan, and different ones by stage.
 struct Compared {
-  int fitting = 0, with_shards = 0, mixed = 0;
+  int fitting = 0, with_shards = 0, mixed = 0, by_tokens = 0;
 };
 
 Compared compare(int first, int last) {
@@ -234,6 +292,7 @@ Compared compare(int first, int last) {
     CHECK(found.proven);
     CHECK(found.candidates.best_step().value() == Approx(all.candidates.best_step().value()).epsilon(1e-9));
     out.with_shards += all.candidates.best().staging.tensor.empty() ? 0 : 1;
+    out.by_tokens += all.candidates.best().terms.optimizations.sequence ? 1 : 0;
     out.mixed += all.candidates.best_step() < uniform.candidates.best_step() * (1 - 1e-9) ? 1 : 0;
   }
   return out;
@@ -257,6 +316,7 @@ TEST_CASE("no bound on the way to a staging with tensor shards is above its step
     constraints.world = c.cluster.devices;
     constraints.batch = c.request.batch;
     constraints.memory = Bytes(1 << 30);
+    constraints.sequences = {false, true};
     constraints.zero_levels = {0, 1, 2};
     constraints.tensor_degrees.clear();
     for (int degree = 1; degree <= constraints.world; ++degree) {
@@ -310,7 +370,7 @@ TEST_CASE("no bound on the way to a staging with tensor shards is above its step
     }
     tightness += step > 0 ? before / step : 1;
     ++stagings;
-    const auto shards = region_shards_of(work, staging);
+    const auto shards = region_shards_of(work, staging, true);
     with_shards += std::ranges::any_of(shards, [](int count) { return count > 1; }) ? 1 : 0;
     cut += std::ranges::any_of(staging.tensor, [](int count) { return count > 1; }) && std::ranges::count(shards, 1) > 0
                ? 1
@@ -323,16 +383,18 @@ TEST_CASE("no bound on the way to a staging with tensor shards is above its step
 }
 
 TEST_CASE("the search finds what brute force finds, of tensor degrees of all stages and of each stage", "[laws]") {
-  const auto [fitting, with_shards, mixed] = compare(0, 80);
-  CAPTURE(fitting, with_shards, mixed);
+  const auto [fitting, with_shards, mixed, by_tokens] = compare(0, 80);
+  CAPTURE(fitting, with_shards, mixed, by_tokens);
+  CHECK(by_tokens > 5);
   CHECK(fitting > 70);
   CHECK(with_shards > 20);
   CHECK(mixed > 1);
 }
 
 TEST_CASE("the search finds what brute force finds, of tensor degrees of 2,000 random graphs", "[laws][.nightly]") {
-  const auto [fitting, with_shards, mixed] = compare(1000, 3000);
-  CAPTURE(fitting, with_shards, mixed);
+  const auto [fitting, with_shards, mixed, by_tokens] = compare(1000, 3000);
+  CAPTURE(fitting, with_shards, mixed, by_tokens);
+  CHECK(by_tokens > 150);
   CHECK(fitting > 1900);
   CHECK(with_shards > 500);
   CHECK(mixed > 60);

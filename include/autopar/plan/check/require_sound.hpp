@@ -30,7 +30,7 @@ inline void prove_schedule(const ModelProfile& model, const Plan& plan) {
   const RooflineCost no_costs{Cluster{}};  // what is done, and in which order, does not depend on what it takes
   const Workload whole = make_workload(model, no_costs);
   const Staging staging = staging_of(plan, model.graph.node_count());
-  const Workload work = staging.tensor.empty() ? whole : in_shards(whole, staging);
+  const Workload work = staging.tensor.empty() ? whole : in_shards(whole, staging, plan.sequence_parallel);
   const Pipeline pipeline = make_pipeline(work, staging, meshes_of(plan), plan.world, plan.buckets).pipeline;
   Constraints constraints;
   constraints.world = plan.world;

@@ -191,11 +191,13 @@ class StatedPlan {
                        [this](const StagePlan& stage) { return stage.mesh.replicas() == replicas(0); });
   }
 
-  /// A region is computed in slices where one stage has all of it and it allows as many shards as a replica has there.
+  /// A region is computed in slices where one stage has all of it and it allows as many shards as a replica has there;
+  /// what follows another one, if that is so in the same stage and the plan cuts by tokens.
   void find_slices() {
     sliced_in_.assign(stage_of_.size(), -1);
     sliced_regions_.resize(plan_.stages.size());
     held_ = model_.parameters;
+    std::vector<int> sliced_by(model_.tensor_regions.size(), -1);  // stage
     for (std::size_t r = 0; r < model_.tensor_regions.size(); ++r) {
       const TensorRegion& region = model_.tensor_regions[r];
       std::set<int> stages;
@@ -203,6 +205,11 @@ class StatedPlan {
       const int count = shards(*stages.begin());
       const bool allowed = count <= region.units && (!region.even || region.units % count == 0);
       if (stages.size() > 1 || count < 2 || !allowed) continue;
+      const bool is_led =
+          region.follows < 0 ||
+          (plan_.sequence_parallel && sliced_by[static_cast<std::size_t>(region.follows)] == *stages.begin());
+      if (!is_led) continue;
+      sliced_by[r] = *stages.begin();
       for (const NodeId atom : region.atoms) sliced_in_[atom.index()] = static_cast<int>(r);
       sliced_regions_[static_cast<std::size_t>(*stages.begin())].push_back(&region);
       for (const ParameterId id : region.parameters) {

@@ -34,6 +34,9 @@ struct MemoryOptimizations {
   /// rank's shard under ZeRO, and what it changed comes back before the next forward.
   /// @source Ren et al., "ZeRO-Offload", USENIX ATC 2021
   Offload offload = Offload::kNone;
+  /// Tensor shards cut by tokens what lies between the regions that they compute.
+  /// @source Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022, section 4.2.2
+  bool sequence = false;
 
   [[nodiscard]] bool recomputes() const {
     return std::any_of(recomputed.begin(), recomputed.end(), [](const auto& segments) { return !segments.empty(); });
@@ -43,7 +46,7 @@ struct MemoryOptimizations {
 
 /// The memory optimizations that a plan describes, by the atoms of the model.
 [[nodiscard]] inline MemoryOptimizations memory_optimizations_of(const Plan& plan) {
-  MemoryOptimizations optimizations{plan.zero, {}, plan.offload};
+  MemoryOptimizations optimizations{plan.zero, {}, plan.offload, plan.sequence_parallel};
   for (const StagePlan& stage : plan.stages) optimizations.recomputed.push_back(stage.recomputed);
   if (!optimizations.recomputes()) optimizations.recomputed.clear();
   return optimizations;

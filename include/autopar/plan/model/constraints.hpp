@@ -46,6 +46,9 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
     refuse(setting("tensor_parallel", options.tensor_parallel) + " is not run by this version, which has at most " +
            std::to_string(runtime.max_tensor_parallel) + "; leave it at 0");
   }
+  const std::string& sequence = options.sequence_parallel;
+  if (sequence != "auto" && sequence != "on" && sequence != "off")
+    refuse(setting("sequence_parallel", sequence) + " is unknown; use 'auto', 'on' or 'off'");
   if (options.zero < -1 || options.zero > 3) refuse(setting("zero", options.zero) + " is not a level; use -1 or 0");
   if (options.zero > runtime.max_zero) {
     refuse(setting("zero", options.zero) + " is not run by this version, which has at most " +
@@ -142,6 +145,14 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
 }
 
 /// Where the host has no memory of its own nothing is gained by it, so only who asks for it gets it.
+/// Whether what follows regions is cut by tokens: both, where the user leaves it open and there is something to cut.
+[[nodiscard]] inline std::vector<bool> allowed_sequences(const Options& options, const Workload& work) {
+  const bool any = std::ranges::any_of(work.regions, [](const TensorRegion& region) { return region.follows >= 0; });
+  if (options.sequence_parallel == "off" || !any) return {false};
+  if (options.sequence_parallel == "on") return {true};
+  return {false, true};
+}
+
 inline void apply_offload(const Options& options, const Capabilities& runtime, const Workload& work,
                           const Cluster& cluster, Constraints& constraints) {
   if (cluster.host) {
@@ -378,6 +389,7 @@ inline void apply_whole_batch(const Workload& work, const Options& options, Cons
   out.buckets = request.buckets ? *request.buckets : chosen_buckets(work, cluster, out);
   if (!out.buckets.is_valid())
     detail::refuse("buckets of " + std::to_string(out.buckets.size.value()) + " bytes; use 1 byte to 1 TiB");
+  out.sequences = detail::allowed_sequences(options, work);
   out.zero_levels = detail::allowed_zero(options, request.runtime);
   detail::apply_offload(options, request.runtime, work, cluster, out);
   detail::apply_recompute(options, request.runtime, work, out);

@@ -18,8 +18,8 @@ namespace autopar {
 
 namespace detail {
 
-[[nodiscard]] inline std::vector<int> region_shards_of(const std::vector<TensorRegion>& regions,
-                                                       const Staging& staging) {
+[[nodiscard]] inline std::vector<int> region_shards_of(const std::vector<TensorRegion>& regions, const Staging& staging,
+                                                       bool sequence) {
   std::vector<int> shards(regions.size(), 1);
   for (std::size_t r = 0; r < shards.size(); ++r) {
     const TensorRegion& region = regions[r];
@@ -27,16 +27,23 @@ namespace detail {
     const int own = staging.tensor_of(stage);
     const bool whole =
         std::ranges::all_of(region.atoms, [&](NodeId node) { return staging.stage_of[node.index()] == stage; });
-    if (whole && region.admits(own)) shards[r] = own;
+    if (!whole || !region.admits(own)) continue;
+    if (region.follows >= 0) {
+      const auto leader = static_cast<std::size_t>(region.follows);
+      const bool is_led = staging.stage_of[regions[leader].atoms.front().index()] == stage && shards[leader] > 1;
+      if (!sequence || !is_led) continue;
+    }
+    shards[r] = own;
   }
   return shards;
 }
 
 }  // namespace detail
 
-/// By region, how many shards compute it together: those of the stage that has all of it, if it admits so many.
-[[nodiscard]] inline std::vector<int> region_shards_of(const Workload& work, const Staging& staging) {
-  return detail::region_shards_of(work.regions, staging);
+/// By region, how many shards compute it together: those of the stage that has all of it, if it admits so many. One
+/// that follows another: where they compute that one, too, and cut by tokens.
+[[nodiscard]] inline std::vector<int> region_shards_of(const Workload& work, const Staging& staging, bool sequence) {
+  return detail::region_shards_of(work.regions, staging, sequence);
 }
 /// The same of a plan of a model, for who runs it.
 /// @pre the plan divides this model
@@ -45,7 +52,7 @@ namespace detail {
   for (std::size_t s = 0; s < plan.stages.size(); ++s) {
     for (const NodeId atom : plan.stages[s].atoms) staging.stage_of[atom.index()] = static_cast<int>(s);
   }
-  return detail::region_shards_of(model.tensor_regions, staging);
+  return detail::region_shards_of(model.tensor_regions, staging, plan.sequence_parallel);
 }
 
 /// Whether a stage that tensor shards run reads a trained parameter that another stage reads as well: each would have
@@ -116,10 +123,11 @@ namespace detail {
 }  // namespace detail
 
 /// The workload as the stages of a staging compute it: what one rank takes of it. Refers to `work`.
-/// @param work  nothing of which is computed in slices
+/// @param work      nothing of which is computed in slices
+/// @param sequence  what follows regions is cut by tokens
 /// @cost O(nodes + edges), and of each slice that costs are asked for O(nodes)
-[[nodiscard]] inline Workload in_shards(const Workload& work, const Staging& staging) {
-  auto region_shards = region_shards_of(work, staging);
+[[nodiscard]] inline Workload in_shards(const Workload& work, const Staging& staging, bool sequence) {
+  auto region_shards = region_shards_of(work, staging, sequence);
   auto costs = [&work, region_shards](std::int64_t samples) {
     return detail::costs_in_shards(work, samples, region_shards);
   };

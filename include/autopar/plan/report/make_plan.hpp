@@ -82,6 +82,7 @@ class PlanMaker {
     plan.orders = best.terms.orders;
     plan.zero = best.terms.optimizations.zero;
     plan.offload = best.terms.optimizations.offload;
+    plan.sequence_parallel = best.terms.optimizations.sequence;
     plan.buckets = constraints_.buckets;
     plan.precision = request_.options.precision;
     plan.device = cluster_.device.name;
@@ -98,23 +99,29 @@ class PlanMaker {
     add_idle_note(plan, candidates);
     add_buckets_note(plan, best);
     if (constraints_.tensor_degrees != std::vector{1}) {
-      add_regions_note(plan, best.staging);
+      add_regions_note(plan, best);
       add_degrees_note(plan, candidates);
     }
     return plan;
   }
 
   /// What tensor shards compute in slices.
-  void add_regions_note(Plan& plan, const Staging& staging) const {
-    if (staging.tensor.empty()) return;
-    const auto shards = region_shards_of(work_, staging);
-    const auto first = std::ranges::find_if(shards, [](int count) { return count > 1; });
+  void add_regions_note(Plan& plan, const Candidate& best) const {
+    if (best.staging.tensor.empty()) return;
+    const auto all = region_shards_of(work_, best.staging, best.terms.optimizations.sequence);
+    std::vector<int> shards;
+    std::ptrdiff_t followers = 0;
+    for (std::size_t r = 0; r < all.size(); ++r) {
+      if (work_.regions[r].follows < 0) shards.push_back(all[r]);
+      if (work_.regions[r].follows >= 0 && all[r] > 1) ++followers;
+    }
+    const auto first = std::ranges::find_if(all, [](int count) { return count > 1; });
     const auto sliced = std::ranges::count_if(shards, [](int count) { return count > 1; });
     const auto whole = static_cast<std::ptrdiff_t>(shards.size()) - sliced;
     std::string note = "tensor shards compute " + std::to_string(sliced) + " of " + std::to_string(shards.size()) +
                        " parts of the model in slices";
-    if (first != shards.end()) {
-      const TensorRegion& region = work_.regions[static_cast<std::size_t>(first - shards.begin())];
+    if (first != all.end()) {
+      const TensorRegion& region = work_.regions[static_cast<std::size_t>(first - all.begin())];
       const WorkNode& node = work_.graph[region.atoms.front()];
       note += ", the first of them near " + (node.path.empty() ? node.name : node.path);
     }
@@ -122,6 +129,7 @@ class PlanMaker {
       note += "; " + std::to_string(whole) +
               " whole, as a stage has not all of it, is one rank a replica, or its units "
               "do not divide so";
+    if (followers > 0) note += "; what lies behind " + std::to_string(followers) + " of them is cut by tokens";
     plan.notes.push_back(std::move(note));
   }
 
@@ -147,7 +155,8 @@ class PlanMaker {
   /// Where they are not what everyone expects, with what the stage that has most of them is spared.
   void add_buckets_note(Plan& plan, const Candidate& best) const {
     if (plan.buckets == BucketPolicy{}) return;
-    const Workload work = best.staging.tensor.empty() ? work_ : in_shards(work_, best.staging);
+    const Workload work =
+        best.staging.tensor.empty() ? work_ : in_shards(work_, best.staging, best.terms.optimizations.sequence);
     const auto most = [&](const BucketPolicy& policy) {
       std::map<StageId, std::size_t> counts;
       for (const auto& group : parameter_groups(work, best.staging, best.terms.meshes)) {

@@ -154,8 +154,8 @@ class StepObjective {
   /// Of a ZeRO level the fewest segments to recompute with which the ranks fit; if they cannot, what makes them
   /// smallest.
   [[nodiscard]] MemoryOptimizations optimizations(const Staging& staging, const SizedPipeline& sized, int zero,
-                                                  Offload offload = Offload::kNone) const {
-    return optimizations(staging, sized, zero, offload, constraints_.memory);
+                                                  Offload offload = Offload::kNone, bool sequence = false) const {
+    return optimizations(staging, sized, MemoryOptimizations{zero, {}, offload, sequence}, constraints_.memory);
   }
 
   /// About how many actions one simulation of a staging has: compute actions with their messages, and gradient sums.
@@ -168,8 +168,8 @@ class StepObjective {
 
   /// How many memory optimizations and places are predicted for a staging at most, of which the best counts.
   [[nodiscard]] std::int64_t variants(const Staging& staging) const {
-    return static_cast<std::int64_t>(zero_levels(staging).size() * constraints_.offloads.size() *
-                                     placements(staging).size());
+    return static_cast<std::int64_t>(sequences(staging).size() * zero_levels(staging).size() *
+                                     constraints_.offloads.size() * placements(staging).size());
   }
 
   /// Elementary steps of `folded`, in which there are as many.
@@ -198,14 +198,12 @@ class StepObjective {
     const auto in_flight = in_flight_by_law(as_run(staging), staging);
     std::vector<StageMemory> least;  // units that are whole may take more than shards save
     std::pair<bool, Bytes> least_of{};
-    for (const Offload offload : constraints_.offloads) {
-      for (const int level : zero_levels(staging)) {
-        auto memory = memory_of(staging, sized, in_flight, optimizations(staging, sized, level, offload, Bytes(0)));
-        const std::pair own(!host_holds(meshes, memory), worst(memory));
-        if (!least.empty() && !(own < least_of)) continue;
-        least = std::move(memory);
-        least_of = own;
-      }
+    for (const MemoryOptimizations& each : all_optimizations(staging)) {
+      auto memory = memory_of(staging, sized, in_flight, optimizations(staging, sized, each, Bytes(0)));
+      const std::pair own(!host_holds(meshes, memory), worst(memory));
+      if (!least.empty() && !(own < least_of)) continue;
+      least = std::move(memory);
+      least_of = own;
     }
     return least;
   }
@@ -216,17 +214,14 @@ class StepObjective {
     const auto meshes = placed(staging, RankPlacement::kReplicasTogether);
     const SizedPipeline sized = make_pipeline(as_run(staging), staging, meshes, constraints_);
     const bool synthesised = traits_of(staging.schedule).orders_in_plan;
-    for (const int level : zero_levels(staging)) {
-      for (const Offload offload : constraints_.offloads) {
-        const MemoryOptimizations own = optimizations(staging, sized, level, offload);
-        const auto in_flight =
-            synthesised ? std::vector<InFlight>(staging.replicas.size()) : in_flight_of_positions(staging, sized, own);
-        const auto memory = memory_of(staging, sized, in_flight, own);
-        const auto total = [&](std::size_t stage) { return memory[stage].total(); };
-        if (peak_of_ranks(meshes, total) <= constraints_.memory && host_holds(meshes, memory)) return true;
-      }
-    }
-    return false;
+    return std::ranges::any_of(all_optimizations(staging), [&](const MemoryOptimizations& each) {
+      const MemoryOptimizations own = optimizations(staging, sized, each, constraints_.memory);
+      const auto in_flight =
+          synthesised ? std::vector<InFlight>(staging.replicas.size()) : in_flight_of_positions(staging, sized, own);
+      const auto memory = memory_of(staging, sized, in_flight, own);
+      const auto total = [&](std::size_t stage) { return memory[stage].total(); };
+      return peak_of_ranks(meshes, total) <= constraints_.memory && host_holds(meshes, memory);
+    });
   }
 
   [[nodiscard]] static Seconds seconds(const StepTerms& terms) { return terms.step; }
@@ -264,26 +259,39 @@ class StepObjective {
     return constraints_.tensor > 1 || std::ranges::any_of(staging.tensor, [](int shards) { return shards > 1; });
   }
   /// The workload as the stages of a staging compute it; valid until another staging's is asked for.
-  [[nodiscard]] const Workload& as_run(const Staging& staging) const {
+  [[nodiscard]] const Workload& as_run(const Staging& staging, bool sequence = false) const {
     if (work_.regions.empty() || !has_tensor_shards(staging)) return work_;
-    if (!run_.work || run_.staging != staging)
-      run_ = {staging, std::make_shared<const Workload>(in_shards(work_, shaped(staging)))};
-    return *run_.work;
+    Run& run = sequence ? sequence_run_ : run_;
+    if (!run.work || run.staging != staging)
+      run = {staging, std::make_shared<const Workload>(in_shards(work_, shaped(staging), sequence))};
+    return *run.work;
   }
 
   /// What `terms_of` makes of the best memory optimizations. Offloading what fits as it is takes no less time.
   template <class TermsOf>
   void keep_best_optimizations(std::optional<StepTerms>& best, const Staging& staging, const SizedPipeline& sized,
                                const TermsOf& terms_of) const {
-    for (const int level : zero_levels(staging)) {
-      bool fits_as_it_is = false;
-      for (const Offload offload : constraints_.offloads) {
-        if (fits_as_it_is) break;
-        StepTerms terms = terms_of(optimizations(staging, sized, level, offload));
-        fits_as_it_is = fits(terms) && !terms.optimizations.recomputes();
-        keep_better(best, std::move(terms));
+    bool fits_as_it_is = false;
+    for (const MemoryOptimizations& each : all_optimizations(staging)) {
+      if (each.offload == constraints_.offloads.front()) fits_as_it_is = false;
+      if (fits_as_it_is) continue;
+      StepTerms terms = terms_of(optimizations(staging, sized, each, constraints_.memory));
+      fits_as_it_is = fits(terms) && !terms.optimizations.recomputes();
+      keep_better(best, std::move(terms));
+    }
+  }
+  /// Those that may be tried for a staging, with nothing recomputed: places of the optimizer follow one another.
+  [[nodiscard]] std::vector<MemoryOptimizations> all_optimizations(const Staging& staging) const {
+    std::vector<MemoryOptimizations> out;
+    for (const bool sequence : sequences(staging)) {
+      for (const int level : zero_levels(staging)) {
+        for (const Offload offload : constraints_.offloads) out.push_back({level, {}, offload, sequence});
       }
     }
+    return out;
+  }
+  [[nodiscard]] std::vector<bool> sequences(const Staging& staging) const {
+    return has_tensor_shards(staging) ? constraints_.sequences : std::vector<bool>{false};
   }
 
   [[nodiscard]] bool is_compared_first(const Staging& staging) const {
@@ -305,7 +313,7 @@ class StepObjective {
   [[nodiscard]] StepTerms evaluate(const Staging& staging, const SizedPipeline& sized,
                                    MemoryOptimizations optimizations, Orders orders,
                                    std::optional<detail::PlayedPipeline>& played) const {
-    const StagingCosts costs(as_run(staging), staging, sized, optimizations);
+    const StagingCosts costs(as_run(staging, optimizations.sequence), staging, sized, optimizations);
     const BatchLayout layout{slices_.local(), staging.microbatches};
     StepTerms terms = untimed(staging, sized, costs, std::move(optimizations), std::move(orders));
     if (!terms.orders.empty() || !played || !played->holds_for(costs)) {
@@ -319,11 +327,12 @@ class StepObjective {
   /// @param timeline  of the same staging on the same ranks; is played anew unless its compute actions last as long
   [[nodiscard]] StepTerms folded(const Staging& staging, const SizedPipeline& sized, MemoryOptimizations optimizations,
                                  Orders orders, std::optional<detail::FoldedTimeline>& timeline) const {
-    const StagingCosts costs(as_run(staging), staging, sized, optimizations);
+    const StagingCosts costs(as_run(staging, optimizations.sequence), staging, sized, optimizations);
+    const Workload& run = as_run(staging, optimizations.sequence);
     StepTerms terms = untimed(staging, sized, costs, std::move(optimizations), std::move(orders));
     if (!terms.orders.empty() || !timeline || !timeline->holds_for(costs))
-      timeline.emplace(as_run(staging), staging, sized, detail::largest_slices(staging, slices_), busy_times(staging),
-                       terms.orders, costs);
+      timeline.emplace(run, staging, sized, detail::largest_slices(staging, slices_), busy_times(staging), terms.orders,
+                       costs);
     explain(terms, staging, sized, costs, timeline->timeline(costs));
     return terms;
   }
@@ -345,10 +354,11 @@ class StepObjective {
   /// Of what else the terms say.
   void set_memory(StepTerms& terms, const Staging& staging, const SizedPipeline& sized) const {
     // Results that leave the call are all forward before the first backward, whatever the orders.
-    const auto in_flight = terms.orders.empty() || !work_.loss_mode
-                               ? in_flight_of_positions(staging, sized, terms.optimizations)
-                               : in_flight_of(terms.orders, held_by_microbatch(as_run(staging), staging, sized, slices_,
-                                                                               terms.optimizations));
+    const auto in_flight =
+        terms.orders.empty() || !work_.loss_mode
+            ? in_flight_of_positions(staging, sized, terms.optimizations)
+            : in_flight_of(terms.orders, held_by_microbatch(as_run(staging, terms.optimizations.sequence), staging,
+                                                            sized, slices_, terms.optimizations));
     const auto stages = memory_of(staging, sized, in_flight, terms.optimizations);
     terms.host_holds = host_holds(terms.meshes, stages);
     for (std::size_t s = 0; s < stages.size(); ++s) terms.stages[s].memory = stages[s];
@@ -371,17 +381,16 @@ class StepObjective {
   }
 
   /// @param memory  that the ranks should fit; if they cannot, what makes them smallest
-  [[nodiscard]] MemoryOptimizations optimizations(const Staging& staging, const SizedPipeline& sized, int zero,
-                                                  Offload offload, Bytes memory) const {
-    MemoryOptimizations out{zero, {}, offload};
+  [[nodiscard]] MemoryOptimizations optimizations(const Staging& staging, const SizedPipeline& sized,
+                                                  MemoryOptimizations out, Bytes memory) const {
     if (constraints_.recompute == Recompute::kNever) return out;
     const auto in_flight = in_flight_of_positions(staging, sized, out);
     if (constraints_.recompute == Recompute::kToFit &&
         positions_fit(staging, memory_of(staging, sized, in_flight, out), memory))
       return out;
-    const auto segments = detail::segments_in_stages(as_run(staging), staging);
-    const detail::RecomputeChoice choice(as_run(staging), staging, sized, slices_, segments, in_flight,
-                                         fixed_of(staging, out));
+    const Workload& run = as_run(staging, out.sequence);
+    const auto segments = detail::segments_in_stages(run, staging);
+    const detail::RecomputeChoice choice(run, staging, sized, slices_, segments, in_flight, fixed_of(staging, out));
     out.recomputed = constraints_.recompute == Recompute::kAlways ? choice.everything() : choice.to_fit(memory);
     return out;
   }
@@ -411,22 +420,25 @@ class StepObjective {
     for (int s = 0; s < staging.stages(); ++s) positions.stages.push_back({Rank(staging.position(s))});
     const auto orders = with_policy(
         staging.schedule, [&](const auto& policy) { return rank_orders_of(policy, positions, staging.microbatches); });
-    return in_flight_of(orders, held_by_microbatch(as_run(staging), staging, sized, slices_, optimizations));
+    return in_flight_of(
+        orders, held_by_microbatch(as_run(staging, optimizations.sequence), staging, sized, slices_, optimizations));
   }
 
   /// `predict_memory`, the part that is the same whatever is in flight or recomputed worked out once a staging.
   [[nodiscard]] std::vector<StageMemory> memory_of(const Staging& staging, const SizedPipeline& sized,
                                                    const std::vector<InFlight>& in_flight,
                                                    const MemoryOptimizations& optimizations) const {
-    return predict_memory(as_run(staging), staging, sized, slices_, in_flight, optimizations,
+    return predict_memory(as_run(staging, optimizations.sequence), staging, sized, slices_, in_flight, optimizations,
                           fixed_of(staging, optimizations));
   }
   [[nodiscard]] const std::vector<StageMemory>& fixed_of(const Staging& staging,
                                                          const MemoryOptimizations& optimizations) const {
     if (fixed_.staging != staging) fixed_ = {staging, {}};
-    const auto [entry, added] = fixed_.by_optimizations.try_emplace({optimizations.zero, optimizations.offload});
+    const auto [entry, added] =
+        fixed_.by_optimizations.try_emplace({optimizations.zero, optimizations.offload, optimizations.sequence});
     if (added)
-      entry->second = fixed_memory(as_run(staging), constraints_, staging, optimizations.zero, optimizations.offload);
+      entry->second = fixed_memory(as_run(staging, optimizations.sequence), constraints_, staging, optimizations.zero,
+                                   optimizations.offload);
     return entry->second;
   }
 
@@ -438,8 +450,8 @@ class StepObjective {
     if (actions(staging) <= kFewActions)
       return synthesised(staging, sized, optimizations, pipeline, {slices_.local(), microbatches}, costs);
     // Replicas run their compute actions in the same order, so one of each decides it.
-    const detail::FoldedPipeline folded(as_run(staging), staging, sized, detail::largest_slices(staging, slices_),
-                                        microbatches, costs);
+    const detail::FoldedPipeline folded(as_run(staging, optimizations.sequence), staging, sized,
+                                        detail::largest_slices(staging, slices_), microbatches, costs);
     const Orders of_positions = synthesised(staging, sized, optimizations, folded.pipeline(), folded.layout(), folded);
     Orders orders(static_cast<std::size_t>(pipeline.ranks));
     for (int s = 0; s < staging.stages(); ++s) {
@@ -458,7 +470,8 @@ class StepObjective {
                                    const MemoryOptimizations& optimizations, const Pipeline& pipeline,
                                    const BatchLayout& layout, const Costs& costs) const {
     Synthesised<Costs> policy{.costs = costs, .local = layout.local, .held = {}, .budget = kSynthesisBudget};
-    const auto bytes = held_by_microbatch(as_run(staging), staging, sized, slices_, optimizations);
+    const auto bytes =
+        held_by_microbatch(as_run(staging, optimizations.sequence), staging, sized, slices_, optimizations);
     for (std::size_t s = 0; s < bytes.read.size(); ++s)
       policy.held.push_back(std::max(bytes.whole[s], bytes.waiting[s]) + bytes.read[s]);
     const std::vector<InFlight> none(staging.replicas.size());
@@ -517,14 +530,14 @@ class StepObjective {
   SliceTable slices_;
   struct Fixed {
     Staging staging;
-    std::map<std::pair<int, Offload>, std::vector<StageMemory>> by_optimizations;
+    std::map<std::tuple<int, Offload, bool>, std::vector<StageMemory>> by_optimizations;
   };
   mutable Fixed fixed_;  // of the last staging
   struct Run {
     Staging staging;
     std::shared_ptr<const Workload> work;
   };
-  mutable Run run_;                        // likewise
+  mutable Run run_, sequence_run_;         // likewise
   std::shared_ptr<const Workload> least_;  // of tensor shards
   std::int64_t buckets_ = 0;               // of gradients, about
 };

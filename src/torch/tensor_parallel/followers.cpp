@@ -1,0 +1,119 @@
+#include "torch/tensor_parallel/followers.hpp"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+namespace autopar {
+
+namespace {
+
+class FollowerFinder {
+ public:
+  FollowerFinder(const OpGraph& graph, const BatchPlan& plan, const std::vector<TensorCandidate>& candidates)
+      : graph_(graph), found_(candidates.size()) {
+    LeafSlices leaves;
+    for (std::size_t c = 0; c < candidates.size(); ++c) {
+      leaves.insert(candidates[c].leaves.begin(), candidates[c].leaves.end());
+      for (const auto op : candidates[c].ops) candidate_of_[op] = c;
+      found_[c].leader = c;
+    }
+    ShardTyping typing(graph, [&](OpId op) { return plan.handling(op).in_stage; });
+    layout_ = typing.run(
+        leaves, [](ValueId) { return false; }, 2);
+  }
+
+  Followers find() && {
+    for (const auto& [op, kernel] : layout_.in_slices) add(op, kernel);
+    for (const auto& [op, moves] : layout_.before) {
+      for (const auto& move : moves) add(op, move);
+    }
+    for (const auto& [value, slices] : layout_.gathered_after) {
+      if (const auto* follower = behind(value)) note(found_[follower->leader].brought, value);
+    }
+    Followers out{std::move(layout_), {}};
+    for (auto& follower : found_) {
+      if (!follower.ops.empty()) out.all.push_back(std::move(follower));
+    }
+    return out;
+  }
+
+ private:
+  [[nodiscard]] bool is_sequence(ValueId value) const { return layout_.layouts[value.index()].is_sequence(); }
+
+  /// Whose slices a value is in; null for others.
+  [[nodiscard]] const Follower* behind(ValueId value) const {
+    const auto known = leader_of_.find(value);
+    return known == leader_of_.end() ? nullptr : &found_[known->second];
+  }
+
+  void add(OpId op, ShardedOp::Kernel kernel) {
+    const auto candidate = candidate_of_.find(op);
+    if (candidate != candidate_of_.end()) {
+      for_each_output(graph_.op(op), [&](ValueId result) {
+        if (!is_sequence(result)) return;
+        auto& follower = found_[candidate->second];
+        const auto tokens = layout_.layouts[result.index()].slices().units;
+        follower.tokens = follower.sums.empty() ? tokens : std::min(follower.tokens, tokens);
+        follower.sums.push_back(result);
+        if (kernel == ShardedOp::Kernel::kWithoutBias) follower.copied.push_back(graph_.input(op, 2));
+        leader_of_[result] = candidate->second;
+      });
+      return;
+    }
+    const Follower* last = nullptr;  // the nearest of those that it lies behind
+    for_each_input(graph_.op(op), [&](ValueId value) {
+      const auto* follower = behind(value);
+      if (follower != nullptr && (last == nullptr || last->leader < follower->leader)) last = follower;
+    });
+    if (last == nullptr) return;
+    const auto leader = last->leader;
+    found_[leader].ops.push_back(op);
+    leader_of_op_[op] = leader;
+    for_each_output(graph_.op(op), [&](ValueId result) {
+      if (is_sequence(result)) leader_of_[result] = leader;
+    });
+  }
+
+  void add(OpId op, const ShardedLayout::Move& move) {
+    const auto own = leader_of_op_.find(op);
+    switch (move.move) {
+      case ShardMove::kAssemble:
+      case ShardMove::kGather:
+        if (const auto* follower = behind(move.value)) {
+          auto& to = found_[follower->leader];
+          note(to.brought, move.value);
+          if (move.move == ShardMove::kAssemble) note(to.assembled, move.value);
+        }
+        return;
+      case ShardMove::kScatter:
+        if (own != leader_of_op_.end()) note(found_[own->second].spread, move.value);
+        return;
+      case ShardMove::kCopy:
+        if (own != leader_of_op_.end()) note(found_[own->second].copied, move.value);
+        return;
+      case ShardMove::kReduce:
+      case ShardMove::kReduceScatter:
+        return;
+    }
+  }
+
+  static void note(std::vector<ValueId>& values, ValueId value) {
+    if (std::ranges::find(values, value) == values.end()) values.push_back(value);
+  }
+
+  const OpGraph& graph_;
+  std::vector<Follower> found_;  // by candidate
+  std::map<OpId, std::size_t> candidate_of_, leader_of_op_;
+  std::map<ValueId, std::size_t> leader_of_;
+  ShardedLayout layout_;
+};
+
+}  // namespace
+
+Followers find_followers(const OpGraph& graph, const BatchPlan& plan, const std::vector<TensorCandidate>& candidates) {
+  return FollowerFinder(graph, plan, candidates).find();
+}
+
+}  // namespace autopar
