@@ -58,22 +58,39 @@ class Finder {
     return leaf.valid() && may_slice(leaf) ? leaf : ValueId::none();
   }
 
+  /// Layers that are cut like this one suggest ways to cut them as well: heads of keys that several of queries share.
   void try_linear(OpId op) {
-    const auto weight = parameter_of(graph_.input(op, 1));
-    if (!weight.valid()) return;
+    const auto own = parameter_of(graph_.input(op, 1));
+    if (!own.valid()) return;
     std::optional<TensorCandidate> best;
-    std::int64_t least = 0;
-    for (const auto& cut : cuts_of(op)) {
-      if (cut.units < 2) continue;
-      auto candidate = grow({{weight, slices_of(cut)}}, cut.units);
-      if (!candidate) continue;
-      const auto bytes = exchanged(*candidate);
-      const bool is_better = !best || bytes < least || (bytes == least && candidate->units > best->units);
-      if (!is_better) continue;
-      least = bytes;
-      best = std::move(candidate);
+    double least = 0;
+    std::vector<OpId> layers{op};
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      const auto weight = parameter_of(graph_.input(layers[i], 1));
+      for (const auto& cut : cuts_of(layers[i])) {
+        if (cut.units < 2) continue;
+        auto candidate = grow({{weight, slices_of(cut)}}, cut.units);
+        if (!candidate || candidate->leaves.count(own) == 0) continue;
+        for (const auto layer : cut_by_outputs(*candidate)) {
+          if (std::ranges::find(layers, layer) == layers.end()) layers.push_back(layer);
+        }
+        const auto exchange = exchanged(*candidate) / cut_elements(*candidate);
+        const bool is_better = !best || exchange < least || (exchange == least && candidate->units > best->units);
+        if (!is_better) continue;
+        least = exchange;
+        best = std::move(candidate);
+      }
     }
     if (best) keep(std::move(*best));
+  }
+  [[nodiscard]] std::vector<OpId> cut_by_outputs(const TensorCandidate& candidate) const {
+    std::vector<OpId> layers;
+    for (const auto op : candidate.ops) {
+      if (!graph_.is(op, "aten::linear")) continue;
+      const auto found = candidate.leaves.find(leaf_behind(graph_, graph_.input(op, 1)));
+      if (found != candidate.leaves.end() && found->second.dim == 0) layers.push_back(op);
+    }
+    return layers;
   }
 
   void try_embedding(OpId op) {
@@ -106,19 +123,28 @@ class Finder {
       const auto& node = graph_.op(use);
       const auto family = traits_of(node.op).family;
       if (family == OpFamily::kReshape) {
-        add_cuts(graph_.value(graph_.output(use)).sizes, pieces, size, cuts);
-      } else if (family == OpFamily::kSplit || family == OpFamily::kSlice) {
+        const auto result = graph_.output(use);
+        add_cuts(graph_.value(result).sizes, pieces, size, cuts);
+        follow_piece(result, pieces, size, depth, cuts);
+      } else if (family == OpFamily::kSplit || family == OpFamily::kSlice || family == OpFamily::kSelect ||
+                 family == OpFamily::kPermute || graph_.is(use, "aten::glu")) {
         for_each_output(node, [&](ValueId piece) {
-          const auto& sizes = graph_.value(piece).sizes;
-          if (sizes.empty() || sizes.back().fixed == 0 || size % sizes.back().fixed != 0) return;
-          const auto parts = size / sizes.back().fixed;
-          if (parts > 1) cuts.insert({pieces * parts, sizes.back().fixed, 1});
-          follow(piece, pieces * parts, sizes.back().fixed, depth - 1, cuts);
+          const auto parts = follow_piece(piece, pieces, size, depth, cuts);
+          if (parts > 1) cuts.insert({pieces * parts, size / parts, 1});
         });
       } else if (family == OpFamily::kCopyValue || family == OpFamily::kPointwise) {
         for_each_output(node, [&](ValueId same) { follow(same, pieces, size, depth - 1, cuts); });
       }
     }
+  }
+  /// @return of how many parts of what it is made of it has one; 0: of none
+  std::int64_t follow_piece(ValueId piece, std::int64_t pieces, std::int64_t size, int depth,
+                            std::set<Cut>& cuts) const {
+    const auto& sizes = graph_.value(piece).sizes;
+    if (sizes.empty() || sizes.back().fixed <= 1 || size % sizes.back().fixed != 0) return 0;
+    const auto parts = size / sizes.back().fixed;
+    follow(piece, pieces * parts, sizes.back().fixed, depth - 1, cuts);
+    return parts;
   }
   static void add_cuts(const std::vector<SizeExpr>& to, std::int64_t pieces, std::int64_t size, std::set<Cut>& cuts) {
     std::int64_t after = 1;
@@ -148,6 +174,20 @@ class Finder {
     return std::nullopt;
   }
 
+  /// One with so many units; else one whose units are grouped to that number, as heads of queries that share one of
+  /// keys.
+  [[nodiscard]] static std::optional<Cut> cut_into(std::int64_t units, const std::set<Cut>& cuts) {
+    std::optional<Cut> grouped;
+    for (const auto& cut : cuts) {
+      if (cut.units == units) return cut;
+      if (cut.units % units != 0) continue;
+      const Cut joined{cut.outer, units, cut.units / units * cut.inner};
+      const bool keeps_more = !grouped || joined.inner > grouped->inner;
+      if (keeps_more) grouped = joined;
+    }
+    return grouped;
+  }
+
   /// Cuts the layer that a whole value comes from.
   bool join(ValueId value, const ShardedLayout& layout, std::int64_t units, LeafSlices& leaves) const {
     if (layout.layouts[value.index()].is_sharded()) return false;
@@ -156,12 +196,9 @@ class Finder {
       if (graph_.is(op, "aten::linear")) {
         const auto weight = parameter_of(graph_.input(op, 1));
         if (!weight.valid() || leaves.count(weight) > 0) return false;
-        for (const auto& cut : cuts_of(op)) {
-          if (cut.units != units) continue;
-          leaves.emplace(weight, slices_of(cut));
-          return true;
-        }
-        return false;
+        const auto cut = cut_into(units, cuts_of(op));
+        if (cut) leaves.emplace(weight, slices_of(*cut));
+        return cut.has_value();
       }
       const auto& node = graph_.op(op);
       if (node.inputs.empty()) return false;
@@ -188,12 +225,17 @@ class Finder {
     return candidate;
   }
 
-  /// For two samples, so that what follows the batch counts.
-  [[nodiscard]] std::int64_t exchanged(const TensorCandidate& candidate) const {
-    std::int64_t elements = 0;
+  /// Elements for two samples, so that what follows the batch counts.
+  [[nodiscard]] double exchanged(const TensorCandidate& candidate) const {
+    double elements = 0;
     for (const auto* values : {&candidate.copied, &candidate.added_up}) {
-      for (const auto value : *values) elements += graph_.value(value).elements(2);
+      for (const auto value : *values) elements += static_cast<double>(graph_.value(value).elements(2));
     }
+    return elements;
+  }
+  [[nodiscard]] double cut_elements(const TensorCandidate& candidate) const {
+    double elements = 0;
+    for (const auto& [leaf, slices] : candidate.leaves) elements += static_cast<double>(graph_.value(leaf).elements(2));
     return elements;
   }
 

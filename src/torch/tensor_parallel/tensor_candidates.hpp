@@ -23,8 +23,8 @@ struct TensorCandidate {
 };
 
 /// Finds them by trying: a linear layer is cut by outputs, in units that the shapes behind it suggest, and operators
-/// follow, until their results are whole again. Of several ways the one that exchanges least is kept. No parameter is
-/// in two.
+/// follow, until their results are whole again. Of several ways the one is kept that exchanges least for
+/// each element that it cuts. No parameter is in two.
 /// @cost O(operators) in all, times the ways that shapes suggest (a few)
 [[nodiscard]] std::vector<TensorCandidate> find_tensor_candidates(const OpGraph& graph, const BatchPlan& plan);
 
