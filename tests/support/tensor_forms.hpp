@@ -25,18 +25,20 @@ struct Form {
   std::string name;
   std::vector<std::tuple<std::string, std::int64_t, std::int64_t>> layers;  ///< name, inputs, outputs
   std::function<Tensor(Net&, const Tensor& x, const Tensor& y)> forward;
-  std::string cut;  ///< units and parameters / dims that shards can have in slices
+  std::string cut;        ///< units and parameters / dims that shards can have in slices
+  std::int64_t rows = 0;  ///< of a table of numbers for each head; 0: there is none
 };
 
 /// Linear layers of these names, and what a form makes of them.
 struct Net : nn::Module {
   const Form& form;
   std::map<std::string, nn::Linear> layers;
-  Tensor angles;
+  Tensor angles, table;
   explicit Net(const Form& of) : form(of) {
     for (const auto& [name, in, out] : form.layers) {
       layers.emplace(name, register_module(name, nn::Linear(nn::LinearOptions(in, out).bias(name.front() != 'w'))));
     }
+    if (form.rows > 0) table = register_parameter("table", torch::randn({form.rows, kHeads}));
     angles = register_buffer("angles", torch::linspace(0, 2, 5 * 3).view({5, 3}));
   }
   Tensor operator()(const std::string& layer, const Tensor& x) { return layers.at(layer)(x); }
@@ -156,6 +158,26 @@ inline std::vector<Form> attention() {
     const auto slopes = torch::pow(2, -torch::arange(1, kHeads + 1, x.options())).view({kHeads, 1, 1});
     const auto bias = slopes * (time.unsqueeze(0) - time.unsqueeze(1));
     return joined(torch::matmul((torch::matmul(p[0], p[1].mT()) + bias).softmax(-1), p[2]));
+  });
+  const auto add_distances = [&](const std::string& name,
+                                 const std::function<Tensor(const Net&, const Tensor&)>& bias) {
+    add(name, kHeads, "4: k.bias/0 k.weight/0 o.weight/1 q.bias/0 q.weight/0 table/1 v.bias/0 v.weight/0",
+        [bias](Net& net, const Tensor&, Parts p) {
+          const auto time = torch::arange(kTime);
+          const auto distances = time.unsqueeze(0) - time.unsqueeze(1) + kTime - 1;
+          return joined(at::scaled_dot_product_attention(p[0], p[1], p[2], bias(net, distances)));
+        });
+    forms.back().rows = 2 * kTime - 1;
+  };
+  add_distances("distances embedded", [](const Net& net, const Tensor& distances) {
+    return F::embedding(distances, net.table).permute({2, 0, 1}).unsqueeze(0);
+  });
+  add_distances("distances as index", [](const Net& net, const Tensor& distances) {
+    const auto bias = net.table.index({distances.view(-1)}).view({kTime, kTime, -1});
+    return bias.permute({2, 0, 1}).contiguous().unsqueeze(0);
+  });
+  add_distances("distances selected", [](const Net& net, const Tensor& distances) {
+    return net.table.index_select(0, distances.flatten()).t().view({kHeads, kTime, kTime});
   });
   add_rotary("rotary halves", [](const Net& net, const Tensor& x) {
     const auto angles = torch::cat({net.angles, net.angles}, -1);
@@ -284,6 +306,12 @@ inline std::vector<Form> class_heads() {
       form("classes in front",
            [=](const Tensor& logits, const Tensor& target) {
              return F::nll_loss(F::log_softmax(logits.transpose(1, 2), 1), target, options(logits));
+           }),
+      form("of the next one, soft-capped",
+           [=](const Tensor& logits, const Tensor& target) {
+             const auto capped = 5 * torch::tanh(logits.to(torch::kDouble) / 5);
+             const auto each = F::log_softmax(capped.slice(1, 0, -1).contiguous().view({-1, kClasses}), 1);
+             return F::nll_loss(each, target.slice(1, 1).reshape({-1}), options(logits));
            }),
       form("modules",
            [](const Tensor& logits, const Tensor& target) {

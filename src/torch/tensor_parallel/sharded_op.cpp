@@ -52,6 +52,8 @@ class Rule {
       case OpFamily::kSqueeze:
       case OpFamily::kUnsqueeze:
       case OpFamily::kSelect:
+      case OpFamily::kIndex:
+      case OpFamily::kIndexSelect:
       case OpFamily::kCat:
       case OpFamily::kStack:
       case OpFamily::kReduce:

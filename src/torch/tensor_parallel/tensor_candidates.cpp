@@ -188,7 +188,7 @@ class Finder {
     return grouped;
   }
 
-  /// Cuts the layer that a whole value comes from.
+  /// Cuts the layer or the table that a whole value comes from.
   bool join(ValueId value, const ShardedLayout& layout, std::int64_t units, LeafSlices& leaves) const {
     if (layout.layouts[value.index()].is_sharded()) return false;
     for (int steps = 0; steps < 16 && !graph_.value(value).is_leaf(); ++steps) {
@@ -204,6 +204,17 @@ class Finder {
       if (node.inputs.empty()) return false;
       value = node.inputs.front().values.front();
       if (!value.valid()) return false;
+    }
+    return graph_.value(value).is_leaf() && join_table(value, units, leaves);
+  }
+  /// A parameter that no layer reads: a bias of scores for each head, looked up by distance.
+  bool join_table(ValueId table, std::int64_t units, LeafSlices& leaves) const {
+    if (!may_slice(table) || leaves.count(table) > 0) return false;
+    const auto& sizes = graph_.value(table).sizes;
+    for (std::size_t dim = sizes.size(); dim-- > 0;) {
+      if (sizes[dim] != SizeExpr{0, units}) continue;
+      leaves.emplace(table, UnitSlices{static_cast<std::int32_t>(dim), {0, 1}, units, 1});
+      return true;
     }
     return false;
   }
