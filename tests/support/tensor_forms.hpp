@@ -9,6 +9,7 @@
 #include <map>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 /// Layers in the many ways in which programs write them, none of which knows of tensor shards.
@@ -20,6 +21,9 @@ using torch::Tensor;
 
 struct Net;
 
+/// How a layer is written.
+enum class Layer : std::uint8_t { kLinear, kProduct, kMatrix };
+
 /// One way to write something.
 struct Form {
   std::string name;
@@ -27,21 +31,33 @@ struct Form {
   std::function<Tensor(Net&, const Tensor& x, const Tensor& y)> forward;
   std::string cut;        ///< units and parameters / dims that shards can have in slices
   std::int64_t rows = 0;  ///< of a table of numbers for each head; 0: there is none
+  Layer layer = Layer::kLinear;
 };
 
-/// Linear layers of these names, and what a form makes of them.
+/// Layers of these names, and what a form makes of them.
 struct Net : nn::Module {
   const Form& form;
   std::map<std::string, nn::Linear> layers;
+  std::map<std::string, std::pair<Tensor, Tensor>> products;  ///< weight [inputs, outputs] and bias
   Tensor angles, table;
   explicit Net(const Form& of) : form(of) {
     for (const auto& [name, in, out] : form.layers) {
-      layers.emplace(name, register_module(name, nn::Linear(nn::LinearOptions(in, out).bias(name.front() != 'w'))));
+      if (form.layer == Layer::kLinear) {
+        layers.emplace(name, register_module(name, nn::Linear(nn::LinearOptions(in, out).bias(name.front() != 'w'))));
+      } else {
+        const auto weight = register_parameter(name + "_weight", torch::randn({in, out}) / std::sqrt(in));
+        products[name] = {weight, register_parameter(name + "_bias", torch::randn({out}))};
+      }
     }
     if (form.rows > 0) table = register_parameter("table", torch::randn({form.rows, kHeads}));
     angles = register_buffer("angles", torch::linspace(0, 2, 5 * 3).view({5, 3}));
   }
-  Tensor operator()(const std::string& layer, const Tensor& x) { return layers.at(layer)(x); }
+  Tensor operator()(const std::string& layer, const Tensor& x) {
+    if (form.layer == Layer::kLinear) return layers.at(layer)(x);
+    const auto& [weight, bias] = products.at(layer);
+    if (form.layer == Layer::kProduct) return torch::matmul(x, weight) + bias;
+    return torch::addmm(bias, x.view({-1, x.size(-1)}), weight).view({x.size(0), x.size(1), -1});
+  }
   Tensor forward(const Tensor& x, const Tensor& y) { return form.forward(*this, x, y); }
   static constexpr int kTime = 5, kWidth = 24, kHeads = 4, kKeyHeads = 2, kGroup = 2, kSize = 6;
   static std::tuple<Tensor, Tensor> batch(std::int64_t n) {
@@ -115,6 +131,11 @@ inline std::vector<Form> attention() {
   add_fused("parts of each head", [=](const Tensor& x) {
     return each(x.unflatten(-1, {kHeads, 3, kSize}).unbind(3), [](const Tensor& part) { return part.transpose(1, 2); });
   });
+  for (const auto [name, layer] : {std::pair("products", Layer::kProduct), std::pair("of matrices", Layer::kMatrix)}) {
+    add_fused(name, [=](const Tensor& x) { return each(x.split(kWidth, 2), to_heads); });
+    forms.back().layer = layer;
+    forms.back().cut = "4: o_weight/0 qkv_bias/0 qkv_weight/1";
+  }
   const auto add = [&](const std::string& name, int keys, const std::string& cut,
                        const std::function<Tensor(Net&, const Tensor& x, Parts)>& mixed) {
     forms.push_back(
@@ -243,6 +264,10 @@ inline std::vector<Form> feed_forward() {
   using Layers = std::vector<std::tuple<std::string, std::int64_t, std::int64_t>>;
   const Layers three{{"w1", kWidth, kHidden}, {"w3", kWidth, kHidden}, {"w2", kHidden, kWidth}};
   const Layers two{{"up", kWidth, 2 * kHidden}, {"down", kHidden, kWidth}};
+  const auto gated = [](Net& net, const Tensor& x, const Tensor& y) {
+    const auto parts = net("up", at::rms_norm(x, {kWidth})).chunk(2, -1);
+    return residual_loss(x, net("down", torch::gelu(parts[0]) * parts[1]), y);
+  };
   return {
       {"gate of its own", three,
        [](Net& net, const Tensor& x, const Tensor& y) {
@@ -250,12 +275,9 @@ inline std::vector<Form> feed_forward() {
          return residual_loss(x, net("w2", torch::silu(net("w1", h)) * net("w3", h)), y);
        },
        "32: w1.weight/0 w2.weight/1 w3.weight/0"},
-      {"gate in chunks", two,
-       [](Net& net, const Tensor& x, const Tensor& y) {
-         const auto parts = net("up", at::rms_norm(x, {kWidth})).chunk(2, -1);
-         return residual_loss(x, net("down", torch::gelu(parts[0]) * parts[1]), y);
-       },
-       "32: down.weight/1 up.bias/0 up.weight/0"},
+      {"gate in chunks", two, gated, "32: down.weight/1 up.bias/0 up.weight/0"},
+      {"gate in chunks of products", two, gated, "32: down_weight/0 up_bias/0 up_weight/1", 0, Layer::kProduct},
+      {"gate in chunks of matrices", two, gated, "32: down_weight/0 up_bias/0 up_weight/1", 0, Layer::kMatrix},
       {"glu", two,
        [](Net& net, const Tensor& x, const Tensor& y) {
          return residual_loss(x, net("down", F::glu(net("up", x), F::GLUFuncOptions(-1))), y);

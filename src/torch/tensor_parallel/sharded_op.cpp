@@ -225,8 +225,11 @@ class Rule {
   }
 
   ShardedOp contraction() {
+    const bool adds = algebra::has_addend(op_);
     const auto product = algebra::contraction_of(op_);
-    if (!product || algebra::has_addend(op_)) return ShardedOp::whole();
+    const bool adds_otherwise = adds && (op_.base_name() != "addmm" || op_.written_argument() >= 0);
+    if (!product || adds_otherwise) return ShardedOp::whole();
+    const auto addend = adds ? op_.first_tensor() : ValueId::none();
     std::optional<int> label;
     UnitSlices units;
     for (std::size_t k = 0; k < product->operands.size(); ++k) {
@@ -244,7 +247,18 @@ class Rule {
       if (at != labels.end() && !require(operand, at - labels.begin(), units)) return ShardedOp::whole();
     }
     const auto found = std::ranges::find(product->result, *label);
-    return found == product->result.end() ? sum() : of_one(units.at_dim(found - product->result.begin()));
+    if (found == product->result.end()) return adds ? sum_without(addend) : sum();
+    const auto dim = found - product->result.begin();
+    const auto to = static_cast<std::int64_t>(product->result.size());
+    const bool fits = !adds || require(addend, dim - (to - rank(addend)), units);
+    return fits ? of_one(units.at_dim(dim)) : ShardedOp::whole();
+  }
+  /// Of a product to which something is added, as it is.
+  ShardedOp sum_without(ValueId addend) {
+    const bool as_it_is = op_.number("alpha", 1) == 1 && op_.number("beta", 1) == 1 && op_.node().integers.empty();
+    if (is_sharded(addend) || !as_it_is) return ShardedOp::whole();
+    out_.kernel = ShardedOp::Kernel::kWithoutBias;
+    return sum();
   }
 
   ShardedOp linear() {

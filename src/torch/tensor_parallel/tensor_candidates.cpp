@@ -13,10 +13,16 @@ namespace autopar {
 
 namespace {
 
-/// A way to cut the outputs of a linear layer.
+/// A way to cut the outputs of a layer.
 struct Cut {
   std::int64_t outer = 1, units = 1, inner = 1;
   friend auto operator<=>(const Cut&, const Cut&) = default;
+};
+
+/// A product of samples with a weight, which has the outputs in one of its dims.
+struct Layer {
+  ValueId weight;  ///< a parameter
+  std::int32_t outputs = 0;
 };
 
 class Finder {
@@ -36,8 +42,7 @@ class Finder {
     for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
       const auto op = OpId::of(i);
       if (!plan_.handling(op).in_stage || seen_.count(op) > 0) continue;
-      const auto family = traits_of(graph_.op(op).op).family;
-      if (family == OpFamily::kLinear && graph_.is(op, "aten::linear")) try_linear(op);
+      if (layer_of(op)) try_layer(op);
     }
     for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
       const auto op = OpId::of(i);
@@ -58,18 +63,25 @@ class Finder {
     return leaf.valid() && may_slice(leaf) ? leaf : ValueId::none();
   }
 
+  [[nodiscard]] std::optional<Layer> layer_of(OpId op) const {
+    const bool is_linear = graph_.is(op, "aten::linear"), is_sum = graph_.is(op, "aten::addmm");
+    if (!is_linear && !is_sum && !graph_.is(op, "aten::matmul") && !graph_.is(op, "aten::mm")) return std::nullopt;
+    const auto weight = parameter_of(graph_.input(op, is_sum ? 2 : 1));
+    if (!weight.valid() || graph_.value(weight).sizes.size() != 2) return std::nullopt;
+    return Layer{weight, is_linear ? 0 : 1};
+  }
+
   /// Layers that are cut like this one suggest ways to cut them as well: heads of keys that several of queries share.
-  void try_linear(OpId op) {
-    const auto own = parameter_of(graph_.input(op, 1));
-    if (!own.valid()) return;
+  void try_layer(OpId op) {
+    const auto own = layer_of(op)->weight;
     std::optional<TensorCandidate> best;
     double least = 0;
     std::vector<OpId> layers{op};
     for (std::size_t i = 0; i < layers.size(); ++i) {
-      const auto weight = parameter_of(graph_.input(layers[i], 1));
+      const auto [weight, dim] = *layer_of(layers[i]);
       for (const auto& cut : cuts_of(layers[i])) {
         if (cut.units < 2) continue;
-        auto candidate = grow({{weight, slices_of(cut)}}, cut.units);
+        auto candidate = grow({{weight, slices_of(cut, dim)}}, cut.units);
         if (!candidate || candidate->leaves.count(own) == 0) continue;
         for (const auto layer : cut_by_outputs(*candidate)) {
           if (std::ranges::find(layers, layer) == layers.end()) layers.push_back(layer);
@@ -86,9 +98,9 @@ class Finder {
   [[nodiscard]] std::vector<OpId> cut_by_outputs(const TensorCandidate& candidate) const {
     std::vector<OpId> layers;
     for (const auto op : candidate.ops) {
-      if (!graph_.is(op, "aten::linear")) continue;
-      const auto found = candidate.leaves.find(leaf_behind(graph_, graph_.input(op, 1)));
-      if (found != candidate.leaves.end() && found->second.dim == 0) layers.push_back(op);
+      const auto layer = layer_of(op);
+      const auto found = layer ? candidate.leaves.find(layer->weight) : candidate.leaves.end();
+      if (found != candidate.leaves.end() && found->second.dim == layer->outputs) layers.push_back(op);
     }
     return layers;
   }
@@ -106,7 +118,7 @@ class Finder {
     found_.push_back(std::move(candidate));
   }
 
-  static UnitSlices slices_of(const Cut& cut) { return {0, {0, cut.outer}, cut.units, cut.inner}; }
+  static UnitSlices slices_of(const Cut& cut, std::int32_t dim) { return {dim, {0, cut.outer}, cut.units, cut.inner}; }
 
   /// What shapes behind a layer make of its outputs: heads, gates, or single units.
   [[nodiscard]] std::set<Cut> cuts_of(OpId op) const {
@@ -193,13 +205,13 @@ class Finder {
     if (layout.layouts[value.index()].is_sharded()) return false;
     for (int steps = 0; steps < 16 && !graph_.value(value).is_leaf(); ++steps) {
       const auto op = graph_.value(value).definer;
-      if (graph_.is(op, "aten::linear")) {
-        const auto weight = parameter_of(graph_.input(op, 1));
-        if (!weight.valid() || leaves.count(weight) > 0) return false;
+      if (const auto layer = layer_of(op)) {
+        if (leaves.count(layer->weight) > 0) return false;
         const auto cut = cut_into(units, cuts_of(op));
-        if (cut) leaves.emplace(weight, slices_of(*cut));
+        if (cut) leaves.emplace(layer->weight, slices_of(*cut, layer->outputs));
         return cut.has_value();
       }
+      if (graph_.is(op, "aten::linear")) return false;  // of a weight that cannot be cut
       const auto& node = graph_.op(op);
       if (node.inputs.empty()) return false;
       value = node.inputs.front().values.front();

@@ -186,7 +186,10 @@ TEST_CASE("what would mix slices has no rule", "[tensor_parallel]") {
        }},
       {"flipped units", [](const Tensor& x) { return x.flip(-1); }},
       {"gated by others", [](const Tensor& x) { return torch::glu(x, -1); }},
-      {"in copies", [](const Tensor& x) { return x.repeat({1, 1, 2}); }},
+      {"in copies",
+       [](const Tensor& x) {
+         return x.repeat({1, 1, 2});
+       }},
   };
   for (const auto& [name, behind] : mixing) {
     INFO(name);
