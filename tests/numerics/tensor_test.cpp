@@ -41,7 +41,7 @@ void check(int shards, const std::vector<int>& replicas, int microbatches, const
 }
 
 /// Each on two shards, on three, which have unequal parts of it, and on four, as far as it can be cut in so many; the
-/// last also on two replicas.
+/// last also on two replicas. And once recomputed and clipped.
 void check_forms(const std::vector<tensor_forms::Form>& forms) {
   const DoublePrecision fp64;
   for (const auto& form : forms) {
@@ -51,6 +51,11 @@ void check_forms(const std::vector<tensor_forms::Form>& forms) {
     for (int shards = 2; shards <= std::min(4, std::stoi(form.cut)); ++shards) {
       check<tensor_forms::Net>(make, shards, {1}, shards == 4 ? 2 : 1, {}, parameters);
     }
+    Setup again;
+    again.options.recompute = "full";
+    again.optimizer = numerics::Optimizer::kAdamW;
+    again.clip_norm = 2;
+    check<tensor_forms::Net>(make, 2, {1}, 2, again, parameters);
     if (&form == &forms.back()) check<tensor_forms::Net>(make, 2, {2}, 1, {}, parameters);
   }
 }
