@@ -183,27 +183,41 @@ struct Classifier : nn::Module {
   }
 };
 
+struct Seen {
+  int slices = 0;          ///< parameters that a rank has a slice of
+  bool by_tokens = false;  ///< what lies between the shards' parts is cut by tokens
+};
+
 /// Trains on this rank with so many tensor shards a replica, and compares with one process.
-/// @return whether this rank has a slice of some parameter
-template <class Net>
-bool check_on(ap::World& world, const numerics::Reference<decltype(Net::batch(1))>& reference, const Setup& setup,
-              std::uint64_t seed, numerics::Traits traits = {}) {
+/// @param make  the module
+/// @return what this rank saw
+template <class Net, class Make>
+Seen check_on(ap::World& world, const Make& make, const numerics::Reference<decltype(Net::batch(1))>& reference,
+              const Setup& setup, std::uint64_t seed, numerics::Traits traits = {}) {
   const auto net = [&] {
     const std::lock_guard lock(numerics::generator_mutex());
     torch::manual_seed(seed);
-    return std::make_shared<Net>();
+    return make();
   }();
   ap::AutoParallel<Net> model(world, net, setup.options);
   numerics::check_rank<Net>(world, model, reference, setup, traits);
   for (const auto& stage : model->plan().stages) {
     if (stage.mesh.tensor() != setup.options.tensor_parallel) throw numerics::Failure("a stage has other shards");
   }
-  if (model->plan().sequence_parallel != (setup.options.sequence_parallel == "on"))
-    throw numerics::Failure("what lies between the shards' parts is cut otherwise than asked for");
+  if (model->plan().sequence_parallel && setup.options.sequence_parallel == "off")
+    throw numerics::Failure("what lies between the shards' parts is cut by tokens");
+  Seen seen{0, model->plan().sequence_parallel};
   for (const auto& parameter : model->parameters()) {
-    if (model->owns(parameter) && model->shard(parameter).dim >= 0) return true;
+    if (model->owns(parameter) && model->shard(parameter).dim >= 0) ++seen.slices;
   }
-  return false;
+  return seen;
+}
+
+template <class Net>
+Seen check_on(ap::World& world, const numerics::Reference<decltype(Net::batch(1))>& reference, const Setup& setup,
+              std::uint64_t seed, numerics::Traits traits = {}) {
+  return check_on<Net>(
+      world, [] { return std::make_shared<Net>(); }, reference, setup, seed, traits);
 }
 
 /// Two steps, of which the second has other samples, on these shards of each replica of each stage.

@@ -4,8 +4,11 @@
 #include <double_precision.hpp>
 #include <says.hpp>
 #include <temp_folder.hpp>
+#include <tensor_forms.hpp>
 
+#include <algorithm>
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -19,17 +22,53 @@
 // Stages with several tensor shards, against one process.
 namespace tensor_test {
 
+/// @return whether what lies between the shards' parts was cut by tokens
 template <class Net>
-void check(int shards, const std::vector<int>& replicas, int microbatches, const Setup& given = {}) {
+bool check(const std::function<std::shared_ptr<Net>()>& make, int shards, const std::vector<int>& replicas,
+           int microbatches, const Setup& given = {}, int least_slices = 1) {
   const auto setup = setup_of(shards, replicas, microbatches, given);
   INFO(shards << " shards, " << setup.describe());
-  const auto reference = numerics::run_reference<Net>([] { return std::make_shared<Net>(); }, setup, 7);
-  std::atomic<bool> any_slices = false;
+  const auto reference = numerics::run_reference<Net>(make, setup, 7);
+  std::atomic<int> slices = 0;
+  std::atomic<bool> by_tokens = false;
   ap::loopback::run(static_cast<int>(setup.local.front().size()), [&](ap::World& world) {
-    if (check_on<Net>(world, reference, setup, 7)) any_slices = true;
+    const auto own = check_on<Net>(world, make, reference, setup, 7);
+    for (int most = slices; own.slices > most && !slices.compare_exchange_weak(most, own.slices);) continue;
+    if (own.by_tokens) by_tokens = true;
   });
-  CHECK(any_slices);
+  CHECK(slices >= least_slices);
+  return by_tokens;
 }
+template <class Net>
+void check(int shards, const std::vector<int>& replicas, int microbatches, const Setup& given = {}) {
+  const bool by_tokens = check<Net>([] { return std::make_shared<Net>(); }, shards, replicas, microbatches, given);
+  CHECK(by_tokens == (given.options.sequence_parallel == "on"));
+}
+
+/// Each on two shards, on three, which have unequal parts of it, and on four, as far as it can be cut in so many; the
+/// last also on two replicas. And once recomputed, clipped and, where tokens are, cut by these.
+void check_forms(const std::vector<tensor_forms::Form>& forms) {
+  const DoublePrecision fp64;
+  for (const auto& form : forms) {
+    INFO(form.name);
+    const auto make = [&] { return std::make_shared<tensor_forms::Net>(form); };
+    const auto parameters = static_cast<int>(std::ranges::count(form.cut, '/'));
+    for (int shards = 2; shards <= std::min(4, std::stoi(form.cut)); ++shards) {
+      check<tensor_forms::Net>(make, shards, {1}, shards == 4 ? 2 : 1, {}, parameters);
+    }
+    Setup again;
+    again.options.recompute = "full";
+    again.options.sequence_parallel = "on";
+    again.optimizer = numerics::Optimizer::kAdamW;
+    again.clip_norm = 2;
+    check<tensor_forms::Net>(make, 2, {1}, 2, again, parameters);
+    if (&form == &forms.back()) check<tensor_forms::Net>(make, 2, {2}, 1, {}, parameters);
+  }
+}
+
+TEST_CASE("attention in the ways in which programs write it") { check_forms(tensor_forms::attention()); }
+TEST_CASE("feed-forward layers in the ways in which programs write them") { check_forms(tensor_forms::feed_forward()); }
+TEST_CASE("class heads of two operators") { check_forms(tensor_forms::class_heads()); }
 
 TEST_CASE("a pair of linear layers on two and four shards") {
   const DoublePrecision fp64;
@@ -158,6 +197,16 @@ TEST_CASE("checkpoints of tensor shards are read by others, and by one process")
   }
 }
 
+/// A step of a form on so many shards.
+void train_form(const tensor_forms::Form& form, int shards, const Tensor& y) {
+  ap::loopback::run(shards, [&](ap::World& world) {
+    ap::Options options;
+    options.tensor_parallel = shards, options.stages = 1, options.microbatches = 1;
+    ap::AutoParallel<tensor_forms::Net> model(world, std::make_shared<tensor_forms::Net>(form), options);
+    static_cast<void>(model(torch::ones_like(y), y));
+  });
+}
+
 TEST_CASE("a class or a word that is none is named on every shard, and no rank waits") {
   const auto train = [](const Tensor& tokens, const Tensor& next) {
     ap::loopback::run(2, [&](ap::World& world) {
@@ -170,6 +219,23 @@ TEST_CASE("a class or a word that is none is named on every shard, and no rank w
   const auto good = torch::zeros({2, Gpt::kTime}, torch::kLong);
   CHECK_NOTHROW(check_says({"target 11", "11 classes"}, [&] { train(good, torch::full_like(good, 11)); }));
   CHECK_NOTHROW(check_says({"index -1", "11 rows"}, [&] { train(torch::full_like(good, -1), good); }));
+  const tensor_forms::Form head{"",
+                                {{"head", 24, 11}},
+                                [](tensor_forms::Net& net, const Tensor& x, const Tensor& y) {
+                                  return F::nll_loss(F::log_softmax(net("head", x), 1),
+                                                     y.select(1, 0).to(torch::kLong));
+                                },
+                                ""};
+  CHECK_NOTHROW(check_says({"target 11", "11 classes"}, [&] { train_form(head, 2, torch::full({2, 24}, 11.0)); }));
+}
+
+TEST_CASE("shards for which there are too few heads of keys are refused on every rank") {
+  for (const auto& form : tensor_forms::attention()) {
+    if (form.name != "grouped") continue;
+    CHECK_NOTHROW(check_says({"tensor_parallel = 4", "nearest that can be is 2"}, [&] {
+      train_form(form, 4, torch::randn({2, 5, 24}));
+    }));
+  }
 }
 
 }  // namespace tensor_test

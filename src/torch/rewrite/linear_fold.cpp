@@ -6,41 +6,12 @@
 #include <vector>
 
 #include "torch/rewrite/compact.hpp"
+#include "torch/rewrite/value_uses.hpp"
 
 namespace autopar {
 namespace {
 
-/// The uses, outputs and writes that decide whether an op may go.
-class Facts {
- public:
-  explicit Facts(const OpGraph& graph) : graph_(graph), uses_(graph.uses()), is_output_(graph.values.size(), false) {
-    for (auto output : graph.outputs) is_output_[output.index()] = true;
-  }
-
-  /// The op that alone uses the value, none if others do or the caller sees it.
-  [[nodiscard]] OpId only_use(ValueId value) const {
-    const auto& users = uses_[value.index()];
-    return users.size() == 1 && !is_output_[value.index()] ? users.front() : OpId::none();
-  }
-
-  /// Whether the storage of `value` is written by an op in (first, last], once the value is there.
-  [[nodiscard]] bool written_between(ValueId value, OpId first, OpId last) const {
-    const auto storage = graph_.value(value).storage;
-    const auto definer = graph_.value(value).definer;
-    const auto begin = definer.valid() ? std::max(first, definer) : first;
-    for (auto i = begin.index() + 1; i <= last.index(); ++i) {
-      for (auto written : graph_.ops[i].writes) {
-        if (written == storage) return true;
-      }
-    }
-    return false;
-  }
-
- private:
-  const OpGraph& graph_;
-  std::vector<std::vector<OpId>> uses_;
-  std::vector<bool> is_output_;
-};
+using detail::ValueUses;
 
 struct Fold {
   OpId transpose, product, bias_addition;  ///< bias_addition: none unless it is an op of its own
@@ -65,7 +36,7 @@ bool depends_on_batch(const ValueInfo& info) {
 }
 
 /// product + bias, bias + product or product += bias, where nothing else uses the product.
-void match_bias_addition(const OpGraph& graph, const Facts& facts, bool may_cast, Fold& fold) {
+void match_bias_addition(const OpGraph& graph, const ValueUses& facts, bool may_cast, Fold& fold) {
   const auto product = graph.output(fold.product);
   const auto addition = facts.only_use(product);
   if (!addition.valid() || graph.overload(addition) != "Tensor") return;
@@ -85,7 +56,7 @@ void match_bias_addition(const OpGraph& graph, const Facts& facts, bool may_cast
   fold.bias = bias;
 }
 
-std::optional<Fold> match(const OpGraph& graph, const Facts& facts, bool may_cast, OpId transpose) {
+std::optional<Fold> match(const OpGraph& graph, const ValueUses& facts, bool may_cast, OpId transpose) {
   if (!graph.is(transpose, "aten::t")) return std::nullopt;
   Fold fold;
   fold.transpose = transpose;
@@ -172,7 +143,7 @@ OpGraph fold_linear(OpGraph graph, c10::DeviceType device) {
   std::vector<bool> removed(graph.ops.size(), false);
   bool has_casts = false;
   {
-    const Facts facts(graph);
+    const ValueUses facts(graph);
     std::vector<Fold> folds;
     for (std::size_t i = 0; i < graph.ops.size(); ++i) {
       if (auto fold = match(graph, facts, device == c10::DeviceType::CUDA, OpId::of(i))) folds.push_back(*fold);

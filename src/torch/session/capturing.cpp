@@ -24,6 +24,7 @@
 #include "torch/parameters/whole_handles.hpp"
 #include "torch/rewrite/cast_hoist.hpp"
 #include "torch/rewrite/channels_last.hpp"
+#include "torch/rewrite/class_loss_fold.hpp"
 #include "torch/rewrite/linear_fold.hpp"
 #include "torch/rewrite/select_fold.hpp"
 
@@ -199,7 +200,7 @@ void Session::Impl::capture_into(CapturedProgram& program, const CallArguments& 
   }
   program.verification.members = members_.look(arguments.beside);
   program.graph = lay_out_weight_copies(
-      fold_selects(fold_linear(hoist_parameter_casts(program.captured), deployment_.device().type())));
+      fold_class_loss(fold_selects(fold_linear(hoist_parameter_casts(program.captured), deployment_.device().type()))));
   program.plan = analyze_batch(program.graph, algebra_options());
   for (const auto& value : program.graph.values) {
     if (value.kind == ValueKind::kConstant && value.constant.defined()) {

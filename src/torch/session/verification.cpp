@@ -20,7 +20,7 @@ namespace autopar {
 namespace {
 
 constexpr std::int64_t kLongestInterval = 1024;  // calls: a capture in so many is nothing beside their steps
-constexpr char kSeparator = '\x1f';
+constexpr char kBetweenParts = '\x1f';
 
 constexpr const char* kWayOut =
     "Way out: pass it to forward as an argument (a number, or a 0-dim tensor where it changes often), or call "
@@ -34,11 +34,11 @@ std::uint64_t hash_of_bits(const at::Tensor& tensor) {
 }
 
 std::string joined(const std::optional<CaptureChange>& change) {
-  return change ? change->op + kSeparator + change->path + kSeparator + change->what : std::string();
+  return change ? change->op + kBetweenParts + change->path + kBetweenParts + change->what : std::string();
 }
 
 CaptureChange parted(const std::string& text) {
-  const auto first = text.find(kSeparator), second = text.find(kSeparator, first + 1);
+  const auto first = text.find(kBetweenParts), second = text.find(kBetweenParts, first + 1);
   return {text.substr(0, first), text.substr(first + 1, second - first - 1), text.substr(second + 1)};
 }
 

@@ -57,7 +57,8 @@ class FollowerFinder {
         const auto tokens = layout_.layouts[result.index()].slices().units;
         follower.tokens = follower.sums.empty() ? tokens : std::min(follower.tokens, tokens);
         follower.sums.push_back(result);
-        if (kernel == ShardedOp::Kernel::kWithoutBias) follower.copied.push_back(graph_.input(op, 2));
+        if (kernel == ShardedOp::Kernel::kWithoutBias)
+          follower.copied.push_back(graph_.input(op, graph_.is(op, "aten::linear") ? 2 : 0));
         leader_of_[result] = candidate->second;
       });
       return;

@@ -223,14 +223,7 @@ class Inserter {
     const auto storage = out_.graph.value(sum).storage;
     std::ranges::replace(node.writes, storage, out_.graph.value(terms).storage);
     auto bias = ValueId::none();
-    if (kernel == ShardedOp::Kernel::kWithoutBias) {
-      constexpr std::int32_t kBias = 2;
-      const auto at = std::ranges::find(node.inputs, kBias, &Slot::position);
-      bias = at->values.front();
-      node.inputs.erase(at);
-      node.args[kBias] = c10::IValue();
-      std::erase(node.reads, out_.graph.value(bias).storage);
-    }
+    if (kernel == ShardedOp::Kernel::kWithoutBias) bias = take_bias(node);
     const auto beside = node;
     const auto id = append(std::move(node));
     out_.steps[id] = {.shards = stages_[stage_].shards, .kernel = kernel, .slices = slices};
@@ -260,6 +253,25 @@ class Inserter {
     with_bias.writes = {storage};
     append(std::move(with_bias));
     made(sum, beside);
+  }
+
+  /// Of aten::linear; aten::addmm becomes aten::mm.
+  ValueId take_bias(OpNode& node) const {
+    const bool is_linear = traits_of(node.op).family == OpFamily::kLinear;
+    const std::int32_t position = is_linear ? 2 : 0;
+    const auto at = std::ranges::find(node.inputs, position, &Slot::position);
+    const auto bias = at->values.front();
+    node.inputs.erase(at);
+    std::erase(node.reads, out_.graph.value(bias).storage);
+    if (is_linear) {
+      node.args[static_cast<std::size_t>(position)] = c10::IValue();
+      return bias;
+    }
+    static const auto product = c10::Dispatcher::singleton().findSchemaOrThrow("aten::mm", "");
+    node.op = product;
+    node.args.assign(2, c10::IValue());
+    for (auto& slot : node.inputs) --slot.position;
+    return bias;
   }
 
   const std::vector<ShardedStage>& stages_;

@@ -47,17 +47,25 @@ class Rule {
       case OpFamily::kReshape:
         return reshape();
       case OpFamily::kExpand:
+      case OpFamily::kRepeat:
         return expand();
+      case OpFamily::kAppendDim:
+        return with_other_last_dim();
+      case OpFamily::kRepeatInterleave:
+        return repeat_each();
       case OpFamily::kSplit:
       case OpFamily::kSlice:
         return along_own_dim() ? pieces() : by_dims();
+      case OpFamily::kAlongDims:
+        return op_.base_name() == "glu" && along_own_dim() ? glu() : by_dims();
       case OpFamily::kPermute:
       case OpFamily::kSqueeze:
       case OpFamily::kUnsqueeze:
       case OpFamily::kSelect:
+      case OpFamily::kIndex:
+      case OpFamily::kIndexSelect:
       case OpFamily::kCat:
       case OpFamily::kStack:
-      case OpFamily::kAlongDims:
       case OpFamily::kReduce:
       case OpFamily::kReduceMean:
       case OpFamily::kReduceSum:
@@ -161,6 +169,25 @@ class Rule {
     return keeps ? of_one(slices(self).at_dim(dim)) : ShardedOp::whole();
   }
 
+  /// Complex numbers of pairs, and the way back.
+  ShardedOp with_other_last_dim() {
+    const auto& own = slices(sharded_.front());
+    const bool is_kept =
+        own.dim + 1 < rank(sharded_.front()) || op_.result_sizes().size() > sizes(sharded_.front()).size();
+    return is_kept ? of_one(own) : ShardedOp::whole();
+  }
+
+  /// Every element so often, one behind the other: heads of keys for the queries of their group.
+  ShardedOp repeat_each() {
+    const auto self = op_.tensor("self");
+    const bool is_plain = self.valid() && !op_.is_none("dim") && op_.is_none("output_size") &&
+                          op_.tensors().size() == 1 && !op_.has_batch_sizes();
+    if (!is_plain || !is_sharded(self)) return ShardedOp::whole();
+    auto result = slices(self);
+    if (along_own_dim()) result.inner *= op_.integer("repeats", 1);
+    return of_one(result);
+  }
+
   [[nodiscard]] bool along_own_dim() const {
     const auto self = op_.first_tensor();
     return is_sharded(self) && wrap_dim(op_.integer("dim", 0), rank(self)) == slices(self).dim;
@@ -183,6 +210,14 @@ class Rule {
       out_.results.push_back(TensorLayout::sharded({whole.dim, *blocks, whole.units, whole.inner}));
     }
     return out_;
+  }
+  /// One half of the blocks by a gate from the other.
+  ShardedOp glu() {
+    auto half = slices(op_.first_tensor());
+    const auto blocks = quotient(half.outer, {0, 2});
+    if (!blocks) return ShardedOp::whole();
+    half.outer = *blocks;
+    return of_one(half);
   }
   [[nodiscard]] bool starts_at_block() const {
     const auto& whole = slices(op_.first_tensor());
@@ -218,8 +253,11 @@ class Rule {
   }
 
   ShardedOp contraction() {
+    const bool adds = algebra::has_addend(op_);
     const auto product = algebra::contraction_of(op_);
-    if (!product || algebra::has_addend(op_)) return ShardedOp::whole();
+    const bool adds_otherwise = adds && (op_.base_name() != "addmm" || op_.written_argument() >= 0);
+    if (!product || adds_otherwise) return ShardedOp::whole();
+    const auto addend = adds ? op_.first_tensor() : ValueId::none();
     std::optional<int> label;
     UnitSlices units;
     for (std::size_t k = 0; k < product->operands.size(); ++k) {
@@ -237,7 +275,18 @@ class Rule {
       if (at != labels.end() && !require(operand, at - labels.begin(), units)) return ShardedOp::whole();
     }
     const auto found = std::ranges::find(product->result, *label);
-    return found == product->result.end() ? sum() : of_one(units.at_dim(found - product->result.begin()));
+    if (found == product->result.end()) return adds ? sum_without(addend) : sum();
+    const auto dim = found - product->result.begin();
+    const auto to = static_cast<std::int64_t>(product->result.size());
+    const bool fits = !adds || require(addend, dim - (to - rank(addend)), units);
+    return fits ? of_one(units.at_dim(dim)) : ShardedOp::whole();
+  }
+  /// Of a product to which something is added, as it is.
+  ShardedOp sum_without(ValueId addend) {
+    const bool as_it_is = op_.number("alpha", 1) == 1 && op_.number("beta", 1) == 1 && op_.node().integers.empty();
+    if (is_sharded(addend) || !as_it_is) return ShardedOp::whole();
+    out_.kernel = ShardedOp::Kernel::kWithoutBias;
+    return sum();
   }
 
   ShardedOp linear() {
@@ -258,18 +307,32 @@ class Rule {
     return sum();
   }
 
+  /// Heads, or what lies in front of them. Where several heads of queries share one of keys (grouped-query attention),
+  /// a unit is such a group; one head of keys for all is whole on every shard.
   ShardedOp attention() {
-    const auto query = op_.tensor("query"), mask = op_.tensor("attn_mask");
-    if (op_.flag("enable_gqa", false) || !is_sharded(query)) return ShardedOp::whole();
-    const auto& heads = slices(query);
-    const auto from_right = rank(query) - heads.dim;
-    if (from_right < 3) return ShardedOp::whole();
+    const auto query = op_.tensor("query"), mask = op_.tensor("attn_mask"), first = sharded_.front();
+    const auto from_right = rank(first) - slices(first).dim;
+    if (first == mask || from_right < 3) return ShardedOp::whole();
+    const auto group = heads_of_key(from_right);
+    auto heads = slices(first).at_dim(rank(query) - from_right);
+    if (first != query) heads.inner *= group;
+    if (heads.dim < 0 || heads.inner % group != 0 || !require(query, heads.dim, heads)) return ShardedOp::whole();
+    auto of_keys = heads;
+    of_keys.inner /= group;
     for (const auto* name : {"key", "value"}) {
       const auto operand = op_.tensor(name);
-      if (rank(operand) != rank(query) || !require(operand, heads.dim, heads)) return ShardedOp::whole();
+      if (rank(operand) != rank(query) || !require(operand, heads.dim, of_keys)) return ShardedOp::whole();
     }
     if (mask.valid() && !require(mask, rank(mask) - from_right, heads)) return ShardedOp::whole();
-    return of_one(heads);
+    return is_sharded(query) || out_.needs.count(query) > 0 ? of_one(heads) : ShardedOp::whole();
+  }
+  /// How many heads of queries share one of keys and values.
+  [[nodiscard]] std::int64_t heads_of_key(std::int64_t from_right) const {
+    const auto query = op_.tensor("query"), key = op_.tensor("key");
+    if (!op_.flag("enable_gqa", false) || from_right != 3 || rank(query) < 3 || rank(key) < 3) return 1;
+    const auto dim = [&](ValueId operand) { return sizes(operand)[static_cast<std::size_t>(rank(operand) - 3)]; };
+    const auto group = quotient(dim(query), dim(key));
+    return group && !group->depends_on_batch() && dim(key) != kOne ? group->fixed : 1;
   }
 
   ShardedOp embedding() {

@@ -14,7 +14,7 @@ namespace autopar {
 struct ShardedOp {
   enum class Kernel : std::uint8_t {
     kAsItIs,         ///< the operator itself, on what the shard has
-    kWithoutBias,    ///< a linear layer whose bias is added once, to the sum
+    kWithoutBias,    ///< a layer whose bias is added once, to the sum
     kClassLoss,      ///< cross entropy over classes that are sharded
     kEmbeddingRows,  ///< an embedding: rows that the shard lacks are zero
   };

@@ -13,10 +13,16 @@ namespace autopar {
 
 namespace {
 
-/// A way to cut the outputs of a linear layer.
+/// A way to cut the outputs of a layer.
 struct Cut {
   std::int64_t outer = 1, units = 1, inner = 1;
   friend auto operator<=>(const Cut&, const Cut&) = default;
+};
+
+/// A product of samples with a weight, which has the outputs in one of its dims.
+struct Layer {
+  ValueId weight;  ///< a parameter
+  std::int32_t outputs = 0;
 };
 
 class Finder {
@@ -36,8 +42,7 @@ class Finder {
     for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
       const auto op = OpId::of(i);
       if (!plan_.handling(op).in_stage || seen_.count(op) > 0) continue;
-      const auto family = traits_of(graph_.op(op).op).family;
-      if (family == OpFamily::kLinear && graph_.is(op, "aten::linear")) try_linear(op);
+      if (layer_of(op)) try_layer(op);
     }
     for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
       const auto op = OpId::of(i);
@@ -58,22 +63,46 @@ class Finder {
     return leaf.valid() && may_slice(leaf) ? leaf : ValueId::none();
   }
 
-  void try_linear(OpId op) {
-    const auto weight = parameter_of(graph_.input(op, 1));
-    if (!weight.valid()) return;
+  [[nodiscard]] std::optional<Layer> layer_of(OpId op) const {
+    const bool is_linear = graph_.is(op, "aten::linear"), is_sum = graph_.is(op, "aten::addmm");
+    if (!is_linear && !is_sum && !graph_.is(op, "aten::matmul") && !graph_.is(op, "aten::mm")) return std::nullopt;
+    const auto weight = parameter_of(graph_.input(op, is_sum ? 2 : 1));
+    if (!weight.valid() || graph_.value(weight).sizes.size() != 2) return std::nullopt;
+    return Layer{weight, is_linear ? 0 : 1};
+  }
+
+  /// Layers that are cut like this one suggest ways to cut them as well: heads of keys that several of queries share.
+  void try_layer(OpId op) {
+    const auto own = layer_of(op)->weight;
     std::optional<TensorCandidate> best;
-    std::int64_t least = 0;
-    for (const auto& cut : cuts_of(op)) {
-      if (cut.units < 2) continue;
-      auto candidate = grow({{weight, slices_of(cut)}}, cut.units);
-      if (!candidate) continue;
-      const auto bytes = exchanged(*candidate);
-      const bool is_better = !best || bytes < least || (bytes == least && candidate->units > best->units);
-      if (!is_better) continue;
-      least = bytes;
-      best = std::move(candidate);
+    double least = 0;
+    std::vector<OpId> layers{op};
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      const auto [weight, dim] = *layer_of(layers[i]);
+      for (const auto& cut : cuts_of(layers[i])) {
+        if (cut.units < 2) continue;
+        auto candidate = grow({{weight, slices_of(cut, dim)}}, cut.units);
+        if (!candidate || candidate->leaves.count(own) == 0) continue;
+        for (const auto layer : cut_by_outputs(*candidate)) {
+          if (std::ranges::find(layers, layer) == layers.end()) layers.push_back(layer);
+        }
+        const auto exchange = exchanged(*candidate) / cut_elements(*candidate);
+        const bool is_better = !best || exchange < least || (exchange == least && candidate->units > best->units);
+        if (!is_better) continue;
+        least = exchange;
+        best = std::move(candidate);
+      }
     }
     if (best) keep(std::move(*best));
+  }
+  [[nodiscard]] std::vector<OpId> cut_by_outputs(const TensorCandidate& candidate) const {
+    std::vector<OpId> layers;
+    for (const auto op : candidate.ops) {
+      const auto layer = layer_of(op);
+      const auto found = layer ? candidate.leaves.find(layer->weight) : candidate.leaves.end();
+      if (found != candidate.leaves.end() && found->second.dim == layer->outputs) layers.push_back(op);
+    }
+    return layers;
   }
 
   void try_embedding(OpId op) {
@@ -89,7 +118,7 @@ class Finder {
     found_.push_back(std::move(candidate));
   }
 
-  static UnitSlices slices_of(const Cut& cut) { return {0, {0, cut.outer}, cut.units, cut.inner}; }
+  static UnitSlices slices_of(const Cut& cut, std::int32_t dim) { return {dim, {0, cut.outer}, cut.units, cut.inner}; }
 
   /// What shapes behind a layer make of its outputs: heads, gates, or single units.
   [[nodiscard]] std::set<Cut> cuts_of(OpId op) const {
@@ -106,19 +135,28 @@ class Finder {
       const auto& node = graph_.op(use);
       const auto family = traits_of(node.op).family;
       if (family == OpFamily::kReshape) {
-        add_cuts(graph_.value(graph_.output(use)).sizes, pieces, size, cuts);
-      } else if (family == OpFamily::kSplit || family == OpFamily::kSlice) {
+        const auto result = graph_.output(use);
+        add_cuts(graph_.value(result).sizes, pieces, size, cuts);
+        follow_piece(result, pieces, size, depth, cuts);
+      } else if (family == OpFamily::kSplit || family == OpFamily::kSlice || family == OpFamily::kSelect ||
+                 family == OpFamily::kPermute || graph_.is(use, "aten::glu")) {
         for_each_output(node, [&](ValueId piece) {
-          const auto& sizes = graph_.value(piece).sizes;
-          if (sizes.empty() || sizes.back().fixed == 0 || size % sizes.back().fixed != 0) return;
-          const auto parts = size / sizes.back().fixed;
-          if (parts > 1) cuts.insert({pieces * parts, sizes.back().fixed, 1});
-          follow(piece, pieces * parts, sizes.back().fixed, depth - 1, cuts);
+          const auto parts = follow_piece(piece, pieces, size, depth, cuts);
+          if (parts > 1) cuts.insert({pieces * parts, size / parts, 1});
         });
       } else if (family == OpFamily::kCopyValue || family == OpFamily::kPointwise) {
         for_each_output(node, [&](ValueId same) { follow(same, pieces, size, depth - 1, cuts); });
       }
     }
+  }
+  /// @return of how many parts of what it is made of it has one; 0: of none
+  std::int64_t follow_piece(ValueId piece, std::int64_t pieces, std::int64_t size, int depth,
+                            std::set<Cut>& cuts) const {
+    const auto& sizes = graph_.value(piece).sizes;
+    if (sizes.empty() || sizes.back().fixed <= 1 || size % sizes.back().fixed != 0) return 0;
+    const auto parts = size / sizes.back().fixed;
+    follow(piece, pieces * parts, sizes.back().fixed, depth - 1, cuts);
+    return parts;
   }
   static void add_cuts(const std::vector<SizeExpr>& to, std::int64_t pieces, std::int64_t size, std::set<Cut>& cuts) {
     std::int64_t after = 1;
@@ -148,25 +186,47 @@ class Finder {
     return std::nullopt;
   }
 
-  /// Cuts the layer that a whole value comes from.
+  /// One with so many units; else one whose units are grouped to that number, as heads of queries that share one of
+  /// keys.
+  [[nodiscard]] static std::optional<Cut> cut_into(std::int64_t units, const std::set<Cut>& cuts) {
+    std::optional<Cut> grouped;
+    for (const auto& cut : cuts) {
+      if (cut.units == units) return cut;
+      if (cut.units % units != 0) continue;
+      const Cut joined{cut.outer, units, cut.units / units * cut.inner};
+      const bool keeps_more = !grouped || joined.inner > grouped->inner;
+      if (keeps_more) grouped = joined;
+    }
+    return grouped;
+  }
+
+  /// Cuts the layer or the table that a whole value comes from.
   bool join(ValueId value, const ShardedLayout& layout, std::int64_t units, LeafSlices& leaves) const {
     if (layout.layouts[value.index()].is_sharded()) return false;
     for (int steps = 0; steps < 16 && !graph_.value(value).is_leaf(); ++steps) {
       const auto op = graph_.value(value).definer;
-      if (graph_.is(op, "aten::linear")) {
-        const auto weight = parameter_of(graph_.input(op, 1));
-        if (!weight.valid() || leaves.count(weight) > 0) return false;
-        for (const auto& cut : cuts_of(op)) {
-          if (cut.units != units) continue;
-          leaves.emplace(weight, slices_of(cut));
-          return true;
-        }
-        return false;
+      if (const auto layer = layer_of(op)) {
+        if (leaves.count(layer->weight) > 0) return false;
+        const auto cut = cut_into(units, cuts_of(op));
+        if (cut) leaves.emplace(layer->weight, slices_of(*cut, layer->outputs));
+        return cut.has_value();
       }
+      if (graph_.is(op, "aten::linear")) return false;  // of a weight that cannot be cut
       const auto& node = graph_.op(op);
       if (node.inputs.empty()) return false;
       value = node.inputs.front().values.front();
       if (!value.valid()) return false;
+    }
+    return graph_.value(value).is_leaf() && join_table(value, units, leaves);
+  }
+  /// A parameter that no layer reads: a bias of scores for each head, looked up by distance.
+  bool join_table(ValueId table, std::int64_t units, LeafSlices& leaves) const {
+    if (!may_slice(table) || leaves.count(table) > 0) return false;
+    const auto& sizes = graph_.value(table).sizes;
+    for (std::size_t dim = sizes.size(); dim-- > 0;) {
+      if (sizes[dim] != SizeExpr{0, units}) continue;
+      leaves.emplace(table, UnitSlices{static_cast<std::int32_t>(dim), {0, 1}, units, 1});
+      return true;
     }
     return false;
   }
@@ -188,12 +248,17 @@ class Finder {
     return candidate;
   }
 
-  /// For two samples, so that what follows the batch counts.
-  [[nodiscard]] std::int64_t exchanged(const TensorCandidate& candidate) const {
-    std::int64_t elements = 0;
+  /// Elements for two samples, so that what follows the batch counts.
+  [[nodiscard]] double exchanged(const TensorCandidate& candidate) const {
+    double elements = 0;
     for (const auto* values : {&candidate.copied, &candidate.added_up}) {
-      for (const auto value : *values) elements += graph_.value(value).elements(2);
+      for (const auto value : *values) elements += static_cast<double>(graph_.value(value).elements(2));
     }
+    return elements;
+  }
+  [[nodiscard]] double cut_elements(const TensorCandidate& candidate) const {
+    double elements = 0;
+    for (const auto& [leaf, slices] : candidate.leaves) elements += static_cast<double>(graph_.value(leaf).elements(2));
     return elements;
   }
 

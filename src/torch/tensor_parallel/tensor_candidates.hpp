@@ -22,9 +22,9 @@ struct TensorCandidate {
   std::vector<ValueId> class_losses{};  ///< results of losses, whose statistics are gathered
 };
 
-/// Finds them by trying: a linear layer is cut by outputs, in units that the shapes behind it suggest, and operators
-/// follow, until their results are whole again. Of several ways the one that exchanges least is kept. No parameter is
-/// in two.
+/// Finds them by trying: a layer (linear, or a product with a parameter) is cut by outputs, in units that the shapes
+/// behind it suggest, and operators follow, until their results are whole again. Of several ways the one is kept that
+/// exchanges least for each element that it cuts. No parameter is in two.
 /// @cost O(operators) in all, times the ways that shapes suggest (a few)
 [[nodiscard]] std::vector<TensorCandidate> find_tensor_candidates(const OpGraph& graph, const BatchPlan& plan);
 

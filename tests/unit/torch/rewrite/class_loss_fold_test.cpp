@@ -1,0 +1,142 @@
+#include "torch/rewrite/class_loss_fold.hpp"
+
+#include <torch/torch.h>
+
+#include <catch_shim.hpp>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "unit/torch/capture/models.hpp"
+
+#include "torch/replay/replay.hpp"
+
+namespace autopar::test {
+namespace class_loss_fold {
+
+namespace F = torch::nn::functional;
+using torch::Tensor;
+
+constexpr std::int64_t kSamples = 6, kClasses = 5;
+
+struct Head : TestModel {
+  std::function<Tensor(const Tensor&, const Tensor&)> loss;
+  torch::nn::Linear layer{4, kClasses};
+  explicit Head(std::function<Tensor(const Tensor&, const Tensor&)> of) : loss(std::move(of)) {
+    register_module("layer", layer);
+  }
+  Tensors run(const Tensors& in) override { return {loss(layer(in[0]), in[1])}; }
+  Tensors arguments(std::int64_t n) override { return {torch::randn({n, 3, 4}), torch::randint(kClasses, {n, 3})}; }
+};
+
+std::size_t count(const OpGraph& graph, const std::string& name) {
+  std::size_t n = 0;
+  for (std::size_t i = 0; i < graph.ops.size(); ++i) n += graph.is(OpId::of(i), name);
+  return n;
+}
+
+OpGraph captured(Head& head) {
+  return capture(head, specs(head.arguments(kSamples)), [&](const Tensors& in) { return head.run(in); });
+}
+
+Tensors result_and_gradient(Head& head, const OpGraph& graph, const Tensors& in) {
+  Replayer replayer(graph, all_ops(graph), graph.outputs, at::kCPU);
+  auto environment = replayer.environment();
+  bind_state(graph, head, environment);
+  for (std::size_t i = 0; i < in.size(); ++i) environment[graph.inputs[i].index()] = in[i];
+  replayer.run(environment, {kSamples, kSamples});
+  const auto result = environment[graph.outputs.front().index()];
+  head.zero_grad();
+  result.sum().backward();
+  return {result.detach(), head.layer->weight.grad().clone()};
+}
+
+}  // namespace class_loss_fold
+
+TEST_CASE("a loss over log-probabilities becomes a cross entropy, to the bit", "[rewrite]") {
+  using namespace class_loss_fold;
+  torch::manual_seed(2);
+  const auto weight = torch::linspace(0.5, 2, kClasses);
+  const std::vector<std::pair<std::string, std::function<Tensor(const Tensor&, const Tensor&)>>> folded{
+      {"mean",
+       [](const Tensor& x, const Tensor& y) { return F::nll_loss(F::log_softmax(x.flatten(0, 1), 1), y.flatten()); }},
+      {"sum, weights, a class that does not count",
+       [=](const Tensor& x, const Tensor& y) {
+         return F::nll_loss(torch::log_softmax(x.flatten(0, 1), -1), y.flatten(),
+                            F::NLLLossFuncOptions().weight(weight).ignore_index(2).reduction(torch::kSum));
+       }},
+      {"of each, classes in dim 1 of three",
+       [](const Tensor& x, const Tensor& y) {
+         return F::nll_loss(x.transpose(1, 2).log_softmax(1), y, F::NLLLossFuncOptions().reduction(torch::kNone));
+       }},
+      {"images",
+       [](const Tensor& x, const Tensor& y) {
+         return torch::nll_loss2d(x.transpose(1, 2).unsqueeze(3).log_softmax(1), y.unsqueeze(2));
+       }},
+      {"logits overwritten afterwards",
+       [](const Tensor& x, const Tensor& y) {
+         auto logits = x.flatten(0, 1);
+         const auto loss = torch::nll_loss(torch::log_softmax(logits, 1), y.flatten());
+         return loss + logits.relu_().sum();
+       }},
+  };
+  for (const auto& [name, loss] : folded) {
+    INFO(name);
+    Head head(loss);
+    const auto graph = captured(head), after = fold_class_loss(graph);
+    CHECK(count(after, "aten::cross_entropy_loss") == 1);
+    CHECK(after.ops.size() == graph.ops.size() - 1);
+    const auto in = head.arguments(kSamples);
+    const auto wanted = result_and_gradient(head, graph, in), got = result_and_gradient(head, after, in);
+    CHECK(torch::equal(got[0], wanted[0]));
+    CHECK(torch::equal(got[1], wanted[1]));
+  }
+}
+
+TEST_CASE("log-probabilities that mean something else stay", "[rewrite]") {
+  using namespace class_loss_fold;
+  const std::vector<std::pair<std::string, std::function<Tensor(const Tensor&, const Tensor&)>>> others{
+      {"read by others",
+       [](const Tensor& x, const Tensor& y) {
+         const auto logs = torch::log_softmax(x.flatten(0, 1), 1);
+         return F::nll_loss(logs, y.flatten()) + (logs.exp() * logs).sum();
+       }},
+      {"over other dims",
+       [](const Tensor& x, const Tensor& y) {
+         return F::nll_loss(torch::log_softmax(x, 1).flatten(0, 1), y.flatten());
+       }},
+      {"over positions, classes behind",
+       [](const Tensor& x, const Tensor& y) { return F::nll_loss(x.transpose(1, 2).log_softmax(2), y); }},
+      {"of another type",
+       [](const Tensor& x, const Tensor& y) {
+         return F::nll_loss(torch::log_softmax(x.flatten(0, 1), 1, torch::kDouble), y.flatten());
+       }},
+      {"logits overwritten in between",
+       [](const Tensor& x, const Tensor& y) {
+         auto logits = x.flatten(0, 1);
+         const auto logs = torch::log_softmax(logits, 1);
+         logits.relu_();
+         return torch::nll_loss(logs, y.flatten()) + logits.sum();
+       }},
+      {"without gradient",
+       [](const Tensor& x, const Tensor& y) {
+         Tensor logs;
+         {
+           const torch::NoGradGuard no_grad;
+           logs = torch::log_softmax(x.flatten(0, 1), 1);
+         }
+         return torch::nll_loss(logs, y.flatten()) + x.sum();
+       }},
+  };
+  for (const auto& [name, loss] : others) {
+    INFO(name);
+    Head head(loss);
+    const auto graph = captured(head);
+    CHECK(fold_class_loss(graph).hash() == graph.hash());
+  }
+}
+
+}  // namespace autopar::test

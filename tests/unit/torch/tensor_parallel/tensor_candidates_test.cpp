@@ -1,0 +1,93 @@
+#include <torch/torch.h>
+
+#include <catch_shim.hpp>
+#include <tensor_forms.hpp>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "unit/torch/capture/models.hpp"
+
+#include "torch/algebra/batch_algebra.hpp"
+#include "torch/rewrite/class_loss_fold.hpp"
+#include "torch/rewrite/linear_fold.hpp"
+#include "torch/rewrite/select_fold.hpp"
+#include "torch/tensor_parallel/tensor_candidates.hpp"
+
+namespace autopar::test {
+namespace {
+
+/// "units: parameter/dim …", one a candidate.
+std::vector<std::string> found_in(const OpGraph& graph) {
+  std::vector<std::string> found;
+  for (const auto& candidate : find_tensor_candidates(graph, analyze_batch(graph))) {
+    std::string text = std::to_string(candidate.units) + ":";
+    std::vector<std::string> names;
+    for (const auto& [leaf, slices] : candidate.leaves) {
+      names.push_back(" " + graph.value(leaf).name + "/" + std::to_string(slices.dim));
+    }
+    std::ranges::sort(names);
+    for (const auto& name : names) text += name;
+    found.push_back(text);
+  }
+  return found;
+}
+
+void require_found(const std::vector<tensor_forms::Form>& forms) {
+  for (const auto& form : forms) {
+    INFO(form.name);
+    tensor_forms::Net net(form);
+    const auto [x, y] = tensor_forms::Net::batch(3);
+    const auto graph = fold_class_loss(
+        fold_selects(fold_linear(capture(net, {input_spec(x), input_spec(y)},
+                                         [&](const Tensors& in) -> Tensors { return {net.forward(in[0], in[1])}; }))));
+    CHECK(found_in(graph) == std::vector{form.cut});
+  }
+}
+
+}  // namespace
+
+TEST_CASE("candidates are pairs, heads, tables and heads of classes, each parameter in one", "[tensor_parallel]") {
+  struct Net : TestModel {
+    torch::nn::Embedding table{11, 8};
+    torch::nn::Linear qkv{8, 24}, out{8, 8}, up{8, 16}, down{16, 8}, alone{8, 8}, head{8, 30};
+    Net() {
+      register_module("table", table);
+      register_module("qkv", qkv);
+      register_module("out", out);
+      register_module("up", up);
+      register_module("down", down);
+      register_module("alone", alone);
+      register_module("head", head);
+    }
+    Tensors run(const Tensors& in) override {
+      auto x = table(in[0]);
+      auto p = qkv(x).view({x.size(0), 5, 3, 4, 2}).permute({2, 0, 3, 1, 4}).unbind(0);
+      x = x + out(at::scaled_dot_product_attention(p[0], p[1], p[2]).transpose(1, 2).flatten(2));
+      x = x + down(torch::gelu(up(x)));
+      x = torch::softmax(alone(x), -1);
+      return {torch::nn::functional::cross_entropy(head(x).flatten(0, 1), in[1].flatten())};
+    }
+    Tensors arguments(std::int64_t n) override { return {torch::randint(11, {n, 5}), torch::randint(30, {n, 5})}; }
+  } net;
+  const auto in = net.arguments(2);
+  const auto graph = fold_linear(capture(net, specs(in), [&](const Tensors& arguments) { return net.run(arguments); }));
+  const std::vector<std::string> wanted{"11: table.weight/0", "4: out.weight/1 qkv.bias/0 qkv.weight/0",
+                                        "16: down.weight/1 up.bias/0 up.weight/0", "30: head.bias/0 head.weight/0"};
+  CHECK((found_in(graph) == wanted));
+}
+
+TEST_CASE("attention is found however a program writes it", "[tensor_parallel]") {
+  require_found(tensor_forms::attention());
+}
+
+TEST_CASE("feed-forward layers are found with gates of their own and in chunks", "[tensor_parallel]") {
+  require_found(tensor_forms::feed_forward());
+}
+
+TEST_CASE("class heads are found in one operator and in two", "[tensor_parallel]") {
+  require_found(tensor_forms::class_heads());
+}
+
+}  // namespace autopar::test
