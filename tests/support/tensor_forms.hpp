@@ -131,7 +131,7 @@ inline std::vector<Form> attention() {
   add_fused("parts of each head", [=](const Tensor& x) {
     return each(x.unflatten(-1, {kHeads, 3, kSize}).unbind(3), [](const Tensor& part) { return part.transpose(1, 2); });
   });
-  for (const auto [name, layer] : {std::pair("products", Layer::kProduct), std::pair("of matrices", Layer::kMatrix)}) {
+  for (const auto& [name, layer] : {std::pair("products", Layer::kProduct), std::pair("of matrices", Layer::kMatrix)}) {
     add_fused(name, [=](const Tensor& x) { return each(x.split(kWidth, 2), to_heads); });
     forms.back().layer = layer;
     forms.back().cut = "4: o_weight/0 qkv_bias/0 qkv_weight/1";

@@ -14,13 +14,16 @@ namespace gpu_tensor_test {
 using namespace tensor_test;
 
 template <class Net>
-void check(ap::World& world, const char* recompute = "none") {
+void check(ap::World& world, const char* recompute = "none", const char* sequence = "off") {
   Setup setup;
   setup.options.recompute = recompute;
   setup.options.costs = "roofline";
+  setup.options.sequence_parallel = sequence;
   setup = setup_of(world.size(), {1}, 1, setup);
   const auto reference = numerics::run_reference<Net>([] { return std::make_shared<Net>(); }, setup, 7);
-  CHECK(check_on<Net>(world, reference, setup, 7));
+  const auto seen = check_on<Net>(world, reference, setup, 7);
+  CHECK(seen.slices > 0);
+  CHECK(seen.by_tokens == setup.options.sequence_parallel.starts_with("on"));
 }
 
 TEST_CASE("tensor shards on GPUs train as one process on the CPU, in double precision") {
@@ -31,6 +34,8 @@ TEST_CASE("tensor shards on GPUs train as one process on the CPU, in double prec
   check<FeedForward>(world);
   check<Gpt>(world);
   check<Gpt>(world, "full");
+  check<Gpt>(world, "none", "on");
+  check<Blocks>(world, "full", "on");
   check<Encoder>(world);
   check<Separate>(world);
   check<Classifier>(world);

@@ -99,7 +99,8 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
 [[nodiscard]] inline std::vector<int> possible_degrees(const std::vector<TensorRegion>& regions, int most, int world) {
   std::vector<int> degrees{1};
   for (int degree = 2; degree <= std::min(most, world); ++degree) {
-    const bool admitted = std::ranges::any_of(regions, [&](const auto& region) { return region.admits(degree); });
+    const bool admitted =
+        std::ranges::any_of(regions, [&](const auto& region) { return region.follows < 0 && region.admits(degree); });
     if (world % degree == 0 && admitted) degrees.push_back(degree);
   }
   return degrees;
@@ -144,7 +145,6 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
   return levels;
 }
 
-/// Where the host has no memory of its own nothing is gained by it, so only who asks for it gets it.
 /// Whether what follows regions is cut by tokens: both, where the user leaves it open and there is something to cut.
 [[nodiscard]] inline std::vector<bool> allowed_sequences(const Options& options, const Workload& work) {
   const bool any = std::ranges::any_of(work.regions, [](const TensorRegion& region) { return region.follows >= 0; });
@@ -153,6 +153,7 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
   return {false, true};
 }
 
+/// Where the host has no memory of its own nothing is gained by it, so only who asks for it gets it.
 inline void apply_offload(const Options& options, const Capabilities& runtime, const Workload& work,
                           const Cluster& cluster, Constraints& constraints) {
   if (cluster.host) {

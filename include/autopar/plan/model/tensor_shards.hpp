@@ -139,7 +139,10 @@ namespace detail {
 /// @param work  nothing of which is computed in slices
 [[nodiscard]] inline Workload least_in_shards(const Workload& work, int tensor) {
   std::vector<int> region_shards;
-  for (const TensorRegion& region : work.regions) region_shards.push_back(region.admits(tensor) ? tensor : 1);
+  for (const TensorRegion& region : work.regions) {
+    const bool is_led = region.follows < 0 || region_shards[static_cast<std::size_t>(region.follows)] > 1;
+    region_shards.push_back(is_led && region.admits(tensor) ? tensor : 1);
+  }
   auto costs = [&work, region_shards](std::int64_t samples) {
     const auto& whole = work.node_costs(samples);
     std::vector<NodeCost> least = detail::costs_in_shards(work, samples, region_shards);

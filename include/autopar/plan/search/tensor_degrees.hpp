@@ -135,8 +135,9 @@ class SharedRanks {
     const auto order = topological_order(graph);
     std::vector<std::pair<std::ptrdiff_t, std::vector<int>>> found;
     for (const TensorRegion& region : objective_.whole().regions) {
-      if (std::ranges::none_of(constraints_.tensor_degrees,
-                               [&](int degree) { return degree > 1 && region.admits(degree); })) {
+      if (region.follows >= 0 || std::ranges::none_of(constraints_.tensor_degrees, [&](int degree) {
+            return degree > 1 && region.admits(degree);
+          })) {
         continue;
       }
       std::vector<int> tail(graph.node_count(), 0), head(graph.node_count(), 1);
