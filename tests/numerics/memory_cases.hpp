@@ -329,7 +329,6 @@ inline Case draw_in_shards(int number) {
   one.ranks = one.ranks % 2 == 0 ? one.ranks : 4;
   one.batch = samples * one.ranks;
   one.options.tensor_parallel = number % 3 == 0 ? one.ranks : 2;
-  one.options.zero = std::min(one.options.zero, 0);
   one.options.stages = std::min(one.options.stages, one.ranks / one.options.tensor_parallel);
   one.cap *= 1.5;
   return one;

@@ -87,6 +87,33 @@ TEST_CASE("tensor shards with every schedule, recomputation, clipping and accumu
   check<FeedForward>(2, {2}, 1, setup);
 }
 
+TEST_CASE("replicas of tensor shards share states, gradients and parameters") {
+  const DoublePrecision fp64;
+  for (const int zero : {1, 2, 3}) {
+    Setup setup;
+    setup.options.zero = zero;
+    check<FeedForward>(2, {2}, 1, setup);
+    check<Separate>(2, {2}, 1, setup);
+    setup.optimizer = numerics::Optimizer::kAdamW;
+    setup.clip_norm = 2;
+    check<Deep>(2, {1, 2}, 2, setup);
+    setup.accumulate = 2;
+    setup.options.recompute = "full";
+    check<Gpt>(2, {2}, 2, setup);
+    check<Classifier>(3, {2}, 1, setup);  // slices that are not equal
+    setup.options.schedule = "zb-h1";
+    check<Deep>(2, {2, 1}, 2, setup);
+  }
+  Setup setup;
+  setup.options.zero = 2;
+  setup.options.offload = "optimizer";
+  check<Gpt>(2, {2}, 1, setup);
+  setup.options.offload = "none";
+  setup.options.zero = 1;
+  setup.options.batch_norm = "exact";
+  check<Classifier>(2, {2}, 1, setup);
+}
+
 TEST_CASE("checkpoints of tensor shards are read by others, and by one process") {
   const DoublePrecision fp64;
   const TempFolder folder;
@@ -94,17 +121,21 @@ TEST_CASE("checkpoints of tensor shards are read by others, and by one process")
   torch::manual_seed(5);
   const auto [tokens, next] = Gpt::batch(4);
   std::mutex mutex;
+  struct Layout {
+    int shards, replicas, zero;
+  };
   // Trains a step, saves or loads in front of it, and says what the parameters are.
-  const auto run = [&](int shards, bool loads) {
+  const auto run = [&](const Layout& layout, bool loads) {
     numerics::Snapshot out;
-    ap::loopback::run(shards, [&, tokens = tokens, next = next](ap::World& world) {
+    ap::loopback::run(layout.shards * layout.replicas, [&, tokens = tokens, next = next](ap::World& world) {
       const auto net = [&] {
         const std::lock_guard lock(numerics::generator_mutex());
         torch::manual_seed(loads ? 99 : 5);
         return std::make_shared<Gpt>();
       }();
       ap::Options options;
-      options.tensor_parallel = shards, options.stages = 1, options.microbatches = 1;
+      options.tensor_parallel = layout.shards, options.stages = 1, options.microbatches = 1;
+      options.replicas = {layout.replicas}, options.zero = layout.zero;
       ap::AutoParallel<Gpt> model(world, net, options);
       torch::optim::Adam optimizer(model->parameters(), torch::optim::AdamOptions(0.01).eps(1e-3));
       model->attach(optimizer);
@@ -125,12 +156,16 @@ TEST_CASE("checkpoints of tensor shards are read by others, and by one process")
     });
     return out;
   };
-  const auto wanted = run(2, false);
-  for (const int shards : {1, 2, 4}) {
-    INFO(shards << " shards");
-    const auto got = run(shards, true);
-    REQUIRE(got.size() == wanted.size());
-    for (const auto& [name, value] : wanted) numerics::check_close(numerics::find(got, name), value, 1e-12, name);
+  const std::vector<Layout> layouts{{1, 1, 0}, {2, 1, 0}, {4, 1, 0}, {2, 2, 1}, {2, 2, 3}, {1, 2, 3}};
+  for (const Layout& from : {Layout{2, 1, 0}, Layout{2, 2, 3}, Layout{1, 1, 0}}) {
+    const auto wanted = run(from, false);
+    for (const Layout& to : layouts) {
+      INFO(from.shards << " shards x " << from.replicas << ", zero " << from.zero << " to " << to.shards << " x "
+                       << to.replicas << ", zero " << to.zero);
+      const auto got = run(to, true);
+      REQUIRE(got.size() == wanted.size());
+      for (const auto& [name, value] : wanted) numerics::check_close(numerics::find(got, name), value, 1e-12, name);
+    }
   }
 }
 
