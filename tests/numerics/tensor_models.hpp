@@ -166,13 +166,17 @@ bool check_on(ap::World& world, const numerics::Reference<decltype(Net::batch(1)
   }();
   ap::AutoParallel<Net> model(world, net, setup.options);
   numerics::check_rank<Net>(world, model, reference, setup, traits);
+  bool all_share = setup.options.zero > 0, any_slices = false;
   for (const auto& stage : model->plan().stages) {
     if (stage.mesh.tensor() != setup.options.tensor_parallel) throw numerics::Failure("a stage has other shards");
+    all_share = all_share && stage.mesh.replicas() > 1;
   }
   for (const auto& parameter : model->parameters()) {
-    if (model->owns(parameter) && model->shard(parameter).dim >= 0) return true;
+    if (!model->owns(parameter) || model->shard(parameter).dim < 0) continue;
+    any_slices = true;
+    if (all_share && !model->shard(parameter).of_slice) throw numerics::Failure("replicas have a slice each");
   }
-  return false;
+  return any_slices;
 }
 
 /// Two steps, of which the second has other samples, on these shards of each replica of each stage.

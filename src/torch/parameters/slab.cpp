@@ -41,7 +41,7 @@ void Slab::put(const at::Tensor& own, const at::Tensor& whole) const {
   const auto flat = own.reshape({-1});
   std::int64_t begin = 0;
   for (const auto& view : views(whole)) {
-    view.copy_(flat.narrow(0, begin, view.numel()).view_as(view));
+    view.copy_(flat.narrow(0, begin, view.numel()).view(view.sizes()));
     begin += view.numel();
   }
 }
