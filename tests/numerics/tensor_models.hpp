@@ -43,6 +43,19 @@ struct FeedForward : nn::Module {
   static std::tuple<Tensor, Tensor> batch(std::int64_t n) { return {torch::randn({n, 3, 6}), torch::randn({n, 3, 6})}; }
 };
 
+/// A pair with a factor between its layers, which is whole on every shard and read by what they do in slices.
+struct Scaled : nn::Module {
+  nn::Linear up{nullptr}, down{nullptr};
+  Tensor scale;
+  Scaled() {
+    up = register_module("up", nn::Linear(6, 10));
+    down = register_module("down", nn::Linear(10, 6));
+    scale = register_parameter("scale", torch::rand({1}) + 0.5);
+  }
+  Tensor forward(const Tensor& x, const Tensor& y) { return F::mse_loss(down(torch::gelu(up(x)) * scale), y); }
+  static std::tuple<Tensor, Tensor> batch(std::int64_t n) { return {torch::randn({n, 6}), torch::randn({n, 6})}; }
+};
+
 /// Several pairs, of which some lie whole in each of two stages wherever these are cut.
 struct Deep : nn::Module {
   std::vector<nn::Linear> layers;

@@ -117,27 +117,31 @@ bool ParameterStore::counts(const StateTensor& tensor) const {
 
 // One after the other: a host may have room for one whole tensor.
 void ParameterStore::hold_slices(InitRecord* init, c10::Device device) {
-  const at::NoGradGuard no_grad;
   for (auto& tensor : registry_.tensors()) {
-    if (!tensor.slices || !holds(tensor)) continue;
-    auto handle = tensor.handle;
-    const auto sizes = tensor.sizes_of_shard(shard_of(tensor));
-    const auto slab = slab_on(tensor, self_);
-    if (init != nullptr && is_phantom(handle)) {
-      if (const auto alone = init->part(handle, slab.blocks, slab.range.begin, slab.range.end)) {
-        give_data(handle, alone->to(device).reshape(sizes));
-        continue;
-      }
-      init->materialise({handle});
-    }
-    const auto own = [&](const at::Tensor& whole) {
-      return slab.of(whole.detach().contiguous()).to(device, whole.scalar_type(), false, /*copy=*/true).reshape(sizes);
-    };
-    const auto gradient = std::exchange(handle.mutable_grad(), at::Tensor());
-    give_data(handle, own(handle));
-    if (gradient.defined()) handle.mutable_grad() = own(gradient);
-    release_freed_memory();
+    if (tensor.units.empty()) hold_slice(tensor, init, device);
   }
+}
+
+void ParameterStore::hold_slice(const StateTensor& tensor, InitRecord* init, c10::Device device) {
+  if (!tensor.slices || !holds(tensor)) return;
+  const at::NoGradGuard no_grad;
+  auto handle = tensor.handle;
+  const auto sizes = tensor.sizes_of_shard(shard_of(tensor));
+  const auto slab = slab_on(tensor, self_);
+  if (init != nullptr && is_phantom(handle)) {
+    if (const auto alone = init->part(handle, slab.blocks, slab.range.begin, slab.range.end)) {
+      give_data(handle, alone->to(device).reshape(sizes));
+      return;
+    }
+    init->materialise({handle});
+  }
+  const auto own = [&](const at::Tensor& whole) {
+    return slab.of(whole.detach().contiguous()).to(device, whole.scalar_type(), false, /*copy=*/true).reshape(sizes);
+  };
+  const auto gradient = std::exchange(handle.mutable_grad(), at::Tensor());
+  give_data(handle, own(handle));
+  if (gradient.defined()) handle.mutable_grad() = own(gradient);
+  release_freed_memory();
 }
 
 // ---------------------------------------------------------------- units
@@ -181,8 +185,11 @@ void ParameterStore::hold_shards(InitRecord* init, c10::Device device) {
     if (memory == nullptr) continue;
     for (const auto places : rows_of(memory->unit(), row)) {
       std::vector<at::Tensor> handles;
-      for (const auto& place : places) handles.push_back(named(place.names.front()).handle);
-      std::vector<at::Tensor> unmade;  // slices are there
+      for (const auto& place : places) {
+        hold_slice(named(place.names.front()), init, at::kCPU);
+        handles.push_back(named(place.names.front()).handle);
+      }
+      std::vector<at::Tensor> unmade;
       std::ranges::copy_if(handles, std::back_inserter(unmade), [](const auto& handle) { return is_phantom(handle); });
       if (init != nullptr && !unmade.empty()) init->materialise(unmade);
       for (std::size_t i = 0; i < places.size(); ++i) move_into(*memory, places[i], handles[i]);

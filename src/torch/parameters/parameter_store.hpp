@@ -67,7 +67,7 @@ class ParameterStore {
 
   // ---- tensor shards
 
-  /// Makes handles refer to this rank's slice alone. Their gradients go along.
+  /// Makes handles refer to this rank's slice alone, but for what is in units. Their gradients go along.
   void hold_slices(InitRecord* init, c10::Device device);
 
   // ---- units of shards, and of what is offloaded
@@ -105,6 +105,7 @@ class ParameterStore {
  private:
   [[nodiscard]] const ShardUnit* unit_on(const StateTensor& tensor, Rank rank) const;
   [[nodiscard]] Slab elements_on(const StateTensor& tensor, Rank rank) const;
+  void hold_slice(const StateTensor& tensor, InitRecord* init, c10::Device device);
   void move_into(ShardMemory& memory, const ShardUnit::Place& place, const at::Tensor& handle);
   [[nodiscard]] std::string describe_shard(const ShardUnit& unit, const ShardUnit::Place& place) const;
 
