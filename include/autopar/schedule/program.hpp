@@ -379,7 +379,6 @@ class ProgramBuilder {
     }
   }
 
-
   /// The lanes that run a lane's next compute action together, whether they have come to it or not: of all replicas, or
   /// of the tensor shards of one; the lane alone if it is taken alone.
   [[nodiscard]] std::vector<std::size_t> taken_together(std::size_t l) const {

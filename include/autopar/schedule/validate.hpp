@@ -31,10 +31,7 @@ namespace detail {
 class ProgramCheck {
  public:
   ProgramCheck(const Pipeline& pipeline, const BatchLayout& layout, Phase phase, const Program& program)
-      : pipeline_(pipeline),
-        split_(pipeline, layout),
-        phase_(phase),
-        program_(program) {
+      : pipeline_(pipeline), split_(pipeline, layout), phase_(phase), program_(program) {
     for (const Mesh& mesh : pipeline.stages)
       gathered_.emplace_back(static_cast<std::size_t>(mesh.tensor()), GatheredByActions{});
     for (std::size_t g = 0; g < pipeline.groups.size(); ++g) {
