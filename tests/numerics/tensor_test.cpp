@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <autopar/autopar.hpp>
+#include <autopar/plan/plan_with_defaults.hpp>
 #include <autopar/runtime/loopback.hpp>
 
 #include "tensor_models.hpp"
@@ -112,6 +113,50 @@ TEST_CASE("replicas of tensor shards share states, gradients and parameters") {
   setup.options.zero = 2;
   setup.options.offload = "optimizer";
   check<Gpt>(2, {2}, 1, setup);
+}
+
+/// Two stages of two replicas each, on six ranks: each replica of the second is two tensor shards.
+struct SecondInShards {
+  [[nodiscard]] ap::Plan plan(const ap::ModelProfile& profile, const ap::ProfiledCost& costs,
+                              const ap::Cluster& cluster, const ap::PlanRequest& request) const {
+    auto of_four = request;
+    of_four.world = 4;
+    auto plan = ap::plan_with_defaults(profile, costs, cluster, of_four);
+    plan.world = 6;
+    plan.stages.back().mesh = ap::Mesh({ap::Rank(2), ap::Rank(3), ap::Rank(4), ap::Rank(5)}, 2);
+    return plan;
+  }
+};
+
+TEST_CASE("stages of replicas and of tensor shards share side by side") {
+  const DoublePrecision fp64;
+  for (const int zero : {0, 1, 2, 3}) {
+    Setup setup;
+    setup.options.zero = zero;
+    setup.options.tensor_parallel = 1;
+    setup.options.stages = 2;
+    setup.options.replicas = {2, 2};
+    setup.options.schedule = "1f1b";
+    setup.options.microbatches = 2;
+    setup.optimizer = numerics::Optimizer::kAdamW;
+    setup.clip_norm = 2;
+    setup.local = {{2, 1, 2, 3, 2, 2}, {4, 2, 0, 2, 2, 2}};
+    INFO(setup.describe());
+    const auto reference = numerics::run_reference<Deep>([] { return std::make_shared<Deep>(); }, setup, 7);
+    std::atomic<bool> any_slices = false;
+    ap::loopback::run(6, [&](ap::World& world) {
+      const auto net = [] {
+        const std::lock_guard lock(numerics::generator_mutex());
+        torch::manual_seed(7);
+        return std::make_shared<Deep>();
+      }();
+      ap::AutoParallel<Deep, SecondInShards> model(world, net, setup.options);
+      numerics::check_rank<Deep>(world, model, reference, setup, {});
+      for (const auto& parameter : model->parameters())
+        if (model->owns(parameter) && model->shard(parameter).of_slice) any_slices = true;
+    });
+    CHECK(any_slices == (zero > 0));
+  }
 }
 
 TEST_CASE("checkpoints of tensor shards are read by others, and by one process") {
