@@ -99,7 +99,8 @@ inline Tensor held_part(const Tensor& whole, const autopar::ParameterShard& shar
   if (shard.dim >= 0) {
     std::vector<Tensor> pieces;
     for (const auto& [begin, end] : shard.indices) pieces.push_back(whole.slice(shard.dim, begin, end));
-    return torch::cat(pieces, shard.dim);
+    const auto slice = torch::cat(pieces, shard.dim);
+    return shard.of_slice ? slice.reshape({-1}).slice(0, shard.of_slice->first, shard.of_slice->second) : slice;
   }
   return whole.reshape({-1}).slice(0, shard.begin, shard.end);
 }

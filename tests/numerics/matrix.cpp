@@ -215,7 +215,6 @@ bool MatrixFactors::possible(std::size_t f, int a, std::size_t g, int b) {
     // What a user does between the directions leaves nothing to alternate.
     if (g == kSchedule) return model.loss_inside || std::string(kSchedules[b].name) != "1f1b";
   }
-  if (f == kZero && g == kTensor) return a == 0 || b == 0;
   if (f == kPositions && g == kReplicas) {
     const auto kind = static_cast<Replicas>(b);
     const bool as_before = a == 0 && (kind == Replicas::kMoreAtLast || kind == Replicas::kTwo);

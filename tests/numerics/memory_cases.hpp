@@ -330,7 +330,6 @@ inline Case draw_in_shards(int number) {
   one.batch = samples * one.ranks;
   one.options.tensor_parallel = number % 3 == 0 ? one.ranks : 2;
   one.options.sequence_parallel = number % 2 == 0 ? "on" : "auto";
-  one.options.zero = std::min(one.options.zero, 0);
   one.options.stages = std::min(one.options.stages, one.ranks / one.options.tensor_parallel);
   one.cap *= 1.5;
   return one;

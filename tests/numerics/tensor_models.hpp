@@ -43,6 +43,19 @@ struct FeedForward : nn::Module {
   static std::tuple<Tensor, Tensor> batch(std::int64_t n) { return {torch::randn({n, 3, 6}), torch::randn({n, 3, 6})}; }
 };
 
+/// A pair with a factor between its layers, which is whole on every shard and read by what they do in slices.
+struct Scaled : nn::Module {
+  nn::Linear up{nullptr}, down{nullptr};
+  Tensor scale;
+  Scaled() {
+    up = register_module("up", nn::Linear(6, 10));
+    down = register_module("down", nn::Linear(10, 6));
+    scale = register_parameter("scale", torch::rand({1}) + 0.5);
+  }
+  Tensor forward(const Tensor& x, const Tensor& y) { return F::mse_loss(down(torch::gelu(up(x)) * scale), y); }
+  static std::tuple<Tensor, Tensor> batch(std::int64_t n) { return {torch::randn({n, 6}), torch::randn({n, 6})}; }
+};
+
 /// Several pairs, of which some lie whole in each of two stages wherever these are cut.
 struct Deep : nn::Module {
   std::vector<nn::Linear> layers;
@@ -201,14 +214,18 @@ Seen check_on(ap::World& world, const Make& make, const numerics::Reference<decl
   }();
   ap::AutoParallel<Net> model(world, net, setup.options);
   numerics::check_rank<Net>(world, model, reference, setup, traits);
+  bool all_share = setup.options.zero > 0;
   for (const auto& stage : model->plan().stages) {
     if (stage.mesh.tensor() != setup.options.tensor_parallel) throw numerics::Failure("a stage has other shards");
+    all_share = all_share && stage.mesh.replicas() > 1;
   }
   if (model->plan().sequence_parallel && setup.options.sequence_parallel == "off")
     throw numerics::Failure("what lies between the shards' parts is cut by tokens");
   Seen seen{0, model->plan().sequence_parallel};
   for (const auto& parameter : model->parameters()) {
-    if (model->owns(parameter) && model->shard(parameter).dim >= 0) ++seen.slices;
+    if (!model->owns(parameter) || model->shard(parameter).dim < 0) continue;
+    ++seen.slices;
+    if (all_share && !model->shard(parameter).of_slice) throw numerics::Failure("replicas have a slice each");
   }
   return seen;
 }

@@ -39,9 +39,6 @@ struct Capabilities {
   return runtime;
 }
 
-/// Highest ZeRO level of a plan in which tensor shards run a stage.
-inline constexpr int kMostZeroOfShards = 0;
-
 /// What to plan for, besides the model and the cluster.
 struct PlanRequest {
   Options options{};       ///< constraints; files, devices and logging in it are not looked at

@@ -191,6 +191,16 @@ inline void check_groups(const Pipeline& pipeline) {
                               std::to_string(pipeline.ranks));
       }
     }
+    if (group.zero < 2) continue;
+    const Mesh& mesh = pipeline.stages[group.stage.index()];
+    const auto shard = mesh.shard_of(group.ranks.front());
+    auto replicas = shard ? mesh.replica_group(*shard) : std::vector<Rank>{};
+    std::sort(replicas.begin(), replicas.end());
+    if (replicas != group.ranks) {
+      throw InvalidArgument(name +
+                            " gathers or sums within compute actions; it must have all replicas of a tensor shard of "
+                            "its stage as its members, and no others");
+    }
   }
 }
 

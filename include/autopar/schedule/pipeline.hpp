@@ -33,8 +33,8 @@ struct Channel {
 inline constexpr StageId kSource{-2};
 inline constexpr StageId kSink{-3};
 
-/// Ranks that sum gradients together, bucket by bucket: the replicas of a stage, or the union of ranks that hold a
-/// parameter tied across stages.
+/// Ranks that sum gradients together, bucket by bucket: the replicas of one tensor shard of a stage, or the union of
+/// ranks that hold a parameter tied across stages.
 struct ReduceGroup {
   std::vector<Rank> ranks;  ///< ascending, at least two
   StageId stage;            ///< complete after its last backward; invalid (tied parameters): after the ranks' last
@@ -43,9 +43,9 @@ struct ReduceGroup {
   /// call. 2 (with a stage): sums into shards within every backward that gives weight gradients. 3 (with a stage):
   /// parameters are gathered within every compute action, too, instead of at the start.
   int zero = 0;
-  /// From level 2 on, of a stage that gathers within compute actions: how many buckets a whole backward gathers until
-  /// it has filled this group's. Sums are issued behind them and those that are gathered ahead, and the others are
-  /// gathered behind the sums.
+  /// From level 2 on, of a stage that gathers within compute actions: how many buckets a whole backward of a rank
+  /// gathers until it has filled this group's. Sums are issued behind them and those that are gathered ahead, and the
+  /// others are gathered behind the sums.
   int filled_after = std::numeric_limits<int>::max();
   friend bool operator==(const ReduceGroup&, const ReduceGroup&) = default;
 };
@@ -59,7 +59,7 @@ struct Pipeline {
   std::vector<ReduceGroup> groups;  ///< in the order in which they are issued: best later stages first
   /// By stage that gathers within compute actions: its groups in the order in which a whole backward needs them, each
   /// once or, if it is let go of in between, several times. Nothing for a stage, or for all: each once, in the groups'
-  /// order.
+  /// order. The tensor shards of a replica, which exchange values in between, gather theirs in step.
   std::vector<std::vector<int>> backward_gathers = {};
 
   friend bool operator==(const Pipeline&, const Pipeline&) = default;
@@ -91,14 +91,24 @@ enum class Phase : std::uint8_t {
   return mesh.tensor() > 1 && may_exchange(compute);
 }
 
-/// Groups that a whole backward of a stage gathers, in that order.
-[[nodiscard]] inline std::vector<int> gathered_by_backward(const Pipeline& pipeline, StageId stage) {
-  if (stage.index() < pipeline.backward_gathers.size() && !pipeline.backward_gathers[stage.index()].empty())
-    return pipeline.backward_gathers[stage.index()];
+/// The tensor shard of its stage whose replicas a group is. @pre it has a stage, and is one's
+[[nodiscard]] inline int shard_of(const Pipeline& pipeline, const ReduceGroup& group) {
+  return *pipeline.stages[group.stage.index()].shard_of(group.ranks.front());
+}
+
+/// Groups that a whole backward of a stage gathers on the ranks of one tensor shard, in that order.
+[[nodiscard]] inline std::vector<int> gathered_by_backward(const Pipeline& pipeline, StageId stage, int shard) {
+  const bool listed =
+      stage.index() < pipeline.backward_gathers.size() && !pipeline.backward_gathers[stage.index()].empty();
   std::vector<int> groups;
-  for (std::size_t g = 0; g < pipeline.groups.size(); ++g) {
-    if (pipeline.groups[g].stage == stage && gathers_in_computes(pipeline.groups[g]))
-      groups.push_back(static_cast<int>(g));
+  const auto add = [&](int g) {
+    const ReduceGroup& group = pipeline.groups[static_cast<std::size_t>(g)];
+    if (group.stage == stage && gathers_in_computes(group) && shard_of(pipeline, group) == shard) groups.push_back(g);
+  };
+  if (listed) {
+    for (const int g : pipeline.backward_gathers[stage.index()]) add(g);
+  } else {
+    for (std::size_t g = 0; g < pipeline.groups.size(); ++g) add(static_cast<int>(g));
   }
   return groups;
 }

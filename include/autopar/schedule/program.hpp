@@ -359,26 +359,23 @@ class ProgramBuilder {
   // ---- compute actions that all replicas of a stage take together
 
   void find_joint_computes() {
-    around_computes_.resize(pipeline_.stages.size());
+    for (const Mesh& mesh : pipeline_.stages)
+      around_computes_.emplace_back(static_cast<std::size_t>(mesh.tensor()), AroundComputes{});
     for (std::size_t g = 0; g < pipeline_.groups.size(); ++g) {
       const ReduceGroup& group = pipeline_.groups[g];
       if (group.zero < 2) continue;
-      auto replicas = group.stage.valid() ? pipeline_.stages[group.stage.index()].ranks() : std::vector<Rank>{};
-      std::sort(replicas.begin(), replicas.end());
-      if (replicas != group.ranks) {
-        throw InvalidArgument(
-            "pipeline: a group that gathers or sums within compute actions must have all replicas of a stage as its "
-            "members, and no others");
-      }
-      AroundComputes& around = around_computes_[group.stage.index()];
+      const auto shard = static_cast<std::size_t>(shard_of(pipeline_, group));
+      AroundComputes& around = around_computes_[group.stage.index()][shard];
       if (gathers_in_computes(group)) around.by_part.push_back(static_cast<int>(g));
       if (sums_in_computes(group)) around.sums.push_back(static_cast<int>(g));
     }
     for (std::size_t s = 0; s < around_computes_.size(); ++s) {
-      AroundComputes& around = around_computes_[s];
-      if (around.by_part.empty()) continue;
-      around.by_forward.assign(around.by_part.rbegin(), around.by_part.rend());
-      around.by_backward = gathered_by_backward(pipeline_, StageId::of(s));
+      for (std::size_t shard = 0; shard < around_computes_[s].size(); ++shard) {
+        AroundComputes& around = around_computes_[s][shard];
+        if (around.by_part.empty()) continue;
+        around.by_forward.assign(around.by_part.rbegin(), around.by_part.rend());
+        around.by_backward = gathered_by_backward(pipeline_, StageId::of(s), static_cast<int>(shard));
+      }
     }
   }
 
@@ -387,8 +384,9 @@ class ProgramBuilder {
   [[nodiscard]] std::vector<std::size_t> taken_together(std::size_t l) const {
     const LaneAction compute = lanes_[l].computes[lanes_[l].next];
     const StageId stage = units_[compute.unit].stage;
-    const AroundComputes& around = around_computes_[stage.index()];
-    const bool all_replicas = !around.by_part.empty() || (!around.sums.empty() && gives_weight_gradients(compute.kind));
+    const bool all_replicas = std::ranges::any_of(around_computes_[stage.index()], [&](const AroundComputes& around) {
+      return !around.by_part.empty() || (!around.sums.empty() && gives_weight_gradients(compute.kind));
+    });
     if (!all_replicas && !exchanges_in_compute(pipeline_.stages[stage.index()], compute.kind)) return {l};
     const int replica = units_[compute.unit].replica;
     std::vector<std::size_t> lanes;
@@ -401,25 +399,28 @@ class ProgramBuilder {
   }
 
   void append_gatherings(StageId stage, LaneAction compute) {
-    int gathered = 0;
-    for (const int g : around_computes_[stage.index()].gathered_by(compute.kind)) {
-      const int buckets = pipeline_.groups[static_cast<std::size_t>(g)].buckets;
-      for (int b = 0; b < buckets; ++b) {
-        const int bucket = compute.kind == ActionKind::kForward ? buckets - 1 - b : b;
-        append_for_members(ActionKind::kGather, g, bucket, compute, gathered++);
+    for (const AroundComputes& around : around_computes_[stage.index()]) {
+      int gathered = 0;
+      for (const int g : around.gathered_by(compute.kind)) {
+        const int buckets = pipeline_.groups[static_cast<std::size_t>(g)].buckets;
+        for (int b = 0; b < buckets; ++b) {
+          const int bucket = compute.kind == ActionKind::kForward ? buckets - 1 - b : b;
+          append_for_members(ActionKind::kGather, g, bucket, compute, gathered++);
+        }
       }
     }
   }
 
   void append_sums(StageId stage, LaneAction compute) {
-    const AroundComputes& around = around_computes_[stage.index()];
-    int gathered = 0, after = 0;
-    for (const int g : around.gathered_by(compute.kind))
-      gathered += pipeline_.groups[static_cast<std::size_t>(g)].buckets;
-    for (const int g : around.sums) {
-      const ReduceGroup& group = pipeline_.groups[static_cast<std::size_t>(g)];
-      after = std::max(after, compute.kind == ActionKind::kBackward ? behind(group, gathered) : gathered);
-      for (int b = 0; b < group.buckets; ++b) append_for_members(ActionKind::kReduceScatter, g, b, compute, after);
+    for (const AroundComputes& around : around_computes_[stage.index()]) {
+      int gathered = 0, after = 0;
+      for (const int g : around.gathered_by(compute.kind))
+        gathered += pipeline_.groups[static_cast<std::size_t>(g)].buckets;
+      for (const int g : around.sums) {
+        const ReduceGroup& group = pipeline_.groups[static_cast<std::size_t>(g)];
+        after = std::max(after, compute.kind == ActionKind::kBackward ? behind(group, gathered) : gathered);
+        for (int b = 0; b < group.buckets; ++b) append_for_members(ActionKind::kReduceScatter, g, b, compute, after);
+      }
     }
   }
 
@@ -533,7 +534,7 @@ class ProgramBuilder {
   std::vector<Unit> units_;
   std::vector<std::vector<int>> units_of_rank_;
   std::vector<std::vector<std::size_t>> units_of_stage_;
-  std::vector<AroundComputes> around_computes_;  // by stage
+  std::vector<std::vector<AroundComputes>> around_computes_;  // [stage][tensor shard]
   std::vector<Lane> lanes_;
   std::vector<Message> messages_;
   std::vector<bool> emitted_;                          // by group

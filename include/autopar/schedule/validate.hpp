@@ -31,18 +31,20 @@ namespace detail {
 class ProgramCheck {
  public:
   ProgramCheck(const Pipeline& pipeline, const BatchLayout& layout, Phase phase, const Program& program)
-      : pipeline_(pipeline),
-        split_(pipeline, layout),
-        phase_(phase),
-        program_(program),
-        gathered_(pipeline.stages.size()) {
+      : pipeline_(pipeline), split_(pipeline, layout), phase_(phase), program_(program) {
+    for (const Mesh& mesh : pipeline.stages)
+      gathered_.emplace_back(static_cast<std::size_t>(mesh.tensor()), GatheredByActions{});
     for (std::size_t g = 0; g < pipeline.groups.size(); ++g) {
-      if (gathers_in_computes(pipeline.groups[g]))
-        gathered_[pipeline.groups[g].stage.index()].once.add(pipeline, static_cast<int>(g));
+      const ReduceGroup& group = pipeline.groups[g];
+      if (!gathers_in_computes(group)) continue;
+      const auto shard = static_cast<std::size_t>(shard_of(pipeline, group));
+      gathered_[group.stage.index()][shard].once.add(pipeline, static_cast<int>(g));
     }
     for (std::size_t s = 0; s < gathered_.size(); ++s) {
-      for (const int g : gathered_by_backward(pipeline, StageId::of(s)))
-        gathered_[s].by_whole_backward.add(pipeline, g);
+      for (std::size_t shard = 0; shard < gathered_[s].size(); ++shard) {
+        for (const int g : gathered_by_backward(pipeline, StageId::of(s), static_cast<int>(shard)))
+          gathered_[s][shard].by_whole_backward.add(pipeline, g);
+      }
     }
   }
 
@@ -130,7 +132,7 @@ class ProgramCheck {
       if (forwards) expect(ActionKind::kGather, Flow::kValue, m);
       if (!backwards) continue;
       const Action compute{.stage = group.stage, .microbatch = m, .flow = Flow::kGradient};
-      const int times = group.buckets > 0 ? gathered_by(compute).times.at({g, 0}) : 0;
+      const int times = group.buckets > 0 ? gathered_by(compute, group.ranks.front()).times.at({g, 0}) : 0;
       expect(ActionKind::kGather, Flow::kGradient, m, comes_in_parts(compute) ? 2 * times : times);
     }
   }
@@ -316,11 +318,11 @@ class ProgramCheck {
         const bool is_first =
             i == 0 || all[i - 1].kind != ActionKind::kReduceScatter || !near(i - 1, ActionKind::kReduceScatter);
         const int least = is_first ? 0 : all[i - 1].after;
-        if (all[i].after < least || all[i].after > gathered_by(all[i]).count) {
+        if (all[i].after < least || all[i].after > gathered_by(all[i], rank).count) {
           return fault_at(rank, i, "stands among the gatherings of its compute action where it cannot be");
         }
       }
-      if (is_compute(all[i].kind) && gathered.times != gathered_by(all[i]).times) {
+      if (is_compute(all[i].kind) && gathered.times != gathered_by(all[i], rank).times) {
         return fault_at(rank, i, "comes before its parameters were gathered");
       }
       gathered = {};
@@ -328,10 +330,11 @@ class ProgramCheck {
     return std::nullopt;
   }
 
-  /// What the compute action gathers which a collective or a compute action belongs to.
-  [[nodiscard]] const Gathered& gathered_by(const Action& of) const {
-    const GatheredByActions& of_stage = gathered_[of.stage.index()];
-    return of.flow == Flow::kGradient && !comes_in_parts(of) ? of_stage.by_whole_backward : of_stage.once;
+  /// What the compute action gathers on a rank of its stage which a collective or a compute action belongs to.
+  [[nodiscard]] const Gathered& gathered_by(const Action& of, Rank rank) const {
+    const auto shard = static_cast<std::size_t>(*pipeline_.stages[of.stage.index()].shard_of(rank));
+    const GatheredByActions& of_shard = gathered_[of.stage.index()][shard];
+    return of.flow == Flow::kGradient && !comes_in_parts(of) ? of_shard.by_whole_backward : of_shard.once;
   }
 
   /// Whether the rank has samples in the compute action that a collective is for.
@@ -461,7 +464,7 @@ class ProgramCheck {
   BatchSplit split_;
   Phase phase_;
   const Program& program_;
-  std::vector<GatheredByActions> gathered_;                           // by stage
+  std::vector<std::vector<GatheredByActions>> gathered_;              // [stage][tensor shard]
   std::vector<std::vector<std::pair<StageId, int>>> split_computes_;  // of each rank, ascending: stage, micro-batch
   std::vector<std::size_t> position_;                                 // check_progress: of each rank
   std::vector<int> to_itself_;  // check_progress: messages sent and not yet received

@@ -187,10 +187,7 @@ inline PipelineCase random_placed_case(std::uint64_t seed, StageLayout layout, i
 inline PipelineCase in_shards(PipelineCase out, std::uint64_t seed) {
   Dice dice(seed + 77);
   Pipeline& pipeline = out.pipeline;
-  for (ReduceGroup& group : pipeline.groups) {
-    const bool replicas_only = group.stage.valid() && pipeline.stages[group.stage.index()].tensor() == 1;
-    group.zero = dice.below(replicas_only ? 4 : 2);
-  }
+  for (ReduceGroup& group : pipeline.groups) group.zero = dice.below(group.stage.valid() ? 4 : 2);
   if (dice.chance(50)) return out;
   for (std::size_t s = 0; s < pipeline.stages.size(); ++s) {
     auto& order = pipeline.backward_gathers.emplace_back();

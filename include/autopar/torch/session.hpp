@@ -6,6 +6,7 @@
 #include <iosfwd>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -75,6 +76,9 @@ struct ParameterShard {
   /// Of such a slice, the indices of `dim` that are here: ranges [first, second), several of fused projections. `begin`
   /// and `end` are 0 where its elements do not follow one another in the whole's memory.
   std::vector<std::pair<std::int64_t, std::int64_t>> indices{};
+  /// ZeRO among the replicas of such a slice: elements [first, second) of it, counted in its own memory order, are
+  /// here, flat. Nothing: all of it is, with its own sizes.
+  std::optional<std::pair<std::int64_t, std::int64_t>> of_slice{};
 };
 
 /// Drives one model on all ranks: captures, plans and deploys it at the first call, then runs every call and applies

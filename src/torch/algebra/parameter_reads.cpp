@@ -4,6 +4,7 @@
 #include <set>
 
 #include "torch/algebra/global_sums.hpp"
+#include "torch/ir/shard_moves.hpp"
 
 namespace autopar {
 
@@ -56,11 +57,11 @@ std::vector<bool> read_outside_stages(const OpGraph& graph, const BatchPlan& pla
 
 std::vector<bool> read_after_computes(const OpGraph& graph, const BatchPlan& plan,
                                       const std::vector<std::vector<ValueId>>& travelling) {
-  const auto copied = copied_parameters(graph, plan);
+  const auto behind = parameters_behind(graph, plan);
   const auto memory_behind = [&](ValueId value) {
     const auto storage = graph.value(value).storage;
-    const bool is_copy = storage.valid() && copied[storage.index()].valid();
-    return is_copy ? graph.value(copied[storage.index()]).storage : storage;
+    const bool is_of_parameter = storage.valid() && behind[storage.index()].valid();
+    return is_of_parameter ? graph.value(behind[storage.index()]).storage : storage;
   };
   std::set<StorageId> storages;
   const auto note = [&](ValueId value) { storages.insert(memory_behind(value)); };
@@ -98,21 +99,22 @@ std::vector<int> highest_zero_levels(const OpGraph& graph, const BatchPlan& plan
   return levels;
 }
 
-std::vector<ValueId> copied_parameters(const OpGraph& graph, const BatchPlan& plan) {
+std::vector<ValueId> parameters_behind(const OpGraph& graph, const BatchPlan& plan) {
   std::vector<ValueId> parameters(static_cast<std::size_t>(graph.storage_count), ValueId::none());
+  for (const auto& [name, value] : graph.parameters) {
+    if (graph.value(value).storage.valid()) parameters[graph.value(value).storage.index()] = value;
+  }
   for (std::size_t i = 0; i < graph.ops.size(); ++i) {
-    if (!plan.ops[i].once) continue;
     const auto id = OpId::of(i);
-    parameters[graph.value(graph.output(id)).storage.index()] = graph.input(id, 0);
+    if (!plan.ops[i].once && !is_shard_move(graph.name(id))) continue;
+    const auto from = graph.value(graph.input(id, 0)).storage, to = graph.value(graph.output(id)).storage;
+    if (from.valid()) parameters[to.index()] = parameters[from.index()];
   }
   return parameters;
 }
 
 std::map<ValueId, OpId> last_reads(const OpGraph& graph, const BatchPlan& plan) {
-  auto behind = copied_parameters(graph, plan);  // by storage
-  for (const auto& [name, value] : graph.parameters) {
-    if (graph.value(value).storage.valid()) behind[graph.value(value).storage.index()] = value;
-  }
+  const auto behind = parameters_behind(graph, plan);
   std::map<ValueId, OpId> last;
   for (std::size_t i = 0; i < graph.ops.size(); ++i) {
     if (plan.ops[i].once) continue;

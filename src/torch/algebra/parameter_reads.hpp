@@ -46,8 +46,9 @@ struct ParameterReads {
 [[nodiscard]] std::vector<int> highest_zero_levels(const OpGraph& graph, const BatchPlan& plan,
                                                    const std::vector<std::vector<ValueId>>& travelling);
 
-/// By StorageId: where the copies of a parameter lie that are made once a call, the parameter; none for other memory.
-[[nodiscard]] std::vector<ValueId> copied_parameters(const OpGraph& graph, const BatchPlan& plan);
+/// By StorageId: the parameter that lies there, or of which what lies there was made: a copy that is made once a call,
+/// or what tensor shards move it to. None for other memory.
+[[nodiscard]] std::vector<ValueId> parameters_behind(const OpGraph& graph, const BatchPlan& plan);
 
 /// By parameter, the last operator that reads it for a slice: directly, through views or as a copy. Parameters that
 /// none reads are left out. Backwards make gradients in the reverse order.

@@ -136,14 +136,16 @@ at::Tensor to_root(World& world, const Row& row) {
     if (!root) continue;
     if (mine.defined() && all) return mine;
     if (!data.defined()) data = empty_for(row.entry);
-    const auto part = all ? data : row.shards()[h].of(data);
+    const auto part = all ? Slab(Interval{0, data.numel()}) : row.shards()[h];
     if (mine.defined()) {
-      part.copy_(mine.view_as(part));
+      part.put(mine, data);
       continue;
     }
-    const auto arriving = part.is_contiguous() ? part : at::empty(part.sizes(), part.options());
+    const auto places = part.views(data);
+    const bool in_place = places.size() == 1 && places.front().is_contiguous();
+    const auto arriving = in_place ? places.front() : at::empty({part.size()}, data.options());
     world.receive(memory_of(arriving), from, row.entry.name);
-    if (!arriving.is_same(part)) part.copy_(arriving);
+    if (!in_place) part.put(arriving, data);
   }
   if (root && !data.defined()) data = empty_for(row.entry);  // without elements
   return data;

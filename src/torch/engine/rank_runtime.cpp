@@ -125,9 +125,9 @@ void RankRuntime::find_gathers(const StagedGraph& division, const std::vector<St
       for_each_input(graph().op(op), [&](ValueId value) {
         const auto found = division.parameter_of_storage.find(graph().value(value).storage);
         if (found == division.parameter_of_storage.end()) return;
-        const int group = found->second.group;
-        if (program_.pipeline.groups[static_cast<std::size_t>(group)].zero >= 3 && shards_of(group) != nullptr)
-          groups.insert(group);
+        for (const int group : found->second.groups) {
+          if (zero_of(group) >= 3 && shards_of(group) != nullptr) groups.insert(group);
+        }
       });
       if (!groups.empty()) program_.gathered_by[op].assign(groups.begin(), groups.end());
     }

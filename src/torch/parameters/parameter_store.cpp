@@ -65,8 +65,13 @@ std::optional<std::size_t> shard_on(const StateTensor& tensor, Rank rank) {
 Slab slab_on(const StateTensor& tensor, Rank rank) {
   const auto shard = shard_on(tensor, rank);
   if (!shard) return {};
-  return slab_of(*tensor.slices, tensor.sizes, static_cast<int>(tensor.replicas_of_shard.size()),
-                 static_cast<int>(*shard));
+  return slab_of(*tensor.slices, tensor.sizes, tensor.shards(), static_cast<int>(*shard));
+}
+
+/// @pre it is in one
+std::size_t unit_number_on(const StateTensor& tensor, Rank rank) {
+  const auto shard = tensor.units.size() == 1 ? 0 : shard_on(tensor, rank).value_or(0);
+  return static_cast<std::size_t>(tensor.units[shard]);
 }
 
 }  // namespace
@@ -82,68 +87,72 @@ int ParameterStore::shard_of(const StateTensor& tensor) const {
   return static_cast<int>(*shard);
 }
 
-std::vector<std::int64_t> ParameterStore::sizes_here(const StateTensor& tensor) const {
-  if (!tensor.slices || !holds(tensor)) return tensor.sizes;
-  return sliced_sizes(*tensor.slices, tensor.sizes, static_cast<int>(tensor.replicas_of_shard.size()),
-                      shard_of(tensor));
+Slab ParameterStore::elements_here(const StateTensor& tensor) const {
+  return holds(tensor) ? elements_on(tensor, self_) : Slab();
 }
 
-Slab ParameterStore::elements_here(const StateTensor& tensor) const {
-  if (!holds(tensor)) return {};
-  if (is_sharded(tensor)) return unit_of(tensor)->shard_of(*place_of(tensor), self_);
-  if (tensor.slices) return slab_on(tensor, self_);
-  return Interval{0, c10::multiply_integers(tensor.sizes)};
+Slab ParameterStore::elements_on(const StateTensor& tensor, Rank holder) const {
+  Slab elements = tensor.slices ? slab_on(tensor, holder) : Interval{0, c10::multiply_integers(tensor.sizes)};
+  if (!is_sharded(tensor)) return elements;
+  const auto& unit = *unit_on(tensor, holder);
+  const auto part = unit.shard_of(*unit.find(tensor.name()), holder);
+  if (!tensor.slices) return part;
+  elements.part = part;
+  return elements;
 }
 
 std::vector<Slab> ParameterStore::elements_of_holders(const StateTensor& tensor) const {
   std::vector<Slab> shards;
   if (is_whole(tensor)) return shards;
-  for (const auto holder : tensor.holders) {
-    shards.push_back(is_sharded(tensor) ? Slab(unit_of(tensor)->shard_of(*place_of(tensor), holder))
-                                        : slab_on(tensor, holder));
-  }
+  for (const auto holder : tensor.holders) shards.push_back(elements_on(tensor, holder));
   return shards;
 }
 
 bool ParameterStore::counts(const StateTensor& tensor) const {
-  if (is_sharded(tensor)) return holds(tensor);
-  return tensor.slices ? holds(tensor) && replicas_of(tensor).front() == self_ : tensor.holders.front() == self_;
+  if (!holds(tensor)) return false;
+  if (is_whole(tensor)) return tensor.holders.front() == self_;
+  const bool is_of_another_shard = !tensor.slices && tensor.shards() > 1 && shard_of(tensor) > 0;
+  return !is_of_another_shard && (is_sharded(tensor) || replicas_of(tensor).front() == self_);
 }
 
 // One after the other: a host may have room for one whole tensor.
 void ParameterStore::hold_slices(InitRecord* init, c10::Device device) {
-  const at::NoGradGuard no_grad;
   for (auto& tensor : registry_.tensors()) {
-    if (!tensor.slices || !holds(tensor)) continue;
-    auto handle = tensor.handle;
-    const auto sizes = sizes_here(tensor);
-    const auto slab = slab_on(tensor, self_);
-    if (init != nullptr && is_phantom(handle)) {
-      if (const auto alone = init->part(handle, slab.blocks, slab.range.begin, slab.range.end)) {
-        give_data(handle, alone->to(device).reshape(sizes));
-        continue;
-      }
-      init->materialise({handle});
-    }
-    const auto own = [&](const at::Tensor& whole) {
-      return slab.of(whole.detach().contiguous()).to(device, whole.scalar_type(), false, /*copy=*/true).reshape(sizes);
-    };
-    const auto gradient = std::exchange(handle.mutable_grad(), at::Tensor());
-    give_data(handle, own(handle));
-    if (gradient.defined()) handle.mutable_grad() = own(gradient);
-    release_freed_memory();
+    if (tensor.units.empty()) hold_slice(tensor, init, device);
   }
+}
+
+void ParameterStore::hold_slice(const StateTensor& tensor, InitRecord* init, c10::Device device) {
+  if (!tensor.slices || !holds(tensor)) return;
+  const at::NoGradGuard no_grad;
+  auto handle = tensor.handle;
+  const auto sizes = tensor.sizes_of_shard(shard_of(tensor));
+  const auto slab = slab_on(tensor, self_);
+  if (init != nullptr && is_phantom(handle)) {
+    if (const auto alone = init->part(handle, slab.blocks, slab.range.begin, slab.range.end)) {
+      give_data(handle, alone->to(device).reshape(sizes));
+      return;
+    }
+    init->materialise({handle});
+  }
+  const auto own = [&](const at::Tensor& whole) {
+    return slab.of(whole.detach().contiguous()).to(device, whole.scalar_type(), false, /*copy=*/true).reshape(sizes);
+  };
+  const auto gradient = std::exchange(handle.mutable_grad(), at::Tensor());
+  give_data(handle, own(handle));
+  if (gradient.defined()) handle.mutable_grad() = own(gradient);
+  release_freed_memory();
 }
 
 // ---------------------------------------------------------------- units
 
-const ShardUnit* ParameterStore::unit_of(const StateTensor& tensor) const {
-  return tensor.unit < 0 ? nullptr : &units_[static_cast<std::size_t>(tensor.unit)];
+const ShardUnit* ParameterStore::unit_on(const StateTensor& tensor, Rank rank) const {
+  return tensor.units.empty() ? nullptr : &units_[unit_number_on(tensor, rank)];
 }
 
 ShardMemory& ParameterStore::memory_of(const StateTensor& tensor) const {
-  AUTOPAR_ASSERT(tensor.unit >= 0, "a parameter that is in no unit has no memory there");
-  return *memories_[static_cast<std::size_t>(tensor.unit)];
+  AUTOPAR_ASSERT(!tensor.units.empty(), "a parameter that is in no unit has no memory there");
+  return *memories_[unit_number_on(tensor, self_)];
 }
 
 const ShardUnit::Place* ParameterStore::place_of(const StateTensor& tensor) const {
@@ -155,7 +164,7 @@ void ParameterStore::add_units(std::vector<ShardUnit> units, c10::ScalarType gat
   AUTOPAR_ASSERT(memories_.empty(), "units are added before any is held");
   for (auto& unit : units) {
     unit.gathered = gathered;
-    for (const auto& place : unit.places) named(place.names.front()).unit = static_cast<int>(units_.size());
+    for (const auto& place : unit.places) named(place.names.front()).units.push_back(static_cast<int>(units_.size()));
     units_.push_back(std::move(unit));
   }
 }
@@ -176,8 +185,11 @@ void ParameterStore::hold_shards(InitRecord* init, c10::Device device) {
     if (memory == nullptr) continue;
     for (const auto places : rows_of(memory->unit(), row)) {
       std::vector<at::Tensor> handles;
-      for (const auto& place : places) handles.push_back(named(place.names.front()).handle);
-      std::vector<at::Tensor> unmade;  // slices are there
+      for (const auto& place : places) {
+        hold_slice(named(place.names.front()), init, at::kCPU);
+        handles.push_back(named(place.names.front()).handle);
+      }
+      std::vector<at::Tensor> unmade;
       std::ranges::copy_if(handles, std::back_inserter(unmade), [](const auto& handle) { return is_phantom(handle); });
       if (init != nullptr && !unmade.empty()) init->materialise(unmade);
       for (std::size_t i = 0; i < places.size(); ++i) move_into(*memory, places[i], handles[i]);

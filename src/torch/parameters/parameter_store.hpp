@@ -58,8 +58,6 @@ class ParameterStore {
   [[nodiscard]] const std::vector<Rank>& replicas_of(const StateTensor& tensor) const;
   /// Which tensor shard this rank is. @pre it is one of several
   [[nodiscard]] int shard_of(const StateTensor& tensor) const;
-  /// Of this rank's tensor shard, where these have slices; of the whole on ranks that hold none.
-  [[nodiscard]] std::vector<std::int64_t> sizes_here(const StateTensor& tensor) const;
   /// Elements that this rank holds, counted in the memory order of the whole.
   [[nodiscard]] Slab elements_here(const StateTensor& tensor) const;
   /// Elements of each holder, in the order of `holders`; empty if each has all of it.
@@ -69,7 +67,7 @@ class ParameterStore {
 
   // ---- tensor shards
 
-  /// Makes handles refer to this rank's slice alone. Their gradients go along.
+  /// Makes handles refer to this rank's slice alone, but for what is in units. Their gradients go along.
   void hold_slices(InitRecord* init, c10::Device device);
 
   // ---- units of shards, and of what is offloaded
@@ -83,8 +81,9 @@ class ParameterStore {
   [[nodiscard]] const std::vector<ShardUnit>& units() const { return units_; }
   /// By unit; null where this rank is no member.
   [[nodiscard]] const std::vector<std::shared_ptr<ShardMemory>>& memories() const { return memories_; }
-  /// Null if every holder has the whole.
-  [[nodiscard]] const ShardUnit* unit_of(const StateTensor& tensor) const;
+  /// Null if every holder has the whole, or a whole slice. On ranks that are none of several tensor shards, the first
+  /// one's, which is like the others' but for ranks and sizes.
+  [[nodiscard]] const ShardUnit* unit_of(const StateTensor& tensor) const { return unit_on(tensor, self_); }
   /// @pre this rank is a member of the tensor's unit
   [[nodiscard]] ShardMemory& memory_of(const StateTensor& tensor) const;
   /// Null if it is in no unit.
@@ -104,6 +103,9 @@ class ParameterStore {
   void require_readable(const StateTensor& tensor, const ParameterReads& reads) const;
 
  private:
+  [[nodiscard]] const ShardUnit* unit_on(const StateTensor& tensor, Rank rank) const;
+  [[nodiscard]] Slab elements_on(const StateTensor& tensor, Rank rank) const;
+  void hold_slice(const StateTensor& tensor, InitRecord* init, c10::Device device);
   void move_into(ShardMemory& memory, const ShardUnit::Place& place, const at::Tensor& handle);
   [[nodiscard]] std::string describe_shard(const ShardUnit& unit, const ShardUnit::Place& place) const;
 

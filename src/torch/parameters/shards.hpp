@@ -24,7 +24,7 @@ namespace autopar {
 struct ShardUnit {
   struct Place {
     std::vector<std::string> names;   ///< of the parameter; several when tied
-    std::vector<std::int64_t> sizes;  ///< of the whole
+    std::vector<std::int64_t> sizes;  ///< of the whole; of the slice that the ranks' tensor shard has
     std::int64_t offset = 0;          ///< in elements
     [[nodiscard]] std::int64_t elements() const;
   };

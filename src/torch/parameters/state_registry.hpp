@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -11,6 +13,7 @@
 
 #include <autopar/core/ids.hpp>
 
+#include "torch/parameters/slab.hpp"
 #include "torch/tensor_parallel/unit_slices.hpp"
 
 namespace torch::nn {
@@ -31,9 +34,20 @@ struct StateTensor {
   /// By tensor shard of its stage, the replicas of that shard, ascending; set at deployment, empty where there is one
   std::vector<std::vector<Rank>> replicas_of_shard;
   std::optional<UnitSlices> slices;  ///< which each of these shards has; nothing: all have the whole
-  int unit = -1;  ///< of shards, or of what is offloaded, that it is in; -1 = every holder has the whole
+  /// By tensor shard, or one: units of flat shards, or of what is offloaded, that what it has is in; empty: in none
+  std::vector<int> units;
 
   [[nodiscard]] const std::string& name() const { return names.front(); }
+  /// Tensor shards of its stage.
+  [[nodiscard]] int shards() const { return std::max(1, static_cast<int>(replicas_of_shard.size())); }
+  /// Ranks that have what one of these has, ascending.
+  [[nodiscard]] const std::vector<Rank>& holders_of_shard(int shard) const {
+    return replicas_of_shard.empty() ? holders : replicas_of_shard[static_cast<std::size_t>(shard)];
+  }
+  /// Of what one of these has.
+  [[nodiscard]] std::vector<std::int64_t> sizes_of_shard(int shard) const {
+    return slices ? sliced_sizes(*slices, sizes, shards(), shard) : sizes;
+  }
 };
 
 /// Parameters, then buffers, of a module, in its own order: the same on every rank.

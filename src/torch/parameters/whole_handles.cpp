@@ -15,7 +15,7 @@ void give_data(const at::Tensor& handle, const at::Tensor& data) {
 
 WholeHandles::WholeHandles(const StateRegistry& registry) {
   for (const auto& tensor : registry.tensors()) {
-    const bool is_apart = tensor.unit >= 0 || tensor.slices.has_value();
+    const bool is_apart = !tensor.units.empty() || tensor.slices.has_value();
     if (!is_apart || is_phantom(tensor.handle)) continue;
     kept_.push_back(
         {tensor.handle, tensor.handle.variable_data(), std::exchange(tensor.handle.mutable_grad(), at::Tensor())});

@@ -68,7 +68,7 @@ void Session::Impl::add_to_owner(const at::Tensor& handle, const at::Tensor& gra
   constexpr bool kNonBlocking = true;
   const auto& tensor = parameters_.of(handle);
   auto& memory = parameters_.memory_of(tensor);
-  auto& set = leaving.sets[tensor.unit];
+  auto& set = leaving.sets[&memory];
   if (!set.defined()) set = memory.gradient_memory();
   auto copy = part_of(set, memory.within_part(*parameters_.place_of(tensor)).begin, handle.sizes());
   leaving.copies.push_back({handle, copy.copy_(gradient, kNonBlocking)});

@@ -153,7 +153,7 @@ void Session::Impl::materialise_state() {
   }
   std::vector<at::Tensor> own;  // what is held in units or slices is made as they are
   for (auto& tensor : parameters_.tensors()) {
-    if (parameters_.holds(tensor) && tensor.unit < 0 && !tensor.slices) own.push_back(tensor.handle);
+    if (parameters_.holds(tensor) && tensor.units.empty() && !tensor.slices) own.push_back(tensor.handle);
   }
   if (init_)
     init_->materialise(own);
@@ -169,7 +169,7 @@ void Session::Impl::materialise_state() {
   }
   const at::NoGradGuard no_grad;
   for (auto& tensor : parameters_.tensors()) {
-    const bool is_made = parameters_.holds(tensor) && tensor.unit < 0 && !tensor.slices;
+    const bool is_made = parameters_.holds(tensor) && tensor.units.empty() && !tensor.slices;
     const bool moves = is_made && tensor.handle.device() != deployment_.device();
     if (moves) tensor.handle.set_data(tensor.handle.to(deployment_.device()));
   }

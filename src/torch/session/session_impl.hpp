@@ -255,8 +255,8 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   [[nodiscard]] StageGradients gradients_of(Call& call, const std::vector<ValueId>& roots);
   void apply(const StageGradients& gradients, const at::Tensor& factor, bool keep, bool accumulate);
   struct LeavingGradients {
-    std::map<int, at::Tensor> sets;      ///< host memory, by unit
-    std::vector<HandleGradient> copies;  ///< in it, complete when the device has done what is queued
+    std::map<const ShardMemory*, at::Tensor> sets;  ///< host memory, by unit
+    std::vector<HandleGradient> copies;             ///< in it, complete when the device has done what is queued
   };
   void add_to_owner(const at::Tensor& handle, const at::Tensor& gradient, bool may_take, LeavingGradients& leaving);
   void add_arrived(const LeavingGradients& leaving);

@@ -3,6 +3,7 @@
 #include <optional>
 #include <set>
 #include <span>
+#include <tuple>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -63,7 +64,9 @@ void Session::Impl::plan_shards(const CapturedProgram& program) {
     const auto tensor_of = [&](ValueId value) -> const StateTensor& {
       return parameters_.named(program.graph.value(value).name);
     };
-    for (auto& unit : shard_units(program.graph, program.plan, program.division, planned_atoms_, plan, tensor_of)) {
+    const auto atoms =
+        program.tensor_stages.empty() ? planned_atoms_ : with_operators(planned_atoms_, program.sharded.made_for);
+    for (auto& unit : shard_units(program.graph, program.plan, program.division, atoms, plan, tensor_of)) {
       const auto gathered = unit.gathered;
       parameters_.add_units({std::move(unit)}, gathered);
     }
@@ -76,19 +79,21 @@ void Session::Impl::offload_rest(const CapturedProgram& program) {
   if (deployment_.plan().offload == Offload::kNone) return;
   const auto outside = read_outside_stages(program.graph, program.plan);
   const auto reads = parameter_reads(program.graph, program.plan);
-  using Kind = std::pair<std::vector<Rank>, c10::ScalarType>;  // holders, what they compute with
+  using Kind = std::tuple<int, std::vector<Rank>, c10::ScalarType>;  // tensor shard, holders, what they compute with
   std::map<Kind, UnitInMaking> by_kind;
   for (const auto& [name, value] : program.graph.parameters) {
     const auto& tensor = parameters_.named(name);
-    if (!program.graph.value(value).requires_grad || outside[value.index()] || tensor.unit >= 0) continue;
+    if (!program.graph.value(value).requires_grad || outside[value.index()] || !tensor.units.empty()) continue;
     const auto type = tensor.handle.scalar_type();
-    auto& kind = by_kind[{tensor.holders, reads[value.index()].smaller_copy(type).value_or(type)}];
-    kind.add(tensor.names, parameters_.sizes_here(tensor), type);
+    const auto gathered = reads[value.index()].smaller_copy(type).value_or(type);
+    for (int shard = 0; shard < tensor.shards(); ++shard)
+      by_kind[{shard, tensor.holders_of_shard(shard), gathered}].add(tensor.names, tensor.sizes_of_shard(shard), type);
   }
-  for (const auto& [kind, parameters] : by_kind)
+  for (const auto& [kind, parameters] : by_kind) {
+    const auto& [shard, holders, gathered] = kind;
     parameters_.add_units(
-        make_units(parameters.names, parameters.forms, kind.first, 0, deployment_.plan().buckets.size, true),
-        kind.second);
+        make_units(parameters.names, parameters.forms, holders, 0, deployment_.plan().buckets.size, true), gathered);
+  }
 }
 
 // Some optimizers make their state when they are made, of whole parameters, also of those of other ranks.
@@ -151,21 +156,22 @@ void Session::Impl::attach(torch::optim::Optimizer& optimizer) {
 // ---------------------------------------------------------------- programs
 
 ShardedParameters Session::Impl::sharded_parameters(const CapturedProgram& program) const {
-  ShardedParameters sharded{parameters_.units(), std::vector<int>(program.graph.values.size(), -1)};
+  ShardedParameters sharded{parameters_.units(), std::vector<std::vector<int>>(program.graph.values.size())};
   const auto whole = read_outside_stages(program.graph, program.plan);
   const auto leaving = read_after_computes(program.graph, program.plan, program.division.channel_values);
   const auto reads = parameter_reads(program.graph, program.plan);
   for (const auto& [name, value] : program.graph.parameters) {
     const auto& tensor = parameters_.named(program.graph.value(value).name);
-    if (parameters_.is_sharded(tensor)) sharded.unit_of[value.index()] = tensor.unit;
-    const bool in_computes = tensor.unit >= 0 && parameters_.units()[static_cast<std::size_t>(tensor.unit)].zero >= 3;
+    if (parameters_.is_sharded(tensor)) sharded.units_of[value.index()] = tensor.units;
+    const auto* unit = parameters_.unit_of(tensor);
+    const bool in_computes = unit != nullptr && unit->zero >= 3;
     if (in_computes && leaving[value.index()] && program.graph.value(value).requires_grad) {
       throw InvalidArgument("parameter '" + name +
                             "' is gathered within compute actions (ZeRO 3), but a later mode or signature of the " +
                             "model reads it elsewhere; call the model in this mode first, or set zero = 2");
     }
     parameters_.require_readable(tensor, reads[value.index()]);
-    if (tensor.unit < 0 || !whole[value.index()]) continue;
+    if (unit == nullptr || !whole[value.index()]) continue;
     if (!parameters_.is_sharded(tensor)) {
       throw InvalidArgument(
           "parameter '" + name + "' is kept in host memory (offload), but a later mode or signature of the " +
@@ -184,9 +190,10 @@ ParameterShard Session::Impl::shard(const at::Tensor& handle) const {
   require_deployed("shard");
   const auto& tensor = parameters_.of(handle);
   const auto here = parameters_.elements_here(tensor);
-  ParameterShard shard{tensor.sizes, here.range.begin, here.range.end, parameters_.is_whole(tensor)};
-  if (!tensor.slices || here.empty()) return shard;
-  const auto units = tensor.slices->split(static_cast<int>(tensor.replicas_of_shard.size()));
+  const auto begin_of_range = here.range.begin + here.part.begin;
+  ParameterShard shard{tensor.sizes, begin_of_range, begin_of_range + here.size(), parameters_.is_whole(tensor)};
+  if (!tensor.slices || here.range.empty()) return shard;
+  const auto units = tensor.slices->split(tensor.shards());
   const auto place = parameters_.shard_of(tensor);
   const auto block = tensor.slices->units * tensor.slices->inner;
   shard.dim = tensor.slices->dim;
@@ -195,6 +202,7 @@ ParameterShard Session::Impl::shard(const at::Tensor& handle) const {
     shard.indices.emplace_back(begin, begin + units.length(place) * tensor.slices->inner);
   }
   if (here.blocks != 1) shard.begin = shard.end = 0;
+  if (parameters_.is_sharded(tensor)) shard.of_slice.emplace(here.part.begin, here.part.end);
   return shard;
 }
 

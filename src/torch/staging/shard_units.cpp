@@ -11,10 +11,11 @@
 
 #include <c10/util/accumulate.h>
 
+#include <autopar/core/assert.hpp>
 #include <autopar/plan/buckets.hpp>
 
 #include "torch/algebra/parameter_reads.hpp"
-#include "torch/ir/tensor_form.hpp"
+#include "torch/ir/shard_moves.hpp"
 
 namespace autopar {
 
@@ -22,27 +23,37 @@ namespace {
 
 std::int64_t element_size(c10::ScalarType type) { return static_cast<std::int64_t>(c10::elementSize(type)); }
 
-/// Bytes of the trained parameters that one atom reads, of the one that reads most.
-Bytes largest_read(const OpGraph& graph, const AtomPartition& atoms) {
+using TensorOf = std::function<const StateTensor&(ValueId)>;
+
+/// What one of several tensor shards moves to or from the others is read by the operator that it is moved for.
+ValueId before_moves(const OpGraph& graph, ValueId value) {
+  while (graph.value(value).definer.valid() && is_shard_move(graph.name(graph.value(value).definer)))
+    value = graph.input(graph.value(value).definer, 0);
+  return value;
+}
+
+/// Bytes of the trained parameters that one atom reads, of the one that reads most; of tensor shards the first, which
+/// have most.
+Bytes largest_read(const OpGraph& graph, const AtomPartition& atoms, const TensorOf& tensor_of) {
   std::int64_t largest = 0;
   for (const auto& ops : atoms.atoms) {
     std::set<ValueId> read;
     for (const auto op : ops) {
-      for_each_input(graph.op(op), [&](ValueId value) {
+      for_each_input(graph.op(op), [&](ValueId moved) {
+        const auto value = before_moves(graph, moved);
         if (graph.value(value).kind == ValueKind::kParameter && graph.value(value).requires_grad) read.insert(value);
       });
     }
     std::int64_t bytes = 0;
-    for (const auto value : read) {
-      const auto& info = graph.value(value);
-      bytes += c10::multiply_integers(sizes_at(info, 0)) * element_size(info.dtype);
-    }
+    for (const auto value : read)
+      bytes += c10::multiply_integers(tensor_of(value).sizes_of_shard(0)) * element_size(graph.value(value).dtype);
     largest = std::max(largest, bytes);
   }
   return Bytes(largest);
 }
 
-/// Parameters of one reduction group on their way into units.
+/// Parameters of one stage, or tied across several, on their way into units: those of each tensor shard cut where the
+/// first shard's are, which has most, so that all exchange and gather in step.
 class GroupCut {
  public:
   using Kind = std::tuple<int, c10::ScalarType, c10::ScalarType>;  // level, own type, what is gathered
@@ -50,51 +61,69 @@ class GroupCut {
   void add(const StateTensor& tensor, const Kind& kind) {
     const int number = kinds_.emplace(kind, static_cast<int>(kinds_.size())).first->second;
     members_.emplace_back(&tensor, kind);
-    items_.push_back(BucketItem::of(c10::multiply_integers(tensor.sizes), element_size(std::get<1>(kind)), number));
+    items_.push_back(
+        BucketItem::of(c10::multiply_integers(tensor.sizes_of_shard(0)), element_size(std::get<1>(kind)), number));
   }
 
-  void append_to(std::vector<ShardUnit>& out, const std::vector<Rank>& ranks, Bytes limit, bool offloaded) const {
-    struct InMaking {
-      std::vector<std::vector<std::string>> names;
-      std::vector<GradientForm> forms;
-      Kind kind;
-    };
+  /// @param ranks  by tensor shard
+  void append_to(std::vector<ShardUnit>& out, const std::vector<std::vector<Rank>>& ranks, Bytes limit,
+                 bool offloaded) const {
     const auto cut = cut_into_buckets(items_, limit);
-    std::vector<InMaking> units(cut.buckets.size());
-    for (std::size_t i = 0; i < members_.size(); ++i) {
-      const auto& [tensor, kind] = members_[i];
-      auto& unit = units[static_cast<std::size_t>(cut.places[i].bucket)];
-      unit.forms.push_back({unit.names.size(), tensor->sizes, std::get<1>(kind)});
-      unit.names.push_back(tensor->names);
-      unit.kind = kind;
-    }
-    for (const auto& unit : units) {
-      const auto& [level, type, gathered] = unit.kind;
-      for (auto& made : make_units(unit.names, unit.forms, ranks, level, limit, offloaded)) {
-        made.gathered = gathered;
-        out.push_back(std::move(made));
-      }
+    std::vector<std::vector<std::size_t>> units(cut.buckets.size());
+    for (std::size_t i = 0; i < members_.size(); ++i)
+      units[static_cast<std::size_t>(cut.places[i].bucket)].push_back(i);
+    for (const auto& members : units) {
+      for (std::size_t shard = 0; shard < ranks.size(); ++shard)
+        append_unit(out, members, static_cast<int>(shard), ranks[shard], limit, offloaded);
     }
   }
 
  private:
+  void append_unit(std::vector<ShardUnit>& out, const std::vector<std::size_t>& members, int shard,
+                   const std::vector<Rank>& ranks, Bytes limit, bool offloaded) const {
+    const auto& [level, type, gathered] = members_[members.front()].second;
+    std::vector<std::vector<std::string>> names;
+    std::vector<GradientForm> forms;
+    for (const auto i : members) {
+      const auto& tensor = *members_[i].first;
+      forms.push_back({names.size(), tensor.sizes_of_shard(shard), type});
+      names.push_back(tensor.names);
+    }
+    auto made = make_units(names, forms, ranks, level, limit, offloaded);
+    AUTOPAR_ASSERT(made.size() == 1, "what one shard has in one unit does not fit in another one's");
+    made.front().gathered = gathered;
+    out.push_back(std::move(made.front()));
+  }
+
   std::map<Kind, int> kinds_;
   std::vector<std::pair<const StateTensor*, Kind>> members_;
   std::vector<BucketItem> items_;
 };
 
+/// By tensor shard of its stage, its replicas; of tied parameters the group's.
+std::vector<std::vector<Rank>> members_by_shard(const Pipeline& pipeline, const ReduceGroup& group) {
+  if (!group.stage.valid()) return {group.ranks};
+  const auto& mesh = pipeline.stages[group.stage.index()];
+  std::vector<std::vector<Rank>> members;
+  for (int shard = 0; shard < mesh.tensor(); ++shard) {
+    auto& ranks = members.emplace_back(mesh.replica_group(shard));
+    std::sort(ranks.begin(), ranks.end());
+  }
+  return members;
+}
+
 }  // namespace
 
 std::vector<ShardUnit> shard_units(const OpGraph& graph, const BatchPlan& batch_plan, const StagedGraph& division,
-                                   const AtomPartition& atoms, const Plan& plan,
-                                   const std::function<const StateTensor&(ValueId)>& tensor_of) {
+                                   const AtomPartition& atoms, const Plan& plan, const TensorOf& tensor_of) {
   const auto levels = highest_zero_levels(graph, batch_plan, division.channel_values);
   const auto reads = parameter_reads(graph, batch_plan);
-  const Bytes limit = plan.buckets.unit_size(plan.zero, largest_read(graph, atoms));
+  const Bytes limit = plan.buckets.unit_size(plan.zero, largest_read(graph, atoms, tensor_of));
   std::vector<ShardUnit> units;
   for (std::size_t g = 0; g < division.pipeline.groups.size(); ++g) {
     const auto& group = division.pipeline.groups[g];
-    int replicas = 0;  // of the stage that has most
+    if (division.group_shards[g] > 0) continue;  // goes with the first shard's
+    int replicas = 0;                            // of the stage that has most
     for (const auto parameter : division.group_parameters[g]) {
       for (const auto stage : tensor_of(parameter).stages)
         replicas = std::max(replicas, plan.stages[stage.index()].mesh.replicas());
@@ -108,7 +137,7 @@ std::vector<ShardUnit> shard_units(const OpGraph& graph, const BatchPlan& batch_
       const auto type = tensor.handle.scalar_type();
       cut.add(tensor, {std::min(plan.zero, highest), type, reads[parameter.index()].smaller_copy(type).value_or(type)});
     }
-    cut.append_to(units, group.ranks, limit, plan.offload == Offload::kOptimizer);
+    cut.append_to(units, members_by_shard(division.pipeline, group), limit, plan.offload == Offload::kOptimizer);
   }
   return units;
 }

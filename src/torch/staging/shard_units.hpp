@@ -15,8 +15,9 @@
 namespace autopar {
 
 /// What the ranks of a plan with ZeRO hold in shards of a program's parameters: by reduction group, filled as backwards
-/// make gradients, cut as the planner counts them (`sharded_buckets_of`). What nobody shares or something needs whole
-/// outside the pipeline is left out. The same on every rank.
+/// make gradients, cut as the planner counts them (`sharded_buckets_of`); of tensor shards one for each, one behind the
+/// other, with the same parameters. What nobody shares or something needs whole outside the pipeline is left out. The
+/// same on every rank.
 /// @param atoms      of the program
 /// @param tensor_of  a parameter of the program, with the stages that hold it @pre plan.zero > 0
 [[nodiscard]] std::vector<ShardUnit> shard_units(const OpGraph& graph, const BatchPlan& batch_plan,

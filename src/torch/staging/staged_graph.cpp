@@ -226,17 +226,21 @@ std::map<StorageId, StagedGraph::InGroup> parameters_of_storages(const StagedGra
   for (std::size_t g = 0; g < division.group_units.size(); ++g) {
     if (division.group_units[g] >= 0) group_of[division.group_units[g]] = static_cast<int>(g);
   }
-  std::map<StorageId, StagedGraph::InGroup> out;
+  std::map<ValueId, StagedGraph::InGroup> by_parameter;
   for (const auto& [name, value] : graph.parameters) {
-    const auto group = group_of.find(sharded.unit_of[value.index()]);
-    if (group != group_of.end()) out[graph.value(value).storage] = {group->second, value};
+    StagedGraph::InGroup in{{}, value};
+    for (const int unit : sharded.units_of[value.index()]) {
+      const auto group = group_of.find(unit);
+      if (group != group_of.end()) in.groups.push_back(group->second);
+    }
+    if (!in.groups.empty()) by_parameter[value] = std::move(in);
   }
-  if (out.empty()) return out;
-  const auto copied = copied_parameters(graph, plan);
-  for (std::size_t storage = 0; storage < copied.size(); ++storage) {
-    if (!copied[storage].valid()) continue;
-    const auto parameter = out.find(graph.value(copied[storage]).storage);
-    if (parameter != out.end()) out[StorageId::of(storage)] = parameter->second;
+  std::map<StorageId, StagedGraph::InGroup> out;
+  if (by_parameter.empty()) return out;
+  const auto behind = parameters_behind(graph, plan);
+  for (std::size_t storage = 0; storage < behind.size(); ++storage) {
+    const auto parameter = by_parameter.find(behind[storage]);
+    if (parameter != by_parameter.end()) out[StorageId::of(storage)] = parameter->second;
   }
   return out;
 }
@@ -252,10 +256,10 @@ void shard_groups(StagedGraph& division, const OpGraph& graph, const BatchPlan& 
     for (const auto op : division.stage_ops[s]) {
       for_each_input(graph.op(op), [&](ValueId value) {
         if (graph.value(value).kind != ValueKind::kParameter) return;
-        const int unit = sharded.unit_of[value.index()];
-        if (unit < 0) return;
-        readers[unit].insert(StageId::of(s));
-        if (graph.value(value).requires_grad) trained[unit].insert(value);
+        for (const int unit : sharded.units_of[value.index()]) {
+          readers[unit].insert(StageId::of(s));
+          if (graph.value(value).requires_grad) trained[unit].insert(value);
+        }
       });
     }
   }
@@ -268,15 +272,21 @@ void shard_groups(StagedGraph& division, const OpGraph& graph, const BatchPlan& 
   for (std::size_t g = 0; g < division.group_parameters.size(); ++g) {
     std::vector<ValueId> whole;
     for (const auto parameter : division.group_parameters[g]) {
-      if (sharded.unit_of[parameter.index()] < 0) whole.push_back(parameter);
+      if (sharded.units_of[parameter.index()].empty()) whole.push_back(parameter);
     }
     if (!whole.empty()) plan(division.pipeline.groups[g], std::move(whole), -1, division.group_shards[g]);
   }
   for (const auto& [unit, stages] : readers) {
     const auto& of_unit = sharded.units[static_cast<std::size_t>(unit)];
     const auto stage = stages.size() == 1 ? *stages.begin() : StageId::none();
-    auto replicas = stage.valid() ? division.pipeline.stages[stage.index()].ranks() : std::vector<Rank>{};
-    std::sort(replicas.begin(), replicas.end());
+    std::vector<Rank> replicas;
+    int shard = 0;
+    if (stage.valid()) {
+      const auto& mesh = division.pipeline.stages[stage.index()];
+      shard = mesh.shard_of(of_unit.ranks.front()).value_or(0);
+      replicas = mesh.replica_group(shard);
+      std::sort(replicas.begin(), replicas.end());
+    }
     if (of_unit.zero >= 3 && replicas != of_unit.ranks) {
       throw InvalidArgument(
           "parameter '" + of_unit.places.front().names.front() +
@@ -284,7 +294,7 @@ void shard_groups(StagedGraph& division, const OpGraph& graph, const BatchPlan& 
           "several parts of the model read it; call the model in this mode first, or set zero = 2");
     }
     plan({of_unit.ranks, stage, 1, replicas == of_unit.ranks ? of_unit.zero : 1},
-         {trained[unit].rbegin(), trained[unit].rend()}, unit, 0);
+         {trained[unit].rbegin(), trained[unit].rend()}, unit, shard);
   }
   std::stable_sort(planned.begin(), planned.end(), is_issued_before);
   division.pipeline.groups.clear();
@@ -302,14 +312,15 @@ void shard_groups(StagedGraph& division, const OpGraph& graph, const BatchPlan& 
 
 namespace {
 
-/// Plays a whole backward of one stage.
+/// Plays a whole backward of one stage on the ranks of one tensor shard.
 class BackwardOfStage {
  public:
-  BackwardOfStage(StagedGraph& division, StageId stage, const OpGraph& graph, const BatchPlan& plan,
+  BackwardOfStage(StagedGraph& division, StageId stage, int shard, const OpGraph& graph, const BatchPlan& plan,
                   const ShardedParameters& sharded, Bytes kept)
       : division_(division),
         groups_(division.pipeline.groups),
         stage_(stage),
+        shard_(shard),
         graph_(graph),
         sharded_(sharded),
         kept_(kept) {
@@ -327,9 +338,11 @@ class BackwardOfStage {
       for_each_input(graph_.op(op), [&](ValueId value) {
         const auto* read = find(value);
         if (read == nullptr) return;
-        reads_[op].insert(read->group);
+        const int g = own_of(*read);
+        reads_[op].insert(g);
+        like_.emplace(g, read->groups.front());
         const auto [at, is_new] = part_of_.emplace(read->parameter, parts_.size());
-        if (!is_new && at->second != parts_.size()) elsewhere_.insert(read->group);
+        if (!is_new && at->second != parts_.size()) elsewhere_.insert(g);
       });
     }
     parts_.push_back(part);
@@ -343,10 +356,12 @@ class BackwardOfStage {
         play_once(parts_[p].ops);
     }
     for (std::size_t g = 0; g < groups_.size(); ++g) {
-      const bool is_here = groups_[g].stage == stage_ && gathers(static_cast<int>(g));
+      const bool is_here = groups_[g].stage == stage_ && gathers(static_cast<int>(g)) &&
+                           autopar::shard_of(division_.pipeline, groups_[g]) == shard_;
       if (is_here) gather(static_cast<int>(g));  // if nothing reads it: last
     }
-    division_.pipeline.backward_gathers[stage_.index()] = std::move(order_);
+    auto& of_stage = division_.pipeline.backward_gathers[stage_.index()];
+    of_stage.insert(of_stage.end(), order_.begin(), order_.end());
   }
 
  private:
@@ -355,14 +370,20 @@ class BackwardOfStage {
   /// The parameter behind a value if it is in a group of this stage.
   [[nodiscard]] const StagedGraph::InGroup* find(ValueId value) const {
     const auto found = division_.parameter_of_storage.find(graph_.value(value).storage);
-    const bool is_here = found != division_.parameter_of_storage.end() && group(found->second.group).stage == stage_;
+    const bool is_here =
+        found != division_.parameter_of_storage.end() && group(found->second.groups.front()).stage == stage_;
     return is_here ? &found->second : nullptr;
   }
-  void leaves(ValueId value) {
-    if (const auto* parameter = find(value)) elsewhere_.insert(parameter->group);
+  [[nodiscard]] int own_of(const StagedGraph::InGroup& parameter) const {
+    return parameter.groups[static_cast<std::size_t>(shard_)];
   }
+  void leaves(ValueId value) {
+    if (const auto* parameter = find(value)) elsewhere_.insert(own_of(*parameter));
+  }
+  /// Of a group that something reads; on the first tensor shard, which has most.
   [[nodiscard]] Bytes bytes_of(int g) const {
-    const auto& unit = sharded_.units[static_cast<std::size_t>(division_.group_units[static_cast<std::size_t>(g)])];
+    const auto first = static_cast<std::size_t>(like_.at(g));
+    const auto& unit = sharded_.units[static_cast<std::size_t>(division_.group_units[first])];
     return Bytes(unit.elements * static_cast<std::int64_t>(c10::elementSize(unit.gathered)));
   }
 
@@ -418,11 +439,13 @@ class BackwardOfStage {
   StagedGraph& division_;
   std::vector<ReduceGroup>& groups_;
   StageId stage_;
+  int shard_;
   const OpGraph& graph_;
   const ShardedParameters& sharded_;
   Bytes kept_;
   std::vector<StagePart> parts_;            // in the order of the run
   std::map<OpId, std::set<int>> reads_;     // groups
+  std::map<int, int> like_;                 // by group: the first tensor shard's
   std::map<ValueId, std::size_t> part_of_;  // by parameter: the first that reads it
   std::set<int> elsewhere_;                 // groups with a parameter that several parts read, or that leaves the stage
   std::set<int> there_;
@@ -444,9 +467,11 @@ void order_backward_gathers(StagedGraph& division, const OpGraph& graph, const B
     for (const auto op : division.stage_ops[s]) {
       if (!plan.handling(op).once) each_slice.push_back(op);
     }
-    BackwardOfStage backward(division, StageId::of(s), graph, plan, sharded, kept);
-    for (const auto& part : parts_of_stage(graph, each_slice, recomputed)) backward.add_part(part);
-    backward.play();
+    for (int shard = 0; shard < division.pipeline.stages[s].tensor(); ++shard) {
+      BackwardOfStage backward(division, StageId::of(s), shard, graph, plan, sharded, kept);
+      for (const auto& part : parts_of_stage(graph, each_slice, recomputed)) backward.add_part(part);
+      backward.play();
+    }
   }
 }
 

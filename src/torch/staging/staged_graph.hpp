@@ -30,7 +30,7 @@ struct StagedGraph {
   /// Of parameters that tensor shards hold in slices: sizes, by shard
   std::map<ValueId, std::vector<std::vector<std::int64_t>>> parameter_slices;
   struct InGroup {
-    int group;
+    std::vector<int> groups;  ///< by tensor shard of the stage, or one
     ValueId parameter;
   };
   /// Of those in units: what they, their views and their copies have
@@ -67,7 +67,7 @@ void include_holders(StagedGraph& division, const OpGraph& graph, const std::vec
 /// Where parameters lie in units of shards.
 struct ShardedParameters {
   std::vector<ShardUnit> units;
-  std::vector<int> unit_of;  ///< by ValueId; -1 = held whole
+  std::vector<std::vector<int>> units_of;  ///< by ValueId: by tensor shard, or one; none = held whole
 };
 
 /// Sums the gradients of units into shards, each in a group of its own; groups of the other parameters stay. Units that
@@ -76,7 +76,8 @@ void shard_groups(StagedGraph& division, const OpGraph& graph, const BatchPlan& 
 
 /// Plays a whole backward of each stage that gathers within compute actions: it goes through what the stage runs from
 /// the end, and through a segment that is recomputed first from its beginning and then from its end; what others read
-/// as well gets its gradients behind that. States in which order groups are gathered (Pipeline::backward_gathers), when
+/// as well gets its gradients behind that. What is kept is decided for the tensor shard that has most, and all do
+/// likewise. States in which order groups are gathered (Pipeline::backward_gathers), when
 /// their buckets are full (ReduceGroup::filled_after), and what a segment that reads more than `kept` lets go of when
 /// it has run again: not what its backward needs first, and not what others read as well.
 /// @pre backwards are whole

@@ -14,12 +14,14 @@ namespace gpu_tensor_test {
 using namespace tensor_test;
 
 template <class Net>
-void check(ap::World& world, const char* recompute = "none", const char* sequence = "off") {
+void check(ap::World& world, const char* recompute = "none", const char* sequence = "off", int replicas = 1,
+           int zero = -1) {
   Setup setup;
   setup.options.recompute = recompute;
+  setup.options.zero = zero;
   setup.options.costs = "roofline";
   setup.options.sequence_parallel = sequence;
-  setup = setup_of(world.size(), {1}, 1, setup);
+  setup = setup_of(world.size() / replicas, {replicas}, 1, setup);
   const auto reference = numerics::run_reference<Net>([] { return std::make_shared<Net>(); }, setup, 7);
   const auto seen = check_on<Net>(world, reference, setup, 7);
   CHECK(seen.slices > 0);
@@ -39,6 +41,11 @@ TEST_CASE("tensor shards on GPUs train as one process on the CPU, in double prec
   check<Encoder>(world);
   check<Separate>(world);
   check<Classifier>(world);
+  for (const int zero : {1, 2, 3}) {
+    if (world.size() < 4) break;
+    check<FeedForward>(world, "none", 2, zero);
+    check<Gpt>(world, "full", 2, zero);
+  }
 }
 
 }  // namespace gpu_tensor_test

@@ -32,7 +32,7 @@ struct Instance {
   PlanRequest request;
 };
 
-/// What random models have, with regions; sometimes little memory, sometimes more ZeRO than shards know.
+/// What random models have, with regions; sometimes little memory, sometimes a ZeRO level that is asked for.
 Instance random_instance(int seed, int max_nodes = 6, int max_devices = 6) {
   Dice dice(static_cast<std::uint64_t>(seed) + 31337);
   const Bytes memory(dice.chance(60) ? 1 << 20 : dice(150, 500) * 1000);
@@ -130,6 +130,31 @@ TEST_CASE("a stage that shards compute together takes its part of the time and o
   }
 }
 
+TEST_CASE("replicas of a tensor shard share under ZeRO what the shard holds", "[laws]") {
+  ModelProfile model = testing::chain(3, 1e6, 24000, 480);
+  model.tensor_regions = {{{NodeId(0), NodeId(1)}, {ParameterId(0), ParameterId(1)}, 12, true, {}, {}, 0, 0}};
+  const Cluster cluster = without_launches(4);
+  const RooflineCost cost(cluster);
+  const Workload work = make_workload(model, cost);
+  Constraints constraints;
+  constraints.world = 4;
+  constraints.batch = 16;
+  constraints.memory = Bytes(1 << 30);
+  const StepObjective objective(work, cluster, constraints);
+  const Staging staging{{0, 0, 0}, {2}, 1, ScheduleKind::kGPipe, {}, {2}};
+  const std::int64_t held = 24000 / 2 * 2 + 24000;  // two parameters in slices, one that both shards have
+  const auto sized = objective.pipeline(staging, place(staging, RankPlacement::kReplicasTogether));
+  REQUIRE(sized.pipeline.groups.size() == 2);
+  for (const int zero : {0, 1, 2, 3}) {
+    const auto memory = objective.evaluate(staging, sized, {zero, {}, Offload::kNone}).stages.front().memory;
+    const auto share = [&](std::int64_t bytes, int from) { return Bytes(zero >= from ? bytes / 2 : bytes); };
+    CAPTURE(zero);
+    CHECK(memory.optimizer == share(2 * held, 1));
+    CHECK(memory.gradients == share(held, 2));
+    CHECK(memory.parameters == share(held, 3));
+  }
+}
+
 TEST_CASE("a region that is cut, or that does not admit so many shards, is computed whole", "[laws]") {
   ModelProfile model = testing::chain(4, 1e6, 24000, 480);
   model.tensor_regions = {{{NodeId(0), NodeId(1)}, {ParameterId(0), ParameterId(1)}, 6, true, {}, {}, 0, 0},
@@ -216,6 +241,7 @@ namespace {
 /// What plans of random instances were, all of which the checker accepts and can be run.
 struct Checked {
   int with_shards = 0, forced = 0, pipelined = 0, shared = 0, by_tokens = 0;
+  int by_zero[4] = {};  ///< of those in which a tensor shard has replicas
 };
 
 Checked check_plans(int first, int last) {
@@ -223,6 +249,7 @@ Checked check_plans(int first, int last) {
   for (int seed = first; seed < last; ++seed) {
     Instance c = random_instance(seed);
     if (seed % 2 == 0) c.request.options.tensor_parallel = c.cluster.devices % 3 == 0 ? 3 : 2;
+    if (seed % 3 == 0) c.request.options.zero = seed / 6 % 4;
     const auto plan = planned(c);
     if (!plan) continue;
     CAPTURE(seed, to_text(*plan));
@@ -232,6 +259,8 @@ Checked check_plans(int first, int last) {
     ++out.with_shards;
     out.by_tokens += plan->sequence_parallel ? 1 : 0;
     out.forced += seed % 2 == 0 ? 1 : 0;
+    const auto has_replicas = [](const Mesh& mesh) { return mesh.tensor() > 1 && mesh.replicas() > 1; };
+    if (std::ranges::any_of(meshes_of(*plan), has_replicas)) ++out.by_zero[plan->zero];
     out.pipelined += plan->stages.size() > 1 ? 1 : 0;
     out.shared += plan->stages.size() > 1 && plan->stages[0].mesh.ranks() == plan->stages[1].mesh.ranks() ? 1 : 0;
   }
@@ -241,14 +270,16 @@ Checked check_plans(int first, int last) {
 }  // namespace
 
 TEST_CASE("plans with tensor shards are what the checker works out, and can be run", "[laws]") {
-  Checked seen = check_plans(0, 100);
+  Checked seen = check_plans(0, 150);
   check_plans(491, 492);  // shards with and without samples come to what they share at different times
-  CAPTURE(seen.with_shards, seen.forced, seen.pipelined, seen.shared, seen.by_tokens);
+  CAPTURE(seen.with_shards, seen.forced, seen.pipelined, seen.shared, seen.by_tokens, seen.by_zero[1], seen.by_zero[2],
+          seen.by_zero[3]);
   CHECK(seen.forced > 20);
   CHECK(seen.with_shards > seen.forced + 15);
   CHECK(seen.pipelined > 15);
   CHECK(seen.shared > 2);
   CHECK(seen.by_tokens > 5);
+  for (const int zero : {1, 2, 3}) CHECK(seen.by_zero[zero] > 2);
 }
 
 TEST_CASE("thousands of plans with tensor shards are what the checker works out", "[laws][.nightly]") {
@@ -257,9 +288,10 @@ TEST_CASE("thousands of plans with tensor shards are what the checker works out"
 
 namespace {
 
-/// Compared with the referee: how many random graphs fit, have shards in their best plan, and different ones by stage.
+/// Compared with the referee: how many random graphs fit, have shards in their best plan, different ones by stage, and
+/// shards whose replicas share under ZeRO.
 struct Compared {
-  int fitting = 0, with_shards = 0, mixed = 0, by_tokens = 0;
+  int fitting = 0, with_shards = 0, mixed = 0, sharing = 0, by_tokens = 0;
 };
 
 Compared compare(int first, int last) {
@@ -291,7 +323,9 @@ Compared compare(int first, int last) {
     ExactStaging{}.search_mixed(objective, found);
     CHECK(found.proven);
     CHECK(found.candidates.best_step().value() == Approx(all.candidates.best_step().value()).epsilon(1e-9));
-    out.with_shards += all.candidates.best().staging.tensor.empty() ? 0 : 1;
+    const bool has_shards = !all.candidates.best().staging.tensor.empty();
+    out.with_shards += has_shards ? 1 : 0;
+    out.sharing += has_shards && all.candidates.best().terms.optimizations.zero > 0 ? 1 : 0;
     out.by_tokens += all.candidates.best().terms.optimizations.sequence ? 1 : 0;
     out.mixed += all.candidates.best_step() < uniform.candidates.best_step() * (1 - 1e-9) ? 1 : 0;
   }
@@ -317,7 +351,7 @@ TEST_CASE("no bound on the way to a staging with tensor shards is above its step
     constraints.batch = c.request.batch;
     constraints.memory = Bytes(1 << 30);
     constraints.sequences = {false, true};
-    constraints.zero_levels = {0, 1, 2};
+    constraints.zero_levels = {0, 1, 2, 3};
     constraints.tensor_degrees.clear();
     for (int degree = 1; degree <= constraints.world; ++degree) {
       if (constraints.world % degree == 0) constraints.tensor_degrees.push_back(degree);
@@ -383,21 +417,23 @@ TEST_CASE("no bound on the way to a staging with tensor shards is above its step
 }
 
 TEST_CASE("the search finds what brute force finds, of tensor degrees of all stages and of each stage", "[laws]") {
-  const auto [fitting, with_shards, mixed, by_tokens] = compare(0, 80);
-  CAPTURE(fitting, with_shards, mixed, by_tokens);
+  const auto [fitting, with_shards, mixed, sharing, by_tokens] = compare(0, 80);
+  CAPTURE(fitting, with_shards, mixed, sharing, by_tokens);
   CHECK(by_tokens > 5);
   CHECK(fitting > 70);
   CHECK(with_shards > 20);
   CHECK(mixed > 1);
+  CHECK(sharing > 1);
 }
 
 TEST_CASE("the search finds what brute force finds, of tensor degrees of 2,000 random graphs", "[laws][.nightly]") {
-  const auto [fitting, with_shards, mixed, by_tokens] = compare(1000, 3000);
-  CAPTURE(fitting, with_shards, mixed, by_tokens);
+  const auto [fitting, with_shards, mixed, sharing, by_tokens] = compare(1000, 3000);
+  CAPTURE(fitting, with_shards, mixed, sharing, by_tokens);
   CHECK(by_tokens > 150);
   CHECK(fitting > 1900);
   CHECK(with_shards > 500);
   CHECK(mixed > 60);
+  CHECK(sharing > 60);
 }
 
 namespace {
@@ -471,9 +507,6 @@ TEST_CASE("a tensor degree that is asked for is every stage's, or the nearest po
   CHECK(refusal(c) == "");
   c.model.tensor_regions.pop_back();
   CHECK_THAT(refusal(c), Catch::Matchers::Contains("by so many shards together; the nearest that can be is 2"));
-  c.request.options.zero = 2;
-  CHECK_THAT(refusal(c), Catch::Matchers::Contains("tensor_parallel = 6 contradicts zero = 2"));
-  c.request.options.zero = -1;
   c.request.options.tensor_parallel = 2;
   c.request.options.stages = 4;
   CHECK_THAT(refusal(c), Catch::Matchers::Contains("stages = 4 of tensor_parallel = 2 need 8 ranks"));
@@ -494,20 +527,14 @@ TEST_CASE("what shards cannot run is refused in a plan") {
   CHECK_THROWS_WITH(require_sound(c.model, sharded),
                     Catch::Matchers::Contains("stage 1 shares parameter 1 with stage 0, "
                                               "but tensor shards run one of them"));
-  sharded.zero = kMostZeroOfShards + 1;
-  CHECK_THROWS_WITH(require_sound(c.model, sharded), Catch::Matchers::Contains("zero: stage 1 has tensor shards"));
 }
 
-TEST_CASE("without regions, or with ZeRO that shards do not know, the planner's choice is what it was") {
+TEST_CASE("without regions, or where shards are not wanted, the planner's choice is what it was") {
   Instance c{transformer(2, 64, 1000), testing::small_cluster(4, Bytes(1 << 26)), {.batch = 8}};
   c.request.runtime = runtime_capabilities();
   c.request.runtime.max_tensor_parallel = 1;
   const auto before = planned(c);
-  c.request.options.zero = 2;
-  const auto sharded = planned(c);
   c.request.runtime.max_tensor_parallel = 8;
-  CHECK(planned(c) == sharded);
-  c.request.options.zero = -1;
   c.request.options.tensor_parallel = 1;
   CHECK(planned(c) == before);
   c.request.options.tensor_parallel = 0;

@@ -218,6 +218,7 @@ class SymbolicRank {
   void for_each_gathered_by(const Action& compute, Visit visit) const {
     std::vector<std::pair<int, int>> order;
     const auto add = [&](std::size_t g) {
+      if (!std::ranges::binary_search(pipeline_.groups[g].ranks, rank_)) return;  // another tensor shard's
       for (std::size_t b = 0; b < buckets_[g].size(); ++b) order.emplace_back(static_cast<int>(g), static_cast<int>(b));
     };
     const bool listed = compute.kind == ActionKind::kBackward && !pipeline_.backward_gathers.empty();

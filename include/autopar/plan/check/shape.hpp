@@ -165,8 +165,6 @@ class ShapeCheck {
     std::map<ParameterId, std::size_t> reader;
     for (std::size_t s = 0; s < plan_.stages.size(); ++s) {
       const bool sharded = plan_.stages[s].mesh.tensor() > 1;
-      if (sharded && plan_.zero > kMostZeroOfShards)
-        return "zero: " + name_of(s) + " has tensor shards, which ZeRO " + number(plan_.zero) + " does not know";
       for (const ParameterId parameter : plan_.stages[s].parameters) {
         if (!model_.parameters[parameter.index()].trainable) continue;
         const auto [known, is_first] = reader.try_emplace(parameter, s);

@@ -37,11 +37,6 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
   };
   if (options.tensor_parallel < 0)
     refuse(setting("tensor_parallel", options.tensor_parallel) + " is negative; use 0 or 1");
-  if (options.tensor_parallel > 1 && options.zero > kMostZeroOfShards) {
-    refuse(setting("tensor_parallel", options.tensor_parallel) + " contradicts " + setting("zero", options.zero) +
-           ", as stages of tensor shards have level " + std::to_string(kMostZeroOfShards) +
-           " at most; lower one of them");
-  }
   if (options.tensor_parallel > runtime.max_tensor_parallel) {
     refuse(setting("tensor_parallel", options.tensor_parallel) + " is not run by this version, which has at most " +
            std::to_string(runtime.max_tensor_parallel) + "; leave it at 0");
@@ -120,7 +115,7 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
 [[nodiscard]] inline std::vector<int> allowed_degrees(const Options& options, const Capabilities& runtime,
                                                       const Workload& work, int world) {
   const int asked = options.tensor_parallel;
-  if (asked == 1 || (asked == 0 && options.zero > kMostZeroOfShards)) return {1};
+  if (asked == 1) return {1};
   std::vector<int> degrees = possible_degrees(work.regions, runtime.max_tensor_parallel, world);
   if (asked == 0) {
     const int least = std::max(least_stages(options), asked_replicas(options));

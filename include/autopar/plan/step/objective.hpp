@@ -298,15 +298,11 @@ class StepObjective {
     return actions(staging) > kManyActions && !traits_of(staging.schedule).orders_in_plan;
   }
 
-  /// Levels that differ: without replicas there is nobody to share with. The ranks of tensor shards share no more than
-  /// the optimizer's state.
+  /// Levels that differ: without replicas there is nobody to share with.
   [[nodiscard]] std::span<const int> zero_levels(const Staging& staging) const {
     const bool replicated = std::any_of(staging.replicas.begin(), staging.replicas.end(), [](int r) { return r > 1; });
     const std::span<const int> all(constraints_.zero_levels);
-    if (!replicated) return all.first(1);
-    if (!has_tensor_shards(staging)) return all;
-    const auto few = std::ranges::count_if(all, [](int level) { return level <= kMostZeroOfShards; });
-    return all.first(static_cast<std::size_t>(std::max<std::ptrdiff_t>(1, few)));
+    return replicated ? all : all.first(1);
   }
 
   /// @param played  of the same staging on the same ranks; is played anew unless its compute actions last as long

@@ -166,4 +166,70 @@ TEST_CASE("tensor shards hold slices, whose replicas sum them and count them onc
   }
 }
 
+TEST_CASE("replicas of a tensor shard have a flat share each of what it has, and count every element once") {
+  for (const int zero : {1, 3}) {
+    for (const int rank : {0, 1, 2, 3}) {
+      CAPTURE(zero, rank);
+      torch::nn::Linear layer(30, 20);
+      const auto whole = layer->weight.detach().clone(), bias = layer->bias.detach().clone();
+      ParameterStore parameters(*layer, Rank(rank));
+      for (const auto* name : {"weight", "bias"}) {
+        auto& tensor = parameters.named(name);
+        tensor.holders = {Rank(0), Rank(1), Rank(2), Rank(3)};
+        tensor.replicas_of_shard = {{Rank(0), Rank(2)}, {Rank(1), Rank(3)}};
+      }
+      auto& weight = parameters.named("weight");
+      weight.slices = UnitSlices{1, {0, 2}, 3, 5};
+      for (const int shard : {0, 1}) {
+        parameters.add_units(
+            make_units({{"weight"}, {"bias"}}, {{0, weight.sizes_of_shard(shard), at::kFloat}, {1, {20}, at::kFloat}},
+                       weight.holders_of_shard(shard), zero),
+            at::kFloat);
+      }
+      CHECK((weight.units == std::vector{0, 1}));
+      CHECK(parameters.unit_of(weight) == &parameters.units()[static_cast<std::size_t>(rank % 2)]);
+      layer->weight.mutable_grad() = whole + 10;
+      parameters.hold_slices(nullptr, at::kCPU);
+      parameters.hold_shards(nullptr, at::kCPU);
+      CHECK_FALSE(parameters.is_whole(weight));
+      CHECK(parameters.counts(weight));
+      CHECK(parameters.counts(parameters.named("bias")) == (rank % 2 == 0));
+
+      const auto here = parameters.elements_here(weight);
+      CHECK(layer->weight.dim() == 1);
+      CHECK(values_of(layer->weight) == values_of(here.of(whole)));
+      CHECK(values_of(layer->weight.grad()) == values_of(here.of(whole) + 10));
+      CHECK(values_of(layer->bias) == values_of(parameters.elements_here(parameters.named("bias")).of(bias)));
+      auto joined = torch::zeros({20, 30}), times = torch::zeros({20});
+      for (const auto& slab : parameters.elements_of_holders(weight)) {
+        CHECK(slab.is_partial());
+        slab.put(slab.of(whole) + slab.of(joined), joined);
+      }
+      CHECK(torch::equal(joined, whole));  // each element on one rank
+      for (const auto& slab : parameters.elements_of_holders(parameters.named("bias")))
+        slab.put(slab.of(times) + 1, times);
+      CHECK(torch::equal(times, torch::full({20}, 2.0)));  // on one of each shard's
+    }
+  }
+}
+
+TEST_CASE("a part of a slab lies where its elements do, wherever it begins and ends") {
+  const auto whole = torch::arange(60).reshape({5, 12});
+  const Slab slab(5, {3, 7});  // columns 3 to 6
+  const auto elements = slab.of(whole).reshape({-1});
+  for (std::int64_t begin = 0; begin <= 20; ++begin) {
+    for (std::int64_t end = begin; end <= 20; ++end) {
+      auto part = slab;
+      part.part = {begin, end};
+      CAPTURE(begin, end);
+      CHECK(part.size() == end - begin);
+      CHECK(torch::equal(part.of(whole).reshape({-1}), elements.slice(0, begin, end)));
+      auto copy = torch::zeros_like(whole);
+      part.put(elements.slice(0, begin, end), copy);
+      CHECK(torch::equal(slab.of(copy).reshape({-1}).slice(0, begin, end), elements.slice(0, begin, end)));
+      CHECK(copy.sum().item<std::int64_t>() == elements.slice(0, begin, end).sum().item<std::int64_t>());
+    }
+  }
+}
+
 }  // namespace parameter_store_test

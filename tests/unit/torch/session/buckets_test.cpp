@@ -17,6 +17,7 @@
 #include <autopar/io/file.hpp>
 #include <autopar/plan/model/parameter_groups.hpp>
 #include <autopar/plan/model/pipeline_of.hpp>
+#include <autopar/plan/model/tensor_shards.hpp>
 #include <autopar/runtime/loopback.hpp>
 
 #include "torch/capture/capture.hpp"
@@ -215,6 +216,55 @@ TEST_CASE("the planner's buckets are the runtime's, at every ZeRO level, of any 
     }
   }
   CHECK(several > 50);
+}
+
+TEST_CASE("tensor shards cut what the first of them has, as the planner does, and the others alike", "[buckets]") {
+  Divided divided(1, false);
+  const Mesh mesh({Rank(0), Rank(1), Rank(2), Rank(3)}, 2);
+  divided.staging.tensor = {2};
+  divided.plan.world = 4;
+  divided.plan.stages.front().mesh = mesh;
+  StageMap map{std::vector<StageId>(divided.graph.ops.size(), StageId(0)), {mesh}, {}};
+  divided.division = divide(divided.graph, divided.batch_plan, map, 4);
+  for (auto& tensor : divided.store.tensors()) tensor.replicas_of_shard = {{Rank(0), Rank(2)}, {Rank(1), Rank(3)}};
+  Cluster cluster;
+  cluster.devices = 4;
+  cluster.levels = {{"link", 4, {}}};
+  const RooflineCost costs(cluster);
+  const Workload whole = make_workload(divided.profile.model, costs), work = in_shards(whole, divided.staging);
+  bool uneven = false;
+  for (std::size_t r = 0; r < work.region_shards.size(); ++r) {
+    if (work.region_shards[r] == 1) continue;
+    for (const auto& [leaf, slices] : divided.profile.region_slices[r]) {
+      auto& tensor = divided.store.named(divided.graph.value(leaf).name);
+      tensor.slices = slices;
+      uneven = uneven || tensor.sizes_of_shard(0) != tensor.sizes_of_shard(1);
+    }
+  }
+  REQUIRE(uneven);
+  const auto groups = parameter_groups(work, divided.staging, {mesh});
+  REQUIRE(groups.size() == 2);
+  for (const std::int64_t size : {1, 100, 500, 2'000, 4'000, 1 << 20}) {
+    divided.plan.buckets = {Bytes(size)};
+    for (const int zero : {1, 2, 3}) {
+      CAPTURE(size, zero);
+      divided.plan.zero = zero;
+      Buckets planned, made, names;
+      const ShardedBuckets sharded = sharded_buckets_of(work, groups.front(), divided.plan.buckets, zero);
+      add(planned, divided, groups.front(), groups.front().parameters, sharded.units, true);
+      for (const auto& unit : divided.units()) {
+        auto& own = made[unit.ranks].emplace_back(unit.elements, std::vector<std::pair<std::string, std::int64_t>>{});
+        auto& named = names[unit.ranks].emplace_back(0, std::vector<std::pair<std::string, std::int64_t>>{});
+        for (const auto& place : unit.places) {
+          own.second.emplace_back(place.names.front(), place.offset);
+          named.second.emplace_back(place.names.front(), 0);
+        }
+      }
+      CHECK(text_of(planned) == text_of({*made.find(groups.front().ranks)}));
+      CHECK(names.at(groups[0].ranks) == names.at(groups[1].ranks));
+      CHECK(made.at(groups[0].ranks) != made.at(groups[1].ranks));
+    }
+  }
 }
 
 struct Trained {
