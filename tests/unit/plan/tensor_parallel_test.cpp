@@ -270,7 +270,7 @@ Checked check_plans(int first, int last) {
 }  // namespace
 
 TEST_CASE("plans with tensor shards are what the checker works out, and can be run", "[laws]") {
-  Checked seen = check_plans(0, 150);
+  Checked seen = check_plans(0, 200);
   check_plans(491, 492);  // shards with and without samples come to what they share at different times
   CAPTURE(seen.with_shards, seen.forced, seen.pipelined, seen.shared, seen.by_tokens, seen.by_zero[1], seen.by_zero[2],
           seen.by_zero[3]);
