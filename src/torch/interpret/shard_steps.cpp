@@ -15,6 +15,8 @@
 #include <autopar/shard/collectives.hpp>
 #include <autopar/shard/cross_entropy.hpp>
 
+#include "torch/interpret/summed_gradient.hpp"
+
 namespace autopar {
 
 namespace {
@@ -55,7 +57,7 @@ at::Tensor sum_scattered(const at::Tensor& terms, const ShardedStep& step, const
 at::Tensor moved(const at::Tensor& tensor, const ShardedStep& step, const Group& group) {
   switch (*step.move) {
     case ShardMove::kCopy:
-      return copy(tensor, group).local();
+      return SummedGradient::over(group, tensor);
     case ShardMove::kReduce:
       return reduce(Placed::partial(tensor, group));
     case ShardMove::kGather:
