@@ -51,7 +51,9 @@ class ImaginedRanks final : public ap::detail::GroupState {
   void all_reduce(const Tensor& /*tensor*/, const std::function<void()>& meanwhile) override {
     if (meanwhile) meanwhile();
   }
-  void reduce_scatter(const Tensor& /*parts*/) override {}
+  void reduce_scatter(const Tensor& /*parts*/, const std::function<void()>& meanwhile) override {
+    if (meanwhile) meanwhile();
+  }
   void all_gather(const Tensor& parts) override {
     parts.narrow(0, 1, size() - 1).copy_(parts.narrow(0, 0, 1).expand_as(parts.narrow(0, 1, size() - 1)));
   }

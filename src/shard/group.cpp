@@ -64,9 +64,11 @@ class WorldGroup : public detail::GroupState {
     if (meanwhile) meanwhile();
     wire.transport.wait(sum);
   }
-  void reduce_scatter(const at::Tensor& parts) override {
+  void reduce_scatter(const at::Tensor& parts, const std::function<void()>& meanwhile) override {
     auto& wire = wire_of(parts);
-    wire.transport.wait(wire.transport.reduce_scatter(buffer_of(parts), summed_dtype(parts.scalar_type()), wire.group));
+    const auto sum = wire.transport.reduce_scatter(buffer_of(parts), summed_dtype(parts.scalar_type()), wire.group);
+    if (meanwhile) meanwhile();
+    wire.transport.wait(sum);
   }
   void all_gather(const at::Tensor& parts) override {
     auto& wire = wire_of(parts);

@@ -28,7 +28,7 @@ class GroupState {
   /// @param meanwhile  called while the sum is under way, for what can be computed without it and exchanges nothing
   virtual void all_reduce(const at::Tensor& tensor, const std::function<void()>& meanwhile = {}) = 0;
   /// In place along dim 0, of as many equal parts as there are members: this rank's becomes the sum.
-  virtual void reduce_scatter(const at::Tensor& parts) = 0;
+  virtual void reduce_scatter(const at::Tensor& parts, const std::function<void()>& meanwhile = {}) = 0;
   /// In place along dim 0: every part becomes its member's.
   virtual void all_gather(const at::Tensor& parts) = 0;
 

@@ -24,7 +24,9 @@ class GateGroup : public detail::GroupState {
   void all_reduce(const at::Tensor& tensor, const std::function<void()>& meanwhile) override {
     exchange(Exchange::kAllReduce, tensor, meanwhile);
   }
-  void reduce_scatter(const at::Tensor& parts) override { exchange(Exchange::kReduceScatter, parts); }
+  void reduce_scatter(const at::Tensor& parts, const std::function<void()>& meanwhile) override {
+    exchange(Exchange::kReduceScatter, parts, meanwhile);
+  }
   void all_gather(const at::Tensor& parts) override {
     gate_->gate->exchange(Exchange::kAllGather, buffer_of(parts), DType::kU8);
   }
@@ -32,7 +34,7 @@ class GateGroup : public detail::GroupState {
   void receive(const at::Tensor&, int) override { refuse(); }
 
  private:
-  void exchange(Exchange kind, const at::Tensor& tensor, const std::function<void()>& meanwhile = {}) {
+  void exchange(Exchange kind, const at::Tensor& tensor, const std::function<void()>& meanwhile) {
     gate_->gate->exchange(kind, buffer_of(tensor), summed_dtype(tensor.scalar_type()), meanwhile);
   }
   [[noreturn]] static void refuse() {

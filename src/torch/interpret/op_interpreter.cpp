@@ -121,7 +121,7 @@ OpInterpreter::OpInterpreter(const OpGraph& graph, const BatchPlan& plan, std::v
     const bool may_defer = splits_backwards && !recomputes;
     auto split = as_shard ? std::nullopt : split_backward_of(graph, plan, op);
     if (split && side_ && !recomputes) split->may_be_beside = is_only_reader(graph, uses, op, *split);
-    if (split && reads_copy(op, *split)) split->may_be_left = is_only_reader(graph, uses, op, *split);
+    if (split && reads_what_is_summed(op, *split)) split->may_be_left = is_only_reader(graph, uses, op, *split);
     if (split && !may_defer && !split->of_cast && !split->may_be_beside && !split->may_be_left) split.reset();
     if (split && may_defer) {
       deferrable_.push_back(split->weight);
@@ -142,10 +142,10 @@ OpInterpreter::OpInterpreter(const OpGraph& graph, const BatchPlan& plan, std::v
 const ShardedStep* OpInterpreter::step_of(OpId op) const { return shards_ ? shards_->step_of(op) : nullptr; }
 
 // A value whose gradient is summed over the shards.
-bool OpInterpreter::reads_copy(OpId op, const SplitBackward& split) const {
+bool OpInterpreter::reads_what_is_summed(OpId op, const SplitBackward& split) const {
   const auto definer = graph_.value(graph_.input(op, split.x_at)).definer;
   const auto* step = definer.valid() ? step_of(definer) : nullptr;
-  return step != nullptr && step->move == ShardMove::kCopy;
+  return step != nullptr && (step->move == ShardMove::kCopy || step->move == ShardMove::kAssemble);
 }
 
 void OpInterpreter::run(Environment& values, const SliceContext& slice, std::vector<NormSample>& statistics,

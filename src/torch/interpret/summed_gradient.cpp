@@ -8,22 +8,20 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include "shard/group_state.hpp"
-#include "torch/ir/only_owner.hpp"
-
 namespace autopar {
 
 using torch::autograd::variable_list;
 
-SummedGradient::SummedGradient(const at::Tensor& value, Group group)
-    : Node(torch::autograd::collect_next_edges(value)), group_(std::move(group)) {}
+SummedGradient::SummedGradient(const at::Tensor& own, Sum sum)
+    : Node(torch::autograd::collect_next_edges(own)), sum_(std::move(sum)) {}
 
-at::Tensor SummedGradient::over(const Group& group, const at::Tensor& value) {
-  auto copy = value.detach();
-  if (!torch::autograd::compute_requires_grad(value)) return copy;
-  torch::autograd::set_history(
-      copy, std::shared_ptr<SummedGradient>(new SummedGradient(value, group), torch::autograd::deleteNode));
-  return copy;
+at::Tensor SummedGradient::over(const at::Tensor& own, const at::Tensor& value, Sum sum) {
+  auto out = value.detach();
+  if (torch::autograd::compute_requires_grad(own)) {
+    const std::shared_ptr<SummedGradient> node(new SummedGradient(own, std::move(sum)), torch::autograd::deleteNode);
+    torch::autograd::set_history(out, node);
+  }
+  return out;
 }
 
 std::shared_ptr<SummedGradient> SummedGradient::of(const at::Tensor& value) {
@@ -48,13 +46,8 @@ variable_list SummedGradient::apply(variable_list&& gradients) {
   const at::AutoDispatchBelowADInplaceOrView no_history;
   variable_list all(num_outputs());
   auto term = std::move(gradients[0]);
-  auto& sum = all[0];
-  if (!term.defined())
-    sum = input_metadata(0).zeros_like();
-  else
-    sum = is_only_owner(term) ? std::move(term) : term.clone(at::MemoryFormat::Contiguous);
-  term.reset();
-  group_.state()->all_reduce(sum, [this, &all] {
+  if (!term.defined()) term = input_metadata(0).zeros_like();
+  all[0] = sum_(std::move(term), [&] {
     for (auto& [place, make] : std::exchange(tasks_, {})) {
       std::ranges::move(make(), all.begin() + static_cast<std::ptrdiff_t>(place));
     }

@@ -9,21 +9,23 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/function.h>
 
-#include <autopar/shard/group.hpp>
-
 namespace autopar {
 
-/// The history of a value that operators on slices read (ShardMove::kCopy): its gradient is the sum of those of the
-/// tensor shards. Weight gradients of its readers are made while the sum is under way, and given from here.
+/// The history of a whole value that operators on slices read (ShardMove::kCopy, kAssemble): each tensor shard's
+/// gradient of it is a term of a sum. Weight gradients of its readers are made while the sum is under way, and given
+/// from here.
 /// @source Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters": column-parallel
 /// layers
 class SummedGradient : public torch::autograd::Node {
  public:
+  /// The gradient of what the value was made of from a term, which it lets go of; it calls `meanwhile` once its
+  /// exchange is under way.
+  using Sum = std::function<at::Tensor(at::Tensor term, const std::function<void()>& meanwhile)>;
   /// Gradients of some parameters, made when they are called for; keeps what it needs alive.
   using Make = std::function<std::vector<at::Tensor>()>;
 
-  /// @return `value` with this history
-  [[nodiscard]] static at::Tensor over(const Group& group, const at::Tensor& value);
+  /// @param own  what the value was made of. @return the value, with this history if own has a gradient
+  [[nodiscard]] static at::Tensor over(const at::Tensor& own, const at::Tensor& value, Sum sum);
   /// The history of a value, if it is of this kind; else null.
   [[nodiscard]] static std::shared_ptr<SummedGradient> of(const at::Tensor& value);
 
@@ -37,13 +39,13 @@ class SummedGradient : public torch::autograd::Node {
   std::string name() const override { return "SummedGradientBackward"; }
 
  private:
-  SummedGradient(const at::Tensor& value, Group group);
+  SummedGradient(const at::Tensor& own, Sum sum);
 
   struct Task {
     std::size_t place;
     Make make;
   };
-  Group group_;
+  Sum sum_;
   std::vector<Task> tasks_;
 };
 

@@ -38,9 +38,9 @@ class Counted : public ap::detail::GroupState {
     count(traffic_.reduces, tensor);
     inner_->all_reduce(tensor, meanwhile);
   }
-  void reduce_scatter(const Tensor& parts) override {
+  void reduce_scatter(const Tensor& parts, const std::function<void()>& meanwhile) override {
     count(traffic_.scatters, parts);
-    inner_->reduce_scatter(parts);
+    inner_->reduce_scatter(parts, meanwhile);
   }
   void all_gather(const Tensor& parts) override {
     count(traffic_.gathers, parts);

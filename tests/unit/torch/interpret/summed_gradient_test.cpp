@@ -31,23 +31,25 @@ using torch::Tensor;
 namespace F = torch::nn::functional;
 using Events = std::vector<std::string>;
 
-/// Has the sum of one term, and writes down when it is under way.
+/// The other has zeros. Writes down when a sum is under way.
 class OneTerm : public autopar::detail::GroupState {
  public:
   OneTerm(Events& events, bool fails) : GroupState({Rank(0), Rank(1)}, 0), events_(events), fails_(fails) {}
 
-  void all_reduce(const Tensor&, const std::function<void()>& meanwhile) override {
+  void all_reduce(const Tensor&, const std::function<void()>& meanwhile) override { sum(meanwhile); }
+  void reduce_scatter(const Tensor&, const std::function<void()>& meanwhile) override { sum(meanwhile); }
+  void all_gather(const Tensor& parts) override { parts[1].zero_(); }
+  void send(const Tensor&, int) override {}
+  void receive(const Tensor&, int) override {}
+
+ private:
+  void sum(const std::function<void()>& meanwhile) {
     events_.emplace_back("begin");
     if (meanwhile) meanwhile();
     if (fails_) throw std::runtime_error("the other shard is gone");
     events_.emplace_back("end");
   }
-  void reduce_scatter(const Tensor&) override { throw std::logic_error("no scatter was expected"); }
-  void all_gather(const Tensor&) override { throw std::logic_error("no gathering was expected"); }
-  void send(const Tensor&, int) override {}
-  void receive(const Tensor&, int) override {}
 
- private:
   Events& events_;
   bool fails_;
 };
@@ -88,6 +90,7 @@ struct Case {
   std::vector<std::vector<std::int64_t>> parameters;  ///< of which two shards have each half of the rows
   Function function;
   c10::ScalarType type = torch::kDouble;
+  bool assembles = false;  ///< each shard has some of the tokens, which are brought together first
   bool recomputes = false, splits = false, fails = false;
 };
 
@@ -96,6 +99,8 @@ struct Outcome {
   std::vector<Tensor> gradients;  ///< of the input, then of the parameters
 };
 
+constexpr std::int64_t kSamples = 6, kTokens = 3, kOwn = 2;
+
 Tensor first_half(const Tensor& whole) { return whole.detach().narrow(0, 0, whole.size(0) / 2).clone(); }
 
 /// The backward of the sum of the squares of what a shard has.
@@ -103,8 +108,11 @@ void backward(const Tensor& result) { result.square().sum().backward(); }
 
 Tensor input_of(const Case& example) {
   torch::manual_seed(5);
-  return torch::randn({6, 3, 4}).to(example.type).requires_grad_();
+  return torch::randn({kSamples, kTokens, 4}).to(example.type).requires_grad_();
 }
+
+/// Of which the first shard has one more.
+Tensor own_tokens(const Tensor& whole) { return whole.detach().narrow(1, 0, kOwn).clone().requires_grad_(); }
 
 Outcome run(const Case& example) {
   torch::manual_seed(3);
@@ -118,7 +126,13 @@ Outcome run(const Case& example) {
     leaves[value] = UnitSlices{.dim = 0, .units = whole.value(value).sizes[0].fixed};
   }
   ShardTyping typing(whole, [](OpId) { return true; });
-  const auto sharded = insert_moves(whole, {{2, typing.run(leaves, [](ValueId) { return false; })}});
+  auto layout = typing.run(leaves, [](ValueId) { return false; });
+  if (example.assembles) {
+    for (auto& [op, moves] : layout.before) {
+      for (auto& each : moves) each = {ShardMove::kAssemble, each.value, UnitSlices{.dim = 1, .units = kTokens}};
+    }
+  }
+  const auto sharded = insert_moves(whole, {{2, layout}});
   const auto graph = on_shard(sharded, {0});
   const auto plan = analyze_batch(graph, {});
 
@@ -138,9 +152,10 @@ Outcome run(const Case& example) {
     slices.push_back(first_half(net.p[static_cast<std::size_t>(std::stoi(name.substr(1)))]).requires_grad_());
     environment[value.index()] = slices.back();
   }
+  if (example.assembles) input = own_tokens(input);
   environment[graph.inputs[0].index()] = input;
   SliceContext slice;
-  slice.samples = slice.batch = input.size(0);
+  slice.samples = slice.batch = kSamples;
   std::vector<NormSample> norms;
   const auto deferred = example.splits ? std::make_shared<DeferredGradients>() : nullptr;
   runner.run(environment, slice, norms, deferred);
@@ -161,7 +176,12 @@ std::vector<Tensor> expected(const Case& example) {
   auto input = input_of(example);
   std::vector<Tensor> slices;
   for (const auto& each : net.p) slices.push_back(first_half(each).requires_grad_());
-  backward(example.function(slices, input));
+  if (example.assembles) {
+    input = own_tokens(input);
+    backward(example.function(slices, torch::constant_pad_nd(input, {0, 0, 0, kTokens - kOwn})));
+  } else {
+    backward(example.function(slices, input));
+  }
   std::vector<Tensor> out{input.grad()};
   for (const auto& each : slices) out.push_back(each.grad());
   return out;
@@ -200,6 +220,13 @@ TEST_CASE("layers that read one value have one sum, and make all their weight gr
   const Events events{"mm", "mm", "mm", "begin", "mm", "mm", "mm", "end"};
   check({.parameters = kProjections, .function = projections}, events);
   check({.parameters = kProjections, .function = projections, .recomputes = true}, events);
+}
+
+TEST_CASE("so it is where each shard gets its tokens of the sum") {
+  check({.parameters = kLayer, .function = layer, .assembles = true},
+        {"mm", "begin", "mm", "end", "clone"});  // which lays the own tokens out
+  check({.parameters = kProjections, .function = projections, .assembles = true, .recomputes = true},
+        {"mm", "mm", "mm", "begin", "mm", "mm", "mm", "end", "clone"});
 }
 
 TEST_CASE("a weight that two layers read gets both gradients in libtorch's order") {
