@@ -11,6 +11,7 @@
 // besides, as a backbone would. PYTORCH_CUDA_ALLOC_CONF=per_process_memory_fraction:F imitates a smaller device.
 
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -47,8 +48,12 @@ class ImaginedRanks final : public ap::detail::GroupState {
  public:
   explicit ImaginedRanks(std::vector<ap::Rank> ranks) : GroupState(std::move(ranks), 0) {}
 
-  void all_reduce(const Tensor& /*tensor*/) override {}
-  void reduce_scatter(const Tensor& /*parts*/) override {}
+  void all_reduce(const Tensor& /*tensor*/, const std::function<void()>& meanwhile) override {
+    if (meanwhile) meanwhile();
+  }
+  void reduce_scatter(const Tensor& /*parts*/, const std::function<void()>& meanwhile) override {
+    if (meanwhile) meanwhile();
+  }
   void all_gather(const Tensor& parts) override {
     parts.narrow(0, 1, size() - 1).copy_(parts.narrow(0, 0, 1).expand_as(parts.narrow(0, 1, size() - 1)));
   }

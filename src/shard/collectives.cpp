@@ -11,6 +11,7 @@
 
 #include "shard/group_state.hpp"
 #include "shard/kept.hpp"
+#include "shard/slice_of_sum.hpp"
 
 namespace autopar {
 
@@ -64,15 +65,19 @@ Tensor all_slices(const Tensor& own, const Move& move) {
   return at::cat(parts, move.dim).contiguous();
 }
 
-Tensor own_slice_of_sum(const Tensor& term, const Move& move) {
+/// What each member shall have the sum of, as `room_for_parts`.
+Tensor in_parts(const Tensor& term, const Move& move) {
   auto room = room_for_parts(term, move);
   const auto front = term.movedim(move.dim, 0);
   for (int place = 0; place < move.split.parts(); ++place) {
     part(room, move, place).copy_(front.narrow(0, move.split.begin(place), move.split.length(place)));
     room[place].narrow(0, move.split.length(place), move.split.longest() - move.split.length(place)).zero_();
   }
-  move.group.state()->reduce_scatter(room);
-  return part(room, move, move.group.place()).movedim(0, move.dim).contiguous();
+  return room;
+}
+
+Tensor own_slice_of_sum(const Tensor& term, const Move& move) {
+  return detail::slice_of_sum(term, move.group, move.dim, move.split);
 }
 
 struct CopyFunction : torch::autograd::Function<CopyFunction> {
@@ -148,6 +153,15 @@ Move move_along(const char* name, const Placed& x, const Group& group, int dim, 
 }
 
 }  // namespace
+
+at::Tensor detail::slice_of_sum(Tensor term, const Group& group, int dim, const Split& split,
+                                const std::function<void()>& meanwhile) {
+  const Move move{group, dim, split};
+  const auto room = in_parts(term, move);
+  term.reset();
+  group.state()->reduce_scatter(room, meanwhile);
+  return part(room, move, group.place()).movedim(0, dim).contiguous();
+}
 
 Placed copy(const Placed& x, const Group& group) {
   require_replicated("copy", x, group);

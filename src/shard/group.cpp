@@ -58,13 +58,17 @@ class WorldGroup : public detail::GroupState {
   WorldGroup(std::vector<Rank> ranks, int place, Wire host, Wire device)
       : GroupState(std::move(ranks), place), host_(std::move(host)), device_(std::move(device)) {}
 
-  void all_reduce(const at::Tensor& tensor) override {
+  void all_reduce(const at::Tensor& tensor, const std::function<void()>& meanwhile) override {
     auto& wire = wire_of(tensor);
-    wire.transport.wait(wire.transport.all_reduce(buffer_of(tensor), summed_dtype(tensor.scalar_type()), wire.group));
+    const auto sum = wire.transport.all_reduce(buffer_of(tensor), summed_dtype(tensor.scalar_type()), wire.group);
+    if (meanwhile) meanwhile();
+    wire.transport.wait(sum);
   }
-  void reduce_scatter(const at::Tensor& parts) override {
+  void reduce_scatter(const at::Tensor& parts, const std::function<void()>& meanwhile) override {
     auto& wire = wire_of(parts);
-    wire.transport.wait(wire.transport.reduce_scatter(buffer_of(parts), summed_dtype(parts.scalar_type()), wire.group));
+    const auto sum = wire.transport.reduce_scatter(buffer_of(parts), summed_dtype(parts.scalar_type()), wire.group);
+    if (meanwhile) meanwhile();
+    wire.transport.wait(sum);
   }
   void all_gather(const at::Tensor& parts) override {
     auto& wire = wire_of(parts);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -24,9 +25,10 @@ class GroupState {
   [[nodiscard]] int place() const { return place_; }
 
   /// Element-wise sum over the members, in place. @pre `tensor` has no gaps
-  virtual void all_reduce(const at::Tensor& tensor) = 0;
+  /// @param meanwhile  called while the sum is under way, for what can be computed without it and exchanges nothing
+  virtual void all_reduce(const at::Tensor& tensor, const std::function<void()>& meanwhile = {}) = 0;
   /// In place along dim 0, of as many equal parts as there are members: this rank's becomes the sum.
-  virtual void reduce_scatter(const at::Tensor& parts) = 0;
+  virtual void reduce_scatter(const at::Tensor& parts, const std::function<void()>& meanwhile = {}) = 0;
   /// In place along dim 0: every part becomes its member's.
   virtual void all_gather(const at::Tensor& parts) = 0;
 

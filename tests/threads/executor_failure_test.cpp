@@ -210,4 +210,37 @@ TEST_CASE("an exception in any action on any rank ends all ranks", "[.nightly]")
   CHECK(swept.told > 500);
 }
 
+/// Two tensor shards of one replica, and a stage behind them.
+PipelineCase make_sharded_case() {
+  using enum ChannelKind;
+  PipelineCase out;
+  out.pipeline.ranks = 3;
+  out.pipeline.stages = {Mesh({Rank(0), Rank(1)}, 2), Mesh{Rank(2)}};
+  out.pipeline.channels = {{kSource, StageId(0), kBatched, true},
+                           {StageId(0), StageId(1), kBatched, true},
+                           {StageId(1), kSink, kBatched, false}};
+  out.layout = {{2, 1, 3}, 3};
+  return out;
+}
+
+TEST_CASE("an exception while tensor shards exchange values ends all ranks", "[executor]") {
+  for (const auto kind : {ScheduleKind::kOneFOneB, ScheduleKind::kZbH1}) {
+    const auto example = make_sharded_case();
+    const auto program = make_program_of(kind, example);
+    const auto whole = run(example, program, {});
+    REQUIRE(whole.results == "");
+    for (const std::size_t rank : {0, 1}) {
+      for (const char* event : {"meanwhile", "wire all_reduce", "wire all_gather", "wire wait"}) {
+        const int count = whole.events[rank].at(event);
+        for (const int number : std::set{0, count / 2, count - 1}) {
+          INFO(to_string(kind) << ", rank " << rank << ", " << event << " " << number);
+          const auto out = run(example, program, Fault{rank, event, number});
+          if (out.events[rank].at(event) <= number) continue;
+          check_failure(out, rank);
+        }
+      }
+    }
+  }
+}
+
 }  // namespace executor_failure_test

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include <autopar/core/dtype.hpp>
 #include <autopar/runtime/transport.hpp>
@@ -24,7 +25,9 @@ enum class Exchange : std::uint8_t { kAllReduce, kReduceScatter, kAllGather };
 ///
 /// It calls `exchange` in a forward or an input backward of a stage with tensor shards, where all shards of the replica
 /// do so in the same order, and all ranks of the stage call `gradients_ready` at the same places among them. The
-/// buffer's memory is the engine's, and has the result afterwards.
+/// buffer's memory is the engine's, and has the result afterwards. `meanwhile` is called while the exchange is under
+/// way, for what can be computed without its result; it asks the gate for nothing. What it throws leaves the exchange
+/// under way until the run has ended.
 ///
 /// All are called during a compute action, on whichever thread runs it, and may call the engine back: for memory to
 /// gather into and to sum in, and to say that it has been.
@@ -34,7 +37,8 @@ class ComputeGate {
   virtual void unshard(int group, int bucket) = 0;  ///< it is whole afterwards, and the next one is on its way
   virtual void reshard(int group, int bucket) = 0;
   virtual void gradients_ready(int group, int bucket) = 0;
-  virtual void exchange(Exchange kind, const Buffer& buffer, DType dtype) = 0;
+  virtual void exchange(Exchange kind, const Buffer& buffer, DType dtype,
+                        const std::function<void()>& meanwhile = {}) = 0;
 
  protected:
   ~ComputeGate() = default;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include <autopar/core/dtype.hpp>
@@ -19,12 +20,15 @@ class Exchanges {
   Exchanges(Wire& wire, const std::vector<GroupId>& groups) : wire_(wire), groups_(groups) {}
 
   /// Over when it returns: on a device, for what is enqueued after it.
-  void run(const Action& compute, Exchange kind, const Buffer& buffer, DType dtype) {
+  /// @param meanwhile  called, unless empty, between its start and the wait for it
+  void run(const Action& compute, Exchange kind, const Buffer& buffer, DType dtype,
+           const std::function<void()>& meanwhile) {
     if (!are_in(compute)) {
       throw InvalidArgument(
           describe(compute) +
           ": it has no tensor shards to exchange values with, or the executor was not given their group");
     }
+    expect(under_way_.empty(), "what is computed during an exchange begins none of its own");
     const GroupId group = groups_[compute.stage.index()];
     Transfer<Wire>& transfer = under_way_.emplace_back(Transfer<Wire>{&compute, buffer});
     switch (kind) {
@@ -39,6 +43,7 @@ class Exchanges {
         break;
     }
     transfer.travels = true;
+    if (meanwhile) meanwhile();
     wire_.wait(transfer.ticket);
     under_way_.clear();
   }

@@ -168,8 +168,8 @@ class ProgramRun final : private ComputeGate {
     reductions_.fill(group, bucket);
     start_full_sums();
   }
-  void exchange(Exchange kind, const Buffer& buffer, DType dtype) override {
-    exchanges_.run(*progress_.busy_with(), kind, buffer, dtype);
+  void exchange(Exchange kind, const Buffer& buffer, DType dtype, const std::function<void()>& meanwhile) override {
+    exchanges_.run(*progress_.busy_with(), kind, buffer, dtype, meanwhile);
   }
   /// Those of a compute action that gathers come behind the gatherings that the program has before them.
   void start_full_sums() {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -20,8 +21,12 @@ class GateGroup : public detail::GroupState {
   GateGroup(std::vector<Rank> ranks, int place, std::shared_ptr<const StageGate> gate)
       : GroupState(std::move(ranks), place), gate_(std::move(gate)) {}
 
-  void all_reduce(const at::Tensor& tensor) override { exchange(Exchange::kAllReduce, tensor); }
-  void reduce_scatter(const at::Tensor& parts) override { exchange(Exchange::kReduceScatter, parts); }
+  void all_reduce(const at::Tensor& tensor, const std::function<void()>& meanwhile) override {
+    exchange(Exchange::kAllReduce, tensor, meanwhile);
+  }
+  void reduce_scatter(const at::Tensor& parts, const std::function<void()>& meanwhile) override {
+    exchange(Exchange::kReduceScatter, parts, meanwhile);
+  }
   void all_gather(const at::Tensor& parts) override {
     gate_->gate->exchange(Exchange::kAllGather, buffer_of(parts), DType::kU8);
   }
@@ -29,8 +34,8 @@ class GateGroup : public detail::GroupState {
   void receive(const at::Tensor&, int) override { refuse(); }
 
  private:
-  void exchange(Exchange kind, const at::Tensor& tensor) {
-    gate_->gate->exchange(kind, buffer_of(tensor), summed_dtype(tensor.scalar_type()));
+  void exchange(Exchange kind, const at::Tensor& tensor, const std::function<void()>& meanwhile) {
+    gate_->gate->exchange(kind, buffer_of(tensor), summed_dtype(tensor.scalar_type()), meanwhile);
   }
   [[noreturn]] static void refuse() {
     throw InvalidArgument("tensor shards of a stage exchange what all of them have, and send no single messages");

@@ -9,18 +9,9 @@
 
 #include <autopar/core/assert.hpp>
 
+#include "torch/ir/only_owner.hpp"
+
 namespace autopar {
-
-namespace {
-
-/// Whether nothing else refers to the tensor or to any part of its memory.
-bool is_only_owner(const at::Tensor& tensor) {
-  return tensor.use_count() == 1 && tensor.has_storage() && tensor.storage().use_count() == 1 &&
-         tensor.storage().nbytes() == tensor.nbytes() && tensor.is_contiguous() && !tensor.is_conj() &&
-         !tensor.is_neg();
-}
-
-}  // namespace
 
 StageExecution::StageExecution(Stage& stage, const CallContext& context)
     : stage_(stage), context_(context), slices_(static_cast<std::size_t>(context.split.microbatches())) {

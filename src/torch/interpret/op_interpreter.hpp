@@ -70,6 +70,7 @@ class OpInterpreter {
   void handle(ReplayCall& call, const std::optional<SplitBackward>& split);
   static void take_given(ReplayCall& call);
   [[nodiscard]] const ShardedStep* step_of(OpId op) const;
+  [[nodiscard]] bool reads_what_is_summed(OpId op, const SplitBackward& split) const;
   void restore_layout(ReplayCall& call) const;
   void call_random(ReplayCall& call, Draw draw) const;
   void call_batch_norm(ReplayCall& call, const BatchNormPlan& norm, NormSample& sample);

@@ -1,6 +1,7 @@
 #include "torch/interpret/shard_steps.hpp"
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <string>
@@ -9,11 +10,17 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Reduction.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/embedding.h>
 
 #include <autopar/core/error.hpp>
 #include <autopar/shard/collectives.hpp>
 #include <autopar/shard/cross_entropy.hpp>
+
+#include "shard/group_state.hpp"
+#include "shard/slice_of_sum.hpp"
+#include "torch/interpret/summed_gradient.hpp"
+#include "torch/ir/only_owner.hpp"
 
 namespace autopar {
 
@@ -31,12 +38,37 @@ at::Tensor in_blocks(const at::Tensor& tensor, std::int64_t dim, std::int64_t le
   return tensor.unflatten(dim, {tensor.size(dim) / length, length});
 }
 
-at::Tensor gathered(const at::Tensor& own, const ShardedStep& step, const Group& group, Placement gradient) {
+/// Its gradient is the sum of those of all shards.
+at::Tensor copied(const at::Tensor& tensor, const Group& group) {
+  return SummedGradient::over(tensor, tensor, [group](at::Tensor term, const std::function<void()>& meanwhile) {
+    const auto sum = is_only_owner(term) ? term : term.clone(at::MemoryFormat::Contiguous);
+    term.reset();
+    group.state()->all_reduce(sum, meanwhile);
+    return sum;
+  });
+}
+
+at::Tensor gathered(const at::Tensor& own, const ShardedStep& step, const Group& group) {
   const auto split = split_of(step);
   const int dim = step.slices.dim;
   const auto blocks = in_blocks(own, dim, split.length(group.place()));
-  const at::Tensor whole = gather(Placed::shard(blocks, group, dim + 1, split), gradient);
+  const at::Tensor whole = gather(Placed::shard(blocks, group, dim + 1, split));
   return whole.flatten(dim, dim + 1);
+}
+
+/// Its gradient is this shard's slice of the sum of those of all.
+at::Tensor assembled(const at::Tensor& own, const ShardedStep& step, const Group& group) {
+  const auto whole = [&] {
+    const at::NoGradGuard no_history;
+    return gathered(own, step, group);
+  }();
+  return SummedGradient::over(
+      own, whole,
+      [group, split = split_of(step), dim = step.slices.dim](at::Tensor term, const std::function<void()>& meanwhile) {
+        auto blocks = in_blocks(term, dim, split.total());
+        term.reset();
+        return detail::slice_of_sum(std::move(blocks), group, dim + 1, split, meanwhile).flatten(dim, dim + 1);
+      });
 }
 
 at::Tensor scattered(const at::Tensor& whole, const ShardedStep& step, const Group& group) {
@@ -55,15 +87,15 @@ at::Tensor sum_scattered(const at::Tensor& terms, const ShardedStep& step, const
 at::Tensor moved(const at::Tensor& tensor, const ShardedStep& step, const Group& group) {
   switch (*step.move) {
     case ShardMove::kCopy:
-      return copy(tensor, group).local();
+      return copied(tensor, group);
     case ShardMove::kReduce:
       return reduce(Placed::partial(tensor, group));
     case ShardMove::kGather:
-      return gathered(tensor, step, group, Placement::replicate());
+      return gathered(tensor, step, group);
     case ShardMove::kScatter:
       return scattered(tensor, step, group);
     case ShardMove::kAssemble:
-      return gathered(tensor, step, group, Placement::partial());
+      return assembled(tensor, step, group);
     case ShardMove::kReduceScatter:
       return sum_scattered(tensor, step, group);
   }

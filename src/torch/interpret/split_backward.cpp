@@ -17,6 +17,7 @@
 
 #include "torch/interpret/side_stream.hpp"
 #include "torch/interpret/sum_type.hpp"
+#include "torch/interpret/summed_gradient.hpp"
 
 namespace autopar {
 
@@ -35,6 +36,12 @@ class SplitNode : public torch::autograd::Node {
   void add_beside(std::shared_ptr<SideStream> side, std::vector<at::Tensor> leaves) {
     side_ = std::move(side);
     leaves_ = std::move(leaves);
+  }
+
+  /// Leaves the parameters' gradients to what sums that of x.
+  void leave_to(std::shared_ptr<SummedGradient> sum, const std::vector<at::Tensor>& parameters) {
+    sum_ = std::move(sum);
+    place_ = sum_->take_over(parameters);
   }
 
   variable_list apply(variable_list&& gradients) override {
@@ -57,6 +64,8 @@ class SplitNode : public torch::autograd::Node {
         add(leaves_, make());
       else
         side_->put([leaves = leaves_, make = std::move(make)] { add(leaves, make()); });
+    } else if (sum_) {
+      sum_->put(place_, std::move(make));
     } else {
       auto own = make();
       std::move(own.begin(), own.end(), of_x.begin() + 1);
@@ -93,6 +102,8 @@ class SplitNode : public torch::autograd::Node {
   std::shared_ptr<DeferredGradients> deferred_;
   std::shared_ptr<SideStream> side_;
   std::vector<at::Tensor> leaves_;
+  std::shared_ptr<SummedGradient> sum_;
+  std::size_t place_ = 0;
 };
 
 // ---------------------------------------------------------------- formulas
@@ -207,6 +218,14 @@ std::vector<at::Tensor> leaves_beside(const ReplayCall& call, const SplitBackwar
   return fit ? leaves : std::vector<at::Tensor>();
 }
 
+/// What sums the gradient of x over tensor shards, if the parameters' gradients are left to it; else null. They have
+/// the element type that libtorch would give them.
+std::shared_ptr<SummedGradient> sum_of_gradient(const SplitBackward& split, const at::Tensor& x,
+                                                const at::Tensor& weight) {
+  const bool as_wide = split.of_cast || weight.scalar_type() == sum_type(weight.scalar_type());
+  return split.may_be_left && as_wide ? SummedGradient::of(x) : nullptr;
+}
+
 }  // namespace
 
 std::optional<SplitBackward> split_backward_of(const OpGraph& graph, const BatchPlan& plan, OpId op) {
@@ -233,7 +252,8 @@ void proceed_splitting(ReplayCall& call, const SplitBackward& split, const std::
   auto leaves = deferred == nullptr && side != nullptr ? leaves_beside(call, split, x, weight, with_bias)
                                                        : std::vector<at::Tensor>();
   const bool beside = !leaves.empty();
-  const bool parts = deferred != nullptr || split.of_cast || beside;
+  auto sum = deferred == nullptr && !beside ? sum_of_gradient(split, x, weight) : nullptr;
+  const bool parts = deferred != nullptr || split.of_cast || beside || sum != nullptr;
   if (!parts || !at::GradMode::is_enabled() || !weight.requires_grad() || !real || !in_batches) {
     call.proceed();
     return;
@@ -248,9 +268,14 @@ void proceed_splitting(ReplayCall& call, const SplitBackward& split, const std::
     node->set_next_edges(torch::autograd::collect_next_edges(x));
     if (beside) node->add_beside(side, std::move(leaves));
   } else {  // to the parameters themselves, not through their casts
-    const auto& parameter = call.environment[split.weight.index()];
-    const auto bias = with_bias ? call.environment[split.bias.index()] : at::Tensor();
-    node->set_next_edges(torch::autograd::collect_next_edges(x, parameter, bias));
+    std::vector<at::Tensor> parameters{call.environment[split.weight.index()]};
+    if (with_bias) parameters.push_back(call.environment[split.bias.index()]);
+    if (sum) {
+      node->leave_to(std::move(sum), parameters);
+      node->set_next_edges(torch::autograd::collect_next_edges(x));
+    } else {
+      node->set_next_edges(torch::autograd::collect_next_edges(x, parameters));
+    }
   }
   auto result = call.stack[0].toTensor();
   torch::autograd::set_history(result, node);

@@ -30,6 +30,7 @@ struct SplitBackward {
   int x_at = 0, weight_at = 1, bias_at = 2;  ///< positions of the arguments, -1 = has none
   bool of_cast = false;                      ///< what is read is a cast of the weight
   bool may_be_beside = false;                ///< a product, and nothing else adds to the gradients of its parameters
+  bool may_be_left = false;                  ///< likewise; x is read by tensor shards that sum its gradient
   ValueId weight, bias;  ///< the parameters, or those whose casts are read; no bias if the call has none
 };
 

@@ -34,13 +34,13 @@ class Counted : public ap::detail::GroupState {
   Counted(std::shared_ptr<GroupState> inner, Traffic& traffic)
       : GroupState(inner->ranks(), inner->place()), inner_(std::move(inner)), traffic_(traffic) {}
 
-  void all_reduce(const Tensor& tensor) override {
+  void all_reduce(const Tensor& tensor, const std::function<void()>& meanwhile) override {
     count(traffic_.reduces, tensor);
-    inner_->all_reduce(tensor);
+    inner_->all_reduce(tensor, meanwhile);
   }
-  void reduce_scatter(const Tensor& parts) override {
+  void reduce_scatter(const Tensor& parts, const std::function<void()>& meanwhile) override {
     count(traffic_.scatters, parts);
-    inner_->reduce_scatter(parts);
+    inner_->reduce_scatter(parts, meanwhile);
   }
   void all_gather(const Tensor& parts) override {
     count(traffic_.gathers, parts);
