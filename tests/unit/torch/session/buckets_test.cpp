@@ -231,7 +231,7 @@ TEST_CASE("tensor shards cut what the first of them has, as the planner does, an
   cluster.devices = 4;
   cluster.levels = {{"link", 4, {}}};
   const RooflineCost costs(cluster);
-  const Workload whole = make_workload(divided.profile.model, costs), work = in_shards(whole, divided.staging);
+  const Workload whole = make_workload(divided.profile.model, costs), work = in_shards(whole, divided.staging, false);
   bool uneven = false;
   for (std::size_t r = 0; r < work.region_shards.size(); ++r) {
     if (work.region_shards[r] == 1) continue;
