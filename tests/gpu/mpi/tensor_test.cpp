@@ -43,8 +43,8 @@ TEST_CASE("tensor shards on GPUs train as one process on the CPU, in double prec
   check<Classifier>(world);
   for (const int zero : {1, 2, 3}) {
     if (world.size() < 4) break;
-    check<FeedForward>(world, "none", 2, zero);
-    check<Gpt>(world, "full", 2, zero);
+    check<FeedForward>(world, "none", "off", 2, zero);
+    check<Gpt>(world, "full", "on", 2, zero);
   }
 }
 
