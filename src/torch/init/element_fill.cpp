@@ -25,7 +25,9 @@ bool is_any_of(std::string_view name, const std::array<std::string_view, N>& nam
   return std::ranges::find(names, name) != names.end();
 }
 
-constexpr std::array<std::string_view, 3> kMakers{"aten::empty", "aten::zeros", "aten::ones"};
+constexpr std::array<std::string_view, 4> kMakers{"aten::empty", "aten::zeros", "aten::ones", "aten::full"};
+constexpr std::array<std::string_view, 4> kLikes{"aten::empty_like", "aten::zeros_like", "aten::ones_like",
+                                                 "aten::full_like"};
 constexpr std::array<std::string_view, 2> kSame{"aten::detach", "aten::alias"};
 constexpr std::array<std::string_view, 2> kDraws{"aten::uniform_", "aten::normal_"};
 constexpr std::array<std::string_view, 6> kArithmetic{"aten::zero_", "aten::fill_", "aten::mul_",
@@ -35,6 +37,13 @@ std::size_t operands(const OpNode& node) {
   std::size_t count = 0;
   for_each_input(node, [&](ValueId) { ++count; });
   return count;
+}
+
+/// Whether the operator only reads this memory, or has nothing to do with it.
+bool leaves_alone(const OpGraph& graph, const OpNode& node, StorageId memory) {
+  bool makes = false;
+  for_each_output(node, [&](ValueId value) { makes = makes || graph.value(value).storage == memory; });
+  return !makes && std::ranges::find(node.writes, memory) == node.writes.end();
 }
 
 /// The elements that a kernel has to see so that those asked for come out as they do among all.
@@ -50,7 +59,9 @@ std::optional<ElementFill> ElementFill::of(const OpGraph& graph, const std::vect
   ElementFill fill(graph, value);
   if (fill.size() < kBlock) return std::nullopt;
   for (std::size_t i = 0; i < needed.size(); ++i) {
-    if (needed[i] && !fill.add(OpId::of(i))) return std::nullopt;
+    const auto op = OpId::of(i);
+    if (!needed[i] || leaves_alone(graph, graph.op(op), graph.value(value).storage)) continue;
+    if (!fill.add(op)) return std::nullopt;
   }
   if (fill.ops_.empty()) return std::nullopt;
   return fill;
@@ -64,10 +75,11 @@ bool ElementFill::add(OpId op) {
   if (made.elements(0) != size() || !is_contiguous(made)) return false;
   const std::string_view name = node.op.schema().name();
   const auto reads = operands(node);
-  if (is_any_of(name, kSame)) return reads == 1;
-  const bool makes = is_any_of(name, kMakers) && reads == 0 && ops_.empty();
-  const bool draws = is_any_of(name, kDraws) && reads == 1 && plain_draws(*graph_, node).has_value();
-  const bool changes = is_any_of(name, kArithmetic) && reads == 1;
+  const bool reads_itself = reads == 1 && graph_->value(node.inputs.front().values.front()).storage == wanted.storage;
+  if (is_any_of(name, kSame)) return reads_itself;
+  const bool makes = ops_.empty() && (is_any_of(name, kMakers) ? reads == 0 : is_any_of(name, kLikes) && reads == 1);
+  const bool draws = is_any_of(name, kDraws) && reads_itself && plain_draws(*graph_, node).has_value();
+  const bool changes = is_any_of(name, kArithmetic) && reads_itself;
   if (!makes && (ops_.empty() || (!draws && !changes))) return false;
   ops_.push_back(op);
   return true;
@@ -102,9 +114,10 @@ at::Tensor ElementFill::made(Interval elements, Drawings& drawings,
   for (const auto op : ops_) {
     const auto& node = graph_->op(op);
     const std::string_view name = node.op.schema().name();
-    if (is_any_of(name, kMakers)) {
-      if (name == "aten::zeros") data.zero_();
-      if (name == "aten::ones") data.fill_(1);
+    if (is_any_of(name, kMakers) || is_any_of(name, kLikes)) {
+      if (name.starts_with("aten::zeros")) data.zero_();
+      if (name.starts_with("aten::ones")) data.fill_(1);
+      if (name.starts_with("aten::full")) data.fill_(node.args[1].toScalar());
       continue;
     }
     if (is_any_of(name, kDraws)) {

@@ -106,12 +106,17 @@ void Session::Impl::fit_optimizer(torch::optim::Optimizer& optimizer) {
     }
     auto entries = state_of(optimizer, tensor.handle);
     if (entries.empty()) continue;
-    std::vector<at::Tensor> recorded;
-    for (const auto& [name, value] : entries) {
-      if (is_phantom(value)) recorded.push_back(value);
-    }
-    if (init_ && !recorded.empty()) init_->materialise(recorded);
     const auto here = parameters_.elements_here(tensor);
+    std::vector<at::Tensor> recorded;
+    for (auto& [name, value] : entries) {
+      if (!init_ || !is_phantom(value)) continue;
+      const bool in_slices = tensor.slices && value.sizes() == at::IntArrayRef(tensor.sizes);
+      const auto slice = in_slices ? init_->part(value, here.blocks, here.range.begin, here.range.end) : std::nullopt;
+      if (slice) value = slice->flatten().narrow(0, here.part.begin, here.part.size());
+      if (slice && here.is_partial()) value = value.clone();
+      if (!slice) recorded.push_back(value);
+    }
+    if (!recorded.empty()) init_->materialise(recorded);
     for (auto& [name, value] : entries) {
       if (value.dim() == 0 && name == "step") continue;
       auto fitted = value.to(tensor.handle.device());
