@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/cat.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -53,7 +54,12 @@ Tensor part(const Tensor& room, const Move& move, int place) {
   return room[place].narrow(0, 0, move.split.length(place));
 }
 
+/// What is made meanwhile is no view to autograd, so that users may write it in place: it can be the memory of the
+/// exchange itself.
+using NoViews = at::AutoDispatchBelowADInplaceOrView;
+
 Tensor all_slices(const Tensor& own, const Move& move) {
+  const NoViews no_views;
   auto room = room_for_parts(own, move);
   part(room, move, move.group.place()).copy_(own.movedim(move.dim, 0));
   move.group.state()->all_gather(room);
@@ -156,6 +162,7 @@ Move move_along(const char* name, const Placed& x, const Group& group, int dim, 
 
 at::Tensor detail::slice_of_sum(Tensor term, const Group& group, int dim, const Split& split,
                                 const std::function<void()>& meanwhile) {
+  const NoViews no_views;
   const Move move{group, dim, split};
   const auto room = in_parts(term, move);
   term.reset();

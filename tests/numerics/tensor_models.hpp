@@ -56,6 +56,26 @@ struct Scaled : nn::Module {
   static std::tuple<Tensor, Tensor> batch(std::int64_t n) { return {torch::randn({n, 6}), torch::randn({n, 6})}; }
 };
 
+/// Two pairs that read one value, as the parts of a layer that are computed side by side.
+struct Parallel : nn::Module {
+  nn::LayerNorm norm{nullptr};
+  nn::Linear up{nullptr}, down{nullptr}, in{nullptr}, out{nullptr};
+  Parallel() {
+    norm = register_module("norm", nn::LayerNorm(nn::LayerNormOptions({6})));
+    up = register_module("up", nn::Linear(6, 12));
+    down = register_module("down", nn::Linear(12, 6));
+    in = register_module("in", nn::Linear(6, 16));
+    out = register_module("out", nn::Linear(16, 6));
+  }
+  Tensor forward(const Tensor& x, const Tensor& y) {
+    const auto h = norm(x);
+    const auto first = down(torch::tanh(up(h)));
+    const auto second = out(torch::gelu(in(h)));
+    return F::mse_loss(x + first + second, y);
+  }
+  static std::tuple<Tensor, Tensor> batch(std::int64_t n) { return {torch::randn({n, 3, 6}), torch::randn({n, 3, 6})}; }
+};
+
 /// Several pairs, of which some lie whole in each of two stages wherever these are cut.
 struct Deep : nn::Module {
   std::vector<nn::Linear> layers;

@@ -159,6 +159,7 @@ TEST_CASE("replicas of tensor shards share states, gradients and parameters") {
     check<FeedForward>(2, {2}, 1, setup);
     check<Separate>(2, {2}, 1, setup);
     check<Scaled>(2, {2}, 1, setup);
+    check<Parallel>(2, {2}, 1, setup);
     setup.optimizer = numerics::Optimizer::kAdamW;
     setup.clip_norm = 2;
     check<Deep>(2, {1, 2}, 2, setup);

@@ -12,6 +12,7 @@
 
 #include "torch/algebra/global_sums.hpp"
 #include "torch/algebra/parameter_reads.hpp"
+#include "torch/ir/shard_moves.hpp"
 #include "torch/ir/shown_name.hpp"
 
 namespace autopar {
@@ -344,6 +345,10 @@ class BackwardOfStage {
         const auto [at, is_new] = part_of_.emplace(read->parameter, parts_.size());
         if (!is_new && at->second != parts_.size()) elsewhere_.insert(g);
       });
+      for_each_input(graph_.op(op), [&](ValueId value) {
+        const auto maker = graph_.value(value).definer;
+        if (maker.valid() && sums_gradient(maker)) left_to_[maker].insert(reads_[op].begin(), reads_[op].end());
+      });
     }
     parts_.push_back(part);
   }
@@ -390,7 +395,7 @@ class BackwardOfStage {
   void play_once(const std::vector<OpId>& ops) {
     for (auto op = ops.rbegin(); op != ops.rend(); ++op) {
       gather_for(*op);
-      for (const int g : reads_[*op]) fill(g);
+      for (const int g : given_by(*op)) fill(g);
     }
   }
   // What something else reads as well gets its gradients from a segment when all of its backward is over.
@@ -400,7 +405,7 @@ class BackwardOfStage {
     std::set<int> at_end;
     for (auto op = ops.rbegin(); op != ops.rend(); ++op) {
       gather_for(*op);
-      for (const int g : reads_[*op]) {
+      for (const int g : given_by(*op)) {
         if (elsewhere_.count(g) > 0)
           at_end.insert(g);
         else
@@ -410,6 +415,16 @@ class BackwardOfStage {
     for (const int g : at_end) fill(g);
   }
 
+  /// Readers of its result may leave their weight gradients to it, see SummedGradient.
+  [[nodiscard]] bool sums_gradient(OpId op) const {
+    return graph_.is(op, name_of(ShardMove::kCopy)) || graph_.is(op, name_of(ShardMove::kAssemble));
+  }
+  /// Groups with gradients that may come when the backward passes an operator.
+  [[nodiscard]] std::set<int> given_by(OpId op) {
+    auto groups = reads_[op];
+    groups.insert(left_to_[op].begin(), left_to_[op].end());
+    return groups;
+  }
   void gather(int g) {
     if (there_.insert(g).second) order_.push_back(g);
   }
@@ -445,6 +460,7 @@ class BackwardOfStage {
   Bytes kept_;
   std::vector<StagePart> parts_;            // in the order of the run
   std::map<OpId, std::set<int>> reads_;     // groups
+  std::map<OpId, std::set<int>> left_to_;   // groups that readers of a value leave to what makes it
   std::map<int, int> like_;                 // by group: the first tensor shard's
   std::map<ValueId, std::size_t> part_of_;  // by parameter: the first that reads it
   std::set<int> elsewhere_;                 // groups with a parameter that several parts read, or that leaves the stage

@@ -125,6 +125,19 @@ TEST_CASE("collectives: slices of whatever lengths, their own samples") {
   });
 }
 
+TEST_CASE("collectives: what they give, and views of it, can be written in place") {
+  on_ranks(2, [](ap::World&, const ap::Groups& groups) {
+    const auto check = [](const std::string& what, const Tensor& x, const Tensor& result) {
+      result.view({-1}).mul_(3.0);
+      result.sum().backward();
+      must_equal(x.grad(), torch::full_like(x, 3.0), what);
+    };
+    const auto x = leaf(torch::ones({2, 3})), y = leaf(torch::ones({2, 3}));
+    check("reduce_scatter", x, reduce_scatter(Placed::partial(x, groups.world), 0).local());
+    check("gather", y, gather(Placed::shard(y, groups.world, 0)).local());
+  });
+}
+
 TEST_CASE("collectives: another placement, another group and create_graph are refused") {
   const DoublePrecision doubles;
   on_ranks(
