@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <map>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -211,10 +212,11 @@ class StagingCosts {
                                   std::int64_t samples) const {
     if (calls == 0) return {};
     const Bytes each = bytes_of_call(bytes, calls, samples);
+    const auto [most, is_new] = all_reduces_.try_emplace({exchange.stage, each});
     const Mesh& mesh = sized_.pipeline.stages[exchange.stage.index()];
-    Seconds most{};
-    for (int q = 0; q < mesh.replicas(); ++q) most = std::max(most, work_.all_reduce(each, mesh.tensor_group(q)));
-    return most * static_cast<double>(calls);
+    for (int q = 0; is_new && q < mesh.replicas(); ++q)
+      most->second = std::max(most->second, work_.all_reduce(each, mesh.tensor_group(q)));
+    return most->second * static_cast<double>(calls);
   }
 
   /// What segments that are recomputed let go of before their backwards.
@@ -245,8 +247,9 @@ class StagingCosts {
   std::vector<std::vector<std::vector<NodeId>>> recomputed_;  // [stage][segment]
   std::vector<detail::TrainedBytes> parameters_;              // by stage
   std::vector<Exchange> exchanges_;
-  mutable std::vector<std::vector<Known>> known_;        // by stage; a handful of different shares
-  mutable std::vector<std::pair<Bytes, Seconds>> sums_;  // the last of each group
+  mutable std::vector<std::vector<Known>> known_;                     // by stage; a handful of different shares
+  mutable std::vector<std::pair<Bytes, Seconds>> sums_;               // the last of each group
+  mutable std::map<std::pair<StageId, Bytes>, Seconds> all_reduces_;  // of tensor shards: layers exchange as much
 };
 static_assert(SplitBackwardCosts<StagingCosts>);
 

@@ -225,7 +225,7 @@ TEST_CASE("A transformer of a hundred billion parameters is captured and planned
   require_planned_with_everything(make, "a100-80x64.toml", {1e11, 4});
 }
 
-TEST_CASE("A transformer of a trillion parameters is captured and planned for 3072 devices", "[huge]") {
+TEST_CASE("A transformer of a trillion parameters is captured and planned for 3072 devices", "[huge][.nightly]") {
   const auto make = [] { return std::make_shared<Transformer>(50000, 512, 25600, 160, 128); };
   require_planned_with_everything(make, "a100-80x3072.toml", {1e12, 4});
 }
