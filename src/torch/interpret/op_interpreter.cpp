@@ -145,7 +145,7 @@ const ShardedStep* OpInterpreter::step_of(OpId op) const { return shards_ ? shar
 bool OpInterpreter::reads_what_is_summed(OpId op, const SplitBackward& split) const {
   const auto definer = graph_.value(graph_.input(op, split.x_at)).definer;
   const auto* step = definer.valid() ? step_of(definer) : nullptr;
-  return step != nullptr && (step->move == ShardMove::kCopy || step->move == ShardMove::kAssemble);
+  return step != nullptr && step->move && sums_gradient(*step->move);
 }
 
 void OpInterpreter::run(Environment& values, const SliceContext& slice, std::vector<NormSample>& statistics,

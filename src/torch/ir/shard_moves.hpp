@@ -1,7 +1,9 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 namespace autopar {
@@ -26,11 +28,19 @@ inline constexpr std::array<std::string_view, 6> kShardMoves{
 
 [[nodiscard]] constexpr std::string_view name_of(ShardMove move) { return kShardMoves[static_cast<std::size_t>(move)]; }
 
-[[nodiscard]] constexpr bool is_shard_move(std::string_view name) {
-  for (const auto known : kShardMoves) {
-    if (known == name) return true;
+/// Nothing for other operators.
+[[nodiscard]] constexpr std::optional<ShardMove> shard_move_named(std::string_view name) {
+  for (std::size_t i = 0; i < kShardMoves.size(); ++i) {
+    if (kShardMoves[i] == name) return static_cast<ShardMove>(i);
   }
-  return false;
+  return std::nullopt;
+}
+[[nodiscard]] constexpr bool is_shard_move(std::string_view name) { return shard_move_named(name).has_value(); }
+
+/// Whether its gradient is a sum over the shards, beside which readers of its result may have their weight gradients
+/// made (interpret/summed_gradient.hpp).
+[[nodiscard]] constexpr bool sums_gradient(ShardMove move) {
+  return move == ShardMove::kCopy || move == ShardMove::kAssemble;
 }
 
 }  // namespace autopar

@@ -112,9 +112,12 @@ void Session::Impl::fit_optimizer(torch::optim::Optimizer& optimizer) {
       if (!init_ || !is_phantom(value)) continue;
       const bool in_slices = tensor.slices && value.sizes() == at::IntArrayRef(tensor.sizes);
       const auto slice = in_slices ? init_->part(value, here.blocks, here.range.begin, here.range.end) : std::nullopt;
-      if (slice) value = slice->flatten().narrow(0, here.part.begin, here.part.size());
-      if (slice && here.is_partial()) value = value.clone();
-      if (!slice) recorded.push_back(value);
+      if (!slice) {
+        recorded.push_back(value);
+        continue;
+      }
+      const auto own = slice->flatten().narrow(0, here.part.begin, here.part.size());
+      value = here.is_partial() ? own.clone() : own;
     }
     if (!recorded.empty()) init_->materialise(recorded);
     for (auto& [name, value] : entries) {

@@ -347,7 +347,8 @@ class BackwardOfStage {
       });
       for_each_input(graph_.op(op), [&](ValueId value) {
         const auto maker = graph_.value(value).definer;
-        if (maker.valid() && sums_gradient(maker)) left_to_[maker].insert(reads_[op].begin(), reads_[op].end());
+        const auto move = maker.valid() ? shard_move_named(graph_.name(maker)) : std::nullopt;
+        if (move && sums_gradient(*move)) left_to_[maker].insert(reads_[op].begin(), reads_[op].end());
       });
     }
     parts_.push_back(part);
@@ -415,10 +416,6 @@ class BackwardOfStage {
     for (const int g : at_end) fill(g);
   }
 
-  /// Readers of its result may leave their weight gradients to it, see SummedGradient.
-  [[nodiscard]] bool sums_gradient(OpId op) const {
-    return graph_.is(op, name_of(ShardMove::kCopy)) || graph_.is(op, name_of(ShardMove::kAssemble));
-  }
   /// Groups with gradients that may come when the backward passes an operator.
   [[nodiscard]] std::set<int> given_by(OpId op) {
     auto groups = reads_[op];

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 #include <utility>
 
 namespace autopar {
@@ -30,7 +29,7 @@ class FollowerFinder {
       for (const auto& move : moves) add(op, move);
     }
     for (const auto& [value, slices] : layout_.gathered_after) {
-      if (const auto* follower = behind(value)) note(found_[follower->leader].brought, value);
+      if (auto* follower = behind(value)) note(follower->brought, value);
     }
     Followers out{std::move(layout_), {}};
     for (auto& follower : found_) {
@@ -43,7 +42,7 @@ class FollowerFinder {
   [[nodiscard]] bool is_sequence(ValueId value) const { return layout_.layouts[value.index()].is_sequence(); }
 
   /// Whose slices a value is in; null for others.
-  [[nodiscard]] const Follower* behind(ValueId value) const {
+  [[nodiscard]] Follower* behind(ValueId value) {
     const auto known = leader_of_.find(value);
     return known == leader_of_.end() ? nullptr : &found_[known->second];
   }
@@ -58,22 +57,21 @@ class FollowerFinder {
         follower.tokens = follower.sums.empty() ? tokens : std::min(follower.tokens, tokens);
         follower.sums.push_back(result);
         if (kernel == ShardedOp::Kernel::kWithoutBias)
-          follower.copied.push_back(graph_.input(op, graph_.is(op, "aten::linear") ? 2 : 0));
+          follower.copied.push_back(graph_.input(op, position_of_bias(graph_.op(op))));
         leader_of_[result] = candidate->second;
       });
       return;
     }
-    const Follower* last = nullptr;  // the nearest of those that it lies behind
+    Follower* last = nullptr;  // the nearest of those that it lies behind
     for_each_input(graph_.op(op), [&](ValueId value) {
-      const auto* follower = behind(value);
+      auto* follower = behind(value);
       if (follower != nullptr && (last == nullptr || last->leader < follower->leader)) last = follower;
     });
     if (last == nullptr) return;
-    const auto leader = last->leader;
-    found_[leader].ops.push_back(op);
-    leader_of_op_[op] = leader;
+    last->ops.push_back(op);
+    leader_of_op_[op] = last->leader;
     for_each_output(graph_.op(op), [&](ValueId result) {
-      if (is_sequence(result)) leader_of_[result] = leader;
+      if (is_sequence(result)) leader_of_[result] = last->leader;
     });
   }
 
@@ -82,10 +80,9 @@ class FollowerFinder {
     switch (move.move) {
       case ShardMove::kAssemble:
       case ShardMove::kGather:
-        if (const auto* follower = behind(move.value)) {
-          auto& to = found_[follower->leader];
-          note(to.brought, move.value);
-          if (move.move == ShardMove::kAssemble) note(to.assembled, move.value);
+        if (auto* follower = behind(move.value)) {
+          note(follower->brought, move.value);
+          if (move.move == ShardMove::kAssemble) note(follower->assembled, move.value);
         }
         return;
       case ShardMove::kScatter:

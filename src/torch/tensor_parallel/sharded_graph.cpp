@@ -257,13 +257,12 @@ class Inserter {
 
   /// Of aten::linear; aten::addmm becomes aten::mm.
   ValueId take_bias(OpNode& node) const {
-    const bool is_linear = traits_of(node.op).family == OpFamily::kLinear;
-    const std::int32_t position = is_linear ? 2 : 0;
+    const auto position = position_of_bias(node);
     const auto at = std::ranges::find(node.inputs, position, &Slot::position);
     const auto bias = at->values.front();
     node.inputs.erase(at);
     std::erase(node.reads, out_.graph.value(bias).storage);
-    if (is_linear) {
+    if (traits_of(node.op).family == OpFamily::kLinear) {
       node.args[static_cast<std::size_t>(position)] = c10::IValue();
       return bias;
     }

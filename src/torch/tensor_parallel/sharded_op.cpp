@@ -372,6 +372,8 @@ class Rule {
 
 }  // namespace
 
+std::int32_t position_of_bias(const OpNode& node) { return traits_of(node.op).family == OpFamily::kLinear ? 2 : 0; }
+
 ShardedOp ShardRules::operator()(const std::vector<TensorLayout>& layouts, OpId id) {
   return Rule(graph_, layouts, types_, id).apply();
 }

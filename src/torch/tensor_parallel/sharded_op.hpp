@@ -28,6 +28,10 @@ struct ShardedOp {
   [[nodiscard]] static ShardedOp whole() { return {}; }
 };
 
+/// Which argument of an operator is what Kernel::kWithoutBias leaves out: the bias of aten::linear, the addend of
+/// aten::addmm.
+[[nodiscard]] std::int32_t position_of_bias(const OpNode& node);
+
 /// The rules of operators, from operands that are whole or in slices; sums have been added up before.
 ///
 /// An operand that is needed in slices and is whole so far is one to be cut: a parameter that is held in slices then,

@@ -130,16 +130,21 @@ TEST_CASE("one element type is gathered, and others are refused") {
   CHECK_NOTHROW(parameters.require_readable(parameters.named("bias"), whole));
 }
 
+/// A linear layer's: two tensor shards of two replicas each.
+void lay_on_four_ranks(ParameterStore& parameters) {
+  for (const auto* name : {"weight", "bias"}) {
+    auto& tensor = parameters.named(name);
+    tensor.holders = {Rank(0), Rank(1), Rank(2), Rank(3)};
+    tensor.replicas_of_shard = {{Rank(0), Rank(2)}, {Rank(1), Rank(3)}};
+  }
+}
+
 TEST_CASE("tensor shards hold slices, whose replicas sum them and count them once") {
   for (const int rank : {0, 1, 2, 3}) {
     torch::nn::Linear layer(6, 4);
     const auto whole = layer->weight.detach().clone();
     ParameterStore parameters(*layer, Rank(rank));
-    for (const auto* name : {"weight", "bias"}) {
-      auto& tensor = parameters.named(name);
-      tensor.holders = {Rank(0), Rank(1), Rank(2), Rank(3)};
-      tensor.replicas_of_shard = {{Rank(0), Rank(2)}, {Rank(1), Rank(3)}};
-    }
+    lay_on_four_ranks(parameters);
     auto& weight = parameters.named("weight");
     weight.slices =
         UnitSlices{1, {0, 2}, 3, 1};  // of each half of the columns, two on the first shard, one on the other
@@ -173,11 +178,7 @@ TEST_CASE("replicas of a tensor shard have a flat share each of what it has, and
       torch::nn::Linear layer(30, 20);
       const auto whole = layer->weight.detach().clone(), bias = layer->bias.detach().clone();
       ParameterStore parameters(*layer, Rank(rank));
-      for (const auto* name : {"weight", "bias"}) {
-        auto& tensor = parameters.named(name);
-        tensor.holders = {Rank(0), Rank(1), Rank(2), Rank(3)};
-        tensor.replicas_of_shard = {{Rank(0), Rank(2)}, {Rank(1), Rank(3)}};
-      }
+      lay_on_four_ranks(parameters);
       auto& weight = parameters.named("weight");
       weight.slices = UnitSlices{1, {0, 2}, 3, 5};
       for (const int shard : {0, 1}) {
