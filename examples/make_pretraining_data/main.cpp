@@ -16,10 +16,10 @@
 
 #include <CLI/CLI.hpp>
 
-#include "text/documents.hpp"
-#include "text/pretraining_instances.hpp"
-#include "text/pretraining_shard.hpp"
-#include "text/vocabulary_builder.hpp"
+#include "bert_data/documents.hpp"
+#include "bert_data/pretraining_instances.hpp"
+#include "bert_data/pretraining_shard.hpp"
+#include "bert_data/vocabulary_builder.hpp"
 
 namespace {
 
@@ -28,10 +28,10 @@ namespace fs = std::filesystem;
 struct Job {
   std::vector<std::string> texts;
   std::string out, vocabulary, name = "text";
-  text::Format format = text::Format::kSentences;
+  bert_data::Format format = bert_data::Format::kSentences;
   bool cased = false;
   std::size_t vocabulary_size = 30'522;
-  text::InstanceOptions instances;
+  bert_data::InstanceOptions instances;
   int duplicates = 5;
   double validation_share = 0.05;
   std::size_t shard_rows = 50'000;
@@ -53,19 +53,19 @@ class Stage {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-void read_all(const std::vector<fs::path>& files, text::Format format,
+void read_all(const std::vector<fs::path>& files, bert_data::Format format,
               const std::function<void(std::string_view)>& sentence, const std::function<void()>& end) {
   for (const auto& file : files) {
     std::ifstream in(file);
     if (!in) throw std::runtime_error(file.string() + ": cannot open the text");
-    text::read_documents(in, format, sentence, end);
+    bert_data::read_documents(in, format, sentence, end);
   }
 }
 
-text::Vocabulary vocabulary_of(const Job& job, const std::vector<fs::path>& files) {
-  if (!job.vocabulary.empty()) return text::Vocabulary::read(job.vocabulary);
+bert_data::Vocabulary vocabulary_of(const Job& job, const std::vector<fs::path>& files) {
+  if (!job.vocabulary.empty()) return bert_data::Vocabulary::read(job.vocabulary);
   Stage stage("vocabulary of " + std::to_string(files.size()) + " files");
-  text::VocabularyBuilder builder(!job.cased);
+  bert_data::VocabularyBuilder builder(!job.cased);
   read_all(
       files, job.format, [&](std::string_view sentence) { builder.add(sentence); }, [] {});
   auto built = builder.build(job.vocabulary_size);
@@ -73,11 +73,11 @@ text::Vocabulary vocabulary_of(const Job& job, const std::vector<fs::path>& file
   return built;
 }
 
-std::vector<text::Document> tokenised(const Job& job, const std::vector<fs::path>& files,
-                                      const text::WordPiece& tokenizer) {
+std::vector<bert_data::Document> tokenised(const Job& job, const std::vector<fs::path>& files,
+                                           const bert_data::WordPiece& tokenizer) {
   Stage stage("tokens");
-  std::vector<text::Document> documents;
-  text::Document document;
+  std::vector<bert_data::Document> documents;
+  bert_data::Document document;
   std::size_t sentences = 0, tokens = 0, unknown = 0;
   read_all(
       files, job.format,
@@ -98,37 +98,38 @@ std::vector<text::Document> tokenised(const Job& job, const std::vector<fs::path
 }
 
 /// Takes documents out for a validation.
-std::vector<text::Document> taken_out(std::vector<text::Document>& documents, double share, text::Random& random) {
+std::vector<bert_data::Document> taken_out(std::vector<bert_data::Document>& documents, double share,
+                                           bert_data::Random& random) {
   random.shuffle(documents);
   const auto count = static_cast<std::size_t>(std::ceil(static_cast<double>(documents.size()) * share));
-  std::vector<text::Document> out;
+  std::vector<bert_data::Document> out;
   for (; out.size() < count; documents.pop_back()) out.push_back(std::move(documents.back()));
   return out;
 }
 
-void write_part(const Job& job, const std::string& part, const std::vector<text::Document>& documents, int duplicates,
-                const text::Vocabulary& vocabulary, text::Random& random) {
+void write_part(const Job& job, const std::string& part, const std::vector<bert_data::Document>& documents,
+                int duplicates, const bert_data::Vocabulary& vocabulary, bert_data::Random& random) {
   if (documents.size() < 2) {
     throw std::runtime_error("the " + part + " part has " + std::to_string(documents.size()) +
                              " document; random next sentences need two at least. Give more texts, put blank lines "
                              "between documents, or change --validation-share");
   }
   Stage stage(part);
-  std::vector<text::Instance> instances;
+  std::vector<bert_data::Instance> instances;
   for (int round = 0; round < duplicates; ++round) {
     for (std::size_t i = 0; i < documents.size(); ++i) {
-      text::make_instances(documents, i, job.instances, vocabulary, random,
-                           [&](text::Instance one) { instances.push_back(std::move(one)); });
+      bert_data::make_instances(documents, i, job.instances, vocabulary, random,
+                                [&](bert_data::Instance one) { instances.push_back(std::move(one)); });
     }
   }
   random.shuffle(instances);
-  const text::ShardShape shape{0, static_cast<std::int64_t>(job.instances.length),
-                               static_cast<std::int64_t>(job.instances.most_hidden)};
+  const bert_data::ShardShape shape{0, static_cast<std::int64_t>(job.instances.length),
+                                    static_cast<std::int64_t>(job.instances.most_hidden)};
   std::size_t shards = 0;
   for (std::size_t begin = 0; begin < instances.size(); begin += job.shard_rows) {
     const auto end = std::min(instances.size(), begin + job.shard_rows);
     const auto file = fs::path(job.out) / (job.name + "_" + part + "_" + std::to_string(shards++) + ".hdf5");
-    text::write_shard(
+    bert_data::write_shard(
         file, shape,
         {instances.begin() + static_cast<std::ptrdiff_t>(begin), instances.begin() + static_cast<std::ptrdiff_t>(end)});
   }
@@ -136,10 +137,10 @@ void write_part(const Job& job, const std::string& part, const std::vector<text:
 }
 
 void make(const Job& job) {
-  const auto files = text::text_files(job.texts);
-  const text::WordPiece tokenizer(vocabulary_of(job, files), !job.cased);
+  const auto files = bert_data::text_files(job.texts);
+  const bert_data::WordPiece tokenizer(vocabulary_of(job, files), !job.cased);
   auto documents = tokenised(job, files, tokenizer);
-  text::Random random(job.seed);
+  bert_data::Random random(job.seed);
   const auto validation = taken_out(documents, job.validation_share, random);
   fs::create_directories(job.out);
   tokenizer.vocabulary().write(fs::path(job.out) / "vocab.txt");
@@ -157,8 +158,8 @@ void add_options(CLI::App& app, Job& job) {
   app.add_option("--format", job.format,
                  "sentences: one a line, blank lines between documents; prose: a file is a document, sentences end at "
                  ". ! ? and blank lines")
-      ->transform(CLI::CheckedTransformer(std::map<std::string, text::Format>{{"sentences", text::Format::kSentences},
-                                                                              {"prose", text::Format::kProse}}));
+      ->transform(CLI::CheckedTransformer(std::map<std::string, bert_data::Format>{
+          {"sentences", bert_data::Format::kSentences}, {"prose", bert_data::Format::kProse}}));
   app.add_option("--vocab", job.vocabulary, "BERT's vocab.txt; without it a vocabulary is built from the texts")
       ->check(CLI::ExistingFile);
   app.add_option("--vocab-size", job.vocabulary_size, "pieces of a built vocabulary")->check(CLI::PositiveNumber);

@@ -5,7 +5,7 @@
 
 #include "unicode_tables.hpp"
 
-namespace text {
+namespace bert_data {
 namespace {
 
 template <std::size_t N>
@@ -119,4 +119,4 @@ void append_folded(std::vector<CodePoint>& to, CodePoint character) {
   to.push_back(character);
 }
 
-}  // namespace text
+}  // namespace bert_data

@@ -4,7 +4,7 @@
 #include <cctype>
 #include <stdexcept>
 
-namespace text {
+namespace bert_data {
 namespace {
 
 bool is_blank(std::string_view line) {
@@ -91,4 +91,4 @@ std::vector<std::filesystem::path> text_files(const std::vector<std::string>& na
   return files;
 }
 
-}  // namespace text
+}  // namespace bert_data

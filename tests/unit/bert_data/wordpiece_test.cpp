@@ -1,21 +1,21 @@
-#include "text/wordpiece.hpp"
+#include "bert_data/wordpiece.hpp"
 
 #include <fstream>
 #include <string>
 #include <vector>
 
+#include "bert_data/unicode.hpp"
+#include "bert_data/vocabulary_builder.hpp"
 #include "catch_shim.hpp"
 #include "temp_folder.hpp"
-#include "text/unicode.hpp"
-#include "text/vocabulary_builder.hpp"
 
 namespace wordpiece_test {
 
 using Catch::Matchers::ContainsSubstring;
 using Words = std::vector<std::string>;
-using text::Vocabulary;
-using text::WordPiece;
-using text::words_of;
+using bert_data::Vocabulary;
+using bert_data::WordPiece;
+using bert_data::words_of;
 
 Vocabulary with_special(Words pieces) {
   Words all(std::begin(Vocabulary::kSpecial), std::end(Vocabulary::kSpecial));
@@ -55,7 +55,7 @@ TEST_CASE("What is no text is left out") {
   CHECK(words_of("a\xFF"
                  "b \xC0\xAF \xED\xA0\x80 \xE2\x82") == Words{"ab"});  // malformed, overlong, surrogate, cut
   CHECK(words_of("").empty());
-  CHECK(text::decode("\xF0\x9F\x98\x80") == std::vector<text::CodePoint>{0x1F600});
+  CHECK(bert_data::decode("\xF0\x9F\x98\x80") == std::vector<bert_data::CodePoint>{0x1F600});
 }
 
 TEST_CASE("Pieces are the longest that a word begins with") {
@@ -83,12 +83,12 @@ TEST_CASE("A vocabulary is read as BERT's, and refused with the reason") {
 }
 
 TEST_CASE("A vocabulary is built of the most frequent pairs") {
-  text::VocabularyBuilder builder;
+  bert_data::VocabularyBuilder builder;
   builder.add("low low low low low lower lower newest newest newest newest newest newest widest widest widest");
-  constexpr text::Token kAlways = 5 + 11;  // special pieces and characters
+  constexpr bert_data::Token kAlways = 5 + 11;  // special pieces and characters
   const auto vocabulary = builder.build(kAlways + 6);
   Words merged;
-  for (text::Token id = kAlways; id < vocabulary.size(); ++id) merged.push_back(vocabulary.piece(id));
+  for (bert_data::Token id = kAlways; id < vocabulary.size(); ++id) merged.push_back(vocabulary.piece(id));
   // The example of Sennrich et al. 2016: 9, 9, 7, 7, 6 and 6 times; of pairs that tie the one that sorts first.
   CHECK(merged == Words{"##es", "##est", "##ow", "low", "##ew", "##ewest"});
   CHECK(pieces_of(WordPiece(vocabulary), "lowest") == Words{"low", "##est"});

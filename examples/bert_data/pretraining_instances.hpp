@@ -8,7 +8,7 @@
 #include "random.hpp"
 #include "wordpiece.hpp"
 
-namespace text {
+namespace bert_data {
 
 using Sentence = std::vector<Token>;
 using Document = std::vector<Sentence>;
@@ -41,4 +41,4 @@ void make_instances(const std::vector<Document>& documents, std::size_t document
 /// Hides tokens of `instance.tokens`, no special ones.
 void hide_tokens(Instance& instance, const InstanceOptions& options, const Vocabulary& vocabulary, Random& random);
 
-}  // namespace text
+}  // namespace bert_data

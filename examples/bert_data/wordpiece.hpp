@@ -9,7 +9,7 @@
 #include <vector>
 
 /// BERT's tokens: words of a text, and their pieces in a vocabulary (Devlin et al. 2018, bert/tokenization.py).
-namespace text {
+namespace bert_data {
 
 using Token = std::int32_t;
 
@@ -65,4 +65,4 @@ class WordPiece {
   bool lower_case_;
 };
 
-}  // namespace text
+}  // namespace bert_data

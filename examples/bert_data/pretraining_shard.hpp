@@ -7,7 +7,7 @@
 
 #include "pretraining_instances.hpp"
 
-namespace text {
+namespace bert_data {
 
 /// How long the rows of a shard are.
 struct ShardShape {
@@ -39,4 +39,4 @@ struct ShardLimits {
 /// Replaces the file when it is whole. @pre no instance is longer than `shape`
 void write_shard(const std::filesystem::path& file, const ShardShape& shape, const std::vector<Instance>& instances);
 
-}  // namespace text
+}  // namespace bert_data

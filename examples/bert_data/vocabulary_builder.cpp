@@ -11,7 +11,7 @@
 
 #include "unicode.hpp"
 
-namespace text {
+namespace bert_data {
 namespace {
 
 using Pair = std::pair<int, int>;
@@ -185,4 +185,4 @@ Vocabulary VocabularyBuilder::build(std::size_t size, std::size_t most_character
   return Vocabulary(std::move(pieces));
 }
 
-}  // namespace text
+}  // namespace bert_data

@@ -1,4 +1,4 @@
-#include "text/pretraining_reader.hpp"
+#include "bert_data/pretraining_reader.hpp"
 
 #include <algorithm>
 #include <filesystem>
@@ -7,20 +7,20 @@
 #include <string>
 #include <vector>
 
+#include "bert_data/hdf5_file.hpp"
 #include "catch_shim.hpp"
 #include "temp_folder.hpp"
-#include "text/hdf5_file.hpp"
 
 namespace pretraining_reader_test {
 
+using bert_data::Hdf5File;
+using bert_data::Instance;
+using bert_data::PretrainingReader;
+using bert_data::Token;
 using Catch::Matchers::ContainsSubstring;
-using text::Hdf5File;
-using text::Instance;
-using text::PretrainingReader;
-using text::Token;
 using Type = Hdf5File::Type;
 
-constexpr text::ShardShape kShape{0, 6, 2};
+constexpr bert_data::ShardShape kShape{0, 6, 2};
 
 /// An instance that its number tells: token 10 + number at 1, which is hidden.
 Instance instance(Token number) { return {{2, 4, 3, 7, 3}, 3, {1}, {10 + number}, number % 2 == 1}; }
@@ -32,16 +32,16 @@ void write_shards(const TempFolder& folder) {
   for (const int rows : {3, 5, 4}) {
     std::vector<Instance> instances;
     for (int i = 0; i < rows; ++i) instances.push_back(instance(number++));
-    text::write_shard(folder / ("t_training_" + std::to_string(file++) + ".hdf5"), kShape, instances);
+    bert_data::write_shard(folder / ("t_training_" + std::to_string(file++) + ".hdf5"), kShape, instances);
   }
-  text::write_shard(folder / "t_validation_0.hdf5", kShape, {instance(50), instance(51)});
+  bert_data::write_shard(folder / "t_validation_0.hdf5", kShape, {instance(50), instance(51)});
 }
 
 PretrainingReader reader_of(const TempFolder& folder, std::uint64_t seed = 1) {
   return PretrainingReader({.folder = folder / "", .limits = {.vocabulary = 100}, .seed = seed});
 }
 
-std::vector<std::int64_t> numbers(const text::PretrainingBatch& batch) {
+std::vector<std::int64_t> numbers(const bert_data::PretrainingBatch& batch) {
   std::vector<std::int64_t> out;
   for (std::size_t row = 0; row < static_cast<std::size_t>(batch.rows); ++row)
     out.push_back(batch.labels[2 * row] - 10);
@@ -134,7 +134,7 @@ TEST_CASE("Foreign and damaged shards are refused with the names of file and dat
   refused(ContainsSubstring("x_training_0.hdf5: not a whole HDF5 file"));
 
   write_foreign(path, {2, 6});
-  text::write_shard(folder / "y_training_1.hdf5", {0, 8, 2}, {instance(0)});
+  bert_data::write_shard(folder / "y_training_1.hdf5", {0, 8, 2}, {instance(0)});
   refused(ContainsSubstring("y_training_1.hdf5: rows of 8 tokens and 2 predictions, but") &&
           ContainsSubstring("x_training_0.hdf5 has 6 and 2"));
 }
@@ -144,7 +144,7 @@ TEST_CASE("A damaged block of a compressed dataset is an error, not other tokens
   const auto path = folder / "training.hdf5";
   std::vector<Instance> instances;
   for (Token i = 0; i < 60; ++i) instances.push_back(instance(i));
-  text::write_shard(path, kShape, instances);
+  bert_data::write_shard(path, kShape, instances);
   std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
   std::string bytes((std::istreambuf_iterator<char>(file)), {});
   for (auto at = bytes.find("\x78\x5E"); at != std::string::npos;

@@ -6,7 +6,7 @@
 #include <vector>
 
 /// What BERT's tokenizer asks of Unicode 14, from tables (unicode_tables.hpp): no ICU, no locale.
-namespace text {
+namespace bert_data {
 
 using CodePoint = std::uint32_t;
 
@@ -31,4 +31,4 @@ void append_utf8(std::string& to, CodePoint character);
 /// nothing, a syllable of Hangul its letters. Compatibility ideographs of CJK stay as they are.
 void append_folded(std::vector<CodePoint>& to, CodePoint character);
 
-}  // namespace text
+}  // namespace bert_data

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-namespace text {
+namespace bert_data {
 
 /// A handle of HDF5's, closed at the end.
 class Hdf5Handle {
@@ -54,4 +54,4 @@ class Hdf5File {
   Hdf5Handle file_;
 };
 
-}  // namespace text
+}  // namespace bert_data

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace text::tables {
+namespace bert_data::tables {
 
 struct Range {
   std::uint32_t first, last;
@@ -360,4 +360,4 @@ inline constexpr Several kFoldedToSeveral[] = {
     {119231, {119225, 119141, 119151}}, {119232, {119226, 119141, 119151}},
 };
 
-}  // namespace text::tables
+}  // namespace bert_data::tables

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace text {
+namespace bert_data {
 namespace {
 
 constexpr std::size_t kSpecialTokens = 3;  ///< [CLS] and two [SEP]
@@ -104,4 +104,4 @@ void hide_tokens(Instance& instance, const InstanceOptions& options, const Vocab
   }
 }
 
-}  // namespace text
+}  // namespace bert_data

@@ -6,7 +6,7 @@
 
 #include "random.hpp"
 
-namespace text {
+namespace bert_data {
 namespace {
 
 /// Different for each seed, epoch and file.
@@ -130,4 +130,4 @@ void PretrainingReader::append(PretrainingBatch& to, std::size_t row) const {
   to.next_sentence.push_back(shard.next_sentence_labels[row]);
 }
 
-}  // namespace text
+}  // namespace bert_data

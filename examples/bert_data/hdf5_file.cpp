@@ -7,7 +7,7 @@
 
 #include <hdf5.h>
 
-namespace text {
+namespace bert_data {
 namespace {
 
 static_assert(sizeof(hid_t) == sizeof(std::int64_t) && sizeof(herr_t) == sizeof(int));
@@ -137,4 +137,4 @@ void Hdf5File::commit() {
   std::filesystem::rename(written_, path_);
 }
 
-}  // namespace text
+}  // namespace bert_data

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace text {
+namespace bert_data {
 
 enum class Format {
   kSentences,  ///< a sentence a line, blank lines between documents, as BERT's own scripts want it
@@ -26,4 +26,4 @@ void read_documents(std::istream& in, Format format, const std::function<void(st
 /// there is not
 [[nodiscard]] std::vector<std::filesystem::path> text_files(const std::vector<std::string>& names);
 
-}  // namespace text
+}  // namespace bert_data

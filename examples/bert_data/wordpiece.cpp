@@ -5,7 +5,7 @@
 
 #include "unicode.hpp"
 
-namespace text {
+namespace bert_data {
 namespace {
 
 constexpr std::size_t kLongestWord = 100;
@@ -116,4 +116,4 @@ void WordPiece::append_pieces(std::vector<Token>& to, const std::string& word) c
   }
 }
 
-}  // namespace text
+}  // namespace bert_data

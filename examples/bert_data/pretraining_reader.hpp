@@ -9,7 +9,7 @@
 
 #include "pretraining_shard.hpp"
 
-namespace text {
+namespace bert_data {
 
 /// Rows of a batch as a model takes them, row after row.
 struct PretrainingBatch {
@@ -80,4 +80,4 @@ class PretrainingReader {
   std::future<Loaded> next_;                             ///< last: its thread ends before what it reads
 };
 
-}  // namespace text
+}  // namespace bert_data

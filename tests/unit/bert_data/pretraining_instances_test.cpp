@@ -1,4 +1,4 @@
-#include "text/pretraining_instances.hpp"
+#include "bert_data/pretraining_instances.hpp"
 
 #include <algorithm>
 #include <map>
@@ -6,18 +6,18 @@
 #include <string>
 #include <vector>
 
+#include "bert_data/documents.hpp"
 #include "catch_shim.hpp"
-#include "text/documents.hpp"
 
 namespace pretraining_instances_test {
 
-using text::Instance;
-using text::Token;
+using bert_data::Instance;
+using bert_data::Token;
 
-std::vector<std::vector<std::string>> documents_in(const std::string& written, text::Format format) {
+std::vector<std::vector<std::string>> documents_in(const std::string& written, bert_data::Format format) {
   std::vector<std::vector<std::string>> documents(1);
   std::istringstream in(written);
-  text::read_documents(
+  bert_data::read_documents(
       in, format, [&](std::string_view sentence) { documents.back().emplace_back(sentence); },
       [&] { documents.emplace_back(); });
   documents.pop_back();
@@ -26,24 +26,25 @@ std::vector<std::vector<std::string>> documents_in(const std::string& written, t
 
 TEST_CASE("Texts are cut into documents and sentences") {
   using Documents = std::vector<std::vector<std::string>>;
-  CHECK(documents_in("a\nb\n\n\nc\n", text::Format::kSentences) == Documents{{"a", "b"}, {"c"}});
+  CHECK(documents_in("a\nb\n\n\nc\n", bert_data::Format::kSentences) == Documents{{"a", "b"}, {"c"}});
   CHECK(documents_in("One two. Three\n  four? \"Five!\" (Six.) 7.5 is one;\te.g. this. J. S. Bach.\n\nHead\n\n",
-                     text::Format::kProse) ==
+                     bert_data::Format::kProse) ==
         Documents{{"One two.", "Three four?", "\"Five!\"", "(Six.)", "7.5 is one; e.g. this.", "J. S. Bach.", "Head"}});
-  CHECK(documents_in("\n\n", text::Format::kProse).empty());
+  CHECK(documents_in("\n\n", bert_data::Format::kProse).empty());
 }
 
 constexpr Token kWords = 1000;
 
-text::Vocabulary vocabulary() {
-  std::vector<std::string> pieces(std::begin(text::Vocabulary::kSpecial), std::end(text::Vocabulary::kSpecial));
+bert_data::Vocabulary vocabulary() {
+  std::vector<std::string> pieces(std::begin(bert_data::Vocabulary::kSpecial),
+                                  std::end(bert_data::Vocabulary::kSpecial));
   for (Token i = 0; i < kWords; ++i) pieces.push_back("w" + std::to_string(i));
-  return text::Vocabulary(pieces);
+  return bert_data::Vocabulary(pieces);
 }
 
 /// 20 documents of 30 sentences; a token tells its document: 50 d + sentence.
-std::vector<text::Document> documents() {
-  std::vector<text::Document> all;
+std::vector<bert_data::Document> documents() {
+  std::vector<bert_data::Document> all;
   for (Token d = 0; d < 20; ++d) {
     auto& document = all.emplace_back();
     for (Token s = 0; s < 30; ++s) document.emplace_back(static_cast<std::size_t>(3 + s % 5), 5 + 50 * d + s);
@@ -51,12 +52,13 @@ std::vector<text::Document> documents() {
   return all;
 }
 
-std::vector<Instance> instances_of(std::uint64_t seed, const text::InstanceOptions& options) {
+std::vector<Instance> instances_of(std::uint64_t seed, const bert_data::InstanceOptions& options) {
   std::vector<Instance> all;
-  text::Random random(seed);
+  bert_data::Random random(seed);
   const auto texts = documents();
   for (std::size_t d = 0; d < texts.size(); ++d) {
-    text::make_instances(texts, d, options, vocabulary(), random, [&](Instance one) { all.push_back(std::move(one)); });
+    bert_data::make_instances(texts, d, options, vocabulary(), random,
+                              [&](Instance one) { all.push_back(std::move(one)); });
   }
   return all;
 }
@@ -71,7 +73,7 @@ std::vector<Token> original(const Instance& instance) {
 }
 
 TEST_CASE("Instances are two texts, which follow each other or are of different documents") {
-  const text::InstanceOptions options{.length = 24, .most_hidden = 3};
+  const bert_data::InstanceOptions options{.length = 24, .most_hidden = 3};
   const auto words = vocabulary();
   const auto all = instances_of(1, options);
   REQUIRE(all.size() > 150);
@@ -98,12 +100,14 @@ TEST_CASE("Instances are two texts, which follow each other or are of different 
 
 TEST_CASE("The first text of a document's instances is all of it, once") {
   const auto texts = documents();
-  text::Random random(3);
+  bert_data::Random random(3);
   std::map<Token, int> seen;
-  text::make_instances(texts, 7, {.length = 512, .most_hidden = 80}, vocabulary(), random, [&](const Instance& one) {
-    const auto tokens = original(one);
-    for (const auto token : tokens) seen[token] += token >= 5 + 50 * 7 && token < 5 + 50 * 8 ? 1 : 0;
-  });
+  bert_data::make_instances(texts, 7, {.length = 512, .most_hidden = 80}, vocabulary(), random,
+                            [&](const Instance& one) {
+                              const auto tokens = original(one);
+                              for (const auto token : tokens)
+                                seen[token] += token >= 5 + 50 * 7 && token < 5 + 50 * 8 ? 1 : 0;
+                            });
   for (Token s = 0; s < 30; ++s) CHECK(seen[5 + 50 * 7 + s] == 3 + s % 5);
 }
 

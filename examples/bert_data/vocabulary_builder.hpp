@@ -8,7 +8,7 @@
 
 #include "wordpiece.hpp"
 
-namespace text {
+namespace bert_data {
 
 /// Builds a vocabulary from a text: special pieces, the characters that occur, then again and again the pair of
 /// adjacent pieces that is most frequent becomes one (byte-pair encoding, Sennrich et al. 2016; Hugging Face's trainer
@@ -30,4 +30,4 @@ class VocabularyBuilder {
   std::map<std::string, std::int64_t> counts_;  ///< of words
 };
 
-}  // namespace text
+}  // namespace bert_data

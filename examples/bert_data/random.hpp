@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-namespace text {
+namespace bert_data {
 
 /// Draws that are the same with every standard library, whose distributions and shuffle differ.
 class Random {
@@ -28,4 +28,4 @@ class Random {
   std::mt19937_64 engine_;
 };
 
-}  // namespace text
+}  // namespace bert_data

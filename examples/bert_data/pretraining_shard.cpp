@@ -4,7 +4,7 @@
 
 #include "hdf5_file.hpp"
 
-namespace text {
+namespace bert_data {
 namespace {
 
 using Type = Hdf5File::Type;
@@ -115,4 +115,4 @@ void write_shard(const std::filesystem::path& file, const ShardShape& shape, con
   out.commit();
 }
 
-}  // namespace text
+}  // namespace bert_data
