@@ -100,7 +100,7 @@ models::BertConfig config_of(const Settings& settings) {
   return config;
 }
 
-void require_consistent(const Settings& settings, const models::BertConfig& config) {
+void require_consistent(const Settings& settings) {
   if (settings.data.empty() && !settings.options.plan_only) {
     throw ap::InvalidArgument("--data is missing: the folder of shards that make_pretraining_data writes");
   }
@@ -110,10 +110,13 @@ void require_consistent(const Settings& settings, const models::BertConfig& conf
   if (!settings.init_from.empty() && !settings.load_weights.empty()) {
     throw ap::InvalidArgument("--init-from and --load-weights both bring weights: leave one out");
   }
-  if (settings.length > config.max_position_embeddings) {
-    throw ap::InvalidArgument("--seq-length " + std::to_string(settings.length) + " is more than the configuration's " +
-                              std::to_string(config.max_position_embeddings) + " max_position_embeddings");
-  }
+}
+
+void require_room(const models::BertConfig& config, std::int64_t length) {
+  if (length <= config.max_position_embeddings) return;
+  throw ap::InvalidArgument("samples of " + std::to_string(length) +
+                            " tokens have no room in a model of max_position_embeddings " +
+                            std::to_string(config.max_position_embeddings));
 }
 
 Model made_model(ap::World& world, const Settings& settings, const models::BertConfig& config) {
@@ -205,6 +208,7 @@ int train(ap::World& world, const Settings& settings, const models::BertConfig& 
         settings.data, part, {config.vocab_size, config.type_vocab_size}, settings.seed, in_order};
   };
   BertBatches batches(world, device, options_of("training", false));
+  require_room(config, batches.reader().length());
   std::optional<BertBatches> held_out;
   if (BertBatches::has(settings.data, "validation")) held_out.emplace(world, device, options_of("validation", true));
 
@@ -271,6 +275,7 @@ int plan(ap::World& world, const Settings& settings, const models::BertConfig& c
     length = reader.length();
     predictions = reader.predictions();
   }
+  require_room(config, length);
   const auto& cluster = settings.options.cluster_file;
   const std::int64_t ranks = cluster.empty() ? world.size() : ap::read_cluster(cluster).devices;
   const auto samples = settings.batch / settings.accumulate;
@@ -306,7 +311,7 @@ int main(int argc, char** argv) try {
   add_own_options(app, settings);
   if (const auto status = training::parse(app, settings, world, argc, argv)) return *status;
   const auto config = config_of(settings);
-  require_consistent(settings, config);
+  require_consistent(settings);
   return settings.options.plan_only ? plan(world, settings, config) : train(world, settings, config);
 } catch (const ap::PlanOnly&) {
   return 0;

@@ -116,6 +116,8 @@ TEST_CASE("Foreign and damaged shards are refused with the names of file and dat
   const auto path = folder / "x_training_0.hdf5";
   const auto refused = [&](const auto& matcher) { CHECK_THROWS_WITH(reader_of(folder).next(2, 0, 2), matcher); };
   refused(ContainsSubstring("no file there is named *training*.hdf5"));
+  CHECK_THROWS_WITH(PretrainingReader({.folder = folder / "nowhere"}),
+                    ContainsSubstring("nowhere: there is no such folder"));
 
   write_foreign(path, {});
   refused(ContainsSubstring("x_training_0.hdf5: dataset 'input_mask' is not there"));
