@@ -28,9 +28,9 @@ struct PretrainingBatch {
 class PretrainingReader {
  public:
   struct Options {
-    std::filesystem::path folder;
+    std::filesystem::path folder{};
     std::string part = "training";  ///< files whose names contain it
-    ShardLimits limits;
+    ShardLimits limits{};
     std::uint64_t seed = 1;
     bool in_order = false;  ///< of names and rows, as a validation wants it
   };

@@ -60,19 +60,22 @@ inline Activation activation(const std::string& name) {
   TORCH_CHECK(false, "hidden_act: there is no activation '", name, "'");
 }
 
+/// torch::nn::Linear that starts as BERT's do, with its bias at zero, without drawing libtorch's own weights first.
+struct BertLinearImpl : torch::nn::Module {
+  at::Tensor weight, bias;
+
+  BertLinearImpl(std::int64_t in, std::int64_t out, double deviation)
+      : weight(register_parameter("weight", torch::nn::init::normal_(torch::empty({out, in}), 0, deviation))),
+        bias(register_parameter("bias", torch::zeros({out}))) {}
+  at::Tensor forward(const at::Tensor& x) { return torch::nn::functional::linear(x, weight, bias); }
+};
+TORCH_MODULE(BertLinear);
+
 namespace detail {
 
-inline torch::nn::Linear bert_linear(std::int64_t in, std::int64_t out, double deviation) {
-  torch::nn::Linear linear(in, out);
-  torch::nn::init::normal_(linear->weight, 0, deviation);
-  torch::nn::init::zeros_(linear->bias);
-  return linear;
-}
-
 inline torch::nn::Embedding bert_embedding(std::int64_t rows, const BertConfig& config) {
-  torch::nn::Embedding table(rows, config.hidden_size);
-  torch::nn::init::normal_(table->weight, 0, config.initializer_range);
-  return table;
+  const auto weights = torch::nn::init::normal_(torch::empty({rows, config.hidden_size}), 0, config.initializer_range);
+  return torch::nn::Embedding(torch::nn::EmbeddingOptions(rows, config.hidden_size)._weight(weights));
 }
 
 inline torch::nn::LayerNorm bert_norm(const BertConfig& config) {
@@ -106,7 +109,7 @@ struct BertEmbeddingsImpl : torch::nn::Module {
 TORCH_MODULE(BertEmbeddings);
 
 struct BertSelfAttentionImpl : torch::nn::Module {
-  torch::nn::Linear query, key, value;
+  BertLinear query, key, value;
   std::int64_t heads;
   double dropout;
   double layer;  ///< from 1, where scores are scaled by it, else 0
@@ -135,8 +138,8 @@ struct BertSelfAttentionImpl : torch::nn::Module {
   }
 
  private:
-  static torch::nn::Linear projection(const BertConfig& config) {
-    return detail::bert_linear(config.hidden_size, config.hidden_size, config.initializer_range);
+  static BertLinear projection(const BertConfig& config) {
+    return BertLinear(config.hidden_size, config.hidden_size, config.initializer_range);
   }
   at::Tensor by_head(const at::Tensor& x) const {
     return x.view({x.size(0), x.size(1), heads, x.size(2) / heads}).transpose(1, 2);
@@ -146,12 +149,12 @@ TORCH_MODULE(BertSelfAttention);
 
 /// What is added to a residual.
 struct BertOutputImpl : torch::nn::Module {
-  torch::nn::Linear dense;
+  BertLinear dense;
   torch::nn::LayerNorm norm{nullptr};
   double dropout;
 
   BertOutputImpl(const BertConfig& config, std::int64_t in)
-      : dense(register_module("dense", detail::bert_linear(in, config.hidden_size, deviation(config)))),
+      : dense(register_module("dense", BertLinear(in, config.hidden_size, deviation(config)))),
         dropout(config.hidden_dropout_prob) {
     if (!config.megatron_residual_connection) norm = register_module("LayerNorm", detail::bert_norm(config));
   }
@@ -185,12 +188,12 @@ struct BertAttentionImpl : torch::nn::Module {
 TORCH_MODULE(BertAttention);
 
 struct BertIntermediateImpl : torch::nn::Module {
-  torch::nn::Linear dense;
+  BertLinear dense;
   Activation activate;
 
   explicit BertIntermediateImpl(const BertConfig& config)
-      : dense(register_module(
-            "dense", detail::bert_linear(config.hidden_size, config.intermediate_size, config.initializer_range))),
+      : dense(register_module("dense",
+                              BertLinear(config.hidden_size, config.intermediate_size, config.initializer_range))),
         activate(activation(config.hidden_act)) {}
   at::Tensor forward(const at::Tensor& x) { return activate(dense(x)); }
 };
@@ -232,11 +235,10 @@ struct BertEncoderImpl : torch::nn::Module {
 TORCH_MODULE(BertEncoder);
 
 struct BertPoolerImpl : torch::nn::Module {
-  torch::nn::Linear dense;
+  BertLinear dense;
 
   explicit BertPoolerImpl(const BertConfig& config)
-      : dense(register_module("dense",
-                              detail::bert_linear(config.hidden_size, config.hidden_size, config.initializer_range))) {}
+      : dense(register_module("dense", BertLinear(config.hidden_size, config.hidden_size, config.initializer_range))) {}
   at::Tensor forward(const at::Tensor& sequence) { return torch::tanh(dense(sequence.select(1, 0))); }
 };
 TORCH_MODULE(BertPooler);
@@ -266,13 +268,12 @@ struct BertModelImpl : torch::nn::Module {
 TORCH_MODULE(BertModel);
 
 struct BertTransformImpl : torch::nn::Module {
-  torch::nn::Linear dense;
+  BertLinear dense;
   torch::nn::LayerNorm norm;
   Activation activate;
 
   explicit BertTransformImpl(const BertConfig& config)
-      : dense(register_module("dense",
-                              detail::bert_linear(config.hidden_size, config.hidden_size, config.initializer_range))),
+      : dense(register_module("dense", BertLinear(config.hidden_size, config.hidden_size, config.initializer_range))),
         norm(register_module("LayerNorm", detail::bert_norm(config))),
         activate(activation(config.hidden_act)) {}
   at::Tensor forward(const at::Tensor& x) { return norm(activate(dense(x))); }
@@ -295,12 +296,12 @@ TORCH_MODULE(BertPredictions);
 
 struct BertHeadsImpl : torch::nn::Module {
   BertPredictions predictions;
-  torch::nn::Linear next_sentence;
+  BertLinear next_sentence;
 
   explicit BertHeadsImpl(const BertConfig& config)
       : predictions(register_module("predictions", BertPredictions(config))),
-        next_sentence(register_module("seq_relationship",
-                                      detail::bert_linear(config.hidden_size, 2, config.initializer_range))) {}
+        next_sentence(
+            register_module("seq_relationship", BertLinear(config.hidden_size, 2, config.initializer_range))) {}
 };
 TORCH_MODULE(BertHeads);
 
