@@ -52,7 +52,7 @@ void add_files(CLI::App& app, Settings& settings) {
 
 void add_plan(CLI::App& app, Settings& settings) {
   auto& options = settings.options;
-  const auto group = "The plan (unset: autopar's choice; all of its options: README.md, as AUTOPAR_* or autopar.toml)";
+  const auto group = "The plan (unset: autopar's choice; all options: docs/options.md, as AUTOPAR_* or autopar.toml)";
   app.add_option("--precision", options.precision, "of matrix products, as in libtorch's autocast; tf32, bf16, fp16")
       ->check(CLI::IsMember({"module", "tf32", "bf16", "fp16"}))
       ->group(group);

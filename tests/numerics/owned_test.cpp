@@ -121,7 +121,7 @@ TEST_CASE("an average of owned parameters is that of one process, and can be eva
     Model model(world, made(), plan);
     auto optimizer = adamw(model);
     model->attach(optimizer);
-    // The recipe of README.
+    // The recipe of docs/guide.md.
     model->prepare(mine(samples(), world.rank()));
     const auto owned = model->owned_parameters();
     std::vector<Tensor> average;
