@@ -44,8 +44,10 @@ function(autopar_add_programs folder)
     if(uses_data)
       target_link_libraries(${name} PRIVATE autopar_example_data)
     endif()
-    if(folder STREQUAL "examples") # their time goes into libtorch: more takes a compiler longer than it saves
-      target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
+    if(folder STREQUAL "examples" AND library STREQUAL "autopar::autopar")
+      autopar_precompile(${name})
+    elseif(folder STREQUAL "examples") # more takes a compiler longer than it saves
+      target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O0>)
     endif()
     set_target_properties(${name} PROPERTIES
       RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/${folder}" UNITY_BUILD ${AUTOPAR_UNITY} UNITY_BUILD_BATCH_SIZE 0)
