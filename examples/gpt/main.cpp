@@ -8,6 +8,7 @@
 
 #include <filesystem>
 #include <iostream>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +19,7 @@
 #include <autopar/autopar.hpp>
 #include <autopar/io/file.hpp>
 
+#include "data/windows.hpp"
 #include "models/transformer.hpp"
 #include "sampling.hpp"
 #include "settings.hpp"
@@ -31,7 +33,6 @@
 #include "training/parameter_groups.hpp"
 #include "training/peak_flops.hpp"
 #include "training/run_folder.hpp"
-#include "windows.hpp"
 
 namespace ap = autopar;
 
@@ -119,6 +120,8 @@ int train(ap::World& world, const Settings& settings) {
     auto loss = torch::zeros({}, torch::TensorOptions(device).dtype(settings.fp64 ? torch::kDouble : torch::kFloat));
     for (std::int64_t call = 0; call < settings.accumulate; ++call) {
       const auto [text, next] = windows.training(place.step * settings.batch + call * samples, samples);
+      std::optional<ap::NoSyncGuard> unsummed;  // the last call sums the gradients of all over replicas
+      if (call + 1 < settings.accumulate) unsummed.emplace(model->no_sync());
       auto part = model(text, next) / settings.accumulate;
       part.backward();
       loss += part.detach();
