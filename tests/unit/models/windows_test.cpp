@@ -1,7 +1,6 @@
 #include "data/windows.hpp"
 
 #include <algorithm>
-#include <numeric>
 #include <vector>
 
 #include <torch/torch.h>
@@ -14,9 +13,7 @@ constexpr std::int64_t kLength = 4, kWindows = 23;
 
 /// Of a text in which token i is i.
 Windows windows(int rank = 0, int ranks = 1, std::uint64_t seed = 1) {
-  std::vector<std::int32_t> tokens(kLength * kWindows + 3);
-  std::iota(tokens.begin(), tokens.end(), 0);
-  return {tokens, kLength, 2, seed, {rank, ranks, torch::kCPU}};
+  return {torch::arange(kLength * kWindows + 3, torch::kInt), kLength, 2, seed, {rank, ranks, torch::kCPU}};
 }
 
 std::vector<std::int64_t> begins(const Batch& batch) {
@@ -62,9 +59,9 @@ TEST_CASE("the ranks' shares are the global batch in their order, also over the 
 }
 
 TEST_CASE("a text without two windows is refused with its size") {
-  CHECK_THROWS_WITH(Windows(std::vector<std::int32_t>(8), 4, 1, 1, {0, 1, torch::kCPU}),
+  CHECK_THROWS_WITH(Windows(torch::zeros(8, torch::kInt), 4, 1, 1, {0, 1, torch::kCPU}),
                     Catch::Matchers::Contains("8 tokens, less than two windows of 4"));
-  CHECK_NOTHROW(Windows(std::vector<std::int32_t>(9), 4, 1, 1, {0, 1, torch::kCPU}));
+  CHECK_NOTHROW(Windows(torch::zeros(9, torch::kInt), 4, 1, 1, {0, 1, torch::kCPU}));
 }
 
 }  // namespace windows_test
