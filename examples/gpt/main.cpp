@@ -6,6 +6,7 @@
 //   gpt --out run --sample "You may "                      what it has learnt
 //   gpt --size 1.3b --batch 64 --precision bf16 --plan-only --cluster examples/clusters/h100x8.toml
 
+#include <algorithm>
 #include <iostream>
 #include <optional>
 #include <string>
