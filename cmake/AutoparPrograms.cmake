@@ -55,7 +55,9 @@ function(autopar_add_programs folder)
         target_link_libraries(${name} PRIVATE autopar_example_${shared})
       endif()
     endforeach()
-    if(folder STREQUAL "examples") # their time goes into libtorch: more takes a compiler longer than it saves
+    if(folder STREQUAL "examples" AND library STREQUAL "autopar::autopar")
+      autopar_precompile(${name})
+    elseif(folder STREQUAL "examples") # more takes a compiler longer than it saves
       target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
     endif()
     set_target_properties(${name} PROPERTIES
@@ -131,6 +133,7 @@ if(AUTOPAR_BUILD_EXAMPLES)
   if(TARGET autopar::autopar AND TARGET ZLIB::ZLIB)
     file(GLOB example_data CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/examples/data/*.cpp")
     add_library(autopar_example_data STATIC ${example_data})
+    target_include_directories(autopar_example_data PUBLIC "${PROJECT_SOURCE_DIR}/examples")
     target_link_libraries(autopar_example_data PUBLIC autopar::autopar PRIVATE ZLIB::ZLIB autopar_warnings)
   endif()
   # No libtorch in what is compiled of these: their tests are quick.

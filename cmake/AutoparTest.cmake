@@ -29,10 +29,8 @@ function(autopar_add_test_program name)
   set_target_properties(${name} PROPERTIES UNITY_BUILD ${AUTOPAR_UNITY} UNITY_BUILD_BATCH_SIZE 0)
   if("autopar::autopar" IN_LIST arg_LIBRARIES) # such a test spends its time in the library
     set_target_properties(${name} PROPERTIES UNITY_BUILD_BATCH_SIZE 14)
-    target_link_libraries(${name} PRIVATE autopar_torch_test_flags)
-    if(AUTOPAR_PCH)
-      target_precompile_headers(${name} REUSE_FROM autopar_torch_test_pch)
-    endif()
+    target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}/src") # what users do not include
+    autopar_precompile(${name})
   else()
     target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>) # more takes a compiler longer than it saves
   endif()

@@ -50,6 +50,7 @@ const std::vector<Field>& fields() {
       {"max_microbatches", &Options::max_microbatches, 1, 1e6},
       {"tensor_parallel", &Options::tensor_parallel, 0, 1e6, {"auto"}},
       {"sequence_parallel", &Options::sequence_parallel, 0, 0, {"auto", "on", "off"}},
+      {"class_head", &Options::class_head, 0, 0, {"auto", "whole", "chunked"}},
       {"zero", &Options::zero, -1, 3},
       {"offload", &Options::offload, 0, 0, {"auto", "none", "optimizer"}},
       {"replicas", &Options::replicas, 1, 1e6},

@@ -208,6 +208,7 @@ std::string to_json(const Plan& plan) {
                    {"notes", plan.notes},
                    {"certificate", certificate_json(plan.certificate)}};
   if (plan.sequence_parallel) root["sequence_parallel"] = true;
+  if (plan.chunked_heads) root["chunked_heads"] = true;
   if (traits_of(plan.schedule).orders_in_plan) root["orders"] = orders_json(plan.orders);
   return root.dump(1) + "\n";
 }
@@ -237,6 +238,7 @@ Plan parse_plan(std::string_view json, const std::string& file) {
   plan.microbatches = static_cast<int>(reader.whole("microbatches", 1, kMaxMicrobatches));
   plan.schedule = reader.word("schedule", kSchedules);
   if (reader.has("sequence_parallel")) plan.sequence_parallel = reader.flag("sequence_parallel");
+  if (reader.has("chunked_heads")) plan.chunked_heads = reader.flag("chunked_heads");
   plan.zero = static_cast<int>(reader.whole("zero", 0, 3));
   plan.offload = reader.word("offload", kOffloads);
   plan.buckets.size = Bytes(reader.whole("bucket_bytes", 1, BucketPolicy::kLargest.value()));

@@ -18,6 +18,7 @@
 
 #include "shard/class_targets.hpp"
 #include "shard/kept.hpp"
+#include "shard/local_class_head.hpp"
 #include "shard/softmax_block.hpp"
 
 namespace autopar {
@@ -115,8 +116,10 @@ class Gradient {
 };
 
 struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropyFunction> {
-  static Tensor forward(AutogradContext* context, const Tensor& features, const Tensor& weight, const Tensor& bias,
-                        const Tensor& index, Plan plan) {
+  // An undefined tensor would be asked for its device.
+  static Tensor forward(AutogradContext* context, const Tensor& features, const Tensor& weight,
+                        const std::optional<Tensor>& given_bias, const Tensor& index, Plan plan) {
+    const auto bias = given_bias.value_or(Tensor());
     const Factors factors{features, weight, bias};
     const auto targets = detail::targets_of(index, plan.shards);
     const auto type = features.options().dtype(detail::statistics_type(features.scalar_type()));
@@ -210,13 +213,20 @@ Tensor linear_cross_entropy(const Placed& features, const Placed& weight, const 
         "as a plain tensor, with its own targets, and .replicas(group) for the mean over all");
   }
   const Placed rows = features.placement().is_shard() ? gather(features, Placement::partial()) : copy(features, group);
-  auto plan = plan_of(detail::ClassShards(options.loss(), group, split, rows.local()), rows.size(0), options);
-  const auto index = target.to(rows.local().device(), at::kLong);
-  const auto targets = detail::targets_of(index, plan.shards);
-  const auto losses = LinearCrossEntropyFunction::apply(as_products(rows.local()), as_products(weight.local()),
-                                                        bias.has_value() ? as_products(bias->local()) : Tensor(), index,
+  return detail::local_class_head({rows.local(), weight.local(), bias.has_value() ? bias->local() : Tensor()}, target,
+                                  group, split, options);
+}
+
+Tensor detail::local_class_head(const ClassHeadFactors& factors, const Tensor& target, const Group& group,
+                                const Split& classes, const LinearCrossEntropyOptions& options) {
+  const auto& features = factors.features;
+  auto plan = plan_of(ClassShards(options.loss(), group, classes, features), features.size(0), options);
+  const auto index = target.to(features.device(), at::kLong);
+  const auto targets = targets_of(index, plan.shards);
+  const auto bias = factors.bias.defined() ? std::optional(as_products(factors.bias)) : std::nullopt;
+  const auto losses = LinearCrossEntropyFunction::apply(as_products(features), as_products(factors.weight), bias, index,
                                                         std::move(plan));
-  return detail::reduced(losses, targets, options.loss());
+  return reduced(losses, targets, options.loss());
 }
 
 Tensor linear_cross_entropy(const Placed& features, const ParallelLinear& head, const Tensor& target,

@@ -54,7 +54,9 @@ MatrixModel model(
       }
     };
   };
-  return {std::move(name), max_stages, true, extra.batch_norm == "exact", false, false, prepare};
+  MatrixModel made{.name = std::move(name), .max_stages = max_stages, .prepare = prepare};
+  made.one_microbatch = extra.batch_norm == "exact";
+  return made;
 }
 
 MatrixModel with_mixed_samples(MatrixModel model) {
@@ -64,6 +66,11 @@ MatrixModel with_mixed_samples(MatrixModel model) {
 
 MatrixModel with_ties(MatrixModel model) {
   model.ties = true;
+  return model;
+}
+
+MatrixModel with_head(MatrixModel model) {
+  model.has_head = true;
   return model;
 }
 
@@ -109,6 +116,7 @@ constexpr int kAgain = 3;
 // bf16 and fp16 need float32 and have a law of their own (precision_test.cpp).
 constexpr const char* kPrecisions[] = {"module", "tf32"};
 constexpr int kTensorShards[] = {1, 2};
+constexpr const char* kClassHeads[] = {"auto", "chunked"};
 
 /// Samples of each rank: even, ragged, one rank with none, or another number at each step.
 std::vector<std::vector<int64_t>> layout(int kind, int ranks) {
@@ -133,17 +141,17 @@ std::vector<std::vector<int64_t>> layout(int kind, int ranks) {
 const std::vector<MatrixModel>& matrix_models() {
   const autopar::Options exact{.batch_norm = "exact"};
   static const std::vector<MatrixModel> all = {
-      model<zoo::LeNet>("LeNet", 4),
+      with_head(model<zoo::LeNet>("LeNet", 4)),
       with_outputs(model<zoo::ThreeLinears>("three bias-free linears", 3)),
       model<zoo::HandLinears>("linear layers by hand", 4),
       model<zoo::Nested>("nested modules, mean squared error", 4),
-      model<zoo::WeightedCrossEntropy>("cross-entropy with class weights and ignored labels", 3),
+      with_head(model<zoo::WeightedCrossEntropy>("cross-entropy with class weights and ignored labels", 3)),
       model<zoo::SumLoss>("sum reduction", 3),
-      model<zoo::TwoTerms>("two terms with different counts", 4),
+      with_head(model<zoo::TwoTerms>("two terms with different counts", 4)),
       model<zoo::MaskedMean>("masked mean by division", 3),
-      model<zoo::Regularised>("weight regulariser", 3),
+      with_head(model<zoo::Regularised>("weight regulariser", 3)),
       with_ties(model<zoo::SharedLinear>("shared linear", 4)),
-      with_ties(model<zoo::TiedEmbedding>("tied embedding", 4)),
+      with_head(with_ties(model<zoo::TiedEmbedding>("tied embedding", 4))),
       model<zoo::ForkJoin>("fork and join", 4),
       with_outputs(model<zoo::Skips>("skips over stages", 4)),
       model<zoo::HandLayerNorm>("hand-written layer norm", 4),
@@ -200,6 +208,7 @@ std::vector<int> MatrixFactors::levels() {
   levels[kRecompute] = kAgain;
   levels[kPrecision] = static_cast<int>(std::size(kPrecisions));
   levels[kTensor] = static_cast<int>(std::size(kTensorShards));
+  levels[kClassHead] = static_cast<int>(std::size(kClassHeads));
   return levels;
 }
 
@@ -208,6 +217,7 @@ bool MatrixFactors::possible(std::size_t f, int a, std::size_t g, int b) {
     const auto& model = matrix_models()[static_cast<std::size_t>(a)];
     if (g == kPositions) return b < model.max_stages;
     if (g == kTensor) return !model.ties || b == 0;
+    if (g == kClassHead) return model.has_head || b == 0;
     if (g == kMicrobatches) return !model.one_microbatch || b == 0;
     if (g == kReplicas && model.one_replica) {
       return static_cast<Replicas>(b) == Replicas::kOne || static_cast<Replicas>(b) == Replicas::kOneAndIdle;
@@ -226,7 +236,7 @@ bool MatrixFactors::possible(std::size_t f, int a, std::size_t g, int b) {
 std::vector<std::vector<int>> MatrixFactors::pairwise() { return pairwise_rows(levels(), 20261122, possible); }
 
 void MatrixFactors::for_each_choice(const std::function<void(const std::vector<int>& row)>& visit) {
-  constexpr Factor kTurns[] = {kModel, kPositions, kMicrobatches, kOptimizer};
+  constexpr Factor kTurns[] = {kModel, kPositions, kMicrobatches, kOptimizer, kClassHead};
   const auto levels = MatrixFactors::levels();
   const auto takes_turns = [&](std::size_t f) {
     return std::ranges::any_of(kTurns, [f](Factor factor) { return static_cast<std::size_t>(factor) == f; });
@@ -284,6 +294,7 @@ Setup MatrixFactors::setup(const std::vector<int>& row) {
   setup.some_recomputed = again == Again::kSome;
   setup.options.precision = kPrecisions[row[kPrecision]];
   setup.tensor = kTensorShards[row[kTensor]];
+  setup.options.class_head = kClassHeads[row[kClassHead]];
   return setup;
 }
 

@@ -17,6 +17,7 @@ struct MatrixModel {
   bool loss_inside = true;      ///< forwards and backwards may alternate
   bool one_microbatch = false;  ///< statistics of the whole batch
   bool one_replica = false;     ///< its operators mix samples
+  bool has_head = false;        ///< a linear layer whose result a cross entropy alone reads
   bool ties = false;  ///< several of its parts read one parameter, so tensor shards may run it in one stage only
   /// Runs one process, then returns what every rank does (called by all ranks at once).
   std::function<std::function<void(autopar::World&)>(const Setup&, uint64_t seed)> prepare;
@@ -40,6 +41,7 @@ struct MatrixFactors {
     kRecompute,
     kPrecision,
     kTensor,
+    kClassHead,
     kFactors
   };
   static std::vector<int> levels();
@@ -48,8 +50,8 @@ struct MatrixFactors {
   /// Rows of which each has a possible combination.
   static std::vector<std::vector<int>> pairwise();
   /// Calls `visit` with every combination of what a plan and a training loop may choose: schedule, replicas, layout of
-  /// samples, accumulation, clipping, ZeRO, recompute, precision. Models, positions, micro-batches and optimizers take
-  /// turns.
+  /// samples, accumulation, clipping, ZeRO, recompute, precision. Models, positions, micro-batches, optimizers, heads
+  /// take turns.
   static void for_each_choice(const std::function<void(const std::vector<int>& row)>& visit);
 
   /// Ranks that a row needs.

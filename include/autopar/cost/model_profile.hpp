@@ -142,8 +142,9 @@ struct ModelProfile {
   std::vector<InputProfile> inputs;
   std::vector<OutputProfile> outputs;
   std::vector<TensorRegion> tensor_regions;
-  bool loss_mode = true;   ///< forward and backward may be pipelined (else: all forwards, then all backwards)
-  std::uint64_t hash = 0;  ///< of the captured graph: a plan belongs to one model
+  bool loss_mode = true;       ///< forward and backward may be pipelined (else: all forwards, then all backwards)
+  bool chunked_heads = false;  ///< of the program whose class heads make their logits piece by piece
+  std::uint64_t hash = 0;      ///< of the captured graph: a plan belongs to one model
 };
 
 }  // namespace autopar

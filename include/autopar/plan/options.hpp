@@ -23,6 +23,9 @@ struct Options {
   /// auto | on | off: what lies between the parts that tensor shards compute together, norms and residuals, is cut by
   /// tokens
   std::string sequence_parallel = "auto";
+  /// auto | whole | chunked: whether a linear layer whose result a cross entropy alone reads makes its logits at once,
+  /// or piece by piece and once more in the backward
+  std::string class_head = "auto";
   int zero = -1;  ///< ZeRO level among replicas; -1 = the planner chooses (0 without model->attach(optimizer))
   /// auto | none | optimizer: its state and the parameters that it steps are in host memory
   std::string offload = "auto";

@@ -97,6 +97,7 @@ struct Plan {
   int microbatches = 1;
   ScheduleKind schedule = kDefaultSchedule;
   bool sequence_parallel = false;  ///< tensor shards cut by tokens what lies between the regions that they compute
+  bool chunked_heads = false;      ///< class heads make their logits piece by piece
   int zero = 0;                    ///< ZeRO level, among the replicas of each stage
   Offload offload = Offload::kNone;
   BucketPolicy buckets{};            ///< in which gradients are summed and shards gathered

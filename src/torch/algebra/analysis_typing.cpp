@@ -109,6 +109,7 @@ RuleResult type_over_samples(const OpContext& op) {
     case OpFamily::kPointwiseLoss:
     case OpFamily::kRowLoss:
     case OpFamily::kClassLoss:
+    case OpFamily::kClassHead:
     case OpFamily::kSequenceLoss:
       return type_loss_op(op);
     case OpFamily::kCollective:

@@ -63,6 +63,7 @@ RuleResult type_sequence_loss(const OpContext& op) {
   return reduced(op, type.at_dim(0));
 }
 
+// Of logits, or of the features that they are made of.
 RuleResult type_class_loss(const OpContext& op) {
   const auto self = op.first_tensor();
   const auto target = op.tensor("target");
@@ -85,9 +86,18 @@ RuleResult type_class_loss(const OpContext& op) {
   return result;
 }
 
+RuleResult type_class_head(const OpContext& op) {
+  for (const auto* name : {"projection", "projection_bias"}) {
+    const auto shared = op.tensor(name);
+    if (shared.valid() && op.type(shared).has_samples()) return RuleResult::mixes("its projection has samples");
+  }
+  return type_class_loss(op);
+}
+
 }  // namespace
 
 RuleResult type_loss_op(const OpContext& op) {
+  if (op.traits().family == OpFamily::kClassHead) return type_class_head(op);
   if (op.traits().family == OpFamily::kClassLoss) return type_class_loss(op);
   if (op.traits().family == OpFamily::kSequenceLoss) return type_sequence_loss(op);
   return op.traits().family == OpFamily::kRowLoss ? type_row_loss(op) : type_pointwise_loss(op);

@@ -8,6 +8,7 @@
 #include "torch/algebra/parameter_reads.hpp"
 #include "torch/cost/atom_memory.hpp"
 #include "torch/cost/work.hpp"
+#include "torch/ir/class_head.hpp"
 #include "torch/ir/graph_hash.hpp"
 #include "torch/ir/shown_name.hpp"
 #include "torch/rewrite/channels_last.hpp"
@@ -77,6 +78,8 @@ class Profiler {
     add_outputs();
     add_tensor_regions();
     model().loss_mode = plan_.loss_mode;
+    for (std::size_t i = 0; i < graph_.ops.size(); ++i)
+      model().chunked_heads = model().chunked_heads || graph_.is(OpId::of(i), kClassHead);
     model().hash = hash_with(ties);
     return std::move(profile_);
   }
@@ -379,7 +382,8 @@ class Profiler {
   /// Maximum, sum of exponentials, target's logit and one more of each row, in double precision.
   [[nodiscard]] Affine statistics_of(ValueId loss) const {
     constexpr double kBytesOfRow = 4 * sizeof(double);
-    const auto target = graph_.input(graph_.value(loss).definer, 1);
+    const auto op = graph_.value(loss).definer;
+    const auto target = graph_.input(op, graph_.is(op, kClassHead) ? ClassHeadArgument::kTarget : 1);
     return algebra::elements(graph_.value(target).sizes) * kBytesOfRow;
   }
 

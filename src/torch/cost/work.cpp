@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "torch/ir/class_head.hpp"
+
 namespace autopar::algebra {
 namespace {
 
@@ -19,6 +21,7 @@ bool reads_rows(OpFamily family) {
 
 /// Operands that are multiplied: all but the addend of addmm and its like, and the bias of a linear layer.
 std::vector<ValueId> factors_of(const OpContext& op) {
+  if (op.traits().family == OpFamily::kClassHead) return {op.tensor("features"), op.tensor("projection")};
   auto operands = op.tensors();
   if (operands.size() != 3) return operands;
   const auto name = op.base_name();
@@ -90,6 +93,10 @@ std::optional<Affine> product_flops(const OpContext& op) {
       auto inner = static_cast<double>(last_size(op.sizes(operands[0])));
       if (name == "bilinear") inner *= static_cast<double>(last_size(op.sizes(operands[1])));
       return results * (2 * inner);
+    }
+    case OpFamily::kClassHead: {
+      const auto classes = static_cast<double>(op.sizes(op.tensor("projection")).front().at(1));
+      return elements(op.sizes(op.first_tensor())) * (2 * classes);
     }
     case OpFamily::kContraction: {
       if (name == "einsum") return einsum_volume(op);
@@ -176,6 +183,7 @@ WorkItem work_of(const OpContext& op) {
     if (traits.family == OpFamily::kAttention) {  // fused kernels compute scores again
       factor = traits.op_class == OpClass::kAttention && attends_by_products(op) ? 2 : 2.5;
     }
+    if (traits.family == OpFamily::kClassHead) factor += 1;  // the logits once more
   }
   item.backward.flops = item.forward.flops * factor;
   item.backward.bytes = item.forward.bytes * 2;
@@ -259,6 +267,24 @@ AttentionMemory attention_memory(const OpContext& op) {
   return {scores * (drops ? 3.0 : 1.0) + scaled, scores * 2.0, scores * 2.0};
 }
 
+ClassHeadMemory class_head_memory(const OpContext& op) {
+  const auto number = static_cast<double>(size_of(dtype_of(op.graph().value(op.results().front()).dtype)).value());
+  const auto projection = op.tensor("projection");
+  const auto classes = static_cast<double>(op.sizes(projection).front().at(1));
+  const auto rows = elements(op.sizes(op.tensor("target")));
+  // Logits as they are made, in the type of statistics, and what a softmax makes of them.
+  constexpr double kCopies = 4, kStatisticsOfRow = 4;
+  const auto chunk = Affine{0, std::max(kLeastClassHeadChunk, classes)} + rows * (classes / kMostClassHeadChunks + 1);
+  ClassHeadMemory memory;
+  memory.saved = rows * (number * (1 + kMostClassHeadChunks));
+  memory.working = chunk * (kCopies * number) + rows * (kStatisticsOfRow * number);
+  for (const auto factor : factors_of(op)) {
+    if (!c10::isReducedFloatingType(op.graph().value(factor).dtype) || !requires_grad(op, factor)) continue;
+    memory.working += elements(op.sizes(factor)) * number;  // its gradient is summed up in the type of statistics
+  }
+  return memory;
+}
+
 SavedBytes saved_by(const OpContext& op) {
   SavedBytes saved;
   if (!is_differentiable(op) || op.results().empty()) return saved;
@@ -275,6 +301,10 @@ SavedBytes saved_by(const OpContext& op) {
     case SavedTensors::kInput:
       keep(operands.empty() ? ValueId::none() : operands.front());
       if (op.traits().family == OpFamily::kReduce) keep(result);  // std, norm, amax compare with the result
+      if (op.traits().family == OpFamily::kClassHead) {
+        saved.internal = class_head_memory(op).saved;
+        keep(op.tensor("target"));
+      }
       break;
     case SavedTensors::kResult:
       // cross entropy keeps its log-softmax, which only the op knows

@@ -38,6 +38,14 @@ struct AttentionMemory {
 /// @pre the op is scaled_dot_product_attention
 [[nodiscard]] AttentionMemory attention_memory(const OpContext& op);
 
+/// What a class head that makes its logits piece by piece takes that only the op knows: kept for the backward, and
+/// while either direction runs.
+struct ClassHeadMemory {
+  Affine saved, working;
+};
+/// @pre the op's family is kClassHead
+[[nodiscard]] ClassHeadMemory class_head_memory(const OpContext& op);
+
 /// Whether a backward will visit the op.
 [[nodiscard]] bool is_differentiable(const OpContext& op);
 /// Of views: whether the gradient of what is viewed is memory of its own.

@@ -76,7 +76,8 @@ Affine Workspaces::of(const OpContext& op) const {
     const auto own = attention_memory(op);
     return larger(forward(op) + own.forward, backward(op) + own.backward);
   }
-  return larger(forward(op), backward(op)) + copies_of_convolution(op) + exchanged(op);
+  const Affine own = op.traits().family == OpFamily::kClassHead ? class_head_memory(op).working : Affine{};
+  return larger(forward(op), backward(op)) + own + copies_of_convolution(op) + exchanged(op);
 }
 
 // Rows that other shards have are set to zero in the result and in a copy of its gradient; all shards' statistics of
@@ -89,9 +90,10 @@ Affine Workspaces::exchanged(const OpContext& op) const {
     return bytes_of(graph_, op.results().front()) +
            elements(graph_.value(graph_.input(op.id(), 1)).sizes) * kBytesOfIndex;
   }
-  if (step->second.kernel == ShardedOp::Kernel::kClassLoss) {
+  const bool is_head = step->second.kernel == ShardedOp::Kernel::kClassHead;
+  if (is_head || step->second.kernel == ShardedOp::Kernel::kClassLoss) {
     constexpr double kShards = 16, kStatistics = 3, kBytesOfRow = kShards * kStatistics * sizeof(double);
-    return elements(graph_.value(graph_.input(op.id(), 1)).sizes) * kBytesOfRow;
+    return elements(op.sizes(op.tensor("target"))) * kBytesOfRow;
   }
   return {};
 }

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include <ATen/TensorOperators.h>
-#include <ATen/core/Reduction.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/embedding.h>
 
@@ -19,6 +18,8 @@
 
 #include "shard/group_state.hpp"
 #include "shard/slice_of_sum.hpp"
+#include "torch/interpret/class_head.hpp"
+#include "torch/interpret/loss_reduction.hpp"
 #include "torch/interpret/summed_gradient.hpp"
 #include "torch/ir/only_owner.hpp"
 
@@ -102,17 +103,11 @@ at::Tensor moved(const at::Tensor& tensor, const ShardedStep& step, const Group&
   return tensor;
 }
 
-ParallelCrossEntropyOptions::reduction_t reduction_of(std::int64_t reduction) {
-  if (reduction == at::Reduction::None) return torch::kNone;
-  if (reduction == at::Reduction::Sum) return torch::kSum;
-  return torch::kMean;
-}
-
 /// Of aten::cross_entropy_loss(self, target, weight, reduction, ignore_index, label_smoothing).
 at::Tensor class_loss(const torch::jit::Stack& stack, const ShardedStep& step, const Group& group) {
   const auto logits = stack[0].toTensor();
   auto options = ParallelCrossEntropyOptions()
-                     .reduction(reduction_of(stack[3].toInt()))
+                     .reduction(loss_reduction(stack[3].toInt()))
                      .ignore_index(stack[4].toInt())
                      .label_smoothing(stack[5].toDouble())
                      .in_place(step.is_only_reader)
@@ -145,15 +140,19 @@ at::Tensor rows(const torch::jit::Stack& stack, const ShardedStep& step, const G
 }  // namespace
 
 bool needs_shards(const ShardedStep& step) {
-  return step.move || step.kernel == ShardedOp::Kernel::kClassLoss || step.kernel == ShardedOp::Kernel::kEmbeddingRows;
+  return step.move || (step.kernel != ShardedOp::Kernel::kAsItIs && step.kernel != ShardedOp::Kernel::kWithoutBias);
 }
 
 void proceed_as_shard(ReplayCall& call, const ShardedStep& step, const Group& group) {
-  auto result = step.move                                      ? moved(call.stack[0].toTensor(), step, group)
-                : step.kernel == ShardedOp::Kernel::kClassLoss ? class_loss(call.stack, step, group)
-                                                               : rows(call.stack, step, group);
+  const auto result = [&] {
+    if (step.move) return moved(call.stack[0].toTensor(), step, group);
+    if (step.kernel == ShardedOp::Kernel::kClassLoss) return class_loss(call.stack, step, group);
+    if (step.kernel == ShardedOp::Kernel::kClassHead) return class_head_of_shard(call.stack, group, split_of(step));
+    return rows(call.stack, step, group);
+  };
+  auto made = result();
   call.stack.clear();
-  call.stack.emplace_back(std::move(result));
+  call.stack.emplace_back(std::move(made));
 }
 
 }  // namespace autopar

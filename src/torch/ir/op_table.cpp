@@ -3,6 +3,7 @@
 #include <string>
 #include <unordered_map>
 
+#include "torch/ir/class_head.hpp"
 #include "torch/ir/collectives.hpp"
 #include "torch/ir/shard_moves.hpp"
 
@@ -305,6 +306,8 @@ const OpTraits& traits_of(std::string_view qualified_name) {
   static constexpr OpTraits kCollective{"", F::kCollective};
   constexpr std::string_view kAten = "aten::";
   static constexpr OpTraits kShardMove{"", F::kCopyValue};
+  static constexpr OpTraits kHead{"", F::kClassHead, C::kMatmul, S::kInput};
+  if (qualified_name == kClassHead) return kHead;
   if (collective_named(qualified_name) != nullptr) return kCollective;
   if (is_shard_move(qualified_name)) return kShardMove;
   if (!qualified_name.starts_with(kAten)) return kUnknown;

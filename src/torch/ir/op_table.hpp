@@ -61,6 +61,7 @@ enum class OpFamily : std::uint8_t {
   kPointwiseLoss,  ///< has `reduction`
   kRowLoss,        ///< has `reduction`; samples are dim 0
   kClassLoss,      ///< has `reduction`, `ignore_index`, class weights: cross entropy, nll
+  kClassHead,      ///< a linear layer and its cross entropy, see ir/class_head.hpp
   kSequenceLoss,   ///< has `reduction`; samples are dim 1 of the sequences and dim 0 of targets and lengths: ctc
   kBatchNorm,
   kCollective,  ///< a row of `kCollectives`

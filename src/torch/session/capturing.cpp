@@ -24,6 +24,7 @@
 #include "torch/parameters/whole_handles.hpp"
 #include "torch/rewrite/cast_hoist.hpp"
 #include "torch/rewrite/channels_last.hpp"
+#include "torch/rewrite/class_head_fold.hpp"
 #include "torch/rewrite/class_loss_fold.hpp"
 #include "torch/rewrite/linear_fold.hpp"
 #include "torch/rewrite/select_fold.hpp"
@@ -201,6 +202,7 @@ void Session::Impl::capture_into(CapturedProgram& program, const CallArguments& 
   program.verification.members = members_.look(arguments.beside);
   program.graph = lay_out_weight_copies(
       fold_class_loss(fold_selects(fold_linear(hoist_parameter_casts(program.captured), deployment_.device().type()))));
+  if (chunks_heads()) program.graph = fold_class_heads(std::move(program.graph));
   program.plan = analyze_batch(program.graph, algebra_options());
   for (const auto& value : program.graph.values) {
     if (value.kind == ValueKind::kConstant && value.constant.defined()) {
@@ -244,7 +246,7 @@ void Session::Impl::capture_and_deploy(const CallArguments& arguments, const std
 
   GraphProfile profile;
   if (!deployed_) together(world_, "profiling the model", [&] { profile = modes.profile(planned_device()); });
-  if (!deployment_.has_plan()) make_plan(*modes.planned, profile, batch);
+  if (!deployment_.has_plan()) make_plan(modes, profile, batch);
   if (options_.plan_only) return;
   const bool is_divided = !deployed_ && modes.planned == program;
   if (is_divided) program->checked_batch = deployment_.plan().batch;

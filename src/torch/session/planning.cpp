@@ -99,19 +99,36 @@ c10::DeviceType Session::Impl::planned_device() const {
   return read_cluster(options_.cluster_file).host ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
 }
 
-void Session::Impl::make_plan(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch) {
+void Session::Impl::make_plan(PlannedModes& modes, GraphProfile& profile, std::int64_t batch) {
   together(world_, "looking at the files to write", [&] { require_replaceable_files(profile.model.hash); });
-  auto costs = measured_costs(program, profile, batch);
-  Blob bytes;
+  auto costs = measured_costs(*modes.planned, profile, batch);
+  std::optional<Plan> plan;  // rank 0's
+  std::exception_ptr refused;
+  const bool may_chunk = may_chunk_heads(*modes.planned);
   together(world_, "planning", [&] {
     if (world_.rank() != 0) return;
-    auto plan = plan_or_read(program, profile, batch, std::move(costs));
-    adopt_plan(profile, plan);
-    write_reports(program.graph, profile.model);
-    bytes = blob_of(to_json(plan));
+    try {
+      plan = plan_or_read(*modes.planned, profile, batch, std::move(costs));
+    } catch (const InfeasiblePlan&) {
+      if (!may_chunk) throw;
+      refused = std::current_exception();
+    }
+  });
+  if (may_chunk) try_chunked_heads(modes, profile, batch, plan, refused);
+  Blob bytes;
+  together(world_, "planning", [&] {
+    if (world_.rank() == 0) bytes = blob_of(to_json(*plan));
   });
   bytes = world_.broadcast(std::move(bytes), Rank(0), "sending the plan");
-  if (!deployment_.has_plan()) adopt_plan(profile, parse_plan(text_of(bytes), "the plan of rank 0"));
+  together(world_, "planning", [&] {
+    if (world_.rank() != 0) plan = parse_plan(text_of(bytes), "the plan of rank 0");
+    if (plan->chunked_heads && !profile.model.chunked_heads) chunk_heads(modes, profile);
+    adopt_plan(profile, *plan);
+    if (world_.rank() != 0) return;
+    const bool is_new = !given_plan_ && !reads_plan();
+    if (is_new && !options_.plan_file.empty() && options_.save_plan) write_plan(options_.plan_file, *plan, overwrite());
+    write_reports(modes.planned->graph, profile.model);
+  });
 }
 
 // libtorch refuses a statistic of one value, with sizes of a slice that the user has never seen.
@@ -163,9 +180,7 @@ Plan Session::Impl::plan_or_read(const CapturedProgram& program, const GraphProf
                                  MeasuredCosts costs) const {
   if (given_plan_) return *given_plan_;
   if (reads_plan()) return read_plan(options_.plan_file);
-  auto plan = search_plan(program, profile, batch, std::move(costs));
-  if (!options_.plan_file.empty() && options_.save_plan) write_plan(options_.plan_file, plan, overwrite());
-  return plan;
+  return search_plan(program, profile, batch, std::move(costs));
 }
 
 Plan Session::Impl::search_plan(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch,
@@ -214,6 +229,11 @@ void Session::Impl::adopt_plan(const GraphProfile& profile, Plan plan) {
   if (plan.precision != options_.precision) {
     throw InvalidArgument("the plan was made for precision = " + plan.precision + ", but precision = " +
                           options_.precision + " is set; set it to the plan's, or remove the plan to plan again");
+  }
+  if (options_.class_head != "auto" && plan.chunked_heads != (options_.class_head == "chunked")) {
+    throw InvalidArgument(
+        "the plan makes logits of class heads " + std::string(plan.chunked_heads ? "in chunks" : "whole") +
+        ", but class_head = " + options_.class_head + " is set; set it to auto, or remove the plan to plan again");
   }
   if (plan.model != profile.model.hash) {
     std::size_t planned = 0, captured = 0;

@@ -128,13 +128,26 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   void capture_into(CapturedProgram& program, const CallArguments& arguments, const ForwardFunction& forward);
   void require_same_graph(const CapturedProgram& program);
   [[nodiscard]] c10::DeviceType planned_device() const;
-  void make_plan(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch);
+  /// Class heads of the modes become what the plan says, and the profile that of the program that it divides.
+  void make_plan(PlannedModes& modes, GraphProfile& profile, std::int64_t batch);
   void adopt_plan(const GraphProfile& profile, Plan plan);
   void require_statistics(const Call& call) const;
   void warn_of_batch_statistics(const CapturedProgram& program, std::int64_t batch);
   [[nodiscard]] bool reads_plan() const;
   [[nodiscard]] Plan plan_or_read(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch,
                                   MeasuredCosts costs) const;
+
+  // ---- class_heads.cpp
+  [[nodiscard]] bool chunks_heads() const;
+  void chunk_heads(PlannedModes& modes, GraphProfile& profile) const;
+  [[nodiscard]] bool may_chunk_heads(const CapturedProgram& program) const;
+  [[nodiscard]] bool gains_from_chunks(const CapturedProgram& program, const std::optional<Plan>& whole,
+                                       std::int64_t batch) const;
+  /// @param whole  rank 0's, none if it does not fit, for the reason `refused`
+  void try_chunked_heads(PlannedModes& modes, GraphProfile& profile, std::int64_t batch, std::optional<Plan>& whole,
+                         const std::exception_ptr& refused);
+
+  // ---- planning.cpp
   [[nodiscard]] Plan search_plan(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch,
                                  MeasuredCosts costs) const;
   void require_replaceable_files(std::uint64_t model) const;

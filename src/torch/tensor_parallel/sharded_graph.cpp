@@ -10,6 +10,7 @@
 
 #include <autopar/core/assert.hpp>
 
+#include "torch/ir/class_head.hpp"
 #include "torch/ir/op_table.hpp"
 
 namespace autopar {
@@ -208,8 +209,10 @@ class Inserter {
   }
 
   UnitSlices slices_of_kernel(const OpNode& node, ShardedOp::Kernel kernel) const {
-    if (kernel != ShardedOp::Kernel::kClassLoss && kernel != ShardedOp::Kernel::kEmbeddingRows) return {};
-    return out_.slices.at(node.inputs.front().values.front()).slices;
+    using Kernel = ShardedOp::Kernel;
+    if (kernel == Kernel::kAsItIs || kernel == Kernel::kWithoutBias) return {};
+    const std::size_t sliced = kernel == Kernel::kClassHead ? ClassHeadArgument::kProjection : 0;
+    return out_.slices.at(node.inputs[sliced].values.front()).slices;
   }
 
   /// The operator gives terms, which are added up behind it; the bias of a linear layer is added to the sum.

@@ -82,6 +82,8 @@ class Rule {
         return embedding();
       case OpFamily::kClassLoss:
         return class_loss();
+      case OpFamily::kClassHead:
+        return class_head();
       default:
         return ShardedOp::whole();
     }
@@ -95,6 +97,7 @@ class Rule {
       case OpFamily::kAttention:
       case OpFamily::kEmbedding:
       case OpFamily::kClassLoss:
+      case OpFamily::kClassHead:
         return ShardedOp::whole();
       default:
         break;
@@ -357,6 +360,20 @@ class Rule {
     if (type != at::kFloat && type != at::kDouble) return ShardedOp::whole();  // its loss is of single precision
     out_.in_slices = true;
     out_.kernel = ShardedOp::Kernel::kClassLoss;
+    out_.results.assign(op_.results().size(), TensorLayout::whole());
+    return out_;
+  }
+
+  ShardedOp class_head() {
+    const auto projection = op_.tensor("projection"), bias = op_.tensor("projection_bias");
+    if (!is_sharded(projection)) return ShardedOp::whole();
+    const auto& classes = slices(projection);
+    const bool is_plain = classes.dim == 0 && classes.outer == kOne && classes.inner == 1;
+    const bool others_whole =
+        std::ranges::all_of(sharded_, [&](ValueId operand) { return operand == projection || operand == bias; });
+    if (!is_plain || !others_whole || (bias.valid() && !require(bias, 0, classes))) return ShardedOp::whole();
+    out_.in_slices = true;
+    out_.kernel = ShardedOp::Kernel::kClassHead;
     out_.results.assign(op_.results().size(), TensorLayout::whole());
     return out_;
   }

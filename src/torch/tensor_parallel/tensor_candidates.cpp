@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "torch/algebra/parameter_reads.hpp"
+#include "torch/ir/class_head.hpp"
 #include "torch/ir/op_table.hpp"
 
 namespace autopar {
@@ -64,7 +65,8 @@ class Finder {
   }
 
   [[nodiscard]] std::optional<Layer> layer_of(OpId op) const {
-    const bool is_linear = graph_.is(op, "aten::linear"), is_sum = graph_.is(op, "aten::addmm");
+    const bool is_linear = graph_.is(op, "aten::linear") || graph_.is(op, kClassHead);
+    const bool is_sum = graph_.is(op, "aten::addmm");
     if (!is_linear && !is_sum && !graph_.is(op, "aten::matmul") && !graph_.is(op, "aten::mm")) return std::nullopt;
     const auto weight = parameter_of(graph_.input(op, is_sum ? 2 : 1));
     if (!weight.valid() || graph_.value(weight).sizes.size() != 2) return std::nullopt;
@@ -122,6 +124,7 @@ class Finder {
 
   /// What shapes behind a layer make of its outputs: heads, gates, or single units.
   [[nodiscard]] std::set<Cut> cuts_of(OpId op) const {
+    if (graph_.is(op, kClassHead)) return {{1, graph_.value(layer_of(op)->weight).sizes.front().fixed, 1}};
     const auto result = graph_.output(op);
     const auto features = graph_.value(result).sizes.back().fixed;
     std::set<Cut> cuts{{1, features, 1}};
@@ -235,7 +238,8 @@ class Finder {
     TensorCandidate candidate{.leaves = layout.leaves, .ops = {}, .units = units};
     for (const auto& [op, kernel] : layout.in_slices) {
       candidate.ops.push_back(op);
-      if (kernel == ShardedOp::Kernel::kClassLoss) candidate.class_losses.push_back(graph_.output(op));
+      const bool is_loss = kernel == ShardedOp::Kernel::kClassLoss || kernel == ShardedOp::Kernel::kClassHead;
+      if (is_loss) candidate.class_losses.push_back(graph_.output(op));
     }
     candidate.added_up.assign(layout.sums.begin(), layout.sums.end());
     std::set<ValueId> copied;

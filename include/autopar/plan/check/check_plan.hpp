@@ -71,6 +71,11 @@ class PlanChecker {
       return fault("the plan was made for model " + hexadecimal(plan_.model) + ", the profile is of model " +
                    hexadecimal(model_.hash));
     }
+    if (plan_.chunked_heads != model_.chunked_heads) {
+      const auto of = [](bool chunked) { return chunked ? "piece by piece" : "whole"; };
+      return fault(std::string("the plan makes the logits of class heads ") + of(plan_.chunked_heads) +
+                   ", the profile's program makes them " + of(model_.chunked_heads));
+    }
     if (plan_.world > cluster_.devices) {
       return fault("the plan is for " + std::to_string(plan_.world) + " ranks, the cluster '" + cluster_.name +
                    "' has " + std::to_string(cluster_.devices) + " devices");

@@ -44,6 +44,8 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
   const std::string& sequence = options.sequence_parallel;
   if (sequence != "auto" && sequence != "on" && sequence != "off")
     refuse(setting("sequence_parallel", sequence) + " is unknown; use 'auto', 'on' or 'off'");
+  if (options.class_head != "auto" && options.class_head != "whole" && options.class_head != "chunked")
+    refuse(setting("class_head", options.class_head) + " is unknown; use 'auto', 'whole' or 'chunked'");
   if (options.zero < -1 || options.zero > 3) refuse(setting("zero", options.zero) + " is not a level; use -1 or 0");
   if (options.zero > runtime.max_zero) {
     refuse(setting("zero", options.zero) + " is not run by this version, which has at most " +
@@ -141,6 +143,19 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
 }
 
 /// Whether what follows regions is cut by tokens: both, where the user leaves it open and there is something to cut.
+inline void check_class_heads(const Options& options, const Workload& work) {
+  if (options.class_head == "chunked" && !work.chunked_heads) {
+    refuse(
+        "class_head = chunked, but no linear layer of this program is followed by a cross entropy of class indices "
+        "that "
+        "alone reads its result, or the profile was written without that setting; leave it at 'auto', or write the "
+        "profile with it");
+  }
+  if (options.class_head == "whole" && work.chunked_heads) {
+    refuse("class_head = whole, but the profile is of the program with logits in chunks; write it with that setting");
+  }
+}
+
 [[nodiscard]] inline std::vector<bool> allowed_sequences(const Options& options, const Workload& work) {
   const bool any = std::ranges::any_of(work.regions, [](const TensorRegion& region) { return region.follows >= 0; });
   if (options.sequence_parallel == "off" || !any) return {false};
@@ -385,6 +400,7 @@ inline void apply_whole_batch(const Workload& work, const Options& options, Cons
   out.buckets = request.buckets ? *request.buckets : chosen_buckets(work, cluster, out);
   if (!out.buckets.is_valid())
     detail::refuse("buckets of " + std::to_string(out.buckets.size.value()) + " bytes; use 1 byte to 1 TiB");
+  detail::check_class_heads(options, work);
   out.sequences = detail::allowed_sequences(options, work);
   out.zero_levels = detail::allowed_zero(options, request.runtime);
   detail::apply_offload(options, request.runtime, work, cluster, out);

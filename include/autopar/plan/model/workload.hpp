@@ -48,6 +48,7 @@ struct Workload {
   std::vector<InputProfile> inputs;          ///< readers are nodes of `graph`
   std::vector<OutputProfile> outputs;        ///< writers are nodes of `graph`
   bool loss_mode = true;                     ///< forwards and backwards may be interleaved
+  bool chunked_heads = false;                ///< see ModelProfile
   std::uint64_t hash = 0;
   /// By node: what may be recomputed before its backward, together, as far as it is in one stage; -1 = never. Empty =
   /// each node by itself.
@@ -330,6 +331,7 @@ template <CostModel<Graph<OpProfile, ValueProfile>> M>
     expect(output.writer.index() < profile.graph.node_count(), "an output of the profile has no writer");
   }
   work.loss_mode = profile.loss_mode;
+  work.chunked_heads = profile.chunked_heads;
   work.hash = profile.hash;
   detail::set_regions(work, profile, model);
   if constexpr (CostsByValue<M>) detail::set_classes(work, profile.graph);

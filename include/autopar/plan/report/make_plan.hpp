@@ -83,6 +83,7 @@ class PlanMaker {
     plan.zero = best.terms.optimizations.zero;
     plan.offload = best.terms.optimizations.offload;
     plan.sequence_parallel = best.terms.optimizations.sequence;
+    plan.chunked_heads = work_.chunked_heads;
     plan.buckets = constraints_.buckets;
     plan.precision = request_.options.precision;
     plan.device = cluster_.device.name;

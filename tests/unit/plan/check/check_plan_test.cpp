@@ -290,6 +290,7 @@ TEST_CASE("a raised bound and every tampered statement are rejected", "[check]")
   rejected("outside the world", [](Plan& p) { p.stages[0].mesh = {Rank(7)}; });
   rejected("another", [](Plan& p) { p.device = "another"; });
   rejected("made for model", [](Plan& p) { ++p.model; });
+  rejected("logits of class heads piece by piece", [](Plan& p) { p.chunked_heads = true; });
   rejected("5 ranks", [](Plan& p) { p.world = 5; });
   rejected("samples", [](Plan& p) { p.batch = 0; });
   rejected("step", [](Plan& p) {

@@ -113,6 +113,7 @@ Chapter chapter_of(OpFamily family) {
       return {kSums, "losses: per sample, summed, or divided by the global count"};
     case F::kBatchNorm:
       return {kSums, "statistics of a slice or of the whole batch (Options::batch_norm)"};
+    case F::kClassHead:
     case F::kCollective:
     case F::kMixing:
       return {kMixes, "whatever the dims: one micro-batch and one replica"};

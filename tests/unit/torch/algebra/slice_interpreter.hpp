@@ -11,6 +11,8 @@
 
 #include <torch/torch.h>
 
+#include <catch_shim.hpp>
+
 #include "torch/algebra/batch_algebra.hpp"
 #include "torch/capture/capture.hpp"
 #include "torch/ir/batch_number.hpp"

@@ -3,5 +3,3 @@
 #include <torch/torch.h>
 
 #include <autopar/autopar.hpp>
-
-#include <catch_shim.hpp>

@@ -1,0 +1,146 @@
+#include <torch/torch.h>
+
+#include <catch_shim.hpp>
+#include <double_precision.hpp>
+#include <says.hpp>
+#include <temp_folder.hpp>
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <tuple>
+
+#include <autopar/autopar.hpp>
+#include <autopar/runtime/loopback.hpp>
+
+#include "fidelity.hpp"
+
+// Class heads that make their logits piece by piece (`class_head`), against one process; the matrix has them, too.
+namespace class_head_test {
+
+namespace ap = autopar;
+namespace nn = torch::nn;
+namespace F = torch::nn::functional;
+using numerics::Setup;
+using torch::Tensor;
+
+/// A small body under a head of many classes.
+struct ManyClasses : nn::Module {
+  static constexpr std::int64_t kWidth = 8, kClasses = 6000;
+  nn::Linear body{nullptr}, head{nullptr};
+  ManyClasses() {
+    body = register_module("body", nn::Linear(kWidth, kWidth));
+    head = register_module("head", nn::Linear(kWidth, kClasses));
+  }
+  Tensor forward(const Tensor& x, const Tensor& y) { return F::cross_entropy(head(torch::tanh(body(x))), y); }
+  static std::tuple<Tensor, Tensor> batch(std::int64_t n) {
+    return {torch::randn({n, kWidth}), torch::randint(kClasses, {n})};
+  }
+};
+
+struct NoHead : nn::Module {
+  nn::Linear body{nullptr};
+  NoHead() { body = register_module("body", nn::Linear(4, 2)); }
+  Tensor forward(const Tensor& x) { return body(x).pow(2).mean(); }
+};
+
+/// Plans one step of a large batch under a limit of memory, and runs it.
+ap::Plan planned(const std::string& class_head, ap::Bytes memory, std::int64_t samples) {
+  ap::Plan plan;
+  ap::loopback::run(1, [&](ap::World& world) {
+    ap::Options options;
+    options.class_head = class_head;
+    options.device_memory = memory;
+    options.microbatches = 1;
+    options.recompute = "none";
+    ap::AutoParallel<ManyClasses> model(world, std::make_shared<ManyClasses>(), options);
+    const auto [x, y] = ManyClasses::batch(samples);
+    model(x, y).backward();
+    plan = model->plan();
+  });
+  return plan;
+}
+
+bool has_note(const ap::Plan& plan, const std::string& text) {
+  return std::ranges::any_of(plan.notes, [&](const auto& note) { return note.find(text) != std::string::npos; });
+}
+
+TEST_CASE("class heads make their logits in chunks where whole ones do not fit, and whole where they do") {
+  const DoublePrecision fp64;
+  constexpr std::int64_t kSamples = 4096;  // 188 MiB of logits
+  const ap::Bytes scarce(std::int64_t{360} << 20), ample(std::int64_t{8} << 30);
+  CHECK_THROWS_AS(planned("whole", scarce, kSamples), ap::InfeasiblePlan);
+  const auto chunked = planned("auto", scarce, kSamples);
+  CHECK(chunked.chunked_heads);
+  CHECK(has_note(chunked, "whole they do not fit"));
+  CHECK_FALSE(planned("auto", ample, kSamples).chunked_heads);
+  const auto forced = planned("chunked", ample, kSamples);
+  CHECK(forced.chunked_heads);
+  CHECK(forced.stages[0].peak_memory < planned("whole", ample, kSamples).stages[0].peak_memory);
+}
+
+TEST_CASE("training with logits in chunks is that of one process, on tensor shards, replicas and stages") {
+  const DoublePrecision fp64;
+  for (const int tensor : {1, 2, 3}) {
+    for (const int replicas : {1, 2}) {
+      Setup setup;
+      setup.options.class_head = "chunked";
+      setup.options.tensor_parallel = tensor;
+      setup.options.replicas = {replicas};
+      setup.options.zero = replicas == 2 ? 2 : 0;
+      setup.options.recompute = tensor == 2 ? "full" : "none";
+      setup.optimizer = numerics::Optimizer::kAdamW;
+      setup.clip_norm = 1;
+      setup.local.assign(2, std::vector<std::int64_t>(static_cast<std::size_t>(tensor * replicas), 3));
+      INFO(tensor << " shards, " << setup.describe());
+      const auto make = [] { return std::make_shared<ManyClasses>(); };
+      const auto reference = numerics::run_reference<ManyClasses>(make, setup, 3);
+      ap::loopback::run(tensor * replicas, [&](ap::World& world) {
+        const auto net = [&] {
+          const std::lock_guard lock(numerics::generator_mutex());
+          torch::manual_seed(3);
+          return make();
+        }();
+        ap::AutoParallel<ManyClasses> model(world, net, setup.options);
+        numerics::check_rank<ManyClasses>(world, model, reference, setup, {});
+        if (!model->plan().chunked_heads) throw numerics::Failure("logits were made whole");
+      });
+    }
+  }
+}
+
+TEST_CASE("a plan file says how class heads make their logits") {
+  const DoublePrecision fp64;
+  const TempFolder folder;
+  const auto file = folder / "plan.json";
+  const auto train = [&](const std::string& class_head) {
+    bool chunked = false;
+    ap::loopback::run(2, [&](ap::World& world) {
+      ap::Options options;
+      options.class_head = class_head;
+      options.plan_file = file.string();
+      ap::AutoParallel<ManyClasses> model(world, std::make_shared<ManyClasses>(), options);
+      const auto [x, y] = ManyClasses::batch(4);
+      model(x, y).backward();
+      if (world.rank() == 0) chunked = model->plan().chunked_heads;
+    });
+    return chunked;
+  };
+  CHECK(train("chunked"));
+  CHECK(train("auto"));  // as the file says
+  CHECK(said_by([&] { static_cast<void>(train("whole")); }).find("class_head = whole is set") != std::string::npos);
+}
+
+TEST_CASE("logits in chunks of a model without a class head are refused") {
+  ap::loopback::run(2, [](ap::World& world) {
+    ap::Options options;
+    options.class_head = "chunked";
+    ap::AutoParallel<NoHead> model(world, std::make_shared<NoHead>(), options);
+    check_says({"class_head = chunked, but no linear layer"}, [&] { static_cast<void>(model(torch::randn({4, 4}))); });
+  });
+}
+
+}  // namespace class_head_test
