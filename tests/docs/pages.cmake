@@ -1,5 +1,6 @@
-# cmake -DROOT=<repository> [-DPYTHON=<python3>] -P pages.cmake: fails where a link of README.md or docs/ leads nowhere, where README.md
-# is longer than a newcomer reads, and where the chart is not that of its tables.
+# cmake -DROOT=<repository> [-DPYTHON=<python3>] -P pages.cmake: fails where a link of README.md or docs/ leads nowhere, where
+# README.md is longer than a newcomer reads, where docs/ leaves out an option or one of RaNNC's, and where the chart is not
+# that of its tables.
 cmake_minimum_required(VERSION 3.25)
 
 set(wrong "")
@@ -17,6 +18,25 @@ foreach(page IN ITEMS "${ROOT}/README.md" LISTS pages)
     endif()
   endforeach()
 endforeach()
+
+# What can be set is a row of the table, and RaNNC's names are translated.
+macro(require_words pattern source page)
+  file(READ "${ROOT}/${source}" text)
+  file(READ "${ROOT}/docs/${page}" shown)
+  string(REGEX MATCHALL "${pattern}" words "${text}")
+  list(LENGTH words count)
+  if(count LESS 10)
+    string(APPEND wrong "\n  ${source}: '${pattern}' finds ${count} names")
+  endif()
+  foreach(word IN LISTS words)
+    string(REGEX REPLACE "${pattern}" "\\1" word "${word}")
+    if(NOT shown MATCHES "`${word}( = [^`]+)?`")
+      string(APPEND wrong "\n  docs/${page} does not tell of ${word}")
+    endif()
+  endforeach()
+endmacro()
+require_words("\n      {\"([a-z_]+)\", &Options::" src/io/config.cpp options.md)
+require_words("{\"([a-z_0-9]+)\", \"[a-z_]*\",[ \n]+\"(now|has)" src/io/config.cpp from_rannc.md)
 
 file(READ "${ROOT}/README.md" text)
 string(REGEX REPLACE "[^\n]" "" text "${text}")
