@@ -11,6 +11,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
+#include <utility>
 
 #include <torch/torch.h>
 #include <CLI/CLI.hpp>
@@ -144,11 +146,24 @@ std::unique_ptr<torch::optim::Optimizer> made_optimizer(const Settings& settings
   return made(ap::optim::AdamWOptions(settings.learning_rate), static_cast<ap::optim::AdamW*>(nullptr));
 }
 
+/// What a checkpoint brought of it gives way to what this start was told.
+void set_weight_decay(const Settings& settings, torch::optim::Optimizer& optimizer) {
+  const auto set = [&](auto* kind) {
+    double decay = settings.weight_decay;
+    for (auto& group : optimizer.param_groups()) {
+      static_cast<std::remove_pointer_t<decltype(kind)>&>(group.options()).weight_decay(std::exchange(decay, 0));
+    }
+  };
+  if (settings.optimizer == "lamb")
+    set(static_cast<ap::optim::LAMBOptions*>(nullptr));
+  else
+    set(static_cast<ap::optim::AdamWOptions*>(nullptr));
+}
+
 /// Where the run stands: at its newest checkpoint, or at the start with what --init-from and --load-weights bring.
 training::Place start(ap::World& world, const Settings& settings, training::RunFolder& folder, Model& model,
                       torch::optim::Optimizer& optimizer) {
-  auto place = folder.load(model, optimizer);
-  if (place.step > 0) return place;
+  const auto place = folder.load(model, optimizer);
   if (!settings.load_weights.empty()) {
     const LinkedWeights weights(world, settings.load_weights);
     model->load(weights.folder());
@@ -157,6 +172,7 @@ training::Place start(ap::World& world, const Settings& settings, training::RunF
   } else if (!settings.init_from.empty()) {
     model->load(settings.init_from);
   }
+  set_weight_decay(settings, optimizer);
   return place;
 }
 
@@ -307,6 +323,7 @@ int main(int argc, char** argv) try {
   Settings settings;
   settings.batch = 64;
   settings.decay = "root";
+  settings.lowest_rate = 0;
   settings.weight_decay = 0.01;
   CLI::App app("Pretrains BERT on masked words and next sentences, on one process or on all ranks of mpiexec.");
   training::add_options(app, settings);
