@@ -131,6 +131,7 @@ if(AUTOPAR_BUILD_EXAMPLES)
   if(TARGET autopar::autopar AND TARGET ZLIB::ZLIB)
     file(GLOB example_data CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/examples/data/*.cpp")
     add_library(autopar_example_data STATIC ${example_data})
+    target_include_directories(autopar_example_data PUBLIC "${PROJECT_SOURCE_DIR}/examples")
     target_link_libraries(autopar_example_data PUBLIC autopar::autopar PRIVATE ZLIB::ZLIB autopar_warnings)
   endif()
   # No libtorch in what is compiled of these: their tests are quick.
