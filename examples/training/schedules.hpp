@@ -32,6 +32,13 @@ inline double cosine_decay(std::int64_t step, std::int64_t steps, std::int64_t w
   return warmed_up(step, warmup) * (lowest + (1 - lowest) * wave);
 }
 
+/// The root of the steps that are left, which drops at once from 1 to that at the warm-up's end.
+/// @source PolyWarmUpScheduler of NVIDIA's BERT scripts, degree 0.5
+inline double root_decay(std::int64_t step, std::int64_t steps, std::int64_t warmup) {
+  if (step < warmup) return warmed_up(step, warmup);
+  return std::sqrt(1 - std::min(1.0, static_cast<double>(step) / static_cast<double>(steps)));
+}
+
 /// `factor` times less behind each of these steps.
 inline double step_decay(std::int64_t step, const std::vector<std::int64_t>& at, std::int64_t warmup,
                          double factor = 0.1) {
@@ -39,14 +46,15 @@ inline double step_decay(std::int64_t step, const std::vector<std::int64_t>& at,
   return warmed_up(step, warmup) * std::pow(factor, static_cast<double>(passed));
 }
 
-/// @param decay  constant | linear | cosine
+/// @param decay  constant | linear | cosine | root
 inline double scheduled(const std::string& decay, std::int64_t step, std::int64_t steps, std::int64_t warmup,
                         double lowest = 0) {
   if (decay == "constant") return warmed_up(step, warmup);
   if (decay == "linear") return linear_decay(step, steps, warmup, lowest);
   if (decay == "cosine") return cosine_decay(step, steps, warmup, lowest);
+  if (decay == "root") return root_decay(step, steps, warmup);
   throw std::invalid_argument("no decay of the learning rate is called '" + decay +
-                              "'; there are constant, linear and cosine");
+                              "'; there are constant, linear, cosine and root");
 }
 
 }  // namespace training

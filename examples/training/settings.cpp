@@ -29,7 +29,7 @@ void add_training(CLI::App& app, Settings& settings) {
   app.add_option("--lr", settings.learning_rate, "the highest learning rate")->check(CLI::PositiveNumber);
   app.add_option("--warmup", settings.warmup, "steps in which the rate rises")->check(CLI::NonNegativeNumber);
   app.add_option("--decay", settings.decay, "how the rate falls after these")
-      ->check(CLI::IsMember({"constant", "linear", "cosine"}));
+      ->check(CLI::IsMember({"constant", "linear", "cosine", "root"}));
   app.add_option("--lowest-rate", settings.lowest_rate, "at the end, as a part of the highest")
       ->check(CLI::Range(0.0, 1.0));
   app.add_option("--weight-decay", settings.weight_decay)->check(CLI::NonNegativeNumber);
