@@ -36,6 +36,7 @@
 
 #include "shard/group_state.hpp"
 #include "train/meter.hpp"
+#include "training/memory.hpp"
 
 namespace {
 
@@ -161,7 +162,7 @@ void measure(const Job& job, c10::Device device) {
       "\"beside_mib\": %ld, \"step_ms\": %.3f, \"peak_mib\": %.1f, \"first_loss\": %.6f}\n",
       job.loss.c_str(), static_cast<long>(job.classes), job.ranks, static_cast<long>(job.batch),
       static_cast<long>(job.width), static_cast<long>(job.beside), train::median(milliseconds),
-      1024 * train::PeakMemory{device}.gib(), loss);
+      static_cast<double>(training::peak_memory(device)) / (1 << 20), loss);
 }
 
 }  // namespace

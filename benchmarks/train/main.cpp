@@ -34,6 +34,8 @@
 #include "meter.hpp"
 #include "other_half.hpp"
 #include "trace.hpp"
+#include "training/memory.hpp"
+#include "training/peak_flops.hpp"
 #include "works.hpp"
 
 namespace {
@@ -135,10 +137,11 @@ void make_wrapped(ap::World& world, Half& half, const Work& work, const Make& ma
   };
 }
 
+double own_peak_gib(c10::Device device) { return static_cast<double>(training::peak_memory(device)) / (1 << 30); }
+
 /// Construction, the first step and the warm-up.
 void start(Half& half, const std::function<void()>& construct) {
-  const train::PeakMemory memory{half.device};
-  memory.reset();
+  training::reset_peak_memory(half.device);
   const auto begin = train::Clock::now();
   construct();
   half.line["construct_s"] = train::since(begin);
@@ -146,27 +149,16 @@ void start(Half& half, const std::function<void()>& construct) {
   train::wait_for(half.device);
   half.line["setup_s"] = train::since(begin);
   half.line["first_loss"] = first.item<double>();
-  half.line["setup_peak_gib"] = memory.gib();
+  half.line["setup_peak_gib"] = own_peak_gib(half.device);
   for (int i = 0; i < kWarmUps; ++i) half.step();
   train::wait_for(half.device);
-  memory.reset();
-}
-
-/// Dense peak of matrix products in NVIDIA's data sheets.
-std::optional<double> peak_flops(const std::string& name, const std::string& precision) {
-  const bool half = precision == "bf16" || precision == "fp16";
-  if (!half && precision != "tf32") return std::nullopt;
-  for (const char* hopper : {"H200", "H100", "GH200"}) {
-    if (name.find(hopper) != std::string::npos) return half ? 989e12 : 494.5e12;
-  }
-  if (name.find("A100") != std::string::npos) return half ? 312e12 : 156e12;
-  return std::nullopt;
+  training::reset_peak_memory(half.device);
 }
 
 /// The most that a rank held. All ranks call it.
 double peak_gib(ap::World& world, c10::Device device) {
   std::vector<double> of_ranks(static_cast<std::size_t>(world.size()));
-  of_ranks[static_cast<std::size_t>(world.rank())] = train::PeakMemory{device}.gib();
+  of_ranks[static_cast<std::size_t>(world.rank())] = own_peak_gib(device);
   world.all_reduce_sum(std::span(of_ranks), "peak memory");
   return *std::max_element(of_ranks.begin(), of_ranks.end());
 }
@@ -193,7 +185,7 @@ nlohmann::json finished(ap::World& world, Half& half, const Work& work, const Jo
   line["samples_s"] = static_cast<double>(work.batch * ranks) / step;
   line["peak_gib"] = peak_gib(world, half.device);
   line["loss"] = half.loss.defined() ? half.loss.item<double>() : 0;
-  if (const auto peak = peak_flops(device, work.precision)) {
+  if (const auto peak = training::peak_flops(device, work.precision)) {
     line["mfu"] = work.flops * static_cast<double>(work.batch) / step / *peak;
     line["mfu_formula"] = work.formula + " / step / " + std::to_string(static_cast<int>(*peak / 1e12)) + " TFLOP/s";
   }

@@ -2,9 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdint>
-#include <fstream>
-#include <string>
 #include <vector>
 
 #include <sys/resource.h>
@@ -37,29 +34,5 @@ inline double cpu_seconds() {
 inline void wait_for(c10::Device device) {
   if (device.is_cuda()) at::accelerator::synchronizeDevice(device.index());
 }
-
-/// The most memory since `reset`: of a CUDA device what libtorch's allocator gave out, else what the process had
-/// resident.
-struct PeakMemory {
-  c10::Device device;
-
-  void reset() const {
-    if (device.is_cuda())
-      at::accelerator::resetPeakStats(device.index());
-    else
-      std::ofstream("/proc/self/clear_refs") << "5";
-  }
-  [[nodiscard]] double gib() const {
-    constexpr double kGib = 1 << 30;
-    if (device.is_cuda())
-      return static_cast<double>(at::accelerator::getDeviceStats(device.index()).allocated_bytes[0].peak) / kGib;
-    std::ifstream status("/proc/self/status");
-    for (std::string word; status >> word;) {
-      std::int64_t kibibytes = 0;
-      if (word == "VmHWM:" && status >> kibibytes) return static_cast<double>(kibibytes << 10) / kGib;
-    }
-    return 0;
-  }
-};
 
 }  // namespace train

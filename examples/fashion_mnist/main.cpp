@@ -13,8 +13,8 @@
 #include <autopar/autopar.hpp>
 
 #include "data/fashion_mnist.hpp"
-#include "data/progress.hpp"
 #include "models.hpp"
+#include "training/progress.hpp"
 
 namespace ap = autopar;
 
@@ -71,7 +71,7 @@ void train(ap::World& world, const Settings& settings) {
   for (int epoch = 1; epoch <= settings.epochs; ++epoch) {
     model->train();
     train_loader.start(settings.seed + static_cast<uint64_t>(epoch));
-    Progress progress("epoch " + std::to_string(epoch), train_loader.size(), first);
+    training::Progress progress("epoch " + std::to_string(epoch), "samples", train_loader.size(), first);
     while (auto batch = train_loader.next()) {
       const double rate = settings.learning_rate * one_cycle(step, settings.epochs * steps_of_epoch);
       for (auto& group : optimizer.param_groups()) group.options().set_lr(rate);

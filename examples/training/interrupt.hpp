@@ -1,0 +1,32 @@
+#pragma once
+
+#include <csignal>
+
+#include <autopar/runtime/world.hpp>
+
+namespace training {
+
+/// While it lives, Ctrl-C (SIGINT), SIGTERM and SIGUSR1 (as of Slurm's --signal=USR1@300) ask the program to end after
+/// its step, with a checkpoint. The second one ends it at once. mpiexec of MPICH and Open MPI, and srun, hand what they
+/// get on to all ranks. One at a time.
+class Interrupt {
+ public:
+  explicit Interrupt(autopar::World& world);
+  ~Interrupt();
+  Interrupt(const Interrupt&) = delete;
+  Interrupt& operator=(const Interrupt&) = delete;
+
+  /// Whether a signal has come to any rank: the same on all, so that they end after the same step. Collective; one
+  /// small sum between hosts, which a step's own handshake costs as well.
+  [[nodiscard]] bool is_asked();
+
+  /// 128 + the signal's number, as shells have it (130 after Ctrl-C, 143 after SIGTERM), so that a script can tell an
+  /// interrupted run, which is to be resumed, from a finished one; 0 where none came.
+  [[nodiscard]] int exit_status() const { return signal_ == 0 ? 0 : 128 + signal_; }
+
+ private:
+  autopar::World& world_;
+  int signal_ = 0;  ///< that all ranks know of
+};
+
+}  // namespace training

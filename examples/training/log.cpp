@@ -1,0 +1,69 @@
+#include "training/log.hpp"
+
+#include <algorithm>
+#include <iomanip>
+#include <span>
+#include <sstream>
+#include <utility>
+#include <vector>
+
+namespace training {
+
+namespace {
+
+constexpr double kGib = 1 << 30;
+
+double most_of(autopar::World& world, std::int64_t mine) {
+  std::vector<std::int64_t> all(static_cast<std::size_t>(world.size()), 0);
+  all[static_cast<std::size_t>(world.rank())] = mine;
+  world.all_reduce_sum(std::span(all), "memory of the fullest rank");
+  return static_cast<double>(*std::max_element(all.begin(), all.end()));
+}
+
+std::string text_of(const Values& values) {
+  std::ostringstream text;
+  for (const auto& [name, value] : values)
+    text << (text.tellp() > 0 ? "  " : "") << name << ' ' << std::setprecision(5) << value;
+  return text.str();
+}
+
+}  // namespace
+
+Log::Log(autopar::World& world, const Settings& settings, const RunFolder& folder, const Work& work, std::int64_t done)
+    : world_(world),
+      work_(work),
+      steps_(settings.steps),
+      log_every_(settings.log_every),
+      shown_(done),
+      progress_("", work.unit, settings.steps * work.units, world.rank() == 0, done * work.units) {
+  if (folder.is_kept() && world.rank() == 0) metrics_.emplace(folder.path(), done);
+}
+
+void Log::step(std::int64_t step, const Values& values, std::int64_t memory) {
+  const double gib = most_of(world_, memory) / kGib;
+  if (world_.rank() != 0) return;
+  std::ostringstream text;
+  text << "step " << step << "  " << text_of(values) << std::fixed << std::setprecision(2);
+  progress_.count((step - std::exchange(shown_, step)) * work_.units);
+  const double speed = progress_.units_per_second();
+  Values all = values;
+  all.emplace_back(work_.unit + "_per_second", speed);
+  if (work_.peak_flops) {
+    const double flops = work_.flops * speed / static_cast<double>(work_.units);
+    const double mfu = flops / (*work_.peak_flops * world_.size());
+    all.emplace_back("mfu", mfu);
+    text << "  MFU " << 100 * mfu << " %";
+  }
+  all.emplace_back("memory_gib", gib);
+  text << "  " << gib << " GiB";
+  progress_.show(text.str());
+  if (metrics_) metrics_->write(step, all);
+}
+
+void Log::write(std::int64_t step, const Values& values) {
+  if (world_.rank() != 0) return;
+  progress_.say("step " + std::to_string(step) + ": " + text_of(values));
+  if (metrics_) metrics_->write(step, values);
+}
+
+}  // namespace training

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+namespace training {
+
+/// Dense peak of matrix products in NVIDIA's data sheets, in floating-point operations a second.
+/// @param device     its name, as CUDA gives it
+/// @param precision  as ap::Options::precision
+/// @return nothing for devices and precisions that are not in the table
+inline std::optional<double> peak_flops(const std::string& device, const std::string& precision) {
+  const bool half = precision == "bf16" || precision == "fp16";
+  if (!half && precision != "tf32") return std::nullopt;
+  for (const char* hopper : {"H200", "H100", "GH200"}) {
+    if (device.find(hopper) != std::string::npos) return half ? 989e12 : 494.5e12;
+  }
+  if (device.find("A100") != std::string::npos) return half ? 312e12 : 156e12;
+  return std::nullopt;
+}
+
+}  // namespace training

@@ -1,0 +1,141 @@
+#include "training/settings.hpp"
+
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include <autopar/core/error.hpp>
+#include <autopar/io/file.hpp>
+
+#include "training/from_first.hpp"
+#include "training/run_folder.hpp"
+#include "training/schedules.hpp"
+
+namespace training {
+
+namespace {
+
+void add_training(CLI::App& app, Settings& settings) {
+  app.add_option("--steps", settings.steps, "steps of the optimizer in all, also of earlier starts")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--batch", settings.batch, "samples of a step, all ranks together")->check(CLI::PositiveNumber);
+  app.add_option("--accumulate", settings.accumulate, "calls that a step's samples come in, one after the other")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--lr", settings.learning_rate, "the highest learning rate")->check(CLI::PositiveNumber);
+  app.add_option("--warmup", settings.warmup, "steps in which the rate rises")->check(CLI::NonNegativeNumber);
+  app.add_option("--decay", settings.decay, "how the rate falls after these")
+      ->check(CLI::IsMember({"constant", "linear", "cosine"}));
+  app.add_option("--lowest-rate", settings.lowest_rate, "at the end, as a part of the highest")
+      ->check(CLI::Range(0.0, 1.0));
+  app.add_option("--weight-decay", settings.weight_decay)->check(CLI::NonNegativeNumber);
+  app.add_option("--clip", settings.clip, "largest norm of all gradients; 0 = as they are")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--seed", settings.seed, "of weights, order of data and dropout");
+  app.add_flag("--fp64", settings.fp64, "train in double precision");
+}
+
+void add_files(CLI::App& app, Settings& settings) {
+  app.add_option("--out", settings.out,
+                 "the run's folder: checkpoints, metrics.jsonl, TensorBoard's events; without it nothing is kept");
+  app.add_option("--save-every", settings.save_every, "steps between checkpoints")->check(CLI::PositiveNumber);
+  app.add_option("--keep", settings.keep, "newest checkpoints that stay")->check(CLI::PositiveNumber);
+  app.add_option("--log-every", settings.log_every, "steps between figures")->check(CLI::PositiveNumber);
+  app.add_flag("--resume", settings.resume,
+               "go on from the newest checkpoint in --out, with the options that the run was started with, but for "
+               "those given now");
+}
+
+void add_plan(CLI::App& app, Settings& settings) {
+  auto& options = settings.options;
+  const auto group = "The plan (unset: autopar's choice; all of its options: README.md, as AUTOPAR_* or autopar.toml)";
+  app.add_option("--precision", options.precision, "of matrix products, as in libtorch's autocast; tf32, bf16, fp16")
+      ->check(CLI::IsMember({"module", "tf32", "bf16", "fp16"}))
+      ->group(group);
+  app.add_option("--stages", options.stages, "of the pipeline")->group(group);
+  app.add_option("--replicas", options.replicas, "of each stage, or of all")->delimiter(',')->group(group);
+  app.add_option("--microbatches", options.microbatches)->group(group);
+  app.add_option("--tensor-parallel", options.tensor_parallel, "shards of each replica; 1 = none")->group(group);
+  app.add_option("--zero", options.zero, "level of ZeRO among replicas")->group(group);
+  app.add_option("--cluster", options.cluster_file, "plan for this cluster instead of the devices at hand")
+      ->group(group);
+  app.add_flag("--plan-only", options.plan_only, "print the plan and stop")->group(group);
+}
+
+/// Options of this start alone.
+bool is_momentary(const std::string& name) { return name == "help" || name == "resume" || name == "plan-only"; }
+
+nlohmann::json given_options(const CLI::App& app) {
+  auto given = nlohmann::json::object();
+  for (const auto* option : app.get_options([](const CLI::Option* each) { return each->count() > 0; })) {
+    const auto name = option->get_single_name();
+    if (!is_momentary(name) && option->get_configurable()) given[name] = option->results();
+  }
+  return given;
+}
+
+/// Words of a command line for what the run was given at its start and is not given now.
+std::vector<std::string> earlier_words(const CLI::App& app, const nlohmann::json& earlier) {
+  std::vector<std::string> words;
+  for (const auto& [name, values] : earlier.items()) {
+    const auto* option = app.get_option_no_throw("--" + name);
+    if (option == nullptr || option->count() > 0) continue;
+    const bool is_flag = option->get_items_expected_max() == 0;
+    for (const auto& value : values) words.push_back("--" + name + (is_flag ? "" : "=" + value.get<std::string>()));
+  }
+  return words;
+}
+
+nlohmann::json settings_of_run(autopar::World& world, const std::string& folder) {
+  if (folder.empty()) throw autopar::InvalidArgument("--resume needs --out, the folder of the run to go on with");
+  return nlohmann::json::parse(
+      from_first(world, "settings of the run", [&] { return autopar::read_text_file(settings_file(folder)); }));
+}
+
+void require_consistent(const Settings& settings) {
+  if (settings.fp64 && settings.options.precision != "module") {
+    throw autopar::InvalidArgument("--fp64 computes in double precision, --precision " + settings.options.precision +
+                                   " in less: leave one out");
+  }
+  if (settings.batch % settings.accumulate != 0) {
+    throw autopar::InvalidArgument("--batch " + std::to_string(settings.batch) + " cannot come in --accumulate " +
+                                   std::to_string(settings.accumulate) + " equal calls");
+  }
+}
+
+}  // namespace
+
+double Settings::rate(std::int64_t step) const {
+  return learning_rate * scheduled(decay, step, steps, warmup, lowest_rate);
+}
+
+void add_options(CLI::App& app, Settings& settings) {
+  app.option_defaults()->always_capture_default();
+  add_training(app, settings);
+  add_files(app, settings);
+  add_plan(app, settings);
+}
+
+std::optional<int> parse(CLI::App& app, Settings& settings, autopar::World& world, int argc, char** argv) {
+  try {
+    std::vector<std::string> words(argv + 1, argv + argc);
+    const auto parse_words = [&] { app.parse(std::vector<std::string>(words.rbegin(), words.rend())); };
+    parse_words();
+    if (settings.resume) {
+      const auto more = earlier_words(app, settings_of_run(world, settings.out));
+      words.insert(words.end(), more.begin(), more.end());
+      parse_words();
+    }
+  } catch (const CLI::ParseError& error) {
+    return world.rank() == 0 ? app.exit(error) : error.get_exit_code();
+  }
+  settings.given = given_options(app).dump(2) + "\n";
+  settings.options.gradient_accumulation = settings.options.gradient_accumulation || settings.accumulate > 1;
+  require_consistent(settings);
+  return std::nullopt;
+}
+
+}  // namespace training

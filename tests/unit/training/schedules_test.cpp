@@ -1,0 +1,37 @@
+#include "training/schedules.hpp"
+
+#include "catch_shim.hpp"
+
+using training::cosine_decay;
+using training::linear_decay;
+using training::scheduled;
+using training::step_decay;
+
+TEST_CASE("a learning rate rises within the warm-up and reaches its lowest at the last step") {
+  CHECK(linear_decay(0, 100, 4) == 0.25);
+  CHECK(linear_decay(3, 100, 4) == 1);
+  CHECK(linear_decay(4, 100, 4) == 1);
+  CHECK(linear_decay(52, 100, 4) == Approx(0.5));
+  CHECK(linear_decay(100, 100, 4) == 0);
+  CHECK(linear_decay(100, 100, 4, 0.1) == Approx(0.1));
+  CHECK(cosine_decay(52, 100, 4) == Approx(0.5));
+  CHECK(cosine_decay(28, 100, 4) == Approx(0.5 + std::sqrt(0.5) / 2));
+  CHECK(cosine_decay(100, 100, 4, 0.1) == Approx(0.1));
+  CHECK(cosine_decay(1, 100, 4, 0.1) == 0.5);
+}
+
+TEST_CASE("steps of a learning rate begin at their step") {
+  CHECK(step_decay(0, {30, 60}, 2) == 0.5);
+  CHECK(step_decay(29, {30, 60}, 2) == 1);
+  CHECK(step_decay(30, {30, 60}, 2) == Approx(0.1));
+  CHECK(step_decay(60, {30, 60}, 2) == Approx(0.01));
+  CHECK(step_decay(60, {30, 60}, 2, 0.5) == Approx(0.25));
+}
+
+TEST_CASE("runs without a warm-up, and ones that are all warm-up") {
+  CHECK(linear_decay(0, 10, 0) == 1);
+  CHECK(linear_decay(9, 10, 10) == 1);
+  CHECK(scheduled("constant", 9, 10, 20) == 0.5);
+  CHECK(scheduled("cosine", 9, 10, 20) == 0.5);
+  CHECK_THROWS_WITH(scheduled("square", 0, 1, 0), Catch::Matchers::Contains("'square'"));
+}
