@@ -63,7 +63,7 @@ std::uint64_t ImageFolder::fingerprint() const {
 
 ImageFolder read_image_folder(const fs::path& root, const std::vector<std::string>& classes) {
   const auto folders = folders_in(root);
-  ImageFolder made{root, classes.empty() ? folders : classes};
+  ImageFolder made{root, classes.empty() ? folders : classes, {}, {}};
   for (const auto& name : folders) {
     const auto label = std::lower_bound(made.classes.begin(), made.classes.end(), name);
     if (label == made.classes.end() || *label != name) {

@@ -135,14 +135,10 @@ struct ResNetImpl : torch::nn::Module {
   torch::nn::BatchNorm2d bn1;
   std::vector<torch::nn::Sequential> layers;
   torch::nn::Linear fc;
-  double label_smoothing;
+  double label_smoothing;  ///< of the loss: the share of each label that is spread over all classes
 
-  /// @param label_smoothing  of the loss: the share of each label that is spread over all classes
-  explicit ResNetImpl(const ResNetSize& size, double label_smoothing = 0)
-      : conv1(detail::convolution(3, size.planes, 7, 2)),
-        bn1(size.planes),
-        fc(nullptr),
-        label_smoothing(label_smoothing) {
+  explicit ResNetImpl(const ResNetSize& size, double smoothing = 0)
+      : conv1(detail::convolution(3, size.planes, 7, 2)), bn1(size.planes), fc(nullptr), label_smoothing(smoothing) {
     register_module("conv1", conv1);
     register_module("bn1", bn1);
     auto channels = size.planes, planes = size.planes;
