@@ -45,7 +45,7 @@ std::vector<std::uint8_t> painted(const torch::Tensor& image, const Settings& se
     return images::bilinear_weights({0, double{1} * side, 0, side, outputs}, 0, outputs);
   };
   std::vector<std::uint8_t> pixels;
-  images::resample(small, weights(settings.size.width), weights(settings.size.height), pixels);
+  images::resample(small, weights(settings.size.width), weights(settings.size.height), false, pixels);
   std::uniform_real_distribution<double> shade(0.6, 1.0);
   std::normal_distribution<double> noise(0, std::max(settings.noise, 1e-9));
   const std::array<double, 3> colour{shade(random), shade(random), shade(random)};

@@ -72,23 +72,43 @@ ResampleWeights bilinear_weights(const ResampledSide& side, int from, int count)
   return made;
 }
 
-void resample(const Pixels& source, const ResampleWeights& x, const ResampleWeights& y,
-              std::vector<std::uint8_t>& out) {
-  const auto columns = static_cast<int>(x.sums.size()), rows = static_cast<int>(y.sums.size());
-  const int row_bytes = 3 * columns, first = y.first_source(), last = y.sources_end();
-  std::vector<std::uint8_t> narrow(static_cast<std::size_t>(row_bytes) * static_cast<std::size_t>(last - first));
-  for (int row = first; row < last; ++row) {
-    resample_row(source.at(source.region.x, row), source.region.x, x.sums.data(), columns, x.weights.data(), x.stride,
-                 narrow.data() + static_cast<std::ptrdiff_t>(row_bytes) * (row - first));
+namespace {
+
+/// Of a region, the columns that the weights name.
+Pixels resampled_rows(const Pixels& source, const ResampleWeights& x) {
+  const auto& region = source.region;
+  const int columns = static_cast<int>(x.sums.size());
+  Pixels out{{0, region.y, columns, region.height}, {}};
+  out.bytes.resize(static_cast<std::size_t>(3 * columns) * static_cast<std::size_t>(region.height));
+  for (int row = 0; row < region.height; ++row) {
+    resample_row(source.at(region.x, region.y + row), region.x, x.sums.data(), columns, x.weights.data(), x.stride,
+                 out.bytes.data() + std::ptrdiff_t{3} * columns * row);
   }
-  out.resize(static_cast<std::size_t>(row_bytes) * static_cast<std::size_t>(rows));
+  return out;
+}
+
+/// Of a region, the rows that the weights name.
+Pixels resampled_columns(const Pixels& source, const ResampleWeights& y) {
+  const auto& region = source.region;
+  const int rows = static_cast<int>(y.sums.size()), row_bytes = 3 * region.width;
+  Pixels out{{region.x, 0, region.width, rows}, {}};
+  out.bytes.resize(static_cast<std::size_t>(row_bytes) * static_cast<std::size_t>(rows));
   std::vector<std::int32_t> sums(static_cast<std::size_t>(row_bytes));
-  for (int i = 0; i < rows; ++i) {
-    const auto& sum = y.sums[static_cast<std::size_t>(i)];
-    resample_column(narrow.data() + static_cast<std::ptrdiff_t>(row_bytes) * (sum.source - first), row_bytes,
-                    y.weights.data() + static_cast<std::ptrdiff_t>(y.stride) * i, sum.count, sums.data(),
-                    out.data() + static_cast<std::ptrdiff_t>(row_bytes) * i);
+  for (int row = 0; row < rows; ++row) {
+    const auto& sum = y.sums[static_cast<std::size_t>(row)];
+    resample_column(source.at(region.x, sum.source), row_bytes,
+                    y.weights.data() + static_cast<std::ptrdiff_t>(y.stride) * row, sum.count, sums.data(),
+                    out.bytes.data() + static_cast<std::ptrdiff_t>(row_bytes) * row);
   }
+  return out;
+}
+
+}  // namespace
+
+void resample(const Pixels& source, const ResampleWeights& x, const ResampleWeights& y, bool columns_first,
+              std::vector<std::uint8_t>& out) {
+  out = columns_first ? resampled_rows(resampled_columns(source, y), x).bytes
+                      : resampled_columns(resampled_rows(source, x), y).bytes;
 }
 
 }  // namespace images

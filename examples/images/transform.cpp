@@ -43,7 +43,8 @@ Square training_square(Jpeg& jpeg, const Transform& transform, Dice& dice) {
   thread_local Pixels pixels;  // its memory is used again
   jpeg.decode(source_region(x, y), shrink, pixels);
   Square square{{}, mirrored};
-  resample(pixels, x, y, square.bytes);
+  const Size shrunk{part.width / shrink, part.height / shrink};
+  resample(pixels, x, y, columns_come_first(shrunk, {transform.size, transform.size}), square.bytes);
   return square;
 }
 
@@ -63,7 +64,7 @@ Square validation_square(Jpeg& jpeg, const Transform& transform) {
   thread_local Pixels pixels;
   jpeg.decode(source_region(x, y), 1, pixels);
   Square square;
-  resample(pixels, x, y, square.bytes);
+  resample(pixels, x, y, columns_come_first(size, {resized(size.width), resized(size.height)}), square.bytes);
   return square;
 }
 
