@@ -46,7 +46,7 @@ std::string short_number(double number) {
 }
 
 Progress::Progress(std::string title, std::string unit, std::int64_t total, bool visible, std::int64_t done)
-    : title_(std::move(title)),
+    : title_(title.empty() ? std::string() : title + " "),
       unit_(std::move(unit)),
       total_(total),
       done_(done),
@@ -91,7 +91,7 @@ void Progress::draw(const std::string& text) {
   const auto bar = std::string(filled, '#') + std::string(kWidth - filled, '.');
   const auto left = done_ < total_ ? "  " + duration_text(seconds_left()) + " left" : std::string();
   drawn_ = terminal_ && done_ < total_;
-  std::printf("%s%s [%s] %5.1f %%  %s %s/s  %s%s%s", terminal_ ? "\r\x1b[K" : "", title_.c_str(), bar.c_str(),
+  std::printf("%s%s[%s] %5.1f %%  %s %s/s  %s%s%s", terminal_ ? "\r\x1b[K" : "", title_.c_str(), bar.c_str(),
               100 * part, short_number(speed_).c_str(), unit_.c_str(), text.c_str(), left.c_str(), drawn_ ? "" : "\n");
   std::fflush(stdout);
 }
