@@ -144,8 +144,9 @@ training::Values validate(Model& model, const Data& data) {
 /// The weights that validated best, in `best/` of the run's folder.
 class Best {
  public:
-  Best(ap::World& world, const training::RunFolder& folder) : world_(world), folder_(folder.path() / "best") {
-    if (!folder.is_kept()) return;
+  Best(ap::World& world, const training::RunFolder& run)
+      : world_(world), is_kept_(run.is_kept()), folder_(run.path() / "best") {
+    if (!is_kept_) return;
     const auto file = folder_ / "top1.txt";
     const auto text = training::from_first(world, "the best accuracy so far", [&] {
       return std::filesystem::exists(file) ? ap::read_text_file(file) : std::string("0");
@@ -153,7 +154,7 @@ class Best {
     top1_ = std::stod(text);
   }
   void offer(double top1, Model& model) {
-    if (top1 <= top1_ || !folder_.has_parent_path()) return;
+    if (top1 <= top1_ || !is_kept_) return;
     top1_ = top1;
     model->save(folder_.string());
     if (world_.rank() == 0) ap::write_text_file(folder_ / "top1.txt", std::to_string(top1) + "\n");
@@ -161,6 +162,7 @@ class Best {
 
  private:
   ap::World& world_;
+  bool is_kept_;
   std::filesystem::path folder_;
   double top1_ = 0;
 };
@@ -306,9 +308,9 @@ int run(ap::World& world, Settings& settings) {
   } else {
     status = Training(world, settings, data, model).run();
   }
-  if (!settings.write_weights.empty() && status == 0) {
+  if (!settings.export_file.empty() && status == 0) {
     const auto state = model->gather_state();
-    if (world.rank() == 0) write_weights(state, settings.write_weights);
+    if (world.rank() == 0) write_weights(state, settings.export_file);
   }
   return status;
 }
@@ -317,9 +319,21 @@ int main(int argc, char** argv) try {
   ap::World world(argc, argv);
   Settings settings;
   CLI::App app(
-      "Trains a ResNet on a folder of JPEGs, such as ImageNet, on one process or on all ranks of mpiexec.\n"
-      "Without other options it is the recipe of PyTorch's examples/imagenet: SGD, 90 epochs, the rate to a tenth each "
-      "30.");
+      "Trains a ResNet on a folder of JPEGs, such as ImageNet, on one process or on all ranks of mpiexec. Without "
+      "options\n"
+      "beside --data it is the recipe of PyTorch's examples/imagenet: ResNet-50, SGD, 90 epochs, the rate to a tenth "
+      "each "
+      "30.",
+      "imagenet");
+  app.footer(
+      "\nExamples:\n"
+      "  jpeg_folder /tmp/clothes                                        a small folder, from Fashion-MNIST\n"
+      "  mpiexec -n 2 imagenet --data /tmp/clothes --model resnet18 --width 0.25 --image-size 32 --batch 64 --epochs "
+      "5\n"
+      "  mpiexec -n 8 imagenet --data /data/imagenet --batch 2048 --lr 0.8 --precision bf16 --out run\n"
+      "  mpiexec -n 8 imagenet --out run --resume\n"
+      "  imagenet --data /data/imagenet --validate --load-weights resnet50.safetensors\n"
+      "More: examples/imagenet/README.md");
   training::add_options(app, settings);
   add_own_options(app, settings);
   if (const auto status = training::parse(app, settings, world, argc, argv)) return *status;

@@ -76,11 +76,11 @@ void add_model(CLI::App& app, Settings& settings) {
       ->check(CLI::IsMember({"microbatch", "exact"}))
       ->group(group);
   app.add_option("--load-weights", settings.load_weights,
-                 "begin with a safetensors file: of torchvision's state_dict, or of --write-weights")
+                 "begin with a safetensors file: of torchvision's state_dict, or of --export")
       ->check(CLI::ExistingFile)
       ->group(group);
-  app.add_option("--write-weights", settings.write_weights,
-                 "write parameters and buffers there at the end, with torchvision's names")
+  app.add_option("--export", settings.export_file,
+                 "write parameters and buffers there at the end, as safetensors with torchvision's names")
       ->group(group);
 }
 

@@ -20,7 +20,7 @@ struct Settings : training::Settings {
   double momentum = 0.9, label_smoothing = 0;
   int workers = 0, prefetch = 3;  ///< 0 workers: as many as there are cores for a rank, on CPUs one
   bool skips_validation = false, only_validates = false;
-  std::string load_weights, write_weights;
+  std::string load_weights, export_file;
 
   Settings();
 
