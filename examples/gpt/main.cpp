@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <iostream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <torch/torch.h>
@@ -19,6 +20,7 @@
 
 #include "models/transformer.hpp"
 #include "sampling.hpp"
+#include "settings.hpp"
 #include "size.hpp"
 #include "text/text_files.hpp"
 #include "text/vocabulary.hpp"
@@ -29,69 +31,30 @@
 #include "training/parameter_groups.hpp"
 #include "training/peak_flops.hpp"
 #include "training/run_folder.hpp"
-#include "training/settings.hpp"
 #include "windows.hpp"
 
 namespace ap = autopar;
 
-struct Settings : training::Settings {
-  std::vector<std::string> data{"/usr/share/common-licenses"};
-  std::string vocabulary = "bytes";
-  std::string size = "tiny";
-  models::TransformerSize given{.words = 0, .width = 0, .layers = 0, .heads = 0, .length = 0};
-  std::int64_t held_out = 256, validate_every = 100;
-  Sampling sampling;
-};
-
-void add_own_options(CLI::App& app, Settings& settings) {
-  std::vector<std::string> names;
-  for (const auto& [name, size] : kSizes) names.push_back(name);
-  auto& given = settings.given;
-  const auto model = "The model";
-  app.add_option("--data", settings.data, "texts: files, and folders with all files within")->group(model);
-  app.add_option("--vocabulary", settings.vocabulary,
-                 "bytes; a number: so many of the text's commonest pieces (BPE); a file: those of an earlier run")
-      ->group(model);
-  app.add_option("--size", settings.size)->check(CLI::IsMember(names))->group(model);
-  const auto add_size = [&](const char* name, std::int64_t& member, const char* text) {
-    app.add_option(name, member, text)->check(CLI::PositiveNumber)->default_str("as the size")->group(model);
-  };
-  add_size("--layers", given.layers, "");
-  add_size("--width", given.width, "");
-  add_size("--heads", given.heads, "");
-  add_size("--length", given.length, "tokens of a sample");
-  add_size("--words", given.words, "of the table; what the vocabulary does not have is never used");
-  app.add_flag("--rotary", given.rotary, "rotary positions instead of a table")->group(model);
-  app.add_flag("--tied", given.tied, "the head is the table of words")->group(model);
-  app.add_option("--dropout", given.dropout)->check(CLI::Range(0.0, 1.0))->group(model);
-  app.add_option("--held-out", settings.held_out, "samples for validation, at most a tenth")->group(model);
-  app.add_option("--validate-every", settings.validate_every, "steps")->check(CLI::PositiveNumber)->group(model);
-  const auto sample = "Sampling";
-  auto& sampling = settings.sampling;
-  app.add_option("--sample", sampling.prompt, "go on with this text, by the newest checkpoint in --out; no training")
-      ->each([&](const std::string&) { settings.resume = true; })
-      ->group(sample)
-      ->configurable(false);
-  app.add_option("--sample-length", sampling.length, "tokens")->group(sample)->configurable(false);
-  app.add_option("--temperature", sampling.temperature, "0: always the likeliest token")
-      ->check(CLI::NonNegativeNumber)
-      ->group(sample)
-      ->configurable(false);
-  app.add_option("--top-k", sampling.top_k, "draw among so many; 0: among all")
-      ->check(CLI::NonNegativeNumber)
-      ->group(sample)
-      ->configurable(false);
+/// As a file of an earlier run has it. Collective.
+Vocabulary vocabulary_in(ap::World& world, const std::filesystem::path& file) {
+  return Vocabulary::parsed(training::from_first(world, "vocabulary", [&] { return ap::read_text_file(file); }));
 }
 
-/// That of the run, or one that is made of the text.
-Vocabulary vocabulary_of(ap::World& world, const Settings& settings, const std::string& text) {
-  const auto read = [&](const std::filesystem::path& file) {
-    return Vocabulary::parsed(training::from_first(world, "vocabulary", [&] { return ap::read_text_file(file); }));
-  };
-  if (settings.resume) return read(std::filesystem::path(settings.out) / "vocabulary.txt");
-  if (settings.vocabulary == "bytes") return {};
-  const bool is_number = settings.vocabulary.find_first_not_of("0123456789") == std::string::npos;
-  return is_number ? Vocabulary::learnt(text, std::stoll(settings.vocabulary)) : read(settings.vocabulary);
+std::filesystem::path vocabulary_of_run(const Settings& settings) {
+  return std::filesystem::path(settings.out) / "vocabulary.txt";
+}
+
+/// The texts as numbers, by the vocabulary of the run that goes on, by that of another, or by one that is made of them.
+std::pair<Vocabulary, std::vector<Vocabulary::Token>> read_tokens(ap::World& world, const Settings& settings) {
+  const auto text = read_texts({settings.data.begin(), settings.data.end()});
+  const auto& wanted = settings.vocabulary;
+  const auto vocabulary = [&] {
+    if (settings.resume) return vocabulary_in(world, vocabulary_of_run(settings));
+    if (wanted == "bytes") return Vocabulary();
+    const bool is_number = wanted.find_first_not_of("0123456789") == std::string::npos;
+    return is_number ? Vocabulary::learnt(text, std::stoll(wanted)) : vocabulary_in(world, wanted);
+  }();
+  return {vocabulary, vocabulary.encoded(text)};
 }
 
 ap::AutoParallel<models::Transformer> made_model(ap::World& world, const Settings& settings,
@@ -122,10 +85,9 @@ double validation_loss(ap::AutoParallel<models::Transformer>& model, const Windo
 
 int train(ap::World& world, const Settings& settings) {
   const auto device = ap::device(world);
-  const auto content = read_texts({settings.data.begin(), settings.data.end()});
-  const auto vocabulary = vocabulary_of(world, settings, content);
+  auto [vocabulary, tokens] = read_tokens(world, settings);
   const auto size = size_of(settings.size, settings.given, vocabulary.size());
-  Windows windows(vocabulary.encoded(content), size.length, settings.held_out, settings.seed,
+  Windows windows(std::move(tokens), size.length, settings.held_out, settings.seed,
                   {world.rank(), world.size(), device});
   auto model = made_model(world, settings, size);
   ap::optim::AdamW optimizer(training::decayed_and_not(
@@ -134,21 +96,21 @@ int train(ap::World& world, const Settings& settings) {
   model->attach(optimizer);
   const auto samples = settings.batch / settings.accumulate;  // of a call
   const auto [first_text, first_next] = windows.training(0, samples);
-  model->prepare(first_text, first_next);  // plans; with --plan-only it ends here
+  model->prepare(first_text, first_next);
+  if (world.rank() == 0) {
+    std::cout << model->plan() << model->parameter_count() << " parameters, " << vocabulary.size() << " words, "
+              << windows.training_size() << " samples, " << windows.validation_size() << " held out" << std::endl;
+  }
+  if (settings.options.plan_only) return 0;
 
   training::RunFolder folder(world, settings);
+  if (folder.is_kept() && world.rank() == 0) ap::write_text_file(vocabulary_of_run(settings), vocabulary.file_text());
   auto place = folder.load(model, optimizer);
   training::Work work{"tokens", settings.batch * size.length,
                       flops_of_sample(size) * static_cast<double>(settings.batch)};
   if (device.is_cuda())
     work.peak_flops = training::peak_flops(ap::describe_cluster(world, device).device.name, settings.options.precision);
   training::Log log(world, settings, folder, work, place.step);
-  if (world.rank() == 0) {
-    std::cout << model->plan() << model->parameter_count() << " parameters, " << vocabulary.size() << " words, "
-              << windows.training_size() << " samples, " << windows.validation_size() << " held out" << std::endl;
-    if (folder.is_kept()) ap::write_text_file(folder.path() / "vocabulary.txt", vocabulary.file_text());
-  }
-
   training::Interrupt interrupt(world);
   while (place.step < settings.steps && !interrupt.is_asked()) {
     const double rate = settings.rate(place.step);
@@ -179,7 +141,7 @@ int train(ap::World& world, const Settings& settings) {
 
 int sample(ap::World& world, Settings settings) {
   settings.options.inference = true;
-  const auto vocabulary = vocabulary_of(world, settings, {});
+  const auto vocabulary = vocabulary_in(world, vocabulary_of_run(settings));
   const auto size = size_of(settings.size, settings.given, vocabulary.size());
   auto model = made_model(world, settings, size);
   model->eval();
@@ -195,6 +157,7 @@ int main(int argc, char** argv) try {
   training::add_options(app, settings);
   add_own_options(app, settings);
   if (const auto status = training::parse(app, settings, world, argc, argv)) return *status;
+  if (settings.learning_rate == 0) settings.learning_rate = kSizes.at(settings.size).learning_rate;
   return app.count("--sample") > 0 ? sample(world, settings) : train(world, settings);
 } catch (const ap::PlanOnly&) {
   return 0;

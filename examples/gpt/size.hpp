@@ -6,13 +6,19 @@
 
 #include "models/transformer.hpp"
 
-/// Names of sizes: words (0: as many as the vocabulary), width, layers, heads, length.
-inline const std::map<std::string, models::TransformerSize> kSizes{
-    {"tiny", {.words = 0, .width = 128, .layers = 4, .heads = 4, .length = 128}},
-    {"small", {.words = 0, .width = 768, .layers = 12, .heads = 12, .length = 1024}},  // GPT-2
-    {"medium", {.words = 0, .width = 1024, .layers = 24, .heads = 16, .length = 1024}},
-    {"1.3b", {.words = 50'304, .width = 2048, .layers = 24, .heads = 16, .length = 1024}},
-    {"6.7b", {.words = 50'304, .width = 4096, .layers = 32, .heads = 32, .length = 2048}},
+/// A size that has a name, and the highest learning rate that suits it.
+struct NamedSize {
+  models::TransformerSize size;  ///< words = 0: as many as the vocabulary
+  double learning_rate;
+};
+
+/// @source Brown et al., "Language Models are Few-Shot Learners", 2020, table 2.1, but for tiny
+inline const std::map<std::string, NamedSize> kSizes{
+    {"tiny", {{.words = 0, .width = 128, .layers = 4, .heads = 4, .length = 128}, 3e-3}},
+    {"small", {{.words = 0, .width = 768, .layers = 12, .heads = 12, .length = 1024}, 6e-4}},
+    {"medium", {{.words = 0, .width = 1024, .layers = 24, .heads = 16, .length = 1024}, 3e-4}},
+    {"1.3b", {{.words = 50'304, .width = 2048, .layers = 24, .heads = 16, .length = 1024}, 2e-4}},
+    {"6.7b", {{.words = 50'304, .width = 4096, .layers = 32, .heads = 32, .length = 2048}, 1.2e-4}},
 };
 
 /// The named size, with what is given (not 0) in place of it, and words for the whole vocabulary.
@@ -20,7 +26,7 @@ inline const std::map<std::string, models::TransformerSize> kSizes{
 inline models::TransformerSize size_of(const std::string& name, const models::TransformerSize& given,
                                        std::int64_t vocabulary) {
   auto size = given;
-  const auto& named = kSizes.at(name);
+  const auto& named = kSizes.at(name).size;
   for (const auto member :
        {&models::TransformerSize::words, &models::TransformerSize::width, &models::TransformerSize::layers,
         &models::TransformerSize::heads, &models::TransformerSize::length})

@@ -15,6 +15,7 @@ namespace {
 constexpr std::array kSignals{SIGINT, SIGTERM, SIGUSR1};
 
 volatile std::sig_atomic_t arrived = 0;  // a handler has nothing else to write to
+volatile std::sig_atomic_t speaks = 0;   // one rank, for all
 
 extern "C" void note_signal(int signal) {
   constexpr std::string_view kText = "\nending after this step; once more ends at once\n";
@@ -24,13 +25,14 @@ extern "C" void note_signal(int signal) {
     return;
   }
   arrived = signal;
-  static_cast<void>(!::write(STDERR_FILENO, kText.data(), kText.size()));
+  if (speaks != 0) static_cast<void>(!::write(STDERR_FILENO, kText.data(), kText.size()));
 }
 
 }  // namespace
 
 Interrupt::Interrupt(autopar::World& world) : world_(world) {
   arrived = 0;
+  speaks = world.rank() == 0 ? 1 : 0;
   struct sigaction action {};
   action.sa_handler = note_signal;
   action.sa_flags = SA_RESTART;  // what waits for other ranks goes on

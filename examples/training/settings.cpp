@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include <autopar/core/error.hpp>
+#include <autopar/io/cluster_file.hpp>
 #include <autopar/io/file.hpp>
 
 #include "training/from_first.hpp"
@@ -106,6 +107,17 @@ void require_consistent(const Settings& settings) {
   }
 }
 
+/// A process stands for one device of the cluster, and brings as much as that would.
+void plan_for_cluster(Settings& settings, const autopar::World& world) {
+  if (!settings.options.plan_only || settings.options.cluster_file.empty()) return;
+  const auto devices = autopar::read_cluster(settings.options.cluster_file).devices;
+  if (settings.batch % devices != 0) {
+    throw autopar::InvalidArgument("--batch " + std::to_string(settings.batch) + " cannot be shared equally by the " +
+                                   std::to_string(devices) + " devices of " + settings.options.cluster_file);
+  }
+  settings.batch = settings.batch / devices * world.size();
+}
+
 }  // namespace
 
 double Settings::rate(std::int64_t step) const {
@@ -134,6 +146,7 @@ std::optional<int> parse(CLI::App& app, Settings& settings, autopar::World& worl
   }
   settings.given = given_options(app).dump(2) + "\n";
   settings.options.gradient_accumulation = settings.options.gradient_accumulation || settings.accumulate > 1;
+  plan_for_cluster(settings, world);
   require_consistent(settings);
   return std::nullopt;
 }

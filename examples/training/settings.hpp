@@ -42,6 +42,7 @@ struct Settings {
 void add_options(CLI::App& app, Settings& settings);
 
 /// Reads the command line; with --resume, what it does not say is as at the run's start (`settings.json` in --out).
+/// With --plan-only for a --cluster, `batch` becomes what as many of its devices bring as there are ranks here.
 /// Rank 0 speaks for all. Collective.
 /// @return the program's exit status where it ends here: after --help, or a mistake
 [[nodiscard]] std::optional<int> parse(CLI::App& app, Settings& settings, autopar::World& world, int argc, char** argv);

@@ -59,6 +59,15 @@ TEST_CASE("settings that contradict one another are refused") {
   });
 }
 
+TEST_CASE("with a cluster to plan for, a process brings what one of its devices would") {
+  const std::string file = AUTOPAR_TEST_CLUSTERS "/h100x8.toml";
+  autopar::loopback::run(1, [&](autopar::World& world) {
+    CHECK(parsed(world, {"--batch", "64", "--plan-only", "--cluster", file}).settings.batch == 8);
+    CHECK_THROWS_WITH(parsed(world, {"--batch", "60", "--plan-only", "--cluster", file}),
+                      Catch::Matchers::Contains("8 devices"));
+  });
+}
+
 TEST_CASE("times and numbers are told in three digits or so") {
   using training::duration_text;
   using training::short_number;
