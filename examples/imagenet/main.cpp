@@ -6,24 +6,17 @@
 //   mpiexec -n 8 imagenet --data /data/imagenet --batch 2048 --precision bf16 --out run         GPUs
 //   imagenet --model resnet152x8 --batch 1024 --plan-only --cluster examples/clusters/v100-32x32.toml
 
-#include <algorithm>
-#include <array>
-#include <cstring>
 #include <iostream>
-#include <memory>
 #include <optional>
-#include <span>
 #include <string>
-#include <thread>
 
 #include <torch/torch.h>
 #include <CLI/CLI.hpp>
 
 #include <autopar/autopar.hpp>
-#include <autopar/io/cluster_file.hpp>
 #include <autopar/io/file.hpp>
 
-#include "images/image_loader.hpp"
+#include "data.hpp"
 #include "models/resnet.hpp"
 #include "scores.hpp"
 #include "settings.hpp"
@@ -39,63 +32,6 @@
 namespace ap = autopar;
 using images::ImageLoader;
 using Model = ap::AutoParallel<models::ResNet>;
-using Kind = images::Transform::Kind;
-
-/// All ranks must list the same files, or they would train on other images than they say.
-void require_same(ap::World& world, const images::ImageFolder& folder) {
-  const std::array mine{folder.fingerprint(), static_cast<std::uint64_t>(folder.size())};
-  const auto all = world.all_gather(std::as_bytes(std::span(mine)), "images of all ranks");
-  for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    std::array<std::uint64_t, 2> theirs{};
-    std::memcpy(theirs.data(), all[rank].data(), sizeof(theirs));
-    if (theirs == mine) continue;
-    throw ap::InvalidArgument(folder.root.string() + " has " + std::to_string(mine[1]) + " images for rank " +
-                              std::to_string(world.rank()) + " and " + std::to_string(theirs[1]) + " for rank " +
-                              std::to_string(rank) + ", or other names: all hosts need the same files");
-  }
-}
-
-/// The images, and where they go.
-struct Data {
-  std::unique_ptr<ImageLoader> training, validation;  ///< the second is null with --no-validation
-  c10::Device device;
-  torch::Dtype dtype;
-
-  /// As the network takes it.
-  at::Tensor taken(const at::Tensor& tensor) const {
-    return tensor.to(device, tensor.is_floating_point() ? dtype : tensor.scalar_type(), /*non_blocking=*/true);
-  }
-};
-
-Data opened(ap::World& world, const Settings& settings) {
-  Data data{{},
-            {},
-            ap::device_of(world, settings.options.device),
-            settings.fp64 ? torch::Dtype(torch::kDouble) : torch::Dtype(torch::kFloat)};
-  const int cores = static_cast<int>(std::thread::hardware_concurrency()) / world.local_size();
-  const int unset = data.device.is_cuda() ? std::clamp(cores, 1, 16) : 1;
-  images::LoaderOptions options{.batch = settings.batch,
-                                .rank = world.rank(),
-                                .ranks = world.size(),
-                                .workers = settings.workers > 0 ? settings.workers : unset,
-                                .prefetch = settings.prefetch,
-                                .seed = settings.seed,
-                                .pinned = data.device.is_cuda()};
-  const std::filesystem::path root = settings.data;
-  const auto loader = [&](const char* part, Kind kind, const std::vector<std::string>& classes) {
-    auto folder = images::read_image_folder(root / part, classes);
-    require_same(world, folder);
-    options.transform = settings.transform(kind);
-    return std::make_unique<ImageLoader>(std::move(folder), options);
-  };
-  data.training = loader("train", Kind::kTraining, {});
-  if (settings.skips_validation) return data;
-  if (!std::filesystem::is_directory(root / "val"))
-    throw ap::InvalidArgument("there is no " + (root / "val").string() +
-                              " to validate on; --no-validation does without");
-  data.validation = loader("val", Kind::kValidation, data.training->folder().classes);
-  return data;
-}
 
 Model made_model(ap::World& world, const Settings& settings) {
   torch::manual_seed(settings.seed);
@@ -107,14 +43,14 @@ Model made_model(ap::World& world, const Settings& settings) {
   return {world, make, settings.options};
 }
 
-/// Plans with a batch that nothing has been read into: of the ranks here, or of the devices of --cluster.
+/// Plans with a batch that nothing has been read into.
 void prepare(ap::World& world, const Settings& settings, Model& model) {
-  const bool elsewhere = settings.options.plan_only && !settings.options.cluster_file.empty();
-  const auto ranks = elsewhere ? ap::read_cluster(settings.options.cluster_file).devices : world.size();
-  const auto samples = settings.batch * (world.rank() + 1) / ranks - settings.batch * world.rank() / ranks;
-  if (samples == 0)
+  const auto samples =
+      settings.batch * (world.rank() + 1) / world.size() - settings.batch * world.rank() / world.size();
+  if (samples == 0) {
     throw ap::InvalidArgument("--batch " + std::to_string(settings.batch) + " is less than an image for each of " +
-                              std::to_string(ranks) + " devices");
+                              std::to_string(world.size()) + " ranks");
+  }
   const auto device = ap::device_of(world, settings.options.device);
   const auto type = torch::dtype(settings.fp64 ? torch::kDouble : torch::kFloat).device(device);
   model->prepare(
@@ -180,22 +116,18 @@ training::Work work_of(ap::World& world, const Settings& settings, c10::Device d
 /// A training from where it stands to its end, or to Ctrl-C.
 class Training {
  public:
-  Training(ap::World& world, const Settings& settings, const Data& data, Model& model)
+  /// @param optimizer  of a model that is deployed
+  Training(ap::World& world, const Settings& settings, const Data& data, Model& model, ap::optim::SGD& optimizer)
       : world_(world),
         settings_(settings),
         data_(data),
         model_(model),
-        optimizer_(model->parameters(), ap::optim::SGDOptions(settings.learning_rate)
-                                            .momentum(settings.momentum)
-                                            .weight_decay(settings.weight_decay)),
+        optimizer_(optimizer),
         folder_(world, settings),
         best_(world, folder_),
-        interrupt_(world) {
-    model_->attach(optimizer_);
-    prepare(world_, settings_, model_);
-    place_ = folder_.load(model_, optimizer_);
-    log_.emplace(world, settings, folder_, work_of(world, settings, data.device), place_.step);
-  }
+        interrupt_(world),
+        place_(folder_.load(model, optimizer)),
+        log_(world, settings, folder_, work_of(world, settings, data.device), place_.step) {}
 
   /// @return the program's exit status
   int run() {
@@ -213,7 +145,7 @@ class Training {
  private:
   [[nodiscard]] bool is_done() const { return place_.step >= settings_.steps; }
   void say(const std::string& text) {
-    if (world_.rank() == 0) log_->say(text);
+    if (world_.rank() == 0) log_.say(text);
   }
   void tell_unreadable(const ImageLoader& loader) {
     unreadable_.tell(world_, loader, [&](const std::string& text) { say(text); });
@@ -244,14 +176,14 @@ class Training {
     if (settings_.clip > 0) model_->clip_grad_norm_(settings_.clip);
     optimizer_.step();
     place_.taken += batch.global_samples;
-    if (!log_->is_due(++place_.step)) return;
+    if (!log_.is_due(++place_.step)) return;
     const auto images = static_cast<double>(data_.training->folder().size());
-    log_->step(place_.step,
-               {{"loss", loss.item<double>()},
-                {"lr", rate},
-                {"epoch", static_cast<double>(place_.epoch) + static_cast<double>(place_.taken) / images},
-                {"waited_s", data_.training->waited()}},
-               training::peak_memory(data_.device));
+    log_.step(place_.step,
+              {{"loss", loss.item<double>()},
+               {"lr", rate},
+               {"epoch", static_cast<double>(place_.epoch) + static_cast<double>(place_.taken) / images},
+               {"waited_s", data_.training->waited()}},
+              training::peak_memory(data_.device));
   }
 
   void end_epoch() {
@@ -262,7 +194,7 @@ class Training {
     if (data_.validation) {
       const auto values = validate(model_, data_);
       tell_unreadable(*data_.validation);
-      log_->write(place_.step, values);
+      log_.write(place_.step, values);
       best_.offer(values[1].second, model_);
     }
     folder_.save(place_, model_, optimizer_);
@@ -272,12 +204,12 @@ class Training {
   const Settings& settings_;
   const Data& data_;
   Model& model_;
-  ap::optim::SGD optimizer_;
+  ap::optim::SGD& optimizer_;
   training::RunFolder folder_;
   Best best_;
   training::Interrupt interrupt_;
   training::Place place_;
-  std::optional<training::Log> log_;
+  training::Log log_;
   UnreadableImages unreadable_;
 };
 
@@ -306,7 +238,12 @@ int run(ap::World& world, Settings& settings) {
       if (world.rank() == 0) std::cout << name << ' ' << value << (name == "top5" ? "\n" : "  ");
     }
   } else {
-    status = Training(world, settings, data, model).run();
+    ap::optim::SGD optimizer(
+        model->parameters(),
+        ap::optim::SGDOptions(settings.learning_rate).momentum(settings.momentum).weight_decay(settings.weight_decay));
+    model->attach(optimizer);
+    prepare(world, settings, model);
+    status = Training(world, settings, data, model, optimizer).run();
   }
   if (!settings.export_file.empty() && status == 0) {
     const auto state = model->gather_state();
@@ -319,21 +256,17 @@ int main(int argc, char** argv) try {
   ap::World world(argc, argv);
   Settings settings;
   CLI::App app(
-      "Trains a ResNet on a folder of JPEGs, such as ImageNet, on one process or on all ranks of mpiexec. Without "
-      "options\n"
-      "beside --data it is the recipe of PyTorch's examples/imagenet: ResNet-50, SGD, 90 epochs, the rate to a tenth "
-      "each "
-      "30.",
+      "Trains a ResNet on a folder of JPEGs, such as ImageNet, on one process or on all ranks of mpiexec.\n"
+      "The defaults are the recipe of PyTorch's examples/imagenet: SGD, 90 epochs, the rate to a tenth each 30.",
       "imagenet");
-  app.footer(
-      "\nExamples:\n"
-      "  jpeg_folder /tmp/clothes                                        a small folder, from Fashion-MNIST\n"
-      "  mpiexec -n 2 imagenet --data /tmp/clothes --model resnet18 --width 0.25 --image-size 32 --batch 64 --epochs "
-      "5\n"
-      "  mpiexec -n 8 imagenet --data /data/imagenet --batch 2048 --lr 0.8 --precision bf16 --out run\n"
-      "  mpiexec -n 8 imagenet --out run --resume\n"
-      "  imagenet --data /data/imagenet --validate --load-weights resnet50.safetensors\n"
-      "More: examples/imagenet/README.md");
+  app.footer(R"(
+Examples:
+  jpeg_folder /tmp/clothes                                     writes a small folder, from Fashion-MNIST
+  mpiexec -n 2 imagenet --data /tmp/clothes --model resnet18 --width 0.25 --image-size 32 --batch 64 --epochs 5
+  mpiexec -n 8 imagenet --data /data/imagenet --batch 2048 --lr 0.8 --precision bf16 --out run
+  mpiexec -n 8 imagenet --out run --resume
+  imagenet --data /data/imagenet --validate --load-weights resnet50.safetensors
+More: examples/imagenet/README.md)");
   training::add_options(app, settings);
   add_own_options(app, settings);
   if (const auto status = training::parse(app, settings, world, argc, argv)) return *status;

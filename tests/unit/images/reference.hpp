@@ -9,7 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
-/// What torchvision gives (make_reference.py).
+/// What torchvision gives (pil_reference.py).
 inline const nlohmann::json& reference() {
   static const auto read = [] {
     std::ifstream file(AUTOPAR_TEST_REFERENCE);

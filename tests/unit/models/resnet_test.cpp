@@ -2,24 +2,29 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
+#include <fstream>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include <torch/torch.h>
+#include <nlohmann/json.hpp>
 
 #include <autopar/torch/init_record.hpp>
 
 #include "catch_shim.hpp"
-#include "reference.hpp"
 
 namespace resnet_test {
 
 using nlohmann::json;
 using torch::Tensor;
 
-/// As `numbers` of make_reference.py.
+const json& reference() {
+  static const auto read = json::parse(std::ifstream(AUTOPAR_TEST_MODELS "/resnet_reference.json"));
+  return read;
+}
+
+/// As `numbers` of resnet_reference.py.
 Tensor numbers(std::int64_t key, std::int64_t count) {
   const auto bits = torch::arange(count).mul(2654435761).add(key * 40503 + 12345).remainder(std::int64_t{1} << 32);
   return bits.to(torch::kDouble).div(4294967296.0).sub(0.5);
