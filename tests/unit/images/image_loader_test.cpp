@@ -25,16 +25,20 @@ void write(const fs::path& path, const std::vector<std::byte>& bytes) {
       .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
 }
 
-/// An image of one shade, by which it is known.
-std::vector<std::byte> flat(int shade) {
-  const std::vector<std::uint8_t> bytes(12 * 10, static_cast<std::uint8_t>(shade));
+/// An image of a shade, by which it is known, that rises from left to right.
+std::vector<std::byte> sloped(int shade, int slope) {
+  std::vector<std::uint8_t> bytes(12 * 10);
+  for (std::size_t i = 0; i < bytes.size(); ++i)
+    bytes[i] = static_cast<std::uint8_t>(shade + slope * static_cast<int>(i % 12));
   return encode_jpeg(bytes.data(), {12, 10}, 1, 100);
 }
+std::vector<std::byte> flat(int shade) { return sloped(shade, 0); }
 
 /// `count` images in three classes: image i has shade 10 i.
-void write_images(const fs::path& root, int count) {
-  for (int i = 0; i < count; ++i)
-    write(root / ("class" + std::to_string(i * 3 / count)) / ("0" + std::to_string(i) + ".jpg"), flat(10 * i));
+void write_images(const fs::path& root, int count, int slope = 0) {
+  for (int i = 0; i < count; ++i) {
+    write(root / ("class" + std::to_string(i * 3 / count)) / ("0" + std::to_string(i) + ".jpg"), sloped(10 * i, slope));
+  }
 }
 
 LoaderOptions options_of(Transform::Kind kind, std::int64_t batch) {
@@ -118,7 +122,7 @@ TEST_CASE("an epoch has every image once, in another order each time, and goes o
 
 TEST_CASE("batches are the same for every number of ranks, threads and batches ahead") {
   const TempFolder temp;
-  write_images(temp / "train", 23);
+  write_images(temp / "train", 23, 2);
   for (const auto kind : {Transform::Kind::kTraining, Transform::Kind::kValidation}) {
     auto options = options_of(kind, 7);
     ImageLoader one(read_image_folder(temp / "train"), options);
