@@ -7,10 +7,17 @@ Needs torch, torchvision and pillow, and nothing of autopar.
 """
 import argparse
 import json
+import resource
 import time
 
 import torch
 from torchvision import datasets, transforms
+
+
+def cpu_seconds():
+    """Of this process, and of workers that have ended."""
+    return sum(used.ru_utime + used.ru_stime
+               for used in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
 
 
 def main():
@@ -30,14 +37,19 @@ def main():
     images = datasets.ImageFolder(o.folder + "/train", transforms.Compose(chosen))
     loader = torch.utils.data.DataLoader(images, o.batch, shuffle=not o.validation, num_workers=o.workers,
                                          persistent_workers=True, drop_last=not o.validation)
+    cpu = cpu_seconds()
     for _ in loader:
         pass
     begin, seen = time.perf_counter(), 0
     for _ in range(o.epochs):
         for batch, _ in loader:
             seen += len(batch)
+    seconds = time.perf_counter() - begin
+    del loader  # ends the workers
+    cpu = (cpu_seconds() - cpu) * o.epochs / (o.epochs + 1)  # the first epoch is as long as the others
     print(json.dumps({"loader": "pytorch", "transform": "validation" if o.validation else "training",
-                      "workers": o.workers, "images_s": round(seen / (time.perf_counter() - begin), 1)}))
+                      "workers": o.workers, "images_s": round(seen / seconds, 1),
+                      "images_cpu_s": round(seen / cpu, 1)}))
 
 
 if __name__ == "__main__":
