@@ -6,11 +6,10 @@
 //   gpt --out run --sample "You may "                      what it has learnt
 //   gpt --size 1.3b --batch 64 --precision bf16 --plan-only --cluster examples/clusters/h100x8.toml
 
-#include <filesystem>
+#include <algorithm>
 #include <iostream>
+#include <optional>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include <torch/torch.h>
 #include <CLI/CLI.hpp>
@@ -18,44 +17,20 @@
 #include <autopar/autopar.hpp>
 #include <autopar/io/file.hpp>
 
+#include "corpus.hpp"
+#include "data/windows.hpp"
 #include "models/transformer.hpp"
 #include "sampling.hpp"
 #include "settings.hpp"
 #include "size.hpp"
-#include "text/text_files.hpp"
-#include "text/vocabulary.hpp"
-#include "training/from_first.hpp"
 #include "training/interrupt.hpp"
 #include "training/log.hpp"
 #include "training/memory.hpp"
 #include "training/parameter_groups.hpp"
 #include "training/peak_flops.hpp"
 #include "training/run_folder.hpp"
-#include "windows.hpp"
 
 namespace ap = autopar;
-
-/// As a file of an earlier run has it. Collective.
-Vocabulary vocabulary_in(ap::World& world, const std::filesystem::path& file) {
-  return Vocabulary::parsed(training::from_first(world, "vocabulary", [&] { return ap::read_text_file(file); }));
-}
-
-std::filesystem::path vocabulary_of_run(const Settings& settings) {
-  return std::filesystem::path(settings.out) / "vocabulary.txt";
-}
-
-/// The texts as numbers, by the vocabulary of the run that goes on, by that of another, or by one that is made of them.
-std::pair<Vocabulary, std::vector<Vocabulary::Token>> read_tokens(ap::World& world, const Settings& settings) {
-  const auto text = read_texts({settings.data.begin(), settings.data.end()});
-  const auto& wanted = settings.vocabulary;
-  const auto vocabulary = [&] {
-    if (settings.resume) return vocabulary_in(world, vocabulary_of_run(settings));
-    if (wanted == "bytes") return Vocabulary();
-    const bool is_number = wanted.find_first_not_of("0123456789") == std::string::npos;
-    return is_number ? Vocabulary::learnt(text, std::stoll(wanted)) : vocabulary_in(world, wanted);
-  }();
-  return {vocabulary, vocabulary.encoded(text)};
-}
 
 ap::AutoParallel<models::Transformer> made_model(ap::World& world, const Settings& settings,
                                                  const models::TransformerSize& size) {
@@ -85,10 +60,9 @@ double validation_loss(ap::AutoParallel<models::Transformer>& model, const Windo
 
 int train(ap::World& world, const Settings& settings) {
   const auto device = ap::device(world);
-  auto [vocabulary, tokens] = read_tokens(world, settings);
+  const auto [vocabulary, tokens] = read_corpus(settings);
   const auto size = size_of(settings.size, settings.given, vocabulary.size());
-  Windows windows(std::move(tokens), size.length, settings.held_out, settings.seed,
-                  {world.rank(), world.size(), device});
+  Windows windows(tokens, size.length, settings.held_out, settings.seed, {world.rank(), world.size(), device});
   auto model = made_model(world, settings, size);
   ap::optim::AdamW optimizer(training::decayed_and_not(
       model->parameters(),
@@ -104,7 +78,8 @@ int train(ap::World& world, const Settings& settings) {
   if (settings.options.plan_only) return 0;
 
   training::RunFolder folder(world, settings);
-  if (folder.is_kept() && world.rank() == 0) ap::write_text_file(vocabulary_of_run(settings), vocabulary.file_text());
+  if (folder.is_kept() && world.rank() == 0)
+    ap::write_text_file(vocabulary_file(folder.path()), vocabulary.file_text());
   auto place = folder.load(model, optimizer);
   training::Work work{"tokens", settings.batch * size.length,
                       flops_of_sample(size) * static_cast<double>(settings.batch)};
@@ -119,6 +94,8 @@ int train(ap::World& world, const Settings& settings) {
     auto loss = torch::zeros({}, torch::TensorOptions(device).dtype(settings.fp64 ? torch::kDouble : torch::kFloat));
     for (std::int64_t call = 0; call < settings.accumulate; ++call) {
       const auto [text, next] = windows.training(place.step * settings.batch + call * samples, samples);
+      std::optional<ap::NoSyncGuard> unsummed;  // the last call sums the gradients of all over replicas
+      if (call + 1 < settings.accumulate) unsummed.emplace(model->no_sync());
       auto part = model(text, next) / settings.accumulate;
       part.backward();
       loss += part.detach();
@@ -141,7 +118,7 @@ int train(ap::World& world, const Settings& settings) {
 
 int sample(ap::World& world, Settings settings) {
   settings.options.inference = true;
-  const auto vocabulary = vocabulary_in(world, vocabulary_of_run(settings));
+  const auto vocabulary = read_vocabulary(vocabulary_file(settings.out));
   const auto size = size_of(settings.size, settings.given, vocabulary.size());
   auto model = made_model(world, settings, size);
   model->eval();
@@ -158,6 +135,10 @@ int main(int argc, char** argv) try {
   add_own_options(app, settings);
   if (const auto status = training::parse(app, settings, world, argc, argv)) return *status;
   if (settings.learning_rate == 0) settings.learning_rate = kSizes.at(settings.size).learning_rate;
+  if (!settings.write_tokens.empty()) {
+    if (world.rank() == 0) write_corpus(read_corpus(settings), settings.write_tokens);
+    return 0;
+  }
   return app.count("--sample") > 0 ? sample(world, settings) : train(world, settings);
 } catch (const ap::PlanOnly&) {
   return 0;

@@ -17,6 +17,7 @@ struct Settings : training::Settings {
 
   std::vector<std::string> data{"/usr/share/common-licenses"};
   std::string vocabulary = "bytes";
+  std::string tokens{}, write_tokens{};
   std::string size = "tiny";
   models::TransformerSize given{.words = 0, .width = 0, .layers = 0, .heads = 0, .length = 0};
   std::int64_t held_out = 256, validate_every = 100;
@@ -41,6 +42,12 @@ inline void add_own_options(CLI::App& app, Settings& settings) {
   app.add_option("--vocabulary", settings.vocabulary,
                  "bytes; a number: so many of the text's commonest pieces (BPE); a file: those of an earlier run")
       ->check(mistake_in_vocabulary)
+      ->group(model);
+  app.add_option("--write-tokens", settings.write_tokens,
+                 "only write the texts' tokens, and the vocabulary, into this folder")
+      ->group(model)
+      ->configurable(false);
+  app.add_option("--tokens", settings.tokens, "instead of --data and --vocabulary: such a folder, for large texts")
       ->group(model);
   app.add_option("--size", settings.size)->check(CLI::IsMember(names))->group(model);
   const auto add_size = [&](const char* name, std::int64_t& member, const char* text) {

@@ -6,9 +6,11 @@
 
 namespace training {
 
-/// While it lives, Ctrl-C (SIGINT), SIGTERM and SIGUSR1 (as of Slurm's --signal=USR1@300) ask the program to end after
-/// its step, with a checkpoint. The second one ends it at once. mpiexec of MPICH and Open MPI, and srun, hand what they
-/// get on to all ranks. One at a time.
+/// While it lives, Ctrl-C (SIGINT), SIGTERM and SIGUSR1 ask the program to end after its step, with a checkpoint. The
+/// second one ends it at once. One at a time.
+///
+/// MPICH's mpiexec hands all three on to all ranks. Open MPI's kills the ranks a few seconds after SIGINT and SIGTERM,
+/// by its manual, and hands SIGUSR1 on: `kill -USR1` it. Slurm: `sbatch --signal=USR1@300`, with srun.
 class Interrupt {
  public:
   explicit Interrupt(autopar::World& world);

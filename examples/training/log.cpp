@@ -37,6 +37,9 @@ Log::Log(autopar::World& world, const Settings& settings, const RunFolder& folde
       shown_(done),
       progress_("", work.unit, settings.steps * work.units, world.rank() == 0, done * work.units) {
   if (folder.is_kept() && world.rank() == 0) metrics_.emplace(folder.path(), done);
+  if (done >= steps_) {
+    say("nothing to do: step " + std::to_string(done) + " is done, and --steps asks for " + std::to_string(steps_));
+  }
 }
 
 void Log::step(std::int64_t step, const Values& values, std::int64_t memory) {

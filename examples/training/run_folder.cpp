@@ -47,8 +47,9 @@ std::string opened(const Settings& settings) {
   const fs::path run = settings.out;
   const auto checkpoints = complete_checkpoints(run);
   if (settings.resume && checkpoints.empty())
-    throw autopar::InvalidArgument("--resume: there is no complete checkpoint in " + settings.out);
-  if (!settings.resume && fs::exists(settings_file(run))) {
+    throw autopar::InvalidArgument("--resume: there is no complete checkpoint in " + settings.out +
+                                   "; without --resume the run starts anew");
+  if (!settings.resume && !checkpoints.empty()) {
     throw autopar::InvalidArgument("--out " + settings.out +
                                    " has an earlier run: go on with it by --resume, or name another folder");
   }

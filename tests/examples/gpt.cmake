@@ -20,7 +20,8 @@ set(curve ${size} --fp64 --batch 8 --steps 20 --lr 1e-2 --warmup 5 --held-out 6 
   --data /usr/share/common-licenses/GPL-3)
 
 run(output "${PROGRAM}" ${curve} --out one)
-run(output ${ranks} 4 "${PROGRAM}" ${curve} --out four)
+run(output "${PROGRAM}" --data /usr/share/common-licenses/GPL-3 --write-tokens tokens)
+run(output ${ranks} 4 "${PROGRAM}" ${curve} --data nowhere --tokens tokens --out four)
 run(output ${ranks} 4 "${PROGRAM}" ${curve} --stages 2 --replicas 2,2 --accumulate 2 --out stages)
 if(NOT output MATCHES "plan: [2-9] stages")
   message(FATAL_ERROR "two stages were not used:\n${output}")

@@ -73,7 +73,8 @@ TEST_CASE("folders of other runs, and runs without a checkpoint, are refused on 
     std::array<std::string, 2> said;
     autopar::loopback::run(2, [&](autopar::World& world) {
       try {
-        const RunFolder folder(world, settings);
+        Model model;
+        RunFolder(world, settings).save({1, 0, 0}, model);
       } catch (const autopar::InvalidArgument& error) {
         said[static_cast<std::size_t>(world.rank())] = error.what();
       }

@@ -22,10 +22,10 @@ class Windows {
     torch::Device device;
   };
 
+  /// @param tokens    [n], int32, on the CPU
   /// @param held_out  windows for validation; fewer where that is more than a tenth of all, at least one
   /// @throws std::runtime_error if the text has no two windows
-  Windows(std::vector<std::int32_t> tokens, std::int64_t length, std::int64_t held_out, std::uint64_t seed,
-          Place place);
+  Windows(torch::Tensor tokens, std::int64_t length, std::int64_t held_out, std::uint64_t seed, Place place);
 
   [[nodiscard]] std::int64_t training_size() const { return static_cast<std::int64_t>(training_.size()); }
   [[nodiscard]] std::int64_t validation_size() const { return static_cast<std::int64_t>(validation_.size()); }
@@ -41,7 +41,7 @@ class Windows {
   [[nodiscard]] std::int64_t end_of(std::int64_t count) const { return count * (place_.rank + 1) / place_.ranks; }
   void shuffle_for(std::int64_t epoch);
 
-  std::vector<std::int32_t> tokens_;
+  torch::Tensor tokens_;
   std::int64_t length_;
   std::uint64_t seed_;
   Place place_;

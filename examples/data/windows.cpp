@@ -7,10 +7,9 @@
 #include <string>
 #include <utility>
 
-Windows::Windows(std::vector<std::int32_t> tokens, std::int64_t length, std::int64_t held_out, std::uint64_t seed,
-                 Place place)
+Windows::Windows(torch::Tensor tokens, std::int64_t length, std::int64_t held_out, std::uint64_t seed, Place place)
     : tokens_(std::move(tokens)), length_(length), seed_(seed), place_(place) {
-  const auto size = static_cast<std::int64_t>(tokens_.size());
+  const auto size = tokens_.numel();
   const auto windows = (size - 1) / length;  // the last token is only predicted
   if (windows < 2) {
     throw std::runtime_error("the text has " + std::to_string(size) + " tokens, less than two windows of " +
@@ -50,7 +49,8 @@ void Windows::shuffle_for(std::int64_t epoch) {
 Batch Windows::gathered(const std::vector<std::int64_t>& windows) const {
   auto rows = torch::empty({static_cast<std::int64_t>(windows.size()), length_ + 1}, torch::kLong);
   auto* to = rows.data_ptr<std::int64_t>();
-  for (const auto window : windows) to = std::copy_n(tokens_.begin() + window * length_, length_ + 1, to);
+  const auto* from = tokens_.const_data_ptr<std::int32_t>();
+  for (const auto window : windows) to = std::copy_n(from + window * length_, length_ + 1, to);
   rows = rows.to(place_.device);
   return {rows.slice(1, 0, length_).contiguous(), rows.slice(1, 1).contiguous()};
 }
