@@ -102,8 +102,8 @@ distribution() { . /etc/os-release 2>/dev/null && printf '%s' "${ID:-unknown}"; 
 uses_openmpi() { [ "$(distribution)" = ubuntu ]; }
 
 wanted_packages() {
-  printf '%s\n' g++ cmake ninja-build ccache python3-venv zlib1g-dev dataset-fashion-mnist \
-    libfmt-dev libspdlog-dev libtomlplusplus-dev nlohmann-json3-dev libxxhash-dev libcli11-dev catch2 libhdf5-dev
+  printf '%s\n' g++ cmake ninja-build ccache python3-venv zlib1g-dev libjpeg-dev libhdf5-dev dataset-fashion-mnist \
+    libfmt-dev libspdlog-dev libtomlplusplus-dev nlohmann-json3-dev libxxhash-dev libcli11-dev catch2
   if [ "$mode" = test ]; then printf '%s\n' clang-format-14; fi
   if uses_openmpi; then
     printf '%s\n' openmpi-bin libopenmpi-dev

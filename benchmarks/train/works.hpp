@@ -37,25 +37,6 @@ struct Request {
 
 namespace detail {
 
-/// Multiply-adds of a ResNet's forward for one image of `pixels` x `pixels`.
-inline double multiply_adds(const models::ResNetSize& size, double pixels) {
-  double sum = 0, channels = static_cast<double>(size.planes), planes = channels;
-  double edge = pixels / 2;
-  sum += edge * edge * channels * 3 * 49;
-  edge /= 2;
-  for (std::size_t group = 0; group < size.blocks.size(); ++group, planes *= 2) {
-    for (std::int64_t i = 0; i < size.blocks[group]; ++i) {
-      const double out = planes * models::BottleneckImpl::kExpansion, before = edge;
-      const bool first = i == 0;
-      if (first && group > 0) edge /= 2;
-      sum += before * before * channels * planes + edge * edge * (9 * planes * planes + planes * out);
-      if (first) sum += edge * edge * channels * out;
-      channels = out;
-    }
-  }
-  return sum + channels * static_cast<double>(size.classes);
-}
-
 inline Work transformer_work(const Request& request, const models::TransformerSize& size, std::int64_t batch) {
   Work work{request.work, request.batch > 0 ? request.batch : batch, "bf16", "adamw"};
   const auto width = static_cast<double>(size.width), layers = static_cast<double>(size.layers);
@@ -72,7 +53,7 @@ inline Work transformer_work(const Request& request, const models::TransformerSi
 inline Work resnet_work(const Request& request, const models::ResNetSize& size, std::int64_t batch,
                         std::int64_t pixels) {
   Work work{request.work, request.batch > 0 ? request.batch : batch, "bf16", "sgd"};
-  work.flops = 6 * multiply_adds(size, static_cast<double>(pixels));
+  work.flops = 6 * size.multiply_adds(pixels);
   work.formula = "6 x multiply-adds of the forward a sample";
   work.x = torch::randn({work.batch, 3, pixels, pixels}).to(request.device).contiguous(at::MemoryFormat::ChannelsLast);
   work.y = torch::randint(size.classes, {work.batch}, torch::kLong).to(request.device);
@@ -100,9 +81,8 @@ inline models::TransformerSize transformer_size(const Request& request) {
 }
 
 inline models::ResNetSize resnet_size(const Request& request) {
-  if (request.small) return {{1, 1, 1, 1}, request.work == "resnet50" ? 16 : 32, 100};
-  if (request.work == "resnet50") return {};
-  return {{3, 8, 36, 3}, (request.work == "resnet152x8" ? 8 : 4) * 64, 1000};
+  if (request.small) return {{1, 1, 1, 1}, true, request.work == "resnet50" ? 16 : 32, 100};
+  return models::resnet_size(request.work);
 }
 
 }  // namespace detail

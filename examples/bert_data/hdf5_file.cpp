@@ -97,14 +97,9 @@ std::vector<std::int32_t> Hdf5File::read(const std::string& dataset) const {
   const auto count = count_of(shape(dataset));
   constexpr std::int64_t kMost = std::int64_t{1} << 32;
   if (count > kMost) fail(dataset, "has " + std::to_string(count) + " values, too many for one shard; cut it in parts");
-  std::vector<std::int64_t> wide(static_cast<std::size_t>(count));
-  if (H5Dread(opened(dataset).get(), H5T_NATIVE_INT64, H5S_ALL, H5S_ALL, H5P_DEFAULT, wide.data()) < 0) {
+  std::vector<std::int32_t> values(static_cast<std::size_t>(count));
+  if (H5Dread(opened(dataset).get(), H5T_NATIVE_INT32, H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data()) < 0) {
     fail(dataset, "cannot be read, the file is damaged" + reason());
-  }
-  std::vector<std::int32_t> values(wide.size());
-  for (std::size_t i = 0; i < wide.size(); ++i) {
-    values[i] = static_cast<std::int32_t>(wide[i]);
-    if (values[i] != wide[i]) fail(dataset, "has the value " + std::to_string(wide[i]) + ", which no token is");
   }
   return values;
 }

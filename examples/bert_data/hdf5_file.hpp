@@ -35,7 +35,7 @@ class Hdf5File {
 
   /// Sizes of a dataset of integers. @throws also where it is none of integers
   [[nodiscard]] std::vector<std::int64_t> shape(const std::string& dataset) const;
-  /// All of it, row by row. @throws also where a value does not fit
+  /// All of it, row by row. What does not fit becomes the largest or smallest number that does.
   [[nodiscard]] std::vector<std::int32_t> read(const std::string& dataset) const;
 
   enum class Type { kInt8, kInt32 };

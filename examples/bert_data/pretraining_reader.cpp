@@ -23,6 +23,8 @@ std::vector<std::size_t> ascending(std::size_t count) {
   return order;
 }
 
+}  // namespace
+
 std::vector<std::filesystem::path> shards_in(const std::filesystem::path& folder, const std::string& part) {
   if (!std::filesystem::is_directory(folder)) {
     throw std::runtime_error(folder.string() + ": there is no such folder; make_pretraining_data makes it from a text");
@@ -34,18 +36,16 @@ std::vector<std::filesystem::path> shards_in(const std::filesystem::path& folder
     if ((extension == ".hdf5" || extension == ".h5") && name.find(part) != std::string::npos)
       files.push_back(entry.path());
   }
-  if (files.empty()) {
-    throw std::runtime_error(folder.string() + ": no file there is named *" + part +
-                             "*.hdf5; make_pretraining_data makes them from a text");
-  }
   std::sort(files.begin(), files.end());
   return files;
 }
 
-}  // namespace
-
 PretrainingReader::PretrainingReader(Options options)
     : options_(std::move(options)), files_(shards_in(options_.folder, options_.part)), starts_{0} {
+  if (files_.empty()) {
+    throw std::runtime_error(options_.folder.string() + ": no file there is named *" + options_.part +
+                             "*.hdf5; make_pretraining_data makes them from a text");
+  }
   for (const auto& file : files_) {
     const auto shape = shard_shape(file);
     if (sizes_.empty()) shape_ = shape;

@@ -20,6 +20,11 @@ struct PretrainingBatch {
   std::vector<std::int64_t> next_sentence;  ///< [rows]
 };
 
+/// The shards of a folder (*.hdf5, *.h5) whose names contain `part`, sorted. @throws std::runtime_error without the
+/// folder
+[[nodiscard]] std::vector<std::filesystem::path> shards_in(const std::filesystem::path& folder,
+                                                           const std::string& part);
+
 /// Reads the shards of a folder in an order that a seed and the epoch give, the next shard in the background.
 ///
 /// The rows of all epochs are one endless sequence: of each epoch the shards in random order, of each shard the rows in

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <vector>
 
 #include <torch/types.h>
@@ -42,15 +41,6 @@ class BertBatches {
     return {tensor(batch.input_ids, reader_.length()),   tensor(batch.segment_ids, reader_.length()),
             tensor(batch.input_mask, reader_.length()),  tensor(batch.positions, reader_.predictions()),
             tensor(batch.labels, reader_.predictions()), tensor(batch.next_sentence, 0)};
-  }
-
-  /// Whether a folder has files of such a part.
-  static bool has(const std::filesystem::path& folder, const std::string& part) {
-    if (!std::filesystem::is_directory(folder)) return false;
-    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-      if (entry.path().filename().string().find(part) != std::string::npos) return true;
-    }
-    return false;
   }
 
  private:

@@ -11,12 +11,13 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
+#include <utility>
 
 #include <torch/torch.h>
 #include <CLI/CLI.hpp>
 
 #include <autopar/autopar.hpp>
-#include <autopar/io/cluster_file.hpp>
 #include <autopar/io/file.hpp>
 
 #include "batches.hpp"
@@ -104,8 +105,11 @@ void require_consistent(const Settings& settings) {
   if (settings.data.empty() && !settings.options.plan_only) {
     throw ap::InvalidArgument("--data is missing: the folder of shards that make_pretraining_data writes");
   }
-  if (settings.phase2 && settings.init_from.empty() && !settings.resume) {
+  if (settings.phase2 && settings.init_from.empty()) {
     throw ap::InvalidArgument("--phase2 goes on from a checkpoint of phase 1: name it with --init-from");
+  }
+  if (settings.resume && !(settings.init_from.empty() && settings.load_weights.empty())) {
+    throw ap::InvalidArgument("--resume takes the weights of its own run: leave --init-from and --load-weights out");
   }
   if (!settings.init_from.empty() && !settings.load_weights.empty()) {
     throw ap::InvalidArgument("--init-from and --load-weights both bring weights: leave one out");
@@ -142,11 +146,24 @@ std::unique_ptr<torch::optim::Optimizer> made_optimizer(const Settings& settings
   return made(ap::optim::AdamWOptions(settings.learning_rate), static_cast<ap::optim::AdamW*>(nullptr));
 }
 
+/// What a checkpoint brought of it gives way to what this start was told.
+void set_weight_decay(const Settings& settings, torch::optim::Optimizer& optimizer) {
+  const auto set = [&](auto* kind) {
+    double decay = settings.weight_decay;
+    for (auto& group : optimizer.param_groups()) {
+      static_cast<std::remove_pointer_t<decltype(kind)>&>(group.options()).weight_decay(std::exchange(decay, 0));
+    }
+  };
+  if (settings.optimizer == "lamb")
+    set(static_cast<ap::optim::LAMBOptions*>(nullptr));
+  else
+    set(static_cast<ap::optim::AdamWOptions*>(nullptr));
+}
+
 /// Where the run stands: at its newest checkpoint, or at the start with what --init-from and --load-weights bring.
 training::Place start(ap::World& world, const Settings& settings, training::RunFolder& folder, Model& model,
                       torch::optim::Optimizer& optimizer) {
-  auto place = folder.load(model, optimizer);
-  if (place.step > 0) return place;
+  const auto place = folder.load(model, optimizer);
   if (!settings.load_weights.empty()) {
     const LinkedWeights weights(world, settings.load_weights);
     model->load(weights.folder());
@@ -155,6 +172,7 @@ training::Place start(ap::World& world, const Settings& settings, training::RunF
   } else if (!settings.init_from.empty()) {
     model->load(settings.init_from);
   }
+  set_weight_decay(settings, optimizer);
   return place;
 }
 
@@ -201,46 +219,26 @@ training::Values validation(const Settings& settings, Model& model, BertBatches&
           {"validation_nsp_accuracy", next_right / samples}};
 }
 
-int train(ap::World& world, const Settings& settings, const models::BertConfig& config) {
+training::Work work_of(const ap::World& world, const Settings& settings, const models::BertConfig& config,
+                       const bert_data::PretrainingReader& reader) {
+  const double flops = models::bert_flops(config, reader.length(), reader.predictions());
+  training::Work work{"sequences", settings.batch, flops * static_cast<double>(settings.batch)};
   const auto device = ap::device(world);
-  const auto options_of = [&](const char* part, bool in_order) {
-    return bert_data::PretrainingReader::Options{
-        settings.data, part, {config.vocab_size, config.type_vocab_size}, settings.seed, in_order};
-  };
-  BertBatches batches(world, device, options_of("training", false));
-  require_room(config, batches.reader().length());
-  std::optional<BertBatches> held_out;
-  if (BertBatches::has(settings.data, "validation")) held_out.emplace(world, device, options_of("validation", true));
-
-  auto model = made_model(world, settings, config);
-  const auto optimizer = made_optimizer(settings, model->parameters());
-  model->attach(*optimizer);
-  const auto samples = settings.batch / settings.accumulate;  // of a call
-  const auto first = batches.next(samples);
-  model->prepare(first.input_ids, first.segment_ids, first.input_mask, first.positions, first.labels,
-                 first.next_sentence);
-  training::RunFolder folder(world, settings);
-  auto place = start(world, settings, folder, model, *optimizer);
-  batches.reader().seek(place.taken);
-
-  const auto& reader = batches.reader();
-  training::Work work{
-      "sequences", settings.batch,
-      models::bert_flops(config, reader.length(), reader.predictions()) * static_cast<double>(settings.batch)};
   if (device.is_cuda())
     work.peak_flops = training::peak_flops(ap::describe_cluster(world, device).device.name, settings.options.precision);
-  training::Log log(world, settings, folder, work, place.step);
-  if (world.rank() == 0) {
-    std::cout << model->plan() << model->parameter_count() << " parameters; " << reader.rows() << " samples of "
-              << reader.length() << " tokens, " << (held_out ? held_out->reader().rows() : 0) << " held out"
-              << std::endl;
-  }
+  return work;
+}
 
+/// The loop. @return the program's exit status
+int run(ap::World& world, const Settings& settings, Model& model, torch::optim::Optimizer& optimizer,
+        BertBatches& batches, std::optional<BertBatches>& held_out, training::RunFolder& folder, training::Log& log,
+        training::Place place) {
+  const auto device = ap::device(world);
   training::Interrupt interrupt(world);
   while (place.step < settings.steps && !interrupt.is_asked()) {
     const double rate = settings.rate(place.step);
-    for (auto& group : optimizer->param_groups()) group.options().set_lr(rate);
-    const auto losses = step(settings, model, *optimizer, batches);
+    for (auto& group : optimizer.param_groups()) group.options().set_lr(rate);
+    const auto losses = step(settings, model, optimizer, batches);
     ++place.step;
     place.taken += settings.batch;
 
@@ -252,19 +250,47 @@ int train(ap::World& world, const Settings& settings, const models::BertConfig& 
     const bool is_last = place.step == settings.steps;
     if (held_out && (place.step % settings.validate_every == 0 || is_last))
       log.write(place.step, validation(settings, model, *held_out));
-    if (place.step % settings.save_every == 0 || is_last) folder.save(place, model, *optimizer);
+    if (place.step % settings.save_every == 0 || is_last) folder.save(place, model, optimizer);
   }
-  if (interrupt.exit_status() != 0) {
-    folder.save(place, model, *optimizer);
-    log.say("interrupted after step " + std::to_string(place.step) +
-            (folder.is_kept() ? ", which is saved: --resume goes on" : ", and nothing is kept, as there is no --out"));
-    return interrupt.exit_status();
+  if (interrupt.exit_status() == 0) return 0;
+  folder.save(place, model, optimizer);
+  log.say("interrupted after step " + std::to_string(place.step) +
+          (folder.is_kept() ? ", which is saved: --resume goes on" : ", and nothing is kept, as there is no --out"));
+  return interrupt.exit_status();
+}
+
+int train(ap::World& world, const Settings& settings, const models::BertConfig& config) {
+  const auto batches_of = [&](const char* part, bool in_order) {
+    const bert_data::ShardLimits limits{config.vocab_size, config.type_vocab_size};
+    return BertBatches(world, ap::device(world), {settings.data, part, limits, settings.seed, in_order});
+  };
+  auto batches = batches_of("training", false);
+  const auto& reader = batches.reader();
+  require_room(config, reader.length());
+  std::optional<BertBatches> held_out;
+  if (!bert_data::shards_in(settings.data, "validation").empty()) held_out.emplace(batches_of("validation", true));
+
+  auto model = made_model(world, settings, config);
+  const auto optimizer = made_optimizer(settings, model->parameters());
+  model->attach(*optimizer);
+  const auto first = batches.next(settings.batch / settings.accumulate);
+  model->prepare(first.input_ids, first.segment_ids, first.input_mask, first.positions, first.labels,
+                 first.next_sentence);
+  training::RunFolder folder(world, settings);
+  const auto place = start(world, settings, folder, model, *optimizer);
+  batches.reader().seek(place.taken);
+  training::Log log(world, settings, folder, work_of(world, settings, config, reader), place.step);
+  if (world.rank() == 0) {
+    std::cout << model->plan() << model->parameter_count() << " parameters; " << reader.rows() << " samples of "
+              << reader.length() << " tokens, " << (held_out ? held_out->reader().rows() : 0) << " held out"
+              << std::endl;
   }
-  if (!settings.export_to.empty()) {
+  const int status = run(world, settings, model, *optimizer, batches, held_out, folder, log, place);
+  if (status == 0 && !settings.export_to.empty()) {
     const auto state = model->gather_state();
     if (world.rank() == 0) write_weights(state, settings.export_to);
   }
-  return 0;
+  return status;
 }
 
 /// Prints the plan of a batch as the data have it, or as --seq-length and --max-predictions say.
@@ -276,18 +302,10 @@ int plan(ap::World& world, const Settings& settings, const models::BertConfig& c
     predictions = reader.predictions();
   }
   require_room(config, length);
-  const auto& cluster = settings.options.cluster_file;
-  const std::int64_t ranks = cluster.empty() ? world.size() : ap::read_cluster(cluster).devices;
-  const auto samples = settings.batch / settings.accumulate;
-  if (samples % ranks != 0) {
-    throw ap::InvalidArgument("a plan for " + std::to_string(ranks) +
-                              " devices is of as many equal parts of a batch: " + std::to_string(samples) +
-                              " samples have none");
-  }
   auto model = made_model(world, settings, config);
   const auto optimizer = made_optimizer(settings, model->parameters());
   model->attach(*optimizer);
-  const auto batch = BertBatch::of_sizes(samples / ranks, length, predictions);
+  const auto batch = BertBatch::of_sizes(settings.batch / settings.accumulate / world.size(), length, predictions);
   const auto begin = std::chrono::steady_clock::now();
   model->prepare(batch.input_ids, batch.segment_ids, batch.input_mask, batch.positions, batch.labels,
                  batch.next_sentence);
@@ -305,6 +323,7 @@ int main(int argc, char** argv) try {
   Settings settings;
   settings.batch = 64;
   settings.decay = "root";
+  settings.lowest_rate = 0;
   settings.weight_decay = 0.01;
   CLI::App app("Pretrains BERT on masked words and next sentences, on one process or on all ranks of mpiexec.");
   training::add_options(app, settings);

@@ -126,7 +126,7 @@ struct BertSelfAttentionImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x, const at::Tensor& mask) {
     auto q = by_head(query(x)), k = by_head(key(x));
     std::optional<double> scale;
-    if (layer > 0) {
+    if (layer > 0) {  // fused kernels have scores in fp32 when they scale them
       const double share = 1 / std::sqrt(layer * std::sqrt(static_cast<double>(q.size(3))));
       q = q * share;
       k = k * share;

@@ -396,6 +396,30 @@ TEST_CASE("in 16 bits gradients do not wait, whole, for the end of a backward") 
   }
 }
 
+TEST_CASE("class heads that make their logits in chunks hold what is predicted") {
+  torch::set_num_threads(1);
+  RankMemory::install();
+  for (const int shards : {1, 2}) {
+    for (const char* const precision : {"module", "bf16"}) {
+      Case one;
+      one.recipe = {.width = 64, .depth = 1, .classes = 60'000};
+      one.ranks = shards;
+      one.batch = 2048;  // 469 MiB of logits
+      one.stepper = memory_cases::Stepper::kAdamW;
+      one.options.tensor_parallel = shards;
+      one.options.precision = precision;
+      one.options.class_head = "chunked";
+      one.options.stages = one.options.microbatches = 1;
+      const auto [x, y] = memory_cases::batch_of(one);
+      const auto most = run(one, std::int64_t{1} << 30, 1, x, y).worst();
+      CAPTURE(shards, precision, most.running, most.predicted);
+      CHECK(most.running < std::int64_t{300} << 20);
+      CHECK(static_cast<double>(most.running) * (1 - one.options.memory_margin) <= static_cast<double>(most.predicted));
+      CHECK(static_cast<double>(most.predicted) <= 1.3 * static_cast<double>(most.running));
+    }
+  }
+}
+
 /// A recurrent layer between a table and a linear layer.
 template <class Layer, class LayerOptions>
 struct Recurrent : torch::nn::Module {

@@ -213,7 +213,8 @@ class AutoParallelImpl : public torch::nn::Module {
   }
   /// A checkpoint that is damaged, of another model or without an optimizer's state is a CheckpointError on every rank;
   /// then model and optimizers are as they were and training may go on. Before the first call: the files are read when
-  /// the model is deployed, so the optimizers must live until then.
+  /// the model is deployed, so the optimizers must live until then. A `folder` that ends in .safetensors is the file
+  /// itself: weights of another writer, such as torchvision's state_dict.
   template <std::derived_from<torch::optim::Optimizer>... Optimizers>
   void load(const std::string& folder, Optimizers&... optimizers) {
     session_->load(folder, {&optimizers...});

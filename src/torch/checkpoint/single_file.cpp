@@ -117,7 +117,10 @@ class SingleFileReader : public CheckpointReader {
 
 class SingleFile : public CheckpointFormat {
  public:
-  std::filesystem::path file(const std::filesystem::path& folder) const override { return folder / kCheckpointFile; }
+  /// In the folder, or a file that is named itself, as other writers' are.
+  std::filesystem::path file(const std::filesystem::path& folder) const override {
+    return folder.extension() == std::filesystem::path(kCheckpointFile).extension() ? folder : folder / kCheckpointFile;
+  }
   std::unique_ptr<CheckpointWriter> writer(World& world, const std::filesystem::path& folder,
                                            const std::vector<TensorEntry>& entries,
                                            const std::map<std::string, std::string>& metadata) const override {

@@ -4,6 +4,7 @@
 
 using training::cosine_decay;
 using training::linear_decay;
+using training::root_decay;
 using training::scheduled;
 using training::step_decay;
 
@@ -18,6 +19,14 @@ TEST_CASE("a learning rate rises within the warm-up and reaches its lowest at th
   CHECK(cosine_decay(28, 100, 4) == Approx(0.5 + std::sqrt(0.5) / 2));
   CHECK(cosine_decay(100, 100, 4, 0.1) == Approx(0.1));
   CHECK(cosine_decay(1, 100, 4, 0.1) == 0.5);
+}
+
+TEST_CASE("root_decay is that of NVIDIA's BERT scripts") {
+  CHECK(root_decay(1, 100, 4) == 0.5);
+  CHECK(root_decay(4, 100, 4) == Approx(std::sqrt(0.96)));
+  CHECK(root_decay(75, 100, 4) == Approx(0.5));
+  CHECK(root_decay(100, 100, 4) == 0);
+  CHECK(scheduled("root", 75, 100, 4) == Approx(0.5));
 }
 
 TEST_CASE("steps of a learning rate begin at their step") {
