@@ -154,7 +154,9 @@ WorkItem work_of(const OpContext& op) {
   item.op_class = traits.op_class;
   const auto result = op.results().empty() ? ValueId::none() : op.results().front();
   if (!result.valid()) return item;
-  item.dtype = dtype_of(op.graph().value(result).dtype);
+  // A class head's loss is in single precision, whatever its products are in.
+  const auto computed = traits.family == OpFamily::kClassHead ? op.first_tensor() : result;
+  item.dtype = dtype_of(op.graph().value(computed).dtype);
   Affine read, written;
   for (const auto value : op.results()) written += bytes_of(op.graph(), value);
   std::size_t position = 0;
