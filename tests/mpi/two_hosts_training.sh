@@ -15,7 +15,7 @@ on_two_hosts() {
   "$two_hosts" one two "$kMbit" 1 "^step $kSteps: validation_loss" "$mpiexec" "$gpt" "${curve[@]}" "$@"
 }
 
-on_two_hosts --stages 1 --replicas 4 --tensor-parallel 1 --out replicas
+AUTOPAR_PLAN_FILE=unmeasured.json on_two_hosts --out unmeasured
 AUTOPAR_COSTS=profiled AUTOPAR_COST_FILE=costs.json AUTOPAR_PLAN_FILE=plan.json on_two_hosts --out measured
 "$gpt" "${curve[@]}" --out one
 
@@ -28,7 +28,7 @@ def losses(run):
 
 one = losses('one')
 assert len(one) == 6 + 1, one
-for run in 'replicas', 'measured':
+for run in 'unmeasured', 'measured':
     other = losses(run)
     assert [entry[:2] for entry in one] == [entry[:2] for entry in other], (run, other)
     assert max(abs(a[2] - b[2]) for a, b in zip(one, other)) <= 1e-9, (run, one, other)
@@ -39,6 +39,9 @@ assert sorted(seconds_a_byte) == [2, 4], links                   # ranks that th
 assert seconds_a_byte[4] > 0.7 * 8 / 1e9, links                  # the wire has 1 Gbit/s
 assert seconds_a_byte[2] < 0.5 * seconds_a_byte[4], links
 
-stages = [stage['ranks'] for stage in json.load(open('plan.json'))['stages']]
-assert all(len({rank // 2 for rank in ranks}) == 1 for ranks in stages), stages
+def hosts_of_stages(file):
+    return [sorted({rank // 2 for rank in stage['ranks']}) for stage in json.load(open(file))['stages']]
+
+assert [0, 1] in hosts_of_stages('unmeasured.json')  # or else it shows nothing that the other plan has none
+assert all(len(hosts) == 1 for hosts in hosts_of_stages('plan.json')), hosts_of_stages('plan.json')
 PYTHON

@@ -63,7 +63,8 @@ printf '%s:2\n' 10.77.0.1 10.77.0.2 >"$folder/hosts"
 printf '#!/bin/sh\nexec "%s" --as-ssh %s "$@"\n' "$(realpath "$0")" "$second" >"$folder/ssh"
 chmod +x "$folder/ssh"
 : >"$folder/log"
-"$mpiexec" -launcher ssh -launcher-exec "$folder/ssh" -f "$folder/hosts" -n 4 "$@" >"$folder/log" 2>&1 &
+export HYDRA_LAUNCHER=ssh HYDRA_LAUNCHER_EXEC=$folder/ssh
+"$mpiexec" -f "$folder/hosts" -n 4 "$@" >"$folder/log" 2>&1 &
 job=$!
 for ((tenths = 0; tenths < 50;)); do
   kill -0 "$job" 2>/dev/null || break
