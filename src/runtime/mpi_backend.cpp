@@ -7,7 +7,10 @@
 #include <chrono>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -128,14 +131,31 @@ class DuplicateTask final : public MpiTask {
 
 constexpr const char* kMakingTransport = "making a transport";
 
-/// Equal for the ranks of one host and different for others, also where containers share a name or a kernel.
+/// Equal for the ranks of one host and different for others, also where containers share a name or a kernel: what has a
+/// network of its own is a host, as a container mostly sees devices of its own, too.
 std::string host_identity() {
   std::array<char, 256> name{};
   gethostname(name.data(), name.size() - 1);
   std::string boot;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
-  return std::string(name.data()) + " " + boot;
+  std::error_code unknown;
+  const auto network = std::filesystem::read_symlink("/proc/self/ns/net", unknown);
+  return std::string(name.data()) + " " + boot + " " + network.string();
 }
+
+/// Whether the ranks of each host follow one another.
+bool are_in_blocks(const std::vector<Blob>& hosts) {
+  for (auto host = hosts.begin(); host != hosts.end(); ++host) {
+    const auto first = std::find(hosts.begin(), host, *host);
+    if (first != host && *std::prev(host) != *host) return false;
+  }
+  return true;
+}
+
+constexpr const char* kNotInBlocks =
+    "the ranks of a host are not numbered one after the other, as plans take them to be; a step may be slower than it "
+    "need be: start with slots in the hostfile or mpiexec -ppn (mpich), --map-by ppr:N:node (Open MPI) or srun "
+    "--distribution=block";
 
 /// What stays of a World that has failed, until its process ends: the watch, which sees to that, and the means to end
 /// the job with the status of the program. Launchers make a status of their own of a process that ends without
@@ -296,6 +316,7 @@ class MpiBackend final : public WorldBackend, private ProcessEndListener {
     const auto on_host = std::count(hosts.begin(), hosts.end(), here);
     set_locality({static_cast<int>(std::count(hosts.begin(), before, here)), static_cast<int>(on_host)});
     const bool single_host = on_host == size();
+    if (rank() == Rank(0) && !are_in_blocks(hosts)) logger_.warn(kNotInBlocks);
     Blob address = rank() == Rank(0) ? watch_->listen(single_host) : Blob{};
     address = control().broadcast(std::move(address), Rank(0), "start of the World");
     if (rank() == Rank(0)) {

@@ -23,7 +23,8 @@ c10::Device device_of(const World& world, const std::string& wanted) {
   if (world.local_size() > devices) {
     throw InvalidArgument("this host has " + std::to_string(world.local_size()) + " ranks and " +
                           std::to_string(devices) +
-                          " CUDA devices; start at most one rank a device, or set device = cpu");
+                          " CUDA devices; start at most one rank a device, let every rank see all devices of its host "
+                          "(Slurm: --gpus-per-node with --gpu-bind=none, not --gpus-per-task), or set device = cpu");
   }
   return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(world.local_rank()));
 }

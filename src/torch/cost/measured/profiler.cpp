@@ -246,10 +246,11 @@ MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const BatchPlan&
 CostOrigin cost_origin(const World& world, const Cluster& cluster, c10::Device device) {
   CostOrigin origin;
   origin.device = cluster.device.name;
-  if (device.is_cpu()) {
-    origin.device += ": " + processor_name() + ", " + std::to_string(at::get_num_threads()) + " threads a rank, " +
-                     std::to_string(world.local_size()) + " ranks a host";
-  }
+  if (device.is_cpu())
+    origin.device += ": " + processor_name() + ", " + std::to_string(at::get_num_threads()) + " threads a rank";
+  // CPU ranks share a host's memory. Links between hosts are no links within one, though the world be as large.
+  if (device.is_cpu() || world.local_size() < world.size())
+    origin.device += ", " + std::to_string(world.local_size()) + " ranks a host";
   origin.libtorch = TORCH_VERSION;
   return origin;
 }

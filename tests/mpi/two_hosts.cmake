@@ -1,0 +1,20 @@
+# Two hosts on this machine, which support/two_hosts.sh makes of namespaces: skipped, not passed, where it cannot.
+# autopar_add_two_hosts_test(<name> <command>... [ENVIRONMENT <variable>...])
+function(autopar_add_two_hosts_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "ENVIRONMENT")
+  add_test(NAME mpi.two_hosts.${name} COMMAND ${arg_UNPARSED_ARGUMENTS})
+  set_tests_properties(mpi.two_hosts.${name} PROPERTIES LABELS mpi TIMEOUT 120 PROCESSORS 4 SKIP_RETURN_CODE 77
+    ENVIRONMENT "${AUTOPAR_TEST_ENVIRONMENT};${arg_ENVIRONMENT}")
+endfunction()
+
+set(two_hosts "${PROJECT_SOURCE_DIR}/tests/support/two_hosts.sh")
+if(TARGET mpi_torch)
+  set(hosts 0 4 "^All tests passed" "${MPIEXEC_EXECUTABLE}"
+    $<TARGET_FILE:mpi_torch> --filenames-as-tags "[#hosts_test]~[.]")
+  autopar_add_two_hosts_test(names "${two_hosts}" one two ${hosts} ENVIRONMENT TEST_HOSTS=2 TEST_RANKS=4)
+  autopar_add_two_hosts_test(one_name "${two_hosts}" node node ${hosts} ENVIRONMENT TEST_HOSTS=2 TEST_RANKS=4)
+endif()
+if(TARGET gpt)
+  autopar_add_two_hosts_test(training "${CMAKE_CURRENT_LIST_DIR}/two_hosts_training.sh" $<TARGET_FILE:gpt>
+    "${MPIEXEC_EXECUTABLE}" "${two_hosts}" "${CMAKE_CURRENT_BINARY_DIR}/two_hosts")
+endif()
