@@ -182,7 +182,7 @@ class FinaliseWatch {
     if (ended_.wait_for(lock, kFinaliseWarning, [this] { return has_ended_; })) return;
     logger.warn(
         "MPI_Finalize has not returned for 10 s, though all ranks have left their World, and what they saved is saved; "
-        "MPICH before 4.2 over UCX and TCP may hang there: end the job (examples/launch/README.md)");
+        "MPICH 4.0 over UCX and TCP is known to hang there: end the job (examples/launch/README.md)");
   }
 
   std::mutex mutex_;
