@@ -5,11 +5,14 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <condition_variable>
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <mutex>
+#include <optional>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -38,6 +41,7 @@ constexpr auto kFirstCauseFirst = 500ms;
 constexpr auto kOutputGrace = 100ms;
 /// And a process has this long to report the exception that leaves it, or MPI_Abort to work.
 constexpr auto kAbortGrace = 3s;
+constexpr auto kFinaliseWarning = 10s;
 
 void check_mpi(const char* function, int code) {
   if (code == MPI_SUCCESS) return;
@@ -157,6 +161,36 @@ constexpr const char* kNotInBlocks =
     "need be: start with slots in the hostfile or mpiexec -ppn (mpich), --map-by ppr:N:node (Open MPI) or srun "
     "--distribution=block";
 
+/// While it lives MPI_Finalize runs; after kFinaliseWarning it says that this takes long, and why that may be.
+class FinaliseWatch {
+ public:
+  explicit FinaliseWatch(const Logger& logger) : thread_([this, &logger] { watch(logger); }) {}
+  FinaliseWatch(const FinaliseWatch&) = delete;
+  FinaliseWatch& operator=(const FinaliseWatch&) = delete;
+  ~FinaliseWatch() {
+    {
+      const std::lock_guard lock(mutex_);
+      has_ended_ = true;
+    }
+    ended_.notify_one();
+    thread_.join();
+  }
+
+ private:
+  void watch(const Logger& logger) {
+    std::unique_lock lock(mutex_);
+    if (ended_.wait_for(lock, kFinaliseWarning, [this] { return has_ended_; })) return;
+    logger.warn(
+        "MPI_Finalize has not returned for 10 s, though all ranks have left their World, and what they saved is saved; "
+        "MPICH 4.0 over UCX and TCP is known to hang there: end the job (examples/launch/README.md)");
+  }
+
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  bool has_ended_ = false;
+  std::thread thread_;
+};
+
 /// What stays of a World that has failed, until its process ends: the watch, which sees to that, and the means to end
 /// the job with the status of the program. Launchers make a status of their own of a process that ends without
 /// MPI_Finalize, 0 among them.
@@ -232,6 +266,8 @@ class MpiBackend final : public WorldBackend, private ProcessEndListener {
     if (health().failed()) return end_failed_job(EXIT_FAILURE);
     health().set_announcer({});
     watch_->stop();
+    std::optional<FinaliseWatch> watch;  // no rank leaves MPI_Finalize alone: one speaks for all
+    if (rank() == Rank(0) && size() > 1) watch.emplace(logger_);
     engine_->stop([this] {
       for (MPI_Comm& each : communicators_) MPI_Comm_free(&each);
       MPI_Comm_free(&self_.base);

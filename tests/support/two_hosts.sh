@@ -4,7 +4,7 @@
 # name and a shared memory of their own. They need root, or user namespaces, and vanish with the script.
 # Exit code 77, with the reason, where this machine cannot do that.
 #
-# MPICH before 4.2 over UCX and TCP may hang in MPI_Finalize, of any program (its pull request 6596). So a job that has
+# MPICH 4.0.2 over UCX and TCP may hang in MPI_Finalize, of any program (examples/launch/README.md). So a job that has
 # written LINES lines with the regular expression DONE and does not end for 5 s is ended, and has done well.
 set -euo pipefail
 readonly kNamespaces=(--net --uts --ipc --mount)
