@@ -60,12 +60,18 @@ MeasuredCosts Session::Impl::measured_costs(const CapturedProgram& program, cons
   return costs;
 }
 
-/// Whether one device holds the model as it is: the plan is to run it, whatever it costs.
+/// Whether one device holds the model as it is: the plan is to run it, whatever it costs. Or nothing does, which the
+/// planner is about to say.
 bool Session::Impl::leaves_no_choice(const CapturedProgram& program, const GraphProfile& profile,
                                      std::int64_t batch) const {
   const bool elsewhere = options_.plan_only && !options_.cluster_file.empty();
   if (world_.size() > 1 || elsewhere || given_plan_ || reads_plan()) return false;
-  const auto plan = search_plan(program, profile, batch, {});
+  Plan plan;
+  try {
+    plan = search_plan(program, profile, batch, {});
+  } catch (const InfeasiblePlan&) {
+    return true;
+  }
   const bool fewest = options_.microbatches > 0 || plan.microbatches <= options_.min_microbatches;
   const auto recomputes = [](const StagePlan& stage) { return !stage.recomputed.empty(); };
   return plan.stages.size() == 1 && fewest && plan.offload == Offload::kNone &&
