@@ -274,8 +274,8 @@ ClassHeadMemory class_head_memory(const OpContext& op) {
   const auto projection = op.tensor("projection");
   const auto classes = static_cast<double>(op.sizes(projection).front().at(1));
   const auto rows = elements(op.sizes(op.tensor("target")));
-  // Logits as they are made, in the type of statistics, and what a softmax makes of them.
-  constexpr double kCopies = 4, kStatisticsOfRow = 4;
+  // Logits as they are made, and in the type of statistics; what follows is made in their place.
+  constexpr double kCopies = 2, kStatisticsOfRow = 4;
   const auto chunk = Affine{0, std::max(kLeastClassHeadChunk, classes)} + rows * (classes / kMostClassHeadChunks + 1);
   ClassHeadMemory memory;
   memory.saved = rows * (number * (1 + kMostClassHeadChunks));

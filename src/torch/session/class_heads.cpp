@@ -8,6 +8,7 @@
 #include <autopar/core/error.hpp>
 #include <autopar/plan/text.hpp>
 
+#include "torch/ir/class_head.hpp"
 #include "torch/rewrite/class_head_fold.hpp"
 #include "torch/session/session_impl.hpp"
 
@@ -51,12 +52,14 @@ bool Session::Impl::may_chunk_heads(const CapturedProgram& program) const {
 bool Session::Impl::gains_from_chunks(const CapturedProgram& program, const std::optional<Plan>& whole,
                                       std::int64_t batch) const {
   if (given_plan_ || reads_plan()) return false;
+  const double logits =
+      logits_of_class_heads(program.graph, std::max<std::int64_t>(1, batch / world_.size()));  // of a rank's samples
+  constexpr double kOfManyChunks = 4 * kLeastClassHeadChunk * sizeof(float);
+  if (logits < kOfManyChunks) return false;
   if (!whole) return true;
-  constexpr double kLargeLogits = 1.0 / 32;  // of a device's memory, of a rank's samples
+  constexpr double kLargeLogits = 1.0 / 32;  // of a device's memory
   const auto memory = static_cast<double>(whole->device_memory.value());
-  const bool elsewhere = options_.plan_only && !options_.cluster_file.empty();
-  const auto samples = std::max<std::int64_t>(1, batch / (elsewhere ? world_.size() : whole->world));
-  if (logits_of_class_heads(program.graph, samples) < kLargeLogits * memory) return false;
+  if (logits < kLargeLogits * memory) return false;
   return std::any_of(whole->stages.begin(), whole->stages.end(), [&](const StagePlan& stage) {
     return static_cast<double>(stage.peak_memory.value()) > memory / 2 || !stage.recomputed.empty();
   });

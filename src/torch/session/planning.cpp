@@ -117,7 +117,9 @@ void Session::Impl::make_plan(PlannedModes& modes, GraphProfile& profile, std::i
   if (may_chunk) try_chunked_heads(modes, profile, batch, plan, refused);
   Blob bytes;
   together(world_, "planning", [&] {
-    if (world_.rank() == 0) bytes = blob_of(to_json(*plan));
+    if (world_.rank() != 0) return;
+    if (!plan) std::rethrow_exception(refused);
+    bytes = blob_of(to_json(*plan));
   });
   bytes = world_.broadcast(std::move(bytes), Rank(0), "sending the plan");
   together(world_, "planning", [&] {
