@@ -176,6 +176,14 @@ WorkItem work_of(const OpContext& op) {
   item.forward.launches = {0, 1};
   const auto flops = product_flops(op);
   item.forward.flops = flops ? *flops : elements(op.result_sizes());
+  const bool is_head = traits.family == OpFamily::kClassHead;
+  if (is_head) {  // logits pass through memory, and kernels are as many as chunks make them
+    constexpr double kPasses = 4, kKernelsOfChunk = 8;
+    const auto classes = static_cast<double>(op.sizes(op.tensor("projection")).front().at(1));
+    const auto number = static_cast<double>(size_of(dtype_of(op.graph().value(result).dtype)).value());
+    item.forward.bytes += elements(op.sizes(op.tensor("target"))) * (classes * number * kPasses);
+    item.forward.launches = {0, kMostClassHeadChunks * kKernelsOfChunk};
+  }
   if (!differentiable) return item;
   double factor = 2;
   if (flops) {  // one product for each of the (at most two) factors that need a gradient
@@ -190,7 +198,7 @@ WorkItem work_of(const OpContext& op) {
   item.backward.flops = item.forward.flops * factor;
   item.backward.bytes = item.forward.bytes * 2;
   if (traits.family == OpFamily::kEmbedding) item.backward.bytes += bytes_of(op.graph(), op.first_tensor()) * 2;
-  item.backward.launches = {0, flops ? factor : 1};
+  item.backward.launches = is_head ? item.forward.launches : Affine{0, flops ? factor : 1};
   return item;
 }
 
