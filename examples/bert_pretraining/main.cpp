@@ -31,7 +31,7 @@
 #include "training/peak_flops.hpp"
 #include "training/run_folder.hpp"
 #include "training/settings.hpp"
-#include "weights.hpp"
+#include "training/weights_file.hpp"
 
 namespace ap = autopar;
 using Model = ap::AutoParallel<models::BertForPreTraining>;
@@ -165,8 +165,7 @@ training::Place start(ap::World& world, const Settings& settings, training::RunF
                       torch::optim::Optimizer& optimizer) {
   const auto place = folder.load(model, optimizer);
   if (!settings.load_weights.empty()) {
-    const LinkedWeights weights(world, settings.load_weights);
-    model->load(weights.folder());
+    model->load(settings.load_weights);
   } else if (settings.phase2) {
     model->load(settings.init_from, optimizer);
   } else if (!settings.init_from.empty()) {
@@ -287,8 +286,11 @@ int train(ap::World& world, const Settings& settings, const models::BertConfig& 
   }
   const int status = run(world, settings, model, *optimizer, batches, held_out, folder, log, place);
   if (status == 0 && !settings.export_to.empty()) {
-    const auto state = model->gather_state();
-    if (world.rank() == 0) write_weights(state, settings.export_to);
+    auto state = model->gather_state();
+    if (world.rank() == 0) {
+      for (auto& item : state) item.value() = item.value().to(torch::kFloat);  // as Hugging Face's models have them
+      training::write_weights(state, settings.export_to);
+    }
   }
   return status;
 }

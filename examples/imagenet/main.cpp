@@ -26,8 +26,8 @@
 #include "training/memory.hpp"
 #include "training/peak_flops.hpp"
 #include "training/run_folder.hpp"
+#include "training/weights_file.hpp"
 #include "unreadable_images.hpp"
-#include "weights_file.hpp"
 
 namespace ap = autopar;
 using images::ImageLoader;
@@ -247,7 +247,7 @@ int run(ap::World& world, Settings& settings) {
   }
   if (!settings.export_file.empty() && status == 0) {
     const auto state = model->gather_state();
-    if (world.rank() == 0) write_weights(state, settings.export_file);
+    if (world.rank() == 0) training::write_weights(state, settings.export_file);
   }
   return status;
 }
