@@ -142,20 +142,20 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
   return levels;
 }
 
-/// Whether what follows regions is cut by tokens: both, where the user leaves it open and there is something to cut.
+/// A program has its class heads one way, which a plan cannot change.
 inline void check_class_heads(const Options& options, const Workload& work) {
   if (options.class_head == "chunked" && !work.chunked_heads) {
     refuse(
         "class_head = chunked, but no linear layer of this program is followed by a cross entropy of class indices "
-        "that "
-        "alone reads its result, or the profile was written without that setting; leave it at 'auto', or write the "
-        "profile with it");
+        "that alone reads its result, or the profile was written without that setting; leave it at 'auto', or write "
+        "the profile with it");
   }
   if (options.class_head == "whole" && work.chunked_heads) {
     refuse("class_head = whole, but the profile is of the program with logits in chunks; write it with that setting");
   }
 }
 
+/// Whether what follows regions is cut by tokens: both, where the user leaves it open and there is something to cut.
 [[nodiscard]] inline std::vector<bool> allowed_sequences(const Options& options, const Workload& work) {
   const bool any = std::ranges::any_of(work.regions, [](const TensorRegion& region) { return region.follows >= 0; });
   if (options.sequence_parallel == "off" || !any) return {false};
