@@ -30,6 +30,17 @@ std::vector<ValueId> factors_of(const OpContext& op) {
   return operands;
 }
 
+/// Of the logits that a class head makes in chunks, and bytes of one of their statistics.
+struct HeadSizes {
+  Affine rows;
+  double classes = 0, number = 0;
+};
+HeadSizes head_sizes(const OpContext& op) {
+  const auto loss = op.graph().value(op.results().front()).dtype;
+  return {elements(op.sizes(op.tensor("target"))), static_cast<double>(op.sizes(op.tensor("projection")).front().at(1)),
+          static_cast<double>(size_of(dtype_of(loss)).value())};
+}
+
 }  // namespace
 
 bool copies_in_backward(OpFamily family) {
@@ -95,8 +106,7 @@ std::optional<Affine> product_flops(const OpContext& op) {
       return results * (2 * inner);
     }
     case OpFamily::kClassHead: {
-      const auto classes = static_cast<double>(op.sizes(op.tensor("projection")).front().at(1));
-      return elements(op.sizes(op.first_tensor())) * (2 * classes);
+      return elements(op.sizes(op.first_tensor())) * (2 * head_sizes(op).classes);
     }
     case OpFamily::kContraction: {
       if (name == "einsum") return einsum_volume(op);
@@ -179,9 +189,8 @@ WorkItem work_of(const OpContext& op) {
   const bool is_head = traits.family == OpFamily::kClassHead;
   if (is_head) {  // logits pass through memory, and kernels are as many as chunks make them
     constexpr double kPasses = 4, kKernelsOfChunk = 8;
-    const auto classes = static_cast<double>(op.sizes(op.tensor("projection")).front().at(1));
-    const auto number = static_cast<double>(size_of(dtype_of(op.graph().value(result).dtype)).value());
-    item.forward.bytes += elements(op.sizes(op.tensor("target"))) * (classes * number * kPasses);
+    const auto [rows, classes, number] = head_sizes(op);
+    item.forward.bytes += rows * (classes * number * kPasses);
     item.forward.launches = {0, kMostClassHeadChunks * kKernelsOfChunk};
   }
   if (!differentiable) return item;
@@ -278,10 +287,7 @@ AttentionMemory attention_memory(const OpContext& op) {
 }
 
 ClassHeadMemory class_head_memory(const OpContext& op) {
-  const auto number = static_cast<double>(size_of(dtype_of(op.graph().value(op.results().front()).dtype)).value());
-  const auto projection = op.tensor("projection");
-  const auto classes = static_cast<double>(op.sizes(projection).front().at(1));
-  const auto rows = elements(op.sizes(op.tensor("target")));
+  const auto [rows, classes, number] = head_sizes(op);
   // Logits as they are made, and in the type of statistics; what follows is made in their place.
   constexpr double kCopies = 2, kStatisticsOfRow = 4;
   const auto chunk = Affine{0, std::max(kLeastClassHeadChunk, classes)} + rows * (classes / kMostClassHeadChunks + 1);
