@@ -94,15 +94,16 @@ function(autopar_add_test_entry test program cases ranks label timeout processor
   endif()
 endfunction()
 
-# autopar_add_compile_fail_test(<name> LIBRARY <target> FILE <file>): the file must not compile, and the compiler's output
-# must contain the text of each of its lines `// expect: TEXT`.
+# autopar_add_compile_fail_test(<label>.<name> LIBRARY <target> FILES <file>...): a unit of these files must not compile, and the
+# compiler's output must contain the text of each of their lines `// expect: TEXT`.
 function(autopar_add_compile_fail_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "LIBRARY;FILE" "")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "LIBRARY" "FILES")
   set(includes "$<TARGET_PROPERTY:${arg_LIBRARY},INTERFACE_INCLUDE_DIRECTORIES>")
-  add_test(NAME unit.compile_fail.${name}
-    COMMAND ${CMAKE_COMMAND} "-DCOMPILER=${CMAKE_CXX_COMPILER}" "-DFILE=${arg_FILE}" "-DINCLUDES=${includes}"
-      -P "${PROJECT_SOURCE_DIR}/cmake/check_compile_fail.cmake")
-  set_tests_properties(unit.compile_fail.${name} PROPERTIES LABELS unit TIMEOUT 120)
+  add_test(NAME ${name}
+    COMMAND ${CMAKE_COMMAND} "-DCOMPILER=${CMAKE_CXX_COMPILER}" "-DFILES=${arg_FILES}" "-DINCLUDES=${includes}"
+      "-DUNIT=${CMAKE_CURRENT_BINARY_DIR}/compile_fail/${name}.cpp" -P "${PROJECT_SOURCE_DIR}/cmake/check_compile_fail.cmake")
+  string(REGEX MATCH "^[a-z]+" label ${name})
+  set_tests_properties(${name} PROPERTIES LABELS ${label} TIMEOUT 120)
 endfunction()
 
 # autopar_default(<variable> <value>...): the value where the caller gave none.

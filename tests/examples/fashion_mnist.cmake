@@ -21,14 +21,14 @@ assert one[-1] < one[0]
 ")
 run(output "${Python3_EXECUTABLE}" compare.py)
 
-# As the quickstart runs it: the CNN, two epochs.
-run(output "${MPIEXEC}" "${MPIEXEC_NUMPROC_FLAG}" 4 "${PROGRAM}")
+# As the quickstart runs it, but for one epoch of its two.
+run(output "${MPIEXEC}" "${MPIEXEC_NUMPROC_FLAG}" 4 "${PROGRAM}" --epochs 1)
 string(REGEX MATCHALL "test accuracy [0-9.]+" lines "${output}")
 list(LENGTH lines epochs)
 string(REGEX MATCH "[0-9.]+$" accuracy "${lines}")
 message(STATUS "${lines}")
-if(NOT epochs EQUAL 2 OR accuracy LESS 88)
-  message(FATAL_ERROR "the test accuracy after ${epochs} epochs is ${accuracy} %, less than 88 % after 2:\n${output}")
+if(NOT epochs EQUAL 1 OR accuracy LESS 83)
+  message(FATAL_ERROR "the test accuracy after ${epochs} epochs is ${accuracy} %, less than 83 % after one:\n${output}")
 endif()
 foreach(pattern IN ITEMS "plan: [1-4] stage" "samples/s" "#\\] 100\\.0 %")
   if(NOT output MATCHES "${pattern}")

@@ -277,7 +277,7 @@ TEST_CASE("a wide segment lets go of what its backward needs last, which is gath
 
 TEST_CASE("a wide segment in 16 bits does so, too", "[.nightly]") { check_wide_segment("bf16"); }
 
-TEST_CASE("backwards in parts hold what their plan says with wide segments, too") {
+TEST_CASE("backwards in parts hold what their plan says with wide segments, too", "[.nightly]") {
   const auto run = trained_wide(12, {.recompute = "block", .schedule = "zb-h1"});
   for (const double error : run.errors) CHECK(error > -kMargin);
 }

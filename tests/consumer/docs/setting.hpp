@@ -15,7 +15,7 @@
 
 namespace ap = autopar;
 
-/// What the guide's snippets take from its first program, and a model that gives rows where that one gives its loss.
+/// What the README's program and the guide's snippets train, and a model that gives rows where that one gives its loss.
 struct NetImpl : torch::nn::Module {
   NetImpl(int64_t width, int64_t classes) : layer(width, classes) { register_module("layer", layer); }
   torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& y) {
@@ -33,6 +33,13 @@ struct RowsImpl : torch::nn::Module {
 TORCH_MODULE(Rows);
 
 using Loader = std::vector<std::pair<torch::Tensor, torch::Tensor>>;
+
+/// What the README's program takes its batches from.
+inline Loader loader = [] {
+  Loader batches;
+  for (int i = 0; i < 3; ++i) batches.emplace_back(torch::randn({4, 5000}), torch::zeros({4}, torch::kLong));
+  return batches;
+}();
 
 #define SETTING                                                                                   \
   [[maybe_unused]] ap::World &world, [[maybe_unused]] ap::AutoParallel<Net>&model,                \
