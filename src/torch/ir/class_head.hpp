@@ -27,6 +27,6 @@ struct ClassHeadArgument {
 
 /// Elements of logits that are there at a time: as many, or so large a part of all logits if that is more.
 inline constexpr double kLeastClassHeadChunk = 1 << 22;
-inline constexpr double kMostClassHeadChunks = 64;
+inline constexpr double kMostClassHeadChunks = 16;
 
 }  // namespace autopar
