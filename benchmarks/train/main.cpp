@@ -83,9 +83,10 @@ struct Half {
 
 /// Runs the module's forward as the reference does: in libtorch's autocast, or with products in TF32.
 at::Tensor unwrapped_forward(auto& model, const Work& work, c10::Device device) {
-  if (work.precision != "bf16" && work.precision != "fp16") return model(work.x, work.y);
+  const bool brain = work.precision == "bf16" || work.precision == "bf16-compute";
+  if (!brain && work.precision != "fp16") return model(work.x, work.y);
   at::autocast::set_autocast_enabled(device.type(), true);
-  at::autocast::set_autocast_dtype(device.type(), work.precision == "bf16" ? at::kBFloat16 : at::kHalf);
+  at::autocast::set_autocast_dtype(device.type(), brain ? at::kBFloat16 : at::kHalf);
   auto loss = model(work.x, work.y);
   at::autocast::clear_cache();
   at::autocast::set_autocast_enabled(device.type(), false);
@@ -295,7 +296,7 @@ int main(int argc, char** argv) try {
   app.add_option("--steps", job.steps)->check(CLI::PositiveNumber);
   app.add_option("--device", job.device)->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   app.add_option("--precision", job.request.precision, "instead of the work's own")
-      ->check(CLI::IsMember({"module", "tf32", "bf16", "fp16"}));
+      ->check(CLI::IsMember({"module", "tf32", "bf16", "bf16-compute", "fp16"}));
   app.add_option("--threads", job.threads, "of a rank on CPUs; as many as there are cores without it")
       ->check(CLI::PositiveNumber);
   app.add_flag("--written-attention", job.request.written_attention, "of gpt and bert: no kernel that does it all");

@@ -10,7 +10,7 @@ namespace training {
 /// @param precision  as ap::Options::precision
 /// @return nothing for devices and precisions that are not in the table
 inline std::optional<double> peak_flops(const std::string& device, const std::string& precision) {
-  const bool half = precision == "bf16" || precision == "fp16";
+  const bool half = precision.starts_with("bf16") || precision == "fp16";
   if (!half && precision != "tf32") return std::nullopt;
   for (const char* hopper : {"H200", "H100", "GH200"}) {
     if (device.find(hopper) != std::string::npos) return half ? 989e12 : 494.5e12;

@@ -53,8 +53,9 @@ void add_files(CLI::App& app, Settings& settings) {
 void add_plan(CLI::App& app, Settings& settings) {
   auto& options = settings.options;
   const auto group = "The plan (unset: autopar's choice; all options: docs/options.md, as AUTOPAR_* or autopar.toml)";
-  app.add_option("--precision", options.precision, "of matrix products, as in libtorch's autocast; tf32, bf16, fp16")
-      ->check(CLI::IsMember({"module", "tf32", "bf16", "fp16"}))
+  app.add_option("--precision", options.precision,
+                 "of matrix products, as in libtorch's autocast: tf32, bf16, fp16; or of all: bf16-compute")
+      ->check(CLI::IsMember({"module", "tf32", "bf16", "bf16-compute", "fp16"}))
       ->group(group);
   app.add_option("--stages", options.stages, "of the pipeline")->group(group);
   app.add_option("--replicas", options.replicas, "of each stage, or of all")->delimiter(',')->group(group);

@@ -57,7 +57,7 @@ const std::vector<Field>& fields() {
       {"batch_dims", &Options::batch_dims, -1, 63},
       {"schedule", &Options::schedule, 0, 0, schedule_words()},
       {"recompute", &Options::recompute},
-      {"precision", &Options::precision, 0, 0, {"module", "tf32", "bf16", "fp16"}},
+      {"precision", &Options::precision, 0, 0, {"module", "tf32", "bf16", "bf16-compute", "fp16"}},
       {"batch_norm", &Options::batch_norm, 0, 0, {"microbatch", "exact"}},
       {"device_memory", &Options::device_memory, 0, 9e18},
       {"memory_margin", &Options::memory_margin, 0, 0.999},

@@ -44,7 +44,7 @@ const std::vector<std::pair<Binding, const char*>> kBindings{{Binding::kCompute,
                                                              {Binding::kBubble, "bubble"},
                                                              {Binding::kMemory, "memory"}};
 
-constexpr std::array<std::string_view, 4> kPrecisions{"module", "tf32", "bf16", "fp16"};
+constexpr std::array<std::string_view, 5> kPrecisions{"module", "tf32", "bf16", "bf16-compute", "fp16"};
 
 const std::vector<std::pair<Offload, const char*>> kOffloads{{Offload::kNone, "none"},
                                                              {Offload::kOptimizer, "optimizer"}};
@@ -244,7 +244,7 @@ Plan parse_plan(std::string_view json, const std::string& file) {
   plan.buckets.size = Bytes(reader.whole("bucket_bytes", 1, BucketPolicy::kLargest.value()));
   plan.precision = reader.text("precision");
   if (std::find(kPrecisions.begin(), kPrecisions.end(), plan.precision) == kPrecisions.end()) {
-    reader.fail("precision", "'" + plan.precision + "' is none of module, tf32, bf16, fp16");
+    reader.fail("precision", "'" + plan.precision + "' is none of module, tf32, bf16, bf16-compute, fp16");
   }
   if (traits_of(plan.schedule).orders_in_plan) plan.orders = read_orders(reader);
   reader.each("stages", [&](JsonReader& stage) { plan.stages.push_back(read_stage(stage, plan.world)); });

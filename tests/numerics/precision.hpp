@@ -186,6 +186,47 @@ struct Way {
   }
 };
 
+/// As one process with parameters in fp32 that computes in a bf16 copy of its module.
+template <class Net, class Args>
+Snapshot one_process_in_bf16(const std::vector<Args>& calls, double clip, c10::Device device) {
+  const auto net = made<Net>();
+  for (auto& tensors : {net->parameters(), net->buffers()}) {  // Module::to() would convert counters, too
+    for (const auto& tensor : tensors) {
+      if (tensor.is_floating_point()) tensor.set_data(tensor.detach().to(torch::kBFloat16));
+    }
+  }
+  net->to(device);
+  std::vector<Tensor> gradients;
+  Snapshot out;
+  for (const auto& args : calls) {
+    const auto given = moved(args, torch::kBFloat16, device);
+    const auto loss = std::apply([&](const auto&... each) { return net->forward(each...); }, given);
+    net->zero_grad();
+    loss.backward();
+    const auto parameters = net->parameters();
+    gradients.resize(parameters.size());
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      const auto gradient = parameters[i].grad().to(torch::kFloat);
+      gradients[i] = gradients[i].defined() ? gradients[i] + gradient : gradient;
+    }
+    out = {{"loss", loss.detach().to(torch::kFloat).cpu()}};
+  }
+  auto masters = net->parameters();
+  for (std::size_t i = 0; i < masters.size(); ++i) {
+    masters[i] = masters[i].detach().to(torch::kFloat);
+    masters[i].mutable_grad() = gradients[i];
+  }
+  if (clip > 0) torch::nn::utils::clip_grad_norm_(masters, clip);
+  const auto names = net->named_parameters();
+  for (std::size_t i = 0; i < masters.size(); ++i)
+    out.emplace_back("gradient of " + names[i].key(), masters[i].grad().cpu());
+  for (const auto& item : net->named_buffers()) {
+    const auto buffer = item.value().cpu();
+    out.emplace_back("buffer " + item.key(), buffer.is_floating_point() ? buffer.to(torch::kFloat) : buffer);
+  }
+  return out;
+}
+
 /// Loss of the last call, gradients of all calls' sum, and buffers, on the CPU.
 /// @param images  how tensors of four dims lie: kernels of another layout round elsewhere
 template <class Net, class Args>

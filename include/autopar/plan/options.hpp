@@ -34,8 +34,9 @@ struct Options {
   std::string schedule = "auto";  ///< auto | gpipe | 1f1b | interleaved | zb-h1 | zb-v | synth
   /// auto | none | full | modules' names, with commas: what recomputes its forward before its backward
   std::string recompute = "auto";
-  std::string precision = "module";       ///< module (its own element types) | tf32 | bf16 | fp16 (as in autocast;
-                                          ///< parameters, sums of gradients: float32)
+  /// module (its own element types) | tf32 | bf16 | fp16 (as in autocast) | bf16-compute (all in bf16, but losses and
+  /// sums over the batch). Parameters, sums of gradients, optimizer: float32
+  std::string precision = "module";
   std::string batch_norm = "microbatch";  ///< microbatch | exact (synchronised, one micro-batch)
   Bytes device_memory{0};                 ///< of one rank; 0 = what the device has
   double memory_margin = 0.1;             ///< share of it kept free, [0, 1)

@@ -24,14 +24,21 @@ class KernelTable {
   }
 
   [[nodiscard]] bool call(const c10::OperatorHandle& op, torch::jit::Stack* stack) const {
-    const auto& name = op.operator_name();
-    const auto found = kernels_.find(name.overload_name.empty() ? name.name : name.name + "." + name.overload_name);
-    if (found == kernels_.end()) return false;
-    found->second.callBoxed(op, c10::DispatchKeySet(c10::DispatchKey::AutocastCPU), stack);
+    const auto* kernel = find(op);
+    if (kernel == nullptr) return false;
+    kernel->callBoxed(op, c10::DispatchKeySet(c10::DispatchKey::AutocastCPU), stack);
     return true;
   }
 
+  [[nodiscard]] bool has(const c10::OperatorHandle& op) const { return find(op) != nullptr; }
+
  private:
+  [[nodiscard]] const c10::KernelFunction* find(const c10::OperatorHandle& op) const {
+    const auto& name = op.operator_name();
+    const auto found = kernels_.find(name.overload_name.empty() ? name.name : name.name + "." + name.overload_name);
+    return found == kernels_.end() ? nullptr : &found->second;
+  }
+
   std::unordered_map<std::string, c10::KernelFunction> kernels_;
 };
 
@@ -60,10 +67,8 @@ KernelTable cuda_kernels() {
   return m;
 }
 
-KernelTable further_kernels() {
+KernelTable recurrent_kernels_and_sums() {
   KernelTable m;
-  AUTOPAR_LOWER(einsum)
-  AUTOPAR_FP32(cross_entropy_loss)
   AUTOPAR_FP32(lstm, input)
   AUTOPAR_FP32(lstm, data)
   AUTOPAR_FP32(gru, input)
@@ -75,6 +80,56 @@ KernelTable further_kernels() {
   AUTOPAR_FP32_RESULT(sum)
   AUTOPAR_FP32_RESULT(mean)
   return m;
+}
+
+KernelTable further_kernels() {
+  auto m = recurrent_kernels_and_sums();
+  AUTOPAR_LOWER(einsum)
+  AUTOPAR_FP32(cross_entropy_loss)
+  return m;
+}
+
+/// What sums over samples or classes, and recurrent layers.
+KernelTable single_kernels() {
+  auto m = recurrent_kernels_and_sums();
+  AUTOPAR_FP32(cross_entropy_loss)
+  AUTOPAR_FP32(nll_loss_nd)
+  AUTOPAR_FP32(nll_loss)
+  AUTOPAR_FP32(nll_loss2d)
+  AUTOPAR_FP32(binary_cross_entropy)
+  AUTOPAR_FP32(binary_cross_entropy_with_logits)
+  AUTOPAR_FP32(cosine_embedding_loss)
+  AUTOPAR_FP32(ctc_loss, IntList)
+  AUTOPAR_FP32(ctc_loss, Tensor)
+  AUTOPAR_FP32(hinge_embedding_loss)
+  AUTOPAR_FP32(huber_loss)
+  AUTOPAR_FP32(kl_div)
+  AUTOPAR_FP32(l1_loss)
+  AUTOPAR_FP32(margin_ranking_loss)
+  AUTOPAR_FP32(mse_loss)
+  AUTOPAR_FP32(multi_margin_loss)
+  AUTOPAR_FP32(multilabel_margin_loss)
+  AUTOPAR_FP32(poisson_nll_loss)
+  AUTOPAR_FP32(smooth_l1_loss)
+  AUTOPAR_FP32(soft_margin_loss)
+  AUTOPAR_FP32(triplet_margin_loss)
+  AUTOPAR_FP32(logsumexp)
+  AUTOPAR_FP32_RESULT(log_softmax, int)
+  return m;
+}
+
+KernelTable product_kernels() {
+  using namespace at;  // which the lists are written for
+  KernelTable m;
+  AT_FORALL_LOWER_PRECISION_FP(AUTOPAR_LOWER)
+  AT_FORALL_PROMOTE(AUTOPAR_PROMOTE)
+  AUTOPAR_LOWER(einsum)
+  return m;
+}
+
+const KernelTable& singles() {
+  static const KernelTable table = single_kernels();
+  return table;
 }
 
 #undef AUTOPAR_LOWER
@@ -91,6 +146,17 @@ bool call_autocast_kernel(const c10::OperatorHandle& op, c10::DeviceType device,
   if (!op.hasKernelForDispatchKey(c10::DispatchKey::AutocastCPU)) return false;
   op.callBoxedForDispatchKey(c10::DispatchKey::AutocastCPU, *stack);
   return true;
+}
+
+bool call_low_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  static const KernelTable products = product_kernels();
+  return singles().call(op, stack) || products.call(op, stack);
+}
+
+bool takes_single(const c10::OperatorHandle& op) {
+  const auto& name = op.schema().name();
+  return singles().has(op) || name == "aten::batch_norm" || name == "aten::instance_norm" || name == "aten::copy_" ||
+         name == "aten::_to_copy";
 }
 
 bool is_free_of_autocast(const c10::OperatorHandle& op) {

@@ -15,6 +15,14 @@ namespace autopar::detail {
 [[nodiscard]] bool call_autocast_kernel(const c10::OperatorHandle& op, c10::DeviceType device,
                                         torch::jit::Stack* stack);
 
+/// The same for a program that computes in autocast's element type throughout: factors of products are cast to it, what
+/// sums over samples or classes (losses, log_softmax, sums and means of all elements) and recurrent layers to float32.
+[[nodiscard]] bool call_low_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
+/// Whether such a program gives the operator parameters, buffers and arguments as they are: losses, recurrent layers,
+/// conversions, and norms with running statistics, whose kernels take float32 beside values of 16 bits.
+[[nodiscard]] bool takes_single(const c10::OperatorHandle& op);
+
 /// Composites that have no autocast operator inside, and that the batch algebra knows as a whole only, that copy or do
 /// not by how their operand lies in memory, or that check their operand's values.
 [[nodiscard]] bool is_free_of_autocast(const c10::OperatorHandle& op);

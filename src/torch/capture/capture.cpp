@@ -132,6 +132,9 @@ OneCapture capture_at(std::int64_t batch, const torch::nn::Module& module, const
                          .make_real = detail::materialise_constant,
                          .exact_batch_norm = options.exact_batch_norm,
                          .autocast_device = options.autocast ? std::optional(options.autocast->device) : std::nullopt,
+                         .compute_type = options.autocast && options.autocast->everywhere
+                                             ? std::optional(options.autocast->dtype)
+                                             : std::nullopt,
                          .solved = solved,
                          .batch = batch});
   for (const auto& parameter : module.named_parameters()) {

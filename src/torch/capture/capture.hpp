@@ -41,6 +41,9 @@ using FlatForward = std::function<std::vector<at::Tensor>(const std::vector<at::
 struct Autocast {
   c10::ScalarType dtype = c10::ScalarType::BFloat16;  ///< BFloat16 or Half
   c10::DeviceType device = c10::DeviceType::CPU;  ///< CPU or CUDA: whose lists of operators, wherever the capture runs
+  /// Not products alone: parameters, buffers and arguments of float32 are cast where they are first read, so that all
+  /// is computed in `dtype` but losses, sums and means of all elements, and recurrent layers.
+  bool everywhere = false;
 };
 
 struct CaptureOptions {

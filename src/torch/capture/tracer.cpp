@@ -108,6 +108,13 @@ void Tracer::handle(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 /// `to` and the operator with autocast off; a composite is taken apart, because operators inside it are autocast too.
 bool Tracer::resolve_autocast(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   constexpr auto kAutocast = c10::DispatchKey::AutocastCPU, kComposite = c10::DispatchKey::CompositeImplicitAutograd;
+  if (options_.compute_type) {
+    lower_leaves(op, *stack);
+    const auto given = put_on_cpu(op, *stack);
+    if (call_low_kernel(op, stack)) return true;
+    for (const auto& [position, argument] : given) (*stack)[position] = argument;
+    return false;
+  }
   if (options_.autocast_device) {
     const auto given = put_on_cpu(op, *stack);
     if (call_autocast_kernel(op, *options_.autocast_device, stack)) return true;
@@ -120,6 +127,45 @@ bool Tracer::resolve_autocast(const c10::OperatorHandle& op, torch::jit::Stack* 
     return true;
   }
   return false;
+}
+
+/// Casts parameters, buffers and arguments of float32 among the operands. Views and what is written stay: who writes a
+/// view of a buffer writes the buffer.
+void Tracer::lower_leaves(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  const auto& arguments = op.schema().arguments();
+  const auto base = stack.size() - arguments.size();
+  const auto is_alias = [](const c10::Argument& argument) { return argument.alias_info() != nullptr; };
+  if (std::ranges::any_of(arguments, is_alias)) return;
+  const bool first_only = takes_single(op);
+  if (first_only && op.schema().name().find("_norm") == std::string::npos) return;
+  for (std::size_t i = 0; i < (first_only ? 1 : arguments.size()); ++i) {
+    auto& argument = stack[base + i];
+    if (argument.isTensor()) {
+      argument = lowered(argument.toTensor());
+    } else if (argument.isTensorList()) {
+      auto tensors = argument.toTensorVector();
+      for (auto& tensor : tensors) tensor = lowered(tensor);
+      argument = c10::List<at::Tensor>(tensors);
+    }
+  }
+}
+
+/// The tensor itself if it is none of float32 that comes from a leaf.
+at::Tensor Tracer::lowered(const at::Tensor& user) {
+  if (!user.defined() || user.scalar_type() != at::kFloat) return user;
+  const auto value = [&] {
+    const c10::impl::ExcludeDispatchKeyGuard below(kTraceKey);
+    return find(user);
+  }();
+  if (!value) return user;
+  const auto storage = graph_.value(*value).storage;
+  const auto kind = storage.valid() ? storage_kind_[storage.index()] : ValueKind::kComputed;
+  if (kind == ValueKind::kComputed || kind == ValueKind::kConstant) return user;
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  if (kind == ValueKind::kBuffer) return user.to(*options_.compute_type);  // which may be written in between
+  auto& known = lowered_[{*value, at::GradMode::is_enabled()}];
+  if (!known.defined()) known = user.to(*options_.compute_type);
+  return known;
 }
 
 /// The same value as a CPU phantom. Parameters and buffers are on the CPU already; this is for constants.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -45,6 +46,8 @@ class Tracer {
     bool exact_batch_norm = false;
     /// Autocast, where it is on, is that of `CaptureOptions::autocast` on this device; none: the caller's own.
     std::optional<c10::DeviceType> autocast_device{};
+    /// `Autocast::everywhere` and its element type.
+    std::optional<c10::ScalarType> compute_type{};
     /// The program of other batch sizes and this run's: forms of what is too large to be tried. None before it is
     /// solved.
     const OpGraph* solved = nullptr;
@@ -105,6 +108,8 @@ class Tracer {
   struct Call;  ///< one operator call on its way through handle()
 
   bool resolve_autocast(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+  void lower_leaves(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+  at::Tensor lowered(const at::Tensor& user);
   at::Tensor on_cpu(const at::Tensor& user);
   std::vector<std::pair<std::size_t, c10::IValue>> put_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack& stack);
   bool take_apart(const c10::OperatorHandle& op, torch::jit::Stack* stack);
@@ -153,6 +158,8 @@ class Tracer {
   std::unordered_map<const c10::StorageImpl*, c10::Storage> borrowed_;  ///< user's storage that others own -> its copy
   /// Constants on other devices: what stands in for them
   std::unordered_map<const c10::TensorImpl*, at::Tensor> on_cpu_;
+  /// Leaves, and views of them, in `Options::compute_type`, by value and grad mode.
+  std::map<std::pair<ValueId, bool>, at::Tensor> lowered_;
   std::vector<at::Tensor> metas_;        ///< twin of each value, by ValueId
   std::vector<OpId> path_age_;           ///< by ValueId: op whose path `paths_` holds
   std::vector<std::string> paths_;       ///< by ValueId

@@ -372,6 +372,7 @@ void Tracer::release_raw_memory() {
 }
 
 void Tracer::finish() {
+  lowered_.clear();
   for (auto& [impl, twin] : twins_) {
     auto alive = twin.user.lock();
     if (!alive) continue;

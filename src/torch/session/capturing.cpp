@@ -142,8 +142,10 @@ MatrixUnits matrix_units(c10::Device device) {
 CaptureOptions Session::Impl::capture_options() const {
   CaptureOptions capture;
   capture.exact_batch_norm = options_.batch_norm == "exact";
-  if (options_.precision == "bf16") capture.autocast = Autocast{at::kBFloat16, deployment_.device().type()};
-  if (options_.precision == "fp16") capture.autocast = Autocast{at::kHalf, deployment_.device().type()};
+  const auto device = deployment_.device().type();
+  if (options_.precision == "bf16") capture.autocast = Autocast{at::kBFloat16, device};
+  if (options_.precision == "bf16-compute") capture.autocast = Autocast{at::kBFloat16, device, /*everywhere=*/true};
+  if (options_.precision == "fp16") capture.autocast = Autocast{at::kHalf, device};
   return capture;
 }
 

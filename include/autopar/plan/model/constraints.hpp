@@ -1,11 +1,13 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <numeric>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <autopar/core/cluster.hpp>
@@ -62,9 +64,10 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
   if (options.offload == "optimizer" && !runtime.offload) {
     refuse(setting("offload", options.offload) + " is not run by this version; use 'auto' or 'none'");
   }
-  if (options.precision != "module" && options.precision != "tf32" && options.precision != "bf16" &&
-      options.precision != "fp16") {
-    refuse(setting("precision", options.precision) + " is unknown; use 'module', 'tf32', 'bf16' or 'fp16'");
+  constexpr std::array<std::string_view, 5> precisions{"module", "tf32", "bf16", "bf16-compute", "fp16"};
+  if (std::ranges::find(precisions, options.precision) == precisions.end()) {
+    refuse(setting("precision", options.precision) +
+           " is unknown; use 'module', 'tf32', 'bf16', 'bf16-compute' or 'fp16'");
   }
   if (options.precision != "module" && !runtime.precision) {
     refuse(setting("precision", options.precision) + " is not run by this version; use 'module'");

@@ -1,4 +1,5 @@
 #include <functional>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,18 +24,19 @@ namespace autocast_test {
 namespace F = torch::nn::functional;
 using at::Tensor;
 
-OpGraph captured(TestModel& model, c10::DeviceType device, const Tensors& arguments) {
+OpGraph captured(TestModel& model, c10::DeviceType device, const Tensors& arguments, bool everywhere = false) {
   CaptureOptions options;
-  options.autocast = autopar::Autocast{at::kBFloat16, device};
+  options.autocast = autopar::Autocast{at::kBFloat16, device, everywhere};
   return capture(
       model, specs(arguments), [&](const Tensors& in) { return model.run(in); }, options);
 }
 
 /// The element type of what a function of 16-bit and 32-bit tensors gives inside autocast, before a capture casts
 /// results back.
-c10::ScalarType type_given(const std::function<Tensor(const Tensor&, const Tensor&)>& function) {
+c10::ScalarType type_given(const std::function<Tensor(const Tensor&, const Tensor&)>& function,
+                           bool everywhere = false) {
   const auto model = model_of(function);
-  const auto graph = captured(*model, c10::DeviceType::CUDA, model->arguments(5));
+  const auto graph = captured(*model, c10::DeviceType::CUDA, model->arguments(5), everywhere);
   const auto output = graph.outputs.at(0);
   const auto definer = graph.value(output).definer;
   const auto& info = graph.value(output);
@@ -203,6 +205,96 @@ TEST_CASE("captures for CUDA cast as the documented lists of autocast on CUDA sa
   SECTION("what overflows is refused") {
     CHECK_THROWS_AS(type_given([](auto& x, auto&) { return torch::binary_cross_entropy(x.sigmoid(), x); }),
                     CaptureError);
+  }
+}
+
+// ---------------------------------------------------------------- 16 bits throughout
+
+const std::vector<Case> kLosses{
+    {"sum", [](auto& x, auto&) { return x.sum(); }},
+    {"mean", [](auto& x, auto&) { return x.mean(); }},
+    {"mse_loss", [](auto& x, auto& y) { return torch::mse_loss(x, y); }},
+    {"l1_loss", [](auto& x, auto& y) { return torch::l1_loss(x, y); }},
+    {"binary_cross_entropy", [](auto& x, auto&) { return torch::binary_cross_entropy(x.sigmoid(), x.sigmoid()); }},
+    {"cross_entropy", [](auto& x, auto&) { return F::cross_entropy(x, torch::zeros({x.size(0)}, torch::kLong)); }},
+    {"log_softmax", [](auto& x, auto&) { return torch::log_softmax(x, 1); }},
+};
+
+const std::vector<Case> kPointwise{
+    {"exp", [](auto& x, auto&) { return x.exp(); }},
+    {"softmax", [](auto& x, auto&) { return torch::softmax(x, 1); }},
+    {"layer_norm", [](auto& x, auto&) { return torch::layer_norm(x, {x.size(1)}); }},
+    {"sum of rows", [](auto& x, auto&) { return x.sum(1); }},
+    {"an argument of float32", [](auto&, auto& y) { return y.relu(); }},
+    {"a view of one", [](auto&, auto& y) { return y.t().relu().t(); }},
+    {"a product with a mask of float32",
+     [](auto& x, auto&) {
+       return torch::mm(x, torch::ones({8, 4}));
+     }},
+};
+
+TEST_CASE("a program that computes in 16 bits throughout has losses alone in float32", "[autocast]") {
+  for (const auto& cases : {kLower, kPointwise}) {
+    for (const auto& [name, function] : cases) {
+      INFO(name);
+      CHECK(type_given(function, true) == at::kBFloat16);
+    }
+  }
+  for (const auto& [name, function] : kLosses) {
+    INFO(name);
+    CHECK(type_given(function, true) == at::kFloat);
+  }
+}
+
+/// A table read twice and without gradients, norms of both kinds, an average kept through a view, a float64 layer.
+struct Mixed : TestModel {
+  Mixed() {
+    register_module("norm", norm);
+    register_module("batch", batch);
+    register_module("exact", exact);
+    weight = register_parameter("weight", torch::ones({6, 8}));
+    average = register_buffer("average", torch::zeros({2, 6}));
+    exact->to(torch::kDouble);
+  }
+  Tensors run(const Tensors& in) override {
+    const auto keys = [&] {
+      const torch::NoGradGuard none;
+      return torch::linear(in[0], weight);
+    }();
+    const auto h = batch(norm(torch::linear(in[0], weight))) + keys;
+    average[0].mul_(0.5).add_(h.detach().mean(0), 0.5);
+    return {(h + average[0]).pow(2).mean() + exact(h.to(torch::kDouble)).mean()};
+  }
+  Tensors arguments(std::int64_t n) override { return {torch::ones({n, 8})}; }
+  torch::nn::LayerNorm norm{torch::nn::LayerNormOptions({6})};
+  torch::nn::BatchNorm1d batch{6};
+  torch::nn::Linear exact{6, 2};
+  Tensor weight, average;
+};
+
+TEST_CASE("leaves are cast where they are read: once, with their gradients, and not what is written", "[autocast]") {
+  for (const auto device : {c10::DeviceType::CPU, c10::DeviceType::CUDA}) {
+    Mixed model;
+    model.batch->eval();
+    const auto graph = captured(model, device, model.arguments(5), true);
+    std::map<std::string, int> casts;
+    std::vector<c10::ScalarType> norms, written;
+    for (std::size_t i = 0; i < graph.ops.size(); ++i) {
+      const auto op = OpId::of(i);
+      const auto& name = graph.name(op);
+      if (name == "aten::to" && graph.value(graph.output(op)).dtype == at::kBFloat16)
+        ++casts[graph.value(graph.input(op, 0)).name];
+      if (name == "aten::layer_norm") norms.push_back(graph.value(graph.input(op, 2)).dtype);
+      if (name == "aten::batch_norm") norms.push_back(graph.value(graph.input(op, 1)).dtype);
+      if (name == "aten::mul_" || name == "aten::add_") written.push_back(graph.value(graph.output(op)).dtype);
+    }
+    CHECK(casts["weight"] == 2);  // with a gradient and without
+    CHECK(casts["norm.weight"] == 1);
+    CHECK(casts.count("batch.weight") == 0);
+    CHECK(casts.count("exact.weight") == 0);
+    CHECK(norms == std::vector{at::kBFloat16, at::kFloat});
+    CHECK(written == std::vector{at::kFloat, at::kFloat});
+    CHECK(graph.value(graph.outputs.at(0)).dtype == at::kDouble);
   }
 }
 
