@@ -131,8 +131,10 @@ TEST_CASE("what stages hold on a GPU is what plans say", "[gpu]") {
   ap::World world(0, nullptr);
   REQUIRE(ap::device(world).is_cuda());
   check<Attending>(world, "attention that drops", "bf16");
+  check<Attending>(world, "attention that drops", "bf16-compute");
   check<Attending>(world, "attention that drops", "tf32");
   check<Convolving>(world, "convolutions", "bf16");
+  check<Convolving>(world, "convolutions", "bf16-compute");
   check<Convolving>(world, "convolutions", "tf32");
   check<Recurrent<nn::LSTM, nn::LSTMOptions>>(world, "LSTM", "module");
   check<Recurrent<nn::GRU, nn::GRUOptions>>(world, "GRU", "module");

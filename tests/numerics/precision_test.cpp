@@ -52,24 +52,6 @@ std::vector<Way> ways(bool whole_statistics) {
   return out;
 }
 
-/// Autocast in slices rounds where autocast of the whole batch does, so its law holds for each tensor. What computes in
-/// 16 bits throughout rounds elsewhere than a module in 16 bits: of two such errors one is larger by chance, and the
-/// law holds on average.
-void check_law(const std::vector<Comparison>& compared, int rank, bool on_average) {
-  constexpr double kLaw = 1.5, kMostByChance = 2.5;
-  double ratios = 0;
-  int counted = 0;
-  for (const auto& each : compared) {
-    INFO(each.name << " on rank " << rank << ": error " << each.error << ", allowed " << each.allowed);
-    CHECK(each.same_type);
-    CHECK(each.error <= each.allowed * (on_average ? kMostByChance / kLaw : 1));
-    if (each.allowed == 0) continue;
-    ratios += each.error / each.allowed;
-    ++counted;
-  }
-  CHECK(ratios <= counted);
-}
-
 /// Every tensor of every rank against fp64 and against one process with the same setting.
 template <class Net>
 void check_error_law(const std::vector<Way>& ways, int calls = 1, uint64_t seed = 3) {
