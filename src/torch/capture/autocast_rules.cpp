@@ -153,10 +153,11 @@ bool call_low_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   return singles().call(op, stack) || products.call(op, stack);
 }
 
-bool takes_single(const c10::OperatorHandle& op) {
+std::size_t lowered_arguments(const c10::OperatorHandle& op) {
   const auto& name = op.schema().name();
-  return singles().has(op) || name == "aten::batch_norm" || name == "aten::instance_norm" || name == "aten::copy_" ||
-         name == "aten::_to_copy";
+  if (singles().has(op) || name == "aten::_to_copy") return 0;
+  if (name == "aten::batch_norm" || name == "aten::instance_norm") return 1;
+  return op.schema().arguments().size();
 }
 
 bool is_free_of_autocast(const c10::OperatorHandle& op) {

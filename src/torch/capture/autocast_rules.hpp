@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstddef>
+
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <c10/core/DeviceType.h>
@@ -19,9 +21,10 @@ namespace autopar::detail {
 /// sums over samples or classes (losses, log_softmax, sums and means of all elements) and recurrent layers to float32.
 [[nodiscard]] bool call_low_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
-/// Whether such a program gives the operator parameters, buffers and arguments as they are: losses, recurrent layers,
-/// conversions, and norms with running statistics, whose kernels take float32 beside values of 16 bits.
-[[nodiscard]] bool takes_single(const c10::OperatorHandle& op);
+/// How many of an operator's first arguments such a program casts where they are parameters, buffers or arguments: none
+/// of losses, recurrent layers and conversions, the values alone of norms with running statistics, whose kernels take
+/// float32 beside 16 bits, else all.
+[[nodiscard]] std::size_t lowered_arguments(const c10::OperatorHandle& op);
 
 /// Composites that have no autocast operator inside, and that the batch algebra knows as a whole only, that copy or do
 /// not by how their operand lies in memory, or that check their operand's values.

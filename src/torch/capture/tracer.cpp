@@ -136,9 +136,7 @@ void Tracer::lower_leaves(const c10::OperatorHandle& op, torch::jit::Stack& stac
   const auto base = stack.size() - arguments.size();
   const auto is_alias = [](const c10::Argument& argument) { return argument.alias_info() != nullptr; };
   if (std::ranges::any_of(arguments, is_alias)) return;
-  const bool first_only = takes_single(op);
-  if (first_only && op.schema().name().find("_norm") == std::string::npos) return;
-  for (std::size_t i = 0; i < (first_only ? 1 : arguments.size()); ++i) {
+  for (std::size_t i = 0; i < lowered_arguments(op); ++i) {
     auto& argument = stack[base + i];
     if (argument.isTensor()) {
       argument = lowered(argument.toTensor());
