@@ -77,7 +77,7 @@ TEST_CASE("shards of all ranks are the whole, and handles refer to them") {
       CHECK(here.ranges.front().begin == end);
       end = here.ranges.front().end;
       counted += here.size();
-      CHECK(parameters.elements_of_holders(weight)[static_cast<std::size_t>(rank)].ranges == here.ranges);
+      CHECK((parameters.elements_of_holders(weight)[static_cast<std::size_t>(rank)].ranges == here.ranges));
       CHECK(sharded.layer->weight.sizes() == at::IntArrayRef({here.size()}));
       CHECK(sharded.layer->weight.requires_grad());
       const auto values = values_of(sharded.layer->weight);
