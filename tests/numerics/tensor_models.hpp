@@ -94,7 +94,7 @@ struct Deep : nn::Module {
 
 /// A language model: fused projections, causal attention, a table that the first and the last operators read.
 struct Gpt : nn::Module {
-  static constexpr int kHeads = 4, kWidth = 8, kWords = 11, kTime = 5;
+  static constexpr int kHeads = 4, kWidth = 8, kWords = 11, kTime = 5, kMostShards = kHeads;
   nn::Embedding words{nullptr}, places{nullptr};
   nn::Linear qkv{nullptr}, proj{nullptr}, fc{nullptr}, back{nullptr};
   nn::LayerNorm first{nullptr}, second{nullptr}, last{nullptr};
@@ -190,6 +190,25 @@ struct Separate : nn::Module {
     const auto scores = torch::matmul(heads(q(x)), heads(k(x)).transpose(-2, -1)) / std::sqrt(2.0) + bias;
     const auto mixed = torch::einsum("bhij,bhjd->bhid", {torch::softmax(scores, -1), heads(v(x))});
     return F::mse_loss(o(mixed.transpose(1, 2).contiguous().view_as(x)), y, F::MSELossFuncOptions(torch::kSum));
+  }
+  static std::tuple<Tensor, Tensor> batch(std::int64_t n) { return {torch::randn({n, 5, 8}), torch::randn({n, 5, 8})}; }
+};
+
+/// Grouped-query attention with queries, keys and values of one layer: these are not as many as those.
+struct Grouped : nn::Module {
+  static constexpr int kWidth = 8, kQueries = 4, kKeys = 2, kSize = 2, kMostShards = kKeys;
+  std::vector<std::int64_t> sizes{kQueries * kSize, kKeys* kSize, kKeys* kSize};
+  nn::Linear qkv{nullptr}, o{nullptr};
+  Grouped() {
+    qkv = register_module("qkv", nn::Linear(kWidth, (kQueries + 2 * kKeys) * kSize));
+    o = register_module("o", nn::Linear(kQueries * kSize, kWidth));
+  }
+  Tensor forward(const Tensor& x, const Tensor& y) {
+    auto parts = qkv(x).split_with_sizes(sizes, -1);
+    for (auto& part : parts) part = part.view({x.size(0), x.size(1), -1, kSize}).transpose(1, 2);
+    const auto mixed = at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0.0, /*is_causal=*/true,
+                                                        std::nullopt, /*enable_gqa=*/true);
+    return F::mse_loss(x + o(mixed.transpose(1, 2).flatten(2)), y);
   }
   static std::tuple<Tensor, Tensor> batch(std::int64_t n) { return {torch::randn({n, 5, 8}), torch::randn({n, 5, 8})}; }
 };

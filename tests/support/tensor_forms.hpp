@@ -248,6 +248,68 @@ inline std::vector<Form> attention() {
          return residual_loss(x, net("o", joined(attend(q, k, v, true))), y);
        },
        "2" + fused.substr(1)});
+  // Eight heads of queries beside four of keys and four of values, of three features each.
+  const auto add_unequal = [&](const std::string& name, const std::string& layer,
+                               const std::function<Tensor(const Net&, const Tensor&)>& mixed) {
+    const auto cut = layer == "qkv" ? fused : "4: o.weight/1 " + layer + ".weight/0";
+    forms.push_back({name,
+                     {{layer, kWidth, 2 * kWidth}, {"o", kWidth, kWidth}},
+                     [=](Net& net, const Tensor& x, const Tensor& y) {
+                       return residual_loss(x, net("o", joined(mixed(net, net(layer, x)))), y);
+                     },
+                     cut});
+  };
+  const auto unequal = [](const Tensor& x) {
+    auto p = x.split_with_sizes({kWidth, kWidth / 2, kWidth / 2}, -1);
+    return Parts{heads(p[0], 8), heads(p[1]), heads(p[2])};
+  };
+  add_unequal("grouped, unequal pieces", "qkv", [=](const Net&, const Tensor& x) {
+    const auto p = unequal(x);
+    return attend(p[0], p[1], p[2], true);
+  });
+  add_unequal("grouped, unequal pieces, repeated, rotary", "wqkv", [=](const Net& net, const Tensor& x) {
+    auto p = unequal(x);
+    const auto turned = [&](const Tensor& part) {
+      return part * net.angles.cos() - part.roll(1, -1) * net.angles.sin();
+    };
+    return attend(turned(p[0]), turned(p[1]).repeat_interleave(2, 1), p[2].repeat_interleave(2, 1));
+  });
+  add_unequal("grouped, unequal slices, expanded", "wqkv", [=](const Net&, const Tensor& x) {
+    const auto many = [&](const Tensor& part) {
+      return heads(part).unsqueeze(2).expand({-1, -1, 2, -1, -1}).reshape({x.size(0), 8, kTime, 3});
+    };
+    return attend(heads(x.slice(-1, 0, kWidth), 8), many(x.narrow(-1, kWidth, kWidth / 2)),
+                  many(x.slice(-1, kWidth + kWidth / 2)));
+  });
+  add_unequal("grouped, keys and values of one piece", "qkv", [=](const Net&, const Tensor& x) {
+    const auto p = x.split({kWidth, kWidth}, -1), kv = p[1].chunk(2, -1);
+    return attend(heads(p[0], 8), heads(kv[0]), heads(kv[1]), true);
+  });
+  add_unequal("grouped, pieces of heads", "qkv", [=](const Net&, const Tensor& x) {
+    const auto p = heads(x, 16).split({8, 4, 4}, 1);
+    return attend(p[0], p[1], p[2], true);
+  });
+  add_unequal("grouped, slices of heads", "wqkv", [=](const Net&, const Tensor& x) {
+    const auto all = x.unflatten(-1, {16, 3});
+    const auto part = [&](int begin, int end) { return all.slice(2, begin, end).transpose(1, 2); };
+    return attend(part(0, 8), part(8, 12), part(12, 16), true);
+  });
+  for (const auto& [name, layer] : {std::pair("products", Layer::kProduct), std::pair("of matrices", Layer::kMatrix)}) {
+    add_unequal(std::string("grouped, unequal ") + name, "qkv", [=](const Net&, const Tensor& x) {
+      const auto p = unequal(x);
+      return attend(p[0], p[1], p[2], true);
+    });
+    forms.back().layer = layer;
+    forms.back().cut = "4: o_weight/0 qkv_bias/0 qkv_weight/1";
+  }
+  forms.push_back({"grouped, beside a feed-forward layer",
+                   {{"all", kWidth, 4 * kWidth}, {"o", kWidth, kWidth}, {"down", 2 * kWidth, kWidth}},
+                   [](Net& net, const Tensor& x, const Tensor& y) {
+                     const auto p = net("all", x).split({kWidth, kWidth / 2, kWidth / 2, 2 * kWidth}, -1);
+                     const auto mixed = joined(attend(heads(p[0], 8), heads(p[1]), heads(p[2]), true));
+                     return residual_loss(x, net("o", mixed) + net("down", torch::gelu(p[3])), y);
+                   },
+                   "4: all.bias/0 all.weight/0 down.weight/1 o.weight/1"});
   forms.push_back({"across, keys and values fused",
                    {{"q", kWidth, kWidth}, {"kv", kWidth, 2 * kWidth}, {"o", kWidth, kWidth}},
                    [](Net& net, const Tensor& x, const Tensor& y) {

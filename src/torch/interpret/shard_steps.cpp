@@ -12,6 +12,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/embedding.h>
 
+#include <autopar/core/assert.hpp>
 #include <autopar/core/error.hpp>
 #include <autopar/shard/collectives.hpp>
 #include <autopar/shard/cross_entropy.hpp>
@@ -27,10 +28,12 @@ namespace autopar {
 
 namespace {
 
-/// Elements of the sliced dim within a block that each shard has.
+/// Elements of the sliced dim within a block that each shard has: consecutive ones, since what has several parts is
+/// not exchanged (`ShardTyping`).
 Split split_of(const ShardedStep& step) {
+  AUTOPAR_ASSERT(step.slices.inner.size() == 1, "tensor shards exchange slices of one part");
   auto lengths = step.slices.split(step.shards).lengths();
-  for (auto& length : lengths) length *= step.slices.inner;
+  for (auto& length : lengths) length *= step.slices.inner.front();
   return Split(std::move(lengths));
 }
 

@@ -129,7 +129,7 @@ void ParameterStore::hold_slice(const StateTensor& tensor, InitRecord* init, c10
   const auto sizes = tensor.sizes_of_shard(shard_of(tensor));
   const auto slab = slab_on(tensor, self_);
   if (init != nullptr && is_phantom(handle)) {
-    if (const auto alone = init->part(handle, slab.blocks, slab.range.begin, slab.range.end)) {
+    if (const auto alone = made_alone(*init, handle, slab)) {
       give_data(handle, alone->to(device).reshape(sizes));
       return;
     }

@@ -2,29 +2,35 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <utility>
 
 #include <ATen/ops/cat.h>
+
+#include <autopar/torch/init_record.hpp>
 
 namespace autopar {
 
 std::vector<at::Tensor> Slab::views(const at::Tensor& whole) const {
-  if (blocks == 1) return {whole.view({-1}).narrow(0, range.begin + part.begin, part.size())};
+  if (is_one_range()) return {whole.view({-1}).narrow(0, ranges.front().begin + part.begin, part.size())};
   if (whole.numel() == 0) return {whole.view({blocks, 0})};
-  const auto rows = whole.view({blocks, -1}).narrow(1, range.begin, range.size());
-  if (!is_partial()) return {rows};
+  const auto rows = whole.view({blocks, -1});
+  const auto length = block_size();
   std::vector<at::Tensor> out;
-  const auto length = range.size();
   for (auto begin = part.begin; begin < part.end;) {
-    const auto block = begin / length, within = begin % length;
-    const auto whole_blocks = within == 0 ? (part.end - begin) / length : 0;
+    const auto block = begin / length;
+    const auto whole_blocks = begin % length == 0 && ranges.size() == 1 ? (part.end - begin) / length : 0;
     if (whole_blocks > 0) {
-      out.push_back(rows.narrow(0, block, whole_blocks));
+      out.push_back(rows.narrow(0, block, whole_blocks).narrow(1, ranges.front().begin, length));
       begin += whole_blocks * length;
       continue;
     }
-    const auto elements = std::min(length - within, part.end - begin);
-    out.push_back(rows.select(0, block).narrow(0, within, elements));
-    begin += elements;
+    auto at = block * length;  // of the range, among the slab's elements
+    for (const auto& range : ranges) {
+      const auto from = std::max(begin, at), to = std::min(part.end, at + range.size());
+      if (from < to) out.push_back(rows.select(0, block).narrow(0, range.begin + from - at, to - from));
+      at += range.size();
+    }
+    begin = at;
   }
   return out;
 }
@@ -46,14 +52,24 @@ void Slab::put(const at::Tensor& own, const at::Tensor& whole) const {
   }
 }
 
+std::optional<at::Tensor> made_alone(InitRecord& record, const at::Tensor& phantom, const Slab& slab) {
+  std::vector<at::Tensor> made;
+  for (const auto& range : slab.ranges) {
+    auto each = record.part(phantom, slab.blocks, range.begin, range.end);
+    if (!each) return std::nullopt;
+    made.push_back(std::move(*each));
+  }
+  return (made.size() == 1 ? made.front() : at::cat(made, 1)).flatten();
+}
+
 Slab slab_of(const UnitSlices& slices, const std::vector<std::int64_t>& sizes, int shards, int place) {
   const auto dim = static_cast<std::size_t>(slices.dim);
-  std::int64_t blocks = slices.outer.fixed, row = slices.inner;
+  std::int64_t blocks = slices.outer.fixed, row = 1;
   for (std::size_t i = 0; i < dim; ++i) blocks *= sizes[i];
   for (std::size_t i = dim + 1; i < sizes.size(); ++i) row *= sizes[i];
-  const auto units = slices.split(shards);
-  const auto begin = units.begin(place);
-  return {blocks, {begin * row, (begin + units.length(place)) * row}};
+  std::vector<Interval> ranges;
+  for (const auto& [begin, end] : slices.ranges(shards, place)) ranges.push_back({begin * row, end * row});
+  return {blocks, std::move(ranges)};
 }
 
 std::vector<std::int64_t> sliced_sizes(const UnitSlices& slices, std::vector<std::int64_t> sizes, int shards,

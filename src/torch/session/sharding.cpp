@@ -111,12 +111,12 @@ void Session::Impl::fit_optimizer(torch::optim::Optimizer& optimizer) {
     for (auto& [name, value] : entries) {
       if (!init_ || !is_phantom(value)) continue;
       const bool in_slices = tensor.slices && value.sizes() == at::IntArrayRef(tensor.sizes);
-      const auto slice = in_slices ? init_->part(value, here.blocks, here.range.begin, here.range.end) : std::nullopt;
+      const auto slice = in_slices ? made_alone(*init_, value, here) : std::nullopt;
       if (!slice) {
         recorded.push_back(value);
         continue;
       }
-      const auto own = slice->flatten().narrow(0, here.part.begin, here.part.size());
+      const auto own = slice->narrow(0, here.part.begin, here.part.size());
       value = here.is_partial() ? own.clone() : own;
     }
     if (!recorded.empty()) init_->materialise(recorded);
@@ -198,18 +198,17 @@ ParameterShard Session::Impl::shard(const at::Tensor& handle) const {
   require_deployed("shard");
   const auto& tensor = parameters_.of(handle);
   const auto here = parameters_.elements_here(tensor);
-  const auto begin_of_range = here.range.begin + here.part.begin;
-  ParameterShard shard{tensor.sizes, begin_of_range, begin_of_range + here.size(), parameters_.is_whole(tensor)};
-  if (!tensor.slices || here.range.empty()) return shard;
-  const auto units = tensor.slices->split(tensor.shards());
-  const auto place = parameters_.shard_of(tensor);
-  const auto block = tensor.slices->units * tensor.slices->inner;
-  shard.dim = tensor.slices->dim;
-  for (std::int64_t b = 0; b < tensor.slices->outer.fixed; ++b) {
-    const auto begin = b * block + units.begin(place) * tensor.slices->inner;
-    shard.indices.emplace_back(begin, begin + units.length(place) * tensor.slices->inner);
+  const auto begin = here.ranges.empty() ? 0 : here.ranges.front().begin + here.part.begin;
+  ParameterShard shard{tensor.sizes, begin, begin + here.size(), parameters_.is_whole(tensor)};
+  if (!tensor.slices || here.block_size() == 0) return shard;
+  const auto& slices = *tensor.slices;
+  shard.dim = slices.dim;
+  for (std::int64_t b = 0; b < slices.outer.fixed; ++b) {
+    const auto block = b * slices.units * slices.width();
+    for (const auto& [first, last] : slices.ranges(tensor.shards(), parameters_.shard_of(tensor)))
+      shard.indices.emplace_back(block + first, block + last);
   }
-  if (here.blocks != 1) shard.begin = shard.end = 0;
+  if (!here.is_one_range()) shard.begin = shard.end = 0;
   if (parameters_.is_sharded(tensor)) shard.of_slice.emplace(here.part.begin, here.part.end);
   return shard;
 }

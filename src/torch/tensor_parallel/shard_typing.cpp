@@ -102,7 +102,8 @@ bool ShardTyping::take_operands(ShardedLayout& out, OpId op, const ShardedOp& ru
         return;
       }
       add({ShardMove::kScatter, value, needed->second});
-      if (graph_.value(value).has_gradient()) out.conflicts.push_back(value);
+      const bool is_of_parts = needed->second.inner.size() > 1;
+      if (is_of_parts || graph_.value(value).has_gradient()) out.conflicts.push_back(value);
     }
   });
   return complete;

@@ -186,9 +186,7 @@ class Rule {
     const bool is_plain = self.valid() && !op_.is_none("dim") && op_.is_none("output_size") &&
                           op_.tensors().size() == 1 && !op_.has_batch_sizes();
     if (!is_plain || !is_sharded(self)) return ShardedOp::whole();
-    auto result = slices(self);
-    if (along_own_dim()) result.inner *= op_.integer("repeats", 1);
-    return of_one(result);
+    return of_one(along_own_dim() ? slices(self).times(op_.integer("repeats", 1)) : slices(self));
   }
 
   [[nodiscard]] bool along_own_dim() const {
@@ -196,21 +194,23 @@ class Rule {
     return is_sharded(self) && wrap_dim(op_.integer("dim", 0), rank(self)) == slices(self).dim;
   }
 
-  /// Pieces along the sharded dim, each of whole blocks: chunks of fused projections.
+  /// Pieces along the sharded dim, each of whole parts: queries, keys and values of fused projections.
   ShardedOp pieces() {
-    const auto self = op_.first_tensor();
-    const auto& whole = slices(self);
+    const auto& whole = slices(op_.first_tensor());
     if (op_.base_name() == "unbind" || op_.integer("step", 1) != 1 || op_.tensors().size() != 1 ||
         whole.outer.depends_on_batch()) {
       return ShardedOp::whole();
     }
-    if (op_.traits().family == OpFamily::kSlice && !starts_at_block()) return ShardedOp::whole();
+    auto begin = std::optional(SizeExpr{});
+    if (op_.traits().family == OpFamily::kSlice && !op_.is_none("start")) begin = op_.expression("start");
+    if (!begin || begin->depends_on_batch() || begin->fixed < 0) return ShardedOp::whole();
     out_.in_slices = true;
     for (std::size_t k = 0; k < op_.results().size(); ++k) {
       const auto size = op_.result_sizes(k)[static_cast<std::size_t>(whole.dim)];
-      const auto blocks = quotient(size, {0, whole.units * whole.inner});
-      if (!blocks) return ShardedOp::whole();
-      out_.results.push_back(TensorLayout::sharded({whole.dim, *blocks, whole.units, whole.inner}));
+      const auto piece = size.depends_on_batch() ? std::nullopt : whole.piece(begin->fixed, size.fixed);
+      if (!piece) return ShardedOp::whole();
+      out_.results.push_back(TensorLayout::sharded(*piece));
+      begin->fixed += size.fixed;
     }
     return out_;
   }
@@ -221,11 +221,6 @@ class Rule {
     if (!blocks) return ShardedOp::whole();
     half.outer = *blocks;
     return of_one(half);
-  }
-  [[nodiscard]] bool starts_at_block() const {
-    const auto& whole = slices(op_.first_tensor());
-    const auto start = op_.is_none("start") ? std::optional(SizeExpr{}) : op_.expression("start");
-    return start && !start->depends_on_batch() && start->fixed >= 0 && start->fixed % (whole.units * whole.inner) == 0;
   }
 
   /// Operators that only move dims, or work along others than the sharded one: the batch algebra's rules, with units in
@@ -317,14 +312,12 @@ class Rule {
     const auto from_right = rank(first) - slices(first).dim;
     if (first == mask || from_right < 3) return ShardedOp::whole();
     const auto group = heads_of_key(from_right);
-    auto heads = slices(first).at_dim(rank(query) - from_right);
-    if (first != query) heads.inner *= group;
-    if (heads.dim < 0 || heads.inner % group != 0 || !require(query, heads.dim, heads)) return ShardedOp::whole();
-    auto of_keys = heads;
-    of_keys.inner /= group;
+    const auto heads = slices(first).at_dim(rank(query) - from_right).times(first == query ? 1 : group);
+    const auto of_keys = heads.over(group);
+    if (heads.dim < 0 || !of_keys || !require(query, heads.dim, heads)) return ShardedOp::whole();
     for (const auto* name : {"key", "value"}) {
       const auto operand = op_.tensor(name);
-      if (rank(operand) != rank(query) || !require(operand, heads.dim, of_keys)) return ShardedOp::whole();
+      if (rank(operand) != rank(query) || !require(operand, heads.dim, *of_keys)) return ShardedOp::whole();
     }
     if (mask.valid() && !require(mask, rank(mask) - from_right, heads)) return ShardedOp::whole();
     return is_sharded(query) || out_.needs.count(query) > 0 ? of_one(heads) : ShardedOp::whole();
@@ -343,8 +336,7 @@ class Rule {
     if (!is_sharded(weight) || is_sharded(indices)) return ShardedOp::whole();
     if (slices(weight).dim == 1) return of_one(slices(weight).at_dim(rank(indices)));
     const bool counts = op_.flag("scale_grad_by_freq", false) || op_.flag("sparse", false);
-    const bool is_plain = slices(weight).outer == kOne && slices(weight).inner == 1;
-    if (counts || !is_plain) return ShardedOp::whole();
+    if (counts || !slices(weight).is_plain()) return ShardedOp::whole();
     out_.kernel = ShardedOp::Kernel::kEmbeddingRows;
     return sum();
   }
@@ -355,7 +347,7 @@ class Rule {
     const std::int64_t classes = rank(logits) == 1 ? 0 : 1;
     const bool of_indices = c10::isIntegralType(graph_.value(target).dtype, /*includeBool=*/false);
     if (sharded_ != std::vector{logits} || slices(logits).dim != classes || !of_indices) return ShardedOp::whole();
-    if (slices(logits).outer != kOne || slices(logits).inner != 1) return ShardedOp::whole();
+    if (!slices(logits).is_plain()) return ShardedOp::whole();
     const auto type = graph_.value(logits).dtype;
     if (type != at::kFloat && type != at::kDouble) return ShardedOp::whole();  // its loss is of single precision
     out_.in_slices = true;
@@ -368,7 +360,7 @@ class Rule {
     const auto projection = op_.tensor("projection"), bias = op_.tensor("projection_bias");
     if (!is_sharded(projection)) return ShardedOp::whole();
     const auto& classes = slices(projection);
-    const bool is_plain = classes.dim == 0 && classes.outer == kOne && classes.inner == 1;
+    const bool is_plain = classes.dim == 0 && classes.is_plain();
     const bool others_whole =
         std::ranges::all_of(sharded_, [&](ValueId operand) { return operand == projection || operand == bias; });
     if (!is_plain || !others_whole || (bias.valid() && !require(bias, 0, classes))) return ShardedOp::whole();

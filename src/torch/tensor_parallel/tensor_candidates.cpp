@@ -1,11 +1,14 @@
 #include "torch/tensor_parallel/tensor_candidates.hpp"
 
 #include <algorithm>
+#include <map>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <tuple>
 #include <utility>
 
+#include "torch/algebra/op_context.hpp"
 #include "torch/algebra/parameter_reads.hpp"
 #include "torch/ir/class_head.hpp"
 #include "torch/ir/op_table.hpp"
@@ -16,7 +19,8 @@ namespace {
 
 /// A way to cut the outputs of a layer.
 struct Cut {
-  std::int64_t outer = 1, units = 1, inner = 1;
+  std::int64_t outer = 1, units = 1;
+  std::vector<std::int64_t> inner{1};
   friend auto operator<=>(const Cut&, const Cut&) = default;
 };
 
@@ -32,6 +36,7 @@ class Finder {
       : graph_(graph),
         plan_(plan),
         uses_(graph.uses()),
+        types_(graph.values.size()),
         taken_(graph.values.size(), false),
         outside_(read_outside_stages(graph, plan)),
         typing_(graph, [this](OpId op) { return plan_.handling(op).in_stage; }) {
@@ -111,7 +116,7 @@ class Finder {
     const auto weight = parameter_of(graph_.input(op, 0));
     if (!weight.valid()) return;
     const auto rows = graph_.value(weight).sizes.front().fixed;
-    if (auto candidate = grow({{weight, {0, SizeExpr{0, 1}, rows, 1}}}, rows)) keep(std::move(*candidate));
+    if (auto candidate = grow({{weight, {0, SizeExpr{0, 1}, rows, {1}}}}, rows)) keep(std::move(*candidate));
   }
 
   void keep(TensorCandidate candidate) {
@@ -124,16 +129,20 @@ class Finder {
 
   /// What shapes behind a layer make of its outputs: heads, gates, or single units.
   [[nodiscard]] std::set<Cut> cuts_of(OpId op) const {
-    if (graph_.is(op, kClassHead)) return {{1, graph_.value(layer_of(op)->weight).sizes.front().fixed, 1}};
+    if (graph_.is(op, kClassHead)) return {{1, graph_.value(layer_of(op)->weight).sizes.front().fixed, {1}}};
     const auto result = graph_.output(op);
     const auto features = graph_.value(result).sizes.back().fixed;
-    std::set<Cut> cuts{{1, features, 1}};
+    std::set<Cut> cuts{{1, features, {1}}};
     follow(result, 1, features, 4, cuts);
     return cuts;
   }
   /// @param pieces, size  the outputs are so many pieces, of which `value` has one
   void follow(ValueId value, std::int64_t pieces, std::int64_t size, int depth, std::set<Cut>& cuts) const {
     if (depth == 0) return;
+    for (const auto& parts : parts_of(value)) {
+      add_cuts_of(parts, pieces, size, depth, cuts);
+      if (pieces > 1) add_cuts_of(parts, 1, pieces * size, depth, cuts);
+    }
     for (const auto use : uses_[value.index()]) {
       const auto& node = graph_.op(use);
       const auto family = traits_of(node.op).family;
@@ -145,11 +154,79 @@ class Finder {
                  family == OpFamily::kPermute || graph_.is(use, "aten::glu")) {
         for_each_output(node, [&](ValueId piece) {
           const auto parts = follow_piece(piece, pieces, size, depth, cuts);
-          if (parts > 1) cuts.insert({pieces * parts, size / parts, 1});
+          if (parts > 1) cuts.insert({pieces * parts, size / parts, {1}});
         });
       } else if (family == OpFamily::kCopyValue || family == OpFamily::kPointwise) {
         for_each_output(node, [&](ValueId same) { follow(same, pieces, size, depth - 1, cuts); });
       }
+    }
+  }
+  /// What a program takes a dim of a value apart in, in its order.
+  struct Part {
+    std::int64_t length = 0;
+    ValueId value;
+  };
+  /// By dim: queries beside fewer keys and values.
+  [[nodiscard]] std::vector<std::vector<Part>> parts_of(ValueId value) const {
+    std::map<std::int64_t, std::map<std::int64_t, Part>> by_begin;  // of each dim
+    const auto& sizes = graph_.value(value).sizes;
+    for (const auto use : uses_[value.index()]) {
+      const algebra::OpContext op(graph_, types_, options_, use);
+      const auto family = op.traits().family;
+      const bool is_slice = family == OpFamily::kSlice;
+      if ((!is_slice && family != OpFamily::kSplit) || op.base_name() == "unbind" || op.first_tensor() != value)
+        continue;
+      const auto dim = algebra::wrap_dim(op.integer("dim", 0), op.rank(value));
+      const auto start = is_slice && !op.is_none("start") ? op.expression("start") : std::optional(SizeExpr{});
+      if (!start || start->depends_on_batch() || op.integer("step", 1) != 1) continue;
+      auto begin = start->fixed;
+      for (std::size_t k = 0; k < op.results().size(); ++k) {
+        const auto length = op.result_sizes(k)[static_cast<std::size_t>(dim)];
+        const bool is_all = length == sizes[static_cast<std::size_t>(dim)];
+        if (!is_all) by_begin[dim].try_emplace(begin, Part{length.fixed, op.results()[k]});
+        begin += length.fixed;
+      }
+    }
+    std::vector<std::vector<Part>> out;
+    for (const auto& [dim, found] : by_begin) {
+      std::vector<Part> parts;
+      std::int64_t at = 0;
+      for (auto next = found.find(at); next != found.end() && next->second.length > 0; next = found.find(at)) {
+        parts.push_back(next->second);
+        at += next->second.length;
+      }
+      const bool is_complete = sizes[static_cast<std::size_t>(dim)] == SizeExpr{0, at};
+      if (is_complete && parts.size() > 1) out.push_back(std::move(parts));
+    }
+    return out;
+  }
+  /// Those that cut every part into as many units, which what follows one of them suggests: of the others heads of the
+  /// same size, if they have any.
+  void add_cuts_of(const std::vector<Part>& parts, std::int64_t pieces, std::int64_t size, int depth,
+                   std::set<Cut>& cuts) const {
+    const auto sum = [](std::int64_t all, const Part& part) { return all + part.length; };
+    const auto length = std::accumulate(parts.begin(), parts.end(), std::int64_t{0}, sum), each = size / length;
+    if (size % length != 0) return;
+    std::vector<std::set<Cut>> of_parts;
+    std::set<Cut> all;
+    for (const auto& part : parts) {
+      auto& own = of_parts.emplace_back(std::set<Cut>{{1, part.length, {each}}});
+      follow(part.value, 1, part.length * each, depth - 1, own);
+      all.insert(own.begin(), own.end());
+    }
+    for (const auto& wanted : all) {
+      Cut joined{pieces, wanted.units, {}};
+      const auto joins = [&](const std::set<Cut>& own) {
+        const auto same = std::ranges::find_if(
+            own, [&](const Cut& cut) { return cut.inner == wanted.inner && cut.units % wanted.units == 0; });
+        const auto cut = same != own.end() ? std::optional(grouped(*same, wanted.units)) : cut_into(wanted.units, own);
+        for (std::int64_t block = 0; cut && block < cut->outer; ++block)
+          joined.inner.insert(joined.inner.end(), cut->inner.begin(), cut->inner.end());
+        return cut.has_value();
+      };
+      if (wanted.units == 1 || !std::ranges::all_of(of_parts, joins)) continue;
+      joined.outer *= fold_repeated(joined.inner);
+      cuts.insert(std::move(joined));
     }
   }
   /// @return of how many parts of what it is made of it has one; 0: of none
@@ -165,12 +242,12 @@ class Finder {
     std::int64_t after = 1;
     for (std::size_t dim = to.size(); dim-- > 0 && size % after == 0;) {
       if (to[dim].depends_on_batch()) {
-        cuts.insert({pieces, size / after, after});
+        cuts.insert({pieces, size / after, {after}});
         return;
       }
       const auto units = to[dim].fixed;
       if (units <= 0) return;
-      if (size % (units * after) == 0) cuts.insert({pieces * (size / (units * after)), units, after});
+      if (size % (units * after) == 0) cuts.insert({pieces * (size / (units * after)), units, {after}});
       after *= units;
     }
   }
@@ -192,15 +269,21 @@ class Finder {
   /// One with so many units; else one whose units are grouped to that number, as heads of queries that share one of
   /// keys.
   [[nodiscard]] static std::optional<Cut> cut_into(std::int64_t units, const std::set<Cut>& cuts) {
-    std::optional<Cut> grouped;
+    std::optional<Cut> largest;
     for (const auto& cut : cuts) {
       if (cut.units == units) return cut;
       if (cut.units % units != 0) continue;
-      const Cut joined{cut.outer, units, cut.units / units * cut.inner};
-      const bool keeps_more = !grouped || joined.inner > grouped->inner;
-      if (keeps_more) grouped = joined;
+      auto joined = grouped(cut, units);
+      const bool keeps_more = !largest || joined.inner > largest->inner;
+      if (keeps_more) largest = std::move(joined);
     }
-    return grouped;
+    return largest;
+  }
+  /// With so many units, each of several. @pre they divide those of the cut
+  [[nodiscard]] static Cut grouped(Cut cut, std::int64_t units) {
+    for (auto& part : cut.inner) part *= cut.units / units;
+    cut.units = units;
+    return cut;
   }
 
   /// Cuts the layer or the table that a whole value comes from.
@@ -228,7 +311,7 @@ class Finder {
     const auto& sizes = graph_.value(table).sizes;
     for (std::size_t dim = sizes.size(); dim-- > 0;) {
       if (sizes[dim] != SizeExpr{0, units}) continue;
-      leaves.emplace(table, UnitSlices{static_cast<std::int32_t>(dim), {0, 1}, units, 1});
+      leaves.emplace(table, UnitSlices{static_cast<std::int32_t>(dim), {0, 1}, units, {1}});
       return true;
     }
     return false;
@@ -269,6 +352,8 @@ class Finder {
   const OpGraph& graph_;
   const BatchPlan& plan_;
   std::vector<std::vector<OpId>> uses_;
+  std::vector<BatchType> types_;  ///< nothing is known of samples: operators are asked for their arguments alone
+  AlgebraOptions options_;
   std::vector<bool> taken_, outside_;
   std::set<OpId> seen_;
   ShardTyping typing_;

@@ -1,8 +1,10 @@
 #pragma once
 
 #include <cstdint>
+#include <numeric>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <autopar/core/placement.hpp>
@@ -12,28 +14,46 @@
 
 namespace autopar {
 
-/// A dim of a tensor as blocks of units, `size[dim] = outer * units * inner`: each tensor shard of a replica has its
-/// own units of every block. The weight of fused queries, keys and values, [3 * heads * 64, features], is cut in dim 0
-/// with outer 3, one unit a head, inner 64.
+/// A dim of a tensor as blocks of parts of units, `size[dim] = outer * units * (sum of inner)`: each tensor shard of a
+/// replica has its own units of every part of every block. The weight of fused queries, keys and values,
+/// [3 * heads * 64, features], is cut in dim 0 with outer 3, one unit a head, inner {64}; with 4 heads of queries for
+/// one of keys and of values, [6 * heads * 64, features], with outer 1, one unit a head of keys, inner {256, 64, 64}.
 struct UnitSlices {
   std::int32_t dim = 0;
   SizeExpr outer{0, 1};
   std::int64_t units = 1;
-  std::int64_t inner = 1;
+  std::vector<std::int64_t> inner{1};  ///< elements of a unit in each part, the shortest list that blocks repeat
 
   [[nodiscard]] UnitSlices at_dim(std::int64_t other) const {
     return {static_cast<std::int32_t>(other), outer, units, inner};
   }
+  /// Each element so often.
+  [[nodiscard]] UnitSlices times(std::int64_t count) const;
+  /// The way back; nothing if a unit has a remainder.
+  [[nodiscard]] std::optional<UnitSlices> over(std::int64_t count) const;
+  /// What slices of the dim's elements [begin, begin + length) are; nothing unless these are whole parts.
+  /// @pre outer does not follow the batch
+  [[nodiscard]] std::optional<UnitSlices> piece(std::int64_t begin, std::int64_t length) const;
+
+  /// Elements of a unit in a block.
+  [[nodiscard]] std::int64_t width() const { return std::accumulate(inner.begin(), inner.end(), std::int64_t{0}); }
+  /// Whether each shard has elements that follow one another, of which each is a unit.
+  [[nodiscard]] bool is_plain() const { return outer == SizeExpr{0, 1} && inner == std::vector<std::int64_t>{1}; }
   /// Which units a shard has: the first shards have one more where they cannot be equal.
   [[nodiscard]] Split split(int shards) const { return Split::even(units, shards); }
+  /// Elements of each block that the shard at `place` has, [first, second): a range a part.
+  [[nodiscard]] std::vector<std::pair<std::int64_t, std::int64_t>> ranges(int shards, int place) const;
   /// Size of the dim on a shard that has so many of the units.
   [[nodiscard]] SizeExpr size_of(std::int64_t own_units) const {
-    const auto each = own_units * inner;
+    const auto each = own_units * width();
     return {outer.per_sample * each, outer.fixed * each};
   }
 
   friend bool operator==(const UnitSlices&, const UnitSlices&) = default;
 };
+
+/// Leaves the shortest list that the parts repeat. @return how often they do
+std::int64_t fold_repeated(std::vector<std::int64_t>& parts);
 
 /// How a value lies on the tensor axis of its stage's mesh.
 class TensorLayout {

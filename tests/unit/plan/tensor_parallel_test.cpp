@@ -438,6 +438,41 @@ TEST_CASE("the search finds what brute force finds, of tensor degrees of 2,000 r
 
 namespace {
 
+/// Compared with the referee: how many random graphs, and of how many the least has different degrees by stage.
+std::pair<int, int> compare_least_memory(int first, int last) {
+  int compared = 0, mixed = 0;
+  for (int seed = first; seed < last; ++seed) {
+    CAPTURE(seed);
+    const Instance c = random_instance(seed, 5, 4);
+    const RooflineCost cost(c.cluster);
+    const Workload work = make_workload(c.model, cost);
+    std::optional<Constraints> constraints;
+    try {
+      constraints = resolve(c.request, work, c.cluster);
+    } catch (const CaptureError&) {
+      continue;
+    }
+    std::erase_if(constraints->schedules, [](ScheduleKind kind) { return !has_closed_form(kind); });
+    if (constraints->tensor_degrees.size() == 1) continue;
+    const auto least = detail::least_memory_of_degrees(StepObjective(work, c.cluster, *constraints), /*mixes=*/true);
+    if (!least) continue;
+    CHECK(least->proven);
+    const auto any_fits = [&](Bytes memory) {
+      Constraints limited = *constraints;
+      limited.memory = memory;
+      return testing::BruteForce{}.search(StepObjective(work, c.cluster, limited)).candidates.any_fits();
+    };
+    CHECK_FALSE(any_fits(least->peak - Bytes(1)));
+    const auto& degrees = least->staging.tensor;
+    const bool is_mixed = std::ranges::adjacent_find(degrees, std::ranges::not_equal_to{}) != degrees.end();
+    // Of shards in every stage the least that they may take is known.
+    if (is_mixed || degrees.empty()) CHECK(any_fits(least->peak));
+    ++compared;
+    mixed += is_mixed ? 1 : 0;
+  }
+  return {compared, mixed};
+}
+
 std::string refusal(const Instance& c) {
   try {
     (void)plan_with_defaults(c.model, c.cluster, c.request);
@@ -484,6 +519,13 @@ ModelProfile transformer(int layers, int hidden, int classes) {
 }
 
 }  // namespace
+
+TEST_CASE("the least memory is that of all stagings, each stage with a tensor degree of its own", "[laws]") {
+  const auto [compared, mixed] = compare_least_memory(0, 60);
+  CAPTURE(compared, mixed);
+  CHECK(compared > 20);
+  CHECK(mixed > 1);
+}
 
 TEST_CASE("a tensor degree that is asked for is every stage's, or the nearest possible one is named") {
   Instance c{transformer(2, 64, 1000), testing::small_cluster(8, Bytes(1 << 26)), {.batch = 16}};

@@ -11,6 +11,7 @@
 
 #include <autopar/cost/concepts.hpp>
 #include <autopar/cost/model_profile.hpp>
+#include <autopar/cost/overlap.hpp>
 #include <autopar/plan/check/regathered.hpp>
 #include <autopar/plan/check/stated_plan.hpp>
 
@@ -22,9 +23,9 @@ namespace autopar::detail {
 /// share. Below 3 the other half, gathering what was updated, follows the update. 2: they are summed during every
 /// backward; 3: parameters are gathered during every forward and every backward as well; both a bucket at a time. A
 /// compute action computes, and waits for the first bucket that it gathers and the last that it sums; or it takes as
-/// long as gathering and summing, if that is longer. Of parameters that atoms read as copies, those are gathered. A
-/// stage with one rank has nothing to share, and gradients of parameters tied across stages go to every holder. What is
-/// offloaded is updated on the host, copies to it and back included.
+/// long as gathering and summing, if that is longer; on CPUs it takes as long as all of them. Of parameters that atoms
+/// read as copies, those are gathered. A stage with one rank has nothing to share, and gradients of parameters tied
+/// across stages go to every holder. What is offloaded is updated on the host, copies to it and back included.
 /// @source Rajbhandari et al., "ZeRO", SC 2020
 template <class M>
 class CheckedCosts {
@@ -152,16 +153,18 @@ class CheckedCosts {
     const Bytes all = stated_.trainable_bytes(stage), gathered = gathered_bytes(stage);
     const Bytes bucket = std::min(all, Bytes(stated_.unit_limit()));
     const Seconds summed = half_of_a_sum(stage, all), last = half_of_a_sum(stage, bucket);
+    const bool at_once = computes_while_exchanging(costs_);
     if (level() == 2) {
-      sum.backward = std::max(sum.backward + last, summed);
+      sum.backward = at_once ? std::max(sum.backward + last, summed) : sum.backward + summed;
       return sum;
     }
     const double part = all > Bytes(0) ? static_cast<double>(gathered.value()) / static_cast<double>(all.value()) : 1;
     const Bytes of_bucket(static_cast<std::int64_t>(static_cast<double>(bucket.value()) * part));
     const Seconds brought = half_of_a_sum(stage, gathered), first = half_of_a_sum(stage, of_bucket);
-    sum.forward = std::max(sum.forward + first, brought);
+    sum.forward = at_once ? std::max(sum.forward + first, brought) : sum.forward + brought;
     const Seconds once_more = half_of_a_sum(stage, Bytes(checked_regathered(stated_, stage).once_more));
-    sum.backward = std::max(sum.backward + (first + last), brought + once_more + summed);
+    const Seconds sent = brought + once_more + summed;
+    sum.backward = at_once ? std::max(sum.backward + (first + last), sent) : sum.backward + sent;
     return sum;
   }
 

@@ -71,7 +71,7 @@ class Attempt {
   /// The staging that needs least, where a search has found none that fits, is the planner's answer if it fits.
   [[nodiscard]] std::optional<LeastMemory> offer_least(SearchResult& found) const {
     // The schedules that a search leaves out do not change it.
-    auto least = found.least ? std::optional(*found.least) : least_memory_of_degrees(coarse_.objective);
+    auto least = found.least ? std::optional(*found.least) : least_memory_of_degrees(coarse_.objective, kMixesDegrees);
     if (least && (!has_closed_form(least->staging.schedule) || least->fits(coarse_.constraints)))
       found.candidates.offer({least->staging, coarse_.objective(least->staging)});
     return least;
@@ -79,10 +79,12 @@ class Attempt {
 
   /// Whether `search` and `offer_least` would come to something that fits, without searching for what is fast.
   [[nodiscard]] Trial trial() const {
-    auto least = least_memory_of_degrees(coarse_.objective);
+    auto least = least_memory_of_degrees(coarse_.objective, kMixesDegrees);
     // What is known of tensor shards is the least that they may take.
-    if (least && !least->staging.tensor.empty() && !coarse_.objective.fits(coarse_.objective(least->staging)))
+    if (least && !least->staging.tensor.empty() && least->fits(coarse_.constraints) &&
+        !coarse_.objective.fits(coarse_.objective(least->staging))) {
       least.reset();
+    }
     Trial out;
     out.certain = least && least->proven;
     if (least) out.steps = least->steps;
@@ -100,9 +102,14 @@ class Attempt {
   }
 
  private:
+  static constexpr bool kMixesDegrees =
+      requires(const StagingSearch& staging, const StepObjective& objective, SearchResult& found) {
+    staging.search_mixed(objective, found);
+  };
+
   /// Stages may have degrees of their own, where that is for the policy to say.
   void mix_degrees(SearchResult& found) const {
-    if constexpr (requires { staging_.search_mixed(coarse_.objective, found); }) {
+    if constexpr (kMixesDegrees) {
       found.mixes_degrees = true;
       vary_degrees(coarse_.objective, found);
       SharedRanks(coarse_.objective, found).offer();
@@ -116,7 +123,11 @@ class Attempt {
   [[nodiscard]] SearchResult beyond(bool least_is_proven) const {
     if constexpr (requires { staging_.search_beyond_plain(coarse_.objective); }) {
       const auto beyond = [this](const StepObjective& objective) { return staging_.search_beyond_plain(objective); };
-      if (least_is_proven) return search_degrees(coarse_.objective, beyond);
+      if (least_is_proven) {
+        SearchResult found = search_degrees(coarse_.objective, beyond);
+        if constexpr (kMixesDegrees) SharedRanks(coarse_.objective, found).offer();
+        return found;
+      }
     }
     return search();
   }

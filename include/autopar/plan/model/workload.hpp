@@ -17,6 +17,7 @@
 #include <autopar/core/error.hpp>
 #include <autopar/cost/concepts.hpp>
 #include <autopar/cost/model_profile.hpp>
+#include <autopar/cost/overlap.hpp>
 #include <autopar/cost/tensor_regions.hpp>
 #include <autopar/graph/algorithms/quotient.hpp>
 #include <autopar/graph/algorithms/topological_order.hpp>
@@ -79,6 +80,7 @@ struct Workload {
   std::function<Seconds(Bytes, double)> offloaded_update;
   std::function<Seconds(Bytes, int)> least_all_reduce;  ///< a lower bound, wherever the replicas are
   std::function<Seconds(Bytes)> least_transfer;         ///< a lower bound, whatever the ranks
+  bool computes_while_exchanging = true;                ///< what is exchanged within compute actions is hidden there
 };
 
 /// Trainable bytes of the node that reads most.
@@ -125,6 +127,7 @@ void set_link_costs(Workload& work, const M& model) {
   work.transfer = [&model](Bytes bytes, Rank from, Rank to) { return model.transfer(bytes, from, to); };
   work.all_reduce = [&model](Bytes bytes, std::span<const Rank> ranks) { return model.all_reduce(bytes, ranks); };
   work.update = [&model](Bytes bytes, double factor) { return model.update(bytes, factor); };
+  work.computes_while_exchanging = computes_while_exchanging(model);
   if constexpr (UpdatesOnHost<M>) {
     work.offloaded_update = [&model](Bytes bytes, double factor) {
       return std::max(model.update(bytes, factor), model.offloaded_update(bytes, factor));
@@ -534,6 +537,7 @@ inline void bundle_parameters(Workload& work, Bytes bundle) {
   coarse.offloaded_update = fine.offloaded_update;
   coarse.least_all_reduce = fine.least_all_reduce;
   coarse.least_transfer = fine.least_transfer;
+  coarse.computes_while_exchanging = fine.computes_while_exchanging;
   if (bundle > Bytes(0) && fine.parameters.size() >= detail::kMany) detail::bundle_parameters(coarse, bundle);
   return coarse;
 }

@@ -25,8 +25,9 @@ namespace autopar::detail {
   return staging;
 }
 
-/// The staging that needs least memory, whatever the tensor degree of all its stages.
-[[nodiscard]] inline std::optional<LeastMemory> least_memory_of_degrees(const StepObjective& objective) {
+/// The staging that needs least memory, whatever the tensor degrees of its stages.
+/// @param mixes  whether stages may have degrees of their own
+[[nodiscard]] inline std::optional<LeastMemory> least_memory_of_degrees(const StepObjective& objective, bool mixes) {
   const auto& degrees = objective.constraints().tensor_degrees;
   if (degrees == std::vector{1}) return least_memory(objective);
   std::optional<LeastMemory> least;
@@ -41,6 +42,11 @@ namespace autopar::detail {
     own->staging = at_degree(std::move(own->staging), degree);
     if (!meets(objective.constraints(), objective.whole(), own->staging)) continue;
     if (!least || own->peak < least->peak) least = std::move(own);
+  }
+  if (mixes && degrees.size() > 1 && least && proven && least_memory_is_provable(objective)) {
+    least = LeastStaging(objective, kLeastMemorySteps, mixes).best(std::move(least));
+    proven = least->proven;
+    steps += least->steps;
   }
   if (least) least->proven = proven;
   if (least) least->steps = steps;

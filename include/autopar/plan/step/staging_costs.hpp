@@ -171,7 +171,7 @@ class StagingCosts {
       }
     }
     // Gathered and summed beside the computing, bucket by bucket: it waits for the first that is gathered, the last sum
-    // waits for it, and where they take longer they decide.
+    // waits for it, and where they take longer they decide. On CPUs one waits for the other.
     if (zero_ >= 2) {
       const auto [trained, computed_with] = parameters_[stage.index()];
       const Bytes unit = std::min(trained, unit_size_);
@@ -180,11 +180,16 @@ class StagingCosts {
       const Seconds gathering = gathers ? half_of_a_sum(stage, computed_with) : Seconds{};
       const Seconds first =
           gathers ? half_of_a_sum(stage, detail::in_proportion(unit, computed_with, trained)) : Seconds{};
-      if (gathers) sum.forward = std::max(sum.forward + first, gathering);
       const Seconds again = gathers ? half_of_a_sum(stage, regathered_bytes(stage)) : Seconds{};
-      sum.backward = std::max(sum.backward + (first + last), gathering + again + summing);
+      sum.forward = beside(sum.forward, first, gathering);
+      sum.backward = beside(sum.backward, first + last, gathering + again + summing);
     }
     return row.emplace_back(sum);
+  }
+
+  /// A compute action with what is exchanged within it. @param exposed  the part that nothing hides on any device
+  [[nodiscard]] Seconds beside(Seconds compute, Seconds exposed, Seconds exchanged) const {
+    return work_.computes_while_exchanging ? std::max(compute + exposed, exchanged) : compute + exchanged;
   }
 
   /// A region that shards of a stage compute together.

@@ -156,6 +156,36 @@ TEST_CASE("a value read by two stages travels to both, and once to each") {
   CHECK(sized.pipeline.channels[4] == Channel{StageId(1), StageId(2), ChannelKind::kBatched, true});
 }
 
+TEST_CASE("ZeRO 2 and 3 exchange while GPUs compute, and CPUs compute when they have exchanged") {
+  const ModelProfile model = testing::chain(4, 1e9, 64 << 20, 40);
+  Constraints constraints;
+  constraints.world = 2;
+  constraints.batch = 2;
+  const Staging staging{{0, 0, 0, 0}, {2}, 1, ScheduleKind::kGPipe};
+  for (const bool cpus : {false, true}) {
+    Cluster cluster = testing::small_cluster(2, Bytes(std::int64_t{1} << 32));
+    if (!cpus) cluster.host = testing::small_host(Bytes(1 << 20));
+    const RooflineCost cost(cluster);
+    const Workload work = make_workload(model, cost);
+    const SizedPipeline sized =
+        make_pipeline(work, staging, place(staging.replicas, RankPlacement::kReplicasTogether), constraints);
+    const auto costs = [&](int zero) { return StagingCosts(work, staging, sized, {zero, {}}); };
+    const std::vector<Rank> ranks{Rank(0), Rank(1)};
+    const Seconds half = work.all_reduce(Bytes(4 * (64 << 20)), ranks) * 0.5;
+    const StageId stage(0);
+    const auto whole = costs(0), summed = costs(2), gathered = costs(3);
+    const Seconds forward = gathered.forward(stage, 1) - whole.forward(stage, 1),
+                  sums = summed.backward(stage, 1) - whole.backward(stage, 1),
+                  both = gathered.backward(stage, 1) - whole.backward(stage, 1);
+    CHECK(summed.forward(stage, 1) == whole.forward(stage, 1));
+    if (cpus) {
+      for (const Seconds each : {forward, sums, both * 0.5}) CHECK(each.value() == Approx(half.value()).epsilon(1e-9));
+    } else {
+      for (const Seconds each : {forward, sums, both * 0.5}) CHECK(each < half * 0.6);
+    }
+  }
+}
+
 TEST_CASE("replicas pay for the totals that they add up, forward and backward") {
   const test::EqualNodes equal(2, 64, 1);
   const auto cost = equal.cost();

@@ -164,7 +164,7 @@ TEST_CASE("another format than one file: each rank keeps its own shards, and any
       holders.emplace_back(r);
       shards.emplace_back(Interval{tensor.numel() * r / ranks, tensor.numel() * (r + 1) / ranks});
     }
-    const auto mine = shards[static_cast<std::size_t>(rank)].range;
+    const auto mine = shards[static_cast<std::size_t>(rank)].ranges.front();
     const auto handle = tensor.view({-1}).narrow(0, mine.begin, mine.size()).clone().set_requires_grad(true);
     return PlacedTensor{"a", handle, holders, tensor.sizes().vec(), shards};
   };

@@ -73,10 +73,11 @@ TEST_CASE("shards of all ranks are the whole, and handles refer to them") {
       CHECK(parameters.is_sharded(weight));
       CHECK(parameters.counts(weight));
       CHECK(here.blocks == 1);
-      CHECK(here.range.begin == end);
-      end = here.range.end;
+      REQUIRE(here.ranges.size() == 1);
+      CHECK(here.ranges.front().begin == end);
+      end = here.ranges.front().end;
       counted += here.size();
-      CHECK(parameters.elements_of_holders(weight)[static_cast<std::size_t>(rank)].range == here.range);
+      CHECK((parameters.elements_of_holders(weight)[static_cast<std::size_t>(rank)].ranges == here.ranges));
       CHECK(sharded.layer->weight.sizes() == at::IntArrayRef({here.size()}));
       CHECK(sharded.layer->weight.requires_grad());
       const auto values = values_of(sharded.layer->weight);
@@ -147,7 +148,7 @@ TEST_CASE("tensor shards hold slices, whose replicas sum them and count them onc
     lay_on_four_ranks(parameters);
     auto& weight = parameters.named("weight");
     weight.slices =
-        UnitSlices{1, {0, 2}, 3, 1};  // of each half of the columns, two on the first shard, one on the other
+        UnitSlices{1, {0, 2}, 3, {1}};  // of each half of the columns, two on the first shard, one on the other
     layer->weight.mutable_grad() = whole + 10;
     parameters.hold_slices(nullptr, at::kCPU);
     const auto columns = rank % 2 == 0 ? std::vector<std::int64_t>{0, 1, 3, 4} : std::vector<std::int64_t>{2, 5};
@@ -180,7 +181,7 @@ TEST_CASE("replicas of a tensor shard have a flat share each of what it has, and
       ParameterStore parameters(*layer, Rank(rank));
       lay_on_four_ranks(parameters);
       auto& weight = parameters.named("weight");
-      weight.slices = UnitSlices{1, {0, 2}, 3, 5};
+      weight.slices = UnitSlices{1, {0, 2}, 3, {5}};
       for (const int shard : {0, 1}) {
         parameters.add_units(
             make_units({{"weight"}, {"bias"}}, {{0, weight.sizes_of_shard(shard), at::kFloat}, {1, {20}, at::kFloat}},
@@ -216,20 +217,39 @@ TEST_CASE("replicas of a tensor shard have a flat share each of what it has, and
 
 TEST_CASE("a part of a slab lies where its elements do, wherever it begins and ends") {
   const auto whole = torch::arange(60).reshape({5, 12});
-  const Slab slab(5, {3, 7});  // columns 3 to 6
-  const auto elements = slab.of(whole).reshape({-1});
-  for (std::int64_t begin = 0; begin <= 20; ++begin) {
-    for (std::int64_t end = begin; end <= 20; ++end) {
-      auto part = slab;
-      part.part = {begin, end};
-      CAPTURE(begin, end);
-      CHECK(part.size() == end - begin);
-      CHECK(torch::equal(part.of(whole).reshape({-1}), elements.slice(0, begin, end)));
-      auto copy = torch::zeros_like(whole);
-      part.put(elements.slice(0, begin, end), copy);
-      CHECK(torch::equal(slab.of(copy).reshape({-1}).slice(0, begin, end), elements.slice(0, begin, end)));
-      CHECK(copy.sum().item<std::int64_t>() == elements.slice(0, begin, end).sum().item<std::int64_t>());
+  // Columns 3 to 6; 1, 2, 5, 8 and 9; three ranges of all elements.
+  for (const Slab& slab :
+       {Slab(5, {{3, 7}}), Slab(5, {{1, 3}, {5, 6}, {8, 10}}), Slab(1, {{2, 20}, {20, 22}, {50, 60}})}) {
+    const auto elements = slab.of(whole).reshape({-1});
+    REQUIRE(elements.numel() == slab.size());
+    for (std::int64_t begin = 0; begin <= slab.size(); ++begin) {
+      for (std::int64_t end = begin; end <= slab.size(); ++end) {
+        auto part = slab;
+        part.part = {begin, end};
+        const auto wanted = elements.slice(0, begin, end);
+        CAPTURE(slab.blocks, begin, end);
+        CHECK(part.size() == end - begin);
+        CHECK(torch::equal(part.of(whole).reshape({-1}), wanted));
+        auto copy = torch::zeros_like(whole);
+        part.put(wanted, copy);
+        CHECK(torch::equal(slab.of(copy).reshape({-1}).slice(0, begin, end), wanted));
+        CHECK(copy.sum().item<std::int64_t>() == wanted.sum().item<std::int64_t>());
+      }
     }
+  }
+}
+
+TEST_CASE("a tensor shard has its units of every part of a fused projection") {
+  // Of 2 units of queries (two rows each), keys and values.
+  const UnitSlices rows{0, {0, 1}, 2, {2, 1, 1}};
+  const auto whole = torch::arange(16).reshape({8, 2});
+  const std::vector<std::vector<std::int64_t>> wanted{{0, 1, 4, 6}, {2, 3, 5, 7}};
+  for (const int place : {0, 1}) {
+    const auto own = whole.index_select(0, torch::tensor(wanted[static_cast<std::size_t>(place)]));
+    CHECK(torch::equal(slab_of(rows, {8, 2}, 2, place).of(whole).reshape({4, 2}), own));
+    const auto columns = slab_of(rows.at_dim(1), {2, 8}, 2, place);
+    CHECK(torch::equal(columns.of(whole.t().contiguous()).reshape({2, 4}), own.t()));
+    CHECK((sliced_sizes(rows, {8, 2}, 2, place) == std::vector<std::int64_t>{4, 2}));
   }
 }
 

@@ -26,10 +26,14 @@ using torch::Tensor;
 /// What the shard at `place` has of a tensor.
 Tensor slice_of(const Tensor& whole, const UnitSlices& slices, std::int64_t batch, int shards, int place) {
   const auto split = slices.split(shards);
-  return whole.unflatten(slices.dim, {slices.outer.at(batch), slices.units, slices.inner})
-      .narrow(slices.dim + 1, split.begin(place), split.length(place))
-      .flatten(slices.dim, slices.dim + 2)
-      .contiguous();
+  std::vector<Tensor> parts;
+  std::int64_t at = 0;
+  const auto blocks = whole.unflatten(slices.dim, {slices.outer.at(batch), slices.units * slices.width()});
+  for (const auto part : slices.inner) {
+    parts.push_back(blocks.narrow(slices.dim + 1, at + split.begin(place) * part, split.length(place) * part));
+    at += slices.units * part;
+  }
+  return torch::cat(parts, slices.dim + 1).flatten(slices.dim, slices.dim + 1).contiguous();
 }
 
 /// A layer whose outputs are cut, and what a program makes of them.
@@ -91,8 +95,9 @@ bool runs_in_slices(Program& program, const UnitSlices& outputs, int shards) {
   return true;
 }
 
-const UnitSlices kHidden{0, {0, 1}, 12, 1};  // single hidden units
-const UnitSlices kHeads{0, {0, 3}, 4, 2};    // three projections of four heads of two
+const UnitSlices kHidden{0, {0, 1}, 12, {1}};       // single hidden units
+const UnitSlices kHeads{0, {0, 3}, 4, {2}};         // three projections of four heads of two
+const UnitSlices kGroups{0, {0, 1}, 4, {4, 1, 1}};  // of each of four heads of keys and of values, four of queries
 
 }  // namespace shard_rules
 
@@ -171,6 +176,16 @@ TEST_CASE("operators on slices give slices of what they give on the whole", "[te
       CHECK(runs_in_slices(program, kHeads, shards));
     }
   }
+  const auto grouped = [](const Tensor& x) {
+    auto pieces = x.split({16, 4, 4}, -1);
+    for (auto& piece : pieces) piece = piece.unflatten(-1, {-1, 1}).transpose(1, 2);
+    return at::scaled_dot_product_attention(pieces[0], pieces[1], pieces[2], {}, 0.0, true, std::nullopt, true);
+  };
+  for (const int shards : {2, 3, 4}) {
+    INFO("grouped, " << shards << " shards");
+    Program program(4, 24, [&](const Tensor& x) { return grouped(torch::tanh(x)).transpose(1, 2).flatten(2); });
+    CHECK(runs_in_slices(program, kGroups, shards));
+  }
 }
 
 TEST_CASE("what would mix slices has no rule", "[tensor_parallel]") {
@@ -196,6 +211,8 @@ TEST_CASE("what would mix slices has no rule", "[tensor_parallel]") {
     Program program(4, 12, behind);
     CHECK_FALSE(runs_in_slices(program, kHidden, 2));
   }
+  Program torn(4, 24, [](const Tensor& x) { return x.split({12, 8, 4}, -1)[1]; });  // a part of queries beside keys
+  CHECK_FALSE(runs_in_slices(torn, kGroups, 2));
 }
 
 TEST_CASE("whatever follows a layer in slices is right, or whole", "[tensor_parallel][laws]") {
@@ -210,7 +227,7 @@ TEST_CASE("whatever follows a layer in slices is right, or whole", "[tensor_para
     const auto size = like.size(a);
     const auto at = " " + std::to_string(a);
     const auto even = size % 2 == 0 && size > 0;
-    switch (below(24)) {
+    switch (below(26)) {
       case 0:
         return {"transpose" + at, [=](const Tensor& x) { return x.transpose(a, b); }};
       case 1:
@@ -277,6 +294,17 @@ TEST_CASE("whatever follows a layer in slices is right, or whole", "[tensor_para
         return {"turned", [](const Tensor& x) {
                   return torch::view_as_real(torch::view_as_complex(x.contiguous()) * 2).flatten(-2);
                 }};
+      case 23:
+      case 24: {
+        if (size % 6 != 0) break;
+        const std::vector<std::int64_t> lengths{size / 6 * 4, size / 6, size / 6};
+        if (b % 2 == 0)
+          return {"keys by values" + at, [=](const Tensor& x) {
+                    const auto parts = x.split(lengths, a);
+                    return parts[1] * parts[2];
+                  }};
+        return {"queries" + at, [=](const Tensor& x) { return x.split(lengths, a)[0]; }};
+      }
       default:
         break;
     }
@@ -301,8 +329,8 @@ TEST_CASE("whatever follows a layer in slices is right, or whole", "[tensor_para
       for (const auto& step : steps) out = step(out);
       return out;
     });
-    const auto units = round % 2 == 0 ? kHeads : UnitSlices{0, {0, 1}, 24, 1};
-    in_slices += runs_in_slices(program, units, 2 + round % 3) ? 1 : 0;
+    const auto units = round % 3 == 0 ? kHeads : round % 3 == 1 ? kGroups : UnitSlices{0, {0, 1}, 24, {1}};
+    in_slices += runs_in_slices(program, units, 2 + round % 4 % 3) ? 1 : 0;
   }
   CHECK(in_slices > 600);
 }
@@ -334,11 +362,11 @@ TEST_CASE("slices survive a change of dims exactly where units stay whole", "[te
     const auto to = joined().first;
     const auto unit = static_cast<std::size_t>(pick({0, 1, 2, 3, 4, 5}));
     if (factors[unit] < 2) continue;
-    UnitSlices slices{static_cast<std::int32_t>(dim_of[unit]), {0, 1}, factors[unit], 1};
+    UnitSlices slices{static_cast<std::int32_t>(dim_of[unit]), {0, 1}, factors[unit], {1}};
     for (std::size_t i = 0; i < factors.size(); ++i) {
       if (dim_of[i] != dim_of[unit]) continue;
       if (i < unit) slices.outer.fixed *= factors[i];
-      if (i > unit) slices.inner *= factors[i];
+      if (i > unit) slices.inner.front() *= factors[i];
     }
     const auto exprs = [](const std::vector<std::int64_t>& sizes) {
       std::vector<SizeExpr> out;

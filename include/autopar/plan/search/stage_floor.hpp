@@ -1,0 +1,125 @@
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <autopar/plan/model/node_mask.hpp>
+#include <autopar/plan/step/objective.hpp>
+#include <autopar/schedule/traits.hpp>
+
+namespace autopar::detail {
+
+/// What is the same for all stages of a staging.
+struct MemoryVariant {
+  int microbatches = 1;
+  ScheduleKind schedule = kDefaultSchedule;
+  int zero = 0;
+  Offload offload = Offload::kNone;
+};
+
+/// The prediction for every stage with as much recomputed as leaves least.
+/// @param fixed     `fixed_memory` of the staging under the variant
+/// @param segments  that may be recomputed
+[[nodiscard]] inline std::vector<StageMemory> least_predicted(const StepObjective& objective, const Staging& staging,
+                                                              const SizedPipeline& sized, const MemoryVariant& variant,
+                                                              const std::vector<InFlight>& in_flight,
+                                                              const std::vector<StageMemory>& fixed,
+                                                              const StageSegments& segments) {
+  const Recompute recompute = objective.constraints().recompute;
+  MemoryOptimizations optimizations{variant.zero, {}, variant.offload};
+  if (recompute != Recompute::kNever) {
+    const RecomputeChoice choice(objective.work(), staging, sized, objective.slices(), segments, in_flight, fixed);
+    optimizations.recomputed = recompute == Recompute::kAlways ? choice.everything() : choice.to_fit(Bytes(0));
+  }
+  return predict_memory(objective.work(), staging, sized, objective.slices(), in_flight, optimizations, fixed);
+}
+
+/// What a stage holds at least, whatever the stages around it: the planner's own prediction, with everything else in
+/// one other stage on all ranks. A value that several stages read counts once, a tied parameter's state is shared by
+/// most.
+class StageFloor {
+ public:
+  struct Held {
+    Bytes device{}, host{};
+  };
+
+  explicit StageFloor(const StepObjective& objective) : objective_(objective) {}
+
+  /// @param in_flight  micro-batches that the stage holds
+  [[nodiscard]] const Held& operator()(NodeMask nodes, bool only, int in_flight, int replicas,
+                                       const MemoryVariant& variant) {
+    const Key key{nodes,
+                  in_flight,
+                  replicas,
+                  variant.microbatches,
+                  static_cast<int>(variant.schedule),
+                  variant.zero,
+                  static_cast<int>(variant.offload)};
+    const auto [entry, added] = held_.try_emplace(key);
+    if (added) entry->second = worked_out(nodes, only, in_flight, replicas, variant);
+    return entry->second;
+  }
+  /// How many were worked out.
+  [[nodiscard]] std::size_t size() const { return held_.size(); }
+
+ private:
+  using Key = std::tuple<NodeMask, int, int, int, int, int, int>;
+  struct Hash {
+    std::size_t operator()(const Key& key) const {
+      return std::apply(
+          [](auto... parts) {
+            std::uint64_t hash = 0;
+            ((hash = (hash ^ static_cast<std::uint64_t>(parts)) * 0x9E3779B97F4A7C15ull, hash ^= hash >> 29), ...);
+            return static_cast<std::size_t>(hash);
+          },
+          key);
+    }
+  };
+
+  [[nodiscard]] Held worked_out(NodeMask nodes, bool only, int in_flight, int replicas, const MemoryVariant& variant) {
+    const Workload& work = objective_.work();
+    Staging staging{std::vector<int>(work.graph.node_count(), 1), {replicas}, variant.microbatches, variant.schedule};
+    if (!only) staging.replicas.push_back(objective_.constraints().world);
+    for (NodeMask rest = nodes; rest != 0; rest &= rest - 1)
+      staging.stage_of[static_cast<std::size_t>(std::countr_zero(rest))] = 0;
+    const auto [shape, added] = shapes_.try_emplace(nodes);
+    if (added) {
+      std::vector<Mesh> meshes;  // only which are the same matters
+      for (int s = 0; s < staging.stages(); ++s) meshes.push_back({Rank(s)});
+      shape->second.sized = make_pipeline(work, staging, std::move(meshes), 2, objective_.constraints().buckets);
+      shape->second.segments = segments_in_stages(work, staging);
+      if (!only) shape->second.segments.back().clear();
+    }
+    const Key key{nodes,
+                  0,
+                  replicas,
+                  variant.microbatches,
+                  static_cast<int>(variant.schedule),
+                  variant.zero,
+                  static_cast<int>(variant.offload)};
+    const auto [fixed, is_new] = fixed_.try_emplace(key);
+    if (is_new) fixed->second = fixed_memory(work, objective_.constraints(), staging, variant.zero, variant.offload);
+    std::vector<InFlight> held(staging.replicas.size());
+    held.front().whole = in_flight;
+    const StageMemory memory =
+        least_predicted(objective_, staging, shape->second.sized, variant, held, fixed->second, shape->second.segments)
+            .front();
+    return {memory.total(), memory.host};
+  }
+
+  struct Shape {
+    SizedPipeline sized;
+    StageSegments segments;
+  };
+  const StepObjective& objective_;
+  std::unordered_map<Key, Held, Hash> held_;
+  std::unordered_map<Key, std::vector<StageMemory>, Hash> fixed_;
+  std::unordered_map<NodeMask, Shape> shapes_;
+};
+
+}  // namespace autopar::detail
