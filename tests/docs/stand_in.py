@@ -12,6 +12,7 @@ NAME, WORDS = sys.argv[1], sys.argv[2:]
 ROOT = pathlib.Path(os.environ["STAND_IN_ROOT"])
 FOLDERS = [pathlib.Path(folder) for folder in os.environ["STAND_IN_FOLDERS"].split(":")]
 BUILD = FOLDERS[0].parent
+ERRORS = pathlib.Path(os.environ["STAND_IN_ERRORS"])
 TEST_PROGRAMS = ("test_torch", "numerics")
 
 # Options of launchers, and how many words follow each.
@@ -25,7 +26,7 @@ LAUNCHERS = {
 
 
 def refuse(text):
-    with open(os.environ["STAND_IN_ERRORS"], "a") as errors:
+    with open(ERRORS, "a") as errors:
         errors.write(f"{NAME}: {text}\n")
     sys.exit(1)
 
@@ -52,17 +53,26 @@ def launch():
         sys.exit(subprocess.run(words).returncode)
 
 
+def help_of(real, subcommand):
+    """What --help says, which a program with libtorch needs a third of a second for: kept."""
+    path = ERRORS.with_name("help of " + " ".join([NAME, *subcommand]))
+    if not path.exists():
+        path.write_text(output(real, *subcommand, "--help").stdout)
+    return path.read_text()
+
+
 def program(real):
-    """Its own parser judges, but for words that stand for others: FOLDER."""
-    any_stand = any(re.fullmatch(r"[A-Z_]+", word) for word in WORDS)
-    words = WORDS[:1] if NAME == "autopar" else []
-    done = output(real, *(words if any_stand else WORDS), "--help")
+    """Its own parser judges values, but of words that stand for others: FOLDER."""
+    known = help_of(real, WORDS[:1] if NAME == "autopar" else [])
+    options = [word.split("=")[0] for word in WORDS if word.startswith("--")]
+    for option in options:
+        if not re.search(rf"(^|[\s,]){option}(?![\w-])", known):
+            refuse(f"--help does not know {option}")
+    if len(options) == len(WORDS) or any(re.fullmatch(r"[A-Z_]+", word) for word in WORDS):
+        return
+    done = output(real, *WORDS, "--help")
     if done.returncode != 0:
         refuse(done.stdout + done.stderr)
-    for word in WORDS:
-        option = word.split("=")[0]
-        if option.startswith("--") and not re.search(rf"(^|[\s,]){option}(?![\w-])", done.stdout):
-            refuse(f"--help does not know {option}")
 
 
 def source():
