@@ -142,8 +142,10 @@ def require_claims(page, folder):
     claims = re.findall(r"(?i)step (\d+) has a\s+`(\w+)`\s+(below|above)\s+([\d.]+\d)", page.read_text())
     if not claims:
         fail(page, "does not claim what its training reaches")
+    metrics = folder / "run/metrics.jsonl"
+    text = metrics.read_text() if metrics.exists() else ""
     for step, key, side, bound in claims:
-        lines = map(json.loads, (folder / "run/metrics.jsonl").read_text().splitlines())
+        lines = map(json.loads, text.splitlines())
         values = [line[key] for line in lines if line["step"] == int(step) and key in line]
         print(f"{page.relative_to(ROOT)}: {key} of step {step} is {values}, {side} {bound}")
         if not values or (values[-1] < float(bound)) != (side == "below"):
@@ -173,7 +175,7 @@ def run_all():
             for command, shown in commands(lines):
                 status = run(command, shown, folder, page, status)
                 count += 1
-        if folder and KIND == "training" and not failures:
+        if folder and KIND == "training":
             require_claims(page, folder)
     return count
 
