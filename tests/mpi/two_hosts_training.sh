@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# two_hosts_training.sh GPT MPIEXEC TWO_HOSTS FOLDER: trains examples/gpt in one process and on two hosts of 2 ranks with a
+# two_hosts_training.sh GPT MPIEXEC TWO_HOSTS MARKS FOLDER: trains examples/gpt in one process and on two hosts of 2 ranks with a
 # slow wire between them. Losses are the same, whether gradients or activations cross the wire; and a plan that knows the
 # measured links keeps the ranks of each stage on one host. Exit code 77 where there cannot be two hosts.
 set -euo pipefail
-gpt=$1 mpiexec=$2 two_hosts=$3 folder=$4
+gpt=$1 mpiexec=$2 two_hosts=$3 marks=$4 folder=$5
 readonly kMbit=1000 kSteps=6
 rm -rf "$folder"
 mkdir -p "$folder"
@@ -12,7 +12,7 @@ cd "$folder"
 curve=(--layers 2 --width 96 --heads 2 --length 16 --fp64 --batch 8 --steps "$kSteps" --lr 1e-2 --warmup 2 --held-out 6
   --validate-every "$kSteps" --log-every 1 --data /usr/share/common-licenses/GPL-3)
 on_two_hosts() {
-  "$two_hosts" one two "$kMbit" 1 "^step $kSteps: validation_loss" "$mpiexec" "$gpt" "${curve[@]}" "$@"
+  "$two_hosts" one two "$kMbit" 1 "^step $kSteps: validation_loss" "$marks" "$mpiexec" "$gpt" "${curve[@]}" "$@"
 }
 
 AUTOPAR_PLAN_FILE=unmeasured.json on_two_hosts --out unmeasured

@@ -95,20 +95,20 @@ class AutoParallelImpl : public torch::nn::Module {
   using Contained = detail::ContainedIn<Net>;
 
   AutoParallelImpl(World& world, Net net, Options options = {})
-      : AutoParallelImpl(world, taken(net), std::move(options), plan_function()) {}
+      : AutoParallelImpl(world, taken(net, options), std::move(options), plan_function()) {}
 
   template <detail::PointerInto<Net> Pointer>
   AutoParallelImpl(World& world, Pointer net, Options options = {})
-      : AutoParallelImpl(world, taken(net), std::move(options), plan_function()) {}
+      : AutoParallelImpl(world, taken(net, options), std::move(options), plan_function()) {}
 
   template <detail::Factory<Net> F>
   AutoParallelImpl(World& world, F make, Options options = {})
-      : AutoParallelImpl(world, taken(make), std::move(options), plan_function()) {}
+      : AutoParallelImpl(world, taken(make, options), std::move(options), plan_function()) {}
 
   /// @param model  a Net, a pointer into one or what makes one
   template <class Model>
   AutoParallelImpl(World& world, Model model, Options options, PlannerType planner)
-      : AutoParallelImpl(world, taken(model), std::move(options), plan_function(std::move(planner))) {}
+      : AutoParallelImpl(world, taken(model, options), std::move(options), plan_function(std::move(planner))) {}
 
   /// One call on this rank's batch. Arguments and results: tensors, constants, and tuples, vectors, optionals, plain
   /// structs of them. Batched results are of this rank's samples, others the same on every rank. Collective.
@@ -285,20 +285,22 @@ class AutoParallelImpl : public torch::nn::Module {
     std::shared_ptr<InitRecord> init{};  ///< of what was made here
   };
   template <class Model>
-  static Taken taken(Model& model) {
+  static Taken taken(Model& model, const Options& options) {
     if constexpr (std::convertible_to<Model, Net>) {
       return {detail::contained(Net(std::move(model)))};
     } else if constexpr (detail::PointerInto<Model, Net>) {
       return {std::move(model)};
     } else {
       Taken made;
-      auto init = InitRecord::record([&] { made.module = detail::made_by<Net>(model); });
+      // Nobody asks for the numbers of a model that is only planned.
+      const auto drawing = Session::only_plans(options) ? Drawing::kAtMaterialisation : Drawing::kAtOnce;
+      auto init = InitRecord::record([&] { made.module = detail::made_by<Net>(model); }, drawing);
       made.init = std::make_shared<InitRecord>(std::move(init));
       return made;
     }
   }
 
-  AutoParallelImpl(World& world, Taken taken, Options options, PlanFunction planner)
+  AutoParallelImpl(World& world, Taken taken, Options&& options, PlanFunction planner)
       : torch::nn::Module("AutoParallel"), module_(std::move(taken.module)) {
     expect(module_ != nullptr, "AutoParallel: the module is null; construct it first");
     const torch::nn::Module& base = *module_;

@@ -94,6 +94,10 @@ class Session {
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
+  /// Whether a model with these options, and those of the process, is planned and never run. False where the options
+  /// are wrong, as the first call says on all ranks.
+  [[nodiscard]] static bool only_plans(const Options& code);
+
   /// One call of the model. Collective.
   [[nodiscard]] CallResult call(const Flattened& arguments, const ForwardFunction& forward);
   /// Plans and deploys without running. Collective.

@@ -1,8 +1,8 @@
 #include "torch/cost/mode_ties.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
-#include <set>
 #include <string>
 #include <utility>
 
@@ -15,6 +15,13 @@ namespace {
 /// Atoms by the name of the parameter or buffer that they read, ascending.
 using Readers = std::map<std::string, std::vector<std::size_t>>;
 
+/// In ascending order.
+template <class T>
+void keep_one_each(std::vector<T>& items) {
+  std::sort(items.begin(), items.end());
+  items.erase(std::unique(items.begin(), items.end()), items.end());
+}
+
 /// The atoms of one mode.
 struct Atoms {
   explicit Atoms(const ModeOfModel& mode) : partition(partition_into_atoms(mode.graph, mode.plan)) {
@@ -23,8 +30,7 @@ struct Atoms {
       for (const auto op : partition.atoms[atom]) {
         for_each_input(mode.graph.op(op), [&](ValueId value) { add_read(mode, atom, value); });
       }
-      std::sort(before[atom].begin(), before[atom].end());
-      before[atom].erase(std::unique(before[atom].begin(), before[atom].end()), before[atom].end());
+      keep_one_each(before[atom]);
     }
   }
 
@@ -103,31 +109,40 @@ class JointModes {
     before_.assign(members_.size(), {});
     for (std::size_t atom = 0; atom < count(); ++atom) {
       for (const auto from : mode_.before[atom]) {
-        if (block_of_[from] != block_of_[atom]) before_[block_of_[atom]].insert(block_of_[from]);
+        if (block_of_[from] != block_of_[atom]) before_[block_of_[atom]].push_back(block_of_[from]);
       }
     }
+    for (auto& blocks : before_) keep_one_each(blocks);
   }
 
   /// Two atoms that the other mode alone puts in order share a stage. @return whether there are such
   bool add_missing_order() {
     bool added = false;
-    std::vector<std::set<std::size_t>> nearest(
+    std::vector<std::vector<std::size_t>> nearest(
         members_.size());                                    // blocks of the divided mode before one of the other alone
     std::vector<std::pair<std::size_t, std::size_t>> edges;  // in the order of the blocks that they lead to
     for (std::size_t atom = 0; atom < other_.before.size(); ++atom) {
       const auto to = block_of_[count() + atom];
       for (const auto from : other_.before[atom]) edges.emplace_back(to, block_of_[count() + from]);
     }
-    std::sort(edges.begin(), edges.end());
-    for (const auto& [to, from] : edges) {
-      if (to == from) continue;
-      const auto sources = members_[from].empty() ? nearest[from] : std::set<std::size_t>{from};
+    keep_one_each(edges);
+    for (auto edge = edges.begin(); edge != edges.end();) {
+      const auto to = edge->first;
+      std::vector<std::size_t> sources;
+      for (; edge != edges.end() && edge->first == to; ++edge) {
+        const auto from = edge->second;
+        if (from == to) continue;
+        if (members_[from].empty())
+          sources.insert(sources.end(), nearest[from].begin(), nearest[from].end());
+        else
+          sources.push_back(from);
+      }
+      keep_one_each(sources);
       if (members_[to].empty()) {
-        nearest[to].insert(sources.begin(), sources.end());
+        nearest[to] = std::move(sources);
         continue;
       }
-      for (const auto source : sources) {
-        if (is_before(source, to)) continue;
+      for (const auto source : missing_before(to, sources)) {
         groups_.push_back({NodeId::of(members_[source].front()), NodeId::of(members_[to].front())});
         added = true;
       }
@@ -135,20 +150,29 @@ class JointModes {
     return added;
   }
 
-  /// Whether the divided mode itself puts the blocks in this order. Blocks are numbered in an order of both modes.
-  [[nodiscard]] bool is_before(std::size_t block, std::size_t later) const {
-    if (before_[later].count(block) > 0) return true;
-    std::set<std::size_t> seen{later};
+  /// Those of the blocks, ascending, that the divided mode itself does not put before the later one. Blocks are
+  /// numbered in an order of both modes.
+  [[nodiscard]] std::vector<std::size_t> missing_before(std::size_t later,
+                                                        const std::vector<std::size_t>& blocks) const {
+    std::vector<std::size_t> missing;
+    const auto& right_before = before_[later];
+    std::set_difference(blocks.begin(), blocks.end(), right_before.begin(), right_before.end(),
+                        std::back_inserter(missing));
+    if (missing.empty()) return missing;
+    const auto earliest = missing.front();
+    std::vector<bool> seen(later - earliest, false);
     std::vector<std::size_t> open{later};
     while (!open.empty()) {
       const auto at = open.back();
       open.pop_back();
-      for (auto from = before_[at].lower_bound(block); from != before_[at].end(); ++from) {
-        if (*from == block) return true;
-        if (seen.insert(*from).second) open.push_back(*from);
+      for (const auto from : before_[at]) {
+        if (from < earliest || seen[from - earliest]) continue;
+        seen[from - earliest] = true;
+        open.push_back(from);
       }
     }
-    return false;
+    std::erase_if(missing, [&](std::size_t block) { return seen[block - earliest]; });
+    return missing;
   }
 
   struct Nothing {};
@@ -158,7 +182,7 @@ class JointModes {
   std::vector<std::vector<NodeId>> groups_;
   std::vector<std::size_t> block_of_;              ///< by node
   std::vector<std::vector<std::size_t>> members_;  ///< [block] atoms of the divided mode
-  std::vector<std::set<std::size_t>> before_;      ///< [block]
+  std::vector<std::vector<std::size_t>> before_;   ///< [block] ascending
 };
 
 }  // namespace

@@ -58,6 +58,14 @@ void require_default_generator(const OpNode& node) {
   }
 }
 
+/// Or else nobody could draw what comes after it without its data.
+void require_known_draws(const OpGraph& graph, const OpNode& node) {
+  if (plain_draws(graph, node) || draws_depend_on_sizes(node)) return;
+  throw CaptureError(node.op.schema().name(), node.path,
+                     "how much it draws depends on data, which a recorded construction has not; construct the module "
+                     "yourself and pass it instead of the callable");
+}
+
 }  // namespace
 
 std::shared_ptr<Construction> Construction::make(Drawing drawing) {
@@ -176,6 +184,7 @@ void Construction::note_draws(std::size_t first_new_op, const at::Tensor& state)
   for (std::size_t i = first_new_op; i < ops.size(); ++i) {
     if (!ops[i].is_random) continue;
     require_default_generator(ops[i]);
+    require_known_draws(tracer_->graph(), ops[i]);
     const bool reseeded = !same_state(state, last_state_);
     if (drawing_ == Drawing::kAtMaterialisation) {
       draws_[OpId::of(i)] = {reseeded ? state : at::Tensor(), reseeded};
@@ -192,11 +201,6 @@ void Construction::note_draws(std::size_t first_new_op, const at::Tensor& state)
 void Construction::advance(at::Generator& generator, const OpNode& node) {
   const auto& graph = tracer_->graph();
   if (const auto draws = plain_draws(graph, node)) return skip_draws(generator, *draws);
-  if (!draws_depend_on_sizes(node)) {
-    throw CaptureError(node.op.schema().name(), node.path,
-                       "how much it draws depends on data, which a recorded construction has not; construct the module "
-                       "yourself and pass it instead of the callable");
-  }
   const at::AutoGradMode no_grad(false);
   Environment scratch(graph.values.size());
   for_each_input(node, [&](ValueId value) {

@@ -5,6 +5,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <autopar/core/error.hpp>
+#include <autopar/io/config.hpp>
 
 #include "torch/checkpoint/format.hpp"
 #include "torch/session/session_impl.hpp"
@@ -119,6 +120,14 @@ Session::Session(World& world, std::shared_ptr<torch::nn::Module> module, Option
     : impl_(std::make_shared<Impl>(world, std::move(module), std::move(code), std::move(planner), std::move(init),
                                    members)) {}
 Session::~Session() = default;
+
+bool Session::only_plans(const Options& code) {
+  try {
+    return resolve_options(code, process_config_sources()).options.plan_only;
+  } catch (const Error&) {
+    return false;
+  }
+}
 
 CallResult Session::call(const Flattened& arguments, const ForwardFunction& forward) {
   return impl_->call(arguments, forward);

@@ -49,7 +49,7 @@ def fill(net):
 
 
 def network(name, block, layers, planes):
-    classes, size = 5, 40
+    classes, size = 5, 64
     net = narrow(block, layers, planes, classes).double()
     fill(net)
     images = torch.from_numpy(numbers(1000, 3 * 3 * size * size)).view(3, 3, size, size) * 4

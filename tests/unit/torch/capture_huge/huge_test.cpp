@@ -139,9 +139,11 @@ struct Allowed {
 template <class Net>
 void require_planned_for_64_devices(const char* cluster, const Allowed& allowed) {
   World world(0, nullptr);
+  const auto generator_state = at::globalContext().defaultGenerator(at::kCPU).get_state();
   const auto start = std::chrono::steady_clock::now();
   AutoParallel<Net> model(world, [] { return Net(); },
                           {.cluster_file = example_cluster(cluster).string(), .plan_only = true});
+  REQUIRE(torch::equal(at::globalContext().defaultGenerator(at::kCPU).get_state(), generator_state));  // nothing drawn
   const auto arguments = model->module().model->arguments(1);
   model->prepare(arguments[0], arguments[1]);
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;

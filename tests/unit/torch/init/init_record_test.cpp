@@ -362,7 +362,8 @@ TEST_CASE("Several threads record and materialise at once", "[init]") {
 TEST_CASE("What a recorded construction cannot do is refused by name", "[init]") {
   REQUIRE_THROWS_WITH(InitRecord::record([] { (void)torch::randn({3}).sum().item<float>(); }),
                       Catch::Matchers::Contains("aten::item") && Catch::Matchers::Contains("instead of the callable"));
-  REQUIRE_THROWS_AS(InitRecord::record([] { (void)torch::poisson(torch::ones({3})); }), CaptureError);
+  for (const auto drawing : {Drawing::kAtOnce, Drawing::kAtMaterialisation})
+    REQUIRE_THROWS_AS(InitRecord::record([] { (void)torch::poisson(torch::ones({3})); }, drawing), CaptureError);
   REQUIRE_THROWS_AS(InitRecord::record([] { torch::ones({3}).data_ptr<float>()[0] = 1; }), CaptureError);
   auto record = InitRecord::record([] {});
   REQUIRE_THROWS_AS(record.materialise({make_phantom({2}, at::kFloat, false, "made elsewhere")}), InvalidArgument);
