@@ -119,13 +119,22 @@ void Session::Impl::make_plan(PlannedModes& modes, GraphProfile& profile, std::i
   together(world_, "planning", [&] {
     if (world_.rank() != 0) return;
     if (!plan) std::rethrow_exception(refused);
+    if (plan->chunked_heads && !profile.model.chunked_heads) chunk_heads(modes, profile);
+    require_plan_of(profile, *plan);
+    if (!options_.plan_only) {  // before others get it, who would find other faults in it, and sooner
+      require_sound(profile.model, *plan);
+      require_runnable(*plan, runtime_capabilities());
+    }
     bytes = blob_of(to_json(*plan));
   });
   bytes = world_.broadcast(std::move(bytes), Rank(0), "sending the plan");
   together(world_, "planning", [&] {
-    if (world_.rank() != 0) plan = parse_plan(text_of(bytes), "the plan of rank 0");
-    if (plan->chunked_heads && !profile.model.chunked_heads) chunk_heads(modes, profile);
-    adopt_plan(profile, *plan);
+    if (world_.rank() != 0) {
+      plan = parse_plan(text_of(bytes), "the plan of rank 0");
+      if (plan->chunked_heads && !profile.model.chunked_heads) chunk_heads(modes, profile);
+      require_plan_of(profile, *plan);
+    }
+    deployment_.adopt(*plan);
     if (world_.rank() != 0) return;
     const bool is_new = !given_plan_ && !reads_plan();
     if (is_new && !options_.plan_file.empty() && options_.save_plan) write_plan(options_.plan_file, *plan, overwrite());
@@ -227,7 +236,7 @@ Plan Session::Impl::search_plan(const CapturedProgram& program, const GraphProfi
   return plan;
 }
 
-void Session::Impl::adopt_plan(const GraphProfile& profile, Plan plan) {
+void Session::Impl::require_plan_of(const GraphProfile& profile, const Plan& plan) const {
   if (plan.precision != options_.precision) {
     throw InvalidArgument("the plan was made for precision = " + plan.precision + ", but precision = " +
                           options_.precision + " is set; set it to the plan's, or remove the plan to plan again");
@@ -250,11 +259,6 @@ void Session::Impl::adopt_plan(const GraphProfile& profile, Plan plan) {
     throw InvalidArgument("the plan was made for " + std::to_string(plan.world) + " ranks, but the world has " +
                           std::to_string(world_.size()) + "; start as many ranks, or remove the plan to plan again");
   }
-  if (!options_.plan_only) {
-    if (world_.rank() == 0) require_sound(profile.model, plan);  // whose plan the others get
-    require_runnable(plan, runtime_capabilities());
-  }
-  deployment_.adopt(std::move(plan));
 }
 
 /// Before anything is measured or planned for them.

@@ -130,7 +130,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   [[nodiscard]] c10::DeviceType planned_device() const;
   /// Class heads of the modes become what the plan says, and the profile that of the program that it divides.
   void make_plan(PlannedModes& modes, GraphProfile& profile, std::int64_t batch);
-  void adopt_plan(const GraphProfile& profile, Plan plan);
+  void require_plan_of(const GraphProfile& profile, const Plan& plan) const;
   void require_statistics(const Call& call) const;
   void warn_of_batch_statistics(const CapturedProgram& program, std::int64_t batch);
   [[nodiscard]] bool reads_plan() const;
