@@ -79,7 +79,7 @@ class Profiler {
     add_tensor_regions();
     model().loss_mode = plan_.loss_mode;
     for (std::size_t i = 0; i < graph_.ops.size(); ++i)
-      model().chunked_heads = model().chunked_heads || graph_.is(OpId::of(i), kClassHead);
+      model().chunked_heads = model().chunked_heads || graph_.is(OpId::of(i), kLinearCrossEntropy);
     model().hash = hash_with(ties);
     return std::move(profile_);
   }
@@ -383,7 +383,7 @@ class Profiler {
   [[nodiscard]] Affine statistics_of(ValueId loss) const {
     constexpr double kBytesOfRow = 4 * sizeof(double);
     const auto op = graph_.value(loss).definer;
-    const auto target = graph_.input(op, graph_.is(op, kClassHead) ? ClassHeadArgument::kTarget : 1);
+    const auto target = graph_.input(op, graph_.is(op, kLinearCrossEntropy) ? ClassHeadArgument::kTarget : 1);
     return algebra::elements(graph_.value(target).sizes) * kBytesOfRow;
   }
 

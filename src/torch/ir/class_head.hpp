@@ -8,7 +8,7 @@ namespace autopar {
 /// A linear layer and the cross entropy of its result in one operator, whose logits are made piece by piece:
 /// linear_cross_entropy(features [N, D], projection [C, D], projection_bias [C]?, target [N], weight [C]?, reduction,
 /// ignore_index, label_smoothing). No program is captured with it; `fold_class_heads` puts it there.
-inline constexpr std::string_view kClassHead = "autopar::linear_cross_entropy";
+inline constexpr std::string_view kLinearCrossEntropy = "autopar::linear_cross_entropy";
 
 /// Its arguments.
 struct ClassHeadArgument {

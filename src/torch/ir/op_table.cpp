@@ -307,7 +307,7 @@ const OpTraits& traits_of(std::string_view qualified_name) {
   constexpr std::string_view kAten = "aten::";
   static constexpr OpTraits kShardMove{"", F::kCopyValue};
   static constexpr OpTraits kHead{"", F::kClassHead, C::kMatmul, S::kInput};
-  if (qualified_name == kClassHead) return kHead;
+  if (qualified_name == kLinearCrossEntropy) return kHead;
   if (collective_named(qualified_name) != nullptr) return kCollective;
   if (is_shard_move(qualified_name)) return kShardMove;
   if (!qualified_name.starts_with(kAten)) return kUnknown;

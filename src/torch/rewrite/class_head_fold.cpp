@@ -139,7 +139,7 @@ ValueId flatten_features(OpGraph& graph, const Head& head) {
 /// @param features  [N, D]
 OpNode class_head_node(const OpGraph& graph, const Head& head, ValueId features, const OpNode& linear) {
   using Argument = ClassHeadArgument;
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(std::string(kClassHead).c_str(), "");
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(std::string(kLinearCrossEntropy).c_str(), "");
   const auto& loss = graph.op(head.loss);
   OpNode node{op, std::vector<c10::IValue>(Argument::kCount)};
   node.args[Argument::kReduction] = loss.args[kReduction];

@@ -16,7 +16,7 @@ struct ShardedOp {
     kAsItIs,         ///< the operator itself, on what the shard has
     kWithoutBias,    ///< a layer whose bias is added once, to the sum
     kClassLoss,      ///< cross entropy over classes that are sharded
-    kClassHead,      ///< the same with the linear layer before it, see kClassHead of ir/class_head.hpp
+    kClassHead,      ///< the same with the linear layer before it, see ir/class_head.hpp
     kEmbeddingRows,  ///< an embedding: rows that the shard lacks are zero
   };
   bool in_slices = false;  ///< else it takes whole operands and gives whole results

@@ -70,7 +70,7 @@ class Finder {
   }
 
   [[nodiscard]] std::optional<Layer> layer_of(OpId op) const {
-    const bool is_linear = graph_.is(op, "aten::linear") || graph_.is(op, kClassHead);
+    const bool is_linear = graph_.is(op, "aten::linear") || graph_.is(op, kLinearCrossEntropy);
     const bool is_sum = graph_.is(op, "aten::addmm");
     if (!is_linear && !is_sum && !graph_.is(op, "aten::matmul") && !graph_.is(op, "aten::mm")) return std::nullopt;
     const auto weight = parameter_of(graph_.input(op, is_sum ? 2 : 1));
@@ -129,7 +129,7 @@ class Finder {
 
   /// What shapes behind a layer make of its outputs: heads, gates, or single units.
   [[nodiscard]] std::set<Cut> cuts_of(OpId op) const {
-    if (graph_.is(op, kClassHead)) return {{1, graph_.value(layer_of(op)->weight).sizes.front().fixed, {1}}};
+    if (graph_.is(op, kLinearCrossEntropy)) return {{1, graph_.value(layer_of(op)->weight).sizes.front().fixed, {1}}};
     const auto result = graph_.output(op);
     const auto features = graph_.value(result).sizes.back().fixed;
     std::set<Cut> cuts{{1, features, {1}}};

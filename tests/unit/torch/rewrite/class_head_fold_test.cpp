@@ -46,7 +46,7 @@ OpGraph captured(Net& net) {
 
 bool has_head(const OpGraph& graph) {
   for (std::size_t i = 0; i < graph.ops.size(); ++i) {
-    if (graph.is(OpId::of(i), kClassHead)) return true;
+    if (graph.is(OpId::of(i), kLinearCrossEntropy)) return true;
   }
   return false;
 }
