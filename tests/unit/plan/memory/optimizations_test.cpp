@@ -196,10 +196,17 @@ TEST_CASE("ZeRO shares what it says among replicas, and pays for it in gathering
 
 namespace {
 
+/// They compute while they exchange, unlike CPUs.
+Cluster four_devices_of_a_host() {
+  Cluster cluster = testing::small_cluster(4);
+  cluster.host = Host{};
+  return cluster;
+}
+
 /// Terms of a model whose one stage four ranks have, under ZeRO 3.
 StageTerms gathered_by_four(const ModelProfile& model, std::vector<std::vector<NodeId>> again,
                             ScheduleKind schedule = ScheduleKind::kGPipe) {
-  const Cluster cluster = testing::small_cluster(4);
+  const Cluster cluster = four_devices_of_a_host();
   const RooflineCost cost(cluster);
   Constraints constraints;
   constraints.world = 4;
@@ -254,7 +261,7 @@ TEST_CASE("of a wide segment that is recomputed 256 MiB stay for its backward, a
   CHECK(brought(ScheduleKind::kZbH1, {few}) == units + 3 * 64);
   CHECK(brought(ScheduleKind::kZbH1, {few, most}) == 12 * 64);
   // All of it takes longer than computing.
-  const RooflineCost cost(testing::small_cluster(4));
+  const RooflineCost cost(four_devices_of_a_host());
   const auto meshes = place({4}, RankPlacement::kReplicasTogether);
   const auto half_of_sum = [&](std::int64_t mib) {
     return cost.all_reduce(Bytes(mib * kMiB), meshes[0].ranks()).value() * 0.5;
@@ -272,7 +279,7 @@ TEST_CASE("of a wide segment that is recomputed 256 MiB stay for its backward, a
 
 TEST_CASE("what is gathered in 16 bits takes half as many bytes, what is summed does not") {
   ModelProfile model = testing::chain(4, 1e6, 40'000'000, 400);
-  const Cluster cluster = testing::small_cluster(4);
+  const Cluster cluster = four_devices_of_a_host();
   const RooflineCost cost(cluster);
   Constraints constraints;
   constraints.world = 4;
