@@ -288,6 +288,17 @@ TEST_CASE("thousands of plans with tensor shards are what the checker works out"
 
 namespace {
 
+/// What an instance asks for, of schedules that the referee knows; nothing if it asks for what cannot be.
+std::optional<Constraints> with_closed_forms(const Instance& c, const Workload& work) {
+  try {
+    Constraints constraints = resolve(c.request, work, c.cluster);
+    std::erase_if(constraints.schedules, [](ScheduleKind kind) { return !has_closed_form(kind); });
+    return constraints;
+  } catch (const CaptureError&) {
+    return std::nullopt;
+  }
+}
+
 /// Compared with the referee: how many random graphs fit, have shards in their best plan, different ones by stage, and
 /// shards whose replicas share under ZeRO.
 struct Compared {
@@ -300,13 +311,8 @@ Compared compare(int first, int last) {
     const Instance c = random_instance(seed, 5, 4);
     const RooflineCost cost(c.cluster);
     const Workload work = make_workload(c.model, cost);
-    std::optional<Constraints> constraints;
-    try {
-      constraints = resolve(c.request, work, c.cluster);
-    } catch (const CaptureError&) {
-      continue;
-    }
-    std::erase_if(constraints->schedules, [](ScheduleKind kind) { return !has_closed_form(kind); });
+    const auto constraints = with_closed_forms(c, work);
+    if (!constraints) continue;
     const StepObjective objective(work, c.cluster, *constraints);
     const auto exact = [](const StepObjective& each) { return ExactStaging{}.search(each); };
     const auto brute = [](const StepObjective& each) { return testing::BruteForce{}.search(each); };
@@ -446,13 +452,8 @@ std::pair<int, int> compare_least_memory(int first, int last) {
     const Instance c = random_instance(seed, 5, 4);
     const RooflineCost cost(c.cluster);
     const Workload work = make_workload(c.model, cost);
-    std::optional<Constraints> constraints;
-    try {
-      constraints = resolve(c.request, work, c.cluster);
-    } catch (const CaptureError&) {
-      continue;
-    }
-    std::erase_if(constraints->schedules, [](ScheduleKind kind) { return !has_closed_form(kind); });
+    const auto constraints = with_closed_forms(c, work);
+    if (!constraints) continue;
     if (constraints->tensor_degrees.size() == 1) continue;
     const auto least = detail::least_memory_of_degrees(StepObjective(work, c.cluster, *constraints), /*mixes=*/true);
     if (!least) continue;
