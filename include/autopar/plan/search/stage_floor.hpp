@@ -53,14 +53,7 @@ class StageFloor {
   /// @param in_flight  micro-batches that the stage holds
   [[nodiscard]] const Held& operator()(NodeMask nodes, bool only, int in_flight, int replicas,
                                        const MemoryVariant& variant) {
-    const Key key{nodes,
-                  in_flight,
-                  replicas,
-                  variant.microbatches,
-                  static_cast<int>(variant.schedule),
-                  variant.zero,
-                  static_cast<int>(variant.offload)};
-    const auto [entry, added] = held_.try_emplace(key);
+    const auto [entry, added] = held_.try_emplace(key_of(nodes, in_flight, replicas, variant));
     if (added) entry->second = worked_out(nodes, only, in_flight, replicas, variant);
     return entry->second;
   }
@@ -69,6 +62,15 @@ class StageFloor {
 
  private:
   using Key = std::tuple<NodeMask, int, int, int, int, int, int>;
+  [[nodiscard]] static Key key_of(NodeMask nodes, int in_flight, int replicas, const MemoryVariant& variant) {
+    return {nodes,
+            in_flight,
+            replicas,
+            variant.microbatches,
+            static_cast<int>(variant.schedule),
+            variant.zero,
+            static_cast<int>(variant.offload)};
+  }
   struct Hash {
     std::size_t operator()(const Key& key) const {
       return std::apply(
@@ -95,14 +97,7 @@ class StageFloor {
       shape->second.segments = segments_in_stages(work, staging);
       if (!only) shape->second.segments.back().clear();
     }
-    const Key key{nodes,
-                  0,
-                  replicas,
-                  variant.microbatches,
-                  static_cast<int>(variant.schedule),
-                  variant.zero,
-                  static_cast<int>(variant.offload)};
-    const auto [fixed, is_new] = fixed_.try_emplace(key);
+    const auto [fixed, is_new] = fixed_.try_emplace(key_of(nodes, 0, replicas, variant));
     if (is_new) fixed->second = fixed_memory(work, objective_.constraints(), staging, variant.zero, variant.offload);
     std::vector<InFlight> held(staging.replicas.size());
     held.front().whole = in_flight;
