@@ -274,6 +274,7 @@ const std::vector<Case> kExact{
     {{.stages = 2, .replicas = {2, 1}, .batch_norm = "exact"}, {3, 1, 2}},
 };
 const std::vector<Case> kTwoStages(kExact.begin(), kExact.begin() + 1);
+const std::vector<Case> kJoined{{{.stages = 2, .microbatches = 1, .fusion = "on", .replicas = {1}}, {4, 2}}};
 const std::vector<Case> kThreeStages{{{.stages = 3, .batch_norm = "exact"}, {2, 2, 2}}};
 
 template <class Net>
@@ -306,6 +307,14 @@ TEST_CASE("a program that evaluates before it trains is planned for training") {
   check_course<SmallResNet>("ResNet", kEvaluateFirst, LossIs::kOutside, kTwoStages);
   check_course<SmallLinkNet>("LinkNet", kEvaluateFirst, LossIs::kInTrainStep, kTwoStages);
   check_course<SmallUNet>("UNet with attention", kForwardFirst, LossIs::kOutside, kTwoStages);
+}
+
+TEST_CASE("batch norms that are joined with what follows them train, and evaluate apart") {
+  const DoublePrecision guard;
+  torch::set_num_threads(1);
+  check_course<SmallResNet>("ResNet", kTrainFirst, LossIs::kInTrainStep, kJoined);
+  check_course<SmallResNet>("ResNet", kEvaluateFirst, LossIs::kOutside, kJoined);
+  check_course<SmallUNet>("UNet with attention", kTrainFirst, LossIs::kOutside, kJoined);
 }
 
 // ---------------------------------------------------------------- modes that differ in what they run

@@ -26,6 +26,9 @@ struct Options {
   /// auto | whole | chunked: whether a linear layer whose result a cross entropy alone reads makes its logits at once,
   /// or piece by piece and once more in the backward
   std::string class_head = "auto";
+  /// auto | on | off: whether operators that follow each other run as one, in kernels of the library's own where there
+  /// are some; auto: on CUDA devices
+  std::string fusion = "auto";
   int zero = -1;  ///< ZeRO level among replicas; -1 = the planner chooses (0 without model->attach(optimizer))
   /// auto | none | optimizer: its state and the parameters that it steps are in host memory
   std::string offload = "auto";

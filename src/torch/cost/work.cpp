@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "torch/ir/class_head.hpp"
+#include "torch/ir/cross_entropy.hpp"
 
 namespace autopar::algebra {
 namespace {
@@ -325,7 +326,15 @@ SavedBytes saved_by(const OpContext& op) {
     case SavedTensors::kResult:
       // cross entropy keeps its log-softmax, which only the op knows
       if (op.traits().family == OpFamily::kClassLoss) {
-        saved.internal = bytes_of(op.graph(), operands.front());
+        const auto logits = operands.front();
+        const bool widens = op.graph().is(op.id(), kCrossEntropy);
+        if (widens && op.on_cuda()) {  // kernels keep the logits and a sum a row
+          keep(logits);
+          saved.internal = elements(op.sizes(op.tensor("target"))) * static_cast<double>(sizeof(float));
+        } else {
+          saved.internal =
+              widens ? elements(op.sizes(logits)) * static_cast<double>(sizeof(float)) : bytes_of(op.graph(), logits);
+        }
         keep(op.tensor("target"));
         keep(op.tensor("weight"));
       } else {
@@ -379,6 +388,7 @@ SavedBytes saved_by(const OpContext& op) {
       break;
     case SavedTensors::kNormalisation: {
       keep(operands.front());
+      if (op.has("relu") && op.flag("relu", false)) keep(result);  // whose sign says where gradients pass
       // statistics of 16-bit values are kept in single precision
       const auto row = std::max(4.0, static_cast<double>(size_of(dtype_of(op.graph().value(result).dtype)).value()));
       const auto& sizes = op.sizes(operands.front());

@@ -5,6 +5,7 @@
 #include "torch/cost/work.hpp"
 #include "torch/interpret/class_loss.hpp"
 #include "torch/interpret/split_backward.hpp"
+#include "torch/ir/cross_entropy.hpp"
 #include "torch/rewrite/channels_last.hpp"
 
 namespace autopar::algebra {
@@ -119,7 +120,8 @@ Affine Workspaces::forward(const OpContext& op) const {
     if (!storage.valid() || kept_[storage.index()]) continue;
     if (maker_[storage.index()] == op.id()) bytes += bytes_of(graph_, value);
   }
-  return bytes;
+  const bool widens = graph_.is(op.id(), kCrossEntropy) && !op.on_cuda();  // no kernels: logits in single precision
+  return widens ? bytes + elements(op.sizes(op.first_tensor())) * static_cast<double>(sizeof(float)) : bytes;
 }
 
 Affine Workspaces::backward(const OpContext& op) const {

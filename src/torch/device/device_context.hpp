@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -9,6 +10,8 @@
 #include <c10/core/Stream.h>
 
 #include <autopar/core/cluster.hpp>
+
+#include "torch/device/kernel_source.hpp"
 
 namespace autopar {
 
@@ -34,6 +37,18 @@ class DeviceContext {
                                                c10::DeviceIndex index) const = 0;
   /// See `autopar::multiply_unless_one`. @param factor  of this kind of devices
   virtual void multiply_unless_one(const std::vector<at::Tensor>& tensors, const at::Tensor& factor) const = 0;
+  /// Whether `launch` takes these kernels. The first question for a device compiles them (a few tenths of a second), or
+  /// reads what an earlier process left in the folder of `keep_kernels_in`.
+  [[nodiscard]] virtual bool has_kernels(const KernelSource&, c10::DeviceIndex) const { return false; }
+  /// Queues a kernel on this thread's stream of the device. @param arguments  addresses of what the kernel takes, in
+  /// order
+  /// @return false if it was not queued: there are no such kernels, or the driver refuses the shape
+  [[nodiscard]] virtual bool launch(const KernelSource&, const char* /*function*/, const LaunchShape&,
+                                    void** /*arguments*/, c10::DeviceIndex) const {
+    return false;
+  }
+  /// Where compiled kernels are kept from now on, for all devices of the kind; none: nowhere. Made when needed.
+  virtual void keep_kernels_in(const std::filesystem::path&) const {}
 };
 
 /// @throws InvalidArgument for a kind of devices that this build does not know

@@ -13,14 +13,16 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
+#include "torch/ir/cross_entropy.hpp"
+#include "torch/kernels/class_loss.hpp"
+
 namespace autopar {
 
 namespace {
 
 using torch::autograd::variable_list;
 
-/// Arguments of aten::cross_entropy_loss.
-enum Argument : std::size_t { kLogits, kTarget, kWeight, kReduction, kIgnoreIndex, kLabelSmoothing };
+using Argument = CrossEntropyArgument;
 
 std::int64_t class_dim(const at::Tensor& logits) { return logits.dim() == 1 ? 0 : 1; }
 
@@ -68,34 +70,45 @@ class ClassLossNode : public torch::autograd::Node {
 }  // namespace
 
 bool makes_gradient_in_place(const OpGraph& graph, OpId op) {
+  if (graph.is(op, kCrossEntropy)) return graph.op(op).grad_enabled && is_last_reader_of_logits(graph, op);
   if (!graph.is(op, "aten::cross_entropy_loss") || !graph.op(op).grad_enabled) return false;
-  const auto logits = graph.input(op, kLogits), target = graph.input(op, kTarget), weight = graph.input(op, kWeight);
+  const auto logits = graph.input(op, Argument::kLogits), target = graph.input(op, Argument::kTarget),
+             weight = graph.input(op, Argument::kWeight);
   if (!logits.valid() || !target.valid() || !graph.value(logits).has_gradient()) return false;
   const auto type = graph.value(logits).dtype;
   const bool is_wide = type == c10::ScalarType::Float || type == c10::ScalarType::Double;
   const bool of_indices = c10::isIntegralType(graph.value(target).dtype, /*includeBool=*/false);
   const bool trains_weight = weight.valid() && graph.value(weight).has_gradient();
-  const auto& smoothing = graph.op(op).args.at(kLabelSmoothing);
+  const auto& smoothing = graph.op(op).args.at(Argument::kLabelSmoothing);
   return is_wide && of_indices && !trains_weight && smoothing.isDouble() && smoothing.toDouble() == 0;
 }
 
 void proceed_with_gradient_in_place(ReplayCall& call) {
-  const auto logits = call.stack[kLogits].toTensor();
-  const auto reduction = call.stack[kReduction].toInt();
+  auto logits = call.stack[Argument::kLogits].toTensor();
+  const auto reduction = call.stack[Argument::kReduction].toInt();
   if (!at::GradMode::is_enabled() || !logits.requires_grad() || reduction == at::Reduction::Mean) {
     call.proceed();
     return;
   }
-  const auto target = call.stack[kTarget].toTensor();
-  const auto given = call.stack[kWeight];
+  const auto target = call.stack[Argument::kTarget].toTensor();
+  const auto given = call.stack[Argument::kWeight];
   const auto weight = given.isNone() ? at::Tensor() : given.toTensor();
-  const auto ignore_index = call.stack[kIgnoreIndex].toInt();
+  const auto weights = weight.defined() ? std::optional(weight) : std::nullopt;
+  const auto ignore_index = call.stack[Argument::kIgnoreIndex].toInt();
+  if (call.node.op.schema().name() == kCrossEntropy) {
+    if (has_class_loss_kernels(logits, target, weights)) {
+      auto loss = cross_entropy_in_kernels(logits, target, weights, reduction, ignore_index, /*overwrites=*/true);
+      call.stack.clear();
+      call.stack.emplace_back(std::move(loss));
+      return;
+    }
+    logits = logits.to(at::kFloat);
+  }
   at::Tensor log_probabilities, loss;
   {
     const at::AutoDispatchBelowADInplaceOrView no_history;
     log_probabilities = at::log_softmax(logits, class_dim(logits));
-    loss = at::nll_loss_nd(log_probabilities, target, weight.defined() ? std::optional(weight) : std::nullopt,
-                           reduction, ignore_index);
+    loss = at::nll_loss_nd(log_probabilities, target, weights, reduction, ignore_index);
   }
   const std::shared_ptr<ClassLossNode> node(
       new ClassLossNode(logits, std::move(log_probabilities), target, weight, ignore_index),

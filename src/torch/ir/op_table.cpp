@@ -3,8 +3,10 @@
 #include <string>
 #include <unordered_map>
 
+#include "torch/ir/batch_norm_relu.hpp"
 #include "torch/ir/class_head.hpp"
 #include "torch/ir/collectives.hpp"
+#include "torch/ir/cross_entropy.hpp"
 #include "torch/ir/shard_moves.hpp"
 
 namespace autopar {
@@ -307,7 +309,11 @@ const OpTraits& traits_of(std::string_view qualified_name) {
   constexpr std::string_view kAten = "aten::";
   static constexpr OpTraits kShardMove{"", F::kCopyValue};
   static constexpr OpTraits kHead{"", F::kClassHead, C::kMatmul, S::kInput};
+  static constexpr OpTraits kNorm{"", F::kBatchNorm, C::kMemory, S::kNormalisation};
+  static constexpr OpTraits kLoss{"cross_entropy_loss", F::kClassLoss, C::kMemory, S::kResult};
   if (qualified_name == kLinearCrossEntropy) return kHead;
+  if (qualified_name == kBatchNormRelu) return kNorm;
+  if (qualified_name == kCrossEntropy) return kLoss;
   if (collective_named(qualified_name) != nullptr) return kCollective;
   if (is_shard_move(qualified_name)) return kShardMove;
   if (!qualified_name.starts_with(kAten)) return kUnknown;

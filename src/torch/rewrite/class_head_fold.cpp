@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "torch/ir/class_head.hpp"
+#include "torch/ir/cross_entropy.hpp"
 #include "torch/ir/op_table.hpp"
 #include "torch/rewrite/compact.hpp"
 #include "torch/rewrite/value_uses.hpp"
@@ -16,8 +17,7 @@ namespace {
 
 using detail::ValueUses;
 
-/// Arguments of aten::cross_entropy_loss.
-enum LossArgument : std::int32_t { kLogits, kTarget, kWeight, kReduction, kIgnoreIndex, kLabelSmoothing };
+using LossArgument = CrossEntropyArgument;
 
 struct Head {
   OpId linear, loss;
@@ -26,11 +26,13 @@ struct Head {
 };
 
 bool is_loss_of_indices(const OpGraph& graph, OpId op) {
-  if (!graph.is(op, "aten::cross_entropy_loss") || !graph.op(op).integers.empty()) return false;
-  const auto logits = graph.input(op, kLogits), target = graph.input(op, kTarget), weight = graph.input(op, kWeight);
+  const bool widens = graph.is(op, kCrossEntropy);
+  if ((!widens && !graph.is(op, "aten::cross_entropy_loss")) || !graph.op(op).integers.empty()) return false;
+  const auto logits = graph.input(op, LossArgument::kLogits), target = graph.input(op, LossArgument::kTarget),
+             weight = graph.input(op, LossArgument::kWeight);
   if (!logits.valid() || !target.valid() || graph.value(logits).sizes.size() != 2) return false;
   const auto type = graph.value(logits).dtype;
-  const bool is_wide = type == at::kFloat || type == at::kDouble;
+  const bool is_wide = widens || type == at::kFloat || type == at::kDouble;
   const bool of_indices = c10::isIntegralType(graph.value(target).dtype, /*includeBool=*/false);
   const bool trains_weight = weight.valid() && graph.value(weight).has_gradient();
   return is_wide && of_indices && !trains_weight && graph.value(target).sizes.size() == 1;
@@ -54,7 +56,7 @@ std::optional<Head> head_of(const OpGraph& graph, const ValueUses& uses, OpId lo
   Head head{OpId::none(), loss, {}};
   const bool with_gradients = graph.op(loss).grad_enabled;
   auto reader = loss;
-  for (auto value = graph.input(loss, kLogits);;) {
+  for (auto value = graph.input(loss, LossArgument::kLogits);;) {
     const auto maker = graph.value(value).definer;
     if (!maker.valid() || uses.only_use(value) != reader || graph.op(maker).grad_enabled != with_gradients)
       return std::nullopt;
@@ -99,20 +101,13 @@ bool has_no_gaps(const ValueInfo& value) {
   return true;
 }
 
-void sort_storages(std::vector<StorageId>& storages) {
-  std::erase_if(storages, [](StorageId storage) { return !storage.valid(); });
-  std::ranges::sort(storages);
-  const auto repeated = std::ranges::unique(storages);
-  storages.erase(repeated.begin(), repeated.end());
-}
-
 /// The features as [N, D], made where the logits were. @return they
 ValueId flatten_features(OpGraph& graph, const Head& head) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::reshape", "");
   const auto features = graph.input(head.linear, 0);
   auto flat = graph.value(features);
   const auto width = flat.sizes.back();
-  const auto rows = graph.value(graph.input(head.loss, kLogits)).sizes.front();
+  const auto rows = graph.value(graph.input(head.loss, LossArgument::kLogits)).sizes.front();
   const bool copies = !has_no_gaps(flat);
   flat.kind = ValueKind::kComputed;
   flat.previous = ValueId::none();
@@ -142,9 +137,9 @@ OpNode class_head_node(const OpGraph& graph, const Head& head, ValueId features,
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(std::string(kLinearCrossEntropy).c_str(), "");
   const auto& loss = graph.op(head.loss);
   OpNode node{op, std::vector<c10::IValue>(Argument::kCount)};
-  node.args[Argument::kReduction] = loss.args[kReduction];
-  node.args[Argument::kIgnoreIndex] = loss.args[kIgnoreIndex];
-  node.args[Argument::kLabelSmoothing] = loss.args[kLabelSmoothing];
+  node.args[Argument::kReduction] = loss.args[LossArgument::kReduction];
+  node.args[Argument::kIgnoreIndex] = loss.args[LossArgument::kIgnoreIndex];
+  node.args[Argument::kLabelSmoothing] = loss.args[LossArgument::kLabelSmoothing];
   const auto take = [&](std::int32_t position, ValueId value) {
     if (!value.valid()) return;
     node.inputs.push_back({position, SlotKind::kTensor, {value}});
@@ -159,9 +154,9 @@ OpNode class_head_node(const OpGraph& graph, const Head& head, ValueId features,
   take(Argument::kFeatures, features);
   take(Argument::kProjection, of_linear(1));
   take(Argument::kProjectionBias, of_linear(2));
-  take(Argument::kTarget, graph.input(head.loss, kTarget));
-  take(Argument::kWeight, graph.input(head.loss, kWeight));
-  sort_storages(node.reads);
+  take(Argument::kTarget, graph.input(head.loss, LossArgument::kTarget));
+  take(Argument::kWeight, graph.input(head.loss, LossArgument::kWeight));
+  detail::sort_storages(node.reads);
   node.outputs = loss.outputs;
   node.writes = loss.writes;
   node.grad_enabled = loss.grad_enabled;
@@ -193,7 +188,7 @@ OpGraph fold_class_heads(OpGraph graph) {
 double logits_of_class_heads(const OpGraph& graph, std::int64_t samples) {
   double bytes = 0;
   for (const auto& head : heads_in(graph)) {
-    const auto& logits = graph.value(graph.input(head.loss, kLogits));
+    const auto& logits = graph.value(graph.input(head.loss, LossArgument::kLogits));
     bytes += static_cast<double>(logits.elements(samples)) * static_cast<double>(c10::elementSize(logits.dtype));
   }
   return bytes;

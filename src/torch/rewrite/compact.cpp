@@ -1,5 +1,6 @@
 #include "torch/rewrite/compact.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace autopar::detail {
@@ -69,6 +70,13 @@ void order_values(OpGraph& graph) {
   }
   graph.values = std::move(values);
   renumber_values(graph, value_map);
+}
+
+void sort_storages(std::vector<StorageId>& storages) {
+  std::erase_if(storages, [](StorageId storage) { return !storage.valid(); });
+  std::ranges::sort(storages);
+  const auto repeated = std::ranges::unique(storages);
+  storages.erase(repeated.begin(), repeated.end());
 }
 
 }  // namespace autopar::detail

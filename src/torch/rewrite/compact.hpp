@@ -13,4 +13,7 @@ void compact(OpGraph& graph, const std::vector<bool>& removed);
 /// Numbers values as captures do, in the order in which they come to be: leaves first, then the results of each op.
 void order_values(OpGraph& graph);
 
+/// As ops have them in `reads` and `writes`: valid, ascending, each once.
+void sort_storages(std::vector<StorageId>& storages);
+
 }  // namespace autopar::detail

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 #include <numeric>
 #include <sstream>
@@ -19,9 +20,12 @@
 #include <autopar/plan/report/runnable.hpp>
 #include <autopar/torch/device.hpp>
 
+#include "torch/device/device_context.hpp"
 #include "torch/device/host_memory.hpp"
 #include "torch/ir/shown_name.hpp"
+#include "torch/kernels/all_kernels.hpp"
 #include "torch/parameters/whole_handles.hpp"
+#include "torch/rewrite/batch_norm_fold.hpp"
 #include "torch/rewrite/cast_hoist.hpp"
 #include "torch/rewrite/channels_last.hpp"
 #include "torch/rewrite/class_head_fold.hpp"
@@ -107,6 +111,10 @@ void Session::Impl::resolve_once() {
   }
   together(world_, "choosing devices", [&] { deployment_.use(device_of(world_, options_.device)); });
   log_.info("device " + deployment_.device().str());
+  if (!cache_folder_.empty()) {
+    const auto kernels = std::filesystem::path(cache_folder_) / "kernels";
+    context_of(deployment_.device().type()).keep_kernels_in(kernels);
+  }
   if (options_.keep_memory && deployment_.device().is_cpu()) keep_freed_memory();
   if (options_.precision == "fp16") {
     scaler_.emplace();
@@ -204,6 +212,7 @@ void Session::Impl::capture_into(CapturedProgram& program, const CallArguments& 
   program.verification.members = members_.look(arguments.beside);
   program.graph = lay_out_weight_copies(
       fold_class_loss(fold_selects(fold_linear(hoist_parameter_casts(program.captured), deployment_.device().type()))));
+  if (joins_operators()) program.graph = fold_class_loss_casts(fold_batch_norms(std::move(program.graph)));
   if (chunks_heads()) program.graph = fold_class_heads(std::move(program.graph));
   program.plan = analyze_batch(program.graph, algebra_options());
   for (const auto& value : program.graph.values) {
@@ -213,6 +222,12 @@ void Session::Impl::capture_into(CapturedProgram& program, const CallArguments& 
   }
 }
 
+bool Session::Impl::joins_operators() const {
+  const auto device = deployment_.device();
+  if (!device.is_cuda()) return options_.fusion == "on";
+  return options_.fusion != "off" && has_all_kernels(device);
+}
+
 AlgebraOptions Session::Impl::algebra_options() const {
   AlgebraOptions algebra;
   algebra.batch_norm = options_.batch_norm == "exact" ? BatchNormMode::kExact : BatchNormMode::kMicrobatch;
@@ -220,7 +235,7 @@ AlgebraOptions Session::Impl::algebra_options() const {
 }
 
 void Session::Impl::require_same_graph(const CapturedProgram& program) {
-  const std::vector<std::uint64_t> mine{program.captured.hash(), program.captured.ops.size()};
+  const std::vector<std::uint64_t> mine{program.captured.hash(), program.captured.ops.size(), program.graph.hash()};
   const auto all = world_.all_gather(std::as_bytes(std::span(mine)), "comparing captured graphs");
   for (std::size_t r = 1; r < all.size(); ++r) {
     if (all[r] == all[0]) continue;

@@ -139,6 +139,8 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
 
   // ---- class_heads.cpp
   [[nodiscard]] bool chunks_heads() const;
+  /// Whether operators that follow each other are one (`fusion`).
+  [[nodiscard]] bool joins_operators() const;
   void chunk_heads(PlannedModes& modes, GraphProfile& profile) const;
   [[nodiscard]] bool may_chunk_heads(const CapturedProgram& program) const;
   [[nodiscard]] bool gains_from_chunks(const CapturedProgram& program, const std::optional<Plan>& whole,

@@ -11,6 +11,7 @@
 #include <autopar/core/assert.hpp>
 
 #include "torch/ir/class_head.hpp"
+#include "torch/ir/cross_entropy.hpp"
 #include "torch/ir/op_table.hpp"
 
 namespace autopar {
@@ -65,14 +66,8 @@ class Inserter {
 
  private:
   void find_only_readers() {
-    const auto uses = out_.graph.uses();
-    for (auto& [op, step] : out_.steps) {
-      const auto operand = out_.graph.op(op).inputs.front().values.front();
-      const auto storage = out_.graph.value(operand).storage;
-      const auto shares = std::ranges::count(out_.graph.values, storage, &ValueInfo::storage);
-      step.is_only_reader = step.kernel == ShardedOp::Kernel::kClassLoss && uses[operand.index()].size() == 1 &&
-                            storage.valid() && shares == 1 && !out_.graph.value(operand).is_leaf();
-    }
+    for (auto& [op, step] : out_.steps)
+      step.is_only_reader = step.kernel == ShardedOp::Kernel::kClassLoss && is_last_reader_of_logits(out_.graph, op);
   }
 
   [[nodiscard]] const ShardedLayout& layout() const { return stages_[stage_].layout; }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "torch/ir/cross_entropy.hpp"
+
 namespace autopar {
 
 namespace {
@@ -349,7 +351,8 @@ class Rule {
     if (sharded_ != std::vector{logits} || slices(logits).dim != classes || !of_indices) return ShardedOp::whole();
     if (!slices(logits).is_plain()) return ShardedOp::whole();
     const auto type = graph_.value(logits).dtype;
-    if (type != at::kFloat && type != at::kDouble) return ShardedOp::whole();  // its loss is of single precision
+    const bool is_wide = type == at::kFloat || type == at::kDouble || graph_.is(op_.id(), kCrossEntropy);
+    if (!is_wide) return ShardedOp::whole();  // its loss is of single precision
     out_.in_slices = true;
     out_.kernel = ShardedOp::Kernel::kClassLoss;
     out_.results.assign(op_.results().size(), TensorLayout::whole());

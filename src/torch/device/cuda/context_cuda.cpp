@@ -13,6 +13,7 @@
 
 #include <autopar/core/error.hpp>
 
+#include "torch/device/cuda/compiled_kernels.hpp"
 #include "torch/device/cuda/multiply.hpp"
 #include "torch/device/device_context.hpp"
 
@@ -98,6 +99,15 @@ class CudaContext final : public DeviceContext {
   void multiply_unless_one(const std::vector<at::Tensor>& tensors, const at::Tensor& factor) const override {
     multiply_on_device(tensors, factor);
   }
+
+  [[nodiscard]] bool has_kernels(const KernelSource& source, c10::DeviceIndex index) const override {
+    return has_compiled(source, index);
+  }
+  [[nodiscard]] bool launch(const KernelSource& source, const char* function, const LaunchShape& shape,
+                            void** arguments, c10::DeviceIndex index) const override {
+    return launch_compiled(source, function, shape, arguments, index);
+  }
+  void keep_kernels_in(const std::filesystem::path& folder) const override { keep_compiled_in(folder); }
 };
 
 }  // namespace

@@ -14,22 +14,9 @@ static_assert(FactorTable::kMost == 240 && sizeof(FactorTable) + sizeof(void*) <
               "as below, and as launches take it");
 
 /// CUDA C of `multiply_{f32,f64,f16,bf16}(FactorTable, factor)`: a row of blocks for each gradient. Factors are f64 for
-/// f64, f32 for all others. 16-bit numbers are taken apart by hand, as NVRTC has no headers of its own.
+/// f64, f32 for all others.
 inline constexpr const char* kFactorSource = R"(
 struct Table { void* data[240]; long long size[240]; };
-struct Half { unsigned short bits; };
-struct Brain { unsigned short bits; };
-__device__ float number(float x) { return x; }
-__device__ double number(double x) { return x; }
-__device__ float number(Half x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits)); return y; }
-__device__ float number(Brain x) { return __uint_as_float((unsigned)x.bits << 16); }
-__device__ void store(float& to, float x) { to = x; }
-__device__ void store(double& to, double x) { to = x; }
-__device__ void store(Half& to, float x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to.bits) : "f"(x)); }
-__device__ void store(Brain& to, float x) {
-  const unsigned bits = __float_as_uint(x);
-  to.bits = x != x ? 0x7fff : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-}
 template <class T, class F> __device__ void multiply(const Table& table, const F* factor) {
   const F by = *factor;
   if (by == 1) return;

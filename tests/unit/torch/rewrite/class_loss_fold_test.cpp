@@ -12,7 +12,9 @@
 
 #include "unit/torch/capture/models.hpp"
 
+#include "torch/ir/cross_entropy.hpp"
 #include "torch/replay/replay.hpp"
+#include "torch/rewrite/linear_fold.hpp"
 
 namespace autopar::test {
 namespace class_loss_fold {
@@ -136,6 +138,80 @@ TEST_CASE("log-probabilities that mean something else stay", "[rewrite]") {
     Head head(loss);
     const auto graph = captured(head);
     CHECK(fold_class_loss(graph).hash() == graph.hash());
+  }
+}
+
+TEST_CASE("a cross entropy takes logits of 16 bits in place of their copies in single precision, to the bit",
+          "[rewrite]") {
+  using namespace class_loss_fold;
+  struct Form {
+    std::string name;
+    std::function<Tensor(const Tensor&, const Tensor&)> loss;
+    std::size_t losses, casts;  ///< joined; left
+    bool in_place;              ///< whether the gradient takes the logits' memory
+  };
+  const auto weight = torch::linspace(0.5, 2, kClasses);
+  const auto low = [](const Tensor& x) { return x.flatten(0, 1).to(torch::kBFloat16); };
+  const std::vector<Form> forms{
+      {"cast",
+       [=](const Tensor& x, const Tensor& y) { return F::cross_entropy(low(x).to(torch::kFloat), y.flatten()); }, 1, 1,
+       true},
+      {"sum, weights, a class that does not count",
+       [=](const Tensor& x, const Tensor& y) {
+         return F::cross_entropy(low(x).to(torch::kFloat), y.flatten(),
+                                 F::CrossEntropyFuncOptions().weight(weight).ignore_index(2).reduction(torch::kSum));
+       },
+       1, 1, true},
+      {"a view of what was cast",
+       [=](const Tensor& x, const Tensor& y) {
+         return F::cross_entropy(x.to(torch::kBFloat16).flatten(0, 1).to(torch::kFloat), y.flatten());
+       },
+       1, 1, true},
+      {"single precision",
+       [](const Tensor& x, const Tensor& y) { return F::cross_entropy(x.flatten(0, 1), y.flatten()); }, 1, 0, true},
+      {"logits that something else reads",
+       [=](const Tensor& x, const Tensor& y) {
+         const auto logits = low(x);
+         return F::cross_entropy(logits.to(torch::kFloat), y.flatten()) + logits.sum();
+       },
+       1, 1, false},
+      {"copies that something else reads",
+       [=](const Tensor& x, const Tensor& y) {
+         const auto logits = low(x).to(torch::kFloat);
+         return F::cross_entropy(logits, y.flatten()) + logits.sum();
+       },
+       1, 2, false},
+      {"smoothing",
+       [=](const Tensor& x, const Tensor& y) {
+         return F::cross_entropy(low(x).to(torch::kFloat), y.flatten(),
+                                 F::CrossEntropyFuncOptions().label_smoothing(0.1));
+       },
+       0, 2, false},
+      {"classes in dim 1 of three",
+       [](const Tensor& x, const Tensor& y) { return F::cross_entropy(x.transpose(1, 2), y); }, 0, 0, false},
+      {"in 16 bits", [=](const Tensor& x, const Tensor& y) { return F::cross_entropy(low(x), y.flatten()); }, 0, 1,
+       false},
+      {"logits overwritten in between",
+       [=](const Tensor& x, const Tensor& y) {
+         auto logits = low(x);
+         const auto wide = logits.to(torch::kFloat);
+         logits.zero_();
+         return F::cross_entropy(wide, y.flatten()) + logits.sum();
+       },
+       1, 2, true}};
+  for (const auto& form : forms) {
+    INFO(form.name);
+    Head head(form.loss);
+    const auto graph = fold_linear(captured(head)), after = fold_class_loss_casts(graph);
+    CHECK(count(after, std::string(kCrossEntropy)) == form.losses);
+    CHECK(count(after, "aten::to") + count(after, "aten::_to_copy") == form.casts);
+    for (std::size_t i = 0; i < after.ops.size(); ++i) {
+      if (after.is(OpId::of(i), kCrossEntropy)) CHECK(is_last_reader_of_logits(after, OpId::of(i)) == form.in_place);
+    }
+    const auto in = head.arguments(kSamples);
+    const auto wanted = result_and_gradient(head, graph, in), got = result_and_gradient(head, after, in);
+    CHECK(torch::equal(got[0], wanted[0]));
+    CHECK(torch::equal(got[1], wanted[1]));
   }
 }
 

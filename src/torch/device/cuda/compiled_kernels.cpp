@@ -1,0 +1,205 @@
+#include "torch/device/cuda/compiled_kernels.hpp"
+
+#if __has_include(<nvrtc.h>)
+#include <cstdint>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+#include <nvrtc.h>
+#include <unistd.h>
+#endif
+
+namespace autopar {
+
+#if __has_include(<nvrtc.h>)
+
+namespace {
+
+/// A function of a shared library that is there where GPUs are, and that nothing links.
+template <class Function>
+Function loaded(void* library, const char* name) {
+  return library == nullptr ? nullptr : reinterpret_cast<Function>(dlsym(library, name));
+}
+
+/// "compute_90".
+std::string architecture_of(int device) {
+  int major = 0, minor = 0;
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  return "compute_" + std::to_string(10 * major + minor);
+}
+
+/// PTX; empty where NVRTC is missing, or refuses.
+std::string compiled(const KernelSource& source, const std::string& architecture) {
+  dlopen("libcaffe2_nvrtc.so", RTLD_NOW);  // libtorch's, which knows where its NVRTC is
+  auto* const library = dlopen(("libnvrtc.so." + std::to_string(CUDART_VERSION / 1000)).c_str(), RTLD_NOW);
+  const auto create = loaded<decltype(&nvrtcCreateProgram)>(library, "nvrtcCreateProgram");
+  const auto compile = loaded<decltype(&nvrtcCompileProgram)>(library, "nvrtcCompileProgram");
+  const auto size_of = loaded<decltype(&nvrtcGetPTXSize)>(library, "nvrtcGetPTXSize");
+  const auto get = loaded<decltype(&nvrtcGetPTX)>(library, "nvrtcGetPTX");
+  const auto destroy = loaded<decltype(&nvrtcDestroyProgram)>(library, "nvrtcDestroyProgram");
+  if (!create || !compile || !size_of || !get || !destroy) return {};
+  const auto target = "--gpu-architecture=" + architecture;
+  const char* options[] = {target.c_str()};
+  nvrtcProgram program = nullptr;
+  const auto whole = std::string(kNumbersSource) + source.text;
+  if (create(&program, whole.c_str(), source.name, 0, nullptr, nullptr) != NVRTC_SUCCESS) return {};
+  std::string text;
+  std::size_t size = 0;
+  if (compile(program, 1, options) == NVRTC_SUCCESS && size_of(program, &size) == NVRTC_SUCCESS) {
+    text.resize(size);
+    if (get(program, text.data()) != NVRTC_SUCCESS) text.clear();
+  }
+  destroy(&program);
+  return text;
+}
+
+std::uint64_t hash_of(std::string_view text) {
+  std::uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  return hash;
+}
+
+/// Compiled kernels of this source, architecture and CUDA.
+std::filesystem::path file_of(const std::filesystem::path& folder, const KernelSource& source,
+                              const std::string& architecture) {
+  std::ostringstream name;
+  name << source.name << '-' << architecture << '-' << CUDART_VERSION << '-' << std::hex
+       << hash_of(std::string(kNumbersSource) + source.text) << ".ptx";
+  return folder / name.str();
+}
+
+std::string content_of(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return file ? text.str() : std::string();
+}
+
+// What cannot be kept is compiled again. Renamed when whole: other processes read it at the same time.
+void keep(const std::filesystem::path& path, const std::string& text) {
+  std::error_code error;
+  std::filesystem::create_directories(path.parent_path(), error);
+  auto part = path;
+  part += "." + std::to_string(getpid());
+  if (std::ofstream file(part, std::ios::binary); !file.write(text.data(), static_cast<std::streamsize>(text.size())))
+    return;
+  std::filesystem::rename(part, path, error);
+  if (error) std::filesystem::remove(part, error);
+}
+
+/// The kernels of a source on one device, for as long as its context.
+class CompiledKernels {
+ public:
+  CompiledKernels(const KernelSource& source, int device, const std::filesystem::path& folder) {
+    auto* const driver = dlopen("libcuda.so.1", RTLD_NOW);
+    load_ = loaded<decltype(&cuModuleLoadData)>(driver, "cuModuleLoadData");
+    find_ = loaded<decltype(&cuModuleGetFunction)>(driver, "cuModuleGetFunction");
+    launch_ = loaded<decltype(&cuLaunchKernel)>(driver, "cuLaunchKernel");
+    if (!load_ || !find_ || !launch_) return;
+    cudaSetDevice(device);  // makes the context, if nothing has
+    const auto architecture = architecture_of(device);
+    const auto file = folder.empty() ? std::filesystem::path() : file_of(folder, source, architecture);
+    if (!file.empty() && take(content_of(file))) return;
+    const auto text = compiled(source, architecture);
+    if (take(text) && !file.empty()) keep(file, text);
+  }
+
+  [[nodiscard]] bool are_there() const { return module_ != nullptr; }
+
+  /// @pre the caller holds the lock of all
+  [[nodiscard]] CUfunction function(const char* name) {
+    const auto [at, is_new] = functions_.try_emplace(name, nullptr);
+    if (is_new && find_(&at->second, module_, name) != CUDA_SUCCESS) at->second = nullptr;
+    return at->second;
+  }
+
+  [[nodiscard]] bool launch(CUfunction function, const LaunchShape& shape, void** arguments, CUstream stream) const {
+    return launch_(function, shape.blocks_x, shape.blocks_y, 1, shape.threads_x, shape.threads_y, 1, 0, stream,
+                   arguments, nullptr) == CUDA_SUCCESS;
+  }
+
+ private:
+  [[nodiscard]] bool take(const std::string& text) {
+    if (!text.empty() && load_(&module_, text.c_str()) != CUDA_SUCCESS) module_ = nullptr;
+    return module_ != nullptr;
+  }
+
+  decltype(&cuModuleLoadData) load_ = nullptr;
+  decltype(&cuModuleGetFunction) find_ = nullptr;
+  decltype(&cuLaunchKernel) launch_ = nullptr;
+  CUmodule module_ = nullptr;
+  std::map<std::string, CUfunction, std::less<>> functions_;
+};
+
+// What is loaded belongs to the devices' contexts, which all threads of the process share.
+struct AllKernels {
+  std::mutex mutex;
+  std::filesystem::path folder;
+  std::map<std::pair<const char*, int>, CompiledKernels> of_sources;
+
+  /// @pre the mutex is held
+  CompiledKernels& of(const KernelSource& source, int device) {
+    const std::pair<const char*, int> key{source.text, device};
+    if (const auto found = of_sources.find(key); found != of_sources.end()) return found->second;
+    return of_sources.try_emplace(key, source, device, folder).first->second;
+  }
+};
+
+AllKernels& all_kernels() {
+  static AllKernels all;
+  return all;
+}
+
+}  // namespace
+
+bool has_compiled(const KernelSource& source, c10::DeviceIndex device) {
+  const c10::cuda::CUDAGuard guard(device);
+  auto& all = all_kernels();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  return all.of(source, device).are_there();
+}
+
+bool launch_compiled(const KernelSource& source, const char* function, const LaunchShape& shape, void** arguments,
+                     c10::DeviceIndex device) {
+  const c10::cuda::CUDAGuard guard(device);
+  cudaSetDevice(device);  // the driver launches in the thread's context, which a new thread has not
+  auto& all = all_kernels();
+  CompiledKernels* kernels = nullptr;
+  CUfunction found = nullptr;
+  {
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    kernels = &all.of(source, device);
+    if (kernels->are_there()) found = kernels->function(function);
+  }
+  const auto stream = c10::cuda::getCurrentCUDAStream(device).stream();
+  return found != nullptr && kernels->launch(found, shape, arguments, stream);
+}
+
+void keep_compiled_in(const std::filesystem::path& folder) {
+  auto& all = all_kernels();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  all.folder = folder;
+}
+
+#else
+
+bool has_compiled(const KernelSource&, c10::DeviceIndex) { return false; }
+bool launch_compiled(const KernelSource&, const char*, const LaunchShape&, void**, c10::DeviceIndex) { return false; }
+void keep_compiled_in(const std::filesystem::path&) {}
+
+#endif
+
+}  // namespace autopar

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <filesystem>
+
+#include <c10/core/Device.h>
+
+#include "torch/device/device_context.hpp"
+
+namespace autopar {
+
+/// See DeviceContext::has_kernels; false where NVRTC is missing, or does not know the device.
+[[nodiscard]] bool has_compiled(const KernelSource& source, c10::DeviceIndex device);
+/// See DeviceContext::launch.
+[[nodiscard]] bool launch_compiled(const KernelSource& source, const char* function, const LaunchShape& shape,
+                                   void** arguments, c10::DeviceIndex device);
+/// See DeviceContext::keep_kernels_in.
+void keep_compiled_in(const std::filesystem::path& folder);
+
+}  // namespace autopar

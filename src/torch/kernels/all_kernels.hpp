@@ -1,0 +1,19 @@
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include "torch/device/device_context.hpp"
+#include "torch/kernels/batch_norm_source.hpp"
+#include "torch/kernels/class_loss_source.hpp"
+
+namespace autopar {
+
+/// Whether the device takes all kernels of this room. The first question compiles them (a second or two, or what an
+/// earlier process left is read), so that no step does.
+[[nodiscard]] inline bool has_all_kernels(c10::Device device) {
+  const auto& context = context_of(device.type());
+  return context.has_kernels(kBatchNormKernels, device.index()) &&
+         context.has_kernels(kClassLossKernels, device.index());
+}
+
+}  // namespace autopar

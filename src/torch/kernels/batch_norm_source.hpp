@@ -1,0 +1,298 @@
+#pragma once
+
+#include "torch/device/kernel_source.hpp"
+
+namespace autopar {
+
+/// What one launch takes: data are [rows, channels] without gaps, channels next to each other. `Pack` is 16 bytes of
+/// them.
+struct BatchNormTables {
+  static constexpr unsigned kThreads = 256;
+  static constexpr unsigned kPackBytes = 16;
+  static constexpr unsigned kChannelsOfBlock = 32;  ///< of the kernels that add up partial sums
+};
+
+/// Batch norm, the addition of a residual and ReLU: y = relu(scale x + offset + residual), with
+/// scale = weight / sqrt(var + eps), offset = bias - mean scale. Three kernels forward, three backward:
+///  `sums_T`      partial sums over rows of x - x[0] and its square (Chan, Golub, LeVeque 1983: shifted data)
+///  `statistics`  mean and 1 / sqrt(var + eps) of each channel; running ones; scale and offset
+///  `apply_T`     y
+///  `gradient_sums_T`  partial sums over rows of dz and dz (x - mean); dz = dy where y > 0
+///  `coefficients`     gradients of weight and bias; what makes dx of dz and x
+///  `gradient_T`       dx, and dz for the residual
+/// Those of `relu_T` make y once more, those of `relu_result_T` read it.
+/// Each thread has one pack of channels and every n-th row. Sums over rows are in single precision within a thread and
+/// a block, in double precision over blocks, always in the same order.
+inline constexpr char kBatchNormText[] = R"(
+// ---------------------------------------------------------------- sums over rows
+
+// A block's sums of two numbers a channel, written as row blockIdx.y of [blocks, 2, channels].
+template <int V> __device__ void write_block_sums(const float (&first)[V], const float (&second)[V], float* partial,
+                                                  int channels) {
+  __shared__ float shared[256 * V];
+  const int pack = blockIdx.x * blockDim.x + threadIdx.x, width = blockDim.x * V;
+  float* const row = partial + 2ll * blockIdx.y * channels;
+  for (int part = 0; part < 2; ++part) {
+    for (int v = 0; v < V; ++v) shared[threadIdx.y * width + threadIdx.x * V + v] = part == 0 ? first[v] : second[v];
+    __syncthreads();
+    for (int half = blockDim.y / 2; half > 0; half /= 2) {
+      if (threadIdx.y < half) {
+        for (int v = 0; v < V; ++v) {
+          const int at = threadIdx.y * width + threadIdx.x * V + v;
+          shared[at] += shared[at + half * width];
+        }
+      }
+      __syncthreads();
+    }
+    if (threadIdx.y == 0 && pack * V < channels) {
+      for (int v = 0; v < V; ++v) row[part * channels + pack * V + v] = shared[threadIdx.x * V + v];
+    }
+    __syncthreads();
+  }
+}
+
+template <class T> __device__ void sums(const T* x, float* partial, long long rows, int channels) {
+  constexpr int V = 16 / sizeof(T);
+  const int packs = channels / V, pack = blockIdx.x * blockDim.x + threadIdx.x;
+  const long long step = (long long)gridDim.y * blockDim.y;
+  const Pack<T>* const data = (const Pack<T>*)x;
+  float first[V] = {}, second[V] = {};
+  if (pack < packs) {
+    const Pack<T> shift = data[pack];
+    for (long long row = (long long)blockIdx.y * blockDim.y + threadIdx.y; row < rows; row += 4 * step) {
+      Pack<T> taken[4];
+      for (int i = 0; i < 4; ++i) taken[i] = row + i * step < rows ? data[(row + i * step) * packs + pack] : shift;
+      for (int i = 0; i < 4; ++i) {
+        for (int v = 0; v < V; ++v) {
+          const float by = number(taken[i].at[v]) - number(shift.at[v]);
+          first[v] += by;
+          second[v] += by * by;
+        }
+      }
+    }
+  }
+  write_block_sums<V>(first, second, partial, channels);
+}
+
+// Sums over blocks: threads (32 channels, 8 rows of partial sums). Valid in the threads of row 0.
+__device__ void sum_blocks(const float* partial, int blocks, int channels, double& first, double& second) {
+  __shared__ double shared[2][8][32];
+  const int channel = blockIdx.x * 32 + threadIdx.x;
+  first = second = 0;
+  if (channel < channels) {
+    for (int row = threadIdx.y; row < blocks; row += 8) {
+      first += partial[2ll * row * channels + channel];
+      second += partial[(2ll * row + 1) * channels + channel];
+    }
+  }
+  shared[0][threadIdx.y][threadIdx.x] = first;
+  shared[1][threadIdx.y][threadIdx.x] = second;
+  __syncthreads();
+  if (threadIdx.y > 0) return;
+  for (int row = 1; row < 8; ++row) {
+    first += shared[0][row][threadIdx.x];
+    second += shared[1][row][threadIdx.x];
+  }
+}
+
+// ---------------------------------------------------------------- forward
+
+// Makes statistics [2, channels] (mean, 1 / sqrt(var + eps)) and affine [2, channels] (scale, offset).
+template <class T> __device__ void statistics(const float* partial, int blocks, const T* x, const float* weight,
+                                              const float* bias, float* running_mean, float* running_var,
+                                              float* statistics, float* affine, long long rows, int channels,
+                                              double momentum, double eps) {
+  double first, second;
+  sum_blocks(partial, blocks, channels, first, second);
+  const int channel = blockIdx.x * 32 + threadIdx.x;
+  if (threadIdx.y > 0 || channel >= channels) return;
+  const double by = first / rows, mean = number(x[channel]) + by;
+  const double variance = fmax(second / rows - by * by, 0.0), inverse = rsqrt(variance + eps);
+  statistics[channel] = mean;
+  statistics[channels + channel] = inverse;
+  const double scale = (weight ? weight[channel] : 1.0) * inverse;
+  affine[channel] = scale;
+  affine[channels + channel] = (bias ? bias[channel] : 0.0) - mean * scale;
+  if (running_mean) running_mean[channel] = (1 - momentum) * running_mean[channel] + momentum * mean;
+  if (running_var) {
+    const double unbiased = variance * rows / (rows - 1);
+    running_var[channel] = (1 - momentum) * running_var[channel] + momentum * unbiased;
+  }
+}
+
+template <class T> __device__ void apply(const T* x, const T* residual, const float* affine, T* y, long long rows,
+                                         int channels, int relu) {
+  constexpr int V = 16 / sizeof(T);
+  const int packs = channels / V, pack = blockIdx.x * blockDim.x + threadIdx.x;
+  if (pack >= packs) return;
+  float scale[V], offset[V];
+  for (int v = 0; v < V; ++v) {
+    scale[v] = affine[pack * V + v];
+    offset[v] = affine[channels + pack * V + v];
+  }
+  const long long step = (long long)gridDim.y * blockDim.y;
+  for (long long row = (long long)blockIdx.y * blockDim.y + threadIdx.y; row < rows; row += step) {
+    const long long at = row * packs + pack;
+    Pack<T> made = ((const Pack<T>*)x)[at], added;
+    if (residual) added = ((const Pack<T>*)residual)[at];
+    for (int v = 0; v < V; ++v) {
+      float z = number(made.at[v]) * scale[v] + offset[v];
+      if (residual) z += number(added.at[v]);
+      store(made.at[v], relu && z <= 0 ? 0.f : z);
+    }
+    ((Pack<T>*)y)[at] = made;
+  }
+}
+
+// ---------------------------------------------------------------- backward
+
+// What a thread of the backward keeps of its channels.
+template <class T, bool kRelu, bool kReadsResult> struct Channels {
+  static constexpr int V = 16 / sizeof(T);
+  static constexpr bool kMakesResult = kRelu && !kReadsResult;
+  float scale[V], offset[V];
+
+  __device__ Channels(const float* affine, int channels, int pack) {
+    if constexpr (kMakesResult) {
+      for (int v = 0; v < V; ++v) {
+        scale[v] = affine[pack * V + v];
+        offset[v] = affine[channels + pack * V + v];
+      }
+    }
+  }
+
+  // The gradient of relu's operand. Without y, whether that was positive is found by making it once more.
+  __device__ float passed(T dy, T x, T y, int v) const {
+    const float is = number(dy);
+    if (!kRelu) return is;
+    const float z = kReadsResult ? number(y) : number(x) * scale[v] + offset[v];
+    return z <= 0 ? 0.f : is;
+  }
+};
+
+template <class T, bool kRelu, bool kReadsResult>
+__device__ void gradient_sums(const T* dy, const T* x, const T* y, const float* statistics, const float* affine,
+                              float* partial, long long rows, int channels) {
+  constexpr int V = 16 / sizeof(T);
+  const int packs = channels / V, pack = blockIdx.x * blockDim.x + threadIdx.x;
+  const long long step = (long long)gridDim.y * blockDim.y;
+  float first[V] = {}, second[V] = {};
+  if (pack < packs) {
+    const Channels<T, kRelu, kReadsResult> own(affine, channels, pack);
+    float mean[V];
+    for (int v = 0; v < V; ++v) mean[v] = statistics[pack * V + v];
+    const auto take = [&](const Pack<T>& of_y, const Pack<T>& of_x, const Pack<T>& result) {
+      for (int v = 0; v < V; ++v) {
+        const float dz = own.passed(of_y.at[v], of_x.at[v], result.at[v], v);
+        first[v] += dz;
+        second[v] += dz * (number(of_x.at[v]) - mean[v]);
+      }
+    };
+    const Pack<T>*const dys = (const Pack<T>*)dy, *const xs = (const Pack<T>*)x, *const ys = (const Pack<T>*)y;
+    long long row = (long long)blockIdx.y * blockDim.y + threadIdx.y;
+    for (; row + step < rows; row += 2 * step) {
+      const long long at = row * packs + pack, next = at + step * packs;
+      const Pack<T> dy0 = dys[at], dy1 = dys[next], x0 = xs[at], x1 = xs[next];
+      take(dy0, x0, kReadsResult ? ys[at] : x0);
+      take(dy1, x1, kReadsResult ? ys[next] : x1);
+    }
+    if (row < rows) {
+      const long long at = row * packs + pack;
+      take(dys[at], xs[at], kReadsResult ? ys[at] : xs[at]);
+    }
+  }
+  write_block_sums<V>(first, second, partial, channels);
+}
+
+// dx = factors[0] dz + factors[1] x + factors[2]
+extern "C" __global__ void batch_norm_coefficients(const float* partial, int blocks, const float* statistics,
+                                                   const float* affine, float* dweight, float* dbias, float* factors,
+                                                   long long rows, int channels) {
+  double first, second;
+  sum_blocks(partial, blocks, channels, first, second);
+  const int channel = blockIdx.x * 32 + threadIdx.x;
+  if (threadIdx.y > 0 || channel >= channels) return;
+  const double mean = statistics[channel], inverse = statistics[channels + channel], scale = affine[channel];
+  const double of_x = -scale * inverse * inverse * second / rows;
+  dweight[channel] = second * inverse;
+  dbias[channel] = first;
+  factors[channel] = scale;
+  factors[channels + channel] = of_x;
+  factors[2 * channels + channel] = -scale * first / rows - of_x * mean;
+}
+
+template <class T, bool kRelu, bool kReadsResult>
+__device__ void gradient(const T* dy, const T* x, const T* y, const float* affine, const float* factors, T* dx,
+                         T* dresidual, long long rows, int channels) {
+  constexpr int V = 16 / sizeof(T);
+  const int packs = channels / V, pack = blockIdx.x * blockDim.x + threadIdx.x;
+  if (pack >= packs) return;
+  const Channels<T, kRelu, kReadsResult> own(affine, channels, pack);
+  float of_z[V], of_x[V], shift[V];
+  for (int v = 0; v < V; ++v) {
+    of_z[v] = factors[pack * V + v];
+    of_x[v] = factors[channels + pack * V + v];
+    shift[v] = factors[2 * channels + pack * V + v];
+  }
+  const auto make = [&](long long at, Pack<T> of_y, Pack<T> of_x_, const Pack<T>& result) {
+    for (int v = 0; v < V; ++v) {
+      const float dz = own.passed(of_y.at[v], of_x_.at[v], result.at[v], v);
+      store(of_x_.at[v], of_z[v] * dz + (of_x[v] * number(of_x_.at[v]) + shift[v]));
+      if (kRelu) store(of_y.at[v], dz);
+    }
+    if (dx) ((Pack<T>*)dx)[at] = of_x_;
+    if (kRelu && dresidual) ((Pack<T>*)dresidual)[at] = of_y;
+  };
+  const Pack<T>*const dys = (const Pack<T>*)dy, *const xs = (const Pack<T>*)x, *const ys = (const Pack<T>*)y;
+  const long long step = (long long)gridDim.y * blockDim.y;
+  long long row = (long long)blockIdx.y * blockDim.y + threadIdx.y;
+  for (; row + step < rows; row += 2 * step) {
+    const long long at = row * packs + pack, next = at + step * packs;
+    const Pack<T> dy0 = dys[at], dy1 = dys[next], x0 = xs[at], x1 = xs[next];
+    const Pack<T> y0 = kReadsResult ? ys[at] : x0, y1 = kReadsResult ? ys[next] : x1;
+    make(at, dy0, x0, y0);
+    make(next, dy1, x1, y1);
+  }
+  if (row < rows) {
+    const long long at = row * packs + pack;
+    make(at, dys[at], xs[at], kReadsResult ? ys[at] : xs[at]);
+  }
+}
+
+#define BACKWARD(T, kRelu, kReadsResult, name)                                                                         \
+  extern "C" __global__ void batch_norm_gradient_sums_##name(const T* dy, const T* x, const T* y, const float* made,   \
+                                                             const float* affine, float* partial, long long rows,      \
+                                                             int channels) {                                           \
+    gradient_sums<T, kRelu, kReadsResult>(dy, x, y, made, affine, partial, rows, channels);                            \
+  }                                                                                                                    \
+  extern "C" __global__ void batch_norm_gradient_##name(const T* dy, const T* x, const T* y, const float* affine,      \
+                                                        const float* factors, T* dx, T* dresidual, long long rows,     \
+                                                        int channels) {                                                \
+    gradient<T, kRelu, kReadsResult>(dy, x, y, affine, factors, dx, dresidual, rows, channels);                        \
+  }
+
+#define KERNELS(T, name)                                                                                               \
+  extern "C" __global__ void batch_norm_sums_##name(const T* x, float* partial, long long rows, int channels) {        \
+    sums<T>(x, partial, rows, channels);                                                                               \
+  }                                                                                                                    \
+  extern "C" __global__ void batch_norm_statistics_##name(                                                             \
+      const float* partial, int blocks, const T* x, const float* weight, const float* bias, float* running_mean,       \
+      float* running_var, float* made, float* affine, long long rows, int channels, double momentum, double eps) {     \
+    statistics<T>(partial, blocks, x, weight, bias, running_mean, running_var, made, affine, rows, channels, momentum, \
+                  eps);                                                                                                \
+  }                                                                                                                    \
+  extern "C" __global__ void batch_norm_apply_##name(const T* x, const T* residual, const float* affine, T* y,         \
+                                                     long long rows, int channels, int relu) {                         \
+    apply<T>(x, residual, affine, y, rows, channels, relu);                                                            \
+  }                                                                                                                    \
+  BACKWARD(T, false, false, name)                                                                                      \
+  BACKWARD(T, true, false, relu_##name)                                                                                \
+  BACKWARD(T, true, true, relu_result_##name)
+KERNELS(float, f32)
+KERNELS(Half, f16)
+KERNELS(Brain, bf16)
+)";
+
+inline constexpr KernelSource kBatchNormKernels{"batch_norm.cu", kBatchNormText};
+
+}  // namespace autopar

@@ -1,0 +1,117 @@
+#pragma once
+
+#include "torch/device/kernel_source.hpp"
+
+namespace autopar {
+
+/// Threads of a block, which has one row of logits.
+inline constexpr unsigned kClassLossThreads = 512;
+
+/// Cross entropy of rows of logits [rows, classes] in 16 bits or single precision, statistics in single precision:
+///  `cross_entropy_losses_T`     reads the logits once: log-sums of exponentials (Milakov, Gimelshein 2018: online
+///  softmax) and losses `gradients_T`  reads them once more and writes the gradient, which may be in their place
+/// A row whose target is none of the classes has the loss NaN, one of `ignored` zero and no gradient.
+inline constexpr char kClassLossText[] = R"(
+constexpr int kWarps = 16;  // of 512 threads
+
+__device__ inline float infinity() { return __int_as_float(0x7f800000); }
+
+// Of exponentials relative to the largest so far.
+struct Sum {
+  float most, sum;
+  __device__ void add(float x) {
+    if (x > most) {
+      sum *= expf(most - x);
+      most = x;
+    }
+    if (most > -infinity() || x != x) sum += expf(x - most);
+  }
+  __device__ void add(Sum other) {
+    const float larger = fmaxf(most, other.most);
+    if (larger > -infinity()) {
+      sum = sum * expf(most - larger) + other.sum * expf(other.most - larger);
+      most = larger;
+    } else {
+      sum += other.sum;
+    }
+  }
+};
+
+template <class T> __device__ void losses(const T* logits, const long long* targets, const float* weight,
+                                          long long ignored, float* log_sums, float* losses, int classes) {
+  constexpr int V = 16 / sizeof(T);
+  const long long row = blockIdx.x;
+  const T* const x = logits + row * classes;
+  Sum own = {-infinity(), 0};
+  if (classes % V == 0) {
+    for (int pack = threadIdx.x; pack < classes / V; pack += blockDim.x) {
+      const Pack<T> taken = ((const Pack<T>*)x)[pack];
+      for (int v = 0; v < V; ++v) own.add(number(taken.at[v]));
+    }
+  } else {
+    for (int at = threadIdx.x; at < classes; at += blockDim.x) own.add(number(x[at]));
+  }
+  __shared__ Sum shared[kWarps];
+  for (int part = 16; part > 0; part /= 2) {
+    const Sum other = {__shfl_down_sync(~0u, own.most, part), __shfl_down_sync(~0u, own.sum, part)};
+    own.add(other);
+  }
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = own;
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  for (int warp = 1; warp < kWarps; ++warp) own.add(shared[warp]);
+  const float log_sum = own.most + logf(own.sum);
+  log_sums[row] = log_sum;
+  const long long target = targets[row];
+  if (target == ignored) {
+    losses[row] = 0;
+  } else if (target < 0 || target >= classes) {
+    losses[row] = __int_as_float(0x7fc00000);
+  } else {
+    losses[row] = (weight ? weight[target] : 1.f) * (log_sum - number(x[target]));
+  }
+}
+
+// `given` is one number a row, or one for all (`step` 1 or 0).
+template <class T> __device__ void gradients(const T* logits, const long long* targets, const float* weight,
+                                             long long ignored, const float* log_sums, const float* given, int step,
+                                             T* made, int classes) {
+  constexpr int V = 16 / sizeof(T);
+  const long long row = blockIdx.x, target = targets[row];
+  const T* const x = logits + row * classes;
+  T* const out = made + row * classes;
+  const bool counts = target != ignored && target >= 0 && target < classes;
+  const float factor = counts ? given[row * step] * (weight ? weight[target] : 1.f) : 0.f, log_sum = log_sums[row];
+  const auto gradient = [&](float logit, int at) {
+    if (!counts) return 0.f;
+    return factor * (expf(logit - log_sum) - (at == target ? 1.f : 0.f));
+  };
+  if (classes % V == 0) {
+    for (int pack = threadIdx.x; pack < classes / V; pack += blockDim.x) {
+      Pack<T> taken = ((const Pack<T>*)x)[pack];
+      for (int v = 0; v < V; ++v) store(taken.at[v], gradient(number(taken.at[v]), pack * V + v));
+      ((Pack<T>*)out)[pack] = taken;
+    }
+  } else {
+    for (int at = threadIdx.x; at < classes; at += blockDim.x) store(out[at], gradient(number(x[at]), at));
+  }
+}
+
+#define KERNELS(T, name)                                                                                               \
+  extern "C" __global__ void cross_entropy_losses_##name(const T* logits, const long long* targets, const float* weight,             \
+                                           long long ignored, float* log_sums, float* made, int classes) {             \
+    losses<T>(logits, targets, weight, ignored, log_sums, made, classes);                                              \
+  }                                                                                                                    \
+  extern "C" __global__ void cross_entropy_gradients_##name(const T* logits, const long long* targets, const float* weight,          \
+                                              long long ignored, const float* log_sums, const float* given, int step,  \
+                                              T* made, int classes) {                                                  \
+    gradients<T>(logits, targets, weight, ignored, log_sums, given, step, made, classes);                              \
+  }
+KERNELS(float, f32)
+KERNELS(Half, f16)
+KERNELS(Brain, bf16)
+)";
+
+inline constexpr KernelSource kClassLossKernels{"class_loss.cu", kClassLossText};
+
+}  // namespace autopar

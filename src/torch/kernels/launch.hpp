@@ -1,0 +1,55 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+
+#include <autopar/core/assert.hpp>
+
+#include "torch/device/device_context.hpp"
+
+namespace autopar::detail {
+
+/// Queues a kernel on the device of `on`, with these arguments by value.
+/// @pre has_kernels for the source there
+template <class... Arguments>
+void launch(const at::Tensor& on, const KernelSource& source, const char* function, const LaunchShape& shape,
+            Arguments... arguments) {
+  std::array<void*, sizeof...(Arguments)> addresses{&arguments...};
+  const bool queued =
+      context_of(on.device().type()).launch(source, function, shape, addresses.data(), on.device().index());
+  AUTOPAR_ASSERT(queued, "the driver refused a kernel of the library's own");
+}
+
+/// What kernels take for a tensor: null for an undefined one.
+inline const void* data_of(const at::Tensor& tensor) { return tensor.defined() ? tensor.const_data_ptr() : nullptr; }
+inline void* memory_of(const at::Tensor& tensor) { return tensor.defined() ? tensor.data_ptr() : nullptr; }
+
+/// "f32", "f16" or "bf16"; null for other types, of which there are no kernels.
+inline const char* kernel_type(c10::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+      return "f32";
+    case at::kHalf:
+      return "f16";
+    case at::kBFloat16:
+      return "bf16";
+    default:
+      return nullptr;
+  }
+}
+
+/// Whether packs of 16 bytes begin there.
+inline bool is_aligned(const at::Tensor& tensor) {
+  constexpr std::uintptr_t kPackBytes = 16;
+  return reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr()) % kPackBytes == 0;
+}
+
+/// Whether it is undefined, or numbers in single precision without gaps where `beside` is.
+inline bool is_single_beside(const at::Tensor& tensor, const at::Tensor& beside) {
+  return !tensor.defined() ||
+         (tensor.scalar_type() == at::kFloat && tensor.is_contiguous() && tensor.device() == beside.device());
+}
+
+}  // namespace autopar::detail

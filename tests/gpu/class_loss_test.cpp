@@ -1,0 +1,89 @@
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Reduction.h>
+#include <torch/torch.h>
+
+#include <catch_shim.hpp>
+
+#include "torch/kernels/class_loss.hpp"
+
+// The kernels of a cross entropy against libtorch's operators in double precision.
+namespace gpu_class_loss_test {
+
+using torch::Tensor;
+
+struct Case {
+  std::int64_t rows, classes;
+  bool weighs = false;
+  std::int64_t ignored = -100;
+  std::int64_t reduction = at::Reduction::Sum;
+};
+
+struct Outcome {
+  Tensor loss, gradient;
+};
+
+template <class Loss>
+Outcome outcome(const Tensor& logits, Loss loss) {
+  const auto leaf = logits.clone().requires_grad_();
+  const auto copy = leaf * 1;  // what the gradient may take the memory of
+  const auto of = loss(copy);
+  const auto factor = torch::linspace(0.5, 2, of.numel(), of.options()).view_as(of);
+  const auto gradient = torch::autograd::grad({(of * factor).sum()}, {leaf})[0];
+  return {of.detach().to(at::kDouble), gradient.to(at::kDouble)};
+}
+
+double distance(const Tensor& a, const Tensor& b) { return ((a - b).norm() / (b.norm() + 1e-30)).item<double>(); }
+
+TEST_CASE("A cross entropy in kernels of its own is libtorch's, of logits in 16 bits as of their copies", "[gpu]") {
+  torch::manual_seed(6);
+  const std::vector<Case> cases{{64, 50304},
+                                {33, 1000, true, 7},
+                                {5, 1001, true, 2, at::Reduction::Mean},
+                                {17, 3, false, 1, at::Reduction::None},
+                                {1, 8, false, -100, at::Reduction::Mean},
+                                {128, 30522, false, 0, at::Reduction::Mean}};
+  for (const auto& one : cases) {
+    const auto target = torch::randint(one.classes, {one.rows}, at::device(at::kCUDA).dtype(at::kLong));
+    const auto weight = torch::rand({one.classes}, at::kCUDA) + 0.5;
+    const auto drawn = torch::randn({one.rows, one.classes}, at::kCUDA) * 4;
+    for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+      for (const bool overwrites : {false, true}) {
+        INFO(one.rows << " x " << one.classes << ", " << c10::toString(type) << (overwrites ? ", in place" : ""));
+        const auto logits = drawn.to(type);
+        const auto weights = one.weighs ? std::optional(weight) : std::nullopt;
+        REQUIRE(autopar::has_class_loss_kernels(logits, target, weights));
+        const auto made = outcome(logits, [&](const Tensor& of) {
+          return autopar::cross_entropy_in_kernels(of, target, weights, one.reduction, one.ignored, overwrites);
+        });
+        const auto exact = outcome(logits.to(at::kDouble), [&](const Tensor& of) {
+          const auto wide = one.weighs ? std::optional(weight.to(at::kDouble)) : std::nullopt;
+          return at::cross_entropy_loss(of, target, wide, one.reduction, one.ignored);
+        });
+        const double rounding = type == at::kFloat ? 2e-6 : type == at::kHalf ? 1e-3 : 4e-3;
+        CHECK(distance(made.loss, exact.loss) <= 2e-6);
+        CHECK(distance(made.gradient, exact.gradient) <= rounding);
+      }
+    }
+  }
+}
+
+TEST_CASE("A target that is no class makes the loss NaN, and logits may be infinite", "[gpu]") {
+  const auto infinite = std::numeric_limits<float>::infinity();
+  const auto logits = torch::tensor({{1.f, 2.f, -infinite}, {-infinite, -infinite, 3.f}, {0.f, 1.f, 2.f}}, at::kCUDA);
+  const auto losses = [&](std::vector<std::int64_t> targets) {
+    const auto target = torch::tensor(targets, at::kLong).to(at::kCUDA);
+    return autopar::cross_entropy_in_kernels(logits, target, {}, at::Reduction::None, -100, false).cpu();
+  };
+  const auto expected =
+      at::cross_entropy_loss(logits.cpu(), torch::tensor({1, 2, 0}, at::kLong), {}, at::Reduction::None);
+  CHECK(torch::allclose(losses({1, 2, 0}), expected, 1e-6, 1e-6));
+  const auto odd = losses({3, -1, -100});
+  CHECK(odd.isnan().sum().item<std::int64_t>() == 2);
+  CHECK(odd[2].item<float>() == 0);
+}
+
+}  // namespace gpu_class_loss_test
