@@ -34,8 +34,11 @@ RuleResult type_trailing(const OpContext& op) {
 RuleResult type_layer_norm(const OpContext& op) {
   const auto operands = op.tensors();
   const auto& type = op.type(operands.front());
+  const auto residual = op.tensor("residual");  // of a norm of a sum
+  if (residual.valid() && op.type(residual) != type) return RuleResult::mixes("its addends differ in their samples");
   for (std::size_t i = 1; i < operands.size(); ++i) {
-    if (op.type(operands[i]).has_samples()) return RuleResult::mixes("its weight has samples");
+    if (operands[i] != residual && op.type(operands[i]).has_samples())
+      return RuleResult::mixes("its weight has samples");
   }
   const auto shape = op.integers("normalized_shape");
   if (!shape || type.dim >= op.rank(operands.front()) - static_cast<std::int64_t>(shape->size())) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "torch/ir/add_layer_norm.hpp"
 #include "torch/ir/class_head.hpp"
 #include "torch/ir/cross_entropy.hpp"
 
@@ -387,8 +388,9 @@ SavedBytes saved_by(const OpContext& op) {
       keep(op.tensor("weight"));
       break;
     case SavedTensors::kNormalisation: {
-      keep(operands.front());
-      if (op.has("relu") && op.flag("relu", false)) keep(result);  // whose sign says where gradients pass
+      keep(op.graph().is(op.id(), kAddLayerNorm) ? result
+                                                 : operands.front());  // its first result is the norm's operand
+      if (op.has("relu") && op.flag("relu", false)) keep(result);      // whose sign says where gradients pass
       // statistics of 16-bit values are kept in single precision
       const auto row = std::max(4.0, static_cast<double>(size_of(dtype_of(op.graph().value(result).dtype)).value()));
       const auto& sizes = op.sizes(operands.front());

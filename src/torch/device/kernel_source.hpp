@@ -2,7 +2,7 @@
 
 namespace autopar {
 
-/// CUDA C of kernels that the library brings along, compiled behind `kNumbersSource` where they first run. Of static
+/// CUDA C of kernels that the library brings along, compiled behind `kKernelPrelude` where they first run. Of static
 /// storage: the text's address is what they are remembered by. Functions are `extern "C"`.
 struct KernelSource {
   const char* name = "";  ///< for the compiler's messages: "batch_norm.cu"
@@ -15,8 +15,8 @@ struct LaunchShape {
 };
 
 /// What sources begin with, as NVRTC has no headers of its own: `Half` and `Brain` of 16 bits, `number(x)` in
-/// single precision (double for double), `store(to, x)` rounded to nearest even, and `Pack` of 16 bytes.
-inline constexpr char kNumbersSource[] = R"(
+/// single precision (double for double), `store(to, x)` rounded to nearest even, `Pack` of 16 bytes, and `sum_blocks`.
+inline constexpr char kKernelPrelude[] = R"(
 struct Half { unsigned short bits; };
 struct Brain { unsigned short bits; };
 __device__ inline float number(float x) { return x; }
@@ -31,6 +31,27 @@ __device__ inline void store(Brain& to, float x) {
   to.bits = x != x ? 0x7fff : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
 }
 template <class T> struct alignas(16) Pack { T at[16 / sizeof(T)]; };
+
+// Sums over blocks: threads (32 channels, 8 rows of partial sums). Valid in the threads of row 0.
+__device__ void sum_blocks(const float* partial, int blocks, int channels, double& first, double& second) {
+  __shared__ double shared[2][8][32];
+  const int channel = blockIdx.x * 32 + threadIdx.x;
+  first = second = 0;
+  if (channel < channels) {
+    for (int row = threadIdx.y; row < blocks; row += 8) {
+      first += partial[2ll * row * channels + channel];
+      second += partial[(2ll * row + 1) * channels + channel];
+    }
+  }
+  shared[0][threadIdx.y][threadIdx.x] = first;
+  shared[1][threadIdx.y][threadIdx.x] = second;
+  __syncthreads();
+  if (threadIdx.y > 0) return;
+  for (int row = 1; row < 8; ++row) {
+    first += shared[0][row][threadIdx.x];
+    second += shared[1][row][threadIdx.x];
+  }
+}
 )";
 
 }  // namespace autopar

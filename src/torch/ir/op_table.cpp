@@ -3,6 +3,7 @@
 #include <string>
 #include <unordered_map>
 
+#include "torch/ir/add_layer_norm.hpp"
 #include "torch/ir/batch_norm_relu.hpp"
 #include "torch/ir/class_head.hpp"
 #include "torch/ir/collectives.hpp"
@@ -310,10 +311,12 @@ const OpTraits& traits_of(std::string_view qualified_name) {
   static constexpr OpTraits kShardMove{"", F::kCopyValue};
   static constexpr OpTraits kHead{"", F::kClassHead, C::kMatmul, S::kInput};
   static constexpr OpTraits kNorm{"", F::kBatchNorm, C::kMemory, S::kNormalisation};
+  static constexpr OpTraits kSumNorm{"", F::kLayerNorm, C::kMemory, S::kNormalisation};
   static constexpr OpTraits kLoss{"cross_entropy_loss", F::kClassLoss, C::kMemory, S::kResult};
   if (qualified_name == kLinearCrossEntropy) return kHead;
   if (qualified_name == kBatchNormRelu) return kNorm;
   if (qualified_name == kCrossEntropy) return kLoss;
+  if (qualified_name == kAddLayerNorm) return kSumNorm;
   if (collective_named(qualified_name) != nullptr) return kCollective;
   if (is_shard_move(qualified_name)) return kShardMove;
   if (!qualified_name.starts_with(kAten)) return kUnknown;

@@ -5,6 +5,7 @@
 #include "torch/device/device_context.hpp"
 #include "torch/kernels/batch_norm_source.hpp"
 #include "torch/kernels/class_loss_source.hpp"
+#include "torch/kernels/layer_norm_source.hpp"
 
 namespace autopar {
 
@@ -13,7 +14,8 @@ namespace autopar {
 [[nodiscard]] inline bool has_all_kernels(c10::Device device) {
   const auto& context = context_of(device.type());
   return context.has_kernels(kBatchNormKernels, device.index()) &&
-         context.has_kernels(kClassLossKernels, device.index());
+         context.has_kernels(kClassLossKernels, device.index()) &&
+         context.has_kernels(kLayerNormKernels, device.index());
 }
 
 }  // namespace autopar

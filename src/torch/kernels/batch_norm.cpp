@@ -41,7 +41,7 @@ struct Extent {
 
 Extent extent_of(const Tensor& data) {
   const auto channels = data.size(1);
-  return {data.numel() / channels, channels, channels * data.element_size() / BatchNormTables::kPackBytes};
+  return {data.numel() / channels, channels, channels * data.element_size() / detail::kPackBytes};
 }
 
 /// Blocks that take all rows, each some. @param most  of blocks
@@ -61,12 +61,6 @@ LaunchShape over_rows(const Extent& of, std::int64_t most) {
 constexpr std::int64_t kSummingBlocks = 528;
 constexpr std::int64_t kMappingBlocks = 2112;
 
-LaunchShape over_channels(const Extent& of) {
-  constexpr unsigned kChannels = BatchNormTables::kChannelsOfBlock;
-  return {static_cast<unsigned>((of.channels + kChannels - 1) / kChannels), 1, kChannels,
-          BatchNormTables::kThreads / kChannels};
-}
-
 /// "batch_norm_sums_f32": the kernel for the type of the data.
 std::string kernel_for(const Tensor& data, const std::string& what) {
   return "batch_norm_" + what + detail::kernel_type(data.scalar_type());
@@ -82,7 +76,7 @@ bool takes(const Tensor& input, std::initializer_list<Tensor> numbers) {
   if (!input.is_cuda() || detail::kernel_type(input.scalar_type()) == nullptr || input.dim() < 2 || input.numel() == 0)
     return false;
   return input.stride(1) == 1 && input.is_non_overlapping_and_dense() && input.numel() > input.size(1) &&
-         input.size(1) * input.element_size() % BatchNormTables::kPackBytes == 0 && detail::is_aligned(input) &&
+         input.size(1) * input.element_size() % detail::kPackBytes == 0 && detail::is_aligned(input) &&
          std::ranges::all_of(numbers, [&](const Tensor& each) { return detail::is_single_beside(each, input); }) &&
          context_of(input.device().type()).has_kernels(kBatchNormKernels, input.device().index());
 }
@@ -104,13 +98,13 @@ Normalised normalise(const Tensor& input, const Tensor& weight, const Tensor& bi
   const auto summing = over_rows(of, kSummingBlocks), mapping = over_rows(of, kMappingBlocks);
   const auto single = input.options().dtype(at::kFloat).memory_format(std::nullopt);
   const auto residual = laid_out_as(input, given_residual);
-  const auto partial = at::empty({summing.blocks_y, 2, of.channels}, single);
+  const auto partial = detail::partial_sums(input, summing.blocks_y, of.channels);
   Normalised made{at::empty_like(input), at::empty({2, of.channels}, single), at::empty({2, of.channels}, single)};
   const int channels = static_cast<int>(of.channels), blocks = static_cast<int>(summing.blocks_y);
   launch(input, kernel_for(input, "sums_"), summing, data_of(input), memory_of(partial), of.rows, channels);
-  launch(input, kernel_for(input, "statistics_"), over_channels(of), data_of(partial), blocks, data_of(input),
-         data_of(weight), data_of(bias), memory_of(running_mean), memory_of(running_var), memory_of(made.statistics),
-         memory_of(made.affine), of.rows, channels, numbers.momentum, numbers.eps);
+  launch(input, kernel_for(input, "statistics_"), detail::over_columns(of.channels), data_of(partial), blocks,
+         data_of(input), data_of(weight), data_of(bias), memory_of(running_mean), memory_of(running_var),
+         memory_of(made.statistics), memory_of(made.affine), of.rows, channels, numbers.momentum, numbers.eps);
   launch(input, kernel_for(input, "apply_"), mapping, data_of(input), data_of(residual), data_of(made.affine),
          memory_of(made.result), of.rows, channels, static_cast<int>(numbers.relu));
   return made;
@@ -134,7 +128,7 @@ Gradients gradients(const Saved& saved, const Tensor& given, bool relu, bool of_
   const auto summing = over_rows(of, kSummingBlocks), mapping = over_rows(of, kMappingBlocks);
   const auto& single = saved.statistics.options();
   const auto gradient = laid_out_as(saved.input, given);
-  const auto partial = at::empty({summing.blocks_y, 2, of.channels}, single);
+  const auto partial = detail::partial_sums(saved.input, summing.blocks_y, of.channels);
   const auto factors = at::empty({3, of.channels}, single);
   Gradients made{of_input ? at::empty_like(saved.input) : Tensor(), at::empty({of.channels}, single),
                  at::empty({of.channels}, single), of_residual && relu ? at::empty_like(saved.input) : Tensor()};
@@ -143,8 +137,9 @@ Gradients gradients(const Saved& saved, const Tensor& given, bool relu, bool of_
   launch(gradient, kernel_for(gradient, "gradient_sums_" + form), summing, data_of(gradient), data_of(saved.input),
          data_of(saved.result), data_of(saved.statistics), data_of(saved.affine), memory_of(partial), of.rows,
          channels);
-  launch(gradient, "batch_norm_coefficients", over_channels(of), data_of(partial), blocks, data_of(saved.statistics),
-         data_of(saved.affine), memory_of(made.weight), memory_of(made.bias), memory_of(factors), of.rows, channels);
+  launch(gradient, "batch_norm_coefficients", detail::over_columns(of.channels), data_of(partial), blocks,
+         data_of(saved.statistics), data_of(saved.affine), memory_of(made.weight), memory_of(made.bias),
+         memory_of(factors), of.rows, channels);
   if (made.input.defined() || made.residual.defined()) {
     launch(gradient, kernel_for(gradient, "gradient_" + form), mapping, data_of(gradient), data_of(saved.input),
            data_of(saved.result), data_of(saved.affine), data_of(factors), memory_of(made.input),

@@ -8,8 +8,6 @@ namespace autopar {
 /// them.
 struct BatchNormTables {
   static constexpr unsigned kThreads = 256;
-  static constexpr unsigned kPackBytes = 16;
-  static constexpr unsigned kChannelsOfBlock = 32;  ///< of the kernels that add up partial sums
 };
 
 /// Batch norm, the addition of a residual and ReLU: y = relu(scale x + offset + residual), with
@@ -72,27 +70,6 @@ template <class T> __device__ void sums(const T* x, float* partial, long long ro
     }
   }
   write_block_sums<V>(first, second, partial, channels);
-}
-
-// Sums over blocks: threads (32 channels, 8 rows of partial sums). Valid in the threads of row 0.
-__device__ void sum_blocks(const float* partial, int blocks, int channels, double& first, double& second) {
-  __shared__ double shared[2][8][32];
-  const int channel = blockIdx.x * 32 + threadIdx.x;
-  first = second = 0;
-  if (channel < channels) {
-    for (int row = threadIdx.y; row < blocks; row += 8) {
-      first += partial[2ll * row * channels + channel];
-      second += partial[(2ll * row + 1) * channels + channel];
-    }
-  }
-  shared[0][threadIdx.y][threadIdx.x] = first;
-  shared[1][threadIdx.y][threadIdx.x] = second;
-  __syncthreads();
-  if (threadIdx.y > 0) return;
-  for (int row = 1; row < 8; ++row) {
-    first += shared[0][row][threadIdx.x];
-    second += shared[1][row][threadIdx.x];
-  }
 }
 
 // ---------------------------------------------------------------- forward

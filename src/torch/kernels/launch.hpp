@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 
 #include <autopar/core/assert.hpp>
 
@@ -40,9 +41,20 @@ inline const char* kernel_type(c10::ScalarType type) {
   }
 }
 
-/// Whether packs of 16 bytes begin there.
+constexpr std::int64_t kPackBytes = 16;
+
+/// Partial sums [blocks, 2, columns] that kernels write and `sum_blocks` adds up.
+inline at::Tensor partial_sums(const at::Tensor& on, std::int64_t blocks, std::int64_t columns) {
+  return at::empty({blocks, 2, columns}, at::TensorOptions(at::kFloat).device(on.device()));
+}
+/// Of a kernel that calls `sum_blocks`.
+inline LaunchShape over_columns(std::int64_t columns) {
+  constexpr unsigned kColumns = 32, kRows = 8;
+  return {static_cast<unsigned>((columns + kColumns - 1) / kColumns), 1, kColumns, kRows};
+}
+
+/// Whether packs begin there.
 inline bool is_aligned(const at::Tensor& tensor) {
-  constexpr std::uintptr_t kPackBytes = 16;
   return reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr()) % kPackBytes == 0;
 }
 

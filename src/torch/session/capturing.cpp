@@ -30,6 +30,7 @@
 #include "torch/rewrite/channels_last.hpp"
 #include "torch/rewrite/class_head_fold.hpp"
 #include "torch/rewrite/class_loss_fold.hpp"
+#include "torch/rewrite/layer_norm_fold.hpp"
 #include "torch/rewrite/linear_fold.hpp"
 #include "torch/rewrite/select_fold.hpp"
 
@@ -212,7 +213,8 @@ void Session::Impl::capture_into(CapturedProgram& program, const CallArguments& 
   program.verification.members = members_.look(arguments.beside);
   program.graph = lay_out_weight_copies(
       fold_class_loss(fold_selects(fold_linear(hoist_parameter_casts(program.captured), deployment_.device().type()))));
-  if (joins_operators()) program.graph = fold_class_loss_casts(fold_batch_norms(std::move(program.graph)));
+  if (joins_operators())
+    program.graph = fold_class_loss_casts(fold_layer_norms(fold_batch_norms(std::move(program.graph))));
   if (chunks_heads()) program.graph = fold_class_heads(std::move(program.graph));
   program.plan = analyze_batch(program.graph, algebra_options());
   for (const auto& value : program.graph.values) {

@@ -54,7 +54,7 @@ std::string compiled(const KernelSource& source, const std::string& architecture
   const auto target = "--gpu-architecture=" + architecture;
   const char* options[] = {target.c_str()};
   nvrtcProgram program = nullptr;
-  const auto whole = std::string(kNumbersSource) + source.text;
+  const auto whole = std::string(kKernelPrelude) + source.text;
   if (create(&program, whole.c_str(), source.name, 0, nullptr, nullptr) != NVRTC_SUCCESS) return {};
   std::string text;
   std::size_t size = 0;
@@ -77,7 +77,7 @@ std::filesystem::path file_of(const std::filesystem::path& folder, const KernelS
                               const std::string& architecture) {
   std::ostringstream name;
   name << source.name << '-' << architecture << '-' << CUDART_VERSION << '-' << std::hex
-       << hash_of(std::string(kNumbersSource) + source.text) << ".ptx";
+       << hash_of(std::string(kKernelPrelude) + source.text) << ".ptx";
   return folder / name.str();
 }
 

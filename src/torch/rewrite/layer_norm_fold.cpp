@@ -1,0 +1,115 @@
+#include "torch/rewrite/layer_norm_fold.hpp"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "torch/ir/add_layer_norm.hpp"
+#include "torch/rewrite/compact.hpp"
+#include "torch/rewrite/value_uses.hpp"
+
+namespace autopar {
+namespace {
+
+/// Arguments of aten::layer_norm.
+enum LayerNormArgument : std::int32_t { kNormInput, kNormShape, kNormWeight, kNormBias, kNormEps, kNormCudnn };
+
+/// A sum and the norm that reads it first.
+struct NormOfSum {
+  OpId sum, norm;
+};
+
+bool is_sum_of_alike(const OpGraph& graph, OpId op) {
+  if (!graph.is(op, "aten::add") || graph.overload(op) != "Tensor" || !graph.op(op).integers.empty()) return false;
+  const auto left = graph.input(op, 0), right = graph.input(op, 1), made = graph.output(op);
+  const auto& factor = graph.op(op).args[2];
+  if (!left.valid() || !right.valid() || !factor.isInt() || factor.toInt() != 1) return false;
+  const auto is_like_result = [&](ValueId value) {
+    return graph.value(value).sizes == graph.value(made).sizes && graph.value(value).dtype == graph.value(made).dtype;
+  };
+  return is_like_result(left) && is_like_result(right);
+}
+
+/// Over the last dim, with weight and bias.
+bool is_norm_of_rows(const OpGraph& graph, OpId op) {
+  if (!graph.is(op, "aten::layer_norm") || !graph.op(op).integers.empty()) return false;
+  const auto& shape = graph.op(op).args[kNormShape];
+  return shape.isIntList() && shape.toIntList().size() == 1 && graph.input(op, kNormWeight).valid() &&
+         graph.input(op, kNormBias).valid() &&
+         graph.value(graph.input(op, kNormInput)).dtype == graph.value(graph.output(op)).dtype;
+}
+
+/// Whether the sum may be made where the norm is.
+bool sum_may_wait(const OpGraph& graph, const detail::ValueUses& uses, const NormOfSum& found) {
+  const auto storage = graph.value(graph.output(found.sum)).storage;
+  for (auto i = found.sum.index() + 1; i < found.norm.index(); ++i) {
+    const auto& op = graph.ops[i];
+    if (std::ranges::find(op.reads, storage) != op.reads.end()) return false;
+    if (std::ranges::find(op.writes, storage) != op.writes.end()) return false;
+  }
+  return !uses.written_between(graph.input(found.sum, 0), found.sum, found.norm) &&
+         !uses.written_between(graph.input(found.sum, 1), found.sum, found.norm);
+}
+
+std::vector<NormOfSum> norms_of_sums(const OpGraph& graph) {
+  const detail::ValueUses uses(graph);
+  std::vector<bool> taken(graph.ops.size(), false);
+  std::vector<NormOfSum> all;
+  for (std::size_t i = 0; i < graph.ops.size(); ++i) {
+    const auto norm = OpId::of(i);
+    if (!is_norm_of_rows(graph, norm)) continue;
+    const auto sum = graph.value(graph.input(norm, kNormInput)).definer;
+    if (!sum.valid() || taken[sum.index()] || !is_sum_of_alike(graph, sum)) continue;
+    if (graph.op(sum).grad_enabled != graph.op(norm).grad_enabled || !sum_may_wait(graph, uses, {sum, norm})) continue;
+    taken[sum.index()] = true;
+    all.push_back({sum, norm});
+  }
+  return all;
+}
+
+OpNode joined_norm(const OpGraph& graph, const NormOfSum& found) {
+  using Argument = AddLayerNormArgument;
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(std::string(kAddLayerNorm).c_str(), "");
+  const auto &sum = graph.op(found.sum), &norm = graph.op(found.norm);
+  OpNode node{op, std::vector<c10::IValue>(Argument::kCount)};
+  node.args[Argument::kShape] = norm.args[kNormShape];
+  node.args[Argument::kEps] = norm.args[kNormEps];
+  node.args[Argument::kCudnnEnable] = norm.args[kNormCudnn];
+  const auto take = [&](std::int32_t position, ValueId value) {
+    node.inputs.push_back({position, SlotKind::kTensor, {value}});
+    node.reads.push_back(graph.value(value).storage);
+  };
+  take(Argument::kInput, graph.input(found.sum, 0));
+  take(Argument::kResidual, graph.input(found.sum, 1));
+  take(Argument::kWeight, graph.input(found.norm, kNormWeight));
+  take(Argument::kBias, graph.input(found.norm, kNormBias));
+  detail::sort_storages(node.reads);
+  node.outputs = {{0, SlotKind::kTensor, {graph.output(found.sum)}},
+                  {1, SlotKind::kTensor, {graph.output(found.norm)}}};
+  node.writes = sum.writes;
+  node.writes.insert(node.writes.end(), norm.writes.begin(), norm.writes.end());
+  detail::sort_storages(node.writes);
+  node.grad_enabled = norm.grad_enabled;
+  node.path = norm.path;
+  return node;
+}
+
+}  // namespace
+
+OpGraph fold_layer_norms(OpGraph graph) {
+  const auto found = norms_of_sums(graph);
+  if (found.empty()) return graph;
+  std::vector<bool> removed(graph.ops.size(), false);
+  for (const auto& each : found) {
+    auto node = joined_norm(graph, each);
+    graph.value(graph.output(each.sum)).definer = each.norm;
+    graph.op(each.norm) = std::move(node);
+    removed[each.sum.index()] = true;
+  }
+  detail::compact(graph, removed);
+  detail::order_values(graph);
+  return graph;
+}
+
+}  // namespace autopar

@@ -1,0 +1,97 @@
+#include <cstdint>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/torch.h>
+
+#include <catch_shim.hpp>
+
+#include "torch/device/device_context.hpp"
+#include "torch/ir/add_layer_norm.hpp"
+#include "torch/kernels/layer_norm_source.hpp"
+
+// The kernels of a sum and its layer norm against libtorch's operators in double precision.
+namespace gpu_layer_norm_test {
+
+namespace ap = autopar;
+using std::optional;
+using torch::Tensor;
+
+struct Case {
+  std::vector<std::int64_t> sizes;
+  bool reads_sum = true, reads_norm = true;
+};
+
+using Outcome = std::vector<std::pair<std::string, Tensor>>;
+
+std::tuple<Tensor, Tensor> joined(const Tensor& x, const Tensor& y, const Tensor& weight, const Tensor& bias) {
+  using Operator = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, at::IntArrayRef, const optional<Tensor>&,
+                                              const optional<Tensor>&, double, bool);
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow(std::string(ap::kAddLayerNorm).c_str(), "").typed<Operator>();
+  return op.call(x, y, {x.size(-1)}, weight, bias, 1e-5, true);
+}
+
+std::tuple<Tensor, Tensor> apart(const Tensor& x, const Tensor& y, const Tensor& weight, const Tensor& bias) {
+  const auto sum = x + y;
+  return {sum, torch::layer_norm(sum, {x.size(-1)}, weight.to(sum.scalar_type()), bias.to(sum.scalar_type()))};
+}
+
+template <class Operators>
+Outcome outcome(const Case& one, c10::ScalarType type, c10::ScalarType numbers, Operators operators) {
+  torch::manual_seed(8);
+  const auto drawn = [&](std::vector<std::int64_t> sizes, c10::ScalarType to) {
+    return torch::randn(sizes).to(at::kBFloat16).to(to).to(at::kCUDA);  // the same numbers in all types
+  };
+  const auto x = drawn(one.sizes, type).requires_grad_(), y = drawn(one.sizes, type).requires_grad_();
+  const auto weight = drawn({one.sizes.back()}, numbers).requires_grad_(),
+             bias = drawn({one.sizes.back()}, numbers).requires_grad_();
+  const auto of_sum = drawn(one.sizes, type), of_norm = drawn(one.sizes, type);
+  const auto [sum, norm] = operators(x, y, weight, bias);
+  Tensor total = torch::zeros({}, sum.options().dtype(at::kDouble));
+  if (one.reads_sum) total = total + (sum.to(at::kDouble) * of_sum).sum();
+  if (one.reads_norm) total = total + (norm.to(at::kDouble) * of_norm).sum();
+  const auto gradients = torch::autograd::grad({total}, {x, y, weight, bias}, {}, false, false, /*allow_unused=*/true);
+  Outcome made{{"sum", sum}, {"norm", norm}};
+  const std::vector<std::string> names{"gradient of x", "of y", "of the weight", "of the bias"};
+  for (std::size_t i = 0; i < names.size(); ++i)
+    if (gradients[i].defined()) made.emplace_back(names[i], gradients[i]);
+  for (auto& [name, value] : made) value = value.detach().to(at::kDouble);
+  return made;
+}
+
+double distance(const Tensor& a, const Tensor& b) { return ((a - b).norm() / (b.norm() + 1e-30)).item<double>(); }
+
+TEST_CASE("A sum and its layer norm in kernels of their own are libtorch's", "[gpu]") {
+  REQUIRE(ap::context_of(at::kCUDA).has_kernels(ap::kLayerNormKernels, 0));
+  const std::vector<Case> cases{
+      {{8, 128, 2048}},       {{3, 7, 768}},          {{5, 4096}},     {{5, 8192}},    {{1, 8}}, {{33, 5, 40}},
+      {{9, 64}, true, false}, {{9, 64}, false, true}, {{2, 3, 16384}}, {{4, 6, 1000}}, {{4, 7}}, {{600, 32}}};
+  for (const auto& one : cases) {
+    INFO(c10::IntArrayRef(one.sizes) << (one.reads_sum ? "" : ", sum unread")
+                                     << (one.reads_norm ? "" : ", norm unread"));
+    const auto exact = outcome(one, at::kDouble, at::kDouble, apart);
+    for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+      for (const auto numbers : {at::kFloat, type}) {
+        INFO(c10::toString(type) << " with " << c10::toString(numbers));
+        if (numbers != type && one.sizes.back() * c10::elementSize(type) % 16 != 0)
+          continue;  // libtorch has no such norm
+        if (numbers != type && one.sizes.back() > 8192) continue;
+        const auto made = outcome(one, type, numbers, joined), libtorch = outcome(one, type, numbers, apart);
+        REQUIRE(made.size() == exact.size());
+        for (std::size_t i = 0; i < exact.size(); ++i) {
+          INFO(exact[i].first);
+          const auto error = distance(made[i].second, exact[i].second),
+                     of_libtorch = distance(libtorch[i].second, exact[i].second);
+          INFO(error << ", libtorch " << of_libtorch);
+          CHECK(error <= 1.5 * of_libtorch + 1e-6);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace gpu_layer_norm_test
