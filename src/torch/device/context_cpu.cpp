@@ -46,6 +46,8 @@ class CpuContext final : public DeviceContext {
   void multiply_unless_one(const std::vector<at::Tensor>& tensors, const at::Tensor& factor) const override {
     if (factor.item<double>() != 1) multiply_each(tensors, factor);
   }
+
+  [[nodiscard]] bool step_adam(const AdamUpdate&) const override { return false; }
 };
 
 }  // namespace

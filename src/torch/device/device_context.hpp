@@ -10,6 +10,8 @@
 
 #include <autopar/core/cluster.hpp>
 
+#include "torch/device/adam_update.hpp"
+
 namespace autopar {
 
 /// What a kind of devices has beside the operators of libtorch. One object a kind, without state that a caller sees;
@@ -34,6 +36,8 @@ class DeviceContext {
                                                c10::DeviceIndex index) const = 0;
   /// See `autopar::multiply_unless_one`. @param factor  of this kind of devices
   virtual void multiply_unless_one(const std::vector<at::Tensor>& tensors, const at::Tensor& factor) const = 0;
+  /// Makes a step with kernels of our own. @return false: nothing is done, libtorch's are to do it
+  [[nodiscard]] virtual bool step_adam(const AdamUpdate& update) const = 0;
 };
 
 /// @throws InvalidArgument for a kind of devices that this build does not know

@@ -13,6 +13,7 @@
 
 #include <autopar/core/error.hpp>
 
+#include "torch/device/cuda/adam.hpp"
 #include "torch/device/cuda/multiply.hpp"
 #include "torch/device/device_context.hpp"
 
@@ -98,6 +99,8 @@ class CudaContext final : public DeviceContext {
   void multiply_unless_one(const std::vector<at::Tensor>& tensors, const at::Tensor& factor) const override {
     multiply_on_device(tensors, factor);
   }
+
+  [[nodiscard]] bool step_adam(const AdamUpdate& update) const override { return step_adam_on_device(update); }
 };
 
 }  // namespace
