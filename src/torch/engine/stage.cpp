@@ -19,6 +19,7 @@
 
 #include "torch/engine/gate_group.hpp"
 #include "torch/interpret/side_stream.hpp"
+#include "torch/optim/compute_copy.hpp"
 #include "torch/rewrite/channels_last.hpp"
 
 namespace autopar {
@@ -258,17 +259,27 @@ class CopyNode : public torch::autograd::Node {
 
 }  // namespace
 
+at::Tensor Stage::copy_elsewhere(ValueId parameter, const ValueInfo& form) const {
+  if (auto copy = copy_(parameter); copy.defined()) {
+    AUTOPAR_ASSERT(copy.scalar_type() == form.dtype,
+                   "a parameter is gathered in another element type than it is read in");
+    return copy;
+  }
+  const auto& handle = handles_[parameter.index()];
+  auto* const kept = ComputeCopy::of(handle);
+  const bool has_layout = !is_channels_last(form) || handle.is_contiguous(at::MemoryFormat::ChannelsLast);
+  return kept != nullptr && kept->type() == form.dtype && has_layout ? kept->current(handle) : at::Tensor();
+}
+
 at::Tensor Stage::cast(ValueId parameter, const ValueInfo& form) const {
   const auto& leaf = environment_[parameter.index()];
-  const auto copy = copy_(parameter);
-  const auto type = form.dtype;
+  const auto copy = copy_elsewhere(parameter, form);
   if (!copy.defined()) {
-    auto cast = leaf.to(type, false, false,
+    auto cast = leaf.to(form.dtype, false, false,
                         is_channels_last(form) ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Preserve);
     if (cast.grad_fn()) cast.grad_fn()->set_sequence_nr(kAtOnce);
     return cast;
   }
-  AUTOPAR_ASSERT(copy.scalar_type() == type, "a parameter is gathered in another element type than it is read in");
   auto cast = copy.detach();
   if (!leaf.requires_grad() || !at::GradMode::is_enabled()) return cast;
   const std::shared_ptr<CopyNode> node(new CopyNode(leaf), torch::autograd::deleteNode);

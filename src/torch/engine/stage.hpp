@@ -64,7 +64,8 @@ struct StageGate {
 ///
 /// Parameters are read through compute copies: autograd leaves that share the owner handles' memory, or that of what is
 /// made of owners elsewhere, so that gradients are gathered here and the handles' `.grad` holds complete sums only.
-/// Casts of parameters are made of those once a call, or elsewhere; gradients flow back through them, so that they are
+/// Casts of parameters are made of those once a call, or elsewhere, or are what is kept of earlier calls (see
+/// ComputeCopy); gradients flow back through them, so that they are
 /// added up in the parameters' own element type.
 class Stage {
  public:
@@ -137,6 +138,7 @@ class Stage {
   void find_casts();
   void find_readers_of_casts(const std::vector<StagePart>& parts);
   [[nodiscard]] at::Tensor compute_memory(ValueId parameter) const;
+  [[nodiscard]] at::Tensor copy_elsewhere(ValueId parameter, const ValueInfo& form) const;
   [[nodiscard]] at::Tensor cast(ValueId parameter, const ValueInfo& form) const;
   void make_cast(OpId op);
   [[nodiscard]] OpHooks hooks(const std::vector<StagePart>& parts);

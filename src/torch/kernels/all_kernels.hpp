@@ -3,6 +3,7 @@
 #include <c10/core/Device.h>
 
 #include "torch/device/device_context.hpp"
+#include "torch/kernels/adam_source.hpp"
 #include "torch/kernels/batch_norm_source.hpp"
 #include "torch/kernels/class_loss_source.hpp"
 #include "torch/kernels/layer_norm_source.hpp"
@@ -13,7 +14,7 @@ namespace autopar {
 /// earlier process left is read), so that no step does.
 [[nodiscard]] inline bool has_all_kernels(c10::Device device) {
   const auto& context = context_of(device.type());
-  return context.has_kernels(kBatchNormKernels, device.index()) &&
+  return context.has_kernels(kAdamKernels, device.index()) && context.has_kernels(kBatchNormKernels, device.index()) &&
          context.has_kernels(kClassLossKernels, device.index()) &&
          context.has_kernels(kLayerNormKernels, device.index());
 }

@@ -2,11 +2,12 @@
 
 #include <array>
 #include <cstdint>
+#include <string>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
-#include <autopar/core/assert.hpp>
+#include <autopar/core/error.hpp>
 
 #include "torch/device/device_context.hpp"
 
@@ -14,13 +15,17 @@ namespace autopar::detail {
 
 /// Queues a kernel on the device of `on`, with these arguments by value.
 /// @pre has_kernels for the source there
+/// @throws Error if the driver refuses it
 template <class... Arguments>
 void launch(const at::Tensor& on, const KernelSource& source, const char* function, const LaunchShape& shape,
             Arguments... arguments) {
   std::array<void*, sizeof...(Arguments)> addresses{&arguments...};
   const bool queued =
       context_of(on.device().type()).launch(source, function, shape, addresses.data(), on.device().index());
-  AUTOPAR_ASSERT(queued, "the driver refused a kernel of the library's own");
+  if (!queued) {
+    throw Error(std::string("the GPU refused to run ") + function +
+                "; an earlier error of the device is the likely cause: run with CUDA_LAUNCH_BLOCKING=1 to find it");
+  }
 }
 
 /// What kernels take for a tensor: null for an undefined one.

@@ -4,15 +4,19 @@
 #include <map>
 #include <memory>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 
+#include "torch/kernels/adam.hpp"
+#include "torch/optim/compute_copy.hpp"
 #include "torch/optim/tensor_lists.hpp"
 
 namespace autopar::optim {
@@ -32,9 +36,32 @@ State& state_made_for(torch::optim::Optimizer& optimizer, const at::Tensor& para
   return static_cast<State&>(*state);
 }
 
+/// What is to get a parameter's new values as well, undefined if nothing is. @param memory  what is updated for it
+at::Tensor copy_of(const at::Tensor& parameter, const at::Tensor& memory) {
+  const auto* copy = ComputeCopy::of(parameter);
+  return copy != nullptr && memory.is_same(parameter) ? copy->to_write(parameter) : at::Tensor();
+}
+
+void write(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& copies) {
+  std::vector<at::Tensor> from, to;
+  for (std::size_t i = 0; i < copies.size(); ++i) {
+    if (!copies[i].defined()) continue;
+    from.push_back(parameters[i]);
+    to.push_back(copies[i]);
+  }
+  if (!to.empty()) at::_foreach_copy_(to, from);
+}
+
+/// After both are written: to ask for a parameter's memory takes back that its copy agrees with it.
+void note_written(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& copies) {
+  for (std::size_t i = 0; i < copies.size(); ++i) {
+    if (copies[i].defined()) ComputeCopy::of(parameters[i])->agrees(parameters[i]);
+  }
+}
+
 template <class State>
 struct AdamLists {
-  std::vector<at::Tensor> parameters, gradients, exp_avgs, exp_avg_sqs, max_exp_avg_sqs;
+  std::vector<at::Tensor> parameters, gradients, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, copies;
   std::vector<State*> states;
 };
 
@@ -48,6 +75,7 @@ std::map<ListKey, AdamLists<State>> adam_lists(torch::optim::Optimizer& optimize
     auto& state = state_made_for<State>(optimizer, parameter);
     auto& list = lists[key_of(parameter, state.step())];
     const auto& memory = list.parameters.emplace_back(contiguous.of(parameter));
+    list.copies.push_back(copy_of(parameter, memory));
     list.gradients.push_back(laid_out_like(parameter.grad(), memory));
     list.exp_avgs.push_back(state_like(state.exp_avg(), memory));
     list.exp_avg_sqs.push_back(state_like(state.exp_avg_sq(), memory));
@@ -55,6 +83,13 @@ std::map<ListKey, AdamLists<State>> adam_lists(torch::optim::Optimizer& optimize
     list.states.push_back(&state);
   }
   return lists;
+}
+
+/// @return whether the device has kernels for it
+template <class State>
+bool step_on_device(const AdamLists<State>& list, const AdamUpdate& update, bool amsgrad) {
+  const auto type = list.parameters.front().device().type();
+  return !amsgrad && (type == at::kCPU || type == at::kCUDA) && step_adam_in_kernels(update);
 }
 
 /// @param kernel  at::_fused_adam_ or at::_fused_adamw_
@@ -66,10 +101,27 @@ void step_adam(torch::optim::Optimizer& optimizer, Kernel kernel) {
     ContiguousParameters contiguous;
     for (auto& [key, list] : adam_lists<State>(optimizer, group.params(), options.amsgrad(), contiguous)) {
       const auto steps = key.steps + 1;
-      const auto count = at::full({}, steps, list.parameters.front().options().dtype(at::kFloat));
-      kernel(list.parameters, list.gradients, list.exp_avgs, list.exp_avg_sqs, list.max_exp_avg_sqs,
-             std::vector<at::Tensor>(list.parameters.size(), count), options.lr(), beta1, beta2, options.weight_decay(),
-             options.eps(), options.amsgrad(), /*maximize=*/false, std::nullopt, std::nullopt);
+      const AdamUpdate update{list.parameters,
+                              list.gradients,
+                              list.exp_avgs,
+                              list.exp_avg_sqs,
+                              list.copies,
+                              options.lr(),
+                              beta1,
+                              beta2,
+                              options.weight_decay(),
+                              options.eps(),
+                              steps,
+                              std::is_same_v<Options, AdamWOptions>};
+      if (!step_on_device(list, update, options.amsgrad())) {
+        const auto count = at::full({}, steps, list.parameters.front().options().dtype(at::kFloat));
+        kernel(list.parameters, list.gradients, list.exp_avgs, list.exp_avg_sqs, list.max_exp_avg_sqs,
+               std::vector<at::Tensor>(list.parameters.size(), count), options.lr(), beta1, beta2,
+               options.weight_decay(), options.eps(), options.amsgrad(), /*maximize=*/false, std::nullopt,
+               std::nullopt);
+        write(list.parameters, list.copies);
+      }
+      note_written(list.parameters, list.copies);
       for (auto* state : list.states) state->step(steps);
     }
     contiguous.write_back();
@@ -77,7 +129,7 @@ void step_adam(torch::optim::Optimizer& optimizer, Kernel kernel) {
 }
 
 struct SgdLists {
-  std::vector<at::Tensor> parameters, gradients, momentum_buffers;
+  std::vector<at::Tensor> parameters, gradients, momentum_buffers, copies;
 };
 
 std::map<ListKey, SgdLists> sgd_lists(torch::optim::Optimizer& optimizer, const std::vector<at::Tensor>& parameters,
@@ -95,6 +147,7 @@ std::map<ListKey, SgdLists> sgd_lists(torch::optim::Optimizer& optimizer, const 
     }
     auto& list = lists[key];
     list.parameters.push_back(memory);
+    list.copies.push_back(copy_of(parameter, memory));
     list.gradients.push_back(laid_out_like(parameter.grad(), memory));
     if (buffer != nullptr) list.momentum_buffers.push_back(*buffer);
   }
@@ -114,6 +167,8 @@ at::Tensor SGD::step(LossClosure closure) {
       at::_fused_sgd_(list.parameters, list.gradients, list.momentum_buffers, options.weight_decay(),
                       options.momentum(), options.lr(), options.dampening(), options.nesterov(),
                       /*maximize=*/false, /*is_first_step=*/key.steps == 0);
+      write(list.parameters, list.copies);
+      note_written(list.parameters, list.copies);
     }
     contiguous.write_back();
   }

@@ -335,6 +335,7 @@ void Session::Impl::deploy_state(const PlannedModes& modes, const GraphProfile& 
   materialise_state();
   parameters_.hold_slices(init_.get(), deployment_.device());
   parameters_.hold_shards(init_.get(), deployment_.device());
+  keep_copies(program);
   deployed_ = true;
   together(world_, "fitting optimizers", [&] {
     for (auto* optimizer : optimizers_) fit_optimizer(*optimizer);

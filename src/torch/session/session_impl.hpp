@@ -87,6 +87,9 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
  public:
   Impl(World& world, std::shared_ptr<torch::nn::Module> module, Options code, PlanFunction planner,
        std::shared_ptr<InitRecord> init, std::span<const std::byte> members);
+  ~Impl();
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
 
   CallResult call(const Flattened& arguments, const ForwardFunction& forward);
   void prepare(const Flattened& arguments, const ForwardFunction& forward);
@@ -198,6 +201,8 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   void require_optimizers(const Plan& plan) const;
   void plan_shards(const CapturedProgram& program);
   void offload_rest(const CapturedProgram& program);
+  /// From now on copies that the program reads in place of parameters stay from call to call, as plans count them.
+  void keep_copies(const CapturedProgram& program);
   void fit_optimizer(torch::optim::Optimizer& optimizer);
   void refuse_to_save_parts(torch::optim::Optimizer& optimizer) const;
   [[nodiscard]] ShardedParameters sharded_parameters(const CapturedProgram& program) const;

@@ -18,6 +18,7 @@
 #include "torch/capture/phantom.hpp"
 #include "torch/engine/message.hpp"
 #include "torch/engine/stage.hpp"
+#include "torch/optim/compute_copy.hpp"
 #include "torch/parameters/optimizer_state.hpp"
 #include "torch/session/session_impl.hpp"
 #include "torch/staging/shard_units.hpp"
@@ -93,6 +94,22 @@ void Session::Impl::offload_rest(const CapturedProgram& program) {
     const auto& [shard, holders, gathered] = kind;
     parameters_.add_units(
         make_units(parameters.names, parameters.forms, holders, 0, deployment_.plan().buckets.size, true), gathered);
+  }
+}
+
+// Modules may outlive their sessions.
+Session::Impl::~Impl() {
+  for (const auto& tensor : parameters_.tensors()) ComputeCopy::drop(tensor.handle);
+}
+
+// Units have copies of their own.
+void Session::Impl::keep_copies(const CapturedProgram& program) {
+  const auto reads = parameter_reads(program.graph, program.plan);
+  for (const auto& [name, value] : program.graph.parameters) {
+    const auto& tensor = parameters_.named(name);
+    if (!tensor.units.empty() || !parameters_.holds(tensor)) continue;
+    const auto copy = reads[value.index()].smaller_copy(tensor.handle.scalar_type());
+    if (copy) ComputeCopy::keep(tensor.handle, *copy);
   }
 }
 

@@ -6,7 +6,8 @@
 
 /// torch::optim's optimizers with steps over all parameters of a group at once: one kernel for each device and element
 /// type on GPUs, one pass over each parameter's memory on CPUs, nothing allocated. Options, state and files are those
-/// of the base class: the two take over from one another at any step. Parameters without a gradient are skipped.
+/// of the base class: the two take over from one another at any step. Parameters without a gradient are skipped. Where
+/// a model computes in 16 bits, a step writes the copies that it computes with as well, and no call casts them again.
 namespace autopar::optim {
 
 using torch::optim::AdamOptions;

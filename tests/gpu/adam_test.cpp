@@ -1,0 +1,203 @@
+#include <torch/torch.h>
+
+#include <catch_shim.hpp>
+
+#include <ATen/record_function.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <autopar/autopar.hpp>
+
+#include "torch/optim/compute_copy.hpp"
+#include "torch/parameters/optimizer_state.hpp"
+
+namespace gpu_adam_test {
+
+namespace ap = autopar;
+using torch::Tensor;
+
+const auto kSingle = at::TensorOptions(at::kFloat).device(at::kCUDA);
+
+/// More than one launch takes: empty, odd, of more than one block, not where four lie together.
+std::vector<Tensor> tensors_of_all_kinds() {
+  std::vector<Tensor> made{torch::randn({}, kSingle),
+                           torch::randn({0}, kSingle),
+                           torch::randn({300, 1001}, kSingle),
+                           torch::randn({16384}, kSingle),
+                           torch::randn({16385}, kSingle),
+                           torch::randn({8, 3, 5, 5}, kSingle).contiguous(at::MemoryFormat::ChannelsLast)};
+  for (int i = 0; i < 150; ++i) made.push_back(torch::randn({i}, kSingle));
+  made.push_back(torch::randn({1000}, kSingle).narrow(0, 1, 997));
+  return made;
+}
+
+/// Of a tensor whose memory is its own a copy is kept: every third in fp16, and every seventh has none.
+void keep_copies(const std::vector<Tensor>& parameters) {
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (i % 7 == 6) continue;
+    ap::ComputeCopy::keep(parameters[i], i % 3 == 2 ? at::kHalf : at::kBFloat16);
+    if (auto* copy = ap::ComputeCopy::of(parameters[i])) static_cast<void>(copy->current(parameters[i]));
+  }
+}
+
+struct State {
+  std::vector<Tensor> exp_avgs, exp_avg_sqs;
+};
+
+State zeros_like_all(const std::vector<Tensor>& tensors) {
+  State state;
+  for (const auto& tensor : tensors) {
+    state.exp_avgs.push_back(torch::zeros_like(tensor));
+    state.exp_avg_sqs.push_back(torch::zeros_like(tensor));
+  }
+  return state;
+}
+
+bool is_close(const Tensor& a, const Tensor& b, double absolute = 1e-9) {
+  return at::allclose(a.detach(), b.detach(), 1e-6, absolute);
+}
+
+template <class Optimizer, class Options, class Kernel>
+void check_steps(const Options& options, Kernel kernel) {
+  torch::manual_seed(5);
+  const auto ours = tensors_of_all_kinds();
+  keep_copies(ours);
+  std::vector<Tensor> theirs;
+  for (const auto& p : ours) theirs.push_back(p.clone());
+  auto state = zeros_like_all(theirs);
+  Optimizer optimizer(ours, options);
+  const auto [beta1, beta2] = options.betas();
+  for (int step = 1; step <= 5; ++step) {
+    std::vector<Tensor> gradients;
+    for (const auto& p : ours) {
+      gradients.push_back(torch::randn_like(p));
+      p.mutable_grad() = gradients.back();
+    }
+    optimizer.step();
+    const std::vector<Tensor> counts(theirs.size(), torch::full({}, step, kSingle));
+    kernel(theirs, gradients, state.exp_avgs, state.exp_avg_sqs, counts, options.lr(), beta1, beta2,
+           options.weight_decay(), options.eps());
+    for (std::size_t i = 0; i < ours.size(); ++i) {
+      INFO("tensor " << i << " of sizes " << ours[i].sizes() << ", step " << step);
+      REQUIRE(
+          is_close(ours[i], theirs[i], 1e-6 * options.lr()));  // a parameter may be next to zero: of what it moves by
+      const auto written = ap::state_of(optimizer, ours[i]);
+      for (const auto& [name, tensor] : written) {
+        if (name == "exp_avg") REQUIRE(is_close(tensor, state.exp_avgs[i]));
+        if (name == "exp_avg_sq") REQUIRE(is_close(tensor, state.exp_avg_sqs[i]));
+      }
+      auto* copy = ap::ComputeCopy::of(ours[i]);
+      if (copy == nullptr) continue;
+      REQUIRE(torch::equal(copy->to_write(ours[i]), ours[i].detach().to(copy->type())));
+    }
+  }
+}
+
+TEST_CASE("a step of Adam on a GPU is libtorch's fused one, and rounds what it writes into the copies", "[gpu][adam]") {
+  for (const double decay : {0.0, 0.03}) {
+    check_steps<ap::optim::AdamW>(
+        torch::optim::AdamWOptions(0.05).weight_decay(decay),
+        [](auto& p, auto& g, auto& m, auto& v, auto& n, double lr, double b1, double b2, double wd, double eps) {
+          at::_fused_adamw_(p, g, m, v, {}, n, lr, b1, b2, wd, eps, false, false);
+        });
+    check_steps<ap::optim::Adam>(
+        torch::optim::AdamOptions(0.05).weight_decay(decay),
+        [](auto& p, auto& g, auto& m, auto& v, auto& n, double lr, double b1, double b2, double wd, double eps) {
+          at::_fused_adam_(p, g, m, v, {}, n, lr, b1, b2, wd, eps, false, false);
+        });
+  }
+}
+
+// ---------------------------------------------------------------- in a training
+
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    register_module("table", table);
+    register_module("first", first);
+    register_module("last", last);
+  }
+  Tensor forward(const Tensor& ids, const Tensor& y) {
+    return torch::nn::functional::cross_entropy(last(torch::gelu(first(table(ids).flatten(1)))), y);
+  }
+  torch::nn::Embedding table{50, 32};
+  torch::nn::Linear first{64, 128}, last{128, 50};
+};
+TORCH_MODULE(Net);
+
+thread_local int casts = 0;
+thread_local std::string cast_sizes;
+
+/// Operators that make numbers of one type of the other.
+std::unique_ptr<at::ObserverContext> count_cast(const at::RecordFunction& called) {
+  const std::string name = called.name();
+  const auto inputs = called.inputs();
+  const auto is_single = [&](std::size_t i) { return inputs[i].toTensor().scalar_type() == at::kFloat; };
+  const auto is_copy = name == "aten::copy_" && inputs[0].toTensor().scalar_type() == at::kBFloat16 && is_single(1);
+  casts += is_copy ? 1 : 0;
+  if (is_copy) cast_sizes += c10::str(inputs[0].toTensor().sizes());
+  return nullptr;
+}
+
+struct Trained {
+  std::vector<double> losses;
+  std::vector<int> casts;  ///< of each call
+  std::string names;       ///< of the fourth
+};
+
+Trained trained(ap::World& world, const std::string& precision, bool keeps, bool writes) {
+  torch::manual_seed(4);
+  Net net;
+  ap::Options options;
+  options.stages = 1;
+  options.microbatches = 1;
+  options.replicas = {world.size()};
+  options.precision = precision;
+  options.verify_capture = false;  // which casts, too
+  net->to(ap::device(world));
+  std::vector<Tensor> views;
+  for (const auto& p : net->parameters()) {
+    if (!keeps) views.push_back(p.view(-1));
+  }
+  ap::AutoParallel<Net> model(world, net, options);
+  ap::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.01));
+  const auto on_device = at::TensorOptions(at::kLong).device(ap::device(world));
+  const auto ids = torch::arange(128, on_device).view({64, 2}) % 50, y = torch::arange(64, on_device) % 50;
+  Trained out;
+  for (int step = 0; step < 6; ++step) {
+    optimizer.zero_grad();
+    casts = 0;
+    cast_sizes.clear();
+    const auto callback = at::addThreadLocalCallback(
+        at::RecordFunctionCallback(&count_cast).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+    const auto loss = model(ids, y);
+    at::removeCallback(callback);
+    out.casts.push_back(casts);
+    if (step == 3) out.names = cast_sizes;
+    loss.backward();
+    optimizer.step();
+    out.losses.push_back(loss.item<double>());
+    if (!writes) continue;
+    for (const auto& p : model->parameters()) p.view(-1).data().mul_(0.9);
+  }
+  return out;
+}
+
+TEST_CASE("training on a GPU casts no parameter that an optimizer of ours has stepped on, with the same losses",
+          "[gpu][adam]") {
+  ap::World world(0, nullptr);
+  REQUIRE(ap::device(world).is_cuda());
+  for (const std::string precision : {"bf16-compute", "bf16"}) {
+    for (const bool writes : {false, true}) {
+      const auto kept = trained(world, precision, true, writes), cast = trained(world, precision, false, writes);
+      INFO(precision << (writes ? ", written to" : "") << ": " << kept.names << " where all are cast: " << cast.names);
+      CHECK(kept.losses == cast.losses);
+      CHECK(kept.casts[0] == cast.casts[0]);
+      CHECK((kept.casts[3] < cast.casts[3]) == !writes);
+      if (precision == "bf16-compute" && !writes) CHECK(kept.casts[3] == 0);
+    }
+  }
+}
+
+}  // namespace gpu_adam_test
