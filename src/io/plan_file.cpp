@@ -209,6 +209,7 @@ std::string to_json(const Plan& plan) {
                    {"certificate", certificate_json(plan.certificate)}};
   if (plan.sequence_parallel) root["sequence_parallel"] = true;
   if (plan.chunked_heads) root["chunked_heads"] = true;
+  if (plan.layers_by_inputs) root["layers_by_inputs"] = true;
   if (traits_of(plan.schedule).orders_in_plan) root["orders"] = orders_json(plan.orders);
   return root.dump(1) + "\n";
 }
@@ -239,6 +240,7 @@ Plan parse_plan(std::string_view json, const std::string& file) {
   plan.schedule = reader.word("schedule", kSchedules);
   if (reader.has("sequence_parallel")) plan.sequence_parallel = reader.flag("sequence_parallel");
   if (reader.has("chunked_heads")) plan.chunked_heads = reader.flag("chunked_heads");
+  if (reader.has("layers_by_inputs")) plan.layers_by_inputs = reader.flag("layers_by_inputs");
   plan.zero = static_cast<int>(reader.whole("zero", 0, 3));
   plan.offload = reader.word("offload", kOffloads);
   plan.buckets.size = Bytes(reader.whole("bucket_bytes", 1, BucketPolicy::kLargest.value()));

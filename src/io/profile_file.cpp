@@ -187,6 +187,7 @@ std::string to_json(const ModelProfile& profile) {
                    {"inputs", std::move(inputs)},
                    {"outputs", std::move(outputs)}};
   if (profile.chunked_heads) root["chunked_heads"] = true;
+  if (profile.layers_by_inputs) root["layers_by_inputs"] = true;
   if (!profile.tensor_regions.empty()) {
     auto& regions = root["tensor_regions"] = OrderedJson::array();
     for (const auto& region : profile.tensor_regions) regions.push_back(region_json(region));
@@ -205,6 +206,7 @@ ModelProfile parse_profile(std::string_view json, const std::string& file) {
   reader.format(file_mark("profile", profile.hash));
   profile.loss_mode = reader.flag("loss_mode");
   if (reader.has("chunked_heads")) profile.chunked_heads = reader.flag("chunked_heads");
+  if (reader.has("layers_by_inputs")) profile.layers_by_inputs = reader.flag("layers_by_inputs");
   reader.each("parameters", [&](JsonReader& row) {
     ParameterProfile parameter;
     parameter.name = row.text("name");

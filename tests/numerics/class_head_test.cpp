@@ -41,6 +41,21 @@ struct ManyClasses : nn::Module {
   }
 };
 
+/// A head of few classes for many features.
+struct FewClasses : nn::Module {
+  static constexpr std::int64_t kWidth = 4001, kClasses = 3;
+  nn::Linear head{nullptr};
+  Tensor scale;
+  FewClasses() {
+    scale = register_parameter("scale", torch::rand({kWidth}) + 0.5);
+    head = register_module("head", nn::Linear(kWidth, kClasses));
+  }
+  Tensor forward(const Tensor& x, const Tensor& y) { return F::cross_entropy(head(torch::tanh(x * scale)), y); }
+  static std::tuple<Tensor, Tensor> batch(std::int64_t n) {
+    return {torch::randn({n, kWidth}), torch::randint(kClasses, {n})};
+  }
+};
+
 struct NoHead : nn::Module {
   nn::Linear body{nullptr};
   NoHead() { body = register_module("body", nn::Linear(4, 2)); }
@@ -132,6 +147,57 @@ TEST_CASE("a plan file says how class heads make their logits") {
   CHECK(train("chunked"));
   CHECK(train("auto"));  // as the file says
   CHECK(said_by([&] { static_cast<void>(train("whole")); }).find("class_head = whole is set") != std::string::npos);
+}
+
+TEST_CASE("the planner cuts a head of few classes by inputs, which trains as in one process") {
+  const DoublePrecision fp64;
+  for (const int shards : {2, 3, 4}) {  // of three classes and 4001 features
+    const int replicas = shards == 2 ? 2 : 1;
+    Setup setup;
+    setup.options.tensor_parallel = shards;
+    setup.options.replicas = {replicas};
+    setup.options.recompute = shards == 3 ? "full" : "none";
+    setup.optimizer = numerics::Optimizer::kAdamW;
+    setup.clip_norm = 1;
+    setup.local.assign(2, std::vector<std::int64_t>(static_cast<std::size_t>(shards * replicas), 5));
+    INFO(setup.describe());
+    const auto make = [] { return std::make_shared<FewClasses>(); };
+    const auto reference = numerics::run_reference<FewClasses>(make, setup, 3);
+    ap::loopback::run(shards * replicas, [&](ap::World& world) {
+      const auto net = [&] {
+        const std::lock_guard lock(numerics::generator_mutex());
+        torch::manual_seed(3);
+        return make();
+      }();
+      ap::AutoParallel<FewClasses> model(world, net, setup.options);
+      numerics::check_rank<FewClasses>(world, model, reference, setup, {});
+      if (!model->plan().layers_by_inputs) throw numerics::Failure("the head was not cut by inputs");
+      const auto shard = model->shard(net->head->weight);
+      if (shard.dim != 1) throw numerics::Failure("the head's weight is whole or cut by outputs");
+      const auto note = shards == 4 ? "otherwise there is no plan" : "otherwise a step would take";
+      if (!has_note(model->plan(), note)) throw numerics::Failure("no note on the other way");
+    });
+  }
+}
+
+TEST_CASE("a plan file says that layers are cut by inputs") {
+  const DoublePrecision fp64;
+  const TempFolder folder;
+  const auto file = folder / "plan.json";
+  const auto train = [&](bool save) {
+    ap::loopback::run(2, [&](ap::World& world) {
+      ap::Options options;
+      options.tensor_parallel = 2;
+      options.plan_file = file.string();
+      options.save_plan = save;
+      ap::AutoParallel<FewClasses> model(world, std::make_shared<FewClasses>(), options);
+      const auto [x, y] = FewClasses::batch(4);
+      model(x, y).backward();
+      if (!model->plan().layers_by_inputs) throw numerics::Failure("the head was not cut by inputs");
+    });
+  };
+  train(true);
+  train(false);
 }
 
 TEST_CASE("logits in chunks of a model without a class head are refused") {

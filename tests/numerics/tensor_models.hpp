@@ -235,6 +235,25 @@ struct Classifier : nn::Module {
   }
 };
 
+/// Layers behind norms, none of which is part of a pair.
+struct Singles : nn::Module {
+  static constexpr int kWidth = 10, kTime = 4;
+  std::vector<nn::Linear> layers;
+  nn::LayerNorm norm{nullptr};
+  Singles() {
+    for (int i = 0; i < 3; ++i)
+      layers.push_back(register_module("layer" + std::to_string(i), nn::Linear(kWidth, kWidth)));
+    norm = register_module("norm", nn::LayerNorm(nn::LayerNormOptions({kWidth})));
+  }
+  Tensor forward(Tensor x, const Tensor& y) {
+    for (auto& layer : layers) x = x + torch::softmax(layer(norm(x)), -1);
+    return F::mse_loss(x, y);
+  }
+  static std::tuple<Tensor, Tensor> batch(std::int64_t n) {
+    return {torch::randn({n, kTime, kWidth}), torch::randn({n, kTime, kWidth})};
+  }
+};
+
 struct Seen {
   int slices = 0;          ///< parameters that a rank has a slice of
   bool by_tokens = false;  ///< what lies between the shards' parts is cut by tokens

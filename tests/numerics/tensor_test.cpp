@@ -70,6 +70,22 @@ void check_forms(const std::vector<tensor_forms::Form>& forms) {
 TEST_CASE("attention in the ways in which programs write it") { check_forms(tensor_forms::attention()); }
 TEST_CASE("feed-forward layers in the ways in which programs write them") { check_forms(tensor_forms::feed_forward()); }
 TEST_CASE("class heads of two operators") { check_forms(tensor_forms::class_heads()); }
+TEST_CASE("layers that are no part of a pair, by inputs") { check_forms(tensor_forms::single_layers()); }
+
+TEST_CASE("layers by inputs read slices of tokens, stand in stages of their own and share with replicas") {
+  const DoublePrecision fp64;
+  check<Singles>(2, {1}, 1);
+  check<Singles>(3, {1, 1}, 2);  // 10 inputs: slices that are not equal
+  Setup setup;
+  setup.options.sequence_parallel = "on";
+  check<Singles>(2, {1}, 2, setup);
+  check<Singles>(3, {1}, 1, setup);
+  setup.options.zero = 3;
+  setup.options.recompute = "full";
+  setup.optimizer = numerics::Optimizer::kAdamW;
+  setup.clip_norm = 2;
+  check<Singles>(2, {2}, 1, setup);
+}
 
 TEST_CASE("a pair of linear layers on two and four shards") {
   const DoublePrecision fp64;
@@ -313,13 +329,13 @@ TEST_CASE("a class or a word that is none is named on every shard, and no rank w
   CHECK_NOTHROW(check_says({"target 11", "11 classes"}, [&] { train(good, torch::full_like(good, 11)); }));
   CHECK_NOTHROW(check_says({"index -1", "11 rows"}, [&] { train(torch::full_like(good, -1), good); }));
   const tensor_forms::Form head{"",
-                                {{"head", 24, 11}},
+                                {{"head", 24, 13}},
                                 [](tensor_forms::Net& net, const Tensor& x, const Tensor& y) {
                                   return F::nll_loss(F::log_softmax(net("head", x), 1),
                                                      y.select(1, 0).to(torch::kLong));
                                 },
                                 ""};
-  CHECK_NOTHROW(check_says({"target 11", "11 classes"}, [&] { train_form(head, 2, torch::full({2, 24}, 11.0)); }));
+  CHECK_NOTHROW(check_says({"target 13", "13 classes"}, [&] { train_form(head, 2, torch::full({2, 24}, 13.0)); }));
 }
 
 TEST_CASE("shards for which there are too few heads of keys are refused on every rank") {

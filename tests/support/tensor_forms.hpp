@@ -354,6 +354,25 @@ inline std::vector<Form> feed_forward() {
   };
 }
 
+/// Layers that are no part of a pair, by inputs.
+inline std::vector<Form> single_layers() {
+  constexpr int kWidth = Net::kWidth;
+  const auto forward = [](Net& net, const Tensor& x, const Tensor& y) {
+    return residual_loss(x, torch::softmax(net("alone", rms_norm(x)), -1), y);
+  };
+  return {
+      {"single", {{"alone", kWidth, kWidth}}, forward, "24: alone.weight/1"},
+      {"single product", {{"alone", kWidth, kWidth}}, forward, "24: alone_weight/0", 0, Layer::kProduct},
+      {"single matrix", {{"alone", kWidth, kWidth}}, forward, "24: alone_weight/0", 0, Layer::kMatrix},
+      {"twice",
+       {{"w", kWidth, kWidth}},
+       [](Net& net, const Tensor& x, const Tensor& y) {
+         return residual_loss(x, torch::softmax(net("w", torch::softmax(net("w", x), -1)), -1), y);
+       },
+       "24: w.weight/1"},
+  };
+}
+
 /// Of as many classes as there are features: `y` gives the targets.
 inline std::vector<Form> class_heads() {
   constexpr int kWidth = Net::kWidth, kClasses = 11;

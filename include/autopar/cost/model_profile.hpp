@@ -144,7 +144,9 @@ struct ModelProfile {
   std::vector<TensorRegion> tensor_regions;
   bool loss_mode = true;       ///< forward and backward may be pipelined (else: all forwards, then all backwards)
   bool chunked_heads = false;  ///< of the program whose class heads make their logits piece by piece
-  std::uint64_t hash = 0;      ///< of the captured graph: a plan belongs to one model
+  /// Whether `tensor_regions` has linear layers of which each shard has some inputs, and which are no part of a pair.
+  bool layers_by_inputs = false;
+  std::uint64_t hash = 0;  ///< of the captured graph: a plan belongs to one model
 };
 
 }  // namespace autopar

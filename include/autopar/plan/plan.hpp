@@ -98,7 +98,8 @@ struct Plan {
   ScheduleKind schedule = kDefaultSchedule;
   bool sequence_parallel = false;  ///< tensor shards cut by tokens what lies between the regions that they compute
   bool chunked_heads = false;      ///< class heads make their logits piece by piece
-  int zero = 0;                    ///< ZeRO level, among the replicas of each stage
+  bool layers_by_inputs = false;  ///< tensor shards cut single linear layers by inputs, heads of few classes among them
+  int zero = 0;                   ///< ZeRO level, among the replicas of each stage
   Offload offload = Offload::kNone;
   BucketPolicy buckets{};            ///< in which gradients are summed and shards gathered
   std::string precision = "module";  ///< Options::precision that it was made for

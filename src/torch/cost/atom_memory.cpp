@@ -125,9 +125,14 @@ class ProgramOfShards {
                   const AlgebraOptions& options)
       : options_(options), sharded_(insert_moves(graph, stages)), plan_(analyze_batch(sharded_.graph, options)) {
     auto made_for = sharded_.made_for;
-    for (const auto& [op, step] : sharded_.steps) {  // who leaves a value in slices of tokens has it brought together
-      if (step.move != ShardMove::kAssemble && step.move != ShardMove::kGather) continue;
-      const auto maker = sharded_.graph.value(sharded_.graph.input(op, 0)).definer;
+    const auto kept = kept_whole();
+    for (const auto& [op, step] : sharded_.steps) {
+      const auto value = sharded_.graph.input(op, 0);
+      // Who leaves a value in slices of tokens has it brought together. A slice that is kept in place of the whole
+      // takes of what that was said to take, where it is made.
+      const bool in_place = step.move == ShardMove::kScatter && !kept[sharded_.graph.value(value).storage.index()];
+      if (step.move != ShardMove::kAssemble && step.move != ShardMove::kGather && !in_place) continue;
+      const auto maker = sharded_.graph.value(value).definer;
       if (maker.valid()) made_for[op.index()] = made_for[maker.index()];
     }
     atoms_ = with_operators(atoms, made_for);
@@ -148,6 +153,24 @@ class ProgramOfShards {
   }
 
  private:
+  /// By storage, whether some operator keeps it for its backward.
+  [[nodiscard]] std::vector<bool> kept_whole() const {
+    const auto& graph = sharded_.graph;
+    std::vector<bool> kept(static_cast<std::size_t>(graph.storage_count), false);
+    const auto at = [&](ValueId value) -> std::vector<bool>::reference {
+      return kept[graph.value(value).storage.index()];
+    };
+    for (std::size_t i = 0; i < graph.ops.size(); ++i) {
+      for (const auto value : algebra::saved_by({graph, plan_.values, options_, OpId::of(i)}).values) {
+        if (graph.value(value).storage.valid()) at(value) = true;
+      }
+    }
+    for (const auto& [op, step] : sharded_.steps) {
+      if (step.move == ShardMove::kCopy && at(graph.output(op))) at(graph.input(op, 0)) = true;  // the same memory
+    }
+    return kept;
+  }
+
   AlgebraOptions options_;
   ShardedGraph sharded_;
   BatchPlan plan_;

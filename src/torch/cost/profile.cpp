@@ -60,9 +60,10 @@ class StructureHash {
 
 class Profiler {
  public:
-  Profiler(const OpGraph& graph, const BatchPlan& plan, c10::DeviceType device)
+  Profiler(const OpGraph& graph, const BatchPlan& plan, c10::DeviceType device, SingleLayers singles)
       : graph_(graph),
         plan_(plan),
+        singles_(singles),
         options_{.device = device},
         reads_(parameter_reads(graph, plan)),
         highest_zero_(highest_zero_levels(graph, plan, {})) {}
@@ -298,10 +299,11 @@ class Profiler {
     for (const auto& input : plan_.epilogue_inputs) add(input.value);
   }
 
-  /// All-reduces of what is added up, and of gradients of what is copied; a loss gathers a few numbers a row.
+  /// All-reduces of what is added up, and of gradients of what is copied; half a one brings the gradient together of
+  /// what is read in slices. A loss gathers a few numbers a row.
   void add_tensor_regions() {
     std::vector<TensorCandidate> taken;
-    for (auto& candidate : find_tensor_candidates(graph_, plan_)) {
+    for (auto& candidate : find_tensor_candidates(graph_, plan_, singles_)) {
       TensorRegion region;
       region.units = candidate.units;
       region.even = false;
@@ -313,14 +315,19 @@ class Profiler {
       std::ranges::sort(region.parameters);
       for (const auto value : candidate.added_up) region.forward += algebra::bytes_of(graph_, value);
       for (const auto value : candidate.copied) region.backward += algebra::bytes_of(graph_, value);
+      for (const auto value : candidate.spread) {
+        const auto bytes = algebra::bytes_of(graph_, value);
+        region.backward += Affine{bytes.per_sample / 2, bytes.fixed / 2};
+      }
       for (const auto loss : candidate.class_losses) region.forward += statistics_of(loss);
       region.forward_calls = static_cast<int>(candidate.added_up.size() + candidate.class_losses.size());
-      region.backward_calls = static_cast<int>(candidate.copied.size());
+      region.backward_calls = static_cast<int>(candidate.copied.size() + candidate.spread.size());
       const bool is_free = std::ranges::none_of(region.atoms, [&](NodeId atom) { return in_region_.contains(atom); });
       if (!is_free || is_read_outside(region)) continue;
       in_region_.insert(region.atoms.begin(), region.atoms.end());
       model().tensor_regions.push_back(std::move(region));
       profile_.region_slices.push_back(candidate.leaves);
+      model().layers_by_inputs = model().layers_by_inputs || candidate.by_inputs;
       taken.push_back(std::move(candidate));
     }
     const auto on_each = memory_on_each_shard(graph_, profile_.atoms, taken, *memory_, options_);
@@ -389,6 +396,7 @@ class Profiler {
 
   const OpGraph& graph_;
   const BatchPlan& plan_;
+  const SingleLayers singles_;
   const AlgebraOptions options_;
   GraphProfile profile_;
   std::optional<ProgramMemory> memory_;
@@ -400,8 +408,8 @@ class Profiler {
 }  // namespace
 
 GraphProfile profile_graph(const OpGraph& graph, const BatchPlan& plan, c10::DeviceType device,
-                           const std::vector<std::vector<OpId>>& ties) {
-  return Profiler(graph, plan, device).run(ties);
+                           const std::vector<std::vector<OpId>>& ties, SingleLayers singles) {
+  return Profiler(graph, plan, device, singles).run(ties);
 }
 
 }  // namespace autopar

@@ -9,6 +9,7 @@
 #include "torch/cost/partition.hpp"
 #include "torch/ir/op_graph.hpp"
 #include "torch/tensor_parallel/shard_typing.hpp"
+#include "torch/tensor_parallel/tensor_candidates.hpp"
 
 namespace autopar {
 
@@ -29,9 +30,11 @@ struct GraphProfile {
 /// stage or the caller is not counted (the planner counts it as boundary). Ops of prologue and epilogue are left out.
 /// @param device  whose kernels will run: masks of dropout, scores of attention and copies for convolutions differ
 /// @param ties    see partition_into_atoms; with some the hash is another, as the atoms are
+/// @param singles  what tensor shards would make of linear layers that are no part of a pair
 /// @cost O((ops + values) log ops), a few microseconds an op
 [[nodiscard]] GraphProfile profile_graph(const OpGraph& graph, const BatchPlan& plan,
                                          c10::DeviceType device = c10::DeviceType::CPU,
-                                         const std::vector<std::vector<OpId>>& ties = {});
+                                         const std::vector<std::vector<OpId>>& ties = {},
+                                         SingleLayers singles = SingleLayers::kByOutputs);
 
 }  // namespace autopar

@@ -14,20 +14,6 @@
 
 namespace autopar {
 
-namespace {
-
-/// Neither fits: the one that needs less says what would do.
-[[noreturn]] void refuse_either(const std::exception_ptr& whole, const InfeasiblePlan& chunked) {
-  try {
-    std::rethrow_exception(whole);
-  } catch (const InfeasiblePlan& refused) {
-    if (chunked.needed() > Bytes(0) && chunked.needed() < refused.needed()) throw chunked;
-    throw;
-  }
-}
-
-}  // namespace
-
 /// Of programs that are captured now.
 bool Session::Impl::chunks_heads() const {
   return deployment_.has_plan() ? deployment_.plan().chunked_heads : options_.class_head == "chunked";
@@ -94,7 +80,7 @@ void Session::Impl::try_chunked_heads(PlannedModes& modes, GraphProfile& profile
         whole->notes.push_back("class_head = chunked would take " + cost(chunked) + " a step");
       }
     } catch (const InfeasiblePlan& chunked) {
-      if (!whole) refuse_either(refused, chunked);
+      if (!whole) std::rethrow_exception(needing_less(refused, chunked));
     }
   });
   decision = text_of(world_.broadcast(blob_of(decision), Rank(0), "choosing class heads"));

@@ -55,7 +55,8 @@ void Session::Impl::check_memory(CapturedProgram& program, std::int64_t batch) c
   if (batch <= program.checked_batch) return;
   program.checked_batch = batch;
   if (world_.rank() != 0 || deployment_.plan().device_memory == Bytes(0)) return;
-  auto profile = profile_graph(program.graph, program.plan, deployment_.device().type());
+  const auto singles = deployment_.plan().layers_by_inputs ? SingleLayers::kByInputs : SingleLayers::kByOutputs;
+  auto profile = profile_graph(program.graph, program.plan, deployment_.device().type(), {}, singles);
   const bool trains = std::any_of(program.plan.outputs.begin(), program.plan.outputs.end(),
                                   [](const OutputPlan& output) { return output.differentiable; });
   profile.model.loss_mode = profile.model.loss_mode || !trains;  // nothing stays for a backward

@@ -18,14 +18,14 @@ void PlannedModes::add(const std::shared_ptr<CapturedProgram>& called, bool grad
     others.push_back(called);
 }
 
-GraphProfile PlannedModes::profile(c10::DeviceType device) const {
+GraphProfile PlannedModes::profile(c10::DeviceType device, SingleLayers singles) const {
   const ModeOfModel mode{planned->graph, planned->plan};
   std::vector<std::vector<OpId>> ties;
   for (const auto& other : others) {
     auto more = ties_to_other_mode(mode, {other->graph, other->plan});
     ties.insert(ties.end(), more.begin(), more.end());
   }
-  return profile_graph(planned->graph, planned->plan, device, ties);
+  return profile_graph(planned->graph, planned->plan, device, ties, singles);
 }
 
 ModeScope::ModeScope(torch::nn::Module& module, bool training, bool gradients) : gradients_(gradients) {

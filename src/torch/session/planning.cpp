@@ -101,25 +101,29 @@ c10::DeviceType Session::Impl::planned_device() const {
 
 void Session::Impl::make_plan(PlannedModes& modes, GraphProfile& profile, std::int64_t batch) {
   together(world_, "looking at the files to write", [&] { require_replaceable_files(profile.model.hash); });
-  auto costs = measured_costs(*modes.planned, profile, batch);
+  const auto costs = measured_costs(*modes.planned, profile, batch);
   std::optional<Plan> plan;  // rank 0's
   std::exception_ptr refused;
-  const bool may_chunk = may_chunk_heads(*modes.planned);
+  const bool may_chunk = may_chunk_heads(*modes.planned), may_cut = may_cut_by_inputs(*modes.planned);
   together(world_, "planning", [&] {
     if (world_.rank() != 0) return;
     try {
-      plan = plan_or_read(*modes.planned, profile, batch, std::move(costs));
+      plan = plan_or_read(*modes.planned, profile, batch, costs);
     } catch (const InfeasiblePlan&) {
-      if (!may_chunk) throw;
+      if (!may_chunk && !may_cut) throw;
+      refused = std::current_exception();
+    } catch (const InvalidArgument&) {  // maybe of a number of shards that nothing admits so far
+      if (!may_cut) throw;
       refused = std::current_exception();
     }
   });
+  if (may_cut) try_layers_by_inputs(modes, profile, batch, costs, plan, refused);
   if (may_chunk) try_chunked_heads(modes, profile, batch, plan, refused);
   Blob bytes;
   together(world_, "planning", [&] {
     if (world_.rank() != 0) return;
     if (!plan) std::rethrow_exception(refused);
-    if (plan->chunked_heads && !profile.model.chunked_heads) chunk_heads(modes, profile);
+    follow(*plan, modes, profile);
     require_plan_of(profile, *plan);
     if (!options_.plan_only) {  // before others get it, who would find other faults in it, and sooner
       require_sound(profile.model, *plan);
@@ -131,7 +135,7 @@ void Session::Impl::make_plan(PlannedModes& modes, GraphProfile& profile, std::i
   together(world_, "planning", [&] {
     if (world_.rank() != 0) {
       plan = parse_plan(text_of(bytes), "the plan of rank 0");
-      if (plan->chunked_heads && !profile.model.chunked_heads) chunk_heads(modes, profile);
+      follow(*plan, modes, profile);
       require_plan_of(profile, *plan);
     }
     deployment_.adopt(*plan);
@@ -140,6 +144,25 @@ void Session::Impl::make_plan(PlannedModes& modes, GraphProfile& profile, std::i
     if (is_new && !options_.plan_file.empty() && options_.save_plan) write_plan(options_.plan_file, *plan, overwrite());
     write_reports(modes.planned->graph, profile.model);
   });
+}
+
+/// The programs and the profile that a plan divides.
+void Session::Impl::follow(const Plan& plan, PlannedModes& modes, GraphProfile& profile) const {
+  if (plan.chunked_heads && !profile.model.chunked_heads) chunk_heads(modes, profile);
+  if (plan.layers_by_inputs && !profile.model.layers_by_inputs)
+    profile = modes.profile(planned_device(), SingleLayers::kByInputs);
+}
+
+/// Neither of two plans fits: what is thrown is of the one that needs less, and says what would do.
+std::exception_ptr Session::Impl::needing_less(const std::exception_ptr& refused, const InfeasiblePlan& other) {
+  try {
+    std::rethrow_exception(refused);
+  } catch (const InfeasiblePlan& first) {
+    const bool is_less = other.needed() > Bytes(0) && other.needed() < first.needed();
+    return is_less ? std::make_exception_ptr(other) : refused;
+  } catch (const Error&) {
+    return refused;
+  }
 }
 
 // libtorch refuses a statistic of one value, with sizes of a slice that the user has never seen.

@@ -152,7 +152,15 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   void try_chunked_heads(PlannedModes& modes, GraphProfile& profile, std::int64_t batch, std::optional<Plan>& whole,
                          const std::exception_ptr& refused);
 
+  // ---- layers_by_inputs.cpp
+  [[nodiscard]] bool may_cut_by_inputs(const CapturedProgram& program) const;
+  /// @param plan  as above
+  void try_layers_by_inputs(const PlannedModes& modes, GraphProfile& profile, std::int64_t batch,
+                            const MeasuredCosts& costs, std::optional<Plan>& plan, std::exception_ptr& refused);
+
   // ---- planning.cpp
+  void follow(const Plan& plan, PlannedModes& modes, GraphProfile& profile) const;
+  [[nodiscard]] static std::exception_ptr needing_less(const std::exception_ptr& refused, const InfeasiblePlan& other);
   [[nodiscard]] Plan search_plan(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch,
                                  MeasuredCosts costs) const;
   void require_replaceable_files(std::uint64_t model) const;

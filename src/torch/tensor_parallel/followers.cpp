@@ -86,6 +86,7 @@ class FollowerFinder {
         }
         return;
       case ShardMove::kScatter:
+        if (auto* follower = behind(move.value)) return note(follower->brought, move.value);
         if (own != leader_of_op_.end()) note(found_[own->second].spread, move.value);
         return;
       case ShardMove::kCopy:

@@ -95,7 +95,7 @@ bool ShardTyping::take_operands(ShardedLayout& out, OpId op, const ShardedOp& ru
       const bool is_added_later = rule.kernel == ShardedOp::Kernel::kWithoutBias;
       if (is_added_later || !node.grad_enabled || !graph_.value(value).has_gradient()) return;
       add({ShardMove::kCopy, value});
-    } else if (!layout.is_sharded()) {
+    } else if (!layout.is_sharded() || layout.slices() != needed->second) {
       const auto leaf = leaf_behind(graph_, value);
       if (leaf.valid() && may_slice(leaf)) {
         complete = complete && !out.leaves.emplace(leaf, needed->second).second;

@@ -190,8 +190,11 @@ class Inserter {
     });
     if (known != made_.end()) return std::get<3>(*known);
     const auto value = new_value(wanted.value);
-    const bool in_slices = layout().layouts[wanted.value.index()].is_sharded();  // in this stage
-    move(wanted.move, in_slices ? wanted.value : whole_of(wanted.value), value, wanted.slices, beside);
+    const auto& own = layout().layouts[wanted.value.index()];  // in this stage
+    auto from = own.is_sharded() ? wanted.value : whole_of(wanted.value);
+    const bool of_other_slices = own.is_sharded() && wanted.move == ShardMove::kScatter;
+    if (of_other_slices) from = moved({ShardMove::kGather, wanted.value, own.slices()}, beside);
+    move(wanted.move, from, value, wanted.slices, beside);
     if (wanted.move == ShardMove::kScatter) note_slices(value, stage_, wanted.slices);
     made_.emplace_back(wanted, stage_, beside.grad_enabled, value);
     return value;

@@ -30,7 +30,7 @@ class Rule {
     std::erase_if(sharded_, is_sequence);
     const auto rule = by_family();
     const bool in_two_ways = std::ranges::any_of(rule.needs, [&](const auto& need) { return is_sequence(need.first); });
-    return in_two_ways ? ShardedOp::whole() : rule;
+    return in_two_ways && !is_layer() ? ShardedOp::whole() : rule;
   }
 
  private:
@@ -89,6 +89,12 @@ class Rule {
       default:
         return ShardedOp::whole();
     }
+  }
+
+  /// One by inputs takes these of features that it gets in slices of tokens.
+  [[nodiscard]] bool is_layer() const {
+    const auto family = op_.traits().family;
+    return family == OpFamily::kLinear || family == OpFamily::kContraction;
   }
 
   /// What reads weights is not computed on slices of tokens: gradients of weights would be exchanged.

@@ -32,9 +32,10 @@ struct Layer {
 
 class Finder {
  public:
-  Finder(const OpGraph& graph, const BatchPlan& plan)
+  Finder(const OpGraph& graph, const BatchPlan& plan, SingleLayers singles)
       : graph_(graph),
         plan_(plan),
+        singles_(singles),
         uses_(graph.uses()),
         types_(graph.values.size()),
         taken_(graph.values.size(), false),
@@ -54,6 +55,11 @@ class Finder {
       const auto op = OpId::of(i);
       const bool is_free = plan_.handling(op).in_stage && seen_.count(op) == 0;
       if (is_free && graph_.is(op, "aten::embedding")) try_embedding(op);
+    }
+    for (std::size_t i = 0; i < graph_.ops.size() && singles_ == SingleLayers::kByInputs; ++i) {
+      const auto op = OpId::of(i);
+      if (!plan_.handling(op).in_stage || seen_.count(op) > 0 || !layer_of(op)) continue;
+      if (auto candidate = by_inputs(op)) keep(std::move(*candidate));
     }
     std::ranges::sort(found_, {}, [](const TensorCandidate& each) { return each.ops.front(); });
     return std::move(found_);
@@ -100,7 +106,38 @@ class Finder {
         best = std::move(candidate);
       }
     }
-    if (best) keep(std::move(*best));
+    if (!best) return;
+    auto single = is_small_head(op, *best) ? by_inputs(op) : std::nullopt;
+    keep(std::move(single ? *single : *best));
+  }
+  /// Whether the layer is a class head for which more is exchanged by outputs: gradients of as many features twice, in
+  /// place of logits twice and of gradients once.
+  [[nodiscard]] bool is_small_head(OpId op, const TensorCandidate& candidate) const {
+    if (singles_ != SingleLayers::kByInputs || candidate.class_losses.empty()) return false;
+    const auto [weight, outputs] = *layer_of(op);
+    const auto size = [&, weight = weight](std::int32_t dim) {
+      return graph_.value(weight).sizes[static_cast<std::size_t>(dim)].fixed;
+    };
+    return cut_by_outputs(candidate).size() == 1 && 2 * size(outputs) < size(1 - outputs);
+  }
+  /// The layer alone, and all that reads its weight.
+  [[nodiscard]] std::optional<TensorCandidate> by_inputs(OpId op) {
+    const auto [weight, outputs] = *layer_of(op);
+    const auto dim = 1 - outputs;
+    const auto inputs = graph_.value(weight).sizes[static_cast<std::size_t>(dim)].fixed;
+    if (inputs < 2) return std::nullopt;
+    const auto layout = typing_.run({{weight, UnitSlices{dim, {0, 1}, inputs, {1}}}}, [](ValueId) { return false; });
+    const auto spreads_only = [](const auto& item) {
+      return std::ranges::all_of(item.second, [](const auto& move) { return move.move == ShardMove::kScatter; });
+    };
+    const bool is_alone = !layout.stale.valid() && layout.in_slices.count(op) > 0 && layout.gathered_after.empty() &&
+                          std::ranges::all_of(layout.before, spreads_only);
+    if (!is_alone) return std::nullopt;
+    auto candidate = described(layout, inputs);
+    const std::set<ValueId> spread(layout.conflicts.begin(), layout.conflicts.end());
+    candidate.spread.assign(spread.begin(), spread.end());
+    candidate.by_inputs = true;
+    return candidate;
   }
   [[nodiscard]] std::vector<OpId> cut_by_outputs(const TensorCandidate& candidate) const {
     std::vector<OpId> layers;
@@ -351,6 +388,7 @@ class Finder {
 
   const OpGraph& graph_;
   const BatchPlan& plan_;
+  const SingleLayers singles_;
   std::vector<std::vector<OpId>> uses_;
   std::vector<BatchType> types_;  ///< nothing is known of samples: operators are asked for their arguments alone
   AlgebraOptions options_;
@@ -362,8 +400,20 @@ class Finder {
 
 }  // namespace
 
-std::vector<TensorCandidate> find_tensor_candidates(const OpGraph& graph, const BatchPlan& plan) {
-  return Finder(graph, plan).find();
+std::vector<TensorCandidate> find_tensor_candidates(const OpGraph& graph, const BatchPlan& plan, SingleLayers singles) {
+  return Finder(graph, plan, singles).find();
+}
+
+double share_by_inputs(const OpGraph& graph, const BatchPlan& plan) {
+  const auto elements = [&](ValueId leaf) { return static_cast<double>(graph.value(leaf).elements(1)); };
+  double all = 0, cut = 0;
+  std::set<ValueId> parameters;
+  for (const auto& parameter : graph.parameters) parameters.insert(parameter.value);
+  for (const auto parameter : parameters) all += elements(parameter);
+  for (const auto& candidate : find_tensor_candidates(graph, plan, SingleLayers::kByInputs)) {
+    for (const auto& [leaf, slices] : candidate.leaves) cut += candidate.by_inputs ? elements(leaf) : 0;
+  }
+  return all > 0 ? cut / all : 0;
 }
 
 }  // namespace autopar

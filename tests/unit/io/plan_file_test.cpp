@@ -18,7 +18,7 @@ Plan sample_plan() {
   plan.batch = 128;
   plan.microbatches = 4;
   plan.schedule = ScheduleKind::kGPipe;
-  plan.sequence_parallel = plan.chunked_heads = true;
+  plan.sequence_parallel = plan.chunked_heads = plan.layers_by_inputs = true;
   plan.zero = 2;
   plan.offload = Offload::kOptimizer;
   plan.host_memory = Bytes(std::int64_t{256} << 30);

@@ -466,8 +466,7 @@ std::pair<int, int> compare_least_memory(int first, int last) {
     CHECK_FALSE(any_fits(least->peak - Bytes(1)));
     const auto& degrees = least->staging.tensor;
     const bool is_mixed = std::ranges::adjacent_find(degrees, std::ranges::not_equal_to{}) != degrees.end();
-    // Of shards in every stage the least that they may take is known.
-    if (is_mixed || degrees.empty()) CHECK(any_fits(least->peak));
+    CHECK(any_fits(least->peak));
     ++compared;
     mixed += is_mixed ? 1 : 0;
   }

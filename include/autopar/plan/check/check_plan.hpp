@@ -76,6 +76,11 @@ class PlanChecker {
       return fault(std::string("the plan makes the logits of class heads ") + of(plan_.chunked_heads) +
                    ", the profile's program makes them " + of(model_.chunked_heads));
     }
+    if (plan_.layers_by_inputs != model_.layers_by_inputs) {
+      const auto of = [](bool by_inputs) { return by_inputs ? "by inputs" : "by outputs or not at all"; };
+      return fault(std::string("the plan cuts single linear layers ") + of(plan_.layers_by_inputs) +
+                   ", the profile's regions cut them " + of(model_.layers_by_inputs));
+    }
     if (plan_.world > cluster_.devices) {
       return fault("the plan is for " + std::to_string(plan_.world) + " ranks, the cluster '" + cluster_.name +
                    "' has " + std::to_string(cluster_.devices) + " devices");

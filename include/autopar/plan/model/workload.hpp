@@ -50,6 +50,7 @@ struct Workload {
   std::vector<OutputProfile> outputs;        ///< writers are nodes of `graph`
   bool loss_mode = true;                     ///< forwards and backwards may be interleaved
   bool chunked_heads = false;                ///< see ModelProfile
+  bool layers_by_inputs = false;             ///< likewise
   std::uint64_t hash = 0;
   /// By node: what may be recomputed before its backward, together, as far as it is in one stage; -1 = never. Empty =
   /// each node by itself.
@@ -335,6 +336,7 @@ template <CostModel<Graph<OpProfile, ValueProfile>> M>
   }
   work.loss_mode = profile.loss_mode;
   work.chunked_heads = profile.chunked_heads;
+  work.layers_by_inputs = profile.layers_by_inputs;
   work.hash = profile.hash;
   detail::set_regions(work, profile, model);
   if constexpr (CostsByValue<M>) detail::set_classes(work, profile.graph);

@@ -84,6 +84,7 @@ class PlanMaker {
     plan.offload = best.terms.optimizations.offload;
     plan.sequence_parallel = best.terms.optimizations.sequence;
     plan.chunked_heads = work_.chunked_heads;
+    plan.layers_by_inputs = work_.layers_by_inputs;
     plan.buckets = constraints_.buckets;
     plan.precision = request_.options.precision;
     plan.device = cluster_.device.name;

@@ -24,16 +24,12 @@ namespace detail {
 /// Under ever lower limits, all variants in turn, until nothing is left below.
 class LeastStaging {
  public:
-  /// @param mixed  stages have tensor degrees of their own, of those that are allowed, and not all the same
-  LeastStaging(const StepObjective& objective, std::int64_t budget, bool mixed = false)
+  /// @param degrees  of tensor shards that each stage may have
+  LeastStaging(const StepObjective& objective, std::int64_t budget, const std::vector<int>& degrees = {1})
       : objective_(objective), whole_(budget), budget_(budget) {
-    const Constraints& constraints = objective.constraints();
-    if (!mixed) {
-      degrees_.emplace_back(objective, 1, constraints);
-      return;
-    }
-    for (const int degree : constraints.tensor_degrees)
-      degrees_.emplace_back(objective, degree, constraints.at_degree(degree));
+    const Constraints& all = objective.constraints();
+    for (const int degree : degrees)
+      degrees_.emplace_back(objective, degree, degree == 1 ? all : all.at_degree(degree));
   }
 
   /// @param start  any staging, or nothing

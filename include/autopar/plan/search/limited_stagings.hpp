@@ -34,7 +34,7 @@ class LimitedStagings {
     Bytes device, host;  ///< of a rank
   };
 
-  /// @param degrees  that stages may have, with tables of the same tails; of several, stages must not all have the same
+  /// @param degrees  that stages may have, with tables of the same tails
   LimitedStagings(const StepObjective& objective, std::vector<DegreeOfStages> degrees, const MemoryVariant& variant,
                   const Limits& limits, std::int64_t& budget)
       : objective_(objective),
@@ -104,9 +104,10 @@ class LimitedStagings {
   /// All stagings, the last stage first, until one stays within the limits. @return whether to go on
   bool extend(DownsetId tail, int later, int ranks, std::optional<LeastMemory>& found) {
     if (tail == tails_.all_nodes()) {
-      if (is_of_one_degree() && degrees_.size() > 1) return true;
       if (!spend(steps_of_prediction())) return false;
-      LeastMemory own = measured();
+      Staging staging = chosen_staging();
+      if (has_shards() && !meets(constraints_, objective_.whole(), staging)) return true;
+      LeastMemory own = measured(std::move(staging));
       if (own.peak <= limits_.device && own.host <= limits_.host) found = std::move(own);
       return !found;
     }
@@ -126,8 +127,8 @@ class LimitedStagings {
     });
     return !found && budget_ > 0;
   }
-  [[nodiscard]] bool is_of_one_degree() const {
-    return std::ranges::all_of(chosen_, [&](const Chosen& stage) { return stage.degree == chosen_.front().degree; });
+  [[nodiscard]] bool has_shards() const {
+    return std::ranges::any_of(chosen_, [](const Chosen& stage) { return stage.degree > 1; });
   }
 
   /// @param visit  visit(DownsetId to, NodeMask nodes): whether to go on
@@ -192,15 +193,19 @@ class LimitedStagings {
     return held.device <= limits_.device && held.host <= limits_.host;
   }
 
-  [[nodiscard]] LeastMemory measured() const {
+  [[nodiscard]] Staging chosen_staging() const {
     Staging staging{std::vector<int>(tails_.node_count(), 0), {}, variant_.microbatches, variant_.schedule};
     for (std::size_t i = chosen_.size(); i-- > 0;) {
       for (NodeMask rest = chosen_[i].nodes; rest != 0; rest &= rest - 1)
         staging.stage_of[static_cast<std::size_t>(std::countr_zero(rest))] = staging.stages();
       staging.replicas.push_back(chosen_[i].replicas);
-      if (degrees_.size() > 1) staging.tensor.push_back(chosen_[i].degree);
+      if (has_shards()) staging.tensor.push_back(chosen_[i].degree);
     }
-    if (degrees_.size() > 1) {
+    return staging;
+  }
+
+  [[nodiscard]] LeastMemory measured(Staging staging) const {
+    if (has_shards()) {
       const auto memory = objective_.least_memory(staging);
       return LeastMemory::of(std::move(staging), memory);
     }

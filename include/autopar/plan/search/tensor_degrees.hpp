@@ -25,27 +25,31 @@ namespace autopar::detail {
   return staging;
 }
 
-/// The staging that needs least memory, whatever the tensor degrees of its stages.
+/// The staging that needs least memory, whatever the tensor degrees of its stages. What it needs is as its stages run
+/// it: what is known of a degree before there are stages is less than that, and nobody's answer.
 /// @param mixes  whether stages may have degrees of their own
 [[nodiscard]] inline std::optional<LeastMemory> least_memory_of_degrees(const StepObjective& objective, bool mixes) {
   const auto& degrees = objective.constraints().tensor_degrees;
   if (degrees == std::vector{1}) return least_memory(objective);
   std::optional<LeastMemory> least;
+  for (const int degree : degrees) {
+    const Constraints constraints = objective.constraints().at_degree(degree);
+    const auto cut = LeastMemoryCuts(objective.under(constraints)).best();
+    if (!cut) continue;
+    Staging staging = at_degree(cut->staging, degree);
+    if (!meets(objective.constraints(), objective.whole(), staging)) continue;
+    const auto memory = objective.least_memory(staging);
+    auto own = LeastMemory::of(std::move(staging), memory);
+    if (!least || own.peak < least->peak) least = std::move(own);
+  }
+  if (!least_memory_is_provable(objective)) return least;
+  if (mixes) return LeastStaging(objective, kLeastMemorySteps, degrees).best(std::move(least));
   bool proven = true;
   std::int64_t steps = 0;
   for (const int degree : degrees) {
-    const Constraints constraints = objective.constraints().at_degree(degree);
-    auto own = least_memory(objective.under(constraints));
-    if (!own) continue;
-    proven = proven && own->proven;
-    steps += own->steps;
-    own->staging = at_degree(std::move(own->staging), degree);
-    if (!meets(objective.constraints(), objective.whole(), own->staging)) continue;
-    if (!least || own->peak < least->peak) least = std::move(own);
-  }
-  if (mixes && degrees.size() > 1 && least && proven && least_memory_is_provable(objective)) {
-    least = LeastStaging(objective, kLeastMemorySteps, mixes).best(std::move(least));
-    proven = least->proven;
+    least = LeastStaging(objective, kLeastMemorySteps, {degree}).best(std::move(least));
+    if (!least) continue;
+    proven = proven && least->proven;
     steps += least->steps;
   }
   if (least) least->proven = proven;

@@ -296,6 +296,7 @@ TEST_CASE("a raised bound and every tampered statement are rejected", "[check]")
   rejected("another", [](Plan& p) { p.device = "another"; });
   rejected("made for model", [](Plan& p) { ++p.model; });
   rejected("logits of class heads piece by piece", [](Plan& p) { p.chunked_heads = true; });
+  rejected("single linear layers by inputs", [](Plan& p) { p.layers_by_inputs = true; });
   rejected("5 ranks", [](Plan& p) { p.world = 5; });
   rejected("samples", [](Plan& p) { p.batch = 0; });
   rejected("step", [](Plan& p) {

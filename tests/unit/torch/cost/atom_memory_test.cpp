@@ -114,6 +114,55 @@ TEST_CASE("what a region's atoms are said to take of a shard is no less than the
   CHECK(with_whole > 0);
 }
 
+TEST_CASE("layers by inputs say what they keep and exchange: a part of features, more of those that are kept anyway") {
+  struct Net : torch::nn::Module {
+    torch::nn::Linear alone{24, 24}, head{24, 3};
+    torch::nn::LayerNorm norm{torch::nn::LayerNormOptions({24})};
+    Net() {
+      register_module("alone", alone);
+      register_module("head", head);
+      register_module("norm", norm);
+    }
+    Tensor forward(const Tensor& x, const Tensor& y) {
+      return F::cross_entropy(head(torch::softmax(alone(norm(x)), -1)), y);
+    }
+  } net;
+  auto p = profile(net, {torch::randn({4, 24}), torch::zeros({4}, torch::kLong)},
+                   [&](const auto& in) { return net.forward(in[0], in[1]); });
+  CHECK_FALSE(p.profile.model.layers_by_inputs);
+  p.profile = profile_graph(p.graph, p.plan, c10::DeviceType::CPU, {}, SingleLayers::kByInputs);
+  const auto& model = p.profile.model;
+  const auto candidates = find_tensor_candidates(p.graph, p.plan, SingleLayers::kByInputs);
+  CHECK(model.layers_by_inputs);
+  REQUIRE(model.tensor_regions.size() == 2);
+  constexpr double kFeatures = 24 * sizeof(float), kLogits = 3 * sizeof(float);
+  for (const auto& region : model.tensor_regions) {
+    const bool is_head = &region == &model.tensor_regions.back();
+    CHECK(region.units == 24);
+    CHECK(region.forward == Affine{is_head ? kLogits : kFeatures, 0});
+    CHECK(region.backward == Affine{kFeatures / 2, 0});  // brought together, half of what a sum exchanges
+    CHECK(region.forward_calls == 1);
+    CHECK(region.backward_calls == 1);
+    const auto& kept = model.graph[region.atoms.front()].on_each_shard.saved;
+    CHECK((kept.per_sample > 0) == is_head);  // a softmax keeps its result, a norm does not
+  }
+  for (const int shards : {2, 3, 5, 24}) {
+    CAPTURE(shards);
+    double takes = 0, said = 0;
+    for (const auto& atom : on_shard_of(p, apart(p, candidates, shards))) takes += atom.saved.at(4);
+    for (const auto node : model.graph.nodes()) said += model.graph[node].saved.at(4);
+    for (const auto& region : model.tensor_regions) {
+      const auto& atom = model.graph[region.atoms.front()];
+      said -= atom.saved.at(4);
+      said += static_cast<double>(memory_of_shard(Bytes(static_cast<std::int64_t>(atom.saved.at(4))),
+                                                  atom.on_each_shard.saved, 4, region, shards)
+                                      .value());
+    }
+    CHECK(said >= takes - 1);
+    CHECK(said <= takes + 2 * 4 * kFeatures);
+  }
+}
+
 TEST_CASE("norms and residuals that are cut by tokens keep together no more than is said, and less than whole ones") {
   Reader net;
   const auto ids = torch::randint(Reader::kWords, {4, 5});

@@ -19,9 +19,9 @@ namespace autopar::test {
 namespace {
 
 /// "units: parameter/dim …", one a candidate.
-std::vector<std::string> found_in(const OpGraph& graph) {
+std::vector<std::string> found_in(const OpGraph& graph, SingleLayers singles = SingleLayers::kByOutputs) {
   std::vector<std::string> found;
-  for (const auto& candidate : find_tensor_candidates(graph, analyze_batch(graph))) {
+  for (const auto& candidate : find_tensor_candidates(graph, analyze_batch(graph), singles)) {
     std::string text = std::to_string(candidate.units) + ":";
     std::vector<std::string> names;
     for (const auto& [leaf, slices] : candidate.leaves) {
@@ -34,7 +34,7 @@ std::vector<std::string> found_in(const OpGraph& graph) {
   return found;
 }
 
-void require_found(const std::vector<tensor_forms::Form>& forms) {
+void require_found(const std::vector<tensor_forms::Form>& forms, SingleLayers singles = SingleLayers::kByOutputs) {
   for (const auto& form : forms) {
     INFO(form.name);
     tensor_forms::Net net(form);
@@ -42,7 +42,7 @@ void require_found(const std::vector<tensor_forms::Form>& forms) {
     const auto graph = fold_class_loss(
         fold_selects(fold_linear(capture(net, {input_spec(x), input_spec(y)},
                                          [&](const Tensors& in) -> Tensors { return {net.forward(in[0], in[1])}; }))));
-    CHECK(found_in(graph) == std::vector{form.cut});
+    CHECK(found_in(graph, singles) == std::vector{form.cut});
   }
 }
 
@@ -76,6 +76,39 @@ TEST_CASE("candidates are pairs, heads, tables and heads of classes, each parame
   const std::vector<std::string> wanted{"11: table.weight/0", "4: out.weight/1 qkv.bias/0 qkv.weight/0",
                                         "16: down.weight/1 up.bias/0 up.weight/0", "30: head.bias/0 head.weight/0"};
   CHECK((found_in(graph) == wanted));
+
+  std::vector<std::string> with_alone = wanted;
+  with_alone.insert(with_alone.end() - 1, "8: alone.weight/1");
+  CHECK((found_in(graph, SingleLayers::kByInputs) == with_alone));
+}
+
+TEST_CASE("layers of no pair are found by inputs, class heads if they have fewer than half as many classes",
+          "[tensor_parallel]") {
+  require_found(tensor_forms::single_layers(), SingleLayers::kByInputs);
+  struct Net : TestModel {
+    torch::Tensor scale = register_parameter("scale", torch::ones({9}));
+    torch::nn::Linear head;
+    explicit Net(std::int64_t classes) : head(register_module("head", torch::nn::Linear(9, classes))) {}
+    Tensors run(const Tensors& in) override {
+      return {torch::nn::functional::cross_entropy(head(in[0] * scale), in[1])};
+    }
+    Tensors arguments(std::int64_t n) override { return {torch::randn({n, 9}), torch::zeros({n}, torch::kLong)}; }
+  };
+  for (const std::int64_t classes : {4, 5}) {
+    Net net(classes);
+    const auto graph = fold_linear(
+        capture(net, specs(net.arguments(2)), [&](const Tensors& arguments) { return net.run(arguments); }));
+    const auto found = find_tensor_candidates(graph, analyze_batch(graph), SingleLayers::kByInputs);
+    REQUIRE(found.size() == 1);
+    CHECK(found.front().by_inputs == (classes == 4));
+    CHECK(found.front().units == (classes == 4 ? 9 : 5));
+    CHECK(found.front().spread.size() ==
+          (classes == 4 ? 1 : 0));  // of the features, whose gradient is brought together
+    CHECK(found.front().copied.size() == (classes == 4 ? 0 : 1));
+    const double part = classes == 4 ? 36.0 / (36 + 4 + 9) : 0;
+    CHECK(share_by_inputs(graph, analyze_batch(graph)) == part);
+    CHECK(found_in(graph) == std::vector{std::to_string(classes) + ": head.bias/0 head.weight/0"});
+  }
 }
 
 TEST_CASE("attention is found however a program writes it", "[tensor_parallel]") {
