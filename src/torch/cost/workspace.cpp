@@ -36,8 +36,13 @@ Workspaces::Workspaces(const OpGraph& graph, const BatchPlan& plan, const std::v
   };
   std::vector<Life> lives(static_cast<std::size_t>(graph.storage_count));
   maker_.assign(lives.size(), OpId::none());
+  overwritten_.assign(lives.size(), false);
   for (std::size_t i = 0; i < graph.ops.size(); ++i) {
     if (plan.ops[i].once) continue;
+    if (graph.is(OpId::of(i), kCrossEntropy) && makes_gradient_in_place(graph, OpId::of(i))) {
+      const auto logits = graph.value(graph.input(OpId::of(i), CrossEntropyArgument::kLogits)).storage;
+      overwritten_[logits.index()] = kept[logits.index()];
+    }
     for_each_input(graph.ops[i], [&](ValueId value) {
       const auto storage = graph.value(value).storage;
       if (storage.valid()) lives[storage.index()].last = i;
@@ -59,7 +64,7 @@ Workspaces::Workspaces(const OpGraph& graph, const BatchPlan& plan, const std::v
     const auto bytes = bytes_of(graph, lives[s].first);
     const auto after = maker_[s].index() + 1;
     if (!kept[s]) add(passing_, after, lives[s].last + 1, bytes);
-    if (graph.value(lives[s].first).has_gradient()) add(waiting_, after, lives[s].last, bytes);
+    if (graph.value(lives[s].first).has_gradient() && !overwritten_[s]) add(waiting_, after, lives[s].last, bytes);
   }
   for (std::size_t i = 1; i < passing_.size(); ++i) {
     passing_[i] += passing_[i - 1];
@@ -132,7 +137,8 @@ Affine Workspaces::backward(const OpContext& op) const {
   const auto add = [&](ValueId value) {
     if (!graph_.value(value).has_gradient() || std::find(seen.begin(), seen.end(), value) != seen.end()) return;
     seen.push_back(value);
-    bytes += bytes_of(graph_, value);
+    const auto storage = graph_.value(value).storage;
+    if (!storage.valid() || !overwritten_[storage.index()]) bytes += bytes_of(graph_, value);
   };
   for (const auto value : op.results()) add(value);
   if (makes_gradient_in_place(graph_, op.id())) return bytes;

@@ -36,9 +36,10 @@ class Workspaces {
   const BatchPlan& plan_;
   const std::vector<bool>& kept_;
   const std::map<OpId, ShardedStep>& steps_;
-  std::vector<OpId> maker_;      ///< by storage: the first operator with a result in it
-  std::vector<Affine> passing_;  ///< by operator: made before, read by it or later, and kept by nobody
-  std::vector<Affine> waiting_;  ///< by operator: gradients of what is made before and read again later
+  std::vector<bool> overwritten_;  ///< by storage: kept until its gradient is written over it
+  std::vector<OpId> maker_;        ///< by storage: the first operator with a result in it
+  std::vector<Affine> passing_;    ///< by operator: made before, read by it or later, and kept by nobody
+  std::vector<Affine> waiting_;    ///< by operator: gradients of what is made before and read again later
 };
 
 }  // namespace autopar::algebra

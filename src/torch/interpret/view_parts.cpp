@@ -14,6 +14,8 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
+#include "torch/kernels/strided_copy.hpp"
+
 namespace autopar {
 
 namespace {
@@ -43,7 +45,7 @@ class PartsNode : public torch::autograd::Node {
     for (std::size_t i = 0; i < places_.size(); ++i) {
       auto part = whole.as_strided(places_[i].sizes, places_[i].strides, places_[i].offset);
       if (gradients[i].defined())
-        part.copy_(gradients[i]);
+        copy_strided(part, gradients[i]);
       else
         part.zero_();
       gradients[i].reset();

@@ -7,6 +7,7 @@
 #include "torch/kernels/batch_norm_source.hpp"
 #include "torch/kernels/class_loss_source.hpp"
 #include "torch/kernels/layer_norm_source.hpp"
+#include "torch/kernels/strided_copy_source.hpp"
 
 namespace autopar {
 
@@ -16,7 +17,8 @@ namespace autopar {
   const auto& context = context_of(device.type());
   return context.has_kernels(kAdamKernels, device.index()) && context.has_kernels(kBatchNormKernels, device.index()) &&
          context.has_kernels(kClassLossKernels, device.index()) &&
-         context.has_kernels(kLayerNormKernels, device.index());
+         context.has_kernels(kLayerNormKernels, device.index()) &&
+         context.has_kernels(kStridedCopyKernels, device.index());
 }
 
 }  // namespace autopar
