@@ -180,6 +180,17 @@ TEST_CASE("the planner cuts a head of few classes by inputs, which trains as in 
   }
 }
 
+TEST_CASE("where a head by inputs does not fit, memory is what is asked for, and not fewer shards") {
+  ap::loopback::run(4, [](ap::World& world) {
+    ap::Options options;
+    options.tensor_parallel = 4;  // of three classes
+    options.device_memory = ap::Bytes(1 << 15);
+    ap::AutoParallel<FewClasses> model(world, std::make_shared<FewClasses>(), options);
+    const auto [x, y] = FewClasses::batch(2);
+    check_says({"no plan fits", "device_memory = "}, [&, x = x, y = y] { static_cast<void>(model(x, y)); });
+  });
+}
+
 TEST_CASE("a plan file says that layers are cut by inputs") {
   const DoublePrecision fp64;
   const TempFolder folder;

@@ -153,15 +153,16 @@ void Session::Impl::follow(const Plan& plan, PlannedModes& modes, GraphProfile& 
     profile = modes.profile(planned_device(), SingleLayers::kByInputs);
 }
 
-/// Neither of two plans fits: what is thrown is of the one that needs less, and says what would do.
+/// Neither of two plans fits: what is thrown is of the one that needs less, and says what would do. One that was
+/// refused for other reasons, which the other one has not, is not asked for again.
 std::exception_ptr Session::Impl::needing_less(const std::exception_ptr& refused, const InfeasiblePlan& other) {
   try {
     std::rethrow_exception(refused);
   } catch (const InfeasiblePlan& first) {
     const bool is_less = other.needed() > Bytes(0) && other.needed() < first.needed();
     return is_less ? std::make_exception_ptr(other) : refused;
-  } catch (const Error&) {
-    return refused;
+  } catch (const InvalidArgument&) {
+    return std::make_exception_ptr(other);
   }
 }
 
