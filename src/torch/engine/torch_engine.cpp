@@ -138,13 +138,20 @@ void TorchEngine::run_deferred(StageExecution& run, const Action& action, bool l
   auto& stage = run.stage();
   std::set<ValueId> added;
   const auto add = [&](ValueId parameter, at::Tensor gradient) {
-    add_gradient(stage, parameter, std::move(gradient));
+    if (gradient.defined()) add_gradient(stage, parameter, std::move(gradient));
     if (sums_in_computes(parameter)) move_into_bucket(parameter);
     added.insert(parameter);
     if (is_complete(parameter, last)) count_down(parameter);
   };
+  const auto sum_of = [&](ValueId parameter) {
+    const auto& sum = gradients_[runtime_.position_of(parameter)];
+    const bool takes_more =
+        sum.defined() && sum.is_contiguous() && sum.scalar_type() == stage.compute_copy(parameter).scalar_type();
+    return takes_more ? sum : at::Tensor();
+  };
   // The formulas of weight gradients get the weights themselves.
-  deferred->compute(add, [this](const std::vector<ValueId>& parameters) { unshard(parameters); });
+  deferred->compute(
+      add, [this](const std::vector<ValueId>& parameters) { unshard(parameters); }, sum_of);
   for (const auto parameter : stage.parameters()) {
     if (!stage.defers(parameter) || added.count(parameter) > 0) continue;
     if (sums_in_computes(parameter)) move_into_bucket(parameter);  // what autograd added

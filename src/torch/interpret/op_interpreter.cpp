@@ -110,7 +110,7 @@ OpInterpreter::OpInterpreter(const OpGraph& graph, const BatchPlan& plan, std::v
       layout_matters_(device.is_cpu() ? std::vector<bool>(graph.ops.size()) : makes_viewed_memory(graph)),
       count_(ops.size()),
       replayer_(graph, ops, keep, device) {
-  const auto uses = side_ || shards_ ? graph.uses() : std::vector<std::vector<OpId>>();
+  const auto uses = graph.uses();
   for (const auto op : ops) {
     const auto norm = plan.handling(op).batch_norm;
     const auto running = norm < 0 ? ValueId::none() : plan.batch_norms[static_cast<std::size_t>(norm)].running_mean;
@@ -121,6 +121,7 @@ OpInterpreter::OpInterpreter(const OpGraph& graph, const BatchPlan& plan, std::v
     const bool may_defer = splits_backwards && !recomputes;
     auto split = as_shard ? std::nullopt : split_backward_of(graph, plan, op);
     if (split && side_ && !recomputes) split->may_be_beside = is_only_reader(graph, uses, op, *split);
+    if (split && split->of_cast && !recomputes) split->may_be_added = is_only_reader(graph, uses, op, *split);
     if (split && reads_what_is_summed(op, *split)) split->may_be_left = is_only_reader(graph, uses, op, *split);
     if (split && !may_defer && !split->of_cast && !split->may_be_beside && !split->may_be_left) split.reset();
     if (split && may_defer) {

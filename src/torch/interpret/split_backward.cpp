@@ -8,6 +8,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/baddbmm.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/embedding_dense_backward.h>
 #include <ATen/ops/mm.h>
@@ -38,6 +39,9 @@ class SplitNode : public torch::autograd::Node {
     leaves_ = std::move(leaves);
   }
 
+  /// Adds the parameters' gradients to those of `leaves` itself where these have some. Their nodes run all the same.
+  void add_to(std::vector<at::Tensor> leaves) { sums_of_ = std::move(leaves); }
+
   /// Leaves the parameters' gradients to what sums that of x.
   void leave_to(std::shared_ptr<SummedGradient> sum, const std::vector<at::Tensor>& parameters) {
     sum_ = std::move(sum);
@@ -58,7 +62,13 @@ class SplitNode : public torch::autograd::Node {
     if (deferred_) {
       std::vector<ValueId> parameters{split_.weight};
       if (with_bias_) parameters.push_back(split_.bias);
-      deferred_->defer({std::move(parameters), std::move(make)});
+      DeferredGradients::Task task{std::move(parameters), std::move(make)};
+      if (split_.may_be_added) {
+        task.add_to = [add = &split_.add_weights, gradient, x](const std::vector<at::Tensor>& sums) {
+          (*add)(gradient, x, sums);
+        };
+      }
+      deferred_->defer(std::move(task));
     } else if (side_) {
       if (has_gradient(leaves_))
         add(leaves_, make());
@@ -66,6 +76,8 @@ class SplitNode : public torch::autograd::Node {
         side_->put([leaves = leaves_, make = std::move(make)] { add(leaves, make()); });
     } else if (sum_) {
       sum_->put(place_, std::move(make));
+    } else if (can_add_to(sums_of_)) {
+      split_.add_weights(gradient, x, gradients_of(sums_of_));
     } else {
       auto own = make();
       std::move(own.begin(), own.end(), of_x.begin() + 1);
@@ -85,6 +97,17 @@ class SplitNode : public torch::autograd::Node {
   static bool has_gradient(const std::vector<at::Tensor>& leaves) {
     return std::ranges::any_of(leaves, [](const at::Tensor& leaf) { return leaf.grad().defined(); });
   }
+  static bool can_add_to(const std::vector<at::Tensor>& leaves) {
+    return !leaves.empty() && std::ranges::all_of(leaves, [](const at::Tensor& leaf) {
+      const auto& sum = leaf.grad();
+      return sum.defined() && sum.is_contiguous() && sum.scalar_type() == leaf.scalar_type();
+    });
+  }
+  static std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& leaves) {
+    std::vector<at::Tensor> gradients;
+    for (const auto& leaf : leaves) gradients.push_back(leaf.grad());
+    return gradients;
+  }
   static void add(const std::vector<at::Tensor>& leaves, variable_list gradients) {
     const at::AutoDispatchBelowADInplaceOrView no_history;
     for (std::size_t i = 0; i < leaves.size(); ++i) {
@@ -101,7 +124,7 @@ class SplitNode : public torch::autograd::Node {
   torch::autograd::SavedVariable x_, weight_;
   std::shared_ptr<DeferredGradients> deferred_;
   std::shared_ptr<SideStream> side_;
-  std::vector<at::Tensor> leaves_;
+  std::vector<at::Tensor> leaves_, sums_of_;
   std::shared_ptr<SummedGradient> sum_;
   std::size_t place_ = 0;
 };
@@ -115,6 +138,17 @@ at::Tensor product_over_rows(const at::Tensor& a, const at::Tensor& b) {
   return a.is_cuda() ? at::mm(a.t(), b, type) : a.to(type).t().mm(b.to(type));
 }
 
+/// Adds it to a sum without gaps. On a GPU a product writes to where it is added; libtorch has that for batches.
+void add_product_over_rows(const at::Tensor& a, const at::Tensor& b, const at::Tensor& sum) {
+  const auto type = sum_type(a.scalar_type());
+  if (!a.is_cuda() || type == a.scalar_type() || type != sum.scalar_type()) {
+    sum.add_(product_over_rows(a, b));
+    return;
+  }
+  auto in_place = sum.unsqueeze(0);
+  at::baddbmm_out(in_place, in_place, a.t().unsqueeze(0), b.unsqueeze(0), type);
+}
+
 void make_linear(SplitBackward& split) {
   split.input = [](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight) {
     return gradient.reshape({-1, weight.size(0)}).mm(weight).view(x.sizes());
@@ -124,6 +158,11 @@ void make_linear(SplitBackward& split) {
     std::vector<at::Tensor> gradients{product_over_rows(rows, x.reshape({-1, weight.size(1)}))};
     if (with_bias) gradients.push_back(rows.sum(0, false, sum_type(rows.scalar_type())));
     return gradients;
+  };
+  split.add_weights = [](const at::Tensor& gradient, const at::Tensor& x, const std::vector<at::Tensor>& sums) {
+    const auto rows = gradient.reshape({-1, sums[0].size(0)});
+    add_product_over_rows(rows, x.reshape({-1, sums[0].size(1)}), sums[0]);
+    if (sums.size() > 1) sums[1].add_(rows.sum(0, false, sum_type(rows.scalar_type())));
   };
 }
 
@@ -275,6 +314,7 @@ void proceed_splitting(ReplayCall& call, const SplitBackward& split, const std::
       node->set_next_edges(torch::autograd::collect_next_edges(x));
     } else {
       node->set_next_edges(torch::autograd::collect_next_edges(x, parameters));
+      if (split.may_be_added) node->add_to(std::move(parameters));
     }
   }
   auto result = call.stack[0].toTensor();

@@ -27,10 +27,14 @@ struct SplitBackward {
   std::function<std::vector<at::Tensor>(const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight,
                                         bool with_bias)>
       weights;
+  /// Adds them to sums that are there, of the parameters' own type, as `weights` would give them; empty if an operator
+  /// has no such formula. On a GPU a product is added where it is made.
+  std::function<void(const at::Tensor& gradient, const at::Tensor& x, const std::vector<at::Tensor>& sums)> add_weights;
   int x_at = 0, weight_at = 1, bias_at = 2;  ///< positions of the arguments, -1 = has none
   bool of_cast = false;                      ///< what is read is a cast of the weight
   bool may_be_beside = false;                ///< a product, and nothing else adds to the gradients of its parameters
   bool may_be_left = false;                  ///< likewise; x is read by tensor shards that sum its gradient
+  bool may_be_added = false;                 ///< likewise; to what the parameters' gradients are already
   ValueId weight, bias;  ///< the parameters, or those whose casts are read; no bias if the call has none
 };
 
@@ -39,8 +43,8 @@ struct SplitBackward {
 [[nodiscard]] std::optional<SplitBackward> split_backward_of(const OpGraph& graph, const BatchPlan& plan, OpId op);
 
 /// Runs the operator like `call.proceed()`, with the same result. In the backward it gives the gradient of x and puts
-/// off those of the parameters; without `deferred` it gives those too, past the cast. Plain where nothing is gained:
-/// without gradients, with a frozen weight, with complex numbers.
+/// off those of the parameters; without `deferred` it gives those too, past the cast, or adds them itself. Plain where
+/// nothing is gained: without gradients, with a frozen weight, with complex numbers.
 /// @param side  where weight gradients of products of few rows are made, beside the gradient of x; null: nowhere.
 /// Whoever
 ///              gives it joins it before anyone reads a gradient

@@ -1,9 +1,14 @@
 #include "torch/interpret/split_backward.hpp"
 
 #include <functional>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
@@ -129,6 +134,83 @@ TEST_CASE("a layer that is used twice gets the sum of both") {
          samples({6, 4}),
          [](const auto& p, const Tensor& x) { return F::linear(torch::tanh(F::linear(x, p[0], p[1])), p[0], p[1]); },
          2});
+}
+
+/// A layer of parameters in single precision that computes in bf16.
+struct LayerOfCasts {
+  LayerOfCasts() : net({{5, 4}, {5}}) {
+    for (auto& p : net.p) {
+      p.set_data(p.detach().to(torch::kFloat));
+      accumulators.push_back(torch::autograd::impl::grad_accumulator(p));
+      const auto tell = [this](const torch::autograd::variable_list& outputs, const torch::autograd::variable_list&) {
+        ++told;
+        return outputs;
+      };
+      accumulators.back()->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(tell));
+    }
+    const auto layer = [&](const std::vector<Tensor>& in) {
+      const auto cast = [](const Tensor& tensor) { return tensor.to(torch::kBFloat16); };
+      return std::vector<Tensor>{F::linear(cast(in[0]), cast(net.p[0]), cast(net.p[1])).to(torch::kFloat)};
+    };
+    const std::vector<InputSpec> specs{input_spec(torch::randn({6, 4}))};
+    graph = fold_linear(capture(net, specs, layer));
+  }
+
+  /// Adds to the parameters' gradients. @param defers  in two parts
+  void backward_of(const Tensor& x, bool defers) {
+    const auto plan = analyze_batch(graph, {});
+    OpInterpreter runner(graph, plan, all_ops(graph), graph.outputs, at::kCPU, defers);
+    auto environment = runner.environment();
+    bind_state(graph, net, environment);
+    environment[graph.inputs[0].index()] = x;
+    SliceContext slice;
+    slice.samples = slice.batch = x.size(0);
+    std::vector<NormSample> norms;
+    const auto deferred = defers ? std::make_shared<DeferredGradients>() : nullptr;
+    runner.run(environment, slice, norms, deferred);
+    environment[graph.outputs[0].index()].square().sum().backward();
+    if (!defers) return;
+    const auto parameter_of = [&](ValueId value) {
+      return net.p[static_cast<std::size_t>(std::stoi(graph.value(value).name.substr(1)))];
+    };
+    const auto add = [&](ValueId value, const Tensor& gradient) {
+      if (gradient.defined())
+        parameter_of(value).mutable_grad() = gradient;
+      else
+        ++added;
+    };
+    deferred->compute(add, {}, [&](ValueId value) { return parameter_of(value).grad(); });
+  }
+  [[nodiscard]] std::vector<Tensor> take_gradients() const {
+    std::vector<Tensor> taken;
+    for (const auto& p : net.p) taken.push_back(std::exchange(p.mutable_grad(), Tensor()));
+    return taken;
+  }
+
+  Net net;
+  OpGraph graph;
+  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators;
+  int told = 0, added = 0;
+};
+
+TEST_CASE("gradients of a layer that reads casts are added to those that are there, and who waits for them is told") {
+  torch::manual_seed(4);
+  const auto x = torch::randn({6, 4}), y = torch::randn({6, 4});
+  for (const bool defers : {false, true}) {
+    LayerOfCasts layer;
+    layer.backward_of(x, defers);
+    const auto of_x = layer.take_gradients();
+    layer.backward_of(y, defers);
+    const auto of_y = layer.take_gradients();
+    layer.told = layer.added = 0;
+    layer.backward_of(x, defers);
+    const auto memory = layer.net.p[0].grad();
+    layer.backward_of(y, defers);
+    CHECK(layer.told == (defers ? 0 : 4));
+    CHECK(layer.added == (defers ? 2 : 0));
+    CHECK(layer.net.p[0].grad().is_same(memory));
+    for (std::size_t i = 0; i < 2; ++i) CHECK(torch::equal(layer.net.p[i].grad(), of_x[i] + of_y[i]));
+  }
 }
 
 TEST_CASE("convolutions of every kind defer both gradients") {

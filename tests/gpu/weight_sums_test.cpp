@@ -1,0 +1,70 @@
+#include <torch/torch.h>
+
+#include <catch_shim.hpp>
+
+#include <vector>
+
+#include <autopar/autopar.hpp>
+
+// Weight gradients of 16-bit layers are sums in single precision, which products on a GPU add to where they lie.
+namespace gpu_weight_sums_test {
+
+namespace ap = autopar;
+using torch::Tensor;
+
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    register_module("first", first);
+    register_module("middle", middle);
+    register_module("last", last);
+  }
+  Tensor forward(const Tensor& x, const Tensor& y) {
+    return torch::nn::functional::cross_entropy(last(torch::gelu(middle(torch::tanh(first(x))))), y);
+  }
+  torch::nn::Linear first{96, 200}, middle{200, 136}, last{136, 24};
+};
+TORCH_MODULE(Net);
+
+Net made(at::ScalarType type, c10::Device device) {
+  torch::manual_seed(8);
+  Net net;
+  net->to(device, type);
+  return net;
+}
+
+std::vector<Tensor> gradients_of(ap::World& world, const Tensor& x, const Tensor& y, int microbatches) {
+  ap::Options options;
+  options.stages = 1;
+  options.replicas = {world.size()};
+  options.microbatches = microbatches;
+  options.precision = "bf16-compute";
+  auto net = made(at::kFloat, ap::device(world));
+  ap::AutoParallel<Net> model(world, net, options);
+  model(x.to(at::kFloat), y).backward();
+  std::vector<Tensor> gradients;
+  for (const auto& p : net->parameters()) gradients.push_back(p.grad().to(at::kDouble));
+  return gradients;
+}
+
+double error(const Tensor& got, const Tensor& exact) { return ((got - exact).norm() / exact.norm()).item<double>(); }
+
+TEST_CASE("weight gradients that several slices add up on a GPU err as those of one", "[gpu][weight_sums]") {
+  ap::World world(0, nullptr);
+  REQUIRE(ap::device(world).is_cuda());
+  const auto device = ap::device(world);
+  torch::manual_seed(9);
+  const auto x = torch::randn({512, 96}, at::TensorOptions(at::kDouble).device(device));
+  const auto y = torch::randint(24, {512}, at::TensorOptions(at::kLong).device(device));
+  auto exact = made(at::kDouble, device);
+  exact->forward(x, y).backward();
+  const auto of_one = gradients_of(world, x, y, 1), of_four = gradients_of(world, x, y, 4);
+  const auto parameters = exact->parameters();
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const auto once = error(of_one[i], parameters[i].grad()), added = error(of_four[i], parameters[i].grad());
+    INFO("parameter " << i << ": " << once << " in one slice, " << added << " in four");
+    CHECK(once < 0.02);
+    CHECK(added <= 1.25 * once);
+  }
+}
+
+}  // namespace gpu_weight_sums_test
