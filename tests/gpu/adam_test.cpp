@@ -55,9 +55,10 @@ State zeros_like_all(const std::vector<Tensor>& tensors) {
   return state;
 }
 
-/// Powers of the betas differ in their last bit, and so do updates.
+/// Averages where gradients cancel, and powers of the betas, differ in their last bits, and so do updates, which are a
+/// few times `size`: the worst of 300,000 elements over five steps.
 bool is_close(const Tensor& a, const Tensor& b, double size = 0) {
-  return at::allclose(a.detach(), b.detach(), 1e-6, 4e-6 * size + 1e-9);
+  return at::allclose(a.detach(), b.detach(), 1e-6, 2e-5 * size + 1e-9);
 }
 
 template <class Optimizer, class Options, class Kernel>
