@@ -117,6 +117,7 @@ constexpr int kAgain = 3;
 constexpr const char* kPrecisions[] = {"module", "tf32"};
 constexpr int kTensorShards[] = {1, 2};
 constexpr const char* kClassHeads[] = {"auto", "chunked"};
+constexpr const char* kFusions[] = {"auto", "on"};
 
 /// Samples of each rank: even, ragged, one rank with none, or another number at each step.
 std::vector<std::vector<int64_t>> layout(int kind, int ranks) {
@@ -209,6 +210,7 @@ std::vector<int> MatrixFactors::levels() {
   levels[kPrecision] = static_cast<int>(std::size(kPrecisions));
   levels[kTensor] = static_cast<int>(std::size(kTensorShards));
   levels[kClassHead] = static_cast<int>(std::size(kClassHeads));
+  levels[kFusion] = static_cast<int>(std::size(kFusions));
   return levels;
 }
 
@@ -236,7 +238,7 @@ bool MatrixFactors::possible(std::size_t f, int a, std::size_t g, int b) {
 std::vector<std::vector<int>> MatrixFactors::pairwise() { return pairwise_rows(levels(), 20261122, possible); }
 
 void MatrixFactors::for_each_choice(const std::function<void(const std::vector<int>& row)>& visit) {
-  constexpr Factor kTurns[] = {kModel, kPositions, kMicrobatches, kOptimizer, kClassHead};
+  constexpr Factor kTurns[] = {kModel, kPositions, kMicrobatches, kOptimizer, kClassHead, kFusion};
   const auto levels = MatrixFactors::levels();
   const auto takes_turns = [&](std::size_t f) {
     return std::ranges::any_of(kTurns, [f](Factor factor) { return static_cast<std::size_t>(factor) == f; });
@@ -295,6 +297,7 @@ Setup MatrixFactors::setup(const std::vector<int>& row) {
   setup.options.precision = kPrecisions[row[kPrecision]];
   setup.tensor = kTensorShards[row[kTensor]];
   setup.options.class_head = kClassHeads[row[kClassHead]];
+  setup.options.fusion = kFusions[row[kFusion]];
   return setup;
 }
 

@@ -42,6 +42,7 @@ struct MatrixFactors {
     kPrecision,
     kTensor,
     kClassHead,
+    kFusion,
     kFactors
   };
   static std::vector<int> levels();
@@ -50,8 +51,8 @@ struct MatrixFactors {
   /// Rows of which each has a possible combination.
   static std::vector<std::vector<int>> pairwise();
   /// Calls `visit` with every combination of what a plan and a training loop may choose: schedule, replicas, layout of
-  /// samples, accumulation, clipping, ZeRO, recompute, precision. Models, positions, micro-batches, optimizers, heads
-  /// take turns.
+  /// samples, accumulation, clipping, ZeRO, recompute, precision. Models, positions, micro-batches, optimizers, heads,
+  /// fusion take turns.
   static void for_each_choice(const std::function<void(const std::vector<int>& row)>& visit);
 
   /// Ranks that a row needs.
