@@ -86,7 +86,7 @@ void check_steps(const Options& options, Kernel kernel) {
       REQUIRE(is_close(ours[i], theirs[i], options.lr()));
       const auto written = ap::state_of(optimizer, ours[i]);
       for (const auto& [name, tensor] : written) {
-        if (name == "exp_avg") REQUIRE(is_close(tensor, state.exp_avgs[i]));
+        if (name == "exp_avg") REQUIRE(is_close(tensor, state.exp_avgs[i], 0.01));
         if (name == "exp_avg_sq") REQUIRE(is_close(tensor, state.exp_avg_sqs[i]));
       }
       auto* copy = ap::ComputeCopy::of(ours[i]);

@@ -317,6 +317,44 @@ TEST_CASE("batch norms that are joined with what follows them train, and evaluat
   check_course<SmallUNet>("UNet with attention", kTrainFirst, LossIs::kOutside, kJoined);
 }
 
+/// What rank 0 has after three steps on two replicas of two micro-batches, whose statistics are their own.
+numerics::Snapshot trained_on_replicas(const std::string& fusion) {
+  numerics::Snapshot state;
+  ap::loopback::run(4, [&](ap::World& world) {
+    const ap::Options options{.stages = 2, .microbatches = 2, .fusion = fusion, .replicas = {2}};
+    ap::AutoParallel<SmallResNet> model(world, made<SmallResNet>(), options);
+    torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+    const std::vector<int64_t> local{4, 4, 4, 4};
+    const auto x = torch::cat({images(), images() * 2, images().flip(0)}).narrow(0, 0, 16),
+               y = torch::arange(16, torch::kLong) % 3;
+    for (int step = 0; step < 3; ++step) {
+      optimizer.zero_grad();
+      model
+          ->train_step(loss_of, numerics::share_of(x, 0, local, world.rank()),
+                       numerics::share_of(y, 0, local, world.rank()))
+          .backward();
+      optimizer.step();
+    }
+    auto gathered = model->gather_state();
+    if (world.rank() == 0) {
+      for (const auto& [name, value] : gathered) state[name] = value;
+    }
+  });
+  return state;
+}
+
+TEST_CASE("joined batch norms take replicas and micro-batches, and make what they make apart, to the bit") {
+  const DoublePrecision guard;
+  torch::set_num_threads(1);
+  const auto apart = trained_on_replicas("off"), joined = trained_on_replicas("on");
+  CHECK(apart.size() > 20);
+  CHECK(apart.size() == joined.size());
+  for (const auto& [name, value] : apart) {
+    INFO(name);
+    CHECK(torch::equal(joined.at(name), value));
+  }
+}
+
 // ---------------------------------------------------------------- modes that differ in what they run
 
 /// Evaluation takes in order what training runs side by side, and ends with layers that are registered first and that

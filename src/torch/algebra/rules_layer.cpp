@@ -144,8 +144,10 @@ RuleResult type_batch_norm(const OpContext& op) {
   const auto input = op.tensor("input");
   const auto& type = op.type(input);
   const auto operands = op.tensors();
+  const auto residual = op.tensor("residual");  // what is added to its result
+  if (residual.valid() && op.type(residual) != type) return RuleResult::mixes("its addends differ in their samples");
   for (const auto operand : operands) {
-    if (operand != input && op.type(operand).has_samples())
+    if (operand != input && operand != residual && op.type(operand).has_samples())
       return RuleResult::mixes("its weights or statistics have samples");
   }
   if (!type.is_batched() || type.dim == 1) return RuleResult::mixes("its channels run over the batch");
