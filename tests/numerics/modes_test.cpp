@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -318,8 +319,8 @@ TEST_CASE("batch norms that are joined with what follows them train, and evaluat
 }
 
 /// What rank 0 has after three steps on two replicas of two micro-batches, whose statistics are their own.
-numerics::Snapshot trained_on_replicas(const std::string& fusion) {
-  numerics::Snapshot state;
+std::map<std::string, Tensor> trained_on_replicas(const std::string& fusion) {
+  std::map<std::string, Tensor> state;
   ap::loopback::run(4, [&](ap::World& world) {
     const ap::Options options{.stages = 2, .microbatches = 2, .fusion = fusion, .replicas = {2}};
     ap::AutoParallel<SmallResNet> model(world, made<SmallResNet>(), options);
@@ -335,10 +336,9 @@ numerics::Snapshot trained_on_replicas(const std::string& fusion) {
           .backward();
       optimizer.step();
     }
-    auto gathered = model->gather_state();
-    if (world.rank() == 0) {
-      for (const auto& [name, value] : gathered) state[name] = value;
-    }
+    const auto gathered = model->gather_state();
+    if (world.rank() != 0) return;
+    for (const auto& each : gathered) state[each.key()] = each.value();
   });
   return state;
 }
