@@ -48,18 +48,6 @@ ValueId added_to(const OpGraph& graph, OpId op, ValueId value) {
   return info.sizes == of_other.sizes && info.dtype == of_other.dtype ? other : ValueId::none();
 }
 
-/// Whether an op in (first, last) reads or writes the storage.
-bool is_touched_between(const OpGraph& graph, ValueId value, OpId first, OpId last) {
-  if (!value.valid()) return false;
-  const auto storage = graph.value(value).storage;
-  for (auto i = first.index() + 1; i < last.index(); ++i) {
-    const auto& op = graph.ops[i];
-    if (std::ranges::find(op.reads, storage) != op.reads.end()) return true;
-    if (std::ranges::find(op.writes, storage) != op.writes.end()) return true;
-  }
-  return false;
-}
-
 /// Whether the norm may run where the last op is.
 bool may_wait(const OpGraph& graph, const ValueUses& uses, const Norm& found) {
   for (const std::int32_t operand : {BatchNormArgument::kInput, BatchNormArgument::kWeight, BatchNormArgument::kBias}) {
@@ -67,9 +55,11 @@ bool may_wait(const OpGraph& graph, const ValueUses& uses, const Norm& found) {
     if (value.valid() && uses.written_between(value, found.norm, found.last())) return false;
   }
   if (found.residual.valid() && uses.written_between(found.residual, found.addition, found.last())) return false;
-  return !is_touched_between(graph, graph.input(found.norm, BatchNormArgument::kRunningMean), found.norm,
-                             found.last()) &&
-         !is_touched_between(graph, graph.input(found.norm, BatchNormArgument::kRunningVar), found.norm, found.last());
+  for (const std::int32_t operand : {BatchNormArgument::kRunningMean, BatchNormArgument::kRunningVar}) {
+    const auto value = graph.input(found.norm, operand);
+    if (value.valid() && uses.touched_between(value, found.norm, found.last())) return false;
+  }
+  return true;
 }
 
 Norm with_addition(const OpGraph& graph, const ValueUses& uses, OpId norm) {

@@ -42,13 +42,8 @@ bool is_norm_of_rows(const OpGraph& graph, OpId op) {
 
 /// Whether the sum may be made where the norm is.
 bool sum_may_wait(const OpGraph& graph, const detail::ValueUses& uses, const NormOfSum& found) {
-  const auto storage = graph.value(graph.output(found.sum)).storage;
-  for (auto i = found.sum.index() + 1; i < found.norm.index(); ++i) {
-    const auto& op = graph.ops[i];
-    if (std::ranges::find(op.reads, storage) != op.reads.end()) return false;
-    if (std::ranges::find(op.writes, storage) != op.writes.end()) return false;
-  }
-  return !uses.written_between(graph.input(found.sum, 0), found.sum, found.norm) &&
+  return !uses.touched_between(graph.output(found.sum), found.sum, found.norm) &&
+         !uses.written_between(graph.input(found.sum, 0), found.sum, found.norm) &&
          !uses.written_between(graph.input(found.sum, 1), found.sum, found.norm);
 }
 

@@ -35,6 +35,17 @@ class ValueUses {
     return false;
   }
 
+  /// Whether an op in (first, last) reads or writes the storage of `value`.
+  [[nodiscard]] bool touched_between(ValueId value, OpId first, OpId last) const {
+    const auto storage = graph_.value(value).storage;
+    for (auto i = first.index() + 1; i < last.index(); ++i) {
+      const auto& op = graph_.ops[i];
+      if (std::ranges::find(op.reads, storage) != op.reads.end()) return true;
+      if (std::ranges::find(op.writes, storage) != op.writes.end()) return true;
+    }
+    return false;
+  }
+
  private:
   const OpGraph& graph_;
   std::vector<std::vector<OpId>> uses_;
