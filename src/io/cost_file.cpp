@@ -16,7 +16,7 @@ using detail::Json;
 using detail::JsonReader;
 using detail::OrderedJson;
 
-constexpr std::int64_t kCostFormat = 4;  // 2: updates. 3: the host. 4: the checksum sorts members
+constexpr std::int64_t kCostFormat = 5;  // 2: updates. 3: the host. 4: the checksum sorts members. 5: joint updates
 constexpr std::int64_t kMaxRanks = 1 << 24;
 constexpr double kMaxCost = 1e18;  // seconds or bytes
 
@@ -71,9 +71,9 @@ void read_links(JsonReader links, MeasuredLinks& out) {
   links.finish();
 }
 
-void read_updates(JsonReader& reader, std::map<int, FittedLine>& out) {
+void read_updates(JsonReader& reader, const char* key, std::map<int, FittedLine>& out) {
   constexpr std::int64_t kMostState = 1000;
-  reader.each("updates", [&](JsonReader& row) {
+  reader.each(key, [&](JsonReader& row) {
     const auto factor = static_cast<int>(row.whole("state_factor", 0, kMostState));
     if (!out.emplace(factor, read_line(row, "seconds")).second) row.fail("state_factor", "is there twice");
   });
@@ -110,6 +110,7 @@ std::string to_json(const MeasuredCosts& costs, const CostOrigin& origin) {
                    {"atoms", std::move(atoms)},
                    {"links", {{"messages", std::move(messages)}, {"all_reduces", std::move(all_reduces)}}},
                    {"updates", updates_json(costs.updates)},
+                   {"joint_updates", updates_json(costs.joint_updates)},
                    {"host", {{"copy", optional_json(costs.host.copy)}, {"updates", updates_json(costs.host.updates)}}}};
   root["checksum"] = cost_checksum(Json(root));
   return root.dump() + "\n";
@@ -143,10 +144,11 @@ CostFile parse(std::string_view json, const std::string& file, const CostOrigin*
     if (!costs.atoms.emplace(structure, std::move(atom)).second) row.fail("structure", "is there twice");
   });
   read_links(reader.object("links"), costs.links);
-  read_updates(reader, costs.updates);
+  read_updates(reader, "updates", costs.updates);
+  read_updates(reader, "joint_updates", costs.joint_updates);
   auto host = reader.object("host");
   costs.host.copy = read_optional(host, "copy");
-  read_updates(host, costs.host.updates);
+  read_updates(host, "updates", costs.host.updates);
   host.finish();
   reader.finish();
   return {origin, std::move(costs)};

@@ -46,11 +46,12 @@ struct MeasuredCosts {
   MeasuredLinks links;
   /// An optimizer's step on one tensor, in seconds by its bytes; by optimizer state bytes / parameter bytes.
   std::map<int, FittedLine> updates;
+  std::map<int, FittedLine> joint_updates;  ///< the same of `autopar::optim`, which steps over all tensors at once
   MeasuredHost host;
 
   [[nodiscard]] bool empty() const {
     return atoms.empty() && links.messages.empty() && links.all_reduces.empty() && updates.empty() &&
-           host == MeasuredHost{};
+           joint_updates.empty() && host == MeasuredHost{};
   }
   friend bool operator==(const MeasuredCosts&, const MeasuredCosts&) = default;
 };

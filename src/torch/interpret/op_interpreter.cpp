@@ -17,6 +17,7 @@
 
 #include "torch/interpret/class_loss.hpp"
 #include "torch/interpret/draws.hpp"
+#include "torch/interpret/padded_rows.hpp"
 #include "torch/interpret/view_parts.hpp"
 #include "torch/ir/tensor_form.hpp"
 
@@ -124,6 +125,10 @@ OpInterpreter::OpInterpreter(const OpGraph& graph, const BatchPlan& plan, std::v
     if (split && split->of_cast && !recomputes) split->may_be_added = is_only_reader(graph, uses, op, *split);
     if (split && reads_what_is_summed(op, *split)) split->may_be_left = is_only_reader(graph, uses, op, *split);
     if (split && !may_defer && !split->of_cast && !split->may_be_beside && !split->may_be_left) split.reset();
+    if (split && may_pad_rows(graph, op)) {
+      split->pads_rows = true;
+      layout_matters_[op.index()] = false;  // its views are those that may read such rows
+    }
     if (split && may_defer) {
       deferrable_.push_back(split->weight);
       if (split->bias.valid()) deferrable_.push_back(split->bias);

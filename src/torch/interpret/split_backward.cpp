@@ -16,6 +16,7 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
+#include "torch/interpret/padded_rows.hpp"
 #include "torch/interpret/side_stream.hpp"
 #include "torch/interpret/sum_type.hpp"
 #include "torch/interpret/summed_gradient.hpp"
@@ -299,7 +300,10 @@ void proceed_splitting(ReplayCall& call, const SplitBackward& split, const std::
   }
   {
     const at::AutoDispatchBelowADInplaceOrView no_history;
-    call.proceed();
+    if (split.pads_rows)
+      proceed_in_padded_rows(call);
+    else
+      call.proceed();
   }
   const std::shared_ptr<SplitNode> node(new SplitNode(split, x, weight, with_bias, deferred),
                                         torch::autograd::deleteNode);

@@ -7,7 +7,7 @@
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty_strided.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/library.h>
@@ -44,7 +44,8 @@ struct ClassLossFunction : torch::autograd::Function<ClassLossFunction> {
     const auto log_sums = at::empty({logits.size(0)}, single), losses = at::empty({logits.size(0)}, single);
     detail::launch(logits, kClassLossKernels, kernel_named("losses", logits).c_str(), a_block_a_row(logits),
                    detail::data_of(logits), detail::data_of(target), detail::data_of(weight), ignore_index,
-                   detail::memory_of(log_sums), detail::memory_of(losses), static_cast<int>(logits.size(1)));
+                   detail::memory_of(log_sums), detail::memory_of(losses), static_cast<int>(logits.size(1)),
+                   logits.stride(0));
     context->save_for_backward({logits, target, weight, log_sums});
     context->saved_data["ignore_index"] = ignore_index;
     context->saved_data["overwrites"] = overwrites;
@@ -62,12 +63,14 @@ struct ClassLossFunction : torch::autograd::Function<ClassLossFunction> {
     const bool in_place =
         context->saved_data.at("overwrites").toBool() && !torch::autograd::get_current_graph_task_keep_graph();
     overwritten = in_place;
-    const auto made = in_place ? logits.detach() : at::empty_like(logits);
+    const auto made =
+        in_place ? logits.detach() : at::empty_strided(logits.sizes(), logits.strides(), logits.options());
     const auto given = gradients[0].stride(0) == 0 ? gradients[0] : gradients[0].contiguous();
     detail::launch(logits, kClassLossKernels, kernel_named("gradients", logits).c_str(), a_block_a_row(logits),
                    detail::data_of(logits), detail::data_of(saved[1]), detail::data_of(saved[2]),
                    context->saved_data.at("ignore_index").toInt(), detail::data_of(saved[3]), detail::data_of(given),
-                   given.stride(0) == 0 ? 0 : 1, detail::memory_of(made), static_cast<int>(logits.size(1)));
+                   given.stride(0) == 0 ? 0 : 1, detail::memory_of(made), static_cast<int>(logits.size(1)),
+                   logits.stride(0));
     return {made, Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
@@ -92,9 +95,9 @@ TORCH_LIBRARY_FRAGMENT(autopar, library) {
 
 bool has_class_loss_kernels(const Tensor& logits, const Tensor& target, const optional<Tensor>& weight) {
   if (!logits.is_cuda() || detail::kernel_type(logits.scalar_type()) == nullptr) return false;
-  const bool fits = logits.dim() == 2 && logits.numel() > 0 && logits.is_contiguous() && detail::is_aligned(logits) &&
-                    target.scalar_type() == at::kLong && target.is_contiguous() && target.dim() == 1 &&
-                    target.size(0) == logits.size(0) && target.device() == logits.device();
+  const bool fits = logits.dim() == 2 && logits.numel() > 0 && detail::is_aligned(logits) && logits.stride(1) == 1 &&
+                    logits.stride(0) >= logits.size(1) && target.scalar_type() == at::kLong && target.is_contiguous() &&
+                    target.dim() == 1 && target.size(0) == logits.size(0) && target.device() == logits.device();
   const auto numbers = weight.value_or(Tensor());
   const bool weighs = !numbers.defined() || (numbers.numel() == logits.size(1) && !numbers.requires_grad());
   return fits && weighs && detail::is_single_beside(numbers, logits) &&

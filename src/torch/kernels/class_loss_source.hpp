@@ -7,7 +7,8 @@ namespace autopar {
 /// Threads of a block, which has one row of logits.
 inline constexpr unsigned kClassLossThreads = 512;
 
-/// Cross entropy of rows of logits [rows, classes] in 16 bits or single precision, statistics in single precision:
+/// Cross entropy of rows of logits [rows, classes] in 16 bits or single precision, statistics in single precision. Rows
+/// begin `width` elements apart, also those of the gradient:
 ///  `cross_entropy_losses_T`     reads the logits once: log-sums of exponentials (Milakov, Gimelshein 2018: online
 ///  softmax) and losses `gradients_T`  reads them once more and writes the gradient, which may be in their place
 /// A row whose target is none of the classes has the loss NaN, one of `ignored` zero and no gradient.
@@ -38,19 +39,18 @@ struct Sum {
 };
 
 template <class T> __device__ void losses(const T* logits, const long long* targets, const float* weight,
-                                          long long ignored, float* log_sums, float* losses, int classes) {
+                                          long long ignored, float* log_sums, float* losses, int classes,
+                                          long long width) {
   constexpr int V = 16 / sizeof(T);
   const long long row = blockIdx.x;
-  const T* const x = logits + row * classes;
+  const T* const x = logits + row * width;
   Sum own = {-infinity(), 0};
-  if (classes % V == 0) {
-    for (int pack = threadIdx.x; pack < classes / V; pack += blockDim.x) {
-      const Pack<T> taken = ((const Pack<T>*)x)[pack];
-      for (int v = 0; v < V; ++v) own.add(number(taken.at[v]));
-    }
-  } else {
-    for (int at = threadIdx.x; at < classes; at += blockDim.x) own.add(number(x[at]));
+  const int packs = width % V == 0 ? classes / V : 0;
+  for (int pack = threadIdx.x; pack < packs; pack += blockDim.x) {
+    const Pack<T> taken = ((const Pack<T>*)x)[pack];
+    for (int v = 0; v < V; ++v) own.add(number(taken.at[v]));
   }
+  for (int at = packs * V + threadIdx.x; at < classes; at += blockDim.x) own.add(number(x[at]));
   __shared__ Sum shared[kWarps];
   for (int part = 16; part > 0; part /= 2) {
     const Sum other = {__shfl_down_sync(~0u, own.most, part), __shfl_down_sync(~0u, own.sum, part)};
@@ -75,37 +75,36 @@ template <class T> __device__ void losses(const T* logits, const long long* targ
 // `given` is one number a row, or one for all (`step` 1 or 0).
 template <class T> __device__ void gradients(const T* logits, const long long* targets, const float* weight,
                                              long long ignored, const float* log_sums, const float* given, int step,
-                                             T* made, int classes) {
+                                             T* made, int classes, long long width) {
   constexpr int V = 16 / sizeof(T);
   const long long row = blockIdx.x, target = targets[row];
-  const T* const x = logits + row * classes;
-  T* const out = made + row * classes;
+  const T* const x = logits + row * width;
+  T* const out = made + row * width;
   const bool counts = target != ignored && target >= 0 && target < classes;
   const float factor = counts ? given[row * step] * (weight ? weight[target] : 1.f) : 0.f, log_sum = log_sums[row];
   const auto gradient = [&](float logit, int at) {
     if (!counts) return 0.f;
     return factor * (expf(logit - log_sum) - (at == target ? 1.f : 0.f));
   };
-  if (classes % V == 0) {
-    for (int pack = threadIdx.x; pack < classes / V; pack += blockDim.x) {
-      Pack<T> taken = ((const Pack<T>*)x)[pack];
-      for (int v = 0; v < V; ++v) store(taken.at[v], gradient(number(taken.at[v]), pack * V + v));
-      ((Pack<T>*)out)[pack] = taken;
-    }
-  } else {
-    for (int at = threadIdx.x; at < classes; at += blockDim.x) store(out[at], gradient(number(x[at]), at));
+  const int packs = width % V == 0 ? classes / V : 0;
+  for (int pack = threadIdx.x; pack < packs; pack += blockDim.x) {
+    Pack<T> taken = ((const Pack<T>*)x)[pack];
+    for (int v = 0; v < V; ++v) store(taken.at[v], gradient(number(taken.at[v]), pack * V + v));
+    ((Pack<T>*)out)[pack] = taken;
   }
+  for (int at = packs * V + threadIdx.x; at < classes; at += blockDim.x) store(out[at], gradient(number(x[at]), at));
 }
 
-#define KERNELS(T, name)                                                                                               \
-  extern "C" __global__ void cross_entropy_losses_##name(const T* logits, const long long* targets, const float* weight,             \
-                                           long long ignored, float* log_sums, float* made, int classes) {             \
-    losses<T>(logits, targets, weight, ignored, log_sums, made, classes);                                              \
-  }                                                                                                                    \
-  extern "C" __global__ void cross_entropy_gradients_##name(const T* logits, const long long* targets, const float* weight,          \
-                                              long long ignored, const float* log_sums, const float* given, int step,  \
-                                              T* made, int classes) {                                                  \
-    gradients<T>(logits, targets, weight, ignored, log_sums, given, step, made, classes);                              \
+#define KERNELS(T, name)                                                                                         \
+  extern "C" __global__ void cross_entropy_losses_##name(const T* logits, const long long* targets,              \
+                                                         const float* weight, long long ignored, float* log_sums, \
+                                                         float* made, int classes, long long width) {            \
+    losses<T>(logits, targets, weight, ignored, log_sums, made, classes, width);                                 \
+  }                                                                                                              \
+  extern "C" __global__ void cross_entropy_gradients_##name(                                                     \
+      const T* logits, const long long* targets, const float* weight, long long ignored, const float* log_sums,  \
+      const float* given, int step, T* made, int classes, long long width) {                                     \
+    gradients<T>(logits, targets, weight, ignored, log_sums, given, step, made, classes, width);                 \
   }
 KERNELS(float, f32)
 KERNELS(Half, f16)

@@ -11,6 +11,8 @@
 #include <autopar/core/error.hpp>
 #include <autopar/io/cost_file.hpp>
 #include <autopar/torch/device.hpp>
+#include <autopar/torch/optim/fused.hpp>
+#include <autopar/torch/optim/lamb.hpp>
 
 #include "torch/cost/measured/profiler.hpp"
 
@@ -21,6 +23,14 @@ namespace {
 /// Whether the links of such a world were never measured. What spans the world names its size. The same on every rank.
 bool lacks_links(const MeasuredLinks& links, const World& world) {
   return world.size() > 1 && !links.messages.contains(world.size());
+}
+
+/// Whether it is one of `autopar::optim`.
+bool steps_at_once(const torch::optim::Optimizer* optimizer) {
+  return dynamic_cast<const optim::SGD*>(optimizer) != nullptr ||
+         dynamic_cast<const optim::Adam*>(optimizer) != nullptr ||
+         dynamic_cast<const optim::AdamW*>(optimizer) != nullptr ||
+         dynamic_cast<const optim::LAMB*>(optimizer) != nullptr;
 }
 
 }  // namespace
@@ -42,6 +52,7 @@ MeasuredCosts Session::Impl::measured_costs(const CapturedProgram& program, cons
 
   MeasureOptions measure;
   measure.samples = probe_samples(batch, world_.size());
+  measure.adds_gradients = world_.size() > 1;
   auto costs = measure_atoms(world_, program.graph, program.plan, profile, deployment_.device(), measure, known);
   const bool given_links = !options_.cluster_file.empty();
   if (!given_links && lacks_links(known.links, world_)) {
@@ -51,12 +62,15 @@ MeasuredCosts Session::Impl::measured_costs(const CapturedProgram& program, cons
     links.all_reduces.merge(costs.links.all_reduces);
     costs.links = std::move(links);
   }
-  if (costs.updates.empty()) costs.updates = measure_updates(world_, deployment_.device());
+  const bool at_once = !optimizers_.empty() && std::ranges::all_of(optimizers_, steps_at_once);
+  auto& updates = at_once ? costs.joint_updates : costs.updates;
+  if (updates.empty()) updates = measure_updates(world_, deployment_.device(), at_once);
   if (costs.host == MeasuredHost{}) costs.host = measure_host(world_, deployment_.device());
   together(world_, "writing measured costs", [&] {
     if (world_.rank() == 0 && costs != known) keep_costs(costs, origin);
   });
   if (given_links) costs.links = {};
+  if (at_once) costs.updates = costs.joint_updates;
   return costs;
 }
 

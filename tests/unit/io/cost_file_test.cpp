@@ -28,6 +28,7 @@ MeasuredCosts sample_costs() {
   costs.links.all_reduces[{8, 4}] = {3e-9, 5e-5, 0.2};
   costs.updates[0] = {4e-10, 1e-6, 0.3};
   costs.updates[2] = {9e-10, 3e-6, 0.3};
+  costs.joint_updates[2] = {9e-12, 3e-7, 0.3};
   costs.host.copy = FittedLine{8e-11, 1e-5, 0.1};
   costs.host.updates[2] = {9e-9, 3e-6, 0.3};
   return costs;
@@ -85,7 +86,7 @@ TEST_CASE("costs of another device or version are refused with what differs") {
   CHECK(mentions(library, "libtorch"));
   CHECK(mentions(library, "'2.12.0'"));
   CHECK(mentions(message_of(text, {kHere.device, "2.11.0", "9.9.9"}), "autopar"));
-  CHECK(mentions(message_of(replaced(text, "\"version\":4", "\"version\":5")), "format 5"));
+  CHECK(mentions(message_of(replaced(text, "\"version\":5", "\"version\":6")), "format 6"));
   CHECK(mentions(message_of(replaced(text, "\"version\":4", "\"version\":1")), "format 1"));
   CHECK(mentions(message_of(R"({"version":4,"hash":"0000000000000000","atoms":[]})"), "device: is missing"));
 }

@@ -76,12 +76,15 @@ Roots roots_among(const Environment& values, const std::vector<ValueId>& outgoin
 
 }  // namespace
 
-AtomBench::AtomBench(const OpGraph& graph, const BatchPlan& plan, const std::vector<OpId>& ops, c10::Device device)
+AtomBench::AtomBench(const OpGraph& graph, const BatchPlan& plan, const std::vector<OpId>& ops,
+                     StepStopwatch& stopwatch, bool adds_gradients)
     : graph_(graph),
       plan_(plan),
-      device_(device),
+      stopwatch_(stopwatch),
+      device_(stopwatch.device()),
+      adds_gradients_(adds_gradients),
       outgoing_(made_for_others(graph, plan, ops)),
-      runner_(graph, plan, run_for_each_slice(plan, ops), outgoing_, device) {
+      runner_(graph, plan, run_for_each_slice(plan, ops), outgoing_, device_) {
   find_boundary(ops);
   for (const auto op : ops) {
     if (plan.handling(op).once) casts_.push_back(op);
@@ -139,14 +142,15 @@ void AtomBench::bring(std::int64_t samples) {
   latest_ = 1;
 }
 
-// Activations get a gradient of their own in each run; the gradients of parameters are there to be added to.
+// Activations get a gradient of their own in each run.
 Environment AtomBench::fresh_environment() const {
   Environment values = runner_.environment();
   for (std::size_t i = 0; i < incoming_.size(); ++i) {
     auto leaf = inputs_[i].detach();
     if (differentiable(incoming_[i])) {
       leaf.set_requires_grad(true);
-      if (graph_.value(incoming_[i]).kind == ValueKind::kParameter) leaf.mutable_grad() = at::zeros_like(inputs_[i]);
+      const bool has_gradient = adds_gradients_ && graph_.value(incoming_[i]).kind == ValueKind::kParameter;
+      if (has_gradient) leaf.mutable_grad() = at::zeros_like(inputs_[i]);
     }
     values[incoming_[i].index()] = std::move(leaf);
   }
@@ -184,7 +188,7 @@ std::vector<at::Tensor> AtomBench::made_by_others() const {
   return made;
 }
 
-AtomBench::Times AtomBench::run(std::int64_t samples, Bytes elsewhere) {
+AtomBench::Times AtomBench::run(std::int64_t samples, Bytes elsewhere, double start) {
   const at::AutoGradMode with_grad(true);
   bring(samples);
   const auto runs = static_cast<std::size_t>(runs_in_a_row(device_, latest_));
@@ -195,26 +199,28 @@ AtomBench::Times AtomBench::run(std::int64_t samples, Bytes elsewhere) {
 
   Times times;
   pass_through_caches(elsewhere, made_by_others());
-  times.forward = busy_seconds_of(device_, [&] {
+  const auto forward = stopwatch_.time([&] {
     for (auto& environment : values) runner_.run(environment, context, statistics);
   });
-  times.forward /= static_cast<double>(runs);
+  times.forward = std::max(forward.device, forward.host) / static_cast<double>(runs);
   latest_ = times.forward;
   std::vector<Roots> roots;
   for (const auto& environment : values) roots.push_back(roots_among(environment, outgoing_));
   times.has_backward = !roots.front().values.empty();
   if (!times.has_backward) return times;
   pass_through_caches(elsewhere, roots.front().gradients);
-  times.backward = busy_seconds_of(device_, [&] {
+  const auto backward = stopwatch_.time([&] {
     for (auto& [tensors, gradients] : roots) torch::autograd::backward(tensors, gradients);
   });
-  times.backward /= static_cast<double>(runs);
+  const double on_host = std::max(0.0, backward.host / static_cast<double>(runs) - start);
+  times.backward = device_.is_cpu() ? on_host : std::max(backward.device / static_cast<double>(runs), on_host);
   return times;
 }
 
-double start_of_backward(c10::Device device) {
+double start_of_backward(StepStopwatch& stopwatch) {
   constexpr int kRuns = 31;
   const at::AutoGradMode with_grad(true);
+  const auto device = stopwatch.device();
   const auto runs = runs_in_a_row(device, 0);
   std::vector<double> times;
   for (int run = 0; run < kRuns; ++run) {
@@ -223,12 +229,10 @@ double start_of_backward(c10::Device device) {
       const auto leaf = at::ones({1}, at::TensorOptions().device(device)).set_requires_grad(true);
       roots.push_back({{at::alias(leaf)}, {at::ones({1}, at::TensorOptions().device(device))}});
     }
-    times.push_back(busy_seconds_of(device,
-                                    [&] {
-                                      for (auto& [tensors, gradients] : roots)
-                                        torch::autograd::backward(tensors, gradients);
-                                    }) /
-                    runs);
+    const auto taken = stopwatch.time([&] {
+      for (auto& [tensors, gradients] : roots) torch::autograd::backward(tensors, gradients);
+    });
+    times.push_back(taken.host / runs);
   }
   return median(times);
 }

@@ -8,6 +8,7 @@
 
 #include <autopar/core/units.hpp>
 
+#include "torch/cost/measured/step_stopwatch.hpp"
 #include "torch/cost/partition.hpp"
 #include "torch/interpret/op_interpreter.hpp"
 
@@ -17,19 +18,22 @@ namespace autopar::detail {
 class AtomBench {
  public:
   struct Times {
-    double forward = 0;   ///< seconds
-    double backward = 0;  ///< seconds, with the start of the backward
+    double forward = 0;  ///< seconds: of the device, or of the host where that takes longer
+    double backward = 0;
     bool has_backward = false;
   };
 
-  /// `graph` and `plan` must outlive it
-  AtomBench(const OpGraph& graph, const BatchPlan& plan, const std::vector<OpId>& ops, c10::Device device);
+  /// `graph`, `plan` and `stopwatch` must outlive it
+  /// @param adds_gradients  parameters have gradients, to which the backward adds; else it assigns them
+  AtomBench(const OpGraph& graph, const BatchPlan& plan, const std::vector<OpId>& ops, StepStopwatch& stopwatch,
+            bool adds_gradients);
 
   /// Runs it on `samples` samples and takes the time of one run.
   /// @param elsewhere  bytes that the model's other atoms move between two compute actions of this one: a CPU's caches
   /// hold as much
   ///                   less of its parameters and of what it saved
-  [[nodiscard]] Times run(std::int64_t samples, Bytes elsewhere);
+  /// @param start  what starting a backward takes of the host: a stage starts one for all its atoms
+  [[nodiscard]] Times run(std::int64_t samples, Bytes elsewhere, double start);
 
  private:
   void find_boundary(const std::vector<OpId>& ops);
@@ -45,7 +49,9 @@ class AtomBench {
 
   const OpGraph& graph_;
   const BatchPlan& plan_;
+  StepStopwatch& stopwatch_;
   c10::Device device_;
+  bool adds_gradients_;
   std::vector<ValueId> incoming_;  ///< what the ops take and do not make, constants left out
   std::vector<ValueId> outgoing_;  ///< what others take
   bool whole_batch_ = false;
@@ -58,7 +64,7 @@ class AtomBench {
   double latest_ = 1;  ///< seconds of the latest forward; much until one is known
 };
 
-/// Seconds that starting a backward takes, whatever it consists of.
-[[nodiscard]] double start_of_backward(c10::Device device);
+/// Seconds that starting a backward takes of the host, whatever it consists of.
+[[nodiscard]] double start_of_backward(StepStopwatch& stopwatch);
 
 }  // namespace autopar::detail

@@ -62,12 +62,12 @@ MeasuredAtom measure_bench(AtomBench bench, double start, const Affine& elsewher
   std::vector<MeasuredPoint> forward, backward;
   for (const auto samples : options.samples) {
     const Bytes others(static_cast<std::int64_t>(std::max(0.0, elsewhere.at(static_cast<double>(samples)))));
-    static_cast<void>(bench.run(samples, others));  // kernels are loaded, memory is there
+    static_cast<void>(bench.run(samples, others, start));  // kernels are loaded, memory is there
     std::vector<double> forwards, backwards;
     for (int i = 0; i < options.repetitions; ++i) {
-      const auto times = bench.run(samples, others);
+      const auto times = bench.run(samples, others, start);
       forwards.push_back(times.forward);
-      backwards.push_back(times.has_backward ? std::max(0.0, times.backward - start) : 0);
+      backwards.push_back(times.backward);
       const bool is_known = is_steady(forwards) && is_steady(backwards);
       if (i + 1 >= kFewest && (is_known || times.forward + times.backward > kLong)) break;
     }
@@ -121,7 +121,7 @@ double ratio_together(double whole, const Alone& alone) {
 
 /// Runs the beginning of the model as a stage does. @return ratios of forwards, then of backwards, by size
 std::vector<double> measure_together(const OpGraph& graph, const BatchPlan& plan, const GraphProfile& profile,
-                                     c10::Device device, const MeasureOptions& options,
+                                     detail::StepStopwatch& stopwatch, const MeasureOptions& options,
                                      const std::map<std::uint64_t, MeasuredAtom>& fresh, const MeasuredCosts& known,
                                      Affine elsewhere) {
   const auto sizes = options.samples.size();
@@ -130,7 +130,8 @@ std::vector<double> measure_together(const OpGraph& graph, const BatchPlan& plan
   const auto beginning = beginning_that_fits(profile, static_cast<double>(largest));
   if (beginning.atoms.size() < 2) return ratios;
   for (const NodeId node : beginning.atoms) elsewhere -= moved_bytes(profile.model, node);
-  const auto whole = measure_bench(AtomBench(graph, plan, beginning.ops, device), 0, elsewhere, options);
+  const auto whole =
+      measure_bench(AtomBench(graph, plan, beginning.ops, stopwatch, options.adds_gradients), 0, elsewhere, options);
   std::vector<Alone> forward(sizes), backward(sizes);
   for (const NodeId node : beginning.atoms) {
     const auto structure = profile.model.graph[node].structure;
@@ -184,8 +185,9 @@ std::vector<std::int64_t> probe_samples(std::int64_t batch, int world) {
 MeasuredAtom measure_atom(const OpGraph& graph, const BatchPlan& plan, const AtomPartition& atoms, NodeId atom,
                           c10::Device device, const MeasureOptions& options) {
   check_probes(options);
-  return measure_bench(AtomBench(graph, plan, atoms.atoms[atom.index()], device), detail::start_of_backward(device), {},
-                       options);
+  detail::StepStopwatch stopwatch(device);
+  return measure_bench(AtomBench(graph, plan, atoms.atoms[atom.index()], stopwatch, options.adds_gradients),
+                       detail::start_of_backward(stopwatch), {}, options);
 }
 
 MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const BatchPlan& plan, const GraphProfile& profile,
@@ -197,15 +199,17 @@ MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const BatchPlan&
   std::vector<AtomRow> rows;
   Affine moved;  // by the ranks of a host together: they share the largest cache
   for (const NodeId node : model.nodes()) moved += moved_bytes(profile.model, node) * world.local_size();
-  const double start = todo.empty() ? 0 : detail::start_of_backward(device);
+  detail::StepStopwatch stopwatch(device);
+  const double start = todo.empty() ? 0 : detail::start_of_backward(stopwatch);
   for (std::size_t i = 0; i < todo.size(); ++i) {
     if (i % static_cast<std::size_t>(world.size()) != static_cast<std::size_t>(world.rank())) continue;
     const auto& atom = model[todo[i]];
     try {
       auto elsewhere = moved;
       elsewhere -= moved_bytes(profile.model, todo[i]);
-      const auto measured = measure_bench(AtomBench(graph, plan, profile.atoms.atoms[todo[i].index()], device), start,
-                                          elsewhere, options);
+      const auto measured =
+          measure_bench(AtomBench(graph, plan, profile.atoms.atoms[todo[i].index()], stopwatch, options.adds_gradients),
+                        start, elsewhere, options);
       rows.push_back({atom.structure, measured.forward, measured.backward});
     } catch (const std::exception& error) {
       log.warn(atom.name + (atom.path.empty() ? "" : " (near " + atom.path + ")") +
@@ -223,7 +227,7 @@ MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const BatchPlan&
   std::vector<double> ratios(2 * sizes, 1);
   if (!fresh.empty()) {
     try {
-      ratios = measure_together(graph, plan, profile, device, options, fresh, known, moved);
+      ratios = measure_together(graph, plan, profile, stopwatch, options, fresh, known, moved);
     } catch (const std::exception& error) {
       log.warn(std::string("operators cannot be run one after the other alone: ") + error.what());
     }
@@ -248,6 +252,7 @@ CostOrigin cost_origin(const World& world, const Cluster& cluster, c10::Device d
   origin.device = cluster.device.name;
   if (device.is_cpu())
     origin.device += ": " + processor_name() + ", " + std::to_string(at::get_num_threads()) + " threads a rank";
+  if (world.size() == 1) origin.device += ", one rank";  // whose gradients are assigned, not added
   // CPU ranks share a host's memory. Links between hosts are no links within one, though the world be as large.
   if (device.is_cpu() || world.local_size() < world.size())
     origin.device += ", " + std::to_string(world.local_size()) + " ranks a host";

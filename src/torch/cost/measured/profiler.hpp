@@ -23,6 +23,7 @@ namespace autopar {
 struct MeasureOptions {
   std::vector<std::int64_t> samples{1, 2, 4};  ///< of the micro-batches that are tried, each at least 1
   int repetitions = 7;                         ///< at most, of which the median counts; three where they agree
+  bool adds_gradients = true;                  ///< to what parameters have, as later micro-batches and replicas do
 };
 
 /// Three sizes that span the micro-batches of a step of `batch` samples on `world` ranks: from an eighth of a rank's
@@ -32,9 +33,8 @@ struct MeasureOptions {
 /// Runs one atom alone, forward and backward, on inputs of its own: random numbers in [0, 1), zeros for integers. No
 /// parameter, buffer or generator of the model is touched. Memory is not measured.
 ///
-/// Backward includes adding to the gradients of parameters, as in a step; what starting a backward costs is taken off,
-/// as a stage starts one for all its atoms. On devices that work asynchronously several runs follow one another
-/// without waiting, as in a step.
+/// What starting a backward costs is taken off, as a stage starts one for all its atoms. On devices that work
+/// asynchronously several runs follow one another without waiting, as in a step.
 /// @throws what an operator throws
 [[nodiscard]] MeasuredAtom measure_atom(const OpGraph& graph, const BatchPlan& plan, const AtomPartition& atoms,
                                         NodeId atom, c10::Device device, const MeasureOptions& options);
@@ -56,7 +56,8 @@ struct MeasureOptions {
 
 /// Measures the steps of optimizers without state (SGD), with one (SGD with momentum) and two (Adam) numbers a
 /// parameter, on tensors of their own, on all ranks at once, as in training. @return rank 0's. Collective.
-[[nodiscard]] std::map<int, FittedLine> measure_updates(World& world, c10::Device device);
+/// @param at_once  those of `autopar::optim` instead of torch::optim's, which step tensor by tensor
+[[nodiscard]] std::map<int, FittedLine> measure_updates(World& world, c10::Device device, bool at_once = false);
 
 /// Measures copies between device and host and the steps of optimizers on the host, on all ranks at once, as offloaded
 /// optimizers run. Nothing where the devices are CPUs. @return rank 0's. Collective.

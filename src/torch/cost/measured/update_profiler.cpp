@@ -11,6 +11,8 @@
 #include <torch/optim/adam.h>
 #include <torch/optim/sgd.h>
 
+#include <autopar/torch/optim/fused.hpp>
+
 #include "torch/cost/measured/profiler.hpp"
 #include "torch/cost/measured/stopwatch.hpp"
 
@@ -18,23 +20,38 @@ namespace autopar {
 
 namespace {
 
-constexpr std::array<std::int64_t, 3> kTensorBytes{1 << 10, 1 << 17, 1 << 22};
-constexpr std::int64_t kMostBytes = 16 << 20;  // in all tensors of a probe
 constexpr int kMostTensors = 32;
 constexpr int kUpdateRepetitions = 7;
 
+/// Sizes of tensors, and of all tensors of a probe together: more than caches hold.
+struct ProbeBytes {
+  std::array<std::int64_t, 3> tensors;
+  std::int64_t most;
+};
+
+ProbeBytes probe_bytes(c10::Device device) {
+  return device.is_cpu() ? ProbeBytes{{1 << 10, 1 << 17, 1 << 22}, 16 << 20}
+                         : ProbeBytes{{1 << 12, 1 << 20, 1 << 26}, 128 << 20};
+}
+
 using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)>;
 
-std::unique_ptr<torch::optim::Optimizer> make_sgd(std::vector<at::Tensor> parameters, double momentum) {
-  return std::make_unique<torch::optim::SGD>(std::move(parameters), torch::optim::SGDOptions(1e-3).momentum(momentum));
-}
-std::unique_ptr<torch::optim::Optimizer> make_adam(std::vector<at::Tensor> parameters) {
-  return std::make_unique<torch::optim::Adam>(std::move(parameters), torch::optim::AdamOptions(1e-3));
+/// By bytes of state a byte of a parameter: without any, of SGD with momentum, of Adam.
+template <class Sgd, class Adam>
+std::array<MakeOptimizer, 3> optimizers_by_state() {
+  const auto sgd = [](double momentum) -> MakeOptimizer {
+    return [momentum](std::vector<at::Tensor> parameters) {
+      return std::make_unique<Sgd>(std::move(parameters), torch::optim::SGDOptions(1e-3).momentum(momentum));
+    };
+  };
+  return {sgd(0), sgd(0.9), [](std::vector<at::Tensor> parameters) {
+            return std::make_unique<Adam>(std::move(parameters), torch::optim::AdamOptions(1e-3));
+          }};
 }
 
 /// Seconds of one tensor of so many bytes.
-double seconds_of_update(const MakeOptimizer& make, std::int64_t bytes, c10::Device device) {
-  const auto count = std::clamp<std::int64_t>(kMostBytes / bytes, 1, kMostTensors);
+double seconds_of_update(const MakeOptimizer& make, std::int64_t bytes, std::int64_t most, c10::Device device) {
+  const auto count = std::clamp<std::int64_t>(most / bytes, 1, kMostTensors);
   std::vector<at::Tensor> tensors;
   for (std::int64_t i = 0; i < count; ++i) {
     auto& tensor = tensors.emplace_back(at::ones({bytes / 4}, at::TensorOptions().dtype(at::kFloat).device(device)));
@@ -54,16 +71,17 @@ double seconds_of_update(const MakeOptimizer& make, std::int64_t bytes, c10::Dev
 
 }  // namespace
 
-std::map<int, FittedLine> measure_updates(World& world, c10::Device device) {
-  const std::array<MakeOptimizer, 3> by_state_factor{
-      [](std::vector<at::Tensor> parameters) { return make_sgd(std::move(parameters), 0); },
-      [](std::vector<at::Tensor> parameters) { return make_sgd(std::move(parameters), 0.9); }, make_adam};
-  std::array<FittedLine, by_state_factor.size()> lines;
+std::map<int, FittedLine> measure_updates(World& world, c10::Device device, bool at_once) {
+  const auto by_state_factor = at_once ? optimizers_by_state<optim::SGD, optim::Adam>()
+                                       : optimizers_by_state<torch::optim::SGD, torch::optim::Adam>();
+  const auto bytes_of = probe_bytes(device);
+  std::array<FittedLine, 3> lines;
   world.barrier("measuring optimizers");
   for (std::size_t factor = 0; factor < lines.size(); ++factor) {
     std::vector<MeasuredPoint> points;
-    for (const auto bytes : kTensorBytes) {
-      points.push_back({static_cast<double>(bytes), seconds_of_update(by_state_factor[factor], bytes, device)});
+    for (const auto bytes : bytes_of.tensors) {
+      const double seconds = seconds_of_update(by_state_factor[factor], bytes, bytes_of.most, device);
+      points.push_back({static_cast<double>(bytes), seconds});
     }
     lines[factor] = fit_line(points);
   }

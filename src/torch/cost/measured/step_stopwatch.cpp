@@ -1,0 +1,71 @@
+#include "torch/cost/measured/step_stopwatch.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/randn.h>
+#include <c10/core/Event.h>
+
+#include "torch/cost/measured/stopwatch.hpp"
+#include "torch/device/device_context.hpp"
+#include "torch/interpret/draws.hpp"
+
+namespace autopar::detail {
+
+namespace {
+
+constexpr std::int64_t kWidth = 4096;     // of a product that fills any device
+constexpr double kBusy = 3e-3;            // seconds before what is timed: most of the time goes to products
+constexpr std::uint64_t kFactorSeed = 7;  // of random numbers: products of zeros take less power
+
+at::Tensor random_matrix(c10::Device device) {
+  return at::randn({kWidth, kWidth}, make_generator(device, kFactorSeed),
+                   at::TensorOptions().dtype(at::kHalf).device(device));
+}
+
+/// Seconds between two points of the device's work.
+double seconds_between(const c10::Event& begin, const c10::Event& end) { return begin.elapsedTime(end) * 1e-3; }
+
+}  // namespace
+
+void StepStopwatch::keep_busy(double seconds) {
+  const at::NoGradGuard no_grad;
+  if (!product_.defined()) measure_product();
+  const auto products = static_cast<int>(std::ceil(seconds / of_product_));
+  for (int i = 0; i < products; ++i) at::mm_out(product_, factors_[0], factors_[1]);
+}
+
+void StepStopwatch::measure_product() {
+  factors_ = {random_matrix(device_), random_matrix(device_)};
+  product_ = at::mm(factors_[0], factors_[1]);  // the kernel is loaded
+  constexpr int kProducts = 4;
+  of_product_ = seconds_of(device_,
+                           [&] {
+                             for (int i = 0; i < kProducts; ++i) at::mm_out(product_, factors_[0], factors_[1]);
+                           }) /
+                kProducts;
+}
+
+StepStopwatch::Seconds StepStopwatch::time(const std::function<void()>& work) {
+  if (device_.is_cpu()) {
+    const double seconds = busy_seconds_of(device_, work);
+    return {seconds, seconds};
+  }
+  constexpr double kAhead = 1.5;  // x what queueing took before
+  const auto stream = current_stream(device_);
+  c10::Event begin(device_.type(), c10::EventFlag::BACKEND_DEFAULT),
+      end(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
+  synchronise(device_);
+  keep_busy(std::max(kBusy, kAhead * of_queueing_));
+  begin.record(stream);
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  of_queueing_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  end.record(stream);
+  synchronise(device_);
+  return {seconds_between(begin, end), of_queueing_};
+}
+
+}  // namespace autopar::detail
