@@ -20,6 +20,7 @@
 #include "torch/interpret/padded_rows.hpp"
 #include "torch/interpret/view_parts.hpp"
 #include "torch/ir/tensor_form.hpp"
+#include "torch/kernels/whole_packs.hpp"
 
 namespace autopar {
 
@@ -127,6 +128,7 @@ OpInterpreter::OpInterpreter(const OpGraph& graph, const BatchPlan& plan, std::v
     if (split && !may_defer && !split->of_cast && !split->may_be_beside && !split->may_be_left) split.reset();
     if (split && may_pad_rows(graph, op)) {
       split->pads_rows = true;
+      split->input = &gradient_through_padded_rows;
       layout_matters_[op.index()] = false;  // its views are those that may read such rows
     }
     if (split && may_defer) {

@@ -17,6 +17,7 @@
 #include "shard/kept.hpp"
 #include "torch/kernels/class_loss_source.hpp"
 #include "torch/kernels/launch.hpp"
+#include "torch/kernels/whole_packs.hpp"
 
 namespace autopar {
 
@@ -70,7 +71,7 @@ struct ClassLossFunction : torch::autograd::Function<ClassLossFunction> {
                    detail::data_of(logits), detail::data_of(saved[1]), detail::data_of(saved[2]),
                    context->saved_data.at("ignore_index").toInt(), detail::data_of(saved[3]), detail::data_of(given),
                    given.stride(0) == 0 ? 0 : 1, detail::memory_of(made), static_cast<int>(logits.size(1)),
-                   logits.stride(0));
+                   logits.stride(0), static_cast<int>(padding_behind_rows(made)));
     return {made, Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };

@@ -10,7 +10,8 @@ inline constexpr unsigned kClassLossThreads = 512;
 /// Cross entropy of rows of logits [rows, classes] in 16 bits or single precision, statistics in single precision. Rows
 /// begin `width` elements apart, also those of the gradient:
 ///  `cross_entropy_losses_T`     reads the logits once: log-sums of exponentials (Milakov, Gimelshein 2018: online
-///  softmax) and losses `gradients_T`  reads them once more and writes the gradient, which may be in their place
+///  softmax) and losses `gradients_T`  reads them once more and writes the gradient, which may be in their place, and
+///                              zeros in `padding` columns behind each row
 /// A row whose target is none of the classes has the loss NaN, one of `ignored` zero and no gradient.
 inline constexpr char kClassLossText[] = R"(
 constexpr int kWarps = 16;  // of 512 threads
@@ -75,7 +76,7 @@ template <class T> __device__ void losses(const T* logits, const long long* targ
 // `given` is one number a row, or one for all (`step` 1 or 0).
 template <class T> __device__ void gradients(const T* logits, const long long* targets, const float* weight,
                                              long long ignored, const float* log_sums, const float* given, int step,
-                                             T* made, int classes, long long width) {
+                                             T* made, int classes, long long width, int padding) {
   constexpr int V = 16 / sizeof(T);
   const long long row = blockIdx.x, target = targets[row];
   const T* const x = logits + row * width;
@@ -93,6 +94,7 @@ template <class T> __device__ void gradients(const T* logits, const long long* t
     ((Pack<T>*)out)[pack] = taken;
   }
   for (int at = packs * V + threadIdx.x; at < classes; at += blockDim.x) store(out[at], gradient(number(x[at]), at));
+  if (threadIdx.x < padding) store(out[classes + threadIdx.x], 0.f);
 }
 
 #define KERNELS(T, name)                                                                                         \
@@ -103,8 +105,8 @@ template <class T> __device__ void gradients(const T* logits, const long long* t
   }                                                                                                              \
   extern "C" __global__ void cross_entropy_gradients_##name(                                                     \
       const T* logits, const long long* targets, const float* weight, long long ignored, const float* log_sums,  \
-      const float* given, int step, T* made, int classes, long long width) {                                     \
-    gradients<T>(logits, targets, weight, ignored, log_sums, given, step, made, classes, width);                 \
+      const float* given, int step, T* made, int classes, long long width, int padding) {                        \
+    gradients<T>(logits, targets, weight, ignored, log_sums, given, step, made, classes, width, padding);        \
   }
 KERNELS(float, f32)
 KERNELS(Half, f16)

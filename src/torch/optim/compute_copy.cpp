@@ -1,9 +1,10 @@
 #include "torch/optim/compute_copy.hpp"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty_like.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/COW.h>
+
+#include "torch/kernels/whole_packs.hpp"
 
 namespace autopar {
 
@@ -39,7 +40,7 @@ const at::Tensor& ComputeCopy::current(const at::Tensor& parameter) {
   if (is_current(parameter)) return copy_;
   const c10::InferenceMode for_any_mode(false);
   const at::NoGradGuard no_grad;
-  if (!to_write(parameter).defined()) copy_ = at::empty_like(parameter, parameter.options().dtype(type_));
+  if (!to_write(parameter).defined()) copy_ = empty_in_packs(parameter, type_);
   copy_.copy_(parameter.detach());
   agrees(parameter);
   return copy_;

@@ -199,21 +199,23 @@ AtomBench::Times AtomBench::run(std::int64_t samples, Bytes elsewhere, double st
 
   Times times;
   pass_through_caches(elsewhere, made_by_others());
-  const auto forward = stopwatch_.time([&] {
+  const auto each = [&](StepStopwatch::Seconds all) {
+    return StepStopwatch::Seconds{all.device / static_cast<double>(runs), all.host / static_cast<double>(runs)};
+  };
+  times.forward = each(stopwatch_.time([&] {
     for (auto& environment : values) runner_.run(environment, context, statistics);
-  });
-  times.forward = std::max(forward.device, forward.host) / static_cast<double>(runs);
-  latest_ = times.forward;
+  }));
+  latest_ = times.forward.device;
   std::vector<Roots> roots;
   for (const auto& environment : values) roots.push_back(roots_among(environment, outgoing_));
   times.has_backward = !roots.front().values.empty();
   if (!times.has_backward) return times;
   pass_through_caches(elsewhere, roots.front().gradients);
-  const auto backward = stopwatch_.time([&] {
+  times.backward = each(stopwatch_.time([&] {
     for (auto& [tensors, gradients] : roots) torch::autograd::backward(tensors, gradients);
-  });
-  const double on_host = std::max(0.0, backward.host / static_cast<double>(runs) - start);
-  times.backward = device_.is_cpu() ? on_host : std::max(backward.device / static_cast<double>(runs), on_host);
+  }));
+  times.backward.host = std::max(0.0, times.backward.host - start);
+  if (device_.is_cpu()) times.backward.device = times.backward.host;
   return times;
 }
 

@@ -18,8 +18,7 @@ namespace autopar::detail {
 class AtomBench {
  public:
   struct Times {
-    double forward = 0;  ///< seconds: of the device, or of the host where that takes longer
-    double backward = 0;
+    StepStopwatch::Seconds forward, backward;  ///< of the host without the start of the backward
     bool has_backward = false;
   };
 
@@ -61,7 +60,7 @@ class AtomBench {
   std::vector<at::Tensor> inputs_;  ///< like incoming_, for the samples of the latest run
   at::Tensor others_;               ///< stands for the memory of other atoms
   std::int64_t samples_ = 0;
-  double latest_ = 1;  ///< seconds of the latest forward; much until one is known
+  double latest_ = 1;  ///< seconds of the latest forward on the device; much until one is known
 };
 
 /// Seconds that starting a backward takes of the host, whatever it consists of.

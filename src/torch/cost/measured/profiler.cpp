@@ -55,8 +55,15 @@ bool is_steady(const std::vector<double>& seconds) {
   return *most - *least <= kSpread * *most;
 }
 
+/// What of a run is to be known: how long the device takes, or that or the host's queueing, whichever is longer.
+enum class Of { kDevice, kWhole };
+
 /// @param elsewhere  bytes that the rest of the model moves meanwhile, by samples
-MeasuredAtom measure_bench(AtomBench bench, double start, const Affine& elsewhere, const MeasureOptions& options) {
+MeasuredAtom measure_bench(AtomBench bench, Of what, double start, const Affine& elsewhere,
+                           const MeasureOptions& options) {
+  const auto seconds = [&](const detail::StepStopwatch::Seconds& taken) {
+    return what == Of::kDevice ? taken.device : std::max(taken.device, taken.host);
+  };
   constexpr double kLong = 0.05;  // seconds: such a run is the same each time
   constexpr int kFewest = 3;
   std::vector<MeasuredPoint> forward, backward;
@@ -66,10 +73,10 @@ MeasuredAtom measure_bench(AtomBench bench, double start, const Affine& elsewher
     std::vector<double> forwards, backwards;
     for (int i = 0; i < options.repetitions; ++i) {
       const auto times = bench.run(samples, others, start);
-      forwards.push_back(times.forward);
-      backwards.push_back(times.backward);
+      forwards.push_back(seconds(times.forward));
+      backwards.push_back(seconds(times.backward));
       const bool is_known = is_steady(forwards) && is_steady(backwards);
-      if (i + 1 >= kFewest && (is_known || times.forward + times.backward > kLong)) break;
+      if (i + 1 >= kFewest && (is_known || forwards.back() + backwards.back() > kLong)) break;
     }
     forward.push_back({static_cast<double>(samples), detail::median(forwards)});
     backward.push_back({static_cast<double>(samples), detail::median(backwards)});
@@ -113,7 +120,8 @@ struct Alone {
 };
 
 /// How much longer atoms take one after the other than each by itself, again and again, for samples of one size: what
-/// they read is further away, and memory is not at hand. 1 where most atoms were known before, so that it says little.
+/// they read is further away, memory is not at hand, and a device may wait for the host. 1 where most atoms were known
+/// before, so that it says little.
 double ratio_together(double whole, const Alone& alone) {
   const double rest = whole - alone.known;
   return rest <= 0 || alone.fresh <= alone.known ? 1 : rest / alone.fresh;
@@ -130,8 +138,8 @@ std::vector<double> measure_together(const OpGraph& graph, const BatchPlan& plan
   const auto beginning = beginning_that_fits(profile, static_cast<double>(largest));
   if (beginning.atoms.size() < 2) return ratios;
   for (const NodeId node : beginning.atoms) elsewhere -= moved_bytes(profile.model, node);
-  const auto whole =
-      measure_bench(AtomBench(graph, plan, beginning.ops, stopwatch, options.adds_gradients), 0, elsewhere, options);
+  const auto whole = measure_bench(AtomBench(graph, plan, beginning.ops, stopwatch, options.adds_gradients), Of::kWhole,
+                                   0, elsewhere, options);
   std::vector<Alone> forward(sizes), backward(sizes);
   for (const NodeId node : beginning.atoms) {
     const auto structure = profile.model.graph[node].structure;
@@ -187,7 +195,7 @@ MeasuredAtom measure_atom(const OpGraph& graph, const BatchPlan& plan, const Ato
   check_probes(options);
   detail::StepStopwatch stopwatch(device);
   return measure_bench(AtomBench(graph, plan, atoms.atoms[atom.index()], stopwatch, options.adds_gradients),
-                       detail::start_of_backward(stopwatch), {}, options);
+                       Of::kDevice, detail::start_of_backward(stopwatch), {}, options);
 }
 
 MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const BatchPlan& plan, const GraphProfile& profile,
@@ -209,7 +217,7 @@ MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const BatchPlan&
       elsewhere -= moved_bytes(profile.model, todo[i]);
       const auto measured =
           measure_bench(AtomBench(graph, plan, profile.atoms.atoms[todo[i].index()], stopwatch, options.adds_gradients),
-                        start, elsewhere, options);
+                        Of::kDevice, start, elsewhere, options);
       rows.push_back({atom.structure, measured.forward, measured.backward});
     } catch (const std::exception& error) {
       log.warn(atom.name + (atom.path.empty() ? "" : " (near " + atom.path + ")") +

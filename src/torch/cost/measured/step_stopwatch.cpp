@@ -4,7 +4,9 @@
 #include <cmath>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <c10/core/Event.h>
 
@@ -16,9 +18,10 @@ namespace autopar::detail {
 
 namespace {
 
-constexpr std::int64_t kWidth = 4096;     // of a product that fills any device
-constexpr double kBusy = 3e-3;            // seconds before what is timed: most of the time goes to products
-constexpr std::uint64_t kFactorSeed = 7;  // of random numbers: products of zeros take less power
+constexpr std::int64_t kWidth = 4096;            // of a product that fills any device
+constexpr std::int64_t kNumbers = 32 << 20;      // in single precision: more than a device's cache holds
+constexpr double kBusy = 3e-3, kLongest = 1e-2;  // seconds before what is timed: most of the time goes there
+constexpr std::uint64_t kFactorSeed = 7;         // of random numbers: products of zeros take less power
 
 at::Tensor random_matrix(c10::Device device) {
   return at::randn({kWidth, kWidth}, make_generator(device, kFactorSeed),
@@ -32,20 +35,30 @@ double seconds_between(const c10::Event& begin, const c10::Event& end) { return 
 
 void StepStopwatch::keep_busy(double seconds) {
   const at::NoGradGuard no_grad;
-  if (!product_.defined()) measure_product();
-  const auto products = static_cast<int>(std::ceil(seconds / of_product_));
-  for (int i = 0; i < products; ++i) at::mm_out(product_, factors_[0], factors_[1]);
+  if (!product_.defined()) measure_turn();
+  const auto turns = static_cast<int>(std::ceil(seconds / of_turn_));
+  for (int i = 0; i < turns; ++i) take_turn();
 }
 
-void StepStopwatch::measure_product() {
+// Steps are some half products, which take the most power, and some half passes over memory.
+void StepStopwatch::take_turn() {
+  constexpr int kProducts = 2;
+  for (int i = 0; i < kProducts; ++i) at::mm_out(product_, factors_[0], factors_[1]);
+  numbers_.mul_(1);
+  numbers_.mul_(1);
+}
+
+void StepStopwatch::measure_turn() {
   factors_ = {random_matrix(device_), random_matrix(device_)};
-  product_ = at::mm(factors_[0], factors_[1]);  // the kernel is loaded
-  constexpr int kProducts = 4;
-  of_product_ = seconds_of(device_,
-                           [&] {
-                             for (int i = 0; i < kProducts; ++i) at::mm_out(product_, factors_[0], factors_[1]);
-                           }) /
-                kProducts;
+  product_ = at::empty_like(factors_[0]);
+  numbers_ = at::ones({kNumbers}, at::TensorOptions().dtype(at::kFloat).device(device_));
+  take_turn();  // the kernels are loaded
+  constexpr int kTurns = 4;
+  of_turn_ = seconds_of(device_,
+                        [&] {
+                          for (int i = 0; i < kTurns; ++i) take_turn();
+                        }) /
+             kTurns;
 }
 
 StepStopwatch::Seconds StepStopwatch::time(const std::function<void()>& work) {
@@ -58,7 +71,7 @@ StepStopwatch::Seconds StepStopwatch::time(const std::function<void()>& work) {
   c10::Event begin(device_.type(), c10::EventFlag::BACKEND_DEFAULT),
       end(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
   synchronise(device_);
-  keep_busy(std::max(kBusy, kAhead * of_queueing_));
+  keep_busy(std::clamp(kAhead * of_queueing_, kBusy, kLongest));
   begin.record(stream);
   const auto start = std::chrono::steady_clock::now();
   work();

@@ -10,8 +10,8 @@
 namespace autopar::detail {
 
 /// Times work as it runs within a step: where a device works asynchronously, the host is ahead of it, and the device
-/// has been busy with products, so that its clock is what its power allows in the long run (an H100's is 12 % lower
-/// then than in a single product).
+/// has been busy, so that its clock is what its power allows in the long run (an H100 takes 14 % longer then for
+/// products of a large model than for one of them alone).
 ///
 ///   StepStopwatch stopwatch(device);
 ///   const auto [on_device, on_host] = stopwatch.time([&] { at::mm_out(c, a, b); });
@@ -25,19 +25,20 @@ class StepStopwatch {
   explicit StepStopwatch(c10::Device device) : device_(device) {}
 
   /// Waits for the device before and after. Where queueing takes longer than the device was kept busy, which the next
-  /// call mends, gaps are counted: the first time of a work is not to be used.
+  /// call mends (up to 10 ms), gaps are counted: the first time of a work is not to be used.
   [[nodiscard]] Seconds time(const std::function<void()>& work);
 
   [[nodiscard]] c10::Device device() const { return device_; }
 
  private:
   void keep_busy(double seconds);
-  void measure_product();
+  void take_turn();
+  void measure_turn();
 
   c10::Device device_;
   std::array<at::Tensor, 2> factors_;
-  at::Tensor product_;
-  double of_product_ = 0;   ///< seconds
+  at::Tensor product_, numbers_;
+  double of_turn_ = 0;      ///< seconds
   double of_queueing_ = 0;  ///< what the latest work took of the host
 };
 

@@ -14,6 +14,7 @@
 #include <autopar/torch/optim/fused.hpp>
 
 #include "torch/cost/measured/profiler.hpp"
+#include "torch/cost/measured/step_stopwatch.hpp"
 #include "torch/cost/measured/stopwatch.hpp"
 
 namespace autopar {
@@ -21,7 +22,7 @@ namespace autopar {
 namespace {
 
 constexpr int kMostTensors = 32;
-constexpr int kUpdateRepetitions = 7;
+constexpr int kUpdateRepetitions = 8;
 
 /// Sizes of tensors, and of all tensors of a probe together: more than caches hold.
 struct ProbeBytes {
@@ -49,8 +50,10 @@ std::array<MakeOptimizer, 3> optimizers_by_state() {
           }};
 }
 
-/// Seconds of one tensor of so many bytes.
-double seconds_of_update(const MakeOptimizer& make, std::int64_t bytes, std::int64_t most, c10::Device device) {
+/// Seconds of one tensor of so many bytes, whose steps a device does behind what came before.
+double seconds_of_update(const MakeOptimizer& make, std::int64_t bytes, std::int64_t most,
+                         detail::StepStopwatch& stopwatch) {
+  const auto device = stopwatch.device();
   const auto count = std::clamp<std::int64_t>(most / bytes, 1, kMostTensors);
   std::vector<at::Tensor> tensors;
   for (std::int64_t i = 0; i < count; ++i) {
@@ -64,7 +67,8 @@ double seconds_of_update(const MakeOptimizer& make, std::int64_t bytes, std::int
   std::vector<double> times;
   for (int i = 0; i < kUpdateRepetitions; ++i) {
     rest_of_step.fill_(i);  // what a step does before its update leaves nothing of the parameters in caches
-    times.push_back(detail::busy_seconds_of(device, [&] { static_cast<void>(optimizer->step()); }));
+    const auto taken = stopwatch.time([&] { static_cast<void>(optimizer->step()); });
+    if (i > 0) times.push_back(std::max(taken.device, taken.host));  // the first says how far the host has to be ahead
   }
   return detail::median(times) / static_cast<double>(count);
 }
@@ -75,12 +79,13 @@ std::map<int, FittedLine> measure_updates(World& world, c10::Device device, bool
   const auto by_state_factor = at_once ? optimizers_by_state<optim::SGD, optim::Adam>()
                                        : optimizers_by_state<torch::optim::SGD, torch::optim::Adam>();
   const auto bytes_of = probe_bytes(device);
+  detail::StepStopwatch stopwatch(device);
   std::array<FittedLine, 3> lines;
   world.barrier("measuring optimizers");
   for (std::size_t factor = 0; factor < lines.size(); ++factor) {
     std::vector<MeasuredPoint> points;
     for (const auto bytes : bytes_of.tensors) {
-      const double seconds = seconds_of_update(by_state_factor[factor], bytes, bytes_of.most, device);
+      const double seconds = seconds_of_update(by_state_factor[factor], bytes, bytes_of.most, stopwatch);
       points.push_back({static_cast<double>(bytes), seconds});
     }
     lines[factor] = fit_line(points);

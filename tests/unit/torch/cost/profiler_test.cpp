@@ -260,7 +260,9 @@ TEST_CASE("each class of links is measured, and all ranks agree", "[profiler]") 
     CHECK(links.all_reduces.at(key).at(1 << 20) > 0);
   }
   CHECK(links.messages.at(2).at(1 << 20) > 0);
-  const ProfiledCost cost(cluster, {{}, links, {}, {}});
+  MeasuredCosts measured;
+  measured.links = links;
+  const ProfiledCost cost(cluster, measured);
   CHECK(cost.transfer(Bytes(1 << 20), Rank(2), Rank(3)).value() == Approx(links.messages.at(2).at(1 << 20)));
   CHECK(cost.transfer(Bytes(1 << 20), Rank(1), Rank(2)).value() == Approx(links.messages.at(4).at(1 << 20)));
 
