@@ -35,6 +35,7 @@ struct SplitBackward {
   bool may_be_beside = false;                ///< a product, and nothing else adds to the gradients of its parameters
   bool may_be_left = false;                  ///< likewise; x is read by tensor shards that sum its gradient
   bool may_be_added = false;                 ///< likewise; to what the parameters' gradients are already
+  bool sums_bias = false;                    ///< with kernels of the library's own, see `column_sums`
   ValueId weight, bias;  ///< the parameters, or those whose casts are read; no bias if the call has none
 };
 
