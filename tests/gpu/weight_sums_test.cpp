@@ -2,6 +2,7 @@
 
 #include <catch_shim.hpp>
 
+#include <string>
 #include <vector>
 
 #include <autopar/autopar.hpp>
@@ -32,12 +33,13 @@ Net made(at::ScalarType type, c10::Device device) {
   return net;
 }
 
-std::vector<Tensor> gradients_of(ap::World& world, const Tensor& x, const Tensor& y, int microbatches) {
+std::vector<Tensor> gradients_of(ap::World& world, const Tensor& x, const Tensor& y, int microbatches,
+                                 const std::string& precision = "bf16-compute") {
   ap::Options options;
   options.stages = 1;
   options.replicas = {world.size()};
   options.microbatches = microbatches;
-  options.precision = "bf16-compute";
+  options.precision = precision;
   auto net = made(at::kFloat, ap::device(world));
   ap::AutoParallel<Net> model(world, net, options);
   model(x.to(at::kFloat), y).backward();
@@ -64,6 +66,25 @@ TEST_CASE("weight gradients that several slices add up on a GPU err as those of 
     INFO("parameter " << i << ": " << once << " in one slice, " << added << " in four");
     CHECK(once < 0.02);
     CHECK(added <= 1.25 * once);
+  }
+}
+
+TEST_CASE("gradients of layers in single precision err as libtorch's, and are the same again", "[gpu][weight_sums]") {
+  ap::World world(0, nullptr);
+  const auto device = ap::device(world);
+  torch::manual_seed(10);
+  const auto x = torch::randn({2048, 96}, at::TensorOptions(at::kDouble).device(device));
+  const auto y = torch::randint(24, {2048}, at::TensorOptions(at::kLong).device(device));
+  auto exact = made(at::kDouble, device), plain = made(at::kFloat, device);
+  exact->forward(x, y).backward();
+  plain->forward(x.to(at::kFloat), y).backward();
+  const auto ours = gradients_of(world, x, y, 1, "module"), again = gradients_of(world, x, y, 1, "module");
+  const auto wanted = exact->parameters(), theirs = plain->parameters();
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    const auto own = error(ours[i], wanted[i].grad()), of_libtorch = error(theirs[i].grad(), wanted[i].grad());
+    INFO("parameter " << i << ": " << own << ", libtorch " << of_libtorch);
+    CHECK(own <= 1.5 * of_libtorch + 1e-7);
+    CHECK(torch::equal(ours[i], again[i]));
   }
 }
 

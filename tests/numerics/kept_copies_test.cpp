@@ -185,31 +185,37 @@ struct CastCounter {
   at::CallbackHandle handle = 0;
 };
 
+template <class Optimizer, class Options>
+void check_casts(const ap::Options& options, const Options& how) {
+  ap::loopback::run(1, [&](ap::World& world) {
+    auto own = options;
+    own.replicas = {1};
+    own.verify_capture = false;  // which casts, too
+    ap::AutoParallel<Net> model(world, std::make_shared<Net>(), own);
+    Optimizer optimizer(model->parameters(), how);
+    const auto ids = torch::arange(24).view({12, 2}) % 11, y = torch::arange(12) % 5;
+    std::vector<int> of_calls;
+    for (int step = 0; step < 4; ++step) {
+      optimizer.zero_grad();
+      const auto loss = [&] {
+        const CastCounter counter;
+        auto value = model(ids, y);
+        of_calls.push_back(casts);
+        return value;
+      }();
+      loss.backward();
+      optimizer.step();
+    }
+    CHECK(of_calls[0] > 0);
+    CHECK(of_calls[3] == 0);
+  });
+}
+
 TEST_CASE("no call casts a parameter that an optimizer of ours has stepped on") {
   torch::set_num_threads(1);
   for (const auto& options : {kPlans[0].second, kPlans[1].second}) {
-    ap::loopback::run(1, [&](ap::World& world) {
-      auto own = options;
-      own.replicas = {1};
-      own.verify_capture = false;  // which casts, too
-      ap::AutoParallel<Net> model(world, std::make_shared<Net>(), own);
-      ap::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.05));
-      const auto ids = torch::arange(24).view({12, 2}) % 11, y = torch::arange(12) % 5;
-      std::vector<int> of_calls;
-      for (int step = 0; step < 4; ++step) {
-        optimizer.zero_grad();
-        const auto loss = [&] {
-          const CastCounter counter;
-          auto value = model(ids, y);
-          of_calls.push_back(casts);
-          return value;
-        }();
-        loss.backward();
-        optimizer.step();
-      }
-      CHECK(of_calls[0] > 0);
-      CHECK(of_calls[3] == 0);
-    });
+    check_casts<ap::optim::AdamW>(options, torch::optim::AdamWOptions(0.05));
+    check_casts<ap::optim::SGD>(options, torch::optim::SGDOptions(0.05).momentum(0.9));
   }
 }
 

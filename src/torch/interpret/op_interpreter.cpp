@@ -20,6 +20,7 @@
 #include "torch/interpret/padded_rows.hpp"
 #include "torch/interpret/view_parts.hpp"
 #include "torch/ir/tensor_form.hpp"
+#include "torch/kernels/column_sums.hpp"
 #include "torch/kernels/whole_packs.hpp"
 
 namespace autopar {
@@ -91,6 +92,11 @@ bool is_only_reader(const OpGraph& graph, const std::vector<std::vector<OpId>>& 
          adds_alone(split.bias_at, split.bias);
 }
 
+/// Whether it is worth a history of its own where nothing is deferred.
+bool gains(const SplitBackward& split) {
+  return split.of_cast || split.may_be_beside || split.may_be_left || split.sums_bias;
+}
+
 /// Elements that a statistic takes in a row of many, aligned for any kernel.
 std::int64_t places_of(std::int64_t channels) {
   constexpr std::int64_t kAligned = 64;
@@ -125,7 +131,8 @@ OpInterpreter::OpInterpreter(const OpGraph& graph, const BatchPlan& plan, std::v
     if (split && side_ && !recomputes) split->may_be_beside = is_only_reader(graph, uses, op, *split);
     if (split && split->of_cast && !recomputes) split->may_be_added = is_only_reader(graph, uses, op, *split);
     if (split && reads_what_is_summed(op, *split)) split->may_be_left = is_only_reader(graph, uses, op, *split);
-    if (split && !may_defer && !split->of_cast && !split->may_be_beside && !split->may_be_left) split.reset();
+    if (split) split->sums_bias = graph.is(op, "aten::linear") && split->bias.valid() && has_column_sums(device);
+    if (split && !may_defer && !gains(*split)) split.reset();
     if (split && may_pad_rows(graph, op)) {
       split->pads_rows = true;
       split->input = &gradient_through_padded_rows;

@@ -20,6 +20,7 @@
 #include "torch/interpret/side_stream.hpp"
 #include "torch/interpret/sum_type.hpp"
 #include "torch/interpret/summed_gradient.hpp"
+#include "torch/kernels/column_sums.hpp"
 
 namespace autopar {
 
@@ -157,13 +158,13 @@ void make_linear(SplitBackward& split) {
   split.weights = [](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight, bool with_bias) {
     const auto rows = gradient.reshape({-1, weight.size(0)});
     std::vector<at::Tensor> gradients{product_over_rows(rows, x.reshape({-1, weight.size(1)}))};
-    if (with_bias) gradients.push_back(rows.sum(0, false, sum_type(rows.scalar_type())));
+    if (with_bias) gradients.push_back(column_sums(rows, sum_type(rows.scalar_type())));
     return gradients;
   };
   split.add_weights = [](const at::Tensor& gradient, const at::Tensor& x, const std::vector<at::Tensor>& sums) {
     const auto rows = gradient.reshape({-1, sums[0].size(0)});
     add_product_over_rows(rows, x.reshape({-1, sums[0].size(1)}), sums[0]);
-    if (sums.size() > 1) sums[1].add_(rows.sum(0, false, sum_type(rows.scalar_type())));
+    if (sums.size() > 1) add_column_sums(rows, sum_type(rows.scalar_type()), sums[1]);
   };
 }
 
@@ -293,7 +294,9 @@ void proceed_splitting(ReplayCall& call, const SplitBackward& split, const std::
                                                        : std::vector<at::Tensor>();
   const bool beside = !leaves.empty();
   auto sum = deferred == nullptr && !beside ? sum_of_gradient(split, x, weight) : nullptr;
-  const bool parts = deferred != nullptr || split.of_cast || beside || sum != nullptr;
+  // Not of 16-bit parameters: their gradients would be made in single precision, and rounded by another pass.
+  const bool sums_bias = split.sums_bias && with_bias && weight.scalar_type() == at::kFloat;
+  const bool parts = deferred != nullptr || split.of_cast || beside || sum != nullptr || sums_bias;
   if (!parts || !at::GradMode::is_enabled() || !weight.requires_grad() || !real || !in_batches) {
     call.proceed();
     return;

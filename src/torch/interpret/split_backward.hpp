@@ -36,6 +36,7 @@ struct SplitBackward {
   bool may_be_left = false;                  ///< likewise; x is read by tensor shards that sum its gradient
   bool may_be_added = false;                 ///< likewise; to what the parameters' gradients are already
   bool pads_rows = false;                    ///< see padded_rows.hpp
+  bool sums_bias = false;                    ///< with kernels of the library's own, see `column_sums`
   ValueId weight, bias;  ///< the parameters, or those whose casts are read; no bias if the call has none
 };
 

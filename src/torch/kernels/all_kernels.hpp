@@ -1,13 +1,16 @@
 #pragma once
 
+#include <algorithm>
+
 #include <c10/core/Device.h>
 
 #include "torch/device/device_context.hpp"
-#include "torch/kernels/adam_source.hpp"
 #include "torch/kernels/batch_norm_source.hpp"
 #include "torch/kernels/class_loss_source.hpp"
+#include "torch/kernels/column_sums_source.hpp"
 #include "torch/kernels/layer_norm_source.hpp"
 #include "torch/kernels/strided_copy_source.hpp"
+#include "torch/kernels/update_source.hpp"
 
 namespace autopar {
 
@@ -15,10 +18,10 @@ namespace autopar {
 /// earlier process left is read), so that no step does.
 [[nodiscard]] inline bool has_all_kernels(c10::Device device) {
   const auto& context = context_of(device.type());
-  return context.has_kernels(kAdamKernels, device.index()) && context.has_kernels(kBatchNormKernels, device.index()) &&
-         context.has_kernels(kClassLossKernels, device.index()) &&
-         context.has_kernels(kLayerNormKernels, device.index()) &&
-         context.has_kernels(kStridedCopyKernels, device.index());
+  const KernelSource* const all[] = {&kBatchNormKernels, &kClassLossKernels,   &kColumnSumsKernels,
+                                     &kLayerNormKernels, &kStridedCopyKernels, &kUpdateKernels};
+  return std::ranges::all_of(all,
+                             [&](const KernelSource* source) { return context.has_kernels(*source, device.index()); });
 }
 
 }  // namespace autopar

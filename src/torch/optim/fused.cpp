@@ -15,7 +15,7 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 
-#include "torch/kernels/adam.hpp"
+#include "torch/kernels/update.hpp"
 #include "torch/optim/compute_copy.hpp"
 #include "torch/optim/tensor_lists.hpp"
 
@@ -59,6 +59,13 @@ void note_written(const std::vector<at::Tensor>& parameters, const std::vector<a
   }
 }
 
+/// Makes the step in kernels of ours where the device has some. @return whether it did
+template <class Update>
+bool step_on_device(const Update& update) {
+  const auto type = update.parameters.front().device().type();
+  return (type == at::kCPU || type == at::kCUDA) && step_in_kernels(update);
+}
+
 template <class State>
 struct AdamLists {
   std::vector<at::Tensor> parameters, gradients, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, copies;
@@ -85,13 +92,6 @@ std::map<ListKey, AdamLists<State>> adam_lists(torch::optim::Optimizer& optimize
   return lists;
 }
 
-/// @return whether the device has kernels for it
-template <class State>
-bool step_on_device(const AdamLists<State>& list, const AdamUpdate& update, bool amsgrad) {
-  const auto type = list.parameters.front().device().type();
-  return !amsgrad && (type == at::kCPU || type == at::kCUDA) && step_adam_in_kernels(update);
-}
-
 /// @param kernel  at::_fused_adam_ or at::_fused_adamw_
 template <class Options, class State, class Kernel>
 void step_adam(torch::optim::Optimizer& optimizer, Kernel kernel) {
@@ -113,7 +113,7 @@ void step_adam(torch::optim::Optimizer& optimizer, Kernel kernel) {
                               options.eps(),
                               steps,
                               std::is_same_v<Options, AdamWOptions>};
-      if (!step_on_device(list, update, options.amsgrad())) {
+      if (options.amsgrad() || !step_on_device(update)) {
         const auto count = at::full({}, steps, list.parameters.front().options().dtype(at::kFloat));
         kernel(list.parameters, list.gradients, list.exp_avgs, list.exp_avg_sqs, list.max_exp_avg_sqs,
                std::vector<at::Tensor>(list.parameters.size(), count), options.lr(), beta1, beta2,
@@ -164,10 +164,21 @@ at::Tensor SGD::step(LossClosure closure) {
     const auto& options = static_cast<const SGDOptions&>(group.options());
     ContiguousParameters contiguous;
     for (const auto& [key, list] : sgd_lists(*this, group.params(), options.momentum() != 0, contiguous)) {
-      at::_fused_sgd_(list.parameters, list.gradients, list.momentum_buffers, options.weight_decay(),
-                      options.momentum(), options.lr(), options.dampening(), options.nesterov(),
-                      /*maximize=*/false, /*is_first_step=*/key.steps == 0);
-      write(list.parameters, list.copies);
+      const SgdUpdate update{list.parameters,
+                             list.gradients,
+                             list.momentum_buffers,
+                             list.copies,
+                             options.lr(),
+                             options.weight_decay(),
+                             options.momentum(),
+                             options.dampening(),
+                             options.nesterov(),
+                             /*is_first=*/key.steps == 0};
+      if (!step_on_device(update)) {
+        at::_fused_sgd_(list.parameters, list.gradients, list.momentum_buffers, update.weight_decay, update.momentum,
+                        update.lr, update.dampening, update.is_nesterov, /*maximize=*/false, update.is_first);
+        write(list.parameters, list.copies);
+      }
       note_written(list.parameters, list.copies);
     }
     contiguous.write_back();

@@ -4,6 +4,7 @@
 
 #include <ATen/record_function.h>
 
+#include <cmath>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,7 +14,7 @@
 #include "torch/optim/compute_copy.hpp"
 #include "torch/parameters/optimizer_state.hpp"
 
-namespace gpu_adam_test {
+namespace gpu_update_test {
 
 namespace ap = autopar;
 using torch::Tensor;
@@ -69,6 +70,7 @@ void check_steps(const Options& options, Kernel kernel) {
   std::vector<Tensor> theirs;
   for (const auto& p : ours) theirs.push_back(p.clone());
   auto state = zeros_like_all(theirs);
+  const auto version = ours[0]._version();
   Optimizer optimizer(ours, options);
   const auto [beta1, beta2] = options.betas();
   for (int step = 1; step <= 5; ++step) {
@@ -94,9 +96,11 @@ void check_steps(const Options& options, Kernel kernel) {
       REQUIRE(torch::equal(copy->to_write(ours[i]), ours[i].detach().to(copy->type())));
     }
   }
+  CHECK(ours[0]._version() > version);
 }
 
-TEST_CASE("a step of Adam on a GPU is libtorch's fused one, and rounds what it writes into the copies", "[gpu][adam]") {
+TEST_CASE("a step of Adam on a GPU is libtorch's fused one, and rounds what it writes into the copies",
+          "[gpu][update]") {
   for (const double decay : {0.0, 0.03}) {
     check_steps<ap::optim::AdamW>(
         torch::optim::AdamWOptions(0.05).weight_decay(decay),
@@ -108,6 +112,49 @@ TEST_CASE("a step of Adam on a GPU is libtorch's fused one, and rounds what it w
         [](auto& p, auto& g, auto& m, auto& v, auto& n, double lr, double b1, double b2, double wd, double eps) {
           at::_fused_adam_(p, g, m, v, {}, n, lr, b1, b2, wd, eps, false, false);
         });
+  }
+}
+
+void check_sgd_steps(const torch::optim::SGDOptions& options) {
+  torch::manual_seed(6);
+  const auto ours = tensors_of_all_kinds();
+  keep_copies(ours);
+  std::vector<Tensor> theirs, buffers;
+  const bool has_momentum = options.momentum() != 0;
+  for (const auto& p : ours) {
+    theirs.push_back(p.clone());
+    if (has_momentum) buffers.push_back(torch::full_like(p, NAN));
+  }
+  const auto version = ours[0]._version();
+  ap::optim::SGD optimizer(ours, options);
+  for (int step = 1; step <= 4; ++step) {
+    std::vector<Tensor> gradients;
+    for (const auto& p : ours) {
+      gradients.push_back(torch::randn_like(p));
+      p.mutable_grad() = gradients.back();
+    }
+    optimizer.step();
+    at::_fused_sgd_(theirs, gradients, buffers, options.weight_decay(), options.momentum(), options.lr(),
+                    options.dampening(), options.nesterov(), false, step == 1);
+    for (std::size_t i = 0; i < ours.size(); ++i) {
+      INFO("tensor " << i << " of sizes " << ours[i].sizes() << ", step " << step);
+      REQUIRE(at::allclose(ours[i].detach(), theirs[i], 1e-6, 1e-7));
+      for (const auto& [name, tensor] : ap::state_of(optimizer, ours[i]))
+        if (name == "momentum_buffer") REQUIRE(at::allclose(tensor, buffers[i], 1e-6, 1e-7));
+      auto* copy = ap::ComputeCopy::of(ours[i]);
+      if (copy != nullptr) REQUIRE(torch::equal(copy->to_write(ours[i]), ours[i].detach().to(copy->type())));
+    }
+  }
+  CHECK(ours[0]._version() > version);
+}
+
+TEST_CASE("a step of SGD on a GPU is libtorch's fused one, and rounds what it writes into the copies",
+          "[gpu][update]") {
+  for (const double decay : {0.0, 0.03}) {
+    const auto plain = torch::optim::SGDOptions(0.05).weight_decay(decay);
+    check_sgd_steps(plain);
+    check_sgd_steps(torch::optim::SGDOptions(plain).momentum(0.9).dampening(0.2));
+    check_sgd_steps(torch::optim::SGDOptions(plain).momentum(0.9).nesterov(true));
   }
 }
 
@@ -147,7 +194,8 @@ struct Trained {
   std::string names;       ///< of the fourth
 };
 
-Trained trained(ap::World& world, const std::string& precision, bool keeps, bool writes) {
+template <class Optimizer, class Options>
+Trained trained(ap::World& world, const Options& how, const std::string& precision, bool keeps, bool writes) {
   torch::manual_seed(4);
   Net net;
   ap::Options options;
@@ -162,7 +210,7 @@ Trained trained(ap::World& world, const std::string& precision, bool keeps, bool
     if (!keeps) views.push_back(p.view(-1));
   }
   ap::AutoParallel<Net> model(world, net, options);
-  ap::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.01));
+  Optimizer optimizer(model->parameters(), how);
   const auto on_device = at::TensorOptions(at::kLong).device(ap::device(world));
   const auto ids = torch::arange(128, on_device).view({64, 2}) % 50, y = torch::arange(64, on_device) % 50;
   Trained out;
@@ -185,13 +233,12 @@ Trained trained(ap::World& world, const std::string& precision, bool keeps, bool
   return out;
 }
 
-TEST_CASE("training on a GPU casts no parameter that an optimizer of ours has stepped on, with the same losses",
-          "[gpu][adam]") {
-  ap::World world(0, nullptr);
-  REQUIRE(ap::device(world).is_cuda());
+template <class Optimizer, class Options>
+void check_casts(ap::World& world, const Options& how) {
   for (const std::string precision : {"bf16-compute", "bf16"}) {
     for (const bool writes : {false, true}) {
-      const auto kept = trained(world, precision, true, writes), cast = trained(world, precision, false, writes);
+      const auto kept = trained<Optimizer>(world, how, precision, true, writes);
+      const auto cast = trained<Optimizer>(world, how, precision, false, writes);
       INFO(precision << (writes ? ", written to" : "") << ": " << kept.names << " where all are cast: " << cast.names);
       CHECK(kept.losses == cast.losses);
       CHECK(kept.casts[0] == cast.casts[0]);
@@ -201,4 +248,12 @@ TEST_CASE("training on a GPU casts no parameter that an optimizer of ours has st
   }
 }
 
-}  // namespace gpu_adam_test
+TEST_CASE("training on a GPU casts no parameter that an optimizer of ours has stepped on, with the same losses",
+          "[gpu][update]") {
+  ap::World world(0, nullptr);
+  REQUIRE(ap::device(world).is_cuda());
+  check_casts<ap::optim::AdamW>(world, torch::optim::AdamWOptions(0.01));
+  check_casts<ap::optim::SGD>(world, torch::optim::SGDOptions(0.1).momentum(0.9));
+}
+
+}  // namespace gpu_update_test

@@ -18,8 +18,18 @@ struct AdamUpdate {
   bool is_decay_decoupled = true;  ///< AdamW
 };
 
-/// Makes the step with a kernel of the library's own, in single precision.
+/// A step of SGD: element-wise, as at::_fused_sgd_ makes it.
+struct SgdUpdate {
+  /// As of AdamUpdate. @param momentum_buffers  empty without momentum
+  const std::vector<at::Tensor>&parameters, &gradients, &momentum_buffers, &copies;
+  double lr = 0, weight_decay = 0, momentum = 0, dampening = 0;
+  bool is_nesterov = false;
+  bool is_first = true;  ///< buffers have no values yet
+};
+
+/// Make the step with a kernel of the library's own: Adam in single precision, SGD as libtorch with numbers in double.
 /// @return false: nothing is done, libtorch's are to do it
-[[nodiscard]] bool step_adam_in_kernels(const AdamUpdate& update);
+[[nodiscard]] bool step_in_kernels(const AdamUpdate& update);
+[[nodiscard]] bool step_in_kernels(const SgdUpdate& update);
 
 }  // namespace autopar

@@ -1,0 +1,81 @@
+#pragma once
+
+#include "torch/device/kernel_source.hpp"
+
+namespace autopar {
+
+/// How the kernels of column sums are launched.
+struct ColumnSumsShape {
+  static constexpr unsigned kPacks = 32;  ///< of a block: threads side by side
+  static constexpr unsigned kRows = 8;    ///< of a block at a time: threads below one another
+  static constexpr unsigned kFlight = 4;  ///< rows that a thread reads before it adds them
+};
+static_assert(ColumnSumsShape::kPacks == 32 && ColumnSumsShape::kRows == 8 && ColumnSumsShape::kFlight == 4,
+              "as below");
+
+/// CUDA C of sums over the rows of a matrix of packs. `stride` is that of rows, in packs.
+///  `column_sums_T`    a block's rows [blockIdx.y * of_block, ...): partial [blocks, columns], fp32
+///  `add_up_columns_W` adds those up in the order of blocks, to what is there if `adds`
+inline constexpr char kColumnSumsText[] = R"(
+constexpr int kPacks = 32, kRows = 8, kFlight = 4;
+
+template <class T> __device__ void column_sums(const Pack<T>* from, float* partial, long long rows, long long stride,
+                                               int packs, int of_block) {
+  constexpr int V = 16 / sizeof(T);
+  const int pack = blockIdx.x * kPacks + threadIdx.x;
+  const long long begin = (long long)blockIdx.y * of_block, end = begin + of_block < rows ? begin + of_block : rows;
+  float sum[V] = {};
+  if (pack < packs) {
+    long long row = begin + threadIdx.y;
+    for (; row + (kFlight - 1) * kRows < end; row += kFlight * kRows) {
+      Pack<T> taken[kFlight];
+      for (int i = 0; i < kFlight; ++i) taken[i] = from[(row + i * kRows) * stride + pack];
+      for (int i = 0; i < kFlight; ++i)
+        for (int v = 0; v < V; ++v) sum[v] += number(taken[i].at[v]);
+    }
+    for (; row < end; row += kRows) {
+      const Pack<T> taken = from[row * stride + pack];
+      for (int v = 0; v < V; ++v) sum[v] += number(taken.at[v]);
+    }
+  }
+  __shared__ float shared[kRows][V][kPacks];
+  for (int v = 0; v < V; ++v) shared[threadIdx.y][v][threadIdx.x] = sum[v];
+  for (int half = kRows / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.y < half)
+      for (int v = 0; v < V; ++v) shared[threadIdx.y][v][threadIdx.x] += shared[threadIdx.y + half][v][threadIdx.x];
+  }
+  if (threadIdx.y > 0 || pack >= packs) return;
+  float* const to = partial + ((long long)blockIdx.y * packs + pack) * V;
+  for (int v = 0; v < V; ++v) to[v] = shared[0][v][threadIdx.x];
+}
+
+template <class W> __device__ void add_up_columns(const float* partial, int blocks, W* sum, int columns, int adds) {
+  __shared__ float shared[8][32];
+  const int column = blockIdx.x * 32 + threadIdx.x;
+  float own = 0;
+  if (column < columns)
+    for (int block = threadIdx.y; block < blocks; block += 8) own += partial[(long long)block * columns + column];
+  shared[threadIdx.y][threadIdx.x] = own;
+  __syncthreads();
+  if (threadIdx.y > 0 || column >= columns) return;
+  for (int row = 1; row < 8; ++row) own += shared[row][threadIdx.x];
+  store(sum[column], adds ? number(sum[column]) + own : own);
+}
+
+#define KERNELS(T, name)                                                                                               \
+  extern "C" __global__ void __launch_bounds__(kPacks * kRows) column_sums_##name(                                     \
+      const Pack<T>* from, float* partial, long long rows, long long stride, int packs, int of_block) {                \
+    column_sums(from, partial, rows, stride, packs, of_block);                                                         \
+  }                                                                                                                    \
+  extern "C" __global__ void add_up_columns_##name(const float* partial, int blocks, T* sum, int columns, int adds) {  \
+    add_up_columns(partial, blocks, sum, columns, adds);                                                               \
+  }
+KERNELS(float, f32)
+KERNELS(Half, f16)
+KERNELS(Brain, bf16)
+)";
+
+inline constexpr KernelSource kColumnSumsKernels{"column_sums.cu", kColumnSumsText};
+
+}  // namespace autopar
