@@ -7,6 +7,7 @@
 #include "torch/kernels/batch_norm_source.hpp"
 #include "torch/kernels/class_loss_source.hpp"
 #include "torch/kernels/layer_norm_source.hpp"
+#include "torch/kernels/max_pool_source.hpp"
 #include "torch/kernels/strided_copy_source.hpp"
 
 namespace autopar {
@@ -18,6 +19,7 @@ namespace autopar {
   return context.has_kernels(kAdamKernels, device.index()) && context.has_kernels(kBatchNormKernels, device.index()) &&
          context.has_kernels(kClassLossKernels, device.index()) &&
          context.has_kernels(kLayerNormKernels, device.index()) &&
+         context.has_kernels(kMaxPoolKernels, device.index()) &&
          context.has_kernels(kStridedCopyKernels, device.index());
 }
 
