@@ -25,9 +25,9 @@ struct Case {
   bool residual = false, relu = false, affine = true;
 };
 
-/// Which of the two results are read.
+/// Which of the two results are read, and whether by operators that hand their gradients over.
 struct Readers {
-  bool first = true, second = false;
+  bool first = true, second = false, hand_over = false;
 };
 
 /// A tensor for each of two readers.
@@ -74,6 +74,10 @@ Outcome outcome(const Case& one, c10::ScalarType type, Operators operators, cons
   for (const auto& [name, leaf] : leaves) of.push_back(leaf);
   if (readers.first) read.push_back(first), of_read.push_back(given[0]);
   if (readers.second) read.push_back(second), of_read.push_back(given[1]);
+  if (readers.hand_over) {
+    for (std::size_t i = 0; i < read.size(); ++i) read[i] = (read[i] * of_read[i]).sum();
+    of_read.clear();
+  }
   const auto gradients = torch::autograd::grad(read, of, of_read);
   Outcome made{{"result", first}, {"running mean", mean}, {"running variance", variance}};
   for (std::size_t i = 0; i < of.size(); ++i) made.emplace_back("gradient of " + leaves[i].first, gradients[i]);
@@ -107,9 +111,11 @@ TEST_CASE("A batch norm, an addition and ReLU in kernels of their own are libtor
 
 TEST_CASE("Two readers of a batch norm's result have a gradient each, which its backward adds", "[gpu]") {
   for (const auto& one : kCases) {
-    for (const Readers readers : {Readers{true, true}, Readers{false, true}}) {
+    for (const Readers readers :
+         {Readers{true, true}, Readers{false, true}, Readers{true, true, true}, Readers{true, false, true}}) {
       INFO(c10::IntArrayRef(one.sizes) << (one.residual ? ", residual" : "") << (one.relu ? ", ReLU" : "")
-                                       << (readers.first ? "" : ", the second alone"));
+                                       << (readers.first ? ", first" : "") << (readers.second ? ", second" : "")
+                                       << (readers.hand_over ? ", handed over" : ""));
       const auto exact = outcome(one, at::kDouble, apart, readers);
       for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
         INFO(c10::toString(type));
@@ -125,6 +131,9 @@ TEST_CASE("The kernels of a batch norm make the same again, to the bit, and take
     const auto first = outcome(one, at::kBFloat16, joined, readers),
                second = outcome(one, at::kBFloat16, joined, readers);
     for (std::size_t i = 0; i < first.size(); ++i) CHECK(torch::equal(first[i].second, second[i].second));
+    // Gradients that others have stay as they are; those that nobody else has may be written over.
+    const auto handed_over = outcome(one, at::kBFloat16, joined, {true, readers.second, true});
+    for (std::size_t i = 0; i < first.size(); ++i) CHECK(torch::equal(first[i].second, handed_over[i].second));
   }
   // Rows, channels first, a number of channels that packs do not divide: libtorch's operators.
   for (const auto& sizes : std::vector<std::vector<std::int64_t>>{{32, 16}, {4, 6, 5, 5}, {1, 64, 1, 2}}) {

@@ -85,7 +85,7 @@ bool takes(const Tensor& input, std::initializer_list<Tensor> numbers) {
 }
 
 /// The same numbers, placed as `input` is.
-Tensor laid_out_as(const Tensor& input, const Tensor& tensor) {
+Tensor laid_out_as(const Tensor& input, Tensor tensor) {
   if (!tensor.defined() || (tensor.strides() == input.strides() && detail::is_aligned(tensor))) return tensor;
   return at::empty_like(input).copy_(tensor);
 }
@@ -125,36 +125,39 @@ struct Gradients {
   Tensor input, weight, bias, residual;
 };
 
-/// What is wanted besides the gradients of weight and bias.
-struct Wanted {
-  bool input, residual;
-};
+/// Memory for the gradient of relu's operand: that of a gradient which nobody else has, where there is one.
+Tensor memory_for_passed(const Tensor& first, const Tensor& second) {
+  const auto is_free = [](const Tensor& gradient) {
+    return gradient.defined() && gradient.use_count() == 1 && gradient.storage().use_count() == 1;
+  };
+  return is_free(first) ? first : is_free(second) ? second : at::empty_like(first);
+}
 
-/// @param given  gradients of the result from one reader or two; the second may be undefined
-Gradients gradients(const Saved& saved, const variable_list& given, bool relu, Wanted wanted) {
+/// @param given  gradients of the result from one reader or two, taken; the second may be undefined
+Gradients gradients(const Saved& saved, variable_list& given, bool relu, bool of_input) {
   using detail::data_of, detail::memory_of;
   const auto of = extent_of(saved.input);
   const auto summing = over_rows(of, kGradientSummingBlocks), mapping = over_rows(of, kMappingBlocks);
   const auto& single = saved.statistics.options();
-  const auto first = laid_out_as(saved.input, given[0]), second = laid_out_as(saved.input, given[1]);
+  const auto first = laid_out_as(saved.input, std::move(given[0])),
+             second = laid_out_as(saved.input, std::move(given[1]));
   const auto partial = detail::partial_sums(saved.input, summing.blocks_y, of.channels);
   const auto factors = at::empty({3, of.channels}, single);
-  // Written by the first pass, it is read by the second in place of all that it is made of.
+  // The gradient of relu's operand, where the first pass writes it; else that of the result, of which both make it.
   const bool writes_passed = second.defined() || saved.result.defined();
-  const auto passed = writes_passed ? at::empty_like(saved.input) : Tensor();
-  Gradients made{wanted.input ? at::empty_like(saved.input) : Tensor(), at::empty({of.channels}, single),
-                 at::empty({of.channels}, single), writes_passed ? passed : given[0]};
+  const auto passed = writes_passed ? memory_for_passed(first, second) : first;
+  Gradients made{of_input ? at::empty_like(saved.input) : Tensor(), at::empty({of.channels}, single),
+                 at::empty({of.channels}, single), passed};
   const int channels = static_cast<int>(of.channels), blocks = static_cast<int>(summing.blocks_y);
   const std::string mask = !relu ? "" : saved.result.defined() ? "relu_result_" : "relu_";
   launch(first, kernel_for(first, "gradient_sums_" + mask + (second.defined() ? "two_" : "")), summing, data_of(first),
          data_of(second), data_of(saved.input), data_of(saved.result), data_of(saved.statistics), data_of(saved.affine),
-         memory_of(partial), memory_of(passed), of.rows, channels);
+         memory_of(partial), memory_of(writes_passed ? passed : Tensor()), of.rows, channels);
   launch(first, "batch_norm_coefficients", detail::over_columns(of.channels), data_of(partial), blocks,
          data_of(saved.statistics), data_of(saved.affine), memory_of(made.weight), memory_of(made.bias),
          memory_of(factors), of.rows, channels);
-  if (wanted.input) {
-    const auto& read = writes_passed ? passed : first;
-    launch(first, kernel_for(first, relu && !writes_passed ? "gradient_relu_" : "gradient_"), mapping, data_of(read),
+  if (of_input) {
+    launch(first, kernel_for(first, relu && !writes_passed ? "gradient_relu_" : "gradient_"), mapping, data_of(passed),
            data_of(saved.input), data_of(saved.affine), data_of(factors), memory_of(made.input), of.rows, channels);
   }
   return made;
@@ -180,14 +183,14 @@ struct BatchNormFunction : torch::autograd::Function<BatchNormFunction> {
     return {made.result, detail::same_memory(made.result)};
   }
 
-  static variable_list backward(AutogradContext* context, variable_list given) {
+  static variable_list backward(AutogradContext* context, variable_list& given) {
     detail::refuse_double_backward("batch norm");
     if (!given[0].defined()) std::swap(given[0], given[1]);
     if (!given[0].defined()) return variable_list(7);
     const auto tensors = context->get_saved_variables();
     const Saved saved{tensors[0], tensors[1], tensors[2], tensors[3]};
     const auto flag = [&](const char* name) { return context->saved_data.at(name).toBool(); };
-    auto made = gradients(saved, given, flag("relu"), {flag("of_input"), flag("of_residual")});
+    auto made = gradients(saved, given, flag("relu"), flag("of_input"));
     const auto wanted = [&](const char* name, Tensor& gradient) { return flag(name) ? gradient : Tensor(); };
     return {wanted("of_input", made.input),
             wanted("of_weight", made.weight),

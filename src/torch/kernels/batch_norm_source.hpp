@@ -147,7 +147,8 @@ template <class T, bool kRelu, bool kReadsResult> struct Channels {
   }
 };
 
-// With kTwo dy is the sum of both gradients. dz is written where it takes more than a look at x to make it once more.
+// With kTwo dy is the sum of both gradients. dz is written where it takes more than a look at x to make it once more,
+// and may lie where one of them does.
 template <class T, bool kRelu, bool kReadsResult, bool kTwo>
 __device__ void gradient_sums(const T* first_dy, const T* second_dy, const T* x, const T* y, const float* statistics,
                               const float* affine, float* partial, T* dz, long long rows, int channels) {

@@ -37,7 +37,7 @@ OpId op_named(const OpGraph& graph, std::string_view name) {
 }
 
 /// A run of the operators that results pass, which compute nothing.
-struct Run {
+struct Passing {
   const OpGraph& graph;
   SecondResults seconds{graph, all_ops(graph), graph.outputs};
   Environment environment{graph.values.size()};
@@ -81,7 +81,7 @@ struct TwoOfOneMemory : torch::autograd::Function<TwoOfOneMemory> {
 TEST_CASE("the last of several readers gets the second result, once", "[interpret]") {
   using namespace second_results;
   const auto graph = folded(Net([](const Tensor& y) { return Tensors{torch::tanh(y) * torch::exp(y), y.sin()}; }));
-  Run run{graph};
+  Passing run{graph};
   CHECK(run.seconds.concerns(run.maker()));
   CHECK_FALSE(run.seconds.concerns(op_named(graph, "aten::tanh")));
   run.make();
@@ -97,7 +97,7 @@ TEST_CASE("the last of several readers gets the second result, once", "[interpre
 TEST_CASE("what a run keeps is read once more than by its operators", "[interpret]") {
   using namespace second_results;
   const auto graph = folded(Net([](const Tensor& y) { return Tensors{y, torch::tanh(y)}; }));
-  Run run{graph};
+  Passing run{graph};
   run.make();
   CHECK(run.gets_second("aten::tanh"));
   run.seconds.exclude(run.maker());
@@ -107,7 +107,7 @@ TEST_CASE("what a run keeps is read once more than by its operators", "[interpre
 TEST_CASE("an operator that reads a result twice gets both", "[interpret]") {
   using namespace second_results;
   const auto graph = folded(Net([](const Tensor& y) { return Tensors{y * y}; }));
-  Run run{graph};
+  Passing run{graph};
   run.make();
   CHECK(run.gets_second("aten::mul"));
 }

@@ -15,7 +15,7 @@
 namespace autopar::test {
 
 /// Operators of that name whose result is of floating point: norms also count the batches.
-inline std::int64_t count(const OpGraph& graph, std::string_view name) {
+inline std::int64_t count_floating(const OpGraph& graph, std::string_view name) {
   std::int64_t found = 0;
   for (std::size_t i = 0; i < graph.ops.size(); ++i) {
     const auto op = OpId::of(i);
@@ -25,7 +25,7 @@ inline std::int64_t count(const OpGraph& graph, std::string_view name) {
 }
 
 /// Results, gradients of all parameters, and buffers, which are then as before.
-inline Tensors trained(TestModel& net, const OpGraph& graph, const Tensors& in) {
+inline Tensors trained_by(TestModel& net, const OpGraph& graph, const Tensors& in) {
   Tensors buffers;
   for (const auto& buffer : net.buffers()) buffers.push_back(buffer.clone());
   Replayer replayer(graph, all_ops(graph), graph.outputs, at::kCPU);
@@ -53,9 +53,9 @@ inline Tensors trained(TestModel& net, const OpGraph& graph, const Tensors& in) 
 }
 
 /// The folded program makes what the plain one does. @param tolerance  0: to the bit
-inline void check_same(TestModel& net, const OpGraph& plain, const OpGraph& folded, const Tensors& in,
-                       double tolerance = 0) {
-  const auto expected = trained(net, plain, in), made = trained(net, folded, in);
+inline void check_folded(TestModel& net, const OpGraph& plain, const OpGraph& folded, const Tensors& in,
+                         double tolerance = 0) {
+  const auto expected = trained_by(net, plain, in), made = trained_by(net, folded, in);
   REQUIRE(made.size() == expected.size());
   for (std::size_t i = 0; i < expected.size(); ++i) {
     INFO(i);

@@ -67,9 +67,9 @@ TEST_CASE("max-pooling by windows of neighbours becomes an operator that makes t
     Net net(form.pool);
     const auto in = net.arguments(kSamples);
     const auto plain = capture_model(net, in), folded = fold_max_pools(plain);
-    CHECK(count(folded, kMaxPool) == 1);
-    CHECK(count(folded, "aten::max_pool2d") == 0);
-    check_same(net, plain, folded, in);
+    CHECK(count_floating(folded, kMaxPool) == 1);
+    CHECK(count_floating(folded, "aten::max_pool2d") == 0);
+    check_folded(net, plain, folded, in);
     CHECK(analyze_batch(folded).type(folded.outputs[0]) == analyze_batch(plain).type(plain.outputs[0]));
   }
 }
