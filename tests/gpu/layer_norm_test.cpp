@@ -1,22 +1,20 @@
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <tuple>
-#include <utility>
 #include <vector>
-
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <torch/torch.h>
-
-#include <catch_shim.hpp>
 
 #include "torch/device/device_context.hpp"
 #include "torch/ir/add_layer_norm.hpp"
 #include "torch/kernels/layer_norm_source.hpp"
 
+#include "gpu/kernel_error.hpp"
+
 // The kernels of a sum and its layer norm against libtorch's operators in double precision.
 namespace gpu_layer_norm_test {
 
 namespace ap = autopar;
+using gpu_test::Outcome;
 using std::optional;
 using torch::Tensor;
 
@@ -25,13 +23,10 @@ struct Case {
   bool reads_sum = true, reads_norm = true;
 };
 
-using Outcome = std::vector<std::pair<std::string, Tensor>>;
-
 std::tuple<Tensor, Tensor> joined(const Tensor& x, const Tensor& y, const Tensor& weight, const Tensor& bias) {
   using Operator = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, at::IntArrayRef, const optional<Tensor>&,
                                               const optional<Tensor>&, double, bool);
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow(std::string(ap::kAddLayerNorm).c_str(), "").typed<Operator>();
+  static const auto op = gpu_test::operator_named<Operator>(ap::kAddLayerNorm);
   return op.call(x, y, {x.size(-1)}, weight, bias, 1e-5, true);
 }
 
@@ -44,7 +39,7 @@ template <class Operators>
 Outcome outcome(const Case& one, c10::ScalarType type, c10::ScalarType numbers, Operators operators) {
   torch::manual_seed(8);
   const auto drawn = [&](std::vector<std::int64_t> sizes, c10::ScalarType to) {
-    return torch::randn(sizes).to(at::kBFloat16).to(to).to(at::kCUDA);  // the same numbers in all types
+    return gpu_test::at_type(torch::randn(sizes), to);
   };
   const auto x = drawn(one.sizes, type).requires_grad_(), y = drawn(one.sizes, type).requires_grad_();
   const auto weight = drawn({one.sizes.back()}, numbers).requires_grad_(),
@@ -59,11 +54,8 @@ Outcome outcome(const Case& one, c10::ScalarType type, c10::ScalarType numbers, 
   const std::vector<std::string> names{"gradient of x", "of y", "of the weight", "of the bias"};
   for (std::size_t i = 0; i < names.size(); ++i)
     if (gradients[i].defined()) made.emplace_back(names[i], gradients[i]);
-  for (auto& [name, value] : made) value = value.detach().to(at::kDouble);
-  return made;
+  return gpu_test::in_double(made);
 }
-
-double distance(const Tensor& a, const Tensor& b) { return ((a - b).norm() / (b.norm() + 1e-30)).item<double>(); }
 
 TEST_CASE("A sum and its layer norm in kernels of their own are libtorch's", "[gpu]") {
   REQUIRE(ap::context_of(at::kCUDA).has_kernels(ap::kLayerNormKernels, 0));
@@ -80,15 +72,7 @@ TEST_CASE("A sum and its layer norm in kernels of their own are libtorch's", "[g
         if (numbers != type && one.sizes.back() * c10::elementSize(type) % 16 != 0)
           continue;  // libtorch has no such norm
         if (numbers != type && one.sizes.back() > 8192) continue;
-        const auto made = outcome(one, type, numbers, joined), libtorch = outcome(one, type, numbers, apart);
-        REQUIRE(made.size() == exact.size());
-        for (std::size_t i = 0; i < exact.size(); ++i) {
-          INFO(exact[i].first);
-          const auto error = distance(made[i].second, exact[i].second),
-                     of_libtorch = distance(libtorch[i].second, exact[i].second);
-          INFO(error << ", libtorch " << of_libtorch);
-          CHECK(error <= 1.5 * of_libtorch + 1e-6);
-        }
+        gpu_test::check_error(outcome(one, type, numbers, joined), outcome(one, type, numbers, apart), exact);
       }
     }
   }

@@ -5,6 +5,8 @@
 #include "torch/ir/add_layer_norm.hpp"
 #include "torch/ir/class_head.hpp"
 #include "torch/ir/cross_entropy.hpp"
+#include "torch/ir/max_pool.hpp"
+#include "torch/rewrite/channels_last.hpp"
 
 namespace autopar::algebra {
 namespace {
@@ -303,6 +305,20 @@ ClassHeadMemory class_head_memory(const OpContext& op) {
   return memory;
 }
 
+namespace {
+
+/// Whether kernels take what the operator reads, as those of `max_pool` do: channels-last images, channels in packs.
+bool pools_in_kernels(const OpContext& op) {
+  if (!op.graph().is(op.id(), kMaxPool) || !op.on_cuda()) return false;
+  const auto& images = op.graph().value(op.first_tensor());
+  constexpr std::int64_t kPackBytes = 16;
+  const bool has_type = images.dtype == at::kFloat || c10::isReducedFloatingType(images.dtype);
+  return has_type && is_channels_last(images) &&
+         images.sizes[1].fixed * size_of(dtype_of(images.dtype)).value() % kPackBytes == 0;
+}
+
+}  // namespace
+
 SavedBytes saved_by(const OpContext& op) {
   SavedBytes saved;
   if (!is_differentiable(op) || op.results().empty()) return saved;
@@ -343,6 +359,10 @@ SavedBytes saved_by(const OpContext& op) {
       }
       break;
     case SavedTensors::kInputAndResult:
+      if (pools_in_kernels(op)) {
+        saved.internal = elements(op.result_sizes());  // positions in the windows
+        break;
+      }
       keep(operands.empty() ? ValueId::none() : operands.front());
       if (name.starts_with("max_pool") || name.starts_with("adaptive_max_pool")) {
         if (op.results().size() > 1)

@@ -6,6 +6,7 @@
 #include "torch/interpret/class_loss.hpp"
 #include "torch/interpret/split_backward.hpp"
 #include "torch/ir/cross_entropy.hpp"
+#include "torch/ir/two_results.hpp"
 #include "torch/rewrite/channels_last.hpp"
 
 namespace autopar::algebra {
@@ -28,6 +29,7 @@ Workspaces::Workspaces(const OpGraph& graph, const BatchPlan& plan, const std::v
       plan_(plan),
       kept_(kept),
       steps_(steps),
+      readers_(graph.values.size(), 0),
       passing_(graph.ops.size() + 1),
       waiting_(graph.ops.size() + 1) {
   struct Life {
@@ -46,6 +48,7 @@ Workspaces::Workspaces(const OpGraph& graph, const BatchPlan& plan, const std::v
     for_each_input(graph.ops[i], [&](ValueId value) {
       const auto storage = graph.value(value).storage;
       if (storage.valid()) lives[storage.index()].last = i;
+      ++readers_[value.index()];
     });
     for_each_output(graph.ops[i], [&](ValueId value) {
       const auto storage = graph.value(value).storage;
@@ -129,6 +132,14 @@ Affine Workspaces::forward(const OpContext& op) const {
   return widens ? bytes + elements(op.sizes(op.first_tensor())) * static_cast<double>(sizeof(float)) : bytes;
 }
 
+// Of two readers, which a kernel adds while it makes that of its operand; a residual's is written over one of them.
+bool Workspaces::has_two_gradients(const OpContext& op) const {
+  const bool adds = op.on_cuda() && hands_out_twice(graph_.name(op.id())) && readers_[op.results().front().index()] > 1;
+  if (!adds || !op.has("residual")) return adds;
+  const auto residual = op.tensor("residual");
+  return !residual.valid() || !graph_.value(residual).has_gradient();
+}
+
 Affine Workspaces::backward(const OpContext& op) const {
   if (!is_differentiable(op)) return {};
   Affine bytes = waiting_[op.id().index()];
@@ -141,6 +152,7 @@ Affine Workspaces::backward(const OpContext& op) const {
     if (!storage.valid() || !overwritten_[storage.index()]) bytes += bytes_of(graph_, value);
   };
   for (const auto value : op.results()) add(value);
+  if (has_two_gradients(op)) bytes += bytes_of(graph_, op.results().front());
   if (makes_gradient_in_place(graph_, op.id())) return bytes;
   if (!hands_gradient_on(op)) {
     for (const auto value : op.tensors()) add(value);

@@ -29,6 +29,7 @@ class Workspaces {
  private:
   [[nodiscard]] Affine forward(const OpContext& op) const;
   [[nodiscard]] Affine backward(const OpContext& op) const;
+  [[nodiscard]] bool has_two_gradients(const OpContext& op) const;
   [[nodiscard]] Affine copies_of_convolution(const OpContext& op) const;
   [[nodiscard]] Affine exchanged(const OpContext& op) const;
 
@@ -36,6 +37,7 @@ class Workspaces {
   const BatchPlan& plan_;
   const std::vector<bool>& kept_;
   const std::map<OpId, ShardedStep>& steps_;
+  std::vector<int> readers_;       ///< by value
   std::vector<bool> overwritten_;  ///< by storage: kept until its gradient is written over it
   std::vector<OpId> maker_;        ///< by storage: the first operator with a result in it
   std::vector<Affine> passing_;    ///< by operator: made before, read by it or later, and kept by nobody

@@ -117,6 +117,7 @@ OpInterpreter::OpInterpreter(const OpGraph& graph, const BatchPlan& plan, std::v
       shards_(std::move(shards)),
       layout_matters_(device.is_cpu() ? std::vector<bool>(graph.ops.size()) : makes_viewed_memory(graph)),
       count_(ops.size()),
+      seconds_(graph, ops, keep),
       replayer_(graph, ops, keep, device) {
   const auto uses = graph.uses();
   for (const auto op : ops) {
@@ -144,8 +145,9 @@ OpInterpreter::OpInterpreter(const OpGraph& graph, const BatchPlan& plan, std::v
     }
     if (takes_apart(graph, op)) histories_[op] = &proceed_in_parts;
     if (makes_gradient_in_place(graph, op)) histories_[op] = &proceed_with_gradient_in_place;
-    const bool handled =
-        is_handled(plan.handling(op)) || layout_matters_[op.index()] || hooks_.ops.count(op) > 0 || as_shard;
+    if (layout_matters_[op.index()] || as_shard) seconds_.exclude(op);
+    const bool handled = is_handled(plan.handling(op)) || layout_matters_[op.index()] || hooks_.ops.count(op) > 0 ||
+                         as_shard || seconds_.concerns(op);
     if (split || handled || histories_.contains(op)) {
       replayer_.handle(op, [this, split = std::move(split)](ReplayCall& call) { handle(call, split); });
     }
@@ -174,9 +176,11 @@ void OpInterpreter::run(Environment& values, const SliceContext& slice, std::vec
   slice_ = &slice;
   statistics_ = &statistics;
   zeros_.reset();
+  seconds_.clear();
   deferred_ = std::move(deferred);
   replayer_.run(values, {slice.samples, slice.batch}, ops.first, ops.last);
   deferred_.reset();
+  seconds_.clear();
 }
 
 void OpInterpreter::handle(ReplayCall& call, const std::optional<SplitBackward>& split) {
@@ -186,6 +190,7 @@ void OpInterpreter::handle(ReplayCall& call, const std::optional<SplitBackward>&
     hooks_.before(call.id);
     take_given(call);
   }
+  seconds_.give(call);
   if (handling.reduction_argument >= 0) {
     argument(call, handling.reduction_argument) = static_cast<std::int64_t>(at::Reduction::Sum);
   }
@@ -216,6 +221,7 @@ void OpInterpreter::handle(ReplayCall& call, const std::optional<SplitBackward>&
   if (handling.scale_output && slice_->samples != slice_->batch) {
     change_results(call.stack, [&](const at::Tensor& result) { return result.mul(slice_->weight()); });
   }
+  seconds_.take(call);
   if (layout_matters_[call.id.index()]) restore_layout(call);
   if (hooked) hooks_.after(call.id, call.stack);
 }

@@ -12,6 +12,7 @@
 
 #include "torch/algebra/batch_algebra.hpp"
 #include "torch/interpret/deferred_gradients.hpp"
+#include "torch/interpret/second_results.hpp"
 #include "torch/interpret/shard_steps.hpp"
 #include "torch/interpret/slice.hpp"
 #include "torch/interpret/split_backward.hpp"
@@ -84,6 +85,7 @@ class OpInterpreter {
   std::shared_ptr<const TensorShards> shards_;
   std::vector<bool> layout_matters_;  ///< by op: views of its results were captured
   std::size_t count_;                 ///< operators
+  SecondResults seconds_;
   Replayer replayer_;
   const SliceContext* slice_ = nullptr;  ///< of the run under way
   std::vector<NormSample>* statistics_ = nullptr;

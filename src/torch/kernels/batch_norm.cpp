@@ -4,6 +4,8 @@
 #include <initializer_list>
 #include <optional>
 #include <string>
+#include <tuple>
+#include <utility>
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/batch_norm.h>
@@ -57,8 +59,9 @@ LaunchShape over_rows(const Extent& of, std::int64_t most) {
           static_cast<unsigned>(threads_y)};
 }
 
-/// Four a multiprocessor of a large GPU, which then all run at once: partial sums are written by each.
-constexpr std::int64_t kSummingBlocks = 528;
+/// Four a multiprocessor of a large GPU, which then all run at once: partial sums are written by each. Those of
+/// gradients keep more numbers and run three at once.
+constexpr std::int64_t kSummingBlocks = 528, kGradientSummingBlocks = 396;
 constexpr std::int64_t kMappingBlocks = 2112;
 
 /// "batch_norm_sums_f32": the kernel for the type of the data.
@@ -82,7 +85,7 @@ bool takes(const Tensor& input, std::initializer_list<Tensor> numbers) {
 }
 
 /// The same numbers, placed as `input` is.
-Tensor laid_out_as(const Tensor& input, const Tensor& tensor) {
+Tensor laid_out_as(const Tensor& input, Tensor tensor) {
   if (!tensor.defined() || (tensor.strides() == input.strides() && detail::is_aligned(tensor))) return tensor;
   return at::empty_like(input).copy_(tensor);
 }
@@ -122,38 +125,49 @@ struct Gradients {
   Tensor input, weight, bias, residual;
 };
 
-Gradients gradients(const Saved& saved, const Tensor& given, bool relu, bool of_input, bool of_residual) {
+/// Memory for the gradient of relu's operand: that of a gradient which nobody else has, where there is one.
+Tensor memory_for_passed(const Tensor& first, const Tensor& second) {
+  const auto is_free = [](const Tensor& gradient) {
+    return gradient.defined() && gradient.use_count() == 1 && gradient.storage().use_count() == 1;
+  };
+  return is_free(first) ? first : is_free(second) ? second : at::empty_like(first);
+}
+
+/// @param given  gradients of the result from one reader or two, taken; the second may be undefined
+Gradients gradients(const Saved& saved, variable_list& given, bool relu, bool of_input) {
   using detail::data_of, detail::memory_of;
   const auto of = extent_of(saved.input);
-  const auto summing = over_rows(of, kSummingBlocks), mapping = over_rows(of, kMappingBlocks);
+  const auto summing = over_rows(of, kGradientSummingBlocks), mapping = over_rows(of, kMappingBlocks);
   const auto& single = saved.statistics.options();
-  const auto gradient = laid_out_as(saved.input, given);
+  const auto first = laid_out_as(saved.input, std::move(given[0])),
+             second = laid_out_as(saved.input, std::move(given[1]));
   const auto partial = detail::partial_sums(saved.input, summing.blocks_y, of.channels);
   const auto factors = at::empty({3, of.channels}, single);
+  // The gradient of relu's operand, where the first pass writes it; else that of the result, of which both make it.
+  const bool writes_passed = second.defined() || saved.result.defined();
+  const auto passed = writes_passed ? memory_for_passed(first, second) : first;
   Gradients made{of_input ? at::empty_like(saved.input) : Tensor(), at::empty({of.channels}, single),
-                 at::empty({of.channels}, single), of_residual && relu ? at::empty_like(saved.input) : Tensor()};
+                 at::empty({of.channels}, single), passed};
   const int channels = static_cast<int>(of.channels), blocks = static_cast<int>(summing.blocks_y);
-  const std::string form = !relu ? "" : saved.result.defined() ? "relu_result_" : "relu_";
-  launch(gradient, kernel_for(gradient, "gradient_sums_" + form), summing, data_of(gradient), data_of(saved.input),
-         data_of(saved.result), data_of(saved.statistics), data_of(saved.affine), memory_of(partial), of.rows,
-         channels);
-  launch(gradient, "batch_norm_coefficients", detail::over_columns(of.channels), data_of(partial), blocks,
+  const std::string mask = !relu ? "" : saved.result.defined() ? "relu_result_" : "relu_";
+  launch(first, kernel_for(first, "gradient_sums_" + mask + (second.defined() ? "two_" : "")), summing, data_of(first),
+         data_of(second), data_of(saved.input), data_of(saved.result), data_of(saved.statistics), data_of(saved.affine),
+         memory_of(partial), memory_of(writes_passed ? passed : Tensor()), of.rows, channels);
+  launch(first, "batch_norm_coefficients", detail::over_columns(of.channels), data_of(partial), blocks,
          data_of(saved.statistics), data_of(saved.affine), memory_of(made.weight), memory_of(made.bias),
          memory_of(factors), of.rows, channels);
-  if (made.input.defined() || made.residual.defined()) {
-    launch(gradient, kernel_for(gradient, "gradient_" + form), mapping, data_of(gradient), data_of(saved.input),
-           data_of(saved.result), data_of(saved.affine), data_of(factors), memory_of(made.input),
-           memory_of(made.residual), of.rows, channels);
+  if (of_input) {
+    launch(first, kernel_for(first, relu && !writes_passed ? "gradient_relu_" : "gradient_"), mapping, data_of(passed),
+           data_of(saved.input), data_of(saved.affine), data_of(factors), memory_of(made.input), of.rows, channels);
   }
-  if (of_residual && !relu) made.residual = given;
   return made;
 }
 
 struct BatchNormFunction : torch::autograd::Function<BatchNormFunction> {
-  static Tensor forward(AutogradContext* context, const Tensor& input, const optional<Tensor>& weight,
-                        const optional<Tensor>& bias, const optional<Tensor>& running_mean,
-                        const optional<Tensor>& running_var, const optional<Tensor>& residual,
-                        const BatchNormNumbers& numbers) {
+  static variable_list forward(AutogradContext* context, const Tensor& input, const optional<Tensor>& weight,
+                               const optional<Tensor>& bias, const optional<Tensor>& running_mean,
+                               const optional<Tensor>& running_var, const optional<Tensor>& residual,
+                               const BatchNormNumbers& numbers) {
     const auto factor = weight.value_or(Tensor()), addend = bias.value_or(Tensor()),
                added = residual.value_or(Tensor());
     auto made = normalise(input, factor, addend, running_mean.value_or(Tensor()), running_var.value_or(Tensor()), added,
@@ -165,15 +179,18 @@ struct BatchNormFunction : torch::autograd::Function<BatchNormFunction> {
     context->saved_data["of_weight"] = factor.defined() && factor.requires_grad();
     context->saved_data["of_bias"] = addend.defined() && addend.requires_grad();
     context->saved_data["of_residual"] = added.defined() && added.requires_grad();
-    return made.result;
+    context->set_materialize_grads(false);
+    return {made.result, detail::same_memory(made.result)};
   }
 
-  static variable_list backward(AutogradContext* context, variable_list given) {
+  static variable_list backward(AutogradContext* context, variable_list& given) {
     detail::refuse_double_backward("batch norm");
+    if (!given[0].defined()) std::swap(given[0], given[1]);
+    if (!given[0].defined()) return variable_list(7);
     const auto tensors = context->get_saved_variables();
     const Saved saved{tensors[0], tensors[1], tensors[2], tensors[3]};
     const auto flag = [&](const char* name) { return context->saved_data.at(name).toBool(); };
-    auto made = gradients(saved, given[0], flag("relu"), flag("of_input"), flag("of_residual"));
+    auto made = gradients(saved, given, flag("relu"), flag("of_input"));
     const auto wanted = [&](const char* name, Tensor& gradient) { return flag(name) ? gradient : Tensor(); };
     return {wanted("of_input", made.input),
             wanted("of_weight", made.weight),
@@ -196,18 +213,22 @@ Tensor of_libtorch(const Tensor& input, const optional<Tensor>& weight, const op
   return result;
 }
 
-Tensor batch_norm_relu(const Tensor& input, const optional<Tensor>& weight, const optional<Tensor>& bias,
-                       const optional<Tensor>& running_mean, const optional<Tensor>& running_var, bool training,
-                       double momentum, double eps, bool cudnn_enabled, const optional<Tensor>& residual, bool relu) {
+/// See ir/batch_norm_relu.hpp.
+std::tuple<Tensor, Tensor> batch_norm_relu(const Tensor& input, const optional<Tensor>& weight,
+                                           const optional<Tensor>& bias, const optional<Tensor>& running_mean,
+                                           const optional<Tensor>& running_var, bool training, double momentum,
+                                           double eps, bool cudnn_enabled, const optional<Tensor>& residual,
+                                           bool relu) {
   const auto or_none = [](const optional<Tensor>& tensor) { return tensor.value_or(Tensor()); };
   const bool fits =
       !residual.has_value() || (residual->scalar_type() == input.scalar_type() && residual->sizes() == input.sizes());
   if (!training || !fits ||
       !takes(input, {or_none(weight), or_none(bias), or_none(running_mean), or_none(running_var)}))
-    return of_libtorch(input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled, residual,
-                       relu);
-  return BatchNormFunction::apply(input, weight, bias, running_mean, running_var, residual,
-                                  BatchNormNumbers{momentum, eps, relu});
+    return detail::twice(of_libtorch(input, weight, bias, running_mean, running_var, training, momentum, eps,
+                                     cudnn_enabled, residual, relu));
+  const auto made = BatchNormFunction::apply(input, weight, bias, running_mean, running_var, residual,
+                                             BatchNormNumbers{momentum, eps, relu});
+  return {made[0], made[1]};
 }
 
 }  // namespace
@@ -215,7 +236,7 @@ Tensor batch_norm_relu(const Tensor& input, const optional<Tensor>& weight, cons
 TORCH_LIBRARY_FRAGMENT(autopar, library) {
   library.def(
       "batch_norm_relu(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, bool "
-      "training, float momentum, float eps, bool cudnn_enabled, Tensor? residual, bool relu) -> Tensor",
+      "training, float momentum, float eps, bool cudnn_enabled, Tensor? residual, bool relu) -> (Tensor, Tensor)",
       batch_norm_relu);
 }
 

@@ -15,10 +15,11 @@ struct BatchNormTables {
 ///  `sums_T`      partial sums over rows of x - x[0] and its square (Chan, Golub, LeVeque 1983: shifted data)
 ///  `statistics`  mean and 1 / sqrt(var + eps) of each channel; running ones; scale and offset
 ///  `apply_T`     y
-///  `gradient_sums_T`  partial sums over rows of dz and dz (x - mean); dz = dy where y > 0
+///  `gradient_sums_T`  partial sums over rows of dz and dz (x - mean); dz = dy where y > 0, dy the sum of the gradients
+///                     of up to two readers; writes dz where the residual or what follows needs it
 ///  `coefficients`     gradients of weight and bias; what makes dx of dz and x
-///  `gradient_T`       dx, and dz for the residual
-/// Those of `relu_T` make y once more, those of `relu_result_T` read it.
+///  `gradient_T`       dx
+/// Those of `relu_T` make y once more, those of `relu_result_T` read it, those of `two_T` add two gradients.
 /// Each thread has one pack of channels and every n-th row. Sums over rows are in single precision within a thread and
 /// a block, in double precision over blocks, always in the same order.
 inline constexpr char kBatchNormText[] = R"(
@@ -139,18 +140,20 @@ template <class T, bool kRelu, bool kReadsResult> struct Channels {
   }
 
   // The gradient of relu's operand. Without y, whether that was positive is found by making it once more.
-  __device__ float passed(T dy, T x, T y, int v) const {
-    const float is = number(dy);
-    if (!kRelu) return is;
+  __device__ float passed(float dy, T x, T y, int v) const {
+    if (!kRelu) return dy;
     const float z = kReadsResult ? number(y) : number(x) * scale[v] + offset[v];
-    return z <= 0 ? 0.f : is;
+    return z <= 0 ? 0.f : dy;
   }
 };
 
-template <class T, bool kRelu, bool kReadsResult>
-__device__ void gradient_sums(const T* dy, const T* x, const T* y, const float* statistics, const float* affine,
-                              float* partial, long long rows, int channels) {
+// With kTwo dy is the sum of both gradients. dz is written where it takes more than a look at x to make it once more,
+// and may lie where one of them does.
+template <class T, bool kRelu, bool kReadsResult, bool kTwo>
+__device__ void gradient_sums(const T* first_dy, const T* second_dy, const T* x, const T* y, const float* statistics,
+                              const float* affine, float* partial, T* dz, long long rows, int channels) {
   constexpr int V = 16 / sizeof(T);
+  constexpr bool kWrites = kReadsResult || kTwo;
   const int packs = channels / V, pack = blockIdx.x * blockDim.x + threadIdx.x;
   const long long step = (long long)gridDim.y * blockDim.y;
   float first[V] = {}, second[V] = {};
@@ -158,24 +161,31 @@ __device__ void gradient_sums(const T* dy, const T* x, const T* y, const float* 
     const Channels<T, kRelu, kReadsResult> own(affine, channels, pack);
     float mean[V];
     for (int v = 0; v < V; ++v) mean[v] = statistics[pack * V + v];
-    const auto take = [&](const Pack<T>& of_y, const Pack<T>& of_x, const Pack<T>& result) {
+    const Pack<T>*const dys = (const Pack<T>*)first_dy, *const others = (const Pack<T>*)second_dy;
+    const Pack<T>*const xs = (const Pack<T>*)x, *const ys = (const Pack<T>*)y;
+    const auto take = [&](long long at, Pack<T> of_y, const Pack<T>& other, const Pack<T>& of_x,
+                          const Pack<T>& result) {
       for (int v = 0; v < V; ++v) {
-        const float dz = own.passed(of_y.at[v], of_x.at[v], result.at[v], v);
-        first[v] += dz;
-        second[v] += dz * (number(of_x.at[v]) - mean[v]);
+        const float given = kTwo ? number(of_y.at[v]) + number(other.at[v]) : number(of_y.at[v]);
+        const float passed = own.passed(given, of_x.at[v], result.at[v], v);
+        first[v] += passed;
+        second[v] += passed * (number(of_x.at[v]) - mean[v]);
+        if (kWrites) store(of_y.at[v], passed);
       }
+      if (kWrites) ((Pack<T>*)dz)[at] = of_y;
     };
-    const Pack<T>*const dys = (const Pack<T>*)dy, *const xs = (const Pack<T>*)x, *const ys = (const Pack<T>*)y;
     long long row = (long long)blockIdx.y * blockDim.y + threadIdx.y;
     for (; row + step < rows; row += 2 * step) {
       const long long at = row * packs + pack, next = at + step * packs;
       const Pack<T> dy0 = dys[at], dy1 = dys[next], x0 = xs[at], x1 = xs[next];
-      take(dy0, x0, kReadsResult ? ys[at] : x0);
-      take(dy1, x1, kReadsResult ? ys[next] : x1);
+      const Pack<T> y0 = kReadsResult ? ys[at] : x0, y1 = kReadsResult ? ys[next] : x1;
+      const Pack<T> other0 = kTwo ? others[at] : dy0, other1 = kTwo ? others[next] : dy1;
+      take(at, dy0, other0, x0, y0);
+      take(next, dy1, other1, x1, y1);
     }
     if (row < rows) {
       const long long at = row * packs + pack;
-      take(dys[at], xs[at], kReadsResult ? ys[at] : xs[at]);
+      take(at, dys[at], kTwo ? others[at] : dys[at], xs[at], kReadsResult ? ys[at] : xs[at]);
     }
   }
   write_block_sums<V>(first, second, partial, channels);
@@ -198,54 +208,49 @@ extern "C" __global__ void batch_norm_coefficients(const float* partial, int blo
   factors[2 * channels + channel] = -scale * first / rows - of_x * mean;
 }
 
-template <class T, bool kRelu, bool kReadsResult>
-__device__ void gradient(const T* dy, const T* x, const T* y, const float* affine, const float* factors, T* dx,
-                         T* dresidual, long long rows, int channels) {
+// Of dz, or of dy, of which dz is made once more.
+template <class T, bool kRelu>
+__device__ void gradient(const T* dy, const T* x, const float* affine, const float* factors, T* dx, long long rows,
+                         int channels) {
   constexpr int V = 16 / sizeof(T);
   const int packs = channels / V, pack = blockIdx.x * blockDim.x + threadIdx.x;
   if (pack >= packs) return;
-  const Channels<T, kRelu, kReadsResult> own(affine, channels, pack);
+  const Channels<T, kRelu, false> own(affine, channels, pack);
   float of_z[V], of_x[V], shift[V];
   for (int v = 0; v < V; ++v) {
     of_z[v] = factors[pack * V + v];
     of_x[v] = factors[channels + pack * V + v];
     shift[v] = factors[2 * channels + pack * V + v];
   }
-  const auto make = [&](long long at, Pack<T> of_y, Pack<T> of_x_, const Pack<T>& result) {
+  const auto make = [&](long long at, const Pack<T>& of_y, Pack<T> made) {
     for (int v = 0; v < V; ++v) {
-      const float dz = own.passed(of_y.at[v], of_x_.at[v], result.at[v], v);
-      store(of_x_.at[v], of_z[v] * dz + (of_x[v] * number(of_x_.at[v]) + shift[v]));
-      if (kRelu) store(of_y.at[v], dz);
+      const float dz = own.passed(number(of_y.at[v]), made.at[v], made.at[v], v);
+      store(made.at[v], of_z[v] * dz + (of_x[v] * number(made.at[v]) + shift[v]));
     }
-    if (dx) ((Pack<T>*)dx)[at] = of_x_;
-    if (kRelu && dresidual) ((Pack<T>*)dresidual)[at] = of_y;
+    ((Pack<T>*)dx)[at] = made;
   };
-  const Pack<T>*const dys = (const Pack<T>*)dy, *const xs = (const Pack<T>*)x, *const ys = (const Pack<T>*)y;
+  const Pack<T>*const dys = (const Pack<T>*)dy, *const xs = (const Pack<T>*)x;
   const long long step = (long long)gridDim.y * blockDim.y;
   long long row = (long long)blockIdx.y * blockDim.y + threadIdx.y;
   for (; row + step < rows; row += 2 * step) {
     const long long at = row * packs + pack, next = at + step * packs;
     const Pack<T> dy0 = dys[at], dy1 = dys[next], x0 = xs[at], x1 = xs[next];
-    const Pack<T> y0 = kReadsResult ? ys[at] : x0, y1 = kReadsResult ? ys[next] : x1;
-    make(at, dy0, x0, y0);
-    make(next, dy1, x1, y1);
+    make(at, dy0, x0);
+    make(next, dy1, x1);
   }
-  if (row < rows) {
-    const long long at = row * packs + pack;
-    make(at, dys[at], xs[at], kReadsResult ? ys[at] : xs[at]);
-  }
+  if (row < rows) make(row * packs + pack, dys[row * packs + pack], xs[row * packs + pack]);
 }
 
-#define BACKWARD(T, kRelu, kReadsResult, name)                                                                         \
-  extern "C" __global__ void batch_norm_gradient_sums_##name(const T* dy, const T* x, const T* y, const float* made,   \
-                                                             const float* affine, float* partial, long long rows,      \
-                                                             int channels) {                                           \
-    gradient_sums<T, kRelu, kReadsResult>(dy, x, y, made, affine, partial, rows, channels);                            \
-  }                                                                                                                    \
-  extern "C" __global__ void batch_norm_gradient_##name(const T* dy, const T* x, const T* y, const float* affine,      \
-                                                        const float* factors, T* dx, T* dresidual, long long rows,     \
-                                                        int channels) {                                                \
-    gradient<T, kRelu, kReadsResult>(dy, x, y, affine, factors, dx, dresidual, rows, channels);                        \
+#define GRADIENT_SUMS(T, kRelu, kReadsResult, kTwo, name)                                                              \
+  extern "C" __global__ void batch_norm_gradient_sums_##name(                                                          \
+      const T* first_dy, const T* second_dy, const T* x, const T* y, const float* made, const float* affine,           \
+      float* partial, T* dz, long long rows, int channels) {                                                           \
+    gradient_sums<T, kRelu, kReadsResult, kTwo>(first_dy, second_dy, x, y, made, affine, partial, dz, rows, channels); \
+  }
+#define GRADIENT(T, kRelu, name)                                                                                       \
+  extern "C" __global__ void batch_norm_gradient_##name(const T* dy, const T* x, const float* affine,                  \
+                                                        const float* factors, T* dx, long long rows, int channels) {   \
+    gradient<T, kRelu>(dy, x, affine, factors, dx, rows, channels);                                                    \
   }
 
 #define KERNELS(T, name)                                                                                               \
@@ -262,9 +267,14 @@ __device__ void gradient(const T* dy, const T* x, const T* y, const float* affin
                                                      long long rows, int channels, int relu) {                         \
     apply<T>(x, residual, affine, y, rows, channels, relu);                                                            \
   }                                                                                                                    \
-  BACKWARD(T, false, false, name)                                                                                      \
-  BACKWARD(T, true, false, relu_##name)                                                                                \
-  BACKWARD(T, true, true, relu_result_##name)
+  GRADIENT_SUMS(T, false, false, false, name)                                                                          \
+  GRADIENT_SUMS(T, true, false, false, relu_##name)                                                                    \
+  GRADIENT_SUMS(T, true, true, false, relu_result_##name)                                                              \
+  GRADIENT_SUMS(T, false, false, true, two_##name)                                                                     \
+  GRADIENT_SUMS(T, true, false, true, relu_two_##name)                                                                 \
+  GRADIENT_SUMS(T, true, true, true, relu_result_two_##name)                                                           \
+  GRADIENT(T, false, name)                                                                                             \
+  GRADIENT(T, true, relu_##name)
 KERNELS(float, f32)
 KERNELS(Half, f16)
 KERNELS(Brain, bf16)

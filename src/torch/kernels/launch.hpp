@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <tuple>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -57,6 +58,12 @@ inline LaunchShape over_columns(std::int64_t columns) {
   constexpr unsigned kColumns = 32, kRows = 8;
   return {static_cast<unsigned>((columns + kColumns - 1) / kColumns), 1, kColumns, kRows};
 }
+
+/// The same numbers once more, for a second reader whose gradient a backward gets apart. In the same memory, which the
+/// caller does not write to.
+inline at::Tensor same_memory(const at::Tensor& result) { return result.tensor_data(); }
+/// Without a backward of its own a result has one gradient, whoever reads it.
+inline std::tuple<at::Tensor, at::Tensor> twice(const at::Tensor& result) { return {result, result}; }
 
 /// Whether packs begin there.
 inline bool is_aligned(const at::Tensor& tensor) {

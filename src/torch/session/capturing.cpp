@@ -32,6 +32,7 @@
 #include "torch/rewrite/class_loss_fold.hpp"
 #include "torch/rewrite/layer_norm_fold.hpp"
 #include "torch/rewrite/linear_fold.hpp"
+#include "torch/rewrite/max_pool_fold.hpp"
 #include "torch/rewrite/select_fold.hpp"
 
 namespace autopar {
@@ -214,7 +215,7 @@ void Session::Impl::capture_into(CapturedProgram& program, const CallArguments& 
   program.graph = lay_out_weight_copies(
       fold_class_loss(fold_selects(fold_linear(hoist_parameter_casts(program.captured), deployment_.device().type()))));
   if (joins_operators())
-    program.graph = fold_class_loss_casts(fold_layer_norms(fold_batch_norms(std::move(program.graph))));
+    program.graph = fold_class_loss_casts(fold_layer_norms(fold_max_pools(fold_batch_norms(std::move(program.graph)))));
   if (chunks_heads()) program.graph = fold_class_heads(std::move(program.graph));
   program.plan = analyze_batch(program.graph, algebra_options());
   for (const auto& value : program.graph.values) {

@@ -1,18 +1,13 @@
 #include "torch/rewrite/layer_norm_fold.hpp"
 
-#include <torch/torch.h>
-
-#include <catch_shim.hpp>
-
 #include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
 
-#include "unit/torch/capture/models.hpp"
-
 #include "torch/ir/add_layer_norm.hpp"
-#include "torch/replay/replay.hpp"
+
+#include "unit/torch/rewrite/folded.hpp"
 
 namespace autopar::test {
 namespace layer_norm_fold {
@@ -37,21 +32,6 @@ struct Net : TestModel {
   Tensors run(const Tensors& in) override { return {forward(*this, in[0])}; }
   Tensors arguments(std::int64_t n) override { return {torch::randn({n, 4, kWidth})}; }
 };
-
-Tensors trained(Net& net, const OpGraph& graph, const Tensors& in) {
-  Replayer replayer(graph, all_ops(graph), graph.outputs, at::kCPU);
-  auto environment = replayer.environment();
-  bind_state(graph, net, environment);
-  environment[graph.inputs.front().index()] = in[0];
-  replayer.run(environment, {kSamples, kSamples});
-  const auto result = environment[graph.outputs.front().index()];
-  net.zero_grad();
-  (result * torch::arange(1, result.numel() + 1, result.options()).view_as(result).cos()).sum().backward();
-  Tensors out{result.detach()};
-  for (const auto& parameter : net.parameters())
-    out.push_back(parameter.grad().defined() ? parameter.grad().clone() : torch::zeros({}));
-  return out;
-}
 
 struct Form {
   std::string name;
@@ -113,18 +93,12 @@ TEST_CASE("a sum and the layer norm that reads it first become one operator that
   for (const auto& form : forms) {
     INFO(form.name);
     Net net(form.forward);
-    const auto plain = capture(net, specs(net.arguments(kSamples)), [&](const Tensors& in) { return net.run(in); });
-    const auto joined = fold_layer_norms(plain);
-    int found = 0;
-    for (std::size_t i = 0; i < joined.ops.size(); ++i) found += joined.is(OpId::of(i), kAddLayerNorm) ? 1 : 0;
+    const auto in = net.arguments(kSamples);
+    const auto plain = capture_model(net, in), joined = fold_layer_norms(plain);
+    const auto found = count_floating(joined, kAddLayerNorm);
     CHECK(found == form.joined);
     CHECK(joined.ops.size() + static_cast<std::size_t>(found) == plain.ops.size());
-    const auto in = net.arguments(kSamples);
-    const auto expected = trained(net, plain, in), made = trained(net, joined, in);
-    for (std::size_t i = 0; i < expected.size(); ++i) {
-      INFO(i);
-      CHECK(torch::allclose(made[i], expected[i], 1e-6, 1e-6));  // gradients of a sum are added in another order
-    }
+    check_folded(net, plain, joined, in, 1e-6);  // gradients of a sum are added in another order
   }
 }
 

@@ -1,0 +1,66 @@
+#include "torch/cost/workspace.hpp"
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "torch/cost/work.hpp"
+#include "torch/ir/batch_norm_relu.hpp"
+#include "torch/rewrite/batch_norm_fold.hpp"
+
+#include "unit/torch/rewrite/folded.hpp"
+
+namespace autopar::test {
+namespace workspace_test {
+
+using torch::Tensor;
+
+/// A norm of what has no gradient.
+struct Net : TestModel {
+  std::function<Tensor(Net&, const Tensor&)> forward;
+  torch::nn::BatchNorm2d norm{4};
+  Tensor factor = register_parameter("factor", torch::ones({}));
+  explicit Net(std::function<Tensor(Net&, const Tensor&)> of) : forward(std::move(of)) {
+    register_module("norm", norm);
+  }
+  Tensors run(const Tensors& in) override { return {forward(*this, in[0]).sum()}; }
+  Tensors arguments(std::int64_t n) override { return {torch::randn({n, 4, 3, 5})}; }
+};
+
+/// What the norm works in on a device, in sizes of its result.
+double workspace(const OpGraph& graph, c10::DeviceType device) {
+  AlgebraOptions options;
+  options.device = device;
+  const auto plan = analyze_batch(graph, options);
+  const std::vector<bool> kept(static_cast<std::size_t>(graph.storage_count), false);
+  const algebra::Workspaces workspaces(graph, plan, kept, {});
+  for (const auto op : all_ops(graph)) {
+    if (!graph.is(op, kBatchNormRelu)) continue;
+    const auto of_result = algebra::bytes_of(graph, graph.output(op));
+    return workspaces.of({graph, plan.values, options, op}).at(100) / of_result.at(100);
+  }
+  return 0;
+}
+
+}  // namespace workspace_test
+
+TEST_CASE("where kernels add the gradients of two readers, both are there at once", "[cost]") {
+  using namespace workspace_test;
+  const auto more_on_cuda = [](std::function<Tensor(Net&, const Tensor&)> forward) {
+    Net net(std::move(forward));
+    const auto graph = fold_batch_norms(capture_model(net));
+    return workspace(graph, c10::DeviceType::CUDA) - workspace(graph, c10::DeviceType::CPU);
+  };
+  CHECK(more_on_cuda([](Net& n, const Tensor& x) { return torch::relu(n.norm(x)).tanh(); }) == 0);
+  CHECK(more_on_cuda([](Net& n, const Tensor& x) {
+          const auto y = torch::relu(n.norm(x));
+          return y.tanh() * y.exp();
+        }) == Approx(1));
+  // The addend's gradient takes the place of one.
+  CHECK(more_on_cuda([](Net& n, const Tensor& x) {
+          const auto y = torch::relu(n.norm(x) + x * n.factor);
+          return y.tanh() * y.exp();
+        }) == 0);
+}
+
+}  // namespace autopar::test
