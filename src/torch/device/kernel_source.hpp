@@ -21,15 +21,20 @@ struct Half { unsigned short bits; };
 struct Brain { unsigned short bits; };
 __device__ inline float number(float x) { return x; }
 __device__ inline double number(double x) { return x; }
-__device__ inline float number(Half x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits)); return y; }
 __device__ inline float number(Brain x) { return __uint_as_float((unsigned)x.bits << 16); }
 __device__ inline void store(float& to, float x) { to = x; }
 __device__ inline void store(double& to, double x) { to = x; }
-__device__ inline void store(Half& to, float x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to.bits) : "f"(x)); }
 __device__ inline void store(Brain& to, float x) {
   const unsigned bits = __float_as_uint(x);
   to.bits = x != x ? 0x7fff : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
 }
+#ifdef __CUDACC__
+__device__ inline float number(Half x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits)); return y; }
+__device__ inline void store(Half& to, float x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to.bits) : "f"(x)); }
+#else  // tests run the text on a CPU
+inline float number(Half x) { return cuda_on_cpu::float_of_half(x.bits); }
+inline void store(Half& to, float x) { to.bits = cuda_on_cpu::half_of_float(x); }
+#endif
 template <class T> struct alignas(16) Pack { T at[16 / sizeof(T)]; };
 
 // Sums over blocks: threads (32 channels, 8 rows of partial sums). Valid in the threads of row 0.

@@ -1,0 +1,120 @@
+#include <cmath>
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <catch_shim.hpp>
+
+#include "cuda_on_cpu/cuda_on_cpu.hpp"
+#include "cuda_on_cpu/sources.hpp"
+#include "torch/kernels/class_loss_source.hpp"
+#include "unit/kernels/numbers.hpp"
+
+namespace kernels_class_loss_test {
+
+using namespace cuda_on_cpu;
+using kernels_test::Numbers;
+
+struct Case {
+  std::size_t classes, width;
+  bool weighs = false, in_place = false;
+  bool is_given_alike = false;  ///< one gradient for all losses
+};
+
+struct Rows {
+  Numbers logits;  ///< [rows, width], to the end of the last row's classes
+  Numbers targets, weight, given;
+};
+
+struct Outcome {
+  Numbers log_sums, losses, gradients;
+};
+
+constexpr long long kIgnored = -100;
+
+Rows rows_of(const Case& one) {
+  Rows rows;
+  const auto last = static_cast<double>(one.classes) - 1;
+  rows.targets = {0, last, static_cast<double>(kIgnored), last + 1, -1, std::floor(last / 2)};
+  rows.logits = kernels_test::drawn((rows.targets.size() - 1) * one.width + one.classes, 1);
+  for (std::size_t i = 0; i < rows.logits.size(); ++i) rows.logits[i] *= i % 97 == 0 ? 8 : 2;
+  if (one.classes > 1) rows.logits[one.width + one.classes - 2] = -INFINITY;  // a class that is impossible
+  rows.weight = one.weighs ? kernels_test::drawn(one.classes, 2) : Numbers(one.classes, 1);
+  rows.given = one.is_given_alike ? Numbers(rows.targets.size(), 0.25) : kernels_test::drawn(rows.targets.size(), 3);
+  return rows;
+}
+
+/// In double precision. Between rows the gradient's memory keeps what it had: the logits if it lies in their place.
+Outcome exact_outcome(const Case& one, const Rows& rows) {
+  Outcome made;
+  made.gradients = one.in_place ? rows.logits : Numbers(rows.logits.size(), NAN);
+  for (std::size_t row = 0; row < rows.targets.size(); ++row) {
+    const auto* const x = rows.logits.data() + row * one.width;
+    double sum = 0;
+    for (std::size_t at = 0; at < one.classes; ++at) sum += std::exp(x[at]);
+    made.log_sums.push_back(std::log(sum));
+    const double target = rows.targets[row];
+    const bool counts = target >= 0 && target < static_cast<double>(one.classes);
+    const auto own = counts ? static_cast<std::size_t>(target) : 0;
+    made.losses.push_back(counts ? rows.weight[own] * (std::log(sum) - x[own]) : target == kIgnored ? 0 : NAN);
+    for (std::size_t at = 0; at < one.classes; ++at) {
+      const double share = std::exp(x[at]) / sum - (at == own ? 1 : 0);
+      made.gradients[row * one.width + at] = counts ? rows.given[row] * rows.weight[own] * share : 0;
+    }
+  }
+  return made;
+}
+
+template <class T>
+Outcome outcome_of_kernels(CudaOnCpu& gpu, const Case& one, const Rows& rows) {
+  const auto count = rows.targets.size();
+  const autopar::LaunchShape shape{static_cast<unsigned>(count), 1, autopar::kClassLossThreads, 1};
+  const std::string type = kName<T>;
+  const int classes = static_cast<int>(one.classes), step = one.is_given_alike ? 0 : 1;
+  const auto width = static_cast<long long>(one.width);
+  T* const logits = gpu.holds<T>("logits", rows.logits);
+  const auto* targets = gpu.reads<long long>("targets", rows.targets);
+  const auto* weight = one.weighs ? gpu.reads<float>("weight", rows.weight) : nullptr;
+  const auto* given = gpu.reads<float>("given", step == 0 ? Numbers{rows.given[0]} : rows.given);
+  auto* const log_sums = gpu.room<float>("log_sums", count);
+  auto* const losses = gpu.room<float>("losses", count);
+  gpu.launch("cross_entropy_losses_" + type, shape, logits, targets, weight, kIgnored, log_sums, losses, classes,
+             width);
+  T* const made = one.in_place ? logits : gpu.room<T>("gradients", rows.logits.size());
+  gpu.launch("cross_entropy_gradients_" + type, shape, logits, targets, weight, kIgnored, log_sums, given, step, made,
+             classes, width);
+  return {gpu.numbers(log_sums), gpu.numbers(losses), gpu.numbers(made)};
+}
+
+TEST_CASE("class_loss: losses and gradients are those of double precision") {
+  const std::vector<Case> cases{
+      {1, 1}, {10, 10, true}, {517, 517}, {64, 72, false, true}, {4211, 4216, true, true, true}};
+  for (const auto& one : cases) {
+    const auto rows = rows_of(one);
+    const auto exact = exact_outcome(one, rows);
+    kernels_test::for_each_type([&]<class T>() {
+      INFO(one.classes << " classes, rows of " << one.width << ", " << kName<T>);
+      const auto made =
+          in_every_order(class_loss, [&](CudaOnCpu& gpu) { return outcome_of_kernels<T>(gpu, one, rows); });
+      constexpr double kSingle = 8 * kEpsilon<float>;  // of a dozen additions
+      CHECK(kernels_test::worst_error(made.log_sums, exact.log_sums) <= kSingle);
+      CHECK(kernels_test::worst_error(made.losses, exact.losses) <= 4 * kSingle);
+      CHECK(kernels_test::worst_error(made.gradients, exact.gradients) <= kEpsilon<T> + 4 * kSingle);
+    });
+  }
+  CHECK(class_loss.never_launched().empty());
+}
+
+TEST_CASE("class_loss: a NaN among the logits makes the row's loss NaN, and only it") {
+  const Case one{40, 40};
+  auto rows = rows_of(one);
+  rows.logits[one.width + 33] = NAN;
+  const auto made =
+      in_every_order(class_loss, [&](CudaOnCpu& gpu) { return outcome_of_kernels<Bf16>(gpu, one, rows); });
+  CHECK(std::isnan(made.losses[1]));
+  CHECK(std::isfinite(made.losses[0]));
+  CHECK(made.losses[2] == 0);
+}
+
+}  // namespace kernels_class_loss_test
