@@ -43,8 +43,10 @@ void sum_in_kernels(const at::Tensor& rows, const at::Tensor& sum, bool adds) {
                  detail::data_of(rows), detail::memory_of(partial), count, rows.stride(0) / of_pack,
                  static_cast<int>(packs), static_cast<int>(of_block));
   const auto second = std::string("add_up_columns_") + detail::kernel_type(sum.scalar_type());
-  detail::launch(rows, kColumnSumsKernels, second.c_str(), detail::over_columns(columns), detail::data_of(partial),
-                 static_cast<int>(blocks), detail::memory_of(sum), static_cast<int>(columns), adds ? 1 : 0);
+  detail::launch(rows, kColumnSumsKernels, second.c_str(),
+                 {static_cast<unsigned>(in_whole(columns, Shape::kColumns)), 1, Shape::kColumns, Shape::kAtATime},
+                 detail::data_of(partial), static_cast<int>(blocks), detail::memory_of(sum), static_cast<int>(columns),
+                 adds ? 1 : 0);
 }
 
 }  // namespace

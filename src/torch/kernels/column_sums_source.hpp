@@ -6,18 +6,20 @@ namespace autopar {
 
 /// How the kernels of column sums are launched.
 struct ColumnSumsShape {
-  static constexpr unsigned kPacks = 32;  ///< of a block: threads side by side
-  static constexpr unsigned kRows = 8;    ///< of a block at a time: threads below one another
-  static constexpr unsigned kFlight = 4;  ///< rows that a thread reads before it adds them
+  static constexpr unsigned kPacks = 32;                   ///< of a block: threads side by side
+  static constexpr unsigned kRows = 8;                     ///< of a block at a time: threads below one another
+  static constexpr unsigned kFlight = 4;                   ///< rows that a thread reads before it adds them
+  static constexpr unsigned kColumns = 32, kAtATime = 32;  ///< of what adds up: threads are columns x blocks
 };
-static_assert(ColumnSumsShape::kPacks == 32 && ColumnSumsShape::kRows == 8 && ColumnSumsShape::kFlight == 4,
+static_assert(ColumnSumsShape::kPacks == 32 && ColumnSumsShape::kRows == 8 && ColumnSumsShape::kFlight == 4 &&
+                  ColumnSumsShape::kColumns == 32 && ColumnSumsShape::kAtATime == 32,
               "as below");
 
 /// CUDA C of sums over the rows of a matrix of packs. `stride` is that of rows, in packs.
 ///  `column_sums_T`    a block's rows [blockIdx.y * of_block, ...): partial [blocks, columns], fp32
 ///  `add_up_columns_W` adds those up in the order of blocks, to what is there if `adds`
 inline constexpr char kColumnSumsText[] = R"(
-constexpr int kPacks = 32, kRows = 8, kFlight = 4;
+constexpr int kPacks = 32, kRows = 8, kFlight = 4, kAtATime = 32;
 
 template <class T> __device__ void column_sums(const Pack<T>* from, float* partial, long long rows, long long stride,
                                                int packs, int of_block) {
@@ -50,16 +52,20 @@ template <class T> __device__ void column_sums(const Pack<T>* from, float* parti
   for (int v = 0; v < V; ++v) to[v] = shared[0][v][threadIdx.x];
 }
 
+// Threads (32 columns, kAtATime blocks).
 template <class W> __device__ void add_up_columns(const float* partial, int blocks, W* sum, int columns, int adds) {
-  __shared__ float shared[8][32];
+  __shared__ float shared[kAtATime][32];
   const int column = blockIdx.x * 32 + threadIdx.x;
   float own = 0;
   if (column < columns)
-    for (int block = threadIdx.y; block < blocks; block += 8) own += partial[(long long)block * columns + column];
+    for (int block = threadIdx.y; block < blocks; block += kAtATime) own += partial[(long long)block * columns + column];
   shared[threadIdx.y][threadIdx.x] = own;
-  __syncthreads();
+  for (int half = kAtATime / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.y < half) shared[threadIdx.y][threadIdx.x] += shared[threadIdx.y + half][threadIdx.x];
+  }
   if (threadIdx.y > 0 || column >= columns) return;
-  for (int row = 1; row < 8; ++row) own += shared[row][threadIdx.x];
+  own = shared[0][threadIdx.x];
   store(sum[column], adds ? number(sum[column]) + own : own);
 }
 

@@ -107,7 +107,9 @@ bool step(const char* rule, const UpdatedTensors& tensors, const Numbers& number
   with_bf16.launch();
   with_f16.launch();
   // A backward that has kept the old values is to fail, as behind libtorch's steps.
-  for (const auto& parameter : tensors.parameters) parameter.unsafeGetTensorImpl()->bump_version();
+  for (const auto& parameter : tensors.parameters) {
+    if (!parameter.is_inference()) parameter.unsafeGetTensorImpl()->bump_version();
+  }
   return true;
 }
 
