@@ -97,12 +97,10 @@ class Launch {
     blockIdx = {block % gridDim.x, block / gridDim.x, 0};
     spoil_shared_memory();
     for (auto& fiber : fibers_) fiber.state = State::ready;
+    const auto warps = (fibers_.size() + kWarp - 1) / kWarp;
     do {
-      for (unsigned i = 0; i < fibers_.size(); ++i) {
-        auto& fiber = fibers_[order_.threads_backwards ? fibers_.size() - 1 - i : i];
-        if (fiber.state == State::ready) resume(fiber);
-      }
-    } while (release());
+      for (std::size_t i = 0; i < warps; ++i) run_warp(order_.threads_backwards ? warps - 1 - i : i);
+    } while (release_block());
   }
 
   /// Gives the next thread its turn.
@@ -158,12 +156,20 @@ class Launch {
     if (has_failed_) throw ThreadFault{{is_trap_, address_, place_of(fiber)}};
   }
 
+  /// To the block's barrier or the end, before any other warp: what it does too early shows.
+  void run_warp(std::size_t place) {
+    const auto first = place * kWarp;
+    const auto warp = std::span(fibers_).subspan(first, std::min<std::size_t>(kWarp, fibers_.size() - first));
+    do {
+      for (std::size_t i = 0; i < warp.size(); ++i) {
+        auto& fiber = warp[order_.threads_backwards ? warp.size() - 1 - i : i];
+        if (fiber.state == State::ready) resume(fiber);
+      }
+    } while (release_warp(warp));
+  }
+
   /// Lets those go on that have waited for each other. @returns whether any may
-  bool release() {
-    bool may_go_on = false;
-    for (std::size_t first = 0; first < fibers_.size(); first += kWarp)
-      may_go_on |=
-          release_warp(std::span(fibers_).subspan(first, std::min<std::size_t>(kWarp, fibers_.size() - first)));
+  bool release_block() {
     const Fiber* waiting = nullptr;
     bool all_wait = true;
     for (const auto& fiber : fibers_) {
@@ -178,7 +184,6 @@ class Launch {
         if (fiber.state == State::at_block_barrier) fiber.state = State::ready;
       return true;
     }
-    if (may_go_on) return true;
     for (const auto& fiber : fibers_)
       if (fiber.state != State::ended) throw stuck(fiber);
     return false;

@@ -25,7 +25,8 @@ struct ThreadFault {
   Fault fault;
 };
 
-/// Runs all blocks, one after the other. Threads of a block are fibers, which run from barrier to barrier. Shared
+/// Runs all blocks, one after the other. Threads of a block are fibers: a warp runs to the block's barrier, its
+/// threads from shuffle to shuffle. Shared
 /// memory holds NaN when a block begins.
 /// @throws ThreadFault; autopar::Error if threads wait for each other without end, or wait at different barriers, or
 ///   a shuffle reads a lane that does not take part

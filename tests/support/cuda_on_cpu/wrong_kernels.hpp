@@ -31,6 +31,16 @@ __device__ void exchange_neighbours(const float* from, float* to, int count, boo
 }
 KERNEL(exchanges) { exchange_neighbours(from, to, count, true); }
 KERNEL(exchanges_without_barrier) { exchange_neighbours(from, to, count, false); }
+// Sums of two warps, twice: where the second overwrites the first, a warp may do so before the other has read it.
+__device__ float sum_of_warps(float own, int row) {
+  __shared__ float shared[2][2];
+  for (int part = 16; part > 0; part /= 2) own += __shfl_xor_sync(~0u, own, part);
+  if (threadIdx.x % 32 == 0) shared[row][threadIdx.x / 32] = own;
+  __syncthreads();
+  return shared[row][0] + shared[row][1];
+}
+KERNEL(adds_twice) { to[threadIdx.x] = sum_of_warps(sum_of_warps(from[threadIdx.x], 0), 1); }
+KERNEL(adds_twice_in_one_place) { to[threadIdx.x] = sum_of_warps(sum_of_warps(from[threadIdx.x], 0), 0); }
 KERNEL(reads_what_no_thread_has_written) {
   __shared__ float shared[64];
   if (threadIdx.x + 1 < blockDim.x) shared[threadIdx.x] = from[threadIdx.x];

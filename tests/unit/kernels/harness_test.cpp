@@ -58,6 +58,8 @@ TEST_CASE("Kernels on the CPU: misaligned packs and indices beyond an array end 
 TEST_CASE("Kernels on the CPU: missing barriers and orders of additions show") {
   CHECK(made_by("exchanges", kTwoWarps)[6] == 7);
   check_refused("exchanges_without_barrier", kTwoWarps, {"'to' has other bits", "a barrier is missing"});
+  CHECK(made_by("adds_twice", kTwoWarps)[40] == 64 * 63 * 32);
+  check_refused("adds_twice_in_one_place", kTwoWarps, {"'to' has other bits", "a barrier is missing"});
   const auto adds_up = [&](CudaOnCpu& gpu) {
     const auto* from = gpu.reads<float>("from", {1, 0x1p-24, 0x1p-24});
     gpu.launch("adds_blocks_in_turn", {3, 1, 1, 1}, from, gpu.holds<float>("sum", {0}), 3);
