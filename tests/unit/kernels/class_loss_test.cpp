@@ -1,6 +1,6 @@
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,10 +20,11 @@ struct Case {
   std::size_t classes, width;
   bool weighs = false, in_place = false;
   bool is_given_alike = false;  ///< one gradient for all losses
+  std::size_t padding = 0;      ///< columns behind each row that get zeros; the last row has them, too
 };
 
 struct Rows {
-  Numbers logits;  ///< [rows, width], to the end of the last row's classes
+  Numbers logits;  ///< [rows, width], to the end of the last row's classes and padding
   Numbers targets, weight, given;
 };
 
@@ -37,7 +38,7 @@ Rows rows_of(const Case& one) {
   Rows rows;
   const auto last = static_cast<double>(one.classes) - 1;
   rows.targets = {0, last, static_cast<double>(kIgnored), last + 1, -1, std::floor(last / 2)};
-  rows.logits = kernels_test::drawn((rows.targets.size() - 1) * one.width + one.classes, 1);
+  rows.logits = kernels_test::drawn((rows.targets.size() - 1) * one.width + one.classes + one.padding, 1);
   for (std::size_t i = 0; i < rows.logits.size(); ++i) rows.logits[i] *= i % 97 == 0 ? 8 : 2;
   if (one.classes > 1) rows.logits[one.width + one.classes - 2] = -INFINITY;  // a class that is impossible
   rows.weight = one.weighs ? kernels_test::drawn(one.classes, 2) : Numbers(one.classes, 1);
@@ -62,6 +63,7 @@ Outcome exact_outcome(const Case& one, const Rows& rows) {
       const double share = std::exp(x[at]) / sum - (at == own ? 1 : 0);
       made.gradients[row * one.width + at] = counts ? rows.given[row] * rows.weight[own] * share : 0;
     }
+    std::fill_n(made.gradients.begin() + static_cast<std::ptrdiff_t>(row * one.width + one.classes), one.padding, 0.0);
   }
   return made;
 }
@@ -83,18 +85,25 @@ Outcome outcome_of_kernels(CudaOnCpu& gpu, const Case& one, const Rows& rows) {
              width);
   T* const made = one.in_place ? logits : gpu.room<T>("gradients", rows.logits.size());
   gpu.launch("cross_entropy_gradients_" + type, shape, logits, targets, weight, kIgnored, log_sums, given, step, made,
-             classes, width);
+             classes, width, static_cast<int>(one.padding));
   return {gpu.numbers(log_sums), gpu.numbers(losses), gpu.numbers(made)};
 }
 
 TEST_CASE("class_loss: losses and gradients are those of double precision") {
-  const std::vector<Case> cases{
-      {1, 1}, {10, 10, true}, {517, 517}, {64, 72, false, true}, {4211, 4216, true, true, true}};
+  const std::vector<Case> cases{{1, 1},
+                                {10, 10, true},
+                                {517, 517},
+                                {64, 72, false, true},
+                                {4211, 4216, true, true, true},
+                                {1, 8, false, false, false, 7},
+                                {517, 520, true, false, false, 3},
+                                {4211, 4216, false, true, false, 5},
+                                {60, 72, true, false, true, 4}};  // 8 columns behind them keep what they have
   for (const auto& one : cases) {
     const auto rows = rows_of(one);
     const auto exact = exact_outcome(one, rows);
     kernels_test::for_each_type([&]<class T>() {
-      INFO(one.classes << " classes, rows of " << one.width << ", " << kName<T>);
+      INFO(one.classes << " classes, rows of " << one.width << ", padding " << one.padding << ", " << kName<T>);
       const auto made =
           in_every_order(class_loss, [&](CudaOnCpu& gpu) { return outcome_of_kernels<T>(gpu, one, rows); });
       constexpr double kSingle = 8 * kEpsilon<float>;  // of a dozen additions
