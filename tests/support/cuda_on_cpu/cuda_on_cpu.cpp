@@ -38,7 +38,8 @@ void CudaOnCpu::launch_with(const std::string& kernel, const autopar::LaunchShap
     const auto& fault = thrown.fault;
     const auto who = kernel + ": " + fault.place;
     if (fault.is_trap)
-      throw autopar::Error(who + " reads or writes a misaligned pack or beyond an array, divides by zero or overflows");
+      throw autopar::Error(
+          who + " reads or writes at null, at a misaligned pack or beyond an array, divides by zero or overflows");
     for (const auto& memory : memory_)
       if (const auto where = memory->describe(fault.address)) throw autopar::Error(who + " touches " + *where);
     throw autopar::Error(who + " touches memory that is none of the test's");

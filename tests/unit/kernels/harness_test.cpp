@@ -117,7 +117,8 @@ TEST_CASE("Kernels on the CPU: launches that a GPU would refuse, or misread") {
   CHECK_NOTHROW(check_says({"1 blocks of 2048 threads"}, [&] {
     gpu.launch("copies", {1, 1, 2048, 1}, none, none, 0);
   }));
-  CHECK_NOTHROW(check_says({"none of the test's"}, [&] { gpu.launch("copies", kTwoWarps, none, none, 1); }));
+  const auto* const elsewhere = reinterpret_cast<const float*>(4096);
+  CHECK_NOTHROW(check_says({"none of the test's"}, [&] { gpu.launch("copies", kTwoWarps, elsewhere, none, 1); }));
 }
 
 }  // namespace kernels_harness_test
