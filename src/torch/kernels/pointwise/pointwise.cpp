@@ -52,11 +52,42 @@ const Part& shared_part(Expression expression) {
   return *all.try_emplace(made->text, std::move(made)).first->second;
 }
 
+/// A kernel for gradients, and where that of each wanted input comes from: those that a sum passes on as they are need
+/// no kernel, and equal ones are made once.
+struct Backward {
+  struct Source {
+    bool is_given = false;
+    std::size_t at = 0;  ///< among the given gradients, or the kernel's results
+  };
+  const Part* part = nullptr;  ///< none if all are given
+  std::vector<Source> sources{};
+};
+
+Backward backward_of(Expression gradient, std::size_t given) {
+  Backward made;
+  std::vector<Stored> distinct;
+  for (const auto& result : gradient.results) {
+    const auto& [code, operands, number] = gradient.instructions[static_cast<std::size_t>(result.node)];
+    const auto input = code == Code::kInput ? static_cast<std::size_t>(number) : given;
+    if (input < given && gradient.inputs[input] == result.type) {
+      made.sources.push_back({true, input});
+      continue;
+    }
+    const auto same = std::ranges::find_if(
+        distinct, [&](const Stored& known) { return known.node == result.node && known.type == result.type; });
+    made.sources.push_back({false, static_cast<std::size_t>(same - distinct.begin())});
+    if (same == distinct.end()) distinct.push_back(result);
+  }
+  gradient.results = distinct;
+  if (!distinct.empty()) made.part = &shared_part(std::move(gradient));
+  return made;
+}
+
 /// Forward that keeps what backward needs, and backward.
 struct Differentiated {
   std::vector<Kept> kept;
-  const Part* forward = nullptr;           ///< results, then what is kept that is neither input nor result
-  std::map<Mask, const Part*> backward{};  ///< by which results have gradients
+  const Part* forward = nullptr;        ///< results, then what is kept that is neither input nor result
+  std::map<Mask, Backward> backward{};  ///< by which results have gradients
 };
 
 /// A program, and all that is derived from it.
@@ -75,12 +106,15 @@ class Joined {
     const std::lock_guard<std::mutex> lock(mutex_);
     return at(wanted);
   }
-  [[nodiscard]] const Part& backward(const Mask& wanted, const Mask& given) {
+  [[nodiscard]] const Backward& backward(const Mask& wanted, const Mask& given) {
     const std::lock_guard<std::mutex> lock(mutex_);
     auto& of = at(wanted);
-    auto& part = of.backward[given];
-    if (part == nullptr) part = &shared_part(gradient_of(*expression_, of.kept, wanted, given));
-    return *part;
+    const auto [found, is_new] = of.backward.try_emplace(given);
+    if (is_new) {
+      const auto count = static_cast<std::size_t>(std::ranges::count(given, true));
+      found->second = backward_of(gradient_of(*expression_, of.kept, wanted, given), count);
+    }
+    return found->second;
   }
 
  private:
@@ -209,16 +243,19 @@ struct PointwiseFunction : torch::autograd::Function<PointwiseFunction> {
     if (inputs.empty()) return made;
     const auto saved = context->get_saved_variables();
     inputs.insert(inputs.end(), saved.begin(), saved.end());
-    const auto& part = call.joined->backward(call.wanted, given);
+    const auto& [part, sources] = call.joined->backward(call.wanted, given);
     const bool is_differentiated = at::GradMode::is_enabled();
     const auto has_history = [](const Kept& kept) { return kept.input >= 0 || kept.result >= 0; };
     if (is_differentiated && !std::ranges::all_of(derived.kept, has_history))
       detail::refuse_double_backward("joined point-wise operators");
-    const auto all =
-        is_differentiated ? evaluate(part.expression, inputs) : computed(part, inputs, call.sizes, call.by);
-    std::size_t next = 0;
+    variable_list all;
+    if (part != nullptr)
+      all = is_differentiated ? evaluate(part->expression, inputs) : computed(*part, inputs, call.sizes, call.by);
+    auto source = sources.begin();
     for (std::size_t i = 0; i < call.wanted.size(); ++i) {
-      if (call.wanted[i]) made[i] = at::sum_to(all[next++], call.of_inputs[i]);
+      if (!call.wanted[i]) continue;
+      made[i] = at::sum_to(source->is_given ? inputs[source->at] : all[source->at], call.of_inputs[i]);
+      ++source;
     }
     return made;
   }
@@ -273,7 +310,8 @@ void compile_kernels(const OpGraph& graph, c10::Device device) {
                    [&](ValueId value) { wanted.push_back(node.grad_enabled && graph.value(value).has_gradient()); });
     if (std::ranges::none_of(wanted, [](bool is) { return is; })) continue;
     compile(joined.differentiated(wanted).forward);
-    compile(&joined.backward(wanted, Mask(joined.program().results.size(), true)));
+    const auto* backward = joined.backward(wanted, Mask(joined.program().results.size(), true)).part;
+    if (backward != nullptr) compile(backward);
   }
 }
 

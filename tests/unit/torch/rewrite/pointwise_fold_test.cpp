@@ -117,13 +117,14 @@ const std::vector<Form>& forms() {
          Tensor y;
          {
            const torch::NoGradGuard guard;
-           y = x * 2;
+           y = n.other(x) * 2;
          }
          return n.layer(x) + y;
        },
        {}},
       {"integers", [](Net& n, const Tensor& x) { return n.layer(x) * (x.to(torch::kLong) + 1); }, {}},
-      {"sums over samples", [](Net& n, const Tensor& x) { return (torch::tanh(n.layer(x).sum(0)) * 2) + x; }, {}},
+      {"sums over samples", [](Net& n, const Tensor& x) { return (torch::tanh(n.layer(x).sum(0)) + x) * 2; }, {}},
+      {"what no parameter is in", [](Net& n, const Tensor& x) { return n.layer(x) * torch::tanh(x); }, {}},
       {"weights alone", [](Net& n, const Tensor& x) { return torch::linear(x, torch::tanh(n.scale * 2).diag()); }, {}},
       {"another size",
        [](Net& n, const Tensor& x) { return torch::sigmoid(n.layer(x).mean(1, true)) * x.to(torch::kFloat); },
