@@ -231,9 +231,9 @@ struct PointwiseFunction : torch::autograd::Function<PointwiseFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
+    detail::refuse_double_backward("joined point-wise operators");
     const auto holder = context->saved_data["call"].toCapsule();
     const auto& call = static_cast<const Call&>(*holder);
-    const auto& derived = call.joined->differentiated(call.wanted);
     variable_list made(call.wanted.size() + 1), inputs;
     Mask given;
     for (const auto& gradient : gradients) {
@@ -244,13 +244,7 @@ struct PointwiseFunction : torch::autograd::Function<PointwiseFunction> {
     const auto saved = context->get_saved_variables();
     inputs.insert(inputs.end(), saved.begin(), saved.end());
     const auto& [part, sources] = call.joined->backward(call.wanted, given);
-    const bool is_differentiated = at::GradMode::is_enabled();
-    const auto has_history = [](const Kept& kept) { return kept.input >= 0 || kept.result >= 0; };
-    if (is_differentiated && !std::ranges::all_of(derived.kept, has_history))
-      detail::refuse_double_backward("joined point-wise operators");
-    variable_list all;
-    if (part != nullptr)
-      all = is_differentiated ? evaluate(part->expression, inputs) : computed(*part, inputs, call.sizes, call.by);
+    const auto all = part == nullptr ? variable_list() : computed(*part, inputs, call.sizes, call.by);
     auto source = sources.begin();
     for (std::size_t i = 0; i < call.wanted.size(); ++i) {
       if (!call.wanted[i]) continue;

@@ -19,7 +19,7 @@ enum class InputForm { kFull, kTransposed, kChannelsLast, kEverySecond, kRow, kC
 /// Of sizes [samples, 4, 3, 8].
 inline Tensor input_of(InputForm form, std::int64_t samples, at::TensorOptions options) {
   const auto drawn = [&](std::vector<std::int64_t> sizes) {  // kinks and ties are hit
-    return torch::randn(sizes, options.dtype(at::kDouble)).mul(4).round().div(4).to(options);
+    return torch::randn(sizes, torch::kDouble).mul(4).round().div(4).to(options);
   };
   switch (form) {
     case InputForm::kFull:
