@@ -175,6 +175,31 @@ struct Siamese : nn::Module {
   nn::Linear head{4, 3};
 };
 
+/// Channels weighed by what is in all places, a scaled residual, a gated layer: point-wise operators in a row.
+struct SmallGates : nn::Module {
+  SmallGates() {
+    register_module("stem", stem);
+    register_module("squeeze", squeeze);
+    register_module("excite", excite);
+    register_module("branch", branch);
+    register_module("gate", gate);
+    register_module("up", up);
+    register_module("down", down);
+    scale = register_parameter("scale", torch::full({4, 1, 1}, 0.3));
+  }
+  Tensor forward(const Tensor& x) {
+    auto h = F::gelu(stem(x)) - 0.1;
+    const auto weights = torch::sigmoid(excite(F::silu(squeeze(h.mean({2, 3})))));
+    h = torch::relu(h * weights.unsqueeze(-1).unsqueeze(-1) + x.narrow(1, 0, 1));
+    h = h + scale * (F::hardtanh(branch(h)) * 2);
+    const auto pooled = h.mean({2, 3});
+    return down(F::silu(gate(pooled)) * up(pooled));
+  }
+  nn::Conv2d stem = conv(3, 4), branch = conv(4, 4);
+  nn::Linear squeeze{4, 2}, excite{2, 4}, gate{4, 6}, up{4, 6}, down{6, 3};
+  Tensor scale;
+};
+
 template <class Net>
 std::shared_ptr<Net> made() {
   const std::lock_guard lock(numerics::generator_mutex());
@@ -316,6 +341,16 @@ TEST_CASE("batch norms that are joined with what follows them train, and evaluat
   check_course<SmallResNet>("ResNet", kTrainFirst, LossIs::kInTrainStep, kJoined);
   check_course<SmallResNet>("ResNet", kEvaluateFirst, LossIs::kOutside, kJoined);
   check_course<SmallUNet>("UNet with attention", kTrainFirst, LossIs::kOutside, kJoined);
+}
+
+TEST_CASE("point-wise operators that are joined train and evaluate on stages, replicas and tensor shards") {
+  const DoublePrecision guard;
+  torch::set_num_threads(1);
+  const std::vector<Case> cases{{{.stages = 2, .fusion = "on"}, {4, 2}},
+                                {{.stages = 1, .microbatches = 2, .fusion = "on", .replicas = {2}}, {4, 2}},
+                                {{.stages = 1, .tensor_parallel = 2, .fusion = "on"}, {4, 2}}};
+  check_course<SmallGates>("gates", kTrainFirst, LossIs::kInTrainStep, cases);
+  check_course<SmallGates>("gates", kEvaluateFirst, LossIs::kOutside, kJoined);
 }
 
 /// What rank 0 has after three steps on two replicas of two micro-batches, whose statistics are their own.

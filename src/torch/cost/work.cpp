@@ -6,6 +6,9 @@
 #include "torch/ir/class_head.hpp"
 #include "torch/ir/cross_entropy.hpp"
 #include "torch/ir/max_pool.hpp"
+#include "torch/ir/pointwise.hpp"
+#include "torch/kernels/pointwise/pointwise.hpp"
+#include "torch/kernels/pointwise/program.hpp"
 #include "torch/rewrite/channels_last.hpp"
 
 namespace autopar::algebra {
@@ -317,6 +320,35 @@ bool pools_in_kernels(const OpContext& op) {
          images.sizes[1].fixed * size_of(dtype_of(images.dtype)).value() % kPackBytes == 0;
 }
 
+/// Of joined point-wise operators: where no kernels run them, each may keep its result.
+SavedBytes saved_by_joined(const OpContext& op) {
+  SavedBytes saved;
+  const auto inputs = op.tensors();
+  const auto result = op.results().front();
+  const auto elements_of_all = elements(op.sizes(result));
+  const auto& text = op.node().args[PointwiseArgument::kProgram].toStringRef();
+  if (op.on_cuda()) {
+    std::vector<bool> wanted;
+    for (const auto input : inputs) wanted.push_back(op.graph().value(input).has_gradient());
+    for (const auto& kept : pointwise::kept_by(text, wanted)) {
+      if (kept.input >= 0)
+        saved.values.push_back(inputs[static_cast<std::size_t>(kept.input)]);
+      else if (kept.result >= 0)
+        saved.values.push_back(op.results()[static_cast<std::size_t>(kept.result)]);
+      else
+        saved.internal += elements_of_all * static_cast<double>(c10::elementSize(kept.value.type));
+    }
+    return saved;
+  }
+  saved.values = inputs;
+  saved.values.insert(saved.values.end(), op.results().begin(), op.results().end());
+  double between = 0;
+  for (const auto& step : pointwise::program_of(text).steps) between += double(c10::elementSize(step.type));
+  for (const auto value : op.results()) between -= double(c10::elementSize(op.graph().value(value).dtype));
+  saved.internal = elements_of_all * between;
+  return saved;
+}
+
 }  // namespace
 
 SavedBytes saved_by(const OpContext& op) {
@@ -426,6 +458,8 @@ SavedBytes saved_by(const OpContext& op) {
       }
       break;
     }
+    case SavedTensors::kJoined:
+      return saved_by_joined(op);
     case SavedTensors::kAttention: {
       const bool by_products = attends_by_products(op);
       // Products keep scaled copies of the queries and keys, and of the mask nothing.

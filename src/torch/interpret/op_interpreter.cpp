@@ -228,8 +228,17 @@ void OpInterpreter::handle(ReplayCall& call, const std::optional<SplitBackward>&
 
 void OpInterpreter::restore_layout(ReplayCall& call) const {
   for (const auto& output : call.node.outputs) {
-    if (output.kind != SlotKind::kTensor || !output.values[0].valid()) continue;
     auto& result = call.stack[static_cast<std::size_t>(output.position)];
+    if (output.kind == SlotKind::kList) {
+      auto list = result.toTensorVector();
+      for (std::size_t k = 0; k < list.size(); ++k) {
+        const auto value = output.values[k];
+        if (value.valid()) list[k] = in_captured_layout(std::move(list[k]), graph_.value(value), slice_->samples);
+      }
+      result = std::move(list);
+      continue;
+    }
+    if (output.kind != SlotKind::kTensor || !output.values[0].valid()) continue;
     if (!result.isTensor() || !result.toTensor().defined()) continue;
     result = in_captured_layout(result.toTensor(), graph_.value(output.values[0]), slice_->samples);
   }

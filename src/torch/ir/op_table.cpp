@@ -9,6 +9,7 @@
 #include "torch/ir/collectives.hpp"
 #include "torch/ir/cross_entropy.hpp"
 #include "torch/ir/max_pool.hpp"
+#include "torch/ir/pointwise.hpp"
 #include "torch/ir/shard_moves.hpp"
 
 namespace autopar {
@@ -315,11 +316,13 @@ const OpTraits& traits_of(std::string_view qualified_name) {
   static constexpr OpTraits kSumNorm{"", F::kLayerNorm, C::kMemory, S::kNormalisation};
   static constexpr OpTraits kLoss{"cross_entropy_loss", F::kClassLoss, C::kMemory, S::kResult};
   static constexpr OpTraits kPool{"max_pool2d", F::kTrailing, C::kMemory, S::kInputAndResult, 2};
+  static constexpr OpTraits kJoined{"", F::kPointwise, C::kMemory, S::kJoined};
   if (qualified_name == kLinearCrossEntropy) return kHead;
   if (qualified_name == kBatchNormRelu) return kNorm;
   if (qualified_name == kCrossEntropy) return kLoss;
   if (qualified_name == kAddLayerNorm) return kSumNorm;
   if (qualified_name == kMaxPool) return kPool;
+  if (qualified_name == kJoinedPointwise) return kJoined;
   if (collective_named(qualified_name) != nullptr) return kCollective;
   if (is_shard_move(qualified_name)) return kShardMove;
   if (!qualified_name.starts_with(kAten)) return kUnknown;

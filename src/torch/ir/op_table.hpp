@@ -81,6 +81,7 @@ enum class SavedTensors : std::uint8_t {
   kAttention,      ///< query, key, value, result, one statistic a row
   kRecurrent,      ///< input and gates of every step
   kIndices,        ///< the integer tensors among the arguments
+  kJoined,         ///< of joined point-wise operators: what their gradients are cheapest made of
 };
 
 /// One line of the closed operator table.

@@ -24,6 +24,7 @@
 #include "torch/device/host_memory.hpp"
 #include "torch/ir/shown_name.hpp"
 #include "torch/kernels/all_kernels.hpp"
+#include "torch/kernels/pointwise/pointwise.hpp"
 #include "torch/parameters/whole_handles.hpp"
 #include "torch/rewrite/batch_norm_fold.hpp"
 #include "torch/rewrite/cast_hoist.hpp"
@@ -33,6 +34,7 @@
 #include "torch/rewrite/layer_norm_fold.hpp"
 #include "torch/rewrite/linear_fold.hpp"
 #include "torch/rewrite/max_pool_fold.hpp"
+#include "torch/rewrite/pointwise_fold.hpp"
 #include "torch/rewrite/select_fold.hpp"
 
 namespace autopar {
@@ -217,6 +219,10 @@ void Session::Impl::capture_into(CapturedProgram& program, const CallArguments& 
   if (joins_operators())
     program.graph = fold_class_loss_casts(fold_layer_norms(fold_max_pools(fold_batch_norms(std::move(program.graph)))));
   if (chunks_heads()) program.graph = fold_class_heads(std::move(program.graph));
+  if (joins_operators()) {
+    program.graph = fold_pointwise(std::move(program.graph));
+    if (deployment_.device().is_cuda()) pointwise::compile_kernels(program.graph, deployment_.device());
+  }
   program.plan = analyze_batch(program.graph, algebra_options());
   for (const auto& value : program.graph.values) {
     if (value.kind == ValueKind::kConstant && value.constant.defined()) {

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include "torch/ir/op_graph.hpp"
+#include "torch/kernels/pointwise/gradient.hpp"
+
+namespace autopar::pointwise {
+
+/// What `autopar::pointwise` keeps for backward where its kernels run. The answer is remembered.
+/// @param text  of a program that has an expression
+/// @param wanted  by input: whether its gradient is wanted
+[[nodiscard]] const std::vector<Kept>& kept_by(const std::string& text, const std::vector<bool>& wanted);
+
+/// Compiles the kernels of all point-wise programs of a graph, forward and backward, so that no step does.
+void compile_kernels(const OpGraph& graph, c10::Device device);
+
+/// The operator with expressions in place of kernels, on any device: forward, what is kept and backward are those of
+/// the kernels.
+[[nodiscard]] std::vector<at::Tensor> call_by_expressions(at::TensorList inputs, const std::string& text);
+
+}  // namespace autopar::pointwise
