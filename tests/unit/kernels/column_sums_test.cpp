@@ -55,8 +55,10 @@ Numbers sums_of_kernels(CudaOnCpu& gpu, const Case& one, const Operands& of, boo
               ColumnSumsShape::kRows},
              from, partial, static_cast<long long>(one.rows), static_cast<long long>(one.stride),
              static_cast<int>(one.packs), static_cast<int>(one.of_block));
-  gpu.launch(std::string("add_up_columns_") + kName<W>, kernels_test::over_columns(columns), partial,
-             static_cast<int>(blocks), sum, static_cast<int>(columns), adds ? 1 : 0);
+  gpu.launch(std::string("add_up_columns_") + kName<W>,
+             {kernels_test::blocks_for(columns, ColumnSumsShape::kColumns), 1, ColumnSumsShape::kColumns,
+              ColumnSumsShape::kAtATime},
+             partial, static_cast<int>(blocks), sum, static_cast<int>(columns), adds ? 1 : 0);
   return gpu.numbers(sum);
 }
 
