@@ -22,7 +22,7 @@
 
 #include "cuda_on_cpu/device_code.hpp"
 
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(AUTOPAR_ADDRESS_SANITIZER)
 #include <sanitizer/common_interface_defs.h>
 #endif
 
@@ -245,13 +245,13 @@ class Launch {
   // What the address sanitizer must know of changes of stacks.
   static void start_switch([[maybe_unused]] void** kept, [[maybe_unused]] const void* stack,
                            [[maybe_unused]] std::size_t bytes) {
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(AUTOPAR_ADDRESS_SANITIZER)
     __sanitizer_start_switch_fiber(kept, stack, bytes);
 #endif
   }
   static void finish_switch([[maybe_unused]] void* kept, [[maybe_unused]] const void** from,
                             [[maybe_unused]] std::size_t* bytes) {
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(AUTOPAR_ADDRESS_SANITIZER)
     __sanitizer_finish_switch_fiber(kept, from, bytes);
 #endif
   }
