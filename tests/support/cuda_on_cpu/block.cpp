@@ -9,8 +9,6 @@
 #include <csignal>
 #include <cstdint>
 #include <cstring>
-#include <memory>
-#include <optional>
 #include <span>
 #include <stdexcept>
 
@@ -22,8 +20,8 @@
 
 #include "cuda_on_cpu/device_code.hpp"
 
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/common_interface_defs.h>
+#if defined(AUTOPAR_ADDRESS_SANITIZER)
+#include <sanitizer/asan_interface.h>
 #endif
 
 uint3 threadIdx, blockIdx, blockDim, gridDim;
@@ -33,7 +31,8 @@ namespace cuda_on_cpu {
 namespace {
 
 constexpr unsigned kWarp = 32, kMostThreads = 1024;
-constexpr std::size_t kStackBytes = 256 << 10;
+constexpr std::size_t kStackBytes =
+    (128 << 10) + 4096 + 192;  // no power of two, which a cache would keep in few places
 
 std::string text_of(const uint3& index) { return "(" + std::to_string(index.x) + ", " + std::to_string(index.y) + ")"; }
 std::string text_of(const Site& site) {
@@ -74,20 +73,19 @@ struct Fiber {
   void* sanitizer = nullptr;  ///< what it keeps of a fiber that waits
 };
 
-struct Unmap {
-  void operator()(void* stacks) const { munmap(stacks, kMostThreads * kStackBytes); }
-};
-using Stacks = std::unique_ptr<void, Unmap>;
+/// Of the threads of a block: those of all launches, one after the other.
+std::byte* stacks() {
+  static void* const mapped = mmap(nullptr, kMostThreads * kStackBytes, PROT_READ | PROT_WRITE,
+                                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapped == MAP_FAILED) throw autopar::Error("no memory for the stacks of a block's threads");
+  return static_cast<std::byte*>(mapped);
+}
 
 /// One launch.
 class Launch {
  public:
   Launch(const Kernel& kernel, const autopar::LaunchShape& shape, void* const* arguments, Order order)
       : kernel_(kernel), arguments_(arguments), order_(order), fibers_(shape.threads_x * shape.threads_y) {
-    void* const mapped = mmap(nullptr, kMostThreads * kStackBytes, PROT_READ | PROT_WRITE,
-                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (mapped == MAP_FAILED) throw autopar::Error("no memory for the stacks of a block's threads");
-    stacks_.reset(mapped);
     blockDim = {shape.threads_x, shape.threads_y, 1};
     gridDim = {shape.blocks_x, shape.blocks_y, 1};
     for (unsigned i = 0; i < fibers_.size(); ++i) make(i);
@@ -137,9 +135,12 @@ class Launch {
     auto& fiber = fibers_[place];
     fiber.index = {place % blockDim.x, place / blockDim.x, 0};
     getcontext(&fiber.begin);
-    fiber.begin.uc_stack.ss_sp = static_cast<std::byte*>(stacks_.get()) + place * kStackBytes;
+    fiber.begin.uc_stack.ss_sp = stacks() + place * kStackBytes;
     fiber.begin.uc_stack.ss_size = kStackBytes;
     makecontext(&fiber.begin, call_running_kernel, 0);
+#if defined(AUTOPAR_ADDRESS_SANITIZER)
+    __asan_unpoison_memory_region(fiber.begin.uc_stack.ss_sp, kStackBytes);  // what another launch has left there
+#endif
   }
 
   void resume(Fiber& fiber) {
@@ -245,13 +246,13 @@ class Launch {
   // What the address sanitizer must know of changes of stacks.
   static void start_switch([[maybe_unused]] void** kept, [[maybe_unused]] const void* stack,
                            [[maybe_unused]] std::size_t bytes) {
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(AUTOPAR_ADDRESS_SANITIZER)
     __sanitizer_start_switch_fiber(kept, stack, bytes);
 #endif
   }
   static void finish_switch([[maybe_unused]] void* kept, [[maybe_unused]] const void** from,
                             [[maybe_unused]] std::size_t* bytes) {
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(AUTOPAR_ADDRESS_SANITIZER)
     __sanitizer_finish_switch_fiber(kept, from, bytes);
 #endif
   }
@@ -262,7 +263,6 @@ class Launch {
   void* const* arguments_;
   Order order_;
   std::vector<Fiber> fibers_;
-  Stacks stacks_;
   jmp_buf scheduler_{};
   void* sanitizer_ = nullptr;
   const void* scheduler_stack_ = nullptr;
