@@ -5,6 +5,8 @@
 #include <cstring>
 #include <source_location>
 
+#include <math.h>  // CUDA C has exp, sqrt, … of float without std::
+
 // What CUDA C means where a C++ compiler compiles a kernel's text: included before the text. Threads of a block take
 // turns on one thread of the system (block.cpp), blocks run one after the other.
 
@@ -136,6 +138,9 @@ inline int __float_as_int(float x) { return bits_as<int>(x); }
 inline unsigned __float_as_uint(float x) { return bits_as<unsigned>(x); }
 
 inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
+inline double __longlong_as_double(long long bits) { return bits_as<double>(bits); }
+
+inline float rsqrt(float x) { return rsqrtf(x); }
 inline double rsqrt(double x) { return 1 / std::sqrt(x); }
 inline int min(int a, int b) { return b < a ? b : a; }
 inline int max(int a, int b) { return a < b ? b : a; }
