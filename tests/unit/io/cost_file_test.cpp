@@ -87,8 +87,8 @@ TEST_CASE("costs of another device or version are refused with what differs") {
   CHECK(mentions(library, "'2.12.0'"));
   CHECK(mentions(message_of(text, {kHere.device, "2.11.0", "9.9.9"}), "autopar"));
   CHECK(mentions(message_of(replaced(text, "\"version\":5", "\"version\":6")), "format 6"));
-  CHECK(mentions(message_of(replaced(text, "\"version\":4", "\"version\":1")), "format 1"));
-  CHECK(mentions(message_of(R"({"version":4,"hash":"0000000000000000","atoms":[]})"), "device: is missing"));
+  CHECK(mentions(message_of(replaced(text, "\"version\":5", "\"version\":1")), "format 1"));
+  CHECK(mentions(message_of(R"({"version":5,"hash":"0000000000000000","atoms":[]})"), "device: is missing"));
 }
 
 TEST_CASE("one altered digit is noticed") {
