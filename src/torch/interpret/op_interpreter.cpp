@@ -134,7 +134,7 @@ OpInterpreter::OpInterpreter(const OpGraph& graph, const BatchPlan& plan, std::v
     if (split && reads_what_is_summed(op, *split)) split->may_be_left = is_only_reader(graph, uses, op, *split);
     if (split) split->sums_bias = graph.is(op, "aten::linear") && split->bias.valid() && has_column_sums(device);
     if (split && !may_defer && !gains(*split)) split.reset();
-    if (split && may_pad_rows(graph, op)) {
+    if (split && device.is_cuda() && may_pad_rows(graph, op)) {
       split->pads_rows = true;
       split->input = &gradient_through_padded_rows;
       layout_matters_[op.index()] = false;  // its views are those that may read such rows

@@ -1,6 +1,5 @@
 #include "torch/rewrite/layer_norm_fold.hpp"
 
-#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>

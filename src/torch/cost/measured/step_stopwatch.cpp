@@ -1,6 +1,7 @@
 #include "torch/cost/measured/step_stopwatch.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 
 #include <ATen/core/grad_mode.h>
@@ -27,9 +28,6 @@ at::Tensor random_matrix(c10::Device device) {
   return at::randn({kWidth, kWidth}, make_generator(device, kFactorSeed),
                    at::TensorOptions().dtype(at::kHalf).device(device));
 }
-
-/// Seconds between two points of the device's work.
-double seconds_between(const c10::Event& begin, const c10::Event& end) { return begin.elapsedTime(end) * 1e-3; }
 
 }  // namespace
 
@@ -78,7 +76,8 @@ StepStopwatch::Seconds StepStopwatch::time(const std::function<void()>& work) {
   of_queueing_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   end.record(stream);
   synchronise(device_);
-  return {seconds_between(begin, end), of_queueing_};
+  constexpr double kMillisecond = 1e-3;
+  return {begin.elapsedTime(end) * kMillisecond, of_queueing_};
 }
 
 }  // namespace autopar::detail

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <array>
-#include <chrono>
 #include <functional>
 
 #include <ATen/core/Tensor.h>
