@@ -91,7 +91,7 @@ Tensor laid_out_as(const Tensor& input, Tensor tensor) {
 }
 
 struct Normalised {
-  Tensor result, statistics, affine;  ///< the last two [2, channels], see kBatchNormText
+  Tensor result, statistics, affine;  ///< the last two [2, channels] and [3, channels], see kBatchNormText
 };
 
 Normalised normalise(const Tensor& input, const Tensor& weight, const Tensor& bias, const Tensor& running_mean,
@@ -102,7 +102,7 @@ Normalised normalise(const Tensor& input, const Tensor& weight, const Tensor& bi
   const auto single = input.options().dtype(at::kFloat).memory_format(std::nullopt);
   const auto residual = laid_out_as(input, given_residual);
   const auto partial = detail::partial_sums(input, summing.blocks_y, of.channels);
-  Normalised made{at::empty_like(input), at::empty({2, of.channels}, single), at::empty({2, of.channels}, single)};
+  Normalised made{at::empty_like(input), at::empty({2, of.channels}, single), at::empty({3, of.channels}, single)};
   const int channels = static_cast<int>(of.channels), blocks = static_cast<int>(summing.blocks_y);
   launch(input, kernel_for(input, "sums_"), summing, data_of(input), memory_of(partial), of.rows, channels);
   launch(input, kernel_for(input, "statistics_"), detail::over_columns(of.channels), data_of(partial), blocks,
@@ -151,8 +151,8 @@ Gradients gradients(const Saved& saved, variable_list& given, bool relu, bool of
   const int channels = static_cast<int>(of.channels), blocks = static_cast<int>(summing.blocks_y);
   const std::string mask = !relu ? "" : saved.result.defined() ? "relu_result_" : "relu_";
   launch(first, kernel_for(first, "gradient_sums_" + mask + (second.defined() ? "two_" : "")), summing, data_of(first),
-         data_of(second), data_of(saved.input), data_of(saved.result), data_of(saved.statistics), data_of(saved.affine),
-         memory_of(partial), memory_of(writes_passed ? passed : Tensor()), of.rows, channels);
+         data_of(second), data_of(saved.input), data_of(saved.result), data_of(saved.affine), memory_of(partial),
+         memory_of(writes_passed ? passed : Tensor()), of.rows, channels);
   launch(first, "batch_norm_coefficients", detail::over_columns(of.channels), data_of(partial), blocks,
          data_of(saved.statistics), data_of(saved.affine), memory_of(made.weight), memory_of(made.bias),
          memory_of(factors), of.rows, channels);

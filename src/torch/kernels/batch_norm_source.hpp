@@ -10,10 +10,11 @@ struct BatchNormTables {
   static constexpr unsigned kThreads = 256;
 };
 
-/// Batch norm, the addition of a residual and ReLU: y = relu(scale x + offset + residual), with
-/// scale = weight / sqrt(var + eps), offset = bias - mean scale. Three kernels forward, three backward:
+/// Batch norm, the addition of a residual and ReLU: y = relu(scale (x - mean) + bias + residual), with
+/// scale = weight / sqrt(var + eps). The mean is taken off first: scale x and scale mean may be large beside their
+/// difference. Three kernels forward, three backward:
 ///  `sums_T`      partial sums over rows of x - x[0] and its square (Chan, Golub, LeVeque 1983: shifted data)
-///  `statistics`  mean and 1 / sqrt(var + eps) of each channel; running ones; scale and offset
+///  `statistics`  mean and 1 / sqrt(var + eps) of each channel; running ones; scale, bias and mean
 ///  `apply_T`     y
 ///  `gradient_sums_T`  partial sums over rows of dz and dz (x - mean); dz = dy where y > 0, dy the sum of the gradients
 ///                     of up to two readers; writes dz where the residual or what follows needs it
@@ -75,7 +76,7 @@ template <class T> __device__ void sums(const T* x, float* partial, long long ro
 
 // ---------------------------------------------------------------- forward
 
-// Makes statistics [2, channels] (mean, 1 / sqrt(var + eps)) and affine [2, channels] (scale, offset).
+// Makes statistics [2, channels] (mean, 1 / sqrt(var + eps)) and affine [3, channels] (scale, bias, mean).
 template <class T> __device__ void statistics(const float* partial, int blocks, const T* x, const float* weight,
                                               const float* bias, float* running_mean, float* running_var,
                                               float* statistics, float* affine, long long rows, int channels,
@@ -88,9 +89,9 @@ template <class T> __device__ void statistics(const float* partial, int blocks, 
   const double variance = fmax(second / rows - by * by, 0.0), inverse = rsqrt(variance + eps);
   statistics[channel] = mean;
   statistics[channels + channel] = inverse;
-  const double scale = (weight ? weight[channel] : 1.0) * inverse;
-  affine[channel] = scale;
-  affine[channels + channel] = (bias ? bias[channel] : 0.0) - mean * scale;
+  affine[channel] = (weight ? weight[channel] : 1.0) * inverse;
+  affine[channels + channel] = bias ? bias[channel] : 0.f;
+  affine[2 * channels + channel] = mean;
   if (running_mean) running_mean[channel] = (1 - momentum) * running_mean[channel] + momentum * mean;
   if (running_var) {
     const double unbiased = variance * rows / (rows - 1);
@@ -103,10 +104,11 @@ template <class T> __device__ void apply(const T* x, const T* residual, const fl
   constexpr int V = 16 / sizeof(T);
   const int packs = channels / V, pack = blockIdx.x * blockDim.x + threadIdx.x;
   if (pack >= packs) return;
-  float scale[V], offset[V];
+  float scale[V], bias[V], mean[V];
   for (int v = 0; v < V; ++v) {
     scale[v] = affine[pack * V + v];
-    offset[v] = affine[channels + pack * V + v];
+    bias[v] = affine[channels + pack * V + v];
+    mean[v] = affine[2 * channels + pack * V + v];
   }
   const long long step = (long long)gridDim.y * blockDim.y;
   for (long long row = (long long)blockIdx.y * blockDim.y + threadIdx.y; row < rows; row += step) {
@@ -114,7 +116,7 @@ template <class T> __device__ void apply(const T* x, const T* residual, const fl
     Pack<T> made = ((const Pack<T>*)x)[at], added;
     if (residual) added = ((const Pack<T>*)residual)[at];
     for (int v = 0; v < V; ++v) {
-      float z = number(made.at[v]) * scale[v] + offset[v];
+      float z = (number(made.at[v]) - mean[v]) * scale[v] + bias[v];
       if (residual) z += number(added.at[v]);
       store(made.at[v], relu && z <= 0 ? 0.f : z);
     }
@@ -128,13 +130,14 @@ template <class T> __device__ void apply(const T* x, const T* residual, const fl
 template <class T, bool kRelu, bool kReadsResult> struct Channels {
   static constexpr int V = 16 / sizeof(T);
   static constexpr bool kMakesResult = kRelu && !kReadsResult;
-  float scale[V], offset[V];
+  float scale[V], bias[V], mean[V];
 
   __device__ Channels(const float* affine, int channels, int pack) {
-    if constexpr (kMakesResult) {
-      for (int v = 0; v < V; ++v) {
+    for (int v = 0; v < V; ++v) {
+      mean[v] = affine[2 * channels + pack * V + v];
+      if constexpr (kMakesResult) {
         scale[v] = affine[pack * V + v];
-        offset[v] = affine[channels + pack * V + v];
+        bias[v] = affine[channels + pack * V + v];
       }
     }
   }
@@ -142,7 +145,7 @@ template <class T, bool kRelu, bool kReadsResult> struct Channels {
   // The gradient of relu's operand. Without y, whether that was positive is found by making it once more.
   __device__ float passed(float dy, T x, T y, int v) const {
     if (!kRelu) return dy;
-    const float z = kReadsResult ? number(y) : number(x) * scale[v] + offset[v];
+    const float z = kReadsResult ? number(y) : (number(x) - mean[v]) * scale[v] + bias[v];
     return z <= 0 ? 0.f : dy;
   }
 };
@@ -150,8 +153,8 @@ template <class T, bool kRelu, bool kReadsResult> struct Channels {
 // With kTwo dy is the sum of both gradients. dz is written where it takes more than a look at x to make it once more,
 // and may lie where one of them does.
 template <class T, bool kRelu, bool kReadsResult, bool kTwo>
-__device__ void gradient_sums(const T* first_dy, const T* second_dy, const T* x, const T* y, const float* statistics,
-                              const float* affine, float* partial, T* dz, long long rows, int channels) {
+__device__ void gradient_sums(const T* first_dy, const T* second_dy, const T* x, const T* y, const float* affine,
+                              float* partial, T* dz, long long rows, int channels) {
   constexpr int V = 16 / sizeof(T);
   constexpr bool kWrites = kReadsResult || kTwo;
   const int packs = channels / V, pack = blockIdx.x * blockDim.x + threadIdx.x;
@@ -159,8 +162,6 @@ __device__ void gradient_sums(const T* first_dy, const T* second_dy, const T* x,
   float first[V] = {}, second[V] = {};
   if (pack < packs) {
     const Channels<T, kRelu, kReadsResult> own(affine, channels, pack);
-    float mean[V];
-    for (int v = 0; v < V; ++v) mean[v] = statistics[pack * V + v];
     const Pack<T>*const dys = (const Pack<T>*)first_dy, *const others = (const Pack<T>*)second_dy;
     const Pack<T>*const xs = (const Pack<T>*)x, *const ys = (const Pack<T>*)y;
     const auto take = [&](long long at, Pack<T> of_y, const Pack<T>& other, const Pack<T>& of_x,
@@ -169,7 +170,7 @@ __device__ void gradient_sums(const T* first_dy, const T* second_dy, const T* x,
         const float given = kTwo ? number(of_y.at[v]) + number(other.at[v]) : number(of_y.at[v]);
         const float passed = own.passed(given, of_x.at[v], result.at[v], v);
         first[v] += passed;
-        second[v] += passed * (number(of_x.at[v]) - mean[v]);
+        second[v] += passed * (number(of_x.at[v]) - own.mean[v]);
         if (kWrites) store(of_y.at[v], passed);
       }
       if (kWrites) ((Pack<T>*)dz)[at] = of_y;
@@ -191,7 +192,7 @@ __device__ void gradient_sums(const T* first_dy, const T* second_dy, const T* x,
   write_block_sums<V>(first, second, partial, channels);
 }
 
-// dx = factors[0] dz + factors[1] x + factors[2]
+// dx = factors[0] dz + factors[1] (x - mean) + factors[2]
 extern "C" __global__ void batch_norm_coefficients(const float* partial, int blocks, const float* statistics,
                                                    const float* affine, float* dweight, float* dbias, float* factors,
                                                    long long rows, int channels) {
@@ -199,13 +200,12 @@ extern "C" __global__ void batch_norm_coefficients(const float* partial, int blo
   sum_blocks(partial, blocks, channels, first, second);
   const int channel = blockIdx.x * 32 + threadIdx.x;
   if (threadIdx.y > 0 || channel >= channels) return;
-  const double mean = statistics[channel], inverse = statistics[channels + channel], scale = affine[channel];
-  const double of_x = -scale * inverse * inverse * second / rows;
+  const double inverse = statistics[channels + channel], scale = affine[channel];
   dweight[channel] = second * inverse;
   dbias[channel] = first;
   factors[channel] = scale;
-  factors[channels + channel] = of_x;
-  factors[2 * channels + channel] = -scale * first / rows - of_x * mean;
+  factors[channels + channel] = -scale * inverse * inverse * second / rows;
+  factors[2 * channels + channel] = -scale * first / rows;
 }
 
 // Of dz, or of dy, of which dz is made once more.
@@ -225,7 +225,7 @@ __device__ void gradient(const T* dy, const T* x, const float* affine, const flo
   const auto make = [&](long long at, const Pack<T>& of_y, Pack<T> made) {
     for (int v = 0; v < V; ++v) {
       const float dz = own.passed(number(of_y.at[v]), made.at[v], made.at[v], v);
-      store(made.at[v], of_z[v] * dz + (of_x[v] * number(made.at[v]) + shift[v]));
+      store(made.at[v], of_z[v] * dz + (of_x[v] * (number(made.at[v]) - own.mean[v]) + shift[v]));
     }
     ((Pack<T>*)dx)[at] = made;
   };
@@ -243,9 +243,9 @@ __device__ void gradient(const T* dy, const T* x, const float* affine, const flo
 
 #define GRADIENT_SUMS(T, kRelu, kReadsResult, kTwo, name)                                                              \
   extern "C" __global__ void batch_norm_gradient_sums_##name(                                                          \
-      const T* first_dy, const T* second_dy, const T* x, const T* y, const float* made, const float* affine,           \
-      float* partial, T* dz, long long rows, int channels) {                                                           \
-    gradient_sums<T, kRelu, kReadsResult, kTwo>(first_dy, second_dy, x, y, made, affine, partial, dz, rows, channels); \
+      const T* first_dy, const T* second_dy, const T* x, const T* y, const float* affine, float* partial, T* dz,       \
+      long long rows, int channels) {                                                                                  \
+    gradient_sums<T, kRelu, kReadsResult, kTwo>(first_dy, second_dy, x, y, affine, partial, dz, rows, channels);       \
   }
 #define GRADIENT(T, kRelu, name)                                                                                       \
   extern "C" __global__ void batch_norm_gradient_##name(const T* dy, const T* x, const float* affine,                  \

@@ -136,7 +136,7 @@ Forward<T> run_forward(CudaOnCpu& gpu, const Case& one, const Form& form, const 
   const int channels = static_cast<int>(one.channels), blocks = static_cast<int>(one.blocks_y);
   const auto shape = over_rows<T>(one);
   const Forward<T> at{gpu.reads<T>("input", of.input), gpu.room<T>("result", of.input.size()),
-                      gpu.room<float>("statistics", 2 * one.channels), gpu.room<float>("affine", 2 * one.channels),
+                      gpu.room<float>("statistics", 2 * one.channels), gpu.room<float>("affine", 3 * one.channels),
                       gpu.room<float>("partial sums", 2 * one.blocks_y * one.channels)};
   const auto* residual = form.adds ? gpu.reads<T>("residual", of.residual) : nullptr;
   const auto* weight = form.weighs ? gpu.reads<float>("weight", of.weight) : nullptr;
@@ -170,7 +170,7 @@ Outcome outcome_of_kernels(CudaOnCpu& gpu, const Case& one, const Form& form, co
                     : form.passed == Passed::kSecond ? second
                                                      : gpu.room<T>("passed to relu's operand", of.input.size());
   gpu.launch("batch_norm_gradient_sums_" + mask + (form.has_two_readers ? "two_" : "") + type, shape, first, second,
-             at.input, result, at.statistics, at.affine, at.partial, passed, rows, channels);
+             at.input, result, at.affine, at.partial, passed, rows, channels);
   auto* const of_weight = gpu.room<float>("gradient of the weight", one.channels);
   auto* const of_bias = gpu.room<float>("gradient of the bias", one.channels);
   auto* const factors = gpu.room<float>("factors", 3 * one.channels);
