@@ -131,6 +131,7 @@ OneCapture capture_at(std::int64_t batch, const torch::nn::Module& module, const
                          .constructing = false,
                          .make_real = detail::materialise_constant,
                          .exact_batch_norm = options.exact_batch_norm,
+                         .device = options.device,
                          .autocast_device = options.autocast ? std::optional(options.autocast->device) : std::nullopt,
                          .compute_type = options.autocast && options.autocast->everywhere
                                              ? std::optional(options.autocast->dtype)

@@ -52,6 +52,9 @@ struct CaptureOptions {
   /// Run the forward inside autocast. Unlike there, results have the element types that they have without it, and what
   /// sums or averages all elements of a tensor (a loss) gives float32.
   std::optional<Autocast> autocast{};
+  /// CPU or CUDA: how results lie in memory where the kernels of both do it differently, as those of attention with
+  /// dropout.
+  c10::DeviceType device = c10::DeviceType::CPU;
   /// Batch sizes of the three captures. Neither multiples of one another nor of one parity, so that halves, parities
   /// and thresholds between them show.
   std::array<std::int64_t, 3> batch_sizes{7, 12, 18};

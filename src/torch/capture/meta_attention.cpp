@@ -36,6 +36,15 @@ void check(const at::Tensor& query, const at::Tensor& key, const at::Tensor& val
               ", which is neither bool nor float nor that of the query");
 }
 
+/// As the query lies, in memory without gaps.
+at::Tensor form_of_query(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
+  auto form = at::empty_like(query);
+  const bool differentiable = query.requires_grad() || key.requires_grad() || value.requires_grad();
+  if (!differentiable || !at::GradMode::is_enabled()) return form;
+  form.set_requires_grad(true);
+  return form.clone();  // no leaf: an in-place operator may follow
+}
+
 }  // namespace
 
 at::Tensor attention_form(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
@@ -50,11 +59,19 @@ at::Tensor attention_form(const at::Tensor& query, const at::Tensor& key, const 
     return std::get<0>(
         at::_scaled_dot_product_attention_math(query, key, value, mask, dropout, is_causal, {}, scale, grouped));
   }
-  auto form = at::empty_like(query);
-  const bool differentiable = query.requires_grad() || key.requires_grad() || value.requires_grad();
-  if (!differentiable || !at::GradMode::is_enabled()) return form;
-  form.set_requires_grad(true);
-  return form.clone();  // no leaf: an in-place operator may follow
+  return form_of_query(query, key, value);
+}
+
+std::optional<at::Tensor> attention_form_on_cuda(const at::Tensor& query, const at::Tensor& key,
+                                                 const at::Tensor& value, const std::optional<at::Tensor>& mask) {
+  check(query, key, value, mask);
+  const bool has_kernels = query.dim() == 4 && key.dim() == 4 && value.dim() == 4 &&
+                           query.scalar_type() != at::kDouble && query.scalar_type() == key.scalar_type() &&
+                           query.scalar_type() == value.scalar_type();
+  if (!has_kernels || query.size(0) != key.size(0) || query.size(0) != value.size(0)) return std::nullopt;
+  if (query.size(3) != key.size(3) || query.size(3) != value.size(3) || key.size(2) != value.size(2))
+    return std::nullopt;
+  return form_of_query(query, key, value);
 }
 
 }  // namespace autopar::detail

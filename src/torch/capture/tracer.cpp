@@ -16,6 +16,7 @@
 
 #include "torch/capture/autocast_rules.hpp"
 #include "torch/capture/exact_batch_norm.hpp"
+#include "torch/capture/meta_attention.hpp"
 #include "torch/capture/phantom.hpp"
 #include "torch/capture/window_views.hpp"
 #include "torch/ir/ivalues.hpp"
@@ -368,9 +369,21 @@ void Tracer::check_factors(const Call& call) const {
              "whose operands autocast casts on every device");
 }
 
+/// What an operator gives on CUDA, where that lies in memory otherwise than on CPUs.
+std::optional<at::Tensor> Tracer::form_on_cuda(const Call& call) const {
+  if (options_.device != c10::DeviceType::CUDA || call.schema.name() != "aten::scaled_dot_product_attention")
+    return std::nullopt;
+  const auto mask = call.twins[3].isTensor() ? std::optional(call.twins[3].toTensor()) : std::nullopt;
+  return attention_form_on_cuda(call.twins[0].toTensor(), call.twins[1].toTensor(), call.twins[2].toTensor(), mask);
+}
+
 void Tracer::run_on_twins(Call& call) {
   call.results = call.twins;
   try {
+    if (auto form = form_on_cuda(call)) {
+      call.results.assign(1, std::move(*form));
+      return;
+    }
     call.op.callBoxed(&call.results);
   } catch (const c10::NotImplementedError&) {
     try_on_zeros(call);

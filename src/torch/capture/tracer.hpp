@@ -44,6 +44,8 @@ class Tracer {
     std::function<bool(const at::Tensor&)> make_real;
     /// Batch norms in training mode are recorded as the operators of exact_batch_norm.
     bool exact_batch_norm = false;
+    /// `CaptureOptions::device`.
+    c10::DeviceType device = c10::DeviceType::CPU;
     /// Autocast, where it is on, is that of `CaptureOptions::autocast` on this device; none: the caller's own.
     std::optional<c10::DeviceType> autocast_device{};
     /// `Autocast::everywhere` and its element type.
@@ -122,6 +124,7 @@ class Tracer {
   [[nodiscard]] const char* data_dependent() const;
   void collect_arguments(Call& call);
   void run_on_twins(Call& call);
+  [[nodiscard]] std::optional<at::Tensor> form_on_cuda(const Call& call) const;
   void try_on_zeros(Call& call);
   bool take_solved_form(Call& call) const;
   void collect_results(Call& call);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "torch/ir/add_layer_norm.hpp"
+#include "torch/ir/batch_norm_relu.hpp"
 #include "torch/ir/class_head.hpp"
 #include "torch/ir/cross_entropy.hpp"
 #include "torch/ir/max_pool.hpp"
@@ -310,14 +311,21 @@ ClassHeadMemory class_head_memory(const OpContext& op) {
 
 namespace {
 
-/// Whether kernels take what the operator reads, as those of `max_pool` do: channels-last images, channels in packs.
-bool pools_in_kernels(const OpContext& op) {
-  if (!op.graph().is(op.id(), kMaxPool) || !op.on_cuda()) return false;
+/// Whether kernels of the library's own take what the operator reads: channels-last images, channels in packs.
+bool takes_images_in_packs(const OpContext& op) {
+  if (!op.on_cuda()) return false;
   const auto& images = op.graph().value(op.first_tensor());
   constexpr std::int64_t kPackBytes = 16;
   const bool has_type = images.dtype == at::kFloat || c10::isReducedFloatingType(images.dtype);
   return has_type && is_channels_last(images) &&
          images.sizes[1].fixed * size_of(dtype_of(images.dtype)).value() % kPackBytes == 0;
+}
+
+/// Of the result only the sign is needed. Without a residual kernels make it once more of the operand.
+bool keeps_result_of_relu(const OpContext& op) {
+  if (!op.has("relu") || !op.flag("relu", false)) return false;
+  const bool has_residual = op.has("residual") && op.tensor("residual").valid();
+  return has_residual || !op.graph().is(op.id(), kBatchNormRelu) || !takes_images_in_packs(op);
 }
 
 /// Of joined point-wise operators: where no kernels run them, each may keep its result.
@@ -391,7 +399,7 @@ SavedBytes saved_by(const OpContext& op) {
       }
       break;
     case SavedTensors::kInputAndResult:
-      if (pools_in_kernels(op)) {
+      if (op.graph().is(op.id(), kMaxPool) && takes_images_in_packs(op)) {
         saved.internal = elements(op.result_sizes());  // positions in the windows
         break;
       }
@@ -442,7 +450,7 @@ SavedBytes saved_by(const OpContext& op) {
     case SavedTensors::kNormalisation: {
       keep(op.graph().is(op.id(), kAddLayerNorm) ? result
                                                  : operands.front());  // its first result is the norm's operand
-      if (op.has("relu") && op.flag("relu", false)) keep(result);      // whose sign says where gradients pass
+      if (keeps_result_of_relu(op)) keep(result);
       // statistics of 16-bit values are kept in single precision
       const auto row = std::max(4.0, static_cast<double>(size_of(dtype_of(op.graph().value(result).dtype)).value()));
       const auto& sizes = op.sizes(operands.front());

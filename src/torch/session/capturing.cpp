@@ -155,6 +155,7 @@ CaptureOptions Session::Impl::capture_options() const {
   CaptureOptions capture;
   capture.exact_batch_norm = options_.batch_norm == "exact";
   const auto device = deployment_.device().type();
+  capture.device = device;
   if (options_.precision == "bf16") capture.autocast = Autocast{at::kBFloat16, device};
   if (options_.precision == "bf16-compute") capture.autocast = Autocast{at::kBFloat16, device, /*everywhere=*/true};
   if (options_.precision == "fp16") capture.autocast = Autocast{at::kHalf, device};

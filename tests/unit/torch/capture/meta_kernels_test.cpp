@@ -96,6 +96,45 @@ TEST_CASE("attention has the form that the CPU's kernel gives", "[meta]") {
   }
 }
 
+namespace attention_layout_test {
+
+/// Attention with dropout, of one layer's queries, keys and values.
+struct Attention : TestModel {
+  torch::nn::Linear qkv{8, 24};
+  Attention() { register_module("qkv", qkv); }
+  Tensors run(const Tensors& in) override {
+    const auto n = in[0].size(0), tokens = in[0].size(1);
+    const auto parts = qkv(in[0]).view({n, tokens, 3, 2, 4}).permute({2, 0, 3, 1, 4}).unbind(0);
+    const auto mixed = at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0.1);
+    return {mixed.transpose(1, 2).reshape({n, tokens, 8})};
+  }
+  Tensors arguments(std::int64_t n) override { return {torch::randn({n, 5, 8})}; }
+};
+
+/// Whether heads are brought together in the memory that attention has made.
+bool views_heads(c10::DeviceType device) {
+  Attention net;
+  CaptureOptions options;
+  options.device = device;
+  const auto forward = [&](const Tensors& in) { return net.run(in); };
+  const auto graph = capture(net, {input_spec(net.arguments(7)[0])}, forward, options);
+  for (std::size_t i = 0; i < graph.ops.size(); ++i) {
+    if (!graph.is(OpId::of(i), "aten::scaled_dot_product_attention")) continue;
+    const auto& made = graph.value(graph.output(OpId::of(i)));
+    CHECK(made.requires_grad);
+    return made.storage == graph.value(graph.outputs[0]).storage;
+  }
+  FAIL("no attention was captured");
+  return false;
+}
+
+}  // namespace attention_layout_test
+
+TEST_CASE("attention with dropout lies as the device's kernels lay it out", "[meta]") {
+  CHECK_FALSE(attention_layout_test::views_heads(at::kCPU));
+  CHECK(attention_layout_test::views_heads(at::kCUDA));
+}
+
 TEST_CASE("what models use has the form that the CPU's kernels give", "[meta]") {
   torch::manual_seed(2);
   const auto image = torch::randn({2, 6, 9, 7}), volume = torch::randn({2, 3, 6, 5, 4}), rows = torch::randn({4, 6});
