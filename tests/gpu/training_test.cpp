@@ -26,8 +26,9 @@ using precision_test::Comparison;
 /// Of a whole tensor: less a matter of chance than its largest element.
 double error_norm(const Tensor& a, const Tensor& b) { return (a - b).norm().item<double>(); }
 
-/// In fp32: 1.5 times libtorch's error, and what rounding one number gives. In 16 bits and TF32: 1.5 times its error;
-/// where it was lucky, as with the loss, a sixteenth of the type's epsilon.
+/// 1.5 times libtorch's error; in fp32 as much again as rounding one number gives, else, where libtorch was lucky, as
+/// with the loss, a sixteenth of the type's epsilon. On average over tensors: of two such errors one is larger by
+/// chance.
 double allowed(const std::string& precision, double of_libtorch, const Tensor& exact) {
   const double size = exact.norm().item<double>();
   if (precision == "module") return 1.5 * of_libtorch + 1e-6 * size;
@@ -82,7 +83,7 @@ void check_beside_libtorch(ap::World& world, const Task<Net>& task, const std::v
                           allowed(setting.precision, error_norm(rounded[i].second, value), value)});
     }
     print(task.name, setting, compared);
-    precision_test::check_law(compared, world.rank(), setting.precision != "module");
+    precision_test::check_law(compared, world.rank(), true);
   }
 }
 
@@ -108,7 +109,13 @@ TEST_CASE("a transformer trains as by libtorch in every precision, its operators
 
 TEST_CASE("a ResNet trains as by libtorch in every precision, its operators joined or apart", "[gpu][training]") {
   ap::World world(0, nullptr);
-  check_beside_libtorch(world, resnet_task(ap::device(world)), settings());
+  const auto task = resnet_task(ap::device(world));
+  {
+    const NearestBend bend;
+    for (const int parts : {1, 2}) static_cast<void>(trained_by_libtorch(task, "fp64", parts));
+    CHECK(bend.distance() > 1e-5);
+  }
+  check_beside_libtorch(world, task, settings());
 }
 
 TEST_CASE("gated layers train as by libtorch in every precision, their operators joined or apart", "[gpu][training]") {
