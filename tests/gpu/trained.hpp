@@ -93,20 +93,29 @@ inline Task<models::TransformerImpl> transformer_task(c10::Device device, double
           Stepping::kAdamW, device};
 }
 
-/// Convolutions, batch norms with and without additions, max-pooling; channels-last. With these samples no argument of
-/// a ReLU is so near 0 that rounding in fp32 decides which way it goes, which is no error that two programs share: the
-/// gradient of a sample changes by all that went through (`NearestBend`).
-inline Task<models::ResNetImpl> resnet_task(c10::Device device) {
-  constexpr std::uint64_t kNoneNearABend = 7;
-  const models::ResNetSize size{{1, 1, 1, 1}, false, 8, 103};
-  return {"ResNet", [size] { return std::make_shared<models::ResNetImpl>(size); },
-          batches_of(
-              device,
-              [&] {
-                return std::pair(torch::randn({16, 3, 32, 32}), torch::randint(size.classes, {16}, torch::kLong));
-              },
-              kNoneNearABend),
-          Stepping::kSgd, device};
+/// Convolutions, batch norms with and without additions, max-pooling; channels-last.
+inline Task<models::ResNetImpl> resnet_task(c10::Device device, const models::ResNetSize& size, std::int64_t pixels,
+                                            std::uint64_t seed) {
+  return {
+      "ResNet", [size] { return std::make_shared<models::ResNetImpl>(size); },
+      batches_of(
+          device,
+          [&] {
+            return std::pair(torch::randn({16, 3, pixels, pixels}), torch::randint(size.classes, {16}, torch::kLong));
+          },
+          seed),
+      Stepping::kSgd, device};
+}
+
+/// Of so many elements that those which rounding takes to another side of a ReLU are alike in two programs.
+inline Task<models::ResNetImpl> wide_resnet_task(c10::Device device) {
+  return resnet_task(device, {{1, 1, 1, 1}, true, 16, 103}, 64, 4);
+}
+
+/// With these samples no argument of a ReLU is so near 0 that rounding in fp32 takes it to the other side
+/// (`NearestBend`), by which a gradient changes by all that goes through.
+inline Task<models::ResNetImpl> narrow_resnet_task(c10::Device device) {
+  return resnet_task(device, {{1, 1, 1, 1}, false, 8, 103}, 32, 7);
 }
 
 inline Task<Gates> gates_task(c10::Device device) {
