@@ -109,7 +109,7 @@ std::vector<Setting> with_each_choice(const std::vector<std::string>& precisions
 
 TEST_CASE("a transformer trains as by libtorch in every precision, its operators joined or apart", "[gpu][training]") {
   ap::World world(0, nullptr);
-  const auto task = transformer_task(ap::device(world));
+  const auto task = small_transformer_task(ap::device(world));
   check_beside_libtorch(world, task, with_all_choices({"module", "bf16", "bf16-compute"}));
   check_beside_libtorch(world, task, with_each_choice({"tf32", "fp16"}));
 }
@@ -166,7 +166,7 @@ TEST_CASE("a training with dropout repeats itself to the bit, in all kernels of 
   const DeterministicCuDnn deterministic;
   ap::World world(0, nullptr);
   const auto device = ap::device(world);
-  check_repeats(world, transformer_task(device, 0.1),
+  check_repeats(world, small_transformer_task(device, 0.1),
                 {{"module", "on", 2}, {"bf16", "off", 1}, {"bf16-compute", "on", 1}});
   check_repeats(world, wide_resnet_task(device), {{"module", "on", 1}, {"bf16", "on", 2}});
   check_repeats(world, gates_task(device), {{"bf16-compute", "on", 2}});
