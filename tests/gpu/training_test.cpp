@@ -36,7 +36,7 @@ double allowed(const std::string& precision, double of_libtorch, const Tensor& e
   return 1.5 * std::max(of_libtorch, luck * size);
 }
 
-/// Twice the same training by libtorch alone, exact and with the setting's precision.
+/// The same training by libtorch alone, exact and with the setting's precision.
 template <class Net>
 class Beside {
  public:
@@ -67,6 +67,7 @@ void print(const std::string& name, const Setting& setting, const std::vector<Co
 
 template <class Net>
 void check_beside_libtorch(ap::World& world, const Task<Net>& task, const std::vector<Setting>& settings) {
+  const precision_test::IeeeOfProcess ieee;
   Beside<Net> beside(task);
   for (const auto& setting : settings) {
     INFO(task.name << ": " << setting.describe());
