@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <map>
 #include <sstream>
@@ -44,6 +45,20 @@ struct Pass {
   [[nodiscard]] bool is_fill() const {
     return is_in("aten::fill_") || is_in("aten::zero_") || kernel.find("Fill") != kernel.npos ||
            kernel.find("Memset") != kernel.npos;
+  }
+  /// Whether a program, the library or a node of autograd asked for it, and not an operator that works on something.
+  [[nodiscard]] bool is_by_itself() const {
+    std::string_view rest = operators;
+    while (rest.starts_with("autograd::engine::evaluate_function") ||
+           rest.substr(0, rest.find(" > ")).find("aten::") == rest.npos) {
+      const auto end = rest.find(" > ");
+      if (end == rest.npos) return false;
+      rest.remove_prefix(end + 3);
+    }
+    constexpr std::array<std::string_view, 9> kPasses{"aten::copy_", "aten::to",         "aten::fill_",
+                                                      "aten::zero_", "aten::zeros",      "aten::zeros_like",
+                                                      "aten::clone", "aten::contiguous", "aten::_foreach_copy_"};
+    return std::ranges::find(kPasses, rest.substr(0, rest.find(" > "))) != kPasses.end();
   }
   [[nodiscard]] std::string describe() const {
     std::ostringstream out;
