@@ -2,6 +2,9 @@
 
 #include <catch_shim.hpp>
 
+#include <ATen/DeviceAccelerator.h>
+
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <set>
