@@ -44,7 +44,7 @@ function(autopar_add_programs folder)
     endif()
     add_executable(${name} ${sources_${name}})
     target_link_libraries(${name} PRIVATE ${library} autopar_warnings)
-    # models/ and baselines/, which several programs use
+    # models/, baselines/ and traces/, which several programs use
     target_include_directories(${name} PRIVATE
       "${PROJECT_SOURCE_DIR}/examples" "${PROJECT_SOURCE_DIR}/benchmarks")
     if(folder STREQUAL "benchmarks") # what users do not include

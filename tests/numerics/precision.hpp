@@ -49,25 +49,34 @@ class AutocastScope {
   c10::DeviceType device_;
 };
 
-/// TF32 products and convolutions of one process.
-class Tf32OfProcess {
+/// How one process takes products and convolutions of float32 on GPUs.
+class SinglePrecisionOfProcess {
  public:
-  Tf32OfProcess() {
+  explicit SinglePrecisionOfProcess(at::Float32Precision precision) {
     for (auto& [op, before] : settings_) {
       before = at::globalContext().float32Precision(at::Float32Backend::CUDA, op);
-      at::globalContext().setFloat32Precision(at::Float32Backend::CUDA, op, at::Float32Precision::TF32);
+      at::globalContext().setFloat32Precision(at::Float32Backend::CUDA, op, precision);
     }
   }
-  ~Tf32OfProcess() {
+  ~SinglePrecisionOfProcess() {
     for (const auto& [op, before] : settings_)
       at::globalContext().setFloat32Precision(at::Float32Backend::CUDA, op, before);
   }
-  Tf32OfProcess(const Tf32OfProcess&) = delete;
-  Tf32OfProcess& operator=(const Tf32OfProcess&) = delete;
+  SinglePrecisionOfProcess(const SinglePrecisionOfProcess&) = delete;
+  SinglePrecisionOfProcess& operator=(const SinglePrecisionOfProcess&) = delete;
 
  private:
   std::array<std::pair<at::Float32Op, at::Float32Precision>, 2> settings_{
       {{at::Float32Op::MATMUL, at::Float32Precision::NONE}, {at::Float32Op::CONV, at::Float32Precision::NONE}}};
+};
+
+struct Tf32OfProcess : SinglePrecisionOfProcess {
+  Tf32OfProcess() : SinglePrecisionOfProcess(at::Float32Precision::TF32) {}
+};
+
+/// libtorch runs convolutions in TF32 unless it is told not to.
+struct IeeeOfProcess : SinglePrecisionOfProcess {
+  IeeeOfProcess() : SinglePrecisionOfProcess(at::Float32Precision::IEEE) {}
 };
 
 struct Mlp : nn::Module {

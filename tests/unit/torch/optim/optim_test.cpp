@@ -1,5 +1,6 @@
 #include <torch/torch.h>
 
+#include <ATen/record_function.h>
 #include <catch_shim.hpp>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <unistd.h>
@@ -243,6 +245,30 @@ void check_manners(Options options) {
   numbers.mutable_grad() = torch::ones({2}, at::kComplexDouble);
   Optimizer complex(Tensors{numbers}, options);
   CHECK_THROWS_WITH(complex.step(), Catch::Matchers::Contains("Complex"));
+}
+
+int& copies_made() {
+  thread_local int count = 0;
+  return count;
+}
+
+TEST_CASE("a gradient whose strides differ in dims of one element alone is read where it is") {
+  const auto start = torch::randn({8, 4, 1, 1}), gradient = torch::randn({8, 1, 1, 4}).permute({0, 3, 1, 2});
+  REQUIRE(start.strides() != gradient.strides());
+  auto ours = start.clone(), theirs = start.clone();
+  ap::optim::SGD optimizer({ours}, optim::SGDOptions(0.1).momentum(0.9));
+  optim::SGD reference({theirs}, optim::SGDOptions(0.1).momentum(0.9));
+  for (auto* parameter : {&ours, &theirs}) parameter->mutable_grad() = gradient;
+  copies_made() = 0;
+  const auto callback = at::addThreadLocalCallback(at::RecordFunctionCallback([](const at::RecordFunction& called) {
+    copies_made() += std::string_view(called.name()) == "aten::copy_" ? 1 : 0;
+    return std::unique_ptr<at::ObserverContext>();
+  }));
+  for (int step = 0; step < 3; ++step) optimizer.step();
+  at::removeCallback(callback);
+  for (int step = 0; step < 3; ++step) reference.step();
+  CHECK(copies_made() == 0);
+  require_close(ours, theirs, 1e-6);
 }
 
 TEST_CASE("closures, later groups, missing, sparse and complex gradients") {

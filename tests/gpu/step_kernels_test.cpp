@@ -1,0 +1,201 @@
+#include <torch/torch.h>
+
+#include <catch_shim.hpp>
+
+#include <ATen/DeviceAccelerator.h>
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <autopar/autopar.hpp>
+
+#include "recorded_copies.hpp"
+#include "trained.hpp"
+
+// What a step in 16 bits launches, with operators joined: kernels of the library's own for all that has one, and no
+// pass over memory that computes nothing, but for those that are listed here with their reasons.
+namespace gpu_step_kernels_test {
+
+using namespace gpu_tasks;
+using gpu_copies::Pass;
+
+/// A task's sixth step, and its parameters.
+struct Step {
+  std::unique_ptr<gpu_copies::profiler::ProfilerResult> recorded;
+  std::set<std::vector<std::int64_t>> parameter_sizes;
+  std::vector<Pass> passes;
+};
+
+template <class Net>
+Step recorded_step(ap::World& world, const Task<Net>& task, const std::string& precision) {
+  auto model = wrapped(world, task, {precision, "on", 1});
+  const auto optimizer = optimizer_of<ap::optim::AdamW, ap::optim::SGD>(task.stepping, model->parameters());
+  model->attach(*optimizer);
+  const auto& [x, y] = task.batches.front();
+  const auto step = [&, &x = x, &y = y] {
+    optimizer->zero_grad();
+    model(x, y).backward();
+    optimizer->step();
+    if (task.device.is_cuda()) at::accelerator::synchronizeDevice(task.device.index());
+  };
+  constexpr int kStepsBefore = 5;  // the next call looks at no program (Options::verify_capture)
+  for (int i = 0; i < kStepsBefore; ++i) step();
+  Step made{traces::recorded(step, task.device, true), {}, {}};
+  for (const auto& parameter : model->parameters()) made.parameter_sizes.insert(parameter.sizes().vec());
+  made.passes = gpu_copies::passes_of(*made.recorded, task.device);
+  return made;
+}
+
+/// Several tensors are copied at a time for what a step of an optimizer has not written itself.
+bool casts_parameter(const Pass& pass, const Step& step) {
+  if (pass.is_in("aten::_foreach_copy_")) return true;
+  return pass.given.size() > 1 && pass.given[0].is_half() && pass.given[1].type == "float" &&
+         step.parameter_sizes.contains(pass.given[1].sizes);
+}
+
+/// A pass that a step makes, and how often.
+struct Reason {
+  std::string why;
+  std::function<bool(const Pass&)> holds;
+  std::int64_t count;
+};
+
+/// Passes that are wrong, in words; empty where all is well.
+class Wrong {
+ public:
+  void add(const std::string& what, const std::vector<Pass>& passes) {
+    if (!passes.empty()) text_ += '\n' + what + ':' + gpu_copies::listed(passes);
+  }
+  void compare(const std::string& what, std::int64_t count, std::int64_t wanted) {
+    if (count != wanted) text_ += '\n' + what + ": " + std::to_string(count) + " x, not " + std::to_string(wanted);
+  }
+  [[nodiscard]] const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+};
+
+/// Passes of more than a few bytes that no reason holds for; numbers of the others are compared.
+std::vector<Pass> without_reason(const Step& step, const std::vector<Reason>& reasons, Wrong& wrong) {
+  constexpr std::int64_t kFewBytes = 64;
+  std::vector<std::int64_t> counts(reasons.size(), 0);
+  std::vector<Pass> left;
+  for (const auto& pass : step.passes) {
+    if (pass.bytes >= 0 && pass.bytes <= kFewBytes) continue;
+    const auto reason = std::ranges::find_if(reasons, [&](const Reason& each) { return each.holds(pass); });
+    if (reason == reasons.end())
+      left.push_back(pass);
+    else
+      ++counts[static_cast<std::size_t>(reason - reasons.begin())];
+  }
+  for (std::size_t i = 0; i < reasons.size(); ++i) wrong.compare(reasons[i].why, counts[i], reasons[i].count);
+  return left;
+}
+
+/// @param reasons  for passes that there are
+void check(const Step& step, const std::vector<Reason>& reasons) {
+  std::vector<Pass> casts, fills;
+  for (const auto& pass : step.passes) {
+    if (casts_parameter(pass, step)) casts.push_back(pass);
+    const bool is_of_gradient = !pass.given.empty() && step.parameter_sizes.contains(pass.given[0].sizes);
+    if (pass.is_fill() && is_of_gradient && !pass.is_in("aten::embedding_dense_backward")) fills.push_back(pass);
+  }
+  Wrong wrong;
+  wrong.add("casts of parameters", casts);
+  wrong.add("gradients filled with zeros", fills);
+  auto left = without_reason(step, reasons, wrong);
+  const auto of_operators = std::ranges::partition(left, &Pass::is_by_itself);
+  wrong.add("without a reason", {left.begin(), of_operators.begin()});
+  INFO("copies, casts and fills of the step:" << gpu_copies::listed(step.passes));
+  INFO("wrong:" << wrong.text());
+  CHECK(wrong.text().empty());
+  if (!of_operators.empty())  // which follow the versions of libtorch and cuDNN
+    WARN("within other operators:" << gpu_copies::listed({of_operators.begin(), of_operators.end()}));
+}
+
+std::function<bool(const Pass&)> is_in(const std::string& name) {
+  return [name](const Pass& pass) { return pass.is_in(name); };
+}
+
+Reason counted_labels() {
+  return {"labels that count, as numbers that are added up",
+          [](const Pass& pass) {
+            return pass.is_in("aten::sum > aten::to") && pass.given.size() > 1 && pass.given[1].type == "bool";
+          },
+          1};
+}
+
+/// Each of these kernels, by the beginning of its name, is in the step.
+void check_kernels(const Step& step, std::set<std::string> kernels) {
+  for (const auto& span : traces::spans_of(*step.recorded, c10::DeviceType::CUDA))
+    std::erase_if(kernels, [&](const std::string& kernel) { return span.name.starts_with(kernel); });
+  std::string missing;
+  for (const auto& kernel : kernels) missing += ' ' + kernel;
+  INFO("kernels that did not run:" << missing);
+  CHECK(kernels.empty());
+}
+
+TEST_CASE("a step of a transformer in bf16 throughout casts no parameter, and its copies have reasons",
+          "[gpu][training]") {
+  ap::World world(0, nullptr);
+  const models::TransformerSize size{4003, 256, 3, 4, 128};
+  const auto step = recorded_step(world, transformer_task(ap::device(world), size), "bf16-compute");
+  constexpr std::int64_t kTables = 2, kOfWeightAndBias = 2;
+  const auto norms = 2 * size.layers + 1;
+  check(step,
+        {{"attention's gradients of queries, keys and values, put together", is_in("PartsBackward"), 3 * size.layers},
+         {"gradients of norms, made in 16 bits", is_in("CopyOfParameterBackward"), kOfWeightAndBias * norms},
+         {"gradients of tables, to which samples are added", is_in("aten::embedding_dense_backward"), kTables},
+         {"the same, made in 16 bits", is_in("evaluate_function: SplitBackward > aten::to"), kTables},
+         counted_labels()});
+  check_kernels(step,
+                {"add_layer_norm_bf16", "add_layer_norm_gradient_", "add_layer_norm_weights_", "column_sums_",
+                 "add_up_columns_", "copy_rows", "cross_entropy_losses_", "cross_entropy_gradients_", "adam_bf16"});
+}
+
+TEST_CASE("a step of gated layers in bf16 throughout casts no parameter, and joins point-wise operators",
+          "[gpu][training]") {
+  ap::World world(0, nullptr);
+  const auto step = recorded_step(world, gates_task(ap::device(world)), "bf16-compute");
+  check(step, {{"what is given in single precision",
+                [](const Pass& pass) { return pass.operators.starts_with("aten::to"); }, 1}});
+  check_kernels(step, {"pointwise_packs", "column_sums_", "adam_bf16"});
+}
+
+/// What convolutions and channels-last images are best laid out as.
+std::shared_ptr<models::ResNetImpl> channels_last(std::shared_ptr<models::ResNetImpl> net) {
+  for (const auto& parameter : net->parameters()) {
+    if (parameter.dim() == 4) parameter.set_data(parameter.detach().contiguous(at::MemoryFormat::ChannelsLast));
+  }
+  return net;
+}
+
+TEST_CASE("a step of a ResNet in bf16 casts no parameter, and its copies have reasons", "[gpu][training]") {
+  ap::World world(0, nullptr);
+  auto task = wide_resnet_task(ap::device(world));
+  std::int64_t convolutions = 0;
+  for (const auto& parameter : task.make()->parameters()) convolutions += parameter.dim() == 4 ? 1 : 0;
+  task.make = [make = task.make] { return channels_last(make()); };
+  const auto step = recorded_step(world, task, "bf16");
+  check(step, {{"gradients of convolutions, made in 16 bits", is_in("evaluate_function: SplitBackward > aten::to"),
+                convolutions},
+               {"the images, given in single precision",
+                [](const Pass& pass) {
+                  return pass.operators.starts_with("aten::to") && !pass.given.empty() &&
+                         pass.given[0].sizes.size() == 4 && pass.given[0].sizes[1] == 3;
+                },
+                1},
+               {"libtorch's average over images, whose result it views with strides", is_in("AsStridedBackward"), 2},
+               {"zeros for the statistics of all norms",
+                [](const Pass& pass) { return pass.operators.starts_with("aten::zeros"); }, 1},
+               counted_labels()});
+  check_kernels(step, {"batch_norm_statistics_bf16", "batch_norm_apply_", "batch_norm_gradient_sums_",
+                       "batch_norm_coefficients", "max_pool_bf16", "max_pool_gradient_", "cross_entropy_losses_",
+                       "cross_entropy_gradients_", "column_sums_", "momentum_bf16"});
+}
+
+}  // namespace gpu_step_kernels_test

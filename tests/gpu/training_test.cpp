@@ -1,0 +1,176 @@
+#include <torch/torch.h>
+
+#include <catch_shim.hpp>
+
+#include <ATen/Context.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <autopar/autopar.hpp>
+
+#include "trained.hpp"
+
+// Trainings with all kernels of the library beside libtorch's: several steps, in every precision, with operators joined
+// and apart, of one micro-batch and two. Without dropout, whose draws follow the numbers of operators; with it a
+// training repeats itself.
+namespace gpu_training_test {
+
+using namespace gpu_tasks;
+using precision_test::Comparison;
+
+/// Of a whole tensor: less a matter of chance than its largest element.
+double error_norm(const Tensor& a, const Tensor& b) { return (a - b).norm().item<double>(); }
+
+/// 1.5 times libtorch's error; in fp32 as much again as rounding one number gives, else, where libtorch was lucky, as
+/// with the loss, a sixteenth of the type's epsilon. On average over tensors: of two such errors one is larger by
+/// chance.
+double allowed(const std::string& precision, double of_libtorch, const Tensor& exact) {
+  const double size = exact.norm().item<double>();
+  if (precision == "module") return 1.5 * of_libtorch + 1e-6 * size;
+  const double luck = precision.starts_with("bf16") ? 0x1p-12 : 0x1p-14;
+  return 1.5 * std::max(of_libtorch, luck * size);
+}
+
+/// The same training by libtorch alone, exact and with the setting's precision.
+template <class Net>
+class Beside {
+ public:
+  explicit Beside(const Task<Net>& task) : task_(task) {}
+
+  /// @param parts  of a batch: micro-batches, where norms take their statistics from one
+  const Snapshot& of(const std::string& precision, int parts) {
+    auto& known = known_[{precision, parts}];
+    if (known.empty()) known = trained_by_libtorch(task_, precision, parts);
+    return known;
+  }
+
+ private:
+  const Task<Net>& task_;
+  std::map<std::pair<std::string, int>, Snapshot> known_;
+};
+
+/// A line for people who look for what is lost, or nearly.
+void print(const std::string& name, const Setting& setting, const std::vector<Comparison>& compared) {
+  const auto ratio = [](const Comparison& each) { return each.allowed > 0 ? each.error / each.allowed : 0; };
+  double sum = 0;
+  for (const auto& each : compared) sum += ratio(each);
+  const auto worst = std::ranges::max_element(compared, {}, ratio);
+  std::fprintf(stderr, "%s, %s: errors are %.2f of those allowed, at worst %.2f (%s)\n", name.c_str(),
+               setting.describe().c_str(), sum / static_cast<double>(compared.size()), ratio(*worst),
+               worst->name.c_str());
+}
+
+template <class Net>
+void check_beside_libtorch(ap::World& world, const Task<Net>& task, const std::vector<Setting>& settings) {
+  const precision_test::IeeeOfProcess ieee;
+  Beside<Net> beside(task);
+  for (const auto& setting : settings) {
+    INFO(task.name << ": " << setting.describe());
+    const auto made = trained(world, task, setting);
+    const auto &exact = beside.of("fp64", setting.microbatches),
+               &rounded = beside.of(setting.precision, setting.microbatches);
+    std::vector<Comparison> compared;
+    for (std::size_t i = 0; i < exact.size(); ++i) {
+      const auto& [name, value] = exact[i];
+      // Of several micro-batches they are those of the whole batch, which libtorch in parts does not make.
+      if (setting.microbatches > 1 && name.find("running_") != name.npos) continue;
+      if (name.ends_with("num_batches_tracked")) continue;
+      compared.push_back({name, error_norm(made[i].second, value),
+                          allowed(setting.precision, error_norm(rounded[i].second, value), value)});
+    }
+    print(task.name, setting, compared);
+    precision_test::check_law(compared, world.rank(), true);
+  }
+}
+
+std::vector<Setting> with_all_choices(const std::vector<std::string>& precisions) {
+  std::vector<Setting> all;
+  for (const auto& precision : precisions) {
+    for (const std::string fusion : {"on", "off"}) {
+      for (const int microbatches : {1, 2}) all.push_back({precision, fusion, microbatches});
+    }
+  }
+  return all;
+}
+
+/// Two of the four, in each of which another choice is made.
+std::vector<Setting> with_each_choice(const std::vector<std::string>& precisions) {
+  std::vector<Setting> all;
+  for (const auto& precision : precisions) {
+    all.push_back({precision, "on", 2});
+    all.push_back({precision, "off", 1});
+  }
+  return all;
+}
+
+TEST_CASE("a transformer trains as by libtorch in every precision, its operators joined or apart", "[gpu][training]") {
+  ap::World world(0, nullptr);
+  const auto task = small_transformer_task(ap::device(world));
+  check_beside_libtorch(world, task, with_all_choices({"module", "bf16", "bf16-compute"}));
+  check_beside_libtorch(world, task, with_each_choice({"tf32", "fp16"}));
+}
+
+TEST_CASE("a ResNet trains as by libtorch in every precision, its operators joined or apart", "[gpu][training]") {
+  ap::World world(0, nullptr);
+  const auto narrow = narrow_resnet_task(ap::device(world)), wide = wide_resnet_task(ap::device(world));
+  {
+    const NearestBend bend;
+    for (const int parts : {1, 2}) static_cast<void>(trained_by_libtorch(narrow, "fp64", parts));
+    CHECK(bend.distance() > 1e-5);
+  }
+  check_beside_libtorch(world, narrow, with_all_choices({"module"}));
+  check_beside_libtorch(world, wide, with_all_choices({"bf16", "bf16-compute"}));
+  check_beside_libtorch(world, wide, with_each_choice({"tf32", "fp16"}));
+}
+
+TEST_CASE("gated layers train as by libtorch in every precision, their operators joined or apart", "[gpu][training]") {
+  ap::World world(0, nullptr);
+  const auto task = gates_task(ap::device(world));
+  check_beside_libtorch(world, task, with_all_choices({"module", "bf16", "bf16-compute"}));
+  check_beside_libtorch(world, task, with_each_choice({"tf32", "fp16"}));
+}
+
+/// cuDNN's gradients of convolutions without atomic additions.
+class DeterministicCuDnn {
+ public:
+  DeterministicCuDnn() : before_(at::globalContext().deterministicCuDNN()) {
+    at::globalContext().setDeterministicCuDNN(true);
+  }
+  ~DeterministicCuDnn() { at::globalContext().setDeterministicCuDNN(before_); }
+  DeterministicCuDnn(const DeterministicCuDnn&) = delete;
+  DeterministicCuDnn& operator=(const DeterministicCuDnn&) = delete;
+
+ private:
+  bool before_;
+};
+
+template <class Net>
+void check_repeats(ap::World& world, const Task<Net>& task, const std::vector<Setting>& settings) {
+  for (const auto& setting : settings) {
+    INFO(task.name << ": " << setting.describe());
+    const auto first = trained(world, task, setting), again = trained(world, task, setting);
+    for (std::size_t i = 0; i < first.size(); ++i) {
+      INFO(first[i].first << ": differs by " << error_norm(first[i].second, again[i].second));
+      CHECK(torch::equal(first[i].second, again[i].second));
+    }
+  }
+}
+
+// Not in the list: libtorch's gradient of max-pooling, which adds atomically where windows overlap, so a ResNet whose
+// operators are apart. Attention adds the gradient of queries atomically over blocks of keys; here there is one block.
+TEST_CASE("a training with dropout repeats itself to the bit, in all kernels of the library", "[gpu][training]") {
+  const DeterministicCuDnn deterministic;
+  ap::World world(0, nullptr);
+  const auto device = ap::device(world);
+  check_repeats(world, small_transformer_task(device, 0.1),
+                {{"module", "on", 2}, {"bf16", "off", 1}, {"bf16-compute", "on", 1}});
+  check_repeats(world, wide_resnet_task(device), {{"module", "on", 1}, {"bf16", "on", 2}});
+  check_repeats(world, gates_task(device), {{"bf16-compute", "on", 2}});
+}
+
+}  // namespace gpu_training_test
