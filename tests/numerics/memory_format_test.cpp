@@ -18,6 +18,7 @@
 #include <autopar/runtime/loopback.hpp>
 
 #include "fidelity.hpp"
+#include "precision.hpp"
 #include "tied_net.hpp"
 
 #include "torch/capture/phantom.hpp"
@@ -354,19 +355,46 @@ TEST_CASE("each format of the arguments has a program, and weights may be laid o
   }
 }
 
-TEST_CASE("channels-last data stay so in 16 bits") {
+/// Whether they have the same strides but for dims of one element.
+bool lie_alike(const Tensor& a, const Tensor& b) {
+  bool alike = a.sizes() == b.sizes();
+  for (int64_t dim = 0; alike && dim < a.dim(); ++dim) alike = a.size(dim) == 1 || a.stride(dim) == b.stride(dim);
+  return alike;
+}
+
+TEST_CASE("channels-last data stay so in 16 bits, and gradients lie as their parameters") {
   constexpr auto kFormat = at::MemoryFormat::ChannelsLast;
   torch::set_num_threads(1);
-  auto options = plan({2}, 2);
-  options.precision = "bf16";
-  FormatWatch watch(kFormat);
-  check_ranks(2, [&](ap::World& world) {
-    ap::AutoParallel<ResNet> model(world, made<ResNet>(kFormat, true), options);
-    const auto begin = world.rank() * kSamples;
-    model(images(begin, begin + kSamples, kFormat), labels(begin, begin + kSamples)).backward();
-  });
-  CHECK(watch.others() == "");
-  CHECK(watch.kernels().size() >= 6);
+  for (const auto of_parameters : {at::MemoryFormat::Contiguous, kFormat}) {
+    for (auto options : {plan({2}, 2), plan({1}, 2), plan({1, 1}, 2, 0, "none", "zb-h1"), plan({1}, 1, 0, "full")}) {
+      INFO(describe(options));
+      options.precision = "bf16";
+      const int ranks = tied_net::ranks_of(options);
+      const auto reference = made<ResNet>(kFormat, false);
+      {
+        const precision_test::AutocastScope in_16_bits(at::kBFloat16);
+        reference->forward(images(0, ranks * kSamples, kFormat), labels(0, ranks * kSamples)).backward();
+      }
+      FormatWatch watch(kFormat);
+      check_ranks(ranks, [&](ap::World& world) {
+        ap::AutoParallel<ResNet> model(world, made<ResNet>(of_parameters, false), options);
+        const auto begin = world.rank() * kSamples;
+        model(images(begin, begin + kSamples, kFormat), labels(begin, begin + kSamples)).backward();
+        for (const auto& item : model->named_parameters()) {
+          if (!model->owns(item.value())) continue;
+          const auto& gradient = item.value().grad();
+          const auto& want = reference->named_parameters()[item.key()].grad();
+          if (!lie_alike(gradient, item.value()))
+            throw numerics::Failure("the gradient of " + item.key() + " is laid out otherwise than the parameter");
+          const auto apart = ((gradient - want).norm() / want.norm()).item<double>();
+          if (apart > 0.02)
+            throw numerics::Failure("the gradient of " + item.key() + " is " + std::to_string(apart) + " away");
+        }
+      });
+      CHECK(watch.others() == "");
+      CHECK(watch.kernels().size() >= 4);
+    }
+  }
 }
 
 }  // namespace memory_format_test

@@ -1,7 +1,6 @@
 #include "torch/engine/stage.hpp"
 
 #include <algorithm>
-#include <limits>
 #include <map>
 #include <set>
 #include <tuple>
@@ -11,13 +10,13 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <autopar/core/assert.hpp>
 
 #include "torch/engine/gate_group.hpp"
+#include "torch/interpret/parameter_cast.hpp"
 #include "torch/interpret/side_stream.hpp"
 #include "torch/optim/compute_copy.hpp"
 #include "torch/rewrite/channels_last.hpp"
@@ -235,30 +234,6 @@ void Stage::find_readers_of_casts(const std::vector<StagePart>& parts) {
   made_first_.assign(first.begin(), first.end());
 }
 
-namespace {
-
-/// Of nodes that run as soon as their gradients are there. Autograd takes first what was made last, and casts are made
-/// first: the gradients of all of them would wait for the end of a backward.
-constexpr std::uint64_t kAtOnce = std::numeric_limits<std::uint64_t>::max();
-
-/// The history of a parameter's copy that was made elsewhere.
-class CopyNode : public torch::autograd::Node {
- public:
-  explicit CopyNode(const at::Tensor& parameter)
-      : Node(torch::autograd::collect_next_edges(parameter)), type_(parameter.scalar_type()) {}
-
-  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
-    auto& gradient = gradients[0];
-    return {gradient.defined() ? gradient.to(type_) : gradient};
-  }
-  std::string name() const override { return "CopyOfParameterBackward"; }
-
- private:
-  c10::ScalarType type_;
-};
-
-}  // namespace
-
 at::Tensor Stage::copy_elsewhere(ValueId parameter, const ValueInfo& form) const {
   if (auto copy = copy_(parameter); copy.defined()) {
     AUTOPAR_ASSERT(copy.scalar_type() == form.dtype,
@@ -274,18 +249,7 @@ at::Tensor Stage::copy_elsewhere(ValueId parameter, const ValueInfo& form) const
 at::Tensor Stage::cast(ValueId parameter, const ValueInfo& form) const {
   const auto& leaf = environment_[parameter.index()];
   const auto copy = copy_elsewhere(parameter, form);
-  if (!copy.defined()) {
-    auto cast = leaf.to(form.dtype, false, false,
-                        is_channels_last(form) ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Preserve);
-    if (cast.grad_fn()) cast.grad_fn()->set_sequence_nr(kAtOnce);
-    return cast;
-  }
-  auto cast = copy.detach();
-  if (!leaf.requires_grad() || !at::GradMode::is_enabled()) return cast;
-  const std::shared_ptr<CopyNode> node(new CopyNode(leaf), torch::autograd::deleteNode);
-  node->set_sequence_nr(kAtOnce);
-  torch::autograd::set_history(cast, node);
-  return cast;
+  return with_history_of(leaf, copy.defined() ? copy : cast_of(leaf, form));
 }
 
 void Stage::start_casts(bool differentiate) {

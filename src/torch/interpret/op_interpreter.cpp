@@ -79,7 +79,7 @@ std::vector<bool> makes_viewed_memory(const OpGraph& graph) {
   return makes;
 }
 
-/// Whether a product alone adds to the gradients of its parameters.
+/// Whether it alone adds to the gradients of its parameters.
 bool is_only_reader(const OpGraph& graph, const std::vector<std::vector<OpId>>& uses, OpId op,
                     const SplitBackward& split) {
   const auto alone = [&](ValueId value) {
@@ -88,8 +88,7 @@ bool is_only_reader(const OpGraph& graph, const std::vector<std::vector<OpId>>& 
   const auto adds_alone = [&](int position, ValueId parameter) {
     return !parameter.valid() || (alone(parameter) && alone(graph.input(op, position)));
   };
-  return graph.is(op, "aten::linear") && adds_alone(split.weight_at, split.weight) &&
-         adds_alone(split.bias_at, split.bias);
+  return adds_alone(split.weight_at, split.weight) && (split.bias_at < 0 || adds_alone(split.bias_at, split.bias));
 }
 
 /// Whether it is worth a history of its own where nothing is deferred.
@@ -129,9 +128,12 @@ OpInterpreter::OpInterpreter(const OpGraph& graph, const BatchPlan& plan, std::v
     const bool recomputes = std::binary_search(whole.begin(), whole.end(), op);
     const bool may_defer = splits_backwards && !recomputes;
     auto split = as_shard ? std::nullopt : split_backward_of(graph, plan, op);
-    if (split && side_ && !recomputes) split->may_be_beside = is_only_reader(graph, uses, op, *split);
-    if (split && split->of_cast && !recomputes) split->may_be_added = is_only_reader(graph, uses, op, *split);
-    if (split && reads_what_is_summed(op, *split)) split->may_be_left = is_only_reader(graph, uses, op, *split);
+    if (split && is_only_reader(graph, uses, op, *split)) {
+      const bool is_linear = graph.is(op, "aten::linear");
+      split->may_be_beside = is_linear && side_ && !recomputes;
+      split->may_be_added = split->add_weights && split->of_cast && !recomputes;
+      split->may_be_left = is_linear && reads_what_is_summed(op, *split);
+    }
     if (split) split->sums_bias = graph.is(op, "aten::linear") && split->bias.valid() && has_column_sums(device);
     if (split && !may_defer && !gains(*split)) split.reset();
     if (split && device.is_cuda() && may_pad_rows(graph, op)) {

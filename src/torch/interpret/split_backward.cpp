@@ -1,25 +1,25 @@
 #include "torch/interpret/split_backward.hpp"
 
 #include <algorithm>
-#include <array>
 #include <string>
 #include <string_view>
 #include <utility>
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/baddbmm.h>
-#include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/embedding_dense_backward.h>
-#include <ATen/ops/mm.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
+#include "torch/interpret/convolution_form.hpp"
 #include "torch/interpret/padded_rows.hpp"
+#include "torch/interpret/parameter_cast.hpp"
+#include "torch/interpret/row_products.hpp"
 #include "torch/interpret/side_stream.hpp"
 #include "torch/interpret/sum_type.hpp"
 #include "torch/interpret/summed_gradient.hpp"
+#include "torch/kernels/channels_last_copy.hpp"
 #include "torch/kernels/column_sums.hpp"
 
 namespace autopar {
@@ -31,23 +31,25 @@ using torch::autograd::variable_list;
 /// The history of a split call's result: of x, and of the parameters unless their gradients are deferred.
 class SplitNode : public torch::autograd::Node {
  public:
-  SplitNode(const SplitBackward& split, const at::Tensor& x, const at::Tensor& weight, bool with_bias,
-            std::shared_ptr<DeferredGradients> deferred)
-      : split_(split), with_bias_(with_bias), x_(x, false), weight_(weight, false), deferred_(std::move(deferred)) {}
+  /// @param parameters  weight and, if its gradient is wanted, bias: what is read, or what that is a cast of
+  SplitNode(const SplitBackward& split, const at::Tensor& x, const at::Tensor& weight,
+            std::vector<at::Tensor> parameters, std::shared_ptr<DeferredGradients> deferred)
+      : split_(split),
+        x_(x, false),
+        weight_(weight, false),
+        parameters_(std::move(parameters)),
+        deferred_(std::move(deferred)) {}
 
-  /// Adds the parameters' gradients to those of `leaves` itself, on the side stream if these have none yet.
-  void add_beside(std::shared_ptr<SideStream> side, std::vector<at::Tensor> leaves) {
-    side_ = std::move(side);
-    leaves_ = std::move(leaves);
-  }
+  /// Adds the parameters' gradients to what they have itself, on the side stream if that is nothing yet.
+  void add_beside(std::shared_ptr<SideStream> side) { side_ = std::move(side); }
 
-  /// Adds the parameters' gradients to those of `leaves` itself where these have some. Their nodes run all the same.
-  void add_to(std::vector<at::Tensor> leaves) { sums_of_ = std::move(leaves); }
+  /// Adds the parameters' gradients to what they have itself, if that is something. Their nodes run all the same.
+  void add_in_place() { adds_in_place_ = true; }
 
   /// Leaves the parameters' gradients to what sums that of x.
-  void leave_to(std::shared_ptr<SummedGradient> sum, const std::vector<at::Tensor>& parameters) {
+  void leave_to(std::shared_ptr<SummedGradient> sum) {
     sum_ = std::move(sum);
-    place_ = sum_->take_over(parameters);
+    place_ = sum_->take_over(parameters_);
   }
 
   variable_list apply(variable_list&& gradients) override {
@@ -58,28 +60,31 @@ class SplitNode : public torch::autograd::Node {
     if (!gradient.defined()) return of_x;
     const auto x = x_.unpack().detach(), weight = weight_.unpack().detach();
     if (split_.input && task_should_compute_output(0)) of_x[0] = split_.input(gradient, x, weight);
-    auto make = [weights = &split_.weights, with_bias = with_bias_, gradient, x, weight] {
-      return (*weights)(gradient, x, weight, with_bias);
+    const bool with_bias = parameters_.size() > 1;
+    auto make = [weights = &split_.weights, parameters = parameters_, with_bias, gradient, x, weight] {
+      auto made = (*weights)(gradient, x, weight, with_bias);
+      for (std::size_t i = 0; i < made.size(); ++i) made[i] = in_form_of(parameters[i], std::move(made[i]));
+      return made;
     };
     if (deferred_) {
-      std::vector<ValueId> parameters{split_.weight};
-      if (with_bias_) parameters.push_back(split_.bias);
-      DeferredGradients::Task task{std::move(parameters), std::move(make)};
+      std::vector<ValueId> of{split_.weight};
+      if (with_bias) of.push_back(split_.bias);
+      DeferredGradients::Task task{std::move(of), std::move(make)};
       if (split_.may_be_added) {
-        task.add_to = [add = &split_.add_weights, gradient, x](const std::vector<at::Tensor>& sums) {
-          (*add)(gradient, x, sums);
+        task.add_to = [add = &split_.add_weights, gradient, x, weight](const std::vector<at::Tensor>& sums) {
+          (*add)(gradient, x, weight, sums);
         };
       }
       deferred_->defer(std::move(task));
     } else if (side_) {
-      if (has_gradient(leaves_))
-        add(leaves_, make());
+      if (has_gradient(parameters_))
+        add(parameters_, make());
       else
-        side_->put([leaves = leaves_, make = std::move(make)] { add(leaves, make()); });
+        side_->put([leaves = parameters_, make = std::move(make)] { add(leaves, make()); });
     } else if (sum_) {
       sum_->put(place_, std::move(make));
-    } else if (can_add_to(sums_of_)) {
-      split_.add_weights(gradient, x, gradients_of(sums_of_));
+    } else if (adds_in_place_ && can_add_to(parameters_)) {
+      split_.add_weights(gradient, x, weight, gradients_of(parameters_));
     } else {
       auto own = make();
       std::move(own.begin(), own.end(), of_x.begin() + 1);
@@ -100,7 +105,7 @@ class SplitNode : public torch::autograd::Node {
     return std::ranges::any_of(leaves, [](const at::Tensor& leaf) { return leaf.grad().defined(); });
   }
   static bool can_add_to(const std::vector<at::Tensor>& leaves) {
-    return !leaves.empty() && std::ranges::all_of(leaves, [](const at::Tensor& leaf) {
+    return std::ranges::all_of(leaves, [](const at::Tensor& leaf) {
       const auto& sum = leaf.grad();
       return sum.defined() && sum.is_contiguous() && sum.scalar_type() == leaf.scalar_type();
     });
@@ -122,34 +127,16 @@ class SplitNode : public torch::autograd::Node {
   }
 
   const SplitBackward& split_;  // of the runner, which outlives its runs
-  bool with_bias_;
   torch::autograd::SavedVariable x_, weight_;
+  std::vector<at::Tensor> parameters_;
   std::shared_ptr<DeferredGradients> deferred_;
   std::shared_ptr<SideStream> side_;
-  std::vector<at::Tensor> leaves_, sums_of_;
+  bool adds_in_place_ = false;
   std::shared_ptr<SummedGradient> sum_;
   std::size_t place_ = 0;
 };
 
 // ---------------------------------------------------------------- formulas
-
-/// a^T b, with the sums of 16-bit numbers left in single precision.
-at::Tensor product_over_rows(const at::Tensor& a, const at::Tensor& b) {
-  const auto type = sum_type(a.scalar_type());
-  if (type == a.scalar_type()) return a.t().mm(b);
-  return a.is_cuda() ? at::mm(a.t(), b, type) : a.to(type).t().mm(b.to(type));
-}
-
-/// Adds it to a sum without gaps. On a GPU a product writes to where it is added; libtorch has that for batches.
-void add_product_over_rows(const at::Tensor& a, const at::Tensor& b, const at::Tensor& sum) {
-  const auto type = sum_type(a.scalar_type());
-  if (!a.is_cuda() || type == a.scalar_type() || type != sum.scalar_type()) {
-    sum.add_(product_over_rows(a, b));
-    return;
-  }
-  auto in_place = sum.unsqueeze(0);
-  at::baddbmm_out(in_place, in_place, a.t().unsqueeze(0), b.unsqueeze(0), type);
-}
 
 void make_linear(SplitBackward& split) {
   split.input = [](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight) {
@@ -161,7 +148,8 @@ void make_linear(SplitBackward& split) {
     if (with_bias) gradients.push_back(column_sums(rows, sum_type(rows.scalar_type())));
     return gradients;
   };
-  split.add_weights = [](const at::Tensor& gradient, const at::Tensor& x, const std::vector<at::Tensor>& sums) {
+  split.add_weights = [](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor&,
+                         const std::vector<at::Tensor>& sums) {
     const auto rows = gradient.reshape({-1, sums[0].size(0)});
     add_product_over_rows(rows, x.reshape({-1, sums[0].size(1)}), sums[0]);
     if (sums.size() > 1) add_column_sums(rows, sum_type(rows.scalar_type()), sums[1]);
@@ -178,34 +166,44 @@ void make_embedding(SplitBackward& split, const std::vector<c10::IValue>& args) 
   };
 }
 
-/// What a convolution is besides its tensors.
-struct ConvolutionForm {
-  std::vector<std::int64_t> stride, padding, dilation, output_padding;
-  bool transposed = false;
-  std::int64_t groups = 1;
-  bool has_bias = false;
+/// The rows whose product is the gradient of the weight, where that is how it is made.
+std::optional<PixelRows> product_of(const ConvolutionForm& form, const at::Tensor& gradient, const at::Tensor& x,
+                                    const at::Tensor& weight) {
+  return gains_as_product(gradient, weight) ? pixel_rows_of(form, gradient, x, weight) : std::nullopt;
+}
 
-  [[nodiscard]] auto backward(const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight,
-                              std::array<bool, 3> wanted) const {
-    const std::int64_t outputs[] = {gradient.size(1)};
-    const auto bias_sizes = has_bias ? at::OptionalIntArrayRef(outputs) : at::OptionalIntArrayRef();
-    return at::convolution_backward(gradient, x, weight, bias_sizes, stride, padding, dilation, transposed,
-                                    output_padding, groups, wanted);
-  }
-};
+/// Of the weight and, if wanted, the bias. In single precision on CPUs where operands have 16 bits.
+std::vector<at::Tensor> gradients_of_convolution(const ConvolutionForm& form, const at::Tensor& gradient,
+                                                 const at::Tensor& x, const at::Tensor& weight, bool with_bias) {
+  const auto type = sum_type(gradient.scalar_type());
+  const bool widens = type != gradient.scalar_type() && gradient.is_cpu();
+  const auto wide = [&](const at::Tensor& tensor) { return widens ? tensor.to(type) : tensor; };
+  auto [none, of_weight, of_bias] = form.backward(wide(gradient), wide(x), wide(weight), {false, true, with_bias});
+  std::vector<at::Tensor> gradients{std::move(of_weight)};
+  if (with_bias) gradients.push_back(std::move(of_bias));
+  return gradients;
+}
 
 void make_convolution(SplitBackward& split, ConvolutionForm form) {
   split.input = [form](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight) {
     return std::get<0>(form.backward(gradient, x, weight, {true, false, false}));
   };
   split.weights = [form](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight, bool with_bias) {
-    const auto type = sum_type(gradient.scalar_type());
-    const bool widens = type != gradient.scalar_type() && gradient.is_cpu();
-    const auto wide = [&](const at::Tensor& tensor) { return widens ? tensor.to(type) : tensor; };
-    auto [none, of_weight, of_bias] = form.backward(wide(gradient), wide(x), wide(weight), {false, true, with_bias});
-    std::vector<at::Tensor> gradients{std::move(of_weight)};
-    if (with_bias) gradients.push_back(std::move(of_bias));
+    const auto rows = product_of(form, gradient, x, weight);
+    if (!rows) return gradients_of_convolution(form, gradient, x, weight, with_bias);
+    std::vector<at::Tensor> gradients{product_over_rows(rows->gradient, rows->x).view(weight.sizes())};
+    if (with_bias) gradients.push_back(column_sums(rows->gradient, sum_type(gradient.scalar_type())));
     return gradients;
+  };
+  split.add_weights = [form](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight,
+                             const std::vector<at::Tensor>& sums) {
+    if (const auto rows = product_of(form, gradient, x, weight)) {
+      add_product_over_rows(rows->gradient, rows->x, sums[0].view({sums[0].size(0), sums[0].size(1)}));
+      if (sums.size() > 1) add_column_sums(rows->gradient, sum_type(gradient.scalar_type()), sums[1]);
+      return;
+    }
+    const auto gradients = gradients_of_convolution(form, gradient, x, weight, sums.size() > 1);
+    for (std::size_t i = 0; i < sums.size(); ++i) add_between_layouts(sums[i], gradients[i]);
   };
 }
 
@@ -246,17 +244,14 @@ bool waits_for_memory(const at::Tensor& x, const at::Tensor& weight) {
          kLittle * rows * (weight.size(0) + weight.size(1)) <= weight.numel();
 }
 
-/// The parameters, if their gradients are made on a side stream; else nothing. Of their own type and layout, so that
-/// they are put in place as they are.
-std::vector<at::Tensor> leaves_beside(const ReplayCall& call, const SplitBackward& split, const at::Tensor& x,
-                                      const at::Tensor& weight, bool with_bias) {
-  if (!split.may_be_beside || !waits_for_memory(x, weight)) return {};
-  std::vector<at::Tensor> leaves{call.environment[split.weight.index()]};
-  if (with_bias) leaves.push_back(call.environment[split.bias.index()]);
-  const bool fit = std::ranges::all_of(leaves, [&](const at::Tensor& leaf) {
+/// Whether the gradients of the parameters are made on a side stream. Of their own type and layout, so that they are
+/// put in place as they are.
+bool goes_beside(const SplitBackward& split, const at::Tensor& x, const at::Tensor& weight,
+                 const std::vector<at::Tensor>& parameters) {
+  if (!split.may_be_beside || !waits_for_memory(x, weight)) return false;
+  return std::ranges::all_of(parameters, [&](const at::Tensor& leaf) {
     return leaf.is_contiguous() && leaf.scalar_type() == sum_type(weight.scalar_type()) && !leaf.is_same(x);
   });
-  return fit ? leaves : std::vector<at::Tensor>();
 }
 
 /// What sums the gradient of x over tensor shards, if the parameters' gradients are left to it; else null. They have
@@ -290,9 +285,9 @@ void proceed_splitting(ReplayCall& call, const SplitBackward& split, const std::
   const bool in_batches = !is_convolution(split, call.node) || x.dim() == weight.dim();
   const bool real = weight.is_floating_point() && (!split.input || x.scalar_type() == weight.scalar_type());
   const bool with_bias = split.bias.valid() && at(split.bias_at).requires_grad();
-  auto leaves = deferred == nullptr && side != nullptr ? leaves_beside(call, split, x, weight, with_bias)
-                                                       : std::vector<at::Tensor>();
-  const bool beside = !leaves.empty();
+  std::vector<at::Tensor> parameters{call.environment[split.weight.index()]};
+  if (with_bias) parameters.push_back(call.environment[split.bias.index()]);
+  const bool beside = deferred == nullptr && side != nullptr && goes_beside(split, x, weight, parameters);
   auto sum = deferred == nullptr && !beside ? sum_of_gradient(split, x, weight) : nullptr;
   // Not of 16-bit parameters: their gradients would be made in single precision, and rounded by another pass.
   const bool sums_bias = split.sums_bias && with_bias && weight.scalar_type() == at::kFloat;
@@ -308,21 +303,15 @@ void proceed_splitting(ReplayCall& call, const SplitBackward& split, const std::
     else
       call.proceed();
   }
-  const std::shared_ptr<SplitNode> node(new SplitNode(split, x, weight, with_bias, deferred),
+  const std::shared_ptr<SplitNode> node(new SplitNode(split, x, weight, parameters, deferred),
                                         torch::autograd::deleteNode);
-  if (deferred || beside) {
+  if (deferred || beside || sum) {
+    if (beside) node->add_beside(side);
+    if (sum) node->leave_to(std::move(sum));
     node->set_next_edges(torch::autograd::collect_next_edges(x));
-    if (beside) node->add_beside(side, std::move(leaves));
   } else {  // to the parameters themselves, not through their casts
-    std::vector<at::Tensor> parameters{call.environment[split.weight.index()]};
-    if (with_bias) parameters.push_back(call.environment[split.bias.index()]);
-    if (sum) {
-      node->leave_to(std::move(sum), parameters);
-      node->set_next_edges(torch::autograd::collect_next_edges(x));
-    } else {
-      node->set_next_edges(torch::autograd::collect_next_edges(x, parameters));
-      if (split.may_be_added) node->add_to(std::move(parameters));
-    }
+    node->set_next_edges(torch::autograd::collect_next_edges(x, parameters));
+    if (split.may_be_added) node->add_in_place();
   }
   auto result = call.stack[0].toTensor();
   torch::autograd::set_history(result, node);

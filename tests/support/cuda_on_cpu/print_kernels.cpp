@@ -13,6 +13,7 @@
 #include "cuda_on_cpu/wrong_kernels.hpp"
 #include "torch/device/kernel_source.hpp"
 #include "torch/kernels/batch_norm_source.hpp"
+#include "torch/kernels/channels_last_copy_source.hpp"
 #include "torch/kernels/class_loss_source.hpp"
 #include "torch/kernels/column_sums_source.hpp"
 #include "torch/kernels/layer_norm_source.hpp"
@@ -25,10 +26,15 @@ namespace {
 /// By the names of their headers: layer_norm_source.hpp. A text that is made at run time has one here too.
 std::string text_of(const std::string& source) {
   const std::map<std::string, std::string> texts{
-      {"batch_norm", autopar::kBatchNormKernels.text},   {"class_loss", autopar::kClassLossKernels.text},
-      {"column_sums", autopar::kColumnSumsKernels.text}, {"layer_norm", autopar::kLayerNormKernels.text},
-      {"max_pool", autopar::kMaxPoolKernels.text},       {"strided_copy", autopar::kStridedCopyKernels.text},
-      {"update", autopar::kUpdateKernels.text},          {"wrong_kernels", cuda_on_cpu::kWrongText},
+      {"batch_norm", autopar::kBatchNormKernels.text},
+      {"channels_last_copy", autopar::kChannelsLastCopyKernels.text},
+      {"class_loss", autopar::kClassLossKernels.text},
+      {"column_sums", autopar::kColumnSumsKernels.text},
+      {"layer_norm", autopar::kLayerNormKernels.text},
+      {"max_pool", autopar::kMaxPoolKernels.text},
+      {"strided_copy", autopar::kStridedCopyKernels.text},
+      {"update", autopar::kUpdateKernels.text},
+      {"wrong_kernels", cuda_on_cpu::kWrongText},
   };
   const auto found = texts.find(source);
   if (found == texts.end())

@@ -17,6 +17,7 @@
 
 #include "torch/cost/measured/stopwatch.hpp"
 #include "torch/interpret/draws.hpp"
+#include "torch/interpret/parameter_cast.hpp"
 #include "torch/ir/tensor_form.hpp"
 
 namespace autopar::detail {
@@ -156,7 +157,8 @@ Environment AtomBench::fresh_environment() const {
   }
   for (const auto op : casts_) {
     const auto copy = graph_.output(op);
-    values[copy.index()] = values[graph_.input(op, 0).index()].to(graph_.value(copy).dtype);
+    const auto& parameter = values[graph_.input(op, 0).index()];
+    values[copy.index()] = with_history_of(parameter, cast_of(parameter, graph_.value(copy)));
   }
   return values;
 }

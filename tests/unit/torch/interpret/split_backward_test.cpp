@@ -138,7 +138,9 @@ TEST_CASE("a layer that is used twice gets the sum of both") {
 
 /// A layer of parameters in single precision that computes in bf16.
 struct LayerOfCasts {
-  LayerOfCasts() : net({{5, 4}, {5}}) {
+  explicit LayerOfCasts(bool convolves)
+      : net(convolves ? std::vector<std::vector<std::int64_t>>{{5, 4, 3, 3}, {5}}
+                      : std::vector<std::vector<std::int64_t>>{{5, 4}, {5}}) {
     for (auto& p : net.p) {
       p.set_data(p.detach().to(torch::kFloat));
       accumulators.push_back(torch::autograd::impl::grad_accumulator(p));
@@ -150,10 +152,16 @@ struct LayerOfCasts {
     }
     const auto layer = [&](const std::vector<Tensor>& in) {
       const auto cast = [](const Tensor& tensor) { return tensor.to(torch::kBFloat16); };
-      return std::vector<Tensor>{F::linear(cast(in[0]), cast(net.p[0]), cast(net.p[1])).to(torch::kFloat)};
+      const auto x = cast(in[0]), weight = cast(net.p[0]), bias = cast(net.p[1]);
+      const auto y = convolves ? torch::conv2d(x, weight, bias) : F::linear(x, weight, bias);
+      return std::vector<Tensor>{y.to(torch::kFloat)};
     };
-    const std::vector<InputSpec> specs{input_spec(torch::randn({6, 4}))};
+    const std::vector<InputSpec> specs{input_spec(input(convolves))};
     graph = fold_linear(capture(net, specs, layer));
+  }
+
+  [[nodiscard]] static Tensor input(bool convolves) {
+    return convolves ? torch::randn({6, 4, 5, 7}).contiguous(at::MemoryFormat::ChannelsLast) : torch::randn({6, 4});
   }
 
   /// Adds to the parameters' gradients. @param defers  in two parts
@@ -195,21 +203,25 @@ struct LayerOfCasts {
 
 TEST_CASE("gradients of a layer that reads casts are added to those that are there, and who waits for them is told") {
   torch::manual_seed(4);
-  const auto x = torch::randn({6, 4}), y = torch::randn({6, 4});
-  for (const bool defers : {false, true}) {
-    LayerOfCasts layer;
-    layer.backward_of(x, defers);
-    const auto of_x = layer.take_gradients();
-    layer.backward_of(y, defers);
-    const auto of_y = layer.take_gradients();
-    layer.told = layer.added = 0;
-    layer.backward_of(x, defers);
-    const auto memory = layer.net.p[0].grad();
-    layer.backward_of(y, defers);
-    CHECK(layer.told == (defers ? 0 : 4));
-    CHECK(layer.added == (defers ? 2 : 0));
-    CHECK(layer.net.p[0].grad().is_same(memory));
-    for (std::size_t i = 0; i < 2; ++i) CHECK(torch::equal(layer.net.p[i].grad(), of_x[i] + of_y[i]));
+  for (const bool convolves : {false, true}) {
+    const auto x = LayerOfCasts::input(convolves), y = LayerOfCasts::input(convolves);
+    for (const bool defers : {false, true}) {
+      INFO((convolves ? "a convolution" : "linear") << (defers ? ", deferred" : ""));
+      LayerOfCasts layer(convolves);
+      layer.backward_of(x, defers);
+      const auto of_x = layer.take_gradients();
+      layer.backward_of(y, defers);
+      const auto of_y = layer.take_gradients();
+      layer.told = layer.added = 0;
+      layer.backward_of(x, defers);
+      const auto memory = layer.net.p[0].grad();
+      CHECK(memory.strides() == layer.net.p[0].strides());
+      layer.backward_of(y, defers);
+      CHECK(layer.told == (defers ? 0 : 4));
+      CHECK(layer.added == (defers ? 2 : 0));
+      CHECK(layer.net.p[0].grad().is_same(memory));
+      for (std::size_t i = 0; i < 2; ++i) CHECK(torch::equal(layer.net.p[i].grad(), of_x[i] + of_y[i]));
+    }
   }
 }
 

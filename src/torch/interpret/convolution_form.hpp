@@ -1,0 +1,29 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/convolution_backward.h>
+
+namespace autopar {
+
+/// What a convolution is besides its tensors.
+struct ConvolutionForm {
+  std::vector<std::int64_t> stride, padding, dilation, output_padding;
+  bool transposed = false;
+  std::int64_t groups = 1;
+  bool has_bias = false;
+
+  /// @param wanted  the gradients of x, weight and bias
+  [[nodiscard]] auto backward(const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight,
+                              std::array<bool, 3> wanted) const {
+    const std::int64_t outputs[] = {gradient.size(1)};
+    const auto bias_sizes = has_bias ? at::OptionalIntArrayRef(outputs) : at::OptionalIntArrayRef();
+    return at::convolution_backward(gradient, x, weight, bias_sizes, stride, padding, dilation, transposed,
+                                    output_padding, groups, wanted);
+  }
+};
+
+}  // namespace autopar

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "torch/ir/op_graph.hpp"
+
+namespace autopar {
+
+/// The parameter's elements in the type of `form`; of channels-last forms laid out so. No history.
+[[nodiscard]] at::Tensor cast_of(const at::Tensor& parameter, const ValueInfo& form);
+
+/// `cast`, wherever it was made, with the history of a cast of the parameter where gradients are recorded. Its backward
+/// runs as soon as the gradient is there, and gives it as `in_form_of` does.
+[[nodiscard]] at::Tensor with_history_of(const at::Tensor& parameter, const at::Tensor& cast);
+
+/// A parameter's gradient so that autograd takes it over as it is: 16-bit numbers of a parameter in single precision
+/// widened, and laid out as the parameter lies, in one pass over memory. Exact. Others stay as they are.
+[[nodiscard]] at::Tensor in_form_of(const at::Tensor& parameter, at::Tensor gradient);
+
+}  // namespace autopar

@@ -1,0 +1,123 @@
+#include "torch/kernels/channels_last_copy.hpp"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include <catch_shim.hpp>
+
+#include <autopar/autopar.hpp>
+
+#include "torch/device/device_context.hpp"
+
+// Weights between their layouts, and what becomes of the gradients of channels-last convolutions in 16 bits.
+namespace gpu_channels_last_copy_test {
+
+namespace ap = autopar;
+namespace nn = torch::nn;
+using torch::Tensor;
+
+constexpr auto kLast = at::MemoryFormat::ChannelsLast;
+
+TEST_CASE("copies of weights between layouts on a GPU are libtorch's, to the bit", "[gpu]") {
+  REQUIRE(ap::context_of(at::kCUDA).has_kernels(ap::kChannelsLastCopyKernels, 0));
+  torch::manual_seed(12);
+  const std::vector<std::vector<std::int64_t>> sizes{{512, 512, 3, 3}, {64, 3, 7, 7}, {33, 321, 3, 3}, {7, 66, 2, 2},
+                                                     {16, 1000, 1, 7}, {1, 2, 1, 2},  {8, 2048, 3, 3}, {5, 130, 5, 5}};
+  for (const auto type : {at::kBFloat16, at::kHalf}) {
+    for (const auto& size : sizes) {
+      INFO(c10::IntArrayRef(size) << ", " << c10::toString(type));
+      const auto single = torch::randn(size, at::kCUDA);
+      const auto half = torch::empty(size, single.options().dtype(type).memory_format(kLast));
+      REQUIRE(ap::weight_form_of(single, half));
+      ap::copy_between_layouts(half, single);
+      CHECK(torch::equal(half, single.to(type)));
+      const auto sum = torch::randn(size, at::kCUDA), expected = sum + half;
+      ap::add_between_layouts(sum, half);
+      CHECK(torch::equal(sum, expected));
+      ap::copy_between_layouts(sum, half);
+      CHECK(torch::equal(sum, half.to(at::kFloat)));
+    }
+  }
+}
+
+TEST_CASE("a copy between layouts may begin where 16-bit pairs do not", "[gpu]") {
+  const auto single = torch::randn({8, 64, 3, 3}, at::kCUDA);
+  const auto room = torch::zeros({1 + single.numel()}, single.options().dtype(at::kBFloat16));
+  const auto half = room.slice(0, 1).as_strided(single.sizes(), single.contiguous(kLast).strides(), 1);
+  ap::copy_between_layouts(half, single);
+  CHECK(torch::equal(half, single.to(at::kBFloat16)));
+  CHECK(room[0].item<float>() == 0);
+}
+
+/// A bottleneck whose first and last weights are large enough for products of their own.
+struct NetImpl : nn::Module {
+  NetImpl() {
+    register_module("narrow", narrow);
+    register_module("spatial", spatial);
+    register_module("wide", wide);
+    register_module("out", out);
+  }
+  Tensor forward(const Tensor& x, const Tensor& y) {
+    auto h = torch::relu(narrow(x));
+    h = torch::relu(spatial(h));
+    h = torch::relu(wide(h) + x).mean({2, 3});
+    return nn::functional::cross_entropy(out(h), y);
+  }
+  nn::Conv2d narrow{nn::Conv2dOptions(2048, 512, 1)}, spatial{nn::Conv2dOptions(512, 512, 3).padding(1).bias(false)},
+      wide{nn::Conv2dOptions(512, 2048, 1).bias(false)};
+  nn::Linear out{2048, 8};
+};
+TORCH_MODULE(Net);
+
+Net made(at::ScalarType type, c10::Device device) {
+  torch::manual_seed(13);
+  Net net;
+  net->to(device, type);
+  return net;
+}
+
+std::vector<Tensor> gradients_of(ap::World& world, const Tensor& x, const Tensor& y, int microbatches) {
+  ap::Options options;
+  options.stages = 1;
+  options.replicas = {world.size()};
+  options.microbatches = microbatches;
+  options.precision = "bf16";
+  auto net = made(at::kFloat, ap::device(world));
+  ap::AutoParallel<Net> model(world, net, options);
+  model(x.to(at::kFloat).contiguous(kLast), y).backward();
+  std::vector<Tensor> gradients;
+  for (const auto& p : net->parameters()) {
+    CHECK(p.grad().strides() == p.strides());
+    CHECK(p.grad().scalar_type() == at::kFloat);
+    gradients.push_back(p.grad().to(at::kDouble));
+  }
+  return gradients;
+}
+
+double error(const Tensor& got, const Tensor& exact) { return ((got - exact).norm() / exact.norm()).item<double>(); }
+
+TEST_CASE("gradients of channels-last convolutions in 16 bits on a GPU lie as parameters, also where slices add them",
+          "[gpu]") {
+  ap::World world(0, nullptr);
+  const auto device = ap::device(world);
+  torch::manual_seed(14);
+  const auto x = torch::randn({32, 2048, 7, 7}, at::TensorOptions(at::kDouble).device(device));
+  const auto y = torch::randint(8, {32}, at::TensorOptions(at::kLong).device(device));
+  auto exact = made(at::kDouble, device);
+  exact->forward(x, y).backward();
+  const auto of_one = gradients_of(world, x, y, 1), of_four = gradients_of(world, x, y, 4);
+  const auto again = gradients_of(world, x, y, 1);
+  const auto parameters = exact->parameters();
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const auto once = error(of_one[i], parameters[i].grad()), added = error(of_four[i], parameters[i].grad());
+    INFO("parameter " << i << ": " << once << " in one slice, " << added << " in four");
+    CHECK(once < 0.03);
+    CHECK(added <= 1.25 * once);
+    CHECK(error(again[i], of_one[i]) < 1e-5);
+  }
+}
+
+}  // namespace gpu_channels_last_copy_test
