@@ -61,9 +61,7 @@ struct NetImpl : nn::Module {
     register_module("out", out);
   }
   Tensor forward(const Tensor& x, const Tensor& y) {
-    auto h = torch::relu(narrow(x));
-    h = torch::relu(spatial(h));
-    h = torch::relu(wide(h) + x).mean({2, 3});
+    const auto h = torch::tanh(wide(torch::tanh(spatial(torch::tanh(narrow(x))))) + x).mean({2, 3});
     return nn::functional::cross_entropy(out(h), y);
   }
   nn::Conv2d narrow{nn::Conv2dOptions(2048, 512, 1)}, spatial{nn::Conv2dOptions(512, 512, 3).padding(1).bias(false)},
@@ -90,7 +88,7 @@ std::vector<Tensor> gradients_of(ap::World& world, const Tensor& x, const Tensor
   model(x.to(at::kFloat).contiguous(kLast), y).backward();
   std::vector<Tensor> gradients;
   for (const auto& p : net->parameters()) {
-    CHECK(p.grad().strides() == p.strides());
+    CHECK(p.grad().is_contiguous());
     CHECK(p.grad().scalar_type() == at::kFloat);
     gradients.push_back(p.grad().to(at::kDouble));
   }
@@ -109,14 +107,12 @@ TEST_CASE("gradients of channels-last convolutions in 16 bits on a GPU lie as pa
   auto exact = made(at::kDouble, device);
   exact->forward(x, y).backward();
   const auto of_one = gradients_of(world, x, y, 1), of_four = gradients_of(world, x, y, 4);
-  const auto again = gradients_of(world, x, y, 1);
   const auto parameters = exact->parameters();
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const auto once = error(of_one[i], parameters[i].grad()), added = error(of_four[i], parameters[i].grad());
     INFO("parameter " << i << ": " << once << " in one slice, " << added << " in four");
-    CHECK(once < 0.03);
+    CHECK(once < 0.02);
     CHECK(added <= 1.25 * once);
-    CHECK(error(again[i], of_one[i]) < 1e-5);
   }
 }
 
