@@ -148,9 +148,9 @@ TEST_CASE("a step of a transformer in bf16 throughout casts no parameter, and it
   const auto norms = 2 * size.layers + 1;
   check(step,
         {{"attention's gradients of queries, keys and values, put together", is_in("PartsBackward"), 3 * size.layers},
-         {"gradients of norms, made in 16 bits", is_in("CopyOfParameterBackward"), kOfWeightAndBias * norms},
+         {"gradients of norms, made in 16 bits", is_in("CastOfParameterBackward"), kOfWeightAndBias * norms},
          {"gradients of tables, to which samples are added", is_in("aten::embedding_dense_backward"), kTables},
-         {"the same, made in 16 bits", is_in("evaluate_function: SplitBackward > aten::to"), kTables},
+         {"the same, made in 16 bits", is_in("SplitBackward > aten::copy_"), kTables},
          counted_labels()});
   check_kernels(step,
                 {"add_layer_norm_bf16", "add_layer_norm_gradient_", "add_layer_norm_weights_", "column_sums_",
@@ -181,14 +181,15 @@ TEST_CASE("a step of a ResNet in bf16 casts no parameter, and its copies have re
   for (const auto& parameter : task.make()->parameters()) convolutions += parameter.dim() == 4 ? 1 : 0;
   task.make = [make = task.make] { return channels_last(make()); };
   const auto step = recorded_step(world, task, "bf16");
-  check(step, {{"gradients of convolutions, made in 16 bits", is_in("evaluate_function: SplitBackward > aten::to"),
-                convolutions},
+  check(step, {{"gradients of convolutions, made in 16 bits", is_in("SplitBackward > aten::copy_"), convolutions},
                {"the images, given in single precision",
                 [](const Pass& pass) {
                   return pass.operators.starts_with("aten::to") && !pass.given.empty() &&
                          pass.given[0].sizes.size() == 4 && pass.given[0].sizes[1] == 3;
                 },
                 1},
+               {"the gradient of that average, laid out as a norm's images are",
+                is_in("BatchNormFunction> > aten::copy_"), 1},
                {"libtorch's average over images, whose result it views with strides", is_in("AsStridedBackward"), 2},
                {"zeros for the statistics of all norms",
                 [](const Pass& pass) { return pass.operators.starts_with("aten::zeros"); }, 1},

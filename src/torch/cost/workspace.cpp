@@ -163,9 +163,12 @@ Affine Workspaces::backward(const OpContext& op) const {
   // The gradient of a log-softmax that only the op knows is there while that of its operand is made.
   if (op.traits().family == OpFamily::kClassLoss) bytes += saved_by(op).internal;
   const auto split = split_backward_of(graph_, plan_, op.id());
-  if (split && split->of_cast) {  // gradients of parameters are in single precision; CPUs multiply in it, too
-    if (!op.on_cuda())
-      bytes += (bytes_of(graph_, op.results().front()) + bytes_of(graph_, graph_.input(op.id(), split->x_at))) * 2.0;
+  // Gradients of parameters are in single precision. CPUs multiply in it, too; on CUDA what came in may have been cast,
+  // so that its gradient is there in both, and cuDNN works in as much.
+  if (split && split->of_cast) {
+    const bool multiplies = op.on_cuda() && op.traits().family == OpFamily::kLinear;
+    const auto given = bytes_of(graph_, graph_.input(op.id(), split->x_at));
+    bytes += (multiplies ? given : given + bytes_of(graph_, op.results().front())) * 2.0;
     bytes += bytes_of(graph_, split->weight);
   }
   return bytes;

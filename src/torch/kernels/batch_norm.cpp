@@ -155,7 +155,7 @@ Gradients gradients(const Saved& saved, variable_list& given, bool relu, bool of
          memory_of(writes_passed ? passed : Tensor()), of.rows, channels);
   launch(first, "batch_norm_coefficients", detail::over_columns(of.channels), data_of(partial), blocks,
          data_of(saved.statistics), data_of(saved.affine), memory_of(made.weight), memory_of(made.bias),
-         memory_of(factors), of.rows, channels);
+         memory_of(factors), of.rows, channels, static_cast<int>(first.scalar_type() == at::kFloat));
   if (of_input) {
     launch(first, kernel_for(first, relu && !writes_passed ? "gradient_relu_" : "gradient_"), mapping, data_of(passed),
            data_of(saved.input), data_of(saved.affine), data_of(factors), memory_of(made.input), of.rows, channels);

@@ -11,10 +11,12 @@ struct BatchNormTables {
 };
 
 /// Batch norm, the addition of a residual and ReLU: y = relu(scale (x - mean) + bias + residual), with
-/// scale = weight / sqrt(var + eps). The mean is taken off first: scale x and scale mean may be large beside their
-/// difference. Three kernels forward, three backward:
+/// scale = weight / sqrt(var + eps). In single precision the mean is taken off first: scale x and scale mean may be
+/// large beside their difference. Of 16 bits rounding x costs more than that, and y = relu(scale x + offset +
+/// residual), with offset = bias - scale mean, leaves room for more threads at a time. Three kernels forward, three
+/// backward:
 ///  `sums_T`      partial sums over rows of x - x[0] and its square (Chan, Golub, LeVeque 1983: shifted data)
-///  `statistics`  mean and 1 / sqrt(var + eps) of each channel; running ones; scale, bias and mean
+///  `statistics`  mean and 1 / sqrt(var + eps) of each channel; running ones; scale, bias or offset, mean
 ///  `apply_T`     y
 ///  `gradient_sums_T`  partial sums over rows of dz and dz (x - mean); dz = dy where y > 0, dy the sum of the gradients
 ///                     of up to two readers; writes dz where the residual or what follows needs it
@@ -76,7 +78,10 @@ template <class T> __device__ void sums(const T* x, float* partial, long long ro
 
 // ---------------------------------------------------------------- forward
 
-// Makes statistics [2, channels] (mean, 1 / sqrt(var + eps)) and affine [3, channels] (scale, bias, mean).
+// Whether the mean is taken off data before they are scaled.
+template <class T> constexpr bool kCentres = sizeof(T) == 4;
+
+// Makes statistics [2, channels] (mean, 1 / sqrt(var + eps)) and affine [3, channels] (scale, bias or offset, mean).
 template <class T> __device__ void statistics(const float* partial, int blocks, const T* x, const float* weight,
                                               const float* bias, float* running_mean, float* running_var,
                                               float* statistics, float* affine, long long rows, int channels,
@@ -89,8 +94,9 @@ template <class T> __device__ void statistics(const float* partial, int blocks, 
   const double variance = fmax(second / rows - by * by, 0.0), inverse = rsqrt(variance + eps);
   statistics[channel] = mean;
   statistics[channels + channel] = inverse;
-  affine[channel] = (weight ? weight[channel] : 1.0) * inverse;
-  affine[channels + channel] = bias ? bias[channel] : 0.f;
+  const double scale = (weight ? weight[channel] : 1.0) * inverse, added = bias ? bias[channel] : 0.0;
+  affine[channel] = scale;
+  affine[channels + channel] = kCentres<T> ? added : added - scale * mean;
   affine[2 * channels + channel] = mean;
   if (running_mean) running_mean[channel] = (1 - momentum) * running_mean[channel] + momentum * mean;
   if (running_var) {
@@ -108,7 +114,7 @@ template <class T> __device__ void apply(const T* x, const T* residual, const fl
   for (int v = 0; v < V; ++v) {
     scale[v] = affine[pack * V + v];
     bias[v] = affine[channels + pack * V + v];
-    mean[v] = affine[2 * channels + pack * V + v];
+    mean[v] = kCentres<T> ? affine[2 * channels + pack * V + v] : 0.f;
   }
   const long long step = (long long)gridDim.y * blockDim.y;
   for (long long row = (long long)blockIdx.y * blockDim.y + threadIdx.y; row < rows; row += step) {
@@ -116,7 +122,7 @@ template <class T> __device__ void apply(const T* x, const T* residual, const fl
     Pack<T> made = ((const Pack<T>*)x)[at], added;
     if (residual) added = ((const Pack<T>*)residual)[at];
     for (int v = 0; v < V; ++v) {
-      float z = (number(made.at[v]) - mean[v]) * scale[v] + bias[v];
+      float z = (kCentres<T> ? number(made.at[v]) - mean[v] : number(made.at[v])) * scale[v] + bias[v];
       if (residual) z += number(added.at[v]);
       store(made.at[v], relu && z <= 0 ? 0.f : z);
     }
@@ -142,10 +148,11 @@ template <class T, bool kRelu, bool kReadsResult> struct Channels {
     }
   }
 
+  __device__ float centred(T x, int v) const { return kCentres<T> ? number(x) - mean[v] : number(x); }
   // The gradient of relu's operand. Without y, whether that was positive is found by making it once more.
   __device__ float passed(float dy, T x, T y, int v) const {
     if (!kRelu) return dy;
-    const float z = kReadsResult ? number(y) : (number(x) - mean[v]) * scale[v] + bias[v];
+    const float z = kReadsResult ? number(y) : centred(x, v) * scale[v] + bias[v];
     return z <= 0 ? 0.f : dy;
   }
 };
@@ -192,10 +199,10 @@ __device__ void gradient_sums(const T* first_dy, const T* second_dy, const T* x,
   write_block_sums<V>(first, second, partial, channels);
 }
 
-// dx = factors[0] dz + factors[1] (x - mean) + factors[2]
+// dx = factors[0] dz + factors[1] x + factors[2], or with x - mean for x
 extern "C" __global__ void batch_norm_coefficients(const float* partial, int blocks, const float* statistics,
                                                    const float* affine, float* dweight, float* dbias, float* factors,
-                                                   long long rows, int channels) {
+                                                   long long rows, int channels, int centres) {
   double first, second;
   sum_blocks(partial, blocks, channels, first, second);
   const int channel = blockIdx.x * 32 + threadIdx.x;
@@ -204,8 +211,9 @@ extern "C" __global__ void batch_norm_coefficients(const float* partial, int blo
   dweight[channel] = second * inverse;
   dbias[channel] = first;
   factors[channel] = scale;
-  factors[channels + channel] = -scale * inverse * inverse * second / rows;
-  factors[2 * channels + channel] = -scale * first / rows;
+  const double of_x = -scale * inverse * inverse * second / rows;
+  factors[channels + channel] = of_x;
+  factors[2 * channels + channel] = -scale * first / rows - (centres ? 0 : of_x * statistics[channel]);
 }
 
 // Of dz, or of dy, of which dz is made once more.
@@ -225,7 +233,7 @@ __device__ void gradient(const T* dy, const T* x, const float* affine, const flo
   const auto make = [&](long long at, const Pack<T>& of_y, Pack<T> made) {
     for (int v = 0; v < V; ++v) {
       const float dz = own.passed(number(of_y.at[v]), made.at[v], made.at[v], v);
-      store(made.at[v], of_z[v] * dz + (of_x[v] * (number(made.at[v]) - own.mean[v]) + shift[v]));
+      store(made.at[v], of_z[v] * dz + (of_x[v] * own.centred(made.at[v], v) + shift[v]));
     }
     ((Pack<T>*)dx)[at] = made;
   };

@@ -175,7 +175,7 @@ Outcome outcome_of_kernels(CudaOnCpu& gpu, const Case& one, const Form& form, co
   auto* const of_bias = gpu.room<float>("gradient of the bias", one.channels);
   auto* const factors = gpu.room<float>("factors", 3 * one.channels);
   gpu.launch("batch_norm_coefficients", kernels_test::over_columns(one.channels), at.partial, blocks, at.statistics,
-             at.affine, of_weight, of_bias, factors, rows, channels);
+             at.affine, of_weight, of_bias, factors, rows, channels, type == "f32" ? 1 : 0);
   auto* const of_input = gpu.room<T>("gradient of the input", of.input.size());
   const bool makes_passed = form.relu && !form.writes_passed();
   gpu.launch((makes_passed ? "batch_norm_gradient_relu_" : "batch_norm_gradient_") + type, shape,
