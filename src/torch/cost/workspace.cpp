@@ -163,12 +163,14 @@ Affine Workspaces::backward(const OpContext& op) const {
   // The gradient of a log-softmax that only the op knows is there while that of its operand is made.
   if (op.traits().family == OpFamily::kClassLoss) bytes += saved_by(op).internal;
   const auto split = split_backward_of(graph_, plan_, op.id());
-  // Gradients of parameters are in single precision. CPUs multiply in it, too; on CUDA what came in may have been cast,
-  // so that its gradient is there in both, and cuDNN works in as much.
+  // Gradients of parameters are in single precision. CPUs multiply in it, too; on CUDA cuDNN works in as much, and what
+  // comes in by a cast has its gradient in both.
   if (split && split->of_cast) {
-    const bool multiplies = op.on_cuda() && op.traits().family == OpFamily::kLinear;
-    const auto given = bytes_of(graph_, graph_.input(op.id(), split->x_at));
-    bytes += (multiplies ? given : given + bytes_of(graph_, op.results().front())) * 2.0;
+    const auto given = graph_.input(op.id(), split->x_at);
+    const auto definer = graph_.value(given).definer;
+    const bool is_cast = definer.valid() && graph_.is(definer, "aten::to");
+    const bool in_place = op.on_cuda() && op.traits().family == OpFamily::kLinear && !is_cast;
+    if (!in_place) bytes += (bytes_of(graph_, op.results().front()) + bytes_of(graph_, given)) * 2.0;
     bytes += bytes_of(graph_, split->weight);
   }
   return bytes;
