@@ -21,6 +21,7 @@
 #include "torch/interpret/sum_type.hpp"
 #include "torch/interpret/summed_gradient.hpp"
 #include "torch/kernels/column_sums.hpp"
+#include "torch/kernels/summed_columns.hpp"
 
 namespace autopar {
 
@@ -34,6 +35,8 @@ class SplitNode : public torch::autograd::Node {
   SplitNode(const SplitBackward& split, const at::Tensor& x, const at::Tensor& weight, bool with_bias,
             std::shared_ptr<DeferredGradients> deferred)
       : split_(split), with_bias_(with_bias), x_(x, false), weight_(weight, false), deferred_(std::move(deferred)) {}
+
+  [[nodiscard]] bool has_bias() const { return with_bias_; }
 
   /// Adds the parameters' gradients to those of `leaves` itself, on the side stream if these have none yet.
   void add_beside(std::shared_ptr<SideStream> side, std::vector<at::Tensor> leaves) {
@@ -151,6 +154,20 @@ void add_product_over_rows(const at::Tensor& a, const at::Tensor& b, const at::T
   at::baddbmm_out(in_place, in_place, a.t().unsqueeze(0), b.unsqueeze(0), type);
 }
 
+/// That of a bias, which the kernel that wrote the gradient may have summed.
+at::Tensor gradient_of_bias(const at::Tensor& gradient, const at::Tensor& rows) {
+  const auto type = sum_type(rows.scalar_type());
+  const auto sums = take_summed_columns(gradient);
+  return sums.defined() ? sums.to(type) : column_sums(rows, type);
+}
+
+void add_gradient_of_bias(const at::Tensor& gradient, const at::Tensor& rows, const at::Tensor& sum) {
+  if (const auto sums = take_summed_columns(gradient); sums.defined())
+    sum.add_(sums);
+  else
+    add_column_sums(rows, sum_type(rows.scalar_type()), sum);
+}
+
 void make_linear(SplitBackward& split) {
   split.input = [](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight) {
     return gradient.reshape({-1, weight.size(0)}).mm(weight).view(x.sizes());
@@ -158,13 +175,13 @@ void make_linear(SplitBackward& split) {
   split.weights = [](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight, bool with_bias) {
     const auto rows = gradient.reshape({-1, weight.size(0)});
     std::vector<at::Tensor> gradients{product_over_rows(rows, x.reshape({-1, weight.size(1)}))};
-    if (with_bias) gradients.push_back(column_sums(rows, sum_type(rows.scalar_type())));
+    if (with_bias) gradients.push_back(gradient_of_bias(gradient, rows));
     return gradients;
   };
   split.add_weights = [](const at::Tensor& gradient, const at::Tensor& x, const std::vector<at::Tensor>& sums) {
     const auto rows = gradient.reshape({-1, sums[0].size(0)});
     add_product_over_rows(rows, x.reshape({-1, sums[0].size(1)}), sums[0]);
-    if (sums.size() > 1) add_column_sums(rows, sum_type(rows.scalar_type()), sums[1]);
+    if (sums.size() > 1) add_gradient_of_bias(gradient, rows, sums[1]);
   };
 }
 
@@ -281,6 +298,11 @@ std::optional<SplitBackward> split_backward_of(const OpGraph& graph, const Batch
   const auto bias = split.bias_at >= 0 ? graph.input(op, split.bias_at) : ValueId::none();
   split.bias = plan.parameter_behind(graph, bias);
   return bias.valid() && !split.bias.valid() ? std::nullopt : std::optional(split);
+}
+
+bool takes_summed_columns(const at::Tensor& result) {
+  const auto* const node = dynamic_cast<const SplitNode*>(result.grad_fn().get());
+  return node != nullptr && node->has_bias();
 }
 
 void proceed_splitting(ReplayCall& call, const SplitBackward& split, const std::shared_ptr<DeferredGradients>& deferred,

@@ -15,6 +15,7 @@
 #include "torch/kernels/batch_norm_source.hpp"
 #include "torch/kernels/class_loss_source.hpp"
 #include "torch/kernels/column_sums_source.hpp"
+#include "torch/kernels/gelu_gradient_source.hpp"
 #include "torch/kernels/layer_norm_source.hpp"
 #include "torch/kernels/max_pool_source.hpp"
 #include "torch/kernels/strided_copy_source.hpp"
@@ -25,10 +26,11 @@ namespace {
 /// By the names of their headers: layer_norm_source.hpp. A text that is made at run time has one here too.
 std::string text_of(const std::string& source) {
   const std::map<std::string, std::string> texts{
-      {"batch_norm", autopar::kBatchNormKernels.text},   {"class_loss", autopar::kClassLossKernels.text},
-      {"column_sums", autopar::kColumnSumsKernels.text}, {"layer_norm", autopar::kLayerNormKernels.text},
-      {"max_pool", autopar::kMaxPoolKernels.text},       {"strided_copy", autopar::kStridedCopyKernels.text},
-      {"update", autopar::kUpdateKernels.text},          {"wrong_kernels", cuda_on_cpu::kWrongText},
+      {"batch_norm", autopar::kBatchNormKernels.text},     {"class_loss", autopar::kClassLossKernels.text},
+      {"column_sums", autopar::kColumnSumsKernels.text},   {"gelu_gradient", autopar::kGeluGradientKernels.text},
+      {"layer_norm", autopar::kLayerNormKernels.text},     {"max_pool", autopar::kMaxPoolKernels.text},
+      {"strided_copy", autopar::kStridedCopyKernels.text}, {"update", autopar::kUpdateKernels.text},
+      {"wrong_kernels", cuda_on_cpu::kWrongText},
   };
   const auto found = texts.find(source);
   if (found == texts.end())
