@@ -15,7 +15,8 @@ struct LaunchShape {
 };
 
 /// What sources begin with, as NVRTC has no headers of its own: `Half` and `Brain` of 16 bits, `number(x)` in
-/// single precision (double for double), `store(to, x)` rounded to nearest even, `Pack` of 16 bytes, and `sum_blocks`.
+/// single precision (double for double), `store(to, x)` rounded to nearest even, `Pack` of 16 bytes,
+/// `sum_rows_of_block` and `sum_blocks`.
 inline constexpr char kKernelPrelude[] = R"(
 struct Half { unsigned short bits; };
 struct Brain { unsigned short bits; };
@@ -25,8 +26,12 @@ __device__ inline float number(Brain x) { return __uint_as_float((unsigned)x.bit
 __device__ inline void store(float& to, float x) { to = x; }
 __device__ inline void store(double& to, double x) { to = x; }
 __device__ inline void store(Brain& to, float x) {
+#if __CUDA_ARCH__ >= 800
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to.bits) : "f"(x));
+#else
   const unsigned bits = __float_as_uint(x);
   to.bits = x != x ? 0x7fff : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+#endif
 }
 #ifdef __CUDACC__
 __device__ inline float number(Half x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits)); return y; }
@@ -36,6 +41,18 @@ inline float number(Half x) { return cuda_on_cpu::float_of_half(x.bits); }
 inline void store(Half& to, float x) { to.bits = cuda_on_cpu::half_of_float(x); }
 #endif
 template <class T> struct alignas(16) Pack { T at[16 / sizeof(T)]; };
+
+// Sums of V numbers a thread over the rows of a block of 32 x R threads. Valid in the threads of row 0.
+template <int R, int V> __device__ void sum_rows_of_block(float (&sum)[V]) {
+  __shared__ float shared[R][V][32];
+  for (int v = 0; v < V; ++v) shared[threadIdx.y][v][threadIdx.x] = sum[v];
+  for (int half = R / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.y < half)
+      for (int v = 0; v < V; ++v) shared[threadIdx.y][v][threadIdx.x] += shared[threadIdx.y + half][v][threadIdx.x];
+  }
+  for (int v = 0; threadIdx.y == 0 && v < V; ++v) sum[v] = shared[0][v][threadIdx.x];
+}
 
 // Sums over blocks: threads (32 channels, 8 rows of partial sums). Valid in the threads of row 0.
 __device__ void sum_blocks(const float* partial, int blocks, int channels, double& first, double& second) {

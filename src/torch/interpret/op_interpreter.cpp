@@ -17,6 +17,7 @@
 
 #include "torch/interpret/class_loss.hpp"
 #include "torch/interpret/draws.hpp"
+#include "torch/interpret/gelu_history.hpp"
 #include "torch/interpret/padded_rows.hpp"
 #include "torch/interpret/view_parts.hpp"
 #include "torch/ir/tensor_form.hpp"
@@ -146,6 +147,7 @@ OpInterpreter::OpInterpreter(const OpGraph& graph, const BatchPlan& plan, std::v
       if (split->bias.valid()) deferrable_.push_back(split->bias);
     }
     if (takes_apart(graph, op)) histories_[op] = &proceed_in_parts;
+    if (reads_linear_alone(graph, uses, op) && has_column_sums(device)) histories_[op] = &proceed_summing_columns;
     if (makes_gradient_in_place(graph, op)) histories_[op] = &proceed_with_gradient_in_place;
     if (layout_matters_[op.index()] || as_shard) seconds_.exclude(op);
     const bool handled = is_handled(plan.handling(op)) || layout_matters_[op.index()] || hooks_.ops.count(op) > 0 ||

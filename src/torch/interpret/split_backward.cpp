@@ -21,6 +21,7 @@
 #include "torch/interpret/summed_gradient.hpp"
 #include "torch/kernels/channels_last_copy.hpp"
 #include "torch/kernels/column_sums.hpp"
+#include "torch/kernels/summed_columns.hpp"
 
 namespace autopar {
 
@@ -39,6 +40,8 @@ class SplitNode : public torch::autograd::Node {
         weight_(weight, false),
         parameters_(std::move(parameters)),
         deferred_(std::move(deferred)) {}
+
+  [[nodiscard]] bool has_bias() const { return parameters_.size() > 1; }
 
   /// Adds the parameters' gradients to what they have itself, on the side stream if that is nothing yet.
   void add_beside(std::shared_ptr<SideStream> side) { side_ = std::move(side); }
@@ -138,6 +141,20 @@ class SplitNode : public torch::autograd::Node {
 
 // ---------------------------------------------------------------- formulas
 
+/// That of a bias, which the kernel that wrote the gradient may have summed.
+at::Tensor gradient_of_bias(const at::Tensor& gradient, const at::Tensor& rows) {
+  const auto type = sum_type(rows.scalar_type());
+  const auto sums = take_summed_columns(gradient);
+  return sums.defined() ? sums.to(type) : column_sums(rows, type);
+}
+
+void add_gradient_of_bias(const at::Tensor& gradient, const at::Tensor& rows, const at::Tensor& sum) {
+  if (const auto sums = take_summed_columns(gradient); sums.defined())
+    sum.add_(sums);
+  else
+    add_column_sums(rows, sum_type(rows.scalar_type()), sum);
+}
+
 void make_linear(SplitBackward& split) {
   split.input = [](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight) {
     return gradient.reshape({-1, weight.size(0)}).mm(weight).view(x.sizes());
@@ -145,14 +162,14 @@ void make_linear(SplitBackward& split) {
   split.weights = [](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight, bool with_bias) {
     const auto rows = gradient.reshape({-1, weight.size(0)});
     std::vector<at::Tensor> gradients{product_over_rows(rows, x.reshape({-1, weight.size(1)}))};
-    if (with_bias) gradients.push_back(column_sums(rows, sum_type(rows.scalar_type())));
+    if (with_bias) gradients.push_back(gradient_of_bias(gradient, rows));
     return gradients;
   };
   split.add_weights = [](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor&,
                          const std::vector<at::Tensor>& sums) {
     const auto rows = gradient.reshape({-1, sums[0].size(0)});
     add_product_over_rows(rows, x.reshape({-1, sums[0].size(1)}), sums[0]);
-    if (sums.size() > 1) add_column_sums(rows, sum_type(rows.scalar_type()), sums[1]);
+    if (sums.size() > 1) add_gradient_of_bias(gradient, rows, sums[1]);
   };
 }
 
@@ -276,6 +293,11 @@ std::optional<SplitBackward> split_backward_of(const OpGraph& graph, const Batch
   const auto bias = split.bias_at >= 0 ? graph.input(op, split.bias_at) : ValueId::none();
   split.bias = plan.parameter_behind(graph, bias);
   return bias.valid() && !split.bias.valid() ? std::nullopt : std::optional(split);
+}
+
+bool takes_summed_columns(const at::Tensor& result) {
+  const auto* const node = dynamic_cast<const SplitNode*>(result.grad_fn().get());
+  return node != nullptr && node->has_bias();
 }
 
 void proceed_splitting(ReplayCall& call, const SplitBackward& split, const std::shared_ptr<DeferredGradients>& deferred,

@@ -30,26 +30,35 @@ bool takes(const at::Tensor& rows, c10::ScalarType type) {
 /// Sums over rows to where `sum` lies. @param adds  to what is there
 void sum_in_kernels(const at::Tensor& rows, const at::Tensor& sum, bool adds) {
   constexpr std::int64_t kBlocks = 1056;  // of a launch: eight a multiprocessor of a large GPU
-  constexpr std::int64_t kAtATime = Shape::kRows * Shape::kFlight;
   const auto count = rows.size(0), columns = rows.size(1), of_pack = detail::kPackBytes / rows.element_size();
-  const auto packs = columns / of_pack, across = in_whole(packs, Shape::kPacks);
-  const auto most = std::max<std::int64_t>(kBlocks / across, 1);
-  const auto of_block = in_whole(in_whole(count, most), kAtATime) * kAtATime;
-  const auto blocks = in_whole(count, of_block);
-  const auto partial = at::empty({blocks, columns}, rows.options().dtype(at::kFloat));
+  const auto packs = columns / of_pack;
+  const auto blocks = blocks_of_rows(count, packs, Shape::kRows * Shape::kFlight, kBlocks);
+  const auto partial = at::empty({blocks.down, columns}, rows.options().dtype(at::kFloat));
   const auto first = std::string("column_sums_") + detail::kernel_type(rows.scalar_type());
-  detail::launch(rows, kColumnSumsKernels, first.c_str(),
-                 {static_cast<unsigned>(across), static_cast<unsigned>(blocks), Shape::kPacks, Shape::kRows},
-                 detail::data_of(rows), detail::memory_of(partial), count, rows.stride(0) / of_pack,
-                 static_cast<int>(packs), static_cast<int>(of_block));
-  const auto second = std::string("add_up_columns_") + detail::kernel_type(sum.scalar_type());
-  detail::launch(rows, kColumnSumsKernels, second.c_str(),
-                 {static_cast<unsigned>(in_whole(columns, Shape::kColumns)), 1, Shape::kColumns, Shape::kAtATime},
-                 detail::data_of(partial), static_cast<int>(blocks), detail::memory_of(sum), static_cast<int>(columns),
-                 adds ? 1 : 0);
+  detail::launch(
+      rows, kColumnSumsKernels, first.c_str(),
+      {static_cast<unsigned>(blocks.across), static_cast<unsigned>(blocks.down), Shape::kPacks, Shape::kRows},
+      detail::data_of(rows), detail::memory_of(partial), count, rows.stride(0) / of_pack, static_cast<int>(packs),
+      static_cast<int>(blocks.rows));
+  add_up_columns(partial, sum, adds);
 }
 
 }  // namespace
+
+BlocksOfRows blocks_of_rows(std::int64_t rows, std::int64_t packs, std::int64_t at_a_time, std::int64_t most) {
+  const auto across = in_whole(packs, Shape::kPacks), down = std::max<std::int64_t>(most / across, 1);
+  const auto of_block = in_whole(in_whole(rows, down), at_a_time) * at_a_time;
+  return {across, in_whole(rows, of_block), of_block};
+}
+
+void add_up_columns(const at::Tensor& partial, const at::Tensor& sum, bool adds) {
+  const auto columns = partial.size(1);
+  const auto kernel = std::string("add_up_columns_") + detail::kernel_type(sum.scalar_type());
+  detail::launch(partial, kColumnSumsKernels, kernel.c_str(),
+                 {static_cast<unsigned>(in_whole(columns, Shape::kColumns)), 1, Shape::kColumns, Shape::kAtATime},
+                 detail::data_of(partial), static_cast<int>(partial.size(0)), detail::memory_of(sum),
+                 static_cast<int>(columns), adds ? 1 : 0);
+}
 
 bool has_column_sums(c10::Device device) {
   return device.is_cuda() && context_of(device.type()).has_kernels(kColumnSumsKernels, device.index());

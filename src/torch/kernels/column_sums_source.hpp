@@ -40,16 +40,10 @@ template <class T> __device__ void column_sums(const Pack<T>* from, float* parti
       for (int v = 0; v < V; ++v) sum[v] += number(taken.at[v]);
     }
   }
-  __shared__ float shared[kRows][V][kPacks];
-  for (int v = 0; v < V; ++v) shared[threadIdx.y][v][threadIdx.x] = sum[v];
-  for (int half = kRows / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (threadIdx.y < half)
-      for (int v = 0; v < V; ++v) shared[threadIdx.y][v][threadIdx.x] += shared[threadIdx.y + half][v][threadIdx.x];
-  }
+  sum_rows_of_block<kRows>(sum);
   if (threadIdx.y > 0 || pack >= packs) return;
   float* const to = partial + ((long long)blockIdx.y * packs + pack) * V;
-  for (int v = 0; v < V; ++v) to[v] = shared[0][v][threadIdx.x];
+  for (int v = 0; v < V; ++v) to[v] = sum[v];
 }
 
 // Threads (32 columns, kAtATime blocks).

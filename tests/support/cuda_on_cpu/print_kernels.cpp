@@ -16,6 +16,7 @@
 #include "torch/kernels/channels_last_copy_source.hpp"
 #include "torch/kernels/class_loss_source.hpp"
 #include "torch/kernels/column_sums_source.hpp"
+#include "torch/kernels/gelu_gradient_source.hpp"
 #include "torch/kernels/layer_norm_source.hpp"
 #include "torch/kernels/max_pool_source.hpp"
 #include "torch/kernels/strided_copy_source.hpp"
@@ -30,6 +31,7 @@ std::string text_of(const std::string& source) {
       {"channels_last_copy", autopar::kChannelsLastCopyKernels.text},
       {"class_loss", autopar::kClassLossKernels.text},
       {"column_sums", autopar::kColumnSumsKernels.text},
+      {"gelu_gradient", autopar::kGeluGradientKernels.text},
       {"layer_norm", autopar::kLayerNormKernels.text},
       {"max_pool", autopar::kMaxPoolKernels.text},
       {"strided_copy", autopar::kStridedCopyKernels.text},

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <vector>
+
+#include "torch/ir/op_graph.hpp"
+#include "torch/replay/replay.hpp"
+
+namespace autopar {
+
+/// Whether an operator is GELU of the result of a linear layer with a bias that nothing else reads.
+/// @param uses  graph.uses()
+[[nodiscard]] bool reads_linear_alone(const OpGraph& graph, const std::vector<std::vector<OpId>>& uses, OpId op);
+
+/// Runs such a GELU with a history whose gradient brings along sums over its rows: the gradient of the linear layer's
+/// bias, which would read it once more. Where the layer takes none (`takes_summed_columns`) its history is libtorch's.
+/// The operator's result is libtorch's, and so is what it keeps: its operand.
+void proceed_summing_columns(ReplayCall& call);
+
+}  // namespace autopar
