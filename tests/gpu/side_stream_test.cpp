@@ -61,6 +61,7 @@ std::vector<torch::Tensor> train(autopar::World& world, const std::function<std:
     options.precision = setting->precision;
     options.recompute = setting->recompute;
     options.microbatches = setting->microbatches;
+    options.fusion = "off";  // joined sums round once
     model = std::make_shared<autopar::AutoParallel<std::shared_ptr<Net>>>(world, net, options);
   }
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(1e-3).momentum(0.9));
