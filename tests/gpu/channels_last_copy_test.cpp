@@ -12,6 +12,8 @@
 
 #include "torch/device/device_context.hpp"
 
+#include "gpu/kernel_error.hpp"
+
 // Weights between their layouts, and what becomes of the gradients of channels-last convolutions in 16 bits.
 namespace gpu_channels_last_copy_test {
 
@@ -95,8 +97,6 @@ std::vector<Tensor> gradients_of(ap::World& world, const Tensor& x, const Tensor
   return gradients;
 }
 
-double error(const Tensor& got, const Tensor& exact) { return ((got - exact).norm() / exact.norm()).item<double>(); }
-
 TEST_CASE("gradients of channels-last convolutions in 16 bits on a GPU lie as parameters, also where slices add them",
           "[gpu]") {
   ap::World world(0, nullptr);
@@ -106,14 +106,7 @@ TEST_CASE("gradients of channels-last convolutions in 16 bits on a GPU lie as pa
   const auto y = torch::randint(8, {32}, at::TensorOptions(at::kLong).device(device));
   auto exact = made(at::kDouble, device);
   exact->forward(x, y).backward();
-  const auto of_one = gradients_of(world, x, y, 1), of_four = gradients_of(world, x, y, 4);
-  const auto parameters = exact->parameters();
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    const auto once = error(of_one[i], parameters[i].grad()), added = error(of_four[i], parameters[i].grad());
-    INFO("parameter " << i << ": " << once << " in one slice, " << added << " in four");
-    CHECK(once < 0.02);
-    CHECK(added <= 1.25 * once);
-  }
+  gpu_test::check_slices(gradients_of(world, x, y, 1), gradients_of(world, x, y, 4), exact->parameters());
 }
 
 }  // namespace gpu_channels_last_copy_test

@@ -48,4 +48,15 @@ inline void check_error(const Outcome& made, const Outcome& libtorch, const Outc
   }
 }
 
+/// Gradients of 16-bit layers, from a batch at once and from four slices of it, beside those of double precision.
+inline void check_slices(const std::vector<torch::Tensor>& of_one, const std::vector<torch::Tensor>& of_four,
+                         const std::vector<torch::Tensor>& exact) {
+  for (std::size_t i = 0; i < exact.size(); ++i) {
+    const auto once = distance(of_one[i], exact[i].grad()), added = distance(of_four[i], exact[i].grad());
+    INFO("parameter " << i << ": " << once << " in one slice, " << added << " in four");
+    CHECK(once < 0.02);
+    CHECK(added <= 1.25 * once);
+  }
+}
+
 }  // namespace gpu_test

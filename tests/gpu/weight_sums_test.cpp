@@ -7,6 +7,8 @@
 
 #include <autopar/autopar.hpp>
 
+#include "gpu/kernel_error.hpp"
+
 // Weight gradients of 16-bit layers are sums in single precision, which products on a GPU add to where they lie.
 namespace gpu_weight_sums_test {
 
@@ -48,8 +50,6 @@ std::vector<Tensor> gradients_of(ap::World& world, const Tensor& x, const Tensor
   return gradients;
 }
 
-double error(const Tensor& got, const Tensor& exact) { return ((got - exact).norm() / exact.norm()).item<double>(); }
-
 TEST_CASE("weight gradients that several slices add up on a GPU err as those of one", "[gpu][weight_sums]") {
   ap::World world(0, nullptr);
   REQUIRE(ap::device(world).is_cuda());
@@ -59,14 +59,7 @@ TEST_CASE("weight gradients that several slices add up on a GPU err as those of 
   const auto y = torch::randint(27, {512}, at::TensorOptions(at::kLong).device(device));
   auto exact = made(at::kDouble, device);
   exact->forward(x, y).backward();
-  const auto of_one = gradients_of(world, x, y, 1), of_four = gradients_of(world, x, y, 4);
-  const auto parameters = exact->parameters();
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    const auto once = error(of_one[i], parameters[i].grad()), added = error(of_four[i], parameters[i].grad());
-    INFO("parameter " << i << ": " << once << " in one slice, " << added << " in four");
-    CHECK(once < 0.02);
-    CHECK(added <= 1.25 * once);
-  }
+  gpu_test::check_slices(gradients_of(world, x, y, 1), gradients_of(world, x, y, 4), exact->parameters());
 }
 
 TEST_CASE("gradients of layers in single precision err as libtorch's, and are the same again", "[gpu][weight_sums]") {
@@ -81,7 +74,8 @@ TEST_CASE("gradients of layers in single precision err as libtorch's, and are th
   const auto ours = gradients_of(world, x, y, 1, "module"), again = gradients_of(world, x, y, 1, "module");
   const auto wanted = exact->parameters(), theirs = plain->parameters();
   for (std::size_t i = 0; i < wanted.size(); ++i) {
-    const auto own = error(ours[i], wanted[i].grad()), of_libtorch = error(theirs[i].grad(), wanted[i].grad());
+    const auto own = gpu_test::distance(ours[i], wanted[i].grad()),
+               of_libtorch = gpu_test::distance(theirs[i].grad(), wanted[i].grad());
     INFO("parameter " << i << ": " << own << ", libtorch " << of_libtorch);
     CHECK(own <= 1.5 * of_libtorch + 1e-7);
     CHECK(torch::equal(ours[i], again[i]));

@@ -63,7 +63,7 @@ class SplitNode : public torch::autograd::Node {
     if (!gradient.defined()) return of_x;
     const auto x = x_.unpack().detach(), weight = weight_.unpack().detach();
     if (split_.input && task_should_compute_output(0)) of_x[0] = split_.input(gradient, x, weight);
-    const bool with_bias = parameters_.size() > 1;
+    const bool with_bias = has_bias();
     auto make = [weights = &split_.weights, parameters = parameters_, with_bias, gradient, x, weight] {
       auto made = (*weights)(gradient, x, weight, with_bias);
       for (std::size_t i = 0; i < made.size(); ++i) made[i] = in_form_of(parameters[i], std::move(made[i]));
