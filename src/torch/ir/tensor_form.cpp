@@ -28,14 +28,6 @@ bool leaves_no_gaps(const std::vector<std::int64_t>& sizes, const std::vector<st
   return true;
 }
 
-bool has_strides(const at::Tensor& tensor, const std::vector<std::int64_t>& strides) {
-  for (std::size_t d = 0; d < strides.size(); ++d) {
-    const auto dim = static_cast<std::int64_t>(d);
-    if (tensor.size(dim) != 1 && tensor.stride(dim) != strides[d]) return false;
-  }
-  return true;
-}
-
 std::vector<std::int64_t> strides_at(const ValueInfo& value, std::int64_t samples) {
   std::vector<std::int64_t> strides;
   strides.reserve(value.strides.size());
@@ -48,6 +40,14 @@ at::Tensor with_strides(const at::Tensor& tensor, const std::vector<std::int64_t
 }
 
 }  // namespace
+
+bool has_strides(const at::Tensor& tensor, c10::IntArrayRef strides) {
+  for (std::size_t d = 0; d < strides.size(); ++d) {
+    const auto dim = static_cast<std::int64_t>(d);
+    if (tensor.size(dim) != 1 && tensor.stride(dim) != strides[d]) return false;
+  }
+  return true;
+}
 
 at::Tensor in_captured_layout(at::Tensor tensor, const ValueInfo& value, std::int64_t samples) {
   const auto strides = strides_at(value, samples);

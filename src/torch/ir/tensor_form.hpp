@@ -16,6 +16,10 @@ namespace autopar {
 /// Element type of a value, on a device.
 [[nodiscard]] at::TensorOptions options_of(const ValueInfo& value, c10::Device device);
 
+/// Whether its elements lie where these strides say: those of dims of one element, which are never walked, may be
+/// others. @pre as many as dims
+[[nodiscard]] bool has_strides(const at::Tensor& tensor, c10::IntArrayRef strides);
+
 /// The tensor with the strides that the value had in the captured program, copied if need be: operators after it may
 /// depend on them (a `view`, or a `contiguous` that was none). Overlapping ones (expanded) stay as they are.
 [[nodiscard]] at::Tensor in_captured_layout(at::Tensor tensor, const ValueInfo& value, std::int64_t samples);

@@ -9,6 +9,8 @@
 
 #include <autopar/core/error.hpp>
 
+#include "torch/ir/tensor_form.hpp"
+
 namespace autopar::optim::detail {
 
 ListKey key_of(const at::Tensor& parameter, std::int64_t steps) {
@@ -39,22 +41,10 @@ void require_dense_real(const torch::optim::Optimizer& parameters, const char* o
   }
 }
 
-namespace {
-
-/// Strides of dims of one element are never walked: libtorch gives weights of 1 x 1 convolutions, and their gradients,
-/// different ones.
-bool lie_alike(const at::Tensor& a, const at::Tensor& b) {
-  if (a.sizes() != b.sizes()) return false;
-  for (std::int64_t dim = 0; dim < a.dim(); ++dim) {
-    if (a.size(dim) != 1 && a.stride(dim) != b.stride(dim)) return false;
-  }
-  return true;
-}
-
-}  // namespace
-
+// libtorch gives weights of 1 x 1 convolutions, and their gradients, different strides of dims of one element.
 at::Tensor laid_out_like(const at::Tensor& tensor, const at::Tensor& like) {
-  if (tensor.scalar_type() == like.scalar_type() && lie_alike(tensor, like)) {
+  const bool lies_so = tensor.sizes() == like.sizes() && has_strides(tensor, like.strides());
+  if (tensor.scalar_type() == like.scalar_type() && lies_so) {
     return tensor.strides() == like.strides() ? tensor : tensor.as_strided(like.sizes(), like.strides());
   }
   return at::empty_like(like).copy_(tensor);
