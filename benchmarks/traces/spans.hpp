@@ -72,9 +72,9 @@ inline const std::vector<Class>& classes() {
   static const std::vector<Class> all{
       {"attention", {"flash", "fmha", "sdpa", "attention"}},
       {"optimizer", {"adam", "multi_tensor", "foreach", "fused_sgd", "addcdiv"}},
-      {"loss", {"softmax", "nll", "mse", "cross_entropy"}},
       {"copies",
        {"nchwtonhwc", "nhwctonchw", "copy", "memcpy", "memset", "fill", "zero_", "catarray", "::cat", "::clone"}},
+      {"loss", {"softmax", "nll", "mse", "cross_entropy"}},
       {"norm", {"norm", "bn_fw", "bn_bw", "gammabeta"}},
       {"convolution", {"conv", "fprop", "dgrad", "wgrad", "im2col", "col2im"}},
       {"gemm",

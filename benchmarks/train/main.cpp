@@ -43,7 +43,9 @@ namespace {
 namespace ap = autopar;
 using train::Work;
 
-constexpr int kWarmUps = 2;  ///< after the first step
+/// After the first step: until what repeats is recorded. What they hold counts, as a replay's memory is the
+/// recording's.
+constexpr int kWarmUps = 4;
 
 struct Job {
   train::Request request;
@@ -151,9 +153,9 @@ void start(Half& half, const std::function<void()>& construct) {
   half.line["setup_s"] = train::since(begin);
   half.line["first_loss"] = first.item<double>();
   half.line["setup_peak_gib"] = own_peak_gib(half.device);
+  training::reset_peak_memory(half.device);
   for (int i = 0; i < kWarmUps; ++i) half.step();
   train::wait_for(half.device);
-  training::reset_peak_memory(half.device);
 }
 
 /// The most that a rank held. All ranks call it.

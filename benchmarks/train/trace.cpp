@@ -86,7 +86,7 @@ nlohmann::json traced(const std::function<void()>& step, c10::Device device) {
   for (const auto& [name, total] : totals) out["classes"][std::string(name)] = total.json();
   std::vector<std::pair<std::string, Total>> longest(names.begin(), names.end());
   std::sort(longest.begin(), longest.end(), [](const auto& a, const auto& b) { return a.second.ns > b.second.ns; });
-  constexpr std::size_t kShown = 12;
+  constexpr std::size_t kShown = 40;
   longest.resize(std::min(longest.size(), kShown));
   for (const auto& [name, total] : longest) {
     auto line = total.json();

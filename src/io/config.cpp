@@ -52,6 +52,7 @@ const std::vector<Field>& fields() {
       {"sequence_parallel", &Options::sequence_parallel, 0, 0, {"auto", "on", "off"}},
       {"class_head", &Options::class_head, 0, 0, {"auto", "whole", "chunked"}},
       {"fusion", &Options::fusion, 0, 0, {"auto", "on", "off"}},
+      {"cuda_graphs", &Options::cuda_graphs, 0, 0, {"auto", "off"}},
       {"zero", &Options::zero, -1, 3},
       {"offload", &Options::offload, 0, 0, {"auto", "none", "optimizer"}},
       {"replicas", &Options::replicas, 1, 1e6},

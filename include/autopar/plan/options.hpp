@@ -29,6 +29,8 @@ struct Options {
   /// auto | on | off: whether operators that follow each other run as one, in kernels of the library's own where there
   /// are some; auto: on CUDA devices
   std::string fusion = "auto";
+  /// auto | off: whether the device's work of steps that repeat is recorded once and replayed (CUDA graphs)
+  std::string cuda_graphs = "auto";
   int zero = -1;  ///< ZeRO level among replicas; -1 = the planner chooses (0 without model->attach(optimizer))
   /// auto | none | optimizer: its state and the parameters that it steps are in host memory
   std::string offload = "auto";

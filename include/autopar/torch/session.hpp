@@ -59,6 +59,7 @@ struct SessionStats {
   std::int64_t captures = 0;        ///< of forward, for argument signatures and modes that were new, stale or forgotten
   std::int64_t microbatches = 0;    ///< of the last call
   std::int64_t global_samples = 0;  ///< of the last call, over all ranks
+  std::int64_t replayed = 0;        ///< calls whose work on the device was a recording's (Options::cuda_graphs)
   std::int64_t losses_not_finite = 0;  ///< of training calls: NaN or infinite; on GPUs as far as they have arrived
   Seconds planning{};                  ///< first capture, plan and deployment
   Seconds last_call{};                 ///< forward, and in loss mode backward, of the last call

@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <memory>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -11,6 +13,7 @@
 
 #include <autopar/core/cluster.hpp>
 
+#include "torch/device/device_recording.hpp"
 #include "torch/device/kernel_source.hpp"
 
 namespace autopar {
@@ -46,6 +49,16 @@ class DeviceContext {
   [[nodiscard]] virtual bool launch(const KernelSource&, const char* /*function*/, const LaunchShape&,
                                     void** /*arguments*/, c10::DeviceIndex) const {
     return false;
+  }
+  /// Records what `work` queues on this thread's streams of the device, in place of running it. Memory that `work`
+  /// takes is the recording's.
+  /// @param stream  that `work` is called on; not a device's default one
+  /// @param beside  takes of its memory what is free there; null: of memory of its own
+  /// @return null where devices of this kind cannot record, or kernels would read what the host has written
+  /// @throws what `work` throws, as operators do that wait for the device; nothing has run then
+  [[nodiscard]] virtual std::unique_ptr<DeviceRecording> record(c10::Stream, const std::function<void()>& /*work*/,
+                                                                const DeviceRecording* /*beside*/) const {
+    return nullptr;
   }
   /// Where compiled kernels are kept from now on, for all devices of the kind; none: nowhere. Made when needed.
   virtual void keep_kernels_in(const std::filesystem::path&) const {}

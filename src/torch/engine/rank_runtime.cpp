@@ -138,6 +138,12 @@ void RankRuntime::refresh_leaves() {
   for (const auto& stage : stages_) stage->refresh_leaves();
 }
 
+std::vector<const void*> RankRuntime::memory() const {
+  std::vector<const void*> memory;
+  for (const auto& stage : stages_) stage->add_memory(memory);
+  return memory;
+}
+
 void RankRuntime::drop_casts() {
   for (const auto& stage : stages_) stage->drop_casts();
 }

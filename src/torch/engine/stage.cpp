@@ -15,6 +15,7 @@
 
 #include <autopar/core/assert.hpp>
 
+#include "torch/device/device_context.hpp"
 #include "torch/engine/gate_group.hpp"
 #include "torch/interpret/parameter_cast.hpp"
 #include "torch/interpret/side_stream.hpp"
@@ -24,7 +25,12 @@
 namespace autopar {
 
 Stage::Stage(const DividedProgram& program, StageId stage, const Leaves& leaves, const std::vector<bool>& reduced)
-    : program_(program), stage_(stage), reduced_(reduced), compute_(leaves.compute), copy_(leaves.copy) {
+    : program_(program),
+      stage_(stage),
+      reduced_(reduced),
+      compute_(leaves.compute),
+      copy_(leaves.copy),
+      accumulating_stream_(current_stream(program.device)) {
   find_boundary();
   find_sums();
   find_casts();
@@ -171,6 +177,11 @@ void Stage::find_leaves(const Lookup& lookup) {
 }
 
 void Stage::refresh_leaves() {
+  const auto stream = current_stream(device());
+  if (stream != accumulating_stream_) {  // those with hooks stay: their hooks would be added once more
+    std::erase_if(accumulators_, [&](const auto& each) { return !reduced_[each.first.index()]; });
+    accumulating_stream_ = stream;
+  }
   for (const auto value : state_) {
     const auto& handle = handles_[value.index()];
     auto& leaf = environment_[value.index()];
@@ -181,12 +192,21 @@ void Stage::refresh_leaves() {
     const auto memory = compute_memory(value);
     const bool same_memory = leaf.defined() && leaf.is_alias_of(memory) && leaf.sizes() == memory.sizes() &&
                              leaf.storage_offset() == memory.storage_offset();
-    if (same_memory && leaf.requires_grad() == handle.requires_grad()) continue;
-    leaf = memory.detach();
-    leaf.set_requires_grad(handle.requires_grad());
-    accumulators_.erase(value);
-    if (leaf.requires_grad()) hold_accumulator(value);
+    if (!same_memory || leaf.requires_grad() != handle.requires_grad()) {
+      leaf = memory.detach();
+      leaf.set_requires_grad(handle.requires_grad());
+      accumulators_.erase(value);
+    }
+    if (leaf.requires_grad() && !accumulators_.contains(value)) hold_accumulator(value);
   }
+}
+
+void Stage::add_memory(std::vector<const void*>& memory) const {
+  const auto add = [&](const at::Tensor& tensor) {
+    memory.push_back(tensor.defined() ? tensor.const_data_ptr() : nullptr);
+  };
+  for (const auto parameter : parameters_) add(compute_memory(parameter));
+  for (const auto op : casts_) add(copy_elsewhere(graph().input(op, 0), graph().value(graph().output(op))));
 }
 
 at::Tensor Stage::compute_memory(ValueId parameter) const {

@@ -9,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+#include <c10/core/Stream.h>
 
 #include <autopar/runtime/compute_gate.hpp>
 #include <autopar/schedule/pipeline.hpp>
@@ -109,9 +110,12 @@ class Stage {
   void on_gradient(std::function<void(ValueId)> added) { *gradient_added_ = std::move(added); }
   /// Whom to ask for parameters that are gathered for compute actions. Before each.
   void set_gate(StageGate gate) { *gate_ = gate; }
-  /// Follows handles, and what is computed with in their place, whose memory or requires_grad changed since.
-  /// O(parameters of the stage).
+  /// Follows handles, and what is computed with in their place, whose memory or requires_grad changed since, and the
+  /// thread's stream. O(parameters of the stage).
   void refresh_leaves();
+  /// Adds the memory of what the stage computes with in place of parameters, and of casts that are kept, which are
+  /// brought up to date; null for those that calls make. O(parameters of the stage).
+  void add_memory(std::vector<const void*>& memory) const;
   /// From now on casts of parameters are made anew, each when an operator first reads it: made together, they would
   /// keep a device waiting for the host. They stay until `drop_casts`, and as long as a backward needs them.
   /// @param differentiate  backwards will follow
@@ -163,6 +167,7 @@ class Stage {
   std::shared_ptr<StageGate> gate_ = std::make_shared<StageGate>();  ///< autograd's nodes have it, too
   /// Autograd holds them weakly: held here they are not made again for every call, and keep their hooks.
   std::map<ValueId, std::shared_ptr<torch::autograd::Node>> accumulators_;
+  c10::Stream accumulating_stream_;   ///< autograd runs an accumulator on the stream that it was made on
   std::shared_ptr<SideStream> side_;  ///< of weight gradients, see `proceed_splitting`; null where they are reduced
   std::unique_ptr<SegmentInterpreter> runner_;
 };

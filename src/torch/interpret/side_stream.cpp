@@ -5,6 +5,7 @@
 
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
 
 #include "torch/device/device_context.hpp"
 
@@ -45,9 +46,16 @@ void SideStream::join() {
   running_.clear();
 }
 
+// What was begun in a recording that broke off (DeviceContext::record) never runs, and its events cannot be waited for.
 void SideStream::drop() {
   waiting_.clear();
-  join();
+  try {
+    join();
+  } catch (const c10::Error&) {
+    running_.clear();
+    ready_ = c10::Event(stream_.device_type());
+    done_ = c10::Event(stream_.device_type());
+  }
 }
 
 }  // namespace autopar

@@ -96,9 +96,10 @@ CallResult Session::Impl::call(const Flattened& arguments, const ForwardFunction
   check_memory(*call->program, call->batch);
   verify_sizes(*call->program, call->arguments, forward, call->layout);
   call->accumulate = header.accumulates;
+  find_mode(*call);
 
   return guarded("forward", [&] {
-    run_forward(*call);
+    run_step(call);
     if (pending && !call->accumulate) reduce_accumulated();
     auto results = collect_results(*call);
     if (call->loss_mode)
@@ -165,14 +166,21 @@ void Session::Impl::prepare(const Flattened& arguments, const ForwardFunction& f
 
 // ---------------------------------------------------------------- running
 
+void Session::Impl::find_mode(Call& call) const {
+  const auto& plan = call.program->plan;
+  call.differentiate = at::GradMode::is_enabled() && any_differentiable(plan);
+  call.loss_mode = call.differentiate && plan.loss_mode;
+  if (call.differentiate && scaler_) call.loss_scale = scaler_->scale();
+}
+
 void Session::Impl::run_forward(Call& call) {
   auto& program = *call.program;
   program.runtime->refresh_leaves();
   parameters_.upload();
-  call.differentiate = at::GradMode::is_enabled() && any_differentiable(program.plan);
-  call.loss_mode = call.differentiate && program.plan.loss_mode;
   if (call.differentiate) warn_of_second_gradients();
-  if (call.differentiate && scaler_) call.loss_scale = scaler_->scale();
+  if (call.inputs.empty()) {
+    for (const auto& tensor : call.arguments.tensors) call.inputs.push_back(tensor.detach().to(deployment_.device()));
+  }
 
   const BatchSplit split(program.runtime->pipeline(), call.layout);
   CallContext context{split,
@@ -180,10 +188,9 @@ void Session::Impl::run_forward(Call& call) {
                       call.batch,
                       {seed_, static_cast<std::uint64_t>(stats_.calls)},
                       call.differentiate,
-                      {},
+                      call.inputs,
                       {},
                       {}};
-  for (const auto& tensor : call.arguments.tensors) context.inputs.push_back(tensor.detach().to(deployment_.device()));
 
   SliceContext local;
   local.samples = call.layout.local[world_.rank_id().index()];
@@ -223,7 +230,7 @@ void Session::Impl::run_forward(Call& call) {
     }
     call.tail = program.epilogue->run(call.sums, known, whole, call.differentiate);
   }
-  update_buffers(call);
+  if (!std::exchange(call.has_updated_buffers, true)) update_buffers(call);
   parameters_.wait_for_upload();  // an optimizer on the host may step as soon as the call returns
 }
 
@@ -232,7 +239,9 @@ void Session::Impl::execute(Call& call, Phase phase) {
   const bool reduce = phase != Phase::kForward && !call.accumulate;
   const auto& actions = program.actions(call.layout, deployment_.plan(), phase, reduce, world_.rank_id());
   ExecutorHooks hooks;
-  hooks.fail = [this](std::string_view action, std::string_view message) { world_.fail(action, message); };
+  hooks.fail = [&](std::string_view action, std::string_view message) {
+    if (!call.is_recorded) world_.fail(action, message);
+  };
   if (!options_.trace_file.empty()) {
     if (phase != Phase::kBackward) {
       trace_.clear();
@@ -261,6 +270,7 @@ std::filesystem::path Session::Impl::trace_path() const {
 }
 
 std::vector<at::Tensor> Session::Impl::collect_results(Call& call) {
+  if (!call.made_results.empty()) return std::move(call.made_results);
   std::vector<at::Tensor> results;
   for (const auto& output : call.program->plan.outputs) {
     const auto value = output.value;

@@ -16,9 +16,14 @@
 namespace autopar {
 
 StageGradients Session::Impl::gradients_of(Call& call, const std::vector<ValueId>& roots) {
+  StageGradients gradients{call.program, &call.program->reached(roots), call.offered, {}, {}};
+  if (call.made_gradients) {
+    gradients.by_position = std::move(*call.made_gradients);
+    return gradients;
+  }
   const auto& runtime = *call.program->runtime;
-  StageGradients gradients{call.program, &call.program->reached(roots), call.offered, call.engine->take_gradients(),
-                           call.engine->take_spent()};
+  gradients.by_position = call.engine->take_gradients();
+  gradients.spent = call.engine->take_spent();
   for (const auto parameter : *gradients.reached) {
     auto& gradient = gradients.by_position[runtime.position_of(parameter)];
     if (!gradient.defined())

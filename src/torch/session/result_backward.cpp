@@ -163,6 +163,7 @@ std::vector<at::Tensor> Session::Impl::backward_of_outputs(Call& call, const std
   const at::NoGradGuard no_grad;
   const Tf32Scope tf32(options_.precision == "tf32", deployment_.device());
   const auto agreed = agree_on_backward(call, gradients, request);
+  if (!call.versions.empty()) require_same_parameters(call);
   const auto common = common_gradients(call, outputs, gradients, agreed.defined);
   if (world_.size() > 1 && !request.completed && !request.from_user) warn_of_own_loss(call, outputs, gradients);
   return guarded("backward", [&] { return run_backward(call, outputs, gradients, common, agreed, request); });
@@ -208,38 +209,24 @@ std::vector<at::Tensor> Session::Impl::run_backward(Call& call, const std::vecto
                                                     const std::map<ValueId, at::Tensor>& common,
                                                     const AgreedBackward& agreed, const BackwardRequest& request) {
   const auto& plan = call.program->plan;
-  call.engine->start_gradients();
-  std::vector<ValueId> roots;
-  std::map<ValueId, at::Tensor> of_tail;
-  std::set<ValueId> seeded;
   const auto scaled = [&](const at::Tensor& gradient) {
     return call.loss_scale != 1 && gradient.defined() ? gradient.mul(call.loss_scale) : gradient;
   };
+  std::vector<ValueId> roots;
+  std::set<ValueId> seeded;
+  std::vector<at::Tensor> given(outputs.size());
   for (std::size_t k = 0; k < outputs.size(); ++k) {
     if (!agreed.defined[k]) continue;
     const auto& output = plan.outputs[outputs[k]];
     roots.push_back(output.value);
-    if (output.kind != OutputKind::kBatched) continue;
-    call.engine->add_result_gradient(
-        output.value, scaled(gradients[k].defined() ? gradients[k].to(deployment_.device()) : at::Tensor()));
-  }
-  for (const auto& output : plan.outputs) {
-    const auto found = common.find(output.value);
-    if (found == common.end()) continue;
-    if (output.kind == OutputKind::kEpilogue)
-      of_tail[output.value] = scaled(found->second);
-    else if (seeded.insert(output.value).second)
-      call.engine->add_sum_gradient(output.value, scaled(found->second));
-  }
-  if (!of_tail.empty()) {
-    for (auto& [value, gradient] : Epilogue::gradients(*call.tail, of_tail, false)) {
-      call.engine->add_sum_gradient(value, gradient);
+    if (output.kind != OutputKind::kBatched) {
+      if (seeded.insert(output.value).second) given[k] = scaled(common.at(output.value));
+    } else if (gradients[k].defined()) {
+      given[k] = scaled(gradients[k].to(deployment_.device()));
     }
   }
-  execute(call, Phase::kBackward);
+  auto of_stages = make_gradients(call, outputs, given, roots, request);
   if (agreed.pending && !call.accumulate) reduce_accumulated();
-
-  auto of_stages = gradients_of(call, roots);
   auto of_inputs = input_gradients(call);
   auto outcome = unscale(call, of_stages, of_inputs);
   std::vector<at::Tensor> out(of_inputs.size() + request.parameters.size());
@@ -250,6 +237,30 @@ std::vector<at::Tensor> Session::Impl::run_backward(Call& call, const std::vecto
   }
   call.engine.reset();
   return out;
+}
+
+StageGradients Session::Impl::gradients_by_stages(Call& call, const std::vector<std::size_t>& outputs,
+                                                  const std::vector<at::Tensor>& given,
+                                                  const std::vector<ValueId>& roots) {
+  call.engine->start_gradients();
+  std::map<ValueId, at::Tensor> of_tail;
+  for (std::size_t k = 0; k < outputs.size(); ++k) {
+    if (!given[k].defined()) continue;
+    const auto& output = call.program->plan.outputs[outputs[k]];
+    if (output.kind == OutputKind::kEpilogue)
+      of_tail[output.value] = given[k];
+    else if (output.kind == OutputKind::kBatched)
+      call.engine->add_result_gradient(output.value, given[k]);
+    else
+      call.engine->add_sum_gradient(output.value, given[k]);
+  }
+  if (!of_tail.empty()) {
+    for (auto& [value, gradient] : Epilogue::gradients(*call.tail, of_tail, false)) {
+      call.engine->add_sum_gradient(value, gradient);
+    }
+  }
+  execute(call, Phase::kBackward);
+  return gradients_of(call, roots);
 }
 
 // A result that all ranks hold is one value of the concatenated program, however many copies of it there are: its

@@ -34,7 +34,10 @@ void Session::Impl::deploy(Plan plan) {
   given_plan_ = std::move(plan);
 }
 
-void Session::Impl::recapture() { programs_.clear(); }
+void Session::Impl::recapture() {
+  programs_.clear();
+  recorded_.reset();
+}
 
 const Plan& Session::Impl::plan() const {
   if (!deployment_.has_plan())

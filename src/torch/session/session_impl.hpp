@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <deque>
 #include <exception>
 #include <filesystem>
@@ -13,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include <c10/core/Stream.h>
 #include <torch/nn/module.h>
 
 #include <autopar/io/file.hpp>
@@ -38,6 +40,8 @@
 #include "torch/session/optimizer_watch.hpp"
 #include "torch/session/planned_modes.hpp"
 #include "torch/session/program_cache.hpp"
+#include "torch/session/recorded_step.hpp"
+#include "torch/session/repeated_calls.hpp"
 #include "torch/session/result_node.hpp"
 #include "torch/staging/planned_segments.hpp"
 
@@ -72,15 +76,30 @@ struct Call {
   BatchLayout layout;
   std::int64_t batch = 0;
   bool differentiate = false;
-  bool loss_mode = false;   ///< forward and backward in this call
-  bool accumulate = false;  ///< inside no_sync
+  bool loss_mode = false;          ///< forward and backward in this call
+  bool accumulate = false;         ///< inside no_sync
+  std::vector<at::Tensor> inputs;  ///< of `arguments`, on the device
   PrologueResult known;
   std::shared_ptr<TorchEngine> engine;
+  std::vector<at::Tensor> made_results;  ///< by recorded work
+  std::optional<std::deque<at::Tensor>> made_gradients;
   double loss_scale = 1;               ///< of its gradients, until `unscale`
   std::map<ValueId, at::Tensor> sums;  ///< completed
   std::optional<EpilogueRun> tail;
   std::shared_ptr<OwnRegion> region;              ///< see History
   const std::vector<ValueId>* offered = nullptr;  ///< parameters that a backward may be asked for by name
+  RepeatedCalls::Turn turn = RepeatedCalls::Turn::kRun;
+  bool is_recorded = false;  ///< nothing runs now; a failure is not one of the call
+  bool has_updated_buffers = false;
+  std::vector<std::int64_t> versions{};  ///< of parameters and buffers, when a forward was replayed
+
+  /// Lets go of what running it has made.
+  void drop_run() {
+    known = {};
+    engine.reset();
+    sums.clear();
+    tail.reset();
+  }
 };
 
 class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
@@ -234,6 +253,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
 
   // ---- calls.cpp
   CallHeader next_header(CallKind kind);
+  void find_mode(Call& call) const;
   [[nodiscard]] std::exception_ptr inspect(const Flattened& arguments, CallArguments& inspected) const;
   void open(Call& call, const std::vector<CallHeader>& headers);
   void run_forward(Call& call);
@@ -244,6 +264,26 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   auto guarded(const char* action, Work&& work) -> decltype(work());
   template <class Work>
   auto in_step(const char* action, Work&& work) -> decltype(work());
+
+  // ---- repeated_steps.cpp
+  void run_step(const std::shared_ptr<Call>& call);
+  [[nodiscard]] bool may_repeat(const Call& call) const;
+  [[nodiscard]] bool has_gradients() const;
+  [[nodiscard]] StepConditions conditions_of(const Call& call);
+  [[nodiscard]] bool has_memory_for_two() const;
+  [[nodiscard]] c10::Stream recording_stream();
+  [[nodiscard]] std::unique_ptr<DeviceRecording> recording_of(Call& call, const std::function<void()>& work,
+                                                              const DeviceRecording* beside = nullptr);
+  [[nodiscard]] bool record_step(Call& call);
+  [[nodiscard]] bool can_replay(const Call& call);
+  void run_recorded(const std::shared_ptr<Call>& call);
+  [[nodiscard]] StageGradients make_gradients(Call& call, const std::vector<std::size_t>& outputs,
+                                              const std::vector<at::Tensor>& given, const std::vector<ValueId>& roots,
+                                              const BackwardRequest& request);
+  [[nodiscard]] std::vector<std::int64_t> versions_of_parameters() const;
+  void require_same_parameters(const Call& call) const;
+  void record_backward(Call& call, const std::vector<std::size_t>& outputs, const std::vector<at::Tensor>& given,
+                       const std::vector<ValueId>& roots);
 
   // ---- result_backward.cpp
   [[nodiscard]] History history_of(Call& call, const std::vector<ValueId>& roots);
@@ -270,6 +310,9 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
                                                      const std::vector<at::Tensor>& gradients,
                                                      const std::map<ValueId, at::Tensor>& common,
                                                      const AgreedBackward& agreed, const BackwardRequest& request);
+  [[nodiscard]] StageGradients gradients_by_stages(Call& call, const std::vector<std::size_t>& outputs,
+                                                   const std::vector<at::Tensor>& given,
+                                                   const std::vector<ValueId>& roots);
   [[nodiscard]] int absent_parameter(const BackwardRequest& request, std::size_t offered) const;
   void require_here(int absent, std::size_t rank) const;
   void require_no_single_parameters(const BackwardRequest& request) const;
@@ -338,6 +381,10 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   OptimizerWatch watch_;
   std::int32_t model_number_ = 0;  ///< among the World's models, from 1
   std::optional<LoadRequest> load_at_deployment_;
+
+  RepeatedCalls repeats_;
+  std::optional<RecordedStep> recorded_;         ///< of the calls that `repeats_` says
+  std::optional<c10::Stream> recording_stream_;  ///< of warm calls and recordings
 
   std::optional<LossScaler> scaler_;  ///< with precision = fp16
   bool accumulating_ = false;

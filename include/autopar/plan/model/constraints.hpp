@@ -50,6 +50,8 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
     refuse(setting("class_head", options.class_head) + " is unknown; use 'auto', 'whole' or 'chunked'");
   if (options.fusion != "auto" && options.fusion != "on" && options.fusion != "off")
     refuse(setting("fusion", options.fusion) + " is unknown; use 'auto', 'on' or 'off'");
+  if (options.cuda_graphs != "auto" && options.cuda_graphs != "off")
+    refuse(setting("cuda_graphs", options.cuda_graphs) + " is unknown; use 'auto' or 'off'");
   if (options.zero < -1 || options.zero > 3) refuse(setting("zero", options.zero) + " is not a level; use -1 or 0");
   if (options.zero > runtime.max_zero) {
     refuse(setting("zero", options.zero) + " is not run by this version, which has at most " +

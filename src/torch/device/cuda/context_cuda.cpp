@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <array>
+#include <functional>
+#include <memory>
 #include <string>
 
 #include <unistd.h>
@@ -15,6 +17,7 @@
 
 #include "torch/device/cuda/compiled_kernels.hpp"
 #include "torch/device/cuda/multiply.hpp"
+#include "torch/device/cuda/recorded_graph.hpp"
 #include "torch/device/device_context.hpp"
 
 namespace autopar {
@@ -108,6 +111,10 @@ class CudaContext final : public DeviceContext {
     return launch_compiled(source, function, shape, arguments, index);
   }
   void keep_kernels_in(const std::filesystem::path& folder) const override { keep_compiled_in(folder); }
+  [[nodiscard]] std::unique_ptr<DeviceRecording> record(c10::Stream stream, const std::function<void()>& work,
+                                                        const DeviceRecording* beside) const override {
+    return record_graph(stream, work, beside);
+  }
 };
 
 }  // namespace

@@ -1,0 +1,314 @@
+// Calls that repeat: the device's work of forward and backward is recorded once and replayed.
+#include <algorithm>
+#include <exception>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "torch/device/device_context.hpp"
+#include "torch/session/session_impl.hpp"
+
+namespace autopar {
+
+namespace {
+
+using Turn = RepeatedCalls::Turn;
+
+/// What one stream is given from now on waits for what the other has been given.
+void wait(c10::Stream waiting, c10::Stream given) {
+  c10::Event event(given.device_type());
+  event.record(given);
+  event.block(waiting);
+}
+
+/// While it lives, the thread queues on a stream, which follows the one it had and is followed by it.
+class OnStream {
+ public:
+  explicit OnStream(c10::Stream stream) : before_(current_stream(stream.device())), here_(stream) {
+    wait(stream, before_);
+  }
+  ~OnStream() {
+    try {
+      wait(before_, here_.current_stream());
+    } catch (...) {  // the device is lost, and whatever is queued next says so
+    }
+  }
+  OnStream(const OnStream&) = delete;
+  OnStream& operator=(const OnStream&) = delete;
+
+ private:
+  c10::Stream before_;
+  c10::StreamGuard here_;
+};
+
+/// Whether each run of a program has its own draws, whose keys kernels get by value, or hands out an argument.
+bool differs_by_call(const CapturedProgram& program) {
+  const auto hands_out = [](const OutputPlan& output) { return output.kind == OutputKind::kInput; };
+  if (std::ranges::any_of(program.plan.outputs, hands_out)) return true;
+  for (std::size_t op = 0; op < program.graph.ops.size(); ++op) {
+    if (program.plan.handling(OpId::of(op)).draw != Draw::kNone) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+void Session::Impl::run_step(const std::shared_ptr<Call>& call) {
+  call->turn = may_repeat(*call) ? repeats_.next(call->program, call->layout.local) : Turn::kRun;
+  if (call->turn == Turn::kReplay && !can_replay(*call)) call->turn = Turn::kRun;
+  if (call->turn == Turn::kRecord && !record_step(*call)) call->turn = Turn::kWarm;
+  switch (call->turn) {
+    case Turn::kRun:
+      return run_forward(*call);
+    case Turn::kWarm: {
+      const OnStream here(recording_stream());
+      return run_forward(*call);
+    }
+    case Turn::kRecord:
+    case Turn::kReplay:
+      return run_recorded(call);
+  }
+}
+
+// What is offloaded, sent or written to a timeline is the host's work, and so is a gradient of an argument.
+bool Session::Impl::may_repeat(const Call& call) const {
+  const bool is_asked = options_.cuda_graphs != "off" && deployment_.device().is_cuda();
+  if (!is_asked || world_.size() > 1 || !call.differentiate || call.accumulate || gradients_.has_accumulated())
+    return false;
+  if (!options_.trace_file.empty() || !parameters_.units().empty() || differs_by_call(*call.program)) return false;
+  if (std::ranges::any_of(call.program->inputs, [](const InputSpec& input) { return input.requires_grad; }))
+    return false;
+  return !call.loss_mode || !has_gradients();
+}
+
+/// Whether `.grad` of some parameter is defined.
+bool Session::Impl::has_gradients() const {
+  return std::ranges::any_of(parameters_.tensors(), [&](const StateTensor& tensor) {
+    return tensor.is_parameter && tensor.handle.grad().defined();
+  });
+}
+
+StepConditions Session::Impl::conditions_of(const Call& call) {
+  StepConditions conditions{call.program->runtime->memory(), {}};
+  for (const auto& tensor : parameters_.tensors()) {
+    conditions.memory.push_back(tensor.handle.const_data_ptr());
+    conditions.settings.push_back(tensor.handle.requires_grad());
+  }
+  if (call.loss_mode) {
+    const auto& gradient = call.program->loss_gradient(call.loss_scale, deployment_.device());
+    conditions.memory.push_back(gradient.const_data_ptr());
+  }
+  const auto& context = at::globalContext();
+  for (const bool setting : {context.deterministicAlgorithms(), context.deterministicCuDNN(), context.benchmarkCuDNN()})
+    conditions.settings.push_back(setting);
+  for (const auto op : {at::Float32Op::MATMUL, at::Float32Op::CONV, at::Float32Op::RNN}) {
+    const auto precision = context.float32Precision(at::Float32Backend::CUDA, op);
+    conditions.settings.push_back(precision == at::Float32Precision::TF32);
+  }
+  return conditions;
+}
+
+/// Whether a call that cannot be replayed would run beside a recording of the step.
+bool Session::Impl::has_memory_for_two() const {
+  auto* const allocator = c10::getDeviceAllocator(deployment_.device().type());
+  const auto index = deployment_.device().index();
+  constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  const auto held = allocator->getDeviceStats(index).allocated_bytes.at(kAll).current;
+  std::int64_t planned = 0;
+  for (const auto& stage : deployment_.plan().stages) planned += stage.peak_memory.value();
+  const auto of_step = std::max<std::int64_t>(planned - held, 0);
+  return static_cast<std::int64_t>(allocator->getMemoryInfo(index).first) >= 2 * of_step;
+}
+
+c10::Stream Session::Impl::recording_stream() {
+  const auto device = deployment_.device();
+  if (!recording_stream_)
+    recording_stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
+  return *recording_stream_;
+}
+
+/// Null if it cannot be recorded; calls like the latest run from then on, and this one has no results yet.
+std::unique_ptr<DeviceRecording> Session::Impl::recording_of(Call& call, const std::function<void()>& work,
+                                                             const DeviceRecording* beside) {
+  std::unique_ptr<DeviceRecording> recording;
+  std::string reason = "they read memory of the host";
+  call.is_recorded = true;
+  try {
+    recording = context_of(deployment_.device().type()).record(recording_stream(), work, beside);
+  } catch (const std::exception& error) {
+    reason = error.what();
+  }
+  call.is_recorded = false;
+  if (recording) return recording;
+  log_.info("steps are not recorded (cuda_graphs): " + reason);
+  repeats_.refuse();
+  recorded_.reset();
+  call.drop_run();
+  return nullptr;
+}
+
+/// Records forward, with a single loss backward as well.
+bool Session::Impl::record_step(Call& call) {
+  recorded_.reset();
+  const OnStream here(recording_stream());
+  c10::getDeviceAllocator(deployment_.device().type())->emptyCache();
+  if (!has_memory_for_two()) {
+    log_.info("steps are not recorded (cuda_graphs): what a step holds does not fit into memory twice");
+    repeats_.refuse();
+    return false;
+  }
+  std::vector<at::Tensor> inputs;
+  for (const auto& tensor : call.arguments.tensors) {
+    const auto options = tensor.options().device(deployment_.device()).requires_grad(false);
+    inputs.push_back(at::empty_like(tensor, options).copy_(tensor.detach()));
+  }
+  call.inputs = inputs;
+  auto conditions = conditions_of(call);
+  std::vector<at::Tensor> made;
+  std::size_t results = 0;
+  auto recording = recording_of(call, [&] {
+    run_forward(call);
+    made = collect_results(call);
+    results = made.size();
+    if (!call.loss_mode) return;
+    const auto loss = call.program->plan.outputs[static_cast<std::size_t>(call.program->plan.loss)].value;
+    for (const auto& gradient : gradients_of(call, {loss}).by_position) made.push_back(gradient);
+    call.drop_run();
+  });
+  call.inputs.clear();
+  if (!recording) {
+    call.has_updated_buffers = false;
+    return false;
+  }
+  recorded_.emplace(
+      RecordedStep{std::move(conditions), {std::move(recording), std::move(inputs), std::move(made), results}});
+  recorded_->shares_memory = !has_gradients();
+  repeats_.recorded();
+  return true;
+}
+
+bool Session::Impl::can_replay(const Call& call) {
+  if (recorded_->conditions != conditions_of(call)) {
+    recorded_.reset();
+    repeats_.forget();
+    return false;
+  }
+  const bool has_no_backward = !call.loss_mode && !recorded_->backward && recorded_->last.expired();
+  if (has_no_backward) {  // nobody asked for it, or it could not be recorded
+    recorded_.reset();
+    repeats_.refuse();
+    return false;
+  }
+  return recorded_->is_free();
+}
+
+void Session::Impl::run_recorded(const std::shared_ptr<Call>& call) {
+  auto made = recorded_->forward.run(call->arguments.tensors);
+  const auto& plan = call->program->plan;
+  const auto first_gradient = made.begin() + static_cast<std::ptrdiff_t>(plan.outputs.size());
+  call->made_results.assign(made.begin(), first_gradient);
+  if (call->loss_mode)
+    call->made_gradients.emplace(first_gradient, made.end());
+  else
+    recorded_->last = call;
+  call->versions = versions_of_parameters();
+  call->has_updated_buffers = true;
+  if (call->turn == Turn::kReplay) ++stats_.replayed;
+  const auto count_version = [&](ValueId buffer) {
+    if (buffer.valid()) handle_of(call->program->graph, buffer).unsafeGetTensorImpl()->bump_version();
+  };
+  for (const auto& norm : plan.batch_norms) {
+    count_version(norm.running_mean);
+    count_version(norm.running_var);
+  }
+  for (const auto& update : plan.buffer_updates) count_version(update.buffer);
+}
+
+namespace {
+
+std::vector<bool> defined_in(const std::vector<at::Tensor>& tensors) {
+  std::vector<bool> defined;
+  for (const auto& tensor : tensors) defined.push_back(tensor.defined());
+  return defined;
+}
+
+}  // namespace
+
+// ---------------------------------------------------------------- backward of a loss outside
+
+/// @param given  gradients of results, by output
+StageGradients Session::Impl::make_gradients(Call& call, const std::vector<std::size_t>& outputs,
+                                             const std::vector<at::Tensor>& given, const std::vector<ValueId>& roots,
+                                             const BackwardRequest& request) {
+  if (call.turn == Turn::kRun) return gradients_by_stages(call, outputs, given, roots);
+  const OnStream here(recording_stream());
+  if (call.turn == Turn::kWarm) return gradients_by_stages(call, outputs, given, roots);
+  const bool is_last = recorded_ && recorded_->last.lock().get() == &call;
+  if (call.turn == Turn::kRecord && is_last && request.plain) record_backward(call, outputs, given, roots);
+  const bool fits = is_last && recorded_ && recorded_->backward && request.plain &&
+                    recorded_->given == defined_in(given) && recorded_->backward->is_free();
+  if (fits) {
+    auto made = recorded_->backward->run(given);
+    call.made_gradients.emplace(made.begin(), made.end());
+    return gradients_of(call, roots);
+  }
+  if (call.turn == Turn::kReplay) {  // it would be so in every step
+    repeats_.refuse();
+    recorded_.reset();
+  }
+  if (!call.engine) {
+    const at::AutoGradMode with_history(true);
+    run_forward(call);
+  }
+  return gradients_by_stages(call, outputs, given, roots);
+}
+
+std::vector<std::int64_t> Session::Impl::versions_of_parameters() const {
+  std::vector<std::int64_t> versions;
+  for (const auto& tensor : parameters_.tensors())
+    versions.push_back(tensor.is_parameter ? tensor.handle._version() : 0);
+  return versions;
+}
+
+/// A replay reads parameters where they lie, as they are then.
+void Session::Impl::require_same_parameters(const Call& call) const {
+  const auto versions = versions_of_parameters();
+  for (std::size_t i = 0; i < versions.size(); ++i) {
+    const auto& tensor = parameters_.tensors()[i];
+    if (versions[i] == call.versions.at(i)) continue;
+    throw InvalidArgument("parameter '" + tensor.name() +
+                          "' was written between the forward and the backward that needs it; step optimizers and write "
+                          "parameters after backward");
+  }
+}
+
+void Session::Impl::record_backward(Call& call, const std::vector<std::size_t>& outputs,
+                                    const std::vector<at::Tensor>& given, const std::vector<ValueId>& roots) {
+  std::vector<at::Tensor> inputs;
+  for (const auto& gradient : given)
+    inputs.push_back(gradient.defined() ? at::empty_like(gradient).copy_(gradient) : at::Tensor());
+  std::vector<at::Tensor> made;
+  const auto* const beside = recorded_->shares_memory ? &recorded_->forward.recording() : nullptr;
+  auto recording = recording_of(
+      call,
+      [&] {
+        for (const auto& gradient : gradients_by_stages(call, outputs, inputs, roots).by_position)
+          made.push_back(gradient);
+        call.drop_run();
+      },
+      beside);
+  if (!recording) return;
+  recorded_->backward.emplace(std::move(recording), std::move(inputs), std::move(made), 0);
+  recorded_->given = defined_in(given);
+}
+
+}  // namespace autopar

@@ -1,0 +1,342 @@
+#include <exception>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include <catch_shim.hpp>
+
+#include <ATen/Context.h>
+
+#include <autopar/autopar.hpp>
+
+// Steps that are recorded and replayed beside the same steps launched kernel by kernel: the same bits, whatever happens
+// between them.
+namespace gpu_repeated_steps_test {
+
+namespace ap = autopar;
+namespace F = torch::nn::functional;
+using torch::Tensor;
+
+constexpr std::int64_t kImages = 16, kClasses = 10, kChannels = 8, kSide = 8;
+
+/// Two convolutions with batch norms, a shared weight and a counter; without labels its results are logits, and the
+/// loss is the user's.
+struct Net : torch::nn::Module {
+  explicit Net(double dropout = 0) : dropout_(dropout) {
+    first = register_module("first", torch::nn::Conv2d(torch::nn::Conv2dOptions(3, kChannels, 3).padding(1)));
+    norm = register_module("norm", torch::nn::BatchNorm2d(kChannels));
+    second = register_module("second", torch::nn::Conv2d(torch::nn::Conv2dOptions(kChannels, kChannels, 3).padding(1)));
+    head = register_module("head", torch::nn::Linear(kChannels * kSide * kSide, kClasses));
+    calls = register_buffer("calls", torch::zeros({}));
+  }
+  Tensor logits(const Tensor& images) {
+    if (is_training()) calls += 1;
+    auto x = torch::relu(norm(first(images)));
+    x = torch::relu(norm(second(x) + x));
+    if (dropout_ > 0) x = F::dropout(x, F::DropoutFuncOptions().p(dropout_).training(is_training()));
+    return head(x.flatten(1));
+  }
+  Tensor forward(const Tensor& images, const Tensor& labels) {
+    const auto made = logits(images);
+    return labels.defined() ? F::cross_entropy(made, labels) : made;
+  }
+
+  torch::nn::Conv2d first{nullptr}, second{nullptr};
+  torch::nn::BatchNorm2d norm{nullptr};
+  torch::nn::Linear head{nullptr};
+  Tensor calls;
+
+ private:
+  double dropout_;
+};
+
+struct Setting {
+  std::string graphs = "auto", precision = "module";
+  bool is_loss_outside = false;
+  double dropout = 0;
+};
+
+using Model = ap::AutoParallel<std::shared_ptr<Net>>;
+
+struct Batch {
+  Tensor images, labels;
+};
+
+Batch batch_of(std::int64_t samples, c10::Device device) {
+  return {torch::randn({samples, 3, kSide, kSide}).to(device), torch::randint(kClasses, {samples}).to(device)};
+}
+
+struct Training {
+  std::vector<std::pair<std::string, Tensor>> state;
+  std::vector<double> losses;
+  std::int64_t replayed = 0;
+};
+
+/// What happens before a step, by its number, in place of zero_grad.
+using Between = std::function<void(int step, Model& model, Net& net, torch::optim::Optimizer& optimizer)>;
+
+void nothing(int, Model&, Net&, torch::optim::Optimizer&) {}
+
+Training train(
+    ap::World& world, const Setting& setting, int steps, const Between& between,
+    const std::function<std::int64_t(int)>& samples = [](int) { return kImages; },
+    const Between& before_backward = nothing) {
+  torch::manual_seed(3);
+  const auto net = std::make_shared<Net>(setting.dropout);
+  ap::Options options;
+  options.precision = setting.precision;
+  options.cuda_graphs = setting.graphs;
+  Model model(world, net, options);
+  ap::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+  model->attach(optimizer);
+  torch::manual_seed(4);
+  Training training;
+  for (int step = 0; step < steps; ++step) {
+    const auto batch = batch_of(samples(step), ap::device(world));
+    between(step, model, *net, optimizer);
+    const auto made = model(batch.images, setting.is_loss_outside ? Tensor() : batch.labels);
+    const auto loss = setting.is_loss_outside ? F::cross_entropy(made.to(torch::kFloat), batch.labels) : made;
+    before_backward(step, model, *net, optimizer);
+    loss.backward();
+    optimizer.step();
+    training.losses.push_back(loss.item<double>());
+  }
+  for (const auto& each : net->named_parameters()) training.state.emplace_back(each.key(), each.value().detach().cpu());
+  for (const auto& each : net->named_buffers()) training.state.emplace_back(each.key(), each.value().detach().cpu());
+  training.replayed = model->stats().replayed;
+  return training;
+}
+
+void check_same(const Training& a, const Training& b) {
+  CHECK(a.losses == b.losses);
+  REQUIRE(a.state.size() == b.state.size());
+  for (std::size_t i = 0; i < a.state.size(); ++i) {
+    INFO(a.state[i].first);
+    CHECK(torch::equal(a.state[i].second, b.state[i].second));
+  }
+}
+
+void zero_grad(int, Model&, Net&, torch::optim::Optimizer& optimizer) { optimizer.zero_grad(); }
+
+struct Deterministic {
+  Deterministic() { at::globalContext().setDeterministicCuDNN(true); }
+  ~Deterministic() { at::globalContext().setDeterministicCuDNN(false); }
+};
+
+TEST_CASE("steps that repeat are replayed, with the same bits", "[gpu]") {
+  ap::World world(0, nullptr);
+  const Deterministic kernels;
+  for (const std::string precision : {"module", "bf16", "bf16-compute", "fp16"}) {
+    for (const bool is_loss_outside : {false, true}) {
+      INFO(precision << (is_loss_outside ? ", loss outside" : ""));
+      const auto replayed = train(world, {"auto", precision, is_loss_outside}, 10, zero_grad);
+      const auto launched = train(world, {"off", precision, is_loss_outside}, 10, zero_grad);
+      CHECK(replayed.replayed == 6);
+      CHECK(launched.replayed == 0);
+      check_same(replayed, launched);
+    }
+  }
+}
+
+TEST_CASE("gradients may be dropped between forward and backward of a loss outside", "[gpu]") {
+  ap::World world(0, nullptr);
+  const Deterministic kernels;
+  const auto samples = [](int) { return kImages; };
+  for (const bool accumulates : {false, true}) {
+    const Between drop = [accumulates](int step, Model&, Net&, torch::optim::Optimizer& optimizer) {
+      if (!accumulates || step != 7) optimizer.zero_grad();
+    };
+    const auto replayed = train(world, {"auto", "module", true}, 12, nothing, samples, drop);
+    CHECK(replayed.replayed == (accumulates ? 4 : 8));  // none after one whose gradients cannot be replayed
+    check_same(replayed, train(world, {"off", "module", true}, 12, nothing, samples, drop));
+  }
+}
+
+TEST_CASE("forwards without a backward, and several before theirs", "[gpu]") {
+  ap::World world(0, nullptr);
+  const Deterministic kernels;
+  std::vector<std::vector<Tensor>> trained;
+  std::vector<std::int64_t> replayed;
+  for (const std::string graphs : {"auto", "off"}) {
+    torch::manual_seed(3);
+    const auto net = std::make_shared<Net>();
+    ap::Options options;
+    options.cuda_graphs = graphs;
+    Model model(world, net, options);
+    torch::optim::SGD optimizer(net->parameters(), 0.05);
+    torch::manual_seed(4);
+    for (int step = 0; step < 12; ++step) {
+      const auto one = batch_of(kImages, ap::device(world)), two = batch_of(kImages, ap::device(world));
+      optimizer.zero_grad();
+      const auto first = model(one.images, Tensor());
+      auto loss = F::cross_entropy(first, one.labels);
+      if (step == 8) loss = loss + F::cross_entropy(model(two.images, Tensor()), two.labels);
+      if (step == 9) static_cast<void>(model(two.images, Tensor()));
+      if (step == 10) {
+        const auto gradient = torch::autograd::grad({loss}, {net->head->weight})[0];
+        net->head->weight.mutable_grad() = gradient.clone();
+      } else {
+        loss.backward();
+      }
+      optimizer.step();
+    }
+    std::vector<Tensor> parameters;
+    for (const auto& parameter : net->parameters()) parameters.push_back(parameter.detach().cpu());
+    for (const auto& buffer : net->buffers()) parameters.push_back(buffer.detach().cpu());
+    trained.push_back(std::move(parameters));
+    replayed.push_back(model->stats().replayed);
+  }
+  CHECK(replayed[0] >= 4);
+  CHECK(replayed[1] == 0);
+  for (std::size_t i = 0; i < trained[0].size(); ++i) CHECK(torch::equal(trained[0][i], trained[1][i]));
+}
+
+TEST_CASE("a parameter that is written before the backward of a replayed forward is an error", "[gpu]") {
+  ap::World world(0, nullptr);
+  const Between write = [](int step, Model&, Net& net, torch::optim::Optimizer&) {
+    const torch::NoGradGuard no_grad;
+    if (step == 8) net.head->weight.mul_(0.5);
+  };
+  const auto samples = [](int) { return kImages; };
+  CHECK_THROWS_WITH(train(world, {"auto", "module", true}, 10, zero_grad, samples, write),
+                    Catch::Matchers::ContainsSubstring("was written between the forward and the backward"));
+}
+
+TEST_CASE("what users do between steps is followed", "[gpu]") {
+  ap::World world(0, nullptr);
+  const Deterministic kernels;
+  const std::map<std::string, Between> cases{
+      {"weights written in place",
+       [](int step, Model&, Net& net, torch::optim::Optimizer& optimizer) {
+         optimizer.zero_grad();
+         const torch::NoGradGuard no_grad;
+         if (step == 6) net.first->weight.mul_(0.5);
+         if (step == 7) net.head->weight.data().add_(0.25);
+         if (step == 8) net.norm->running_mean.fill_(0.125);
+       }},
+      {"weights replaced",
+       [](int step, Model&, Net& net, torch::optim::Optimizer& optimizer) {
+         optimizer.zero_grad();
+         if (step == 6) net.first->weight.set_data(net.first->weight.detach().clone().mul_(2));
+       }},
+      {"gradients that stay",
+       [](int step, Model&, Net&, torch::optim::Optimizer& optimizer) {
+         if (step % 3 != 2) optimizer.zero_grad();
+       }},
+      {"gradients set to zero",
+       [](int, Model&, Net&, torch::optim::Optimizer& optimizer) { optimizer.zero_grad(false); }},
+      {"a layer that is frozen",
+       [](int step, Model&, Net& net, torch::optim::Optimizer& optimizer) {
+         optimizer.zero_grad();
+         if (step == 6) net.second->weight.requires_grad_(false);
+         if (step == 9) net.second->weight.requires_grad_(true);
+       }},
+      {"another learning rate",
+       [](int step, Model&, Net&, torch::optim::Optimizer& optimizer) {
+         optimizer.zero_grad();
+         for (auto& group : optimizer.param_groups())
+           static_cast<torch::optim::SGDOptions&>(group.options()).lr(0.05 / (1 + step));
+       }},
+      {"evaluation",
+       [](int step, Model& model, Net& net, torch::optim::Optimizer& optimizer) {
+         optimizer.zero_grad();
+         if (step % 3 != 0) return;
+         const torch::NoGradGuard no_grad;
+         model->eval();
+         const auto batch = batch_of(kImages, net.head->weight.device());
+         static_cast<void>(model(batch.images, batch.labels));
+         model->train();
+       }},
+  };
+  for (const auto& [name, between] : cases) {
+    INFO(name);
+    for (const bool is_loss_outside : {false, true}) {
+      INFO((is_loss_outside ? "loss outside" : "loss in forward"));
+      const auto replayed = train(world, {"auto", "module", is_loss_outside}, 13, between);
+      const bool can_be = is_loss_outside || name != "gradients set to zero";
+      CHECK((replayed.replayed > 0) == can_be);
+      check_same(replayed, train(world, {"off", "module", is_loss_outside}, 13, between));
+    }
+  }
+}
+
+TEST_CASE("a last batch that is smaller runs beside the recording", "[gpu]") {
+  ap::World world(0, nullptr);
+  const Deterministic kernels;
+  const auto samples = [](int step) { return step % 6 == 5 ? kImages / 2 : kImages; };
+  const auto replayed = train(world, {"auto"}, 14, zero_grad, samples);
+  CHECK(replayed.replayed >= 7);
+  check_same(replayed, train(world, {"off"}, 14, zero_grad, samples));
+}
+
+TEST_CASE("gradients and results that users keep are not written again", "[gpu]") {
+  ap::World world(0, nullptr);
+  torch::manual_seed(3);
+  const auto net = std::make_shared<Net>();
+  Model model(world, net);
+  ap::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.05));
+  model->attach(optimizer);
+  std::vector<std::pair<Tensor, Tensor>> kept;  // as given, and a copy
+  for (int step = 0; step < 10; ++step) {
+    const auto batch = batch_of(kImages, ap::device(world));
+    optimizer.zero_grad();
+    auto loss = model(batch.images, batch.labels);
+    loss.backward();
+    const auto result = loss.detach(), gradient = net->head->weight.grad();
+    kept.emplace_back(result, result.clone());
+    if (step % 2 == 1) kept.emplace_back(gradient, gradient.clone());
+    optimizer.step();
+    if (step == 7) kept.erase(kept.begin(), kept.begin() + 4);
+  }
+  for (const auto& [given, copy] : kept) CHECK(torch::equal(given, copy));
+}
+
+TEST_CASE("draws differ in every step, so that such steps are launched", "[gpu]") {
+  ap::World world(0, nullptr);
+  const Deterministic kernels;
+  const auto training = train(world, {"auto", "module", false, 0.5}, 8, zero_grad);
+  CHECK(training.replayed == 0);
+  check_same(training, train(world, {"off", "module", false, 0.5}, 8, zero_grad));
+}
+
+/// Counts weights of targets, for which the host waits.
+struct Waiting : torch::nn::Module {
+  Waiting() {
+    layer = register_module("layer", torch::nn::Linear(8, kClasses));
+    weights = register_buffer("weights", torch::linspace(0.5, 1.5, kClasses));
+  }
+  Tensor forward(const Tensor& x, const Tensor& labels) {
+    return F::cross_entropy(layer(x), labels, F::CrossEntropyFuncOptions().weight(weights));
+  }
+  torch::nn::Linear layer{nullptr};
+  Tensor weights;
+};
+
+TEST_CASE("a step that waits for its device is launched, and trains as before", "[gpu]") {
+  ap::World world(0, nullptr);
+  std::vector<Tensor> trained;
+  for (const std::string graphs : {"auto", "off"}) {
+    torch::manual_seed(3);
+    const auto net = std::make_shared<Waiting>();
+    ap::Options options;
+    options.cuda_graphs = graphs;
+    ap::AutoParallel<std::shared_ptr<Waiting>> model(world, net, options);
+    torch::optim::SGD optimizer(net->parameters(), 0.1);
+    torch::manual_seed(4);
+    for (int step = 0; step < 8; ++step) {
+      const auto x = torch::randn({kImages, 8}).to(ap::device(world));
+      const auto labels = torch::randint(kClasses, {kImages}).to(ap::device(world));
+      optimizer.zero_grad();
+      model(x, labels).backward();
+      optimizer.step();
+    }
+    trained.push_back(net->layer->weight.detach().cpu());
+  }
+  CHECK(torch::equal(trained[0], trained[1]));
+}
+
+}  // namespace gpu_repeated_steps_test
