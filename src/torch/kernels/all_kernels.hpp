@@ -10,6 +10,7 @@
 #include "torch/kernels/class_loss_source.hpp"
 #include "torch/kernels/column_sums_source.hpp"
 #include "torch/kernels/gelu_gradient_source.hpp"
+#include "torch/kernels/joined_parts_source.hpp"
 #include "torch/kernels/layer_norm_source.hpp"
 #include "torch/kernels/max_pool_source.hpp"
 #include "torch/kernels/strided_copy_source.hpp"
@@ -21,9 +22,9 @@ namespace autopar {
 /// earlier process left is read), so that no step does.
 [[nodiscard]] inline bool has_all_kernels(c10::Device device) {
   const auto& context = context_of(device.type());
-  const KernelSource* const all[] = {&kBatchNormKernels,  &kChannelsLastCopyKernels, &kClassLossKernels,
-                                     &kColumnSumsKernels, &kGeluGradientKernels,     &kLayerNormKernels,
-                                     &kMaxPoolKernels,    &kStridedCopyKernels,      &kUpdateKernels};
+  const KernelSource* const all[] = {
+      &kBatchNormKernels,   &kChannelsLastCopyKernels, &kClassLossKernels, &kColumnSumsKernels,  &kGeluGradientKernels,
+      &kJoinedPartsKernels, &kLayerNormKernels,        &kMaxPoolKernels,   &kStridedCopyKernels, &kUpdateKernels};
   return std::ranges::all_of(all,
                              [&](const KernelSource* source) { return context.has_kernels(*source, device.index()); });
 }
