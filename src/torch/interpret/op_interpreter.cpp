@@ -146,7 +146,10 @@ OpInterpreter::OpInterpreter(const OpGraph& graph, const BatchPlan& plan, std::v
       deferrable_.push_back(split->weight);
       if (split->bias.valid()) deferrable_.push_back(split->bias);
     }
-    if (takes_apart(graph, op)) histories_[op] = &proceed_in_parts;
+    if (takes_apart(graph, op)) {
+      const bool of_linear = takes_linear_apart(graph, uses, op);
+      histories_[op] = of_linear ? &proceed_in_parts_of_linear : &proceed_in_parts;
+    }
     if (reads_linear_alone(graph, uses, op) && has_column_sums(device)) histories_[op] = &proceed_summing_columns;
     if (makes_gradient_in_place(graph, op)) histories_[op] = &proceed_with_gradient_in_place;
     if (layout_matters_[op.index()] || as_shard) seconds_.exclude(op);

@@ -14,6 +14,9 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
+#include "torch/interpret/split_backward.hpp"
+#include "torch/kernels/column_sums.hpp"
+#include "torch/kernels/joined_parts.hpp"
 #include "torch/kernels/strided_copy.hpp"
 
 namespace autopar {
@@ -30,6 +33,7 @@ struct Place {
 
 class PartsNode : public torch::autograd::Node {
  public:
+  /// @param whole  whose gradient is made: what was taken apart, or the memory that it is a view of
   PartsNode(const at::Tensor& whole, const std::vector<at::Tensor>& parts)
       : sizes_(whole.sizes().vec()), strides_(whole.strides().vec()), options_(whole.options()) {
     for (const auto& part : parts) {
@@ -42,12 +46,14 @@ class PartsNode : public torch::autograd::Node {
     if (std::ranges::none_of(gradients, [](const at::Tensor& gradient) { return gradient.defined(); }))
       return {at::Tensor()};
     auto whole = at::empty_strided(sizes_, strides_, options_);
-    for (std::size_t i = 0; i < places_.size(); ++i) {
-      auto part = whole.as_strided(places_[i].sizes, places_[i].strides, places_[i].offset);
+    std::vector<at::Tensor> parts;
+    for (const auto& place : places_) parts.push_back(whole.as_strided(place.sizes, place.strides, place.offset));
+    if (join_parts(whole, parts, gradients)) return {std::move(whole)};
+    for (std::size_t i = 0; i < parts.size(); ++i) {
       if (gradients[i].defined())
-        copy_strided(part, gradients[i]);
+        copy_strided(parts[i], gradients[i]);
       else
-        part.zero_();
+        parts[i].zero_();
       gradients[i].reset();
     }
     return {std::move(whole)};
@@ -61,9 +67,43 @@ class PartsNode : public torch::autograd::Node {
   std::vector<Place> places_;
 };
 
-}  // namespace
+/// Whether all that lies between a history and another are libtorch's histories of views.
+bool leads_through_views(const torch::autograd::Node* from, const torch::autograd::Node* to) {
+  static constexpr std::array<std::string_view, 7> kViews{
+      "ViewBackward0",      "ReshapeAliasBackward0", "PermuteBackward0", "TransposeBackward0",
+      "UnsqueezeBackward0", "SqueezeBackward1",      "AliasBackward0"};
+  while (from != nullptr && from != to) {
+    if (from->num_outputs() != 1 || std::ranges::find(kViews, from->name()) == kViews.end()) return false;
+    from = from->next_edge(0).function.get();
+  }
+  return from == to;
+}
 
-namespace {
+/// Whether libtorch's history lays gradients of parts out otherwise, and copies them once more.
+bool is_permuted(const at::Tensor& whole) { return !whole.is_contiguous() && whole.is_non_overlapping_and_dense(); }
+
+/// The result of a linear layer that takes sums over its gradient's rows, if `whole` is all of it; else undefined.
+at::Tensor result_behind(const at::Tensor& whole) {
+  const at::Tensor result = whole.is_view() ? at::Tensor(whole._base()) : whole;
+  const bool is_all = result.is_contiguous() && result.numel() == whole.numel() &&
+                      result.scalar_type() == whole.scalar_type() && whole.is_non_overlapping_and_dense();
+  const bool gains = is_permuted(whole) || has_column_sums(whole.device());
+  const bool leads_there = is_all && gains && takes_summed_columns(result) &&
+                           leads_through_views(whole.grad_fn().get(), result.grad_fn().get());
+  return leads_there ? result : at::Tensor();
+}
+
+/// @param whole  see PartsNode
+void proceed_with_parts_of(const at::Tensor& whole, ReplayCall& call) {
+  {
+    const at::AutoDispatchBelowADInplaceOrView no_history;
+    call.proceed();
+  }
+  auto parts = call.stack[0].toTensorVector();
+  const std::shared_ptr<PartsNode> node(new PartsNode(whole, parts), torch::autograd::deleteNode);
+  for (auto& part : parts) torch::autograd::set_history(part, node);
+  call.stack[0] = std::move(parts);
+}
 
 bool is_written_from(const OpGraph& graph, OpId op, StorageId storage) {
   return std::any_of(graph.ops.begin() + static_cast<std::ptrdiff_t>(op.index()), graph.ops.end(),
@@ -81,21 +121,37 @@ bool takes_apart(const OpGraph& graph, OpId op) {
          !is_written_from(graph, op, graph.value(whole).storage);
 }
 
+bool takes_linear_apart(const OpGraph& graph, const std::vector<std::vector<OpId>>& uses, OpId op) {
+  if (!takes_apart(graph, op)) return false;
+  auto value = graph.input(op, 0);
+  const auto storage = graph.value(value).storage;
+  while (graph.value(value).storage == storage && uses[value.index()].size() == 1 &&
+         std::ranges::find(graph.outputs, value) == graph.outputs.end()) {
+    const auto definer = graph.value(value).definer;
+    if (!definer.valid()) return false;
+    if (graph.is(definer, "aten::linear")) return graph.input(definer, 2).valid();
+    value = graph.input(definer, 0);
+    if (!value.valid()) return false;
+  }
+  return false;
+}
+
 void proceed_in_parts(ReplayCall& call) {
   const auto whole = call.stack[0].toTensor();
-  const bool gains = !whole.is_contiguous() && whole.is_non_overlapping_and_dense();
-  if (!gains || !at::GradMode::is_enabled() || !whole.requires_grad()) {
+  if (!is_permuted(whole) || !at::GradMode::is_enabled() || !whole.requires_grad()) {
     call.proceed();
     return;
   }
-  {
-    const at::AutoDispatchBelowADInplaceOrView no_history;
-    call.proceed();
-  }
-  auto parts = call.stack[0].toTensorVector();
-  const std::shared_ptr<PartsNode> node(new PartsNode(whole, parts), torch::autograd::deleteNode);
-  for (auto& part : parts) torch::autograd::set_history(part, node);
-  call.stack[0] = std::move(parts);
+  proceed_with_parts_of(whole, call);
+}
+
+void proceed_in_parts_of_linear(ReplayCall& call) {
+  const auto whole = call.stack[0].toTensor();
+  const auto result = at::GradMode::is_enabled() && whole.requires_grad() ? result_behind(whole) : at::Tensor();
+  if (result.defined())
+    proceed_with_parts_of(result, call);
+  else
+    proceed_in_parts(call);
 }
 
 }  // namespace autopar

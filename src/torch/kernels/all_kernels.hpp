@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <vector>
 
 #include <c10/core/Device.h>
 
@@ -10,6 +11,7 @@
 #include "torch/kernels/class_loss_source.hpp"
 #include "torch/kernels/column_sums_source.hpp"
 #include "torch/kernels/gelu_gradient_source.hpp"
+#include "torch/kernels/joined_parts_source.hpp"
 #include "torch/kernels/layer_norm_source.hpp"
 #include "torch/kernels/max_pool_source.hpp"
 #include "torch/kernels/strided_copy_source.hpp"
@@ -17,15 +19,18 @@
 
 namespace autopar {
 
-/// Whether the device takes all kernels of this room. The first question compiles them (a second or two, or what an
-/// earlier process left is read), so that no step does.
+/// The kernels of this room, but for those of point-wise groups.
+[[nodiscard]] inline std::vector<KernelSource> all_kernels() {
+  return {kBatchNormKernels,   kChannelsLastCopyKernels, kClassLossKernels, kColumnSumsKernels,  kGeluGradientKernels,
+          kJoinedPartsKernels, kLayerNormKernels,        kMaxPoolKernels,   kStridedCopyKernels, kUpdateKernels};
+}
+
+/// Whether the device takes all of them. The first question compiles those that a `KernelCompilation` has not (or reads
+/// what an earlier process left), so that no step does.
 [[nodiscard]] inline bool has_all_kernels(c10::Device device) {
   const auto& context = context_of(device.type());
-  const KernelSource* const all[] = {&kBatchNormKernels,  &kChannelsLastCopyKernels, &kClassLossKernels,
-                                     &kColumnSumsKernels, &kGeluGradientKernels,     &kLayerNormKernels,
-                                     &kMaxPoolKernels,    &kStridedCopyKernels,      &kUpdateKernels};
-  return std::ranges::all_of(all,
-                             [&](const KernelSource* source) { return context.has_kernels(*source, device.index()); });
+  return std::ranges::all_of(all_kernels(),
+                             [&](const KernelSource& source) { return context.has_kernels(source, device.index()); });
 }
 
 }  // namespace autopar

@@ -3,25 +3,20 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <vector>
 
 #include "torch/kernels/launch.hpp"
 
 namespace autopar {
 
-namespace {
-
-struct CopiedDim {
-  std::int64_t size, to, from;
-};
-
-/// Dims of more than one element, as they lie in the destination, outermost first; those that are one in both are
-/// joined.
-std::vector<CopiedDim> joined_dims(const at::Tensor& to, const at::Tensor& from) {
+std::vector<CopiedDim> dims_of_both(const at::Tensor& to, const at::Tensor& from) {
   std::vector<CopiedDim> dims;
   for (std::int64_t i = 0; i < to.dim(); ++i)
     if (to.size(i) != 1) dims.push_back({to.size(i), to.stride(i), from.stride(i)});
   std::ranges::stable_sort(dims, [](const CopiedDim& a, const CopiedDim& b) { return a.to > b.to; });
+  return dims;
+}
+
+std::vector<CopiedDim> joined_dims(const std::vector<CopiedDim>& dims) {
   std::vector<CopiedDim> joined;
   for (const auto& dim : dims) {
     const bool joins =
@@ -34,11 +29,9 @@ std::vector<CopiedDim> joined_dims(const at::Tensor& to, const at::Tensor& from)
   return joined;
 }
 
-}  // namespace
-
 std::optional<StridedRows> rows_of_both(const at::Tensor& to, const at::Tensor& from) {
   if (to.sizes() != from.sizes() || to.scalar_type() != from.scalar_type() || to.numel() == 0) return std::nullopt;
-  auto dims = joined_dims(to, from);
+  auto dims = joined_dims(dims_of_both(to, from));
   if (dims.empty() || dims.back().to != 1 || dims.back().from != 1) return std::nullopt;
   const auto element = static_cast<std::int64_t>(to.element_size());
   const auto in_packs = [&](std::int64_t elements) { return elements * element / detail::kPackBytes; };

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -14,5 +16,15 @@ void copy_strided(const at::Tensor& to, const at::Tensor& from);
 
 /// How both lie, as few and long rows as possible; none if not in whole packs, or in more dims.
 [[nodiscard]] std::optional<StridedRows> rows_of_both(const at::Tensor& to, const at::Tensor& from);
+
+/// Elements, and how far they lie apart in both.
+struct CopiedDim {
+  std::int64_t size, to, from;
+};
+
+/// Dims of more than one element, as they lie in the destination, outermost first.
+[[nodiscard]] std::vector<CopiedDim> dims_of_both(const at::Tensor& to, const at::Tensor& from);
+/// Neighbours that are one dim in both are joined.
+[[nodiscard]] std::vector<CopiedDim> joined_dims(const std::vector<CopiedDim>& dims);
 
 }  // namespace autopar

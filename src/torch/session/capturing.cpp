@@ -119,6 +119,10 @@ void Session::Impl::resolve_once() {
     const auto kernels = std::filesystem::path(cache_folder_) / "kernels";
     context_of(deployment_.device().type()).keep_kernels_in(kernels);
   }
+  if (deployment_.device().is_cuda() && options_.fusion != "off") {
+    const auto device = deployment_.device();
+    kernels_ahead_.emplace(context_of(device.type()), device.index(), all_kernels());
+  }
   if (options_.keep_memory && deployment_.device().is_cpu()) keep_freed_memory();
   if (options_.precision == "fp16") {
     scaler_.emplace();

@@ -28,6 +28,7 @@
 #include "torch/cost/measured/profiler.hpp"
 #include "torch/cost/profile.hpp"
 #include "torch/device/host_copies.hpp"
+#include "torch/device/kernel_compilation.hpp"
 #include "torch/engine/torch_engine.hpp"
 #include "torch/gradients/loss_scaler.hpp"
 #include "torch/parameters/parameter_store.hpp"
@@ -353,7 +354,8 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   std::shared_ptr<torch::nn::Module> module_;
   Options code_, options_;
   bool resolved_ = false;
-  std::string cache_folder_;  ///< see ConfigSources
+  std::string cache_folder_;                        ///< see ConfigSources
+  std::optional<KernelCompilation> kernels_ahead_;  ///< on a GPU, from when the device is known
   PlanFunction planner_;
   std::shared_ptr<InitRecord> init_;
   ParameterStore parameters_;

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -88,12 +89,13 @@ std::string content_of(const std::filesystem::path& path) {
   return file ? text.str() : std::string();
 }
 
-// What cannot be kept is compiled again. Renamed when whole: other processes read it at the same time.
+// What cannot be kept is compiled again. Renamed when whole: other processes read it at the same time, and other
+// threads may write it for another device.
 void keep(const std::filesystem::path& path, const std::string& text) {
   std::error_code error;
   std::filesystem::create_directories(path.parent_path(), error);
   auto part = path;
-  part += "." + std::to_string(getpid());
+  part += "." + std::to_string(getpid()) + "." + std::to_string(gettid());
   if (std::ofstream file(part, std::ios::binary); !file.write(text.data(), static_cast<std::streamsize>(text.size())))
     return;
   std::filesystem::rename(part, path, error);
@@ -119,7 +121,7 @@ class CompiledKernels {
 
   [[nodiscard]] bool are_there() const { return module_ != nullptr; }
 
-  /// @pre the caller holds the lock of all
+  /// @pre one thread at a time
   [[nodiscard]] CUfunction function(const char* name) {
     const auto [at, is_new] = functions_.try_emplace(name, nullptr);
     if (is_new && find_(&at->second, module_, name) != CUDA_SUCCESS) at->second = nullptr;
@@ -144,21 +146,61 @@ class CompiledKernels {
   std::map<std::string, CUfunction, std::less<>> functions_;
 };
 
-// What is loaded belongs to the devices' contexts, which all threads of the process share.
-struct AllKernels {
-  std::mutex mutex;
-  std::filesystem::path folder;
-  std::map<std::pair<const char*, int>, CompiledKernels> of_sources;
-
-  /// @pre the mutex is held
-  CompiledKernels& of(const KernelSource& source, int device) {
-    const std::pair<const char*, int> key{source.text, device};
-    if (const auto found = of_sources.find(key); found != of_sources.end()) return found->second;
-    return of_sources.try_emplace(key, source, device, folder).first->second;
+/// Kernels that are compiled by who asks first, for whom others who ask for them wait.
+class CompiledOnce {
+ public:
+  /// @param folder  gives that where compiled kernels are kept
+  template <class Folder>
+  void compile(const KernelSource& source, int device, const Folder& folder) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!kernels_) kernels_.emplace(source, device, folder());
   }
+  /// @pre compiled
+  [[nodiscard]] bool are_there() const { return kernels_->are_there(); }
+  [[nodiscard]] bool launch(const char* function, const LaunchShape& shape, void** arguments, CUstream stream) {
+    CUfunction found = nullptr;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (kernels_->are_there()) found = kernels_->function(function);
+    }
+    return found != nullptr && kernels_->launch(found, shape, arguments, stream);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::optional<CompiledKernels> kernels_;
 };
 
-AllKernels& all_kernels() {
+// What is loaded belongs to the devices' contexts, which all threads of the process share.
+class AllKernels {
+ public:
+  CompiledOnce& of(const KernelSource& source, int device) {
+    auto& kernels = place_of({source.text, device});
+    kernels.compile(source, device, [this] { return folder(); });
+    return kernels;
+  }
+  void keep_in(const std::filesystem::path& folder) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    folder_ = folder;
+  }
+
+ private:
+  using Key = std::pair<const char*, int>;
+  [[nodiscard]] CompiledOnce& place_of(const Key& key) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return of_sources_[key];
+  }
+  [[nodiscard]] std::filesystem::path folder() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return folder_;
+  }
+
+  std::mutex mutex_;  ///< not held while anything is compiled
+  std::filesystem::path folder_;
+  std::map<Key, CompiledOnce> of_sources_;
+};
+
+AllKernels& kernels_of_process() {
   static AllKernels all;
   return all;
 }
@@ -167,32 +209,18 @@ AllKernels& all_kernels() {
 
 bool has_compiled(const KernelSource& source, c10::DeviceIndex device) {
   const c10::cuda::CUDAGuard guard(device);
-  auto& all = all_kernels();
-  const std::lock_guard<std::mutex> lock(all.mutex);
-  return all.of(source, device).are_there();
+  return kernels_of_process().of(source, device).are_there();
 }
 
 bool launch_compiled(const KernelSource& source, const char* function, const LaunchShape& shape, void** arguments,
                      c10::DeviceIndex device) {
   const c10::cuda::CUDAGuard guard(device);
   cudaSetDevice(device);  // the driver launches in the thread's context, which a new thread has not
-  auto& all = all_kernels();
-  CompiledKernels* kernels = nullptr;
-  CUfunction found = nullptr;
-  {
-    const std::lock_guard<std::mutex> lock(all.mutex);
-    kernels = &all.of(source, device);
-    if (kernels->are_there()) found = kernels->function(function);
-  }
-  const auto stream = c10::cuda::getCurrentCUDAStream(device).stream();
-  return found != nullptr && kernels->launch(found, shape, arguments, stream);
+  auto& kernels = kernels_of_process().of(source, device);
+  return kernels.launch(function, shape, arguments, c10::cuda::getCurrentCUDAStream(device).stream());
 }
 
-void keep_compiled_in(const std::filesystem::path& folder) {
-  auto& all = all_kernels();
-  const std::lock_guard<std::mutex> lock(all.mutex);
-  all.folder = folder;
-}
+void keep_compiled_in(const std::filesystem::path& folder) { kernels_of_process().keep_in(folder); }
 
 #else
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/empty_strided.h>
@@ -18,6 +19,7 @@
 #include <autopar/core/assert.hpp>
 
 #include "shard/kept.hpp"
+#include "torch/device/kernel_compilation.hpp"
 #include "torch/ir/pointwise.hpp"
 #include "torch/kernels/launch.hpp"
 #include "torch/kernels/pointwise/code.hpp"
@@ -289,24 +291,28 @@ const std::vector<Kept>& kept_by(const std::string& text, const std::vector<bool
 }
 
 void compile_kernels(const OpGraph& graph, c10::Device device) {
-  const auto& context = context_of(device.type());
-  const auto compile = [&](const Part* part) {
-    static_cast<void>(context.has_kernels(part->source(), device.index()));
+  std::vector<KernelSource> sources;
+  const auto add = [&](const Part* part) {
+    const auto is_same = [&](const KernelSource& source) { return source.text == part->source().text; };
+    if (std::ranges::none_of(sources, is_same)) sources.push_back(part->source());
   };
   for (std::size_t i = 0; i < graph.ops.size(); ++i) {
     const auto& node = graph.ops[i];
     if (!graph.is(OpId::of(i), kJoinedPointwise)) continue;
     auto& joined = joined_of(node.args[PointwiseArgument::kProgram].toStringRef());
     if (joined.plain() == nullptr) continue;
-    compile(joined.plain());
+    add(joined.plain());
     Mask wanted;
     for_each_input(node,
                    [&](ValueId value) { wanted.push_back(node.grad_enabled && graph.value(value).has_gradient()); });
     if (std::ranges::none_of(wanted, [](bool is) { return is; })) continue;
-    compile(joined.differentiated(wanted).forward);
+    add(joined.differentiated(wanted).forward);
     const auto* backward = joined.backward(wanted, Mask(joined.program().results.size(), true)).part;
-    if (backward != nullptr) compile(backward);
+    if (backward != nullptr) add(backward);
   }
+  const auto& context = context_of(device.type());
+  const KernelCompilation beside(context, device.index(), sources);
+  for (const auto& source : sources) static_cast<void>(context.has_kernels(source, device.index()));
 }
 
 std::vector<Tensor> call_by_expressions(at::TensorList inputs, const std::string& text) {

@@ -1,7 +1,10 @@
 #include "torch/interpret/view_parts.hpp"
 
+#include <functional>
 #include <map>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/record_function.h>
@@ -12,6 +15,7 @@
 #include "torch/algebra/batch_algebra.hpp"
 #include "torch/capture/capture.hpp"
 #include "torch/interpret/op_interpreter.hpp"
+#include "torch/rewrite/linear_fold.hpp"
 #include "torch/rewrite/select_fold.hpp"
 
 namespace autopar::test {
@@ -118,6 +122,156 @@ TEST_CASE("gradients of parts come together where the whole lies, with the same 
     for (std::size_t i = 0; i < eager.size(); ++i) CHECK(torch::equal(got.gradients[i], eager[i]));
     CHECK(got.clones < clones);
   }
+}
+
+/// Parts of a linear layer whose backward is in two parts: it computes in double precision on casts of its parameters.
+struct Layer {
+  using Read = std::function<at::Tensor(const at::Tensor& product)>;
+  explicit Layer(Read of_product) : read(std::move(of_product)) {
+    graph = fold_linear(capture(net, {input_spec(x)}, [&](const Tensors& in) -> Tensors { return {forward(in[0])}; }));
+    plan = analyze_batch(graph);
+  }
+  at::Tensor forward(const at::Tensor& in) const {
+    const auto wide = [](const at::Tensor& tensor) { return tensor.to(torch::kDouble); };
+    return read(torch::nn::functional::linear(wide(in), wide(net.layer->weight), wide(net.layer->bias)));
+  }
+  Tensors gradients(const at::Tensor& result) const {
+    return torch::autograd::grad({result.sum()}, {net.layer->weight, net.layer->bias, x});
+  }
+  /// The operator that takes the product, or a view of it, apart.
+  OpId taking_apart() const {
+    for (const auto op : all_ops(graph))
+      if (takes_apart(graph, op)) return op;
+    FAIL("nothing is taken apart");
+    return OpId::none();
+  }
+  /// The values of a run.
+  Environment run(const std::vector<ValueId>& keep) const {
+    runners.push_back(std::make_unique<OpInterpreter>(graph, plan, all_ops(graph), keep, at::kCPU));
+    auto values = runners.back()->environment();
+    bind_state(graph, net, values);
+    values[graph.inputs[0].index()] = x;
+    std::vector<NormSample> statistics;
+    SliceContext slice;
+    slice.samples = slice.batch = x.size(0);
+    runners.back()->run(values, slice, statistics);
+    return values;
+  }
+  /// Gradients of weight, bias and argument, and the name of the history that gradients of parts lead to.
+  std::pair<Tensors, std::string> run() const {
+    const auto part = graph.op(taking_apart()).outputs.at(0).values.at(0);
+    const auto values = run({graph.outputs[0], part});
+    return {gradients(values[graph.outputs[0].index()]), values[part.index()].grad_fn()->next_edge(0).function->name()};
+  }
+
+  struct Net : torch::nn::Module {
+    Net() { register_module("layer", layer); }
+    torch::nn::Linear layer{8, 24};
+  };
+  Net net;
+  at::Tensor x = torch::randn({5, 3, 8}).requires_grad_();
+  Read read;
+  OpGraph graph;
+  BatchPlan plan;
+  mutable std::vector<std::unique_ptr<OpInterpreter>> runners;  ///< histories refer to them
+};
+
+at::Tensor heads_of(const at::Tensor& product) {
+  return product.view({product.size(0), 3, 3, 2, 4}).permute({2, 0, 3, 1, 4});
+}
+at::Tensor attention_of(const Tensors& parts) {
+  return torch::scaled_dot_product_attention(parts[0], parts[1], parts[2]).flatten(1).sum(1);
+}
+
+TEST_CASE("gradients of parts of a linear layer's result go straight to the layer, with the same bits") {
+  const std::vector<Layer::Read> ways{
+      [](const at::Tensor& all) { return attention_of(heads_of(all).unbind(0)); },
+      [](const at::Tensor& all) {
+        return attention_of(all.view({all.size(0), 3, 2, 12}).transpose(1, 2).chunk(3, -1));
+      },
+      [](const at::Tensor& all) {  // one twice as wide
+        const auto parts = all.unflatten(-1, {4, 6}).transpose(1, 2).split(std::vector<std::int64_t>{1, 2, 1}, 1);
+        return (parts[0] * parts[1].tanh() + parts[2].exp()).flatten(1).sum(1);
+      },
+      [](const at::Tensor& all) {  // one read twice
+        const auto parts = heads_of(all).unbind(0);
+        return (parts[0] * parts[1].tanh() + parts[2].exp() * parts[1]).flatten(1).sum(1);
+      },
+      [](const at::Tensor& all) {  // two without a gradient
+        const auto parts = heads_of(all).unbind(0);
+        return (parts[0] + parts[1].detach()).flatten(1).sum(1);
+      },
+  };
+  torch::manual_seed(2);
+  for (std::size_t way = 0; way < ways.size(); ++way) {
+    CAPTURE(way);
+    const Layer layer(ways[way]);
+    const auto [made, leads_to] = layer.run();
+    CHECK(leads_to == "SplitBackward");
+    const auto eager = layer.gradients(layer.forward(layer.x));
+    CHECK(torch::equal(made[0], eager[0]));
+    CHECK(torch::allclose(made[1], eager[1], 1e-6, 1e-7));  // its rows are added in another order
+    CHECK(torch::equal(made[2], eager[2]));
+  }
+}
+
+TEST_CASE("gradients of parts go through views that something else reads, and what is no view") {
+  const std::vector<Layer::Read> ways{
+      [](const at::Tensor& all) {
+        const auto heads = heads_of(all);
+        return attention_of(heads.unbind(0)) + heads.sum({0, 2, 3, 4});
+      },
+      [](const at::Tensor& all) {
+        return attention_of(heads_of(all).unbind(0)) + all.sum({1, 2});
+      },
+      [](const at::Tensor& all) { return attention_of(heads_of(all * 2).unbind(0)); },
+      [](const at::Tensor& all) { return attention_of(heads_of(all.mul_(2)).unbind(0)); },
+      [](const at::Tensor& all) {  // not all of it
+        const auto parts = all.narrow(2, 0, 16).view({all.size(0), 3, 2, 8}).permute({2, 0, 1, 3}).unbind(0);
+        return (parts[0] * parts[1].tanh()).flatten(1).sum(1);
+      },
+  };
+  torch::manual_seed(3);
+  for (std::size_t way = 0; way < ways.size(); ++way) {
+    CAPTURE(way);
+    const Layer layer(ways[way]);
+    const auto [made, leads_to] = layer.run();
+    CHECK(leads_to != "SplitBackward");
+    const auto eager = layer.gradients(layer.forward(layer.x));
+    CHECK(torch::equal(made[0], eager[0]));
+    CHECK(torch::allclose(made[1], eager[1], 1e-6, 1e-7));  // its rows are added in another order
+    CHECK(torch::equal(made[2], eager[2]));
+  }
+}
+
+/// Returns what it is given, a view with the memory's owner behind it; no libtorch's view.
+struct Doubling : torch::autograd::Function<Doubling> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& given) { return given; }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list gradients) {
+    return {gradients[0] * 2};
+  }
+};
+
+TEST_CASE("a history that is no view's stays between parts and layer") {
+  torch::manual_seed(4);
+  const Layer layer([](const at::Tensor& all) { return attention_of(heads_of(all).unbind(0)); });
+  const auto op = layer.taking_apart();
+  const auto view = layer.graph.input(op, 0);
+  Tensors of_x;
+  for (const bool doubles : {false, true}) {
+    const auto values = layer.run({view});
+    const auto heads = values[view.index()];
+    Environment none;
+    torch::jit::Stack stack{doubles ? Doubling::apply(heads) : heads, 0};
+    ReplayCall call{op, layer.graph.op(op), {5, 5}, stack, none};
+    proceed_in_parts_of_linear(call);
+    const auto parts = stack.at(0).toTensorVector();
+    const auto leads_to = parts[0].grad_fn()->next_edge(0).function->name();
+    CHECK((leads_to == "SplitBackward") == !doubles);
+    of_x.push_back(torch::autograd::grad({attention_of(parts).sum()}, {layer.x})[0]);
+  }
+  CHECK(torch::equal(of_x[1], of_x[0] * 2));
 }
 
 TEST_CASE("selections that take all of a dimension become one unbind") {
