@@ -9,6 +9,7 @@
 #include "torch/device/device_context.hpp"
 #include "torch/ir/batch_norm_relu.hpp"
 #include "torch/kernels/batch_norm_source.hpp"
+#include "torch/kernels/summed_columns.hpp"
 
 #include "gpu/kernel_error.hpp"
 
@@ -147,6 +148,32 @@ TEST_CASE("The kernels of a batch norm make the same again, to the bit, and take
                        .contiguous(at::MemoryFormat::ChannelsLast);
   const auto zeros = torch::zeros({8}, at::kCUDA);
   CHECK(std::get<0>(joined(nan, {}, {}, zeros, zeros.clone(), {}, true)).isnan().all().item<bool>());
+}
+
+/// Its gradient is a tensor that nobody else holds, with sums of its columns.
+struct Summing : torch::autograd::Function<Summing> {
+  static Tensor forward(torch::autograd::AutogradContext*, const Tensor& x) { return x.clone(); }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list given) {
+    auto gradient = given[0].clone();
+    ap::attach_summed_columns(gradient, gradient.sum(0));
+    return {std::move(gradient)};
+  }
+};
+
+TEST_CASE("Sums of a gradient's columns end where ReLU's gradient is written over it", "[gpu]") {
+  torch::manual_seed(6);
+  for (const bool relu : {true, false}) {
+    const auto drawn = [] { return torch::randn({64, 32}, at::kCUDA).requires_grad_(); };
+    const auto x = drawn(), residual = drawn(), given = drawn().detach();
+    const auto numbers = [](double value) { return torch::full({32}, value, at::kCUDA); };
+    const auto [result, second] = joined(x, numbers(1), numbers(0), numbers(0), numbers(1), residual, relu);
+    const auto gradient = torch::autograd::grad({Summing::apply(result)}, {residual}, {given})[0];
+    CHECK(torch::equal(gradient, relu ? given * (result > 0) : given));
+    const auto sums = ap::take_summed_columns(gradient);
+    CHECK(sums.defined() == !relu);
+    if (sums.defined()) CHECK(torch::equal(sums, given.sum(0)));
+  }
 }
 
 }  // namespace gpu_batch_norm_test

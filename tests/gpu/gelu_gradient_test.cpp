@@ -9,15 +9,12 @@
 #include "torch/kernels/gelu_gradient.hpp"
 #include "torch/kernels/summed_columns.hpp"
 
+#include "gpu/kernel_error.hpp"
+
 // The gradient of GELU and its sums over rows in a kernel of the library's own, against libtorch's in double precision.
 namespace gpu_gelu_gradient_test {
 
 using torch::Tensor;
-
-/// The worst number, beside the largest.
-double error(const Tensor& made, const Tensor& exact) {
-  return ((made.to(at::kDouble) - exact).abs().max() / (exact.abs().max() + 1e-30)).item<double>();
-}
 
 /// @return whether sums came with it
 bool check(const Tensor& gradient, const Tensor& x, const std::string& approximate) {
@@ -28,15 +25,13 @@ bool check(const Tensor& gradient, const Tensor& x, const std::string& approxima
   const auto ours = autopar::gelu_gradient(gradient, x, approximate);
   REQUIRE(ours.scalar_type() == x.scalar_type());
   REQUIRE(ours.sizes() == x.sizes());
-  CHECK(error(ours, exact) <= 1.5 * error(theirs, exact) + 1e-7);
+  CHECK(gpu_test::worst_error(ours, exact) <= 1.5 * gpu_test::worst_error(theirs, exact) + 1e-7);
   const auto again = autopar::gelu_gradient(gradient, x, approximate);
   CHECK(torch::equal(ours, again));
   const auto sums = autopar::take_summed_columns(ours);
   if (!sums.defined()) return false;
   CHECK(torch::equal(sums, autopar::take_summed_columns(again)));
-  const auto rows = ours.flatten(0, -2);
-  const auto of_stored = rows.to(at::kDouble).sum(0);
-  CHECK(error(sums, of_stored) <= 1.5 * error(rows.sum(0, false, at::kFloat), of_stored) + 1e-7);
+  gpu_test::check_summed_columns(sums, ours);
   return true;
 }
 

@@ -48,6 +48,18 @@ inline void check_error(const Outcome& made, const Outcome& libtorch, const Outc
   }
 }
 
+/// The worst number, beside the largest.
+inline double worst_error(const torch::Tensor& made, const torch::Tensor& exact) {
+  return ((made.to(at::kDouble) - exact).abs().max() / (exact.abs().max() + 1e-30)).item<double>();
+}
+
+/// Sums that a gradient brought along, of the numbers that it stores, beside libtorch's.
+inline void check_summed_columns(const torch::Tensor& sums, const torch::Tensor& gradient) {
+  const auto rows = gradient.flatten(0, -2);
+  const auto exact = rows.to(at::kDouble).sum(0);
+  CHECK(worst_error(sums, exact) <= 1.5 * worst_error(rows.sum(0, false, at::kFloat), exact) + 1e-7);
+}
+
 /// Gradients of 16-bit layers, from a batch at once and from four slices of it, beside those of double precision.
 inline void check_slices(const std::vector<torch::Tensor>& of_one, const std::vector<torch::Tensor>& of_four,
                          const std::vector<torch::Tensor>& exact) {

@@ -7,6 +7,7 @@
 #include "torch/device/device_context.hpp"
 #include "torch/ir/add_layer_norm.hpp"
 #include "torch/kernels/layer_norm_source.hpp"
+#include "torch/kernels/summed_columns.hpp"
 
 #include "gpu/kernel_error.hpp"
 
@@ -14,7 +15,7 @@
 namespace gpu_layer_norm_test {
 
 namespace ap = autopar;
-using gpu_test::Outcome;
+using gpu_test::Outcome, gpu_test::at_type;
 using std::optional;
 using torch::Tensor;
 
@@ -39,7 +40,7 @@ template <class Operators>
 Outcome outcome(const Case& one, c10::ScalarType type, c10::ScalarType numbers, Operators operators) {
   torch::manual_seed(8);
   const auto drawn = [&](std::vector<std::int64_t> sizes, c10::ScalarType to) {
-    return gpu_test::at_type(torch::randn(sizes), to);
+    return at_type(torch::randn(sizes), to);
   };
   const auto x = drawn(one.sizes, type).requires_grad_(), y = drawn(one.sizes, type).requires_grad_();
   const auto weight = drawn({one.sizes.back()}, numbers).requires_grad_(),
@@ -74,6 +75,29 @@ TEST_CASE("A sum and its layer norm in kernels of their own are libtorch's", "[g
         if (numbers != type && one.sizes.back() > 8192) continue;
         gpu_test::check_error(outcome(one, type, numbers, joined), outcome(one, type, numbers, apart), exact);
       }
+    }
+  }
+}
+
+TEST_CASE("The gradient of a sum that a layer norm reads brings along sums of its columns, once", "[gpu]") {
+  torch::manual_seed(9);
+  for (const std::vector<std::int64_t>& sizes :
+       std::vector<std::vector<std::int64_t>>{{4, 128, 2048}, {4096, 256}, {3, 8}, {517, 1000}, {9, 8192}}) {
+    for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+      INFO(c10::IntArrayRef(sizes) << ", " << c10::toString(type));
+      const auto drawn = [&] { return at_type(torch::randn(sizes), type).requires_grad_(); };
+      const auto x = drawn(), y = drawn(), of_sum = drawn(), of_norm = drawn();
+      const auto weight = at_type(torch::randn({sizes.back()}), at::kFloat), bias = torch::zeros_like(weight);
+      const auto gradients = [&] {
+        const auto [sum, norm] = joined(x, y, weight, bias);
+        return torch::autograd::grad({sum, norm}, {x, y}, {of_sum, of_norm});
+      };
+      const auto made = gradients(), again = gradients();
+      const auto sums = ap::take_summed_columns(made[0]);
+      REQUIRE(sums.defined());
+      gpu_test::check_summed_columns(sums, made[0]);
+      CHECK(torch::equal(sums, ap::take_summed_columns(again[0])));
+      CHECK_FALSE(ap::take_summed_columns(made[1]).defined());  // the same tensor
     }
   }
 }

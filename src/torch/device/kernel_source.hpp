@@ -15,8 +15,8 @@ struct LaunchShape {
 };
 
 /// What sources begin with, as NVRTC has no headers of its own: `Half` and `Brain` of 16 bits, `number(x)` in
-/// single precision (double for double), `store(to, x)` rounded to nearest even, `Pack` of 16 bytes,
-/// `sum_rows_of_block` and `sum_blocks`.
+/// single precision (double for double), `store(to, x)` rounded to nearest even, `Pack` and `Words` of 16 bytes,
+/// `write_sums`, `sum_rows_of_block`, `sum_column` and `sum_blocks`.
 inline constexpr char kKernelPrelude[] = R"(
 struct Half { unsigned short bits; };
 struct Brain { unsigned short bits; };
@@ -41,6 +41,25 @@ inline float number(Half x) { return cuda_on_cpu::float_of_half(x.bits); }
 inline void store(Half& to, float x) { to.bits = cuda_on_cpu::half_of_float(x); }
 #endif
 template <class T> struct alignas(16) Pack { T at[16 / sizeof(T)]; };
+// A pack as it is loaded, whose numbers are taken out where they are used: those of a `Pack` take a register each, also
+// of 16 bits.
+template <class T> struct alignas(16) Words {
+  unsigned at[4];
+  __device__ float operator[](int v) const {
+    T one;
+    one.bits = at[v / 2] >> v % 2 * 16;
+    return number(one);
+  }
+};
+template <> struct alignas(16) Words<float> {
+  float at[4];
+  __device__ float operator[](int v) const { return at[v]; }
+};
+
+// A thread's V sums, in whole packs: as numbers of their own they take many times as long.
+template <int V> __device__ inline void write_sums(const float (&sum)[V], float* to) {
+  for (int v = 0; v < V; v += 4) *(Pack<float>*)(to + v) = Pack<float>{{sum[v], sum[v + 1], sum[v + 2], sum[v + 3]}};
+}
 
 // Sums of V numbers a thread over the rows of a block of 32 x R threads. Valid in the threads of row 0.
 template <int R, int V> __device__ void sum_rows_of_block(float (&sum)[V]) {
@@ -52,6 +71,21 @@ template <int R, int V> __device__ void sum_rows_of_block(float (&sum)[V]) {
       for (int v = 0; v < V; ++v) shared[threadIdx.y][v][threadIdx.x] += shared[threadIdx.y + half][v][threadIdx.x];
   }
   for (int v = 0; threadIdx.y == 0 && v < V; ++v) sum[v] = shared[0][v][threadIdx.x];
+}
+
+// The sum over blocks of a column's partial sums, which lie `stride` apart; null: no column. Threads are 32 columns x 32
+// blocks. Valid in the threads of row 0.
+__device__ inline float sum_column(const float* partial, int blocks, long long stride) {
+  __shared__ float shared[32][32];
+  float own = 0;
+  if (partial)
+    for (int block = threadIdx.y; block < blocks; block += 32) own += partial[block * stride];
+  shared[threadIdx.y][threadIdx.x] = own;
+  for (int half = 16; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.y < half) shared[threadIdx.y][threadIdx.x] += shared[threadIdx.y + half][threadIdx.x];
+  }
+  return shared[0][threadIdx.x];
 }
 
 // Sums over blocks: threads (32 channels, 8 rows of partial sums). Valid in the threads of row 0.

@@ -47,6 +47,7 @@ at::Tensor copied(const at::Tensor& tensor, const Group& group) {
   return SummedGradient::over(tensor, tensor, [group](at::Tensor term, const std::function<void()>& meanwhile) {
     const auto sum = is_only_owner(term) ? term : term.clone(at::MemoryFormat::Contiguous);
     term.reset();
+    sum.unsafeGetTensorImpl()->bump_version();  // it is written below autograd: see kernels/summed_columns.hpp
     group.state()->all_reduce(sum, meanwhile);
     return sum;
   });

@@ -146,6 +146,7 @@ Gradients gradients(const Saved& saved, variable_list& given, bool relu, bool of
   // The gradient of relu's operand, where the first pass writes it; else that of the result, of which both make it.
   const bool writes_passed = second.defined() || saved.result.defined();
   const auto passed = writes_passed ? memory_for_passed(first, second) : first;
+  if (writes_passed) passed.unsafeGetTensorImpl()->bump_version();  // sums of what was there are no longer its own
   Gradients made{of_input ? at::empty_like(saved.input) : Tensor(), at::empty({of.channels}, single),
                  at::empty({of.channels}, single), passed};
   const int channels = static_cast<int>(of.channels), blocks = static_cast<int>(summing.blocks_y);

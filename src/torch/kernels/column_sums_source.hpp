@@ -19,7 +19,7 @@ static_assert(ColumnSumsShape::kPacks == 32 && ColumnSumsShape::kRows == 8 && Co
 ///  `column_sums_T`    a block's rows [blockIdx.y * of_block, ...): partial [blocks, columns], fp32
 ///  `add_up_columns_W` adds those up in the order of blocks, to what is there if `adds`
 inline constexpr char kColumnSumsText[] = R"(
-constexpr int kPacks = 32, kRows = 8, kFlight = 4, kAtATime = 32;
+constexpr int kPacks = 32, kRows = 8, kFlight = 4;
 
 template <class T> __device__ void column_sums(const Pack<T>* from, float* partial, long long rows, long long stride,
                                                int packs, int of_block) {
@@ -42,25 +42,14 @@ template <class T> __device__ void column_sums(const Pack<T>* from, float* parti
   }
   sum_rows_of_block<kRows>(sum);
   if (threadIdx.y > 0 || pack >= packs) return;
-  float* const to = partial + ((long long)blockIdx.y * packs + pack) * V;
-  for (int v = 0; v < V; ++v) to[v] = sum[v];
+  write_sums(sum, partial + ((long long)blockIdx.y * packs + pack) * V);
 }
 
-// Threads (32 columns, kAtATime blocks).
 template <class W> __device__ void add_up_columns(const float* partial, int blocks, W* sum, int columns, int adds) {
-  __shared__ float shared[kAtATime][32];
   const int column = blockIdx.x * 32 + threadIdx.x;
-  float own = 0;
-  if (column < columns)
-    for (int block = threadIdx.y; block < blocks; block += kAtATime) own += partial[(long long)block * columns + column];
-  shared[threadIdx.y][threadIdx.x] = own;
-  for (int half = kAtATime / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (threadIdx.y < half) shared[threadIdx.y][threadIdx.x] += shared[threadIdx.y + half][threadIdx.x];
-  }
+  const float made = sum_column(column < columns ? partial + column : 0, blocks, columns);
   if (threadIdx.y > 0 || column >= columns) return;
-  own = shared[0][threadIdx.x];
-  store(sum[column], adds ? number(sum[column]) + own : own);
+  store(sum[column], adds ? number(sum[column]) + made : made);
 }
 
 #define KERNELS(T, name)                                                                                               \

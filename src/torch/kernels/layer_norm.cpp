@@ -14,6 +14,7 @@
 #include "shard/kept.hpp"
 #include "torch/kernels/launch.hpp"
 #include "torch/kernels/layer_norm_source.hpp"
+#include "torch/kernels/summed_columns.hpp"
 
 namespace autopar {
 
@@ -24,6 +25,8 @@ using std::optional;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
+using NormShape = LayerNormGradientShape;
+
 /// How the kernels cover data [rows, columns]: blocks of `threads`, each with `packs` packs of a row, 1, 2 or 4.
 struct RowCover {
   std::int64_t rows, columns;
@@ -31,13 +34,20 @@ struct RowCover {
   unsigned threads = 0;
 
   explicit RowCover(const Tensor& data) : rows(data.numel() / data.size(-1)), columns(data.size(-1)) {
-    constexpr std::int64_t kMostThreads = 256, kWarp = 32;
+    constexpr std::int64_t kMostThreads = NormShape::kMostThreads, kWarp = 32;
     const auto in_row = columns * data.element_size() / detail::kPackBytes;
     for (const std::int64_t each : {1, 2, 4}) {
       if (packs > 0 || in_row > each * kMostThreads) continue;
       packs = each;
       threads = static_cast<unsigned>(((in_row + each - 1) / each + kWarp - 1) / kWarp * kWarp);
     }
+  }
+
+  /// As many as run at once on a large GPU. Each writes sums, so that it should have some rows.
+  std::int64_t gradient_blocks() const {
+    constexpr std::int64_t kMultiprocessors = 132, kLeastRows = 8;
+    const auto most = kMultiprocessors * (NormShape::at_once(packs) * NormShape::kMostThreads / threads);
+    return std::clamp<std::int64_t>(rows / kLeastRows, 1, most);
   }
 };
 
@@ -98,18 +108,19 @@ struct AddLayerNormFunction : torch::autograd::Function<AddLayerNormFunction> {
     const RowCover cover(sum);
     const auto of_result = in_rows(given[1]), of_sum = given[0].defined() ? in_rows(given[0]) : Tensor();
     const auto made = at::empty_like(sum), of_weight = at::empty_like(weight), of_bias = at::empty_like(weight);
-    constexpr std::int64_t kBlocks = 528;  // four a multiprocessor of a large GPU
-    const auto blocks = std::min(cover.rows, kBlocks);
-    const auto partial = detail::partial_sums(sum, blocks, cover.columns);
+    const auto blocks = cover.gradient_blocks();
+    const auto partial = at::empty({blocks, NormShape::kSums, cover.columns}, statistics.options());
+    const auto sums_of_made = at::empty({cover.columns}, statistics.options());
     const int columns = static_cast<int>(cover.columns);
     detail::launch(sum, kLayerNormKernels, row_kernel("add_layer_norm_gradient_", sum, weight, cover).c_str(),
                    {static_cast<unsigned>(blocks), 1, cover.threads, 1}, detail::data_of(of_result),
                    detail::data_of(of_sum), detail::data_of(sum), detail::data_of(weight), detail::data_of(statistics),
                    detail::memory_of(made), detail::memory_of(partial), cover.rows, columns);
-    const auto adds_up = std::string("add_layer_norm_weights_") + detail::kernel_type(weight.scalar_type());
-    detail::launch(sum, kLayerNormKernels, adds_up.c_str(), detail::over_columns(cover.columns),
+    const auto adds_up = std::string("add_layer_norm_sums_") + detail::kernel_type(weight.scalar_type());
+    detail::launch(sum, kLayerNormKernels, adds_up.c_str(), NormShape::adding_up(cover.columns),
                    detail::data_of(partial), static_cast<int>(blocks), detail::memory_of(of_weight),
-                   detail::memory_of(of_bias), columns);
+                   detail::memory_of(of_bias), detail::memory_of(sums_of_made), columns);
+    attach_summed_columns(made, sums_of_made);  // for a linear layer that made one of the addends
     return {made, made, of_weight, of_bias, Tensor()};
   }
 };

@@ -1,16 +1,34 @@
 #pragma once
 
+#include <cstdint>
+
 #include "torch/device/kernel_source.hpp"
 
 namespace autopar {
 
+/// How the gradient's kernels are launched.
+struct LayerNormGradientShape {
+  static constexpr unsigned kMostThreads = 256;  ///< of a block
+  /// Blocks of so many threads that a multiprocessor has registers for. @param packs  of a thread: 1, 2 or 4
+  static constexpr unsigned at_once(std::int64_t packs) { return packs == 1 ? 3 : packs == 2 ? 2 : 1; }
+
+  static constexpr unsigned kSums = 3;                     ///< over rows
+  static constexpr unsigned kColumns = 32, kAtATime = 32;  ///< of what adds up: threads are columns x blocks
+  static constexpr LaunchShape adding_up(std::int64_t columns) {
+    return {static_cast<unsigned>((columns + kColumns - 1) / kColumns), kSums, kColumns, kAtATime};
+  }
+};
+static_assert(LayerNormGradientShape::kMostThreads == 256 && LayerNormGradientShape::kSums == 3 &&
+                  LayerNormGradientShape::kColumns == 32 && LayerNormGradientShape::kAtATime == 32,
+              "as below");
+
 /// The sum s of two tensors [rows, columns] and its layer norm y = weight (s - mean) / sqrt(var + eps) + bias. A block
 /// has one row at a time, a thread P packs of it, every blockDim-th. Data are of type T, weight and bias of type W:
 ///  `add_layer_norm_T_W_P`           s, y, and mean and 1 / sqrt(var + eps) of each row
-///  `add_layer_norm_gradient_T_W_P`  the gradient of both addends, with that of s added, and partial sums over rows of
-///  those
-///                                   of weight and bias
-///  `add_layer_norm_weights_W`       adds those up
+///  `add_layer_norm_gradient_T_W_P`  the gradient dx of both addends, with that of s added, and partial [blocks, 3,
+///                                   columns], fp32: sums over rows of the gradients of weight and bias, and of dx as
+///                                   it is stored
+///  `add_layer_norm_sums_W`          adds those up; those of dx in single precision
 inline constexpr char kLayerNormText[] = R"(
 // Of two numbers over a block of whole warps, valid in all its threads. Calls take turns with two shared rows, so that one
 // barrier is enough.
@@ -82,72 +100,101 @@ __device__ void add_layer_norm(const T* input, const T* residual, const W* weigh
   }
 }
 
-// With h = (s - mean) / sqrt(var + eps) and g = dy weight: dx = ds + (g - mean(g) - h mean(g h)) / sqrt(var + eps).
+// What a thread reads of a row for its gradient.
+template <class T, int P> struct RowPart {
+  Words<T> dy[P], ds[P], sum[P];
+  float mean, inverse;
+};
+template <class T, int P>
+__device__ inline void take_part(const T* dy, const T* ds, const T* sum, const float* statistics, long long row,
+                                 long long rows, int packs, RowPart<T, P>& made) {
+  if (row >= rows) return;
+  made.mean = statistics[row];
+  made.inverse = statistics[rows + row];
+#pragma unroll
+  for (int p = 0; p < P; ++p) {
+    const int pack = p * blockDim.x + threadIdx.x;
+    if (pack >= packs) continue;
+    const long long at = row * packs + pack;
+    made.dy[p] = ((const Words<T>*)dy)[at];
+    made.sum[p] = ((const Words<T>*)sum)[at];
+    if (ds) made.ds[p] = ((const Words<T>*)ds)[at];
+  }
+}
+
+// With h = (s - mean) / sqrt(var + eps) and g = dy weight: dx = ds + (g - mean(g) - h mean(g h)) / sqrt(var + eps). The
+// next row is on its way while the threads of a block wait for each other, where they have registers for it.
 template <class T, class W, int P>
 __device__ void add_layer_norm_gradient(const T* dy, const T* ds, const T* sum, const W* weight,
                                         const float* statistics, T* dx, float* partial, long long rows, int columns) {
   constexpr int V = 16 / sizeof(T);
+  constexpr bool kAhead = P == 1;
   const int packs = columns / V;
-  float factor[P][V], of_weight[P][V] = {}, of_bias[P][V] = {};
+  const float share = 1.f / columns;
+  float factor[P][V], of_weight[P][V] = {}, of_bias[P][V] = {}, of_dx[P][V] = {};
+#pragma unroll
   for (int p = 0; p < P; ++p) {
     const int pack = p * blockDim.x + threadIdx.x;
     if (pack < packs) take_numbers(weight, pack, 1, factor[p]);
   }
+  RowPart<T, P> now, next;
+  if (kAhead) take_part(dy, ds, sum, statistics, blockIdx.x, rows, packs, now);
   int turn = 0;
   for (long long row = blockIdx.x; row < rows; row += gridDim.x, ++turn) {
-    const float mean = statistics[row], inverse = statistics[rows + row];
-    Pack<T> gradient[P], taken[P], passed[P];
+    if (!kAhead) take_part(dy, ds, sum, statistics, row, rows, packs, now);
     float2 own = make_float2(0, 0);
-    for (int p = 0; p < P; ++p) {
-      const int pack = p * blockDim.x + threadIdx.x;
-      if (pack >= packs) continue;
-      const long long at = row * packs + pack;
-      gradient[p] = ((const Pack<T>*)dy)[at];
-      taken[p] = ((const Pack<T>*)sum)[at];
-      if (ds) passed[p] = ((const Pack<T>*)ds)[at];
-    }
+#pragma unroll
     for (int p = 0; p < P; ++p) {
       if (p * blockDim.x + threadIdx.x >= packs) continue;
+#pragma unroll
       for (int v = 0; v < V; ++v) {
-        const float of_y = number(gradient[p].at[v]), h = (number(taken[p].at[v]) - mean) * inverse;
+        const float of_y = now.dy[p][v], h = (now.sum[p][v] - now.mean) * now.inverse;
         of_weight[p][v] += of_y * h;
         of_bias[p][v] += of_y;
         own.x += of_y * factor[p][v];
         own.y += of_y * factor[p][v] * h;
       }
     }
-    const float2 means = sum_over_block(own, turn);
-    const float mean_g = means.x / columns, mean_gh = means.y / columns;
+    if (kAhead) take_part(dy, ds, sum, statistics, row + gridDim.x, rows, packs, next);
+    const float2 sums = sum_over_block(own, turn);
+    const float mean_g = sums.x * share, mean_gh = sums.y * share;
+#pragma unroll
     for (int p = 0; p < P; ++p) {
       const int pack = p * blockDim.x + threadIdx.x;
       if (pack >= packs) continue;
+      Pack<T> made;
+#pragma unroll
       for (int v = 0; v < V; ++v) {
-        const float h = (number(taken[p].at[v]) - mean) * inverse;
-        float made = (number(gradient[p].at[v]) * factor[p][v] - mean_g - h * mean_gh) * inverse;
-        if (ds) made += number(passed[p].at[v]);
-        store(gradient[p].at[v], made);
+        const float h = (now.sum[p][v] - now.mean) * now.inverse;
+        float of_v = (now.dy[p][v] * factor[p][v] - mean_g - h * mean_gh) * now.inverse;
+        if (ds) of_v += now.ds[p][v];
+        store(made.at[v], of_v);
+        of_dx[p][v] += number(made.at[v]);
       }
-      ((Pack<T>*)dx)[row * packs + pack] = gradient[p];
+      ((Pack<T>*)dx)[row * packs + pack] = made;
     }
+    if (kAhead) now = next;
   }
-  float* const own_row = partial + 2ll * blockIdx.x * columns;
+  float* const own_rows = partial + 3ll * blockIdx.x * columns;
+#pragma unroll
   for (int p = 0; p < P; ++p) {
     const int pack = p * blockDim.x + threadIdx.x;
     if (pack >= packs) continue;
-    for (int v = 0; v < V; ++v) {
-      own_row[pack * V + v] = of_weight[p][v];
-      own_row[columns + pack * V + v] = of_bias[p][v];
-    }
+    write_sums(of_weight[p], own_rows + pack * V);
+    write_sums(of_bias[p], own_rows + columns + pack * V);
+    write_sums(of_dx[p], own_rows + 2 * columns + pack * V);
   }
 }
 
-template <class W> __device__ void weights(const float* partial, int blocks, W* dweight, W* dbias, int columns) {
-  double of_weight, of_bias;
-  sum_blocks(partial, blocks, columns, of_weight, of_bias);
+// Blocks are 32 columns x the sums.
+template <class W> __device__ void add_up(const float* partial, int blocks, W* dweight, W* dbias, float* of_dx,
+                                          int columns) {
   const int column = blockIdx.x * 32 + threadIdx.x;
+  const float* const first = partial + (long long)blockIdx.y * columns + column;
+  const float made = sum_column(column < columns ? first : 0, blocks, 3ll * columns);
   if (threadIdx.y > 0 || column >= columns) return;
-  store(dweight[column], (float)of_weight);
-  store(dbias[column], (float)of_bias);
+  if (blockIdx.y == 2) of_dx[column] = made;
+  else store((blockIdx.y == 0 ? dweight : dbias)[column], made);
 }
 
 #define KERNELS(T, W, P, name)                                                                                         \
@@ -156,9 +203,9 @@ template <class W> __device__ void weights(const float* partial, int blocks, W* 
                                                    float eps) {                                                        \
     add_layer_norm<T, W, P>(input, residual, weight, bias, sum, result, statistics, rows, columns, eps);               \
   }                                                                                                                    \
-  extern "C" __global__ void add_layer_norm_gradient_##name(const T* dy, const T* ds, const T* sum, const W* weight,   \
-                                                            const float* statistics, T* dx, float* partial,            \
-                                                            long long rows, int columns) {                             \
+  extern "C" __global__ void __launch_bounds__(256, P == 1 ? 3 : P == 2 ? 2 : 1)                                       \
+      add_layer_norm_gradient_##name(const T* dy, const T* ds, const T* sum, const W* weight, const float* statistics, \
+                                     T* dx, float* partial, long long rows, int columns) {                             \
     add_layer_norm_gradient<T, W, P>(dy, ds, sum, weight, statistics, dx, partial, rows, columns);                     \
   }
 #define OF_TYPES(T, W, name) KERNELS(T, W, 1, name##_1) KERNELS(T, W, 2, name##_2) KERNELS(T, W, 4, name##_4)
@@ -168,14 +215,14 @@ OF_TYPES(Half, Half, f16_f16)
 OF_TYPES(Brain, float, bf16_f32)
 OF_TYPES(Brain, Brain, bf16_bf16)
 
-#define WEIGHTS(W, name)                                                                                               \
-  extern "C" __global__ void add_layer_norm_weights_##name(const float* partial, int blocks, W* dweight, W* dbias,     \
-                                                           int columns) {                                              \
-    weights<W>(partial, blocks, dweight, dbias, columns);                                                              \
+#define SUMS(W, name)                                                                                                  \
+  extern "C" __global__ void add_layer_norm_sums_##name(const float* partial, int blocks, W* dweight, W* dbias,        \
+                                                        float* of_dx, int columns) {                                   \
+    add_up(partial, blocks, dweight, dbias, of_dx, columns);                                                           \
   }
-WEIGHTS(float, f32)
-WEIGHTS(Half, f16)
-WEIGHTS(Brain, bf16)
+SUMS(float, f32)
+SUMS(Half, f16)
+SUMS(Brain, bf16)
 )";
 
 inline constexpr KernelSource kLayerNormKernels{"layer_norm.cu", kLayerNormText};

@@ -12,7 +12,7 @@ namespace autopar {
 ///
 /// Other tensors do not have them: not a sum of two gradients, no view, no copy, not what `detach` returns. Writing to
 /// the memory ends them, too, also where autograd adds a second gradient to a first that nobody else holds: it counts a
-/// version (not noticed is who writes through a pointer, or below autograd's keys).
+/// version. Who writes through a pointer, or below autograd's keys, counts one himself (`bump_version`).
 void attach_summed_columns(const at::Tensor& gradient, const at::Tensor& sums);
 
 /// Takes them off the gradient: who has them may keep them as a gradient of its own. Undefined if there are none, or

@@ -79,10 +79,10 @@ void check(const Case& one, const std::string& kernel, double (*formula)(double)
 
 TEST_CASE("gelu_gradient: the derivative, and sums over rows of what is stored") {
   const std::vector<Case> cases{
-      {1, 1, 16},
-      {16, 2, 16},   // all rows in flight
-      {39, 33, 16},  // two blocks of columns, the last with few; the last rows are few
-      {70, 3, 32},
+      {1, 1, 32},
+      {32, 2, 32},   // all rows in flight
+      {71, 33, 32},  // two blocks of columns, the last with few; the last rows are few
+      {130, 3, 64},
   };
   for (const auto& one : cases) {
     kernels_test::for_each_type([&]<class T>() {

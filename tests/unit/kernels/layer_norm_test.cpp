@@ -9,12 +9,14 @@
 
 #include "cuda_on_cpu/cuda_on_cpu.hpp"
 #include "cuda_on_cpu/sources.hpp"
+#include "torch/kernels/layer_norm_source.hpp"
 #include "unit/kernels/numbers.hpp"
 
 namespace kernels_layer_norm_test {
 
 using namespace cuda_on_cpu;
 using kernels_test::Numbers;
+using Shape = autopar::LayerNormGradientShape;
 
 struct Case {
   std::size_t rows, packs_of_row;
@@ -32,6 +34,7 @@ struct Operands {
 
 struct Outcome {
   Numbers sum, result, statistics, of_input, of_weight, of_bias;
+  Numbers columns;  ///< sums of of_input as it is stored
 };
 
 constexpr double kEps = 1e-5;
@@ -54,7 +57,7 @@ template <class T>
 Outcome exact_outcome(const Operands& of) {
   const auto columns = of.columns;
   const auto n = static_cast<double>(columns);
-  Outcome made{{}, {}, Numbers(2 * of.rows), {}, Numbers(columns), Numbers(columns)};
+  Outcome made{{}, {}, Numbers(2 * of.rows), {}, Numbers(columns), Numbers(columns), {}};
   for (std::size_t i = 0; i < of.input.size(); ++i)
     made.sum.push_back(number_of(rounded<T>(of.input[i] + of.residual[i])));
   for (std::size_t row = 0; row < of.rows; ++row) {
@@ -100,15 +103,16 @@ Outcome outcome_of_kernels(CudaOnCpu& gpu, const Case& one, const Operands& of) 
   const auto* of_result = gpu.reads<T>("gradient of the result", of.of_result);
   const auto* of_sum = one.has_sum_gradient ? gpu.reads<T>("gradient of the sum", of.of_sum) : nullptr;
   auto* const of_input = gpu.room<T>("gradient of the input", elements);
-  auto* const partial = gpu.room<float>("partial sums", 2 * one.gradient_blocks * of.columns);
+  auto* const partial = gpu.room<float>("partial sums", Shape::kSums * one.gradient_blocks * of.columns);
   gpu.launch("add_layer_norm_gradient_" + form, {one.gradient_blocks, 1, one.threads, 1}, of_result, of_sum, sum,
              weight, statistics, of_input, partial, rows, columns);
   auto* const of_weight = gpu.room<W>("gradient of the weight", of.columns);
   auto* const of_bias = gpu.room<W>("gradient of the bias", of.columns);
-  gpu.launch(std::string("add_layer_norm_weights_") + kName<W>, kernels_test::over_columns(of.columns), partial, blocks,
-             of_weight, of_bias, columns);
-  return {gpu.numbers(sum),      gpu.numbers(result),    gpu.numbers(statistics),
-          gpu.numbers(of_input), gpu.numbers(of_weight), gpu.numbers(of_bias)};
+  auto* const sums = gpu.room<float>("sums of the gradient of the input", of.columns);
+  gpu.launch(std::string("add_layer_norm_sums_") + kName<W>, Shape::adding_up(columns), partial, blocks, of_weight,
+             of_bias, sums, columns);
+  return {gpu.numbers(sum),       gpu.numbers(result),  gpu.numbers(statistics), gpu.numbers(of_input),
+          gpu.numbers(of_weight), gpu.numbers(of_bias), gpu.numbers(sums)};
 }
 
 template <class T, class W>
@@ -119,12 +123,15 @@ void check(const Case& one) {
   INFO(of.rows << " rows of " << of.columns << ", " << kName<T> << " and " << kName<W>);
   constexpr double kSingle = 16 * kEpsilon<float>;
   const double of_sums = 8 * kEpsilon<float> * std::sqrt(one.rows);  // of numbers about 1
+  Numbers columns(of.columns);
+  for (std::size_t i = 0; i < made.of_input.size(); ++i) columns[i % of.columns] += made.of_input[i];
   CHECK(made.sum == exact.sum);
   CHECK(kernels_test::worst_error(made.statistics, exact.statistics) <= kSingle);
   CHECK(kernels_test::worst_error(made.result, exact.result) <= kEpsilon<T> + kSingle);
   CHECK(kernels_test::worst_error(made.of_input, exact.of_input) <= kEpsilon<T> + kSingle);
   CHECK(kernels_test::worst_error(made.of_weight, exact.of_weight) <= kEpsilon<W> + of_sums);
   CHECK(kernels_test::worst_error(made.of_bias, exact.of_bias) <= kEpsilon<W> + of_sums);
+  CHECK(kernels_test::worst_error(made.columns, columns) <= of_sums);
 }
 
 TEST_CASE("layer_norm: sum, norm and gradients are those of double precision") {

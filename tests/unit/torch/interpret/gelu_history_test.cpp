@@ -157,6 +157,53 @@ TEST_CASE("sums of one of two gradients that autograd adds are not used") {
   }
 }
 
+/// The same gradient, one tensor, to both.
+struct ToBoth : torch::autograd::Function<ToBoth> {
+  static Tensor forward(torch::autograd::AutogradContext*, const Tensor& x, const Tensor& y) { return x + y; }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list given) {
+    const auto gradient = given[0].clone();
+    attach_summed_columns(gradient, marked());
+    return {gradient, gradient};
+  }
+};
+
+TEST_CASE("sums of a gradient that two readers get are used once, and for what was summed") {
+  torch::manual_seed(5);
+  const auto sums_of = [](const Tensor& gradient) { return gradient.to(torch::kFloat).flatten(0, 1).sum(0); };
+  SECTION("two layers") {
+    Layer one, other;
+    const auto left = one.run(), right = other.run();
+    const auto gradient = gradient_like(left);
+    ToBoth::apply(left, right).backward(gradient);
+    const auto of_one = one.take_gradient_of_bias(), of_other = other.take_gradient_of_bias();
+    const bool is_one = torch::equal(of_one, marked());
+    CHECK(torch::equal(is_one ? of_one : of_other, marked()));
+    CHECK(torch::equal(is_one ? of_other : of_one, sums_of(gradient)));
+  }
+  SECTION("a layer, and what autograd adds another gradient to") {
+    for (const bool late : {false, true}) {  // which of the two gradients comes first
+      Layer layer;
+      const auto shortcut = torch::randn({5, 3, 6}, torch::kBFloat16).requires_grad_();
+      const auto copy = shortcut * 1;
+      const auto early = copy * 2;
+      const auto result = layer.run();
+      const auto sum = ToBoth::apply(result, copy);
+      const auto second = late ? early : copy * 2;
+      const auto gradient = gradient_like(sum);
+      Tensor arrived;
+      result.register_hook([&](const Tensor& all) {
+        arrived = all.clone();
+        return Tensor();
+      });
+      torch::autograd::backward({sum, second}, {gradient, gradient});
+      CHECK(torch::equal(arrived, gradient));
+      CHECK(torch::equal(shortcut.grad(), gradient * 3));
+      CHECK(torch::equal(layer.take_gradient_of_bias(), marked()));
+    }
+  }
+}
+
 TEST_CASE("GELU with this history has libtorch's result and gradients, to the bit") {
   for (const std::string approximate : {"none", "tanh"}) {
     torch::manual_seed(4);
