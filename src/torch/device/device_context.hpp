@@ -12,6 +12,7 @@
 #include <autopar/core/cluster.hpp>
 
 #include "torch/device/kernel_source.hpp"
+#include "torch/device/matrix_product.hpp"
 
 namespace autopar {
 
@@ -45,6 +46,14 @@ class DeviceContext {
   /// @return false if it was not queued: there are no such kernels, or the driver refuses the shape
   [[nodiscard]] virtual bool launch(const KernelSource&, const char* /*function*/, const LaunchShape&,
                                     void** /*arguments*/, c10::DeviceIndex) const {
+    return false;
+  }
+  /// Queues a large product on this thread's stream by the fastest algorithm of the device's library: the first product
+  /// of a form tries some, which takes tens of its times, waits for the device and for a moment takes the memory of
+  /// another result (two where it adds). Its bits do not depend on which was the fastest. @param form
+  /// `form_of_product(product)`
+  /// @return false if nothing was queued: the device's library has nothing for it
+  [[nodiscard]] virtual bool multiply(const MatrixProduct& /*product*/, const ProductForm& /*form*/) const {
     return false;
   }
   /// Where compiled kernels are kept from now on, for all devices of the kind; none: nowhere. Made when needed.

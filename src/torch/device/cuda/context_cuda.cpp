@@ -14,6 +14,7 @@
 #include <autopar/core/error.hpp>
 
 #include "torch/device/cuda/compiled_kernels.hpp"
+#include "torch/device/cuda/measured_products.hpp"
 #include "torch/device/cuda/multiply.hpp"
 #include "torch/device/device_context.hpp"
 
@@ -107,7 +108,13 @@ class CudaContext final : public DeviceContext {
                             void** arguments, c10::DeviceIndex index) const override {
     return launch_compiled(source, function, shape, arguments, index);
   }
+  [[nodiscard]] bool multiply(const MatrixProduct& product, const ProductForm& form) const override {
+    return products_.queue(product, form);
+  }
   void keep_kernels_in(const std::filesystem::path& folder) const override { keep_compiled_in(folder); }
+
+ private:
+  mutable MeasuredProducts products_;
 };
 
 }  // namespace
