@@ -48,10 +48,10 @@ class DeviceContext {
                                     void** /*arguments*/, c10::DeviceIndex) const {
     return false;
   }
-  /// Queues a large product on this thread's stream by the fastest algorithm of the device's library: the first product
-  /// of a form tries some, which takes tens of its times, waits for the device and for a moment takes the memory of
-  /// another result (two where it adds). Its bits do not depend on which was the fastest. @param form
-  /// `form_of_product(product)`
+  /// Queues a large product on this thread's stream by the fastest algorithm of the device's library. The first product
+  /// of a form tries some: it waits for the device, takes some tens of its times, and for a moment the memory of
+  /// another result (two where it adds) and of its larger factor. Bits do not depend on what was the fastest.
+  /// @param form  `form_of_product(product)`
   /// @return false if nothing was queued: the device's library has nothing for it
   [[nodiscard]] virtual bool multiply(const MatrixProduct& /*product*/, const ProductForm& /*form*/) const {
     return false;

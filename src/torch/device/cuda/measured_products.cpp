@@ -11,9 +11,10 @@
 #include <optional>
 #include <vector>
 
+#include <ATen/Context.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
-#include <ATen/ops/linalg_vector_norm.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <c10/util/Exception.h>
@@ -132,13 +133,6 @@ at::Tensor as_bits(const at::Tensor& numbers) {
   return numbers.view(numbers.element_size() == 2 ? c10::kShort : c10::kInt);
 }
 
-/// Whether algorithms that differ in their order of additions would show it.
-bool has_numbers(const at::Tensor& result) {
-  constexpr double kMost = 0.5;
-  const auto others_than_zero = at::linalg_vector_norm(result, 0, std::nullopt, false, c10::kFloat).item<double>();
-  return others_than_zero >= kMost * static_cast<double>(result.numel());
-}
-
 /// The time between two places in a stream.
 class StreamStopwatch {
  public:
@@ -174,6 +168,7 @@ bool time_in_turns(ProductOfForm& form, const MatrixProduct& product, std::vecto
   for (std::size_t i = 0; i < trials.size(); ++i) {
     if (trials[i].has_same_bits) timed.push_back(i);
   }
+  if (timed.size() < 2) return true;
   for (const auto i : timed) {
     if (!form.queue(product, i)) return false;
   }
@@ -192,21 +187,43 @@ bool time_in_turns(ProductOfForm& form, const MatrixProduct& product, std::vecto
   return true;
 }
 
-/// Tries the algorithms on these factors. The first of them where that cannot be, or says nothing.
+std::int64_t extent_of(const at::Tensor& matrix) {
+  return 1 + (matrix.size(0) - 1) * matrix.stride(0) + (matrix.size(1) - 1) * matrix.stride(1);
+}
+
+/// Compares the bits of results of numbers of our own: with those of a program, as a gradient of ones, sums may be
+/// exact in any order. @param first, other  memory like the product's result
+std::vector<AlgorithmTrial> compared(ProductOfForm& form, const MatrixProduct& product, const at::Tensor& first,
+                                     const at::Tensor& other) {
+  constexpr std::uint64_t kSeed = 20;
+  auto generator = at::globalContext().defaultGenerator(product.a.device()).clone();
+  generator.set_current_seed(kSeed);
+  const auto numbers = at::empty({std::max(extent_of(product.a), extent_of(product.b))}, product.a.options());
+  numbers.uniform_(-1, 1, generator);
+  const auto random = [&](const at::Tensor& like) {
+    return like.defined() ? numbers.as_strided(like.sizes(), like.strides()) : like;
+  };
+  MatrixProduct trial{random(product.a), random(product.b), random(product.bias), first};
+  std::vector<AlgorithmTrial> trials(form.algorithms());
+  trials[0].has_same_bits = form.queue(trial);
+  trial.to = other;
+  const auto wanted = as_bits(first), made = as_bits(other);
+  for (std::size_t i = 1; i < trials.size(); ++i)
+    trials[i].has_same_bits = form.queue(trial, i) && !made.bitwise_xor_(wanted).any().item<bool>();
+  return trials;
+}
+
+/// Times what makes the same bits on the product's own factors. The first algorithm where something fails.
 std::size_t measured_choice(ProductOfForm& form, const MatrixProduct& product) {
   if (form.algorithms() == 1) return 0;
   const auto scratch = [&] {
     return at::empty_strided(product.to.sizes(), product.to.strides(), product.to.options());
   };
-  const MatrixProduct first{product.a, product.b, product.bias, product.adds ? scratch() : product.to};
-  const MatrixProduct other{product.a, product.b, product.bias, scratch()};
-  if (!form.queue(first) || !has_numbers(first.to)) return 0;
-  const auto wanted = as_bits(first.to), made = as_bits(other.to);
-  std::vector<AlgorithmTrial> trials(form.algorithms());
-  trials[0].has_same_bits = true;
-  for (std::size_t i = 1; i < trials.size(); ++i)
-    trials[i].has_same_bits = form.queue(other, i) && !made.bitwise_xor_(wanted).any().item<bool>();
-  return time_in_turns(form, other, trials) ? fastest_alike(trials) : 0;
+  const auto other = scratch();
+  auto trials = compared(form, product, product.adds ? scratch() : product.to, other);
+  if (time_in_turns(form, {product.a, product.b, product.bias, other}, trials)) return fastest_alike(trials);
+  static_cast<void>(cudaGetLastError());
+  return 0;
 }
 
 bool is_captured(c10::DeviceIndex device) {
@@ -221,7 +238,6 @@ void choose_algorithm(ProductOfForm& form, const MatrixProduct& product) {
     if (!is_captured(product.a.get_device())) chosen = measured_choice(form, product);
   } catch (const c10::OutOfMemoryError&) {  // no room to try
   }
-  static_cast<void>(cudaGetLastError());
   form.keep(chosen);
 }
 
@@ -245,6 +261,7 @@ MeasuredProducts::MeasuredProducts() : devices_(std::make_unique<Devices>()) {}
 bool MeasuredProducts::queue(const MatrixProduct& product, const ProductForm& form) {
   const at::AutoDispatchBelowADInplaceOrView no_history;
   const c10::cuda::CUDAGuard guard(product.a.device());
+  cudaSetDevice(product.a.get_device());  // the library works in the thread's context, which a new thread has not
   std::unique_lock<std::mutex> lock(devices_->mutex);
   if (!devices_->blas) devices_->blas.emplace();
   const auto& blas = *devices_->blas;

@@ -6,9 +6,9 @@
 
 namespace autopar {
 
-/// Products by cuBLASLt, whose library is loaded at the first one. The first product of a form on a device tries up to
-/// eight algorithms on its own factors and keeps the fastest that makes the same bits: `fastest_alike`. Any thread may
-/// use it.
+/// Products by cuBLASLt, whose library is loaded at the first one. The first product of a form on a device times up to
+/// eight algorithms on its own factors and keeps the fastest that makes the same bits: `fastest_alike`. Where a graph
+/// is captured, or memory is short, it keeps the library's first. Any thread may use it.
 class MeasuredProducts {
  public:
   MeasuredProducts();
