@@ -156,9 +156,15 @@ void add_gradient_of_bias(const at::Tensor& gradient, const at::Tensor& rows, co
     add_column_sums(rows, sum_type(rows.scalar_type()), sum);
 }
 
+/// That of the input of a linear layer. For casts alone, whose layers have no backward but this: others' has the bits
+/// of libtorch's, whether it is split or not.
+at::Tensor gradient_as_product(const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight) {
+  return matrix_product(gradient.reshape({-1, weight.size(0)}), weight, weight.scalar_type()).view(x.sizes());
+}
+
 void make_linear(SplitBackward& split) {
   split.input = [](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight) {
-    return matrix_product(gradient.reshape({-1, weight.size(0)}), weight, weight.scalar_type()).view(x.sizes());
+    return gradient.reshape({-1, weight.size(0)}).mm(weight).view(x.sizes());
   };
   split.weights = [](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight, bool with_bias) {
     const auto rows = gradient.reshape({-1, weight.size(0)});
@@ -305,6 +311,7 @@ std::optional<SplitBackward> split_backward_of(const OpGraph& graph, const Batch
   split.weight = plan.parameter_behind(graph, weight);
   if (!split.weight.valid()) return std::nullopt;
   split.of_cast = split.weight != weight;
+  if (split.of_cast && is_linear_layer(node)) split.input = &gradient_as_product;
   const auto bias = split.bias_at >= 0 ? graph.input(op, split.bias_at) : ValueId::none();
   split.bias = plan.parameter_behind(graph, bias);
   return bias.valid() && !split.bias.valid() ? std::nullopt : std::optional(split);
