@@ -9,6 +9,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include <ATen/Context.h>
@@ -36,8 +37,7 @@ cudaDataType_t cuda_type(c10::ScalarType type) {
 /// times a. What describes it is left to the end of the process, as the handle is: the library may end before us.
 class ProductOfForm {
  public:
-  ProductOfForm(const BlasLt& blas, cublasLtHandle_t handle, const MatrixProduct& first, const ProductForm& form)
-      : blas_(blas), handle_(handle) {
+  ProductOfForm(const BlasLt& blas, cublasLtHandle_t handle, const ProductForm& form) : blas_(blas), handle_(handle) {
     const auto type = cuda_type(form.type), type_to = cuda_type(form.type_to);
     check(blas.create_product(&product_, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     set(CUBLASLT_MATMUL_DESC_TRANSA, form.b_by_columns ? CUBLAS_OP_T : CUBLAS_OP_N);
@@ -45,7 +45,7 @@ class ProductOfForm {
     if (form.has_bias) {
       set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
       set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, static_cast<std::int32_t>(type));
-      set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, first.bias.const_data_ptr());
+      set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, reinterpret_cast<const void*>(form.alignment));  // how it is aligned
     }
     a_ = matrix(type, form.rows, form.inner, form.pitch_a, form.a_by_columns);
     b_ = matrix(type, form.inner, form.columns, form.pitch_b, form.b_by_columns);
@@ -270,7 +270,7 @@ bool MeasuredProducts::queue(const MatrixProduct& product, const ProductForm& fo
   if (!blas.is_there) return false;
   const std::lock_guard<std::mutex> one_at_a_time(own.mutex);
   if (own.handle == nullptr && blas.create(&own.handle) != CUBLAS_STATUS_SUCCESS) return false;
-  const auto [at, is_new] = own.of_forms.try_emplace(form, blas, own.handle, product, form);
+  const auto [at, is_new] = own.of_forms.try_emplace(form, blas, own.handle, form);
   auto& known = at->second;
   if (is_new && known.is_there()) choose_algorithm(known, product);
   return known.is_there() && known.queue(product);
