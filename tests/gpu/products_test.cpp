@@ -13,6 +13,7 @@
 
 #include "torch/interpret/row_products.hpp"
 #include "torch/kernels/products.hpp"
+#include "torch/kernels/whole_packs.hpp"
 
 // Large products by an algorithm of cuBLASLt that was measured, beside libtorch's.
 namespace gpu_products_test {
@@ -114,6 +115,24 @@ TEST_CASE("products that no algorithm is chosen for are left to libtorch, and no
   }
   const auto turned = random({2048, 64, 64}, type).transpose(0, 2);  // [64, 64, 2048], a view
   CHECK_FALSE(autopar::large_linear(turned, weight, {}).defined());
+}
+
+TEST_CASE("large products of logits with gaps behind their rows are of whole packs", "[gpu][products]") {
+  constexpr std::int64_t kClasses = 2051, kRows = 4096, kInputs = 2048;
+  const auto type = at::kBFloat16;
+  const auto x = random({kRows, kInputs}, type), bias = random({kClasses}, type);
+  const auto weight = autopar::empty_in_packs(torch::empty({kClasses, kInputs}, at::kCUDA), type);
+  weight.copy_(torch::randn({kClasses, kInputs}, at::kCUDA));
+  for (const auto& added : {bias, Tensor()}) {
+    const auto logits = autopar::linear_in_padded_rows(x, weight, added);
+    CHECK(error(logits, torch::linear(x, weight, added).to(at::kDouble)) <= 2 * rounding(type));
+  }
+  const auto rows = torch::zeros({kRows, autopar::in_whole_packs(kClasses)}, x.options());
+  const auto gradient = rows.narrow(1, 0, kClasses);
+  gradient.copy_(torch::randn({kRows, kClasses}, at::kCUDA));
+  CHECK(error(autopar::gradient_through_padded_rows(gradient, x, weight), gradient.mm(weight).to(at::kDouble)) <=
+        2 * rounding(type));
+  check_product(gradient.t(), x, at::kFloat);  // of the weight: 2051 rows
 }
 
 TEST_CASE("threads that make products of a form at once get the same bits", "[gpu][products]") {
