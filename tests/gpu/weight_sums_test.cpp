@@ -15,8 +15,17 @@ namespace gpu_weight_sums_test {
 namespace ap = autopar;
 using torch::Tensor;
 
+struct Widths {
+  std::int64_t inputs = 96, first = 200, middle = 136, classes = 27;  // rows of 27 logits end in no whole pack
+};
+
+/// Whose products are large ones (kernels/products.hpp), of half of the batch too.
+constexpr Widths kWide{2048, 2048, 2056, 2048};
+constexpr std::int64_t kWideRows = 8192;
+
 struct NetImpl : torch::nn::Module {
-  NetImpl() {
+  explicit NetImpl(const Widths& widths)
+      : first(widths.inputs, widths.first), middle(widths.first, widths.middle), last(widths.middle, widths.classes) {
     register_module("first", first);
     register_module("middle", middle);
     register_module("last", last);
@@ -24,25 +33,27 @@ struct NetImpl : torch::nn::Module {
   Tensor forward(const Tensor& x, const Tensor& y) {
     return torch::nn::functional::cross_entropy(last(torch::gelu(middle(torch::tanh(first(x))))), y);
   }
-  torch::nn::Linear first{96, 200}, middle{200, 136}, last{136, 27};  // rows of 27 logits end in no whole pack
+  torch::nn::Linear first, middle, last;
 };
 TORCH_MODULE(Net);
 
-Net made(at::ScalarType type, c10::Device device) {
+Net made(at::ScalarType type, c10::Device device, const Widths& widths = {}) {
   torch::manual_seed(8);
-  Net net;
+  Net net(widths);
   net->to(device, type);
   return net;
 }
 
 std::vector<Tensor> gradients_of(ap::World& world, const Tensor& x, const Tensor& y, int microbatches,
-                                 const std::string& precision = "bf16-compute") {
+                                 const std::string& precision = "bf16-compute", const Widths& widths = {},
+                                 const std::string& recompute = "none") {
   ap::Options options;
   options.stages = 1;
   options.replicas = {world.size()};
   options.microbatches = microbatches;
   options.precision = precision;
-  auto net = made(at::kFloat, ap::device(world));
+  options.recompute = recompute;
+  auto net = made(at::kFloat, ap::device(world), widths);
   ap::AutoParallel<Net> model(world, net, options);
   model(x.to(at::kFloat), y).backward();
   std::vector<Tensor> gradients;
@@ -60,6 +71,24 @@ TEST_CASE("weight gradients that several slices add up on a GPU err as those of 
   auto exact = made(at::kDouble, device);
   exact->forward(x, y).backward();
   gpu_test::check_slices(gradients_of(world, x, y, 1), gradients_of(world, x, y, 4), exact->parameters());
+}
+
+TEST_CASE("weight gradients of large products err as those of one slice, and are the same when recomputed",
+          "[gpu][weight_sums][products]") {
+  ap::World world(0, nullptr);
+  const auto device = ap::device(world);
+  torch::manual_seed(9);
+  const auto x = torch::randn({kWideRows, kWide.inputs}, at::TensorOptions(at::kDouble).device(device));
+  const auto y = torch::randint(kWide.classes, {kWideRows}, at::TensorOptions(at::kLong).device(device));
+  auto exact = made(at::kDouble, device, kWide);
+  exact->forward(x, y).backward();
+  for (const std::string precision : {"bf16", "bf16-compute"}) {
+    INFO(precision);
+    const auto whole = gradients_of(world, x, y, 1, precision, kWide);
+    gpu_test::check_slices(whole, gradients_of(world, x, y, 2, precision, kWide), exact->parameters());
+    const auto again = gradients_of(world, x, y, 1, precision, kWide, "full");
+    for (std::size_t i = 0; i < whole.size(); ++i) CHECK(torch::equal(whole[i], again[i]));
+  }
 }
 
 TEST_CASE("gradients of layers in single precision err as libtorch's, and are the same again", "[gpu][weight_sums]") {

@@ -15,6 +15,7 @@
 
 #include "torch/device/device_recording.hpp"
 #include "torch/device/kernel_source.hpp"
+#include "torch/device/matrix_product.hpp"
 
 namespace autopar {
 
@@ -59,6 +60,14 @@ class DeviceContext {
   [[nodiscard]] virtual std::unique_ptr<DeviceRecording> record(c10::Stream, const std::function<void()>& /*work*/,
                                                                 const DeviceRecording* /*beside*/) const {
     return nullptr;
+  }
+  /// Queues a large product on this thread's stream by the fastest algorithm of the device's library. The first product
+  /// of a form tries some: it waits for the device, takes some tens of its times, and for a moment the memory of
+  /// another result (two where it adds) and of its larger factor. Bits do not depend on what was the fastest.
+  /// @param form  `form_of_product(product)`
+  /// @return false if nothing was queued: the device's library has nothing for it
+  [[nodiscard]] virtual bool multiply(const MatrixProduct& /*product*/, const ProductForm& /*form*/) const {
+    return false;
   }
   /// Where compiled kernels are kept from now on, for all devices of the kind; none: nowhere. Made when needed.
   virtual void keep_kernels_in(const std::filesystem::path&) const {}

@@ -21,6 +21,7 @@
 #include "torch/interpret/summed_gradient.hpp"
 #include "torch/kernels/channels_last_copy.hpp"
 #include "torch/kernels/column_sums.hpp"
+#include "torch/kernels/products.hpp"
 #include "torch/kernels/summed_columns.hpp"
 
 namespace autopar {
@@ -155,6 +156,12 @@ void add_gradient_of_bias(const at::Tensor& gradient, const at::Tensor& rows, co
     add_column_sums(rows, sum_type(rows.scalar_type()), sum);
 }
 
+/// That of the input of a linear layer. For casts alone, whose layers have no backward but this: others' has the bits
+/// of libtorch's, whether it is split or not.
+at::Tensor gradient_as_product(const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight) {
+  return matrix_product(gradient.reshape({-1, weight.size(0)}), weight, weight.scalar_type()).view(x.sizes());
+}
+
 void make_linear(SplitBackward& split) {
   split.input = [](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight) {
     return gradient.reshape({-1, weight.size(0)}).mm(weight).view(x.sizes());
@@ -224,10 +231,12 @@ void make_convolution(SplitBackward& split, ConvolutionForm form) {
   };
 }
 
+bool is_linear_layer(const OpNode& node) { return node.op.schema().name() == "aten::linear"; }
+
 bool make_formulas(SplitBackward& split, const OpNode& node, bool has_bias) {
   const std::string_view name = node.op.schema().name(), overload = node.op.schema().overload_name();
   const auto& args = node.args;
-  if (name == "aten::linear") {
+  if (is_linear_layer(node)) {
     make_linear(split);
   } else if (name == "aten::embedding" && !args[4].toBool()) {
     make_embedding(split, args);
@@ -248,7 +257,19 @@ bool make_formulas(SplitBackward& split, const OpNode& node, bool has_bias) {
 }
 
 bool is_convolution(const SplitBackward& split, const OpNode& node) {
-  return split.bias_at >= 0 && node.op.schema().name() != "aten::linear";
+  return split.bias_at >= 0 && !is_linear_layer(node);
+}
+
+/// Runs a linear layer without history, if it is such a product. Of casts alone: with and without history, as where
+/// something is recomputed, such a layer has the same bits.
+bool proceed_as_large_product(ReplayCall& call, const SplitBackward& split) {
+  if (!is_linear_layer(call.node) || !split.of_cast) return false;
+  const auto bias = call.stack[2].isTensor() ? call.stack[2].toTensor() : at::Tensor();
+  auto result = large_linear(call.stack[0].toTensor(), call.stack[1].toTensor(), bias);
+  if (!result.defined()) return false;
+  call.stack.clear();
+  call.stack.emplace_back(std::move(result));
+  return true;
 }
 
 /// A product of few rows waits for its weight to come from memory. Two such products at a time use more of the memory's
@@ -290,6 +311,7 @@ std::optional<SplitBackward> split_backward_of(const OpGraph& graph, const Batch
   split.weight = plan.parameter_behind(graph, weight);
   if (!split.weight.valid()) return std::nullopt;
   split.of_cast = split.weight != weight;
+  if (split.of_cast && is_linear_layer(node)) split.input = &gradient_as_product;
   const auto bias = split.bias_at >= 0 ? graph.input(op, split.bias_at) : ValueId::none();
   split.bias = plan.parameter_behind(graph, bias);
   return bias.valid() && !split.bias.valid() ? std::nullopt : std::optional(split);
@@ -314,11 +336,12 @@ void proceed_splitting(ReplayCall& call, const SplitBackward& split, const std::
   // Not of 16-bit parameters: their gradients would be made in single precision, and rounded by another pass.
   const bool sums_bias = split.sums_bias && with_bias && weight.scalar_type() == at::kFloat;
   const bool parts = deferred != nullptr || split.of_cast || beside || sum != nullptr || sums_bias;
-  if (!parts || !at::GradMode::is_enabled() || !weight.requires_grad() || !real || !in_batches) {
-    call.proceed();
+  const bool with_history = at::GradMode::is_enabled();
+  if (!parts || !with_history || !weight.requires_grad() || !real || !in_batches) {
+    if (with_history || !proceed_as_large_product(call, split)) call.proceed();
     return;
   }
-  {
+  if (!proceed_as_large_product(call, split)) {
     const at::AutoDispatchBelowADInplaceOrView no_history;
     if (split.pads_rows)
       proceed_in_padded_rows(call);

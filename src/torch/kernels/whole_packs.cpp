@@ -7,6 +7,8 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
 
+#include "torch/kernels/products.hpp"
+
 namespace autopar {
 
 namespace {
@@ -48,8 +50,9 @@ at::Tensor linear_in_padded_rows(const at::Tensor& x, const at::Tensor& weight, 
   const auto outputs = weight.size(0), width = in_whole_packs(outputs);
   at::Tensor result;
   if (const auto whole = with_zeros_behind(weight); whole.defined()) {
-    const auto wide = bias.defined() ? at::addmm(at::constant_pad_nd(bias, {0, width - outputs}), rows, whole.t())
-                                     : at::mm(rows, whole.t());
+    const auto wide_bias = bias.defined() ? at::constant_pad_nd(bias, {0, width - outputs}) : at::Tensor();
+    auto wide = large_linear(rows, whole, wide_bias);
+    if (!wide.defined()) wide = bias.defined() ? at::addmm(wide_bias, rows, whole.t()) : at::mm(rows, whole.t());
     result = wide.narrow(1, 0, outputs);
   } else {
     result = at::empty({rows.size(0), width}, x.options()).narrow(1, 0, outputs);
@@ -66,9 +69,9 @@ at::Tensor linear_in_padded_rows(const at::Tensor& x, const at::Tensor& weight, 
 at::Tensor gradient_through_padded_rows(const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight) {
   const auto rows = gradient.reshape({-1, weight.size(0)});
   const auto whole = padding_behind_rows(rows) > 0 ? with_zeros_behind(weight) : at::Tensor();
-  if (!whole.defined()) return rows.mm(weight).view(x.sizes());
+  if (!whole.defined()) return matrix_product(rows, weight, weight.scalar_type()).view(x.sizes());
   const auto width = rows.stride(0);
-  return rows.as_strided({rows.size(0), width}, {width, 1}).mm(whole).view(x.sizes());
+  return matrix_product(rows.as_strided({rows.size(0), width}, {width, 1}), whole, whole.scalar_type()).view(x.sizes());
 }
 
 }  // namespace autopar

@@ -20,6 +20,8 @@
 #include <dlfcn.h>
 #include <nvrtc.h>
 #include <unistd.h>
+
+#include "torch/device/cuda/loaded_function.hpp"
 #endif
 
 namespace autopar {
@@ -27,12 +29,6 @@ namespace autopar {
 #if __has_include(<nvrtc.h>)
 
 namespace {
-
-/// A function of a shared library that is there where GPUs are, and that nothing links.
-template <class Function>
-Function loaded(void* library, const char* name) {
-  return library == nullptr ? nullptr : reinterpret_cast<Function>(dlsym(library, name));
-}
 
 /// "compute_90".
 std::string architecture_of(int device) {

@@ -16,6 +16,7 @@
 #include <autopar/core/error.hpp>
 
 #include "torch/device/cuda/compiled_kernels.hpp"
+#include "torch/device/cuda/measured_products.hpp"
 #include "torch/device/cuda/multiply.hpp"
 #include "torch/device/cuda/recorded_graph.hpp"
 #include "torch/device/device_context.hpp"
@@ -110,11 +111,17 @@ class CudaContext final : public DeviceContext {
                             void** arguments, c10::DeviceIndex index) const override {
     return launch_compiled(source, function, shape, arguments, index);
   }
+  [[nodiscard]] bool multiply(const MatrixProduct& product, const ProductForm& form) const override {
+    return products_.queue(product, form);
+  }
   void keep_kernels_in(const std::filesystem::path& folder) const override { keep_compiled_in(folder); }
   [[nodiscard]] std::unique_ptr<DeviceRecording> record(c10::Stream stream, const std::function<void()>& work,
                                                         const DeviceRecording* beside) const override {
     return record_graph(stream, work, beside);
   }
+
+ private:
+  mutable MeasuredProducts products_;
 };
 
 }  // namespace

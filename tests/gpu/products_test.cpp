@@ -1,0 +1,156 @@
+#include <torch/torch.h>
+
+#include <catch_shim.hpp>
+
+#include <cmath>
+#include <cstdint>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include <ATen/DeviceAccelerator.h>
+#include <ATen/ops/mm.h>
+
+#include "torch/interpret/row_products.hpp"
+#include "torch/kernels/products.hpp"
+#include "torch/kernels/whole_packs.hpp"
+
+// Large products by an algorithm of cuBLASLt that was measured, beside libtorch's.
+namespace gpu_products_test {
+
+using torch::Tensor;
+
+/// The worst element, beside the largest.
+double error(const Tensor& made, const Tensor& exact) {
+  return ((made.to(at::kDouble) - exact).abs().max() / exact.abs().max()).item<double>();
+}
+
+/// Half of a unit in the last place of the largest, about.
+double rounding(at::ScalarType type) { return type == at::kFloat ? 1e-6 : type == at::kHalf ? 6e-4 : 5e-3; }
+
+Tensor random(std::vector<std::int64_t> sizes, at::ScalarType type) { return torch::randn(sizes, at::kCUDA).to(type); }
+
+void check_linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  INFO(x.sizes() << " to " << weight.size(0) << ", " << c10::toString(x.scalar_type())
+                 << (bias.defined() ? ", bias" : ""));
+  const auto ours = autopar::large_linear(x, weight, bias);
+  REQUIRE(ours.defined());
+  const auto theirs = torch::linear(x, weight, bias);
+  REQUIRE(ours.sizes() == theirs.sizes());
+  REQUIRE(ours.is_contiguous());
+  REQUIRE(ours.scalar_type() == x.scalar_type());
+  CHECK(error(ours, theirs.to(at::kDouble)) <= 2 * rounding(x.scalar_type()));
+  CHECK(torch::equal(ours, autopar::large_linear(x, weight, bias)));
+}
+
+void check_product(const Tensor& a, const Tensor& b, at::ScalarType type) {
+  INFO(a.sizes() << " of strides " << a.strides() << " times " << b.sizes() << ", " << c10::toString(a.scalar_type())
+                 << " to " << c10::toString(type));
+  const auto to = torch::full({a.size(0), b.size(1)}, NAN, a.options().dtype(type));
+  REQUIRE(autopar::multiply_large({a, b, {}, to}));
+  const auto theirs = type == a.scalar_type() ? at::mm(a, b) : at::mm(a, b, type);
+  CHECK(error(to, theirs.to(at::kDouble)) <= (type == at::kFloat ? 1e-5 : 2 * rounding(type)));
+  const auto again = autopar::matrix_product(a, b, type);
+  REQUIRE(again.scalar_type() == type);
+  CHECK(torch::equal(to, again));
+}
+
+void check_sum(const Tensor& a, const Tensor& b) {
+  const auto start = torch::randn({a.size(1), b.size(1)}, at::kCUDA);
+  const auto product = autopar::product_over_rows(a, b);
+  auto sum = start.clone(), again = start.clone();
+  REQUIRE(autopar::multiply_large({a.t(), b, {}, sum, true}));
+  CHECK(error(sum, start.to(at::kDouble) + product.to(at::kDouble)) <= rounding(at::kFloat));
+  autopar::add_product_over_rows(a, b, again);
+  CHECK(torch::equal(sum, again));
+}
+
+TEST_CASE("large products on a GPU are libtorch's but for rounding, and the same again", "[gpu][products]") {
+  torch::manual_seed(12);
+  const std::vector<std::tuple<std::int64_t, std::int64_t, std::int64_t>> sizes{
+      {4096, 2048, 2048}, {2048, 1024, 6144}, {4096, 2056, 1528}, {4001, 2048, 2056}};  // rows, inputs, outputs
+  for (const auto type : {at::kBFloat16, at::kHalf}) {
+    for (const auto& [rows, inputs, outputs] : sizes) {
+      const auto x = random({rows, inputs}, type), weight = random({outputs, inputs}, type);
+      const auto gradient = random({rows, outputs}, type);
+      check_linear(x, weight, random({outputs}, type));
+      check_linear(x, weight, {});
+      check_product(gradient, weight, type);
+      check_product(gradient.t(), x, at::kFloat);
+      check_sum(gradient, x);
+    }
+    check_linear(random({2, 2048, 2048}, type), random({2048, 2048}, type), random({2048}, type));
+    const auto wide = random({4096, 3072}, type);
+    check_product(wide.narrow(1, 1024, 2048), random({2048, 2048}, type), type);  // gaps between rows
+    check_product(wide.narrow(1, 8, 2048).t(), random({4096, 2048}, type), at::kFloat);
+    check_product(random({4096, 2048}, type), random({2048, 2048}, type).t(), at::kFloat);
+  }
+}
+
+TEST_CASE("the first of a form that is added is added once", "[gpu][products]") {
+  const auto a = random({4096, 1920}, at::kBFloat16), b = random({4096, 2176}, at::kBFloat16);
+  const auto start = torch::randn({1920, 2176}, at::kCUDA);
+  const auto sum = start.clone();
+  REQUIRE(autopar::multiply_large({a.t(), b, {}, sum, true}));
+  CHECK(error(sum, start.to(at::kDouble) + at::mm(a.t(), b, at::kFloat).to(at::kDouble)) <= 1e-5);
+  check_sum(a, b);
+}
+
+TEST_CASE("products that no algorithm is chosen for are left to libtorch, and nothing is written", "[gpu][products]") {
+  const auto type = at::kBFloat16;
+  const auto x = random({4096, 2048}, type), weight = random({2048, 2048}, type);
+  const auto to = torch::zeros({4096, 2048}, x.options());
+  const auto leaves = [&](const autopar::MatrixProduct& product) {
+    return !autopar::multiply_large(product) && product.to.count_nonzero().item<std::int64_t>() == 0;
+  };
+  CHECK(leaves({x.slice(0, 0, 1024), weight.t(), {}, to.slice(0, 0, 1024)}));            // small
+  CHECK(leaves({random({4096, 4096}, type).slice(1, 0, 4096, 2), weight.t(), {}, to}));  // elements apart
+  CHECK(leaves({random({4096, 2049}, type).narrow(1, 1, 2048), weight.t(), {}, to}));    // not in packs
+  CHECK(leaves({x, weight.t(), {}, torch::zeros({2048, 4096}, x.options()).t()}));       // by columns
+  CHECK(leaves({x.to(at::kFloat), weight.t().to(at::kFloat), {}, to.to(at::kFloat)}));
+  for (const auto& odd : {random({4096, 2049}, type), random({4095, 2047}, type)}) {  // still right
+    const auto other = random({2048, odd.size(1)}, type);
+    CHECK_FALSE(autopar::large_linear(odd, other, {}).defined());
+    CHECK(torch::equal(autopar::matrix_product(odd, other.t(), type), odd.mm(other.t())));
+  }
+  const auto turned = random({2048, 64, 64}, type).transpose(0, 2);  // [64, 64, 2048], a view
+  CHECK_FALSE(autopar::large_linear(turned, weight, {}).defined());
+}
+
+TEST_CASE("large products of logits with gaps behind their rows are of whole packs", "[gpu][products]") {
+  constexpr std::int64_t kClasses = 2051, kRows = 4096, kInputs = 2048;
+  const auto type = at::kBFloat16;
+  const auto x = random({kRows, kInputs}, type), bias = random({kClasses}, type);
+  const auto weight = autopar::empty_in_packs(torch::empty({kClasses, kInputs}, at::kCUDA), type);
+  weight.copy_(torch::randn({kClasses, kInputs}, at::kCUDA));
+  for (const auto& added : {bias, Tensor()}) {
+    const auto logits = autopar::linear_in_padded_rows(x, weight, added);
+    CHECK(error(logits, torch::linear(x, weight, added).to(at::kDouble)) <= 2 * rounding(type));
+  }
+  const auto rows = torch::zeros({kRows, autopar::in_whole_packs(kClasses)}, x.options());
+  const auto gradient = rows.narrow(1, 0, kClasses);
+  gradient.copy_(torch::randn({kRows, kClasses}, at::kCUDA));
+  CHECK(error(autopar::gradient_through_padded_rows(gradient, x, weight), gradient.mm(weight).to(at::kDouble)) <=
+        2 * rounding(type));
+  check_product(gradient.t(), x, at::kFloat);  // of the weight: 2051 rows
+}
+
+TEST_CASE("threads that make products of a form at once get the same bits", "[gpu][products]") {
+  const auto a = random({4096, 2304}, at::kBFloat16), b = random({2304, 2048}, at::kBFloat16);
+  std::vector<Tensor> made(3);
+  std::vector<std::thread> threads;
+  for (auto& each : made) threads.emplace_back([&] { each = autopar::matrix_product(a, b, at::kFloat); });
+  for (auto& thread : threads) thread.join();
+  for (const auto& each : made) CHECK(torch::equal(each, made[0]));
+  CHECK(error(made[0], at::mm(a, b, at::kFloat).to(at::kDouble)) <= 1e-5);
+}
+
+TEST_CASE("what the first product of a form takes for its trials is given back", "[gpu][products]") {
+  const auto a = random({4096, 2560}, at::kHalf), b = random({2560, 2048}, at::kHalf);
+  const auto stats = [] { return at::accelerator::getDeviceStats(0).allocated_bytes[0].current; };
+  const auto before = stats();
+  const auto made = autopar::matrix_product(a, b, at::kHalf);
+  CHECK(stats() - before == made.numel() * made.element_size());
+}
+
+}  // namespace gpu_products_test
