@@ -32,7 +32,7 @@ struct Step {
 
 template <class Net>
 Step recorded_step(ap::World& world, const Task<Net>& task, const std::string& precision) {
-  auto model = wrapped(world, task, {precision, "on", 1});
+  auto model = wrapped(world, task, {precision, "on", 1, "off"});  // the parts of a replay belong to no operator
   const auto optimizer = optimizer_of<ap::optim::AdamW, ap::optim::SGD>(task.stepping, model->parameters());
   model->attach(*optimizer);
   const auto& [x, y] = task.batches.front();

@@ -134,6 +134,7 @@ inline Task<Gates> gates_task(c10::Device device) {
 struct Setting {
   std::string precision = "module", fusion = "on";
   int microbatches = 1;
+  std::string cuda_graphs = "auto";
 
   [[nodiscard]] std::string describe() const {
     std::ostringstream out;
@@ -182,6 +183,7 @@ ap::AutoParallel<Net> wrapped(ap::World& world, const Task<Net>& task, const Set
   options.replicas = {1};
   options.recompute = "none";
   options.fusion = setting.fusion;
+  options.cuda_graphs = setting.cuda_graphs;
   options.precision = setting.precision;
   options.costs = "roofline";
   options.device = task.device.is_cuda() ? "cuda" : "cpu";

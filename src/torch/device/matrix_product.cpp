@@ -19,9 +19,12 @@ struct MatrixLayout {
 };
 
 std::optional<MatrixLayout> layout_of(const at::Tensor& matrix) {
+  const auto in_packs = [&](std::int64_t elements) {
+    return elements * static_cast<std::int64_t>(matrix.element_size()) % kPack == 0;
+  };
   const auto lies_by = [&](std::int64_t inner, std::int64_t outer) {
-    return matrix.stride(inner) == 1 && matrix.stride(outer) >= matrix.size(inner) &&
-           matrix.stride(outer) * matrix.element_size() % kPack == 0;
+    return matrix.stride(inner) == 1 && matrix.stride(outer) >= matrix.size(inner) && in_packs(matrix.size(inner)) &&
+           in_packs(matrix.stride(outer));
   };
   if (lies_by(1, 0)) return MatrixLayout{matrix.stride(0), false};
   if (lies_by(0, 1)) return MatrixLayout{matrix.stride(1), true};

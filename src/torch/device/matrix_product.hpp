@@ -31,8 +31,8 @@ struct ProductForm {
   friend auto operator<=>(const ProductForm&, const ProductForm&) = default;
 };
 
-/// Nothing for other types and layouts: elements of rows or of columns lie together, and all of them begin with whole
-/// packs of 16 bytes.
+/// Nothing for other types and layouts: elements of rows or of columns lie together, in whole packs of 16 bytes. For
+/// others cuBLASLt has kernels that read element by element, where libtorch's products have better ones.
 [[nodiscard]] std::optional<ProductForm> form_of_product(const MatrixProduct& product);
 
 /// Whether it takes so long that its algorithm matters.

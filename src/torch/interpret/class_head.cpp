@@ -61,7 +61,7 @@ TORCH_LIBRARY_FRAGMENT(autopar, library) {
       class_head_in_one_process);
 }
 
-Tensor class_head_of_shard(const c10::Stack& stack, const Group& group, const Split& classes) {
+Tensor class_head_of_shard(const torch::jit::Stack& stack, const Group& group, const Split& classes) {
   using Argument = ClassHeadArgument;
   const auto bias = optional_tensor(stack[Argument::kProjectionBias]).value_or(Tensor());
   return class_head({stack[Argument::kFeatures].toTensor(), stack[Argument::kProjection].toTensor(), bias},

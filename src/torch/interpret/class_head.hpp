@@ -11,6 +11,6 @@ namespace autopar {
 /// shard's term of a sum.
 /// @param stack  its arguments, projection and bias in slices
 /// @throws InvalidArgument on CPUs, if a target is no class
-[[nodiscard]] at::Tensor class_head_of_shard(const c10::Stack& stack, const Group& group, const Split& classes);
+[[nodiscard]] at::Tensor class_head_of_shard(const torch::jit::Stack& stack, const Group& group, const Split& classes);
 
 }  // namespace autopar

@@ -67,9 +67,11 @@ TEST_CASE("other products have no form", "[kernels]") {
   CHECK(refuses({x, weight.t(), torch::empty({96}, x.options()).slice(0, 0, 96, 2), y}));
   CHECK(refuses({half(64, 96).slice(1, 0, 96, 3), weight.t(), bias, y}));  // elements apart
   CHECK(refuses({half(64, 33).narrow(1, 0, 32), weight.t(), bias, y}));    // rows of no whole packs
-  CHECK(refuses({half(64, 40).narrow(1, 1, 32), weight.t(), bias, y}));    // that begin within one
-  CHECK(refuses({x, weight.t(), bias, half(48, 64).t()}));                 // a result by columns
-  CHECK(refuses({x[0].expand({64, 32}), weight.t(), bias, y}));            // rows in one place
+  CHECK(refuses({half(64, 40).narrow(1, 0, 36), half(48, 40).narrow(1, 0, 36).t(), bias, y}));
+  CHECK(refuses({half(64, 48).narrow(1, 0, 42).t(), x, {}, torch::empty({42, 32})}));  // as padded logits' gradients
+  CHECK(refuses({half(64, 40).narrow(1, 1, 32), weight.t(), bias, y}));                // that begin within one
+  CHECK(refuses({x, weight.t(), bias, half(48, 64).t()}));                             // a result by columns
+  CHECK(refuses({x[0].expand({64, 32}), weight.t(), bias, y}));                        // rows in one place
 }
 
 TEST_CASE("large products are those of tens of microseconds", "[kernels]") {
