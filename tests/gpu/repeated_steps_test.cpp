@@ -9,9 +9,9 @@
 
 #include <catch_shim.hpp>
 
-#include <ATen/Context.h>
-
 #include <autopar/autopar.hpp>
+
+#include "deterministic_cudnn.hpp"
 
 // Steps that are recorded and replayed beside the same steps launched kernel by kernel: the same bits, whatever happens
 // between them.
@@ -122,14 +122,9 @@ void check_same(const Training& a, const Training& b) {
 
 void zero_grad(int, Model&, Net&, torch::optim::Optimizer& optimizer) { optimizer.zero_grad(); }
 
-struct Deterministic {
-  Deterministic() { at::globalContext().setDeterministicCuDNN(true); }
-  ~Deterministic() { at::globalContext().setDeterministicCuDNN(false); }
-};
-
 TEST_CASE("steps that repeat are replayed, with the same bits", "[gpu]") {
   ap::World world(0, nullptr);
-  const Deterministic kernels;
+  const DeterministicCuDnn kernels;
   for (const std::string precision : {"module", "bf16", "bf16-compute", "fp16"}) {
     for (const bool is_loss_outside : {false, true}) {
       INFO(precision << (is_loss_outside ? ", loss outside" : ""));
@@ -144,7 +139,7 @@ TEST_CASE("steps that repeat are replayed, with the same bits", "[gpu]") {
 
 TEST_CASE("gradients may be dropped between forward and backward of a loss outside", "[gpu]") {
   ap::World world(0, nullptr);
-  const Deterministic kernels;
+  const DeterministicCuDnn kernels;
   const auto samples = [](int) { return kImages; };
   for (const bool accumulates : {false, true}) {
     const Between drop = [accumulates](int step, Model&, Net&, torch::optim::Optimizer& optimizer) {
@@ -158,7 +153,7 @@ TEST_CASE("gradients may be dropped between forward and backward of a loss outsi
 
 TEST_CASE("forwards without a backward, and several before theirs", "[gpu]") {
   ap::World world(0, nullptr);
-  const Deterministic kernels;
+  const DeterministicCuDnn kernels;
   std::vector<std::vector<Tensor>> trained;
   std::vector<std::int64_t> replayed;
   for (const std::string graphs : {"auto", "off"}) {
@@ -208,7 +203,7 @@ TEST_CASE("a parameter that is written before the backward of a replayed forward
 
 TEST_CASE("what users do between steps is followed", "[gpu]") {
   ap::World world(0, nullptr);
-  const Deterministic kernels;
+  const DeterministicCuDnn kernels;
   const std::map<std::string, Between> cases{
       {"weights written in place",
        [](int step, Model&, Net& net, torch::optim::Optimizer& optimizer) {
@@ -266,7 +261,7 @@ TEST_CASE("what users do between steps is followed", "[gpu]") {
 
 TEST_CASE("a last batch that is smaller runs beside the recording", "[gpu]") {
   ap::World world(0, nullptr);
-  const Deterministic kernels;
+  const DeterministicCuDnn kernels;
   const auto samples = [](int step) { return step % 6 == 5 ? kImages / 2 : kImages; };
   const auto replayed = train(world, {"auto"}, 14, zero_grad, samples);
   CHECK(replayed.replayed >= 7);
@@ -297,7 +292,7 @@ TEST_CASE("gradients and results that users keep are not written again", "[gpu]"
 
 TEST_CASE("draws differ in every step, so that such steps are launched", "[gpu]") {
   ap::World world(0, nullptr);
-  const Deterministic kernels;
+  const DeterministicCuDnn kernels;
   const auto training = train(world, {"auto", "module", false, 0.5}, 8, zero_grad);
   CHECK(training.replayed == 0);
   check_same(training, train(world, {"off", "module", false, 0.5}, 8, zero_grad));

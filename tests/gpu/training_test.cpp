@@ -13,6 +13,7 @@
 
 #include <autopar/autopar.hpp>
 
+#include "deterministic_cudnn.hpp"
 #include "trained.hpp"
 
 // Trainings with all kernels of the library beside libtorch's: several steps, in every precision, with operators joined
@@ -143,20 +144,6 @@ TEST_CASE("gated layers train as by libtorch in every precision, their operators
   check_beside_libtorch(world, task, with_all_choices({"module", "bf16", "bf16-compute"}));
   check_beside_libtorch(world, task, with_each_choice({"tf32", "fp16"}));
 }
-
-/// cuDNN's gradients of convolutions without atomic additions.
-class DeterministicCuDnn {
- public:
-  DeterministicCuDnn() : before_(at::globalContext().deterministicCuDNN()) {
-    at::globalContext().setDeterministicCuDNN(true);
-  }
-  ~DeterministicCuDnn() { at::globalContext().setDeterministicCuDNN(before_); }
-  DeterministicCuDnn(const DeterministicCuDnn&) = delete;
-  DeterministicCuDnn& operator=(const DeterministicCuDnn&) = delete;
-
- private:
-  bool before_;
-};
 
 template <class Net>
 void check_repeats(ap::World& world, const Task<Net>& task, const std::vector<Setting>& settings) {

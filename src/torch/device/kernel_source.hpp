@@ -16,7 +16,7 @@ struct LaunchShape {
 
 /// What sources begin with, as NVRTC has no headers of its own: `Half` and `Brain` of 16 bits, `number(x)` in
 /// single precision (double for double), `store(to, x)` rounded to nearest even, `Pack` and `Words` of 16 bytes,
-/// `write_sums`, `sum_rows_of_block`, `sum_column` and `sum_blocks`.
+/// `write_sums`, `sum_rows_of_block`, `write_sums_of_block`, `sum_column` and `sum_blocks`.
 inline constexpr char kKernelPrelude[] = R"(
 struct Half { unsigned short bits; };
 struct Brain { unsigned short bits; };
@@ -71,6 +71,12 @@ template <int R, int V> __device__ void sum_rows_of_block(float (&sum)[V]) {
       for (int v = 0; v < V; ++v) shared[threadIdx.y][v][threadIdx.x] += shared[threadIdx.y + half][v][threadIdx.x];
   }
   for (int v = 0; threadIdx.y == 0 && v < V; ++v) sum[v] = shared[0][v][threadIdx.x];
+}
+
+// The sums of a block's rows, of a column of V numbers a thread, to its row of partial [gridDim.y, packs].
+template <int R, int V> __device__ void write_sums_of_block(float (&sum)[V], float* partial, int pack, int packs) {
+  sum_rows_of_block<R>(sum);
+  if (threadIdx.y == 0 && pack < packs) write_sums(sum, partial + ((long long)blockIdx.y * packs + pack) * V);
 }
 
 // The sum over blocks of a column's partial sums, which lie `stride` apart; null: no column. Threads are 32 columns x 32

@@ -17,8 +17,6 @@ namespace {
 
 using Shape = ColumnSumsShape;
 
-std::int64_t in_whole(std::int64_t all, std::int64_t part) { return (all + part - 1) / part; }
-
 bool takes(const at::Tensor& rows, c10::ScalarType type) {
   const bool has_type = detail::kernel_type(rows.scalar_type()) != nullptr && detail::kernel_type(type) != nullptr;
   if (!rows.is_cuda() || !has_type || rows.dim() != 2 || rows.numel() == 0 || rows.stride(1) != 1) return false;
@@ -46,18 +44,19 @@ void sum_in_kernels(const at::Tensor& rows, const at::Tensor& sum, bool adds) {
 }  // namespace
 
 BlocksOfRows blocks_of_rows(std::int64_t rows, std::int64_t packs, std::int64_t at_a_time, std::int64_t most) {
-  const auto across = in_whole(packs, Shape::kPacks), down = std::max<std::int64_t>(most / across, 1);
-  const auto of_block = in_whole(in_whole(rows, down), at_a_time) * at_a_time;
-  return {across, in_whole(rows, of_block), of_block};
+  const auto across = detail::parts_for(packs, Shape::kPacks), down = std::max<std::int64_t>(most / across, 1);
+  const auto of_block = detail::parts_for(detail::parts_for(rows, down), at_a_time) * at_a_time;
+  return {across, detail::parts_for(rows, of_block), of_block};
 }
 
 void add_up_columns(const at::Tensor& partial, const at::Tensor& sum, bool adds) {
   const auto columns = partial.size(1);
   const auto kernel = std::string("add_up_columns_") + detail::kernel_type(sum.scalar_type());
-  detail::launch(partial, kColumnSumsKernels, kernel.c_str(),
-                 {static_cast<unsigned>(in_whole(columns, Shape::kColumns)), 1, Shape::kColumns, Shape::kAtATime},
-                 detail::data_of(partial), static_cast<int>(partial.size(0)), detail::memory_of(sum),
-                 static_cast<int>(columns), adds ? 1 : 0);
+  detail::launch(
+      partial, kColumnSumsKernels, kernel.c_str(),
+      {static_cast<unsigned>(detail::parts_for(columns, Shape::kColumns)), 1, Shape::kColumns, Shape::kAtATime},
+      detail::data_of(partial), static_cast<int>(partial.size(0)), detail::memory_of(sum), static_cast<int>(columns),
+      adds ? 1 : 0);
 }
 
 bool has_column_sums(c10::Device device) {

@@ -40,9 +40,7 @@ template <class T> __device__ void column_sums(const Pack<T>* from, float* parti
       for (int v = 0; v < V; ++v) sum[v] += number(taken.at[v]);
     }
   }
-  sum_rows_of_block<kRows>(sum);
-  if (threadIdx.y > 0 || pack >= packs) return;
-  write_sums(sum, partial + ((long long)blockIdx.y * packs + pack) * V);
+  write_sums_of_block<kRows>(sum, partial, pack, packs);
 }
 
 template <class W> __device__ void add_up_columns(const float* partial, int blocks, W* sum, int columns, int adds) {

@@ -91,9 +91,7 @@ __device__ void gelu_gradient(const Words<T>* dy, const Words<T>* x, Pack<T>* dx
       }
     }
   }
-  sum_rows_of_block<kRows>(sum);
-  if (threadIdx.y > 0 || pack >= packs) return;
-  write_sums(sum, partial + ((long long)blockIdx.y * packs + pack) * V);
+  write_sums_of_block<kRows>(sum, partial, pack, packs);
 }
 
 #define KERNEL(Formula, T, name)                                                                                       \

@@ -124,11 +124,10 @@ bool join_parts(const at::Tensor& whole, const std::vector<at::Tensor>& places, 
   if (!joined) return false;
   for (std::size_t i = 0; i < parts.size(); ++i) joined->from[i] = detail::data_of(parts[i]);
   constexpr std::int64_t kBlocks = 792;  // six a multiprocessor of a large GPU, which runs them all at once
-  const auto in_whole = [](std::int64_t all, std::int64_t part) { return (all + part - 1) / part; };
   const auto columns = whole.size(-1), rows = whole.numel() / columns;
   const auto packs = columns * static_cast<std::int64_t>(whole.element_size()) / detail::kPackBytes;
-  const auto across = in_whole(packs, Shape::kPacks);
-  const auto down = std::min(std::max<std::int64_t>(kBlocks / across, 1), in_whole(rows, Shape::kRows));
+  const auto across = detail::parts_for(packs, Shape::kPacks);
+  const auto down = std::min(std::max<std::int64_t>(kBlocks / across, 1), detail::parts_for(rows, Shape::kRows));
   const auto single = whole.options().dtype(at::kFloat);
   const auto partial = at::empty({down, columns}, single), sums = at::empty({columns}, single);
   const auto kernel = std::string("join_parts_") + detail::kernel_type(whole.scalar_type());

@@ -95,10 +95,7 @@ template <class T> __device__ void join_parts(const Parts& parts, Pack<T>* to, f
       for (int v = 0; v < V; ++v) sum[v] += number(taken.at[v]);
     }
   }
-  sum_rows_of_block<kRows>(sum);
-  if (threadIdx.y > 0 || pack >= packs) return;
-  float* const end = partial + ((long long)blockIdx.y * packs + pack) * V;
-  for (int v = 0; v < V; ++v) end[v] = sum[v];
+  write_sums_of_block<kRows>(sum, partial, pack, packs);
 }
 
 #define KERNEL(T, name)                                                                     \

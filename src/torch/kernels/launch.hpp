@@ -49,6 +49,9 @@ inline const char* kernel_type(c10::ScalarType type) {
 
 constexpr std::int64_t kPackBytes = 16;
 
+/// How many parts of a size hold all.
+constexpr std::int64_t parts_for(std::int64_t all, std::int64_t part) { return (all + part - 1) / part; }
+
 /// Partial sums [blocks, 2, columns] that kernels write and `sum_blocks` adds up.
 inline at::Tensor partial_sums(const at::Tensor& on, std::int64_t blocks, std::int64_t columns) {
   return at::empty({blocks, 2, columns}, at::TensorOptions(at::kFloat).device(on.device()));
@@ -56,7 +59,7 @@ inline at::Tensor partial_sums(const at::Tensor& on, std::int64_t blocks, std::i
 /// Of a kernel that calls `sum_blocks`.
 inline LaunchShape over_columns(std::int64_t columns) {
   constexpr unsigned kColumns = 32, kRows = 8;
-  return {static_cast<unsigned>((columns + kColumns - 1) / kColumns), 1, kColumns, kRows};
+  return {static_cast<unsigned>(parts_for(columns, kColumns)), 1, kColumns, kRows};
 }
 
 /// The same numbers once more, for a second reader whose gradient a backward gets apart. In the same memory, which the

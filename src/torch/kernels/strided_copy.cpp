@@ -62,7 +62,7 @@ void copy_strided(const at::Tensor& to, const at::Tensor& from) {
     to.copy_(from);
     return;
   }
-  const auto blocks = std::min((packs + kThreads - 1) / kThreads, kMostBlocks);
+  const auto blocks = std::min(detail::parts_for(packs, kThreads), kMostBlocks);
   detail::launch(to, kStridedCopyKernels, "copy_rows",
                  {static_cast<unsigned>(blocks), 1, static_cast<unsigned>(kThreads), 1}, detail::memory_of(to),
                  detail::data_of(from), *rows, static_cast<unsigned>(packs));

@@ -33,6 +33,15 @@ const std::vector<ValueId>& CapturedProgram::reached(const std::vector<ValueId>&
   return known->second;
 }
 
+bool CapturedProgram::differs_by_call() {
+  if (!differs_by_call_) {
+    const auto hands_out = [](const OutputPlan& output) { return output.kind == OutputKind::kInput; };
+    const auto draws = [](const OpHandling& handling) { return handling.draw != Draw::kNone; };
+    differs_by_call_ = std::ranges::any_of(plan.outputs, hands_out) || std::ranges::any_of(plan.ops, draws);
+  }
+  return *differs_by_call_;
+}
+
 const at::Tensor& CapturedProgram::loss_gradient(double scale, c10::Device device) {
   if (!loss_gradient_.defined() || loss_gradient_scale_ != scale) {
     const auto& info = graph.value(plan.outputs[static_cast<std::size_t>(plan.loss)].value);

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <tuple>
@@ -82,6 +83,8 @@ struct CapturedProgram {
   /// The gradient of a single loss, which is `scale`: kept, as before the first forward a device waits for each kernel.
   /// Not to be written to.
   [[nodiscard]] const at::Tensor& loss_gradient(double scale, c10::Device device);
+  /// Whether each run has its own draws, whose keys kernels get by value, or hands out an argument; found once.
+  [[nodiscard]] bool differs_by_call();
   /// Parameters of this rank whose gradient is defined when `roots` get gradients; found once for each roots.
   [[nodiscard]] const std::vector<ValueId>& reached(const std::vector<ValueId>& roots);
 
@@ -94,6 +97,7 @@ struct CapturedProgram {
   using Key = std::tuple<std::vector<std::int64_t>, int, Phase, bool>;
   RecentMap<Key, std::vector<Action>> actions_{kRememberedLayouts};
   std::map<std::vector<ValueId>, std::vector<ValueId>> reached_;
+  std::optional<bool> differs_by_call_;
   at::Tensor loss_gradient_;
   double loss_gradient_scale_ = 0;  ///< of `loss_gradient_`
 };

@@ -90,18 +90,24 @@ void Session::Impl::add_arrived(const LeavingGradients& leaving) {
 
 void Session::Impl::reduce_accumulated() { gradients_.reduce({deployment_.wire(), deployment_.groups(), parameters_}); }
 
+Bytes Session::Impl::planned_memory() const {
+  Bytes planned;
+  for (const auto& stage : deployment_.plan().stages) {
+    if (stage.mesh.contains(world_.rank_id())) planned += stage.peak_memory;
+  }
+  return planned;
+}
+
 void Session::Impl::warn_of_second_gradients() {
   if (warned_of_second_gradients_ || deployment_.plan().gradient_copies > 1) return;
-  Bytes first = gradients_.accumulated(), planned;
+  Bytes first = gradients_.accumulated();
   for (const auto& tensor : parameters_.tensors()) {
     const auto& grad = tensor.handle.grad();
     const bool here = tensor.is_parameter && grad.defined() && grad.device() == deployment_.device();
     if (here) first += Bytes(static_cast<std::int64_t>(grad.nbytes()));
   }
   if (first == Bytes(0)) return;
-  for (const auto& stage : deployment_.plan().stages) {
-    if (stage.mesh.contains(world_.rank_id())) planned += stage.peak_memory;
-  }
+  const auto planned = planned_memory();
   if (planned + first <= deployment_.plan().device_memory) return;
   warned_of_second_gradients_ = true;
   log_.warn("a call makes gradients while there are some of earlier calls; the plan counts one set (" +

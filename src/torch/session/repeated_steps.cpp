@@ -50,16 +50,6 @@ class OnStream {
   c10::StreamGuard here_;
 };
 
-/// Whether each run of a program has its own draws, whose keys kernels get by value, or hands out an argument.
-bool differs_by_call(const CapturedProgram& program) {
-  const auto hands_out = [](const OutputPlan& output) { return output.kind == OutputKind::kInput; };
-  if (std::ranges::any_of(program.plan.outputs, hands_out)) return true;
-  for (std::size_t op = 0; op < program.graph.ops.size(); ++op) {
-    if (program.plan.handling(OpId::of(op)).draw != Draw::kNone) return true;
-  }
-  return false;
-}
-
 }  // namespace
 
 void Session::Impl::run_step(const std::shared_ptr<Call>& call) {
@@ -84,7 +74,7 @@ bool Session::Impl::may_repeat(const Call& call) const {
   const bool is_asked = options_.cuda_graphs != "off" && deployment_.device().is_cuda();
   if (!is_asked || world_.size() > 1 || !call.differentiate || call.accumulate || gradients_.has_accumulated())
     return false;
-  if (!options_.trace_file.empty() || !parameters_.units().empty() || differs_by_call(*call.program)) return false;
+  if (!options_.trace_file.empty() || !parameters_.units().empty() || call.program->differs_by_call()) return false;
   if (std::ranges::any_of(call.program->inputs, [](const InputSpec& input) { return input.requires_grad; }))
     return false;
   return !call.loss_mode || !has_gradients();
@@ -123,9 +113,7 @@ bool Session::Impl::has_memory_for_two() const {
   const auto index = deployment_.device().index();
   constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
   const auto held = allocator->getDeviceStats(index).allocated_bytes.at(kAll).current;
-  std::int64_t planned = 0;
-  for (const auto& stage : deployment_.plan().stages) planned += stage.peak_memory.value();
-  const auto of_step = std::max<std::int64_t>(planned - held, 0);
+  const auto of_step = std::max<std::int64_t>(planned_memory().value() - held, 0);
   return static_cast<std::int64_t>(allocator->getMemoryInfo(index).first) >= 2 * of_step;
 }
 
@@ -216,11 +204,12 @@ void Session::Impl::run_recorded(const std::shared_ptr<Call>& call) {
   const auto& plan = call->program->plan;
   const auto first_gradient = made.begin() + static_cast<std::ptrdiff_t>(plan.outputs.size());
   call->made_results.assign(made.begin(), first_gradient);
-  if (call->loss_mode)
+  if (call->loss_mode) {
     call->made_gradients.emplace(first_gradient, made.end());
-  else
+  } else {
     recorded_->last = call;
-  call->versions = versions_of_parameters();
+    call->versions = versions_of_parameters();
+  }
   call->has_updated_buffers = true;
   if (call->turn == Turn::kReplay) ++stats_.replayed;
   const auto count_version = [&](ValueId buffer) {

@@ -335,6 +335,8 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   void reduce_accumulated();
   void flush_reduced();
   void warn_of_second_gradients();
+  /// What the plan says that this rank holds at most.
+  [[nodiscard]] Bytes planned_memory() const;
   [[nodiscard]] StepOutcome unscale(const Call& call, StageGradients& gradients, std::vector<at::Tensor>& of_inputs);
   [[nodiscard]] bool any_overflow(bool mine);
   [[nodiscard]] bool skips(StepOutcome& outcome);
