@@ -290,12 +290,117 @@ TEST_CASE("gradients and results that users keep are not written again", "[gpu]"
   for (const auto& [given, copy] : kept) CHECK(torch::equal(given, copy));
 }
 
-TEST_CASE("draws differ in every step, so that such steps are launched", "[gpu]") {
+TEST_CASE("a replayed step draws what the call would have drawn", "[gpu]") {
   ap::World world(0, nullptr);
   const DeterministicCuDnn kernels;
-  const auto training = train(world, {"auto", "module", false, 0.5}, 8, zero_grad);
-  CHECK(training.replayed == 0);
-  check_same(training, train(world, {"off", "module", false, 0.5}, 8, zero_grad));
+  for (const bool is_loss_outside : {false, true}) {
+    INFO((is_loss_outside ? "loss outside" : "loss in forward"));
+    const auto training = train(world, {"auto", "module", is_loss_outside, 0.5}, 10, zero_grad);
+    CHECK(training.replayed == 6);
+    check_same(training, train(world, {"off", "module", is_loss_outside, 0.5}, 10, zero_grad));
+    CHECK(training.losses[8] != training.losses[9]);
+  }
+}
+
+/// A transformer's block as people write it: attention that drops, residuals that drop, noise.
+struct Block : torch::nn::Module {
+  static constexpr std::int64_t kWidth = 64, kHeads = 2, kWords = 16;
+
+  explicit Block(bool is_loss_outside) : is_loss_outside_(is_loss_outside) {
+    in = register_module("in", torch::nn::Linear(kWidth, 3 * kWidth));
+    out = register_module("out", torch::nn::Linear(kWidth, kWidth));
+    wide = register_module("wide", torch::nn::Linear(kWidth, 4 * kWidth));
+    narrow = register_module("narrow", torch::nn::Linear(4 * kWidth, kWidth));
+    norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})));
+    last_norm = register_module("last_norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})));
+    drop = register_module("drop", torch::nn::Dropout(0.2));
+  }
+  Tensor forward(const Tensor& x) {
+    auto made = block(block(x + 0.1 * torch::randn_like(x)));
+    return is_loss_outside_ ? made : made.square().mean();
+  }
+
+  torch::nn::Linear in{nullptr}, out{nullptr}, wide{nullptr}, narrow{nullptr};
+  torch::nn::LayerNorm norm{nullptr}, last_norm{nullptr};
+  torch::nn::Dropout drop{nullptr};
+
+ private:
+  Tensor block(const Tensor& x) {
+    const auto heads = in(x).view({x.size(0), kWords, 3, kHeads, kWidth / kHeads}).permute({2, 0, 3, 1, 4}).unbind();
+    const auto read = at::scaled_dot_product_attention(heads[0], heads[1], heads[2], {}, is_training() ? 0.1 : 0.0);
+    const auto y = norm(x + drop(out(read.transpose(1, 2).reshape(x.sizes()))));
+    return last_norm(y + drop(narrow(torch::gelu(wide(y)))));
+  }
+
+  bool is_loss_outside_;
+};
+
+struct BlockSetting {
+  std::string graphs = "auto", precision = "bf16-compute", recompute = "auto";
+  int microbatches = 0;
+  bool is_loss_outside = false, checks_between = false;
+};
+
+struct BlockTraining {
+  std::vector<Tensor> parameters;
+  std::int64_t replayed = 0;
+};
+
+BlockTraining train_block(ap::World& world, const BlockSetting& setting) {
+  torch::manual_seed(3);
+  const auto net = std::make_shared<Block>(setting.is_loss_outside);
+  ap::Options options;
+  options.precision = setting.precision;
+  options.cuda_graphs = setting.graphs;
+  options.recompute = setting.recompute;
+  if (setting.microbatches > 0) options.microbatches = setting.microbatches;
+  ap::AutoParallel<std::shared_ptr<Block>> model(world, net, options);
+  ap::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(0.01));
+  model->attach(optimizer);
+  torch::manual_seed(4);
+  for (int step = 0; step < 10; ++step) {
+    const auto x = torch::randn({8, Block::kWords, Block::kWidth}).to(ap::device(world));
+    optimizer.zero_grad();
+    if (setting.checks_between && step % 3 == 1) {
+      const torch::NoGradGuard no_grad;
+      model->eval();
+      static_cast<void>(model(x));
+      model->train();
+    }
+    auto made = model(x);
+    if (setting.checks_between && step == 8) {  // a second forward before the backward of the first
+      made = made + model(2 * x);
+    }
+    (setting.is_loss_outside ? made.to(torch::kFloat).square().mean() : made).backward();
+    optimizer.step();
+  }
+  BlockTraining training;
+  for (const auto& parameter : net->parameters()) training.parameters.push_back(parameter.detach().cpu());
+  training.replayed = model->stats().replayed;
+  return training;
+}
+
+TEST_CASE("transformers that drop are replayed, in micro-batches and with recomputation", "[gpu]") {
+  ap::World world(0, nullptr);
+  const DeterministicCuDnn kernels;
+  for (const std::string precision : {"module", "bf16-compute"}) {
+    for (const std::string recompute : {"none", "full"}) {
+      for (const int microbatches : {1, 2}) {
+        for (const bool is_loss_outside : {false, true}) {
+          INFO(precision << ", recompute " << recompute << ", " << microbatches << " micro-batches"
+                         << (is_loss_outside ? ", loss outside" : ""));
+          BlockSetting setting{"auto", precision, recompute, microbatches, is_loss_outside, is_loss_outside};
+          const auto replayed = train_block(world, setting);
+          setting.graphs = "off";
+          const auto launched = train_block(world, setting);
+          CHECK(replayed.replayed >= 4);
+          CHECK(launched.replayed == 0);
+          for (std::size_t i = 0; i < launched.parameters.size(); ++i)
+            CHECK(torch::equal(replayed.parameters[i], launched.parameters[i]));
+        }
+      }
+    }
+  }
 }
 
 /// Counts weights of targets, for which the host waits.

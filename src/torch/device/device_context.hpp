@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
@@ -61,6 +62,10 @@ class DeviceContext {
                                                                 const DeviceRecording* /*beside*/) const {
     return nullptr;
   }
+  /// A generator for work that is being recorded: kernels draw by the seed that they find in memory when they run.
+  /// @param seed  [2] i64 on the device: the seed, and how many of its draws they pass over, a multiple of 4
+  /// @return undefined where devices of this kind cannot record
+  [[nodiscard]] virtual at::Generator recorded_generator(const at::Tensor& /*seed*/) const { return {}; }
   /// Queues a large product on this thread's stream by the fastest algorithm of the device's library. The first product
   /// of a form tries some: it waits for the device, takes some tens of its times, and for a moment the memory of
   /// another result (two where it adds) and of its larger factor. Bits do not depend on what was the fastest.

@@ -1,9 +1,14 @@
 #include "torch/interpret/draws.hpp"
 
+#include <algorithm>
+#include <array>
 #include <mutex>
+#include <string_view>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
+
+#include "torch/device/device_context.hpp"
 
 namespace autopar {
 
@@ -25,30 +30,56 @@ std::mutex& default_generator_mutex() {
 
 }  // namespace
 
-std::uint64_t draw_seed(DrawKey key, OpId op, std::int64_t first_sample, int shard) {
+std::uint64_t draw_seed(const DrawKey& key, const DrawSite& site) {
   auto hash = mix(key.seed, key.call);
-  hash = mix(hash, static_cast<std::uint64_t>(op.value()));
-  hash = mix(hash, static_cast<std::uint64_t>(first_sample + 1));
-  return shard == 0 ? hash : mix(hash, static_cast<std::uint64_t>(shard));
+  hash = mix(hash, static_cast<std::uint64_t>(site.op.value()));
+  hash = mix(hash, static_cast<std::uint64_t>(site.first_sample + 1));
+  return site.shard == 0 ? hash : mix(hash, static_cast<std::uint64_t>(site.shard));
 }
 
-at::Generator make_generator(c10::Device device, std::uint64_t seed) {
-  if (device.is_cpu()) return at::detail::createCPUGenerator(seed);
+DrawSeed seed_of(const DrawKey& key, const DrawSite& site) {
+  const bool is_recorded = key.recorded && key.recorded->are_recorded();
+  return is_recorded ? DrawSeed{0, key.recorded->place(site)} : DrawSeed{draw_seed(key, site)};
+}
+
+// What libtorch draws within kernels of the device, by Philox. Others draw on the host (randperm), or have a state of
+// their own (recurrent layers of cuDNN).
+bool draws_from_memory(const OpGraph& graph, OpId op) {
+  static constexpr std::array<std::string_view, 12> kNames{
+      "aten::dropout",   "aten::dropout_",   "aten::feature_dropout", "aten::scaled_dot_product_attention",
+      "aten::bernoulli", "aten::bernoulli_", "aten::rand_like",       "aten::randn_like",
+      "aten::uniform_",  "aten::normal_",    "aten::alpha_dropout",   "aten::feature_alpha_dropout"};
+  return std::ranges::find(kNames, graph.name(op)) != kNames.end();
+}
+
+at::Generator make_generator(c10::Device device, const DrawSeed& seed) {
+  if (seed.place.defined()) return context_of(device.type()).recorded_generator(seed.place);
+  if (device.is_cpu()) return at::detail::createCPUGenerator(seed.number);
   auto generator = at::globalContext().defaultGenerator(device).clone();
-  generator.set_current_seed(seed);
+  generator.set_current_seed(seed.number);
   return generator;
 }
 
-DefaultGeneratorGuard::DefaultGeneratorGuard(c10::Device device, std::uint64_t seed)
+DefaultGeneratorGuard::DefaultGeneratorGuard(c10::Device device, const DrawSeed& seed)
     : exclusive_(default_generator_mutex()), generator_(at::globalContext().defaultGenerator(device)) {
+  const auto drawing = seed.place.defined() ? make_generator(device, seed) : at::Generator();
   const std::lock_guard<std::mutex> lock(generator_.mutex());
+  if (drawing.defined()) {
+    with_its_state_ = generator_.graphsafe_get_state();
+    generator_.graphsafe_set_state(drawing);
+    return;
+  }
   state_ = generator_.get_state();
-  generator_.set_current_seed(seed);
+  generator_.set_current_seed(seed.number);
 }
 
 DefaultGeneratorGuard::~DefaultGeneratorGuard() {
   const std::lock_guard<std::mutex> lock(generator_.mutex());
-  generator_.set_state(state_);
+  if (with_its_state_.defined()) {
+    generator_.graphsafe_set_state(with_its_state_);
+  } else {
+    generator_.set_state(state_);
+  }
 }
 
 }  // namespace autopar

@@ -7,25 +7,34 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include "torch/interpret/recorded_seeds.hpp"
 #include "torch/interpret/slice.hpp"
 #include "torch/ir/op_graph.hpp"
 
 namespace autopar {
 
-/// Seed of the draws of one operator on one slice. Different in any argument gives different draws; the same arguments
-/// give the same draws on every rank, whatever ran before.
-/// @param first_sample  -1 for draws that all slices have in common
-/// @param shard         of the operator's result, where tensor shards have slices of it
-[[nodiscard]] std::uint64_t draw_seed(DrawKey key, OpId op, std::int64_t first_sample, int shard = 0);
+/// Seed of the draws at one site. Different in any argument gives different draws; the same arguments give the same
+/// draws on every rank, whatever ran before.
+[[nodiscard]] std::uint64_t draw_seed(const DrawKey& key, const DrawSite& site);
+
+/// A seed as an operator gets it: a number, or while a step is recorded a place in the device's memory.
+struct DrawSeed {
+  std::uint64_t number = 0;
+  at::Tensor place{};  ///< see RecordedSeeds::place; undefined: `number`
+};
+[[nodiscard]] DrawSeed seed_of(const DrawKey& key, const DrawSite& site);
+
+/// Whether an operator's kernels can draw from a place in the device's memory.
+[[nodiscard]] bool draws_from_memory(const OpGraph& graph, OpId op);
 
 /// A generator of its own for `device`; the default generator stays as it is.
-[[nodiscard]] at::Generator make_generator(c10::Device device, std::uint64_t seed);
+[[nodiscard]] at::Generator make_generator(c10::Device device, const DrawSeed& seed);
 
 /// While it lives, the default generator of `device` gives the draws of `seed`; after it, those it would have given.
 /// For operators that take no generator. Threads of one process exclude each other.
 class DefaultGeneratorGuard {
  public:
-  DefaultGeneratorGuard(c10::Device device, std::uint64_t seed);
+  DefaultGeneratorGuard(c10::Device device, const DrawSeed& seed);
   ~DefaultGeneratorGuard();
   DefaultGeneratorGuard(const DefaultGeneratorGuard&) = delete;
   DefaultGeneratorGuard& operator=(const DefaultGeneratorGuard&) = delete;
@@ -33,7 +42,8 @@ class DefaultGeneratorGuard {
  private:
   std::unique_lock<std::mutex> exclusive_;
   at::Generator generator_;
-  at::Tensor state_;
+  at::Tensor state_;              ///< as it was, but
+  at::Generator with_its_state_;  ///< where it has another's state for a while
 };
 
 }  // namespace autopar

@@ -253,7 +253,7 @@ void OpInterpreter::restore_layout(ReplayCall& call) const {
 
 void OpInterpreter::call_random(ReplayCall& call, Draw draw) const {
   const int shard = step_of(call.id) == nullptr ? 0 : shards_->group.place();
-  const auto seed = draw_seed(slice_->draws, call.id, draw == Draw::kPerSlice ? slice_->first_sample : -1, shard);
+  const auto seed = seed_of(slice_->draws, {call.id, draw == Draw::kPerSlice ? slice_->first_sample : -1, shard});
   if (const auto position = argument_named(call.node, "generator"); position >= 0) {
     argument(call, position) = make_generator(device_, seed);
     call.proceed();

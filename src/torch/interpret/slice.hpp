@@ -1,16 +1,20 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 namespace autopar {
 
+class RecordedSeeds;
+
 /// What the random draws of one call have in common: the same on every rank.
 struct DrawKey {
   std::uint64_t seed = 0;
   std::uint64_t call = 0;
+  std::shared_ptr<RecordedSeeds> recorded{};  ///< of a step that is recorded; else null
 };
 
 /// The samples that an operator sees, and how they lie in the whole batch.

@@ -97,6 +97,7 @@ CallResult Session::Impl::call(const Flattened& arguments, const ForwardFunction
   verify_sizes(*call->program, call->arguments, forward, call->layout);
   call->accumulate = header.accumulates;
   find_mode(*call);
+  call->draws = {seed_, static_cast<std::uint64_t>(stats_.calls)};
 
   return guarded("forward", [&] {
     run_step(call);
@@ -183,14 +184,7 @@ void Session::Impl::run_forward(Call& call) {
   }
 
   const BatchSplit split(program.runtime->pipeline(), call.layout);
-  CallContext context{split,
-                      world_.rank_id(),
-                      call.batch,
-                      {seed_, static_cast<std::uint64_t>(stats_.calls)},
-                      call.differentiate,
-                      call.inputs,
-                      {},
-                      {}};
+  CallContext context{split, world_.rank_id(), call.batch, call.draws, call.differentiate, call.inputs, {}, {}};
 
   SliceContext local;
   local.samples = call.layout.local[world_.rank_id().index()];

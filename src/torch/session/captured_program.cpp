@@ -14,6 +14,7 @@
 
 #include "torch/algebra/parameter_reads.hpp"
 #include "torch/engine/message.hpp"
+#include "torch/interpret/draws.hpp"
 
 namespace autopar {
 
@@ -33,13 +34,17 @@ const std::vector<ValueId>& CapturedProgram::reached(const std::vector<ValueId>&
   return known->second;
 }
 
-bool CapturedProgram::differs_by_call() {
-  if (!differs_by_call_) {
-    const auto hands_out = [](const OutputPlan& output) { return output.kind == OutputKind::kInput; };
-    const auto draws = [](const OpHandling& handling) { return handling.draw != Draw::kNone; };
-    differs_by_call_ = std::ranges::any_of(plan.outputs, hands_out) || std::ranges::any_of(plan.ops, draws);
+const RepeatableWork& CapturedProgram::repeatable_work() {
+  if (repeatable_work_) return *repeatable_work_;
+  auto& found = repeatable_work_.emplace();
+  found.is_whole =
+      std::ranges::none_of(plan.outputs, [](const auto& output) { return output.kind == OutputKind::kInput; });
+  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+    if (plan.ops[i].draw == Draw::kNone) continue;
+    ++found.draws;
+    found.is_whole = found.is_whole && draws_from_memory(graph, OpId::of(i));
   }
-  return *differs_by_call_;
+  return found;
 }
 
 const at::Tensor& CapturedProgram::loss_gradient(double scale, c10::Device device) {

@@ -40,6 +40,12 @@ struct Verification {
   MembersSeen members;
 };
 
+/// What runs of a program have in common, beside data in memory.
+struct RepeatableWork {
+  bool is_whole = true;    ///< all of it: nothing is handed out that was an argument, or drawn by numbers of the host
+  std::int64_t draws = 0;  ///< operators that draw
+};
+
 /// The model's forward in one mode for one argument signature: captured, divided among the ranks and ready to run.
 struct CapturedProgram {
   OpGraph captured;  ///< as the forward ran: what later captures are compared with
@@ -83,8 +89,8 @@ struct CapturedProgram {
   /// The gradient of a single loss, which is `scale`: kept, as before the first forward a device waits for each kernel.
   /// Not to be written to.
   [[nodiscard]] const at::Tensor& loss_gradient(double scale, c10::Device device);
-  /// Whether each run has its own draws, whose keys kernels get by value, or hands out an argument; found once.
-  [[nodiscard]] bool differs_by_call();
+  /// Found once.
+  [[nodiscard]] const RepeatableWork& repeatable_work();
   /// Parameters of this rank whose gradient is defined when `roots` get gradients; found once for each roots.
   [[nodiscard]] const std::vector<ValueId>& reached(const std::vector<ValueId>& roots);
 
@@ -97,7 +103,7 @@ struct CapturedProgram {
   using Key = std::tuple<std::vector<std::int64_t>, int, Phase, bool>;
   RecentMap<Key, std::vector<Action>> actions_{kRememberedLayouts};
   std::map<std::vector<ValueId>, std::vector<ValueId>> reached_;
-  std::optional<bool> differs_by_call_;
+  std::optional<RepeatableWork> repeatable_work_;
   at::Tensor loss_gradient_;
   double loss_gradient_scale_ = 0;  ///< of `loss_gradient_`
 };

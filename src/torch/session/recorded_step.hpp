@@ -4,6 +4,7 @@
 #include <optional>
 #include <vector>
 
+#include "torch/interpret/recorded_seeds.hpp"
 #include "torch/session/recorded_work.hpp"
 
 namespace autopar {
@@ -23,6 +24,7 @@ struct StepConditions {
 struct RecordedStep {
   StepConditions conditions;
   RecordedWork forward;
+  std::shared_ptr<RecordedSeeds> seeds;  ///< of its draws, whose memory is the last input of `forward`; null: none
   std::optional<RecordedWork> backward{};
   bool shares_memory = true;         ///< what `backward` makes may lie in memory that `forward` writes
   std::vector<bool> given{};         ///< which results have gradients in `backward`

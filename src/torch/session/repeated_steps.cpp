@@ -74,7 +74,8 @@ bool Session::Impl::may_repeat(const Call& call) const {
   const bool is_asked = options_.cuda_graphs != "off" && deployment_.device().is_cuda();
   if (!is_asked || world_.size() > 1 || !call.differentiate || call.accumulate || gradients_.has_accumulated())
     return false;
-  if (!options_.trace_file.empty() || !parameters_.units().empty() || call.program->differs_by_call()) return false;
+  if (!options_.trace_file.empty() || !parameters_.units().empty() || !call.program->repeatable_work().is_whole)
+    return false;
   if (std::ranges::any_of(call.program->inputs, [](const InputSpec& input) { return input.requires_grad; }))
     return false;
   return !call.loss_mode || !has_gradients();
@@ -130,12 +131,14 @@ std::unique_ptr<DeviceRecording> Session::Impl::recording_of(Call& call, const s
   std::unique_ptr<DeviceRecording> recording;
   std::string reason = "they read memory of the host";
   call.is_recorded = true;
+  if (call.draws.recorded) call.draws.recorded->set_recorded(true);
   try {
     recording = context_of(deployment_.device().type()).record(recording_stream(), work, beside);
   } catch (const std::exception& error) {
     reason = error.what();
   }
   call.is_recorded = false;
+  if (call.draws.recorded) call.draws.recorded->set_recorded(false);
   if (recording) return recording;
   log_.info("steps are not recorded (cuda_graphs): " + reason);
   repeats_.refuse();
@@ -160,6 +163,10 @@ bool Session::Impl::record_step(Call& call) {
     inputs.push_back(at::empty_like(tensor, options).copy_(tensor.detach()));
   }
   call.inputs = inputs;
+  if (const auto draws = call.program->repeatable_work().draws; draws > 0) {
+    call.draws.recorded = std::make_shared<RecordedSeeds>(deployment_.device(), draws * call.layout.microbatches);
+    inputs.push_back(call.draws.recorded->memory());
+  }
   auto conditions = conditions_of(call);
   std::vector<at::Tensor> made;
   std::size_t results = 0;
@@ -177,8 +184,8 @@ bool Session::Impl::record_step(Call& call) {
     call.has_updated_buffers = false;
     return false;
   }
-  recorded_.emplace(
-      RecordedStep{std::move(conditions), {std::move(recording), std::move(inputs), std::move(made), results}});
+  recorded_.emplace(RecordedStep{
+      std::move(conditions), {std::move(recording), std::move(inputs), std::move(made), results}, call.draws.recorded});
   recorded_->shares_memory = !has_gradients();
   repeats_.recorded();
   return true;
@@ -200,7 +207,9 @@ bool Session::Impl::can_replay(const Call& call) {
 }
 
 void Session::Impl::run_recorded(const std::shared_ptr<Call>& call) {
-  auto made = recorded_->forward.run(call->arguments.tensors);
+  auto inputs = call->arguments.tensors;
+  if (recorded_->seeds) inputs.push_back(recorded_->seeds->of(call->draws));
+  auto made = recorded_->forward.run(inputs);
   const auto& plan = call->program->plan;
   const auto first_gradient = made.begin() + static_cast<std::ptrdiff_t>(plan.outputs.size());
   call->made_results.assign(made.begin(), first_gradient);

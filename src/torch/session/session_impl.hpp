@@ -77,8 +77,9 @@ struct Call {
   BatchLayout layout;
   std::int64_t batch = 0;
   bool differentiate = false;
-  bool loss_mode = false;          ///< forward and backward in this call
-  bool accumulate = false;         ///< inside no_sync
+  bool loss_mode = false;   ///< forward and backward in this call
+  bool accumulate = false;  ///< inside no_sync
+  DrawKey draws;
   std::vector<at::Tensor> inputs;  ///< of `arguments`, on the device
   PrologueResult known;
   std::shared_ptr<TorchEngine> engine;

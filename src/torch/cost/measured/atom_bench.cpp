@@ -112,7 +112,7 @@ at::Tensor AtomBench::make_input(ValueId value, std::int64_t samples) const {
   const auto& info = graph_.value(value);
   const auto sizes = sizes_at(info, samples);
   const auto options = options_of(info, device_);
-  const auto generator = make_generator(device_, kInputSeed);
+  const auto generator = make_generator(device_, {kInputSeed});
   at::Tensor made;
   switch (info.dtype) {
     case c10::ScalarType::Half:

@@ -18,6 +18,7 @@
 #include "torch/device/cuda/compiled_kernels.hpp"
 #include "torch/device/cuda/measured_products.hpp"
 #include "torch/device/cuda/multiply.hpp"
+#include "torch/device/cuda/recorded_generator.hpp"
 #include "torch/device/cuda/recorded_graph.hpp"
 #include "torch/device/device_context.hpp"
 
@@ -118,6 +119,9 @@ class CudaContext final : public DeviceContext {
   [[nodiscard]] std::unique_ptr<DeviceRecording> record(c10::Stream stream, const std::function<void()>& work,
                                                         const DeviceRecording* beside) const override {
     return record_graph(stream, work, beside);
+  }
+  [[nodiscard]] at::Generator recorded_generator(const at::Tensor& seed) const override {
+    return generator_by_memory(seed);
   }
 
  private:

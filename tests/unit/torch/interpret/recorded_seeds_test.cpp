@@ -1,0 +1,54 @@
+#include <memory>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/rand.h>
+
+#include <catch_shim.hpp>
+
+#include <autopar/core/error.hpp>
+
+#include "torch/interpret/draws.hpp"
+
+namespace autopar {
+
+TEST_CASE("a recorded draw has one place a site, which holds the seed of the call", "[torch]") {
+  const DrawSite first{OpId(3), 0}, second{OpId(3), 4}, alike{OpId(5)};
+  const auto seeds = std::make_shared<RecordedSeeds>(c10::Device(c10::kCPU), 3);
+  DrawKey key{11, 7, seeds};
+
+  CHECK_FALSE(seed_of(key, first).place.defined());
+  CHECK(seed_of(key, first).number == draw_seed(key, first));
+
+  seeds->set_recorded(true);
+  const auto place = seed_of(key, first).place, other = seed_of(key, second).place, last = seed_of(key, alike).place;
+  CHECK(seed_of(key, first).place.data_ptr() == place.data_ptr());
+  CHECK(place.data_ptr() != other.data_ptr());
+  CHECK_THROWS_AS(seeds->place({OpId(6), 0}), Error);
+
+  for (const std::uint64_t call : {7, 8}) {
+    const DrawKey now{11, call};
+    seeds->memory().copy_(seeds->of(now));
+    CHECK(static_cast<std::uint64_t>(place[0].item<std::int64_t>()) == draw_seed(now, first));
+    CHECK(static_cast<std::uint64_t>(other[0].item<std::int64_t>()) == draw_seed(now, second));
+    CHECK(static_cast<std::uint64_t>(last[0].item<std::int64_t>()) == draw_seed(now, alike));
+    CHECK(place[1].item<std::int64_t>() == 0);
+  }
+
+  seeds->set_recorded(false);
+  CHECK(seed_of(key, first).number == draw_seed(key, first));
+}
+
+TEST_CASE("the default generator has the draws of a seed only while it is guarded", "[torch]") {
+  const c10::Device cpu(c10::kCPU);
+  at::Tensor guarded;
+  const auto before = at::rand({4});
+  {
+    const DefaultGeneratorGuard guard(cpu, {5});
+    guarded = at::rand({4});
+  }
+  CHECK(at::equal(guarded, at::rand({4}, make_generator(cpu, {5}))));
+  CHECK_FALSE(at::equal(before, at::rand({4})));
+}
+
+}  // namespace autopar
