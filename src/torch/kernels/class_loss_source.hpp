@@ -22,12 +22,17 @@ __device__ inline float infinity() { return __int_as_float(0x7f800000); }
 // Of exponentials relative to the largest so far.
 struct Sum {
   float most, sum;
-  __device__ void add(float x) {
-    if (x > most) {
-      sum *= expf(most - x);
-      most = x;
+  // One factor for what came before all of them.
+  template <int V> __device__ void add(const float (&x)[V]) {
+    float larger = most;
+    for (int v = 0; v < V; ++v) larger = fmaxf(larger, x[v]);
+    if (larger == -infinity()) {  // nothing yet, or what is no number
+      for (int v = 0; v < V; ++v) sum += x[v] != x[v] ? x[v] : 0.f;
+      return;
     }
-    if (most > -infinity() || x != x) sum += expf(x - most);
+    sum *= expf(most - larger);
+    for (int v = 0; v < V; ++v) sum += expf(x[v] - larger);
+    most = larger;
   }
   __device__ void add(Sum other) {
     const float larger = fmaxf(most, other.most);
@@ -48,11 +53,17 @@ template <class T> __device__ void losses(const T* logits, const long long* targ
   const T* const x = logits + row * width;
   Sum own = {-infinity(), 0};
   const int packs = width % V == 0 ? classes / V : 0;
+#pragma unroll 2
   for (int pack = threadIdx.x; pack < packs; pack += blockDim.x) {
     const Pack<T> taken = ((const Pack<T>*)x)[pack];
-    for (int v = 0; v < V; ++v) own.add(number(taken.at[v]));
+    float logits_of_pack[V];
+    for (int v = 0; v < V; ++v) logits_of_pack[v] = number(taken.at[v]);
+    own.add(logits_of_pack);
   }
-  for (int at = packs * V + threadIdx.x; at < classes; at += blockDim.x) own.add(number(x[at]));
+  for (int at = packs * V + threadIdx.x; at < classes; at += blockDim.x) {
+    const float logit[1] = {number(x[at])};
+    own.add(logit);
+  }
   __shared__ Sum shared[kWarps];
   for (int part = 16; part > 0; part /= 2) {
     const Sum other = {__shfl_down_sync(~0u, own.most, part), __shfl_down_sync(~0u, own.sum, part)};

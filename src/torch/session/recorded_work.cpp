@@ -30,8 +30,9 @@ bool RecordedWork::is_free() const {
 
 std::vector<at::Tensor> RecordedWork::run(const std::vector<at::Tensor>& inputs) {
   const at::NoGradGuard no_grad;
+  // A backward that is recorded next finds them at the version that its forward saved.
   for (std::size_t i = 0; i < inputs_.size(); ++i) {
-    if (inputs_[i].defined()) inputs_[i].copy_(inputs[i]);
+    if (inputs_[i].defined()) with_own_version(inputs_[i]).copy_(inputs[i]);
   }
   work_->run();
   std::vector<at::Tensor> made;

@@ -59,6 +59,15 @@ TEST_CASE("recorded work reads new inputs; small results are the caller's", "[to
   CHECK_FALSE(made[3].defined());
 }
 
+TEST_CASE("inputs of recorded work keep their version, at which a backward has saved them", "[torch]") {
+  const auto x = numbers(0);
+  auto work = work_on(x);
+  const auto version = x._version();
+  static_cast<void>(work.run({numbers(1), at::Tensor()}));
+  CHECK(at::equal(x, numbers(1)));
+  CHECK(x._version() == version);
+}
+
 TEST_CASE("recorded work is not free while somebody holds what it made, or a part of it", "[torch]") {
   auto work = work_on(numbers(0));
   auto made = work.run({numbers(1), at::Tensor()});
