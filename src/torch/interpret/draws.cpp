@@ -2,7 +2,6 @@
 
 #include <mutex>
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 
 namespace autopar {
@@ -30,13 +29,6 @@ std::uint64_t draw_seed(DrawKey key, OpId op, std::int64_t first_sample, int sha
   hash = mix(hash, static_cast<std::uint64_t>(op.value()));
   hash = mix(hash, static_cast<std::uint64_t>(first_sample + 1));
   return shard == 0 ? hash : mix(hash, static_cast<std::uint64_t>(shard));
-}
-
-at::Generator make_generator(c10::Device device, std::uint64_t seed) {
-  if (device.is_cpu()) return at::detail::createCPUGenerator(seed);
-  auto generator = at::globalContext().defaultGenerator(device).clone();
-  generator.set_current_seed(seed);
-  return generator;
 }
 
 DefaultGeneratorGuard::DefaultGeneratorGuard(c10::Device device, std::uint64_t seed)

@@ -18,9 +18,6 @@ namespace autopar {
 /// @param shard         of the operator's result, where tensor shards have slices of it
 [[nodiscard]] std::uint64_t draw_seed(DrawKey key, OpId op, std::int64_t first_sample, int shard = 0);
 
-/// A generator of its own for `device`; the default generator stays as it is.
-[[nodiscard]] at::Generator make_generator(c10::Device device, std::uint64_t seed);
-
 /// While it lives, the default generator of `device` gives the draws of `seed`; after it, those it would have given.
 /// For operators that take no generator. Threads of one process exclude each other.
 class DefaultGeneratorGuard {

@@ -1,0 +1,29 @@
+#include "torch/kernels/seeded_dropout.hpp"
+
+#include <tuple>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/ops/_fused_dropout.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros_like.h>
+
+namespace autopar {
+
+at::Generator make_generator(c10::Device device, std::uint64_t seed) {
+  if (device.is_cpu()) return at::detail::createCPUGenerator(seed);
+  auto generator = at::globalContext().defaultGenerator(device).clone();
+  generator.set_current_seed(seed);
+  return generator;
+}
+
+// libtorch's own kernels and formula (aten/src/ATen/native/Dropout.cpp), with a generator of our own.
+at::Tensor seeded_dropout(const at::Tensor& input, double p, std::uint64_t seed, bool in_place) {
+  if (input.is_cuda() && !in_place && p < 1)
+    return std::get<0>(at::_fused_dropout(input, 1 - p, make_generator(input.device(), seed)));
+  const auto keep = p == 1 ? at::zeros_like(input)
+                           : at::empty_like(input).bernoulli_(1 - p, make_generator(input.device(), seed)).div_(1 - p);
+  return in_place ? input.mul_(keep) : input.mul(keep);
+}
+
+}  // namespace autopar
