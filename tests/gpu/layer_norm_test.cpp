@@ -1,3 +1,4 @@
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -24,11 +25,12 @@ struct Case {
   bool reads_sum = true, reads_norm = true;
 };
 
-std::tuple<Tensor, Tensor> joined(const Tensor& x, const Tensor& y, const Tensor& weight, const Tensor& bias) {
+std::tuple<Tensor, Tensor> joined(const Tensor& x, const Tensor& y, const Tensor& weight, const Tensor& bias,
+                                  double p = 0, const optional<Tensor>& seed = {}) {
   using Operator = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, at::IntArrayRef, const optional<Tensor>&,
-                                              const optional<Tensor>&, double, bool);
+                                              const optional<Tensor>&, double, bool, double, const optional<Tensor>&);
   static const auto op = gpu_test::operator_named<Operator>(ap::kAddLayerNorm);
-  return op.call(x, y, {x.size(-1)}, weight, bias, 1e-5, true);
+  return op.call(x, y, {x.size(-1)}, weight, bias, 1e-5, true, p, seed);
 }
 
 std::tuple<Tensor, Tensor> apart(const Tensor& x, const Tensor& y, const Tensor& weight, const Tensor& bias) {
@@ -66,6 +68,9 @@ TEST_CASE("A sum and its layer norm in kernels of their own are libtorch's", "[g
   for (const auto& one : cases) {
     INFO(c10::IntArrayRef(one.sizes) << (one.reads_sum ? "" : ", sum unread")
                                      << (one.reads_norm ? "" : ", norm unread"));
+    const auto whole = [](const Tensor& x, const Tensor& y, const Tensor& weight, const Tensor& bias) {
+      return joined(x, y, weight, bias);
+    };
     const auto exact = outcome(one, at::kDouble, at::kDouble, apart);
     for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
       for (const auto numbers : {at::kFloat, type}) {
@@ -73,9 +78,62 @@ TEST_CASE("A sum and its layer norm in kernels of their own are libtorch's", "[g
         if (numbers != type && one.sizes.back() * c10::elementSize(type) % 16 != 0)
           continue;  // libtorch has no such norm
         if (numbers != type && one.sizes.back() > 8192) continue;
-        gpu_test::check_error(outcome(one, type, numbers, joined), outcome(one, type, numbers, apart), exact);
+        gpu_test::check_error(outcome(one, type, numbers, whole), outcome(one, type, numbers, apart), exact);
       }
     }
+  }
+}
+
+/// 1 / (1 - p) where the kernel keeps an element, else 0.
+Tensor mask_of(const std::vector<std::int64_t>& sizes, c10::ScalarType type, double p, const Tensor& seed) {
+  const auto one = at_type(torch::ones(sizes), type), zero = torch::zeros_like(one);
+  const auto numbers = torch::ones({sizes.back()}, one.options());
+  return std::get<0>(joined(one, zero, numbers, numbers, p, seed)).ne(0).to(at::kDouble) / (1 - p);
+}
+
+TEST_CASE("An addend of which kernels drop a part is libtorch's with the same mask, and draws by its seed", "[gpu]") {
+  constexpr double kP = 0.75;  // 16 bits have the scale
+  const std::vector<Case> cases{{{8, 128, 2048}}, {{3, 7, 768}},          {{5, 4096}},
+                                {{5, 8192}},      {{9, 64}, true, false}, {{600, 32}, false, true}};
+  for (const auto& one : cases) {
+    INFO(c10::IntArrayRef(one.sizes) << (one.reads_sum ? "" : ", sum unread")
+                                     << (one.reads_norm ? "" : ", norm unread"));
+    for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+      if (one.sizes.back() == 8192 && type == at::kFloat) continue;  // longer than the kernel's rows
+      INFO(c10::toString(type));
+      for (const std::int64_t number : {std::int64_t{3}, std::int64_t{-0x123456789ABCDEF}}) {
+        const auto seed = torch::tensor(number, at::kLong), on_gpu = seed.cuda();
+        const auto mask = mask_of(one.sizes, type, kP, seed);
+        CHECK(torch::equal(mask, mask_of(one.sizes, type, kP, on_gpu)));
+        CHECK_FALSE(torch::equal(mask, mask_of(one.sizes, type, kP, seed + 1)));
+        const auto deviation = std::sqrt(kP * (1 - kP) / static_cast<double>(mask.numel()));
+        CHECK(std::fabs(mask.ne(0).to(at::kDouble).mean().item<double>() - (1 - kP)) < 5 * deviation);
+        const auto masked = [&](const Tensor& x, const Tensor& y, const Tensor& weight, const Tensor& bias) {
+          return apart(x * mask.to(x.scalar_type()), y, weight, bias);
+        };
+        const auto dropped = [&](const Tensor& x, const Tensor& y, const Tensor& weight, const Tensor& bias) {
+          return joined(x, y, weight, bias, kP, number == 3 ? seed : on_gpu);
+        };
+        gpu_test::check_error(outcome(one, type, type, dropped), outcome(one, type, type, masked),
+                              outcome(one, at::kDouble, at::kDouble, masked));
+      }
+    }
+  }
+}
+
+TEST_CASE("The gradient of what is dropped brings along sums of its columns, that of the other addend none", "[gpu]") {
+  torch::manual_seed(10);
+  const auto seed = torch::tensor(17, at::kLong);
+  for (const auto type : {at::kFloat, at::kBFloat16}) {
+    const auto drawn = [&] { return at_type(torch::randn({517, 1000}), type).requires_grad_(); };
+    const auto x = drawn(), y = drawn(), of_sum = drawn(), of_norm = drawn();
+    const auto weight = at_type(torch::randn({1000}), type), bias = torch::zeros_like(weight);
+    const auto [sum, norm] = joined(x, y, weight, bias, 0.25, seed);
+    const auto made = torch::autograd::grad({sum, norm}, {x, y}, {of_sum, of_norm});
+    const auto sums = ap::take_summed_columns(made[0]);
+    REQUIRE(sums.defined());
+    gpu_test::check_summed_columns(sums, made[0]);
+    CHECK_FALSE(ap::take_summed_columns(made[1]).defined());
   }
 }
 

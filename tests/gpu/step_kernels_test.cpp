@@ -162,6 +162,19 @@ TEST_CASE("a step of a transformer in bf16 throughout casts no parameter, and it
   CHECK(launches_of(step, "column_sums_") == 0);
 }
 
+TEST_CASE("a step of a transformer that drops has no pass for what is added to its residuals", "[gpu][training]") {
+  ap::World world(0, nullptr);
+  models::TransformerSize size{4003, 256, 3, 4, 128};
+  size.dropout = 0.1;
+  const auto step = recorded_step(world, transformer_task(ap::device(world), size), "bf16-compute");
+  check_kernels(step, {"dropout_add_layer_norm_bf16", "dropout_add_layer_norm_gradient_", "add_layer_norm_sums_"});
+  CHECK(launches_of(step, "dropout_add_layer_norm_bf16") == 2 * size.layers);
+  CHECK(std::ranges::none_of(traces::spans_of(*step.recorded, c10::DeviceType::CPU), [](const auto& span) {
+    return span.name == "aten::_fused_dropout" || span.name == "aten::_masked_scale" || span.name == "aten::dropout";
+  }));
+  CHECK(launches_of(step, "column_sums_") == 0);
+}
+
 TEST_CASE("a step of gated layers in bf16 throughout casts no parameter, and joins point-wise operators",
           "[gpu][training]") {
   ap::World world(0, nullptr);

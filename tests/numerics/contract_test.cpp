@@ -349,12 +349,23 @@ struct Masks : nn::Module {
   Tensor weight;
 };
 
+/// The same in the norm of a sum, as one operator.
+struct MasksOfNorm : Masks {
+  MasksOfNorm() { register_module("norm", norm); }
+  Tensor forward(const Tensor& x) {
+    const auto sum = x + drop(x * weight), normed = norm(sum);
+    return sum - x + 0 * normed;
+  }
+  nn::LayerNorm norm{nn::LayerNormOptions({64})};
+};
+
 /// Masks that two calls apply to all samples (one row each), gathered over the ranks.
+template <class Net>
 std::vector<Tensor> masks_of(int ranks, const ap::Options& options) {
   std::mutex mutex;
   std::vector<std::vector<Tensor>> parts(2, std::vector<Tensor>(static_cast<size_t>(ranks)));
   check_ranks(ranks, [&](ap::World& world) {
-    ap::AutoParallel<Masks> model(world, made<Masks>(), options);
+    ap::AutoParallel<Net> model(world, made<Net>(), options);
     for (auto& call : parts) {
       const auto x = torch::ones({6, 64}).requires_grad_();
       const auto out = model(x);
@@ -367,10 +378,10 @@ std::vector<Tensor> masks_of(int ranks, const ap::Options& options) {
   return {torch::cat(parts[0]), torch::cat(parts[1])};
 }
 
-TEST_CASE("dropout draws other masks for every micro-batch, replica and call, the same ones each time") {
+void check_masks(std::vector<Tensor> (*masks_of)(int, const ap::Options&)) {
   const DoublePrecision guard;
-  const ap::Options plans[] = {{.stages = 1, .microbatches = 3, .replicas = {2}},
-                               {.stages = 1, .microbatches = 6, .replicas = {1}}};
+  const ap::Options plans[] = {{.stages = 1, .microbatches = 3, .fusion = "on", .replicas = {2}},
+                               {.stages = 1, .microbatches = 6, .fusion = "on", .replicas = {1}}};
   for (const auto& options : plans) {
     const auto masks = masks_of(2, options), again = masks_of(2, options);
     std::set<std::string> distinct;
@@ -384,6 +395,84 @@ TEST_CASE("dropout draws other masks for every micro-batch, replica and call, th
       }
     }
     CHECK(distinct.size() == 24);
+  }
+}
+
+TEST_CASE("dropout draws other masks for every micro-batch, replica and call, the same ones each time") {
+  check_masks(&masks_of<Masks>);
+  check_masks(&masks_of<MasksOfNorm>);
+}
+
+/// Layers of transformers, the first normed behind the sum, the second before its layer; also gives the sums.
+struct DroppingBlocks : nn::Module {
+  DroppingBlocks() {
+    register_module("first", first);
+    register_module("second", second);
+    register_module("behind", behind);
+    register_module("last", last);
+  }
+  /// @param masks  of what is added; empty: by draws
+  std::vector<Tensor> run(const Tensor& x, const std::vector<Tensor>& masks) {
+    const auto dropped = [&](const Tensor& h, std::size_t i) {
+      return masks.empty() ? torch::dropout(h, 0.25, /*train=*/true) : h * masks[i];
+    };
+    const auto h = dropped(first(x), 0) + x, y = behind(h);
+    const auto z = y + dropped(second(torch::gelu(y)), 1);
+    return {last(z), h, y, z};
+  }
+  std::vector<Tensor> forward(const Tensor& x) { return run(x, {}); }
+  nn::Linear first{6, 6}, second{6, 6};
+  nn::LayerNorm behind{nn::LayerNormOptions({6})}, last{nn::LayerNormOptions({6})};
+};
+
+/// What a plan for two ranks makes of it, and the gradients of a loss of its results.
+struct DroppedRun {
+  std::vector<Tensor> results;
+  std::map<std::string, Tensor> gradients;
+};
+Tensor loss_of_blocks(const std::vector<Tensor>& results) { return (results[0].sin() + results[3].pow(2)).sum(); }
+
+DroppedRun dropped_run(const Tensor& x, const ap::Options& options) {
+  std::mutex mutex;
+  std::vector<std::vector<Tensor>> parts(4, std::vector<Tensor>(kLocal.size()));
+  DroppedRun out;
+  check_ranks(2, [&](ap::World& world) {
+    ap::AutoParallel<DroppingBlocks> model(world, made<DroppingBlocks>(), options);
+    const auto results = model(mine(x, world.rank()));
+    loss_of_blocks(results).backward();
+    const std::lock_guard lock(mutex);
+    for (std::size_t i = 0; i < parts.size(); ++i)
+      parts[i][static_cast<std::size_t>(world.rank())] = results[i].detach();
+    for (const auto& item : model->named_parameters()) {
+      if (model->owns(item.value())) out.gradients[item.key()] = item.value().grad().clone();
+    }
+  });
+  for (const auto& part : parts) out.results.push_back(torch::cat(part));
+  return out;
+}
+
+TEST_CASE("norms of sums that drop have the gradients of their masks, and draw the same where a plan runs them again") {
+  const DoublePrecision guard;
+  torch::manual_seed(6);
+  const auto x = torch::randn({8, 3, 6});
+  const ap::Options plans[] = {{.stages = 1, .microbatches = 2, .fusion = "on", .replicas = {2}},
+                               {.stages = 2, .microbatches = 3, .fusion = "on", .replicas = {1}}};
+  for (auto options : plans) {
+    options.recompute = "none";
+    const auto kept = dropped_run(x, options);
+    const auto net = made<DroppingBlocks>();
+    const auto mask = [](const Tensor& added) { return added.ne(0).to(torch::kDouble) / 0.75; };
+    const std::vector<Tensor> masks{mask(kept.results[1] - x), mask(kept.results[3] - kept.results[2])};
+    CHECK(masks[0].gt(0).to(torch::kDouble).mean().item<double>() == Approx(0.75).margin(0.12));
+    const auto wanted = net->run(x, masks);
+    loss_of_blocks(wanted).backward();
+    for (std::size_t i = 0; i < wanted.size(); ++i)
+      CHECK_NOTHROW(check_close(kept.results[i], wanted[i], kTolerance, "result"));
+    for (const auto& item : net->named_parameters())
+      CHECK_NOTHROW(check_close(kept.gradients.at(item.key()), item.value().grad(), kTolerance, item.key()));
+    options.recompute = "full";
+    const auto again = dropped_run(x, options);
+    for (const auto& [name, gradient] : kept.gradients) CHECK(torch::equal(again.gradients.at(name), gradient));
   }
 }
 

@@ -8,6 +8,7 @@
 #include "torch/ir/cross_entropy.hpp"
 #include "torch/ir/max_pool.hpp"
 #include "torch/ir/pointwise.hpp"
+#include "torch/kernels/layer_norm.hpp"
 #include "torch/kernels/pointwise/pointwise.hpp"
 #include "torch/kernels/pointwise/program.hpp"
 #include "torch/rewrite/channels_last.hpp"
@@ -328,6 +329,16 @@ bool keeps_result_of_relu(const OpContext& op) {
   return has_residual || !op.graph().is(op.id(), kBatchNormRelu) || !takes_images_in_packs(op);
 }
 
+/// Of what a norm of a sum drops. Kernels of the library's own draw again; libtorch's keep a mask, as dropout's do.
+Affine mask_of_norm(const OpContext& op) {
+  if (!op.graph().is(op.id(), kAddLayerNorm) || op.number("p", 0) == 0) return {};
+  const auto result = op.results().front();
+  if (!op.on_cuda()) return bytes_of(op.graph(), result);
+  const auto& sizes = op.sizes(result);
+  const bool draws_again = has_layer_norm_kernels(op.graph().value(result).dtype, last_size(sizes));
+  return draws_again ? Affine{} : elements(sizes);
+}
+
 /// Of joined point-wise operators: where no kernels run them, each may keep its result.
 SavedBytes saved_by_joined(const OpContext& op) {
   SavedBytes saved;
@@ -458,7 +469,7 @@ SavedBytes saved_by(const OpContext& op) {
         double width = 1;
         const auto shape = op.integers("normalized_shape").value_or(std::vector<std::int64_t>{});
         for (const auto size : shape) width *= static_cast<double>(size);
-        saved.internal = elements(sizes) * (2 * row / width);
+        saved.internal = elements(sizes) * (2 * row / width) + mask_of_norm(op);
       } else if (op.traits().family == OpFamily::kBatchNorm) {
         saved.internal = {0, sizes.size() > 1 ? 2 * row * static_cast<double>(sizes[1].at(1)) : 0};
       } else {

@@ -5,10 +5,9 @@
 #include <mutex>
 #include <string_view>
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 
-#include "torch/device/device_context.hpp"
+#include "torch/ir/add_layer_norm.hpp"
 
 namespace autopar {
 
@@ -45,19 +44,12 @@ DrawSeed seed_of(const DrawKey& key, const DrawSite& site) {
 // What libtorch draws within kernels of the device, by Philox. Others draw on the host (randperm), or have a state of
 // their own (recurrent layers of cuDNN).
 bool draws_from_memory(const OpGraph& graph, OpId op) {
-  static constexpr std::array<std::string_view, 12> kNames{
+  static constexpr std::array<std::string_view, 13> kNames{
       "aten::dropout",   "aten::dropout_",   "aten::feature_dropout", "aten::scaled_dot_product_attention",
       "aten::bernoulli", "aten::bernoulli_", "aten::rand_like",       "aten::randn_like",
-      "aten::uniform_",  "aten::normal_",    "aten::alpha_dropout",   "aten::feature_alpha_dropout"};
+      "aten::uniform_",  "aten::normal_",    "aten::alpha_dropout",   "aten::feature_alpha_dropout",
+      kAddLayerNorm};
   return std::ranges::find(kNames, graph.name(op)) != kNames.end();
-}
-
-at::Generator make_generator(c10::Device device, const DrawSeed& seed) {
-  if (seed.place.defined()) return context_of(device.type()).recorded_generator(seed.place);
-  if (device.is_cpu()) return at::detail::createCPUGenerator(seed.number);
-  auto generator = at::globalContext().defaultGenerator(device).clone();
-  generator.set_current_seed(seed.number);
-  return generator;
 }
 
 DefaultGeneratorGuard::DefaultGeneratorGuard(c10::Device device, const DrawSeed& seed)

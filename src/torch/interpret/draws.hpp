@@ -10,6 +10,7 @@
 #include "torch/interpret/recorded_seeds.hpp"
 #include "torch/interpret/slice.hpp"
 #include "torch/ir/op_graph.hpp"
+#include "torch/kernels/draw_seed.hpp"
 
 namespace autopar {
 
@@ -17,18 +18,11 @@ namespace autopar {
 /// draws on every rank, whatever ran before.
 [[nodiscard]] std::uint64_t draw_seed(const DrawKey& key, const DrawSite& site);
 
-/// A seed as an operator gets it: a number, or while a step is recorded a place in the device's memory.
-struct DrawSeed {
-  std::uint64_t number = 0;
-  at::Tensor place{};  ///< see RecordedSeeds::place; undefined: `number`
-};
+/// As operators get it: while a step is recorded, its place in memory.
 [[nodiscard]] DrawSeed seed_of(const DrawKey& key, const DrawSite& site);
 
 /// Whether an operator's kernels can draw from a place in the device's memory.
 [[nodiscard]] bool draws_from_memory(const OpGraph& graph, OpId op);
-
-/// A generator of its own for `device`; the default generator stays as it is.
-[[nodiscard]] at::Generator make_generator(c10::Device device, const DrawSeed& seed);
 
 /// While it lives, the default generator of `device` gives the draws of `seed`; after it, those it would have given.
 /// For operators that take no generator. Threads of one process exclude each other.

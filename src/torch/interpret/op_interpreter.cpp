@@ -1,12 +1,9 @@
 #include "torch/interpret/op_interpreter.hpp"
 
 #include <algorithm>
-#include <tuple>
 #include <utility>
 
 #include <ATen/core/Reduction.h>
-#include <ATen/ops/_fused_dropout.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/squeeze.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -22,6 +19,7 @@
 #include "torch/interpret/view_parts.hpp"
 #include "torch/ir/tensor_form.hpp"
 #include "torch/kernels/column_sums.hpp"
+#include "torch/kernels/seeded_dropout.hpp"
 #include "torch/kernels/whole_packs.hpp"
 
 namespace autopar {
@@ -259,6 +257,11 @@ void OpInterpreter::call_random(ReplayCall& call, Draw draw) const {
     call.proceed();
     return;
   }
+  if (const auto position = argument_named(call.node, "seed"); position >= 0) {
+    argument(call, position) = to_tensor(seed);
+    call.proceed();
+    return;
+  }
   const auto& name = call.node.op.schema().name();
   const bool in_place = name == "aten::dropout_";
   const bool is_dropout = in_place || name == "aten::dropout";
@@ -273,18 +276,9 @@ void OpInterpreter::call_random(ReplayCall& call, Draw draw) const {
     call.proceed();
     return;
   }
-  // libtorch's own kernels and formula (aten/src/ATen/native/Dropout.cpp), with a generator of our own.
-  const auto input = call.stack[0].toTensor();
-  if (input.is_cuda() && !in_place && p < 1) {
-    auto dropped = std::get<0>(at::_fused_dropout(input, 1 - p, make_generator(device_, seed)));
-    call.stack.clear();
-    call.stack.emplace_back(std::move(dropped));
-    return;
-  }
-  const auto keep = p == 1 ? at::zeros_like(input)
-                           : at::empty_like(input).bernoulli_(1 - p, make_generator(device_, seed)).div_(1 - p);
+  auto dropped = seeded_dropout(call.stack[0].toTensor(), p, seed, in_place);
   call.stack.clear();
-  call.stack.emplace_back(in_place ? input.mul_(keep) : input.mul(keep));
+  call.stack.emplace_back(std::move(dropped));
 }
 
 // Arguments that a hook has made.

@@ -1,19 +1,25 @@
+#include "torch/kernels/layer_norm.hpp"
+
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <tuple>
 
 #include <ATen/ops/add.h>
+#include <ATen/ops/dropout.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/layer_norm.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include "shard/kept.hpp"
 #include "torch/kernels/launch.hpp"
 #include "torch/kernels/layer_norm_source.hpp"
+#include "torch/kernels/seeded_dropout.hpp"
 #include "torch/kernels/summed_columns.hpp"
 
 namespace autopar {
@@ -33,9 +39,10 @@ struct RowCover {
   std::int64_t packs = 0;  ///< 0: a row is too long
   unsigned threads = 0;
 
-  explicit RowCover(const Tensor& data) : rows(data.numel() / data.size(-1)), columns(data.size(-1)) {
+  explicit RowCover(const Tensor& data) : RowCover(data.numel() / data.size(-1), data.size(-1), data.element_size()) {}
+  RowCover(std::int64_t of_rows, std::int64_t of_columns, std::int64_t bytes) : rows(of_rows), columns(of_columns) {
     constexpr std::int64_t kMostThreads = NormShape::kMostThreads, kWarp = 32;
-    const auto in_row = columns * data.element_size() / detail::kPackBytes;
+    const auto in_row = columns * bytes / detail::kPackBytes;
     for (const std::int64_t each : {1, 2, 4}) {
       if (packs > 0 || in_row > each * kMostThreads) continue;
       packs = each;
@@ -61,8 +68,9 @@ std::string row_kernel(const char* what, const Tensor& data, const Tensor& numbe
 /// precision.
 bool takes_rows(const Tensor& input, const Tensor& residual, at::IntArrayRef shape, const optional<Tensor>& weight,
                 const optional<Tensor>& bias) {
-  if (!input.is_cuda() || detail::kernel_type(input.scalar_type()) == nullptr || input.numel() == 0) return false;
-  const bool of_last_dim = shape.size() == 1 && input.dim() > 1 && input.size(-1) == shape[0];
+  if (!input.is_cuda() || input.dim() < 2 || input.numel() == 0) return false;
+  if (!has_layer_norm_kernels(input.scalar_type(), input.size(-1))) return false;
+  const bool of_last_dim = shape.size() == 1 && input.size(-1) == shape[0];
   const auto is_like = [&](const Tensor& other) {
     return other.scalar_type() == input.scalar_type() && other.sizes() == input.sizes() &&
            other.device() == input.device();
@@ -72,9 +80,12 @@ bool takes_rows(const Tensor& input, const Tensor& residual, at::IntArrayRef sha
   const bool weighs = (type == at::kFloat || type == input.scalar_type()) && bias->scalar_type() == type &&
                       weight->is_contiguous() && bias->is_contiguous() && weight->device() == input.device() &&
                       bias->device() == input.device();
-  const bool in_packs = input.size(-1) * input.element_size() % detail::kPackBytes == 0;
-  return weighs && in_packs && RowCover(input).packs > 0 &&
-         context_of(input.device().type()).has_kernels(kLayerNormKernels, input.device().index());
+  return weighs && context_of(input.device().type()).has_kernels(kLayerNormKernels, input.device().index());
+}
+
+/// Whether the kernels draw so, if at all.
+bool takes_draws(double p, const optional<Tensor>& seed) {
+  return p == 0 || (p < 1 && seed.has_value() && seed->scalar_type() == at::kLong && seed->numel() > 0);
 }
 
 /// The same numbers without gaps, where packs begin.
@@ -83,66 +94,123 @@ Tensor in_rows(const Tensor& tensor) {
   return detail::is_aligned(dense) ? dense : dense.clone();
 }
 
+/// What of the first addend is dropped, as the kernels take it.
+struct Draws {
+  const void* seed_at;  ///< on the device; null: the seed itself
+  unsigned long long seed;
+  unsigned kept_below;
+  float scale;
+
+  Draws(double p, const DrawSeed& of)
+      : seed_at(detail::data_of(of.place)), seed(of.number), scale(static_cast<float>(1 / (1 - p))) {
+    constexpr double kWords = 4294967296.0;
+    kept_below = static_cast<unsigned>(std::clamp(std::round((1 - p) * kWords), 1.0, kWords - 1));
+  }
+};
+
 struct AddLayerNormFunction : torch::autograd::Function<AddLayerNormFunction> {
   static variable_list forward(AutogradContext* context, const Tensor& input, const Tensor& residual,
-                               const Tensor& weight, const Tensor& bias, double eps) {
+                               const Tensor& weight, const Tensor& bias, double eps, double p, const Tensor& seed) {
     const RowCover cover(input);
     const auto left = in_rows(input), right = in_rows(residual);
     const auto sum = at::empty_like(left), result = at::empty_like(left);
     const auto statistics = at::empty({2, cover.rows}, left.options().dtype(at::kFloat));
-    detail::launch(left, kLayerNormKernels, row_kernel("add_layer_norm_", left, weight, cover).c_str(),
-                   {static_cast<unsigned>(cover.rows), 1, cover.threads, 1}, detail::data_of(left),
-                   detail::data_of(right), detail::data_of(weight), detail::data_of(bias), detail::memory_of(sum),
-                   detail::memory_of(result), detail::memory_of(statistics), cover.rows,
-                   static_cast<int>(cover.columns), static_cast<float>(eps));
-    context->save_for_backward({sum, weight, statistics});
+    const auto draws = draws_of(p, seed);
+    const auto kernel = row_kernel(draws ? "dropout_add_layer_norm_" : "add_layer_norm_", left, weight, cover);
+    const auto launch = [&](auto... of_draws) {
+      detail::launch(left, kLayerNormKernels, kernel.c_str(), {static_cast<unsigned>(cover.rows), 1, cover.threads, 1},
+                     detail::data_of(left), detail::data_of(right), detail::data_of(weight), detail::data_of(bias),
+                     detail::memory_of(sum), detail::memory_of(result), detail::memory_of(statistics), cover.rows,
+                     static_cast<int>(cover.columns), static_cast<float>(eps), of_draws...);
+    };
+    if (draws)
+      launch(draws->seed_at, draws->seed, draws->kept_below, draws->scale);
+    else
+      launch();
+    context->save_for_backward({sum, weight, statistics, seed});
+    context->saved_data["p"] = p;
     context->set_materialize_grads(false);
     return {sum, result};
   }
 
   static variable_list backward(AutogradContext* context, variable_list given) {
     detail::refuse_double_backward("layer norm");
-    if (!given[1].defined()) return {given[0], given[0], Tensor(), Tensor(), Tensor()};
     const auto saved = context->get_saved_variables();
     const auto &sum = saved[0], &weight = saved[1], &statistics = saved[2];
+    const auto draws = draws_of(context->saved_data["p"].toDouble(), saved[3]);
+    const bool is_normalised = given[1].defined();
+    if (!is_normalised && (!draws || !given[0].defined())) return gradients(given[0], given[0], {}, {});
     const RowCover cover(sum);
-    const auto of_result = in_rows(given[1]), of_sum = given[0].defined() ? in_rows(given[0]) : Tensor();
-    const auto made = at::empty_like(sum), of_weight = at::empty_like(weight), of_bias = at::empty_like(weight);
+    const auto of_result = is_normalised ? in_rows(given[1]) : at::zeros_like(sum);
+    const auto of_sum = given[0].defined() ? in_rows(given[0]) : Tensor();
+    const auto of_residual = at::empty_like(sum), of_input = draws ? at::empty_like(sum) : of_residual;
+    const auto of_weight = at::empty_like(weight), of_bias = at::empty_like(weight);
     const auto blocks = cover.gradient_blocks();
     const auto partial = at::empty({blocks, NormShape::kSums, cover.columns}, statistics.options());
-    const auto sums_of_made = at::empty({cover.columns}, statistics.options());
+    const auto sums_of_input = at::empty({cover.columns}, statistics.options());
     const int columns = static_cast<int>(cover.columns);
-    detail::launch(sum, kLayerNormKernels, row_kernel("add_layer_norm_gradient_", sum, weight, cover).c_str(),
-                   {static_cast<unsigned>(blocks), 1, cover.threads, 1}, detail::data_of(of_result),
-                   detail::data_of(of_sum), detail::data_of(sum), detail::data_of(weight), detail::data_of(statistics),
-                   detail::memory_of(made), detail::memory_of(partial), cover.rows, columns);
+    const auto kernel =
+        row_kernel(draws ? "dropout_add_layer_norm_gradient_" : "add_layer_norm_gradient_", sum, weight, cover);
+    const auto launch = [&](auto... of_draws) {
+      detail::launch(sum, kLayerNormKernels, kernel.c_str(), {static_cast<unsigned>(blocks), 1, cover.threads, 1},
+                     detail::data_of(of_result), detail::data_of(of_sum), detail::data_of(sum), detail::data_of(weight),
+                     detail::data_of(statistics), detail::memory_of(of_residual), detail::memory_of(partial),
+                     cover.rows, columns, of_draws...);
+    };
+    if (draws)
+      launch(detail::memory_of(of_input), draws->seed_at, draws->seed, draws->kept_below, draws->scale);
+    else
+      launch();
     const auto adds_up = std::string("add_layer_norm_sums_") + detail::kernel_type(weight.scalar_type());
     detail::launch(sum, kLayerNormKernels, adds_up.c_str(), NormShape::adding_up(cover.columns),
                    detail::data_of(partial), static_cast<int>(blocks), detail::memory_of(of_weight),
-                   detail::memory_of(of_bias), detail::memory_of(sums_of_made), columns);
-    attach_summed_columns(made, sums_of_made);  // for a linear layer that made one of the addends
-    return {made, made, of_weight, of_bias, Tensor()};
+                   detail::memory_of(of_bias), detail::memory_of(sums_of_input), columns);
+    attach_summed_columns(of_input, sums_of_input);  // for a linear layer that made it
+    return is_normalised ? gradients(of_input, of_residual, of_weight, of_bias)
+                         : gradients(of_input, of_residual, {}, {});
+  }
+
+ private:
+  static optional<Draws> draws_of(double p, const Tensor& seed) {
+    return p > 0 ? optional<Draws>(Draws(p, to_seed(seed))) : std::nullopt;
+  }
+  static variable_list gradients(const Tensor& of_input, const Tensor& of_residual, const Tensor& of_weight,
+                                 const Tensor& of_bias) {
+    return {of_input, of_residual, of_weight, of_bias, Tensor(), Tensor(), Tensor()};
   }
 };
+
+/// In libtorch's operators. Without a seed the default generator draws.
+Tensor dropped(const Tensor& input, double p, const optional<Tensor>& seed) {
+  if (p == 0) return input;
+  if (!seed.has_value()) return at::dropout(input, p, /*train=*/true);
+  return seeded_dropout(input, p, to_seed(*seed));
+}
 
 /// The operator: see ir/add_layer_norm.hpp.
 std::tuple<Tensor, Tensor> add_layer_norm(const Tensor& input, const Tensor& residual, at::IntArrayRef shape,
                                           const optional<Tensor>& weight, const optional<Tensor>& bias, double eps,
-                                          bool cudnn_enable) {
-  if (takes_rows(input, residual, shape, weight, bias)) {
-    const auto made = AddLayerNormFunction::apply(input, residual, *weight, *bias, eps);
+                                          bool cudnn_enable, double p, const optional<Tensor>& seed) {
+  if (takes_rows(input, residual, shape, weight, bias) && takes_draws(p, seed)) {
+    const auto made = AddLayerNormFunction::apply(input, residual, *weight, *bias, eps, p, seed.value_or(Tensor()));
     return {made[0], made[1]};
   }
-  const auto sum = input + residual;
+  const auto sum = dropped(input, p, seed) + residual;
   return {sum, at::layer_norm(sum, shape, weight, bias, eps, cudnn_enable)};
 }
 
 }  // namespace
 
+bool has_layer_norm_kernels(c10::ScalarType type, std::int64_t columns) {
+  if (detail::kernel_type(type) == nullptr || columns == 0) return false;
+  const auto bytes = static_cast<std::int64_t>(c10::elementSize(type));
+  return columns * bytes % detail::kPackBytes == 0 && RowCover(1, columns, bytes).packs > 0;
+}
+
 TORCH_LIBRARY_FRAGMENT(autopar, library) {
   library.def(
       "add_layer_norm(Tensor input, Tensor residual, int[] normalized_shape, Tensor? weight, Tensor? bias, float eps, "
-      "bool cudnn_enable) -> (Tensor, Tensor)",
+      "bool cudnn_enable, float p=0, Tensor? seed=None) -> (Tensor, Tensor)",
       add_layer_norm);
 }
 

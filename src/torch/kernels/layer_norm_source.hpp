@@ -29,6 +29,12 @@ static_assert(LayerNormGradientShape::kMostThreads == 256 && LayerNormGradientSh
 ///                                   columns], fp32: sums over rows of the gradients of weight and bias, and of dx as
 ///                                   it is stored
 ///  `add_layer_norm_sums_W`          adds those up; those of dx in single precision
+///
+/// `dropout_add_layer_norm_T_W_P` and `dropout_add_layer_norm_gradient_T_W_P` do so where elements of the first addend
+/// are dropped, and the others scaled. Element e is kept if word e % 4 of Philox 4x32-10 is below `kept_below`, with
+/// the seed, or the one at `seed_at`, as the key and e / 4 as the counter. No mask is stored: the gradient draws again.
+/// Then dx is that of the second addend, `dropped` that of the first, and the last sums are over the latter.
+/// @source Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"
 inline constexpr char kLayerNormText[] = R"(
 // Of two numbers over a block of whole warps, valid in all its threads. Calls take turns with two shared rows, so that one
 // barrier is enough.
@@ -54,9 +60,44 @@ template <class W, int V> __device__ inline void take_numbers(const W* row, int 
   for (int v = 0; v < V; ++v) made[v] = row ? number(row[pack * V + v]) : absent;
 }
 
-template <class T, class W, int P>
+// What is dropped of the first addend: nothing, or elements by draws.
+struct Nothing {
+  static constexpr bool kDrops = false;
+};
+struct Elements {
+  static constexpr bool kDrops = true;
+  unsigned long long seed;
+  unsigned kept_below;
+  float scale;
+  __device__ Elements(const unsigned long long* seed_at, unsigned long long value, unsigned below, float by)
+      : seed(seed_at ? *seed_at : value), kept_below(below), scale(by) {}
+  // Draws for a pack's elements.
+  template <int V> __device__ inline void draw(long long pack, unsigned (&drawn)[V]) const {
+#pragma unroll
+    for (int part = 0; part < V; part += 4) {
+      const long long counter = (pack * V + part) / 4;
+      unsigned word[4] = {(unsigned)counter, (unsigned)(counter >> 32), 0, 0};
+      unsigned key[2] = {(unsigned)seed, (unsigned)(seed >> 32)};
+#pragma unroll
+      for (int round = 0; round < 10; ++round) {
+        const unsigned long long first = 0xD2511F53ull * word[0], second = 0xCD9E8D57ull * word[2];
+        word[0] = (unsigned)(second >> 32) ^ word[1] ^ key[0];
+        word[1] = (unsigned)second;
+        word[2] = (unsigned)(first >> 32) ^ word[3] ^ key[1];
+        word[3] = (unsigned)first;
+        key[0] += 0x9E3779B9;
+        key[1] += 0xBB67AE85;
+      }
+#pragma unroll
+      for (int v = 0; v < 4; ++v) drawn[part + v] = word[v];
+    }
+  }
+  __device__ inline float kept(float element, unsigned drawn) const { return drawn < kept_below ? element * scale : 0; }
+};
+
+template <int P, class T, class W, class Drop>
 __device__ void add_layer_norm(const T* input, const T* residual, const W* weight, const W* bias, T* sum, T* result,
-                               float* statistics, long long rows, int columns, float eps) {
+                               float* statistics, long long rows, int columns, float eps, const Drop& drop) {
   constexpr int V = 16 / sizeof(T);
   const int packs = columns / V;
   const long long row = blockIdx.x;
@@ -68,8 +109,12 @@ __device__ void add_layer_norm(const T* input, const T* residual, const W* weigh
     const long long at = row * packs + pack;
     taken[p] = ((const Pack<T>*)input)[at];
     const Pack<T> added = ((const Pack<T>*)residual)[at];
+    unsigned drawn[V];
+    if constexpr (Drop::kDrops) drop.draw(at, drawn);
     for (int v = 0; v < V; ++v) {
-      store(taken[p].at[v], number(taken[p].at[v]) + number(added.at[v]));
+      float addend = number(taken[p].at[v]);
+      if constexpr (Drop::kDrops) addend = drop.kept(addend, drawn[v]);
+      store(taken[p].at[v], addend + number(added.at[v]));
       of_row += number(taken[p].at[v]);
     }
     ((Pack<T>*)sum)[at] = taken[p];
@@ -124,9 +169,10 @@ __device__ inline void take_part(const T* dy, const T* ds, const T* sum, const f
 
 // With h = (s - mean) / sqrt(var + eps) and g = dy weight: dx = ds + (g - mean(g) - h mean(g h)) / sqrt(var + eps). The
 // next row is on its way while the threads of a block wait for each other, where they have registers for it.
-template <class T, class W, int P>
+template <int P, class T, class W, class Drop>
 __device__ void add_layer_norm_gradient(const T* dy, const T* ds, const T* sum, const W* weight,
-                                        const float* statistics, T* dx, float* partial, long long rows, int columns) {
+                                        const float* statistics, T* dx, float* partial, long long rows, int columns,
+                                        T* dropped, const Drop& drop) {
   constexpr int V = 16 / sizeof(T);
   constexpr bool kAhead = P == 1;
   const int packs = columns / V;
@@ -162,16 +208,24 @@ __device__ void add_layer_norm_gradient(const T* dy, const T* ds, const T* sum, 
     for (int p = 0; p < P; ++p) {
       const int pack = p * blockDim.x + threadIdx.x;
       if (pack >= packs) continue;
-      Pack<T> made;
+      Pack<T> made, scaled;
+      unsigned drawn[V];
+      if constexpr (Drop::kDrops) drop.draw(row * packs + pack, drawn);
 #pragma unroll
       for (int v = 0; v < V; ++v) {
         const float h = (now.sum[p][v] - now.mean) * now.inverse;
         float of_v = (now.dy[p][v] * factor[p][v] - mean_g - h * mean_gh) * now.inverse;
         if (ds) of_v += now.ds[p][v];
         store(made.at[v], of_v);
-        of_dx[p][v] += number(made.at[v]);
+        if constexpr (Drop::kDrops) {
+          store(scaled.at[v], drop.kept(of_v, drawn[v]));
+          of_dx[p][v] += number(scaled.at[v]);
+        } else {
+          of_dx[p][v] += number(made.at[v]);
+        }
       }
       ((Pack<T>*)dx)[row * packs + pack] = made;
+      if constexpr (Drop::kDrops) ((Pack<T>*)dropped)[row * packs + pack] = scaled;
     }
     if (kAhead) now = next;
   }
@@ -201,12 +255,27 @@ template <class W> __device__ void add_up(const float* partial, int blocks, W* d
   extern "C" __global__ void add_layer_norm_##name(const T* input, const T* residual, const W* weight, const W* bias,  \
                                                    T* sum, T* result, float* statistics, long long rows, int columns,  \
                                                    float eps) {                                                        \
-    add_layer_norm<T, W, P>(input, residual, weight, bias, sum, result, statistics, rows, columns, eps);               \
+    add_layer_norm<P>(input, residual, weight, bias, sum, result, statistics, rows, columns, eps, Nothing());          \
+  }                                                                                                                    \
+  extern "C" __global__ void dropout_add_layer_norm_##name(                                                            \
+      const T* input, const T* residual, const W* weight, const W* bias, T* sum, T* result, float* statistics,         \
+      long long rows, int columns, float eps, const unsigned long long* seed_at, unsigned long long seed,              \
+      unsigned kept_below, float scale) {                                                                              \
+    const Elements dropped(seed_at, seed, kept_below, scale);                                                          \
+    add_layer_norm<P>(input, residual, weight, bias, sum, result, statistics, rows, columns, eps, dropped);            \
   }                                                                                                                    \
   extern "C" __global__ void __launch_bounds__(256, P == 1 ? 3 : P == 2 ? 2 : 1)                                       \
       add_layer_norm_gradient_##name(const T* dy, const T* ds, const T* sum, const W* weight, const float* statistics, \
                                      T* dx, float* partial, long long rows, int columns) {                             \
-    add_layer_norm_gradient<T, W, P>(dy, ds, sum, weight, statistics, dx, partial, rows, columns);                     \
+    add_layer_norm_gradient<P>(dy, ds, sum, weight, statistics, dx, partial, rows, columns, (T*)0, Nothing());         \
+  }                                                                                                                    \
+  extern "C" __global__ void __launch_bounds__(256, P == 1 ? 3 : P == 2 ? 2 : 1)                                       \
+      dropout_add_layer_norm_gradient_##name(                                                                          \
+          const T* dy, const T* ds, const T* sum, const W* weight, const float* statistics, T* dx, float* partial,     \
+          long long rows, int columns, T* dropped, const unsigned long long* seed_at, unsigned long long seed,         \
+          unsigned kept_below, float scale) {                                                                          \
+    add_layer_norm_gradient<P>(dy, ds, sum, weight, statistics, dx, partial, rows, columns, dropped,                   \
+                               Elements(seed_at, seed, kept_below, scale));                                            \
   }
 #define OF_TYPES(T, W, name) KERNELS(T, W, 1, name##_1) KERNELS(T, W, 2, name##_2) KERNELS(T, W, 4, name##_4)
 OF_TYPES(float, float, f32_f32)

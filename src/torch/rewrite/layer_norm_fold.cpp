@@ -14,9 +14,13 @@ namespace {
 /// Arguments of aten::layer_norm.
 enum LayerNormArgument : std::int32_t { kNormInput, kNormShape, kNormWeight, kNormBias, kNormEps, kNormCudnn };
 
+/// Arguments of aten::dropout.
+enum DropoutArgument : std::int32_t { kDropoutInput, kDropoutP, kDropoutTrain };
+
 /// A sum and the norm that reads it first.
 struct NormOfSum {
   OpId sum, norm;
+  OpId dropout = OpId::none();  ///< that makes one addend, for the sum alone
 };
 
 bool is_sum_of_alike(const OpGraph& graph, OpId op) {
@@ -46,6 +50,26 @@ bool sum_may_wait(const OpGraph& graph, const detail::ValueUses& uses, const Nor
          !uses.written_between(graph.input(found.sum, 1), found.sum, found.norm);
 }
 
+/// Whether it drops some elements, for this sum alone, and may do so where the norm is.
+bool drops_for(const OpGraph& graph, const detail::ValueUses& uses, OpId op, const NormOfSum& found) {
+  if (!op.valid() || !graph.is(op, "aten::dropout") || !graph.op(op).is_random) return false;
+  const auto &p = graph.op(op).args[kDropoutP], &train = graph.op(op).args[kDropoutTrain];
+  const bool drops_some = train.isBool() && train.toBool() && p.isDouble() && p.toDouble() > 0 && p.toDouble() < 1;
+  return drops_some && graph.op(op).integers.empty() &&
+         graph.op(op).grad_enabled == graph.op(found.norm).grad_enabled &&
+         uses.only_use(graph.output(op)) == found.sum && graph.input(found.sum, 0) != graph.input(found.sum, 1) &&
+         !uses.written_between(graph.input(op, kDropoutInput), op, found.norm);
+}
+
+/// The dropout that makes the first addend, else that of the second; none if neither is one.
+OpId dropout_of(const OpGraph& graph, const detail::ValueUses& uses, const NormOfSum& found) {
+  for (const int addend : {0, 1}) {
+    const auto definer = graph.value(graph.input(found.sum, addend)).definer;
+    if (drops_for(graph, uses, definer, found)) return definer;
+  }
+  return OpId::none();
+}
+
 std::vector<NormOfSum> norms_of_sums(const OpGraph& graph) {
   const detail::ValueUses uses(graph);
   std::vector<bool> taken(graph.ops.size(), false);
@@ -57,7 +81,7 @@ std::vector<NormOfSum> norms_of_sums(const OpGraph& graph) {
     if (!sum.valid() || taken[sum.index()] || !is_sum_of_alike(graph, sum)) continue;
     if (graph.op(sum).grad_enabled != graph.op(norm).grad_enabled || !sum_may_wait(graph, uses, {sum, norm})) continue;
     taken[sum.index()] = true;
-    all.push_back({sum, norm});
+    all.push_back({sum, norm, dropout_of(graph, uses, {sum, norm})});
   }
   return all;
 }
@@ -70,12 +94,15 @@ OpNode joined_norm(const OpGraph& graph, const NormOfSum& found) {
   node.args[Argument::kShape] = norm.args[kNormShape];
   node.args[Argument::kEps] = norm.args[kNormEps];
   node.args[Argument::kCudnnEnable] = norm.args[kNormCudnn];
+  node.args[Argument::kP] = found.dropout.valid() ? graph.op(found.dropout).args[kDropoutP] : 0.0;
   const auto take = [&](std::int32_t position, ValueId value) {
     node.inputs.push_back({position, SlotKind::kTensor, {value}});
     node.reads.push_back(graph.value(value).storage);
   };
-  take(Argument::kInput, graph.input(found.sum, 0));
-  take(Argument::kResidual, graph.input(found.sum, 1));
+  const bool drops = found.dropout.valid();
+  const int dropped = drops && graph.input(found.sum, 1) == graph.output(found.dropout) ? 1 : 0;
+  take(Argument::kInput, drops ? graph.input(found.dropout, kDropoutInput) : graph.input(found.sum, dropped));
+  take(Argument::kResidual, graph.input(found.sum, 1 - dropped));
   take(Argument::kWeight, graph.input(found.norm, kNormWeight));
   take(Argument::kBias, graph.input(found.norm, kNormBias));
   detail::sort_storages(node.reads);
@@ -85,6 +112,7 @@ OpNode joined_norm(const OpGraph& graph, const NormOfSum& found) {
   node.writes.insert(node.writes.end(), norm.writes.begin(), norm.writes.end());
   detail::sort_storages(node.writes);
   node.grad_enabled = norm.grad_enabled;
+  node.is_random = drops;
   node.path = norm.path;
   return node;
 }
@@ -100,6 +128,7 @@ OpGraph fold_layer_norms(OpGraph graph) {
     graph.value(graph.output(each.sum)).definer = each.norm;
     graph.op(each.norm) = std::move(node);
     removed[each.sum.index()] = true;
+    if (each.dropout.valid()) removed[each.dropout.index()] = true;
   }
   detail::compact(graph, removed);
   detail::order_values(graph);

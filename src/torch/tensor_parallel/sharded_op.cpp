@@ -71,9 +71,10 @@ class Rule {
       case OpFamily::kReduce:
       case OpFamily::kReduceMean:
       case OpFamily::kReduceSum:
-      case OpFamily::kLayerNorm:
       case OpFamily::kTrailing:
         return by_dims();
+      case OpFamily::kLayerNorm:
+        return op_.has("residual") ? norm_of_sum() : by_dims();
       case OpFamily::kContraction:
         return contraction();
       case OpFamily::kLinear:
@@ -256,6 +257,18 @@ class Rule {
       }
     }
     return out_;
+  }
+
+  /// Both addends in the same slices of dims that are not normalised, with whole weights.
+  ShardedOp norm_of_sum() {
+    const auto input = op_.tensor("input"), residual = op_.tensor("residual");
+    const auto is_addend = [&](ValueId operand) { return operand == input || operand == residual; };
+    const auto normalised = op_.integers("normalized_shape");
+    if (!normalised || !std::ranges::all_of(sharded_, is_addend)) return ShardedOp::whole();
+    const auto units = slices(sharded_.front());
+    const bool is_apart = units.dim < rank(input) - static_cast<std::int64_t>(normalised->size());
+    const bool fits = is_apart && require(input, units.dim, units) && require(residual, units.dim, units);
+    return fits ? of_one(units) : ShardedOp::whole();
   }
 
   ShardedOp contraction() {

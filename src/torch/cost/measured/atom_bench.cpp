@@ -16,9 +16,9 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "torch/cost/measured/stopwatch.hpp"
-#include "torch/interpret/draws.hpp"
 #include "torch/interpret/parameter_cast.hpp"
 #include "torch/ir/tensor_form.hpp"
+#include "torch/kernels/draw_seed.hpp"
 
 namespace autopar::detail {
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "torch/algebra/batch_algebra.hpp"
 #include "torch/ir/add_layer_norm.hpp"
 
 #include "unit/torch/rewrite/folded.hpp"
@@ -36,8 +37,26 @@ struct Net : TestModel {
 struct Form {
   std::string name;
   Net::Forward forward;
-  int joined;
+  int joined;       ///< sums
+  int dropped = 0;  ///< dropouts
 };
+
+Tensor half_of(const Tensor& x) { return torch::dropout(x, 0.5, /*train=*/true); }
+
+void check(const std::vector<Form>& forms) {
+  for (const auto& form : forms) {
+    INFO(form.name);
+    Net net(form.forward);
+    const auto in = net.arguments(kSamples);
+    const auto plain = capture_model(net, in), joined = fold_layer_norms(plain);
+    const auto found = count_floating(joined, kAddLayerNorm);
+    const auto dropped = count_floating(plain, "aten::dropout") - count_floating(joined, "aten::dropout");
+    CHECK(found == form.joined);
+    CHECK(dropped == form.dropped);
+    CHECK(joined.ops.size() + static_cast<std::size_t>(found + dropped) == plain.ops.size());
+    check_folded(net, plain, joined, in, 1e-6);  // gradients of a sum are added in another order
+  }
+}
 
 }  // namespace layer_norm_fold
 
@@ -90,16 +109,80 @@ TEST_CASE("a sum and the layer norm that reads it first become one operator that
          return n.norm(y) * z;
        },
        0}};
-  for (const auto& form : forms) {
-    INFO(form.name);
-    Net net(form.forward);
-    const auto in = net.arguments(kSamples);
-    const auto plain = capture_model(net, in), joined = fold_layer_norms(plain);
-    const auto found = count_floating(joined, kAddLayerNorm);
-    CHECK(found == form.joined);
-    CHECK(joined.ops.size() + static_cast<std::size_t>(found) == plain.ops.size());
-    check_folded(net, plain, joined, in, 1e-6);  // gradients of a sum are added in another order
+  check(forms);
+}
+
+TEST_CASE("a dropout of one addend becomes part of the norm of the sum, unless something else reads it", "[rewrite]") {
+  using namespace layer_norm_fold;
+  torch::manual_seed(22);
+  check(
+      {{"behind the sum", [](Net& n, const Tensor& x) { return n.norm(x + half_of(n.layer(x))); }, 1, 1},
+       {"first addend", [](Net& n, const Tensor& x) { return n.norm(half_of(n.layer(x)) + x); }, 1, 1},
+       {"a chain",
+        [](Net& n, const Tensor& x) {
+          auto y = x;
+          for (int i = 0; i < 3; ++i) y = y + half_of(n.layer(n.norm(y)));
+          return n.other(y);
+        },
+        3, 3},
+       {"both addends",
+        [](Net& n, const Tensor& x) {
+          const auto second = half_of(x), first = half_of(n.layer(x));
+          return n.norm(first + second);
+        },
+        1, 1},
+       {"read elsewhere",
+        [](Net& n, const Tensor& x) {
+          const auto dropped = half_of(n.layer(x));
+          return n.norm(x + dropped) * dropped;
+        },
+        1},
+       {"added to itself",
+        [](Net& n, const Tensor& x) {
+          const auto dropped = half_of(n.layer(x));
+          return n.norm(dropped + dropped);
+        },
+        1},
+       {"nothing", [](Net& n, const Tensor& x) { return n.norm(x + torch::dropout(n.layer(x), 0.0, true)); }, 1},
+       {"all", [](Net& n, const Tensor& x) { return n.norm(x + torch::dropout(n.layer(x), 1.0, true)); }, 1},
+       {"in evaluation", [](Net& n, const Tensor& x) { return n.norm(x + torch::dropout(n.layer(x), 0.5, false)); }, 1},
+       {"of channels",
+        [](Net& n, const Tensor& x) { return n.norm(x + torch::feature_dropout(n.layer(x), 0.5, true)); }, 1},
+       {"in place",
+        [](Net& n, const Tensor& x) {
+          auto y = n.layer(x);
+          return n.norm(x + torch::dropout_(y, 0.5, true));
+        },
+        1},
+       {"without a gradient",
+        [](Net& n, const Tensor& x) {
+          const auto dropped = [&] {
+            const torch::NoGradGuard no_grad;
+            return half_of(n.layer(x));
+          }();
+          return n.norm(n.layer(x) + dropped);
+        },
+        1},
+       {"its input is written in between",
+        [](Net& n, const Tensor& x) {
+          auto z = torch::zeros_like(x) + x;
+          const auto sum = n.layer(x) + half_of(z);
+          z += 1;
+          return n.norm(sum) * z;
+        },
+        1}});
+}
+
+TEST_CASE("a norm that drops draws for each slice, as dropouts do, and one that does not draws nothing", "[rewrite]") {
+  using namespace layer_norm_fold;
+  Net net([](Net& n, const Tensor& x) { return n.other(n.norm(x + half_of(n.layer(x))) + n.layer(x)); });
+  const auto joined = fold_layer_norms(capture_model(net, net.arguments(kSamples)));
+  const auto plan = analyze_batch(joined);
+  std::vector<Draw> draws;
+  for (std::size_t i = 0; i < joined.ops.size(); ++i) {
+    if (joined.is(OpId::of(i), kAddLayerNorm)) draws.push_back(plan.handling(OpId::of(i)).draw);
   }
+  CHECK((draws == std::vector<Draw>{Draw::kPerSlice, Draw::kNone}));
 }
 
 }  // namespace autopar::test

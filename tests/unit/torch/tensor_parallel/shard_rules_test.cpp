@@ -14,6 +14,7 @@
 
 #include "torch/algebra/batch_algebra.hpp"
 #include "torch/replay/replay.hpp"
+#include "torch/rewrite/layer_norm_fold.hpp"
 #include "torch/rewrite/linear_fold.hpp"
 #include "torch/tensor_parallel/shard_typing.hpp"
 #include "torch/tensor_parallel/sharded_graph.hpp"
@@ -50,20 +51,27 @@ struct Program : TestModel {
   Tensors arguments(std::int64_t n) override { return {torch::randn({n, 5, inputs}, torch::kDouble)}; }
 };
 
+OpGraph captured(Program& program, const Tensors& in) {
+  return fold_linear(capture(program, specs(in), [&](const Tensors& arguments) { return program.run(arguments); }));
+}
+
+/// With the layer's outputs in slices.
+ShardedLayout layout_of(const OpGraph& graph, const UnitSlices& outputs) {
+  LeafSlices leaves;
+  for (const auto& [name, value] : graph.parameters) {
+    if (name == "layer.weight" || name == "layer.bias") leaves[value] = outputs;
+  }
+  ShardTyping typing(graph, [](OpId) { return true; });
+  return typing.run(leaves, [](ValueId) { return false; });
+}
+
 /// Runs the program on every shard and compares what each has with its slice of the whole.
 /// @return whether the result is in slices; nothing was exchanged, so else there was no rule
 bool runs_in_slices(Program& program, const UnitSlices& outputs, int shards) {
   constexpr std::int64_t kBatch = 3;
   const auto in = program.arguments(kBatch);
-  const auto graph =
-      fold_linear(capture(program, specs(in), [&](const Tensors& arguments) { return program.run(arguments); }));
-  LeafSlices leaves;
-  for (const auto& [name, value] : graph.parameters) {
-    if (name != "layer.weight" && name != "layer.bias") continue;
-    leaves[value] = outputs;
-  }
-  ShardTyping typing(graph, [](OpId) { return true; });
-  const auto layout = typing.run(leaves, [](ValueId) { return false; });
+  const auto graph = fold_layer_norms(captured(program, in));
+  const auto layout = layout_of(graph, outputs);
   const auto result = graph.outputs.front();
   const bool only_leaves = std::ranges::all_of(layout.before, [](const auto& item) {
     return std::ranges::all_of(item.second, [](const auto& move) { return move.move == ShardMove::kCopy; });
@@ -213,6 +221,35 @@ TEST_CASE("what would mix slices has no rule", "[tensor_parallel]") {
   }
   Program torn(4, 24, [](const Tensor& x) { return x.split({12, 8, 4}, -1)[1]; });  // a part of queries beside keys
   CHECK_FALSE(runs_in_slices(torn, kGroups, 2));
+}
+
+TEST_CASE("a sum and its norm as one operator are in slices where they are apart", "[tensor_parallel]") {
+  using namespace shard_rules;
+  const UnitSlices heads{0, {0, 1}, 4, {3}};
+  const auto norm_of = [](const Tensor& sum) {
+    const auto size = sum.size(-1);
+    return torch::layer_norm(sum, {size}, torch::linspace(1, 2, size, torch::kDouble),
+                             torch::linspace(0, 1, size, torch::kDouble));
+  };
+  const auto by_head = [](const Tensor& x) { return x.view({x.size(0), 5, 4, 3}); };
+  Program of_heads(4, 12, [&](const Tensor& x) { return norm_of(by_head(x) + by_head(x).tanh()); });
+  CHECK(runs_in_slices(of_heads, heads, 2));
+  Program of_units(4, 12, [&](const Tensor& x) { return norm_of(x + x.tanh()); });
+  CHECK_FALSE(runs_in_slices(of_units, heads, 2));
+  // One addend is whole: each shard takes its slice.
+  for (const bool first : {false, true}) {
+    Program beside_whole(4, 12, [&](const Tensor& x) {
+      const auto own = torch::dropout(by_head(x), 0.5, true), whole = torch::ones({x.size(0), 5, 4, 3}, torch::kDouble);
+      return norm_of(first ? own + whole : whole + own);
+    });
+    const auto apart = captured(beside_whole, beside_whole.arguments(3)), joined = fold_layer_norms(apart);
+    CHECK(joined.ops.size() + 2 == apart.ops.size());
+    for (const auto& graph : {apart, joined}) {
+      const auto layout = layout_of(graph, heads);
+      CHECK(layout.layouts[graph.outputs.front().index()].is_sharded());
+      CHECK(layout.before.size() == 1);  // the slice
+    }
+  }
 }
 
 TEST_CASE("whatever follows a layer in slices is right, or whole", "[tensor_parallel][laws]") {

@@ -1,0 +1,53 @@
+#include "torch/cost/work.hpp"
+
+#include <cstdint>
+
+#include "torch/ir/add_layer_norm.hpp"
+#include "torch/rewrite/layer_norm_fold.hpp"
+
+#include "unit/torch/rewrite/folded.hpp"
+
+namespace autopar::test {
+namespace work_test {
+
+using torch::Tensor;
+
+constexpr std::int64_t kRows = 4;  ///< of a sample
+
+/// The norm of a sum, of which one addend is dropped.
+struct DroppingNorm : TestModel {
+  std::int64_t width;
+  torch::nn::LayerNorm norm;
+  explicit DroppingNorm(std::int64_t of) : width(of), norm(torch::nn::LayerNormOptions({of})) {
+    register_module("norm", norm);
+  }
+  Tensors run(const Tensors& in) override { return {norm(in[0] + torch::dropout(in[0].tanh(), 0.1, true)).sum()}; }
+  Tensors arguments(std::int64_t n) override { return {torch::randn({n, kRows, width})}; }
+};
+
+/// Bytes that it keeps of a row beside its sum and two statistics.
+double kept_of_row(std::int64_t width, c10::DeviceType device) {
+  DroppingNorm net(width);
+  const auto graph = fold_layer_norms(capture_model(net));
+  AlgebraOptions options;
+  options.device = device;
+  const auto plan = analyze_batch(graph, options);
+  for (const auto op : all_ops(graph)) {
+    if (!graph.is(op, kAddLayerNorm)) continue;
+    const auto saved = algebra::saved_by({graph, plan.values, options, op});
+    CHECK((saved.values == std::vector{graph.output(op)}));
+    return saved.internal.per_sample / kRows - 2 * sizeof(float);
+  }
+  return -1;
+}
+
+}  // namespace work_test
+
+TEST_CASE("what a norm drops is drawn again by its kernels; libtorch's operators keep a mask", "[cost]") {
+  using namespace work_test;
+  CHECK(kept_of_row(8, c10::DeviceType::CUDA) == 0);
+  CHECK(kept_of_row(6, c10::DeviceType::CUDA) == 6);  // rows are no whole packs: bytes
+  CHECK(kept_of_row(8, c10::DeviceType::CPU) == 8 * sizeof(float));
+}
+
+}  // namespace autopar::test
