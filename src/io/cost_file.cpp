@@ -16,7 +16,8 @@ using detail::Json;
 using detail::JsonReader;
 using detail::OrderedJson;
 
-constexpr std::int64_t kCostFormat = 5;  // 2: updates. 3: the host. 4: the checksum sorts members. 5: joint updates
+// 2: updates. 3: the host. 4: the checksum sorts members. 5: joint updates. 6: samples
+constexpr std::int64_t kCostFormat = 6;
 constexpr std::int64_t kMaxRanks = 1 << 24;
 constexpr double kMaxCost = 1e18;  // seconds or bytes
 
@@ -40,6 +41,15 @@ OrderedJson optional_json(const std::optional<FittedLine>& line) {
 std::optional<FittedLine> read_optional(JsonReader& reader, const char* key) {
   if (reader.list(key).empty()) return std::nullopt;
   return read_line(reader, key);
+}
+
+SampleRange read_range(JsonReader& reader) {
+  const auto& ends = reader.list("samples");
+  if (ends.size() != 2 || !ends[0].is_number_integer() || !ends[1].is_number_integer())
+    reader.fail("samples", "expected [least, most]");
+  const SampleRange range{ends[0].get<std::int64_t>(), ends[1].get<std::int64_t>()};
+  if (range.least < 0 || range.most < range.least) reader.fail("samples", "expected 0 <= least <= most");
+  return range;
 }
 
 /// FNV-1a over the text of everything but the checksum itself, with members sorted by name.
@@ -94,7 +104,8 @@ std::string to_json(const MeasuredCosts& costs, const CostOrigin& origin) {
                      {"forward", line_json(atom.forward)},
                      {"backward", line_json(atom.backward)},
                      {"saved", optional_json(atom.saved)},
-                     {"workspace", optional_json(atom.workspace)}});
+                     {"workspace", optional_json(atom.workspace)},
+                     {"samples", {atom.samples.least, atom.samples.most}}});
   }
   for (const auto& [link, line] : costs.links.messages) {
     messages.push_back({{"class", link}, {"seconds", line_json(line)}});
@@ -140,7 +151,7 @@ CostFile parse(std::string_view json, const std::string& file, const CostOrigin*
   reader.each("atoms", [&](JsonReader& row) {
     const auto structure = row.hash("structure");
     MeasuredAtom atom{read_line(row, "forward"), read_line(row, "backward"), read_optional(row, "saved"),
-                      read_optional(row, "workspace")};
+                      read_optional(row, "workspace"), read_range(row)};
     if (!costs.atoms.emplace(structure, std::move(atom)).second) row.fail("structure", "is there twice");
   });
   read_links(reader.object("links"), costs.links);

@@ -188,6 +188,7 @@ std::string to_json(const ModelProfile& profile) {
                    {"outputs", std::move(outputs)}};
   if (profile.chunked_heads) root["chunked_heads"] = true;
   if (profile.layers_by_inputs) root["layers_by_inputs"] = true;
+  if (profile.held_beside != Affine{}) root["held_beside"] = affine_json(profile.held_beside);
   if (!profile.tensor_regions.empty()) {
     auto& regions = root["tensor_regions"] = OrderedJson::array();
     for (const auto& region : profile.tensor_regions) regions.push_back(region_json(region));
@@ -207,6 +208,7 @@ ModelProfile parse_profile(std::string_view json, const std::string& file) {
   profile.loss_mode = reader.flag("loss_mode");
   if (reader.has("chunked_heads")) profile.chunked_heads = reader.flag("chunked_heads");
   if (reader.has("layers_by_inputs")) profile.layers_by_inputs = reader.flag("layers_by_inputs");
+  if (reader.has("held_beside")) profile.held_beside = read_affine(reader, "held_beside");
   reader.each("parameters", [&](JsonReader& row) {
     ParameterProfile parameter;
     parameter.name = row.text("name");

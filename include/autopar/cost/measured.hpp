@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <optional>
 #include <utility>
@@ -14,12 +15,21 @@
 
 namespace autopar {
 
+/// Numbers of samples from one to another.
+struct SampleRange {
+  std::int64_t least = 0, most = std::numeric_limits<std::int64_t>::max();
+
+  [[nodiscard]] bool holds(const SampleRange& other) const { return least <= other.least && other.most <= most; }
+  friend bool operator==(const SampleRange&, const SampleRange&) = default;
+};
+
 /// What one atom cost when it was run alone, by samples. Times in seconds, memory in bytes.
 struct MeasuredAtom {
   FittedLine forward;
   FittedLine backward;
   std::optional<FittedLine> saved;      ///< if measured
   std::optional<FittedLine> workspace;  ///< if measured
+  SampleRange samples{};                ///< that it was run on: a product of few is bound by memory, one of many is not
   friend bool operator==(const MeasuredAtom&, const MeasuredAtom&) = default;
 };
 
@@ -57,12 +67,15 @@ struct MeasuredCosts {
 };
 
 /// The first atom of each structure that `known` lacks, ascending: what is left to measure. Repeated layers count once.
+/// @param samples  that costs are asked for: what is known of others only is lacking
 [[nodiscard]] inline std::vector<NodeId> atoms_to_measure(const Graph<OpProfile, ValueProfile>& graph,
-                                                          const MeasuredCosts& known = {}) {
+                                                          const MeasuredCosts& known = {},
+                                                          const SampleRange& samples = {1, 1}) {
   std::map<std::uint64_t, NodeId> first;
   for (const NodeId node : graph.nodes()) {
     const auto structure = graph[node].structure;
-    if (!known.atoms.contains(structure)) first.emplace(structure, node);
+    const auto found = known.atoms.find(structure);
+    if (found == known.atoms.end() || !found->second.samples.holds(samples)) first.emplace(structure, node);
   }
   std::vector<NodeId> result;
   for (const auto& [structure, node] : first) result.push_back(node);

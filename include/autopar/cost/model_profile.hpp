@@ -142,6 +142,8 @@ struct ModelProfile {
   std::vector<InputProfile> inputs;
   std::vector<OutputProfile> outputs;
   std::vector<TensorRegion> tensor_regions;
+  Affine held_beside;          ///< bytes of a rank beside what its stages hold, by its samples of the batch: memory of
+                               ///< libraries, and copies of arguments
   bool loss_mode = true;       ///< forward and backward may be pipelined (else: all forwards, then all backwards)
   bool chunked_heads = false;  ///< of the program whose class heads make their logits piece by piece
   /// Whether `tensor_regions` has linear layers of which each shard has some inputs, and which are no part of a pair.

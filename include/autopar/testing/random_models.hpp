@@ -75,6 +75,7 @@ inline ModelProfile random_model(Dice& dice, int max_nodes) {
   model.inputs = {{0, {400, 0}, dice.chance(30), {NodeId(0), NodeId(dice(0, n - 1))}}};
   model.loss_mode = !dice.chance(25);
   model.outputs = {{999, model.loss_mode ? Affine{0, 8} : Affine{200, 0}, NodeId(n - 1)}};
+  model.held_beside = {3, 40};
   model.hash = 7;
   return model;
 }

@@ -274,6 +274,7 @@ void Session::Impl::capture_and_deploy(const CallArguments& arguments, const std
   require_same_graph(*program);
   ++stats_.captures;
   modes.add(program, at::GradMode::is_enabled());
+  modes.recorded = may_record(*modes.planned);
 
   GraphProfile profile;
   if (!deployed_) together(world_, "profiling the model", [&] { profile = modes.profile(planned_device()); });

@@ -63,7 +63,7 @@ void Session::Impl::try_chunked_heads(PlannedModes& modes, GraphProfile& profile
   as_before.emplace_back(modes.planned, std::pair(modes.planned->graph, modes.planned->plan));
   auto with_chunks = profile;
   together(world_, "profiling the model", [&] { chunk_heads(modes, with_chunks); });
-  auto costs = measured_costs(*modes.planned, with_chunks, batch);
+  auto costs = measured_costs(*modes.planned, with_chunks, batch, modes.recorded);
   decision.clear();
   together(world_, "planning", [&] {
     if (world_.rank() != 0) return;

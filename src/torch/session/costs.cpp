@@ -35,13 +35,15 @@ bool steps_at_once(const torch::optim::Optimizer* optimizer) {
 
 }  // namespace
 
+/// @param recorded  see PlannedModes
 MeasuredCosts Session::Impl::measured_costs(const CapturedProgram& program, const GraphProfile& profile,
-                                            std::int64_t batch) {
+                                            std::int64_t batch, bool recorded) {
   if (options_.costs == "roofline" || (options_.costs == "auto" && !deployment_.device().is_cuda())) return {};
   if (options_.costs == "auto" && leaves_no_choice(program, profile, batch)) return {};
   const auto here = describe_cluster(world_, deployment_.device());
   auto origin = cost_origin(world_, here, deployment_.device());
   if (options_.precision == "tf32") origin.device += ", tf32";
+  if (recorded) origin.device += ", recorded steps";
   std::string decision;  // rank 0's, who alone looks at files: nothing to measure, or the costs that it knows
   together(world_, "reading measured costs", [&] {
     if (world_.rank() == 0 && !given_plan_ && !reads_plan()) decision = to_json(cached_costs(origin), {});
@@ -53,6 +55,7 @@ MeasuredCosts Session::Impl::measured_costs(const CapturedProgram& program, cons
   MeasureOptions measure;
   measure.samples = probe_samples(batch, world_.size());
   measure.adds_gradients = world_.size() > 1;
+  measure.recorded = recorded;
   auto costs = measure_atoms(world_, program.graph, program.plan, profile, deployment_.device(), measure, known);
   const bool given_links = !options_.cluster_file.empty();
   if (!given_links && lacks_links(known.links, world_)) {

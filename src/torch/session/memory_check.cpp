@@ -12,6 +12,7 @@
 #include <autopar/plan/text.hpp>
 #include <autopar/torch/device.hpp>
 
+#include "torch/cost/held_beside.hpp"
 #include "torch/cost/profile.hpp"
 #include "torch/session/session_impl.hpp"
 
@@ -59,6 +60,7 @@ void Session::Impl::check_memory(CapturedProgram& program, std::int64_t batch) c
   auto profile = profile_graph(program.graph, program.plan, deployment_.device().type(), {}, singles);
   const bool trains = std::any_of(program.plan.outputs.begin(), program.plan.outputs.end(),
                                   [](const OutputPlan& output) { return output.differentiable; });
+  profile.model.held_beside = held_beside(profile.model, deployment_.device().type(), may_record(program));
   profile.model.loss_mode = profile.model.loss_mode || !trains;  // nothing stays for a backward
   const auto plan = with_program(deployment_.plan(), program, profile, batch);
   const auto cluster = at_precision(describe_cluster(world_, deployment_.device()), options_.precision);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <exception>
 
+#include "torch/cost/held_beside.hpp"
 #include "torch/cost/mode_ties.hpp"
 #include "torch/session/handshake.hpp"
 #include "torch/session/session_impl.hpp"
@@ -25,7 +26,9 @@ GraphProfile PlannedModes::profile(c10::DeviceType device, SingleLayers singles)
     auto more = ties_to_other_mode(mode, {other->graph, other->plan});
     ties.insert(ties.end(), more.begin(), more.end());
   }
-  return profile_graph(planned->graph, planned->plan, device, ties, singles);
+  auto profile = profile_graph(planned->graph, planned->plan, device, ties, singles);
+  profile.model.held_beside = held_beside(profile.model, device, recorded);
+  return profile;
 }
 
 ModeScope::ModeScope(torch::nn::Module& module, bool training, bool gradients) : gradients_(gradients) {

@@ -18,6 +18,7 @@ namespace autopar {
 struct PlannedModes {
   std::shared_ptr<CapturedProgram> planned;
   std::vector<std::shared_ptr<CapturedProgram>> others;
+  bool recorded = false;  ///< whether steps of what is planned are recorded where they repeat
 
   /// The program that is called: planned if nothing else is, or if that is the same.
   void add(const std::shared_ptr<CapturedProgram>& called, bool gradients);

@@ -101,7 +101,7 @@ c10::DeviceType Session::Impl::planned_device() const {
 
 void Session::Impl::make_plan(PlannedModes& modes, GraphProfile& profile, std::int64_t batch) {
   together(world_, "looking at the files to write", [&] { require_replaceable_files(profile.model.hash); });
-  const auto costs = measured_costs(*modes.planned, profile, batch);
+  const auto costs = measured_costs(*modes.planned, profile, batch, modes.recorded);
   std::optional<Plan> plan;  // rank 0's
   std::exception_ptr refused;
   const bool may_chunk = may_chunk_heads(*modes.planned), may_cut = may_cut_by_inputs(*modes.planned);

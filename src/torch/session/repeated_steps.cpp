@@ -69,16 +69,19 @@ void Session::Impl::run_step(const std::shared_ptr<Call>& call) {
   }
 }
 
-// What is offloaded, sent or written to a timeline is the host's work, and so is a gradient of an argument.
-bool Session::Impl::may_repeat(const Call& call) const {
+// What is sent or written to a timeline is the host's work, and so is a gradient of an argument.
+bool Session::Impl::may_record(CapturedProgram& program) const {
   const bool is_asked = options_.cuda_graphs != "off" && deployment_.device().is_cuda();
-  if (!is_asked || world_.size() > 1 || !call.differentiate || call.accumulate || gradients_.has_accumulated())
+  if (!is_asked || world_.size() > 1 || options_.plan_only || !options_.trace_file.empty()) return false;
+  return program.repeatable_work().is_whole &&
+         std::ranges::none_of(program.inputs, [](const InputSpec& input) { return input.requires_grad; });
+}
+
+// What is offloaded is the host's work.
+bool Session::Impl::may_repeat(const Call& call) const {
+  if (!call.differentiate || call.accumulate || gradients_.has_accumulated() || !parameters_.units().empty())
     return false;
-  if (!options_.trace_file.empty() || !parameters_.units().empty() || !call.program->repeatable_work().is_whole)
-    return false;
-  if (std::ranges::any_of(call.program->inputs, [](const InputSpec& input) { return input.requires_grad; }))
-    return false;
-  return !call.loss_mode || !has_gradients();
+  return may_record(*call.program) && (!call.loss_mode || !has_gradients());
 }
 
 /// Whether `.grad` of some parameter is defined.

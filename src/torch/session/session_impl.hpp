@@ -246,7 +246,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
 
   // ---- costs.cpp
   [[nodiscard]] MeasuredCosts measured_costs(const CapturedProgram& program, const GraphProfile& profile,
-                                             std::int64_t batch);
+                                             std::int64_t batch, bool recorded);
   [[nodiscard]] bool leaves_no_choice(const CapturedProgram& program, const GraphProfile& profile,
                                       std::int64_t batch) const;
   [[nodiscard]] std::filesystem::path cost_path(const CostOrigin& origin) const;
@@ -269,6 +269,8 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
 
   // ---- repeated_steps.cpp
   void run_step(const std::shared_ptr<Call>& call);
+  /// Whether steps of the program are recorded where they repeat.
+  [[nodiscard]] bool may_record(CapturedProgram& program) const;
   [[nodiscard]] bool may_repeat(const Call& call) const;
   [[nodiscard]] bool has_gradients() const;
   [[nodiscard]] StepConditions conditions_of(const Call& call);

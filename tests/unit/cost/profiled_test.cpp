@@ -101,6 +101,17 @@ TEST_CASE("repeated layers are measured once") {
   CHECK(atoms_to_measure(model.graph, sample_costs()) == std::vector<NodeId>{NodeId(2), NodeId(3)});
 }
 
+TEST_CASE("what was measured on other numbers of samples is measured again") {
+  const auto model = chain(4, 2);
+  auto costs = sample_costs();
+  costs.atoms.at(100).samples = {8, 64};
+  const auto lacking = [&](SampleRange samples) { return atoms_to_measure(model.graph, costs, samples).size(); };
+  CHECK(lacking({8, 64}) == 0);
+  CHECK(lacking({16, 32}) == 0);
+  CHECK(lacking({16, 65}) == 1);
+  CHECK(lacking({7, 64}) == 1);
+}
+
 TEST_CASE("a set of nodes costs the sum of its nodes, whoever sums") {
   const auto model = chain(12, 2);
   const ProfiledCost cost(test::two_nodes_of_four(), sample_costs());

@@ -21,7 +21,7 @@ const CostOrigin kHere{"cpu: some processor, 2 threads", "2.11.0"};
 
 MeasuredCosts sample_costs() {
   MeasuredCosts costs;
-  costs.atoms[7] = {{1.25e-5, 3e-6, 0.01}, {2.5e-5, 0, 0.02}, FittedLine{640, 64, 0}, {}};
+  costs.atoms[7] = {{1.25e-5, 3e-6, 0.01}, {2.5e-5, 0, 0.02}, FittedLine{640, 64, 0}, {}, {2, 16}};
   costs.atoms[std::numeric_limits<std::uint64_t>::max()] = {{1.0 / 3, 0, 0}, {}, {}, FittedLine{1, 2, 3}};
   costs.links.messages[2] = {1e-10, 2e-6, 0.1};
   costs.links.all_reduces[{2, 2}] = {3e-10, 5e-6, 0.2};
@@ -86,9 +86,9 @@ TEST_CASE("costs of another device or version are refused with what differs") {
   CHECK(mentions(library, "libtorch"));
   CHECK(mentions(library, "'2.12.0'"));
   CHECK(mentions(message_of(text, {kHere.device, "2.11.0", "9.9.9"}), "autopar"));
-  CHECK(mentions(message_of(replaced(text, "\"version\":5", "\"version\":6")), "format 6"));
-  CHECK(mentions(message_of(replaced(text, "\"version\":5", "\"version\":1")), "format 1"));
-  CHECK(mentions(message_of(R"({"version":5,"hash":"0000000000000000","atoms":[]})"), "device: is missing"));
+  CHECK(mentions(message_of(replaced(text, "\"version\":6", "\"version\":7")), "format 7"));
+  CHECK(mentions(message_of(replaced(text, "\"version\":6", "\"version\":1")), "format 1"));
+  CHECK(mentions(message_of(R"({"version":6,"hash":"0000000000000000","atoms":[]})"), "device: is missing"));
 }
 
 TEST_CASE("one altered digit is noticed") {
@@ -109,6 +109,8 @@ TEST_CASE("numbers that are no costs are refused though the checksum fits") {
   CHECK(mentions(
       message_of(resealed(replaced(text, "\"structure\":\"ffffffffffffffff\"", "\"structure\":\"0000000000000007\""))),
       "twice"));
+  CHECK(mentions(message_of(resealed(replaced(text, "[2,16]", "[16,2]"))), "least <= most"));
+  CHECK(mentions(message_of(resealed(replaced(text, "[2,16]", "[2]"))), "[least, most]"));
   CHECK(mentions(message_of(resealed(replaced(text, "\"ranks\":2", "\"ranks\":1"))), "ranks"));
   CHECK(mentions(message_of(resealed(replaced(text, "\"class\":8", "\"class\":0"))), "class"));
   CHECK(mentions(message_of(resealed(replaced(text, "\"state_factor\":2", "\"state_factor\":0"))), "twice"));

@@ -35,6 +35,7 @@ ModelProfile sample_profile() {
   profile.graph.add_edge(first, second, {5, {8, 0}, true, true});
   profile.inputs = {{1, {4, 0}, false, {first, second}}};
   profile.outputs = {{9, {0, 4}, second, true}};
+  profile.held_beside = {16, 64};
   return profile;
 }
 
@@ -56,6 +57,7 @@ TEST_CASE("a profile survives its file") {
   CHECK(again.graph[NodeId(0)].work == sample_profile().graph[NodeId(0)].work);
   CHECK(again.graph[EdgeId(0)].kept);
   CHECK(again.outputs[0].kept);
+  CHECK(again.held_beside == sample_profile().held_beside);
   CHECK(again.parameters[0].computed_with() == Bytes(200));
   CHECK(again.parameters[0].highest_zero == 3);
   CHECK(again.parameters[2].highest_zero == 2);

@@ -27,7 +27,7 @@ class CheckedMemory {
       Stage& stage = of(s);
       stage.slice = stated.largest_slice(s);
       add_atoms(s);
-      stage.at_work += results();
+      stage.at_work += beside();
       add_parameters(s);
     }
     const auto world = static_cast<std::size_t>(stated.plan().world);
@@ -124,14 +124,14 @@ class CheckedMemory {
     return static_cast<std::int64_t>(std::ceil(std::max(0.0, size.at(static_cast<double>(samples)))));
   }
 
-  /// Copies that the caller of a rank with most samples has of what its call gives.
-  [[nodiscard]] std::int64_t results() const {
+  /// Of a rank with most samples: copies that the caller has of what its call gives, and what belongs to no stage.
+  [[nodiscard]] std::int64_t beside() const {
     const std::int64_t world = stated_.plan().world, samples = (stated_.plan().batch + world - 1) / world;
     std::map<std::int32_t, std::int64_t> bytes;
     for (const auto& output : stated_.model().outputs) {
       if (output.bytes.per_sample != 0) bytes[output.value] = bytes_of(output.bytes, samples);
     }
-    std::int64_t sum = 0;
+    std::int64_t sum = bytes_of(stated_.model().held_beside, samples);
     for (const auto& [value, own] : bytes) sum += own;
     return sum;
   }

@@ -100,7 +100,8 @@ inline void take_turns(std::vector<StageMemory>& memory, const Staging& staging)
   const auto nodes = nodes_by_stage(staging);
   const detail::Sharing sharing(work, staging, zero);
   const Bytes of_all = largest_trained(work);
-  const Bytes results = detail::results_of(work, constraints.largest_local_batch());
+  const std::int64_t samples = constraints.largest_local_batch();
+  const Bytes beside = detail::results_of(work, samples) + detail::bytes_at(work.held_beside, samples);
   std::vector<StageMemory> memory(nodes.size());
   std::vector<std::size_t> counted(work.parameters.size(), nodes.size());  // the last stage in which it was
   std::set<std::pair<std::size_t, int>> there;  // on ranks with several stages, which hold it once: its position
@@ -144,7 +145,7 @@ inline void take_turns(std::vector<StageMemory>& memory, const Staging& staging)
       const bool is_shared = work.parameters[parameter].highest_zero > 0;
       units.read_by_several = units.read_by_several || (is_shared && !sharing.of(ParameterId::of(parameter), s).tied);
     }
-    memory[s].workspace += results;
+    memory[s].workspace += beside;
     memory[s].update = update_memory(largest, constraints.optimizer_state_factor, zero > 0 ? staging.replicas[s] : 1);
     if (offload == Offload::kOptimizer && constraints.host_memory)
       memory[s].host += std::exchange(memory[s].update, std::min(landing, kLandingBytes));

@@ -22,7 +22,7 @@ struct StageMemory {
   Bytes boundary{};    ///< values and gradients that come from and go to other stages
   Bytes workspace{};   ///< what a compute action takes beside them, see MicrobatchMemory: less than nothing, where
                        ///< `gradients` come as `saved` goes. And gradients of parameters that wait for those of their
-                       ///< other readers, and results that the caller has
+                       ///< other readers, results that the caller has, and what a rank holds beside its stages
   Bytes gathered{};    ///< under ZeRO, units of gradients that are whole, or summed, beside the shards
   Bytes brought{};     ///< under ZeRO 3, parameters that are whole beside the shards
   Bytes summed{};      ///< under ZeRO 1, the shard of a sum beside the sum, if all is summed at once: no activations

@@ -48,6 +48,7 @@ struct Workload {
   std::vector<ParameterProfile> parameters;  ///< by ParameterId
   std::vector<InputProfile> inputs;          ///< readers are nodes of `graph`
   std::vector<OutputProfile> outputs;        ///< writers are nodes of `graph`
+  Affine held_beside;                        ///< see ModelProfile
   bool loss_mode = true;                     ///< forwards and backwards may be interleaved
   bool chunked_heads = false;                ///< see ModelProfile
   bool layers_by_inputs = false;             ///< likewise
@@ -326,6 +327,7 @@ template <CostModel<Graph<OpProfile, ValueProfile>> M>
   work.parameters = profile.parameters;
   work.inputs = profile.inputs;
   work.outputs = profile.outputs;
+  work.held_beside = profile.held_beside;
   for (const auto& input : work.inputs) {
     for (const NodeId reader : input.readers) {
       expect(reader.index() < profile.graph.node_count(), "an input of the profile has a reader that does not exist");
@@ -527,6 +529,7 @@ inline void bundle_parameters(Workload& work, Bytes bundle) {
     for (NodeId& reader : input.readers) reader = node_of(partition.block_of(reader));
   }
   coarse.outputs = fine.outputs;
+  coarse.held_beside = fine.held_beside;
   for (auto& output : coarse.outputs) output.writer = node_of(partition.block_of(output.writer));
   coarse.loss_mode = fine.loss_mode;
   coarse.hash = fine.hash;

@@ -7,9 +7,9 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/alias.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/ones_like.h>
 #include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -17,6 +17,7 @@
 
 #include "torch/cost/measured/stopwatch.hpp"
 #include "torch/interpret/parameter_cast.hpp"
+#include "torch/ir/op_table.hpp"
 #include "torch/ir/tensor_form.hpp"
 #include "torch/kernels/draw_seed.hpp"
 
@@ -24,7 +25,7 @@ namespace autopar::detail {
 
 namespace {
 
-constexpr std::uint64_t kInputSeed = 20;
+constexpr std::uint64_t kInputSeed = 20, kGradientSeed = 21;
 
 // A device that works asynchronously hides the start of one run behind the run before, if the run is long enough to be
 // started in that time; long runs are not worth the memory of several.
@@ -64,13 +65,15 @@ struct Roots {
   std::vector<at::Tensor> values, gradients;
 };
 
-Roots roots_among(const Environment& values, const std::vector<ValueId>& outgoing) {
+/// @param generator  of gradients of either sign: products of equal numbers take less power, and so less time
+Roots roots_among(const Environment& values, const std::vector<ValueId>& outgoing, const at::Generator& generator) {
   Roots roots;
   for (const auto value : outgoing) {
     const auto& tensor = values[value.index()];
     if (!tensor.defined() || !tensor.requires_grad()) continue;
     roots.values.push_back(tensor);
-    roots.gradients.push_back(at::ones_like(tensor.detach()));
+    auto& gradient = roots.gradients.emplace_back(at::empty_like(tensor.detach()));
+    gradient.is_complex() ? gradient.fill_(1) : gradient.normal_(0, 1, generator);
   }
   return roots;
 }
@@ -94,21 +97,29 @@ AtomBench::AtomBench(const OpGraph& graph, const BatchPlan& plan, const std::vec
   }
 }
 
+// Products take the longer the more bits of their factors differ, as they take power; other operators may want numbers
+// that are probabilities.
 void AtomBench::find_boundary(const std::vector<OpId>& ops) {
-  std::set<ValueId> known;
+  std::set<ValueId> known, multiplied;
   for (const auto op : ops) {
+    const auto op_class = traits_of(graph_.name(op)).op_class;
+    const bool multiplies =
+        op_class == OpClass::kMatmul || op_class == OpClass::kConvolution || op_class == OpClass::kAttention;
     for_each_input(graph_.op(op), [&](ValueId value) {
       if (graph_.value(value).kind != ValueKind::kConstant && known.insert(value).second) incoming_.push_back(value);
+      if (multiplies) multiplied.insert(value);
     });
     for_each_output(graph_.op(op), [&](ValueId value) { known.insert(value); });
   }
+  for (const auto value : incoming_)
+    of_both_signs_.push_back(multiplied.contains(value) || graph_.value(value).kind == ValueKind::kParameter);
 }
 
 bool AtomBench::differentiable(ValueId value) const {
   return graph_.value(value).has_gradient() && !plan_.is_prologue(value);
 }
 
-at::Tensor AtomBench::make_input(ValueId value, std::int64_t samples) const {
+at::Tensor AtomBench::make_input(ValueId value, bool of_both_signs, std::int64_t samples) const {
   const auto& info = graph_.value(value);
   const auto sizes = sizes_at(info, samples);
   const auto options = options_of(info, device_);
@@ -119,7 +130,8 @@ at::Tensor AtomBench::make_input(ValueId value, std::int64_t samples) const {
     case c10::ScalarType::BFloat16:
     case c10::ScalarType::Float:
     case c10::ScalarType::Double:
-      made = at::empty(sizes, options).uniform_(0, 1, generator);
+      made = at::empty(sizes, options);
+      of_both_signs ? made.normal_(0, 1, generator) : made.uniform_(0, 1, generator);
       break;
     case c10::ScalarType::ComplexFloat:
     case c10::ScalarType::ComplexDouble:
@@ -136,7 +148,8 @@ void AtomBench::bring(std::int64_t samples) {
   if (samples_ == samples) return;
   const at::NoGradGuard no_grad;
   inputs_.clear();
-  for (const auto value : incoming_) inputs_.push_back(make_input(value, samples));
+  for (std::size_t i = 0; i < incoming_.size(); ++i)
+    inputs_.push_back(make_input(incoming_[i], of_both_signs_[i], samples));
   counts_.assign(plan_.counts.size(),
                  at::full({}, static_cast<double>(samples), at::TensorOptions().dtype(at::kDouble).device(device_)));
   samples_ = samples;
@@ -209,7 +222,8 @@ AtomBench::Times AtomBench::run(std::int64_t samples, Bytes elsewhere, double st
   }));
   latest_ = times.forward.device;
   std::vector<Roots> roots;
-  for (const auto& environment : values) roots.push_back(roots_among(environment, outgoing_));
+  const auto generator = make_generator(device_, kGradientSeed);
+  for (const auto& environment : values) roots.push_back(roots_among(environment, outgoing_, generator));
   times.has_backward = !roots.front().values.empty();
   if (!times.has_backward) return times;
   pass_through_caches(elsewhere, roots.front().gradients);

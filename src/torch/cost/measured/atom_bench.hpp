@@ -36,7 +36,7 @@ class AtomBench {
 
  private:
   void find_boundary(const std::vector<OpId>& ops);
-  [[nodiscard]] at::Tensor make_input(ValueId value, std::int64_t samples) const;
+  [[nodiscard]] at::Tensor make_input(ValueId value, bool of_both_signs, std::int64_t samples) const;
   [[nodiscard]] bool differentiable(ValueId value) const;
   void bring(std::int64_t samples);
   [[nodiscard]] Environment fresh_environment() const;
@@ -51,8 +51,9 @@ class AtomBench {
   StepStopwatch& stopwatch_;
   c10::Device device_;
   bool adds_gradients_;
-  std::vector<ValueId> incoming_;  ///< what the ops take and do not make, constants left out
-  std::vector<ValueId> outgoing_;  ///< what others take
+  std::vector<ValueId> incoming_;    ///< what the ops take and do not make, constants left out
+  std::vector<bool> of_both_signs_;  ///< likewise: numbers of either sign, as a product's
+  std::vector<ValueId> outgoing_;    ///< what others take
   bool whole_batch_ = false;
   std::vector<OpId> casts_;  ///< of parameters: made before each run, as they are before each call
   OpInterpreter runner_;

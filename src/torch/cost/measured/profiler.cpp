@@ -39,6 +39,11 @@ void check_probes(const MeasureOptions& options) {
   }
 }
 
+SampleRange range_of(const MeasureOptions& options) {
+  const auto [least, most] = std::ranges::minmax(options.samples);
+  return {least, most};
+}
+
 /// Bytes that compute actions of an atom move, by samples: its parameters with their gradients, and what it saves.
 Affine moved_bytes(const ModelProfile& model, NodeId node) {
   Affine moved = model.graph[node].saved;
@@ -55,15 +60,13 @@ bool is_steady(const std::vector<double>& seconds) {
   return *most - *least <= kSpread * *most;
 }
 
-/// What of a run is to be known: how long the device takes, or that or the host's queueing, whichever is longer.
-enum class Of { kDevice, kWhole };
+/// What is run alone stands for a part of a step, in which the host is ahead.
+constexpr bool kHostIsAhead = true;
 
+/// @param host_is_ahead  the device's time alone counts
 /// @param elsewhere  bytes that the rest of the model moves meanwhile, by samples
-MeasuredAtom measure_bench(AtomBench bench, Of what, double start, const Affine& elsewhere,
+MeasuredAtom measure_bench(AtomBench bench, bool host_is_ahead, double start, const Affine& elsewhere,
                            const MeasureOptions& options) {
-  const auto seconds = [&](const detail::StepStopwatch::Seconds& taken) {
-    return what == Of::kDevice ? taken.device : std::max(taken.device, taken.host);
-  };
   constexpr double kLong = 0.05;  // seconds: such a run is the same each time
   constexpr int kFewest = 3;
   std::vector<MeasuredPoint> forward, backward;
@@ -73,15 +76,15 @@ MeasuredAtom measure_bench(AtomBench bench, Of what, double start, const Affine&
     std::vector<double> forwards, backwards;
     for (int i = 0; i < options.repetitions; ++i) {
       const auto times = bench.run(samples, others, start);
-      forwards.push_back(seconds(times.forward));
-      backwards.push_back(seconds(times.backward));
+      forwards.push_back(times.forward.in_step(host_is_ahead));
+      backwards.push_back(times.backward.in_step(host_is_ahead));
       const bool is_known = is_steady(forwards) && is_steady(backwards);
       if (i + 1 >= kFewest && (is_known || forwards.back() + backwards.back() > kLong)) break;
     }
     forward.push_back({static_cast<double>(samples), detail::median(forwards)});
     backward.push_back({static_cast<double>(samples), detail::median(backwards)});
   }
-  return {fit_line(forward), fit_line(backward), {}, {}};
+  return {fit_line(forward), fit_line(backward), {}, {}, range_of(options)};
 }
 
 /// Atoms from the start of the model that one rank can run together, and their operators.
@@ -120,8 +123,8 @@ struct Alone {
 };
 
 /// How much longer atoms take one after the other than each by itself, again and again, for samples of one size: what
-/// they read is further away, memory is not at hand, and a device may wait for the host. 1 where most atoms were known
-/// before, so that it says little.
+/// they read is further away, memory is not at hand, and a device may wait for the host if it launches all. 1 where
+/// most atoms were known before, so that it says little.
 double ratio_together(double whole, const Alone& alone) {
   const double rest = whole - alone.known;
   return rest <= 0 || alone.fresh <= alone.known ? 1 : rest / alone.fresh;
@@ -138,8 +141,8 @@ std::vector<double> measure_together(const OpGraph& graph, const BatchPlan& plan
   const auto beginning = beginning_that_fits(profile, static_cast<double>(largest));
   if (beginning.atoms.size() < 2) return ratios;
   for (const NodeId node : beginning.atoms) elsewhere -= moved_bytes(profile.model, node);
-  const auto whole = measure_bench(AtomBench(graph, plan, beginning.ops, stopwatch, options.adds_gradients), Of::kWhole,
-                                   0, elsewhere, options);
+  const auto whole = measure_bench(AtomBench(graph, plan, beginning.ops, stopwatch, options.adds_gradients),
+                                   options.recorded, 0, elsewhere, options);
   std::vector<Alone> forward(sizes), backward(sizes);
   for (const NodeId node : beginning.atoms) {
     const auto structure = profile.model.graph[node].structure;
@@ -195,14 +198,15 @@ MeasuredAtom measure_atom(const OpGraph& graph, const BatchPlan& plan, const Ato
   check_probes(options);
   detail::StepStopwatch stopwatch(device);
   return measure_bench(AtomBench(graph, plan, atoms.atoms[atom.index()], stopwatch, options.adds_gradients),
-                       Of::kDevice, detail::start_of_backward(stopwatch), {}, options);
+                       kHostIsAhead, detail::start_of_backward(stopwatch), {}, options);
 }
 
 MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const BatchPlan& plan, const GraphProfile& profile,
                             c10::Device device, const MeasureOptions& options, MeasuredCosts known) {
   check_probes(options);
   const auto& model = profile.model.graph;
-  const auto todo = atoms_to_measure(model, known);
+  const auto samples = range_of(options);
+  const auto todo = atoms_to_measure(model, known, samples);
   const auto log = world.logger(LogModule::kProfiler);
   std::vector<AtomRow> rows;
   Affine moved;  // by the ranks of a host together: they share the largest cache
@@ -217,7 +221,7 @@ MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const BatchPlan&
       elsewhere -= moved_bytes(profile.model, todo[i]);
       const auto measured =
           measure_bench(AtomBench(graph, plan, profile.atoms.atoms[todo[i].index()], stopwatch, options.adds_gradients),
-                        Of::kDevice, start, elsewhere, options);
+                        kHostIsAhead, start, elsewhere, options);
       rows.push_back({atom.structure, measured.forward, measured.backward});
     } catch (const std::exception& error) {
       log.warn(atom.name + (atom.path.empty() ? "" : " (near " + atom.path + ")") +
@@ -246,7 +250,8 @@ MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const BatchPlan&
     known.atoms[structure] = {scaled(atom.forward, options.samples, std::span(ratios).first(sizes)),
                               scaled(atom.backward, options.samples, std::span(ratios).last(sizes)),
                               {},
-                              {}};
+                              {},
+                              samples};
   }
   log.info("measured " + std::to_string(rows.size()) + " of " + std::to_string(todo.size()) +
            " distinct atoms that were not known, of " + std::to_string(model.node_count()) +

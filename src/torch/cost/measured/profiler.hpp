@@ -24,14 +24,16 @@ struct MeasureOptions {
   std::vector<std::int64_t> samples{1, 2, 4};  ///< of the micro-batches that are tried, each at least 1
   int repetitions = 7;                         ///< at most, of which the median counts; three where they agree
   bool adds_gradients = true;                  ///< to what parameters have, as later micro-batches and replicas do
+  bool recorded = false;                       ///< steps are recorded and replayed: no device waits for the host
 };
 
 /// Three sizes that span the micro-batches of a step of `batch` samples on `world` ranks: from an eighth of a rank's
 /// part to all of it, at least 1, 2 and 4.
 [[nodiscard]] std::vector<std::int64_t> probe_samples(std::int64_t batch, int world);
 
-/// Runs one atom alone, forward and backward, on inputs of its own: random numbers in [0, 1), zeros for integers. No
-/// parameter, buffer or generator of the model is touched. Memory is not measured.
+/// Runs one atom alone, forward and backward, on inputs of its own: random numbers, of either sign what is multiplied
+/// and gradients, in [0, 1) others; zeros for integers. No parameter, buffer or generator of the model is touched.
+/// Memory is not measured.
 ///
 /// What starting a backward costs is taken off, as a stage starts one for all its atoms. On devices that work
 /// asynchronously several runs follow one another without waiting, as in a step.
@@ -39,12 +41,13 @@ struct MeasureOptions {
 [[nodiscard]] MeasuredAtom measure_atom(const OpGraph& graph, const BatchPlan& plan, const AtomPartition& atoms,
                                         NodeId atom, c10::Device device, const MeasureOptions& options);
 
-/// Measures one atom of each structure that `known` lacks, shared out among the ranks, and gives every rank all of
-/// them, known ones included. On a CPU as much memory is touched before each run as the host's ranks move between two
-/// compute actions of an atom, so that caches hold what they do in a step. An atom that cannot be run alone is left
-/// out, with a warning: it costs what the roofline says. Then every rank runs the beginning of the model, up to 512
-/// MiB, as a stage does; by how much that takes longer than the sum of its atoms, those that were measured now are made
-/// longer. Collective. @cost (distinct atoms / ranks + 1 beginning of the model) x probes x repetitions runs
+/// Measures one atom of each structure that `known` lacks for such numbers of samples, shared out among the ranks, and
+/// gives every rank all of them, known ones included. On a CPU as much memory is touched before each run as the host's
+/// ranks move between two compute actions of an atom, so that caches hold what they do in a step. An atom that cannot
+/// be run alone is left out, with a warning: it costs what the roofline says. Then every rank runs the beginning of the
+/// model, up to 512 MiB, as a stage does; by how much that takes longer than the sum of its atoms, those that were
+/// measured now are made longer. Collective. @cost (distinct atoms / ranks + 1 beginning of the model) x probes x
+/// repetitions runs
 [[nodiscard]] MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const BatchPlan& plan,
                                           const GraphProfile& profile, c10::Device device,
                                           const MeasureOptions& options, MeasuredCosts known = {});

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <functional>
 
@@ -19,12 +20,15 @@ class StepStopwatch {
   struct Seconds {
     double device = 0;  ///< from when the device begins with the work until it is done
     double host = 0;    ///< until everything is queued. On a CPU the same
+
+    /// What it adds to a step: a device waits for a host that is not ahead, as it is where steps are replayed.
+    [[nodiscard]] double in_step(bool host_is_ahead) const { return host_is_ahead ? device : std::max(device, host); }
   };
 
   explicit StepStopwatch(c10::Device device) : device_(device) {}
 
   /// Waits for the device before and after. Where queueing takes longer than the device was kept busy, which the next
-  /// call mends (up to 10 ms), gaps are counted: the first time of a work is not to be used.
+  /// call mends (up to 30 ms), gaps are counted: the first time of a work is not to be used.
   [[nodiscard]] Seconds time(const std::function<void()>& work);
 
   [[nodiscard]] c10::Device device() const { return device_; }

@@ -6,6 +6,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
+#include <ATen/record_function.h>
 #include <torch/torch.h>
 
 #include <autopar/cost/profiled.hpp>
@@ -16,6 +17,7 @@
 #include "profiled.hpp"
 
 #include "torch/capture/capture.hpp"
+#include "torch/cost/measured/step_stopwatch.hpp"
 #include "torch/rewrite/linear_fold.hpp"
 
 namespace profiler_test {
@@ -163,6 +165,47 @@ TEST_CASE("what is known is not measured again", "[profiler]") {
   CHECK(costs.atoms.at(42) == known.atoms.at(42));
   CHECK(costs.atoms.size() == atoms_to_measure(p.model()).size() + 1);
   CHECK(atoms_to_measure(p.model(), costs).empty());
+  // Of more samples nothing is known but what was there for all.
+  const auto more = measure_alone(p, {{1, 4}, 3}, costs);
+  CHECK(more.atoms.at(first.structure) == known.atoms.at(first.structure));
+  for (const NodeId node : atoms_to_measure(p.model(), known)) {
+    const auto structure = p.model()[node].structure;
+    CHECK((costs.atoms.at(structure).samples == SampleRange{1, 2}));
+    CHECK((more.atoms.at(structure).samples == SampleRange{1, 4}));
+  }
+}
+
+TEST_CASE("products are measured on numbers of either sign, as trainings have them", "[profiler]") {
+  torch::nn::Linear linear(40, 30);
+  const auto p = profile(*linear, {torch::randn({4, 40}).requires_grad_()},
+                         [&](const Tensors& in) { return linear(in[0]).exp(); });
+  static int products, of_one_sign;  // a callback has no state of its own
+  products = of_one_sign = 0;
+  const auto look = at::addThreadLocalCallback(
+      at::RecordFunctionCallback([](const at::RecordFunction& function) -> std::unique_ptr<at::ObserverContext> {
+        const std::string name = function.name();
+        if (name != "aten::mm" && name != "aten::addmm") return nullptr;
+        ++products;
+        for (const auto& input : function.inputs()) {
+          if (!input.isTensor() || input.toTensor().numel() < 30) continue;
+          if (input.toTensor().min().item<double>() >= 0) ++of_one_sign;
+        }
+        return nullptr;
+      })
+          .needsInputs(true)
+          .scopes({at::RecordScope::FUNCTION}));
+  static_cast<void>(measure_named(p, "aten::linear", {{2}, 1}));
+  at::removeCallback(look);
+  CHECK(products >= 3);
+  CHECK(of_one_sign == 0);
+}
+
+TEST_CASE("a device waits for a host that is not ahead", "[profiler]") {
+  const autopar::detail::StepStopwatch::Seconds bound_by_host{2, 3}, bound_by_device{3, 2};
+  CHECK(bound_by_host.in_step(false) == 3);
+  CHECK(bound_by_host.in_step(true) == 2);
+  CHECK(bound_by_device.in_step(false) == 3);
+  CHECK(bound_by_device.in_step(true) == 3);
 }
 
 TEST_CASE("times are those of the work: larger products take longer, and backwards need a gradient", "[profiler]") {
