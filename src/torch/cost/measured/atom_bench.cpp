@@ -222,7 +222,7 @@ AtomBench::Times AtomBench::run(std::int64_t samples, Bytes elsewhere, double st
   }));
   latest_ = times.forward.device;
   std::vector<Roots> roots;
-  const auto generator = make_generator(device_, kGradientSeed);
+  const auto generator = make_generator(device_, {kGradientSeed});
   for (const auto& environment : values) roots.push_back(roots_among(environment, outgoing_, generator));
   times.has_backward = !roots.front().values.empty();
   if (!times.has_backward) return times;
