@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "torch/device/device_context.hpp"
+#include "torch/interpret/parameter_cast.hpp"
 #include "torch/ir/add_layer_norm.hpp"
 #include "torch/kernels/layer_norm_source.hpp"
 #include "torch/kernels/summed_columns.hpp"
@@ -134,6 +135,31 @@ TEST_CASE("The gradient of what is dropped brings along sums of its columns, tha
     REQUIRE(sums.defined());
     gpu_test::check_summed_columns(sums, made[0]);
     CHECK_FALSE(ap::take_summed_columns(made[1]).defined());
+  }
+}
+
+TEST_CASE("Weights that are casts have their gradients in the parameters' single precision", "[gpu]") {
+  torch::manual_seed(11);
+  const auto x = at_type(torch::randn({700, 256}), at::kBFloat16), y = at_type(torch::randn({700, 256}), at::kBFloat16);
+  const auto of_norm = at_type(torch::randn({700, 256}), at::kBFloat16);
+  const auto seed = torch::tensor(5, at::kLong);
+  for (const double p : {0.0, 0.5}) {
+    const auto weight = at_type(torch::randn({256}), at::kFloat).requires_grad_(),
+               bias = torch::zeros_like(weight).requires_grad_();
+    const auto cast = [](const Tensor& parameter) {
+      return ap::with_history_of(parameter, parameter.detach().to(at::kBFloat16));
+    };
+    const auto [sum, norm] = joined(x, y, cast(weight), cast(bias), p, seed);
+    const auto made = torch::autograd::grad({norm}, {weight, bias}, {of_norm});
+    const auto dy = of_norm.to(at::kDouble);
+    const auto h = torch::layer_norm(sum.detach().to(at::kDouble), {256});
+    CHECK(made[0].scalar_type() == at::kFloat);
+    CHECK(gpu_test::worst_error(made[0], (dy * h).sum(0)) < 1e-5);
+    CHECK(gpu_test::worst_error(made[1], dy.sum(0)) < 1e-6);
+    // In their own types others have it as ever.
+    const auto own = weight.detach().to(at::kBFloat16).requires_grad_(), other = torch::zeros_like(own);
+    const auto norm_of_own = std::get<1>(joined(x, y, own, other, p, seed));
+    CHECK(torch::autograd::grad({norm_of_own}, {own}, {of_norm})[0].scalar_type() == at::kBFloat16);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -58,6 +59,7 @@ at::Tensor with_history_of(const at::Tensor& parameter, const at::Tensor& cast) 
   const std::shared_ptr<CastNode> node(new CastNode(parameter), torch::autograd::deleteNode);
   node->set_sequence_nr(kAtOnce);
   torch::autograd::set_history(result, node);
+  node->mutable_input_metadata(0).set_grad_dtype(std::nullopt);  // of any type
   return result;
 }
 

@@ -14,6 +14,7 @@
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 
 #include "shard/kept.hpp"
@@ -108,6 +109,13 @@ struct Draws {
   }
 };
 
+/// Whether what the numbers' gradient goes to takes it in another type than theirs.
+bool takes_single(const Tensor& numbers) {
+  if (!numbers.requires_grad()) return true;
+  const auto edge = torch::autograd::impl::gradient_edge(numbers);
+  return edge.is_valid() && !edge.function->input_metadata(edge.input_nr).grad_dtype();
+}
+
 struct AddLayerNormFunction : torch::autograd::Function<AddLayerNormFunction> {
   static variable_list forward(AutogradContext* context, const Tensor& input, const Tensor& residual,
                                const Tensor& weight, const Tensor& bias, double eps, double p, const Tensor& seed) {
@@ -129,6 +137,7 @@ struct AddLayerNormFunction : torch::autograd::Function<AddLayerNormFunction> {
       launch();
     context->save_for_backward({sum, weight, statistics, seed});
     context->saved_data["p"] = p;
+    context->saved_data["in_single"] = takes_single(weight) && takes_single(bias);
     context->set_materialize_grads(false);
     return {sum, result};
   }
@@ -144,7 +153,9 @@ struct AddLayerNormFunction : torch::autograd::Function<AddLayerNormFunction> {
     const auto of_result = is_normalised ? in_rows(given[1]) : at::zeros_like(sum);
     const auto of_sum = given[0].defined() ? in_rows(given[0]) : Tensor();
     const auto of_residual = at::empty_like(sum), of_input = draws ? at::empty_like(sum) : of_residual;
-    const auto of_weight = at::empty_like(weight), of_bias = at::empty_like(weight);
+    // Of casts of parameters: sums are in single precision, as parameters are.
+    const auto type = context->saved_data["in_single"].toBool() ? at::kFloat : weight.scalar_type();
+    const auto of_weight = at::empty_like(weight, type), of_bias = at::empty_like(weight, type);
     const auto blocks = cover.gradient_blocks();
     const auto partial = at::empty({blocks, NormShape::kSums, cover.columns}, statistics.options());
     const auto sums_of_input = at::empty({cover.columns}, statistics.options());
@@ -161,7 +172,7 @@ struct AddLayerNormFunction : torch::autograd::Function<AddLayerNormFunction> {
       launch(detail::memory_of(of_input), draws->seed_at, draws->seed, draws->kept_below, draws->scale);
     else
       launch();
-    const auto adds_up = std::string("add_layer_norm_sums_") + detail::kernel_type(weight.scalar_type());
+    const auto adds_up = std::string("add_layer_norm_sums_") + detail::kernel_type(type);
     detail::launch(sum, kLayerNormKernels, adds_up.c_str(), NormShape::adding_up(cover.columns),
                    detail::data_of(partial), static_cast<int>(blocks), detail::memory_of(of_weight),
                    detail::memory_of(of_bias), detail::memory_of(sums_of_input), columns);

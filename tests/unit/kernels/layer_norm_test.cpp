@@ -68,7 +68,8 @@ struct Operands {
 
 struct Outcome {
   Numbers sum, result, statistics, of_input, of_residual, of_weight, of_bias;
-  Numbers columns;  ///< sums of of_input as it is stored
+  Numbers columns;                           ///< sums of of_input as it is stored
+  Numbers weight_in_single, bias_in_single;  ///< those of the weight and the bias, of any type
 };
 
 constexpr double kEps = 1e-5;
@@ -92,7 +93,7 @@ template <class T>
 Outcome exact_outcome(const Operands& of) {
   const auto columns = of.columns;
   const auto n = static_cast<double>(columns);
-  Outcome made{{}, {}, Numbers(2 * of.rows), {}, {}, Numbers(columns), Numbers(columns), {}};
+  Outcome made{{}, {}, Numbers(2 * of.rows), {}, {}, Numbers(columns), Numbers(columns), {}, {}, {}};
   const auto kept = [&](double number, std::size_t at) { return of.drop ? of.drop->of(number, at) : number; };
   for (std::size_t i = 0; i < of.input.size(); ++i)
     made.sum.push_back(number_of(rounded<T>(kept(of.input[i], i) + of.residual[i])));
@@ -169,8 +170,14 @@ Outcome outcome_of_kernels(CudaOnCpu& gpu, const Case& one, const Operands& of) 
   auto* const sums = gpu.room<float>("sums of the gradient of the input", of.columns);
   gpu.launch(std::string("add_layer_norm_sums_") + kName<W>, Shape::adding_up(columns), partial, blocks, of_weight,
              of_bias, sums, columns);
-  return {gpu.numbers(sum),         gpu.numbers(result),    gpu.numbers(statistics), gpu.numbers(of_input),
-          gpu.numbers(of_residual), gpu.numbers(of_weight), gpu.numbers(of_bias),    gpu.numbers(sums)};
+  auto* const weight_in_single = gpu.room<float>("gradient of the weight in single precision", of.columns);
+  auto* const bias_in_single = gpu.room<float>("gradient of the bias in single precision", of.columns);
+  gpu.launch("add_layer_norm_sums_f32", Shape::adding_up(columns), partial, blocks, weight_in_single, bias_in_single,
+             sums, columns);
+  return {gpu.numbers(sum),           gpu.numbers(result),      gpu.numbers(statistics),
+          gpu.numbers(of_input),      gpu.numbers(of_residual), gpu.numbers(of_weight),
+          gpu.numbers(of_bias),       gpu.numbers(sums),        gpu.numbers(weight_in_single),
+          gpu.numbers(bias_in_single)};
 }
 
 template <class T, class W>
@@ -191,6 +198,8 @@ void check(const Case& one, const std::optional<Drop>& drop) {
   CHECK(kernels_test::worst_error(made.of_residual, exact.of_residual) <= kEpsilon<T> + kSingle);
   CHECK(kernels_test::worst_error(made.of_weight, exact.of_weight) <= kEpsilon<W> + of_sums);
   CHECK(kernels_test::worst_error(made.of_bias, exact.of_bias) <= kEpsilon<W> + of_sums);
+  CHECK(kernels_test::worst_error(made.weight_in_single, exact.of_weight) <= of_sums);
+  CHECK(kernels_test::worst_error(made.bias_in_single, exact.of_bias) <= of_sums);
   CHECK(kernels_test::worst_error(made.columns, columns) <= of_sums);
 }
 

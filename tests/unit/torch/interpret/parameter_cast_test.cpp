@@ -1,6 +1,7 @@
 #include "torch/interpret/parameter_cast.hpp"
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include <torch/torch.h>
@@ -47,6 +48,35 @@ TEST_CASE("casts of parameters lie as they are read, and gradients as parameters
       }
     }
   }
+}
+
+/// A sum of rows times numbers, which are read in 16 bits and have their gradient in the type of the rows.
+struct Weighted : torch::autograd::Function<Weighted> {
+  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& rows, const Tensor& numbers) {
+    context->save_for_backward({rows});
+    return (rows * numbers).sum();
+  }
+  static std::vector<Tensor> backward(torch::autograd::AutogradContext* context, const std::vector<Tensor>& given) {
+    return {Tensor(), given[0] * context->get_saved_variables()[0].sum(0)};
+  }
+};
+
+TEST_CASE("a gradient of a cast that is made in single precision comes to the parameter as it is, and is added so") {
+  torch::manual_seed(7);
+  const auto parameter = torch::randn({40}).requires_grad_(), rows = torch::randn({30, 40});
+  const auto form = form_like(torch::empty({40}, torch::kBFloat16));
+  const auto gradient_of = [&](const std::function<Tensor(const Tensor&)>& loss) {
+    const auto cast = with_history_of(parameter, cast_of(parameter, form));
+    return torch::autograd::grad({loss(cast)}, {parameter})[0];
+  };
+  const auto of_rows = rows.sum(0), half = rows[0].to(torch::kBFloat16);
+  REQUIRE_FALSE(torch::equal(of_rows, of_rows.to(torch::kBFloat16).to(torch::kFloat)));
+  CHECK(torch::equal(gradient_of([&](const Tensor& cast) { return Weighted::apply(rows, cast); }), of_rows));
+  CHECK(torch::equal(
+      gradient_of([&](const Tensor& cast) { return Weighted::apply(rows, cast) + Weighted::apply(rows, cast); }),
+      of_rows + of_rows));
+  CHECK(torch::equal(gradient_of([&](const Tensor& cast) { return (cast * half).sum().to(torch::kFloat); }),
+                     half.to(torch::kFloat)));
 }
 
 TEST_CASE("a cast has a history where gradients are recorded") {
