@@ -13,6 +13,7 @@
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/empty_strided.h>
+#include <c10/util/strides.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
