@@ -1,9 +1,13 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <temp_folder.hpp>
 
 #include <cmath>
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <string>
 #include <thread>
 #include <tuple>
 #include <vector>
@@ -11,6 +15,8 @@
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/ops/mm.h>
 
+#include "torch/device/cuda/measured_products.hpp"
+#include "torch/device/kept_files.hpp"
 #include "torch/interpret/row_products.hpp"
 #include "torch/kernels/products.hpp"
 #include "torch/kernels/whole_packs.hpp"
@@ -146,6 +152,33 @@ TEST_CASE("threads that make products of a form at once get the same bits", "[gp
   for (auto& thread : threads) thread.join();
   for (const auto& each : made) CHECK(torch::equal(each, made[0]));
   CHECK(error(made[0], at::mm(a, b, at::kFloat).to(at::kDouble)) <= 1e-5);
+}
+
+TEST_CASE("a later process makes products by the algorithm that was kept, if it makes the same bits",
+          "[gpu][products]") {
+  const TempFolder temp;
+  const auto folder = temp / "kernels";
+  const auto a = random({4096, 2112}, at::kBFloat16), b = random({2112, 2048}, at::kBFloat16);
+  const auto made_by_new = [&] {
+    autopar::MeasuredProducts products;
+    products.keep_in(folder);
+    const auto to = torch::empty({4096, 2048}, a.options());
+    const autopar::MatrixProduct product{a, b, {}, to};
+    REQUIRE(products.queue(product, *autopar::form_of_product(product)));
+    return to;
+  };
+  const auto first = made_by_new();
+  const auto file = std::filesystem::directory_iterator(folder)->path();
+  INFO(file.string());
+  const auto kept = autopar::content_of(file);
+  const auto line = kept.find('\n') + 1;
+  REQUIRE(line < kept.size());
+  CHECK(torch::equal(first, made_by_new()));
+  CHECK(autopar::content_of(file) == kept);
+  for (char other = '0'; other < '8'; ++other) {  // a file that says any other
+    std::ofstream(file, std::ios::trunc) << kept.substr(0, line) << other << kept.substr(line + 1);
+    CHECK(torch::equal(first, made_by_new()));
+  }
 }
 
 TEST_CASE("what the first product of a form takes for its trials is given back", "[gpu][products]") {

@@ -67,14 +67,17 @@ class DeviceContext {
   /// @return undefined where devices of this kind cannot record
   [[nodiscard]] virtual at::Generator recorded_generator(const at::Tensor& /*seed*/) const { return {}; }
   /// Queues a large product on this thread's stream by the fastest algorithm of the device's library. The first product
-  /// of a form tries some: it waits for the device, takes some tens of its times, and for a moment the memory of
-  /// another result (two where it adds) and of its larger factor. Bits do not depend on what was the fastest.
+  /// of a form tries some, unless an earlier process left its choice in the folder of `keep_kernels_in`: it waits for
+  /// the device, takes some tens of its times, at most a tenth of a second in which the device warms up, and for a
+  /// moment the memory of another result (two where it adds) and of its larger factor. Bits do not depend on what was
+  /// the fastest.
   /// @param form  `form_of_product(product)`
   /// @return false if nothing was queued: the device's library has nothing for it
   [[nodiscard]] virtual bool multiply(const MatrixProduct& /*product*/, const ProductForm& /*form*/) const {
     return false;
   }
-  /// Where compiled kernels are kept from now on, for all devices of the kind; none: nowhere. Made when needed.
+  /// Where compiled kernels, and which algorithms products are made by, are kept from now on, for all devices of the
+  /// kind; none: nowhere. Made when needed.
   virtual void keep_kernels_in(const std::filesystem::path&) const {}
 };
 

@@ -14,6 +14,7 @@ namespace autopar {
 /// Functions of cuBLASLt, which nothing links: of the library that libtorch's CUDA library has brought along.
 struct BlasLt {
   decltype(&cublasLtCreate) create = nullptr;
+  decltype(&cublasLtGetVersion) version = nullptr;
   decltype(&cublasLtMatmul) multiply = nullptr;
   decltype(&cublasLtMatmulAlgoGetHeuristic) find = nullptr;
   decltype(&cublasLtMatmulAlgoConfigGetAttribute) get_of_algorithm = nullptr;
@@ -32,6 +33,7 @@ struct BlasLt {
       is_there = is_there && function != nullptr;
     };
     take(create, "cublasLtCreate");
+    take(version, "cublasLtGetVersion");
     take(multiply, "cublasLtMatmul");
     take(find, "cublasLtMatmulAlgoGetHeuristic");
     take(get_of_algorithm, "cublasLtMatmulAlgoConfigGetAttribute");

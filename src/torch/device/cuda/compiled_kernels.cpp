@@ -2,7 +2,6 @@
 
 #if __has_include(<nvrtc.h>)
 #include <cstdint>
-#include <fstream>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -10,7 +9,6 @@
 #include <sstream>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <utility>
 
 #include <c10/cuda/CUDAGuard.h>
@@ -19,9 +17,9 @@
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <nvrtc.h>
-#include <unistd.h>
 
 #include "torch/device/cuda/loaded_function.hpp"
+#include "torch/device/kept_files.hpp"
 #endif
 
 namespace autopar {
@@ -78,26 +76,6 @@ std::filesystem::path file_of(const std::filesystem::path& folder, const KernelS
   return folder / name.str();
 }
 
-std::string content_of(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return file ? text.str() : std::string();
-}
-
-// What cannot be kept is compiled again. Renamed when whole: other processes read it at the same time, and other
-// threads may write it for another device.
-void keep(const std::filesystem::path& path, const std::string& text) {
-  std::error_code error;
-  std::filesystem::create_directories(path.parent_path(), error);
-  auto part = path;
-  part += "." + std::to_string(getpid()) + "." + std::to_string(gettid());
-  if (std::ofstream file(part, std::ios::binary); !file.write(text.data(), static_cast<std::streamsize>(text.size())))
-    return;
-  std::filesystem::rename(part, path, error);
-  if (error) std::filesystem::remove(part, error);
-}
-
 /// The kernels of a source on one device, for as long as its context.
 class CompiledKernels {
  public:
@@ -112,7 +90,7 @@ class CompiledKernels {
     const auto file = folder.empty() ? std::filesystem::path() : file_of(folder, source, architecture);
     if (!file.empty() && take(content_of(file))) return;
     const auto text = compiled(source, architecture);
-    if (take(text) && !file.empty()) keep(file, text);
+    if (take(text) && !file.empty()) keep_file(file, text);
   }
 
   [[nodiscard]] bool are_there() const { return module_ != nullptr; }

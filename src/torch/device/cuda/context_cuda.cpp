@@ -115,7 +115,10 @@ class CudaContext final : public DeviceContext {
   [[nodiscard]] bool multiply(const MatrixProduct& product, const ProductForm& form) const override {
     return products_.queue(product, form);
   }
-  void keep_kernels_in(const std::filesystem::path& folder) const override { keep_compiled_in(folder); }
+  void keep_kernels_in(const std::filesystem::path& folder) const override {
+    keep_compiled_in(folder);
+    products_.keep_in(folder);
+  }
   [[nodiscard]] std::unique_ptr<DeviceRecording> record(c10::Stream stream, const std::function<void()>& work,
                                                         const DeviceRecording* beside) const override {
     return record_graph(stream, work, beside);

@@ -2,13 +2,17 @@
 
 #if __has_include(<cublasLt.h>)
 #include <algorithm>
-#include <array>
+#include <cctype>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <optional>
+#include <span>
+#include <sstream>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -20,7 +24,8 @@
 #include <c10/cuda/CUDAStream.h>
 #include <c10/util/Exception.h>
 
-#include "torch/device/cuda/blas_lt.hpp"
+#include "torch/device/cuda/product_of_form.hpp"
+#include "torch/device/kept_algorithms.hpp"
 #endif
 
 namespace autopar {
@@ -28,106 +33,6 @@ namespace autopar {
 #if __has_include(<cublasLt.h>)
 
 namespace {
-
-cudaDataType_t cuda_type(c10::ScalarType type) {
-  return type == c10::kHalf ? CUDA_R_16F : type == c10::kBFloat16 ? CUDA_R_16BF : CUDA_R_32F;
-}
-
-/// Products of one form. cuBLASLt's matrices have their columns side by side, ours their rows: to it `to` is [n, m], b
-/// times a. What describes it is left to the end of the process, as the handle is: the library may end before us.
-class ProductOfForm {
- public:
-  ProductOfForm(const BlasLt& blas, cublasLtHandle_t handle, const ProductForm& form) : blas_(blas), handle_(handle) {
-    const auto type = cuda_type(form.type), type_to = cuda_type(form.type_to);
-    check(blas.create_product(&product_, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    set(CUBLASLT_MATMUL_DESC_TRANSA, form.b_by_columns ? CUBLAS_OP_T : CUBLAS_OP_N);
-    set(CUBLASLT_MATMUL_DESC_TRANSB, form.a_by_columns ? CUBLAS_OP_T : CUBLAS_OP_N);
-    if (form.has_bias) {
-      set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
-      set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, static_cast<std::int32_t>(type));
-      set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, reinterpret_cast<const void*>(form.alignment));  // how it is aligned
-    }
-    a_ = matrix(type, form.rows, form.inner, form.pitch_a, form.a_by_columns);
-    b_ = matrix(type, form.inner, form.columns, form.pitch_b, form.b_by_columns);
-    to_ = matrix(type_to, form.rows, form.columns, form.pitch, false);
-    find(static_cast<std::uint32_t>(form.alignment));
-  }
-
-  [[nodiscard]] bool is_there() const { return is_there_ && !algorithms_.empty(); }
-  [[nodiscard]] std::size_t algorithms() const { return algorithms_.size(); }
-  void keep(std::size_t algorithm) { algorithms_ = {algorithms_[algorithm]}; }
-
-  [[nodiscard]] bool queue(const MatrixProduct& product, std::size_t algorithm = 0) {
-    const float one = 1, kept = product.adds ? 1 : 0;
-    if (product.bias.defined()) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, product.bias.const_data_ptr());
-    auto* const to = product.to.data_ptr();
-    return is_there_ &&
-           blas_.multiply(handle_, product_, &one, product.b.const_data_ptr(), b_, product.a.const_data_ptr(), a_,
-                          &kept, to, to_, to, to_, &algorithms_[algorithm], nullptr, 0,
-                          c10::cuda::getCurrentCUDAStream(product.a.get_device()).stream()) == CUBLAS_STATUS_SUCCESS;
-  }
-
- private:
-  void check(cublasStatus_t status) { is_there_ = is_there_ && status == CUBLAS_STATUS_SUCCESS; }
-  template <class T>
-  void set(cublasLtMatmulDescAttributes_t what, T value) {
-    if (is_there_) check(blas_.set_of_product(product_, what, &value, sizeof(value)));
-  }
-  [[nodiscard]] cublasLtMatrixLayout_t matrix(cudaDataType_t type, std::int64_t rows, std::int64_t columns,
-                                              std::int64_t pitch, bool by_columns) {
-    cublasLtMatrixLayout_t made = nullptr;
-    const auto [together, apart] = by_columns ? std::pair(rows, columns) : std::pair(columns, rows);
-    check(blas_.create_matrix(&made, type, static_cast<std::uint64_t>(together), static_cast<std::uint64_t>(apart),
-                              pitch));
-    return made;
-  }
-
-  // In the order of the library, which expects the first to be the fastest. Without memory of their own, and with each
-  // sum made in one place: in what order it is added depends on the form alone.
-  void find(std::uint32_t alignment) {
-    constexpr int kAsked = 16;
-    constexpr std::size_t kMost = 8;
-    cublasLtMatmulPreference_t wish = nullptr;
-    check(blas_.create_wish(&wish));
-    const auto want = [&](cublasLtMatmulPreferenceAttributes_t what, auto value) {
-      if (is_there_) check(blas_.set_of_wish(wish, what, &value, sizeof(value)));
-    };
-    want(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, std::uint64_t{0});
-    want(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_NONE));
-    for (const auto what : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-                            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
-      want(what, alignment);
-    std::array<cublasLtMatmulHeuristicResult_t, kAsked> found{};
-    int count = 0;
-    if (is_there_) check(blas_.find(handle_, product_, b_, a_, to_, to_, wish, kAsked, found.data(), &count));
-    for (int i = 0; is_there_ && i < count && algorithms_.size() < kMost; ++i) {
-      const auto& each = found[static_cast<std::size_t>(i)];
-      if (each.state == CUBLAS_STATUS_SUCCESS && each.workspaceSize == 0 && sums_in_one_place(each.algo))
-        algorithms_.push_back(each.algo);
-    }
-    if (wish != nullptr) blas_.destroy_wish(wish);
-  }
-
-  [[nodiscard]] bool sums_in_one_place(const cublasLtMatmulAlgo_t& algorithm) const {
-    const auto get = [&](cublasLtMatmulAlgoConfigAttributes_t what, auto& value) {
-      std::size_t written = 0;
-      return blas_.get_of_algorithm(&algorithm, what, &value, sizeof(value), &written) == CUBLAS_STATUS_SUCCESS;
-    };
-    std::int32_t parts = 0;
-    std::uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_NONE;
-    return get(CUBLASLT_ALGO_CONFIG_SPLITK_NUM, parts) && get(CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, reduction) &&
-           parts <= 1 && reduction == CUBLASLT_REDUCTION_SCHEME_NONE;
-  }
-
-  const BlasLt& blas_;
-  cublasLtHandle_t handle_;
-  bool is_there_ = true;
-  cublasLtMatmulDesc_t product_ = nullptr;
-  cublasLtMatrixLayout_t a_ = nullptr, b_ = nullptr, to_ = nullptr;
-  std::vector<cublasLtMatmulAlgo_t> algorithms_;
-};
-
-// ---------------------------------------------------------------- which algorithm
 
 at::Tensor as_bits(const at::Tensor& numbers) {
   return numbers.view(numbers.element_size() == 2 ? c10::kShort : c10::kInt);
@@ -159,31 +64,91 @@ class StreamStopwatch {
   bool are_there_ = false;
 };
 
-/// Sets the least milliseconds of some rounds. In turns, so that what else the device does and how warm it is meets all
-/// alike; the round before lets the host run ahead of the device. @return false if something fails
-bool time_in_turns(ProductOfForm& form, const MatrixProduct& product, std::vector<AlgorithmTrial>& trials) {
-  constexpr std::size_t kRounds = 3;
+/// What brings a device to the power that it has in a training, at whose limit other algorithms are the fastest than
+/// after a pause: on an H100 a choice made cold was up to 3 % behind.
+class Warmth {
+ public:
+  /// Before a measurement.
+  void begin() { due_ = Clock::now() - worked_ < kStillWarm ? 0 : std::min(kOfMeasurement, kOfAll - spent_); }
+  /// Milliseconds of work that are due before times count.
+  [[nodiscard]] float take() {
+    spent_ += due_;
+    return std::exchange(due_, 0.F);
+  }
+  void end() { worked_ = Clock::now(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::milliseconds kStillWarm{10};
+  static constexpr float kOfMeasurement = 80, kOfAll = 1000;
+  Clock::time_point worked_;
+  float due_ = 0, spent_ = 0;
+};
+
+/// Queues each of these algorithms once, from the last to the first if `backwards`. @param watches  one for each;
+/// empty: none
+bool queue_round(ProductOfForm& form, const MatrixProduct& product, const std::vector<std::size_t>& algorithms,
+                 bool backwards, std::span<StreamStopwatch> watches) {
   const auto stream = c10::cuda::getCurrentCUDAStream(product.a.get_device()).stream();
+  for (std::size_t k = 0; k < algorithms.size(); ++k) {
+    const auto at = backwards ? algorithms.size() - 1 - k : k;
+    if (!watches.empty() && !watches[at].start(stream)) return false;
+    if (!form.queue(product, algorithms[at])) return false;
+    if (!watches.empty() && !watches[at].stop(stream)) return false;
+  }
+  return true;
+}
+
+/// The milliseconds of each algorithm in rounds back and forth, so that what else the device does and how warm it is
+/// meets all alike. Nothing if something fails.
+std::optional<std::vector<std::vector<float>>> timed_rounds(ProductOfForm& form, const MatrixProduct& product,
+                                                            const std::vector<std::size_t>& algorithms,
+                                                            std::size_t rounds) {
+  const auto count = algorithms.size();
+  std::vector<StreamStopwatch> watches(rounds * count);
+  for (std::size_t r = 0; r < rounds; ++r) {
+    if (!queue_round(form, product, algorithms, r % 2 == 1, std::span(watches).subspan(r * count, count)))
+      return std::nullopt;
+  }
+  std::vector<std::vector<float>> made(count);
+  for (std::size_t k = 0; k < watches.size(); ++k) {
+    const auto passed = watches[k].milliseconds();
+    if (!passed) return std::nullopt;
+    made[k % count].push_back(*passed);
+  }
+  return made;
+}
+
+float median_of(std::vector<float> numbers) {
+  std::ranges::sort(numbers);
+  return (numbers[(numbers.size() - 1) / 2] + numbers[numbers.size() / 2]) / 2;
+}
+
+/// Sets the median milliseconds of some rounds, behind untimed ones for as long as the device has to warm up: not for
+/// products so short that they hardly matter. @return false if something fails
+bool time_in_turns(ProductOfForm& form, const MatrixProduct& product, Warmth& warmth,
+                   std::vector<AlgorithmTrial>& trials) {
+  constexpr float kShort = 0.05F;
+  constexpr std::size_t kRounds = 4;
   std::vector<std::size_t> timed;
   for (std::size_t i = 0; i < trials.size(); ++i) {
     if (trials[i].has_same_bits) timed.push_back(i);
   }
   if (timed.size() < 2) return true;
-  for (const auto i : timed) {
-    if (!form.queue(product, i)) return false;
+  if (!queue_round(form, product, timed, false, {})) return false;
+  const auto cold = timed_rounds(form, product, timed, 1);
+  if (!cold) return false;
+  float of_round = 0;
+  for (const auto& each : *cold) of_round += each.front();
+  const bool is_short = of_round < kShort * static_cast<float>(timed.size());
+  const float all = is_short ? 0 : warmth.take();
+  bool backwards = false;
+  for (float done = 0; done < all; done += of_round, backwards = !backwards) {
+    if (!queue_round(form, product, timed, backwards, {})) return false;
   }
-  std::vector<StreamStopwatch> watches(kRounds * timed.size());
-  for (std::size_t k = 0; k < watches.size(); ++k) {
-    if (!watches[k].start(stream) || !form.queue(product, timed[k % timed.size()]) || !watches[k].stop(stream))
-      return false;
-  }
-  for (const auto i : timed) trials[i].milliseconds = std::numeric_limits<float>::max();
-  for (std::size_t k = 0; k < watches.size(); ++k) {
-    const auto passed = watches[k].milliseconds();
-    if (!passed) return false;
-    auto& least = trials[timed[k % timed.size()]].milliseconds;
-    least = std::min(least, *passed);
-  }
+  const auto times = timed_rounds(form, product, timed, kRounds);
+  if (!times) return false;
+  for (std::size_t k = 0; k < timed.size(); ++k) trials[timed[k]].milliseconds = median_of((*times)[k]);
   return true;
 }
 
@@ -191,10 +156,14 @@ std::int64_t extent_of(const at::Tensor& matrix) {
   return 1 + (matrix.size(0) - 1) * matrix.stride(0) + (matrix.size(1) - 1) * matrix.stride(1);
 }
 
-/// Compares the bits of results of numbers of our own: with those of a program, as a gradient of ones, sums may be
-/// exact in any order. @param first, other  memory like the product's result
-std::vector<AlgorithmTrial> compared(ProductOfForm& form, const MatrixProduct& product, const at::Tensor& first,
-                                     const at::Tensor& other) {
+at::Tensor like_result(const MatrixProduct& product) {
+  return at::empty_strided(product.to.sizes(), product.to.strides(), product.to.options());
+}
+
+/// Compares the bits of these algorithms' results with those of the first, of numbers of our own: with those of a
+/// program, as a gradient of ones, sums may be exact in any order. @param other  memory like the product's result
+std::vector<AlgorithmTrial> compared(ProductOfForm& form, const MatrixProduct& product,
+                                     const std::vector<std::size_t>& algorithms, const at::Tensor& other) {
   constexpr std::uint64_t kSeed = 20;
   auto generator = at::globalContext().defaultGenerator(product.a.device()).clone();
   generator.set_current_seed(kSeed);
@@ -203,27 +172,34 @@ std::vector<AlgorithmTrial> compared(ProductOfForm& form, const MatrixProduct& p
   const auto random = [&](const at::Tensor& like) {
     return like.defined() ? numbers.as_strided(like.sizes(), like.strides()) : like;
   };
+  const auto first = product.adds ? like_result(product) : product.to;
   MatrixProduct trial{random(product.a), random(product.b), random(product.bias), first};
   std::vector<AlgorithmTrial> trials(form.algorithms());
   trials[0].has_same_bits = form.queue(trial);
   trial.to = other;
   const auto wanted = as_bits(first), made = as_bits(other);
-  for (std::size_t i = 1; i < trials.size(); ++i)
+  for (const auto i : algorithms)
     trials[i].has_same_bits = form.queue(trial, i) && !made.bitwise_xor_(wanted).any().item<bool>();
   return trials;
 }
 
-/// Times what makes the same bits on the product's own factors. The first algorithm where something fails.
-std::size_t measured_choice(ProductOfForm& form, const MatrixProduct& product) {
-  if (form.algorithms() == 1) return 0;
-  const auto scratch = [&] {
-    return at::empty_strided(product.to.sizes(), product.to.strides(), product.to.options());
-  };
-  const auto other = scratch();
-  auto trials = compared(form, product, product.adds ? scratch() : product.to, other);
-  if (time_in_turns(form, {product.a, product.b, product.bias, other}, trials)) return fastest_alike(trials);
+/// Times what makes the same bits on the product's own factors. Nothing if something fails.
+std::optional<std::size_t> measured_choice(ProductOfForm& form, const MatrixProduct& product, Warmth& warmth) {
+  warmth.begin();
+  std::vector<std::size_t> others(form.algorithms() - 1);
+  std::iota(others.begin(), others.end(), 1);
+  const auto other = like_result(product);
+  auto trials = compared(form, product, others, other);
+  const bool are_timed = time_in_turns(form, {product.a, product.b, product.bias, other}, warmth, trials);
+  warmth.end();
+  if (are_timed) return fastest_alike(trials);
   static_cast<void>(cudaGetLastError());
-  return 0;
+  return std::nullopt;
+}
+
+/// Bits do not hang on what a file says.
+bool makes_bits_of_first(ProductOfForm& form, const MatrixProduct& product, std::size_t algorithm) {
+  return algorithm == 0 || compared(form, product, {algorithm}, like_result(product))[algorithm].has_same_bits;
 }
 
 bool is_captured(c10::DeviceIndex device) {
@@ -232,13 +208,17 @@ bool is_captured(c10::DeviceIndex device) {
          status != cudaStreamCaptureStatusNone;
 }
 
-void choose_algorithm(ProductOfForm& form, const MatrixProduct& product) {
-  std::size_t chosen = 0;
-  try {
-    if (!is_captured(product.a.get_device())) chosen = measured_choice(form, product);
-  } catch (const c10::OutOfMemoryError&) {  // no room to try
+/// "products-NVIDIA_H100_80GB_HBM3-130100.txt".
+std::filesystem::path file_of(const std::filesystem::path& folder, const BlasLt& blas, c10::DeviceIndex device) {
+  cudaDeviceProp properties{};
+  if (folder.empty() || cudaGetDeviceProperties(&properties, device) != cudaSuccess) return {};
+  std::string name = properties.name;
+  for (auto& letter : name) {
+    if (std::isalnum(static_cast<unsigned char>(letter)) == 0) letter = '_';
   }
-  form.keep(chosen);
+  std::ostringstream file;
+  file << "products-" << name << '-' << blas.version() << ".txt";
+  return folder / file.str();
 }
 
 /// A lock for each device: behind one of all, a thread could wait for another whose device waits for its own.
@@ -246,12 +226,33 @@ struct ProductsOfDevice {
   std::mutex mutex;
   cublasLtHandle_t handle = nullptr;
   std::map<ProductForm, ProductOfForm> of_forms;
+  KeptAlgorithms kept;
+  Warmth warmth;
 };
+
+void choose_algorithm(ProductsOfDevice& own, const ProductForm& form, ProductOfForm& made,
+                      const MatrixProduct& product) {
+  const auto listed = made.algorithms();
+  std::size_t chosen = 0;
+  try {
+    if (listed > 1 && !is_captured(product.a.get_device())) {
+      if (const auto kept = own.kept.find(form, listed)) {
+        if (makes_bits_of_first(made, product, *kept)) chosen = *kept;
+      } else if (const auto measured = measured_choice(made, product, own.warmth)) {
+        chosen = *measured;
+        own.kept.keep(form, chosen, listed);
+      }
+    }
+  } catch (const c10::OutOfMemoryError&) {  // no room to try
+  }
+  made.keep(chosen);
+}
 
 }  // namespace
 
 struct MeasuredProducts::Devices {
   std::mutex mutex;
+  std::filesystem::path folder;
   std::optional<BlasLt> blas;
   std::map<c10::DeviceIndex, ProductsOfDevice> all;
 };
@@ -265,15 +266,22 @@ bool MeasuredProducts::queue(const MatrixProduct& product, const ProductForm& fo
   std::unique_lock<std::mutex> lock(devices_->mutex);
   if (!devices_->blas) devices_->blas.emplace();
   const auto& blas = *devices_->blas;
-  auto& own = devices_->all[product.a.get_device()];
+  const auto [place, is_first] = devices_->all.try_emplace(product.a.get_device());
+  auto& own = place->second;
+  if (is_first && blas.is_there) own.kept = KeptAlgorithms(file_of(devices_->folder, blas, product.a.get_device()));
   lock.unlock();
   if (!blas.is_there) return false;
   const std::lock_guard<std::mutex> one_at_a_time(own.mutex);
   if (own.handle == nullptr && blas.create(&own.handle) != CUBLAS_STATUS_SUCCESS) return false;
   const auto [at, is_new] = own.of_forms.try_emplace(form, blas, own.handle, form);
   auto& known = at->second;
-  if (is_new && known.is_there()) choose_algorithm(known, product);
+  if (is_new && known.is_there()) choose_algorithm(own, form, known, product);
   return known.is_there() && known.queue(product);
+}
+
+void MeasuredProducts::keep_in(const std::filesystem::path& folder) {
+  const std::lock_guard<std::mutex> lock(devices_->mutex);
+  devices_->folder = folder;
 }
 
 #else
@@ -283,6 +291,7 @@ struct MeasuredProducts::Devices {};
 MeasuredProducts::MeasuredProducts() = default;
 
 bool MeasuredProducts::queue(const MatrixProduct&, const ProductForm&) { return false; }
+void MeasuredProducts::keep_in(const std::filesystem::path&) {}
 
 #endif
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <filesystem>
 #include <memory>
 
 #include "torch/device/matrix_product.hpp"
@@ -7,8 +8,9 @@
 namespace autopar {
 
 /// Products by cuBLASLt, whose library is loaded at the first one. The first product of a form on a device times up to
-/// eight algorithms on its own factors and keeps the fastest that makes the same bits: `fastest_alike`. Where a graph
-/// is captured, or memory is short, it keeps the library's first. Any thread may use it.
+/// eight algorithms on its own factors and keeps the fastest that makes the same bits: `fastest_alike`. It tries none
+/// where an earlier process has kept a choice; where a graph is captured, or memory is short, it takes the library's
+/// first. Any thread may use it.
 class MeasuredProducts {
  public:
   MeasuredProducts();
@@ -18,6 +20,8 @@ class MeasuredProducts {
 
   /// See DeviceContext::multiply; false where cuBLASLt is missing, or has nothing for this form.
   [[nodiscard]] bool queue(const MatrixProduct& product, const ProductForm& form);
+  /// Where choices are kept, of devices that have had no product yet. See DeviceContext::keep_kernels_in.
+  void keep_in(const std::filesystem::path& folder);
 
  private:
   struct Devices;
