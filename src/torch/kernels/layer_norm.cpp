@@ -118,7 +118,9 @@ bool takes_single(const Tensor& numbers) {
 
 struct AddLayerNormFunction : torch::autograd::Function<AddLayerNormFunction> {
   static variable_list forward(AutogradContext* context, const Tensor& input, const Tensor& residual,
-                               const Tensor& weight, const Tensor& bias, double eps, double p, const Tensor& seed) {
+                               const Tensor& weight, const Tensor& bias, double eps, double p,
+                               const optional<Tensor>& given_seed) {
+    const auto seed = given_seed.value_or(Tensor());
     const RowCover cover(input);
     const auto left = in_rows(input), right = in_rows(residual);
     const auto sum = at::empty_like(left), result = at::empty_like(left);
@@ -203,7 +205,7 @@ std::tuple<Tensor, Tensor> add_layer_norm(const Tensor& input, const Tensor& res
                                           const optional<Tensor>& weight, const optional<Tensor>& bias, double eps,
                                           bool cudnn_enable, double p, const optional<Tensor>& seed) {
   if (takes_rows(input, residual, shape, weight, bias) && takes_draws(p, seed)) {
-    const auto made = AddLayerNormFunction::apply(input, residual, *weight, *bias, eps, p, seed.value_or(Tensor()));
+    const auto made = AddLayerNormFunction::apply(input, residual, *weight, *bias, eps, p, seed);
     return {made[0], made[1]};
   }
   const auto sum = dropped(input, p, seed) + residual;
