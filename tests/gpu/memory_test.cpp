@@ -30,11 +30,10 @@ int64_t allocated(c10::Device device) {
 /// What cuBLAS works in on this thread's stream, forward and backward: each plan counts it, but of a process's models
 /// only the first one takes it.
 int64_t taken_by_products(c10::Device device) {
+  const auto x = torch::ones({64, 64}, at::TensorOptions().device(device).requires_grad(true));
   const auto before = allocated(device);
-  {
-    const auto x = torch::ones({64, 64}, at::TensorOptions().device(device).requires_grad(true));
-    torch::addmm(x[0], x, x).sum().backward();
-  }
+  torch::addmm(x[0], x, x).sum().backward();
+  x.mutable_grad().reset();
   return allocated(device) - before;
 }
 

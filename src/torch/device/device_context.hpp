@@ -68,9 +68,8 @@ class DeviceContext {
   [[nodiscard]] virtual at::Generator recorded_generator(const at::Tensor& /*seed*/) const { return {}; }
   /// Queues a large product on this thread's stream by the fastest algorithm of the device's library. The first product
   /// of a form tries some, unless an earlier process left its choice in the folder of `keep_kernels_in`: it waits for
-  /// the device, takes some tens of its times, at most a tenth of a second in which the device warms up, and for a
-  /// moment the memory of another result (two where it adds) and of its larger factor. Bits do not depend on what was
-  /// the fastest.
+  /// the device, takes some tens of its times, and for a moment the memory of another result (two where it adds) and of
+  /// its larger factor. Bits do not depend on what was the fastest.
   /// @param form  `form_of_product(product)`
   /// @return false if nothing was queued: the device's library has nothing for it
   [[nodiscard]] virtual bool multiply(const MatrixProduct& /*product*/, const ProductForm& /*form*/) const {

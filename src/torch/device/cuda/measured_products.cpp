@@ -3,7 +3,6 @@
 #if __has_include(<cublasLt.h>)
 #include <algorithm>
 #include <cctype>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -64,27 +63,6 @@ class StreamStopwatch {
   bool are_there_ = false;
 };
 
-/// What brings a device to the power that it has in a training, at whose limit other algorithms are the fastest than
-/// after a pause: on an H100 a choice made cold was up to 3 % behind.
-class Warmth {
- public:
-  /// Before a measurement.
-  void begin() { due_ = Clock::now() - worked_ < kStillWarm ? 0 : std::min(kOfMeasurement, kOfAll - spent_); }
-  /// Milliseconds of work that are due before times count.
-  [[nodiscard]] float take() {
-    spent_ += due_;
-    return std::exchange(due_, 0.F);
-  }
-  void end() { worked_ = Clock::now(); }
-
- private:
-  using Clock = std::chrono::steady_clock;
-  static constexpr std::chrono::milliseconds kStillWarm{10};
-  static constexpr float kOfMeasurement = 80, kOfAll = 1000;
-  Clock::time_point worked_;
-  float due_ = 0, spent_ = 0;
-};
-
 /// Queues each of these algorithms once, from the last to the first if `backwards`. @param watches  one for each;
 /// empty: none
 bool queue_round(ProductOfForm& form, const MatrixProduct& product, const std::vector<std::size_t>& algorithms,
@@ -99,8 +77,8 @@ bool queue_round(ProductOfForm& form, const MatrixProduct& product, const std::v
   return true;
 }
 
-/// The milliseconds of each algorithm in rounds back and forth, so that what else the device does and how warm it is
-/// meets all alike. Nothing if something fails.
+/// The milliseconds of each algorithm in rounds back and forth, so that what else the device does meets all
+/// alike. Nothing if something fails.
 std::optional<std::vector<std::vector<float>>> timed_rounds(ProductOfForm& form, const MatrixProduct& product,
                                                             const std::vector<std::size_t>& algorithms,
                                                             std::size_t rounds) {
@@ -124,11 +102,8 @@ float median_of(std::vector<float> numbers) {
   return (numbers[(numbers.size() - 1) / 2] + numbers[numbers.size() / 2]) / 2;
 }
 
-/// Sets the median milliseconds of some rounds, behind untimed ones for as long as the device has to warm up: not for
-/// products so short that they hardly matter. @return false if something fails
-bool time_in_turns(ProductOfForm& form, const MatrixProduct& product, Warmth& warmth,
-                   std::vector<AlgorithmTrial>& trials) {
-  constexpr float kShort = 0.05F;
+/// Sets the median milliseconds of some rounds, behind an untimed one. @return false if something fails
+bool time_in_turns(ProductOfForm& form, const MatrixProduct& product, std::vector<AlgorithmTrial>& trials) {
   constexpr std::size_t kRounds = 4;
   std::vector<std::size_t> timed;
   for (std::size_t i = 0; i < trials.size(); ++i) {
@@ -136,16 +111,6 @@ bool time_in_turns(ProductOfForm& form, const MatrixProduct& product, Warmth& wa
   }
   if (timed.size() < 2) return true;
   if (!queue_round(form, product, timed, false, {})) return false;
-  const auto cold = timed_rounds(form, product, timed, 1);
-  if (!cold) return false;
-  float of_round = 0;
-  for (const auto& each : *cold) of_round += each.front();
-  const bool is_short = of_round < kShort * static_cast<float>(timed.size());
-  const float all = is_short ? 0 : warmth.take();
-  bool backwards = false;
-  for (float done = 0; done < all; done += of_round, backwards = !backwards) {
-    if (!queue_round(form, product, timed, backwards, {})) return false;
-  }
   const auto times = timed_rounds(form, product, timed, kRounds);
   if (!times) return false;
   for (std::size_t k = 0; k < timed.size(); ++k) trials[timed[k]].milliseconds = median_of((*times)[k]);
@@ -184,15 +149,12 @@ std::vector<AlgorithmTrial> compared(ProductOfForm& form, const MatrixProduct& p
 }
 
 /// Times what makes the same bits on the product's own factors. Nothing if something fails.
-std::optional<std::size_t> measured_choice(ProductOfForm& form, const MatrixProduct& product, Warmth& warmth) {
-  warmth.begin();
+std::optional<std::size_t> measured_choice(ProductOfForm& form, const MatrixProduct& product) {
   std::vector<std::size_t> others(form.algorithms() - 1);
   std::iota(others.begin(), others.end(), 1);
   const auto other = like_result(product);
   auto trials = compared(form, product, others, other);
-  const bool are_timed = time_in_turns(form, {product.a, product.b, product.bias, other}, warmth, trials);
-  warmth.end();
-  if (are_timed) return fastest_alike(trials);
+  if (time_in_turns(form, {product.a, product.b, product.bias, other}, trials)) return fastest_alike(trials);
   static_cast<void>(cudaGetLastError());
   return std::nullopt;
 }
@@ -227,7 +189,6 @@ struct ProductsOfDevice {
   cublasLtHandle_t handle = nullptr;
   std::map<ProductForm, ProductOfForm> of_forms;
   KeptAlgorithms kept;
-  Warmth warmth;
 };
 
 void choose_algorithm(ProductsOfDevice& own, const ProductForm& form, ProductOfForm& made,
@@ -238,7 +199,7 @@ void choose_algorithm(ProductsOfDevice& own, const ProductForm& form, ProductOfF
     if (listed > 1 && !is_captured(product.a.get_device())) {
       if (const auto kept = own.kept.find(form, listed)) {
         if (makes_bits_of_first(made, product, *kept)) chosen = *kept;
-      } else if (const auto measured = measured_choice(made, product, own.warmth)) {
+      } else if (const auto measured = measured_choice(made, product)) {
         chosen = *measured;
         own.kept.keep(form, chosen, listed);
       }
