@@ -47,7 +47,7 @@ struct RowCover {
     for (const std::int64_t each : {1, 2, 4}) {
       if (packs > 0 || in_row > each * kMostThreads) continue;
       packs = each;
-      threads = static_cast<unsigned>(((in_row + each - 1) / each + kWarp - 1) / kWarp * kWarp);
+      threads = static_cast<unsigned>(detail::parts_for(detail::parts_for(in_row, each), kWarp) * kWarp);
     }
   }
 
