@@ -42,6 +42,8 @@ class DeviceContext {
                                                c10::DeviceIndex index) const = 0;
   /// See `autopar::multiply_unless_one`. @param factor  of this kind of devices
   virtual void multiply_unless_one(const std::vector<at::Tensor>& tensors, const at::Tensor& factor) const = 0;
+  /// Whether there is a compiler of kernels for the device. Asks nothing else: compiles nothing.
+  [[nodiscard]] virtual bool compiles_kernels(c10::DeviceIndex) const { return false; }
   /// Whether `launch` takes these kernels. The first question for a device compiles them (a few tenths of a second), or
   /// reads what an earlier process left in the folder of `keep_kernels_in`.
   [[nodiscard]] virtual bool has_kernels(const KernelSource&, c10::DeviceIndex) const { return false; }

@@ -12,6 +12,7 @@
 
 #include <autopar/core/assert.hpp>
 
+#include "torch/interpret/attention_history.hpp"
 #include "torch/interpret/class_loss.hpp"
 #include "torch/interpret/draws.hpp"
 #include "torch/interpret/gelu_history.hpp"
@@ -149,6 +150,7 @@ OpInterpreter::OpInterpreter(const OpGraph& graph, const BatchPlan& plan, std::v
       histories_[op] = of_linear ? &proceed_in_parts_of_linear : &proceed_in_parts;
     }
     if (reads_linear_alone(graph, uses, op) && has_column_sums(device)) histories_[op] = &proceed_summing_columns;
+    if (device.is_cuda() && attends_without_mask(graph, op)) histories_[op] = &proceed_with_joined_gradients;
     if (makes_gradient_in_place(graph, op)) histories_[op] = &proceed_with_gradient_in_place;
     if (layout_matters_[op.index()] || as_shard) seconds_.exclude(op);
     const bool handled = is_handled(plan.handling(op)) || layout_matters_[op.index()] || hooks_.ops.count(op) > 0 ||
@@ -211,12 +213,10 @@ void OpInterpreter::handle(ReplayCall& call, const std::optional<SplitBackward>&
     call.stack.emplace_back(std::move(squeezed));
   } else if (handling.draw != Draw::kNone) {
     call_random(call, handling.draw);
-  } else if (const auto history = histories_.find(call.id); history != histories_.end()) {
-    history->second(call);
-  } else if (split) {
+  } else if (split && !histories_.contains(call.id)) {
     proceed_splitting(call, *split, deferred_, side_);
   } else {
-    call.proceed();
+    proceed(call);
   }
   if (handling.count >= 0) {
     AUTOPAR_ASSERT(slice_->counts != nullptr, "a loss was run before its targets were counted");
@@ -229,6 +229,14 @@ void OpInterpreter::handle(ReplayCall& call, const std::optional<SplitBackward>&
   seconds_.take(call);
   if (layout_matters_[call.id.index()]) restore_layout(call);
   if (hooked) hooks_.after(call.id, call.stack);
+}
+
+void OpInterpreter::proceed(ReplayCall& call) const {
+  const auto history = histories_.find(call.id);
+  if (history != histories_.end())
+    history->second(call);
+  else
+    call.proceed();
 }
 
 void OpInterpreter::restore_layout(ReplayCall& call) const {
@@ -273,7 +281,7 @@ void OpInterpreter::call_random(ReplayCall& call, Draw draw) const {
   }
   if (!is_dropout) {
     const DefaultGeneratorGuard guard(device_, seed);
-    call.proceed();
+    proceed(call);
     return;
   }
   auto dropped = seeded_dropout(call.stack[0].toTensor(), p, seed, in_place);

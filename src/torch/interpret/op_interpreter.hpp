@@ -72,6 +72,8 @@ class OpInterpreter {
   static void take_given(ReplayCall& call);
   [[nodiscard]] const ShardedStep* step_of(OpId op) const;
   [[nodiscard]] bool reads_what_is_summed(OpId op, const SplitBackward& split) const;
+  /// With the operator's own history, if it has one.
+  void proceed(ReplayCall& call) const;
   void restore_layout(ReplayCall& call) const;
   void call_random(ReplayCall& call, Draw draw) const;
   void call_batch_norm(ReplayCall& call, const BatchNormPlan& norm, NormSample& sample);

@@ -25,29 +25,34 @@ namespace {
 
 using torch::autograd::variable_list;
 
-/// Where a part lies in a tensor.
-struct Place {
-  std::vector<std::int64_t> sizes, strides;
-  std::int64_t offset = 0;
-};
-
 class PartsNode : public torch::autograd::Node {
  public:
   /// @param whole  whose gradient is made: what was taken apart, or the memory that it is a view of
   PartsNode(const at::Tensor& whole, const std::vector<at::Tensor>& parts)
-      : sizes_(whole.sizes().vec()), strides_(whole.strides().vec()), options_(whole.options()) {
-    for (const auto& part : parts) {
-      places_.push_back({part.sizes().vec(), part.strides().vec(), part.storage_offset() - whole.storage_offset()});
-    }
+      : form_{whole.sizes().vec(), whole.strides().vec(), whole.options(), {}}, begin_(whole.storage_offset()) {
+    for (const auto& part : parts) form_.places.push_back(place_of(part));
     set_next_edges(torch::autograd::collect_next_edges(whole));
+  }
+
+  /// Where a value lies in the whole of which it is, through views, a part.
+  [[nodiscard]] Place place_of(const at::Tensor& value) const {
+    return {value.sizes().vec(), value.strides().vec(), value.storage_offset() - begin_};
+  }
+  /// @param places  of values that are all the parts
+  [[nodiscard]] JoinedForm with_places(std::vector<Place> places) const {
+    return {form_.sizes, form_.strides, form_.options, std::move(places)};
+  }
+  [[nodiscard]] std::int64_t elements_of(std::size_t part) const {
+    return c10::multiply_integers(form_.places.at(part).sizes);
   }
 
   variable_list apply(variable_list&& gradients) override {
     if (std::ranges::none_of(gradients, [](const at::Tensor& gradient) { return gradient.defined(); }))
       return {at::Tensor()};
-    auto whole = at::empty_strided(sizes_, strides_, options_);
-    std::vector<at::Tensor> parts;
-    for (const auto& place : places_) parts.push_back(whole.as_strided(place.sizes, place.strides, place.offset));
+    if (lie_joined(gradients))
+      return {gradients[0].as_strided(form_.sizes, form_.strides, begin_of(gradients[0], form_.places[0]))};
+    auto parts = form_.made();
+    auto whole = parts[0].as_strided(form_.sizes, form_.strides, 0);
     if (join_parts(whole, parts, gradients)) return {std::move(whole)};
     for (std::size_t i = 0; i < parts.size(); ++i) {
       if (gradients[i].defined())
@@ -62,21 +67,54 @@ class PartsNode : public torch::autograd::Node {
   std::string name() const override { return "PartsBackward"; }
 
  private:
-  std::vector<std::int64_t> sizes_, strides_;
-  at::TensorOptions options_;
-  std::vector<Place> places_;
+  static std::int64_t begin_of(const at::Tensor& gradient, const Place& place) {
+    return gradient.storage_offset() - place.offset;
+  }
+  [[nodiscard]] bool lie_joined(const variable_list& gradients) const {
+    if (!gradients[0].defined()) return false;
+    const auto begin = begin_of(gradients[0], form_.places[0]);
+    for (std::size_t i = 0; i < gradients.size(); ++i) {
+      const auto& gradient = gradients[i];
+      const auto& place = form_.places[i];
+      if (!gradient.defined() || !gradient.is_alias_of(gradients[0]) || gradient.is_neg()) return false;
+      if (gradient.sizes() != place.sizes || gradient.strides() != place.strides) return false;
+      if (begin_of(gradient, place) != begin) return false;
+    }
+    return begin >= 0;
+  }
+
+  JoinedForm form_;
+  std::int64_t begin_;
 };
+
+constexpr std::array<std::string_view, 7> kViews{"ViewBackward0",      "ReshapeAliasBackward0", "PermuteBackward0",
+                                                 "TransposeBackward0", "UnsqueezeBackward0",    "SqueezeBackward1",
+                                                 "AliasBackward0"};
+
+/// Whether it is libtorch's history of a view of all elements.
+bool is_of_view(const torch::autograd::Node& node) {
+  return node.num_outputs() == 1 && std::ranges::find(kViews, node.name()) != kViews.end();
+}
 
 /// Whether all that lies between a history and another are libtorch's histories of views.
 bool leads_through_views(const torch::autograd::Node* from, const torch::autograd::Node* to) {
-  static constexpr std::array<std::string_view, 7> kViews{
-      "ViewBackward0",      "ReshapeAliasBackward0", "PermuteBackward0", "TransposeBackward0",
-      "UnsqueezeBackward0", "SqueezeBackward1",      "AliasBackward0"};
   while (from != nullptr && from != to) {
-    if (from->num_outputs() != 1 || std::ranges::find(kViews, from->name()) == kViews.end()) return false;
+    if (!is_of_view(*from)) return false;
     from = from->next_edge(0).function.get();
   }
   return from == to;
+}
+
+/// Of which part a value is a view of all elements, and of whose; null if of none.
+std::pair<const PartsNode*, std::size_t> part_behind(const at::Tensor& value) {
+  const auto* node = value.grad_fn().get();
+  auto output = value.output_nr();
+  while (node != nullptr && is_of_view(*node)) {
+    const auto& edge = node->next_edge(0);
+    node = edge.function.get();
+    output = edge.input_nr;
+  }
+  return {dynamic_cast<const PartsNode*>(node), output};
 }
 
 /// Whether libtorch's history lays gradients of parts out otherwise, and copies them once more.
@@ -111,6 +149,30 @@ bool is_written_from(const OpGraph& graph, OpId op, StorageId storage) {
 }
 
 }  // namespace
+
+std::vector<at::Tensor> JoinedForm::made() const {
+  const auto all = at::empty_strided(sizes, strides, options);
+  std::vector<at::Tensor> parts;
+  for (const auto& place : places) parts.push_back(all.as_strided(place.sizes, place.strides, place.offset));
+  return parts;
+}
+
+std::optional<JoinedForm> joined_form_of(const std::vector<at::Tensor>& values) {
+  const PartsNode* whole = nullptr;
+  std::vector<Place> places;
+  std::vector<std::size_t> seen;
+  for (const auto& value : values) {
+    const auto [node, part] = part_behind(value);
+    const bool is_next = node != nullptr && (whole == nullptr || node == whole) &&
+                         std::ranges::find(seen, part) == seen.end() && value.numel() == node->elements_of(part);
+    if (!is_next) return std::nullopt;
+    whole = node;
+    seen.push_back(part);
+    places.push_back(node->place_of(value));
+  }
+  if (whole == nullptr || whole->num_inputs() != seen.size()) return std::nullopt;
+  return whole->with_places(std::move(places));
+}
 
 bool takes_apart(const OpGraph& graph, OpId op) {
   static constexpr std::array<std::string_view, 5> kNames{"aten::unbind", "aten::split", "aten::split_with_sizes",

@@ -1,11 +1,8 @@
 #pragma once
 
-#include <algorithm>
 #include <vector>
 
-#include <c10/core/Device.h>
-
-#include "torch/device/device_context.hpp"
+#include "torch/device/kernel_source.hpp"
 #include "torch/kernels/batch_norm_source.hpp"
 #include "torch/kernels/channels_last_copy_source.hpp"
 #include "torch/kernels/class_loss_source.hpp"
@@ -23,14 +20,6 @@ namespace autopar {
 [[nodiscard]] inline std::vector<KernelSource> all_kernels() {
   return {kLayerNormKernels,        kBatchNormKernels,  kMaxPoolKernels,   kGeluGradientKernels, kUpdateKernels,
           kChannelsLastCopyKernels, kColumnSumsKernels, kClassLossKernels, kJoinedPartsKernels,  kStridedCopyKernels};
-}
-
-/// Whether the device takes all of them. The first question compiles those that a `KernelCompilation` has not (or reads
-/// what an earlier process left), so that no step does.
-[[nodiscard]] inline bool has_all_kernels(c10::Device device) {
-  const auto& context = context_of(device.type());
-  return std::ranges::all_of(all_kernels(),
-                             [&](const KernelSource& source) { return context.has_kernels(source, device.index()); });
 }
 
 }  // namespace autopar

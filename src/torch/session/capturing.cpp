@@ -226,7 +226,8 @@ void Session::Impl::capture_into(CapturedProgram& program, const CallArguments& 
   if (chunks_heads()) program.graph = fold_class_heads(std::move(program.graph));
   if (joins_operators()) {
     program.graph = fold_pointwise(std::move(program.graph));
-    if (deployment_.device().is_cuda()) pointwise::compile_kernels(program.graph, deployment_.device());
+    if (const auto device = deployment_.device(); device.is_cuda())
+      groups_ahead_.emplace(context_of(device.type()), device.index(), pointwise::kernels_of(program.graph));
   }
   program.plan = analyze_batch(program.graph, algebra_options());
   for (const auto& value : program.graph.values) {
@@ -239,7 +240,7 @@ void Session::Impl::capture_into(CapturedProgram& program, const CallArguments& 
 bool Session::Impl::joins_operators() const {
   const auto device = deployment_.device();
   if (!device.is_cuda()) return options_.fusion == "on";
-  return options_.fusion != "off" && has_all_kernels(device);
+  return options_.fusion != "off" && context_of(device.type()).compiles_kernels(device.index());
 }
 
 AlgebraOptions Session::Impl::algebra_options() const {

@@ -359,8 +359,10 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   std::shared_ptr<torch::nn::Module> module_;
   Options code_, options_;
   bool resolved_ = false;
-  std::string cache_folder_;                        ///< see ConfigSources
-  std::optional<KernelCompilation> kernels_ahead_;  ///< on a GPU, from when the device is known
+  std::string cache_folder_;  ///< see ConfigSources
+  // On a GPU, while the host does something else.
+  std::optional<KernelCompilation> kernels_ahead_;  ///< from when the device is known
+  std::optional<KernelCompilation> groups_ahead_;   ///< point-wise groups of the latest program
   PlanFunction planner_;
   std::shared_ptr<InitRecord> init_;
   ParameterStore parameters_;

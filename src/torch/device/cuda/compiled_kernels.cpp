@@ -1,6 +1,8 @@
 #include "torch/device/cuda/compiled_kernels.hpp"
 
 #if __has_include(<nvrtc.h>)
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -10,6 +12,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -28,37 +31,69 @@ namespace autopar {
 
 namespace {
 
-/// "compute_90".
-std::string architecture_of(int device) {
+/// 90 of compute capability 9.0.
+int architecture_of(int device) {
   int major = 0, minor = 0;
   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-  return "compute_" + std::to_string(10 * major + minor);
+  return 10 * major + minor;
 }
 
-/// PTX; empty where NVRTC is missing, or refuses.
-std::string compiled(const KernelSource& source, const std::string& architecture) {
-  dlopen("libcaffe2_nvrtc.so", RTLD_NOW);  // libtorch's, which knows where its NVRTC is
-  auto* const library = dlopen(("libnvrtc.so." + std::to_string(CUDART_VERSION / 1000)).c_str(), RTLD_NOW);
-  const auto create = loaded<decltype(&nvrtcCreateProgram)>(library, "nvrtcCreateProgram");
-  const auto compile = loaded<decltype(&nvrtcCompileProgram)>(library, "nvrtcCompileProgram");
-  const auto size_of = loaded<decltype(&nvrtcGetPTXSize)>(library, "nvrtcGetPTXSize");
-  const auto get = loaded<decltype(&nvrtcGetPTX)>(library, "nvrtcGetPTX");
-  const auto destroy = loaded<decltype(&nvrtcDestroyProgram)>(library, "nvrtcDestroyProgram");
-  if (!create || !compile || !size_of || !get || !destroy) return {};
-  const auto target = "--gpu-architecture=" + architecture;
+/// NVRTC's functions.
+struct Compiler {
+  Compiler() {
+    dlopen("libcaffe2_nvrtc.so", RTLD_NOW);  // libtorch's, which knows where its NVRTC is
+    auto* const library = dlopen(("libnvrtc.so." + std::to_string(CUDART_VERSION / 1000)).c_str(), RTLD_NOW);
+    create = loaded<decltype(create)>(library, "nvrtcCreateProgram");
+    compile = loaded<decltype(compile)>(library, "nvrtcCompileProgram");
+    size_of = loaded<decltype(size_of)>(library, "nvrtcGetCUBINSize");
+    get = loaded<decltype(get)>(library, "nvrtcGetCUBIN");
+    destroy = loaded<decltype(destroy)>(library, "nvrtcDestroyProgram");
+    count_architectures = loaded<decltype(count_architectures)>(library, "nvrtcGetNumSupportedArchs");
+    architectures = loaded<decltype(architectures)>(library, "nvrtcGetSupportedArchs");
+  }
+  [[nodiscard]] bool is_there() const {
+    return create && compile && size_of && get && destroy && count_architectures && architectures;
+  }
+  [[nodiscard]] bool knows(int architecture) const {
+    int count = 0;
+    if (!is_there() || count_architectures(&count) != NVRTC_SUCCESS) return false;
+    std::vector<int> known(static_cast<std::size_t>(count));
+    return architectures(known.data()) == NVRTC_SUCCESS && std::ranges::find(known, architecture) != known.end();
+  }
+
+  decltype(&nvrtcCreateProgram) create;
+  decltype(&nvrtcCompileProgram) compile;
+  decltype(&nvrtcGetCUBINSize) size_of;
+  decltype(&nvrtcGetCUBIN) get;
+  decltype(&nvrtcDestroyProgram) destroy;
+  decltype(&nvrtcGetNumSupportedArchs) count_architectures;
+  decltype(&nvrtcGetSupportedArchs) architectures;
+};
+
+const Compiler& compiler() {
+  static const Compiler functions;
+  return functions;
+}
+
+/// Code of the device itself: the driver would compile PTX one source after the other. Empty where NVRTC is missing, or
+/// refuses.
+std::string compiled(const KernelSource& source, int architecture) {
+  const auto& nvrtc = compiler();
+  if (!nvrtc.is_there()) return {};
+  const auto target = "--gpu-architecture=sm_" + std::to_string(architecture);
   const char* options[] = {target.c_str()};
   nvrtcProgram program = nullptr;
   const auto whole = std::string(kKernelPrelude) + source.text;
-  if (create(&program, whole.c_str(), source.name, 0, nullptr, nullptr) != NVRTC_SUCCESS) return {};
-  std::string text;
+  if (nvrtc.create(&program, whole.c_str(), source.name, 0, nullptr, nullptr) != NVRTC_SUCCESS) return {};
+  std::string code;
   std::size_t size = 0;
-  if (compile(program, 1, options) == NVRTC_SUCCESS && size_of(program, &size) == NVRTC_SUCCESS) {
-    text.resize(size);
-    if (get(program, text.data()) != NVRTC_SUCCESS) text.clear();
+  if (nvrtc.compile(program, 1, options) == NVRTC_SUCCESS && nvrtc.size_of(program, &size) == NVRTC_SUCCESS) {
+    code.resize(size);
+    if (nvrtc.get(program, code.data()) != NVRTC_SUCCESS) code.clear();
   }
-  destroy(&program);
-  return text;
+  nvrtc.destroy(&program);
+  return code;
 }
 
 std::uint64_t hash_of(std::string_view text) {
@@ -68,11 +103,10 @@ std::uint64_t hash_of(std::string_view text) {
 }
 
 /// Compiled kernels of this source, architecture and CUDA.
-std::filesystem::path file_of(const std::filesystem::path& folder, const KernelSource& source,
-                              const std::string& architecture) {
+std::filesystem::path file_of(const std::filesystem::path& folder, const KernelSource& source, int architecture) {
   std::ostringstream name;
-  name << source.name << '-' << architecture << '-' << CUDART_VERSION << '-' << std::hex
-       << hash_of(std::string(kKernelPrelude) + source.text) << ".ptx";
+  name << source.name << "-sm_" << architecture << '-' << CUDART_VERSION << '-' << std::hex
+       << hash_of(std::string(kKernelPrelude) + source.text) << ".cubin";
   return folder / name.str();
 }
 
@@ -89,8 +123,8 @@ class CompiledKernels {
     const auto architecture = architecture_of(device);
     const auto file = folder.empty() ? std::filesystem::path() : file_of(folder, source, architecture);
     if (!file.empty() && take(content_of(file))) return;
-    const auto text = compiled(source, architecture);
-    if (take(text) && !file.empty()) keep_file(file, text);
+    const auto code = compiled(source, architecture);
+    if (take(code) && !file.empty()) keep_file(file, code);
   }
 
   [[nodiscard]] bool are_there() const { return module_ != nullptr; }
@@ -108,8 +142,8 @@ class CompiledKernels {
   }
 
  private:
-  [[nodiscard]] bool take(const std::string& text) {
-    if (!text.empty() && load_(&module_, text.c_str()) != CUDA_SUCCESS) module_ = nullptr;
+  [[nodiscard]] bool take(const std::string& code) {
+    if (!code.empty() && load_(&module_, code.data()) != CUDA_SUCCESS) module_ = nullptr;
     return module_ != nullptr;
   }
 
@@ -181,6 +215,8 @@ AllKernels& kernels_of_process() {
 
 }  // namespace
 
+bool has_compiler(c10::DeviceIndex device) { return compiler().knows(architecture_of(device)); }
+
 bool has_compiled(const KernelSource& source, c10::DeviceIndex device) {
   const c10::cuda::CUDAGuard guard(device);
   return kernels_of_process().of(source, device).are_there();
@@ -198,6 +234,7 @@ void keep_compiled_in(const std::filesystem::path& folder) { kernels_of_process(
 
 #else
 
+bool has_compiler(c10::DeviceIndex) { return false; }
 bool has_compiled(const KernelSource&, c10::DeviceIndex) { return false; }
 bool launch_compiled(const KernelSource&, const char*, const LaunchShape&, void**, c10::DeviceIndex) { return false; }
 void keep_compiled_in(const std::filesystem::path&) {}

@@ -8,7 +8,9 @@
 
 namespace autopar {
 
-/// See DeviceContext::has_kernels; false where NVRTC is missing, or does not know the device.
+/// See DeviceContext::compiles_kernels; false where NVRTC is missing, or does not know the device.
+[[nodiscard]] bool has_compiler(c10::DeviceIndex device);
+/// See DeviceContext::has_kernels.
 [[nodiscard]] bool has_compiled(const KernelSource& source, c10::DeviceIndex device);
 /// See DeviceContext::launch.
 [[nodiscard]] bool launch_compiled(const KernelSource& source, const char* function, const LaunchShape& shape,

@@ -105,6 +105,7 @@ class CudaContext final : public DeviceContext {
     multiply_on_device(tensors, factor);
   }
 
+  [[nodiscard]] bool compiles_kernels(c10::DeviceIndex index) const override { return has_compiler(index); }
   [[nodiscard]] bool has_kernels(const KernelSource& source, c10::DeviceIndex index) const override {
     return has_compiled(source, index);
   }

@@ -20,7 +20,6 @@
 #include <autopar/core/assert.hpp>
 
 #include "shard/kept.hpp"
-#include "torch/device/kernel_compilation.hpp"
 #include "torch/ir/pointwise.hpp"
 #include "torch/kernels/launch.hpp"
 #include "torch/kernels/pointwise/code.hpp"
@@ -291,7 +290,7 @@ const std::vector<Kept>& kept_by(const std::string& text, const std::vector<bool
   return joined_of(text).differentiated(wanted).kept;
 }
 
-void compile_kernels(const OpGraph& graph, c10::Device device) {
+std::vector<KernelSource> kernels_of(const OpGraph& graph) {
   std::vector<KernelSource> sources;
   const auto add = [&](const Part* part) {
     const auto is_same = [&](const KernelSource& source) { return source.text == part->source().text; };
@@ -311,9 +310,7 @@ void compile_kernels(const OpGraph& graph, c10::Device device) {
     const auto* backward = joined.backward(wanted, Mask(joined.program().results.size(), true)).part;
     if (backward != nullptr) add(backward);
   }
-  const auto& context = context_of(device.type());
-  const KernelCompilation beside(context, device.index(), sources);
-  for (const auto& source : sources) static_cast<void>(context.has_kernels(source, device.index()));
+  return sources;
 }
 
 std::vector<Tensor> call_by_expressions(at::TensorList inputs, const std::string& text) {

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/Device.h>
 
+#include "torch/device/kernel_source.hpp"
 #include "torch/ir/op_graph.hpp"
 #include "torch/kernels/pointwise/gradient.hpp"
 
@@ -16,8 +16,8 @@ namespace autopar::pointwise {
 /// @param wanted  by input: whether its gradient is wanted
 [[nodiscard]] const std::vector<Kept>& kept_by(const std::string& text, const std::vector<bool>& wanted);
 
-/// Compiles the kernels of all point-wise programs of a graph, forward and backward, so that no step does.
-void compile_kernels(const OpGraph& graph, c10::Device device);
+/// The kernels of all point-wise programs of a graph, forward and backward, each once.
+[[nodiscard]] std::vector<KernelSource> kernels_of(const OpGraph& graph);
 
 /// The operator with expressions in place of kernels, on any device: forward, what is kept and backward are those of
 /// the kernels.

@@ -14,6 +14,7 @@
 
 #include "torch/algebra/batch_algebra.hpp"
 #include "torch/capture/capture.hpp"
+#include "torch/interpret/like_in_place.hpp"
 #include "torch/interpret/op_interpreter.hpp"
 #include "torch/rewrite/linear_fold.hpp"
 #include "torch/rewrite/select_fold.hpp"
@@ -272,6 +273,79 @@ TEST_CASE("a history that is no view's stays between parts and layer") {
     of_x.push_back(torch::autograd::grad({attention_of(parts).sum()}, {layer.x})[0]);
   }
   CHECK(torch::equal(of_x[1], of_x[0] * 2));
+}
+
+/// Views of three parts, as attention reads them.
+using Seen = std::function<Tensors(const Tensors& parts)>;
+
+TEST_CASE("gradients that lie as all parts of a tensor do are handed on without a copy") {
+  const std::vector<std::pair<Layer::Read, Seen>> ways{
+      {[](const at::Tensor& all) { return attention_of(heads_of(all).unbind(0)); },
+       [](const Tensors& parts) { return parts; }},
+      {[](const at::Tensor& all) { return attention_of(heads_of(all).unbind(0)); },
+       [](const Tensors& parts) {
+         Tensors seen;
+         for (const auto& part : parts)
+           seen.push_back(part.transpose(1, 2).view({part.size(0), 3, 1, 2, 4}).squeeze(2));
+         return seen;
+       }},
+      {[](const at::Tensor& all) {
+         return attention_of(all.view({all.size(0), 3, 2, 12}).transpose(1, 2).chunk(3, -1));
+       },
+       [](const Tensors& parts) {
+         return Tensors{parts[2].transpose(0, 1), parts[0], parts[1]};
+       }},
+  };
+  torch::manual_seed(5);
+  for (std::size_t way = 0; way < ways.size(); ++way) {
+    CAPTURE(way);
+    const Layer layer(ways[way].first);
+    const auto op = layer.taking_apart();
+    const auto whole = layer.graph.input(op, 0);
+    std::vector<ValueId> keep{whole};
+    for (const auto part : layer.graph.op(op).outputs.at(0).values) keep.push_back(part);
+    const auto values = layer.run(keep);
+    Tensors parts;
+    for (std::size_t i = 1; i < keep.size(); ++i) parts.push_back(values[keep[i].index()]);
+    const auto seen = ways[way].second(parts);
+    const auto form = joined_form_of(seen);
+    REQUIRE(form);
+    auto made = form->made(), apart = made;
+    for (std::size_t i = 0; i < made.size(); ++i) {
+      CHECK(made[i].sizes() == seen[i].sizes());
+      CHECK(made[i].strides() == seen[i].strides());
+      apart[i] = made[i].normal_().clone();
+    }
+    const auto gradient_of_product = [&](const Tensors& given) {
+      const at::Tensor product = whole.valid() && values[whole.index()].is_view()
+                                     ? at::Tensor(values[whole.index()]._base())
+                                     : values[whole.index()];
+      return torch::autograd::grad(seen, {product}, given, /*retain_graph=*/true).at(0);
+    };
+    const auto joined = gradient_of_product(made), copied = gradient_of_product(apart);
+    CHECK(torch::equal(joined, copied));
+    CHECK(joined.is_alias_of(made[0]));
+    CHECK_FALSE(copied.is_alias_of(apart[0]));
+    CHECK_FALSE(joined_form_of({seen[0], seen[1]}));
+    CHECK_FALSE(joined_form_of({seen[0], seen[1], seen[1]}));
+    CHECK_FALSE(joined_form_of({seen[0], seen[1], seen[2].clone()}));
+    CHECK_FALSE(joined_form_of({seen[0], seen[1], seen[2].narrow(2, 0, 1)}));
+    CHECK_FALSE(joined_form_of({seen[0], seen[1], seen[2].detach()}));
+    std::swap(made[1], made[2]);  // of the same form, elsewhere
+    CHECK_FALSE(gradient_of_product(made).is_alias_of(made[0]));
+  }
+}
+
+TEST_CASE("an operator that makes a result like its operand is given memory for it") {
+  const auto x = torch::randn({2, 3, 4}).transpose(0, 1), memory = torch::zeros({3, 5, 4}).slice(1, 0, 2);
+  const auto told = with_place_for_like(x, memory);
+  CHECK(at::empty_like(told).is_same(memory));
+  CHECK(torch::equal(told, x));
+  CHECK_FALSE(at::empty_like(told, at::kDouble).is_alias_of(memory));
+  CHECK(at::empty_like(told, at::kDouble).scalar_type() == at::kDouble);
+  CHECK_FALSE(at::empty_like(x).is_alias_of(memory));
+  CHECK_FALSE(at::empty_like(told + 1).is_alias_of(memory));
+  CHECK_FALSE(at::empty_like(told.transpose(0, 2)).is_alias_of(memory));
 }
 
 TEST_CASE("selections that take all of a dimension become one unbind") {
