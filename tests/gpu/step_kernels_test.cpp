@@ -157,7 +157,8 @@ TEST_CASE("a step of a transformer in bf16 throughout casts no parameter, and it
                {"the same, made in 16 bits", is_in("SplitBackward > aten::copy_"), kTables},
                counted_labels()});
   check_kernels(step, {"add_layer_norm_bf16", "add_layer_norm_gradient_", "add_layer_norm_sums_f32", "add_up_columns_",
-                       "join_parts_bf16", "cross_entropy_losses_", "cross_entropy_gradients_", "adam_bf16"});
+                       "gelu_bf16", "gelu_gradient_bf16", "join_parts_bf16", "cross_entropy_losses_",
+                       "cross_entropy_gradients_", "adam_bf16"});
   // The kernels that write the layers' gradients, of GELU, norms and attention's parts, sum the biases' gradients.
   CHECK(launches_of(step, "column_sums_") == 0);
 }

@@ -7,6 +7,7 @@
 #include <string>
 #include <tuple>
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/empty.h>
