@@ -91,6 +91,41 @@ TEST_CASE("weight gradients of large products err as those of one slice, and are
   }
 }
 
+struct TableImpl : torch::nn::Module {
+  explicit TableImpl(std::int64_t words) : table(words, 64) { register_module("table", table); }
+  Tensor forward(const Tensor& ids, const Tensor& factors) { return (table(ids) * factors).sum(); }
+  torch::nn::Embedding table;
+};
+TORCH_MODULE(Table);
+
+TEST_CASE("gradients of a table are sums in single precision where its rows are many, and err as rounded ones else",
+          "[gpu][weight_sums]") {
+  ap::World world(0, nullptr);
+  const auto device = ap::device(world);
+  torch::manual_seed(12);
+  const auto ids = torch::randint(40, {64, 16}, at::TensorOptions(at::kLong).device(device));
+  const auto factors = torch::randn({64, 16, 64}, device).to(at::kBFloat16).to(at::kFloat);
+  for (const std::int64_t words : {4096, 50}) {
+    const auto exact =
+        at::embedding_dense_backward(factors.to(at::kDouble), ids, words, -1, false);  // of a sum of products
+    for (const int microbatches : {1, 4}) {
+      ap::Options options;
+      options.stages = 1;
+      options.replicas = {world.size()};
+      options.microbatches = microbatches;
+      options.precision = "bf16-compute";
+      Table net(words);
+      net->to(device);
+      ap::AutoParallel<Table> model(world, net, options);
+      model(ids, factors).backward();
+      const auto& gradient = net->table->weight.grad();
+      INFO(words << " words, " << microbatches << " micro-batches");
+      CHECK(gradient.scalar_type() == at::kFloat);
+      CHECK(gpu_test::distance(gradient.to(at::kDouble), exact) <= (words == 4096 ? 1e-6 : 1e-2));
+    }
+  }
+}
+
 TEST_CASE("gradients of layers in single precision err as libtorch's, and are the same again", "[gpu][weight_sums]") {
   ap::World world(0, nullptr);
   const auto device = ap::device(world);

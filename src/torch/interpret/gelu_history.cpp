@@ -8,11 +8,13 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/gelu_backward.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
 #include "torch/interpret/split_backward.hpp"
+#include "torch/kernels/gelu.hpp"
 #include "torch/kernels/gelu_gradient.hpp"
 
 namespace autopar {
@@ -23,49 +25,63 @@ using torch::autograd::variable_list;
 
 class GeluNode : public torch::autograd::Node {
  public:
-  GeluNode(const at::Tensor& x, std::string approximate)
-      : Node(torch::autograd::collect_next_edges(x)), x_(x, false), approximate_(std::move(approximate)) {}
+  GeluNode(const at::Tensor& x, std::string approximate, bool sums_columns)
+      : Node(torch::autograd::collect_next_edges(x)),
+        x_(x, false),
+        approximate_(std::move(approximate)),
+        sums_columns_(sums_columns) {}
 
   variable_list apply(variable_list&& gradients) override {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!gradients[0].defined()) return {at::Tensor()};
-    return {gelu_gradient(gradients[0], x_.unpack(), approximate_)};
+    const auto x = x_.unpack();
+    return {sums_columns_ ? gelu_gradient(gradients[0], x, approximate_)
+                          : at::gelu_backward(gradients[0], x, approximate_)};
   }
 
   void release_variables() override {
     const std::lock_guard<std::mutex> lock(mutex_);
     x_.reset_data();
   }
-  std::string name() const override { return "GeluBackward"; }
+  std::string name() const override { return sums_columns_ ? "GeluAndColumnsBackward" : "GeluBackward"; }
 
  private:
   torch::autograd::SavedVariable x_;
   std::string approximate_;
+  bool sums_columns_;
 };
+
+void proceed(ReplayCall& call, bool for_linear) {
+  const auto x = call.stack[0].toTensor();
+  const std::string approximate(call.stack[1].toStringView());
+  at::Tensor result;
+  {
+    const at::AutoDispatchBelowADInplaceOrView no_history;
+    result = gelu_of(x, approximate);
+  }
+  if (at::GradMode::is_enabled() && x.requires_grad()) {
+    const bool sums_columns = for_linear && takes_summed_columns(x);
+    const std::shared_ptr<GeluNode> node(new GeluNode(x, approximate, sums_columns), torch::autograd::deleteNode);
+    torch::autograd::set_history(result, node);
+  }
+  call.stack.clear();
+  call.stack.emplace_back(std::move(result));
+}
 
 }  // namespace
 
+bool is_gelu(const OpGraph& graph, OpId op) { return graph.is(op, "aten::gelu") && graph.overload(op).empty(); }
+
 bool reads_linear_alone(const OpGraph& graph, const std::vector<std::vector<OpId>>& uses, OpId op) {
-  if (!graph.is(op, "aten::gelu") || !graph.op(op).grad_enabled) return false;
+  if (!is_gelu(graph, op) || !graph.op(op).grad_enabled) return false;
   const auto x = graph.input(op, 0);
   const auto definer = x.valid() ? graph.value(x).definer : OpId::none();
   return definer.valid() && graph.is(definer, "aten::linear") && graph.input(definer, 2).valid() &&
          uses[x.index()].size() == 1 && std::ranges::find(graph.outputs, x) == graph.outputs.end();
 }
 
-void proceed_summing_columns(ReplayCall& call) {
-  const auto x = call.stack[0].toTensor();
-  if (!at::GradMode::is_enabled() || !x.requires_grad() || !takes_summed_columns(x)) {
-    call.proceed();
-    return;
-  }
-  const std::shared_ptr<GeluNode> node(new GeluNode(x, call.stack[1].toStringRef()), torch::autograd::deleteNode);
-  {
-    const at::AutoDispatchBelowADInplaceOrView no_history;
-    call.proceed();
-  }
-  auto result = call.stack[0].toTensor();
-  torch::autograd::set_history(result, node);
-}
+void proceed_as_gelu(ReplayCall& call) { proceed(call, false); }
+
+void proceed_summing_columns(ReplayCall& call) { proceed(call, true); }
 
 }  // namespace autopar

@@ -149,8 +149,11 @@ OpInterpreter::OpInterpreter(const OpGraph& graph, const BatchPlan& plan, std::v
       const bool of_linear = takes_linear_apart(graph, uses, op);
       histories_[op] = of_linear ? &proceed_in_parts_of_linear : &proceed_in_parts;
     }
-    if (reads_linear_alone(graph, uses, op) && has_column_sums(device)) histories_[op] = &proceed_summing_columns;
     if (device.is_cuda() && attends_without_mask(graph, op)) histories_[op] = &proceed_with_joined_gradients;
+    if (device.is_cuda() && is_gelu(graph, op)) {
+      const bool sums_columns = reads_linear_alone(graph, uses, op) && has_column_sums(device);
+      histories_[op] = sums_columns ? &proceed_summing_columns : &proceed_as_gelu;
+    }
     if (makes_gradient_in_place(graph, op)) histories_[op] = &proceed_with_gradient_in_place;
     if (layout_matters_[op.index()] || as_shard) seconds_.exclude(op);
     const bool handled = is_handled(plan.handling(op)) || layout_matters_[op.index()] || hooks_.ops.count(op) > 0 ||

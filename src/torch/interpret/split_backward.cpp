@@ -190,6 +190,21 @@ void make_embedding(SplitBackward& split, const std::vector<c10::IValue>& args) 
   };
 }
 
+/// Whether the gradient of a table of casts is made in single precision, from a copy of the rows that are added up. In
+/// 16 bits it is widened by one more pass over the table, and CPUs round each addition. GPUs do not, and are faster so
+/// where rows are many; where they are few, copy and table are no more memory than the table twice.
+bool gains_in_single_precision(const at::Tensor& rows, const at::Tensor& table) {
+  return rows.is_cpu() || 4 * rows.numel() <= table.numel();
+}
+
+void make_embedding_of_casts(SplitBackward& split) {
+  split.weights = [make = std::move(split.weights)](const at::Tensor& gradient, const at::Tensor& x,
+                                                    const at::Tensor& weight, bool with_bias) {
+    const bool widens = gains_in_single_precision(gradient, weight);
+    return make(widens ? gradient.to(sum_type(gradient.scalar_type())) : gradient, x, weight, with_bias);
+  };
+}
+
 /// The rows whose product is the gradient of the weight, where that is how it is made.
 std::optional<PixelRows> product_of(const ConvolutionForm& form, const at::Tensor& gradient, const at::Tensor& x,
                                     const at::Tensor& weight) {
@@ -312,6 +327,7 @@ std::optional<SplitBackward> split_backward_of(const OpGraph& graph, const Batch
   if (!split.weight.valid()) return std::nullopt;
   split.of_cast = split.weight != weight;
   if (split.of_cast && is_linear_layer(node)) split.input = &gradient_as_product;
+  if (split.of_cast && graph.is(op, "aten::embedding")) make_embedding_of_casts(split);
   const auto bias = split.bias_at >= 0 ? graph.input(op, split.bias_at) : ValueId::none();
   split.bias = plan.parameter_behind(graph, bias);
   return bias.valid() && !split.bias.valid() ? std::nullopt : std::optional(split);

@@ -8,6 +8,7 @@
 #include "torch/kernels/class_loss_source.hpp"
 #include "torch/kernels/column_sums_source.hpp"
 #include "torch/kernels/gelu_gradient_source.hpp"
+#include "torch/kernels/gelu_source.hpp"
 #include "torch/kernels/joined_parts_source.hpp"
 #include "torch/kernels/layer_norm_source.hpp"
 #include "torch/kernels/max_pool_source.hpp"
@@ -18,8 +19,9 @@ namespace autopar {
 
 /// The kernels of this room, but for those of point-wise groups. What compiles for long comes first.
 [[nodiscard]] inline std::vector<KernelSource> all_kernels() {
-  return {kLayerNormKernels,        kBatchNormKernels,  kMaxPoolKernels,   kGeluGradientKernels, kUpdateKernels,
-          kChannelsLastCopyKernels, kColumnSumsKernels, kClassLossKernels, kJoinedPartsKernels,  kStridedCopyKernels};
+  return {kLayerNormKernels, kBatchNormKernels,   kMaxPoolKernels,          kGeluGradientKernels,
+          kGeluKernels,      kUpdateKernels,      kChannelsLastCopyKernels, kColumnSumsKernels,
+          kClassLossKernels, kJoinedPartsKernels, kStridedCopyKernels};
 }
 
 }  // namespace autopar

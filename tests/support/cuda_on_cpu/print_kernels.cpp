@@ -17,6 +17,7 @@
 #include "torch/kernels/class_loss_source.hpp"
 #include "torch/kernels/column_sums_source.hpp"
 #include "torch/kernels/gelu_gradient_source.hpp"
+#include "torch/kernels/gelu_source.hpp"
 #include "torch/kernels/joined_parts_source.hpp"
 #include "torch/kernels/layer_norm_source.hpp"
 #include "torch/kernels/max_pool_source.hpp"
@@ -32,6 +33,7 @@ std::string text_of(const std::string& source) {
       {"channels_last_copy", autopar::kChannelsLastCopyKernels.text},
       {"class_loss", autopar::kClassLossKernels.text},
       {"column_sums", autopar::kColumnSumsKernels.text},
+      {"gelu", autopar::kGeluKernels.text},
       {"gelu_gradient", autopar::kGeluGradientKernels.text},
       {"joined_parts", autopar::kJoinedPartsKernels.text},
       {"layer_norm", autopar::kLayerNormKernels.text},

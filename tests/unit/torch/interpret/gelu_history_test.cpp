@@ -63,12 +63,12 @@ struct Layer {
     return environment[result.index()];
   }
   /// GELU of it with the history under test.
-  Tensor gelu_of(const Tensor& result) const {
+  Tensor gelu_of(const Tensor& result, void (*proceed)(ReplayCall&) = &proceed_summing_columns) const {
     const auto op = op_named(graph, "aten::gelu");
     Environment none;
     torch::jit::Stack stack{result, graph.op(op).args.at(1)};
     ReplayCall call{op, graph.op(op), {x.size(0), x.size(0)}, stack, none};
-    proceed_summing_columns(call);
+    proceed(call);
     return stack.at(0).toTensor();
   }
   Tensor take_gradient_of_bias() { return std::exchange(net.bias.mutable_grad(), Tensor()); }
@@ -208,22 +208,27 @@ TEST_CASE("GELU with this history has libtorch's result and gradients, to the bi
   for (const std::string approximate : {"none", "tanh"}) {
     torch::manual_seed(4);
     Layer layer(approximate);
-    const auto result = layer.run(), operand = result.detach().requires_grad_();
-    const auto ours = layer.gelu_of(result), theirs = torch::gelu(operand, approximate);
-    CHECK(ours.grad_fn()->name() == "GeluBackward");
-    CHECK(torch::equal(ours, theirs));
-    const auto gradient = gradient_like(ours);
-    Tensor of_operand;
-    result.register_hook([&](const Tensor& made) {
-      of_operand = made.clone();
-      return Tensor();
-    });
-    ours.backward(gradient);
-    theirs.backward(gradient);
-    CHECK(torch::equal(of_operand, operand.grad()));
+    for (auto* const proceed : {&proceed_summing_columns, &proceed_as_gelu}) {
+      const auto result = layer.run(), operand = result.detach().requires_grad_();
+      const auto ours = layer.gelu_of(result, proceed), theirs = torch::gelu(operand, approximate);
+      const bool sums_columns = proceed == &proceed_summing_columns;
+      CHECK(ours.grad_fn()->name() == (sums_columns ? "GeluAndColumnsBackward" : "GeluBackward"));
+      CHECK(torch::equal(ours, theirs));
+      const auto gradient = gradient_like(ours);
+      Tensor of_operand;
+      result.register_hook([&](const Tensor& made) {
+        of_operand = made.clone();
+        return Tensor();
+      });
+      ours.backward(gradient);
+      theirs.backward(gradient);
+      CHECK(torch::equal(of_operand, operand.grad()));
+    }
   }
   const auto plain = torch::randn({3, 6}).requires_grad_();  // no layer behind it
-  CHECK(Layer().gelu_of(plain).grad_fn()->name() == "GeluBackward0");
+  CHECK(Layer().gelu_of(plain).grad_fn()->name() == "GeluBackward");
+  const at::NoGradGuard no_grad;
+  CHECK_FALSE(Layer().gelu_of(plain).requires_grad());
 }
 
 TEST_CASE("GELU that reads the result of a layer with a bias alone brings sums along") {

@@ -262,6 +262,50 @@ TEST_CASE("embeddings defer their only gradient") {
   }
 }
 
+/// The gradient of a table in single precision whose cast to bf16 is read, from slices of a batch.
+Tensor gradient_of_table(const Tensor& ids, const Tensor& gradient, std::int64_t of_slice, std::int64_t padding,
+                         bool by_frequency) {
+  Net net({{7, 6}});
+  net.p[0].set_data(net.p[0].detach().to(torch::kFloat));
+  const std::vector<InputSpec> specs{input_spec(ids)};
+  const auto graph = capture(net, specs, [&](const std::vector<Tensor>& in) {
+    return std::vector<Tensor>{torch::embedding(net.p[0].to(torch::kBFloat16), in[0], padding, by_frequency)};
+  });
+  const auto plan = analyze_batch(graph, {});
+  OpInterpreter runner(graph, plan, all_ops(graph), graph.outputs, at::kCPU);
+  for (std::int64_t first = 0; first < ids.size(0); first += of_slice) {
+    auto environment = runner.environment();
+    bind_state(graph, net, environment);
+    environment[graph.inputs[0].index()] = ids.narrow(0, first, of_slice);
+    SliceContext slice;
+    slice.samples = of_slice;
+    slice.batch = ids.size(0);
+    slice.first_sample = first;
+    std::vector<NormSample> norms;
+    runner.run(environment, slice, norms);
+    environment[graph.outputs[0].index()].backward(gradient.narrow(0, first, of_slice));
+  }
+  return net.p[0].grad();
+}
+
+TEST_CASE("the gradient of a table whose casts are read is a sum in single precision") {
+  torch::manual_seed(5);
+  const auto ids = torch::randint(5, {64, 20}, torch::kLong);
+  const auto gradient = torch::randn({64, 20, 6}).to(torch::kBFloat16);
+  for (const std::int64_t padding : {-1, 2}) {
+    for (const bool by_frequency : {false, true}) {
+      const auto exact = at::embedding_dense_backward(gradient.to(torch::kDouble), ids, 7, padding, by_frequency);
+      for (const std::int64_t of_slice : {64, 16}) {
+        if (by_frequency && of_slice < 64) continue;  // frequencies of a slice are others
+        INFO("padding " << padding << ", by frequency " << by_frequency << ", slices of " << of_slice);
+        const auto made = gradient_of_table(ids, gradient, of_slice, padding, by_frequency);
+        CHECK(made.scalar_type() == torch::kFloat);
+        CHECK((made.to(torch::kDouble) - exact).abs().max().item<double>() <= 1e-6 * exact.abs().max().item<double>());
+      }
+    }
+  }
+}
+
 TEST_CASE("other operators, and weights that are computed, have whole backwards") {
   check(
       {{{5, 4}, {5}}, samples({6, 4}), [](const auto& p, const Tensor& x) { return F::linear(x, p[0] * 2, p[1]); }, 0});
