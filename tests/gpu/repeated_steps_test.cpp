@@ -249,12 +249,13 @@ TEST_CASE("what users do between steps is followed", "[gpu]") {
   };
   for (const auto& [name, between] : cases) {
     INFO(name);
-    for (const bool is_loss_outside : {false, true}) {
-      INFO((is_loss_outside ? "loss outside" : "loss in forward"));
-      const auto replayed = train(world, {"auto", "module", is_loss_outside}, 13, between);
+    const std::pair<std::string, bool> settings[] = {{"module", false}, {"module", true}, {"bf16-compute", false}};
+    for (const auto& [precision, is_loss_outside] : settings) {
+      INFO(precision << (is_loss_outside ? ", loss outside" : ", loss in forward"));
+      const auto replayed = train(world, {"auto", precision, is_loss_outside}, 13, between);
       const bool can_be = is_loss_outside || name != "gradients set to zero";
       CHECK((replayed.replayed > 0) == can_be);
-      check_same(replayed, train(world, {"off", "module", is_loss_outside}, 13, between));
+      check_same(replayed, train(world, {"off", precision, is_loss_outside}, 13, between));
     }
   }
 }

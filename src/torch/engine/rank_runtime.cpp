@@ -138,9 +138,9 @@ void RankRuntime::refresh_leaves() {
   for (const auto& stage : stages_) stage->refresh_leaves();
 }
 
-std::vector<const void*> RankRuntime::memory() const {
+std::vector<const void*> RankRuntime::kept_casts() const {
   std::vector<const void*> memory;
-  for (const auto& stage : stages_) stage->add_memory(memory);
+  for (const auto& stage : stages_) stage->add_kept_casts(memory);
   return memory;
 }
 

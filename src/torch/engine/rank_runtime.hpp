@@ -45,8 +45,8 @@ class RankRuntime {
   [[nodiscard]] const std::vector<std::unique_ptr<Stage>>& stages() const { return stages_; }  ///< ascending
   /// Follows handles whose memory or requires_grad changed since. O(parameters of the rank).
   void refresh_leaves();
-  /// See Stage::add_memory, of all stages.
-  [[nodiscard]] std::vector<const void*> memory() const;
+  /// See Stage::add_kept_casts, of all stages.
+  [[nodiscard]] std::vector<const void*> kept_casts() const;
   /// Lets go of casts of parameters, which each call makes anew. What backwards need of them stays.
   void drop_casts();
 

@@ -201,12 +201,11 @@ void Stage::refresh_leaves() {
   }
 }
 
-void Stage::add_memory(std::vector<const void*>& memory) const {
-  const auto add = [&](const at::Tensor& tensor) {
-    memory.push_back(tensor.defined() ? tensor.const_data_ptr() : nullptr);
-  };
-  for (const auto parameter : parameters_) add(compute_memory(parameter));
-  for (const auto op : casts_) add(copy_elsewhere(graph().input(op, 0), graph().value(graph().output(op))));
+void Stage::add_kept_casts(std::vector<const void*>& memory) const {
+  for (const auto& cast : casts_) {
+    const auto copy = copy_elsewhere(cast.parameter, graph().value(cast.result));
+    memory.push_back(copy.defined() ? copy.const_data_ptr() : nullptr);
+  }
 }
 
 at::Tensor Stage::compute_memory(ValueId parameter) const {
@@ -224,9 +223,12 @@ void Stage::find_casts() {
                         info.kind == ValueKind::kConstant);
   }
   for (const auto op : ops()) {
-    const bool once = plan().handling(op).once;
-    (once ? casts_ : each_slice_).push_back(op);
-    if (once) resident_[graph().output(op).index()] = true;
+    if (!plan().handling(op).once) {
+      each_slice_.push_back(op);
+      continue;
+    }
+    casts_.push_back({graph().input(op, 0), graph().output(op)});
+    resident_[casts_.back().result.index()] = true;
   }
 }
 
@@ -291,7 +293,7 @@ void Stage::make_cast(OpId op) {
 }
 
 void Stage::drop_casts() {
-  for (const auto op : casts_) environment_[graph().output(op).index()].reset();
+  for (const auto& cast : casts_) environment_[cast.result.index()].reset();
   made_casts_.clear();
 }
 

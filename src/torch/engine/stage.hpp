@@ -113,9 +113,9 @@ class Stage {
   /// Follows handles, and what is computed with in their place, whose memory or requires_grad changed since, and the
   /// thread's stream. O(parameters of the stage).
   void refresh_leaves();
-  /// Adds the memory of what the stage computes with in place of parameters, and of casts that are kept, which are
-  /// brought up to date; null for those that calls make. O(parameters of the stage).
-  void add_memory(std::vector<const void*>& memory) const;
+  /// Adds the memory of casts of parameters that are kept, which are brought up to date; null for those that calls
+  /// make. O(casts of the stage).
+  void add_kept_casts(std::vector<const void*>& memory) const;
   /// From now on casts of parameters are made anew, each when an operator first reads it: made together, they would
   /// keep a device waiting for the host. They stay until `drop_casts`, and as long as a backward needs them.
   /// @param differentiate  backwards will follow
@@ -135,6 +135,9 @@ class Stage {
   [[nodiscard]] const at::Tensor& handle(ValueId leaf) const { return handles_[leaf.index()]; }
 
  private:
+  struct Cast {
+    ValueId parameter, result;
+  };
   [[nodiscard]] const std::vector<OpId>& ops() const { return program_.stage_ops[stage_.index()]; }
   void find_boundary();
   void find_sums();
@@ -155,7 +158,8 @@ class Stage {
   std::vector<ValueId> incoming_, outgoing_, parameters_, private_buffers_;
   std::vector<GlobalSum> sums_;
   std::vector<ValueId> state_;                       ///< parameters and buffers that the stage reads
-  std::vector<OpId> casts_, each_slice_;             ///< ops that run once a call, and the others
+  std::vector<Cast> casts_;                          ///< made by the ops that run once a call
+  std::vector<OpId> each_slice_;                     ///< the other ops
   std::map<OpId, std::vector<OpId>> casts_read_by_;  ///< made when their readers run
   std::vector<OpId> made_first_;                     ///< the other casts
   std::map<std::tuple<ValueId, c10::ScalarType, bool>, at::Tensor> made_casts_;  ///< by parameter, type and history

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/zeros.h>
 
 #include <autopar/core/error.hpp>
@@ -21,11 +22,13 @@ at::Tensor RecordedSeeds::place(const DrawSite& site) {
   return memory_.select(0, known->second);
 }
 
-at::Tensor RecordedSeeds::of(const DrawKey& key) const {
-  const auto made = at::zeros(memory_.sizes(), at::kLong);
+// From pinned memory, which nobody else writes to: the host waits for no copy.
+void RecordedSeeds::set(const DrawKey& key) {
+  const auto made = at::zeros(memory_.sizes(), at::TensorOptions().dtype(at::kLong).pinned_memory(memory_.is_cuda()));
   auto* const numbers = made.mutable_data_ptr<std::int64_t>();
   for (const auto& [site, place] : places_) numbers[2 * place] = static_cast<std::int64_t>(draw_seed(key, site));
-  return made;
+  const at::AutoDispatchBelowADInplaceOrView no_version;
+  memory_.copy_(made, /*non_blocking=*/true);
 }
 
 }  // namespace autopar

@@ -35,9 +35,9 @@ class RecordedSeeds {
   /// [2] i64 on the device: the seed, and 0. A site that draws twice (recomputation) has one.
   /// @throws Error if there are more sites than places
   [[nodiscard]] at::Tensor place(const DrawSite& site);
-  /// What `memory` is to hold in a call, on the host.
-  [[nodiscard]] at::Tensor of(const DrawKey& key) const;
-  [[nodiscard]] const at::Tensor& memory() const { return memory_; }
+  /// From now on, in the order of this thread's stream, places hold the seeds of a call. They keep their version, at
+  /// which a backward has saved them.
+  void set(const DrawKey& key);
 
  private:
   at::Tensor memory_;  ///< [most, 2] i64

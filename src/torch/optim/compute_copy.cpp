@@ -63,7 +63,7 @@ void ComputeCopy::agrees(const at::Tensor& parameter) {
 bool ComputeCopy::is_current(const at::Tensor& parameter) const {
   if (!copy_.defined() || mark_ == nullptr || !storage_ || !same_layout(copy_, parameter)) return false;
   const auto& memory = memory_of(parameter);
-  return storage_->lock().get() == &memory && cow::is_cow_data_ptr(memory.data_ptr()) &&
+  return storage_->_unsafe_get_target() == &memory && cow::is_cow_data_ptr(memory.data_ptr()) &&
          memory.data_ptr().get_context() == mark_ && static_cast<std::uint32_t>(parameter._version()) == version_;
 }
 

@@ -239,6 +239,7 @@ at::Tensor ParameterStore::compute_memory(const std::string& name) const {
 }
 
 at::Tensor ParameterStore::compute_copy(const std::string& name) const {
+  if (units_.empty()) return {};
   const auto& tensor = named(name);
   const auto* unit = unit_of(tensor);
   return unit == nullptr || !unit->gathers_copies() ? at::Tensor() : memory_of(tensor).gathered(*place_of(tensor));

@@ -68,7 +68,7 @@ void Session::Impl::flush_reduced() {
 /// Adds to `.grad`, what is offloaded when it has arrived on the host.
 void Session::Impl::add_to_owner(const at::Tensor& handle, const at::Tensor& gradient, bool may_take,
                                  LeavingGradients& leaving) {
-  watch_.note_gradient(handle, parameters_.units().empty());
+  if (world_.size() > 1) watch_.note_gradient(handle, parameters_.units().empty());  // for ranks to compare
   if (gradient.device() == handle.device()) return add_to(handle.mutable_grad(), gradient, may_take);
   constexpr bool kNonBlocking = true;
   const auto& tensor = parameters_.of(handle);

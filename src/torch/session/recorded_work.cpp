@@ -1,9 +1,10 @@
 #include "torch/session/recorded_work.hpp"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
-#include <ATen/core/grad_mode.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 
 #include "torch/ir/tensor_form.hpp"
 
@@ -12,8 +13,13 @@ namespace autopar {
 RecordedWork::RecordedWork(std::unique_ptr<DeviceRecording> work, std::vector<at::Tensor> inputs,
                            std::vector<at::Tensor> made, std::size_t results)
     : work_(std::move(work)), inputs_(std::move(inputs)), made_(std::move(made)), results_(results) {
+  std::map<const void*, std::size_t> places;
   for (const auto& tensor : made_) {
-    if (tensor.defined()) ++own_[tensor.storage().unsafeGetStorageImpl()];
+    if (!tensor.defined()) continue;
+    const auto& storage = tensor.storage();
+    const auto [place, is_new] = places.try_emplace(storage.unsafeGetStorageImpl(), written_.size());
+    if (is_new) written_.push_back({storage, 1});
+    ++written_[place->second].held;
   }
 }
 
@@ -23,16 +29,14 @@ bool RecordedWork::is_copied(std::size_t made) const {
 }
 
 bool RecordedWork::is_free() const {
-  return std::ranges::all_of(made_, [&](const at::Tensor& tensor) {
-    return !tensor.defined() || tensor.storage().use_count() == own_.at(tensor.storage().unsafeGetStorageImpl());
-  });
+  return std::ranges::all_of(written_, [](const Memory& memory) { return memory.storage.use_count() == memory.held; });
 }
 
 std::vector<at::Tensor> RecordedWork::run(const std::vector<at::Tensor>& inputs) {
-  const at::NoGradGuard no_grad;
   // A backward that is recorded next finds them at the version that its forward saved.
+  const at::AutoDispatchBelowADInplaceOrView no_version;
   for (std::size_t i = 0; i < inputs_.size(); ++i) {
-    if (inputs_[i].defined()) with_own_version(inputs_[i]).copy_(inputs[i]);
+    if (inputs_[i].defined()) inputs_[i].copy_(inputs[i]);
   }
   work_->run();
   std::vector<at::Tensor> made;

@@ -1,11 +1,11 @@
 #pragma once
 
 #include <cstddef>
-#include <map>
 #include <memory>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
 
 #include "torch/device/device_recording.hpp"
 
@@ -35,10 +35,14 @@ class RecordedWork {
  private:
   [[nodiscard]] bool is_copied(std::size_t made) const;
 
+  struct Memory {
+    c10::Storage storage;
+    std::size_t held;  ///< by this object, this member included
+  };
   std::unique_ptr<DeviceRecording> work_;
   std::vector<at::Tensor> inputs_, made_;
   std::size_t results_;
-  std::map<const void*, std::size_t> own_;  ///< by storage: how many of `made_` lie in it
+  std::vector<Memory> written_;  ///< that `made_` lie in
 };
 
 }  // namespace autopar

@@ -91,8 +91,9 @@ bool Session::Impl::has_gradients() const {
   });
 }
 
+// Stages of calls that may repeat compute with parameters themselves, or with casts of them.
 StepConditions Session::Impl::conditions_of(const Call& call) {
-  StepConditions conditions{call.program->runtime->memory(), {}};
+  StepConditions conditions{call.program->runtime->kept_casts(), {}};
   for (const auto& tensor : parameters_.tensors()) {
     conditions.memory.push_back(tensor.handle.const_data_ptr());
     conditions.settings.push_back(tensor.handle.requires_grad());
@@ -160,16 +161,12 @@ bool Session::Impl::record_step(Call& call) {
     repeats_.refuse();
     return false;
   }
-  std::vector<at::Tensor> inputs;
   for (const auto& tensor : call.arguments.tensors) {
     const auto options = tensor.options().device(deployment_.device()).requires_grad(false);
-    inputs.push_back(at::empty_like(tensor, options).copy_(tensor.detach()));
+    call.inputs.push_back(at::empty_like(tensor, options).copy_(tensor.detach()));
   }
-  call.inputs = inputs;
-  if (const auto draws = call.program->repeatable_work().draws; draws > 0) {
+  if (const auto draws = call.program->repeatable_work().draws; draws > 0)
     call.draws.recorded = std::make_shared<RecordedSeeds>(deployment_.device(), draws * call.layout.microbatches);
-    inputs.push_back(call.draws.recorded->memory());
-  }
   auto conditions = conditions_of(call);
   std::vector<at::Tensor> made;
   std::size_t results = 0;
@@ -182,7 +179,7 @@ bool Session::Impl::record_step(Call& call) {
     for (const auto& gradient : gradients_of(call, {loss}).by_position) made.push_back(gradient);
     call.drop_run();
   });
-  call.inputs.clear();
+  auto inputs = std::exchange(call.inputs, {});
   if (!recording) {
     call.has_updated_buffers = false;
     return false;
@@ -210,9 +207,8 @@ bool Session::Impl::can_replay(const Call& call) {
 }
 
 void Session::Impl::run_recorded(const std::shared_ptr<Call>& call) {
-  auto inputs = call->arguments.tensors;
-  if (recorded_->seeds) inputs.push_back(recorded_->seeds->of(call->draws));
-  auto made = recorded_->forward.run(inputs);
+  if (recorded_->seeds) recorded_->seeds->set(call->draws);
+  auto made = recorded_->forward.run(call->arguments.tensors);
   const auto& plan = call->program->plan;
   const auto first_gradient = made.begin() + static_cast<std::ptrdiff_t>(plan.outputs.size());
   call->made_results.assign(made.begin(), first_gradient);

@@ -26,9 +26,11 @@ TEST_CASE("a recorded draw has one place a site, which holds the seed of the cal
   CHECK(place.data_ptr() != other.data_ptr());
   CHECK_THROWS_AS(seeds->place({OpId(6), 0}), Error);
 
+  const auto version = place._version();
   for (const std::uint64_t call : {7, 8}) {
     const DrawKey now{11, call};
-    seeds->memory().copy_(seeds->of(now));
+    seeds->set(now);
+    CHECK(place._version() == version);  // at which a backward has saved it
     CHECK(static_cast<std::uint64_t>(place[0].item<std::int64_t>()) == draw_seed(now, first));
     CHECK(static_cast<std::uint64_t>(other[0].item<std::int64_t>()) == draw_seed(now, second));
     CHECK(static_cast<std::uint64_t>(last[0].item<std::int64_t>()) == draw_seed(now, alike));
