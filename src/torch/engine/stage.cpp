@@ -203,8 +203,8 @@ void Stage::refresh_leaves() {
 
 void Stage::add_kept_casts(std::vector<const void*>& memory) const {
   for (const auto& cast : casts_) {
-    const auto copy = copy_elsewhere(cast.parameter, graph().value(cast.result));
-    memory.push_back(copy.defined() ? copy.const_data_ptr() : nullptr);
+    auto* const kept = kept_copy(cast.parameter, graph().value(cast.result));
+    memory.push_back(kept != nullptr ? kept->current(handle(cast.parameter)).const_data_ptr() : nullptr);
   }
 }
 
@@ -262,10 +262,15 @@ at::Tensor Stage::copy_elsewhere(ValueId parameter, const ValueInfo& form) const
                    "a parameter is gathered in another element type than it is read in");
     return copy;
   }
-  const auto& handle = handles_[parameter.index()];
-  auto* const kept = ComputeCopy::of(handle);
-  const bool has_layout = !is_channels_last(form) || handle.is_contiguous(at::MemoryFormat::ChannelsLast);
-  return kept != nullptr && kept->type() == form.dtype && has_layout ? kept->current(handle) : at::Tensor();
+  auto* const kept = kept_copy(parameter, form);
+  return kept != nullptr ? kept->current(handle(parameter)) : at::Tensor();
+}
+
+ComputeCopy* Stage::kept_copy(ValueId parameter, const ValueInfo& form) const {
+  auto* const kept = ComputeCopy::of(handle(parameter));
+  if (kept == nullptr || kept->type() != form.dtype) return nullptr;
+  const bool has_layout = !is_channels_last(form) || handle(parameter).is_contiguous(at::MemoryFormat::ChannelsLast);
+  return has_layout ? kept : nullptr;
 }
 
 at::Tensor Stage::cast(ValueId parameter, const ValueInfo& form) const {

@@ -28,6 +28,8 @@ struct Node;
 
 namespace autopar {
 
+class ComputeCopy;
+
 /// A captured program and its division among the ranks: what all stages have in common.
 struct DividedProgram {
   const OpGraph* graph = nullptr;
@@ -146,6 +148,8 @@ class Stage {
   void find_readers_of_casts(const std::vector<StagePart>& parts);
   [[nodiscard]] at::Tensor compute_memory(ValueId parameter) const;
   [[nodiscard]] at::Tensor copy_elsewhere(ValueId parameter, const ValueInfo& form) const;
+  /// What is kept on the parameter's handle; null where that is not what the cast is.
+  [[nodiscard]] ComputeCopy* kept_copy(ValueId parameter, const ValueInfo& form) const;
   [[nodiscard]] at::Tensor cast(ValueId parameter, const ValueInfo& form) const;
   void make_cast(OpId op);
   [[nodiscard]] OpHooks hooks(const std::vector<StagePart>& parts);

@@ -1,5 +1,7 @@
 #include "torch/optim/compute_copy.hpp"
 
+#include <typeinfo>
+
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/COW.h>
@@ -32,8 +34,10 @@ void ComputeCopy::drop(const at::Tensor& parameter) {
   if (of(parameter) != nullptr) parameter.unsafeGetTensorImpl()->set_backend_meta(nullptr);
 }
 
+// The class is final: comparing types is all that a cast has to do, and is asked for every parameter in every call.
 ComputeCopy* ComputeCopy::of(const at::Tensor& parameter) {
-  return dynamic_cast<ComputeCopy*>(parameter.unsafeGetTensorImpl()->get_backend_meta());
+  auto* const meta = parameter.unsafeGetTensorImpl()->get_backend_meta();
+  return meta != nullptr && typeid(*meta) == typeid(ComputeCopy) ? static_cast<ComputeCopy*>(meta) : nullptr;
 }
 
 const at::Tensor& ComputeCopy::current(const at::Tensor& parameter) {
