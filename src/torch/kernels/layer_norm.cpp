@@ -51,11 +51,14 @@ struct RowCover {
     }
   }
 
-  /// As many as run at once on a large GPU. Each writes sums, so that it should have some rows.
-  std::int64_t gradient_blocks() const {
-    constexpr std::int64_t kMultiprocessors = 132, kLeastRows = 8;
-    const auto most = kMultiprocessors * (NormShape::at_once(packs) * NormShape::kMostThreads / threads);
-    return std::clamp<std::int64_t>(rows / kLeastRows, 1, most);
+  /// A block writes sums, so that its threads should have some rows one after the other. Where rows are enough to fill
+  /// a large GPU, a multiprocessor has one block, which takes as many at a time as it has registers for.
+  LaunchShape gradient_shape() const {
+    constexpr unsigned kMultiprocessors = 132, kLeastRows = 8;
+    const unsigned at_a_time = NormShape::most_of_block(packs) / threads;
+    if (rows >= std::int64_t{kMultiprocessors} * at_a_time * kLeastRows)
+      return {kMultiprocessors, 1, threads, at_a_time};
+    return {static_cast<unsigned>(std::max<std::int64_t>(rows / kLeastRows, 1)), 1, threads, 1};
   }
 };
 
@@ -69,7 +72,9 @@ std::string row_kernel(const char* what, const Tensor& data, const Tensor& numbe
 /// precision.
 bool takes_rows(const Tensor& input, const Tensor& residual, at::IntArrayRef shape, const optional<Tensor>& weight,
                 const optional<Tensor>& bias) {
+  constexpr std::int64_t kMostRows = std::int64_t{1} << 30;  // the gradient's kernel counts on, past the last
   if (!input.is_cuda() || input.dim() < 2 || input.numel() == 0) return false;
+  if (input.numel() / input.size(-1) > kMostRows) return false;
   if (!has_layer_norm_kernels(input.scalar_type(), input.size(-1))) return false;
   const bool of_last_dim = shape.size() == 1 && input.size(-1) == shape[0];
   const auto is_like = [&](const Tensor& other) {
@@ -158,17 +163,17 @@ struct AddLayerNormFunction : torch::autograd::Function<AddLayerNormFunction> {
     // Of casts of parameters: sums are in single precision, as parameters are.
     const auto type = context->saved_data["in_single"].toBool() ? at::kFloat : weight.scalar_type();
     const auto of_weight = at::empty_like(weight, type), of_bias = at::empty_like(weight, type);
-    const auto blocks = cover.gradient_blocks();
-    const auto partial = at::empty({blocks, NormShape::kSums, cover.columns}, statistics.options());
+    const auto shape = cover.gradient_shape();
+    const auto partial = at::empty({shape.blocks_x, NormShape::kSums, cover.columns}, statistics.options());
     const auto sums_of_input = at::empty({cover.columns}, statistics.options());
     const int columns = static_cast<int>(cover.columns);
     const auto kernel =
         row_kernel(draws ? "dropout_add_layer_norm_gradient_" : "add_layer_norm_gradient_", sum, weight, cover);
     const auto launch = [&](auto... of_draws) {
-      detail::launch(sum, kLayerNormKernels, kernel.c_str(), {static_cast<unsigned>(blocks), 1, cover.threads, 1},
-                     detail::data_of(of_result), detail::data_of(of_sum), detail::data_of(sum), detail::data_of(weight),
-                     detail::data_of(statistics), detail::memory_of(of_residual), detail::memory_of(partial),
-                     cover.rows, columns, of_draws...);
+      detail::launch(sum, kLayerNormKernels, kernel.c_str(), shape, detail::data_of(of_result), detail::data_of(of_sum),
+                     detail::data_of(sum), detail::data_of(weight), detail::data_of(statistics),
+                     detail::memory_of(of_residual), detail::memory_of(partial), static_cast<int>(cover.rows), columns,
+                     of_draws...);
     };
     if (draws)
       launch(detail::memory_of(of_input), draws->seed_at, draws->seed, draws->kept_below, draws->scale);
@@ -176,7 +181,7 @@ struct AddLayerNormFunction : torch::autograd::Function<AddLayerNormFunction> {
       launch();
     const auto adds_up = std::string("add_layer_norm_sums_") + detail::kernel_type(type);
     detail::launch(sum, kLayerNormKernels, adds_up.c_str(), NormShape::adding_up(cover.columns),
-                   detail::data_of(partial), static_cast<int>(blocks), detail::memory_of(of_weight),
+                   detail::data_of(partial), static_cast<int>(shape.blocks_x), detail::memory_of(of_weight),
                    detail::memory_of(of_bias), detail::memory_of(sums_of_input), columns);
     attach_summed_columns(of_input, sums_of_input);  // for a linear layer that made it
     return is_normalised ? gradients(of_input, of_residual, of_weight, of_bias)

@@ -8,22 +8,25 @@ namespace autopar {
 
 /// How the gradient's kernels are launched.
 struct LayerNormGradientShape {
-  static constexpr unsigned kMostThreads = 256;  ///< of a block
-  /// Blocks of so many threads that a multiprocessor has registers for. @param packs  of a thread: 1, 2 or 4
-  static constexpr unsigned at_once(std::int64_t packs) { return packs == 1 ? 3 : packs == 2 ? 2 : 1; }
+  static constexpr unsigned kMostThreads = 256;  ///< of a row
+  /// Threads of a block, as many as a multiprocessor has registers for. @param packs  of a thread: 1, 2 or 4
+  static constexpr unsigned most_of_block(std::int64_t packs) {
+    return kMostThreads * (packs == 1 ? 3 : packs == 2 ? 2 : 1);
+  }
 
   static constexpr unsigned kSums = 3;                     ///< over rows
-  static constexpr unsigned kColumns = 32, kAtATime = 32;  ///< of what adds up: threads are columns x blocks
+  static constexpr unsigned kColumns = 32, kAtATime = 16;  ///< of what adds up: threads are columns x blocks
   static constexpr LaunchShape adding_up(std::int64_t columns) {
     return {static_cast<unsigned>((columns + kColumns - 1) / kColumns), kSums, kColumns, kAtATime};
   }
 };
 static_assert(LayerNormGradientShape::kMostThreads == 256 && LayerNormGradientShape::kSums == 3 &&
-                  LayerNormGradientShape::kColumns == 32 && LayerNormGradientShape::kAtATime == 32,
+                  LayerNormGradientShape::kColumns == 32 && LayerNormGradientShape::kAtATime == 16,
               "as below");
 
 /// The sum s of two tensors [rows, columns] and its layer norm y = weight (s - mean) / sqrt(var + eps) + bias. A block
-/// has one row at a time, a thread P packs of it, every blockDim-th. Data are of type T, weight and bias of type W:
+/// has one row at a time, for the gradient blockDim.y of them; a thread has P packs of a row, every blockDim.x-th. Data
+/// are of type T, weight and bias of type W:
 ///  `add_layer_norm_T_W_P`           s, y, and mean and 1 / sqrt(var + eps) of each row
 ///  `add_layer_norm_gradient_T_W_P`  the gradient dx of both addends, with that of s added, and partial [blocks, 3,
 ///                                   columns], fp32: sums over rows of the gradients of weight and bias, and of dx as
@@ -36,19 +39,19 @@ static_assert(LayerNormGradientShape::kMostThreads == 256 && LayerNormGradientSh
 /// Then dx is that of the second addend, `dropped` that of the first, and the last sums are over the latter.
 /// @source Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"
 inline constexpr char kLayerNormText[] = R"(
-// Of two numbers over a block of whole warps, valid in all its threads. Calls take turns with two shared rows, so that one
-// barrier is enough.
-__device__ inline float2 sum_over_block(float2 own, int turn) {
+// Of two numbers over the threads of a row, whole warps, valid in all of them. Calls take turns with two shared rows:
+// one barrier is enough.
+__device__ inline float2 sum_over_threads(float2 own, int turn) {
   __shared__ float2 shared[2][32];
   for (int part = 16; part > 0; part /= 2) {
     own.x += __shfl_xor_sync(~0u, own.x, part);
     own.y += __shfl_xor_sync(~0u, own.y, part);
   }
-  const int warps = blockDim.x / 32;
-  if (threadIdx.x % 32 == 0) shared[turn % 2][threadIdx.x / 32] = own;
+  const int warps = blockDim.x / 32, first = threadIdx.y * warps;
+  if (threadIdx.x % 32 == 0) shared[turn % 2][first + threadIdx.x / 32] = own;
   __syncthreads();
   float2 sum = make_float2(0, 0);
-  for (int warp = 0; warp < warps; ++warp) {
+  for (int warp = first; warp < first + warps; ++warp) {
     sum.x += shared[turn % 2][warp].x;
     sum.y += shared[turn % 2][warp].y;
   }
@@ -119,7 +122,7 @@ __device__ void add_layer_norm(const T* input, const T* residual, const W* weigh
     }
     ((Pack<T>*)sum)[at] = taken[p];
   }
-  const float mean = sum_over_block(make_float2(of_row, 0), 0).x / columns;
+  const float mean = sum_over_threads(make_float2(of_row, 0), 0).x / columns;
   float squares = 0;
   for (int p = 0; p < P; ++p) {
     if (p * blockDim.x + threadIdx.x >= packs) continue;
@@ -128,7 +131,7 @@ __device__ void add_layer_norm(const T* input, const T* residual, const W* weigh
       squares += by * by;
     }
   }
-  const float inverse = rsqrtf(sum_over_block(make_float2(squares, 0), 1).x / columns + eps);
+  const float inverse = rsqrtf(sum_over_threads(make_float2(squares, 0), 1).x / columns + eps);
   if (threadIdx.x == 0) {
     statistics[row] = mean;
     statistics[rows + row] = inverse;
@@ -151,8 +154,8 @@ template <class T, int P> struct RowPart {
   float mean, inverse;
 };
 template <class T, int P>
-__device__ inline void take_part(const T* dy, const T* ds, const T* sum, const float* statistics, long long row,
-                                 long long rows, int packs, RowPart<T, P>& made) {
+__device__ inline void take_part(const T* dy, const T* ds, const T* sum, const float* statistics, int row, int rows,
+                                 int packs, RowPart<T, P>& made) {
   if (row >= rows) return;
   made.mean = statistics[row];
   made.inverse = statistics[rows + row];
@@ -160,18 +163,35 @@ __device__ inline void take_part(const T* dy, const T* ds, const T* sum, const f
   for (int p = 0; p < P; ++p) {
     const int pack = p * blockDim.x + threadIdx.x;
     if (pack >= packs) continue;
-    const long long at = row * packs + pack;
+    const long long at = (long long)row * packs + pack;
     made.dy[p] = ((const Words<T>*)dy)[at];
     made.sum[p] = ((const Words<T>*)sum)[at];
-    if (ds) made.ds[p] = ((const Words<T>*)ds)[at];
+    made.ds[p] = ds ? ((const Words<T>*)ds)[at] : Words<T>{};
   }
+}
+
+// Threads of a block for the gradient.
+template <int P> constexpr int kMostOfBlock = 256 * (P == 1 ? 3 : P == 2 ? 2 : 1);
+
+// V numbers a thread, added up over the rows of a block of at most M threads, in their order; `to` null: nowhere.
+template <int M, int V> __device__ inline void write_sums_of_rows(float (&sum)[V], float* to) {
+  __shared__ float shared[V][M];
+  const int all = blockDim.x * blockDim.y, own = threadIdx.y * blockDim.x + threadIdx.x;
+  for (int v = 0; v < V; ++v) shared[v][own] = sum[v];
+  __syncthreads();
+  if (threadIdx.y == 0 && to) {
+    for (int other = own + blockDim.x; other < all; other += blockDim.x)
+      for (int v = 0; v < V; ++v) sum[v] += shared[v][other];
+    write_sums(sum, to);
+  }
+  __syncthreads();
 }
 
 // With h = (s - mean) / sqrt(var + eps) and g = dy weight: dx = ds + (g - mean(g) - h mean(g h)) / sqrt(var + eps). The
 // next row is on its way while the threads of a block wait for each other, where they have registers for it.
 template <int P, class T, class W, class Drop>
 __device__ void add_layer_norm_gradient(const T* dy, const T* ds, const T* sum, const W* weight,
-                                        const float* statistics, T* dx, float* partial, long long rows, int columns,
+                                        const float* statistics, T* dx, float* partial, int rows, int columns,
                                         T* dropped, const Drop& drop) {
   constexpr int V = 16 / sizeof(T);
   constexpr bool kAhead = P == 1;
@@ -184,14 +204,16 @@ __device__ void add_layer_norm_gradient(const T* dy, const T* ds, const T* sum, 
     if (pack < packs) take_numbers(weight, pack, 1, factor[p]);
   }
   RowPart<T, P> now, next;
-  if (kAhead) take_part(dy, ds, sum, statistics, blockIdx.x, rows, packs, now);
+  const int step = gridDim.x * blockDim.y;
+  int row = blockIdx.x * blockDim.y + threadIdx.y;
+  if (kAhead) take_part(dy, ds, sum, statistics, row, rows, packs, now);
   int turn = 0;
-  for (long long row = blockIdx.x; row < rows; row += gridDim.x, ++turn) {
+  for (; row - (int)threadIdx.y < rows; row += step, ++turn) {  // all threads of a block go round as often
     if (!kAhead) take_part(dy, ds, sum, statistics, row, rows, packs, now);
     float2 own = make_float2(0, 0);
 #pragma unroll
     for (int p = 0; p < P; ++p) {
-      if (p * blockDim.x + threadIdx.x >= packs) continue;
+      if (row >= rows || p * blockDim.x + threadIdx.x >= packs) continue;
 #pragma unroll
       for (int v = 0; v < V; ++v) {
         const float of_y = now.dy[p][v], h = (now.sum[p][v] - now.mean) * now.inverse;
@@ -201,21 +223,21 @@ __device__ void add_layer_norm_gradient(const T* dy, const T* ds, const T* sum, 
         own.y += of_y * factor[p][v] * h;
       }
     }
-    if (kAhead) take_part(dy, ds, sum, statistics, row + gridDim.x, rows, packs, next);
-    const float2 sums = sum_over_block(own, turn);
+    if (kAhead) take_part(dy, ds, sum, statistics, row + step, rows, packs, next);
+    const float2 sums = sum_over_threads(own, turn);
     const float mean_g = sums.x * share, mean_gh = sums.y * share;
 #pragma unroll
     for (int p = 0; p < P; ++p) {
       const int pack = p * blockDim.x + threadIdx.x;
-      if (pack >= packs) continue;
+      if (row >= rows || pack >= packs) continue;
+      const long long at = (long long)row * packs + pack;
       Pack<T> made, scaled;
       unsigned drawn[V];
-      if constexpr (Drop::kDrops) drop.draw(row * packs + pack, drawn);
+      if constexpr (Drop::kDrops) drop.draw(at, drawn);
 #pragma unroll
       for (int v = 0; v < V; ++v) {
         const float h = (now.sum[p][v] - now.mean) * now.inverse;
-        float of_v = (now.dy[p][v] * factor[p][v] - mean_g - h * mean_gh) * now.inverse;
-        if (ds) of_v += now.ds[p][v];
+        const float of_v = (now.dy[p][v] * factor[p][v] - mean_g - h * mean_gh) * now.inverse + now.ds[p][v];
         store(made.at[v], of_v);
         if constexpr (Drop::kDrops) {
           store(scaled.at[v], drop.kept(of_v, drawn[v]));
@@ -224,19 +246,19 @@ __device__ void add_layer_norm_gradient(const T* dy, const T* ds, const T* sum, 
           of_dx[p][v] += number(made.at[v]);
         }
       }
-      ((Pack<T>*)dx)[row * packs + pack] = made;
-      if constexpr (Drop::kDrops) ((Pack<T>*)dropped)[row * packs + pack] = scaled;
+      ((Pack<T>*)dx)[at] = made;
+      if constexpr (Drop::kDrops) ((Pack<T>*)dropped)[at] = scaled;
     }
     if (kAhead) now = next;
   }
-  float* const own_rows = partial + 3ll * blockIdx.x * columns;
+  float* const of_block = partial + 3ll * blockIdx.x * columns;
 #pragma unroll
   for (int p = 0; p < P; ++p) {
     const int pack = p * blockDim.x + threadIdx.x;
-    if (pack >= packs) continue;
-    write_sums(of_weight[p], own_rows + pack * V);
-    write_sums(of_bias[p], own_rows + columns + pack * V);
-    write_sums(of_dx[p], own_rows + 2 * columns + pack * V);
+    float* const to = pack < packs ? of_block + pack * V : (float*)0;
+    write_sums_of_rows<kMostOfBlock<P>>(of_weight[p], to);
+    write_sums_of_rows<kMostOfBlock<P>>(of_bias[p], to ? to + columns : to);
+    write_sums_of_rows<kMostOfBlock<P>>(of_dx[p], to ? to + 2 * columns : to);
   }
 }
 
@@ -264,15 +286,15 @@ template <class W> __device__ void add_up(const float* partial, int blocks, W* d
     const Elements dropped(seed_at, seed, kept_below, scale);                                                          \
     add_layer_norm<P>(input, residual, weight, bias, sum, result, statistics, rows, columns, eps, dropped);            \
   }                                                                                                                    \
-  extern "C" __global__ void __launch_bounds__(256, P == 1 ? 3 : P == 2 ? 2 : 1)                                       \
+  extern "C" __global__ void __launch_bounds__(kMostOfBlock<P>, 1)                                                     \
       add_layer_norm_gradient_##name(const T* dy, const T* ds, const T* sum, const W* weight, const float* statistics, \
-                                     T* dx, float* partial, long long rows, int columns) {                             \
+                                     T* dx, float* partial, int rows, int columns) {                                   \
     add_layer_norm_gradient<P>(dy, ds, sum, weight, statistics, dx, partial, rows, columns, (T*)0, Nothing());         \
   }                                                                                                                    \
-  extern "C" __global__ void __launch_bounds__(256, P == 1 ? 3 : P == 2 ? 2 : 1)                                       \
+  extern "C" __global__ void __launch_bounds__(kMostOfBlock<P>, 1)                                                     \
       dropout_add_layer_norm_gradient_##name(                                                                          \
           const T* dy, const T* ds, const T* sum, const W* weight, const float* statistics, T* dx, float* partial,     \
-          long long rows, int columns, T* dropped, const unsigned long long* seed_at, unsigned long long seed,         \
+          int rows, int columns, T* dropped, const unsigned long long* seed_at, unsigned long long seed,               \
           unsigned kept_below, float scale) {                                                                          \
     add_layer_norm_gradient<P>(dy, ds, sum, weight, statistics, dx, partial, rows, columns, dropped,                   \
                                Elements(seed_at, seed, kept_below, scale));                                            \

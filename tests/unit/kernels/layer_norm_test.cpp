@@ -24,7 +24,7 @@ using Shape = autopar::LayerNormGradientShape;
 struct Case {
   std::size_t rows, packs_of_row;
   unsigned threads, packs_of_thread;
-  unsigned gradient_blocks;
+  unsigned gradient_blocks, rows_of_block;  ///< at a time, for the gradient
   bool has_sum_gradient = true;
 };
 
@@ -156,10 +156,10 @@ Outcome outcome_of_kernels(CudaOnCpu& gpu, const Case& one, const Operands& of) 
   auto* const of_residual = gpu.room<T>("gradient of the residual", elements);
   auto* const of_input = of.drop ? gpu.room<T>("gradient of the input", elements) : of_residual;
   auto* const partial = gpu.room<float>("partial sums", Shape::kSums * one.gradient_blocks * of.columns);
-  const autopar::LaunchShape shape{one.gradient_blocks, 1, one.threads, 1};
+  const autopar::LaunchShape shape{one.gradient_blocks, 1, one.threads, one.rows_of_block};
   const auto differentiate = [&](auto... dropped) {
     launch(gpu, "add_layer_norm_gradient_" + form, shape, of.drop, of_result, of_sum, sum, weight, statistics,
-           of_residual, partial, rows, columns, dropped...);
+           of_residual, partial, static_cast<int>(rows), columns, dropped...);
   };
   if (of.drop)
     differentiate(of_input);
@@ -204,8 +204,8 @@ void check(const Case& one, const std::optional<Drop>& drop) {
 }
 
 TEST_CASE("layer_norm: sum, norm and gradients are those of double precision") {
-  const std::vector<Case> cases{{1, 1, 32, 1, 1},  {5, 27, 32, 1, 3, false},  {19, 33, 64, 1, 19},
-                                {4, 49, 32, 2, 2}, {3, 130, 96, 2, 3, false}, {7, 101, 32, 4, 2}};
+  const std::vector<Case> cases{{1, 1, 32, 1, 1, 1},  {5, 27, 32, 1, 3, 1, false},  {19, 33, 64, 1, 3, 3},
+                                {4, 49, 32, 2, 2, 1}, {3, 130, 96, 2, 1, 2, false}, {7, 101, 32, 4, 2, 1}};
   for (std::size_t i = 0; i < cases.size(); ++i) {
     // Scaled by a power of two, a sum is rounded once.
     for (const auto& drop : {std::optional<Drop>(), std::optional(Drop{0x1F2E3D4C5B6A7988, 0.25, i % 2 == 1})}) {
@@ -228,7 +228,7 @@ Numbers kept_by_kernel(const Drop& drop, std::size_t rows, std::size_t packs) {
   of.residual.assign(of.residual.size(), 0);
   of.drop = drop;
   CudaOnCpu gpu(layer_norm, {});
-  auto made = outcome_of_kernels<T, float>(gpu, {rows, packs, 64, 1, 2}, of).sum;
+  auto made = outcome_of_kernels<T, float>(gpu, {rows, packs, 64, 1, 2, 1}, of).sum;
   const auto of_kept = number_of(rounded<T>(static_cast<float>(drop.scale())));
   for (auto& number : made) {
     if (number != 0) CHECK(number == of_kept);
@@ -264,7 +264,7 @@ TEST_CASE("layer_norm: rows far from zero keep their variance") {
   for (auto& number : of.input) number += 4096;
   const auto exact = exact_outcome<float>(of);
   const auto made = in_every_order(layer_norm, [&](CudaOnCpu& gpu) {
-    return outcome_of_kernels<float, float>(gpu, {3, 16, 32, 1, 2}, of);
+    return outcome_of_kernels<float, float>(gpu, {3, 16, 32, 1, 2, 1}, of);
   });
   CHECK(kernels_test::worst_error(made.result, exact.result) <= 4096 * 2 * kEpsilon<float>);
 }
