@@ -79,15 +79,17 @@ template <int R, int V> __device__ void write_sums_of_block(float (&sum)[V], flo
   if (threadIdx.y == 0 && pack < packs) write_sums(sum, partial + ((long long)blockIdx.y * packs + pack) * V);
 }
 
-// The sum over blocks of a column's partial sums, which lie `stride` apart; null: no column. Threads are 32 columns x 32
-// blocks. Valid in the threads of row 0.
+// The sum over blocks of a column's partial sums, which lie `stride` apart; null: no column. Threads are 32 columns x
+// 16 blocks. Valid in the threads of row 0.
 __device__ inline float sum_column(const float* partial, int blocks, long long stride) {
-  __shared__ float shared[32][32];
+  __shared__ float shared[16][32];
   float own = 0;
-  if (partial)
-    for (int block = threadIdx.y; block < blocks; block += 32) own += partial[block * stride];
+  if (partial) {
+#pragma unroll 8
+    for (int block = threadIdx.y; block < blocks; block += 16) own += partial[block * stride];
+  }
   shared[threadIdx.y][threadIdx.x] = own;
-  for (int half = 16; half > 0; half /= 2) {
+  for (int half = 8; half > 0; half /= 2) {
     __syncthreads();
     if (threadIdx.y < half) shared[threadIdx.y][threadIdx.x] += shared[threadIdx.y + half][threadIdx.x];
   }

@@ -8,36 +8,36 @@ namespace autopar {
 struct ColumnSumsShape {
   static constexpr unsigned kPacks = 32;                   ///< of a block: threads side by side
   static constexpr unsigned kRows = 8;                     ///< of a block at a time: threads below one another
-  static constexpr unsigned kFlight = 4;                   ///< rows that a thread reads before it adds them
-  static constexpr unsigned kColumns = 32, kAtATime = 32;  ///< of what adds up: threads are columns x blocks
+  static constexpr unsigned kFlight = 8;                   ///< rows that a thread reads before it adds them
+  static constexpr unsigned kColumns = 32, kAtATime = 16;  ///< of what adds up: threads are columns x blocks
 };
-static_assert(ColumnSumsShape::kPacks == 32 && ColumnSumsShape::kRows == 8 && ColumnSumsShape::kFlight == 4 &&
-                  ColumnSumsShape::kColumns == 32 && ColumnSumsShape::kAtATime == 32,
+static_assert(ColumnSumsShape::kPacks == 32 && ColumnSumsShape::kRows == 8 && ColumnSumsShape::kFlight == 8 &&
+                  ColumnSumsShape::kColumns == 32 && ColumnSumsShape::kAtATime == 16,
               "as below");
 
 /// CUDA C of sums over the rows of a matrix of packs. `stride` is that of rows, in packs.
 ///  `column_sums_T`    a block's rows [blockIdx.y * of_block, ...): partial [blocks, columns], fp32
 ///  `add_up_columns_W` adds those up in the order of blocks, to what is there if `adds`
 inline constexpr char kColumnSumsText[] = R"(
-constexpr int kPacks = 32, kRows = 8, kFlight = 4;
+constexpr int kPacks = 32, kRows = 8, kFlight = 8;
 
-template <class T> __device__ void column_sums(const Pack<T>* from, float* partial, long long rows, long long stride,
+template <class T> __device__ void column_sums(const Words<T>* from, float* partial, long long rows, long long stride,
                                                int packs, int of_block) {
   constexpr int V = 16 / sizeof(T);
   const int pack = blockIdx.x * kPacks + threadIdx.x;
   const long long begin = (long long)blockIdx.y * of_block, end = begin + of_block < rows ? begin + of_block : rows;
   float sum[V] = {};
   if (pack < packs) {
-    long long row = begin + threadIdx.y;
-    for (; row + (kFlight - 1) * kRows < end; row += kFlight * kRows) {
-      Pack<T> taken[kFlight];
-      for (int i = 0; i < kFlight; ++i) taken[i] = from[(row + i * kRows) * stride + pack];
+    constexpr int kStep = kFlight * kRows;
+    const Words<T>* at = from + (begin + threadIdx.y) * stride + pack;
+    for (int left = (int)(end - begin - threadIdx.y); left > 0; left -= kStep, at += kStep * stride) {
+      Words<T> taken[kFlight];
+#pragma unroll
+      for (int i = 0; i < kFlight; ++i) taken[i] = i * kRows < left ? at[i * kRows * stride] : Words<T>{};
+#pragma unroll
       for (int i = 0; i < kFlight; ++i)
-        for (int v = 0; v < V; ++v) sum[v] += number(taken[i].at[v]);
-    }
-    for (; row < end; row += kRows) {
-      const Pack<T> taken = from[row * stride + pack];
-      for (int v = 0; v < V; ++v) sum[v] += number(taken.at[v]);
+#pragma unroll
+        for (int v = 0; v < V; ++v) sum[v] += taken[i][v];
     }
   }
   write_sums_of_block<kRows>(sum, partial, pack, packs);
@@ -51,8 +51,8 @@ template <class W> __device__ void add_up_columns(const float* partial, int bloc
 }
 
 #define KERNELS(T, name)                                                                                               \
-  extern "C" __global__ void __launch_bounds__(kPacks * kRows) column_sums_##name(                                     \
-      const Pack<T>* from, float* partial, long long rows, long long stride, int packs, int of_block) {                \
+  extern "C" __global__ void __launch_bounds__(kPacks * kRows, 4) column_sums_##name(                                  \
+      const Words<T>* from, float* partial, long long rows, long long stride, int packs, int of_block) {               \
     column_sums(from, partial, rows, stride, packs, of_block);                                                         \
   }                                                                                                                    \
   extern "C" __global__ void add_up_columns_##name(const float* partial, int blocks, T* sum, int columns, int adds) {  \

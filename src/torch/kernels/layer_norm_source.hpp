@@ -175,6 +175,10 @@ template <int P> constexpr int kMostOfBlock = 256 * (P == 1 ? 3 : P == 2 ? 2 : 1
 
 // V numbers a thread, added up over the rows of a block of at most M threads, in their order; `to` null: nowhere.
 template <int M, int V> __device__ inline void write_sums_of_rows(float (&sum)[V], float* to) {
+  if (blockDim.y == 1) {
+    if (to) write_sums(sum, to);
+    return;
+  }
   __shared__ float shared[V][M];
   const int all = blockDim.x * blockDim.y, own = threadIdx.y * blockDim.x + threadIdx.x;
   for (int v = 0; v < V; ++v) shared[v][own] = sum[v];

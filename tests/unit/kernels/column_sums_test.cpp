@@ -78,11 +78,11 @@ void check(const Case& one) {
 
 TEST_CASE("column_sums: sums over rows are exact, also where they are added") {
   const std::vector<Case> cases{
-      {1, 1, 1, 32},    {32, 2, 2, 32},  // all rows in flight
-      {31, 33, 33, 32},                  // none of them; two blocks of columns, the last with few
-      {100, 5, 9, 32},                   // gaps between rows; the last block has few
+      {1, 1, 1, 8},     {64, 2, 2, 64},  // all rows in flight
+      {31, 33, 33, 32},                  // less of them; two blocks of columns, the last with few
+      {100, 5, 9, 40},                   // gaps between rows; the last block has few
       {131, 3, 4, 96},                   // rows in flight, then others
-      {300, 1, 1, 32},                   // more blocks than rows of a block that adds them up
+      {300, 1, 1, 8},                    // more blocks than rows of a block that adds them up
   };
   for (const auto& one : cases) {
     kernels_test::for_each_type([&]<class T>() {
