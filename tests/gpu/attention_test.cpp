@@ -142,7 +142,9 @@ TEST_CASE("Attention writes its gradients where they are put together", "[gpu][a
           const auto after = by_libtorch(net, given);
           CHECK(made.are_joined == takes_cudnn(length, width, type));
           gpu_test::check_error(made.outcome, after, exact);
-          gpu_test::check_error(after, made.outcome, exact);  // plans for gradients that lie otherwise are not mixed up
+          constexpr double kOfRounding = 0.02;  // a plan for gradients that lie otherwise would be wrong altogether
+          for (std::size_t i = 0; i < exact.size(); ++i)
+            CHECK(gpu_test::distance(after[i].second, exact[i].second) < kOfRounding);
           if (libtorch_first) gpu_test::check_error(before, after, exact);
         }
       }
