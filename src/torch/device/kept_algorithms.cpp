@@ -14,7 +14,7 @@ namespace autopar {
 
 namespace {
 
-constexpr std::string_view kTitle = "products 1";  ///< and the version of what follows
+constexpr std::string_view kTitle = "products 2";  ///< and the version of what follows
 constexpr std::size_t kNumbers = 12;
 
 /// A form in numbers, for a line of the file.

@@ -74,12 +74,15 @@ bool is_large_product(const at::Tensor& a, const at::Tensor& b) {
 }
 
 std::size_t fastest_alike(const std::vector<AlgorithmTrial>& trials) {
-  constexpr float kFaster = 0.99F;
+  constexpr float kOfSmallTiles = 1.06F, kFaster = 0.99F;
+  const auto score = [&](std::size_t i) {
+    return trials[i].milliseconds * (trials[i].has_large_tiles ? 1 : kOfSmallTiles);
+  };
   std::size_t best = 0;
   for (std::size_t i = 1; i < trials.size(); ++i) {
-    if (trials[i].has_same_bits && trials[i].milliseconds < trials[best].milliseconds) best = i;
+    if (trials[i].has_same_bits && score(i) < score(best)) best = i;
   }
-  return trials[best].milliseconds <= kFaster * trials[0].milliseconds ? best : 0;
+  return score(best) <= kFaster * score(0) ? best : 0;
 }
 
 }  // namespace autopar

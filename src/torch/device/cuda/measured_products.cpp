@@ -113,7 +113,10 @@ bool time_in_turns(ProductOfForm& form, const MatrixProduct& product, std::vecto
   if (!queue_round(form, product, timed, false, {})) return false;
   const auto times = timed_rounds(form, product, timed, kRounds);
   if (!times) return false;
-  for (std::size_t k = 0; k < timed.size(); ++k) trials[timed[k]].milliseconds = median_of((*times)[k]);
+  for (std::size_t k = 0; k < timed.size(); ++k) {
+    trials[timed[k]].milliseconds = median_of((*times)[k]);
+    trials[timed[k]].has_large_tiles = form.has_large_tiles(timed[k]);
+  }
   return true;
 }
 

@@ -39,6 +39,12 @@ class ProductOfForm {
 
   [[nodiscard]] bool is_there() const { return is_there_ && !algorithms_.empty(); }
   [[nodiscard]] std::size_t algorithms() const { return algorithms_.size(); }
+  /// See AlgorithmTrial.
+  [[nodiscard]] bool has_large_tiles(std::size_t algorithm) const {
+    std::uint32_t tile = 0;
+    return get(algorithms_[algorithm], CUBLASLT_ALGO_CONFIG_TILE_ID, tile) &&
+           (tile == CUBLASLT_MATMUL_TILE_128x256 || tile == CUBLASLT_MATMUL_TILE_256x128);
+  }
   void keep(std::size_t algorithm) { algorithms_ = {algorithms_[algorithm]}; }
 
   [[nodiscard]] bool queue(const MatrixProduct& product, std::size_t algorithm = 0) {
@@ -92,15 +98,18 @@ class ProductOfForm {
     if (wish != nullptr) blas_.destroy_wish(wish);
   }
 
+  template <class T>
+  [[nodiscard]] bool get(const cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoConfigAttributes_t what,
+                         T& value) const {
+    std::size_t written = 0;
+    return blas_.get_of_algorithm(&algorithm, what, &value, sizeof(value), &written) == CUBLAS_STATUS_SUCCESS;
+  }
   [[nodiscard]] bool sums_in_one_place(const cublasLtMatmulAlgo_t& algorithm) const {
-    const auto get = [&](cublasLtMatmulAlgoConfigAttributes_t what, auto& value) {
-      std::size_t written = 0;
-      return blas_.get_of_algorithm(&algorithm, what, &value, sizeof(value), &written) == CUBLAS_STATUS_SUCCESS;
-    };
     std::int32_t parts = 0;
     std::uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_NONE;
-    return get(CUBLASLT_ALGO_CONFIG_SPLITK_NUM, parts) && get(CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, reduction) &&
-           parts <= 1 && reduction == CUBLASLT_REDUCTION_SCHEME_NONE;
+    return get(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, parts) &&
+           get(algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, reduction) && parts <= 1 &&
+           reduction == CUBLASLT_REDUCTION_SCHEME_NONE;
   }
 
   const BlasLt& blas_;

@@ -95,6 +95,12 @@ TEST_CASE("the algorithm that is kept is faster than the first and makes its bit
   CHECK(fastest({{true, 1.0F}, {true, 0.9F}, {false, 0.5F}}) == 1);
   CHECK(fastest({{true, 1.0F}, {true, 0.995F}}) == 0);  // hardly faster
   CHECK(fastest({{true, 1.0F}, {true, 1.2F}}) == 0);
+  CHECK(fastest({{true, 1.0F, true}, {true, 0.95F}}) == 0);  // hardly faster, of small tiles
+  CHECK(fastest({{true, 1.0F, true}, {true, 0.9F}}) == 1);
+  CHECK(fastest({{true, 1.0F, true}, {true, 0.98F, true}}) == 1);
+  CHECK(fastest({{true, 1.0F}, {true, 1.03F, true}}) == 1);
+  CHECK(fastest({{true, 1.0F}, {true, 1.08F, true}}) == 0);
+  CHECK(fastest({{true, 1.0F}, {false, 0.9F, true}}) == 0);
   CHECK(fastest({{true, 0.0F}, {true, 0.0F}}) == 0);  // not measured
   CHECK(fastest({{false, 0.0F}, {false, 0.0F}}) == 0);
 }
