@@ -147,7 +147,7 @@ TEST_CASE("lines that say no algorithm of a form are left out", "[kernels]") {
                             line.substr(0, line.size() - 3), "3" + numbers, "99999999999999999999 8" + numbers})
     CHECK_FALSE(chosen_in(title + wrong + '\n'));
   CHECK_FALSE(chosen_in(line + '\n'));
-  CHECK_FALSE(chosen_in("products 2\n" + line + '\n'));
+  CHECK_FALSE(chosen_in("products 3\n" + line + '\n'));
   CHECK_FALSE(chosen_in(""));
 }
 
