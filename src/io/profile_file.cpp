@@ -64,6 +64,7 @@ OrderedJson atom_json(const OpProfile& atom) {
                    {"work", std::move(work)},
                    {"saved", affine_json(atom.saved)},
                    {"workspace", affine_json(atom.workspace)},
+                   {"forward_workspace", affine_json(atom.forward_workspace)},
                    {"put_off", affine_json(atom.deferred_weight)},
                    {"parameters", detail::id_list(atom.parameters)},
                    {"whole_batch", atom.whole_batch},
@@ -75,9 +76,15 @@ OrderedJson atom_json(const OpProfile& atom) {
   if (atom.on_each_shard != AtomMemory{}) {
     json["on_each_shard"] = {{"saved", affine_json(atom.on_each_shard.saved)},
                              {"workspace", affine_json(atom.on_each_shard.workspace)},
+                             {"forward_workspace", affine_json(atom.on_each_shard.forward_workspace)},
                              {"put_off", affine_json(atom.on_each_shard.deferred_weight)}};
   }
   return json;
+}
+
+/// Files of earlier versions have what either way takes.
+Affine read_forward_workspace(JsonReader& reader, const Affine& workspace) {
+  return reader.has("forward_workspace") ? read_affine(reader, "forward_workspace") : workspace;
 }
 
 OpProfile read_atom(JsonReader& reader, std::int64_t parameters) {
@@ -96,11 +103,14 @@ OpProfile read_atom(JsonReader& reader, std::int64_t parameters) {
   });
   atom.saved = read_affine(reader, "saved");
   atom.workspace = read_affine(reader, "workspace");
+  atom.forward_workspace = read_forward_workspace(reader, atom.workspace);
   if (reader.has("resident")) atom.resident = Bytes(reader.whole("resident", 0, std::int64_t{1} << 44));
   atom.deferred_weight = read_affine(reader, "put_off");
   if (reader.has("on_each_shard")) {
     JsonReader each = reader.object("on_each_shard");
-    atom.on_each_shard = {read_affine(each, "saved"), read_affine(each, "workspace"), read_affine(each, "put_off")};
+    auto& on_each = atom.on_each_shard;
+    on_each = {read_affine(each, "saved"), read_affine(each, "workspace"), read_affine(each, "put_off"), {}};
+    on_each.forward_workspace = read_forward_workspace(each, on_each.workspace);
   }
   atom.parameters = reader.ids<ParameterId>("parameters", 0, parameters - 1);
   atom.whole_batch = reader.flag("whole_batch");
@@ -163,6 +173,8 @@ std::string to_json(const ModelProfile& profile) {
                      {"bytes", affine_json(value.bytes)},
                      {"differentiable", value.differentiable}});
     if (value.kept) edges.back()["kept"] = true;
+    if (value.two_gradients) edges.back()["two_gradients"] = true;
+    if (value.for_readers) edges.back()["for_readers"] = true;
   }
   OrderedJson inputs = OrderedJson::array();
   for (const auto& input : profile.inputs) {
@@ -228,7 +240,9 @@ ModelProfile parse_profile(std::string_view json, const std::string& file) {
     const auto value = static_cast<std::int32_t>(row.whole("value", -1, kMaxId));
     const auto bytes = read_affine(row, "bytes");
     const bool differentiable = row.flag("differentiable");
-    profile.graph.add_edge(from, to, {value, bytes, differentiable, row.has("kept") && row.flag("kept")});
+    const auto is_said = [&](const char* key) { return row.has(key) && row.flag(key); };
+    profile.graph.add_edge(
+        from, to, {value, bytes, differentiable, is_said("kept"), is_said("two_gradients"), is_said("for_readers")});
   });
   reader.each("inputs", [&](JsonReader& row) {
     InputProfile input;

@@ -86,6 +86,7 @@ void require_costs(const ModelProfile& profile, const std::string& path) {
     }
     check(op.saved, atom, "saved bytes");
     check(op.workspace, atom, "workspace");
+    check(op.forward_workspace, atom, "workspace of its forward");
     check(op.deferred_weight, atom, "bytes of deferred weight gradients");
   }
   for (const EdgeId edge : profile.graph.edges()) check(profile.graph[edge].bytes, profile.graph.source(edge), "value");

@@ -18,6 +18,7 @@ struct NodeCost {
   Bytes workspace{};          ///< extra bytes while it or its backward runs, beside what it keeps
   Seconds backward_weight{};  ///< part of `backward` that only parameters need and that can be deferred
   Bytes deferred_weight{};    ///< kept in the place of `saved` when that part is deferred, until it is done
+  Bytes forward_workspace{};  ///< of `workspace`, while it runs: no more
   friend bool operator==(const NodeCost&, const NodeCost&) = default;
 };
 

@@ -45,7 +45,7 @@ struct WorkItem {
 
 /// Bytes of memory, for n samples.
 struct AtomMemory {
-  Affine saved, workspace, deferred_weight;  ///< as of an OpProfile
+  Affine saved, workspace, deferred_weight, forward_workspace;  ///< as of an OpProfile
   friend bool operator==(const AtomMemory&, const AtomMemory&) = default;
 };
 
@@ -54,12 +54,13 @@ struct OpProfile {
   std::string name;  ///< operator or first operator, e.g. "aten::linear"
   std::string path;  ///< nearest module or parameter path, may be empty
   std::vector<WorkItem> work;
-  Affine saved;            ///< bytes kept from forward until backward
-  Affine workspace;        ///< extra bytes while it or its backward runs, beside what it keeps
-  Bytes resident{};        ///< casts of parameters that are read themselves, too (see ParameterProfile::copy),
-                           ///< made once a step and kept for all micro-batches
-  Affine deferred_weight;  ///< what gradients of parameters are made from when they are deferred
-  /// Of these three what each tensor shard takes in a region, however many there are: values that are whole, and what
+  Affine saved;              ///< bytes kept from forward until backward
+  Affine workspace;          ///< extra bytes while it or its backward runs, beside what it keeps
+  Affine forward_workspace;  ///< of these, while it runs: no more
+  Bytes resident{};          ///< casts of parameters that are read themselves, too (see ParameterProfile::copy),
+                             ///< made once a step and kept for all micro-batches
+  Affine deferred_weight;    ///< what gradients of parameters are made from when they are deferred
+  /// Of these four what each tensor shard takes in a region, however many there are: values that are whole, and what
   /// is there while shards exchange some. The rest goes with a shard's share of the region's units.
   AtomMemory on_each_shard;
   std::vector<ParameterId> parameters;  ///< read by it; the same id at several atoms is one tensor (tied)
@@ -77,6 +78,9 @@ struct ValueProfile {
   Affine bytes;                ///< size
   bool differentiable = true;  ///< its gradient flows back, with the same size
   bool kept = false;  ///< in what its maker keeps until its backward: whoever else holds it there holds the same memory
+  /// The maker's workspace is that of a backward which is given two gradients of it; given their sum it takes one less.
+  bool two_gradients = false;
+  bool for_readers = false;  ///< kept because those who read it need it for their backwards; the maker does not
 };
 
 /// A value that comes from the caller.

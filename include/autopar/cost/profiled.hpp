@@ -46,6 +46,7 @@ class ProfiledCost {
     cost.backward_weight = cost.backward * deferred_weight;
     if (atom.saved) cost.saved = whole_bytes(*atom.saved, samples);
     if (atom.workspace) cost.workspace = whole_bytes(*atom.workspace, samples);
+    cost.forward_workspace = std::min(cost.forward_workspace, cost.workspace);
     return cost;
   }
   /// Of what was measured, starts of operators are not divided.

@@ -66,6 +66,7 @@ class RooflineCost {
     cost.saved = bytes_at(op.saved, samples);
     cost.workspace = bytes_at(op.workspace, samples);
     cost.deferred_weight = bytes_at(op.deferred_weight, samples);
+    cost.forward_workspace = bytes_at(op.forward_workspace, samples);
     return cost;
   }
   /// Arithmetic and traffic are divided, starts of operators are not.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,6 +25,7 @@ inline OpProfile atom(const std::string& name, double flops, double saved, std::
   op.work = {item};
   op.saved = {saved, 16};
   op.workspace = {saved / 4, 64};
+  op.forward_workspace = {saved / 5, 64};
   if (!parameters.empty()) op.deferred_weight = {saved / 2, 8};
   op.parameters = std::move(parameters);
   return op;
@@ -65,11 +67,14 @@ inline ModelProfile random_model(Dice& dice, int max_nodes) {
     op.ops = {i};
     model.graph.add_node(std::move(op));
   }
+  std::map<int, Affine> size_of;  // of each node's value
   for (int i = 1; i < n; ++i) {
     for (int edges = dice(0, 9) == 0 ? 0 : dice(1, 2); edges > 0; --edges) {
       const int from = dice.chance(60) ? i - 1 : dice(0, i - 1);
-      const Affine bytes = dice.chance(15) ? Affine{0, 400.0} : Affine{dice(1, 30) * 40.0, 0};
-      model.graph.add_edge(NodeId(from), NodeId(i), {100 + from, bytes, !dice.chance(10)});
+      const Affine drawn = dice.chance(15) ? Affine{0, 400.0} : Affine{dice(1, 30) * 40.0, 0};
+      const Affine bytes = size_of.try_emplace(from, drawn).first->second;
+      model.graph.add_edge(NodeId(from), NodeId(i),
+                           {100 + from, bytes, !dice.chance(10), from % 2 == 0, from % 4 == 0, from % 3 == 0});
     }
   }
   model.inputs = {{0, {400, 0}, dice.chance(30), {NodeId(0), NodeId(dice(0, n - 1))}}};
@@ -105,7 +110,8 @@ inline void add_tensor_regions(ModelProfile& model, Dice& dice) {
     if (region.backward_calls > 0) region.backward = {dice(0, 30) * 40.0, dice(0, 2) * 100.0};
     for (const NodeId node : region.atoms) {
       OpProfile& op = model.graph[node];
-      if (dice.chance(50)) op.on_each_shard = {op.saved * 0.25, op.workspace * 1.5, op.deferred_weight * 0.5};
+      if (dice.chance(50))
+        op.on_each_shard = {op.saved * 0.25, op.workspace * 1.5, op.deferred_weight * 0.5, op.forward_workspace};
     }
     model.tensor_regions.push_back(std::move(region));
     first = last + 1 + dice(0, 2);
@@ -126,7 +132,8 @@ inline void add_tensor_regions(ModelProfile& model, Dice& dice) {
     if (behind.backward_calls > 0) behind.backward = {0, dice(0, 2) * 100.0};
     for (const NodeId node : behind.atoms) {
       OpProfile& op = model.graph[node];
-      if (dice.chance(50)) op.on_each_shard = {op.saved * 0.25, op.workspace * 1.5, op.deferred_weight * 0.5};
+      if (dice.chance(50))
+        op.on_each_shard = {op.saved * 0.25, op.workspace * 1.5, op.deferred_weight * 0.5, op.forward_workspace};
     }
     model.tensor_regions.push_back(std::move(behind));
   }

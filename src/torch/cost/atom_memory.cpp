@@ -24,7 +24,10 @@ ProgramMemory::ProgramMemory(const OpGraph& graph, const BatchPlan& plan, const 
       creator_(static_cast<std::size_t>(graph.storage_count), OpId::none()),
       saved_(graph.ops.size()),
       kept_(static_cast<std::size_t>(graph.storage_count), false),
-      of_atom_(atoms.atoms.size()) {
+      of_atom_(atoms.atoms.size()),
+      keepers_(static_cast<std::size_t>(graph.storage_count)),
+      readers_(graph.values.size()),
+      two_gradients_(graph.ops.size(), false) {
   find_creators();
   add_saved();
   add_workspaces(steps);
@@ -35,6 +38,19 @@ bool ProgramMemory::is_kept_by(NodeId atom, ValueId value) const {
   if (!storage.valid() || !kept_[storage.index()]) return false;
   const auto creator = creator_[storage.index()];
   return creator.valid() && atoms_.atom_of[creator.index()] == atom;
+}
+
+// Who reads another view of its memory is unknown to those who ask.
+bool ProgramMemory::is_kept_for_readers(NodeId atom, ValueId value) const {
+  if (!is_kept_by(atom, value)) return false;
+  const auto& keepers = keepers_[graph_.value(value).storage.index()];
+  return !keepers.contains(atom) && std::ranges::includes(readers_[value.index()], keepers);
+}
+
+// Of an atom with several operators another one may take most.
+bool ProgramMemory::takes_two_gradients(NodeId atom, ValueId value) const {
+  const auto& ops = atoms_.atoms[atom.index()];
+  return ops.size() == 1 && graph_.output(ops.front()) == value && two_gradients_[ops.front().index()];
 }
 
 void ProgramMemory::find_creators() {
@@ -55,10 +71,12 @@ void ProgramMemory::find_creators() {
 void ProgramMemory::add_saved() {
   for (const auto& ops : atoms_.atoms) {
     for (const auto id : ops) {
+      for_each_input(graph_.op(id), [&](ValueId value) { readers_[value.index()].insert(atoms_.atom_of[id.index()]); });
       const auto saved = algebra::saved_by(context(id));
       add_saved(id, saved.internal);
       for (const auto value : saved.values) {
         const auto storage = graph_.value(value).storage;
+        if (storage.valid()) keepers_[storage.index()].insert(atoms_.atom_of[id.index()]);
         if (!storage.valid() || kept_[storage.index()] || plan_.is_prologue(value)) continue;
         const auto creator = creator_[storage.index()];
         if (!creator.valid()) continue;
@@ -82,9 +100,13 @@ void ProgramMemory::add_workspaces(const std::map<OpId, ShardedStep>& steps) {
     if (plan_.ops[i].once || !atoms_.atom_of[i].valid()) continue;
     const auto op = context(id);
     const auto need = workspaces.of(op);
-    auto& sum = at(id).workspace;
-    sum -= saved_[i];
-    sum = algebra::larger(sum, need);
+    two_gradients_[i] = workspaces.takes_two_gradients(op);
+    const auto add = [&](Affine& sum, const Affine& bytes) {
+      sum -= saved_[i];
+      sum = algebra::larger(sum, bytes);
+    };
+    add(at(id).workspace, algebra::larger(need.forward, need.backward));
+    add(at(id).forward_workspace, need.forward);
     add_deferred_weight(op, waits);
   }
 }
@@ -201,6 +223,8 @@ void add_whole(std::vector<AtomMemory>& out, const std::vector<AtomMemory>& part
     auto& whole = out[atom.index()];
     whole.saved = algebra::larger(whole.saved, whole_of(part.saved, all.saved, share));
     whole.workspace = algebra::larger(whole.workspace, whole_of(part.workspace, all.workspace, share));
+    whole.forward_workspace =
+        algebra::larger(whole.forward_workspace, whole_of(part.forward_workspace, all.forward_workspace, share));
     whole.deferred_weight =
         algebra::larger(whole.deferred_weight, whole_of(part.deferred_weight, all.deferred_weight, share));
   }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <map>
+#include <set>
 #include <vector>
 
 #include <autopar/core/ids.hpp>
@@ -28,6 +29,10 @@ class ProgramMemory {
   [[nodiscard]] const AtomMemory& of(NodeId atom) const { return of_atom_[atom.index()]; }
   /// Whether a value's memory is in what the atom keeps.
   [[nodiscard]] bool is_kept_by(NodeId atom, ValueId value) const;
+  /// Of a value that the atom makes, see ValueProfile::for_readers.
+  [[nodiscard]] bool is_kept_for_readers(NodeId atom, ValueId value) const;
+  /// Likewise, see ValueProfile::two_gradients.
+  [[nodiscard]] bool takes_two_gradients(NodeId atom, ValueId value) const;
 
  private:
   void find_creators();
@@ -48,6 +53,9 @@ class ProgramMemory {
   std::vector<bool> kept_;       ///< by storage
   std::vector<ValueId> makers_;  ///< by storage: first value
   std::vector<AtomMemory> of_atom_;
+  std::vector<std::set<NodeId>> keepers_;  ///< by storage: atoms that need it for their backwards
+  std::vector<std::set<NodeId>> readers_;  ///< by value
+  std::vector<bool> two_gradients_;        ///< by op: see Workspaces::takes_two_gradients
 };
 
 /// The same of atoms that lie behind candidates and are cut by tokens. What candidates then keep of values that are

@@ -240,6 +240,7 @@ class Profiler {
       auto& atom = model().graph[node];
       atom.saved = takes.saved;
       atom.workspace = takes.workspace;
+      atom.forward_workspace = takes.forward_workspace;
       atom.deferred_weight = takes.deferred_weight;
     }
   }
@@ -257,7 +258,8 @@ class Profiler {
           seen.push_back(value);
           model().graph.add_edge(
               from, NodeId::of(k),
-              {value.value(), algebra::bytes_of(graph_, value), info.requires_grad, memory_->is_kept_by(from, value)});
+              {value.value(), algebra::bytes_of(graph_, value), info.requires_grad, memory_->is_kept_by(from, value),
+               memory_->takes_two_gradients(from, value), memory_->is_kept_for_readers(from, value)});
         });
       }
     }

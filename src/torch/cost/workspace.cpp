@@ -75,18 +75,20 @@ Workspaces::Workspaces(const OpGraph& graph, const BatchPlan& plan, const std::v
   }
 }
 
-Affine Workspaces::of(const OpContext& op) const {
-  if (op.traits().op_class == OpClass::kView) return copies_in_backward(op.traits().family) ? backward(op) : Affine{};
+Workspaces::Need Workspaces::of(const OpContext& op) const {
+  if (op.traits().op_class == OpClass::kView)
+    return {{}, copies_in_backward(op.traits().family) ? backward(op) : Affine{}};
   if (op.traits().family == OpFamily::kRecurrent) {
     const auto own = recurrent_memory(op);
-    return larger(forward(op) + own.forward, backward(op) + own.backward);
+    return {forward(op) + own.forward, backward(op) + own.backward};
   }
   if (op.traits().op_class == OpClass::kAttention) {
     const auto own = attention_memory(op);
-    return larger(forward(op) + own.forward, backward(op) + own.backward);
+    return {forward(op) + own.forward, backward(op) + own.backward};
   }
-  const Affine own = op.traits().family == OpFamily::kClassHead ? class_head_memory(op).working : Affine{};
-  return larger(forward(op), backward(op)) + own + copies_of_convolution(op) + exchanged(op);
+  Affine either = copies_of_convolution(op) + exchanged(op);
+  if (op.traits().family == OpFamily::kClassHead) either += class_head_memory(op).working;
+  return {forward(op) + either, backward(op) + either};
 }
 
 // Rows that other shards have are set to zero in the result and in a copy of its gradient; all shards' statistics of
@@ -134,12 +136,9 @@ Affine Workspaces::forward(const OpContext& op) const {
   return widens ? bytes + elements(op.sizes(op.first_tensor())) * static_cast<double>(sizeof(float)) : bytes;
 }
 
-// Of two readers, which a kernel adds while it makes that of its operand; a residual's is written over one of them.
-bool Workspaces::has_two_gradients(const OpContext& op) const {
-  const bool adds = op.on_cuda() && hands_out_twice(graph_.name(op.id())) && readers_[op.results().front().index()] > 1;
-  if (!adds || !op.has("residual")) return adds;
-  const auto residual = op.tensor("residual");
-  return !residual.valid() || !graph_.value(residual).has_gradient();
+// Of two readers, which a kernel adds while it makes that of its operand.
+bool Workspaces::takes_two_gradients(const OpContext& op) const {
+  return op.on_cuda() && hands_out_twice(graph_.name(op.id())) && readers_[op.results().front().index()] > 1;
 }
 
 Affine Workspaces::backward(const OpContext& op) const {
@@ -154,10 +153,14 @@ Affine Workspaces::backward(const OpContext& op) const {
     if (!storage.valid() || !overwritten_[storage.index()]) bytes += bytes_of(graph_, value);
   };
   for (const auto value : op.results()) add(value);
-  if (has_two_gradients(op)) bytes += bytes_of(graph_, op.results().front());
+  if (takes_two_gradients(op)) bytes += bytes_of(graph_, op.results().front());
   if (makes_gradient_in_place(graph_, op.id())) return bytes;
   if (!hands_gradient_on(op)) {
-    for (const auto value : op.tensors()) add(value);
+    // A residual's is written over one of the result's.
+    const bool writes_over = op.on_cuda() && hands_out_twice(graph_.name(op.id())) && op.has("residual");
+    for (const auto value : op.tensors()) {
+      if (!writes_over || value != op.tensor("residual")) add(value);
+    }
   }
   // libtorch makes that of a batch norm's operand twice on CPUs, one after the other.
   if (!op.on_cuda() && op.traits().family == OpFamily::kBatchNorm && graph_.value(op.tensors().front()).has_gradient())

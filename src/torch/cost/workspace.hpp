@@ -23,13 +23,16 @@ class Workspaces {
   Workspaces(const OpGraph& graph, const BatchPlan& plan, const std::vector<bool>& kept,
              const std::map<OpId, ShardedStep>& steps);
 
-  /// Bytes of the one of both that takes more.
-  [[nodiscard]] Affine of(const OpContext& op) const;
+  struct Need {
+    Affine forward, backward;  ///< bytes
+  };
+  [[nodiscard]] Need of(const OpContext& op) const;
+  /// Whether its backward is given those of two readers of its result.
+  [[nodiscard]] bool takes_two_gradients(const OpContext& op) const;
 
  private:
   [[nodiscard]] Affine forward(const OpContext& op) const;
   [[nodiscard]] Affine backward(const OpContext& op) const;
-  [[nodiscard]] bool has_two_gradients(const OpContext& op) const;
   [[nodiscard]] Affine copies_of_convolution(const OpContext& op) const;
   [[nodiscard]] Affine exchanged(const OpContext& op) const;
 

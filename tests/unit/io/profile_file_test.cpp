@@ -24,6 +24,7 @@ ModelProfile sample_profile() {
   atom.saved = {4, 0};
   atom.deferred_weight = {8, 2};
   atom.workspace = {1, -1};
+  atom.forward_workspace = {0.5, 0};
   atom.parameters = {ParameterId(0)};
   atom.structure = 7;
   atom.ops = {0, 2};
@@ -32,7 +33,7 @@ ModelProfile sample_profile() {
   atom.totals = Bytes(16);
   atom.batch_statistic = true;
   const auto second = profile.graph.add_node(atom);
-  profile.graph.add_edge(first, second, {5, {8, 0}, true, true});
+  profile.graph.add_edge(first, second, {5, {8, 0}, true, true, true, true});
   profile.inputs = {{1, {4, 0}, false, {first, second}}};
   profile.outputs = {{9, {0, 4}, second, true}};
   profile.held_beside = {16, 64};
@@ -56,6 +57,8 @@ TEST_CASE("a profile survives its file") {
   CHECK(again.graph.node_count() == 2);
   CHECK(again.graph[NodeId(0)].work == sample_profile().graph[NodeId(0)].work);
   CHECK(again.graph[EdgeId(0)].kept);
+  CHECK(again.graph[EdgeId(0)].two_gradients);
+  CHECK(again.graph[EdgeId(0)].for_readers);
   CHECK(again.outputs[0].kept);
   CHECK(again.held_beside == sample_profile().held_beside);
   CHECK(again.parameters[0].computed_with() == Bytes(200));

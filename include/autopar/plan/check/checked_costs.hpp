@@ -55,9 +55,13 @@ class CheckedCosts {
       const double each = std::max(0.0, each_holds.per_sample * static_cast<double>(samples) + each_holds.fixed);
       return Bytes(static_cast<std::int64_t>(std::ceil(each + (static_cast<double>(all.value()) - each) * part)));
     };
-    return {cost.forward * forward,          cost.backward * backward,
-            held(cost.saved, on_each.saved), held(cost.workspace, on_each.workspace),
-            cost.backward_weight * backward, held(cost.deferred_weight, on_each.deferred_weight)};
+    return {cost.forward * forward,
+            cost.backward * backward,
+            held(cost.saved, on_each.saved),
+            held(cost.workspace, on_each.workspace),
+            cost.backward_weight * backward,
+            held(cost.deferred_weight, on_each.deferred_weight),
+            held(cost.forward_workspace, on_each.forward_workspace)};
   }
   /// Bytes that an atom holds all the time.
   [[nodiscard]] Bytes resident(NodeId atom) const {

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include <autopar/plan/check/checked_around.hpp>
 #include <autopar/plan/check/checked_costs.hpp>
 #include <autopar/plan/check/regathered.hpp>
 #include <autopar/plan/check/stated_plan.hpp>
@@ -82,13 +83,13 @@ class CheckedMemory {
 
   /// Results stay until their backward; a gradient of them is in use while the next one arrives.
   void add_made(const Crossing& crossing, Stage& stage) const {
-    stage.leaving += bytes_of(crossing.held, stage.slice);
-    stage.always += bytes_of(crossing.gradient, stage.slice) * std::min(count(), std::int64_t{2});
+    stage.leaving += checked_bytes(crossing.held, stage.slice);
+    stage.always += checked_bytes(crossing.gradient, stage.slice) * std::min(count(), std::int64_t{2});
   }
   /// While one gradient is made, which is an atom's workspace, the one before may be on its way.
   void add_read(const Crossing& crossing, Stage& stage) const {
-    stage.arriving += bytes_of(crossing.value, stage.slice);
-    stage.always += bytes_of(crossing.gradient, stage.slice) * std::min(count() - 1, std::int64_t{1});
+    stage.arriving += checked_bytes(crossing.value, stage.slice);
+    stage.always += checked_bytes(crossing.gradient, stage.slice) * std::min(count() - 1, std::int64_t{1});
   }
 
   [[nodiscard]] std::int64_t running(const Stage& stage, const Flying& flying) const {
@@ -120,18 +121,15 @@ class CheckedMemory {
   [[nodiscard]] const Stage& of(int stage) const { return stages_[static_cast<std::size_t>(stage)]; }
   [[nodiscard]] std::int64_t count() const { return stated_.plan().microbatches; }
   [[nodiscard]] std::int64_t bucket() const { return stated_.plan().buckets.size.value(); }  // bytes
-  [[nodiscard]] static std::int64_t bytes_of(const Affine& size, std::int64_t samples) {
-    return static_cast<std::int64_t>(std::ceil(std::max(0.0, size.at(static_cast<double>(samples)))));
-  }
 
   /// Of a rank with most samples: copies that the caller has of what its call gives, and what belongs to no stage.
   [[nodiscard]] std::int64_t beside() const {
     const std::int64_t world = stated_.plan().world, samples = (stated_.plan().batch + world - 1) / world;
     std::map<std::int32_t, std::int64_t> bytes;
     for (const auto& output : stated_.model().outputs) {
-      if (output.bytes.per_sample != 0) bytes[output.value] = bytes_of(output.bytes, samples);
+      if (output.bytes.per_sample != 0) bytes[output.value] = checked_bytes(output.bytes, samples);
     }
-    std::int64_t sum = bytes_of(stated_.model().held_beside, samples);
+    std::int64_t sum = checked_bytes(stated_.model().held_beside, samples);
     for (const auto& [value, own] : bytes) sum += own;
     return sum;
   }
@@ -279,31 +277,6 @@ class CheckedMemory {
     return (parameter.copy > Bytes(0) ? parameter.copy : parameter.bytes).value();
   }
 
-  /// What a segment keeps that is recomputed: what enters it from the stage, unless that is kept there, and what is
-  /// kept of it for others.
-  [[nodiscard]] std::int64_t kept_around(int s, const std::vector<NodeId>& segment, std::int64_t slice) const {
-    const auto& graph = stated_.model().graph;
-    const std::set<NodeId> inside(segment.begin(), segment.end());
-    std::int64_t kept = 0;
-    std::set<std::int32_t> entering, leaving;
-    for (const NodeId atom : segment) {
-      for (const EdgeId edge : graph.in_edges(atom)) {
-        const NodeId source = graph.source(edge);
-        if (stated_.stage_of(source) != s || inside.contains(source) || graph[edge].kept) continue;
-        if (entering.insert(graph[edge].value).second) kept += bytes_of(graph[edge].bytes, slice);
-      }
-      for (const EdgeId edge : graph.out_edges(atom)) {
-        if (inside.contains(graph.target(edge)) || !graph[edge].kept) continue;
-        if (leaving.insert(graph[edge].value).second) kept += bytes_of(graph[edge].bytes, slice);
-      }
-    }
-    for (const auto& output : stated_.model().outputs) {
-      if (!output.kept || !inside.contains(output.writer)) continue;
-      if (leaving.insert(output.value).second) kept += bytes_of(output.bytes, slice);
-    }
-    return kept;
-  }
-
   /// [atom of the stage] gradients of parameters that its backward is the first to make, if there are none when a
   /// backward begins: of the only micro-batch of ranks that sum with nobody and have no other stage.
   [[nodiscard]] std::vector<std::int64_t> gradients_to_come(int s) const {
@@ -333,14 +306,24 @@ class CheckedMemory {
       for (const NodeId atom : plan.recomputed[i]) segment_of[atom] = i;
     }
     std::map<std::size_t, std::int64_t> rebuilt;
+    std::map<std::size_t, CheckedAround> beside_segments;
     std::vector<std::int64_t> keeps, needs;
     for (const NodeId atom : plan.atoms) {
       const NodeCost cost = costs_.of_atom(atom, stage.slice);
       if (const auto again = segment_of.find(atom); again != segment_of.end()) {
         const auto [filled, is_first] = rebuilt.try_emplace(again->second, 0);
+        CheckedAround& around = beside_segments[again->second];
+        if (is_first) {
+          around = checked_around(stated_, s, plan.recomputed[again->second], stage.slice);
+          filled->second = parted ? 0 : -around.let_go;
+        }
         filled->second += cost.saved.value();
-        keeps.push_back(is_first ? kept_around(s, plan.recomputed[again->second], stage.slice) : 0);
-        needs.push_back(filled->second + cost.workspace.value());
+        keeps.push_back(is_first ? around.kept : 0);
+        filled->second -= around.until_rebuilt[atom];
+        around.gradients += around.until_rebuilt[atom];
+        const std::int64_t rebuilding = cost.forward_workspace.value() + around.gradients;
+        const std::int64_t works = cost.workspace.value() - around.summed[atom];
+        needs.push_back(filled->second + std::max(works, rebuilding));
         continue;
       }
       if (parted) stage.parted += cost.deferred_weight.value();

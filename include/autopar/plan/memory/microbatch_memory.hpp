@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -98,18 +99,25 @@ class StageMicrobatch {
     for (std::size_t at = leaves_; at-- > 1;) join(at);
   }
 
-  /// The piece keeps what enters and what leaves it. When its backward comes, its nodes fill up with what they keep,
-  /// and nothing of it is deferred.
+  /// The piece keeps what enters and what leaves it. When its backward comes, those who read what leaves it have let go
+  /// of that, unless the stage's backward began with it. Its nodes run again beside the gradients of what leaves it,
+  /// and that itself until all have run, and fill up with what they keep; nothing of it is deferred.
   void recompute(const SegmentPiece& piece) {
-    Bytes outside = piece.entering + piece.leaving, inside{};
+    const auto of = [](const std::map<NodeId, Bytes>& bytes, NodeId node) {
+      const auto found = bytes.find(node);
+      return found == bytes.end() ? Bytes(0) : found->second;
+    };
+    Bytes outside = piece.entering + piece.leaving, inside{}, again = piece.gradients;
+    if (keeps_backwards_whole(schedule_)) inside -= piece.let_go;
     for (const NodeId node : piece.nodes) {
       const auto place = std::lower_bound(nodes_->begin(), nodes_->end(), node) - nodes_->begin();
       const NodeCost& cost = (*costs_)[node.index()];
-      inside += cost.saved;
+      inside += cost.saved - of(piece.for_others, node);
+      again += of(piece.for_others, node);
       MicrobatchMemory& leaf = tree_[leaves_ + static_cast<std::size_t>(place)];
       leaf.kept = std::exchange(outside, Bytes(0));
       leaf.deferred_weight = Bytes(0);
-      leaf.work = inside + cost.workspace;
+      leaf.work = inside + std::max(cost.workspace - of(piece.summed, node), cost.forward_workspace + again);
       for (std::size_t at = (leaves_ + static_cast<std::size_t>(place)) / 2; at > 0; at /= 2) join(at);
     }
   }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -96,6 +97,13 @@ struct SegmentPiece {
   Bytes saved{};     ///< what its nodes keep of a micro-batch unless it is recomputed, and its second run makes
   Bytes entering{};  ///< values of other nodes of the stage that it reads and that their makers do not keep
   Bytes leaving{};   ///< what its nodes keep of values that others read, which stays
+  Bytes let_go{};    ///< of that, what others of the stage alone read: when the piece's backward comes, theirs are over
+  Bytes gradients{};  ///< of values that others of the stage read: they are there while it runs again
+  /// Of makers that would be given two gradients of a value: what they take less, as it comes to the piece as their
+  /// sum.
+  std::map<NodeId, Bytes> summed{};
+  /// By maker: of what they keep, what others alone need. When they run again, it is gone as soon as all have.
+  std::map<NodeId, Bytes> for_others{};
   Seconds forward{};
 
   /// Bytes of a micro-batch in flight that recomputing it saves; may be negative.
@@ -119,13 +127,100 @@ struct SegmentPiece {
   return out;
 }
 
+/// A value of a piece that others read.
+struct LeavingValue {
+  std::int32_t value = -1;
+  NodeId maker;
+  Bytes bytes{};
+  bool kept = false;      ///< by its maker
+  bool gradient = false;  ///< others of the stage give it one
+  bool stays = false;     ///< other stages or the caller read it: the stage's backward begins with it
+  bool two_gradients = false, for_readers = false;  ///< see ValueProfile; not if the piece reads it, too
+};
+
+/// Not by shards, a part each.
+[[nodiscard]] inline bool is_computed_whole(const Workload& work, NodeId node) {
+  if (work.regions_of.empty() || work.region_shards.empty()) return true;
+  return std::ranges::all_of(work.regions_of[node.index()],
+                             [&](int region) { return work.region_shards[static_cast<std::size_t>(region)] == 1; });
+}
+
+/// What a piece takes beside what its nodes keep. @param values  that leave it, each once
+inline void add_leaving(SegmentPiece& piece, const Workload& work, const std::vector<LeavingValue>& values) {
+  for (const LeavingValue& value : values) {
+    if (value.kept) piece.leaving += value.bytes;
+    if (value.kept && !value.stays) piece.let_go += value.bytes;
+    if (value.gradient) piece.gradients += value.bytes;
+    // Of several nodes in one another may take most, or read it, and a shard takes a part of it.
+    if (work.graph[value.maker].members.size() > 1 || !is_computed_whole(work, value.maker)) continue;
+    if (value.two_gradients) piece.summed[value.maker] += value.bytes;
+    if (value.for_readers) piece.for_others[value.maker] += value.bytes;
+  }
+}
+
+/// By node the piece that it is in, if any.
+using PieceOfNode = std::vector<SegmentPiece*>;
+
+/// What flows between pieces and the rest of their stages.
+/// @param slice  [stage] samples
+inline void add_values_between(const PieceOfNode& piece_of, const Workload& work, const Staging& staging,
+                               const std::vector<std::int64_t>& slice) {
+  std::map<SegmentPiece*, std::vector<std::int32_t>> entered;
+  std::map<SegmentPiece*, std::vector<LeavingValue>> left;
+  std::set<std::pair<SegmentPiece*, std::int32_t>> read_inside;
+  const auto bytes_in = [&](int stage, const Affine& bytes) {
+    return bytes_at(bytes, slice[static_cast<std::size_t>(stage)]);
+  };
+  const auto enter = [&](SegmentPiece* piece, const ValueProfile& value, int stage) {
+    auto& known = entered[piece];
+    if (std::find(known.begin(), known.end(), value.value) != known.end()) return;
+    known.push_back(value.value);
+    piece->entering += bytes_in(stage, value.bytes);
+  };
+  const auto leave = [&](NodeId maker, const auto& value) -> LeavingValue& {
+    auto& known = left[piece_of[maker.index()]];
+    const auto found = std::ranges::find(known, value.value, &LeavingValue::value);
+    if (found != known.end()) return *found;
+    const int stage = staging.stage_of[maker.index()];
+    return known.emplace_back(LeavingValue{value.value, maker, bytes_in(stage, value.bytes), value.kept});
+  };
+  for (const EdgeId edge : work.graph.edges()) {
+    const NodeId from = work.graph.source(edge), to = work.graph.target(edge);
+    SegmentPiece *const maker = piece_of[from.index()], *const reader = piece_of[to.index()];
+    const ValueProfile& value = work.graph[edge];
+    if (maker != nullptr && maker == reader) {
+      if (value.two_gradients || value.for_readers) read_inside.emplace(maker, value.value);
+      continue;
+    }
+    const int stage = staging.stage_of[to.index()];
+    const bool within = staging.stage_of[from.index()] == stage;
+    if (maker != nullptr) {
+      LeavingValue& leaving = leave(from, value);
+      leaving.gradient = leaving.gradient || (within && value.differentiable);
+      leaving.stays = leaving.stays || !within;
+      leaving.two_gradients = value.two_gradients;
+      leaving.for_readers = value.kept && value.for_readers;
+    }
+    if (!value.kept && reader != nullptr && within) enter(reader, value, stage);
+  }
+  for (const OutputProfile& output : work.outputs) {
+    if (piece_of[output.writer.index()] != nullptr) leave(output.writer, output).stays = true;
+  }
+  for (auto& [piece, values] : left) {
+    for (LeavingValue& value : values) {
+      if (read_inside.contains({piece, value.value})) value.two_gradients = value.for_readers = false;
+    }
+    add_leaving(*piece, work, values);
+  }
+}
+
 /// [stage][segment] at the stage's largest slice.
 /// @param slice  [stage] samples
 [[nodiscard]] inline std::vector<std::vector<SegmentPiece>> measured_pieces(
     const Workload& work, const Staging& staging, const std::vector<std::vector<std::vector<NodeId>>>& segments,
     const std::vector<std::int64_t>& slice) {
   std::vector<std::vector<SegmentPiece>> pieces(segments.size());
-  std::vector<SegmentPiece*> piece_of(work.graph.node_count(), nullptr);
+  PieceOfNode piece_of(work.graph.node_count(), nullptr);
   for (std::size_t s = 0; s < segments.size(); ++s) {
     const auto& costs = work.node_costs(slice[s]);
     pieces[s].resize(segments[s].size());
@@ -139,27 +234,7 @@ struct SegmentPiece {
       }
     }
   }
-  std::map<SegmentPiece*, std::vector<std::int32_t>> entered, left;
-  const auto add = [&](SegmentPiece* piece, auto& values, Bytes& sum, const auto& value, int stage) {
-    auto& known = values[piece];
-    if (std::find(known.begin(), known.end(), value.value) != known.end()) return;
-    known.push_back(value.value);
-    sum += bytes_at(value.bytes, slice[static_cast<std::size_t>(stage)]);
-  };
-  for (const EdgeId edge : work.graph.edges()) {
-    const std::size_t from = work.graph.source(edge).index(), to = work.graph.target(edge).index();
-    if (piece_of[from] != nullptr && piece_of[from] == piece_of[to]) continue;
-    const ValueProfile& value = work.graph[edge];
-    const int maker = staging.stage_of[from], reader = staging.stage_of[to];
-    if (value.kept && piece_of[from] != nullptr) add(piece_of[from], left, piece_of[from]->leaving, value, maker);
-    if (!value.kept && piece_of[to] != nullptr && maker == reader)
-      add(piece_of[to], entered, piece_of[to]->entering, value, reader);
-  }
-  for (const OutputProfile& output : work.outputs) {
-    SegmentPiece* const piece = piece_of[output.writer.index()];
-    if (output.kept && piece != nullptr)
-      add(piece, left, piece->leaving, output, staging.stage_of[output.writer.index()]);
-  }
+  add_values_between(piece_of, work, staging, slice);
   return pieces;
 }
 

@@ -175,6 +175,7 @@ namespace detail {
         cost.saved = std::min(cost.saved, all.saved);  // what is exchanged may take more than slices save
         cost.workspace = std::min(cost.workspace, all.workspace);
         cost.deferred_weight = std::min(cost.deferred_weight, all.deferred_weight);
+        cost.forward_workspace = std::min(cost.forward_workspace, all.forward_workspace);
       }
     }
     return least;

@@ -104,7 +104,7 @@ namespace detail {
   const auto legal = [](Seconds s) { return s.value() >= 0 && s.value() < 1e18; };  // false for NaN
   const bool parts = cost.backward_weight >= Seconds{} && cost.backward_weight <= cost.backward;
   if (!legal(cost.forward) || !legal(cost.backward) || !parts || cost.saved < Bytes(0) || cost.workspace < Bytes(0) ||
-      cost.deferred_weight < Bytes(0)) {
+      cost.deferred_weight < Bytes(0) || cost.forward_workspace < Bytes(0)) {
     throw InvalidArgument("the cost of node " + std::to_string(node.value()) + " on " + std::to_string(samples) +
                           " samples is negative, infinite or not a number; correct the cost model");
   }
@@ -190,7 +190,8 @@ inline constexpr std::size_t kMany = 4096;
     const auto equal = [&](const auto& entry) {
       const OpProfile& other = graph[representatives[static_cast<std::size_t>(entry.second)]];
       return op.work == other.work && op.saved == other.saved && op.workspace == other.workspace &&
-             op.deferred_weight == other.deferred_weight && op.parameters.empty() == other.parameters.empty();
+             op.deferred_weight == other.deferred_weight && op.forward_workspace == other.forward_workspace &&
+             op.parameters.empty() == other.parameters.empty();
     };
     const auto [begin, end] = known.equal_range(op.structure);
     const auto found = std::find_if(begin, end, equal);
@@ -255,6 +256,7 @@ namespace detail {
   cost.saved = part(cost.saved, on_each.saved);
   cost.workspace = part(cost.workspace, on_each.workspace);
   cost.deferred_weight = part(cost.deferred_weight, on_each.deferred_weight);
+  cost.forward_workspace = part(cost.forward_workspace, on_each.forward_workspace);
   return cost;
 }
 
@@ -384,6 +386,7 @@ inline void add_times(NodeCost& sum, const NodeCost& cost, double times) {
   sum.saved += cost.saved * static_cast<std::int64_t>(times);
   sum.deferred_weight += cost.deferred_weight * static_cast<std::int64_t>(times);
   sum.workspace = std::max(sum.workspace, cost.workspace);
+  sum.forward_workspace = std::max(sum.forward_workspace, cost.forward_workspace);
 }
 
 /// Sums over the members of a block, as far as costs are sums.

@@ -40,6 +40,7 @@ NodeCost drawn(Dice& dice) {
   cost.saved = Bytes(dice.chance(20) ? 0 : dice(1, 100));
   cost.workspace = Bytes(dice.chance(20) ? 0 : dice(1, 150));
   cost.deferred_weight = Bytes(dice.chance(50) ? 0 : dice(1, 150));
+  cost.forward_workspace = Bytes(dice(0, static_cast<int>(cost.workspace.value())));
   return cost;
 }
 
@@ -59,7 +60,16 @@ std::vector<detail::SegmentPiece> drawn_pieces(Dice& dice, const Nodes& nodes) {
       detail::SegmentPiece& piece = pieces.emplace_back();
       for (std::size_t i = begin; i < end; ++i) piece.nodes.push_back(nodes.ids[i]);
       piece.entering = Bytes(dice(0, 40));
-      piece.leaving = Bytes(dice(0, 40));
+      for (const NodeId node : piece.nodes) piece.saved += nodes.costs[node.index()].saved;
+      piece.leaving = Bytes(dice(0, static_cast<int>(piece.saved.value())));
+      piece.let_go = Bytes(dice(0, static_cast<int>(piece.leaving.value())));
+      piece.gradients = Bytes(dice.chance(50) ? 0 : dice(1, 150));
+      const NodeId last = piece.nodes.back();
+      const auto most = nodes.costs[last.index()].workspace - nodes.costs[last.index()].forward_workspace;
+      if (dice.chance(30))
+        piece.for_others[piece.nodes.front()] =
+            Bytes(dice(0, static_cast<int>(nodes.costs[piece.nodes.front().index()].saved.value())));
+      if (dice.chance(30)) piece.summed[last] = Bytes(dice(0, static_cast<int>(most.value())));
     }
     begin = end;
   }
@@ -77,26 +87,49 @@ struct Played {
       for (const NodeId id : piece.nodes) piece_of[id.index()] = &piece;
     }
     const auto at_work = [&](std::size_t i) {
-      peak = std::max(peak, held + nodes.costs[i].workspace.value() + gradients);
+      Bytes works = nodes.costs[i].workspace;
+      if (piece_of[i] != nullptr && piece_of[i]->summed.contains(nodes.ids[i]))
+        works = works - piece_of[i]->summed.at(nodes.ids[i]);
+      peak = std::max(peak, held + works.value() + gradients);
     };
-    const auto first = [&](std::size_t i) { return piece_of[i]->nodes.front().index() == i; };
+    // While a segment runs again its gradients of parameters count as if they were there.
+    const auto made_from = [&](const detail::SegmentPiece& piece, NodeId first) {
+      Bytes sum{};
+      for (const NodeId id : piece.nodes) {
+        if (!nodes.made.empty() && id >= first) sum += nodes.made[id.index()];
+      }
+      return sum.value();
+    };
+    const auto runs = [&](std::size_t i, std::int64_t beside) {
+      peak = std::max(peak, held + nodes.costs[i].forward_workspace.value() + beside + gradients);
+    };
     for (std::size_t i = 0; i < nodes.ids.size(); ++i) {
-      if (piece_of[i] != nullptr && first(i)) held += (piece_of[i]->entering + piece_of[i]->leaving).value();
-      if (piece_of[i] == nullptr) held += nodes.costs[i].saved.value();
-      at_work(i);
+      const detail::SegmentPiece* const piece = piece_of[i];
+      if (piece != nullptr && piece->nodes.front().index() == i) held += piece->entering.value();
+      held += nodes.costs[i].saved.value();
+      if (piece == nullptr)
+        at_work(i);
+      else
+        runs(i, 0);
+      if (piece != nullptr && piece->nodes.back().index() == i) held += (piece->leaving - piece->saved).value();
     }
     kept = held;
     for (std::size_t i = nodes.ids.size(); i-- > 0;) {
       if (piece_of[i] != nullptr && piece_of[i]->nodes.back().index() == i) {
+        held -= piece_of[i]->let_go.value();
         for (const NodeId id : piece_of[i]->nodes) {
           held += nodes.costs[id.index()].saved.value();
-          at_work(id.index());
+          runs(id.index(), piece_of[i]->gradients.value() + made_from(*piece_of[i], id));
         }
+        for (const auto& [id, bytes] : piece_of[i]->for_others) held -= bytes.value();
       }
       if (!nodes.made.empty()) gradients += nodes.made[i].value();
       at_work(i);
       held -= nodes.costs[i].saved.value();
-      if (piece_of[i] != nullptr && first(i)) held -= (piece_of[i]->entering + piece_of[i]->leaving).value();
+      if (piece_of[i] != nullptr && piece_of[i]->for_others.contains(nodes.ids[i]))
+        held += piece_of[i]->for_others.at(nodes.ids[i]).value();
+      if (piece_of[i] != nullptr && piece_of[i]->nodes.front().index() == i)
+        held -= (piece_of[i]->entering + piece_of[i]->leaving - piece_of[i]->let_go).value();
     }
   }
 };
@@ -177,9 +210,10 @@ TEST_CASE("where backwards are parted all that is kept is there at work, and wha
   detail::SegmentPiece piece;
   piece.nodes = {nodes.ids[1]};
   piece.entering = Bytes(3);
+  piece.leaving = piece.let_go = Bytes(2);  // which those whose second half is to come may hold
   stage.recompute(piece);
   CHECK(stage.memory().deferred_weight == Bytes(7));
-  CHECK(stage.memory().kept == Bytes(13));
+  CHECK(stage.memory().kept == Bytes(15));
   CHECK(stage.memory().work == Bytes(100));
 }
 

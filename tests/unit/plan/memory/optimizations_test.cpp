@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <optional>
 #include <set>
+#include <tuple>
 #include <vector>
 
 #include <catch_shim.hpp>
@@ -155,6 +157,46 @@ TEST_CASE("what is recomputed trades its activations for what enters it, and its
   CHECK(again.stages[0].backward.value() ==
         Approx((plain.stages[0].backward + plain.stages[0].forward).value()).epsilon(1e-12));
   CHECK(again.stages[0].forward == plain.stages[0].forward);
+}
+
+TEST_CASE("what leaves a segment that is recomputed is gone when its backward comes, if its stage alone has read it") {
+  // 0 -> 1 -> 2 | 3 -> 4, of which 4 is another stage: 1 is read at 3 as well, 2 at 4 as well, 0 at 3 and kept by
+  // nobody.
+  ModelProfile model;
+  for (int i = 0; i < 5; ++i) {
+    OpProfile op;
+    op.saved = {i == 0 ? 0.0 : 100.0, 0};
+    op.workspace = {50, 0};
+    op.forward_workspace = {30, 0};
+    model.graph.add_node(op);
+  }
+  const auto read = [&](int from, int to, double bytes) {
+    model.graph.add_edge(NodeId(from), NodeId(to),
+                         {from, {bytes, 0}, true, from != 0, from == 1 || from == 2, from != 3});
+  };
+  for (const auto& [from, to, bytes] : {std::tuple(0, 1, 4.0), {1, 2, 8.0}, {2, 3, 16.0}, {3, 4, 32.0}, {1, 3, 8.0}})
+    read(from, to, bytes);
+  read(2, 4, 16);
+  read(0, 3, 4);
+  const Cluster cluster = testing::small_cluster(2, Bytes(1 << 30));
+  const RooflineCost cost(cluster);
+  const Workload work = make_workload(model, cost);
+  const Staging staging{{0, 0, 0, 0, 1}, {1, 1}, 1, ScheduleKind::kOneFOneB};
+  const Segments segment{{NodeId(0), NodeId(1), NodeId(2)}};
+  const auto piece = detail::measured_pieces(work, staging, {segment, {}}, {1, 1})[0][0];
+  CHECK(piece.saved == Bytes(200));
+  CHECK(piece.entering == Bytes(0));
+  CHECK(piece.leaving == Bytes(8 + 16));
+  CHECK(piece.let_go == Bytes(8));
+  CHECK(piece.gradients == Bytes(4 + 8 + 16));
+  CHECK(piece.summed == std::map<NodeId, Bytes>{{NodeId(2), Bytes(16)}});  // 1 is read within as well
+  const std::vector<NodeId> nodes{NodeId(0), NodeId(1), NodeId(2), NodeId(3)};
+  detail::StageMicrobatch stage(work, nodes, work.node_costs(1), ScheduleKind::kOneFOneB);
+  CHECK(stage.memory().kept + stage.memory().work == Bytes(300 + 50));
+  stage.recompute(piece);
+  // 3 works beside all that leaves; then 2 runs again beside what the other stage has read.
+  CHECK(piece.for_others == std::map<NodeId, Bytes>{{NodeId(2), Bytes(16)}});
+  CHECK(stage.memory().kept + stage.memory().work == Bytes(std::max(24 + 100 + 50, 16 + 200 + 30 + 28)));
 }
 
 TEST_CASE("ZeRO shares what it says among replicas, and pays for it in gathering") {
@@ -469,7 +511,11 @@ TEST_CASE("a segment that something outside leads back into is two, and so are i
 
 TEST_CASE("what is recomputed has its backward at one stretch, and nothing of it waits") {
   ModelProfile model = deep(40'000);
-  for (const NodeId node : model.graph.nodes()) model.graph[node].deferred_weight = {10'000, 0};
+  for (const NodeId node : model.graph.nodes()) {
+    model.graph[node].deferred_weight = {10'000, 0};
+    model.graph[node].workspace = {400, 0};  // as much as the gradient of a value between them
+    model.graph[node].forward_workspace = {};
+  }
   const Cluster cluster = testing::small_cluster(2, Bytes(1 << 30));
   const RooflineCost cost(cluster);
   Workload work = make_workload(model, cost);

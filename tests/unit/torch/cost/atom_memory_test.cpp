@@ -104,6 +104,8 @@ TEST_CASE("what a region's atoms are said to take of a shard is no less than the
           const auto& own = takes[node.index()];
           CHECK(said(atom.saved, atom.on_each_shard.saved) >= own.saved.at(samples) - 1);
           CHECK(said(atom.workspace, atom.on_each_shard.workspace) >= own.workspace.at(samples) - 1);
+          CHECK(said(atom.forward_workspace, atom.on_each_shard.forward_workspace) >=
+                own.forward_workspace.at(samples) - 1);
           CHECK(said(atom.deferred_weight, atom.on_each_shard.deferred_weight) >= own.deferred_weight.at(samples) - 1);
           CHECK(own.saved.at(samples) <= atom.saved.at(samples) + 9 * 5 * samples);  // an embedding's masks and indices
         }

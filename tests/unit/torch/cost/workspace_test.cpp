@@ -27,7 +27,7 @@ struct Net : TestModel {
   Tensors arguments(std::int64_t n) override { return {torch::randn({n, 4, 3, 5})}; }
 };
 
-/// What the norm works in on a device, in sizes of its result.
+/// What the norm's backward works in on a device, in sizes of its result.
 double workspace(const OpGraph& graph, c10::DeviceType device) {
   AlgebraOptions options;
   options.device = device;
@@ -37,7 +37,7 @@ double workspace(const OpGraph& graph, c10::DeviceType device) {
   for (const auto op : all_ops(graph)) {
     if (!graph.is(op, kBatchNormRelu)) continue;
     const auto of_result = algebra::bytes_of(graph, graph.output(op));
-    return workspaces.of({graph, plan.values, options, op}).at(100) / of_result.at(100);
+    return workspaces.of({graph, plan.values, options, op}).backward.at(100) / of_result.at(100);
   }
   return 0;
 }
@@ -61,6 +61,8 @@ TEST_CASE("where kernels add the gradients of two readers, both are there at onc
           const auto y = torch::relu(n.norm(x) + x * n.factor);
           return y.tanh() * y.exp();
         }) == 0);
+  CHECK(more_on_cuda([](Net& n, const Tensor& x) { return torch::relu(n.norm(x) + x * n.factor).tanh(); }) ==
+        Approx(-1));
 }
 
 }  // namespace autopar::test
