@@ -7,7 +7,6 @@
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
-#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
@@ -17,6 +16,7 @@
 
 #include "torch/device/device_context.hpp"
 #include "torch/engine/gate_group.hpp"
+#include "torch/interpret/backward_source.hpp"
 #include "torch/interpret/parameter_cast.hpp"
 #include "torch/interpret/side_stream.hpp"
 #include "torch/optim/compute_copy.hpp"
@@ -304,9 +304,12 @@ void Stage::drop_casts() {
 
 bool Stage::is_resident(ValueId value) const { return resident_[value.index()]; }
 
-void Stage::backward(const std::vector<at::Tensor>& roots, const std::vector<at::Tensor>& gradients) {
+void Stage::backward(std::vector<at::Tensor> roots, std::vector<at::Tensor> gradients) {
+  torch::autograd::edge_list results;
+  for (const auto& root : roots) results.push_back(torch::autograd::impl::gradient_edge(root));
+  roots.clear();
   try {
-    torch::autograd::backward(roots, gradients);
+    BackwardSource::run(std::move(results), std::move(gradients));
   } catch (...) {
     if (side_) side_->drop();
     throw;

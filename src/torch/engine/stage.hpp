@@ -132,7 +132,7 @@ class Stage {
   [[nodiscard]] bool is_resident(ValueId value) const;
   [[nodiscard]] SegmentInterpreter& runner() { return *runner_; }
   /// As torch::autograd::backward; weight gradients may be made beside the others, see `proceed_splitting`.
-  void backward(const std::vector<at::Tensor>& roots, const std::vector<at::Tensor>& gradients);
+  void backward(std::vector<at::Tensor> roots, std::vector<at::Tensor> gradients);
   /// A copy of what the user's handle of a leaf of the stage refers to now.
   [[nodiscard]] const at::Tensor& handle(ValueId leaf) const { return handles_[leaf.index()]; }
 

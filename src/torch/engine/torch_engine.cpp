@@ -111,7 +111,7 @@ void TorchEngine::backward_weight(const Action& action) {
 void TorchEngine::run_backward(StageExecution& run, const Action& action, bool last) {
   const c10::impl::ExcludeDispatchKeyGuard as_in_forward(c10::autocast_dispatch_keyset);  // whose casts are operators
   auto& stage = run.stage();
-  const auto roots = run.begin_backward(action, sum_gradients_);
+  auto roots = run.begin_backward(action, sum_gradients_);
   for (const auto& value : roots.values) spent_.push_back(value.grad_fn());
   const bool gives_weights = gives_weight_gradients(action.kind);
   if (gives_weights && (sums_in_some_computes_ || last)) {
@@ -123,7 +123,7 @@ void TorchEngine::run_backward(StageExecution& run, const Action& action, bool l
   }
   if (!roots.values.empty()) {
     bind_gradients(stage);
-    stage.backward(roots.values, roots.gradients);
+    stage.backward(std::move(roots.values), std::move(roots.gradients));
     unbind_gradients(stage);
   }
   stage.on_gradient({});

@@ -5,13 +5,13 @@
 
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
-#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <autopar/core/assert.hpp>
+
+#include "torch/interpret/backward_source.hpp"
 
 namespace autopar {
 
@@ -34,28 +34,6 @@ class SegmentNode::Entrance : public torch::autograd::Node {
   }
   [[nodiscard]] variable_list take() { return std::move(gradients_); }
   std::string name() const override { return "EntranceOfSegment"; }
-
- private:
-  variable_list gradients_;
-};
-
-/// Gives the second run the gradients of what leaves it. Roots that the engine is given are held until it is done: here
-/// each goes as it is read.
-class SegmentNode::Exit : public torch::autograd::Node {
- public:
-  /// @param results  of the second run that have a gradient, not none
-  Exit(torch::autograd::edge_list results, variable_list gradients)
-      : Node(std::move(results)), gradients_(std::move(gradients)) {}
-
-  /// Of the nodes that `exit` leads to.
-  static void run_backward(const std::shared_ptr<Exit>& exit) {
-    const auto none = at::empty({0}, exit->gradients_.front().options());  // says where the backward runs
-    const auto root = exit->add_input_metadata(none);
-    torch::autograd::Engine::get_default_engine().execute({{exit, root}}, {none}, false, false, true);
-  }
-
-  variable_list apply(variable_list&&) override { return std::move(gradients_); }
-  std::string name() const override { return "ExitOfSegment"; }
 
  private:
   variable_list gradients_;
@@ -176,9 +154,7 @@ variable_list SegmentNode::apply(variable_list&& gradients) {
       of_roots.push_back(std::move(gradient));
     }
   }
-  if (!roots.empty()) {
-    Exit::run_backward({new Exit(std::move(roots), std::move(of_roots)), torch::autograd::deleteNode});
-  }
+  if (!roots.empty()) BackwardSource::run(std::move(roots), std::move(of_roots));
   auto out = entrance->take();
   out.resize(num_outputs());
   return out;

@@ -32,7 +32,6 @@ class SegmentNode : public torch::autograd::Node {
  private:
   class Borrowed;
   class Entrance;
-  class Exit;
   /// What entered. Of a view the elements alone, and how they lay.
   struct Kept {
     torch::autograd::SavedVariable value;
