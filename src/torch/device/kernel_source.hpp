@@ -41,8 +41,29 @@ inline float number(Half x) { return cuda_on_cpu::float_of_half(x.bits); }
 inline void store(Half& to, float x) { to.bits = cuda_on_cpu::half_of_float(x); }
 #endif
 template <class T> struct alignas(16) Pack { T at[16 / sizeof(T)]; };
+__device__ inline void store_two(unsigned& to, float first, float second, Brain) {
+#if __CUDA_ARCH__ >= 800
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(to) : "f"(second), "f"(first));
+#else
+  Brain low, high;
+  store(low, first);
+  store(high, second);
+  to = low.bits | (unsigned)high.bits << 16;
+#endif
+}
+__device__ inline void store_two(unsigned& to, float first, float second, Half) {
+#if __CUDA_ARCH__ >= 800
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(to) : "f"(second), "f"(first));
+#else
+  Half low, high;
+  store(low, first);
+  store(high, second);
+  to = low.bits | (unsigned)high.bits << 16;
+#endif
+}
 // A pack as it is loaded, whose numbers are taken out where they are used: those of a `Pack` take a register each, also
-// of 16 bits.
+// of 16 bits. Numbers v and v + 1 are stored together, in one instruction: a number by itself, that is read again, is
+// rounded at an eighth of the rate.
 template <class T> struct alignas(16) Words {
   unsigned at[4];
   __device__ float operator[](int v) const {
@@ -50,10 +71,15 @@ template <class T> struct alignas(16) Words {
     one.bits = at[v / 2] >> v % 2 * 16;
     return number(one);
   }
+  __device__ void put(int v, float first, float second) { store_two(at[v / 2], first, second, T()); }
 };
 template <> struct alignas(16) Words<float> {
   float at[4];
   __device__ float operator[](int v) const { return at[v]; }
+  __device__ void put(int v, float first, float second) {
+    at[v] = first;
+    at[v + 1] = second;
+  }
 };
 
 // A thread's V sums, in whole packs: as numbers of their own they take many times as long.

@@ -25,15 +25,16 @@ bool fits_gelu_kernel(const at::Tensor& x) {
 
 at::Tensor gelu_of(const at::Tensor& x, std::string_view approximate) {
   if (!fits_gelu_kernel(x)) return at::gelu(x, approximate);
-  constexpr std::int64_t kBlocks = 2112;  // sixteen a multiprocessor of a large GPU, which runs eight at a time
+  constexpr std::int64_t kBlocks = 396;  // three a multiprocessor of a large GPU, which run at a time
   const auto packs = x.numel() * x.element_size() / detail::kPackBytes;
   const auto in_flight = detail::parts_for(detail::parts_for(packs, kBlocks), GeluShape::kThreads);
   const auto of_block = std::min<std::int64_t>(in_flight, GeluShape::kFlight) * GeluShape::kThreads;
+  const auto blocks = std::min(detail::parts_for(packs, of_block), kBlocks);
   const auto made = at::empty_like(x);
   const auto kernel =
       std::string(approximate == "tanh" ? "tanh_" : "") + "gelu_" + detail::kernel_type(x.scalar_type());
   detail::launch(x, kGeluKernels, kernel.c_str(),
-                 {static_cast<unsigned>(detail::parts_for(packs, of_block)), 1, GeluShape::kThreads, 1},
+                 {static_cast<unsigned>(blocks), 1, GeluShape::kThreads, 1},
                  detail::data_of(x), detail::memory_of(made), static_cast<long long>(packs),
                  static_cast<int>(of_block));
   return made;

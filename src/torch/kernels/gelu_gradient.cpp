@@ -34,7 +34,7 @@ bool fits_gelu_kernel(const at::Tensor& gradient, const at::Tensor& x) {
 
 at::Tensor gelu_gradient(const at::Tensor& gradient, const at::Tensor& x, std::string_view approximate) {
   if (!fits_gelu_kernel(gradient, x)) return at::gelu_backward(gradient, x, approximate);
-  constexpr std::int64_t kBlocks = 4224;  // thirty-two a multiprocessor of a large GPU, which runs two at a time
+  constexpr std::int64_t kBlocks = 264;  // two a multiprocessor of a large GPU, which run at a time
   const auto columns = x.size(-1), rows = x.numel() / columns;
   const auto packs = columns * x.element_size() / detail::kPackBytes;
   const auto blocks = blocks_of_rows(rows, packs, GeluGradientShape::kRows * GeluGradientShape::kFlight, kBlocks);

@@ -35,38 +35,43 @@ struct TanhGelu {  // x (1 + t) / 2, with t = tanh(sqrt(2 / pi) (x + 0.044715 x^
   }
 };
 
-// For numbers of 16 bits, in half as many instructions: else arithmetic takes longer than memory. They err by 2e-6 at most,
-// where rounding errs by 2e-4 and more.
-#ifdef __CUDACC__
-__device__ inline float power_of_2(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
-__device__ inline float inverse(float x) { float y; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
-#else
-inline float power_of_2(float x) { return exp2f(x); }
-inline float inverse(float x) { return 1 / x; }
-#endif
-struct ShortGelu {  // of a = |x|: N(-a) = exp(-a^2 / 2) m(a), where m, a polynomial of t, is fitted; the rest is symmetry
-  static __device__ float derivative(float x) {
-    const float a = fabsf(x), t = inverse(1 + 0.33f * a);
-    const float m = t * (0.12166947f + t * (0.20484914f + t * (t * (0.37711128f - 0.11000254f * t) - 0.09362721f)));
-    const float below = power_of_2(-0.72134752f * (x * x)) * (m - 0.39894228f * a);
-    return x < 0 ? below : 1 - below;
+// For numbers of 16 bits the derivative at -a is in a table, for a of 2^-15 to 8 with 8 significant bits, as arithmetic
+// takes longer than memory; of Half, which has more bits, it is in a straight line between two. At a it is 1 less that.
+template <class Formula, class T> struct Derivative {
+  static constexpr unsigned kFirst = 112 << 7, kLast = 130 << 7;
+  float at[kLast - kFirst + 2];
+  __device__ void prepare() {
+    for (unsigned i = threadIdx.y * kPacks + threadIdx.x; i < kLast - kFirst + 2; i += kPacks * kRows)
+      at[i] = Formula::derivative(-__uint_as_float((kFirst + i) << 16));
+    __syncthreads();
+  }
+  __device__ float of(float x) const {
+    const float within = fminf(fmaxf(fabsf(x), __uint_as_float(kFirst << 16)), __uint_as_float(kLast << 16));
+    const unsigned bits = __float_as_uint(within), entry = (bits >> 16) - kFirst;
+    const float below = between(at + entry, bits, T());
+    return x * 0.f + (x < 0 ? below : 1 - below);  // none of what is no number, and as libtorch has it none of infinity
+  }
+
+ private:
+  static __device__ float between(const float* two, unsigned, Brain) { return two[0]; }
+  static __device__ float between(const float* two, unsigned bits, Half) {
+    const float part = __uint_as_float(0x3f800000 | (bits & 0xffff) << 7) - 1;
+    return two[0] + (two[1] - two[0]) * part;
   }
 };
-struct ShortTanhGelu {  // (1 + t) / 2 = s, with s = 1 / (1 + exp(-2 sqrt(2 / pi) (x + 0.044715 x^3)))
-  static __device__ float derivative(float x) {
-    constexpr float kSlope = 0.79788456080286536f, kCube = 0.044715f, kLog2E = 1.44269504f;
-    const float square = x * x;
-    const float s = inverse(1 + power_of_2(-2 * kLog2E * kSlope * (x + kCube * (square * x))));
-    return s + 2 * x * (s * (1 - s)) * (kSlope + 3 * kCube * kSlope * square);
-  }
+template <class Formula> struct Derivative<Formula, float> {
+  __device__ void prepare() {}
+  __device__ float of(float x) const { return Formula::derivative(x); }
 };
 
 template <class Formula, class T>
-__device__ void gelu_gradient(const Words<T>* dy, const Words<T>* x, Pack<T>* dx, float* partial, long long rows, int packs,
+__device__ void gelu_gradient(const Words<T>* dy, const Words<T>* x, Words<T>* dx, float* partial, long long rows, int packs,
                               int of_block) {
   constexpr int V = 16 / sizeof(T);
   const int pack = blockIdx.x * kPacks + threadIdx.x;
   const long long begin = (long long)blockIdx.y * of_block, end = begin + of_block < rows ? begin + of_block : rows;
+  __shared__ Derivative<Formula, T> derivative;
+  derivative.prepare();
   float sum[V] = {};
   if (pack < packs) {
     for (long long row = begin + threadIdx.y; row < end; row += kFlight * kRows) {
@@ -81,11 +86,12 @@ __device__ void gelu_gradient(const Words<T>* dy, const Words<T>* x, Pack<T>* dx
 #pragma unroll
       for (int i = 0; i < kFlight; ++i) {
         if (row + i * kRows >= end) continue;
-        Pack<T> made;
+        Words<T> made;
 #pragma unroll
-        for (int v = 0; v < V; ++v) {
-          store(made.at[v], gradient[i][v] * Formula::derivative(taken[i][v]));
-          sum[v] += number(made.at[v]);
+        for (int v = 0; v < V; v += 2) {
+          made.put(v, gradient[i][v] * derivative.of(taken[i][v]), gradient[i][v + 1] * derivative.of(taken[i][v + 1]));
+          sum[v] += made[v];
+          sum[v + 1] += made[v + 1];
         }
         dx[(row + i * kRows) * packs + pack] = made;
       }
@@ -96,15 +102,15 @@ __device__ void gelu_gradient(const Words<T>* dy, const Words<T>* x, Pack<T>* dx
 
 #define KERNEL(Formula, T, name)                                                                                       \
   extern "C" __global__ void __launch_bounds__(kPacks * kRows, 2)                                                         \
-      name(const Words<T>* dy, const Words<T>* x, Pack<T>* dx, float* partial, long long rows, int packs, int of_block) { \
+      name(const Words<T>* dy, const Words<T>* x, Words<T>* dx, float* partial, long long rows, int packs, int of_block) { \
     gelu_gradient<Formula>(dy, x, dx, partial, rows, packs, of_block);                                                 \
   }
 KERNEL(Gelu, float, gelu_gradient_f32)
-KERNEL(ShortGelu, Half, gelu_gradient_f16)
-KERNEL(ShortGelu, Brain, gelu_gradient_bf16)
+KERNEL(Gelu, Half, gelu_gradient_f16)
+KERNEL(Gelu, Brain, gelu_gradient_bf16)
 KERNEL(TanhGelu, float, tanh_gelu_gradient_f32)
-KERNEL(ShortTanhGelu, Half, tanh_gelu_gradient_f16)
-KERNEL(ShortTanhGelu, Brain, tanh_gelu_gradient_bf16)
+KERNEL(TanhGelu, Half, tanh_gelu_gradient_f16)
+KERNEL(TanhGelu, Brain, tanh_gelu_gradient_bf16)
 )";
 
 inline constexpr KernelSource kGeluGradientKernels{"gelu_gradient.cu", kGeluGradientText};

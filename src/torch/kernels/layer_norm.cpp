@@ -129,13 +129,14 @@ struct AddLayerNormFunction : torch::autograd::Function<AddLayerNormFunction> {
     const auto seed = given_seed.value_or(Tensor());
     const RowCover cover(input);
     const auto left = in_rows(input), right = in_rows(residual);
+    const auto factors = in_rows(weight), addends = in_rows(bias);
     const auto sum = at::empty_like(left), result = at::empty_like(left);
     const auto statistics = at::empty({2, cover.rows}, left.options().dtype(at::kFloat));
     const auto draws = draws_of(p, seed);
     const auto kernel = row_kernel(draws ? "dropout_add_layer_norm_" : "add_layer_norm_", left, weight, cover);
     const auto launch = [&](auto... of_draws) {
       detail::launch(left, kLayerNormKernels, kernel.c_str(), {static_cast<unsigned>(cover.rows), 1, cover.threads, 1},
-                     detail::data_of(left), detail::data_of(right), detail::data_of(weight), detail::data_of(bias),
+                     detail::data_of(left), detail::data_of(right), detail::data_of(factors), detail::data_of(addends),
                      detail::memory_of(sum), detail::memory_of(result), detail::memory_of(statistics), cover.rows,
                      static_cast<int>(cover.columns), static_cast<float>(eps), of_draws...);
     };
@@ -160,6 +161,7 @@ struct AddLayerNormFunction : torch::autograd::Function<AddLayerNormFunction> {
     const RowCover cover(sum);
     const auto of_result = is_normalised ? in_rows(given[1]) : at::zeros_like(sum);
     const auto of_sum = given[0].defined() ? in_rows(given[0]) : Tensor();
+    const auto factors = in_rows(weight);
     const auto of_residual = at::empty_like(sum), of_input = draws ? at::empty_like(sum) : of_residual;
     // Of casts of parameters: sums are in single precision, as parameters are.
     const auto type = context->saved_data["in_single"].toBool() ? at::kFloat : weight.scalar_type();
@@ -172,7 +174,7 @@ struct AddLayerNormFunction : torch::autograd::Function<AddLayerNormFunction> {
         row_kernel(draws ? "dropout_add_layer_norm_gradient_" : "add_layer_norm_gradient_", sum, weight, cover);
     const auto launch = [&](auto... of_draws) {
       detail::launch(sum, kLayerNormKernels, kernel.c_str(), shape, detail::data_of(of_result), detail::data_of(of_sum),
-                     detail::data_of(sum), detail::data_of(weight), detail::data_of(statistics),
+                     detail::data_of(sum), detail::data_of(factors), detail::data_of(statistics),
                      detail::memory_of(of_residual), detail::memory_of(partial), static_cast<int>(cover.rows), columns,
                      of_draws...);
     };

@@ -58,10 +58,16 @@ __device__ inline float2 sum_over_threads(float2 own, int turn) {
   return sum;
 }
 
-// The numbers of a thread's columns in one row of weights; `absent` where there are none.
-template <class W, int V> __device__ inline void take_numbers(const W* row, int pack, float absent, float (&made)[V]) {
-  for (int v = 0; v < V; ++v) made[v] = row ? number(row[pack * V + v]) : absent;
-}
+// The numbers of a thread's V columns in a row of weights.
+template <class W, int V> struct Weights {
+  static constexpr int kOfPack = 16 / sizeof(W);
+  Words<W> packs[V / kOfPack];
+  __device__ void take(const W* row, int pack) {
+#pragma unroll
+    for (int i = 0; i < V / kOfPack; ++i) packs[i] = ((const Words<W>*)row)[pack * (V / kOfPack) + i];
+  }
+  __device__ float operator[](int v) const { return packs[v / kOfPack][v % kOfPack]; }
+};
 
 // What is dropped of the first addend: nothing, or elements by draws.
 struct Nothing {
@@ -104,30 +110,36 @@ __device__ void add_layer_norm(const T* input, const T* residual, const W* weigh
   constexpr int V = 16 / sizeof(T);
   const int packs = columns / V;
   const long long row = blockIdx.x;
-  Pack<T> taken[P];
+  Words<T> of_sum[P];
   float of_row = 0;
+#pragma unroll
   for (int p = 0; p < P; ++p) {
     const int pack = p * blockDim.x + threadIdx.x;
     if (pack >= packs) continue;
     const long long at = row * packs + pack;
-    taken[p] = ((const Pack<T>*)input)[at];
-    const Pack<T> added = ((const Pack<T>*)residual)[at];
+    const Words<T> taken = ((const Words<T>*)input)[at], added = ((const Words<T>*)residual)[at];
     unsigned drawn[V];
     if constexpr (Drop::kDrops) drop.draw(at, drawn);
-    for (int v = 0; v < V; ++v) {
-      float addend = number(taken[p].at[v]);
-      if constexpr (Drop::kDrops) addend = drop.kept(addend, drawn[v]);
-      store(taken[p].at[v], addend + number(added.at[v]));
-      of_row += number(taken[p].at[v]);
+    const auto summed = [&](int v) {
+      if constexpr (Drop::kDrops) return drop.kept(taken[v], drawn[v]) + added[v];
+      return taken[v] + added[v];
+    };
+#pragma unroll
+    for (int v = 0; v < V; v += 2) {
+      of_sum[p].put(v, summed(v), summed(v + 1));
+      of_row += of_sum[p][v];
+      of_row += of_sum[p][v + 1];
     }
-    ((Pack<T>*)sum)[at] = taken[p];
+    ((Words<T>*)sum)[at] = of_sum[p];
   }
   const float mean = sum_over_threads(make_float2(of_row, 0), 0).x / columns;
   float squares = 0;
+#pragma unroll
   for (int p = 0; p < P; ++p) {
     if (p * blockDim.x + threadIdx.x >= packs) continue;
+#pragma unroll
     for (int v = 0; v < V; ++v) {
-      const float by = number(taken[p].at[v]) - mean;
+      const float by = of_sum[p][v] - mean;
       squares += by * by;
     }
   }
@@ -136,15 +148,18 @@ __device__ void add_layer_norm(const T* input, const T* residual, const W* weigh
     statistics[row] = mean;
     statistics[rows + row] = inverse;
   }
+#pragma unroll
   for (int p = 0; p < P; ++p) {
     const int pack = p * blockDim.x + threadIdx.x;
     if (pack >= packs) continue;
-    float factor[V], addend[V];
-    take_numbers(weight, pack, 1, factor);
-    take_numbers(bias, pack, 0, addend);
-    for (int v = 0; v < V; ++v)
-      store(taken[p].at[v], (number(taken[p].at[v]) - mean) * inverse * factor[v] + addend[v]);
-    ((Pack<T>*)result)[row * packs + pack] = taken[p];
+    Weights<W, V> factor, addend;
+    factor.take(weight, pack);
+    addend.take(bias, pack);
+    const auto normalised = [&](int v) { return (of_sum[p][v] - mean) * inverse * factor[v] + addend[v]; };
+    Words<T> made;
+#pragma unroll
+    for (int v = 0; v < V; v += 2) made.put(v, normalised(v), normalised(v + 1));
+    ((Words<T>*)result)[row * packs + pack] = made;
   }
 }
 
@@ -201,11 +216,12 @@ __device__ void add_layer_norm_gradient(const T* dy, const T* ds, const T* sum, 
   constexpr bool kAhead = P == 1;
   const int packs = columns / V;
   const float share = 1.f / columns;
-  float factor[P][V], of_weight[P][V] = {}, of_bias[P][V] = {}, of_dx[P][V] = {};
+  Weights<W, V> factor[P];
+  float of_weight[P][V] = {}, of_bias[P][V] = {}, of_dx[P][V] = {};
 #pragma unroll
   for (int p = 0; p < P; ++p) {
     const int pack = p * blockDim.x + threadIdx.x;
-    if (pack < packs) take_numbers(weight, pack, 1, factor[p]);
+    if (pack < packs) factor[p].take(weight, pack);
   }
   RowPart<T, P> now, next;
   const int step = gridDim.x * blockDim.y;
@@ -235,23 +251,24 @@ __device__ void add_layer_norm_gradient(const T* dy, const T* ds, const T* sum, 
       const int pack = p * blockDim.x + threadIdx.x;
       if (row >= rows || pack >= packs) continue;
       const long long at = (long long)row * packs + pack;
-      Pack<T> made, scaled;
+      Words<T> made, scaled;
       unsigned drawn[V];
       if constexpr (Drop::kDrops) drop.draw(at, drawn);
-#pragma unroll
-      for (int v = 0; v < V; ++v) {
+      const auto gradient = [&](int v) {
         const float h = (now.sum[p][v] - now.mean) * now.inverse;
-        const float of_v = (now.dy[p][v] * factor[p][v] - mean_g - h * mean_gh) * now.inverse + now.ds[p][v];
-        store(made.at[v], of_v);
-        if constexpr (Drop::kDrops) {
-          store(scaled.at[v], drop.kept(of_v, drawn[v]));
-          of_dx[p][v] += number(scaled.at[v]);
-        } else {
-          of_dx[p][v] += number(made.at[v]);
-        }
+        return (now.dy[p][v] * factor[p][v] - mean_g - h * mean_gh) * now.inverse + now.ds[p][v];
+      };
+#pragma unroll
+      for (int v = 0; v < V; v += 2) {
+        const float first = gradient(v), second = gradient(v + 1);
+        made.put(v, first, second);
+        if constexpr (Drop::kDrops) scaled.put(v, drop.kept(first, drawn[v]), drop.kept(second, drawn[v + 1]));
+        const Words<T>& of_first_addend = Drop::kDrops ? scaled : made;
+        of_dx[p][v] += of_first_addend[v];
+        of_dx[p][v + 1] += of_first_addend[v + 1];
       }
-      ((Pack<T>*)dx)[at] = made;
-      if constexpr (Drop::kDrops) ((Pack<T>*)dropped)[at] = scaled;
+      ((Words<T>*)dx)[at] = made;
+      if constexpr (Drop::kDrops) ((Words<T>*)dropped)[at] = scaled;
     }
     if (kAhead) now = next;
   }

@@ -1,5 +1,6 @@
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <numbers>
 #include <string>
 #include <vector>
@@ -91,6 +92,35 @@ TEST_CASE("gelu_gradient: the derivative, and sums over rows of what is stored")
     });
   }
   CHECK(gelu_gradient.never_launched().empty());
+}
+
+/// Of all numbers of 16 bits: those of a table, and beyond its ends.
+template <class T>
+void check_all(const std::string& kernel, double (*formula)(double)) {
+  Numbers x, exact;
+  for (unsigned bits = 0; bits < 1u << 16; ++bits) {
+    x.push_back(number_of(T{static_cast<std::uint16_t>(bits)}));
+    exact.push_back(formula(x.back()));
+  }
+  const Case one{64, 128, 32};
+  CudaOnCpu gpu(gelu_gradient, {});
+  const auto made = made_by_kernel<T>(gpu, kernel, one, Numbers(x.size(), 1), x).gradient;
+  std::size_t wrong = 0;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const bool is_right = std::isfinite(x[i])
+                              ? std::abs(made[i] - exact[i]) <= kEpsilon<T> * std::abs(exact[i]) + 3e-5
+                              : std::isnan(made[i]);
+    wrong += is_right ? 0 : 1;
+  }
+  INFO(kernel << kName<T>);
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("gelu_gradient: the derivative at all numbers of 16 bits, and none at what is no number or infinite") {
+  check_all<Bf16>("gelu_gradient_", derivative);
+  check_all<Bf16>("tanh_gelu_gradient_", derivative_of_tanh);
+  check_all<F16>("gelu_gradient_", derivative);
+  check_all<F16>("tanh_gelu_gradient_", derivative_of_tanh);
 }
 
 }  // namespace kernels_gelu_gradient_test
