@@ -19,8 +19,17 @@ constexpr int kWarps = 16;  // of 512 threads
 
 __device__ inline float infinity() { return __int_as_float(0x7f800000); }
 
+#ifdef __CUDACC__
+__device__ inline float power_of_2(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+#else
+inline float power_of_2(float x) { return exp2f(x); }
+#endif
+// Of what comes from numbers of type T: for 16 bits in a third of the instructions. That errs by 3e-7.
+template <class T> __device__ inline float exponential(float x) { return power_of_2(x * 1.44269504f); }
+template <> __device__ inline float exponential<float>(float x) { return expf(x); }
+
 // Of exponentials relative to the largest so far.
-struct Sum {
+template <class T> struct Sum {
   float most, sum;
   // One factor for what came before all of them.
   template <int V> __device__ void add(const float (&x)[V]) {
@@ -31,7 +40,7 @@ struct Sum {
       return;
     }
     sum *= expf(most - larger);
-    for (int v = 0; v < V; ++v) sum += expf(x[v] - larger);
+    for (int v = 0; v < V; ++v) sum += exponential<T>(x[v] - larger);
     most = larger;
   }
   __device__ void add(Sum other) {
@@ -51,7 +60,7 @@ template <class T> __device__ void losses(const T* logits, const long long* targ
   constexpr int V = 16 / sizeof(T);
   const long long row = blockIdx.x;
   const T* const x = logits + row * width;
-  Sum own = {-infinity(), 0};
+  Sum<T> own = {-infinity(), 0};
   const int packs = width % V == 0 ? classes / V : 0;
 #pragma unroll 2
   for (int pack = threadIdx.x; pack < packs; pack += blockDim.x) {
@@ -64,9 +73,9 @@ template <class T> __device__ void losses(const T* logits, const long long* targ
     const float logit[1] = {number(x[at])};
     own.add(logit);
   }
-  __shared__ Sum shared[kWarps];
+  __shared__ Sum<T> shared[kWarps];
   for (int part = 16; part > 0; part /= 2) {
-    const Sum other = {__shfl_down_sync(~0u, own.most, part), __shfl_down_sync(~0u, own.sum, part)};
+    const Sum<T> other = {__shfl_down_sync(~0u, own.most, part), __shfl_down_sync(~0u, own.sum, part)};
     own.add(other);
   }
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = own;
@@ -97,7 +106,7 @@ template <class T> __device__ void gradients(const T* logits, const long long* t
   const float factor = counts ? given[row * step] * (weight ? weight[target] : 1.f) : 0.f, log_sum = log_sums[row];
   const auto gradient = [&](float logit, int at) {
     if (!counts) return 0.f;
-    return factor * (expf(logit - log_sum) - (at == target ? 1.f : 0.f));
+    return factor * (exponential<T>(logit - log_sum) - (at == target ? 1.f : 0.f));
   };
   const int packs = width % V == 0 ? classes / V : 0;
   for (int pack = threadIdx.x; pack < packs; pack += blockDim.x) {

@@ -39,23 +39,40 @@ static_assert(LayerNormGradientShape::kMostThreads == 256 && LayerNormGradientSh
 /// Then dx is that of the second addend, `dropped` that of the first, and the last sums are over the latter.
 /// @source Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"
 inline constexpr char kLayerNormText[] = R"(
-// Of two numbers over the threads of a row, whole warps, valid in all of them. Calls take turns with two shared rows:
-// one barrier is enough.
-__device__ inline float2 sum_over_threads(float2 own, int turn) {
-  __shared__ float2 shared[2][32];
-  for (int part = 16; part > 0; part /= 2) {
-    own.x += __shfl_xor_sync(~0u, own.x, part);
-    own.y += __shfl_xor_sync(~0u, own.y, part);
+constexpr int kMostWarps = 8, kMostRows = 24;  // of a row, and of a block
+
+// Over the lanes of a warp, valid in all of them.
+__device__ inline void sum_over_warp(float (&own)[1]) {
+  for (int part = 16; part > 0; part /= 2) own[0] += __shfl_xor_sync(~0u, own[0], part);
+}
+// The first one's sum is valid in the lower lanes, the second one's in the others: half as many shuffles.
+__device__ inline void sum_over_warp(float (&own)[2]) {
+  const bool is_upper = threadIdx.x & 16;
+  float sum = (is_upper ? own[1] : own[0]) + __shfl_xor_sync(~0u, is_upper ? own[0] : own[1], 16);
+  for (int part = 8; part > 0; part /= 2) sum += __shfl_xor_sync(~0u, sum, part);
+  own[0] = own[1] = sum;
+}
+
+// Of N numbers over the threads of a row, whole warps, valid in all of them. Calls take turns with two shared rows: one
+// barrier is enough.
+template <int N> __device__ inline void sum_over_threads(float (&own)[N], int turn) {
+  __shared__ Pack<float> shared[2][kMostRows][N][kMostWarps / 4];
+  Pack<float> (&of_row)[N][kMostWarps / 4] = shared[turn % 2][threadIdx.y];
+  const int warp = threadIdx.x / 32;
+  sum_over_warp(own);
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    float* const of_warps = of_row[n][0].at;
+    if (threadIdx.x % 32 == n * 16) of_warps[warp] = own[n];
+    if (turn < 2 && threadIdx.x < kMostWarps && threadIdx.x >= blockDim.x / 32) of_warps[threadIdx.x] = 0;
   }
-  const int warps = blockDim.x / 32, first = threadIdx.y * warps;
-  if (threadIdx.x % 32 == 0) shared[turn % 2][first + threadIdx.x / 32] = own;
   __syncthreads();
-  float2 sum = make_float2(0, 0);
-  for (int warp = first; warp < first + warps; ++warp) {
-    sum.x += shared[turn % 2][warp].x;
-    sum.y += shared[turn % 2][warp].y;
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    own[n] = 0;
+#pragma unroll
+    for (int i = 0; i < kMostWarps; ++i) own[n] += of_row[n][i / 4].at[i % 4];
   }
-  return sum;
 }
 
 // The numbers of a thread's V columns in a row of weights.
@@ -111,7 +128,7 @@ __device__ void add_layer_norm(const T* input, const T* residual, const W* weigh
   const int packs = columns / V;
   const long long row = blockIdx.x;
   Words<T> of_sum[P];
-  float of_row = 0;
+  float of_row[1] = {};
 #pragma unroll
   for (int p = 0; p < P; ++p) {
     const int pack = p * blockDim.x + threadIdx.x;
@@ -127,23 +144,25 @@ __device__ void add_layer_norm(const T* input, const T* residual, const W* weigh
 #pragma unroll
     for (int v = 0; v < V; v += 2) {
       of_sum[p].put(v, summed(v), summed(v + 1));
-      of_row += of_sum[p][v];
-      of_row += of_sum[p][v + 1];
+      of_row[0] += of_sum[p][v];
+      of_row[0] += of_sum[p][v + 1];
     }
     ((Words<T>*)sum)[at] = of_sum[p];
   }
-  const float mean = sum_over_threads(make_float2(of_row, 0), 0).x / columns;
-  float squares = 0;
+  sum_over_threads(of_row, 0);
+  const float mean = of_row[0] / columns;
+  float squares[1] = {};
 #pragma unroll
   for (int p = 0; p < P; ++p) {
     if (p * blockDim.x + threadIdx.x >= packs) continue;
 #pragma unroll
     for (int v = 0; v < V; ++v) {
       const float by = of_sum[p][v] - mean;
-      squares += by * by;
+      squares[0] += by * by;
     }
   }
-  const float inverse = rsqrtf(sum_over_threads(make_float2(squares, 0), 1).x / columns + eps);
+  sum_over_threads(squares, 1);
+  const float inverse = rsqrtf(squares[0] / columns + eps);
   if (threadIdx.x == 0) {
     statistics[row] = mean;
     statistics[rows + row] = inverse;
@@ -230,7 +249,7 @@ __device__ void add_layer_norm_gradient(const T* dy, const T* ds, const T* sum, 
   int turn = 0;
   for (; row - (int)threadIdx.y < rows; row += step, ++turn) {  // all threads of a block go round as often
     if (!kAhead) take_part(dy, ds, sum, statistics, row, rows, packs, now);
-    float2 own = make_float2(0, 0);
+    float of_g[2] = {};  // sums of g and g h
 #pragma unroll
     for (int p = 0; p < P; ++p) {
       if (row >= rows || p * blockDim.x + threadIdx.x >= packs) continue;
@@ -239,13 +258,13 @@ __device__ void add_layer_norm_gradient(const T* dy, const T* ds, const T* sum, 
         const float of_y = now.dy[p][v], h = (now.sum[p][v] - now.mean) * now.inverse;
         of_weight[p][v] += of_y * h;
         of_bias[p][v] += of_y;
-        own.x += of_y * factor[p][v];
-        own.y += of_y * factor[p][v] * h;
+        of_g[0] += of_y * factor[p][v];
+        of_g[1] += of_y * factor[p][v] * h;
       }
     }
     if (kAhead) take_part(dy, ds, sum, statistics, row + step, rows, packs, next);
-    const float2 sums = sum_over_threads(own, turn);
-    const float mean_g = sums.x * share, mean_gh = sums.y * share;
+    sum_over_threads(of_g, turn);
+    const float mean_g = of_g[0] * share, mean_gh = of_g[1] * share;
 #pragma unroll
     for (int p = 0; p < P; ++p) {
       const int pack = p * blockDim.x + threadIdx.x;
