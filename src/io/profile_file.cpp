@@ -159,6 +159,7 @@ std::string to_json(const ModelProfile& profile) {
                           {"trainable", parameter.trainable},
                           {"elements", parameter.elements}});
     if (parameter.copy > Bytes(0)) parameters.back()["copy"] = parameter.copy.value();
+    if (parameter.copy_by_call) parameters.back()["copy_by_call"] = true;
     if (parameter.highest_zero < 3) parameters.back()["highest_zero"] = parameter.highest_zero;
   }
   OrderedJson atoms = OrderedJson::array();
@@ -228,6 +229,7 @@ ModelProfile parse_profile(std::string_view json, const std::string& file) {
     parameter.trainable = row.flag("trainable");
     parameter.elements = row.whole("elements", 0, kMaxBytes);
     if (row.has("copy")) parameter.copy = Bytes(row.whole("copy", 0, kMaxBytes));
+    if (row.has("copy_by_call")) parameter.copy_by_call = row.flag("copy_by_call");
     if (row.has("highest_zero")) parameter.highest_zero = static_cast<int>(row.whole("highest_zero", 0, 3));
     profile.parameters.push_back(std::move(parameter));
   });

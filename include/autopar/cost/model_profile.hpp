@@ -108,6 +108,9 @@ struct ParameterProfile {
   /// Highest ZeRO level at which ranks can hold it in shards; 0: something outside the stages reads it, so that it
   /// stays whole on the devices of its ranks, and nothing of it is offloaded.
   int highest_zero = 3;
+  /// Each call makes the copy anew, for one atom alone, whose last backward lets go of it. Else it is kept from call to
+  /// call, or until a call ends.
+  bool copy_by_call = false;
 
   /// Bytes of what stages compute with in its place.
   [[nodiscard]] Bytes computed_with() const { return copy > Bytes(0) ? copy : bytes; }

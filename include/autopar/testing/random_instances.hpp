@@ -64,7 +64,8 @@ inline Instance random_shape(Dice& dice, int max_nodes, int max_devices) {
   return out;
 }
 
-/// Computing in 16 bits: some parameters are read as copies of half their size alone. Others cannot be in all shares.
+/// Computing in 16 bits: some parameters are read as copies of half their size alone, which may be made in each call.
+/// Others cannot be in all shares.
 inline void add_copies(Dice dice, ModelProfile& model) {
   if (dice.chance(50)) return;
   for (auto& parameter : model.parameters) {
@@ -72,6 +73,15 @@ inline void add_copies(Dice dice, ModelProfile& model) {
       parameter.copy = parameter.bytes / 2;
     else if (dice.chance(40))
       parameter.highest_zero = dice.chance(50) ? 2 : 0;
+  }
+  std::vector<int> readers(model.parameters.size(), 0);
+  for (const NodeId node : model.graph.nodes()) {
+    for (const ParameterId parameter : model.graph[node].parameters) ++readers[parameter.index()];
+  }
+  const bool by_call = dice.chance(50);
+  for (std::size_t p = 0; p < readers.size(); ++p) {
+    auto& parameter = model.parameters[p];
+    parameter.copy_by_call = by_call && parameter.copy > Bytes(0) && readers[p] == 1 && dice.chance(70);
   }
 }
 

@@ -73,6 +73,7 @@ class Profiler {
     memory_.emplace(graph_, plan_, profile_.atoms, options_);
     list_parameters();
     for (const auto& ops : profile_.atoms.atoms) add_atom(ops);
+    find_copies_by_call();
     add_memory();
     add_edges();
     add_inputs();
@@ -140,6 +141,32 @@ class Profiler {
     if (!type) return 0;
     return static_cast<std::int64_t>(algebra::elements(info.sizes).fixed) *
            static_cast<std::int64_t>(c10::elementSize(*type));
+  }
+
+  // Only a copy that lies as its parameter does is kept from call to call (Stage::kept_copy). On CPUs the others stay
+  // until the call ends.
+  void find_copies_by_call() {
+    if (options_.device != c10::DeviceType::CUDA) return;
+    const auto uses = graph_.uses();
+    std::vector<std::set<NodeId>> readers(model().parameters.size());
+    std::vector<bool> is_kept(readers.size(), false);
+    for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
+      if (!plan_.ops[i].once) continue;
+      const auto parameter = graph_.input(OpId::of(i), 0), copy = graph_.output(OpId::of(i));
+      const auto id = profile_.parameter_ids[parameter.index()];
+      if (!id.valid()) continue;
+      for (const auto reader : uses[copy.index()]) readers[id.index()].insert(profile_.atoms.atom_of[reader.index()]);
+      if (!is_channels_last(graph_.value(copy)) || lies_channels_last(graph_.value(parameter)))
+        is_kept[id.index()] = true;
+    }
+    for (std::size_t p = 0; p < readers.size(); ++p) {
+      auto& parameter = model().parameters[p];
+      parameter.copy_by_call = parameter.copy > Bytes(0) && readers[p].size() == 1 && !is_kept[p];
+    }
+  }
+  /// A value of four dimensions; of those of one element strides do not matter.
+  [[nodiscard]] static bool lies_channels_last(const ValueInfo& info) {
+    return is_channels_last(info) || (info.sizes[2].fixed == 1 && info.sizes[3].fixed == 1);
   }
 
   // An operand that the same atom makes cannot travel between replicas.

@@ -16,7 +16,8 @@ ModelProfile sample_profile() {
   profile.hash = 42;
   profile.parameters = {{"a.weight", Bytes(400), true, 100, Bytes(200)},
                         {"running_mean", Bytes(40), false},
-                        {"averaged", Bytes(8), true, 2, Bytes(0), 2}};
+                        {"averaged", Bytes(8), true, 2, Bytes(0), 2},
+                        {"b.weight", Bytes(400), true, 100, Bytes(200), 3, true}};
   OpProfile atom;
   atom.name = "aten::linear";
   atom.path = "a";
@@ -64,6 +65,8 @@ TEST_CASE("a profile survives its file") {
   CHECK(again.parameters[0].computed_with() == Bytes(200));
   CHECK(again.parameters[0].highest_zero == 3);
   CHECK(again.parameters[2].highest_zero == 2);
+  CHECK_FALSE(again.parameters[0].copy_by_call);
+  CHECK(again.parameters[3].copy_by_call);
 }
 
 TEST_CASE("ids that point nowhere are refused") {
@@ -76,7 +79,7 @@ TEST_CASE("ids that point nowhere are refused") {
   refused(text, "\"to\":1", "\"to\":2");
   refused(text, "\"readers\":[0,1]", "\"readers\":[0,2]");
   refused(text, "\"writer\":1", "\"writer\":2");
-  refused(text, "\"parameters\":[0]", "\"parameters\":[3]");
+  refused(text, "\"parameters\":[0]", "\"parameters\":[4]");
   refused(text, "\"highest_zero\":2", "\"highest_zero\":4");
   refused(text, "\"saved\":[4.0,0.0]", "\"saved\":[-4.0,0.0]");
   refused(text, "\"bf16\"", "\"bf17\"");
@@ -99,7 +102,7 @@ TEST_CASE("tensor regions that are none are refused") {
   refused("has no atom", [](Regions& r) { r[1].atoms = {}; });
   refused("out of order", [](Regions& r) { r[0].atoms = {NodeId(1), NodeId(0)}; });
   refused("which another one has", [](Regions& r) { r[1].atoms = {NodeId(0)}; });
-  refused("parameters", [](Regions& r) { r[0].parameters = {ParameterId(3)}; });
+  refused("parameters", [](Regions& r) { r[0].parameters = {ParameterId(4)}; });
   refused("which none of its atoms reads", [](Regions& r) { r[0].parameters = {ParameterId(2)}; });
   refused("outside reads as well", [](Regions& r) { r[1].parameters = {ParameterId(0)}, r[0].parameters = {}; });
   refused("units", [](Regions& r) { r[0].units = 0; });

@@ -295,6 +295,29 @@ class CheckedMemory {
     return bytes;
   }
 
+  /// [atom of the stage] copies of its parameters that are made for this call alone and gone with its backward, or its
+  /// segment's: likewise, where copies are neither gathered nor brought from a host.
+  [[nodiscard]] std::vector<std::int64_t> copies_to_go(int s) const {
+    const StagePlan& plan = stated_.plan().stages[static_cast<std::size_t>(s)];
+    std::vector<std::int64_t> bytes(plan.atoms.size(), 0);
+    const bool alone = stated_.replicas(s) == 1 && stated_.stages_on(stated_.ranks_of(s).front().index()).size() == 1;
+    const bool are_own = stated_.plan().zero == 0 && stated_.plan().offload == Offload::kNone;
+    if (count() != 1 || !alone || !are_own) return bytes;
+    std::map<NodeId, NodeId> first_with;  // of its segment
+    for (const auto& segment : plan.recomputed) {
+      for (const NodeId atom : segment) first_with[atom] = *std::ranges::min_element(segment);
+    }
+    for (const NodeId atom : plan.atoms) {
+      const NodeId gone_with = first_with.contains(atom) ? first_with.at(atom) : atom;
+      const auto at = static_cast<std::size_t>(std::ranges::find(plan.atoms, gone_with) - plan.atoms.begin());
+      for (const ParameterId id : stated_.model().graph[atom].parameters) {
+        const ParameterProfile& parameter = stated_.held(id);
+        if (parameter.trainable && parameter.copy_by_call) bytes[at] += parameter.copy.value();
+      }
+    }
+    return bytes;
+  }
+
   /// An atom works beside what those before it keep, and, where it is recomputed, beside what its segment has rebuilt
   /// up to it; where backwards are parted, beside what all keep.
   void add_atoms(int s) {
@@ -331,13 +354,15 @@ class CheckedMemory {
       needs.push_back(cost.workspace.value());
     }
     std::int64_t at_work = std::numeric_limits<std::int64_t>::min(), to_come = 0;
-    const auto comes = gradients_to_come(s);
+    std::int64_t gone = 0;
+    const auto comes = gradients_to_come(s), goes = copies_to_go(s);
     for (const std::int64_t bytes : comes) to_come += bytes;
-    for (std::size_t i = keeps.size(); i-- > 0; stage.kept += keeps[i]) {
+    for (std::size_t i = keeps.size(); i-- > 0; stage.kept += keeps[i], gone += goes[i]) {
       to_come -= comes[i];
-      at_work = std::max(at_work, needs[i] - (parted ? 0 : stage.kept + to_come));
+      at_work = std::max(at_work, needs[i] - (parted ? 0 : stage.kept + to_come + gone));
     }
     stage.at_work += keeps.empty() ? 0 : at_work;
+    stage.update -= gone;
   }
 
   [[nodiscard]] Held held_at_peak(std::size_t rank, const std::vector<ComputeAction>& order) const {

@@ -151,6 +151,9 @@ inline void take_turns(std::vector<StageMemory>& memory, const Staging& staging)
       memory[s].host += std::exchange(memory[s].update, std::min(landing, kLandingBytes));
     units.largest = largest;
     units.add_to(memory[s], zero, staging, staging.replicas[s]);
+    memory[s].copies_go = zero == 0 && offload == Offload::kNone;
+    if (!memory[s].copies_go) continue;
+    for (const Bytes copies : copies_let_go(work, staging, s, nodes[s])) memory[s].update -= copies;
   }
   return memory;
 }
@@ -176,6 +179,16 @@ inline void add_microbatches(StageMemory& memory, const MicrobatchMemory& comput
   memory.workspace += compute.work;
 }
 
+/// What compute actions of a stage take, none of its segments recomputed.
+/// @param nodes  of the stage, ascending
+/// @param costs  of all nodes, for the stage's slice
+[[nodiscard]] inline StageMicrobatch nothing_recomputed(const Workload& work, const Staging& staging, std::size_t stage,
+                                                        const std::vector<NodeId>& nodes,
+                                                        const std::vector<NodeCost>& costs, const StageMemory& fixed) {
+  const auto copies = fixed.copies_go ? copies_let_go(work, staging, stage, nodes) : std::vector<Bytes>{};
+  return {work, nodes, costs, staging.schedule, gradients_made(work, staging, stage, nodes), copies};
+}
+
 /// Nothing is recomputed, and each stage has its ranks for itself.
 /// @param memory  `fixed_memory`
 [[nodiscard]] inline std::vector<StageMemory> memory_apart(const Workload& work, const Staging& staging,
@@ -187,12 +200,14 @@ inline void add_microbatches(StageMemory& memory, const MicrobatchMemory& comput
   for (std::size_t s = 0; s < nodes.size(); ++s) {
     const auto& costs = work.node_costs(slice[s]);
     const auto made = gradients_made(work, staging, s, nodes[s]);
+    const auto copies = memory[s].copies_go ? copies_let_go(work, staging, s, nodes[s]) : std::vector<Bytes>{};
     MicrobatchMemory compute;
     for (std::size_t i = 0; i < nodes[s].size(); ++i) {
       const NodeId node = nodes[s][i];
-      const Bytes gradients = made.empty() ? Bytes(0) : made[i];
-      compute = compute.with(MicrobatchMemory::of(work.graph[node], costs[node.index()], staging.schedule, gradients),
-                             staging.schedule);
+      const auto own = [i](const std::vector<Bytes>& bytes) { return bytes.empty() ? Bytes(0) : bytes[i]; };
+      compute = compute.with(
+          MicrobatchMemory::of(work.graph[node], costs[node.index()], staging.schedule, own(made), own(copies)),
+          staging.schedule);
     }
     add_microbatches(memory[s], compute, in_flight[s]);
   }
@@ -210,8 +225,7 @@ inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload
   const auto pieces = measured_pieces(work, staging, optimizations.recomputed, slice);
   for (std::size_t s = 0; s < memory.size(); ++s) {
     if (pieces[s].empty()) continue;
-    StageMicrobatch compute(work, nodes[s], work.node_costs(slice[s]), staging.schedule,
-                            gradients_made(work, staging, s, nodes[s]));
+    StageMicrobatch compute = nothing_recomputed(work, staging, s, nodes[s], work.node_costs(slice[s]), fixed[s]);
     for (const SegmentPiece& piece : pieces[s]) compute.recompute(piece);
     if (fixed[s].brought > Bytes(0)) {
       Regathered read(work, nodes[s], keeps_backwards_whole(staging.schedule));

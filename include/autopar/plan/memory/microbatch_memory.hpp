@@ -23,31 +23,32 @@ namespace autopar {
 struct MicrobatchMemory {
   Bytes kept{};             ///< from the forward until the backward
   Bytes deferred_weight{};  ///< of a backward in two parts, from the first until the second
-  Bytes work{};  ///< beside `kept` and all gradients of parameters, of the node that takes most when it works; may be
-                 ///< negative, as not all of these are there at once
-  Bytes made{};  ///< gradients of parameters that were not there before, see `gradients_made`
+  Bytes work{};    ///< beside `kept`, `copies` and all gradients of parameters, of the node that takes most when it
+                   ///< works; may be negative, as not all of these are there at once
+  Bytes made{};    ///< gradients of parameters that were not there before, see `gradients_made`
+  Bytes copies{};  ///< counted with parameters, that its backward lets go of, see `copies_let_go`
 
   /// Nodes of the captured graph that take it, from the first to the last.
   NodeId first{std::numeric_limits<std::int32_t>::max()}, last{-1};
 
   /// Of a node that runs once.
   [[nodiscard]] static MicrobatchMemory of(const WorkNode& node, const NodeCost& cost, ScheduleKind schedule,
-                                           Bytes made = Bytes(0)) {
+                                           Bytes made = Bytes(0), Bytes copies = Bytes(0)) {
     const bool parts = !keeps_backwards_whole(schedule);
-    return {cost.saved,         parts ? cost.deferred_weight : Bytes(0), cost.workspace, made, node.members.front(),
-            node.members.back()};
+    return {
+        cost.saved,         parts ? cost.deferred_weight : Bytes(0), cost.workspace, made, copies, node.members.front(),
+        node.members.back()};
   }
 
   /// Both. Where some of one's nodes come between the other's, or where the first part of a backward leaves what the
   /// second needs, all that both keep is there while either works.
   [[nodiscard]] MicrobatchMemory with(const MicrobatchMemory& next, ScheduleKind schedule) const {
     const bool in_turn = last < next.first && keeps_backwards_whole(schedule);
-    const Bytes earlier = in_turn ? work - next.kept : work, later = in_turn ? next.work - made : next.work;
-    return {kept + next.kept,
-            deferred_weight + next.deferred_weight,
-            std::max(earlier, later),
-            made + next.made,
-            std::min(first, next.first),
+    const Bytes earlier = in_turn ? work - next.kept - next.copies : work;
+    const Bytes later = in_turn ? next.work - made : next.work;
+    return {kept + next.kept,         deferred_weight + next.deferred_weight,
+            std::max(earlier, later), made + next.made,
+            copies + next.copies,     std::min(first, next.first),
             std::max(last, next.last)};
   }
 };
@@ -81,27 +82,49 @@ struct MicrobatchMemory {
   return made;
 }
 
+/// Copies of parameters that the call makes and the backward of each node of a stage lets go of, where stages read
+/// neither what is in shards nor what is offloaded. Only where gradients follow activations: they are larger, so that a
+/// forward, which makes all copies, takes less than the backward.
+/// @return by position in `nodes`; empty = none
+[[nodiscard]] inline std::vector<Bytes> copies_let_go(const Workload& work, const Staging& staging, std::size_t stage,
+                                                      const std::vector<NodeId>& nodes) {
+  const bool shares_ranks = !staging.position_of.empty();
+  if (shares_ranks || !gradients_follow_activations(staging.microbatches, staging.replicas[stage])) return {};
+  std::vector<Bytes> copies(nodes.size());
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    for (const ParameterId parameter : work.graph[nodes[i]].parameters) {
+      const ParameterProfile& profile = work.parameters[parameter.index()];
+      if (profile.trainable && profile.copy_by_call) copies[i] += profile.copy;
+    }
+  }
+  return copies;
+}
+
 namespace detail {
 
 /// What one micro-batch takes of a stage, as more and more of its segments are recomputed.
 class StageMicrobatch {
  public:
-  /// @param nodes  of the stage, ascending
-  /// @param costs  of all nodes, for the stage's slice
-  /// @param made   `gradients_made`
+  /// @param nodes   of the stage, ascending
+  /// @param costs   of all nodes, for the stage's slice
+  /// @param made    `gradients_made`
+  /// @param copies  `copies_let_go`
   StageMicrobatch(const Workload& work, const std::vector<NodeId>& nodes, const std::vector<NodeCost>& costs,
-                  ScheduleKind schedule, const std::vector<Bytes>& made = {})
+                  ScheduleKind schedule, const std::vector<Bytes>& made = {}, const std::vector<Bytes>& copies = {})
       : nodes_(&nodes), costs_(&costs), schedule_(schedule), leaves_(std::bit_ceil(nodes.size())) {
     tree_.resize(2 * leaves_);
-    for (std::size_t i = 0; i < nodes.size(); ++i)
-      tree_[leaves_ + i] = MicrobatchMemory::of(work.graph[nodes[i]], costs[nodes[i].index()], schedule,
-                                                made.empty() ? Bytes(0) : made[i]);
+    for (std::size_t i = 0; i < nodes.size(); ++i) {
+      const auto own = [i](const std::vector<Bytes>& bytes) { return bytes.empty() ? Bytes(0) : bytes[i]; };
+      tree_[leaves_ + i] =
+          MicrobatchMemory::of(work.graph[nodes[i]], costs[nodes[i].index()], schedule, own(made), own(copies));
+    }
     for (std::size_t at = leaves_; at-- > 1;) join(at);
   }
 
   /// The piece keeps what enters and what leaves it. When its backward comes, those who read what leaves it have let go
   /// of that, unless the stage's backward began with it. Its nodes run again beside the gradients of what leaves it,
-  /// and that itself until all have run, and fill up with what they keep; nothing of it is deferred.
+  /// and that itself until all have run, and fill up with what they keep; nothing of it is deferred. Copies of
+  /// parameters enter it, too, and stay until its backward is over.
   void recompute(const SegmentPiece& piece) {
     const auto of = [](const std::map<NodeId, Bytes>& bytes, NodeId node) {
       const auto found = bytes.find(node);
@@ -109,16 +132,22 @@ class StageMicrobatch {
     };
     Bytes outside = piece.entering + piece.leaving, inside{}, again = piece.gradients;
     if (keeps_backwards_whole(schedule_)) inside -= piece.let_go;
+    const auto place_of = [&](NodeId node) {
+      return static_cast<std::size_t>(std::lower_bound(nodes_->begin(), nodes_->end(), node) - nodes_->begin());
+    };
+    Bytes copies{};
+    for (const NodeId node : piece.nodes) copies += tree_[leaves_ + place_of(node)].copies;
     for (const NodeId node : piece.nodes) {
-      const auto place = std::lower_bound(nodes_->begin(), nodes_->end(), node) - nodes_->begin();
+      const std::size_t place = place_of(node);
       const NodeCost& cost = (*costs_)[node.index()];
       inside += cost.saved - of(piece.for_others, node);
       again += of(piece.for_others, node);
-      MicrobatchMemory& leaf = tree_[leaves_ + static_cast<std::size_t>(place)];
+      MicrobatchMemory& leaf = tree_[leaves_ + place];
       leaf.kept = std::exchange(outside, Bytes(0));
+      leaf.copies = std::exchange(copies, Bytes(0));
       leaf.deferred_weight = Bytes(0);
       leaf.work = inside + std::max(cost.workspace - of(piece.summed, node), cost.forward_workspace + again);
-      for (std::size_t at = (leaves_ + static_cast<std::size_t>(place)) / 2; at > 0; at /= 2) join(at);
+      for (std::size_t at = (leaves_ + place) / 2; at > 0; at /= 2) join(at);
     }
   }
 

@@ -87,8 +87,7 @@ class RecomputeChoice {
     std::map<std::size_t, Regathered> read;  // of stages that gather
     for (const std::size_t s : stages) {
       now.push_back(plain_[s]);
-      computes.emplace_back(work_, nodes_[s], work_.node_costs(slice_[s]), staging_.schedule,
-                            gradients_made(work_, staging_, s, nodes_[s]));
+      computes.push_back(nothing_recomputed(work_, staging_, s, nodes_[s], work_.node_costs(slice_[s]), fixed_[s]));
       if (fixed_[s].brought > Bytes(0)) read.try_emplace(s, work_, nodes_[s], keeps_backwards_whole(staging_.schedule));
     }
     std::size_t best = 0;

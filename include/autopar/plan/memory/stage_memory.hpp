@@ -21,17 +21,19 @@ struct StageMemory {
   Bytes saved{};       ///< activations of all micro-batches that are forward but not yet backward, and what is deferred
   Bytes boundary{};    ///< values and gradients that come from and go to other stages
   Bytes workspace{};   ///< what a compute action takes beside them, see MicrobatchMemory: less than nothing, where
-                       ///< `gradients` come as `saved` goes. And gradients of parameters that wait for those of their
-                       ///< other readers, results that the caller has, and what a rank holds beside its stages
+                       ///< `gradients` come as `saved` goes, and copies of parameters with it. And gradients of
+                       ///< parameters that wait for those of their other readers, results that the caller has, and what
+                       ///< a rank holds beside its stages
   Bytes gathered{};    ///< under ZeRO, units of gradients that are whole, or summed, beside the shards
   Bytes brought{};     ///< under ZeRO 3, parameters that are whole beside the shards
   Bytes summed{};      ///< under ZeRO 1, the shard of a sum beside the sum, if all is summed at once: no activations
                        ///< are left
-  Bytes update{};  ///< temporaries of the optimizer's step, when nothing but parameters and their state is left; or of
-                   ///< bringing new values from the host
+  Bytes update{};  ///< temporaries of the optimizer's step, when nothing but parameters and their state is left, less
+                   ///< copies of parameters that are gone; or of bringing new values from the host
   Bytes host{};    ///< in the host's memory, of what is offloaded; where that is the device's own, it is in the
                    ///< terms above
-  Bytes in_shards{};  ///< no memory: the parameters that ZeRO 3 has in shards, if all were whole
+  Bytes in_shards{};       ///< no memory: the parameters that ZeRO 3 has in shards, if all were whole
+  bool copies_go = false;  ///< no memory: whether backwards let go of copies that their call made
 
   /// Until all compute actions have run.
   [[nodiscard]] Bytes running() const { return boundary + workspace + std::max(saved + gathered + brought, summed); }
@@ -80,7 +82,7 @@ struct StageMemory {
 }
 
 /// What one parameter costs a rank at least, whatever the memory optimizations that are allowed: this, and so much of
-/// every replica's shard.
+/// every replica's shard. Without its copy, where a backward lets go of that while gradients come, which are larger.
 struct LeastHeld {
   std::int64_t whole = 0, shared = 0;  ///< bytes
 
@@ -113,7 +115,7 @@ struct LeastHeld {
     return held;
   }
   if (parameter.copy > Bytes(0) && offload == Offload::kNone) {
-    if (zero < 3) held.whole += parameter.copy.value();
+    if (zero < 3 && !parameter.copy_by_call) held.whole += parameter.copy.value();
     add_among_all(parameter.bytes);
   } else {
     add(parameter.computed_with(), 3);

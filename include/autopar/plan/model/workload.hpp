@@ -309,6 +309,7 @@ void set_regions(Workload& work, const ModelProfile& profile, const M& model) {
 template <CostModel<Graph<OpProfile, ValueProfile>> M>
 [[nodiscard]] Workload make_workload(const ModelProfile& profile, const M& model) {
   Workload work = make_workload(profile.graph, model);
+  std::vector<bool> is_read(profile.parameters.size(), false);
   for (const NodeId node : profile.graph.nodes()) {
     const OpProfile& op = profile.graph[node];
     WorkNode& unit = work.graph[node];
@@ -324,6 +325,9 @@ template <CostModel<Graph<OpProfile, ValueProfile>> M>
       expect(parameter.index() < profile.parameters.size(), "an atom reads a parameter that the profile does not list");
       const ParameterProfile& read = profile.parameters[parameter.index()];
       if (read.trainable) unit.largest_trained += read.bytes;
+      expect(!read.copy_by_call || !is_read[parameter.index()],
+             "several atoms read a copy of a parameter that each call makes for one");
+      is_read[parameter.index()] = true;
     }
   }
   work.parameters = profile.parameters;
@@ -473,12 +477,12 @@ inline void bundle_parameters(Workload& work, Bytes bundle) {
   }
   std::vector<ParameterProfile> bundles;
   std::vector<ParameterId> bundle_of(work.parameters.size());
-  std::map<std::tuple<int, bool, bool, int, int>, std::size_t>
-      open;  // by reader, whether it is trained, read as a copy, shared, its region
+  std::map<std::tuple<int, bool, bool, bool, int, int>, std::size_t>
+      open;  // by reader, whether it is trained, read as a copy, as one of each call, shared, its region
   for (std::size_t p = work.parameters.size(); p-- > 0;) {  // gradients fill buckets from the last
     ParameterProfile& parameter = work.parameters[p];
-    const auto key =
-        std::tuple(reader[p], parameter.trainable, parameter.copy > Bytes(0), parameter.highest_zero, region_of[p]);
+    const auto key = std::tuple(reader[p], parameter.trainable, parameter.copy > Bytes(0), parameter.copy_by_call,
+                                parameter.highest_zero, region_of[p]);
     const auto place = open.find(key);
     if (reader[p] >= 0 && place != open.end() && bundles[place->second].bytes < bundle) {
       bundles[place->second].bytes += parameter.bytes;

@@ -224,6 +224,32 @@ TEST_CASE("so it does whatever is saved and whatever the schedule", "[check]") {
 
 TEST_CASE("so it does in many more cases", "[check][.nightly]") { check_full_cases(700); }
 
+TEST_CASE("so it does where one micro-batch on one rank lets go of copies of parameters", "[check]") {
+  int checked = 0, recomputed = 0;
+  for (int seed = 0; seed < 600; ++seed) {
+    CheckedCase c = random_full_case(seed);
+    testing::detail::add_copies(Dice(static_cast<std::uint64_t>(seed) + 7919), c.model);
+    auto& options = c.request.options;
+    c.cluster.devices = 1 + seed % 3;
+    options.microbatches = options.max_microbatches = 1;
+    options.replicas = {1};
+    options.stages = std::min<int>(c.cluster.devices, static_cast<int>(c.model.graph.node_count()));
+    options.offload = "none";
+    options.zero = 0;
+    const auto plan = planned_by(c, seed % 2 == 0);
+    if (!plan) continue;
+    const PlanVerdict verdict = verdict_on(c, *plan);
+    CAPTURE(seed, joined(verdict.faults), to_text(*plan));
+    REQUIRE(verdict.accepted());
+    const auto lets_go = [](const ParameterProfile& parameter) { return parameter.copy_by_call; };
+    if (std::ranges::none_of(c.model.parameters, lets_go)) continue;
+    ++checked;
+    recomputed += memory_optimizations_of(*plan).recomputes() ? 1 : 0;
+  }
+  CHECK(checked > 30);
+  CHECK(recomputed > 10);
+}
+
 TEST_CASE("no staging is below the certificate's bound", "[check]") {
   int compared = 0;
   for (int seed = 1000; seed < 1200; ++seed) {

@@ -17,7 +17,8 @@ struct Nodes {
   Workload work;
   std::vector<NodeId> ids;
   std::vector<NodeCost> costs;
-  std::vector<Bytes> made;  ///< gradients of parameters; none if it is empty
+  std::vector<Bytes> made;    ///< gradients of parameters; none if it is empty
+  std::vector<Bytes> copies;  ///< of parameters, that the call makes; none if it is empty
 
   void add(std::vector<NodeId> members, const NodeCost& cost) {
     WorkNode node;
@@ -28,8 +29,9 @@ struct Nodes {
   [[nodiscard]] MicrobatchMemory compute(ScheduleKind schedule) const {
     MicrobatchMemory sum;
     for (const NodeId id : ids) {
-      const Bytes own = made.empty() ? Bytes(0) : made[id.index()];
-      sum = sum.with(MicrobatchMemory::of(work.graph[id], costs[id.index()], schedule, own), schedule);
+      const auto own = [id](const std::vector<Bytes>& of) { return of.empty() ? Bytes(0) : of[id.index()]; };
+      sum =
+          sum.with(MicrobatchMemory::of(work.graph[id], costs[id.index()], schedule, own(made), own(copies)), schedule);
     }
     return sum;
   }
@@ -103,6 +105,9 @@ struct Played {
     const auto runs = [&](std::size_t i, std::int64_t beside) {
       peak = std::max(peak, held + nodes.costs[i].forward_workspace.value() + beside + gradients);
     };
+    const auto copies_of = [&](std::size_t i) { return nodes.copies.empty() ? 0 : nodes.copies[i].value(); };
+    for (std::size_t i = 0; i < nodes.ids.size(); ++i) held += copies_of(i);
+    const std::int64_t all_copies = held;
     for (std::size_t i = 0; i < nodes.ids.size(); ++i) {
       const detail::SegmentPiece* const piece = piece_of[i];
       if (piece != nullptr && piece->nodes.front().index() == i) held += piece->entering.value();
@@ -113,7 +118,7 @@ struct Played {
         runs(i, 0);
       if (piece != nullptr && piece->nodes.back().index() == i) held += (piece->leaving - piece->saved).value();
     }
-    kept = held;
+    kept = held - all_copies;
     for (std::size_t i = nodes.ids.size(); i-- > 0;) {
       if (piece_of[i] != nullptr && piece_of[i]->nodes.back().index() == i) {
         held -= piece_of[i]->let_go.value();
@@ -126,10 +131,12 @@ struct Played {
       if (!nodes.made.empty()) gradients += nodes.made[i].value();
       at_work(i);
       held -= nodes.costs[i].saved.value();
+      if (piece_of[i] == nullptr) held -= copies_of(i);
       if (piece_of[i] != nullptr && piece_of[i]->for_others.contains(nodes.ids[i]))
         held += piece_of[i]->for_others.at(nodes.ids[i]).value();
-      if (piece_of[i] != nullptr && piece_of[i]->nodes.front().index() == i)
-        held -= (piece_of[i]->entering + piece_of[i]->leaving - piece_of[i]->let_go).value();
+      if (piece_of[i] == nullptr || piece_of[i]->nodes.front().index() != i) continue;
+      held -= (piece_of[i]->entering + piece_of[i]->leaving - piece_of[i]->let_go).value();
+      for (const NodeId id : piece_of[i]->nodes) held -= copies_of(id.index());
     }
   }
 };
@@ -143,14 +150,20 @@ TEST_CASE("a compute action takes what a forward and a backward played byte by b
     if (seed % 2 == 1) {
       for (std::size_t i = 0; i < nodes.ids.size(); ++i) nodes.made.emplace_back(dice.chance(30) ? 0 : dice(1, 200));
     }
+    if (seed % 4 == 3) {  // no larger than gradients
+      Dice other(seed + 5000);
+      for (const Bytes made : nodes.made)
+        nodes.copies.emplace_back(other.chance(30) ? 0 : other(0, static_cast<int>(made.value())));
+    }
     const Played plain(nodes, {});
     const MicrobatchMemory compute = nodes.compute(ScheduleKind::kOneFOneB);
     REQUIRE(plain.held == 0);
     REQUIRE(compute.kept == Bytes(plain.kept));
     REQUIRE(compute.made == Bytes(plain.gradients));
-    REQUIRE(compute.made + compute.kept + compute.work == Bytes(plain.peak));
+    REQUIRE(compute.made + compute.copies + compute.kept + compute.work == Bytes(plain.peak));
     REQUIRE(compute.deferred_weight == Bytes(0));
-    detail::StageMicrobatch stage(nodes.work, nodes.ids, nodes.costs, ScheduleKind::kOneFOneB, nodes.made);
+    detail::StageMicrobatch stage(nodes.work, nodes.ids, nodes.costs, ScheduleKind::kOneFOneB, nodes.made,
+                                  nodes.copies);
     REQUIRE(stage.memory().work == compute.work);
     std::vector<detail::SegmentPiece> again;
     for (const auto& piece : drawn_pieces(dice, nodes)) {
@@ -159,7 +172,8 @@ TEST_CASE("a compute action takes what a forward and a backward played byte by b
       const Played played(nodes, again);
       REQUIRE(played.held == 0);
       REQUIRE(stage.memory().kept == Bytes(played.kept));
-      REQUIRE(stage.memory().made + stage.memory().kept + stage.memory().work == Bytes(played.peak));
+      REQUIRE(stage.memory().copies == compute.copies);
+      REQUIRE(stage.memory().made + compute.copies + stage.memory().kept + stage.memory().work == Bytes(played.peak));
     }
   }
 }
@@ -168,8 +182,11 @@ TEST_CASE("blocks of nodes take no less than their nodes, and as much in order w
   int equal = 0, more = 0;
   for (std::uint64_t seed = 0; seed < 400; ++seed) {
     CAPTURE(seed);
-    Dice dice(seed + 1000);
-    const Nodes nodes = drawn_nodes(dice);
+    Dice dice(seed + 1000), other(seed + 2000);
+    Nodes nodes = drawn_nodes(dice);
+    if (seed % 2 == 1) {
+      for (std::size_t i = 0; i < nodes.ids.size(); ++i) nodes.copies.emplace_back(other(0, 80));
+    }
     for (const ScheduleKind schedule : {ScheduleKind::kGPipe, ScheduleKind::kZbH1}) {
       std::vector<std::vector<std::size_t>> members(static_cast<std::size_t>(dice(1, 4)));
       for (std::size_t i = 0; i < nodes.ids.size(); ++i)
@@ -178,17 +195,21 @@ TEST_CASE("blocks of nodes take no less than their nodes, and as much in order w
       for (const auto& block : members) {
         if (block.empty()) continue;
         NodeCost sum;
+        Bytes copies{};
         std::vector<NodeId> originals;
         for (const std::size_t i : block) {
           originals.push_back(nodes.work.graph[nodes.ids[i]].members.front());
           sum.saved += nodes.costs[i].saved;
           sum.deferred_weight += nodes.costs[i].deferred_weight;
           sum.workspace = std::max(sum.workspace, nodes.costs[i].workspace);
+          if (!nodes.copies.empty()) copies += nodes.copies[i];
         }
         blocks.add(originals, sum);
+        blocks.copies.push_back(copies);
       }
       const MicrobatchMemory fine = nodes.compute(schedule), coarse = blocks.compute(schedule);
       REQUIRE(coarse.kept == fine.kept);
+      REQUIRE(coarse.copies == fine.copies);
       REQUIRE(coarse.deferred_weight == fine.deferred_weight);
       REQUIRE(coarse.work >= fine.work);
       ++(coarse.work == fine.work ? equal : more);

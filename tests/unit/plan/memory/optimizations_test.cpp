@@ -319,6 +319,47 @@ TEST_CASE("of a wide segment that is recomputed 256 MiB stay for its backward, a
   CHECK(brought(ScheduleKind::kGPipe, {most}) == units + 256 + 64 + (2 * 64));
 }
 
+TEST_CASE("copies of parameters that calls make are gone where those of one micro-batch on one rank are through") {
+  constexpr std::int64_t kBytes = 40'000, kCopy = kBytes / 2;
+  constexpr int kNodes = 6;
+  double states = 0;  // of the optimizer, in sizes of the parameters
+  ModelProfile model = testing::chain(kNodes, 1e6, kBytes, 400);
+  for (auto& parameter : model.parameters) parameter.copy = Bytes(kCopy);
+  const auto peak = [&](int replicas, int microbatches, int zero, Offload offload) {
+    const Cluster cluster = four_devices_of_a_host();
+    const RooflineCost cost(cluster);
+    Constraints constraints;
+    constraints.world = replicas;
+    constraints.batch = 8;
+    constraints.optimizer_state_factor = states;
+    constraints.memory = cluster.device.memory;
+    const Staging staging{std::vector<int>(kNodes, 0), {replicas}, microbatches, ScheduleKind::kGPipe};
+    const Workload work = make_workload(model, cost);
+    const StepObjective objective(work, cluster, constraints);
+    const SizedPipeline sized =
+        make_pipeline(work, staging, place({replicas}, RankPlacement::kReplicasTogether), replicas);
+    return objective.evaluate(staging, sized, {zero, {}, offload}).stages[0].memory.total();
+  };
+  const auto more_where_kept = [&](int replicas, int microbatches, int zero = 0, Offload offload = Offload::kNone) {
+    for (auto& parameter : model.parameters) parameter.copy_by_call = true;
+    const Bytes by_call = peak(replicas, microbatches, zero, offload);
+    for (auto& parameter : model.parameters) parameter.copy_by_call = false;
+    return peak(replicas, microbatches, zero, offload) - by_call;
+  };
+  CHECK(more_where_kept(1, 1) == Bytes((kNodes - 1) * kCopy));  // when the first node's backward runs
+  states = 2;
+  CHECK(more_where_kept(1, 1) == Bytes(kNodes * kCopy));  // when the optimizer steps, with temporaries of its own
+  CHECK(more_where_kept(1, 2) == Bytes(0));
+  CHECK(more_where_kept(2, 1) == Bytes(0));
+  CHECK(more_where_kept(1, 1, 1) == Bytes(0));
+  CHECK(more_where_kept(1, 1, 0, Offload::kOptimizer) == Bytes(0));
+  for (auto& parameter : model.parameters) parameter.trainable = false;
+  CHECK(more_where_kept(1, 1) == Bytes(0));
+  for (auto& parameter : model.parameters) parameter.copy_by_call = true;
+  model.graph[NodeId(0)].parameters.push_back(ParameterId(1));
+  CHECK_THROWS_AS(make_workload(model, RooflineCost(four_devices_of_a_host())), InvalidArgument);
+}
+
 TEST_CASE("what is gathered in 16 bits takes half as many bytes, what is summed does not") {
   ModelProfile model = testing::chain(4, 1e6, 40'000'000, 400);
   const Cluster cluster = four_devices_of_a_host();

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <set>
 #include <string>
 
 #include <c10/core/CPUAllocator.h>
@@ -16,6 +17,8 @@
 #include "profiled.hpp"
 
 #include "torch/capture/capture.hpp"
+#include "torch/rewrite/cast_hoist.hpp"
+#include "torch/rewrite/channels_last.hpp"
 #include "torch/rewrite/linear_fold.hpp"
 
 namespace {
@@ -391,6 +394,48 @@ struct Readers : torch::nn::Module {
 };
 
 }  // namespace
+
+namespace {
+
+/// Convolutions of each kind, and one that runs twice.
+struct Convolutions : torch::nn::Module {
+  using Options = torch::nn::Conv2dOptions;
+  torch::nn::Conv2d wide{Options(8, 8, 3).padding(1)}, point{Options(8, 8, 1)}, twice{Options(8, 8, 3).padding(1)};
+  torch::nn::Linear last{8, 2};
+  Convolutions() {
+    register_module("wide", wide);
+    register_module("point", point);
+    register_module("twice", twice);
+    register_module("last", last);
+  }
+  Tensor forward(const Tensor& x) { return last(twice(twice(point(wide(x))).relu()).mean({2, 3})).sum(); }
+};
+
+/// Parameters whose copies are made by each call.
+std::set<std::string> copied_by_call(c10::DeviceType device) {
+  Convolutions net;
+  std::vector<InputSpec> inputs{input_spec(torch::randn({4, 8, 6, 6}))};
+  inputs.front().format = at::MemoryFormat::ChannelsLast;
+  CaptureOptions options;
+  options.device = device;
+  options.autocast = autopar::Autocast{at::kBFloat16, device};
+  const auto graph = lay_out_weight_copies(hoist_parameter_casts(capture(
+      net, inputs, [&](const Tensors& in) -> Tensors { return {net.forward(in[0])}; }, options)));
+  const auto profiled = profile_graph(graph, analyze_batch(graph), device);
+  std::set<std::string> names;
+  for (const auto& parameter : profiled.model.parameters) {
+    if (parameter.name.ends_with("weight")) CHECK(parameter.copy == parameter.bytes / 2);
+    if (parameter.copy_by_call) names.insert(parameter.name);
+  }
+  return names;
+}
+
+}  // namespace
+
+TEST_CASE("GPUs keep copies of parameters that lie as these do, and let go of others", "[profile]") {
+  CHECK(copied_by_call(c10::DeviceType::CUDA) == std::set<std::string>{"wide.weight"});
+  CHECK(copied_by_call(c10::DeviceType::CPU).empty());
+}
 
 TEST_CASE("A parameter is held in shards as far as all that reads it can ask for it", "[profile]") {
   Readers net;
