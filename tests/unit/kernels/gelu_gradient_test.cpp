@@ -107,9 +107,8 @@ void check_all(const std::string& kernel, double (*formula)(double)) {
   const auto made = made_by_kernel<T>(gpu, kernel, one, Numbers(x.size(), 1), x).gradient;
   std::size_t wrong = 0;
   for (std::size_t i = 0; i < x.size(); ++i) {
-    const bool is_right = std::isfinite(x[i])
-                              ? std::abs(made[i] - exact[i]) <= kEpsilon<T> * std::abs(exact[i]) + 3e-5
-                              : std::isnan(made[i]);
+    const bool is_right = std::isfinite(x[i]) ? std::abs(made[i] - exact[i]) <= kEpsilon<T> * std::abs(exact[i]) + 3e-5
+                                              : std::isnan(made[i]);
     wrong += is_right ? 0 : 1;
   }
   INFO(kernel << kName<T>);
