@@ -23,6 +23,7 @@
 #include "torch/kernels/column_sums.hpp"
 #include "torch/kernels/products.hpp"
 #include "torch/kernels/summed_columns.hpp"
+#include "torch/kernels/table_gradient.hpp"
 
 namespace autopar {
 
@@ -190,16 +191,18 @@ void make_embedding(SplitBackward& split, const std::vector<c10::IValue>& args) 
   };
 }
 
-/// Whether the gradient of a table of casts is made in single precision, from a copy of the rows that are added up. In
-/// 16 bits it is widened by one more pass over the table, and CPUs round each addition. GPUs do not, and are faster so
-/// where rows are many; where they are few, copy and table are no more memory than the table twice.
+/// Whether libtorch makes the gradient of a table of casts in single precision, from a copy of the rows that are added
+/// up. In 16 bits it is widened by one more pass over the table, and CPUs round each addition. GPUs do not, and are
+/// faster so where rows are many; where they are few, copy and table are no more memory than the table twice.
 bool gains_in_single_precision(const at::Tensor& rows, const at::Tensor& table) {
   return rows.is_cpu() || 4 * rows.numel() <= table.numel();
 }
 
-void make_embedding_of_casts(SplitBackward& split) {
-  split.weights = [make = std::move(split.weights)](const at::Tensor& gradient, const at::Tensor& x,
-                                                    const at::Tensor& weight, bool with_bias) {
+void make_embedding_of_casts(SplitBackward& split, const std::vector<c10::IValue>& args) {
+  split.weights = [make = std::move(split.weights), padding = args[2].toInt(), by_frequency = args[3].toBool()](
+                      const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight, bool with_bias) {
+    if (!by_frequency && has_table_kernels(gradient, x, weight.size(0)))
+      return std::vector{table_gradient(gradient, x, weight.size(0), padding)};
     const bool widens = gains_in_single_precision(gradient, weight);
     return make(widens ? gradient.to(sum_type(gradient.scalar_type())) : gradient, x, weight, with_bias);
   };
@@ -327,7 +330,7 @@ std::optional<SplitBackward> split_backward_of(const OpGraph& graph, const Batch
   if (!split.weight.valid()) return std::nullopt;
   split.of_cast = split.weight != weight;
   if (split.of_cast && is_linear_layer(node)) split.input = &gradient_as_product;
-  if (split.of_cast && graph.is(op, "aten::embedding")) make_embedding_of_casts(split);
+  if (split.of_cast && graph.is(op, "aten::embedding")) make_embedding_of_casts(split, node.args);
   const auto bias = split.bias_at >= 0 ? graph.input(op, split.bias_at) : ValueId::none();
   split.bias = plan.parameter_behind(graph, bias);
   return bias.valid() && !split.bias.valid() ? std::nullopt : std::optional(split);

@@ -23,7 +23,7 @@ struct SplitBackward {
   std::function<at::Tensor(const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight)> input;
   /// The gradient of the weight and, if wanted, that of the bias. Those of 16-bit operands are sums over the slice in
   /// single precision: rounded to 16 bits, they would add a rounding for each slice (those of most
-  /// convolutions and of small tables on CUDA are rounded).
+  /// convolutions on CUDA are rounded).
   std::function<std::vector<at::Tensor>(const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight,
                                         bool with_bias)>
       weights;

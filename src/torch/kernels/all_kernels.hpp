@@ -13,6 +13,7 @@
 #include "torch/kernels/layer_norm_source.hpp"
 #include "torch/kernels/max_pool_source.hpp"
 #include "torch/kernels/strided_copy_source.hpp"
+#include "torch/kernels/table_gradient_source.hpp"
 #include "torch/kernels/update_source.hpp"
 
 namespace autopar {
@@ -21,7 +22,7 @@ namespace autopar {
 [[nodiscard]] inline std::vector<KernelSource> all_kernels() {
   return {kLayerNormKernels, kBatchNormKernels,   kMaxPoolKernels,          kGeluGradientKernels,
           kGeluKernels,      kUpdateKernels,      kChannelsLastCopyKernels, kColumnSumsKernels,
-          kClassLossKernels, kJoinedPartsKernels, kStridedCopyKernels};
+          kClassLossKernels, kJoinedPartsKernels, kStridedCopyKernels,      kTableGradientKernels};
 }
 
 }  // namespace autopar

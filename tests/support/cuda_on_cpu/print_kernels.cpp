@@ -22,6 +22,7 @@
 #include "torch/kernels/layer_norm_source.hpp"
 #include "torch/kernels/max_pool_source.hpp"
 #include "torch/kernels/strided_copy_source.hpp"
+#include "torch/kernels/table_gradient_source.hpp"
 #include "torch/kernels/update_source.hpp"
 
 namespace {
@@ -39,6 +40,7 @@ std::string text_of(const std::string& source) {
       {"layer_norm", autopar::kLayerNormKernels.text},
       {"max_pool", autopar::kMaxPoolKernels.text},
       {"strided_copy", autopar::kStridedCopyKernels.text},
+      {"table_gradient", autopar::kTableGradientKernels.text},
       {"update", autopar::kUpdateKernels.text},
       {"wrong_kernels", cuda_on_cpu::kWrongText},
   };
