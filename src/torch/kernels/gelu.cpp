@@ -33,8 +33,7 @@ at::Tensor gelu_of(const at::Tensor& x, std::string_view approximate) {
   const auto made = at::empty_like(x);
   const auto kernel =
       std::string(approximate == "tanh" ? "tanh_" : "") + "gelu_" + detail::kernel_type(x.scalar_type());
-  detail::launch(x, kGeluKernels, kernel.c_str(),
-                 {static_cast<unsigned>(blocks), 1, GeluShape::kThreads, 1},
+  detail::launch(x, kGeluKernels, kernel.c_str(), {static_cast<unsigned>(blocks), 1, GeluShape::kThreads, 1},
                  detail::data_of(x), detail::memory_of(made), static_cast<long long>(packs),
                  static_cast<int>(of_block));
   return made;
