@@ -218,6 +218,11 @@ TEST_CASE("what users do between steps is followed", "[gpu]") {
          optimizer.zero_grad();
          if (step == 6) net.first->weight.set_data(net.first->weight.detach().clone().mul_(2));
        }},
+      {"a weight that lies otherwise in its memory",
+       [](int step, Model&, Net& net, torch::optim::Optimizer& optimizer) {
+         optimizer.zero_grad();
+         if (step == 6) net.second->weight.set_data(net.second->weight.detach().transpose(0, 1));
+       }},
       {"gradients that stay",
        [](int step, Model&, Net&, torch::optim::Optimizer& optimizer) {
          if (step % 3 != 2) optimizer.zero_grad();

@@ -292,6 +292,19 @@ TEST_CASE("what training loops do works as in one process") {
   }
 }
 
+TEST_CASE("a square weight that is given its own memory, transposed, is read so") {
+  const DoublePrecision guard;
+  torch::set_num_threads(1);
+  const Loop loop{"transposed", [](Net& net) {
+                    auto training = one<optim::SGD>(net.parameters(), optim::SGDOptions(0.1));
+                    training.after_step = [&net](int step) {
+                      if (step == 1) net.second->weight.set_data(net.second->weight.detach().t());
+                    };
+                    return training;
+                  }};
+  ap::loopback::run(1, [&](ap::World& world) { compare(world, {}, loop); });
+}
+
 // ---------------------------------------------------------------- refused by name
 
 /// What rank 0 meets; empty = nothing.

@@ -191,7 +191,7 @@ void Stage::refresh_leaves() {
     }
     const auto memory = compute_memory(value);
     const bool same_memory = leaf.defined() && leaf.is_alias_of(memory) && leaf.sizes() == memory.sizes() &&
-                             leaf.storage_offset() == memory.storage_offset();
+                             leaf.strides() == memory.strides() && leaf.storage_offset() == memory.storage_offset();
     if (!same_memory || leaf.requires_grad() != handle.requires_grad()) {
       leaf = memory.detach();
       leaf.set_requires_grad(handle.requires_grad());

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -13,8 +14,9 @@ struct Call;
 
 /// What a step reads beside its inputs, and how: as long as it is the same, so is the work.
 struct StepConditions {
-  std::vector<const void*> memory;  ///< of parameters, buffers, their copies and the loss's gradient
-  std::vector<bool> settings;       ///< requires_grad of parameters, and libtorch's
+  std::vector<const void*> memory;    ///< of parameters, buffers, their copies and the loss's gradient
+  std::vector<std::int64_t> strides;  ///< of parameters and buffers, which may lie otherwise in the same memory
+  std::vector<bool> settings;         ///< requires_grad of parameters, and libtorch's
 
   friend bool operator==(const StepConditions&, const StepConditions&) = default;
 };

@@ -93,9 +93,11 @@ bool Session::Impl::has_gradients() const {
 
 // Stages of calls that may repeat compute with parameters themselves, or with casts of them.
 StepConditions Session::Impl::conditions_of(const Call& call) {
-  StepConditions conditions{call.program->runtime->kept_casts(), {}};
+  StepConditions conditions{call.program->runtime->kept_casts(), {}, {}};
   for (const auto& tensor : parameters_.tensors()) {
+    const auto strides = tensor.handle.strides();
     conditions.memory.push_back(tensor.handle.const_data_ptr());
+    conditions.strides.insert(conditions.strides.end(), strides.begin(), strides.end());
     conditions.settings.push_back(tensor.handle.requires_grad());
   }
   if (call.loss_mode) {
