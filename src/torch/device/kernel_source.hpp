@@ -41,26 +41,21 @@ inline float number(Half x) { return cuda_on_cpu::float_of_half(x.bits); }
 inline void store(Half& to, float x) { to.bits = cuda_on_cpu::half_of_float(x); }
 #endif
 template <class T> struct alignas(16) Pack { T at[16 / sizeof(T)]; };
-__device__ inline void store_two(unsigned& to, float first, float second, Brain) {
 #if __CUDA_ARCH__ >= 800
+__device__ inline void store_two(unsigned& to, float first, float second, Brain) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(to) : "f"(second), "f"(first));
-#else
-  Brain low, high;
-  store(low, first);
-  store(high, second);
-  to = low.bits | (unsigned)high.bits << 16;
-#endif
 }
 __device__ inline void store_two(unsigned& to, float first, float second, Half) {
-#if __CUDA_ARCH__ >= 800
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(to) : "f"(second), "f"(first));
+}
 #else
-  Half low, high;
+template <class T> __device__ inline void store_two(unsigned& to, float first, float second, T low) {
+  T high;
   store(low, first);
   store(high, second);
   to = low.bits | (unsigned)high.bits << 16;
-#endif
 }
+#endif
 // A pack as it is loaded, whose numbers are taken out where they are used: those of a `Pack` take a register each, also
 // of 16 bits. Numbers v and v + 1 are stored together, in one instruction: a number by itself, that is read again, is
 // rounded at an eighth of the rate.

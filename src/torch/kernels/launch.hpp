@@ -73,6 +73,12 @@ inline bool is_aligned(const at::Tensor& tensor) {
   return reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr()) % kPackBytes == 0;
 }
 
+/// The same numbers without gaps, where packs begin.
+inline at::Tensor dense_in_packs(const at::Tensor& tensor, at::MemoryFormat format = at::MemoryFormat::Contiguous) {
+  const auto dense = tensor.contiguous(format);
+  return is_aligned(dense) ? dense : dense.clone();
+}
+
 /// Whether it is undefined, or numbers in single precision without gaps where `beside` is.
 inline bool is_single_beside(const at::Tensor& tensor, const at::Tensor& beside) {
   return !tensor.defined() ||

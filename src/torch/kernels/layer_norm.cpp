@@ -95,12 +95,6 @@ bool takes_draws(double p, const optional<Tensor>& seed) {
   return p == 0 || (p < 1 && seed.has_value() && seed->scalar_type() == at::kLong && seed->numel() > 0);
 }
 
-/// The same numbers without gaps, where packs begin.
-Tensor in_rows(const Tensor& tensor) {
-  const auto dense = tensor.contiguous();
-  return detail::is_aligned(dense) ? dense : dense.clone();
-}
-
 /// What of the first addend is dropped, as the kernels take it.
 struct Draws {
   const void* seed_at;  ///< on the device; null: the seed itself
@@ -128,8 +122,8 @@ struct AddLayerNormFunction : torch::autograd::Function<AddLayerNormFunction> {
                                const optional<Tensor>& given_seed) {
     const auto seed = given_seed.value_or(Tensor());
     const RowCover cover(input);
-    const auto left = in_rows(input), right = in_rows(residual);
-    const auto factors = in_rows(weight), addends = in_rows(bias);
+    const auto left = detail::dense_in_packs(input), right = detail::dense_in_packs(residual);
+    const auto factors = detail::dense_in_packs(weight), addends = detail::dense_in_packs(bias);
     const auto sum = at::empty_like(left), result = at::empty_like(left);
     const auto statistics = at::empty({2, cover.rows}, left.options().dtype(at::kFloat));
     const auto draws = draws_of(p, seed);
@@ -159,9 +153,9 @@ struct AddLayerNormFunction : torch::autograd::Function<AddLayerNormFunction> {
     const bool is_normalised = given[1].defined();
     if (!is_normalised && (!draws || !given[0].defined())) return gradients(given[0], given[0], {}, {});
     const RowCover cover(sum);
-    const auto of_result = is_normalised ? in_rows(given[1]) : at::zeros_like(sum);
-    const auto of_sum = given[0].defined() ? in_rows(given[0]) : Tensor();
-    const auto factors = in_rows(weight);
+    const auto of_result = is_normalised ? detail::dense_in_packs(given[1]) : at::zeros_like(sum);
+    const auto of_sum = given[0].defined() ? detail::dense_in_packs(given[0]) : Tensor();
+    const auto factors = detail::dense_in_packs(weight);
     const auto of_residual = at::empty_like(sum), of_input = draws ? at::empty_like(sum) : of_residual;
     // Of casts of parameters: sums are in single precision, as parameters are.
     const auto type = context->saved_data["in_single"].toBool() ? at::kFloat : weight.scalar_type();

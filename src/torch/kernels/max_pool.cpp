@@ -101,9 +101,7 @@ void launch_pooling(const Tensor& on, const char* what, const LaunchShape& shape
 
 /// As the kernels take a gradient of a result.
 Tensor laid_out(const Tensor& gradient) {
-  if (!gradient.defined()) return gradient;
-  const auto dense = gradient.contiguous(at::MemoryFormat::ChannelsLast);
-  return detail::is_aligned(dense) ? dense : dense.clone();
+  return gradient.defined() ? detail::dense_in_packs(gradient, at::MemoryFormat::ChannelsLast) : gradient;
 }
 
 struct MaxPoolFunction : torch::autograd::Function<MaxPoolFunction> {

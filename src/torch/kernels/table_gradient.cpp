@@ -39,8 +39,7 @@ bool has_table_kernels(const at::Tensor& rows, const at::Tensor& indices, std::i
 at::Tensor table_gradient(const at::Tensor& rows, const at::Tensor& indices, std::int64_t entries,
                           std::int64_t padding) {
   const auto columns = rows.size(-1), count = indices.numel();
-  auto dense = rows.contiguous();
-  if (!detail::is_aligned(dense)) dense = dense.clone();
+  const auto dense = detail::dense_in_packs(rows);
   const auto [sorted, order] = at::sort(indices.reshape({-1}).to(at::kInt), /*stable=*/true, 0, /*descending=*/false);
   const auto parts = detail::parts_for(count, Shape::kOfPart);
   const auto single = rows.options().dtype(at::kFloat);
