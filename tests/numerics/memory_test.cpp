@@ -556,10 +556,13 @@ struct LinearBlocks : torch::nn::Module {
 TEST_CASE("what leaves a segment that is recomputed counts once, and its gradient as long as it is there") {
   torch::set_num_threads(1);
   const auto x = torch::ones({4096, LinearBlocks::kNarrow}), y = torch::zeros({4096}, torch::kLong);
-  for (const bool residual : {false, true}) {
-    for (const char* const recompute : {"block0,block1,block2,block3", "block1,block3", "full"}) {
-      CAPTURE(residual, recompute);
-      check_held<LinearBlocks>([&] { return LinearBlocks(residual); }, {.recompute = recompute}, x, y, 1.02, 0.99);
+  for (const char* const fusion : {"off", "on"}) {
+    for (const bool residual : {false, true}) {
+      for (const char* const recompute : {"block0,block1,block2,block3", "block1,block3", "full"}) {
+        CAPTURE(fusion, residual, recompute);
+        check_held<LinearBlocks>([&] { return LinearBlocks(residual); }, {.fusion = fusion, .recompute = recompute}, x,
+                                 y, 1.02, 0.99);
+      }
     }
   }
 }

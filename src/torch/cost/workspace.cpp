@@ -162,8 +162,11 @@ Affine Workspaces::backward(const OpContext& op) const {
       if (!writes_over || value != op.tensor("residual")) add(value);
     }
   }
-  // libtorch makes that of a batch norm's operand twice on CPUs, one after the other.
-  if (!op.on_cuda() && op.traits().family == OpFamily::kBatchNorm && graph_.value(op.tensors().front()).has_gradient())
+  // libtorch makes that of a batch norm's operand twice on CPUs, one after the other: where ReLU is joined to it, the
+  // second in place of the result, of which ReLU's gradient is made before.
+  const bool lets_result_go = op.flag("relu", false);
+  if (!op.on_cuda() && op.traits().family == OpFamily::kBatchNorm && !lets_result_go &&
+      graph_.value(op.tensors().front()).has_gradient())
     bytes += bytes_of(graph_, op.tensors().front());
   // The gradient of a log-softmax that only the op knows is there while that of its operand is made.
   if (op.traits().family == OpFamily::kClassLoss) bytes += saved_by(op).internal;
