@@ -48,7 +48,7 @@ void StageExecution::forward(const Action& action) {
       slice.deferred = std::make_shared<DeferredGradients>();
     }
     stage_.runner().run(stage_.environment(), context, norms, slice.deferred);
-    pool(norms);
+    pool(norms_, std::move(norms));
     keep_results(slice, context);
   } catch (...) {
     stage_.clear_environment();
@@ -223,28 +223,6 @@ at::Tensor StageExecution::sum(ValueId value) const {
 void StageExecution::add_norm_samples(std::size_t batch_norm, std::vector<NormSample>& samples) const {
   if (is_first_shard() && batch_norm < norms_.size() && norms_[batch_norm].count > 0)
     samples.push_back(norms_[batch_norm]);
-}
-
-// One after the other, so that memory does not grow with micro-batches. The squares around the common mean are those
-// around each mean and what lies between the means (Chan, Golub, LeVeque 1979), which no large mean spoils.
-void StageExecution::pool(const std::vector<NormSample>& norms) {
-  const at::NoGradGuard no_grad;
-  norms_.resize(norms.size());
-  for (std::size_t i = 0; i < norms.size(); ++i) {
-    const NormSample& next = norms[i];
-    NormSample& seen = norms_[i];
-    if (next.count == 0) continue;
-    if (seen.count == 0) {
-      seen = next;
-      continue;
-    }
-    const double part = next.count / (seen.count + next.count);
-    const auto apart = next.mean.sub(seen.mean);
-    seen.mean = seen.mean.add(apart, part);
-    seen.variance = seen.variance.mul(1 - part).add(next.variance, part);
-    if (!stage_.plan().batch_norms[i].by_sample) seen.variance.add_(apart.square_(), part * (1 - part));
-    seen.count += next.count;
-  }
 }
 
 void StageExecution::add_buffer_results(ValueId result, std::vector<at::Tensor>& results) const {

@@ -87,7 +87,6 @@ class StageExecution {
   [[nodiscard]] bool is_first_shard() const;
   void bring_inputs(Slice& slice, const SliceContext& context);
   void keep_results(Slice& slice, const SliceContext& context);
-  void pool(const std::vector<NormSample>& norms);
 
   Stage& stage_;
   const CallContext& context_;

@@ -331,21 +331,7 @@ void OpInterpreter::call_batch_norm(ReplayCall& call, const BatchNormPlan& norm,
   argument(call, var_at) = variance;
   argument(call, momentum_at) = 1.0;
   call.proceed();
-
-  sample.count = static_cast<double>(norm.samples.at(slice_->samples));
-  if (slice_->samples == slice_->batch && mean.scalar_type() != at::kDouble) {  // there may be nothing to pool
-    sample.mean = mean;
-    sample.variance = variance;
-    return;
-  }
-  sample.mean = mean.to(at::kDouble);
-  if (norm.by_sample) {
-    sample.variance = variance.to(at::kDouble);
-    return;
-  }
-  // The operator's is the unbiased one, which one element does not have. Autograd keeps it: it is not written to.
-  sample.variance =
-      sample.count > 1 ? variance.to(at::kDouble).mul((sample.count - 1) / sample.count) : at::zeros_like(sample.mean);
+  sample = {mean, variance, static_cast<double>(norm.samples.at(slice_->samples)), norm.by_sample, true};
 }
 
 }  // namespace autopar

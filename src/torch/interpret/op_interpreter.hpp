@@ -12,6 +12,7 @@
 
 #include "torch/algebra/batch_algebra.hpp"
 #include "torch/interpret/deferred_gradients.hpp"
+#include "torch/interpret/norm_sample.hpp"
 #include "torch/interpret/second_results.hpp"
 #include "torch/interpret/shard_steps.hpp"
 #include "torch/interpret/slice.hpp"

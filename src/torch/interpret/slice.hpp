@@ -29,13 +29,4 @@ struct SliceContext {
   [[nodiscard]] double weight() const { return static_cast<double>(samples) / static_cast<double>(batch); }
 };
 
-/// Statistics of one batch norm over one slice. Those of a slice that is the whole batch are as the operator gave them
-/// where its type is less than f64: unbiased, for running statistics at once.
-struct NormSample {
-  at::Tensor mean;  ///< per channel, f64 but for a whole batch
-  /// Per channel, biased, f64 likewise; of an instance norm the mean of its samples' unbiased ones
-  at::Tensor variance;
-  double count = 0;  ///< elements per channel; of an instance norm, samples
-};
-
 }  // namespace autopar

@@ -23,23 +23,8 @@ struct Session::Impl::NormPool {
 
 namespace {
 
-/// One slice saw the whole batch, and its statistics are as the operator gave them (see NormSample).
-bool is_whole(const std::vector<NormSample>& samples) {
-  return samples.size() == 1 && samples.front().mean.scalar_type() != at::kDouble;
-}
-
-/// As several are pooled.
-NormSample for_pooling(NormSample sample, bool by_sample) {
-  if (sample.mean.scalar_type() == at::kDouble) return sample;
-  sample.mean = sample.mean.to(at::kDouble);
-  sample.variance = sample.variance.to(at::kDouble);
-  if (by_sample) return sample;
-  if (sample.count > 1)
-    sample.variance = sample.variance.mul((sample.count - 1) / sample.count);
-  else
-    sample.variance = at::zeros_like(sample.mean);
-  return sample;
-}
+/// One slice saw the whole batch.
+bool is_whole(const std::vector<NormSample>& samples) { return samples.size() == 1 && samples.front().as_given; }
 
 /// buffer = (1 - momentum) buffer + momentum statistic, of all buffers of one momentum and type at once. A norm that
 /// runs twice blends twice, in its order.
@@ -103,8 +88,6 @@ void Session::Impl::pool_batch_norms(Call& call) {
     auto of_holders = std::find_if(pools.begin(), pools.end(), [&](const auto& p) { return p.first == mean.holders; });
     if (of_holders == pools.end()) of_holders = pools.insert(pools.end(), {mean.holders, {}});
     of_holders->second.push_back({&norms[i], call.engine->norm_samples(i)});
-    if (of_holders->first.size() == 1 && is_whole(of_holders->second.back().samples)) continue;
-    for (auto& sample : of_holders->second.back().samples) sample = for_pooling(std::move(sample), norms[i].by_sample);
   }
   for (auto& [holders, of_holders] : pools) {
     if (holders.size() == 1) {
@@ -117,7 +100,13 @@ void Session::Impl::pool_batch_norms(Call& call) {
       blends.run();
       std::erase_if(of_holders, [](const NormPool& pool) { return is_whole(pool.samples); });
     }
-    if (!of_holders.empty()) pool_over(holders, of_holders, graph);
+    if (of_holders.empty()) continue;
+    std::vector<NormSample*> samples;
+    for (auto& pool : of_holders) {
+      for (auto& sample : pool.samples) samples.push_back(&sample);
+    }
+    prepare_for_pooling(samples);
+    pool_over(holders, of_holders, graph);
   }
 }
 

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace autopar {
+
+/// Statistics of one batch norm over one slice, or over several that were pooled.
+struct NormSample {
+  at::Tensor mean;  ///< per channel, of the type of the running statistics as long as it is `as_given`, else f64
+  at::Tensor
+      variance;      ///< likewise; biased unless `as_given`, of an instance norm the mean of its samples' unbiased ones
+  double count = 0;  ///< elements per channel; of an instance norm, samples; 0 = none
+  bool by_sample = false;  ///< of an instance norm
+  bool as_given = false;   ///< as the operator left them in its running statistics: unbiased
+};
+
+/// Makes statistics as they are pooled, all at once: on a GPU kernels for each would outnumber those of the norms.
+void prepare_for_pooling(const std::vector<NormSample*>& samples);
+
+/// Adds those of one more slice, by batch norm, to those of the slices so far, so that memory does not grow with
+/// micro-batches. The squares around the common mean are those around each mean and what lies between the means, which
+/// no large mean spoils.
+/// @source Chan, Golub, LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979
+void pool(std::vector<NormSample>& seen, std::vector<NormSample> next);
+
+}  // namespace autopar
