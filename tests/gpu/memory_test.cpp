@@ -28,7 +28,8 @@ int64_t allocated(c10::Device device) {
 }
 
 /// What cuBLAS works in on this thread's stream, forward and backward: each plan counts it, but of a process's models
-/// only the first one takes it.
+/// only the first one takes it. In a process of its own, as ctest runs each file: after others, streams have it
+/// already.
 int64_t taken_by_products(c10::Device device) {
   const auto x = torch::ones({64, 64}, at::TensorOptions().device(device).requires_grad(true));
   const auto before = allocated(device);

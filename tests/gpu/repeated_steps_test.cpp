@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/DeviceAccelerator.h>
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
@@ -272,6 +273,40 @@ TEST_CASE("a last batch that is smaller runs beside the recording", "[gpu]") {
   const auto replayed = train(world, {"auto"}, 14, zero_grad, samples);
   CHECK(replayed.replayed >= 7);
   check_same(replayed, train(world, {"off"}, 14, zero_grad, samples));
+}
+
+/// Steps, then one call without gradients, for which the device has too little memory beside a recording, then steps.
+std::pair<Training, Tensor> with_evaluation(ap::World& world, const std::string& graphs) {
+  constexpr std::int64_t kMany = 32768, kLeft = 64 << 20;  // samples, bytes: two results of a convolution
+  constexpr int kSteps = 12;
+  Tensor evaluated;
+  const auto evaluate = [&](int step, Model& model, Net& net, torch::optim::Optimizer& optimizer) {
+    optimizer.zero_grad();
+    if (step != kSteps / 2) return;
+    const auto device = ap::device(world);
+    const auto images = batch_of(kMany, device).images;
+    at::accelerator::emptyCache();
+    const auto free = static_cast<std::int64_t>(at::accelerator::getMemoryInfo(device.index()).first);
+    Tensor others;
+    if (graphs != "off") others = torch::empty({free - kLeft}, torch::dtype(torch::kByte).device(device));
+    const torch::NoGradGuard no_grad;
+    net.eval();
+    evaluated = model(images, Tensor());
+    net.train();
+  };
+  auto training = train(world, {graphs}, kSteps, evaluate, [](int) { return kMany; });
+  return {std::move(training), evaluated};
+}
+
+TEST_CASE("a call beside a recording gets its memory", "[gpu]") {
+  ap::World world(0, nullptr);
+  const DeterministicCuDnn kernels;
+  const auto [recorded, result] = with_evaluation(world, "auto");
+  CHECK(recorded.replayed > 0);
+  CHECK(recorded.replayed < 4);  // none after that
+  const auto [launched, expected] = with_evaluation(world, "off");
+  check_same(recorded, launched);
+  CHECK(torch::equal(result, expected));
 }
 
 TEST_CASE("gradients and results that users keep are not written again", "[gpu]") {

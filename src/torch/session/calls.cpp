@@ -234,7 +234,7 @@ void Session::Impl::execute(Call& call, Phase phase) {
   const auto& actions = program.actions(call.layout, deployment_.plan(), phase, reduce, world_.rank_id());
   ExecutorHooks hooks;
   hooks.fail = [&](std::string_view action, std::string_view message) {
-    if (!call.is_recorded) world_.fail(action, message);
+    if (!call.may_fail) world_.fail(action, message);
   };
   if (!options_.trace_file.empty()) {
     if (phase != Phase::kBackward) {

@@ -1,5 +1,7 @@
 #include "torch/session/repeated_calls.hpp"
 
+#include <utility>
+
 namespace autopar {
 
 RepeatedCalls::Turn RepeatedCalls::next(const std::shared_ptr<const void>& program,
@@ -27,6 +29,8 @@ void RepeatedCalls::refuse() {
   refused_ = latest_;
   recorded_ = {};
 }
+
+void RepeatedCalls::give_up() { refused_ = std::exchange(recorded_, {}); }
 
 void RepeatedCalls::forget() {
   recorded_ = {};

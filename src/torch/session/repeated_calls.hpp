@@ -24,6 +24,8 @@ class RepeatedCalls {
   void recorded();
   /// Calls like the latest run from now on.
   void refuse();
+  /// What was recorded is gone, and its calls run from now on.
+  void give_up();
   /// What was recorded holds no more, and calls are counted anew.
   void forget();
 

@@ -50,6 +50,17 @@ class OnStream {
   c10::StreamGuard here_;
 };
 
+/// Whether that, or what led to it, is that a device has too little memory.
+bool is_out_of_memory(const std::exception& error) {
+  if (dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr) return true;
+  try {
+    std::rethrow_if_nested(error);
+  } catch (const std::exception& cause) {
+    return is_out_of_memory(cause);
+  }
+  return false;
+}
+
 }  // namespace
 
 void Session::Impl::run_step(const std::shared_ptr<Call>& call) {
@@ -58,7 +69,7 @@ void Session::Impl::run_step(const std::shared_ptr<Call>& call) {
   if (call->turn == Turn::kRecord && !record_step(*call)) call->turn = Turn::kWarm;
   switch (call->turn) {
     case Turn::kRun:
-      return run_forward(*call);
+      return recorded_ ? run_beside_recording(*call) : run_forward(*call);
     case Turn::kWarm: {
       const OnStream here(recording_stream());
       return run_forward(*call);
@@ -67,6 +78,25 @@ void Session::Impl::run_step(const std::shared_ptr<Call>& call) {
     case Turn::kReplay:
       return run_recorded(call);
   }
+}
+
+// What a recording keeps is there for calls that run: a step that is not replayed takes longer, one that fails is lost.
+void Session::Impl::run_beside_recording(Call& call) {
+  call.may_fail = true;
+  try {
+    run_forward(call);
+    call.may_fail = false;
+    return;
+  } catch (const std::exception& error) {
+    call.may_fail = false;
+    if (!is_out_of_memory(error)) throw;
+  }
+  log_.info("steps are not replayed any more (cuda_graphs): a call of " + std::to_string(call.batch) +
+            " samples takes the memory of what was recorded");
+  call.drop_run();
+  recorded_.reset();
+  repeats_.give_up();
+  run_forward(call);
 }
 
 // What is sent or written to a timeline is the host's work, and so is a gradient of an argument.
@@ -136,14 +166,14 @@ std::unique_ptr<DeviceRecording> Session::Impl::recording_of(Call& call, const s
                                                              const DeviceRecording* beside) {
   std::unique_ptr<DeviceRecording> recording;
   std::string reason = "they read memory of the host";
-  call.is_recorded = true;
+  call.may_fail = true;
   if (call.draws.recorded) call.draws.recorded->set_recorded(true);
   try {
     recording = context_of(deployment_.device().type()).record(recording_stream(), work, beside);
   } catch (const std::exception& error) {
     reason = error.what();
   }
-  call.is_recorded = false;
+  call.may_fail = false;
   if (call.draws.recorded) call.draws.recorded->set_recorded(false);
   if (recording) return recording;
   log_.info("steps are not recorded (cuda_graphs): " + reason);

@@ -91,7 +91,7 @@ struct Call {
   std::shared_ptr<OwnRegion> region;              ///< see History
   const std::vector<ValueId>* offered = nullptr;  ///< parameters that a backward may be asked for by name
   RepeatedCalls::Turn turn = RepeatedCalls::Turn::kRun;
-  bool is_recorded = false;  ///< nothing runs now; a failure is not one of the call
+  bool may_fail = false;  ///< what runs is recorded, or will run again: a failure is not one of the call
   bool has_updated_buffers = false;
   std::vector<std::int64_t> versions{};  ///< of parameters and buffers, when a forward was replayed
 
@@ -269,6 +269,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
 
   // ---- repeated_steps.cpp
   void run_step(const std::shared_ptr<Call>& call);
+  void run_beside_recording(Call& call);
   /// Whether steps of the program are recorded where they repeat.
   [[nodiscard]] bool may_record(CapturedProgram& program) const;
   [[nodiscard]] bool may_repeat(const Call& call) const;

@@ -52,6 +52,16 @@ TEST_CASE("calls that cannot be recorded are not tried again", "[torch]") {
   CHECK(calls.next(program, kWhole) == Turn::kRun);
 }
 
+TEST_CASE("a recording that is given up for another call is not made anew", "[torch]") {
+  RepeatedCalls calls;
+  const auto program = std::make_shared<const int>(1);
+  record(calls, program);
+  CHECK(calls.next(program, kRest) == Turn::kRun);
+  calls.give_up();
+  for (int i = 0; i < 8; ++i) CHECK(calls.next(program, kWhole) == Turn::kRun);
+  record(calls, program, kRest);
+}
+
 TEST_CASE("a recording that holds no more is made anew, but not for ever", "[torch]") {
   RepeatedCalls calls;
   const auto program = std::make_shared<const int>(1);
