@@ -83,17 +83,19 @@ void Session::Impl::run_step(const std::shared_ptr<Call>& call) {
 // What a recording keeps is there for calls that run: a step that is not replayed takes longer, one that fails is lost.
 void Session::Impl::run_beside_recording(Call& call) {
   call.may_fail = true;
+  bool fits = true;
   try {
     run_forward(call);
-    call.may_fail = false;
-    return;
   } catch (const std::exception& error) {
-    call.may_fail = false;
-    if (!is_out_of_memory(error)) throw;
+    if (call.has_updated_buffers || !is_out_of_memory(error)) throw;  // what is written once is not written again
+    fits = false;
   }
+  call.may_fail = false;
+  if (fits) return;
   log_.info("steps are not replayed any more (cuda_graphs): a call of " + std::to_string(call.batch) +
             " samples takes the memory of what was recorded");
   call.drop_run();
+  call.inputs.clear();  // some may be there
   recorded_.reset();
   repeats_.give_up();
   run_forward(call);
