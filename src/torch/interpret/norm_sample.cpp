@@ -56,22 +56,20 @@ void add(const Alike& norms, double part, bool by_sample) {
 
 void prepare_for_pooling(const std::vector<NormSample*>& samples) {
   const at::NoGradGuard no_grad;
-  std::vector<NormSample*> given, unbiased;
+  std::vector<NormSample*> given, unbiased, of_one_element;
   std::vector<at::Scalar> factors;
   for (auto* sample : samples) {
     if (!std::exchange(sample->as_given, false)) continue;
     given.push_back(sample);
-    if (sample->by_sample || sample->count <= 1) continue;
-    unbiased.push_back(sample);
-    factors.emplace_back((sample->count - 1) / sample->count);
+    if (sample->by_sample) continue;
+    (sample->count > 1 ? unbiased : of_one_element).push_back(sample);
+    if (sample->count > 1) factors.emplace_back((sample->count - 1) / sample->count);
   }
   if (given.empty()) return;
   for (const auto which : {&NormSample::mean, &NormSample::variance})
     scatter(in_double(gathered(given, which)), given, which);
   if (!unbiased.empty()) at::_foreach_mul_(gathered(unbiased, &NormSample::variance), factors);
-  for (auto* sample : given) {  // one element has no unbiased variance
-    if (!sample->by_sample && sample->count <= 1) sample->variance = at::zeros_like(sample->mean);
-  }
+  for (auto* sample : of_one_element) sample->variance = at::zeros_like(sample->mean);  // it has no unbiased one
 }
 
 void pool(std::vector<NormSample>& seen, std::vector<NormSample> next) {

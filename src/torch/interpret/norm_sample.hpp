@@ -8,12 +8,11 @@ namespace autopar {
 
 /// Statistics of one batch norm over one slice, or over several that were pooled.
 struct NormSample {
-  at::Tensor mean;  ///< per channel, of the type of the running statistics as long as it is `as_given`, else f64
-  at::Tensor
-      variance;      ///< likewise; biased unless `as_given`, of an instance norm the mean of its samples' unbiased ones
-  double count = 0;  ///< elements per channel; of an instance norm, samples; 0 = none
+  /// Per channel, in f64; of an instance norm means over its samples. The variance is biased, of an instance norm not.
+  at::Tensor mean{}, variance{};
+  double count = 0;        ///< elements per channel; of an instance norm, samples; 0 = none
   bool by_sample = false;  ///< of an instance norm
-  bool as_given = false;   ///< as the operator left them in its running statistics: unbiased
+  bool as_given = false;   ///< as the operator left them in its running statistics: of their type, unbiased
 };
 
 /// Makes statistics as they are pooled, all at once: on a GPU kernels for each would outnumber those of the norms.

@@ -331,7 +331,11 @@ void OpInterpreter::call_batch_norm(ReplayCall& call, const BatchNormPlan& norm,
   argument(call, var_at) = variance;
   argument(call, momentum_at) = 1.0;
   call.proceed();
-  sample = {mean, variance, static_cast<double>(norm.samples.at(slice_->samples)), norm.by_sample, true};
+  sample = {.mean = mean,
+            .variance = variance,
+            .count = static_cast<double>(norm.samples.at(slice_->samples)),
+            .by_sample = norm.by_sample,
+            .as_given = true};
 }
 
 }  // namespace autopar

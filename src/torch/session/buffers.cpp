@@ -100,19 +100,17 @@ void Session::Impl::pool_batch_norms(Call& call) {
       blends.run();
       std::erase_if(of_holders, [](const NormPool& pool) { return is_whole(pool.samples); });
     }
-    if (of_holders.empty()) continue;
-    std::vector<NormSample*> samples;
-    for (auto& pool : of_holders) {
-      for (auto& sample : pool.samples) samples.push_back(&sample);
-    }
-    prepare_for_pooling(samples);
-    pool_over(holders, of_holders, graph);
+    if (!of_holders.empty()) pool_over(holders, of_holders, graph);
   }
 }
 
 // Two passes, so that variances do not suffer from large means: first the pooled means, then squares around them.
-void Session::Impl::pool_over(const std::vector<Rank>& holders, const std::vector<NormPool>& pools,
-                              const OpGraph& graph) {
+void Session::Impl::pool_over(const std::vector<Rank>& holders, std::vector<NormPool>& pools, const OpGraph& graph) {
+  std::vector<NormSample*> all;
+  for (auto& pool : pools) {
+    for (auto& sample : pool.samples) all.push_back(&sample);
+  }
+  prepare_for_pooling(all);
   auto total = deployment_.sums_over(holders);
   std::vector<at::Tensor> addends;
   for (const auto& pool : pools) {

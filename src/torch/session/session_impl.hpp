@@ -350,7 +350,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   void update_buffers(Call& call);
   void pool_batch_norms(Call& call);
   struct NormPool;
-  void pool_over(const std::vector<Rank>& holders, const std::vector<NormPool>& pools, const OpGraph& graph);
+  void pool_over(const std::vector<Rank>& holders, std::vector<NormPool>& pools, const OpGraph& graph);
 
   // ---- checkpoint
   [[nodiscard]] std::vector<PlacedTensor> placed() const;
