@@ -46,7 +46,11 @@ function(autopar_add_layer_library layer)
     endif()
     if(AUTOPAR_UNITY AND NOT layer STREQUAL "planner")
       # A unit that sees libtorch takes 10 s before its first line of ours; this many make units of about half a minute.
-      set_target_properties(autopar_${layer} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 37)
+      set(batch 37)
+      if(AUTOPAR_UNITY_BATCH)
+        set(batch ${AUTOPAR_UNITY_BATCH})
+      endif()
+      set_target_properties(autopar_${layer} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${batch})
       # taken for headers, as a unit of the batch includes them
       target_compile_options(autopar_${layer} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
     endif()

@@ -31,6 +31,9 @@ function(autopar_add_test_program name)
     set_target_properties(${name} PROPERTIES UNITY_BUILD_BATCH_SIZE 14)
     target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}/src") # what users do not include
     autopar_precompile(${name})
+    if(AUTOPAR_UNITY_BATCH)
+      set_target_properties(${name} PROPERTIES UNITY_BUILD_BATCH_SIZE ${AUTOPAR_UNITY_BATCH})
+    endif()
   else()
     target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>) # more takes a compiler longer than it saves
   endif()
