@@ -642,7 +642,7 @@ TEST_CASE("a parameter that forward would write is written in the loop, by its o
                2,
                training({.stages = 2}, writes),
                "CaptureError",
-               {"first.weight", "the forward writes into a parameter; do it outside the model, on the owner"},
+               {"first.weight", "the forward writes into a parameter", "ap::for_whole_parameters(model, fn)"},
                {}}});
   const auto reference = make_net();
   halve(reference->first->weight);

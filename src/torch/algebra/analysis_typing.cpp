@@ -367,7 +367,10 @@ void Analysis::refuse_writes(const OpContext& op) const {
           "it writes into argument " + std::to_string(info.position) + " of the model; write into a clone() of it");
     }
     if (info.kind == ValueKind::kParameter) {
-      throw CaptureError(name, info.name, "the forward writes into a parameter; do it outside the model, on the owner");
+      throw CaptureError(name, info.name,
+                         "the forward writes into a parameter, of which ranks may hold parts or copies; write into it "
+                         "between calls: ap::for_whole_parameters(model, fn) runs fn on each whole parameter. For "
+                         "Embedding(max_norm), make it without and renormalise the rows in fn");
     }
     if (info.kind == ValueKind::kConstant) {
       throw CaptureError(

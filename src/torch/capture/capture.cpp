@@ -137,7 +137,8 @@ OneCapture capture_at(std::int64_t batch, const torch::nn::Module& module, const
                                              ? std::optional(options.autocast->dtype)
                                              : std::nullopt,
                          .solved = solved,
-                         .batch = batch});
+                         .batch = batch,
+                         .on_constant = options.on_constant});
   for (const auto& parameter : module.named_parameters()) {
     tracer.add_state(ValueKind::kParameter, parameter.key(), parameter.value());
   }

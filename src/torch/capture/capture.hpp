@@ -58,6 +58,9 @@ struct CaptureOptions {
   /// Batch sizes of the three captures. Neither multiples of one another nor of one parity, so that halves, parities
   /// and thresholds between them show.
   std::array<std::int64_t, 3> batch_sizes{7, 12, 18};
+  /// Asked for each tensor with data that forward reads and is none of its arguments, parameters and buffers; may
+  /// throw.
+  std::function<void(const at::Tensor&)> on_constant{};
 };
 
 /// Runs `forward` three times (under `options.autocast` once more before) on phantoms, under the caller's grad mode,

@@ -56,8 +56,7 @@ void describe_phantom(const at::Tensor& phantom, const std::string& description)
   const auto* old = detail::phantom_tag(phantom);
   if (old == nullptr) throw InvalidArgument("describe_phantom: the tensor has data, it is no phantom");
   auto tag = c10::make_intrusive<detail::PhantomTag>();  // of its own: phantoms of one run share theirs
-  tag->description = description;
-  tag->owner = old->owner;
+  tag->description = description;  // and no owner, who would take what is done to it for a part of a construction
   phantom.unsafeGetTensorImpl()->set_backend_meta(std::move(tag));
   phantom.unsafeGetTensorImpl()
       ->unsafe_storage()

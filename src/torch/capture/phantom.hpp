@@ -21,7 +21,8 @@ namespace autopar {
 
 [[nodiscard]] bool is_phantom(const at::Tensor& tensor);
 
-/// Replaces the description. @pre is_phantom(phantom)
+/// Replaces the description, of one that nobody gives data any more: operators on it throw with the description, but
+/// for those that make a tensor like it. @pre is_phantom(phantom)
 void describe_phantom(const at::Tensor& phantom, const std::string& description);
 
 /// Frees the data of `tensor` and makes the same handle a phantom of its sizes, strides and type; `.grad` is dropped.

@@ -54,6 +54,8 @@ class Tracer {
     /// solved.
     const OpGraph* solved = nullptr;
     std::int64_t batch = 0;
+    /// `CaptureOptions::on_constant`.
+    std::function<void(const at::Tensor&)> on_constant{};
   };
 
   explicit Tracer(Options options);

@@ -286,6 +286,7 @@ Tracer::Twin& Tracer::adopt_unknown(const at::Tensor& user) {
                  "be used. Register it as a buffer, or compute it in this forward");
     }
   }
+  if (options_.on_constant) options_.on_constant(user);
   const auto meta = meta_leaf(user);
   const auto value = new_value(meta, OpId::none());
   auto& info = graph_.value(value);

@@ -1,6 +1,7 @@
 #include "torch/optim/compute_copy.hpp"
 
 #include <typeinfo>
+#include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
@@ -25,13 +26,18 @@ bool same_layout(const at::Tensor& a, const at::Tensor& b) {
 void ComputeCopy::keep(const at::Tensor& parameter, c10::ScalarType type) {
   const bool is_alone = parameter.has_storage() && parameter.storage().use_count() == 1;
   if (!is_alone || parameter.is_inference() || !parameter.is_non_overlapping_and_dense()) return;
-  if (parameter.unsafeGetTensorImpl()->get_backend_meta() != nullptr) return;
+  const auto* const meta = parameter.unsafeGetTensorImpl()->get_backend_meta();
+  if (meta != nullptr && typeid(*meta) != typeid(PartMark)) return;
+  auto* const mark = mark_of(parameter);
   if (!cow::has_simple_data_ptr(memory_of(parameter))) return;
-  parameter.unsafeGetTensorImpl()->set_backend_meta(c10::make_intrusive<ComputeCopy>(type));
+  auto copy = c10::make_intrusive<ComputeCopy>(type);
+  if (mark != nullptr) copy->mark = PartMarkPtr::reclaim_copy(mark);
+  parameter.unsafeGetTensorImpl()->set_backend_meta(std::move(copy));
 }
 
 void ComputeCopy::drop(const at::Tensor& parameter) {
-  if (of(parameter) != nullptr) parameter.unsafeGetTensorImpl()->set_backend_meta(nullptr);
+  if (auto* copy = of(parameter); copy != nullptr)
+    parameter.unsafeGetTensorImpl()->set_backend_meta(std::move(copy->mark));
 }
 
 // The class is final: comparing types is all that a cast has to do, and is asked for every parameter in every call.

@@ -9,6 +9,8 @@
 #include <c10/core/TensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include "torch/parameters/part_mark.hpp"
+
 namespace autopar {
 
 /// A copy of a parameter in a smaller element type, which stages compute with, kept from call to call. It hangs on the
@@ -24,7 +26,7 @@ namespace autopar {
 /// noticed is who kept such a pointer from before.
 ///
 /// One thread at a time, and nobody may ask for such a pointer within at::parallel_for (libtorch refuses).
-class ComputeCopy final : public c10::BackendMeta {
+class ComputeCopy final : public BesideMark {
  public:
   explicit ComputeCopy(c10::ScalarType type) : type_(type) {}
 

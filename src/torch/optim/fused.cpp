@@ -18,6 +18,8 @@
 #include "torch/kernels/update.hpp"
 #include "torch/optim/compute_copy.hpp"
 #include "torch/optim/tensor_lists.hpp"
+#include "torch/parameters/part_access.hpp"
+#include "torch/parameters/part_mark.hpp"
 
 namespace autopar::optim {
 
@@ -144,6 +146,7 @@ std::map<ListKey, SgdLists> sgd_lists(torch::optim::Optimizer& optimizer, const 
       buffer = &state_made_for<torch::optim::SGDParamState>(optimizer, parameter).momentum_buffer();
       if (buffer->defined()) key.steps = 1;
       *buffer = buffer->defined() ? laid_out_like(*buffer, memory) : at::empty_like(memory);
+      mark_like(*buffer, parameter);
     }
     auto& list = lists[key];
     list.parameters.push_back(memory);
@@ -159,6 +162,7 @@ std::map<ListKey, SgdLists> sgd_lists(torch::optim::Optimizer& optimizer, const 
 at::Tensor SGD::step(LossClosure closure) {
   auto loss = detail::loss_of(closure);
   const at::NoGradGuard no_grad;
+  const PartAccess access;
   detail::require_dense_real(*this, "SGD");
   for (auto& group : param_groups()) {
     const auto& options = static_cast<const SGDOptions&>(group.options());
@@ -189,6 +193,7 @@ at::Tensor SGD::step(LossClosure closure) {
 at::Tensor Adam::step(LossClosure closure) {
   auto loss = detail::loss_of(closure);
   const at::NoGradGuard no_grad;
+  const PartAccess access;
   detail::require_dense_real(*this, "Adam");
   step_adam<AdamOptions, torch::optim::AdamParamState>(*this, [](auto&&... lists) { at::_fused_adam_(lists...); });
   return loss;
@@ -197,6 +202,7 @@ at::Tensor Adam::step(LossClosure closure) {
 at::Tensor AdamW::step(LossClosure closure) {
   auto loss = detail::loss_of(closure);
   const at::NoGradGuard no_grad;
+  const PartAccess access;
   detail::require_dense_real(*this, "AdamW");
   step_adam<AdamWOptions, torch::optim::AdamWParamState>(*this, [](auto&&... lists) { at::_fused_adamw_(lists...); });
   return loss;

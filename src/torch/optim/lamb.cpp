@@ -18,6 +18,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "torch/optim/tensor_lists.hpp"
+#include "torch/parameters/part_access.hpp"
 
 namespace autopar::optim {
 
@@ -205,6 +206,7 @@ LAMB::LAMB(const std::vector<torch::optim::OptimizerParamGroup>& groups, LAMBOpt
 at::Tensor LAMB::step(LossClosure closure) {
   auto loss = detail::loss_of(closure);
   const at::NoGradGuard no_grad;
+  const PartAccess access;
   detail::require_dense_real(*this, "LAMB");
   const LambStep step(*this);
   auto squares = step.no_squares();

@@ -10,6 +10,7 @@
 #include <autopar/core/error.hpp>
 
 #include "torch/ir/tensor_form.hpp"
+#include "torch/parameters/part_mark.hpp"
 
 namespace autopar::optim::detail {
 
@@ -52,6 +53,7 @@ at::Tensor laid_out_like(const at::Tensor& tensor, const at::Tensor& like) {
 
 const at::Tensor& state_like(at::Tensor& state, const at::Tensor& like) {
   state = state.defined() ? laid_out_like(state, like) : at::zeros_like(like);
+  mark_like(state, like);
   return state;
 }
 

@@ -17,6 +17,8 @@
 #include <autopar/core/error.hpp>
 #include <autopar/torch/optim/lamb.hpp>
 
+#include "torch/parameters/part_mark.hpp"
+
 namespace autopar {
 
 namespace {
@@ -243,6 +245,7 @@ void set_state(torch::optim::Optimizer& optimizer, const at::Tensor& parameter, 
         throw CheckpointError(std::string("the optimizer state '") + name + "' is none of " +
                               name_of(optimizer_kind(optimizer)) + "'s");
       }
+      mark_like(value, parameter);
       entry->write(*state, value);
     }
     optimizer.state()[parameter.unsafeGetTensorImpl()] = std::move(state);

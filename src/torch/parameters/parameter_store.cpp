@@ -15,7 +15,8 @@
 
 #include "torch/capture/phantom.hpp"
 #include "torch/device/host_memory.hpp"
-#include "torch/parameters/shard_guard.hpp"
+#include "torch/parameters/part_layouts.hpp"
+#include "torch/parameters/part_mark.hpp"
 #include "torch/parameters/whole_handles.hpp"
 
 namespace autopar {
@@ -198,18 +199,12 @@ void ParameterStore::hold_shards(InitRecord* init, c10::Device device) {
   }
 }
 
-std::string ParameterStore::describe_shard(const ShardUnit& unit, const ShardUnit::Place& place) const {
-  return "'" + place.names.front() + "' is held in shards (ZeRO " + std::to_string(unit.zero) + "), of which rank " +
-         std::to_string(self_.value()) + " has " + std::to_string(unit.shard_of(place, self_).size()) + " of " +
-         std::to_string(place.elements()) + " elements";
-}
-
 void ParameterStore::move_into(ShardMemory& memory, const ShardUnit::Place& place, const at::Tensor& handle) {
   const at::NoGradGuard no_grad;
   memory.take_over(place, handle);
   const auto gradient = std::exchange(handle.mutable_grad(), at::Tensor());
   const auto own = memory.owner_memory(place);
-  give_data(handle, memory.unit().zero == 0 ? own : guarded_shard(own, describe_shard(memory.unit(), place)));
+  give_data(handle, own);
   if (!gradient.defined()) return;
   if (memory.unit().zero == 0) {
     handle.mutable_grad() = gradient.to(handle.device());
@@ -219,6 +214,66 @@ void ParameterStore::move_into(ShardMemory& memory, const ShardUnit::Place& plac
   handle.mutable_grad() = gradient.reshape({-1})
                               .narrow(0, shard.begin, shard.size())
                               .to(handle.device(), gradient.scalar_type(), false, true);
+}
+
+// ---------------------------------------------------------------- guard
+
+namespace {
+
+[[noreturn]] void refuse_shared(const StateTensor& tensor, const std::string& what) {
+  throw InvalidArgument("parameter '" + tensor.name() + "' is another AutoParallel model's as well: " + what +
+                        ". Two models cannot share a parameter that one of them divides. Wrap one module that has "
+                        "both and run its parts with model->call(&Net::method, arguments...), or set zero = 0, "
+                        "tensor_parallel = 1 and stages = 1 for both");
+}
+
+}  // namespace
+
+void ParameterStore::require_undivided(bool has_placeholders) const {
+  for (const auto& tensor : registry_.tensors()) {
+    const auto* layout = layout_of(tensor.handle);
+    if (layout != nullptr && layout->is_part())
+      refuse_shared(tensor, "there '" + layout->name + "' " + layout->description);
+    if (!has_placeholders && is_phantom(tensor.handle))
+      refuse_shared(tensor, "rank " + std::to_string(self_.value()) + " holds nothing of it there");
+  }
+}
+
+void ParameterStore::require_unshared() const {
+  for (const auto& tensor : registry_.tensors()) {
+    const auto* layout = layout_of(tensor.handle);
+    if (layout == nullptr || (is_whole(tensor) && holds(tensor))) continue;
+    refuse_shared(tensor, "there it " + layout->description + ", and this model would divide it");
+  }
+}
+
+void ParameterStore::mark_handles() {
+  for (const auto& tensor : registry_.tensors()) {
+    if (!tensor.is_parameter || !holds(tensor) || tensor.holders.size() < 2) continue;
+    set_mark(tensor.handle, c10::make_intrusive<PartMark>(layout_here(tensor)));
+    mark_like(tensor.handle.grad(), tensor.handle);
+  }
+}
+
+void ParameterStore::unmark_copies() {
+  for (const auto& tensor : registry_.tensors()) {
+    const auto* layout = layout_of(tensor.handle);
+    if (layout != nullptr && !layout->is_part()) unset_mark(tensor.handle);
+  }
+}
+
+PartLayout ParameterStore::layout_here(const StateTensor& tensor) const {
+  PartLayout layout{PartLayout::Kind::kCopy, tensor.name(), tensor.sizes, elements_here(tensor), {}};
+  if (is_sharded(tensor)) {
+    layout.kind = PartLayout::Kind::kShard;
+    layout.description = describe_shard(tensor, layout.elements, unit_of(tensor)->zero, self_);
+  } else if (tensor.slices) {
+    layout.kind = PartLayout::Kind::kSlice;
+    layout.description = describe_slice(tensor, shard_of(tensor), self_);
+  } else {
+    layout.description = describe_copies(tensor.holders);
+  }
+  return layout;
 }
 
 void ParameterStore::upload() {

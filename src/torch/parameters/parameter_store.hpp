@@ -13,6 +13,7 @@
 
 #include "torch/algebra/parameter_reads.hpp"
 #include "torch/device/host_copies.hpp"
+#include "torch/parameters/part_mark.hpp"
 #include "torch/parameters/shards.hpp"
 #include "torch/parameters/slab.hpp"
 #include "torch/parameters/state_registry.hpp"
@@ -93,6 +94,20 @@ class ParameterStore {
   /// Returns when the latest `upload` has ended: an optimizer may step again.
   void wait_for_upload() { uploaded_.wait(); }
 
+  // ---- guard of parts (part_guard.hpp)
+
+  /// Before a capture: @throws InvalidArgument if another model has divided one of the parameters.
+  /// @param has_placeholders  of this model's own, for what a constructor has recorded
+  void require_undivided(bool has_placeholders) const;
+  /// Once this rank's holders, slices and units are known: @throws InvalidArgument if this model divides what another
+  /// one has copies of.
+  void require_unshared() const;
+  /// Once handles refer to what this rank has: from now on operators on parts and copies, and on their gradients, are
+  /// looked at.
+  void mark_handles();
+  /// When the model ends: what is whole is an ordinary parameter again.
+  void unmark_copies();
+
   // ---- what stages compute with
 
   /// The whole in its own element type; undefined if that is the handle itself.
@@ -107,7 +122,7 @@ class ParameterStore {
   [[nodiscard]] Slab elements_on(const StateTensor& tensor, Rank rank) const;
   void hold_slice(const StateTensor& tensor, InitRecord* init, c10::Device device);
   void move_into(ShardMemory& memory, const ShardUnit::Place& place, const at::Tensor& handle);
-  [[nodiscard]] std::string describe_shard(const ShardUnit& unit, const ShardUnit::Place& place) const;
+  [[nodiscard]] PartLayout layout_here(const StateTensor& tensor) const;
 
   StateRegistry registry_;
   Rank self_;

@@ -47,6 +47,8 @@ struct Slab {
   [[nodiscard]] at::Tensor of(const at::Tensor& whole) const;
   /// Writes them. @param own  as many elements, without gaps
   void put(const at::Tensor& own, const at::Tensor& whole) const;
+
+  friend bool operator==(const Slab&, const Slab&) = default;
 };
 
 /// These elements of a tensor that is made of phantoms, flat and without the part; nothing if they cannot be made

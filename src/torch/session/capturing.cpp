@@ -25,6 +25,7 @@
 #include "torch/ir/shown_name.hpp"
 #include "torch/kernels/all_kernels.hpp"
 #include "torch/kernels/pointwise/pointwise.hpp"
+#include "torch/parameters/part_mark.hpp"
 #include "torch/parameters/whole_handles.hpp"
 #include "torch/rewrite/batch_norm_fold.hpp"
 #include "torch/rewrite/cast_hoist.hpp"
@@ -155,11 +156,26 @@ MatrixUnits matrix_units(c10::Device device) {
 
 }  // namespace
 
+namespace {
+
+/// A tensor that forward reads and is no parameter of the module's.
+void require_no_part(const at::Tensor& constant) {
+  const auto* layout = layout_of(constant);
+  if (layout == nullptr || !layout->is_part()) return;
+  throw InvalidArgument("forward reads '" + layout->name + "' of another AutoParallel model, which " +
+                        layout->description +
+                        ", so each rank would compute with other values: give forward model->gather(p) of that model "
+                        "as an argument, or wrap one module that has both");
+}
+
+}  // namespace
+
 CaptureOptions Session::Impl::capture_options() const {
   CaptureOptions capture;
   capture.exact_batch_norm = options_.batch_norm == "exact";
   const auto device = deployment_.device().type();
   capture.device = device;
+  capture.on_constant = require_no_part;
   if (options_.precision == "bf16") capture.autocast = Autocast{at::kBFloat16, device};
   if (options_.precision == "bf16-compute") capture.autocast = Autocast{at::kBFloat16, device, /*everywhere=*/true};
   if (options_.precision == "fp16") capture.autocast = Autocast{at::kHalf, device};
@@ -268,6 +284,10 @@ void Session::Impl::capture_and_deploy(const CallArguments& arguments, const std
                                        const ForwardFunction& forward) {
   const auto start = std::chrono::steady_clock::now();
   const NormalModeScope normal;
+  if (!deployed_) {
+    together(world_, "looking for parameters of other models",
+             [&] { parameters_.require_undivided(/*has_placeholders=*/init_ != nullptr); });
+  }
   PlannedModes modes;
   if (!deployment_.has_plan()) modes = capture_other_modes(arguments, forward);
   auto program = std::make_shared<CapturedProgram>();
@@ -346,9 +366,11 @@ void Session::Impl::deploy_state(const PlannedModes& modes, const GraphProfile& 
   }
   together(world_, "checking optimizers", [&] { require_optimizers(deployment_.plan()); });
   plan_shards(program);
+  together(world_, "looking for parameters of other models", [&] { parameters_.require_unshared(); });
   materialise_state();
   parameters_.hold_slices(init_.get(), deployment_.device());
   parameters_.hold_shards(init_.get(), deployment_.device());
+  parameters_.mark_handles();
   keep_copies(program);
   deployed_ = true;
   together(world_, "fitting optimizers", [&] {

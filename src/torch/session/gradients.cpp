@@ -69,7 +69,10 @@ void Session::Impl::flush_reduced() {
 void Session::Impl::add_to_owner(const at::Tensor& handle, const at::Tensor& gradient, bool may_take,
                                  LeavingGradients& leaving) {
   if (world_.size() > 1) watch_.note_gradient(handle, parameters_.units().empty());  // for ranks to compare
-  if (gradient.device() == handle.device()) return add_to(handle.mutable_grad(), gradient, may_take);
+  if (gradient.device() == handle.device()) {
+    add_to(handle.mutable_grad(), gradient, may_take);
+    return mark_like(handle.grad(), handle);
+  }
   constexpr bool kNonBlocking = true;
   const auto& tensor = parameters_.of(handle);
   auto& memory = parameters_.memory_of(tensor);
@@ -85,7 +88,10 @@ void Session::Impl::add_arrived(const LeavingGradients& leaving) {
   DeviceEvent copied;
   copied.set(deployment_.device());
   copied.wait();
-  for (const auto& [handle, gradient] : leaving.copies) add_to(handle.mutable_grad(), gradient, true);
+  for (const auto& [handle, gradient] : leaving.copies) {
+    add_to(handle.mutable_grad(), gradient, true);
+    mark_like(handle.grad(), handle);
+  }
 }
 
 void Session::Impl::reduce_accumulated() { gradients_.reduce({deployment_.wire(), deployment_.groups(), parameters_}); }

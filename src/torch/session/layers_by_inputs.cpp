@@ -16,6 +16,7 @@ namespace autopar {
 bool Session::Impl::may_cut_by_inputs(const CapturedProgram& program) const {
   const bool elsewhere = options_.plan_only && !options_.cluster_file.empty();
   if (options_.tensor_parallel == 1 || (world_.size() == 1 && !elsewhere)) return false;
+  if (options_.tensor_parallel == 0 && !may_slice()) return false;
   constexpr double kLargePart = 1.0 / 8;  // of the parameters
   return share_by_inputs(program.graph, program.plan) >= kLargePart;
 }

@@ -32,10 +32,10 @@ std::string describe_absence(const StateTensor& tensor, int rank) {
   for (const auto holder : tensor.holders) ranks += (ranks.empty() ? "" : ", ") + std::to_string(holder.value());
   return std::string(tensor.is_parameter ? "parameter '" : "buffer '") + tensor.name() + "' has no data on rank " +
          std::to_string(rank) + "; it lives on rank " + ranks +
-         ": use model->gather(p) for its value, model->owned_parameters() for what is here, model->call(&Net::method, "
-         "arguments...) for methods of the module, model->save(folder) or model->gather_state() for files; write into "
-         "it "
-         "where model->owns(p)";
+         ": use model->gather(p) for its value, model->owned_parameters() for what is here, "
+         "ap::for_whole_parameters(model, "
+         "fn) to change it, model->call(&Net::method, arguments...) for methods of the module, model->save(folder) or "
+         "model->gather_state() for files; write into it where model->owns(p)";
 }
 
 void add_once(std::vector<StageId>& stages, StageId stage) {

@@ -225,8 +225,9 @@ Plan Session::Impl::search_plan(const CapturedProgram& program, const GraphProfi
   PlanRequest request;
   request.options = options_;
   request.runtime = runtime_capabilities();
-  if (optimizers_.empty() && options_.zero < 0)
-    request.runtime.max_zero = 0;  // nothing says that it steps element by element
+  // Nothing says that whoever steps does so element by element.
+  if (optimizers_.empty() && options_.zero < 0) request.runtime.max_zero = 0;
+  if (!may_slice() && options_.tensor_parallel == 0) request.runtime.max_tensor_parallel = 1;
   if (optimizers_.empty() && options_.offload == "auto")
     request.runtime.offload = false;  // nor how much state there is
   for (const auto* optimizer : optimizers_) {

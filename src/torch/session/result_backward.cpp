@@ -367,7 +367,10 @@ void Session::Impl::hand_over(const StageGradients& gradients, const BackwardReq
     if (!request.parameters[k] || (skipped && !request.returned[k])) continue;
     const auto parameter = (*gradients.offered)[k];
     const auto& gradient = gradients.by_position[runtime.position_of(parameter)];
-    if (gradient.defined()) out[first + k] = multiplied(gradient, factor).to(runtime.handle(parameter).device());
+    if (!gradient.defined()) continue;
+    const auto& handle = runtime.handle(parameter);
+    out[first + k] = multiplied(gradient, factor).to(handle.device());
+    mark_like(out[first + k], handle);
   }
 }
 

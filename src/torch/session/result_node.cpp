@@ -10,6 +10,8 @@
 
 #include <autopar/core/error.hpp>
 
+#include "torch/parameters/part_access.hpp"
+
 namespace autopar {
 
 using torch::autograd::edge_list;
@@ -76,6 +78,7 @@ BackwardRequest ResultNode::request() const {
 }
 
 variable_list ResultNode::apply(variable_list&& gradients) {
+  const PartAccess access;
   if (closed_) return variable_list(num_outputs());
   if (at::GradMode::is_enabled()) {
     throw InvalidArgument(

@@ -8,6 +8,7 @@
 #include <autopar/io/config.hpp>
 
 #include "torch/checkpoint/format.hpp"
+#include "torch/parameters/part_access.hpp"
 #include "torch/session/session_impl.hpp"
 
 namespace autopar {
@@ -118,6 +119,8 @@ void Session::Impl::load(const std::string& folder, const std::vector<torch::opt
 
 // ---------------------------------------------------------------- Session
 
+// What runs from here on knows what elements handles have.
+
 Session::Session(World& world, std::shared_ptr<torch::nn::Module> module, Options code, PlanFunction planner,
                  std::shared_ptr<InitRecord> init, std::span<const std::byte> members)
     : impl_(std::make_shared<Impl>(world, std::move(module), std::move(code), std::move(planner), std::move(init),
@@ -133,9 +136,11 @@ bool Session::only_plans(const Options& code) {
 }
 
 CallResult Session::call(const Flattened& arguments, const ForwardFunction& forward) {
+  const PartAccess access;
   return impl_->call(arguments, forward);
 }
 void Session::prepare(const Flattened& arguments, const ForwardFunction& forward) {
+  const PartAccess access;
   impl_->prepare(arguments, forward);
 }
 void Session::deploy(Plan plan) { impl_->deploy(std::move(plan)); }
@@ -169,29 +174,44 @@ std::int64_t Session::parameter_count() const {
 
 ParameterShard Session::shard(const at::Tensor& handle) const { return impl_->shard(handle); }
 at::Tensor Session::sum_over_shards(const std::vector<at::Tensor>& parameters, const at::Tensor& partial) {
+  const PartAccess access;
   return impl_->sum_over_shards(parameters, partial);
 }
-at::Tensor Session::gather(const at::Tensor& handle) { return impl_->gather(handle); }
-std::vector<std::pair<std::string, at::Tensor>> Session::gather_state() { return impl_->gather_state(); }
+at::Tensor Session::gather(const at::Tensor& handle) {
+  const PartAccess access;
+  return impl_->gather(handle);
+}
+std::vector<std::pair<std::string, at::Tensor>> Session::gather_state() {
+  const PartAccess access;
+  return impl_->gather_state();
+}
 std::unique_ptr<torch::optim::Optimizer> Session::gather_optimizer(torch::optim::Optimizer& optimizer) {
+  const PartAccess access;
   return impl_->gather_optimizer(optimizer);
 }
 void Session::attach(torch::optim::Optimizer& optimizer) {
   static_cast<void>(optimizer_kind(optimizer));  // refuses what has a state that is not known
+  const PartAccess access;
   impl_->attach(optimizer);
 }
 at::Tensor Session::clip_grad_norm(double max_norm, double norm_type) {
+  const PartAccess access;
   return impl_->clip_grad_norm(max_norm, norm_type);
 }
 void Session::set_accumulating(bool accumulating) { impl_->set_accumulating(accumulating); }
 bool Session::accumulating() const { return impl_->accumulating(); }
-void Session::sync_gradients() { impl_->sync_gradients(); }
+void Session::sync_gradients() {
+  const PartAccess access;
+  impl_->sync_gradients();
+}
 void Session::drop_accumulated() { impl_->drop_accumulated(); }
 void Session::save(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers) {
+  const PartAccess access;
   impl_->save(folder, optimizers);
 }
 void Session::load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
                    const LoadOptions& options) {
+  const PartAccess access;
   impl_->load(folder, optimizers, options);
 }
 

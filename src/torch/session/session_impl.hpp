@@ -228,6 +228,8 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
 
   // ---- sharding.cpp
   void require_optimizers(const Plan& plan) const;
+  /// Whether the planner may choose tensor shards: who steps is known, or nobody does.
+  [[nodiscard]] bool may_slice() const { return options_.inference || !optimizers_.empty(); }
   void plan_shards(const CapturedProgram& program);
   void offload_rest(const CapturedProgram& program);
   /// From now on copies that the program reads in place of parameters stay from call to call, as plans count them.

@@ -43,6 +43,13 @@ struct UnitInMaking {
 // ---------------------------------------------------------------- deployment
 
 void Session::Impl::require_optimizers(const Plan& plan) const {
+  const auto sliced = std::ranges::find_if(plan.stages, [](const StagePlan& stage) { return stage.mesh.tensor() > 1; });
+  if (sliced != plan.stages.end() && !may_slice()) {
+    throw InvalidArgument("tensor_parallel = " + std::to_string(sliced->mesh.tensor()) +
+                          " needs to know the optimizer, which steps on slices of parameters: call "
+                          "model->attach(optimizer) before the first call, or set tensor_parallel = 1, or inference = "
+                          "true where nothing is trained");
+  }
   const auto has_replicas = [](const StagePlan& stage) { return stage.mesh.replicas() > 1; };
   if (plan.offload != Offload::kNone && optimizers_.empty()) {
     throw InvalidArgument("offload = " + name_of(plan.offload) +
@@ -100,6 +107,7 @@ void Session::Impl::offload_rest(const CapturedProgram& program) {
 // Modules may outlive their sessions.
 Session::Impl::~Impl() {
   for (const auto& tensor : parameters_.tensors()) ComputeCopy::drop(tensor.handle);
+  parameters_.unmark_copies();
 }
 
 // Units have copies of their own.

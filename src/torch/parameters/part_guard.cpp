@@ -1,0 +1,370 @@
+#include "torch/parameters/part_guard.hpp"
+
+#include <cstddef>
+#include <sstream>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/util/Exception.h>
+#include <c10/util/SmallVector.h>
+#include <torch/csrc/jit/serialization/pickler_helper.h>
+#include <torch/library.h>
+
+#include <autopar/core/error.hpp>
+
+#include "torch/ir/ivalues.hpp"
+#include "torch/parameters/part_access.hpp"
+#include "torch/parameters/part_mark.hpp"
+#include "torch/parameters/part_rules.hpp"
+
+namespace autopar {
+namespace {
+
+constexpr const char* kWaysOut =
+    "model->norm(p), model->dot(a, b), model->clip_grad_norm_(max) and ap::clip_grad_norm_(model, handles, max) count "
+    "each element once; model->gather(p) gives the whole value; ap::for_whole_parameters(model, fn) runs fn on each "
+    "whole parameter, its gradient and its states";
+
+/// A tensor among an operator's arguments.
+struct Operand {
+  const at::Tensor* tensor;
+  PartMark* mark;
+  bool is_written;
+
+  [[nodiscard]] bool is_number() const { return tensor->dim() == 0; }
+  [[nodiscard]] bool is_part() const { return mark != nullptr && mark->layout().is_part(); }
+};
+
+using Operands = c10::SmallVector<Operand, 6>;
+
+/// Whom messages name where an operator consists of others: the one that the program called.
+thread_local const c10::OperatorHandle* composed_of_others = nullptr;
+
+std::string name_of(const c10::OperatorHandle& op) {
+  return (composed_of_others != nullptr ? composed_of_others : &op)->operator_name().name;
+}
+
+std::string describe(const PartLayout& layout) { return "'" + layout.name + "' " + layout.description; }
+
+[[noreturn]] void refuse_whole(const c10::OperatorHandle& op, const PartLayout& layout) {
+  throw InvalidArgument(name_of(op) + " of " + describe(layout) +
+                        ". It is no element-wise operator, so its result would be that of the part alone. " + kWaysOut);
+}
+
+[[noreturn]] void refuse_draw(const c10::OperatorHandle& op, const PartLayout& layout) {
+  throw InvalidArgument(name_of(op) + " draws random numbers for " + describe(layout) +
+                        ". Each rank would draw its own, so the copies and parts would no longer be those of one "
+                        "parameter. ap::for_whole_parameters(model, fn) runs fn on each whole parameter on one rank: "
+                        "copies stay equal even if fn draws");
+}
+
+[[noreturn]] void refuse_sizes(const c10::OperatorHandle& op, const Operand& part, const Operand& other) {
+  std::ostringstream message;
+  const auto& layout = part.mark->layout();
+  message << name_of(op) << " of sizes " << part.tensor->sizes() << " and " << other.tensor->sizes() << ": "
+          << describe(layout) << (layout.kind == PartLayout::Kind::kShard ? ", flat" : "")
+          << ", and goes with tensors of as many elements only. A copy that was made before the first call has the "
+             "whole parameter's: call model->prepare(arguments...) first, then copy model->owned_parameters(); or take "
+             "the whole parameter with model->gather(p). Methods of the module run by model->call(&Net::method, "
+             "arguments...). ap::for_whole_parameters(model, fn) runs fn on each whole parameter";
+  throw InvalidArgument(message.str());
+}
+
+[[noreturn]] void refuse_layouts(const c10::OperatorHandle& op, const PartLayout& a, const PartLayout& b) {
+  throw InvalidArgument(name_of(op) + " of " + describe(a) + " and " + describe(b) +
+                        ": their elements have other places in the whole. Take one of them whole with "
+                        "model->gather(p), or both with ap::for_whole_parameters(model, fn)");
+}
+
+[[noreturn]] void refuse_window(const c10::OperatorHandle& op, const Operand& part) {
+  throw InvalidArgument(name_of(op) + " writes " + describe(part.mark->layout()) +
+                        " into a view of a larger tensor, which would be taken for a tensor of whole parameters. Keep "
+                        "it in a tensor of its own (at::empty_like(p)), or take the whole parameter with "
+                        "model->gather(p)");
+}
+
+[[noreturn]] void refuse_set_data(const PartLayout& layout) {
+  throw InvalidArgument("set_data of " + describe(layout) +
+                        ": the model computes with the memory that the parameter has now. Write into it with "
+                        "p.copy_(values) under torch::NoGradGuard");
+}
+
+bool is_window(const at::Tensor& tensor) {
+  return tensor.has_storage() && tensor.storage().nbytes() > tensor.nbytes() && tensor.numel() > 0;
+}
+
+/// Throws unless the operands, of an element-wise operator, have equal places in equal elements. @return the mark of
+/// what it makes, null if that is no part
+PartMark* require_one_layout(const c10::OperatorHandle& op, const Operands& operands) {
+  const Operand* lead = nullptr;
+  for (const auto& operand : operands) {
+    if (operand.mark == nullptr) continue;
+    if (lead == nullptr || (operand.is_part() && !lead->is_part())) lead = &operand;
+  }
+  if (lead == nullptr || !lead->is_part()) return lead == nullptr ? nullptr : lead->mark;
+  for (const auto& other : operands) {
+    if (&other == lead || other.is_number()) continue;
+    if (other.tensor->sizes() != lead->tensor->sizes()) refuse_sizes(op, *lead, other);
+    if (other.mark != nullptr && other.mark != lead->mark && !other.mark->layout().matches(lead->mark->layout()))
+      refuse_layouts(op, lead->mark->layout(), other.mark->layout());
+    if (other.mark == nullptr && other.is_written && is_window(*other.tensor)) refuse_window(op, *lead);
+  }
+  return lead->mark;
+}
+
+void mark_made(const at::Tensor& made, PartMark* mark, at::IntArrayRef sizes) {
+  if (mark != nullptr && made.defined() && mark_of(made) == nullptr && made.sizes() == sizes)
+    set_mark(made, PartMarkPtr::reclaim_copy(mark));
+}
+
+/// An operator on its way, with its arguments.
+class Call {
+ public:
+  Call(const c10::OperatorHandle& op, const PartRule& rule, c10::DispatchKeySet keys, torch::jit::Stack& stack)
+      : op_(op), rule_(rule), keys_(keys), stack_(stack), base_(stack.size() - op.schema().arguments().size()) {}
+
+  void run() {
+    if (draws(rule_, op_, stack_)) {
+      if (const auto* marked = any_mark()) refuse_draw(op_, marked->layout());
+    }
+    switch (rule_.use) {
+      case PartUse::kElementWise:
+        return run_element_wise();
+      case PartUse::kLists:
+        return run_lists();
+      case PartUse::kLike:
+        return run_like();
+      case PartUse::kView:
+        return run_view();
+      case PartUse::kNothing:
+        return run_nothing();
+      case PartUse::kComposed:
+        return run_composed();
+      case PartUse::kWhole:
+        break;
+    }
+    if (const auto* part = any_part()) refuse_whole(op_, part->layout());
+    pass_on();
+  }
+
+ private:
+  using Sizes = c10::SmallVector<std::int64_t, 5>;
+
+  [[nodiscard]] bool is_written(std::size_t argument) const {
+    return argument < 64 && ((rule_.written >> argument) & 1) != 0;
+  }
+
+  /// Visits each tensor that is defined. @param visit  visit(tensor), which says whether to go on
+  template <class Visit>
+  void for_each_operand(const Visit& visit) const {
+    for (std::size_t i = base_; i < stack_.size(); ++i) {
+      if (stack_[i].isTensor()) {
+        if (stack_[i].toTensor().defined() && !visit(stack_[i].toTensor())) return;
+      } else if (detail::is_tensor_list(stack_[i])) {
+        for (const c10::IValue& element : stack_[i].toListRef())
+          if (element.isTensor() && element.toTensor().defined() && !visit(element.toTensor())) return;
+      }
+    }
+  }
+
+  template <class Wanted>
+  [[nodiscard]] PartMark* find_mark(const Wanted& wanted) const {
+    PartMark* found = nullptr;
+    for_each_operand([&](const at::Tensor& tensor) {
+      if (auto* mark = mark_of(tensor); mark != nullptr && wanted(*mark)) found = mark;
+      return found == nullptr;
+    });
+    return found;
+  }
+  [[nodiscard]] PartMark* any_mark() const {
+    return find_mark([](const PartMark&) { return true; });
+  }
+  [[nodiscard]] PartMark* any_part() const {
+    return find_mark([](const PartMark& mark) { return mark.layout().is_part(); });
+  }
+
+  void add(Operands& operands, const c10::IValue& value, std::size_t argument) const {
+    if (!value.isTensor() || !value.toTensor().defined()) return;
+    const auto& tensor = value.toTensor();
+    operands.push_back({&tensor, mark_of(tensor), is_written(argument)});
+  }
+
+  [[nodiscard]] Operands tensors() const {
+    Operands operands;
+    for (std::size_t i = base_; i < stack_.size(); ++i) add(operands, stack_[i], i - base_);
+    return operands;
+  }
+
+  /// Sizes of what the mark is of.
+  [[nodiscard]] static Sizes sizes_of(const Operands& operands, const PartMark* mark) {
+    for (const auto& operand : operands) {
+      if (operand.mark == mark) return Sizes(operand.tensor->sizes().begin(), operand.tensor->sizes().end());
+    }
+    return {};
+  }
+
+  void proceed() {
+    const PartAccess below;
+    op_.redispatchBoxed(keys_ & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kPartKey), &stack_);
+  }
+
+  /// On copies. A view of one is memory of the parameter.
+  void pass_on() {
+    auto* const mark = any_mark();
+    const auto kept = mark == nullptr ? PartMarkPtr() : PartMarkPtr::reclaim_copy(mark);
+    proceed();
+    if (mark == nullptr) return;
+    const auto mark_view = [&](const at::Tensor& made) {
+      if (made.defined() && made.key_set().has(kPartKey) && mark_of(made) == nullptr) set_mark(made, kept);
+    };
+    detail::for_each_tensor(stack_, stack_.size() - op_.schema().returns().size(), mark_view);
+  }
+
+  void run_element_wise() {
+    const auto operands = tensors();
+    auto* const mark = require_one_layout(op_, operands);
+    make(mark, sizes_of(operands, mark));
+  }
+
+  void run_like() {
+    const auto operands = tensors();
+    auto* const mark = any_mark();
+    make(mark, sizes_of(operands, mark));
+  }
+
+  // The stack lets go of arguments, but not of marks that their callers' tensors carry; results may be the arguments.
+  void make(PartMark* mark, const Sizes& sizes) {
+    const auto kept = mark == nullptr ? PartMarkPtr() : PartMarkPtr::reclaim_copy(mark);
+    proceed();
+    const auto first = stack_.size() - op_.schema().returns().size();
+    for (std::size_t i = first; i < stack_.size(); ++i)
+      if (stack_[i].isTensor()) mark_made(stack_[i].toTensor(), mark, sizes);
+  }
+
+  // Places of different lists belong together, and what is no list is a number.
+  void run_lists() {
+    std::size_t places = 0;
+    for (std::size_t i = base_; i < stack_.size(); ++i) {
+      if (detail::is_tensor_list(stack_[i])) places = std::max(places, stack_[i].toListRef().size());
+    }
+    std::vector<PartMarkPtr> marks;
+    std::vector<Sizes> sizes;
+    std::vector<at::Tensor> written;
+    std::vector<std::size_t> places_of_written;
+    for (std::size_t place = 0; place < places; ++place) {
+      Operands operands;
+      for (std::size_t i = base_; i < stack_.size(); ++i) {
+        if (!detail::is_tensor_list(stack_[i])) continue;
+        const auto list = stack_[i].toListRef();
+        if (place < list.size()) add(operands, list[place], i - base_);
+      }
+      auto* const mark = require_one_layout(op_, operands);
+      marks.push_back(mark == nullptr ? PartMarkPtr() : PartMarkPtr::reclaim_copy(mark));
+      sizes.push_back(sizes_of(operands, mark));
+      for (const auto& operand : operands) {
+        if (mark == nullptr || !operand.is_written || operand.mark != nullptr) continue;
+        written.push_back(*operand.tensor);
+        places_of_written.push_back(place);
+      }
+    }
+    proceed();
+    for (std::size_t k = 0; k < written.size(); ++k) {
+      const auto place = places_of_written[k];
+      mark_made(written[k], marks[place].get(), sizes[place]);
+    }
+    if (op_.schema().returns().size() != 1 || !detail::is_tensor_list(stack_.back())) return;
+    const auto made = stack_.back().toListRef();
+    for (std::size_t place = 0; place < std::min(places, made.size()); ++place)
+      mark_made(made[place].toTensor(), marks[place].get(), sizes[place]);
+  }
+
+  void run_view() {
+    const auto whole = stack_[base_].toTensor();
+    auto* const mark = mark_of(whole);
+    if (mark == nullptr || !mark->layout().is_part()) return pass_on();
+    try {
+      proceed();
+    } catch (const c10::Error&) {
+      refuse_whole(op_, mark->layout());
+    }
+    const auto& made = stack_.back().toTensor();
+    if (made.sizes() != whole.sizes() || (made.strides() != whole.strides() && made.numel() > 0))
+      refuse_whole(op_, mark->layout());
+    mark_like(made, whole);
+  }
+
+  void run_nothing() {
+    if (op_.schema().name() == "aten::_has_compatible_shallow_copy_type") give_mark_to_data();
+    proceed();
+  }
+
+  /// What `set_data` asks: the handle is to carry afterwards what the new data carry.
+  void give_mark_to_data() {
+    const auto operands = tensors();
+    if (operands.size() != 2 || operands[0].mark == nullptr) return;
+    const auto &handle = operands[0], &data = operands[1];
+    if (handle.is_part() && data.tensor->sizes() != handle.tensor->sizes()) refuse_sizes(op_, handle, data);
+    if (handle.mark->layout().kind == PartLayout::Kind::kShard) refuse_set_data(handle.mark->layout());
+    mark_made(*data.tensor, handle.mark, handle.tensor->sizes());
+  }
+
+  void run_composed() {
+    struct Scope {
+      const c10::OperatorHandle* before = composed_of_others;
+      explicit Scope(const c10::OperatorHandle& op) {
+        if (before == nullptr) composed_of_others = &op;
+      }
+      ~Scope() { composed_of_others = before; }
+    };
+    const Scope scope(op_);
+    op_.redispatchBoxed(keys_ & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kPartKey), &stack_);
+  }
+
+  const c10::OperatorHandle& op_;
+  const PartRule& rule_;
+  c10::DispatchKeySet keys_;
+  torch::jit::Stack& stack_;
+  std::size_t base_;
+};
+
+void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  Call(op, part_rule(op), keys, *stack).run();
+}
+
+using Metadata = std::unordered_map<std::string, bool>;
+
+/// What libtorch calls for each tensor that it writes to a file, in front of what was there.
+void refuse_to_save_parts(c10::DeviceType device) {
+  auto& hook = torch::jit::GetBackendMetaSerialization()[static_cast<std::size_t>(device)];
+  const auto before = hook ? hook->first : torch::jit::BackendMetaPtr();
+  const auto save = [before](const at::Tensor& tensor, Metadata& metadata) {
+    const auto* layout = tensor.defined() ? layout_of(tensor) : nullptr;
+    if (layout != nullptr && layout->is_part()) {
+      throw InvalidArgument("torch::save: " + describe(*layout) +
+                            "; use model->save(folder, optimizers...), which all ranks call, "
+                            "or save on rank 0 the tensors that model->gather_state() gives, and for an optimizer what "
+                            "model->gather_optimizer(optimizer) gives");
+    }
+    if (before) before(tensor, metadata);
+  };
+  const auto load = hook ? hook->second : [](const at::Tensor&, Metadata&) {};
+  hook.emplace(save, load);
+}
+
+}  // namespace
+
+void install_part_guard() {
+  static const bool installed = [] {
+    static torch::Library library(torch::Library::IMPL, "_", c10::make_optional(kPartKey), __FILE__, __LINE__);
+    library.fallback(torch::CppFunction::makeFromBoxedFunction<&on_operator>());
+    refuse_to_save_parts(c10::DeviceType::CPU);
+    refuse_to_save_parts(c10::DeviceType::CUDA);
+    return true;
+  }();
+  static_cast<void>(installed);
+}
+
+}  // namespace autopar
