@@ -17,107 +17,19 @@
 
 #include "torch/ir/ivalues.hpp"
 #include "torch/parameters/part_access.hpp"
+#include "torch/parameters/part_checks.hpp"
+#include "torch/parameters/part_kernels.hpp"
 #include "torch/parameters/part_mark.hpp"
 #include "torch/parameters/part_rules.hpp"
 
 namespace autopar {
 namespace {
 
-constexpr const char* kWaysOut =
-    "model->norm(p), model->dot(a, b), model->clip_grad_norm_(max) and ap::clip_grad_norm_(model, handles, max) count "
-    "each element once; model->gather(p) gives the whole value; ap::for_whole_parameters(model, fn) runs fn on each "
-    "whole parameter, its gradient and its states";
-
-/// A tensor among an operator's arguments.
-struct Operand {
-  const at::Tensor* tensor;
-  PartMark* mark;
-  bool is_written;
-
-  [[nodiscard]] bool is_number() const { return tensor->dim() == 0; }
-  [[nodiscard]] bool is_part() const { return mark != nullptr && mark->layout().is_part(); }
-};
-
-using Operands = c10::SmallVector<Operand, 6>;
-
 /// Whom messages name where an operator consists of others: the one that the program called.
 thread_local const c10::OperatorHandle* composed_of_others = nullptr;
 
 std::string name_of(const c10::OperatorHandle& op) {
   return (composed_of_others != nullptr ? composed_of_others : &op)->operator_name().name;
-}
-
-std::string describe(const PartLayout& layout) { return "'" + layout.name + "' " + layout.description; }
-
-[[noreturn]] void refuse_whole(const c10::OperatorHandle& op, const PartLayout& layout) {
-  throw InvalidArgument(name_of(op) + " of " + describe(layout) +
-                        ". It is no element-wise operator, so its result would be that of the part alone. " + kWaysOut);
-}
-
-[[noreturn]] void refuse_draw(const c10::OperatorHandle& op, const PartLayout& layout) {
-  throw InvalidArgument(name_of(op) + " draws random numbers for " + describe(layout) +
-                        ". Each rank would draw its own, so the copies and parts would no longer be those of one "
-                        "parameter. ap::for_whole_parameters(model, fn) runs fn on each whole parameter on one rank: "
-                        "copies stay equal even if fn draws");
-}
-
-[[noreturn]] void refuse_sizes(const c10::OperatorHandle& op, const Operand& part, const Operand& other) {
-  std::ostringstream message;
-  const auto& layout = part.mark->layout();
-  message << name_of(op) << " of sizes " << part.tensor->sizes() << " and " << other.tensor->sizes() << ": "
-          << describe(layout) << (layout.kind == PartLayout::Kind::kShard ? ", flat" : "")
-          << ", and goes with tensors of as many elements only. A copy that was made before the first call has the "
-             "whole parameter's: call model->prepare(arguments...) first, then copy model->owned_parameters(); or take "
-             "the whole parameter with model->gather(p). Methods of the module run by model->call(&Net::method, "
-             "arguments...). ap::for_whole_parameters(model, fn) runs fn on each whole parameter";
-  throw InvalidArgument(message.str());
-}
-
-[[noreturn]] void refuse_layouts(const c10::OperatorHandle& op, const PartLayout& a, const PartLayout& b) {
-  throw InvalidArgument(name_of(op) + " of " + describe(a) + " and " + describe(b) +
-                        ": their elements have other places in the whole. Take one of them whole with "
-                        "model->gather(p), or both with ap::for_whole_parameters(model, fn)");
-}
-
-[[noreturn]] void refuse_window(const c10::OperatorHandle& op, const Operand& part) {
-  throw InvalidArgument(name_of(op) + " writes " + describe(part.mark->layout()) +
-                        " into a view of a larger tensor, which would be taken for a tensor of whole parameters. Keep "
-                        "it in a tensor of its own (at::empty_like(p)), or take the whole parameter with "
-                        "model->gather(p)");
-}
-
-[[noreturn]] void refuse_set_data(const PartLayout& layout) {
-  throw InvalidArgument("set_data of " + describe(layout) +
-                        ": the model computes with the memory that the parameter has now. Write into it with "
-                        "p.copy_(values) under torch::NoGradGuard");
-}
-
-bool is_window(const at::Tensor& tensor) {
-  return tensor.has_storage() && tensor.storage().nbytes() > tensor.nbytes() && tensor.numel() > 0;
-}
-
-/// Throws unless the operands, of an element-wise operator, have equal places in equal elements. @return the mark of
-/// what it makes, null if that is no part
-PartMark* require_one_layout(const c10::OperatorHandle& op, const Operands& operands) {
-  const Operand* lead = nullptr;
-  for (const auto& operand : operands) {
-    if (operand.mark == nullptr) continue;
-    if (lead == nullptr || (operand.is_part() && !lead->is_part())) lead = &operand;
-  }
-  if (lead == nullptr || !lead->is_part()) return lead == nullptr ? nullptr : lead->mark;
-  for (const auto& other : operands) {
-    if (&other == lead || other.is_number()) continue;
-    if (other.tensor->sizes() != lead->tensor->sizes()) refuse_sizes(op, *lead, other);
-    if (other.mark != nullptr && other.mark != lead->mark && !other.mark->layout().matches(lead->mark->layout()))
-      refuse_layouts(op, lead->mark->layout(), other.mark->layout());
-    if (other.mark == nullptr && other.is_written && is_window(*other.tensor)) refuse_window(op, *lead);
-  }
-  return lead->mark;
-}
-
-void mark_made(const at::Tensor& made, PartMark* mark, at::IntArrayRef sizes) {
-  if (mark != nullptr && made.defined() && mark_of(made) == nullptr && made.sizes() == sizes)
-    set_mark(made, PartMarkPtr::reclaim_copy(mark));
 }
 
 /// An operator on its way, with its arguments.
@@ -128,7 +40,7 @@ class Call {
 
   void run() {
     if (draws(rule_, op_, stack_)) {
-      if (const auto* marked = any_mark()) refuse_draw(op_, marked->layout());
+      if (const auto* marked = any_mark()) refuse_draw(name_of(op_), marked->layout());
     }
     switch (rule_.use) {
       case PartUse::kElementWise:
@@ -146,7 +58,7 @@ class Call {
       case PartUse::kWhole:
         break;
     }
-    if (const auto* part = any_part()) refuse_whole(op_, part->layout());
+    if (const auto* part = any_part()) refuse_whole(name_of(op_), part->layout());
     pass_on();
   }
 
@@ -186,20 +98,20 @@ class Call {
     return find_mark([](const PartMark& mark) { return mark.layout().is_part(); });
   }
 
-  void add(Operands& operands, const c10::IValue& value, std::size_t argument) const {
+  void add(PartOperands& operands, const c10::IValue& value, std::size_t argument) const {
     if (!value.isTensor() || !value.toTensor().defined()) return;
     const auto& tensor = value.toTensor();
     operands.push_back({&tensor, mark_of(tensor), is_written(argument)});
   }
 
-  [[nodiscard]] Operands tensors() const {
-    Operands operands;
+  [[nodiscard]] PartOperands tensors() const {
+    PartOperands operands;
     for (std::size_t i = base_; i < stack_.size(); ++i) add(operands, stack_[i], i - base_);
     return operands;
   }
 
   /// Sizes of what the mark is of.
-  [[nodiscard]] static Sizes sizes_of(const Operands& operands, const PartMark* mark) {
+  [[nodiscard]] static Sizes sizes_of(const PartOperands& operands, const PartMark* mark) {
     for (const auto& operand : operands) {
       if (operand.mark == mark) return Sizes(operand.tensor->sizes().begin(), operand.tensor->sizes().end());
     }
@@ -225,7 +137,7 @@ class Call {
 
   void run_element_wise() {
     const auto operands = tensors();
-    auto* const mark = require_one_layout(op_, operands);
+    auto* const mark = require_one_layout(operands, [&] { return name_of(op_); });
     make(mark, sizes_of(operands, mark));
   }
 
@@ -255,13 +167,13 @@ class Call {
     std::vector<at::Tensor> written;
     std::vector<std::size_t> places_of_written;
     for (std::size_t place = 0; place < places; ++place) {
-      Operands operands;
+      PartOperands operands;
       for (std::size_t i = base_; i < stack_.size(); ++i) {
         if (!detail::is_tensor_list(stack_[i])) continue;
         const auto list = stack_[i].toListRef();
         if (place < list.size()) add(operands, list[place], i - base_);
       }
-      auto* const mark = require_one_layout(op_, operands);
+      auto* const mark = require_one_layout(operands, [&] { return name_of(op_); });
       marks.push_back(mark == nullptr ? PartMarkPtr() : PartMarkPtr::reclaim_copy(mark));
       sizes.push_back(sizes_of(operands, mark));
       for (const auto& operand : operands) {
@@ -288,11 +200,11 @@ class Call {
     try {
       proceed();
     } catch (const c10::Error&) {
-      refuse_whole(op_, mark->layout());
+      refuse_whole(name_of(op_), mark->layout());
     }
     const auto& made = stack_.back().toTensor();
     if (made.sizes() != whole.sizes() || (made.strides() != whole.strides() && made.numel() > 0))
-      refuse_whole(op_, mark->layout());
+      refuse_whole(name_of(op_), mark->layout());
     mark_like(made, whole);
   }
 
@@ -306,7 +218,7 @@ class Call {
     const auto operands = tensors();
     if (operands.size() != 2 || operands[0].mark == nullptr) return;
     const auto &handle = operands[0], &data = operands[1];
-    if (handle.is_part() && data.tensor->sizes() != handle.tensor->sizes()) refuse_sizes(op_, handle, data);
+    if (handle.is_part() && data.tensor->sizes() != handle.tensor->sizes()) refuse_sizes(name_of(op_), handle, data);
     if (handle.mark->layout().kind == PartLayout::Kind::kShard) refuse_set_data(handle.mark->layout());
     mark_made(*data.tensor, handle.mark, handle.tensor->sizes());
   }
@@ -343,7 +255,7 @@ void refuse_to_save_parts(c10::DeviceType device) {
   const auto save = [before](const at::Tensor& tensor, Metadata& metadata) {
     const auto* layout = tensor.defined() ? layout_of(tensor) : nullptr;
     if (layout != nullptr && layout->is_part()) {
-      throw InvalidArgument("torch::save: " + describe(*layout) +
+      throw InvalidArgument("torch::save: '" + layout->name + "' " + layout->description +
                             "; use model->save(folder, optimizers...), which all ranks call, "
                             "or save on rank 0 the tensors that model->gather_state() gives, and for an optimizer what "
                             "model->gather_optimizer(optimizer) gives");
@@ -360,6 +272,7 @@ void install_part_guard() {
   static const bool installed = [] {
     static torch::Library library(torch::Library::IMPL, "_", c10::make_optional(kPartKey), __FILE__, __LINE__);
     library.fallback(torch::CppFunction::makeFromBoxedFunction<&on_operator>());
+    install_part_kernels();
     refuse_to_save_parts(c10::DeviceType::CPU);
     refuse_to_save_parts(c10::DeviceType::CUDA);
     return true;

@@ -31,7 +31,9 @@ void set_mark(const at::Tensor& tensor, PartMarkPtr mark) {
   auto* const impl = tensor.unsafeGetTensorImpl();
   auto& keys = KeyAccess::of(*impl);
   keys = keys.add(kPartKey);
-  if (auto* beside = dynamic_cast<BesideMark*>(impl->get_backend_meta()); beside != nullptr)
+  auto* const meta = impl->get_backend_meta();
+  auto* const beside = meta == nullptr ? nullptr : dynamic_cast<BesideMark*>(meta);
+  if (beside != nullptr)
     beside->mark = std::move(mark);
   else
     impl->set_backend_meta(std::move(mark));

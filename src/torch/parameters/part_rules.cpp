@@ -76,9 +76,6 @@ constexpr std::string_view kNothingNames[] = {"_has_compatible_shallow_copy_type
 constexpr std::string_view kViewNames[] = {"_reshape_alias", "_unsafe_view", "expand",     "expand_as", "flatten",
                                            "ravel",          "reshape",      "reshape_as", "view",      "view_as"};
 
-/// Pointwise by their tag, and not by what they give.
-constexpr std::string_view kNotElementWise[] = {"equal"};
-
 std::string_view base_name(const c10::OperatorHandle& op) {
   const std::string_view name = op.operator_name().name;
   const auto colons = name.rfind("::");
@@ -97,10 +94,15 @@ bool sibling_is_pointwise(const c10::OperatorHandle& op) {
 bool is_tensor(const c10::Argument& argument) { return argument.type()->kind() == c10::TypeKind::TensorType; }
 
 bool is_element_wise(const c10::OperatorHandle& op, std::string_view name) {
-  if (is_among(kNotElementWise, name)) return false;
   if (is_among(kElementWiseNames, name)) return true;
   if (name.ends_with('_') && is_among(kElementWiseNames, name.substr(0, name.size() - 1))) return true;
   return op.hasTag(at::Tag::pointwise) || sibling_is_pointwise(op);
+}
+
+/// Whether what runs are other operators, on every device.
+bool consists_of_others(const c10::OperatorHandle& op) {
+  return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+         !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) && !op.hasKernelForDispatchKey(c10::DispatchKey::CUDA);
 }
 
 PartUse use_of(const c10::OperatorHandle& op) {
@@ -110,7 +112,7 @@ PartUse use_of(const c10::OperatorHandle& op) {
   if (is_among(kLikeNames, name)) return PartUse::kLike;
   if (is_among(kNothingNames, name)) return PartUse::kNothing;
   if (is_among(kViewNames, name)) return PartUse::kView;
-  const bool is_composed = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+  const bool is_composed = consists_of_others(op);
   const auto& returns = op.schema().returns();
   const bool makes_tensors = !returns.empty() && std::all_of(returns.begin(), returns.end(), is_tensor);
   if (makes_tensors && !is_composed && is_element_wise(op, name)) return PartUse::kElementWise;
