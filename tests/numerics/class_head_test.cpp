@@ -202,6 +202,8 @@ TEST_CASE("a plan file says that layers are cut by inputs") {
       options.plan_file = file.string();
       options.save_plan = save;
       ap::AutoParallel<FewClasses> model(world, std::make_shared<FewClasses>(), options);
+      torch::optim::SGD optimizer(model->parameters(), 0.1);
+      model->attach(optimizer);
       const auto [x, y] = FewClasses::batch(4);
       model(x, y).backward();
       if (!model->plan().layers_by_inputs) throw numerics::Failure("the head was not cut by inputs");

@@ -258,6 +258,7 @@ void check_rank(ap::World& world, const ap::Options& options, LossIs loss_is, co
                 const std::vector<int64_t>& local) {
   ap::AutoParallel<Net> model(world, made<Net>(), options);
   torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+  model->attach(optimizer);
   const auto x = numerics::share_of(images(), 0, local, world.rank()),
              y = numerics::share_of(classes(), 0, local, world.rank());
   std::size_t outputs = 0;

@@ -312,6 +312,8 @@ void train_form(const tensor_forms::Form& form, int shards, const Tensor& y) {
     ap::Options options;
     options.tensor_parallel = shards, options.stages = 1, options.microbatches = 1;
     ap::AutoParallel<tensor_forms::Net> model(world, std::make_shared<tensor_forms::Net>(form), options);
+    torch::optim::SGD optimizer(model->parameters(), 0.1);
+    model->attach(optimizer);
     static_cast<void>(model(torch::ones_like(y), y));
   });
 }
@@ -322,6 +324,8 @@ TEST_CASE("a class or a word that is none is named on every shard, and no rank w
       ap::Options options;
       options.tensor_parallel = 2, options.stages = 1, options.microbatches = 1;
       ap::AutoParallel<Gpt> model(world, std::make_shared<Gpt>(), options);
+      torch::optim::SGD optimizer(model->parameters(), 0.1);
+      model->attach(optimizer);
       static_cast<void>(model(tokens, next));
     });
   };

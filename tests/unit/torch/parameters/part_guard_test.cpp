@@ -1,5 +1,8 @@
 #include "torch/parameters/part_guard.hpp"
 
+#include <functional>
+#include <limits>
+#include <memory>
 #include <optional>
 #include <set>
 #include <sstream>
@@ -401,6 +404,40 @@ TEST_CASE("parts go with parts of the same elements, and tensors of their sizes"
   auto copy = torch::ones(kEnd - kBegin, torch::kDouble);
   set_mark(copy, copy_mark());
   CHECK_THROWS_AS(w + copy, InvalidArgument);
+}
+
+TEST_CASE("libtorch's optimizers step on parts as on whole parameters") {
+  using Make = std::function<std::unique_ptr<torch::optim::Optimizer>(const std::vector<Tensor>&)>;
+  namespace optim = torch::optim;
+  const std::vector<Make> makes{
+      [](const auto& p) {
+        return std::make_unique<optim::SGD>(p, optim::SGDOptions(0.1).momentum(0.9).nesterov(true).weight_decay(0.1));
+      },
+      [](const auto& p) {
+        return std::make_unique<optim::SGD>(p, optim::SGDOptions(0.1).momentum(0.9).dampening(0.5));
+      },
+      [](const auto& p) {
+        return std::make_unique<optim::Adam>(p, optim::AdamOptions(0.1).amsgrad(true).weight_decay(0.1));
+      },
+      [](const auto& p) { return std::make_unique<optim::AdamW>(p, optim::AdamWOptions(0.1).amsgrad(true)); },
+      [](const auto& p) {
+        return std::make_unique<optim::RMSprop>(p, optim::RMSpropOptions(0.1).centered(true).momentum(0.9));
+      },
+      [](const auto& p) { return std::make_unique<optim::Adagrad>(p, optim::AdagradOptions(0.1).weight_decay(0.1)); }};
+  for (std::size_t m = 0; m < makes.size(); ++m) {
+    CAPTURE(m);
+    auto whole = numbers().requires_grad_(), part = shard(numbers()).requires_grad_();
+    const auto of_whole = makes[m]({whole}), of_part = makes[m]({part});
+    for (int k = 0; k < 3; ++k) {
+      whole.mutable_grad() = numbers() * (k + 1);
+      part.mutable_grad() = shard(numbers() * (k + 1));
+      of_whole->step();
+      REQUIRE_NOTHROW(of_part->step());
+      of_part->zero_grad(k == 0);
+    }
+    const PartAccess access;
+    CHECK(equal_numbers(part_of_whole(whole.detach()), part.detach()));
+  }
 }
 
 TEST_CASE("random draws throw on parts and copies, and on what is made of them") {
