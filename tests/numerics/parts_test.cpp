@@ -122,7 +122,7 @@ std::vector<Program> programs() {
                states[i].lerp_(owned[i], 0.5);
                const auto kept = owned[i].clone();
                owned[i].copy_(states[i].view_as(owned[i]));
-               states[i].copy_(kept.flatten().view(kept.sizes()));
+               states[i].copy_(kept.view(kept.sizes()));
              }
            },
            false}};

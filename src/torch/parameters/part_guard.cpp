@@ -156,41 +156,48 @@ class Call {
       if (stack_[i].isTensor()) mark_made(stack_[i].toTensor(), mark, sizes);
   }
 
-  // Places of different lists belong together, and what is no list is a number.
-  void run_lists() {
-    std::size_t places = 0;
+  /// What belongs to one place of the lists. A tensor that is no list goes with every place, if it is a part; else it
+  /// has numbers for the places.
+  [[nodiscard]] PartOperands operands_at(std::size_t place) const {
+    PartOperands operands;
     for (std::size_t i = base_; i < stack_.size(); ++i) {
-      if (detail::is_tensor_list(stack_[i])) places = std::max(places, stack_[i].toListRef().size());
-    }
-    std::vector<PartMarkPtr> marks;
-    std::vector<Sizes> sizes;
-    std::vector<at::Tensor> written;
-    std::vector<std::size_t> places_of_written;
-    for (std::size_t place = 0; place < places; ++place) {
-      PartOperands operands;
-      for (std::size_t i = base_; i < stack_.size(); ++i) {
-        if (!detail::is_tensor_list(stack_[i])) continue;
+      if (detail::is_tensor_list(stack_[i])) {
         const auto list = stack_[i].toListRef();
         if (place < list.size()) add(operands, list[place], i - base_);
+      } else if (stack_[i].isTensor() && stack_[i].toTensor().defined() && mark_of(stack_[i].toTensor()) != nullptr) {
+        add(operands, stack_[i], i - base_);
       }
+    }
+    return operands;
+  }
+
+  void run_lists() {
+    struct Place {
+      PartMarkPtr mark;
+      Sizes sizes;
+      c10::SmallVector<at::Tensor, 2> written;  // and not marked so far
+    };
+    std::size_t count = 0;
+    for (std::size_t i = base_; i < stack_.size(); ++i) {
+      if (detail::is_tensor_list(stack_[i])) count = std::max(count, stack_[i].toListRef().size());
+    }
+    std::vector<Place> places(count);
+    for (std::size_t k = 0; k < count; ++k) {
+      const auto operands = operands_at(k);
       auto* const mark = require_one_layout(operands, [&] { return name_of(op_); });
-      marks.push_back(mark == nullptr ? PartMarkPtr() : PartMarkPtr::reclaim_copy(mark));
-      sizes.push_back(sizes_of(operands, mark));
-      for (const auto& operand : operands) {
-        if (mark == nullptr || !operand.is_written || operand.mark != nullptr) continue;
-        written.push_back(*operand.tensor);
-        places_of_written.push_back(place);
-      }
+      if (mark == nullptr) continue;
+      places[k].mark = PartMarkPtr::reclaim_copy(mark);
+      places[k].sizes = sizes_of(operands, mark);
+      for (const auto& operand : operands)
+        if (operand.is_written && operand.mark == nullptr) places[k].written.push_back(*operand.tensor);
     }
     proceed();
-    for (std::size_t k = 0; k < written.size(); ++k) {
-      const auto place = places_of_written[k];
-      mark_made(written[k], marks[place].get(), sizes[place]);
-    }
+    for (const auto& place : places)
+      for (const auto& tensor : place.written) mark_made(tensor, place.mark.get(), place.sizes);
     if (op_.schema().returns().size() != 1 || !detail::is_tensor_list(stack_.back())) return;
     const auto made = stack_.back().toListRef();
-    for (std::size_t place = 0; place < std::min(places, made.size()); ++place)
-      mark_made(made[place].toTensor(), marks[place].get(), sizes[place]);
+    for (std::size_t k = 0; k < std::min(count, made.size()); ++k)
+      mark_made(made[k].toTensor(), places[k].mark.get(), places[k].sizes);
   }
 
   void run_view() {
