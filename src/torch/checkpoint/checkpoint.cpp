@@ -15,6 +15,7 @@
 #include "torch/checkpoint/format.hpp"
 #include "torch/checkpoint/metadata.hpp"
 #include "torch/checkpoint/rows.hpp"
+#include "torch/parameters/part_access.hpp"
 
 namespace autopar {
 
@@ -79,20 +80,21 @@ std::unique_ptr<torch::optim::Optimizer> gather_optimizer(World& world, const st
 }
 
 at::Tensor gather_tensor(World& world, const PlacedTensor& tensor) {
+  const PartAccess access;
   const std::vector<PlacedTensor> one{tensor};
   const auto row = model_rows(one).front();
   const auto whole = empty_for(row.entry);
   const std::size_t senders = row.shards().empty() ? 1 : row.holders().size();
   for (std::size_t h = 0; h < senders; ++h) {
-    if (!row.shards().empty() && row.shards()[h].empty()) continue;
+    const auto part = row.shards().empty() ? Slab(Interval{0, whole.numel()}) : row.shards()[h];
+    if (part.empty()) continue;
     const bool mine = row.holders()[h] == world.rank_id();
-    const auto part = row.shards().empty() ? whole : row.shards()[h].of(whole);
-    const auto travelling = mine ? to_cpu(row.value()).view_as(part) : at::empty(part.sizes(), part.options());
+    const auto travelling = mine ? to_cpu(row.value()) : at::empty({part.size()}, whole.options());
     const auto raw = memory_of(travelling);
     const auto blob =
         world.broadcast(mine ? Blob(raw.begin(), raw.end()) : Blob(), row.holders()[h], "gather of " + tensor.name);
     std::memcpy(travelling.data_ptr(), blob.data(), blob.size());
-    part.copy_(travelling);
+    part.put(travelling, whole);
   }
   return whole;
 }
