@@ -10,6 +10,7 @@
 #include <autopar/runtime/world.hpp>
 #include <autopar/torch/auto_parallel.hpp>
 #include <autopar/torch/device.hpp>
+#include <autopar/torch/for_whole_parameters.hpp>
 #include <autopar/torch/global_mean.hpp>
 #include <autopar/torch/join.hpp>
 #include <autopar/torch/optim/fused.hpp>

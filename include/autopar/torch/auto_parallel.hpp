@@ -192,6 +192,8 @@ class AutoParallelImpl : public torch::nn::Module {
   at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2.0) {
     return session_->clip_grad_norm(max_norm, norm_type);
   }
+  /// See autopar::for_whole_parameters. Collective.
+  void for_whole_parameters(const WholeParameterFunction& function) { session_->for_whole_parameters(function); }
   /// Calls inside accumulate gradients on each rank; the next call outside, or sync_gradients(), reduces all of them.
   /// Under ZeRO 2 and 3 there is no room for whole gradients: each call sums into shards.
   [[nodiscard]] NoSyncGuard no_sync() { return NoSyncGuard(*session_); }

@@ -46,6 +46,13 @@ struct CallResult {
 /// The user's forward on other tensors in place of the flattened arguments.
 using ForwardFunction = std::function<CallResult(const std::vector<at::Tensor>&)>;
 
+/// State of a parameter by its name in the optimizer ("exp_avg"); that of a second optimizer of the same parameter has
+/// ".2" behind it.
+using WholeStates = std::map<std::string, at::Tensor>;
+/// Work on one whole parameter: see for_whole_parameters.
+using WholeParameterFunction =
+    std::function<void(const std::string& name, at::Tensor& value, at::Tensor& grad, WholeStates& states)>;
+
 using PlanFunction = std::function<Plan(const ModelProfile&, const ProfiledCost&, const Cluster&, const PlanRequest&,
                                         const PlanObserver&)>;
 
@@ -125,6 +132,21 @@ class Session {
   /// elements of `parameters` [i], anything where it has none; the sums over all elements come back, the same on every
   /// rank. All ranks name the same parameters in the same order. Collective.
   [[nodiscard]] at::Tensor sum_over_shards(const std::vector<at::Tensor>& parameters, const at::Tensor& partial);
+  /// For what needs whole matrices. `locals` [i] are tensors of this rank's layout of parameter `handles` [i]: its
+  /// value, its gradient, state of an optimizer; each may be undefined, then on all its holders. They are assembled on
+  /// one of the holders, `function` (i, whole) is called there, and the first `written` of them go back into all
+  /// holders' tensors, in place. `function` may write to the whole tensors or put others of the same form in their
+  /// place. Ranks run side by side, each in the order of `handles`; where it throws, all ranks throw, and this
+  /// parameter is as it was. Memory: at most twice the largest parameter with its tensors. All ranks name the same
+  /// parameters in the same order, those of other ranks too, whose `locals` are not looked at. Collective. @pre
+  /// deployed
+  /// @throws InvalidArgument on every rank where holders disagree about which tensors there are
+  void for_whole_parameters(const std::vector<at::Tensor>& handles, const std::vector<std::vector<at::Tensor>>& locals,
+                            const std::function<void(std::size_t i, std::vector<at::Tensor>& whole)>& function,
+                            std::size_t written = static_cast<std::size_t>(-1));
+  /// The same for all parameters of the model with their gradients and the state that attached optimizers keep.
+  /// @throws InvalidArgument, on every rank, where the function adds, removes or resizes something
+  void for_whole_parameters(const WholeParameterFunction& function);
   /// The value on every rank. Collective.
   [[nodiscard]] at::Tensor gather(const at::Tensor& handle);
   /// All parameters and buffers by name on rank 0, nothing elsewhere. Collective.

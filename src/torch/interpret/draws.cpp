@@ -74,4 +74,22 @@ DefaultGeneratorGuard::~DefaultGeneratorGuard() {
   }
 }
 
+SeededGenerators::SeededGenerators(c10::Device device, std::uint64_t seed) : exclusive_(default_generator_mutex()) {
+  std::vector<c10::Device> devices{c10::Device(c10::kCPU)};
+  if (device.type() != c10::kCPU) devices.push_back(device);
+  for (const auto& each : devices) {
+    auto generator = at::globalContext().defaultGenerator(each);
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    before_.emplace_back(generator, generator.get_state());
+    generator.set_current_seed(seed);
+  }
+}
+
+SeededGenerators::~SeededGenerators() {
+  for (auto& [generator, state] : before_) {
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    generator.set_state(state);
+  }
+}
+
 }  // namespace autopar

@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <mutex>
+#include <utility>
+#include <vector>
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
@@ -38,6 +40,20 @@ class DefaultGeneratorGuard {
   at::Generator generator_;
   at::Tensor state_;              ///< as it was, but
   at::Generator with_its_state_;  ///< where it has another's state for a while
+};
+
+/// While it lives, the default generators of the host and of `device` give the draws of `seed`; after it, those they
+/// would have given. For code that is not ours. Threads of one process exclude each other.
+class SeededGenerators {
+ public:
+  SeededGenerators(c10::Device device, std::uint64_t seed);
+  ~SeededGenerators();
+  SeededGenerators(const SeededGenerators&) = delete;
+  SeededGenerators& operator=(const SeededGenerators&) = delete;
+
+ private:
+  std::unique_lock<std::mutex> exclusive_;
+  std::vector<std::pair<at::Generator, at::Tensor>> before_;  ///< with the states that they had
 };
 
 }  // namespace autopar

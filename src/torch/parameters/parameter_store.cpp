@@ -88,11 +88,10 @@ int ParameterStore::shard_of(const StateTensor& tensor) const {
   return static_cast<int>(*shard);
 }
 
-Slab ParameterStore::elements_here(const StateTensor& tensor) const {
-  return holds(tensor) ? elements_on(tensor, self_) : Slab();
-}
+Slab ParameterStore::elements_here(const StateTensor& tensor) const { return elements_on(tensor, self_); }
 
 Slab ParameterStore::elements_on(const StateTensor& tensor, Rank holder) const {
+  if (!std::ranges::binary_search(tensor.holders, holder)) return {};
   Slab elements = tensor.slices ? slab_on(tensor, holder) : Interval{0, c10::multiply_integers(tensor.sizes)};
   if (!is_sharded(tensor)) return elements;
   const auto& unit = *unit_on(tensor, holder);
@@ -109,11 +108,13 @@ std::vector<Slab> ParameterStore::elements_of_holders(const StateTensor& tensor)
   return shards;
 }
 
-bool ParameterStore::counts(const StateTensor& tensor) const {
-  if (!holds(tensor)) return false;
-  if (is_whole(tensor)) return tensor.holders.front() == self_;
-  const bool is_of_another_shard = !tensor.slices && tensor.shards() > 1 && shard_of(tensor) > 0;
-  return !is_of_another_shard && (is_sharded(tensor) || replicas_of(tensor).front() == self_);
+bool ParameterStore::counts_on(const StateTensor& tensor, Rank rank) const {
+  if (!std::ranges::binary_search(tensor.holders, rank)) return false;
+  if (is_whole(tensor)) return tensor.holders.front() == rank;
+  const auto shard = shard_on(tensor, rank).value_or(0);
+  const bool is_of_another_shard = !tensor.slices && tensor.shards() > 1 && shard > 0;
+  if (is_of_another_shard) return false;
+  return is_sharded(tensor) || tensor.holders_of_shard(static_cast<int>(shard)).front() == rank;
 }
 
 // One after the other: a host may have room for one whole tensor.

@@ -61,10 +61,14 @@ class ParameterStore {
   [[nodiscard]] int shard_of(const StateTensor& tensor) const;
   /// Elements that this rank holds, counted in the memory order of the whole.
   [[nodiscard]] Slab elements_here(const StateTensor& tensor) const;
+  /// Elements that a rank holds; none if it holds nothing.
+  [[nodiscard]] Slab elements_on(const StateTensor& tensor, Rank rank) const;
   /// Elements of each holder, in the order of `holders`; empty if each has all of it.
   [[nodiscard]] std::vector<Slab> elements_of_holders(const StateTensor& tensor) const;
   /// Whether this rank counts what it holds where every element is to count once.
-  [[nodiscard]] bool counts(const StateTensor& tensor) const;
+  [[nodiscard]] bool counts(const StateTensor& tensor) const { return counts_on(tensor, self_); }
+  /// The same of any rank.
+  [[nodiscard]] bool counts_on(const StateTensor& tensor, Rank rank) const;
 
   // ---- tensor shards
 
@@ -119,7 +123,6 @@ class ParameterStore {
 
  private:
   [[nodiscard]] const ShardUnit* unit_on(const StateTensor& tensor, Rank rank) const;
-  [[nodiscard]] Slab elements_on(const StateTensor& tensor, Rank rank) const;
   void hold_slice(const StateTensor& tensor, InitRecord* init, c10::Device device);
   void move_into(ShardMemory& memory, const ShardUnit::Place& place, const at::Tensor& handle);
   [[nodiscard]] PartLayout layout_here(const StateTensor& tensor) const;

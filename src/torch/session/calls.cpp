@@ -32,6 +32,12 @@ std::vector<std::uint64_t> words_of(const std::vector<CallHeader>& headers) {
 }  // namespace
 
 CallHeader Session::Impl::next_header(CallKind kind) {
+  if (in_whole_function_) {
+    throw InvalidArgument(
+        std::string(name_of(kind)) +
+        ": it was called within a function of for_whole_parameters, which runs on one rank, and needs "
+        "all; call it before or after");
+  }
   CallHeader header;
   header.kind = kind;
   header.model = model_number_;

@@ -53,6 +53,8 @@ class Deployment {
   GroupId tensor_group_of(const std::vector<Rank>& ranks);
   /// All groups that `group_of` made.
   [[nodiscard]] const std::map<std::vector<Rank>, GroupId>& groups() const { return groups_; }
+  /// Of all ranks. @pre start()
+  [[nodiscard]] GroupId group_of_all() const { return world_.size() == 1 ? GroupId{} : groups_.at(everyone()); }
   /// For the messages of a pipeline. Collective.
   void connect(const Pipeline& pipeline);
   /// Sums over all ranks. @pre start()

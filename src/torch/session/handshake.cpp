@@ -97,6 +97,8 @@ std::string_view name_of(CallKind kind) {
       return "save";
     case CallKind::kLoad:
       return "load";
+    case CallKind::kWhole:
+      return "for_whole_parameters";
   }
   return "?";
 }

@@ -15,7 +15,18 @@
 namespace autopar {
 
 /// What ranks may do together; they must all do the same.
-enum class CallKind : std::uint8_t { kForward, kBackward, kPrepare, kDeploy, kSync, kClip, kGather, kSave, kLoad };
+enum class CallKind : std::uint8_t {
+  kForward,
+  kBackward,
+  kPrepare,
+  kDeploy,
+  kSync,
+  kClip,
+  kGather,
+  kSave,
+  kLoad,
+  kWhole
+};
 [[nodiscard]] std::string_view name_of(CallKind kind);
 
 /// What a rank tells the others at the start of a collective call. Plain bytes: equal programs, equal layout.

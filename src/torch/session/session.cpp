@@ -177,6 +177,13 @@ at::Tensor Session::sum_over_shards(const std::vector<at::Tensor>& parameters, c
   const PartAccess access;
   return impl_->sum_over_shards(parameters, partial);
 }
+void Session::for_whole_parameters(const std::vector<at::Tensor>& handles,
+                                   const std::vector<std::vector<at::Tensor>>& locals,
+                                   const std::function<void(std::size_t, std::vector<at::Tensor>&)>& function,
+                                   std::size_t written) {
+  impl_->for_whole_parameters(handles, locals, function, written);
+}
+void Session::for_whole_parameters(const WholeParameterFunction& function) { impl_->for_whole_parameters(function); }
 at::Tensor Session::gather(const at::Tensor& handle) {
   const PartAccess access;
   return impl_->gather(handle);

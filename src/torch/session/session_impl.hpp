@@ -44,6 +44,7 @@
 #include "torch/session/recorded_step.hpp"
 #include "torch/session/repeated_calls.hpp"
 #include "torch/session/result_node.hpp"
+#include "torch/session/whole_parameters.hpp"
 #include "torch/staging/planned_segments.hpp"
 
 namespace autopar {
@@ -127,6 +128,9 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   void attach(torch::optim::Optimizer& optimizer);
   [[nodiscard]] ParameterShard shard(const at::Tensor& handle) const;
   [[nodiscard]] at::Tensor sum_over_shards(const std::vector<at::Tensor>& handles, const at::Tensor& partial);
+  void for_whole_parameters(const std::vector<at::Tensor>& handles, const std::vector<std::vector<at::Tensor>>& locals,
+                            const WholeParameters::Function& function, std::size_t written);
+  void for_whole_parameters(const WholeParameterFunction& function);
   [[nodiscard]] at::Tensor clip_grad_norm(double max_norm, double norm_type);
   void set_accumulating(bool accumulating) { accumulating_ = accumulating; }
   [[nodiscard]] bool accumulating() const { return accumulating_; }
@@ -348,6 +352,12 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   [[nodiscard]] bool skips(StepOutcome& outcome);
   void note_scaler();
 
+  // ---- whole.cpp
+  [[nodiscard]] WholeParameters::Parts parts_with_state(const StateTensor& tensor) const;
+  void run_on_wholes(const std::vector<WholeParameters::Parts>& parts, std::size_t written,
+                     const WholeParameters::Function& function);
+  [[nodiscard]] DrawKey next_whole_draws();
+
   // ---- buffers.cpp
   void update_buffers(Call& call);
   void pool_batch_norms(Call& call);
@@ -405,6 +415,9 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   std::int64_t loss_backwards_ = 0;  ///< since the last call: of losses of the model itself, which send nothing
   double loss_factors_ = 0;          ///< sum of what these came in with
   GradientStore gradients_;
+
+  bool in_whole_function_ = false;                       ///< a function of for_whole_parameters runs on this rank
+  std::pair<std::int64_t, std::int64_t> whole_calls_{};  ///< number of the last call, for_whole_parameters since then
 };
 
 template <class Work>

@@ -1,0 +1,191 @@
+// Work on whole parameters, of which ranks hold parts.
+#include <exception>
+#include <limits>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <torch/optim/optimizer.h>
+
+#include <autopar/core/error.hpp>
+
+#include "torch/interpret/draws.hpp"
+#include "torch/parameters/optimizer_state.hpp"
+#include "torch/session/handshake.hpp"
+#include "torch/session/session_impl.hpp"
+
+namespace autopar {
+
+namespace {
+
+/// Its state counts steps: of no layout.
+bool is_counter(const std::string& state) { return state == "step"; }
+
+bool has(const torch::optim::Optimizer& optimizer, const at::Tensor& parameter) {
+  for (const auto& group : optimizer.param_groups()) {
+    for (const auto& each : group.params()) {
+      if (each.is_same(parameter)) return true;
+    }
+  }
+  return false;
+}
+
+/// Of the state of the optimizer that is the `number`th of a parameter, from 1.
+std::string key_of(const std::string& state, int number) {
+  return number == 1 ? state : state + "." + std::to_string(number);
+}
+
+/// Whether `tensors` are this rank's parts of a parameter.
+void require_parts(const StateTensor& tensor, const std::vector<at::Tensor>& tensors, std::int64_t elements) {
+  if (tensors.size() > WholeParameters::kMostTensors) {
+    throw InvalidArgument("for_whole_parameters: '" + tensor.name() + "' has " + std::to_string(tensors.size()) +
+                          " tensors with its gradient and state; there may be " +
+                          std::to_string(WholeParameters::kMostTensors) + ": attach fewer optimizers of one parameter");
+  }
+  for (const auto& part : tensors) {
+    if (!part.defined() || part.numel() == elements) continue;
+    std::ostringstream out;
+    out << "for_whole_parameters: a tensor of sizes " << part.sizes() << " is given for parameter '" << tensor.name()
+        << "', of which this rank has " << elements << " elements; give tensors of the handle's sizes";
+    throw InvalidArgument(out.str());
+  }
+}
+
+/// Sets a flag while it lives.
+class Raised {
+ public:
+  explicit Raised(bool& flag) : flag_(flag) { flag_ = true; }
+  ~Raised() { flag_ = false; }
+  Raised(const Raised&) = delete;
+  Raised& operator=(const Raised&) = delete;
+
+ private:
+  bool& flag_;
+};
+
+/// Calls a user's function on the tensors of a parameter: value, gradient, and state under `keys`.
+void call_on_whole(const WholeParameterFunction& function, const std::string& name,
+                   const std::vector<std::string>& keys, const WholeStates& counters, std::vector<at::Tensor>& whole) {
+  auto states = counters;
+  for (std::size_t k = 0; k < keys.size(); ++k) {
+    if (whole[k + 2].defined()) states[keys[k]] = whole[k + 2];
+  }
+  const auto given = states;
+  for (auto& [key, count] : states) {
+    if (counters.contains(key)) count = count.clone();
+  }
+  function(name, whole[0], whole[1], states);
+  const auto refuse = [&](const std::string& key, const std::string& what) {
+    throw InvalidArgument("for_whole_parameters: the function " + what + " state '" + key + "' of '" + name +
+                          "'; it may change values of state and gradients only: keep what else it needs beside the "
+                          "optimizer");
+  };
+  for (const auto& [key, tensor] : states) {
+    if (!given.contains(key)) refuse(key, "added");
+  }
+  for (const auto& [key, tensor] : given) {
+    const auto left = states.find(key);
+    if (left == states.end() || !left->second.defined()) refuse(key, "removed");
+    const auto count = counters.find(key);
+    if (count != counters.end() && !left->second.equal(count->second)) refuse(key, "changed the counter that is");
+  }
+  for (std::size_t k = 0; k < keys.size(); ++k) {
+    if (whole[k + 2].defined()) whole[k + 2] = states.at(keys[k]);
+  }
+}
+
+}  // namespace
+
+void Session::Impl::run_on_wholes(const std::vector<WholeParameters::Parts>& parts, std::size_t written,
+                                  const WholeParameters::Function& function) {
+  WholeParameters(world_, deployment_.wire(), deployment_.group_of_all(), deployment_.device(), parameters_)
+      .run(parts, written, [&](std::size_t i, std::vector<at::Tensor>& whole) {
+        const Raised raised(in_whole_function_);
+        function(i, whole);
+      });
+}
+
+void Session::Impl::for_whole_parameters(const std::vector<at::Tensor>& handles,
+                                         const std::vector<std::vector<at::Tensor>>& locals,
+                                         const WholeParameters::Function& function, std::size_t written) {
+  require_deployed("for_whole_parameters");
+  std::vector<WholeParameters::Parts> parts;
+  std::string names;
+  std::exception_ptr error;
+  try {
+    expect(handles.size() == locals.size(), "for_whole_parameters: one list of tensors for each parameter");
+    for (std::size_t i = 0; i < handles.size(); ++i) {
+      const auto& tensor = parameters_.of(handles[i]);
+      if (parameters_.holds(tensor)) require_parts(tensor, locals[i], parameters_.elements_here(tensor).size());
+      parts.push_back({&tensor, locals[i]});
+      names += tensor.name() + ' ';
+    }
+  } catch (const InvalidArgument&) {
+    error = std::current_exception();
+  }
+  exchange(world_, next_header(CallKind::kWhole), names, error);
+  run_on_wholes(parts, written, function);
+}
+
+/// Value, gradient and state, but counters.
+WholeParameters::Parts Session::Impl::parts_with_state(const StateTensor& tensor) const {
+  WholeParameters::Parts parts{&tensor, {tensor.handle, tensor.handle.grad()}, {"value", "gradient"}};
+  int number = 0;
+  for (auto* optimizer : optimizers_) {
+    if (!has(*optimizer, tensor.handle)) continue;
+    ++number;
+    const auto entries = state_of(*optimizer, tensor.handle);
+    for (const auto& name : state_names(*optimizer, tensor.handle)) {
+      if (is_counter(name)) continue;
+      const auto found = std::ranges::find(entries, name, &StateEntry::first);
+      parts.tensors.push_back(found == entries.end() ? at::Tensor() : found->second);
+      parts.labels.push_back(key_of(name, number));
+    }
+  }
+  return parts;
+}
+
+/// Equal on all ranks; different in each call.
+DrawKey Session::Impl::next_whole_draws() {
+  auto& [call, since] = whole_calls_;
+  since = call == stats_.calls ? since + 1 : 0;
+  call = stats_.calls;
+  const DrawSite site{OpId(std::numeric_limits<std::int32_t>::max()), since};
+  return {draw_seed({seed_, static_cast<std::uint64_t>(call)}, site), 0};
+}
+
+void Session::Impl::for_whole_parameters(const WholeParameterFunction& function) {
+  require_deployed("for_whole_parameters");
+  std::vector<WholeParameters::Parts> parts;
+  std::exception_ptr error;
+  try {
+    for (const auto& tensor : parameters_.tensors()) {
+      if (!tensor.is_parameter) continue;
+      parts.push_back(parts_with_state(tensor));
+      if (parameters_.holds(tensor))
+        require_parts(tensor, parts.back().tensors, parameters_.elements_here(tensor).size());
+    }
+  } catch (const InvalidArgument&) {
+    error = std::current_exception();
+  }
+  exchange(world_, next_header(CallKind::kWhole), "all parameters", error);
+  const auto draws = next_whole_draws();
+  run_on_wholes(parts, std::numeric_limits<std::size_t>::max(), [&](std::size_t i, std::vector<at::Tensor>& whole) {
+    const auto& tensor = *parts[i].tensor;
+    const std::vector<std::string> keys(parts[i].labels.begin() + 2, parts[i].labels.end());
+    WholeStates counters;
+    int number = 0;
+    for (auto* optimizer : optimizers_) {
+      if (!has(*optimizer, tensor.handle)) continue;
+      ++number;
+      for (const auto& [name, value] : state_of(*optimizer, tensor.handle)) {
+        if (is_counter(name)) counters[key_of(name, number)] = value;
+      }
+    }
+    const SeededGenerators seeded(deployment_.device(), draw_seed(draws, {OpId::of(i)}));
+    call_on_whole(function, tensor.name(), keys, counters, whole);
+  });
+}
+
+}  // namespace autopar
