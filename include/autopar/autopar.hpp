@@ -9,6 +9,7 @@
 #include <autopar/plan/report/print.hpp>
 #include <autopar/runtime/world.hpp>
 #include <autopar/torch/auto_parallel.hpp>
+#include <autopar/torch/clip_grad_norm.hpp>
 #include <autopar/torch/device.hpp>
 #include <autopar/torch/for_whole_parameters.hpp>
 #include <autopar/torch/global_mean.hpp>

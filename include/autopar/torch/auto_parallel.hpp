@@ -158,7 +158,7 @@ class AutoParallelImpl : public torch::nn::Module {
   /// The original handles. This rank's have data; the others are phantoms: right sizes, no memory, never a gradient.
   [[nodiscard]] ParameterHandles parameters(bool recurse = true) const {
     return {torch::nn::Module::parameters(recurse),
-            [session = session_](double max_norm, double p) { return session->clip_grad_norm(max_norm, p); }};
+            [session = session_](const auto&... arguments) { return session->clip_grad_norm(arguments...); }};
   }
   [[nodiscard]] bool owns(const at::Tensor& parameter) const { return session_->owns(parameter); }
   [[nodiscard]] std::vector<at::Tensor> owned_parameters() const { return session_->owned_parameters(); }
@@ -188,9 +188,32 @@ class AutoParallelImpl : public torch::nn::Module {
   /// as calls make gradients for its parameters, or until another optimizer of theirs is attached.
   /// @throws InvalidArgument naming the class of an optimizer whose state is not known
   void attach(torch::optim::Optimizer& optimizer) { session_->attach(optimizer); }
-  /// Scales all gradients so that their global norm is at most `max_norm`; returns the norm before. Collective.
-  at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2.0) {
-    return session_->clip_grad_norm(max_norm, norm_type);
+  /// Scales all gradients so that their norm over all ranks is at most `max_norm`; returns the norm before: 0-dim,
+  /// equal on all ranks. As torch::nn::utils::clip_grad_norm_ does with parameters() of one process, parameters of two
+  /// names count twice, and are scaled twice. Collective.
+  /// @param norm_type  any positive number, or infinity
+  /// @throws InvalidArgument, on every rank, if the norm is not finite and `error_if_nonfinite`; then nothing is scaled
+  at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2.0, bool error_if_nonfinite = false) {
+    return session_->clip_grad_norm(torch::nn::Module::parameters(), max_norm, norm_type, error_if_nonfinite);
+  }
+  /// The same of a part of the model: `model->module().encoder->parameters()`. Ranks that hold nothing of it, too, call
+  /// it, with the same handles. @throws InvalidArgument, on every rank, if one is no parameter of this model
+  at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& handles, double max_norm, double norm_type = 2.0,
+                             bool error_if_nonfinite = false) {
+    return session_->clip_grad_norm(handles, max_norm, norm_type, error_if_nonfinite);
+  }
+  /// The norm over all elements of a parameter or gradient, wherever they are: 0-dim f64, equal on all ranks. Of a
+  /// gradient that this rank does not have, as it holds nothing of the parameter, pass the undefined tensor that
+  /// `p.grad()` is; undefined everywhere, it is 0. Collective. @param ord  any positive number, or infinity
+  /// @throws InvalidArgument, on every rank, where the ranks name different tensors
+  [[nodiscard]] at::Tensor norm(const at::Tensor& part, double ord = 2.0) { return session_->norm({part}, ord); }
+  /// The sum of the products of all elements of two such tensors of one parameter, likewise; one of the two may be of
+  /// the user's own, with the handle's sizes (a momentum). Collective.
+  [[nodiscard]] at::Tensor dot(const at::Tensor& a, const at::Tensor& b) { return session_->dot({a}, {b}); }
+  /// Summed over two lists, in one exchange. If these are as long as parameters(), and in its order, both may be of the
+  /// user's own.
+  [[nodiscard]] at::Tensor dot(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+    return session_->dot(a, b);
   }
   /// See autopar::for_whole_parameters. Collective.
   void for_whole_parameters(const WholeParameterFunction& function) { session_->for_whole_parameters(function); }

@@ -13,13 +13,16 @@ namespace autopar {
 /// it are the norms of the whole model, not of this rank's part.
 class ParameterHandles : public std::vector<at::Tensor> {
  public:
-  using Clip = std::function<at::Tensor(double max_norm, double norm_type)>;
+  using Clip = std::function<at::Tensor(const std::vector<at::Tensor>& handles, double max_norm, double norm_type,
+                                        bool error_if_nonfinite)>;
 
   ParameterHandles(std::vector<at::Tensor> handles, Clip clip)
       : std::vector<at::Tensor>(std::move(handles)), clip_(std::move(clip)) {}
 
   /// Collective.
-  [[nodiscard]] at::Tensor clip(double max_norm, double norm_type) const { return clip_(max_norm, norm_type); }
+  [[nodiscard]] at::Tensor clip(double max_norm, double norm_type, bool error_if_nonfinite) const {
+    return clip_(*this, max_norm, norm_type, error_if_nonfinite);
+  }
 
  private:
   Clip clip_;
@@ -29,12 +32,10 @@ class ParameterHandles : public std::vector<at::Tensor> {
 
 namespace torch::nn::utils {
 
-/// Of the whole model: the same as model->clip_grad_norm_. Collective.
+/// Of the whole model: the same as model->clip_grad_norm_. Collective. Of a part: autopar::clip_grad_norm_.
 inline double clip_grad_norm_(const autopar::ParameterHandles& parameters, double max_norm, double norm_type = 2.0,
                               bool error_if_nonfinite = false) {
-  const auto norm = parameters.clip(max_norm, norm_type).item<double>();
-  TORCH_CHECK(!error_if_nonfinite || std::isfinite(norm), "The total norm of gradients is not finite: ", norm);
-  return norm;
+  return parameters.clip(max_norm, norm_type, error_if_nonfinite).item<double>();
 }
 
 /// No rank has all parameters: use model->gather_state() or model->owned_parameters().

@@ -156,8 +156,16 @@ class Session {
 
   // ---- training
   void attach(torch::optim::Optimizer& optimizer);
-  /// Global norm of all gradients before clipping, tied parameters once. Collective.
-  [[nodiscard]] at::Tensor clip_grad_norm(double max_norm, double norm_type);
+  /// The norm over all elements of these parameters and gradients, wherever they are; 0-dim f64, equal on all ranks.
+  /// A rank that has no gradient, as it holds nothing of the parameter, passes an undefined tensor. Collective.
+  /// @throws InvalidArgument, on every rank, where the ranks name different tensors
+  [[nodiscard]] at::Tensor norm(const std::vector<at::Tensor>& tensors, double ord);
+  /// The sum of products of all elements, likewise; c128 of complex parameters. Of two tensors one may be the user's
+  /// own, of the handle's sizes; both may be in lists of as many tensors as the module has parameters, in that order.
+  [[nodiscard]] at::Tensor dot(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b);
+  /// The norm before clipping of the gradients of these parameters, each as often as it is given. Collective.
+  [[nodiscard]] at::Tensor clip_grad_norm(const std::vector<at::Tensor>& handles, double max_norm, double norm_type,
+                                          bool error_if_nonfinite);
   void set_accumulating(bool accumulating);
   [[nodiscard]] bool accumulating() const;
   /// Reduces what was accumulated and adds it to `.grad`. Collective.

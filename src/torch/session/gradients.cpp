@@ -1,10 +1,7 @@
 #include <algorithm>
-#include <cmath>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/linalg_vector_norm.h>
-#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <autopar/core/error.hpp>
@@ -182,44 +179,5 @@ void Session::Impl::note_scaler() {
 }
 
 void Session::Impl::drop_accumulated() { gradients_.drop(); }
-
-at::Tensor Session::Impl::clip_grad_norm(double max_norm, double norm_type) {
-  require_deployed("clip_grad_norm_");
-  if (!(norm_type > 0)) {
-    throw InvalidArgument("clip_grad_norm_: norm type " + std::to_string(norm_type) +
-                          " is not supported; use a positive number or infinity");
-  }
-  const at::NoGradGuard no_grad;
-  exchange(world_, next_header(CallKind::kClip), std::to_string(max_norm) + " " + std::to_string(norm_type));
-  const auto options = at::TensorOptions().dtype(at::kDouble).device(deployment_.device());
-  const bool largest = std::isinf(norm_type);
-  // Each gradient counts on the first rank that holds it, each shard on its own; maxima go to a place of their own for
-  // each rank.
-  auto own = at::zeros({largest ? world_.size() : 1}, options);
-  auto mine = own.select(0, largest ? world_.rank() : 0);
-  std::vector<at::Tensor> gradients;
-  auto dtype = at::kDouble;
-  for (const auto& tensor : parameters_.tensors()) {
-    if (tensor.is_parameter) dtype = c10::toRealValueType(tensor.handle.scalar_type());
-    if (!tensor.is_parameter || !parameters_.holds(tensor) || !tensor.handle.grad().defined()) continue;
-    const auto& gradient = gradients.emplace_back(tensor.handle.grad());
-    if (!parameters_.counts(tensor) || gradient.numel() == 0) continue;
-    const auto sizes = gradient.is_complex() ? gradient.abs() : gradient;
-    const auto norm = at::linalg_vector_norm(sizes, norm_type, {}, false, at::kDouble).to(deployment_.device());
-    if (largest)
-      mine.copy_(mine.maximum(norm));
-    else
-      mine.add_(norm.pow(norm_type));
-  }
-  const auto total = deployment_.sums().sum({own})[0];
-  const auto norm = largest ? total.max() : total.select(0, 0).pow(1.0 / norm_type);
-  const auto factor = norm.add(1e-6).reciprocal().mul(max_norm).clamp_max(1.0);
-  const auto is_elsewhere = [&](const at::Tensor& gradient) { return gradient.device() != deployment_.device(); };
-  const auto on_host = std::any_of(gradients.begin(), gradients.end(), is_elsewhere) ? factor.to(at::kCPU) : factor;
-  for (auto& gradient : gradients) {
-    gradient.mul_((is_elsewhere(gradient) ? on_host : factor).to(gradient.scalar_type()));
-  }
-  return norm.to(dtype);
-}
 
 }  // namespace autopar

@@ -99,6 +99,10 @@ std::string_view name_of(CallKind kind) {
       return "load";
     case CallKind::kWhole:
       return "for_whole_parameters";
+    case CallKind::kNorm:
+      return "norm";
+    case CallKind::kDot:
+      return "dot";
   }
   return "?";
 }

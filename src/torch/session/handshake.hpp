@@ -25,7 +25,9 @@ enum class CallKind : std::uint8_t {
   kGather,
   kSave,
   kLoad,
-  kWhole
+  kWhole,
+  kNorm,
+  kDot
 };
 [[nodiscard]] std::string_view name_of(CallKind kind);
 

@@ -201,9 +201,11 @@ void Session::attach(torch::optim::Optimizer& optimizer) {
   const PartAccess access;
   impl_->attach(optimizer);
 }
-at::Tensor Session::clip_grad_norm(double max_norm, double norm_type) {
-  const PartAccess access;
-  return impl_->clip_grad_norm(max_norm, norm_type);
+at::Tensor Session::norm(const std::vector<at::Tensor>& tensors, double ord) { return impl_->norm(tensors, ord); }
+at::Tensor Session::dot(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) { return impl_->dot(a, b); }
+at::Tensor Session::clip_grad_norm(const std::vector<at::Tensor>& handles, double max_norm, double norm_type,
+                                   bool error_if_nonfinite) {
+  return impl_->clip_grad_norm(handles, max_norm, norm_type, error_if_nonfinite);
 }
 void Session::set_accumulating(bool accumulating) { impl_->set_accumulating(accumulating); }
 bool Session::accumulating() const { return impl_->accumulating(); }

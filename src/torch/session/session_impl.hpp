@@ -31,6 +31,7 @@
 #include "torch/device/kernel_compilation.hpp"
 #include "torch/engine/torch_engine.hpp"
 #include "torch/gradients/loss_scaler.hpp"
+#include "torch/gradients/norm_over_ranks.hpp"
 #include "torch/parameters/parameter_store.hpp"
 #include "torch/session/call_arguments.hpp"
 #include "torch/session/captured_program.hpp"
@@ -39,6 +40,7 @@
 #include "torch/session/handshake.hpp"
 #include "torch/session/loss_watch.hpp"
 #include "torch/session/optimizer_watch.hpp"
+#include "torch/session/part_operands.hpp"
 #include "torch/session/planned_modes.hpp"
 #include "torch/session/program_cache.hpp"
 #include "torch/session/recorded_step.hpp"
@@ -131,7 +133,10 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   void for_whole_parameters(const std::vector<at::Tensor>& handles, const std::vector<std::vector<at::Tensor>>& locals,
                             const WholeParameters::Function& function, std::size_t written);
   void for_whole_parameters(const WholeParameterFunction& function);
-  [[nodiscard]] at::Tensor clip_grad_norm(double max_norm, double norm_type);
+  [[nodiscard]] at::Tensor norm(const std::vector<at::Tensor>& tensors, double ord);
+  [[nodiscard]] at::Tensor dot(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b);
+  [[nodiscard]] at::Tensor clip_grad_norm(const std::vector<at::Tensor>& handles, double max_norm, double norm_type,
+                                          bool error_if_nonfinite);
   void set_accumulating(bool accumulating) { accumulating_ = accumulating; }
   [[nodiscard]] bool accumulating() const { return accumulating_; }
   void sync_gradients();
@@ -351,6 +356,12 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   [[nodiscard]] bool any_overflow(bool mine);
   [[nodiscard]] bool skips(StepOutcome& outcome);
   void note_scaler();
+
+  // ---- norms.cpp
+  [[nodiscard]] at::Tensor complete_norm(const NormOverRanks& norm);
+  [[nodiscard]] at::Tensor beside(const at::Tensor& result, const std::vector<at::Tensor>& operands) const;
+  void complete_operands(std::vector<PartOperand>& a, std::vector<PartOperand>& b) const;
+  void require_layout(const PartOperand& operand, const at::Tensor& tensor) const;
 
   // ---- whole.cpp
   [[nodiscard]] WholeParameters::Parts parts_with_state(const StateTensor& tensor) const;

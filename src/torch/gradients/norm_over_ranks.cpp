@@ -1,0 +1,50 @@
+#include "torch/gradients/norm_over_ranks.hpp"
+
+#include <cmath>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+
+namespace autopar {
+
+NormOverRanks::NormOverRanks(double p, int ranks, int self, c10::Device device)
+    : p_(p), ranks_(ranks), self_(self), device_(device) {}
+
+/// @param numbers  at least one
+at::Tensor NormOverRanks::norm_of(const at::Tensor& numbers) const {
+  const auto plain = [&](const at::Tensor& real) {
+    return at::linalg_vector_norm(real, p_, {}, false, at::kDouble).to(device_);
+  };
+  const auto real = numbers.is_complex() ? numbers.abs() : numbers;
+  if (p_ == 1 || p_ == 2 || std::isinf(p_)) return plain(real);
+  // Powers of what is far from one leave the range of numbers.
+  const auto largest = real.abs().amax();
+  const auto unit = at::where(largest.gt(0).logical_and(largest.isfinite()), largest, at::ones_like(largest));
+  return plain(real.div(unit)).mul(unit.to(device_, at::kDouble));
+}
+
+void NormOverRanks::add(const at::Tensor& part, std::int64_t times) {
+  if (part.numel() == 0 || times == 0) return;
+  const at::NoGradGuard no_grad;
+  const auto norm = norm_of(part.detach());
+  norms_.push_back(times == 1 || std::isinf(p_) ? norm : norm.mul(std::pow(static_cast<double>(times), 1 / p_)));
+}
+
+at::Tensor NormOverRanks::by_rank() const {
+  const at::NoGradGuard no_grad;
+  auto all = at::zeros({ranks_}, at::dtype(at::kDouble).device(device_));
+  if (!norms_.empty()) all.select(0, self_).copy_(norm_of(at::stack(norms_)));
+  return all;
+}
+
+at::Tensor NormOverRanks::complete(const at::Tensor& summed) const { return norm_of(summed); }
+
+at::Tensor clip_factor(const at::Tensor& norm, double max_norm) {
+  return norm.add(1e-6).reciprocal().mul(max_norm).clamp_max(1.0);
+}
+
+}  // namespace autopar
