@@ -89,8 +89,10 @@ void Session::Impl::offload_rest(const CapturedProgram& program) {
   const auto reads = parameter_reads(program.graph, program.plan);
   using Kind = std::tuple<int, std::vector<Rank>, c10::ScalarType>;  // tensor shard, holders, what they compute with
   std::map<Kind, UnitInMaking> by_kind;
+  std::set<const StateTensor*> seen;  // what has several names comes once for each
   for (const auto& [name, value] : program.graph.parameters) {
     const auto& tensor = parameters_.named(name);
+    if (!seen.insert(&tensor).second) continue;
     if (!program.graph.value(value).requires_grad || outside[value.index()] || !tensor.units.empty()) continue;
     const auto type = tensor.handle.scalar_type();
     const auto gathered = reads[value.index()].smaller_copy(type).value_or(type);
