@@ -16,5 +16,10 @@
 #include <autopar/torch/join.hpp>
 #include <autopar/torch/optim/fused.hpp>
 #include <autopar/torch/optim/lamb.hpp>
+#include <autopar/torch/optim/lars.hpp>
+#include <autopar/torch/optim/lbfgs.hpp>
+#include <autopar/torch/optim/muon.hpp>
+#include <autopar/torch/optimizer_descriptor.hpp>
+#include <autopar/torch/parameter_collectives.hpp>
 #include <autopar/torch/parameter_handles.hpp>
 #include <autopar/version.hpp>

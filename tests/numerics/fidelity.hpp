@@ -81,19 +81,40 @@ struct Reference {
   Snapshot parameters, buffers;     ///< at the end
 };
 
-inline std::unique_ptr<torch::optim::Optimizer> make_optimizer(Optimizer kind, const std::vector<Tensor>& parameters) {
+using Optimizers = std::vector<std::unique_ptr<torch::optim::Optimizer>>;
+
+/// Of handles that have their whole sizes: some optimizers take matrices alone, and leave the rest to another.
+inline Optimizers make_optimizers(Optimizer kind, const std::vector<Tensor>& parameters) {
+  Optimizers all;
+  std::vector<Tensor> matrices, others;
+  for (const auto& parameter : parameters) {
+    const bool is_matrix = kind == Optimizer::kMuon && parameter.dim() > 1 && !parameter.is_complex();
+    (is_matrix ? matrices : others).push_back(parameter);
+  }
+  if (!matrices.empty())
+    all.push_back(std::make_unique<autopar::optim::Muon>(matrices, autopar::optim::MuonOptions(0.02)));
   if (kind == Optimizer::kSgd) {
-    return std::make_unique<torch::optim::SGD>(parameters, torch::optim::SGDOptions(0.05).momentum(0.9));
+    all.push_back(std::make_unique<torch::optim::SGD>(others, torch::optim::SGDOptions(0.05).momentum(0.9)));
+  } else if (kind == Optimizer::kRmsProp) {
+    const auto options = torch::optim::RMSpropOptions(1e-2).eps(1e-3).momentum(0.5);
+    all.push_back(std::make_unique<torch::optim::RMSprop>(others, options));
+  } else if (kind == Optimizer::kAdagrad) {
+    const auto options = torch::optim::AdagradOptions(1e-2).initial_accumulator_value(0.1);
+    all.push_back(std::make_unique<torch::optim::Adagrad>(others, options));
+  } else if (kind == Optimizer::kLars) {
+    const auto options = autopar::optim::LARSOptions(0.1).trust_coefficient(0.1).weight_decay(0.01).eps(1e-3);
+    all.push_back(std::make_unique<autopar::optim::LARS>(others, options));
+  } else {
+    all.push_back(std::make_unique<torch::optim::AdamW>(others, torch::optim::AdamWOptions(1e-2).eps(1e-3)));
   }
-  if (kind == Optimizer::kRmsProp) {
-    return std::make_unique<torch::optim::RMSprop>(parameters,
-                                                   torch::optim::RMSpropOptions(1e-2).eps(1e-3).momentum(0.5));
-  }
-  if (kind == Optimizer::kAdagrad) {
-    return std::make_unique<torch::optim::Adagrad>(parameters,
-                                                   torch::optim::AdagradOptions(1e-2).initial_accumulator_value(0.1));
-  }
-  return std::make_unique<torch::optim::AdamW>(parameters, torch::optim::AdamWOptions(1e-2).eps(1e-3));
+  return all;
+}
+
+inline void zero_grads(Optimizers& optimizers) {
+  for (auto& optimizer : optimizers) optimizer->zero_grad();
+}
+inline void step_all(Optimizers& optimizers) {
+  for (auto& optimizer : optimizers) optimizer->step();
 }
 
 /// The elements that a rank holds, as its handle has them.
@@ -154,9 +175,9 @@ auto run_reference(const std::function<std::shared_ptr<Net>()>& make, const Setu
   Reference<Args> reference;
   torch::manual_seed(seed);
   const auto net = make();
-  auto optimizer = make_optimizer(setup.optimizer, net->parameters());
+  auto optimizers = make_optimizers(setup.optimizer, net->parameters());
   for (const auto& local : setup.local) {
-    optimizer->zero_grad();
+    zero_grads(optimizers);
     const auto samples = std::accumulate(local.begin(), local.end(), int64_t{0});
     for (int k = 0; k < setup.accumulate; ++k) {
       const auto args = Net::batch(samples);
@@ -175,7 +196,7 @@ auto run_reference(const std::function<std::shared_ptr<Net>()>& make, const Setu
       reference.norms.push_back(torch::nn::utils::clip_grad_norm_(net->parameters(), 0.5, setup.clip_norm));
     }
     reference.gradients.push_back(gradients_of(net->named_parameters()));
-    optimizer->step();
+    step_all(optimizers);
   }
   reference.parameters = copies_of(net->named_parameters());
   reference.buffers = copies_of(net->named_buffers());
@@ -232,11 +253,11 @@ template <class Net, class Model>
 void check_rank(autopar::World& world, Model& model, const Reference<decltype(Net::batch(1))>& reference,
                 const Setup& setup, const Traits& traits) {
   const int rank = world.rank();
-  auto optimizer = make_optimizer(setup.optimizer, model->parameters());
-  model->attach(*optimizer);
+  auto optimizers = make_optimizers(setup.optimizer, model->parameters());
+  for (auto& optimizer : optimizers) model->attach(*optimizer);
   size_t call_number = 0;
   for (size_t step = 0; step < setup.local.size(); ++step) {
-    optimizer->zero_grad();
+    zero_grads(optimizers);
     const auto& local = setup.local[step];
     for (int k = 0; k < setup.accumulate; ++k, ++call_number) {
       const auto& want = reference.calls[call_number];
@@ -272,7 +293,7 @@ void check_rank(autopar::World& world, Model& model, const Reference<decltype(Ne
       check_close(item.value().grad(), want, traits.tolerance,
                   "step " + std::to_string(step) + ", gradient of " + item.key());
     }
-    optimizer->step();
+    step_all(optimizers);
   }
   bool trains = false, shares = false;
   for (const auto& item : model->named_parameters()) {

@@ -202,7 +202,7 @@ std::vector<int> MatrixFactors::levels() {
   levels[kReplicas] = kReplicaKinds;
   levels[kMicrobatches] = static_cast<int>(std::size(kMicrobatchCounts));
   levels[kLayout] = 4;
-  levels[kOptimizer] = 4;
+  levels[kOptimizer] = 6;
   levels[kAccumulate] = static_cast<int>(std::size(kCallsOfAStep));
   levels[kClip] = static_cast<int>(std::size(kClipNorms));
   levels[kZero] = kZeroLevels;

@@ -263,6 +263,7 @@ TEST_CASE("gather_optimizer gives whole states of every class of optimizer that 
       make.operator()<torch::optim::RMSprop>(torch::optim::RMSpropOptions(0.02).eps(1e-3).momentum(0.5).centered(true)),
       make.operator()<torch::optim::Adagrad>(torch::optim::AdagradOptions(0.05).initial_accumulator_value(0.1)),
       make.operator()<ap::optim::LAMB>(ap::optim::LAMBOptions(0.02).eps(1e-3)),
+      make.operator()<ap::optim::LARS>(ap::optim::LARSOptions(0.1)),
       make.operator()<ap::optim::AdamW>(torch::optim::AdamWOptions(0.05).eps(1e-3))};
   const DoublePrecision guard;
   torch::set_num_threads(1);

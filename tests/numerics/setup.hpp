@@ -12,7 +12,7 @@
 
 namespace numerics {
 
-enum class Optimizer { kSgd, kAdamW, kRmsProp, kAdagrad };
+enum class Optimizer { kSgd, kAdamW, kRmsProp, kAdagrad, kLars, kMuon };
 
 /// One way to run a model.
 struct Setup {
@@ -39,7 +39,7 @@ struct Setup {
       for (const auto n : step) out << n << ' ';
       out << ']';
     }
-    constexpr const char* kNames[] = {", sgd", ", adamw", ", rmsprop", ", adagrad"};
+    constexpr const char* kNames[] = {", sgd", ", adamw", ", rmsprop", ", adagrad", ", lars", ", muon and adamw"};
     out << ", accumulate " << accumulate << ", clip " << clip_norm << kNames[static_cast<int>(optimizer)] << ", zero "
         << options.zero << ", recompute " << (some_recomputed ? "half of " : "") << options.recompute << ", precision "
         << options.precision;

@@ -17,6 +17,7 @@
 #include <autopar/runtime/loopback.hpp>
 #include <autopar/torch/optim/fused.hpp>
 #include <autopar/torch/optim/lamb.hpp>
+#include <autopar/torch/optim/lars.hpp>
 
 #include "fidelity.hpp"
 #include "precision.hpp"
@@ -169,6 +170,14 @@ MakeOptimizer makes(const Options& options) {
   return [=](const std::vector<Tensor>& parameters) { return std::make_shared<Optimizer>(parameters, options); };
 }
 
+/// Says nothing of itself.
+class Undescribed : public torch::optim::Optimizer {
+ public:
+  Undescribed(const std::vector<Tensor>& parameters, const torch::optim::SGDOptions& options)
+      : Optimizer(parameters, std::make_unique<torch::optim::SGDOptions>(options)) {}
+  Tensor step(LossClosure) override { return {}; }
+};
+
 TEST_CASE("an optimizer that attach refuses has those that it names in its place") {
   const auto sgd_options = torch::optim::SGDOptions(0.1).momentum(0.9);
   const auto adam = torch::optim::AdamOptions(0.05).eps(1e-3);
@@ -179,15 +188,14 @@ TEST_CASE("an optimizer that attach refuses has those that it names in its place
         makes<torch::optim::RMSprop>(torch::optim::RMSpropOptions(0.01).eps(1e-3)),
         makes<torch::optim::Adagrad>(torch::optim::AdagradOptions(0.05).eps(1e-3)), makes<ap::optim::SGD>(sgd_options),
         makes<ap::optim::Adam>(adam), makes<ap::optim::AdamW>(adamw),
-        makes<ap::optim::LAMB>(ap::optim::LAMBOptions(0.05))}) {
+        makes<ap::optim::LAMB>(ap::optim::LAMBOptions(0.05)), makes<ap::optim::LARS>(ap::optim::LARSOptions(0.5))}) {
     ways.push_back(trains({.options = with(kReplicas, [](auto& o) { o.zero = 2; }), .optimizer = make}));
   }
-  const auto lbfgs = makes<torch::optim::LBFGS>(torch::optim::LBFGSOptions(0.1));
-  check({{"LBFGS",
+  check({{"an optimizer that nobody knows",
           2,
-          trains({.options = kReplicas, .optimizer = lbfgs}),
-          {"LBFGS", "use torch::optim::SGD, Adam, AdamW, RMSprop or Adagrad",
-           "or autopar::optim::SGD, Adam, AdamW or LAMB"},
+          trains({.options = kReplicas, .optimizer = makes<Undescribed>(sgd_options)}),
+          {"Undescribed", "use torch::optim::SGD, Adam, AdamW, RMSprop or Adagrad",
+           "or autopar::optim::SGD, Adam, AdamW, LAMB, LARS, Muon or LBFGS", "derive from autopar::DescribedOptimizer"},
           ways}});
 }
 

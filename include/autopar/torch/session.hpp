@@ -128,10 +128,6 @@ class Session {
   [[nodiscard]] std::int64_t parameter_count() const;  ///< elements, tied tensors once
   /// What this rank holds of a parameter or buffer; nothing where it is a phantom. @pre deployed
   [[nodiscard]] ParameterShard shard(const at::Tensor& handle) const;
-  /// For optimizers that need sums over whole parameters (norms of layers): `partial` [i] in f64 is of this rank's
-  /// elements of `parameters` [i], anything where it has none; the sums over all elements come back, the same on every
-  /// rank. All ranks name the same parameters in the same order. Collective.
-  [[nodiscard]] at::Tensor sum_over_shards(const std::vector<at::Tensor>& parameters, const at::Tensor& partial);
   /// For what needs whole matrices. `locals` [i] are tensors of this rank's layout of parameter `handles` [i]: its
   /// value, its gradient, state of an optimizer; each may be undefined, then on all its holders. They are assembled on
   /// one of the holders, `function` (i, whole) is called there, and the first `written` of them go back into all

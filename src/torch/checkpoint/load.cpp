@@ -114,7 +114,7 @@ void Loading::match() {
   all_or_none(world_, kAction, subject_, [&] {
     match_optimizers();
     rows_ = in_file_order(model_rows(tensors_), state_rows(tensors_, loaded(), [&](GroupMember member) {
-                            return state_names(*optimizers_[member.optimizer],
+                            return state_slots(*optimizers_[member.optimizer],
                                                *new_options_[member.optimizer][member.group]);
                           }));
     if (world_.rank() == 0) find_entries();
@@ -160,7 +160,8 @@ void Loading::find_entries() {
     const auto* entry = reader_->find(name);
     names_.push_back(entry == nullptr ? "" : name);
     if (entry == nullptr) {
-      if (row.optimizer != nullptr && !stepped.contains(without_state_name(name))) continue;
+      const bool may_lack = row.is_optional || !stepped.contains(without_state_name(name));
+      if (row.optimizer != nullptr && may_lack) continue;
       throw CheckpointError("it lacks '" + name + "'");
     }
     if (entry->dtype == row.entry.dtype && entry->shape == row.entry.shape) continue;
@@ -215,10 +216,11 @@ void Loading::transfer() {
     for (std::size_t i = 0; i < rows_.size(); ++i) {
       const auto& row = rows_[i];
       if (!arrived_[i].defined() || row.optimizer == nullptr) continue;
-      if (!row.is_counter()) {
+      if (!row.is_number()) {
         arrived_[i] = arrived_[i].to(row.tensor->handle.device());
-      } else if (const auto count = arrived_[i].item<std::int64_t>(); count < 0) {
-        throw CheckpointError("'" + row.entry.name + "' counts " + std::to_string(count) + " steps");
+      } else if (const auto number = arrived_[i].item<double>(); row.kind == StateKind::kCounter && number < 0) {
+        throw CheckpointError("'" + row.entry.name + "' counts " + std::to_string(arrived_[i].item<std::int64_t>()) +
+                              " steps");
       }
     }
   });
@@ -234,7 +236,7 @@ std::optional<CheckpointInfo> Loading::take_over() {
       handle.detach().copy_(arrived_[i].view(handle.sizes()));
     else
       states[handle.unsafeGetTensorImpl()].emplace_back(
-          rows_[i].state, rows_[i].is_counter() ? arrived_[i] : arrived_[i].view(handle.sizes()));
+          rows_[i].state, rows_[i].kind == StateKind::kLikeParameter ? arrived_[i].view(handle.sizes()) : arrived_[i]);
   }
   const auto members = members_of(loaded());
   for (const auto& tensor : tensors_) {
@@ -258,7 +260,7 @@ std::optional<CheckpointInfo> load_checkpoint(World& world, const CheckpointForm
                                               const std::vector<PlacedTensor>& tensors,
                                               const std::vector<torch::optim::Optimizer*>& optimizers,
                                               const LoadOptions& options) {
-  for (const auto* optimizer : optimizers) static_cast<void>(optimizer_kind(*optimizer));
+  for (const auto* optimizer : optimizers) static_cast<void>(descriptor_of(*optimizer));
   Loading loading(world, format, folder, tensors, optimizers, options);
   loading.read_header();
   loading.match();

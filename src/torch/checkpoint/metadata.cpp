@@ -129,7 +129,7 @@ SavedOptimizer optimizer_at(std::size_t index, MetadataReader& reader) {
 }  // namespace
 
 SavedOptimizer describe(const torch::optim::Optimizer& optimizer) {
-  SavedOptimizer saved{name_of(optimizer_kind(optimizer))};
+  SavedOptimizer saved{descriptor_of(optimizer).name};
   const auto values = hyper_parameters(optimizer);
   static_cast<void>(options_with(optimizer, values));
   for (std::size_t g = 0; g < values.size(); ++g) {
@@ -179,7 +179,7 @@ std::optional<SavedInfo> from_metadata(const std::map<std::string, std::string>&
 
 std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> saved_options(const SavedOptimizer& saved,
                                                                            const torch::optim::Optimizer& optimizer) {
-  const std::string mine = name_of(optimizer_kind(optimizer));
+  const auto& mine = descriptor_of(optimizer).name;
   if (saved.kind != mine) throw CheckpointError("its optimizer is " + saved.kind + ", this one is " + mine);
   std::vector<HyperParameters> values;
   for (const auto& group : saved.groups) values.push_back(group.values);

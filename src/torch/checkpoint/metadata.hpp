@@ -19,7 +19,7 @@ struct SavedGroup {
 };
 
 struct SavedOptimizer {
-  std::string kind;  ///< name_of(OptimizerKind)
+  std::string kind;  ///< OptimizerDescriptor::name
   std::vector<SavedGroup> groups{};
 };
 

@@ -22,6 +22,14 @@ std::vector<std::int64_t> sizes_of(const PlacedTensor& tensor) {
   return tensor.shards.empty() ? tensor.handle.sizes().vec() : tensor.sizes;
 }
 
+TensorEntry entry_of(const StateSlot& slot, const PlacedTensor& tensor, std::string name) {
+  if (slot.kind() == StateKind::kCounter) return {std::move(name), DType::kI64, {}};
+  if (slot.kind() == StateKind::kScalar) return {std::move(name), DType::kF64, {}};
+  auto sizes = sizes_of(tensor);
+  if (slot.kind() == StateKind::kWhole) sizes = slot.entry->sizes(sizes);
+  return {std::move(name), dtype_of(tensor.handle.scalar_type()), std::move(sizes)};
+}
+
 std::uint64_t fingerprint_of(const std::vector<Row>& rows) {
   std::string text;
   for (const auto& row : rows) {
@@ -36,15 +44,12 @@ std::uint64_t fingerprint_of(const std::vector<Row>& rows) {
 
 const std::vector<Slab>& Row::shards() const {
   static const std::vector<Slab> kNone;
-  return is_counter() ? kNone : tensor->shards;
+  return kind == StateKind::kLikeParameter ? tensor->shards : kNone;
 }
 
 at::Tensor Row::value() const {
   if (optimizer == nullptr) return tensor->handle;
-  for (auto& [name, value] : state_of(*optimizer, tensor->handle)) {
-    if (name == state) return value;
-  }
-  return {};
+  return state_of(*optimizer, tensor->handle, state);
 }
 
 std::map<const void*, GroupMember> members_of(std::span<torch::optim::Optimizer* const> optimizers) {
@@ -71,19 +76,17 @@ std::vector<Row> model_rows(const std::vector<PlacedTensor>& tensors) {
 
 std::vector<Row> state_rows(const std::vector<PlacedTensor>& tensors,
                             std::span<torch::optim::Optimizer* const> optimizers,
-                            const std::function<std::vector<std::string>(GroupMember)>& names) {
+                            const std::function<std::vector<StateSlot>(GroupMember)>& slots) {
   const auto members = members_of(optimizers);
   std::vector<Row> rows;
   for (const auto& tensor : tensors) {
     const auto member = members.find(tensor.handle.unsafeGetTensorImpl());
     if (member == members.end()) continue;
-    for (const auto& name : names(member->second)) {
-      Row row{&tensor,
-              optimizers[member->second.optimizer],
-              name,
-              {"optimizer." + tensor.name + "." + name, dtype_of(tensor.handle.scalar_type()), sizes_of(tensor)}};
-      if (row.is_counter()) row.entry = {row.entry.name, DType::kI64, {}};
-      rows.push_back(std::move(row));
+    for (const auto& slot : slots(member->second)) {
+      const auto name = slot.name();
+      rows.push_back({&tensor, optimizers[member->second.optimizer], name,
+                      entry_of(slot, tensor, "optimizer." + tensor.name + "." + name), slot.kind(),
+                      slot.entry->is_list});
     }
   }
   return rows;
@@ -93,7 +96,7 @@ std::vector<Row> state_rows(const std::vector<PlacedTensor>& tensors,
                             std::span<torch::optim::Optimizer* const> optimizers) {
   return state_rows(tensors, optimizers, [&](GroupMember member) {
     const auto& optimizer = *optimizers[member.optimizer];
-    return state_names(optimizer, optimizer.param_groups()[member.group].options());
+    return state_slots(optimizer, optimizer.param_groups()[member.group].options());
   });
 }
 

@@ -21,9 +21,12 @@ struct Row {
   torch::optim::Optimizer* optimizer = nullptr;  ///< null: the parameter or buffer
   std::string state{};                           ///< its name in the optimizer's state
   TensorEntry entry{};                           ///< as a whole
+  StateKind kind = StateKind::kLikeParameter;
+  bool is_optional = false;  ///< state that may lack where other state of the parameter is there
 
   [[nodiscard]] const std::vector<Rank>& holders() const { return tensor->holders; }
-  [[nodiscard]] bool is_counter() const { return state == "step"; }
+  /// A state's number, without dimensions.
+  [[nodiscard]] bool is_number() const { return kind == StateKind::kCounter || kind == StateKind::kScalar; }
   /// By holder; empty: each has all of it.
   [[nodiscard]] const std::vector<Slab>& shards() const;
   /// On a holder: what it has, not a copy. Undefined where there is none, as before an optimizer's first step.
@@ -40,10 +43,10 @@ struct GroupMember {
 
 /// Rows refer to `tensors`, which must live as long.
 [[nodiscard]] std::vector<Row> model_rows(const std::vector<PlacedTensor>& tensors);
-/// @param names  of the state of a parameter of this group
+/// @param slots  of the state of a parameter of this group
 [[nodiscard]] std::vector<Row> state_rows(const std::vector<PlacedTensor>& tensors,
                                           std::span<torch::optim::Optimizer* const> optimizers,
-                                          const std::function<std::vector<std::string>(GroupMember)>& names);
+                                          const std::function<std::vector<StateSlot>(GroupMember)>& slots);
 /// Under the optimizers' options as they are.
 [[nodiscard]] std::vector<Row> state_rows(const std::vector<PlacedTensor>& tensors,
                                           std::span<torch::optim::Optimizer* const> optimizers);

@@ -9,14 +9,13 @@
 #include <ATen/ops/_foreach_addcmul.h>
 #include <ATen/ops/_foreach_div.h>
 #include <ATen/ops/_foreach_mul.h>
-#include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/_foreach_sqrt.h>
-#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
+#include "torch/optim/reductions.hpp"
 #include "torch/optim/tensor_lists.hpp"
 #include "torch/parameters/part_access.hpp"
 
@@ -117,31 +116,9 @@ std::vector<at::Tensor> directions(const LambLists& list) {
   return found;
 }
 
-/// Norms in double precision of tensors without gaps. On CPUs libtorch would first make doubles of a whole tensor.
-at::Tensor norms_of(const std::vector<at::Tensor>& tensors) {
-  constexpr std::int64_t kPiece = 1 << 13;  // elements
-  if (!tensors.front().is_cpu()) return at::stack(at::_foreach_norm(tensors, 2, at::kDouble));
-  std::vector<at::Tensor> norms;
-  for (const auto& tensor : tensors) {
-    std::vector<at::Tensor> of_pieces{at::zeros({}, at::kDouble)};
-    for (const auto& piece : tensor.as_strided({tensor.numel()}, {1}).split(kPiece))
-      of_pieces.push_back(at::linalg_vector_norm(piece, 2, {}, false, at::kDouble));
-    norms.push_back(at::linalg_vector_norm(at::stack(of_pieces), 2));
-  }
-  return at::stack(norms);
-}
-
 /// [parameters, 2] sums of squares: of parameters and of directions.
 at::Tensor squares_of(const LambLists& list, const std::vector<at::Tensor>& along) {
-  return at::stack({norms_of(list.parameters), norms_of(along)}, 1).square();
-}
-
-/// `squares` over whole parameters.
-at::Tensor sum_of_squares(const SumOverShards& sum, std::vector<at::Tensor> parameters, const at::Tensor& squares) {
-  const auto count = parameters.size();
-  parameters.reserve(2 * count);
-  for (std::size_t i = 0; i < count; ++i) parameters.push_back(parameters[i]);
-  return sum(parameters, squares.t().reshape({-1})).reshape({2, -1}).t();
+  return at::stack({detail::norms_of(list.parameters, 2), detail::norms_of(along, 2)}, 1).square();
 }
 
 void move_along(const LambLists& list, std::vector<at::Tensor> along, const at::Tensor& squares) {
@@ -192,6 +169,23 @@ void LAMBParamState::serialize(torch::serialize::InputArchive& archive) {
 
 // ---------------------------------------------------------------- LAMB
 
+const OptimizerDescriptor& LAMB::descriptor() const {
+  using Range = OptimizerDescriptor::Range;
+  static const OptimizerDescriptor kDescriptor =
+      describe_optimizer<LAMB, LAMBOptions, LAMBParamState>("LAMB", StepNeeds::kNorms)
+          .counter("step", &LAMBParamState::step)
+          .tensor("exp_avg", &LAMBParamState::exp_avg)
+          .tensor("exp_avg_sq", &LAMBParamState::exp_avg_sq)
+          .option("lr", &LAMBOptions::lr, Range::kNotNegative)
+          .option(
+              "beta1", [](LAMBOptions& options) -> double& { return std::get<0>(options.betas()); }, Range::kBelowOne)
+          .option(
+              "beta2", [](LAMBOptions& options) -> double& { return std::get<1>(options.betas()); }, Range::kBelowOne)
+          .option("eps", &LAMBOptions::eps, Range::kNotNegative)
+          .option("weight_decay", &LAMBOptions::weight_decay, Range::kNotNegative);
+  return kDescriptor;
+}
+
 LAMB::LAMB(const std::vector<torch::optim::OptimizerParamGroup>& groups, LAMBOptions defaults)
     : Optimizer(groups, std::make_unique<LAMBOptions>(defaults)) {
   const auto [beta1, beta2] = defaults.betas();
@@ -214,7 +208,7 @@ at::Tensor LAMB::step(LossClosure closure) {
     advance_averages(list);
     auto along = directions(list);
     const auto own = squares_of(list, along);
-    if (sum_over_shards_ == nullptr) {
+    if (!is_attached()) {
       move_along(list, std::move(along), own);
       continue;
     }
@@ -222,8 +216,8 @@ at::Tensor LAMB::step(LossClosure closure) {
       squares.select(0, list.rows[i]).copy_(own.select(0, static_cast<std::int64_t>(i)));
     }
   }
-  if (sum_over_shards_ != nullptr) {
-    squares = sum_of_squares(sum_over_shards_, step.all(), squares);
+  if (is_attached()) {
+    squares = collectives().sum(step.all(), squares);
     for (const auto& list : step.lists()) {
       std::vector<at::Tensor> own;
       for (const auto row : list.rows) own.push_back(squares.select(0, row).to(list.parameters.front().device()));

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <utility>
@@ -7,35 +8,54 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace torch::optim {
-class Optimizer;
-class OptimizerOptions;
-}  // namespace torch::optim
+#include <autopar/torch/optimizer_descriptor.hpp>
 
 namespace autopar {
 
-enum class OptimizerKind { kSgd, kAdam, kAdamW, kRmsProp, kAdagrad, kLamb };
+using StateKind = OptimizerDescriptor::StateKind;
 
-/// @throws InvalidArgument naming the class of any other optimizer: its state is not known
-[[nodiscard]] OptimizerKind optimizer_kind(const torch::optim::Optimizer& optimizer);
-[[nodiscard]] const char* name_of(OptimizerKind kind);
+/// What is known of this optimizer: what it says itself (DescribedOptimizer), or what
+/// `parameters/known_optimizers.cpp` says of torch::optim's.
+/// @throws InvalidArgument naming the class of any other optimizer, and the ways out
+[[nodiscard]] const OptimizerDescriptor& descriptor_of(const torch::optim::Optimizer& optimizer);
+
+/// Of torch::optim's optimizers, and those that derive from them; null for others.
+[[nodiscard]] const OptimizerDescriptor* known_descriptor(const torch::optim::Optimizer& optimizer);
 
 /// Bytes of optimizer state for each byte of a parameter, from the optimizer's options (the largest of its groups).
-[[nodiscard]] double state_factor(const torch::optim::Optimizer& optimizer);
+/// @param copies_of_whole  how often state is there that is not in parts where its parameter is
+[[nodiscard]] double state_factor(const torch::optim::Optimizer& optimizer, int copies_of_whole = 1);
 
-/// One tensor of a parameter's state; counters are int64 tensors without dimensions.
+/// One tensor of a parameter's state; counters are int64 tensors without dimensions, scalars f64 ones.
 using StateEntry = std::pair<std::string, at::Tensor>;
 
-/// Names of the state that `optimizer` keeps for a parameter once it has stepped, in a fixed order.
-[[nodiscard]] std::vector<std::string> state_names(const torch::optim::Optimizer& optimizer,
-                                                   const at::Tensor& parameter);
+/// A place in the state of a parameter.
+struct StateSlot {
+  const OptimizerDescriptor::StateEntry* entry = nullptr;
+  std::size_t index = 0;  ///< in a list
 
-/// The same for the parameters of a group with these options.
+  [[nodiscard]] std::string name() const { return entry->name_of(index); }
+  [[nodiscard]] StateKind kind() const { return entry->kind; }
+};
+
+/// Of all state that `optimizer` may keep for a parameter of a group with these options, in a fixed order.
+[[nodiscard]] std::vector<StateSlot> state_slots(const torch::optim::Optimizer& optimizer,
+                                                 const torch::optim::OptimizerOptions& options);
+/// Their names.
 [[nodiscard]] std::vector<std::string> state_names(const torch::optim::Optimizer& optimizer,
                                                    const torch::optim::OptimizerOptions& options);
+/// The same for the group of this parameter. @throws InvalidArgument if it is in none
+[[nodiscard]] std::vector<std::string> state_names(const torch::optim::Optimizer& optimizer,
+                                                   const at::Tensor& parameter);
+/// The slot of this name, if the optimizer has such state under any options; `entry` is null if not.
+[[nodiscard]] StateSlot state_slot(const OptimizerDescriptor& descriptor, const std::string& name);
 
 /// The state of one parameter; empty before its first step. Tensors are the optimizer's own, not copies.
 [[nodiscard]] std::vector<StateEntry> state_of(torch::optim::Optimizer& optimizer, const at::Tensor& parameter);
+
+/// The entry of this name; undefined if there is none.
+[[nodiscard]] at::Tensor state_of(torch::optim::Optimizer& optimizer, const at::Tensor& parameter,
+                                  const std::string& name);
 
 /// Replaces the state of one parameter. Takes the tensors over.
 /// @throws CheckpointError if the entries are not those of this kind of optimizer
@@ -47,6 +67,7 @@ void refuse_to_save(torch::optim::Optimizer& optimizer, const std::string& messa
 
 /// An optimizer of the same class, groups and options over placeholders, one for each parameter, with the same counts
 /// and order of them and no state.
+/// @throws InvalidArgument if its descriptor cannot make one
 [[nodiscard]] std::unique_ptr<torch::optim::Optimizer> same_optimizer(const torch::optim::Optimizer& optimizer);
 
 }  // namespace autopar

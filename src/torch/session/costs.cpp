@@ -13,6 +13,7 @@
 #include <autopar/torch/device.hpp>
 #include <autopar/torch/optim/fused.hpp>
 #include <autopar/torch/optim/lamb.hpp>
+#include <autopar/torch/optim/lars.hpp>
 
 #include "torch/cost/measured/profiler.hpp"
 
@@ -30,7 +31,8 @@ bool steps_at_once(const torch::optim::Optimizer* optimizer) {
   return dynamic_cast<const optim::SGD*>(optimizer) != nullptr ||
          dynamic_cast<const optim::Adam*>(optimizer) != nullptr ||
          dynamic_cast<const optim::AdamW*>(optimizer) != nullptr ||
-         dynamic_cast<const optim::LAMB*>(optimizer) != nullptr;
+         dynamic_cast<const optim::LAMB*>(optimizer) != nullptr ||
+         dynamic_cast<const optim::LARS*>(optimizer) != nullptr;
 }
 
 }  // namespace

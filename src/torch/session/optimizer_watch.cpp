@@ -30,7 +30,7 @@ std::uint64_t hash_of_values(const at::Tensor& parameter) {
 }
 
 std::uint64_t hash_of_options(const torch::optim::Optimizer& optimizer) {
-  auto hash = hash_text(name_of(optimizer_kind(optimizer)));
+  auto hash = hash_text(descriptor_of(optimizer).name);
   for (const auto& group : hyper_parameters(optimizer)) {
     for (const auto& [name, value] : group) hash = hash_bytes(&value, sizeof(value), hash);
   }
@@ -93,7 +93,7 @@ std::string OptimizerWatch::describe(std::size_t optimizer) const {
   const auto& watched = *watched_[optimizer].optimizer;
   std::ostringstream text;
   text.precision(17);
-  text << name_of(optimizer_kind(watched));
+  text << descriptor_of(watched).name;
   const auto groups = hyper_parameters(watched);
   for (std::size_t g = 0; g < groups.size(); ++g) {
     if (groups.size() > 1) text << "; group " << g;

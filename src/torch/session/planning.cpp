@@ -231,9 +231,9 @@ Plan Session::Impl::search_plan(const CapturedProgram& program, const GraphProfi
   if (optimizers_.empty() && options_.offload == "auto")
     request.runtime.offload = false;  // nor how much state there is
   for (const auto* optimizer : optimizers_) {
+    const double factor = state_factor(*optimizer, options_.zero == 0 ? 1 : world_.size());
     request.options.optimizer_state_factor =
-        optimizer == optimizers_.front() ? state_factor(*optimizer)
-                                         : std::max(request.options.optimizer_state_factor, state_factor(*optimizer));
+        optimizer == optimizers_.front() ? factor : std::max(request.options.optimizer_state_factor, factor);
   }
   const bool elsewhere = options_.plan_only && !options_.cluster_file.empty();
   request.world = elsewhere ? cluster.devices : world_.size();

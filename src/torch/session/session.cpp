@@ -18,7 +18,7 @@ namespace {
 /// That one of them is of a class whose state is not known.
 std::exception_ptr unknown_among(const std::vector<torch::optim::Optimizer*>& optimizers) {
   try {
-    for (const auto* optimizer : optimizers) static_cast<void>(optimizer_kind(*optimizer));
+    for (const auto* optimizer : optimizers) static_cast<void>(descriptor_of(*optimizer));
     return nullptr;
   } catch (const InvalidArgument&) {
     return std::current_exception();
@@ -85,7 +85,7 @@ std::vector<std::pair<std::string, at::Tensor>> Session::Impl::gather_state() {
 
 std::unique_ptr<torch::optim::Optimizer> Session::Impl::gather_optimizer(torch::optim::Optimizer& optimizer) {
   require_deployed("gather_optimizer");
-  static_cast<void>(optimizer_kind(optimizer));
+  static_cast<void>(descriptor_of(optimizer));
   exchange(world_, next_header(CallKind::kGather), "optimizer");
   return guarded("gather_optimizer", [&] { return autopar::gather_optimizer(world_, placed(), optimizer); });
 }
@@ -173,10 +173,6 @@ std::int64_t Session::parameter_count() const {
 }
 
 ParameterShard Session::shard(const at::Tensor& handle) const { return impl_->shard(handle); }
-at::Tensor Session::sum_over_shards(const std::vector<at::Tensor>& parameters, const at::Tensor& partial) {
-  const PartAccess access;
-  return impl_->sum_over_shards(parameters, partial);
-}
 void Session::for_whole_parameters(const std::vector<at::Tensor>& handles,
                                    const std::vector<std::vector<at::Tensor>>& locals,
                                    const std::function<void(std::size_t, std::vector<at::Tensor>&)>& function,
@@ -197,7 +193,7 @@ std::unique_ptr<torch::optim::Optimizer> Session::gather_optimizer(torch::optim:
   return impl_->gather_optimizer(optimizer);
 }
 void Session::attach(torch::optim::Optimizer& optimizer) {
-  static_cast<void>(optimizer_kind(optimizer));  // refuses what has a state that is not known
+  static_cast<void>(descriptor_of(optimizer));  // refuses what has a state that is not known
   const PartAccess access;
   impl_->attach(optimizer);
 }

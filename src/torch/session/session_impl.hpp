@@ -129,7 +129,6 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
 
   void attach(torch::optim::Optimizer& optimizer);
   [[nodiscard]] ParameterShard shard(const at::Tensor& handle) const;
-  [[nodiscard]] at::Tensor sum_over_shards(const std::vector<at::Tensor>& handles, const at::Tensor& partial);
   void for_whole_parameters(const std::vector<at::Tensor>& handles, const std::vector<std::vector<at::Tensor>>& locals,
                             const WholeParameters::Function& function, std::size_t written);
   void for_whole_parameters(const WholeParameterFunction& function);

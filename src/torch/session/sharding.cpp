@@ -7,19 +7,18 @@
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/zeros.h>
 #include <c10/util/accumulate.h>
 #include <torch/optim/optimizer.h>
 
 #include <autopar/core/assert.hpp>
 #include <autopar/core/error.hpp>
-#include <autopar/torch/shard_sums.hpp>
 
 #include "torch/capture/phantom.hpp"
 #include "torch/engine/message.hpp"
 #include "torch/engine/stage.hpp"
 #include "torch/optim/compute_copy.hpp"
 #include "torch/parameters/optimizer_state.hpp"
+#include "torch/session/session_collectives.hpp"
 #include "torch/session/session_impl.hpp"
 #include "torch/staging/shard_units.hpp"
 
@@ -63,7 +62,7 @@ void Session::Impl::require_optimizers(const Plan& plan) const {
         " needs to know the optimizer, which steps on shards: call model->attach(optimizer) before the "
         "first call, or set zero = 0");
   }
-  for (const auto* optimizer : optimizers_) static_cast<void>(optimizer_kind(*optimizer));
+  for (const auto* optimizer : optimizers_) static_cast<void>(descriptor_of(*optimizer));
 }
 
 void Session::Impl::plan_shards(const CapturedProgram& program) {
@@ -125,6 +124,7 @@ void Session::Impl::keep_copies(const CapturedProgram& program) {
 
 // Some optimizers make their state when they are made, of whole parameters, also of those of other ranks.
 void Session::Impl::fit_optimizer(torch::optim::Optimizer& optimizer) {
+  const auto& descriptor = descriptor_of(optimizer);
   for (const auto& tensor : parameters_.tensors()) {
     if (!tensor.is_parameter || optimizer.state().count(tensor.handle.unsafeGetTensorImpl()) == 0) continue;
     if (!parameters_.holds(tensor)) {
@@ -148,7 +148,12 @@ void Session::Impl::fit_optimizer(torch::optim::Optimizer& optimizer) {
     }
     if (!recorded.empty()) init_->materialise(recorded);
     for (auto& [name, value] : entries) {
-      if (value.dim() == 0 && name == "step") continue;
+      const auto kind = state_slot(descriptor, name).kind();
+      if (kind == StateKind::kCounter || kind == StateKind::kScalar) continue;
+      if (kind == StateKind::kWhole) {
+        value = value.to(tensor.handle.device());
+        continue;
+      }
       auto fitted = value.to(tensor.handle.device());
       const bool is_of_whole = value.sizes() == at::IntArrayRef(tensor.sizes) && value.numel() != tensor.handle.numel();
       if (!parameters_.is_whole(tensor) && is_of_whole) fitted = here.of(fitted.contiguous()).clone();
@@ -178,12 +183,10 @@ void Session::Impl::refuse_to_save_parts(torch::optim::Optimizer& optimizer) con
 void Session::Impl::attach(torch::optim::Optimizer& optimizer) {
   watch_.watch(optimizer);
   optimizers_.push_back(&optimizer);
-  if (auto* needs = dynamic_cast<NeedsShardSums*>(&optimizer); needs != nullptr) {
-    needs->set_sum_over_shards(
-        [self = weak_from_this()](const std::vector<at::Tensor>& parameters, const at::Tensor& partial) {
-          const auto session = self.lock();
-          return session ? session->sum_over_shards(parameters, partial) : partial;
-        });
+  if (auto* described = dynamic_cast<DescribedOptimizer*>(&optimizer); described != nullptr) {
+    const std::shared_ptr<ParameterStore> parameters(shared_from_this(), &parameters_);
+    described->set_collectives(
+        std::make_shared<SessionCollectives>(described->descriptor(), parameters, deployment_, world_));
   }
   if (deployed_) fit_optimizer(optimizer);
 }
@@ -238,21 +241,6 @@ ParameterShard Session::Impl::shard(const at::Tensor& handle) const {
   if (!here.is_one_range()) shard.begin = shard.end = 0;
   if (parameters_.is_sharded(tensor)) shard.of_slice.emplace(here.part.begin, here.part.end);
   return shard;
-}
-
-at::Tensor Session::Impl::sum_over_shards(const std::vector<at::Tensor>& handles, const at::Tensor& partial) {
-  require_deployed("sum_over_shards");
-  const at::NoGradGuard no_grad;
-  expect(partial.dim() == 1 && partial.size(0) == static_cast<std::int64_t>(handles.size()),
-         "sum_over_shards: `partial` needs one element a parameter");
-  auto counted = at::zeros({partial.size(0)}, at::TensorOptions().dtype(at::kDouble).device(deployment_.device()));
-  std::vector<std::int64_t> here;
-  for (std::size_t i = 0; i < handles.size(); ++i) {
-    const auto& tensor = parameters_.of(handles[i]);
-    if (parameters_.counts(tensor)) here.push_back(static_cast<std::int64_t>(i));
-  }
-  for (const auto i : here) counted.select(0, i).copy_(partial.select(0, i));
-  return deployment_.sums().sum({counted})[0].to(partial.device());
 }
 
 }  // namespace autopar

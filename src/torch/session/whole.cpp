@@ -19,8 +19,10 @@ namespace autopar {
 
 namespace {
 
-/// Its state counts steps: of no layout.
-bool is_counter(const std::string& state) { return state == "step"; }
+/// Such state has another layout than its parameter, as numbers that count steps have.
+bool is_counter(const torch::optim::Optimizer& optimizer, const std::string& state) {
+  return state_slot(descriptor_of(optimizer), state).kind() != StateKind::kLikeParameter;
+}
 
 bool has(const torch::optim::Optimizer& optimizer, const at::Tensor& parameter) {
   for (const auto& group : optimizer.param_groups()) {
@@ -137,8 +139,10 @@ WholeParameters::Parts Session::Impl::parts_with_state(const StateTensor& tensor
     ++number;
     const auto entries = state_of(*optimizer, tensor.handle);
     for (const auto& name : state_names(*optimizer, tensor.handle)) {
-      if (is_counter(name)) continue;
+      if (is_counter(*optimizer, name)) continue;
       const auto found = std::ranges::find(entries, name, &StateEntry::first);
+      const bool is_of_list = state_slot(descriptor_of(*optimizer), name).entry->is_list;
+      if (is_of_list && found == entries.end()) continue;
       parts.tensors.push_back(found == entries.end() ? at::Tensor() : found->second);
       parts.labels.push_back(key_of(name, number));
     }
@@ -180,7 +184,7 @@ void Session::Impl::for_whole_parameters(const WholeParameterFunction& function)
       if (!has(*optimizer, tensor.handle)) continue;
       ++number;
       for (const auto& [name, value] : state_of(*optimizer, tensor.handle)) {
-        if (is_counter(name)) counters[key_of(name, number)] = value;
+        if (is_counter(*optimizer, name)) counters[key_of(name, number)] = value;
       }
     }
     const SeededGenerators seeded(deployment_.device(), draw_seed(draws, {OpId::of(i)}));

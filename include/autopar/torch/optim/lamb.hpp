@@ -9,7 +9,7 @@
 #include <torch/optim/optimizer.h>
 #include <torch/optim/serialize.h>
 
-#include <autopar/torch/shard_sums.hpp>
+#include <autopar/torch/optimizer_descriptor.hpp>
 
 namespace autopar::optim {
 
@@ -44,25 +44,20 @@ struct LAMBParamState : public torch::optim::OptimizerCloneableParamState<LAMBPa
 /// vector of r + decay * x, and lr times that sum where |x| or its norm is zero. Norms are taken in double precision.
 ///
 /// Where ranks hold shards of parameters, its step is collective: all ranks step together.
-class LAMB : public torch::optim::Optimizer, public NeedsShardSums {
+class LAMB : public torch::optim::Optimizer, public DescribedOptimizer {
  public:
   /// @throws c10::Error for options out of range, as torch::optim does
   explicit LAMB(const std::vector<torch::optim::OptimizerParamGroup>& groups, LAMBOptions defaults = {});
   explicit LAMB(std::vector<at::Tensor> parameters, LAMBOptions defaults = {})
       : LAMB({torch::optim::OptimizerParamGroup(std::move(parameters))}, std::move(defaults)) {}
 
-  /// `sum` is called once a step: with all parameters of the groups, phantoms included, twice over, and the sums of
-  /// squares of what this rank has of each, then of its direction. Null: parameters are whole (the default).
-  void set_sum_over_shards(SumOverShards sum) override { sum_over_shards_ = std::move(sum); }
+  [[nodiscard]] const OptimizerDescriptor& descriptor() const override;
 
   /// @throws InvalidArgument as SGD::step
   at::Tensor step(LossClosure closure = nullptr) override;
 
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
-
- private:
-  SumOverShards sum_over_shards_;
 };
 
 }  // namespace autopar::optim

@@ -296,5 +296,5 @@ TEST_CASE("every supported optimizer's state is read and written") {
   check([](Tensors t) { return optim::Adagrad(t, optim::AdagradOptions(0.1)); }, 1);
   const auto parameter = torch::ones({3}).set_requires_grad(true);
   const optim::LBFGS other({parameter});
-  CHECK_THROWS_AS(optimizer_kind(other), InvalidArgument);
+  CHECK_THROWS_AS(descriptor_of(other), InvalidArgument);
 }

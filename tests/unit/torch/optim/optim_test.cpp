@@ -20,6 +20,7 @@
 #include <autopar/runtime/loopback.hpp>
 #include <autopar/torch/optim/fused.hpp>
 #include <autopar/torch/optim/lamb.hpp>
+#include <autopar/torch/optim/lars.hpp>
 
 #include "torch/checkpoint/checkpoint.hpp"
 #include "torch/checkpoint/format.hpp"
@@ -276,6 +277,7 @@ TEST_CASE("closures, later groups, missing, sparse and complex gradients") {
   check_manners<ap::optim::Adam>(optim::AdamOptions(0.1));
   check_manners<ap::optim::AdamW>(optim::AdamWOptions(0.1));
   check_manners<ap::optim::LAMB>(ap::optim::LAMBOptions(0.1));
+  check_manners<ap::optim::LARS>(ap::optim::LARSOptions(0.1));
 }
 
 TEST_CASE("the planner and checkpoints know them") {
@@ -290,8 +292,8 @@ TEST_CASE("the planner and checkpoints know them") {
   CHECK(ap::state_factor(adam) == 2);
   CHECK(ap::state_factor(adamw) == 3);
   CHECK(ap::state_factor(lamb) == 2);
-  CHECK(std::string(ap::name_of(ap::optimizer_kind(adamw))) == "AdamW");
-  CHECK(std::string(ap::name_of(ap::optimizer_kind(lamb))) == "LAMB");
+  CHECK(ap::descriptor_of(adamw).name == "AdamW");
+  CHECK(ap::descriptor_of(lamb).name == "LAMB");
 }
 
 // ---------------------------------------------------------------- files
@@ -351,6 +353,7 @@ TEST_CASE("files of torch::optim's optimizers and ours are interchangeable") {
   check_files<ap::optim::Adam, optim::Adam>(optim::AdamOptions(0.1).amsgrad(true).eps(1e-3));
   check_files<ap::optim::AdamW, optim::AdamW>(optim::AdamWOptions(0.1).eps(1e-3));
   check_files<ap::optim::LAMB, ap::optim::LAMB>(ap::optim::LAMBOptions(0.1).betas({0.7, 0.9}).eps(1e-3));
+  check_files<ap::optim::LARS, ap::optim::LARS>(ap::optim::LARSOptions(0.1).weight_decay(0.1));
 }
 
 // ---------------------------------------------------------------- LAMB
@@ -424,6 +427,28 @@ Tensor shard_of(const Tensor& whole, int rank, int ranks) {
   return whole.slice(0, std::min(whole.numel(), each * rank), std::min(whole.numel(), each * (rank + 1)));
 }
 
+/// Of which each rank has another part.
+class OverShards : public ap::ParameterCollectives {
+ public:
+  explicit OverShards(ap::World& world) : world_(world) {}
+  std::vector<int64_t> sizes(const Tensor&) const override { throw std::logic_error("not asked for"); }
+  Tensor sum(const Tensors& handles, const Tensor& partial) override {
+    if (partial.size(0) != std::ssize(handles)) throw std::logic_error("a row for each parameter is expected");
+    auto total = partial.contiguous().clone();
+    world_.all_reduce_sum(std::span(total.data_ptr<double>(), static_cast<std::size_t>(total.numel())), "norms");
+    return total;
+  }
+  Tensor norms(const Tensors&, const Tensors&, double) override { throw std::logic_error("not asked for"); }
+  Tensor dot(const Tensors&, const Tensors&, const Tensors&) override { throw std::logic_error("not asked for"); }
+  std::vector<double> of_ranks(double) override { throw std::logic_error("not asked for"); }
+  void on_wholes(const Tensors&, const std::vector<Tensors>&, const OnWhole&, const std::vector<Tensors>&) override {
+    throw std::logic_error("not asked for");
+  }
+
+ private:
+  ap::World& world_;
+};
+
 /// The largest difference between the shards of one rank and those of whole parameters, after ten steps.
 double difference_over_shards(ap::World& world) {
   const auto options = ap::optim::LAMBOptions(0.02).eps(1e-3);
@@ -435,14 +460,7 @@ double difference_over_shards(ap::World& world) {
     shards.push_back(shard_of(wholes.back().detach(), rank, ranks).clone().set_requires_grad(true));
   }
   ap::optim::LAMB whole(wholes, options), sharded(shards, options);
-  sharded.set_sum_over_shards([&](const Tensors& parameters, const Tensor& partial) {
-    if (parameters.size() != 2 * shards.size() || partial.numel() != std::ssize(parameters)) {
-      throw std::logic_error("a number for each parameter is expected");
-    }
-    auto total = partial.clone();
-    world.all_reduce_sum(std::span(total.data_ptr<double>(), static_cast<std::size_t>(total.numel())), "norms");
-    return total;
-  });
+  sharded.set_collectives(std::make_shared<OverShards>(world));
   double worst = 0;
   for (int step = 0; step < 10; ++step) {
     for (std::size_t i = 0; i < wholes.size(); ++i) {

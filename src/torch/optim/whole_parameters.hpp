@@ -1,0 +1,12 @@
+#pragma once
+
+#include <memory>
+
+#include <autopar/torch/parameter_collectives.hpp>
+
+namespace autopar {
+
+/// Of one process, which has all elements of each parameter.
+[[nodiscard]] std::shared_ptr<ParameterCollectives> over_whole_parameters();
+
+}  // namespace autopar
