@@ -12,7 +12,6 @@
 #include <unordered_set>
 #include <utility>
 
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -20,6 +19,7 @@
 
 #include <autopar/core/error.hpp>
 #include <autopar/io/checksum.hpp>
+#include <autopar/io/regular_file.hpp>
 
 #include "atomic_file.hpp"
 #include "hash_text.hpp"
@@ -163,7 +163,10 @@ SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, std::vector<Ten
            std::to_string(kMaxHeader));
   }
   try {
+    require_regular(path);
     state_ = std::make_unique<State>(path, std::move(entries), std::move(extended));
+  } catch (const ConfigError& error) {
+    throw CheckpointError(error.what());
   } catch (const std::system_error& error) {
     refuse(std::string("cannot make the file: ") + error.what());
   }
@@ -204,7 +207,7 @@ void SafetensorsWriter::commit() {
 
 struct SafetensorsReader::State {
   std::filesystem::path path;
-  int descriptor = -1;
+  RegularFile file;
   std::int64_t data_begin = 0;
   std::vector<TensorEntry> entries;
   std::vector<std::int64_t> offsets;
@@ -214,17 +217,12 @@ struct SafetensorsReader::State {
   Metadata metadata;
 
   explicit State(std::filesystem::path path_in) : path(std::move(path_in)) {}
-  ~State() {
-    if (descriptor >= 0) ::close(descriptor);
-  }
-  State(const State&) = delete;
-  State& operator=(const State&) = delete;
 
   [[noreturn]] void fail(const std::string& reason) const { throw CheckpointError(path.string() + ": " + reason); }
 
   void read_at(std::span<std::byte> out, std::int64_t position) const {
     while (!out.empty()) {
-      const auto got = ::pread(descriptor, out.data(), out.size(), position);
+      const auto got = ::pread(file.descriptor(), out.data(), out.size(), position);
       if (got < 0 && errno == EINTR) continue;
       if (got < 0) fail(std::string("cannot read: ") + std::strerror(errno));
       if (got == 0) fail("the file ends before its data do");
@@ -234,10 +232,13 @@ struct SafetensorsReader::State {
   }
 
   void open() {
-    descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (descriptor < 0) fail(std::string("cannot open: ") + std::strerror(errno));
+    try {
+      file = open_regular(path);
+    } catch (const ConfigError& error) {
+      throw CheckpointError(error.what());
+    }
     struct stat status {};
-    if (::fstat(descriptor, &status) != 0) fail(std::string("cannot read: ") + std::strerror(errno));
+    if (::fstat(file.descriptor(), &status) != 0) fail(std::string("cannot read: ") + std::strerror(errno));
     std::uint64_t length = 0;
     if (status.st_size < 8)
       fail("the file has " + std::to_string(status.st_size) + " bytes, less than any safetensors file");

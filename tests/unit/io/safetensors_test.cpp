@@ -7,6 +7,7 @@
 #include <fstream>
 #include <random>
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <autopar/core/error.hpp>
@@ -192,6 +193,24 @@ TEST_CASE("every flipped bit of a file is found: header, checksums and data") {
   }
   CHECK(SafetensorsReader(folder / "x").has_checksums());
   CHECK(checksum(std::as_bytes(std::span("abc", 3))) == 0x78af5f94892f3950ULL);  // of the xxHash project's own program
+}
+
+TEST_CASE("a pipe in a file's place is refused by name, to read and to write, and nobody waits for it") {
+  const Folder folder;
+  const auto path = folder / "pipe.safetensors";
+  REQUIRE(::mkfifo(path.c_str(), 0600) == 0);
+  const auto says = [&](const auto& work) {
+    try {
+      work();
+    } catch (const CheckpointError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  const auto expected = path.string() + ": it is a pipe, and must be a regular file; name another file, or remove it";
+  CHECK(says([&] { SafetensorsReader reader(path); }) == expected);
+  CHECK(says([&] { SafetensorsWriter writer(path, {{"a", DType::kF32, {2}}}); }) == expected);
+  CHECK(folder.files() == 1);
 }
 
 TEST_CASE("metadata keys of checksums are the writer's own") {
