@@ -1,11 +1,17 @@
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <mutex>
+#include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include <sys/stat.h>
 
 #include <torch/nn.h>
 #include <torch/optim.h>
+#include <torch/serialize.h>
 #include <torch/types.h>
 
 #include <autopar/autopar.hpp>
@@ -17,6 +23,7 @@
 
 #include "torch/checkpoint/checkpoint.hpp"
 #include "torch/parameters/hyper_parameters.hpp"
+#include "torch/parameters/optimizer_state.hpp"
 
 // Models that save and load: what a load that fails leaves behind, and what a good one brings.
 namespace session_checkpoint_test {
@@ -157,28 +164,223 @@ TEST_CASE("a checkpoint brings hyper-parameters, and weights alone where that is
   }));
 }
 
-TEST_CASE(
-    "a checkpoint that is damaged when a model is deployed is an error of the first call, and the next one goes on",
-    "[files]") {
+/// Of each rank, what it is refused with by autopar; the same ranks go on.
+std::vector<std::string> refusals(int ranks, const std::function<void(ap::World&)>& work) {
+  std::vector<std::string> messages(static_cast<std::size_t>(ranks));
+  ap::loopback::run(ranks, [&](ap::World& world) {
+    try {
+      work(world);
+    } catch (const ap::Error& error) {
+      messages[static_cast<std::size_t>(world.rank())] = error.what();
+    }
+  });
+  return messages;
+}
+
+void check_refused(const std::vector<std::string>& messages, const std::string& part) {
+  for (const auto& message : messages) {
+    CAPTURE(message, part);
+    CHECK(message.find(part) != std::string::npos);
+  }
+}
+
+/// Bytes of what has memory, and hyper-parameters.
+std::pair<std::vector<std::string>, std::vector<ap::HyperParameters>> state_here(const Model& model,
+                                                                                 torch::optim::AdamW& optimizer) {
+  std::vector<std::string> bytes;
+  const auto add = [&](const at::Tensor& tensor) {
+    bytes.emplace_back(static_cast<const char*>(tensor.data_ptr()), tensor.nbytes());
+  };
+  for (const auto& item : model->named_parameters()) add(item.value());
+  for (const auto& item : model->named_buffers()) add(item.value());
+  return {bytes, ap::hyper_parameters(optimizer)};
+}
+
+TEST_CASE("a load before the first call is refused at once, on every rank, has changed nothing, and another may follow",
+          "[files]") {
   const TempFolder folder;
   const ap::Options options{.stages = 2, .replicas = {1, 1}};
   static_cast<void>(train(options, [&](Model& model, torch::optim::AdamW& optimizer, ap::World& world) {
     model->save(folder / "good", optimizer);
+    model->save(folder / "weights");
     if (world.rank() == 0) write_damaged(folder / "good", folder / "damaged");
+  }));
+  fs::create_directories(checkpoint_in(folder / "a folder"));
+  fs::create_directories(folder / "a pipe");
+  REQUIRE(::mkfifo(checkpoint_in(folder / "a pipe").c_str(), 0600) == 0);
+  fs::create_directories(folder / "a device");
+  fs::create_symlink("/dev/zero", checkpoint_in(folder / "a device"));
+  const std::vector<std::pair<std::string, std::string>> bad{
+      {"nowhere", "No such file"},
+      {"damaged", "are damaged"},
+      {"weights", "it has no state of optimizer 0"},
+      {"a folder", "it is a folder, and must be a regular file"},
+      {"a pipe", "it is a pipe, and must be a regular file"},
+      {"a device", "it is a device, and must be a regular file"}};
+  const auto make = [](ap::World& world, bool recorded, const ap::Options& how) {
+    if (recorded)
+      return Model(
+          world, [] { return Net(); }, how);
+    return Model(world, Net(), how);
+  };
+  for (const bool recorded : {false, true}) {
+    ap::loopback::run(2, [&](ap::World& world) {
+      auto model = make(world, recorded, options);
+      torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(3));
+      for (const auto& [name, part] : bad) {
+        const auto before = recorded ? decltype(state_here(model, optimizer))({}, ap::hyper_parameters(optimizer))
+                                     : state_here(model, optimizer);
+        const auto message = message_of<ap::CheckpointError>([&] { model->load(folder / name, optimizer); });
+        const auto after = recorded ? decltype(state_here(model, optimizer))({}, ap::hyper_parameters(optimizer))
+                                    : state_here(model, optimizer);
+        const std::lock_guard lock(mutex);
+        CAPTURE(name, message, recorded, world.rank());
+        CHECK(message.find("cannot load " + checkpoint_in(folder / name).string()) != std::string::npos);
+        CHECK(message.find(part) != std::string::npos);
+        CHECK(before == after);
+      }
+      model->load(folder / "good", optimizer);
+      const auto rate = optimizer.param_groups()[0].options().get_lr();
+      model(torch::ones({4, 4})).backward();
+      const std::lock_guard lock(mutex);
+      CHECK(rate == 0.01);
+      CHECK(model->stats().calls == 3);
+    });
+  }
+}
+
+TEST_CASE("a file that is damaged between load and first call is an error of that call, and the next one goes on",
+          "[files]") {
+  const TempFolder folder;
+  const ap::Options options{.stages = 2, .replicas = {1, 1}};
+  static_cast<void>(train(options, [&](Model& model, torch::optim::AdamW& optimizer, ap::World&) {
+    model->save(folder / "good", optimizer);
+  }));
+  const auto train_step = [](Model& model) { model(torch::ones({4, 4})).backward(); };
+  for (const bool writes : {false, true}) {
+    fs::create_directories(folder / "damaged");
+    fs::copy_file(checkpoint_in(folder / "good"), checkpoint_in(folder / "damaged"),
+                  fs::copy_options::overwrite_existing);
+    std::vector<double> losses;
+    ap::loopback::run(2, [&](ap::World& world) {
+      const auto make = [] {
+        Net net;
+        const torch::NoGradGuard no_grad;
+        for (auto& parameter : net->parameters()) parameter.fill_(0.1);
+        return net;
+      };
+      Model undisturbed(world, make, options);
+      Model model(world, make, options);
+      torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(3));
+      model->load(folder / "damaged", optimizer);
+      for (auto* each : {&undisturbed, &model}) {
+        const torch::NoGradGuard no_grad;
+        if (writes) (*each)->module().second->weight.mul_(2);
+      }
+      if (world.rank() == 0) {  // in place: the same file
+        std::fstream file(checkpoint_in(folder / "damaged"), std::ios::in | std::ios::out | std::ios::binary);
+        const auto size = static_cast<std::streamoff>(fs::file_size(checkpoint_in(folder / "damaged")));
+        for (std::streamoff at = size / 2; at < size; ++at) file.seekp(at).put('x');
+      }
+      world.barrier();
+      const auto message = message_of<ap::CheckpointError>([&] { train_step(model); });
+      train_step(model);
+      train_step(undisturbed);
+      const auto state = model->gather_state(), expected = undisturbed->gather_state();
+      model->load(folder / "good", optimizer);
+      const std::lock_guard lock(mutex);
+      CAPTURE(message, writes);
+      CHECK(message.find("cannot load") != std::string::npos);
+      CHECK(message.find("are damaged") != std::string::npos);
+      CHECK(model->stats().calls == 2);
+      CHECK(optimizer.param_groups()[0].options().get_lr() == 0.01);
+      for (const auto& item : expected) CHECK(torch::equal(item.value(), state[item.key()]));
+    });
+  }
+}
+
+TEST_CASE("ranks that load differently before the first call are told so, and none waits", "[files]") {
+  const TempFolder folder;
+  const ap::Options options{.stages = 2, .replicas = {1, 1}};
+  static_cast<void>(train(options, [&](Model& model, torch::optim::AdamW& optimizer, ap::World&) {
+    model->save(folder / "one", optimizer);
+    model->save(folder / "two", optimizer);
+  }));
+  const auto body = [&](const std::function<void(Model&, torch::optim::AdamW&, int)>& load) {
+    return refusals(2, [&](ap::World& world) {
+      Model model(world, Net(), options);
+      torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(3));
+      load(model, optimizer, world.rank());
+    });
+  };
+  const auto folders = body([&](Model& model, torch::optim::AdamW& optimizer, int rank) {
+    model->load(folder / (rank == 0 ? "one" : "two"), optimizer);
+  });
+  check_refused(folders, "one");
+  check_refused(folders, "two");
+  const auto calls = body([&](Model& model, torch::optim::AdamW& optimizer, int rank) {
+    if (rank == 0) return model->load(folder / "one", optimizer);
+    model(torch::ones({4, 4})).backward();
+  });
+  check_refused(calls, "rank 0 is in 'load', rank 1 is in 'forward'");
+  const auto optimizers = body([&](Model& model, torch::optim::AdamW& optimizer, int rank) {
+    if (rank == 0) return model->load(folder / "one", optimizer);
+    model->load(folder / "one");
+  });
+  check_refused(optimizers, "rank 0 and rank 1 would keep other tensors");
+}
+
+TEST_CASE("what a load before the first call promises an optimizer is checked when it is attached, and kept from files",
+          "[files]") {
+  const TempFolder folder;
+  const ap::Options options{.stages = 1, .zero = 1, .replicas = {2}};
+  static_cast<void>(train(options, [&](Model& model, torch::optim::AdamW& optimizer, ap::World&) {
+    model->save(folder / "good", optimizer);
   }));
   ap::loopback::run(2, [&](ap::World& world) {
     Model model(world, Net(), options);
     torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(3));
-    model->load(folder / "damaged", optimizer);
-    const auto message = message_of<ap::CheckpointError>([&] { model(torch::ones({4, 4})).backward(); });
-    model(torch::ones({4, 4})).backward();
     model->load(folder / "good", optimizer);
+    std::ostringstream out;
+    const auto unsaved = message_of<ap::InvalidArgument>([&] { torch::save(optimizer, out); });
+    const std::vector<at::Tensor> more{torch::ones({2}).set_requires_grad(true)};
+    optimizer.add_param_group(torch::optim::OptimizerParamGroup(more));
+    const auto refused = message_of<ap::CheckpointError>([&] { model->attach(optimizer); });
+    torch::optim::AdamW other(model->parameters(), torch::optim::AdamWOptions(3));
+    model->load(folder / "good", other);
+    model->attach(other);
+    model->prepare(torch::ones({4, 4}));
+    const auto steps = ap::state_of(other, model->owned_parameters().front()).front().second.item<std::int64_t>();
     const std::lock_guard lock(mutex);
-    CAPTURE(message);
-    CHECK(message.find("are damaged") != std::string::npos);
-    CHECK(model->stats().calls == 2);
-    CHECK(optimizer.param_groups()[0].options().get_lr() == 0.01);
+    CAPTURE(unsaved, refused);
+    CHECK(unsaved.find("call model->prepare(arguments...) first") != std::string::npos);
+    CHECK(refused.find("has 1 parameter groups, this one 2") != std::string::npos);
+    CHECK(steps == 2);
   });
+}
+
+TEST_CASE("a model that is planned only loads nothing, and needs no file", "[files]") {
+  ap::loopback::run(1, [&](ap::World& world) {
+    Model model(world, Net(), ap::Options{.plan_only = true});
+    torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(3));
+    model->load("nowhere", optimizer);
+    CHECK_THROWS_AS(model(torch::ones({4, 4})), ap::PlanOnly);
+  });
+}
+
+TEST_CASE("a pipe in a checkpoint's place is refused by name after the first call, to load and to save", "[files]") {
+  const TempFolder folder;
+  fs::create_directories(folder / "run");
+  REQUIRE(::mkfifo(checkpoint_in(folder / "run").c_str(), 0600) == 0);
+  static_cast<void>(
+      train({.stages = 2, .replicas = {1, 1}}, [&](Model& model, torch::optim::AdamW& optimizer, ap::World&) {
+        const auto loaded = message_of<ap::CheckpointError>([&] { model->load(folder / "run", optimizer); });
+        const auto saved = message_of<ap::CheckpointError>([&] { model->save(folder / "run", optimizer); });
+        const std::lock_guard lock(mutex);
+        CAPTURE(loaded, saved);
+        CHECK(loaded.find("it is a pipe, and must be a regular file") != std::string::npos);
+        CHECK(saved.find("it is a pipe, and must be a regular file") != std::string::npos);
+      }));
 }
 
 TEST_CASE("optimizers whose state is not known are refused on every rank, also where only one has such", "[files]") {

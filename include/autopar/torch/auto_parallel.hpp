@@ -237,9 +237,11 @@ class AutoParallelImpl : public torch::nn::Module {
     session_->save(folder, {&optimizers...});
   }
   /// A checkpoint that is damaged, of another model or without an optimizer's state is a CheckpointError on every rank;
-  /// then model and optimizers are as they were and training may go on. Before the first call: the files are read when
-  /// the model is deployed, so the optimizers must live until then. A `folder` that ends in .safetensors is the file
-  /// itself: weights of another writer, such as torchvision's state_dict.
+  /// then model and optimizers are as they were and training, or another load, may go on. Also before the first call:
+  /// then hyper-parameters are loaded at once, and what is set or written afterwards stays, as in one process. Tensors
+  /// that have no memory yet and the optimizers' state follow with the first call, from the file that was opened, so
+  /// the optimizers must live until then; rank 0 reads the file twice. Several loads add up in their order. A `folder`
+  /// that ends in .safetensors is the file itself: weights of another writer, such as torchvision's state_dict.
   template <std::derived_from<torch::optim::Optimizer>... Optimizers>
   void load(const std::string& folder, Optimizers&... optimizers) {
     session_->load(folder, {&optimizers...});

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -45,6 +46,20 @@ class InitRecord {
   /// @throws InvalidArgument for a phantom that the recorded construction did not make
   [[nodiscard]] std::optional<at::Tensor> part(const at::Tensor& phantom, std::int64_t blocks, std::int64_t begin,
                                                std::int64_t end);
+
+  /// From now on the phantom has data from outside, as a checkpoint's, which need not be known yet: operators that are
+  /// recorded later go on from it. @return the number of this expectation, from 0
+  std::size_t expect_data(const at::Tensor& phantom);
+
+  /// Whether the recording has changed the phantom since it expected these data, or given it other memory.
+  [[nodiscard]] bool changed_since(std::size_t expected, const at::Tensor& phantom) const;
+
+  /// The expectations whose data materialising these phantoms may read.
+  [[nodiscard]] std::vector<std::size_t> expected_behind(const std::vector<at::Tensor>& phantoms) const;
+
+  /// Brings the data, whole, on the CPU: before what reads them is materialised. An expectation that has none is passed
+  /// over, as if it had not been there.
+  void give(std::size_t expected, const at::Tensor& data);
 
   /// State of the default CPU generator when the construction began (at::Generator::get_state).
   [[nodiscard]] const at::Tensor& generator_state() const;

@@ -171,8 +171,10 @@ class Session {
 
   // ---- files. Collective.
   void save(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers);
-  /// A CheckpointError, on every rank, leaves model, optimizers and counters as they were. Before the first call it is
-  /// noted and done, once, when the model is deployed.
+  /// A CheckpointError, on every rank, leaves model, optimizers and counters as they were. Before the first call the
+  /// file is opened and checked, and hyper-parameters and tensors that have memory are loaded at once; tensors of a
+  /// recorded construction, state of optimizers and counters follow from the opened file when the model is deployed.
+  /// What is set or written after a load stays. Several loads add up in their order.
   void load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
             const LoadOptions& options = {});
 

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Generator.h>
@@ -30,6 +32,10 @@ class Construction : public OperatorSink, public std::enable_shared_from_this<Co
   [[nodiscard]] const at::Tensor& initial_state() const { return initial_state_; }
   at::Tensor rebase(const at::Tensor& state);
   void forget_states();
+  std::size_t expect_data(const at::Tensor& phantom);
+  [[nodiscard]] bool changed_since(std::size_t expected, const at::Tensor& phantom);
+  [[nodiscard]] std::vector<std::size_t> expected_behind(const std::vector<at::Tensor>& phantoms);
+  void give(std::size_t expected, at::Tensor data) { expected_.at(expected).data = std::move(data); }
 
  private:
   /// The generator before a random operator.
@@ -38,12 +44,20 @@ class Construction : public OperatorSink, public std::enable_shared_from_this<Co
     bool reseeded;     ///< not where the operator before left it: a manual_seed, or draws outside the construction
   };
 
+  /// Data from outside, at its place among the operators.
+  struct Expected {
+    ValueId value;       ///< whose memory it fills
+    std::size_t before;  ///< the first operator after it
+    at::Tensor data;     ///< undefined: there is none, the operators before it count
+  };
+
   bool runs_at_once(const c10::OperatorHandle& op, torch::jit::Stack* stack);
   void require_no_data(const c10::OperatorHandle& op, const torch::jit::Stack& stack) const;
   void note_draws(std::size_t first_new_op, const at::Tensor& state);
   void advance(at::Generator& generator, const OpNode& node);
   [[nodiscard]] std::vector<bool> needed_for(const std::vector<at::Tensor>& tensors);
   [[nodiscard]] bool states_known(const std::vector<bool>& needed) const;
+  [[nodiscard]] bool is_read(const Expected& expected, const std::vector<bool>& needed);
   [[nodiscard]] std::vector<at::Tensor> run(const std::vector<bool>& needed, const std::vector<at::Tensor>& wanted);
 
   std::optional<Tracer> tracer_;
@@ -51,6 +65,7 @@ class Construction : public OperatorSink, public std::enable_shared_from_this<Co
   bool materialised_ = false;  // something: whoever needs data has it, or asks for it
   at::Tensor initial_state_, last_state_;
   std::unordered_map<OpId, Draw> draws_;
+  std::vector<Expected> expected_;  ///< in the order of their places
 };
 
 /// Gives data to a phantom that a recorded construction made and nobody registered: a constant of the model.

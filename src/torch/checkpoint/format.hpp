@@ -40,9 +40,12 @@ class CheckpointReader {
   /// Nothing if there is none of that name.
   [[nodiscard]] virtual const TensorEntry* find(const std::string& name) const = 0;
 
+  /// Reads a row to its end and keeps nothing of it, to find damage. @throws CheckpointError naming it
+  virtual void verify(const Row& /*row*/, const std::string& /*name*/) {}
+
   // ---- on every rank
 
-  /// Memory for the largest row, before the first is read. Does not communicate.
+  /// Memory for the largest row, before the first is read; 0 frees it. Does not communicate.
   virtual void reserve(std::size_t bytes) = 0;
   /// Fills what this rank holds of a row. Collective. A rank that cannot read goes on, and says so in `finish`.
   /// @param name  of the tensor on disk; on rank 0

@@ -78,8 +78,14 @@ class SingleFileReader : public CheckpointReader {
   const std::vector<TensorEntry>& entries() const override { return file_->entries(); }
   const TensorEntry* find(const std::string& name) const override { return file_->find(name); }
 
+  void verify(const Row& row, const std::string& name) override {
+    if (!file_->has_checksums()) return;
+    whole_.resize(std::max(whole_.size(), static_cast<std::size_t>(row.entry.bytes().value())));
+    file_->read(name, std::span(whole_).first(static_cast<std::size_t>(row.entry.bytes().value())));
+  }
+
   void reserve(std::size_t bytes) override {
-    if (world_.rank() == 0) whole_.resize(bytes);
+    if (world_.rank() == 0) whole_ = std::vector<std::byte>(bytes);
   }
   void read(const Row& row, const std::string& name, const at::Tensor& mine) override {
     const auto bytes = static_cast<std::size_t>(row.entry.bytes().value());

@@ -226,13 +226,20 @@ std::vector<at::Tensor> Construction::run(const std::vector<bool>& needed, const
   auto& graph = tracer_->graph();
   std::vector<ValueId> values;
   for (const auto& tensor : wanted) values.push_back(tracer_->value_of(tensor));
+  std::vector<const Expected*> given;
+  auto kept = values;
+  for (const auto& expected : expected_) {
+    if (!expected.data.defined() || !is_read(expected, needed)) continue;
+    given.push_back(&expected);
+    kept.push_back(expected.value);
+  }
   std::vector<OpId> ops;
   for (std::size_t i = 0; i < needed.size(); ++i) {
     if (needed[i]) ops.push_back(OpId::of(i));
   }
   auto generator = default_generator();
   const auto outer_state = state_of(generator);
-  Replayer replayer(graph, ops, values, at::kCPU);
+  Replayer replayer(graph, ops, kept, at::kCPU);
   for (const auto op : ops) {
     const auto draw = draws_.find(op);
     if (draw == draws_.end()) continue;
@@ -242,7 +249,14 @@ std::vector<at::Tensor> Construction::run(const std::vector<bool>& needed, const
     });
   }
   auto environment = replayer.environment();
-  replayer.run(environment, {});
+  std::size_t done = 0;
+  for (const auto* expected : given) {
+    const auto place = std::lower_bound(ops.begin(), ops.end(), OpId::of(expected->before)) - ops.begin();
+    replayer.run(environment, {}, done, static_cast<std::size_t>(place));
+    environment[expected->value.index()].detach().copy_(expected->data);
+    done = static_cast<std::size_t>(place);
+  }
+  replayer.run(environment, {}, done, ops.size());
   set_state(generator, outer_state);
   std::vector<at::Tensor> results;
   for (const auto value : values) {
@@ -286,6 +300,8 @@ std::optional<at::Tensor> Construction::part(const at::Tensor& phantom, std::int
                           phantom_tag(phantom)->description);
   }
   const auto needed = needed_for({phantom});
+  const auto is_given = [&](const Expected& expected) { return expected.data.defined() && is_read(expected, needed); };
+  if (std::any_of(expected_.begin(), expected_.end(), is_given)) return std::nullopt;
   const auto fill = ElementFill::of(tracer_->graph(), needed, tracer_->value_of(phantom));
   if (!fill) return std::nullopt;
   if (!states_known(needed)) (void)rebase(initial_state_);
@@ -321,6 +337,45 @@ bool Construction::states_known(const std::vector<bool>& needed) const {
                      [&](const auto& draw) { return draw.second.state.defined() || !needed[draw.first.index()]; });
 }
 
+std::size_t Construction::expect_data(const at::Tensor& phantom) {
+  const std::lock_guard only_one(generator_use());
+  const c10::impl::ExcludeDispatchKeyGuard below(kTraceKey);
+  const auto value = tracer_->value_of(phantom);
+  expected_.push_back({value, tracer_->graph().ops.size(), {}});
+  return expected_.size() - 1;
+}
+
+bool Construction::changed_since(std::size_t number, const at::Tensor& phantom) {
+  const std::lock_guard only_one(generator_use());
+  const c10::impl::ExcludeDispatchKeyGuard below(kTraceKey);
+  const auto& expected = expected_.at(number);
+  const auto value = tracer_->value_of(phantom);
+  const auto& graph = tracer_->graph();
+  const auto memory = graph.value(expected.value).storage;
+  if (graph.value(value).storage != memory) return true;  // set_data
+  const auto writes = [&](const OpNode& node) {
+    return std::find(node.writes.begin(), node.writes.end(), memory) != node.writes.end();
+  };
+  return std::any_of(graph.ops.begin() + static_cast<std::ptrdiff_t>(expected.before), graph.ops.end(), writes);
+}
+
+std::vector<std::size_t> Construction::expected_behind(const std::vector<at::Tensor>& phantoms) {
+  const std::lock_guard only_one(generator_use());
+  const c10::impl::ExcludeDispatchKeyGuard below(kTraceKey);
+  const auto needed = needed_for(phantoms);
+  std::vector<std::size_t> numbers;
+  for (std::size_t i = 0; i < expected_.size(); ++i) {
+    if (is_read(expected_[i], needed)) numbers.push_back(i);
+  }
+  return numbers;
+}
+
+/// Whether the operators read or write the memory that it fills.
+bool Construction::is_read(const Expected& expected, const std::vector<bool>& needed) {
+  const auto maker = tracer_->graph().value(expected.value).definer;
+  return maker.valid() && needed[maker.index()];
+}
+
 void Construction::forget_states() {
   for (auto& [op, draw] : draws_) {
     if (!draw.reseeded) draw.state.reset();
@@ -353,6 +408,14 @@ std::optional<at::Tensor> InitRecord::part(const at::Tensor& phantom, std::int64
                                            std::int64_t end) {
   return construction_->part(phantom, blocks, {begin, end});
 }
+std::size_t InitRecord::expect_data(const at::Tensor& phantom) { return construction_->expect_data(phantom); }
+bool InitRecord::changed_since(std::size_t expected, const at::Tensor& phantom) const {
+  return construction_->changed_since(expected, phantom);
+}
+std::vector<std::size_t> InitRecord::expected_behind(const std::vector<at::Tensor>& phantoms) const {
+  return construction_->expected_behind(phantoms);
+}
+void InitRecord::give(std::size_t expected, const at::Tensor& data) { construction_->give(expected, data); }
 const at::Tensor& InitRecord::generator_state() const { return construction_->initial_state(); }
 void InitRecord::forget_states() { construction_->forget_states(); }
 at::Tensor InitRecord::rebase(const at::Tensor& generator_state) { return construction_->rebase(generator_state); }

@@ -148,6 +148,12 @@ void refuse_to_save(torch::optim::Optimizer& optimizer, const std::string& messa
   optimizer.state()[const_cast<char*>(&kNoParameter)] = descriptor.make_unsaveable(message);
 }
 
+bool refuses_to_save(torch::optim::Optimizer& optimizer) {
+  return optimizer.state().count(const_cast<char*>(&kNoParameter)) > 0;
+}
+
+void allow_to_save(torch::optim::Optimizer& optimizer) { optimizer.state().erase(const_cast<char*>(&kNoParameter)); }
+
 std::unique_ptr<torch::optim::Optimizer> same_optimizer(const torch::optim::Optimizer& optimizer) {
   const auto& descriptor = descriptor_of(optimizer);
   if (!descriptor.make) {

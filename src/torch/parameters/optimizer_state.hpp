@@ -64,6 +64,8 @@ void set_state(torch::optim::Optimizer& optimizer, const at::Tensor& parameter, 
 /// From now on `torch::save` of the optimizer throws InvalidArgument with `message`, until its state is cleared: it has
 /// an entry more in `state()`, of no parameter, that cannot be written.
 void refuse_to_save(torch::optim::Optimizer& optimizer, const std::string& message);
+[[nodiscard]] bool refuses_to_save(torch::optim::Optimizer& optimizer);
+void allow_to_save(torch::optim::Optimizer& optimizer);
 
 /// An optimizer of the same class, groups and options over placeholders, one for each parameter, with the same counts
 /// and order of them and no state.

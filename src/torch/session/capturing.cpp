@@ -367,6 +367,8 @@ void Session::Impl::deploy_state(const PlannedModes& modes, const GraphProfile& 
   together(world_, "checking optimizers", [&] { require_optimizers(deployment_.plan()); });
   plan_shards(program);
   together(world_, "looking for parameters of other models", [&] { parameters_.require_unshared(); });
+  const bool is_loaded = !early_loads_.empty();
+  if (is_loaded) in_step("load", [&] { early_loads_.bring(world_, placed(), init_.get()); });
   materialise_state();
   parameters_.hold_slices(init_.get(), deployment_.device());
   parameters_.hold_shards(init_.get(), deployment_.device());
@@ -377,9 +379,7 @@ void Session::Impl::deploy_state(const PlannedModes& modes, const GraphProfile& 
     for (auto* optimizer : optimizers_) fit_optimizer(*optimizer);
   });
   if (init_) init_->forget_states();
-  if (!load_at_deployment_) return;
-  const auto request = *std::exchange(load_at_deployment_, std::nullopt);
-  load(request.folder, request.optimizers, request.options);
+  if (is_loaded) in_step("load", [&] { take_info(early_loads_.take_over(init_.get())); });
 }
 
 void Session::Impl::remember(const std::string& key, std::shared_ptr<CapturedProgram> program) {

@@ -101,14 +101,19 @@ void Session::Impl::save(const std::string& folder, const std::vector<torch::opt
 
 void Session::Impl::load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
                          const LoadOptions& options) {
-  if (!deployed_) {
-    load_at_deployment_ = {folder, optimizers, options};
-    return;
-  }
+  if (!deployed_) resolve_once();
   const auto details = folder + (options.optimizer == Missing::kAllowed ? ", without an optimizer that it lacks" : "");
   exchange(world_, next_header(CallKind::kLoad), details, unknown_among(optimizers));
-  const auto info =
-      in_step("load", [&] { return load_checkpoint(world_, single_file(), folder, placed(), optimizers, options); });
+  if (options_.plan_only) return;  // nobody asks for values
+  in_step("load", [&] {
+    if (deployed_)
+      take_info(load_checkpoint(world_, single_file(), folder, placed(), optimizers, options));
+    else
+      early_loads_.add(world_, single_file(), folder, placed(), optimizers, options, init_.get());
+  });
+}
+
+void Session::Impl::take_info(const std::optional<CheckpointInfo>& info) {
   if (!info) return;
   seed_ = info->seed;
   stats_.calls = info->calls;

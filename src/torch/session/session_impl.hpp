@@ -25,6 +25,7 @@
 #include "torch/algebra/parameter_reads.hpp"
 #include "torch/capture/capture_change.hpp"
 #include "torch/checkpoint/checkpoint.hpp"
+#include "torch/checkpoint/early_loads.hpp"
 #include "torch/cost/measured/profiler.hpp"
 #include "torch/cost/profile.hpp"
 #include "torch/device/host_copies.hpp"
@@ -64,13 +65,6 @@ struct StageGradients {
 struct StepOutcome {
   bool overflow = false;  ///< some rank has one that is infinite or not a number; known with precision = fp16 only
   bool counted = false;   ///< by the loss scaler
-};
-
-/// A call of `load`.
-struct LoadRequest {
-  std::string folder;
-  std::vector<torch::optim::Optimizer*> optimizers;
-  LoadOptions options;
 };
 
 /// One call on its way through the phases of Session::Impl.
@@ -377,6 +371,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   // ---- checkpoint
   [[nodiscard]] std::vector<PlacedTensor> placed() const;
   [[nodiscard]] PlacedTensor placed(const StateTensor& tensor) const;
+  void take_info(const std::optional<CheckpointInfo>& info);
 
   World world_;  ///< a view: models may outlive what their user made
   std::shared_ptr<torch::nn::Module> module_;
@@ -412,7 +407,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   std::vector<torch::optim::Optimizer*> optimizers_;
   OptimizerWatch watch_;
   std::int32_t model_number_ = 0;  ///< among the World's models, from 1
-  std::optional<LoadRequest> load_at_deployment_;
+  EarlyLoads early_loads_;
 
   RepeatedCalls repeats_;
   std::optional<RecordedStep> recorded_;         ///< of the calls that `repeats_` says

@@ -181,6 +181,7 @@ void Session::Impl::refuse_to_save_parts(torch::optim::Optimizer& optimizer) con
 }
 
 void Session::Impl::attach(torch::optim::Optimizer& optimizer) {
+  early_loads_.require_same_groups(optimizer);
   watch_.watch(optimizer);
   optimizers_.push_back(&optimizer);
   if (auto* described = dynamic_cast<DescribedOptimizer*>(&optimizer); described != nullptr) {

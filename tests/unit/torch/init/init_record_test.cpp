@@ -338,6 +338,40 @@ TEST_CASE("Elements of a phantom are made without the others, bit by bit", "[ini
   }
 }
 
+TEST_CASE("Data from outside come between the operators before them and those after them", "[init]") {
+  torch::nn::Linear layer{nullptr}, other{nullptr};
+  auto record = autopar::InitRecord::record([&] {
+    layer = torch::nn::Linear(4, 8);
+    other = torch::nn::Linear(4, 8);
+  });
+  const torch::NoGradGuard no_grad;
+  layer->weight.fill_(1);  // goes: the data are of the whole
+  const auto first = record.expect_data(layer->weight);
+  CHECK_FALSE(record.changed_since(first, layer->weight));
+  const auto copied = layer->weight.clone();
+  const auto second = record.expect_data(layer->weight);
+  const auto bias = record.expect_data(layer->bias);
+  CHECK_FALSE(record.changed_since(second, layer->weight));
+  CHECK(record.expected_behind({layer->bias}) == std::vector{bias});
+  layer->weight.data()[2].mul_(3).add_(copied[1]);
+  other->weight.copy_(layer->weight);
+  CHECK(record.changed_since(second, layer->weight));
+  CHECK_FALSE(record.changed_since(bias, layer->bias));
+  CHECK(record.expected_behind({other->weight}) == std::vector{first, second});
+  CHECK(record.expected_behind({other->bias}).empty());
+
+  const auto one = torch::rand({8, 4}), two = torch::rand({8, 4});
+  record.give(first, one);
+  record.give(second, two);
+  CHECK_FALSE(record.part(layer->weight, 1, 0, 4));  // elements are not made one by one any more
+  record.materialise({layer->weight, other->weight, layer->bias});
+  auto wanted = two.clone();
+  wanted[2].mul_(3).add_(one[1]);
+  CHECK(torch::equal(layer->weight, wanted));
+  CHECK(torch::equal(other->weight, wanted));
+  CHECK(layer->bias.abs().max().item<float>() <= 0.5);  // drawn: nothing was given
+}
+
 TEST_CASE("Several threads record and materialise at once", "[init]") {
   torch::manual_seed(21);
   auto eager = std::make_shared<Transformer>();

@@ -1,22 +1,17 @@
+#include "torch/checkpoint/loading.hpp"
+
 #include <algorithm>
 #include <map>
-#include <optional>
-#include <set>
-#include <span>
 #include <sstream>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <torch/optim/optimizer.h>
 
+#include <autopar/core/assert.hpp>
 #include <autopar/core/error.hpp>
 
 #include "torch/checkpoint/agreement.hpp"
-#include "torch/checkpoint/checkpoint.hpp"
-#include "torch/checkpoint/format.hpp"
-#include "torch/checkpoint/metadata.hpp"
-#include "torch/checkpoint/rows.hpp"
 #include "torch/gradients/gradient_buckets.hpp"
 
 namespace autopar {
@@ -50,52 +45,24 @@ std::map<std::string, std::string> unpacked(const std::string& text) {
   return texts;
 }
 
-/// A load in steps that all ranks take; after each all know whether it went well on all. Only the last changes
-/// anything.
-class Loading {
- public:
-  Loading(World& world, const CheckpointFormat& format, std::filesystem::path folder,
-          const std::vector<PlacedTensor>& tensors, const std::vector<torch::optim::Optimizer*>& optimizers,
-          const LoadOptions& options)
-      : world_(world),
-        format_(format),
-        folder_(std::move(folder)),
-        subject_("cannot load " + format.file(folder_).string()),
-        tensors_(tensors),
-        optimizers_(optimizers),
-        options_(options) {}
+std::size_t position_of(Rank rank, const std::vector<Rank>& holders) {
+  return static_cast<std::size_t>(std::find(holders.begin(), holders.end(), rank) - holders.begin());
+}
 
-  void read_header();
-  void match();
-  void allocate();
-  void transfer();
-  [[nodiscard]] std::optional<CheckpointInfo> take_over();
+}  // namespace
 
- private:
-  void match_optimizers();
-  void find_entries();
-  [[nodiscard]] bool named_as_in_the_model() const;
-  void require_known_entries() const;
-  [[nodiscard]] std::span<torch::optim::Optimizer* const> loaded() const {
-    return std::span(optimizers_).first(new_options_.size());
-  }
+Loading::Loading(World& world, const CheckpointFormat& format, std::filesystem::path folder,
+                 std::vector<PlacedTensor> tensors, std::vector<torch::optim::Optimizer*> optimizers,
+                 const LoadOptions& options)
+    : world_(world),
+      format_(format),
+      folder_(std::move(folder)),
+      subject_("cannot load " + format.file(folder_).string()),
+      tensors_(std::move(tensors)),
+      optimizers_(std::move(optimizers)),
+      options_(options) {}
 
-  World& world_;
-  const CheckpointFormat& format_;
-  std::filesystem::path folder_;
-  std::string subject_;
-  const std::vector<PlacedTensor>& tensors_;
-  const std::vector<torch::optim::Optimizer*>& optimizers_;
-  LoadOptions options_;
-  std::unique_ptr<CheckpointReader> reader_;
-  std::optional<SavedInfo> saved_;  ///< nothing: the file is of another writer
-  /// By optimizer, of those that are in the file.
-  std::vector<std::vector<std::unique_ptr<torch::optim::OptimizerOptions>>> new_options_;
-  std::vector<Row> rows_;
-  std::vector<std::string> names_;   ///< rank 0: by row, in the file; empty: it is not there
-  std::string there_;                ///< by row: whether it is in the file, '1' or '0'
-  std::vector<at::Tensor> arrived_;  ///< by row: what this rank holds of it
-};
+// ---------------------------------------------------------------- before anything is changed
 
 void Loading::read_header() {
   std::map<std::string, std::string> metadata;
@@ -184,76 +151,148 @@ void Loading::require_known_entries() const {
   if (unknown != nullptr) throw CheckpointError("the model has no '" + *unknown + "'");
 }
 
+// The others hear from rank 0 now and then: nobody takes it for stalled while it reads a large file.
+void Loading::verify() {
+  constexpr std::int64_t kPortion = std::int64_t{1} << 32;  // bytes
+  std::size_t next = 0;
+  for (bool more = true; more;) {
+    all_or_none(world_, kAction, subject_, [&] {
+      for (std::int64_t bytes = 0; next < names_.size() && bytes < kPortion; ++next) {  // none on other ranks
+        if (names_[next].empty()) continue;
+        reader_->verify(rows_[next], names_[next]);
+        bytes += rows_[next].entry.bytes().value();
+      }
+    });
+    more = told_by_rank_0(world_, next < names_.size() ? "1" : "", kAction) == "1";
+  }
+  reader_->reserve(0);
+}
+
+void Loading::require_same_groups(const torch::optim::Optimizer& optimizer) const {
+  for (std::size_t i = 0; i < loaded().size(); ++i) {
+    if (optimizers_[i] != &optimizer) continue;
+    try {
+      static_cast<void>(saved_options(saved_->optimizers[i], optimizer));
+    } catch (const CheckpointError& error) {
+      throw CheckpointError(subject_ + ": " + error.what());
+    }
+  }
+}
+
+// ---------------------------------------------------------------- data
+
+void Loading::place(const std::vector<PlacedTensor>& tensors) {
+  AUTOPAR_ASSERT(tensors.size() == tensors_.size(), "a model has the tensors that it had when it was loaded");
+  std::copy(tensors.begin(), tensors.end(), tensors_.begin());
+}
+
+std::vector<at::Tensor> Loading::transfer(const std::vector<std::size_t>& numbers) {
+  std::vector<Row> rows;
+  for (const auto i : numbers) rows.push_back(rows_[i]);
+  return receive(rows, numbers);
+}
+
+std::vector<at::Tensor> Loading::transfer_whole(const std::vector<std::size_t>& numbers,
+                                                const std::vector<std::vector<Rank>>& holders) {
+  std::vector<PlacedTensor> whole;
+  for (std::size_t k = 0; k < numbers.size(); ++k) {
+    const auto& tensor = *rows_[numbers[k]].tensor;
+    whole.push_back({tensor.name, tensor.handle, holders[k]});
+  }
+  std::vector<Row> rows;
+  for (std::size_t k = 0; k < numbers.size(); ++k) {
+    rows.push_back(rows_[numbers[k]]);
+    rows.back().tensor = &whole[k];
+  }
+  return receive(rows, numbers);
+}
+
 // All memory at once, so that no rank runs out of it while others wait for what it is to take.
-void Loading::allocate() {
+std::vector<at::Tensor> Loading::receive(const std::vector<Row>& rows, const std::vector<std::size_t>& numbers) {
+  std::vector<at::Tensor> arrived(rows.size());
   all_or_none(world_, kAction, subject_, [&] {
     std::size_t most = 0;
-    arrived_.resize(rows_.size());
-    for (std::size_t i = 0; i < rows_.size(); ++i) {
-      const auto& row = rows_[i];
-      if (there_.at(i) != '1') continue;
+    for (std::size_t k = 0; k < rows.size(); ++k) {
+      const auto& row = rows[k];
       most = std::max(most, static_cast<std::size_t>(row.entry.bytes().value()));
-      const auto holder = std::find(row.holders().begin(), row.holders().end(), world_.rank_id());
-      if (holder == row.holders().end()) continue;
-      const auto position = static_cast<std::size_t>(holder - row.holders().begin());
+      const auto position = position_of(world_.rank_id(), row.holders());
+      if (position == row.holders().size()) continue;
       const auto type = at::dtype(scalar_type_of(row.entry.dtype));
-      arrived_[i] = row.shards().empty() ? empty_for(row.entry) : at::empty({row.shards()[position].size()}, type);
-      if (row.optimizer == nullptr && row.tensor->handle.numel() != arrived_[i].numel()) {
-        throw CheckpointError("'" + row.entry.name + "' has " + std::to_string(row.tensor->handle.numel()) +
-                              " elements here, of the file's come " + std::to_string(arrived_[i].numel()));
-      }
+      arrived[k] = row.shards().empty() ? empty_for(row.entry) : at::empty({row.shards()[position].size()}, type);
     }
     reader_->reserve(most);
   });
-}
-
-void Loading::transfer() {
-  for (std::size_t i = 0; i < rows_.size(); ++i) {
-    if (there_[i] == '1') reader_->read(rows_[i], world_.rank() == 0 ? names_[i] : std::string(), arrived_[i]);
+  for (std::size_t k = 0; k < rows.size(); ++k) {
+    reader_->read(rows[k], world_.rank() == 0 ? names_[numbers[k]] : std::string(), arrived[k]);
   }
   all_or_none(world_, kAction, subject_, [&] {
     reader_->finish();
-    for (std::size_t i = 0; i < rows_.size(); ++i) {
-      const auto& row = rows_[i];
-      if (!arrived_[i].defined() || row.optimizer == nullptr) continue;
-      if (!row.is_number()) {
-        arrived_[i] = arrived_[i].to(row.tensor->handle.device());
-      } else if (const auto number = arrived_[i].item<double>(); row.kind == StateKind::kCounter && number < 0) {
-        throw CheckpointError("'" + row.entry.name + "' counts " + std::to_string(arrived_[i].item<std::int64_t>()) +
-                              " steps");
+    reader_->reserve(0);
+    for (std::size_t k = 0; k < rows.size(); ++k) {
+      if (!arrived[k].defined() || rows[k].kind != StateKind::kCounter) continue;
+      const auto count = arrived[k].item<std::int64_t>();
+      if (count < 0) throw CheckpointError("'" + rows[k].entry.name + "' counts " + std::to_string(count) + " steps");
+    }
+  });
+  return arrived;
+}
+
+void Loading::fit_state(const std::vector<std::size_t>& numbers, std::vector<at::Tensor>& arrived) {
+  all_or_none(world_, kAction, subject_, [&] {
+    for (std::size_t k = 0; k < numbers.size(); ++k) {
+      const auto& row = rows_[numbers[k]];
+      if (!arrived[k].defined()) continue;
+      const bool is_like_parameter = row.optimizer == nullptr || row.kind == StateKind::kLikeParameter;
+      if (is_like_parameter && row.tensor->handle.numel() != arrived[k].numel()) {
+        throw CheckpointError("'" + row.entry.name + "' has " + std::to_string(row.tensor->handle.numel()) +
+                              " elements here, of the file's come " + std::to_string(arrived[k].numel()));
       }
+      if (row.optimizer != nullptr && !row.is_number()) arrived[k] = arrived[k].to(row.tensor->handle.device());
     }
   });
 }
 
-std::optional<CheckpointInfo> Loading::take_over() {
+// ---------------------------------------------------------------- changes
+
+void Loading::take_values(const std::vector<std::size_t>& numbers, const std::vector<at::Tensor>& arrived) const {
   const at::NoGradGuard no_grad;
+  for (std::size_t k = 0; k < numbers.size(); ++k) {
+    const auto& row = rows_[numbers[k]];
+    if (row.optimizer != nullptr || !arrived[k].defined()) continue;
+    const auto& handle = row.tensor->handle;
+    handle.detach().copy_(arrived[k].view(handle.sizes()));
+  }
+}
+
+void Loading::take_state(const std::vector<std::size_t>& numbers, const std::vector<at::Tensor>& arrived,
+                         const std::set<const void*>& kept) const {
   std::map<const void*, std::vector<StateEntry>> states;  // by handle
-  for (std::size_t i = 0; i < rows_.size(); ++i) {
-    if (!arrived_[i].defined()) continue;
-    const auto& handle = rows_[i].tensor->handle;
-    if (rows_[i].optimizer == nullptr)
-      handle.detach().copy_(arrived_[i].view(handle.sizes()));
-    else
-      states[handle.unsafeGetTensorImpl()].emplace_back(
-          rows_[i].state, rows_[i].kind == StateKind::kLikeParameter ? arrived_[i].view(handle.sizes()) : arrived_[i]);
+  for (std::size_t k = 0; k < numbers.size(); ++k) {
+    const auto& row = rows_[numbers[k]];
+    if (row.optimizer == nullptr || !arrived[k].defined()) continue;
+    const auto& handle = row.tensor->handle;
+    states[handle.unsafeGetTensorImpl()].emplace_back(
+        row.state, row.kind == StateKind::kLikeParameter ? arrived[k].view(handle.sizes()) : arrived[k]);
   }
   const auto members = members_of(loaded());
   for (const auto& tensor : tensors_) {
-    const auto member = members.find(tensor.handle.unsafeGetTensorImpl());
-    if (member == members.end()) continue;
+    auto* const key = tensor.handle.unsafeGetTensorImpl();
+    const auto member = members.find(key);
+    if (member == members.end() || kept.contains(key)) continue;
     auto& optimizer = *optimizers_[member->second.optimizer];
-    const auto state = states.find(tensor.handle.unsafeGetTensorImpl());
+    const auto state = states.find(key);
     if (state != states.end())
       set_state(optimizer, tensor.handle, state->second);
     else
-      optimizer.state().erase(tensor.handle.unsafeGetTensorImpl());
+      optimizer.state().erase(key);
   }
-  for (std::size_t i = 0; i < new_options_.size(); ++i) set_options(*optimizers_[i], new_options_[i]);
-  return saved_ ? std::optional(saved_->info) : std::nullopt;
 }
 
-}  // namespace
+void Loading::take_options() const {
+  for (std::size_t i = 0; i < new_options_.size(); ++i) set_options(*optimizers_[i], new_options_[i]);
+}
+
+// ---------------------------------------------------------------- of a model that is deployed
 
 std::optional<CheckpointInfo> load_checkpoint(World& world, const CheckpointFormat& format,
                                               const std::filesystem::path& folder,
@@ -264,9 +303,16 @@ std::optional<CheckpointInfo> load_checkpoint(World& world, const CheckpointForm
   Loading loading(world, format, folder, tensors, optimizers, options);
   loading.read_header();
   loading.match();
-  loading.allocate();
-  loading.transfer();
-  return loading.take_over();
+  std::vector<std::size_t> rows;
+  for (std::size_t i = 0; i < loading.rows().size(); ++i) {
+    if (loading.is_there(i)) rows.push_back(i);
+  }
+  auto arrived = loading.transfer(rows);
+  loading.fit_state(rows, arrived);
+  loading.take_values(rows, arrived);
+  loading.take_state(rows, arrived);
+  loading.take_options();
+  return loading.info();
 }
 
 }  // namespace autopar

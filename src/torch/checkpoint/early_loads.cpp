@@ -1,0 +1,241 @@
+#include "torch/checkpoint/early_loads.hpp"
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <utility>
+
+#include <autopar/core/error.hpp>
+
+#include "torch/capture/phantom.hpp"
+#include "torch/parameters/optimizer_state.hpp"
+
+namespace autopar {
+
+namespace {
+
+using Numbers = std::vector<std::size_t>;
+using StateAddress = const torch::optim::OptimizerParamState*;
+
+/// Of each rank, what it says of so many things.
+std::vector<std::vector<char>> told_by_all(World& world, const std::vector<char>& mine, const std::string& subject) {
+  std::vector<std::vector<char>> all;
+  for (const auto& blob : world.all_gather(std::as_bytes(std::span(mine)), "load of a checkpoint")) {
+    const auto* first = reinterpret_cast<const char*>(blob.data());
+    all.emplace_back(first, first + blob.size());
+  }
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank].size() == all[0].size()) continue;
+    throw CheckpointError(subject + ": rank " + std::to_string(rank) +
+                          " has another number of parameters and buffers than rank 0; construct the same model on " +
+                          "every rank");
+  }
+  return all;
+}
+
+std::map<const void*, StateAddress> states_of(torch::optim::Optimizer& optimizer) {
+  std::map<const void*, StateAddress> states;
+  for (const auto& [key, state] : optimizer.state()) states[key] = state.get();
+  return states;
+}
+
+}  // namespace
+
+struct EarlyLoads::Load {
+  /// An optimizer whose state is still to come.
+  struct Awaited {
+    torch::optim::Optimizer* optimizer = nullptr;
+    std::map<const void*, StateAddress> states{};  ///< that it had
+  };
+
+  Load(World& world, const CheckpointFormat& format, const std::filesystem::path& folder,
+       std::vector<PlacedTensor> tensors, const std::vector<torch::optim::Optimizer*>& optimizers,
+       const LoadOptions& options)
+      : loading(world, format, folder, std::move(tensors), optimizers, options) {}
+
+  Loading loading;
+  std::map<std::size_t, std::size_t> expected{};  ///< by row of a recorded tensor: its number in the recording
+  std::vector<Awaited> awaited{};
+  // ---- of what `bring` has brought
+  Numbers rows{};
+  std::vector<at::Tensor> arrived{};
+  std::set<const void*> kept{};  ///< parameters whose state the program wrote
+};
+
+// ---------------------------------------------------------------- before the first call
+
+void EarlyLoads::add(World& world, const CheckpointFormat& format, const std::filesystem::path& folder,
+                     std::vector<PlacedTensor> tensors, const std::vector<torch::optim::Optimizer*>& optimizers,
+                     const LoadOptions& options, InitRecord* init) {
+  auto load = std::make_shared<Load>(world, format, folder, std::move(tensors), optimizers, options);
+  auto& loading = load->loading;
+  loading.read_header();
+  loading.match();
+  loading.verify();
+  std::vector<char> has_memory;
+  for (const auto& row : loading.rows()) {
+    has_memory.push_back(row.optimizer == nullptr && !is_phantom(row.tensor->handle) ? 1 : 0);
+  }
+  take_at_once(world, *load, has_memory);
+  loading.take_options();
+  for (std::size_t i = 0; init != nullptr && i < loading.rows().size(); ++i) {
+    const auto& row = loading.rows()[i];
+    const bool is_recorded = row.optimizer == nullptr && has_memory[i] == 0 && loading.is_there(i);
+    if (is_recorded) load->expected[i] = init->expect_data(row.tensor->handle);
+  }
+  for (auto* optimizer : loading.loaded()) {
+    load->awaited.push_back({optimizer, states_of(*optimizer)});
+    refuse_to_save(*optimizer,
+                   "torch::save: the state of this optimizer, which was loaded, comes with the model's first "
+                   "call; call model->prepare(arguments...) first");
+  }
+  loads_.push_back(std::move(load));
+}
+
+/// A row at a time, or some small ones: a rank that holds all of a model may have no room for it twice.
+void EarlyLoads::take_at_once(World& world, Load& load, const std::vector<char>& has_memory) {
+  constexpr std::int64_t kPortion = std::int64_t{256} << 20;  // bytes
+  auto& loading = load.loading;
+  const auto all = told_by_all(world, has_memory, loading.subject());
+  Numbers portion;
+  std::vector<std::vector<Rank>> holders;
+  std::int64_t bytes = 0;
+  const auto take = [&] {
+    if (portion.empty()) return;
+    loading.take_values(portion, loading.transfer_whole(portion, holders));
+    portion.clear();
+    holders.clear();
+    bytes = 0;
+  };
+  for (std::size_t i = 0; i < has_memory.size(); ++i) {
+    std::vector<Rank> with_memory;
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      if (all[rank][i] != 0) with_memory.push_back(Rank::of(rank));
+    }
+    if (with_memory.empty() || !loading.is_there(i)) continue;
+    portion.push_back(i);
+    holders.push_back(std::move(with_memory));
+    bytes += loading.rows()[i].entry.bytes().value();
+    if (bytes >= kPortion) take();
+  }
+  take();
+}
+
+void EarlyLoads::require_same_groups(const torch::optim::Optimizer& optimizer) const {
+  for (const auto& load : loads_) load->loading.require_same_groups(optimizer);
+}
+
+// ---------------------------------------------------------------- at deployment
+
+void EarlyLoads::bring(World& world, const std::vector<PlacedTensor>& placed, InitRecord* init) {
+  for (const auto& load : loads_) load->loading.place(placed);
+  try {
+    if (init != nullptr) bring_recorded(world, *init);
+    bring_state();
+  } catch (const CheckpointError&) {
+    failure_ = std::current_exception();
+    forget_data(init);
+  }
+  for (const auto& load : loads_) {
+    for (const auto& awaited : load->awaited) allow_to_save(*awaited.optimizer);
+  }
+}
+
+/// What the recording was given.
+void EarlyLoads::forget_data(InitRecord* init) const {
+  for (const auto& load : loads_) {
+    for (const auto& [row, number] : load->expected) init->give(number, {});
+  }
+}
+
+// What the recording leaves as it was loaded goes to its place, in slices and shards; what it changes afterwards, and
+// what that is made of, is needed whole where the recording is run.
+void EarlyLoads::bring_recorded(World& world, InitRecord& init) {
+  const auto& last = *loads_.back();
+  const auto holds = [&](const Row& row) {
+    return std::binary_search(row.holders().begin(), row.holders().end(), world.rank_id());
+  };
+  std::vector<at::Tensor> changed;  // here, since the last load
+  std::vector<char> unchanged(last.loading.rows().size(), 0);
+  for (const auto& [i, number] : last.expected) {
+    const auto& row = last.loading.rows()[i];
+    if (!holds(row) || !is_phantom(row.tensor->handle)) continue;  // who gave it memory gave it values
+    unchanged[i] = init.changed_since(number, row.tensor->handle) ? 0 : 1;
+    if (unchanged[i] == 0) changed.push_back(row.tensor->handle);
+  }
+  const auto numbers = init.expected_behind(changed);
+  const std::set<std::size_t> needed(numbers.begin(), numbers.end());
+  for (const auto& load : loads_) {
+    auto& loading = load->loading;
+    std::vector<char> needs(loading.rows().size(), 0);
+    for (const auto& [i, number] : load->expected) needs[i] = needed.contains(number) ? 1 : 0;
+    const auto all = told_by_all(world, needs, loading.subject());
+    Numbers rows;
+    std::vector<std::vector<Rank>> holders;
+    for (std::size_t i = 0; i < needs.size(); ++i) {
+      std::vector<Rank> needing;
+      for (std::size_t rank = 0; rank < all.size(); ++rank) {
+        if (all[rank][i] != 0) needing.push_back(Rank::of(rank));
+      }
+      if (needing.empty()) continue;
+      rows.push_back(i);
+      holders.push_back(std::move(needing));
+    }
+    const auto arrived = loading.transfer_whole(rows, holders);
+    for (std::size_t k = 0; k < rows.size(); ++k) {
+      if (arrived[k].defined()) init.give(load->expected.at(rows[k]), arrived[k]);
+    }
+  }
+  auto& load = *loads_.back();
+  const auto all = told_by_all(world, unchanged, load.loading.subject());
+  for (std::size_t i = 0; i < unchanged.size(); ++i) {
+    if (std::ranges::any_of(all, [i](const auto& rank) { return rank[i] != 0; })) load.rows.push_back(i);
+  }
+  load.arrived = load.loading.transfer(load.rows);
+  for (std::size_t k = 0; k < load.rows.size(); ++k) {
+    if (unchanged[load.rows[k]] == 0) load.arrived[k].reset();
+  }
+}
+
+// An optimizer that the program has cleared since it was loaded has lost its mark, and stays as it is.
+void EarlyLoads::bring_state() {
+  for (const auto& load : loads_) {
+    auto& loading = load->loading;
+    Numbers rows;
+    for (std::size_t i = 0; i < loading.rows().size(); ++i) {
+      if (loading.rows()[i].optimizer != nullptr && loading.is_there(i)) rows.push_back(i);
+    }
+    const auto arrived = loading.transfer(rows);
+    load->rows.insert(load->rows.end(), rows.begin(), rows.end());
+    load->arrived.insert(load->arrived.end(), arrived.begin(), arrived.end());
+    for (const auto& [optimizer, before] : load->awaited) {
+      const bool is_cleared = !refuses_to_save(*optimizer);
+      for (const auto& group : optimizer->param_groups()) {
+        for (const auto& parameter : group.params()) {
+          const void* key = parameter.unsafeGetTensorImpl();
+          const auto now = optimizer->state().find(parameter.unsafeGetTensorImpl());
+          const auto then = before.find(key);
+          const bool is_written =
+              now != optimizer->state().end() && (then == before.end() || then->second != now->second.get());
+          if (is_cleared || is_written) load->kept.insert(key);
+        }
+      }
+    }
+  }
+}
+
+std::optional<CheckpointInfo> EarlyLoads::take_over(InitRecord* init) {
+  forget_data(init);
+  const auto loads = std::exchange(loads_, {});
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+  std::optional<CheckpointInfo> info;
+  for (const auto& load : loads) load->loading.fit_state(load->rows, load->arrived);
+  for (const auto& load : loads) {
+    load->loading.take_values(load->rows, load->arrived);
+    load->loading.take_state(load->rows, load->arrived, load->kept);
+    if (auto own = load->loading.info()) info = std::move(own);
+  }
+  return info;
+}
+
+}  // namespace autopar
