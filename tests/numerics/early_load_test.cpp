@@ -105,6 +105,15 @@ const std::vector<Program> kPrograms{
        const torch::NoGradGuard no_grad;
        net.head->weight.copy_(net.table->weight.slice(0, 2, 6));
      }},
+    {"random numbers",
+     [](Net& net, torch::optim::AdamW&) {
+       const std::lock_guard lock(numerics::generator_mutex());
+       torch::manual_seed(11);
+       nn::init::xavier_normal_(net.head->weight);
+       net.apply([](nn::Module& part) {
+         if (auto* linear = part.as<nn::LinearImpl>()) nn::init::uniform_(linear->bias, -0.5, 0.5);
+       });
+     }},
     {"other state", [](Net&, torch::optim::AdamW& optimizer) { optimizer.state().clear(); }},
 };
 
@@ -315,6 +324,76 @@ TEST_CASE("what was opened is loaded, whatever becomes of its folder, and an opt
           numerics::check_close(item.value(), numerics::find(wanted, item.key()), kTolerance, item.key());
       }
     });
+  }
+}
+
+using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(const std::vector<Tensor>&)>;
+
+const std::vector<std::pair<std::string, MakeOptimizer>> kOptimizers{
+    {"SGD",
+     [](const auto& parameters) {
+       return std::make_unique<torch::optim::SGD>(parameters, torch::optim::SGDOptions(0.1).momentum(0.9));
+     }},
+    {"plain SGD",
+     [](const auto& parameters) {
+       return std::make_unique<torch::optim::SGD>(parameters, torch::optim::SGDOptions(0.1));
+     }},
+    {"Adam",
+     [](const auto& parameters) {
+       return std::make_unique<torch::optim::Adam>(parameters, torch::optim::AdamOptions(0.05).eps(1e-3).amsgrad(true));
+     }},
+    {"RMSprop",
+     [](const auto& parameters) {
+       return std::make_unique<torch::optim::RMSprop>(parameters,
+                                                      torch::optim::RMSpropOptions(0.01).eps(1e-3).centered(true));
+     }},
+    {"Adagrad", [](const auto& parameters) {
+       return std::make_unique<torch::optim::Adagrad>(
+           parameters, torch::optim::AdagradOptions(0.05).initial_accumulator_value(0.1));
+     }}};
+
+TEST_CASE("state of every optimizer follows with the first call, attached or not") {
+  const DoublePrecision guard;
+  const TempFolder folder;
+  const auto step = [](torch::optim::Optimizer& optimizer, const auto& forward) {
+    optimizer.zero_grad();
+    forward().backward();
+    optimizer.step();
+  };
+  for (const auto& [kind, make] : kOptimizers) {
+    const auto plain = made(1);
+    const auto its = make(plain->parameters());
+    step(*its, [&] { return plain->forward(ids(0, 0, 8)); });
+    ap::loopback::run(1, [&, &make = make, &kind = kind](ap::World& world) {
+      ap::AutoParallel<Net> model(world, made(1));
+      const auto optimizer = make(model->parameters());
+      model->attach(*optimizer);
+      step(*optimizer, [&] { return model(ids(0, 0, 8)); });
+      model->save((folder / kind).string(), *optimizer);
+    });
+    step(*its, [&] { return plain->forward(ids(1, 0, 2 * kSamples)); });
+    const auto want = state_of(*plain);
+    for (const auto& [name, options, ranks] : kWays) {
+      if (ranks != 2) continue;
+      INFO(kind << ", " << name);
+      ap::loopback::run(2, [&, &make = make, &kind = kind, &options = options](ap::World& world) {
+        const bool must_attach = options.zero > 0 || options.tensor_parallel > 1;
+        for (const bool recorded : {false, true}) {
+          auto model = recorded ? Model(
+                                      world, [] { return made(3); }, options)
+                                : Model(world, made(3), options);
+          const auto optimizer = make(model->parameters());
+          if (must_attach) model->attach(*optimizer);
+          model->load((folder / kind).string(), *optimizer, ap::LoadOptions{});
+          const auto begin = world.rank() * kSamples;
+          step(*optimizer, [&] { return model(ids(1, begin, begin + kSamples)); });
+          const auto state = model->gather_state();
+          if (world.rank() != 0) continue;
+          for (const auto& item : state)
+            numerics::check_close(item.value(), numerics::find(want, item.key()), kTolerance, item.key());
+        }
+      });
+    }
   }
 }
 
