@@ -7,6 +7,7 @@
 #include <autopar/plan/options.hpp>
 #include <autopar/plan/plan.hpp>
 #include <autopar/plan/report/print.hpp>
+#include <autopar/runtime/first_sample.hpp>
 #include <autopar/runtime/world.hpp>
 #include <autopar/torch/auto_parallel.hpp>
 #include <autopar/torch/clip_grad_norm.hpp>

@@ -57,6 +57,7 @@ const std::vector<Field>& fields() {
       {"offload", &Options::offload, 0, 0, {"auto", "none", "optimizer"}},
       {"replicas", &Options::replicas, 1, 1e6},
       {"batch_dims", &Options::batch_dims, -1, 63},
+      {"local_indices", &Options::local_indices, 0, 63},
       {"schedule", &Options::schedule, 0, 0, schedule_words()},
       {"recompute", &Options::recompute},
       {"precision", &Options::precision, 0, 0, {"module", "tf32", "bf16", "bf16-compute", "fp16"}},

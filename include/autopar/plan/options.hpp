@@ -36,6 +36,10 @@ struct Options {
   std::string offload = "auto";
   std::vector<int> replicas{};    ///< of each stage, a single entry for all of them; empty = the planner chooses
   std::vector<int> batch_dims{};  ///< one for each tensor argument, default 0; kShared = the same on all ranks
+  /// Tensor arguments, by position as in `batch_dims`, whose integers count samples within the rank's own batch (edges
+  /// of a graph, `arange` labels): each rank's first sample is added to them. Negative ones stay as they are. A call
+  /// with fewer tensors ignores positions that it does not have
+  std::vector<int> local_indices{};
   std::string schedule = "auto";  ///< auto | gpipe | 1f1b | interleaved | zb-h1 | zb-v | synth
   /// auto | none | full | modules' names, with commas: what recomputes its forward before its backward
   std::string recompute = "auto";

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <exception>
 #include <filesystem>
+#include <numeric>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -71,6 +72,9 @@ CallResult Session::Impl::call(const Flattened& arguments, const ForwardFunction
   auto key = capture_key(call->arguments);
   auto header = next_header(CallKind::kForward);
   const auto own_key = key + format_key(call->arguments);
+  const auto known = programs_.peek(own_key);
+  if (known == nullptr || known->verification.calls < LocalIndexWatch::kCalls)
+    header.local_indices = local_indices_.look(call->arguments, options_);
   header.needs_capture = programs_.is_stale(own_key);
   header.members_changed = members_changed(own_key, call->arguments);
   header.word = formats_of(call->arguments);
@@ -83,6 +87,7 @@ CallResult Session::Impl::call(const Flattened& arguments, const ForwardFunction
   require_same_optimizers(world_, headers, [this](std::size_t k) { return watch_.describe(k); });
   if (deployed_) verify_replicas();
   open(*call, headers);
+  count_in_global_batch(call->arguments, options_, first_sample_of(call->layout));
   agree_on_formats(call->arguments, words_of(headers));
   key += format_key(call->arguments);
   bool capture_again = !programs_.knows(key), changed = false, pending = false;
@@ -94,6 +99,7 @@ CallResult Session::Impl::call(const Flattened& arguments, const ForwardFunction
   if (!capture_again) capture_again = is_outdated(*programs_.find(key), call->arguments, forward, changed);
   if (capture_again) capture_and_deploy(call->arguments, key, call->batch, forward);
   call->program = programs_.find(key);
+  local_indices_.warn(headers, call->arguments, *call->program, world_.rank() == 0 ? log_ : Logger());
   auto& verification = call->program->verification;
   ++verification.calls;
   if (capture_again) verification.agreed = verification.calls;
@@ -132,6 +138,7 @@ CallResult Session::Impl::call(const Flattened& arguments, const ForwardFunction
 std::exception_ptr Session::Impl::inspect(const Flattened& arguments, CallArguments& inspected) const {
   try {
     inspected = inspect_arguments(arguments, options_);
+    require_local_indices(inspected, options_);
     return nullptr;
   } catch (const Error&) {
     return std::current_exception();
@@ -148,6 +155,11 @@ void Session::Impl::open(Call& call, const std::vector<CallHeader>& headers) {
     throw InvalidArgument("the batches of all " + std::to_string(headers.size()) +
                           " ranks are empty; at least one rank must bring a sample");
   }
+}
+
+/// Where this rank's samples begin in the global batch.
+std::int64_t Session::Impl::first_sample_of(const BatchLayout& layout) const {
+  return std::accumulate(layout.local.begin(), layout.local.begin() + world_.rank(), std::int64_t{0});
 }
 
 void Session::Impl::prepare(const Flattened& arguments, const ForwardFunction& forward) {
@@ -195,7 +207,7 @@ void Session::Impl::run_forward(Call& call) {
   SliceContext local;
   local.samples = call.layout.local[world_.rank_id().index()];
   local.batch = call.batch;
-  for (int r = 0; r < world_.rank(); ++r) local.first_sample += call.layout.local[static_cast<std::size_t>(r)];
+  local.first_sample = first_sample_of(call.layout);
   local.draws = context.draws;
   if (!program.plan.prologue.empty()) call.known = program.prologue->run(context.inputs, local, deployment_.sums());
   context.prologue = call.known.values;

@@ -45,6 +45,7 @@ struct CallHeader {
   std::uint64_t shared = 0;         ///< hash of the contents of shared arguments
   std::int64_t samples = 0;         ///< local batch
   std::uint64_t word = 0;           ///< of the kind's own: which results have gradients, formats of arguments, …
+  std::uint64_t local_indices = 0;  ///< see LocalIndexWatch
   std::int64_t loss_backwards = 0;  ///< since the last call
   double loss_factors = 0;          ///< sum of the factors that these came in with
   bool failed = false;              ///< this rank cannot make the call

@@ -39,6 +39,7 @@
 #include "torch/session/deployment.hpp"
 #include "torch/session/gradient_store.hpp"
 #include "torch/session/handshake.hpp"
+#include "torch/session/local_indices.hpp"
 #include "torch/session/loss_watch.hpp"
 #include "torch/session/optimizer_watch.hpp"
 #include "torch/session/part_operands.hpp"
@@ -262,6 +263,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   void find_mode(Call& call) const;
   [[nodiscard]] std::exception_ptr inspect(const Flattened& arguments, CallArguments& inspected) const;
   void open(Call& call, const std::vector<CallHeader>& headers);
+  [[nodiscard]] std::int64_t first_sample_of(const BatchLayout& layout) const;
   void run_forward(Call& call);
   void execute(Call& call, Phase phase);
   [[nodiscard]] std::filesystem::path trace_path() const;
@@ -398,6 +400,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   MemberWatch members_;
   bool warned_of_change_ = false;
   bool warned_of_batch_statistics_ = false;
+  LocalIndexWatch local_indices_;
 
   std::uint64_t seed_ = 0;  ///< rank 0's
   SessionStats stats_;

@@ -41,6 +41,7 @@ TEST_CASE("every type of option is read from file and environment") {
   const auto from_file = resolve(R"(
 replicas = [2, 1]
 batch_dims = [0, -1]
+local_indices = [1, 2]
 schedule = "gpipe"
 device_memory = "16 GiB"
 memory_margin = 0.25
@@ -49,14 +50,17 @@ stall_timeout = 5
 )");
   CHECK(from_file.replicas == std::vector<int>{2, 1});
   CHECK(from_file.batch_dims == std::vector<int>{0, kShared});
+  CHECK(from_file.local_indices == std::vector<int>{1, 2});
+  CHECK_THROWS_AS(resolve("local_indices = -1"), ConfigError);
   CHECK(from_file.schedule == "gpipe");
   CHECK(from_file.device_memory == Bytes(std::int64_t{16} << 30));
   CHECK(from_file.memory_margin == 0.25);
   CHECK(from_file.plan_only);
   CHECK(from_file.stall_timeout == Seconds(5));
-  const auto from_environment = resolve(
-      "", {"AUTOPAR_REPLICAS=2,1", "AUTOPAR_DEVICE_MEMORY=16GiB", "AUTOPAR_PLAN_ONLY=1", "AUTOPAR_MEMORY_MARGIN=0.25",
-           "AUTOPAR_SCHEDULE=gpipe", "AUTOPAR_BATCH_DIMS=0,-1", "AUTOPAR_STALL_TIMEOUT=5"});
+  const auto from_environment =
+      resolve("", {"AUTOPAR_REPLICAS=2,1", "AUTOPAR_DEVICE_MEMORY=16GiB", "AUTOPAR_PLAN_ONLY=1",
+                   "AUTOPAR_MEMORY_MARGIN=0.25", "AUTOPAR_SCHEDULE=gpipe", "AUTOPAR_BATCH_DIMS=0,-1",
+                   "AUTOPAR_LOCAL_INDICES=1,2", "AUTOPAR_STALL_TIMEOUT=5"});
   CHECK(from_environment == from_file);
   CHECK(resolve("replicas = 2").replicas == std::vector<int>{2});
 }
