@@ -1,5 +1,6 @@
 #include "torch/capture/exact_batch_norm.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -57,7 +58,7 @@ void exact_batch_norm(torch::jit::Stack* stack) {
     if (d != 1) others.push_back(d);
   }
   row[1] = input.size(1);
-  const auto count = input.numel() / input.size(1);
+  const auto count = input.numel() / std::max<std::int64_t>(input.size(1), 1);
   const auto wide = input.to(at::toOpMathType(input.scalar_type()));
   const auto mean = all_reduce(wide.sum(others, true).div(count));
   const auto centred = wide - mean;

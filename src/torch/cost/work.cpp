@@ -469,7 +469,7 @@ SavedBytes saved_by(const OpContext& op) {
         double width = 1;
         const auto shape = op.integers("normalized_shape").value_or(std::vector<std::int64_t>{});
         for (const auto size : shape) width *= static_cast<double>(size);
-        saved.internal = elements(sizes) * (2 * row / width) + mask_of_norm(op);
+        saved.internal = elements(sizes) * (2 * row / std::max(width, 1.0)) + mask_of_norm(op);
       } else if (op.traits().family == OpFamily::kBatchNorm) {
         saved.internal = {0, sizes.size() > 1 ? 2 * row * static_cast<double>(sizes[1].at(1)) : 0};
       } else {

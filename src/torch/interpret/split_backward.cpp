@@ -22,6 +22,7 @@
 #include "torch/kernels/channels_last_copy.hpp"
 #include "torch/kernels/column_sums.hpp"
 #include "torch/kernels/products.hpp"
+#include "torch/kernels/rows_of.hpp"
 #include "torch/kernels/summed_columns.hpp"
 #include "torch/kernels/table_gradient.hpp"
 
@@ -160,23 +161,23 @@ void add_gradient_of_bias(const at::Tensor& gradient, const at::Tensor& rows, co
 /// That of the input of a linear layer. For casts alone, whose layers have no backward but this: others' has the bits
 /// of libtorch's, whether it is split or not.
 at::Tensor gradient_as_product(const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight) {
-  return matrix_product(gradient.reshape({-1, weight.size(0)}), weight, weight.scalar_type()).view(x.sizes());
+  return matrix_product(rows_of(gradient), weight, weight.scalar_type()).view(x.sizes());
 }
 
 void make_linear(SplitBackward& split) {
   split.input = [](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight) {
-    return gradient.reshape({-1, weight.size(0)}).mm(weight).view(x.sizes());
+    return rows_of(gradient).mm(weight).view(x.sizes());
   };
-  split.weights = [](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight, bool with_bias) {
-    const auto rows = gradient.reshape({-1, weight.size(0)});
-    std::vector<at::Tensor> gradients{product_over_rows(rows, x.reshape({-1, weight.size(1)}))};
+  split.weights = [](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor&, bool with_bias) {
+    const auto rows = rows_of(gradient);
+    std::vector<at::Tensor> gradients{product_over_rows(rows, rows_of(x))};
     if (with_bias) gradients.push_back(gradient_of_bias(gradient, rows));
     return gradients;
   };
   split.add_weights = [](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor&,
                          const std::vector<at::Tensor>& sums) {
-    const auto rows = gradient.reshape({-1, sums[0].size(0)});
-    add_product_over_rows(rows, x.reshape({-1, sums[0].size(1)}), sums[0]);
+    const auto rows = rows_of(gradient);
+    add_product_over_rows(rows, rows_of(x), sums[0]);
     if (sums.size() > 1) add_gradient_of_bias(gradient, rows, sums[1]);
   };
 }
@@ -295,9 +296,9 @@ bool proceed_as_large_product(ReplayCall& call, const SplitBackward& split) {
 /// kept for the second is little beside the gradient.
 bool waits_for_memory(const at::Tensor& x, const at::Tensor& weight) {
   constexpr std::int64_t kFewRows = 256, kLargeWeight = 1 << 20, kLittle = 16;
+  if (weight.numel() < kLargeWeight) return false;
   const auto rows = x.numel() / weight.size(1);
-  return weight.numel() >= kLargeWeight && rows <= kFewRows &&
-         kLittle * rows * (weight.size(0) + weight.size(1)) <= weight.numel();
+  return rows <= kFewRows && kLittle * rows * (weight.size(0) + weight.size(1)) <= weight.numel();
 }
 
 /// Whether the gradients of the parameters are made on a side stream. Of their own type and layout, so that they are

@@ -5,6 +5,7 @@
 #include <ATen/ops/mm.h>
 
 #include "torch/device/device_context.hpp"
+#include "torch/kernels/rows_of.hpp"
 
 namespace autopar {
 
@@ -34,12 +35,12 @@ at::Tensor large_linear(const at::Tensor& x, const at::Tensor& weight, const at:
   const at::AutoDispatchBelowADInplaceOrView no_history;
   if (weight.dim() != 2 || x.dim() < 2 || !(x.dim() == 2 || x.is_contiguous())) return {};
   if (x.sizes().back() != weight.size(1)) return {};
-  const auto rows = x.reshape({-1, weight.size(1)});
+  const auto rows = rows_of(x);
   if (!may_be_large(rows, weight.t())) return {};
   auto sizes = x.sizes().vec();
   sizes.back() = weight.size(0);
   auto result = at::empty(sizes, x.options());
-  const auto to = result.view({-1, weight.size(0)});
+  const auto to = rows_of(result);
   return multiply_large({rows, weight.t(), bias, to}) ? result : at::Tensor();
 }
 

@@ -8,6 +8,7 @@
 #include <ATen/ops/mm.h>
 
 #include "torch/kernels/products.hpp"
+#include "torch/kernels/rows_of.hpp"
 
 namespace autopar {
 
@@ -46,7 +47,7 @@ std::int64_t padding_behind_rows(const at::Tensor& rows) {
 }
 
 at::Tensor linear_in_padded_rows(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  const auto rows = x.reshape({-1, weight.size(1)});
+  const auto rows = rows_of(x);
   const auto outputs = weight.size(0), width = in_whole_packs(outputs);
   at::Tensor result;
   if (const auto whole = with_zeros_behind(weight); whole.defined()) {
@@ -67,7 +68,7 @@ at::Tensor linear_in_padded_rows(const at::Tensor& x, const at::Tensor& weight, 
 }
 
 at::Tensor gradient_through_padded_rows(const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight) {
-  const auto rows = gradient.reshape({-1, weight.size(0)});
+  const auto rows = rows_of(gradient);
   const auto whole = padding_behind_rows(rows) > 0 ? with_zeros_behind(weight) : at::Tensor();
   if (!whole.defined()) return matrix_product(rows, weight, weight.scalar_type()).view(x.sizes());
   const auto width = rows.stride(0);

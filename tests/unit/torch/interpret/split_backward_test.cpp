@@ -89,6 +89,7 @@ void check_same(const Tensor& a, const Tensor& b, double tolerance) {
   REQUIRE(a.defined() == b.defined());
   if (!a.defined()) return;
   REQUIRE(a.sizes() == b.sizes());
+  if (a.numel() == 0) return;
   CHECK((a - b).abs().max().item<double>() <= tolerance);
 }
 
@@ -115,6 +116,28 @@ TEST_CASE("linear layers defer both gradients, to the bit") {
   check({{{5, 4}, {5}}, samples({6, 4}).detach(), layer, 2});  // the first of a model: its input has no gradient
   check({{{5, 4}, {5}}, samples({6, 3, 4}), layer, 2});
   check({{{5, 4}}, samples({6, 2, 3, 4}), [](const auto& p, const Tensor& x) { return F::linear(x, p[0]); }, 1});
+}
+
+TEST_CASE("every dim of a layer may have no element, or one") {
+  using Sizes = std::vector<std::int64_t>;
+  for (const std::int64_t in : {0, 1, 4}) {
+    for (const std::int64_t out : {0, 1, 5}) {
+      for (const auto& x : {Sizes{6, in}, Sizes{6, 0, in}, Sizes{6, 1, in}, Sizes{6, 2, 0, in}}) {
+        INFO("Linear(" << in << ", " << out << "), " << x.size() << " dims");
+        const auto linear = [](const auto& p, const Tensor& t) { return F::linear(t, p[0], p[1]); };
+        check({{{out, in}, {out}}, samples(x), linear, 2});
+      }
+    }
+  }
+  for (const std::int64_t width : {0, 1}) {
+    for (const Sizes& x : {Sizes{6}, Sizes{6, 0}, Sizes{6, 1}}) {
+      const auto lookup = [](const auto& p, const Tensor& t) { return F::embedding(t, p[0]); };
+      check({{{1, width}}, torch::zeros(x, torch::kLong), lookup, 1});
+    }
+  }
+  const auto pixels = [](const auto& p, const Tensor& x) { return F::conv2d(x, p[0]); };
+  check({{{1, 1, 1, 1}}, samples({6, 1, 1, 1}), pixels, 1});
+  check({{{3, 1, 1, 1}}, samples({6, 1, 1, 3}), pixels, 1});
 }
 
 TEST_CASE("what follows may write the result in place, and views of it") {
