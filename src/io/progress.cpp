@@ -19,11 +19,11 @@ constexpr std::chrono::milliseconds kRefresh(500);
 
 }  // namespace
 
-ProgressScreen terminal() {
-  if (::isatty(STDERR_FILENO) == 0) return nullptr;
-  return [](std::string_view text) {
+ProgressScreen standard_error() {
+  const auto show = [](std::string_view text) {
     if (::write(STDERR_FILENO, text.data(), text.size()) < 0) return;  // a terminal that went away shows nothing
   };
+  return {show, ::isatty(STDERR_FILENO) != 0};
 }
 
 struct Progress::State {
@@ -41,17 +41,22 @@ struct Progress::State {
   void show_until_over(std::chrono::duration<double> patience) {
     std::unique_lock lock(mutex);
     if (ended.wait_for(lock, patience, [&] { return is_over; })) return;
+    if (!screen.is_terminal) return screen.show(line() + " so far\n");
     do {
-      const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
-      const auto seconds = std::to_string(static_cast<long>(spent.count())) + " s";
-      screen(std::string(kEraseLine) + printable(what + ": " + phase + (phase.empty() ? "" : ", ") + seconds));
+      screen.show(std::string(kEraseLine) + line());
     } while (!ended.wait_for(lock, kRefresh, [&] { return is_over; }));
-    screen(kEraseLine);
+    screen.show(kEraseLine);
+  }
+
+  [[nodiscard]] std::string line() const {
+    const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
+    const auto seconds = std::to_string(static_cast<long>(spent.count())) + " s";
+    return printable(what + ": " + phase + (phase.empty() ? "" : ", ") + seconds);
   }
 };
 
 Progress::Progress(std::string what, ProgressScreen screen, Seconds patience) {
-  if (!screen) return;
+  if (!screen.show) return;
   state_ = std::make_unique<State>(std::move(what), std::move(screen));
   const std::chrono::duration<double> wait(patience.value());
   state_->clock = std::thread([state = state_.get(), wait] { state->show_until_over(wait); });

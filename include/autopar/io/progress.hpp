@@ -9,19 +9,22 @@
 
 namespace autopar {
 
-/// Takes what is to be shown, at once.
-using ProgressScreen = std::function<void(std::string_view text)>;
+/// Where progress is shown.
+struct ProgressScreen {
+  std::function<void(std::string_view text)> show{};  ///< takes it at once; none: nobody is told
+  bool is_terminal = true;                            ///< a line can be written over
+};
 
-/// Standard error, if it is a terminal; otherwise nothing, so that files and pipes get no such lines.
-[[nodiscard]] ProgressScreen terminal();
+/// Standard error, whether it is a terminal or not.
+[[nodiscard]] ProgressScreen standard_error();
 
-/// Says what work is done that takes long: after `patience` one line, `what: phase, seconds`, which is written over
-/// with the latest and removed at the end. For work of one thread, to which it is told by `now`.
+/// Says what work is done that takes long: after `patience` one line, `what: phase, seconds`. On a terminal it is
+/// written over with the latest and removed at the end; elsewhere it is written once and stays. For work of one thread,
+/// to which it is told by `now`.
 class Progress {
  public:
   static constexpr Seconds kPatience{2};
 
-  /// @param screen  nothing: nobody is told
   Progress(std::string what, ProgressScreen screen, Seconds patience = kPatience);
   ~Progress();
   Progress(const Progress&) = delete;
@@ -32,7 +35,7 @@ class Progress {
 
  private:
   struct State;
-  std::unique_ptr<State> state_;  ///< null: there is no screen
+  std::unique_ptr<State> state_;  ///< null: nobody is told
 };
 
 }  // namespace autopar

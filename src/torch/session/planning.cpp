@@ -241,8 +241,8 @@ Plan Session::Impl::search_plan(const CapturedProgram& program, const GraphProfi
   const ProfiledCost model_costs(at_precision(cluster, options_.precision), std::move(costs),
                                  mean_trained_tensor(profile.model));
   if (options_.microbatches == 0) leave_two_samples(program, request);
-  Progress progress("autopar plans",
-                    world_.logger(LogModule::kPlanner).enabled(LogLevel::kWarn) ? terminal() : nullptr);
+  const bool is_quiet = !world_.logger(LogModule::kPlanner).enabled(LogLevel::kWarn);
+  Progress progress("autopar plans", is_quiet ? ProgressScreen{} : standard_error());
   const PlanObserver observer = [&](const std::string& phase) { progress.now(phase); };
   auto plan = planner_(profile.model, model_costs, cluster, request, observer);
   const bool may_choose = options_.replicas.empty() && options_.microbatches == 0;

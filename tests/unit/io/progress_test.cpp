@@ -2,6 +2,7 @@
 
 #include <catch_shim.hpp>
 
+#include <algorithm>
 #include <condition_variable>
 #include <mutex>
 #include <string>
@@ -35,8 +36,7 @@ struct Screen {
 TEST_CASE("work that takes longer than the patience says what it does, and takes it back") {
   Screen screen;
   {
-    Progress progress(
-        "planning", [&](std::string_view text) { screen.show(text); }, Seconds(0));
+    Progress progress("planning", {[&](std::string_view text) { screen.show(text); }}, Seconds(0));
     progress.now("searching cuts of 4 blocks");
     screen.await("\r\x1b[Kplanning: searching cuts of 4 blocks, ");
     progress.now("phase \x1b[2J two");
@@ -46,33 +46,46 @@ TEST_CASE("work that takes longer than the patience says what it does, and takes
   CHECK(screen.text.ends_with(" s\r\x1b[K"));
 }
 
+TEST_CASE("where no line can be written over, one is written, once") {
+  Screen screen;
+  {
+    Progress progress("planning", {[&](std::string_view text) { screen.show(text); }, /*is_terminal=*/false},
+                      Seconds(0));
+    screen.await(" s so far\n");
+    progress.now("another phase");
+  }
+  CHECK(screen.text.starts_with("planning: "));
+  CHECK(std::count(screen.text.begin(), screen.text.end(), '\n') == 1);
+  CHECK(screen.text.find("another phase") == std::string::npos);
+}
+
 TEST_CASE("work that is done before says nothing, and without a screen nobody is told") {
   std::string shown;
   {
-    Progress progress(
-        "planning", [&](std::string_view text) { shown += text; }, Seconds(3600));
+    Progress progress("planning", {[&](std::string_view text) { shown += text; }}, Seconds(3600));
     progress.now("searching");
   }
   CHECK(shown.empty());
-  Progress silent("planning", nullptr, Seconds(0));
+  Progress silent("planning", {}, Seconds(0));
   CHECK_NOTHROW(silent.now("searching"));
 }
 
-TEST_CASE("the screen is standard error where that is a terminal") {
+TEST_CASE("the screen is standard error, which may be a terminal") {
   const int before = ::dup(STDERR_FILENO);
   const int null = ::open("/dev/null", O_WRONLY | O_CLOEXEC);
   int keyboard = -1, terminal_end = -1;
   REQUIRE(::openpty(&keyboard, &terminal_end, nullptr, nullptr, nullptr) == 0);
   ::dup2(null, STDERR_FILENO);
-  const bool on_null = static_cast<bool>(terminal());
+  const auto on_null = standard_error();
   ::dup2(terminal_end, STDERR_FILENO);
-  const auto screen = terminal();
-  if (screen) screen("shown");
+  const auto screen = standard_error();
+  screen.show("shown");
   ::dup2(before, STDERR_FILENO);
   char got[16] = {};
-  const auto size = screen ? ::read(keyboard, got, sizeof got - 1) : 0;
+  const auto size = ::read(keyboard, got, sizeof got - 1);
   for (const int descriptor : {before, null, keyboard, terminal_end}) ::close(descriptor);
-  CHECK_FALSE(on_null);
+  CHECK_FALSE(on_null.is_terminal);
+  CHECK(screen.is_terminal);
   CHECK(size == 5);
   CHECK(std::string(got) == "shown");
 }
