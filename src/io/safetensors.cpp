@@ -23,7 +23,7 @@
 
 #include "atomic_file.hpp"
 #include "hash_text.hpp"
-#include "json_text.hpp"
+#include "safetensors_header.hpp"
 
 namespace autopar {
 
@@ -31,12 +31,10 @@ static_assert(std::endian::native == std::endian::little, "safetensors data are 
 
 namespace {
 
-using detail::Json;
 using OrderedJson = nlohmann::ordered_json;
 using Metadata = std::map<std::string, std::string>;
 
 constexpr std::int64_t kMaxHeader = 100 << 20;  // the limit of the reference implementation
-constexpr int kHeaderDepth = 3;                 // the header, a tensor, its sizes
 
 constexpr std::array<std::pair<DType, const char*>, 12> kNames{{{DType::kBool, "BOOL"},
                                                                 {DType::kU8, "U8"},
@@ -71,7 +69,6 @@ std::optional<std::int64_t> dense_bytes(DType dtype, const std::vector<std::int6
   return bytes;
 }
 
-constexpr const char* kMetadata = "__metadata__";
 const std::string kHeaderChecksum = "autopar.xxh3";   ///< key: of everything else that the header says
 const std::string kTensorChecksum = "autopar.xxh3.";  ///< key, before a tensor's name: of its data
 const std::string kUnknownChecksum(16, '0');
@@ -97,7 +94,7 @@ std::string header_checksum(const std::vector<TensorEntry>& entries, const Metad
 
 /// Padded so that data begin at a multiple of 8 bytes.
 std::string header_text(const std::vector<TensorEntry>& entries, const Metadata& metadata) {
-  std::string text = '{' + OrderedJson(kMetadata).dump() + ':' + OrderedJson(metadata).dump();
+  std::string text = '{' + OrderedJson(detail::kMetadataMember).dump() + ':' + OrderedJson(metadata).dump();
   std::int64_t offset = 0;
   for (const auto& entry : entries) {
     const auto end = offset + entry.bytes().value();
@@ -143,7 +140,7 @@ SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, std::vector<Ten
                                      const Metadata& metadata) {
   const auto refuse = [&](const std::string& reason) { throw CheckpointError(path.string() + ": " + reason); };
   auto extended = metadata;
-  std::unordered_set<std::string_view> names{kMetadata};
+  std::unordered_set<std::string_view> names{detail::kMetadataMember};
   for (const auto& [key, value] : metadata) {
     if (key.starts_with(kHeaderChecksum)) refuse("the metadata key '" + key + "' is reserved for checksums");
   }
@@ -155,7 +152,7 @@ SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, std::vector<Ten
   std::string text;
   try {
     text = header_text(entries, extended);
-  } catch (const Json::exception& error) {
+  } catch (const OrderedJson::exception& error) {
     refuse(std::string("a name or its metadata cannot be written: ") + error.what());
   }
   if (static_cast<std::int64_t>(text.size()) > kMaxHeader) {
@@ -290,26 +287,21 @@ struct SafetensorsReader::State {
   }
 
   void parse(const std::string& text, std::int64_t data_bytes) {
-    std::string reason = "no object";
-    const auto header = detail::try_parse_json(text, reason, kHeaderDepth);
-    if (!header || !header->is_object()) fail("its header is no valid JSON object: " + reason);
-    std::vector<std::pair<std::int64_t, TensorEntry>> found;
-    for (const auto& [name, value] : header->items()) {
-      if (name == kMetadata) {
-        read_metadata(value);
-      } else {
-        found.push_back(read_entry(name, value, data_bytes));
-      }
-    }
-    std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
-      return std::pair(a.first, a.second.bytes()) < std::pair(b.first, b.second.bytes());  // empty ones take no place
+    detail::StatedHeader header;
+    if (const auto reason = detail::read_header(text, header); !reason.empty()) fail(reason);
+    metadata = std::move(header.metadata);
+    std::ranges::stable_sort(header.tensors, {}, [](const auto& tensor) {
+      return std::pair(tensor.begin, tensor.end);  // empty ones take no place
     });
     std::int64_t position = 0;
-    for (auto& [offset, entry] : found) {
-      if (offset != position) fail("the data of tensor '" + entry.name + "' overlap others or leave a hole");
-      position += entry.bytes().value();
-      if (!by_name.emplace(entry.name, entries.size()).second) fail("tensor '" + entry.name + "' occurs twice");
-      offsets.push_back(offset);
+    by_name.reserve(header.tensors.size());
+    for (auto& tensor : header.tensors) {
+      auto entry = entry_of(tensor, data_bytes);
+      if (!by_name.emplace(entry.name, entries.size()).second)
+        fail("its header is no valid JSON object: the member '" + entry.name + "' is there twice");
+      if (tensor.begin != position) fail("the data of tensor '" + entry.name + "' overlap others or leave a hole");
+      position = tensor.end;
+      offsets.push_back(tensor.begin);
       entries.push_back(std::move(entry));
     }
     if (position != data_bytes) {
@@ -317,38 +309,15 @@ struct SafetensorsReader::State {
     }
   }
 
-  void read_metadata(const Json& value) {
-    if (!value.is_object()) fail("__metadata__ is no object");
-    for (const auto& [key, text] : value.items()) {
-      if (!text.is_string()) fail("__metadata__ entry '" + key + "' is no string");
-      metadata[key] = text.get<std::string>();
-    }
-  }
-
-  std::pair<std::int64_t, TensorEntry> read_entry(const std::string& name, const Json& value,
-                                                  std::int64_t data_bytes) const {
-    const auto is_size = [](const Json& item) {
-      return item.is_number_unsigned() && item.get<std::uint64_t>() < (1ull << 62);
-    };
-    const bool shaped = value.is_object() && value.contains("dtype") && value["dtype"].is_string() &&
-                        value.contains("shape") && value["shape"].is_array() && value.contains("data_offsets") &&
-                        value["data_offsets"].is_array() && value["data_offsets"].size() == 2;
-    if (!shaped) fail("tensor '" + name + "' lacks dtype, shape or data_offsets");
-    if (!std::all_of(value["shape"].begin(), value["shape"].end(), is_size) ||
-        !std::all_of(value["data_offsets"].begin(), value["data_offsets"].end(), is_size)) {
-      fail("tensor '" + name + "' has a size or offset that is no natural number below 2^62");
-    }
-    const auto dtype = safetensors_dtype(value["dtype"].get<std::string>());
-    if (!dtype) fail("tensor '" + name + "' has the unknown element type '" + value["dtype"].get<std::string>() + "'");
-    TensorEntry entry{name, *dtype, value["shape"].get<std::vector<std::int64_t>>()};
-    const auto begin = value["data_offsets"][0].get<std::int64_t>();
-    const auto end = value["data_offsets"][1].get<std::int64_t>();
-    const auto bytes = dense_bytes(entry.dtype, entry.shape);
-    if (!bytes || begin > end || end > data_bytes || end - begin != *bytes) {
-      fail("tensor '" + name + "': offsets " + std::to_string(begin) + ".." + std::to_string(end) +
+  TensorEntry entry_of(detail::StatedTensor& stated, std::int64_t data_bytes) const {
+    const auto dtype = safetensors_dtype(stated.dtype);
+    if (!dtype) fail("tensor '" + stated.name + "' has the unknown element type '" + stated.dtype + "'");
+    const auto bytes = dense_bytes(*dtype, stated.shape);
+    if (!bytes || stated.begin > stated.end || stated.end > data_bytes || stated.end - stated.begin != *bytes) {
+      fail("tensor '" + stated.name + "': offsets " + std::to_string(stated.begin) + ".." + std::to_string(stated.end) +
            " do not fit its sizes or the file");
     }
-    return {begin, std::move(entry)};
+    return {std::move(stated.name), *dtype, std::move(stated.shape)};
   }
 };
 

@@ -1,5 +1,6 @@
 #include <catch_shim.hpp>
 
+#include <ctime>
 #include <fstream>
 #include <string>
 
@@ -37,6 +38,29 @@ TEST_CASE("a header of very many tensors is written and read") {
   CHECK(reader.entries().size() == kMany);
   REQUIRE(reader.find("tensor.299998") != nullptr);
   CHECK(reader.find("tensor.299998")->shape == std::vector<std::int64_t>{1});
+}
+
+TEST_CASE("a header of 36 MB is read in two seconds") {
+  const TempFolder folder;
+  std::vector<TensorEntry> entries;
+  std::string text = "{";
+  std::size_t count = 0;
+  for (; text.size() < std::size_t{36'000'000}; ++count) {
+    text += (count > 0 ? "," : "") + ("\"encoder.layers." + std::to_string(count)) +
+            R"(.weight":{"dtype":"U8","shape":[1,0],"data_offsets":[0,0]})";
+  }
+  text += "}";
+  const std::uint64_t length = text.size();
+  std::ofstream out(folder / "large.safetensors", std::ios::binary);
+  out.write(reinterpret_cast<const char*>(&length), 8);
+  out << text;
+  out.close();
+  const std::clock_t before = std::clock();
+  const SafetensorsReader reader(folder / "large.safetensors");
+  const double seconds = static_cast<double>(std::clock() - before) / CLOCKS_PER_SEC;
+  CAPTURE(seconds);
+  CHECK(reader.entries().size() == count);
+  CHECK(seconds <= 2);
 }
 
 TEST_CASE("files of very many members are refused") {
