@@ -43,8 +43,12 @@ int open_directly(const fs::path& path) {
   const bool is_number = error == std::errc() && end == name.data() + name.size();
   const auto own = fs::path("/proc") / std::to_string(::getpid()) / "fd";
   if (is_number && fs::canonical(path.parent_path(), ignored) == own) return ::fcntl(number, F_DUPFD_CLOEXEC, 0);
-  return ::open(path.c_str(), O_WRONLY | O_APPEND | O_NOCTTY | O_CLOEXEC);
+  const int file = ::open(path.c_str(), O_WRONLY | O_APPEND | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
+  if (file >= 0) ::fcntl(file, F_SETFL, O_APPEND);  // only opening must not wait: a pipe may have no reader
+  return file;
 }
+
+}  // namespace
 
 std::string random_ending() {
   constexpr char kLetters[] = "0123456789abcdefghijklmnopqrstuv";
@@ -54,11 +58,9 @@ std::string random_ending() {
   return ending;
 }
 
-}  // namespace
-
 Destination destination_of(const fs::path& path) {
   constexpr int kMostLinks = 40;  // as the system has it
-  Destination to{path, true, std::nullopt};
+  Destination to{path, true, std::nullopt, false};
   for (int links = 0; fs::is_symlink(fs::symlink_status(to.path)); ++links) {
     if (links == kMostLinks) {
       errno = ELOOP;
@@ -66,6 +68,7 @@ Destination destination_of(const fs::path& path) {
     }
     if (names_descriptor(to.path)) {
       to.is_replaced = false;
+      to.is_descriptor = true;
       break;
     }
     const auto target = fs::read_symlink(to.path);

@@ -13,6 +13,7 @@
 
 #include <autopar/core/assert.hpp>
 #include <autopar/core/error.hpp>
+#include <autopar/io/regular_file.hpp>
 
 #include "atomic_file.hpp"
 #include "hash_text.hpp"
@@ -24,20 +25,32 @@ namespace {
 constexpr std::size_t kMarkWithin = 256;  // bytes from the start of a file
 constexpr std::string_view kMarkBegin = "autopar ";
 
+/// What is open already is read as it is, and so are devices, of which /dev/null is an empty file. All else must be a
+/// regular file: a pipe would wait for its writer.
+RegularFile open_input(const std::filesystem::path& path, const detail::Destination& from) {
+  const bool is_device = from.there && S_ISCHR(from.there->st_mode);
+  if (!from.is_descriptor && !is_device) return open_regular(path);
+  RegularFile file(::open(path.c_str(), O_RDONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC));
+  if (from.is_descriptor && file.descriptor() >= 0) ::fcntl(file.descriptor(), F_SETFL, 0);  // its writer is there
+  return file;
+}
+
 /// A file that is read, open while it lives.
 class InputFile {
  public:
   explicit InputFile(const std::filesystem::path& path) : path_(path.string()) {
-    descriptor_ = ::open(path.c_str(), O_RDONLY | O_NOCTTY | O_CLOEXEC);
-    if (descriptor_ < 0) fail();
+    try {
+      file_ = open_input(path, detail::destination_of(path));
+    } catch (const std::system_error& error) {
+      errno = error.code().value();
+      fail();
+    }
+    if (file_.descriptor() < 0) fail();
   }
-  ~InputFile() { ::close(descriptor_); }
-  InputFile(const InputFile&) = delete;
-  InputFile& operator=(const InputFile&) = delete;
 
   [[nodiscard]] std::optional<std::size_t> size() const {
     struct stat status {};
-    if (::fstat(descriptor_, &status) != 0) fail();
+    if (::fstat(file_.descriptor(), &status) != 0) fail();
     if (!S_ISREG(status.st_mode)) return std::nullopt;
     return static_cast<std::size_t>(status.st_size);
   }
@@ -48,7 +61,7 @@ class InputFile {
     while (text.size() < most) {
       const auto before = text.size();
       text.resize(before + std::min(kChunk, most - before));
-      const auto got = ::read(descriptor_, text.data() + before, text.size() - before);
+      const auto got = ::read(file_.descriptor(), text.data() + before, text.size() - before);
       text.resize(before + static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
       if (got < 0 && errno != EINTR) fail();
       if (got == 0) break;
@@ -62,7 +75,7 @@ class InputFile {
   }
 
   std::string path_;
-  int descriptor_ = -1;
+  RegularFile file_;
 };
 
 /// The mark that the first bytes of a file carry; empty if they carry none.
@@ -111,11 +124,11 @@ std::string file_mark(std::string_view kind, std::uint64_t model) {
 
 void require_replaceable(const std::filesystem::path& path, std::string_view mark, Overwrite overwrite) {
   if (overwrite == Overwrite::kAny) return;
-  const auto to = [&] {
+  const auto to = [&]() -> detail::Destination {
     try {
       return detail::destination_of(path);
-    } catch (const std::system_error& error) {
-      throw ConfigError(std::string("cannot write the file: ") + error.what(), path.string());
+    } catch (const std::system_error&) {
+      return {};  // the writer learns why
     }
   }();
   if (!to.there) return;

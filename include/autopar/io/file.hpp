@@ -10,7 +10,8 @@
 
 namespace autopar {
 
-/// Whole content of a text file, a pipe or a device such as /dev/stdin.
+/// Whole content of a text file, of what is open already, such as /dev/stdin or <(command) of a shell, or of a device
+/// such as /dev/null. A named pipe is refused: it would wait for its writer.
 /// @throws ConfigError when it cannot be read or is larger than `limit`
 [[nodiscard]] std::string read_text_file(const std::filesystem::path& path, Bytes limit = Bytes(64 << 20));
 

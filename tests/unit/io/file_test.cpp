@@ -5,15 +5,17 @@
 #include <temp_folder.hpp>
 
 #include <algorithm>
+#include <cstdlib>
 #include <fstream>
 #include <string>
-#include <thread>
 
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <autopar/core/error.hpp>
+#include <autopar/io/cluster_file.hpp>
+#include <autopar/io/config.hpp>
 #include <autopar/io/cost_file.hpp>
 #include <autopar/io/plan_file.hpp>
 #include <autopar/io/profile_file.hpp>
@@ -185,11 +187,11 @@ TEST_CASE("devices, pipes and open descriptors are written to, and stay") {
 
   const auto pipe = folder / "pipe";
   REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
-  std::string got;
-  std::thread reader([&] { got = read_text_file(pipe); });
+  CHECK(contains(refusal([&] { write_marked_file(pipe, kMark, kMark); }), "cannot write the file: "));  // no reader
+  const int reader = ::open(pipe.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   write_marked_file(pipe, kMark, kMark);
-  reader.join();
-  CHECK(got == kMark);
+  CHECK(read_text_file("/proc/self/fd/" + std::to_string(reader)) == kMark);
+  ::close(reader);
   CHECK(fs::is_fifo(pipe));
 
   const int descriptor = ::open((folder / "shell").c_str(), O_RDWR | O_CREAT, 0600);
@@ -202,9 +204,35 @@ TEST_CASE("devices, pipes and open descriptors are written to, and stay") {
   CHECK(files_in(folder / "") == 3);
 }
 
-TEST_CASE("folders, missing files and files that are too long are refused; pipes are read to their end") {
+TEST_CASE("a named pipe in a file's place is refused by name, of every format; a link to it, too") {
   const TempFolder folder;
-  CHECK(contains(refusal([&] { static_cast<void>(read_text_file(folder / "")); }), "cannot read"));
+  const auto pipe = folder / "pipe", link = folder / "link";
+  REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+  fs::create_symlink(pipe, link);
+  for (const auto& path : {pipe, link}) {
+    const auto is_refused = [&](const auto& read) {
+      return contains(refusal(read), path.string() + ": it is a pipe, and must be a regular file");
+    };
+    CHECK(is_refused([&] { static_cast<void>(read_text_file(path)); }));
+    CHECK(is_refused([&] { static_cast<void>(read_plan(path)); }));
+    CHECK(is_refused([&] { static_cast<void>(read_profile(path)); }));
+    CHECK(is_refused([&] { static_cast<void>(read_cluster(path)); }));
+    CHECK(is_refused([&] { static_cast<void>(read_costs(path)); }));
+  }
+  const std::string before = std::getenv("AUTOPAR_CONFIG") == nullptr ? "" : std::getenv("AUTOPAR_CONFIG");
+  ::setenv("AUTOPAR_CONFIG", pipe.c_str(), 1);
+  CHECK(contains(refusal([] { static_cast<void>(process_config_sources()); }), "pipe: it is a pipe, and must be"));
+  ::setenv("AUTOPAR_CONFIG", "/dev/null", 1);
+  CHECK(process_config_sources().text.empty());
+  if (before.empty())
+    ::unsetenv("AUTOPAR_CONFIG");
+  else
+    ::setenv("AUTOPAR_CONFIG", before.c_str(), 1);
+}
+
+TEST_CASE("folders, missing files and files that are too long are refused") {
+  const TempFolder folder;
+  CHECK(contains(refusal([&] { static_cast<void>(read_text_file(folder / "")); }), "it is a folder"));
   CHECK(contains(refusal([&] { static_cast<void>(read_text_file(folder / "none")); }), "No such file"));
   CHECK(contains(refusal([&] { write_text_file(folder / "", "x"); }), "cannot write"));
   CHECK(contains(refusal([&] { static_cast<void>(read_text_file("/dev/zero", Bytes(1000))); }), "at most 1000"));
