@@ -44,7 +44,14 @@ void Health::set_announcer(std::function<void(const Failure&)> announcer) {
 
 bool Health::note(Failure failure) noexcept {
   const std::lock_guard lock(mutex_);
-  if (failed_.load(std::memory_order_relaxed)) return false;
+  if (failed_.load(std::memory_order_relaxed)) {
+    const bool is_same = failure.action == failure_.action && failure.message == failure_.message;
+    if (failure_.rank == self_ && failure.rank < self_ && is_same) {
+      is_said_elsewhere_ = true;
+      said_elsewhere_.notify_all();
+    }
+    return false;
+  }
   failure_ = std::move(failure);
   failed_.store(true, std::memory_order_release);
   return true;
@@ -61,6 +68,12 @@ void Health::report(Failure failure) noexcept {
     return;
   }
   if (announcer) announcer(failure);
+}
+
+bool Health::is_said_elsewhere(std::chrono::milliseconds patience) const noexcept {
+  std::unique_lock lock(mutex_);
+  if (failure_.rank != self_ || self_ == Rank(0)) return false;
+  return said_elsewhere_.wait_for(lock, patience, [this] { return is_said_elsewhere_; });
 }
 
 Failure Health::failure() const {

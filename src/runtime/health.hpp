@@ -1,6 +1,8 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -52,12 +54,16 @@ class Health {
   /// How `report` reaches the other ranks; empty once they can no longer be reached.
   void set_announcer(std::function<void(const Failure&)> announcer);
 
-  /// Notes a failure that was heard of. Only the first one counts.
+  /// Notes a failure that was heard of. Only the first one counts; of others it is noted whether a lower rank says what
+  /// this one has reported of itself.
   bool note(Failure failure) noexcept;
   /// Notes a failure that this rank is the first to see, and tells the others.
   void report(Failure failure) noexcept;
   [[nodiscard]] bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
   [[nodiscard]] Failure failure() const;
+  /// Whether a lower rank has failed in the same action with the same words as this one, which then need not say it
+  /// again. Waits so long for such a rank to tell.
+  [[nodiscard]] bool is_said_elsewhere(std::chrono::milliseconds patience) const noexcept;
   /// Throws TransportError if any rank failed. `action` is what this rank was about to do or was waiting for.
   void check(std::string_view action) const;
 
@@ -76,6 +82,8 @@ class Health {
   std::optional<StallLimits> start_;
   std::string action_;
   Failure failure_;
+  bool is_said_elsewhere_ = false;
+  mutable std::condition_variable said_elsewhere_;
   std::function<void(const Failure&)> announcer_;
 };
 

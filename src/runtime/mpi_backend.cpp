@@ -37,6 +37,8 @@ using namespace std::chrono_literals;
 constexpr auto kLastWords = 2s;
 /// The others leave the rank that failed first this long to report why: its end may end them, and theirs may end it.
 constexpr auto kFirstCauseFirst = 500ms;
+/// Ranks that fail alike do so within this long.
+constexpr auto kSameWords = 200ms;
 /// Launchers pass on what a process wrote before MPI_Abort if they have had this long.
 constexpr auto kOutputGrace = 100ms;
 /// And a process has this long to report the exception that leaves it, or MPI_Abort to work.
@@ -203,7 +205,7 @@ class FailedJob final : public ProcessEndListener {
     std::this_thread::sleep_for(kOutputGrace);
     engine_->abort(base_, status != 0 ? status : EXIT_FAILURE, lifeline_);
   }
-  void process_terminates(const std::string&) noexcept override {}
+  bool process_terminates(const std::string&) noexcept override { return false; }
 
  private:
   std::shared_ptr<MpiEngine> engine_;
@@ -276,12 +278,17 @@ class MpiBackend final : public WorldBackend, private ProcessEndListener {
   }
 
  private:
-  /// Says it here before anywhere else: this process may end, and with it the job, before another rank can.
+  /// Where ranks fail alike, the lowest of those that have not heard of another says so. The others give it the time
+  /// (`kFirstCauseFirst`).
   void announce(const Failure& failure) {
+    watch_->tell_failure(failure);
+    if (health().is_said_elsewhere(kSameWords)) return;
     const std::string where = failure.action.empty() ? "" : " in '" + failure.action + "'";
     logger_.error("rank " + std::to_string(failure.rank.value()) + " failed" + where + ": " + failure.message);
-    watch_->tell_failure(failure);
   }
+
+  /// Another rank says why the job ends.
+  [[nodiscard]] bool is_silent() { return health().failure().rank != rank() || health().is_said_elsewhere(0ms); }
 
   void process_exits(int status) noexcept override {
     stop_listening();
@@ -293,9 +300,12 @@ class MpiBackend final : public WorldBackend, private ProcessEndListener {
     end_failed_job(status != 0 ? status : EXIT_FAILURE);
   }
 
-  void process_terminates(const std::string& message) noexcept override {
+  bool process_terminates(const std::string& message) noexcept override {
     stop_listening();
     health().report({rank(), "its program", message});
+    if (!is_silent()) return false;
+    std::this_thread::sleep_for(kLastWords);  // unless the other's end is the job's before
+    return message.find(health().failure().message) != std::string::npos;
   }
 
   std::shared_ptr<MpiTransport> transport_over(std::shared_ptr<const CommunicatorPair> communicators) {
@@ -370,7 +380,7 @@ class MpiBackend final : public WorldBackend, private ProcessEndListener {
     while (!health().all_others_left() && std::chrono::steady_clock::now() < deadline)
       std::this_thread::sleep_for(10ms);
     watch_->abort_after(kAbortGrace);
-    if (health().failure().rank != rank()) std::this_thread::sleep_for(kFirstCauseFirst);
+    if (is_silent()) std::this_thread::sleep_for(kFirstCauseFirst);
     if (std::uncaught_exceptions() == 0) {
       std::this_thread::sleep_for(kOutputGrace);
       engine_->abort(self_.base, status, lifeline_);

@@ -55,7 +55,9 @@ std::string text_of_current_exception() {
   const auto list = listeners().of_this_process();
   if (!list.empty()) {
     const std::string message = text_of_current_exception();
-    for (ProcessEndListener* each : list) each->process_terminates(message);
+    bool is_said = false;
+    for (ProcessEndListener* each : list) is_said = each->process_terminates(message) || is_said;
+    if (is_said) std::abort();
   }
   listeners().next();
   std::abort();

@@ -20,8 +20,9 @@ class ProcessEndListener {
 
   /// The program called exit. When all have heard, the process ends, with 1 where `status` is 0.
   virtual void process_exits(int status) noexcept = 0;
-  /// std::terminate was called, by an exception with this text.
-  virtual void process_terminates(const std::string& message) noexcept = 0;
+  /// std::terminate was called, by an exception with this text. When all have heard, the process aborts.
+  /// @return whether another process says so, and this one is to print nothing
+  virtual bool process_terminates(const std::string& message) noexcept = 0;
 };
 
 }  // namespace autopar::detail

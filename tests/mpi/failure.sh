@@ -59,6 +59,15 @@ case $scenario_of_ranks in
     [ "$status" -eq 3 ] || fail "exit code $status"
     [ "$(grep -c "error: planned, and not run" "$log")" -eq "$ranks" ] || fail "not every rank went on"
     silent "failed" ;;
+  alike|alike-uncaught) # one speaks for all, and the launcher after it
+    [ "$status" -ne 0 ] || fail "exit code 0"
+    said=$(grep -cE "rank [0-9]+ failed in 'its program'" "$log")
+    [ "$said" -eq 1 ] || fail "$said ranks speak"
+    words=$(grep -cE "what\(\):  wrong on all ranks|^error: wrong on all ranks" "$log")
+    [ "$words" -eq 1 ] || fail "the error is printed $words times"
+    banner=$(grep -nE "BAD TERMINATION|MPI_Abort" "$log" | head -1 | cut -d: -f1)
+    last=$(grep -n "wrong on all ranks" "$log" | tail -1 | cut -d: -f1)
+    [ -z "$banner" ] || [ "$last" -lt "$banner" ] || fail "the launcher speaks first" ;;
   throws)
     [ "$status" -ne 0 ] || fail "exit code 0"
     [ "$(grep -c "TransportError: rank $culprit failed in 'its program'" "$log")" -eq "$others" ] || fail "not every rank was told"

@@ -35,6 +35,10 @@ void misbehave(World& world, AnyTransport transport, const std::string& scenario
   steps(world, transport, 3);
   const bool culprit = world.rank() == world.size() - 1;
   if (culprit && scenario == "throws") throw std::domain_error("no such layer");
+  if (scenario.starts_with("alike")) {
+    std::this_thread::sleep_for(100ms);  // until the last step has ended on every rank
+    throw std::domain_error("wrong on all ranks");
+  }
   if (scenario == "planned") {
     world.expect_exception();
     throw std::domain_error("planned, and not run");
@@ -54,22 +58,27 @@ void misbehave(World& world, AnyTransport transport, const std::string& scenario
   if (culprit && scenario == "late") std::this_thread::sleep_for(3s);
 }
 
+void run(int argc, char** argv, const std::string& scenario) {
+  WorldOptions options;
+  options.stall = {Seconds(1), Seconds(3)};
+  if (scenario == "wrong-size") options.expected_size = 7;
+  World world(argc, argv, options);
+  try {
+    misbehave(world, world.make_transport(), scenario);
+    std::printf("rank %d is done\n", world.rank());
+  } catch (const TransportError& error) {
+    std::fprintf(stderr, "rank %d TransportError: %s\n", world.rank(), error.what());
+    throw;
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const std::string scenario = argc > 1 ? argv[1] : "";
+  if (scenario == "alike-uncaught") run(argc, argv, scenario);
   try {
-    WorldOptions options;
-    options.stall = {Seconds(1), Seconds(3)};
-    if (scenario == "wrong-size") options.expected_size = 7;
-    World world(argc, argv, options);
-    try {
-      misbehave(world, world.make_transport(), scenario);
-      std::printf("rank %d is done\n", world.rank());
-    } catch (const TransportError& error) {
-      std::fprintf(stderr, "rank %d TransportError: %s\n", world.rank(), error.what());
-      throw;
-    }
+    run(argc, argv, scenario);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "error: %s\n", error.what());
     return 3;
