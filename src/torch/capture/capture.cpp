@@ -80,15 +80,17 @@ bool asks_for_gradient(std::string_view error) {
                      [&](std::string_view phrase) { return error.find(phrase) != std::string_view::npos; });
 }
 
-std::string reason_of(const c10::Error& error, std::int64_t batch) {
+/// The error of a forward that libtorch has refused at some batch size.
+[[noreturn]] void refuse_forward(const detail::Tracer& tracer, const c10::Error& error, std::int64_t batch) {
+  const auto op = tracer.last_op().empty() ? "forward" : "after " + tracer.last_op();
   const auto said = detail::without_batch_size(error.what_without_backtrace(), batch);
-  if (asks_for_gradient(said)) {
-    return "a gradient was taken inside the forward (torch::autograd::grad or backward), of which a captured model has "
-           "no history; write the derivative with operators. Gradient penalties, which need a second backward, are not "
-           "supported. libtorch says: " +
-           said;
-  }
-  return "the forward failed while it was captured, which is tried with batches of several sizes: " + said;
+  if (!asks_for_gradient(said))
+    throw detail::ForwardFailed(op, tracer.last_path(), "the forward failed while it was captured: " + said);
+  throw CaptureError(op, tracer.last_path(),
+                     "a gradient was taken inside the forward (torch::autograd::grad or backward), of which a captured "
+                     "model has no history; write the derivative with operators. Gradient penalties, which need a "
+                     "second backward, are not supported. libtorch says: " +
+                         said);
 }
 
 /// The value of a tensor within a trace, which its look is no part of.
@@ -186,8 +188,7 @@ OneCapture capture_at(std::int64_t batch, const torch::nn::Module& module, const
     }
     tracer.finish();
   } catch (const c10::Error& error) {
-    throw CaptureError(tracer.last_op().empty() ? "forward" : "after " + tracer.last_op(), tracer.last_path(),
-                       reason_of(error, batch));
+    refuse_forward(tracer, error, batch);
   }
   arguments.clear();
   const bool keeps_values = tracer.keeps_values();
@@ -224,6 +225,33 @@ std::optional<CaptureChange> change_of_itself(const torch::nn::Module& module, c
     before = std::move(now);
   }
   return std::nullopt;
+}
+
+/// Samples of the call that is captured; none if no argument has a batch dim.
+std::optional<std::int64_t> samples_of_call(const std::vector<InputSpec>& inputs) {
+  for (const auto& input : inputs) {
+    if (input.batch_dim) return input.sizes[static_cast<std::size_t>(*input.batch_dim)];
+  }
+  return std::nullopt;
+}
+
+/// The failure with what was tried: whose forward works with the samples of the call has that number in it.
+CaptureError with_sizes_tried(const detail::ForwardFailed& failure, const torch::nn::Module& module,
+                              const std::vector<InputSpec>& inputs, const FlatForward& forward,
+                              const CaptureOptions& options, const Types& types) {
+  const auto& sizes = options.batch_sizes;
+  auto reason = failure.reason() + "; forward is captured with batches of several sizes (" + std::to_string(sizes[0]) +
+                ", " + std::to_string(sizes[1]) + " and " + std::to_string(sizes[2]) + " samples)";
+  const auto own = samples_of_call(inputs);
+  if (!own || *own == 0) return {failure.op(), failure.path(), reason};
+  try {
+    static_cast<void>(capture_settled(*own, module, inputs, forward, options, types));
+    reason += ", and it runs with the " + std::to_string(*own) +
+              " samples of this call alone: let sizes follow the batch, with -1 in view or x.size(0) in place of " +
+              std::to_string(*own);
+  } catch (const CaptureError&) {  // it is wrong with any size
+  }
+  return {failure.op(), failure.path(), reason};
 }
 
 /// What looks like a program that depends on the batch size may be one that changes from call to call.
@@ -268,19 +296,23 @@ OpGraph capture(const torch::nn::Module& module, const std::vector<InputSpec>& i
   const detail::CpuHandles on_cpu(module);
   const auto& sizes = options.batch_sizes;
   Types types;
-  if (options.autocast) {
-    auto plain = options;
-    plain.autocast.reset();
-    types = result_types_of(capture_settled(sizes[0], module, inputs, forward, plain, Types{}).sized.graph);
-  }
   const auto at = [&](std::int64_t batch) {
     return capture_settled(batch, module, inputs, forward, options, types).sized;
   };
   std::optional<SizedGraph> first;
-  return named_if_it_changes_itself(module, inputs, forward, options, types, first, [&] {
-    first = at(sizes[0]);
-    return solve_batch({*first, at(sizes[1]), at(sizes[2])});
-  });
+  try {
+    if (options.autocast) {
+      auto plain = options;
+      plain.autocast.reset();
+      types = result_types_of(capture_settled(sizes[0], module, inputs, forward, plain, Types{}).sized.graph);
+    }
+    return named_if_it_changes_itself(module, inputs, forward, options, types, first, [&] {
+      first = at(sizes[0]);
+      return solve_batch({*first, at(sizes[1]), at(sizes[2])});
+    });
+  } catch (const detail::ForwardFailed& failure) {
+    throw with_sizes_tried(failure, module, inputs, forward, options, types);
+  }
 }
 
 void verify_capture(const OpGraph& graph, const torch::nn::Module& module, const std::vector<InputSpec>& inputs,

@@ -391,8 +391,8 @@ void Tracer::run_on_twins(Call& call) {
     const std::string message = error.what_without_backtrace();
     const bool reads =
         message.find("on meta tensors") != std::string::npos || message.find("on a meta tensor") != std::string::npos;
-    refuse(call.schema.name(), call.node.path,
-           reads ? std::string(data_dependent()) : without_batch_size(message, options_.batch));
+    if (reads) refuse(call.schema.name(), call.node.path, data_dependent());
+    throw ForwardFailed(call.schema.name(), call.node.path, without_batch_size(message, options_.batch));
   }
 }
 

@@ -17,6 +17,8 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <autopar/core/error.hpp>
+
 #include "torch/capture/phantom_impl.hpp"
 #include "torch/ir/op_graph.hpp"
 
@@ -26,6 +28,11 @@ using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensor
 
 /// What libtorch says of a run at a batch size that the user never chose: that number is "batch" in it.
 [[nodiscard]] std::string without_batch_size(const std::string& message, std::int64_t batch);
+
+/// libtorch refused the forward at some batch size, which may be what is wrong with it.
+class ForwardFailed : public CaptureError {
+  using CaptureError::CaptureError;
+};
 
 /// Records the operators of one run into an OpGraph of that run's sizes. Each tensor that the traced code holds is
 /// either a phantom of ours or a leaf (parameter, buffer, argument, constant); each has a *twin* on the meta device, on
