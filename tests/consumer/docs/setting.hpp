@@ -17,11 +17,14 @@ namespace ap = autopar;
 
 /// What the README's program and the guide's snippets train, and a model that gives rows where that one gives its loss.
 struct NetImpl : torch::nn::Module {
-  NetImpl(int64_t width, int64_t classes) : layer(width, classes) { register_module("layer", layer); }
-  torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& y) {
-    return torch::nn::functional::cross_entropy(layer(x), y);
+  NetImpl(int64_t width, int64_t classes) : first(width, classes), second(classes, classes) {
+    register_module("first", first);
+    register_module("second", second);
   }
-  torch::nn::Linear layer;
+  torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& y) {
+    return torch::nn::functional::cross_entropy(second(torch::relu(first(x))), y);
+  }
+  torch::nn::Linear first, second;
 };
 TORCH_MODULE(Net);
 
