@@ -96,6 +96,58 @@ TEST_CASE("models that are called in another order on some rank are told apart, 
   check_told(messages, {"rank 0", "rank 1", "model 1", "model 2", "Net"});
 }
 
+/// Two ranks call a model as `call(model, rank)` does.
+template <class Call>
+std::vector<std::string> called(const Call& call) {
+  return told(2, [&](ap::World& world) {
+    ap::AutoParallel<Net> model(world, zeros(), replicas());
+    call(model, world.rank());
+  });
+}
+
+TEST_CASE("ranks that differ in modes or arguments are told so in words") {
+  const auto check = [](const std::vector<std::string>& messages, const std::string& part) {
+    check_told(messages, {part, "all but the batch size must agree"});
+    for (const auto& message : messages) CHECK(message.find('\x1f') == std::string::npos);
+  };
+  check(called([](auto& model, int rank) {
+          model->train(rank == 0);
+          model(samples());
+        }),
+        "of forward: rank 0 is in train(), rank 1 in eval();");
+  check(called([](auto& model, int rank) {
+          if (rank == 1) model->module().third->eval();
+          model(samples());
+        }),
+        ": module 'third' is in train() on rank 0, in eval() on rank 1;");
+  check(called([](auto& model, int rank) { model(rank == 0 ? samples() : samples().to(torch::kDouble)); }),
+        ": tensor argument 0 is float32 [4, 4] on rank 0, float64 [4, 4] on rank 1;");
+  check(called([](auto& model, int rank) {
+          model(rank == 0 ? samples() : torch::ones({2, 5}));
+        }),
+        ": tensor argument 0 is float32 [4, 4] on rank 0, float32 [2, 5] on rank 1;");
+  check(called([](auto& model, int rank) {
+          const at::AutoGradMode mode(rank == 0);
+          model(samples());
+        }),
+        ": rank 0 has gradients enabled, rank 1 gradients disabled;");
+  check(called([](auto& model, int rank) {
+          if (rank == 1) model->module().second->weight.set_requires_grad(false);
+          model(samples());
+        }),
+        ": parameter 'second.weight' has requires_grad = true on rank 0, requires_grad = false on rank 1;");
+  check(called([](auto& model, int rank) {
+          if (rank == 0)
+            model(samples());
+          else
+            model->train_step([](const Tensor& y, const Tensor& x) { return y + x.mean(); }, samples(), samples());
+        }),
+        ": rank 0 calls forward, rank 1 train_step;");
+  const auto scaled = [](Net& net, const Tensor& x, double factor) { return net.forward(x * factor); };
+  check(called([&](auto& model, int rank) { model->call(scaled, samples(), rank + 0.5); }),
+        ": the row of arguments is (tensor, 0.5) on rank 0, (tensor, 1.5) on rank 1;");
+}
+
 TEST_CASE("a rank that leaves out a step is named") {
   const auto adam = [](int, auto parameters) { return torch::optim::Adam(parameters, 0.01); };
   const auto momentum = [](int, auto parameters) {

@@ -42,6 +42,8 @@ struct ExecutorHooks {
   std::function<void(const Action& action, Clock::time_point start, Clock::time_point end)> trace;
   /// Tells the other ranks that this one cannot go on (World::fail), so that nobody waits for it.
   std::function<void(std::string_view action, std::string_view message)> fail;
+  /// What an engine's exception says; empty: its what().
+  std::function<std::string(const std::exception& error)> message{};
 };
 
 /// The groups of ranks in which an executor's ranks work together, as Transport::make_group gave them.
@@ -244,8 +246,9 @@ class ProgramRun final : private ComputeGate {
       throw TransportError(std::string(error.what()) + " (at the " + action + ")", error.rank(), error.peer(),
                            error.action().empty() ? action : error.action(), error.code());
     } catch (const std::exception& error) {
-      abandon(action, error.what());
-      std::throw_with_nested(ExecutionError(action, error.what()));
+      const std::string message = hooks_.message ? hooks_.message(error) : error.what();
+      abandon(action, message);
+      std::throw_with_nested(ExecutionError(action, message));
     } catch (...) {
       abandon(action, "an exception that is no std::exception");
       std::throw_with_nested(ExecutionError(action, "an exception that is no std::exception"));

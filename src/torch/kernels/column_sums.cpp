@@ -15,7 +15,7 @@ namespace autopar {
 
 namespace {
 
-using Shape = ColumnSumsShape;
+using SumsShape = ColumnSumsShape;
 
 bool takes(const at::Tensor& rows, c10::ScalarType type) {
   const bool has_type = detail::kernel_type(rows.scalar_type()) != nullptr && detail::kernel_type(type) != nullptr;
@@ -30,12 +30,12 @@ void sum_in_kernels(const at::Tensor& rows, const at::Tensor& sum, bool adds) {
   constexpr std::int64_t kBlocks = 528;  // four a multiprocessor of a large GPU, which runs them all at once
   const auto count = rows.size(0), columns = rows.size(1), of_pack = detail::kPackBytes / rows.element_size();
   const auto packs = columns / of_pack;
-  const auto blocks = blocks_of_rows(count, packs, Shape::kRows, kBlocks);
+  const auto blocks = blocks_of_rows(count, packs, SumsShape::kRows, kBlocks);
   const auto partial = at::empty({blocks.down, columns}, rows.options().dtype(at::kFloat));
   const auto first = std::string("column_sums_") + detail::kernel_type(rows.scalar_type());
   detail::launch(
       rows, kColumnSumsKernels, first.c_str(),
-      {static_cast<unsigned>(blocks.across), static_cast<unsigned>(blocks.down), Shape::kPacks, Shape::kRows},
+      {static_cast<unsigned>(blocks.across), static_cast<unsigned>(blocks.down), SumsShape::kPacks, SumsShape::kRows},
       detail::data_of(rows), detail::memory_of(partial), count, rows.stride(0) / of_pack, static_cast<int>(packs),
       static_cast<int>(blocks.rows));
   add_up_columns(partial, sum, adds);
@@ -44,7 +44,7 @@ void sum_in_kernels(const at::Tensor& rows, const at::Tensor& sum, bool adds) {
 }  // namespace
 
 BlocksOfRows blocks_of_rows(std::int64_t rows, std::int64_t packs, std::int64_t at_a_time, std::int64_t most) {
-  const auto across = detail::parts_for(packs, Shape::kPacks), down = std::max<std::int64_t>(most / across, 1);
+  const auto across = detail::parts_for(packs, SumsShape::kPacks), down = std::max<std::int64_t>(most / across, 1);
   const auto of_block = detail::parts_for(detail::parts_for(rows, down), at_a_time) * at_a_time;
   return {across, detail::parts_for(rows, of_block), of_block};
 }
@@ -54,7 +54,7 @@ void add_up_columns(const at::Tensor& partial, const at::Tensor& sum, bool adds)
   const auto kernel = std::string("add_up_columns_") + detail::kernel_type(sum.scalar_type());
   detail::launch(
       partial, kColumnSumsKernels, kernel.c_str(),
-      {static_cast<unsigned>(detail::parts_for(columns, Shape::kColumns)), 1, Shape::kColumns, Shape::kAtATime},
+      {static_cast<unsigned>(detail::parts_for(columns, SumsShape::kColumns)), 1, SumsShape::kColumns, SumsShape::kAtATime},
       detail::data_of(partial), static_cast<int>(partial.size(0)), detail::memory_of(sum), static_cast<int>(columns),
       adds ? 1 : 0);
 }

@@ -14,13 +14,13 @@ namespace autopar {
 
 namespace {
 
-using Shape = TableGradientShape;
+using TableShape = TableGradientShape;
 
 constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
 
 LaunchShape shape_of(std::int64_t packs, std::int64_t parts) {
-  return {static_cast<unsigned>(detail::parts_for(packs, Shape::kPacks)),
-          static_cast<unsigned>(detail::parts_for(parts, Shape::kParts)), Shape::kPacks, Shape::kParts};
+  return {static_cast<unsigned>(detail::parts_for(packs, TableShape::kPacks)),
+          static_cast<unsigned>(detail::parts_for(parts, TableShape::kParts)), TableShape::kPacks, TableShape::kParts};
 }
 
 }  // namespace
@@ -31,7 +31,7 @@ bool has_table_kernels(const at::Tensor& rows, const at::Tensor& indices, std::i
   const auto columns = rows.size(-1);
   const bool fits = indices.device() == rows.device() && c10::isIntegralType(indices.scalar_type(), false) &&
                     indices.numel() * columns == rows.numel() && entries <= kMost &&
-                    indices.numel() <= kMostBlocks * Shape::kParts * Shape::kOfPart && columns <= kMost;
+                    indices.numel() <= kMostBlocks * TableShape::kParts * TableShape::kOfPart && columns <= kMost;
   return fits && columns * rows.element_size() % detail::kPackBytes == 0 &&
          context_of(rows.device().type()).has_kernels(kTableGradientKernels, rows.device().index());
 }
@@ -41,7 +41,7 @@ at::Tensor table_gradient(const at::Tensor& rows, const at::Tensor& indices, std
   const auto columns = rows.size(-1), count = indices.numel();
   const auto dense = detail::dense_in_packs(rows);
   const auto [sorted, order] = at::sort(indices.reshape({-1}).to(at::kInt), /*stable=*/true, 0, /*descending=*/false);
-  const auto parts = detail::parts_for(count, Shape::kOfPart);
+  const auto parts = detail::parts_for(count, TableShape::kOfPart);
   const auto single = rows.options().dtype(at::kFloat);
   const auto table = at::zeros({entries, columns}, single), partial = at::empty({parts, 2, columns}, single);
   const auto of_pack = detail::kPackBytes / dense.element_size(), of_single = detail::kPackBytes / table.element_size();

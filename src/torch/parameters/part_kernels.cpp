@@ -3,6 +3,7 @@
 #include <string>
 #include <type_traits>
 
+#include <ATen/core/Tensor.h>
 #include <ATen/ops/add_ops.h>
 #include <ATen/ops/addcdiv_ops.h>
 #include <ATen/ops/addcmul_ops.h>

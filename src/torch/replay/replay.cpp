@@ -1,16 +1,20 @@
 #include "torch/replay/replay.hpp"
 
 #include <algorithm>
+#include <exception>
 #include <numeric>
 #include <unordered_map>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 
-#include <autopar/core/error.hpp>
+#include <autopar/core/operator_error.hpp>
 
 #include "torch/ir/batch_number.hpp"
+#include "torch/ir/shown_name.hpp"
+#include "torch/replay/plain_message.hpp"
 #include "torch/replay/replay_step.hpp"
 
 namespace autopar {
@@ -182,31 +186,41 @@ void Replayer::run(Environment& environment, BatchSizes sizes, std::size_t first
   GradModeSwitch grad_mode;
   for (std::size_t i = first; i < last; ++i) {
     const auto& step = steps_[i];
-    const auto& node = *step.node;
-    const auto& arguments = node.integers.empty() ? step.arguments : resolved.arguments[step.resolved];
-    grad_mode.want(node.grad_enabled);
-    if (step.kind != detail::StepKind::kBoxed && !step.handler) {
-      detail::call_unboxed(step, arguments, environment);
-    } else {
-      stack_.assign(arguments.boxed.begin(), arguments.boxed.end());
-      for (const auto& slot : node.inputs) {
-        auto& argument = stack_[static_cast<std::size_t>(slot.position)];
-        if (slot.kind != SlotKind::kTensor)
-          argument = gather(slot, environment);
-        else
-          argument = slot.values.front().valid() ? environment[slot.values.front().index()] : at::Tensor();
-      }
-      if (step.handler) {
-        ReplayCall call{step.id, node, sizes, stack_, environment};
-        step.handler(call);
-      } else {
-        node.op.callBoxed(&stack_);
-      }
-      scatter(node, stack_, environment);
+    grad_mode.want(step.node->grad_enabled);
+    try {
+      run_step(step, step.node->integers.empty() ? step.arguments : resolved.arguments[step.resolved], sizes,
+               environment);
+    } catch (const c10::Error& error) {
       stack_.clear();
+      std::throw_with_nested(OperatorError(shown_name(*graph_, step.id), step.node->path, plain_message(error)));
     }
     for (auto value : step.dead) environment[value.index()].reset();
   }
+}
+
+void Replayer::run_step(const detail::ReplayStep& step, const detail::Arguments& arguments, BatchSizes sizes,
+                        Environment& environment) {
+  const auto& node = *step.node;
+  if (step.kind != detail::StepKind::kBoxed && !step.handler) {
+    detail::call_unboxed(step, arguments, environment);
+    return;
+  }
+  stack_.assign(arguments.boxed.begin(), arguments.boxed.end());
+  for (const auto& slot : node.inputs) {
+    auto& argument = stack_[static_cast<std::size_t>(slot.position)];
+    if (slot.kind != SlotKind::kTensor)
+      argument = gather(slot, environment);
+    else
+      argument = slot.values.front().valid() ? environment[slot.values.front().index()] : at::Tensor();
+  }
+  if (step.handler) {
+    ReplayCall call{step.id, node, sizes, stack_, environment};
+    step.handler(call);
+  } else {
+    node.op.callBoxed(&stack_);
+  }
+  scatter(node, stack_, environment);
+  stack_.clear();
 }
 
 std::vector<OpId> all_ops(const OpGraph& graph) {

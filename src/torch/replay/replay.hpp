@@ -47,7 +47,8 @@ using OpHandler = std::function<void(ReplayCall&)>;
 
 namespace detail {
 struct ReplayStep;
-}
+struct Arguments;
+}  // namespace detail
 
 /// Runs a list of operators of a graph, as a stage or a whole model, exactly as the traced program would: same
 /// operators, same grad mode. Autograd records as usual. One thread at a time; the graph must outlive the replayer.
@@ -75,7 +76,8 @@ class Replayer {
   [[nodiscard]] Environment environment() const;
 
   /// @pre the required values are defined. Integers are resolved once for each distinct `sizes`.
-  /// @throws whatever an operator throws; the environment is then incomplete
+  /// @throws OperatorError naming the operator where libtorch throws, else whatever it throws; the environment is then
+  /// incomplete
   void run(Environment& environment, BatchSizes sizes) { run(environment, sizes, 0, steps()); }
   /// Operators `first` to `last` of the order alone, the last not included.
   void run(Environment& environment, BatchSizes sizes, std::size_t first, std::size_t last);
@@ -84,6 +86,8 @@ class Replayer {
   struct Resolved;
   const Resolved& resolve(BatchSizes sizes);
   [[nodiscard]] std::size_t steps() const;
+  void run_step(const detail::ReplayStep& step, const detail::Arguments& arguments, BatchSizes sizes,
+                Environment& environment);
 
   const OpGraph* graph_;
   std::vector<detail::ReplayStep> steps_;

@@ -51,6 +51,7 @@ std::vector<bool> CallArguments::own() const {
 CallArguments inspect_arguments(const Flattened& flattened, const Options& options) {
   CallArguments arguments;
   arguments.signature = flattened.structure;
+  arguments.structure = flattened.structure;
   arguments.beside = flattened.beside;
   arguments.flat_count = flattened.tensors.size();
   std::optional<std::size_t> first_batched;

@@ -24,7 +24,7 @@ struct CallArguments {
   std::string signature;               ///< structure, constants, types, sizes but for the batch: equal on all ranks
   std::int64_t samples = 0;            ///< local batch
   std::uint64_t shared = 0;            ///< hash of the contents of shared arguments
-  std::string beside;                  ///< see Flattened
+  std::string structure, beside;       ///< see Flattened
   bool has_batch = false;              ///< some argument has a batch dim
 
   /// By tensor: each rank has samples of its own, else all ranks have the same.

@@ -1,17 +1,21 @@
 #include "torch/session/session_impl.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <filesystem>
 #include <numeric>
 #include <utility>
 
+#include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 
 #include <autopar/core/error.hpp>
+#include <autopar/plan/text.hpp>
 #include <autopar/runtime/executor.hpp>
 
 #include "torch/device/tf32_scope.hpp"
+#include "torch/replay/plain_message.hpp"
 
 namespace autopar {
 
@@ -49,8 +53,27 @@ CallHeader Session::Impl::next_header(CallKind kind) {
   header.loss_backwards = std::exchange(loss_backwards_, 0);
   header.loss_factors = std::exchange(loss_factors_, 0);
   header.loss_scale = scaler_ ? scaler_->scale() : 1;
-  if (kind == CallKind::kForward) header.optimizers = watch_.look();
+  if (kind != CallKind::kForward) return header;
+  header.optimizers = watch_.look();
+  const auto changed = unattached_.look();
+  const auto& tensors = parameters_.tensors();
+  const auto found =
+      std::ranges::find_if(tensors, [&](const StateTensor& tensor) { return tensor.handle.is_same(changed); });
+  if (changed.defined() && found != tensors.end())
+    header.unattached = static_cast<std::int32_t>(found - tensors.begin());
   return header;
+}
+
+void Session::Impl::warn_of_unattached(const std::vector<CallHeader>& headers) {
+  const auto seen = std::ranges::find_if(headers, [](const CallHeader& header) { return header.unattached >= 0; });
+  if (seen == headers.end() || std::exchange(warned_of_unattached_, true) || world_.rank() != 0) return;
+  const auto& tensor = parameters_.tensors()[static_cast<std::size_t>(seen->unattached)];
+  log_.warn("parameter '" + tensor.name() +
+            "' was changed after it got a gradient, and no attached optimizer has it; if an optimizer steps it, call "
+            "model->attach(optimizer) when it is made: plans then count its state, may shard it (ZeRO, tensor slices, "
+            "offload), and a rank that steps otherwise than the others is noticed. Until then plans assume "
+            "optimizer_state_factor = " +
+            detail::formatted("%g", options_.optimizer_state_factor));
 }
 
 CallResult Session::Impl::call(const Flattened& arguments, const ForwardFunction& forward) {
@@ -83,8 +106,14 @@ CallResult Session::Impl::call(const Flattened& arguments, const ForwardFunction
   if (at::GradMode::is_enabled()) call->region = region_behind(call->arguments.tensors, call->arguments.own());
   const auto common = call->region ? call->region->common_ends() : 0;
   const auto behind = common == 0 ? "" : "; from " + std::to_string(common) + " results that all ranks have";
-  const auto headers = exchange(world_, header, key + behind, error);
+  const auto headers = exchange(world_, header, key + behind, error, [&] {
+    auto words = call_words(call->arguments);
+    const auto count = std::to_string(common);
+    words.push_back({"", "takes", count, count + " tensors that follow from results that all ranks have"});
+    return words;
+  });
   require_same_optimizers(world_, headers, [this](std::size_t k) { return watch_.describe(k); });
+  warn_of_unattached(headers);
   if (deployed_) verify_replicas();
   open(*call, headers);
   count_in_global_batch(call->arguments, options_, first_sample_of(call->layout));
@@ -145,6 +174,14 @@ std::exception_ptr Session::Impl::inspect(const Flattened& arguments, CallArgume
   }
 }
 
+std::vector<CallWord> Session::Impl::call_words(const CallArguments& arguments) const {
+  std::string autocast;
+  for (const auto type : {at::kCPU, at::kCUDA}) {
+    if (at::autocast::is_autocast_enabled(type)) autocast += " " + c10::DeviceTypeName(type);
+  }
+  return words_of_call(arguments, *module_, parameters_.tensors(), at::GradMode::is_enabled(), autocast);
+}
+
 void Session::Impl::open(Call& call, const std::vector<CallHeader>& headers) {
   call.batch = 0;
   for (const auto& header : headers) {
@@ -174,7 +211,7 @@ void Session::Impl::prepare(const Flattened& arguments, const ForwardFunction& f
   header.samples = call.arguments.has_batch ? call.arguments.samples : (world_.rank() == 0 ? 1 : 0);
   header.needs_capture = programs_.is_stale(key + format_key(call.arguments));
   header.word = formats_of(call.arguments);
-  const auto headers = exchange(world_, header, key, error);
+  const auto headers = exchange(world_, header, key, error, [&] { return call_words(call.arguments); });
   open(call, headers);
   agree_on_formats(call.arguments, words_of(headers));
   key += format_key(call.arguments);
@@ -254,6 +291,7 @@ void Session::Impl::execute(Call& call, Phase phase) {
   hooks.fail = [&](std::string_view action, std::string_view message) {
     if (!call.may_fail) world_.fail(action, message);
   };
+  hooks.message = plain_message;
   if (!options_.trace_file.empty()) {
     if (phase != Phase::kBackward) {
       trace_.clear();

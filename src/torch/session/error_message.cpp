@@ -2,7 +2,11 @@
 
 #include <vector>
 
-#include <autopar/core/error.hpp>
+#include <c10/util/Exception.h>
+
+#include <autopar/core/operator_error.hpp>
+
+#include "torch/replay/plain_message.hpp"
 
 namespace autopar {
 
@@ -46,7 +50,7 @@ std::string to_message(const std::exception& error) {
     return joined(Type::kPlan, {reason_of(*plan), stage, std::to_string(plan->needed().value()),
                                 std::to_string(plan->available().value()), plan->remedy()});
   }
-  const std::string text = error.what();
+  const std::string text = plain_message(error);
   if (dynamic_cast<const InvalidArgument*>(&error) != nullptr) return joined(Type::kArgument, {text});
   if (dynamic_cast<const CheckpointError*>(&error) != nullptr) return joined(Type::kCheckpoint, {text});
   if (dynamic_cast<const ConfigError*>(&error) != nullptr) return joined(Type::kConfig, {text});
@@ -73,6 +77,33 @@ void throw_message(const std::string& message, Rank rank, Rank failed, const std
   }
   throw TransportError("rank " + std::to_string(failed.value()) + " failed in " + action + ": " + fields.at(0), rank,
                        failed, action);
+}
+
+std::exception_ptr without_frames(const Logger& log, std::string_view action) {
+  try {
+    throw;
+  } catch (const c10::Error& error) {
+    log.debug("libtorch's frames of the failure in " + std::string(action) + ": " + error.what());
+    try {
+      std::throw_with_nested(OperatorError(std::string(action), "", plain_message(error)));
+    } catch (...) {
+      return std::current_exception();
+    }
+  } catch (const std::exception& error) {
+    if (const auto frames = frames_of(error); !frames.empty())
+      log.debug("libtorch's frames of the failure in " + std::string(action) + ": " + frames);
+    return std::current_exception();
+  }
+}
+
+void fail_without_frames(World& world, const Logger& log, std::string_view action) {
+  const auto error = without_frames(log, action);
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& caught) {
+    if (!world.failed()) world.fail(action, caught.what());
+    throw;
+  }
 }
 
 }  // namespace autopar

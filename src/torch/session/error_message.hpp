@@ -2,8 +2,10 @@
 
 #include <exception>
 #include <string>
+#include <string_view>
 
 #include <autopar/core/ids.hpp>
+#include <autopar/runtime/world.hpp>
 
 namespace autopar {
 
@@ -15,5 +17,13 @@ namespace autopar {
 /// TransportError naming `failed`, `action` and the text.
 /// @throws the error, always
 [[noreturn]] void throw_message(const std::string& message, Rank rank, Rank failed, const std::string& action);
+
+/// Called within a catch: what is caught. One of libtorch becomes an OperatorError without its frames, in which it is
+/// nested; the log has the frames (debug).
+[[nodiscard]] std::exception_ptr without_frames(const Logger& log, std::string_view action);
+
+/// Called within a catch: tells the other ranks that this one failed in `action`, unless some rank has failed before.
+/// @throws what is caught, `without_frames`, always
+[[noreturn]] void fail_without_frames(World& world, const Logger& log, std::string_view action);
 
 }  // namespace autopar

@@ -66,6 +66,7 @@ void Session::Impl::flush_reduced() {
 void Session::Impl::add_to_owner(const at::Tensor& handle, const at::Tensor& gradient, bool may_take,
                                  LeavingGradients& leaving) {
   if (world_.size() > 1) watch_.note_gradient(handle, parameters_.units().empty());  // for ranks to compare
+  unattached_.note_gradient(handle);
   if (gradient.device() == handle.device()) {
     add_to(handle.mutable_grad(), gradient, may_take);
     return mark_like(handle.grad(), handle);

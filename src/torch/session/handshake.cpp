@@ -10,6 +10,7 @@
 
 #include <autopar/core/error.hpp>
 
+#include "torch/replay/plain_message.hpp"
 #include "torch/session/error_message.hpp"
 
 namespace autopar {
@@ -50,13 +51,28 @@ void require_none_failed(World& world, const std::vector<CallHeader>& headers, c
   try {
     if (error) std::rethrow_exception(error);
   } catch (const std::exception& caught) {
-    message = caught.what();
+    message = plain_message(caught);
   }
   const auto messages = world.all_gather(blob_of(message), "failure");
   if (error) std::rethrow_exception(error);
   const auto failed = static_cast<std::size_t>(std::ranges::find_if(headers, &CallHeader::failed) - headers.begin());
   throw InvalidArgument(rank_name(failed) + " cannot make this call of " + std::string(name_of(headers[failed].kind)) +
                         ": " + text_of(messages[failed]));
+}
+
+/// Every rank knows that rank `r` has other details than rank 0.
+[[noreturn]] void refuse_details(World& world, std::string_view action, std::size_t r, const std::string& details,
+                                 const std::function<std::vector<CallWord>()>& words) {
+  const auto what = "the ranks disagree about arguments or modes of " + std::string(action);
+  const std::string remedy = "all but the batch size must agree";
+  if (words) {
+    const auto texts = world.all_gather(blob_of(to_text(words())), "difference");
+    const auto said = first_difference(words_from_text(text_of(texts[0])), 0, words_from_text(text_of(texts[r])), r);
+    if (said) throw InvalidArgument(what + ": " + *said + "; " + remedy);
+  }
+  const auto texts = world.all_gather(blob_of(details), "difference");
+  const auto [a, b] = difference(text_of(texts[0]), text_of(texts[r]));
+  refuse(what, 0, a, r, b, remedy);
 }
 
 }  // namespace
@@ -108,7 +124,7 @@ std::string_view name_of(CallKind kind) {
 }
 
 std::vector<CallHeader> exchange(World& world, const CallHeader& mine, const std::string& details,
-                                 const std::exception_ptr& error) {
+                                 const std::exception_ptr& error, const std::function<std::vector<CallWord>()>& words) {
   const auto action = name_of(mine.kind);
   auto header = mine;
   header.failed = error != nullptr;
@@ -162,11 +178,7 @@ std::vector<CallHeader> exchange(World& world, const CallHeader& mine, const std
     }
   }
   for (std::size_t r = 1; r < headers.size(); ++r) {
-    if (headers[r].key == first.key) continue;
-    const auto texts = world.all_gather(blob_of(details), "difference");
-    const auto [a, b] = difference(text_of(texts[0]), text_of(texts[r]));
-    refuse("the ranks disagree about arguments or modes of " + std::string(action), 0, a, r, b,
-           "all but the batch size must agree");
+    if (headers[r].key != first.key) refuse_details(world, action, r, details, words);
   }
   for (std::size_t r = 1; r < headers.size(); ++r) {
     if (headers[r].shared == first.shared) continue;
@@ -227,7 +239,7 @@ void together(World& world, std::string_view action, const std::function<void()>
   } catch (const TransportError&) {
     throw;
   } catch (const std::exception& caught) {
-    error = std::current_exception();
+    error = without_frames(world.logger(LogModule::kSession), action);
     message = to_message(caught);
   }
   const auto messages = world.all_gather(blob_of(message), action);

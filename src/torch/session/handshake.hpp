@@ -10,6 +10,7 @@
 
 #include <autopar/runtime/world.hpp>
 
+#include "torch/session/call_words.hpp"
 #include "torch/session/optimizer_watch.hpp"
 
 namespace autopar {
@@ -51,15 +52,18 @@ struct CallHeader {
   bool failed = false;              ///< this rank cannot make the call
   std::int32_t absent = -1;         ///< backward: a parameter that is elsewhere and whose gradient is asked for
   double loss_scale = 1;            ///< of this call, or of the next
+  std::int32_t unattached = -1;     ///< a parameter, by its number, that an optimizer seems to step without `attach`
   std::array<OptimizerWatch::Seen, OptimizerWatch::kCompared> optimizers{};
 };
 
 /// Every rank's header, by rank. Collective.
-/// @param details  text that must be equal on all ranks, shown when it is not
+/// @param details  text that must be equal on all ranks
+/// @param words  what it says, for people, made where it differs; none: `details` is shown
 /// @param error  why this rank cannot make the call, if it cannot: thrown here, and named on the other ranks
 /// @throws InvalidArgument, on every rank, naming two ranks and both values where they differ
 std::vector<CallHeader> exchange(World& world, const CallHeader& mine, const std::string& details,
-                                 const std::exception_ptr& error = nullptr);
+                                 const std::exception_ptr& error = nullptr,
+                                 const std::function<std::vector<CallWord>()>& words = {});
 
 /// The headers' optimizers must have equal hyper-parameters, and have stepped equally since the last call. Collective.
 /// @param describe  an optimizer of this rank's own header that had gradients

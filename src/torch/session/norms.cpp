@@ -18,14 +18,14 @@
 #include "torch/gradients/norm_over_ranks.hpp"
 #include "torch/parameters/part_access.hpp"
 #include "torch/session/handshake.hpp"
-#include "torch/session/part_operands.hpp"
+#include "torch/session/sum_operands.hpp"
 #include "torch/session/session_impl.hpp"
 
 namespace autopar {
 
 namespace {
 
-using What = PartOperand::What;
+using What = SumOperand::What;
 
 /// Of two tensors of one layout, in double precision. What is of a smaller type is widened a piece at a time.
 at::Tensor dot_of(const at::Tensor& a, const at::Tensor& b, c10::ScalarType type, c10::Device device) {
@@ -69,7 +69,7 @@ at::Tensor Session::Impl::beside(const at::Tensor& result, const std::vector<at:
 }
 
 /// What an operand that is no handle and no gradient belongs to: what its partner does, or its place in parameters().
-void Session::Impl::complete_operands(std::vector<PartOperand>& a, std::vector<PartOperand>& b) const {
+void Session::Impl::complete_operands(std::vector<SumOperand>& a, std::vector<SumOperand>& b) const {
   const auto handles = module_->parameters();
   for (std::size_t i = 0; i < a.size(); ++i) {
     for (auto [own, other] : {std::pair(&a[i], &b[i]), std::pair(&b[i], &a[i])}) {
@@ -85,8 +85,8 @@ at::Tensor Session::Impl::norm(const std::vector<at::Tensor>& tensors, double or
   require_deployed("norm");
   const at::NoGradGuard no_grad;
   const PartAccess access;
-  const PartOperands operands(parameters_);
-  std::vector<PartOperand> mine;
+  const SumOperands operands(parameters_);
+  std::vector<SumOperand> mine;
   for (const auto& tensor : tensors) mine.push_back(operands.find(tensor));
   const auto error = error_of([&] { require_order("norm", ord); });
   exchange(world_, next_header(CallKind::kNorm), std::to_string(ord) + " of " + std::to_string(tensors.size()), error);
@@ -110,8 +110,8 @@ at::Tensor Session::Impl::dot(const std::vector<at::Tensor>& a, const std::vecto
   require_deployed("dot");
   const at::NoGradGuard no_grad;
   const PartAccess access;
-  const PartOperands operands(parameters_);
-  std::vector<PartOperand> of_a, of_b;
+  const SumOperands operands(parameters_);
+  std::vector<SumOperand> of_a, of_b;
   for (const auto& tensor : a) of_a.push_back(operands.find(tensor));
   for (const auto& tensor : b) of_b.push_back(operands.find(tensor));
   const auto error = error_of([&] {
@@ -135,7 +135,7 @@ at::Tensor Session::Impl::dot(const std::vector<at::Tensor>& a, const std::vecto
     const auto &first = both[i], &second = both[a.size() + i];
     if (first.what == What::kNothing || second.what == What::kNothing) continue;
     const auto known = std::max(first.parameter, second.parameter);
-    const auto differs = [&](const PartOperand& each) { return each.parameter >= 0 && each.parameter != known; };
+    const auto differs = [&](const SumOperand& each) { return each.parameter >= 0 && each.parameter != known; };
     if (known < 0 || differs(first) || differs(second)) {
       throw InvalidArgument(
           "dot of " + operands.describe(first) + " and " + operands.describe(second) +
@@ -154,7 +154,7 @@ at::Tensor Session::Impl::dot(const std::vector<at::Tensor>& a, const std::vecto
 }
 
 /// @param operand  what `tensor` is
-void Session::Impl::require_layout(const PartOperand& operand, const at::Tensor& tensor) const {
+void Session::Impl::require_layout(const SumOperand& operand, const at::Tensor& tensor) const {
   if (operand.what != What::kOwn || operand.parameter < 0) return;
   const auto& parameter = parameters_.tensors()[static_cast<std::size_t>(operand.parameter)];
   if (!parameters_.holds(parameter) || tensor.sizes() == parameter.handle.sizes()) return;

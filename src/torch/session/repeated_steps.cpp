@@ -15,6 +15,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "torch/device/device_context.hpp"
+#include "torch/replay/plain_message.hpp"
 #include "torch/session/session_impl.hpp"
 
 namespace autopar {
@@ -173,7 +174,7 @@ std::unique_ptr<DeviceRecording> Session::Impl::recording_of(Call& call, const s
   try {
     recording = context_of(deployment_.device().type()).record(recording_stream(), work, beside);
   } catch (const std::exception& error) {
-    reason = error.what();
+    reason = plain_message(error);
   }
   call.may_fail = false;
   if (call.draws.recorded) call.draws.recorded->set_recorded(false);

@@ -37,17 +37,19 @@
 #include "torch/session/call_arguments.hpp"
 #include "torch/session/captured_program.hpp"
 #include "torch/session/deployment.hpp"
+#include "torch/session/error_message.hpp"
 #include "torch/session/gradient_store.hpp"
 #include "torch/session/handshake.hpp"
 #include "torch/session/local_indices.hpp"
 #include "torch/session/loss_watch.hpp"
 #include "torch/session/optimizer_watch.hpp"
-#include "torch/session/part_operands.hpp"
+#include "torch/session/sum_operands.hpp"
 #include "torch/session/planned_modes.hpp"
 #include "torch/session/program_cache.hpp"
 #include "torch/session/recorded_step.hpp"
 #include "torch/session/repeated_calls.hpp"
 #include "torch/session/result_node.hpp"
+#include "torch/session/unattached_watch.hpp"
 #include "torch/session/whole_parameters.hpp"
 #include "torch/staging/planned_segments.hpp"
 
@@ -262,6 +264,9 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   CallHeader next_header(CallKind kind);
   void find_mode(Call& call) const;
   [[nodiscard]] std::exception_ptr inspect(const Flattened& arguments, CallArguments& inspected) const;
+  [[nodiscard]] std::vector<CallWord> call_words(const CallArguments& arguments) const;
+  /// Rank 0 speaks for all.
+  void warn_of_unattached(const std::vector<CallHeader>& headers);
   void open(Call& call, const std::vector<CallHeader>& headers);
   [[nodiscard]] std::int64_t first_sample_of(const BatchLayout& layout) const;
   void run_forward(Call& call);
@@ -355,8 +360,8 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   // ---- norms.cpp
   [[nodiscard]] at::Tensor complete_norm(const NormOverRanks& norm);
   [[nodiscard]] at::Tensor beside(const at::Tensor& result, const std::vector<at::Tensor>& operands) const;
-  void complete_operands(std::vector<PartOperand>& a, std::vector<PartOperand>& b) const;
-  void require_layout(const PartOperand& operand, const at::Tensor& tensor) const;
+  void complete_operands(std::vector<SumOperand>& a, std::vector<SumOperand>& b) const;
+  void require_layout(const SumOperand& operand, const at::Tensor& tensor) const;
 
   // ---- whole.cpp
   [[nodiscard]] WholeParameters::Parts parts_with_state(const StateTensor& tensor) const;
@@ -409,6 +414,8 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   std::chrono::steady_clock::time_point trace_start_;
   std::vector<torch::optim::Optimizer*> optimizers_;
   OptimizerWatch watch_;
+  UnattachedWatch unattached_;
+  bool warned_of_unattached_ = false;
   std::int32_t model_number_ = 0;  ///< among the World's models, from 1
   EarlyLoads early_loads_;
 
@@ -432,9 +439,8 @@ template <class Work>
 auto Session::Impl::guarded(const char* action, Work&& work) -> decltype(work()) {
   try {
     return work();
-  } catch (const std::exception& error) {
-    if (!world_.failed()) world_.fail(action, error.what());
-    throw;
+  } catch (const std::exception&) {
+    fail_without_frames(world_, log_, action);
   }
 }
 
@@ -445,9 +451,8 @@ auto Session::Impl::in_step(const char* action, Work&& work) -> decltype(work())
     return work();
   } catch (const CheckpointError&) {
     throw;
-  } catch (const std::exception& error) {
-    if (!world_.failed()) world_.fail(action, error.what());
-    throw;
+  } catch (const std::exception&) {
+    fail_without_frames(world_, log_, action);
   }
 }
 

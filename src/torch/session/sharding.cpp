@@ -183,6 +183,7 @@ void Session::Impl::refuse_to_save_parts(torch::optim::Optimizer& optimizer) con
 void Session::Impl::attach(torch::optim::Optimizer& optimizer) {
   early_loads_.require_same_groups(optimizer);
   watch_.watch(optimizer);
+  unattached_.cover(optimizer);
   optimizers_.push_back(&optimizer);
   if (auto* described = dynamic_cast<DescribedOptimizer*>(&optimizer); described != nullptr) {
     const std::shared_ptr<ParameterStore> parameters(shared_from_this(), &parameters_);

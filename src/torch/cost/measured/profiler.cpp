@@ -17,6 +17,7 @@
 
 #include "torch/cost/measured/atom_bench.hpp"
 #include "torch/cost/measured/stopwatch.hpp"
+#include "torch/replay/plain_message.hpp"
 
 namespace autopar {
 
@@ -225,7 +226,7 @@ MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const BatchPlan&
       rows.push_back({atom.structure, measured.forward, measured.backward});
     } catch (const std::exception& error) {
       log.warn(atom.name + (atom.path.empty() ? "" : " (near " + atom.path + ")") +
-               " cannot be run alone, so its cost is estimated: " + error.what());
+               " cannot be run alone, so its cost is estimated: " + plain_message(error));
     }
   }
   const auto mine = std::as_bytes(std::span<const AtomRow>(rows));
@@ -241,7 +242,11 @@ MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const BatchPlan&
     try {
       ratios = measure_together(graph, plan, profile, stopwatch, options, fresh, known, moved);
     } catch (const std::exception& error) {
-      log.warn(std::string("operators cannot be run one after the other alone: ") + error.what());
+      const auto message = "operators cannot be run one after the other alone: " + plain_message(error);
+      if (world.rank() == 0)
+        log.warn(message);
+      else
+        log.debug(message);  // each rank runs the same ones
     }
     world.all_reduce_sum(ratios, "averaging measured costs");
     for (double& ratio : ratios) ratio /= world.size();

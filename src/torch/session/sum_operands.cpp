@@ -1,4 +1,4 @@
-#include "torch/session/part_operands.hpp"
+#include "torch/session/sum_operands.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -10,10 +10,10 @@
 
 namespace autopar {
 
-using What = PartOperand::What;
+using What = SumOperand::What;
 
-PartOperands::PartOperands(const ParameterStore& parameters) : parameters_(parameters) {
-  const auto add = [this](const at::Tensor& tensor, const PartOperand& operand) {
+SumOperands::SumOperands(const ParameterStore& parameters) : parameters_(parameters) {
+  const auto add = [this](const at::Tensor& tensor, const SumOperand& operand) {
     by_impl_.emplace(tensor.unsafeGetTensorImpl(), operand);
     if (const auto* memory = memory_of(tensor)) by_memory_.emplace(memory, operand);
   };
@@ -25,12 +25,12 @@ PartOperands::PartOperands(const ParameterStore& parameters) : parameters_(param
 }
 
 /// Null if it has no elements here.
-const void* PartOperands::memory_of(const at::Tensor& tensor) {
+const void* SumOperands::memory_of(const at::Tensor& tensor) {
   if (is_phantom(tensor) || tensor.numel() == 0 || !tensor.has_storage()) return nullptr;
   return tensor.const_data_ptr();
 }
 
-PartOperand PartOperands::find(const at::Tensor& tensor) const {
+SumOperand SumOperands::find(const at::Tensor& tensor) const {
   if (!tensor.defined()) return {};
   const auto known = by_impl_.find(tensor.unsafeGetTensorImpl());
   if (known != by_impl_.end()) return known->second;
@@ -44,7 +44,7 @@ PartOperand PartOperands::find(const at::Tensor& tensor) const {
   return {What::kOwn};
 }
 
-std::string PartOperands::describe(const PartOperand& operand) const {
+std::string SumOperands::describe(const SumOperand& operand) const {
   const auto name = operand.parameter < 0
                         ? std::string()
                         : "'" + parameters_.tensors()[static_cast<std::size_t>(operand.parameter)].name() + "'";
@@ -61,7 +61,7 @@ std::string PartOperands::describe(const PartOperand& operand) const {
   return name.empty() ? "a tensor of its own" : "a tensor of its own for " + name;
 }
 
-void PartOperands::require_same(const std::vector<PartOperand>& by_rank, const std::string& member) const {
+void SumOperands::require_same(const std::vector<SumOperand>& by_rank, const std::string& member) const {
   std::size_t first = 0;
   while (first + 1 < by_rank.size() && by_rank[first].parameter < 0) ++first;
   const auto& meant = by_rank[first];
@@ -85,14 +85,14 @@ void PartOperands::require_same(const std::vector<PartOperand>& by_rank, const s
   }
 }
 
-std::vector<PartOperand> PartOperands::agree(World& world, const std::vector<PartOperand>& mine,
+std::vector<SumOperand> SumOperands::agree(World& world, const std::vector<SumOperand>& mine,
                                              const std::string& member) const {
   const auto blobs = world.all_gather(std::as_bytes(std::span(mine)), "what " + member + " is of");
-  std::vector<PartOperand> agreed = mine;
-  std::vector<PartOperand> by_rank(blobs.size());
+  std::vector<SumOperand> agreed = mine;
+  std::vector<SumOperand> by_rank(blobs.size());
   for (std::size_t i = 0; i < mine.size(); ++i) {
     for (std::size_t r = 0; r < blobs.size(); ++r)
-      std::memcpy(&by_rank[r], blobs[r].data() + i * sizeof(PartOperand), sizeof(PartOperand));
+      std::memcpy(&by_rank[r], blobs[r].data() + i * sizeof(SumOperand), sizeof(SumOperand));
     require_same(by_rank, member);
     for (const auto& other : by_rank) {
       if (agreed[i].parameter < 0 && (other.parameter >= 0 || agreed[i].what == What::kNothing)) agreed[i] = other;

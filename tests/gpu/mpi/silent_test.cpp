@@ -1,0 +1,147 @@
+#include <torch/torch.h>
+
+#include <catch_shim.hpp>
+#include <double_precision.hpp>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <autopar/autopar.hpp>
+#include <autopar/torch/device.hpp>
+
+#include "../../numerics/whole_plans.hpp"
+
+// What once trained otherwise than one process without a word, on devices: right, or refused on all ranks.
+namespace gpu_silent_test {
+
+using namespace whole_plans;
+using numerics::check_close;
+
+/// Kinds of plans for as many ranks as there are.
+std::vector<Kind> kinds_here(const ap::World& world) {
+  std::vector<Kind> here;
+  for (auto& kind : kinds()) {
+    if (kind.ranks != world.size()) continue;
+    kind.options.costs = "roofline";  // measuring takes seconds
+    here.push_back(kind);
+  }
+  return here;
+}
+
+void check_whole(Model& model, Net& net, const std::string& when) {
+  const auto want = net.named_parameters();
+  for (const auto& item : model->named_parameters()) {
+    check_close(model->gather(item.value()).cpu(), want[item.key()], kTolerance, when + ", " + item.key());
+  }
+}
+
+TEST_CASE("parameters that are looked at whole on GPUs are one process's under every kind of plan, over NCCL") {
+  const DoublePrecision guard;
+  ap::World world(0, nullptr);
+  REQUIRE(ap::device(world).is_cuda());
+  const auto rescale = [](const std::string& name, Tensor& value, Tensor& gradient, auto&) {
+    if (value.dim() == 2 && name != "unread") value.div_(value.norm(2, 1, true));
+    if (gradient.defined()) gradient.div_(gradient.norm() + 1);
+  };
+  for (const auto& kind : kinds_here(world)) {
+    INFO(kind.name);
+    Net net;
+    torch::optim::SGD expected(net.parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+    Model model(world, Net(), kind.options);
+    torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+    model->attach(optimizer);
+    for (int step = 0; step < 3; ++step) {
+      expected.zero_grad();
+      loss_of(net, world.size()).backward();
+      const auto norm = torch::nn::utils::clip_grad_norm_(net.mixed->parameters(), 0.05);
+      {
+        const torch::NoGradGuard no_grad;
+        for (auto& item : net.named_parameters()) {
+          auto gradient = item.value().grad();
+          std::map<std::string, Tensor> none;
+          rescale(item.key(), item.value(), gradient, none);
+        }
+      }
+      expected.step();
+
+      optimizer.zero_grad();
+      loss_on(model, world).backward();
+      const auto clipped = ap::clip_grad_norm_(model, model->module().mixed->parameters(), 0.05);
+      CHECK(clipped.item<double>() == Approx(norm).epsilon(1e-12));
+      ap::for_whole_parameters(model, rescale);
+      optimizer.step();
+    }
+    check_whole(model, net, "after three steps");
+    const auto& weight = model->module().up->weight;
+    CHECK(model->norm(weight).item<double>() == Approx(net.up->weight.norm().item<double>()).epsilon(1e-12));
+    CHECK(model->dot(weight.grad(), weight).item<double>() ==
+          Approx((net.up->weight.grad() * net.up->weight).sum().item<double>()).epsilon(1e-10));
+  }
+}
+
+TEST_CASE("parts of parameters on GPUs throw where an operator looks at the whole, over NCCL") {
+  const DoublePrecision guard;
+  ap::World world(0, nullptr);
+  for (const auto& kind : kinds_here(world)) {
+    INFO(kind.name);
+    Model model(world, Net(), kind.options);
+    torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+    model->attach(optimizer);
+    loss_on(model, world).backward();
+    optimizer.step();
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : model->owned_parameters()) {
+      const bool is_part = !model->shard(parameter).whole || model->shard(parameter).dim >= 0;
+      if (is_part && parameter.numel() > 0) {
+        CHECK_THROWS_AS(parameter.norm(), ap::InvalidArgument);
+        if (parameter.grad().defined()) CHECK_THROWS_AS(parameter.grad().sum(), ap::InvalidArgument);
+      }
+      CHECK_NOTHROW(parameter.mul_(0.5).add_(torch::zeros_like(parameter)));
+    }
+    world.barrier();
+  }
+}
+
+TEST_CASE("a load before the first call leaves on GPUs what the program sets after it, over NCCL") {
+  const DoublePrecision guard;
+  ap::World world(0, nullptr);
+  const auto folder = std::filesystem::temp_directory_path() / "autopar_gpu_silent_test";
+  const auto options = [](double rate) { return torch::optim::SGDOptions(rate).momentum(0.9); };
+  {
+    Model model(world, Net(), ap::Options{.costs = "roofline"});
+    torch::optim::SGD optimizer(model->parameters(), options(0.1));
+    model->attach(optimizer);
+    loss_on(model, world).backward();
+    optimizer.step();
+    model->save(folder.string(), optimizer);
+  }
+  Net net;
+  torch::optim::SGD expected(net.parameters(), options(0.1));
+  for (const double rate : {0.1, 1e-3}) {
+    static_cast<torch::optim::SGDOptions&>(expected.param_groups()[0].options()).lr(rate);
+    if (rate < 0.1) {
+      const torch::NoGradGuard no_grad;
+      net.head->weight.fill_(0.25);
+    }
+    expected.zero_grad();
+    loss_of(net, world.size()).backward();
+    expected.step();
+  }
+  Model model(world, Net(), ap::Options{.costs = "roofline"});
+  torch::optim::SGD optimizer(model->parameters(), options(0.5));
+  model->attach(optimizer);
+  model->load(folder.string(), optimizer);
+  static_cast<torch::optim::SGDOptions&>(optimizer.param_groups()[0].options()).lr(1e-3);
+  {
+    const torch::NoGradGuard no_grad;
+    model->module().head->weight.fill_(0.25);
+  }
+  loss_on(model, world).backward();
+  optimizer.step();
+  check_whole(model, net, "after the load");
+  world.barrier();
+  if (world.rank() == 0) std::filesystem::remove_all(folder);
+}
+
+}  // namespace gpu_silent_test
