@@ -46,6 +46,7 @@ struct EarlyLoads::Load {
   struct Awaited {
     torch::optim::Optimizer* optimizer = nullptr;
     std::map<const void*, StateAddress> states{};  ///< that it had
+    bool is_marked = false;                        ///< so that clearing its state shows
   };
 
   Load(World& world, const CheckpointFormat& format, const std::filesystem::path& folder,
@@ -84,10 +85,12 @@ void EarlyLoads::add(World& world, const CheckpointFormat& format, const std::fi
     if (is_recorded) load->expected[i] = init->expect_data(row.tensor->handle);
   }
   for (auto* optimizer : loading.loaded()) {
-    load->awaited.push_back({optimizer, states_of(*optimizer)});
-    refuse_to_save(*optimizer,
-                   "torch::save: the state of this optimizer, which was loaded, comes with the model's first "
-                   "call; call model->prepare(arguments...) first");
+    auto states = states_of(*optimizer);
+    refuse_to_save(
+        *optimizer,
+        "torch::save: the state of this optimizer, which was loaded, comes with the model's first call; call "
+        "model->prepare(arguments...) first");
+    load->awaited.push_back({optimizer, std::move(states), refuses_to_save(*optimizer)});
   }
   loads_.push_back(std::move(load));
 }
@@ -208,8 +211,8 @@ void EarlyLoads::bring_state() {
     const auto arrived = loading.transfer(rows);
     load->rows.insert(load->rows.end(), rows.begin(), rows.end());
     load->arrived.insert(load->arrived.end(), arrived.begin(), arrived.end());
-    for (const auto& [optimizer, before] : load->awaited) {
-      const bool is_cleared = !refuses_to_save(*optimizer);
+    for (const auto& [optimizer, before, is_marked] : load->awaited) {
+      const bool is_cleared = is_marked && !refuses_to_save(*optimizer);
       for (const auto& group : optimizer->param_groups()) {
         for (const auto& parameter : group.params()) {
           const void* key = parameter.unsafeGetTensorImpl();
