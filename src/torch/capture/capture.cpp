@@ -21,6 +21,7 @@
 #include "torch/capture/polymorphism.hpp"
 #include "torch/capture/trace_scope.hpp"
 #include "torch/capture/tracer.hpp"
+#include "torch/capture/unregistered_leaves.hpp"
 
 namespace autopar {
 namespace {
@@ -187,6 +188,7 @@ OneCapture capture_at(std::int64_t batch, const torch::nn::Module& module, const
       tracer.graph().outputs.push_back(tracer.value_of(result));
     }
     tracer.finish();
+    detail::refuse_unregistered_leaves(tracer.graph());
   } catch (const c10::Error& error) {
     refuse_forward(tracer, error, batch);
   }
