@@ -13,6 +13,7 @@
 
 #include <autopar/core/error.hpp>
 
+#include "torch/capture/own_hook.hpp"
 #include "torch/capture/phantom.hpp"
 #include "torch/capture/tracer.hpp"
 
@@ -38,11 +39,6 @@ std::vector<SizeExpr> fixed(c10::IntArrayRef sizes) {
   result.reserve(sizes.size());
   for (auto size : sizes) result.push_back({0, size});
   return result;
-}
-
-bool has_hooks(const at::Tensor& tensor) {
-  const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
-  return meta != nullptr && (!meta->hooks_.empty() || meta->post_acc_grad_hooks_ != nullptr);
 }
 
 }  // namespace
@@ -131,7 +127,7 @@ ValueId Tracer::add_state(ValueKind kind, const std::string& name, const at::Ten
     names.push_back({name, *known});
     return *known;
   }
-  if (has_hooks(tensor)) {
+  if (has_hooks_of_user(tensor)) {
     refuse("register_hook", name,
            "hooks on parameters and buffers would not run on the parts of a pipeline; "
            "change the gradients after backward instead");
@@ -198,7 +194,7 @@ void Tracer::check_phantom(const at::Tensor& user, Twin& twin) const {
         "operator. Register it as an operator with TORCH_LIBRARY and an Autograd kernel, or write it with operators");
   }
   if (phantom_tag(user) != nullptr) {
-    if (has_hooks(user)) {
+    if (has_hooks_of_user(user)) {
       refuse("register_hook", last_path_,
              "a hook on a tensor inside the model would not run when the model is replayed; "
              "use operators (for gradient scaling: x * s + (x * (1 - s)).detach())");

@@ -106,6 +106,8 @@ CallResult Session::Impl::call(const Flattened& arguments, const ForwardFunction
   if (at::GradMode::is_enabled()) call->region = region_behind(call->arguments.tensors, call->arguments.own());
   const auto common = call->region ? call->region->common_ends() : 0;
   const auto behind = common == 0 ? "" : "; from " + std::to_string(common) + " results that all ranks have";
+  const auto outside = outside_.look();
+  header.outside_gradients = static_cast<std::int64_t>(outside.size());
   const auto headers = exchange(world_, header, key + behind, error, [&] {
     auto words = call_words(call->arguments);
     const auto count = std::to_string(common);
@@ -113,6 +115,8 @@ CallResult Session::Impl::call(const Flattened& arguments, const ForwardFunction
     return words;
   });
   require_same_optimizers(world_, headers, [this](std::size_t k) { return watch_.describe(k); });
+  if (std::ranges::any_of(headers, [](const CallHeader& each) { return each.outside_gradients != 0; }))
+    require_same_outside_gradients(world_, parameters_, outside);
   warn_of_unattached(headers);
   if (deployed_) verify_replicas();
   open(*call, headers);

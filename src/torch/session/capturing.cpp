@@ -378,6 +378,7 @@ void Session::Impl::deploy_state(const PlannedModes& modes, const GraphProfile& 
   together(world_, "fitting optimizers", [&] {
     for (auto* optimizer : optimizers_) fit_optimizer(*optimizer);
   });
+  if (world_.size() > 1) outside_.watch(parameters_, deployment_.device());
   if (init_) init_->forget_states();
   if (is_loaded) in_step("load", [&] { take_info(early_loads_.take_over(init_.get())); });
 }

@@ -54,6 +54,7 @@ struct CallHeader {
   double loss_scale = 1;            ///< of this call, or of the next
   std::int32_t unattached = -1;     ///< a parameter, by its number, that an optimizer seems to step without `attach`
   std::array<OptimizerWatch::Seen, OptimizerWatch::kCompared> optimizers{};
+  std::int64_t outside_gradients = 0;  ///< parameters that have some, to be compared
 };
 
 /// Every rank's header, by rank. Collective.

@@ -43,12 +43,13 @@
 #include "torch/session/local_indices.hpp"
 #include "torch/session/loss_watch.hpp"
 #include "torch/session/optimizer_watch.hpp"
-#include "torch/session/sum_operands.hpp"
+#include "torch/session/outside_gradients.hpp"
 #include "torch/session/planned_modes.hpp"
 #include "torch/session/program_cache.hpp"
 #include "torch/session/recorded_step.hpp"
 #include "torch/session/repeated_calls.hpp"
 #include "torch/session/result_node.hpp"
+#include "torch/session/sum_operands.hpp"
 #include "torch/session/unattached_watch.hpp"
 #include "torch/session/whole_parameters.hpp"
 #include "torch/staging/planned_segments.hpp"
@@ -347,6 +348,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   };
   void add_to_owner(const at::Tensor& handle, const at::Tensor& gradient, bool may_take, LeavingGradients& leaving);
   void add_arrived(const LeavingGradients& leaving);
+  void note_gradient(const at::Tensor& handle);
   void reduce_accumulated();
   void flush_reduced();
   void warn_of_second_gradients();
@@ -414,6 +416,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   std::chrono::steady_clock::time_point trace_start_;
   std::vector<torch::optim::Optimizer*> optimizers_;
   OptimizerWatch watch_;
+  OutsideGradients outside_;  ///< where there are several ranks
   UnattachedWatch unattached_;
   bool warned_of_unattached_ = false;
   std::int32_t model_number_ = 0;  ///< among the World's models, from 1
