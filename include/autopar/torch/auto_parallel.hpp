@@ -184,7 +184,7 @@ class AutoParallelImpl : public torch::nn::Module {
 
   // ---- training
   /// Tells the planner what state the optimizer keeps, and allows it to hold parameters in shards (ZeRO) and on the
-  /// host (offload). Each call compares whether all ranks stepped it, and its hyper-parameters, so it must live as long
+  /// host (offload). Each call compares how often ranks stepped it, and its hyper-parameters, so it must live as long
   /// as calls make gradients for its parameters, or until another optimizer of theirs is attached.
   /// @throws InvalidArgument naming the class of an optimizer whose state is not known
   void attach(torch::optim::Optimizer& optimizer) { session_->attach(optimizer); }
@@ -222,8 +222,8 @@ class AutoParallelImpl : public torch::nn::Module {
   [[nodiscard]] NoSyncGuard no_sync() { return NoSyncGuard(*session_); }
   void sync_gradients() { session_->sync_gradients(); }
   void zero_grad(bool set_to_none = true) override {
-    torch::nn::Module::zero_grad(set_to_none);
     session_->drop_accumulated();
+    torch::nn::Module::zero_grad(set_to_none);
   }
   void train(bool on = true) override {
     torch::nn::Module::train(on);

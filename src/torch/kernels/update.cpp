@@ -106,9 +106,15 @@ bool step(const char* rule, const UpdatedTensors& tensors, const Numbers& number
   }
   with_bf16.launch();
   with_f16.launch();
-  // A backward that has kept the old values is to fail, as behind libtorch's steps.
-  for (const auto& parameter : tensors.parameters) {
-    if (!parameter.is_inference()) parameter.unsafeGetTensorImpl()->bump_version();
+  // A backward that has kept the old values is to fail, as behind libtorch's steps; versions of state count steps.
+  const auto note_written = [](const std::vector<at::Tensor>& written) {
+    for (const auto& tensor : written) {
+      if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+    }
+  };
+  note_written(tensors.parameters);
+  for (const auto* states : tensors.states) {
+    if (states != nullptr) note_written(*states);
   }
   return true;
 }

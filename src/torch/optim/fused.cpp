@@ -181,6 +181,9 @@ at::Tensor SGD::step(LossClosure closure) {
       if (!step_on_device(update)) {
         at::_fused_sgd_(list.parameters, list.gradients, list.momentum_buffers, update.weight_decay, update.momentum,
                         update.lr, update.dampening, update.is_nesterov, /*maximize=*/false, update.is_first);
+        for (const auto& buffer : list.momentum_buffers) {  // whose versions count steps
+          if (!buffer.is_inference()) buffer.unsafeGetTensorImpl()->bump_version();
+        }
         write(list.parameters, list.copies);
       }
       note_written(list.parameters, list.copies);

@@ -65,11 +65,11 @@ void Session::Impl::flush_reduced() {
 /// Adds to `.grad`, what is offloaded when it has arrived on the host.
 void Session::Impl::add_to_owner(const at::Tensor& handle, const at::Tensor& gradient, bool may_take,
                                  LeavingGradients& leaving) {
-  if (world_.size() > 1) watch_.note_gradient(handle, parameters_.units().empty());  // for ranks to compare
-  unattached_.note_gradient(handle);
   if (gradient.device() == handle.device()) {
     add_to(handle.mutable_grad(), gradient, may_take);
-    return mark_like(handle.grad(), handle);
+    mark_like(handle.grad(), handle);
+    note_gradient(handle);
+    return;
   }
   constexpr bool kNonBlocking = true;
   const auto& tensor = parameters_.of(handle);
@@ -78,6 +78,12 @@ void Session::Impl::add_to_owner(const at::Tensor& handle, const at::Tensor& gra
   if (!set.defined()) set = memory.gradient_memory();
   auto copy = part_of(set, memory.within_part(*parameters_.place_of(tensor)).begin, handle.sizes());
   leaving.copies.push_back({handle, copy.copy_(gradient, kNonBlocking)});
+}
+
+/// For ranks to compare what optimizers make of it.
+void Session::Impl::note_gradient(const at::Tensor& handle) {
+  unattached_.note_gradient(handle);
+  if (world_.size() > 1) watch_.note_gradient(handle, parameters_.is_whole(parameters_.of(handle)));
 }
 
 /// An optimizer on the host may step as soon as this returns.
@@ -89,6 +95,7 @@ void Session::Impl::add_arrived(const LeavingGradients& leaving) {
   for (const auto& [handle, gradient] : leaving.copies) {
     add_to(handle.mutable_grad(), gradient, true);
     mark_like(handle.grad(), handle);
+    note_gradient(handle);
   }
 }
 
@@ -179,6 +186,9 @@ void Session::Impl::note_scaler() {
   stats_.skipped_steps = scaler_->state().skipped;
 }
 
-void Session::Impl::drop_accumulated() { gradients_.drop(); }
+void Session::Impl::drop_accumulated() {
+  watch_.note_zeroing();
+  gradients_.drop();
+}
 
 }  // namespace autopar

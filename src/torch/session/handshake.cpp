@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <type_traits>
+#include <utility>
 
 #include <autopar/core/error.hpp>
 
@@ -200,34 +201,57 @@ namespace {
          "parameters drift apart; set them alike on every rank");
 }
 
+/// In words: "stepped twice".
+std::string text_of_steps(std::int64_t count) {
+  if (count == OptimizerWatch::kSome) return "stepped";
+  if (count <= 0) return "not stepped";
+  if (count == 1) return "stepped once";
+  return "stepped " + std::to_string(count) + " times";
+}
+
+/// The first two ranks that stepped an optimizer differently, as far as both know.
+/// @param steps_of  of a rank
+std::optional<std::pair<std::size_t, std::size_t>> first_difference(
+    std::size_t ranks, const std::function<const OptimizerWatch::Steps&(std::size_t)>& steps_of) {
+  const auto stepped = [](std::int64_t count) { return count > 0 || count == OptimizerWatch::kSome; };
+  std::map<std::int64_t, std::size_t> counted;                              // by look
+  std::map<std::pair<std::int64_t, std::uint64_t>, std::size_t> with_same;  // by look and parameters
+  for (std::size_t r = 0; r < ranks; ++r) {
+    const auto& steps = steps_of(r);
+    if (steps.look == 0 || steps.count == OptimizerWatch::kUnknown) continue;
+    if (steps.count >= 0) {
+      const auto other = counted.try_emplace(steps.look, r).first->second;
+      if (steps_of(other).count != steps.count) return std::pair(other, r);
+    }
+    const auto alike = with_same.try_emplace({steps.look, steps.parameters}, r).first->second;
+    if (stepped(steps_of(alike).count) != stepped(steps.count)) return std::pair(alike, r);
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 void require_same_optimizers(World& world, const std::vector<CallHeader>& headers,
                              const std::function<std::string(std::size_t)>& describe) {
-  using Stepped = OptimizerWatch::Stepped;
   for (std::size_t k = 0; k < OptimizerWatch::kCompared; ++k) {
     const auto which = k == 0 ? std::string("optimizer") : "optimizer " + std::to_string(k + 1);
     const auto seen = [&](std::size_t r) -> const OptimizerWatch::Seen& { return headers[r].optimizers[k]; };
-    const auto text = [&](std::size_t r) {
-      return std::string(seen(r).stepped == Stepped::kYes ? "stepped" : "not stepped");
-    };
     std::optional<std::size_t> first;
-    std::map<std::uint64_t, std::size_t> first_alike;  // by parameters; 0: those whose state tells
     for (std::size_t r = 0; r < headers.size(); ++r) {
       if (seen(r).parameters == 0) continue;
       if (!first) first = r;
-      if (seen(r).hyper_parameters != seen(*first).hyper_parameters) {
-        const auto mine = seen(world.rank_id().index()).parameters != 0 ? describe(k) : std::string();
-        refuse_hyper_parameters(world, which, *first, r, mine);
-      }
-      if (seen(r).stepped == Stepped::kUnknown) continue;
-      const auto alike = first_alike.try_emplace(seen(r).has_state != 0 ? 0 : seen(r).parameters, r).first->second;
-      if (seen(r).stepped == seen(alike).stepped) continue;
-      refuse("since the last call with gradients the ranks stepped the attached " + which + " differently", alike,
-             text(alike), r, text(r),
-             "the training is not one process's any more: every rank must step after the same calls; set "
-             "requires_grad_(false) on parameters that a step is to leave out");
+      if (seen(r).hyper_parameters == seen(*first).hyper_parameters) continue;
+      const auto mine = seen(world.rank_id().index()).parameters != 0 ? describe(k) : std::string();
+      refuse_hyper_parameters(world, which, *first, r, mine);
     }
+    const auto steps_of = [&](std::size_t r) -> const OptimizerWatch::Steps& { return seen(r).steps; };
+    const auto different = first_difference(headers.size(), steps_of);
+    if (!different) continue;
+    const auto [a, b] = *different;
+    refuse("since the last call with gradients the ranks stepped the attached " + which + " differently", a,
+           text_of_steps(steps_of(a).count), b, text_of_steps(steps_of(b).count),
+           "the training is not one process's any more: every rank must step as often, after the same calls; set "
+           "requires_grad_(false) on parameters that a step is to leave out");
   }
 }
 

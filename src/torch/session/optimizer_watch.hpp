@@ -9,6 +9,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "torch/device/host_copies.hpp"
+#include "torch/parameters/step_count.hpp"
+
 namespace torch::optim {
 class Optimizer;
 }
@@ -17,27 +20,40 @@ namespace autopar {
 
 /// What the attached optimizers did since the last call, for ranks to compare: libtorch's optimizers tell nobody when
 /// they step.
+///
+/// State counts steps, see StepMark. Where an optimizer keeps none, a few elements of a parameter are looked at before
+/// and after, and the update is replayed. On devices these are copied to the host meanwhile and counted a look later.
 class OptimizerWatch {
  public:
   static constexpr std::size_t kCompared = 4;  ///< optimizers, the first ones attached
 
-  /// Whether the state changed of parameters that had gradients; where an optimizer keeps none, whether the parameters
-  /// themselves did, if they are whole and in the host's memory. Else it is not known.
-  enum class Stepped : std::int64_t { kUnknown, kNo, kYes };
+  /// In place of a number of steps.
+  static constexpr std::int64_t kUnknown = -1;
+  static constexpr std::int64_t kSome = -2;  ///< parameters changed in another way than by steps with their gradients
+  static constexpr std::int64_t kNone = -3;  ///< no steps, or no gradients when there were some: a loop took them away
 
   /// Of one optimizer. Plain bytes: ranks send it to one another.
+  struct Steps {
+    std::int64_t count = kUnknown;
+    std::uint64_t parameters = 0;  ///< hash of which had gradients; others' say nothing about kSome and kNone
+    std::int64_t look = 0;         ///< in which the steps ended; 0 = nothing is known
+  };
+  /// Of one optimizer. Plain bytes as well.
   struct Seen {
-    std::uint64_t parameters = 0;  ///< hash of which had gradients; 0 = none had, and nothing is known
-    Stepped stepped = Stepped::kUnknown;
-    std::int64_t has_state = 0;          ///< else others' parameters say nothing about it: their gradients may be 0
+    std::uint64_t parameters = 0;        ///< hash of which had gradients; 0 = none had, and nothing was read
     std::uint64_t hyper_parameters = 0;  ///< hash
+    Steps steps;
   };
 
   /// It must live as long as calls make gradients for its parameters, or until another one for some of them is watched.
   void watch(torch::optim::Optimizer& optimizer);
-  /// A parameter got a gradient that its optimizer may step with.
-  /// @param is_whole  it is no shard
+  /// A parameter has got a gradient that its optimizer may step with.
+  /// @param is_whole  the rank has all of it
   void note_gradient(const at::Tensor& handle, bool is_whole);
+  /// Gradients are about to be zeroed, or dropped, after all steps.
+  void note_zeroing();
+  /// State or parameters were replaced: nothing is known of steps until the next gradients.
+  void forget();
 
   /// Since the last time it was asked, by optimizer. Nothing is read of those whose parameters had no gradients
   /// meanwhile.
@@ -48,22 +64,50 @@ class OptimizerWatch {
  private:
   struct Place {
     std::size_t number;  ///< among the optimizer's parameters
-    bool has_state;      ///< once it was stepped
+    std::size_t group;
   };
+  /// Some elements of a parameter that is stepped without state.
+  struct Sample {
+    at::Tensor places, before;
+    PlainUpdate update;  ///< then: a schedule may change it before the look, or after the step
+  };
+  /// A parameter that is asked what became of it.
   struct Asked {
-    at::Tensor parameter;
-    std::uint64_t before;  ///< version of its state, or hash of values, when it got the gradient
+    at::Tensor handle;
+    at::Tensor gradient;  ///< its `.grad`, kept alive: what zeroes it leaves a trace
+    bool is_whole = true;
+    bool leaves_trace = false;  ///< torch::optim::Optimizer::zero_grad does
+    bool zeroed = false;        ///< by the model's
+    StepMark mark;
+    Sample sample;  ///< without state
+  };
+  /// Elements on their way to the host.
+  struct Leaving {
+    at::Tensor elements;  ///< before, after and gradient by element
+    DeviceEvent copied;
+    PlainUpdate before, after;
+    double epsilon = 0;
+    bool had_gradient = false;
+    bool is_whole = true;
   };
   struct Watched {
     torch::optim::Optimizer* optimizer;
     std::unordered_map<const void*, Place> parameters;  ///< by addresses, which outlive it
     std::uint64_t noted = 0;                            ///< hash of those with gradients; 0 = none
-    /// A few of them that have state once they were stepped; if none has, of which values tell
-    std::vector<Asked> asked{};
-    bool has_state = false;  ///< those asked
+    std::vector<Asked> asked{};                         ///< a few of them: with state, if any has some
+    bool has_state = false;                             ///< those asked
+    std::vector<Leaving> leaving{};
+    Steps later{};  ///< what `leaving` is of
   };
-  [[nodiscard]] static std::uint64_t look_at(const Watched& watched, const at::Tensor& parameter);
+  [[nodiscard]] static bool kept_gradient(const Asked& asked);
+  [[nodiscard]] static std::int64_t steps_by_state(const Watched& watched, const Asked& asked);
+  static void take_sample(const Watched& watched, const Place& place, Asked& asked);
+  [[nodiscard]] static Leaving leave(const Watched& watched, const Asked& asked);
+  [[nodiscard]] static std::int64_t steps_by_elements(Leaving& leaving);
+  [[nodiscard]] Steps steps_of(Watched& watched, std::uint64_t noted) const;
+
   std::vector<Watched> watched_;
+  std::int64_t looks_ = 0;
 };
 
 }  // namespace autopar

@@ -111,6 +111,7 @@ void Session::Impl::load(const std::string& folder, const std::vector<torch::opt
     else
       early_loads_.add(world_, single_file(), folder, placed(), optimizers, options, init_.get());
   });
+  watch_.forget();
 }
 
 void Session::Impl::take_info(const std::optional<CheckpointInfo>& info) {
