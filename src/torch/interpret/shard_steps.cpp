@@ -128,9 +128,8 @@ at::Tensor rows(const torch::jit::Stack& stack, const ShardedStep& step, const G
   const auto begin = split.begin(group.place()), length = split.length(group.place());
   const auto is_none = indices.lt(0).logical_or(indices.ge(split.total()));
   if (indices.is_cpu() && is_none.any().item<bool>()) {
-    throw InvalidArgument("embedding: index " +
-                          std::to_string(indices.masked_select(is_none).select(0, 0).item<std::int64_t>()) +
-                          " is none of " + std::to_string(split.total()) + " rows");
+    throw InvalidArgument("index " + std::to_string(indices.masked_select(is_none).select(0, 0).item<std::int64_t>()) +
+                          " is out of range of " + std::to_string(split.total()) + " rows");
   }
   const auto is_elsewhere = indices.lt(begin).logical_or(indices.ge(begin + length));
   const auto padding = stack[2].toInt() - begin;
@@ -154,9 +153,15 @@ void proceed_as_shard(ReplayCall& call, const ShardedStep& step, const Group& gr
     if (step.kernel == ShardedOp::Kernel::kClassHead) return class_head_of_shard(call.stack, group, split_of(step));
     return rows(call.stack, step, group);
   };
-  auto made = result();
-  call.stack.clear();
-  call.stack.emplace_back(std::move(made));
+  try {
+    auto made = result();
+    call.stack.clear();
+    call.stack.emplace_back(std::move(made));
+  } catch (const InvalidArgument& error) {  // of targets and indices
+    const auto& path = call.node.path;
+    const auto near = path.empty() ? "" : " (near " + path + ")";
+    throw InvalidArgument(call.node.op.schema().name() + near + ": " + error.what());
+  }
 }
 
 }  // namespace autopar
