@@ -25,8 +25,8 @@ void print_verdict(const PlanVerdict& verdict, const Certificate& claim, std::os
   for (const auto& fault : verdict.faults) out << "fault: " << fault << '\n';
   if (verdict.step > Seconds{}) out << "step, played again: " << readable(verdict.step) << '\n';
   if (verdict.lower_bound > Seconds{}) {
-    out << "lower bound, derived again: " << readable(verdict.lower_bound) << "; gap "
-        << detail::formatted("%.4g", 100 * verdict.gap) << " %\n";
+    out << "lower bound, derived again: " << readable(verdict.lower_bound) << "; gap " << gap_percent(verdict.gap, 4)
+        << '\n';
   }
   if (claim.searched_to_end) {
     out << "claimed by the search, not verified here: no other plan under its options is faster\n";
@@ -58,7 +58,7 @@ int check_instance(const CheckArguments& arguments, std::ostream& out) {
   } else {
     out << (verdict.accepted ? "accepted" : "rejected: " + verdict.reason) << '\n';
     if (verdict.accepted) out << "slowest stage: " << detail::formatted("%.12g", claim.seconds) << " s\n";
-    if (bounded) out << "no plan is below the bound; gap " << detail::formatted("%.4g", 100 * verdict.gap) << " %\n";
+    if (bounded) out << "no plan is below the bound; gap " << gap_percent(verdict.gap, 4) << '\n';
   }
   return verdict.accepted ? kDone : kNo;
 }

@@ -31,9 +31,8 @@ std::vector<TraceEvent> events_of(const StepTimeline& timeline) {
 }
 
 std::string title_of(const Plan& plan, const StepTimeline& timeline) {
-  return describe(replicas_of(plan), plan.microbatches, plan.schedule, tensor_of(plan)) + ": " +
-         readable(timeline.step) + " a step, " + std::to_string(plan.world) + " x " + plan.device + ", batch " +
-         std::to_string(plan.batch);
+  return describe(plan) + ": " + readable(timeline.step) + " a step, " + std::to_string(plan.world) + " x " +
+         plan.device + ", batch " + std::to_string(plan.batch);
 }
 
 void print_json(const StepTimeline& timeline, std::ostream& out) {
@@ -54,7 +53,7 @@ void print_table(const Plan& plan, const StepTimeline& timeline, std::ostream& o
     rows.push_back({std::to_string(r), stages_of(timeline, Rank::of(r)), readable(timeline.busy[r]),
                     percent(timeline.waiting(Rank::of(r)))});
   }
-  out << detail::aligned(rows);
+  out << aligned_table(rows);
 }
 
 }  // namespace

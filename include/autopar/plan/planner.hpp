@@ -205,7 +205,7 @@ class Planner {
       if (!found.candidates.any_fits()) refuse(work, attempt, found, least, cluster, request);
     }
     Plan result = detail::PlanMaker(work, cluster, request, constraints).make(coarse, found);
-    observe("planned " + describe(replicas_of(result), result.microbatches, result.schedule, tensor_of(result)));
+    observe("planned " + describe(result));
     return result;
   }
 

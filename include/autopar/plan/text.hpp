@@ -1,7 +1,10 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -68,6 +71,14 @@ namespace detail {
 /// "37 %"
 [[nodiscard]] inline std::string percent(double share) { return detail::formatted("%.0f", 100 * share) + " %"; }
 
+/// "17.3 %", with so many digits; what is zero but for rounding is "0 %".
+[[nodiscard]] inline std::string gap_percent(double gap, int digits = 3) {
+  constexpr double kRounding = 5e-5;
+  if (std::abs(gap) < kRounding) return "0 %";
+  const std::string format = "%." + std::to_string(digits) + "g";
+  return detail::formatted(format.c_str(), 100 * gap) + " %";
+}
+
 /// "0-3,6": ascending numbers with runs drawn together.
 [[nodiscard]] inline std::string ranges(const std::vector<int>& numbers) {
   std::string out;
@@ -79,6 +90,57 @@ namespace detail {
     i = last + 1;
   }
   return out;
+}
+
+/// `ranges`, in a few letters: of many runs the first and the last.
+[[nodiscard]] inline std::string short_ranges(const std::vector<int>& numbers) {
+  constexpr std::size_t kMost = 11;
+  const std::string all = ranges(numbers);
+  if (all.size() <= kMost) return all;
+  return all.substr(0, all.find(',')) + ",…," + all.substr(all.rfind(',') + 1);
+}
+
+/// Rows of cells as lines, columns as wide as their widest cell. The first row is the head, whose cells may have two
+/// lines. Columns for which `width` has no room follow below, beside the first column again.
+[[nodiscard]] inline std::string aligned_table(const std::vector<std::vector<std::string>>& rows,
+                                               std::size_t width = 100) {
+  using Cells = std::vector<std::string>;
+  const auto letters = [](const std::string& text) {  // of UTF-8
+    return static_cast<std::size_t>(std::ranges::count_if(text, [](char c) { return (c & 0xC0) != 0x80; }));
+  };
+  std::vector<Cells> lines(2);
+  bool is_high = false;
+  for (const auto& cell : rows.front()) {
+    const auto end = cell.find('\n');
+    is_high = is_high || end != std::string::npos;
+    lines[0].push_back(end == std::string::npos ? "" : cell.substr(0, end));
+    lines[1].push_back(end == std::string::npos ? cell : cell.substr(end + 1));
+  }
+  if (!is_high) lines.erase(lines.begin());
+  lines.insert(lines.end(), rows.begin() + 1, rows.end());
+  std::vector<std::size_t> widths(rows.front().size(), 0);
+  for (const auto& line : lines) {
+    for (std::size_t c = 0; c < line.size(); ++c) widths[c] = std::max(widths[c], letters(line[c]));
+  }
+  std::string text;
+  for (std::size_t next = 1; next < widths.size() || text.empty();) {
+    std::vector<std::size_t> columns{0};
+    std::size_t used = widths[0];
+    do {
+      if (next == widths.size()) break;
+      used += 2 + widths[next];
+      columns.push_back(next++);
+    } while (next < widths.size() && used + 2 + widths[next] <= width);
+    for (const auto& line : lines) {
+      std::string out;
+      for (const std::size_t c : columns) {
+        out += (c == 0 ? "" : "  ") + std::string(widths[c] - letters(line[c]), ' ') + line[c];
+      }
+      out.erase(out.find_last_not_of(' ') + 1);
+      if (!out.empty()) text += out + "\n";  // else a block whose heads have one line each
+    }
+  }
+  return text;
 }
 
 }  // namespace autopar

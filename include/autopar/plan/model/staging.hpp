@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -77,30 +78,62 @@ struct Staging {
   return stages;
 }
 
-/// "2 stages x 3+1 replicas, 4 micro-batches, 1f1b"
+namespace detail {
+
+[[nodiscard]] inline std::string counted(std::size_t n, const char* one, const std::string& many) {
+  return std::to_string(n) + " " + (n == 1 ? one : many);
+}
+
+/// "2 replicas", or "3+1 replicas" where they differ.
+[[nodiscard]] inline std::string of_each(const std::vector<int>& counts, const char* one, const std::string& many) {
+  const bool equal = std::adjacent_find(counts.begin(), counts.end(), std::not_equal_to<>()) == counts.end();
+  if (equal) return counted(static_cast<std::size_t>(counts.front()), one, many);
+  std::string text;
+  for (const int count : counts) text += (text.empty() ? "" : "+") + std::to_string(count);
+  return text + " " + many;
+}
+
+/// One number for each group of ranks, if all its chunks have the same; else one for each chunk.
+[[nodiscard]] inline std::vector<int> by_position(const std::vector<int>& by_stage,
+                                                  const std::vector<int>& position_of) {
+  std::vector<int> out;
+  for (std::size_t s = 0; s < by_stage.size(); ++s) {
+    const auto position = static_cast<std::size_t>(position_of[s]);
+    if (position == out.size()) out.push_back(by_stage[s]);
+    if (out[position] != by_stage[s]) return by_stage;
+  }
+  return out;
+}
+
+}  // namespace detail
+
+/// "2 stages x 3+1 replicas, 4 micro-batches, 1f1b", or, where ranks run several stages of the schedule each,
+/// "2 stages x 2 chunks x 1 replica, …": `Options::stages` counts likewise.
 /// @param tensor  shards of each replica, by stage; empty = one: "2 stages x 3+1 replicas x 2 shards, …"
+/// @param position_of  Staging::position_of
 [[nodiscard]] inline std::string describe(const std::vector<int>& replicas, int microbatches, ScheduleKind schedule,
-                                          const std::vector<int>& tensor = {}) {
-  const auto counted = [](std::size_t n, const char* one, const char* many) {
-    return std::to_string(n) + " " + (n == 1 ? one : many);
-  };
-  const auto of_each = [&](const std::vector<int>& counts, const char* one, const std::string& many) {
-    const bool equal = std::adjacent_find(counts.begin(), counts.end(), std::not_equal_to<>()) == counts.end();
-    if (equal) return counted(static_cast<std::size_t>(counts.front()), one, many.c_str());
-    std::string text;
-    for (const int count : counts) text += (text.empty() ? "" : "+") + std::to_string(count);
-    return text + " " + many;
-  };
-  std::string text = counted(replicas.size(), "stage", "stages") + " x " + of_each(replicas, "replica", "replicas");
+                                          const std::vector<int>& tensor = {},
+                                          const std::vector<int>& position_of = {}) {
+  std::vector<int> own(replicas.size());
+  std::iota(own.begin(), own.end(), 0);
+  const auto& positions = position_of.empty() ? own : position_of;
+  std::vector<int> chunks;
+  for (const int position : positions) {
+    if (static_cast<std::size_t>(position) >= chunks.size()) chunks.resize(static_cast<std::size_t>(position) + 1, 0);
+    ++chunks[static_cast<std::size_t>(position)];
+  }
+  std::string text = detail::counted(chunks.size(), "stage", "stages");
+  if (chunks.size() < replicas.size()) text += " x " + detail::of_each(chunks, "chunk", "chunks");
+  text += " x " + detail::of_each(detail::by_position(replicas, positions), "replica", "replicas");
   if (std::ranges::any_of(tensor, [](int shards) { return shards > 1; }))
-    text += " x " + of_each(tensor, "shard", "shards");
-  text += ", " + counted(static_cast<std::size_t>(microbatches), "micro-batch", "micro-batches");
+    text += " x " + detail::of_each(detail::by_position(tensor, positions), "shard", "shards");
+  text += ", " + detail::counted(static_cast<std::size_t>(microbatches), "micro-batch", "micro-batches");
   if (replicas.size() > 1) text += ", " + std::string(to_string(schedule));
   return text;
 }
 
 [[nodiscard]] inline std::string describe(const Staging& staging) {
-  return describe(staging.replicas, staging.microbatches, staging.schedule, staging.tensor);
+  return describe(staging.replicas, staging.microbatches, staging.schedule, staging.tensor, staging.position_of);
 }
 
 /// By stage.
@@ -122,6 +155,25 @@ struct Staging {
   std::vector<int> tensor;
   for (const auto& stage : plan.stages) tensor.push_back(stage.mesh.tensor());
   return tensor;
+}
+
+/// Staging::position_of: stages with the same ranks are chunks of one position.
+[[nodiscard]] inline std::vector<int> positions_of(const Plan& plan) {
+  std::vector<int> out;
+  std::vector<const Mesh*> positions;
+  for (const StagePlan& stage : plan.stages) {
+    const auto same =
+        std::ranges::find_if(positions, [&](const Mesh* mesh) { return mesh->ranks() == stage.mesh.ranks(); });
+    out.push_back(static_cast<int>(same - positions.begin()));
+    if (same == positions.end()) positions.push_back(&stage.mesh);
+  }
+  if (positions.size() == plan.stages.size()) out.clear();
+  return out;
+}
+
+/// The shape of a plan with at least one stage, as that of a staging.
+[[nodiscard]] inline std::string describe(const Plan& plan) {
+  return describe(replicas_of(plan), plan.microbatches, plan.schedule, tensor_of(plan), positions_of(plan));
 }
 
 /// Which neighbours in rank order work together.

@@ -29,22 +29,6 @@ namespace autopar {
 
 namespace detail {
 
-/// Rows of cells as lines, columns as wide as their widest cell; the first row is the head.
-[[nodiscard]] inline std::string aligned(const std::vector<std::vector<std::string>>& rows) {
-  std::vector<std::size_t> widths;
-  for (const auto& row : rows) {
-    widths.resize(std::max(widths.size(), row.size()), 0);
-    for (std::size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
-  }
-  std::string text;
-  for (const auto& row : rows) {
-    std::string line;
-    for (std::size_t c = 0; c < row.size(); ++c) line += "  " + std::string(widths[c] - row[c].size(), ' ') + row[c];
-    text += line + "\n";
-  }
-  return text;
-}
-
 /// A count where it is known (captured models), else what they take.
 [[nodiscard]] inline std::string parameters_of(const StagePlan& stage) {
   return stage.parameter_elements > 0 ? readable_count(stage.parameter_elements) : readable(stage.parameter_bytes);
@@ -74,7 +58,7 @@ namespace detail {
           std::to_string(operators),
           parameters_of(stage),
           replicas_and_shards(stage.mesh),
-          ranges(ranks),
+          short_ranges(ranks),
           readable(stage.forward),
           readable(stage.backward),
           readable(stage.communication),
@@ -92,7 +76,7 @@ namespace detail {
   const bool work = least != certificate.cases.end() && least->kind == BoundKind::kWork;
   return "certificate: no plan takes less than " + readable(certificate.lower_bound) + " (" +
          (work ? "all the work, evenly on all ranks" : "one micro-batch down and up the longest chain") + "); gap " +
-         formatted("%.3g", 100 * certificate.gap) + " %\n";
+         gap_percent(certificate.gap) + "\n";
 }
 
 }  // namespace detail
@@ -100,11 +84,8 @@ namespace detail {
 /// A plan as a table for people: what runs where, what it costs, what binds, what was almost as good. It is
 /// `printable`.
 [[nodiscard]] inline std::string to_text(const Plan& plan) {
-  std::vector<int> replicas;
-  for (const auto& stage : plan.stages) replicas.push_back(stage.mesh.replicas());
-  if (replicas.empty()) return "empty plan\n";
-  std::string text = "plan: " + describe(replicas, plan.microbatches, plan.schedule, tensor_of(plan)) +
-                     describe(memory_optimizations_of(plan)) +
+  if (plan.stages.empty()) return "empty plan\n";
+  std::string text = "plan: " + describe(plan) + describe(memory_optimizations_of(plan)) +
                      (plan.precision == "module" ? "" : ", " + plan.precision) + "; " + std::to_string(plan.world) +
                      (plan.world == 1 ? " rank" : " ranks") + " of " + plan.device + ", batch " +
                      std::to_string(plan.batch) + "\n";
@@ -112,7 +93,7 @@ namespace detail {
   if (plan.step > Seconds(0)) {
     text += " (" + detail::formatted("%.4g", static_cast<double>(plan.batch) / plan.step.value()) + " samples/s)";
   }
-  text += ", bound by " + name_of(plan.binding) + ", ranks in use wait " + percent(plan.bubble) + " of it\n";
+  text += ", bound by " + name_of(plan.binding) + ", bubble " + percent(plan.bubble) + "\n";
   const Bytes most = peak_of_ranks(meshes_of(plan), [&](std::size_t stage) { return plan.stages[stage].peak_memory; });
   text += "memory: " + readable(most) + " used of " + readable(plan.device_memory) +
           " available a rank (margin taken off), optimizer state " +
@@ -123,15 +104,15 @@ namespace detail {
     text += "host memory: " + readable(offloaded) + " used of " + readable(plan.host_memory) +
             " available a rank (margin taken off): gradients, optimizer state and the parameters that it steps\n";
   }
-  std::vector<std::vector<std::string>> rows{{"stage", "ops", "parameters", "replicas", "ranks", "forward", "backward",
-                                              "messages", "gradient sums", "peak memory", "of available"}};
+  std::vector<std::vector<std::string>> rows{{"stage", "ops", "params", "replicas", "ranks", "forward", "backward",
+                                              "messages", "gradient\nsums", "peak\nmemory", "used"}};
   const bool recomputes = memory_optimizations_of(plan).recomputes();
-  if (recomputes) rows.front().push_back("recomputed");
+  if (recomputes) rows.front().push_back("recom-\nputed");
   for (std::size_t s = 0; s < plan.stages.size(); ++s) {
     rows.push_back(detail::cells(plan.stages[s], s, plan.device_memory));
     if (recomputes) rows.back().push_back(detail::describe_recomputed(plan.stages[s]));
   }
-  text += detail::aligned(rows);
+  text += aligned_table(rows);
   text += "forward, backward and messages: one micro-batch of one replica; gradient sums: once a step\n";
   text += detail::proof_of(plan);
   for (const auto& other : plan.runners_up) {
