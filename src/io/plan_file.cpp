@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include <autopar/io/file.hpp>
+#include <autopar/plan/report/kept_options.hpp>
 #include <autopar/schedule/traits.hpp>
 
 #include "json_reader.hpp"
@@ -210,6 +211,7 @@ std::string to_json(const Plan& plan) {
   if (plan.sequence_parallel) root["sequence_parallel"] = true;
   if (plan.chunked_heads) root["chunked_heads"] = true;
   if (plan.layers_by_inputs) root["layers_by_inputs"] = true;
+  if (!plan.constraints.empty()) root["constraints"] = plan.constraints;
   if (traits_of(plan.schedule).orders_in_plan) root["orders"] = orders_json(plan.orders);
   return root.dump(1) + "\n";
 }
@@ -266,6 +268,14 @@ Plan parse_plan(std::string_view json, const std::string& file) {
     row.step = read_seconds(other, "step_s");
     plan.runners_up.push_back(std::move(row));
   });
+  if (reader.has("constraints")) {
+    for (const auto& constraint : reader.list("constraints")) {
+      const auto text = constraint.is_string() ? constraint.get<std::string>() : std::string();
+      if (!is_kept_option(text))
+        reader.fail("constraints", "'" + text + "' is no option that plans keep, such as stages=4");
+      plan.constraints.push_back(text);
+    }
+  }
   for (const auto& note : reader.list("notes")) {
     if (!note.is_string()) reader.fail("notes", "expected text");
     plan.notes.push_back(note.get<std::string>());

@@ -49,17 +49,16 @@ class PlanDifferences {
     add("offloaded", name_of(first.offload), name_of(second.offload));
     add("host memory of a rank", first.host_memory, second.host_memory);
     add("precision", first.precision, second.precision);
-    const std::size_t stages = std::max(first.stages.size(), second.stages.size());
-    for (std::size_t s = 0; s < stages; ++s) {
-      static const StagePlan none{};
-      add_stage("stage " + std::to_string(s), s < first.stages.size() ? first.stages[s] : none,
-                s < second.stages.size() ? second.stages[s] : none);
-    }
+    add("constraints", joined(first.constraints), joined(second.constraints));
+    const std::size_t common = std::min(first.stages.size(), second.stages.size());
+    for (std::size_t s = 0; s < common; ++s) add_stage("stage " + std::to_string(s), first.stages[s], second.stages[s]);
     add("predicted step", first.step, second.step);
-    add("waiting share", first.bubble, second.bubble);
+    add("bubble", first.bubble, second.bubble);
     add("bound by", name_of(first.binding), name_of(second.binding));
     add("lower bound", first.certificate.lower_bound, second.certificate.lower_bound);
-    add("gap", first.certificate.gap, second.certificate.gap);
+    if (const auto one = gap_percent(first.certificate.gap, 6), other = gap_percent(second.certificate.gap, 6);
+        one != other)
+      found.push_back({"gap", one, other});
     if (first.orders != second.orders) found.push_back({"orders of ranks", "one order", "another"});
     if (found.empty() && first != second) found.push_back({"notes, runners-up or evidence", "one text", "another"});
   }
@@ -73,6 +72,11 @@ class PlanDifferences {
     std::string text;
     for (const auto& segment : stage.recomputed) text += (text.empty() ? "" : " | ") + as_ranges(segment);
     return text;
+  }
+  static std::string joined(const std::vector<std::string>& texts) {
+    std::string all;
+    for (const auto& text : texts) all += (all.empty() ? "" : ", ") + text;
+    return all;
   }
   static std::string show(const std::string& value) { return value.empty() ? "none" : value; }
   static std::string show(Bytes value) { return readable(value) + " (" + std::to_string(value.value()) + " bytes)"; }
@@ -119,6 +123,20 @@ class PlanDifferences {
   }
 };
 
+/// What it comes to: which is faster, and of what shapes they are.
+std::string headline(const DiffArguments& arguments, const Plan& first, const Plan& second) {
+  const auto shape = [](const Plan& plan) { return plan.stages.empty() ? "no stages" : describe(plan); };
+  const auto shapes = shape(first) == shape(second) ? "both " + shape(first) : shape(first) + " -> " + shape(second);
+  std::string speed = "as fast as ";
+  const bool differ = first.step > Seconds{} && second.step > Seconds{} && first.step != second.step;
+  if (differ) {
+    const bool faster = second.step < first.step;
+    const double ratio = faster ? first.step / second.step : second.step / first.step;
+    if (ratio >= 1.005) speed = detail::formatted("%.3g", ratio) + " x as " + (faster ? "fast" : "slow") + " as ";
+  }
+  return arguments.second + " is predicted " + speed + arguments.first + ": " + shapes;
+}
+
 }  // namespace
 
 int diff_command(const DiffArguments& arguments, std::ostream& out) {
@@ -130,13 +148,8 @@ int diff_command(const DiffArguments& arguments, std::ostream& out) {
     out << nlohmann::ordered_json{{"equal", found.empty()}, {"differences", std::move(list)}}.dump() << '\n';
     return found.empty() ? kDone : kNo;
   }
+  if (!found.empty()) out << headline(arguments, first, second) << '\n';
   for (const auto& one : found) out << one.what << ": " << one.first << " -> " << one.second << '\n';
-  if (!found.empty() && first.step > Seconds{} && second.step > Seconds{} && first.step != second.step) {
-    const bool faster = second.step < first.step;
-    const double ratio = faster ? first.step / second.step : second.step / first.step;
-    out << arguments.second << " is predicted " << detail::formatted("%.3g", ratio) << " x as "
-        << (faster ? "fast" : "slow") << " as " << arguments.first << '\n';
-  }
   return found.empty() ? kDone : kNo;
 }
 

@@ -34,16 +34,17 @@ struct Breakdown {
   double memory = 0;  ///< of the fullest rank
 };
 
+ProfiledCost costs_of(const Problem& problem, const Plan& plan) {
+  return {at_precision(problem.cluster, plan.precision), problem.measured};
+}
+
 Breakdown breakdown_of(const Plan& plan, const Problem& problem) {
   Breakdown out;
-  const auto costs_on = [&](const Problem& given) {
-    return ProfiledCost(at_precision(given.cluster, plan.precision), given.measured);
-  };
-  const StepTimeline timeline = timeline_of(plan, problem.profile, costs_on(problem));
+  const StepTimeline timeline = timeline_of(plan, problem.profile, costs_of(problem, plan));
   Problem free_links = problem;
   for (auto& level : free_links.cluster.levels) level.link = {Seconds{}, BytesPerSecond(1e30)};
   free_links.measured.links = {};
-  const StepTimeline unhindered = timeline_of(plan, problem.profile, costs_on(free_links));
+  const StepTimeline unhindered = timeline_of(plan, problem.profile, costs_of(free_links, plan));
   double busy = 0;  // without what ranks exchange while they compute
   int used = 0;
   for (std::size_t r = 0; r < unhindered.busy.size(); ++r) {
@@ -59,9 +60,7 @@ Breakdown breakdown_of(const Plan& plan, const Problem& problem) {
   return out;
 }
 
-std::string shape_of(const Plan& plan) {
-  return describe(replicas_of(plan), plan.microbatches, plan.schedule, tensor_of(plan));
-}
+std::string shape_of(const Plan& plan) { return describe(plan); }
 
 /// One change of the machines, and what the planner makes of it.
 struct WhatIf {
@@ -80,6 +79,18 @@ WhatIf try_change(const std::string& change, const Problem& problem, const std::
   }
 }
 
+/// A change after which the plan runs as well as before: where the search finds nothing faster, the plan stays.
+WhatIf try_improvement(const std::string& change, const Plan& plan, const Problem& problem,
+                       const std::function<void(Problem&)>& apply) {
+  Problem changed = problem;
+  apply(changed);
+  WhatIf out = try_change(change, problem, apply);
+  Plan kept = plan;
+  kept.step = std::min(plan.step, timeline_of(plan, changed.profile, costs_of(changed, plan)).step);
+  if (!out.plan || kept.step < out.plan->step) out.plan = std::move(kept);
+  return out;
+}
+
 /// Tensor degrees that all stages could have and have not.
 std::vector<int> other_degrees(const Plan& plan, const Problem& problem) {
   std::vector<int> degrees =
@@ -92,18 +103,18 @@ std::vector<int> other_degrees(const Plan& plan, const Problem& problem) {
 
 std::vector<WhatIf> changes_of(const Plan& plan, const Problem& problem) {
   std::vector<WhatIf> out;
-  out.push_back(try_change("one more device", problem, [](Problem& p) {
+  out.push_back(try_improvement("one more device", plan, problem, [](Problem& p) {
     if (p.request.world == p.cluster.devices) p.cluster = resized(p.cluster, p.cluster.devices + 1);
     ++p.request.world;
   }));
-  out.push_back(try_change("10 % more memory", problem, [](Problem& p) {
+  out.push_back(try_improvement("10 % more memory", plan, problem, [](Problem& p) {
     const auto more = [](Bytes bytes) {
       return Bytes(static_cast<std::int64_t>(static_cast<double>(bytes.value()) * 1.1));
     };
     p.cluster.device.memory = more(p.cluster.device.memory);
     p.request.options.device_memory = more(p.request.options.device_memory);
   }));
-  out.push_back(try_change("10 % faster links", problem, [](Problem& p) {
+  out.push_back(try_improvement("10 % faster links", plan, problem, [](Problem& p) {
     for (auto& level : p.cluster.levels) {
       level.link.bandwidth *= 1.1;
       level.link.latency *= 1 / 1.1;
@@ -124,9 +135,8 @@ std::vector<WhatIf> changes_of(const Plan& plan, const Problem& problem) {
 
 std::string why(const Plan& plan, const Breakdown& parts) {
   const std::string shares = "of the step the average rank in use computes " + percent(parts.computing) +
-                             ", links cost " + percent(parts.links) + ", waiting for other stages " +
-                             percent(parts.waiting) + "; the fullest rank uses " + percent(parts.memory) +
-                             " of its memory\n";
+                             ", links cost " + percent(parts.links) + ", bubble " + percent(parts.waiting) +
+                             "; the fullest rank uses " + percent(parts.memory) + " of its memory\n";
   switch (plan.binding) {
     case Binding::kMemory:
       return "binds: memory: a faster shape was found that does not fit (see the runners-up)\n" + shares;
@@ -146,10 +156,10 @@ std::string effect(const WhatIf& one, const Plan& plan) {
   const std::string shape = shape_of(*one.plan);
   const std::string same = shape == shape_of(plan) ? ", same shape" : ", " + shape;
   const std::string change = std::abs(gain) < 0.0005 ? "buys nothing"
-                             : gain > 0
-                                 ? detail::formatted("%.1f", 100 * gain) + " % faster"
-                                 : detail::formatted("%.1f", -100 * gain) + " % slower (the search is not exact)";
-  return one.change + ": " + readable(one.plan->step) + ", " + change + same + "\n";
+                             : gain > 0              ? detail::formatted("%.1f", 100 * gain) + " % faster"
+                                                     : detail::formatted("%.1f", -100 * gain) + " % slower";
+  const std::string why = one.failure.empty() ? "" : " (no other plan: " + one.failure + ")";
+  return one.change + ": " + readable(one.plan->step) + ", " + change + same + why + "\n";
 }
 
 nlohmann::ordered_json as_json(const Plan& plan, const Breakdown& parts, const std::vector<WhatIf>& changes) {
@@ -173,7 +183,7 @@ nlohmann::ordered_json as_json(const Plan& plan, const Breakdown& parts, const s
           {"plan", nlohmann::ordered_json::parse(to_json(plan))}};
 }
 
-/// The request that a plan answers, as far as it tells: structure is left to the planner.
+/// The request that a plan answers, beside its constraints.
 void adopt(const Plan& plan, Problem& problem) {
   PlanRequest& request = problem.request;
   request.world = plan.world;
@@ -182,6 +192,7 @@ void adopt(const Plan& plan, Problem& problem) {
   request.options.optimizer_state_factor = plan.optimizer_state_factor;
   request.options.device_memory = plan.device_memory;
   request.options.memory_margin = 0;
+  request.options.precision = plan.precision;
 }
 
 }  // namespace
@@ -202,6 +213,10 @@ int explain_command(ExplainArguments arguments, std::ostream& out, std::ostream&
   }
   arguments.problem.profile = files[0];
   arguments.problem.cluster = files[1];
+  if (plan) {  // what the command line says counts more
+    auto& settings = arguments.problem.settings;
+    settings.insert(settings.begin(), plan->constraints.begin(), plan->constraints.end());
+  }
   Problem problem = load_problem(arguments.problem);
   if (plan) {
     require_same(*plan, problem.profile, problem.cluster);

@@ -113,8 +113,9 @@ struct Plan {
   Seconds step{};     ///< predicted step of the simulated schedule
   double bubble = 0;  ///< share of the step in which the average busy rank waits, [0, 1)
   Binding binding = Binding::kCompute;
-  std::vector<RunnerUp> runners_up;  ///< best first
-  std::vector<std::string> notes;    ///< what a user should know, e.g. samples per batch statistic
+  std::vector<std::string> constraints;  ///< options that were set and that it keeps, see `kept_options`
+  std::vector<RunnerUp> runners_up;      ///< best first
+  std::vector<std::string> notes;        ///< what a user should know, e.g. samples per batch statistic
   Certificate certificate;
 
   friend bool operator==(const Plan&, const Plan&) = default;

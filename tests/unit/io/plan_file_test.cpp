@@ -49,6 +49,7 @@ Plan sample_plan() {
   }
   plan.runners_up = {{"1 stage", "slower", Seconds(0.5)}};
   plan.notes = {"32 samples a statistic"};
+  plan.constraints = {"stages=2", "recompute=layers.0,layers.1"};
   plan.certificate = {Seconds(0.2),
                       0.5,
                       {{BoundKind::kPath, 1, 3, Seconds(0.2)}, {BoundKind::kWork, 4, 0, Seconds(0.25)}},

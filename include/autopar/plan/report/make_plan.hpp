@@ -14,6 +14,7 @@
 #include <autopar/plan/multilevel/uncoarsen.hpp>
 #include <autopar/plan/plan.hpp>
 #include <autopar/plan/report/certificate.hpp>
+#include <autopar/plan/report/kept_options.hpp>
 #include <autopar/plan/request.hpp>
 #include <autopar/plan/search/tensor_degrees.hpp>
 #include <autopar/plan/text.hpp>
@@ -24,14 +25,7 @@ namespace autopar {
 /// @throws InvalidArgument unless the plan puts each node into one stage
 [[nodiscard]] inline Staging staging_of(const Plan& plan, std::size_t nodes) {
   Staging staging{std::vector<int>(nodes, -1), {}, plan.microbatches, plan.schedule};
-  std::vector<const Mesh*> positions;
-  for (const StagePlan& stage : plan.stages) {
-    const auto same = std::find_if(positions.begin(), positions.end(),
-                                   [&](const auto* mesh) { return mesh->ranks() == stage.mesh.ranks(); });
-    staging.position_of.push_back(static_cast<int>(same - positions.begin()));
-    if (same == positions.end()) positions.push_back(&stage.mesh);
-  }
-  if (positions.size() == plan.stages.size()) staging.position_of.clear();
+  staging.position_of = positions_of(plan);
   for (std::size_t s = 0; s < plan.stages.size(); ++s) {
     staging.replicas.push_back(plan.stages[s].mesh.replicas());
     staging.tensor.push_back(plan.stages[s].mesh.tensor());
@@ -87,6 +81,7 @@ class PlanMaker {
     plan.layers_by_inputs = work_.layers_by_inputs;
     plan.buckets = constraints_.buckets;
     plan.precision = request_.options.precision;
+    plan.constraints = kept_options(request_.options);
     plan.device = cluster_.device.name;
     plan.device_memory = constraints_.memory;
     plan.host_memory = plan.offload == Offload::kNone ? Bytes(0) : constraints_.host_memory.value_or(Bytes(0));
