@@ -8,9 +8,11 @@
 
 #include <autopar/core/error.hpp>
 #include <autopar/core/printable.hpp>
+#include <autopar/io/config.hpp>
 #include <autopar/version.hpp>
 
 #include "commands.hpp"
+#include "file_kinds.hpp"
 
 namespace autopar::tool {
 
@@ -135,10 +137,68 @@ void add_diff(CLI::App& app, DiffArguments& arguments) {
   command.add_flag("--json", arguments.json, "print JSON");
 }
 
+/// The files of a command, in their order.
+void require_kinds_of(const std::string& command, const Commands& commands) {
+  const auto plan = [](const std::string& path, const char* name = "PLAN") { return FileArgument{name, "plan", path}; };
+  const auto profile = [](const std::string& path) { return FileArgument{"PROFILE", "profile", path}; };
+  const auto cluster = [](const std::string& path) { return FileArgument{"CLUSTER", "cluster", path}; };
+  if (command == "plan") {
+    const auto& problem = commands.plan.problem;
+    require_kinds({profile(problem.profile), cluster(problem.cluster)}, "autopar plan PROFILE CLUSTER");
+  } else if (command == "explain") {
+    const auto& files = commands.explain.files;
+    const std::string usage = "autopar explain [PLAN] PROFILE CLUSTER, or PLAN alone";
+    if (files.size() == 1) require_kinds({plan(files[0])}, usage);
+    if (files.size() == 2) require_kinds({profile(files[0]), cluster(files[1])}, usage);
+    if (files.size() == 3) require_kinds({plan(files[0]), profile(files[1]), cluster(files[2])}, usage);
+  } else if (command == "check") {
+    const auto& check = commands.check;
+    if (check.cluster.empty() && kind_of_file(check.profile) == "profile")
+      throw InvalidArgument("CLUSTER is missing; the order is 'autopar check PLAN PROFILE CLUSTER'");
+    if (!check.cluster.empty()) {
+      require_kinds({plan(check.plan), profile(check.profile), cluster(check.cluster)},
+                    "autopar check PLAN PROFILE CLUSTER");
+    }
+  } else if (command == "simulate") {
+    const auto& simulate = commands.simulate;
+    require_kinds({plan(simulate.plan), profile(simulate.profile), cluster(simulate.cluster)},
+                  "autopar simulate PLAN PROFILE CLUSTER");
+  } else if (command == "diff") {
+    require_kinds({plan(commands.diff.first, "A"), plan(commands.diff.second, "B")}, "autopar diff PLAN PLAN");
+  }
+}
+
+/// What was not understood, with the nearest of what is known.
+std::string refusal_of(const CLI::App& app, const CLI::ParseError& error, const std::vector<std::string>& words) {
+  const auto like = [](const std::string& word, const std::vector<std::string>& known) {
+    const auto nearest = nearest_word(word, known);
+    return nearest.empty() ? "" : "; did you mean '" + nearest + "'?";
+  };
+  const auto used = app.get_subcommands();
+  if (used.empty()) {
+    if (words.empty()) return error.what();
+    if (words.front().starts_with("-")) return "'" + words.front() + "' is no option, and a command comes first";
+    std::vector<std::string> known;
+    for (const auto* command : app.get_subcommands([](const CLI::App*) { return true; }))
+      known.push_back(command->get_name());
+    return "'" + words.front() + "' is no command" + like(words.front(), known);
+  }
+  const auto remaining = used.front()->remaining();
+  const auto unknown = std::ranges::find_if(remaining, [](const auto& word) { return word.starts_with("--"); });
+  if (error.get_name() != "ExtrasError" || unknown == remaining.end()) return error.what();
+  std::vector<std::string> known;
+  for (const auto* option : used.front()->get_options()) {
+    for (const auto& name : option->get_lnames()) known.push_back("--" + name);
+  }
+  const auto word = unknown->substr(0, unknown->find('='));
+  return "'" + word + "' is no option of it" + like(word, known);
+}
+
 /// What files say is shown only when nothing in it is left that a terminal would obey.
 int run_command(const std::string& command, const Commands& commands, std::ostream& out, std::ostream& err) {
   std::ostringstream said, noted;
   const auto call = [&] {
+    require_kinds_of(command, commands);
     if (command == "plan") return plan_command(commands.plan, said, noted);
     if (command == "explain") return explain_command(commands.explain, said, noted);
     if (command == "check") return check_command(commands.check, said);
@@ -172,6 +232,7 @@ int run(std::vector<std::string> arguments, std::ostream& out, std::ostream& err
   for (auto* command : app.get_subcommands({})) command->footer(kStatuses);
 
   std::string name = "autopar";
+  const auto words = arguments;
   std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
   try {
     app.parse(arguments);
@@ -179,7 +240,8 @@ int run(std::vector<std::string> arguments, std::ostream& out, std::ostream& err
     return app.exit(asked, out, err) == 0 ? kDone : kTrouble;
   } catch (const CLI::ParseError& error) {
     for (const auto* command : app.get_subcommands()) name += " " + command->get_name();
-    err << name << ": " << printable(one_line(error.what())) << "; '" << name << " --help' shows what is known\n";
+    err << name << ": " << printable(one_line(refusal_of(app, error, words))) << "; '" << name
+        << " --help' shows what is known\n";
     return kTrouble;
   }
   return run_command(app.get_subcommands().front()->get_name(), commands, out, err);

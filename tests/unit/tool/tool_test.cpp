@@ -170,8 +170,11 @@ TEST_CASE("diff has diff's exit status and says what differs", "[tool]") {
   const auto other = run_tool({"diff", folder.at("a.json"), folder.at("b.json")});
   CHECK(other.status == 1);
   CHECK_THAT(other.out, Contains("stages: 2 -> 3") && Contains("schedule: 1f1b -> gpipe") &&
-                            Contains("stage 2: replicas: 0 -> ") && Contains("predicted step: ") &&
-                            Contains("is predicted"));
+                            Contains("predicted step: ") && !Contains("stage 2: "));
+  CHECK(other.out.starts_with(folder.at("b.json") + " is predicted "));
+  CHECK_THAT(other.out.substr(0, other.out.find('\n')),
+             Contains(" as " + folder.at("a.json") + ": 2 stages x ") && Contains(" -> 3 stages x "));
+  CHECK_THAT(other.out, Contains("constraints: stages=2, schedule=1f1b -> stages=3, schedule=gpipe"));
   Plan noted = read_plan(folder.at("a.json"));
   noted.notes.push_back("another note");
   write_plan(folder.at("noted.json"), noted);
@@ -234,7 +237,59 @@ TEST_CASE("explain says what binds and what changes of the machines would buy", 
   CHECK_THAT(all.out, Contains("one more device: " + readable(with_five.step)));
   CHECK_THAT(run_tool({"explain", folder.at("profile.json"), folder.at("cluster.toml"), "--json"}).out,
              Contains("\"what_if\"") && Contains("\"binding\""));
-  check_trouble(run_tool({"explain", folder.at("profile.json")}), {"format: ", "is no 'autopar plan'"});
+  check_trouble(run_tool({"explain", folder.at("profile.json")}), {"is a profile, and PLAN is to be a plan"});
+}
+
+TEST_CASE("explain keeps what the plan was asked for, and no change of the machines makes it worse", "[tool]") {
+  const ToolFolder folder("tool_kept");
+  const std::vector<std::string> files{folder.at("plan.json"), folder.at("profile.json"), folder.at("cluster.toml")};
+  REQUIRE(folder
+              .plan({"--batch", "32", "--stages", "2", "--replicas", "2", "--schedule", "gpipe", "--zero", "0", "--out",
+                     files[0]})
+              .status == 0);
+  CHECK(read_plan(files[0]).constraints ==
+        std::vector<std::string>{"stages=2", "replicas=2", "schedule=gpipe", "zero=0"});
+  const auto kept = run_tool({"explain", files[0], files[1], files[2]});
+  CAPTURE(kept.out, kept.err);
+  CHECK(kept.status == 0);
+  // Two stages of two replicas each leave a fifth device idle.
+  const auto step = readable(read_plan(files[0]).step);
+  CHECK_THAT(kept.out, Contains("one more device: " + step + ", buys nothing, same shape"));
+  CHECK_THAT(kept.out, Contains("10 % more memory: " + step + ", buys nothing, same shape"));
+  CHECK_THAT(kept.out, Contains(", bubble ") && !Contains("slower") && !Contains("waiting"));
+  // The command line has the last word.
+  const auto freed =
+      run_tool({"explain", files[0], files[1], files[2], "--stages", "0", "--replicas", "5", "--zero", "-1"});
+  CAPTURE(freed.out, freed.err);
+  CHECK(freed.status == 0);
+  CHECK_THAT(freed.out, Contains("one more device: ") && Contains("1 stage x 5 replicas"));
+  const auto plan = folder.text("plan.json");
+  const auto damaged = [&](const std::string& constraint) {
+    auto text = plan;
+    text.replace(text.find("stages=2"), 8, constraint);
+    folder.put("damaged.json", text);
+    return run_tool({"explain", folder.at("damaged.json")});
+  };
+  check_trouble(damaged("plan_file=x"), {"constraints", "'plan_file=x' is no option that plans keep"});
+  check_trouble(damaged("stages"), {"constraints"});
+}
+
+TEST_CASE("files in one another's place are named, with the order", "[tool]") {
+  const ToolFolder folder("tool_swapped");
+  REQUIRE(folder.plan({"--batch", "32", "--out", folder.at("plan.json")}).status == 0);
+  const auto plan = folder.at("plan.json"), profile = folder.at("profile.json"), cluster = folder.at("cluster.toml");
+  const auto quoted = [](const std::string& path, const std::string& rest) { return "'" + path + "' is " + rest; };
+  check_trouble(run_tool({"plan", cluster, profile}),
+                {quoted(cluster, "a cluster, and PROFILE is to be a profile"), "'autopar plan PROFILE CLUSTER'"});
+  check_trouble(run_tool({"plan", plan, cluster}), {quoted(plan, "a plan, and PROFILE is to be a profile")});
+  check_trouble(run_tool({"explain", profile, plan, cluster}),
+                {quoted(profile, "a profile, and PLAN is to be a plan")});
+  check_trouble(run_tool({"explain", cluster, profile}), {quoted(cluster, "a cluster, and PROFILE")});
+  check_trouble(run_tool({"check", profile, plan, cluster}), {quoted(profile, "a profile, and PLAN"), "autopar check"});
+  check_trouble(run_tool({"check", plan, profile}), {"CLUSTER is missing"});
+  check_trouble(run_tool({"simulate", plan, cluster, profile}), {quoted(cluster, "a cluster, and PROFILE")});
+  check_trouble(run_tool({"diff", plan, profile}), {quoted(profile, "a profile, and B is to be a plan")});
+  check_trouble(run_tool({"diff", cluster, plan}), {quoted(cluster, "a cluster, and A is to be a plan")});
 }
 
 TEST_CASE("every command has help, and bad arguments are one line", "[tool]") {
@@ -247,10 +302,13 @@ TEST_CASE("every command has help, and bad arguments are one line", "[tool]") {
   }
   CHECK_THAT(run_tool({"--help"}).out, Contains("simulate") && Contains("Exit status"));
   check_trouble(run_tool({}), {"subcommand"});
-  check_trouble(run_tool({"paln"}), {});
+  check_trouble(run_tool({"paln"}), {"'paln' is no command; did you mean 'plan'?"});
+  check_trouble(run_tool({"simulat", "a", "b"}), {"'simulat' is no command; did you mean 'simulate'?"});
+  check_trouble(run_tool({"--bogus"}), {"--bogus"});
   check_trouble(run_tool({"diff", "/no/such/plan.json", "/none"}), {"/no/such/plan.json"});
   const ToolFolder folder("tool_arguments");
   check_trouble(folder.plan({"--bogus"}), {"--bogus"});
+  check_trouble(folder.plan({"--bach", "32"}), {"'--bach' is no option of it; did you mean '--batch'?", "plan --help"});
   check_trouble(folder.plan({"--stages", "two"}), {"--stages", "whole number"});
   check_trouble(folder.plan({"--stages", "-1"}), {"--stages", "out of range"});
   check_trouble(folder.plan({"--set", "stagez=2"}), {"did you mean 'stages'"});
