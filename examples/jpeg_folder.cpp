@@ -20,6 +20,7 @@
 #include "data/fashion_mnist.hpp"
 #include "images/jpeg.hpp"
 #include "images/resample.hpp"
+#include "training/command_line.hpp"
 
 namespace {
 
@@ -89,7 +90,7 @@ int main(int argc, char** argv) try {
   app.add_option("--noise", settings.noise, "standard deviation of what is added to each byte")
       ->check(CLI::NonNegativeNumber);
   app.add_option("--quality", settings.quality, "of the JPEGs")->check(CLI::Range(1, 100));
-  CLI11_PARSE(app, argc, argv);
+  if (const auto status = training::ended_by(app, argc, argv)) return *status;
   write(settings, "train", settings.folder / "train", settings.train);
   write(settings, "t10k", settings.folder / "val", settings.val);
   return 0;

@@ -259,6 +259,7 @@ int run(ap::World& world, const Settings& settings, Model& model, torch::optim::
 }
 
 int train(ap::World& world, const Settings& settings, const models::BertConfig& config) {
+  training::RunFolder folder(world, settings);
   const auto batches_of = [&](const char* part, bool in_order) {
     const bert_data::ShardLimits limits{config.vocab_size, config.type_vocab_size};
     return BertBatches(world, ap::device(world), {settings.data, part, limits, settings.seed, in_order});
@@ -275,7 +276,6 @@ int train(ap::World& world, const Settings& settings, const models::BertConfig& 
   const auto first = batches.next(settings.batch / settings.accumulate);
   model->prepare(first.input_ids, first.segment_ids, first.input_mask, first.positions, first.labels,
                  first.next_sentence);
-  training::RunFolder folder(world, settings);
   const auto place = start(world, settings, folder, model, *optimizer);
   batches.reader().seek(place.taken);
   training::Log log(world, settings, folder, work_of(world, settings, config, reader), place.step);

@@ -25,6 +25,7 @@
 #include "head.hpp"
 #include "memory.hpp"
 #include "plot.hpp"
+#include "training/command_line.hpp"
 
 namespace ap = autopar;
 using torch::Tensor;
@@ -250,11 +251,7 @@ int main(int argc, char** argv) try {
       ->capture_default_str();
   options.add_option("--seed", settings.seed)->capture_default_str();
   options.add_option("--data", settings.data, "folder of Fashion-MNIST")->capture_default_str();
-  try {
-    options.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return world.rank() == 0 ? options.exit(error) : error.get_exit_code();
-  }
+  if (const auto status = training::ended_by(options, argc, argv, world.rank() == 0)) return *status;
   if (!settings.sweep.empty() && options.count("--head") == 0)
     settings.heads = {"dense", "row", "column", "chunked", "automatic"};
 

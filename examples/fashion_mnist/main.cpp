@@ -14,6 +14,7 @@
 
 #include "data/fashion_mnist.hpp"
 #include "models.hpp"
+#include "training/command_line.hpp"
 #include "training/progress.hpp"
 
 namespace ap = autopar;
@@ -121,7 +122,7 @@ int main(int argc, char** argv) try {
   app.add_option("--stages", settings.options.stages, "force the number of stages");
   app.add_option("--replicas", settings.options.replicas, "force the replicas of each stage")->delimiter(',');
   app.add_option("--microbatches", settings.options.microbatches, "force the number of micro-batches");
-  CLI11_PARSE(app, argc, argv);
+  if (const auto status = training::ended_by(app, argc, argv, world.rank() == 0)) return *status;
   if (settings.model == "cnn")
     train<Cnn>(world, settings);
   else

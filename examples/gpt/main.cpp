@@ -60,6 +60,7 @@ double validation_loss(ap::AutoParallel<models::Transformer>& model, const Windo
 
 int train(ap::World& world, const Settings& settings) {
   const auto device = ap::device(world);
+  training::RunFolder folder(world, settings);
   const auto [vocabulary, tokens] = read_corpus(settings);
   const auto size = size_of(settings.size, settings.given, vocabulary.size());
   Windows windows(tokens, size.length, settings.held_out, settings.seed, {world.rank(), world.size(), device});
@@ -77,7 +78,6 @@ int train(ap::World& world, const Settings& settings) {
   }
   if (settings.options.plan_only) return 0;
 
-  training::RunFolder folder(world, settings);
   if (folder.is_kept() && world.rank() == 0)
     ap::write_text_file(vocabulary_file(folder.path()), vocabulary.file_text());
   auto place = folder.load(model, optimizer);

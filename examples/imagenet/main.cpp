@@ -117,13 +117,14 @@ training::Work work_of(ap::World& world, const Settings& settings, c10::Device d
 class Training {
  public:
   /// @param optimizer  of a model that is deployed
-  Training(ap::World& world, const Settings& settings, const Data& data, Model& model, ap::optim::SGD& optimizer)
+  Training(ap::World& world, const Settings& settings, const Data& data, Model& model, ap::optim::SGD& optimizer,
+           training::RunFolder& folder)
       : world_(world),
         settings_(settings),
         data_(data),
         model_(model),
         optimizer_(optimizer),
-        folder_(world, settings),
+        folder_(folder),
         best_(world, folder_),
         interrupt_(world),
         place_(folder_.load(model, optimizer)),
@@ -205,7 +206,7 @@ class Training {
   const Data& data_;
   Model& model_;
   ap::optim::SGD& optimizer_;
-  training::RunFolder folder_;
+  training::RunFolder& folder_;
   Best best_;
   training::Interrupt interrupt_;
   training::Place place_;
@@ -228,11 +229,13 @@ int run(ap::World& world, Settings& settings) {
                               std::to_string(classes) + " of " + settings.data);
   settings.count_steps(data.training->batches());
   settings.options.inference = settings.only_validates;
+  std::optional<training::RunFolder> folder;  // looked at before minutes go into a plan
+  if (!settings.only_validates || settings.resume) folder.emplace(world, settings);
   auto model = made_model(world, settings);
   if (!settings.load_weights.empty() && !settings.resume) model->load(settings.load_weights);
   int status = 0;
   if (settings.only_validates) {
-    if (settings.resume) training::RunFolder(world, settings).load(model);
+    if (folder) folder->load(model);
     const auto values = validate(model, data);
     for (const auto& [name, value] : values) {
       if (world.rank() == 0) std::cout << name << ' ' << value << (name == "top5" ? "\n" : "  ");
@@ -243,7 +246,7 @@ int run(ap::World& world, Settings& settings) {
         ap::optim::SGDOptions(settings.learning_rate).momentum(settings.momentum).weight_decay(settings.weight_decay));
     model->attach(optimizer);
     prepare(world, settings, model);
-    status = Training(world, settings, data, model, optimizer).run();
+    status = Training(world, settings, data, model, optimizer, *folder).run();
   }
   if (!settings.export_file.empty() && status == 0) {
     const auto state = model->gather_state();

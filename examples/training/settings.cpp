@@ -12,6 +12,7 @@
 #include <autopar/io/cluster_file.hpp>
 #include <autopar/io/file.hpp>
 
+#include "training/command_line.hpp"
 #include "training/from_first.hpp"
 #include "training/run_folder.hpp"
 #include "training/schedules.hpp"
@@ -143,10 +144,11 @@ std::optional<int> parse(CLI::App& app, Settings& settings, autopar::World& worl
       parse_words();
     }
   } catch (const CLI::ParseError& error) {
-    return world.rank() == 0 ? app.exit(error) : error.get_exit_code();
+    return status_after(app, error, world.rank() == 0);
   }
   settings.given = given_options(app).dump(2) + "\n";
   settings.options.gradient_accumulation = settings.options.gradient_accumulation || settings.accumulate > 1;
+  if (settings.options.plan_only) settings.out.clear();  // nothing is kept
   plan_for_cluster(settings, world);
   require_consistent(settings);
   return std::nullopt;

@@ -1,5 +1,7 @@
 #include "training/settings.hpp"
 
+#include <iostream>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -56,6 +58,21 @@ TEST_CASE("settings that contradict one another are refused") {
     CHECK_THROWS_WITH(parsed(world, {"--batch", "8", "--accumulate", "3"}), Catch::Matchers::Contains("--batch 8"));
     CHECK_THROWS_WITH(parsed(world, {"--resume"}), Catch::Matchers::Contains("--out"));
     CHECK(parsed(world, {"--accumulate", "2"}).settings.options.gradient_accumulation);
+  });
+}
+
+TEST_CASE("an unknown option is told with the nearest one, and what only plans keeps nothing") {
+  autopar::loopback::run(1, [&](autopar::World& world) {
+    std::ostringstream said;
+    auto* const before = std::cerr.rdbuf(said.rdbuf());
+    const auto unknown = parsed(world, {"--ouut", "run"});
+    const auto with_value = parsed(world, {"--learning=3"});
+    std::cerr.rdbuf(before);
+    CHECK(unknown.status.value_or(0) != 0);
+    CHECK(with_value.status.value_or(0) != 0);
+    CHECK_THAT(said.str(), Catch::Matchers::Contains("--ouut is no option; did you mean --out?"));
+    CHECK(parsed(world, {"--out", "run", "--plan-only"}).settings.out.empty());
+    CHECK(parsed(world, {"--out", "run"}).settings.out == "run");
   });
 }
 
