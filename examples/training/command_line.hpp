@@ -18,7 +18,8 @@ inline int status_after(const CLI::App& app, const CLI::ParseError& error, bool 
   if (!speaks) return error.get_exit_code();
   const auto remaining = app.remaining();
   const auto unknown = std::ranges::find_if(remaining, [](const auto& word) { return word.starts_with("--"); });
-  if (error.get_name() != "ExtrasError" || unknown == remaining.end()) return app.exit(error);
+  if (error.get_exit_code() != static_cast<int>(CLI::ExitCodes::ExtrasError) || unknown == remaining.end())
+    return app.exit(error);
   std::vector<std::string> known;
   for (const auto* option : app.get_options()) {
     for (const auto& name : option->get_lnames()) known.push_back("--" + name);

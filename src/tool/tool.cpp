@@ -185,7 +185,8 @@ std::string refusal_of(const CLI::App& app, const CLI::ParseError& error, const 
   }
   const auto remaining = used.front()->remaining();
   const auto unknown = std::ranges::find_if(remaining, [](const auto& word) { return word.starts_with("--"); });
-  if (error.get_name() != "ExtrasError" || unknown == remaining.end()) return error.what();
+  if (error.get_exit_code() != static_cast<int>(CLI::ExitCodes::ExtrasError) || unknown == remaining.end())
+    return error.what();
   std::vector<std::string> known;
   for (const auto* option : used.front()->get_options()) {
     for (const auto& name : option->get_lnames()) known.push_back("--" + name);

@@ -52,11 +52,11 @@ BlocksOfRows blocks_of_rows(std::int64_t rows, std::int64_t packs, std::int64_t 
 void add_up_columns(const at::Tensor& partial, const at::Tensor& sum, bool adds) {
   const auto columns = partial.size(1);
   const auto kernel = std::string("add_up_columns_") + detail::kernel_type(sum.scalar_type());
-  detail::launch(
-      partial, kColumnSumsKernels, kernel.c_str(),
-      {static_cast<unsigned>(detail::parts_for(columns, SumsShape::kColumns)), 1, SumsShape::kColumns, SumsShape::kAtATime},
-      detail::data_of(partial), static_cast<int>(partial.size(0)), detail::memory_of(sum), static_cast<int>(columns),
-      adds ? 1 : 0);
+  detail::launch(partial, kColumnSumsKernels, kernel.c_str(),
+                 {static_cast<unsigned>(detail::parts_for(columns, SumsShape::kColumns)), 1, SumsShape::kColumns,
+                  SumsShape::kAtATime},
+                 detail::data_of(partial), static_cast<int>(partial.size(0)), detail::memory_of(sum),
+                 static_cast<int>(columns), adds ? 1 : 0);
 }
 
 bool has_column_sums(c10::Device device) {

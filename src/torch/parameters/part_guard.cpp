@@ -33,9 +33,9 @@ std::string name_of(const c10::OperatorHandle& op) {
 }
 
 /// An operator on its way, with its arguments.
-class Call {
+class GuardedCall {
  public:
-  Call(const c10::OperatorHandle& op, const PartRule& rule, c10::DispatchKeySet keys, torch::jit::Stack& stack)
+  GuardedCall(const c10::OperatorHandle& op, const PartRule& rule, c10::DispatchKeySet keys, torch::jit::Stack& stack)
       : op_(op), rule_(rule), keys_(keys), stack_(stack), base_(stack.size() - op.schema().arguments().size()) {}
 
   void run() {
@@ -250,7 +250,7 @@ class Call {
 };
 
 void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  Call(op, part_rule(op), keys, *stack).run();
+  GuardedCall(op, part_rule(op), keys, *stack).run();
 }
 
 using Metadata = std::unordered_map<std::string, bool>;

@@ -2,11 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <typeinfo>
 
 #include <torch/optim/optimizer.h>
 #include <torch/optim/sgd.h>
-
-#include <autopar/torch/optim/fused.hpp>
 
 #include "torch/parameters/optimizer_state.hpp"
 
@@ -15,13 +14,16 @@ namespace autopar {
 StepMark step_mark(torch::optim::Optimizer& optimizer, const at::Tensor& parameter) {
   const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
   if (found == optimizer.state().end()) return {};
+  const auto& descriptor = descriptor_of(optimizer);
   const auto entries = state_of(optimizer, parameter);
-  const auto counter = std::ranges::find_if(entries, [](const StateEntry& entry) { return entry.first == "step"; });
-  if (counter != entries.end()) return {found->second.get(), counter->second.item<std::int64_t>()};
+  const auto counter = std::ranges::find_if(entries, [&](const StateEntry& entry) {
+    return state_slot(descriptor, entry.first).kind() == StateKind::kCounter;
+  });
+  if (counter != entries.end()) return {found->second.get(), counter->second.item<std::int64_t>(), true};
   const auto buffer = std::ranges::find_if(
       entries, [](const StateEntry& entry) { return entry.second.defined() && !entry.second.is_inference(); });
   if (buffer == entries.end()) return {};
-  return {buffer->second.unsafeGetTensorImpl(), static_cast<std::int64_t>(buffer->second._version())};
+  return {buffer->second.unsafeGetTensorImpl(), static_cast<std::int64_t>(buffer->second._version()), false};
 }
 
 std::optional<std::int64_t> steps_between(const torch::optim::Optimizer& optimizer, const StepMark& before,
@@ -31,22 +33,24 @@ std::optional<std::int64_t> steps_between(const torch::optim::Optimizer& optimiz
   if (!is_new && before.of != after.of) return std::nullopt;
   const auto grown = after.number - before.number;
   if (grown < 0) return std::nullopt;
+  if (after.counts) return grown;
+  // How often others write a buffer in the step that makes it nobody knows, unless they write it at all.
+  if (typeid(optimizer) != typeid(torch::optim::SGD)) return is_new && grown == 0 ? std::nullopt : std::optional(grown);
   // torch::optim::SGD makes its buffer in the first step and writes it twice in each of the others.
-  const bool writes_twice =
-      optimizer_kind(optimizer) == OptimizerKind::kSgd && dynamic_cast<const optim::SGD*>(&optimizer) == nullptr;
-  if (!writes_twice) return grown;
   if (grown % 2 != 0) return std::nullopt;
   return grown / 2 + (is_new ? 1 : 0);
 }
 
-PlainUpdate plain_update(const torch::optim::OptimizerOptions& options) {
+std::optional<PlainUpdate> plain_update(const torch::optim::Optimizer& optimizer,
+                                        const torch::optim::OptimizerOptions& options) {
+  if (dynamic_cast<const torch::optim::SGD*>(&optimizer) == nullptr) return std::nullopt;
   const auto& sgd = static_cast<const torch::optim::SGDOptions&>(options);
-  return {sgd.lr(), sgd.weight_decay()};
+  return PlainUpdate{sgd.lr(), sgd.weight_decay()};
 }
 
 namespace {
 
-constexpr std::int64_t kMostSteps = 6;
+constexpr std::int64_t kMostReplayed = 6;
 
 double stepped(double value, double gradient, const PlainUpdate& update) {
   return value - update.lr * (gradient + update.weight_decay * value);
@@ -59,7 +63,8 @@ double rounding(const UpdatedElement& element, std::int64_t steps, double epsilo
 
 bool shows_steps(const UpdatedElement& element, const PlainUpdate& update, double epsilon) {
   const auto change = std::abs(stepped(element.before, element.gradient, update) - element.before);
-  return std::isfinite(change) && std::isfinite(element.after) && change > 4 * rounding(element, kMostSteps, epsilon);
+  return std::isfinite(change) && std::isfinite(element.after) &&
+         change > 4 * rounding(element, kMostReplayed, epsilon);
 }
 
 }  // namespace
@@ -72,7 +77,7 @@ std::optional<std::int64_t> count_steps(std::span<const UpdatedElement> elements
     std::optional<std::int64_t> own;
     if (element.after == element.before) own = 0;
     auto value = element.before;
-    for (std::int64_t n = 1; !own && n <= kMostSteps; ++n) {
+    for (std::int64_t n = 1; !own && n <= kMostReplayed; ++n) {
       value = stepped(value, element.gradient, update);
       if (std::abs(value - element.after) <= rounding(element, n, epsilon)) own = n;
     }

@@ -18,6 +18,7 @@ namespace autopar {
 struct StepMark {
   const void* of = nullptr;  ///< whose number it is; null: there is no state yet
   std::int64_t number = 0;
+  bool counts = false;  ///< a counter of steps
 };
 
 /// @pre the optimizer keeps state for the parameter (see `state_names`)
@@ -33,8 +34,9 @@ struct PlainUpdate {
   double weight_decay = 0;
 };
 
-/// Of a group that keeps no state. @pre the optimizer is an SGD
-[[nodiscard]] PlainUpdate plain_update(const torch::optim::OptimizerOptions& options);
+/// Of a group of an SGD that keeps no state; nothing for other optimizers, whose updates are not known.
+[[nodiscard]] std::optional<PlainUpdate> plain_update(const torch::optim::Optimizer& optimizer,
+                                                      const torch::optim::OptimizerOptions& options);
 
 /// An element of a parameter before and after some steps with one gradient.
 struct UpdatedElement {

@@ -18,8 +18,8 @@
 #include "torch/gradients/norm_over_ranks.hpp"
 #include "torch/parameters/part_access.hpp"
 #include "torch/session/handshake.hpp"
-#include "torch/session/sum_operands.hpp"
 #include "torch/session/session_impl.hpp"
+#include "torch/session/sum_operands.hpp"
 
 namespace autopar {
 

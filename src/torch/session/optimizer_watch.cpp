@@ -30,7 +30,7 @@ std::uint64_t hash_of_options(const torch::optim::Optimizer& optimizer) {
 bool has_history(const at::Tensor& tensor) { return torch::autograd::impl::get_autograd_meta(tensor) != nullptr; }
 
 /// The memory of a dense tensor, without what guards shards.
-at::Tensor memory_of(const at::Tensor& tensor) {
+at::Tensor memory_at(const at::Tensor& tensor) {
   return at::from_blob(const_cast<void*>(tensor.const_data_ptr()), {tensor.numel()},
                        at::TensorOptions().dtype(tensor.scalar_type()).device(tensor.device()));
 }
@@ -98,12 +98,13 @@ void OptimizerWatch::take_sample(const Watched& watched, const Place& place, Ask
                         gradient.layout() == at::kStrided && handle.sizes() == gradient.sizes() &&
                         handle.strides() == gradient.strides() && handle.scalar_type() == gradient.scalar_type() &&
                         handle.device() == gradient.device();
-  if (!is_alike || handle.numel() == 0) return;
+  const auto update = plain_update(*watched.optimizer, watched.optimizer->param_groups()[place.group].options());
+  if (!is_alike || handle.numel() == 0 || !update) return;
   const at::NoGradGuard no_grad;
-  const auto first = memory_of(gradient).narrow(0, 0, std::min(kLookedAt, handle.numel())).to(at::kFloat).abs();
+  const auto first = memory_at(gradient).narrow(0, 0, std::min(kLookedAt, handle.numel())).to(at::kFloat).abs();
   asked.sample.places = std::get<1>(first.topk(std::min(kElements, first.numel())));
-  asked.sample.before = memory_of(handle).index_select(0, asked.sample.places);
-  asked.sample.update = plain_update(watched.optimizer->param_groups()[place.group].options());
+  asked.sample.before = memory_at(handle).index_select(0, asked.sample.places);
+  asked.sample.update = *update;
 }
 
 void OptimizerWatch::note_zeroing() {
@@ -139,13 +140,14 @@ OptimizerWatch::Leaving OptimizerWatch::leave(const Watched& watched, const Aske
   Leaving leaving;
   const auto& place = watched.parameters.at(asked.handle.unsafeGetTensorImpl());
   leaving.before = asked.sample.update;
-  leaving.after = plain_update(watched.optimizer->param_groups()[place.group].options());
+  leaving.after =
+      *plain_update(*watched.optimizer, watched.optimizer->param_groups()[place.group].options());  // as for `before`
   leaving.epsilon = epsilon_of(asked.handle.scalar_type());
   leaving.had_gradient = kept_gradient(asked);
   leaving.is_whole = asked.is_whole;
   const auto& places = asked.sample.places;
-  const auto elements = at::stack({asked.sample.before, memory_of(asked.handle).index_select(0, places),
-                                   memory_of(asked.gradient).index_select(0, places)})
+  const auto elements = at::stack({asked.sample.before, memory_at(asked.handle).index_select(0, places),
+                                   memory_at(asked.gradient).index_select(0, places)})
                             .to(at::kDouble);
   constexpr bool kNonBlocking = true;
   leaving.elements = host_memory(elements.numel(), at::kDouble, elements.device());

@@ -16,19 +16,19 @@ using torch::autograd::Node;
 
 namespace {
 
-using Sizes = std::vector<std::int64_t>;
+using NodeSizes = std::vector<std::int64_t>;
 
-Sizes sizes_of(const Node& node, std::size_t input) {
-  Sizes sizes;
+NodeSizes sizes_of(const Node& node, std::size_t input) {
+  NodeSizes sizes;
   for (const auto& size : node.input_metadata(input).shape_as_dim_vector()) sizes.push_back(size.expect_int());
   return sizes;
 }
 
-Sizes sizes_of(const Edge& edge) { return sizes_of(*edge.function, edge.input_nr); }
+NodeSizes sizes_of(const Edge& edge) { return sizes_of(*edge.function, edge.input_nr); }
 
 /// Whether an operand of these sizes is repeated along the first dimension of the result, as a parameter is that meets
 /// a batch.
-bool has_more_rows(const Sizes& result, const Sizes& operand) {
+bool has_more_rows(const NodeSizes& result, const NodeSizes& operand) {
   if (result.empty() || result.front() <= 1) return false;
   return operand.size() < result.size() || (operand.size() == result.size() && operand.front() == 1);
 }

@@ -86,7 +86,7 @@ void SumOperands::require_same(const std::vector<SumOperand>& by_rank, const std
 }
 
 std::vector<SumOperand> SumOperands::agree(World& world, const std::vector<SumOperand>& mine,
-                                             const std::string& member) const {
+                                           const std::string& member) const {
   const auto blobs = world.all_gather(std::as_bytes(std::span(mine)), "what " + member + " is of");
   std::vector<SumOperand> agreed = mine;
   std::vector<SumOperand> by_rank(blobs.size());

@@ -36,7 +36,7 @@ class SumOperands {
   /// @param member  for messages: "norm"
   /// @throws InvalidArgument, on every rank, where they name different tensors, or a rank that holds elements has none
   [[nodiscard]] std::vector<SumOperand> agree(World& world, const std::vector<SumOperand>& mine,
-                                               const std::string& member) const;
+                                              const std::string& member) const;
 
  private:
   void require_same(const std::vector<SumOperand>& by_rank, const std::string& member) const;

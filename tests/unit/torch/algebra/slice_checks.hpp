@@ -1,11 +1,8 @@
 #pragma once
 
 #include <algorithm>
-#include <exception>
 #include <random>
-#include <set>
 #include <string>
-#include <vector>
 
 #include <autopar/core/error.hpp>
 
@@ -151,72 +148,6 @@ inline std::string describe(const Planned& planned) {
   return op.valid() ? planned.graph.describe(op) + ": " + planned.plan.handling(op).reason : "all ops may be split";
 }
 
-/// The case with every dim of `size` elements, of arguments and parameters alike, of `other` elements.
-inline Case resized(Case test, std::int64_t size, std::int64_t other) {
-  const auto replace = [&](std::vector<std::int64_t>& sizes) { std::replace(sizes.begin(), sizes.end(), size, other); };
-  for (auto& arg : test.args) replace(arg.sizes);
-  for (auto& parameter : test.parameters) replace(parameter);
-  return test;
-}
-
-/// Whether libtorch itself takes the function with these sizes, and makes numbers of it.
-inline bool runs_whole(const Case& test) {
-  try {
-    Net net(test.parameters, test.buffers);
-    for (const std::int64_t batch : {1, 2, 3, 4}) {
-      Tensors inputs;
-      for (const auto& arg : test.args) inputs.push_back(make(arg, batch));
-      Tensor objective = torch::zeros({}, torch::kDouble).requires_grad_();
-      for (const auto& result : test.function(net, inputs)) {
-        if (!result.isfinite().all().item<bool>()) return false;
-        if (result.requires_grad()) objective = objective + result.sum();
-      }
-      objective.backward();
-      for (const auto& each : net.parameters()) {
-        if (each.grad().defined() && !each.grad().isfinite().all().item<bool>()) return false;
-      }
-      for (const auto& each : inputs) {
-        if (each.grad().defined() && !each.grad().isfinite().all().item<bool>()) return false;
-      }
-    }
-    return true;
-  } catch (const std::exception&) {
-    return false;
-  }
-}
-
-/// Whether an operator gives a list, of which a test takes as many pieces as the dim has.
-inline bool gives_lists(const OpGraph& graph) {
-  return std::ranges::any_of(graph.ops, [](const OpNode& node) {
-    return std::ranges::any_of(node.outputs, [](const Slot& slot) { return slot.kind == SlotKind::kList; });
-  });
-}
-
-/// Each dim, with 0 and with 1 elements, where libtorch takes them: what mixes samples then is tried in one slice.
-inline void expect_exact_in_small_dims(const Case& test, const Planned& whole) {
-  if (!test.buffers.empty() || gives_lists(whole.graph)) return;
-  std::set<std::int64_t> sizes;
-  for (const auto& arg : test.args) sizes.insert(arg.sizes.begin(), arg.sizes.end());
-  for (const auto& parameter : test.parameters) sizes.insert(parameter.begin(), parameter.end());
-  for (const auto size : sizes) {
-    for (const std::int64_t other : {0, 1}) {
-      if (size <= 1) continue;
-      const auto small = resized(test, size, other);
-      torch::manual_seed(1);
-      if (!runs_whole(small)) continue;
-      INFO("dims of " << size << " elements have " << other);
-      torch::manual_seed(1);
-      Net net(small.parameters, small.buffers);
-      const auto planned = plan_of(small, net);
-      INFO(describe(planned));
-      std::mt19937 random(7);
-      const bool splits = !planned.plan.first_whole_batch_op().valid();
-      const auto slices = splits ? random_cut(4, 3, random) : std::vector<BatchSlice>{{0, 4}};
-      compare(small, net, planned, 4, random_cut(4, 3, random), slices);
-    }
-  }
-}
-
 /// The function may be split, and random splits train as the whole batch does.
 inline Planned expect_exact(const Case& test) {
   torch::manual_seed(1);
@@ -238,7 +169,6 @@ inline Planned expect_exact(const Case& test) {
       }
     }
   }
-  expect_exact_in_small_dims(test, planned);
   return planned;
 }
 
