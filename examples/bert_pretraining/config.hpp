@@ -87,7 +87,7 @@ inline models::BertConfig parse_bert_config(std::string_view text, const std::st
   const auto json = nlohmann::json::parse(text, nullptr, false);
   if (!json.is_object()) throw autopar::ConfigError("not a JSON object, as BERT's configurations are", file);
   models::BertConfig config;
-  detail::BertConfigReader reader(json, file);
+  ::detail::BertConfigReader reader(json, file);
   std::vector<std::string> acts;
   for (const auto& [name, function] : models::activations()) acts.push_back(name);
   reader.positive("vocab_size", config.vocab_size);

@@ -213,7 +213,7 @@ std::string to_json(const Plan& plan) {
   if (plan.layers_by_inputs) root["layers_by_inputs"] = true;
   if (!plan.constraints.empty()) root["constraints"] = plan.constraints;
   if (traits_of(plan.schedule).orders_in_plan) root["orders"] = orders_json(plan.orders);
-  return root.dump(1) + "\n";
+  return root.dump(1, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
 }
 
 Plan parse_plan(std::string_view json, const std::string& file) {

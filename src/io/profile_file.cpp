@@ -206,7 +206,7 @@ std::string to_json(const ModelProfile& profile) {
     auto& regions = root["tensor_regions"] = OrderedJson::array();
     for (const auto& region : profile.tensor_regions) regions.push_back(region_json(region));
   }
-  return root.dump() + "\n";
+  return root.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
 }
 
 ModelProfile parse_profile(std::string_view json, const std::string& file) {

@@ -51,7 +51,7 @@ struct Progress::State {
   [[nodiscard]] std::string line() const {
     const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
     const auto seconds = std::to_string(static_cast<long>(spent.count())) + " s";
-    return printable(what + ": " + phase + (phase.empty() ? "" : ", ") + seconds);
+    return printable_line(what + ": " + phase + (phase.empty() ? "" : ", ") + seconds);
   }
 };
 

@@ -30,8 +30,8 @@ std::string to_chrome_trace(const std::vector<TraceEvent>& events, std::uint64_t
                     {"ts", event.begin.value() * 1e6},
                     {"dur", (event.end - event.begin).value() * 1e6}});
   }
-  return Json{{"format", file_mark("trace", model)}, {"traceEvents", std::move(rows)}, {"displayTimeUnit", "ms"}}
-      .dump();
+  return Json{{"format", file_mark("trace", model)}, {"traceEvents", std::move(rows)}, {"displayTimeUnit", "ms"}}.dump(
+      -1, ' ', false, Json::error_handler_t::replace);
 }
 
 void write_chrome_trace(const std::filesystem::path& path, const std::vector<TraceEvent>& events, std::uint64_t model,

@@ -110,12 +110,20 @@ bool Logger::enabled(LogLevel level) const noexcept {
   return sink_ && level != LogLevel::kOff && sink_->of(module_).should_log(to_spdlog(level));
 }
 
+// spdlog reports its own errors to standard error and does not throw them.
 void Logger::write(LogLevel level, std::string_view line) const noexcept {
-  // spdlog reports its own errors to standard error and does not throw them.
   if (!enabled(level)) return;
   try {
-    sink_->of(module_).log(to_spdlog(level), printable(line));
+    sink_->of(module_).log(to_spdlog(level), printable_line(line));
   } catch (const std::bad_alloc&) {  // then there is no line
+  }
+}
+
+void Logger::write_table(LogLevel level, std::string_view text) const noexcept {
+  if (!enabled(level)) return;
+  try {
+    sink_->of(module_).log(to_spdlog(level), printable(text));
+  } catch (const std::bad_alloc&) {
   }
 }
 

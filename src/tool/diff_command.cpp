@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <autopar/core/printable.hpp>
 #include <autopar/io/plan_file.hpp>
 #include <autopar/plan/report/print.hpp>
 
@@ -78,7 +79,7 @@ class PlanDifferences {
     for (const auto& text : texts) all += (all.empty() ? "" : ", ") + text;
     return all;
   }
-  static std::string show(const std::string& value) { return value.empty() ? "none" : value; }
+  static std::string show(const std::string& value) { return value.empty() ? "none" : printable_line(value); }
   static std::string show(Bytes value) { return readable(value) + " (" + std::to_string(value.value()) + " bytes)"; }
   static std::string show(Seconds value) { return readable(value); }
   static std::string show(double value) { return detail::formatted("%.6g", value); }

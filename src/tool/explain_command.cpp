@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include <autopar/core/error.hpp>
+#include <autopar/core/printable.hpp>
 #include <autopar/cost/precision.hpp>
 #include <autopar/cost/profiled.hpp>
 #include <autopar/io/cluster_file.hpp>
@@ -225,7 +226,7 @@ int explain_command(ExplainArguments arguments, std::ostream& out, std::ostream&
   } else {
     plan = make_plan(problem);
   }
-  for (const auto& note : problem.notes) err << "autopar explain: note: " << note << '\n';
+  for (const auto& note : problem.notes) err << "autopar explain: note: " << printable_line(note) << '\n';
   const Breakdown parts = breakdown_of(*plan, problem);
   const auto changes = changes_of(*plan, problem);
   if (arguments.json) {

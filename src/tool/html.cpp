@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include <autopar/core/error.hpp>
+#include <autopar/core/printable.hpp>
 #include <autopar/plan/text.hpp>
 
 namespace autopar::tool {
@@ -30,7 +31,7 @@ constexpr std::array<Look, 8> kLooks{{{BarKind::kForward, "#4c8bd6"},
 
 std::string escaped(const std::string& text) {
   std::string out;
-  for (const char c : text) {
+  for (const char c : printable_line(text)) {
     if (c == '&')
       out += "&amp;";
     else if (c == '<')
@@ -39,7 +40,7 @@ std::string escaped(const std::string& text) {
       out += "&gt;";
     else if (c == '"')
       out += "&quot;";
-    else if (static_cast<unsigned char>(c) >= 0x20)
+    else
       out += c;
   }
   return out;

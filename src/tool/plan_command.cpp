@@ -1,5 +1,6 @@
 #include <ostream>
 
+#include <autopar/core/printable.hpp>
 #include <autopar/io/plan_file.hpp>
 #include <autopar/plan/report/print.hpp>
 
@@ -15,7 +16,7 @@ int plan_command(const PlanArguments& arguments, std::ostream& out, std::ostream
   if (!arguments.out.empty()) require_replaceable(arguments.out, file_mark("plan", problem.profile.hash), overwrite);
   const Plan plan = make_plan(problem);
   if (!arguments.out.empty()) write_plan(arguments.out, plan, overwrite);
-  for (const auto& note : problem.notes) err << "autopar plan: note: " << note << '\n';
+  for (const auto& note : problem.notes) err << "autopar plan: note: " << printable_line(note) << '\n';
   out << (arguments.json ? to_json(plan) : to_text(plan));
   return kDone;
 }

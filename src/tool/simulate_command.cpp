@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <autopar/core/printable.hpp>
 #include <autopar/cost/precision.hpp>
 #include <autopar/io/cluster_file.hpp>
 #include <autopar/io/file.hpp>
@@ -32,7 +33,7 @@ std::vector<TraceEvent> events_of(const StepTimeline& timeline) {
 
 std::string title_of(const Plan& plan, const StepTimeline& timeline) {
   return describe(plan) + ": " + readable(timeline.step) + " a step, " + std::to_string(plan.world) + " x " +
-         plan.device + ", batch " + std::to_string(plan.batch);
+         printable_line(plan.device) + ", batch " + std::to_string(plan.batch);
 }
 
 void print_json(const StepTimeline& timeline, std::ostream& out) {

@@ -151,7 +151,8 @@ template <class Net>
 Reference one_process(const std::vector<std::vector<Batch>>& batches) {
   Reference reference;
   auto net = made<Net>();
-  const auto optimizer = numerics::make_optimizer(numerics::Optimizer::kSgd, net->parameters());
+  auto optimizers = numerics::make_optimizers(numerics::Optimizer::kSgd, net->parameters());
+  const auto& optimizer = optimizers.front();
   for (const auto& step : batches) {
     optimizer->zero_grad();
     Tensor loss;
@@ -182,7 +183,8 @@ std::vector<std::string> train(ap::Options options, const Sizes& local, Counting
   ap::loopback::run(static_cast<int>(local.size()), [&](ap::World& world) {
     if (world.rank() == 0) world.log().set_writer([&](const std::string& line) { lines.push_back(line); });
     ap::AutoParallel<std::shared_ptr<Net>> model(world, made<Net>(), options);
-    const auto optimizer = numerics::make_optimizer(numerics::Optimizer::kSgd, model->parameters());
+    auto optimizers = numerics::make_optimizers(numerics::Optimizer::kSgd, model->parameters());
+    const auto& optimizer = optimizers.front();
     model->attach(*optimizer);
     for (size_t step = 0; step < parts.size(); ++step) {
       optimizer->zero_grad();

@@ -12,10 +12,10 @@
 namespace autopar {
 
 /// Base of everything that autopar throws. A message says what was wrong, with which value, and what to do.
-/// Names in it may come from files, so what a terminal would obey is escaped.
+/// Names in it may come from files, so what a terminal would obey is escaped, and it is one line.
 class Error : public std::runtime_error {
  public:
-  explicit Error(const std::string& message) : std::runtime_error(printable(message)) {}
+  explicit Error(const std::string& message) : std::runtime_error(printable_line(message)) {}
 };
 
 /// An argument, option or call order that the contract does not allow.

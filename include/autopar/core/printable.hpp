@@ -40,18 +40,21 @@ struct Utf8Character {
 
 }  // namespace detail
 
-/// Text that a terminal shows and does not obey. Files are written by anybody, and names in them end up in messages:
-/// control characters become "\u001b", and so do bytes that are no UTF-8. In JSON these are escapes of the same
-/// characters.
-[[nodiscard]] inline std::string printable(std::string_view text) {
+namespace detail {
+
+/// @param keeps_layout  whether tabs and line breaks stay as they are
+[[nodiscard]] inline std::string escaped(std::string_view text, bool keeps_layout) {
   constexpr char kDigits[] = "0123456789abcdef";
   std::string out;
   out.reserve(text.size());
   while (!text.empty()) {
-    const auto character = detail::utf8_character(text);
+    const auto character = utf8_character(text);
     const std::size_t bytes = character.bytes == 0 ? 1 : character.bytes;
     const std::uint32_t code = character.bytes == 0 ? static_cast<unsigned char>(text.front()) : character.code;
-    if (character.bytes > 0 && !detail::is_control(code)) {
+    const bool is_layout = code == '\t' || code == '\n';
+    if (is_layout && !keeps_layout) {
+      out += code == '\t' ? "\\t" : "\\n";
+    } else if (character.bytes > 0 && !is_control(code)) {
       out += text.substr(0, bytes);
     } else {
       out += "\\u";
@@ -61,5 +64,16 @@ struct Utf8Character {
   }
   return out;
 }
+
+}  // namespace detail
+
+/// Text that a terminal shows and does not obey. Files are written by anybody, and names in them end up in messages:
+/// control characters become "\u001b", and so do bytes that are no UTF-8. In JSON these are escapes of the same
+/// characters. Tabs and line breaks stay: for text that is laid out, of names that are `printable_line`.
+[[nodiscard]] inline std::string printable(std::string_view text) { return detail::escaped(text, true); }
+
+/// `printable` text of one line, such as a name or a message: tabs and line breaks become "\t" and "\n", so that
+/// nobody's name begins a line of its own.
+[[nodiscard]] inline std::string printable_line(std::string_view text) { return detail::escaped(text, false); }
 
 }  // namespace autopar

@@ -44,7 +44,10 @@ class Logger {
   Logger(std::shared_ptr<detail::LogSink> sink, LogModule module) : sink_(std::move(sink)), module_(module) {}
 
   [[nodiscard]] bool enabled(LogLevel level) const noexcept;
+  /// What a terminal would obey, line breaks too, is escaped.
   void write(LogLevel level, std::string_view line) const noexcept;
+  /// Text of several lines, in which names are escaped already (`printable_line`).
+  void write_table(LogLevel level, std::string_view text) const noexcept;
 
   void debug(std::string_view line) const noexcept { write(LogLevel::kDebug, line); }
   void info(std::string_view line) const noexcept { write(LogLevel::kInfo, line); }

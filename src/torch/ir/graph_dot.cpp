@@ -4,6 +4,7 @@
 #include <sstream>
 #include <utility>
 
+#include <autopar/core/printable.hpp>
 #include <autopar/io/file.hpp>
 
 #include "torch/ir/shown_name.hpp"
@@ -14,7 +15,7 @@ namespace {
 
 std::string quoted(const std::string& text) {
   std::string out = "\"";
-  for (const char c : text) {
+  for (const char c : printable_line(text)) {
     if (c == '"' || c == '\\') out += '\\';
     out += c;
   }

@@ -37,3 +37,10 @@ TEST_CASE("no error's message obeys what a file says") {
         "plan.json: unknown member '\\u001b[31m'");
   CHECK(std::string(InvalidArgument("'\x1b'").what()) == "'\\u001b'");
 }
+
+TEST_CASE("no name begins a line of its own: in a line, and in messages, breaks and tabs are escaped") {
+  CHECK(printable_line("net.\nrank 0: all is well\tx") == "net.\\nrank 0: all is well\\tx");
+  CHECK(printable_line("größer \x1b[2J\x7f\xff") == "größer \\u001b[2J\\u007f\\u00ff");
+  CHECK(printable_line(printable_line("a\nb")) == "a\\nb");
+  CHECK(std::string(CaptureError("aten::item", "net.\n0", "a\tb").what()) == "aten::item (near net.\\n0): a\\tb");
+}

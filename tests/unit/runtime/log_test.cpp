@@ -51,3 +51,13 @@ TEST_CASE("log: levels and modules have names; a default logger is silent") {
   REQUIRE(name_of(LogModule::kCheckpoint) == "Checkpoint");
   REQUIRE_NOTHROW(Logger().error("nowhere"));
 }
+
+TEST_CASE("log: a name cannot begin a line of its own, a table has its lines") {
+  Recorder recorder;
+  const Logger logger = recorder.log.logger(LogModule::kPlanner);
+  logger.warn("net.\n[00:00:00.000 error rank 0/4 World] forged \x1b[2J\x7f");
+  logger.write_table(LogLevel::kWarn, "a\n  b\x1b");
+  REQUIRE(recorder.lines.size() == 2);
+  REQUIRE(recorder.lines[0].ends_with("net.\\n[00:00:00.000 error rank 0/4 World] forged \\u001b[2J\\u007f"));
+  REQUIRE(recorder.lines[1].ends_with("a\n  b\\u001b"));
+}

@@ -81,13 +81,13 @@ namespace detail {
 
 }  // namespace detail
 
-/// A plan as a table for people: what runs where, what it costs, what binds, what was almost as good. It is
-/// `printable`.
+/// A plan as a table for people: what runs where, what it costs, what binds, what was almost as good. A
+/// terminal shows it and obeys nothing in it.
 [[nodiscard]] inline std::string to_text(const Plan& plan) {
   if (plan.stages.empty()) return "empty plan\n";
   std::string text = "plan: " + describe(plan) + describe(memory_optimizations_of(plan)) +
                      (plan.precision == "module" ? "" : ", " + plan.precision) + "; " + std::to_string(plan.world) +
-                     (plan.world == 1 ? " rank" : " ranks") + " of " + plan.device + ", batch " +
+                     (plan.world == 1 ? " rank" : " ranks") + " of " + printable_line(plan.device) + ", batch " +
                      std::to_string(plan.batch) + "\n";
   text += "predicted: step " + readable(plan.step);
   if (plan.step > Seconds(0)) {
@@ -116,10 +116,11 @@ namespace detail {
   text += "forward, backward and messages: one micro-batch of one replica; gradient sums: once a step\n";
   text += detail::proof_of(plan);
   for (const auto& other : plan.runners_up) {
-    text += "runner-up: " + other.summary + ": " + readable(other.step) + ", " + other.reason + "\n";
+    text += "runner-up: " + printable_line(other.summary) + ": " + readable(other.step) + ", " +
+            printable_line(other.reason) + "\n";
   }
-  for (const auto& note : plan.notes) text += "note: " + note + "\n";
-  return printable(text);
+  for (const auto& note : plan.notes) text += "note: " + printable_line(note) + "\n";
+  return text;
 }
 
 /// Writes `to_text`.
