@@ -4,6 +4,7 @@
 #include <memory>
 #include <string_view>
 
+#include <autopar/runtime/one_caller.hpp>
 #include <autopar/runtime/world.hpp>
 
 #include "control_plane.hpp"
@@ -41,6 +42,7 @@ class WorldBackend {
   }
   [[nodiscard]] bool expects_exception() const noexcept { return expects_exception_.load(); }
   [[nodiscard]] ControlPlane& control() { return *control_; }
+  [[nodiscard]] OneCaller& caller() { return caller_; }
   [[nodiscard]] int count_model() noexcept { return ++models_; }
 
   /// Collective: an independent context in host memory.
@@ -59,6 +61,7 @@ class WorldBackend {
   void set_locality(Locality locality) { locality_ = locality; }
 
  private:
+  OneCaller caller_;
   std::shared_ptr<Health> health_;
   Log log_;
   std::unique_ptr<ControlPlane> control_;

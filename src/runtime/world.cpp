@@ -88,32 +88,39 @@ int World::local_size() const { return backend_->locality().size; }
 void World::barrier(std::string_view action) { (void)all_gather({}, action); }
 
 std::vector<Blob> World::all_gather(std::span<const std::byte> mine, std::string_view action) {
+  const auto inside = enter(action);
   auto blobs = living().control().all_gather(mine, action);
   backend_->health().note_started();
   return blobs;
 }
 
 Blob World::broadcast(Blob bytes, Rank root, std::string_view action) {
+  const auto inside = enter(action);
   return living().control().broadcast(std::move(bytes), root, action);
 }
 
 void World::all_reduce_sum(std::span<double> values, std::string_view action) {
+  const auto inside = enter(action);
   sum(living().control(), values, DType::kF64, action);
 }
 
 void World::all_reduce_sum(std::span<std::int64_t> values, std::string_view action) {
+  const auto inside = enter(action);
   sum(living().control(), values, DType::kI64, action);
 }
 
 void World::send(std::span<const std::byte> bytes, Rank to, std::string_view action) {
+  const auto inside = enter(action);
   living().control().send(bytes, to, action);
 }
 
 void World::receive(std::span<std::byte> bytes, Rank from, std::string_view action) {
+  const auto inside = enter(action);
   living().control().receive(bytes, from, action);
 }
 
 AnyTransport World::make_transport(TransportOptions options) {
+  const auto inside = enter("make_transport");
   if (options.kind == TransportKind::kNccl) return AnyTransport(detail::make_nccl_transport(living(), options));
   return AnyTransport(living().make_transport());
 }
@@ -125,6 +132,8 @@ void World::fail(std::string_view action, std::string_view message) noexcept {
 bool World::failed() const noexcept { return backend_->health().failed(); }
 
 void World::announce_leaving() noexcept { backend_->announce_leaving(); }
+
+OneCaller::Inside World::enter(std::string_view action) { return backend_->caller().enter(action); }
 
 int World::count_model() noexcept { return backend_->count_model(); }
 

@@ -15,6 +15,7 @@
 #include <autopar/core/units.hpp>
 #include <autopar/runtime/any_transport.hpp>
 #include <autopar/runtime/log.hpp>
+#include <autopar/runtime/one_caller.hpp>
 
 namespace autopar {
 
@@ -48,7 +49,8 @@ class WorldBackend;
 ///
 /// Collective members are called by every rank in the same order with the same `action`, from one thread at a time;
 /// `action` names the purpose in errors. They block until their result is there, another rank fails or leaves, or a
-/// stall limit passes; then they throw TransportError, as every later call does.
+/// stall limit passes; then they throw TransportError, as every later call does. If another thread is in one, they
+/// throw InvalidArgument and do nothing.
 class World {
  public:
   /// Joins the ranks that the launcher (mpiexec, srun, …) started. Without a launcher: a world of one, without MPI.
@@ -102,6 +104,10 @@ class World {
   /// The same ranks, for what may outlive this World: as a World, but its end ends nothing. When this World has ended,
   /// everything that would talk to other ranks through the view throws InvalidArgument instead.
   [[nodiscard]] World view() const;
+
+  /// For what makes several collective calls that belong together: until it is left, other threads' throw.
+  /// @throws InvalidArgument as those do
+  [[nodiscard]] OneCaller::Inside enter(std::string_view action);
 
   /// The number, from 1, of a model that is being made: the same on all ranks as long as they make theirs in one order.
   [[nodiscard]] int count_model() noexcept;

@@ -90,6 +90,7 @@ void Session::Impl::attach_loss_history(Call& call, std::vector<at::Tensor>& res
     const at::NoGradGuard no_grad;
     torch::autograd::variable_list out(arguments.size() + request.parameters.size());
     if (!given[0].defined()) return out;
+    const auto inside = self->world_.enter("backward");
     self->note_loss_backward(request, given[0]);
     self->require_here(self->absent_parameter(request, gradients.offered->size()), self->world_.rank_id().index());
     if (accumulate) self->require_no_single_parameters(request);
@@ -150,6 +151,7 @@ void Session::Impl::attach_output_history(const std::shared_ptr<Call>& call, std
   history.common = common;
   history.backward = [self = shared_from_this(), call, outputs](const torch::autograd::variable_list& given,
                                                                 const BackwardRequest& request) {
+    const auto inside = self->world_.enter("backward");
     return self->backward_of_outputs(*call, outputs, given, request);
   };
   attach_history(world_, roots, std::move(history));

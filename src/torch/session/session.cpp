@@ -142,15 +142,20 @@ bool Session::only_plans(const Options& code) {
 }
 
 CallResult Session::call(const Flattened& arguments, const ForwardFunction& forward) {
+  const auto inside = impl_->world().enter("forward");
   const PartAccess access;
   return impl_->call(arguments, forward);
 }
 void Session::prepare(const Flattened& arguments, const ForwardFunction& forward) {
+  const auto inside = impl_->world().enter("prepare");
   const PartAccess access;
   impl_->prepare(arguments, forward);
 }
 void Session::deploy(Plan plan) { impl_->deploy(std::move(plan)); }
-void Session::recapture() { impl_->recapture(); }
+void Session::recapture() {
+  const auto inside = impl_->world().enter("recapture");
+  impl_->recapture();
+}
 const Plan& Session::plan() const { return impl_->plan(); }
 bool Session::deployed() const { return impl_->deployed(); }
 const SessionStats& Session::stats() const { return impl_->stats(); }
@@ -183,45 +188,63 @@ void Session::for_whole_parameters(const std::vector<at::Tensor>& handles,
                                    const std::vector<std::vector<at::Tensor>>& locals,
                                    const std::function<void(std::size_t, std::vector<at::Tensor>&)>& function,
                                    std::size_t written) {
+  const auto inside = impl_->world().enter("for_whole_parameters");
   impl_->for_whole_parameters(handles, locals, function, written);
 }
-void Session::for_whole_parameters(const WholeParameterFunction& function) { impl_->for_whole_parameters(function); }
+void Session::for_whole_parameters(const WholeParameterFunction& function) {
+  const auto inside = impl_->world().enter("for_whole_parameters");
+  impl_->for_whole_parameters(function);
+}
 at::Tensor Session::gather(const at::Tensor& handle) {
+  const auto inside = impl_->world().enter("gather");
   const PartAccess access;
   return impl_->gather(handle);
 }
 std::vector<std::pair<std::string, at::Tensor>> Session::gather_state() {
+  const auto inside = impl_->world().enter("gather_state");
   const PartAccess access;
   return impl_->gather_state();
 }
 std::unique_ptr<torch::optim::Optimizer> Session::gather_optimizer(torch::optim::Optimizer& optimizer) {
+  const auto inside = impl_->world().enter("gather_optimizer");
   const PartAccess access;
   return impl_->gather_optimizer(optimizer);
 }
 void Session::attach(torch::optim::Optimizer& optimizer) {
+  const auto inside = impl_->world().enter("attach");
   static_cast<void>(descriptor_of(optimizer));  // refuses what has a state that is not known
   const PartAccess access;
   impl_->attach(optimizer);
 }
-at::Tensor Session::norm(const std::vector<at::Tensor>& tensors, double ord) { return impl_->norm(tensors, ord); }
-at::Tensor Session::dot(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) { return impl_->dot(a, b); }
+at::Tensor Session::norm(const std::vector<at::Tensor>& tensors, double ord) {
+  const auto inside = impl_->world().enter("norm");
+  return impl_->norm(tensors, ord);
+}
+at::Tensor Session::dot(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  const auto inside = impl_->world().enter("dot");
+  return impl_->dot(a, b);
+}
 at::Tensor Session::clip_grad_norm(const std::vector<at::Tensor>& handles, double max_norm, double norm_type,
                                    bool error_if_nonfinite) {
+  const auto inside = impl_->world().enter("clip_grad_norm_");
   return impl_->clip_grad_norm(handles, max_norm, norm_type, error_if_nonfinite);
 }
 void Session::set_accumulating(bool accumulating) { impl_->set_accumulating(accumulating); }
 bool Session::accumulating() const { return impl_->accumulating(); }
 void Session::sync_gradients() {
+  const auto inside = impl_->world().enter("sync_gradients");
   const PartAccess access;
   impl_->sync_gradients();
 }
 void Session::drop_accumulated() { impl_->drop_accumulated(); }
 void Session::save(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers) {
+  const auto inside = impl_->world().enter("save");
   const PartAccess access;
   impl_->save(folder, optimizers);
 }
 void Session::load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
                    const LoadOptions& options) {
+  const auto inside = impl_->world().enter("load");
   const PartAccess access;
   impl_->load(folder, optimizers, options);
 }
