@@ -179,7 +179,7 @@ libtorch_of_cache() {
 fetch_libtorch() {
   local aside=$cache_dir/venv.partial
   rm -rf "$aside"
-  mkdir -p "$cache_dir"
+  mkdir -p -m 700 "$cache_dir" # programs refuse a cache that others may write to
   python3 -m venv "$aside"
   local -a pip=("$aside/bin/python" -m pip --disable-pip-version-check install --retries 5 --timeout 60)
   if has_gpu; then

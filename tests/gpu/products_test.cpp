@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
+#include <memory>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -16,7 +16,6 @@
 #include <ATen/ops/mm.h>
 
 #include "torch/device/cuda/measured_products.hpp"
-#include "torch/device/kept_files.hpp"
 #include "torch/interpret/row_products.hpp"
 #include "torch/kernels/products.hpp"
 #include "torch/kernels/whole_packs.hpp"
@@ -157,26 +156,27 @@ TEST_CASE("threads that make products of a form at once get the same bits", "[gp
 TEST_CASE("a later process makes products by the algorithm that was kept, if it makes the same bits",
           "[gpu][products]") {
   const TempFolder temp;
-  const auto folder = temp / "kernels";
+  const auto folder = [&] { return std::make_shared<autopar::CacheFolder>(temp / "kernels"); };
   const auto a = random({4096, 2112}, at::kBFloat16), b = random({2112, 2048}, at::kBFloat16);
   const auto made_by_new = [&] {
     autopar::MeasuredProducts products;
-    products.keep_in(folder);
+    products.keep_in(folder());
     const auto to = torch::empty({4096, 2048}, a.options());
     const autopar::MatrixProduct product{a, b, {}, to};
     REQUIRE(products.queue(product, *autopar::form_of_product(product)));
     return to;
   };
   const auto first = made_by_new();
-  const auto file = std::filesystem::directory_iterator(folder)->path();
-  INFO(file.string());
-  const auto kept = autopar::content_of(file);
-  const auto line = kept.find('\n') + 1;
-  REQUIRE(line < kept.size());
+  const auto name = std::filesystem::directory_iterator(temp / "kernels")->path().filename().string();
+  INFO(name);
+  const auto kept = folder()->read(name);
+  REQUIRE(kept);
+  const auto line = kept->find('\n') + 1;
+  REQUIRE(line < kept->size());
   CHECK(torch::equal(first, made_by_new()));
-  CHECK(autopar::content_of(file) == kept);
+  CHECK(folder()->read(name) == kept);
   for (char other = '0'; other < '8'; ++other) {  // a file that says any other
-    std::ofstream(file, std::ios::trunc) << kept.substr(0, line) << other << kept.substr(line + 1);
+    REQUIRE(folder()->write(name, kept->substr(0, line) + other + kept->substr(line + 1)));
     CHECK(torch::equal(first, made_by_new()));
   }
 }

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -13,6 +12,7 @@
 #include <c10/core/Stream.h>
 
 #include <autopar/core/cluster.hpp>
+#include <autopar/io/cache_folder.hpp>
 
 #include "torch/device/device_recording.hpp"
 #include "torch/device/kernel_source.hpp"
@@ -78,8 +78,8 @@ class DeviceContext {
     return false;
   }
   /// Where compiled kernels, and which algorithms products are made by, are kept from now on, for all devices of the
-  /// kind; none: nowhere. Made when needed.
-  virtual void keep_kernels_in(const std::filesystem::path&) const {}
+  /// kind; null: nowhere.
+  virtual void keep_kernels_in(const std::shared_ptr<CacheFolder>&) const {}
 };
 
 /// @throws InvalidArgument for a kind of devices that this build does not know

@@ -8,8 +8,6 @@
 #include <string_view>
 #include <utility>
 
-#include "torch/device/kept_files.hpp"
-
 namespace autopar {
 
 namespace {
@@ -52,7 +50,10 @@ ProductForm form_of(const std::array<std::int64_t, kNumbers>& numbers) {
 
 }  // namespace
 
-KeptAlgorithms::KeptAlgorithms(std::filesystem::path file) : file_(std::move(file)) { read(); }
+KeptAlgorithms::KeptAlgorithms(std::shared_ptr<CacheFolder> folder, std::string file)
+    : folder_(std::move(folder)), file_(std::move(file)) {
+  read();
+}
 
 std::optional<std::size_t> KeptAlgorithms::find(const ProductForm& form, std::size_t listed) const {
   const auto at = choices_.find(form);
@@ -61,7 +62,7 @@ std::optional<std::size_t> KeptAlgorithms::find(const ProductForm& form, std::si
 }
 
 void KeptAlgorithms::keep(const ProductForm& form, std::size_t chosen, std::size_t listed) {
-  if (file_.empty()) return;
+  if (!folder_) return;
   read();
   choices_[form] = {chosen, listed};
   std::ostringstream text;
@@ -71,14 +72,15 @@ void KeptAlgorithms::keep(const ProductForm& form, std::size_t chosen, std::size
     for (const auto number : numbers_of(each)) text << ' ' << number;
     text << '\n';
   }
-  keep_file(file_, text.str());
+  folder_->write(file_, text.str());
 }
 
 // What is known already stays: another process may have chosen otherwise.
 void KeptAlgorithms::read() {
   constexpr std::size_t kMostForms = 10000;
-  if (file_.empty()) return;
-  std::istringstream text(content_of(file_));
+  const auto content = folder_ ? folder_->read(file_) : std::nullopt;
+  if (!content) return;
+  std::istringstream text(*content);
   std::string line;
   if (!std::getline(text, line) || line != kTitle) return;
   while (choices_.size() < kMostForms && std::getline(text, line)) {

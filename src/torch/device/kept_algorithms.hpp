@@ -1,9 +1,12 @@
 #pragma once
 
 #include <cstddef>
-#include <filesystem>
 #include <map>
+#include <memory>
 #include <optional>
+#include <string>
+
+#include <autopar/io/cache_folder.hpp>
 
 #include "torch/device/matrix_product.hpp"
 
@@ -14,8 +17,9 @@ namespace autopar {
 class KeptAlgorithms {
  public:
   KeptAlgorithms() = default;
-  /// @param file  of one kind of devices and one version of their library; empty: nothing is kept
-  explicit KeptAlgorithms(std::filesystem::path file);
+  /// @param folder  null: nothing is kept
+  /// @param file    its name there: of one kind of devices and one version of their library
+  KeptAlgorithms(std::shared_ptr<CacheFolder> folder, std::string file);
 
   /// @param listed  how many the library lists: a choice among others is none
   [[nodiscard]] std::optional<std::size_t> find(const ProductForm& form, std::size_t listed) const;
@@ -28,7 +32,8 @@ class KeptAlgorithms {
   };
   void read();
 
-  std::filesystem::path file_;
+  std::shared_ptr<CacheFolder> folder_;
+  std::string file_;
   std::map<ProductForm, Choice> choices_;
 };
 

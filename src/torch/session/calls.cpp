@@ -313,7 +313,8 @@ void Session::Impl::execute(Call& call, Phase phase) {
   Executor executor(*call.engine, deployment_.wire(), {program.groups, program.gather_groups, program.tensor_groups},
                     hooks);
   executor.run(actions);
-  if (!options_.trace_file.empty()) write_chrome_trace(trace_path(), trace_, deployment_.plan().model, overwrite());
+  write_file("trace_file", options_.trace_file,
+             [&] { write_chrome_trace(trace_path(), trace_, deployment_.plan().model, overwrite()); });
 }
 
 std::filesystem::path Session::Impl::trace_path() const {

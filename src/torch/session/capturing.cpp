@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <filesystem>
 #include <limits>
 #include <numeric>
 #include <sstream>
@@ -73,6 +72,7 @@ Session::Impl::Impl(World& world, std::shared_ptr<torch::nn::Module> module, Opt
       module_(std::move(module)),
       code_(std::move(code)),
       options_(code_),
+      files_(world_.logger(LogModule::kSession)),
       planner_(std::move(planner)),
       init_(std::move(init)),
       parameters_(*module_, world.rank_id()),
@@ -91,7 +91,7 @@ void Session::Impl::resolve_once() {
   ResolvedOptions resolved;
   together(world_, "resolving options", [&] {
     const auto sources = process_config_sources();
-    cache_folder_ = sources.cache_folder;
+    cache_ = user_cache(sources.cache_folder, world_);
     resolved = resolve_options(code_, sources);
   });
   std::string text;
@@ -116,10 +116,7 @@ void Session::Impl::resolve_once() {
   }
   together(world_, "choosing devices", [&] { deployment_.use(device_of(world_, options_.device)); });
   log_.info("device " + deployment_.device().str());
-  if (!cache_folder_.empty()) {
-    const auto kernels = std::filesystem::path(cache_folder_) / "kernels";
-    context_of(deployment_.device().type()).keep_kernels_in(kernels);
-  }
+  context_of(deployment_.device().type()).keep_kernels_in(cache_.kernels);
   if (deployment_.device().is_cuda() && options_.fusion != "off") {
     const auto device = deployment_.device();
     kernels_ahead_.emplace(context_of(device.type()), device.index(), all_kernels());

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -18,6 +19,8 @@
 #include "torch/cost/measured/profiler.hpp"
 
 namespace autopar {
+
+namespace fs = std::filesystem;
 
 namespace {
 
@@ -97,41 +100,39 @@ bool Session::Impl::leaves_no_choice(const CapturedProgram& program, const Graph
          std::ranges::none_of(plan.stages, recomputes);
 }
 
-/// Empty: nowhere. A cache of its own for each host, as links are measured between this one and its neighbours.
-std::filesystem::path Session::Impl::cost_path(const CostOrigin& origin) const {
-  if (!options_.cost_file.empty()) return options_.cost_file == "none" ? std::string() : options_.cost_file;
-  if (cache_folder_.empty()) return {};
+/// In the user's cache: one for each host, as links are measured between this one and its neighbours.
+std::string Session::Impl::cached_name(const CostOrigin& origin) {
   std::array<char, 256> host{};
   static_cast<void>(gethostname(host.data(), host.size() - 1));
-  const auto key = hash_text(origin.device + '\n' + origin.libtorch + '\n' + origin.autopar + '\n' + host.data());
-  return std::filesystem::path(cache_folder_) / ("costs-" + std::to_string(key) + ".json");
+  return "costs-" +
+         std::to_string(hash_text(origin.device + '\n' + origin.libtorch + '\n' + origin.autopar + '\n' + host.data()));
 }
 
 MeasuredCosts Session::Impl::cached_costs(const CostOrigin& origin) const {
-  const auto path = cost_path(origin);
+  const fs::path named = options_.cost_file;
   std::error_code unreadable;
-  if (path.empty() || !std::filesystem::exists(path, unreadable)) return {};
-  if (!options_.cost_file.empty()) require_replaceable(path, kCostMark, overwrite());
+  if (named == "none" || (!named.empty() && !fs::exists(named, unreadable))) return {};
+  if (!named.empty()) require_replaceable(named, kCostMark, overwrite());
   try {
-    return read_costs(path, origin);
+    if (!named.empty()) return read_costs(named, origin);
+    const auto name = cached_name(origin);
+    const auto text = cache_.costs ? cache_.costs->read(name) : std::nullopt;
+    return text ? parse_costs(*text, (cache_.costs->path() / name).string(), origin) : MeasuredCosts{};
   } catch (const ConfigError& error) {
     world_.logger(LogModule::kProfiler).warn(std::string("costs are measured anew: ") + error.what());
     return {};
   }
 }
 
-/// Where the user named no file, one that cannot be written is no error: the next run measures again.
-void Session::Impl::keep_costs(MeasuredCosts costs, const CostOrigin& origin) const {
-  const auto path = cost_path(origin);
-  if (path.empty()) return;
-  if (!options_.cost_file.empty()) return write_costs(path, costs, origin, overwrite());
-  try {
-    std::filesystem::create_directories(path.parent_path());
-    costs.atoms.merge(cached_costs(origin).atoms);      // what another program measured meanwhile
-    write_costs(path, costs, origin, Overwrite::kAny);  // of an earlier version, too
-  } catch (const std::exception& error) {
-    world_.logger(LogModule::kProfiler).info(std::string("measured costs are not kept: ") + error.what());
+void Session::Impl::keep_costs(MeasuredCosts costs, const CostOrigin& origin) {
+  if (options_.cost_file == "none") return;
+  if (!options_.cost_file.empty()) {
+    files_.write("cost_file", [&] { write_costs(options_.cost_file, costs, origin, overwrite()); });
+    return;
   }
+  if (!cache_.costs) return;
+  costs.atoms.merge(cached_costs(origin).atoms);  // what another program measured meanwhile
+  cache_.costs->write(cached_name(origin), to_json(costs, origin));
 }
 
 }  // namespace autopar

@@ -141,7 +141,8 @@ void Session::Impl::make_plan(PlannedModes& modes, GraphProfile& profile, std::i
     deployment_.adopt(*plan);
     if (world_.rank() != 0) return;
     const bool is_new = !given_plan_ && !reads_plan();
-    if (is_new && !options_.plan_file.empty() && options_.save_plan) write_plan(options_.plan_file, *plan, overwrite());
+    if (is_new && options_.save_plan)
+      write_file("plan_file", options_.plan_file, [&] { write_plan(options_.plan_file, *plan, overwrite()); });
     write_reports(modes.planned->graph, profile.model);
   });
 }
@@ -299,15 +300,26 @@ void Session::Impl::require_replaceable_files(std::uint64_t model) const {
   require(options_.report_file, "report");
 }
 
-void Session::Impl::write_reports(const OpGraph& graph, const ModelProfile& profile) const {
-  const auto graph_mark = file_mark("graph", deployment_.plan().model),
-             report_mark = file_mark("report", deployment_.plan().model);
-  if (!options_.graph_file.empty())
-    write_marked_file(options_.graph_file, to_dot(graph, deployment_.plan()), graph_mark, overwrite());
-  if (!options_.profile_file.empty()) write_profile(options_.profile_file, profile, overwrite());
-  if (!options_.report_file.empty())
-    write_marked_file(options_.report_file, report_mark + "\n" + to_text(deployment_.plan()), report_mark, overwrite());
-  world_.logger(LogModule::kPlanner).info(to_text(deployment_.plan()));
+void Session::Impl::write_reports(const OpGraph& graph, const ModelProfile& profile) {
+  const auto& plan = deployment_.plan();
+  const auto graph_mark = file_mark("graph", plan.model), report_mark = file_mark("report", plan.model);
+  write_file("graph_file", options_.graph_file,
+             [&] { write_marked_file(options_.graph_file, to_dot(graph, plan), graph_mark, overwrite()); });
+  write_file("profile_file", options_.profile_file,
+             [&] { write_profile(options_.profile_file, profile, overwrite()); });
+  write_file("report_file", options_.report_file, [&] {
+    write_marked_file(options_.report_file, report_mark + "\n" + to_text(plan), report_mark, overwrite());
+  });
+  world_.logger(LogModule::kPlanner).write_table(LogLevel::kInfo, to_text(plan));
+}
+
+/// Who asks for nothing but files, by plan_only, cannot do without them.
+void Session::Impl::write_file(const char* option, const std::string& path, const std::function<void()>& write) {
+  if (path.empty()) return;
+  if (options_.plan_only)
+    write();
+  else
+    files_.write(option, write);
 }
 
 }  // namespace autopar

@@ -44,6 +44,7 @@
 #include "torch/session/loss_watch.hpp"
 #include "torch/session/optimizer_watch.hpp"
 #include "torch/session/outside_gradients.hpp"
+#include "torch/session/optional_files.hpp"
 #include "torch/session/planned_modes.hpp"
 #include "torch/session/program_cache.hpp"
 #include "torch/session/recorded_step.hpp"
@@ -52,6 +53,7 @@
 #include "torch/session/sum_operands.hpp"
 #include "torch/session/unattached_watch.hpp"
 #include "torch/session/whole_parameters.hpp"
+#include "torch/session/user_cache.hpp"
 #include "torch/staging/planned_segments.hpp"
 
 namespace autopar {
@@ -191,7 +193,8 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   [[nodiscard]] Plan search_plan(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch,
                                  MeasuredCosts costs) const;
   void require_replaceable_files(std::uint64_t model) const;
-  void write_reports(const OpGraph& graph, const ModelProfile& profile) const;
+  void write_reports(const OpGraph& graph, const ModelProfile& profile);
+  void write_file(const char* option, const std::string& path, const std::function<void()>& write);
   [[nodiscard]] Overwrite overwrite() const { return options_.overwrite ? Overwrite::kAny : Overwrite::kOwn; }
   void require_whole_batches(const CapturedProgram& program, const std::vector<StageId>& stage_of) const;
   [[nodiscard]] std::vector<StageId> stages_of_ops(const CapturedProgram& program, const AtomPartition& atoms) const;
@@ -257,9 +260,9 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
                                              std::int64_t batch, bool recorded);
   [[nodiscard]] bool leaves_no_choice(const CapturedProgram& program, const GraphProfile& profile,
                                       std::int64_t batch) const;
-  [[nodiscard]] std::filesystem::path cost_path(const CostOrigin& origin) const;
+  [[nodiscard]] static std::string cached_name(const CostOrigin& origin);
   [[nodiscard]] MeasuredCosts cached_costs(const CostOrigin& origin) const;
-  void keep_costs(MeasuredCosts costs, const CostOrigin& origin) const;
+  void keep_costs(MeasuredCosts costs, const CostOrigin& origin);
 
   // ---- calls.cpp
   CallHeader next_header(CallKind kind);
@@ -386,7 +389,8 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   std::shared_ptr<torch::nn::Module> module_;
   Options code_, options_;
   bool resolved_ = false;
-  std::string cache_folder_;  ///< see ConfigSources
+  UserCache cache_;
+  OptionalFiles files_;
   // On a GPU, while the host does something else.
   std::optional<KernelCompilation> kernels_ahead_;  ///< from when the device is known
   std::optional<KernelCompilation> groups_ahead_;   ///< point-wise groups of the latest program

@@ -6,11 +6,12 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <sstream>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -21,8 +22,9 @@
 #include <dlfcn.h>
 #include <nvrtc.h>
 
+#include <autopar/io/checksum.hpp>
+
 #include "torch/device/cuda/loaded_function.hpp"
-#include "torch/device/kept_files.hpp"
 #endif
 
 namespace autopar {
@@ -96,24 +98,19 @@ std::string compiled(const KernelSource& source, int architecture) {
   return code;
 }
 
-std::uint64_t hash_of(std::string_view text) {
-  std::uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-  return hash;
-}
-
-/// Compiled kernels of this source, architecture and CUDA.
-std::filesystem::path file_of(const std::filesystem::path& folder, const KernelSource& source, int architecture) {
+/// Of compiled kernels of this source, architecture and CUDA.
+std::string file_of(const KernelSource& source, int architecture) {
+  const auto text = std::string(kKernelPrelude) + source.text;
   std::ostringstream name;
   name << source.name << "-sm_" << architecture << '-' << CUDART_VERSION << '-' << std::hex
-       << hash_of(std::string(kKernelPrelude) + source.text) << ".cubin";
-  return folder / name.str();
+       << checksum(std::as_bytes(std::span(text))) << ".kernel";
+  return name.str();
 }
 
 /// The kernels of a source on one device, for as long as its context.
 class CompiledKernels {
  public:
-  CompiledKernels(const KernelSource& source, int device, const std::filesystem::path& folder) {
+  CompiledKernels(const KernelSource& source, int device, const std::shared_ptr<CacheFolder>& folder) {
     auto* const driver = dlopen("libcuda.so.1", RTLD_NOW);
     load_ = loaded<decltype(&cuModuleLoadData)>(driver, "cuModuleLoadData");
     find_ = loaded<decltype(&cuModuleGetFunction)>(driver, "cuModuleGetFunction");
@@ -121,10 +118,10 @@ class CompiledKernels {
     if (!load_ || !find_ || !launch_) return;
     cudaSetDevice(device);  // makes the context, if nothing has
     const auto architecture = architecture_of(device);
-    const auto file = folder.empty() ? std::filesystem::path() : file_of(folder, source, architecture);
-    if (!file.empty() && take(content_of(file))) return;
+    const auto file = file_of(source, architecture);
+    if (const auto kept = folder ? folder->read(file) : std::nullopt; kept && take(*kept)) return;
     const auto code = compiled(source, architecture);
-    if (take(code) && !file.empty()) keep_file(file, code);
+    if (take(code) && folder) folder->write(file, code);
   }
 
   [[nodiscard]] bool are_there() const { return module_ != nullptr; }
@@ -187,7 +184,7 @@ class AllKernels {
     kernels.compile(source, device, [this] { return folder(); });
     return kernels;
   }
-  void keep_in(const std::filesystem::path& folder) {
+  void keep_in(const std::shared_ptr<CacheFolder>& folder) {
     const std::lock_guard<std::mutex> lock(mutex_);
     folder_ = folder;
   }
@@ -198,13 +195,13 @@ class AllKernels {
     const std::lock_guard<std::mutex> lock(mutex_);
     return of_sources_[key];
   }
-  [[nodiscard]] std::filesystem::path folder() {
+  [[nodiscard]] std::shared_ptr<CacheFolder> folder() {
     const std::lock_guard<std::mutex> lock(mutex_);
     return folder_;
   }
 
   std::mutex mutex_;  ///< not held while anything is compiled
-  std::filesystem::path folder_;
+  std::shared_ptr<CacheFolder> folder_;
   std::map<Key, CompiledOnce> of_sources_;
 };
 
@@ -230,14 +227,14 @@ bool launch_compiled(const KernelSource& source, const char* function, const Lau
   return kernels.launch(function, shape, arguments, c10::cuda::getCurrentCUDAStream(device).stream());
 }
 
-void keep_compiled_in(const std::filesystem::path& folder) { kernels_of_process().keep_in(folder); }
+void keep_compiled_in(const std::shared_ptr<CacheFolder>& folder) { kernels_of_process().keep_in(folder); }
 
 #else
 
 bool has_compiler(c10::DeviceIndex) { return false; }
 bool has_compiled(const KernelSource&, c10::DeviceIndex) { return false; }
 bool launch_compiled(const KernelSource&, const char*, const LaunchShape&, void**, c10::DeviceIndex) { return false; }
-void keep_compiled_in(const std::filesystem::path&) {}
+void keep_compiled_in(const std::shared_ptr<CacheFolder>&) {}
 
 #endif
 

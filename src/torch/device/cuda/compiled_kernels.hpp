@@ -1,6 +1,6 @@
 #pragma once
 
-#include <filesystem>
+#include <memory>
 
 #include <c10/core/Device.h>
 
@@ -16,6 +16,6 @@ namespace autopar {
 [[nodiscard]] bool launch_compiled(const KernelSource& source, const char* function, const LaunchShape& shape,
                                    void** arguments, c10::DeviceIndex device);
 /// See DeviceContext::keep_kernels_in.
-void keep_compiled_in(const std::filesystem::path& folder);
+void keep_compiled_in(const std::shared_ptr<CacheFolder>& folder);
 
 }  // namespace autopar

@@ -116,7 +116,7 @@ class CudaContext final : public DeviceContext {
   [[nodiscard]] bool multiply(const MatrixProduct& product, const ProductForm& form) const override {
     return products_.queue(product, form);
   }
-  void keep_kernels_in(const std::filesystem::path& folder) const override {
+  void keep_kernels_in(const std::shared_ptr<CacheFolder>& folder) const override {
     keep_compiled_in(folder);
     products_.keep_in(folder);
   }

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <numeric>
 #include <optional>
@@ -173,17 +174,17 @@ bool is_captured(c10::DeviceIndex device) {
          status != cudaStreamCaptureStatusNone;
 }
 
-/// "products-NVIDIA_H100_80GB_HBM3-130100.txt".
-std::filesystem::path file_of(const std::filesystem::path& folder, const BlasLt& blas, c10::DeviceIndex device) {
+/// "products-NVIDIA_H100_80GB_HBM3-130100"; nothing of a device that fails.
+std::optional<std::string> file_of(const BlasLt& blas, c10::DeviceIndex device) {
   cudaDeviceProp properties{};
-  if (folder.empty() || cudaGetDeviceProperties(&properties, device) != cudaSuccess) return {};
+  if (cudaGetDeviceProperties(&properties, device) != cudaSuccess) return std::nullopt;
   std::string name = properties.name;
   for (auto& letter : name) {
     if (std::isalnum(static_cast<unsigned char>(letter)) == 0) letter = '_';
   }
   std::ostringstream file;
-  file << "products-" << name << '-' << blas.version() << ".txt";
-  return folder / file.str();
+  file << "products-" << name << '-' << blas.version();
+  return file.str();
 }
 
 /// A lock for each device: behind one of all, a thread could wait for another whose device waits for its own.
@@ -216,7 +217,7 @@ void choose_algorithm(ProductsOfDevice& own, const ProductForm& form, ProductOfF
 
 struct MeasuredProducts::Devices {
   std::mutex mutex;
-  std::filesystem::path folder;
+  std::shared_ptr<CacheFolder> folder;
   std::optional<BlasLt> blas;
   std::map<c10::DeviceIndex, ProductsOfDevice> all;
 };
@@ -232,7 +233,10 @@ bool MeasuredProducts::queue(const MatrixProduct& product, const ProductForm& fo
   const auto& blas = *devices_->blas;
   const auto [place, is_first] = devices_->all.try_emplace(product.a.get_device());
   auto& own = place->second;
-  if (is_first && blas.is_there) own.kept = KeptAlgorithms(file_of(devices_->folder, blas, product.a.get_device()));
+  if (is_first && blas.is_there) {
+    if (auto file = file_of(blas, product.a.get_device()))
+      own.kept = KeptAlgorithms(devices_->folder, *std::move(file));
+  }
   lock.unlock();
   if (!blas.is_there) return false;
   const std::lock_guard<std::mutex> one_at_a_time(own.mutex);
@@ -243,7 +247,7 @@ bool MeasuredProducts::queue(const MatrixProduct& product, const ProductForm& fo
   return known.is_there() && known.queue(product);
 }
 
-void MeasuredProducts::keep_in(const std::filesystem::path& folder) {
+void MeasuredProducts::keep_in(const std::shared_ptr<CacheFolder>& folder) {
   const std::lock_guard<std::mutex> lock(devices_->mutex);
   devices_->folder = folder;
 }
@@ -255,7 +259,7 @@ struct MeasuredProducts::Devices {};
 MeasuredProducts::MeasuredProducts() = default;
 
 bool MeasuredProducts::queue(const MatrixProduct&, const ProductForm&) { return false; }
-void MeasuredProducts::keep_in(const std::filesystem::path&) {}
+void MeasuredProducts::keep_in(const std::shared_ptr<CacheFolder>&) {}
 
 #endif
 

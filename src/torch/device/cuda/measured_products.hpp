@@ -1,7 +1,8 @@
 #pragma once
 
-#include <filesystem>
 #include <memory>
+
+#include <autopar/io/cache_folder.hpp>
 
 #include "torch/device/matrix_product.hpp"
 
@@ -21,7 +22,7 @@ class MeasuredProducts {
   /// See DeviceContext::multiply; false where cuBLASLt is missing, or has nothing for this form.
   [[nodiscard]] bool queue(const MatrixProduct& product, const ProductForm& form);
   /// Where choices are kept, of devices that have had no product yet. See DeviceContext::keep_kernels_in.
-  void keep_in(const std::filesystem::path& folder);
+  void keep_in(const std::shared_ptr<CacheFolder>& folder);
 
  private:
   struct Devices;

@@ -5,12 +5,11 @@
 #include <catch_shim.hpp>
 #include <temp_folder.hpp>
 
-#include <fstream>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "torch/device/kept_algorithms.hpp"
-#include "torch/device/kept_files.hpp"
 
 // Which products have an algorithm chosen for them, and which algorithm it is. On no device: what they look at is
 // sizes.
@@ -107,38 +106,42 @@ TEST_CASE("the algorithm that is kept is faster than the first and makes its bit
 
 TEST_CASE("which algorithm was chosen is known to a later process", "[kernels]") {
   const TempFolder temp;
-  const auto file = temp / "kernels" / "products.txt";
+  const auto folder = std::make_shared<CacheFolder>(temp / "kernels");
+  const std::string file = "products";
   const auto x = half(64, 32);
   const auto form = *form_of_product(linear_of(x, half(48, 32)));
   auto with_pitch = form, other = form;
   with_pitch.pitch_a = 40;
   other.type_to = torch::kFloat;
-  KeptAlgorithms first(file), beside(file);
+  KeptAlgorithms first(folder, file), beside(folder, file);
   CHECK_FALSE(first.find(form, 8));
   first.keep(form, 3, 8);
   beside.keep(with_pitch, 0, 5);  // another process, which began before the first had written
   CHECK(first.find(form, 8) == 3U);
   CHECK_FALSE(first.find(with_pitch, 5));
-  const KeptAlgorithms later(file);
+  const KeptAlgorithms later(std::make_shared<CacheFolder>(temp / "kernels"), file);
   CHECK(later.find(form, 8) == 3U);
   CHECK(later.find(with_pitch, 5) == 0U);
   CHECK_FALSE(later.find(form, 7));  // of another list
   CHECK_FALSE(later.find(other, 8));
-  KeptAlgorithms nowhere;
-  nowhere.keep(form, 3, 8);
-  CHECK_FALSE(nowhere.find(form, 8));
+  KeptAlgorithms nowhere, of_no_folder(nullptr, file);
+  for (auto* none : {&nowhere, &of_no_folder}) {
+    none->keep(form, 3, 8);
+    CHECK_FALSE(none->find(form, 8));
+  }
 }
 
 TEST_CASE("lines that say no algorithm of a form are left out", "[kernels]") {
   const TempFolder temp;
-  const auto file = temp / "products.txt";
+  const auto folder = std::make_shared<CacheFolder>(temp / "kernels");
+  const std::string file = "products";
   const auto form = *form_of_product(linear_of(half(64, 32), half(48, 32)));
-  KeptAlgorithms(file).keep(form, 3, 8);
-  const auto whole = content_of(file), title = whole.substr(0, whole.find('\n') + 1),
+  KeptAlgorithms(folder, file).keep(form, 3, 8);
+  const auto whole = *folder->read(file), title = whole.substr(0, whole.find('\n') + 1),
              line = whole.substr(title.size(), whole.size() - title.size() - 1), numbers = line.substr(3);
   const auto chosen_in = [&](const std::string& content) {
-    std::ofstream(file, std::ios::trunc) << content;
-    return KeptAlgorithms(file).find(form, 8);
+    folder->write(file, content);
+    return KeptAlgorithms(folder, file).find(form, 8);
   };
   REQUIRE(line.substr(0, 3) == "3 8");
   CHECK(chosen_in(whole) == 3U);
