@@ -3,6 +3,8 @@
 //   mpiexec -n 4 fashion_mnist
 //   mpiexec -n 4 fashion_mnist --model mlp --stages 2 --replicas 2
 
+#include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <iomanip>
 #include <iostream>
@@ -15,6 +17,7 @@
 #include "data/fashion_mnist.hpp"
 #include "models.hpp"
 #include "training/command_line.hpp"
+#include "training/from_first.hpp"
 #include "training/progress.hpp"
 
 namespace ap = autopar;
@@ -40,8 +43,20 @@ double one_cycle(int64_t step, int64_t steps) {
   return at < kRise ? at / kRise : (1 - at) / (1 - kRise);
 }
 
+/// On rank 0, before anything is trained for it; all ranks throw alike.
+std::ofstream opened_loss_file(ap::World& world, const std::string& path) {
+  std::ofstream file;
+  training::from_first(world, "opening the loss file", [&] {
+    if (!path.empty()) file.open(path);
+    if (!file) throw ap::ConfigError("--loss-file cannot be written: " + std::string(std::strerror(errno)), path);
+    return std::string();
+  });
+  file << std::setprecision(17);
+  return file;
+}
+
 template <class Net>
-void train(ap::World& world, const Settings& settings) {
+void train(ap::World& world, const Settings& settings, std::ostream& losses) {
   const bool first = world.rank() == 0;
   const auto dtype = settings.fp64 ? torch::kDouble : torch::kFloat;
   const auto device = ap::device(world);
@@ -65,8 +80,6 @@ void train(ap::World& world, const Settings& settings) {
                                 torch::optim::AdamWOptions(settings.learning_rate).weight_decay(1e-2));
   model->attach(optimizer);
 
-  std::ofstream losses(first ? settings.loss_file : std::string());
-  losses << std::setprecision(17);
   const int64_t steps_of_epoch = (train_loader.size() + settings.batch - 1) / settings.batch;
   int64_t step = 0;
   for (int epoch = 1; epoch <= settings.epochs; ++epoch) {
@@ -123,10 +136,21 @@ int main(int argc, char** argv) try {
   app.add_option("--replicas", settings.options.replicas, "force the replicas of each stage")->delimiter(',');
   app.add_option("--microbatches", settings.options.microbatches, "force the number of micro-batches");
   if (const auto status = training::ended_by(app, argc, argv, world.rank() == 0)) return *status;
+  std::ofstream losses;
+  try {
+    losses = opened_loss_file(world, settings.loss_file);
+  } catch (const ap::InvalidArgument& error) {
+    if (world.rank() == 0) std::cerr << "fashion_mnist: " << error.what() << std::endl;
+    return 2;
+  }
   if (settings.model == "cnn")
-    train<Cnn>(world, settings);
+    train<Cnn>(world, settings, losses);
   else
-    train<Mlp>(world, settings);
+    train<Mlp>(world, settings, losses);
+  if (losses.is_open() && !losses.flush()) {
+    std::cerr << "fashion_mnist: " << settings.loss_file << ": the losses could not all be written" << std::endl;
+    return 2;
+  }
   return 0;
 } catch (const ap::PlanOnly&) {
   return 0;

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include <autopar/bottleneck/certificate.hpp>
+#include <autopar/core/printable.hpp>
 #include <autopar/cost/precision.hpp>
 #include <autopar/cost/profiled.hpp>
 #include <autopar/io/cluster_file.hpp>
@@ -20,13 +21,19 @@ namespace autopar::tool {
 
 namespace {
 
+/// A bound of next to nothing leaves a gap that is no number.
+std::string gap_text(double gap) { return std::isfinite(gap) ? gap_percent(gap, 4) : std::string("unknown"); }
+
 void print_verdict(const PlanVerdict& verdict, const Certificate& claim, std::ostream& out) {
   out << (verdict.accepted() ? "accepted" : "rejected") << '\n';
-  for (const auto& fault : verdict.faults) out << "fault: " << fault << '\n';
+  for (const auto& fault : verdict.faults) out << "fault: " << printable_line(fault) << '\n';
   if (verdict.step > Seconds{}) out << "step, played again: " << readable(verdict.step) << '\n';
+  if (verdict.claims_less && claim.lower_bound > Seconds{}) {
+    out << "lower bound, claimed: " << readable(claim.lower_bound) << "; gap " << gap_text(claim.gap)
+        << "; weaker than what follows here:\n";
+  }
   if (verdict.lower_bound > Seconds{}) {
-    out << "lower bound, derived again: " << readable(verdict.lower_bound) << "; gap " << gap_percent(verdict.gap, 4)
-        << '\n';
+    out << "lower bound, derived again: " << readable(verdict.lower_bound) << "; gap " << gap_text(verdict.gap) << '\n';
   }
   if (claim.searched_to_end) {
     out << "claimed by the search, not verified here: no other plan under its options is faster\n";
@@ -56,7 +63,7 @@ int check_instance(const CheckArguments& arguments, std::ostream& out) {
     if (bounded) json["gap"] = verdict.gap;
     out << json.dump() << '\n';
   } else {
-    out << (verdict.accepted ? "accepted" : "rejected: " + verdict.reason) << '\n';
+    out << (verdict.accepted ? "accepted" : "rejected: " + printable_line(verdict.reason)) << '\n';
     if (verdict.accepted) out << "slowest stage: " << detail::formatted("%.12g", claim.seconds) << " s\n";
     if (bounded) out << "no plan is below the bound; gap " << gap_percent(verdict.gap, 4) << '\n';
   }
@@ -77,6 +84,7 @@ int check_command(const CheckArguments& arguments, std::ostream& out) {
     nlohmann::ordered_json json{{"accepted", verdict.accepted()},
                                 {"step_s", verdict.step.value()},
                                 {"lower_bound_s", verdict.lower_bound.value()},
+                                {"claimed_lower_bound_s", plan.certificate.lower_bound.value()},
                                 {"gap", verdict.gap},
                                 {"faults", verdict.faults},
                                 {"claimed_bound_s", plan.certificate.searched_bound.value()},

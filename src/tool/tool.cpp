@@ -1,8 +1,12 @@
 #include "tool.hpp"
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <ostream>
 #include <sstream>
+#include <string>
+#include <utility>
 
 #include <CLI/CLI.hpp>
 
@@ -20,7 +24,7 @@ namespace {
 
 constexpr const char* kStatuses =
     "Exit status: 0 done; 1 check rejects the plan, or diff finds a difference; 2 bad arguments or files, or no plan "
-    "fits. Errors are one line on the error stream.";
+    "fits, or the output cannot be written. Errors are one line on the error stream.";
 
 std::string one_line(std::string text) {
   while (!text.empty() && text.back() == '\n') text.pop_back();
@@ -217,9 +221,7 @@ int run_command(const std::string& command, const Commands& commands, std::ostre
   return status;
 }
 
-}  // namespace
-
-int run(std::vector<std::string> arguments, std::ostream& out, std::ostream& err) {
+int parse_and_run(std::vector<std::string> arguments, std::ostream& out, std::ostream& err) {
   Commands commands;
   CLI::App app("Plans the training of a model on a cluster that need not be there.", "autopar");
   app.set_version_flag("--version", kVersion);
@@ -241,11 +243,24 @@ int run(std::vector<std::string> arguments, std::ostream& out, std::ostream& err
     return app.exit(asked, out, err) == 0 ? kDone : kTrouble;
   } catch (const CLI::ParseError& error) {
     for (const auto* command : app.get_subcommands()) name += " " + command->get_name();
-    err << name << ": " << printable(one_line(refusal_of(app, error, words))) << "; '" << name
+    err << name << ": " << printable_line(one_line(refusal_of(app, error, words))) << "; '" << name
         << " --help' shows what is known\n";
     return kTrouble;
   }
   return run_command(app.get_subcommands().front()->get_name(), commands, out, err);
+}
+
+}  // namespace
+
+// Scripts go by the status: what did not arrive is not done.
+int run(std::vector<std::string> arguments, std::ostream& out, std::ostream& err) {
+  std::ostringstream text;
+  const int status = parse_and_run(std::move(arguments), text, err);
+  errno = 0;
+  out << text.str();
+  if (out.flush()) return status;
+  err << "autopar: the output cannot be written: " << (errno != 0 ? std::strerror(errno) : "the stream fails") << '\n';
+  return kTrouble;
 }
 
 }  // namespace autopar::tool

@@ -40,3 +40,17 @@ execute_process(COMMAND "${PROGRAM}" --data "${WORK}/nowhere" ERROR_VARIABLE err
 if(code EQUAL 0 OR NOT error MATCHES "nowhere/train-images.*dataset-fashion-mnist")
   message(FATAL_ERROR "a missing data set ended with ${code}:\n${error}")
 endif()
+
+# A file that cannot be written is found before the training, on all ranks; a full disk at its end.
+foreach(ranks IN ITEMS 1 2)
+  execute_process(COMMAND "${MPIEXEC}" "${MPIEXEC_NUMPROC_FLAG}" ${ranks} "${PROGRAM}" --loss-file "${WORK}/none/losses.txt"
+    OUTPUT_VARIABLE output ERROR_VARIABLE error RESULT_VARIABLE code)
+  if(NOT code EQUAL 2 OR NOT error MATCHES "losses.txt: --loss-file cannot be written: No such file" OR output MATCHES "plan:")
+    message(FATAL_ERROR "a loss file in no folder ended with ${code}:\n${output}${error}")
+  endif()
+endforeach()
+execute_process(COMMAND "${PROGRAM}" --model mlp --steps 1 --loss-file /dev/full
+  OUTPUT_QUIET ERROR_VARIABLE error RESULT_VARIABLE code)
+if(NOT code EQUAL 2 OR NOT error MATCHES "/dev/full: the losses could not all be written")
+  message(FATAL_ERROR "losses on a full disk ended with ${code}:\n${error}")
+endif()

@@ -1,13 +1,18 @@
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <vector>
+
+#include <sys/stat.h>
 
 #include <torch/nn.h>
 #include <torch/types.h>
 
 #include <autopar/autopar.hpp>
+#include <autopar/core/printable.hpp>
 #include <autopar/io/cost_file.hpp>
 #include <autopar/io/file.hpp>
 #include <autopar/io/plan_file.hpp>
@@ -288,6 +293,135 @@ TEST_CASE("a cache folder that cannot be written keeps nobody from training", "[
   ap::write_text_file(folder / "home", "a file where a folder is wanted");
   const CacheHome home(folder / "home");
   CHECK_NOTHROW(train(2, {.costs = "profiled"}));
+}
+
+/// Two steps on each rank, as `train`. @return what the ranks warn of
+std::vector<std::string> warnings(int ranks, const ap::Options& options) {
+  std::vector<std::string> lines;
+  std::mutex mutex;
+  ap::loopback::run(ranks, [&](ap::World& world) {
+    world.log().set_writer([&](const std::string& line) {
+      const std::lock_guard lock(mutex);
+      if (!contains(line, "differ from rank 0's")) lines.push_back(line);  // parameters that each rank drew
+    });
+    ap::AutoParallel<Net> model(world, Net(6), options);
+    for (int step = 0; step < 2; ++step) model(torch::ones({4, 4})).backward();
+  });
+  return lines;
+}
+
+std::size_t count(const std::vector<std::string>& lines, const std::string& part) {
+  return static_cast<std::size_t>(std::ranges::count_if(lines, [&](const auto& line) { return contains(line, part); }));
+}
+
+TEST_CASE("a link at the foretold name of the cost file is replaced, and what it leads to stays", "[files]") {
+  const TempFolder folder;
+  const CacheHome home(folder / "home");
+  const fs::path cache = fs::path(folder / "home") / "autopar";
+  static_cast<void>(train(2, {.costs = "profiled"}));
+  REQUIRE(fs::exists(cache));
+  const auto file = fs::directory_iterator(cache)->path();
+  ap::write_text_file(folder / "thesis", ap::read_text_file(file));
+  const auto text = ap::read_text_file(folder / "thesis");
+  fs::remove(file);
+  fs::create_symlink(folder / "thesis", file);
+  const auto refused = warnings(2, {.costs = "profiled"});
+  CAPTURE(refused);
+  CHECK(count(refused, file.string() + " is not used: it is a link") == 1);
+  CHECK_FALSE(fs::is_symlink(file));
+  CHECK(ap::read_text_file(folder / "thesis") == text);
+  CHECK(warnings(2, {.costs = "profiled"}).empty());  // what was made again is used
+}
+
+TEST_CASE("a cache that others may write to is refused once, and used when the way out is taken", "[files]") {
+  const TempFolder folder;
+  const CacheHome home(folder / "home");
+  const fs::path cache = fs::path(folder / "home") / "autopar";
+  fs::create_directories(cache);
+  fs::permissions(cache, fs::perms(0777));
+  const auto refused = warnings(2, {.costs = "profiled"});
+  REQUIRE(count(refused, "the cache " + cache.string() + " is not used: others may write to it") == 1);
+  CHECK(fs::is_empty(cache));
+  const auto at = refused[0].find("chmod 700");
+  REQUIRE(at != std::string::npos);
+  REQUIRE(std::system(refused[0].substr(at).c_str()) == 0);
+  CHECK(warnings(2, {.costs = "profiled"}).empty());
+  CHECK_FALSE(fs::is_empty(cache));
+}
+
+TEST_CASE("optional files that cannot be written are warned of once, and training goes on", "[files]") {
+  const TempFolder folder;
+  ap::write_text_file(folder / "file", "no folder");
+  for (const auto& nowhere : {fs::path("/dev/full"), folder / "file" / "below", fs::path(folder / "")}) {
+    for (const int ranks : {1, 2}) {
+      const bool measures = ranks == 1 && nowhere == "/dev/full";  // which takes seconds
+      ap::Options options{.microbatches = 2, .costs = measures ? "profiled" : "roofline"};
+      options.plan_file = options.profile_file = options.graph_file = options.report_file = nowhere;
+      options.load_plan = false;
+      if (ranks == 1) options.trace_file = nowhere;  // of several each has a name of its own
+      options.cost_file = nowhere;
+      const auto lines = warnings(ranks, options);
+      CAPTURE(nowhere.string(), ranks, lines);
+      for (const std::string option : {"plan_file", "profile_file", "graph_file", "report_file"})
+        CHECK(count(lines, "the file of " + option + " is not written, and training goes on without it") == 1);
+      if (ranks == 1) CHECK(count(lines, "the file of trace_file is not written") == 1);
+      if (measures) CHECK(count(lines, "the file of cost_file is not written") == 1);
+    }
+  }
+}
+
+TEST_CASE("who asks for files alone is told that they cannot be written", "[files]") {
+  const TempFolder folder;
+  ap::write_text_file(folder / "file", "no folder");
+  const auto text = refusal([&] { train(1, {.report_file = folder / "file" / "below", .plan_only = true}); });
+  CHECK(contains(text, "cannot write the file"));
+}
+
+TEST_CASE("a named pipe in the place of a file that is read is refused by name", "[files]") {
+  const TempFolder folder;
+  const auto pipe = folder / "pipe";
+  REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+  for (const int ranks : {1, 2}) {
+    const std::string reason = "pipe: it is a pipe, and must be a regular file";
+    CHECK(contains(refusal([&] { train(ranks, {.plan_file = pipe}); }), reason));
+    CHECK(contains(refusal([&] { train(ranks, {.cluster_file = pipe}); }), reason));
+    const auto lines = warnings(ranks, {.microbatches = 2, .costs = "profiled", .cost_file = pipe});
+    CHECK(count(lines, reason) == 1);
+  }
+}
+
+/// A module in a module of a name that a terminal would obey.
+struct OddNetImpl : torch::nn::Module {
+  OddNetImpl() { inner = register_module("a\nb\x1b[2J\x7f\xff", torch::nn::Linear(4, 3)); }
+  at::Tensor forward(const at::Tensor& x) { return inner(x).pow(2).mean(); }
+  torch::nn::Linear inner{nullptr};
+};
+TORCH_MODULE(OddNet);
+
+TEST_CASE("names of modules are escaped in graphs, reports, profiles and messages", "[files]") {
+  const TempFolder folder;
+  const ap::Options options{.plan_file = folder / "plan.json",
+                            .profile_file = folder / "profile.json",
+                            .graph_file = folder / "graph.dot",
+                            .report_file = folder / "report.txt"};
+  std::string message;
+  ap::loopback::run(1, [&](ap::World& world) {
+    ap::AutoParallel<OddNet> model(world, OddNet(), options);
+    model(torch::ones({4, 4})).backward();
+    message = refusal([&] { model(torch::ones({4, 5})); });
+  });
+  const auto graph = ap::read_text_file(folder / "graph.dot");
+  CAPTURE(graph, message);
+  CHECK(contains(graph, "a\\\\nb\\\\u001b[2J\\\\u007f\\\\u00ff"));  // dot wants each backslash twice
+  for (const auto* name : {"plan.json", "profile.json", "graph.dot", "report.txt"}) {
+    const auto text = ap::read_text_file(folder / name);
+    CAPTURE(name);
+    CHECK_FALSE(contains(text, "\x1b"));
+    CHECK_FALSE(contains(text, "a\nb"));
+  }
+  CHECK(ap::printable(graph) == graph);
+  CHECK_FALSE(message.empty());
+  CHECK(ap::printable_line(message) == message);
 }
 
 TEST_CASE("a plan follows the costs in the file", "[files]") {

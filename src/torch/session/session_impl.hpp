@@ -43,8 +43,8 @@
 #include "torch/session/local_indices.hpp"
 #include "torch/session/loss_watch.hpp"
 #include "torch/session/optimizer_watch.hpp"
-#include "torch/session/outside_gradients.hpp"
 #include "torch/session/optional_files.hpp"
+#include "torch/session/outside_gradients.hpp"
 #include "torch/session/planned_modes.hpp"
 #include "torch/session/program_cache.hpp"
 #include "torch/session/recorded_step.hpp"
@@ -52,8 +52,8 @@
 #include "torch/session/result_node.hpp"
 #include "torch/session/sum_operands.hpp"
 #include "torch/session/unattached_watch.hpp"
-#include "torch/session/whole_parameters.hpp"
 #include "torch/session/user_cache.hpp"
+#include "torch/session/whole_parameters.hpp"
 #include "torch/staging/planned_segments.hpp"
 
 namespace autopar {

@@ -4,8 +4,12 @@
 #include <replaced.hpp>
 
 #include <algorithm>
+#include <fstream>
+#include <functional>
+#include <sstream>
 #include <thread>
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <autopar/core/printable.hpp>
@@ -454,7 +458,7 @@ TEST_CASE("a terminal shows what files say, and does not obey it", "[tool]") {
   REQUIRE(folder.plan({"--batch", "32", "--out", folder.at("plan.json")}).status == 0);
   Plan plan = read_plan(folder.at("plan.json"));
   plan.device = "toy\x1b]0;owned\x07";
-  plan.notes = {"\x1b[2Jgone",
+  plan.notes = {"\x1b[2Jgone", "a\nnote: forged",
                 "\xc2\x9b"
                 "31m",
                 "\xe2\x80\xae"
@@ -472,6 +476,7 @@ TEST_CASE("a terminal shows what files say, and does not obey it", "[tool]") {
     for (const auto& said : {result.out, result.err}) {
       CHECK(said == printable(said));
       CHECK(said.find('\x1b') == std::string::npos);
+      CHECK(said.find("\nnote: forged") == std::string::npos);
     }
     CHECK((result.out + result.err).find("\\u001b") != std::string::npos);
   }
@@ -564,4 +569,91 @@ TEST_CASE("check also checks the plans of published instances and the bound clai
   check_trouble(check({}), {"two stages"});
   folder.put("plan.json", plan.substr(0, 50));
   check_trouble(check({}), {"not valid JSON"});
+}
+
+TEST_CASE("named pipes in place of its files are refused by name, and nobody waits for them", "[tool]") {
+  const ToolFolder folder("tool_named_pipes");
+  REQUIRE(folder.plan({"--batch", "32", "--out", folder.at("plan.json")}).status == 0);
+  const std::string pipe = folder.at("pipe"), plan = folder.at("plan.json"), profile = folder.at("profile.json"),
+                    cluster = folder.at("cluster.toml");
+  REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+  const std::vector<std::vector<std::string>> commands{{"plan", pipe, cluster},
+                                                       {"plan", profile, pipe},
+                                                       {"plan", profile, cluster, "--costs", pipe},
+                                                       {"plan", profile, cluster, "--options", pipe},
+                                                       {"explain", pipe},
+                                                       {"check", pipe, profile, cluster},
+                                                       {"check", plan, pipe},
+                                                       {"simulate", plan, profile, pipe},
+                                                       {"diff", plan, pipe}};
+  for (const auto& command : commands) {
+    CAPTURE(command);
+    check_trouble(run_tool(command), {"pipe: it is a pipe, and must be a regular file"});
+  }
+  check_trouble(folder.plan({"--batch", "32", "--out", pipe}), {"pipe: cannot write the file"});  // that nobody reads
+}
+
+TEST_CASE("output that cannot be written is trouble, whatever the command found", "[tool]") {
+  const ToolFolder folder("tool_full");
+  REQUIRE(folder.plan({"--batch", "32", "--out", folder.at("plan.json")}).status == 0);
+  const std::vector<std::vector<std::string>> commands{
+      {"plan", folder.at("profile.json"), folder.at("cluster.toml"), "--batch", "32"},
+      {"explain", folder.at("plan.json")},
+      {"check", folder.at("plan.json"), folder.at("profile.json"), folder.at("cluster.toml")},
+      {"--version"},
+      {"plan", "--help"}};
+  for (const auto& command : commands) {
+    std::ofstream full("/dev/full");
+    std::ostringstream err;
+    CAPTURE(command);
+    CHECK(tool::run(command, full, err) == 2);
+    CHECK(err.str() == "autopar: the output cannot be written: No space left on device\n");
+  }
+  check_trouble(folder.plan({"--batch", "32", "--out", "/dev/full"}), {"/dev/full: cannot write the file", "No space"});
+}
+
+TEST_CASE("check accepts a weaker bound as a claim, and prints what it derives", "[tool]") {
+  const ToolFolder folder("tool_claims");
+  REQUIRE(folder.plan({"--batch", "32", "--out", folder.at("plan.json")}).status == 0);
+  const Plan plan = read_plan(folder.at("plan.json"));
+  const auto check = [&](const std::function<void(Certificate&)>& change, std::vector<std::string> more = {}) {
+    Plan changed = plan;
+    change(changed.certificate);
+    write_plan(folder.at("plan.json"), changed);
+    more.insert(more.begin(), {"check", folder.at("plan.json"), folder.at("profile.json"), folder.at("cluster.toml")});
+    return run_tool(std::move(more));
+  };
+  const auto untouched = check([](Certificate&) {});
+  CHECK(untouched.status == 0);
+  CHECK_THAT(untouched.out, !Contains("lower bound, claimed"));
+  const auto derived = untouched.out.substr(untouched.out.find("lower bound, derived again"));
+
+  const auto halved = check([&](Certificate& claim) {
+    claim.lower_bound = claim.lower_bound * 0.5;
+    claim.gap = plan.step / claim.lower_bound - 1;
+  });
+  CAPTURE(halved.out);
+  CHECK(halved.status == 0);
+  CHECK_THAT(halved.out, Contains("accepted") && Contains("lower bound, claimed: ") && Contains(derived));
+
+  const auto weak_cases = check([&](Certificate& claim) {
+    for (auto& one : claim.cases) one.seconds = one.seconds * 0.5;
+  });
+  CHECK(weak_cases.status == 0);
+  CHECK_THAT(weak_cases.out, Contains(derived));
+
+  const auto least = check([&](Certificate& claim) {
+    claim.lower_bound = Seconds(plan.step.value() * 1e-90);
+    claim.gap = plan.step / claim.lower_bound - 1;
+  });
+  CAPTURE(least.out);
+  CHECK(least.status == 0);
+  CHECK_THAT(least.out, !Contains("inf") && Contains(derived));
+
+  const auto nothing = check([](Certificate& claim) { claim.lower_bound = Seconds(5e-324); });
+  CAPTURE(nothing.out);
+  CHECK_THAT(nothing.out, !Contains("inf %"));
+
+  const auto raised = check([](Certificate& claim) { claim.lower_bound = claim.lower_bound * 1.01; });
+  CHECK(raised.status == 1);
 }
