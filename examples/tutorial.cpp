@@ -5,7 +5,9 @@
 
 #include <chrono>
 #include <iostream>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include <torch/torch.h>
 #include <CLI/CLI.hpp>
@@ -29,6 +31,15 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
+/// An optimizer that keeps so many tensors of a parameter's size.
+std::unique_ptr<torch::optim::Optimizer> optimizer_of(double state_factor,
+                                                      const std::vector<torch::Tensor>& parameters) {
+  constexpr double kRate = 0.01;
+  if (state_factor >= 2) return std::make_unique<torch::optim::Adam>(parameters, kRate);
+  const auto options = torch::optim::SGDOptions(kRate).momentum(state_factor > 0 ? 0.9 : 0.0);
+  return std::make_unique<torch::optim::SGD>(parameters, options);
+}
+
 int main(int argc, char** argv) try {
   ap::World world(argc, argv);
 
@@ -42,7 +53,7 @@ int main(int argc, char** argv) try {
   app.add_option("--steps", steps)->check(CLI::NonNegativeNumber);
   app.add_option("--stages", options.stages, "force the number of stages");
   app.add_option("--replicas", options.replicas, "force the replicas of each stage")->delimiter(',');
-  app.add_option("--optimizer-state-factor", options.optimizer_state_factor, "0: plain SGD, 2: Adam");
+  app.add_option("--optimizer-state-factor", options.optimizer_state_factor, "0: SGD, 1: with momentum, 2: Adam");
   app.add_option("--cluster", options.cluster_file, "plan for this cluster instead of the devices at hand");
   app.add_flag("--plan-only", options.plan_only, "print the plan and stop");
   options.optimizer_state_factor = 0;
@@ -55,12 +66,12 @@ int main(int argc, char** argv) try {
 
   const auto device = ap::device(world);
   auto x = torch::randn({batch, hidden}, torch::TensorOptions(device).requires_grad(true));
+  const auto optimizer = optimizer_of(options.optimizer_state_factor, model->parameters());
+  model->attach(*optimizer);
   model->prepare(x);
   if (world.rank() == 0) std::cout << model->plan() << std::endl;
   if (options.plan_only) return 0;
 
-  torch::optim::SGD optimizer(model->parameters(), 0.01);
-  model->attach(optimizer);
   using Clock = std::chrono::steady_clock;
   const auto time_when_done = [&] {
     x.grad().sum().item<float>();  // waits for the device
@@ -70,10 +81,10 @@ int main(int argc, char** argv) try {
   Clock::time_point start;
   for (int step = 0; step < steps; ++step) {
     if (step == 1) start = time_when_done();  // the first step allocates and loads kernels
-    optimizer.zero_grad();
+    optimizer->zero_grad();
     auto out = model(x);
     out.backward(torch::randn_like(out));
-    optimizer.step();
+    optimizer->step();
   }
   if (steps > 1) {
     const std::chrono::duration<double, std::milli> spent = time_when_done() - start;

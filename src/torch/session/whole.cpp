@@ -175,6 +175,7 @@ void Session::Impl::for_whole_parameters(const WholeParameterFunction& function)
   }
   exchange(world_, next_header(CallKind::kWhole), "all parameters", error);
   const auto draws = next_whole_draws();
+  watch_.forget();  // others than the optimizers write their state
   run_on_wholes(parts, std::numeric_limits<std::size_t>::max(), [&](std::size_t i, std::vector<at::Tensor>& whole) {
     const auto& tensor = *parts[i].tensor;
     const std::vector<std::string> keys(parts[i].labels.begin() + 2, parts[i].labels.end());

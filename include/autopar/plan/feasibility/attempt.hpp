@@ -87,7 +87,7 @@ class Attempt {
     }
     Trial out;
     out.certain = least && least->proven;
-    if (least) out.steps = least->steps * kStepsAProofStep;
+    if (least) out.steps = least->steps;
     if (least && has_closed_form(least->staging.schedule) && least->fits(coarse_.constraints)) {
       out.fit = Fit{least->staging, least->peak, least->stage};
       return out;
@@ -97,18 +97,11 @@ class Attempt {
       found.candidates.offer({least->staging, coarse_.objective(least->staging)});
     out.certain = true;
     if (found.candidates.any_fits()) out.fit = Fit::of(found.candidates.best());
-    out.steps += found.states * kStepsAState + starts() * kStepsAStart;
+    out.steps += found.states * kStepsAState + kStepsASearch;
     return out;
   }
 
  private:
-  /// What a search starts from, before it counts states.
-  [[nodiscard]] std::int64_t starts() const {
-    return static_cast<std::int64_t>(coarse_.work.graph.node_count() * constraints_.tensor_degrees.size() *
-                                     constraints_.microbatches.size()) *
-           constraints_.world;
-  }
-
   static constexpr bool kMixesDegrees =
       requires(const StagingSearch& staging, const StepObjective& objective, SearchResult& found) {
     staging.search_mixed(objective, found);
@@ -132,7 +125,7 @@ class Attempt {
       const auto beyond = [this](const StepObjective& objective) { return staging_.search_beyond_plain(objective); };
       if (least_is_proven) {
         SearchResult found = search_degrees(coarse_.objective, beyond);
-        if constexpr (kMixesDegrees) SharedRanks(coarse_.objective, found, true).offer();
+        if constexpr (kMixesDegrees) SharedRanks(coarse_.objective, found).offer();
         return found;
       }
     }

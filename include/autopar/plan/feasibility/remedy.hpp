@@ -72,7 +72,6 @@ class RemedySearch {
   /// @param host_peak  likewise in the host's memory
   [[nodiscard]] Remedies find(Bytes peak, Bytes host_peak) {
     Remedies out;
-    excess_ = peak.value() / std::max(1.0, static_cast<double>(constraints_.memory.value()));
     out.device_memory = least_device_memory(peak, out.fit);
     out.host_memory = least_host_memory(host_peak);
     out.world = least_world();
@@ -113,20 +112,7 @@ class RemedySearch {
   /// Where blocks of nodes may be others, a quick answer is not the last word.
   [[nodiscard]] bool fits_for_sure(const PlanRequest& request, const Cluster& cluster) {
     if (!fit_of(request, cluster)) return false;
-    return budget_ > 0 || (spare() && exact_(request, cluster).fit.has_value());
-  }
-  /// Whether one trial more is made when all are spent.
-  [[nodiscard]] bool spare() {
-    const bool any = spare_trials_ > 0;
-    if (any) --spare_trials_;
-    shortened_ = shortened_ || !any;
-    return any;
-  }
-  /// So many times the ranks, or the micro-batches, hold no less than that part of what one has: not worth a trial
-  /// where far more is needed.
-  [[nodiscard]] bool hopeless(double times) const {
-    constexpr double kUneven = 2;
-    return excess_ > kUneven * times;
+    return budget_ > 0 || exact_(request, cluster).fit.has_value();
   }
 
   /// A number of bytes that is enough when one byte less is not.
@@ -196,13 +182,12 @@ class RemedySearch {
     // Slices are rounded, so that one rank more may need more memory: near by, every number is tried.
     const int near = std::min(2 * constraints_.world, constraints_.world + 16);
     for (int world = constraints_.world + 1; world <= near; ++world) {
-      if (hopeless(static_cast<double>(world) / constraints_.world)) continue;
       const auto [more, larger] = with_ranks(world);
       if (fits_for_sure(more, larger)) return world;
     }
     for (int world = 2 * near; world <= std::min(16 * constraints_.world, 4096); world *= 2) {
       const auto [more, larger] = with_ranks(world);
-      if (quick_(more, larger).fit && (budget_ > 0 || spare()) && exact_(more, larger).fit) return world;
+      if (quick_(more, larger).fit && exact_(more, larger).fit) return world;
     }
     return std::nullopt;
   }
@@ -232,7 +217,7 @@ class RemedySearch {
     int low = used;
     for (const int microbatches : microbatch_candidates(1, most, constraints_.largest_local_batch())) {
       if (microbatches <= used) continue;
-      if (hopeless(static_cast<double>(microbatches) / used) || !fits_with(microbatches)) {
+      if (!fits_with(microbatches)) {
         low = microbatches;
         continue;
       }
@@ -285,8 +270,6 @@ class RemedySearch {
   const Constraints& constraints_;
   Trials exact_, quick_;
   std::int64_t budget_;
-  int spare_trials_ = kSpareTrials;
-  double excess_ = 0;  ///< what some plan needs, in parts of what there is
   bool shortened_ = false;
 };
 

@@ -114,9 +114,8 @@ inline void vary_degrees(const StepObjective& objective, SearchResult& result) {
 /// @cost no more actions than `kActionsOfDegrees`
 class SharedRanks {
  public:
-  /// @param only_fits  what does not fit is of no interest
-  SharedRanks(const StepObjective& objective, SearchResult& result, bool only_fits = false)
-      : objective_(objective), constraints_(objective.constraints()), result_(result), only_fits_(only_fits) {}
+  SharedRanks(const StepObjective& objective, SearchResult& result)
+      : objective_(objective), constraints_(objective.constraints()), result_(result) {}
 
   void offer() {
     const auto kind = std::ranges::find_if(constraints_.schedules, [](ScheduleKind schedule) {
@@ -178,7 +177,6 @@ class SharedRanks {
     if (!meets(constraints_, objective_.whole(), staging)) return false;
     left_ -= objective_.actions(staging);
     if (left_ < 0) return false;
-    if (only_fits_ && !objective_.may_fit(staging)) return false;
     ++result_.states;
     const BatchLayout layout{constraints_.local_batches(), staging.microbatches};
     const Pipeline pipeline = objective_.pipeline(staging, place(staging, RankPlacement::kReplicasTogether)).pipeline;
@@ -195,7 +193,6 @@ class SharedRanks {
   const StepObjective& objective_;
   const Constraints& constraints_;
   SearchResult& result_;
-  bool only_fits_;
   std::int64_t left_ = kActionsOfDegrees;
 };
 
