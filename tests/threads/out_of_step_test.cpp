@@ -1,6 +1,7 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <told.hpp>
 
 #include <functional>
 #include <memory>
@@ -36,19 +37,6 @@ std::shared_ptr<Net> zeros() {
   const torch::NoGradGuard no_grad;
   for (auto& parameter : net->parameters()) parameter.fill_(0.1);
   return net;
-}
-
-/// What each rank is told; empty = nothing.
-std::vector<std::string> told(int ranks, const std::function<void(ap::World&)>& body) {
-  std::vector<std::string> messages(static_cast<std::size_t>(ranks));
-  ap::loopback::run(ranks, [&](ap::World& world) {
-    try {
-      body(world);
-    } catch (const ap::InvalidArgument& error) {
-      messages[static_cast<std::size_t>(world.rank())] = error.what();
-    }
-  });
-  return messages;
 }
 
 void check_told(const std::vector<std::string>& messages, const std::vector<std::string>& parts) {

@@ -2,6 +2,7 @@
 
 #include <catch_shim.hpp>
 #include <temp_folder.hpp>
+#include <told.hpp>
 
 #include <functional>
 #include <memory>
@@ -87,19 +88,6 @@ std::vector<Division> divisions() {
 const Tensor& samples() {
   static const auto x = torch::linspace(-1, 1, 16).view({4, 4}).mul(2).cos();
   return x;
-}
-
-/// What each rank is told; empty = nothing.
-std::vector<std::string> told(int ranks, const std::function<void(ap::World&)>& body) {
-  std::vector<std::string> messages(static_cast<std::size_t>(ranks));
-  ap::loopback::run(ranks, [&](ap::World& world) {
-    try {
-      body(world);
-    } catch (const ap::InvalidArgument& error) {
-      messages[static_cast<std::size_t>(world.rank())] = error.what();
-    }
-  });
-  return messages;
 }
 
 /// A training of which `step(i, model, optimizer)` makes all but construction.

@@ -19,8 +19,8 @@ namespace autopar {
 
 namespace {
 
-/// Such state has another layout than its parameter, as numbers that count steps have.
-bool is_counter(const torch::optim::Optimizer& optimizer, const std::string& state) {
+/// Whether state has another layout than its parameter, as numbers that count steps have.
+bool lies_otherwise(const torch::optim::Optimizer& optimizer, const std::string& state) {
   return state_slot(descriptor_of(optimizer), state).kind() != StateKind::kLikeParameter;
 }
 
@@ -139,7 +139,7 @@ WholeParameters::Parts Session::Impl::parts_with_state(const StateTensor& tensor
     ++number;
     const auto entries = state_of(*optimizer, tensor.handle);
     for (const auto& name : state_names(*optimizer, tensor.handle)) {
-      if (is_counter(*optimizer, name)) continue;
+      if (lies_otherwise(*optimizer, name)) continue;
       const auto found = std::ranges::find(entries, name, &StateEntry::first);
       const bool is_of_list = state_slot(descriptor_of(*optimizer), name).entry->is_list;
       if (is_of_list && found == entries.end()) continue;
@@ -185,7 +185,7 @@ void Session::Impl::for_whole_parameters(const WholeParameterFunction& function)
       if (!has(*optimizer, tensor.handle)) continue;
       ++number;
       for (const auto& [name, value] : state_of(*optimizer, tensor.handle)) {
-        if (is_counter(*optimizer, name)) counters[key_of(name, number)] = value;
+        if (lies_otherwise(*optimizer, name)) counters[key_of(name, number)] = value;
       }
     }
     const SeededGenerators seeded(deployment_.device(), draw_seed(draws, {OpId::of(i)}));
