@@ -46,6 +46,7 @@ class Analysis {
   [[nodiscard]] RuleResult decide_epilogue(const OpContext& op, bool& again);
   bool force_operands_whole(const OpContext& op);
   [[nodiscard]] RuleResult whole_batch(const OpContext& op, const std::string& reason) const;
+  [[nodiscard]] bool is_without_elements(const OpContext& op) const;
   [[nodiscard]] RuleResult epilogue(const OpContext& op) const;
   [[nodiscard]] bool may_be_epilogue(const OpContext& op) const;
   [[nodiscard]] bool may_be_prologue(ValueId value) const;

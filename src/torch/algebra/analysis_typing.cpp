@@ -152,8 +152,14 @@ bool Analysis::type_op(OpId id) {
   bool again = false;
   auto result = decide(op, again);
   if (again) return false;
-  if (result.verdict != Verdict::kTyped) result = whole_batch(op, result.reason);
-  if (!result.handling.whole_batch && !fits_sizes(op, result)) {
+  const bool is_typed = result.verdict == Verdict::kTyped;
+  const bool fits = is_typed && (result.handling.whole_batch || fits_sizes(op, result));
+  if (!fits && is_without_elements(op)) {
+    result = typed(op, BatchType::replicated());
+    for (std::size_t k = 0; k < op.results().size(); ++k) result.outputs[k] = type_by_sizes(op.result_sizes(k));
+  } else if (!is_typed) {
+    result = whole_batch(op, result.reason);
+  } else if (!fits) {
     result = whole_batch(op, "the sizes of its result do not follow the samples");
   }
   if (!result.handling.whole_batch && leaves_aliases_stale(op, result)) {
@@ -312,6 +318,17 @@ RuleResult Analysis::whole_batch(const OpContext& op, const std::string& reason)
     result.outputs[k] = type;
   }
   return result;
+}
+
+/// Results without elements are right whatever becomes of samples. What is written in place may be read as another
+/// type.
+bool Analysis::is_without_elements(const OpContext& op) const {
+  if (op.results().empty() || op.written_argument() >= 0) return false;
+  for (std::size_t k = 0; k < op.results().size(); ++k) {
+    const auto& sizes = op.result_sizes(k);
+    if (has_elements(sizes) || type_by_sizes(sizes).is(BatchKind::kWhole)) return false;
+  }
+  return true;
 }
 
 bool Analysis::fits_sizes(const OpContext& op, const RuleResult& result) const {

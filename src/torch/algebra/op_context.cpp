@@ -127,6 +127,10 @@ bool OpContext::has_batch_sizes() const {
   return false;
 }
 
+bool has_elements(const Sizes& sizes) {
+  return std::ranges::none_of(sizes, [](const SizeExpr& size) { return size == SizeExpr{}; });
+}
+
 std::vector<std::int64_t> batch_dims(const Sizes& sizes) {
   std::vector<std::int64_t> dims;
   for (std::size_t i = 0; i < sizes.size(); ++i) {

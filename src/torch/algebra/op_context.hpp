@@ -128,6 +128,8 @@ struct Contraction {
 /// Distinct dims of an einsum, as one product of sizes, times two.
 [[nodiscard]] std::optional<Affine> einsum_volume(const OpContext& op);
 
+/// Whether a value of these sizes has an element, however many samples there are.
+[[nodiscard]] bool has_elements(const Sizes& sizes);
 /// The dims of a value that grow with the batch.
 [[nodiscard]] std::vector<std::int64_t> batch_dims(const Sizes& sizes);
 

@@ -5,9 +5,10 @@
 namespace autopar::algebra {
 namespace {
 
+/// Of the dims from there on. Those without elements, which say nothing of how others lie, are left out.
 std::int64_t fixed_product(const Sizes& sizes, std::size_t from) {
   std::int64_t product = 1;
-  for (std::size_t i = from; i < sizes.size(); ++i) product *= sizes[i].fixed;
+  for (std::size_t i = from; i < sizes.size(); ++i) product *= sizes[i].fixed == 0 ? 1 : sizes[i].fixed;
   return product;
 }
 
@@ -28,7 +29,7 @@ RuleResult type_reshape(const OpContext& op) {
   const auto stride = type.inner * fixed_product(from, static_cast<std::size_t>(type.dim) + 1);
   const auto after = fixed_product(to, dim + 1);
   const auto total = to[dim].per_sample;
-  if (to[dim].fixed != 0 || after == 0 || stride % after != 0 || stride / after == 0 || total % (stride / after) != 0) {
+  if (to[dim].fixed != 0 || stride % after != 0 || stride / after == 0 || total % (stride / after) != 0) {
     return RuleResult::mixes("the new shape tears samples apart");
   }
   const auto inner = stride / after;
