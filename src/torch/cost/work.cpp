@@ -20,6 +20,9 @@ double fixed_elements(const Sizes& sizes) { return elements_at(sizes, 1); }
 
 std::int64_t last_size(const Sizes& sizes) { return sizes.empty() ? 1 : sizes.back().at(1); }
 
+/// Of all dims but the last, which may have no element.
+Affine rows_of(const Sizes& sizes) { return elements({sizes.begin(), sizes.end() - (sizes.empty() ? 0 : 1)}); }
+
 bool requires_grad(const OpContext& op, ValueId value) { return op.graph().value(value).requires_grad; }
 
 // Of a table only the rows that are looked up are read.
@@ -142,8 +145,7 @@ std::optional<Affine> product_flops(const OpContext& op) {
       for (const auto weight : op.tensors(op.position("params"))) {
         if (op.rank(weight) == 2) weights += fixed_elements(op.sizes(weight));
       }
-      const auto& input = op.sizes(operands[0]);
-      return elements(input) * (2 * weights / static_cast<double>(last_size(input)));
+      return rows_of(op.sizes(operands[0])) * (2 * weights);
     }
     default:
       break;
@@ -152,7 +154,7 @@ std::optional<Affine> product_flops(const OpContext& op) {
     const auto& weight = op.sizes(op.tensor("weight"));
     const bool transposed = name.starts_with("conv_transpose") || op.flag("transposed", false);
     const auto moved = transposed ? elements(op.sizes(operands[0])) : results;
-    return moved * (2 * fixed_elements(weight) / static_cast<double>(weight.front().at(1)));
+    return moved * (2 * fixed_elements({weight.begin() + 1, weight.end()}));
   }
   if (op.traits().op_class == OpClass::kMatmul) {  // cells
     double weights = 0;
@@ -161,8 +163,7 @@ std::optional<Affine> product_flops(const OpContext& op) {
         weights += fixed_elements(op.sizes(operands[i]));
       }
     }
-    const auto& input = op.sizes(operands[0]);
-    return elements(input) * (2 * weights / static_cast<double>(last_size(input)));
+    return rows_of(op.sizes(operands[0])) * (2 * weights);
   }
   return std::nullopt;
 }
@@ -243,7 +244,7 @@ RecurrentMemory recurrent_memory(const OpContext& op) {
   const Affine of_result = bytes_of(op.graph(), result), of_input = bytes_of(op.graph(), input);
   const double directions = op.flag("bidirectional", false) ? 2 : 1, layers = op.number("num_layers", 1);
   const double hidden = static_cast<double>(last_size(op.sizes(result))) / directions;
-  const double width = std::max(1.0, static_cast<double>(last_size(op.sizes(input))) / hidden);
+  const double width = std::max(1.0, static_cast<double>(last_size(op.sizes(input))) / std::max(1.0, hidden));
   // Measured on libtorch 2.11, of one to three layers, of both directions or one: in sizes of the result.
   double saved = 0, forward = 0, backward = 0;
   if (op.base_name() == "lstm") {  // oneDNN's workspace, of which a part is as wide as the layer's input
@@ -284,12 +285,13 @@ AttentionMemory attention_memory(const OpContext& op) {
   const auto result = op.results().front();
   if (!attends_by_products(op)) {
     const auto row = std::max(4.0, static_cast<double>(size_of(dtype_of(op.graph().value(result).dtype)).value()));
-    const auto rows = elements(query) * (row / static_cast<double>(last_size(query)));
+    const auto rows = rows_of(query) * row;
     if (!op.on_cuda()) return {rows, {}, {}};
     return {rows, {}, elements(query) * 4.0 + rows};  // its kernels add up the queries' gradient in single precision
   }
   const auto keys = static_cast<double>(key[key.size() - 2].at(1));
-  const auto scores = bytes_of(op.graph(), operands[0]) * (keys / static_cast<double>(last_size(query)));
+  const auto number = static_cast<double>(size_of(dtype_of(op.graph().value(operands[0]).dtype)).value());
+  const auto scores = rows_of(query) * (keys * number);
   const auto scaled = bytes_of(op.graph(), operands[0]) + bytes_of(op.graph(), operands[1]);
   const bool drops = op.number("dropout_p", 0) > 0;
   return {scores * (drops ? 3.0 : 1.0) + scaled, scores * 2.0, scores * 2.0};
