@@ -5,6 +5,7 @@
 #include <autopar/autopar.hpp>
 #include <autopar/runtime/loopback.hpp>
 
+#include <functional>
 #include <mutex>
 #include <vector>
 
@@ -42,12 +43,13 @@ Norms made() {
   return Norms();
 }
 
-void check(const std::vector<int64_t>& samples, const ap::Options& options) {
+template <class Model>
+void check(const std::function<Model()>& made, const Tensor& x, const std::vector<int64_t>& samples,
+           const ap::Options& options) {
   auto reference = made();
-  const auto x = torch::randn({8, 2, 5, 5}) + 2;
   for (int call = 0; call < 3; ++call) reference->forward(x).backward();
   CHECK_NOTHROW(ap::loopback::run(static_cast<int>(samples.size()), [&](ap::World& world) {
-    ap::AutoParallel<Norms> model(world, made(), options);
+    ap::AutoParallel<Model> model(world, made(), options);
     int64_t first = 0;
     for (int r = 0; r < world.rank(); ++r) first += samples[static_cast<std::size_t>(r)];
     const auto own = x.narrow(0, first, samples[static_cast<std::size_t>(world.rank())]);
@@ -59,6 +61,35 @@ void check(const std::vector<int64_t>& samples, const ap::Options& options) {
       numerics::check_close(value, buffer.value(), 1e-6, buffer.key());
     }
   }));
+}
+
+void check(const std::vector<int64_t>& samples, const ap::Options& options) {
+  check<Norms>(made, torch::randn({8, 2, 5, 5}) + 2, samples, options);
+}
+
+/// Norms of images whose height is that of the argument.
+struct NormsAloneImpl : nn::Module {
+  nn::BatchNorm2d norm{4};
+  nn::InstanceNorm2d rows{nn::InstanceNorm2dOptions(4).affine(true).track_running_stats(true)};
+  NormsAloneImpl() {
+    register_module("norm", norm);
+    register_module("rows", rows);
+  }
+  Tensor forward(const Tensor& x) { return rows(norm(x)).square().sum(); }
+};
+TORCH_MODULE(NormsAlone);
+
+TEST_CASE("running statistics of images without pixels stay as they are, and one pixel counts") {
+  for (const int64_t height : {0, 1}) {
+    INFO("height " << height);
+    const auto x = torch::randn({8, 4, height, 5});
+    const auto alone = [] { return NormsAlone(); };
+    check<NormsAlone>(alone, x, {8}, {.microbatches = 1});
+    if (height == 0) {  // else slices have statistics of their own
+      check<NormsAlone>(alone, x, {8}, {.microbatches = 2});
+      check<NormsAlone>(alone, x, {5, 3}, {.stages = 1, .microbatches = 1, .replicas = {2}});
+    }
+  }
 }
 
 TEST_CASE("running statistics of a share that is the whole batch are those of one process") {

@@ -159,8 +159,12 @@ RuleResult type_batch_norm(const OpContext& op) {
     if (type.dim != 0) return RuleResult::mixes("it normalises over the batch");
     RuleResult result = typed(op, type);
     if (running_mean.valid()) {
-      result.batch_norm = BatchNormPlan{
-          op.id(), running_mean, op.tensor("running_var"), op.number("momentum", 0.1), op.sizes(input).front(), true};
+      result.batch_norm = BatchNormPlan{op.id(),
+                                        running_mean,
+                                        op.tensor("running_var"),
+                                        op.number("momentum", 0.1),
+                                        has_elements(op.sizes(input)) ? op.sizes(input).front() : SizeExpr{},
+                                        true};
     }
     return result;
   }

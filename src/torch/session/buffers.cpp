@@ -82,7 +82,8 @@ void Session::Impl::pool_batch_norms(Call& call) {
   const auto& norms = call.program->plan.batch_norms;
   std::vector<std::pair<std::vector<Rank>, std::vector<NormPool>>> pools;
   for (std::size_t i = 0; i < norms.size(); ++i) {
-    if (!norms[i].running_mean.valid()) continue;
+    // Of a tensor without elements libtorch leaves running statistics as they are.
+    if (!norms[i].running_mean.valid() || norms[i].samples == SizeExpr{}) continue;
     const auto& mean = parameters_.named(graph.value(norms[i].running_mean).name);
     if (!parameters_.holds(mean)) continue;
     auto of_holders = std::find_if(pools.begin(), pools.end(), [&](const auto& p) { return p.first == mean.holders; });

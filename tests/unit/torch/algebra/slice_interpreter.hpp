@@ -364,7 +364,7 @@ class SliceInterpreter {
     }
     for (std::size_t i = 0; i < plan_.batch_norms.size(); ++i) {
       const auto& norm = plan_.batch_norms[i];
-      if (!norm.running_mean.valid()) continue;
+      if (!norm.running_mean.valid() || norm.samples == SizeExpr{}) continue;
       const auto all = torch::cat(observed_[static_cast<std::int32_t>(i)], norm.by_sample ? 0 : 1);
       const auto mean = norm.by_sample ? all.mean(2).mean(0) : all.mean(1);
       const auto variance = norm.by_sample ? all.var(2).mean(0) : all.var(1);
