@@ -170,7 +170,8 @@ std::tuple<Tensor, Tensor> multi_label_margin_loss(const Tensor& x, const Tensor
 }
 
 std::tuple<Tensor, Tensor> native_dropout(const Tensor& x, double, std::optional<bool>) {
-  return {at::empty_like(x), at::empty_like(x, x.options().dtype(at::kBool))};
+  // Of nothing, libtorch gives no mask of truths.
+  return {at::empty_like(x), at::empty_like(x, x.options().dtype(x.numel() > 0 ? at::kBool : x.scalar_type()))};
 }
 
 Tensor leaky_with_noise(const Tensor& x, Tensor&, const at::Scalar&, const at::Scalar&, bool,

@@ -160,11 +160,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> least_squares(const Tensor& a, const 
   const bool vector = b.dim() + 1 == a.dim() && b.sizes() == rows;
   const auto of_b = b.sizes().slice(0, static_cast<std::size_t>(b.dim()) - (vector ? 1 : 2));
   const auto batch = at::infer_size(matrices.slice(0, matrices.size() - 2), of_b);
-  Sizes solution(batch.begin(), batch.end());
-  solution.push_back(a.size(-1));
-  if (!vector) solution.push_back(b.size(-1));
+  Sizes memory(batch.begin(), batch.end());  // the solution is written over b, which may have more rows
+  memory.push_back(std::max(a.size(-2), a.size(-1)));
+  if (!vector) memory.push_back(b.size(-1));
+  const auto solution = vector ? at::empty(memory, a.options()) : by_columns(memory, a.options());
   const auto values = a.options().dtype(c10::toRealValueType(a.scalar_type()));
-  return {vector ? at::empty(solution, a.options()) : by_columns(solution, a.options()), at::empty({0}, values),
+  return {solution.narrow(vector ? -1 : -2, 0, a.size(-1)), at::empty({0}, values),
           at::empty(matrices.slice(0, matrices.size() - 2), a.options().dtype(at::kLong)), at::empty({0}, values)};
 }
 

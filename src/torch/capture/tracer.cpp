@@ -392,7 +392,23 @@ void Tracer::run_on_twins(Call& call) {
     const bool reads =
         message.find("on meta tensors") != std::string::npos || message.find("on a meta tensor") != std::string::npos;
     if (reads) refuse(call.schema.name(), call.node.path, data_dependent());
+    if (is_given_without_elements(call)) return;
     throw ForwardFailed(call.schema.name(), call.node.path, without_batch_size(message, options_.batch));
+  }
+}
+
+/// Shape rules of libtorch look into tensors without elements where its kernels do not (index_add, index_reduce).
+bool Tracer::is_given_without_elements(Call& call) const {
+  bool any = false;
+  for_each_tensor(call.twins, 0,
+                  [&](const at::Tensor& tensor) { any = any || (tensor.defined() && tensor.numel() == 0); });
+  if (!any) return false;
+  if (!may_be_probed(call.twins)) return take_solved_form(call);
+  call.results = call.twins;
+  try {
+    return probe_on_cpu(call.op, &call.results);
+  } catch (const c10::Error&) {
+    return false;
   }
 }
 
@@ -429,8 +445,8 @@ bool Tracer::take_solved_form(Call& call) const {
   if (!(node.op == call.op)) return false;
   torch::jit::Stack results;
   for (const auto& slot : node.outputs) {
+    if (slot.kind != SlotKind::kTensor || !slot.values.front().valid()) return false;
     const auto value = slot.values.front();
-    if (slot.kind != SlotKind::kTensor || !value.valid()) return false;
     const auto& info = options_.solved->value(value);
     if (std::binary_search(node.reads.begin(), node.reads.end(), info.storage)) return false;
     std::vector<std::int64_t> sizes, strides;

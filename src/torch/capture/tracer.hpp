@@ -134,6 +134,7 @@ class Tracer {
   void collect_arguments(Call& call);
   void run_on_twins(Call& call);
   [[nodiscard]] std::optional<at::Tensor> form_on_cuda(const Call& call) const;
+  [[nodiscard]] bool is_given_without_elements(Call& call) const;
   void try_on_zeros(Call& call);
   bool take_solved_form(Call& call) const;
   void collect_results(Call& call);

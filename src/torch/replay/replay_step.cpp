@@ -60,7 +60,8 @@ ReplayStep make_step(const OpNode& node, OpId id, std::vector<c10::IValue> args)
   }
   // An absent optional tensor has no slot; any other argument without a slot is no tensor.
   if (step.kind == StepKind::kTTO && tensors == 2) step.operands.push_back(ValueId::none());
-  if (node.outputs.size() != 1 || !node.outputs[0].values.front().valid())
+  // A list of results may be empty: the pieces along a dim without elements.
+  if (node.outputs.size() != 1 || node.outputs[0].values.empty() || !node.outputs[0].values.front().valid())
     step.kind = StepKind::kBoxed;
   else
     step.result = node.outputs[0].values.front();
