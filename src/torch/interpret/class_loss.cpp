@@ -9,6 +9,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/log_softmax.h>
 #include <ATen/ops/nll_loss_nd.h>
+#include <ATen/ops/where.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -45,7 +46,8 @@ class ClassLossNode : public torch::autograd::Node {
     const auto dim = class_dim(log_probabilities_);
     const auto counted = target_.ne(ignore_index_);
     const auto index = target_.mul(counted).to(at::kLong);  // any class, for those that do not count
-    auto factor = gradients[0].mul(counted);
+    // Not multiplied: a mean over no target has a gradient that is no number, also where nothing counts.
+    auto factor = at::where(counted, gradients[0], 0);
     if (weight_.defined()) factor = factor.mul(weight_.index_select(0, index.flatten()).view_as(index));
     const auto factors = factor.unsqueeze(dim), places = index.unsqueeze(dim);
     const bool keeps = torch::autograd::get_current_graph_task_keep_graph();

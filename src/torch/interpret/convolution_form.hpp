@@ -19,7 +19,8 @@ struct ConvolutionForm {
   /// @param wanted  the gradients of x, weight and bias
   [[nodiscard]] auto backward(const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight,
                               std::array<bool, 3> wanted) const {
-    const std::int64_t outputs[] = {gradient.size(1)};
+    // Not the gradient's channels: without input channels libtorch's result has none.
+    const std::int64_t outputs[] = {transposed ? weight.size(1) * groups : weight.size(0)};
     const auto bias_sizes = has_bias ? at::OptionalIntArrayRef(outputs) : at::OptionalIntArrayRef();
     return at::convolution_backward(gradient, x, weight, bias_sizes, stride, padding, dilation, transposed,
                                     output_padding, groups, wanted);
