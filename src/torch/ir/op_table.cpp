@@ -305,6 +305,8 @@ std::unordered_map<std::string_view, const OpTraits*> index_table() {
 
 }  // namespace
 
+std::span<const OpTraits> op_table() { return kTable; }
+
 const OpTraits& traits_of(std::string_view qualified_name) {
   static const auto index = index_table();
   static constexpr OpTraits kUnknown{"", F::kUnknown, C::kMemory, S::kInputAndResult};

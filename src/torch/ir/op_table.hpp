@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string_view>
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -92,6 +93,8 @@ struct OpTraits {
   SavedTensors saved = SavedTensors::kNothing;
   std::int32_t parameter = 0;  ///< see the family
 };
+
+[[nodiscard]] std::span<const OpTraits> op_table();
 
 /// The line of an aten operator; in-place twins share that of the functional one. Others: family kUnknown.
 /// @param qualified_name  "aten::add_"

@@ -39,7 +39,7 @@ Tensor slice_of(const Tensor& whole, const UnitSlices& slices, std::int64_t batc
 
 /// A layer whose outputs are cut, and what a program makes of them.
 struct Program : TestModel {
-  std::int64_t inputs, outputs;
+  std::int64_t inputs, outputs, tokens = 5;
   std::function<Tensor(const Tensor&)> behind;
   torch::nn::Linear layer{nullptr};
   Program(std::int64_t in, std::int64_t out, std::function<Tensor(const Tensor&)> then)
@@ -48,7 +48,7 @@ struct Program : TestModel {
     to(torch::kDouble);
   }
   Tensors run(const Tensors& in) override { return {behind(layer(in[0]))}; }
-  Tensors arguments(std::int64_t n) override { return {torch::randn({n, 5, inputs}, torch::kDouble)}; }
+  Tensors arguments(std::int64_t n) override { return {torch::randn({n, tokens, inputs}, torch::kDouble)}; }
 };
 
 OpGraph captured(Program& program, const Tensors& in) {
@@ -194,6 +194,66 @@ TEST_CASE("operators on slices give slices of what they give on the whole", "[te
     Program program(4, 24, [&](const Tensor& x) { return grouped(torch::tanh(x)).transpose(1, 2).flatten(2); });
     CHECK(runs_in_slices(program, kGroups, shards));
   }
+}
+
+TEST_CASE("every dim of what follows a layer in slices may have no element, or one", "[tensor_parallel]") {
+  using namespace shard_rules;
+  using Behind = std::function<Tensor(const Tensor&, std::int64_t units, std::int64_t width)>;
+  const std::vector<std::pair<std::string, Behind>> programs{
+      {"element-wise", [](const Tensor& x, auto, auto) { return torch::gelu(x) * x.sigmoid(); }},
+      {"in place", [](const Tensor& x, auto, auto) { return torch::relu(x).add_(1); }},
+      {"along tokens", [](const Tensor& x, auto, auto) { return torch::softmax(x, 1).cumsum(1); }},
+      {"flattened with others", [](const Tensor& x, auto, auto) { return x.flatten(0, 1); }},
+      {"in pieces",
+       [](const Tensor& x, auto, auto) {
+         return torch::cat({x.slice(1, 0, 2), x.slice(1, 2)}, 1);
+       }},
+      {"units apart",
+       [](const Tensor& x, auto units, auto width) {
+         return x.view({x.size(0), x.size(1), units, width}).transpose(1, 2);
+       }},
+      {"units apart and joined",
+       [](const Tensor& x, auto units, auto width) {
+         return x.view({x.size(0), x.size(1), units, width}).transpose(1, 2).tanh().transpose(1, 2).flatten(2);
+       }},
+      {"scores of units",
+       [](const Tensor& x, auto units, auto width) {
+         const auto heads = x.view({x.size(0), x.size(1), units, width}).transpose(1, 2);
+         return torch::matmul(torch::matmul(heads, heads.transpose(-2, -1)).softmax(-1), heads);
+       }},
+      {"norm of units",
+       [](const Tensor& x, auto units, auto width) {
+         return torch::layer_norm(x.view({x.size(0), x.size(1), units, width}), {width});
+       }},
+  };
+  int run = 0;
+  const auto check = [&](const auto& program, std::int64_t inputs, std::int64_t tokens, std::int64_t units,
+                         std::int64_t width) {
+    INFO(program.first << ": " << inputs << " inputs, " << tokens << " tokens, " << units << " units of " << width);
+    Program net(1, units * width, [&](const Tensor& x) { return program.second(x, units, width); });
+    net.layer->weight.set_data(torch::randn({units * width, inputs}, torch::kDouble));  // Linear(0, n) has no numbers
+    net.inputs = inputs;
+    net.tokens = tokens;
+    try {
+      net.run(net.arguments(3));
+    } catch (const c10::Error&) {
+      return;
+    }
+    ++run;
+    const bool in_slices = runs_in_slices(net, {0, {0, 1}, units, {width}}, 2);
+    // One unit, or units without elements, no shape tells from other dims: such layers are never cut.
+    CHECK((in_slices || units == 1 || width == 0));
+  };
+  for (const auto& program : programs) {
+    check(program, 4, 5, 4, 3);
+    for (const std::int64_t size : {0, 1}) {
+      check(program, size, 5, 4, 3);
+      check(program, 4, size, 4, 3);
+      check(program, 4, 5, 4, size);
+      check(program, 4, 5, 1, size);
+    }
+  }
+  CHECK(run == 81);
 }
 
 TEST_CASE("what would mix slices has no rule", "[tensor_parallel]") {

@@ -4,6 +4,8 @@
 #include <tensor_forms.hpp>
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -80,6 +82,63 @@ TEST_CASE("candidates are pairs, heads, tables and heads of classes, each parame
   std::vector<std::string> with_alone = wanted;
   with_alone.insert(with_alone.end() - 1, "8: alone.weight/1");
   CHECK((found_in(graph, SingleLayers::kByInputs) == with_alone));
+}
+
+TEST_CASE("layers are looked through for candidates whatever dims have no element, or one", "[tensor_parallel]") {
+  struct Net : TestModel {
+    std::int64_t tokens, inputs, heads, width, hidden, classes;
+    at::Tensor qkv, out, up, down, head;
+    Net(std::int64_t t, std::int64_t i, std::int64_t h, std::int64_t w, std::int64_t f, std::int64_t c)
+        : tokens(t),
+          inputs(i),
+          heads(h),
+          width(w),
+          hidden(f),
+          classes(c),
+          qkv(register_parameter("qkv", torch::randn({3 * h * w, i}))),
+          out(register_parameter("out", torch::randn({i, h * w}))),
+          up(register_parameter("up", torch::randn({2 * f, i}))),
+          down(register_parameter("down", torch::randn({i, f}))),
+          head(register_parameter("head", torch::randn({c, i}))) {}
+    Tensors run(const Tensors& in) override {
+      auto x = in[0];
+      const auto n = x.size(0);
+      const auto p = torch::linear(x, qkv).split_with_sizes({heads * width, heads * width, heads * width}, -1);
+      const auto of_heads = [&](const at::Tensor& part) {
+        return part.view({n, tokens, heads, width}).transpose(1, 2);
+      };
+      const auto scores = torch::matmul(of_heads(p[0]), of_heads(p[1]).transpose(-2, -1)).softmax(-1);
+      const auto mixed = torch::matmul(scores, of_heads(p[2])).transpose(1, 2).reshape({n, tokens, heads * width});
+      x = x + torch::linear(mixed, out);
+      x = x + torch::linear(torch::glu(torch::linear(x, up), -1), down);
+      return {torch::linear(x, head).log_softmax(-1).sum()};
+    }
+    Tensors arguments(std::int64_t n) override { return {torch::randn({n, tokens, inputs})}; }
+  };
+  constexpr std::array<std::int64_t, 6> kOrdinary{5, 8, 4, 2, 16, 30};
+  int run = 0;
+  for (std::size_t dim = 0; dim < kOrdinary.size(); ++dim) {
+    for (const std::int64_t size : {0, 1}) {
+      auto s = kOrdinary;
+      s[dim] = size;
+      INFO("dim " << dim << " of " << size);
+      Net net(s[0], s[1], s[2], s[3], s[4], s[5]);
+      try {
+        net.run(net.arguments(2));
+      } catch (const c10::Error&) {
+        continue;
+      }
+      ++run;
+      const auto graph = fold_class_loss(fold_selects(
+          fold_linear(capture(net, specs(net.arguments(2)), [&](const Tensors& in) { return net.run(in); }))));
+      for (const auto singles : {SingleLayers::kByOutputs, SingleLayers::kByInputs}) {
+        for (const auto& candidate : find_tensor_candidates(graph, analyze_batch(graph), singles)) {
+          CHECK(candidate.units > 1);
+        }
+      }
+    }
+  }
+  CHECK(run == 12);
 }
 
 TEST_CASE("layers of no pair are found by inputs, class heads if they have fewer than half as many classes",
