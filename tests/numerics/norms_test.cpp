@@ -220,6 +220,33 @@ TEST_CASE("four steps with a clipped encoder equal one process, under the plan t
   }
 }
 
+TEST_CASE("libtorch's clipping of a plain vector is one process's, or refused where a gradient is missing or a part") {
+  under_all_plans([&](ap::World& world, const Kind& kind) {
+    Net net;
+    Model model(
+        world, [] { return std::make_shared<Net>(); }, kind.options);
+    torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    model->attach(optimizer);
+    loss_on(model, world).backward();
+    loss_of(net, world.size()).backward();
+    bool has_all = true;
+    for (const auto& handle : model->module().parameters())
+      has_all = has_all && (!handle.requires_grad() || model->owns(handle));
+    double norm = 0;
+    const auto refused = said_by([&] { norm = torch::nn::utils::clip_grad_norm_(model->module().parameters(), 1e-3); });
+    if (!has_all && refused.empty()) throw Failure(kind.name + ": a rank has not all gradients, and clips");
+    if (!refused.empty()) {
+      auto handles = model->module().parameters();
+      check_says({"ap::clip_grad_norm_(model, handles, max)"},
+                 [&] { torch::nn::utils::clip_grad_norm_(handles, 1e-3); });
+      norm = ap::clip_grad_norm_(model, handles, 1e-3).item<double>();
+    }
+    const auto want = torch::nn::utils::clip_grad_norm_(net.parameters(), 1e-3);
+    check_number(torch::tensor(norm), torch::tensor(want), kind.name);
+    check_gradients(model, net, kind.name);
+  });
+}
+
 TEST_CASE("clipping by a norm that is not finite changes nothing where it is to throw, and throws on all ranks") {
   under_all_plans([&](ap::World& world, const Kind& kind) {
     Model model(

@@ -28,6 +28,12 @@ class ParameterHandles : public std::vector<at::Tensor> {
   Clip clip_;
 };
 
+namespace detail {
+
+/// @throws InvalidArgument if a handle's parameter lies on another rank, and so does its gradient
+void require_clippable(const std::vector<at::Tensor>& handles);
+
+}  // namespace detail
 }  // namespace autopar
 
 namespace torch::nn::utils {
@@ -36,6 +42,18 @@ namespace torch::nn::utils {
 inline double clip_grad_norm_(const autopar::ParameterHandles& parameters, double max_norm, double norm_type = 2.0,
                               bool error_if_nonfinite = false) {
   return parameters.clip(max_norm, norm_type, error_if_nonfinite).item<double>();
+}
+
+/// libtorch's own, of the gradients on this rank. Not collective. @throws InvalidArgument if a parameter lies on another
+/// rank: its gradient would be missing from the norm. A const vector goes to libtorch unseen.
+inline double clip_grad_norm_(std::vector<Tensor>& parameters, double max_norm, double norm_type = 2.0,
+                              bool error_if_nonfinite = false) {
+  autopar::detail::require_clippable(parameters);
+  return clip_grad_norm_(std::as_const(parameters), max_norm, norm_type, error_if_nonfinite);
+}
+inline double clip_grad_norm_(std::vector<Tensor>&& parameters, double max_norm, double norm_type = 2.0,
+                              bool error_if_nonfinite = false) {
+  return clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite);
 }
 
 /// No rank has all parameters: use model->gather_state() or model->owned_parameters().

@@ -13,8 +13,10 @@
 #include <torch/nn/module.h>
 
 #include <autopar/core/error.hpp>
+#include <autopar/torch/parameter_handles.hpp>
 
 #include "torch/capture/phantom.hpp"
+#include "torch/capture/phantom_impl.hpp"
 #include "torch/gradients/norm_over_ranks.hpp"
 #include "torch/parameters/part_access.hpp"
 #include "torch/session/handshake.hpp"
@@ -202,5 +204,19 @@ at::Tensor Session::Impl::clip_grad_norm(const std::vector<at::Tensor>& handles,
     gradient.mul_((is_elsewhere(gradient) ? on_host : factor).to(gradient.scalar_type()));
   return norm.to(type);
 }
+
+namespace detail {
+
+void require_clippable(const std::vector<at::Tensor>& handles) {
+  for (const auto& handle : handles) {
+    if (!handle.defined() || !handle.requires_grad() || !is_phantom(handle)) continue;
+    throw InvalidArgument("torch::nn::utils::clip_grad_norm_ of a plain vector would leave out a gradient: " +
+                          phantom_tag(handle)->description +
+                          ". ap::clip_grad_norm_(model, handles, max), called by all ranks, clips by the norm over all "
+                          "ranks");
+  }
+}
+
+}  // namespace detail
 
 }  // namespace autopar
