@@ -55,7 +55,7 @@ class InfeasiblePlan : public Error {
         remedy_(std::move(remedy)) {}
 
   [[nodiscard]] StageId stage() const { return stage_; }
-  [[nodiscard]] Bytes needed() const { return needed_; }
+  [[nodiscard]] Bytes needed() const { return needed_; }  ///< 0 = not known
   [[nodiscard]] Bytes available() const { return available_; }
   [[nodiscard]] const std::string& remedy() const { return remedy_; }
 

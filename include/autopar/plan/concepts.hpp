@@ -63,6 +63,7 @@ class Candidates {
 
   /// Step of the fastest that fits; infinite if there is none.
   [[nodiscard]] Seconds best_step() const { return best_; }
+  [[nodiscard]] bool empty() const { return by_shape_.empty(); }
   [[nodiscard]] bool any_fits() const { return !std::get<0>(best_shape_).empty(); }
   /// @pre any_fits()
   [[nodiscard]] const Candidate& best() const { return by_shape_.at(best_shape_); }

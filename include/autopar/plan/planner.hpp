@@ -195,8 +195,10 @@ class Planner {
     observe("searched " + std::to_string(found.states) + " states" + (found.proven ? ", all there are" : ""));
     if (!found.candidates.any_fits()) {
       observe("none fits the memory: looking for the smallest changes that do");
-      const auto least = attempt.offer_least(found);
-      if (!found.candidates.any_fits() && constraints.buckets.size > BucketPolicy::kLeast && !request.buckets) {
+      const bool has_smaller_buckets = constraints.buckets.size > BucketPolicy::kLeast && !request.buckets;
+      const auto least =
+          attempt.offer_least(found, has_smaller_buckets ? std::optional(coarse.constraints.memory) : std::nullopt);
+      if (!found.candidates.any_fits() && has_smaller_buckets) {
         observe("the smallest buckets may");
         PlanRequest smaller = request;
         smaller.buckets = BucketPolicy{};

@@ -46,6 +46,7 @@ struct PlanRequest {
   std::int64_t batch = 1;  ///< samples of a step, all ranks together
   Capabilities runtime{};
   std::optional<BucketPolicy> buckets{};  ///< none: the planner chooses, see `chosen_buckets`
+  bool remedies = true;                   ///< a refusal looks for changes that fit, which may take seconds
 };
 
 /// Whether forwards may be recomputed before their backwards, instead of keeping what they save.
@@ -73,6 +74,7 @@ struct Constraints {
   int world = 1;                       ///< ranks, or groups of `tensor` ranks that a search takes as one each
   int tensor = 1;                      ///< shards of every replica of every stage that does not say its own
   std::vector<int> tensor_degrees{1};  ///< candidates for `tensor`, ascending
+  int searches = 1;                    ///< one for each tensor degree, which share what a search may spend
   std::int64_t batch = 1;
   int stages = 0;                                 ///< 0 = any number
   std::vector<int> replicas;                      ///< of each stage; empty = any
@@ -105,6 +107,7 @@ struct Constraints {
     Constraints out = *this;
     out.world /= degree;
     out.tensor = degree;
+    out.searches = static_cast<int>(tensor_degrees.size());
     out.tensor_degrees = {degree};
     return out;
   }

@@ -90,7 +90,7 @@ bool Session::Impl::leaves_no_choice(const CapturedProgram& program, const Graph
   if (world_.size() > 1 || elsewhere || given_plan_ || reads_plan()) return false;
   Plan plan;
   try {
-    plan = search_plan(program, profile, batch, {});
+    plan = search_plan(program, profile, batch, {}, Refusals::kBare);
   } catch (const InfeasiblePlan&) {
     return true;
   }

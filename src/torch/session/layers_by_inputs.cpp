@@ -29,14 +29,19 @@ void Session::Impl::try_layers_by_inputs(const PlannedModes& modes, GraphProfile
     if (world_.rank() != 0 || given_plan_ || reads_plan()) return;
     const auto other = modes.profile(planned_device(), SingleLayers::kByInputs);
     try {
-      auto by_inputs = search_plan(*modes.planned, other, batch, costs);
+      auto by_inputs = search_plan(*modes.planned, other, batch, costs, Refusals::kBare);
       if (plan && by_inputs.step >= plan->step) return;
       by_inputs.notes.push_back("single linear layers are cut by inputs; otherwise " +
                                 (plan ? "a step would take " + readable(plan->step) : "there is no plan"));
       plan = std::move(by_inputs);
       decision = "by inputs";
-    } catch (const InfeasiblePlan& more) {
-      if (!plan) refused = needing_less(refused, more);
+    } catch (const InfeasiblePlan& bare) {
+      if (plan || (bare.needed() > Bytes(0) && needing_less(refused, bare) == refused)) return;
+      try {
+        static_cast<void>(search_plan(*modes.planned, other, batch, costs));
+      } catch (const InfeasiblePlan& explained) {
+        refused = needing_less(refused, explained);
+      }
     } catch (const InvalidArgument&) {
       if (plan) throw;
     }

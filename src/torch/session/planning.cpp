@@ -220,11 +220,12 @@ Plan Session::Impl::plan_or_read(const CapturedProgram& program, const GraphProf
 }
 
 Plan Session::Impl::search_plan(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch,
-                                MeasuredCosts costs) const {
+                                MeasuredCosts costs, Refusals refusals) const {
   const auto cluster = options_.cluster_file.empty() ? describe_cluster(world_, deployment_.device())
                                                      : read_cluster(options_.cluster_file);
   PlanRequest request;
   request.options = options_;
+  request.remedies = refusals == Refusals::kWithRemedies;
   request.runtime = runtime_capabilities();
   // Nothing says that whoever steps does so element by element.
   if (optimizers_.empty() && options_.zero < 0) request.runtime.max_zero = 0;
@@ -250,6 +251,7 @@ Plan Session::Impl::search_plan(const CapturedProgram& program, const GraphProfi
   if (may_choose && starves_statistics(plan, program.plan, request.batch)) {
     auto without_replicas = request;
     without_replicas.options.replicas = {1};
+    without_replicas.remedies = false;
     try {
       plan = planner_(profile.model, model_costs, cluster, without_replicas, observer);
     } catch (const InfeasiblePlan&) {  // then the first plan runs batches of more samples, and refuses those of so few

@@ -107,6 +107,9 @@ struct Call {
   }
 };
 
+/// Whether a plan that does not fit is refused with the changes that would, which may take seconds to find.
+enum class Refusals : std::uint8_t { kWithRemedies, kBare };
+
 class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
  public:
   Impl(World& world, std::shared_ptr<torch::nn::Module> module, Options code, PlanFunction planner,
@@ -191,7 +194,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   void follow(const Plan& plan, PlannedModes& modes, GraphProfile& profile) const;
   [[nodiscard]] static std::exception_ptr needing_less(const std::exception_ptr& refused, const InfeasiblePlan& other);
   [[nodiscard]] Plan search_plan(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch,
-                                 MeasuredCosts costs) const;
+                                 MeasuredCosts costs, Refusals refusals = Refusals::kWithRemedies) const;
   void require_replaceable_files(std::uint64_t model) const;
   void write_reports(const OpGraph& graph, const ModelProfile& profile);
   void write_file(const char* option, const std::string& path, const std::function<void()>& write);

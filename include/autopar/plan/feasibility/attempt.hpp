@@ -69,9 +69,12 @@ class Attempt {
   }
 
   /// The staging that needs least, where a search has found none that fits, is the planner's answer if it fits.
-  [[nodiscard]] std::optional<LeastMemory> offer_least(SearchResult& found) const {
+  /// @param asked  as `LeastStaging::best` has it
+  std::optional<LeastMemory> offer_least(SearchResult& found, std::optional<Bytes> asked = {}) const {
     // The schedules that a search leaves out do not change it.
-    auto least = found.least ? std::optional(*found.least) : least_memory_of_degrees(coarse_.objective, kMixesDegrees);
+    auto least =
+        found.least ? std::optional(*found.least) : least_memory_of_degrees(coarse_.objective, kMixesDegrees, asked);
+    if (asked && least && !has_closed_form(least->staging.schedule)) return offer_least(found);
     if (least && (!has_closed_form(least->staging.schedule) || least->fits(coarse_.constraints)))
       found.candidates.offer({least->staging, coarse_.objective(least->staging)});
     return least;
@@ -79,7 +82,10 @@ class Attempt {
 
   /// Whether `search` and `offer_least` would come to something that fits, without searching for what is fast.
   [[nodiscard]] Trial trial() const {
-    auto least = least_memory_of_degrees(coarse_.objective, kMixesDegrees);
+    auto least = least_memory_of_degrees(coarse_.objective, kMixesDegrees, coarse_.constraints.memory);
+    // Without a closed form it is simulated, so it must be the one that `offer_least` has.
+    if (least && !has_closed_form(least->staging.schedule))
+      least = least_memory_of_degrees(coarse_.objective, kMixesDegrees);
     // What is known of tensor shards is the least that they may take.
     if (least && !least->staging.tensor.empty() && least->fits(coarse_.constraints) &&
         !coarse_.objective.fits(coarse_.objective(least->staging))) {
@@ -87,7 +93,7 @@ class Attempt {
     }
     Trial out;
     out.certain = least && least->proven;
-    if (least) out.steps = least->steps;
+    if (least) out.steps = least->steps * kStepsAProofStep;
     if (least && has_closed_form(least->staging.schedule) && least->fits(coarse_.constraints)) {
       out.fit = Fit{least->staging, least->peak, least->stage};
       return out;
@@ -125,7 +131,7 @@ class Attempt {
       const auto beyond = [this](const StepObjective& objective) { return staging_.search_beyond_plain(objective); };
       if (least_is_proven) {
         SearchResult found = search_degrees(coarse_.objective, beyond);
-        if constexpr (kMixesDegrees) SharedRanks(coarse_.objective, found).offer();
+        if constexpr (kMixesDegrees) SharedRanks(coarse_.objective, found, true).offer();
         return found;
       }
     }

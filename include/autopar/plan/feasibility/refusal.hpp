@@ -50,12 +50,15 @@ class Refusal {
       return quick_trial(coarse, request, cluster);
     };
     const Remedies remedies =
-        RemedySearch(work_, cluster_, request_, constraints_, exact_, quick, slow).find(peak, host);
-    const std::string ways = describe(remedies, cluster_, request_, constraints_);
+        request_.remedies ? RemedySearch(work_, cluster_, request_, constraints_, exact_, quick, slow).find(peak, host)
+                          : Remedies();
+    const std::string ways =
+        request_.remedies ? describe(remedies, cluster_, request_, constraints_) : "no remedy was looked for";
     const bool must_be_there = constraints_.host_memory && constraints_.offloads.front() == Offload::kOptimizer;
     if (must_be_there && host > *constraints_.host_memory) refuse_host(least ? least->stage : StageId(0), host, ways);
+    const bool is_known = request_.remedies || (is_lawful && least->proven);
     throw InfeasiblePlan(reason(remedies, least, peak), remedies.fit ? remedies.fit->stage : StageId(0),
-                         needed(remedies, peak), constraints_.memory, ways);
+                         is_known ? needed(remedies, peak) : Bytes(0), constraints_.memory, ways);
   }
 
  private:

@@ -72,6 +72,7 @@ class RemedySearch {
   /// @param host_peak  likewise in the host's memory
   [[nodiscard]] Remedies find(Bytes peak, Bytes host_peak) {
     Remedies out;
+    excess_ = static_cast<double>(peak.value()) / std::max(1.0, static_cast<double>(constraints_.memory.value()));
     out.device_memory = least_device_memory(peak, out.fit);
     out.host_memory = least_host_memory(host_peak);
     out.world = least_world();
@@ -113,6 +114,12 @@ class RemedySearch {
   [[nodiscard]] bool fits_for_sure(const PlanRequest& request, const Cluster& cluster) {
     if (!fit_of(request, cluster)) return false;
     return budget_ > 0 || exact_(request, cluster).fit.has_value();
+  }
+  /// So many times the ranks, or the micro-batches, hold no less than that part of what one has: not worth a trial
+  /// where far more is needed.
+  [[nodiscard]] bool hopeless(double times) const {
+    constexpr double kUneven = 2;
+    return excess_ > kUneven * times;
   }
 
   /// A number of bytes that is enough when one byte less is not.
@@ -182,6 +189,7 @@ class RemedySearch {
     // Slices are rounded, so that one rank more may need more memory: near by, every number is tried.
     const int near = std::min(2 * constraints_.world, constraints_.world + 16);
     for (int world = constraints_.world + 1; world <= near; ++world) {
+      if (hopeless(static_cast<double>(world) / constraints_.world)) continue;
       const auto [more, larger] = with_ranks(world);
       if (fits_for_sure(more, larger)) return world;
     }
@@ -217,7 +225,7 @@ class RemedySearch {
     int low = used;
     for (const int microbatches : microbatch_candidates(1, most, constraints_.largest_local_batch())) {
       if (microbatches <= used) continue;
-      if (!fits_with(microbatches)) {
+      if (hopeless(static_cast<double>(microbatches) / used) || !fits_with(microbatches)) {
         low = microbatches;
         continue;
       }
@@ -270,6 +278,7 @@ class RemedySearch {
   const Constraints& constraints_;
   Trials exact_, quick_;
   std::int64_t budget_;
+  double excess_ = 0;  ///< what some plan needs, in parts of what there is
   bool shortened_ = false;
 };
 

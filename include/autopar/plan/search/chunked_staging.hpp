@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <autopar/plan/concepts.hpp>
+#include <autopar/plan/search/effort.hpp>
 #include <autopar/plan/search/uniform_staging.hpp>
 #include <autopar/schedule/traits.hpp>
 
@@ -41,6 +42,8 @@ struct ChunkedStaging {
   void add_to(SearchResult& result, const StepObjective& objective) const {
     const Shapes shapes(objective);
     std::vector<Shape> all = shapes.all(max_chunks);
+    const bool has_misfits_alone = !result.candidates.any_fits() && !result.candidates.empty();
+    if ((only_fits || has_misfits_alone) && !any_may_fit(shapes, all, objective)) return;
     std::int64_t actions = 0;
     for (const Shape& shape : all) actions += shape.actions(objective.constraints().ranks());
     if (actions <= simulated)
@@ -64,8 +67,24 @@ struct ChunkedStaging {
   [[nodiscard]] static bool synthesises(const StepObjective& objective) {
     return allows(objective.constraints(), kSynthesisedSchedule);
   }
+  [[nodiscard]] static bool may_synthesise(const StepObjective& objective, const Staging& from) {
+    return from.microbatches <= detail::kSynthesisedMicrobatches || objective.constraints().schedules.size() == 1;
+  }
 
   class Shapes;
+
+  /// False if nothing that would be simulated fits, which is known without simulating it.
+  [[nodiscard]] static bool any_may_fit(const Shapes& shapes, const std::vector<Shape>& all,
+                                        const StepObjective& objective) {
+    return std::ranges::any_of(all, [&](const Shape& shape) {
+      auto staging = shapes.make(shape);
+      if (!staging) return false;
+      if (allows(objective.constraints(), shape.kind) && objective.may_fit(*staging)) return true;
+      if (!synthesises(objective) || !may_synthesise(objective, *staging)) return false;
+      staging->schedule = kSynthesisedSchedule;
+      return objective.may_fit(*staging);
+    });
+  }
 
   void simulate_all(const Shapes& shapes, const std::vector<Shape>& all, const StepObjective& objective,
                     SearchResult& result) const {
@@ -86,6 +105,7 @@ struct ChunkedStaging {
     Candidates::rank(tried, objective.constraints().memory);
     if (static_cast<int>(tried.size()) > synthesised) tried.resize(static_cast<std::size_t>(synthesised));
     for (Candidate& candidate : tried) {
+      if (!may_synthesise(objective, candidate.staging)) continue;
       candidate.staging.schedule = kSynthesisedSchedule;
       if (!meets(constraints, objective.work(), candidate.staging)) continue;
       if (only_fits && !objective.may_fit(candidate.staging)) continue;
@@ -139,6 +159,7 @@ struct ChunkedStaging {
     for (Candidate& candidate : tried) {
       if (left <= 0 || count == synthesised || candidate.terms.step > limit) break;
       Staging& staging = candidate.staging;
+      if (!may_synthesise(objective, staging)) continue;
       staging.schedule = kSynthesisedSchedule;
       if (!meets(objective.constraints(), objective.work(), staging)) continue;
       left -= objective.actions(staging);

@@ -21,13 +21,22 @@ inline constexpr std::int64_t kStatesAPrediction = 60;
 /// Actions of the stagings whose tensor degrees are varied, and of those with two shapes of the same ranks.
 inline constexpr std::int64_t kActionsOfDegrees = 300'000;
 
-/// Elementary steps, about ten nanoseconds each, of the proof of what needs the least memory.
+/// Of more micro-batches no orders are synthesised where other schedules are allowed: the bubble is below a hundredth,
+/// and orders of so many take seconds.
+inline constexpr int kSynthesisedMicrobatches = 512;
+
+/// Where stages may have several tensor degrees, the searches of all degrees together may spend this part of the
+/// states, and the search with a degree of each stage's own as much: branches whose layers can all be sliced leave much
+/// to search and little to find beside what the searches start from.
+inline constexpr std::int64_t kPartOfDegrees = 8;
+
+/// Steps of the proof of what needs the least memory.
 inline constexpr std::int64_t kLeastMemorySteps = 60'000'000;
 /// With more ranks it is not proven.
 inline constexpr int kLeastMemoryRanks = 64;
-/// Of all trials of changes that would make a refused request fit.
-inline constexpr std::int64_t kRemedySteps = 400'000'000;
-/// Of one trial that searches, and of each state of its search.
-inline constexpr std::int64_t kStepsASearch = 500'000, kStepsAState = 100;
+/// Elementary steps, about ten nanoseconds each, of all trials of changes that would make a refused request fit.
+inline constexpr std::int64_t kRemedySteps = 150'000'000;
+/// Of each step of such a proof, of a trial that searches, and of each state of its search.
+inline constexpr std::int64_t kStepsAProofStep = 6, kStepsASearch = 2'000'000, kStepsAState = 100;
 
 }  // namespace autopar::detail

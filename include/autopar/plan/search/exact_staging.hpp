@@ -220,9 +220,6 @@ struct ExactStaging {
     std::optional<detail::CutTables> tables;
   };
 
-  /// Nothing bounds what is left: of larger graphs it does not come to its end.
-  static constexpr std::int64_t kPartOfMixed = 4;
-
   /// @return whether it came to its end
   [[nodiscard]] bool search_mixed_plain(const StepObjective& objective, SearchResult& result) const {
     const Constraints& constraints = objective.constraints();
@@ -237,7 +234,7 @@ struct ExactStaging {
       choices.push_back({degree, &*degrees.back().tables});
     }
     auto tables = detail::CutTables::make(objective, max_tails, objectives);
-    const std::int64_t last = result.states + most_states(objective) / kPartOfMixed;
+    const std::int64_t last = result.states + most_states(objective) / detail::kPartOfDegrees;
     bool ended = true;
     for (const int microbatches : constraints.microbatches) {
       for (std::size_t i = 0; i < constraints.schedules.size(); ++i) {
@@ -305,7 +302,8 @@ struct ExactStaging {
         all.push_back({microbatches, schedule});
       }
     }
-    const auto share = max_states / 4 / static_cast<std::int64_t>(all.size()) * detail::kTableStepsAState;
+    const auto share =
+        states_of_search(objective) / 4 / static_cast<std::int64_t>(all.size()) * detail::kTableStepsAState;
     for (Configuration& one : all) {
       auto table = detail::RestBottleneck::make(tables, objective, one.microbatches, one.schedule, share);
       if (table) one.rest = std::make_shared<detail::RestBottleneck>(std::move(*table));
@@ -417,10 +415,15 @@ struct ExactStaging {
     result.candidates.offer({staging, objective(staging)});
   }
 
+  [[nodiscard]] std::int64_t states_of_search(const StepObjective& objective) const {
+    const int searches = objective.constraints().searches;
+    return searches == 1 ? max_states : max_states / detail::kPartOfDegrees / searches;
+  }
+
   /// The more ranks, the less of all there is can be searched, and the longer a state takes.
   [[nodiscard]] std::int64_t most_states(const StepObjective& objective) const {
     constexpr int kFull = 8;
-    return max_states / std::max(1, objective.constraints().ranks() / kFull);
+    return states_of_search(objective) / std::max(1, objective.constraints().ranks() / kFull);
   }
 
   void branch(const StepObjective& objective, detail::CutTables& tables,

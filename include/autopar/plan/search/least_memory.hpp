@@ -33,15 +33,20 @@ class LeastStaging {
   }
 
   /// @param start  any staging, or nothing
-  [[nodiscard]] std::optional<LeastMemory> best(std::optional<LeastMemory> start) {
+  /// @param asked  so much is there: any staging that needs no more will do, and of what needs more it is of no interest
+  ///               what needs least. Much sooner proven.
+  [[nodiscard]] std::optional<LeastMemory> best(std::optional<LeastMemory> start, std::optional<Bytes> asked = {}) {
     const Constraints& constraints = objective_.constraints();
     const Bytes any(std::numeric_limits<std::int64_t>::max() / 4);
     const Bytes host = constraints.host_memory.value_or(any);
-    const auto lower = [&](const LeastMemory& found) { return LimitedStagings::Limits{found.peak - Bytes(1), host}; };
+    const auto lower = [&](const LeastMemory& found) {
+      return LimitedStagings::Limits{std::min(found.peak - Bytes(1), asked.value_or(any)), host};
+    };
     const bool holds = start && start->host_holds(constraints);
+    if (asked && holds && start->peak <= *asked) return start;
     std::optional<LeastMemory> least = holds ? start : std::nullopt;
-    descend(least, least ? lower(*least) : LimitedStagings::Limits{any, host}, lower);
-    if (!least && budget_ > 0) {
+    descend(least, least ? lower(*least) : LimitedStagings::Limits{asked.value_or(any), host}, lower);
+    if (!least && !asked && budget_ > 0) {
       // Hosts hold none of them: the one that they hold most nearly.
       least = std::move(start);
       const auto nearer = [&](const LeastMemory& found) { return LimitedStagings::Limits{any, found.host - Bytes(1)}; };
@@ -145,10 +150,12 @@ class LeastStaging {
 /// The staging with one stage a rank that needs the least memory: over all convex cuts, replicas, micro-batches and
 /// memory optimizations where they are few enough, and then proven; else along one topological order (on more than
 /// eight ranks: with even replicas). Nothing if the constraints leave no such staging.
-[[nodiscard]] inline std::optional<LeastMemory> least_memory(const StepObjective& objective) {
+/// @param asked  as `LeastStaging::best` has it
+[[nodiscard]] inline std::optional<LeastMemory> least_memory(const StepObjective& objective,
+                                                             std::optional<Bytes> asked = {}) {
   auto start = detail::LeastMemoryCuts(objective).best();
   if (!detail::least_memory_is_provable(objective)) return start;
-  return detail::LeastStaging(objective, detail::kLeastMemorySteps).best(std::move(start));
+  return detail::LeastStaging(objective, detail::kLeastMemorySteps).best(std::move(start), asked);
 }
 
 }  // namespace autopar

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -47,7 +48,22 @@ class LimitedStagings {
         most_stages_(constraints_.stages > 0
                          ? constraints_.stages
                          : std::min<int>(constraints_.world, static_cast<int>(tails_.node_count()))),
-        needed_(tails_.size() * static_cast<std::size_t>(most_stages_ + 1), kUnknown) {}
+        in_flight_(static_cast<std::size_t>(most_stages_)),
+        needed_(tails_.size() * static_cast<std::size_t>(most_stages_ + 1), kUnknown) {
+    for (int later = 0; later < most_stages_; ++later) {
+      in_flight_[static_cast<std::size_t>(later)] =
+          peak_in_flight(variant.schedule, objective.work().loss_mode, 0, later + 1, variant.microbatches);
+    }
+    for (const DegreeOfStages& each : degrees_) {
+      auto& largest = largest_slice_.emplace_back();
+      for (int replicas = 0; replicas <= constraints_.world / each.degree; ++replicas) {
+        const auto slice = [&](int only) {
+          return replicas == 0 ? 0 : each.objective.slices().at(variant.microbatches, replicas, only).largest;
+        };
+        largest.push_back({slice(0), slice(1)});
+      }
+    }
+  }
 
   /// @return nothing if there is none or the budget ended
   [[nodiscard]] std::optional<LeastMemory> any() {
@@ -170,15 +186,15 @@ class LimitedStagings {
 
   /// Samples of the largest.
   [[nodiscard]] std::int64_t slice_of(const DegreeOfStages& each, NodeMask nodes, int replicas) const {
-    return each.objective.slices().at(variant_.microbatches, replicas, nodes == each.tables.all() ? 1 : 0).largest;
+    const auto& largest = largest_slice_[static_cast<std::size_t>(&each - degrees_.data())];
+    return largest[static_cast<std::size_t>(replicas)][nodes == each.tables.all() ? 1 : 0];
   }
 
   [[nodiscard]] bool fits(const DegreeOfStages& each, DownsetId tail, DownsetId to, NodeMask nodes, int later,
                           int replicas) {
     CutTables& tables = each.tables;
     const bool only = nodes == tables.all();
-    const int in_flight =
-        peak_in_flight(variant_.schedule, objective_.work().loss_mode, 0, later + 1, variant_.microbatches);
+    const int in_flight = in_flight_[static_cast<std::size_t>(later)];
     std::int64_t least = tables.held(tail, to, nodes, replicas);
     least += tables.boundary(nodes).bytes(slice_of(each, nodes, replicas), in_flight, variant_.microbatches);
     if (constraints_.recompute == Recompute::kNever) {
@@ -230,8 +246,10 @@ class LimitedStagings {
   Limits limits_;
   std::int64_t& budget_;
   int most_stages_;
-  std::vector<int> needed_;     // [tail][later]
-  std::vector<Chosen> chosen_;  // last stage first
+  std::vector<int> in_flight_;                                             // [later]
+  std::vector<std::vector<std::array<std::int64_t, 2>>> largest_slice_{};  // [degree][replicas][whether the only stage]
+  std::vector<int> needed_;                                                // [tail][later]
+  std::vector<Chosen> chosen_;                                             // last stage first
 };
 
 }  // namespace autopar::detail

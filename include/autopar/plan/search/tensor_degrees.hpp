@@ -27,10 +27,12 @@ namespace autopar::detail {
 
 /// The staging that needs least memory, whatever the tensor degrees of its stages. What it needs is as its stages run
 /// it: what is known of a degree before there are stages is less than that, and nobody's answer.
-/// @param mixes  whether stages may have degrees of their own
-[[nodiscard]] inline std::optional<LeastMemory> least_memory_of_degrees(const StepObjective& objective, bool mixes) {
+/// @param mixes  whether stages may have different degrees
+/// @param asked  as `LeastStaging::best` has it
+[[nodiscard]] inline std::optional<LeastMemory> least_memory_of_degrees(const StepObjective& objective, bool mixes,
+                                                                        std::optional<Bytes> asked = {}) {
   const auto& degrees = objective.constraints().tensor_degrees;
-  if (degrees == std::vector{1}) return least_memory(objective);
+  if (degrees == std::vector{1}) return least_memory(objective, asked);
   std::optional<LeastMemory> least;
   for (const int degree : degrees) {
     const Constraints constraints = objective.constraints().at_degree(degree);
@@ -43,11 +45,11 @@ namespace autopar::detail {
     if (!least || own.peak < least->peak) least = std::move(own);
   }
   if (!least_memory_is_provable(objective)) return least;
-  if (mixes) return LeastStaging(objective, kLeastMemorySteps, degrees).best(std::move(least));
+  if (mixes) return LeastStaging(objective, kLeastMemorySteps, degrees).best(std::move(least), asked);
   bool proven = true;
   std::int64_t steps = 0;
   for (const int degree : degrees) {
-    least = LeastStaging(objective, kLeastMemorySteps, {degree}).best(std::move(least));
+    least = LeastStaging(objective, kLeastMemorySteps, {degree}).best(std::move(least), asked);
     if (!least) continue;
     proven = proven && least->proven;
     steps += least->steps;
@@ -114,8 +116,9 @@ inline void vary_degrees(const StepObjective& objective, SearchResult& result) {
 /// @cost no more actions than `kActionsOfDegrees`
 class SharedRanks {
  public:
-  SharedRanks(const StepObjective& objective, SearchResult& result)
-      : objective_(objective), constraints_(objective.constraints()), result_(result) {}
+  /// @param only_fits  what does not fit is of no interest
+  SharedRanks(const StepObjective& objective, SearchResult& result, bool only_fits = false)
+      : objective_(objective), constraints_(objective.constraints()), result_(result), only_fits_(only_fits) {}
 
   void offer() {
     const auto kind = std::ranges::find_if(constraints_.schedules, [](ScheduleKind schedule) {
@@ -177,6 +180,7 @@ class SharedRanks {
     if (!meets(constraints_, objective_.whole(), staging)) return false;
     left_ -= objective_.actions(staging);
     if (left_ < 0) return false;
+    if (only_fits_ && !objective_.may_fit(staging)) return false;
     ++result_.states;
     const BatchLayout layout{constraints_.local_batches(), staging.microbatches};
     const Pipeline pipeline = objective_.pipeline(staging, place(staging, RankPlacement::kReplicasTogether)).pipeline;
@@ -193,6 +197,7 @@ class SharedRanks {
   const StepObjective& objective_;
   const Constraints& constraints_;
   SearchResult& result_;
+  bool only_fits_;
   std::int64_t left_ = kActionsOfDegrees;
 };
 

@@ -63,7 +63,6 @@ class OrderedTimeline {
   /// Positions [lane, position] of compute actions on a longest way whose start waits for their lane, the latest first.
   [[nodiscard]] std::vector<std::pair<std::size_t, std::size_t>> held_up() const {
     std::vector<std::pair<std::size_t, std::size_t>> out;
-    std::vector<std::vector<std::size_t>> position(orders_->size());
     SynthesisAction compute;
     double latest = -1;
     for (const SynthesisAction& played : played_) {
@@ -72,6 +71,8 @@ class OrderedTimeline {
         compute = played;
       }
     }
+    std::vector<std::size_t> looked_at;  // by lane: the way leads to ever earlier places of it
+    for (const auto& order : *orders_) looked_at.push_back(order.size());
     for (;;) {
       const auto& stage = problem_.stages[compute.stage];
       const double start = start_[problem_.index(compute)];
@@ -86,8 +87,10 @@ class OrderedTimeline {
       if (!found) {
         for (const std::size_t l : stage.lanes) {
           const auto& order = (*orders_)[l];
-          std::size_t at = 0;  // an input is named by its slot: a backward may be whole
-          while (problem_.index(order[at]) != problem_.index(compute)) ++at;
+          std::size_t& at = looked_at[l];  // an input is named by its slot: a backward may be whole
+          do {
+            --at;
+          } while (problem_.index(order[at]) != problem_.index(compute));
           if (at == 0 || end(order[at - 1]) < start - kSame * makespan_) continue;
           out.emplace_back(l, at);
           before = order[at - 1];

@@ -9,6 +9,7 @@
 #include <map>
 #include <optional>
 #include <regex>
+#include <stdexcept>
 #include <string>
 
 #include <autopar/cost/roofline.hpp>
@@ -283,9 +284,35 @@ TEST_CASE("the least memory is that of all stagings", "[laws]") {
     };
     CHECK(any_fits(least->peak));
     CHECK_FALSE(any_fits(least->peak - Bytes(1)));
+    const auto asked_for = [&](Bytes memory) {
+      return *least_memory(StepObjective(work, instance.cluster, constraints), memory);
+    };
+    CHECK(asked_for(least->peak).peak <= least->peak);
+    const LeastMemory too_large = asked_for(least->peak - Bytes(1));
+    CHECK(too_large.proven);
+    CHECK(too_large.peak >= least->peak);
     ++compared;
   }
   CHECK(compared > 250);
+}
+
+TEST_CASE("a refusal without remedies needs as much as one with them, and says that it looked for none") {
+  const ModelProfile model = testing::chain(4, 1e5, 100'000, 1000);
+  const Cluster cluster = testing::small_cluster(2, Bytes(300'000));
+  PlanRequest request;
+  const auto refused = [&](bool remedies) {
+    request.remedies = remedies;
+    try {
+      (void)plan_with_defaults(model, cluster, request);
+    } catch (const InfeasiblePlan& error) {
+      return error;
+    }
+    throw std::logic_error("accepted");
+  };
+  const auto explained = refused(true), bare = refused(false);
+  CHECK(bare.needed() == explained.needed());
+  CHECK(bare.remedy() == "no remedy was looked for");
+  CHECK_THAT(explained.remedy(), Catch::Matchers::Contains("device_memory = "));
 }
 
 TEST_CASE("the least memory is what the stage really needs") {
