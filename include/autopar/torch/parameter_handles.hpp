@@ -44,8 +44,8 @@ inline double clip_grad_norm_(const autopar::ParameterHandles& parameters, doubl
   return parameters.clip(max_norm, norm_type, error_if_nonfinite).item<double>();
 }
 
-/// libtorch's own, of the gradients on this rank. Not collective. @throws InvalidArgument if a parameter lies on another
-/// rank: its gradient would be missing from the norm. A const vector goes to libtorch unseen.
+/// libtorch's own, of the gradients on this rank. Not collective. @throws InvalidArgument if a parameter lies on
+/// another rank: its gradient would be missing from the norm. A const vector goes to libtorch unseen.
 inline double clip_grad_norm_(std::vector<Tensor>& parameters, double max_norm, double norm_type = 2.0,
                               bool error_if_nonfinite = false) {
   autopar::detail::require_clippable(parameters);

@@ -33,8 +33,8 @@ class LeastStaging {
   }
 
   /// @param start  any staging, or nothing
-  /// @param asked  so much is there: any staging that needs no more will do, and of what needs more it is of no interest
-  ///               what needs least. Much sooner proven.
+  /// @param asked  so much is there: any staging that needs no more will do; of what needs more, the answer need not be
+  ///               the least. Much sooner proven.
   [[nodiscard]] std::optional<LeastMemory> best(std::optional<LeastMemory> start, std::optional<Bytes> asked = {}) {
     const Constraints& constraints = objective_.constraints();
     const Bytes any(std::numeric_limits<std::int64_t>::max() / 4);

@@ -28,8 +28,9 @@ struct LBFGSParamState : public torch::optim::OptimizerCloneableParamState<LBFGS
   void serialize(torch::serialize::OutputArchive& archive) const override;
 };
 
-/// L-BFGS with the options, iterations and line search of torch::optim::LBFGS (Nocedal and Wright, algorithms 7.4 and
-/// 3.5), over all parameters of a model as one vector; its dot products are taken over all ranks in double precision.
+/// L-BFGS over all parameters of a model as one vector, with the options, iterations and line search of
+/// torch::optim::LBFGS. Dot products are taken over all ranks in double precision. Source: Nocedal and Wright,
+/// Numerical Optimization, algorithms 7.4 and 3.5.
 ///
 ///   model->attach(opt);
 ///   opt.step([&] {
@@ -39,7 +40,8 @@ struct LBFGSParamState : public torch::optim::OptimizerCloneableParamState<LBFGS
 ///     return loss;
 ///   });
 ///
-/// Its step is collective, and calls the closure equally often on all ranks. Files of torch::save are its own.
+/// Its step is collective, and calls the closure equally often on all ranks. Its files of torch::save have another form
+/// than torch::optim::LBFGS's.
 class LBFGS : public torch::optim::Optimizer, public DescribedOptimizer {
  public:
   /// @throws c10::Error for several groups or options out of range, as torch::optim does
@@ -51,9 +53,8 @@ class LBFGS : public torch::optim::Optimizer, public DescribedOptimizer {
 
   /// @param closure  makes gradients of the loss of all ranks' samples, and returns it: the same on every rank
   /// @return what the first call of the closure returned
-  /// @throws InvalidArgument without a closure, as SGD::step, where ranks return unlike losses, or where a later call
-  /// of
-  ///         the closure makes no gradients
+  /// @throws InvalidArgument without a closure, as SGD::step, where ranks return unlike losses, or
+  ///         where a later call of the closure makes no gradients
   at::Tensor step(LossClosure closure) override;
 
   void save(torch::serialize::OutputArchive& archive) const override;

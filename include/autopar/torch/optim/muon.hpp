@@ -35,13 +35,18 @@ struct MuonParamState : public torch::optim::OptimizerCloneableParamState<MuonPa
   void serialize(torch::serialize::OutputArchive& archive) const override;
 };
 
-/// Muon (Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks") of matrices x with gradient g:
-/// v = momentum * v + g, and x goes lr * sqrt(max(1, rows / columns)) along the orthogonalised g + momentum * v (with
-/// nesterov) or v, after weight decay x = x - lr * weight_decay * x. Orthogonalised means: `iterations` of the quintic
-/// Newton-Schulz iteration, in float32 at least. Of tensors of more dims the first is rows, all others are columns.
+/// Muon of matrices x with gradient g (Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"):
 ///
-/// Give it the weights of hidden layers, and biases, norms, embeddings and the last layer to an optimizer of their own,
-/// such as ap::optim::AdamW; a model takes several. Where ranks hold parts of parameters, its step is collective, and
+///   v = momentum * v + g
+///   u = nesterov ? g + momentum * v : v
+///   x = x - lr * weight_decay * x
+///   x = x - lr * sqrt(max(1, rows / columns)) * orthogonalised(u)
+///
+/// `iterations` are of the quintic Newton-Schulz iteration, in float32 at least. Of tensors of more dims the first is
+/// rows, all others are columns.
+///
+/// Give it the weights of hidden layers. Biases, norms, embeddings and the last layer go to a second optimizer, such as
+/// ap::optim::AdamW: a model takes several. Where ranks hold parts of parameters, its step is collective, and
 /// each matrix is put together and orthogonalised on one rank.
 class Muon : public torch::optim::Optimizer, public DescribedOptimizer {
  public:
