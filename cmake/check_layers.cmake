@@ -31,7 +31,7 @@ set(mpi_headers include/autopar/runtime/mpi_comm.hpp)
 set(schedules_named_in include/autopar/schedule/kind.hpp include/autopar/schedule/traits.hpp)
 # The folders of a layer, each of which knows those before it. Files beside them (plan.hpp below, planner.hpp above) are free.
 set(rooms_plan model memory step search multilevel feasibility report check)
-set(rooms_torch detail ir device kernels replay capture init rewrite algebra tensor_parallel interpret gradients parameters optim cost staging engine
+set(rooms_torch detail ir device kernels replay capture init passes algebra tensor_parallel interpret gradients parameters optim cost staging engine
   checkpoint session)
 set(violations)
 

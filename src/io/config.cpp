@@ -71,6 +71,7 @@ const std::vector<Field>& fields() {
       {"save_plan", &Options::save_plan},
       {"profile_file", &Options::profile_file},
       {"graph_file", &Options::graph_file},
+      {"graph_after", &Options::graph_after},
       {"trace_file", &Options::trace_file},
       {"report_file", &Options::report_file},
       {"overwrite", &Options::overwrite},

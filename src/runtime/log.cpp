@@ -15,9 +15,9 @@ namespace autopar {
 namespace {
 
 constexpr std::array<std::string_view, 6> kLevelNames{"trace", "debug", "info", "warn", "error", "off"};
-constexpr std::array<std::string_view, kLogModules> kModuleNames{"World",     "Transport", "Capture",  "Profiler",
-                                                                 "Planner",   "Schedule",  "Executor", "Session",
-                                                                 "Optimizer", "Checkpoint"};
+constexpr std::array<std::string_view, kLogModules> kModuleNames{"World",    "Transport", "Capture",   "Passes",
+                                                                 "Profiler", "Planner",   "Schedule",  "Executor",
+                                                                 "Session",  "Optimizer", "Checkpoint"};
 
 spdlog::level::level_enum to_spdlog(LogLevel level) {
   switch (level) {

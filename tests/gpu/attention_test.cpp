@@ -12,7 +12,7 @@
 #include "torch/algebra/batch_algebra.hpp"
 #include "torch/capture/capture.hpp"
 #include "torch/interpret/op_interpreter.hpp"
-#include "torch/rewrite/linear_fold.hpp"
+#include "torch/passes/linear_fold.hpp"
 
 // Attention whose gradients are written where those of the product that queries, keys and values are parts of lie,
 // beside libtorch's.
@@ -80,7 +80,7 @@ struct Made {
 Made by_library(Attention& net, const Given& given) {
   CaptureOptions options;
   options.device = c10::DeviceType::CUDA;
-  const auto graph = fold_linear(capture(
+  const auto graph = passes::fold_linear(capture(
       net, {input_spec(given.x)}, [&](const Tensors& in) -> Tensors { return {net.forward(in[0])}; }, options));
   auto kept = graph.outputs;
   for (std::size_t i = 0; i < graph.ops.size(); ++i) {

@@ -167,6 +167,22 @@ TEST_CASE("profile, report and graph are written when the model is planned", "[f
   CHECK(contains(graph, "-> output0;"));
 }
 
+TEST_CASE("the graph file has the program after the pass that is named, and says where that did not run", "[files]") {
+  const TempFolder folder;
+  const auto written = [&](const std::string& pass) {
+    train(2, {.stages = 2, .graph_file = folder / "graph.dot", .graph_after = pass, .log_level = "off"});
+    return ap::read_text_file(folder / "graph.dot");
+  };
+  const auto first = written("hoist_parameter_casts"), linear = written("fold_linear");
+  CHECK(contains(first, "\n// the program after hoist_parameter_casts\ndigraph"));
+  CHECK(count(first, "aten::linear") == 0);
+  CHECK(count(linear, "aten::linear") == 2);
+  CHECK_FALSE(contains(linear, "stage 0"));
+  CHECK(contains(written("fold_pointwise"), "at the place of fold_pointwise, which did not run"));
+  const auto refused = refusal([&] { train(2, {.graph_after = "fold_linaer"}); });
+  CHECK(contains(refused, "did you mean 'fold_linear'?"));
+}
+
 TEST_CASE("what autopar did not write, or wrote of another model, is replaced only where that is allowed", "[files]") {
   const TempFolder folder;
   const auto path = folder / "mine";

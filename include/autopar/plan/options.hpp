@@ -57,6 +57,7 @@ struct Options {
   bool save_plan = true;              ///< write plan_file after planning
   std::string profile_file{};         ///< the model's profile is written there
   std::string graph_file{};           ///< the captured graph is written there, in Graphviz's dot
+  std::string graph_after{};          ///< graph_file has the program after this pass instead, without stages
   std::string trace_file{};   ///< Chrome trace of the latest step; "t.json" is "t.RANK.json" where ranks are several
   std::string report_file{};  ///< the plan as text is written there
   bool overwrite = false;  ///< the files named here replace whatever is there, also what autopar did not write and what

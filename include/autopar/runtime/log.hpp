@@ -18,6 +18,7 @@ enum class LogModule : std::uint8_t {
   kWorld,
   kTransport,
   kCapture,
+  kPasses,
   kProfiler,
   kPlanner,
   kSchedule,
@@ -26,7 +27,7 @@ enum class LogModule : std::uint8_t {
   kOptimizer,
   kCheckpoint,
 };
-inline constexpr int kLogModules = 10;
+inline constexpr int kLogModules = 11;
 
 /// "trace" | "debug" | "info" | "warn" | "error" | "off"; nothing for any other text.
 [[nodiscard]] std::optional<LogLevel> log_level_named(std::string_view name);

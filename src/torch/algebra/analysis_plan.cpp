@@ -3,8 +3,8 @@
 #include <autopar/core/error.hpp>
 
 #include "torch/algebra/analysis.hpp"
+#include "torch/ir/casts.hpp"
 #include "torch/ir/shown_name.hpp"
-#include "torch/rewrite/cast_hoist.hpp"
 
 namespace autopar::algebra {
 namespace {

@@ -11,7 +11,7 @@
 #include "torch/ir/class_head.hpp"
 #include "torch/ir/graph_hash.hpp"
 #include "torch/ir/shown_name.hpp"
-#include "torch/rewrite/channels_last.hpp"
+#include "torch/ir/tensor_form.hpp"
 #include "torch/tensor_parallel/followers.hpp"
 #include "torch/tensor_parallel/tensor_candidates.hpp"
 

@@ -8,10 +8,10 @@
 #include "torch/ir/cross_entropy.hpp"
 #include "torch/ir/max_pool.hpp"
 #include "torch/ir/pointwise.hpp"
+#include "torch/ir/tensor_form.hpp"
 #include "torch/kernels/layer_norm.hpp"
 #include "torch/kernels/pointwise/pointwise.hpp"
 #include "torch/kernels/pointwise/program.hpp"
-#include "torch/rewrite/channels_last.hpp"
 
 namespace autopar::algebra {
 namespace {

@@ -6,8 +6,8 @@
 #include "torch/interpret/class_loss.hpp"
 #include "torch/interpret/split_backward.hpp"
 #include "torch/ir/cross_entropy.hpp"
+#include "torch/ir/tensor_form.hpp"
 #include "torch/ir/two_results.hpp"
-#include "torch/rewrite/channels_last.hpp"
 
 namespace autopar::algebra {
 namespace {

@@ -19,8 +19,8 @@
 #include "torch/interpret/backward_source.hpp"
 #include "torch/interpret/parameter_cast.hpp"
 #include "torch/interpret/side_stream.hpp"
+#include "torch/ir/tensor_form.hpp"
 #include "torch/optim/compute_copy.hpp"
-#include "torch/rewrite/channels_last.hpp"
 
 namespace autopar {
 

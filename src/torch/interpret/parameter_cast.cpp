@@ -15,8 +15,8 @@
 #include <torch/csrc/autograd/utils/grad_layout_contract.h>
 
 #include "torch/interpret/sum_type.hpp"
+#include "torch/ir/tensor_form.hpp"
 #include "torch/kernels/channels_last_copy.hpp"
-#include "torch/rewrite/channels_last.hpp"
 
 namespace autopar {
 

@@ -44,6 +44,12 @@ void write_op(std::ostream& out, const OpGraph& graph, OpId id) {
   out << "];\n";
 }
 
+void write_begin(std::ostream& out, const OpGraph& graph, const std::string& comment) {
+  out << "// " << comment << "\ndigraph captured {\n  node [shape=box];\n";
+  for (std::size_t k = 0; k < graph.inputs.size(); ++k) out << "  input" << k << " [shape=ellipse];\n";
+  for (std::size_t k = 0; k < graph.outputs.size(); ++k) out << "  output" << k << " [shape=ellipse];\n";
+}
+
 void write_edges(std::ostream& out, const OpGraph& graph) {
   std::set<std::pair<std::int32_t, std::int32_t>> drawn;
   for (std::size_t i = 0; i < graph.ops.size(); ++i) {
@@ -70,9 +76,7 @@ void write_edges(std::ostream& out, const OpGraph& graph) {
 
 std::string to_dot(const OpGraph& graph, const Plan& plan) {
   std::ostringstream out;
-  out << "// " << file_mark("graph", plan.model) << "\ndigraph captured {\n  node [shape=box];\n";
-  for (std::size_t k = 0; k < graph.inputs.size(); ++k) out << "  input" << k << " [shape=ellipse];\n";
-  for (std::size_t k = 0; k < graph.outputs.size(); ++k) out << "  output" << k << " [shape=ellipse];\n";
+  write_begin(out, graph, file_mark("graph", plan.model));
   std::set<std::int32_t> placed;
   for (std::size_t s = 0; s < plan.stages.size(); ++s) {
     out << "  subgraph cluster_" << s << " {\n    label=\"stage " << s << "\";\n";
@@ -85,6 +89,18 @@ std::string to_dot(const OpGraph& graph, const Plan& plan) {
   }
   for (std::size_t i = 0; i < graph.ops.size(); ++i) {  // before and after the pipeline
     if (placed.count(static_cast<std::int32_t>(i))) continue;
+    out << "  ";
+    write_op(out, graph, OpId::of(i));
+  }
+  write_edges(out, graph);
+  out << "}\n";
+  return out.str();
+}
+
+std::string to_dot(const OpGraph& graph, const std::string& mark, const std::string& title) {
+  std::ostringstream out;
+  write_begin(out, graph, mark + "\n// " + printable_line(title));
+  for (std::size_t i = 0; i < graph.ops.size(); ++i) {
     out << "  ";
     write_op(out, graph, OpId::of(i));
   }

@@ -12,4 +12,7 @@ namespace autopar {
 /// (B is the batch). O(ops + edges).
 [[nodiscard]] std::string to_dot(const OpGraph& graph, const Plan& plan);
 
+/// The same of a program that no plan divides. @param mark  the first line, a comment @param title  the second one
+[[nodiscard]] std::string to_dot(const OpGraph& graph, const std::string& mark, const std::string& title);
+
 }  // namespace autopar

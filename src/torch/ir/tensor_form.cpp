@@ -76,6 +76,13 @@ at::Tensor zeros_of(const TensorForm& form, c10::Device device) {
   return at::empty_strided(form.sizes, form.strides, options).zero_();
 }
 
+bool is_channels_last(const ValueInfo& value) {
+  if (value.sizes.size() != 4) return false;
+  const auto& channels = value.sizes[1];
+  return value.strides[1] == SizeExpr{0, 1} && value.strides[3] == channels && !channels.depends_on_batch() &&
+         channels.fixed > 1;
+}
+
 at::TensorOptions options_of(const ValueInfo& value, c10::Device device) {
   return at::TensorOptions().dtype(value.dtype).device(device);
 }

@@ -13,6 +13,9 @@ namespace autopar {
 /// Sizes of a value on `samples` samples.
 [[nodiscard]] std::vector<std::int64_t> sizes_at(const ValueInfo& value, std::int64_t samples);
 
+/// Whether the value has four dims and channels-last strides, of more than one channel.
+[[nodiscard]] bool is_channels_last(const ValueInfo& value);
+
 /// Element type of a value, on a device.
 [[nodiscard]] at::TensorOptions options_of(const ValueInfo& value, c10::Device device);
 

@@ -22,6 +22,7 @@
 #include "torch/capture/capture.hpp"
 #include "torch/engine/rank_runtime.hpp"
 #include "torch/ir/op_graph.hpp"
+#include "torch/passes/pass_manager.hpp"
 #include "torch/session/epilogue.hpp"
 #include "torch/session/member_watch.hpp"
 #include "torch/session/prologue.hpp"
@@ -48,8 +49,9 @@ struct RepeatableWork {
 
 /// The model's forward in one mode for one argument signature: captured, divided among the ranks and ready to run.
 struct CapturedProgram {
-  OpGraph captured;  ///< as the forward ran: what later captures are compared with
-  OpGraph graph;     ///< `captured` with rewrites: what is planned and run
+  OpGraph captured;                           ///< as the forward ran: what later captures are compared with
+  OpGraph graph;                              ///< `captured` after all passes: what is planned and run
+  std::optional<passes::ProgramAfter> shown;  ///< after `Options::graph_after`
   BatchPlan plan;
   /// Of stages with several tensor shards: `graph` as it was put together for them, and with the sizes of this rank
   ShardedGraph sharded;

@@ -26,16 +26,9 @@
 #include "torch/kernels/pointwise/pointwise.hpp"
 #include "torch/parameters/part_mark.hpp"
 #include "torch/parameters/whole_handles.hpp"
-#include "torch/rewrite/batch_norm_fold.hpp"
-#include "torch/rewrite/cast_hoist.hpp"
-#include "torch/rewrite/channels_last.hpp"
-#include "torch/rewrite/class_head_fold.hpp"
-#include "torch/rewrite/class_loss_fold.hpp"
-#include "torch/rewrite/layer_norm_fold.hpp"
-#include "torch/rewrite/linear_fold.hpp"
-#include "torch/rewrite/max_pool_fold.hpp"
-#include "torch/rewrite/pointwise_fold.hpp"
-#include "torch/rewrite/select_fold.hpp"
+#include "torch/passes/channels_last.hpp"
+#include "torch/passes/pass_list.hpp"
+#include "torch/passes/pass_manager.hpp"
 
 namespace autopar {
 
@@ -109,6 +102,7 @@ void Session::Impl::resolve_once() {
                           b + "; give every rank the same options");
   }
   options_ = resolved.options;
+  if (!options_.graph_after.empty() && options_.graph_file.empty()) options_.graph_file = "autopar_graph.dot";
   set_log_levels(world_.log(), options_.log_level);
   world_.set_stall_limits({options_.stall_warning, options_.stall_timeout});
   if (world_.rank() == 0) {
@@ -147,7 +141,7 @@ namespace {
 
 /// Those of CUDA devices that this version supports, with the process's setting of what single precision may be rounded
 /// to.
-MatrixUnits matrix_units(c10::Device device) {
+passes::MatrixUnits matrix_units(c10::Device device) {
   return {device.is_cuda(), device.is_cuda() && at::globalContext().allowTF32CuDNN(at::Float32Op::CONV)};
 }
 
@@ -225,29 +219,34 @@ void Session::Impl::capture_into(CapturedProgram& program, const CallArguments& 
     const WholeHandles whole(parameters_.registry());
     const auto before = members_.look({});
     program.captured = capture(*module_, arguments.specs, flat_forward, capture_options());
-    if (gains_from_channels_last(program.captured, matrix_units(deployment_.device()))) {
-      auto faster = capture_channels_last(program.captured, *module_, arguments.specs, flat_forward, capture_options());
+    if (passes::gains_from_channels_last(program.captured, matrix_units(deployment_.device()))) {
+      auto faster =
+          passes::capture_channels_last(program.captured, *module_, arguments.specs, flat_forward, capture_options());
       if (faster) std::tie(program.captured, program.inputs) = std::tie(faster->graph, faster->inputs);
     }
     members_.ignore_changes_for_all(before);
   }
   program.verification.members = members_.look(arguments.beside);
-  program.graph = lay_out_weight_copies(
-      fold_class_loss(fold_selects(fold_linear(hoist_parameter_casts(program.captured), deployment_.device().type()))));
-  if (joins_operators())
-    program.graph = fold_class_loss_casts(fold_layer_norms(fold_max_pools(fold_batch_norms(std::move(program.graph)))));
-  if (chunks_heads()) program.graph = fold_class_heads(std::move(program.graph));
-  if (joins_operators()) {
-    program.graph = fold_pointwise(std::move(program.graph));
-    if (const auto device = deployment_.device(); device.is_cuda())
-      groups_ahead_.emplace(context_of(device.type()), device.index(), pointwise::kernels_of(program.graph));
-  }
+  compile(program);
   program.plan = analyze_batch(program.graph, algebra_options());
   for (const auto& value : program.graph.values) {
     if (value.kind == ValueKind::kConstant && value.constant.defined()) {
       program.constants.emplace_back(value.constant, value.constant._version());
     }
   }
+}
+
+void Session::Impl::compile(CapturedProgram& program) {
+  const auto device = deployment_.device();
+  const passes::PassTarget target{device.type(), joins_operators(), chunks_heads()};
+  passes::PassManager manager(passes::pass_list());
+  if (!options_.graph_after.empty()) manager.show_after(options_.graph_after);
+  const auto log = world_.rank() == 0 ? world_.logger(LogModule::kPasses) : Logger();
+  auto compiled = manager.run(program.captured, target, log);
+  program.graph = std::move(compiled.graph);
+  program.shown = std::move(compiled.shown);
+  if (target.fuses && device.is_cuda())
+    groups_ahead_.emplace(context_of(device.type()), device.index(), pointwise::kernels_of(program.graph));
 }
 
 bool Session::Impl::joins_operators() const {

@@ -143,7 +143,7 @@ void Session::Impl::make_plan(PlannedModes& modes, GraphProfile& profile, std::i
     const bool is_new = !given_plan_ && !reads_plan();
     if (is_new && options_.save_plan)
       write_file("plan_file", options_.plan_file, [&] { write_plan(options_.plan_file, *plan, overwrite()); });
-    write_reports(modes.planned->graph, profile.model);
+    write_reports(*modes.planned, profile.model);
   });
 }
 
@@ -302,11 +302,15 @@ void Session::Impl::require_replaceable_files(std::uint64_t model) const {
   require(options_.report_file, "report");
 }
 
-void Session::Impl::write_reports(const OpGraph& graph, const ModelProfile& profile) {
+void Session::Impl::write_reports(const CapturedProgram& program, const ModelProfile& profile) {
   const auto& plan = deployment_.plan();
   const auto graph_mark = file_mark("graph", plan.model), report_mark = file_mark("report", plan.model);
-  write_file("graph_file", options_.graph_file,
-             [&] { write_marked_file(options_.graph_file, to_dot(graph, plan), graph_mark, overwrite()); });
+  write_file("graph_file", options_.graph_file, [&] {
+    const auto text =
+        program.shown ? to_dot(program.shown->graph, graph_mark, program.shown->title()) : to_dot(program.graph, plan);
+    write_marked_file(options_.graph_file, text, graph_mark, overwrite());
+    if (program.shown) log_.warn(options_.graph_file + " has " + program.shown->title());
+  });
   write_file("profile_file", options_.profile_file,
              [&] { write_profile(options_.profile_file, profile, overwrite()); });
   write_file("report_file", options_.report_file, [&] {

@@ -161,6 +161,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
                           const ForwardFunction& forward);
   void remember(const std::string& key, std::shared_ptr<CapturedProgram> program);
   void capture_into(CapturedProgram& program, const CallArguments& arguments, const ForwardFunction& forward);
+  void compile(CapturedProgram& program);
   void require_same_graph(const CapturedProgram& program);
   [[nodiscard]] c10::DeviceType planned_device() const;
   /// Class heads of the modes become what the plan says, and the profile that of the program that it divides.
@@ -196,7 +197,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   [[nodiscard]] Plan search_plan(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch,
                                  MeasuredCosts costs, Refusals refusals = Refusals::kWithRemedies) const;
   void require_replaceable_files(std::uint64_t model) const;
-  void write_reports(const OpGraph& graph, const ModelProfile& profile);
+  void write_reports(const CapturedProgram& program, const ModelProfile& profile);
   void write_file(const char* option, const std::string& path, const std::function<void()>& write);
   [[nodiscard]] Overwrite overwrite() const { return options_.overwrite ? Overwrite::kAny : Overwrite::kOwn; }
   void require_whole_batches(const CapturedProgram& program, const std::vector<StageId>& stage_of) const;

@@ -9,16 +9,8 @@
 #include "torch/interpret/segment_interpreter.hpp"
 #include "torch/ir/op_table.hpp"
 #include "torch/ir/tensor_form.hpp"
-#include "torch/rewrite/batch_norm_fold.hpp"
-#include "torch/rewrite/cast_hoist.hpp"
-#include "torch/rewrite/channels_last.hpp"
-#include "torch/rewrite/class_head_fold.hpp"
-#include "torch/rewrite/class_loss_fold.hpp"
-#include "torch/rewrite/layer_norm_fold.hpp"
-#include "torch/rewrite/linear_fold.hpp"
-#include "torch/rewrite/max_pool_fold.hpp"
-#include "torch/rewrite/pointwise_fold.hpp"
-#include "torch/rewrite/select_fold.hpp"
+#include "torch/passes/pass_list.hpp"
+#include "torch/passes/pass_manager.hpp"
 
 // Every row of the op table with each of its dims without elements, and with one.
 namespace {
@@ -108,10 +100,8 @@ Batch batch_of(const Case& test, Net& net, std::int64_t size) {
 }
 
 OpGraph rewritten(const OpGraph& captured) {
-  auto graph =
-      lay_out_weight_copies(fold_class_loss(fold_selects(fold_linear(hoist_parameter_casts(captured), at::kCPU))));
-  graph = fold_class_loss_casts(fold_layer_norms(fold_max_pools(fold_batch_norms(std::move(graph)))));
-  return fold_pointwise(fold_class_heads(std::move(graph)));
+  const passes::PassTarget target{.device = at::kCPU, .fuses = true, .chunks_logits = true};
+  return passes::PassManager(passes::pass_list()).run(captured, target, {}).graph;
 }
 
 /// The runtime's own interpreter, which has other backwards for some operators, on the rewritten program.

@@ -22,7 +22,7 @@
 #include "torch/capture/capture.hpp"
 #include "torch/capture/phantom.hpp"
 #include "torch/cost/profile.hpp"
-#include "torch/rewrite/linear_fold.hpp"
+#include "torch/passes/linear_fold.hpp"
 
 namespace autopar::test {
 namespace {
@@ -168,7 +168,7 @@ void require_planned_with_everything(Make make, const char* cluster_file, const 
   double parameters = 0;
   for (const auto& parameter : model->parameters()) parameters += static_cast<double>(parameter.numel());
   const auto run = [&](const Tensors& in) { return model->run(in); };
-  const auto graph = fold_linear(capture(*model, specs(model->arguments(1)), run));
+  const auto graph = passes::fold_linear(capture(*model, specs(model->arguments(1)), run));
   const GraphProfile profile = profile_graph(graph, analyze_batch(graph));
   const auto captured = std::chrono::steady_clock::now();
   const Cluster cluster = read_cluster(example_cluster(cluster_file));

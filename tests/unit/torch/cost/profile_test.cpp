@@ -17,9 +17,9 @@
 #include "profiled.hpp"
 
 #include "torch/capture/capture.hpp"
-#include "torch/rewrite/cast_hoist.hpp"
-#include "torch/rewrite/channels_last.hpp"
-#include "torch/rewrite/linear_fold.hpp"
+#include "torch/passes/cast_hoist.hpp"
+#include "torch/passes/channels_last.hpp"
+#include "torch/passes/linear_fold.hpp"
 
 namespace {
 
@@ -419,7 +419,7 @@ std::set<std::string> copied_by_call(c10::DeviceType device) {
   CaptureOptions options;
   options.device = device;
   options.autocast = autopar::Autocast{at::kBFloat16, device};
-  const auto graph = lay_out_weight_copies(hoist_parameter_casts(capture(
+  const auto graph = passes::lay_out_weight_copies(passes::hoist_parameter_casts(capture(
       net, inputs, [&](const Tensors& in) -> Tensors { return {net.forward(in[0])}; }, options)));
   const auto profiled = profile_graph(graph, analyze_batch(graph), device);
   std::set<std::string> names;

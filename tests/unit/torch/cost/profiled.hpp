@@ -8,7 +8,7 @@
 
 #include "torch/capture/capture.hpp"
 #include "torch/cost/profile.hpp"
-#include "torch/rewrite/linear_fold.hpp"
+#include "torch/passes/linear_fold.hpp"
 
 namespace autopar::test {
 
@@ -28,7 +28,7 @@ Profiled profile(const torch::nn::Module& net, const std::vector<at::Tensor>& in
   std::vector<InputSpec> specs;
   for (const auto& input : inputs) specs.push_back(input_spec(input));
   Profiled result;
-  result.graph = fold_linear(
+  result.graph = passes::fold_linear(
       capture(net, specs, [&](const std::vector<at::Tensor>& in) -> std::vector<at::Tensor> { return {forward(in)}; }));
   result.plan = analyze_batch(result.graph);
   result.profile = profile_graph(result.graph, result.plan, device);

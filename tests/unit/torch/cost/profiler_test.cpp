@@ -18,7 +18,7 @@
 
 #include "torch/capture/capture.hpp"
 #include "torch/cost/measured/step_stopwatch.hpp"
-#include "torch/rewrite/linear_fold.hpp"
+#include "torch/passes/linear_fold.hpp"
 
 namespace profiler_test {
 

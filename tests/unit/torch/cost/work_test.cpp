@@ -3,9 +3,9 @@
 #include <cstdint>
 
 #include "torch/ir/add_layer_norm.hpp"
-#include "torch/rewrite/layer_norm_fold.hpp"
+#include "torch/passes/layer_norm_fold.hpp"
 
-#include "unit/torch/rewrite/folded.hpp"
+#include "unit/torch/passes/folded.hpp"
 
 namespace autopar::test {
 namespace work_test {
@@ -28,7 +28,7 @@ struct DroppingNorm : TestModel {
 /// Bytes that it keeps of a row beside its sum and two statistics.
 double kept_of_row(std::int64_t width, c10::DeviceType device) {
   DroppingNorm net(width);
-  const auto graph = fold_layer_norms(capture_model(net));
+  const auto graph = passes::fold_layer_norms(capture_model(net));
   AlgebraOptions options;
   options.device = device;
   const auto plan = analyze_batch(graph, options);

@@ -6,9 +6,9 @@
 
 #include "torch/cost/work.hpp"
 #include "torch/ir/batch_norm_relu.hpp"
-#include "torch/rewrite/batch_norm_fold.hpp"
+#include "torch/passes/batch_norm_fold.hpp"
 
-#include "unit/torch/rewrite/folded.hpp"
+#include "unit/torch/passes/folded.hpp"
 
 namespace autopar::test {
 namespace workspace_test {
@@ -48,7 +48,7 @@ TEST_CASE("where kernels add the gradients of two readers, both are there at onc
   using namespace workspace_test;
   const auto more_on_cuda = [](std::function<Tensor(Net&, const Tensor&)> forward) {
     Net net(std::move(forward));
-    const auto graph = fold_batch_norms(capture_model(net));
+    const auto graph = passes::fold_batch_norms(capture_model(net));
     return workspace(graph, c10::DeviceType::CUDA) - workspace(graph, c10::DeviceType::CPU);
   };
   CHECK(more_on_cuda([](Net& n, const Tensor& x) { return torch::relu(n.norm(x)).tanh(); }) == 0);

@@ -13,7 +13,7 @@
 #include "torch/capture/capture.hpp"
 #include "torch/interpret/op_interpreter.hpp"
 #include "torch/kernels/summed_columns.hpp"
-#include "torch/rewrite/linear_fold.hpp"
+#include "torch/passes/linear_fold.hpp"
 
 // Sums over the rows of a gradient, from the kernel that wrote it to the linear layer that gets it.
 namespace gelu_history_test {
@@ -41,7 +41,7 @@ OpId op_named(const OpGraph& graph, const char* name) {
 struct Layer {
   explicit Layer(const std::string& approximate = "none") {
     const auto cast = [](const Tensor& tensor) { return tensor.to(torch::kBFloat16); };
-    graph = fold_linear(capture(net, {input_spec(x)}, [&](const std::vector<Tensor>& in) {
+    graph = passes::fold_linear(capture(net, {input_spec(x)}, [&](const std::vector<Tensor>& in) {
       return std::vector<Tensor>{torch::gelu(F::linear(cast(in[0]), cast(net.weight), cast(net.bias)), approximate)};
     }));
     plan = analyze_batch(graph, {});
@@ -236,8 +236,8 @@ TEST_CASE("GELU that reads the result of a layer with a bias alone brings sums a
   const auto x = torch::randn({5, 4});
   using Function = std::function<std::vector<Tensor>(const Tensor&)>;
   const auto concerns = [&](const Function& function) {
-    const auto graph =
-        fold_linear(capture(net, {input_spec(x)}, [&](const std::vector<Tensor>& in) { return function(in[0]); }));
+    const auto graph = passes::fold_linear(
+        capture(net, {input_spec(x)}, [&](const std::vector<Tensor>& in) { return function(in[0]); }));
     return reads_linear_alone(graph, graph.uses(), op_named(graph, "aten::gelu"));
   };
   const auto layer = [&](const Tensor& in) { return F::linear(in, net.weight, net.bias); };

@@ -10,7 +10,7 @@
 
 #include "torch/ir/batch_norm_relu.hpp"
 #include "torch/kernels/launch.hpp"
-#include "torch/rewrite/batch_norm_fold.hpp"
+#include "torch/passes/batch_norm_fold.hpp"
 
 #include "unit/torch/capture/models.hpp"
 
@@ -28,7 +28,7 @@ struct Net : TestModel {
   Tensors arguments(std::int64_t n) override { return {torch::randn({n, 4, 3, 3})}; }
 };
 
-OpGraph folded(Net net) { return fold_batch_norms(capture_model(net)); }
+OpGraph folded(Net net) { return passes::fold_batch_norms(capture_model(net)); }
 
 OpId op_named(const OpGraph& graph, std::string_view name) {
   for (std::size_t i = 0; i < graph.ops.size(); ++i)

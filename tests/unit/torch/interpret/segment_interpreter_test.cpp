@@ -19,7 +19,7 @@
 
 #include "torch/capture/capture.hpp"
 #include "torch/cost/partition.hpp"
-#include "torch/rewrite/linear_fold.hpp"
+#include "torch/passes/linear_fold.hpp"
 
 // Recomputed segments against the same program that runs once: results, gradients, statistics, memory.
 namespace stage_runner_test {
@@ -47,7 +47,7 @@ struct Program {
 
   Program(std::shared_ptr<nn::Module> module, const Tensor& x, const Function& function)
       : net(std::move(module)),
-        graph(fold_linear(
+        graph(passes::fold_linear(
             capture(*net, {input_spec(x)}, [&](const std::vector<Tensor>& in) { return function(in[0]); }))),
         plan(analyze_batch(graph, {})),
         atoms(partition_into_atoms(graph, plan)) {}

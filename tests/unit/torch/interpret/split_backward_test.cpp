@@ -15,7 +15,7 @@
 
 #include "torch/capture/capture.hpp"
 #include "torch/interpret/op_interpreter.hpp"
-#include "torch/rewrite/linear_fold.hpp"
+#include "torch/passes/linear_fold.hpp"
 
 // Backwards in two parts, each against libtorch's whole one.
 namespace split_backward_test {
@@ -52,7 +52,7 @@ Gradients run(const Case& example, bool splits) {
   torch::manual_seed(3);
   Net net(example.parameters);
   const std::vector<InputSpec> specs{input_spec(example.input)};
-  const auto graph = fold_linear(capture(
+  const auto graph = passes::fold_linear(capture(
       net, specs, [&](const std::vector<Tensor>& in) { return std::vector<Tensor>{example.function(net.p, in[0])}; }));
   const auto plan = analyze_batch(graph, {});
   OpInterpreter runner(graph, plan, all_ops(graph), graph.outputs, at::kCPU, splits);
@@ -180,7 +180,7 @@ struct LayerOfCasts {
       return std::vector<Tensor>{y.to(torch::kFloat)};
     };
     const std::vector<InputSpec> specs{input_spec(input(convolves))};
-    graph = fold_linear(capture(net, specs, layer));
+    graph = passes::fold_linear(capture(net, specs, layer));
   }
 
   [[nodiscard]] static Tensor input(bool convolves) {
@@ -349,7 +349,7 @@ TEST_CASE("a frozen weight makes the operator a plain one") {
   Net net({{5, 4}, {5}});
   net.p[0].set_requires_grad(false);
   const auto x = samples({6, 4});
-  const auto graph = fold_linear(capture(net, {input_spec(x)}, [&](const std::vector<Tensor>& in) {
+  const auto graph = passes::fold_linear(capture(net, {input_spec(x)}, [&](const std::vector<Tensor>& in) {
     return std::vector<Tensor>{F::linear(in[0], net.p[0], net.p[1])};
   }));
   const auto plan = analyze_batch(graph, {});

@@ -18,7 +18,7 @@
 
 #include "torch/capture/capture.hpp"
 #include "torch/interpret/segment_interpreter.hpp"
-#include "torch/rewrite/linear_fold.hpp"
+#include "torch/passes/linear_fold.hpp"
 #include "torch/tensor_parallel/sharded_graph.hpp"
 
 #include "shard/group_state.hpp"
@@ -118,7 +118,7 @@ Outcome run(const Case& example) {
   torch::manual_seed(3);
   Net net(example.parameters, example.type);
   auto input = input_of(example);
-  const auto whole = fold_linear(capture(net, {input_spec(input)}, [&](const std::vector<Tensor>& in) {
+  const auto whole = passes::fold_linear(capture(net, {input_spec(input)}, [&](const std::vector<Tensor>& in) {
     return std::vector<Tensor>{example.function(net.p, in[0])};
   }));
   LeafSlices leaves;

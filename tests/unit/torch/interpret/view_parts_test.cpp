@@ -16,8 +16,8 @@
 #include "torch/capture/capture.hpp"
 #include "torch/interpret/like_in_place.hpp"
 #include "torch/interpret/op_interpreter.hpp"
-#include "torch/rewrite/linear_fold.hpp"
-#include "torch/rewrite/select_fold.hpp"
+#include "torch/passes/linear_fold.hpp"
+#include "torch/passes/select_fold.hpp"
 
 namespace autopar::test {
 namespace view_parts_test {
@@ -129,7 +129,8 @@ TEST_CASE("gradients of parts come together where the whole lies, with the same 
 struct Layer {
   using Read = std::function<at::Tensor(const at::Tensor& product)>;
   explicit Layer(Read of_product) : read(std::move(of_product)) {
-    graph = fold_linear(capture(net, {input_spec(x)}, [&](const Tensors& in) -> Tensors { return {forward(in[0])}; }));
+    graph = passes::fold_linear(
+        capture(net, {input_spec(x)}, [&](const Tensors& in) -> Tensors { return {forward(in[0])}; }));
     plan = analyze_batch(graph);
   }
   at::Tensor forward(const at::Tensor& in) const {
@@ -354,7 +355,7 @@ TEST_CASE("selections that take all of a dimension become one unbind") {
   const auto x = torch::randn({5, 3, 8}, torch::kDouble).requires_grad_();
   const auto eager = gradients(net, x, net.forward(x));
   const auto graph = captured(net, x);
-  const auto folded = fold_selects(graph);
+  const auto folded = passes::fold_selects(graph);
   const auto count = [](const OpGraph& of, const char* name) {
     int found = 0;
     for (std::size_t i = 0; i < of.ops.size(); ++i) found += of.is(OpId::of(i), name) ? 1 : 0;
@@ -388,7 +389,7 @@ TEST_CASE("selections of some elements, twice of one, or of memory that is writt
     Stays net(which);
     const auto graph = capture(net, {input_spec(torch::randn({5, 8}))},
                                [&](const Tensors& in) -> Tensors { return {net.forward(in[0])}; });
-    CHECK(fold_selects(graph).hash() == graph.hash());
+    CHECK(passes::fold_selects(graph).hash() == graph.hash());
   }
 }
 

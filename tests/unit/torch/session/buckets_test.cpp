@@ -24,8 +24,8 @@
 #include "torch/cost/profile.hpp"
 #include "torch/engine/rank_runtime.hpp"
 #include "torch/parameters/parameter_store.hpp"
-#include "torch/rewrite/cast_hoist.hpp"
-#include "torch/rewrite/linear_fold.hpp"
+#include "torch/passes/cast_hoist.hpp"
+#include "torch/passes/linear_fold.hpp"
 #include "torch/staging/shard_units.hpp"
 #include "torch/staging/staged_graph.hpp"
 
@@ -65,11 +65,11 @@ struct Divided {
     const std::vector<InputSpec> specs{input_spec(torch::zeros({4, 13})), input_spec(torch::zeros({4}, at::kLong))};
     CaptureOptions options;
     if (casts) options.autocast = autopar::Autocast{at::kBFloat16, c10::DeviceType::CPU};
-    graph = fold_linear(capture(
+    graph = passes::fold_linear(capture(
         *net, specs,
         [&](const std::vector<at::Tensor>& in) -> std::vector<at::Tensor> { return {net->forward(in[0], in[1])}; },
         options));
-    if (casts) graph = hoist_parameter_casts(std::move(graph));
+    if (casts) graph = passes::hoist_parameter_casts(std::move(graph));
     batch_plan = analyze_batch(graph);
     profile = profile_graph(graph, batch_plan, c10::DeviceType::CPU);
     const auto atoms = profile.atoms.atoms.size();

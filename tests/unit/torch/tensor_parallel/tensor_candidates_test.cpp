@@ -12,9 +12,9 @@
 #include "unit/torch/capture/models.hpp"
 
 #include "torch/algebra/batch_algebra.hpp"
-#include "torch/rewrite/class_loss_fold.hpp"
-#include "torch/rewrite/linear_fold.hpp"
-#include "torch/rewrite/select_fold.hpp"
+#include "torch/passes/class_loss_fold.hpp"
+#include "torch/passes/linear_fold.hpp"
+#include "torch/passes/select_fold.hpp"
 #include "torch/tensor_parallel/tensor_candidates.hpp"
 
 namespace autopar::test {
@@ -41,9 +41,9 @@ void require_found(const std::vector<tensor_forms::Form>& forms, SingleLayers si
     INFO(form.name);
     tensor_forms::Net net(form);
     const auto [x, y] = tensor_forms::Net::batch(3);
-    const auto graph = fold_class_loss(
-        fold_selects(fold_linear(capture(net, {input_spec(x), input_spec(y)},
-                                         [&](const Tensors& in) -> Tensors { return {net.forward(in[0], in[1])}; }))));
+    const auto graph = passes::fold_class_loss(passes::fold_selects(
+        passes::fold_linear(capture(net, {input_spec(x), input_spec(y)},
+                                    [&](const Tensors& in) -> Tensors { return {net.forward(in[0], in[1])}; }))));
     CHECK(found_in(graph, singles) == std::vector{form.cut});
   }
 }
@@ -74,7 +74,8 @@ TEST_CASE("candidates are pairs, heads, tables and heads of classes, each parame
     Tensors arguments(std::int64_t n) override { return {torch::randint(11, {n, 5}), torch::randint(30, {n, 5})}; }
   } net;
   const auto in = net.arguments(2);
-  const auto graph = fold_linear(capture(net, specs(in), [&](const Tensors& arguments) { return net.run(arguments); }));
+  const auto graph =
+      passes::fold_linear(capture(net, specs(in), [&](const Tensors& arguments) { return net.run(arguments); }));
   const std::vector<std::string> wanted{"11: table.weight/0", "4: out.weight/1 qkv.bias/0 qkv.weight/0",
                                         "16: down.weight/1 up.bias/0 up.weight/0", "30: head.bias/0 head.weight/0"};
   CHECK((found_in(graph) == wanted));
@@ -129,8 +130,8 @@ TEST_CASE("layers are looked through for candidates whatever dims have no elemen
         continue;
       }
       ++run;
-      const auto graph = fold_class_loss(fold_selects(
-          fold_linear(capture(net, specs(net.arguments(2)), [&](const Tensors& in) { return net.run(in); }))));
+      const auto graph = passes::fold_class_loss(passes::fold_selects(
+          passes::fold_linear(capture(net, specs(net.arguments(2)), [&](const Tensors& in) { return net.run(in); }))));
       for (const auto singles : {SingleLayers::kByOutputs, SingleLayers::kByInputs}) {
         for (const auto& candidate : find_tensor_candidates(graph, analyze_batch(graph), singles)) {
           CHECK(candidate.units > 1);
@@ -155,7 +156,7 @@ TEST_CASE("layers of no pair are found by inputs, class heads if they have fewer
   };
   for (const std::int64_t classes : {4, 5}) {
     Net net(classes);
-    const auto graph = fold_linear(
+    const auto graph = passes::fold_linear(
         capture(net, specs(net.arguments(2)), [&](const Tensors& arguments) { return net.run(arguments); }));
     const auto found = find_tensor_candidates(graph, analyze_batch(graph), SingleLayers::kByInputs);
     REQUIRE(found.size() == 1);

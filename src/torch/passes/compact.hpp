@@ -1,0 +1,19 @@
+#pragma once
+
+#include <vector>
+
+#include "torch/ir/op_graph.hpp"
+
+namespace autopar::passes {
+
+/// Drops the marked ops and the computed values that nothing names any more, and renumbers the rest.
+/// @param removed  by OpId
+void compact(OpGraph& graph, const std::vector<bool>& removed);
+
+/// Numbers values as captures do, in the order in which they come to be: leaves first, then the results of each op.
+void order_values(OpGraph& graph);
+
+/// As ops have them in `reads` and `writes`: valid, ascending, each once.
+void sort_storages(std::vector<StorageId>& storages);
+
+}  // namespace autopar::passes

@@ -1,0 +1,55 @@
+#include "torch/passes/pass_list.hpp"
+
+#include <utility>
+
+#include "torch/passes/batch_norm_fold.hpp"
+#include "torch/passes/cast_hoist.hpp"
+#include "torch/passes/channels_last.hpp"
+#include "torch/passes/class_head_fold.hpp"
+#include "torch/passes/class_loss_fold.hpp"
+#include "torch/passes/layer_norm_fold.hpp"
+#include "torch/passes/linear_fold.hpp"
+#include "torch/passes/max_pool_fold.hpp"
+#include "torch/passes/pointwise_fold.hpp"
+#include "torch/passes/select_fold.hpp"
+
+namespace autopar::passes {
+
+namespace {
+
+using enum PassCondition;
+
+template <OpGraph (*rewrite)(OpGraph)>
+OpGraph run(OpGraph graph, const PassTarget&) {
+  return rewrite(std::move(graph));
+}
+
+OpGraph run_fold_linear(OpGraph graph, const PassTarget& target) {
+  return fold_linear(std::move(graph), target.device);
+}
+
+constexpr Pass kPasses[] = {
+    // Before layers are looked for: autocast casts a transposed weight, and a layer's weight is a parameter or its
+    // cast.
+    {"hoist_parameter_casts", kAlways, run<hoist_parameter_casts>},
+    {"fold_linear", kAlways, run_fold_linear},
+    {"fold_selects", kAlways, run<fold_selects>},
+    // Before whatever knows cross entropy as one operator.
+    {"fold_class_loss", kAlways, run<fold_class_loss>},
+    // Behind the casts' move: it lays out what they make.
+    {"lay_out_weight_copies", kAlways, run<lay_out_weight_copies>},
+    {"fold_batch_norms", kFusion, run<fold_batch_norms>},
+    {"fold_max_pools", kFusion, run<fold_max_pools>},
+    {"fold_layer_norms", kFusion, run<fold_layer_norms>},
+    {"fold_class_loss_casts", kFusion, run<fold_class_loss_casts>},
+    // Behind the casts of losses, which may stand between a head and its loss.
+    {"fold_class_heads", kChunkedLogits, run<fold_class_heads>},
+    // Last: it takes whatever point-wise operators the patterns before have left.
+    {"fold_pointwise", kFusion, run<fold_pointwise>},
+};
+
+}  // namespace
+
+std::span<const Pass> pass_list() { return kPasses; }
+
+}  // namespace autopar::passes

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "torch/ir/op_graph.hpp"
+
+namespace autopar::passes {
+
+/// The uses, outputs and writes that decide whether an op may go.
+class ValueUses {
+ public:
+  /// @param graph  must outlive this and stay as it is
+  explicit ValueUses(const OpGraph& graph)
+      : graph_(graph), uses_(graph.uses()), is_output_(graph.values.size(), false) {
+    for (auto output : graph.outputs) is_output_[output.index()] = true;
+  }
+
+  /// The op that alone uses the value, none if others do or the caller sees it.
+  [[nodiscard]] OpId only_use(ValueId value) const {
+    const auto& users = uses_[value.index()];
+    return users.size() == 1 && !is_output_[value.index()] ? users.front() : OpId::none();
+  }
+
+  /// Whether the storage of `value` is written by an op in (first, last], once the value is there.
+  [[nodiscard]] bool written_between(ValueId value, OpId first, OpId last) const {
+    const auto storage = graph_.value(value).storage;
+    const auto definer = graph_.value(value).definer;
+    const auto begin = definer.valid() ? std::max(first, definer) : first;
+    for (auto i = begin.index() + 1; i <= last.index(); ++i) {
+      for (auto written : graph_.ops[i].writes) {
+        if (written == storage) return true;
+      }
+    }
+    return false;
+  }
+
+  /// Whether an op in (first, last) reads or writes the storage of `value`.
+  [[nodiscard]] bool touched_between(ValueId value, OpId first, OpId last) const {
+    const auto storage = graph_.value(value).storage;
+    for (auto i = first.index() + 1; i < last.index(); ++i) {
+      const auto& op = graph_.ops[i];
+      if (std::ranges::find(op.reads, storage) != op.reads.end()) return true;
+      if (std::ranges::find(op.writes, storage) != op.writes.end()) return true;
+    }
+    return false;
+  }
+
+ private:
+  const OpGraph& graph_;
+  std::vector<std::vector<OpId>> uses_;
+  std::vector<bool> is_output_;
+};
+
+}  // namespace autopar::passes

@@ -1,0 +1,116 @@
+#include "torch/passes/max_pool_fold.hpp"
+
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "torch/algebra/batch_algebra.hpp"
+#include "torch/algebra/op_context.hpp"
+#include "torch/cost/work.hpp"
+#include "torch/ir/max_pool.hpp"
+
+#include "unit/torch/passes/folded.hpp"
+
+namespace autopar::test {
+namespace max_pool_fold {
+
+using torch::Tensor;
+
+constexpr std::int64_t kSamples = 3, kChannels = 8;
+
+/// What pools images of a convolution.
+struct Net : TestModel {
+  using Pool = std::function<Tensor(const Tensor&)>;
+  Pool pool;
+  torch::nn::Conv2d conv{torch::nn::Conv2dOptions(kChannels, kChannels, 1)};
+  explicit Net(Pool of) : pool(std::move(of)) { register_module("conv", conv); }
+  Tensors run(const Tensors& in) override { return {pool(conv(in[0]))}; }
+  Tensors arguments(std::int64_t n) override { return {torch::randn({n, kChannels, 33, 21})}; }
+};
+
+struct Form {
+  std::string name;
+  Net::Pool pool;
+};
+
+/// What the pooling keeps for its backward.
+algebra::SavedBytes kept(const OpGraph& graph, c10::DeviceType device) {
+  AlgebraOptions options;
+  options.device = device;
+  const auto plan = analyze_batch(graph, options);
+  return algebra::saved_by({graph, plan.values, options, graph.value(graph.outputs[0]).definer});
+}
+
+}  // namespace max_pool_fold
+
+TEST_CASE("max-pooling by windows of neighbours becomes an operator that makes the same", "[rewrite]") {
+  using namespace max_pool_fold;
+  torch::manual_seed(31);
+  const std::vector<Form> forms{
+      {"square", [](const Tensor& x) { return torch::max_pool2d(x, 2); }},
+      {"overlapping, padded",
+       [](const Tensor& x) {
+         return torch::max_pool2d(x, {3, 3}, {2, 2}, {1, 1});
+       }},
+      {"another height than width, ceil mode",
+       [](const Tensor& x) {
+         return torch::max_pool2d(x, {5, 2}, {3, 4}, {2, 0}, {1, 1}, true);
+       }},
+      {"as large as a byte counts", [](const Tensor& x) { return torch::max_pool2d(x, 16, 3); }},
+      {"read twice", [](const Tensor& x) {
+         const auto y = torch::max_pool2d(x, 3);
+         return y * torch::tanh(y);
+       }}};
+  for (const auto& form : forms) {
+    INFO(form.name);
+    Net net(form.pool);
+    const auto in = net.arguments(kSamples);
+    const auto plain = capture_model(net, in), folded = passes::fold_max_pools(plain);
+    CHECK(count_floating(folded, kMaxPool) == 1);
+    CHECK(count_floating(folded, "aten::max_pool2d") == 0);
+    check_folded(net, plain, folded, in);
+    CHECK(analyze_batch(folded).type(folded.outputs[0]) == analyze_batch(plain).type(plain.outputs[0]));
+  }
+}
+
+TEST_CASE("max-pooling that a byte cannot remember stays", "[rewrite]") {
+  using namespace max_pool_fold;
+  const std::vector<Form> forms{
+      {"gaps", [](const Tensor& x) { return torch::max_pool2d(x, 2, 1, 0, 2); }},
+      {"gaps in one direction",
+       [](const Tensor& x) {
+         return torch::max_pool2d(x, {2, 2}, {1, 1}, {0, 0}, {1, 2});
+       }},
+      {"257 positions and more",
+       [](const Tensor& x) {
+         return torch::max_pool2d(x, {17, 16});
+       }},
+      {"images without a batch", [](const Tensor& x) { return torch::max_pool2d(x.flatten(0, 1), 2); }},
+      {"indices are results", [](const Tensor& x) { return std::get<0>(at::max_pool2d_with_indices(x, 2)); }}};
+  for (const auto& form : forms) {
+    INFO(form.name);
+    Net net(form.pool);
+    const auto plain = capture_model(net, net.arguments(kSamples));
+    CHECK(passes::fold_max_pools(plain).hash() == plain.hash());
+  }
+}
+
+TEST_CASE("max-pooling of channels-last images keeps a byte for each maximum on a GPU, and else what libtorch does",
+          "[rewrite]") {
+  using namespace max_pool_fold;
+  Net net([](const Tensor& x) { return torch::max_pool2d(x, 3, 2); });
+  const auto rows = net.arguments(kSamples), images = Tensors{rows[0].contiguous(at::MemoryFormat::ChannelsLast)};
+  const auto elements = kChannels * 16 * 10;
+  const auto of_images = passes::fold_max_pools(capture_model(net, images)),
+             of_rows = passes::fold_max_pools(capture_model(net, rows));
+  const auto in_kernels = kept(of_images, c10::DeviceType::CUDA);
+  CHECK(in_kernels.values.empty());
+  CHECK(in_kernels.internal.at(kSamples) == elements * kSamples);
+  for (const auto& of_libtorch : {kept(of_images, c10::DeviceType::CPU), kept(of_rows, c10::DeviceType::CUDA)}) {
+    CHECK(of_libtorch.values.size() == 1);
+    CHECK(of_libtorch.internal.at(kSamples) == elements * kSamples * 8);
+  }
+}
+
+}  // namespace autopar::test
