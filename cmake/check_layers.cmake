@@ -1,16 +1,16 @@
 # cmake -DROOT=<repository> -P check_layers.cmake: fails, naming file, line and rule, where an include breaks the layers.
 #
 #   core < graph < { cost, schedule } < plan < bottleneck < io < runtime < shard < torch      (include/autopar/<layer>, src/<layer>)
-#
+#                                                          capture beside io, below torch: libtorch and core alone
 #                                                              testing beside io: only tests know it
 #
 # A file includes its own layer or lower ones, never a sibling (cost and schedule meet in plan). core to bottleneck, and testing, know the
-# standard library only. The runtime sees values of the planning layers, no policies. <torch/…>, <ATen/…> and <c10/…> from
-# shard on; MPI, CUDA and NCCL in src/ only, but for the opt-in header; compiled fmt and spdlog never where torch is.
+# standard library only. The runtime sees values of the planning layers, no policies. <torch/…>, <ATen/…> and <c10/…> in
+# capture and from shard on; MPI, CUDA and NCCL in src/ only, but for the opt-in header; compiled fmt and spdlog never where torch is.
 # A kind of schedule is named where kinds are listed and in the table of their traits: everybody else asks what is true of it.
 cmake_minimum_required(VERSION 3.25)
 
-set(layers core graph cost schedule plan bottleneck testing io runtime shard torch)
+set(layers core graph cost schedule plan bottleneck testing io runtime capture shard torch)
 set(rank_core 0)
 set(rank_graph 1)
 set(rank_cost 2)
@@ -19,6 +19,7 @@ set(rank_plan 3)
 set(rank_bottleneck 4)
 set(rank_testing 5)
 set(rank_io 5)
+set(rank_capture 5)
 set(rank_runtime 6)
 set(rank_shard 7)
 set(rank_torch 8)
@@ -31,7 +32,8 @@ set(mpi_headers include/autopar/runtime/mpi_comm.hpp)
 set(schedules_named_in include/autopar/schedule/kind.hpp include/autopar/schedule/traits.hpp)
 # The folders of a layer, each of which knows those before it. Files beside them (plan.hpp below, planner.hpp above) are free.
 set(rooms_plan model memory step search multilevel feasibility report check)
-set(rooms_torch detail ir device kernels replay capture init passes algebra tensor_parallel interpret gradients parameters optim cost staging engine
+set(rooms_capture detail ir replay shapes trace init algebra)
+set(rooms_torch detail device kernels passes tensor_parallel interpret gradients parameters optim cost staging engine
   checkpoint session)
 set(violations)
 
@@ -98,7 +100,7 @@ endmacro()
 
 macro(check_foreign_include)
   if(included MATCHES "^(torch|ATen|c10|caffe2)/")
-    if(rank_${layer} LESS rank_shard)
+    if(rank_${layer} LESS rank_shard AND NOT layer STREQUAL "capture")
       violation("libtorch is known from the shard layer on")
     endif()
     if(included MATCHES "cuda" AND file MATCHES "^include/")
@@ -156,8 +158,8 @@ foreach(file IN LISTS files)
         layer_of("${file_of_include}" target)
         if(NOT EXISTS "${ROOT}/${file_of_include}")
           violation("no such file")
-        elseif(NOT target STREQUAL layer AND NOT "${layer} ${target}" STREQUAL "torch shard")
-          violation("private headers stay within their layer, and shard's within libtorch's layers")
+        elseif(NOT target STREQUAL layer AND NOT "${layer} ${target}" MATCHES "^torch (shard|capture)$")
+          violation("private headers stay within their layer, and shard's and capture's within libtorch's layers")
         else()
           check_room("${file_of_include}")
         endif()

@@ -36,7 +36,7 @@ say() { printf '%s\n' "$*"; }
 likely_cure() {
   local log=$1 default=$2
   if grep -qiE 'no space left on device' "$log"; then
-    say "free some disk space (a full run needs about 6 GB), then call this script again"
+    say "free some disk space (a full run needs about 3 GB), then call this script again"
   elif grep -qE 'Killed|cannot allocate memory|virtual memory exhausted|terminated signal' "$log"; then
     say "the machine ran out of memory: AUTOPAR_JOBS=1 bash cmake/quickstart.sh"
   elif grep -qiE 'could not resolve|temporary failure|network is unreachable|connection (refused|timed out|reset)|read timed out|failed to fetch|NewConnectionError' "$log"; then

@@ -1,7 +1,7 @@
 // expect: autopar: arguments and results of forward must be tensors, constants (numbers, enums, strings) or tuples
 #include <memory>
 
-#include <autopar/torch/flatten.hpp>
+#include <autopar/capture/flatten.hpp>
 
 int main() {
   at::Tensor x;

@@ -8,9 +8,9 @@
 
 #include <catch_shim.hpp>
 
+#include "capture/algebra/batch_algebra.hpp"
+#include "capture/trace/capture.hpp"
 #include "gpu/kernel_error.hpp"
-#include "torch/algebra/batch_algebra.hpp"
-#include "torch/capture/capture.hpp"
 #include "torch/interpret/op_interpreter.hpp"
 #include "torch/passes/linear_fold.hpp"
 

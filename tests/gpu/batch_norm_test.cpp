@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "capture/ir/batch_norm_relu.hpp"
 #include "torch/device/device_context.hpp"
-#include "torch/ir/batch_norm_relu.hpp"
 #include "torch/kernels/batch_norm_source.hpp"
 #include "torch/kernels/summed_columns.hpp"
 

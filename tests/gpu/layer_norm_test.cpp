@@ -5,9 +5,9 @@
 #include <tuple>
 #include <vector>
 
+#include "capture/ir/add_layer_norm.hpp"
 #include "torch/device/device_context.hpp"
 #include "torch/interpret/parameter_cast.hpp"
-#include "torch/ir/add_layer_norm.hpp"
 #include "torch/kernels/layer_norm_source.hpp"
 #include "torch/kernels/summed_columns.hpp"
 

@@ -3,8 +3,8 @@
 #include <tuple>
 #include <vector>
 
+#include "capture/ir/max_pool.hpp"
 #include "torch/device/device_context.hpp"
-#include "torch/ir/max_pool.hpp"
 #include "torch/kernels/max_pool_source.hpp"
 
 #include "gpu/kernel_error.hpp"

@@ -10,7 +10,7 @@
 
 #include "unit/torch/kernels/pointwise_programs.hpp"
 
-#include "torch/ir/pointwise.hpp"
+#include "capture/ir/pointwise.hpp"
 #include "torch/kernels/pointwise/program.hpp"
 
 // The kernels of joined point-wise operators against libtorch's operators in double precision.

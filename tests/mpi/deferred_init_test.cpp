@@ -12,7 +12,7 @@
 
 #include <autopar/autopar.hpp>
 
-#include "torch/capture/phantom.hpp"
+#include "capture/trace/phantom.hpp"
 
 // A model constructed by a callable: every rank makes what it owns, with the values of eager construction, and its
 // memory never holds more than that and twice the largest tensor.

@@ -21,7 +21,7 @@
 #include "precision.hpp"
 #include "tied_net.hpp"
 
-#include "torch/capture/phantom.hpp"
+#include "capture/trace/phantom.hpp"
 
 // Channels-last arguments and weights stay so wherever a plan sends them: kernels get what they get in one process.
 namespace memory_format_test {

@@ -19,10 +19,10 @@
 #include <torch/optim/optimizer.h>
 #include <torch/ordered_dict.h>
 
+#include <autopar/capture/flatten.hpp>
+#include <autopar/capture/init_record.hpp>
 #include <autopar/plan/plan_with_defaults.hpp>
 #include <autopar/torch/device.hpp>
-#include <autopar/torch/flatten.hpp>
-#include <autopar/torch/init_record.hpp>
 #include <autopar/torch/loss_function.hpp>
 #include <autopar/torch/parameter_handles.hpp>
 #include <autopar/torch/session.hpp>

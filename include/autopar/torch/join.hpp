@@ -7,9 +7,9 @@
 #include <type_traits>
 #include <utility>
 
+#include <autopar/capture/flatten.hpp>
 #include <autopar/core/error.hpp>
 #include <autopar/runtime/world.hpp>
-#include <autopar/torch/flatten.hpp>
 
 namespace autopar {
 

@@ -15,6 +15,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include <autopar/capture/flatten.hpp>
 #include <autopar/core/cluster.hpp>
 #include <autopar/cost/model_profile.hpp>
 #include <autopar/cost/profiled.hpp>
@@ -23,7 +24,6 @@
 #include <autopar/plan/plan.hpp>
 #include <autopar/plan/request.hpp>
 #include <autopar/runtime/world.hpp>
-#include <autopar/torch/flatten.hpp>
 #include <autopar/torch/load_options.hpp>
 
 namespace torch::nn {

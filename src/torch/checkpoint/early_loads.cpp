@@ -7,7 +7,7 @@
 
 #include <autopar/core/error.hpp>
 
-#include "torch/capture/phantom.hpp"
+#include "capture/trace/phantom.hpp"
 #include "torch/parameters/optimizer_state.hpp"
 
 namespace autopar {

@@ -10,7 +10,7 @@
 
 #include <torch/optim/optimizer.h>
 
-#include <autopar/torch/init_record.hpp>
+#include <autopar/capture/init_record.hpp>
 
 #include "torch/checkpoint/loading.hpp"
 

@@ -4,13 +4,13 @@
 #include <set>
 #include <vector>
 
+#include <autopar/capture/op_graph.hpp>
 #include <autopar/core/ids.hpp>
 #include <autopar/core/units.hpp>
 #include <autopar/cost/model_profile.hpp>
 
-#include "torch/algebra/batch_algebra.hpp"
+#include "capture/algebra/batch_algebra.hpp"
 #include "torch/cost/partition.hpp"
-#include "torch/ir/op_graph.hpp"
 #include "torch/tensor_parallel/followers.hpp"
 #include "torch/tensor_parallel/sharded_graph.hpp"
 #include "torch/tensor_parallel/tensor_candidates.hpp"

@@ -2,9 +2,10 @@
 
 #include <vector>
 
-#include "torch/algebra/batch_algebra.hpp"
+#include <autopar/capture/op_graph.hpp>
+
+#include "capture/algebra/batch_algebra.hpp"
 #include "torch/cost/partition.hpp"
-#include "torch/ir/op_graph.hpp"
 
 namespace autopar {
 

@@ -5,7 +5,7 @@
 #include <autopar/graph/algorithms/acyclic_coarsening.hpp>
 #include <autopar/graph/graph.hpp>
 
-#include "torch/ir/op_table.hpp"
+#include "capture/ir/op_table.hpp"
 
 namespace autopar {
 namespace {

@@ -2,10 +2,10 @@
 
 #include <vector>
 
+#include <autopar/capture/op_graph.hpp>
 #include <autopar/core/ids.hpp>
 
-#include "torch/algebra/batch_algebra.hpp"
-#include "torch/ir/op_graph.hpp"
+#include "capture/algebra/batch_algebra.hpp"
 
 namespace autopar {
 

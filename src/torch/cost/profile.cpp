@@ -5,13 +5,13 @@
 #include <optional>
 #include <set>
 
-#include "torch/algebra/parameter_reads.hpp"
+#include "capture/algebra/parameter_reads.hpp"
+#include "capture/ir/class_head.hpp"
+#include "capture/ir/graph_hash.hpp"
+#include "capture/ir/shown_name.hpp"
+#include "capture/ir/tensor_form.hpp"
 #include "torch/cost/atom_memory.hpp"
 #include "torch/cost/work.hpp"
-#include "torch/ir/class_head.hpp"
-#include "torch/ir/graph_hash.hpp"
-#include "torch/ir/shown_name.hpp"
-#include "torch/ir/tensor_form.hpp"
 #include "torch/tensor_parallel/followers.hpp"
 #include "torch/tensor_parallel/tensor_candidates.hpp"
 

@@ -2,13 +2,13 @@
 
 #include <algorithm>
 
-#include "torch/ir/add_layer_norm.hpp"
-#include "torch/ir/batch_norm_relu.hpp"
-#include "torch/ir/class_head.hpp"
-#include "torch/ir/cross_entropy.hpp"
-#include "torch/ir/max_pool.hpp"
-#include "torch/ir/pointwise.hpp"
-#include "torch/ir/tensor_form.hpp"
+#include "capture/ir/add_layer_norm.hpp"
+#include "capture/ir/batch_norm_relu.hpp"
+#include "capture/ir/class_head.hpp"
+#include "capture/ir/cross_entropy.hpp"
+#include "capture/ir/max_pool.hpp"
+#include "capture/ir/pointwise.hpp"
+#include "capture/ir/tensor_form.hpp"
 #include "torch/kernels/layer_norm.hpp"
 #include "torch/kernels/pointwise/pointwise.hpp"
 #include "torch/kernels/pointwise/program.hpp"

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "torch/algebra/op_context.hpp"
+#include "capture/algebra/op_context.hpp"
 
 namespace autopar::algebra {
 

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 
+#include "capture/ir/cross_entropy.hpp"
+#include "capture/ir/tensor_form.hpp"
+#include "capture/ir/two_results.hpp"
 #include "torch/cost/work.hpp"
 #include "torch/interpret/class_loss.hpp"
 #include "torch/interpret/split_backward.hpp"
-#include "torch/ir/cross_entropy.hpp"
-#include "torch/ir/tensor_form.hpp"
-#include "torch/ir/two_results.hpp"
 
 namespace autopar::algebra {
 namespace {

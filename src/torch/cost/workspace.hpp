@@ -4,7 +4,7 @@
 #include <map>
 #include <vector>
 
-#include "torch/algebra/op_context.hpp"
+#include "capture/algebra/op_context.hpp"
 #include "torch/tensor_parallel/sharded_graph.hpp"
 
 namespace autopar::algebra {

@@ -10,8 +10,8 @@
 #include <autopar/runtime/transport.hpp>
 #include <autopar/schedule/action.hpp>
 
-#include "torch/algebra/batch_type.hpp"
-#include "torch/ir/tensor_form.hpp"
+#include "capture/algebra/batch_type.hpp"
+#include "capture/ir/tensor_form.hpp"
 
 namespace autopar {
 

@@ -11,16 +11,16 @@
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
 
+#include <autopar/capture/op_graph.hpp>
 #include <autopar/runtime/compute_gate.hpp>
 #include <autopar/schedule/pipeline.hpp>
 
-#include "torch/algebra/batch_algebra.hpp"
-#include "torch/algebra/global_sums.hpp"
+#include "capture/algebra/batch_algebra.hpp"
+#include "capture/algebra/global_sums.hpp"
 #include "torch/engine/message.hpp"
 #include "torch/interpret/segment_interpreter.hpp"
 #include "torch/interpret/stage_parts.hpp"
 #include "torch/interpret/sum_type.hpp"
-#include "torch/ir/op_graph.hpp"
 
 namespace torch::autograd {
 struct Node;

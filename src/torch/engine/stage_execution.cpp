@@ -9,7 +9,7 @@
 
 #include <autopar/core/assert.hpp>
 
-#include "torch/ir/only_owner.hpp"
+#include "capture/ir/only_owner.hpp"
 
 namespace autopar {
 

@@ -1,7 +1,8 @@
 #pragma once
 
-#include "torch/ir/op_graph.hpp"
-#include "torch/replay/replay.hpp"
+#include <autopar/capture/op_graph.hpp>
+
+#include "capture/replay/replay.hpp"
 
 namespace autopar {
 

@@ -9,9 +9,9 @@
 
 #include <autopar/shard/linear_cross_entropy.hpp>
 
+#include "capture/ir/class_head.hpp"
 #include "shard/local_class_head.hpp"
 #include "torch/interpret/loss_reduction.hpp"
-#include "torch/ir/class_head.hpp"
 
 namespace autopar {
 

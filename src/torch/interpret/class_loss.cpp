@@ -14,7 +14,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
-#include "torch/ir/cross_entropy.hpp"
+#include "capture/ir/cross_entropy.hpp"
 #include "torch/kernels/class_loss.hpp"
 
 namespace autopar {

@@ -7,7 +7,7 @@
 
 #include <ATen/Context.h>
 
-#include "torch/ir/add_layer_norm.hpp"
+#include "capture/ir/add_layer_norm.hpp"
 
 namespace autopar {
 

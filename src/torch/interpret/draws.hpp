@@ -9,9 +9,10 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include <autopar/capture/op_graph.hpp>
+
 #include "torch/interpret/recorded_seeds.hpp"
 #include "torch/interpret/slice.hpp"
-#include "torch/ir/op_graph.hpp"
 #include "torch/kernels/draw_seed.hpp"
 
 namespace autopar {

@@ -12,13 +12,13 @@
 
 #include <autopar/core/assert.hpp>
 
+#include "capture/ir/tensor_form.hpp"
 #include "torch/interpret/attention_history.hpp"
 #include "torch/interpret/class_loss.hpp"
 #include "torch/interpret/draws.hpp"
 #include "torch/interpret/gelu_history.hpp"
 #include "torch/interpret/padded_rows.hpp"
 #include "torch/interpret/view_parts.hpp"
-#include "torch/ir/tensor_form.hpp"
 #include "torch/kernels/column_sums.hpp"
 #include "torch/kernels/seeded_dropout.hpp"
 #include "torch/kernels/whole_packs.hpp"

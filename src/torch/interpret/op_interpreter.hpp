@@ -10,15 +10,16 @@
 
 #include <c10/core/Device.h>
 
-#include "torch/algebra/batch_algebra.hpp"
+#include <autopar/capture/op_graph.hpp>
+
+#include "capture/algebra/batch_algebra.hpp"
+#include "capture/replay/replay.hpp"
 #include "torch/interpret/deferred_gradients.hpp"
 #include "torch/interpret/norm_sample.hpp"
 #include "torch/interpret/second_results.hpp"
 #include "torch/interpret/shard_steps.hpp"
 #include "torch/interpret/slice.hpp"
 #include "torch/interpret/split_backward.hpp"
-#include "torch/ir/op_graph.hpp"
-#include "torch/replay/replay.hpp"
 
 namespace autopar {
 

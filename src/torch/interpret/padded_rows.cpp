@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "torch/ir/cross_entropy.hpp"
+#include "capture/ir/cross_entropy.hpp"
 #include "torch/kernels/whole_packs.hpp"
 
 namespace autopar {

@@ -14,8 +14,8 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/utils/grad_layout_contract.h>
 
+#include "capture/ir/tensor_form.hpp"
 #include "torch/interpret/sum_type.hpp"
-#include "torch/ir/tensor_form.hpp"
 #include "torch/kernels/channels_last_copy.hpp"
 
 namespace autopar {

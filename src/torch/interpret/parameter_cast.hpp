@@ -2,7 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "torch/ir/op_graph.hpp"
+#include <autopar/capture/op_graph.hpp>
 
 namespace autopar {
 

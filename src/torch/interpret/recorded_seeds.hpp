@@ -7,8 +7,9 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include <autopar/capture/op_graph.hpp>
+
 #include "torch/interpret/slice.hpp"
-#include "torch/ir/op_graph.hpp"
 
 namespace autopar {
 

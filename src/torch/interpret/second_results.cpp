@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "torch/ir/last_writes.hpp"
-#include "torch/ir/two_results.hpp"
+#include "capture/ir/last_writes.hpp"
+#include "capture/ir/two_results.hpp"
 
 namespace autopar {
 namespace {

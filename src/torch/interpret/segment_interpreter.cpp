@@ -6,9 +6,9 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include "capture/ir/tensor_form.hpp"
 #include "torch/interpret/segment_node.hpp"
 #include "torch/interpret/split_backward.hpp"
-#include "torch/ir/tensor_form.hpp"
 
 namespace autopar {
 

@@ -8,10 +8,11 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include <autopar/capture/op_graph.hpp>
+
 #include "torch/interpret/deferred_gradients.hpp"
 #include "torch/interpret/op_interpreter.hpp"
 #include "torch/interpret/stage_parts.hpp"
-#include "torch/ir/op_graph.hpp"
 
 namespace autopar {
 

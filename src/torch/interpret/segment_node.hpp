@@ -8,10 +8,10 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
+#include "capture/replay/replay.hpp"
 #include "torch/interpret/op_interpreter.hpp"
 #include "torch/interpret/segment_interpreter.hpp"
 #include "torch/interpret/slice.hpp"
-#include "torch/replay/replay.hpp"
 
 namespace autopar {
 

@@ -17,12 +17,12 @@
 #include <autopar/shard/collectives.hpp>
 #include <autopar/shard/cross_entropy.hpp>
 
+#include "capture/ir/only_owner.hpp"
 #include "shard/group_state.hpp"
 #include "shard/slice_of_sum.hpp"
 #include "torch/interpret/class_head.hpp"
 #include "torch/interpret/loss_reduction.hpp"
 #include "torch/interpret/summed_gradient.hpp"
-#include "torch/ir/only_owner.hpp"
 
 namespace autopar {
 

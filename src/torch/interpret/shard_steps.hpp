@@ -4,7 +4,7 @@
 
 #include <autopar/shard/group.hpp>
 
-#include "torch/replay/replay.hpp"
+#include "capture/replay/replay.hpp"
 #include "torch/tensor_parallel/sharded_graph.hpp"
 
 namespace autopar {

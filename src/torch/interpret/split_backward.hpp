@@ -7,10 +7,11 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "torch/algebra/batch_algebra.hpp"
+#include <autopar/capture/op_graph.hpp>
+
+#include "capture/algebra/batch_algebra.hpp"
+#include "capture/replay/replay.hpp"
 #include "torch/interpret/deferred_gradients.hpp"
-#include "torch/ir/op_graph.hpp"
-#include "torch/replay/replay.hpp"
 
 namespace autopar {
 

@@ -4,7 +4,7 @@
 
 #include <autopar/core/ids.hpp>
 
-#include "torch/ir/op_graph.hpp"
+#include <autopar/capture/op_graph.hpp>
 
 namespace autopar {
 

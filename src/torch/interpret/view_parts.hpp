@@ -6,8 +6,9 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "torch/ir/op_graph.hpp"
-#include "torch/replay/replay.hpp"
+#include <autopar/capture/op_graph.hpp>
+
+#include "capture/replay/replay.hpp"
 
 namespace autopar {
 

@@ -16,8 +16,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "capture/ir/max_pool.hpp"
 #include "shard/kept.hpp"
-#include "torch/ir/max_pool.hpp"
 #include "torch/kernels/launch.hpp"
 #include "torch/kernels/max_pool_source.hpp"
 

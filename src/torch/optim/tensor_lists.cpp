@@ -9,7 +9,7 @@
 
 #include <autopar/core/error.hpp>
 
-#include "torch/ir/tensor_form.hpp"
+#include "capture/ir/tensor_form.hpp"
 #include "torch/parameters/part_mark.hpp"
 
 namespace autopar::optim::detail {

@@ -9,11 +9,11 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/accumulate.h>
 
+#include <autopar/capture/init_record.hpp>
 #include <autopar/core/assert.hpp>
 #include <autopar/core/error.hpp>
-#include <autopar/torch/init_record.hpp>
 
-#include "torch/capture/phantom.hpp"
+#include "capture/trace/phantom.hpp"
 #include "torch/device/host_memory.hpp"
 #include "torch/parameters/part_layouts.hpp"
 #include "torch/parameters/part_mark.hpp"

@@ -8,10 +8,10 @@
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
+#include <autopar/capture/init_record.hpp>
 #include <autopar/core/ids.hpp>
-#include <autopar/torch/init_record.hpp>
 
-#include "torch/algebra/parameter_reads.hpp"
+#include "capture/algebra/parameter_reads.hpp"
 #include "torch/device/host_copies.hpp"
 #include "torch/parameters/part_mark.hpp"
 #include "torch/parameters/shards.hpp"

@@ -15,7 +15,7 @@
 
 #include <autopar/core/error.hpp>
 
-#include "torch/ir/ivalues.hpp"
+#include "capture/ir/ivalues.hpp"
 #include "torch/parameters/part_access.hpp"
 #include "torch/parameters/part_checks.hpp"
 #include "torch/parameters/part_kernels.hpp"

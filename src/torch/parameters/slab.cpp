@@ -6,7 +6,7 @@
 
 #include <ATen/ops/cat.h>
 
-#include <autopar/torch/init_record.hpp>
+#include <autopar/capture/init_record.hpp>
 
 namespace autopar {
 

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "torch/capture/phantom.hpp"
+#include "capture/trace/phantom.hpp"
 
 namespace autopar {
 

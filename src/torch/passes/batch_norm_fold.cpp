@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "torch/ir/batch_norm_relu.hpp"
+#include "capture/ir/batch_norm_relu.hpp"
 #include "torch/passes/compact.hpp"
 #include "torch/passes/value_uses.hpp"
 

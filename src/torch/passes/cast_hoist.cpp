@@ -5,9 +5,9 @@
 #include <utility>
 #include <vector>
 
-#include "torch/ir/casts.hpp"
-#include "torch/ir/last_writes.hpp"
-#include "torch/ir/op_table.hpp"
+#include "capture/ir/casts.hpp"
+#include "capture/ir/last_writes.hpp"
+#include "capture/ir/op_table.hpp"
 #include "torch/passes/compact.hpp"
 
 namespace autopar::passes {

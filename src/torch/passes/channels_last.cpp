@@ -11,8 +11,8 @@
 
 #include <autopar/core/error.hpp>
 
-#include "torch/ir/casts.hpp"
-#include "torch/ir/tensor_form.hpp"
+#include "capture/ir/casts.hpp"
+#include "capture/ir/tensor_form.hpp"
 
 namespace autopar::passes {
 namespace {

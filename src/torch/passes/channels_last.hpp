@@ -3,8 +3,9 @@
 #include <optional>
 #include <vector>
 
-#include "torch/capture/capture.hpp"
-#include "torch/ir/op_graph.hpp"
+#include <autopar/capture/op_graph.hpp>
+
+#include "capture/trace/capture.hpp"
 
 namespace autopar::passes {
 

@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
-#include "torch/ir/class_head.hpp"
-#include "torch/ir/cross_entropy.hpp"
-#include "torch/ir/op_table.hpp"
+#include "capture/ir/class_head.hpp"
+#include "capture/ir/cross_entropy.hpp"
+#include "capture/ir/op_table.hpp"
 #include "torch/passes/compact.hpp"
 #include "torch/passes/value_uses.hpp"
 

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "torch/ir/cross_entropy.hpp"
-#include "torch/ir/op_table.hpp"
+#include "capture/ir/cross_entropy.hpp"
+#include "capture/ir/op_table.hpp"
 #include "torch/passes/compact.hpp"
 #include "torch/passes/value_uses.hpp"
 

@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "torch/ir/op_graph.hpp"
+#include <autopar/capture/op_graph.hpp>
 
 namespace autopar::passes {
 

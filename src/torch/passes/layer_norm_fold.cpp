@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "torch/ir/add_layer_norm.hpp"
+#include "capture/ir/add_layer_norm.hpp"
 #include "torch/passes/compact.hpp"
 #include "torch/passes/value_uses.hpp"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string>
 
-#include "torch/ir/max_pool.hpp"
+#include "capture/ir/max_pool.hpp"
 
 namespace autopar::passes {
 namespace {

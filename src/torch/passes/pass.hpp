@@ -5,7 +5,7 @@
 
 #include <c10/core/DeviceType.h>
 
-#include "torch/ir/op_graph.hpp"
+#include <autopar/capture/op_graph.hpp>
 
 namespace autopar::passes {
 

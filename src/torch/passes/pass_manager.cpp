@@ -9,7 +9,7 @@
 #include <autopar/core/error.hpp>
 #include <autopar/io/config.hpp>
 
-#include "torch/ir/well_formed.hpp"
+#include "capture/ir/well_formed.hpp"
 
 namespace autopar::passes {
 

@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "torch/ir/last_writes.hpp"
-#include "torch/ir/op_table.hpp"
-#include "torch/ir/pointwise.hpp"
+#include "capture/ir/last_writes.hpp"
+#include "capture/ir/op_table.hpp"
+#include "capture/ir/pointwise.hpp"
 #include "torch/kernels/pointwise/lowering.hpp"
 #include "torch/kernels/pointwise/program.hpp"
 #include "torch/passes/compact.hpp"

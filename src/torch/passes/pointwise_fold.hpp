@@ -1,6 +1,6 @@
 #pragma once
 
-#include "torch/ir/op_graph.hpp"
+#include <autopar/capture/op_graph.hpp>
 
 namespace autopar::passes {
 

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "torch/ir/last_writes.hpp"
+#include "capture/ir/last_writes.hpp"
 #include "torch/passes/compact.hpp"
 
 namespace autopar::passes {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "torch/ir/op_graph.hpp"
+#include <autopar/capture/op_graph.hpp>
 
 namespace autopar::passes {
 

@@ -8,10 +8,10 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include <autopar/capture/flatten.hpp>
 #include <autopar/plan/options.hpp>
-#include <autopar/torch/flatten.hpp>
 
-#include "torch/capture/capture.hpp"
+#include "capture/trace/capture.hpp"
 
 namespace autopar {
 

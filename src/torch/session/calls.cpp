@@ -14,8 +14,8 @@
 #include <autopar/plan/text.hpp>
 #include <autopar/runtime/executor.hpp>
 
+#include "capture/replay/plain_message.hpp"
 #include "torch/device/tf32_scope.hpp"
-#include "torch/replay/plain_message.hpp"
 
 namespace autopar {
 

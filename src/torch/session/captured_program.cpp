@@ -12,7 +12,7 @@
 #include <autopar/schedule/schedule.hpp>
 #include <autopar/schedule/validate.hpp>
 
-#include "torch/algebra/parameter_reads.hpp"
+#include "capture/algebra/parameter_reads.hpp"
 #include "torch/engine/message.hpp"
 #include "torch/interpret/draws.hpp"
 

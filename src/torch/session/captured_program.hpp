@@ -13,15 +13,15 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include <autopar/capture/op_graph.hpp>
 #include <autopar/plan/plan.hpp>
 #include <autopar/runtime/transport.hpp>
 #include <autopar/schedule/action.hpp>
 #include <autopar/schedule/pipeline.hpp>
 
-#include "torch/algebra/batch_algebra.hpp"
-#include "torch/capture/capture.hpp"
+#include "capture/algebra/batch_algebra.hpp"
+#include "capture/trace/capture.hpp"
 #include "torch/engine/rank_runtime.hpp"
-#include "torch/ir/op_graph.hpp"
 #include "torch/passes/pass_manager.hpp"
 #include "torch/session/epilogue.hpp"
 #include "torch/session/member_watch.hpp"

@@ -19,9 +19,9 @@
 #include <autopar/plan/report/runnable.hpp>
 #include <autopar/torch/device.hpp>
 
+#include "capture/ir/shown_name.hpp"
 #include "torch/device/device_context.hpp"
 #include "torch/device/host_memory.hpp"
-#include "torch/ir/shown_name.hpp"
 #include "torch/kernels/all_kernels.hpp"
 #include "torch/kernels/pointwise/pointwise.hpp"
 #include "torch/parameters/part_mark.hpp"

@@ -8,7 +8,7 @@
 #include <autopar/core/error.hpp>
 #include <autopar/plan/text.hpp>
 
-#include "torch/ir/class_head.hpp"
+#include "capture/ir/class_head.hpp"
 #include "torch/passes/class_head_fold.hpp"
 #include "torch/session/session_impl.hpp"
 

@@ -7,9 +7,10 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
-#include "torch/algebra/batch_algebra.hpp"
+#include <autopar/capture/op_graph.hpp>
+
+#include "capture/algebra/batch_algebra.hpp"
 #include "torch/interpret/op_interpreter.hpp"
-#include "torch/ir/op_graph.hpp"
 
 namespace autopar {
 

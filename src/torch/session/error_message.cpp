@@ -6,7 +6,7 @@
 
 #include <autopar/core/operator_error.hpp>
 
-#include "torch/replay/plain_message.hpp"
+#include "capture/replay/plain_message.hpp"
 
 namespace autopar {
 

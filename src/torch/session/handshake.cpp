@@ -11,7 +11,7 @@
 
 #include <autopar/core/error.hpp>
 
-#include "torch/replay/plain_message.hpp"
+#include "capture/replay/plain_message.hpp"
 #include "torch/session/error_message.hpp"
 
 namespace autopar {

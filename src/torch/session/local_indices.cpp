@@ -8,8 +8,8 @@
 
 #include <autopar/core/error.hpp>
 
-#include "torch/algebra/sample_indices.hpp"
-#include "torch/ir/shown_name.hpp"
+#include "capture/algebra/sample_indices.hpp"
+#include "capture/ir/shown_name.hpp"
 
 namespace autopar {
 

@@ -15,8 +15,8 @@
 #include <autopar/core/error.hpp>
 #include <autopar/torch/parameter_handles.hpp>
 
-#include "torch/capture/phantom.hpp"
-#include "torch/capture/phantom_impl.hpp"
+#include "capture/trace/phantom.hpp"
+#include "capture/trace/phantom_impl.hpp"
 #include "torch/gradients/norm_over_ranks.hpp"
 #include "torch/parameters/part_access.hpp"
 #include "torch/session/handshake.hpp"

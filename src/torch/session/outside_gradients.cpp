@@ -13,7 +13,7 @@
 
 #include <autopar/core/error.hpp>
 
-#include "torch/capture/own_hook.hpp"
+#include "capture/trace/own_hook.hpp"
 #include "torch/session/world_sums.hpp"
 
 namespace autopar {

@@ -12,7 +12,7 @@
 
 #include <autopar/core/error.hpp>
 
-#include "torch/capture/phantom.hpp"
+#include "capture/trace/phantom.hpp"
 #include "torch/session/handshake.hpp"
 
 namespace autopar {

@@ -19,7 +19,7 @@
 #include <autopar/schedule/batch_split.hpp>
 #include <autopar/torch/device.hpp>
 
-#include "torch/ir/graph_dot.hpp"
+#include "torch/session/graph_dot.hpp"
 
 namespace autopar {
 

@@ -6,7 +6,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 
-#include "torch/ir/tensor_form.hpp"
+#include "capture/ir/tensor_form.hpp"
 
 namespace autopar {
 

@@ -14,8 +14,8 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "capture/replay/plain_message.hpp"
 #include "torch/device/device_context.hpp"
-#include "torch/replay/plain_message.hpp"
 #include "torch/session/session_impl.hpp"
 
 namespace autopar {

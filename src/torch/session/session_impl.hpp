@@ -17,13 +17,13 @@
 #include <c10/core/Stream.h>
 #include <torch/nn/module.h>
 
+#include <autopar/capture/init_record.hpp>
 #include <autopar/io/file.hpp>
 #include <autopar/io/trace_file.hpp>
-#include <autopar/torch/init_record.hpp>
 #include <autopar/torch/session.hpp>
 
-#include "torch/algebra/parameter_reads.hpp"
-#include "torch/capture/capture_change.hpp"
+#include "capture/algebra/parameter_reads.hpp"
+#include "capture/trace/capture_change.hpp"
 #include "torch/checkpoint/checkpoint.hpp"
 #include "torch/checkpoint/early_loads.hpp"
 #include "torch/cost/measured/profiler.hpp"

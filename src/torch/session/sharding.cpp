@@ -13,7 +13,7 @@
 #include <autopar/core/assert.hpp>
 #include <autopar/core/error.hpp>
 
-#include "torch/capture/phantom.hpp"
+#include "capture/trace/phantom.hpp"
 #include "torch/engine/message.hpp"
 #include "torch/engine/stage.hpp"
 #include "torch/optim/compute_copy.hpp"

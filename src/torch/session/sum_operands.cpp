@@ -6,7 +6,7 @@
 
 #include <autopar/core/error.hpp>
 
-#include "torch/capture/phantom.hpp"
+#include "capture/trace/phantom.hpp"
 
 namespace autopar {
 

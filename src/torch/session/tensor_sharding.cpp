@@ -7,7 +7,7 @@
 #include <autopar/core/error.hpp>
 #include <autopar/plan/model/tensor_shards.hpp>
 
-#include "torch/ir/shown_name.hpp"
+#include "capture/ir/shown_name.hpp"
 #include "torch/session/session_impl.hpp"
 #include "torch/tensor_parallel/sharded_graph.hpp"
 

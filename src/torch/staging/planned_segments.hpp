@@ -4,11 +4,11 @@
 #include <string>
 #include <vector>
 
+#include <autopar/capture/op_graph.hpp>
 #include <autopar/plan/plan.hpp>
 
 #include "torch/cost/partition.hpp"
 #include "torch/interpret/stage_parts.hpp"
-#include "torch/ir/op_graph.hpp"
 
 namespace autopar {
 

@@ -14,8 +14,8 @@
 #include <autopar/core/assert.hpp>
 #include <autopar/plan/buckets.hpp>
 
-#include "torch/algebra/parameter_reads.hpp"
-#include "torch/ir/shard_moves.hpp"
+#include "capture/algebra/parameter_reads.hpp"
+#include "capture/ir/shard_moves.hpp"
 
 namespace autopar {
 

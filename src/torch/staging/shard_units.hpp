@@ -3,11 +3,11 @@
 #include <functional>
 #include <vector>
 
+#include <autopar/capture/op_graph.hpp>
 #include <autopar/plan/plan.hpp>
 
-#include "torch/algebra/batch_algebra.hpp"
+#include "capture/algebra/batch_algebra.hpp"
 #include "torch/cost/partition.hpp"
-#include "torch/ir/op_graph.hpp"
 #include "torch/parameters/shards.hpp"
 #include "torch/parameters/state_registry.hpp"
 #include "torch/staging/staged_graph.hpp"

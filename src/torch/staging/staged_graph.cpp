@@ -10,10 +10,10 @@
 
 #include <autopar/core/error.hpp>
 
-#include "torch/algebra/global_sums.hpp"
-#include "torch/algebra/parameter_reads.hpp"
-#include "torch/ir/shard_moves.hpp"
-#include "torch/ir/shown_name.hpp"
+#include "capture/algebra/global_sums.hpp"
+#include "capture/algebra/parameter_reads.hpp"
+#include "capture/ir/shard_moves.hpp"
+#include "capture/ir/shown_name.hpp"
 
 namespace autopar {
 

@@ -4,14 +4,14 @@
 #include <map>
 #include <vector>
 
+#include <autopar/capture/op_graph.hpp>
 #include <autopar/core/ids.hpp>
 #include <autopar/core/units.hpp>
 #include <autopar/schedule/pipeline.hpp>
 
-#include "torch/algebra/batch_algebra.hpp"
+#include "capture/algebra/batch_algebra.hpp"
 #include "torch/cost/partition.hpp"
 #include "torch/interpret/stage_parts.hpp"
-#include "torch/ir/op_graph.hpp"
 #include "torch/parameters/shards.hpp"
 #include "torch/tensor_parallel/sharded_graph.hpp"
 

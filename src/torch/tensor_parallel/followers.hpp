@@ -4,8 +4,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "torch/algebra/batch_algebra.hpp"
-#include "torch/ir/op_graph.hpp"
+#include <autopar/capture/op_graph.hpp>
+
+#include "capture/algebra/batch_algebra.hpp"
 #include "torch/tensor_parallel/shard_typing.hpp"
 #include "torch/tensor_parallel/tensor_candidates.hpp"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "torch/ir/op_table.hpp"
+#include "capture/ir/op_table.hpp"
 
 namespace autopar {
 

@@ -6,9 +6,10 @@
 #include <set>
 #include <vector>
 
-#include "torch/algebra/batch_algebra.hpp"
-#include "torch/ir/op_graph.hpp"
-#include "torch/ir/shard_moves.hpp"
+#include <autopar/capture/op_graph.hpp>
+
+#include "capture/algebra/batch_algebra.hpp"
+#include "capture/ir/shard_moves.hpp"
 #include "torch/tensor_parallel/sharded_op.hpp"
 #include "torch/tensor_parallel/unit_slices.hpp"
 

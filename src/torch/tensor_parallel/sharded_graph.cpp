@@ -10,9 +10,9 @@
 
 #include <autopar/core/assert.hpp>
 
-#include "torch/ir/class_head.hpp"
-#include "torch/ir/cross_entropy.hpp"
-#include "torch/ir/op_table.hpp"
+#include "capture/ir/class_head.hpp"
+#include "capture/ir/cross_entropy.hpp"
+#include "capture/ir/op_table.hpp"
 
 namespace autopar {
 

@@ -5,8 +5,9 @@
 #include <optional>
 #include <vector>
 
-#include "torch/ir/op_graph.hpp"
-#include "torch/ir/shard_moves.hpp"
+#include <autopar/capture/op_graph.hpp>
+
+#include "capture/ir/shard_moves.hpp"
 #include "torch/tensor_parallel/shard_typing.hpp"
 #include "torch/tensor_parallel/unit_slices.hpp"
 

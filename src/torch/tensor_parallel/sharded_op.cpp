@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "torch/ir/cross_entropy.hpp"
+#include "capture/ir/cross_entropy.hpp"
 
 namespace autopar {
 

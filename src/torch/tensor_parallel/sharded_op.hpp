@@ -4,8 +4,9 @@
 #include <map>
 #include <vector>
 
-#include "torch/algebra/op_context.hpp"
-#include "torch/ir/op_graph.hpp"
+#include <autopar/capture/op_graph.hpp>
+
+#include "capture/algebra/op_context.hpp"
 #include "torch/tensor_parallel/unit_slices.hpp"
 
 namespace autopar {

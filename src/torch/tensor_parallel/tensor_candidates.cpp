@@ -8,10 +8,10 @@
 #include <tuple>
 #include <utility>
 
-#include "torch/algebra/op_context.hpp"
-#include "torch/algebra/parameter_reads.hpp"
-#include "torch/ir/class_head.hpp"
-#include "torch/ir/op_table.hpp"
+#include "capture/algebra/op_context.hpp"
+#include "capture/algebra/parameter_reads.hpp"
+#include "capture/ir/class_head.hpp"
+#include "capture/ir/op_table.hpp"
 
 namespace autopar {
 
@@ -291,8 +291,8 @@ class Finder {
 
   /// The region that leaves in slices give; other layers that must be cut as well join them.
   [[nodiscard]] std::optional<TensorCandidate> grow(LeafSlices leaves, std::int64_t units) {
-    constexpr int kLayers = 8;
-    for (int round = 0; round < kLayers; ++round) {
+    constexpr int kRounds = 8;
+    for (int round = 0; round < kRounds; ++round) {
       auto layout = typing_.run(leaves, [this](ValueId leaf) { return may_slice(leaf); });
       if (layout.stale.valid()) return std::nullopt;
       if (layout.conflicts.empty()) return described(layout, units);

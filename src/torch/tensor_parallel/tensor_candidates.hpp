@@ -3,10 +3,10 @@
 #include <cstdint>
 #include <vector>
 
+#include <autopar/capture/op_graph.hpp>
 #include <autopar/core/units.hpp>
 
-#include "torch/algebra/batch_algebra.hpp"
-#include "torch/ir/op_graph.hpp"
+#include "capture/algebra/batch_algebra.hpp"
 #include "torch/tensor_parallel/shard_typing.hpp"
 
 namespace autopar {

@@ -10,7 +10,7 @@
 #include <autopar/core/placement.hpp>
 #include <autopar/shard/split.hpp>
 
-#include "torch/ir/op_graph.hpp"
+#include <autopar/capture/op_graph.hpp>
 
 namespace autopar {
 

@@ -10,7 +10,7 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
-#include <autopar/torch/init_record.hpp>
+#include <autopar/capture/init_record.hpp>
 
 #include "catch_shim.hpp"
 

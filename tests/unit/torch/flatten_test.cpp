@@ -1,4 +1,4 @@
-#include <autopar/torch/flatten.hpp>
+#include <autopar/capture/flatten.hpp>
 
 #include <functional>
 #include <memory>

@@ -15,10 +15,10 @@
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "capture/ir/op_table.hpp"
+#include "capture/ir/tensor_form.hpp"
 #include "torch/cost/measured/stopwatch.hpp"
 #include "torch/interpret/parameter_cast.hpp"
-#include "torch/ir/op_table.hpp"
-#include "torch/ir/tensor_form.hpp"
 #include "torch/kernels/draw_seed.hpp"
 
 namespace autopar::detail {

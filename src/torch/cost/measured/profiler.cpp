@@ -15,9 +15,9 @@
 
 #include <autopar/graph/algorithms/topological_order.hpp>
 
+#include "capture/replay/plain_message.hpp"
 #include "torch/cost/measured/atom_bench.hpp"
 #include "torch/cost/measured/stopwatch.hpp"
-#include "torch/replay/plain_message.hpp"
 
 namespace autopar {
 

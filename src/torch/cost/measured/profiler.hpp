@@ -6,6 +6,7 @@
 
 #include <c10/core/Device.h>
 
+#include <autopar/capture/op_graph.hpp>
 #include <autopar/core/cluster.hpp>
 #include <autopar/core/ids.hpp>
 #include <autopar/cost/measured.hpp>
@@ -13,9 +14,8 @@
 #include <autopar/runtime/any_transport.hpp>
 #include <autopar/runtime/world.hpp>
 
-#include "torch/algebra/batch_algebra.hpp"
+#include "capture/algebra/batch_algebra.hpp"
 #include "torch/cost/profile.hpp"
-#include "torch/ir/op_graph.hpp"
 
 namespace autopar {
 

@@ -19,8 +19,8 @@
 
 #include <autopar/core/assert.hpp>
 
+#include "capture/ir/pointwise.hpp"
 #include "shard/kept.hpp"
-#include "torch/ir/pointwise.hpp"
 #include "torch/kernels/launch.hpp"
 #include "torch/kernels/pointwise/code.hpp"
 #include "torch/kernels/pointwise/lowering.hpp"

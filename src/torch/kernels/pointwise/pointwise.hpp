@@ -5,8 +5,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <autopar/capture/op_graph.hpp>
+
 #include "torch/device/kernel_source.hpp"
-#include "torch/ir/op_graph.hpp"
 #include "torch/kernels/pointwise/gradient.hpp"
 
 namespace autopar::pointwise {

@@ -1,4 +1,4 @@
-#include "torch/algebra/batch_algebra.hpp"
+#include "capture/algebra/batch_algebra.hpp"
 
 #include "slice_checks.hpp"
 

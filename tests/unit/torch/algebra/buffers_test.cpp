@@ -1,6 +1,6 @@
 #include "slice_checks.hpp"
 
-#include "torch/algebra/batch_algebra.hpp"
+#include "capture/algebra/batch_algebra.hpp"
 
 namespace {
 

@@ -15,7 +15,7 @@
 
 #include <catch_shim.hpp>
 
-#include "torch/ir/op_table.hpp"
+#include "capture/ir/op_table.hpp"
 
 // src/torch/OPERATORS.md: what the table makes of each of libtorch's operators.
 namespace {
@@ -249,7 +249,7 @@ std::string operator_list() {
   std::ostringstream out;
   out << "# What each operator of libtorch does to samples\n\n"
          "Written by a test from libtorch's own list (" TORCH_VERSION
-         ") and `src/torch/ir/op_table.cpp`; "
+         ") and `src/capture/ir/op_table.cpp`; "
          "`test_torch \"[write-operators]\"`\nwrites it anew. In-place and `out` twins are as their operator. "
          "What *mixes*, or is *not known*, runs on the whole batch in one\nmicro-batch and one replica, or is refused "
          "by "

@@ -1,6 +1,6 @@
 #include "slice_checks.hpp"
 
-#include "torch/algebra/batch_algebra.hpp"
+#include "capture/algebra/batch_algebra.hpp"
 
 // Operators of signals, matrices, images and parts of tensors: the slices of a batch against the whole.
 namespace {

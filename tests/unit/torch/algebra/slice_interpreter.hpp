@@ -13,9 +13,9 @@
 
 #include <catch_shim.hpp>
 
-#include "torch/algebra/batch_algebra.hpp"
-#include "torch/capture/capture.hpp"
-#include "torch/ir/batch_number.hpp"
+#include "capture/algebra/batch_algebra.hpp"
+#include "capture/ir/batch_number.hpp"
+#include "capture/trace/capture.hpp"
 
 namespace autopar::test {
 

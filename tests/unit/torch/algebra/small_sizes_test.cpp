@@ -6,9 +6,9 @@
 #include "op_examples.hpp"
 #include "slice_checks.hpp"
 
+#include "capture/ir/op_table.hpp"
+#include "capture/ir/tensor_form.hpp"
 #include "torch/interpret/segment_interpreter.hpp"
-#include "torch/ir/op_table.hpp"
-#include "torch/ir/tensor_form.hpp"
 #include "torch/passes/pass_list.hpp"
 #include "torch/passes/pass_manager.hpp"
 

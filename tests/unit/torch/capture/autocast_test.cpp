@@ -14,8 +14,8 @@
 
 #include "unit/torch/capture/models.hpp"
 
-#include "torch/capture/capture.hpp"
-#include "torch/capture/phantom.hpp"
+#include "capture/trace/capture.hpp"
+#include "capture/trace/phantom.hpp"
 
 // What autocast on CUDA devices does, as captures record it, which need none.
 namespace autopar::test {

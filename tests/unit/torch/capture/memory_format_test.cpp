@@ -8,7 +8,7 @@
 
 #include "unit/torch/capture/models.hpp"
 
-#include "torch/replay/replay.hpp"
+#include "capture/replay/replay.hpp"
 
 // Strides are part of a value's form: what is captured with channels-last arguments or weights has them as eager has.
 namespace autopar::test {

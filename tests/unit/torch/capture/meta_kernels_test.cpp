@@ -1,5 +1,5 @@
 // Shape rules against the operators that they stand for.
-#include "torch/capture/meta_kernels.hpp"
+#include "capture/shapes/meta_kernels.hpp"
 
 #include <torch/library.h>
 

@@ -10,7 +10,7 @@
 #include <torch/nn.h>
 #include <torch/types.h>
 
-#include "torch/capture/capture.hpp"
+#include "capture/trace/capture.hpp"
 
 namespace autopar::test {
 

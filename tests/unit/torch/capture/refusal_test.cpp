@@ -6,8 +6,8 @@
 
 #include "unit/torch/capture/models.hpp"
 
-#include "torch/capture/capture.hpp"
-#include "torch/capture/polymorphism.hpp"
+#include "capture/trace/capture.hpp"
+#include "capture/trace/polymorphism.hpp"
 
 namespace autopar::test {
 namespace {

@@ -8,17 +8,17 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <autopar/capture/init_record.hpp>
 #include <autopar/core/error.hpp>
-#include <autopar/torch/init_record.hpp>
 #include <catch_shim.hpp>
 #include <double_precision.hpp>
 #include <says.hpp>
 
 #include "unit/torch/capture/models.hpp"
 
-#include "torch/algebra/batch_algebra.hpp"
-#include "torch/capture/capture.hpp"
-#include "torch/replay/replay.hpp"
+#include "capture/algebra/batch_algebra.hpp"
+#include "capture/replay/replay.hpp"
+#include "capture/trace/capture.hpp"
 
 // What a refusal says to do is done here: it captures, and computes what the refused forward computes in one process.
 namespace autopar::test {

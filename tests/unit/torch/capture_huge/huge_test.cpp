@@ -9,18 +9,18 @@
 #include <torch/utils.h>
 
 #include <autopar/autopar.hpp>
+#include <autopar/capture/init_record.hpp>
 #include <autopar/io/cluster_file.hpp>
 #include <autopar/plan/plan_with_defaults.hpp>
 #include <autopar/plan/report/print.hpp>
-#include <autopar/torch/init_record.hpp>
 #include <catch_shim.hpp>
 #include <resident_memory.hpp>
 
 #include "unit/torch/capture/models.hpp"
 
-#include "torch/algebra/batch_algebra.hpp"
-#include "torch/capture/capture.hpp"
-#include "torch/capture/phantom.hpp"
+#include "capture/algebra/batch_algebra.hpp"
+#include "capture/trace/capture.hpp"
+#include "capture/trace/phantom.hpp"
 #include "torch/cost/profile.hpp"
 #include "torch/passes/linear_fold.hpp"
 

@@ -13,7 +13,7 @@
 #include <autopar/core/error.hpp>
 #include <autopar/runtime/loopback.hpp>
 
-#include "torch/capture/phantom.hpp"
+#include "capture/trace/phantom.hpp"
 #include "torch/parameters/hyper_parameters.hpp"
 
 // Loads before anybody knows which rank holds what. `a` will lie in shards of both ranks, `b` on the last, `c` has

@@ -16,7 +16,7 @@
 
 #include "profiled.hpp"
 
-#include "torch/capture/capture.hpp"
+#include "capture/trace/capture.hpp"
 #include "torch/passes/cast_hoist.hpp"
 #include "torch/passes/channels_last.hpp"
 #include "torch/passes/linear_fold.hpp"

@@ -6,7 +6,7 @@
 
 #include <autopar/cost/roofline.hpp>
 
-#include "torch/capture/capture.hpp"
+#include "capture/trace/capture.hpp"
 #include "torch/cost/profile.hpp"
 #include "torch/passes/linear_fold.hpp"
 

@@ -16,7 +16,7 @@
 
 #include "profiled.hpp"
 
-#include "torch/capture/capture.hpp"
+#include "capture/trace/capture.hpp"
 #include "torch/cost/measured/step_stopwatch.hpp"
 #include "torch/passes/linear_fold.hpp"
 

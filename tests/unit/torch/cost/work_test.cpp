@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "torch/ir/add_layer_norm.hpp"
+#include "capture/ir/add_layer_norm.hpp"
 #include "torch/passes/layer_norm_fold.hpp"
 
 #include "unit/torch/passes/folded.hpp"

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "capture/ir/batch_norm_relu.hpp"
 #include "torch/cost/work.hpp"
-#include "torch/ir/batch_norm_relu.hpp"
 #include "torch/passes/batch_norm_fold.hpp"
 
 #include "unit/torch/passes/folded.hpp"

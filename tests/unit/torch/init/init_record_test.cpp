@@ -1,4 +1,4 @@
-#include <autopar/torch/init_record.hpp>
+#include <autopar/capture/init_record.hpp>
 
 #include <thread>
 
@@ -11,8 +11,8 @@
 
 #include "unit/torch/capture/models.hpp"
 
-#include "torch/capture/phantom.hpp"
-#include "torch/replay/replay.hpp"
+#include "capture/replay/replay.hpp"
+#include "capture/trace/phantom.hpp"
 
 namespace autopar::test {
 namespace {

@@ -7,8 +7,8 @@
 
 #include <catch_shim.hpp>
 
-#include "torch/algebra/batch_algebra.hpp"
-#include "torch/capture/capture.hpp"
+#include "capture/algebra/batch_algebra.hpp"
+#include "capture/trace/capture.hpp"
 #include "torch/interpret/op_interpreter.hpp"
 
 namespace autopar::test {

@@ -10,7 +10,7 @@
 
 #include <catch_shim.hpp>
 
-#include "torch/capture/capture.hpp"
+#include "capture/trace/capture.hpp"
 #include "torch/interpret/op_interpreter.hpp"
 #include "torch/kernels/summed_columns.hpp"
 #include "torch/passes/linear_fold.hpp"

@@ -8,7 +8,7 @@
 
 #include <catch_shim.hpp>
 
-#include "torch/ir/batch_norm_relu.hpp"
+#include "capture/ir/batch_norm_relu.hpp"
 #include "torch/kernels/launch.hpp"
 #include "torch/passes/batch_norm_fold.hpp"
 

@@ -17,7 +17,7 @@
 #include <catch_shim.hpp>
 #include <rank_memory.hpp>
 
-#include "torch/capture/capture.hpp"
+#include "capture/trace/capture.hpp"
 #include "torch/cost/partition.hpp"
 #include "torch/passes/linear_fold.hpp"
 

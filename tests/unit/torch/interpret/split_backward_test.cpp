@@ -13,7 +13,7 @@
 
 #include <catch_shim.hpp>
 
-#include "torch/capture/capture.hpp"
+#include "capture/trace/capture.hpp"
 #include "torch/interpret/op_interpreter.hpp"
 #include "torch/passes/linear_fold.hpp"
 

@@ -16,7 +16,7 @@
 
 #include <catch_shim.hpp>
 
-#include "torch/capture/capture.hpp"
+#include "capture/trace/capture.hpp"
 #include "torch/interpret/segment_interpreter.hpp"
 #include "torch/passes/linear_fold.hpp"
 #include "torch/tensor_parallel/sharded_graph.hpp"

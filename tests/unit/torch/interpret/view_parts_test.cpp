@@ -12,8 +12,8 @@
 
 #include <catch_shim.hpp>
 
-#include "torch/algebra/batch_algebra.hpp"
-#include "torch/capture/capture.hpp"
+#include "capture/algebra/batch_algebra.hpp"
+#include "capture/trace/capture.hpp"
 #include "torch/interpret/like_in_place.hpp"
 #include "torch/interpret/op_interpreter.hpp"
 #include "torch/passes/linear_fold.hpp"

@@ -6,8 +6,8 @@
 
 #include "unit/torch/capture/models.hpp"
 
-#include "torch/capture/polymorphism.hpp"
-#include "torch/replay/replay.hpp"
+#include "capture/replay/replay.hpp"
+#include "capture/trace/polymorphism.hpp"
 
 namespace autopar::test {
 namespace {

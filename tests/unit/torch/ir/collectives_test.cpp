@@ -1,4 +1,4 @@
-#include "torch/ir/collectives.hpp"
+#include "capture/ir/collectives.hpp"
 
 #include <catch_shim.hpp>
 
@@ -6,7 +6,7 @@
 
 #include <torch/torch.h>
 
-#include "torch/ir/op_table.hpp"
+#include "capture/ir/op_table.hpp"
 
 using namespace autopar;
 

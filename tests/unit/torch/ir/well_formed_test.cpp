@@ -1,4 +1,4 @@
-#include "torch/ir/well_formed.hpp"
+#include "capture/ir/well_formed.hpp"
 
 #include <torch/torch.h>
 

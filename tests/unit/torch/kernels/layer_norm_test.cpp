@@ -10,7 +10,7 @@
 
 #include <catch_shim.hpp>
 
-#include "torch/ir/add_layer_norm.hpp"
+#include "capture/ir/add_layer_norm.hpp"
 #include "torch/kernels/seeded_dropout.hpp"
 
 namespace autopar::test {

@@ -13,7 +13,7 @@
 
 #include "unit/torch/kernels/pointwise_programs.hpp"
 
-#include "torch/ir/pointwise.hpp"
+#include "capture/ir/pointwise.hpp"
 #include "torch/kernels/pointwise/code.hpp"
 #include "torch/kernels/pointwise/lowering.hpp"
 #include "torch/kernels/pointwise/program.hpp"

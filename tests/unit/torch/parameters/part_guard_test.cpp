@@ -16,7 +16,7 @@
 #include <catch_shim.hpp>
 #include <double_precision.hpp>
 
-#include "torch/ir/ivalues.hpp"
+#include "capture/ir/ivalues.hpp"
 #include "torch/parameters/part_access.hpp"
 #include "torch/parameters/part_mark.hpp"
 #include "torch/parameters/part_rules.hpp"

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "torch/ir/batch_norm_relu.hpp"
+#include "capture/ir/batch_norm_relu.hpp"
 
 #include "unit/torch/passes/folded.hpp"
 

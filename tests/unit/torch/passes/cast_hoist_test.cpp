@@ -6,11 +6,11 @@
 
 #include "unit/torch/capture/models.hpp"
 
-#include "torch/algebra/batch_algebra.hpp"
+#include "capture/algebra/batch_algebra.hpp"
+#include "capture/ir/casts.hpp"
+#include "capture/replay/replay.hpp"
 #include "torch/cost/profile.hpp"
-#include "torch/ir/casts.hpp"
 #include "torch/passes/linear_fold.hpp"
-#include "torch/replay/replay.hpp"
 
 namespace autopar::test {
 namespace {

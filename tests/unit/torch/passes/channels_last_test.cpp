@@ -10,10 +10,10 @@
 
 #include "unit/torch/capture/models.hpp"
 
-#include "torch/ir/casts.hpp"
-#include "torch/ir/tensor_form.hpp"
+#include "capture/ir/casts.hpp"
+#include "capture/ir/tensor_form.hpp"
+#include "capture/replay/replay.hpp"
 #include "torch/passes/cast_hoist.hpp"
-#include "torch/replay/replay.hpp"
 
 namespace autopar::test {
 namespace {

@@ -12,10 +12,10 @@
 
 #include "unit/torch/capture/models.hpp"
 
-#include "torch/ir/class_head.hpp"
+#include "capture/ir/class_head.hpp"
+#include "capture/replay/replay.hpp"
 #include "torch/passes/class_loss_fold.hpp"
 #include "torch/passes/linear_fold.hpp"
-#include "torch/replay/replay.hpp"
 
 namespace autopar::test {
 namespace class_head_fold {

@@ -12,9 +12,9 @@
 
 #include "unit/torch/capture/models.hpp"
 
-#include "torch/ir/cross_entropy.hpp"
+#include "capture/ir/cross_entropy.hpp"
+#include "capture/replay/replay.hpp"
 #include "torch/passes/linear_fold.hpp"
-#include "torch/replay/replay.hpp"
 
 namespace autopar::test {
 namespace class_loss_fold {

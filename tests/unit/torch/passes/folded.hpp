@@ -7,7 +7,7 @@
 
 #include <catch_shim.hpp>
 
-#include "torch/replay/replay.hpp"
+#include "capture/replay/replay.hpp"
 
 #include "unit/torch/capture/models.hpp"
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "torch/algebra/batch_algebra.hpp"
-#include "torch/ir/add_layer_norm.hpp"
+#include "capture/algebra/batch_algebra.hpp"
+#include "capture/ir/add_layer_norm.hpp"
 
 #include "unit/torch/passes/folded.hpp"
 

@@ -6,7 +6,7 @@
 
 #include "unit/torch/capture/models.hpp"
 
-#include "torch/replay/replay.hpp"
+#include "capture/replay/replay.hpp"
 
 namespace autopar::test {
 namespace {

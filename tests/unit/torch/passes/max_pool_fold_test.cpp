@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "torch/algebra/batch_algebra.hpp"
-#include "torch/algebra/op_context.hpp"
+#include "capture/algebra/batch_algebra.hpp"
+#include "capture/algebra/op_context.hpp"
+#include "capture/ir/max_pool.hpp"
 #include "torch/cost/work.hpp"
-#include "torch/ir/max_pool.hpp"
 
 #include "unit/torch/passes/folded.hpp"
 

@@ -14,7 +14,7 @@
 
 #include <autopar/core/error.hpp>
 
-#include "torch/ir/well_formed.hpp"
+#include "capture/ir/well_formed.hpp"
 #include "torch/passes/pass_list.hpp"
 #include "unit/torch/capture/models.hpp"
 #include "unit/torch/passes/folded.hpp"

@@ -11,9 +11,9 @@
 
 #include "unit/torch/capture/models.hpp"
 
-#include "torch/algebra/batch_algebra.hpp"
-#include "torch/ir/pointwise.hpp"
-#include "torch/replay/replay.hpp"
+#include "capture/algebra/batch_algebra.hpp"
+#include "capture/ir/pointwise.hpp"
+#include "capture/replay/replay.hpp"
 
 namespace autopar::test {
 namespace pointwise_fold {

@@ -1,4 +1,4 @@
-#include "torch/replay/replay.hpp"
+#include "capture/replay/replay.hpp"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/utils.h>

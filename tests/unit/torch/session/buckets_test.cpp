@@ -20,7 +20,7 @@
 #include <autopar/plan/model/tensor_shards.hpp>
 #include <autopar/runtime/loopback.hpp>
 
-#include "torch/capture/capture.hpp"
+#include "capture/trace/capture.hpp"
 #include "torch/cost/profile.hpp"
 #include "torch/engine/rank_runtime.hpp"
 #include "torch/parameters/parameter_store.hpp"

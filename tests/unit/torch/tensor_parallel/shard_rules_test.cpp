@@ -12,10 +12,10 @@
 
 #include "unit/torch/capture/models.hpp"
 
-#include "torch/algebra/batch_algebra.hpp"
+#include "capture/algebra/batch_algebra.hpp"
+#include "capture/replay/replay.hpp"
 #include "torch/passes/layer_norm_fold.hpp"
 #include "torch/passes/linear_fold.hpp"
-#include "torch/replay/replay.hpp"
 #include "torch/tensor_parallel/shard_typing.hpp"
 #include "torch/tensor_parallel/sharded_graph.hpp"
 

@@ -11,7 +11,7 @@
 
 #include "unit/torch/capture/models.hpp"
 
-#include "torch/algebra/batch_algebra.hpp"
+#include "capture/algebra/batch_algebra.hpp"
 #include "torch/passes/class_loss_fold.hpp"
 #include "torch/passes/linear_fold.hpp"
 #include "torch/passes/select_fold.hpp"

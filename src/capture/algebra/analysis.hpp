@@ -1,0 +1,90 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "capture/algebra/op_context.hpp"
+
+namespace autopar::algebra {
+
+/// What a value was computed from. Aliases share it: it is kept by storage.
+struct Provenance {
+  bool inputs = false;
+  bool parameters = false;
+  bool buffers = false;
+  bool random = false;
+
+  Provenance& operator|=(const Provenance& other);
+};
+
+/// Whether the op draws random numbers with these arguments (a dropout with p = 0 does not).
+[[nodiscard]] bool draws(const OpContext& op);
+
+/// The typing of one graph. `run` repeats a forward pass until nothing more is asked for: a sum that is needed before
+/// the slices are done becomes a prologue value or, if it depends on parameters, makes its readers whole-batch ops.
+class Analysis {
+ public:
+  Analysis(const OpGraph& graph, const AlgebraOptions& options);
+  /// @throws CaptureError
+  [[nodiscard]] BatchPlan run();
+
+ private:
+  // --- facts of the graph
+  void find_leaves();
+  void find_live_ops();
+  void find_provenance();
+  [[nodiscard]] Provenance provenance(ValueId value) const;
+  [[nodiscard]] bool is_live(OpId op) const { return live_[op.index()]; }
+  [[nodiscard]] std::vector<bool> cone(const std::vector<ValueId>& values) const;
+
+  // --- typing
+  /// @return whether the pass came to its end; if not, it must be recomputed
+  bool type_all();
+  bool type_op(OpId id);
+  [[nodiscard]] RuleResult decide(const OpContext& op, bool& again);
+  [[nodiscard]] RuleResult decide_over_sums(const OpContext& op, bool& again);
+  [[nodiscard]] RuleResult decide_epilogue(const OpContext& op, bool& again);
+  bool force_operands_whole(const OpContext& op);
+  [[nodiscard]] RuleResult whole_batch(const OpContext& op, const std::string& reason) const;
+  [[nodiscard]] bool is_without_elements(const OpContext& op) const;
+  [[nodiscard]] RuleResult epilogue(const OpContext& op) const;
+  [[nodiscard]] bool may_be_epilogue(const OpContext& op) const;
+  [[nodiscard]] bool may_be_prologue(ValueId value) const;
+  void force_whole(ValueId epilogue_value);
+  [[nodiscard]] bool fits_sizes(const OpContext& op, const RuleResult& result) const;
+  [[nodiscard]] bool leaves_aliases_stale(const OpContext& op, const RuleResult& result) const;
+  void refuse_writes(const OpContext& op) const;
+  void apply(const OpContext& op, const RuleResult& result);
+
+  // --- the plan
+  void find_prologue();
+  void order_prologue();
+  void find_epilogue();
+  void find_outputs();
+  void find_buffer_updates();
+  [[nodiscard]] std::vector<std::vector<OpId>> ops_of_buffers() const;
+  [[nodiscard]] bool writes_buffer(OpId id, StorageId storage) const;
+  void find_stage_ops();
+  void use_prologue_value(ValueId value);
+  void find_parameter_casts();
+  void decide_loss_mode();
+
+  const OpGraph& graph_;
+  const AlgebraOptions options_;
+  BatchPlan plan_;
+
+  std::vector<ValueId> leaf_of_storage_;  ///< none: made by an op
+  std::vector<bool> live_;                ///< by op
+  std::vector<std::int32_t> last_use_;    ///< by value: last live op that reads it; ops.size() for outputs
+  std::vector<std::vector<ValueId>> values_of_storage_;
+  std::vector<Provenance> storage_provenance_;
+  std::vector<Provenance> value_provenance_;  ///< for values without storage
+  std::vector<bool> written_storage_;         ///< leaf storages that a live op writes
+
+  std::vector<bool> summed_early_;  ///< by value: completed in the prologue
+  std::vector<bool> forced_whole_;  ///< by op
+  std::vector<bool> is_epilogue_;   ///< by op
+  std::vector<bool> known_early_;   ///< by value: available after the prologue
+};
+
+}  // namespace autopar::algebra

@@ -1,0 +1,425 @@
+#include <algorithm>
+
+#include <autopar/core/assert.hpp>
+#include <autopar/core/error.hpp>
+
+#include "capture/algebra/analysis.hpp"
+#include "capture/ir/shown_name.hpp"
+
+namespace autopar::algebra {
+namespace {
+
+bool takes_batch_sizes(OpFamily family) {
+  switch (family) {
+    case OpFamily::kFactory:
+    case OpFamily::kLikeFactory:
+    case OpFamily::kArange:
+    case OpFamily::kReshape:
+    case OpFamily::kExpand:
+    case OpFamily::kSlice:
+    case OpFamily::kSplit:
+    case OpFamily::kLeading:
+    case OpFamily::kRepeat:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Families whose rule knows results that grow with the batch while no operand does.
+bool creates_batch_dim(OpFamily family) {
+  return family == OpFamily::kFactory || family == OpFamily::kLikeFactory || family == OpFamily::kArange ||
+         family == OpFamily::kExpand || family == OpFamily::kRepeat;
+}
+
+bool keeps_sample_index(OpFamily family) {
+  switch (family) {
+    case OpFamily::kCopyValue:
+    case OpFamily::kReshape:
+    case OpFamily::kPermute:
+    case OpFamily::kSqueeze:
+    case OpFamily::kUnsqueeze:
+    case OpFamily::kExpand:
+    case OpFamily::kLikeFactory:
+    case OpFamily::kFactory:
+    case OpFamily::kCopyInto:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool has_operand(const OpContext& op, BatchKind kind) {
+  const auto operands = op.tensors();
+  return std::any_of(operands.begin(), operands.end(), [&](ValueId value) { return op.type(value).is(kind); });
+}
+
+bool sample_index_is_misused(const OpContext& op) {
+  if (has_operand(op, BatchKind::kRowStart)) return op.traits().family != OpFamily::kEmbeddingBag;
+  if (!has_operand(op, BatchKind::kSampleIndex)) return false;
+  const auto family = op.traits().family;
+  if (family == OpFamily::kIndex || family == OpFamily::kIndexPut) {
+    return op.type(op.first_tensor()).is(BatchKind::kSampleIndex);
+  }
+  return !keeps_sample_index(family);
+}
+
+bool grows_with_batch(const OpContext& op) {
+  for (std::size_t k = 0; k < op.results().size(); ++k) {
+    if (!type_by_sizes(op.result_sizes(k)).is(BatchKind::kReplicated)) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+RuleResult type_over_samples(const OpContext& op) {
+  switch (op.traits().family) {
+    case OpFamily::kPointwise:
+    case OpFamily::kAlongDims:
+    case OpFamily::kRows:
+    case OpFamily::kReduceSum:
+    case OpFamily::kReduceMean:
+    case OpFamily::kReduce:
+    case OpFamily::kAppendDim:
+      return type_reduction_op(op);
+    case OpFamily::kContraction:
+    case OpFamily::kLinear:
+      return type_contraction_op(op);
+    case OpFamily::kMatrix:
+      return type_matrix_op(op);
+    case OpFamily::kTrailing:
+    case OpFamily::kLayerNorm:
+    case OpFamily::kLeading:
+    case OpFamily::kAttention:
+    case OpFamily::kRecurrent:
+    case OpFamily::kDropout:
+    case OpFamily::kFeatureDropout:
+    case OpFamily::kBatchNorm:
+      return type_layer_op(op);
+    case OpFamily::kEmbedding:
+    case OpFamily::kEmbeddingBag:
+    case OpFamily::kIndex:
+    case OpFamily::kIndexPut:
+    case OpFamily::kIndexSelect:
+    case OpFamily::kIndexAdd:
+    case OpFamily::kGather:
+    case OpFamily::kScatter:
+      return type_index_op(op);
+    case OpFamily::kPointwiseLoss:
+    case OpFamily::kRowLoss:
+    case OpFamily::kClassLoss:
+    case OpFamily::kClassHead:
+    case OpFamily::kSequenceLoss:
+      return type_loss_op(op);
+    case OpFamily::kCollective:
+      return typed(op, op.type(op.first_tensor()));
+    case OpFamily::kUnknown:
+      return RuleResult::mixes("autopar does not know how it treats samples");
+    case OpFamily::kMixing:
+      return RuleResult::mixes("it mixes samples");
+    default:
+      return type_shape_op(op);
+  }
+}
+
+bool Analysis::type_all() {
+  plan_.ops.assign(graph_.ops.size(), {});
+  plan_.counts.clear();
+  plan_.batch_norms.clear();
+  is_epilogue_.assign(graph_.ops.size(), false);
+  plan_.depends_on_samples.assign(graph_.values.size(), false);
+  for (std::size_t i = 0; i < graph_.values.size(); ++i) {
+    const auto& info = graph_.values[i];
+    if (!info.is_leaf()) continue;
+    plan_.values[i] = type_by_sizes(info.sizes);
+    plan_.depends_on_samples[i] = plan_.values[i].is_batched();
+    if (plan_.values[i].is(BatchKind::kWhole)) {
+      throw CaptureError("argument " + std::to_string(info.position), "",
+                         "more than one of its dims grows with the batch; exactly one may: give forward the samples, "
+                         "and compute there what has two (torch::matmul(a, b.t()))");
+    }
+  }
+  for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
+    if (live_[i] && !type_op(OpId::of(i))) return false;
+  }
+  return true;
+}
+
+bool Analysis::type_op(OpId id) {
+  const OpContext op(graph_, plan_.values, options_, id);
+  refuse_writes(op);
+  bool again = false;
+  auto result = decide(op, again);
+  if (again) return false;
+  const bool is_typed = result.verdict == Verdict::kTyped;
+  const bool fits = is_typed && (result.handling.whole_batch || fits_sizes(op, result));
+  if (!fits && is_without_elements(op)) {
+    result = typed(op, BatchType::replicated());
+    for (std::size_t k = 0; k < op.results().size(); ++k) result.outputs[k] = type_by_sizes(op.result_sizes(k));
+  } else if (!is_typed) {
+    result = whole_batch(op, result.reason);
+  } else if (!fits) {
+    result = whole_batch(op, "the sizes of its result do not follow the samples");
+  }
+  if (!result.handling.whole_batch && leaves_aliases_stale(op, result)) {
+    if (force_operands_whole(op)) return false;
+    result = whole_batch(op, "it changes what a tensor means that is read elsewhere");
+  }
+  if (result.count && !may_be_prologue(result.count->target)) {
+    result = whole_batch(op, "which targets count depends on parameters or random numbers");
+  }
+  if (result.count && result.count->weight.valid() && provenance(result.count->weight).parameters) {
+    result = whole_batch(op, "its class weights depend on parameters");
+  }
+  apply(op, result);
+  return true;
+}
+
+RuleResult Analysis::decide(const OpContext& op, bool& again) {
+  const auto family = op.traits().family;
+  if (forced_whole_[op.id().index()]) {
+    return whole_batch(op, "its result is not linear in a sum over all samples and is used for each sample");
+  }
+  if ((family == OpFamily::kEmbedding || family == OpFamily::kEmbeddingBag) && op.flag("sparse", false)) {
+    throw CaptureError(shown_name(graph_, op.id()), op.node().path,
+                       "sparse gradients cannot be summed over replicas; use an embedding with sparse = false");
+  }
+  if (has_operand(op, BatchKind::kWhole)) return whole_batch(op, "its operand exists only for the whole batch");
+  if (has_operand(op, BatchKind::kStatistic)) return whole_batch(op, "it reads a batch statistic");
+  if (has_operand(op, BatchKind::kEpilogue)) return decide_epilogue(op, again);
+  const bool only_sizes = family == OpFamily::kLikeFactory || family == OpFamily::kFactory;
+  if (has_operand(op, BatchKind::kPartialSum) && !only_sizes) return decide_over_sums(op, again);
+  if (sample_index_is_misused(op)) return whole_batch(op, "it computes with the number of a sample within the batch");
+  if (op.has_batch_sizes() && !takes_batch_sizes(family)) return whole_batch(op, "its arguments follow the batch size");
+
+  const bool samples = has_operand(op, BatchKind::kBatched) || has_operand(op, BatchKind::kSampleIndex) ||
+                       has_operand(op, BatchKind::kRowStart);
+  if (!samples && !grows_with_batch(op) && !op.has_batch_sizes()) {
+    const bool updates_statistics = family == OpFamily::kBatchNorm && op.tensor("running_mean").valid() &&
+                                    op.flag(op.has("training") ? "training" : "use_input_stats", true);
+    if (updates_statistics) return whole_batch(op, "it updates statistics of a tensor without samples");
+    return typed(op, BatchType::replicated());
+  }
+  if (!samples && !creates_batch_dim(family)) {
+    return whole_batch(op, family == OpFamily::kUnknown ? "autopar does not know how it treats samples"
+                                                        : "its result depends on where samples are in the batch");
+  }
+  return type_over_samples(op);
+}
+
+RuleResult Analysis::decide_over_sums(const OpContext& op, bool& again) {
+  auto result = type_over_sums(op);
+  if (result.verdict == Verdict::kTyped) return result;
+  for (const auto value : op.tensors()) {
+    if (!op.type(value).is(BatchKind::kPartialSum) || !may_be_prologue(value)) continue;
+    summed_early_[value.index()] = true;
+    again = true;
+  }
+  if (again) return result;
+  if (may_be_epilogue(op)) return epilogue(op);
+  return whole_batch(op, result.reason);
+}
+
+RuleResult Analysis::decide_epilogue(const OpContext& op, bool& again) {
+  if (may_be_epilogue(op)) return epilogue(op);
+  again = force_operands_whole(op);
+  return {};
+}
+
+/// What runs in a stage cannot read what is made after all of them. @return whether it would
+bool Analysis::force_operands_whole(const OpContext& op) {
+  bool any = false;
+  for (const auto value : op.tensors()) {
+    if (!op.type(value).is(BatchKind::kEpilogue)) continue;
+    force_whole(value);
+    any = true;
+  }
+  return any;
+}
+
+RuleResult Analysis::epilogue(const OpContext& op) const { return typed(op, BatchType::of(BatchKind::kEpilogue)); }
+
+// Replayed on every rank with the completed sums: nothing of a single sample, nothing random, nothing that outlives it
+// but a buffer that it writes in place.
+bool Analysis::may_be_epilogue(const OpContext& op) const {
+  if (draws(op) || op.has_batch_sizes() || grows_with_batch(op)) return false;
+  for (const auto storage : op.node().writes) {
+    const auto leaf = leaf_of_storage_[storage.index()];
+    if (!leaf.valid()) continue;
+    if (graph_.value(leaf).kind != ValueKind::kBuffer || op.traits().family == OpFamily::kBatchNorm) return false;
+  }
+  const auto is_read_by_stages = [&](ValueId parameter) {  // from there a parameter gets here
+    for (std::size_t i = 0; i < op.id().index(); ++i) {
+      const auto operands = OpContext(graph_, plan_.values, options_, OpId::of(i)).tensors();
+      if (live_[i] && !is_epilogue_[i] && std::count(operands.begin(), operands.end(), parameter) > 0) return true;
+    }
+    return false;
+  };
+  for (const auto value : op.tensors()) {
+    const auto& type = op.type(value);
+    if (type.is(BatchKind::kPartialSum) || type.is(BatchKind::kEpilogue)) continue;
+    if (!type.is(BatchKind::kReplicated)) return false;
+    if (graph_.value(value).kind == ValueKind::kParameter && !is_read_by_stages(value)) return false;
+    const auto from = provenance(value);
+    const bool constant = !from.inputs && !from.parameters && !from.buffers && !from.random;
+    if (!constant && !summed_early_[value.index()] && !op.is_floating(value)) return false;
+  }
+  return true;
+}
+
+// Computable before the pipeline, on every rank, and without a gradient.
+bool Analysis::may_be_prologue(ValueId value) const {
+  const auto from = provenance(value);
+  if (from.parameters || from.random || graph_.value(value).requires_grad) return false;
+  const auto ops = cone({value});
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    if (!ops[i]) continue;
+    if (plan_.ops[i].whole_batch || is_epilogue_[i]) return false;
+    for (const auto storage : graph_.ops[i].writes) {
+      if (leaf_of_storage_[storage.index()].valid()) return false;
+    }
+    bool reads_written_leaf = false;
+    for_each_input(graph_.ops[i], [&](ValueId input) {
+      const auto storage = graph_.value(input).storage;
+      reads_written_leaf = reads_written_leaf || (storage.valid() && written_storage_[storage.index()]);
+    });
+    if (reads_written_leaf) return false;
+  }
+  return true;
+}
+
+void Analysis::force_whole(ValueId epilogue_value) {
+  const auto ops = cone({epilogue_value});
+  bool any = false;
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    if (!ops[i] || !is_epilogue_[i]) continue;
+    forced_whole_[i] = true;
+    any = true;
+  }
+  AUTOPAR_ASSERT(any, "an epilogue value has an epilogue op");
+}
+
+// One slice holds everything: sums are complete, sample numbers are right. Results that have a batch dim can be dealt
+// out again, sample-major unless an operand of the same size shows another layout.
+RuleResult Analysis::whole_batch(const OpContext& op, const std::string& reason) const {
+  RuleResult result = typed(op, BatchType::replicated());
+  result.handling.whole_batch = true;
+  result.handling.reason = reason;
+  for (std::size_t k = 0; k < op.results().size(); ++k) {
+    auto type = type_by_sizes(op.result_sizes(k));
+    for (const auto operand : op.tensors()) {
+      const auto& other = op.type(operand);
+      if (type.is_batched() && other.is_batched() && other.outer * other.inner == type.outer * type.inner) {
+        type = BatchType::batched(type.dim, other.outer, other.inner);
+        break;
+      }
+    }
+    result.outputs[k] = type;
+  }
+  return result;
+}
+
+/// Results without elements are right whatever becomes of samples. What is written in place may be read as another
+/// type.
+bool Analysis::is_without_elements(const OpContext& op) const {
+  if (op.results().empty() || op.written_argument() >= 0) return false;
+  for (std::size_t k = 0; k < op.results().size(); ++k) {
+    const auto& sizes = op.result_sizes(k);
+    if (has_elements(sizes) || type_by_sizes(sizes).is(BatchKind::kWhole)) return false;
+  }
+  return true;
+}
+
+bool Analysis::fits_sizes(const OpContext& op, const RuleResult& result) const {
+  AUTOPAR_ASSERT(result.outputs.size() == op.results().size(), "a rule types every result");
+  for (std::size_t k = 0; k < result.outputs.size(); ++k) {
+    const auto& type = result.outputs[k];
+    const auto& sizes = op.result_sizes(k);
+    if (type.is(BatchKind::kWhole)) return false;
+    const auto dims = batch_dims(sizes);
+    if (!type.has_samples()) {
+      if (!dims.empty()) return false;
+      continue;
+    }
+    if (dims.size() != 1 || dims.front() != type.dim || type.outer < 1 || type.inner < 1) return false;
+    if (sizes[static_cast<std::size_t>(type.dim)] != SizeExpr{type.outer * type.inner, 0}) return false;
+  }
+  return true;
+}
+
+// An in-place op that turns, say, a shared tensor into a partial sum changes all views of that memory as well.
+bool Analysis::leaves_aliases_stale(const OpContext& op, const RuleResult& result) const {
+  const auto at = op.written_argument();
+  if (at < 0 || op.traits().op_class == OpClass::kView) return false;
+  const auto written = op.tensors(at);
+  if (written.empty()) return false;
+  const auto& weighted = result.handling.weighted_arguments;
+  const bool copied = std::find(weighted.begin(), weighted.end(), at) != weighted.end();
+  if (!copied && !result.outputs.empty() && result.outputs.front() == op.type(written.front())) return false;
+  const auto storage = graph_.value(written.front()).storage;
+  if (!storage.valid()) return false;
+  const auto leaf = leaf_of_storage_[storage.index()];
+  if (leaf.valid()) {  // the buffer itself must be what was written, not a view of it
+    auto version = written.front();
+    while (version.valid() && version != leaf) version = graph_.value(version).previous;
+    if (!version.valid()) return true;
+  }
+  for (const auto value : values_of_storage_[storage.index()]) {
+    if (graph_.value(value).definer.value() < op.id().value() && last_use_[value.index()] > op.id().value())
+      return true;
+  }
+  return false;
+}
+
+void Analysis::refuse_writes(const OpContext& op) const {
+  for (const auto storage : op.node().writes) {
+    const auto leaf = leaf_of_storage_[storage.index()];
+    if (!leaf.valid()) continue;
+    const auto& info = graph_.value(leaf);
+    const auto& name = graph_.name(op.id());
+    if (info.kind == ValueKind::kInput) {
+      throw CaptureError(
+          name, op.node().path,
+          "it writes into argument " + std::to_string(info.position) + " of the model; write into a clone() of it");
+    }
+    if (info.kind == ValueKind::kParameter) {
+      throw CaptureError(name, info.name,
+                         "the forward writes into a parameter, of which ranks may hold parts or copies; write into it "
+                         "between calls: ap::for_whole_parameters(model, fn) runs fn on each whole parameter. For "
+                         "Embedding(max_norm), make it without and renormalise the rows in fn");
+    }
+    if (info.kind == ValueKind::kConstant) {
+      throw CaptureError(
+          name, op.node().path,
+          "it writes into a tensor that is no argument and not registered; register_buffer it or clone() it");
+    }
+  }
+}
+
+void Analysis::apply(const OpContext& op, const RuleResult& result) {
+  auto& handling = plan_.ops[op.id().index()];
+  handling = result.handling;
+  bool samples = handling.whole_batch;
+  for (const auto value : op.tensors()) samples = samples || plan_.depends_on_samples[value.index()];
+  bool any_with_samples = false;
+  for (std::size_t k = 0; k < result.outputs.size(); ++k) {
+    const auto value = op.results()[k];
+    const bool early = summed_early_[value.index()];
+    plan_.values[value.index()] = early ? BatchType::replicated() : result.outputs[k];
+    any_with_samples = any_with_samples || result.outputs[k].has_samples();
+    plan_.depends_on_samples[value.index()] = !early && (samples || result.outputs[k].has_samples());
+    if (result.outputs[k].is(BatchKind::kEpilogue)) is_epilogue_[op.id().index()] = true;
+  }
+  if (draws(op)) handling.draw = any_with_samples ? Draw::kPerSlice : Draw::kAlike;
+  if (result.count) {
+    handling.count = static_cast<std::int32_t>(plan_.counts.size());
+    plan_.counts.push_back(*result.count);
+  }
+  if (result.batch_norm) {
+    handling.batch_norm = static_cast<std::int32_t>(plan_.batch_norms.size());
+    plan_.batch_norms.push_back(*result.batch_norm);
+  }
+}
+
+}  // namespace autopar::algebra

@@ -1,0 +1,138 @@
+#include "capture/init/element_fill.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+#include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include "capture/init/skip_draws.hpp"
+#include "capture/ir/ivalues.hpp"
+
+namespace autopar::detail {
+
+namespace {
+
+// A kernel draws normal numbers in blocks, and the last sixteen of a tensor anew where they are no block
+// (aten/src/ATen/native/cpu/DistributionTemplates.h, normal_fill).
+constexpr std::int64_t kBlock = 16;
+
+template <std::size_t N>
+bool is_any_of(std::string_view name, const std::array<std::string_view, N>& names) {
+  return std::ranges::find(names, name) != names.end();
+}
+
+constexpr std::array<std::string_view, 4> kMakers{"aten::empty", "aten::zeros", "aten::ones", "aten::full"};
+constexpr std::array<std::string_view, 4> kLikes{"aten::empty_like", "aten::zeros_like", "aten::ones_like",
+                                                 "aten::full_like"};
+constexpr std::array<std::string_view, 2> kSame{"aten::detach", "aten::alias"};
+constexpr std::array<std::string_view, 2> kDraws{"aten::uniform_", "aten::normal_"};
+constexpr std::array<std::string_view, 6> kArithmetic{"aten::zero_", "aten::fill_", "aten::mul_",
+                                                      "aten::div_",  "aten::add_",  "aten::sub_"};
+
+std::size_t operands(const OpNode& node) {
+  std::size_t count = 0;
+  for_each_input(node, [&](ValueId) { ++count; });
+  return count;
+}
+
+/// Whether the operator only reads this memory, or has nothing to do with it.
+bool leaves_alone(const OpGraph& graph, const OpNode& node, StorageId memory) {
+  bool makes = false;
+  for_each_output(node, [&](ValueId value) { makes = makes || graph.value(value).storage == memory; });
+  return !makes && std::ranges::find(node.writes, memory) == node.writes.end();
+}
+
+/// The elements that a kernel has to see so that those asked for come out as they do among all.
+Interval seen_by_kernels(Interval elements, std::int64_t size) {
+  Interval seen{elements.begin / kBlock * kBlock, (elements.end + kBlock - 1) / kBlock * kBlock};
+  if (size % kBlock == 0 || elements.end <= size - kBlock) return seen;
+  return {std::min(seen.begin, (size - kBlock) / kBlock * kBlock), size};
+}
+
+}  // namespace
+
+std::optional<ElementFill> ElementFill::of(const OpGraph& graph, const std::vector<bool>& needed, ValueId value) {
+  ElementFill fill(graph, value);
+  if (fill.size() < kBlock) return std::nullopt;
+  for (std::size_t i = 0; i < needed.size(); ++i) {
+    const auto op = OpId::of(i);
+    if (!needed[i] || leaves_alone(graph, graph.op(op), graph.value(value).storage)) continue;
+    if (!fill.add(op)) return std::nullopt;
+  }
+  if (fill.ops_.empty()) return std::nullopt;
+  return fill;
+}
+
+bool ElementFill::add(OpId op) {
+  const auto& node = graph_->op(op);
+  if (node.outputs.size() != 1 || node.outputs.front().values.size() != 1) return false;
+  const auto &made = graph_->value(node.outputs.front().values.front()), &wanted = graph_->value(value_);
+  if (made.storage != wanted.storage || made.dtype != wanted.dtype) return false;
+  if (made.elements(0) != size() || !is_contiguous(made)) return false;
+  const std::string_view name = node.op.schema().name();
+  const auto reads = operands(node);
+  const bool reads_itself = reads == 1 && graph_->value(node.inputs.front().values.front()).storage == wanted.storage;
+  if (is_any_of(name, kSame)) return reads_itself;
+  const bool makes = ops_.empty() && (is_any_of(name, kMakers) ? reads == 0 : is_any_of(name, kLikes) && reads == 1);
+  const bool draws = is_any_of(name, kDraws) && reads_itself && plain_draws(*graph_, node).has_value();
+  const bool changes = is_any_of(name, kArithmetic) && reads_itself;
+  if (!makes && (ops_.empty() || (!draws && !changes))) return false;
+  ops_.push_back(op);
+  return true;
+}
+
+at::Tensor ElementFill::part(std::int64_t blocks, Interval of_each,
+                             const std::function<at::Tensor(OpId)>& state_before) const {
+  constexpr std::int64_t kLeast = 4096;  // for which it pays to call kernels once more
+  const at::AutoGradMode no_grad(false);
+  auto generator = at::globalContext().defaultGenerator(at::kCPU);
+  const auto outer_state = state_of(generator);
+  auto own = at::empty({blocks, of_each.size()}, at::dtype(graph_->value(value_).dtype));
+  const auto block = size() / blocks, chunk = std::max(kLeast, own.numel());
+  Drawings drawings;
+  for (std::int64_t first = 0; first < blocks && !of_each.empty();) {
+    const auto count = std::clamp<std::int64_t>(chunk / block, 1, blocks - first);
+    const Interval elements{first * block + of_each.begin, (first + count - 1) * block + of_each.end};
+    own.narrow(0, first, count)
+        .copy_(made(elements, drawings, state_before).as_strided({count, of_each.size()}, {block, 1}));
+    first += count;
+  }
+  set_state(generator, outer_state);
+  return own;
+}
+
+at::Tensor ElementFill::made(Interval elements, Drawings& drawings,
+                             const std::function<at::Tensor(OpId)>& state_before) const {
+  const auto seen = seen_by_kernels(elements, size());
+  auto generator = at::globalContext().defaultGenerator(at::kCPU);
+  const auto type = graph_->value(value_).dtype;
+  auto data = at::empty({seen.size()}, at::dtype(type));
+  for (const auto op : ops_) {
+    const auto& node = graph_->op(op);
+    const std::string_view name = node.op.schema().name();
+    if (is_any_of(name, kMakers) || is_any_of(name, kLikes)) {
+      if (name.starts_with("aten::zeros")) data.zero_();
+      if (name.starts_with("aten::ones")) data.fill_(1);
+      if (name.starts_with("aten::full")) data.fill_(node.args[1].toScalar());
+      continue;
+    }
+    if (is_any_of(name, kDraws)) {
+      const std::uint64_t words = type == c10::kDouble ? 2 : 1;
+      auto& drawing = drawings[op];
+      if (!drawing.state.defined() || seen.begin < drawing.element) drawing = {0, state_before(op)};
+      set_state(generator, drawing.state);
+      skip_draws(generator, static_cast<std::uint64_t>(seen.begin - drawing.element) * words);
+      drawing = {seen.begin, state_of(generator)};
+    }
+    torch::jit::Stack stack(node.args.begin(), node.args.end());
+    stack[static_cast<std::size_t>(node.inputs.front().position)] = data;
+    node.op.callBoxed(&stack);
+  }
+  return data.narrow(0, elements.begin - seen.begin, elements.size());
+}
+
+}  // namespace autopar::detail

@@ -1,0 +1,12 @@
+#pragma once
+
+#include <vector>
+
+#include <autopar/capture/op_graph.hpp>
+
+namespace autopar {
+
+/// By ValueId: whether a backward from `roots` brings a value a gradient.
+[[nodiscard]] std::vector<bool> reached_values(const OpGraph& graph, const std::vector<ValueId>& roots);
+
+}  // namespace autopar

@@ -1,0 +1,216 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <autopar/capture/op_graph.hpp>
+#include <autopar/core/error.hpp>
+
+#include "capture/trace/phantom_impl.hpp"
+
+namespace autopar::detail {
+
+using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
+/// What libtorch says of a run at a batch size that the user never chose: that number is "batch" in it.
+[[nodiscard]] std::string without_batch_size(const std::string& message, std::int64_t batch);
+
+/// libtorch refused the forward at some batch size, which may be what is wrong with it.
+class ForwardFailed : public CaptureError {
+  using CaptureError::CaptureError;
+};
+
+/// Records the operators of one run into an OpGraph of that run's sizes. Each tensor that the traced code holds is
+/// either a phantom of ours or a leaf (parameter, buffer, argument, constant); each has a *twin* on the meta device, on
+/// which the operator really runs. One thread.
+class Tracer {
+ public:
+  struct Options {
+    /// What a phantom says when its data is read.
+    std::string description;
+    /// Owner of the phantoms' operators outside the run; none: they are refused.
+    std::weak_ptr<OperatorSink> owner;
+    /// A module is being constructed: anything may be written, and leaves may start to require a gradient.
+    bool constructing = false;
+    /// Gives data to a phantom that is no parameter, buffer or argument (a plain member made by the constructor).
+    /// Returns false if it cannot.
+    std::function<bool(const at::Tensor&)> make_real;
+    /// Batch norms in training mode are recorded as the operators of exact_batch_norm.
+    bool exact_batch_norm = false;
+    /// `CaptureOptions::device`.
+    c10::DeviceType device = c10::DeviceType::CPU;
+    /// Autocast, where it is on, is that of `CaptureOptions::autocast` on this device; none: the caller's own.
+    std::optional<c10::DeviceType> autocast_device{};
+    /// `Autocast::everywhere` and its element type.
+    std::optional<c10::ScalarType> compute_type{};
+    /// The program of other batch sizes and this run's: forms of what is too large to be tried. None before it is
+    /// solved.
+    const OpGraph* solved = nullptr;
+    std::int64_t batch = 0;
+    /// `CaptureOptions::on_constant`.
+    std::function<void(const at::Tensor&)> on_constant{};
+  };
+
+  explicit Tracer(Options options);
+  Tracer(const Tracer&) = delete;
+  Tracer& operator=(const Tracer&) = delete;
+
+  /// Leaves, before the run. A tensor that is there already keeps its value: tied names.
+  ValueId add_state(ValueKind kind, const std::string& name, const at::Tensor& tensor);
+  /// A phantom argument of these sizes.
+  [[nodiscard]] at::Tensor add_input(c10::IntArrayRef sizes, c10::ScalarType dtype, bool requires_grad,
+                                     at::MemoryFormat format);
+
+  /// The dispatcher's entry: performs and records one operator.
+  void handle(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
+  /// The value of a tensor that the run made or used; a constant if it is unknown.
+  [[nodiscard]] ValueId value_of(const at::Tensor& tensor);
+  /// The value if the tensor is known.
+  [[nodiscard]] std::optional<ValueId> find(const at::Tensor& tensor);
+  /// Frees the memory of small `empty` tensors; what was written there becomes part of the program.
+  void release_raw_memory();
+  /// After the run: refuses what the phantoms kept (hooks, gradients).
+  void finish();
+  /// Whether somebody still holds a value that the run computed.
+  [[nodiscard]] bool keeps_values() const;
+  /// Gives its data to what somebody still holds and follows from constants alone: made once, it is there from now on.
+  /// Returns whether there was any. Evaluates the operators behind it.
+  bool settle_constants();
+  /// The data of a tensor of the run that follows from constants alone, else nothing. Evaluates operators.
+  [[nodiscard]] std::optional<at::Tensor> constant_data(const at::Tensor& tensor);
+  /// Tensors that got other memory, with data, behind the dispatcher's back lose what made them phantoms.
+  void take_replaced(const at::Tensor& user);
+  void take_replaced();
+  /// Somebody is about to write the memory of a constant: what was recorded goes on with what it holds now.
+  void keep_before_write(const at::Tensor& constant);
+
+  [[nodiscard]] OpGraph& graph() { return graph_; }
+  [[nodiscard]] const std::string& last_path() const { return last_path_; }
+  [[nodiscard]] const std::string& last_op() const { return last_op_; }
+
+ private:
+  struct Twin {
+    WeakTensor user;
+    at::Tensor meta;
+    ValueId value;
+    bool requires_grad = false;                 ///< the user's tensor when bound; requires_grad_ changes it
+    const c10::StorageImpl* storage = nullptr;  ///< of the user's tensor when bound; set_data changes it
+  };
+  /// A small `empty` has memory, because torch::tensor(vector) writes into it behind the dispatcher's back.
+  struct RawMemory {
+    c10::Storage storage;
+    std::vector<char> seen;  ///< contents when we last looked
+  };
+  struct Call;  ///< one operator call on its way through handle()
+
+  bool resolve_autocast(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+  void lower_leaves(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+  at::Tensor lowered(const at::Tensor& user);
+  at::Tensor on_cpu(const at::Tensor& user);
+  std::vector<std::pair<std::size_t, c10::IValue>> put_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+  bool take_apart(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+  bool take_windows(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+  bool answer_by_identity(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+  bool answer_by_data(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+  bool select_by_constants(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+  bool refer_to_data(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+  bool read_borrowed(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+  [[nodiscard]] const char* data_dependent() const;
+  void collect_arguments(Call& call);
+  void run_on_twins(Call& call);
+  [[nodiscard]] std::optional<at::Tensor> form_on_cuda(const Call& call) const;
+  [[nodiscard]] bool is_given_without_elements(Call& call) const;
+  void try_on_zeros(Call& call);
+  bool take_solved_form(Call& call) const;
+  void collect_results(Call& call);
+  void record(Call& call);
+  void check_writes(const Call& call) const;
+  void check_factors(const Call& call) const;
+
+  Twin& twin_of(const at::Tensor& user);
+  Twin& adopt_unknown(const at::Tensor& user);
+  at::Tensor copy_of_borrowed(const at::Tensor& user);
+  void look_at_borrowed(const at::Tensor& user);
+  void forget(const c10::StorageImpl* storage);
+  Twin& adopt_alias(const at::Tensor& user, ValueId base);
+  std::optional<ValueId> alias_of(const at::Tensor& user) const;
+  Twin& bind(const at::Tensor& user, const at::Tensor& meta, ValueId value);
+  void check_phantom(const at::Tensor& user, Twin& twin) const;
+  at::Tensor meta_leaf(const at::Tensor& user);
+  at::Tensor wrap(const at::Tensor& meta, bool may_have_memory);
+  ValueId new_value(const at::Tensor& meta, OpId definer);
+  StorageId storage_id(const at::Tensor& meta);
+  void take_raw_writes(const at::Tensor& user);
+  std::string path_of(const Call& call);
+  [[noreturn]] void refuse(const std::string& op, const std::string& path, const std::string& reason) const;
+
+  Options options_;
+  OpGraph graph_;
+  c10::intrusive_ptr<PhantomTag> tag_;
+  std::unordered_map<const c10::TensorImpl*, Twin> twins_;
+  std::unordered_map<const c10::StorageImpl*, c10::Storage> meta_storage_of_;     ///< user's storage -> twin's
+  std::unordered_map<const c10::StorageImpl*, c10::Storage> user_storage_of_;     ///< twin's storage -> user's
+  std::unordered_map<const c10::StorageImpl*, StorageId> storage_ids_;            ///< twin's storage -> id
+  std::unordered_map<const c10::StorageImpl*, std::vector<ValueId>> by_storage_;  ///< user's storage -> its values
+  std::unordered_map<const c10::StorageImpl*, RawMemory> raw_;
+  std::unordered_map<const c10::StorageImpl*, c10::Storage> borrowed_;  ///< user's storage that others own -> its copy
+  /// Constants on other devices: what stands in for them
+  std::unordered_map<const c10::TensorImpl*, at::Tensor> on_cpu_;
+  /// Leaves, and views of them, in `Options::compute_type`, by value and grad mode.
+  std::map<std::pair<ValueId, bool>, at::Tensor> lowered_;
+  std::vector<at::Tensor> metas_;        ///< twin of each value, by ValueId
+  std::vector<OpId> path_age_;           ///< by ValueId: op whose path `paths_` holds
+  std::vector<std::string> paths_;       ///< by ValueId
+  std::vector<ValueKind> storage_kind_;  ///< by StorageId: kind of the leaf it belongs to
+  std::string last_path_, last_op_;
+};
+
+/// The storage of a tensor that has one.
+[[nodiscard]] inline const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.has_storage() ? tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() : nullptr;
+}
+
+/// Whether it is host memory that is not libtorch's (from_blob): it may change, or be gone, when the program runs.
+[[nodiscard]] bool is_borrowed(const at::Tensor& tensor);
+
+/// Adds to a sorted set what is valid and not in it.
+inline void insert_sorted(std::vector<StorageId>& set, StorageId id) {
+  if (!id.valid()) return;
+  const auto place = std::lower_bound(set.begin(), set.end(), id);
+  if (place == set.end() || *place != id) set.insert(place, id);
+}
+
+/// Whether the call draws random numbers (dropout with p = 0 or in eval mode does not).
+[[nodiscard]] bool draws_random(const c10::OperatorHandle& op, const std::vector<c10::IValue>& args);
+
+/// Argument positions that the operator writes although its schema does not say so.
+[[nodiscard]] std::vector<std::int32_t> unannotated_writes(const c10::OperatorHandle& op,
+                                                           const std::vector<c10::IValue>& args);
+
+/// Whether the results, or their sizes, depend on the values of the arguments.
+[[nodiscard]] bool reads_data(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
+
+/// Whether the operator's arguments are small enough to be tried: 16 MiB, and products of them are done in 0.1 s.
+[[nodiscard]] bool may_be_probed(const torch::jit::Stack& arguments);
+
+/// Runs an operator that has no Meta kernel on zeroed CPU memory, for the form of its results; @pre may_be_probed.
+/// `stack` holds arguments (meta tensors) on entry, results (meta tensors) on return. False if an operator inside it
+/// reads data, so that zeros tell nothing; the stack is then spoilt.
+[[nodiscard]] bool probe_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
+}  // namespace autopar::detail
