@@ -147,4 +147,91 @@ TEST_CASE("a load before the first call leaves on GPUs what the program sets aft
   if (world.rank() == 0) std::filesystem::remove_all(folder);
 }
 
+/// Everything on every rank.
+ap::Options replicas(const ap::World& world) {
+  return {.stages = 1, .microbatches = 1, .zero = 0, .replicas = {world.size()}, .costs = "roofline"};
+}
+
+TEST_CASE("a backward beside the model is refused on GPUs, a term of parameters is one process's, over NCCL") {
+  const DoublePrecision guard;
+  ap::World world(0, nullptr);
+  const auto device = ap::device(world);
+  Net net;
+  torch::optim::SGD expected(net.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  Model model(world, Net(), replicas(world));
+  torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  model->attach(optimizer);
+  for (int step = 0; step < 3; ++step) {
+    expected.zero_grad();
+    (loss_of(net, world.size()) + 0.01 * net.up->weight.pow(2).sum()).backward();
+    expected.step();
+    optimizer.zero_grad();
+    loss_on(model, world).backward();
+    (0.01 * model->module().up->weight.pow(2).sum()).backward();
+    optimizer.step();
+  }
+  check_whole(model, net, "with a term of parameters");
+  const auto x = samples(0, kSamples).to(device), y = targets(0, kSamples).to(device);
+  CHECK_THROWS_AS(model->module().forward(x, y).backward(), ap::InvalidArgument);
+}
+
+TEST_CASE("a trainable tensor that nobody registered is refused on GPUs, over NCCL") {
+  struct Unregistered : nn::Module {
+    Unregistered() { register_module("layer", layer); }
+    Tensor forward(const Tensor& x) { return (layer(x) * scale).pow(2).mean(); }
+    nn::Linear layer{4, 2};
+    Tensor scale = torch::ones({2}, torch::requires_grad());
+  };
+  const DoublePrecision guard;
+  ap::World world(0, nullptr);
+  ap::AutoParallel<Unregistered> model(world, Unregistered(), replicas(world));
+  CHECK_THROWS_AS(model(samples(0, kSamples)), ap::CaptureError);
+}
+
+TEST_CASE("a rank that steps more often is named on GPUs, over NCCL") {
+  const DoublePrecision guard;
+  ap::World world(0, nullptr);
+  Model model(world, Net(), replicas(world));
+  torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  model->attach(optimizer);
+  loss_on(model, world).backward();
+  optimizer.step();
+  if (world.rank() == 0) optimizer.step();
+  // A layer has two names, so libtorch steps it twice in each step.
+  CHECK_THROWS_WITH(loss_on(model, world),
+                    Catch::Matchers::Contains("rank 0 has stepped 4 times, rank 1 has stepped 2"));
+}
+
+TEST_CASE("numbers of samples that count within a rank's batch are one process's on GPUs, over NCCL") {
+  struct Neighbours : nn::Module {
+    Neighbours() {
+      register_module("embed", embed);
+      register_module("head", head);
+      const torch::NoGradGuard no_grad;
+      for (auto& parameter : parameters())
+        parameter.copy_(torch::arange(parameter.numel(), torch::kDouble).sin().view_as(parameter));
+    }
+    Tensor forward(const Tensor& x, const Tensor& neighbours) {
+      const auto h = torch::tanh(embed(x));
+      return head(h + h.index_select(0, neighbours)).pow(2).mean();
+    }
+    nn::Linear embed{4, 6}, head{6, 2};
+  };
+  const DoublePrecision guard;
+  ap::World world(0, nullptr);
+  ap::Options options{.local_indices = {1}, .costs = "roofline"};
+  ap::AutoParallel<Neighbours> model(world, Neighbours(), options);
+  const auto own = torch::arange(kSamples).flip(0);
+  model(samples(world.rank() * kSamples, (world.rank() + 1) * kSamples), own).backward();
+  Neighbours net;
+  std::vector<Tensor> neighbours;
+  for (int rank = 0; rank < world.size(); ++rank) neighbours.push_back(own + rank * kSamples);
+  net.forward(samples(0, world.size() * kSamples), torch::cat(neighbours)).backward();
+  const auto want = net.named_parameters();
+  for (const auto& item : model->named_parameters()) {
+    if (!model->owns(item.value())) continue;
+    check_close(item.value().grad().cpu(), want[item.key()].grad(), kTolerance, "gradient of " + item.key());
+  }
+}
+
 }  // namespace gpu_silent_test
