@@ -56,7 +56,7 @@ function(autopar_add_programs folder)
     target_link_libraries(${name} PRIVATE ${shared})
     if(folder STREQUAL "examples" AND library STREQUAL "autopar::autopar")
       autopar_precompile(${name})
-    elseif(folder STREQUAL "examples" AND NOT library STREQUAL "autopar::capture") # more takes a compiler longer than it saves
+    elseif(folder STREQUAL "examples") # more takes a compiler longer than it saves
       target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
     endif()
     set_target_properties(${name} PROPERTIES

@@ -66,8 +66,8 @@ class CapturedForward {
 /// data: parameters, gradients and generators stay as they are. Needs neither a World nor MPI. Dim 0 of each tensor
 /// argument is the batch, of as many samples in all; a tensor without dims belongs to all samples. Constants (numbers,
 /// enums, strings) become part of the program.
-/// @throws CaptureError naming the operator and its module: what reads data or has sizes that depend on data, and what
-///         is no function of the batch size (README.md, "What can be captured")
+/// @throws CaptureError naming the operator and its module, where forward reads data, has sizes that depend on data, or
+///         does something that is no function of the batch size. docs/troubleshooting.md has the ways out
 /// @cost milliseconds, no memory to speak of
 template <std::derived_from<torch::nn::Module> Net, class... Args>
 requires(Flattenable<Args>&&...) [[nodiscard]] auto capture(const std::shared_ptr<Net>& net, const Args&... args) {

@@ -17,13 +17,16 @@ class WellFormed {
     for (const auto input : graph_.inputs) check_leaf(input, ValueKind::kInput, "input");
     for (const auto& parameter : graph_.parameters) check_leaf(parameter.value, ValueKind::kParameter, parameter.name);
     for (const auto& buffer : graph_.buffers) check_leaf(buffer.value, ValueKind::kBuffer, buffer.name);
-    for (const auto output : graph_.outputs) require(exists(output), "an output is no value");
+    for (const auto output : graph_.outputs)
+      require(exists(output), [&] { return std::string("an output is no value"); });
     return fault_;
   }
 
  private:
-  void require(bool holds, const std::string& fault) {
-    if (!holds && fault_.empty()) fault_ = fault;
+  /// @param fault  gives the words, which are made for a fault alone: most programs have none
+  template <class Fault>
+  void require(bool holds, const Fault& fault) {
+    if (!holds && fault_.empty()) fault_ = fault();
   }
   [[nodiscard]] bool exists(ValueId value) const { return value.valid() && value.index() < graph_.values.size(); }
   [[nodiscard]] static std::string name(ValueId value) { return "value " + std::to_string(value.value()); }
@@ -31,17 +34,18 @@ class WellFormed {
   void check_op(OpId op) {
     const auto& node = graph_.op(op);
     for_each_input(node, [&](ValueId value) {
-      require(exists(value), graph_.describe(op) + " reads " + name(value) + ", which is none");
+      require(exists(value), [&] { return graph_.describe(op) + " reads " + name(value) + ", which is none"; });
       if (!exists(value)) return;
       const auto definer = graph_.value(value).definer;
-      require(!definer.valid() || definer < op, graph_.describe(op) + " reads " + name(value) + " before it is made");
+      require(!definer.valid() || definer < op,
+              [&] { return graph_.describe(op) + " reads " + name(value) + " before it is made"; });
     });
     for_each_output(node, [&](ValueId value) {
-      require(exists(value), graph_.describe(op) + " makes " + name(value) + ", which is none");
+      require(exists(value), [&] { return graph_.describe(op) + " makes " + name(value) + ", which is none"; });
       if (!exists(value)) return;
       ++results_[value.index()];
       require(graph_.value(value).definer == op,
-              graph_.describe(op) + " makes " + name(value) + ", which names another");
+              [&] { return graph_.describe(op) + " makes " + name(value) + ", which names another"; });
     });
     check_storages(op, node.reads);
     check_storages(op, node.writes);
@@ -50,30 +54,33 @@ class WellFormed {
   void check_storages(OpId op, const std::vector<StorageId>& storages) {
     for (std::size_t k = 0; k < storages.size(); ++k) {
       require(storages[k].valid() && storages[k].value() < graph_.storage_count,
-              graph_.describe(op) + " reads or writes a storage that is none");
-      require(k == 0 || storages[k - 1] < storages[k], graph_.describe(op) + " has storages that do not ascend");
+              [&] { return graph_.describe(op) + " reads or writes a storage that is none"; });
+      require(k == 0 || storages[k - 1] < storages[k],
+              [&] { return graph_.describe(op) + " has storages that do not ascend"; });
     }
   }
 
   void check_value(ValueId id) {
     const auto& value = graph_.value(id);
-    require(value.is_leaf() != value.definer.valid(), name(id) + " is a leaf that an operator makes, or made by none");
-    require(results_[id.index()] == (value.is_leaf() ? 0 : 1), name(id) + " is not one result of one operator");
+    require(value.is_leaf() != value.definer.valid(),
+            [&] { return name(id) + " is a leaf that an operator makes, or made by none"; });
+    require(results_[id.index()] == (value.is_leaf() ? 0 : 1),
+            [&] { return name(id) + " is not one result of one operator"; });
     require(value.sizes.size() == value.strides.size() || value.strides.empty(),
-            name(id) + " has not as many strides as dims");
+            [&] { return name(id) + " has not as many strides as dims"; });
     require(!value.storage.valid() || value.storage.value() < graph_.storage_count,
-            name(id) + " lies in a storage that is none");
+            [&] { return name(id) + " lies in a storage that is none"; });
     if (!value.previous.valid()) return;
-    require(exists(value.previous), name(id) + " follows a version that is none");
+    require(exists(value.previous), [&] { return name(id) + " follows a version that is none"; });
     if (!exists(value.previous)) return;
     const auto& previous = graph_.value(value.previous);
-    require(previous.storage == value.storage, name(id) + " lies elsewhere than the version before it");
+    require(previous.storage == value.storage, [&] { return name(id) + " lies elsewhere than the version before it"; });
     require(!previous.definer.valid() || previous.definer < value.definer,
-            name(id) + " follows a version that is made later");
+            [&] { return name(id) + " follows a version that is made later"; });
   }
 
   void check_leaf(ValueId id, ValueKind kind, const std::string& what) {
-    require(exists(id) && graph_.value(id).kind == kind, "'" + what + "' is no leaf of its kind");
+    require(exists(id) && graph_.value(id).kind == kind, [&] { return "'" + what + "' is no leaf of its kind"; });
   }
 
   const OpGraph& graph_;

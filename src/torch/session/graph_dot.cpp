@@ -5,7 +5,6 @@
 #include <utility>
 
 #include <autopar/core/printable.hpp>
-#include <autopar/io/file.hpp>
 
 #include "capture/ir/shown_name.hpp"
 
@@ -27,12 +26,6 @@ void write_op(std::ostream& out, const OpGraph& graph, OpId id) {
   out << "op" << id.value() << " [label=" << quoted(shown_name(graph, id));
   if (!path.empty()) out << ", tooltip=" << quoted(path);
   out << "];\n";
-}
-
-void write_begin(std::ostream& out, const OpGraph& graph, const std::string& comment) {
-  out << "// " << comment << "\ndigraph captured {\n  node [shape=box];\n";
-  for (std::size_t k = 0; k < graph.inputs.size(); ++k) out << "  input" << k << " [shape=ellipse];\n";
-  for (std::size_t k = 0; k < graph.outputs.size(); ++k) out << "  output" << k << " [shape=ellipse];\n";
 }
 
 void write_edges(std::ostream& out, const OpGraph& graph) {
@@ -59,13 +52,15 @@ void write_edges(std::ostream& out, const OpGraph& graph) {
 
 }  // namespace
 
-std::string to_dot(const OpGraph& graph, const Plan& plan) {
+std::string to_dot(const OpGraph& graph, const std::string& comment, std::span<const StagePlan> stages) {
   std::ostringstream out;
-  write_begin(out, graph, file_mark("graph", plan.model));
+  out << "// " << comment << "\ndigraph captured {\n  node [shape=box];\n";
+  for (std::size_t k = 0; k < graph.inputs.size(); ++k) out << "  input" << k << " [shape=ellipse];\n";
+  for (std::size_t k = 0; k < graph.outputs.size(); ++k) out << "  output" << k << " [shape=ellipse];\n";
   std::set<std::int32_t> placed;
-  for (std::size_t s = 0; s < plan.stages.size(); ++s) {
+  for (std::size_t s = 0; s < stages.size(); ++s) {
     out << "  subgraph cluster_" << s << " {\n    label=\"stage " << s << "\";\n";
-    for (const auto op : plan.stages[s].ops) {
+    for (const auto op : stages[s].ops) {
       placed.insert(static_cast<std::int32_t>(op));
       out << "    ";
       write_op(out, graph, OpId::of(static_cast<std::size_t>(op)));
@@ -74,18 +69,6 @@ std::string to_dot(const OpGraph& graph, const Plan& plan) {
   }
   for (std::size_t i = 0; i < graph.ops.size(); ++i) {  // before and after the pipeline
     if (placed.count(static_cast<std::int32_t>(i))) continue;
-    out << "  ";
-    write_op(out, graph, OpId::of(i));
-  }
-  write_edges(out, graph);
-  out << "}\n";
-  return out.str();
-}
-
-std::string to_dot(const OpGraph& graph, const std::string& mark, const std::string& title) {
-  std::ostringstream out;
-  write_begin(out, graph, mark + "\n// " + printable_line(title));
-  for (std::size_t i = 0; i < graph.ops.size(); ++i) {
     out << "  ";
     write_op(out, graph, OpId::of(i));
   }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <span>
 #include <string>
 
 #include <autopar/plan/plan.hpp>
@@ -8,11 +9,11 @@
 
 namespace autopar {
 
-/// The captured operators in Graphviz's dot, a box around each stage of the plan; an edge shows the sizes of its value
-/// (B is the batch). O(ops + edges).
-[[nodiscard]] std::string to_dot(const OpGraph& graph, const Plan& plan);
-
-/// The same of a program that no plan divides. @param mark  the first line, a comment @param title  the second one
-[[nodiscard]] std::string to_dot(const OpGraph& graph, const std::string& mark, const std::string& title);
+/// The operators in Graphviz's dot, a box around each stage; an edge shows the sizes of its value (B is the batch).
+/// O(ops + edges).
+/// @param comment  the first lines
+/// @param stages   of a plan for this program; none: no boxes
+[[nodiscard]] std::string to_dot(const OpGraph& graph, const std::string& comment,
+                                 std::span<const StagePlan> stages = {});
 
 }  // namespace autopar

@@ -306,8 +306,8 @@ void Session::Impl::write_reports(const CapturedProgram& program, const ModelPro
   const auto& plan = deployment_.plan();
   const auto graph_mark = file_mark("graph", plan.model), report_mark = file_mark("report", plan.model);
   write_file("graph_file", options_.graph_file, [&] {
-    const auto text =
-        program.shown ? to_dot(program.shown->graph, graph_mark, program.shown->title()) : to_dot(program.graph, plan);
+    const auto text = program.shown ? to_dot(program.shown->graph, graph_mark + "\n// " + program.shown->title())
+                                    : to_dot(program.graph, graph_mark, plan.stages);
     write_marked_file(options_.graph_file, text, graph_mark, overwrite());
     if (program.shown) log_.warn(options_.graph_file + " has " + program.shown->title());
   });

@@ -72,9 +72,7 @@ class Attempt {
   /// @param asked  as `LeastStaging::best` has it
   std::optional<LeastMemory> offer_least(SearchResult& found, std::optional<Bytes> asked = {}) const {
     // The schedules that a search leaves out do not change it.
-    auto least =
-        found.least ? std::optional(*found.least) : least_memory_of_degrees(coarse_.objective, kMixesDegrees, asked);
-    if (asked && least && !has_closed_form(least->staging.schedule)) return offer_least(found);
+    auto least = found.least ? std::optional(*found.least) : least_memory(asked);
     if (least && (!has_closed_form(least->staging.schedule) || least->fits(coarse_.constraints)))
       found.candidates.offer({least->staging, coarse_.objective(least->staging)});
     return least;
@@ -82,10 +80,7 @@ class Attempt {
 
   /// Whether `search` and `offer_least` would come to something that fits, without searching for what is fast.
   [[nodiscard]] Trial trial() const {
-    auto least = least_memory_of_degrees(coarse_.objective, kMixesDegrees, coarse_.constraints.memory);
-    // Without a closed form it is simulated, so it must be the one that `offer_least` has.
-    if (least && !has_closed_form(least->staging.schedule))
-      least = least_memory_of_degrees(coarse_.objective, kMixesDegrees);
+    auto least = least_memory(coarse_.constraints.memory);
     // What is known of tensor shards is the least that they may take.
     if (least && !least->staging.tensor.empty() && least->fits(coarse_.constraints) &&
         !coarse_.objective.fits(coarse_.objective(least->staging))) {
@@ -112,6 +107,13 @@ class Attempt {
       requires(const StagingSearch& staging, const StepObjective& objective, SearchResult& found) {
     staging.search_mixed(objective, found);
   };
+
+  /// What has no closed form is simulated, so it is the least, whatever is asked.
+  [[nodiscard]] std::optional<LeastMemory> least_memory(std::optional<Bytes> asked) const {
+    auto least = least_memory_of_degrees(coarse_.objective, kMixesDegrees, asked);
+    if (!asked || !least || has_closed_form(least->staging.schedule)) return least;
+    return least_memory_of_degrees(coarse_.objective, kMixesDegrees);
+  }
 
   /// Stages may have degrees of their own, where that is for the policy to say.
   void mix_degrees(SearchResult& found) const {
