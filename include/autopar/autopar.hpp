@@ -4,7 +4,6 @@
 #include <autopar/fwd.hpp>
 
 #include <autopar/core/error.hpp>
-#include <autopar/core/operator_error.hpp>
 #include <autopar/plan/options.hpp>
 #include <autopar/plan/plan.hpp>
 #include <autopar/plan/report/print.hpp>

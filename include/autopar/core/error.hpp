@@ -23,13 +23,13 @@ class InvalidArgument : public Error {
   using Error::Error;
 };
 
-/// The model cannot be captured, or not be run exactly on several micro-batches or replicas.
-class CaptureError : public Error {
+/// About an operator of the model.
+class AboutOperator : public Error {
  public:
   /// @param op      operator as the dispatcher names it, e.g. "aten::item"
   /// @param path    nearest module or parameter path, e.g. "encoder.layers.3.weight"; may be empty
-  /// @param reason  why it cannot be captured, and the way out
-  CaptureError(std::string op, std::string path, std::string reason)
+  /// @param reason  what is wrong with it
+  AboutOperator(std::string op, std::string path, std::string reason)
       : Error(op + (path.empty() ? "" : " (near " + path + ")") + ": " + reason),
         op_(std::move(op)),
         path_(std::move(path)),
@@ -41,6 +41,20 @@ class CaptureError : public Error {
 
  private:
   std::string op_, path_, reason_;
+};
+
+/// The model cannot be captured, or not be run exactly on several micro-batches or replicas. The reason says why, and
+/// the way out.
+class CaptureError : public AboutOperator {
+ public:
+  using AboutOperator::AboutOperator;
+};
+
+/// An operator of the model failed while it ran: an index out of range, a target of another element type. The reason is
+/// libtorch's own words, without its frames. What libtorch threw is nested (std::rethrow_if_nested).
+class OperatorError : public AboutOperator {
+ public:
+  using AboutOperator::AboutOperator;
 };
 
 /// No plan meets the constraints. For memory: the stage that misses most, and the smallest change that fits.

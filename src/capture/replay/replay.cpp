@@ -10,7 +10,7 @@
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 
-#include <autopar/core/operator_error.hpp>
+#include <autopar/core/error.hpp>
 
 #include "capture/ir/batch_number.hpp"
 #include "capture/ir/shown_name.hpp"

@@ -4,7 +4,7 @@
 
 #include <c10/util/Exception.h>
 
-#include <autopar/core/operator_error.hpp>
+#include <autopar/core/error.hpp>
 
 #include "capture/replay/plain_message.hpp"
 

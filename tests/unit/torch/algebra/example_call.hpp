@@ -177,10 +177,10 @@ class ExampleCall {
     }
   }
 
-  /// '+' positive, 'u' between 0 and 1, 'b' truths, 'i3' integers below 3, 'z' complex, 'd' definite matrices,
-  /// 'l' lower triangles, 's' sorted, 'p' logarithms of probabilities, 'r' a buffer of ones, 'a' numbers of samples,
-  /// 'v' pivots without exchanges, 'w' to be written in place, 'j3' integers likewise, 'n' (also last) without
-  /// gradient.
+  /// - numbers: '+' positive, 'u' between 0 and 1, 's' sorted, 'p' logarithms of probabilities, 'z' complex;
+  /// - integers: 'i3' below 3, 'j3' below 3 as well, 'a' numbers of samples, 'b' truths, 'v' pivots without exchanges;
+  /// - matrices: 'd' definite, 'l' lower triangles;
+  /// - roles: 'r' a buffer of ones, 'w' to be written in place, 'n' (also last) without gradient.
   [[nodiscard]] static Tensor content(const Tensor& x, char kind) {
     const auto unit = [&] { return 2 * torch::eye(x.size(-1), torch::kDouble); };
     switch (kind) {
