@@ -15,6 +15,7 @@
 #include <autopar/torch/for_whole_parameters.hpp>
 #include <autopar/torch/global_mean.hpp>
 #include <autopar/torch/join.hpp>
+#include <autopar/torch/op_def.hpp>
 #include <autopar/torch/optim/fused.hpp>
 #include <autopar/torch/optim/lamb.hpp>
 #include <autopar/torch/optim/lars.hpp>

@@ -176,6 +176,27 @@ Certificate read_certificate(JsonReader reader) {
   return certificate;
 }
 
+/// "mylib::scale_rows 1"
+bool is_versioned_operator(std::string_view text) {
+  const auto colons = text.find("::"), space = text.rfind(' ');
+  if (colons == 0 || colons == text.npos || space == text.npos || space <= colons + 2) return false;
+  const auto version = text.substr(space + 1);
+  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+  return !version.empty() && version.front() != '0' && std::all_of(version.begin(), version.end(), is_digit) &&
+         text.substr(0, space).find(' ') == text.npos;
+}
+
+std::vector<std::string> read_operators(JsonReader& reader) {
+  std::vector<std::string> operators;
+  for (const auto& one : reader.list("operators")) {
+    const auto text = one.is_string() ? one.get<std::string>() : std::string();
+    if (!is_versioned_operator(text))
+      reader.fail("operators", "'" + text + "' is no operator with its version, such as mylib::scale_rows 1");
+    operators.push_back(text);
+  }
+  return operators;
+}
+
 }  // namespace
 
 std::string to_json(const Plan& plan) {
@@ -211,6 +232,7 @@ std::string to_json(const Plan& plan) {
   if (plan.sequence_parallel) root["sequence_parallel"] = true;
   if (plan.chunked_heads) root["chunked_heads"] = true;
   if (plan.layers_by_inputs) root["layers_by_inputs"] = true;
+  if (!plan.operators.empty()) root["operators"] = plan.operators;
   if (!plan.constraints.empty()) root["constraints"] = plan.constraints;
   if (traits_of(plan.schedule).orders_in_plan) root["orders"] = orders_json(plan.orders);
   return root.dump(1, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
@@ -268,6 +290,7 @@ Plan parse_plan(std::string_view json, const std::string& file) {
     row.step = read_seconds(other, "step_s");
     plan.runners_up.push_back(std::move(row));
   });
+  if (reader.has("operators")) plan.operators = read_operators(reader);
   if (reader.has("constraints")) {
     for (const auto& constraint : reader.list("constraints")) {
       const auto text = constraint.is_string() ? constraint.get<std::string>() : std::string();

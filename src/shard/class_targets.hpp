@@ -4,9 +4,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <autopar/core/split.hpp>
 #include <autopar/shard/cross_entropy.hpp>
 #include <autopar/shard/group.hpp>
-#include <autopar/shard/split.hpp>
 
 #include "shard/softmax_block.hpp"
 

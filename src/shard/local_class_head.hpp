@@ -2,9 +2,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <autopar/core/split.hpp>
 #include <autopar/shard/group.hpp>
 #include <autopar/shard/linear_cross_entropy.hpp>
-#include <autopar/shard/split.hpp>
 
 namespace autopar::detail {
 

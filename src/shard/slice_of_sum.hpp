@@ -4,8 +4,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <autopar/core/split.hpp>
 #include <autopar/shard/group.hpp>
-#include <autopar/shard/split.hpp>
 
 namespace autopar::detail {
 

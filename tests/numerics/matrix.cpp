@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "models.hpp"
+#include "own_operators.hpp"
 #include "pairwise.hpp"
 
 namespace numerics {
@@ -141,6 +142,7 @@ std::vector<std::vector<int64_t>> layout(int kind, int ranks) {
 
 const std::vector<MatrixModel>& matrix_models() {
   const autopar::Options exact{.batch_norm = "exact"};
+  own_operators::register_all();
   static const std::vector<MatrixModel> all = {
       with_head(model<zoo::LeNet>("LeNet", 4)),
       with_outputs(model<zoo::ThreeLinears>("three bias-free linears", 3)),
@@ -189,6 +191,7 @@ const std::vector<MatrixModel>& matrix_models() {
       with_mixed_samples(model<zoo::Contrastive>("every sample with every other", 4)),
       model<zoo::Experts>("experts", 4),
       with_ties(model<zoo::SlowTeacher>("buffers that follow parameters and samples", 3)),
+      model<own_operators::Net>("operators of a user's library", 4),
       model<zoo::EncoderModule>("encoder module, a weight made of weights", 4),
   };
   return all;

@@ -7,41 +7,10 @@
 #include <autopar/core/dtype.hpp>
 #include <autopar/core/ids.hpp>
 #include <autopar/core/units.hpp>
+#include <autopar/core/work.hpp>
 #include <autopar/graph/graph.hpp>
 
 namespace autopar {
-
-/// Classes of operators that use a device in different ways.
-enum class OpClass : std::uint8_t {
-  kMatmul,       ///< bound by the matrix units when large
-  kConvolution,  ///< likewise
-  kAttention,    ///< fused attention
-  kMemory,       ///< element-wise, normalisation, reduction, gather: bound by memory bandwidth
-  kView,         ///< no work
-};
-
-/// Arithmetic and memory traffic of one execution on n samples.
-struct Work {
-  Affine flops;
-  Affine bytes;
-  Affine launches;  ///< operators started (the per-sample part is normally 0)
-  Work& operator+=(const Work& other) {
-    flops += other.flops;
-    bytes += other.bytes;
-    launches += other.launches;
-    return *this;
-  }
-  friend bool operator==(const Work&, const Work&) = default;
-};
-
-/// Work of one class and element type inside an atom.
-struct WorkItem {
-  OpClass op_class = OpClass::kMemory;
-  DType dtype = DType::kF32;
-  Work forward;
-  Work backward;
-  friend bool operator==(const WorkItem&, const WorkItem&) = default;
-};
 
 /// Bytes of memory, for n samples.
 struct AtomMemory {

@@ -113,6 +113,7 @@ struct Plan {
   Seconds step{};     ///< predicted step of the simulated schedule
   double bubble = 0;  ///< share of the step in which the average busy rank waits, [0, 1)
   Binding binding = Binding::kCompute;
+  std::vector<std::string> operators;    ///< of users that the program has, with their versions: "mylib::scale_rows 1"
   std::vector<std::string> constraints;  ///< options that were set and that it keeps, see `kept_options`
   std::vector<RunnerUp> runners_up;      ///< best first
   std::vector<std::string> notes;        ///< what a user should know, e.g. samples per batch statistic

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <autopar/core/ids.hpp>
+#include <autopar/core/interval.hpp>
 
 namespace autopar {
 
@@ -47,19 +48,6 @@ enum class ActionKind : std::uint8_t {
 
 /// Which way a message of a channel goes: values to later stages, or their gradients back.
 enum class Flow : std::uint8_t { kValue, kGradient };
-
-/// Half-open range of samples, counted within a micro-batch.
-struct Interval {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-  [[nodiscard]] constexpr std::int64_t size() const { return end - begin; }
-  [[nodiscard]] constexpr bool empty() const { return end <= begin; }
-  [[nodiscard]] friend constexpr Interval intersect(Interval a, Interval b) {
-    const Interval both{a.begin > b.begin ? a.begin : b.begin, a.end < b.end ? a.end : b.end};
-    return both.end > both.begin ? both : Interval{};
-  }
-  friend constexpr bool operator==(Interval, Interval) = default;
-};
 
 /// One step of one rank's program. The simulator and the executor interpret the same value. What an action does not use
 /// keeps its default, so that equal actions compare equal.

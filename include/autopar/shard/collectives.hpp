@@ -1,8 +1,8 @@
 #pragma once
 
 #include <autopar/core/placement.hpp>
+#include <autopar/core/split.hpp>
 #include <autopar/shard/placed.hpp>
-#include <autopar/shard/split.hpp>
 
 namespace autopar {
 

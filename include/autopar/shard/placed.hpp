@@ -9,8 +9,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <autopar/core/placement.hpp>
+#include <autopar/core/split.hpp>
 #include <autopar/shard/group.hpp>
-#include <autopar/shard/split.hpp>
 
 namespace autopar {
 

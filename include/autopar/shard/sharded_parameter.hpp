@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
+#include <autopar/core/split.hpp>
 #include <autopar/shard/group.hpp>
-#include <autopar/shard/split.hpp>
 
 namespace autopar {
 

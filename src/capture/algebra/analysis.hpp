@@ -3,9 +3,13 @@
 #include <string>
 #include <vector>
 
-#include "capture/algebra/op_context.hpp"
+#include "capture/algebra/batch_algebra.hpp"
+#include "ops/rules.hpp"
 
 namespace autopar::algebra {
+
+using ops::batch_dims, ops::broadcast, ops::draws, ops::has_elements, ops::Sizes, ops::type_by_sizes, ops::typed,
+    ops::wrap_dim;
 
 /// What a value was computed from. Aliases share it: it is kept by storage.
 struct Provenance {
@@ -16,9 +20,6 @@ struct Provenance {
 
   Provenance& operator|=(const Provenance& other);
 };
-
-/// Whether the op draws random numbers with these arguments (a dropout with p = 0 does not).
-[[nodiscard]] bool draws(const OpContext& op);
 
 /// The typing of one graph. `run` repeats a forward pass until nothing more is asked for: a sum that is needed before
 /// the slices are done becomes a prologue value or, if it depends on parameters, makes its readers whole-batch ops.
@@ -41,20 +42,20 @@ class Analysis {
   /// @return whether the pass came to its end; if not, it must be recomputed
   bool type_all();
   bool type_op(OpId id);
-  [[nodiscard]] RuleResult decide(const OpContext& op, bool& again);
-  [[nodiscard]] RuleResult decide_over_sums(const OpContext& op, bool& again);
-  [[nodiscard]] RuleResult decide_epilogue(const OpContext& op, bool& again);
-  bool force_operands_whole(const OpContext& op);
-  [[nodiscard]] RuleResult whole_batch(const OpContext& op, const std::string& reason) const;
-  [[nodiscard]] bool is_without_elements(const OpContext& op) const;
-  [[nodiscard]] RuleResult epilogue(const OpContext& op) const;
-  [[nodiscard]] bool may_be_epilogue(const OpContext& op) const;
+  [[nodiscard]] BatchTyping decide(const OpCall& op, bool& again);
+  [[nodiscard]] BatchTyping decide_over_sums(const OpCall& op, bool& again);
+  [[nodiscard]] BatchTyping decide_epilogue(const OpCall& op, bool& again);
+  bool force_operands_whole(const OpCall& op);
+  [[nodiscard]] BatchTyping whole_batch(const OpCall& op, const std::string& reason) const;
+  [[nodiscard]] bool is_without_elements(const OpCall& op) const;
+  [[nodiscard]] BatchTyping epilogue(const OpCall& op) const;
+  [[nodiscard]] bool may_be_epilogue(const OpCall& op) const;
   [[nodiscard]] bool may_be_prologue(ValueId value) const;
   void force_whole(ValueId epilogue_value);
-  [[nodiscard]] bool fits_sizes(const OpContext& op, const RuleResult& result) const;
-  [[nodiscard]] bool leaves_aliases_stale(const OpContext& op, const RuleResult& result) const;
-  void refuse_writes(const OpContext& op) const;
-  void apply(const OpContext& op, const RuleResult& result);
+  [[nodiscard]] bool fits_sizes(const OpCall& op, const BatchTyping& result) const;
+  [[nodiscard]] bool leaves_aliases_stale(const OpCall& op, const BatchTyping& result) const;
+  void refuse_writes(const OpCall& op) const;
+  void apply(const OpCall& op, const BatchTyping& result);
 
   // --- the plan
   void find_prologue();

@@ -14,22 +14,6 @@ Provenance& Provenance::operator|=(const Provenance& other) {
   return *this;
 }
 
-bool draws(const OpContext& op) {
-  if (!op.node().is_random) return false;
-  const auto p_is_zero = [&](std::string_view name) { return op.has(name) && op.number(name, 1) == 0; };
-  switch (op.traits().family) {
-    case OpFamily::kDropout:
-    case OpFamily::kFeatureDropout:
-      return op.flag("train", true) && !p_is_zero("p");
-    case OpFamily::kAttention:
-      return !p_is_zero("dropout_p");
-    case OpFamily::kRecurrent:
-      return op.flag("train", true) && !p_is_zero("dropout") && op.integer("num_layers", 2) > 1;
-    default:
-      return op.base_name() != "rrelu" || op.flag("training", true);
-  }
-}
-
 Analysis::Analysis(const OpGraph& graph, const AlgebraOptions& options) : graph_(graph), options_(options) {
   plan_.values.assign(graph.values.size(), BatchType::replicated());
   plan_.ops.assign(graph.ops.size(), {});
@@ -107,12 +91,11 @@ void Analysis::find_provenance() {
   }
   for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
     if (!live_[i]) continue;
-    const OpContext op(graph_, plan_.values, options_, OpId::of(i));
+    const OpCall op(graph_, plan_.values, options_, OpId::of(i));
     Provenance from;
     from.random = draws(op);
     // A new tensor of another's sizes does not depend on its values.
-    const auto family = op.traits().family;
-    if (family != OpFamily::kLikeFactory && family != OpFamily::kFactory) {
+    if (!op.def().has(OpTrait::kReadsSizesOnly)) {
       for (const auto value : op.tensors()) from |= provenance(value);
     }
     for (const auto value : op.results()) add(value, from);

@@ -60,7 +60,7 @@ void Analysis::find_prologue() {
   auto inside = cone(roots);
   for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
     if (!live_[i] || inside[i] || is_epilogue_[i] || plan_.ops[i].whole_batch) continue;
-    const OpContext op(graph_, plan_.values, options_, OpId::of(i));
+    const OpCall op(graph_, plan_.values, options_, OpId::of(i));
     const auto operands = op.tensors();
     const bool follows =
         !draws(op) && !op.has_batch_sizes() &&
@@ -215,11 +215,10 @@ std::vector<std::vector<OpId>> Analysis::ops_of_buffers() const {
 /// A norm in training mode whose statistics are those of the whole batch writes them, though its schema does not say
 /// so.
 bool Analysis::writes_buffer(OpId id, StorageId storage) const {
-  const OpContext op(graph_, plan_.values, options_, id);
+  const OpCall op(graph_, plan_.values, options_, id);
   const auto& writes = op.node().writes;
   if (std::find(writes.begin(), writes.end(), storage) != writes.end()) return true;
-  if (op.traits().family != OpFamily::kBatchNorm) return false;
-  if (!op.flag(op.has("training") ? "training" : "use_input_stats", true)) return false;
+  if (!ops::updates_statistics(op)) return false;
   const auto is_here = [&](ValueId value) { return value.valid() && graph_.value(value).storage == storage; };
   return is_here(op.tensor("running_mean")) || is_here(op.tensor("running_var"));
 }
@@ -300,7 +299,7 @@ void Analysis::find_stage_ops() {
   for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
     auto& handling = plan_.ops[i];
     if (!handling.in_stage && !handling.in_epilogue) continue;
-    const OpContext op(graph_, plan_.values, options_, OpId::of(i));
+    const OpCall op(graph_, plan_.values, options_, OpId::of(i));
     if (op.written_argument() < 0) continue;
     const auto overwritten = op.tensors(op.written_argument());
     handling.copy_written = !overwritten.empty() && known_early_[overwritten.front().index()];

@@ -9,119 +9,37 @@
 namespace autopar::algebra {
 namespace {
 
-bool takes_batch_sizes(OpFamily family) {
-  switch (family) {
-    case OpFamily::kFactory:
-    case OpFamily::kLikeFactory:
-    case OpFamily::kArange:
-    case OpFamily::kReshape:
-    case OpFamily::kExpand:
-    case OpFamily::kSlice:
-    case OpFamily::kSplit:
-    case OpFamily::kLeading:
-    case OpFamily::kRepeat:
-      return true;
-    default:
-      return false;
-  }
-}
-
-// Families whose rule knows results that grow with the batch while no operand does.
-bool creates_batch_dim(OpFamily family) {
-  return family == OpFamily::kFactory || family == OpFamily::kLikeFactory || family == OpFamily::kArange ||
-         family == OpFamily::kExpand || family == OpFamily::kRepeat;
-}
-
-bool keeps_sample_index(OpFamily family) {
-  switch (family) {
-    case OpFamily::kCopyValue:
-    case OpFamily::kReshape:
-    case OpFamily::kPermute:
-    case OpFamily::kSqueeze:
-    case OpFamily::kUnsqueeze:
-    case OpFamily::kExpand:
-    case OpFamily::kLikeFactory:
-    case OpFamily::kFactory:
-    case OpFamily::kCopyInto:
-      return true;
-    default:
-      return false;
-  }
-}
-
-bool has_operand(const OpContext& op, BatchKind kind) {
+bool has_operand(const OpCall& op, BatchKind kind) {
   const auto operands = op.tensors();
   return std::any_of(operands.begin(), operands.end(), [&](ValueId value) { return op.type(value).is(kind); });
 }
 
-bool sample_index_is_misused(const OpContext& op) {
-  if (has_operand(op, BatchKind::kRowStart)) return op.traits().family != OpFamily::kEmbeddingBag;
+bool sample_index_is_misused(const OpCall& op) {
+  if (has_operand(op, BatchKind::kRowStart)) return !op.def().has(OpTrait::kTakesRowStarts);
   if (!has_operand(op, BatchKind::kSampleIndex)) return false;
-  const auto family = op.traits().family;
-  if (family == OpFamily::kIndex || family == OpFamily::kIndexPut) {
-    return op.type(op.first_tensor()).is(BatchKind::kSampleIndex);
-  }
-  return !keeps_sample_index(family);
+  if (op.def().has(OpTrait::kTakesSampleNumbers)) return op.type(op.first_tensor()).is(BatchKind::kSampleIndex);
+  return !op.def().has(OpTrait::kKeepsSampleNumbers);
 }
 
-bool grows_with_batch(const OpContext& op) {
+bool grows_with_batch(const OpCall& op) {
   for (std::size_t k = 0; k < op.results().size(); ++k) {
     if (!type_by_sizes(op.result_sizes(k)).is(BatchKind::kReplicated)) return true;
   }
   return false;
 }
 
-}  // namespace
-
-RuleResult type_over_samples(const OpContext& op) {
-  switch (op.traits().family) {
-    case OpFamily::kPointwise:
-    case OpFamily::kAlongDims:
-    case OpFamily::kRows:
-    case OpFamily::kReduceSum:
-    case OpFamily::kReduceMean:
-    case OpFamily::kReduce:
-    case OpFamily::kAppendDim:
-      return type_reduction_op(op);
-    case OpFamily::kContraction:
-    case OpFamily::kLinear:
-      return type_contraction_op(op);
-    case OpFamily::kMatrix:
-      return type_matrix_op(op);
-    case OpFamily::kTrailing:
-    case OpFamily::kLayerNorm:
-    case OpFamily::kLeading:
-    case OpFamily::kAttention:
-    case OpFamily::kRecurrent:
-    case OpFamily::kDropout:
-    case OpFamily::kFeatureDropout:
-    case OpFamily::kBatchNorm:
-      return type_layer_op(op);
-    case OpFamily::kEmbedding:
-    case OpFamily::kEmbeddingBag:
-    case OpFamily::kIndex:
-    case OpFamily::kIndexPut:
-    case OpFamily::kIndexSelect:
-    case OpFamily::kIndexAdd:
-    case OpFamily::kGather:
-    case OpFamily::kScatter:
-      return type_index_op(op);
-    case OpFamily::kPointwiseLoss:
-    case OpFamily::kRowLoss:
-    case OpFamily::kClassLoss:
-    case OpFamily::kClassHead:
-    case OpFamily::kSequenceLoss:
-      return type_loss_op(op);
-    case OpFamily::kCollective:
-      return typed(op, op.type(op.first_tensor()));
-    case OpFamily::kUnknown:
-      return RuleResult::mixes("autopar does not know how it treats samples");
-    case OpFamily::kMixing:
-      return RuleResult::mixes("it mixes samples");
-    default:
-      return type_shape_op(op);
-  }
+/// Typing rule of an op with partial sums among its operands.
+BatchTyping type_over_sums(const OpCall& op) {
+  const auto& def = op.def();
+  const bool is_collective = collective_named(op.node().op.schema().name()) != nullptr;
+  if (is_collective) return def.over_sums(op);
+  if (ops::sum_operands(op).samples) return BatchTyping::needs_sum("it uses a sum over all samples for each sample");
+  if (!type_by_sizes(op.result_sizes()).is(BatchKind::kReplicated) || op.has_batch_sizes())
+    return BatchTyping::needs_sum("it spreads a sum over all samples over the batch");
+  return def.over_sums ? def.over_sums(op) : ops::linear_in_sum(op, false);
 }
+
+}  // namespace
 
 bool Analysis::type_all() {
   plan_.ops.assign(graph_.ops.size(), {});
@@ -147,7 +65,7 @@ bool Analysis::type_all() {
 }
 
 bool Analysis::type_op(OpId id) {
-  const OpContext op(graph_, plan_.values, options_, id);
+  const OpCall op(graph_, plan_.values, options_, id);
   refuse_writes(op);
   bool again = false;
   auto result = decide(op, again);
@@ -176,39 +94,36 @@ bool Analysis::type_op(OpId id) {
   return true;
 }
 
-RuleResult Analysis::decide(const OpContext& op, bool& again) {
-  const auto family = op.traits().family;
+BatchTyping Analysis::decide(const OpCall& op, bool& again) {
+  const auto& def = op.def();
   if (forced_whole_[op.id().index()]) {
     return whole_batch(op, "its result is not linear in a sum over all samples and is used for each sample");
   }
-  if ((family == OpFamily::kEmbedding || family == OpFamily::kEmbeddingBag) && op.flag("sparse", false)) {
-    throw CaptureError(shown_name(graph_, op.id()), op.node().path,
-                       "sparse gradients cannot be summed over replicas; use an embedding with sparse = false");
-  }
+  if (const auto fault = def.fault ? def.fault(op) : std::string(); !fault.empty())
+    throw CaptureError(shown_name(graph_, op.id()), op.node().path, fault);
   if (has_operand(op, BatchKind::kWhole)) return whole_batch(op, "its operand exists only for the whole batch");
   if (has_operand(op, BatchKind::kStatistic)) return whole_batch(op, "it reads a batch statistic");
   if (has_operand(op, BatchKind::kEpilogue)) return decide_epilogue(op, again);
-  const bool only_sizes = family == OpFamily::kLikeFactory || family == OpFamily::kFactory;
-  if (has_operand(op, BatchKind::kPartialSum) && !only_sizes) return decide_over_sums(op, again);
+  if (has_operand(op, BatchKind::kPartialSum) && !def.has(OpTrait::kReadsSizesOnly)) return decide_over_sums(op, again);
   if (sample_index_is_misused(op)) return whole_batch(op, "it computes with the number of a sample within the batch");
-  if (op.has_batch_sizes() && !takes_batch_sizes(family)) return whole_batch(op, "its arguments follow the batch size");
+  if (op.has_batch_sizes() && !def.has(OpTrait::kTakesBatchSizes))
+    return whole_batch(op, "its arguments follow the batch size");
 
   const bool samples = has_operand(op, BatchKind::kBatched) || has_operand(op, BatchKind::kSampleIndex) ||
                        has_operand(op, BatchKind::kRowStart);
   if (!samples && !grows_with_batch(op) && !op.has_batch_sizes()) {
-    const bool updates_statistics = family == OpFamily::kBatchNorm && op.tensor("running_mean").valid() &&
-                                    op.flag(op.has("training") ? "training" : "use_input_stats", true);
-    if (updates_statistics) return whole_batch(op, "it updates statistics of a tensor without samples");
+    if (op.tensor("running_mean").valid() && ops::updates_statistics(op))
+      return whole_batch(op, "it updates statistics of a tensor without samples");
     return typed(op, BatchType::replicated());
   }
-  if (!samples && !creates_batch_dim(family)) {
-    return whole_batch(op, family == OpFamily::kUnknown ? "autopar does not know how it treats samples"
-                                                        : "its result depends on where samples are in the batch");
+  if (!samples && !def.has(OpTrait::kMakesBatchDim)) {
+    return whole_batch(op, !def.is_known() ? "autopar does not know how it treats samples"
+                                           : "its result depends on where samples are in the batch");
   }
-  return type_over_samples(op);
+  return ops::type_over_samples(op);
 }
 
-RuleResult Analysis::decide_over_sums(const OpContext& op, bool& again) {
+BatchTyping Analysis::decide_over_sums(const OpCall& op, bool& again) {
   auto result = type_over_sums(op);
   if (result.verdict == Verdict::kTyped) return result;
   for (const auto value : op.tensors()) {
@@ -221,14 +136,14 @@ RuleResult Analysis::decide_over_sums(const OpContext& op, bool& again) {
   return whole_batch(op, result.reason);
 }
 
-RuleResult Analysis::decide_epilogue(const OpContext& op, bool& again) {
+BatchTyping Analysis::decide_epilogue(const OpCall& op, bool& again) {
   if (may_be_epilogue(op)) return epilogue(op);
   again = force_operands_whole(op);
   return {};
 }
 
 /// What runs in a stage cannot read what is made after all of them. @return whether it would
-bool Analysis::force_operands_whole(const OpContext& op) {
+bool Analysis::force_operands_whole(const OpCall& op) {
   bool any = false;
   for (const auto value : op.tensors()) {
     if (!op.type(value).is(BatchKind::kEpilogue)) continue;
@@ -238,20 +153,20 @@ bool Analysis::force_operands_whole(const OpContext& op) {
   return any;
 }
 
-RuleResult Analysis::epilogue(const OpContext& op) const { return typed(op, BatchType::of(BatchKind::kEpilogue)); }
+BatchTyping Analysis::epilogue(const OpCall& op) const { return typed(op, BatchType::of(BatchKind::kEpilogue)); }
 
 // Replayed on every rank with the completed sums: nothing of a single sample, nothing random, nothing that outlives it
 // but a buffer that it writes in place.
-bool Analysis::may_be_epilogue(const OpContext& op) const {
+bool Analysis::may_be_epilogue(const OpCall& op) const {
   if (draws(op) || op.has_batch_sizes() || grows_with_batch(op)) return false;
   for (const auto storage : op.node().writes) {
     const auto leaf = leaf_of_storage_[storage.index()];
     if (!leaf.valid()) continue;
-    if (graph_.value(leaf).kind != ValueKind::kBuffer || op.traits().family == OpFamily::kBatchNorm) return false;
+    if (graph_.value(leaf).kind != ValueKind::kBuffer || op.def().has(OpTrait::kRunningStatistics)) return false;
   }
   const auto is_read_by_stages = [&](ValueId parameter) {  // from there a parameter gets here
     for (std::size_t i = 0; i < op.id().index(); ++i) {
-      const auto operands = OpContext(graph_, plan_.values, options_, OpId::of(i)).tensors();
+      const auto operands = OpCall(graph_, plan_.values, options_, OpId::of(i)).tensors();
       if (live_[i] && !is_epilogue_[i] && std::count(operands.begin(), operands.end(), parameter) > 0) return true;
     }
     return false;
@@ -302,8 +217,8 @@ void Analysis::force_whole(ValueId epilogue_value) {
 
 // One slice holds everything: sums are complete, sample numbers are right. Results that have a batch dim can be dealt
 // out again, sample-major unless an operand of the same size shows another layout.
-RuleResult Analysis::whole_batch(const OpContext& op, const std::string& reason) const {
-  RuleResult result = typed(op, BatchType::replicated());
+BatchTyping Analysis::whole_batch(const OpCall& op, const std::string& reason) const {
+  BatchTyping result = typed(op, BatchType::replicated());
   result.handling.whole_batch = true;
   result.handling.reason = reason;
   for (std::size_t k = 0; k < op.results().size(); ++k) {
@@ -322,7 +237,7 @@ RuleResult Analysis::whole_batch(const OpContext& op, const std::string& reason)
 
 /// Results without elements are right whatever becomes of samples. What is written in place may be read as another
 /// type.
-bool Analysis::is_without_elements(const OpContext& op) const {
+bool Analysis::is_without_elements(const OpCall& op) const {
   if (op.results().empty() || op.written_argument() >= 0) return false;
   for (std::size_t k = 0; k < op.results().size(); ++k) {
     const auto& sizes = op.result_sizes(k);
@@ -331,7 +246,7 @@ bool Analysis::is_without_elements(const OpContext& op) const {
   return true;
 }
 
-bool Analysis::fits_sizes(const OpContext& op, const RuleResult& result) const {
+bool Analysis::fits_sizes(const OpCall& op, const BatchTyping& result) const {
   AUTOPAR_ASSERT(result.outputs.size() == op.results().size(), "a rule types every result");
   for (std::size_t k = 0; k < result.outputs.size(); ++k) {
     const auto& type = result.outputs[k];
@@ -349,9 +264,9 @@ bool Analysis::fits_sizes(const OpContext& op, const RuleResult& result) const {
 }
 
 // An in-place op that turns, say, a shared tensor into a partial sum changes all views of that memory as well.
-bool Analysis::leaves_aliases_stale(const OpContext& op, const RuleResult& result) const {
+bool Analysis::leaves_aliases_stale(const OpCall& op, const BatchTyping& result) const {
   const auto at = op.written_argument();
-  if (at < 0 || op.traits().op_class == OpClass::kView) return false;
+  if (at < 0 || op.def().is_view()) return false;
   const auto written = op.tensors(at);
   if (written.empty()) return false;
   const auto& weighted = result.handling.weighted_arguments;
@@ -372,7 +287,7 @@ bool Analysis::leaves_aliases_stale(const OpContext& op, const RuleResult& resul
   return false;
 }
 
-void Analysis::refuse_writes(const OpContext& op) const {
+void Analysis::refuse_writes(const OpCall& op) const {
   for (const auto storage : op.node().writes) {
     const auto leaf = leaf_of_storage_[storage.index()];
     if (!leaf.valid()) continue;
@@ -397,7 +312,7 @@ void Analysis::refuse_writes(const OpContext& op) const {
   }
 }
 
-void Analysis::apply(const OpContext& op, const RuleResult& result) {
+void Analysis::apply(const OpCall& op, const BatchTyping& result) {
   auto& handling = plan_.ops[op.id().index()];
   handling = result.handling;
   bool samples = handling.whole_batch;

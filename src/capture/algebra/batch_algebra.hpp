@@ -4,69 +4,13 @@
 #include <string>
 #include <vector>
 
-#include <c10/core/DeviceType.h>
-
+#include <autopar/capture/batch_rule.hpp>
+#include <autopar/capture/op_call.hpp>
 #include <autopar/capture/op_graph.hpp>
 
-#include "capture/algebra/batch_type.hpp"
 #include "capture/ir/collectives.hpp"
 
 namespace autopar {
-
-/// Which samples a batch norm in training mode normalises by (DESIGN §5, batch statistics).
-enum class BatchNormMode : std::uint8_t {
-  kMicrobatch,  ///< by the slice; running statistics are pooled over all slices and updated once a call
-  kExact        ///< by the whole batch: captured with all-reduces (CaptureOptions), else the operator mixes samples
-};
-
-struct AlgebraOptions {
-  BatchNormMode batch_norm = BatchNormMode::kMicrobatch;
-  /// That runs the program: what kernels keep and work with (profiles only)
-  c10::DeviceType device = c10::DeviceType::CPU;
-};
-
-/// What a random operator's draws depend on.
-enum class Draw : std::uint8_t {
-  kNone,
-  kPerSlice,  ///< key with the first global sample of the slice: slices differ
-  kAlike,     ///< key without samples: every slice draws the same
-};
-
-/// How one op is run so that the slices together give the whole batch. n = samples of the slice, N = of the global
-/// batch. Order: replace arguments; weight arguments; call; divide; scale.
-struct OpHandling {
-  bool in_prologue = false;  ///< see BatchPlan::prologue
-  bool in_stage = false;     ///< belongs to a stage of the pipeline
-  bool in_epilogue = false;  ///< see BatchPlan::epilogue; an op in none of the three has no effect and is not run
-
-  bool whole_batch = false;  ///< exact only on a slice with n = N: one micro-batch, one replica
-  /// A row of `kCollectives`, which takes a partial sum: one micro-batch; where the slices are on several replicas, a
-  /// stage ends before it.
-  const Collective* collective = nullptr;
-  std::string reason;  ///< why, for messages
-
-  /// Schema positions of arguments (tensors or numbers) that count once: times n/N before the call. A weighted argument
-  /// that the op writes in place is first copied: `args[0] * (n/N)` is the tensor that is written and becomes the
-  /// result.
-  std::vector<std::int32_t> weighted_arguments;
-  bool copy_written = false;  ///< the argument written in place is a prologue value: write into a copy of it
-  bool scale_output = false;  ///< result times n/N: a mean over the slice becomes an addend of the global mean
-  std::int32_t count = -1;    ///< index into BatchPlan::counts: result divided by that global count
-  std::int32_t reduction_argument = -1;  ///< this argument is replaced by at::Reduction::Sum
-  bool replace_squeeze = false;  ///< call `squeeze(self, squeeze_dims)` instead, so that n = 1 keeps the batch dim
-  std::vector<std::int64_t> squeeze_dims;
-  Draw draw = Draw::kNone;
-  std::int32_t batch_norm = -1;  ///< index into BatchPlan::batch_norms
-  bool once = false;             ///< casts a parameter: run once a call, for all slices
-};
-
-/// Global count that the mean of a loss divides by: of the targets that are not `ignore_index`, each counted with its
-/// class weight if there are weights. Known after the prologue; a sum over ranks of local counts.
-struct LossCount {
-  ValueId target;  ///< class indices
-  ValueId weight;  ///< one per class, or none
-  std::int64_t ignore_index = -100;
-};
 
 /// The prologue runs before the pipeline, on every rank, on its own local batch (n = local batch, N = global batch, so
 /// weights and scales apply as in a stage). Levels in order: run `ops`, then sum `sums` and `counts` over the ranks;
@@ -98,22 +42,6 @@ struct OutputPlan {
   ValueId value;
   OutputKind kind = OutputKind::kBatched;
   bool differentiable = false;
-};
-
-/// A batch norm in training mode that normalises by the slice. Each slice gives per-channel mean, biased variance and
-/// count (elements per channel); at the end of the call they are pooled over all slices of all replicas,
-/// M = sum c*m / C, V = sum c*(v + (m-M)^2) / C, C = sum c, and, once,
-/// running_mean = (1-momentum)*running_mean + momentum*M, running_var likewise with V*C/(C-1).
-///
-/// An instance norm normalises each sample by itself, whatever the slice; its running statistics follow the means over
-/// samples of each sample's own mean and unbiased variance: M = sum c*m / C, V = sum c*v / C with c counting samples.
-struct BatchNormPlan {
-  OpId op;
-  ValueId running_mean;  ///< buffer; none: no running statistics
-  ValueId running_var;
-  double momentum = 0.1;
-  SizeExpr samples;        ///< elements per channel on n samples; of an instance norm, its rows
-  bool by_sample = false;  ///< an instance norm
 };
 
 enum class BufferUpdateKind : std::uint8_t {

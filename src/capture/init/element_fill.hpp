@@ -8,9 +8,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <autopar/schedule/action.hpp>
-
 #include <autopar/capture/op_graph.hpp>
+#include <autopar/core/interval.hpp>
 
 namespace autopar::detail {
 

@@ -6,7 +6,6 @@
 #include <string_view>
 
 #include <autopar/core/units.hpp>
-#include <autopar/schedule/pipeline.hpp>
 
 namespace autopar {
 
@@ -14,11 +13,10 @@ namespace autopar {
 /// operand. Where a stage lies on several ranks it is cut before the operator, and the operand travels between the two
 /// parts.
 ///
-/// To add one: a row in `kCollectives`, and how the batch algebra types its result (`type_over_sums`).
+/// To add one: a row in `kCollectives`, and its definition (ops/exchanges.cpp).
 struct Collective {
   std::string_view name;        ///< in the graph
   std::string_view adjoint;     ///< the collective that its backward is, over the same ranks
-  ChannelKind channel;          ///< how its operand reaches the part behind it, and its gradient comes back
   double all_reduces;           ///< how long it takes, in all-reduces of as many bytes
   std::string_view stands_for;  ///< the operator that a user wrote, for messages
 
@@ -29,7 +27,7 @@ struct Collective {
 };
 
 inline constexpr std::array kCollectives{
-    Collective{"autopar::all_reduce", "autopar::all_reduce", ChannelKind::kTotal, 1, "aten::batch_norm"},
+    Collective{"autopar::all_reduce", "autopar::all_reduce", 1, "aten::batch_norm"},
 };
 
 /// Nothing for other operators.

@@ -3,8 +3,6 @@
 #include <cstdint>
 #include <string_view>
 
-#include <autopar/capture/op_graph.hpp>
-
 namespace autopar {
 
 /// The cross entropy of class indices in single precision of logits [N, C] in 16 bits, or in single precision already:
@@ -17,9 +15,5 @@ inline constexpr std::string_view kCrossEntropy = "autopar::cross_entropy_loss";
 struct CrossEntropyArgument {
   enum : std::int32_t { kLogits, kTarget, kWeight, kReduction, kIgnoreIndex, kLabelSmoothing };
 };
-
-/// Whether the memory of the logits holds nothing that is read after the loss: whoever makes their gradient may write
-/// it there. Views of them are read by none but each other and the loss, and what makes them keeps nothing of them.
-[[nodiscard]] bool is_last_reader_of_logits(const OpGraph& graph, OpId loss);
 
 }  // namespace autopar

@@ -6,8 +6,8 @@
 namespace autopar {
 
 /// Max-pooling of images that remembers where in its window each maximum was in a byte, not in an int64 index. Its
-/// arguments are those of aten::max_pool2d; its result comes twice, see `hands_out_twice`. No program is captured with
-/// it; `fold_max_pools` puts it there.
+/// arguments are those of aten::max_pool2d; its result comes twice, see `OpTrait::kDuplicatedOutputs`. No program is
+/// captured with it; `fold_max_pools` puts it there.
 inline constexpr std::string_view kMaxPool = "autopar::max_pool2d";
 
 /// Its arguments.

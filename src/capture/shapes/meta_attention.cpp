@@ -6,6 +6,8 @@
 #include <ATen/ops/empty_like.h>
 #include <c10/core/StorageImpl.h>
 
+#include "ops/names.hpp"
+
 namespace autopar::detail {
 namespace {
 
@@ -62,8 +64,10 @@ at::Tensor attention_form(const at::Tensor& query, const at::Tensor& key, const 
   return form_of_query(query, key, value);
 }
 
-std::optional<at::Tensor> attention_form_on_cuda(const at::Tensor& query, const at::Tensor& key,
-                                                 const at::Tensor& value, const std::optional<at::Tensor>& mask) {
+std::optional<at::Tensor> form_on_cuda(const c10::OperatorHandle& op, const torch::jit::Stack& arguments) {
+  if (op.schema().name() != ops::kAttention) return std::nullopt;
+  const auto query = arguments[0].toTensor(), key = arguments[1].toTensor(), value = arguments[2].toTensor();
+  const auto mask = arguments[3].isTensor() ? std::optional(arguments[3].toTensor()) : std::nullopt;
   check(query, key, value, mask);
   const bool has_kernels = query.dim() == 4 && key.dim() == 4 && value.dim() == 4 &&
                            query.scalar_type() != at::kDouble && query.scalar_type() == key.scalar_type() &&

@@ -1,16 +1,14 @@
 #include "capture/trace/autocast_rules.hpp"
 
 #include <algorithm>
-#include <array>
 #include <string>
-#include <string_view>
 #include <unordered_map>
 
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/boxing/KernelFunction.h>
 
-#include "capture/ir/op_table.hpp"
+#include "ops/registry.hpp"
 
 namespace autopar::detail {
 namespace {
@@ -153,32 +151,54 @@ bool call_low_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   return singles().call(op, stack) || products.call(op, stack);
 }
 
+namespace {
+
+at::Tensor cast_to(const at::Tensor& tensor, at::ScalarType type) {
+  const bool is_cast = tensor.defined() && tensor.is_floating_point() && tensor.scalar_type() != at::kDouble &&
+                       tensor.scalar_type() != type;
+  return is_cast ? tensor.to(type) : tensor;
+}
+
+/// The widest floating type among the arguments, `low` if none is wider.
+at::ScalarType widest(const torch::jit::Stack& stack, std::size_t base, at::ScalarType low) {
+  auto type = low;
+  for (auto i = base; i < stack.size(); ++i) {
+    if (!stack[i].isTensor() || !stack[i].toTensor().defined()) continue;
+    const auto own = stack[i].toTensor().scalar_type();
+    if (c10::isFloatingType(own)) type = c10::promoteTypes(type, own);
+  }
+  return type;
+}
+
+}  // namespace
+
+void cast_as_defined(const c10::OperatorHandle& op, at::ScalarType low, torch::jit::Stack& stack) {
+  const auto rule = ops::definition_of(op).autocast;
+  if (rule == AutocastRule::kAsLibtorch || rule == AutocastRule::kNone) return;
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  const auto base = stack.size() - op.schema().arguments().size();
+  const auto type = rule == AutocastRule::kLow       ? low
+                    : rule == AutocastRule::kFloat32 ? at::kFloat
+                                                     : widest(stack, base, low);
+  for (auto i = base; i < stack.size(); ++i) {
+    if (stack[i].isTensor()) {
+      stack[i] = cast_to(stack[i].toTensor(), type);
+    } else if (stack[i].isTensorList()) {
+      auto tensors = stack[i].toTensorVector();
+      for (auto& tensor : tensors) tensor = cast_to(tensor, type);
+      stack[i] = c10::List<at::Tensor>(tensors);
+    }
+  }
+}
+
 std::size_t lowered_arguments(const c10::OperatorHandle& op) {
-  const auto& name = op.schema().name();
-  if (singles().has(op) || name == "aten::_to_copy") return 0;
-  if (name == "aten::batch_norm" || name == "aten::instance_norm") return 1;
-  return op.schema().arguments().size();
+  return singles().has(op) ? 0 : std::min(ops::definition_of(op).low_arguments, op.schema().arguments().size());
 }
 
 bool is_free_of_autocast(const c10::OperatorHandle& op) {
-  static constexpr std::array<std::string_view, 16> kNames{"aten::batch_norm",
-                                                           "aten::instance_norm",
-                                                           "aten::layer_norm",
-                                                           "aten::group_norm",
-                                                           "aten::dropout",
-                                                           "aten::alpha_dropout",
-                                                           "aten::feature_dropout",
-                                                           "aten::feature_alpha_dropout",
-                                                           "aten::adaptive_avg_pool1d",
-                                                           "aten::adaptive_avg_pool2d",
-                                                           "aten::max_pool2d",
-                                                           "aten::embedding_bag",
-                                                           "aten::log_sigmoid",
-                                                           "aten::contiguous",
-                                                           "aten::one_hot"};
-  // Whether these copy depends on how their operand lies in memory, which is known when they run.
-  if (traits_of(op).family == OpFamily::kReshape || traits_of(op).family == OpFamily::kCollective) return true;
-  return std::find(kNames.begin(), kNames.end(), op.schema().name()) != kNames.end();
+  const auto& def = ops::definition_of(op);
+  const bool is_twin = op.schema().name() != def.name;  // written with the functional one
+  return def.autocast == AutocastRule::kNone && !is_twin;
 }
 
 }  // namespace autopar::detail

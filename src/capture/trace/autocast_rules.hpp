@@ -21,6 +21,10 @@ namespace autopar::detail {
 /// sums over samples or classes (losses, log_softmax, sums and means of all elements) and recurrent layers to float32.
 [[nodiscard]] bool call_low_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
+/// Casts the arguments of an operator as its definition says (`OpDef::autocast`); the caller calls it.
+/// @param low  autocast's element type
+void cast_as_defined(const c10::OperatorHandle& op, at::ScalarType low, torch::jit::Stack& stack);
+
 /// How many of an operator's first arguments such a program casts where they are parameters, buffers or arguments: none
 /// of losses, recurrent layers and conversions, the values alone of norms with running statistics, whose kernels take
 /// float32 beside 16 bits, else all.

@@ -22,6 +22,7 @@
 #include "capture/trace/trace_scope.hpp"
 #include "capture/trace/tracer.hpp"
 #include "capture/trace/unregistered_leaves.hpp"
+#include "ops/registry.hpp"
 
 namespace autopar {
 namespace {
@@ -293,6 +294,7 @@ InputSpec input_spec(const at::Tensor& tensor, std::optional<std::int64_t> batch
 
 OpGraph capture(const torch::nn::Module& module, const std::vector<InputSpec>& inputs, const FlatForward& forward,
                 const CaptureOptions& options) {
+  ops::close_registry();
   install_meta_kernels();
   detail::install_tracer();
   const detail::CpuHandles on_cpu(module);

@@ -11,7 +11,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <autopar/capture/init_record.hpp>
-#include <autopar/schedule/action.hpp>
+#include <autopar/core/interval.hpp>
 
 #include "capture/trace/tracer.hpp"
 

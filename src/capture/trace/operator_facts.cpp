@@ -76,20 +76,16 @@ bool draws_random(const c10::OperatorHandle& op, const std::vector<c10::IValue>&
          !is_zero(argument_named(schema, args, "dropout_p"));
 }
 
+/// Norms that update running statistics in training without saying so in their schema.
 std::vector<std::int32_t> unannotated_writes(const c10::OperatorHandle& op, const std::vector<c10::IValue>& args) {
-  static constexpr std::string_view kNormalisations[] = {"aten::batch_norm",       "aten::native_batch_norm",
-                                                         "aten::cudnn_batch_norm", "aten::miopen_batch_norm",
-                                                         "aten::instance_norm",    "aten::_batch_norm_impl_index"};
   const auto& schema = op.schema();
-  bool is_normalisation = false;
-  for (const auto name : kNormalisations) is_normalisation |= schema.name() == name;
-  if (!is_normalisation) return {};
-  for (const auto* flag : {"training", "use_input_stats"}) {
-    if (is_false(argument_named(schema, args, flag))) return {};
-  }
+  const auto *training = argument_named(schema, args, "training"),
+             *uses_input = argument_named(schema, args, "use_input_stats");
+  if ((training == nullptr && uses_input == nullptr) || is_false(training) || is_false(uses_input)) return {};
   std::vector<std::int32_t> positions;
   for (std::size_t i = 0; i < args.size(); ++i) {
     const auto& name = schema.arguments()[i].name();
+    if (schema.arguments()[i].alias_info() != nullptr) continue;
     if (name == "running_mean" || name == "running_var") positions.push_back(static_cast<std::int32_t>(i));
   }
   return positions;

@@ -15,12 +15,12 @@
 #include <autopar/core/error.hpp>
 
 #include "capture/ir/ivalues.hpp"
-#include "capture/ir/op_table.hpp"
 #include "capture/shapes/meta_attention.hpp"
 #include "capture/shapes/window_views.hpp"
 #include "capture/trace/autocast_rules.hpp"
 #include "capture/trace/exact_batch_norm.hpp"
 #include "capture/trace/phantom.hpp"
+#include "ops/registry.hpp"
 
 namespace autopar::detail {
 namespace {
@@ -114,12 +114,14 @@ bool Tracer::resolve_autocast(const c10::OperatorHandle& op, torch::jit::Stack* 
     const auto given = put_on_cpu(op, *stack);
     if (call_low_kernel(op, stack)) return true;
     for (const auto& [position, argument] : given) (*stack)[position] = argument;
+    cast_as_defined(op, *options_.compute_type, *stack);
     return false;
   }
   if (options_.autocast_device) {
     const auto given = put_on_cpu(op, *stack);
     if (call_autocast_kernel(op, *options_.autocast_device, stack)) return true;
     for (const auto& [position, argument] : given) (*stack)[position] = argument;
+    cast_as_defined(op, at::autocast::get_autocast_dtype(*options_.autocast_device), *stack);
   }
   if (is_free_of_autocast(op)) return false;
   for (const auto key : {kAutocast, kComposite}) {
@@ -203,11 +205,11 @@ std::vector<std::pair<std::size_t, c10::IValue>> Tracer::put_on_cpu(const c10::O
   return given;
 }
 
-/// What the operator table does not know but is written with other operators is recorded as those, so that the batch
+/// What has no definition but is written with other operators is recorded as those, so that the batch
 /// algebra sees through it.
 bool Tracer::take_apart(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   constexpr auto kComposite = c10::DispatchKey::CompositeImplicitAutograd;
-  if (options_.constructing || traits_of(op).family != OpFamily::kUnknown || !op.hasKernelForDispatchKey(kComposite)) {
+  if (options_.constructing || ops::definition_of(op).is_known() || !op.hasKernelForDispatchKey(kComposite)) {
     return false;
   }
   op.callBoxedForDispatchKey(kComposite, *stack);
@@ -354,12 +356,8 @@ void Tracer::check_writes(const Call& call) const {
 
 /// libtorch's shape rules of products let factors of two element types pass, its kernels do not.
 void Tracer::check_factors(const Call& call) const {
-  static constexpr std::string_view kProducts[] = {"aten::mm", "aten::bmm", "aten::mv", "aten::matmul", "aten::linear"};
-  static constexpr std::string_view kWithAddend[] = {"aten::addmm", "aten::addmv", "aten::addbmm", "aten::baddbmm"};
-  const auto& name = call.schema.name();
-  const auto is_among = [&](const auto& names) { return std::ranges::find(names, name) != std::end(names); };
-  const bool has_addend = is_among(kWithAddend);
-  if (!has_addend && !is_among(kProducts)) return;
+  if (!ops::definition_of(call.op).has(OpTrait::kSharesElementType)) return;
+  const bool has_addend = call.schema.argumentIndexWithName("beta").has_value();
   const std::size_t first = has_addend ? 1 : 0;
   const auto a = call.twins[first].toTensor().scalar_type(), b = call.twins[first + 1].toTensor().scalar_type();
   if (a == b) return;
@@ -369,22 +367,32 @@ void Tracer::check_factors(const Call& call) const {
              "whose operands autocast casts on every device");
 }
 
-/// What an operator gives on CUDA, where that lies in memory otherwise than on CPUs.
-std::optional<at::Tensor> Tracer::form_on_cuda(const Call& call) const {
-  if (options_.device != c10::DeviceType::CUDA || call.schema.name() != "aten::scaled_dot_product_attention")
-    return std::nullopt;
-  const auto mask = call.twins[3].isTensor() ? std::optional(call.twins[3].toTensor()) : std::nullopt;
-  return attention_form_on_cuda(call.twins[0].toTensor(), call.twins[1].toTensor(), call.twins[2].toTensor(), mask);
+/// A form has no history: results are differentiable if an argument is.
+void Tracer::form_as_defined(const OpDef& def, Call& call) {
+  const auto is_differentiable = [](const at::Tensor& tensor) {
+    return tensor.defined() && (tensor.is_floating_point() || tensor.is_complex());
+  };
+  bool any = false;
+  for_each_tensor(call.twins, 0,
+                  [&](const at::Tensor& given) { any = any || (is_differentiable(given) && given.requires_grad()); });
+  def.shapes(call.results);
+  if (!any || !at::GradMode::is_enabled()) return;
+  for_each_tensor(call.results, 0, [&](const at::Tensor& result) {
+    if (is_differentiable(result)) result.set_requires_grad(true);
+  });
 }
 
 void Tracer::run_on_twins(Call& call) {
   call.results = call.twins;
   try {
-    if (auto form = form_on_cuda(call)) {
+    const auto& def = ops::definition_of(call.op);
+    auto form = options_.device == c10::DeviceType::CUDA ? form_on_cuda(call.op, call.twins) : std::nullopt;
+    if (form)
       call.results.assign(1, std::move(*form));
-      return;
-    }
-    call.op.callBoxed(&call.results);
+    else if (def.shapes)
+      form_as_defined(def, call);
+    else
+      call.op.callBoxed(&call.results);
   } catch (const c10::NotImplementedError&) {
     try_on_zeros(call);
   } catch (const c10::Error& error) {

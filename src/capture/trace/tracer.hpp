@@ -17,6 +17,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <autopar/capture/op_def.hpp>
 #include <autopar/capture/op_graph.hpp>
 #include <autopar/core/error.hpp>
 
@@ -133,7 +134,7 @@ class Tracer {
   [[nodiscard]] const char* data_dependent() const;
   void collect_arguments(Call& call);
   void run_on_twins(Call& call);
-  [[nodiscard]] std::optional<at::Tensor> form_on_cuda(const Call& call) const;
+  static void form_as_defined(const OpDef& def, Call& call);
   [[nodiscard]] bool is_given_without_elements(Call& call) const;
   void try_on_zeros(Call& call);
   bool take_solved_form(Call& call) const;

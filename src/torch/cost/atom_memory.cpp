@@ -6,14 +6,11 @@
 #include <set>
 #include <utility>
 
-#include "torch/cost/work.hpp"
 #include "torch/cost/workspace.hpp"
 #include "torch/interpret/split_backward.hpp"
 #include "torch/tensor_parallel/shard_typing.hpp"
 
 namespace autopar {
-
-using algebra::OpContext;
 
 ProgramMemory::ProgramMemory(const OpGraph& graph, const BatchPlan& plan, const AtomPartition& atoms,
                              const AlgebraOptions& options, const std::map<OpId, ShardedStep>& steps)
@@ -72,7 +69,7 @@ void ProgramMemory::add_saved() {
   for (const auto& ops : atoms_.atoms) {
     for (const auto id : ops) {
       for_each_input(graph_.op(id), [&](ValueId value) { readers_[value.index()].insert(atoms_.atom_of[id.index()]); });
-      const auto saved = algebra::saved_by(context(id));
+      const auto saved = ops::saved_by(context(id));
       add_saved(id, saved.internal);
       for (const auto value : saved.values) {
         const auto storage = graph_.value(value).storage;
@@ -112,10 +109,10 @@ void ProgramMemory::add_workspaces(const std::map<OpId, ShardedStep>& steps) {
 }
 
 // Gradients of parameters are computed from those of results and from what the op read, which wait for that.
-void ProgramMemory::add_deferred_weight(const OpContext& op, std::vector<bool>& waits) {
+void ProgramMemory::add_deferred_weight(const OpCall& op, std::vector<bool>& waits) {
   const auto split = split_backward_of(graph_, plan_, op.id());
   if (!split || !graph_.value(split->weight).requires_grad) return;
-  at(op.id()).deferred_weight += algebra::bytes_of(graph_, op.results().front());
+  at(op.id()).deferred_weight += ops::bytes_of(graph_, op.results().front());
   const auto read = graph_.input(op.id(), split->x_at);
   const auto storage = graph_.value(read).storage;
   if (!storage.valid() || !kept_[storage.index()] || waits[storage.index()]) return;
@@ -135,7 +132,7 @@ Affine ProgramMemory::memory_of(StorageId storage, ValueId view) {
     }
   }
   const auto maker = makers_[storage.index()];
-  return algebra::bytes_of(graph_, maker.valid() ? maker : view);
+  return ops::bytes_of(graph_, maker.valid() ? maker : view);
 }
 
 namespace {
@@ -183,7 +180,7 @@ class ProgramOfShards {
       return kept[graph.value(value).storage.index()];
     };
     for (std::size_t i = 0; i < graph.ops.size(); ++i) {
-      for (const auto value : algebra::saved_by({graph, plan_.values, options_, OpId::of(i)}).values) {
+      for (const auto value : ops::saved_by({graph, plan_.values, options_, OpId::of(i)}).values) {
         if (graph.value(value).storage.valid()) at(value) = true;
       }
     }

@@ -39,9 +39,9 @@ class ProgramMemory {
   void add_saved();
   void add_saved(OpId op, const Affine& bytes);
   void add_workspaces(const std::map<OpId, ShardedStep>& steps);
-  void add_deferred_weight(const algebra::OpContext& op, std::vector<bool>& waits);
+  void add_deferred_weight(const OpCall& op, std::vector<bool>& waits);
   [[nodiscard]] Affine memory_of(StorageId storage, ValueId view);
-  [[nodiscard]] algebra::OpContext context(OpId op) const { return {graph_, plan_.values, options_, op}; }
+  [[nodiscard]] OpCall context(OpId op) const { return {graph_, plan_.values, options_, op}; }
   [[nodiscard]] AtomMemory& at(OpId op) { return of_atom_[atoms_.atom_of[op.index()].index()]; }
 
   const OpGraph& graph_;

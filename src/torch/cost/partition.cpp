@@ -5,7 +5,7 @@
 #include <autopar/graph/algorithms/acyclic_coarsening.hpp>
 #include <autopar/graph/graph.hpp>
 
-#include "capture/ir/op_table.hpp"
+#include "ops/registry.hpp"
 
 namespace autopar {
 namespace {
@@ -156,7 +156,7 @@ class Grouping {
     std::vector<NodeId> applied(graph_.values.size());  // by parameter: first reader with samples, through views
     const auto is_view = [&](NodeId node) {             // or a cast, which every stage that needs it makes for itself
       const auto op = ops_[node.index()];
-      return plan_.handling(op).once || traits_of(graph_.name(op)).op_class == OpClass::kView;
+      return plan_.handling(op).once || ops::definition_of(graph_.name(op)).is_view();
     };
     for (std::size_t k = ops_.size(); k-- > 0;) {
       const auto node = NodeId::of(k);

@@ -6,19 +6,23 @@
 #include <set>
 
 #include "capture/algebra/parameter_reads.hpp"
-#include "capture/ir/class_head.hpp"
 #include "capture/ir/graph_hash.hpp"
 #include "capture/ir/shown_name.hpp"
 #include "capture/ir/tensor_form.hpp"
+#include "ops/registry.hpp"
+#include "ops/rules.hpp"
 #include "torch/cost/atom_memory.hpp"
-#include "torch/cost/work.hpp"
 #include "torch/tensor_parallel/followers.hpp"
 #include "torch/tensor_parallel/tensor_candidates.hpp"
 
 namespace autopar {
 namespace {
 
-using algebra::OpContext;
+/// Whether the op makes a loss of the outputs of its own layer, in chunks.
+bool is_chunked_head(const OpGraph& graph, OpId op) {
+  const auto& layer = ops::definition_of(graph.op(op).op).layer;
+  return layer && layer->makes_loss;
+}
 
 /// FNV-1a over numbers and text.
 class StructureHash {
@@ -81,12 +85,22 @@ class Profiler {
     add_tensor_regions();
     model().loss_mode = plan_.loss_mode;
     for (std::size_t i = 0; i < graph_.ops.size(); ++i)
-      model().chunked_heads = model().chunked_heads || graph_.is(OpId::of(i), kLinearCrossEntropy);
-    model().hash = hash_with(ties);
+      model().chunked_heads = model().chunked_heads || is_chunked_head(graph_, OpId::of(i));
+    model().hash = with_operators(hash_with(ties));
     return std::move(profile_);
   }
 
  private:
+  /// What users' definitions say goes into costs and plans.
+  [[nodiscard]] std::uint64_t with_operators(std::uint64_t program) const {
+    const auto operators = ops::operators_of_users(graph_);
+    if (operators.empty()) return program;
+    StructureHash hash;
+    hash.add(program);
+    for (const auto& one : operators) hash.add(std::string_view(one));
+    return hash.value();
+  }
+
   [[nodiscard]] std::uint64_t hash_with(const std::vector<std::vector<OpId>>& ties) const {
     if (ties.empty()) return detail::hash_without_strides(graph_);
     StructureHash hash;
@@ -99,7 +113,7 @@ class Profiler {
   }
 
   ModelProfile& model() { return profile_.model; }
-  [[nodiscard]] OpContext context(OpId id) const { return {graph_, plan_.values, options_, id}; }
+  [[nodiscard]] OpCall context(OpId id) const { return {graph_, plan_.values, options_, id}; }
 
   void list_parameters() {
     profile_.parameter_ids.assign(graph_.values.size(), ParameterId::none());
@@ -111,8 +125,8 @@ class Profiler {
         if (id.valid()) continue;
         id = ParameterId::of(profile_.parameter_values.size());
         profile_.parameter_values.push_back(named.value);
-        const auto bytes = algebra::bytes_of(graph_, named.value);
-        const auto count = algebra::elements(graph_.value(named.value).sizes);
+        const auto bytes = ops::bytes_of(graph_, named.value);
+        const auto count = ops::elements(graph_.value(named.value).sizes);
         model().parameters.push_back({named.name, Bytes(static_cast<std::int64_t>(bytes.fixed)),
                                       parameters && trains && graph_.value(named.value).requires_grad,
                                       parameters ? static_cast<std::int64_t>(count.fixed) : 0,
@@ -139,7 +153,7 @@ class Profiler {
     const auto& info = graph_.value(parameter);
     const auto type = reads_[parameter.index()].smaller_copy(info.dtype);
     if (!type) return 0;
-    return static_cast<std::int64_t>(algebra::elements(info.sizes).fixed) *
+    return static_cast<std::int64_t>(ops::elements(info.sizes).fixed) *
            static_cast<std::int64_t>(c10::elementSize(*type));
   }
 
@@ -170,10 +184,10 @@ class Profiler {
   }
 
   // An operand that the same atom makes cannot travel between replicas.
-  void add_collective(OpProfile& atom, const std::vector<OpId>& ops, const OpContext& op,
+  void add_collective(OpProfile& atom, const std::vector<OpId>& ops, const OpCall& op,
                       const Collective& collective) const {
     const auto operand = op.first_tensor();
-    const Bytes bytes(static_cast<std::int64_t>(algebra::bytes_of(graph_, operand).fixed));
+    const Bytes bytes(static_cast<std::int64_t>(ops::bytes_of(graph_, operand).fixed));
     atom.totals += collective.all_reduced(bytes);
     atom.whole_batch = atom.whole_batch || std::binary_search(ops.begin(), ops.end(), graph_.value(operand).definer);
   }
@@ -187,10 +201,10 @@ class Profiler {
       const auto op = context(id);
       if (plan_.handling(id).once) {
         const bool counts_with_parameter = copy_bytes(graph_.input(id, 0)) > 0;
-        const auto bytes = static_cast<std::int64_t>(algebra::bytes_of(graph_, op.results().front()).fixed);
+        const auto bytes = static_cast<std::int64_t>(ops::bytes_of(graph_, op.results().front()).fixed);
         if (!counts_with_parameter) atom.resident += Bytes(bytes);
       } else {
-        add_work(atom, algebra::work_of(op));
+        add_work(atom, ops::work_of(op));
       }
       add_structure(structure, op, ops);
       atom.whole_batch = atom.whole_batch || plan_.handling(id).whole_batch;
@@ -216,7 +230,7 @@ class Profiler {
     double most = -1;
     for (const auto id : ops) {
       if (plan_.handling(id).once) continue;
-      const auto work = algebra::work_of(context(id)).forward;
+      const auto work = ops::work_of(context(id)).forward;
       const double weight = work.flops.at(1) + work.bytes.at(1);
       if (weight <= most) continue;
       most = weight;
@@ -236,7 +250,7 @@ class Profiler {
     atom.work.push_back(item);
   }
 
-  void add_structure(StructureHash& hash, const OpContext& op, const std::vector<OpId>& ops) const {
+  void add_structure(StructureHash& hash, const OpCall& op, const std::vector<OpId>& ops) const {
     hash.add(std::string_view(graph_.name(op.id())));
     hash.add(std::string_view(op.overload()));
     for (const auto& argument : op.node().args) hash.add(argument);
@@ -285,7 +299,7 @@ class Profiler {
           seen.push_back(value);
           model().graph.add_edge(
               from, NodeId::of(k),
-              {value.value(), algebra::bytes_of(graph_, value), info.requires_grad, memory_->is_kept_by(from, value),
+              {value.value(), ops::bytes_of(graph_, value), info.requires_grad, memory_->is_kept_by(from, value),
                memory_->takes_two_gradients(from, value), memory_->is_kept_for_readers(from, value)});
         });
       }
@@ -305,8 +319,8 @@ class Profiler {
     }
     for (const auto value : graph_.inputs) {
       auto& input = by_value[value.index()];
-      model().inputs.push_back({value.value(), algebra::bytes_of(graph_, value), graph_.value(value).requires_grad,
-                                std::move(input.readers)});
+      model().inputs.push_back(
+          {value.value(), ops::bytes_of(graph_, value), graph_.value(value).requires_grad, std::move(input.readers)});
     }
   }
 
@@ -317,7 +331,7 @@ class Profiler {
       const auto writer = profile_.atoms.atom_of[definer.index()];
       if (!writer.valid()) return;
       model().outputs.push_back(
-          {value.value(), algebra::bytes_of(graph_, value), writer, memory_->is_kept_by(writer, value)});
+          {value.value(), ops::bytes_of(graph_, value), writer, memory_->is_kept_by(writer, value)});
     };
     for (const auto& output : plan_.outputs) {
       if (output.kind == OutputKind::kBatched || output.kind == OutputKind::kPartialSum ||
@@ -342,10 +356,10 @@ class Profiler {
       for (const auto& [leaf, slices] : candidate.leaves)
         region.parameters.push_back(profile_.parameter_ids[leaf.index()]);
       std::ranges::sort(region.parameters);
-      for (const auto value : candidate.added_up) region.forward += algebra::bytes_of(graph_, value);
-      for (const auto value : candidate.copied) region.backward += algebra::bytes_of(graph_, value);
+      for (const auto value : candidate.added_up) region.forward += ops::bytes_of(graph_, value);
+      for (const auto value : candidate.copied) region.backward += ops::bytes_of(graph_, value);
       for (const auto value : candidate.spread) {
-        const auto bytes = algebra::bytes_of(graph_, value);
+        const auto bytes = ops::bytes_of(graph_, value);
         region.backward += Affine{bytes.per_sample / 2, bytes.fixed / 2};
       }
       for (const auto loss : candidate.class_losses) region.forward += statistics_of(loss);
@@ -387,7 +401,7 @@ class Profiler {
       const auto bytes = [&](const std::vector<ValueId>& values, bool gradients) {
         Affine sum;
         for (const auto value : values) {
-          if (!gradients || graph_.value(value).has_gradient()) sum += algebra::bytes_of(graph_, value);
+          if (!gradients || graph_.value(value).has_gradient()) sum += ops::bytes_of(graph_, value);
         }
         return sum;
       };
@@ -419,8 +433,8 @@ class Profiler {
   [[nodiscard]] Affine statistics_of(ValueId loss) const {
     constexpr double kBytesOfRow = 4 * sizeof(double);
     const auto op = graph_.value(loss).definer;
-    const auto target = graph_.input(op, graph_.is(op, kLinearCrossEntropy) ? ClassHeadArgument::kTarget : 1);
-    return algebra::elements(graph_.value(target).sizes) * kBytesOfRow;
+    const auto target = context(op).tensor("target");
+    return ops::elements(graph_.value(target).sizes) * kBytesOfRow;
   }
 
   const OpGraph& graph_;

@@ -4,7 +4,7 @@
 #include <map>
 #include <vector>
 
-#include "capture/algebra/op_context.hpp"
+#include "ops/rules.hpp"
 #include "torch/tensor_parallel/sharded_graph.hpp"
 
 namespace autopar::algebra {
@@ -26,15 +26,14 @@ class Workspaces {
   struct Need {
     Affine forward, backward;  ///< bytes
   };
-  [[nodiscard]] Need of(const OpContext& op) const;
+  [[nodiscard]] Need of(const OpCall& op) const;
   /// Whether its backward is given those of two readers of its result.
-  [[nodiscard]] bool takes_two_gradients(const OpContext& op) const;
+  [[nodiscard]] bool takes_two_gradients(const OpCall& op) const;
 
  private:
-  [[nodiscard]] Affine forward(const OpContext& op) const;
-  [[nodiscard]] Affine backward(const OpContext& op) const;
-  [[nodiscard]] Affine copies_of_convolution(const OpContext& op) const;
-  [[nodiscard]] Affine exchanged(const OpContext& op) const;
+  [[nodiscard]] Affine forward(const OpCall& op) const;
+  [[nodiscard]] Affine backward(const OpCall& op) const;
+  [[nodiscard]] Affine exchanged_by(const OpCall& op) const;
 
   const OpGraph& graph_;
   const BatchPlan& plan_;

@@ -10,7 +10,7 @@
 #include <autopar/runtime/transport.hpp>
 #include <autopar/schedule/action.hpp>
 
-#include "capture/algebra/batch_type.hpp"
+#include <autopar/capture/batch_type.hpp>
 #include "capture/ir/tensor_form.hpp"
 
 namespace autopar {

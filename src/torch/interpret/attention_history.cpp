@@ -18,6 +18,7 @@
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/version.h>
 
+#include "ops/names.hpp"
 #include "torch/interpret/like_in_place.hpp"
 #include "torch/interpret/view_parts.hpp"
 
@@ -112,7 +113,7 @@ class AttentionNode : public torch::autograd::Node {
 }  // namespace
 
 bool attends_without_mask(const OpGraph& graph, OpId op) {
-  if (!graph.is(op, "aten::scaled_dot_product_attention") || !graph.op(op).grad_enabled) return false;
+  if (!graph.is(op, ops::kAttention) || !graph.op(op).grad_enabled) return false;
   for (const int operand : {0, 1, 2}) {
     const auto value = graph.input(op, operand);
     if (!value.valid() || !graph.value(value).has_gradient()) return false;

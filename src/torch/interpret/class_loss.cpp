@@ -71,20 +71,6 @@ class ClassLossNode : public torch::autograd::Node {
 
 }  // namespace
 
-bool makes_gradient_in_place(const OpGraph& graph, OpId op) {
-  if (graph.is(op, kCrossEntropy)) return graph.op(op).grad_enabled && is_last_reader_of_logits(graph, op);
-  if (!graph.is(op, "aten::cross_entropy_loss") || !graph.op(op).grad_enabled) return false;
-  const auto logits = graph.input(op, Argument::kLogits), target = graph.input(op, Argument::kTarget),
-             weight = graph.input(op, Argument::kWeight);
-  if (!logits.valid() || !target.valid() || !graph.value(logits).has_gradient()) return false;
-  const auto type = graph.value(logits).dtype;
-  const bool is_wide = type == c10::ScalarType::Float || type == c10::ScalarType::Double;
-  const bool of_indices = c10::isIntegralType(graph.value(target).dtype, /*includeBool=*/false);
-  const bool trains_weight = weight.valid() && graph.value(weight).has_gradient();
-  const auto& smoothing = graph.op(op).args.at(Argument::kLabelSmoothing);
-  return is_wide && of_indices && !trains_weight && smoothing.isDouble() && smoothing.toDouble() == 0;
-}
-
 void proceed_with_gradient_in_place(ReplayCall& call) {
   auto logits = call.stack[Argument::kLogits].toTensor();
   const auto reduction = call.stack[Argument::kReduction].toInt();

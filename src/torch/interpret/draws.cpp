@@ -1,13 +1,11 @@
 #include "torch/interpret/draws.hpp"
 
 #include <algorithm>
-#include <array>
 #include <mutex>
-#include <string_view>
 
 #include <ATen/Context.h>
 
-#include "capture/ir/add_layer_norm.hpp"
+#include "ops/registry.hpp"
 
 namespace autopar {
 
@@ -44,12 +42,10 @@ DrawSeed seed_of(const DrawKey& key, const DrawSite& site) {
 // What libtorch draws within kernels of the device, by Philox. Others draw on the host (randperm), or have a state of
 // their own (recurrent layers of cuDNN).
 bool draws_from_memory(const OpGraph& graph, OpId op) {
-  static constexpr std::array<std::string_view, 13> kNames{
-      "aten::dropout",   "aten::dropout_",   "aten::feature_dropout", "aten::scaled_dot_product_attention",
-      "aten::bernoulli", "aten::bernoulli_", "aten::rand_like",       "aten::randn_like",
-      "aten::uniform_",  "aten::normal_",    "aten::alpha_dropout",   "aten::feature_alpha_dropout",
-      kAddLayerNorm};
-  return std::ranges::find(kNames, graph.name(op)) != kNames.end();
+  const auto& def = ops::definition_of(graph.op(op).op);
+  // Those that fill a tensor of their own, from tensors of parameters, look at these on the host.
+  const bool fills_another = def.kind == OpKind::kFill && !graph.name(op).ends_with('_');
+  return def.has(OpTrait::kDrawsOnDevice) && !fills_another;
 }
 
 DefaultGeneratorGuard::DefaultGeneratorGuard(c10::Device device, const DrawSeed& seed)

@@ -13,6 +13,8 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
+#include "ops/names.hpp"
+#include "torch/interpret/layers.hpp"
 #include "torch/interpret/split_backward.hpp"
 #include "torch/kernels/gelu.hpp"
 #include "torch/kernels/gelu_gradient.hpp"
@@ -70,14 +72,14 @@ void proceed(ReplayCall& call, bool for_linear) {
 
 }  // namespace
 
-bool is_gelu(const OpGraph& graph, OpId op) { return graph.is(op, "aten::gelu") && graph.overload(op).empty(); }
+bool is_gelu(const OpGraph& graph, OpId op) { return graph.is(op, ops::kGelu) && graph.overload(op).empty(); }
 
 bool reads_linear_alone(const OpGraph& graph, const std::vector<std::vector<OpId>>& uses, OpId op) {
   if (!is_gelu(graph, op) || !graph.op(op).grad_enabled) return false;
   const auto x = graph.input(op, 0);
   const auto definer = x.valid() ? graph.value(x).definer : OpId::none();
-  return definer.valid() && graph.is(definer, "aten::linear") && graph.input(definer, 2).valid() &&
-         uses[x.index()].size() == 1 && std::ranges::find(graph.outputs, x) == graph.outputs.end();
+  return definer.valid() && has_layer_bias(graph, definer) && uses[x.index()].size() == 1 &&
+         std::ranges::find(graph.outputs, x) == graph.outputs.end();
 }
 
 void proceed_as_gelu(ReplayCall& call) { proceed(call, false); }

@@ -13,6 +13,8 @@
 #include <autopar/core/assert.hpp>
 
 #include "capture/ir/tensor_form.hpp"
+#include "ops/names.hpp"
+#include "ops/rules.hpp"
 #include "torch/interpret/attention_history.hpp"
 #include "torch/interpret/class_loss.hpp"
 #include "torch/interpret/draws.hpp"
@@ -129,12 +131,11 @@ OpInterpreter::OpInterpreter(const OpGraph& graph, const BatchPlan& plan, std::v
     const bool may_defer = splits_backwards && !recomputes;
     auto split = as_shard ? std::nullopt : split_backward_of(graph, plan, op);
     if (split && is_only_reader(graph, uses, op, *split)) {
-      const bool is_linear = graph.is(op, "aten::linear");
-      split->may_be_beside = is_linear && side_ && !recomputes;
+      split->may_be_beside = split->is_linear && side_ && !recomputes;
       split->may_be_added = split->add_weights && split->of_cast && !recomputes;
-      split->may_be_left = is_linear && reads_what_is_summed(op, *split);
+      split->may_be_left = split->is_linear && reads_what_is_summed(op, *split);
     }
-    if (split) split->sums_bias = graph.is(op, "aten::linear") && split->bias.valid() && has_column_sums(device);
+    if (split) split->sums_bias = split->is_linear && split->bias.valid() && has_column_sums(device);
     if (split && !may_defer && !gains(*split)) split.reset();
     if (split && device.is_cuda() && may_pad_rows(graph, op)) {
       split->pads_rows = true;
@@ -154,7 +155,7 @@ OpInterpreter::OpInterpreter(const OpGraph& graph, const BatchPlan& plan, std::v
       const bool sums_columns = reads_linear_alone(graph, uses, op) && has_column_sums(device);
       histories_[op] = sums_columns ? &proceed_summing_columns : &proceed_as_gelu;
     }
-    if (makes_gradient_in_place(graph, op)) histories_[op] = &proceed_with_gradient_in_place;
+    if (ops::gradient_place(graph, op) != GradientPlace::kNew) histories_[op] = &proceed_with_gradient_in_place;
     if (layout_matters_[op.index()] || as_shard) seconds_.exclude(op);
     const bool handled = is_handled(plan.handling(op)) || layout_matters_[op.index()] || hooks_.ops.count(op) > 0 ||
                          as_shard || seconds_.concerns(op);
@@ -274,8 +275,8 @@ void OpInterpreter::call_random(ReplayCall& call, Draw draw) const {
     return;
   }
   const auto& name = call.node.op.schema().name();
-  const bool in_place = name == "aten::dropout_";
-  const bool is_dropout = in_place || name == "aten::dropout";
+  const bool in_place = name == ops::kDropoutInPlace;
+  const bool is_dropout = in_place || name == ops::kDropout;
   const auto p = is_dropout ? call.stack[1].toDouble() : 0;
   const bool drops = is_dropout && call.stack[2].toBool() && p > 0 && call.stack[0].toTensor().numel() > 0;
   if (is_dropout && !drops) {

@@ -3,18 +3,21 @@
 #include <utility>
 
 #include "capture/ir/cross_entropy.hpp"
+#include "ops/rules.hpp"
+#include "torch/interpret/layers.hpp"
 #include "torch/kernels/whole_packs.hpp"
 
 namespace autopar {
 
 bool may_pad_rows(const OpGraph& graph, OpId linear) {
-  if (!graph.is(linear, "aten::linear")) return false;
+  if (!is_layer(graph, linear)) return false;
   const auto storage = graph.value(graph.output(linear)).storage;
   for (std::size_t i = linear.index() + 1; i < graph.ops.size(); ++i) {
     const auto loss = OpId::of(i);
     if (!graph.is(loss, kCrossEntropy)) continue;
     const auto logits = graph.input(loss, CrossEntropyArgument::kLogits);
-    if (graph.value(logits).storage == storage) return storage.valid() && is_last_reader_of_logits(graph, loss);
+    if (graph.value(logits).storage == storage)
+      return storage.valid() && ops::is_last_reader(graph, loss, CrossEntropyArgument::kLogits);
   }
   return false;
 }

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "capture/ir/last_writes.hpp"
-#include "capture/ir/two_results.hpp"
+#include "ops/registry.hpp"
 
 namespace autopar {
 namespace {
@@ -37,7 +37,8 @@ std::map<ValueId, Readers> readers_of(const OpGraph& graph, const std::vector<Op
 
 SecondResults::SecondResults(const OpGraph& graph, const std::vector<OpId>& ops, const std::vector<ValueId>& keep) {
   std::vector<OpId> makers;
-  std::ranges::copy_if(ops, std::back_inserter(makers), [&](OpId op) { return hands_out_twice(graph.name(op)); });
+  std::ranges::copy_if(ops, std::back_inserter(makers),
+                       [&](OpId op) { return ops::definition_of(graph.name(op)).has(OpTrait::kDuplicatedOutputs); });
   if (makers.empty()) return;
   const auto last_write = detail::last_writes(graph);
   const auto readers = readers_of(graph, ops);

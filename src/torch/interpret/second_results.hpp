@@ -14,9 +14,9 @@
 namespace autopar {
 
 /// Gives two readers of a value a tensor each, of the same memory, where its operator hands its result out twice
-/// (`hands_out_twice`): that operator's backward then gets both gradients and adds them on the way, which autograd
-/// would do in a kernel of its own. The last reader of a run takes the second tensor. Further readers, what a run
-/// keeps, and other runs (the next segment, the next stage) have the first, whose gradients autograd adds as ever.
+/// (`OpTrait::kDuplicatedOutputs`): that operator's backward then gets both gradients and adds them on the way, which
+/// autograd would do in a kernel of its own. The last reader of a run takes the second tensor. Further readers, what a
+/// run keeps, and other runs (the next segment, the next stage) have the first, whose gradients autograd adds as ever.
 class SecondResults {
  public:
   /// @param ops   in the order of their runs

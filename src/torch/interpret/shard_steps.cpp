@@ -17,12 +17,14 @@
 #include <autopar/shard/collectives.hpp>
 #include <autopar/shard/cross_entropy.hpp>
 
+#include "capture/ir/class_head.hpp"
 #include "capture/ir/only_owner.hpp"
+#include "ops/names.hpp"
 #include "shard/group_state.hpp"
 #include "shard/slice_of_sum.hpp"
-#include "torch/interpret/class_head.hpp"
-#include "torch/interpret/loss_reduction.hpp"
 #include "torch/interpret/summed_gradient.hpp"
+#include "torch/kernels/class_head.hpp"
+#include "torch/kernels/loss_reduction.hpp"
 
 namespace autopar {
 
@@ -142,16 +144,15 @@ at::Tensor rows(const torch::jit::Stack& stack, const ShardedStep& step, const G
 
 }  // namespace
 
-bool needs_shards(const ShardedStep& step) {
-  return step.move || (step.kernel != ShardedOp::Kernel::kAsItIs && step.kernel != ShardedOp::Kernel::kWithoutBias);
-}
+bool needs_shards(const ShardedStep& step) { return step.move || step.kernel == ShardedOp::Kernel::kTogether; }
 
 void proceed_as_shard(ReplayCall& call, const ShardedStep& step, const Group& group) {
   const auto result = [&] {
     if (step.move) return moved(call.stack[0].toTensor(), step, group);
-    if (step.kernel == ShardedOp::Kernel::kClassLoss) return class_loss(call.stack, step, group);
-    if (step.kernel == ShardedOp::Kernel::kClassHead) return class_head_of_shard(call.stack, group, split_of(step));
-    return rows(call.stack, step, group);
+    const auto& name = call.node.op.schema().name();
+    if (name == ops::kEmbedding) return rows(call.stack, step, group);
+    if (name == kLinearCrossEntropy) return class_head_of_shard(call.stack, group, split_of(step));
+    return class_loss(call.stack, step, group);
   };
   try {
     auto made = result();

@@ -1,6 +1,7 @@
 #include "torch/interpret/split_backward.hpp"
 
 #include <algorithm>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -12,6 +13,8 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
+#include "ops/names.hpp"
+#include "ops/registry.hpp"
 #include "torch/interpret/convolution_form.hpp"
 #include "torch/interpret/padded_rows.hpp"
 #include "torch/interpret/parameter_cast.hpp"
@@ -165,6 +168,7 @@ at::Tensor gradient_as_product(const at::Tensor& gradient, const at::Tensor& x, 
 }
 
 void make_linear(SplitBackward& split) {
+  split.is_linear = true;
   split.input = [](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight) {
     return rows_of(gradient).mm(weight).view(x.sizes());
   };
@@ -183,6 +187,7 @@ void make_linear(SplitBackward& split) {
 }
 
 void make_embedding(SplitBackward& split, const std::vector<c10::IValue>& args) {
+  split.is_table = true;
   split.x_at = 1;
   split.weight_at = 0;
   split.bias_at = -1;
@@ -228,6 +233,7 @@ std::vector<at::Tensor> gradients_of_convolution(const ConvolutionForm& form, co
 }
 
 void make_convolution(SplitBackward& split, ConvolutionForm form) {
+  split.is_of_images = true;
   split.input = [form](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight) {
     return std::get<0>(form.backward(gradient, x, weight, {true, false, false}));
   };
@@ -250,39 +256,60 @@ void make_convolution(SplitBackward& split, ConvolutionForm form) {
   };
 }
 
-bool is_linear_layer(const OpNode& node) { return node.op.schema().name() == "aten::linear"; }
-
-bool make_formulas(SplitBackward& split, const OpNode& node, bool has_bias) {
-  const std::string_view name = node.op.schema().name(), overload = node.op.schema().overload_name();
+void make_plain_convolution(SplitBackward& split, const OpNode& node, bool has_bias) {
   const auto& args = node.args;
-  if (is_linear_layer(node)) {
+  const auto none = std::vector<std::int64_t>(args[3].toIntVector().size(), 0);
+  make_convolution(split, {args[3].toIntVector(), args[4].toIntVector(), args[5].toIntVector(), none, false,
+                           args[6].toInt(), has_bias});
+}
+
+void make_transposed_convolution(SplitBackward& split, const OpNode& node, bool has_bias) {
+  const auto& args = node.args;
+  make_convolution(split, {args[3].toIntVector(), args[4].toIntVector(), args[7].toIntVector(), args[5].toIntVector(),
+                           true, args[6].toInt(), has_bias});
+}
+
+void make_any_convolution(SplitBackward& split, const OpNode& node, bool has_bias) {
+  const auto& args = node.args;
+  make_convolution(split, {args[3].toIntVector(), args[4].toIntVector(), args[5].toIntVector(), args[7].toIntVector(),
+                           args[6].toBool(), args[8].toInt(), has_bias});
+}
+
+/// Formulas of libtorch's operators.
+bool make_formulas(SplitBackward& split, const OpNode& node, bool has_bias) {
+  const std::string_view name = node.op.schema().name();
+  const auto is = [&](std::initializer_list<std::string_view> names) {
+    return std::ranges::find(names, name) != names.end();
+  };
+  if (is({ops::kLinear}))
     make_linear(split);
-  } else if (name == "aten::embedding" && !args[4].toBool()) {
-    make_embedding(split, args);
-  } else if ((name == "aten::conv1d" || name == "aten::conv2d" || name == "aten::conv3d") && overload.empty()) {
-    const auto none = std::vector<std::int64_t>(args[3].toIntVector().size(), 0);
-    make_convolution(split, {args[3].toIntVector(), args[4].toIntVector(), args[5].toIntVector(), none, false,
-                             args[6].toInt(), has_bias});
-  } else if (name == "aten::conv_transpose1d" || name == "aten::conv_transpose2d" || name == "aten::conv_transpose3d") {
-    make_convolution(split, {args[3].toIntVector(), args[4].toIntVector(), args[7].toIntVector(), args[5].toIntVector(),
-                             true, args[6].toInt(), has_bias});
-  } else if (name == "aten::convolution") {
-    make_convolution(split, {args[3].toIntVector(), args[4].toIntVector(), args[5].toIntVector(), args[7].toIntVector(),
-                             args[6].toBool(), args[8].toInt(), has_bias});
-  } else {
+  else if (is({ops::kEmbedding}) && !node.args[4].toBool())
+    make_embedding(split, node.args);
+  else if (is({ops::kConv1d, ops::kConv2d, ops::kConv3d}) && node.op.schema().overload_name().empty())
+    make_plain_convolution(split, node, has_bias);
+  else if (is({ops::kConvTranspose1d, ops::kConvTranspose2d, ops::kConvTranspose3d}))
+    make_transposed_convolution(split, node, has_bias);
+  else if (is({ops::kConvolution}))
+    make_any_convolution(split, node, has_bias);
+  else
     return false;
-  }
   return true;
 }
 
-bool is_convolution(const SplitBackward& split, const OpNode& node) {
-  return split.bias_at >= 0 && !is_linear_layer(node);
+/// A user's formulas, or the library's.
+bool find_formulas(SplitBackward& split, const OpGraph& graph, OpId op) {
+  const auto& node = graph.op(op);
+  const auto& own = ops::definition_of(node.op).split_backward;
+  if (!own) return make_formulas(split, node, node.args.size() > 2 && graph.input(op, 2).valid());
+  auto parts = own(node);
+  if (parts) static_cast<BackwardParts&>(split) = std::move(*parts);
+  return parts.has_value();
 }
 
 /// Runs a linear layer without history, if it is such a product. Of casts alone: with and without history, as where
 /// something is recomputed, such a layer has the same bits.
 bool proceed_as_large_product(ReplayCall& call, const SplitBackward& split) {
-  if (!is_linear_layer(call.node) || !split.of_cast) return false;
+  if (!split.is_linear || !split.of_cast) return false;
   const auto bias = call.stack[2].isTensor() ? call.stack[2].toTensor() : at::Tensor();
   auto result = large_linear(call.stack[0].toTensor(), call.stack[1].toTensor(), bias);
   if (!result.defined()) return false;
@@ -325,13 +352,13 @@ std::optional<SplitBackward> split_backward_of(const OpGraph& graph, const Batch
   const auto& node = graph.op(op);
   if (!node.grad_enabled || !plan.handling(op).weighted_arguments.empty()) return std::nullopt;
   SplitBackward split;
-  if (!make_formulas(split, node, node.args.size() > 2 && graph.input(op, 2).valid())) return std::nullopt;
+  if (!find_formulas(split, graph, op)) return std::nullopt;
   const auto weight = graph.input(op, split.weight_at);
   split.weight = plan.parameter_behind(graph, weight);
   if (!split.weight.valid()) return std::nullopt;
   split.of_cast = split.weight != weight;
-  if (split.of_cast && is_linear_layer(node)) split.input = &gradient_as_product;
-  if (split.of_cast && graph.is(op, "aten::embedding")) make_embedding_of_casts(split, node.args);
+  if (split.of_cast && split.is_linear) split.input = &gradient_as_product;
+  if (split.of_cast && split.is_table) make_embedding_of_casts(split, node.args);
   const auto bias = split.bias_at >= 0 ? graph.input(op, split.bias_at) : ValueId::none();
   split.bias = plan.parameter_behind(graph, bias);
   return bias.valid() && !split.bias.valid() ? std::nullopt : std::optional(split);
@@ -346,7 +373,7 @@ void proceed_splitting(ReplayCall& call, const SplitBackward& split, const std::
                        const std::shared_ptr<SideStream>& side) {
   const auto at = [&](int position) { return call.stack[static_cast<std::size_t>(position)].toTensor(); };
   const auto x = at(split.x_at), weight = at(split.weight_at);
-  const bool in_batches = !is_convolution(split, call.node) || x.dim() == weight.dim();
+  const bool in_batches = !split.is_of_images || x.dim() == weight.dim();
   const bool real = weight.is_floating_point() && (!split.input || x.scalar_type() == weight.scalar_type());
   const bool with_bias = split.bias.valid() && at(split.bias_at).requires_grad();
   std::vector<at::Tensor> parameters{call.environment[split.weight.index()]};

@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <autopar/capture/op_def.hpp>
 #include <autopar/capture/op_graph.hpp>
 
 #include "capture/algebra/batch_algebra.hpp"
@@ -17,30 +18,19 @@ namespace autopar {
 
 class SideStream;
 
-/// An operator y = f(x, weight, bias) whose backward can be run in two parts: the gradient of x, and later those of the
-/// parameters. Linear layers, convolutions and embeddings have such formulas (those of libtorch's own backwards).
-struct SplitBackward {
-  /// The gradient of x from that of y; empty if x never has one (indices).
-  std::function<at::Tensor(const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight)> input;
-  /// The gradient of the weight and, if wanted, that of the bias. Those of 16-bit operands are sums over the slice in
-  /// single precision: rounded to 16 bits, they would add a rounding for each slice (those of most
-  /// convolutions on CUDA are rounded).
-  std::function<std::vector<at::Tensor>(const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight,
-                                        bool with_bias)>
-      weights;
-  /// Adds them to sums that are there, of the parameters' own type, as `weights` would give them; empty if an operator
-  /// has no such formula. On a GPU a product is added where it is made.
-  std::function<void(const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight,
-                     const std::vector<at::Tensor>& sums)>
-      add_weights;
-  int x_at = 0, weight_at = 1, bias_at = 2;  ///< positions of the arguments, -1 = has none
-  bool of_cast = false;                      ///< what is read is a cast of the weight
-  bool may_be_beside = false;                ///< a product, and nothing else adds to the gradients of its parameters
-  bool may_be_left = false;                  ///< likewise; x is read by tensor shards that sum its gradient
-  bool may_be_added = false;                 ///< nothing else adds to what its parameters' gradients are already
-  bool pads_rows = false;                    ///< see padded_rows.hpp
-  bool sums_bias = false;                    ///< with kernels of the library's own, see `column_sums`
-  ValueId weight, bias;  ///< the parameters, or those whose casts are read; no bias if the call has none
+/// A backward in two parts of an operator of the program. Linear layers, convolutions and embeddings have formulas
+/// (those of libtorch's own backwards), and users' operators that define some.
+struct SplitBackward : BackwardParts {
+  bool is_linear = false;      ///< a product with a weight [outputs, inputs]
+  bool is_table = false;       ///< rows of a table, picked by x
+  bool is_of_images = false;   ///< its samples may lack their dim
+  bool of_cast = false;        ///< what is read is a cast of the weight
+  bool may_be_beside = false;  ///< a product, and nothing else adds to the gradients of its parameters
+  bool may_be_left = false;    ///< likewise; x is read by tensor shards that sum its gradient
+  bool may_be_added = false;   ///< nothing else adds to what its parameters' gradients are already
+  bool pads_rows = false;      ///< see padded_rows.hpp
+  bool sums_bias = false;      ///< with kernels of the library's own, see `column_sums`
+  ValueId weight, bias;        ///< the parameters, or those whose casts are read; no bias if the call has none
 };
 
 /// How the backward of an operator of the graph is split, nothing if it has to stay whole: another operator, a weight

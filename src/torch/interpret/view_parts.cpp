@@ -14,6 +14,8 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
+#include "ops/names.hpp"
+#include "torch/interpret/layers.hpp"
 #include "torch/interpret/split_backward.hpp"
 #include "torch/kernels/column_sums.hpp"
 #include "torch/kernels/joined_parts.hpp"
@@ -175,8 +177,8 @@ std::optional<JoinedForm> joined_form_of(const std::vector<at::Tensor>& values) 
 }
 
 bool takes_apart(const OpGraph& graph, OpId op) {
-  static constexpr std::array<std::string_view, 5> kNames{"aten::unbind", "aten::split", "aten::split_with_sizes",
-                                                          "aten::chunk", "aten::tensor_split"};
+  static constexpr std::array<std::string_view, 5> kNames{ops::kUnbind, ops::kSplit, ops::kSplitWithSizes, ops::kChunk,
+                                                          ops::kTensorSplit};
   const auto whole = graph.input(op, 0);
   return std::ranges::find(kNames, graph.name(op)) != kNames.end() && graph.op(op).grad_enabled && whole.valid() &&
          graph.value(whole).has_gradient() && graph.value(whole).storage.valid() &&
@@ -191,7 +193,7 @@ bool takes_linear_apart(const OpGraph& graph, const std::vector<std::vector<OpId
          std::ranges::find(graph.outputs, value) == graph.outputs.end()) {
     const auto definer = graph.value(value).definer;
     if (!definer.valid()) return false;
-    if (graph.is(definer, "aten::linear")) return graph.input(definer, 2).valid();
+    if (is_layer(graph, definer)) return has_layer_bias(graph, definer);
     value = graph.input(definer, 0);
     if (!value.valid()) return false;
   }

@@ -14,8 +14,13 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "capture/ir/batch_norm_relu.hpp"
+#include "ops/names.hpp"
+#include "ops/norms.hpp"
+#include "ops/registry.hpp"
 #include "shard/kept.hpp"
 #include "torch/kernels/batch_norm_source.hpp"
+#include "torch/kernels/fused_ops.hpp"
 #include "torch/kernels/launch.hpp"
 
 namespace autopar {
@@ -240,5 +245,35 @@ TORCH_LIBRARY_FRAGMENT(autopar, library) {
       "training, float momentum, float eps, bool cudnn_enabled, Tensor? residual, bool relu) -> (Tensor, Tensor)",
       batch_norm_relu);
 }
+
+namespace detail {
+
+namespace {
+
+/// Of the result only the sign is needed. Without a residual kernels make it once more of the operand.
+SavedBytes saved_by_batch_norm_relu(const OpCall& op) {
+  auto saved = ops::saved_by_batch_norm(op);
+  const bool makes_again = !op.tensor("residual").valid() && takes_images_in_packs(op);
+  if (op.flag("relu", false) && !makes_again) saved.values.push_back(op.results().front());
+  return saved;
+}
+
+/// On CPUs the second gradient of the operand lies over the result, of which ReLU's gradient is made before.
+OpWorkspace workspace_of_batch_norm_relu(const OpCall& op) {
+  return op.flag("relu", false) ? OpWorkspace{} : ops::workspace_of_batch_norm(op);
+}
+
+}  // namespace
+
+OpDef batch_norm_relu_definition() {
+  auto def = ops::definition_of(ops::kBatchNorm);
+  def.name = kBatchNormRelu;
+  def.traits = def.traits | OpTrait::kDuplicatedOutputs;
+  def.saved_by = saved_by_batch_norm_relu;
+  def.workspace = workspace_of_batch_norm_relu;
+  return def;
+}
+
+}  // namespace detail
 
 }  // namespace autopar

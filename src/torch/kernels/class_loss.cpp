@@ -14,8 +14,14 @@
 
 #include <autopar/core/error.hpp>
 
+#include "capture/ir/cross_entropy.hpp"
+#include "ops/cross_entropy.hpp"
+#include "ops/names.hpp"
+#include "ops/registry.hpp"
+#include "ops/rules.hpp"
 #include "shard/kept.hpp"
 #include "torch/kernels/class_loss_source.hpp"
+#include "torch/kernels/fused_ops.hpp"
 #include "torch/kernels/launch.hpp"
 #include "torch/kernels/whole_packs.hpp"
 
@@ -114,5 +120,44 @@ Tensor cross_entropy_in_kernels(const Tensor& logits, const Tensor& target, cons
   if (!weight.has_value()) return losses.sum() / counts.sum();
   return losses.sum() / weight->index_select(0, target.mul(counts)).mul(counts).sum();
 }
+
+namespace detail {
+
+namespace {
+
+/// Kernels keep the logits and a sum a row; without them, logits in single precision are log-probabilities.
+SavedBytes saved_by_class_loss(const OpCall& op) {
+  constexpr double kNumber = sizeof(float);
+  const auto logits = op.first_tensor();
+  if (!op.on_cuda()) return ops::saved_by_cross_entropy(op, ops::elements(op.sizes(logits)) * kNumber);
+  auto saved = ops::saved_by_cross_entropy(op, ops::elements(op.sizes(op.tensor("target"))) * kNumber);
+  saved.values.insert(saved.values.begin(), logits);
+  return saved;
+}
+
+OpWorkspace workspace_of_class_loss(const OpCall& op) {
+  auto working = ops::workspace_of_cross_entropy(op);
+  if (!op.on_cuda()) working.forward += ops::elements(op.sizes(op.first_tensor())) * static_cast<double>(sizeof(float));
+  return working;
+}
+
+GradientPlace place_of_gradient(const OpGraph& graph, OpId op) {
+  const bool over_logits = graph.op(op).grad_enabled && ops::is_last_reader(graph, op, CrossEntropyArgument::kLogits);
+  return over_logits ? GradientPlace::kOverOperand : GradientPlace::kNew;
+}
+
+}  // namespace
+
+OpDef class_loss_definition() {
+  auto def = ops::definition_of(ops::kCrossEntropyLoss);
+  def.name = kCrossEntropy;
+  def.saved_by = saved_by_class_loss;
+  def.workspace = workspace_of_class_loss;
+  def.gradient_place = place_of_gradient;
+  def.sharding = [](ShardCall& call) { return ops::shard_classes(call, /*widens=*/true); };
+  return def;
+}
+
+}  // namespace detail
 
 }  // namespace autopar

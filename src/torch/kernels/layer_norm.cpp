@@ -18,7 +18,13 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 
+#include "capture/ir/add_layer_norm.hpp"
+#include "ops/names.hpp"
+#include "ops/norms.hpp"
+#include "ops/registry.hpp"
+#include "ops/rules.hpp"
 #include "shard/kept.hpp"
+#include "torch/kernels/fused_ops.hpp"
 #include "torch/kernels/launch.hpp"
 #include "torch/kernels/layer_norm_source.hpp"
 #include "torch/kernels/seeded_dropout.hpp"
@@ -228,5 +234,53 @@ TORCH_LIBRARY_FRAGMENT(autopar, library) {
       "bool cudnn_enable, float p=0, Tensor? seed=None) -> (Tensor, Tensor)",
       add_layer_norm);
 }
+
+namespace detail {
+
+namespace {
+
+/// Of what it drops. Kernels of the library's own draw again; libtorch's keep a mask, as dropout's do.
+Affine mask_of(const OpCall& op) {
+  if (op.number("p", 0) == 0) return {};
+  const auto result = op.results().front();
+  if (!op.on_cuda()) return ops::bytes_of(op.graph(), result);
+  const auto& sizes = op.sizes(result);
+  const bool draws_again = has_layer_norm_kernels(op.graph().value(result).dtype, ops::last_size(sizes));
+  return draws_again ? Affine{} : ops::elements(sizes);
+}
+
+/// Its first result is the norm's operand.
+SavedBytes saved_by_add_layer_norm(const OpCall& op) {
+  auto saved = ops::saved_by_layer_norm(op);
+  saved.values = {op.results().front()};
+  saved.internal += mask_of(op);
+  return saved;
+}
+
+/// Both addends in the same slices of dims that are not normalised, with whole weights.
+ShardedOp shard_norm_of_sum(ShardCall& call) {
+  const auto& op = call.op();
+  const auto input = op.tensor("input"), residual = op.tensor("residual");
+  const auto is_addend = [&](ValueId operand) { return operand == input || operand == residual; };
+  const auto normalised = op.integers("normalized_shape");
+  if (!normalised || !std::ranges::all_of(call.sharded(), is_addend)) return ShardedOp::whole();
+  const auto units = call.slices(call.sharded().front());
+  const bool is_apart = units.dim < op.rank(input) - static_cast<std::int64_t>(normalised->size());
+  const bool fits = is_apart && call.require(input, units.dim, units) && call.require(residual, units.dim, units);
+  return fits ? call.of_one(units) : ShardedOp::whole();
+}
+
+}  // namespace
+
+OpDef add_layer_norm_definition() {
+  auto def = ops::definition_of(ops::kLayerNorm);
+  def.name = kAddLayerNorm;
+  def.traits = def.traits | OpTrait::kDrawsOnDevice;
+  def.saved_by = saved_by_add_layer_norm;
+  def.sharding = shard_norm_of_sum;
+  return def;
+}
+
+}  // namespace detail
 
 }  // namespace autopar

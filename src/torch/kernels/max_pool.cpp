@@ -17,7 +17,11 @@
 #include <torch/library.h>
 
 #include "capture/ir/max_pool.hpp"
+#include "ops/names.hpp"
+#include "ops/registry.hpp"
+#include "ops/rules.hpp"
 #include "shard/kept.hpp"
+#include "torch/kernels/fused_ops.hpp"
 #include "torch/kernels/launch.hpp"
 #include "torch/kernels/max_pool_source.hpp"
 
@@ -160,5 +164,27 @@ TORCH_LIBRARY_FRAGMENT(autopar, library) {
       "ceil_mode=False) -> (Tensor, Tensor)",
       max_pool2d);
 }
+
+namespace detail {
+
+namespace {
+
+/// Positions in the windows, a byte each.
+SavedBytes saved_by_max_pool(const OpCall& op) {
+  if (takes_images_in_packs(op)) return {{}, ops::elements(op.result_sizes())};
+  return ops::definition_of(ops::kMaxPool2d).saved_by(op);
+}
+
+}  // namespace
+
+OpDef max_pool_definition() {
+  auto def = ops::definition_of(ops::kMaxPool2d);
+  def.name = kMaxPool;
+  def.traits = def.traits | OpTrait::kDuplicatedOutputs;
+  def.saved_by = saved_by_max_pool;
+  return def;
+}
+
+}  // namespace detail
 
 }  // namespace autopar

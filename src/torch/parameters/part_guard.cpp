@@ -16,6 +16,7 @@
 #include <autopar/core/error.hpp>
 
 #include "capture/ir/ivalues.hpp"
+#include "ops/names.hpp"
 #include "torch/parameters/part_access.hpp"
 #include "torch/parameters/part_checks.hpp"
 #include "torch/parameters/part_kernels.hpp"
@@ -216,7 +217,7 @@ class GuardedCall {
   }
 
   void run_nothing() {
-    if (op_.schema().name() == "aten::_has_compatible_shallow_copy_type") give_mark_to_data();
+    if (op_.schema().name() == ops::kHasCompatibleShallowCopyType) give_mark_to_data();
     proceed();
   }
 

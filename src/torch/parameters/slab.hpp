@@ -10,7 +10,7 @@
 
 #include <autopar/schedule/action.hpp>
 
-#include "torch/tensor_parallel/unit_slices.hpp"
+#include <autopar/capture/unit_slices.hpp>
 
 namespace autopar {
 

@@ -13,8 +13,8 @@
 
 #include <autopar/core/ids.hpp>
 
+#include <autopar/capture/unit_slices.hpp>
 #include "torch/parameters/slab.hpp"
-#include "torch/tensor_parallel/unit_slices.hpp"
 
 namespace torch::nn {
 class Module;

@@ -7,6 +7,9 @@
 #include <vector>
 
 #include "capture/ir/batch_norm_relu.hpp"
+#include "ops/names.hpp"
+#include "ops/registry.hpp"
+#include "torch/kernels/fused_ops.hpp"
 #include "torch/passes/compact.hpp"
 #include "torch/passes/value_uses.hpp"
 
@@ -21,7 +24,7 @@ struct Norm {
 };
 
 bool trains(const OpGraph& graph, OpId op) {
-  return graph.is(op, "aten::batch_norm") && graph.op(op).args[BatchNormArgument::kTraining].toBool() &&
+  return graph.is(op, ops::kBatchNorm) && graph.op(op).args[BatchNormArgument::kTraining].toBool() &&
          graph.op(op).integers.empty();
 }
 
@@ -35,8 +38,8 @@ OpId next(const OpGraph& graph, const ValueUses& uses, OpId maker) {
 
 /// What the op adds to `value`, of the same sizes; none if it does something else, or writes over what it adds.
 ValueId added_to(const OpGraph& graph, OpId op, ValueId value) {
-  const bool in_place = graph.is(op, "aten::add_");
-  if ((!in_place && !graph.is(op, "aten::add")) || graph.overload(op) != "Tensor" || !graph.op(op).integers.empty())
+  const bool in_place = graph.is(op, ops::kAddInPlace);
+  if ((!in_place && !graph.is(op, ops::kAdd)) || graph.overload(op) != "Tensor" || !graph.op(op).integers.empty())
     return ValueId::none();
   const auto& factor = graph.op(op).args[2];
   const auto left = graph.input(op, 0), right = graph.input(op, 1);
@@ -75,14 +78,14 @@ Norm norm_of(const OpGraph& graph, const ValueUses& uses, OpId norm, const std::
   if (found.addition.valid() && (taken[found.addition.index()] || !may_wait(graph, uses, found)))
     found = {norm, OpId::none(), OpId::none(), ValueId::none()};
   const auto reader = next(graph, uses, found.last());
-  if (!reader.valid() || (!graph.is(reader, "aten::relu") && !graph.is(reader, "aten::relu_"))) return found;
+  if (!reader.valid() || (!graph.is(reader, ops::kRelu) && !graph.is(reader, ops::kReluInPlace))) return found;
   auto longer = found;
   longer.relu = reader;
   return may_wait(graph, uses, longer) ? longer : found;
 }
 
 OpNode joined_node(const OpGraph& graph, const Norm& found) {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(std::string(kBatchNormRelu).c_str(), "");
+  static const auto op = fused_operator(kBatchNormRelu);
   const auto &norm = graph.op(found.norm), &last = graph.op(found.last());
   OpNode node{op, norm.args};
   node.args.resize(BatchNormArgument::kCount);

@@ -7,7 +7,7 @@
 
 #include "capture/ir/casts.hpp"
 #include "capture/ir/last_writes.hpp"
-#include "capture/ir/op_table.hpp"
+#include "ops/registry.hpp"
 #include "torch/passes/compact.hpp"
 
 namespace autopar::passes {
@@ -27,7 +27,7 @@ bool is_contiguous(const ValueInfo& info) {
 bool is_view(const OpGraph& graph, OpId op) {
   const auto& node = graph.op(op);
   const auto from = graph.input(op, 0), to = graph.output(op);
-  return traits_of(graph.name(op)).op_class == OpClass::kView && node.inputs.size() == 1 && node.outputs.size() == 1 &&
+  return ops::definition_of(graph.name(op)).is_view() && node.inputs.size() == 1 && node.outputs.size() == 1 &&
          node.writes.empty() && from.valid() && to.valid() && graph.value(to).storage.valid() &&
          graph.value(to).storage == graph.value(from).storage;
 }

@@ -13,6 +13,7 @@
 
 #include "capture/ir/casts.hpp"
 #include "capture/ir/tensor_form.hpp"
+#include "ops/names.hpp"
 
 namespace autopar::passes {
 namespace {
@@ -23,8 +24,8 @@ struct ImageConvolution {
 };
 
 std::optional<ImageConvolution> image_convolution(const OpGraph& graph, OpId op) {
-  static constexpr std::array<std::string_view, 5> kNames{"aten::conv2d", "aten::conv_transpose2d", "aten::convolution",
-                                                          "aten::_convolution", "aten::convolution_overrideable"};
+  static constexpr std::array<std::string_view, 5> kNames{ops::kConv2d, ops::kConvTranspose2d, ops::kConvolution,
+                                                          ops::kConvolutionImpl, ops::kConvolutionOverrideable};
   if (std::ranges::find(kNames, graph.name(op)) == kNames.end()) return std::nullopt;
   const ImageConvolution found{graph.input(op, 0), graph.input(op, 1)};
   if (!found.data.valid() || !found.weight.valid() || graph.value(found.weight).sizes.size() != 4) return std::nullopt;
@@ -33,7 +34,7 @@ std::optional<ImageConvolution> image_convolution(const OpGraph& graph, OpId op)
 
 /// Whether an operator's result depends on how its arguments lie in memory, and not on their elements alone.
 bool reads_strides(std::string_view name) {
-  return name.starts_with("aten::as_strided") || name.starts_with("aten::set_") || name.starts_with("aten::resize");
+  return name.starts_with(ops::kAsStrided) || name.starts_with(ops::kSet) || name.starts_with(ops::kResize);
 }
 
 bool is_image(const InputSpec& input) {

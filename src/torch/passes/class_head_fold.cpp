@@ -8,7 +8,9 @@
 
 #include "capture/ir/class_head.hpp"
 #include "capture/ir/cross_entropy.hpp"
-#include "capture/ir/op_table.hpp"
+#include "ops/names.hpp"
+#include "ops/registry.hpp"
+#include "torch/kernels/fused_ops.hpp"
 #include "torch/passes/compact.hpp"
 #include "torch/passes/value_uses.hpp"
 
@@ -25,7 +27,7 @@ struct Head {
 
 bool is_loss_of_indices(const OpGraph& graph, OpId op) {
   const bool widens = graph.is(op, kCrossEntropy);
-  if ((!widens && !graph.is(op, "aten::cross_entropy_loss")) || !graph.op(op).integers.empty()) return false;
+  if ((!widens && !graph.is(op, ops::kCrossEntropyLoss)) || !graph.op(op).integers.empty()) return false;
   const auto logits = graph.input(op, LossArgument::kLogits), target = graph.input(op, LossArgument::kTarget),
              weight = graph.input(op, LossArgument::kWeight);
   if (!logits.valid() || !target.valid() || graph.value(logits).sizes.size() != 2) return false;
@@ -43,9 +45,9 @@ bool keeps_rows(const OpGraph& graph, OpId op) {
     return false;
   const auto &from = graph.value(graph.input(op, 0)), &to = graph.value(graph.output(op));
   if (from.sizes.empty() || to.sizes.empty() || from.sizes.back() != to.sizes.back()) return false;
-  const auto family = traits_of(node.op).family;
-  if (family == OpFamily::kReshape) return from.dtype == to.dtype;
-  return family == OpFamily::kCopyValue && from.sizes == to.sizes && c10::isReducedFloatingType(from.dtype) &&
+  const auto kind = ops::definition_of(node.op).kind;
+  if (kind == OpKind::kReshape) return from.dtype == to.dtype;
+  return kind == OpKind::kCopy && from.sizes == to.sizes && c10::isReducedFloatingType(from.dtype) &&
          to.dtype == at::kFloat;
 }
 
@@ -58,12 +60,12 @@ std::optional<Head> head_of(const OpGraph& graph, const ValueUses& uses, OpId lo
     const auto maker = graph.value(value).definer;
     if (!maker.valid() || uses.only_use(value) != reader || graph.op(maker).grad_enabled != with_gradients)
       return std::nullopt;
-    if (graph.is(maker, "aten::linear")) {
+    if (graph.is(maker, ops::kLinear)) {
       head.linear = maker;
       break;
     }
     if (!keeps_rows(graph, maker)) return std::nullopt;
-    const bool reshapes = traits_of(graph.op(maker).op).family == OpFamily::kReshape;
+    const bool reshapes = ops::definition_of(graph.op(maker).op).kind == OpKind::kReshape;
     head.reshapes = head.reshapes || reshapes;
     head.between.push_back(maker);
     reader = maker;
@@ -101,7 +103,7 @@ bool has_no_gaps(const ValueInfo& value) {
 
 /// The features as [N, D], made where the logits were. @return they
 ValueId flatten_features(OpGraph& graph, const Head& head) {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::reshape", "");
+  static const auto op = ops::operator_named(ops::kReshape);
   const auto features = graph.input(head.linear, 0);
   auto flat = graph.value(features);
   const auto width = flat.sizes.back();
@@ -132,7 +134,7 @@ ValueId flatten_features(OpGraph& graph, const Head& head) {
 /// @param features  [N, D]
 OpNode class_head_node(const OpGraph& graph, const Head& head, ValueId features, const OpNode& linear) {
   using Argument = ClassHeadArgument;
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(std::string(kLinearCrossEntropy).c_str(), "");
+  static const auto op = fused_operator(kLinearCrossEntropy);
   const auto& loss = graph.op(head.loss);
   OpNode node{op, std::vector<c10::IValue>(Argument::kCount)};
   node.args[Argument::kReduction] = loss.args[LossArgument::kReduction];

@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "capture/ir/cross_entropy.hpp"
-#include "capture/ir/op_table.hpp"
+#include "ops/names.hpp"
+#include "ops/registry.hpp"
+#include "torch/kernels/fused_ops.hpp"
 #include "torch/passes/compact.hpp"
 #include "torch/passes/value_uses.hpp"
 
@@ -16,7 +18,7 @@ namespace {
 
 /// log_softmax over what a cross entropy takes for classes, in the logits' own type.
 bool is_over_classes(const OpGraph& graph, OpId softmax) {
-  if (!graph.is(softmax, "aten::log_softmax") || graph.overload(softmax) != "int") return false;
+  if (!graph.is(softmax, ops::kLogSoftmax) || graph.overload(softmax) != "int") return false;
   const auto& node = graph.op(softmax);
   const auto &logits = graph.value(graph.input(softmax, 0)), &logs = graph.value(graph.output(softmax));
   const auto rank = static_cast<std::int64_t>(logits.sizes.size());
@@ -31,7 +33,7 @@ OpId loss_of(const OpGraph& graph, const ValueUses& uses, OpId softmax) {
   const auto loss = uses.only_use(logs);
   if (!loss.valid()) return OpId::none();
   const bool is_loss =
-      graph.is(loss, "aten::nll_loss_nd") || graph.is(loss, "aten::nll_loss") || graph.is(loss, "aten::nll_loss2d");
+      graph.is(loss, ops::kNllLossNd) || graph.is(loss, ops::kNllLoss) || graph.is(loss, ops::kNllLoss2d);
   if (!is_loss || graph.op(loss).grad_enabled != graph.op(softmax).grad_enabled) return OpId::none();
   const auto target = graph.input(loss, 1), weight = graph.input(loss, 2);
   const bool of_indices = c10::isIntegralType(graph.value(target).dtype, /*includeBool=*/false);
@@ -42,7 +44,7 @@ OpId loss_of(const OpGraph& graph, const ValueUses& uses, OpId softmax) {
 
 bool is_loss_of_rows(const OpGraph& graph, OpId op) {
   using Argument = CrossEntropyArgument;
-  if (!graph.is(op, "aten::cross_entropy_loss") || !graph.op(op).integers.empty()) return false;
+  if (!graph.is(op, ops::kCrossEntropyLoss) || !graph.op(op).integers.empty()) return false;
   const auto logits = graph.input(op, Argument::kLogits), target = graph.input(op, Argument::kTarget),
              weight = graph.input(op, Argument::kWeight);
   const auto& smoothing = graph.op(op).args[Argument::kLabelSmoothing];
@@ -61,7 +63,7 @@ OpId cast_before(const OpGraph& graph, const ValueUses& uses, OpId loss) {
   if (!cast.valid() || uses.only_use(logits) != loss || graph.op(cast).grad_enabled != graph.op(loss).grad_enabled)
     return OpId::none();
   const auto& node = graph.op(cast);
-  if (traits_of(node.op).family != OpFamily::kCopyValue || node.inputs.size() != 1 ||
+  if (ops::definition_of(node.op).kind != OpKind::kCopy || node.inputs.size() != 1 ||
       node.inputs.front().kind != SlotKind::kTensor)
     return OpId::none();
   const auto from = node.inputs.front().values.front();
@@ -72,7 +74,7 @@ OpId cast_before(const OpGraph& graph, const ValueUses& uses, OpId loss) {
 }
 
 void fold(OpGraph& graph, OpId softmax, OpId loss) {
-  static const auto cross_entropy = c10::Dispatcher::singleton().findSchemaOrThrow("aten::cross_entropy_loss", "");
+  static const auto cross_entropy = ops::operator_named(ops::kCrossEntropyLoss);
   const auto logits = graph.input(softmax, 0), logs = graph.output(softmax);
   auto& node = graph.op(loss);
   node.op = cross_entropy;
@@ -105,7 +107,7 @@ OpGraph fold_class_loss(OpGraph graph) {
 }
 
 OpGraph fold_class_loss_casts(OpGraph graph) {
-  static const auto operation = c10::Dispatcher::singleton().findSchemaOrThrow(std::string(kCrossEntropy).c_str(), "");
+  static const auto operation = fused_operator(kCrossEntropy);
   std::vector<std::pair<OpId, OpId>> found;  // losses and their casts
   {
     const ValueUses uses(graph);

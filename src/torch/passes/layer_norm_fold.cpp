@@ -5,6 +5,9 @@
 #include <vector>
 
 #include "capture/ir/add_layer_norm.hpp"
+#include "ops/names.hpp"
+#include "ops/registry.hpp"
+#include "torch/kernels/fused_ops.hpp"
 #include "torch/passes/compact.hpp"
 #include "torch/passes/value_uses.hpp"
 
@@ -24,7 +27,7 @@ struct NormOfSum {
 };
 
 bool is_sum_of_alike(const OpGraph& graph, OpId op) {
-  if (!graph.is(op, "aten::add") || graph.overload(op) != "Tensor" || !graph.op(op).integers.empty()) return false;
+  if (!graph.is(op, ops::kAdd) || graph.overload(op) != "Tensor" || !graph.op(op).integers.empty()) return false;
   const auto left = graph.input(op, 0), right = graph.input(op, 1), made = graph.output(op);
   const auto& factor = graph.op(op).args[2];
   if (!left.valid() || !right.valid() || !factor.isInt() || factor.toInt() != 1) return false;
@@ -36,7 +39,7 @@ bool is_sum_of_alike(const OpGraph& graph, OpId op) {
 
 /// Over the last dim, with weight and bias.
 bool is_norm_of_rows(const OpGraph& graph, OpId op) {
-  if (!graph.is(op, "aten::layer_norm") || !graph.op(op).integers.empty()) return false;
+  if (!graph.is(op, ops::kLayerNorm) || !graph.op(op).integers.empty()) return false;
   const auto& shape = graph.op(op).args[kNormShape];
   return shape.isIntList() && shape.toIntList().size() == 1 && graph.input(op, kNormWeight).valid() &&
          graph.input(op, kNormBias).valid() &&
@@ -52,7 +55,7 @@ bool sum_may_wait(const OpGraph& graph, const ValueUses& uses, const NormOfSum& 
 
 /// Whether it drops some elements, for this sum alone, and may do so where the norm is.
 bool drops_for(const OpGraph& graph, const ValueUses& uses, OpId op, const NormOfSum& found) {
-  if (!op.valid() || !graph.is(op, "aten::dropout") || !graph.op(op).is_random) return false;
+  if (!op.valid() || !graph.is(op, ops::kDropout) || !graph.op(op).is_random) return false;
   const auto &p = graph.op(op).args[kDropoutP], &train = graph.op(op).args[kDropoutTrain];
   const bool drops_some = train.isBool() && train.toBool() && p.isDouble() && p.toDouble() > 0 && p.toDouble() < 1;
   return drops_some && graph.op(op).integers.empty() &&
@@ -88,7 +91,7 @@ std::vector<NormOfSum> norms_of_sums(const OpGraph& graph) {
 
 OpNode joined_norm(const OpGraph& graph, const NormOfSum& found) {
   using Argument = AddLayerNormArgument;
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(std::string(kAddLayerNorm).c_str(), "");
+  static const auto op = fused_operator(kAddLayerNorm);
   const auto &sum = graph.op(found.sum), &norm = graph.op(found.norm);
   OpNode node{op, std::vector<c10::IValue>(Argument::kCount)};
   node.args[Argument::kShape] = norm.args[kNormShape];

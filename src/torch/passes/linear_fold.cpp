@@ -5,6 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "ops/names.hpp"
+#include "ops/registry.hpp"
 #include "torch/passes/compact.hpp"
 #include "torch/passes/value_uses.hpp"
 
@@ -38,8 +40,8 @@ void match_bias_addition(const OpGraph& graph, const ValueUses& facts, bool may_
   const auto product = graph.output(fold.product);
   const auto addition = facts.only_use(product);
   if (!addition.valid() || graph.overload(addition) != "Tensor") return;
-  const bool in_place = graph.is(addition, "aten::add_");
-  if (!in_place && !graph.is(addition, "aten::add")) return;
+  const bool in_place = graph.is(addition, ops::kAddInPlace);
+  if (!in_place && !graph.is(addition, ops::kAdd)) return;
   if (!is_one(graph.op(addition).args[2])) return;
   const auto left = graph.input(addition, 0), right = graph.input(addition, 1);
   const auto bias = left == product ? right : (in_place ? ValueId::none() : left);
@@ -55,7 +57,7 @@ void match_bias_addition(const OpGraph& graph, const ValueUses& facts, bool may_
 }
 
 std::optional<Fold> match(const OpGraph& graph, const ValueUses& facts, bool may_cast, OpId transpose) {
-  if (!graph.is(transpose, "aten::t")) return std::nullopt;
+  if (!graph.is(transpose, ops::kTransposed)) return std::nullopt;
   Fold fold;
   fold.transpose = transpose;
   fold.weight = graph.input(transpose, 0);
@@ -63,14 +65,14 @@ std::optional<Fold> match(const OpGraph& graph, const ValueUses& facts, bool may
   fold.product = facts.only_use(transposed);
   if (!fold.product.valid() || graph.value(fold.weight).sizes.size() != 2) return std::nullopt;
   const auto& product = graph.op(fold.product);
-  if (graph.is(fold.product, "aten::addmm") && graph.overload(fold.product).empty()) {
+  if (graph.is(fold.product, ops::kAddmm) && graph.overload(fold.product).empty()) {
     fold.bias = graph.input(fold.product, 0);
     fold.input = graph.input(fold.product, 1);
     if (graph.input(fold.product, 2) != transposed || !is_one(product.args[3]) || !is_one(product.args[4]) ||
         !is_vector_of(graph.value(fold.bias), graph.value(fold.weight))) {
       return std::nullopt;
     }
-  } else if (graph.is(fold.product, "aten::matmul") && graph.overload(fold.product).empty()) {
+  } else if (graph.is(fold.product, ops::kMatmul) && graph.overload(fold.product).empty()) {
     fold.input = graph.input(fold.product, 0);
     if (graph.input(fold.product, 1) != transposed || graph.value(fold.input).sizes.size() < 2) return std::nullopt;
     match_bias_addition(graph, facts, may_cast, fold);
@@ -91,7 +93,7 @@ std::optional<Fold> match(const OpGraph& graph, const ValueUses& facts, bool may
 }
 
 OpNode linear_node(const OpGraph& graph, const Fold& fold) {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::linear", "");
+  static const auto op = ops::operator_named(ops::kLinear);
   const auto& last = graph.op(fold.last());
   const auto product = graph.value(graph.output(fold.product)).storage;
   OpNode node{op, std::vector<c10::IValue>(3)};
@@ -113,7 +115,7 @@ OpNode linear_node(const OpGraph& graph, const Fold& fold) {
 
 /// The bias in the weight's type, made where the product was. @return the copy
 ValueId cast_bias(OpGraph& graph, const Fold& fold) {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::to", "dtype");
+  static const auto op = ops::operator_named(ops::kTo, "dtype");
   const auto &bias = graph.value(fold.bias), &weight = graph.value(fold.weight);
   ValueInfo copy;
   copy.dtype = weight.dtype;

@@ -4,6 +4,9 @@
 #include <string>
 
 #include "capture/ir/max_pool.hpp"
+#include "ops/names.hpp"
+#include "ops/registry.hpp"
+#include "torch/kernels/fused_ops.hpp"
 
 namespace autopar::passes {
 namespace {
@@ -11,7 +14,7 @@ namespace {
 using Argument = MaxPoolArgument;
 
 bool pools_neighbours(const OpGraph& graph, OpId op) {
-  if (!graph.is(op, "aten::max_pool2d") || !graph.op(op).integers.empty()) return false;
+  if (!graph.is(op, ops::kMaxPool2d) || !graph.op(op).integers.empty()) return false;
   const auto& args = graph.op(op).args;
   const auto& input = graph.value(graph.input(op, Argument::kInput));
   if (input.sizes.size() != 4 || !args[Argument::kKernelSize].isIntList() || !args[Argument::kDilation].isIntList())
@@ -25,7 +28,7 @@ bool pools_neighbours(const OpGraph& graph, OpId op) {
 }  // namespace
 
 OpGraph fold_max_pools(OpGraph graph) {
-  static const auto operation = c10::Dispatcher::singleton().findSchemaOrThrow(std::string(kMaxPool).c_str(), "");
+  static const auto operation = fused_operator(kMaxPool);
   for (std::size_t i = 0; i < graph.ops.size(); ++i) {
     if (pools_neighbours(graph, OpId::of(i))) graph.ops[i].op = operation;
   }

@@ -10,8 +10,9 @@
 #include <vector>
 
 #include "capture/ir/last_writes.hpp"
-#include "capture/ir/op_table.hpp"
 #include "capture/ir/pointwise.hpp"
+#include "ops/registry.hpp"
+#include "torch/kernels/fused_ops.hpp"
 #include "torch/kernels/pointwise/lowering.hpp"
 #include "torch/kernels/pointwise/program.hpp"
 #include "torch/passes/compact.hpp"
@@ -135,8 +136,8 @@ class GroupFinder {
 
   [[nodiscard]] bool may_join(OpId op) const {
     const auto& node = graph_.op(op);
-    const auto family = traits_of(node.op).family;
-    if (family != OpFamily::kPointwise && family != OpFamily::kCopyValue) return false;
+    const auto kind = ops::definition_of(node.op).kind;
+    if (kind != OpKind::kPointwise && kind != OpKind::kCopy) return false;
     if (!node.integers.empty() || node.is_random) return false;
     const auto made = graph_.output(op);
     if (!made.valid() || node.outputs.size() != 1) return false;
@@ -225,7 +226,7 @@ pointwise::Program program_of(const OpGraph& graph, const Members& group, const 
 }
 
 OpNode joined_node(const OpGraph& graph, const Members& group, const GroupFinder& groups) {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(std::string(kJoinedPointwise).c_str(), "");
+  static const auto op = fused_operator(kJoinedPointwise);
   const auto inputs = groups.inputs(group), results = groups.results(group);
   OpNode node{op, std::vector<c10::IValue>(PointwiseArgument::kCount)};
   node.args[PointwiseArgument::kProgram] = pointwise::text_of(program_of(graph, group, inputs, results));

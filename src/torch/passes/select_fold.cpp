@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "capture/ir/last_writes.hpp"
+#include "ops/names.hpp"
+#include "ops/registry.hpp"
 #include "torch/passes/compact.hpp"
 
 namespace autopar::passes {
@@ -21,7 +23,7 @@ struct Select {
 
 std::optional<Select> match(const OpGraph& graph, OpId op) {
   const auto& node = graph.op(op);
-  if (!graph.is(op, "aten::select") || graph.overload(op) != "int" || !node.integers.empty()) return std::nullopt;
+  if (!graph.is(op, ops::kSelect) || graph.overload(op) != "int" || !node.integers.empty()) return std::nullopt;
   const Select found{graph.input(op, 0), node.args[1].toInt(), node.args[2].toInt()};
   const auto& sizes = graph.value(found.whole).sizes;
   const auto from_front = [](std::int64_t place, std::int64_t size) { return place < 0 ? place + size : place; };
@@ -59,7 +61,7 @@ std::map<Key, Selects> complete_selections(const OpGraph& graph) {
 }  // namespace
 
 OpGraph fold_selects(OpGraph graph) {
-  static const auto unbind = c10::Dispatcher::singleton().findSchemaOrThrow("aten::unbind", "int");
+  static const auto unbind = ops::operator_named(ops::kUnbind, "int");
   const auto selections = complete_selections(graph);
   if (selections.empty()) return graph;
   std::vector<bool> removed(graph.ops.size(), false);

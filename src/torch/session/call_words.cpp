@@ -11,6 +11,8 @@
 
 #include <autopar/plan/text.hpp>
 
+#include "ops/registry.hpp"
+
 namespace autopar {
 
 namespace {
@@ -200,6 +202,8 @@ std::vector<CallWord> words_of_call(const CallArguments& arguments, const torch:
   const auto enabled = std::string(gradients ? "enabled" : "disabled");
   words.push_back({"", "has", enabled, "gradients " + enabled});
   words.push_back({"", "has autocast", autocast, autocast.empty() ? "off" : "on for" + autocast});
+  const auto registered = ops::registered_by_users();
+  words.push_back({"", "has registered", registered, registered.empty() ? "no operators" : registered});
   add_arguments(words, arguments);
   for (const auto& item : module.named_modules("", /*include_self=*/false))
     words.push_back({"module '" + item.key() + "'", "is", mode(*item.value()), "in " + mode(*item.value())});

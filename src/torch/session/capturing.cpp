@@ -20,6 +20,7 @@
 #include <autopar/torch/device.hpp>
 
 #include "capture/ir/shown_name.hpp"
+#include "ops/registry.hpp"
 #include "torch/device/device_context.hpp"
 #include "torch/device/host_memory.hpp"
 #include "torch/kernels/all_kernels.hpp"
@@ -130,7 +131,8 @@ std::string Session::Impl::capture_key(const CallArguments& arguments) const {
   const auto note = [&flags](char flag) { flags = hash_bytes(&flag, 1, flags); };
   for (const auto* part : modules_) note(part->is_training() ? 't' : 'e');
   for (const auto& tensor : parameters_.tensors()) note(tensor.handle.requires_grad() ? 'g' : '-');
-  std::string key = arguments.signature + (at::GradMode::is_enabled() ? "; gradients" : "; no gradients");
+  std::string key = arguments.signature + ops::registered_by_users() +
+                    (at::GradMode::is_enabled() ? "; gradients" : "; no gradients");
   for (const auto type : {at::kCPU, at::kCUDA}) {
     if (at::autocast::is_autocast_enabled(type)) key += std::string("; autocast ") + c10::DeviceTypeName(type);
   }

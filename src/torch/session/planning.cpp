@@ -1,4 +1,5 @@
 // What is planned, or read, and on which costs.
+#include "ops/registry.hpp"
 #include "torch/session/session_impl.hpp"
 
 #include <algorithm>
@@ -124,6 +125,8 @@ void Session::Impl::make_plan(PlannedModes& modes, GraphProfile& profile, std::i
     if (world_.rank() != 0) return;
     if (!plan) std::rethrow_exception(refused);
     follow(*plan, modes, profile);
+    if (is_new_plan()) plan->operators = ops::operators_of_users(modes.planned->graph);
+    require_operators_of(modes.planned->graph, *plan);
     require_plan_of(profile, *plan);
     if (!options_.plan_only) {  // before others get it, who would find other faults in it, and sooner
       require_sound(profile.model, *plan);
@@ -140,8 +143,7 @@ void Session::Impl::make_plan(PlannedModes& modes, GraphProfile& profile, std::i
     }
     deployment_.adopt(*plan);
     if (world_.rank() != 0) return;
-    const bool is_new = !given_plan_ && !reads_plan();
-    if (is_new && options_.save_plan)
+    if (is_new_plan() && options_.save_plan)
       write_file("plan_file", options_.plan_file, [&] { write_plan(options_.plan_file, *plan, overwrite()); });
     write_reports(*modes.planned, profile.model);
   });
@@ -208,6 +210,8 @@ void Session::Impl::warn_of_batch_statistics(const CapturedProgram& program, std
   if (world_.rank() == 0) log_.warn(text + ", as one process does");
 }
 
+bool Session::Impl::is_new_plan() const { return !given_plan_ && !reads_plan(); }
+
 bool Session::Impl::reads_plan() const {
   return options_.load_plan && !options_.plan_file.empty() && std::filesystem::exists(options_.plan_file);
 }
@@ -262,6 +266,19 @@ Plan Session::Impl::search_plan(const CapturedProgram& program, const GraphProfi
     plan.notes.push_back("precision = tf32 changes nothing on CPUs, which have no such products");
   }
   return plan;
+}
+
+/// A plan divides a program by what its operators' definitions say.
+void Session::Impl::require_operators_of(const OpGraph& graph, const Plan& plan) {
+  const auto text = [](const std::vector<std::string>& operators) {
+    std::string all;
+    for (const auto& one : operators) all += (all.empty() ? "" : ", ") + one;
+    return all.empty() ? "none" : all;
+  };
+  const auto own = ops::operators_of_users(graph);
+  if (own == plan.operators) return;
+  throw InvalidArgument("the plan was made with other registered operators and versions: " + text(plan.operators) +
+                        ", and this program has " + text(own) + "; remove the plan to plan again");
 }
 
 void Session::Impl::require_plan_of(const GraphProfile& profile, const Plan& plan) const {

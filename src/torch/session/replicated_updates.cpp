@@ -10,6 +10,8 @@
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/empty_like.h>
 
+#include "ops/names.hpp"
+
 namespace autopar {
 
 namespace {
@@ -19,7 +21,7 @@ std::optional<at::Scalar> step_of_counter(const OpGraph& graph, const BufferUpda
   if (update.ops.size() != 1) return std::nullopt;
   const auto id = update.ops.front();
   const auto& node = graph.op(id);
-  const bool adds = graph.is(id, "aten::add_") && node.integers.empty() && graph.input(id, 0) == update.buffer;
+  const bool adds = graph.is(id, ops::kAddInPlace) && node.integers.empty() && graph.input(id, 0) == update.buffer;
   if (!adds || !node.args.at(2).isScalar() || node.args[2].toScalar().toDouble() != 1) return std::nullopt;
   if (node.args[1].isScalar()) return node.args[1].toScalar();
   const auto number = graph.input(id, 1);

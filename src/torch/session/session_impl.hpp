@@ -167,9 +167,11 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   /// Class heads of the modes become what the plan says, and the profile that of the program that it divides.
   void make_plan(PlannedModes& modes, GraphProfile& profile, std::int64_t batch);
   void require_plan_of(const GraphProfile& profile, const Plan& plan) const;
+  static void require_operators_of(const OpGraph& graph, const Plan& plan);
   void require_statistics(const Call& call) const;
   void warn_of_batch_statistics(const CapturedProgram& program, std::int64_t batch);
   [[nodiscard]] bool reads_plan() const;
+  [[nodiscard]] bool is_new_plan() const;
   [[nodiscard]] Plan plan_or_read(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch,
                                   MeasuredCosts costs) const;
 

@@ -58,7 +58,7 @@ class Divider {
       if (plan_.is_prologue(value)) return;
       const auto from = stage_of_value(value);
       const auto* collective = plan_.type(value).is(BatchKind::kPartialSum) ? plan_.handling(op).collective : nullptr;
-      if (from != stage) add_value(from, stage, value, collective ? collective->channel : kind_of(value));
+      if (from != stage) add_value(from, stage, value, collective ? ChannelKind::kTotal : kind_of(value));
     });
   }
 

@@ -4,6 +4,8 @@
 #include <map>
 #include <utility>
 
+#include "ops/registry.hpp"
+
 namespace autopar {
 
 namespace {
@@ -57,7 +59,7 @@ class FollowerFinder {
         follower.tokens = follower.sums.empty() ? tokens : std::min(follower.tokens, tokens);
         follower.sums.push_back(result);
         if (kernel == ShardedOp::Kernel::kWithoutBias)
-          follower.copied.push_back(graph_.input(op, position_of_bias(graph_.op(op))));
+          follower.copied.push_back(graph_.input(op, ops::definition_of(graph_.op(op).op).layer->bias));
         leader_of_[result] = candidate->second;
       });
       return;

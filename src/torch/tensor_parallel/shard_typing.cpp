@@ -3,14 +3,14 @@
 #include <algorithm>
 #include <utility>
 
-#include "capture/ir/op_table.hpp"
+#include "ops/registry.hpp"
 
 namespace autopar {
 
 ValueId leaf_behind(const OpGraph& graph, ValueId value) {
   while (value.valid() && !graph.value(value).is_leaf()) {
     const auto& node = graph.op(graph.value(value).definer);
-    if (traits_of(node.op).family != OpFamily::kCopyValue || node.inputs.empty()) return ValueId::none();
+    if (ops::definition_of(node.op).kind != OpKind::kCopy || node.inputs.empty()) return ValueId::none();
     value = node.inputs.front().values.front();
   }
   return value;
@@ -88,8 +88,8 @@ bool ShardTyping::take_operands(ShardedLayout& out, OpId op, const ShardedOp& ru
       const auto storage = graph_.value(value).storage;
       if (storage.valid() && std::ranges::find(results, storage) != results.end()) out.stale = value;
     } else if (needed == rule.needs.end()) {
-      const auto family = traits_of(node.op).family;
-      const bool lends_sizes = family == OpFamily::kReshape || family == OpFamily::kExpand;
+      const auto kind = ops::definition_of(node.op).kind;
+      const bool lends_sizes = kind == OpKind::kReshape || kind == OpKind::kExpand;
       if (lends_sizes) return;
       if (layout.is_sharded()) return add({ShardMove::kAssemble, value, layout.slices()});
       const bool is_added_later = rule.kernel == ShardedOp::Kernel::kWithoutBias;

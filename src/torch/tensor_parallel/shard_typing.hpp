@@ -8,10 +8,10 @@
 
 #include <autopar/capture/op_graph.hpp>
 
+#include <autopar/capture/unit_slices.hpp>
 #include "capture/algebra/batch_algebra.hpp"
 #include "capture/ir/shard_moves.hpp"
 #include "torch/tensor_parallel/sharded_op.hpp"
-#include "torch/tensor_parallel/unit_slices.hpp"
 
 namespace autopar {
 

@@ -10,9 +10,9 @@
 
 #include <autopar/core/assert.hpp>
 
-#include "capture/ir/class_head.hpp"
-#include "capture/ir/cross_entropy.hpp"
-#include "capture/ir/op_table.hpp"
+#include "ops/names.hpp"
+#include "ops/registry.hpp"
+#include "ops/rules.hpp"
 
 namespace autopar {
 
@@ -31,9 +31,7 @@ TORCH_LIBRARY_FRAGMENT(autopar, library) {
 
 namespace {
 
-c10::OperatorHandle operator_of(ShardMove move) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(std::string(name_of(move)).c_str(), "");
-}
+c10::OperatorHandle operator_of(ShardMove move) { return ops::operator_named(name_of(move)); }
 
 class Inserter {
  public:
@@ -67,7 +65,8 @@ class Inserter {
  private:
   void find_only_readers() {
     for (auto& [op, step] : out_.steps)
-      step.is_only_reader = step.kernel == ShardedOp::Kernel::kClassLoss && is_last_reader_of_logits(out_.graph, op);
+      step.is_only_reader =
+          step.kernel == ShardedOp::Kernel::kTogether && ops::is_last_reader(out_.graph, op, /*operand=*/0);
   }
 
   [[nodiscard]] const ShardedLayout& layout() const { return stages_[stage_].layout; }
@@ -117,13 +116,13 @@ class Inserter {
 
   /// `x.view_as(y)` and its like as `x.view(sizes)`: what y lends are the sizes of the whole.
   void take_no_sizes(OpNode& node) const {
-    const auto family = traits_of(node.op).family;
-    if ((family != OpFamily::kReshape && family != OpFamily::kExpand) || node.inputs.size() != 2) return;
-    static const auto reshape = c10::Dispatcher::singleton().findSchemaOrThrow("aten::reshape", "");
-    static const auto expand = c10::Dispatcher::singleton().findSchemaOrThrow("aten::expand", "");
+    const auto kind = ops::definition_of(node.op).kind;
+    if ((kind != OpKind::kReshape && kind != OpKind::kExpand) || node.inputs.size() != 2) return;
+    static const auto reshape = ops::operator_named(ops::kReshape);
+    static const auto expand = ops::operator_named(ops::kExpand);
     std::erase(node.reads, out_.graph.value(node.inputs.back().values.front()).storage);
     node.inputs.pop_back();
-    node.op = family == OpFamily::kReshape ? reshape : expand;
+    node.op = kind == OpKind::kReshape ? reshape : expand;
     std::vector<std::int64_t> fixed;
     node.integers.clear();
     for (const auto size : out_.graph.value(node.outputs.front().values.front()).sizes) {
@@ -132,7 +131,7 @@ class Inserter {
       fixed.push_back(size.at(1));
     }
     node.args = {c10::IValue(), c10::IValue(std::move(fixed))};
-    if (family == OpFamily::kExpand) node.args.emplace_back(false);  // implicit
+    if (kind == OpKind::kExpand) node.args.emplace_back(false);  // implicit
   }
 
   void insert(OpNode node, std::size_t stage) {
@@ -207,9 +206,8 @@ class Inserter {
   }
 
   UnitSlices slices_of_kernel(const OpNode& node, ShardedOp::Kernel kernel) const {
-    using Kernel = ShardedOp::Kernel;
-    if (kernel == Kernel::kAsItIs || kernel == Kernel::kWithoutBias) return {};
-    const std::size_t sliced = kernel == Kernel::kClassHead ? ClassHeadArgument::kProjection : 0;
+    if (kernel != ShardedOp::Kernel::kTogether) return {};
+    const auto sliced = static_cast<std::size_t>(ops::definition_of(node.op).sharded_argument);
     return out_.slices.at(node.inputs[sliced].values.front()).slices;
   }
 
@@ -243,7 +241,7 @@ class Inserter {
     add_up_into(without_bias);
     if (sliced.is_sharded() && beside.grad_enabled && out_.graph.value(bias).has_gradient())
       bias = moved({ShardMove::kCopy, bias}, beside);
-    static const auto add = c10::Dispatcher::singleton().findSchemaOrThrow("aten::add", "Tensor");
+    static const auto add = ops::operator_named(ops::kAdd, "Tensor");
     OpNode with_bias{add, {c10::IValue(), c10::IValue(), c10::Scalar(1)}};
     with_bias.inputs = {{0, SlotKind::kTensor, {without_bias}}, {1, SlotKind::kTensor, {bias}}};
     with_bias.outputs = {{0, SlotKind::kTensor, {sum}}};
@@ -256,21 +254,14 @@ class Inserter {
     made(sum, beside);
   }
 
-  /// Of aten::linear; aten::addmm becomes aten::mm.
   ValueId take_bias(OpNode& node) const {
-    const auto position = position_of_bias(node);
+    const auto& layer = *ops::definition_of(node.op).layer;
+    const auto position = layer.bias;
     const auto at = std::ranges::find(node.inputs, position, &Slot::position);
     const auto bias = at->values.front();
     node.inputs.erase(at);
     std::erase(node.reads, out_.graph.value(bias).storage);
-    if (traits_of(node.op).family == OpFamily::kLinear) {
-      node.args[static_cast<std::size_t>(position)] = c10::IValue();
-      return bias;
-    }
-    static const auto product = c10::Dispatcher::singleton().findSchemaOrThrow("aten::mm", "");
-    node.op = product;
-    node.args.assign(2, c10::IValue());
-    for (auto& slot : node.inputs) --slot.position;
+    layer.drop_bias(node);
     return bias;
   }
 
@@ -319,8 +310,8 @@ void shrink_arguments(OpNode& node, const OpGraph& whole, const OpGraph& own, co
     const auto at = schema.argumentIndexWithName(name);
     return at ? static_cast<std::int32_t>(*at) : -1;
   };
-  const auto family = traits_of(node.op).family;
-  if (family == OpFamily::kReshape || family == OpFamily::kExpand) {
+  const auto kind = ops::definition_of(node.op).kind;
+  if (kind == OpKind::kReshape || kind == OpKind::kExpand) {
     for (const auto* name : {"size", "shape", "sizes"}) {
       const auto at = argument(name);
       if (at < 0 || !node.args[static_cast<std::size_t>(at)].isIntList()) continue;
@@ -337,7 +328,7 @@ void shrink_arguments(OpNode& node, const OpGraph& whole, const OpGraph& own, co
     return;
   }
   const auto along = argument("dim");
-  if (along < 0 || (family != OpFamily::kSplit && family != OpFamily::kSlice)) return;
+  if (along < 0 || (kind != OpKind::kSplit && kind != OpKind::kSlice)) return;
   const auto self = node.inputs.front().values.front();
   const auto rank = static_cast<std::int64_t>(whole.value(self).sizes.size());
   const auto named = node.args[static_cast<std::size_t>(along)].toInt();

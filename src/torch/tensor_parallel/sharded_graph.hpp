@@ -7,9 +7,9 @@
 
 #include <autopar/capture/op_graph.hpp>
 
+#include <autopar/capture/unit_slices.hpp>
 #include "capture/ir/shard_moves.hpp"
 #include "torch/tensor_parallel/shard_typing.hpp"
-#include "torch/tensor_parallel/unit_slices.hpp"
 
 namespace autopar {
 

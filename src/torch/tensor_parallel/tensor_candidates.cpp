@@ -8,10 +8,9 @@
 #include <tuple>
 #include <utility>
 
-#include "capture/algebra/op_context.hpp"
 #include "capture/algebra/parameter_reads.hpp"
-#include "capture/ir/class_head.hpp"
-#include "capture/ir/op_table.hpp"
+#include "ops/registry.hpp"
+#include "ops/rules.hpp"
 
 namespace autopar {
 
@@ -54,7 +53,7 @@ class Finder {
     for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
       const auto op = OpId::of(i);
       const bool is_free = plan_.handling(op).in_stage && seen_.count(op) == 0;
-      if (is_free && graph_.is(op, "aten::embedding")) try_embedding(op);
+      if (is_free && definition(op).table >= 0) try_table(op);
     }
     for (std::size_t i = 0; i < graph_.ops.size() && singles_ == SingleLayers::kByInputs; ++i) {
       const auto op = OpId::of(i);
@@ -75,13 +74,14 @@ class Finder {
     return leaf.valid() && may_slice(leaf) ? leaf : ValueId::none();
   }
 
+  [[nodiscard]] const OpDef& definition(OpId op) const { return ops::definition_of(graph_.op(op).op); }
+
   [[nodiscard]] std::optional<Layer> layer_of(OpId op) const {
-    const bool is_linear = graph_.is(op, "aten::linear") || graph_.is(op, kLinearCrossEntropy);
-    const bool is_sum = graph_.is(op, "aten::addmm");
-    if (!is_linear && !is_sum && !graph_.is(op, "aten::matmul") && !graph_.is(op, "aten::mm")) return std::nullopt;
-    const auto weight = parameter_of(graph_.input(op, is_sum ? 2 : 1));
+    const auto& form = definition(op).layer;
+    if (!form) return std::nullopt;
+    const auto weight = parameter_of(graph_.input(op, form->weight));
     if (!weight.valid() || graph_.value(weight).sizes.size() != 2) return std::nullopt;
-    return Layer{weight, is_linear ? 0 : 1};
+    return Layer{weight, form->outputs};
   }
 
   /// Layers that are cut like this one suggest ways to cut them as well: heads of keys that several of queries share.
@@ -149,8 +149,8 @@ class Finder {
     return layers;
   }
 
-  void try_embedding(OpId op) {
-    const auto weight = parameter_of(graph_.input(op, 0));
+  void try_table(OpId op) {
+    const auto weight = parameter_of(graph_.input(op, definition(op).table));
     if (!weight.valid()) return;
     const auto rows = graph_.value(weight).sizes.front().fixed;
     if (auto candidate = grow({{weight, {0, SizeExpr{0, 1}, rows, {1}}}}, rows)) keep(std::move(*candidate));
@@ -166,7 +166,7 @@ class Finder {
 
   /// What shapes behind a layer make of its outputs: heads, gates, or single units.
   [[nodiscard]] std::set<Cut> cuts_of(OpId op) const {
-    if (graph_.is(op, kLinearCrossEntropy)) return {{1, graph_.value(layer_of(op)->weight).sizes.front().fixed, {1}}};
+    if (definition(op).layer->makes_loss) return {{1, graph_.value(layer_of(op)->weight).sizes.front().fixed, {1}}};
     const auto result = graph_.output(op);
     const auto features = graph_.value(result).sizes.back().fixed;
     std::set<Cut> cuts{{1, features, {1}}};
@@ -182,18 +182,17 @@ class Finder {
     }
     for (const auto use : uses_[value.index()]) {
       const auto& node = graph_.op(use);
-      const auto family = traits_of(node.op).family;
-      if (family == OpFamily::kReshape) {
+      const auto& def = definition(use);
+      if (def.kind == OpKind::kReshape) {
         const auto result = graph_.output(use);
         add_cuts(graph_.value(result).sizes, pieces, size, cuts);
         follow_piece(result, pieces, size, depth, cuts);
-      } else if (family == OpFamily::kSplit || family == OpFamily::kSlice || family == OpFamily::kSelect ||
-                 family == OpFamily::kPermute || graph_.is(use, "aten::glu")) {
+      } else if (def.has(OpTrait::kTakesApart)) {
         for_each_output(node, [&](ValueId piece) {
           const auto parts = follow_piece(piece, pieces, size, depth, cuts);
           if (parts > 1) cuts.insert({pieces * parts, size / parts, {1}});
         });
-      } else if (family == OpFamily::kCopyValue || family == OpFamily::kPointwise) {
+      } else if (def.kind == OpKind::kCopy || def.kind == OpKind::kPointwise) {
         for_each_output(node, [&](ValueId same) { follow(same, pieces, size, depth - 1, cuts); });
       }
     }
@@ -208,12 +207,11 @@ class Finder {
     std::map<std::int64_t, std::map<std::int64_t, Part>> by_begin;  // of each dim
     const auto& sizes = graph_.value(value).sizes;
     for (const auto use : uses_[value.index()]) {
-      const algebra::OpContext op(graph_, types_, options_, use);
-      const auto family = op.traits().family;
-      const bool is_slice = family == OpFamily::kSlice;
-      if ((!is_slice && family != OpFamily::kSplit) || op.base_name() == "unbind" || op.first_tensor() != value)
-        continue;
-      const auto dim = algebra::wrap_dim(op.integer("dim", 0), op.rank(value));
+      const OpCall op(graph_, types_, options_, use);
+      const auto kind = op.def().kind;
+      const bool is_slice = kind == OpKind::kSlice;
+      if ((!is_slice && kind != OpKind::kSplit) || op.base_name() == "unbind" || op.first_tensor() != value) continue;
+      const auto dim = ops::wrap_dim(op.integer("dim", 0), op.rank(value));
       const auto start = is_slice && !op.is_none("start") ? op.expression("start") : std::optional(SizeExpr{});
       if (!start || start->depends_on_batch() || op.integer("step", 1) != 1) continue;
       auto begin = start->fixed;
@@ -334,7 +332,8 @@ class Finder {
         if (cut) leaves.emplace(layer->weight, slices_of(*cut, layer->outputs));
         return cut.has_value();
       }
-      if (graph_.is(op, "aten::linear")) return false;  // of a weight that cannot be cut
+      if (const auto& form = definition(op).layer; form && form->always)
+        return false;  // of a weight that cannot be cut
       const auto& node = graph_.op(op);
       if (node.inputs.empty()) return false;
       value = node.inputs.front().values.front();
@@ -358,8 +357,8 @@ class Finder {
     TensorCandidate candidate{.leaves = layout.leaves, .ops = {}, .units = units};
     for (const auto& [op, kernel] : layout.in_slices) {
       candidate.ops.push_back(op);
-      const bool is_loss = kernel == ShardedOp::Kernel::kClassLoss || kernel == ShardedOp::Kernel::kClassHead;
-      if (is_loss) candidate.class_losses.push_back(graph_.output(op));
+      if (kernel == ShardedOp::Kernel::kTogether && definition(op).makes_class_loss)
+        candidate.class_losses.push_back(graph_.output(op));
     }
     candidate.added_up.assign(layout.sums.begin(), layout.sums.end());
     std::set<ValueId> copied;

@@ -15,8 +15,8 @@
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "capture/ir/op_table.hpp"
 #include "capture/ir/tensor_form.hpp"
+#include "ops/registry.hpp"
 #include "torch/cost/measured/stopwatch.hpp"
 #include "torch/interpret/parameter_cast.hpp"
 #include "torch/kernels/draw_seed.hpp"
@@ -102,7 +102,7 @@ AtomBench::AtomBench(const OpGraph& graph, const BatchPlan& plan, const std::vec
 void AtomBench::find_boundary(const std::vector<OpId>& ops) {
   std::set<ValueId> known, multiplied;
   for (const auto op : ops) {
-    const auto op_class = traits_of(graph_.name(op)).op_class;
+    const auto op_class = ops::definition_of(graph_.name(op)).op_class;
     const bool multiplies =
         op_class == OpClass::kMatmul || op_class == OpClass::kConvolution || op_class == OpClass::kAttention;
     for_each_input(graph_.op(op), [&](ValueId value) {

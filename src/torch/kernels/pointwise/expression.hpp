@@ -9,37 +9,13 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
+#include <autopar/capture/pointwise_formula.hpp>
+
 namespace autopar::pointwise {
 
-/// What an instruction makes of one element of each of its operands.
-enum class Code : std::uint8_t {
-  kInput,     ///< of the input `number`
-  kConstant,  ///< `number`
-  kAdd,
-  kSub,
-  kMul,
-  kDiv,
-  kPow,  ///< to a constant
-  kNeg,
-  kAbs,
-  kExp,
-  kExpm1,
-  kLog,
-  kLog1p,
-  kSqrt,
-  kRsqrt,
-  kTanh,
-  kErf,
-  kSigmoid,
-  kRelu,
-  kLess,       ///< 1 or 0
-  kLessEqual,  ///< 1 or 0
-  kEqual,      ///< 1 or 0
-  kSelect,     ///< the second operand where the first is not 0, else the third
-};
-
-using Node = std::int32_t;  ///< index of an instruction
-constexpr Node kNone = -1;
+using Code = PointwiseCode;
+using Node = PointwiseFormula::Term;  ///< index of an instruction
+constexpr Node kNone = PointwiseFormula::kNone;
 
 struct Instruction {
   Code code = Code::kConstant;

@@ -8,43 +8,41 @@
 #include <unordered_map>
 #include <utility>
 
+#include "ops/names.hpp"
+#include "ops/registry.hpp"
+
 namespace autopar::pointwise {
 
 namespace {
 
 /// Formulas of one step. Gradients follow from them: where one has a kink, it is written so that libtorch's derivative
 /// at the kink comes out.
-class Formulas {
+class Formulas final : public PointwiseFormula {
  public:
   Formulas(Builder& builder, const Step& step, const std::vector<Node>& tensors)
       : builder_(builder), step_(step), tensors_(tensors) {}
 
-  [[nodiscard]] Node constant(double number) { return builder_.constant(number); }
-  [[nodiscard]] Node make(Code code, Node a, Node b = kNone, Node c = kNone) { return builder_.make(code, a, b, c); }
-  [[nodiscard]] Node sum(Node a, Node b) { return make(Code::kAdd, a, b); }
-  [[nodiscard]] Node difference(Node a, Node b) { return make(Code::kSub, a, b); }
-  [[nodiscard]] Node product(Node a, Node b) { return make(Code::kMul, a, b); }
-  [[nodiscard]] Node quotient(Node a, Node b) { return make(Code::kDiv, a, b); }
-  [[nodiscard]] Node where(Node condition, Node a, Node b) { return make(Code::kSelect, condition, a, b); }
-  [[nodiscard]] Node less(Node a, Node b) { return make(Code::kLess, a, b); }
-  [[nodiscard]] Node at_most(Node a, Node b) { return make(Code::kLessEqual, a, b); }
+  [[nodiscard]] Node constant(double number) override { return builder_.constant(number); }
+  [[nodiscard]] Node make(Code code, Node a, Node b = kNone, Node c = kNone) override {
+    return builder_.make(code, a, b, c);
+  }
 
   [[nodiscard]] const c10::IValue* given(std::size_t at) const {
     return at < step_.arguments.size() ? std::get_if<c10::IValue>(&step_.arguments[at]) : nullptr;
   }
   [[nodiscard]] bool is_none(std::size_t at) const { return given(at) != nullptr && given(at)->isNone(); }
-  [[nodiscard]] bool is_number(std::size_t at) const {
+  [[nodiscard]] bool is_number(std::size_t at) const override {
     return given(at) != nullptr && (given(at)->isInt() || given(at)->isDouble() || given(at)->isBool());
   }
-  [[nodiscard]] bool is_tensor(std::size_t at) const {
+  [[nodiscard]] bool is_tensor(std::size_t at) const override {
     return at < step_.arguments.size() && std::holds_alternative<TensorIndex>(step_.arguments[at]);
   }
-  [[nodiscard]] double number(std::size_t at) const { return given(at)->toScalar().to<double>(); }
+  [[nodiscard]] double number(std::size_t at) const override { return given(at)->toScalar().to<double>(); }
   [[nodiscard]] bool is_text(std::size_t at, std::string_view text) const {
     return given(at) != nullptr && given(at)->isString() && given(at)->toStringRef() == text;
   }
   /// A tensor or a number.
-  [[nodiscard]] Node operand(std::size_t at) {
+  [[nodiscard]] Node operand(std::size_t at) override {
     if (!is_tensor(at)) return constant(number(at));
     return tensors_[static_cast<std::size_t>(std::get<TensorIndex>(step_.arguments[at]).at)];
   }
@@ -125,45 +123,45 @@ std::unordered_map<std::string_view, Formula> arithmetic() {
   using F = Formulas;
   using Made = std::optional<Node>;
   return {
-      {"aten::add", [](F& f) -> Made { return f.sum(f.operand(0), f.addend(1, 2)); }},
-      {"aten::sub", [](F& f) -> Made { return f.difference(f.operand(0), f.addend(1, 2)); }},
-      {"aten::rsub", [](F& f) -> Made { return f.difference(f.operand(1), f.addend(0, 2)); }},
-      {"aten::mul", [](F& f) -> Made { return f.product(f.operand(0), f.operand(1)); }},
-      {"aten::div",
+      {ops::kAdd, [](F& f) -> Made { return f.sum(f.operand(0), f.addend(1, 2)); }},
+      {ops::kSub, [](F& f) -> Made { return f.difference(f.operand(0), f.addend(1, 2)); }},
+      {ops::kRsub, [](F& f) -> Made { return f.difference(f.operand(1), f.addend(0, 2)); }},
+      {ops::kMul, [](F& f) -> Made { return f.product(f.operand(0), f.operand(1)); }},
+      {ops::kDiv,
        [](F& f) -> Made {
          if (f.given(2) != nullptr && !f.is_none(2)) return std::nullopt;  // rounds
          return f.quotient(f.operand(0), f.operand(1));
        }},
-      {"aten::reciprocal", [](F& f) -> Made { return f.quotient(f.constant(1), f.operand(0)); }},
-      {"aten::square", [](F& f) -> Made { return f.square(f.operand(0)); }},
-      {"aten::pow",
+      {ops::kReciprocal, [](F& f) -> Made { return f.quotient(f.constant(1), f.operand(0)); }},
+      {ops::kSquare, [](F& f) -> Made { return f.square(f.operand(0)); }},
+      {ops::kPow,
        [](F& f) -> Made {
          if (!f.is_tensor(0) || !f.is_number(1) || f.number(1) == 0) return std::nullopt;
          return f.power(f.operand(0), f.number(1));
        }},
-      {"aten::addcmul",
+      {ops::kAddcmul,
        [](F& f) -> Made {
          return f.sum(f.operand(0), f.product(f.constant(f.number(3)), f.product(f.operand(1), f.operand(2))));
        }},
-      {"aten::addcdiv",
+      {ops::kAddcdiv,
        [](F& f) -> Made {
          return f.sum(f.operand(0), f.product(f.constant(f.number(3)), f.quotient(f.operand(1), f.operand(2))));
        }},
-      {"aten::lerp",
+      {ops::kLerp,
        [](F& f) -> Made {
          return f.sum(f.operand(0), f.product(f.operand(2), f.difference(f.operand(1), f.operand(0))));
        }},
-      {"aten::neg", of_one(Code::kNeg)},
-      {"aten::abs", of_one(Code::kAbs)},
-      {"aten::exp", of_one(Code::kExp)},
-      {"aten::expm1", of_one(Code::kExpm1)},
-      {"aten::log", of_one(Code::kLog)},
-      {"aten::log1p", of_one(Code::kLog1p)},
-      {"aten::sqrt", of_one(Code::kSqrt)},
-      {"aten::rsqrt", of_one(Code::kRsqrt)},
-      {"aten::erf", of_one(Code::kErf)},
-      {"aten::to", [](F& f) -> Made { return f.converts_type() ? Made(f.operand(0)) : std::nullopt; }},
-      {"aten::_to_copy", [](F& f) -> Made { return f.converts_type() ? Made(f.operand(0)) : std::nullopt; }},
+      {ops::kNeg, of_one(Code::kNeg)},
+      {ops::kAbs, of_one(Code::kAbs)},
+      {ops::kExp, of_one(Code::kExp)},
+      {ops::kExpm1, of_one(Code::kExpm1)},
+      {ops::kLog, of_one(Code::kLog)},
+      {ops::kLog1p, of_one(Code::kLog1p)},
+      {ops::kSqrt, of_one(Code::kSqrt)},
+      {ops::kRsqrt, of_one(Code::kRsqrt)},
+      {ops::kErf, of_one(Code::kErf)},
+      {ops::kTo, [](F& f) -> Made { return f.converts_type() ? Made(f.operand(0)) : std::nullopt; }},
+      {ops::kToCopy, [](F& f) -> Made { return f.converts_type() ? Made(f.operand(0)) : std::nullopt; }},
   };
 }
 
@@ -171,31 +169,31 @@ std::unordered_map<std::string_view, Formula> activations() {
   using F = Formulas;
   using Made = std::optional<Node>;
   return {
-      {"aten::tanh", of_one(Code::kTanh)},
-      {"aten::sigmoid", of_one(Code::kSigmoid)},
-      {"aten::relu", of_one(Code::kRelu)},
-      {"aten::silu", [](F& f) -> Made { return f.silu(f.operand(0)); }},
-      {"aten::gelu",
+      {ops::kTanh, of_one(Code::kTanh)},
+      {ops::kSigmoid, of_one(Code::kSigmoid)},
+      {ops::kRelu, of_one(Code::kRelu)},
+      {ops::kSilu, [](F& f) -> Made { return f.silu(f.operand(0)); }},
+      {ops::kGelu,
        [](F& f) -> Made {
          if (!f.is_text(1, "none") && !f.is_text(1, "tanh")) return std::nullopt;
          return f.gelu(f.operand(0));
        }},
-      {"aten::mish",
+      {ops::kMish,
        [](F& f) -> Made { return f.product(f.operand(0), f.make(Code::kTanh, f.softplus(f.operand(0), 1, 20))); }},
-      {"aten::softplus", [](F& f) -> Made { return f.softplus(f.operand(0), f.number(1), f.number(2)); }},
-      {"aten::elu", [](F& f) -> Made { return f.elu(f.operand(0), f.number(1), f.number(2), f.number(3)); }},
-      {"aten::leaky_relu",
+      {ops::kSoftplus, [](F& f) -> Made { return f.softplus(f.operand(0), f.number(1), f.number(2)); }},
+      {ops::kElu, [](F& f) -> Made { return f.elu(f.operand(0), f.number(1), f.number(2), f.number(3)); }},
+      {ops::kLeakyRelu,
        [](F& f) -> Made {
          const auto x = f.operand(0);
          return f.where(f.less(f.constant(0), x), x, f.product(x, f.constant(f.number(1))));
        }},
-      {"aten::hardtanh", [](F& f) -> Made { return f.clamped_within(f.operand(0), f.number(1), f.number(2)); }},
-      {"aten::relu6", [](F& f) -> Made { return f.clamped_within(f.operand(0), 0, 6); }},
-      {"aten::hardsigmoid",
+      {ops::kHardtanh, [](F& f) -> Made { return f.clamped_within(f.operand(0), f.number(1), f.number(2)); }},
+      {ops::kRelu6, [](F& f) -> Made { return f.clamped_within(f.operand(0), 0, 6); }},
+      {ops::kHardsigmoid,
        [](F& f) -> Made {
          return f.quotient(f.clamped_within(f.sum(f.operand(0), f.constant(3)), 0, 6), f.constant(6));
        }},
-      {"aten::hardswish", [](F& f) -> Made { return f.hardswish(f.operand(0)); }},
+      {ops::kHardswish, [](F& f) -> Made { return f.hardswish(f.operand(0)); }},
   };
 }
 
@@ -204,27 +202,27 @@ std::unordered_map<std::string_view, Formula> choices() {
   using Made = std::optional<Node>;
   const auto bound = [](F& f, std::size_t at) { return f.is_number(at) ? f.constant(f.number(at)) : kNone; };
   return {
-      {"aten::clamp",
+      {ops::kClamp,
        [bound](F& f) -> Made {
          if (f.is_tensor(1) || f.is_tensor(2)) return std::nullopt;
          return f.clamped(f.operand(0), bound(f, 1), bound(f, 2));
        }},
-      {"aten::clamp_min",
+      {ops::kClampMin,
        [bound](F& f) -> Made {
          return f.is_number(1) ? Made(f.clamped(f.operand(0), bound(f, 1), kNone)) : std::nullopt;
        }},
-      {"aten::clamp_max",
+      {ops::kClampMax,
        [bound](F& f) -> Made {
          return f.is_number(1) ? Made(f.clamped(f.operand(0), kNone, bound(f, 1))) : std::nullopt;
        }},
-      {"aten::maximum", [](F& f) -> Made { return f.larger(f.operand(0), f.operand(1)); }},
-      {"aten::minimum", [](F& f) -> Made { return f.smaller(f.operand(0), f.operand(1)); }},
-      {"aten::where",
+      {ops::kMaximum, [](F& f) -> Made { return f.larger(f.operand(0), f.operand(1)); }},
+      {ops::kMinimum, [](F& f) -> Made { return f.smaller(f.operand(0), f.operand(1)); }},
+      {ops::kWhere,
        [](F& f) -> Made {
          if (!f.is_tensor(0) || !f.is_tensor(1) || !f.is_tensor(2)) return std::nullopt;
          return f.where(f.operand(0), f.operand(1), f.operand(2));
        }},
-      {"aten::masked_fill",
+      {ops::kMaskedFill,
        [](F& f) -> Made {
          return f.is_number(2) ? Made(f.where(f.operand(1), f.constant(f.number(2)), f.operand(0))) : std::nullopt;
        }},
@@ -243,10 +241,10 @@ const Formula* formula_named(std::string_view name) {
 }
 
 std::optional<Node> lower(Builder& builder, const Step& step, const std::vector<Node>& tensors) {
-  const auto* formula = formula_named(step.op.schema().name());
-  if (formula == nullptr) return std::nullopt;
   Formulas formulas(builder, step, tensors);
-  return (*formula)(formulas);
+  if (const auto* formula = formula_named(step.op.schema().name())) return (*formula)(formulas);
+  const auto& of_user = ops::definition_of(step.op).formula;
+  return of_user ? of_user(formulas) : std::nullopt;
 }
 
 }  // namespace

@@ -20,7 +20,11 @@
 #include <autopar/core/assert.hpp>
 
 #include "capture/ir/pointwise.hpp"
+#include "ops/op_list.hpp"
+#include "ops/registry.hpp"
+#include "ops/rules.hpp"
 #include "shard/kept.hpp"
+#include "torch/kernels/fused_ops.hpp"
 #include "torch/kernels/launch.hpp"
 #include "torch/kernels/pointwise/code.hpp"
 #include "torch/kernels/pointwise/lowering.hpp"
@@ -324,5 +328,49 @@ namespace autopar {
 TORCH_LIBRARY_FRAGMENT(autopar, library) {
   library.def("pointwise(Tensor[] inputs, str program) -> Tensor[]", pointwise::pointwise);
 }
+
+namespace detail {
+
+namespace {
+
+/// Where no kernels run them, each operator may keep its result.
+SavedBytes saved_by_joined(const OpCall& op) {
+  SavedBytes saved;
+  const auto inputs = op.tensors();
+  const auto elements_of_all = ops::elements(op.sizes(op.results().front()));
+  const auto& text = op.node().args[PointwiseArgument::kProgram].toStringRef();
+  if (op.on_cuda()) {
+    std::vector<bool> wanted;
+    for (const auto input : inputs) wanted.push_back(op.graph().value(input).has_gradient());
+    for (const auto& kept : pointwise::kept_by(text, wanted)) {
+      if (kept.input >= 0)
+        saved.values.push_back(inputs[static_cast<std::size_t>(kept.input)]);
+      else if (kept.result >= 0)
+        saved.values.push_back(op.results()[static_cast<std::size_t>(kept.result)]);
+      else
+        saved.internal += elements_of_all * static_cast<double>(c10::elementSize(kept.value.type));
+    }
+    return saved;
+  }
+  saved.values = inputs;
+  saved.values.insert(saved.values.end(), op.results().begin(), op.results().end());
+  double between = 0;
+  for (const auto& step : pointwise::program_of(text).steps) between += double(c10::elementSize(step.type));
+  for (const auto value : op.results()) between -= double(c10::elementSize(op.graph().value(value).dtype));
+  saved.internal = elements_of_all * between;
+  return saved;
+}
+
+}  // namespace
+
+OpDef joined_pointwise_definition() {
+  auto def = ops::definition_of_pointwise();
+  def.name = kJoinedPointwise;
+  def.saved = SavedTensors::kInput;
+  def.saved_by = saved_by_joined;
+  return def;
+}
+
+}  // namespace detail
 
 }  // namespace autopar

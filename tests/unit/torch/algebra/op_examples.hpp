@@ -5,7 +5,7 @@
 namespace autopar::test {
 
 // clang-format off
-/// Every row of the op table, in its order.
+/// Every operator with a definition.
 inline constexpr Example kExamples[] = {
     // element-wise
     {"add.Tensor sub.Tensor subtract.Tensor rsub.Tensor mul.Tensor multiply.Tensor div.Tensor divide.Tensor "

@@ -15,13 +15,12 @@
 
 #include <catch_shim.hpp>
 
-#include "capture/ir/op_table.hpp"
+#include "ops/registry.hpp"
 
 // src/torch/OPERATORS.md: what the table makes of each of libtorch's operators.
 namespace {
 namespace operator_list_test {
 
-using autopar::OpFamily;
 using Operators = std::vector<c10::OperatorHandle>;  ///< overloads and twins of one name
 
 struct Chapter {
@@ -30,98 +29,6 @@ struct Chapter {
 
 constexpr std::string_view kPerSample = "per sample", kSums = "sums", kMixes = "mixes", kRefused = "refused",
                            kApart = "taken apart", kOther = "not recorded", kUnknown = "not known";
-
-Chapter chapter_of(OpFamily family) {
-  using F = OpFamily;
-  switch (family) {
-    case F::kPointwise:
-      return {kPerSample, "element by element; all operands have their samples in one dim"};
-    case F::kCopyValue:
-      return {kPerSample, "the same values"};
-    case F::kFactory:
-    case F::kLikeFactory:
-      return {kPerSample, "new tensors, alike for all samples; draws differ from slice to slice"};
-    case F::kFill:
-    case F::kCopyInto:
-      return {kPerSample, "overwrites a tensor"};
-    case F::kArange:
-      return {kPerSample, "over the batch: numbers of samples, good for picking each its own; mixes if used otherwise"};
-    case F::kReshape:
-      return {kPerSample, "the new shape has one dim of samples; mixes if it tears samples apart"};
-    case F::kPermute:
-    case F::kSqueeze:
-    case F::kUnsqueeze:
-    case F::kExpand:
-    case F::kBroadcastTensors:
-    case F::kRepeat:
-    case F::kRepeatInterleave:
-    case F::kAppendDim:
-      return {kPerSample, "other dims; the dim of samples is followed"};
-    case F::kDiagonal:
-      return {kPerSample, "over two dims; mixes if one of them is that of samples"};
-    case F::kSelect:
-    case F::kSlice:
-    case F::kSplit:
-      return {kPerSample, "along other dims than that of samples, or whole batches that were joined; mixes else"};
-    case F::kReplacePart:
-      return {kPerSample, "along other dims than that of samples; mixes else"};
-    case F::kCat:
-    case F::kStack:
-      return {kPerSample, "all pieces have their samples in one dim; batches may be joined along it"};
-    case F::kAlongDims:
-    case F::kReduce:
-      return {kPerSample, "along other dims than that of samples; mixes else"};
-    case F::kRows:
-      return {kPerSample, "along the dim of samples; mixes else"};
-    case F::kReduceSum:
-      return {kSums, "over the batch a sum that slices add up; per sample along other dims"};
-    case F::kReduceMean:
-      return {kSums, "over the batch a mean, divided by the global count; per sample along other dims"};
-    case F::kContraction:
-    case F::kLinear:
-      return {kSums,
-              "products: per sample where the dim of samples stays, a sum where it is summed over, mixes where "
-              "samples multiply samples"};
-    case F::kMatrix:
-      return {kPerSample, "matrices in the last two dims; mixes if one of them is that of samples"};
-    case F::kTrailing:
-    case F::kLayerNorm:
-      return {kPerSample, "works on its last dims; mixes if one of them is that of samples"};
-    case F::kLeading:
-      return {kPerSample, "samples are dim 0 (convolutions: or groups of channels); mixes else"};
-    case F::kAttention:
-    case F::kRecurrent:
-      return {kPerSample, "rows of a sample with rows of the same sample; mixes else"};
-    case F::kDropout:
-    case F::kFeatureDropout:
-      return {kPerSample, "draws keyed by the first sample of the slice"};
-    case F::kEmbedding:
-    case F::kEmbeddingBag:
-    case F::kIndex:
-    case F::kIndexPut:
-    case F::kIndexSelect:
-    case F::kIndexAdd:
-    case F::kGather:
-    case F::kScatter:
-      return {kPerSample,
-              "each sample picks from, or writes into, itself or what all share; samples added into what all "
-              "share are a sum; mixes if samples are picked by number"};
-    case F::kPointwiseLoss:
-    case F::kRowLoss:
-    case F::kClassLoss:
-    case F::kSequenceLoss:
-      return {kSums, "losses: per sample, summed, or divided by the global count"};
-    case F::kBatchNorm:
-      return {kSums, "statistics of a slice or of the whole batch (Options::batch_norm)"};
-    case F::kClassHead:
-    case F::kCollective:
-    case F::kMixing:
-      return {kMixes, "whatever the dims: one micro-batch and one replica"};
-    case F::kUnknown:
-      break;
-  }
-  return {kUnknown, ""};
-}
 
 bool contains_any(std::string_view text, std::initializer_list<std::string_view> parts) {
   return std::any_of(parts.begin(), parts.end(), [&](std::string_view part) { return text.find(part) != text.npos; });
@@ -217,12 +124,12 @@ std::map<std::string, Operators> all_operators() {
 }
 
 Chapter chapter_of(const std::string& name, const Operators& operators) {
-  auto family = OpFamily::kUnknown;
   for (const auto& op : operators) {
-    const bool reads = autopar::traits_of(op).name.empty() && op.hasTag(at::Tag::data_dependent_output);  // equal
-    if (family == OpFamily::kUnknown && !reads) family = autopar::traits_of(op).family;
+    const auto& def = autopar::ops::definition_of(op);
+    const bool reads = def.name.empty() && op.hasTag(at::Tag::data_dependent_output);  // equal
+    if (def.is_known() && !reads) return {def.treatment, def.summary};
   }
-  return family == OpFamily::kUnknown ? chapter_of_unknown(name, operators) : chapter_of(family);
+  return chapter_of_unknown(name, operators);
 }
 
 std::string wrapped(const std::set<std::string>& names) {
@@ -249,7 +156,7 @@ std::string operator_list() {
   std::ostringstream out;
   out << "# What each operator of libtorch does to samples\n\n"
          "Written by a test from libtorch's own list (" TORCH_VERSION
-         ") and `src/capture/ir/op_table.cpp`; "
+         ") and `src/ops`; "
          "`test_torch \"[write-operators]\"`\nwrites it anew. In-place and `out` twins are as their operator. "
          "What *mixes*, or is *not known*, runs on the whole batch in one\nmicro-batch and one replica, or is refused "
          "by "

@@ -1,4 +1,4 @@
-#include "torch/cost/work.hpp"
+#include "ops/rules.hpp"
 
 #include <cstdint>
 
@@ -34,7 +34,7 @@ double kept_of_row(std::int64_t width, c10::DeviceType device) {
   const auto plan = analyze_batch(graph, options);
   for (const auto op : all_ops(graph)) {
     if (!graph.is(op, kAddLayerNorm)) continue;
-    const auto saved = algebra::saved_by({graph, plan.values, options, op});
+    const auto saved = ops::saved_by({graph, plan.values, options, op});
     CHECK((saved.values == std::vector{graph.output(op)}));
     return saved.internal.per_sample / kRows - 2 * sizeof(float);
   }

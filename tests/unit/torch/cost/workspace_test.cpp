@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "capture/ir/batch_norm_relu.hpp"
-#include "torch/cost/work.hpp"
+#include "ops/rules.hpp"
 #include "torch/passes/batch_norm_fold.hpp"
 
 #include "unit/torch/passes/folded.hpp"
@@ -36,7 +36,7 @@ double workspace(const OpGraph& graph, c10::DeviceType device) {
   const algebra::Workspaces workspaces(graph, plan, kept, {});
   for (const auto op : all_ops(graph)) {
     if (!graph.is(op, kBatchNormRelu)) continue;
-    const auto of_result = algebra::bytes_of(graph, graph.output(op));
+    const auto of_result = ops::bytes_of(graph, graph.output(op));
     return workspaces.of({graph, plan.values, options, op}).backward.at(100) / of_result.at(100);
   }
   return 0;

@@ -9,6 +9,7 @@
 
 #include "capture/algebra/batch_algebra.hpp"
 #include "capture/trace/capture.hpp"
+#include "ops/rules.hpp"
 #include "torch/interpret/op_interpreter.hpp"
 
 namespace autopar::test {
@@ -39,7 +40,7 @@ Replayed replayed(Classifier& net, const at::Tensor& logits, const at::Tensor& t
   out.graph = capture(net, {input_spec(logits), input_spec(target)},
                       [&](const Tensors& in) -> Tensors { return {net.forward(in[0], in[1])}; });
   for (std::size_t i = 0; i < out.graph.ops.size(); ++i)
-    out.in_place = out.in_place || makes_gradient_in_place(out.graph, OpId::of(i));
+    out.in_place = out.in_place || ops::gradient_place(out.graph, OpId::of(i)) != GradientPlace::kNew;
   const auto plan = analyze_batch(out.graph);
   OpInterpreter runner(out.graph, plan, all_ops(out.graph), out.graph.outputs, c10::kCPU);
   auto values = runner.environment();

@@ -6,7 +6,7 @@
 
 #include <torch/torch.h>
 
-#include "capture/ir/op_table.hpp"
+#include "ops/registry.hpp"
 
 using namespace autopar;
 
@@ -16,7 +16,7 @@ TEST_CASE("every collective is an operator that copies in one process, and its b
     CAPTURE(name);
     CHECK(collective_named(row.name) == &row);
     CHECK(collective_named(row.adjoint) != nullptr);
-    CHECK(traits_of(row.name).family == OpFamily::kCollective);
+    CHECK(ops::definition_of(row.name).over_sums);
     CHECK(row.all_reduced(Bytes(1000)) == Bytes(static_cast<std::int64_t>(1000 * row.all_reduces)));
     const auto op =
         c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), "").typed<at::Tensor(const at::Tensor&)>();

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "ops/rules.hpp"
 #include "unit/torch/capture/models.hpp"
 
 #include "capture/ir/cross_entropy.hpp"
@@ -206,7 +207,7 @@ TEST_CASE("a cross entropy takes logits of 16 bits in place of their copies in s
     CHECK(count(after, std::string(kCrossEntropy)) == form.losses);
     CHECK(count(after, "aten::to") + count(after, "aten::_to_copy") == form.casts);
     for (std::size_t i = 0; i < after.ops.size(); ++i) {
-      if (after.is(OpId::of(i), kCrossEntropy)) CHECK(is_last_reader_of_logits(after, OpId::of(i)) == form.in_place);
+      if (after.is(OpId::of(i), kCrossEntropy)) CHECK(ops::is_last_reader(after, OpId::of(i), 0) == form.in_place);
     }
     const auto in = head.arguments(kSamples);
     const auto wanted = result_and_gradient(head, graph, in), got = result_and_gradient(head, after, in);

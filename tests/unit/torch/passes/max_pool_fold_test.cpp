@@ -6,9 +6,8 @@
 #include <vector>
 
 #include "capture/algebra/batch_algebra.hpp"
-#include "capture/algebra/op_context.hpp"
 #include "capture/ir/max_pool.hpp"
-#include "torch/cost/work.hpp"
+#include "ops/rules.hpp"
 
 #include "unit/torch/passes/folded.hpp"
 
@@ -35,11 +34,11 @@ struct Form {
 };
 
 /// What the pooling keeps for its backward.
-algebra::SavedBytes kept(const OpGraph& graph, c10::DeviceType device) {
+SavedBytes kept(const OpGraph& graph, c10::DeviceType device) {
   AlgebraOptions options;
   options.device = device;
   const auto plan = analyze_batch(graph, options);
-  return algebra::saved_by({graph, plan.values, options, graph.value(graph.outputs[0]).definer});
+  return ops::saved_by({graph, plan.values, options, graph.value(graph.outputs[0]).definer});
 }
 
 }  // namespace max_pool_fold
