@@ -1,8 +1,10 @@
 # cmake -DROOT=<repository> -P check_layers.cmake: fails, naming file, line and rule, where an include breaks the layers.
 #
 #   core < graph < { cost, schedule } < plan < bottleneck < io < runtime < shard < torch      (include/autopar/<layer>, src/<layer>)
-#                                                          capture beside io, below torch: libtorch and core alone
-#                                                              testing beside io: only tests know it
+#                                                          capture (with ops) beside io, below torch: libtorch and core alone
+#                                                          kernels beside shard: io, libtorch and CUDA; part of the library of torch
+#                                                              testing beside io: only tests and testing_torch know it
+#                                                              testing_torch above torch: only tests know it
 #
 # A file includes its own layer or lower ones, never a sibling (cost and schedule meet in plan). core to bottleneck, and testing, know the
 # standard library only. The runtime sees values of the planning layers, no policies. <torch/…>, <ATen/…> and <c10/…> in
@@ -10,7 +12,7 @@
 # A kind of schedule is named where kinds are listed and in the table of their traits: everybody else asks what is true of it.
 cmake_minimum_required(VERSION 3.25)
 
-set(layers core graph cost schedule plan bottleneck testing io runtime capture shard torch)
+set(layers core graph cost schedule plan bottleneck testing io runtime capture kernels shard torch testing_torch)
 set(rank_core 0)
 set(rank_graph 1)
 set(rank_cost 2)
@@ -21,8 +23,10 @@ set(rank_testing 5)
 set(rank_io 5)
 set(rank_capture 5)
 set(rank_runtime 6)
+set(rank_kernels 7)
 set(rank_shard 7)
 set(rank_torch 8)
+set(rank_testing_torch 9)
 set(rank_umbrella 9) # autopar.hpp and fwd.hpp
 set(std_only_layers core graph cost schedule plan bottleneck testing)
 set(runtime_may_see
@@ -33,7 +37,7 @@ set(schedules_named_in include/autopar/schedule/kind.hpp include/autopar/schedul
 # The folders of a layer, each of which knows those before it. Files beside them (plan.hpp below, planner.hpp above) are free.
 set(rooms_plan model memory step search multilevel feasibility report check)
 set(rooms_capture detail ir ops replay shapes trace init algebra)
-set(rooms_torch detail device kernels passes tensor_parallel interpret gradients parameters optim cost staging engine
+set(rooms_torch detail device fused passes tensor_parallel autograd interpret gradients parameters optim cost staging engine
   checkpoint session)
 set(violations)
 
@@ -90,7 +94,7 @@ macro(check_own_include)
   endif()
   if(NOT DEFINED rank_${target})
     violation("there is no layer '${target}'")
-  elseif(target STREQUAL "testing" AND NOT layer STREQUAL "testing")
+  elseif(target STREQUAL "testing" AND NOT layer MATCHES "^testing(_torch)?$")
     violation("testing is for tests alone")
   elseif(NOT target STREQUAL layer AND NOT rank_${target} LESS rank_${layer})
     violation("${layer} may not know ${target}")
@@ -162,8 +166,8 @@ foreach(file IN LISTS files)
         layer_of("${file_of_include}" target)
         if(NOT EXISTS "${ROOT}/${file_of_include}")
           violation("no such file")
-        elseif(NOT target STREQUAL layer AND NOT "${layer} ${target}" MATCHES "^torch (shard|capture)$")
-          violation("private headers stay within their layer, and shard's and capture's within libtorch's layers")
+        elseif(NOT target STREQUAL layer AND NOT "${layer} ${target}" MATCHES "^(torch (shard|capture|kernels)|testing_torch (torch|capture))$")
+          violation("private headers stay within their layer, and shard's, capture's and kernels' within libtorch's layers")
         else()
           check_room("${file_of_include}")
         endif()

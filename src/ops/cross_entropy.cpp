@@ -105,6 +105,7 @@ void add_cross_entropy(OpList& list) {
   def.sharding = [](ShardCall& call) { return shard_classes(call, /*widens=*/false); };
   def.exchanged = statistics_of_shards;
   def.makes_class_loss = true;
+  def.autocast = AutocastRule::kFloat32;
   list.add(def, {"cross_entropy_loss"});
 }
 

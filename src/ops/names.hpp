@@ -2,7 +2,8 @@
 
 #include <string_view>
 
-/// Names of the operators of libtorch that passes, kernels and the interpreter look for or put into programs.
+/// Names of the operators of libtorch that passes, fused operators and custom autograd functions look for or put into
+/// programs.
 namespace autopar::ops {
 
 inline constexpr std::string_view kAbs = "aten::abs";

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "capture/ir/batch_norm_relu.hpp"
+#include "kernels/batch_norm_source.hpp"
 #include "torch/device/device_context.hpp"
-#include "torch/kernels/batch_norm_source.hpp"
-#include "torch/kernels/summed_columns.hpp"
+#include "torch/fused/summed_columns.hpp"
 
 #include "gpu/kernel_error.hpp"
 

@@ -1,4 +1,4 @@
-#include "torch/kernels/channels_last_copy.hpp"
+#include "torch/fused/channels_last_copy.hpp"
 
 #include <cstdint>
 #include <string>

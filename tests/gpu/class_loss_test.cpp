@@ -8,7 +8,7 @@
 
 #include <catch_shim.hpp>
 
-#include "torch/kernels/class_loss.hpp"
+#include "torch/fused/class_loss.hpp"
 
 // The kernels of a cross entropy against libtorch's operators in double precision.
 namespace gpu_class_loss_test {

@@ -5,7 +5,7 @@
 
 #include <catch_shim.hpp>
 
-#include "torch/kernels/column_sums.hpp"
+#include "torch/fused/column_sums.hpp"
 
 // Sums of columns in kernels of the library's own against libtorch's in double precision.
 namespace gpu_column_sums_test {

@@ -6,8 +6,8 @@
 
 #include <catch_shim.hpp>
 
-#include "torch/kernels/gelu_gradient.hpp"
-#include "torch/kernels/summed_columns.hpp"
+#include "torch/fused/gelu_gradient.hpp"
+#include "torch/fused/summed_columns.hpp"
 
 #include "gpu/kernel_error.hpp"
 

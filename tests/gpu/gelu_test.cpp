@@ -6,9 +6,9 @@
 
 #include <catch_shim.hpp>
 
+#include "kernels/gelu_source.hpp"
 #include "torch/device/device_context.hpp"
-#include "torch/kernels/gelu.hpp"
-#include "torch/kernels/gelu_source.hpp"
+#include "torch/fused/gelu.hpp"
 
 // GELU in a kernel of the library's own has libtorch's bits.
 namespace gpu_gelu_test {

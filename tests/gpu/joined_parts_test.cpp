@@ -7,8 +7,8 @@
 #include <catch_shim.hpp>
 
 #include "gpu/kernel_error.hpp"
-#include "torch/kernels/joined_parts.hpp"
-#include "torch/kernels/summed_columns.hpp"
+#include "torch/fused/joined_parts.hpp"
+#include "torch/fused/summed_columns.hpp"
 
 // Gradients of parts put together in a kernel that also sums their columns, beside libtorch's copies.
 namespace gpu_joined_parts_test {

@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "capture/ir/add_layer_norm.hpp"
+#include "kernels/layer_norm_source.hpp"
+#include "torch/autograd/parameter_cast.hpp"
 #include "torch/device/device_context.hpp"
-#include "torch/interpret/parameter_cast.hpp"
-#include "torch/kernels/layer_norm_source.hpp"
-#include "torch/kernels/summed_columns.hpp"
+#include "torch/fused/summed_columns.hpp"
 
 #include "gpu/kernel_error.hpp"
 

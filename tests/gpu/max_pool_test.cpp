@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "capture/ir/max_pool.hpp"
+#include "kernels/max_pool_source.hpp"
 #include "torch/device/device_context.hpp"
-#include "torch/kernels/max_pool_source.hpp"
 
 #include "gpu/kernel_error.hpp"
 

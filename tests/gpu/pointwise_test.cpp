@@ -8,10 +8,10 @@
 
 #include <catch_shim.hpp>
 
-#include "unit/torch/kernels/pointwise_programs.hpp"
+#include "unit/torch/fused/pointwise_programs.hpp"
 
 #include "capture/ir/pointwise.hpp"
-#include "torch/kernels/pointwise/program.hpp"
+#include "torch/fused/pointwise/program.hpp"
 
 // The kernels of joined point-wise operators against libtorch's operators in double precision.
 namespace gpu_pointwise_test {

@@ -15,10 +15,10 @@
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/ops/mm.h>
 
-#include "torch/device/cuda/measured_products.hpp"
-#include "torch/interpret/row_products.hpp"
-#include "torch/kernels/products.hpp"
-#include "torch/kernels/whole_packs.hpp"
+#include "kernels/gemm/measured_products.hpp"
+#include "torch/autograd/row_products.hpp"
+#include "torch/fused/products.hpp"
+#include "torch/fused/whole_packs.hpp"
 
 // Large products by an algorithm of cuBLASLt that was measured, beside libtorch's.
 namespace gpu_products_test {

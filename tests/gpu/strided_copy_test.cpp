@@ -1,4 +1,4 @@
-#include "torch/kernels/strided_copy.hpp"
+#include "torch/fused/strided_copy.hpp"
 
 #include <torch/torch.h>
 

@@ -5,7 +5,7 @@
 
 #include <catch_shim.hpp>
 
-#include "torch/kernels/table_gradient.hpp"
+#include "torch/fused/table_gradient.hpp"
 
 #include "gpu/kernel_error.hpp"
 

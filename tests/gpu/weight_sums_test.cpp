@@ -19,7 +19,7 @@ struct Widths {
   std::int64_t inputs = 96, first = 200, middle = 136, classes = 27;  // rows of 27 logits end in no whole pack
 };
 
-/// Whose products are large ones (kernels/products.hpp), of half of the batch too.
+/// Whose products are large ones (fused/products.hpp), of half of the batch too.
 constexpr Widths kWide{2048, 2048, 2056, 2048};
 constexpr std::int64_t kWideRows = 8192;
 

@@ -40,6 +40,9 @@ must_be_refused(include/autopar/core/a.hpp "<autopar/nowhere/a.hpp>" "there is n
 must_be_refused(include/autopar/nowhere/a.hpp "<vector>" "there is no layer 'nowhere'")
 must_be_refused(include/autopar/plan/a.hpp "<autopar/testing/dice.hpp>" "testing is for tests alone")
 must_be_refused(src/torch/a.cpp "<autopar/testing/dice.hpp>" "testing is for tests alone")
+must_be_refused(src/torch/a.cpp "<autopar/testing_torch/op_laws.hpp>" "torch may not know testing_torch")
+must_be_refused(include/autopar/autopar.hpp "<autopar/testing_torch/op_laws.hpp>" "umbrella may not know testing_torch")
+must_be_refused(include/autopar/testing/a.hpp "<autopar/testing_torch/op_laws.hpp>" "testing may not know testing_torch")
 must_be_refused(include/autopar/testing/a.hpp "<autopar/io/file.hpp>" "testing may not know io")
 must_be_refused(include/autopar/testing/a.hpp "<catch2/catch.hpp>" "standard library only")
 must_be_refused(include/autopar/plan/a.hpp "<fmt/core.h>" "compiled fmt")
@@ -70,6 +73,8 @@ line_must_be_accepted(include/autopar/schedule/traits.hpp "constexpr auto kind =
 line_must_be_accepted(include/autopar/plan/plan.hpp "ScheduleKind schedule = kDefaultSchedule,")
 
 must_be_accepted(include/autopar/testing/a.hpp "<autopar/plan/planner.hpp>")
+must_be_accepted(include/autopar/testing_torch/a.hpp "<autopar/testing/law_broken.hpp>")
+must_be_accepted(src/testing_torch/a.cpp "<autopar/testing_torch/op_laws.hpp>")
 must_be_accepted(include/autopar/plan/report/a.hpp "<autopar/plan/model/b.hpp>")
 must_be_accepted(include/autopar/plan/a.hpp "<autopar/plan/search/b.hpp>")
 must_be_accepted(include/autopar/plan/a.hpp "<autopar/cost/links.hpp>")

@@ -21,6 +21,7 @@
 #include "capture/trace/generator_use.hpp"
 #include "capture/trace/phantom.hpp"
 #include "capture/trace/trace_scope.hpp"
+#include "ops/registry.hpp"
 
 namespace autopar {
 namespace detail {
@@ -34,8 +35,6 @@ bool same_state(const at::Tensor& a, const at::Tensor& b) {
 
 /// Operators whose draws are a function of sizes alone, so that they can run on zeros to be skipped.
 bool draws_depend_on_sizes(const OpNode& node) {
-  static constexpr std::string_view kOfTensors[] = {"aten::bernoulli", "aten::bernoulli_", "aten::dropout",
-                                                    "aten::dropout_", "aten::normal"};
   static constexpr std::string_view kInPlace[] = {"aten::uniform_",    "aten::normal_",      "aten::random_",
                                                   "aten::bernoulli_",  "aten::exponential_", "aten::cauchy_",
                                                   "aten::log_normal_", "aten::geometric_"};
@@ -43,7 +42,9 @@ bool draws_depend_on_sizes(const OpNode& node) {
   for_each_input(node, [&](ValueId) { ++tensors; });
   if (tensors == 0) return true;
   const auto& name = node.op.schema().name();
-  if (std::find(std::begin(kOfTensors), std::end(kOfTensors), name) != std::end(kOfTensors)) return true;
+  const auto& def = ops::definition_of(node.op);
+  const bool of_each_element = def.has(OpTrait::kDrawsOnDevice) && def.kind != OpKind::kFill;
+  if (of_each_element || name == "aten::normal") return true;
   const bool like = name.size() > 5 && name.compare(name.size() - 5, 5, "_like") == 0;
   return tensors == 1 && (like || std::find(std::begin(kInPlace), std::end(kInPlace), name) != std::end(kInPlace));
 }

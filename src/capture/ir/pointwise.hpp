@@ -6,7 +6,7 @@
 namespace autopar {
 
 /// Operators that treat each element by itself, joined: pointwise(inputs, program) gives the results that the text of
-/// a program names (kernels/pointwise/program.hpp), all of the sizes that the inputs broadcast to. No program is
+/// a program names (fused/pointwise/program.hpp), all of the sizes that the inputs broadcast to. No program is
 /// captured with it; `fold_pointwise` puts it there.
 inline constexpr std::string_view kJoinedPointwise = "autopar::pointwise";
 

@@ -38,7 +38,7 @@ inline constexpr std::array<std::string_view, 6> kShardMoves{
 [[nodiscard]] constexpr bool is_shard_move(std::string_view name) { return shard_move_named(name).has_value(); }
 
 /// Whether its gradient is a sum over the shards, beside which readers of its result may have their weight gradients
-/// made (interpret/summed_gradient.hpp).
+/// made (autograd/summed_gradient.hpp).
 [[nodiscard]] constexpr bool sums_gradient(ShardMove move) {
   return move == ShardMove::kCopy || move == ShardMove::kAssemble;
 }

@@ -6,6 +6,7 @@
 #include <ATen/ops/empty_like.h>
 #include <c10/core/StorageImpl.h>
 
+#include "capture/shapes/meta_registration.hpp"
 #include "ops/names.hpp"
 
 namespace autopar::detail {
@@ -63,6 +64,12 @@ at::Tensor attention_form(const at::Tensor& query, const at::Tensor& key, const 
   }
   return form_of_query(query, key, value);
 }
+
+namespace meta {
+
+void register_attention(torch::Library& library) { add(library, "scaled_dot_product_attention", "", &attention_form); }
+
+}  // namespace meta
 
 std::optional<at::Tensor> form_on_cuda(const c10::OperatorHandle& op, const torch::jit::Stack& arguments) {
   if (op.schema().name() != ops::kAttention) return std::nullopt;

@@ -18,7 +18,8 @@ void add(torch::Library& library, const char* name, const char* overload, Kernel
 
 /// Fourier transforms, complex numbers, factorisations of matrices, and other operators on signals and images.
 void register_transforms(torch::Library& library);
-/// Attention, patches, selections, distances and draws.
+void register_attention(torch::Library& library);
+/// Patches, selections, distances and draws.
 void register_selections(torch::Library& library);
 
 }  // namespace autopar::detail::meta

@@ -14,7 +14,6 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
 
-#include "capture/shapes/meta_attention.hpp"
 #include "capture/shapes/meta_registration.hpp"
 
 // Forms of results only; each kernel's rule is that of the operator's CPU kernel (aten/src/ATen/native).
@@ -202,7 +201,7 @@ void register_selections(torch::Library& library) {
     meta::add(library, name, overload, kernel);
   };
   add("where", "self_out", &where_out);
-  add("scaled_dot_product_attention", "", &attention_form);
+  register_attention(library);
   add("im2col", "", &im2col);
   add("col2im", "", &col2im);
   add("max_unpool2d", "", &max_unpool2d);

@@ -83,14 +83,12 @@ KernelTable recurrent_kernels_and_sums() {
 KernelTable further_kernels() {
   auto m = recurrent_kernels_and_sums();
   AUTOPAR_LOWER(einsum)
-  AUTOPAR_FP32(cross_entropy_loss)
   return m;
 }
 
 /// What sums over samples or classes, and recurrent layers.
 KernelTable single_kernels() {
   auto m = recurrent_kernels_and_sums();
-  AUTOPAR_FP32(cross_entropy_loss)
   AUTOPAR_FP32(nll_loss_nd)
   AUTOPAR_FP32(nll_loss)
   AUTOPAR_FP32(nll_loss2d)
@@ -192,13 +190,15 @@ void cast_as_defined(const c10::OperatorHandle& op, at::ScalarType low, torch::j
 }
 
 std::size_t lowered_arguments(const c10::OperatorHandle& op) {
-  return singles().has(op) ? 0 : std::min(ops::definition_of(op).low_arguments, op.schema().arguments().size());
+  const auto& def = ops::definition_of(op);
+  const bool is_single = singles().has(op) || def.autocast == AutocastRule::kFloat32;
+  return is_single ? 0 : std::min(def.low_arguments, op.schema().arguments().size());
 }
 
 bool is_free_of_autocast(const c10::OperatorHandle& op) {
   const auto& def = ops::definition_of(op);
   const bool is_twin = op.schema().name() != def.name;  // written with the functional one
-  return def.autocast == AutocastRule::kNone && !is_twin;
+  return def.autocast != AutocastRule::kAsLibtorch && !is_twin;
 }
 
 }  // namespace autopar::detail

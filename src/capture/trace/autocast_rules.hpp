@@ -13,7 +13,7 @@ namespace autopar::detail {
 ///
 /// CPU: the kernels that libtorch registered. CUDA: the lists of ATen/autocast_mode.h, of which libtorch makes its CUDA
 /// kernels, instantiated for CPU tensors. Beside them, on both: sums and means of all elements give float32, `einsum`
-/// is a product, recurrent layers and `cross_entropy_loss` (whose parts are) run in float32.
+/// is a product, and recurrent layers run in float32.
 [[nodiscard]] bool call_autocast_kernel(const c10::OperatorHandle& op, c10::DeviceType device,
                                         torch::jit::Stack* stack);
 

@@ -6,8 +6,8 @@
 #include <set>
 #include <utility>
 
+#include "torch/autograd/split_backward.hpp"
 #include "torch/cost/workspace.hpp"
-#include "torch/interpret/split_backward.hpp"
 #include "torch/tensor_parallel/shard_typing.hpp"
 
 namespace autopar {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "ops/names.hpp"
-#include "torch/interpret/split_backward.hpp"
+#include "torch/autograd/split_backward.hpp"
 
 namespace autopar::algebra {
 namespace {

@@ -14,9 +14,9 @@
 #include <autopar/core/cluster.hpp>
 #include <autopar/io/cache_folder.hpp>
 
+#include "kernels/gemm/matrix_product.hpp"
+#include "kernels/kernel_source.hpp"
 #include "torch/device/device_recording.hpp"
-#include "torch/device/kernel_source.hpp"
-#include "torch/device/matrix_product.hpp"
 
 namespace autopar {
 
@@ -72,11 +72,8 @@ class DeviceContext {
   /// of a form tries some, unless an earlier process left its choice in the folder of `keep_kernels_in`: it waits for
   /// the device, takes some tens of its times, and for a moment the memory of another result (two where it adds) and of
   /// its larger factor. Bits do not depend on what was the fastest.
-  /// @param form  `form_of_product(product)`
   /// @return false if nothing was queued: the device's library has nothing for it
-  [[nodiscard]] virtual bool multiply(const MatrixProduct& /*product*/, const ProductForm& /*form*/) const {
-    return false;
-  }
+  [[nodiscard]] virtual bool multiply(const MatrixProduct& /*product*/) const { return false; }
   /// Where compiled kernels, and which algorithms products are made by, are kept from now on, for all devices of the
   /// kind; null: nowhere.
   virtual void keep_kernels_in(const std::shared_ptr<CacheFolder>&) const {}

@@ -15,11 +15,11 @@
 #include <autopar/core/assert.hpp>
 
 #include "capture/ir/tensor_form.hpp"
+#include "torch/autograd/parameter_cast.hpp"
+#include "torch/autograd/side_stream.hpp"
 #include "torch/device/device_context.hpp"
 #include "torch/engine/gate_group.hpp"
 #include "torch/interpret/backward_source.hpp"
-#include "torch/interpret/parameter_cast.hpp"
-#include "torch/interpret/side_stream.hpp"
 #include "torch/optim/compute_copy.hpp"
 
 namespace autopar {

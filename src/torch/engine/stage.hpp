@@ -17,10 +17,10 @@
 
 #include "capture/algebra/batch_algebra.hpp"
 #include "capture/algebra/global_sums.hpp"
+#include "torch/autograd/sum_type.hpp"
 #include "torch/engine/message.hpp"
 #include "torch/interpret/segment_interpreter.hpp"
 #include "torch/interpret/stage_parts.hpp"
-#include "torch/interpret/sum_type.hpp"
 
 namespace torch::autograd {
 struct Node;

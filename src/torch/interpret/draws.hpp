@@ -11,9 +11,9 @@
 
 #include <autopar/capture/op_graph.hpp>
 
+#include "torch/fused/draw_seed.hpp"
 #include "torch/interpret/recorded_seeds.hpp"
 #include "torch/interpret/slice.hpp"
-#include "torch/kernels/draw_seed.hpp"
 
 namespace autopar {
 

@@ -13,17 +13,12 @@
 #include <autopar/core/assert.hpp>
 
 #include "capture/ir/tensor_form.hpp"
-#include "ops/names.hpp"
-#include "ops/rules.hpp"
-#include "torch/interpret/attention_history.hpp"
-#include "torch/interpret/class_loss.hpp"
+#include "torch/autograd/custom_functions.hpp"
+#include "torch/autograd/padded_rows.hpp"
+#include "torch/fused/column_sums.hpp"
+#include "torch/fused/seeded_dropout.hpp"
+#include "torch/fused/whole_packs.hpp"
 #include "torch/interpret/draws.hpp"
-#include "torch/interpret/gelu_history.hpp"
-#include "torch/interpret/padded_rows.hpp"
-#include "torch/interpret/view_parts.hpp"
-#include "torch/kernels/column_sums.hpp"
-#include "torch/kernels/seeded_dropout.hpp"
-#include "torch/kernels/whole_packs.hpp"
 
 namespace autopar {
 
@@ -131,11 +126,11 @@ OpInterpreter::OpInterpreter(const OpGraph& graph, const BatchPlan& plan, std::v
     const bool may_defer = splits_backwards && !recomputes;
     auto split = as_shard ? std::nullopt : split_backward_of(graph, plan, op);
     if (split && is_only_reader(graph, uses, op, *split)) {
-      split->may_be_beside = split->is_linear && side_ && !recomputes;
+      split->may_be_beside = split->is_product && side_ && !recomputes;
       split->may_be_added = split->add_weights && split->of_cast && !recomputes;
-      split->may_be_left = split->is_linear && reads_what_is_summed(op, *split);
+      split->may_be_left = split->is_product && reads_what_is_summed(op, *split);
     }
-    if (split) split->sums_bias = split->is_linear && split->bias.valid() && has_column_sums(device);
+    if (split) split->sums_bias = split->is_product && split->bias.valid() && has_column_sums(device);
     if (split && !may_defer && !gains(*split)) split.reset();
     if (split && device.is_cuda() && may_pad_rows(graph, op)) {
       split->pads_rows = true;
@@ -146,20 +141,12 @@ OpInterpreter::OpInterpreter(const OpGraph& graph, const BatchPlan& plan, std::v
       deferrable_.push_back(split->weight);
       if (split->bias.valid()) deferrable_.push_back(split->bias);
     }
-    if (takes_apart(graph, op)) {
-      const bool of_linear = takes_linear_apart(graph, uses, op);
-      histories_[op] = of_linear ? &proceed_in_parts_of_linear : &proceed_in_parts;
-    }
-    if (device.is_cuda() && attends_without_mask(graph, op)) histories_[op] = &proceed_with_joined_gradients;
-    if (device.is_cuda() && is_gelu(graph, op)) {
-      const bool sums_columns = reads_linear_alone(graph, uses, op) && has_column_sums(device);
-      histories_[op] = sums_columns ? &proceed_summing_columns : &proceed_as_gelu;
-    }
-    if (ops::gradient_place(graph, op) != GradientPlace::kNew) histories_[op] = &proceed_with_gradient_in_place;
+    const auto* function = custom_function_of({graph, uses, op, device});
+    if (function != nullptr) functions_[op] = function;
     if (layout_matters_[op.index()] || as_shard) seconds_.exclude(op);
     const bool handled = is_handled(plan.handling(op)) || layout_matters_[op.index()] || hooks_.ops.count(op) > 0 ||
                          as_shard || seconds_.concerns(op);
-    if (split || handled || histories_.contains(op)) {
+    if (split || handled || function != nullptr) {
       replayer_.handle(op, [this, split = std::move(split)](ReplayCall& call) { handle(call, split); });
     }
   }
@@ -217,7 +204,7 @@ void OpInterpreter::handle(ReplayCall& call, const std::optional<SplitBackward>&
     call.stack.emplace_back(std::move(squeezed));
   } else if (handling.draw != Draw::kNone) {
     call_random(call, handling.draw);
-  } else if (split && !histories_.contains(call.id)) {
+  } else if (split && !functions_.contains(call.id)) {
     proceed_splitting(call, *split, deferred_, side_);
   } else {
     proceed(call);
@@ -236,9 +223,9 @@ void OpInterpreter::handle(ReplayCall& call, const std::optional<SplitBackward>&
 }
 
 void OpInterpreter::proceed(ReplayCall& call) const {
-  const auto history = histories_.find(call.id);
-  if (history != histories_.end())
-    history->second(call);
+  const auto function = functions_.find(call.id);
+  if (function != functions_.end())
+    function->second->run(call);
   else
     call.proceed();
 }
@@ -274,23 +261,9 @@ void OpInterpreter::call_random(ReplayCall& call, Draw draw) const {
     call.proceed();
     return;
   }
-  const auto& name = call.node.op.schema().name();
-  const bool in_place = name == ops::kDropoutInPlace;
-  const bool is_dropout = in_place || name == ops::kDropout;
-  const auto p = is_dropout ? call.stack[1].toDouble() : 0;
-  const bool drops = is_dropout && call.stack[2].toBool() && p > 0 && call.stack[0].toTensor().numel() > 0;
-  if (is_dropout && !drops) {
-    call.proceed();
-    return;
-  }
-  if (!is_dropout) {
-    const DefaultGeneratorGuard guard(device_, seed);
-    proceed(call);
-    return;
-  }
-  auto dropped = seeded_dropout(call.stack[0].toTensor(), p, seed, in_place);
-  call.stack.clear();
-  call.stack.emplace_back(std::move(dropped));
+  if (proceed_by_seed(call, seed)) return;
+  const DefaultGeneratorGuard guard(device_, seed);
+  proceed(call);
 }
 
 // Arguments that a hook has made.

@@ -14,14 +14,16 @@
 
 #include "capture/algebra/batch_algebra.hpp"
 #include "capture/replay/replay.hpp"
-#include "torch/interpret/deferred_gradients.hpp"
+#include "torch/autograd/deferred_gradients.hpp"
+#include "torch/autograd/second_results.hpp"
+#include "torch/autograd/split_backward.hpp"
 #include "torch/interpret/norm_sample.hpp"
-#include "torch/interpret/second_results.hpp"
 #include "torch/interpret/shard_steps.hpp"
 #include "torch/interpret/slice.hpp"
-#include "torch/interpret/split_backward.hpp"
 
 namespace autopar {
+
+struct CustomFunction;
 
 /// Operators of an OpInterpreter, by their positions in its order; the last is not included.
 struct OpRange {
@@ -74,7 +76,7 @@ class OpInterpreter {
   static void take_given(ReplayCall& call);
   [[nodiscard]] const ShardedStep* step_of(OpId op) const;
   [[nodiscard]] bool reads_what_is_summed(OpId op, const SplitBackward& split) const;
-  /// With the operator's own history, if it has one.
+  /// By its custom function, if it has one.
   void proceed(ReplayCall& call) const;
   void restore_layout(ReplayCall& call) const;
   void call_random(ReplayCall& call, Draw draw) const;
@@ -95,7 +97,7 @@ class OpInterpreter {
   std::vector<NormSample>* statistics_ = nullptr;
   std::shared_ptr<DeferredGradients> deferred_;
   std::vector<ValueId> deferrable_;
-  std::map<OpId, void (*)(ReplayCall&)> histories_;  ///< operators that run with another history than libtorch's
+  std::map<OpId, const CustomFunction*> functions_;  ///< that run operators in libtorch's place
   std::int64_t statistics_places_ = 0;  ///< elements that the running statistics of all norms take in `zeros_`
   at::Tensor zeros_;                    ///< of the run under way
   std::int64_t given_zeros_ = 0;        ///< elements of these

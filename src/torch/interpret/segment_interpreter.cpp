@@ -7,8 +7,8 @@
 #include <ATen/core/grad_mode.h>
 
 #include "capture/ir/tensor_form.hpp"
+#include "torch/autograd/split_backward.hpp"
 #include "torch/interpret/segment_node.hpp"
-#include "torch/interpret/split_backward.hpp"
 
 namespace autopar {
 

@@ -10,7 +10,7 @@
 
 #include <autopar/capture/op_graph.hpp>
 
-#include "torch/interpret/deferred_gradients.hpp"
+#include "torch/autograd/deferred_gradients.hpp"
 #include "torch/interpret/op_interpreter.hpp"
 #include "torch/interpret/stage_parts.hpp"
 

@@ -17,14 +17,14 @@
 #include <autopar/shard/collectives.hpp>
 #include <autopar/shard/cross_entropy.hpp>
 
-#include "capture/ir/class_head.hpp"
 #include "capture/ir/only_owner.hpp"
 #include "ops/names.hpp"
+#include "ops/registry.hpp"
 #include "shard/group_state.hpp"
 #include "shard/slice_of_sum.hpp"
-#include "torch/interpret/summed_gradient.hpp"
-#include "torch/kernels/class_head.hpp"
-#include "torch/kernels/loss_reduction.hpp"
+#include "torch/autograd/summed_gradient.hpp"
+#include "torch/fused/class_head.hpp"
+#include "torch/fused/loss_reduction.hpp"
 
 namespace autopar {
 
@@ -49,7 +49,7 @@ at::Tensor copied(const at::Tensor& tensor, const Group& group) {
   return SummedGradient::over(tensor, tensor, [group](at::Tensor term, const std::function<void()>& meanwhile) {
     const auto sum = is_only_owner(term) ? term : term.clone(at::MemoryFormat::Contiguous);
     term.reset();
-    sum.unsafeGetTensorImpl()->bump_version();  // it is written below autograd: see kernels/summed_columns.hpp
+    sum.unsafeGetTensorImpl()->bump_version();  // it is written below autograd: see fused/summed_columns.hpp
     group.state()->all_reduce(sum, meanwhile);
     return sum;
   });
@@ -151,7 +151,8 @@ void proceed_as_shard(ReplayCall& call, const ShardedStep& step, const Group& gr
     if (step.move) return moved(call.stack[0].toTensor(), step, group);
     const auto& name = call.node.op.schema().name();
     if (name == ops::kEmbedding) return rows(call.stack, step, group);
-    if (name == kLinearCrossEntropy) return class_head_of_shard(call.stack, group, split_of(step));
+    const auto& layer = ops::definition_of(name).layer;
+    if (layer && layer->makes_loss) return class_head_of_shard(call.stack, group, split_of(step));
     return class_loss(call.stack, step, group);
   };
   try {

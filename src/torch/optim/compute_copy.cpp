@@ -7,7 +7,7 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/COW.h>
 
-#include "torch/kernels/whole_packs.hpp"
+#include "torch/fused/whole_packs.hpp"
 
 namespace autopar {
 

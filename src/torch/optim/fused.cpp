@@ -15,7 +15,7 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 
-#include "torch/kernels/update.hpp"
+#include "torch/fused/update.hpp"
 #include "torch/optim/compute_copy.hpp"
 #include "torch/optim/tensor_lists.hpp"
 #include "torch/parameters/part_access.hpp"

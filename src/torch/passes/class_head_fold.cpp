@@ -10,7 +10,8 @@
 #include "capture/ir/cross_entropy.hpp"
 #include "ops/names.hpp"
 #include "ops/registry.hpp"
-#include "torch/kernels/fused_ops.hpp"
+#include "torch/fused/class_loss.hpp"
+#include "torch/fused/fused_ops.hpp"
 #include "torch/passes/compact.hpp"
 #include "torch/passes/value_uses.hpp"
 
@@ -26,8 +27,9 @@ struct Head {
 };
 
 bool is_loss_of_indices(const OpGraph& graph, OpId op) {
-  const bool widens = graph.is(op, kCrossEntropy);
-  if ((!widens && !graph.is(op, ops::kCrossEntropyLoss)) || !graph.op(op).integers.empty()) return false;
+  const auto& def = ops::definition_of(graph.op(op).op);
+  if (!def.makes_class_loss || def.layer || !graph.op(op).integers.empty()) return false;
+  const bool widens = widens_logits(graph.op(op).op);
   const auto logits = graph.input(op, LossArgument::kLogits), target = graph.input(op, LossArgument::kTarget),
              weight = graph.input(op, LossArgument::kWeight);
   if (!logits.valid() || !target.valid() || graph.value(logits).sizes.size() != 2) return false;

@@ -9,7 +9,7 @@
 #include "capture/ir/cross_entropy.hpp"
 #include "ops/names.hpp"
 #include "ops/registry.hpp"
-#include "torch/kernels/fused_ops.hpp"
+#include "torch/fused/fused_ops.hpp"
 #include "torch/passes/compact.hpp"
 #include "torch/passes/value_uses.hpp"
 

@@ -6,7 +6,7 @@
 #include "capture/ir/max_pool.hpp"
 #include "ops/names.hpp"
 #include "ops/registry.hpp"
-#include "torch/kernels/fused_ops.hpp"
+#include "torch/fused/fused_ops.hpp"
 
 namespace autopar::passes {
 namespace {

@@ -12,9 +12,9 @@
 #include "capture/ir/last_writes.hpp"
 #include "capture/ir/pointwise.hpp"
 #include "ops/registry.hpp"
-#include "torch/kernels/fused_ops.hpp"
-#include "torch/kernels/pointwise/lowering.hpp"
-#include "torch/kernels/pointwise/program.hpp"
+#include "torch/fused/fused_ops.hpp"
+#include "torch/fused/pointwise/lowering.hpp"
+#include "torch/fused/pointwise/program.hpp"
 #include "torch/passes/compact.hpp"
 
 namespace autopar::passes {

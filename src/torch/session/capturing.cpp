@@ -20,11 +20,11 @@
 #include <autopar/torch/device.hpp>
 
 #include "capture/ir/shown_name.hpp"
+#include "kernels/all_kernels.hpp"
 #include "ops/registry.hpp"
 #include "torch/device/device_context.hpp"
 #include "torch/device/host_memory.hpp"
-#include "torch/kernels/all_kernels.hpp"
-#include "torch/kernels/pointwise/pointwise.hpp"
+#include "torch/fused/pointwise/pointwise.hpp"
 #include "torch/parameters/part_mark.hpp"
 #include "torch/parameters/whole_handles.hpp"
 #include "torch/passes/channels_last.hpp"

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "cuda_on_cpu/kernel_table.hpp"
-#include "torch/device/kernel_source.hpp"
+#include "kernels/kernel_source.hpp"
 
 namespace cuda_on_cpu {
 

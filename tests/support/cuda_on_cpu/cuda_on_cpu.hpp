@@ -16,9 +16,9 @@
 #include "cuda_on_cpu/device_code.hpp"
 #include "cuda_on_cpu/guarded_memory.hpp"
 #include "cuda_on_cpu/kernel_table.hpp"
-#include "torch/device/kernel_source.hpp"
+#include "kernels/kernel_source.hpp"
 
-/// Runs kernels of src/torch/kernels on the CPU, as C++ compiles their text:
+/// Runs kernels of src/kernels on the CPU, as C++ compiles their text:
 ///
 ///     const auto sums = cuda_on_cpu::in_every_order(cuda_on_cpu::batch_norm, [&](CudaOnCpu& gpu) {
 ///       const float* x = gpu.reads("x", numbers);

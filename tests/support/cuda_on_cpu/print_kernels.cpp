@@ -11,19 +11,19 @@
 #include <string>
 
 #include "cuda_on_cpu/wrong_kernels.hpp"
-#include "torch/device/kernel_source.hpp"
-#include "torch/kernels/batch_norm_source.hpp"
-#include "torch/kernels/channels_last_copy_source.hpp"
-#include "torch/kernels/class_loss_source.hpp"
-#include "torch/kernels/column_sums_source.hpp"
-#include "torch/kernels/gelu_gradient_source.hpp"
-#include "torch/kernels/gelu_source.hpp"
-#include "torch/kernels/joined_parts_source.hpp"
-#include "torch/kernels/layer_norm_source.hpp"
-#include "torch/kernels/max_pool_source.hpp"
-#include "torch/kernels/strided_copy_source.hpp"
-#include "torch/kernels/table_gradient_source.hpp"
-#include "torch/kernels/update_source.hpp"
+#include "kernels/batch_norm_source.hpp"
+#include "kernels/channels_last_copy_source.hpp"
+#include "kernels/class_loss_source.hpp"
+#include "kernels/column_sums_source.hpp"
+#include "kernels/gelu_gradient_source.hpp"
+#include "kernels/gelu_source.hpp"
+#include "kernels/joined_parts_source.hpp"
+#include "kernels/kernel_source.hpp"
+#include "kernels/layer_norm_source.hpp"
+#include "kernels/max_pool_source.hpp"
+#include "kernels/strided_copy_source.hpp"
+#include "kernels/table_gradient_source.hpp"
+#include "kernels/update_source.hpp"
 
 namespace {
 

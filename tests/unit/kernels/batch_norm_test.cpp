@@ -9,7 +9,7 @@
 
 #include "cuda_on_cpu/cuda_on_cpu.hpp"
 #include "cuda_on_cpu/sources.hpp"
-#include "torch/kernels/batch_norm_source.hpp"
+#include "kernels/batch_norm_source.hpp"
 #include "unit/kernels/numbers.hpp"
 
 namespace kernels_batch_norm_test {

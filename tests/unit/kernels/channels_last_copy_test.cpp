@@ -6,7 +6,7 @@
 
 #include "cuda_on_cpu/cuda_on_cpu.hpp"
 #include "cuda_on_cpu/sources.hpp"
-#include "torch/kernels/channels_last_copy_source.hpp"
+#include "kernels/channels_last_copy_source.hpp"
 #include "unit/kernels/numbers.hpp"
 
 namespace kernels_channels_last_copy_test {

@@ -7,7 +7,7 @@
 
 #include "cuda_on_cpu/cuda_on_cpu.hpp"
 #include "cuda_on_cpu/sources.hpp"
-#include "torch/kernels/column_sums_source.hpp"
+#include "kernels/column_sums_source.hpp"
 #include "unit/kernels/numbers.hpp"
 
 namespace kernels_column_sums_test {

@@ -9,7 +9,7 @@
 
 #include "cuda_on_cpu/cuda_on_cpu.hpp"
 #include "cuda_on_cpu/sources.hpp"
-#include "torch/kernels/gelu_gradient_source.hpp"
+#include "kernels/gelu_gradient_source.hpp"
 #include "unit/kernels/numbers.hpp"
 
 namespace kernels_gelu_gradient_test {

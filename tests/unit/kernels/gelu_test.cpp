@@ -7,7 +7,7 @@
 
 #include "cuda_on_cpu/cuda_on_cpu.hpp"
 #include "cuda_on_cpu/sources.hpp"
-#include "torch/kernels/gelu_source.hpp"
+#include "kernels/gelu_source.hpp"
 #include "unit/kernels/numbers.hpp"
 
 namespace kernels_gelu_test {

@@ -7,7 +7,7 @@
 
 #include "cuda_on_cpu/cuda_on_cpu.hpp"
 #include "cuda_on_cpu/sources.hpp"
-#include "torch/kernels/joined_parts_source.hpp"
+#include "kernels/joined_parts_source.hpp"
 #include "unit/kernels/numbers.hpp"
 
 namespace kernels_joined_parts_test {

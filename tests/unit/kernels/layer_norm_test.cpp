@@ -12,7 +12,7 @@
 
 #include "cuda_on_cpu/cuda_on_cpu.hpp"
 #include "cuda_on_cpu/sources.hpp"
-#include "torch/kernels/layer_norm_source.hpp"
+#include "kernels/layer_norm_source.hpp"
 #include "unit/kernels/numbers.hpp"
 
 namespace kernels_layer_norm_test {

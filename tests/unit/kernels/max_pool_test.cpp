@@ -10,7 +10,7 @@
 
 #include "cuda_on_cpu/cuda_on_cpu.hpp"
 #include "cuda_on_cpu/sources.hpp"
-#include "torch/kernels/max_pool_source.hpp"
+#include "kernels/max_pool_source.hpp"
 #include "unit/kernels/numbers.hpp"
 
 namespace kernels_max_pool_test {

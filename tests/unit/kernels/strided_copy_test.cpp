@@ -6,7 +6,7 @@
 
 #include "cuda_on_cpu/cuda_on_cpu.hpp"
 #include "cuda_on_cpu/sources.hpp"
-#include "torch/kernels/strided_copy_source.hpp"
+#include "kernels/strided_copy_source.hpp"
 #include "unit/kernels/numbers.hpp"
 
 namespace kernels_strided_copy_test {

@@ -10,7 +10,7 @@
 
 #include "cuda_on_cpu/cuda_on_cpu.hpp"
 #include "cuda_on_cpu/sources.hpp"
-#include "torch/kernels/table_gradient_source.hpp"
+#include "kernels/table_gradient_source.hpp"
 #include "unit/kernels/numbers.hpp"
 
 namespace kernels_table_gradient_test {

@@ -8,7 +8,7 @@
 
 #include "cuda_on_cpu/cuda_on_cpu.hpp"
 #include "cuda_on_cpu/sources.hpp"
-#include "torch/kernels/update_source.hpp"
+#include "kernels/update_source.hpp"
 #include "unit/kernels/numbers.hpp"
 
 namespace kernels_update_test {

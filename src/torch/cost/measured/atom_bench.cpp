@@ -17,9 +17,9 @@
 
 #include "capture/ir/tensor_form.hpp"
 #include "ops/registry.hpp"
+#include "torch/autograd/parameter_cast.hpp"
 #include "torch/cost/measured/stopwatch.hpp"
-#include "torch/interpret/parameter_cast.hpp"
-#include "torch/kernels/draw_seed.hpp"
+#include "torch/fused/draw_seed.hpp"
 
 namespace autopar::detail {
 

@@ -13,7 +13,7 @@
 
 #include "torch/cost/measured/stopwatch.hpp"
 #include "torch/device/device_context.hpp"
-#include "torch/kernels/draw_seed.hpp"
+#include "torch/fused/draw_seed.hpp"
 
 namespace autopar::detail {
 

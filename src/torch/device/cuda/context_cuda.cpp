@@ -15,12 +15,14 @@
 
 #include <autopar/core/error.hpp>
 
-#include "torch/device/cuda/compiled_kernels.hpp"
-#include "torch/device/cuda/measured_products.hpp"
-#include "torch/device/cuda/multiply.hpp"
 #include "torch/device/cuda/recorded_generator.hpp"
 #include "torch/device/cuda/recorded_graph.hpp"
 #include "torch/device/device_context.hpp"
+#ifdef AUTOPAR_HAS_KERNELS
+#include "kernels/gemm/measured_products.hpp"
+#include "kernels/nvrtc/compiled_kernels.hpp"
+#include "torch/device/cuda/multiply.hpp"
+#endif
 
 namespace autopar {
 
@@ -101,10 +103,10 @@ class CudaContext final : public DeviceContext {
         memory, sizes, [](void* data) { static_cast<void>(cudaFreeHost(data)); }, at::TensorOptions().dtype(dtype));
   }
 
+#ifdef AUTOPAR_HAS_KERNELS
   void multiply_unless_one(const std::vector<at::Tensor>& tensors, const at::Tensor& factor) const override {
     multiply_on_device(tensors, factor);
   }
-
   [[nodiscard]] bool compiles_kernels(c10::DeviceIndex index) const override { return has_compiler(index); }
   [[nodiscard]] bool has_kernels(const KernelSource& source, c10::DeviceIndex index) const override {
     return has_compiled(source, index);
@@ -113,13 +115,16 @@ class CudaContext final : public DeviceContext {
                             void** arguments, c10::DeviceIndex index) const override {
     return launch_compiled(source, function, shape, arguments, index);
   }
-  [[nodiscard]] bool multiply(const MatrixProduct& product, const ProductForm& form) const override {
-    return products_.queue(product, form);
-  }
+  [[nodiscard]] bool multiply(const MatrixProduct& product) const override { return products_.queue(product); }
   void keep_kernels_in(const std::shared_ptr<CacheFolder>& folder) const override {
     keep_compiled_in(folder);
     products_.keep_in(folder);
   }
+#else
+  void multiply_unless_one(const std::vector<at::Tensor>& tensors, const at::Tensor& factor) const override {
+    multiply_each(tensors, factor);
+  }
+#endif
   [[nodiscard]] std::unique_ptr<DeviceRecording> record(c10::Stream stream, const std::function<void()>& work,
                                                         const DeviceRecording* beside) const override {
     return record_graph(stream, work, beside);
@@ -129,7 +134,9 @@ class CudaContext final : public DeviceContext {
   }
 
  private:
+#ifdef AUTOPAR_HAS_KERNELS
   mutable MeasuredProducts products_;
+#endif
 };
 
 }  // namespace

@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <map>
 
-#include "torch/device/cuda/compiled_kernels.hpp"
-#include "torch/device/cuda/factor_kernels.hpp"
+#include "kernels/nvrtc/compiled_kernels.hpp"
+#include "kernels/nvrtc/factor_kernels.hpp"
 #include "torch/device/device_context.hpp"
 
 namespace autopar {

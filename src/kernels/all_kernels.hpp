@@ -1,0 +1,28 @@
+#pragma once
+
+#include <vector>
+
+#include "kernels/batch_norm_source.hpp"
+#include "kernels/channels_last_copy_source.hpp"
+#include "kernels/class_loss_source.hpp"
+#include "kernels/column_sums_source.hpp"
+#include "kernels/gelu_gradient_source.hpp"
+#include "kernels/gelu_source.hpp"
+#include "kernels/joined_parts_source.hpp"
+#include "kernels/kernel_source.hpp"
+#include "kernels/layer_norm_source.hpp"
+#include "kernels/max_pool_source.hpp"
+#include "kernels/strided_copy_source.hpp"
+#include "kernels/table_gradient_source.hpp"
+#include "kernels/update_source.hpp"
+
+namespace autopar {
+
+/// The kernels of this layer, but for those of point-wise groups. What compiles for long comes first.
+[[nodiscard]] inline std::vector<KernelSource> all_kernels() {
+  return {kLayerNormKernels, kBatchNormKernels,   kMaxPoolKernels,          kGeluGradientKernels,
+          kGeluKernels,      kUpdateKernels,      kChannelsLastCopyKernels, kColumnSumsKernels,
+          kClassLossKernels, kJoinedPartsKernels, kStridedCopyKernels,      kTableGradientKernels};
+}
+
+}  // namespace autopar

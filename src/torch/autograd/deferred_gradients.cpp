@@ -1,0 +1,76 @@
+#include "torch/autograd/deferred_gradients.hpp"
+
+#include <map>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+
+namespace autopar {
+
+namespace {
+
+/// The gradients of a parameter that one slice gives.
+struct Sum {
+  int missing = 0;
+  at::Tensor tensor{};
+
+  void add(at::Tensor gradient) {
+    if (!tensor.defined())
+      tensor = std::move(gradient);
+    else if (tensor.scalar_type() == gradient.scalar_type())
+      tensor.add_(gradient);
+    else
+      tensor = tensor.add(gradient);  // read as it is and cast: the wider type
+  }
+};
+
+}  // namespace
+
+void DeferredGradients::defer(Task task) {
+  const std::lock_guard lock(mutex_);
+  tasks_.push_back(std::move(task));
+}
+
+void DeferredGradients::compute(const std::function<void(ValueId, at::Tensor)>& add,
+                                const std::function<void(const std::vector<ValueId>&)>& before,
+                                const std::function<at::Tensor(ValueId)>& sum_of) {
+  const at::NoGradGuard no_grad;
+  auto tasks = [&] {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(tasks_, {});
+  }();
+  std::map<ValueId, Sum> sums;
+  for (const auto& task : tasks) {
+    for (const auto parameter : task.parameters) ++sums[parameter].missing;
+  }
+  // What a task may add to; nothing if a parameter has gradients from several, whose sum is added.
+  const auto places_of = [&](const Task& task) {
+    std::vector<at::Tensor> places;
+    if (!task.add_to || !sum_of) return places;
+    for (const auto parameter : task.parameters) {
+      const auto& own = sums.at(parameter);
+      auto place = own.missing == 1 && !own.tensor.defined() ? sum_of(parameter) : at::Tensor();
+      if (!place.defined()) return std::vector<at::Tensor>();
+      places.push_back(std::move(place));
+    }
+    return places;
+  };
+  for (auto& task : tasks) {
+    if (before) before(task.parameters);
+    const auto places = places_of(task);
+    std::vector<at::Tensor> gradients;
+    if (places.empty())
+      gradients = task.compute();
+    else
+      task.add_to(places);
+    task.compute = nullptr;
+    task.add_to = nullptr;
+    for (std::size_t i = 0; i < task.parameters.size(); ++i) {
+      auto& sum = sums.at(task.parameters[i]);
+      if (places.empty()) sum.add(std::move(gradients[i]));
+      if (--sum.missing == 0) add(task.parameters[i], std::exchange(sum.tensor, at::Tensor()));
+    }
+  }
+}
+
+}  // namespace autopar

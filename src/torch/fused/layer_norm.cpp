@@ -1,0 +1,286 @@
+#include "torch/fused/layer_norm.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <tuple>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/library.h>
+
+#include "capture/ir/add_layer_norm.hpp"
+#include "kernels/layer_norm_source.hpp"
+#include "ops/names.hpp"
+#include "ops/norms.hpp"
+#include "ops/registry.hpp"
+#include "ops/rules.hpp"
+#include "shard/kept.hpp"
+#include "torch/fused/fused_ops.hpp"
+#include "torch/fused/launch.hpp"
+#include "torch/fused/seeded_dropout.hpp"
+#include "torch/fused/summed_columns.hpp"
+
+namespace autopar {
+
+namespace {
+
+using at::Tensor;
+using std::optional;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+using NormShape = LayerNormGradientShape;
+
+/// How the kernels cover data [rows, columns]: blocks of `threads`, each with `packs` packs of a row, 1, 2 or 4.
+struct RowCover {
+  std::int64_t rows, columns;
+  std::int64_t packs = 0;  ///< 0: a row is too long
+  unsigned threads = 0;
+
+  explicit RowCover(const Tensor& data) : RowCover(data.numel() / data.size(-1), data.size(-1), data.element_size()) {}
+  RowCover(std::int64_t of_rows, std::int64_t of_columns, std::int64_t bytes) : rows(of_rows), columns(of_columns) {
+    constexpr std::int64_t kMostThreads = NormShape::kMostThreads, kWarp = 32;
+    const auto in_row = columns * bytes / detail::kPackBytes;
+    for (const std::int64_t each : {1, 2, 4}) {
+      if (packs > 0 || in_row > each * kMostThreads) continue;
+      packs = each;
+      threads = static_cast<unsigned>(detail::parts_for(detail::parts_for(in_row, each), kWarp) * kWarp);
+    }
+  }
+
+  /// A block writes sums, so that its threads should have some rows one after the other. Where rows are enough to fill
+  /// a large GPU, a multiprocessor has one block, which takes as many at a time as it has registers for.
+  LaunchShape gradient_shape() const {
+    constexpr unsigned kMultiprocessors = 132, kLeastRows = 8;
+    const unsigned at_a_time = NormShape::most_of_block(packs) / threads;
+    if (rows >= std::int64_t{kMultiprocessors} * at_a_time * kLeastRows)
+      return {kMultiprocessors, 1, threads, at_a_time};
+    return {static_cast<unsigned>(std::max<std::int64_t>(rows / kLeastRows, 1)), 1, threads, 1};
+  }
+};
+
+/// "add_layer_norm_bf16_f32_1"
+std::string row_kernel(const char* what, const Tensor& data, const Tensor& numbers, const RowCover& cover) {
+  return std::string(what) + detail::kernel_type(data.scalar_type()) + "_" +
+         detail::kernel_type(numbers.scalar_type()) + "_" + std::to_string(cover.packs);
+}
+
+/// Whether the kernels take them: both addends alike, without gaps; weight and bias of their type or in single
+/// precision.
+bool takes_rows(const Tensor& input, const Tensor& residual, at::IntArrayRef shape, const optional<Tensor>& weight,
+                const optional<Tensor>& bias) {
+  constexpr std::int64_t kMostRows = std::int64_t{1} << 30;  // the gradient's kernel counts on, past the last
+  if (!input.is_cuda() || input.dim() < 2 || input.numel() == 0) return false;
+  if (input.numel() / input.size(-1) > kMostRows) return false;
+  if (!has_layer_norm_kernels(input.scalar_type(), input.size(-1))) return false;
+  const bool of_last_dim = shape.size() == 1 && input.size(-1) == shape[0];
+  const auto is_like = [&](const Tensor& other) {
+    return other.scalar_type() == input.scalar_type() && other.sizes() == input.sizes() &&
+           other.device() == input.device();
+  };
+  if (!of_last_dim || !is_like(residual) || !weight.has_value() || !bias.has_value()) return false;
+  const auto type = weight->scalar_type();
+  const bool weighs = (type == at::kFloat || type == input.scalar_type()) && bias->scalar_type() == type &&
+                      weight->is_contiguous() && bias->is_contiguous() && weight->device() == input.device() &&
+                      bias->device() == input.device();
+  return weighs && context_of(input.device().type()).has_kernels(kLayerNormKernels, input.device().index());
+}
+
+/// Whether the kernels draw so, if at all.
+bool takes_draws(double p, const optional<Tensor>& seed) {
+  return p == 0 || (p < 1 && seed.has_value() && seed->scalar_type() == at::kLong && seed->numel() > 0);
+}
+
+/// What of the first addend is dropped, as the kernels take it.
+struct Draws {
+  const void* seed_at;  ///< on the device; null: the seed itself
+  unsigned long long seed;
+  unsigned kept_below;
+  float scale;
+
+  Draws(double p, const DrawSeed& of)
+      : seed_at(detail::data_of(of.place)), seed(of.number), scale(static_cast<float>(1 / (1 - p))) {
+    constexpr double kWords = 4294967296.0;
+    kept_below = static_cast<unsigned>(std::clamp(std::round((1 - p) * kWords), 1.0, kWords - 1));
+  }
+};
+
+/// Whether what the numbers' gradient goes to takes it in another type than theirs.
+bool takes_single(const Tensor& numbers) {
+  if (!numbers.requires_grad()) return true;
+  const auto edge = torch::autograd::impl::gradient_edge(numbers);
+  return edge.is_valid() && !edge.function->input_metadata(edge.input_nr).grad_dtype();
+}
+
+struct AddLayerNormFunction : torch::autograd::Function<AddLayerNormFunction> {
+  static variable_list forward(AutogradContext* context, const Tensor& input, const Tensor& residual,
+                               const Tensor& weight, const Tensor& bias, double eps, double p,
+                               const optional<Tensor>& given_seed) {
+    const auto seed = given_seed.value_or(Tensor());
+    const RowCover cover(input);
+    const auto left = detail::dense_in_packs(input), right = detail::dense_in_packs(residual);
+    const auto factors = detail::dense_in_packs(weight), addends = detail::dense_in_packs(bias);
+    const auto sum = at::empty_like(left), result = at::empty_like(left);
+    const auto statistics = at::empty({2, cover.rows}, left.options().dtype(at::kFloat));
+    const auto draws = draws_of(p, seed);
+    const auto kernel = row_kernel(draws ? "dropout_add_layer_norm_" : "add_layer_norm_", left, weight, cover);
+    const auto launch = [&](auto... of_draws) {
+      detail::launch(left, kLayerNormKernels, kernel.c_str(), {static_cast<unsigned>(cover.rows), 1, cover.threads, 1},
+                     detail::data_of(left), detail::data_of(right), detail::data_of(factors), detail::data_of(addends),
+                     detail::memory_of(sum), detail::memory_of(result), detail::memory_of(statistics), cover.rows,
+                     static_cast<int>(cover.columns), static_cast<float>(eps), of_draws...);
+    };
+    if (draws)
+      launch(draws->seed_at, draws->seed, draws->kept_below, draws->scale);
+    else
+      launch();
+    context->save_for_backward({sum, weight, statistics, seed});
+    context->saved_data["p"] = p;
+    context->saved_data["in_single"] = takes_single(weight) && takes_single(bias);
+    context->set_materialize_grads(false);
+    return {sum, result};
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list given) {
+    detail::refuse_double_backward("layer norm");
+    const auto saved = context->get_saved_variables();
+    const auto &sum = saved[0], &weight = saved[1], &statistics = saved[2];
+    const auto draws = draws_of(context->saved_data["p"].toDouble(), saved[3]);
+    const bool is_normalised = given[1].defined();
+    if (!is_normalised && (!draws || !given[0].defined())) return gradients(given[0], given[0], {}, {});
+    const RowCover cover(sum);
+    const auto of_result = is_normalised ? detail::dense_in_packs(given[1]) : at::zeros_like(sum);
+    const auto of_sum = given[0].defined() ? detail::dense_in_packs(given[0]) : Tensor();
+    const auto factors = detail::dense_in_packs(weight);
+    const auto of_residual = at::empty_like(sum), of_input = draws ? at::empty_like(sum) : of_residual;
+    // Of casts of parameters: sums are in single precision, as parameters are.
+    const auto type = context->saved_data["in_single"].toBool() ? at::kFloat : weight.scalar_type();
+    const auto of_weight = at::empty_like(weight, type), of_bias = at::empty_like(weight, type);
+    const auto shape = cover.gradient_shape();
+    const auto partial = at::empty({shape.blocks_x, NormShape::kSums, cover.columns}, statistics.options());
+    const auto sums_of_input = at::empty({cover.columns}, statistics.options());
+    const int columns = static_cast<int>(cover.columns);
+    const auto kernel =
+        row_kernel(draws ? "dropout_add_layer_norm_gradient_" : "add_layer_norm_gradient_", sum, weight, cover);
+    const auto launch = [&](auto... of_draws) {
+      detail::launch(sum, kLayerNormKernels, kernel.c_str(), shape, detail::data_of(of_result), detail::data_of(of_sum),
+                     detail::data_of(sum), detail::data_of(factors), detail::data_of(statistics),
+                     detail::memory_of(of_residual), detail::memory_of(partial), static_cast<int>(cover.rows), columns,
+                     of_draws...);
+    };
+    if (draws)
+      launch(detail::memory_of(of_input), draws->seed_at, draws->seed, draws->kept_below, draws->scale);
+    else
+      launch();
+    const auto adds_up = std::string("add_layer_norm_sums_") + detail::kernel_type(type);
+    detail::launch(sum, kLayerNormKernels, adds_up.c_str(), NormShape::adding_up(cover.columns),
+                   detail::data_of(partial), static_cast<int>(shape.blocks_x), detail::memory_of(of_weight),
+                   detail::memory_of(of_bias), detail::memory_of(sums_of_input), columns);
+    attach_summed_columns(of_input, sums_of_input);  // for a linear layer that made it
+    return is_normalised ? gradients(of_input, of_residual, of_weight, of_bias)
+                         : gradients(of_input, of_residual, {}, {});
+  }
+
+ private:
+  static optional<Draws> draws_of(double p, const Tensor& seed) {
+    return p > 0 ? optional<Draws>(Draws(p, to_seed(seed))) : std::nullopt;
+  }
+  static variable_list gradients(const Tensor& of_input, const Tensor& of_residual, const Tensor& of_weight,
+                                 const Tensor& of_bias) {
+    return {of_input, of_residual, of_weight, of_bias, Tensor(), Tensor(), Tensor()};
+  }
+};
+
+/// In libtorch's operators. Without a seed the default generator draws.
+Tensor dropped(const Tensor& input, double p, const optional<Tensor>& seed) {
+  if (p == 0) return input;
+  if (!seed.has_value()) return at::dropout(input, p, /*train=*/true);
+  return seeded_dropout(input, p, to_seed(*seed));
+}
+
+/// The operator: see ir/add_layer_norm.hpp.
+std::tuple<Tensor, Tensor> add_layer_norm(const Tensor& input, const Tensor& residual, at::IntArrayRef shape,
+                                          const optional<Tensor>& weight, const optional<Tensor>& bias, double eps,
+                                          bool cudnn_enable, double p, const optional<Tensor>& seed) {
+  if (takes_rows(input, residual, shape, weight, bias) && takes_draws(p, seed)) {
+    const auto made = AddLayerNormFunction::apply(input, residual, *weight, *bias, eps, p, seed);
+    return {made[0], made[1]};
+  }
+  const auto sum = dropped(input, p, seed) + residual;
+  return {sum, at::layer_norm(sum, shape, weight, bias, eps, cudnn_enable)};
+}
+
+}  // namespace
+
+bool has_layer_norm_kernels(c10::ScalarType type, std::int64_t columns) {
+  if (detail::kernel_type(type) == nullptr || columns == 0) return false;
+  const auto bytes = static_cast<std::int64_t>(c10::elementSize(type));
+  return columns * bytes % detail::kPackBytes == 0 && RowCover(1, columns, bytes).packs > 0;
+}
+
+TORCH_LIBRARY_FRAGMENT(autopar, library) {
+  library.def(
+      "add_layer_norm(Tensor input, Tensor residual, int[] normalized_shape, Tensor? weight, Tensor? bias, float eps, "
+      "bool cudnn_enable, float p=0, Tensor? seed=None) -> (Tensor, Tensor)",
+      add_layer_norm);
+}
+
+namespace detail {
+
+namespace {
+
+/// Of what it drops. Kernels of the library's own draw again; libtorch's keep a mask, as dropout's do.
+Affine mask_of(const OpCall& op) {
+  if (op.number("p", 0) == 0) return {};
+  const auto result = op.results().front();
+  if (!op.on_cuda()) return ops::bytes_of(op.graph(), result);
+  const auto& sizes = op.sizes(result);
+  const bool draws_again = has_layer_norm_kernels(op.graph().value(result).dtype, ops::last_size(sizes));
+  return draws_again ? Affine{} : ops::elements(sizes);
+}
+
+/// Its first result is the norm's operand.
+SavedBytes saved_by_add_layer_norm(const OpCall& op) {
+  auto saved = ops::saved_by_layer_norm(op);
+  saved.values = {op.results().front()};
+  saved.internal += mask_of(op);
+  return saved;
+}
+
+/// Both addends in the same slices of dims that are not normalised, with whole weights.
+ShardedOp shard_norm_of_sum(ShardCall& call) {
+  const auto& op = call.op();
+  const auto input = op.tensor("input"), residual = op.tensor("residual");
+  const auto is_addend = [&](ValueId operand) { return operand == input || operand == residual; };
+  const auto normalised = op.integers("normalized_shape");
+  if (!normalised || !std::ranges::all_of(call.sharded(), is_addend)) return ShardedOp::whole();
+  const auto units = call.slices(call.sharded().front());
+  const bool is_apart = units.dim < op.rank(input) - static_cast<std::int64_t>(normalised->size());
+  const bool fits = is_apart && call.require(input, units.dim, units) && call.require(residual, units.dim, units);
+  return fits ? call.of_one(units) : ShardedOp::whole();
+}
+
+}  // namespace
+
+OpDef add_layer_norm_definition() {
+  auto def = ops::definition_of(ops::kLayerNorm);
+  def.name = kAddLayerNorm;
+  def.traits = def.traits | OpTrait::kDrawsOnDevice;
+  def.saved_by = saved_by_add_layer_norm;
+  def.sharding = shard_norm_of_sum;
+  return def;
+}
+
+}  // namespace detail
+
+}  // namespace autopar

@@ -1,0 +1,135 @@
+#include "torch/fused/update.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/update_source.hpp"
+#include "torch/fused/launch.hpp"
+
+namespace autopar {
+
+namespace {
+
+AdamNumbers numbers_of(const AdamUpdate& update) {
+  const auto steps = static_cast<double>(update.steps);
+  const auto single = [](double number) { return static_cast<float>(number); };
+  // As libtorch has them: the step's corrections are powers of the rounded betas.
+  const double beta1 = single(update.beta1), beta2 = single(update.beta2);
+  return {single(update.lr),
+          single(beta1),
+          single(beta2),
+          single(update.weight_decay),
+          single(update.eps),
+          single(1 - std::pow(beta1, steps)),
+          single(std::sqrt(1 - std::pow(beta2, steps))),
+          update.is_decay_decoupled ? 1 : 0};
+}
+
+SgdNumbers numbers_of(const SgdUpdate& update) {
+  return {update.lr,
+          update.weight_decay,
+          update.momentum,
+          1 - update.dampening,
+          update.is_nesterov ? 1 : 0,
+          update.is_first ? 1 : 0};
+}
+
+/// By parameter; a list of a state may be empty.
+struct UpdatedTensors {
+  const std::vector<at::Tensor>&parameters, &gradients, &copies;
+  std::array<const std::vector<at::Tensor>*, UpdateTable::kStates> states{};
+};
+
+/// Launches as many kernels as the tensors need.
+template <class Numbers>
+class Launches {
+ public:
+  Launches(std::string kernel, const UpdatedTensors& tensors, const Numbers& numbers)
+      : kernel_(std::move(kernel)), tensors_(tensors), numbers_(numbers) {}
+
+  void add(std::size_t tensor) {
+    const auto elements = tensors_.parameters[tensor].numel();
+    if (elements == 0) return;
+    const auto place = static_cast<std::size_t>(table_.count);
+    table_.parameter[place] = tensors_.parameters[tensor].data_ptr();
+    table_.gradient[place] = tensors_.gradients[tensor].const_data_ptr();
+    for (std::size_t i = 0; i < UpdateTable::kStates; ++i) {
+      const auto* states = tensors_.states[i];
+      table_.state[i][place] = states != nullptr && !states->empty() ? (*states)[tensor].data_ptr() : nullptr;
+    }
+    table_.copy[place] = detail::memory_of(tensors_.copies[tensor]);
+    table_.size[place] = elements;
+    table_.first_block[place] = static_cast<int>(blocks_);
+    blocks_ += static_cast<unsigned>((elements + UpdateTable::kElementsOfBlock - 1) / UpdateTable::kElementsOfBlock);
+    if (static_cast<std::size_t>(++table_.count) == UpdateTable::kMost) launch();
+  }
+
+  void launch() {
+    if (table_.count == 0) return;
+    detail::launch(tensors_.parameters.front(), kUpdateKernels, kernel_.c_str(), {blocks_, 1, UpdateTable::kThreads, 1},
+                   table_, numbers_);
+    table_ = {};
+    blocks_ = 0;
+  }
+
+ private:
+  std::string kernel_;
+  const UpdatedTensors& tensors_;
+  Numbers numbers_;
+  UpdateTable table_{};
+  unsigned blocks_ = 0;
+};
+
+bool has_kernels_for(const UpdatedTensors& tensors) {
+  if (tensors.parameters.empty() || tensors.parameters.front().scalar_type() != at::kFloat) return false;
+  const bool takes_copies = std::ranges::all_of(tensors.copies, [](const at::Tensor& copy) {
+    return !copy.defined() || copy.scalar_type() == at::kBFloat16 || copy.scalar_type() == at::kHalf;
+  });
+  const auto device = tensors.parameters.front().device();
+  return takes_copies && context_of(device.type()).has_kernels(kUpdateKernels, device.index());
+}
+
+/// @param rule  "adam_", "sgd_" or "momentum_"
+template <class Numbers>
+bool step(const char* rule, const UpdatedTensors& tensors, const Numbers& numbers) {
+  if (!has_kernels_for(tensors)) return false;
+  Launches<Numbers> with_bf16(std::string(rule) + "bf16", tensors, numbers);
+  Launches<Numbers> with_f16(std::string(rule) + "f16", tensors, numbers);
+  for (std::size_t i = 0; i < tensors.parameters.size(); ++i) {
+    const auto& copy = tensors.copies[i];
+    (copy.defined() && copy.scalar_type() == at::kHalf ? with_f16 : with_bf16).add(i);
+  }
+  with_bf16.launch();
+  with_f16.launch();
+  // A backward that has kept the old values is to fail, as behind libtorch's steps; versions of state count steps.
+  const auto note_written = [](const std::vector<at::Tensor>& written) {
+    for (const auto& tensor : written) {
+      if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+    }
+  };
+  note_written(tensors.parameters);
+  for (const auto* states : tensors.states) {
+    if (states != nullptr) note_written(*states);
+  }
+  return true;
+}
+
+}  // namespace
+
+bool step_in_kernels(const AdamUpdate& update) {
+  const UpdatedTensors tensors{
+      update.parameters, update.gradients, update.copies, {&update.exp_avgs, &update.exp_avg_sqs}};
+  return step("adam_", tensors, numbers_of(update));
+}
+
+bool step_in_kernels(const SgdUpdate& update) {
+  const UpdatedTensors tensors{update.parameters, update.gradients, update.copies, {&update.momentum_buffers}};
+  return step(update.momentum_buffers.empty() ? "sgd_" : "momentum_", tensors, numbers_of(update));
+}
+
+}  // namespace autopar

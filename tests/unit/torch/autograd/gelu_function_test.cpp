@@ -1,0 +1,257 @@
+#include "torch/autograd/gelu_function.hpp"
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include <catch_shim.hpp>
+
+#include "capture/trace/capture.hpp"
+#include "torch/fused/summed_columns.hpp"
+#include "torch/interpret/op_interpreter.hpp"
+#include "torch/passes/linear_fold.hpp"
+
+// Sums over the rows of a gradient, from the kernel that wrote it to the linear layer that gets it.
+namespace gelu_function_test {
+
+using namespace autopar;
+using torch::Tensor;
+namespace F = torch::nn::functional;
+
+struct Net : torch::nn::Module {
+  Net() {
+    weight = register_parameter("weight", torch::randn({6, 4}));
+    bias = register_parameter("bias", torch::randn({6}));
+  }
+  Tensor weight, bias;
+};
+
+OpId op_named(const OpGraph& graph, const char* name) {
+  for (const auto op : all_ops(graph))
+    if (graph.is(op, name)) return op;
+  FAIL("no " << name);
+  return OpId::none();
+}
+
+/// A layer of 16-bit casts, whose backward is in two parts, and what has read its result.
+struct Layer {
+  explicit Layer(const std::string& approximate = "none") {
+    const auto cast = [](const Tensor& tensor) { return tensor.to(torch::kBFloat16); };
+    graph = passes::fold_linear(capture(net, {input_spec(x)}, [&](const std::vector<Tensor>& in) {
+      return std::vector<Tensor>{torch::gelu(F::linear(cast(in[0]), cast(net.weight), cast(net.bias)), approximate)};
+    }));
+    plan = analyze_batch(graph, {});
+  }
+  /// The layer's result.
+  Tensor run() const {
+    const auto gelu = op_named(graph, "aten::gelu");
+    const auto result = graph.input(gelu, 0);
+    auto ops = all_ops(graph);
+    std::erase(ops, gelu);
+    runners.push_back(std::make_unique<OpInterpreter>(graph, plan, ops, std::vector{result}, at::kCPU));
+    auto environment = runners.back()->environment();
+    bind_state(graph, net, environment);
+    environment[graph.inputs[0].index()] = x;
+    SliceContext slice;
+    slice.samples = slice.batch = x.size(0);
+    std::vector<NormSample> norms;
+    runners.back()->run(environment, slice, norms);
+    return environment[result.index()];
+  }
+  /// GELU of it with the history under test.
+  Tensor gelu_of(const Tensor& result, void (*proceed)(ReplayCall&) = &proceed_summing_columns) const {
+    const auto op = op_named(graph, "aten::gelu");
+    Environment none;
+    torch::jit::Stack stack{result, graph.op(op).args.at(1)};
+    ReplayCall call{op, graph.op(op), {x.size(0), x.size(0)}, stack, none};
+    proceed(call);
+    return stack.at(0).toTensor();
+  }
+  Tensor take_gradient_of_bias() { return std::exchange(net.bias.mutable_grad(), Tensor()); }
+
+  Net net;
+  Tensor x = torch::randn({5, 3, 4}).requires_grad_();
+  OpGraph graph;
+  BatchPlan plan;
+  mutable std::vector<std::unique_ptr<OpInterpreter>> runners;  ///< histories refer to them
+};
+
+Tensor gradient_like(const Tensor& result) { return torch::randint(-4, 5, result.sizes(), result.options()); }
+/// What no row sums to.
+Tensor marked() { return torch::arange(100, 106, torch::kFloat); }
+
+TEST_CASE("sums that a gradient brings along are the gradient of the bias, and are added to one") {
+  torch::manual_seed(1);
+  Layer layer;
+  for (int times = 1; times <= 2; ++times) {
+    const auto result = layer.run();
+    const auto gradient = gradient_like(result);
+    attach_summed_columns(gradient, marked());
+    result.backward(gradient);
+    CHECK(torch::equal(layer.net.bias.grad(), marked() * times));
+  }
+}
+
+TEST_CASE("sums of a gradient that is no longer what was summed are not used") {
+  torch::manual_seed(2);
+  Layer layer;
+  const std::vector<std::function<Tensor(const Tensor&)>> changes{
+      [](const Tensor& gradient) { return gradient.mul_(2); },
+      [](const Tensor& gradient) {
+        gradient.view({-1}).narrow(0, 3, 2).zero_();  // through a view
+        return gradient;
+      },
+      [](const Tensor& gradient) { return gradient * 2; },
+      [](const Tensor& gradient) { return gradient.view(gradient.sizes()); },
+      [](const Tensor& gradient) { return gradient.detach(); },
+      [](const Tensor& gradient) { return gradient.tensor_data(); },  // it counts versions of its own
+      [](const Tensor& gradient) {
+        CHECK(torch::equal(take_summed_columns(gradient), marked()));  // once
+        return gradient;
+      },
+  };
+  for (std::size_t i = 0; i < changes.size(); ++i) {
+    INFO("change " << i);
+    const auto result = layer.run();
+    auto gradient = gradient_like(result);
+    attach_summed_columns(gradient, marked());
+    gradient = changes[i](gradient);
+    result.backward(gradient);
+    CHECK(torch::equal(layer.take_gradient_of_bias(), gradient.to(torch::kFloat).flatten(0, 1).sum(0)));
+  }
+}
+
+/// Its gradient is a tensor that nobody else holds, with sums that are not its own.
+struct Marking : torch::autograd::Function<Marking> {
+  static Tensor forward(torch::autograd::AutogradContext*, const Tensor& x) { return x.clone(); }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list given) {
+    auto gradient = given[0].clone();
+    attach_summed_columns(gradient, marked());
+    return {std::move(gradient)};
+  }
+};
+
+TEST_CASE("sums of one of two gradients that autograd adds are not used") {
+  torch::manual_seed(3);
+  Layer layer;
+  for (const bool keeps : {false, true}) {  // whether autograd may add in place
+    for (const bool both : {false, true}) {
+      const auto result = layer.run();
+      const auto first = Marking::apply(result);
+      const auto second = both ? Marking::apply(result) : result * 1;
+      const auto gradient = gradient_like(result);
+      Tensor arrived;
+      result.register_hook([&](const Tensor& all) {
+        arrived = all.clone();
+        return Tensor();
+      });
+      torch::autograd::backward({first, second}, {gradient, gradient * 2}, keeps);
+      CHECK(torch::equal(arrived, gradient * 3));
+      CHECK(torch::equal(layer.take_gradient_of_bias(), (gradient * 3).to(torch::kFloat).flatten(0, 1).sum(0)));
+    }
+  }
+}
+
+/// The same gradient, one tensor, to both.
+struct ToBoth : torch::autograd::Function<ToBoth> {
+  static Tensor forward(torch::autograd::AutogradContext*, const Tensor& x, const Tensor& y) { return x + y; }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list given) {
+    const auto gradient = given[0].clone();
+    attach_summed_columns(gradient, marked());
+    return {gradient, gradient};
+  }
+};
+
+TEST_CASE("sums of a gradient that two readers get are used once, and for what was summed") {
+  torch::manual_seed(5);
+  const auto sums_of = [](const Tensor& gradient) { return gradient.to(torch::kFloat).flatten(0, 1).sum(0); };
+  SECTION("two layers") {
+    Layer one, other;
+    const auto left = one.run(), right = other.run();
+    const auto gradient = gradient_like(left);
+    ToBoth::apply(left, right).backward(gradient);
+    const auto of_one = one.take_gradient_of_bias(), of_other = other.take_gradient_of_bias();
+    const bool is_one = torch::equal(of_one, marked());
+    CHECK(torch::equal(is_one ? of_one : of_other, marked()));
+    CHECK(torch::equal(is_one ? of_other : of_one, sums_of(gradient)));
+  }
+  SECTION("a layer, and what autograd adds another gradient to") {
+    for (const bool late : {false, true}) {  // which of the two gradients comes first
+      Layer layer;
+      const auto shortcut = torch::randn({5, 3, 6}, torch::kBFloat16).requires_grad_();
+      const auto copy = shortcut * 1;
+      const auto early = copy * 2;
+      const auto result = layer.run();
+      const auto sum = ToBoth::apply(result, copy);
+      const auto second = late ? early : copy * 2;
+      const auto gradient = gradient_like(sum);
+      Tensor arrived;
+      result.register_hook([&](const Tensor& all) {
+        arrived = all.clone();
+        return Tensor();
+      });
+      torch::autograd::backward({sum, second}, {gradient, gradient});
+      CHECK(torch::equal(arrived, gradient));
+      CHECK(torch::equal(shortcut.grad(), gradient * 3));
+      CHECK(torch::equal(layer.take_gradient_of_bias(), marked()));
+    }
+  }
+}
+
+TEST_CASE("GELU with this history has libtorch's result and gradients, to the bit") {
+  for (const std::string approximate : {"none", "tanh"}) {
+    torch::manual_seed(4);
+    Layer layer(approximate);
+    for (auto* const proceed : {&proceed_summing_columns, &proceed_as_gelu}) {
+      const auto result = layer.run(), operand = result.detach().requires_grad_();
+      const auto ours = layer.gelu_of(result, proceed), theirs = torch::gelu(operand, approximate);
+      const bool sums_columns = proceed == &proceed_summing_columns;
+      CHECK(ours.grad_fn()->name() == (sums_columns ? "GeluAndColumnsBackward" : "GeluBackward"));
+      CHECK(torch::equal(ours, theirs));
+      const auto gradient = gradient_like(ours);
+      Tensor of_operand;
+      result.register_hook([&](const Tensor& made) {
+        of_operand = made.clone();
+        return Tensor();
+      });
+      ours.backward(gradient);
+      theirs.backward(gradient);
+      CHECK(torch::equal(of_operand, operand.grad()));
+    }
+  }
+  const auto plain = torch::randn({3, 6}).requires_grad_();  // no layer behind it
+  CHECK(Layer().gelu_of(plain).grad_fn()->name() == "GeluBackward");
+  const at::NoGradGuard no_grad;
+  CHECK_FALSE(Layer().gelu_of(plain).requires_grad());
+}
+
+TEST_CASE("GELU that reads the result of a layer with a bias alone brings sums along") {
+  Net net;
+  const auto x = torch::randn({5, 4});
+  using Function = std::function<std::vector<Tensor>(const Tensor&)>;
+  const auto concerns = [&](const Function& function) {
+    const auto graph = passes::fold_linear(
+        capture(net, {input_spec(x)}, [&](const std::vector<Tensor>& in) { return function(in[0]); }));
+    return reads_linear_alone(graph, graph.uses(), op_named(graph, "aten::gelu"));
+  };
+  const auto layer = [&](const Tensor& in) { return F::linear(in, net.weight, net.bias); };
+  CHECK(concerns([&](const Tensor& in) { return std::vector{torch::gelu(layer(in))}; }));
+  CHECK_FALSE(concerns([&](const Tensor& in) { return std::vector{torch::gelu(F::linear(in, net.weight))}; }));
+  CHECK_FALSE(concerns([&](const Tensor& in) { return std::vector{torch::gelu(layer(in).tanh())}; }));
+  CHECK_FALSE(concerns([&](const Tensor& in) {
+    const auto y = layer(in);
+    return std::vector{torch::gelu(y) + y};
+  }));
+  CHECK_FALSE(concerns([&](const Tensor& in) {
+    const auto y = layer(in);
+    return std::vector{torch::gelu(y), y};
+  }));
+}
+
+}  // namespace gelu_function_test

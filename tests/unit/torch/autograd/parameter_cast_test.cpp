@@ -1,0 +1,111 @@
+#include "torch/autograd/parameter_cast.hpp"
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include <catch_shim.hpp>
+
+// Casts of parameters, and their gradients, against libtorch's `to`.
+namespace parameter_cast_test {
+
+using namespace autopar;
+using torch::Tensor;
+
+constexpr auto kLast = at::MemoryFormat::ChannelsLast, kPlain = at::MemoryFormat::Contiguous;
+
+ValueInfo form_like(const Tensor& tensor) {
+  ValueInfo info;
+  info.dtype = tensor.scalar_type();
+  for (const auto size : tensor.sizes()) info.sizes.push_back({0, size});
+  for (const auto stride : tensor.strides()) info.strides.push_back({0, stride});
+  return info;
+}
+
+TEST_CASE("casts of parameters lie as they are read, and gradients as parameters do, to the bit") {
+  torch::manual_seed(6);
+  for (const auto type : {torch::kBFloat16, torch::kHalf}) {
+    for (const auto of_parameter : {kPlain, kLast}) {
+      for (const auto of_cast : {kPlain, kLast}) {
+        auto parameter = torch::randn({5, 6, 3, 2}).contiguous(of_parameter).requires_grad_();
+        const auto form = form_like(torch::empty({5, 6, 3, 2}, type).contiguous(of_cast));
+        const auto made = cast_of(parameter, form);
+        CHECK_FALSE(made.requires_grad());
+        if (of_cast == kLast) CHECK(made.is_contiguous(kLast));
+        const auto cast = with_history_of(parameter, made);
+        const auto gradient = torch::randn({5, 6, 3, 2}).to(type).contiguous(of_cast);
+        (cast * gradient).sum().backward();
+        const auto ours = parameter.grad();
+        parameter.mutable_grad() = Tensor();
+        const auto theirs = parameter.to(type);
+        CHECK(torch::equal(made, theirs));
+        (theirs * gradient).sum().backward();
+        CHECK(torch::equal(ours, parameter.grad()));
+        CHECK(ours.strides() == parameter.strides());
+        CHECK(ours.scalar_type() == torch::kFloat);
+      }
+    }
+  }
+}
+
+/// A sum of rows times numbers, which are read in 16 bits and have their gradient in the type of the rows.
+struct Weighted : torch::autograd::Function<Weighted> {
+  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& rows, const Tensor& numbers) {
+    context->save_for_backward({rows});
+    return (rows * numbers).sum();
+  }
+  static std::vector<Tensor> backward(torch::autograd::AutogradContext* context, const std::vector<Tensor>& given) {
+    return {Tensor(), given[0] * context->get_saved_variables()[0].sum(0)};
+  }
+};
+
+TEST_CASE("a gradient of a cast that is made in single precision comes to the parameter as it is, and is added so") {
+  torch::manual_seed(7);
+  const auto parameter = torch::randn({40}).requires_grad_(), rows = torch::randn({30, 40});
+  const auto form = form_like(torch::empty({40}, torch::kBFloat16));
+  const auto gradient_of = [&](const std::function<Tensor(const Tensor&)>& loss) {
+    const auto cast = with_history_of(parameter, cast_of(parameter, form));
+    return torch::autograd::grad({loss(cast)}, {parameter})[0];
+  };
+  const auto of_rows = rows.sum(0), half = rows[0].to(torch::kBFloat16);
+  REQUIRE_FALSE(torch::equal(of_rows, of_rows.to(torch::kBFloat16).to(torch::kFloat)));
+  CHECK(torch::equal(gradient_of([&](const Tensor& cast) { return Weighted::apply(rows, cast); }), of_rows));
+  CHECK(torch::equal(
+      gradient_of([&](const Tensor& cast) { return Weighted::apply(rows, cast) + Weighted::apply(rows, cast); }),
+      of_rows + of_rows));
+  CHECK(torch::equal(gradient_of([&](const Tensor& cast) { return (cast * half).sum().to(torch::kFloat); }),
+                     half.to(torch::kFloat)));
+}
+
+TEST_CASE("a cast has a history where gradients are recorded") {
+  const auto frozen = torch::randn({4, 3}), parameter = torch::randn({4, 3}).requires_grad_();
+  const auto form = form_like(torch::empty({4, 3}, torch::kHalf));
+  CHECK_FALSE(with_history_of(frozen, cast_of(frozen, form)).requires_grad());
+  CHECK(with_history_of(parameter, cast_of(parameter, form)).requires_grad());
+  const torch::NoGradGuard no_grad;
+  CHECK_FALSE(with_history_of(parameter, cast_of(parameter, form)).requires_grad());
+}
+
+TEST_CASE(
+    "a gradient in the form of its parameter is handed on, another is laid out and widened, or left to autograd") {
+  const auto parameter = torch::zeros({4, 6, 3, 3});
+  const auto taken = torch::randn({4, 6, 3, 3}), last = taken.contiguous(kLast), half = last.to(torch::kBFloat16);
+  CHECK(in_form_of(parameter, taken).is_same(taken));
+  CHECK(in_form_of(Tensor(), half).is_same(half));
+  for (const auto& given : {last, half}) {
+    const auto made = in_form_of(parameter, given);
+    CHECK(made.strides() == parameter.strides());
+    CHECK(torch::equal(made, given.to(torch::kFloat)));
+  }
+  const auto laid_out = in_form_of(parameter.contiguous(kLast), half);
+  CHECK(laid_out.is_contiguous(kLast));
+  CHECK(torch::equal(laid_out, half.to(torch::kFloat)));
+  CHECK(in_form_of(parameter.to(torch::kBFloat16), half).is_same(half));
+  CHECK(in_form_of(parameter.to(torch::kBFloat16), last).is_same(last));  // rounded once, where it is added
+  CHECK(in_form_of(parameter.to(torch::kDouble), half).is_same(half));
+  CHECK(in_form_of(torch::zeros({3}), half).is_same(half));
+}
+
+}  // namespace parameter_cast_test
