@@ -163,7 +163,7 @@ TEST_CASE("a later process makes products by the algorithm that was kept, if it 
     products.keep_in(folder());
     const auto to = torch::empty({4096, 2048}, a.options());
     const autopar::MatrixProduct product{a, b, {}, to};
-    REQUIRE(products.queue(product, *autopar::form_of_product(product)));
+    REQUIRE(products.queue(product));
     return to;
   };
   const auto first = made_by_new();

@@ -92,7 +92,6 @@ Tensor form_of_dense(const Tensor& x, const Tensor& weight, const Tensor&) {
 }
 Tensor form_of_gated(const Tensor& x, const Tensor&) { return at::empty_like(x); }
 Tensor form_of_rows(const Tensor& x) { return at::empty_like(x); }
-Tensor form_of_number(const Tensor& x) { return at::empty({}, x.options()); }
 
 }  // namespace
 

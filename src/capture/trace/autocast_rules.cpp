@@ -170,9 +170,9 @@ at::ScalarType widest(const torch::jit::Stack& stack, std::size_t base, at::Scal
 
 }  // namespace
 
-void cast_as_defined(const c10::OperatorHandle& op, at::ScalarType low, torch::jit::Stack& stack) {
+bool cast_as_defined(const c10::OperatorHandle& op, at::ScalarType low, torch::jit::Stack& stack) {
   const auto rule = ops::definition_of(op).autocast;
-  if (rule == AutocastRule::kAsLibtorch || rule == AutocastRule::kNone) return;
+  if (rule == AutocastRule::kAsLibtorch || rule == AutocastRule::kNone) return false;
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const auto base = stack.size() - op.schema().arguments().size();
   const auto type = rule == AutocastRule::kLow       ? low
@@ -187,6 +187,7 @@ void cast_as_defined(const c10::OperatorHandle& op, at::ScalarType low, torch::j
       stack[i] = c10::List<at::Tensor>(tensors);
     }
   }
+  return true;
 }
 
 std::size_t lowered_arguments(const c10::OperatorHandle& op) {
@@ -198,7 +199,7 @@ std::size_t lowered_arguments(const c10::OperatorHandle& op) {
 bool is_free_of_autocast(const c10::OperatorHandle& op) {
   const auto& def = ops::definition_of(op);
   const bool is_twin = op.schema().name() != def.name;  // written with the functional one
-  return def.autocast != AutocastRule::kAsLibtorch && !is_twin;
+  return def.autocast == AutocastRule::kNone && !is_twin;
 }
 
 }  // namespace autopar::detail

@@ -23,7 +23,8 @@ namespace autopar::detail {
 
 /// Casts the arguments of an operator as its definition says (`OpDef::autocast`); the caller calls it.
 /// @param low  autocast's element type
-void cast_as_defined(const c10::OperatorHandle& op, at::ScalarType low, torch::jit::Stack& stack);
+/// @return whether it does: the operator is then recorded as it is
+[[nodiscard]] bool cast_as_defined(const c10::OperatorHandle& op, at::ScalarType low, torch::jit::Stack& stack);
 
 /// How many of an operator's first arguments such a program casts where they are parameters, buffers or arguments: none
 /// of losses, recurrent layers and conversions, the values alone of norms with running statistics, whose kernels take

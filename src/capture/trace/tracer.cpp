@@ -114,14 +114,14 @@ bool Tracer::resolve_autocast(const c10::OperatorHandle& op, torch::jit::Stack* 
     const auto given = put_on_cpu(op, *stack);
     if (call_low_kernel(op, stack)) return true;
     for (const auto& [position, argument] : given) (*stack)[position] = argument;
-    cast_as_defined(op, *options_.compute_type, *stack);
+    static_cast<void>(cast_as_defined(op, *options_.compute_type, *stack));
     return false;
   }
   if (options_.autocast_device) {
     const auto given = put_on_cpu(op, *stack);
     if (call_autocast_kernel(op, *options_.autocast_device, stack)) return true;
     for (const auto& [position, argument] : given) (*stack)[position] = argument;
-    cast_as_defined(op, at::autocast::get_autocast_dtype(*options_.autocast_device), *stack);
+    if (cast_as_defined(op, at::autocast::get_autocast_dtype(*options_.autocast_device), *stack)) return false;
   }
   if (is_free_of_autocast(op)) return false;
   for (const auto key : {kAutocast, kComposite}) {

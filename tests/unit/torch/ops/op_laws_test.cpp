@@ -512,7 +512,7 @@ TEST_CASE("a rule of tensor shards that gives other results is found", "[op_laws
   check_found("rows_shards", unary("rows_shards"), law,
               {"with dim 2 of x in 2 slices, result 0 of shard 0: max abs difference"});
   check_found("layer_biases", of_layer("layer_biases"), law, {"in 2 slices, result 0 of shard 0: max abs difference"});
-  check_found("layer_dropped", of_layer("layer_dropped", /*with_bias=*/false), law, {"and the call has none"});
+  check_found("layer_dropped", of_layer("layer_dropped", /*with_bias=*/false), law, {"is of calls with a bias"});
   check_found("cube_results", unary("cube_results"), law, {"0 layouts for 1 results"});
   check_found("cube_units", unary("cube_units"), law, {"do not fit result 0, [6, 4, 8] Double"});
 }
