@@ -1,0 +1,22 @@
+# cmake -DSOURCE=<repository> -DBUILD=<build tree> -DWORK=<folder> -DPROGRAM=<program> -DOPTIONS=<list> -P run.cmake: builds
+# the libraries with AUTOPAR_KERNELS=OFF, and fails unless the program prints the same text with these and with BUILD's.
+cmake_minimum_required(VERSION 3.25)
+
+execute_process(COMMAND ${CMAKE_COMMAND} -S "${SOURCE}" -B "${WORK}" ${OPTIONS} -DAUTOPAR_KERNELS=OFF
+  -DAUTOPAR_BUILD_TESTS=OFF -DAUTOPAR_BUILD_EXAMPLES=OFF -DAUTOPAR_BUILD_TOOLS=OFF OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)
+execute_process(COMMAND ${CMAKE_COMMAND} --build "${WORK}" --target autopar_torch OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)
+set(texts)
+foreach(libraries IN ITEMS "${BUILD}" "${WORK}")
+  execute_process(COMMAND ${CMAKE_COMMAND} -E env "LD_LIBRARY_PATH=${libraries}" OMP_NUM_THREADS=1 "${PROGRAM}"
+    OUTPUT_VARIABLE text ERROR_VARIABLE log RESULT_VARIABLE status)
+  if(NOT status EQUAL 0)
+    message(FATAL_ERROR "with the libraries of ${libraries} the program ends with ${status}:\n${log}")
+  endif()
+  list(APPEND texts "${text}")
+endforeach()
+list(GET texts 0 with)
+list(GET texts 1 without)
+if(NOT with STREQUAL without OR with STREQUAL "")
+  message(FATAL_ERROR "losses and parameters differ, with kernels:\n${with}\nwithout:\n${without}")
+endif()
+message(STATUS "equal with and without kernels:\n${with}")
