@@ -19,8 +19,9 @@ namespace autopar {
 /// and so is what it keeps: its operand.
 void proceed_as_gelu(ReplayCall& call);
 
-/// Likewise, with a history whose gradient brings along sums over its rows: the gradient of the linear layer's bias,
-/// which would read it once more. Where the layer takes none (`takes_summed_columns`) the gradient is libtorch's.
+/// Likewise, with an autograd function whose gradient brings along sums over its rows: the gradient of the linear
+/// layer's bias, which would read it once more. Where the layer takes none (`takes_summed_columns`) the gradient is
+/// libtorch's.
 void proceed_summing_columns(ReplayCall& call);
 
 }  // namespace autopar

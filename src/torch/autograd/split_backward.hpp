@@ -46,8 +46,8 @@ struct SplitBackward : BackwardParts {
 void proceed_splitting(ReplayCall& call, const SplitBackward& split, const std::shared_ptr<DeferredGradients>& deferred,
                        const std::shared_ptr<SideStream>& side = nullptr);
 
-/// Whether its history is that of such a linear layer with a bias in training: the gradient of it may come with sums
-/// over its rows (fused/summed_columns.hpp), and is not read for them then.
+/// Whether its autograd node is that of such a linear layer with a bias in training: the gradient of it may come with
+/// sums over its rows (fused/summed_columns.hpp), and is not read for them then.
 [[nodiscard]] bool takes_summed_columns(const at::Tensor& result);
 
 }  // namespace autopar

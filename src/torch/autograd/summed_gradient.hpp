@@ -11,7 +11,7 @@
 
 namespace autopar {
 
-/// The history of a whole value that operators on slices read (ShardMove::kCopy, kAssemble): each tensor shard's
+/// The autograd node of a whole value that operators on slices read (ShardMove::kCopy, kAssemble): each tensor shard's
 /// gradient of it is a term of a sum. Weight gradients of its readers are made while the sum is under way, and given
 /// from here.
 /// @source Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters": column-parallel
@@ -24,9 +24,9 @@ class SummedGradient : public torch::autograd::Node {
   /// Gradients of some parameters, made when they are called for; keeps what it needs alive.
   using Make = std::function<std::vector<at::Tensor>()>;
 
-  /// @param own  what the value was made of. @return the value, with this history if own has a gradient
+  /// @param own  what the value was made of. @return the value, with this node if own has a gradient
   [[nodiscard]] static at::Tensor over(const at::Tensor& own, const at::Tensor& value, Sum sum);
-  /// The history of a value, if it is of this kind; else null.
+  /// The node of a value, if it is of this kind; else null.
   [[nodiscard]] static std::shared_ptr<SummedGradient> of(const at::Tensor& value);
 
   /// A reader of the value leaves to this the gradients of its parameters. @return the place of the first

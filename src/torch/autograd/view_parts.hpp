@@ -17,10 +17,10 @@ namespace autopar {
 /// @cost O(ops) for operators of these names
 [[nodiscard]] bool takes_apart(const OpGraph& graph, OpId op);
 
-/// Runs such an operator with a history that puts the gradients of the parts together as the tensor itself lies in
-/// memory. libtorch puts them together contiguously; where the tensor is a permuted view, as attention's queries, keys
-/// and values are of one product, it then copies them once more. Gradients that lie so already (`joined_form_of`) are
-/// handed on as they are. Same values to the bit.
+/// Runs such an operator with an autograd function that puts the gradients of the parts together as the tensor itself
+/// lies in memory. libtorch puts them together contiguously; where the tensor is a permuted view, as attention's
+/// queries, keys and values are of one product, it then copies them once more. Gradients that lie so already
+/// (`joined_form_of`) are handed on as they are. Same values to the bit.
 /// @pre nobody writes the tensor's memory after the call
 void proceed_in_parts(ReplayCall& call);
 
@@ -29,9 +29,10 @@ void proceed_in_parts(ReplayCall& call);
 /// @param uses  graph.uses()
 [[nodiscard]] bool takes_linear_apart(const OpGraph& graph, const std::vector<std::vector<OpId>>& uses, OpId op);
 
-/// Runs such an operator with a history that leads past the views to the layer: it gets the very tensor in which the
-/// gradients are put together, and with it, on a GPU, sums over its rows, which its bias's gradient would read all of
-/// it for. Where the layer takes none (`takes_summed_columns`) as `proceed_in_parts`. Same values to the bit.
+/// Runs such an operator with an autograd function that leads past the views to the layer: it gets the very tensor in
+/// which the gradients are put together, and with it, on a GPU, sums over its rows, which its bias's gradient would
+/// read all of it for. Where the layer takes none (`takes_summed_columns`) as `proceed_in_parts`. Same values to the
+/// bit.
 void proceed_in_parts_of_linear(ReplayCall& call);
 
 /// Where a part lies in a tensor.

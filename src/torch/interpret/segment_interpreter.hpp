@@ -39,10 +39,9 @@ struct Segment {
 
 /// Runs the operators of a stage on slices of the batch. Segments that are to be recomputed keep what enters them and
 /// nothing else; their backward first runs them a second time, with the same operators on the same values, draws and
-/// modes, so with the same results to the bit, and then goes through that run's history, which is gone when it ends.
+/// modes, so with the same results to the bit, and then goes through that run's nodes, which are gone when it ends.
 /// Batch statistics and written buffers are those of the first run. Backwards of segments are whole: nothing is
 /// deferred.
-///
 ///
 /// A gradient that several operators of a segment add to is summed there first: where more than two are added, the last
 /// bit of the sum may differ from that of a run without segments.

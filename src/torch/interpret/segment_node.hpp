@@ -15,14 +15,14 @@
 
 namespace autopar {
 
-/// The history of what leaves a segment: keeps what entered, and in the backward runs the segment again.
+/// The autograd node of what leaves a segment: keeps what entered, and in the backward runs the segment again.
 class SegmentNode : public torch::autograd::Node {
  public:
   /// Before the segment's first run. @param runner, segment, values  must outlive the node
   SegmentNode(OpInterpreter& runner, const Segment& segment, Environment& values, const SliceContext& slice,
               std::size_t batch_norms);
 
-  /// After the first run: what leaves gets this history in place of that run's.
+  /// After the first run: what leaves gets this node in place of that run's.
   static void attach(const std::shared_ptr<SegmentNode>& node);
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override;
