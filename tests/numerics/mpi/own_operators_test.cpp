@@ -25,12 +25,14 @@ struct Mixing : torch::nn::Module {
 TEST_CASE("operators of a user: ranks that registered other versions are named") {
   ap::World world(0, nullptr);
   const int version = world.rank() == 1 ? 7 : 5;
-  ap::register_op({.name = "own_operators::mixed",
-                   .version = version,
-                   .over_samples = [](const ap::OpCall&) { return ap::BatchTyping::mixes("it centres the batch"); }});
+  ap::register_op({.name = "own_operators::mixed", .version = version, .over_samples = [](const ap::OpCall&) {
+                     return ap::BatchTyping::mixes("it centres the batch");
+                   }});
   ap::AutoParallel<Mixing> model(world, std::make_shared<Mixing>());
   check_says({"the ranks disagree", "rank 0 has registered own_operators::mixed 5", "rank 1 own_operators::mixed 7"},
-             [&] { model(torch::randn({4, 3})); });
+             [&] {
+               model(torch::randn({4, 3}));
+             });
 }
 
 }  // namespace own_operators_mpi_test
