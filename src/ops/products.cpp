@@ -1,5 +1,3 @@
-#include "ops/products.hpp"
-
 #include <algorithm>
 #include <cctype>
 #include <map>
@@ -12,6 +10,22 @@
 namespace autopar::ops {
 
 namespace {
+
+/// One a dim: dims with equal labels run together, and those whose label the result lacks are summed.
+using Labels = std::vector<int>;
+
+/// A product of tensors, summed over some of its dims.
+struct Contraction {
+  std::vector<ValueId> operands;
+  std::vector<Labels> labels;  ///< like operands
+  Labels result;
+};
+
+/// Whether an op adds its first operand to the product: addmm and its relatives.
+bool has_addend(const OpCall& op) {
+  const auto name = op.base_name();
+  return name == "addmm" || name == "addmv" || name == "baddbmm" || name == "addbmm";
+}
 
 constexpr int kRow = -1, kColumn = -2, kSummed = -3;  // other labels: broadcast dims, counted from the right
 
@@ -137,6 +151,30 @@ BatchTyping with_addend(const OpCall& op, BatchTyping product) {
   return product;
 }
 
+/// The product without what is added to it; nothing if an equation is not understood.
+std::optional<Contraction> contraction_of(const OpCall& op) {
+  const auto operands = op.tensors();
+  const auto name = op.base_name();
+  if (name == "einsum") return einsum_of(op);
+  if (name == "outer" || name == "ger") return Contraction{operands, {{kRow}, {kColumn}}, {kRow, kColumn}};
+  if (name == "inner") {
+    Contraction product{operands, {{}, {}}, {}};
+    for (std::size_t k = 0; k < 2; ++k) {
+      for (std::int64_t i = 0; i + 1 < op.rank(operands[k]); ++i) {
+        product.labels[k].push_back(static_cast<int>(100 * (static_cast<int>(k) + 1) + i));
+        product.result.push_back(product.labels[k].back());
+      }
+      if (op.rank(operands[k]) > 0) product.labels[k].push_back(kSummed);
+    }
+    return product;
+  }
+  if (name == "addbmm") {  // sums over the first dim of both
+    return Contraction{{operands[1], operands[2]}, {{1, kRow, kSummed}, {1, kSummed, kColumn}}, {kRow, kColumn}};
+  }
+  if (has_addend(op)) return matmul_of(op, operands[1], operands[2]);
+  return matmul_of(op, operands[0], operands[1]);
+}
+
 BatchTyping product(const OpCall& op) {
   const auto contraction = contraction_of(op);
   if (!contraction) return BatchTyping::mixes("its equation is not understood");
@@ -201,10 +239,7 @@ std::optional<Affine> flops_of_product(const OpCall& op) {
   return line_through(flops_at(1), flops_at(2));
 }
 
-SavedBytes saved_by_contraction(const OpCall& op) {
-  const auto factors = factors_of(op);
-  return {factors.size() == 2 ? factors_to_keep(op, factors) : op.tensors(), {}};
-}
+SavedBytes saved_by_contraction(const OpCall& op) { return {factors_to_keep(op, factors_of(op)), {}}; }
 
 std::optional<Affine> flops_of_distances(const OpCall& op) {
   return elements(op.result_sizes()) * static_cast<double>(2 * last_size(op.sizes(op.first_tensor())));
@@ -258,34 +293,6 @@ void drop_addend(OpNode& node) {
 }
 
 }  // namespace
-
-bool has_addend(const OpCall& op) {
-  const auto name = op.base_name();
-  return name == "addmm" || name == "addmv" || name == "baddbmm" || name == "addbmm";
-}
-
-std::optional<Contraction> contraction_of(const OpCall& op) {
-  const auto operands = op.tensors();
-  const auto name = op.base_name();
-  if (name == "einsum") return einsum_of(op);
-  if (name == "outer" || name == "ger") return Contraction{operands, {{kRow}, {kColumn}}, {kRow, kColumn}};
-  if (name == "inner") {
-    Contraction product{operands, {{}, {}}, {}};
-    for (std::size_t k = 0; k < 2; ++k) {
-      for (std::int64_t i = 0; i + 1 < op.rank(operands[k]); ++i) {
-        product.labels[k].push_back(static_cast<int>(100 * (static_cast<int>(k) + 1) + i));
-        product.result.push_back(product.labels[k].back());
-      }
-      if (op.rank(operands[k]) > 0) product.labels[k].push_back(kSummed);
-    }
-    return product;
-  }
-  if (name == "addbmm") {  // sums over the first dim of both
-    return Contraction{{operands[1], operands[2]}, {{1, kRow, kSummed}, {1, kSummed, kColumn}}, {kRow, kColumn}};
-  }
-  if (has_addend(op)) return matmul_of(op, operands[1], operands[2]);
-  return matmul_of(op, operands[0], operands[1]);
-}
 
 void add_products(OpList& list) {
   OpDef def;

@@ -56,7 +56,7 @@ struct SumOperands {
 [[nodiscard]] bool requires_grad(const OpCall& op, ValueId value);
 /// Whether a backward will visit the op.
 [[nodiscard]] bool is_differentiable(const OpCall& op);
-/// Each of two factors that the other's gradient needs.
+/// Each of two factors that the other's gradient needs; of other numbers of factors, all operands.
 [[nodiscard]] std::vector<ValueId> factors_to_keep(const OpCall& op, const std::vector<ValueId>& factors);
 
 /// Products that the backward needs: one for each of the first two factors with a gradient.

@@ -39,8 +39,6 @@ constexpr CustomFunction kFunctions[] = {
 
 }  // namespace
 
-std::span<const CustomFunction> custom_functions() { return kFunctions; }
-
 const CustomFunction* custom_function_of(const FunctionSite& site) {
   const auto found = std::ranges::find_if(kFunctions, [&](const CustomFunction& each) { return each.applies(site); });
   return found == std::end(kFunctions) ? nullptr : &*found;

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <span>
 #include <string_view>
 #include <vector>
 
@@ -28,10 +27,7 @@ struct CustomFunction {
   void (*run)(ReplayCall& call);
 };
 
-/// All of them; of several that apply, the first runs.
-[[nodiscard]] std::span<const CustomFunction> custom_functions();
-
-/// The one that runs an operator; null: libtorch does.
+/// The one that runs an operator: the first of the list that applies; null: libtorch runs it.
 [[nodiscard]] const CustomFunction* custom_function_of(const FunctionSite& site);
 
 }  // namespace autopar
