@@ -16,7 +16,7 @@
 #include "kernels/table_gradient_source.hpp"
 #include "kernels/update_source.hpp"
 
-namespace autopar {
+namespace autopar::kernels {
 
 /// The kernels of this layer, but for those of point-wise groups. What compiles for long comes first.
 [[nodiscard]] inline std::vector<KernelSource> all_kernels() {
@@ -25,4 +25,4 @@ namespace autopar {
           kClassLossKernels, kJoinedPartsKernels, kStridedCopyKernels,      kTableGradientKernels};
 }
 
-}  // namespace autopar
+}  // namespace autopar::kernels

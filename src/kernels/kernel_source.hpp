@@ -1,6 +1,6 @@
 #pragma once
 
-namespace autopar {
+namespace autopar::kernels {
 
 /// CUDA C of kernels that the library brings along, compiled behind `kKernelPrelude` where they first run. Of static
 /// storage: the text's address is what they are remembered by. Functions are `extern "C"`.
@@ -139,4 +139,4 @@ __device__ void sum_blocks(const float* partial, int blocks, int channels, doubl
 }
 )";
 
-}  // namespace autopar
+}  // namespace autopar::kernels

@@ -2,7 +2,7 @@
 
 #include "kernels/kernel_source.hpp"
 
-namespace autopar {
+namespace autopar::kernels {
 
 /// How the kernels of a table's gradient are launched: blocks across the columns and down the parts of the indices.
 struct TableGradientShape {
@@ -13,6 +13,96 @@ struct TableGradientShape {
 static_assert(TableGradientShape::kPacks == 32 && TableGradientShape::kParts == 4 && TableGradientShape::kOfPart == 64,
               "as in the text");
 
+inline constexpr char kTableGradientText[] = R"(
+constexpr int kPacks = 32, kParts = 4, kOfPart = 64, kFlight = 8;
+
+// Columns of one thread's numbers.
+template <int V> struct Columns {
+  float* table;
+  float* partial;
+  int columns, first;
+  __device__ float* of_entry(int entry) const { return table + (long long)entry * columns + first; }
+  // Of an entry that begins before the part, or with it, the first row; else the second.
+  __device__ float* of_part(int part, bool begins_within) const {
+    return partial + (2ll * part + (begins_within ? 1 : 0)) * columns + first;
+  }
+};
+
+template <class T>
+__device__ void add_rows(const Words<T>* rows, const int* indices, const long long* order, float* table, float* partial,
+                         int count, int packs, int padding) {
+  constexpr int V = 16 / sizeof(T);
+  const int pack = blockIdx.x * kPacks + threadIdx.x, part = blockIdx.y * kParts + threadIdx.y;
+  const int begin = part * kOfPart, end = begin + kOfPart < count ? begin + kOfPart : count;
+  if (pack >= packs || begin >= count) return;
+  const Columns<V> to = {table, partial, packs * V, pack * V};
+  float sum[V] = {};
+  int first = begin;  // index of an entry
+  for (int at = begin; at < end; at += kFlight) {
+    Words<T> taken[kFlight];
+#pragma unroll
+    for (int i = 0; i < kFlight; ++i)
+      if (at + i < end) taken[i] = rows[order[at + i] * packs + pack];
+#pragma unroll
+    for (int i = 0; i < kFlight; ++i) {
+      const int now = at + i;
+      if (now >= end) break;
+#pragma unroll
+      for (int v = 0; v < V; ++v) sum[v] += taken[i][v];
+      const int entry = indices[now];
+      if (now + 1 < end && indices[now + 1] == entry) continue;
+      const bool begins_before = first == begin && begin > 0 && indices[begin - 1] == entry;
+      const bool goes_on = now + 1 == end && end < count && indices[end] == entry;
+      if (begins_before || goes_on) {
+        write_sums(sum, to.of_part(part, first > begin));
+      } else if (entry != padding) {
+        write_sums(sum, to.of_entry(entry));
+      }
+      for (int v = 0; v < V; ++v) sum[v] = 0;
+      first = now + 1;
+    }
+  }
+}
+
+// A thread has four columns of the entry that begins in its part and goes on behind it.
+extern "C" __global__ void add_parts_f32(const int* indices, float* table, float* partial, int count, int packs,
+                                         int padding) {
+  const int pack = blockIdx.x * kPacks + threadIdx.x, part = blockIdx.y * kParts + threadIdx.y;
+  const int begin = part * kOfPart, end = begin + kOfPart;
+  if (pack >= packs || end >= count) return;
+  const int entry = indices[end];
+  if (indices[end - 1] != entry || entry == padding) return;
+  const bool begins_within = indices[begin] != entry;
+  if (!begins_within && begin > 0 && indices[begin - 1] == entry) return;
+  int last = end, beyond = count;  // the entry's last index is in [last, beyond)
+  while (beyond - last > 1) {
+    const int middle = last + (beyond - last) / 2;
+    if (indices[middle] == entry) last = middle;
+    else beyond = middle;
+  }
+  const Columns<4> to = {table, partial, packs * 4, pack * 4};
+  float sum[4];
+  for (int v = 0; v < 4; ++v) sum[v] = to.of_part(part, begins_within)[v];
+  const int parts = last / kOfPart;
+#pragma unroll 8
+  for (int other = part + 1; other <= parts; ++other) {
+    const Words<float> more = *(const Words<float>*)to.of_part(other, false);
+    for (int v = 0; v < 4; ++v) sum[v] += more[v];
+  }
+  write_sums(sum, to.of_entry(entry));
+}
+
+#define KERNEL(T, name)                                                                                              \
+  extern "C" __global__ void __launch_bounds__(kPacks * kParts)                                                        \
+      add_rows_##name(const Words<T>* rows, const int* indices, const long long* order, float* table, float* partial, \
+                      int count, int packs, int padding) {                                                           \
+    add_rows(rows, indices, order, table, partial, count, packs, padding);                                           \
+  }
+KERNEL(float, f32)
+KERNEL(Half, f16)
+KERNEL(Brain, bf16)
+)";
+
 /// CUDA C of the gradient of a table [entries, columns] from that of what was looked up in it, rows [count, columns] of
 /// type T without gaps. `indices` are sorted, and `order` says which row each is of. A part of the indices is summed in
 /// their order, whole entries to the table, in single precision; of an entry that others of its indices lie before or
@@ -20,6 +110,6 @@ static_assert(TableGradientShape::kPacks == 32 && TableGradientShape::kParts == 
 ///  `add_rows_T`    what of the table has whole entries in some part, and partial
 ///  `add_parts_f32`  entries that lie in several parts
 /// The rest of the table stays as it is, and so does entry `padding`.
-extern const KernelSource kTableGradientKernels;
+inline constexpr KernelSource kTableGradientKernels{"table_gradient.cu", kTableGradientText};
 
-}  // namespace autopar
+}  // namespace autopar::kernels

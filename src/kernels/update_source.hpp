@@ -4,7 +4,7 @@
 
 #include "kernels/kernel_source.hpp"
 
-namespace autopar {
+namespace autopar::kernels {
 
 /// The arguments of a launch: tensors, and the first of the blocks that each has.
 struct UpdateTable {
@@ -34,6 +34,117 @@ static_assert(UpdateTable::kMost == 72 && UpdateTable::kStates == 2 && UpdateTab
                   sizeof(AdamNumbers) <= sizeof(SgdNumbers),
               "as in the text, and as launches take it");
 
+inline constexpr char kUpdateText[] = R"(
+struct Table {
+  float* parameter[72]; const float* gradient[72]; float* state[2][72];
+  void* copy[72]; long long size[72]; int first_block[72]; int count;
+};
+
+struct Adam {
+  static constexpr int kStates = 2;
+  float lr, beta1, beta2, weight_decay, eps, correction1, root_of_correction2; int is_decay_decoupled;
+  __device__ void update(float& p, float g, float& m, float& v) const {
+    if (weight_decay != 0) {
+      if (is_decay_decoupled) p -= lr * weight_decay * p;
+      else g += p * weight_decay;
+    }
+    m = fmaf(beta1, m, fmaf(-beta1, g, g));
+    v = fmaf(beta2, v, fmaf(-beta2, g * g, g * g));
+    p -= lr / correction1 * m / (sqrtf(v) / root_of_correction2 + eps);
+  }
+};
+template <int States> struct Sgd {
+  static constexpr int kStates = States;
+  double lr, weight_decay, momentum, undamped; int is_nesterov, is_first;
+  __device__ void update(float& p, float g, float& m, float&) const {
+    if (weight_decay != 0) g += weight_decay * p;
+    if (States > 0) {
+      const double made = is_first ? g : momentum * m + undamped * g;
+      m = made;
+      g = is_nesterov ? g + momentum * made : made;
+    }
+    p -= lr * g;
+  }
+};
+
+template <class T> struct alignas(4 * sizeof(T)) Four { T at[4]; };
+constexpr int kThreads = 256, kOfBlock = 2048, kFours = kOfBlock / kThreads / 4;
+
+// A block's part of a tensor.
+template <class Copy> struct Part {
+  float* __restrict__ p;
+  const float* __restrict__ g;
+  float* __restrict__ state[2];
+  Copy* __restrict__ copy;
+  int size;
+
+  __device__ explicit Part(const Table& table) {
+    const int block = blockIdx.x;
+    int t = 0;
+    for (int beyond = table.count; t + 1 < beyond;) {
+      const int middle = (t + beyond) / 2;
+      if (table.first_block[middle] <= block) t = middle; else beyond = middle;
+    }
+    const long long begin = (long long)(block - table.first_block[t]) * kOfBlock, left = table.size[t] - begin;
+    size = left < kOfBlock ? left : kOfBlock;
+    p = table.parameter[t] + begin;
+    g = table.gradient[t] + begin;
+    for (int s = 0; s < 2; ++s) state[s] = table.state[s][t] ? table.state[s][t] + begin : 0;
+    copy = table.copy[t] ? (Copy*)table.copy[t] + begin : 0;
+  }
+  // Whether it is as long as a block's may be, and fours of its elements lie together.
+  __device__ bool is_whole() const {
+    typedef unsigned long long Address;
+    const Address all = (Address)p | (Address)g | (Address)state[0] | (Address)state[1];
+    return size == kOfBlock && (all & 15) == 0 && ((Address)copy & (4 * sizeof(Copy) - 1)) == 0;
+  }
+};
+
+template <class Copy, class Rule> __device__ void step_whole(const Part<Copy>& part, const Rule& by) {
+  typedef Four<float> Numbers;
+  Numbers p[kFours], g[kFours], state[2][kFours];
+  int at[kFours];
+  for (int f = 0; f < kFours; ++f) {
+    at[f] = 4 * (f * kThreads + threadIdx.x);
+    p[f] = *(const Numbers*)(part.p + at[f]);
+    g[f] = *(const Numbers*)(part.g + at[f]);
+    for (int s = 0; s < Rule::kStates; ++s) state[s][f] = *(const Numbers*)(part.state[s] + at[f]);
+  }
+  for (int f = 0; f < kFours; ++f) {
+    Four<Copy> rounded;
+    for (int v = 0; v < 4; ++v) {
+      by.update(p[f].at[v], g[f].at[v], state[0][f].at[v], state[1][f].at[v]);
+      store(rounded.at[v], p[f].at[v]);
+    }
+    *(Numbers*)(part.p + at[f]) = p[f];
+    for (int s = 0; s < Rule::kStates; ++s) *(Numbers*)(part.state[s] + at[f]) = state[s][f];
+    if (part.copy) *(Four<Copy>*)(part.copy + at[f]) = rounded;
+  }
+}
+
+template <class Copy, class Rule> __device__ void step(const Table& table, const Rule& by) {
+  const Part<Copy> part(table);
+  if (part.is_whole()) {
+    step_whole(part, by);
+    return;
+  }
+  for (int i = threadIdx.x; i < part.size; i += kThreads) {
+    float none = 0;
+    by.update(part.p[i], part.g[i], Rule::kStates > 0 ? part.state[0][i] : none,
+              Rule::kStates > 1 ? part.state[1][i] : none);
+    if (part.copy) store(part.copy[i], part.p[i]);
+  }
+}
+
+#define KERNEL(name, Copy, ...)                                                                  \
+  extern "C" __global__ void __launch_bounds__(kThreads)                                         \
+  name(const __grid_constant__ Table table, const __grid_constant__ __VA_ARGS__ by) { step<Copy>(table, by); }
+#define KERNELS(rule, ...) KERNEL(rule##_bf16, Brain, __VA_ARGS__) KERNEL(rule##_f16, Half, __VA_ARGS__)
+KERNELS(adam, Adam)
+KERNELS(sgd, Sgd<0>)
+KERNELS(momentum, Sgd<1>)
+)";
+
 /// CUDA C of `{adam,sgd,momentum}_{bf16,f16}(UpdateTable, AdamNumbers or SgdNumbers)`: a step which reads the gradient
 /// and writes parameter, state and the parameter's copy in that type. Each element's arithmetic is that of libtorch's
 /// fused kernels, in its order: Adam in single precision, SGD with numbers in double.
@@ -45,6 +156,6 @@ static_assert(UpdateTable::kMost == 72 && UpdateTable::kStates == 2 && UpdateTab
 /// hints that what is read and written is not read again 2.94 to 2.99; as many blocks as run at once, which go from
 /// stretch to stretch, 2.65 to 2.85; bulk copies through shared memory 2.83 to 2.89. SGD moves 3.04, with
 /// momentum 3.00, in a benchmark of 1.2 G elements.
-extern const KernelSource kUpdateKernels;
+inline constexpr KernelSource kUpdateKernels{"update.cu", kUpdateText};
 
-}  // namespace autopar
+}  // namespace autopar::kernels

@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "capture/ir/cross_entropy.hpp"
 #include "ops/losses.hpp"
 #include "ops/op_list.hpp"
 #include "ops/rules.hpp"

@@ -1,10 +1,16 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 
 #include <autopar/capture/op_def.hpp>
 
 namespace autopar::ops {
+
+/// Arguments of aten::cross_entropy_loss.
+struct CrossEntropyArgument {
+  enum : std::int32_t { kLogits, kTarget, kWeight, kReduction, kIgnoreIndex, kLabelSmoothing };
+};
 
 /// Types cross entropy of logits, or of the features that they are made of.
 [[nodiscard]] BatchTyping class_loss(const OpCall& op);

@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
-#include "capture/ir/batch_norm_relu.hpp"
 #include "kernels/batch_norm_source.hpp"
 #include "torch/device/device_context.hpp"
+#include "torch/fused/fused_ops.hpp"
 #include "torch/fused/summed_columns.hpp"
 
 #include "gpu/kernel_error.hpp"
@@ -38,7 +38,7 @@ Twice joined(const Tensor& x, const optional<Tensor>& weight, const optional<Ten
              const Tensor& variance, const optional<Tensor>& residual, bool relu) {
   using Operator = Twice(const Tensor&, const optional<Tensor>&, const optional<Tensor>&, const optional<Tensor>&,
                          const optional<Tensor>&, bool, double, double, bool, const optional<Tensor>&, bool);
-  static const auto op = gpu_test::operator_named<Operator>(ap::kBatchNormRelu);
+  static const auto op = gpu_test::operator_named<Operator>(ap::fused::kBatchNormRelu);
   return op.call(x, weight, bias, mean, variance, true, 0.3, 1e-5, true, residual, relu);
 }
 
@@ -98,7 +98,7 @@ const std::vector<Case> kCases{
 };
 
 TEST_CASE("A batch norm, an addition and ReLU in kernels of their own are libtorch's", "[gpu]") {
-  REQUIRE(ap::context_of(at::kCUDA).has_kernels(ap::kBatchNormKernels, 0));
+  REQUIRE(ap::context_of(at::kCUDA).has_kernels(ap::kernels::kBatchNormKernels, 0));
   for (const auto& one : kCases) {
     INFO(c10::IntArrayRef(one.sizes) << (one.residual ? ", residual" : "") << (one.relu ? ", ReLU" : ""));
     const auto exact = outcome(one, at::kDouble, apart);
@@ -156,7 +156,7 @@ struct Summing : torch::autograd::Function<Summing> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
                                                  torch::autograd::variable_list given) {
     auto gradient = given[0].clone();
-    ap::attach_summed_columns(gradient, gradient.sum(0));
+    ap::fused::attach_summed_columns(gradient, gradient.sum(0));
     return {std::move(gradient)};
   }
 };
@@ -170,7 +170,7 @@ TEST_CASE("Sums of a gradient's columns end where ReLU's gradient is written ove
     const auto [result, second] = joined(x, numbers(1), numbers(0), numbers(0), numbers(1), residual, relu);
     const auto gradient = torch::autograd::grad({Summing::apply(result)}, {residual}, {given})[0];
     CHECK(torch::equal(gradient, relu ? given * (result > 0) : given));
-    const auto sums = ap::take_summed_columns(gradient);
+    const auto sums = ap::fused::take_summed_columns(gradient);
     CHECK(sums.defined() == !relu);
     if (sums.defined()) CHECK(torch::equal(sums, given.sum(0)));
   }

@@ -24,7 +24,7 @@ using torch::Tensor;
 constexpr auto kLast = at::MemoryFormat::ChannelsLast;
 
 TEST_CASE("copies of weights between layouts on a GPU are libtorch's, to the bit", "[gpu]") {
-  REQUIRE(ap::context_of(at::kCUDA).has_kernels(ap::kChannelsLastCopyKernels, 0));
+  REQUIRE(ap::context_of(at::kCUDA).has_kernels(ap::kernels::kChannelsLastCopyKernels, 0));
   torch::manual_seed(12);
   const std::vector<std::vector<std::int64_t>> sizes{{512, 512, 3, 3}, {64, 3, 7, 7}, {33, 321, 3, 3}, {7, 66, 2, 2},
                                                      {16, 1000, 1, 7}, {1, 2, 1, 2},  {8, 2048, 3, 3}, {5, 130, 5, 5}};
@@ -33,13 +33,13 @@ TEST_CASE("copies of weights between layouts on a GPU are libtorch's, to the bit
       INFO(c10::IntArrayRef(size) << ", " << c10::toString(type));
       const auto single = torch::randn(size, at::kCUDA);
       const auto half = torch::empty(size, single.options().dtype(type).memory_format(kLast));
-      REQUIRE(ap::weight_form_of(single, half));
-      ap::copy_between_layouts(half, single);
+      REQUIRE(ap::fused::weight_form_of(single, half));
+      ap::fused::copy_between_layouts(half, single);
       CHECK(torch::equal(half, single.to(type)));
       const auto sum = torch::randn(size, at::kCUDA), expected = sum + half;
-      ap::add_between_layouts(sum, half);
+      ap::fused::add_between_layouts(sum, half);
       CHECK(torch::equal(sum, expected));
-      ap::copy_between_layouts(sum, half);
+      ap::fused::copy_between_layouts(sum, half);
       CHECK(torch::equal(sum, half.to(at::kFloat)));
     }
   }
@@ -49,7 +49,7 @@ TEST_CASE("a copy between layouts may begin where 16-bit pairs do not", "[gpu]")
   const auto single = torch::randn({8, 64, 3, 3}, at::kCUDA);
   const auto room = torch::zeros({1 + single.numel()}, single.options().dtype(at::kBFloat16));
   const auto half = room.slice(0, 1).as_strided(single.sizes(), single.contiguous(kLast).strides(), 1);
-  ap::copy_between_layouts(half, single);
+  ap::fused::copy_between_layouts(half, single);
   CHECK(torch::equal(half, single.to(at::kBFloat16)));
   CHECK(room[0].item<float>() == 0);
 }

@@ -56,9 +56,9 @@ TEST_CASE("A cross entropy in kernels of its own is libtorch's, of logits in 16 
         INFO(one.rows << " x " << one.classes << ", " << c10::toString(type) << (overwrites ? ", in place" : ""));
         const auto logits = drawn.to(type);
         const auto weights = one.weighs ? std::optional(weight) : std::nullopt;
-        REQUIRE(autopar::has_class_loss_kernels(logits, target, weights));
+        REQUIRE(autopar::fused::has_class_loss_kernels(logits, target, weights));
         const auto made = outcome(logits, [&](const Tensor& of) {
-          return autopar::cross_entropy_in_kernels(of, target, weights, one.reduction, one.ignored, overwrites);
+          return autopar::fused::cross_entropy_in_kernels(of, target, weights, one.reduction, one.ignored, overwrites);
         });
         const auto exact = outcome(logits.to(at::kDouble), [&](const Tensor& of) {
           const auto wide = one.weighs ? std::optional(weight.to(at::kDouble)) : std::nullopt;
@@ -70,7 +70,8 @@ TEST_CASE("A cross entropy in kernels of its own is libtorch's, of logits in 16 
         const auto of_rows_with_gaps = outcome(
             logits,
             [&](const Tensor& of) {
-              return autopar::cross_entropy_in_kernels(of, target, weights, one.reduction, one.ignored, overwrites);
+              return autopar::fused::cross_entropy_in_kernels(of, target, weights, one.reduction, one.ignored,
+                                                              overwrites);
             },
             8 - one.classes % 8);
         CHECK(distance(of_rows_with_gaps.loss, made.loss) <= 2e-6);
@@ -85,7 +86,7 @@ TEST_CASE("A target that is no class makes the loss NaN, and logits may be infin
   const auto logits = torch::tensor({{1.f, 2.f, -infinite}, {-infinite, -infinite, 3.f}, {0.f, 1.f, 2.f}}, at::kCUDA);
   const auto losses = [&](std::vector<std::int64_t> targets) {
     const auto target = torch::tensor(targets, at::kLong).to(at::kCUDA);
-    return autopar::cross_entropy_in_kernels(logits, target, {}, at::Reduction::None, -100, false).cpu();
+    return autopar::fused::cross_entropy_in_kernels(logits, target, {}, at::Reduction::None, -100, false).cpu();
   };
   const auto expected =
       at::cross_entropy_loss(logits.cpu(), torch::tensor({1, 2, 0}, at::kLong), {}, at::Reduction::None);

@@ -23,14 +23,14 @@ void check(const Tensor& rows) {
   for (const auto type : {at::kFloat, rows.scalar_type()}) {
     INFO(rows.sizes() << " of strides " << rows.strides() << ", " << c10::toString(rows.scalar_type()) << " to "
                       << c10::toString(type));
-    const auto ours = autopar::column_sums(rows, type);
+    const auto ours = autopar::fused::column_sums(rows, type);
     REQUIRE(ours.scalar_type() == type);
     REQUIRE(ours.sizes() == exact.sizes());
     CHECK(error(ours, exact) <= 1.5 * error(rows.sum(0, false, type), exact) + 1e-7);
-    CHECK(torch::equal(ours, autopar::column_sums(rows, type)));
+    CHECK(torch::equal(ours, autopar::fused::column_sums(rows, type)));
     const auto start = torch::randn(exact.sizes(), rows.options().dtype(type));
     auto added = start.clone();
-    autopar::add_column_sums(rows, type, added);
+    autopar::fused::add_column_sums(rows, type, added);
     const double rounding = type == at::kFloat ? 1e-6 : type == at::kHalf ? 2e-3 : 1.6e-2;
     CHECK(error(added, start.to(at::kDouble) + exact) <= rounding);
   }

@@ -22,15 +22,15 @@ bool check(const Tensor& gradient, const Tensor& x, const std::string& approxima
   const at::NoGradGuard no_grad;
   const auto exact = at::gelu_backward(gradient.to(at::kDouble), x.to(at::kDouble), approximate);
   const auto theirs = at::gelu_backward(gradient, x, approximate);
-  const auto ours = autopar::gelu_gradient(gradient, x, approximate);
+  const auto ours = autopar::fused::gelu_gradient(gradient, x, approximate);
   REQUIRE(ours.scalar_type() == x.scalar_type());
   REQUIRE(ours.sizes() == x.sizes());
   CHECK(gpu_test::worst_error(ours, exact) <= 1.5 * gpu_test::worst_error(theirs, exact) + 1e-7);
-  const auto again = autopar::gelu_gradient(gradient, x, approximate);
+  const auto again = autopar::fused::gelu_gradient(gradient, x, approximate);
   CHECK(torch::equal(ours, again));
-  const auto sums = autopar::take_summed_columns(ours);
+  const auto sums = autopar::fused::take_summed_columns(ours);
   if (!sums.defined()) return false;
-  CHECK(torch::equal(sums, autopar::take_summed_columns(again)));
+  CHECK(torch::equal(sums, autopar::fused::take_summed_columns(again)));
   gpu_test::check_summed_columns(sums, ours);
   return true;
 }

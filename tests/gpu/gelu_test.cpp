@@ -23,7 +23,7 @@ Tensor bits_of(const Tensor& numbers) {
 void check(const Tensor& x) {
   for (const std::string approximate : {"none", "tanh"}) {
     INFO(x.sizes() << " of strides " << x.strides() << ", " << c10::toString(x.scalar_type()) << ", " << approximate);
-    const auto ours = autopar::gelu_of(x, approximate), theirs = at::gelu(x, approximate);
+    const auto ours = autopar::fused::gelu_of(x, approximate), theirs = at::gelu(x, approximate);
     REQUIRE(ours.scalar_type() == x.scalar_type());
     CHECK(ours.strides() == theirs.strides());
     CHECK(bits_of(ours).equal(bits_of(theirs)));
@@ -32,7 +32,7 @@ void check(const Tensor& x) {
 
 TEST_CASE("GELU on a GPU has libtorch's bits for all numbers of 16 bits, and for many in single precision", "[gpu]") {
   const at::NoGradGuard no_grad;
-  REQUIRE(autopar::context_of(at::kCUDA).has_kernels(autopar::kGeluKernels, 0));
+  REQUIRE(autopar::context_of(at::kCUDA).has_kernels(autopar::kernels::kGeluKernels, 0));
   const auto every = at::arange(1 << 16, at::TensorOptions(at::kCUDA).dtype(at::kLong));
   for (const auto type : {at::kBFloat16, at::kHalf}) check(every.to(at::kShort).view(type));
   const auto of_bits = [](const Tensor& bits) { return bits.to(at::kInt).view(at::kFloat); };

@@ -41,19 +41,19 @@ bool check(std::vector<std::int64_t> sizes, c10::ScalarType type, const Way& way
   const auto wanted = way(exact);
   for (std::size_t i = 0; i < parts.size(); ++i) parts[i].defined() ? wanted[i].copy_(parts[i]) : wanted[i].zero_();
   whole.fill_(7);
-  if (!autopar::join_parts(whole, way(whole), parts)) {
+  if (!autopar::fused::join_parts(whole, way(whole), parts)) {
     CHECK(whole.eq(7).all().item<bool>());
     return false;
   }
   CHECK(torch::equal(whole, exact));
-  const auto sums = autopar::take_summed_columns(whole);
+  const auto sums = autopar::fused::take_summed_columns(whole);
   REQUIRE(sums.defined());
   const auto rows = exact.flatten(0, -2);
   const auto in_double = rows.to(at::kDouble).sum(0);
   CHECK(gpu_test::distance(sums.to(at::kDouble), in_double) <=
         1.5 * gpu_test::distance(rows.sum(0, false, at::kFloat).to(at::kDouble), in_double) + 1e-7);
-  CHECK(autopar::join_parts(whole, way(whole), parts));
-  CHECK(torch::equal(autopar::take_summed_columns(whole), sums));
+  CHECK(autopar::fused::join_parts(whole, way(whole), parts));
+  CHECK(torch::equal(autopar::fused::take_summed_columns(whole), sums));
   return true;
 }
 

@@ -10,6 +10,8 @@
 
 #include <catch_shim.hpp>
 
+#include "torch/fused/fused_ops.hpp"
+
 // What an operator in kernels of its own, and libtorch's, are away from double precision.
 namespace gpu_test {
 
@@ -24,7 +26,7 @@ inline torch::Tensor at_type(const torch::Tensor& numbers, c10::ScalarType type)
 /// An operator of the library.
 template <class Signature>
 c10::TypedOperatorHandle<Signature> operator_named(std::string_view name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(std::string(name).c_str(), "").typed<Signature>();
+  return autopar::fused::fused_operator(name).typed<Signature>();
 }
 
 inline Outcome in_double(Outcome outcome) {

@@ -5,10 +5,10 @@
 #include <tuple>
 #include <vector>
 
-#include "capture/ir/add_layer_norm.hpp"
 #include "kernels/layer_norm_source.hpp"
 #include "torch/autograd/parameter_cast.hpp"
 #include "torch/device/device_context.hpp"
+#include "torch/fused/fused_ops.hpp"
 #include "torch/fused/summed_columns.hpp"
 
 #include "gpu/kernel_error.hpp"
@@ -30,7 +30,7 @@ std::tuple<Tensor, Tensor> joined(const Tensor& x, const Tensor& y, const Tensor
                                   double p = 0, const optional<Tensor>& seed = {}) {
   using Operator = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, at::IntArrayRef, const optional<Tensor>&,
                                               const optional<Tensor>&, double, bool, double, const optional<Tensor>&);
-  static const auto op = gpu_test::operator_named<Operator>(ap::kAddLayerNorm);
+  static const auto op = gpu_test::operator_named<Operator>(ap::fused::kAddLayerNorm);
   return op.call(x, y, {x.size(-1)}, weight, bias, 1e-5, true, p, seed);
 }
 
@@ -62,7 +62,7 @@ Outcome outcome(const Case& one, c10::ScalarType type, c10::ScalarType numbers, 
 }
 
 TEST_CASE("A sum and its layer norm in kernels of their own are libtorch's", "[gpu]") {
-  REQUIRE(ap::context_of(at::kCUDA).has_kernels(ap::kLayerNormKernels, 0));
+  REQUIRE(ap::context_of(at::kCUDA).has_kernels(ap::kernels::kLayerNormKernels, 0));
   const std::vector<Case> cases{
       {{8, 128, 2048}},       {{3, 7, 768}},          {{5, 4096}},     {{5, 8192}},    {{1, 8}}, {{33, 5, 40}},
       {{9, 64}, true, false}, {{9, 64}, false, true}, {{2, 3, 16384}}, {{4, 6, 1000}}, {{4, 7}}, {{600, 32}}};
@@ -131,10 +131,10 @@ TEST_CASE("The gradient of what is dropped brings along sums of its columns, tha
     const auto weight = at_type(torch::randn({1000}), type), bias = torch::zeros_like(weight);
     const auto [sum, norm] = joined(x, y, weight, bias, 0.25, seed);
     const auto made = torch::autograd::grad({sum, norm}, {x, y}, {of_sum, of_norm});
-    const auto sums = ap::take_summed_columns(made[0]);
+    const auto sums = ap::fused::take_summed_columns(made[0]);
     REQUIRE(sums.defined());
     gpu_test::check_summed_columns(sums, made[0]);
-    CHECK_FALSE(ap::take_summed_columns(made[1]).defined());
+    CHECK_FALSE(ap::fused::take_summed_columns(made[1]).defined());
   }
 }
 
@@ -178,11 +178,11 @@ TEST_CASE("The gradient of a sum that a layer norm reads brings along sums of it
         return torch::autograd::grad({sum, norm}, {x, y}, {of_sum, of_norm});
       };
       const auto made = gradients(), again = gradients();
-      const auto sums = ap::take_summed_columns(made[0]);
+      const auto sums = ap::fused::take_summed_columns(made[0]);
       REQUIRE(sums.defined());
       gpu_test::check_summed_columns(sums, made[0]);
-      CHECK(torch::equal(sums, ap::take_summed_columns(again[0])));
-      CHECK_FALSE(ap::take_summed_columns(made[1]).defined());  // the same tensor
+      CHECK(torch::equal(sums, ap::fused::take_summed_columns(again[0])));
+      CHECK_FALSE(ap::fused::take_summed_columns(made[1]).defined());  // the same tensor
     }
   }
 }

@@ -3,9 +3,9 @@
 #include <tuple>
 #include <vector>
 
-#include "capture/ir/max_pool.hpp"
 #include "kernels/max_pool_source.hpp"
 #include "torch/device/device_context.hpp"
+#include "torch/fused/fused_ops.hpp"
 
 #include "gpu/kernel_error.hpp"
 
@@ -26,7 +26,7 @@ using Twice = std::tuple<Tensor, Tensor>;
 
 Twice joined(const Tensor& x, const Case& one, std::int64_t dilation = 1) {
   using Operator = Twice(const Tensor&, at::IntArrayRef, at::IntArrayRef, at::IntArrayRef, at::IntArrayRef, bool);
-  static const auto op = gpu_test::operator_named<Operator>(ap::kMaxPool);
+  static const auto op = gpu_test::operator_named<Operator>(ap::fused::kMaxPool);
   return op.call(x, one.kernel, one.stride, one.padding, {dilation, dilation}, one.ceil_mode);
 }
 
@@ -63,7 +63,7 @@ const std::vector<Case> kCases{
 };
 
 TEST_CASE("Max-pooling in kernels of its own is libtorch's", "[gpu]") {
-  REQUIRE(ap::context_of(at::kCUDA).has_kernels(ap::kMaxPoolKernels, 0));
+  REQUIRE(ap::context_of(at::kCUDA).has_kernels(ap::kernels::kMaxPoolKernels, 0));
   for (const auto& one : kCases) {
     INFO(c10::IntArrayRef(one.sizes) << " by " << c10::IntArrayRef(one.kernel) << (one.ceil_mode ? ", ceil mode" : ""));
     torch::manual_seed(7);

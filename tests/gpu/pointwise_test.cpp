@@ -10,7 +10,7 @@
 
 #include "unit/torch/fused/pointwise_programs.hpp"
 
-#include "capture/ir/pointwise.hpp"
+#include "torch/fused/fused_ops.hpp"
 #include "torch/fused/pointwise/program.hpp"
 
 // The kernels of joined point-wise operators against libtorch's operators in double precision.
@@ -22,12 +22,13 @@ using torch::Tensor;
 using Tensors = std::vector<Tensor>;
 
 Tensors joined(const Tensors& inputs, const std::string& text) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow(std::string(ap::kJoinedPointwise).c_str(), "")
-                             .typed<Tensors(at::TensorList, c10::string_view)>();
+  static const auto op =
+      ap::fused::fused_operator(ap::fused::kJoinedPointwise).typed<Tensors(at::TensorList, c10::string_view)>();
   return op.call(inputs, text);
 }
-Tensors apart(const Tensors& inputs, const std::string& text) { return run(ap::pointwise::program_of(text), inputs); }
+Tensors apart(const Tensors& inputs, const std::string& text) {
+  return run(ap::fused::pointwise::program_of(text), inputs);
+}
 
 /// The same numbers in all types.
 Tensors inputs_of(const std::vector<InputForm>& forms, std::int64_t samples, int seed, c10::ScalarType type) {

@@ -38,24 +38,24 @@ Tensor random(std::vector<std::int64_t> sizes, at::ScalarType type) { return tor
 void check_linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   INFO(x.sizes() << " to " << weight.size(0) << ", " << c10::toString(x.scalar_type())
                  << (bias.defined() ? ", bias" : ""));
-  const auto ours = autopar::large_linear(x, weight, bias);
+  const auto ours = autopar::fused::large_linear(x, weight, bias);
   REQUIRE(ours.defined());
   const auto theirs = torch::linear(x, weight, bias);
   REQUIRE(ours.sizes() == theirs.sizes());
   REQUIRE(ours.is_contiguous());
   REQUIRE(ours.scalar_type() == x.scalar_type());
   CHECK(error(ours, theirs.to(at::kDouble)) <= 2 * rounding(x.scalar_type()));
-  CHECK(torch::equal(ours, autopar::large_linear(x, weight, bias)));
+  CHECK(torch::equal(ours, autopar::fused::large_linear(x, weight, bias)));
 }
 
 void check_product(const Tensor& a, const Tensor& b, at::ScalarType type) {
   INFO(a.sizes() << " of strides " << a.strides() << " times " << b.sizes() << ", " << c10::toString(a.scalar_type())
                  << " to " << c10::toString(type));
   const auto to = torch::full({a.size(0), b.size(1)}, NAN, a.options().dtype(type));
-  REQUIRE(autopar::multiply_large({a, b, {}, to}));
+  REQUIRE(autopar::fused::multiply_large({a, b, {}, to}));
   const auto theirs = type == a.scalar_type() ? at::mm(a, b) : at::mm(a, b, type);
   CHECK(error(to, theirs.to(at::kDouble)) <= (type == at::kFloat ? 1e-5 : 2 * rounding(type)));
-  const auto again = autopar::matrix_product(a, b, type);
+  const auto again = autopar::fused::matrix_product(a, b, type);
   REQUIRE(again.scalar_type() == type);
   CHECK(torch::equal(to, again));
 }
@@ -64,7 +64,7 @@ void check_sum(const Tensor& a, const Tensor& b) {
   const auto start = torch::randn({a.size(1), b.size(1)}, at::kCUDA);
   const auto product = autopar::product_over_rows(a, b);
   auto sum = start.clone(), again = start.clone();
-  REQUIRE(autopar::multiply_large({a.t(), b, {}, sum, true}));
+  REQUIRE(autopar::fused::multiply_large({a.t(), b, {}, sum, true}));
   CHECK(error(sum, start.to(at::kDouble) + product.to(at::kDouble)) <= rounding(at::kFloat));
   autopar::add_product_over_rows(a, b, again);
   CHECK(torch::equal(sum, again));
@@ -96,7 +96,7 @@ TEST_CASE("the first of a form that is added is added once", "[gpu][products]") 
   const auto a = random({4096, 1920}, at::kBFloat16), b = random({4096, 2176}, at::kBFloat16);
   const auto start = torch::randn({1920, 2176}, at::kCUDA);
   const auto sum = start.clone();
-  REQUIRE(autopar::multiply_large({a.t(), b, {}, sum, true}));
+  REQUIRE(autopar::fused::multiply_large({a.t(), b, {}, sum, true}));
   CHECK(error(sum, start.to(at::kDouble) + at::mm(a.t(), b, at::kFloat).to(at::kDouble)) <= 1e-5);
   check_sum(a, b);
 }
@@ -105,8 +105,8 @@ TEST_CASE("products that no algorithm is chosen for are left to libtorch, and no
   const auto type = at::kBFloat16;
   const auto x = random({4096, 2048}, type), weight = random({2048, 2048}, type);
   const auto to = torch::zeros({4096, 2048}, x.options());
-  const auto leaves = [&](const autopar::MatrixProduct& product) {
-    return !autopar::multiply_large(product) && product.to.count_nonzero().item<std::int64_t>() == 0;
+  const auto leaves = [&](const autopar::kernels::MatrixProduct& product) {
+    return !autopar::fused::multiply_large(product) && product.to.count_nonzero().item<std::int64_t>() == 0;
   };
   CHECK(leaves({x.slice(0, 0, 1024), weight.t(), {}, to.slice(0, 0, 1024)}));            // small
   CHECK(leaves({random({4096, 4096}, type).slice(1, 0, 4096, 2), weight.t(), {}, to}));  // elements apart
@@ -115,39 +115,39 @@ TEST_CASE("products that no algorithm is chosen for are left to libtorch, and no
   CHECK(leaves({x.to(at::kFloat), weight.t().to(at::kFloat), {}, to.to(at::kFloat)}));
   for (const auto& odd : {random({4096, 2049}, type), random({4095, 2047}, type)}) {  // still right
     const auto other = random({2048, odd.size(1)}, type);
-    CHECK_FALSE(autopar::large_linear(odd, other, {}).defined());
-    CHECK(torch::equal(autopar::matrix_product(odd, other.t(), type), odd.mm(other.t())));
+    CHECK_FALSE(autopar::fused::large_linear(odd, other, {}).defined());
+    CHECK(torch::equal(autopar::fused::matrix_product(odd, other.t(), type), odd.mm(other.t())));
   }
   const auto turned = random({2048, 64, 64}, type).transpose(0, 2);  // [64, 64, 2048], a view
-  CHECK_FALSE(autopar::large_linear(turned, weight, {}).defined());
+  CHECK_FALSE(autopar::fused::large_linear(turned, weight, {}).defined());
 }
 
 TEST_CASE("large products of logits with gaps behind their rows are of whole packs", "[gpu][products]") {
   constexpr std::int64_t kClasses = 2051, kRows = 4096, kInputs = 2048;
   const auto type = at::kBFloat16;
   const auto x = random({kRows, kInputs}, type), bias = random({kClasses}, type);
-  const auto weight = autopar::empty_in_packs(torch::empty({kClasses, kInputs}, at::kCUDA), type);
+  const auto weight = autopar::fused::empty_in_packs(torch::empty({kClasses, kInputs}, at::kCUDA), type);
   weight.copy_(torch::randn({kClasses, kInputs}, at::kCUDA));
   for (const auto& added : {bias, Tensor()}) {
-    const auto logits = autopar::linear_in_padded_rows(x, weight, added);
+    const auto logits = autopar::fused::linear_in_padded_rows(x, weight, added);
     CHECK(error(logits, torch::linear(x, weight, added).to(at::kDouble)) <= 2 * rounding(type));
   }
-  const auto rows = torch::zeros({kRows, autopar::in_whole_packs(kClasses)}, x.options());
+  const auto rows = torch::zeros({kRows, autopar::fused::in_whole_packs(kClasses)}, x.options());
   const auto gradient = rows.narrow(1, 0, kClasses);
   gradient.copy_(torch::randn({kRows, kClasses}, at::kCUDA));
-  CHECK(error(autopar::gradient_through_padded_rows(gradient, x, weight), gradient.mm(weight).to(at::kDouble)) <=
+  CHECK(error(autopar::fused::gradient_through_padded_rows(gradient, x, weight), gradient.mm(weight).to(at::kDouble)) <=
         2 * rounding(type));
   const auto of_weight =
       torch::empty({kClasses, kInputs}, at::kCUDA);  // of 2051 rows: cuBLASLt would read them one by one
-  CHECK_FALSE(autopar::multiply_large({gradient.t(), x, {}, of_weight}));
-  CHECK(torch::equal(autopar::matrix_product(gradient.t(), x, at::kFloat), at::mm(gradient.t(), x, at::kFloat)));
+  CHECK_FALSE(autopar::fused::multiply_large({gradient.t(), x, {}, of_weight}));
+  CHECK(torch::equal(autopar::fused::matrix_product(gradient.t(), x, at::kFloat), at::mm(gradient.t(), x, at::kFloat)));
 }
 
 TEST_CASE("threads that make products of a form at once get the same bits", "[gpu][products]") {
   const auto a = random({4096, 2304}, at::kBFloat16), b = random({2304, 2048}, at::kBFloat16);
   std::vector<Tensor> made(3);
   std::vector<std::thread> threads;
-  for (auto& each : made) threads.emplace_back([&] { each = autopar::matrix_product(a, b, at::kFloat); });
+  for (auto& each : made) threads.emplace_back([&] { each = autopar::fused::matrix_product(a, b, at::kFloat); });
   for (auto& thread : threads) thread.join();
   for (const auto& each : made) CHECK(torch::equal(each, made[0]));
   CHECK(error(made[0], at::mm(a, b, at::kFloat).to(at::kDouble)) <= 1e-5);
@@ -159,10 +159,10 @@ TEST_CASE("a later process makes products by the algorithm that was kept, if it 
   const auto folder = [&] { return std::make_shared<autopar::CacheFolder>(temp / "kernels"); };
   const auto a = random({4096, 2112}, at::kBFloat16), b = random({2112, 2048}, at::kBFloat16);
   const auto made_by_new = [&] {
-    autopar::MeasuredProducts products;
+    autopar::kernels::MeasuredProducts products;
     products.keep_in(folder());
     const auto to = torch::empty({4096, 2048}, a.options());
-    const autopar::MatrixProduct product{a, b, {}, to};
+    const autopar::kernels::MatrixProduct product{a, b, {}, to};
     REQUIRE(products.queue(product));
     return to;
   };
@@ -185,7 +185,7 @@ TEST_CASE("what the first product of a form takes for its trials is given back",
   const auto a = random({4096, 2560}, at::kHalf), b = random({2560, 2048}, at::kHalf);
   const auto stats = [] { return at::accelerator::getDeviceStats(0).allocated_bytes[0].current; };
   const auto before = stats();
-  const auto made = autopar::matrix_product(a, b, at::kHalf);
+  const auto made = autopar::fused::matrix_product(a, b, at::kHalf);
   CHECK(stats() - before == made.numel() * made.element_size());
 }
 

@@ -9,7 +9,7 @@
 namespace gpu_strided_copy_test {
 
 TEST_CASE("A strided copy on a GPU moves every element, and no other", "[gpu]") {
-  REQUIRE(autopar::context_of(at::kCUDA).has_kernels(autopar::kStridedCopyKernels, 0));
+  REQUIRE(autopar::context_of(at::kCUDA).has_kernels(autopar::kernels::kStridedCopyKernels, 0));
   for (const auto type : {at::kFloat, at::kBFloat16, at::kLong}) {
     const auto options = at::TensorOptions(type).device(at::kCUDA);
     for (const int64_t width : {8, 64, 7}) {
@@ -18,7 +18,7 @@ TEST_CASE("A strided copy on a GPU moves every element, and no other", "[gpu]") 
       const auto from = torch::arange(2 * 5 * 130 * width, at::kCUDA).remainder(101).to(type).view({2, 5, 130, width});
       for (const auto& source : {from, from.transpose(1, 2).contiguous().transpose(1, 2)}) {
         whole.zero_();
-        autopar::copy_strided(parts[1], source);
+        autopar::fused::copy_strided(parts[1], source);
         CHECK(torch::equal(parts[1], source));
         CHECK(parts[0].eq(0).all().item<bool>());
         CHECK(parts[2].eq(0).all().item<bool>());

@@ -18,15 +18,15 @@ void check(const Tensor& rows, const Tensor& indices, std::int64_t entries, std:
   INFO(rows.sizes() << " of strides " << rows.strides() << ", " << c10::toString(rows.scalar_type()) << ", " << entries
                     << " entries, padding " << padding);
   const at::NoGradGuard no_grad;
-  REQUIRE(autopar::has_table_kernels(rows, indices, entries));
+  REQUIRE(autopar::fused::has_table_kernels(rows, indices, entries));
   const auto of_type = [&](at::ScalarType type) {
     return at::embedding_dense_backward(rows.to(type), indices, entries, padding, false);
   };
-  const auto ours = autopar::table_gradient(rows, indices, entries, padding), exact = of_type(at::kDouble);
+  const auto ours = autopar::fused::table_gradient(rows, indices, entries, padding), exact = of_type(at::kDouble);
   REQUIRE(ours.scalar_type() == at::kFloat);
   REQUIRE(ours.sizes() == exact.sizes());
   CHECK(gpu_test::worst_error(ours, exact) <= 1.5 * gpu_test::worst_error(of_type(at::kFloat), exact) + 1e-6);
-  CHECK(torch::equal(ours, autopar::table_gradient(rows, indices, entries, padding)));
+  CHECK(torch::equal(ours, autopar::fused::table_gradient(rows, indices, entries, padding)));
 }
 
 TEST_CASE("a table's gradient on a GPU errs at most a little more than libtorch's, and is the same again", "[gpu]") {
@@ -43,8 +43,8 @@ TEST_CASE("a table's gradient on a GPU errs at most a little more than libtorch'
     check(drawn({1, 8}), below(5, {1}), 5, -1);
     check(drawn({64, 32, 16}).transpose(0, 1), below(40, {32, 64}), 40, -1);
     check(drawn({16}).expand({512, 16}), below(40, {512}), 40, 39);
-    CHECK_FALSE(autopar::has_table_kernels(drawn({5, 9}), below(40, {5}), 40));  // no whole packs
-    CHECK_FALSE(autopar::has_table_kernels(drawn({0, 16}), below(40, {0}), 40));
+    CHECK_FALSE(autopar::fused::has_table_kernels(drawn({5, 9}), below(40, {5}), 40));  // no whole packs
+    CHECK_FALSE(autopar::fused::has_table_kernels(drawn({0, 16}), below(40, {0}), 40));
   }
 }
 

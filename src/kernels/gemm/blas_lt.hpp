@@ -9,7 +9,7 @@
 
 #include "kernels/nvrtc/loaded_function.hpp"
 
-namespace autopar {
+namespace autopar::kernels {
 
 /// Functions of cuBLASLt, which nothing links: of the library that libtorch's CUDA library has brought along.
 struct BlasLt {
@@ -46,4 +46,4 @@ struct BlasLt {
   }
 };
 
-}  // namespace autopar
+}  // namespace autopar::kernels

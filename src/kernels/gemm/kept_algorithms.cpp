@@ -8,7 +8,7 @@
 #include <string_view>
 #include <utility>
 
-namespace autopar {
+namespace autopar::kernels {
 
 namespace {
 
@@ -95,4 +95,4 @@ void KeptAlgorithms::read() {
   }
 }
 
-}  // namespace autopar
+}  // namespace autopar::kernels

@@ -10,7 +10,7 @@
 
 #include "kernels/gemm/matrix_product.hpp"
 
-namespace autopar {
+namespace autopar::kernels {
 
 /// Which of the algorithms that a device's library lists for a form of products was chosen, kept in a file: a later
 /// process tries none. A line for each form; lines that are none are left out. One thread at a time.
@@ -37,4 +37,4 @@ class KeptAlgorithms {
   std::map<ProductForm, Choice> choices_;
 };
 
-}  // namespace autopar
+}  // namespace autopar::kernels

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace autopar {
+namespace autopar::kernels {
 
 namespace {
 
@@ -79,4 +79,4 @@ std::size_t fastest_alike(const std::vector<AlgorithmTrial>& trials) {
   return score(best) <= kFaster * score(0) ? best : 0;
 }
 
-}  // namespace autopar
+}  // namespace autopar::kernels

@@ -9,7 +9,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
-namespace autopar {
+namespace autopar::kernels {
 
 /// to = a b + bias, summed in single precision.
 struct MatrixProduct {
@@ -48,4 +48,4 @@ struct AlgorithmTrial {
 /// tiles. @pre there is a first
 [[nodiscard]] std::size_t fastest_alike(const std::vector<AlgorithmTrial>& trials);
 
-}  // namespace autopar
+}  // namespace autopar::kernels

@@ -28,7 +28,7 @@
 #include "kernels/gemm/product_of_form.hpp"
 #endif
 
-namespace autopar {
+namespace autopar::kernels {
 
 #if __has_include(<cublasLt.h>)
 
@@ -268,4 +268,4 @@ void MeasuredProducts::keep_in(const std::shared_ptr<CacheFolder>&) {}
 
 MeasuredProducts::~MeasuredProducts() = default;
 
-}  // namespace autopar
+}  // namespace autopar::kernels

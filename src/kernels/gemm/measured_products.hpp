@@ -6,7 +6,7 @@
 
 #include "kernels/gemm/matrix_product.hpp"
 
-namespace autopar {
+namespace autopar::kernels {
 
 /// Products by cuBLASLt, whose library is loaded at the first one. The first product of a form on a device times up to
 /// eight algorithms on its own factors and keeps the fastest that makes the same bits: `fastest_alike`. It tries none
@@ -29,4 +29,4 @@ class MeasuredProducts {
   std::unique_ptr<Devices> devices_;
 };
 
-}  // namespace autopar
+}  // namespace autopar::kernels

@@ -11,7 +11,7 @@
 #include "kernels/gemm/blas_lt.hpp"
 #include "kernels/gemm/matrix_product.hpp"
 
-namespace autopar {
+namespace autopar::kernels {
 
 inline cudaDataType_t cuda_type(c10::ScalarType type) {
   return type == c10::kHalf ? CUDA_R_16F : type == c10::kBFloat16 ? CUDA_R_16BF : CUDA_R_32F;
@@ -120,4 +120,4 @@ class ProductOfForm {
   std::vector<cublasLtMatmulAlgo_t> algorithms_;
 };
 
-}  // namespace autopar
+}  // namespace autopar::kernels

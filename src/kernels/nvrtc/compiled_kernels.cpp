@@ -27,7 +27,7 @@
 #include "kernels/nvrtc/loaded_function.hpp"
 #endif
 
-namespace autopar {
+namespace autopar::kernels {
 
 #if __has_include(<nvrtc.h>)
 
@@ -238,4 +238,4 @@ void keep_compiled_in(const std::shared_ptr<CacheFolder>&) {}
 
 #endif
 
-}  // namespace autopar
+}  // namespace autopar::kernels

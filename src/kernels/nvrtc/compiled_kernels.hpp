@@ -8,7 +8,7 @@
 
 #include "kernels/kernel_source.hpp"
 
-namespace autopar {
+namespace autopar::kernels {
 
 /// See DeviceContext::compiles_kernels; false where NVRTC is missing, or does not know the device.
 [[nodiscard]] bool has_compiler(c10::DeviceIndex device);
@@ -20,4 +20,4 @@ namespace autopar {
 /// See DeviceContext::keep_kernels_in.
 void keep_compiled_in(const std::shared_ptr<CacheFolder>& folder);
 
-}  // namespace autopar
+}  // namespace autopar::kernels

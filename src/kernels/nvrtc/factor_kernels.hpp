@@ -2,7 +2,7 @@
 
 #include <cstddef>
 
-namespace autopar {
+namespace autopar::kernels {
 
 /// The arguments of a launch: gradients and their elements. Kernels get 4 KiB of arguments at most.
 struct FactorTable {
@@ -32,4 +32,4 @@ extern "C" __global__ void multiply_f16(const Table table, const float* factor) 
 extern "C" __global__ void multiply_bf16(const Table table, const float* factor) { multiply<Brain>(table, factor); }
 )";
 
-}  // namespace autopar
+}  // namespace autopar::kernels

@@ -2,7 +2,7 @@
 
 #include <dlfcn.h>
 
-namespace autopar {
+namespace autopar::kernels {
 
 /// A function of a shared library that is there where GPUs are, and that nothing links; null if it is not there.
 /// @param library  of `dlopen`, which may have failed
@@ -11,4 +11,4 @@ template <class Function>
   return library == nullptr ? nullptr : reinterpret_cast<Function>(dlsym(library, name));
 }
 
-}  // namespace autopar
+}  // namespace autopar::kernels

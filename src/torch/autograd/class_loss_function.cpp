@@ -14,7 +14,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
-#include "capture/ir/cross_entropy.hpp"
+#include "ops/cross_entropy.hpp"
 #include "torch/fused/class_loss.hpp"
 
 namespace autopar {
@@ -23,7 +23,7 @@ namespace {
 
 using torch::autograd::variable_list;
 
-using Argument = CrossEntropyArgument;
+using Argument = ops::CrossEntropyArgument;
 
 std::int64_t class_dim(const at::Tensor& logits) { return logits.dim() == 1 ? 0 : 1; }
 
@@ -83,9 +83,10 @@ void proceed_with_gradient_in_place(ReplayCall& call) {
   const auto weight = given.isNone() ? at::Tensor() : given.toTensor();
   const auto weights = weight.defined() ? std::optional(weight) : std::nullopt;
   const auto ignore_index = call.stack[Argument::kIgnoreIndex].toInt();
-  if (widens_logits(call.node.op)) {
-    if (has_class_loss_kernels(logits, target, weights)) {
-      auto loss = cross_entropy_in_kernels(logits, target, weights, reduction, ignore_index, /*overwrites=*/true);
+  if (fused::widens_logits(call.node.op)) {
+    if (fused::has_class_loss_kernels(logits, target, weights)) {
+      auto loss =
+          fused::cross_entropy_in_kernels(logits, target, weights, reduction, ignore_index, /*overwrites=*/true);
       call.stack.clear();
       call.stack.emplace_back(std::move(loss));
       return;

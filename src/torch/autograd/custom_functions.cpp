@@ -17,7 +17,8 @@ bool makes_gradient_in_place(const FunctionSite& site) {
   return ops::gradient_place(site.graph, site.op) != GradientPlace::kNew;
 }
 bool sums_columns_of_gelu(const FunctionSite& site) {
-  return site.device.is_cuda() && reads_linear_alone(site.graph, site.uses, site.op) && has_column_sums(site.device);
+  return site.device.is_cuda() && reads_linear_alone(site.graph, site.uses, site.op) &&
+         fused::has_column_sums(site.device);
 }
 bool is_gelu_on_gpu(const FunctionSite& site) { return site.device.is_cuda() && is_gelu(site.graph, site.op); }
 bool attends_on_gpu(const FunctionSite& site) {

@@ -37,7 +37,7 @@ class GeluNode : public torch::autograd::Node {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!gradients[0].defined()) return {at::Tensor()};
     const auto x = x_.unpack();
-    return {sums_columns_ ? gelu_gradient(gradients[0], x, approximate_)
+    return {sums_columns_ ? fused::gelu_gradient(gradients[0], x, approximate_)
                           : at::gelu_backward(gradients[0], x, approximate_)};
   }
 
@@ -59,7 +59,7 @@ void proceed(ReplayCall& call, bool for_linear) {
   at::Tensor result;
   {
     const at::AutoDispatchBelowADInplaceOrView no_history;
-    result = gelu_of(x, approximate);
+    result = fused::gelu_of(x, approximate);
   }
   if (at::GradMode::is_enabled() && x.requires_grad()) {
     const bool sums_columns = for_linear && takes_summed_columns(x);

@@ -48,7 +48,7 @@ at::Tensor cast_of(const at::Tensor& parameter, const ValueInfo& form) {
   const auto given = parameter.detach();
   if (!is_channels_last(form)) return given.to(form.dtype);
   const auto cast = at::empty(given.sizes(), given.options().dtype(form.dtype), at::MemoryFormat::ChannelsLast);
-  copy_between_layouts(cast, given);
+  fused::copy_between_layouts(cast, given);
   return cast;
 }
 
@@ -73,7 +73,7 @@ at::Tensor in_form_of(const at::Tensor& parameter, at::Tensor gradient) {
   const auto made = parameter.is_non_overlapping_and_dense()
                         ? at::empty_strided(parameter.sizes(), parameter.strides(), options)
                         : at::empty(parameter.sizes(), options);
-  copy_between_layouts(made, gradient);
+  fused::copy_between_layouts(made, gradient);
   return made;
 }
 

@@ -14,7 +14,7 @@ namespace autopar {
 at::Tensor product_over_rows(const at::Tensor& a, const at::Tensor& b) {
   const auto type = sum_type(a.scalar_type());
   if (type == a.scalar_type()) return a.t().mm(b);
-  return a.is_cuda() ? matrix_product(a.t(), b, type) : a.to(type).t().mm(b.to(type));
+  return a.is_cuda() ? fused::matrix_product(a.t(), b, type) : a.to(type).t().mm(b.to(type));
 }
 
 // libtorch has products that are added where they are made for batches.
@@ -24,7 +24,7 @@ void add_product_over_rows(const at::Tensor& a, const at::Tensor& b, const at::T
     sum.add_(product_over_rows(a, b));
     return;
   }
-  if (multiply_large({a.t(), b, {}, sum, true})) return;
+  if (fused::multiply_large({a.t(), b, {}, sum, true})) return;
   auto in_place = sum.unsqueeze(0);
   at::baddbmm_out(in_place, in_place, a.t().unsqueeze(0), b.unsqueeze(0), type);
 }

@@ -150,38 +150,38 @@ class SplitNode : public torch::autograd::Node {
 /// That of a bias, which the kernel that wrote the gradient may have summed.
 at::Tensor gradient_of_bias(const at::Tensor& gradient, const at::Tensor& rows) {
   const auto type = sum_type(rows.scalar_type());
-  const auto sums = take_summed_columns(gradient);
-  return sums.defined() ? sums.to(type) : column_sums(rows, type);
+  const auto sums = fused::take_summed_columns(gradient);
+  return sums.defined() ? sums.to(type) : fused::column_sums(rows, type);
 }
 
 void add_gradient_of_bias(const at::Tensor& gradient, const at::Tensor& rows, const at::Tensor& sum) {
-  if (const auto sums = take_summed_columns(gradient); sums.defined())
+  if (const auto sums = fused::take_summed_columns(gradient); sums.defined())
     sum.add_(sums);
   else
-    add_column_sums(rows, sum_type(rows.scalar_type()), sum);
+    fused::add_column_sums(rows, sum_type(rows.scalar_type()), sum);
 }
 
 /// That of the input of a linear layer. For casts alone, whose layers have no backward but this: others' has the bits
 /// of libtorch's, whether it is split or not.
 at::Tensor gradient_as_product(const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight) {
-  return matrix_product(rows_of(gradient), weight, weight.scalar_type()).view(x.sizes());
+  return fused::matrix_product(fused::rows_of(gradient), weight, weight.scalar_type()).view(x.sizes());
 }
 
 void make_linear(SplitBackward& split) {
   split.is_product = true;
   split.input = [](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight) {
-    return rows_of(gradient).mm(weight).view(x.sizes());
+    return fused::rows_of(gradient).mm(weight).view(x.sizes());
   };
   split.weights = [](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor&, bool with_bias) {
-    const auto rows = rows_of(gradient);
-    std::vector<at::Tensor> gradients{product_over_rows(rows, rows_of(x))};
+    const auto rows = fused::rows_of(gradient);
+    std::vector<at::Tensor> gradients{product_over_rows(rows, fused::rows_of(x))};
     if (with_bias) gradients.push_back(gradient_of_bias(gradient, rows));
     return gradients;
   };
   split.add_weights = [](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor&,
                          const std::vector<at::Tensor>& sums) {
-    const auto rows = rows_of(gradient);
-    add_product_over_rows(rows, rows_of(x), sums[0]);
+    const auto rows = fused::rows_of(gradient);
+    add_product_over_rows(rows, fused::rows_of(x), sums[0]);
     if (sums.size() > 1) add_gradient_of_bias(gradient, rows, sums[1]);
   };
 }
@@ -207,8 +207,8 @@ bool gains_in_single_precision(const at::Tensor& rows, const at::Tensor& table) 
 void make_embedding_of_casts(SplitBackward& split, const std::vector<c10::IValue>& args) {
   split.weights = [make = std::move(split.weights), padding = args[2].toInt(), by_frequency = args[3].toBool()](
                       const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight, bool with_bias) {
-    if (!by_frequency && has_table_kernels(gradient, x, weight.size(0)))
-      return std::vector{table_gradient(gradient, x, weight.size(0), padding)};
+    if (!by_frequency && fused::has_table_kernels(gradient, x, weight.size(0)))
+      return std::vector{fused::table_gradient(gradient, x, weight.size(0), padding)};
     const bool widens = gains_in_single_precision(gradient, weight);
     return make(widens ? gradient.to(sum_type(gradient.scalar_type())) : gradient, x, weight, with_bias);
   };
@@ -241,18 +241,18 @@ void make_convolution(SplitBackward& split, ConvolutionForm form) {
     const auto rows = product_of(form, gradient, x, weight);
     if (!rows) return gradients_of_convolution(form, gradient, x, weight, with_bias);
     std::vector<at::Tensor> gradients{product_over_rows(rows->gradient, rows->x).view(weight.sizes())};
-    if (with_bias) gradients.push_back(column_sums(rows->gradient, sum_type(gradient.scalar_type())));
+    if (with_bias) gradients.push_back(fused::column_sums(rows->gradient, sum_type(gradient.scalar_type())));
     return gradients;
   };
   split.add_weights = [form](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight,
                              const std::vector<at::Tensor>& sums) {
     if (const auto rows = product_of(form, gradient, x, weight)) {
       add_product_over_rows(rows->gradient, rows->x, sums[0].view({sums[0].size(0), sums[0].size(1)}));
-      if (sums.size() > 1) add_column_sums(rows->gradient, sum_type(gradient.scalar_type()), sums[1]);
+      if (sums.size() > 1) fused::add_column_sums(rows->gradient, sum_type(gradient.scalar_type()), sums[1]);
       return;
     }
     const auto gradients = gradients_of_convolution(form, gradient, x, weight, sums.size() > 1);
-    for (std::size_t i = 0; i < sums.size(); ++i) add_between_layouts(sums[i], gradients[i]);
+    for (std::size_t i = 0; i < sums.size(); ++i) fused::add_between_layouts(sums[i], gradients[i]);
   };
 }
 
@@ -311,7 +311,7 @@ bool find_formulas(SplitBackward& split, const OpGraph& graph, OpId op) {
 bool proceed_as_large_product(ReplayCall& call, const SplitBackward& split) {
   if (!split.is_product || !split.of_cast) return false;
   const auto bias = call.stack[2].isTensor() ? call.stack[2].toTensor() : at::Tensor();
-  auto result = large_linear(call.stack[0].toTensor(), call.stack[1].toTensor(), bias);
+  auto result = fused::large_linear(call.stack[0].toTensor(), call.stack[1].toTensor(), bias);
   if (!result.defined()) return false;
   call.stack.clear();
   call.stack.emplace_back(std::move(result));

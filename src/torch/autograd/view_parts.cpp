@@ -55,10 +55,10 @@ class PartsNode : public torch::autograd::Node {
       return {gradients[0].as_strided(form_.sizes, form_.strides, begin_of(gradients[0], form_.places[0]))};
     auto parts = form_.made();
     auto whole = parts[0].as_strided(form_.sizes, form_.strides, 0);
-    if (join_parts(whole, parts, gradients)) return {std::move(whole)};
+    if (fused::join_parts(whole, parts, gradients)) return {std::move(whole)};
     for (std::size_t i = 0; i < parts.size(); ++i) {
       if (gradients[i].defined())
-        copy_strided(parts[i], gradients[i]);
+        fused::copy_strided(parts[i], gradients[i]);
       else
         parts[i].zero_();
       gradients[i].reset();
@@ -127,7 +127,7 @@ at::Tensor result_behind(const at::Tensor& whole) {
   const at::Tensor result = whole.is_view() ? at::Tensor(whole._base()) : whole;
   const bool is_all = result.is_contiguous() && result.numel() == whole.numel() &&
                       result.scalar_type() == whole.scalar_type() && whole.is_non_overlapping_and_dense();
-  const bool gains = is_permuted(whole) || has_column_sums(whole.device());
+  const bool gains = is_permuted(whole) || fused::has_column_sums(whole.device());
   const bool leads_there = is_all && gains && takes_summed_columns(result) &&
                            leads_through_views(whole.grad_fn().get(), result.grad_fn().get());
   return leads_there ? result : at::Tensor();

@@ -46,11 +46,11 @@ class DeviceContext {
   [[nodiscard]] virtual bool compiles_kernels(c10::DeviceIndex) const { return false; }
   /// Whether `launch` takes these kernels. The first question for a device compiles them (a few tenths of a second), or
   /// reads what an earlier process left in the folder of `keep_kernels_in`.
-  [[nodiscard]] virtual bool has_kernels(const KernelSource&, c10::DeviceIndex) const { return false; }
+  [[nodiscard]] virtual bool has_kernels(const kernels::KernelSource&, c10::DeviceIndex) const { return false; }
   /// Queues a kernel on this thread's stream of the device. @param arguments  addresses of what the kernel takes, in
   /// order
   /// @return false if it was not queued: there are no such kernels, or the driver refuses the shape
-  [[nodiscard]] virtual bool launch(const KernelSource&, const char* /*function*/, const LaunchShape&,
+  [[nodiscard]] virtual bool launch(const kernels::KernelSource&, const char* /*function*/, const kernels::LaunchShape&,
                                     void** /*arguments*/, c10::DeviceIndex) const {
     return false;
   }
@@ -73,7 +73,7 @@ class DeviceContext {
   /// the device, takes some tens of its times, and for a moment the memory of another result (two where it adds) and of
   /// its larger factor. Bits do not depend on what was the fastest.
   /// @return false if nothing was queued: the device's library has nothing for it
-  [[nodiscard]] virtual bool multiply(const MatrixProduct& /*product*/) const { return false; }
+  [[nodiscard]] virtual bool multiply(const kernels::MatrixProduct& /*product*/) const { return false; }
   /// Where compiled kernels, and which algorithms products are made by, are kept from now on, for all devices of the
   /// kind; null: nowhere.
   virtual void keep_kernels_in(const std::shared_ptr<CacheFolder>&) const {}

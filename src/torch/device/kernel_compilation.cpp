@@ -7,7 +7,7 @@
 namespace autopar {
 
 KernelCompilation::KernelCompilation(const DeviceContext& context, c10::DeviceIndex device,
-                                     std::vector<KernelSource> sources, std::size_t most)
+                                     std::vector<kernels::KernelSource> sources, std::size_t most)
     : context_(context), device_(device), sources_(std::move(sources)) {
   const auto count = std::min(std::max<std::size_t>(most, 1), sources_.size());
   threads_.reserve(count);

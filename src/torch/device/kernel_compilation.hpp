@@ -21,7 +21,7 @@ namespace autopar {
 class KernelCompilation {
  public:
   /// @param most  threads, of which there are no more than sources; as a rule, as many as the process may use
-  KernelCompilation(const DeviceContext& context, c10::DeviceIndex device, std::vector<KernelSource> sources,
+  KernelCompilation(const DeviceContext& context, c10::DeviceIndex device, std::vector<kernels::KernelSource> sources,
                     std::size_t most = std::thread::hardware_concurrency());
   KernelCompilation(const KernelCompilation&) = delete;
   KernelCompilation& operator=(const KernelCompilation&) = delete;
@@ -33,7 +33,7 @@ class KernelCompilation {
 
   const DeviceContext& context_;
   c10::DeviceIndex device_;
-  std::vector<KernelSource> sources_;
+  std::vector<kernels::KernelSource> sources_;
   std::atomic<std::size_t> next_ = 0;  ///< of them
   std::vector<std::thread> threads_;
 };

@@ -6,6 +6,7 @@
 #include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/batch_norm.h>
@@ -14,7 +15,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
-#include "capture/ir/batch_norm_relu.hpp"
+#include "capture/ir/compact.hpp"
+#include "capture/ir/value_uses.hpp"
 #include "kernels/batch_norm_source.hpp"
 #include "ops/names.hpp"
 #include "ops/norms.hpp"
@@ -23,7 +25,7 @@
 #include "torch/fused/fused_ops.hpp"
 #include "torch/fused/launch.hpp"
 
-namespace autopar {
+namespace autopar::fused {
 
 namespace {
 
@@ -52,11 +54,11 @@ Extent extent_of(const Tensor& data) {
 }
 
 /// Blocks that take all rows, each some. @param most  of blocks
-LaunchShape over_rows(const Extent& of, std::int64_t most) {
+kernels::LaunchShape over_rows(const Extent& of, std::int64_t most) {
   constexpr std::int64_t kMostThreadsX = 64, kLeastRowsOfThread = 4;
   const auto threads_x =
       static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(std::min(of.packs, kMostThreadsX))));
-  const auto threads_y = BatchNormTables::kThreads / threads_x;
+  const auto threads_y = kernels::BatchNormTables::kThreads / threads_x;
   const auto blocks_x = (of.packs + threads_x - 1) / threads_x;
   const auto blocks_y = std::clamp<std::int64_t>(of.rows / (threads_y * kLeastRowsOfThread), 1,
                                                  std::max<std::int64_t>(1, most / blocks_x));
@@ -75,8 +77,8 @@ std::string kernel_for(const Tensor& data, const std::string& what) {
 }
 
 template <class... Arguments>
-void launch(const Tensor& on, const std::string& kernel, const LaunchShape& shape, Arguments... arguments) {
-  detail::launch(on, kBatchNormKernels, kernel.c_str(), shape, arguments...);
+void launch(const Tensor& on, const std::string& kernel, const kernels::LaunchShape& shape, Arguments... arguments) {
+  detail::launch(on, kernels::kBatchNormKernels, kernel.c_str(), shape, arguments...);
 }
 
 /// Whether the kernels take it: channels next to each other, numbers beside the data in single precision.
@@ -86,7 +88,7 @@ bool takes(const Tensor& input, std::initializer_list<Tensor> numbers) {
   return input.stride(1) == 1 && input.is_non_overlapping_and_dense() && input.numel() > input.size(1) &&
          input.size(1) * input.element_size() % detail::kPackBytes == 0 && detail::is_aligned(input) &&
          std::ranges::all_of(numbers, [&](const Tensor& each) { return detail::is_single_beside(each, input); }) &&
-         context_of(input.device().type()).has_kernels(kBatchNormKernels, input.device().index());
+         context_of(input.device().type()).has_kernels(kernels::kBatchNormKernels, input.device().index());
 }
 
 /// The same numbers, placed as `input` is.
@@ -190,7 +192,7 @@ struct BatchNormFunction : torch::autograd::Function<BatchNormFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list& given) {
-    detail::refuse_double_backward("batch norm");
+    autopar::detail::refuse_double_backward("batch norm");
     if (!given[0].defined()) std::swap(given[0], given[1]);
     if (!given[0].defined()) return variable_list(7);
     const auto tensors = context->get_saved_variables();
@@ -210,50 +212,180 @@ struct BatchNormFunction : torch::autograd::Function<BatchNormFunction> {
 
 // ---------------------------------------------------------------- the operator
 
-Tensor of_libtorch(const Tensor& input, const optional<Tensor>& weight, const optional<Tensor>& bias,
-                   const optional<Tensor>& running_mean, const optional<Tensor>& running_var, bool training,
-                   double momentum, double eps, bool cudnn_enabled, const optional<Tensor>& residual, bool relu) {
-  auto result = at::batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled);
-  if (residual.has_value()) result.add_(*residual);
-  if (relu) result.relu_();
-  return result;
-}
+using BatchNormResults = std::tuple<Tensor, Tensor>;
 
-/// See ir/batch_norm_relu.hpp.
-std::tuple<Tensor, Tensor> batch_norm_relu(const Tensor& input, const optional<Tensor>& weight,
-                                           const optional<Tensor>& bias, const optional<Tensor>& running_mean,
-                                           const optional<Tensor>& running_var, bool training, double momentum,
-                                           double eps, bool cudnn_enabled, const optional<Tensor>& residual,
-                                           bool relu) {
+optional<BatchNormResults> batch_norm_in_kernels(const Tensor& input, const optional<Tensor>& weight,
+                                                 const optional<Tensor>& bias, const optional<Tensor>& running_mean,
+                                                 const optional<Tensor>& running_var, bool training, double momentum,
+                                                 double eps, bool /*cudnn_enabled*/, const optional<Tensor>& residual,
+                                                 bool relu) {
   const auto or_none = [](const optional<Tensor>& tensor) { return tensor.value_or(Tensor()); };
   const bool fits =
       !residual.has_value() || (residual->scalar_type() == input.scalar_type() && residual->sizes() == input.sizes());
   if (!training || !fits ||
       !takes(input, {or_none(weight), or_none(bias), or_none(running_mean), or_none(running_var)}))
-    return detail::twice(of_libtorch(input, weight, bias, running_mean, running_var, training, momentum, eps,
-                                     cudnn_enabled, residual, relu));
+    return std::nullopt;
   const auto made = BatchNormFunction::apply(input, weight, bias, running_mean, running_var, residual,
                                              BatchNormNumbers{momentum, eps, relu});
-  return {made[0], made[1]};
+  return BatchNormResults{made[0], made[1]};
 }
 
-}  // namespace
-
-TORCH_LIBRARY_FRAGMENT(autopar, library) {
-  library.def(
-      "batch_norm_relu(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, bool "
-      "training, float momentum, float eps, bool cudnn_enabled, Tensor? residual, bool relu) -> (Tensor, Tensor)",
-      batch_norm_relu);
+BatchNormResults batch_norm_of_libtorch(const Tensor& input, const optional<Tensor>& weight,
+                                        const optional<Tensor>& bias, const optional<Tensor>& running_mean,
+                                        const optional<Tensor>& running_var, bool training, double momentum, double eps,
+                                        bool cudnn_enabled, const optional<Tensor>& residual, bool relu) {
+  auto result = at::batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled);
+  if (residual.has_value()) result.add_(*residual);
+  if (relu) result.relu_();
+  return detail::twice(result);
 }
 
-namespace detail {
+/// The operator's arguments; the first are those of aten::batch_norm.
+struct BatchNormArgument {
+  enum : std::int32_t {
+    kInput,
+    kWeight,
+    kBias,
+    kRunningMean,
+    kRunningVar,
+    kTraining,
+    kMomentum,
+    kEps,
+    kCudnnEnabled,
+    kResidual,
+    kRelu,
+    kCount
+  };
+};
 
-namespace {
+// ---------------------------------------------------------------- pattern
+
+struct Norm {
+  OpId norm, addition, relu;  ///< the last two may be none
+  ValueId residual;           ///< none without an addition
+
+  [[nodiscard]] OpId last() const { return relu.valid() ? relu : addition.valid() ? addition : norm; }
+};
+
+bool trains(const OpGraph& graph, OpId op) {
+  return graph.is(op, ops::kBatchNorm) && graph.op(op).args[BatchNormArgument::kTraining].toBool() &&
+         graph.op(op).integers.empty();
+}
+
+/// The op that alone reads the value and may be joined with the one that makes it; none if there is no such.
+OpId next(const OpGraph& graph, const ir::ValueUses& uses, OpId maker) {
+  const auto reader = uses.only_use(graph.output(maker));
+  const bool joins = reader.valid() && graph.op(reader).grad_enabled == graph.op(maker).grad_enabled &&
+                     graph.op(reader).outputs.size() == 1;
+  return joins ? reader : OpId::none();
+}
+
+/// What the op adds to `value`, of the same sizes; none if it does something else, or writes over what it adds.
+ValueId added_to(const OpGraph& graph, OpId op, ValueId value) {
+  const bool in_place = graph.is(op, ops::kAddInPlace);
+  if ((!in_place && !graph.is(op, ops::kAdd)) || graph.overload(op) != "Tensor" || !graph.op(op).integers.empty())
+    return ValueId::none();
+  const auto& factor = graph.op(op).args[2];
+  const auto left = graph.input(op, 0), right = graph.input(op, 1);
+  if (!factor.isInt() || factor.toInt() != 1 || left == right || (in_place && left != value)) return ValueId::none();
+  const auto other = left == value ? right : left;
+  const auto &info = graph.value(value), &of_other = graph.value(other);
+  return info.sizes == of_other.sizes && info.dtype == of_other.dtype ? other : ValueId::none();
+}
+
+/// Whether the norm may run where the last op is.
+bool may_wait(const OpGraph& graph, const ir::ValueUses& uses, const Norm& found) {
+  for (const std::int32_t operand : {BatchNormArgument::kInput, BatchNormArgument::kWeight, BatchNormArgument::kBias}) {
+    const auto value = graph.input(found.norm, operand);
+    if (value.valid() && uses.written_between(value, found.norm, found.last())) return false;
+  }
+  if (found.residual.valid() && uses.written_between(found.residual, found.addition, found.last())) return false;
+  for (const std::int32_t operand : {BatchNormArgument::kRunningMean, BatchNormArgument::kRunningVar}) {
+    const auto value = graph.input(found.norm, operand);
+    if (value.valid() && uses.touched_between(value, found.norm, found.last())) return false;
+  }
+  return true;
+}
+
+Norm with_addition(const OpGraph& graph, const ir::ValueUses& uses, OpId norm) {
+  Norm found{norm, OpId::none(), OpId::none(), ValueId::none()};
+  if (const auto reader = next(graph, uses, norm); reader.valid()) {
+    found.residual = added_to(graph, reader, graph.output(norm));
+    if (found.residual.valid()) found.addition = reader;
+  }
+  return found;
+}
+
+/// The norm with what follows it, as far as that can be joined.
+Norm norm_of(const OpGraph& graph, const ir::ValueUses& uses, OpId norm, const std::vector<bool>& taken) {
+  auto found = with_addition(graph, uses, norm);
+  if (found.addition.valid() && (taken[found.addition.index()] || !may_wait(graph, uses, found)))
+    found = {norm, OpId::none(), OpId::none(), ValueId::none()};
+  const auto reader = next(graph, uses, found.last());
+  if (!reader.valid() || (!graph.is(reader, ops::kRelu) && !graph.is(reader, ops::kReluInPlace))) return found;
+  auto longer = found;
+  longer.relu = reader;
+  return may_wait(graph, uses, longer) ? longer : found;
+}
+
+OpNode joined_node(const OpGraph& graph, const Norm& found) {
+  const auto op = fused_operator(kBatchNormRelu);
+  const auto &norm = graph.op(found.norm), &last = graph.op(found.last());
+  OpNode node{op, norm.args};
+  node.args.resize(BatchNormArgument::kCount);
+  node.args[BatchNormArgument::kRelu] = found.relu.valid();
+  node.inputs = norm.inputs;
+  node.reads = norm.reads;
+  if (found.residual.valid()) {
+    node.inputs.push_back({BatchNormArgument::kResidual, SlotKind::kTensor, {found.residual}});
+    node.reads.push_back(graph.value(found.residual).storage);
+  }
+  ir::sort_storages(node.reads);
+  node.outputs = last.outputs;
+  node.writes = norm.writes;
+  const auto made = graph.value(graph.output(found.norm)).storage,
+             result = graph.value(graph.output(found.last())).storage;
+  std::ranges::replace(node.writes, made, result);
+  ir::sort_storages(node.writes);
+  node.grad_enabled = norm.grad_enabled;
+  node.path = norm.path;
+  return node;
+}
+
+/// A batch norm in training mode, the addition of a tensor of the same sizes and ReLU, as in `relu_(norm(x) +=
+/// shortcut)`. The addition, ReLU or both may be missing; nobody else reads what lies between. Kernels do not round the
+/// norm's result before the addition; libtorch's operators give the same bits. O(graph).
+OpGraph fold_batch_norms(OpGraph graph) {
+  std::vector<Norm> norms;
+  std::vector<bool> removed(graph.ops.size(), false);
+  {
+    const ir::ValueUses uses(graph);
+    for (std::size_t i = 0; i < graph.ops.size(); ++i) {
+      if (!trains(graph, OpId::of(i))) continue;
+      norms.push_back(norm_of(graph, uses, OpId::of(i), removed));
+      for (const auto op : {norms.back().norm, norms.back().addition, norms.back().relu}) {
+        if (op.valid()) removed[op.index()] = true;
+      }
+    }
+  }
+  if (norms.empty()) return graph;
+  for (const auto& found : norms) {
+    auto node = joined_node(graph, found);
+    graph.value(graph.output(found.last())).previous = ValueId::none();
+    graph.op(found.last()) = std::move(node);
+    removed[found.last().index()] = false;
+  }
+  ir::compact(graph, removed);
+  ir::order_values(graph);
+  return graph;
+}
+
+// ---------------------------------------------------------------- cost
 
 /// Of the result only the sign is needed. Without a residual kernels make it once more of the operand.
 SavedBytes saved_by_batch_norm_relu(const OpCall& op) {
   auto saved = ops::saved_by_batch_norm(op);
-  const bool makes_again = !op.tensor("residual").valid() && takes_images_in_packs(op);
+  const bool makes_again = !op.tensor("residual").valid() && detail::takes_images_in_packs(op);
   if (op.flag("relu", false) && !makes_again) saved.values.push_back(op.results().front());
   return saved;
 }
@@ -263,9 +395,7 @@ OpWorkspace workspace_of_batch_norm_relu(const OpCall& op) {
   return op.flag("relu", false) ? OpWorkspace{} : ops::workspace_of_batch_norm(op);
 }
 
-}  // namespace
-
-OpDef batch_norm_relu_definition() {
+OpDef cost_of_batch_norm() {
   auto def = ops::definition_of(ops::kBatchNorm);
   def.name = kBatchNormRelu;
   def.traits = def.traits | OpTrait::kDuplicatedOutputs;
@@ -274,6 +404,18 @@ OpDef batch_norm_relu_definition() {
   return def;
 }
 
-}  // namespace detail
+}  // namespace
 
-}  // namespace autopar
+FusedOp batch_norm_relu() {
+  return {
+      .name = kBatchNormRelu,
+      .schema =
+          "batch_norm_relu(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, bool "
+          "training, float momentum, float eps, bool cudnn_enabled, Tensor? residual, bool relu) -> (Tensor, Tensor)",
+      .pattern = fold_batch_norms,
+      .cost = cost_of_batch_norm,
+      .forward = or_reference<batch_norm_in_kernels, batch_norm_of_libtorch>,
+      .reference = boxed<batch_norm_of_libtorch>};
+}
+
+}  // namespace autopar::fused

@@ -6,18 +6,19 @@
 
 #include "torch/fused/launch.hpp"
 
-namespace autopar {
+namespace autopar::fused {
 
 namespace {
 
-using CopyShape = ChannelsLastCopyShape;
+using CopyShape = kernels::ChannelsLastCopyShape;
 
 /// What a kernel takes; nothing if none does.
 std::optional<WeightForm> taken_form(const at::Tensor& single, const at::Tensor& half) {
   constexpr std::uintptr_t kPair = 4;
   const auto form = single.is_cuda() && half.device() == single.device() ? weight_form_of(single, half) : std::nullopt;
   if (!form || reinterpret_cast<std::uintptr_t>(half.const_data_ptr()) % kPair != 0) return std::nullopt;
-  const bool has = context_of(single.device().type()).has_kernels(kChannelsLastCopyKernels, single.device().index());
+  const bool has =
+      context_of(single.device().type()).has_kernels(kernels::kChannelsLastCopyKernels, single.device().index());
   return has ? form : std::nullopt;
 }
 
@@ -26,14 +27,14 @@ int copy_tiles_of(const WeightForm& form) {
   return (form.inputs + tile - 1) / tile;
 }
 
-LaunchShape copy_shape_of(const WeightForm& form) {
+kernels::LaunchShape copy_shape_of(const WeightForm& form) {
   return {static_cast<unsigned>(form.outputs) * static_cast<unsigned>(copy_tiles_of(form)), 1, CopyShape::kLanes,
           CopyShape::kWarps};
 }
 
 void launch_to_single(const at::Tensor& to, const at::Tensor& from, const WeightForm& form, bool adds) {
   const auto kernel = std::string("from_channels_last_") + detail::kernel_type(from.scalar_type());
-  detail::launch(to, kChannelsLastCopyKernels, kernel.c_str(), copy_shape_of(form), detail::memory_of(to),
+  detail::launch(to, kernels::kChannelsLastCopyKernels, kernel.c_str(), copy_shape_of(form), detail::memory_of(to),
                  detail::data_of(from), form.inputs, form.places, CopyShape::tile(form.inputs, form.places),
                  copy_tiles_of(form), adds ? 1 : 0);
 }
@@ -57,7 +58,7 @@ void copy_between_layouts(const at::Tensor& to, const at::Tensor& from) {
     launch_to_single(to, from, *back, false);
   } else if (const auto form = taken_form(from, to)) {
     const auto kernel = std::string("to_channels_last_") + detail::kernel_type(to.scalar_type());
-    detail::launch(to, kChannelsLastCopyKernels, kernel.c_str(), copy_shape_of(*form), detail::memory_of(to),
+    detail::launch(to, kernels::kChannelsLastCopyKernels, kernel.c_str(), copy_shape_of(*form), detail::memory_of(to),
                    detail::data_of(from), form->inputs, form->places, CopyShape::tile(form->inputs, form->places),
                    copy_tiles_of(*form));
   } else {
@@ -72,4 +73,4 @@ void add_between_layouts(const at::Tensor& to, const at::Tensor& from) {
     to.add_(from);
 }
 
-}  // namespace autopar
+}  // namespace autopar::fused

@@ -6,7 +6,7 @@
 
 #include "kernels/channels_last_copy_source.hpp"
 
-namespace autopar {
+namespace autopar::fused {
 
 /// to.copy_(from), where one is a contiguous weight of a convolution in single precision and the other channels-last in
 /// 16 bits in a kernel that moves whole lines of both: libtorch's copies one of the two sides in pieces of an element.
@@ -23,4 +23,4 @@ struct WeightForm {
 /// sizes that kernels do not take.
 [[nodiscard]] std::optional<WeightForm> weight_form_of(const at::Tensor& single, const at::Tensor& half);
 
-}  // namespace autopar
+}  // namespace autopar::fused

@@ -14,7 +14,8 @@
 
 #include <autopar/core/error.hpp>
 
-#include "capture/ir/cross_entropy.hpp"
+#include "capture/ir/compact.hpp"
+#include "capture/ir/value_uses.hpp"
 #include "kernels/class_loss_source.hpp"
 #include "ops/cross_entropy.hpp"
 #include "ops/names.hpp"
@@ -25,7 +26,7 @@
 #include "torch/fused/launch.hpp"
 #include "torch/fused/whole_packs.hpp"
 
-namespace autopar {
+namespace autopar::fused {
 
 namespace {
 
@@ -38,8 +39,8 @@ std::string kernel_named(const char* what, const Tensor& logits) {
   return std::string("cross_entropy_") + what + "_" + detail::kernel_type(logits.scalar_type());
 }
 
-LaunchShape a_block_a_row(const Tensor& logits) {
-  return {static_cast<unsigned>(logits.size(0)), 1, kClassLossThreads, 1};
+kernels::LaunchShape a_block_a_row(const Tensor& logits) {
+  return {static_cast<unsigned>(logits.size(0)), 1, kernels::kClassLossThreads, 1};
 }
 
 /// Of each row.
@@ -49,7 +50,7 @@ struct ClassLossFunction : torch::autograd::Function<ClassLossFunction> {
     const auto weight = given_weight.value_or(Tensor());
     const auto single = logits.options().dtype(at::kFloat);
     const auto log_sums = at::empty({logits.size(0)}, single), losses = at::empty({logits.size(0)}, single);
-    detail::launch(logits, kClassLossKernels, kernel_named("losses", logits).c_str(), a_block_a_row(logits),
+    detail::launch(logits, kernels::kClassLossKernels, kernel_named("losses", logits).c_str(), a_block_a_row(logits),
                    detail::data_of(logits), detail::data_of(target), detail::data_of(weight), ignore_index,
                    detail::memory_of(log_sums), detail::memory_of(losses), static_cast<int>(logits.size(1)),
                    logits.stride(0));
@@ -61,7 +62,7 @@ struct ClassLossFunction : torch::autograd::Function<ClassLossFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    detail::refuse_double_backward("cross entropy");
+    autopar::detail::refuse_double_backward("cross entropy");
     auto& overwritten = context->saved_data.at("overwritten");
     if (overwritten.toBool())
       throw InvalidArgument("cross entropy: a second backward, but the first has written over the logits");
@@ -73,7 +74,7 @@ struct ClassLossFunction : torch::autograd::Function<ClassLossFunction> {
     const auto made =
         in_place ? logits.detach() : at::empty_strided(logits.sizes(), logits.strides(), logits.options());
     const auto given = gradients[0].stride(0) == 0 ? gradients[0] : gradients[0].contiguous();
-    detail::launch(logits, kClassLossKernels, kernel_named("gradients", logits).c_str(), a_block_a_row(logits),
+    detail::launch(logits, kernels::kClassLossKernels, kernel_named("gradients", logits).c_str(), a_block_a_row(logits),
                    detail::data_of(logits), detail::data_of(saved[1]), detail::data_of(saved[2]),
                    context->saved_data.at("ignore_index").toInt(), detail::data_of(saved[3]), detail::data_of(given),
                    given.stride(0) == 0 ? 0 : 1, detail::memory_of(made), static_cast<int>(logits.size(1)),
@@ -82,50 +83,81 @@ struct ClassLossFunction : torch::autograd::Function<ClassLossFunction> {
   }
 };
 
-/// The operator: see ir/cross_entropy.hpp.
-Tensor cross_entropy_of_rows(const Tensor& logits, const Tensor& target, const optional<Tensor>& weight,
-                             std::int64_t reduction, std::int64_t ignore_index, double label_smoothing) {
-  if (label_smoothing == 0 && has_class_loss_kernels(logits, target, weight))
-    return cross_entropy_in_kernels(logits, target, weight, reduction, ignore_index, /*overwrites=*/false);
+optional<Tensor> class_loss_in_kernels(const Tensor& logits, const Tensor& target, const optional<Tensor>& weight,
+                                       std::int64_t reduction, std::int64_t ignore_index, double label_smoothing) {
+  if (label_smoothing != 0 || !has_class_loss_kernels(logits, target, weight)) return std::nullopt;
+  return cross_entropy_in_kernels(logits, target, weight, reduction, ignore_index, /*overwrites=*/false);
+}
+
+Tensor class_loss_of_libtorch(const Tensor& logits, const Tensor& target, const optional<Tensor>& weight,
+                              std::int64_t reduction, std::int64_t ignore_index, double label_smoothing) {
   const auto wide = c10::isReducedFloatingType(logits.scalar_type()) ? logits.to(at::kFloat) : logits;
   return at::cross_entropy_loss(wide, target, weight, reduction, ignore_index, label_smoothing);
 }
 
-}  // namespace
+// ---------------------------------------------------------------- pattern
 
-TORCH_LIBRARY_FRAGMENT(autopar, library) {
-  library.def(
-      "cross_entropy_loss(Tensor self, Tensor target, Tensor? weight, int reduction, int ignore_index, float "
-      "label_smoothing) -> Tensor",
-      cross_entropy_of_rows);
+bool is_loss_of_rows(const OpGraph& graph, OpId op) {
+  using ClassLossArgument = ops::CrossEntropyArgument;
+  if (!graph.is(op, ops::kCrossEntropyLoss) || !graph.op(op).integers.empty()) return false;
+  const auto logits = graph.input(op, ClassLossArgument::kLogits), target = graph.input(op, ClassLossArgument::kTarget),
+             weight = graph.input(op, ClassLossArgument::kWeight);
+  const auto& smoothing = graph.op(op).args[ClassLossArgument::kLabelSmoothing];
+  if (!logits.valid() || !target.valid() || !smoothing.isDouble() || smoothing.toDouble() != 0) return false;
+  const auto &of_logits = graph.value(logits), &of_target = graph.value(target);
+  const bool of_rows = of_logits.dtype == at::kFloat && of_logits.sizes.size() == 2 && of_target.dtype == at::kLong &&
+                       of_target.sizes.size() == 1;
+  return of_rows &&
+         (!weight.valid() || (graph.value(weight).dtype == at::kFloat && !graph.value(weight).has_gradient()));
 }
 
-bool widens_logits(const c10::OperatorHandle& op) { return op.schema().name() == kCrossEntropy; }
-
-bool has_class_loss_kernels(const Tensor& logits, const Tensor& target, const optional<Tensor>& weight) {
-  if (!logits.is_cuda() || detail::kernel_type(logits.scalar_type()) == nullptr) return false;
-  const bool fits = logits.dim() == 2 && logits.numel() > 0 && detail::is_aligned(logits) && logits.stride(1) == 1 &&
-                    logits.stride(0) >= logits.size(1) && target.scalar_type() == at::kLong && target.is_contiguous() &&
-                    target.dim() == 1 && target.size(0) == logits.size(0) && target.device() == logits.device();
-  const auto numbers = weight.value_or(Tensor());
-  const bool weighs = !numbers.defined() || (numbers.numel() == logits.size(1) && !numbers.requires_grad());
-  return fits && weighs && detail::is_single_beside(numbers, logits) &&
-         context_of(logits.device().type()).has_kernels(kClassLossKernels, logits.device().index());
+/// The cast that makes single precision of 16 bits for this loss alone; none if the logits come from elsewhere.
+OpId cast_before(const OpGraph& graph, const ir::ValueUses& uses, OpId loss) {
+  const auto logits = graph.input(loss, ops::CrossEntropyArgument::kLogits);
+  const auto cast = graph.value(logits).definer;
+  if (!cast.valid() || uses.only_use(logits) != loss || graph.op(cast).grad_enabled != graph.op(loss).grad_enabled)
+    return OpId::none();
+  const auto& node = graph.op(cast);
+  if (ops::definition_of(node.op).kind != OpKind::kCopy || node.inputs.size() != 1 ||
+      node.inputs.front().kind != SlotKind::kTensor)
+    return OpId::none();
+  const auto from = node.inputs.front().values.front();
+  const bool widens = c10::isReducedFloatingType(graph.value(from).dtype) &&
+                      graph.value(from).sizes == graph.value(logits).sizes &&
+                      graph.value(from).requires_grad == graph.value(logits).requires_grad;
+  return widens && !uses.written_between(from, cast, loss) ? cast : OpId::none();
 }
 
-Tensor cross_entropy_in_kernels(const Tensor& logits, const Tensor& target, const optional<Tensor>& weight,
-                                std::int64_t reduction, std::int64_t ignore_index, bool overwrites) {
-  const auto losses = ClassLossFunction::apply(logits, target, weight, ignore_index, overwrites);
-  if (reduction == at::Reduction::None) return losses;
-  if (reduction == at::Reduction::Sum) return losses.sum();
-  const auto counts = target.ne(ignore_index);
-  if (!weight.has_value()) return losses.sum() / counts.sum();
-  return losses.sum() / weight->index_select(0, target.mul(counts)).mul(counts).sum();
+/// Cross entropies of class indices, and the casts of 16-bit logits to single precision in front of them. On devices
+/// with the kernels, logits in single precision are never there. Exact elsewhere. O(graph).
+OpGraph fold_class_loss_casts(OpGraph graph) {
+  const auto operation = fused_operator(kCrossEntropy);
+  std::vector<std::pair<OpId, OpId>> found;  // losses and their casts
+  {
+    const ir::ValueUses uses(graph);
+    for (std::size_t i = 0; i < graph.ops.size(); ++i) {
+      const auto loss = OpId::of(i);
+      if (is_loss_of_rows(graph, loss)) found.emplace_back(loss, cast_before(graph, uses, loss));
+    }
+  }
+  if (found.empty()) return graph;
+  std::vector<bool> removed(graph.ops.size(), false);
+  for (const auto& [loss, cast] : found) {
+    auto& node = graph.op(loss);
+    node.op = operation;
+    if (!cast.valid()) continue;
+    const auto from = graph.op(cast).inputs.front().values.front();
+    const auto wide = graph.value(node.inputs.front().values.front()).storage;
+    node.inputs.front().values = {from};
+    std::ranges::replace(node.reads, wide, graph.value(from).storage);
+    ir::sort_storages(node.reads);
+    removed[cast.index()] = true;
+  }
+  ir::compact(graph, removed);
+  return graph;
 }
 
-namespace detail {
-
-namespace {
+// ---------------------------------------------------------------- cost
 
 /// Kernels keep the logits and a sum a row; without them, logits in single precision are log-probabilities.
 SavedBytes saved_by_class_loss(const OpCall& op) {
@@ -144,13 +176,12 @@ OpWorkspace workspace_of_class_loss(const OpCall& op) {
 }
 
 GradientPlace place_of_gradient(const OpGraph& graph, OpId op) {
-  const bool over_logits = graph.op(op).grad_enabled && ops::is_last_reader(graph, op, CrossEntropyArgument::kLogits);
+  const bool over_logits =
+      graph.op(op).grad_enabled && ops::is_last_reader(graph, op, ops::CrossEntropyArgument::kLogits);
   return over_logits ? GradientPlace::kOverOperand : GradientPlace::kNew;
 }
 
-}  // namespace
-
-OpDef class_loss_definition() {
+OpDef cost_of_class_loss() {
   auto def = ops::definition_of(ops::kCrossEntropyLoss);
   def.name = kCrossEntropy;
   def.saved_by = saved_by_class_loss;
@@ -160,6 +191,40 @@ OpDef class_loss_definition() {
   return def;
 }
 
-}  // namespace detail
+}  // namespace
 
-}  // namespace autopar
+bool widens_logits(const c10::OperatorHandle& op) { return op.schema().name() == kCrossEntropy; }
+
+bool has_class_loss_kernels(const Tensor& logits, const Tensor& target, const optional<Tensor>& weight) {
+  if (!logits.is_cuda() || detail::kernel_type(logits.scalar_type()) == nullptr) return false;
+  const bool fits = logits.dim() == 2 && logits.numel() > 0 && detail::is_aligned(logits) && logits.stride(1) == 1 &&
+                    logits.stride(0) >= logits.size(1) && target.scalar_type() == at::kLong && target.is_contiguous() &&
+                    target.dim() == 1 && target.size(0) == logits.size(0) && target.device() == logits.device();
+  const auto numbers = weight.value_or(Tensor());
+  const bool weighs = !numbers.defined() || (numbers.numel() == logits.size(1) && !numbers.requires_grad());
+  return fits && weighs && detail::is_single_beside(numbers, logits) &&
+         context_of(logits.device().type()).has_kernels(kernels::kClassLossKernels, logits.device().index());
+}
+
+Tensor cross_entropy_in_kernels(const Tensor& logits, const Tensor& target, const optional<Tensor>& weight,
+                                std::int64_t reduction, std::int64_t ignore_index, bool overwrites) {
+  const auto losses = ClassLossFunction::apply(logits, target, weight, ignore_index, overwrites);
+  if (reduction == at::Reduction::None) return losses;
+  if (reduction == at::Reduction::Sum) return losses.sum();
+  const auto counts = target.ne(ignore_index);
+  if (!weight.has_value()) return losses.sum() / counts.sum();
+  return losses.sum() / weight->index_select(0, target.mul(counts)).mul(counts).sum();
+}
+
+FusedOp cross_entropy_loss() {
+  return {.name = kCrossEntropy,
+          .schema =
+              "cross_entropy_loss(Tensor self, Tensor target, Tensor? weight, int reduction, int ignore_index, float "
+              "label_smoothing) -> Tensor",
+          .pattern = fold_class_loss_casts,
+          .cost = cost_of_class_loss,
+          .forward = or_reference<class_loss_in_kernels, class_loss_of_libtorch>,
+          .reference = boxed<class_loss_of_libtorch>};
+}
+
+}  // namespace autopar::fused

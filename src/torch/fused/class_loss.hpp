@@ -6,7 +6,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
-namespace autopar {
+namespace autopar::fused {
 
 /// Whether `cross_entropy_in_kernels` takes them: logits [N, C] on a device that compiles kernels, without gaps, of 16
 /// bits or single precision; class indices of 64 bits; class weights in single precision.
@@ -24,4 +24,4 @@ namespace autopar {
 /// Whether an operator of a program is this cross entropy, which computes in single precision whatever its logits are.
 [[nodiscard]] bool widens_logits(const c10::OperatorHandle& op);
 
-}  // namespace autopar
+}  // namespace autopar::fused

@@ -11,11 +11,11 @@
 #include "kernels/column_sums_source.hpp"
 #include "torch/fused/launch.hpp"
 
-namespace autopar {
+namespace autopar::fused {
 
 namespace {
 
-using SumsShape = ColumnSumsShape;
+using SumsShape = kernels::ColumnSumsShape;
 
 bool takes(const at::Tensor& rows, c10::ScalarType type) {
   const bool has_type = detail::kernel_type(rows.scalar_type()) != nullptr && detail::kernel_type(type) != nullptr;
@@ -34,7 +34,7 @@ void sum_in_kernels(const at::Tensor& rows, const at::Tensor& sum, bool adds) {
   const auto partial = at::empty({blocks.down, columns}, rows.options().dtype(at::kFloat));
   const auto first = std::string("column_sums_") + detail::kernel_type(rows.scalar_type());
   detail::launch(
-      rows, kColumnSumsKernels, first.c_str(),
+      rows, kernels::kColumnSumsKernels, first.c_str(),
       {static_cast<unsigned>(blocks.across), static_cast<unsigned>(blocks.down), SumsShape::kPacks, SumsShape::kRows},
       detail::data_of(rows), detail::memory_of(partial), count, rows.stride(0) / of_pack, static_cast<int>(packs),
       static_cast<int>(blocks.rows));
@@ -52,7 +52,7 @@ BlocksOfRows blocks_of_rows(std::int64_t rows, std::int64_t packs, std::int64_t 
 void add_up_columns(const at::Tensor& partial, const at::Tensor& sum, bool adds) {
   const auto columns = partial.size(1);
   const auto kernel = std::string("add_up_columns_") + detail::kernel_type(sum.scalar_type());
-  detail::launch(partial, kColumnSumsKernels, kernel.c_str(),
+  detail::launch(partial, kernels::kColumnSumsKernels, kernel.c_str(),
                  {static_cast<unsigned>(detail::parts_for(columns, SumsShape::kColumns)), 1, SumsShape::kColumns,
                   SumsShape::kAtATime},
                  detail::data_of(partial), static_cast<int>(partial.size(0)), detail::memory_of(sum),
@@ -60,7 +60,7 @@ void add_up_columns(const at::Tensor& partial, const at::Tensor& sum, bool adds)
 }
 
 bool has_column_sums(c10::Device device) {
-  return device.is_cuda() && context_of(device.type()).has_kernels(kColumnSumsKernels, device.index());
+  return device.is_cuda() && context_of(device.type()).has_kernels(kernels::kColumnSumsKernels, device.index());
 }
 
 at::Tensor column_sums(const at::Tensor& rows, c10::ScalarType type) {
@@ -78,4 +78,4 @@ void add_column_sums(const at::Tensor& rows, c10::ScalarType type, const at::Ten
     sum.add_(column_sums(rows, type));
 }
 
-}  // namespace autopar
+}  // namespace autopar::fused

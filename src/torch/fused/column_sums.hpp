@@ -6,7 +6,7 @@
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
-namespace autopar {
+namespace autopar::fused {
 
 /// rows.sum(0, false, type) of a matrix, such as the gradient of a linear layer's bias. On a GPU, where columns lie
 /// together in whole packs of 16 bytes, with kernels of the library's own: added in single precision, in an order that
@@ -36,4 +36,4 @@ struct BlocksOfRows {
 /// @pre has_column_sums
 void add_up_columns(const at::Tensor& partial, const at::Tensor& sum, bool adds = false);
 
-}  // namespace autopar
+}  // namespace autopar::fused

@@ -6,7 +6,7 @@
 
 #include "torch/device/device_context.hpp"
 
-namespace autopar {
+namespace autopar::fused {
 
 at::Tensor to_tensor(const DrawSeed& seed) {
   return seed.place.defined() ? seed.place : at::full({1}, static_cast<std::int64_t>(seed.number), at::kLong);
@@ -25,4 +25,4 @@ at::Generator make_generator(c10::Device device, const DrawSeed& seed) {
   return generator;
 }
 
-}  // namespace autopar
+}  // namespace autopar::fused

@@ -6,7 +6,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
-namespace autopar {
+namespace autopar::fused {
 
 /// What draws follow from: a number, or while a step is recorded a place in the device's memory, which holds the number
 /// when kernels read it.
@@ -22,4 +22,4 @@ struct DrawSeed {
 /// A generator of its own for `device`; the default generator stays as it is.
 [[nodiscard]] at::Generator make_generator(c10::Device device, const DrawSeed& seed);
 
-}  // namespace autopar
+}  // namespace autopar::fused

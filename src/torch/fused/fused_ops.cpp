@@ -1,23 +1,34 @@
 #include "torch/fused/fused_ops.hpp"
 
-#include <mutex>
+#include <optional>
 
 #include "capture/ir/tensor_form.hpp"
 #include "ops/registry.hpp"
 #include "ops/rules.hpp"
 #include "torch/fused/launch.hpp"
 
-namespace autopar {
+namespace autopar::fused {
+
+const std::vector<FusedOp>& fused_ops() {
+  static const std::vector<FusedOp> all{add_layer_norm(),       batch_norm_relu(), cross_entropy_loss(),
+                                        linear_cross_entropy(), max_pool2d(),      joined_pointwise()};
+  return all;
+}
+
+void register_fused_ops() {
+  static const auto registered = [] {
+    torch::Library library(torch::Library::FRAGMENT, "autopar", std::nullopt, __FILE__, __LINE__);
+    for (const auto& op : fused_ops()) {
+      library.def(op.schema, op.forward());
+      ops::define_fused(op.cost());
+    }
+    return library;
+  }();
+  static_cast<void>(registered);
+}
 
 c10::OperatorHandle fused_operator(std::string_view name) {
-  static std::once_flag defined;
-  std::call_once(defined, [] {
-    for (const auto definition :
-         {detail::add_layer_norm_definition, detail::batch_norm_relu_definition, detail::class_head_definition,
-          detail::class_loss_definition, detail::joined_pointwise_definition, detail::max_pool_definition}) {
-      ops::define_fused(definition());
-    }
-  });
+  register_fused_ops();
   return ops::operator_named(name);
 }
 
@@ -33,4 +44,4 @@ bool takes_images_in_packs(const OpCall& op) {
 
 }  // namespace detail
 
-}  // namespace autopar
+}  // namespace autopar::fused

@@ -10,7 +10,7 @@
 #include "kernels/gelu_source.hpp"
 #include "torch/fused/launch.hpp"
 
-namespace autopar {
+namespace autopar::fused {
 
 namespace {
 
@@ -18,7 +18,7 @@ bool fits_gelu_kernel(const at::Tensor& x) {
   if (!x.is_cuda() || x.numel() == 0 || detail::kernel_type(x.scalar_type()) == nullptr) return false;
   const auto bytes = x.numel() * x.element_size();
   return x.is_contiguous() && detail::is_aligned(x) && bytes % detail::kPackBytes == 0 &&
-         context_of(x.device().type()).has_kernels(kGeluKernels, x.device().index());
+         context_of(x.device().type()).has_kernels(kernels::kGeluKernels, x.device().index());
 }
 
 }  // namespace
@@ -27,16 +27,16 @@ at::Tensor gelu_of(const at::Tensor& x, std::string_view approximate) {
   if (!fits_gelu_kernel(x)) return at::gelu(x, approximate);
   constexpr std::int64_t kBlocks = 396;  // three a multiprocessor of a large GPU, which run at a time
   const auto packs = x.numel() * x.element_size() / detail::kPackBytes;
-  const auto in_flight = detail::parts_for(detail::parts_for(packs, kBlocks), GeluShape::kThreads);
-  const auto of_block = std::min<std::int64_t>(in_flight, GeluShape::kFlight) * GeluShape::kThreads;
+  const auto in_flight = detail::parts_for(detail::parts_for(packs, kBlocks), kernels::GeluShape::kThreads);
+  const auto of_block = std::min<std::int64_t>(in_flight, kernels::GeluShape::kFlight) * kernels::GeluShape::kThreads;
   const auto blocks = std::min(detail::parts_for(packs, of_block), kBlocks);
   const auto made = at::empty_like(x);
   const auto kernel =
       std::string(approximate == "tanh" ? "tanh_" : "") + "gelu_" + detail::kernel_type(x.scalar_type());
-  detail::launch(x, kGeluKernels, kernel.c_str(), {static_cast<unsigned>(blocks), 1, GeluShape::kThreads, 1},
-                 detail::data_of(x), detail::memory_of(made), static_cast<long long>(packs),
-                 static_cast<int>(of_block));
+  detail::launch(x, kernels::kGeluKernels, kernel.c_str(),
+                 {static_cast<unsigned>(blocks), 1, kernels::GeluShape::kThreads, 1}, detail::data_of(x),
+                 detail::memory_of(made), static_cast<long long>(packs), static_cast<int>(of_block));
   return made;
 }
 
-}  // namespace autopar
+}  // namespace autopar::fused

@@ -4,7 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace autopar {
+namespace autopar::fused {
 
 /// at::gelu(x, approximate), to the bit. On a GPU, of whole packs without gaps of 16 bits or in single precision, by a
 /// kernel of the library's own.
@@ -12,4 +12,4 @@ namespace autopar {
 /// @param approximate  "none" or "tanh"
 [[nodiscard]] at::Tensor gelu_of(const at::Tensor& x, std::string_view approximate);
 
-}  // namespace autopar
+}  // namespace autopar::fused

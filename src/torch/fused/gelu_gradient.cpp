@@ -14,7 +14,7 @@
 #include "torch/fused/launch.hpp"
 #include "torch/fused/summed_columns.hpp"
 
-namespace autopar {
+namespace autopar::fused {
 
 namespace {
 
@@ -27,7 +27,7 @@ bool fits_gelu_kernel(const at::Tensor& gradient, const at::Tensor& x) {
   if (!alike || !without_gaps || !detail::is_aligned(x) || !detail::is_aligned(gradient)) return false;
   return x.size(-1) * x.element_size() % detail::kPackBytes == 0 &&
          x.size(-1) <= std::numeric_limits<std::int32_t>::max() && has_column_sums(x.device()) &&
-         context_of(x.device().type()).has_kernels(kGeluGradientKernels, x.device().index());
+         context_of(x.device().type()).has_kernels(kernels::kGeluGradientKernels, x.device().index());
 }
 
 }  // namespace
@@ -37,15 +37,16 @@ at::Tensor gelu_gradient(const at::Tensor& gradient, const at::Tensor& x, std::s
   constexpr std::int64_t kBlocks = 264;  // two a multiprocessor of a large GPU, which run at a time
   const auto columns = x.size(-1), rows = x.numel() / columns;
   const auto packs = columns * x.element_size() / detail::kPackBytes;
-  const auto blocks = blocks_of_rows(rows, packs, GeluGradientShape::kRows * GeluGradientShape::kFlight, kBlocks);
+  const auto blocks =
+      blocks_of_rows(rows, packs, kernels::GeluGradientShape::kRows * kernels::GeluGradientShape::kFlight, kBlocks);
   const auto made = at::empty_like(x);
   const auto single = x.options().dtype(at::kFloat);
   const auto partial = at::empty({blocks.down, columns}, single), sums = at::empty({columns}, single);
   const auto kernel =
       std::string(approximate == "tanh" ? "tanh_" : "") + "gelu_gradient_" + detail::kernel_type(x.scalar_type());
-  detail::launch(x, kGeluGradientKernels, kernel.c_str(),
-                 {static_cast<unsigned>(blocks.across), static_cast<unsigned>(blocks.down), GeluGradientShape::kPacks,
-                  GeluGradientShape::kRows},
+  detail::launch(x, kernels::kGeluGradientKernels, kernel.c_str(),
+                 {static_cast<unsigned>(blocks.across), static_cast<unsigned>(blocks.down),
+                  kernels::GeluGradientShape::kPacks, kernels::GeluGradientShape::kRows},
                  detail::data_of(gradient), detail::data_of(x), detail::memory_of(made), detail::memory_of(partial),
                  rows, static_cast<int>(packs), static_cast<int>(blocks.rows));
   add_up_columns(partial, sums);
@@ -53,4 +54,4 @@ at::Tensor gelu_gradient(const at::Tensor& gradient, const at::Tensor& x, std::s
   return made;
 }
 
-}  // namespace autopar
+}  // namespace autopar::fused

@@ -15,7 +15,7 @@
 #include "torch/fused/strided_copy.hpp"
 #include "torch/fused/summed_columns.hpp"
 
-namespace autopar {
+namespace autopar::fused {
 
 namespace {
 
@@ -42,11 +42,11 @@ class Joining {
     return set_rows(at, joined_dims(of_rows)) && set_columns(at, joined_dims(of_columns));
   }
 
-  [[nodiscard]] std::optional<JoinedParts> made() const {
+  [[nodiscard]] std::optional<kernels::JoinedParts> made() const {
     if (!are_whole_) return std::nullopt;
     auto made = joined_;
     made.length = static_cast<int>(length_ != 0 ? length_ : rows_);
-    for (std::size_t at = 0; at < JoinedParts::kMost; ++at)
+    for (std::size_t at = 0; at < kernels::JoinedParts::kMost; ++at)
       if (!in_slabs_[at]) made.slab[at] = made.length * made.row[at];
     return made;
   }
@@ -87,9 +87,9 @@ class Joining {
 
   std::int64_t begin_, columns_, rows_, element_;
   std::int64_t length_ = 0;  ///< rows of a slab, of parts that have some
-  std::array<bool, JoinedParts::kMost> in_slabs_{};
+  std::array<bool, kernels::JoinedParts::kMost> in_slabs_{};
   bool are_whole_ = true;  ///< all that was asked for in packs
-  JoinedParts joined_;
+  kernels::JoinedParts joined_;
 };
 
 bool fits_kernel(const at::Tensor& whole, const std::vector<at::Tensor>& parts) {
@@ -100,15 +100,15 @@ bool fits_kernel(const at::Tensor& whole, const std::vector<at::Tensor>& parts) 
                                !part.is_neg() && detail::is_aligned(part));
   });
   return alike && detail::is_aligned(whole) && has_column_sums(whole.device()) &&
-         context_of(whole.device().type()).has_kernels(kJoinedPartsKernels, whole.device().index());
+         context_of(whole.device().type()).has_kernels(kernels::kJoinedPartsKernels, whole.device().index());
 }
 
 }  // namespace
 
-std::optional<JoinedParts> columns_of_parts(const at::Tensor& whole, const std::vector<at::Tensor>& places,
-                                            const std::vector<at::Tensor>& parts) {
+std::optional<kernels::JoinedParts> columns_of_parts(const at::Tensor& whole, const std::vector<at::Tensor>& places,
+                                                     const std::vector<at::Tensor>& parts) {
   constexpr std::int64_t kLargest = std::numeric_limits<std::int32_t>::max();
-  if (!whole.is_contiguous() || whole.numel() == 0 || whole.dim() < 2 || parts.size() > JoinedParts::kMost)
+  if (!whole.is_contiguous() || whole.numel() == 0 || whole.dim() < 2 || parts.size() > kernels::JoinedParts::kMost)
     return std::nullopt;
   if (whole.size(-1) > kLargest || whole.numel() / whole.size(-1) > kLargest) return std::nullopt;
   Joining joining(whole);
@@ -118,7 +118,7 @@ std::optional<JoinedParts> columns_of_parts(const at::Tensor& whole, const std::
 }
 
 bool join_parts(const at::Tensor& whole, const std::vector<at::Tensor>& places, const std::vector<at::Tensor>& parts) {
-  using Shape = JoinedPartsShape;
+  using Shape = kernels::JoinedPartsShape;
   if (!fits_kernel(whole, parts)) return false;
   auto joined = columns_of_parts(whole, places, parts);
   if (!joined) return false;
@@ -131,7 +131,7 @@ bool join_parts(const at::Tensor& whole, const std::vector<at::Tensor>& places, 
   const auto single = whole.options().dtype(at::kFloat);
   const auto partial = at::empty({down, columns}, single), sums = at::empty({columns}, single);
   const auto kernel = std::string("join_parts_") + detail::kernel_type(whole.scalar_type());
-  detail::launch(whole, kJoinedPartsKernels, kernel.c_str(),
+  detail::launch(whole, kernels::kJoinedPartsKernels, kernel.c_str(),
                  {static_cast<unsigned>(across), static_cast<unsigned>(down), Shape::kPacks, Shape::kRows}, *joined,
                  detail::memory_of(whole), detail::memory_of(partial), static_cast<int>(rows), static_cast<int>(packs));
   add_up_columns(partial, sums);
@@ -139,4 +139,4 @@ bool join_parts(const at::Tensor& whole, const std::vector<at::Tensor>& places, 
   return true;
 }
 
-}  // namespace autopar
+}  // namespace autopar::fused

@@ -7,7 +7,7 @@
 
 #include "kernels/joined_parts_source.hpp"
 
-namespace autopar {
+namespace autopar::fused {
 
 /// Writes each part to its place in `whole`, in one pass on a GPU that also sums the rows of what it writes: the sums
 /// hang on `whole` then, see fused/summed_columns.hpp.
@@ -19,8 +19,8 @@ namespace autopar {
                               const std::vector<at::Tensor>& parts);
 
 /// How such parts lie, without the addresses of their memory; none if they are not columns of `whole` in whole packs.
-[[nodiscard]] std::optional<JoinedParts> columns_of_parts(const at::Tensor& whole,
-                                                          const std::vector<at::Tensor>& places,
-                                                          const std::vector<at::Tensor>& parts);
+[[nodiscard]] std::optional<kernels::JoinedParts> columns_of_parts(const at::Tensor& whole,
+                                                                   const std::vector<at::Tensor>& places,
+                                                                   const std::vector<at::Tensor>& parts);
 
-}  // namespace autopar
+}  // namespace autopar::fused

@@ -12,14 +12,14 @@
 
 #include "torch/device/device_context.hpp"
 
-namespace autopar::detail {
+namespace autopar::fused::detail {
 
 /// Queues a kernel on the device of `on`, with these arguments by value.
 /// @pre has_kernels for the source there
 /// @throws Error if the driver refuses it
 template <class... Arguments>
-void launch(const at::Tensor& on, const KernelSource& source, const char* function, const LaunchShape& shape,
-            Arguments... arguments) {
+void launch(const at::Tensor& on, const kernels::KernelSource& source, const char* function,
+            const kernels::LaunchShape& shape, Arguments... arguments) {
   std::array<void*, sizeof...(Arguments)> addresses{&arguments...};
   const bool queued =
       context_of(on.device().type()).launch(source, function, shape, addresses.data(), on.device().index());
@@ -57,7 +57,7 @@ inline at::Tensor partial_sums(const at::Tensor& on, std::int64_t blocks, std::i
   return at::empty({blocks, 2, columns}, at::TensorOptions(at::kFloat).device(on.device()));
 }
 /// Of a kernel that calls `sum_blocks`.
-inline LaunchShape over_columns(std::int64_t columns) {
+inline kernels::LaunchShape over_columns(std::int64_t columns) {
   constexpr unsigned kColumns = 32, kRows = 8;
   return {static_cast<unsigned>(parts_for(columns, kColumns)), 1, kColumns, kRows};
 }
@@ -85,4 +85,4 @@ inline bool is_single_beside(const at::Tensor& tensor, const at::Tensor& beside)
          (tensor.scalar_type() == at::kFloat && tensor.is_contiguous() && tensor.device() == beside.device());
 }
 
-}  // namespace autopar::detail
+}  // namespace autopar::fused::detail

@@ -6,6 +6,8 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/add.h>
@@ -18,7 +20,8 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 
-#include "capture/ir/add_layer_norm.hpp"
+#include "capture/ir/compact.hpp"
+#include "capture/ir/value_uses.hpp"
 #include "kernels/layer_norm_source.hpp"
 #include "ops/names.hpp"
 #include "ops/norms.hpp"
@@ -30,7 +33,7 @@
 #include "torch/fused/seeded_dropout.hpp"
 #include "torch/fused/summed_columns.hpp"
 
-namespace autopar {
+namespace autopar::fused {
 
 namespace {
 
@@ -39,7 +42,7 @@ using std::optional;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-using NormShape = LayerNormGradientShape;
+using NormShape = kernels::LayerNormGradientShape;
 
 /// How the kernels cover data [rows, columns]: blocks of `threads`, each with `packs` packs of a row, 1, 2 or 4.
 struct RowCover {
@@ -60,7 +63,7 @@ struct RowCover {
 
   /// A block writes sums, so that its threads should have some rows one after the other. Where rows are enough to fill
   /// a large GPU, a multiprocessor has one block, which takes as many at a time as it has registers for.
-  LaunchShape gradient_shape() const {
+  kernels::LaunchShape gradient_shape() const {
     constexpr unsigned kMultiprocessors = 132, kLeastRows = 8;
     const unsigned at_a_time = NormShape::most_of_block(packs) / threads;
     if (rows >= std::int64_t{kMultiprocessors} * at_a_time * kLeastRows)
@@ -93,7 +96,7 @@ bool takes_rows(const Tensor& input, const Tensor& residual, at::IntArrayRef sha
   const bool weighs = (type == at::kFloat || type == input.scalar_type()) && bias->scalar_type() == type &&
                       weight->is_contiguous() && bias->is_contiguous() && weight->device() == input.device() &&
                       bias->device() == input.device();
-  return weighs && context_of(input.device().type()).has_kernels(kLayerNormKernels, input.device().index());
+  return weighs && context_of(input.device().type()).has_kernels(kernels::kLayerNormKernels, input.device().index());
 }
 
 /// Whether the kernels draw so, if at all.
@@ -135,9 +138,10 @@ struct AddLayerNormFunction : torch::autograd::Function<AddLayerNormFunction> {
     const auto draws = draws_of(p, seed);
     const auto kernel = row_kernel(draws ? "dropout_add_layer_norm_" : "add_layer_norm_", left, weight, cover);
     const auto launch = [&](auto... of_draws) {
-      detail::launch(left, kLayerNormKernels, kernel.c_str(), {static_cast<unsigned>(cover.rows), 1, cover.threads, 1},
-                     detail::data_of(left), detail::data_of(right), detail::data_of(factors), detail::data_of(addends),
-                     detail::memory_of(sum), detail::memory_of(result), detail::memory_of(statistics), cover.rows,
+      detail::launch(left, kernels::kLayerNormKernels, kernel.c_str(),
+                     {static_cast<unsigned>(cover.rows), 1, cover.threads, 1}, detail::data_of(left),
+                     detail::data_of(right), detail::data_of(factors), detail::data_of(addends), detail::memory_of(sum),
+                     detail::memory_of(result), detail::memory_of(statistics), cover.rows,
                      static_cast<int>(cover.columns), static_cast<float>(eps), of_draws...);
     };
     if (draws)
@@ -152,7 +156,7 @@ struct AddLayerNormFunction : torch::autograd::Function<AddLayerNormFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list given) {
-    detail::refuse_double_backward("layer norm");
+    autopar::detail::refuse_double_backward("layer norm");
     const auto saved = context->get_saved_variables();
     const auto &sum = saved[0], &weight = saved[1], &statistics = saved[2];
     const auto draws = draws_of(context->saved_data["p"].toDouble(), saved[3]);
@@ -173,17 +177,17 @@ struct AddLayerNormFunction : torch::autograd::Function<AddLayerNormFunction> {
     const auto kernel =
         row_kernel(draws ? "dropout_add_layer_norm_gradient_" : "add_layer_norm_gradient_", sum, weight, cover);
     const auto launch = [&](auto... of_draws) {
-      detail::launch(sum, kLayerNormKernels, kernel.c_str(), shape, detail::data_of(of_result), detail::data_of(of_sum),
-                     detail::data_of(sum), detail::data_of(factors), detail::data_of(statistics),
-                     detail::memory_of(of_residual), detail::memory_of(partial), static_cast<int>(cover.rows), columns,
-                     of_draws...);
+      detail::launch(sum, kernels::kLayerNormKernels, kernel.c_str(), shape, detail::data_of(of_result),
+                     detail::data_of(of_sum), detail::data_of(sum), detail::data_of(factors),
+                     detail::data_of(statistics), detail::memory_of(of_residual), detail::memory_of(partial),
+                     static_cast<int>(cover.rows), columns, of_draws...);
     };
     if (draws)
       launch(detail::memory_of(of_input), draws->seed_at, draws->seed, draws->kept_below, draws->scale);
     else
       launch();
     const auto adds_up = std::string("add_layer_norm_sums_") + detail::kernel_type(type);
-    detail::launch(sum, kLayerNormKernels, adds_up.c_str(), NormShape::adding_up(cover.columns),
+    detail::launch(sum, kernels::kLayerNormKernels, adds_up.c_str(), NormShape::adding_up(cover.columns),
                    detail::data_of(partial), static_cast<int>(shape.blocks_x), detail::memory_of(of_weight),
                    detail::memory_of(of_bias), detail::memory_of(sums_of_input), columns);
     attach_summed_columns(of_input, sums_of_input);  // for a linear layer that made it
@@ -208,36 +212,158 @@ Tensor dropped(const Tensor& input, double p, const optional<Tensor>& seed) {
   return seeded_dropout(input, p, to_seed(*seed));
 }
 
-/// The operator: see ir/add_layer_norm.hpp.
-std::tuple<Tensor, Tensor> add_layer_norm(const Tensor& input, const Tensor& residual, at::IntArrayRef shape,
-                                          const optional<Tensor>& weight, const optional<Tensor>& bias, double eps,
-                                          bool cudnn_enable, double p, const optional<Tensor>& seed) {
-  if (takes_rows(input, residual, shape, weight, bias) && takes_draws(p, seed)) {
-    const auto made = AddLayerNormFunction::apply(input, residual, *weight, *bias, eps, p, seed);
-    return {made[0], made[1]};
-  }
+using AddLayerNormResults = std::tuple<Tensor, Tensor>;
+
+optional<AddLayerNormResults> add_layer_norm_in_kernels(const Tensor& input, const Tensor& residual,
+                                                        at::IntArrayRef shape, const optional<Tensor>& weight,
+                                                        const optional<Tensor>& bias, double eps, bool /*cudnn_enable*/,
+                                                        double p, const optional<Tensor>& seed) {
+  if (!takes_rows(input, residual, shape, weight, bias) || !takes_draws(p, seed)) return std::nullopt;
+  const auto made = AddLayerNormFunction::apply(input, residual, *weight, *bias, eps, p, seed);
+  return AddLayerNormResults{made[0], made[1]};
+}
+
+AddLayerNormResults add_layer_norm_of_libtorch(const Tensor& input, const Tensor& residual, at::IntArrayRef shape,
+                                               const optional<Tensor>& weight, const optional<Tensor>& bias, double eps,
+                                               bool cudnn_enable, double p, const optional<Tensor>& seed) {
   const auto sum = dropped(input, p, seed) + residual;
   return {sum, at::layer_norm(sum, shape, weight, bias, eps, cudnn_enable)};
 }
 
-}  // namespace
+/// The operator's arguments.
+struct AddLayerNormArgument {
+  enum : std::int32_t { kInput, kResidual, kShape, kWeight, kBias, kEps, kCudnnEnable, kP, kSeed, kCount };
+};
 
-bool has_layer_norm_kernels(c10::ScalarType type, std::int64_t columns) {
-  if (detail::kernel_type(type) == nullptr || columns == 0) return false;
-  const auto bytes = static_cast<std::int64_t>(c10::elementSize(type));
-  return columns * bytes % detail::kPackBytes == 0 && RowCover(1, columns, bytes).packs > 0;
+// ---------------------------------------------------------------- pattern
+
+/// Arguments of aten::layer_norm.
+enum LayerNormArgument : std::int32_t { kNormInput, kNormShape, kNormWeight, kNormBias, kNormEps, kNormCudnn };
+
+/// Arguments of aten::dropout.
+enum DropoutArgument : std::int32_t { kDropoutInput, kDropoutP, kDropoutTrain };
+
+/// A sum and the norm that reads it first.
+struct NormOfSum {
+  OpId sum, norm;
+  OpId dropout = OpId::none();  ///< that makes one addend, for the sum alone
+};
+
+bool is_sum_of_alike(const OpGraph& graph, OpId op) {
+  if (!graph.is(op, ops::kAdd) || graph.overload(op) != "Tensor" || !graph.op(op).integers.empty()) return false;
+  const auto left = graph.input(op, 0), right = graph.input(op, 1), made = graph.output(op);
+  const auto& factor = graph.op(op).args[2];
+  if (!left.valid() || !right.valid() || !factor.isInt() || factor.toInt() != 1) return false;
+  const auto is_like_result = [&](ValueId value) {
+    return graph.value(value).sizes == graph.value(made).sizes && graph.value(value).dtype == graph.value(made).dtype;
+  };
+  return is_like_result(left) && is_like_result(right);
 }
 
-TORCH_LIBRARY_FRAGMENT(autopar, library) {
-  library.def(
-      "add_layer_norm(Tensor input, Tensor residual, int[] normalized_shape, Tensor? weight, Tensor? bias, float eps, "
-      "bool cudnn_enable, float p=0, Tensor? seed=None) -> (Tensor, Tensor)",
-      add_layer_norm);
+/// Over the last dim, with weight and bias.
+bool is_norm_of_rows(const OpGraph& graph, OpId op) {
+  if (!graph.is(op, ops::kLayerNorm) || !graph.op(op).integers.empty()) return false;
+  const auto& shape = graph.op(op).args[kNormShape];
+  return shape.isIntList() && shape.toIntList().size() == 1 && graph.input(op, kNormWeight).valid() &&
+         graph.input(op, kNormBias).valid() &&
+         graph.value(graph.input(op, kNormInput)).dtype == graph.value(graph.output(op)).dtype;
 }
 
-namespace detail {
+/// Whether the sum may be made where the norm is.
+bool sum_may_wait(const OpGraph& graph, const ir::ValueUses& uses, const NormOfSum& found) {
+  return !uses.touched_between(graph.output(found.sum), found.sum, found.norm) &&
+         !uses.written_between(graph.input(found.sum, 0), found.sum, found.norm) &&
+         !uses.written_between(graph.input(found.sum, 1), found.sum, found.norm);
+}
 
-namespace {
+/// Whether it drops some elements, for this sum alone, and may do so where the norm is.
+bool drops_for(const OpGraph& graph, const ir::ValueUses& uses, OpId op, const NormOfSum& found) {
+  if (!op.valid() || !graph.is(op, ops::kDropout) || !graph.op(op).is_random) return false;
+  const auto &p = graph.op(op).args[kDropoutP], &train = graph.op(op).args[kDropoutTrain];
+  const bool drops_some = train.isBool() && train.toBool() && p.isDouble() && p.toDouble() > 0 && p.toDouble() < 1;
+  return drops_some && graph.op(op).integers.empty() &&
+         graph.op(op).grad_enabled == graph.op(found.norm).grad_enabled &&
+         uses.only_use(graph.output(op)) == found.sum && graph.input(found.sum, 0) != graph.input(found.sum, 1) &&
+         !uses.written_between(graph.input(op, kDropoutInput), op, found.norm);
+}
+
+/// The dropout that makes the first addend, else that of the second; none if neither is one.
+OpId dropout_of(const OpGraph& graph, const ir::ValueUses& uses, const NormOfSum& found) {
+  for (const int addend : {0, 1}) {
+    const auto definer = graph.value(graph.input(found.sum, addend)).definer;
+    if (drops_for(graph, uses, definer, found)) return definer;
+  }
+  return OpId::none();
+}
+
+std::vector<NormOfSum> norms_of_sums(const OpGraph& graph) {
+  const ir::ValueUses uses(graph);
+  std::vector<bool> taken(graph.ops.size(), false);
+  std::vector<NormOfSum> all;
+  for (std::size_t i = 0; i < graph.ops.size(); ++i) {
+    const auto norm = OpId::of(i);
+    if (!is_norm_of_rows(graph, norm)) continue;
+    const auto sum = graph.value(graph.input(norm, kNormInput)).definer;
+    if (!sum.valid() || taken[sum.index()] || !is_sum_of_alike(graph, sum)) continue;
+    if (graph.op(sum).grad_enabled != graph.op(norm).grad_enabled || !sum_may_wait(graph, uses, {sum, norm})) continue;
+    taken[sum.index()] = true;
+    all.push_back({sum, norm, dropout_of(graph, uses, {sum, norm})});
+  }
+  return all;
+}
+
+OpNode joined_norm(const OpGraph& graph, const NormOfSum& found) {
+  const auto op = fused_operator(kAddLayerNorm);
+  const auto &sum = graph.op(found.sum), &norm = graph.op(found.norm);
+  OpNode node{op, std::vector<c10::IValue>(AddLayerNormArgument::kCount)};
+  node.args[AddLayerNormArgument::kShape] = norm.args[kNormShape];
+  node.args[AddLayerNormArgument::kEps] = norm.args[kNormEps];
+  node.args[AddLayerNormArgument::kCudnnEnable] = norm.args[kNormCudnn];
+  node.args[AddLayerNormArgument::kP] = found.dropout.valid() ? graph.op(found.dropout).args[kDropoutP] : 0.0;
+  const auto take = [&](std::int32_t position, ValueId value) {
+    node.inputs.push_back({position, SlotKind::kTensor, {value}});
+    node.reads.push_back(graph.value(value).storage);
+  };
+  const bool drops = found.dropout.valid();
+  const int dropped = drops && graph.input(found.sum, 1) == graph.output(found.dropout) ? 1 : 0;
+  take(AddLayerNormArgument::kInput,
+       drops ? graph.input(found.dropout, kDropoutInput) : graph.input(found.sum, dropped));
+  take(AddLayerNormArgument::kResidual, graph.input(found.sum, 1 - dropped));
+  take(AddLayerNormArgument::kWeight, graph.input(found.norm, kNormWeight));
+  take(AddLayerNormArgument::kBias, graph.input(found.norm, kNormBias));
+  ir::sort_storages(node.reads);
+  node.outputs = {{0, SlotKind::kTensor, {graph.output(found.sum)}},
+                  {1, SlotKind::kTensor, {graph.output(found.norm)}}};
+  node.writes = sum.writes;
+  node.writes.insert(node.writes.end(), norm.writes.begin(), norm.writes.end());
+  ir::sort_storages(node.writes);
+  node.grad_enabled = norm.grad_enabled;
+  node.is_random = drops;
+  node.path = norm.path;
+  return node;
+}
+
+/// The sum of two tensors of the same sizes and the layer norm over the last dim that reads it first: residuals of
+/// transformers, `y = x + f(x); … norm(y)`. The sum may have other readers behind the norm. A dropout that makes one of
+/// the addends, for the sum alone, is taken in: its draws follow the number of the operator, as all do. Exact without
+/// kernels. O(graph).
+OpGraph fold_layer_norms(OpGraph graph) {
+  const auto found = norms_of_sums(graph);
+  if (found.empty()) return graph;
+  std::vector<bool> removed(graph.ops.size(), false);
+  for (const auto& each : found) {
+    auto node = joined_norm(graph, each);
+    graph.value(graph.output(each.sum)).definer = each.norm;
+    graph.op(each.norm) = std::move(node);
+    removed[each.sum.index()] = true;
+    if (each.dropout.valid()) removed[each.dropout.index()] = true;
+  }
+  ir::compact(graph, removed);
+  ir::order_values(graph);
+  return graph;
+}
+
+// ---------------------------------------------------------------- cost
 
 /// Of what it drops. Kernels of the library's own draw again; libtorch's keep a mask, as dropout's do.
 Affine mask_of(const OpCall& op) {
@@ -270,9 +396,7 @@ ShardedOp shard_norm_of_sum(ShardCall& call) {
   return fits ? call.of_one(units) : ShardedOp::whole();
 }
 
-}  // namespace
-
-OpDef add_layer_norm_definition() {
+OpDef cost_of_add_layer_norm() {
   auto def = ops::definition_of(ops::kLayerNorm);
   def.name = kAddLayerNorm;
   def.traits = def.traits | OpTrait::kDrawsOnDevice;
@@ -281,6 +405,24 @@ OpDef add_layer_norm_definition() {
   return def;
 }
 
-}  // namespace detail
+}  // namespace
 
-}  // namespace autopar
+bool has_layer_norm_kernels(c10::ScalarType type, std::int64_t columns) {
+  if (detail::kernel_type(type) == nullptr || columns == 0) return false;
+  const auto bytes = static_cast<std::int64_t>(c10::elementSize(type));
+  return columns * bytes % detail::kPackBytes == 0 && RowCover(1, columns, bytes).packs > 0;
+}
+
+FusedOp add_layer_norm() {
+  return {.name = kAddLayerNorm,
+          .schema =
+              "add_layer_norm(Tensor input, Tensor residual, int[] normalized_shape, Tensor? weight, Tensor? bias, "
+              "float eps, "
+              "bool cudnn_enable, float p=0, Tensor? seed=None) -> (Tensor, Tensor)",
+          .pattern = fold_layer_norms,
+          .cost = cost_of_add_layer_norm,
+          .forward = or_reference<add_layer_norm_in_kernels, add_layer_norm_of_libtorch>,
+          .reference = boxed<add_layer_norm_of_libtorch>};
+}
+
+}  // namespace autopar::fused

@@ -6,7 +6,7 @@
 
 #include <autopar/shard/cross_entropy.hpp>
 
-namespace autopar {
+namespace autopar::fused {
 
 /// The reduction that an argument of an operator names.
 [[nodiscard]] inline ParallelCrossEntropyOptions::reduction_t loss_reduction(std::int64_t reduction) {
@@ -15,4 +15,4 @@ namespace autopar {
   return torch::kMean;
 }
 
-}  // namespace autopar
+}  // namespace autopar::fused

@@ -16,7 +16,6 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
-#include "capture/ir/max_pool.hpp"
 #include "kernels/max_pool_source.hpp"
 #include "ops/names.hpp"
 #include "ops/registry.hpp"
@@ -25,9 +24,11 @@
 #include "torch/fused/fused_ops.hpp"
 #include "torch/fused/launch.hpp"
 
-namespace autopar {
+namespace autopar::fused {
 
 namespace {
+
+constexpr std::int64_t kMostPositions = 256;  // in a window, that a byte tells apart
 
 using at::Tensor;
 using torch::autograd::AutogradContext;
@@ -49,7 +50,7 @@ struct PoolArguments {
 };
 
 /// The windows of arguments that kernels take; none of others, wrong ones included.
-std::optional<PoolWindows> windows_of(const Tensor& input, const PoolArguments& given) {
+std::optional<kernels::PoolWindows> windows_of(const Tensor& input, const PoolArguments& given) {
   const auto kernel = HeightAndWidth::of(given.kernel_size), padding = HeightAndWidth::of(given.padding),
              dilation = HeightAndWidth::of(given.dilation),
              stride = given.stride.empty() ? kernel : HeightAndWidth::of(given.stride);
@@ -71,9 +72,10 @@ std::optional<PoolWindows> windows_of(const Tensor& input, const PoolArguments& 
   if (out_height <= 0 || out_width <= 0 || std::max({rows, width, stride->height, stride->width}) > kMost)
     return std::nullopt;
   const auto as_int = [](std::int64_t number) { return static_cast<int>(number); };
-  return PoolWindows{as_int(height),          as_int(width),         as_int(out_height),     as_int(out_width),
-                     as_int(kernel->height),  as_int(kernel->width), as_int(stride->height), as_int(stride->width),
-                     as_int(padding->height), as_int(padding->width)};
+  return kernels::PoolWindows{as_int(height),         as_int(width),          as_int(out_height),
+                              as_int(out_width),      as_int(kernel->height), as_int(kernel->width),
+                              as_int(stride->height), as_int(stride->width),  as_int(padding->height),
+                              as_int(padding->width)};
 }
 
 /// Whether the kernels take them: channels next to each other.
@@ -82,13 +84,13 @@ bool takes_images(const Tensor& input) {
     return false;
   return input.is_contiguous(at::MemoryFormat::ChannelsLast) && detail::is_aligned(input) &&
          input.size(1) * input.element_size() % detail::kPackBytes == 0 &&
-         context_of(input.device().type()).has_kernels(kMaxPoolKernels, input.device().index());
+         context_of(input.device().type()).has_kernels(kernels::kMaxPoolKernels, input.device().index());
 }
 
 std::int64_t packs_of(const Tensor& images) { return images.size(1) * images.element_size() / detail::kPackBytes; }
 
 /// Blocks that take rows of `width` columns. @param packs  of channels, of each column
-LaunchShape over_rows_of_images(std::int64_t rows, std::int64_t width, std::int64_t packs) {
+kernels::LaunchShape over_rows_of_images(std::int64_t rows, std::int64_t width, std::int64_t packs) {
   constexpr std::int64_t kThreads = 256, kMostThreadsX = 64, kMostBlocks = 65535;
   const auto threads_x = std::bit_floor(static_cast<std::uint64_t>(std::min(packs, kMostThreadsX)));
   const auto threads_y = std::min(std::bit_ceil(static_cast<std::uint64_t>(width)), kThreads / threads_x);
@@ -98,9 +100,9 @@ LaunchShape over_rows_of_images(std::int64_t rows, std::int64_t width, std::int6
 }
 
 template <class... Kinds>
-void launch_pooling(const Tensor& on, const char* what, const LaunchShape& shape, Kinds... arguments) {
+void launch_pooling(const Tensor& on, const char* what, const kernels::LaunchShape& shape, Kinds... arguments) {
   const auto kernel = std::string(what) + detail::kernel_type(on.scalar_type());
-  detail::launch(on, kMaxPoolKernels, kernel.c_str(), shape, arguments...);
+  detail::launch(on, kernels::kMaxPoolKernels, kernel.c_str(), shape, arguments...);
 }
 
 /// As the kernels take a gradient of a result.
@@ -109,7 +111,7 @@ Tensor laid_out(const Tensor& gradient) {
 }
 
 struct MaxPoolFunction : torch::autograd::Function<MaxPoolFunction> {
-  static variable_list forward(AutogradContext* context, const Tensor& input, const PoolWindows& windows) {
+  static variable_list forward(AutogradContext* context, const Tensor& input, const kernels::PoolWindows& windows) {
     const auto images = input.size(0), channels = input.size(1), packs = packs_of(input);
     const auto options = input.options().memory_format(at::MemoryFormat::ChannelsLast);
     const auto result = at::empty({images, channels, windows.out_height, windows.out_width}, options);
@@ -119,19 +121,19 @@ struct MaxPoolFunction : torch::autograd::Function<MaxPoolFunction> {
                    detail::memory_of(result), detail::memory_of(positions), static_cast<int>(rows),
                    static_cast<int>(packs), windows);
     context->save_for_backward({positions});
-    const auto numbers = std::bit_cast<std::array<int, sizeof(PoolWindows) / sizeof(int)>>(windows);
+    const auto numbers = std::bit_cast<std::array<int, sizeof(kernels::PoolWindows) / sizeof(int)>>(windows);
     context->saved_data["windows"] = std::vector<std::int64_t>(numbers.begin(), numbers.end());
     context->set_materialize_grads(false);
     return {result, detail::same_memory(result)};
   }
 
   static variable_list backward(AutogradContext* context, variable_list given) {
-    detail::refuse_double_backward("max-pooling");
+    autopar::detail::refuse_double_backward("max-pooling");
     if (!given[0].defined()) std::swap(given[0], given[1]);
     if (!given[0].defined()) return variable_list(2);
-    std::array<int, sizeof(PoolWindows) / sizeof(int)> numbers{};
+    std::array<int, sizeof(kernels::PoolWindows) / sizeof(int)> numbers{};
     std::ranges::copy(context->saved_data.at("windows").toIntVector(), numbers.begin());
-    const auto windows = std::bit_cast<PoolWindows>(numbers);
+    const auto windows = std::bit_cast<kernels::PoolWindows>(numbers);
     const auto positions = context->get_saved_variables()[0];
     const auto first = laid_out(given[0]), second = laid_out(given[1]);
     const auto images = first.size(0), packs = packs_of(first), rows = images * windows.height;
@@ -144,40 +146,63 @@ struct MaxPoolFunction : torch::autograd::Function<MaxPoolFunction> {
   }
 };
 
-/// See ir/max_pool.hpp.
-std::tuple<Tensor, Tensor> max_pool2d(const Tensor& input, at::IntArrayRef kernel_size, at::IntArrayRef stride,
-                                      at::IntArrayRef padding, at::IntArrayRef dilation, bool ceil_mode) {
-  if (takes_images(input)) {
-    if (const auto windows = windows_of(input, {kernel_size, stride, padding, dilation, ceil_mode})) {
-      const auto made = MaxPoolFunction::apply(input, *windows);
-      return {made[0], made[1]};
-    }
-  }
+using MaxPoolResults = std::tuple<Tensor, Tensor>;
+
+std::optional<MaxPoolResults> max_pool_in_kernels(const Tensor& input, at::IntArrayRef kernel_size,
+                                                  at::IntArrayRef stride, at::IntArrayRef padding,
+                                                  at::IntArrayRef dilation, bool ceil_mode) {
+  if (!takes_images(input)) return std::nullopt;
+  const auto windows = windows_of(input, {kernel_size, stride, padding, dilation, ceil_mode});
+  if (!windows) return std::nullopt;
+  const auto made = MaxPoolFunction::apply(input, *windows);
+  return MaxPoolResults{made[0], made[1]};
+}
+
+MaxPoolResults max_pool_of_libtorch(const Tensor& input, at::IntArrayRef kernel_size, at::IntArrayRef stride,
+                                    at::IntArrayRef padding, at::IntArrayRef dilation, bool ceil_mode) {
   return detail::twice(at::max_pool2d(input, kernel_size, stride, padding, dilation, ceil_mode));
 }
 
-}  // namespace
+/// Arguments of aten::max_pool2d.
+struct MaxPoolArgument {
+  enum : std::int32_t { kInput, kKernelSize, kStride, kPadding, kDilation, kCeilMode, kCount };
+};
 
-TORCH_LIBRARY_FRAGMENT(autopar, library) {
-  library.def(
-      "max_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, bool "
-      "ceil_mode=False) -> (Tensor, Tensor)",
-      max_pool2d);
+// ---------------------------------------------------------------- pattern
+
+bool pools_neighbours(const OpGraph& graph, OpId op) {
+  if (!graph.is(op, ops::kMaxPool2d) || !graph.op(op).integers.empty()) return false;
+  const auto& args = graph.op(op).args;
+  const auto& input = graph.value(graph.input(op, MaxPoolArgument::kInput));
+  if (input.sizes.size() != 4 || !args[MaxPoolArgument::kKernelSize].isIntList() ||
+      !args[MaxPoolArgument::kDilation].isIntList())
+    return false;
+  const auto kernel = args[MaxPoolArgument::kKernelSize].toIntVector(),
+             dilation = args[MaxPoolArgument::kDilation].toIntVector();
+  const auto positions = kernel.front() * kernel.back();  // one size stands for both
+  return c10::isFloatingType(input.dtype) && positions <= kMostPositions &&
+         std::ranges::all_of(dilation, [](auto each) { return each == 1; });
 }
 
-namespace detail {
+/// Max-pooling of images by windows of neighbours, up to 256 of them. Exact where libtorch's operators run it. Kernels
+/// give the same maxima and add up gradients in single precision. O(graph).
+OpGraph fold_max_pools(OpGraph graph) {
+  const auto operation = fused_operator(kMaxPool);
+  for (std::size_t i = 0; i < graph.ops.size(); ++i) {
+    if (pools_neighbours(graph, OpId::of(i))) graph.ops[i].op = operation;
+  }
+  return graph;
+}
 
-namespace {
+// ---------------------------------------------------------------- cost
 
 /// Positions in the windows, a byte each.
 SavedBytes saved_by_max_pool(const OpCall& op) {
-  if (takes_images_in_packs(op)) return {{}, ops::elements(op.result_sizes())};
+  if (detail::takes_images_in_packs(op)) return {{}, ops::elements(op.result_sizes())};
   return ops::definition_of(ops::kMaxPool2d).saved_by(op);
 }
 
-}  // namespace
-
-OpDef max_pool_definition() {
+OpDef cost_of_max_pool() {
   auto def = ops::definition_of(ops::kMaxPool2d);
   def.name = kMaxPool;
   def.traits = def.traits | OpTrait::kDuplicatedOutputs;
@@ -185,6 +210,17 @@ OpDef max_pool_definition() {
   return def;
 }
 
-}  // namespace detail
+}  // namespace
 
-}  // namespace autopar
+FusedOp max_pool2d() {
+  return {.name = kMaxPool,
+          .schema =
+              "max_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, bool "
+              "ceil_mode=False) -> (Tensor, Tensor)",
+          .pattern = fold_max_pools,
+          .cost = cost_of_max_pool,
+          .forward = or_reference<max_pool_in_kernels, max_pool_of_libtorch>,
+          .reference = boxed<max_pool_of_libtorch>};
+}
+
+}  // namespace autopar::fused

@@ -7,7 +7,7 @@
 #include "torch/device/device_context.hpp"
 #include "torch/fused/rows_of.hpp"
 
-namespace autopar {
+namespace autopar::fused {
 
 namespace {
 
@@ -23,7 +23,7 @@ bool is_large_product(const at::Tensor& a, const at::Tensor& b) {
          2.0 * static_cast<double>(a.numel()) * static_cast<double>(b.size(1)) >= kLarge;
 }
 
-bool multiply_large(const MatrixProduct& product) {
+bool multiply_large(const kernels::MatrixProduct& product) {
   return may_be_large(product.a, product.b) && context_of(product.a.device().type()).multiply(product);
 }
 
@@ -48,4 +48,4 @@ at::Tensor large_linear(const at::Tensor& x, const at::Tensor& weight, const at:
   return multiply_large({rows, weight.t(), bias, to}) ? result : at::Tensor();
 }
 
-}  // namespace autopar
+}  // namespace autopar::fused

@@ -5,7 +5,7 @@
 
 #include "kernels/gemm/matrix_product.hpp"
 
-namespace autopar {
+namespace autopar::fused {
 
 // Large products of 16-bit matrices on a GPU, by the fastest of cuBLASLt's algorithms: its own guess, which libtorch
 // takes, is behind by some hundredths. Others, and all without cuBLASLt, by libtorch.
@@ -14,7 +14,7 @@ namespace autopar {
 [[nodiscard]] bool is_large_product(const at::Tensor& a, const at::Tensor& b);
 
 /// Queues to = a b + bias. @return false if it is not such a product; nothing is written then
-[[nodiscard]] bool multiply_large(const MatrixProduct& product);
+[[nodiscard]] bool multiply_large(const kernels::MatrixProduct& product);
 
 /// a b for matrices. @param type  of the result: their own, or on a GPU that of their sums
 [[nodiscard]] at::Tensor matrix_product(const at::Tensor& a, const at::Tensor& b, c10::ScalarType type);
@@ -22,4 +22,4 @@ namespace autopar {
 /// at::linear(x, weight, bias) without history, x [..., inputs]; undefined if it is not such a product.
 [[nodiscard]] at::Tensor large_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
-}  // namespace autopar
+}  // namespace autopar::fused

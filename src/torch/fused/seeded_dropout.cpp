@@ -9,7 +9,7 @@
 
 #include "ops/names.hpp"
 
-namespace autopar {
+namespace autopar::fused {
 
 // libtorch's own kernels and formula (aten/src/ATen/native/Dropout.cpp), with a generator of our own.
 at::Tensor seeded_dropout(const at::Tensor& input, double p, const DrawSeed& seed, bool in_place) {
@@ -37,4 +37,4 @@ bool proceed_by_seed(ReplayCall& call, const DrawSeed& seed) {
   return true;
 }
 
-}  // namespace autopar
+}  // namespace autopar::fused

@@ -8,14 +8,14 @@
 
 #include "kernels/strided_copy_source.hpp"
 
-namespace autopar {
+namespace autopar::fused {
 
 /// to.copy_(from), in packs of 16 bytes where both are on one device that compiles kernels, of one type and sizes, and
 /// lie in rows of whole packs; libtorch copies what lies otherwise element by element.
 void copy_strided(const at::Tensor& to, const at::Tensor& from);
 
 /// How both lie, as few and long rows as possible; none if not in whole packs, or in more dims.
-[[nodiscard]] std::optional<StridedRows> rows_of_both(const at::Tensor& to, const at::Tensor& from);
+[[nodiscard]] std::optional<kernels::StridedRows> rows_of_both(const at::Tensor& to, const at::Tensor& from);
 
 /// Elements, and how far they lie apart in both.
 struct CopiedDim {
@@ -27,4 +27,4 @@ struct CopiedDim {
 /// Neighbours that are one dim in both are joined.
 [[nodiscard]] std::vector<CopiedDim> joined_dims(const std::vector<CopiedDim>& dims);
 
-}  // namespace autopar
+}  // namespace autopar::fused

@@ -6,7 +6,7 @@
 #include <c10/core/TensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
-namespace autopar {
+namespace autopar::fused {
 
 namespace {
 
@@ -42,4 +42,4 @@ at::Tensor take_summed_columns(const at::Tensor& gradient) {
   return found != nullptr ? found->take(gradient) : at::Tensor();
 }
 
-}  // namespace autopar
+}  // namespace autopar::fused

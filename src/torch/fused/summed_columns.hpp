@@ -2,7 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace autopar {
+namespace autopar::fused {
 
 /// Sums over the rows of a gradient [..., columns], in single precision, that the kernel which wrote it made on the
 /// way. They hang on the gradient's tensor, where the linear layer that gets it finds them as the gradient of its bias:
@@ -19,4 +19,4 @@ void attach_summed_columns(const at::Tensor& gradient, const at::Tensor& sums);
 /// the gradient has been written to since.
 [[nodiscard]] at::Tensor take_summed_columns(const at::Tensor& gradient);
 
-}  // namespace autopar
+}  // namespace autopar::fused

@@ -10,15 +10,15 @@
 #include "kernels/table_gradient_source.hpp"
 #include "torch/fused/launch.hpp"
 
-namespace autopar {
+namespace autopar::fused {
 
 namespace {
 
-using TableShape = TableGradientShape;
+using TableShape = kernels::TableGradientShape;
 
 constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
 
-LaunchShape shape_of(std::int64_t packs, std::int64_t parts) {
+kernels::LaunchShape shape_of(std::int64_t packs, std::int64_t parts) {
   return {static_cast<unsigned>(detail::parts_for(packs, TableShape::kPacks)),
           static_cast<unsigned>(detail::parts_for(parts, TableShape::kParts)), TableShape::kPacks, TableShape::kParts};
 }
@@ -33,7 +33,7 @@ bool has_table_kernels(const at::Tensor& rows, const at::Tensor& indices, std::i
                     indices.numel() * columns == rows.numel() && entries <= kMost &&
                     indices.numel() <= kMostBlocks * TableShape::kParts * TableShape::kOfPart && columns <= kMost;
   return fits && columns * rows.element_size() % detail::kPackBytes == 0 &&
-         context_of(rows.device().type()).has_kernels(kTableGradientKernels, rows.device().index());
+         context_of(rows.device().type()).has_kernels(kernels::kTableGradientKernels, rows.device().index());
 }
 
 at::Tensor table_gradient(const at::Tensor& rows, const at::Tensor& indices, std::int64_t entries,
@@ -46,16 +46,16 @@ at::Tensor table_gradient(const at::Tensor& rows, const at::Tensor& indices, std
   const auto table = at::zeros({entries, columns}, single), partial = at::empty({parts, 2, columns}, single);
   const auto of_pack = detail::kPackBytes / dense.element_size(), of_single = detail::kPackBytes / table.element_size();
   const auto kernel = std::string("add_rows_") + detail::kernel_type(dense.scalar_type());
-  detail::launch(dense, kTableGradientKernels, kernel.c_str(), shape_of(columns / of_pack, parts),
+  detail::launch(dense, kernels::kTableGradientKernels, kernel.c_str(), shape_of(columns / of_pack, parts),
                  detail::data_of(dense), detail::data_of(sorted), detail::data_of(order), detail::memory_of(table),
                  detail::memory_of(partial), static_cast<int>(count), static_cast<int>(columns / of_pack),
                  static_cast<int>(padding));
   if (parts > 1) {
-    detail::launch(dense, kTableGradientKernels, "add_parts_f32", shape_of(columns / of_single, parts - 1),
+    detail::launch(dense, kernels::kTableGradientKernels, "add_parts_f32", shape_of(columns / of_single, parts - 1),
                    detail::data_of(sorted), detail::memory_of(table), detail::memory_of(partial),
                    static_cast<int>(count), static_cast<int>(columns / of_single), static_cast<int>(padding));
   }
   return table;
 }
 
-}  // namespace autopar
+}  // namespace autopar::fused

@@ -4,7 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace autopar {
+namespace autopar::fused {
 
 /// Whether `table_gradient` takes them: on a device that compiles kernels, columns in whole packs of 16 bytes.
 /// @param rows  [..., columns], the gradient of what was looked up
@@ -17,4 +17,4 @@ namespace autopar {
 [[nodiscard]] at::Tensor table_gradient(const at::Tensor& rows, const at::Tensor& indices, std::int64_t entries,
                                         std::int64_t padding);
 
-}  // namespace autopar
+}  // namespace autopar::fused

@@ -11,11 +11,11 @@
 #include "kernels/update_source.hpp"
 #include "torch/fused/launch.hpp"
 
-namespace autopar {
+namespace autopar::fused {
 
 namespace {
 
-AdamNumbers numbers_of(const AdamUpdate& update) {
+kernels::AdamNumbers numbers_of(const AdamUpdate& update) {
   const auto steps = static_cast<double>(update.steps);
   const auto single = [](double number) { return static_cast<float>(number); };
   // As libtorch has them: the step's corrections are powers of the rounded betas.
@@ -30,7 +30,7 @@ AdamNumbers numbers_of(const AdamUpdate& update) {
           update.is_decay_decoupled ? 1 : 0};
 }
 
-SgdNumbers numbers_of(const SgdUpdate& update) {
+kernels::SgdNumbers numbers_of(const SgdUpdate& update) {
   return {update.lr,
           update.weight_decay,
           update.momentum,
@@ -42,7 +42,7 @@ SgdNumbers numbers_of(const SgdUpdate& update) {
 /// By parameter; a list of a state may be empty.
 struct UpdatedTensors {
   const std::vector<at::Tensor>&parameters, &gradients, &copies;
-  std::array<const std::vector<at::Tensor>*, UpdateTable::kStates> states{};
+  std::array<const std::vector<at::Tensor>*, kernels::UpdateTable::kStates> states{};
 };
 
 /// Launches as many kernels as the tensors need.
@@ -58,21 +58,22 @@ class Launches {
     const auto place = static_cast<std::size_t>(table_.count);
     table_.parameter[place] = tensors_.parameters[tensor].data_ptr();
     table_.gradient[place] = tensors_.gradients[tensor].const_data_ptr();
-    for (std::size_t i = 0; i < UpdateTable::kStates; ++i) {
+    for (std::size_t i = 0; i < kernels::UpdateTable::kStates; ++i) {
       const auto* states = tensors_.states[i];
       table_.state[i][place] = states != nullptr && !states->empty() ? (*states)[tensor].data_ptr() : nullptr;
     }
     table_.copy[place] = detail::memory_of(tensors_.copies[tensor]);
     table_.size[place] = elements;
     table_.first_block[place] = static_cast<int>(blocks_);
-    blocks_ += static_cast<unsigned>((elements + UpdateTable::kElementsOfBlock - 1) / UpdateTable::kElementsOfBlock);
-    if (static_cast<std::size_t>(++table_.count) == UpdateTable::kMost) launch();
+    blocks_ += static_cast<unsigned>((elements + kernels::UpdateTable::kElementsOfBlock - 1) /
+                                     kernels::UpdateTable::kElementsOfBlock);
+    if (static_cast<std::size_t>(++table_.count) == kernels::UpdateTable::kMost) launch();
   }
 
   void launch() {
     if (table_.count == 0) return;
-    detail::launch(tensors_.parameters.front(), kUpdateKernels, kernel_.c_str(), {blocks_, 1, UpdateTable::kThreads, 1},
-                   table_, numbers_);
+    detail::launch(tensors_.parameters.front(), kernels::kUpdateKernels, kernel_.c_str(),
+                   {blocks_, 1, kernels::UpdateTable::kThreads, 1}, table_, numbers_);
     table_ = {};
     blocks_ = 0;
   }
@@ -81,7 +82,7 @@ class Launches {
   std::string kernel_;
   const UpdatedTensors& tensors_;
   Numbers numbers_;
-  UpdateTable table_{};
+  kernels::UpdateTable table_{};
   unsigned blocks_ = 0;
 };
 
@@ -91,7 +92,7 @@ bool has_kernels_for(const UpdatedTensors& tensors) {
     return !copy.defined() || copy.scalar_type() == at::kBFloat16 || copy.scalar_type() == at::kHalf;
   });
   const auto device = tensors.parameters.front().device();
-  return takes_copies && context_of(device.type()).has_kernels(kUpdateKernels, device.index());
+  return takes_copies && context_of(device.type()).has_kernels(kernels::kUpdateKernels, device.index());
 }
 
 /// @param rule  "adam_", "sgd_" or "momentum_"
@@ -132,4 +133,4 @@ bool step_in_kernels(const SgdUpdate& update) {
   return step(update.momentum_buffers.empty() ? "sgd_" : "momentum_", tensors, numbers_of(update));
 }
 
-}  // namespace autopar
+}  // namespace autopar::fused

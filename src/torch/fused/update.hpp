@@ -5,7 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace autopar {
+namespace autopar::fused {
 
 /// A step of Adam or AdamW: element-wise, as at::_fused_adam_ and at::_fused_adamw_ make it.
 struct AdamUpdate {
@@ -32,4 +32,4 @@ struct SgdUpdate {
 [[nodiscard]] bool step_in_kernels(const AdamUpdate& update);
 [[nodiscard]] bool step_in_kernels(const SgdUpdate& update);
 
-}  // namespace autopar
+}  // namespace autopar::fused

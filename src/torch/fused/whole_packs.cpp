@@ -10,7 +10,7 @@
 #include "torch/fused/products.hpp"
 #include "torch/fused/rows_of.hpp"
 
-namespace autopar {
+namespace autopar::fused {
 
 namespace {
 
@@ -75,4 +75,4 @@ at::Tensor gradient_through_padded_rows(const at::Tensor& gradient, const at::Te
   return matrix_product(rows.as_strided({rows.size(0), width}, {width, 1}), whole, whole.scalar_type()).view(x.sizes());
 }
 
-}  // namespace autopar
+}  // namespace autopar::fused

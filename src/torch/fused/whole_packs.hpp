@@ -4,7 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace autopar {
+namespace autopar::fused {
 
 // Products on a GPU that read or write 16-bit rows of 30,522 classes run on kernels of older GPUs, at a third of the
 // speed: rows do not begin where packs of 16 bytes do. So logits have gaps behind their rows, and the copy that is kept
@@ -31,4 +31,4 @@ inline constexpr std::int64_t kElementsOfPack = 8;
 /// Columns between the rows of a matrix that are its own to write to: those of `linear_in_padded_rows`; else 0.
 [[nodiscard]] std::int64_t padding_behind_rows(const at::Tensor& rows);
 
-}  // namespace autopar
+}  // namespace autopar::fused

@@ -34,9 +34,9 @@ std::uint64_t draw_seed(const DrawKey& key, const DrawSite& site) {
   return site.shard == 0 ? hash : mix(hash, static_cast<std::uint64_t>(site.shard));
 }
 
-DrawSeed seed_of(const DrawKey& key, const DrawSite& site) {
+fused::DrawSeed seed_of(const DrawKey& key, const DrawSite& site) {
   const bool is_recorded = key.recorded && key.recorded->are_recorded();
-  return is_recorded ? DrawSeed{0, key.recorded->place(site)} : DrawSeed{draw_seed(key, site)};
+  return is_recorded ? fused::DrawSeed{0, key.recorded->place(site)} : fused::DrawSeed{draw_seed(key, site)};
 }
 
 // What libtorch draws within kernels of the device, by Philox. Others draw on the host (randperm), or have a state of
@@ -48,9 +48,9 @@ bool draws_from_memory(const OpGraph& graph, OpId op) {
   return def.has(OpTrait::kDrawsOnDevice) && !fills_another;
 }
 
-DefaultGeneratorGuard::DefaultGeneratorGuard(c10::Device device, const DrawSeed& seed)
+DefaultGeneratorGuard::DefaultGeneratorGuard(c10::Device device, const fused::DrawSeed& seed)
     : exclusive_(default_generator_mutex()), generator_(at::globalContext().defaultGenerator(device)) {
-  const auto drawing = seed.place.defined() ? make_generator(device, seed) : at::Generator();
+  const auto drawing = seed.place.defined() ? fused::make_generator(device, seed) : at::Generator();
   const std::lock_guard<std::mutex> lock(generator_.mutex());
   if (drawing.defined()) {
     with_its_state_ = generator_.graphsafe_get_state();

@@ -22,7 +22,7 @@ namespace autopar {
 [[nodiscard]] std::uint64_t draw_seed(const DrawKey& key, const DrawSite& site);
 
 /// As operators get it: while a step is recorded, its place in memory.
-[[nodiscard]] DrawSeed seed_of(const DrawKey& key, const DrawSite& site);
+[[nodiscard]] fused::DrawSeed seed_of(const DrawKey& key, const DrawSite& site);
 
 /// Whether an operator's kernels can draw from a place in the device's memory.
 [[nodiscard]] bool draws_from_memory(const OpGraph& graph, OpId op);
@@ -31,7 +31,7 @@ namespace autopar {
 /// For operators that take no generator. Threads of one process exclude each other.
 class DefaultGeneratorGuard {
  public:
-  DefaultGeneratorGuard(c10::Device device, const DrawSeed& seed);
+  DefaultGeneratorGuard(c10::Device device, const fused::DrawSeed& seed);
   ~DefaultGeneratorGuard();
   DefaultGeneratorGuard(const DefaultGeneratorGuard&) = delete;
   DefaultGeneratorGuard& operator=(const DefaultGeneratorGuard&) = delete;

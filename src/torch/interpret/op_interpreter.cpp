@@ -130,11 +130,11 @@ OpInterpreter::OpInterpreter(const OpGraph& graph, const BatchPlan& plan, std::v
       split->may_be_added = split->add_weights && split->of_cast && !recomputes;
       split->may_be_left = split->is_product && reads_what_is_summed(op, *split);
     }
-    if (split) split->sums_bias = split->is_product && split->bias.valid() && has_column_sums(device);
+    if (split) split->sums_bias = split->is_product && split->bias.valid() && fused::has_column_sums(device);
     if (split && !may_defer && !gains(*split)) split.reset();
     if (split && device.is_cuda() && may_pad_rows(graph, op)) {
       split->pads_rows = true;
-      split->input = &gradient_through_padded_rows;
+      split->input = &fused::gradient_through_padded_rows;
       layout_matters_[op.index()] = false;  // its views are those that may read such rows
     }
     if (split && may_defer) {
@@ -252,16 +252,16 @@ void OpInterpreter::call_random(ReplayCall& call, Draw draw) const {
   const int shard = step_of(call.id) == nullptr ? 0 : shards_->group.place();
   const auto seed = seed_of(slice_->draws, {call.id, draw == Draw::kPerSlice ? slice_->first_sample : -1, shard});
   if (const auto position = argument_named(call.node, "generator"); position >= 0) {
-    argument(call, position) = make_generator(device_, seed);
+    argument(call, position) = fused::make_generator(device_, seed);
     call.proceed();
     return;
   }
   if (const auto position = argument_named(call.node, "seed"); position >= 0) {
-    argument(call, position) = to_tensor(seed);
+    argument(call, position) = fused::to_tensor(seed);
     call.proceed();
     return;
   }
-  if (proceed_by_seed(call, seed)) return;
+  if (fused::proceed_by_seed(call, seed)) return;
   const DefaultGeneratorGuard guard(device_, seed);
   proceed(call);
 }

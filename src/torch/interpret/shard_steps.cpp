@@ -113,7 +113,7 @@ at::Tensor moved(const at::Tensor& tensor, const ShardedStep& step, const Group&
 at::Tensor class_loss(const torch::jit::Stack& stack, const ShardedStep& step, const Group& group) {
   const auto logits = stack[0].toTensor();
   auto options = ParallelCrossEntropyOptions()
-                     .reduction(loss_reduction(stack[3].toInt()))
+                     .reduction(fused::loss_reduction(stack[3].toInt()))
                      .ignore_index(stack[4].toInt())
                      .label_smoothing(stack[5].toDouble())
                      .in_place(step.is_only_reader)
@@ -152,7 +152,7 @@ void proceed_as_shard(ReplayCall& call, const ShardedStep& step, const Group& gr
     const auto& name = call.node.op.schema().name();
     if (name == ops::kEmbedding) return rows(call.stack, step, group);
     const auto& layer = ops::definition_of(name).layer;
-    if (layer && layer->makes_loss) return class_head_of_shard(call.stack, group, split_of(step));
+    if (layer && layer->makes_loss) return fused::class_head_of_shard(call.stack, group, split_of(step));
     return class_loss(call.stack, step, group);
   };
   try {

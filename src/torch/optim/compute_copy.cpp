@@ -50,7 +50,7 @@ const at::Tensor& ComputeCopy::current(const at::Tensor& parameter) {
   if (is_current(parameter)) return copy_;
   const c10::InferenceMode for_any_mode(false);
   const at::NoGradGuard no_grad;
-  if (!to_write(parameter).defined()) copy_ = empty_in_packs(parameter, type_);
+  if (!to_write(parameter).defined()) copy_ = fused::empty_in_packs(parameter, type_);
   copy_.copy_(parameter.detach());
   agrees(parameter);
   return copy_;

@@ -65,7 +65,7 @@ void note_written(const std::vector<at::Tensor>& parameters, const std::vector<a
 template <class Update>
 bool step_on_device(const Update& update) {
   const auto type = update.parameters.front().device().type();
-  return (type == at::kCPU || type == at::kCUDA) && step_in_kernels(update);
+  return (type == at::kCPU || type == at::kCUDA) && fused::step_in_kernels(update);
 }
 
 template <class State>
@@ -103,18 +103,18 @@ void step_adam(torch::optim::Optimizer& optimizer, Kernel kernel) {
     ContiguousParameters contiguous;
     for (auto& [key, list] : adam_lists<State>(optimizer, group.params(), options.amsgrad(), contiguous)) {
       const auto steps = key.steps + 1;
-      const AdamUpdate update{list.parameters,
-                              list.gradients,
-                              list.exp_avgs,
-                              list.exp_avg_sqs,
-                              list.copies,
-                              options.lr(),
-                              beta1,
-                              beta2,
-                              options.weight_decay(),
-                              options.eps(),
-                              steps,
-                              std::is_same_v<Options, AdamWOptions>};
+      const fused::AdamUpdate update{list.parameters,
+                                     list.gradients,
+                                     list.exp_avgs,
+                                     list.exp_avg_sqs,
+                                     list.copies,
+                                     options.lr(),
+                                     beta1,
+                                     beta2,
+                                     options.weight_decay(),
+                                     options.eps(),
+                                     steps,
+                                     std::is_same_v<Options, AdamWOptions>};
       if (options.amsgrad() || !step_on_device(update)) {
         const auto count = at::full({}, steps, list.parameters.front().options().dtype(at::kFloat));
         kernel(list.parameters, list.gradients, list.exp_avgs, list.exp_avg_sqs, list.max_exp_avg_sqs,
@@ -168,16 +168,16 @@ at::Tensor SGD::step(LossClosure closure) {
     const auto& options = static_cast<const SGDOptions&>(group.options());
     ContiguousParameters contiguous;
     for (const auto& [key, list] : sgd_lists(*this, group.params(), options.momentum() != 0, contiguous)) {
-      const SgdUpdate update{list.parameters,
-                             list.gradients,
-                             list.momentum_buffers,
-                             list.copies,
-                             options.lr(),
-                             options.weight_decay(),
-                             options.momentum(),
-                             options.dampening(),
-                             options.nesterov(),
-                             /*is_first=*/key.steps == 0};
+      const fused::SgdUpdate update{list.parameters,
+                                    list.gradients,
+                                    list.momentum_buffers,
+                                    list.copies,
+                                    options.lr(),
+                                    options.weight_decay(),
+                                    options.momentum(),
+                                    options.dampening(),
+                                    options.nesterov(),
+                                    /*is_first=*/key.steps == 0};
       if (!step_on_device(update)) {
         at::_fused_sgd_(list.parameters, list.gradients, list.momentum_buffers, update.weight_decay, update.momentum,
                         update.lr, update.dampening, update.is_nesterov, /*maximize=*/false, update.is_first);

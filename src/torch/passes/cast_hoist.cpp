@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "capture/ir/casts.hpp"
+#include "capture/ir/compact.hpp"
 #include "capture/ir/last_writes.hpp"
 #include "ops/registry.hpp"
-#include "torch/passes/compact.hpp"
 
 namespace autopar::passes {
 namespace {
@@ -126,8 +126,8 @@ class Hoist {
       removed[definer.index()] = true;
       --readers[graph_.input(definer, 0).index()];
     }
-    compact(graph_, removed);
-    order_values(graph_);
+    ir::compact(graph_, removed);
+    ir::order_values(graph_);
   }
 
   OpGraph& graph_;

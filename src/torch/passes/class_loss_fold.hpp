@@ -10,9 +10,4 @@ namespace autopar::passes {
 /// Values and ops are renumbered. O(graph).
 [[nodiscard]] OpGraph fold_class_loss(OpGraph graph);
 
-/// Turns cross entropies of class indices, and the casts of 16-bit logits to single precision in front of them, into
-/// the operator of ir/cross_entropy.hpp, for devices that have its kernels: logits in single precision are never there,
-/// and are read twice in all. Exact elsewhere. Values and ops are renumbered. O(graph).
-[[nodiscard]] OpGraph fold_class_loss_casts(OpGraph graph);
-
 }  // namespace autopar::passes

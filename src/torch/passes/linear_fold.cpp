@@ -5,10 +5,10 @@
 #include <utility>
 #include <vector>
 
+#include "capture/ir/compact.hpp"
+#include "capture/ir/value_uses.hpp"
 #include "ops/names.hpp"
 #include "ops/registry.hpp"
-#include "torch/passes/compact.hpp"
-#include "torch/passes/value_uses.hpp"
 
 namespace autopar::passes {
 namespace {
@@ -36,7 +36,7 @@ bool depends_on_batch(const ValueInfo& info) {
 }
 
 /// product + bias, bias + product or product += bias, where nothing else uses the product.
-void match_bias_addition(const OpGraph& graph, const ValueUses& facts, bool may_cast, Fold& fold) {
+void match_bias_addition(const OpGraph& graph, const ir::ValueUses& facts, bool may_cast, Fold& fold) {
   const auto product = graph.output(fold.product);
   const auto addition = facts.only_use(product);
   if (!addition.valid() || graph.overload(addition) != "Tensor") return;
@@ -56,7 +56,7 @@ void match_bias_addition(const OpGraph& graph, const ValueUses& facts, bool may_
   fold.bias = bias;
 }
 
-std::optional<Fold> match(const OpGraph& graph, const ValueUses& facts, bool may_cast, OpId transpose) {
+std::optional<Fold> match(const OpGraph& graph, const ir::ValueUses& facts, bool may_cast, OpId transpose) {
   if (!graph.is(transpose, ops::kTransposed)) return std::nullopt;
   Fold fold;
   fold.transpose = transpose;
@@ -143,7 +143,7 @@ OpGraph fold_linear(OpGraph graph, c10::DeviceType device) {
   std::vector<bool> removed(graph.ops.size(), false);
   bool has_casts = false;
   {
-    const ValueUses facts(graph);
+    const ir::ValueUses facts(graph);
     std::vector<Fold> folds;
     for (std::size_t i = 0; i < graph.ops.size(); ++i) {
       if (auto fold = match(graph, facts, device == c10::DeviceType::CUDA, OpId::of(i))) folds.push_back(*fold);
@@ -165,8 +165,8 @@ OpGraph fold_linear(OpGraph graph, c10::DeviceType device) {
       graph.op(fold.last()) = std::move(node);
     }
   }
-  compact(graph, removed);
-  if (has_casts) order_values(graph);
+  ir::compact(graph, removed);
+  if (has_casts) ir::order_values(graph);
   return graph;
 }
 

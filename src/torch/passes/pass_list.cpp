@@ -2,26 +2,28 @@
 
 #include <utility>
 
-#include "torch/passes/batch_norm_fold.hpp"
+#include "torch/fused/fused_ops.hpp"
 #include "torch/passes/cast_hoist.hpp"
 #include "torch/passes/channels_last.hpp"
-#include "torch/passes/class_head_fold.hpp"
 #include "torch/passes/class_loss_fold.hpp"
-#include "torch/passes/layer_norm_fold.hpp"
 #include "torch/passes/linear_fold.hpp"
-#include "torch/passes/max_pool_fold.hpp"
-#include "torch/passes/pointwise_fold.hpp"
 #include "torch/passes/select_fold.hpp"
 
 namespace autopar::passes {
 
 namespace {
 
+using fused::FusedOp;
 using enum PassCondition;
 
 template <OpGraph (*rewrite)(OpGraph)>
 OpGraph run(OpGraph graph, const PassTarget&) {
   return rewrite(std::move(graph));
+}
+
+template <fused::FusedOp (*op)()>
+OpGraph put_in(OpGraph graph, const PassTarget&) {
+  return op().pattern(std::move(graph));
 }
 
 OpGraph run_fold_linear(OpGraph graph, const PassTarget& target) {
@@ -38,14 +40,14 @@ constexpr Pass kPasses[] = {
     {"fold_class_loss", kAlways, run<fold_class_loss>},
     // Behind the casts' move: it lays out what they make.
     {"lay_out_weight_copies", kAlways, run<lay_out_weight_copies>},
-    {"fold_batch_norms", kFusion, run<fold_batch_norms>},
-    {"fold_max_pools", kFusion, run<fold_max_pools>},
-    {"fold_layer_norms", kFusion, run<fold_layer_norms>},
-    {"fold_class_loss_casts", kFusion, run<fold_class_loss_casts>},
+    {"fold_batch_norms", kFusion, put_in<fused::batch_norm_relu>},
+    {"fold_max_pools", kFusion, put_in<fused::max_pool2d>},
+    {"fold_layer_norms", kFusion, put_in<fused::add_layer_norm>},
+    {"fold_class_loss_casts", kFusion, put_in<fused::cross_entropy_loss>},
     // Behind the casts of losses, which may stand between a head and its loss.
-    {"fold_class_heads", kChunkedLogits, run<fold_class_heads>},
+    {"fold_class_heads", kChunkedLogits, put_in<fused::linear_cross_entropy>},
     // Last: it takes whatever point-wise operators the patterns before have left.
-    {"fold_pointwise", kFusion, run<fold_pointwise>},
+    {"fold_pointwise", kFusion, put_in<fused::joined_pointwise>},
 };
 
 }  // namespace

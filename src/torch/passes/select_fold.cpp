@@ -7,10 +7,10 @@
 #include <utility>
 #include <vector>
 
+#include "capture/ir/compact.hpp"
 #include "capture/ir/last_writes.hpp"
 #include "ops/names.hpp"
 #include "ops/registry.hpp"
-#include "torch/passes/compact.hpp"
 
 namespace autopar::passes {
 namespace {
@@ -81,8 +81,8 @@ OpGraph fold_selects(OpGraph graph) {
     node.args = {c10::IValue(), dim};
     node.outputs = {std::move(parts)};
   }
-  compact(graph, removed);
-  order_values(graph);
+  ir::compact(graph, removed);
+  ir::order_values(graph);
   return graph;
 }
 

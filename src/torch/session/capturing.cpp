@@ -114,7 +114,7 @@ void Session::Impl::resolve_once() {
   context_of(deployment_.device().type()).keep_kernels_in(cache_.kernels);
   if (deployment_.device().is_cuda() && options_.fusion != "off") {
     const auto device = deployment_.device();
-    kernels_ahead_.emplace(context_of(device.type()), device.index(), all_kernels());
+    kernels_ahead_.emplace(context_of(device.type()), device.index(), kernels::all_kernels());
   }
   if (options_.keep_memory && deployment_.device().is_cpu()) keep_freed_memory();
   if (options_.precision == "fp16") {
@@ -248,7 +248,7 @@ void Session::Impl::compile(CapturedProgram& program) {
   program.graph = std::move(compiled.graph);
   program.shown = std::move(compiled.shown);
   if (target.fuses && device.is_cuda())
-    groups_ahead_.emplace(context_of(device.type()), device.index(), pointwise::kernels_of(program.graph));
+    groups_ahead_.emplace(context_of(device.type()), device.index(), fused::pointwise::kernels_of(program.graph));
 }
 
 bool Session::Impl::joins_operators() const {

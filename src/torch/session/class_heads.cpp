@@ -8,8 +8,8 @@
 #include <autopar/core/error.hpp>
 #include <autopar/plan/text.hpp>
 
-#include "capture/ir/class_head.hpp"
-#include "torch/passes/class_head_fold.hpp"
+#include "torch/fused/class_head.hpp"
+#include "torch/fused/fused_ops.hpp"
 #include "torch/session/session_impl.hpp"
 
 namespace autopar {
@@ -23,7 +23,7 @@ void Session::Impl::chunk_heads(PlannedModes& modes, GraphProfile& profile) cons
   auto programs = modes.others;
   programs.push_back(modes.planned);
   for (const auto& program : programs) {
-    program->graph = passes::fold_class_heads(std::move(program->graph));
+    program->graph = fused::linear_cross_entropy().pattern(std::move(program->graph));
     program->plan = analyze_batch(program->graph, algebra_options());
   }
   profile = modes.profile(planned_device());
@@ -31,16 +31,16 @@ void Session::Impl::chunk_heads(PlannedModes& modes, GraphProfile& profile) cons
 
 /// The same on every rank.
 bool Session::Impl::may_chunk_heads(const CapturedProgram& program) const {
-  return options_.class_head == "auto" && passes::logits_of_class_heads(program.graph, 1) > 0;
+  return options_.class_head == "auto" && fused::logits_of_class_heads(program.graph, 1) > 0;
 }
 
 /// Rank 0's. Chunks take more time, and pay where memory is what a faster plan lacks.
 bool Session::Impl::gains_from_chunks(const CapturedProgram& program, const std::optional<Plan>& whole,
                                       std::int64_t batch) const {
   if (given_plan_ || reads_plan()) return false;
-  const double logits = passes::logits_of_class_heads(
+  const double logits = fused::logits_of_class_heads(
       program.graph, std::max<std::int64_t>(1, batch / world_.size()));  // of a rank's samples
-  constexpr double kOfManyChunks = 4 * kLeastClassHeadChunk * sizeof(float);
+  constexpr double kOfManyChunks = 4 * fused::kLeastClassHeadChunk * sizeof(float);
   if (logits < kOfManyChunks) return false;
   if (!whole) return true;
   constexpr double kLargeLogits = 1.0 / 32;  // of a device's memory

@@ -84,7 +84,7 @@ std::byte* stacks() {
 /// One launch.
 class Launch {
  public:
-  Launch(const Kernel& kernel, const autopar::LaunchShape& shape, void* const* arguments, Order order)
+  Launch(const Kernel& kernel, const autopar::kernels::LaunchShape& shape, void* const* arguments, Order order)
       : kernel_(kernel), arguments_(arguments), order_(order), fibers_(shape.threads_x * shape.threads_y) {
     blockDim = {shape.threads_x, shape.threads_y, 1};
     gridDim = {shape.blocks_x, shape.blocks_y, 1};
@@ -319,7 +319,7 @@ class Launched {
 
 }  // namespace
 
-void run_blocks(const Kernel& kernel, const autopar::LaunchShape& shape, void* const* arguments, Order order) {
+void run_blocks(const Kernel& kernel, const autopar::kernels::LaunchShape& shape, void* const* arguments, Order order) {
   const auto threads = shape.threads_x * shape.threads_y, blocks = shape.blocks_x * shape.blocks_y;
   if (threads == 0 || threads > kMostThreads || blocks == 0)
     throw autopar::InvalidArgument(kernel.name + ": " + std::to_string(blocks) + " blocks of " +

@@ -30,6 +30,6 @@ struct ThreadFault {
 /// memory holds NaN when a block begins.
 /// @throws ThreadFault; autopar::Error if threads wait for each other without end, or wait at different barriers, or
 ///   a shuffle reads a lane that does not take part
-void run_blocks(const Kernel& kernel, const autopar::LaunchShape& shape, void* const* arguments, Order order);
+void run_blocks(const Kernel& kernel, const autopar::kernels::LaunchShape& shape, void* const* arguments, Order order);
 
 }  // namespace cuda_on_cpu

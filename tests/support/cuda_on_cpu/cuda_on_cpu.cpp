@@ -19,7 +19,7 @@ std::vector<std::string> Source::never_launched() const {
   return names;
 }
 
-void CudaOnCpu::launch_with(const std::string& kernel, const autopar::LaunchShape& shape,
+void CudaOnCpu::launch_with(const std::string& kernel, const autopar::kernels::LaunchShape& shape,
                             const std::vector<std::size_t>& sizes, void* const* addresses) {
   auto& launched = source_.kernel(kernel);
   if (sizes.size() != launched.sizes.size())

@@ -104,7 +104,7 @@ class CudaOnCpu {
   /// Runs the kernel with these arguments, as detail::launch takes them: pointers by value, null where there is none.
   /// @throws autopar::Error for what a GPU might not forgive, see above
   template <class... Arguments>
-  void launch(const std::string& kernel, const autopar::LaunchShape& shape, Arguments... arguments) {
+  void launch(const std::string& kernel, const autopar::kernels::LaunchShape& shape, Arguments... arguments) {
     void* const addresses[] = {&arguments...};
     launch_with(kernel, shape, {sizeof(Arguments)...}, addresses);
   }
@@ -125,8 +125,8 @@ class CudaOnCpu {
   [[nodiscard]] std::vector<Content> contents() const;
 
  private:
-  void launch_with(const std::string& kernel, const autopar::LaunchShape& shape, const std::vector<std::size_t>& sizes,
-                   void* const* addresses);
+  void launch_with(const std::string& kernel, const autopar::kernels::LaunchShape& shape,
+                   const std::vector<std::size_t>& sizes, void* const* addresses);
   [[nodiscard]] const GuardedMemory& memory_at(const void* begin) const;
 
   Source& source_;

@@ -4,50 +4,23 @@
 #include <exception>
 #include <fstream>
 #include <iostream>
-#include <map>
 #include <regex>
 #include <sstream>
 #include <stdexcept>
 #include <string>
 
 #include "cuda_on_cpu/wrong_kernels.hpp"
-#include "kernels/batch_norm_source.hpp"
-#include "kernels/channels_last_copy_source.hpp"
-#include "kernels/class_loss_source.hpp"
-#include "kernels/column_sums_source.hpp"
-#include "kernels/gelu_gradient_source.hpp"
-#include "kernels/gelu_source.hpp"
-#include "kernels/joined_parts_source.hpp"
-#include "kernels/kernel_source.hpp"
-#include "kernels/layer_norm_source.hpp"
-#include "kernels/max_pool_source.hpp"
-#include "kernels/strided_copy_source.hpp"
-#include "kernels/table_gradient_source.hpp"
-#include "kernels/update_source.hpp"
+#include "kernels/all_kernels.hpp"
 
 namespace {
 
-/// By the names of their headers: layer_norm_source.hpp. A text that is made at run time has one here too.
+/// Texts by their files: "layer_norm" of layer_norm.cu. What the harness's own tests run is one, too.
 std::string text_of(const std::string& source) {
-  const std::map<std::string, std::string> texts{
-      {"batch_norm", autopar::kBatchNormKernels.text},
-      {"channels_last_copy", autopar::kChannelsLastCopyKernels.text},
-      {"class_loss", autopar::kClassLossKernels.text},
-      {"column_sums", autopar::kColumnSumsKernels.text},
-      {"gelu", autopar::kGeluKernels.text},
-      {"gelu_gradient", autopar::kGeluGradientKernels.text},
-      {"joined_parts", autopar::kJoinedPartsKernels.text},
-      {"layer_norm", autopar::kLayerNormKernels.text},
-      {"max_pool", autopar::kMaxPoolKernels.text},
-      {"strided_copy", autopar::kStridedCopyKernels.text},
-      {"table_gradient", autopar::kTableGradientKernels.text},
-      {"update", autopar::kUpdateKernels.text},
-      {"wrong_kernels", cuda_on_cpu::kWrongText},
-  };
-  const auto found = texts.find(source);
-  if (found == texts.end())
-    throw std::invalid_argument("no text of " + source + "_source.hpp: give it a line in " __FILE__);
-  return autopar::kKernelPrelude + found->second;
+  if (source == "wrong_kernels") return std::string(autopar::kernels::kKernelPrelude) + cuda_on_cpu::kWrongText;
+  for (const auto& kernels : autopar::kernels::all_kernels()) {
+    if (source + ".cu" == kernels.name) return std::string(autopar::kernels::kKernelPrelude) + kernels.text;
+  }
+  throw std::invalid_argument("no text of " + source + "_source.hpp: give it a line in kernels/all_kernels.hpp");
 }
 
 std::string unit_of(const std::string& source, const std::string& preprocessed) {

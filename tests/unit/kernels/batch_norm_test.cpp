@@ -114,11 +114,11 @@ Outcome exact_outcome(const Case& one, const Form& form, const Operands& of) {
 }
 
 template <class T>
-autopar::LaunchShape over_rows(const Case& one) {
+autopar::kernels::LaunchShape over_rows(const Case& one) {
   const auto packs = one.channels * sizeof(T) / 16;
   const auto threads_x = std::bit_floor(std::min<std::size_t>(packs, 64));
   return {kernels_test::blocks_for(packs, threads_x), one.blocks_y, static_cast<unsigned>(threads_x),
-          static_cast<unsigned>(autopar::BatchNormTables::kThreads / threads_x)};
+          static_cast<unsigned>(autopar::kernels::BatchNormTables::kThreads / threads_x)};
 }
 
 /// What the forward leaves to the backward.

@@ -13,7 +13,7 @@ namespace kernels_channels_last_copy_test {
 
 using namespace cuda_on_cpu;
 using kernels_test::Numbers;
-using Shape = autopar::ChannelsLastCopyShape;
+using Shape = autopar::kernels::ChannelsLastCopyShape;
 
 struct Weight {
   int outputs, inputs, places;
@@ -23,7 +23,7 @@ struct Weight {
   }
   [[nodiscard]] int tile() const { return Shape::tile(inputs, places); }
   [[nodiscard]] int tiles() const { return (inputs + tile() - 1) / tile(); }
-  [[nodiscard]] autopar::LaunchShape launch() const {
+  [[nodiscard]] autopar::kernels::LaunchShape launch() const {
     return {static_cast<unsigned>(outputs * tiles()), 1, Shape::kLanes, Shape::kWarps};
   }
 };

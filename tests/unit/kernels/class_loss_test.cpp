@@ -71,7 +71,7 @@ Outcome exact_outcome(const Case& one, const Rows& rows) {
 template <class T>
 Outcome outcome_of_kernels(CudaOnCpu& gpu, const Case& one, const Rows& rows) {
   const auto count = rows.targets.size();
-  const autopar::LaunchShape shape{static_cast<unsigned>(count), 1, autopar::kClassLossThreads, 1};
+  const autopar::kernels::LaunchShape shape{static_cast<unsigned>(count), 1, autopar::kernels::kClassLossThreads, 1};
   const std::string type = kName<T>;
   const int classes = static_cast<int>(one.classes), step = one.is_given_alike ? 0 : 1;
   const auto width = static_cast<long long>(one.width);

@@ -13,7 +13,7 @@
 namespace kernels_column_sums_test {
 
 using namespace cuda_on_cpu;
-using autopar::ColumnSumsShape;
+using autopar::kernels::ColumnSumsShape;
 using kernels_test::Numbers;
 
 struct Case {

@@ -16,7 +16,7 @@ namespace kernels_gelu_gradient_test {
 
 using namespace cuda_on_cpu;
 using kernels_test::Numbers;
-using Shape = autopar::GeluGradientShape;
+using Shape = autopar::kernels::GeluGradientShape;
 
 struct Case {
   std::size_t rows, packs;

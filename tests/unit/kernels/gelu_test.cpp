@@ -14,7 +14,7 @@ namespace kernels_gelu_test {
 
 using namespace cuda_on_cpu;
 using kernels_test::Numbers;
-using Shape = autopar::GeluShape;
+using Shape = autopar::kernels::GeluShape;
 
 double gelu(double x) { return 0.5 * x * std::erfc(-x / std::numbers::sqrt2); }
 double tanh_gelu(double x) {

@@ -15,10 +15,10 @@ namespace kernels_harness_test {
 using namespace cuda_on_cpu;
 using kernels_test::Numbers;
 
-constexpr autopar::LaunchShape kTwoWarps{1, 1, 64, 1}, kFewThreads{3, 1, 8, 1};
+constexpr autopar::kernels::LaunchShape kTwoWarps{1, 1, 64, 1}, kFewThreads{3, 1, 8, 1};
 
 /// What a kernel makes of 0, 1, 2, …, a number for each thread.
-Numbers made_by(const std::string& kernel, const autopar::LaunchShape& shape, int count = 0) {
+Numbers made_by(const std::string& kernel, const autopar::kernels::LaunchShape& shape, int count = 0) {
   return in_every_order(wrong_kernels, [&](CudaOnCpu& gpu) {
     const auto threads = shape.blocks_x * shape.threads_x;
     Numbers numbers;
@@ -30,8 +30,8 @@ Numbers made_by(const std::string& kernel, const autopar::LaunchShape& shape, in
   });
 }
 
-void check_refused(const std::string& kernel, const autopar::LaunchShape& shape, std::vector<std::string> parts,
-                   int count = 0) {
+void check_refused(const std::string& kernel, const autopar::kernels::LaunchShape& shape,
+                   std::vector<std::string> parts, int count = 0) {
   INFO(kernel);
   CHECK_NOTHROW(check_says(parts, [&] { made_by(kernel, shape, count); }));
 }

@@ -13,9 +13,9 @@
 namespace kernels_joined_parts_test {
 
 using namespace cuda_on_cpu;
-using autopar::JoinedParts;
+using autopar::kernels::JoinedParts;
 using kernels_test::Numbers;
-using Shape = autopar::JoinedPartsShape;
+using Shape = autopar::kernels::JoinedPartsShape;
 
 struct Part {
   int first, period, pieces, inner;

@@ -19,7 +19,7 @@ namespace kernels_layer_norm_test {
 
 using namespace cuda_on_cpu;
 using kernels_test::Numbers;
-using Shape = autopar::LayerNormGradientShape;
+using Shape = autopar::kernels::LayerNormGradientShape;
 
 struct Case {
   std::size_t rows, packs_of_row;
@@ -126,7 +126,7 @@ Outcome exact_outcome(const Operands& of) {
 
 /// Launches the kernel, or where something is dropped the one that does so, with its draws behind these arguments.
 template <class... Arguments>
-void launch(CudaOnCpu& gpu, const std::string& kernel, const autopar::LaunchShape& shape,
+void launch(CudaOnCpu& gpu, const std::string& kernel, const autopar::kernels::LaunchShape& shape,
             const std::optional<Drop>& drop, Arguments... arguments) {
   if (!drop) return gpu.launch(kernel, shape, arguments...);
   auto* const seed = gpu.room<unsigned long long>("seed", 1);
@@ -156,7 +156,7 @@ Outcome outcome_of_kernels(CudaOnCpu& gpu, const Case& one, const Operands& of) 
   auto* const of_residual = gpu.room<T>("gradient of the residual", elements);
   auto* const of_input = of.drop ? gpu.room<T>("gradient of the input", elements) : of_residual;
   auto* const partial = gpu.room<float>("partial sums", Shape::kSums * one.gradient_blocks * of.columns);
-  const autopar::LaunchShape shape{one.gradient_blocks, 1, one.threads, one.rows_of_block};
+  const autopar::kernels::LaunchShape shape{one.gradient_blocks, 1, one.threads, one.rows_of_block};
   const auto differentiate = [&](auto... dropped) {
     launch(gpu, "add_layer_norm_gradient_" + form, shape, of.drop, of_result, of_sum, sum, weight, statistics,
            of_residual, partial, static_cast<int>(rows), columns, dropped...);

@@ -16,7 +16,7 @@
 namespace kernels_max_pool_test {
 
 using namespace cuda_on_cpu;
-using autopar::PoolWindows;
+using autopar::kernels::PoolWindows;
 using kernels_test::Numbers;
 
 struct Case {
@@ -120,7 +120,7 @@ Outcome exact_outcome(const Operands& operands) {
   return made;
 }
 
-autopar::LaunchShape over_rows_of_images(const Case& one, std::size_t rows, int width) {
+autopar::kernels::LaunchShape over_rows_of_images(const Case& one, std::size_t rows, int width) {
   constexpr unsigned kThreads = 256, kMostThreadsX = 64;
   const auto packs = static_cast<unsigned>(one.packs);
   const auto threads_x = std::bit_floor(std::min(packs, kMostThreadsX));

@@ -47,6 +47,6 @@ inline unsigned blocks_for(std::size_t elements, std::size_t of_block) {
   return static_cast<unsigned>((elements + of_block - 1) / of_block);
 }
 /// Of a kernel that calls `sum_blocks`.
-inline autopar::LaunchShape over_columns(std::size_t columns) { return {blocks_for(columns, 32), 1, 32, 8}; }
+inline autopar::kernels::LaunchShape over_columns(std::size_t columns) { return {blocks_for(columns, 32), 1, 32, 8}; }
 
 }  // namespace kernels_test

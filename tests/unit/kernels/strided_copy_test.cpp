@@ -17,14 +17,14 @@ using kernels_test::Numbers;
 constexpr std::size_t kWordsOfPack = 4;
 
 struct Case {
-  autopar::StridedRows rows;
+  autopar::kernels::StridedRows rows;
   std::size_t to_packs, from_packs;  ///< memory, to the last pack of the last row
   unsigned blocks;
 };
 
 /// Calls `visit(place in to, place in from)` for each pack.
 template <class Visit>
-void for_each_pack(const autopar::StridedRows& rows, const Visit& visit) {
+void for_each_pack(const autopar::kernels::StridedRows& rows, const Visit& visit) {
   for (long long a = 0; a < rows.sizes[0]; ++a)
     for (long long b = 0; b < rows.sizes[1]; ++b)
       for (long long c = 0; c < rows.sizes[2]; ++c)

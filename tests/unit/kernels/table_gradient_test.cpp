@@ -17,7 +17,7 @@ namespace kernels_table_gradient_test {
 
 using namespace cuda_on_cpu;
 using kernels_test::Numbers;
-using Shape = autopar::TableGradientShape;
+using Shape = autopar::kernels::TableGradientShape;
 
 struct Case {
   std::string name;
@@ -66,8 +66,8 @@ Numbers table_of_kernels(CudaOnCpu& gpu, const Case& one, const Numbers& rows, s
   auto* const table = gpu.holds<float>("table", Numbers(static_cast<std::size_t>(one.entries) * columns, 7));
   auto* const partial = gpu.room<float>("partial sums", parts * 2 * columns);
   const auto shape = [&](std::size_t packs, unsigned of) {
-    return autopar::LaunchShape{kernels_test::blocks_for(packs, Shape::kPacks),
-                                kernels_test::blocks_for(of, Shape::kParts), Shape::kPacks, Shape::kParts};
+    return autopar::kernels::LaunchShape{kernels_test::blocks_for(packs, Shape::kPacks),
+                                         kernels_test::blocks_for(of, Shape::kParts), Shape::kPacks, Shape::kParts};
   };
   const int* const indices = sorted;
   const long long* const from = places;

@@ -14,7 +14,7 @@
 namespace kernels_update_test {
 
 using namespace cuda_on_cpu;
-using autopar::AdamNumbers, autopar::SgdNumbers, autopar::UpdateTable;
+using autopar::kernels::AdamNumbers, autopar::kernels::SgdNumbers, autopar::kernels::UpdateTable;
 using kernels_test::Numbers;
 
 /// Elements by which a tensor's numbers begin behind a pack.

@@ -123,7 +123,7 @@ at::Tensor AtomBench::make_input(ValueId value, bool of_both_signs, std::int64_t
   const auto& info = graph_.value(value);
   const auto sizes = sizes_at(info, samples);
   const auto options = options_of(info, device_);
-  const auto generator = make_generator(device_, {kInputSeed});
+  const auto generator = fused::make_generator(device_, {kInputSeed});
   at::Tensor made;
   switch (info.dtype) {
     case c10::ScalarType::Half:
@@ -222,7 +222,7 @@ AtomBench::Times AtomBench::run(std::int64_t samples, Bytes elsewhere, double st
   }));
   latest_ = times.forward.device;
   std::vector<Roots> roots;
-  const auto generator = make_generator(device_, {kGradientSeed});
+  const auto generator = fused::make_generator(device_, {kGradientSeed});
   for (const auto& environment : values) roots.push_back(roots_among(environment, outgoing_, generator));
   times.has_backward = !roots.front().values.empty();
   if (!times.has_backward) return times;

@@ -25,7 +25,7 @@ constexpr double kBusy = 3e-3, kLongest = 3e-2;  // seconds before what is timed
 constexpr std::uint64_t kFactorSeed = 7;         // of random numbers: products of zeros take less power
 
 at::Tensor random_matrix(c10::Device device) {
-  return at::randn({kWidth, kWidth}, make_generator(device, {kFactorSeed}),
+  return at::randn({kWidth, kWidth}, fused::make_generator(device, {kFactorSeed}),
                    at::TensorOptions().dtype(at::kHalf).device(device));
 }
 

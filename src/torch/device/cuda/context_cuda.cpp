@@ -107,17 +107,18 @@ class CudaContext final : public DeviceContext {
   void multiply_unless_one(const std::vector<at::Tensor>& tensors, const at::Tensor& factor) const override {
     multiply_on_device(tensors, factor);
   }
-  [[nodiscard]] bool compiles_kernels(c10::DeviceIndex index) const override { return has_compiler(index); }
-  [[nodiscard]] bool has_kernels(const KernelSource& source, c10::DeviceIndex index) const override {
-    return has_compiled(source, index);
+  [[nodiscard]] bool compiles_kernels(c10::DeviceIndex index) const override { return kernels::has_compiler(index); }
+  [[nodiscard]] bool has_kernels(const kernels::KernelSource& source, c10::DeviceIndex index) const override {
+    return kernels::has_compiled(source, index);
   }
-  [[nodiscard]] bool launch(const KernelSource& source, const char* function, const LaunchShape& shape,
-                            void** arguments, c10::DeviceIndex index) const override {
-    return launch_compiled(source, function, shape, arguments, index);
+  [[nodiscard]] bool launch(const kernels::KernelSource& source, const char* function,
+                            const kernels::LaunchShape& shape, void** arguments,
+                            c10::DeviceIndex index) const override {
+    return kernels::launch_compiled(source, function, shape, arguments, index);
   }
-  [[nodiscard]] bool multiply(const MatrixProduct& product) const override { return products_.queue(product); }
+  [[nodiscard]] bool multiply(const kernels::MatrixProduct& product) const override { return products_.queue(product); }
   void keep_kernels_in(const std::shared_ptr<CacheFolder>& folder) const override {
-    keep_compiled_in(folder);
+    kernels::keep_compiled_in(folder);
     products_.keep_in(folder);
   }
 #else
@@ -135,7 +136,7 @@ class CudaContext final : public DeviceContext {
 
  private:
 #ifdef AUTOPAR_HAS_KERNELS
-  mutable MeasuredProducts products_;
+  mutable kernels::MeasuredProducts products_;
 #endif
 };
 

@@ -12,7 +12,7 @@ namespace autopar {
 
 namespace {
 
-constexpr KernelSource kFactorKernels{"gradient_factor.cu", kFactorSource};
+constexpr kernels::KernelSource kFactorKernels{"gradient_factor.cu", kernels::kFactorSource};
 
 const char* kernel_of(at::ScalarType type) {
   switch (type) {
@@ -35,16 +35,16 @@ void multiply_in_tables(const std::vector<at::Tensor>& gradients, const at::Tens
   const auto type = gradients.front().scalar_type();
   const auto by = factor.reshape({}).to(type == at::kDouble ? at::kDouble : at::kFloat);
   const void* number = by.const_data_ptr();
-  for (std::size_t first = 0; first < gradients.size(); first += FactorTable::kMost) {
-    const auto count = std::min(gradients.size() - first, FactorTable::kMost);
-    FactorTable table{};
+  for (std::size_t first = 0; first < gradients.size(); first += kernels::FactorTable::kMost) {
+    const auto count = std::min(gradients.size() - first, kernels::FactorTable::kMost);
+    kernels::FactorTable table{};
     for (std::size_t i = 0; i < count; ++i) {
       table.data[i] = gradients[first + i].data_ptr();
       table.size[i] = gradients[first + i].numel();
     }
     void* arguments[] = {&table, &number};
-    const LaunchShape shape{kBlocks, static_cast<unsigned>(count), kThreads, 1};
-    if (launch_compiled(kFactorKernels, kernel_of(type), shape, arguments, by.get_device())) continue;
+    const kernels::LaunchShape shape{kBlocks, static_cast<unsigned>(count), kThreads, 1};
+    if (kernels::launch_compiled(kFactorKernels, kernel_of(type), shape, arguments, by.get_device())) continue;
     const auto begin = gradients.begin() + static_cast<std::ptrdiff_t>(first);
     multiply_each({begin, begin + static_cast<std::ptrdiff_t>(count)}, factor);
   }
@@ -53,7 +53,7 @@ void multiply_in_tables(const std::vector<at::Tensor>& gradients, const at::Tens
 }  // namespace
 
 void multiply_on_device(const std::vector<at::Tensor>& tensors, const at::Tensor& factor) {
-  const bool has_kernels = has_compiled(kFactorKernels, factor.get_device());
+  const bool has_kernels = kernels::has_compiled(kFactorKernels, factor.get_device());
   std::map<at::ScalarType, std::vector<at::Tensor>> taken;
   std::vector<at::Tensor> others;
   for (const auto& tensor : tensors) {

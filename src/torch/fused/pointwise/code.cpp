@@ -9,7 +9,7 @@
 
 #include <c10/core/ScalarType.h>
 
-namespace autopar::pointwise {
+namespace autopar::fused::pointwise {
 
 namespace {
 
@@ -257,4 +257,4 @@ bool cover(const std::vector<at::Tensor>& tensors, at::IntArrayRef sizes, int pa
   return true;
 }
 
-}  // namespace autopar::pointwise
+}  // namespace autopar::fused::pointwise

@@ -9,7 +9,7 @@
 
 #include "torch/fused/pointwise/expression.hpp"
 
-namespace autopar::pointwise {
+namespace autopar::fused::pointwise {
 
 constexpr std::size_t kMostDims = 6, kMostTensors = 20;
 
@@ -45,4 +45,4 @@ struct Cover {
 /// @return whether the kernels can: elements are not too many, nor the dims that cannot be joined
 [[nodiscard]] bool cover(const std::vector<at::Tensor>& tensors, at::IntArrayRef sizes, int pack, Cover& made);
 
-}  // namespace autopar::pointwise
+}  // namespace autopar::fused::pointwise

@@ -5,7 +5,7 @@
 
 #include <ATen/ATen.h>
 
-namespace autopar::pointwise {
+namespace autopar::fused::pointwise {
 
 c10::ScalarType Expression::computes_in() const {
   const auto is_double = [](c10::ScalarType type) { return type == at::kDouble; };
@@ -138,4 +138,4 @@ std::vector<at::Tensor> evaluate(const Expression& expression, at::TensorList in
   return results;
 }
 
-}  // namespace autopar::pointwise
+}  // namespace autopar::fused::pointwise

@@ -11,7 +11,7 @@
 
 #include <autopar/capture/pointwise_formula.hpp>
 
-namespace autopar::pointwise {
+namespace autopar::fused::pointwise {
 
 using Code = PointwiseCode;
 using Node = PointwiseFormula::Term;  ///< index of an instruction
@@ -67,4 +67,4 @@ class Builder {
 /// autograd. @param inputs  that broadcast to the results' sizes
 [[nodiscard]] std::vector<at::Tensor> evaluate(const Expression& expression, at::TensorList inputs);
 
-}  // namespace autopar::pointwise
+}  // namespace autopar::fused::pointwise

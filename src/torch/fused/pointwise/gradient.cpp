@@ -12,7 +12,7 @@
 
 #include <autopar/core/assert.hpp>
 
-namespace autopar::pointwise {
+namespace autopar::fused::pointwise {
 
 namespace {
 
@@ -338,4 +338,4 @@ Expression gradient_of(const Expression& expression, const std::vector<Kept>& ke
   return gradient;
 }
 
-}  // namespace autopar::pointwise
+}  // namespace autopar::fused::pointwise

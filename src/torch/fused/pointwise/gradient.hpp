@@ -4,7 +4,7 @@
 
 #include "torch/fused/pointwise/expression.hpp"
 
-namespace autopar::pointwise {
+namespace autopar::fused::pointwise {
 
 /// What forward keeps for backward: inputs, results, or values between them, which are stored for that alone.
 struct Kept {
@@ -27,4 +27,4 @@ struct Kept {
 [[nodiscard]] Expression gradient_of(const Expression& expression, const std::vector<Kept>& kept,
                                      const std::vector<bool>& wanted, const std::vector<bool>& given);
 
-}  // namespace autopar::pointwise
+}  // namespace autopar::fused::pointwise

@@ -11,7 +11,7 @@
 #include "ops/names.hpp"
 #include "ops/registry.hpp"
 
-namespace autopar::pointwise {
+namespace autopar::fused::pointwise {
 
 namespace {
 
@@ -279,4 +279,4 @@ bool has_formula(const Step& step) {
   return lower(builder, step, tensors).has_value();
 }
 
-}  // namespace autopar::pointwise
+}  // namespace autopar::fused::pointwise

@@ -5,7 +5,7 @@
 #include "torch/fused/pointwise/expression.hpp"
 #include "torch/fused/pointwise/program.hpp"
 
-namespace autopar::pointwise {
+namespace autopar::fused::pointwise {
 
 /// The expression of a program; nothing if it has an operator that no formula is known for.
 /// @cost O(steps)
@@ -14,4 +14,4 @@ namespace autopar::pointwise {
 /// Whether a formula is known for the operator, given these arguments.
 [[nodiscard]] bool has_formula(const Step& step);
 
-}  // namespace autopar::pointwise
+}  // namespace autopar::fused::pointwise

@@ -19,7 +19,6 @@
 
 #include <autopar/core/assert.hpp>
 
-#include "capture/ir/pointwise.hpp"
 #include "ops/op_list.hpp"
 #include "ops/registry.hpp"
 #include "ops/rules.hpp"
@@ -28,9 +27,10 @@
 #include "torch/fused/launch.hpp"
 #include "torch/fused/pointwise/code.hpp"
 #include "torch/fused/pointwise/lowering.hpp"
+#include "torch/fused/pointwise/pattern.hpp"
 #include "torch/fused/pointwise/program.hpp"
 
-namespace autopar::pointwise {
+namespace autopar::fused::pointwise {
 
 namespace {
 
@@ -46,7 +46,7 @@ struct Part {
   std::string text;
 
   explicit Part(Expression of) : expression(std::move(of)), pack(pack_of(expression)), text(code_of(expression)) {}
-  [[nodiscard]] KernelSource source() const { return {"pointwise.cu", text.c_str()}; }
+  [[nodiscard]] kernels::KernelSource source() const { return {"pointwise.cu", text.c_str()}; }
 };
 
 /// Parts that have been made, by their text: equal ones are compiled once.
@@ -237,7 +237,7 @@ struct PointwiseFunction : torch::autograd::Function<PointwiseFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    detail::refuse_double_backward("joined point-wise operators");
+    autopar::detail::refuse_double_backward("joined point-wise operators");
     const auto holder = context->saved_data["call"].toCapsule();
     const auto& call = static_cast<const Call&>(*holder);
     variable_list made(call.wanted.size() + 1), inputs;
@@ -281,11 +281,50 @@ bool takes_kernels(const Joined& joined, at::TensorList inputs) {
   return has_kernels(*joined.plain(), inputs.front());
 }
 
-/// The operator: see ir/pointwise.hpp.
-std::vector<Tensor> pointwise(at::TensorList inputs, std::string_view text) {
+std::optional<std::vector<Tensor>> joined_in_kernels(at::TensorList inputs, std::string_view text) {
   auto& joined = joined_of(text);
-  if (takes_kernels(joined, inputs)) return differentiable(joined, inputs, By::kKernels);
-  return run(joined.program(), inputs);
+  if (!takes_kernels(joined, inputs)) return std::nullopt;
+  return differentiable(joined, inputs, By::kKernels);
+}
+
+std::vector<Tensor> joined_of_libtorch(at::TensorList inputs, std::string_view text) {
+  return run(joined_of(text).program(), inputs);
+}
+
+/// Where no kernels run them, each operator may keep its result.
+SavedBytes saved_by_joined(const OpCall& op) {
+  SavedBytes saved;
+  const auto inputs = op.tensors();
+  const auto elements_of_all = ops::elements(op.sizes(op.results().front()));
+  const auto& text = op.node().args[PointwiseArgument::kProgram].toStringRef();
+  if (op.on_cuda()) {
+    std::vector<bool> wanted;
+    for (const auto input : inputs) wanted.push_back(op.graph().value(input).has_gradient());
+    for (const auto& kept : kept_by(text, wanted)) {
+      if (kept.input >= 0)
+        saved.values.push_back(inputs[static_cast<std::size_t>(kept.input)]);
+      else if (kept.result >= 0)
+        saved.values.push_back(op.results()[static_cast<std::size_t>(kept.result)]);
+      else
+        saved.internal += elements_of_all * static_cast<double>(c10::elementSize(kept.value.type));
+    }
+    return saved;
+  }
+  saved.values = inputs;
+  saved.values.insert(saved.values.end(), op.results().begin(), op.results().end());
+  double between = 0;
+  for (const auto& step : program_of(text).steps) between += double(c10::elementSize(step.type));
+  for (const auto value : op.results()) between -= double(c10::elementSize(op.graph().value(value).dtype));
+  saved.internal = elements_of_all * between;
+  return saved;
+}
+
+OpDef cost_of_joined() {
+  auto def = ops::definition_of_pointwise();
+  def.name = kJoinedPointwise;
+  def.saved = SavedTensors::kInput;
+  def.saved_by = saved_by_joined;
+  return def;
 }
 
 }  // namespace
@@ -294,10 +333,10 @@ const std::vector<Kept>& kept_by(const std::string& text, const std::vector<bool
   return joined_of(text).differentiated(wanted).kept;
 }
 
-std::vector<KernelSource> kernels_of(const OpGraph& graph) {
-  std::vector<KernelSource> sources;
+std::vector<kernels::KernelSource> kernels_of(const OpGraph& graph) {
+  std::vector<kernels::KernelSource> sources;
   const auto add = [&](const Part* part) {
-    const auto is_same = [&](const KernelSource& source) { return source.text == part->source().text; };
+    const auto is_same = [&](const kernels::KernelSource& source) { return source.text == part->source().text; };
     if (std::ranges::none_of(sources, is_same)) sources.push_back(part->source());
   };
   for (std::size_t i = 0; i < graph.ops.size(); ++i) {
@@ -321,56 +360,17 @@ std::vector<Tensor> call_by_expressions(at::TensorList inputs, const std::string
   return differentiable(joined_of(text), inputs, By::kExpressions);
 }
 
-}  // namespace autopar::pointwise
+}  // namespace autopar::fused::pointwise
 
-namespace autopar {
+namespace autopar::fused {
 
-TORCH_LIBRARY_FRAGMENT(autopar, library) {
-  library.def("pointwise(Tensor[] inputs, str program) -> Tensor[]", pointwise::pointwise);
+FusedOp joined_pointwise() {
+  return {.name = kJoinedPointwise,
+          .schema = "pointwise(Tensor[] inputs, str program) -> Tensor[]",
+          .pattern = pointwise::fold_pointwise,
+          .cost = pointwise::cost_of_joined,
+          .forward = or_reference<pointwise::joined_in_kernels, pointwise::joined_of_libtorch>,
+          .reference = boxed<pointwise::joined_of_libtorch>};
 }
 
-namespace detail {
-
-namespace {
-
-/// Where no kernels run them, each operator may keep its result.
-SavedBytes saved_by_joined(const OpCall& op) {
-  SavedBytes saved;
-  const auto inputs = op.tensors();
-  const auto elements_of_all = ops::elements(op.sizes(op.results().front()));
-  const auto& text = op.node().args[PointwiseArgument::kProgram].toStringRef();
-  if (op.on_cuda()) {
-    std::vector<bool> wanted;
-    for (const auto input : inputs) wanted.push_back(op.graph().value(input).has_gradient());
-    for (const auto& kept : pointwise::kept_by(text, wanted)) {
-      if (kept.input >= 0)
-        saved.values.push_back(inputs[static_cast<std::size_t>(kept.input)]);
-      else if (kept.result >= 0)
-        saved.values.push_back(op.results()[static_cast<std::size_t>(kept.result)]);
-      else
-        saved.internal += elements_of_all * static_cast<double>(c10::elementSize(kept.value.type));
-    }
-    return saved;
-  }
-  saved.values = inputs;
-  saved.values.insert(saved.values.end(), op.results().begin(), op.results().end());
-  double between = 0;
-  for (const auto& step : pointwise::program_of(text).steps) between += double(c10::elementSize(step.type));
-  for (const auto value : op.results()) between -= double(c10::elementSize(op.graph().value(value).dtype));
-  saved.internal = elements_of_all * between;
-  return saved;
-}
-
-}  // namespace
-
-OpDef joined_pointwise_definition() {
-  auto def = ops::definition_of_pointwise();
-  def.name = kJoinedPointwise;
-  def.saved = SavedTensors::kInput;
-  def.saved_by = saved_by_joined;
-  return def;
-}
-
-}  // namespace detail
-
-}  // namespace autopar
+}  // namespace autopar::fused

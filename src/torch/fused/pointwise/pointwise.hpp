@@ -10,7 +10,7 @@
 #include "kernels/kernel_source.hpp"
 #include "torch/fused/pointwise/gradient.hpp"
 
-namespace autopar::pointwise {
+namespace autopar::fused::pointwise {
 
 /// What `autopar::pointwise` keeps for backward where its kernels run. The answer is remembered.
 /// @param text  of a program that has an expression
@@ -18,10 +18,10 @@ namespace autopar::pointwise {
 [[nodiscard]] const std::vector<Kept>& kept_by(const std::string& text, const std::vector<bool>& wanted);
 
 /// The kernels of all point-wise programs of a graph, forward and backward, each once.
-[[nodiscard]] std::vector<KernelSource> kernels_of(const OpGraph& graph);
+[[nodiscard]] std::vector<kernels::KernelSource> kernels_of(const OpGraph& graph);
 
 /// The operator with expressions in place of kernels, on any device: forward, what is kept and backward are those of
 /// the kernels.
 [[nodiscard]] std::vector<at::Tensor> call_by_expressions(at::TensorList inputs, const std::string& text);
 
-}  // namespace autopar::pointwise
+}  // namespace autopar::fused::pointwise

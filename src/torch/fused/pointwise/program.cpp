@@ -10,7 +10,7 @@
 
 #include <autopar/core/error.hpp>
 
-namespace autopar::pointwise {
+namespace autopar::fused::pointwise {
 
 namespace {
 
@@ -191,4 +191,4 @@ std::vector<at::Tensor> run(const Program& program, at::TensorList inputs) {
   return results;
 }
 
-}  // namespace autopar::pointwise
+}  // namespace autopar::fused::pointwise

@@ -11,7 +11,7 @@
 #include <ATen/core/ivalue.h>
 #include <c10/core/ScalarType.h>
 
-namespace autopar::pointwise {
+namespace autopar::fused::pointwise {
 
 /// A tensor of a program: its inputs come first, then the result of each step.
 struct TensorIndex {
@@ -52,4 +52,4 @@ struct Program {
 /// Calls the operators, as a program that was not joined does: on any device, under autograd.
 [[nodiscard]] std::vector<at::Tensor> run(const Program& program, at::TensorList inputs);
 
-}  // namespace autopar::pointwise
+}  // namespace autopar::fused::pointwise

@@ -90,7 +90,7 @@ TEST_CASE("sums that a gradient brings along are the gradient of the bias, and a
   for (int times = 1; times <= 2; ++times) {
     const auto result = layer.run();
     const auto gradient = gradient_like(result);
-    attach_summed_columns(gradient, marked());
+    fused::attach_summed_columns(gradient, marked());
     result.backward(gradient);
     CHECK(torch::equal(layer.net.bias.grad(), marked() * times));
   }
@@ -110,7 +110,7 @@ TEST_CASE("sums of a gradient that is no longer what was summed are not used") {
       [](const Tensor& gradient) { return gradient.detach(); },
       [](const Tensor& gradient) { return gradient.tensor_data(); },  // it counts versions of its own
       [](const Tensor& gradient) {
-        CHECK(torch::equal(take_summed_columns(gradient), marked()));  // once
+        CHECK(torch::equal(fused::take_summed_columns(gradient), marked()));  // once
         return gradient;
       },
   };
@@ -118,7 +118,7 @@ TEST_CASE("sums of a gradient that is no longer what was summed are not used") {
     INFO("change " << i);
     const auto result = layer.run();
     auto gradient = gradient_like(result);
-    attach_summed_columns(gradient, marked());
+    fused::attach_summed_columns(gradient, marked());
     gradient = changes[i](gradient);
     result.backward(gradient);
     CHECK(torch::equal(layer.take_gradient_of_bias(), gradient.to(torch::kFloat).flatten(0, 1).sum(0)));
@@ -131,7 +131,7 @@ struct Marking : torch::autograd::Function<Marking> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
                                                  torch::autograd::variable_list given) {
     auto gradient = given[0].clone();
-    attach_summed_columns(gradient, marked());
+    fused::attach_summed_columns(gradient, marked());
     return {std::move(gradient)};
   }
 };
@@ -163,7 +163,7 @@ struct ToBoth : torch::autograd::Function<ToBoth> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
                                                  torch::autograd::variable_list given) {
     const auto gradient = given[0].clone();
-    attach_summed_columns(gradient, marked());
+    fused::attach_summed_columns(gradient, marked());
     return {gradient, gradient};
   }
 };

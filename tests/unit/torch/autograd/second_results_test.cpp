@@ -8,9 +8,8 @@
 
 #include <catch_shim.hpp>
 
-#include "capture/ir/batch_norm_relu.hpp"
+#include "torch/fused/fused_ops.hpp"
 #include "torch/fused/launch.hpp"
-#include "torch/passes/batch_norm_fold.hpp"
 
 #include "unit/torch/capture/models.hpp"
 
@@ -28,7 +27,7 @@ struct Images : TestModel {
   Tensors arguments(std::int64_t n) override { return {torch::randn({n, 4, 3, 3})}; }
 };
 
-OpGraph folded(Images net) { return passes::fold_batch_norms(capture_model(net)); }
+OpGraph folded(Images net) { return fused::batch_norm_relu().pattern(capture_model(net)); }
 
 OpId op_named(const OpGraph& graph, std::string_view name) {
   for (std::size_t i = 0; i < graph.ops.size(); ++i)
@@ -43,7 +42,7 @@ struct Passing {
   Environment environment{graph.values.size()};
   Tensor first = torch::zeros({}), second = torch::ones({});
 
-  [[nodiscard]] OpId maker() const { return op_named(graph, kBatchNormRelu); }
+  [[nodiscard]] OpId maker() const { return op_named(graph, fused::kBatchNormRelu); }
   void make() {
     torch::jit::Stack stack{first, second};
     ReplayCall call{maker(), graph.op(maker()), {4, 4}, stack, environment};
@@ -67,7 +66,7 @@ struct TwoOfOneMemory : torch::autograd::Function<TwoOfOneMemory> {
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, const Tensor& x) {
     context->set_materialize_grads(false);
     const auto made = x * 2;
-    return {made, detail::same_memory(made)};
+    return {made, fused::detail::same_memory(made)};
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
                                                  const torch::autograd::variable_list& given) {

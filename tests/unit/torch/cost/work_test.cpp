@@ -2,8 +2,7 @@
 
 #include <cstdint>
 
-#include "capture/ir/add_layer_norm.hpp"
-#include "torch/passes/layer_norm_fold.hpp"
+#include "torch/fused/fused_ops.hpp"
 
 #include "unit/torch/passes/folded.hpp"
 
@@ -28,12 +27,12 @@ struct DroppingNorm : TestModel {
 /// Bytes that it keeps of a row beside its sum and two statistics.
 double kept_of_row(std::int64_t width, c10::DeviceType device) {
   DroppingNorm net(width);
-  const auto graph = passes::fold_layer_norms(capture_model(net));
+  const auto graph = fused::add_layer_norm().pattern(capture_model(net));
   AlgebraOptions options;
   options.device = device;
   const auto plan = analyze_batch(graph, options);
   for (const auto op : all_ops(graph)) {
-    if (!graph.is(op, kAddLayerNorm)) continue;
+    if (!graph.is(op, fused::kAddLayerNorm)) continue;
     const auto saved = ops::saved_by({graph, plan.values, options, op});
     CHECK((saved.values == std::vector{graph.output(op)}));
     return saved.internal.per_sample / kRows - 2 * sizeof(float);

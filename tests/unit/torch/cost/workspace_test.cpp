@@ -4,9 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "capture/ir/batch_norm_relu.hpp"
 #include "ops/rules.hpp"
-#include "torch/passes/batch_norm_fold.hpp"
+#include "torch/fused/fused_ops.hpp"
 
 #include "unit/torch/passes/folded.hpp"
 
@@ -35,7 +34,7 @@ double workspace(const OpGraph& graph, c10::DeviceType device) {
   const std::vector<bool> kept(static_cast<std::size_t>(graph.storage_count), false);
   const algebra::Workspaces workspaces(graph, plan, kept, {});
   for (const auto op : all_ops(graph)) {
-    if (!graph.is(op, kBatchNormRelu)) continue;
+    if (!graph.is(op, fused::kBatchNormRelu)) continue;
     const auto of_result = ops::bytes_of(graph, graph.output(op));
     return workspaces.of({graph, plan.values, options, op}).backward.at(100) / of_result.at(100);
   }
@@ -48,7 +47,7 @@ TEST_CASE("where kernels add the gradients of two readers, both are there at onc
   using namespace workspace_test;
   const auto more_on_cuda = [](std::function<Tensor(Net&, const Tensor&)> forward) {
     Net net(std::move(forward));
-    const auto graph = passes::fold_batch_norms(capture_model(net));
+    const auto graph = fused::batch_norm_relu().pattern(capture_model(net));
     return workspace(graph, c10::DeviceType::CUDA) - workspace(graph, c10::DeviceType::CPU);
   };
   CHECK(more_on_cuda([](Net& n, const Tensor& x) { return torch::relu(n.norm(x)).tanh(); }) == 0);

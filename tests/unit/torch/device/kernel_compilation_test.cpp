@@ -22,7 +22,7 @@ class Device final : public DeviceContext {
  public:
   explicit Device(std::size_t at_once) : at_once_(at_once) {}
 
-  [[nodiscard]] bool has_kernels(const KernelSource& source, c10::DeviceIndex index) const override {
+  [[nodiscard]] bool has_kernels(const kernels::KernelSource& source, c10::DeviceIndex index) const override {
     constexpr std::chrono::seconds kForever(20);
     std::unique_lock<std::mutex> lock(mutex_);
     asked_.emplace_back(source.name);
@@ -61,7 +61,7 @@ class Device final : public DeviceContext {
   mutable bool is_other_device_ = false;
 };
 
-const std::vector<KernelSource> kSources{{"a.cu", "a"}, {"wrong.cu", "b"}, {"c.cu", "c"}, {"d.cu", "d"}};
+const std::vector<kernels::KernelSource> kSources{{"a.cu", "a"}, {"wrong.cu", "b"}, {"c.cu", "c"}, {"d.cu", "d"}};
 const std::vector<std::string> kNames{"a.cu", "c.cu", "d.cu", "wrong.cu"};
 
 TEST_CASE("kernels are compiled side by side, each once, and an error is nobody's but who asks") {

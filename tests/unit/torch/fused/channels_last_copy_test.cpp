@@ -11,34 +11,34 @@ TEST_CASE("kernels between layouts take contiguous weights in single precision a
   constexpr auto kLast = at::MemoryFormat::ChannelsLast;
   const auto single = torch::zeros({4, 6, 3, 5});
   const auto half = single.to(torch::kBFloat16).contiguous(kLast);
-  const auto form = weight_form_of(single, half);
+  const auto form = fused::weight_form_of(single, half);
   REQUIRE(form);
   CHECK(form->outputs == 4);
   CHECK(form->inputs == 6);
   CHECK(form->places == 15);
-  CHECK_FALSE(weight_form_of(half, single));
-  CHECK_FALSE(weight_form_of(single, half.contiguous()));
-  CHECK_FALSE(weight_form_of(single.contiguous(kLast), half));
-  CHECK_FALSE(weight_form_of(single.to(torch::kDouble), half));
-  CHECK_FALSE(weight_form_of(single, single.contiguous(kLast)));
-  CHECK_FALSE(weight_form_of(single, half.narrow(0, 0, 3)));
+  CHECK_FALSE(fused::weight_form_of(half, single));
+  CHECK_FALSE(fused::weight_form_of(single, half.contiguous()));
+  CHECK_FALSE(fused::weight_form_of(single.contiguous(kLast), half));
+  CHECK_FALSE(fused::weight_form_of(single.to(torch::kDouble), half));
+  CHECK_FALSE(fused::weight_form_of(single, single.contiguous(kLast)));
+  CHECK_FALSE(fused::weight_form_of(single, half.narrow(0, 0, 3)));
   for (const auto& other : {torch::zeros({4, 6, 1, 1}), torch::zeros({4, 6, 8, 8}), torch::zeros({4, 1, 3, 3}),
                             torch::zeros({0, 6, 3, 3}), torch::zeros({4, 6, 3})}) {
     INFO(other.sizes());
     const auto layout = other.dim() == 4 ? kLast : at::MemoryFormat::Contiguous;
-    CHECK_FALSE(weight_form_of(other, other.to(torch::kHalf).contiguous(layout)));
+    CHECK_FALSE(fused::weight_form_of(other, other.to(torch::kHalf).contiguous(layout)));
   }
 }
 
 TEST_CASE("copies and additions between layouts are libtorch's where no kernel runs", "[kernels]") {
   const auto single = torch::randn({4, 6, 3, 5});
   const auto half = torch::empty({4, 6, 3, 5}, torch::kHalf).contiguous(at::MemoryFormat::ChannelsLast);
-  copy_between_layouts(half, single);
+  fused::copy_between_layouts(half, single);
   CHECK(torch::equal(half, single.to(torch::kHalf)));
   const auto back = torch::ones({4, 6, 3, 5});
-  add_between_layouts(back, half);
+  fused::add_between_layouts(back, half);
   CHECK(torch::equal(back, half.to(torch::kFloat) + 1));
-  copy_between_layouts(back, half);
+  fused::copy_between_layouts(back, half);
   CHECK(torch::equal(back, half.to(torch::kFloat)));
 }
 

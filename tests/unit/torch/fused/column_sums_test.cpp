@@ -11,15 +11,15 @@ TEST_CASE("sums of columns are libtorch's where no kernel runs", "[kernels]") {
   const auto rows = torch::randn({7, 24}).to(torch::kBFloat16);
   for (const auto type : {torch::kFloat, torch::kBFloat16}) {
     const auto sums = rows.sum(0, false, type);
-    CHECK(torch::equal(column_sums(rows, type), sums));
+    CHECK(torch::equal(fused::column_sums(rows, type), sums));
     for (const auto to : {torch::kFloat, torch::kDouble}) {
       const auto start = torch::randn({24}, to);
       auto added = start.clone();
-      add_column_sums(rows, type, added);
+      fused::add_column_sums(rows, type, added);
       CHECK(torch::equal(added, start + sums));
     }
   }
-  CHECK_FALSE(has_column_sums(torch::kCPU));
+  CHECK_FALSE(fused::has_column_sums(torch::kCPU));
 }
 
 }  // namespace autopar::test

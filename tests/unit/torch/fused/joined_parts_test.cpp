@@ -20,7 +20,7 @@ using Tensors = std::vector<Tensor>;
 constexpr std::int64_t kOfPack = 16 / static_cast<std::int64_t>(sizeof(float));
 
 /// What the kernel does, part by part.
-void join_as_kernel(const Tensor& whole, const JoinedParts& joined, const Tensors& parts) {
+void join_as_kernel(const Tensor& whole, const kernels::JoinedParts& joined, const Tensors& parts) {
   whole.fill_(0);
   const auto columns = whole.size(-1), rows = whole.numel() / columns;
   for (std::size_t p = 0; p < parts.size(); ++p) {
@@ -80,7 +80,7 @@ TEST_CASE("parts that are columns of a matrix are found, however their gradients
         if (!all_given) parts[1].reset();
         for (std::size_t i = 0; i < parts.size(); ++i)
           if (parts[i].defined()) wanted[i].copy_(parts[i]);
-        const auto joined = columns_of_parts(whole, places, parts);
+        const auto joined = fused::columns_of_parts(whole, places, parts);
         REQUIRE(joined);
         join_as_kernel(whole, *joined, parts);
         CHECK(torch::equal(whole, exact));
@@ -94,7 +94,7 @@ TEST_CASE("parts that are no columns in whole packs are not taken", "[kernels]")
   const auto whole = product();
   const auto places = whole.chunk(3, -1);
   const auto takes = [&](const Tensors& of, const Tensors& parts) {
-    return columns_of_parts(whole, of, parts).has_value();
+    return fused::columns_of_parts(whole, of, parts).has_value();
   };
   const auto like = [](const Tensors& of) {
     Tensors made;
@@ -119,9 +119,9 @@ TEST_CASE("parts that are no columns in whole packs are not taken", "[kernels]")
   const auto halves = four.chunk(2, -1);
   const Tensors two{torch::zeros({2, 2, 2, 4}).transpose(0, 1).contiguous().transpose(0, 1),
                     torch::zeros({2, 2, 2, 4}).transpose(1, 2).contiguous().transpose(1, 2)};
-  CHECK_FALSE(columns_of_parts(four, halves, two).has_value());
+  CHECK_FALSE(fused::columns_of_parts(four, halves, two).has_value());
   const at::NoGradGuard no_grad;
-  CHECK_FALSE(join_parts(whole, places, like(places)));  // on a CPU
+  CHECK_FALSE(fused::join_parts(whole, places, like(places)));  // on a CPU
 }
 
 }  // namespace autopar::test

@@ -10,7 +10,7 @@
 
 #include <catch_shim.hpp>
 
-#include "capture/ir/add_layer_norm.hpp"
+#include "torch/fused/fused_ops.hpp"
 #include "torch/fused/seeded_dropout.hpp"
 
 namespace autopar::test {
@@ -25,8 +25,7 @@ std::tuple<Tensor, Tensor> joined(const Tensor& input, const Tensor& residual, c
                                   double p, const optional<Tensor>& seed) {
   using Operator = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, at::IntArrayRef, const optional<Tensor>&,
                                               const optional<Tensor>&, double, bool, double, const optional<Tensor>&);
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow(std::string(kAddLayerNorm).c_str(), "").typed<Operator>();
+  static const auto op = fused::fused_operator(fused::kAddLayerNorm).typed<Operator>();
   return op.call(input, residual, {kWidth}, weight, bias, 1e-5, false, p, seed);
 }
 
@@ -46,7 +45,7 @@ TEST_CASE("a norm of a sum with dropout is autograd's with the same mask, where 
     return all;
   };
   for (const std::int64_t seed : {std::int64_t{5}, std::int64_t{-0x123456789ABCDEF}}) {
-    const auto mask = seeded_dropout(torch::ones_like(input), 0.25, {static_cast<std::uint64_t>(seed)}).detach();
+    const auto mask = fused::seeded_dropout(torch::ones_like(input), 0.25, {static_cast<std::uint64_t>(seed)}).detach();
     CHECK(mask.ne(0).to(torch::kDouble).mean().item<double>() == Approx(0.75).epsilon(0.06));
     CHECK(torch::allclose(mask.masked_select(mask.ne(0)), torch::full({}, 1 / 0.75, torch::kDouble), 1e-15, 0));
     const auto sum = input * mask + residual;
@@ -61,14 +60,14 @@ TEST_CASE("a norm of a sum with dropout is autograd's with the same mask, where 
 }
 
 TEST_CASE("kernels of a sum and its norm take rows of whole packs that a block holds", "[kernels]") {
-  CHECK(has_layer_norm_kernels(torch::kBFloat16, 2048));
-  CHECK(has_layer_norm_kernels(torch::kHalf, 8));
-  CHECK(has_layer_norm_kernels(torch::kFloat, 4));
-  CHECK(has_layer_norm_kernels(torch::kBFloat16, 8192));
-  CHECK_FALSE(has_layer_norm_kernels(torch::kBFloat16, 8200));
-  CHECK_FALSE(has_layer_norm_kernels(torch::kFloat, 8192));
-  CHECK_FALSE(has_layer_norm_kernels(torch::kBFloat16, 12));
-  CHECK_FALSE(has_layer_norm_kernels(torch::kDouble, 64));
+  CHECK(fused::has_layer_norm_kernels(torch::kBFloat16, 2048));
+  CHECK(fused::has_layer_norm_kernels(torch::kHalf, 8));
+  CHECK(fused::has_layer_norm_kernels(torch::kFloat, 4));
+  CHECK(fused::has_layer_norm_kernels(torch::kBFloat16, 8192));
+  CHECK_FALSE(fused::has_layer_norm_kernels(torch::kBFloat16, 8200));
+  CHECK_FALSE(fused::has_layer_norm_kernels(torch::kFloat, 8192));
+  CHECK_FALSE(fused::has_layer_norm_kernels(torch::kBFloat16, 12));
+  CHECK_FALSE(fused::has_layer_norm_kernels(torch::kDouble, 64));
 }
 
 }  // namespace autopar::test

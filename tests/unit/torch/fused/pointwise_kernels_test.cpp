@@ -35,7 +35,7 @@ const std::vector<Layout> kLayouts{
     {at::MemoryFormat::Contiguous, {InputForm::kFull, InputForm::kTransposed, InputForm::kEverySecond}, false},
     {at::MemoryFormat::ChannelsLast, {InputForm::kChannelsLast, InputForm::kChannels}, false}};
 
-std::vector<Tensor> inputs_for(const pointwise::Expression& expression, const Layout& layout) {
+std::vector<Tensor> inputs_for(const fused::pointwise::Expression& expression, const Layout& layout) {
   std::vector<Tensor> made;
   for (std::size_t i = 0; i < expression.inputs.size(); ++i)
     made.push_back(test::input_of(layout.inputs[i % layout.inputs.size()], kSizes[0], expression.inputs[i]));
@@ -62,14 +62,14 @@ TEST_CASE("generated kernels make what libtorch's operators make, wherever tenso
   int in_packs = 0;
   for (std::size_t i = 0; i < expressions.size(); ++i) {
     const auto& expression = expressions[i];
-    const auto pack = pointwise::pack_of(expression);
+    const auto pack = fused::pointwise::pack_of(expression);
     for (std::size_t l = 0; l < kLayouts.size(); ++l) {
       const auto inputs = inputs_for(expression, kLayouts[l]);
       auto tensors = inputs;
       for (const auto& result : expression.results)
         tensors.push_back(torch::full(kSizes, -99, result.type).contiguous(kLayouts[l].results));
-      pointwise::Cover made;
-      REQUIRE(pointwise::cover(tensors, kSizes, pack, made));
+      fused::pointwise::Cover made;
+      REQUIRE(fused::pointwise::cover(tensors, kSizes, pack, made));
       in_packs += made.in_packs;
       INFO("expression " << i << ", layout " << l << (made.in_packs ? ", in packs" : ""));
       if (kLayouts[l].in_packs) CHECK(made.in_packs);

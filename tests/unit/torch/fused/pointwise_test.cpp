@@ -13,7 +13,7 @@
 
 #include "unit/torch/fused/pointwise_programs.hpp"
 
-#include "capture/ir/pointwise.hpp"
+#include "torch/fused/fused_ops.hpp"
 #include "torch/fused/pointwise/code.hpp"
 #include "torch/fused/pointwise/lowering.hpp"
 #include "torch/fused/pointwise/program.hpp"
@@ -38,15 +38,14 @@ Tensors inputs_of(const std::vector<InputForm>& forms, std::int64_t samples, c10
 }
 
 Tensors by_operators(const Tensors& inputs, const std::string& text) {
-  return run(pointwise::program_of(text), inputs);
+  return run(fused::pointwise::program_of(text), inputs);
 }
 Tensors by_expressions(const Tensors& inputs, const std::string& text) {
-  return pointwise::call_by_expressions(inputs, text);
+  return fused::pointwise::call_by_expressions(inputs, text);
 }
 Tensors by_name(const Tensors& inputs, const std::string& text) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow(std::string(kJoinedPointwise).c_str(), "")
-                             .typed<Tensors(at::TensorList, c10::string_view)>();
+  static const auto op =
+      fused::fused_operator(fused::kJoinedPointwise).typed<Tensors(at::TensorList, c10::string_view)>();
   return op.call(inputs, text);
 }
 
@@ -72,7 +71,7 @@ double distance(const Tensor& a, const Tensor& b) {
 /// Which of inputs ("x0"), results ("y0") and values between ("f32") backward keeps.
 std::string kept(const std::string& text, const std::vector<bool>& wanted) {
   std::string names;
-  for (const auto& each : pointwise::kept_by(text, wanted)) {
+  for (const auto& each : fused::pointwise::kept_by(text, wanted)) {
     names += names.empty() ? "" : " ";
     if (each.input >= 0)
       names += "x" + std::to_string(each.input);
@@ -92,7 +91,7 @@ TEST_CASE("random point-wise programs and their gradients are libtorch's in doub
     const auto text =
         text_of(RandomProgram(seed, static_cast<int>(forms.size()), 1 + seed % 7, torch::kDouble).program);
     INFO(seed << ": " << text);
-    CHECK(text_of(pointwise::program_of(text)) == text);
+    CHECK(text_of(fused::pointwise::program_of(text)) == text);
     const auto inputs = inputs_of(forms, seed % 11 == 10 ? 0 : 2, torch::kDouble);
     const bool both = seed % 3 != 0;
     const auto want = outcome(by_operators, inputs, text, both), made = outcome(by_expressions, inputs, text, both),
@@ -162,10 +161,10 @@ TEST_CASE("texts that are no point-wise programs are refused", "[pointwise]") {
   for (const auto* text : {"", "f32*", "f32*|%1", "f32*|aten::relu(%1)f32|%1", "i64|aten::neg(%0)f32|%1",
                            "f32*|aten::relu(%0;%0)f32|%1", "f32*|aten::neg(%0)f32|%1 ", "f32*|aten::neg(%0)f32|"}) {
     INFO(text);
-    CHECK_THROWS_AS(pointwise::program_of(text), InvalidArgument);
+    CHECK_THROWS_AS(fused::pointwise::program_of(text), InvalidArgument);
   }
-  const auto rounds = pointwise::program_of("f32*|aten::div.Scalar_mode(%0;d2;sfloor)f32|%1");
-  CHECK_FALSE(pointwise::expression_of(rounds).has_value());
+  const auto rounds = fused::pointwise::program_of("f32*|aten::div.Scalar_mode(%0;d2;sfloor)f32|%1");
+  CHECK_FALSE(fused::pointwise::expression_of(rounds).has_value());
 }
 
 TEST_CASE("a kernel's threads find every element of strided and broadcast tensors", "[pointwise]") {
@@ -179,8 +178,8 @@ TEST_CASE("a kernel's threads find every element of strided and broadcast tensor
       const bool last = forms.front() == InputForm::kChannelsLast;
       tensors.push_back(
           torch::empty(sizes).contiguous(last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous));
-      pointwise::Cover made;
-      REQUIRE(pointwise::cover(tensors, sizes, pack, made));
+      fused::pointwise::Cover made;
+      REQUIRE(fused::pointwise::cover(tensors, sizes, pack, made));
       const auto each = made.in_packs ? pack : 1;
       REQUIRE(static_cast<std::int64_t>(made.places.packs) * each == 2 * 4 * 3 * 8);
       auto& result = tensors.back();
@@ -203,11 +202,11 @@ TEST_CASE("a kernel's threads find every element of strided and broadcast tensor
     }
   }
   const auto full = torch::randn(sizes), row = torch::randn({8});
-  pointwise::Cover made;
-  REQUIRE(pointwise::cover({full, row, torch::empty(sizes)}, sizes, 4, made));
+  fused::pointwise::Cover made;
+  REQUIRE(fused::pointwise::cover({full, row, torch::empty(sizes)}, sizes, 4, made));
   CHECK(made.in_packs);
   CHECK(made.places.dims == 2);
-  REQUIRE(pointwise::cover({full, full, torch::empty(sizes)}, sizes, 4, made));
+  REQUIRE(fused::pointwise::cover({full, full, torch::empty(sizes)}, sizes, 4, made));
   CHECK(made.places.dims == 1);
 }
 

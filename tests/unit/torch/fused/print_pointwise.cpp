@@ -26,7 +26,7 @@ int main() try {
   for (std::size_t i = 0; i < expressions.size(); ++i) {
     const auto room = "pointwise_" + std::to_string(i);
     std::cout << "namespace " << room << " {\n#line 1 \"" << room << ".cu\"\n"
-              << without_c_names(autopar::kKernelPrelude + code_of(expressions[i])) << "}\n";
+              << without_c_names(autopar::kernels::kKernelPrelude + code_of(expressions[i])) << "}\n";
   }
   std::cout << "namespace cuda_on_cpu {\nSource pointwise_sources[]{\n";
   for (std::size_t i = 0; i < expressions.size(); ++i) {

@@ -19,47 +19,47 @@ namespace {
 
 at::Tensor half(std::int64_t rows, std::int64_t columns) { return torch::empty({rows, columns}, torch::kBFloat16); }
 
-MatrixProduct linear_of(const at::Tensor& x, const at::Tensor& weight) {
+kernels::MatrixProduct linear_of(const at::Tensor& x, const at::Tensor& weight) {
   return {x, weight.t(), torch::empty({weight.size(0)}, x.options()),
           torch::empty({x.size(0), weight.size(0)}, x.options())};
 }
 
-std::size_t fastest(const std::vector<AlgorithmTrial>& trials) { return fastest_alike(trials); }
+std::size_t fastest(const std::vector<kernels::AlgorithmTrial>& trials) { return kernels::fastest_alike(trials); }
 
 }  // namespace
 
 TEST_CASE("products of one form have sizes, layouts and types alike", "[kernels]") {
   const auto x = half(64, 32), weight = half(48, 32), gradient = half(64, 48);
-  const auto forward = form_of_product(linear_of(x, weight));
+  const auto forward = kernels::form_of_product(linear_of(x, weight));
   REQUIRE(forward);
   CHECK((forward->rows == 64 && forward->inner == 32 && forward->columns == 48));
   CHECK((!forward->a_by_columns && forward->b_by_columns && forward->has_bias));
   CHECK((forward->pitch_a == 32 && forward->pitch_b == 32 && forward->pitch == 48));
-  CHECK(form_of_product(linear_of(half(64, 32), half(48, 32))) == forward);
+  CHECK(kernels::form_of_product(linear_of(half(64, 32), half(48, 32))) == forward);
 
-  const auto of_input = form_of_product({gradient, weight, {}, half(64, 32)});
+  const auto of_input = kernels::form_of_product({gradient, weight, {}, half(64, 32)});
   REQUIRE(of_input);
   CHECK((!of_input->a_by_columns && !of_input->b_by_columns && !of_input->has_bias));
   CHECK(of_input->type_to == torch::kBFloat16);
 
   const auto sums = torch::empty({48, 32});
-  const auto of_weight = form_of_product({gradient.t(), x, {}, sums});
+  const auto of_weight = kernels::form_of_product({gradient.t(), x, {}, sums});
   REQUIRE(of_weight);
   CHECK((of_weight->a_by_columns && !of_weight->b_by_columns && of_weight->rows == 48 && of_weight->inner == 64));
   CHECK(of_weight->type_to == torch::kFloat);
-  CHECK(form_of_product({gradient.t(), x, {}, sums, true}) == of_weight);  // added: the same algorithm
-  CHECK(form_of_product({gradient.t(), x, {}, half(48, 32)}) != of_weight);
+  CHECK(kernels::form_of_product({gradient.t(), x, {}, sums, true}) == of_weight);  // added: the same algorithm
+  CHECK(kernels::form_of_product({gradient.t(), x, {}, half(48, 32)}) != of_weight);
 
   const auto wide = half(64, 128);
-  const auto of_part = form_of_product({gradient.t(), wide.narrow(1, 8, 32), {}, sums});
+  const auto of_part = kernels::form_of_product({gradient.t(), wide.narrow(1, 8, 32), {}, sums});
   REQUIRE(of_part);
   CHECK((of_part->pitch_b == 128 && of_part->alignment == 16));
 }
 
 TEST_CASE("other products have no form", "[kernels]") {
   const auto x = half(64, 32), weight = half(48, 32), y = half(64, 48), bias = torch::empty({48}, torch::kBFloat16);
-  REQUIRE(form_of_product({x, weight.t(), bias, y}));
-  const auto refuses = [](const MatrixProduct& product) { return !form_of_product(product); };
+  REQUIRE(kernels::form_of_product({x, weight.t(), bias, y}));
+  const auto refuses = [](const kernels::MatrixProduct& product) { return !kernels::form_of_product(product); };
   CHECK(refuses({x, weight, bias, y}));                                    // no such product
   CHECK(refuses({x, weight.t(), bias, half(48, 64)}));                     //
   CHECK(refuses({x[0], weight.t(), bias, y}));                             //
@@ -80,12 +80,12 @@ TEST_CASE("other products have no form", "[kernels]") {
 }
 
 TEST_CASE("large products are those of tens of microseconds", "[kernels]") {
-  CHECK(is_large_product(half(8192, 2048), half(2048, 2048)));
-  CHECK(is_large_product(half(4096, 2048), half(2048, 2048)));
-  CHECK_FALSE(is_large_product(half(1024, 2048), half(2048, 2048)));
-  CHECK_FALSE(is_large_product(half(64, 32), half(32, 48)));
-  CHECK_FALSE(multiply_large(linear_of(half(8192, 2048), half(2048, 2048))));  // on a CPU
-  CHECK_FALSE(large_linear(half(8192, 2048), half(2048, 2048), {}).defined());
+  CHECK(fused::is_large_product(half(8192, 2048), half(2048, 2048)));
+  CHECK(fused::is_large_product(half(4096, 2048), half(2048, 2048)));
+  CHECK_FALSE(fused::is_large_product(half(1024, 2048), half(2048, 2048)));
+  CHECK_FALSE(fused::is_large_product(half(64, 32), half(32, 48)));
+  CHECK_FALSE(fused::multiply_large(linear_of(half(8192, 2048), half(2048, 2048))));  // on a CPU
+  CHECK_FALSE(fused::large_linear(half(8192, 2048), half(2048, 2048), {}).defined());
 }
 
 TEST_CASE("the algorithm that is kept is faster than the first and makes its bits", "[kernels]") {
@@ -109,22 +109,22 @@ TEST_CASE("which algorithm was chosen is known to a later process", "[kernels]")
   const auto folder = std::make_shared<CacheFolder>(temp / "kernels");
   const std::string file = "products";
   const auto x = half(64, 32);
-  const auto form = *form_of_product(linear_of(x, half(48, 32)));
+  const auto form = *kernels::form_of_product(linear_of(x, half(48, 32)));
   auto with_pitch = form, other = form;
   with_pitch.pitch_a = 40;
   other.type_to = torch::kFloat;
-  KeptAlgorithms first(folder, file), beside(folder, file);
+  kernels::KeptAlgorithms first(folder, file), beside(folder, file);
   CHECK_FALSE(first.find(form, 8));
   first.keep(form, 3, 8);
   beside.keep(with_pitch, 0, 5);  // another process, which began before the first had written
   CHECK(first.find(form, 8) == 3U);
   CHECK_FALSE(first.find(with_pitch, 5));
-  const KeptAlgorithms later(std::make_shared<CacheFolder>(temp / "kernels"), file);
+  const kernels::KeptAlgorithms later(std::make_shared<CacheFolder>(temp / "kernels"), file);
   CHECK(later.find(form, 8) == 3U);
   CHECK(later.find(with_pitch, 5) == 0U);
   CHECK_FALSE(later.find(form, 7));  // of another list
   CHECK_FALSE(later.find(other, 8));
-  KeptAlgorithms nowhere, of_no_folder(nullptr, file);
+  kernels::KeptAlgorithms nowhere, of_no_folder(nullptr, file);
   for (auto* none : {&nowhere, &of_no_folder}) {
     none->keep(form, 3, 8);
     CHECK_FALSE(none->find(form, 8));
@@ -135,13 +135,13 @@ TEST_CASE("lines that say no algorithm of a form are left out", "[kernels]") {
   const TempFolder temp;
   const auto folder = std::make_shared<CacheFolder>(temp / "kernels");
   const std::string file = "products";
-  const auto form = *form_of_product(linear_of(half(64, 32), half(48, 32)));
-  KeptAlgorithms(folder, file).keep(form, 3, 8);
+  const auto form = *kernels::form_of_product(linear_of(half(64, 32), half(48, 32)));
+  kernels::KeptAlgorithms(folder, file).keep(form, 3, 8);
   const auto whole = *folder->read(file), title = whole.substr(0, whole.find('\n') + 1),
              line = whole.substr(title.size(), whole.size() - title.size() - 1), numbers = line.substr(3);
   const auto chosen_in = [&](const std::string& content) {
     folder->write(file, content);
-    return KeptAlgorithms(folder, file).find(form, 8);
+    return kernels::KeptAlgorithms(folder, file).find(form, 8);
   };
   REQUIRE(line.substr(0, 3) == "3 8");
   CHECK(chosen_in(whole) == 3U);
@@ -157,9 +157,9 @@ TEST_CASE("lines that say no algorithm of a form are left out", "[kernels]") {
 TEST_CASE("products are libtorch's where no algorithm is chosen", "[kernels]") {
   torch::manual_seed(3);
   const auto a = torch::randn({6, 16}).to(torch::kBFloat16), b = torch::randn({16, 8}).to(torch::kBFloat16);
-  CHECK(torch::equal(matrix_product(a, b, torch::kBFloat16), a.mm(b)));
+  CHECK(torch::equal(fused::matrix_product(a, b, torch::kBFloat16), a.mm(b)));
   const auto wide = torch::randn({3, 4}, torch::kDouble);
-  CHECK(torch::equal(matrix_product(wide.t(), wide, torch::kDouble), wide.t().mm(wide)));
+  CHECK(torch::equal(fused::matrix_product(wide.t(), wide, torch::kDouble), wide.t().mm(wide)));
 }
 
 }  // namespace autopar::test

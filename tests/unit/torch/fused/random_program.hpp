@@ -26,7 +26,7 @@ class RandomProgram {
     if (also != last_) program.results.push_back(also);
   }
 
-  pointwise::Program program;
+  fused::pointwise::Program program;
 
  private:
   int pick(int count) { return static_cast<int>(draw_() % static_cast<unsigned>(count)); }
@@ -35,7 +35,7 @@ class RandomProgram {
     const auto inputs = program.inputs.size();
     auto text = text_of(program);
     text = text.substr(0, text.rfind('|')) + "|" + call + type_name() + "|%0";
-    program = pointwise::program_of(text);
+    program = fused::pointwise::program_of(text);
     return static_cast<std::int32_t>(inputs + program.steps.size()) - 1;
   }
   [[nodiscard]] std::string type_name() const {
@@ -116,13 +116,13 @@ class RandomProgram {
 
 /// Expressions whose kernels are built into the tests: of random programs of three inputs, the last two of which may be
 /// smaller than the results, and of their gradients. The same in each program.
-inline std::vector<pointwise::Expression> expressions_of_kernels() {
+inline std::vector<fused::pointwise::Expression> expressions_of_kernels() {
   constexpr int kInputs = 3;
-  std::vector<pointwise::Expression> all;
+  std::vector<fused::pointwise::Expression> all;
   int seed = 1000;
   for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
     for (int i = 0; i < 3; ++i, ++seed) {
-      const auto expression = *pointwise::expression_of(RandomProgram(seed, kInputs, 2 + i, type).program);
+      const auto expression = *fused::pointwise::expression_of(RandomProgram(seed, kInputs, 2 + i, type).program);
       const std::vector<bool> wanted(kInputs, true), given(expression.results.size(), true), full{true, false, false};
       all.push_back(expression);
       all.push_back(gradient_of(expression, values_to_keep(expression, wanted, full), wanted, given));

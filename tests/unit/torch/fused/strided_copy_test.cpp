@@ -13,7 +13,7 @@ namespace autopar::test {
 namespace strided_copy {
 
 /// What the kernel does, in order.
-void copy_as_kernel(const at::Tensor& to, const at::Tensor& from, const StridedRows& rows) {
+void copy_as_kernel(const at::Tensor& to, const at::Tensor& from, const kernels::StridedRows& rows) {
   constexpr std::int64_t kOfPack = 16 / static_cast<std::int64_t>(sizeof(float));
   auto* const written = to.data_ptr<float>();
   const auto* const read = from.const_data_ptr<float>();
@@ -52,18 +52,18 @@ TEST_CASE("rows that lie together in two tensors are their elements, whatever th
     for (auto& size : sizes) size = 1 + static_cast<std::int64_t>(random() % 4);
     sizes.back() *= random() % 4 == 0 ? 1 : 4;
     const auto from = drawn(random, sizes, random() % 2 == 0), to = drawn(random, sizes, random() % 2 == 0);
-    const auto rows = rows_of_both(to, from);
+    const auto rows = fused::rows_of_both(to, from);
     if (!rows) continue;
     ++taken;
     copy_as_kernel(to, from, *rows);
     REQUIRE(torch::equal(to, from));
   }
   CHECK(taken > 150);
-  CHECK_FALSE(rows_of_both(torch::zeros({8}), torch::zeros({4})));
-  CHECK_FALSE(rows_of_both(torch::zeros({8}), torch::zeros({8}, torch::kDouble)));
-  CHECK_FALSE(rows_of_both(torch::zeros({0}), torch::zeros({0})));
+  CHECK_FALSE(fused::rows_of_both(torch::zeros({8}), torch::zeros({4})));
+  CHECK_FALSE(fused::rows_of_both(torch::zeros({8}), torch::zeros({8}, torch::kDouble)));
+  CHECK_FALSE(fused::rows_of_both(torch::zeros({0}), torch::zeros({0})));
   const auto parts = torch::zeros({2, 3, 3, 2, 8}).permute({2, 0, 3, 1, 4});  // attention's three of one product
-  const auto rows = rows_of_both(parts[1], torch::zeros({2, 3, 2, 8}).permute({0, 2, 1, 3}));
+  const auto rows = fused::rows_of_both(parts[1], torch::zeros({2, 3, 2, 8}).permute({0, 2, 1, 3}));
   REQUIRE(rows);
   CHECK(rows->inner == 4);
   CHECK(rows->sizes[2] == 6);
@@ -72,7 +72,7 @@ TEST_CASE("rows that lie together in two tensors are their elements, whatever th
 TEST_CASE("a strided copy is libtorch's where no kernel runs", "[kernels]") {
   const auto from = torch::randn({3, 4, 8}).transpose(0, 1);
   const auto to = torch::zeros({4, 3, 8});
-  copy_strided(to, from);
+  fused::copy_strided(to, from);
   CHECK(torch::equal(to, from));
 }
 

@@ -13,19 +13,19 @@ using at::Tensor;
 
 /// In memory of its own, with zeros behind the last row.
 Tensor kept(const Tensor& weight) {
-  const auto memory = empty_in_packs(weight, weight.scalar_type());
+  const auto memory = fused::empty_in_packs(weight, weight.scalar_type());
   memory.copy_(weight);
   return memory;
 }
 
 TEST_CASE("a weight's memory ends with whole packs of zeros, and is that of the weight alone", "[whole_packs]") {
-  const auto memory = empty_in_packs(at::ones({30, 5}), at::kBFloat16);
+  const auto memory = fused::empty_in_packs(at::ones({30, 5}), at::kBFloat16);
   CHECK(memory.sizes() == at::IntArrayRef({30, 5}));
   CHECK(memory.is_contiguous());
   CHECK(memory.storage().use_count() == 1);
   CHECK(memory.as_strided({2, 5}, {5, 1}, 30 * 5).count_nonzero().item<std::int64_t>() == 0);
   for (const auto& other : {at::ones({32, 5}), at::ones({30}), at::ones({5, 30}).t()}) {
-    CHECK(empty_in_packs(other, at::kHalf).storage().nbytes() == static_cast<std::size_t>(2 * other.numel()));
+    CHECK(fused::empty_in_packs(other, at::kHalf).storage().nbytes() == static_cast<std::size_t>(2 * other.numel()));
   }
 }
 
@@ -35,30 +35,30 @@ TEST_CASE("logits in rows of whole packs are a linear layer's, and so is the gra
   const auto drawn = torch::randn({30, 6}, at::kDouble);
   for (const auto& weight : {drawn, kept(drawn)}) {
     for (const auto& added : {Tensor(), bias}) {
-      const auto logits = linear_in_padded_rows(x, weight, added);
+      const auto logits = fused::linear_in_padded_rows(x, weight, added);
       CHECK(at::allclose(logits, at::linear(x, weight, added), 1e-13, 1e-13));
       const auto rows = logits.reshape({-1, 30});
-      REQUIRE(padding_behind_rows(rows) == 2);
+      REQUIRE(fused::padding_behind_rows(rows) == 2);
       CHECK(rows.is_alias_of(logits));
 
       rows.copy_(torch::randn({12, 30}, at::kDouble));  // the gradient, as the cross entropy leaves it
       rows.as_strided({12, 2}, {32, 1}, 30).zero_();
       const auto dense = logits.contiguous();
       const auto exact = dense.reshape({-1, 30}).mm(drawn).view_as(x);
-      CHECK(at::allclose(gradient_through_padded_rows(logits, x, weight), exact, 1e-13, 1e-13));
-      CHECK(at::allclose(gradient_through_padded_rows(dense, x, weight), exact, 1e-13, 1e-13));
+      CHECK(at::allclose(fused::gradient_through_padded_rows(logits, x, weight), exact, 1e-13, 1e-13));
+      CHECK(at::allclose(fused::gradient_through_padded_rows(dense, x, weight), exact, 1e-13, 1e-13));
     }
   }
 }
 
 TEST_CASE("nobody writes behind rows that are not of whole packs, or whose last has nothing behind it",
           "[whole_packs]") {
-  CHECK(padding_behind_rows(at::ones({4, 30})) == 0);
-  CHECK(padding_behind_rows(at::ones({4, 32})) == 0);
-  CHECK(padding_behind_rows(at::ones({4, 40}).narrow(1, 0, 30)) == 0);
-  CHECK(padding_behind_rows(at::ones({4, 32}).narrow(1, 0, 30)) == 2);
-  CHECK(padding_behind_rows(at::empty_strided({4, 30}, {32, 1})) == 0);
-  CHECK(padding_behind_rows(at::ones({32, 4}).t().narrow(1, 0, 30)) == 0);
+  CHECK(fused::padding_behind_rows(at::ones({4, 30})) == 0);
+  CHECK(fused::padding_behind_rows(at::ones({4, 32})) == 0);
+  CHECK(fused::padding_behind_rows(at::ones({4, 40}).narrow(1, 0, 30)) == 0);
+  CHECK(fused::padding_behind_rows(at::ones({4, 32}).narrow(1, 0, 30)) == 2);
+  CHECK(fused::padding_behind_rows(at::empty_strided({4, 30}, {32, 1})) == 0);
+  CHECK(fused::padding_behind_rows(at::ones({32, 4}).t().narrow(1, 0, 30)) == 0);
 }
 
 }  // namespace whole_packs_test

@@ -49,7 +49,7 @@ TEST_CASE("the default generator has the draws of a seed only while it is guarde
     const DefaultGeneratorGuard guard(cpu, {5});
     guarded = at::rand({4});
   }
-  CHECK(at::equal(guarded, at::rand({4}, make_generator(cpu, {5}))));
+  CHECK(at::equal(guarded, at::rand({4}, fused::make_generator(cpu, {5}))));
   CHECK_FALSE(at::equal(before, at::rand({4})));
 }
 

@@ -1,11 +1,10 @@
-#include "torch/passes/batch_norm_fold.hpp"
 
 #include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
 
-#include "capture/ir/batch_norm_relu.hpp"
+#include "torch/fused/fused_ops.hpp"
 
 #include "unit/torch/passes/folded.hpp"
 
@@ -44,8 +43,8 @@ void check(const Form& form) {
   Net net(form.forward);
   const auto in = net.arguments(kSamples);
   const auto plain = capture_model(net, in);
-  const auto joined = passes::fold_batch_norms(plain);
-  CHECK(count_floating(joined, kBatchNormRelu) + count_floating(joined, "aten::batch_norm") ==
+  const auto joined = fused::batch_norm_relu().pattern(plain);
+  CHECK(count_floating(joined, fused::kBatchNormRelu) + count_floating(joined, "aten::batch_norm") ==
         count_floating(plain, "aten::batch_norm"));
   CHECK(count_floating(joined, "aten::batch_norm") == form.norms);
   CHECK(count_floating(joined, "aten::add") + count_floating(joined, "aten::add_") == form.additions);
@@ -148,7 +147,7 @@ TEST_CASE("batch norms that use their running statistics are left alone", "[rewr
   Net net([](Net& n, const Tensor& x) { return Tensors{torch::relu(n.norm(x))}; });
   net.eval();
   const auto plain = capture_model(net, net.arguments(kSamples));
-  CHECK(passes::fold_batch_norms(plain).hash() == plain.hash());
+  CHECK(fused::batch_norm_relu().pattern(plain).hash() == plain.hash());
 }
 
 }  // namespace autopar::test

@@ -1,4 +1,3 @@
-#include "torch/passes/class_head_fold.hpp"
 
 #include <torch/torch.h>
 
@@ -12,8 +11,9 @@
 
 #include "unit/torch/capture/models.hpp"
 
-#include "capture/ir/class_head.hpp"
 #include "capture/replay/replay.hpp"
+#include "torch/fused/class_head.hpp"
+#include "torch/fused/fused_ops.hpp"
 #include "torch/passes/class_loss_fold.hpp"
 #include "torch/passes/linear_fold.hpp"
 
@@ -46,7 +46,7 @@ OpGraph captured(Net& net) {
 
 bool has_head(const OpGraph& graph) {
   for (std::size_t i = 0; i < graph.ops.size(); ++i) {
-    if (graph.is(OpId::of(i), kLinearCrossEntropy)) return true;
+    if (graph.is(OpId::of(i), fused::kLinearCrossEntropy)) return true;
   }
   return false;
 }
@@ -97,10 +97,10 @@ TEST_CASE("a linear layer and its cross entropy become one operator that makes t
       Net net(loss, bias);
       net.to(torch::kDouble);
       const auto whole = captured(net);
-      const auto folded = passes::fold_class_heads(whole);
+      const auto folded = fused::linear_cross_entropy().pattern(whole);
       REQUIRE(has_head(folded));
-      CHECK(passes::logits_of_class_heads(whole, 2) == 2 * kPlaces * kClasses * 8);
-      CHECK(passes::logits_of_class_heads(folded, 2) == 0);
+      CHECK(fused::logits_of_class_heads(whole, 2) == 2 * kPlaces * kClasses * 8);
+      CHECK(fused::logits_of_class_heads(folded, 2) == 0);
       const auto in = net.arguments(kSamples);
       const auto expected = trained(net, whole, in), made = trained(net, folded, in);
       for (std::size_t i = 0; i < expected.size(); ++i) CHECK(torch::allclose(made[i], expected[i], 1e-12, 1e-12));
@@ -138,8 +138,8 @@ TEST_CASE("class heads whose logits are read elsewhere, or that are of another k
     Net net(loss, true);
     net.to(torch::kDouble);
     const auto whole = captured(net);
-    CHECK_FALSE(has_head(passes::fold_class_heads(whole)));
-    CHECK(passes::logits_of_class_heads(whole, 2) == 0);
+    CHECK_FALSE(has_head(fused::linear_cross_entropy().pattern(whole)));
+    CHECK(fused::logits_of_class_heads(whole, 2) == 0);
   }
 }
 

@@ -13,8 +13,8 @@
 #include "ops/rules.hpp"
 #include "unit/torch/capture/models.hpp"
 
-#include "capture/ir/cross_entropy.hpp"
 #include "capture/replay/replay.hpp"
+#include "ops/cross_entropy.hpp"
 #include "torch/passes/linear_fold.hpp"
 
 namespace autopar::test {
@@ -203,11 +203,12 @@ TEST_CASE("a cross entropy takes logits of 16 bits in place of their copies in s
   for (const auto& form : forms) {
     INFO(form.name);
     Head head(form.loss);
-    const auto graph = passes::fold_linear(captured(head)), after = passes::fold_class_loss_casts(graph);
-    CHECK(count(after, std::string(kCrossEntropy)) == form.losses);
+    const auto graph = passes::fold_linear(captured(head)), after = fused::cross_entropy_loss().pattern(graph);
+    CHECK(count(after, std::string(fused::kCrossEntropy)) == form.losses);
     CHECK(count(after, "aten::to") + count(after, "aten::_to_copy") == form.casts);
     for (std::size_t i = 0; i < after.ops.size(); ++i) {
-      if (after.is(OpId::of(i), kCrossEntropy)) CHECK(ops::is_last_reader(after, OpId::of(i), 0) == form.in_place);
+      if (after.is(OpId::of(i), fused::kCrossEntropy))
+        CHECK(ops::is_last_reader(after, OpId::of(i), 0) == form.in_place);
     }
     const auto in = head.arguments(kSamples);
     const auto wanted = result_and_gradient(head, graph, in), got = result_and_gradient(head, after, in);

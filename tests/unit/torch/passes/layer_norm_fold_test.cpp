@@ -1,4 +1,3 @@
-#include "torch/passes/layer_norm_fold.hpp"
 
 #include <cstdint>
 #include <functional>
@@ -6,7 +5,7 @@
 #include <vector>
 
 #include "capture/algebra/batch_algebra.hpp"
-#include "capture/ir/add_layer_norm.hpp"
+#include "torch/fused/fused_ops.hpp"
 
 #include "unit/torch/passes/folded.hpp"
 
@@ -48,8 +47,8 @@ void check(const std::vector<Form>& forms) {
     INFO(form.name);
     Net net(form.forward);
     const auto in = net.arguments(kSamples);
-    const auto plain = capture_model(net, in), joined = passes::fold_layer_norms(plain);
-    const auto found = count_floating(joined, kAddLayerNorm);
+    const auto plain = capture_model(net, in), joined = fused::add_layer_norm().pattern(plain);
+    const auto found = count_floating(joined, fused::kAddLayerNorm);
     const auto dropped = count_floating(plain, "aten::dropout") - count_floating(joined, "aten::dropout");
     CHECK(found == form.joined);
     CHECK(dropped == form.dropped);
@@ -176,11 +175,11 @@ TEST_CASE("a dropout of one addend becomes part of the norm of the sum, unless s
 TEST_CASE("a norm that drops draws for each slice, as dropouts do, and one that does not draws nothing", "[rewrite]") {
   using namespace layer_norm_fold;
   Net net([](Net& n, const Tensor& x) { return n.other(n.norm(x + half_of(n.layer(x))) + n.layer(x)); });
-  const auto joined = passes::fold_layer_norms(capture_model(net, net.arguments(kSamples)));
+  const auto joined = fused::add_layer_norm().pattern(capture_model(net, net.arguments(kSamples)));
   const auto plan = analyze_batch(joined);
   std::vector<Draw> draws;
   for (std::size_t i = 0; i < joined.ops.size(); ++i) {
-    if (joined.is(OpId::of(i), kAddLayerNorm)) draws.push_back(plan.handling(OpId::of(i)).draw);
+    if (joined.is(OpId::of(i), fused::kAddLayerNorm)) draws.push_back(plan.handling(OpId::of(i)).draw);
   }
   CHECK((draws == std::vector<Draw>{Draw::kPerSlice, Draw::kNone}));
 }

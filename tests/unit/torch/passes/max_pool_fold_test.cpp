@@ -1,4 +1,3 @@
-#include "torch/passes/max_pool_fold.hpp"
 
 #include <functional>
 #include <limits>
@@ -6,8 +5,8 @@
 #include <vector>
 
 #include "capture/algebra/batch_algebra.hpp"
-#include "capture/ir/max_pool.hpp"
 #include "ops/rules.hpp"
+#include "torch/fused/fused_ops.hpp"
 
 #include "unit/torch/passes/folded.hpp"
 
@@ -65,8 +64,8 @@ TEST_CASE("max-pooling by windows of neighbours becomes an operator that makes t
     INFO(form.name);
     Net net(form.pool);
     const auto in = net.arguments(kSamples);
-    const auto plain = capture_model(net, in), folded = passes::fold_max_pools(plain);
-    CHECK(count_floating(folded, kMaxPool) == 1);
+    const auto plain = capture_model(net, in), folded = fused::max_pool2d().pattern(plain);
+    CHECK(count_floating(folded, fused::kMaxPool) == 1);
     CHECK(count_floating(folded, "aten::max_pool2d") == 0);
     check_folded(net, plain, folded, in);
     CHECK(analyze_batch(folded).type(folded.outputs[0]) == analyze_batch(plain).type(plain.outputs[0]));
@@ -91,7 +90,7 @@ TEST_CASE("max-pooling that a byte cannot remember stays", "[rewrite]") {
     INFO(form.name);
     Net net(form.pool);
     const auto plain = capture_model(net, net.arguments(kSamples));
-    CHECK(passes::fold_max_pools(plain).hash() == plain.hash());
+    CHECK(fused::max_pool2d().pattern(plain).hash() == plain.hash());
   }
 }
 
@@ -101,8 +100,8 @@ TEST_CASE("max-pooling of channels-last images keeps a byte for each maximum on 
   Net net([](const Tensor& x) { return torch::max_pool2d(x, 3, 2); });
   const auto rows = net.arguments(kSamples), images = Tensors{rows[0].contiguous(at::MemoryFormat::ChannelsLast)};
   const auto elements = kChannels * 16 * 10;
-  const auto of_images = passes::fold_max_pools(capture_model(net, images)),
-             of_rows = passes::fold_max_pools(capture_model(net, rows));
+  const auto of_images = fused::max_pool2d().pattern(capture_model(net, images)),
+             of_rows = fused::max_pool2d().pattern(capture_model(net, rows));
   const auto in_kernels = kept(of_images, c10::DeviceType::CUDA);
   CHECK(in_kernels.values.empty());
   CHECK(in_kernels.internal.at(kSamples) == elements * kSamples);

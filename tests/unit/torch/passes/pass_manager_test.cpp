@@ -18,71 +18,21 @@
 #include "torch/passes/pass_list.hpp"
 #include "unit/torch/capture/models.hpp"
 #include "unit/torch/passes/folded.hpp"
+#include "unit/torch/passes/models_of_passes.hpp"
 
 namespace autopar::test {
 namespace pass_manager {
 
-namespace F = torch::nn::functional;
 using Catch::Matchers::Contains;
 using passes::PassManager;
 using passes::PassTarget;
 
 constexpr PassTarget kEverything{.device = c10::DeviceType::CPU, .fuses = true, .chunks_logits = true};
 
-/// A residual block with attention's three parts, point-wise groups and a class head with its loss in two operators.
-struct Block : TestModel {
-  static constexpr int kWidth = 8, kClasses = 40;
-  torch::nn::Linear parts{kWidth, 3 * kWidth}, gate{kWidth, kWidth}, head{kWidth, kClasses};
-  torch::nn::LayerNorm norm{torch::nn::LayerNormOptions({kWidth})};
-  Block() {
-    register_module("parts", parts);
-    register_module("gate", gate);
-    register_module("norm", norm);
-    register_module("head", head);
-  }
-  Tensors run(const Tensors& in) override {
-    const auto three = parts(in[0]).view({in[0].size(0), 3, kWidth}).transpose(0, 1);
-    const auto mixed = torch::tanh(three[0]) * three[1] + three[2];
-    const auto sum = in[0] + mixed;
-    const auto logits = head(torch::silu(gate(norm(sum))) * mixed + sum);
-    return {F::nll_loss(F::log_softmax(logits, 1), in[1])};
-  }
-  Tensors arguments(std::int64_t n) override { return {torch::randn({n, kWidth}), torch::randint(kClasses, {n})}; }
-};
-
-/// A convolution whose images are channels-last.
-struct Images : TestModel {
-  torch::nn::Conv2d first{torch::nn::Conv2dOptions(3, 8, 3)}, second{torch::nn::Conv2dOptions(8, 8, 3)};
-  Images() {
-    register_module("first", first);
-    register_module("second", second);
-  }
-  Tensors run(const Tensors& in) override {
-    const auto images = in[0].contiguous(at::MemoryFormat::ChannelsLast);
-    return {second(torch::relu(first(images))).mean()};
-  }
-  Tensors arguments(std::int64_t n) override { return {torch::randn({n, 3, 8, 8})}; }
-};
-
-std::vector<std::pair<std::string, std::shared_ptr<TestModel>>> models() {
-  return {{"mlp", std::make_shared<Mlp>()},
-          {"residual network", std::make_shared<ResNet>()},
-          {"transformer", std::make_shared<Transformer>()},
-          {"block", std::make_shared<Block>()},
-          {"images", std::make_shared<Images>()}};
-}
-
-OpGraph captured(TestModel& model, const Tensors& in, bool in_bf16) {
-  CaptureOptions options;
-  if (in_bf16) options.autocast = autopar::Autocast{at::kBFloat16, c10::DeviceType::CPU};
-  return capture(
-      model, specs(in), [&](const Tensors& arguments) { return model.run(arguments); }, options);
-}
-
 TEST_CASE("each pass changes a program, and what it makes trains as the program before it") {
   std::set<std::string> changed;
   for (const bool in_bf16 : {false, true}) {
-    for (const auto& [name, model] : models()) {
+    for (const auto& [name, model] : models_of_passes()) {
       torch::manual_seed(7);
       auto in = model->arguments(4);
       if (!in_bf16) {
@@ -90,7 +40,7 @@ TEST_CASE("each pass changes a program, and what it makes trains as the program 
         for (auto& tensor : in)
           if (tensor.is_floating_point()) tensor = tensor.to(torch::kDouble);
       }
-      auto graph = captured(*model, in, in_bf16);
+      auto graph = captured_for_passes(*model, in, in_bf16);
       CHECK(fault_of(graph).empty());
       for (const auto& pass : passes::pass_list()) {
         INFO(name << ", " << pass.name << (in_bf16 ? ", bf16" : ""));

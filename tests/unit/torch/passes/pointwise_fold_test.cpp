@@ -1,4 +1,3 @@
-#include "torch/passes/pointwise_fold.hpp"
 
 #include <torch/torch.h>
 
@@ -12,8 +11,8 @@
 #include "unit/torch/capture/models.hpp"
 
 #include "capture/algebra/batch_algebra.hpp"
-#include "capture/ir/pointwise.hpp"
 #include "capture/replay/replay.hpp"
+#include "torch/fused/fused_ops.hpp"
 
 namespace autopar::test {
 namespace pointwise_fold {
@@ -141,9 +140,10 @@ TEST_CASE("point-wise operators that read each other become one that makes the s
     INFO(form.name);
     Net net(form.forward);
     const auto plain = capture(net, specs(net.arguments(kSamples)), [&](const Tensors& in) { return net.run(in); });
-    const auto joined = passes::fold_pointwise(plain);
+    const auto joined = fused::joined_pointwise().pattern(plain);
     std::size_t groups = 0, operators = 0;
-    for (std::size_t i = 0; i < joined.ops.size(); ++i) groups += joined.is(OpId::of(i), kJoinedPointwise) ? 1 : 0;
+    for (std::size_t i = 0; i < joined.ops.size(); ++i)
+      groups += joined.is(OpId::of(i), fused::kJoinedPointwise) ? 1 : 0;
     for (const auto each : form.joined) operators += each;
     CHECK(groups == form.joined.size());
     CHECK(joined.ops.size() + operators == plain.ops.size() + groups);

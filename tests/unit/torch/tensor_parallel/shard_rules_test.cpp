@@ -14,7 +14,7 @@
 
 #include "capture/algebra/batch_algebra.hpp"
 #include "capture/replay/replay.hpp"
-#include "torch/passes/layer_norm_fold.hpp"
+#include "torch/fused/fused_ops.hpp"
 #include "torch/passes/linear_fold.hpp"
 #include "torch/tensor_parallel/shard_typing.hpp"
 #include "torch/tensor_parallel/sharded_graph.hpp"
@@ -71,7 +71,7 @@ ShardedLayout layout_of(const OpGraph& graph, const UnitSlices& outputs) {
 bool runs_in_slices(Program& program, const UnitSlices& outputs, int shards) {
   constexpr std::int64_t kBatch = 3;
   const auto in = program.arguments(kBatch);
-  const auto graph = passes::fold_layer_norms(captured(program, in));
+  const auto graph = fused::add_layer_norm().pattern(captured(program, in));
   const auto layout = layout_of(graph, outputs);
   const auto result = graph.outputs.front();
   const bool only_leaves = std::ranges::all_of(layout.before, [](const auto& item) {
@@ -303,7 +303,8 @@ TEST_CASE("a sum and its norm as one operator are in slices where they are apart
       const auto own = torch::dropout(by_head(x), 0.5, true), whole = torch::ones({x.size(0), 5, 4, 3}, torch::kDouble);
       return norm_of(first ? own + whole : whole + own);
     });
-    const auto apart = captured(beside_whole, beside_whole.arguments(3)), joined = passes::fold_layer_norms(apart);
+    const auto apart = captured(beside_whole, beside_whole.arguments(3)),
+               joined = fused::add_layer_norm().pattern(apart);
     CHECK(joined.ops.size() + 2 == apart.ops.size());
     for (const auto& graph : {apart, joined}) {
       const auto layout = layout_of(graph, heads);

@@ -4,7 +4,7 @@
 
 #include <autopar/capture/op_graph.hpp>
 
-namespace autopar::passes {
+namespace autopar::ir {
 
 /// Drops the marked ops and the computed values that nothing names any more, and renumbers the rest.
 /// @param removed  by OpId
@@ -16,4 +16,4 @@ void order_values(OpGraph& graph);
 /// As ops have them in `reads` and `writes`: valid, ascending, each once.
 void sort_storages(std::vector<StorageId>& storages);
 
-}  // namespace autopar::passes
+}  // namespace autopar::ir

@@ -5,7 +5,7 @@
 
 #include <autopar/capture/op_graph.hpp>
 
-namespace autopar::passes {
+namespace autopar::ir {
 
 /// The uses, outputs and writes that decide whether an op may go.
 class ValueUses {
@@ -52,4 +52,4 @@ class ValueUses {
   std::vector<bool> is_output_;
 };
 
-}  // namespace autopar::passes
+}  // namespace autopar::ir

@@ -1,4 +1,4 @@
-#include "torch/passes/pointwise_fold.hpp"
+#include "torch/fused/pointwise/pattern.hpp"
 
 #include <algorithm>
 #include <cstdint>
@@ -9,15 +9,14 @@
 #include <utility>
 #include <vector>
 
+#include "capture/ir/compact.hpp"
 #include "capture/ir/last_writes.hpp"
-#include "capture/ir/pointwise.hpp"
 #include "ops/registry.hpp"
 #include "torch/fused/fused_ops.hpp"
 #include "torch/fused/pointwise/lowering.hpp"
 #include "torch/fused/pointwise/program.hpp"
-#include "torch/passes/compact.hpp"
 
-namespace autopar::passes {
+namespace autopar::fused::pointwise {
 namespace {
 
 constexpr std::size_t kMostInputs = 8, kMostResults = 3, kMostSteps = 24;
@@ -49,17 +48,16 @@ std::vector<Origin> origins(const OpGraph& graph) {
 }
 
 /// One of libtorch's calls as a step whose tensors are numbered as they come; nothing if an argument has no text.
-std::optional<pointwise::Step> step_of(const OpNode& node) {
-  pointwise::Step step{node.op, {}};
+std::optional<Step> step_of(const OpNode& node) {
+  Step step{node.op, {}};
   for (const auto& argument : node.args) {
-    if (!pointwise::has_text(argument)) return std::nullopt;
+    if (!has_text(argument)) return std::nullopt;
     step.arguments.emplace_back(argument);
   }
   std::int32_t next = 0;
   for (const auto& slot : node.inputs) {
     if (slot.kind != SlotKind::kTensor) return std::nullopt;
-    if (slot.values.front().valid())
-      step.arguments[static_cast<std::size_t>(slot.position)] = pointwise::TensorIndex{next++};
+    if (slot.values.front().valid()) step.arguments[static_cast<std::size_t>(slot.position)] = TensorIndex{next++};
   }
   return step;
 }
@@ -71,7 +69,7 @@ class GroupFinder {
   explicit GroupFinder(const OpGraph& graph)
       : graph_(graph),
         uses_(graph.uses()),
-        last_writes_(detail::last_writes(graph)),
+        last_writes_(autopar::detail::last_writes(graph)),
         origins_(origins(graph)),
         is_output_(graph.values.size(), false),
         group_of_(graph.ops.size(), -1) {
@@ -149,7 +147,7 @@ class GroupFinder {
     for_each_input(node, [&](ValueId operand) { may = may && may_read(operand, op, info.dtype == at::kDouble); });
     if (!may) return false;
     const auto step = step_of(node);
-    return step && pointwise::has_formula(*step);
+    return step && has_formula(*step);
   }
 
   void join(OpId op) {
@@ -200,10 +198,10 @@ class GroupFinder {
   std::vector<Members> groups_;
 };
 
-pointwise::Program program_of(const OpGraph& graph, const Members& group, const std::vector<ValueId>& inputs,
-                              const std::vector<ValueId>& results) {
+Program program_of_group(const OpGraph& graph, const Members& group, const std::vector<ValueId>& inputs,
+                         const std::vector<ValueId>& results) {
   const auto& sizes = graph.value(results.front()).sizes;
-  pointwise::Program program;
+  Program program;
   std::map<ValueId, std::int32_t> number;
   const auto count = [&](ValueId value) { number.emplace(value, static_cast<std::int32_t>(number.size())); };
   for (const auto value : inputs) {
@@ -214,8 +212,7 @@ pointwise::Program program_of(const OpGraph& graph, const Members& group, const 
     auto step = *step_of(graph.op(op));
     for (const auto& slot : graph.op(op).inputs) {
       const auto value = slot.values.front();
-      if (value.valid())
-        step.arguments[static_cast<std::size_t>(slot.position)] = pointwise::TensorIndex{number.at(value)};
+      if (value.valid()) step.arguments[static_cast<std::size_t>(slot.position)] = TensorIndex{number.at(value)};
     }
     step.type = graph.value(graph.output(op)).dtype;
     program.steps.push_back(std::move(step));
@@ -226,16 +223,16 @@ pointwise::Program program_of(const OpGraph& graph, const Members& group, const 
 }
 
 OpNode joined_node(const OpGraph& graph, const Members& group, const GroupFinder& groups) {
-  static const auto op = fused_operator(kJoinedPointwise);
+  const auto op = fused_operator(kJoinedPointwise);
   const auto inputs = groups.inputs(group), results = groups.results(group);
   OpNode node{op, std::vector<c10::IValue>(PointwiseArgument::kCount)};
-  node.args[PointwiseArgument::kProgram] = pointwise::text_of(program_of(graph, group, inputs, results));
+  node.args[PointwiseArgument::kProgram] = text_of(program_of_group(graph, group, inputs, results));
   node.inputs = {{PointwiseArgument::kInputs, SlotKind::kList, inputs}};
   node.outputs = {{0, SlotKind::kList, results}};
   for (const auto value : inputs) node.reads.push_back(graph.value(value).storage);
   for (const auto value : results) node.writes.push_back(graph.value(value).storage);
-  sort_storages(node.reads);
-  sort_storages(node.writes);
+  ir::sort_storages(node.reads);
+  ir::sort_storages(node.writes);
   node.grad_enabled = graph.op(*group.rbegin()).grad_enabled;
   for (const auto member : group) {
     if (!graph.op(member).path.empty()) node.path = graph.op(member).path;
@@ -262,9 +259,9 @@ OpGraph fold_pointwise(OpGraph graph) {
     for_each_output(node, [&, at = last](ValueId value) { graph.value(value).definer = at; });
     graph.op(last) = std::move(node);
   }
-  compact(graph, removed);
-  order_values(graph);
+  ir::compact(graph, removed);
+  ir::order_values(graph);
   return graph;
 }
 
-}  // namespace autopar::passes
+}  // namespace autopar::fused::pointwise

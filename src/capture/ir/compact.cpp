@@ -1,9 +1,9 @@
-#include "torch/passes/compact.hpp"
+#include "capture/ir/compact.hpp"
 
 #include <algorithm>
 #include <utility>
 
-namespace autopar::passes {
+namespace autopar::ir {
 
 namespace {
 
@@ -79,4 +79,4 @@ void sort_storages(std::vector<StorageId>& storages) {
   storages.erase(repeated.begin(), repeated.end());
 }
 
-}  // namespace autopar::passes
+}  // namespace autopar::ir
