@@ -44,7 +44,7 @@ Stage::Stage(const DividedProgram& program, StageId stage, const Leaves& leaves,
                                                [&](ValueId parameter) { return reduced[parameter.index()]; });
   if (device().is_cuda() && !any_reduced) side_ = std::make_shared<SideStream>(device());
   runner_ = std::make_unique<SegmentInterpreter>(graph(), plan(), parts, kept, device(), program_.splits_backwards,
-                                                 hooks(parts), side_, tensor_shards());
+                                                 StageServices{hooks(parts), side_, tensor_shards()});
   environment_ = runner_->environment();
   handles_.resize(environment_.size());
   find_leaves(leaves.handle);

@@ -1,11 +1,9 @@
 #pragma once
 
 #include <cstddef>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <vector>
 
 #include <c10/core/Device.h>
@@ -15,11 +13,13 @@
 #include "capture/algebra/batch_algebra.hpp"
 #include "capture/replay/replay.hpp"
 #include "torch/autograd/deferred_gradients.hpp"
-#include "torch/autograd/second_results.hpp"
 #include "torch/autograd/split_backward.hpp"
 #include "torch/interpret/norm_sample.hpp"
+#include "torch/interpret/op_hooks.hpp"
+#include "torch/interpret/op_service.hpp"
 #include "torch/interpret/shard_steps.hpp"
 #include "torch/interpret/slice.hpp"
+#include "torch/interpret/slice_statistics.hpp"
 
 namespace autopar {
 
@@ -30,12 +30,11 @@ struct OpRange {
   std::size_t first = 0, last = 0;
 };
 
-/// What happens around some operators of a runner. `before` may put tensors that the operator reads into the
-/// environment.
-struct OpHooks {
-  std::set<OpId> ops;
-  std::function<void(OpId)> before;
-  std::function<void(OpId, const torch::jit::Stack& results)> after;
+/// What a stage has that its operators run with; any may be missing.
+struct StageServices {
+  OpHooks hooks{};                                 ///< of the engine
+  std::shared_ptr<SideStream> side{};              ///< a second stream for weight gradients, see `proceed_splitting`
+  std::shared_ptr<const TensorShards> shards{};    ///< that this rank is one of; null: the operators are on one rank
 };
 
 /// Runs some operators of a captured graph on slices of the batch, each as the batch algebra says.
@@ -43,15 +42,11 @@ class OpInterpreter {
  public:
   /// @param ops   see Replayer; `graph` and `plan` must outlive the runner
   /// @param keep  values to leave in the environment; what else the last reader has read is dropped
-  /// @param splits_backwards  of operators that have two parts, see `split_backward_of`; `run` then says where to defer
-  /// to
-  /// @param whole  operators whose backwards are not split all the same, ascending
-  /// @param side   see `proceed_splitting`
-  /// @param shards  that this rank is one of; null: the operators are on one rank
-  OpInterpreter(const OpGraph& graph, const BatchPlan& plan, std::vector<OpId> ops, const std::vector<ValueId>& keep,
-                c10::Device device, bool splits_backwards = false, const std::vector<OpId>& whole = {},
-                OpHooks hooks = {}, std::shared_ptr<SideStream> side = nullptr,
-                std::shared_ptr<const TensorShards> shards = nullptr);
+  /// @param splits_backwards  of operators that have two parts, see `chosen_split`; `run` then says where to defer to
+  /// @param recomputed  operators of recomputed segments, whose backwards are whole, ascending
+  OpInterpreter(const OpGraph& graph, const BatchPlan& plan, const std::vector<OpId>& ops,
+                const std::vector<ValueId>& keep, c10::Device device, bool splits_backwards = false,
+                const std::vector<OpId>& recomputed = {}, StageServices services = {});
   OpInterpreter(const OpInterpreter&) = delete;
   OpInterpreter& operator=(const OpInterpreter&) = delete;
 
@@ -73,34 +68,29 @@ class OpInterpreter {
 
  private:
   void handle(ReplayCall& call, const std::optional<SplitBackward>& split);
-  static void take_given(ReplayCall& call);
+  void call_by_handling(ReplayCall& call, const OpHandling& handling, const std::optional<SplitBackward>& split);
+  [[nodiscard]] std::vector<OpService*> services_at(OpId op) const;
   [[nodiscard]] const ShardedStep* step_of(OpId op) const;
-  [[nodiscard]] bool reads_what_is_summed(OpId op, const SplitBackward& split) const;
+  /// Over tensor shards.
+  [[nodiscard]] bool gradient_is_summed(ValueId value) const;
   /// By its custom function, if it has one.
   void proceed(ReplayCall& call) const;
-  void restore_layout(ReplayCall& call) const;
   void call_random(ReplayCall& call, Draw draw) const;
-  void call_batch_norm(ReplayCall& call, const BatchNormPlan& norm, NormSample& sample);
-  [[nodiscard]] at::Tensor zeros_for_statistic(const at::Tensor& like);
 
   const OpGraph& graph_;
   const BatchPlan& plan_;
   c10::Device device_;
-  OpHooks hooks_;
   std::shared_ptr<SideStream> side_;
   std::shared_ptr<const TensorShards> shards_;
-  std::vector<bool> layout_matters_;  ///< by op: views of its results were captured
-  std::size_t count_;                 ///< operators
-  SecondResults seconds_;
+  std::size_t count_;  ///< operators
+  std::vector<std::unique_ptr<OpService>> services_;
+  SliceStatistics slice_statistics_;
   Replayer replayer_;
   const SliceContext* slice_ = nullptr;  ///< of the run under way
   std::vector<NormSample>* statistics_ = nullptr;
   std::shared_ptr<DeferredGradients> deferred_;
   std::vector<ValueId> deferrable_;
   std::map<OpId, const CustomFunction*> functions_;  ///< that run operators in libtorch's place
-  std::int64_t statistics_places_ = 0;  ///< elements that the running statistics of all norms take in `zeros_`
-  at::Tensor zeros_;                    ///< of the run under way
-  std::int64_t given_zeros_ = 0;        ///< elements of these
 };
 
 }  // namespace autopar

@@ -44,12 +44,11 @@ std::vector<ValueId> with_casts(std::vector<ValueId> keep, const OpGraph& graph,
 
 SegmentInterpreter::SegmentInterpreter(const OpGraph& graph, const BatchPlan& plan, const std::vector<StagePart>& parts,
                                        const std::vector<ValueId>& keep, c10::Device device, bool splits_backwards,
-                                       OpHooks hooks, std::shared_ptr<SideStream> side,
-                                       std::shared_ptr<const TensorShards> shards)
+                                       StageServices services)
     : graph_(graph),
       plan_(plan),
       ops_(graph, plan, in_order(parts), with_casts(keep, graph, plan, parts), device, splits_backwards,
-           recomputed_ops(parts), std::move(hooks), std::move(side), std::move(shards)) {
+           recomputed_ops(parts), std::move(services)) {
   Uses uses;
   const bool any = std::any_of(parts.begin(), parts.end(), [](const StagePart& part) { return part.recomputed; });
   if (any) {

@@ -49,12 +49,11 @@ struct Segment {
 class SegmentInterpreter {
  public:
   /// @param graph, plan  must outlive the runner, and the runner every backward of its runs
-  /// @param keep, splits_backwards, hooks, side, shards  see OpInterpreter; casts of parameters, which are made
+  /// @param keep, splits_backwards, services  see OpInterpreter; casts of parameters, which are made
   /// elsewhere, stay as well
   SegmentInterpreter(const OpGraph& graph, const BatchPlan& plan, const std::vector<StagePart>& parts,
                      const std::vector<ValueId>& keep, c10::Device device, bool splits_backwards = false,
-                     OpHooks hooks = {}, std::shared_ptr<SideStream> side = nullptr,
-                     std::shared_ptr<const TensorShards> shards = nullptr);
+                     StageServices services = {});
   SegmentInterpreter(const SegmentInterpreter&) = delete;
   SegmentInterpreter& operator=(const SegmentInterpreter&) = delete;
 

@@ -145,7 +145,7 @@ Outcome run(const Case& example) {
     return step != nullptr && step->move == ShardMove::kGather;
   });
   const auto kept = whole.outputs.front();
-  SegmentInterpreter runner(graph, plan, {all}, {kept}, at::kCPU, example.splits, {}, nullptr, shards);
+  SegmentInterpreter runner(graph, plan, {all}, {kept}, at::kCPU, example.splits, {.shards = shards});
   auto environment = runner.environment();
   std::vector<Tensor> slices;
   for (const auto& [name, value] : graph.parameters) {

@@ -9,7 +9,7 @@
 
 #include <autopar/capture/op_graph.hpp>
 
-#include "capture/replay/replay.hpp"
+#include "torch/interpret/op_service.hpp"
 
 namespace autopar {
 
@@ -17,23 +17,21 @@ namespace autopar {
 /// (`OpTrait::kDuplicatedOutputs`): that operator's backward then gets both gradients and adds them on the way, which
 /// autograd would do in a kernel of its own. The last reader of a run takes the second tensor. Further readers, what a
 /// run keeps, and other runs (the next segment, the next stage) have the first, whose gradients autograd adds as ever.
-class SecondResults {
+class SecondResults final : public OpService {
  public:
   /// @param ops   in the order of their runs
   /// @param keep  values that are also read after a run
   SecondResults(const OpGraph& graph, const std::vector<OpId>& ops, const std::vector<ValueId>& keep);
 
-  /// Whether `give` or `take` does something there.
-  [[nodiscard]] bool concerns(OpId op) const { return made_by_.contains(op) || read_by_.contains(op); }
+  [[nodiscard]] bool concerns(OpId op) const override { return made_by_.contains(op) || read_by_.contains(op); }
   /// What makes none after all.
   void exclude(OpId maker) { made_by_.erase(maker); }
 
-  /// Before the operator: puts second results in the place of first ones.
-  void give(ReplayCall& call);
-  /// After it: keeps its second result for the reader.
-  void take(ReplayCall& call);
-  /// Before and after each run.
-  void clear() { waiting_.clear(); }
+  /// Puts second results in the place of first ones.
+  void before(ReplayCall& call) override;
+  /// Keeps the second result for its reader.
+  void after(ReplayCall& call) override;
+  void clear() override { waiting_.clear(); }
 
  private:
   std::map<OpId, ValueId> made_by_;

@@ -1,4 +1,4 @@
-#include "torch/autograd/second_results.hpp"
+#include "torch/interpret/second_results.hpp"
 
 #include <algorithm>
 
@@ -54,7 +54,7 @@ SecondResults::SecondResults(const OpGraph& graph, const std::vector<OpId>& ops,
   }
 }
 
-void SecondResults::give(ReplayCall& call) {
+void SecondResults::before(ReplayCall& call) {
   const auto read = read_by_.find(call.id);
   if (read == read_by_.end()) return;
   for (const auto& [argument, value] : read->second) {
@@ -65,7 +65,7 @@ void SecondResults::give(ReplayCall& call) {
   }
 }
 
-void SecondResults::take(ReplayCall& call) {
+void SecondResults::after(ReplayCall& call) {
   const auto made = made_by_.find(call.id);
   if (made == made_by_.end()) return;
   waiting_[made->second] = call.stack.at(1).toTensor();

@@ -1,4 +1,4 @@
-#include "torch/autograd/second_results.hpp"
+#include "torch/interpret/second_results.hpp"
 
 #include <functional>
 #include <string>
@@ -46,7 +46,7 @@ struct Passing {
   void make() {
     torch::jit::Stack stack{first, second};
     ReplayCall call{maker(), graph.op(maker()), {4, 4}, stack, environment};
-    seconds.take(call);
+    seconds.after(call);
     CHECK(stack.size() == 1);
     CHECK(stack[0].toTensor().is_same(first));
   }
@@ -56,7 +56,7 @@ struct Passing {
     torch::jit::Stack stack(graph.op(op).args.size());
     for (const auto& slot : graph.op(op).inputs) stack[static_cast<std::size_t>(slot.position)] = first;
     ReplayCall call{op, graph.op(op), {4, 4}, stack, environment};
-    seconds.give(call);
+    seconds.before(call);
     return std::ranges::any_of(
         stack, [&](const c10::IValue& each) { return each.isTensor() && each.toTensor().is_same(second); });
   }

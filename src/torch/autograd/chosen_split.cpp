@@ -1,0 +1,52 @@
+#include "torch/autograd/chosen_split.hpp"
+
+#include <algorithm>
+#include <vector>
+
+#include "torch/autograd/padded_rows.hpp"
+#include "torch/fused/column_sums.hpp"
+#include "torch/fused/whole_packs.hpp"
+
+namespace autopar {
+
+namespace {
+
+/// Whether it alone adds to the gradients of its parameters.
+bool is_only_reader(const OpGraph& graph, const std::vector<std::vector<OpId>>& uses, OpId op,
+                    const SplitBackward& split) {
+  const auto alone = [&](ValueId value) {
+    return uses[value.index()].size() == 1 && std::ranges::find(graph.outputs, value) == graph.outputs.end();
+  };
+  const auto adds_alone = [&](int position, ValueId parameter) {
+    return !parameter.valid() || (alone(parameter) && alone(graph.input(op, position)));
+  };
+  return adds_alone(split.weight_at, split.weight) && (split.bias_at < 0 || adds_alone(split.bias_at, split.bias));
+}
+
+/// Whether a custom autograd function gains where nothing is deferred.
+bool gains(const SplitBackward& split) {
+  return split.of_cast || split.may_be_beside || split.may_be_left || split.sums_bias;
+}
+
+}  // namespace
+
+std::optional<SplitBackward> chosen_split(const FunctionSite& site, const BatchPlan& plan,
+                                          const SplitConditions& conditions) {
+  auto split = split_backward_of(site.graph, plan, site.op);
+  if (!split) return std::nullopt;
+  if (is_only_reader(site.graph, site.uses, site.op, *split)) {
+    split->may_be_beside = split->is_product && conditions.has_side_stream && !conditions.recomputes;
+    split->may_be_added = split->add_weights && split->of_cast && !conditions.recomputes;
+    split->may_be_left = split->is_product && conditions.is_summed(site.graph.input(site.op, split->x_at));
+  }
+  split->sums_bias = split->is_product && split->bias.valid() && fused::has_column_sums(site.device);
+  const bool may_defer = conditions.defers && !conditions.recomputes;
+  if (!may_defer && !gains(*split)) return std::nullopt;
+  if (site.device.is_cuda() && may_pad_rows(site.graph, site.op)) {
+    split->pads_rows = true;
+    split->input = &fused::gradient_through_padded_rows;
+  }
+  return split;
+}
+
+}  // namespace autopar
