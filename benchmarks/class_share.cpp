@@ -119,8 +119,8 @@ struct Head {
 
   [[nodiscard]] Tensor loss(const Tensor& features, const Tensor& target, bool chunked) const {
     if (chunked) {
-      return ap::fused::linear_cross_entropy(features, ap::Placed::shard(weight, group, 0, split),
-                                             ap::Placed::shard(bias, group, 0, split), target);
+      return ap::linear_cross_entropy(features, ap::Placed::shard(weight, group, 0, split),
+                                      ap::Placed::shard(bias, group, 0, split), target);
     }
     const auto logits = at::linear(ap::copy(features, group).local(), weight, bias);
     return ap::parallel_cross_entropy(ap::Placed::shard(logits, group, 1, split), target);

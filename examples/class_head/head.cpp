@@ -39,8 +39,7 @@ Head::Samples Head::brought(const Tensor& features, const Tensor& target) const 
 
 Tensor Head::loss(const Tensor& features, const Tensor& target) {
   const auto samples = brought(features, target);
-  if (kind_ == HeadKind::kChunked)
-    return ap::fused::linear_cross_entropy(samples.features, layer, samples.target, options_);
+  if (kind_ == HeadKind::kChunked) return ap::linear_cross_entropy(samples.features, layer, samples.target, options_);
   return ap::parallel_cross_entropy(layer(samples.features), samples.target, options_);
 }
 

@@ -16,9 +16,9 @@ namespace autopar::detail {
 struct FlatProgram::State {
   std::shared_ptr<torch::nn::Module> module;
   std::string structure;
-  std::vector<bool> defined;      ///< by argument
-  std::vector<InputSpec> inputs;  ///< of those that are defined
-  std::vector<bool> made;         ///< by result: whether forward gives a tensor there
+  std::vector<bool> defined;             ///< by argument
+  std::vector<trace::InputSpec> inputs;  ///< of those that are defined
+  std::vector<bool> made;                ///< by result: whether forward gives a tensor there
   OpGraph graph;
 };
 
@@ -38,12 +38,12 @@ std::int64_t samples_of(const std::vector<at::Tensor>& tensors) {
   return samples.value_or(1);
 }
 
-InputSpec spec_of(const at::Tensor& tensor) {
-  return input_spec(tensor, tensor.dim() == 0 ? std::nullopt : std::optional<std::int64_t>(0));
+trace::InputSpec spec_of(const at::Tensor& tensor) {
+  return trace::input_spec(tensor, tensor.dim() == 0 ? std::nullopt : std::optional<std::int64_t>(0));
 }
 
 /// Whether the argument is like the captured one but for its samples, and whether it has a gradient.
-bool is_like(const at::Tensor& tensor, const InputSpec& captured) {
+bool is_like(const at::Tensor& tensor, const trace::InputSpec& captured) {
   if (tensor.scalar_type() != captured.dtype || static_cast<std::size_t>(tensor.dim()) != captured.sizes.size())
     return false;
   for (std::size_t d = captured.batch_dim ? 1 : 0; d < captured.sizes.size(); ++d) {
@@ -83,7 +83,7 @@ FlatProgram::FlatProgram(std::shared_ptr<torch::nn::Module> module, const Flatte
     }
     return results;
   };
-  state->graph = autopar::capture(*state->module, state->inputs, flat_forward, CaptureOptions{});
+  state->graph = autopar::trace::capture(*state->module, state->inputs, flat_forward, trace::CaptureOptions{});
   state_ = std::move(state);
 }
 
@@ -109,9 +109,9 @@ std::vector<at::Tensor> FlatProgram::run(const Flattened& arguments) const {
     given.push_back(tensor);
   }
   const auto& graph = state_->graph;
-  Replayer replayer(graph, all_ops(graph), graph.outputs, device_of(*state_->module, given));
+  replay::Replayer replayer(graph, replay::all_ops(graph), graph.outputs, device_of(*state_->module, given));
   auto environment = replayer.environment();
-  bind_state(graph, *state_->module, environment);
+  replay::bind_state(graph, *state_->module, environment);
   for (std::size_t i = 0; i < given.size(); ++i) environment[graph.inputs[i].index()] = given[i];
   replayer.run(environment, {samples, samples});
   std::vector<at::Tensor> results;

@@ -18,7 +18,7 @@
 
 namespace autopar::kernels {
 
-/// The kernels of this layer, but for those of point-wise groups. What compiles for long comes first.
+/// All kernels of this layer except point-wise groups. The kernels that compile longest come first.
 [[nodiscard]] inline std::vector<KernelSource> all_kernels() {
   return {kLayerNormKernels, kBatchNormKernels,   kMaxPoolKernels,          kGeluGradientKernels,
           kGeluKernels,      kUpdateKernels,      kChannelsLastCopyKernels, kColumnSumsKernels,

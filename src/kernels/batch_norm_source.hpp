@@ -4,8 +4,8 @@
 
 namespace autopar::kernels {
 
-/// What one launch takes: data are [rows, channels] without gaps, channels next to each other. `Pack` is 16 bytes of
-/// them.
+/// Arguments of one launch. Data are [rows, channels] without gaps, with channels contiguous. `Pack` is 16 bytes of
+/// data.
 struct BatchNormTables {
   static constexpr unsigned kThreads = 256;
 };
@@ -273,21 +273,26 @@ KERNELS(Half, f16)
 KERNELS(Brain, bf16)
 )";
 
-/// Batch norm, the addition of a residual and ReLU: y = relu(scale (x - mean) + bias + residual), with
-/// scale = weight / sqrt(var + eps). In single precision the mean is taken off first: scale x and scale mean may be
-/// large beside their difference. Of 16 bits rounding x costs more than that, and y = relu(scale x + offset +
-/// residual), with offset = bias - scale mean, leaves room for more threads at a time. Three kernels forward, three
-/// backward:
-///  `sums_T`      partial sums over rows of x - x[0] and its square (Chan, Golub, LeVeque 1983: shifted data)
-///  `statistics`  mean and 1 / sqrt(var + eps) of each channel; running ones; scale, bias or offset, mean
-///  `apply_T`     y
-///  `gradient_sums_T`  partial sums over rows of dz and dz (x - mean); dz = dy where y > 0, dy the sum of the gradients
-///                     of up to two readers; writes dz where the residual or what follows needs it
-///  `coefficients`     gradients of weight and bias; what makes dx of dz and x
-///  `gradient_T`       dx
-/// Those of `relu_T` make y once more, those of `relu_result_T` read it, those of `two_T` add two gradients.
-/// Each thread has one pack of channels and every n-th row. Sums over rows are in single precision within a thread and
-/// a block, in double precision over blocks, always in the same order.
+/// Batch norm, the addition of a residual, and ReLU: y = relu(scale (x - mean) + bias + residual), with scale = weight
+/// / sqrt(var + eps).
+///
+/// In single precision the mean is subtracted first, because scale x and scale mean may be large compared with their
+/// difference. In 16 bits rounding x costs more accuracy than that. There y = relu(scale x + offset + residual), with
+/// offset = bias - scale mean, which leaves room for more threads at a time.
+///
+/// Three kernels run forward and three backward:
+/// - `sums_T`: partial sums over rows of x - x[0] and of its square (Chan, Golub, LeVeque 1983: shifted data).
+/// - `statistics`: mean and 1 / sqrt(var + eps) of each channel, the running statistics, and scale, bias or offset,
+///   mean.
+/// - `apply_T`: y.
+/// - `gradient_sums_T`: partial sums over rows of dz and dz (x - mean). dz = dy where y > 0; dy is the sum of the
+///   gradients of up to two readers. Writes dz where the residual or a later kernel needs it.
+/// - `coefficients`: gradients of weight and bias, and the coefficients that turn dz and x into dx.
+/// - `gradient_T`: dx.
+///
+/// Kernels named `relu_T` recompute y, `relu_result_T` read it, and `two_T` add two gradients. Each thread has one pack
+/// of channels and every n-th row. Sums over rows are in single precision within a thread and a block, and in double
+/// precision over blocks. Their order is always the same.
 inline constexpr KernelSource kBatchNormKernels{"batch_norm.cu", kBatchNormText};
 
 }  // namespace autopar::kernels

@@ -4,16 +4,16 @@
 
 namespace autopar::kernels {
 
-/// How the kernels between the layouts of weights are launched: a block has all places of some inputs of one output.
+/// Launch shape of the kernels that copy weights between layouts. A block has all places of some inputs of one output.
 struct ChannelsLastCopyShape {
   static constexpr unsigned kLanes = 32, kWarps = 8;  ///< threads
-  static constexpr int kChunk = 64;                   ///< inputs of a warp: a line of 128 bytes in 16 bits
+  static constexpr int kChunk = 64;                   ///< inputs of a warp: a 128-byte line of 16-bit elements
   static constexpr int kMostPlaces = 49;
-  static constexpr int kRoom = kMostPlaces * kChunk;  ///< numbers of a block in shared memory
+  static constexpr int kRoom = kMostPlaces * kChunk;  ///< elements of a block in shared memory
 
-  /// What lies between two inputs in shared memory: an odd number, so that lanes meet in few banks.
+  /// Elements between two inputs in shared memory. An odd number reduces bank conflicts.
   [[nodiscard]] static constexpr int pitch(int places) { return places | 1; }
-  /// Inputs of a block, in whole chunks, as even as they go.
+  /// Inputs of a block: whole chunks, divided among blocks as evenly as possible.
   [[nodiscard]] static constexpr int tile(int inputs, int places) {
     const int most = kRoom / pitch(places) / kChunk * kChunk;
     const int tiles = (inputs + most - 1) / most, even = (inputs + tiles - 1) / tiles;
@@ -135,10 +135,12 @@ KERNELS(Brain, bf16)
 )";
 
 /// CUDA C of copies between weights in single precision [outputs, inputs, places] and in 16 bits [outputs, places,
-/// inputs], through shared memory, so that both sides move whole lines. Block = output * tiles + tile; 2 to 49 places.
-///  `to_channels_last_T`    casts and lays out
-///  `from_channels_last_T`  back; to what is there if `adds`
-/// All that a thread reads is in flight at once. Of an odd number of inputs pairs do not begin where 4 bytes do.
+/// inputs]. They go through shared memory, so that both sides move whole lines. Block = output * tiles + tile; 2 to 49
+/// places.
+/// - `to_channels_last_T`: casts and changes the layout.
+/// - `from_channels_last_T`: the reverse; adds to the destination if `adds`.
+///
+/// All reads of a thread are in flight at once. With an odd number of inputs, pairs are not aligned to 4 bytes.
 inline constexpr KernelSource kChannelsLastCopyKernels{"channels_last_copy.cu", kChannelsLastCopyText};
 
 }  // namespace autopar::kernels

@@ -4,7 +4,7 @@
 
 namespace autopar::kernels {
 
-/// Threads of a block, which has one row of logits.
+/// Threads of a block. Each block has one row of logits.
 inline constexpr unsigned kClassLossThreads = 512;
 
 inline constexpr char kClassLossText[] = R"(
@@ -127,13 +127,15 @@ KERNELS(Half, f16)
 KERNELS(Brain, bf16)
 )";
 
-/// Cross entropy of rows of logits [rows, classes] in 16 bits or single precision, statistics in single precision. Rows
-/// begin `width` elements apart, also those of the gradient:
-///  `cross_entropy_losses_T`  reads the logits once: log-sums of exponentials and losses (Milakov, Gimelshein 2018:
-///                            online softmax)
-///  `cross_entropy_gradients_T`  reads them once more and writes the gradient, which may be in their place, and zeros
-///                               in `padding` columns behind each row
-/// A row whose target is none of the classes has the loss NaN, one of `ignored` zero and no gradient.
+/// Cross entropy of rows of logits [rows, classes] in 16 bits or single precision, with statistics in single precision.
+/// Rows of the logits and of the gradient begin `width` elements apart.
+/// - `cross_entropy_losses_T`: reads the logits once and writes log-sum-exps and losses (Milakov, Gimelshein 2018:
+///   online
+///   softmax).
+/// - `cross_entropy_gradients_T`: reads the logits again and writes the gradient, which may overwrite them. It writes
+///   zeros into `padding` columns behind each row.
+///
+/// A row whose target is not a class has the loss NaN. A row whose target is `ignored` has loss zero and no gradient.
 inline constexpr KernelSource kClassLossKernels{"class_loss.cu", kClassLossText};
 
 }  // namespace autopar::kernels

@@ -4,12 +4,12 @@
 
 namespace autopar::kernels {
 
-/// How the kernels of column sums are launched.
+/// Launch shape of the column-sum kernels.
 struct ColumnSumsShape {
-  static constexpr unsigned kPacks = 32;                   ///< of a block: threads side by side
-  static constexpr unsigned kRows = 8;                     ///< of a block at a time: threads below one another
+  static constexpr unsigned kPacks = 32;                   ///< packs of a block: threads in x
+  static constexpr unsigned kRows = 8;                     ///< rows that a block reads at a time: threads in y
   static constexpr unsigned kFlight = 8;                   ///< rows that a thread reads before it adds them
-  static constexpr unsigned kColumns = 32, kAtATime = 16;  ///< of what adds up: threads are columns x blocks
+  static constexpr unsigned kColumns = 32, kAtATime = 16;  ///< threads (columns x blocks) of `add_up_columns`
 };
 static_assert(ColumnSumsShape::kPacks == 32 && ColumnSumsShape::kRows == 8 && ColumnSumsShape::kFlight == 8 &&
                   ColumnSumsShape::kColumns == 32 && ColumnSumsShape::kAtATime == 16,
@@ -60,9 +60,9 @@ KERNELS(Half, f16)
 KERNELS(Brain, bf16)
 )";
 
-/// CUDA C of sums over the rows of a matrix of packs. `stride` is that of rows, in packs.
-///  `column_sums_T`    a block's rows [blockIdx.y * of_block, ...): partial [blocks, columns], fp32
-///  `add_up_columns_W` adds those up in the order of blocks, to what is there if `adds`
+/// CUDA C of sums over the rows of a matrix of packs. `stride` is the distance between rows, in packs.
+/// - `column_sums_T`: sums a block's rows [blockIdx.y * of_block, ...) into partial [blocks, columns], fp32.
+/// - `add_up_columns_W`: adds up the partial sums in the order of blocks; adds to the destination if `adds`.
 inline constexpr KernelSource kColumnSumsKernels{"column_sums.cu", kColumnSumsText};
 
 }  // namespace autopar::kernels

@@ -4,10 +4,10 @@
 
 namespace autopar::kernels {
 
-/// How the kernel of GELU's gradient is launched.
+/// Launch shape of the GELU backward kernel.
 struct GeluGradientShape {
-  static constexpr unsigned kPacks = 32;  ///< of a block: threads side by side
-  static constexpr unsigned kRows = 16;   ///< of a block at a time: threads below one another
+  static constexpr unsigned kPacks = 32;  ///< packs of a block: threads in x
+  static constexpr unsigned kRows = 16;   ///< rows that a block reads at a time: threads in y
   static constexpr unsigned kFlight = 2;  ///< rows of both operands that a thread reads before it computes
 };
 static_assert(GeluGradientShape::kPacks == 32 && GeluGradientShape::kRows == 16 && GeluGradientShape::kFlight == 2,
@@ -108,11 +108,13 @@ KERNEL(TanhGelu, Half, tanh_gelu_gradient_f16)
 KERNEL(TanhGelu, Brain, tanh_gelu_gradient_bf16)
 )";
 
-/// CUDA C of the gradient dx of y = GELU(x) from that of y, both matrices of packs without gaps, and of sums over rows
-/// of dx as it is stored.
-///  `gelu_gradient_T`       of x normal(x), a block's rows [blockIdx.y * of_block, ...): dx, partial [blocks, columns]
-///  `tanh_gelu_gradient_T`  of the formula with tanh
-/// `add_up_columns_f32` of column_sums_source.hpp adds the sums up.
+/// CUDA C of GELU's backward: dx from x and dy, where y = GELU(x), all matrices of packs without gaps. It also sums the
+/// stored dx over rows.
+/// - `gelu_gradient_T`: for x N(x), with the normal distribution N. Covers a block's rows [blockIdx.y * of_block, ...);
+///   writes dx and partial [blocks, columns].
+/// - `tanh_gelu_gradient_T`: for the tanh formula.
+///
+/// `add_up_columns_f32` of column_sums_source.hpp adds up the partial sums.
 inline constexpr KernelSource kGeluGradientKernels{"gelu_gradient.cu", kGeluGradientText};
 
 }  // namespace autopar::kernels

@@ -4,7 +4,7 @@
 
 namespace autopar::kernels {
 
-/// How the kernel of GELU is launched: a row of blocks, which take turns.
+/// Launch shape of the GELU kernel: a row of blocks, which take turns.
 struct GeluShape {
   static constexpr unsigned kThreads = 512;  ///< of a block
   static constexpr int kFlight = 4;          ///< packs that a thread reads before it computes
@@ -82,9 +82,10 @@ KERNEL(Tanh, Half, tanh_gelu_f16)
 KERNEL(Tanh, Brain, tanh_gelu_bf16)
 )";
 
-/// CUDA C of y = GELU(x), both packs without gaps, by libtorch's formulas: the same bits.
-///  `gelu_T`       of x N(x); a block takes `of_block` packs at a time, at most kFlight for each thread
-///  `tanh_gelu_T`  of the formula with tanh
+/// CUDA C of y = GELU(x), both packs without gaps, by libtorch's formulas and with the same bits.
+/// - `gelu_T`: x N(x), with the normal distribution N. A block takes `of_block` packs at a time, at most kFlight per
+///   thread.
+/// - `tanh_gelu_T`: the tanh formula.
 inline constexpr KernelSource kGeluKernels{"gelu.cu", kGeluText};
 
 }  // namespace autopar::kernels

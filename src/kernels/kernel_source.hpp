@@ -2,8 +2,8 @@
 
 namespace autopar::kernels {
 
-/// CUDA C of kernels that the library brings along, compiled behind `kKernelPrelude` where they first run. Of static
-/// storage: the text's address is what they are remembered by. Functions are `extern "C"`.
+/// CUDA C of kernels that the library brings along, compiled after `kKernelPrelude` when they first run. Sources must
+/// have static storage, because the cache's key is the text's address. Functions are `extern "C"`.
 struct KernelSource {
   const char* name = "";  ///< for the compiler's messages: "batch_norm.cu"
   const char* text = "";
@@ -14,9 +14,11 @@ struct LaunchShape {
   unsigned threads_x = 1, threads_y = 1;
 };
 
-/// What sources begin with, as NVRTC has no headers of its own: `Half` and `Brain` of 16 bits, `number(x)` in
-/// single precision (double for double), `store(to, x)` rounded to nearest even, `Pack` and `Words` of 16 bytes,
-/// `write_sums`, `sum_rows_of_block`, `write_sums_of_block`, `sum_column` and `sum_blocks`.
+/// The prelude of every source, because NVRTC has no headers. It defines:
+/// - `Half` and `Brain`, 16-bit types.
+/// - `number(x)` in single precision (double for double), and `store(to, x)`, rounded to nearest even.
+/// - `Pack` and `Words` of 16 bytes.
+/// - `write_sums`, `sum_rows_of_block`, `write_sums_of_block`, `sum_column` and `sum_blocks`.
 inline constexpr char kKernelPrelude[] = R"(
 struct Half { unsigned short bits; };
 struct Brain { unsigned short bits; };

@@ -6,16 +6,16 @@
 
 namespace autopar::kernels {
 
-/// How the gradient's kernels are launched.
+/// Launch shape of the backward kernels.
 struct LayerNormGradientShape {
-  static constexpr unsigned kMostThreads = 256;  ///< of a row
-  /// Threads of a block, as many as a multiprocessor has registers for. @param packs  of a thread: 1, 2 or 4
+  static constexpr unsigned kMostThreads = 256;  ///< threads of a row
+  /// Threads of a block, as many as a multiprocessor has registers for. @param packs  packs of a thread: 1, 2 or 4
   static constexpr unsigned most_of_block(std::int64_t packs) {
     return kMostThreads * (packs == 1 ? 3 : packs == 2 ? 2 : 1);
   }
 
-  static constexpr unsigned kSums = 3;                     ///< over rows
-  static constexpr unsigned kColumns = 32, kAtATime = 16;  ///< of what adds up: threads are columns x blocks
+  static constexpr unsigned kSums = 3;                     ///< sums over rows: gradients of weight and bias, and dx
+  static constexpr unsigned kColumns = 32, kAtATime = 16;  ///< threads (columns x blocks) of `add_layer_norm_sums`
   static constexpr LaunchShape adding_up(std::int64_t columns) {
     return {static_cast<unsigned>((columns + kColumns - 1) / kColumns), kSums, kColumns, kAtATime};
   }
@@ -343,18 +343,17 @@ SUMS(Brain, bf16)
 )";
 
 /// The sum s of two tensors [rows, columns] and its layer norm y = weight (s - mean) / sqrt(var + eps) + bias. A block
-/// has one row at a time, for the gradient blockDim.y of them; a thread has P packs of a row, every blockDim.x-th. Data
-/// are of type T, weight and bias of type W:
-///  `add_layer_norm_T_W_P`           s, y, and mean and 1 / sqrt(var + eps) of each row
-///  `add_layer_norm_gradient_T_W_P`  the gradient dx of both addends, with that of s added, and partial [blocks, 3,
-///                                   columns], fp32: sums over rows of the gradients of weight and bias, and of dx as
-///                                   it is stored
-///  `add_layer_norm_sums_W`          adds those up; those of dx in single precision
+/// has one row at a time; in the backward it has blockDim.y rows. A thread has P packs of a row, every blockDim.x-th.
+/// Data are of type T, weight and bias of type W.
+/// - `add_layer_norm_T_W_P`: s, y, and mean and 1 / sqrt(var + eps) of each row.
+/// - `add_layer_norm_gradient_T_W_P`: the gradient dx of both addends, which includes the gradient of s. Also partial
+///   [blocks, 3, columns], fp32: sums over rows of the gradients of weight and bias, and of the stored dx.
+/// - `add_layer_norm_sums_W`: adds up the partial sums; sums of dx stay in single precision.
 ///
-/// `dropout_add_layer_norm_T_W_P` and `dropout_add_layer_norm_gradient_T_W_P` do so where elements of the first addend
-/// are dropped, and the others scaled. Element e is kept if word e % 4 of Philox 4x32-10 is below `kept_below`, with
-/// the seed, or the one at `seed_at`, as the key and e / 4 as the counter. No mask is stored: the gradient draws again.
-/// Then dx is that of the second addend, `dropped` that of the first, and the last sums are over the latter.
+/// `dropout_add_layer_norm_T_W_P` and `dropout_add_layer_norm_gradient_T_W_P` do the same with dropout of the first
+/// addend. Element e is kept, and scaled, if word e % 4 of Philox 4x32-10 is below `kept_below`. The Philox key is the
+/// seed, or the seed at `seed_at`; the counter is e / 4. No mask is stored: the backward draws again. With dropout, dx
+/// is the gradient of the second addend, `dropped` is the gradient of the first, and the third sums are over `dropped`.
 /// @source Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"
 inline constexpr KernelSource kLayerNormKernels{"layer_norm.cu", kLayerNormText};
 

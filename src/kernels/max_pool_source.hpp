@@ -4,7 +4,7 @@
 
 namespace autopar::kernels {
 
-/// Windows over images, in elements. Of `kMaxPoolKernels`, too.
+/// Windows over images, in elements. Also an argument of `kMaxPoolKernels`.
 struct PoolWindows {
   int height = 0, width = 0;          ///< of an image
   int out_height = 0, out_width = 0;  ///< of its result
@@ -112,13 +112,15 @@ KERNELS(Half, f16)
 KERNELS(Brain, bf16)
 )";
 
-/// Max-pooling of images [n, height, width, channels], channels next to each other. Which of a window's positions, row
-/// by row, holds the first maximum, or the last NaN, is kept as a byte beside each result.
-///  `max_pool_T`           y, and the positions unless they are null
-///  `max_pool_gradient_T`  dx: each element looks at the windows that it lies in, so that nothing is added twice and
-///                         nothing is cleared before. `other` is a second gradient of y, or null
-/// Blocks take a row of an image's result, or of an image, at a time: threads have a pack of channels and every n-th
-/// column. Sums are in single precision, by rows and columns of the result.
+/// Max-pooling of images [n, height, width, channels], with channels contiguous. Each result has a byte with the
+/// position in its window, row by row, of the first maximum, or of the last NaN.
+/// - `max_pool_T`: y, and the positions unless their pointer is null.
+/// - `max_pool_gradient_T`: dx. Each element reads the windows that contain it, so nothing is added twice and nothing
+///   is
+///   cleared before. `other` is a second gradient of y, or null.
+///
+/// Blocks take one row of an image or of its result at a time. Threads have a pack of channels and every n-th column.
+/// Sums are in single precision, by rows and columns of the result.
 inline constexpr KernelSource kMaxPoolKernels{"max_pool.cu", kMaxPoolText};
 
 }  // namespace autopar::kernels

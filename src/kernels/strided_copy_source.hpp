@@ -4,8 +4,8 @@
 
 namespace autopar::kernels {
 
-/// Of two tensors of the same sizes: rows of `inner` packs, which lie next to each other in both, at places given by up
-/// to three outer dims. In packs of 16 bytes.
+/// The common row structure of two tensors of the same sizes. Rows of `inner` packs are contiguous in both; up to three
+/// outer dims give their places. Units are packs of 16 bytes.
 struct StridedRows {
   static constexpr int kDims = 3;
   long long inner = 1;
@@ -27,8 +27,8 @@ extern "C" __global__ void copy_rows(uint4* to, const uint4* from, const Rows ro
 }
 )";
 
-/// `copy_rows(to, from, StridedRows, packs)`: of less than 2^31 packs, in 32 bits, as divisions are what it takes
-/// longest.
+/// `copy_rows(to, from, StridedRows, packs)` copies fewer than 2^31 packs. Indices have 32 bits, because divisions take
+/// most of the time.
 inline constexpr KernelSource kStridedCopyKernels{"strided_copy.cu", kStridedCopyText};
 
 }  // namespace autopar::kernels

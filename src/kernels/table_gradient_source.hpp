@@ -4,11 +4,11 @@
 
 namespace autopar::kernels {
 
-/// How the kernels of a table's gradient are launched: blocks across the columns and down the parts of the indices.
+/// Launch shape of the embedding backward. Blocks go across the columns in x and down the parts of the indices in y.
 struct TableGradientShape {
-  static constexpr unsigned kPacks = 32;  ///< of a block: threads side by side
-  static constexpr unsigned kParts = 4;   ///< of a block: threads below one another
-  static constexpr int kOfPart = 64;      ///< indices
+  static constexpr unsigned kPacks = 32;  ///< packs of a block: threads in x
+  static constexpr unsigned kParts = 4;   ///< parts of a block: threads in y
+  static constexpr int kOfPart = 64;      ///< indices of a part
 };
 static_assert(TableGradientShape::kPacks == 32 && TableGradientShape::kParts == 4 && TableGradientShape::kOfPart == 64,
               "as in the text");
@@ -103,13 +103,14 @@ KERNEL(Half, f16)
 KERNEL(Brain, bf16)
 )";
 
-/// CUDA C of the gradient of a table [entries, columns] from that of what was looked up in it, rows [count, columns] of
-/// type T without gaps. `indices` are sorted, and `order` says which row each is of. A part of the indices is summed in
-/// their order, whole entries to the table, in single precision; of an entry that others of its indices lie before or
-/// behind the part, to partial [parts, 2, columns].
-///  `add_rows_T`    what of the table has whole entries in some part, and partial
-///  `add_parts_f32`  entries that lie in several parts
-/// The rest of the table stays as it is, and so does entry `padding`.
+/// CUDA C of embedding backward: the gradient of a table [entries, columns]. It is computed from the gradient of the
+/// looked-up rows [count, columns], of type T, without gaps. `indices` are sorted; `order` gives the row of each. Each
+/// part of the indices is summed in order, in single precision. An entry whose indices all lie in the part goes to the
+/// table. An entry with more indices before or behind the part goes to partial [parts, 2, columns].
+/// - `add_rows_T`: writes the table's entries that lie within one part, and partial.
+/// - `add_parts_f32`: writes entries that lie in several parts.
+///
+/// All other entries of the table, and entry `padding`, stay as they are.
 inline constexpr KernelSource kTableGradientKernels{"table_gradient.cu", kTableGradientText};
 
 }  // namespace autopar::kernels

@@ -17,7 +17,7 @@ BatchTyping attention(const OpCall& op) {
 
 bool drops_scores(const OpCall& op) { return !op.has("dropout_p") || op.number("dropout_p", 1) != 0; }
 
-/// Whether it runs as products and a softmax, where libtorch has no fused kernel for what it is asked.
+/// Whether it runs as products and a softmax, because libtorch has no fused kernel for these arguments.
 // libtorch's own conditions: sdp_utils_cpp for CPUs, sdp_utils for CUDA, whose memory-efficient kernel takes masks,
 // dropout and values of any width, but no double precision.
 bool attends_by_products(const OpCall& op) {
@@ -35,7 +35,7 @@ bool attends_by_products(const OpCall& op) {
          (mask.valid() && requires_grad(op, mask));
 }
 
-/// Bytes that only the op knows: kept for the backward, and while each direction runs.
+/// Bytes internal to the op: saved for the backward, and used while each direction runs.
 struct AttentionMemory {
   Affine saved, forward, backward;
 };
@@ -59,7 +59,7 @@ AttentionMemory memory_of_attention(const OpCall& op) {
   return {scores * (drops ? 3.0 : 1.0) + scaled, scores * 2.0, scores * 2.0};
 }
 
-/// Scores, and their product with the values.
+/// Counts the scores, and their product with the values.
 std::optional<Affine> flops_of_attention(const OpCall& op) {
   const auto operands = op.tensors();
   const auto& key = op.sizes(operands[1]);
@@ -67,7 +67,7 @@ std::optional<Affine> flops_of_attention(const OpCall& op) {
   return (elements(op.sizes(operands[0])) + elements(op.result_sizes())) * (2 * keys);
 }
 
-/// Products keep scaled copies of the queries and keys, and of the mask nothing.
+/// Products save scaled copies of the queries and keys, and nothing of the mask.
 SavedBytes saved_by_attention(const OpCall& op) {
   SavedBytes saved;
   const auto operands = op.tensors();
@@ -84,7 +84,7 @@ OpWorkspace workspace_of_attention(const OpCall& op) {
   return {memory.forward, memory.backward};
 }
 
-/// How many heads of queries share one of keys and values.
+/// How many query heads share one key and value head.
 std::int64_t heads_of_key(const OpCall& op, std::int64_t from_right) {
   const auto query = op.tensor("query"), key = op.tensor("key");
   if (!op.flag("enable_gqa", false) || from_right != 3 || op.rank(query) < 3 || op.rank(key) < 3) return 1;
@@ -93,8 +93,8 @@ std::int64_t heads_of_key(const OpCall& op, std::int64_t from_right) {
   return group && !group->depends_on_batch() && dim(key) != SizeExpr{0, 1} ? group->fixed : 1;
 }
 
-/// Heads, or what lies in front of them. Where several heads of queries share one of keys (grouped-query attention), a
-/// unit is such a group; one head of keys for all is whole on every shard.
+/// Shards heads, or the dims in front of them. If several query heads share one key head (grouped-query attention), a
+/// unit is one such group. A single key head for all queries is whole on every shard.
 ShardedOp shard_heads(ShardCall& call) {
   const auto& op = call.op();
   const auto query = op.tensor("query"), mask = op.tensor("attn_mask"), first = call.sharded().front();
@@ -121,7 +121,7 @@ void add_attention(OpList& list) {
   def.over_samples = attention;
   def.draws = drops_scores;
   def.flops = flops_of_attention;
-  // Fused kernels compute scores again.
+  // Fused kernels recompute the scores.
   def.backward_products = [](const OpCall& op) { return attends_by_products(op) ? 2 : 2.5; };
   def.saved_by = saved_by_attention;
   def.keeps_result = true;

@@ -11,7 +11,7 @@ BatchTyping norm(const OpCall& op) {
   const auto input = op.tensor("input");
   const auto& type = op.type(input);
   const auto operands = op.tensors();
-  const auto residual = op.tensor("residual");  // what is added to its result
+  const auto residual = op.tensor("residual");  // addend of its result
   if (residual.valid() && op.type(residual) != type) return BatchTyping::mixes("its addends differ in their samples");
   for (const auto operand : operands) {
     if (operand != input && operand != residual && op.type(operand).has_samples())
@@ -72,7 +72,7 @@ void add_batch_norms(OpList& list) {
   def.saved_by = saved_by_batch_norm;
   def.workspace = workspace_of_batch_norm;
   def.autocast = AutocastRule::kNone;
-  def.low_arguments = 1;  // kernels take float32 statistics and weights beside 16 bits
+  def.low_arguments = 1;  // kernels take float32 statistics and weights with 16-bit values
   def.treatment = kSums;
   def.summary = "statistics of a slice or of the whole batch (Options::batch_norm)";
   list.add(def, {"batch_norm", "instance_norm"});

@@ -6,8 +6,8 @@ namespace autopar::ops {
 
 namespace {
 
-/// A convolution of each sample with weights of its own: samples are blocks of channels, each some groups of its own,
-/// as in x.view({1, B * C, H, W}) with weights [B * O, C, h, w] and groups = B.
+/// A convolution with separate weights for each sample. Samples are blocks of channels, and each block consists of some
+/// groups. Example: x.view({1, B * C, H, W}) with weights [B * O, C, h, w] and groups = B.
 std::optional<BatchTyping> by_groups(const OpCall& op) {
   if (!op.has("groups")) return std::nullopt;
   const auto input = op.first_tensor(), weight = op.tensor("weight"), bias = op.tensor("bias");
@@ -44,17 +44,17 @@ SavedBytes saved_by_convolution(const OpCall& op) {
   return saved;
 }
 
-// Kernels lay out anew what they read and write, those of CUDA in 16 bits nothing but weights where images are
-// channels-last already. In single precision an H200 held a layer's activations more than that.
+// Kernels copy their operands and results into other layouts. On CUDA in 16 bits they copy only weights, if images are
+// channels-last already. In single precision an H200 held a layer's activations in addition to that.
 OpWorkspace workspace_of_convolution(const OpCall& op) {
   Affine copies;
   const auto result = op.results().front();
   const auto& form = op.graph().value(result);
-  const bool as_it_is = op.on_cuda() && is_channels_last(form) && c10::isReducedFloatingType(form.dtype);
+  const bool as_it_is = op.on_cuda() && ir::is_channels_last(form) && c10::isReducedFloatingType(form.dtype);
   for (const auto value : op.tensors()) {
     if (!as_it_is || !op.type(value).has_samples()) copies += bytes_of(op.graph(), value);
   }
-  // cuDNN's own memory: an H100 held 44 MiB more for layers of 64 channels and half a million pixels.
+  // Memory of cuDNN: an H100 held 44 MiB more for layers of 64 channels and half a million pixels.
   constexpr double kOfKernels = 64 << 20;
   copies += as_it_is ? Affine{0, kOfKernels} : bytes_of(op.graph(), result);
   return {copies, copies};

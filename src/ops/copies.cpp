@@ -57,7 +57,7 @@ void add_copies(OpList& list) {
   list.add(def,
            {"clone", "to", "type_as", "detach_copy", "lift_fresh_copy", "cpu", "cuda", "_cast_Float", "_cast_Double",
             "_cast_Long", "_cast_Half", "pin_memory", "_autocast_to_full_precision", "_autocast_to_reduced_precision"});
-  // Whether it copies depends on how its operand lies in memory, which is known when it runs.
+  // Whether it copies depends on its operand's memory layout, which is only known at run time.
   auto layout = def;
   layout.autocast = AutocastRule::kNone;
   list.add(layout, {"contiguous"});

@@ -8,7 +8,7 @@
 
 namespace autopar::ops {
 
-// Of logits, or of the features that they are made of.
+// Types cross entropy of logits, or of the features from which they are computed.
 BatchTyping class_loss(const OpCall& op) {
   const auto self = op.first_tensor();
   const auto target = op.tensor("target");
@@ -70,7 +70,7 @@ SavedBytes saved_log_probabilities(const OpCall& op) {
   return saved_by_cross_entropy(op, bytes_of(op.graph(), op.first_tensor()));
 }
 
-/// Log-probabilities become the gradient, where nobody else needs them.
+/// The gradient overwrites the log-probabilities, unless something else reads them.
 GradientPlace place_of_gradient(const OpGraph& graph, OpId op) {
   using Argument = CrossEntropyArgument;
   if (!graph.op(op).grad_enabled) return GradientPlace::kNew;

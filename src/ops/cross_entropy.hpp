@@ -12,18 +12,19 @@ struct CrossEntropyArgument {
   enum : std::int32_t { kLogits, kTarget, kWeight, kReduction, kIgnoreIndex, kLabelSmoothing };
 };
 
-/// Types cross entropy of logits, or of the features that they are made of.
+/// Types cross entropy of logits, or of the features from which they are computed.
 [[nodiscard]] BatchTyping class_loss(const OpCall& op);
 
-/// Of cross entropy whose log-probabilities take so many bytes, which only the op knows.
+/// Saved bytes of cross entropy. @param log_probabilities bytes of the log-probabilities, which are internal to the op
 [[nodiscard]] SavedBytes saved_by_cross_entropy(const OpCall& op, const Affine& log_probabilities);
-/// The gradient of the log-probabilities is there while their operand's is made, unless it is made in their place.
+/// Workspace of cross entropy: the gradient of the log-probabilities, while their operand's gradient is made. None if
+/// that gradient overwrites the log-probabilities.
 [[nodiscard]] OpWorkspace workspace_of_cross_entropy(const OpCall& op);
 
-/// Logits that shards have by classes: targets are indices, and the loss is of single precision or wider.
-/// @param widens  it computes in single precision whatever the logits' type
+/// Sharding rule for logits in slices of classes. Targets must be indices, and the loss of single precision or wider.
+/// @param widens  the operator computes in single precision for any type of logits
 [[nodiscard]] ShardedOp shard_classes(ShardCall& call, bool widens);
-/// Statistics of each row, which lie side by side for all shards.
+/// Bytes of the statistics of each row, for all shards side by side.
 [[nodiscard]] std::optional<Affine> statistics_of_shards(const OpCall& op);
 
 }  // namespace autopar::ops

@@ -17,7 +17,7 @@ bool drops(const OpCall& op) {
   return op.flag("train", true) && !by_none;
 }
 
-/// The scaled mask, in the tensor's own type.
+/// The scaled mask, in the tensor's element type.
 SavedBytes saved_mask(const OpCall& op) {
   const bool active = op.flag("train", true) && op.number("p", 1) != 0;
   return {{}, active ? bytes_of(op.graph(), op.results().front()) : Affine{}};

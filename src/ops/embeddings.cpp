@@ -16,7 +16,7 @@ BatchTyping lookup(const OpCall& op) {
   return typed(op, op.type(indices));
 }
 
-// Of its other results nobody may read which bag an entry is in: it counts bags of the slice.
+// No op may read the result that numbers each entry's bag, since it counts bags of the slice.
 BatchTyping bags(const OpCall& op) {
   const auto indices = op.tensor("indices");
   const auto& type = op.type(indices);
@@ -71,7 +71,7 @@ ShardedOp shard_table(ShardCall& call) {
   return call.sum(ShardedOp::Kernel::kTogether);
 }
 
-/// Rows that other shards have are set to zero in the result and in a copy of its gradient.
+/// Workspace of a sharded table: rows of other shards are set to zero in the result and in a copy of its gradient.
 std::optional<Affine> exchanged(const OpCall& op) {
   constexpr double kBytesOfIndex = 3 * sizeof(std::int64_t);
   return bytes_of(op.graph(), op.results().front()) + elements(op.sizes(op.tensor("indices"))) * kBytesOfIndex;

@@ -11,13 +11,13 @@ BatchTyping as_its_operand(const OpCall& op) { return typed(op, op.type(op.first
 
 BatchTyping completed_sum(const OpCall& op) {
   BatchTyping result = typed(op, BatchType::replicated());
-  result.handling.collective = collective_named(op.node().op.schema().name());
+  result.handling.collective = ir::collective_named(op.node().op.schema().name());
   return result;
 }
 
 }  // namespace
 
-/// What ranks exchange inside a program: collectives over replicas, moves between tensor shards.
+/// Exchanges between ranks inside a program: collectives over replicas, and moves between tensor shards.
 void add_exchanges(OpList& list) {
   OpDef collective;
   collective.saved = SavedTensors::kNothing;
@@ -26,16 +26,16 @@ void add_exchanges(OpList& list) {
   collective.autocast = AutocastRule::kNone;
   collective.treatment = kMixes;
   collective.summary = "whatever the dims: one micro-batch and one replica";
-  for (const auto& row : kCollectives) {
+  for (const auto& row : ir::kCollectives) {
     collective.name = row.name;
     list.add(collective);
   }
   const auto copy = definition_of_copies();
   auto move = copy;
-  for (const auto name : kShardMoves) {
+  for (const auto name : ir::kShardMoves) {
     move.name = name;
     move.traits = copy.traits;
-    if (name == name_of(ShardMove::kReduce)) move.traits = move.traits | OpTrait::kPassesGradient;
+    if (name == name_of(ir::ShardMove::kAllReduce)) move.traits = move.traits | OpTrait::kPassesGradient;
     list.add(move);
   }
 }

@@ -25,7 +25,7 @@ BatchTyping range(const OpCall& op) {
 
 BatchTyping fill(const OpCall& op) {
   const auto operands = op.tensors();
-  if (op.written_argument() < 0) {  // at::normal(mean, std) and its like
+  if (op.written_argument() < 0) {  // at::normal(mean, std) and similar operators
     const auto shared = broadcast(op, operands, static_cast<std::int64_t>(op.result_sizes().size()));
     if (operands.empty()) return typed(op, type_by_sizes(op.result_sizes()));
     return shared ? typed(op, *shared) : BatchTyping::mixes("its operands have samples in different dims");

@@ -7,7 +7,7 @@ namespace autopar::ops {
 
 namespace {
 
-/// Index tensors of index / index_put: one a dim of self, none where the dim is taken whole.
+/// Index tensors of index / index_put: one per dim of self, none for a dim that is taken whole.
 struct AdvancedIndex {
   std::vector<ValueId> by_dim;
   std::int64_t first = -1;  ///< first indexed dim
@@ -40,7 +40,7 @@ bool is_mask(const OpCall& op, ValueId value) {
   return dtype == c10::ScalarType::Bool || dtype == c10::ScalarType::Byte;
 }
 
-// Type of self[indices]; `why` says what is wrong when there is none.
+// Type of self[indices]; if there is none, `why` gets the reason.
 std::optional<BatchType> type_of_indexed(const OpCall& op, ValueId self, const AdvancedIndex& index, std::string& why) {
   std::vector<ValueId> tensors;
   bool sample_index = false;
@@ -103,8 +103,8 @@ BatchTyping index(const OpCall& op) {
   return type ? typed(op, *type) : BatchTyping::mixes(why);
 }
 
-/// x.index_put_({mask}, number): a masked fill. The mask is that of the samples' own elements, and what is written is
-/// the same wherever it is true.
+/// x.index_put_({mask}, number): a masked fill. The mask has the samples of `self`, and the written values are the same
+/// at every true element.
 std::optional<BatchTyping> type_masked_fill(const OpCall& op, ValueId self, const AdvancedIndex& index) {
   if (index.count != 1 || !is_mask(op, index.by_dim[static_cast<std::size_t>(index.first)])) return std::nullopt;
   const auto mask = index.by_dim[static_cast<std::size_t>(index.first)];
@@ -114,7 +114,7 @@ std::optional<BatchTyping> type_masked_fill(const OpCall& op, ValueId self, cons
   if (!type.is_batched() || !values.valid() || op.type(values).has_samples()) return std::nullopt;
   const auto& written = op.sizes(values);
   const auto chosen =
-      static_cast<std::int64_t>(written.size()) - behind - 1;  // dim that runs over where the mask is true
+      static_cast<std::int64_t>(written.size()) - behind - 1;  // dim that runs over the true elements of the mask
   if (chosen >= 0 && written[static_cast<std::size_t>(chosen)] != SizeExpr{0, 1}) return std::nullopt;
   const bool covers_samples = type.dim >= index.first && type.dim < index.first + op.rank(mask);
   const bool same_samples =
@@ -160,7 +160,7 @@ BatchTyping index_select(const OpCall& op) {
   return BatchTyping::mixes("it picks samples by number");
 }
 
-// Works position by position in all dims but one: exact if samples are in the same, other dim of all operands.
+// Works position by position in all dims but one. Exact if all operands have their samples in the same other dim.
 BatchTyping gather(const OpCall& op) {
   const auto self = op.first_tensor();
   const auto index = op.tensor(op.has("index") ? "index" : "indices");

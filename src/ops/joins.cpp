@@ -31,7 +31,7 @@ BatchTyping cat_along_others(const OpCall& op) {
   return typed(op, BatchType::batched(dim, outer, shared->inner));
 }
 
-// Layouts may differ in `outer` when batches are joined, which `broadcast` takes for a conflict.
+// Layouts may differ in `outer` when batches are joined; `broadcast` would report a conflict.
 BatchTyping cat(const OpCall& op) {
   const auto operands = op.tensors();
   const auto dim = wrap_dim(op.integer("dim", 0), static_cast<std::int64_t>(op.result_sizes().size()));
@@ -60,7 +60,7 @@ BatchTyping stack(const OpCall& op) {
   return typed(op, shared->at_dim(shared->dim + (at <= shared->dim ? 1 : 0)));
 }
 
-/// Linear if all of it is partial sums.
+/// Linear if all operands are partial sums.
 BatchTyping join_of_sums(const OpCall& op) { return linear_in_sum(op, sum_operands(op).shared.empty()); }
 
 }  // namespace

@@ -12,7 +12,7 @@ namespace {
 BatchTyping layer_norm(const OpCall& op) {
   const auto operands = op.tensors();
   const auto& type = op.type(operands.front());
-  const auto residual = op.tensor("residual");  // of a norm of a sum
+  const auto residual = op.tensor("residual");  // second addend of a norm of a sum
   if (residual.valid() && op.type(residual) != type) return BatchTyping::mixes("its addends differ in their samples");
   for (std::size_t i = 1; i < operands.size(); ++i) {
     if (operands[i] != residual && op.type(operands[i]).has_samples())

@@ -9,7 +9,7 @@
 
 namespace autopar::ops {
 
-// Sum: slices add up. Mean: over a number of elements proportional to the samples, so slice means weigh n/N.
+// Sum: slices add up. Mean: over a number of elements proportional to the samples, so slice means are weighted by n/N.
 BatchTyping reduced(const OpCall& op, BatchType unreduced) {
   const auto reduction = op.integer("reduction", at::Reduction::Mean);
   if (reduction == at::Reduction::None) return typed(op, unreduced);
@@ -52,7 +52,8 @@ BatchTyping row_loss(const OpCall& op) {
   return reduced(op, *shared);
 }
 
-// Each sample has a sequence, a row of targets and two lengths; its loss, by its own length, is an addend of the mean.
+// Each sample has a sequence, a row of targets and two lengths. Its loss, divided by its target length, is an addend of
+// the mean.
 BatchTyping sequence_loss(const OpCall& op) {
   const auto sequences = op.tensor("log_probs");
   const auto& type = op.type(sequences);

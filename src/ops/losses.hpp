@@ -7,9 +7,9 @@
 namespace autopar::ops {
 
 /// The type of a loss with `reduction`. Sum: slices add up. Mean: over a number of elements proportional to the
-/// samples, so slice means weigh n/N.
+/// samples, so slice means are weighted by n/N.
 [[nodiscard]] BatchTyping reduced(const OpCall& op, BatchType unreduced);
-/// `target` numbers classes: dim 1 of the first tensor.
+/// `target` holds class indices, into dim 1 of the first tensor.
 [[nodiscard]] std::vector<PickedDim> picks_targets(const OpCall& op);
 
 }  // namespace autopar::ops

@@ -7,7 +7,7 @@ namespace autopar::ops {
 
 namespace {
 
-/// Whether the right-hand sides are vectors: one a matrix, or one for all (libtorch's linalg_solve_is_vector_rhs).
+/// Whether the right-hand sides are vectors: one per matrix, or one for all (libtorch's linalg_solve_is_vector_rhs).
 bool is_vector(const OpCall& op, ValueId matrices, ValueId sides) {
   const auto& of_matrices = op.sizes(matrices);
   const auto& of_sides = op.sizes(sides);
@@ -15,7 +15,7 @@ bool is_vector(const OpCall& op, ValueId matrices, ValueId sides) {
                                   std::equal(of_sides.begin(), of_sides.end(), of_matrices.begin()));
 }
 
-/// Last dims of an operand that are not those of a batch: of a matrix 2, of a vector 1, of a tolerance none.
+/// Number of last dims of an operand that are no batch dims: 2 for a matrix, 1 for a vector, 0 for a tolerance.
 std::int64_t own_dims(const OpCall& op, ValueId value, std::string_view argument) {
   const auto name = op.base_name();
   const auto is_one_of = [&](std::initializer_list<std::string_view> names) {
@@ -28,8 +28,8 @@ std::int64_t own_dims(const OpCall& op, ValueId value, std::string_view argument
   return may_be_vector && is_vector(op, op.first_tensor(), value) ? 1 : 2;
 }
 
-/// Samples are the columns of the right-hand sides (their rows where `left` is false), solved for with matrices that
-/// all samples share: each column by itself.
+/// Samples are the columns of the right-hand sides, or the rows if `left` is false. Each column is solved separately,
+/// with matrices that all samples share.
 std::optional<BatchTyping> type_columns(const OpCall& op) {
   constexpr std::string_view kSolvers[] = {"_linalg_solve_ex", "linalg_solve_triangular", "triangular_solve",
                                            "cholesky_solve",   "linalg_lu_solve",         "linalg_ldl_solve",

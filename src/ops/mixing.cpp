@@ -9,7 +9,7 @@ BatchTyping mixes(const OpCall&) { return BatchTyping::mixes("it mixes samples")
 
 }  // namespace
 
-/// What is of a sample depends on others, whatever their dims.
+/// Operators whose result for a sample depends on other samples, in any dim.
 void add_mixing(OpList& list) {
   OpDef def;
   def.over_samples = mixes;

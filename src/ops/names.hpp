@@ -2,8 +2,8 @@
 
 #include <string_view>
 
-/// Names of the operators of libtorch that passes, fused operators and custom autograd functions look for or put into
-/// programs.
+/// Names of libtorch operators that passes, fused operators and custom autograd functions find in programs or insert
+/// into them.
 namespace autopar::ops {
 
 inline constexpr std::string_view kAbs = "aten::abs";

@@ -108,8 +108,8 @@ std::optional<std::vector<std::int64_t>> OpCall::integers(std::string_view name)
 std::optional<SizeExpr> OpCall::expression(std::string_view name, std::int32_t element) const {
   const auto at = position(name);
   if (at < 0) return std::nullopt;
-  std::optional<BatchFactors> known;
-  for_each_number(node_, [&](BatchFactors factors) {
+  std::optional<ir::BatchFactors> known;
+  ir::for_each_number(node_, [&](ir::BatchFactors factors) {
     if (factors.back().argument == at && factors.back().element == element) known = factors;
   });
   if (known) {

@@ -12,10 +12,10 @@ namespace autopar::ops {
 /// Chapters of OPERATORS.md.
 inline constexpr std::string_view kPerSample = "per sample", kSums = "sums", kMixes = "mixes";
 
-/// Definitions of libtorch's operators, as the families add them.
+/// Definitions of libtorch's operators, which each family of operators adds.
 class OpList {
  public:
-  /// Operators that are defined alike.
+  /// Adds operators with the same definition.
   /// @param names  without `aten::`; in-place twins share the definition
   void add(OpDef def, std::initializer_list<std::string_view> names) {
     for (const auto name : names) {
@@ -23,13 +23,13 @@ class OpList {
       defs_.push_back(def);
     }
   }
-  /// The same, saving something else.
+  /// Adds operators with other saved tensors than `def`.
   void add(OpDef def, SavedTensors saved, std::initializer_list<std::string_view> names) {
     def.saved = saved;
     add(std::move(def), names);
   }
-  /// One of this library's.
-  /// @param def  with its whole name
+  /// Adds an operator of this library.
+  /// @param def  with its qualified name
   void add(OpDef def) { defs_.push_back(std::move(def)); }
 
   [[nodiscard]] std::vector<OpDef> take() && { return std::move(defs_); }
@@ -64,11 +64,11 @@ void add_samples_first(OpList& list);
 void add_views(OpList& list);
 void add_windows(OpList& list);
 
-/// What copies values, and what treats each element by itself and keeps nothing.
+/// Definitions of operators that copy values, and of operators that compute each element separately and save nothing.
 [[nodiscard]] OpDef definition_of_copies();
 [[nodiscard]] OpDef definition_of_pointwise();
 
-/// All of them. Listed by hand: static initialisers are dropped by a static link.
+/// All definitions. Listed by hand, since a static link drops static initialisers.
 [[nodiscard]] std::vector<OpDef> op_list();
 
 }  // namespace autopar::ops

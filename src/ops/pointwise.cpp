@@ -8,7 +8,7 @@ namespace autopar::ops {
 
 namespace {
 
-// a + b with a sum over samples: what is no such sum counts once.
+// a + b with a partial sum: an addend that is no partial sum counts once.
 BatchTyping plus(const OpCall& op) {
   const auto operands = sum_operands(op);
   BatchTyping result = typed(op, BatchType::partial_sum());
@@ -26,7 +26,7 @@ BatchTyping quotient(const OpCall& op) {
   return linear_in_sum(op, sum_operands(op).first_only() && op.is_none("rounding_mode"));
 }
 
-/// `data` operands have samples, the rest is shared by all: boundaries, slopes.
+/// The first `data` operands have samples. All samples share the rest: boundaries, slopes.
 template <std::size_t data>
 BatchTyping pointwise_of_first(const OpCall& op) {
   auto operands = op.tensors();

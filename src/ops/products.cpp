@@ -11,7 +11,7 @@ namespace autopar::ops {
 
 namespace {
 
-/// One a dim: dims with equal labels run together, and those whose label the result lacks are summed.
+/// One label per dim: dims with equal labels share an index, and labels that the result lacks are summed over.
 using Labels = std::vector<int>;
 
 /// A product of tensors, summed over some of its dims.
@@ -29,7 +29,7 @@ bool has_addend(const OpCall& op) {
 
 constexpr int kRow = -1, kColumn = -2, kSummed = -3;  // other labels: broadcast dims, counted from the right
 
-// torch.matmul: the last two dims multiply, those before broadcast; a vector lacks its row or column.
+// torch.matmul: the last two dims multiply, and the dims before them broadcast. A vector lacks its row or column.
 Contraction matmul_of(const OpCall& op, ValueId a, ValueId b) {
   Contraction product{{a, b}, {{}, {}}, {}};
   const auto label = [&](ValueId value, int outer_label, bool is_left) {
@@ -131,7 +131,7 @@ BatchTyping type_contraction(const OpCall& op, const Contraction& product) {
   return typed(op, BatchType::partial_sum());
 }
 
-// beta * self + alpha * product: self follows the product's type.
+// beta * self + alpha * product: the type of self must fit the product's.
 BatchTyping with_addend(const OpCall& op, BatchTyping product) {
   if (product.verdict != Verdict::kTyped) return product;
   const auto self = op.first_tensor();
@@ -151,7 +151,7 @@ BatchTyping with_addend(const OpCall& op, BatchTyping product) {
   return product;
 }
 
-/// The product without what is added to it; nothing if an equation is not understood.
+/// The product without its addend; nullopt if an equation is not understood.
 std::optional<Contraction> contraction_of(const OpCall& op) {
   const auto operands = op.tensors();
   const auto name = op.base_name();
@@ -186,7 +186,7 @@ BatchTyping product_of_sum(const OpCall& op) {
   return linear_in_sum(op, !has_addend(op) && sum_operands(op).sums.size() == 1);
 }
 
-/// Rows against rows, like a product with the transpose.
+/// Distances of rows from rows, typed like a product with the transpose.
 BatchTyping distances(const OpCall& op) {
   const auto operands = op.tensors();
   auto product = matmul_of(op, operands[0], operands[1]);
@@ -200,7 +200,7 @@ BatchTyping distances(const OpCall& op) {
   return type_contraction(op, product);
 }
 
-/// Operands that are multiplied: all but the addend of addmm and its like.
+/// Operands that are multiplied: all but the addend of addmm and its relatives.
 std::vector<ValueId> factors_of(const OpCall& op) {
   auto operands = op.tensors();
   if (operands.size() == 3 && op.base_name() != "einsum") operands.erase(operands.begin());
@@ -245,7 +245,7 @@ std::optional<Affine> flops_of_distances(const OpCall& op) {
   return elements(op.result_sizes()) * static_cast<double>(2 * last_size(op.sizes(op.first_tensor())));
 }
 
-/// A product to which something is added, as it is.
+/// A product whose addend is used unscaled.
 ShardedOp sum_without(ShardCall& call, ValueId addend) {
   const auto& op = call.op();
   const bool as_it_is = op.number("alpha", 1) == 1 && op.number("beta", 1) == 1 && op.node().integers.empty();

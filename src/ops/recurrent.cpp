@@ -58,13 +58,13 @@ std::optional<Affine> flops_of_cell(const OpCall& op) {
   return rows_of(op.sizes(operands[0])) * (2 * weights);
 }
 
-/// Bytes that only the op knows: kept for the backward, and while each direction runs.
+/// Bytes internal to the op: saved for the backward, and used while each direction runs.
 struct LayersMemory {
   Affine saved, forward, backward;
 };
 
-// Fitted to 600 measurements of cuDNN 9 on an H200: its reserve, its workspace, and the copy of the weights, which are
-// not in one block as it wants them.
+// Fitted to 600 measurements of cuDNN 9 on an H200: its reserve, its workspace, and a copy of the weights. cuDNN copies
+// them because it needs them in one block.
 LayersMemory memory_of_layers_on_cuda(const OpCall& op) {
   const Affine of_result = bytes_of(op.graph(), op.results().front());
   const double layers = op.number("num_layers", 1);
@@ -83,9 +83,9 @@ LayersMemory memory_of_layers(const OpCall& op) {
   const double directions = op.flag("bidirectional", false) ? 2 : 1, layers = op.number("num_layers", 1);
   const double hidden = static_cast<double>(last_size(op.sizes(result))) / directions;
   const double width = std::max(1.0, static_cast<double>(last_size(op.sizes(input))) / std::max(1.0, hidden));
-  // Measured on libtorch 2.11, of one to three layers, of both directions or one: in sizes of the result.
+  // Measured on libtorch 2.11, for one to three layers and one or both directions, in units of the result's size.
   double saved = 0, forward = 0, backward = 0;
-  if (op.base_name() == "lstm") {  // oneDNN's workspace, of which a part is as wide as the layer's input
+  if (op.base_name() == "lstm") {  // oneDNN's workspace; part of it is as wide as the layer's input
     saved = 10.7 * layers + 6.1 * (width + directions * (layers - 1)) + 1.1 * (directions - 1) * (layers - 1);
     forward = backward = 6.3 / directions;
   } else if (op.base_name() == "gru") {

@@ -7,7 +7,7 @@ namespace autopar::ops {
 
 namespace {
 
-/// Without what `out` overloads write into.
+/// Operands without the tensors that `out` overloads write into.
 std::vector<ValueId> operands_of(const OpCall& op) {
   std::vector<ValueId> found;
   const auto& arguments = op.node().op.schema().arguments();
@@ -37,7 +37,7 @@ BatchTyping reduce(const OpCall& op) {
     return result;
   }
   const auto before = std::count_if(dims->begin(), dims->end(), [&](std::int64_t dim) { return dim < shared->dim; });
-  const auto several = op.tensor("q");  // quantiles of several probabilities are a first dim of their own
+  const auto several = op.tensor("q");  // quantiles of several probabilities have an extra first dim
   const auto shift = several.valid() ? op.rank(several) : 0;
   return typed(op, shared->at_dim(shared->dim + shift - (op.flag("keepdim", false) ? 0 : before)));
 }
@@ -55,7 +55,7 @@ void add_reductions(OpList& list) {
   def.sharding = shard_by_dims;
   def.treatment = kPerSample;
   def.summary = "along other dims than that of samples; mixes else";
-  // They compare with the result in their backwards.
+  // Their backwards compare with the result.
   list.add(def, SavedTensors::kInputAndResult,
            {"var", "std", "var_mean", "std_mean", "norm", "linalg_vector_norm", "linalg_norm", "frobenius_norm", "amax",
             "amin", "prod", "quantile", "nanquantile", "aminmax", "linalg__powsum", "logsumexp"});

@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::string_view kAten = "aten::", kOwn = "autopar::";
 
-/// Definitions that come after the list's: fused operators' and users'. Nodes of a map stay where they are.
+/// Definitions that are added to the list's: of fused operators and of users. Map nodes keep their addresses.
 struct Added {
   std::shared_mutex mutex;
   std::map<std::string, OpDef, std::less<>> defs;

@@ -13,7 +13,7 @@ BatchTyping rows(const OpCall& op) {
   return typed(op, type);
 }
 
-/// One half of the blocks by a gate from the other.
+/// Multiplies one half of the blocks by gates from the other half.
 ShardedOp shard_glu(ShardCall& call) {
   if (!call.along_own_dim()) return call.by_dims();
   auto half = call.slices(call.op().first_tensor());

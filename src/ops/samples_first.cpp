@@ -21,7 +21,7 @@ SavedBytes saved_by_group_norm(const OpCall& op) {
 
 }  // namespace
 
-/// Operators whose samples are dim 0, of no other family.
+/// Operators whose samples are dim 0, and that belong to no other family.
 void add_samples_first(OpList& list) {
   OpDef def;
   def.traits = OpTrait::kTakesBatchSizes;

@@ -93,8 +93,8 @@ std::optional<UnitSlices> sequence_slices(const std::vector<SizeExpr>& sizes) {
   return joined;
 }
 
-// Both shapes list the same elements in the same order: units are told by how many elements lie in one, which the new
-// dim must hold in whole.
+// Both shapes list the same elements in the same order. A unit is identified by its number of elements; the new dim
+// must hold whole units.
 std::optional<UnitSlices> reshaped(const UnitSlices& slices, const std::vector<SizeExpr>& from,
                                    const std::vector<SizeExpr>& to) {
   const auto behind = product_of(from, static_cast<std::size_t>(slices.dim) + 1, from.size());

@@ -8,15 +8,16 @@ namespace autopar::ops {
 
 namespace {
 
-/// Of the dims from there on. Those without elements, which say nothing of how others lie, are left out.
+/// Product of the dims from `from` on. Dims without elements are left out, since they do not show the layout of the
+/// others.
 std::int64_t fixed_product(const Sizes& sizes, std::size_t from) {
   std::int64_t product = 1;
   for (std::size_t i = from; i < sizes.size(); ++i) product *= sizes[i].fixed == 0 ? 1 : sizes[i].fixed;
   return product;
 }
 
-// Both shapes list the same elements in the same order. With S = elements between neighbouring samples, position p in
-// the new batch dim belongs to sample p / inner' % B exactly if inner' * (elements after that dim) = S.
+// Both shapes list the same elements in the same order. S is the number of elements between neighbouring samples.
+// Position p in the new batch dim belongs to sample p / inner' % B exactly if inner' * (elements after that dim) = S.
 BatchTyping reshape(const OpCall& op) {
   const auto self = op.first_tensor();
   const auto& type = op.type(self);
@@ -89,7 +90,7 @@ BatchTyping permute(const OpCall& op) {
   return BatchTyping::mixes("its order of dims is not known");
 }
 
-// A slice may hold one sample; then a plain squeeze would drop the batch dim, which the whole batch keeps.
+// A slice may hold one sample. A plain squeeze would then drop the batch dim, which the whole batch keeps.
 BatchTyping squeeze(const OpCall& op) {
   const auto self = op.first_tensor();
   const auto& type = op.type(self);
@@ -112,15 +113,15 @@ BatchTyping squeeze(const OpCall& op) {
   return result;
 }
 
-// The two dims of the matrices become one behind all others, or come from it.
+// The two matrix dims become one dim behind all others, or are made from it.
 BatchTyping diagonal(const OpCall& op) {
   const auto self = op.first_tensor();
   const auto& type = op.type(self);
   const bool embeds = op.base_name() == "diag_embed";
-  const auto rank = embeds ? op.rank(self) + 1 : op.rank(self);  // of the side with matrices
+  const auto rank = embeds ? op.rank(self) + 1 : op.rank(self);  // rank of the tensor with matrices
   const auto first = wrap_dim(op.integer("dim1", embeds ? -2 : 0), rank);
   const auto second = wrap_dim(op.integer("dim2", embeds ? -1 : 1), rank);
-  std::int64_t without = 0;  // number of a dim when those of the matrices are left out
+  std::int64_t without = 0;  // number of a dim without counting the matrix dims
   for (std::int64_t dim = 0; dim < rank; ++dim) {
     if (dim == first || dim == second) continue;
     if ((embeds ? without : dim) == type.dim) return typed(op, type.at_dim(embeds ? dim : without));
@@ -160,14 +161,14 @@ BatchTyping select(const OpCall& op) {
   return typed(op, type.at_dim(type.dim - (dim < type.dim ? 1 : 0)));
 }
 
-/// select_scatter, slice_scatter, diagonal_scatter: the part is what select, slice or diagonal would give.
+/// select_scatter, slice_scatter, diagonal_scatter: the part has the form of the result of select, slice or diagonal.
 BatchTyping replace_part(const OpCall& op) {
   const auto self = op.first_tensor();
   const auto part = op.tensor("src");
   const auto& type = op.type(self);
   const auto name = op.base_name();
   if (!type.is_batched()) return BatchTyping::mixes("it writes samples into a shared tensor");
-  auto place = type.dim;  // of the samples in the part
+  auto place = type.dim;  // dim of the samples in the part
   if (name == "diagonal_scatter") {
     const auto first = wrap_dim(op.integer("dim1", 0), op.rank(self)),
                second = wrap_dim(op.integer("dim2", 1), op.rank(self));
@@ -182,7 +183,7 @@ BatchTyping replace_part(const OpCall& op) {
   return typed(op, type);
 }
 
-// Pieces along the batch dim hold all samples exactly if they are whole multiples of B * inner, at such offsets.
+// Pieces along the batch dim hold all samples exactly if their sizes and offsets are multiples of B * inner.
 std::optional<BatchType> piece(const BatchType& type, SizeExpr offset, SizeExpr size) {
   if (offset.fixed != 0 || size.fixed != 0 || size.per_sample == 0) return std::nullopt;
   if (offset.per_sample % type.inner != 0 || size.per_sample % type.inner != 0) return std::nullopt;
@@ -194,7 +195,7 @@ BatchTyping slice(const OpCall& op) {
   const auto& type = op.type(self);
   const auto dim = wrap_dim(op.integer("dim", 0), op.rank(self));
   if (dim != type.dim) {
-    // Bounds are cut off at the size of the dim, so even a result of fixed size may depend on the batch.
+    // Bounds are clamped to the size of the dim, so even a result of fixed size may depend on the batch.
     return op.has_batch_sizes() ? BatchTyping::mixes("its bounds follow the batch, its dim does not") : typed(op, type);
   }
   if (!op.tensors(op.position("start")).empty()) return BatchTyping::mixes("its start is a tensor");
@@ -261,7 +262,7 @@ BatchTyping repeat_interleave(const OpCall& op) {
   return typed(op, {type.kind, type.dim, type.outer, type.inner * op.integer("repeats", 1)});
 }
 
-// one_hot, complex numbers of pairs and back.
+// one_hot, complex numbers from pairs and back.
 BatchTyping append_dim(const OpCall& op) {
   const auto& type = op.type(op.first_tensor());
   return type.is_batched() ? typed(op, type) : BatchTyping::mixes("it numbers samples");
@@ -293,7 +294,7 @@ ShardedOp shard_expand(ShardCall& call) {
   return keeps ? call.of_one(own.at_dim(dim)) : ShardedOp::whole();
 }
 
-/// Complex numbers of pairs, and the way back.
+/// Complex numbers from pairs, and back.
 ShardedOp shard_with_other_last_dim(ShardCall& call) {
   const auto& op = call.op();
   const auto first = call.sharded().front();
@@ -302,7 +303,7 @@ ShardedOp shard_with_other_last_dim(ShardCall& call) {
   return is_kept ? call.of_one(own) : ShardedOp::whole();
 }
 
-/// Every element so often, one behind the other: heads of keys for the queries of their group.
+/// Repeats every element several times in a row: key heads for the queries of their group.
 ShardedOp shard_repeat_each(ShardCall& call) {
   const auto& op = call.op();
   const auto self = op.tensor("self");
@@ -362,7 +363,7 @@ void add_views(OpList& list) {
   shape.traits = def.traits | kFollowed | OpTrait::kTakesBatchSizes;
   shape.over_samples = reshape;
   shape.sharding = shard_reshape;
-  shape.autocast = AutocastRule::kNone;  // whether these copy depends on how their operand lies in memory
+  shape.autocast = AutocastRule::kNone;  // whether these copy depends on their operand's memory layout
   shape.summary = "the new shape has one dim of samples; mixes if it tears samples apart";
   list.add(shape, {"view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as", "ravel",
                    "_reshape_alias"});

@@ -7,7 +7,7 @@ namespace autopar::ops {
 
 namespace {
 
-/// Of pads: those that are not padded by nothing.
+/// Number of last dims that include all padded dims.
 std::int64_t padded_dims(const OpCall& op) {
   const auto padding = op.integers("pad");
   if (!padding) return op.rank(op.first_tensor());
@@ -20,7 +20,7 @@ std::int64_t padded_dims(const OpCall& op) {
 
 BatchTyping pad(const OpCall& op) { return last_dims(padded_dims(op))(op); }
 
-/// Kernels keep where each maximum is.
+/// Kernels save the index of each maximum.
 SavedBytes saved_by_max_pool(const OpCall& op) {
   SavedBytes saved{{op.first_tensor()}, {}};
   if (op.results().size() > 1)

@@ -57,7 +57,7 @@ CapturedExample::CapturedExample(std::string_view op, const OpExample& example) 
   batch_ = example.samples.front().size(0);
   capture_call();
   find_calls();
-  plan_ = analyze_batch(graph_);
+  plan_ = algebra::analyze_batch(graph_);
   refuse_draws();
 }
 
@@ -85,8 +85,8 @@ void CapturedExample::check_arguments() const {
 void CapturedExample::capture_call() {
   const auto leaves = arguments(batch_);
   torch::nn::Module parameters("example");
-  std::vector<InputSpec> specs;
-  for (const auto& tensor : leaves.samples) specs.push_back(input_spec(tensor));
+  std::vector<trace::InputSpec> specs;
+  for (const auto& tensor : leaves.samples) specs.push_back(trace::input_spec(tensor));
   for (std::size_t i = 0; i < leaves.shared.size(); ++i) {
     const auto& tensor = leaves.shared[i];
     if (tensor.requires_grad()) {
@@ -94,7 +94,7 @@ void CapturedExample::capture_call() {
       parameters.register_parameter(name, tensor);
       parameters_[name] = i;
     } else {
-      specs.push_back(input_spec(tensor, std::nullopt));
+      specs.push_back(trace::input_spec(tensor, std::nullopt));
     }
   }
   const auto forward = [&](const Tensors& inputs) {
@@ -105,8 +105,8 @@ void CapturedExample::capture_call() {
     }
     return call(given);
   };
-  graph_ = capture(parameters, specs, forward);
-  verify_capture(graph_, parameters, specs, forward, std::array{batch_ - 2, batch_});
+  graph_ = trace::capture(parameters, specs, forward);
+  trace::verify_capture(graph_, parameters, specs, forward, std::array{batch_ - 2, batch_});
 }
 
 void CapturedExample::find_calls() {
@@ -148,8 +148,8 @@ Arguments CapturedExample::arguments(std::int64_t samples) const {
   return made;
 }
 
-Environment CapturedExample::environment(const Arguments& arguments) const {
-  Environment values(graph_.values.size());
+replay::Environment CapturedExample::environment(const Arguments& arguments) const {
+  replay::Environment values(graph_.values.size());
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = graph_.values[i].constant;
   for (const auto& [name, value] : graph_.parameters) values[value.index()] = arguments.shared[parameters_.at(name)];
   auto next = graph_.inputs.begin();

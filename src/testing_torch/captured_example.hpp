@@ -16,14 +16,14 @@
 
 namespace autopar::testing::op_laws {
 
-/// The arguments of one run: leaves of their own, the floating ones with gradients.
+/// The arguments of one run, as new leaves; floating ones require gradients.
 struct Arguments {
   Tensors samples, shared;
 
   [[nodiscard]] Tensors differentiable() const;
-  /// "samples[0]", of each that `differentiable` gives.
+  /// The name of each tensor in `differentiable`, like "samples[0]".
   [[nodiscard]] std::vector<std::string> names() const;
-  /// Some of the samples, as views.
+  /// Samples [first, first + count), as views.
   [[nodiscard]] Arguments slice(std::int64_t first, std::int64_t count) const;
 };
 
@@ -35,23 +35,23 @@ class CapturedExample {
   CapturedExample(std::string_view op, const OpExample& example);
 
   [[nodiscard]] const OpGraph& graph() const { return graph_; }
-  [[nodiscard]] const BatchPlan& plan() const { return plan_; }
+  [[nodiscard]] const algebra::BatchSemantics& plan() const { return plan_; }
   [[nodiscard]] std::int64_t batch() const { return batch_; }
   /// Calls of the operator, ascending.
   [[nodiscard]] const std::vector<OpId>& calls() const { return calls_; }
 
-  /// The first so many samples.
+  /// Arguments with the first `samples` samples.
   [[nodiscard]] Arguments arguments(std::int64_t samples) const;
-  /// What the example's own code makes of them.
+  /// The results of the example's code.
   [[nodiscard]] Tensors call(const Arguments& arguments) const {
     return example_.call(arguments.samples, arguments.shared);
   }
   /// An environment with constants and arguments in place.
-  [[nodiscard]] Environment environment(const Arguments& arguments) const;
+  [[nodiscard]] replay::Environment environment(const Arguments& arguments) const;
   /// Whether the value is one of the shared arguments.
   [[nodiscard]] bool is_shared(ValueId value) const;
 
-  /// "weight of mylib::layer", of an operand of a call.
+  /// Name of an operand of a call: "weight of mylib::layer".
   [[nodiscard]] std::string name_of(OpId call, ValueId operand) const;
 
   /// @throws LawBroken
@@ -69,7 +69,7 @@ class CapturedExample {
   std::int64_t batch_ = 0;
   std::map<std::string, std::size_t> parameters_;  ///< by name: positions among the shared arguments
   OpGraph graph_;
-  BatchPlan plan_;
+  algebra::BatchSemantics plan_;
   std::vector<OpId> calls_;
 };
 

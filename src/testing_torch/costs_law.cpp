@@ -42,7 +42,7 @@ class HeldMemory : public c10::MemoryReportingInfoBase {
   }
   [[nodiscard]] bool memoryProfilingEnabled() const override { return true; }
 
-  /// Without 64 bytes a tensor: scalars, and what an allocator adds.
+  /// Held bytes, less 64 bytes per tensor for scalars and allocator overhead.
   [[nodiscard]] double bytes() const {
     constexpr std::int64_t kLittle = 64;
     std::int64_t sum = 0;
@@ -54,10 +54,11 @@ class HeldMemory : public c10::MemoryReportingInfoBase {
   std::map<void*, std::int64_t> held_;
 };
 
-/// What the histories of a call's results hold beside shared arguments. Other operands are made for the call alone.
+/// Bytes that the autograd graphs of a call's results hold, besides shared arguments. Other operands are made for this
+/// call only.
 double held_by_backward(const CapturedExample& example, const RecordedCall& call) {
   const auto& graph = example.graph();
-  Environment leaves(graph.values.size());
+  replay::Environment leaves(graph.values.size());
   for (const auto& [value, tensor] : call.operands)
     leaves[value.index()] = tensor.detach().set_requires_grad(graph.value(value).has_gradient());
   const auto memory = std::make_shared<HeldMemory>();
@@ -74,7 +75,7 @@ double held_by_backward(const CapturedExample& example, const RecordedCall& call
   return memory->bytes();
 }
 
-/// Bytes of a value, without the line through them that planners see.
+/// Exact bytes of a value; planners see a linear function of the batch instead.
 double bytes_of(const OpGraph& graph, ValueId value, std::int64_t batch) {
   const auto& info = graph.value(value);
   return static_cast<double>(info.elements(batch)) * static_cast<double>(c10::elementSize(info.dtype));

@@ -15,9 +15,9 @@ std::vector<std::int64_t> sizes_at(const ValueInfo& value, std::int64_t batch) {
   return sizes;
 }
 
-/// The results on the stack, by the values that the graph has for them.
+/// Visits the results on the stack with their values in the graph.
 template <class Visit>
-void for_each_result(const ReplayCall& call, Visit&& visit) {
+void for_each_result(const replay::ReplayCall& call, Visit&& visit) {
   for (const auto& slot : call.node.outputs) {
     const auto& result = call.stack[static_cast<std::size_t>(slot.position)];
     for (std::size_t k = 0; k < slot.values.size(); ++k) {
@@ -27,7 +27,7 @@ void for_each_result(const ReplayCall& call, Visit&& visit) {
   }
 }
 
-void check_results(const CapturedExample& example, const ReplayCall& call) {
+void check_results(const CapturedExample& example, const replay::ReplayCall& call) {
   const auto batch = call.sizes.local;
   std::size_t k = 0;
   for_each_result(call, [&](ValueId id, const at::Tensor& result) {
@@ -45,14 +45,14 @@ void check_results(const CapturedExample& example, const ReplayCall& call) {
 std::vector<RecordedCall> record(const CapturedExample& example, std::int64_t batch) {
   const at::NoGradGuard no_history;
   std::vector<RecordedCall> calls;
-  Replayer replayer(example.graph(), all_ops(example.graph()), {}, at::kCPU);
+  replay::Replayer replayer(example.graph(), replay::all_ops(example.graph()), {}, at::kCPU);
   for (const auto id : example.calls()) {
-    replayer.handle(id, [&](ReplayCall& call) {
+    replayer.handle(id, [&](replay::ReplayCall& call) {
       RecordedCall made{call.id, {}, {}};
       for_each_input(call.node, [&](ValueId value) {
         made.operands[value] = call.environment[value.index()].detach().clone();  // the call may write into it
       });
-      call.proceed();
+      call.call_original();
       check_results(example, call);
       for_each_result(call,
                       [&](ValueId, const at::Tensor& result) { made.results.push_back(result.detach().clone()); });
@@ -66,10 +66,10 @@ std::vector<RecordedCall> record(const CapturedExample& example, std::int64_t ba
 
 }  // namespace
 
-Tensors run_alone(const OpGraph& graph, OpId id, Environment values, std::int64_t batch) {
+Tensors run_alone(const OpGraph& graph, OpId id, replay::Environment values, std::int64_t batch) {
   std::vector<ValueId> made;
   for_each_output(graph.op(id), [&](ValueId value) { made.push_back(value); });
-  Replayer(graph, {id}, made, at::kCPU).run(values, {batch, batch});
+  replay::Replayer(graph, {id}, made, at::kCPU).run(values, {batch, batch});
   Tensors results;
   for (const auto value : made) results.push_back(std::move(values[value.index()]));
   return results;

@@ -7,21 +7,21 @@
 
 namespace autopar::testing::op_laws {
 
-/// One call of the operator on the whole batch, without history.
+/// One call of the operator on the whole batch, without an autograd graph.
 struct RecordedCall {
   OpId id;
-  std::map<ValueId, at::Tensor> operands;  ///< as the call found them
+  std::map<ValueId, at::Tensor> operands;  ///< values before the call
   Tensors results;                         ///< as `for_each_output` visits them
 };
 
-/// Tensors that the operator gives as `for_each_output` visits them, from an environment with its operands.
-[[nodiscard]] Tensors run_alone(const OpGraph& graph, OpId id, Environment values, std::int64_t batch);
+/// Results of the operator in the order of `for_each_output`, from an environment with its operands.
+[[nodiscard]] Tensors run_alone(const OpGraph& graph, OpId id, replay::Environment values, std::int64_t batch);
 
 /// @return the calls on the whole batch
-/// @throws LawBroken, as all that follow
+/// @throws LawBroken, like all functions below
 [[nodiscard]] std::vector<RecordedCall> check_forms(const CapturedExample& example);
 
-/// @return whether the batch may be cut
+/// @return whether the batch may be sliced
 [[nodiscard]] bool check_slices(const CapturedExample& example);
 
 /// @return whether the call works on slices of some operand

@@ -31,23 +31,23 @@ at::Tensor joined(const Tensors& pieces, const UnitSlices& slices, std::int64_t 
   return at::cat(parts, slices.dim + 1).flatten(slices.dim, slices.dim + 1);
 }
 
-Tensors moved(const ShardedStep& step, const Tensors& from, std::int64_t batch) {
+Tensors moved(const tensor_parallel::ShardedStep& step, const Tensors& from, std::int64_t batch) {
   Tensors to;
   switch (*step.move) {
-    case ShardMove::kCopy:
+    case ir::ShardMove::kCopy:
       return from;
-    case ShardMove::kReduce:
+    case ir::ShardMove::kAllReduce:
       to.assign(kShards, from.front() + from.back());
       return to;
-    case ShardMove::kGather:
-    case ShardMove::kAssemble:
+    case ir::ShardMove::kAllGather:
+    case ir::ShardMove::kAssemble:
       to.assign(kShards, joined(from, step.slices, batch));
       return to;
-    case ShardMove::kScatter:
+    case ir::ShardMove::kScatter:
       for (int place = 0; place < kShards; ++place)
         to.push_back(slice_of(from[static_cast<std::size_t>(place)], step.slices, batch, place));
       return to;
-    case ShardMove::kReduceScatter:
+    case ir::ShardMove::kReduceScatter:
       break;
   }
   AUTOPAR_ASSERT(false, "sums are left in slices of tokens where that is asked for alone");
@@ -69,11 +69,11 @@ at::Tensor slice_of(const at::Tensor& whole, const UnitSlices& slices, std::int6
   return at::cat(parts, slices.dim + 1).flatten(slices.dim, slices.dim + 1);
 }
 
-std::map<ValueId, Tensors> run_in_shards(const OpGraph& graph, const ShardedLayout& layout, OpId call,
+std::map<ValueId, Tensors> run_in_shards(const OpGraph& graph, const tensor_parallel::ShardedLayout& layout, OpId call,
                                          const std::map<ValueId, at::Tensor>& operands, std::int64_t batch) {
   static_assert(kShards == 2, "sums have two addends");
-  const auto sharded = insert_moves(graph, {{kShards, layout}});
-  const OpGraph programs[kShards]{on_shard(sharded, {0}), on_shard(sharded, {1})};
+  const auto sharded = tensor_parallel::insert_moves(graph, {{kShards, layout}});
+  const OpGraph programs[kShards]{tensor_parallel::on_shard(sharded, {0}), tensor_parallel::on_shard(sharded, {1})};
   std::map<ValueId, Tensors> values;
   for (const auto& [value, whole] : operands) {
     const auto found = layout.leaves.find(value);
@@ -90,7 +90,7 @@ std::map<ValueId, Tensors> run_in_shards(const OpGraph& graph, const ShardedLayo
       continue;
     }
     for (std::size_t place = 0; place < kShards; ++place) {
-      Environment own(sharded.graph.values.size());
+      replay::Environment own(sharded.graph.values.size());
       for_each_input(node, [&](ValueId value) { own[value.index()] = values.at(value)[place]; });
       auto results = run_alone(programs[place], id, std::move(own), batch);
       std::size_t k = 0;

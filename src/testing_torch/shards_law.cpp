@@ -15,7 +15,7 @@ namespace {
 
 constexpr auto kShardsLaw = "tensor shards give what the whole call gives";
 
-/// One operand of a call in slices of one of its dims.
+/// Checks a call with one operand in slices of one of its dims.
 class ShardsOfOperand {
  public:
   ShardsOfOperand(const CapturedExample& example, const RecordedCall& call, ValueId operand, std::int32_t dim)
@@ -24,12 +24,12 @@ class ShardsOfOperand {
         operand_(operand),
         slices_{dim, {0, 1}, call.operands.at(operand).size(dim), {1}} {}
 
-  /// @return whether there is a rule for it
+  /// @return whether a rule allows these slices
   bool check() const {
     const auto rule = ask();
     if (!rule.in_slices || rule.kernel == ShardedOp::Kernel::kTogether) return false;
     check_rule(rule);
-    ShardTyping typing(example_.graph(), [&](OpId op) { return op == call_.id; });
+    tensor_parallel::ShardTyping typing(example_.graph(), [&](OpId op) { return op == call_.id; });
     const auto layout = typing.run({{operand_, slices_}}, [](ValueId) { return false; });
     try {
       compare(layout, run_in_shards(example_.graph(), layout, call_.id, call_.operands, example_.batch()));
@@ -44,13 +44,13 @@ class ShardsOfOperand {
     std::vector<TensorLayout> layouts(example_.graph().values.size());
     layouts[operand_.index()] = TensorLayout::sharded(slices_);
     try {
-      return ShardRules(example_.graph())(layouts, call_.id);
-    } catch (const InvalidArgument& error) {  // of a user's rule that nobody can run
+      return tensor_parallel::ShardRules(example_.graph())(layouts, call_.id);
+    } catch (const InvalidArgument& error) {  // from a user's rule that cannot be run
       broken(error.what());
     }
   }
 
-  /// What code that follows rules takes for granted.
+  /// Checks the properties of a rule's result that other code relies on.
   void check_rule(const ShardedOp& rule) const {
     for (std::size_t k = 0; k < rule.results.size(); ++k) {
       const auto& layout = rule.results[k];
@@ -70,7 +70,7 @@ class ShardsOfOperand {
     if (!rule.results.front().is_partial()) broken("its rule leaves out a bias, and gives no terms of a sum");
   }
 
-  void compare(const ShardedLayout& layout, const std::map<ValueId, Tensors>& values) const {
+  void compare(const tensor_parallel::ShardedLayout& layout, const std::map<ValueId, Tensors>& values) const {
     std::size_t k = 0;
     for_each_output(example_.graph().op(call_.id), [&](ValueId result) {
       const auto& whole = call_.results[k];

@@ -31,7 +31,7 @@ std::vector<SlicedRun::Slice> SlicedRun::slices() const {
   std::vector<Slice> slices;
   std::int64_t first = 0;
   for (const auto length : lengths_) {
-    SliceContext context{.samples = length, .batch = example_.batch(), .first_sample = first, .draws = {}};
+    interpret::SliceContext context{.samples = length, .batch = example_.batch(), .first_sample = first, .draws = {}};
     context.counts = &counts_;
     auto values = example_.environment(arguments_.slice(first, length));
     for (const auto& [value, tensor] : known_) values[value.index()] = tensor;
@@ -41,14 +41,15 @@ std::vector<SlicedRun::Slice> SlicedRun::slices() const {
   return slices;
 }
 
-void SlicedRun::run(const std::vector<OpId>& ops, const SliceContext& context, Environment& values) const {
+void SlicedRun::run(const std::vector<OpId>& ops, const interpret::SliceContext& context,
+                    replay::Environment& values) const {
   std::vector<ValueId> keep;
   for (const auto op : ops) {
     for_each_input(graph_.op(op), [&](ValueId value) { keep.push_back(value); });
     for_each_output(graph_.op(op), [&](ValueId value) { keep.push_back(value); });
   }
-  std::vector<NormSample> statistics(plan_.batch_norms.size());
-  OpInterpreter(graph_, plan_, ops, keep, at::kCPU).run(values, context, statistics);
+  std::vector<interpret::NormSample> statistics(plan_.batch_norms.size());
+  interpret::OpInterpreter(graph_, plan_, ops, keep, at::kCPU).run(values, context, statistics);
 }
 
 // Each slice is the local batch of a rank.
@@ -96,7 +97,7 @@ void SlicedRun::run_epilogue() {
   for (const auto& [value, tensor] : known_) late_[value.index()] = tensor;
   for (const auto& input : plan_.epilogue_inputs)
     late_[input.value.index()] = total(stage_, input.value, input.weighted);
-  SliceContext whole{.samples = example_.batch(), .batch = example_.batch(), .first_sample = 0, .draws = {}};
+  interpret::SliceContext whole{.samples = example_.batch(), .batch = example_.batch(), .first_sample = 0, .draws = {}};
   whole.counts = &counts_;
   run(plan_.epilogue, whole, late_);
 }
@@ -121,18 +122,18 @@ at::Tensor SlicedRun::joined(ValueId value) const {
   return at::cat(pieces, type.dim + 1).flatten(type.dim, type.dim + 2);
 }
 
-at::Tensor SlicedRun::result_of(const OutputPlan& output) const {
+at::Tensor SlicedRun::result_of(const algebra::OutputPlan& output) const {
   switch (output.kind) {
-    case OutputKind::kBatched:
+    case algebra::OutputKind::kBatched:
       return joined(output.value);
-    case OutputKind::kPartialSum:
+    case algebra::OutputKind::kPartialSum:
       return total(stage_, output.value);
-    case OutputKind::kReplicated:
+    case algebra::OutputKind::kReplicated:
       if (output.differentiable) return total(stage_, output.value, /*is_weighted=*/true);
       return stage_.front().values[output.value.index()];
-    case OutputKind::kPrologue:
-    case OutputKind::kEpilogue:
-    case OutputKind::kInput:
+    case algebra::OutputKind::kPrologue:
+    case algebra::OutputKind::kEpilogue:
+    case algebra::OutputKind::kInput:
       break;
   }
   return late_[output.value.index()];

@@ -14,7 +14,7 @@ constexpr auto kSlicesLaw = "slices of the batch give what the whole batch gives
 
 using Lengths = std::vector<std::int64_t>;
 
-/// Slices of one sample, of unlike lengths, and in both orders. @pre batch is at least 5
+/// Slices of one sample and of different lengths, in both orders. @pre batch is at least 5
 std::vector<Lengths> cuts_of(std::int64_t batch) {
   return {{1, batch - 1}, {batch - batch / 2, batch / 2}, {batch - 1, 1}, {2, batch - 3, 1}, {1, 1, batch - 2}};
 }

@@ -15,10 +15,10 @@ namespace {
 
 constexpr auto kSplitLaw = "the formulas of a split backward give autograd's gradients";
 
-/// Autograd's gradients of one call, and the formulas'.
+/// Compares autograd's gradients of one call with the formulas'.
 class TwoBackwards {
  public:
-  TwoBackwards(const CapturedExample& example, const RecordedCall& call, SplitBackward split)
+  TwoBackwards(const CapturedExample& example, const RecordedCall& call, autograd::SplitBackward split)
       : example_(example), call_(call), split_(std::move(split)) {}
 
   void check() {
@@ -105,8 +105,8 @@ class TwoBackwards {
 
   const CapturedExample& example_;
   const RecordedCall& call_;
-  SplitBackward split_;
-  Environment values_;
+  autograd::SplitBackward split_;
+  replay::Environment values_;
   at::Tensor result_, gradient_, of_x_;
   Tensors of_parameters_;
 };
@@ -114,7 +114,7 @@ class TwoBackwards {
 }  // namespace
 
 bool check_split_backward(const CapturedExample& example, const RecordedCall& call) {
-  auto split = split_backward_of(example.graph(), example.plan(), call.id);
+  auto split = autograd::split_backward_of(example.graph(), example.plan(), call.id);
   if (split) TwoBackwards(example, call, std::move(*split)).check();
   return split.has_value();
 }

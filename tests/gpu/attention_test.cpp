@@ -78,10 +78,10 @@ struct Made {
 };
 
 Made by_library(Attention& net, const Given& given) {
-  CaptureOptions options;
+  trace::CaptureOptions options;
   options.device = c10::DeviceType::CUDA;
-  const auto graph = passes::fold_linear(capture(
-      net, {input_spec(given.x)}, [&](const Tensors& in) -> Tensors { return {net.forward(in[0])}; }, options));
+  const auto graph = passes::fold_linear(trace::capture(
+      net, {trace::input_spec(given.x)}, [&](const Tensors& in) -> Tensors { return {net.forward(in[0])}; }, options));
   auto kept = graph.outputs;
   for (std::size_t i = 0; i < graph.ops.size(); ++i) {
     const auto op = OpId::of(i);
@@ -89,13 +89,13 @@ Made by_library(Attention& net, const Given& given) {
     if (graph.is(op, "aten::scaled_dot_product_attention")) kept.push_back(graph.input(op, 0));
   }
   REQUIRE(kept.size() == 3);
-  const auto plan = analyze_batch(graph);
-  OpInterpreter runner(graph, plan, all_ops(graph), kept, given.x.device());
+  const auto plan = algebra::analyze_batch(graph);
+  interpret::OpInterpreter runner(graph, plan, replay::all_ops(graph), kept, given.x.device());
   auto values = runner.environment();
-  bind_state(graph, net, values);
+  replay::bind_state(graph, net, values);
   values[graph.inputs[0].index()] = given.x;
-  std::vector<NormSample> statistics;
-  SliceContext slice;
+  std::vector<interpret::NormSample> statistics;
+  interpret::SliceContext slice;
   slice.samples = slice.batch = given.x.size(0);
   runner.run(values, slice, statistics);
   const auto result = values[graph.outputs[0].index()];

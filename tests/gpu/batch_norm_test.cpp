@@ -8,8 +8,8 @@
 
 #include "kernels/batch_norm_source.hpp"
 #include "torch/device/device_context.hpp"
+#include "torch/fused/bias_gradient.hpp"
 #include "torch/fused/fused_ops.hpp"
-#include "torch/fused/summed_columns.hpp"
 
 #include "gpu/kernel_error.hpp"
 
@@ -98,7 +98,7 @@ const std::vector<Case> kCases{
 };
 
 TEST_CASE("A batch norm, an addition and ReLU in kernels of their own are libtorch's", "[gpu]") {
-  REQUIRE(ap::context_of(at::kCUDA).has_kernels(ap::kernels::kBatchNormKernels, 0));
+  REQUIRE(ap::devices::context_of(at::kCUDA).has_kernels(ap::kernels::kBatchNormKernels, 0));
   for (const auto& one : kCases) {
     INFO(c10::IntArrayRef(one.sizes) << (one.residual ? ", residual" : "") << (one.relu ? ", ReLU" : ""));
     const auto exact = outcome(one, at::kDouble, apart);
@@ -156,7 +156,7 @@ struct Summing : torch::autograd::Function<Summing> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
                                                  torch::autograd::variable_list given) {
     auto gradient = given[0].clone();
-    ap::fused::attach_summed_columns(gradient, gradient.sum(0));
+    ap::fused::attach_bias_gradient(gradient, gradient.sum(0));
     return {std::move(gradient)};
   }
 };
@@ -170,7 +170,7 @@ TEST_CASE("Sums of a gradient's columns end where ReLU's gradient is written ove
     const auto [result, second] = joined(x, numbers(1), numbers(0), numbers(0), numbers(1), residual, relu);
     const auto gradient = torch::autograd::grad({Summing::apply(result)}, {residual}, {given})[0];
     CHECK(torch::equal(gradient, relu ? given * (result > 0) : given));
-    const auto sums = ap::fused::take_summed_columns(gradient);
+    const auto sums = ap::fused::take_bias_gradient(gradient);
     CHECK(sums.defined() == !relu);
     if (sums.defined()) CHECK(torch::equal(sums, given.sum(0)));
   }

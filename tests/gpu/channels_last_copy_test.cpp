@@ -24,7 +24,7 @@ using torch::Tensor;
 constexpr auto kLast = at::MemoryFormat::ChannelsLast;
 
 TEST_CASE("copies of weights between layouts on a GPU are libtorch's, to the bit", "[gpu]") {
-  REQUIRE(ap::context_of(at::kCUDA).has_kernels(ap::kernels::kChannelsLastCopyKernels, 0));
+  REQUIRE(ap::devices::context_of(at::kCUDA).has_kernels(ap::kernels::kChannelsLastCopyKernels, 0));
   torch::manual_seed(12);
   const std::vector<std::vector<std::int64_t>> sizes{{512, 512, 3, 3}, {64, 3, 7, 7}, {33, 321, 3, 3}, {7, 66, 2, 2},
                                                      {16, 1000, 1, 7}, {1, 2, 1, 2},  {8, 2048, 3, 3}, {5, 130, 5, 5}};

@@ -6,8 +6,8 @@
 
 #include <catch_shim.hpp>
 
+#include "torch/fused/bias_gradient.hpp"
 #include "torch/fused/gelu_gradient.hpp"
-#include "torch/fused/summed_columns.hpp"
 
 #include "gpu/kernel_error.hpp"
 
@@ -28,9 +28,9 @@ bool check(const Tensor& gradient, const Tensor& x, const std::string& approxima
   CHECK(gpu_test::worst_error(ours, exact) <= 1.5 * gpu_test::worst_error(theirs, exact) + 1e-7);
   const auto again = autopar::fused::gelu_gradient(gradient, x, approximate);
   CHECK(torch::equal(ours, again));
-  const auto sums = autopar::fused::take_summed_columns(ours);
+  const auto sums = autopar::fused::take_bias_gradient(ours);
   if (!sums.defined()) return false;
-  CHECK(torch::equal(sums, autopar::fused::take_summed_columns(again)));
+  CHECK(torch::equal(sums, autopar::fused::take_bias_gradient(again)));
   gpu_test::check_summed_columns(sums, ours);
   return true;
 }

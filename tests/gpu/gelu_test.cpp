@@ -32,7 +32,7 @@ void check(const Tensor& x) {
 
 TEST_CASE("GELU on a GPU has libtorch's bits for all numbers of 16 bits, and for many in single precision", "[gpu]") {
   const at::NoGradGuard no_grad;
-  REQUIRE(autopar::context_of(at::kCUDA).has_kernels(autopar::kernels::kGeluKernels, 0));
+  REQUIRE(autopar::devices::context_of(at::kCUDA).has_kernels(autopar::kernels::kGeluKernels, 0));
   const auto every = at::arange(1 << 16, at::TensorOptions(at::kCUDA).dtype(at::kLong));
   for (const auto type : {at::kBFloat16, at::kHalf}) check(every.to(at::kShort).view(type));
   const auto of_bits = [](const Tensor& bits) { return bits.to(at::kInt).view(at::kFloat); };

@@ -35,7 +35,7 @@ TEST_CASE("A factor on a GPU multiplies gradients of all types as libtorch does"
         const auto wide = gradient.is_complex() ? gradient : gradient.to(is_wide ? at::kDouble : at::kFloat);
         wanted.push_back((wide * given.to(wide.options())).to(gradient.scalar_type()));
       }
-      autopar::multiply_unless_one(gradients, given);
+      autopar::gradients::multiply_unless_one(gradients, given);
       for (std::size_t i = 0; i < gradients.size(); ++i) {
         INFO(gradients[i].scalar_type() << " " << gradients[i].sizes() << ", " << by);
         CHECK(at::allclose(gradients[i], wanted[i], 1e-6, 0, /*equal_nan=*/true));

@@ -7,8 +7,8 @@
 #include <catch_shim.hpp>
 
 #include "gpu/kernel_error.hpp"
+#include "torch/fused/bias_gradient.hpp"
 #include "torch/fused/joined_parts.hpp"
-#include "torch/fused/summed_columns.hpp"
 
 // Gradients of parts put together in a kernel that also sums their columns, beside libtorch's copies.
 namespace gpu_joined_parts_test {
@@ -46,14 +46,14 @@ bool check(std::vector<std::int64_t> sizes, c10::ScalarType type, const Way& way
     return false;
   }
   CHECK(torch::equal(whole, exact));
-  const auto sums = autopar::fused::take_summed_columns(whole);
+  const auto sums = autopar::fused::take_bias_gradient(whole);
   REQUIRE(sums.defined());
   const auto rows = exact.flatten(0, -2);
   const auto in_double = rows.to(at::kDouble).sum(0);
   CHECK(gpu_test::distance(sums.to(at::kDouble), in_double) <=
         1.5 * gpu_test::distance(rows.sum(0, false, at::kFloat).to(at::kDouble), in_double) + 1e-7);
   CHECK(autopar::fused::join_parts(whole, way(whole), parts));
-  CHECK(torch::equal(autopar::fused::take_summed_columns(whole), sums));
+  CHECK(torch::equal(autopar::fused::take_bias_gradient(whole), sums));
   return true;
 }
 

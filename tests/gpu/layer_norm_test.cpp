@@ -8,8 +8,8 @@
 #include "kernels/layer_norm_source.hpp"
 #include "torch/autograd/parameter_cast.hpp"
 #include "torch/device/device_context.hpp"
+#include "torch/fused/bias_gradient.hpp"
 #include "torch/fused/fused_ops.hpp"
-#include "torch/fused/summed_columns.hpp"
 
 #include "gpu/kernel_error.hpp"
 
@@ -62,7 +62,7 @@ Outcome outcome(const Case& one, c10::ScalarType type, c10::ScalarType numbers, 
 }
 
 TEST_CASE("A sum and its layer norm in kernels of their own are libtorch's", "[gpu]") {
-  REQUIRE(ap::context_of(at::kCUDA).has_kernels(ap::kernels::kLayerNormKernels, 0));
+  REQUIRE(ap::devices::context_of(at::kCUDA).has_kernels(ap::kernels::kLayerNormKernels, 0));
   const std::vector<Case> cases{
       {{8, 128, 2048}},       {{3, 7, 768}},          {{5, 4096}},     {{5, 8192}},    {{1, 8}}, {{33, 5, 40}},
       {{9, 64}, true, false}, {{9, 64}, false, true}, {{2, 3, 16384}}, {{4, 6, 1000}}, {{4, 7}}, {{600, 32}}};
@@ -131,10 +131,10 @@ TEST_CASE("The gradient of what is dropped brings along sums of its columns, tha
     const auto weight = at_type(torch::randn({1000}), type), bias = torch::zeros_like(weight);
     const auto [sum, norm] = joined(x, y, weight, bias, 0.25, seed);
     const auto made = torch::autograd::grad({sum, norm}, {x, y}, {of_sum, of_norm});
-    const auto sums = ap::fused::take_summed_columns(made[0]);
+    const auto sums = ap::fused::take_bias_gradient(made[0]);
     REQUIRE(sums.defined());
     gpu_test::check_summed_columns(sums, made[0]);
-    CHECK_FALSE(ap::fused::take_summed_columns(made[1]).defined());
+    CHECK_FALSE(ap::fused::take_bias_gradient(made[1]).defined());
   }
 }
 
@@ -147,7 +147,7 @@ TEST_CASE("Weights that are casts have their gradients in the parameters' single
     const auto weight = at_type(torch::randn({256}), at::kFloat).requires_grad_(),
                bias = torch::zeros_like(weight).requires_grad_();
     const auto cast = [](const Tensor& parameter) {
-      return ap::with_history_of(parameter, parameter.detach().to(at::kBFloat16));
+      return ap::autograd::with_history_of(parameter, parameter.detach().to(at::kBFloat16));
     };
     const auto [sum, norm] = joined(x, y, cast(weight), cast(bias), p, seed);
     const auto made = torch::autograd::grad({norm}, {weight, bias}, {of_norm});
@@ -178,11 +178,11 @@ TEST_CASE("The gradient of a sum that a layer norm reads brings along sums of it
         return torch::autograd::grad({sum, norm}, {x, y}, {of_sum, of_norm});
       };
       const auto made = gradients(), again = gradients();
-      const auto sums = ap::fused::take_summed_columns(made[0]);
+      const auto sums = ap::fused::take_bias_gradient(made[0]);
       REQUIRE(sums.defined());
       gpu_test::check_summed_columns(sums, made[0]);
-      CHECK(torch::equal(sums, ap::fused::take_summed_columns(again[0])));
-      CHECK_FALSE(ap::fused::take_summed_columns(made[1]).defined());  // the same tensor
+      CHECK(torch::equal(sums, ap::fused::take_bias_gradient(again[0])));
+      CHECK_FALSE(ap::fused::take_bias_gradient(made[1]).defined());  // the same tensor
     }
   }
 }

@@ -63,7 +63,7 @@ const std::vector<Case> kCases{
 };
 
 TEST_CASE("Max-pooling in kernels of its own is libtorch's", "[gpu]") {
-  REQUIRE(ap::context_of(at::kCUDA).has_kernels(ap::kernels::kMaxPoolKernels, 0));
+  REQUIRE(ap::devices::context_of(at::kCUDA).has_kernels(ap::kernels::kMaxPoolKernels, 0));
   for (const auto& one : kCases) {
     INFO(c10::IntArrayRef(one.sizes) << " by " << c10::IntArrayRef(one.kernel) << (one.ceil_mode ? ", ceil mode" : ""));
     torch::manual_seed(7);

@@ -18,7 +18,7 @@
 #include "kernels/gemm/measured_products.hpp"
 #include "torch/autograd/row_products.hpp"
 #include "torch/fused/products.hpp"
-#include "torch/fused/whole_packs.hpp"
+#include "torch/fused/vectorised_rows.hpp"
 
 // Large products by an algorithm of cuBLASLt that was measured, beside libtorch's.
 namespace gpu_products_test {
@@ -62,11 +62,11 @@ void check_product(const Tensor& a, const Tensor& b, at::ScalarType type) {
 
 void check_sum(const Tensor& a, const Tensor& b) {
   const auto start = torch::randn({a.size(1), b.size(1)}, at::kCUDA);
-  const auto product = autopar::product_over_rows(a, b);
+  const auto product = autopar::autograd::product_over_rows(a, b);
   auto sum = start.clone(), again = start.clone();
   REQUIRE(autopar::fused::multiply_large({a.t(), b, {}, sum, true}));
   CHECK(error(sum, start.to(at::kDouble) + product.to(at::kDouble)) <= rounding(at::kFloat));
-  autopar::add_product_over_rows(a, b, again);
+  autopar::autograd::add_product_over_rows(a, b, again);
   CHECK(torch::equal(sum, again));
 }
 
@@ -132,7 +132,7 @@ TEST_CASE("large products of logits with gaps behind their rows are of whole pac
     const auto logits = autopar::fused::linear_in_padded_rows(x, weight, added);
     CHECK(error(logits, torch::linear(x, weight, added).to(at::kDouble)) <= 2 * rounding(type));
   }
-  const auto rows = torch::zeros({kRows, autopar::fused::in_whole_packs(kClasses)}, x.options());
+  const auto rows = torch::zeros({kRows, autopar::fused::in_vectorised_rows(kClasses)}, x.options());
   const auto gradient = rows.narrow(1, 0, kClasses);
   gradient.copy_(torch::randn({kRows, kClasses}, at::kCUDA));
   CHECK(error(autopar::fused::gradient_through_padded_rows(gradient, x, weight), gradient.mm(weight).to(at::kDouble)) <=

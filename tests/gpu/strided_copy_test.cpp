@@ -9,7 +9,7 @@
 namespace gpu_strided_copy_test {
 
 TEST_CASE("A strided copy on a GPU moves every element, and no other", "[gpu]") {
-  REQUIRE(autopar::context_of(at::kCUDA).has_kernels(autopar::kernels::kStridedCopyKernels, 0));
+  REQUIRE(autopar::devices::context_of(at::kCUDA).has_kernels(autopar::kernels::kStridedCopyKernels, 0));
   for (const auto type : {at::kFloat, at::kBFloat16, at::kLong}) {
     const auto options = at::TensorOptions(type).device(at::kCUDA);
     for (const int64_t width : {8, 64, 7}) {

@@ -86,7 +86,7 @@ void check_steps(const Options& options, Kernel kernel) {
     for (std::size_t i = 0; i < ours.size(); ++i) {
       INFO("tensor " << i << " of sizes " << ours[i].sizes() << ", step " << step);
       REQUIRE(is_close(ours[i], theirs[i], options.lr()));
-      const auto written = ap::state_of(optimizer, ours[i]);
+      const auto written = ap::parameters::state_of(optimizer, ours[i]);
       for (const auto& [name, tensor] : written) {
         if (name == "exp_avg") REQUIRE(is_close(tensor, state.exp_avgs[i], 0.01));
         if (name == "exp_avg_sq") REQUIRE(is_close(tensor, state.exp_avg_sqs[i]));
@@ -160,7 +160,7 @@ void check_sgd_steps(const torch::optim::SGDOptions& options) {
     for (std::size_t i = 0; i < ours.size(); ++i) {
       INFO("tensor " << i << " of sizes " << ours[i].sizes() << ", step " << step);
       check_error(ours[i], theirs.parameters[i], exact.parameters[i], gradients[i]);
-      for (const auto& [name, tensor] : ap::state_of(optimizer, ours[i]))
+      for (const auto& [name, tensor] : ap::parameters::state_of(optimizer, ours[i]))
         if (name == "momentum_buffer") check_error(tensor, theirs.buffers[i], exact.buffers[i], gradients[i]);
       auto* copy = ap::ComputeCopy::of(ours[i]);
       if (copy != nullptr) REQUIRE(torch::equal(copy->to_write(ours[i]), ours[i].detach().to(copy->type())));

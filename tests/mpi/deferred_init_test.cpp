@@ -12,7 +12,7 @@
 
 #include <autopar/autopar.hpp>
 
-#include "capture/trace/phantom.hpp"
+#include "capture/trace/fake_tensor.hpp"
 
 // A model constructed by a callable: every rank makes what it owns, with the values of eager construction, and its
 // memory never holds more than that and twice the largest tensor.
@@ -151,7 +151,7 @@ double check(const ap::Options& options, const Eager<Net>& eager, const std::fun
   for (std::size_t i = 0; i < got.size(); ++i) {
     INFO(got[i].first);
     const auto& tensor = got[i].second;
-    CHECK(ap::is_phantom(tensor) == !model->owns(tensor));
+    CHECK(ap::trace::is_fake(tensor) == !model->owns(tensor));
     CHECK(torch::equal(model->gather(tensor), wanted[i].second));
   }
   return static_cast<double>(owned) / static_cast<double>(whole);

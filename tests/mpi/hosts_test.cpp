@@ -43,7 +43,7 @@ TEST_CASE("hosts: links measured within one are not taken for links between them
   const World world(0, nullptr);
   Cluster cluster;
   cluster.device.name = "H100";
-  const auto measured_on = cost_origin(world, cluster, c10::Device(c10::kCUDA, 0)).device;
+  const auto measured_on = cost::cost_origin(world, cluster, c10::Device(c10::kCUDA, 0)).device;
   CHECK(measured_on == (hosts() == 1 ? "H100" : "H100, " + std::to_string(world.local_size()) + " ranks a host"));
 }
 

@@ -46,7 +46,8 @@ inline void check_close(const Tensor& got, const Tensor& want, double tolerance,
                   (got.defined() ? ": defined, but not in one process" : ": undefined, but defined in one process"));
   }
   if (!want.defined()) return;
-  const autopar::PartAccess access;  // `got` may be what a rank has of a parameter, beside the same elements of `want`
+  const autopar::parameters::PartAccess
+      access;  // `got` may be what a rank has of a parameter, beside the same elements of `want`
   if (got.sizes() != want.sizes()) {
     std::ostringstream out;
     out << what << ": sizes " << got.sizes() << " instead of " << want.sizes();

@@ -21,7 +21,7 @@
 #include "precision.hpp"
 #include "tied_net.hpp"
 
-#include "capture/trace/phantom.hpp"
+#include "capture/trace/fake_tensor.hpp"
 
 // Channels-last arguments and weights stay so wherever a plan sends them: kernels get what they get in one process.
 namespace memory_format_test {
@@ -85,7 +85,7 @@ class FormatWatch {
     const auto& first = call.outputs().front();
     if (!first.isTensor() || !first.toTensor().defined()) return;
     const auto& tensor = first.toTensor();
-    if (tensor.dim() != 4 || tensor.is_meta() || !tensor.has_storage() || ap::is_phantom(tensor)) return;
+    if (tensor.dim() != 4 || tensor.is_meta() || !tensor.has_storage() || ap::trace::is_fake(tensor)) return;
     const std::lock_guard lock(mutex_);
     ++calls_[call.name()];
     if (tensor.is_contiguous(format_)) return;

@@ -260,7 +260,7 @@ TEST_CASE("clipping by a norm that is not finite changes nothing where it is to 
     const auto bias = model->module().up->bias.grad();
     const auto before = bias.defined() ? bias.clone() : Tensor();
     const auto unchanged = [&] {
-      const ap::PartAccess access;  // a comparison of what is here
+      const ap::parameters::PartAccess access;  // a comparison of what is here
       if (bias.defined() && !bias.equal(before)) throw Failure("a gradient has changed");
     };
     check_says({"inf", "as they were"}, [&] { static_cast<void>(model->clip_grad_norm_(1.0, 2.0, true)); });

@@ -437,8 +437,8 @@ class Course {
         auto& plain = *wanted.optimizers[o];
         const auto& mine = whole->param_groups()[g].params();
         for (std::size_t i = 0; i < mine.size(); ++i) {
-          const auto got = ap::state_of(*whole, mine[i]);
-          const auto want = ap::state_of(plain, plain.param_groups()[g].params()[i]);
+          const auto got = ap::parameters::state_of(*whole, mine[i]);
+          const auto want = ap::parameters::state_of(plain, plain.param_groups()[g].params()[i]);
           if (got.size() != want.size()) throw Failure("a state of another form");
           for (std::size_t k = 0; k < got.size(); ++k) check_close(got[k].second, want[k].second, 1e-12, got[k].first);
         }

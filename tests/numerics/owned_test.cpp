@@ -288,8 +288,8 @@ TEST_CASE("gather_optimizer gives whole states of every class of optimizer that 
       std::ostringstream file;
       torch::save(*whole, file);
       for (std::size_t i = 0; i < reference->parameters().size(); ++i) {
-        const auto want = ap::state_of(*plain, plain->param_groups()[0].params()[i]);
-        const auto got = ap::state_of(*whole, whole->param_groups()[0].params()[i]);
+        const auto want = ap::parameters::state_of(*plain, plain->param_groups()[0].params()[i]);
+        const auto got = ap::parameters::state_of(*whole, whole->param_groups()[0].params()[i]);
         if (want.empty() || got.size() != want.size()) throw Failure("a state of another form");
         for (std::size_t k = 0; k < want.size(); ++k) {
           if (got[k].first != want[k].first) throw Failure(got[k].first + " instead of " + want[k].first);

@@ -177,7 +177,8 @@ Args moved(const Args& args, at::ScalarType type, c10::Device device,
 }
 
 inline double distance(const Tensor& a, const Tensor& b) {
-  const autopar::PartAccess access;  // `a` may be what a rank has of a parameter, beside the same elements of `b`
+  const autopar::parameters::PartAccess
+      access;  // `a` may be what a rank has of a parameter, beside the same elements of `b`
   if (a.numel() == 0) return 0;
   return (a.detach().cpu().to(torch::kDouble) - b.detach().cpu().to(torch::kDouble)).abs().max().item<double>();
 }

@@ -458,7 +458,7 @@ TEST_CASE("an overflow on one rank skips the step on all and halves the scale; t
       }
       optimizer.step();
       const auto owned = model->owned_parameters();
-      const ap::PartAccess access;  // what ranks hold is compared
+      const ap::parameters::PartAccess access;  // what ranks hold is compared
       step(data.target);
       {
         const std::lock_guard lock(mutex);

@@ -54,7 +54,7 @@ struct Course {
   std::vector<double> losses, scales;
   std::vector<std::string> state;  ///< bytes of parameters and buffers
   std::vector<std::int64_t> calls, skipped;
-  std::vector<std::vector<ap::HyperParameters>> options;
+  std::vector<std::vector<ap::parameters::HyperParameters>> options;
   friend bool operator==(const Course&, const Course&) = default;
 };
 
@@ -89,7 +89,7 @@ Course train(const ap::Options& options, const Between& between) {
     course.scales.push_back(model->stats().loss_scale);
     course.calls.push_back(model->stats().calls);
     course.skipped.push_back(model->stats().skipped_steps);
-    course.options.push_back(ap::hyper_parameters(optimizer));
+    course.options.push_back(ap::parameters::hyper_parameters(optimizer));
     for (const auto& item : state) {
       course.state.emplace_back(static_cast<const char*>(item.value().data_ptr()), item.value().nbytes());
     }
@@ -107,7 +107,7 @@ std::string message_of(const std::function<void()>& work) {
   return "";
 }
 
-fs::path checkpoint_in(const fs::path& folder) { return folder / ap::kCheckpointFile; }
+fs::path checkpoint_in(const fs::path& folder) { return folder / ap::checkpoint::kCheckpointFile; }
 
 /// The file of `good` with its last byte changed, which is data of what is read last.
 void write_damaged(const fs::path& good, const fs::path& bad) {
@@ -185,15 +185,15 @@ void check_refused(const std::vector<std::string>& messages, const std::string& 
 }
 
 /// Bytes of what has memory, and hyper-parameters.
-std::pair<std::vector<std::string>, std::vector<ap::HyperParameters>> state_here(const Model& model,
-                                                                                 torch::optim::AdamW& optimizer) {
+std::pair<std::vector<std::string>, std::vector<ap::parameters::HyperParameters>> state_here(
+    const Model& model, torch::optim::AdamW& optimizer) {
   std::vector<std::string> bytes;
   const auto add = [&](const at::Tensor& tensor) {
     bytes.emplace_back(static_cast<const char*>(tensor.data_ptr()), tensor.nbytes());
   };
   for (const auto& item : model->named_parameters()) add(item.value());
   for (const auto& item : model->named_buffers()) add(item.value());
-  return {bytes, ap::hyper_parameters(optimizer)};
+  return {bytes, ap::parameters::hyper_parameters(optimizer)};
 }
 
 TEST_CASE("a load before the first call is refused at once, on every rank, has changed nothing, and another may follow",
@@ -228,11 +228,13 @@ TEST_CASE("a load before the first call is refused at once, on every rank, has c
       auto model = make(world, recorded, options);
       torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(3));
       for (const auto& [name, part] : bad) {
-        const auto before = recorded ? decltype(state_here(model, optimizer))({}, ap::hyper_parameters(optimizer))
-                                     : state_here(model, optimizer);
+        const auto before =
+            recorded ? decltype(state_here(model, optimizer))({}, ap::parameters::hyper_parameters(optimizer))
+                     : state_here(model, optimizer);
         const auto message = message_of<ap::CheckpointError>([&] { model->load(folder / name, optimizer); });
-        const auto after = recorded ? decltype(state_here(model, optimizer))({}, ap::hyper_parameters(optimizer))
-                                    : state_here(model, optimizer);
+        const auto after = recorded
+                               ? decltype(state_here(model, optimizer))({}, ap::parameters::hyper_parameters(optimizer))
+                               : state_here(model, optimizer);
         const std::lock_guard lock(mutex);
         CAPTURE(name, message, recorded, world.rank());
         CHECK(message.find("cannot load " + checkpoint_in(folder / name).string()) != std::string::npos);
@@ -350,7 +352,8 @@ TEST_CASE("what a load before the first call promises an optimizer is checked wh
     model->load(folder / "good", other);
     model->attach(other);
     model->prepare(torch::ones({4, 4}));
-    const auto steps = ap::state_of(other, model->owned_parameters().front()).front().second.item<std::int64_t>();
+    const auto steps =
+        ap::parameters::state_of(other, model->owned_parameters().front()).front().second.item<std::int64_t>();
     const std::lock_guard lock(mutex);
     CAPTURE(unsaved, refused);
     CHECK(unsaved.find("call model->prepare(arguments...) first") != std::string::npos);

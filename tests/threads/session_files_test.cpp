@@ -447,7 +447,7 @@ TEST_CASE("a plan follows the costs in the file", "[files]") {
   ap::CostOrigin origin;
   ap::loopback::run(2, [&](ap::World& world) {
     const c10::Device cpu(c10::kCPU);
-    if (world.rank() == 0) origin = ap::cost_origin(world, ap::describe_cluster(world, cpu), cpu);
+    if (world.rank() == 0) origin = ap::cost::cost_origin(world, ap::describe_cluster(world, cpu), cpu);
   });
   auto costs = ap::read_costs(options.cost_file, origin);
   for (auto& [structure, atom] : costs.atoms) {

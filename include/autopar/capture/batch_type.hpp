@@ -9,15 +9,15 @@
 
 namespace autopar {
 
-/// What a value of the whole batch is on *slices* (the samples of one micro-batch on one replica).
+/// How a value of the whole batch appears on *slices*. A slice is the samples of one micro-batch on one replica.
 enum class BatchKind : std::uint8_t {
   kReplicated,   ///< the same on every slice
   kBatched,      ///< the whole value is the slices' values, joined along the samples
   kPartialSum,   ///< the whole value is the sum of the slices' values
-  kSampleIndex,  ///< number of the sample within its slice, as arange(B): only good for picking its own sample
-  kRowStart,     ///< number of a sample's first entry in its slice, as arange(0, k*B, k): only good for bags of k
-  kStatistic,    ///< of the slice's samples, as the saved mean of a batch norm: nothing may read it
-  kWhole,        ///< only meaningful where one slice holds all samples, as x @ x.t()
+  kSampleIndex,  ///< number of the sample within its slice, like arange(B); may only pick that same sample
+  kRowStart,     ///< number of a sample's first entry in its slice, like arange(0, k*B, k); may only start bags of k
+  kStatistic,    ///< statistic of the slice's samples, like the saved mean of a batch norm; no op may read it
+  kWhole,        ///< valid only if one slice holds all samples, like x @ x.t()
   kEpilogue,     ///< a non-linear function of completed sums, computed after the pipeline on every rank
 };
 
@@ -43,9 +43,9 @@ enum class BatchKind : std::uint8_t {
   return "?";
 }
 
-/// Type of a value in the batch algebra. For kBatched, kSampleIndex and kRowStart, size[dim] = outer * batch * inner,
-/// and the sample of position p is (p / inner) % batch: outer = 1 is sample-major ([B*T, …]), inner = 1 with outer > 1
-/// is time-major.
+/// Type of a value in the batch algebra. For kBatched, kSampleIndex and kRowStart, size[dim] = outer * batch * inner.
+/// Position p of that dim belongs to sample (p / inner) % batch. outer = 1 is sample-major ([B*T, …]); inner = 1 with
+/// outer > 1 is time-major.
 struct BatchType {
   BatchKind kind = BatchKind::kReplicated;
   std::int32_t dim = -1;
@@ -61,8 +61,8 @@ struct BatchType {
 
   [[nodiscard]] constexpr bool is(BatchKind other) const { return kind == other; }
   [[nodiscard]] constexpr bool is_batched() const { return kind == BatchKind::kBatched; }
-  /// How the value lies on the replica axis of its stage's mesh; nothing where it means something within its slice
-  /// only.
+  /// Placement of the value on the replica axis of its stage's mesh; nullopt if the value has a meaning only within its
+  /// slice.
   [[nodiscard]] constexpr std::optional<Placement> placement() const {
     switch (kind) {
       case BatchKind::kReplicated:

@@ -19,7 +19,7 @@ namespace autopar {
 
 namespace detail {
 
-/// A program on flat arguments and results.
+/// A captured program with flat arguments and results.
 class FlatProgram {
  public:
   using Forward = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
@@ -36,22 +36,23 @@ class FlatProgram {
 
 }  // namespace detail
 
-/// The forward of a module as a program: straight-line operators, with sizes in the batch size. A value: copies share
-/// the program and the module.
+/// The forward of a module as a straight-line program of operators, whose sizes are functions of the batch size. Copies
+/// share the program and the module.
 template <class Result>
 class CapturedForward {
  public:
   CapturedForward(detail::FlatProgram program, Result prototype)
       : program_(std::move(program)), prototype_(std::move(prototype)) {}
 
-  /// As the forward ran; no rewrites.
+  /// The operators as the forward ran them, without rewrites.
   [[nodiscard]] const OpGraph& graph() const { return program_.graph(); }
 
-  /// What forward gives for these arguments: the same operators on the module's parameters and buffers of now, recorded
-  /// by autograd as usual. Any batch size will do. Draws are those of forward from the same state of the generator.
-  /// @throws InvalidArgument if an argument is unlike the capture's in more than the batch size
+  /// Runs the captured operators on these arguments and the module's current parameters and buffers. Autograd records
+  /// them as usual. Any batch size is allowed. From the same generator state, it draws the same random numbers as
+  /// forward.
+  /// @throws InvalidArgument if an argument differs from the captured one in more than the batch size
   /// @throws OperatorError naming the operator, where libtorch throws
-  /// @cost the operators', and O(operators); not to be called by two threads at once
+  /// @cost the cost of the operators, plus O(operators). Not to be called by two threads at once
   template <class... Args>
   [[nodiscard]] Result replay(const Args&... args) const {
     return with_tensors(prototype_, program_.run(autopar::flatten(args...)));
@@ -62,13 +63,13 @@ class CapturedForward {
   Result prototype_;
 };
 
-/// Captures `net->forward(args...)` in the module's modes and the caller's grad mode, without running an operator on
+/// Captures `net->forward(args...)` in the module's train/eval modes and the caller's grad mode. No operator runs on
 /// data: parameters, gradients and generators stay as they are. Needs neither a World nor MPI. Dim 0 of each tensor
-/// argument is the batch, of as many samples in all; a tensor without dims belongs to all samples. Constants (numbers,
-/// enums, strings) become part of the program.
-/// @throws CaptureError naming the operator and its module, where forward reads data, has sizes that depend on data, or
-///         does something that is no function of the batch size. docs/troubleshooting.md has the ways out
-/// @cost milliseconds, no memory to speak of
+/// argument is the batch dimension, with the same size in all. A tensor without dims belongs to all samples. Constants
+/// (numbers, enums, strings) become part of the program.
+/// @throws CaptureError if forward reads data, has data-dependent sizes, or does something that is no function of the
+///         batch size. The message names the operator and its module. docs/troubleshooting.md lists workarounds
+/// @cost milliseconds, negligible memory
 template <std::derived_from<torch::nn::Module> Net, class... Args>
 requires(Flattenable<Args>&&...) [[nodiscard]] auto capture(const std::shared_ptr<Net>& net, const Args&... args) {
   using Result = std::remove_cvref_t<decltype(net->forward(args...))>;
@@ -91,7 +92,7 @@ requires(Flattenable<Args>&&...)
   return capture(net.ptr(), args...);
 }
 
-/// The same of a module that the caller keeps: it must outlive the program.
+/// Captures a module that the caller owns; it must outlive the program.
 template <std::derived_from<torch::nn::Module> Net, class... Args>
 requires(Flattenable<Args>&&...) [[nodiscard]] auto capture(Net& net, const Args&... args) {
   return capture(std::shared_ptr<Net>(std::shared_ptr<void>(), &net), args...);

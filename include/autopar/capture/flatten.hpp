@@ -20,12 +20,13 @@
 
 namespace autopar {
 
-/// Arguments or results as a row of tensors, and a text that is equal for equal structure and equal constants.
+/// Arguments or results as a flat list of tensors, and a text of their structure. Equal structures with equal constants
+/// have equal texts.
 struct Flattened {
-  std::vector<at::Tensor> tensors;  ///< in declaration order; undefined where the caller's was
+  std::vector<at::Tensor> tensors;  ///< in declaration order; undefined where the caller's tensor is
   std::string structure;            ///< containers, their lengths, present optionals, values of constants
-  std::string beside{};  ///< bytes of what else the code that takes them holds: each rank's own, only compared
-                         ///< with those of earlier calls
+  std::string beside{};  ///< bytes of the other state that the callee holds. Local to a rank, only compared with
+                         ///< earlier calls
 };
 
 namespace detail {
@@ -89,8 +90,8 @@ std::string text_of(const T& value) {
   }
 }
 
-/// Copies `value` with every tensor replaced by `on_tensor(tensor)`; `note(text)` tells structure and constants.
-/// One walk serves reading and rebuilding, so that both see the same order.
+/// Copies `value` with every tensor replaced by `on_tensor(tensor)`; `note(text)` receives structure and constants. One
+/// walk serves reading and rebuilding, so that both see the same order.
 template <class T, class OnTensor, class Note>
 T rebuild(const T& value, OnTensor&& on_tensor, Note&& note) {
   const auto each = [&](const auto& part) { return rebuild(part, on_tensor, note); };
@@ -134,13 +135,13 @@ T rebuild(const T& value, OnTensor&& on_tensor, Note&& note) {
 
 }  // namespace detail
 
-/// What `forward` may take and return: `torch::Tensor`; constants (arithmetic, enum, string), which become part of the
-/// captured program; and `std::tuple`, `pair`, `array`, `vector`, `map`, `optional` and plain structs (aggregates of up
-/// to 16 fields) of these.
+/// Types that `forward` may take and return: `torch::Tensor`, and constants (arithmetic, enum, string), which become
+/// part of the captured program. Also `std::tuple`, `pair`, `array`, `vector`, `map`, `optional` and plain structs of
+/// these. A plain struct is an aggregate of up to 16 fields.
 template <class T>
 concept Flattenable = detail::is_flattenable<std::remove_cvref_t<T>>();
 
-/// Takes values apart. O(tensors + constants).
+/// Flattens values. O(tensors + constants).
 template <class... Values>
 [[nodiscard]] Flattened flatten(const Values&... values) {
   static_assert(
@@ -159,7 +160,7 @@ template <class... Values>
 }
 
 /// A copy of `prototype` that holds `tensors`, in flatten's order. Constants and lengths are the prototype's.
-/// @pre `tensors` are as many as the prototype has
+/// @pre the prototype has as many tensors as `tensors`
 template <Flattenable T>
 [[nodiscard]] T with_tensors(const T& prototype, const std::vector<at::Tensor>& tensors) {
   std::size_t next = 0;

@@ -13,22 +13,22 @@
 
 namespace autopar {
 
-/// Which samples a batch norm in training mode normalises by (DESIGN §5, batch statistics).
+/// Samples over which a batch norm in training mode normalises (DESIGN §5, batch statistics).
 enum class BatchNormMode : std::uint8_t {
-  kMicrobatch,  ///< by the slice; running statistics are pooled over all slices and updated once a call
+  kMicrobatch,  ///< by the slice; running statistics are pooled over all slices and updated once per call
   kExact        ///< by the whole batch: captured with all-reduces (CaptureOptions), else the operator mixes samples
 };
 
 struct AlgebraOptions {
   BatchNormMode batch_norm = BatchNormMode::kMicrobatch;
-  /// That runs the program: what kernels keep and work with (profiles only)
+  /// Device that runs the program. It decides the saved bytes and the workspace of kernels (profiles only).
   c10::DeviceType device = c10::DeviceType::CPU;
 };
 
 struct OpDef;
 
-/// One operator of a captured program with the types of its operands, as rules see it (op_def.hpp). Arguments by name,
-/// since positions differ between overloads.
+/// One operator of a captured program with the types of its operands, as rules see it (op_def.hpp). Arguments are found
+/// by name, since positions differ between overloads.
 class OpCall {
  public:
   OpCall(const OpGraph& graph, const std::vector<BatchType>& types, const AlgebraOptions& options, OpId id);

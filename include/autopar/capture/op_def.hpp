@@ -21,10 +21,10 @@
 
 namespace autopar {
 
-/// What an operator does with elements, for code that treats alike what moves or copies them.
+/// Effect of an operator on elements, for code that treats all operators of a kind alike.
 enum class OpKind : std::uint8_t {
   kOther,
-  kPointwise,  ///< each element of the broadcast operands by itself
+  kPointwise,  ///< computes each element of the broadcast operands separately
   kCopy,       ///< the same values: clone, casts
   kReshape,    ///< the same elements in other dims
   kExpand,     ///< repeats dims of size one without a copy
@@ -39,23 +39,24 @@ enum class OpKind : std::uint8_t {
 enum class OpTrait : std::uint32_t {
   kNone = 0,
   kTakesBatchSizes = 1 << 0,     ///< its integers may follow the batch size
-  kMakesBatchDim = 1 << 1,       ///< its rule knows results that grow with the batch where no operand does
+  kMakesBatchDim = 1 << 1,       ///< its rule types results that grow with the batch although no operand does
   kReadsSizesOnly = 1 << 2,      ///< values of operands do not matter
-  kKeepsSampleNumbers = 1 << 3,  ///< numbers of samples (arange(B)) stay what they are
-  kTakesSampleNumbers = 1 << 4,  ///< picks by them, in other arguments than its first
-  kTakesRowStarts = 1 << 5,      ///< takes where the rows of samples begin
-  kKeepsIntegers = 1 << 6,       ///< integers of its results are its operands', or follow from them one by one
+  kKeepsSampleNumbers = 1 << 3,  ///< sample indices (arange(B)) stay sample indices
+  kTakesSampleNumbers = 1 << 4,  ///< indexes by sample indices, in arguments after the first
+  kTakesRowStarts = 1 << 5,      ///< takes the positions where the rows of samples begin
+  kKeepsIntegers = 1 << 6,       ///< integers of its results are its operands', or computed from them one by one
   kPicksElements = 1 << 7,       ///< its results' elements are elements of its first argument
-  kReadsRows = 1 << 8,           ///< of its first argument only as much as its result has
+  kReadsRows = 1 << 8,           ///< reads only as much of its first argument as its result holds
   kCopiesGradient = 1 << 9,      ///< a view whose backward makes memory
   kTakesApart = 1 << 10,         ///< gives pieces of a dim
-  kRunningStatistics = 1 << 11,  ///< in training it writes `running_mean` and `running_var`, unsaid by its schema
-  kDrawsOnDevice = 1 << 12,      ///< draws within kernels, by a Philox seed
-  kSharesElementType = 1 << 13,  ///< its first two tensors must have one element type, whatever shape rules say
-  kReadsWeights = 1 << 14,       ///< of a layer, a table, scores: not computed on slices of tokens
-  kPassesGradient = 1 << 15,     ///< operands of its result's sizes have its result's gradient
-  /// Returns its one result twice: the same numbers, for two readers, so that its backward gets a gradient from each.
-  /// Both may be one memory: nothing writes to either. Graphs name the first alone.
+  kRunningStatistics = 1 << 11,  ///< in training it writes `running_mean` and `running_var`, undeclared in its schema
+  kDrawsOnDevice = 1 << 12,      ///< draws random numbers in its kernels, from a Philox seed
+  kSharesElementType = 1 << 13,  ///< its first two tensors must have one element type, even if its shape rule allows
+                                 ///< two
+  kReadsWeights = 1 << 14,       ///< reads layer weights, a table or scores: not computed on slices of tokens
+  kPassesGradient = 1 << 15,     ///< operands with the result's sizes have the result's gradient
+  /// Returns its one result twice, for two readers, so that its backward gets a gradient from each. Both may share
+  /// memory, since nothing writes to either. Graphs name only the first.
   kDuplicatedOutputs = 1 << 16,
 };
 [[nodiscard]] constexpr OpTrait operator|(OpTrait a, OpTrait b) {
@@ -65,7 +66,7 @@ enum class OpTrait : std::uint32_t {
   return (static_cast<std::uint32_t>(all) & static_cast<std::uint32_t>(one)) != 0;
 }
 
-/// What is kept from forward for the backward of an operator, besides views.
+/// Tensors that the forward of an operator keeps for its backward, besides views.
 enum class SavedTensors : std::uint8_t {
   kNothing,
   kInput,   ///< the first tensor argument
@@ -76,22 +77,22 @@ enum class SavedTensors : std::uint8_t {
   kIndices,  ///< the integer tensors among arguments and results
 };
 
-/// What an op keeps for its backward: tensors of the captured graph, and bytes of tensors that only the op knows.
+/// Memory that an op keeps for its backward: tensors of the captured graph, and bytes of tensors internal to the op.
 struct SavedBytes {
   std::vector<ValueId> values;
   Affine internal;
 };
 
-/// Bytes that only the op knows, beside operands and results, while it runs and while its backward runs.
+/// Bytes internal to an op, besides operands and results: while its forward runs, and while its backward runs.
 struct OpWorkspace {
   Affine forward, backward;
 };
 
-/// Where a backward makes the gradient of an operator's first operand.
+/// Memory in which a backward makes the gradient of an operator's first operand.
 enum class GradientPlace : std::uint8_t {
   kNew,
-  kOverSaved,    ///< over what it keeps
-  kOverOperand,  ///< over the operand, which nobody needs any more
+  kOverSaved,    ///< over its saved tensors
+  kOverOperand,  ///< over the operand, which has no later reader
 };
 
 /// How autocast treats the floating tensors among the arguments (`Options::precision`).
@@ -107,10 +108,10 @@ enum class AutocastRule : std::uint8_t {
 struct LayerForm {
   std::int32_t weight = 1;   ///< position of the weight among the arguments
   std::int32_t outputs = 0;  ///< the weight's dim that runs over outputs
-  std::int32_t bias = -1;    ///< position of what is added to the product; -1: nothing is
+  std::int32_t bias = -1;    ///< position of the addend of the product; -1: none
   bool always = false;       ///< always a layer, not also a product of two values
-  bool makes_loss = false;   ///< its outputs are classes of a loss, and not its result
-  /// Makes the call one without its bias, whose slot is already gone. Null if `bias` is -1.
+  bool makes_loss = false;   ///< its outputs are the classes of a loss, not a dim of its result
+  /// Turns the call into one without bias; the bias slot is already removed. Null if `bias` is -1.
   void (*drop_bias)(OpNode& node) = nullptr;
 };
 
@@ -118,26 +119,26 @@ struct LayerForm {
 struct BackwardParts {
   /// The gradient of x from y's; empty if x never has one (indices).
   std::function<at::Tensor(const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight)> input;
-  /// The gradients of the weight and, if wanted, the bias. For 16-bit operands sums over the slice in single precision,
-  /// as they would else add a rounding for each slice.
+  /// The gradients of the weight and, if wanted, the bias. For 16-bit operands they are sums over the slice in single
+  /// precision, to avoid a rounding for each slice.
   std::function<std::vector<at::Tensor>(const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight,
                                         bool with_bias)>
       weights;
-  /// Adds them to sums of the parameters' own type, as `weights` would give them; may be empty.
+  /// Adds the gradients of `weights` to `sums`, which have the parameters' type; may be empty.
   std::function<void(const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight,
                      const std::vector<at::Tensor>& sums)>
       add_weights;
   std::int32_t x_at = 0, weight_at = 1, bias_at = 2;  ///< positions of the arguments, -1: has none
 };
 
-/// What integers of an argument index: a dim of so many elements.
+/// A dim that the integers of an argument index, and its size.
 struct PickedDim {
   ValueId indices;
   SizeExpr size;
 };
 
-/// What the library knows of an operator: a name and interfaces, of which all but `over_samples` are optional. Rules
-/// see the captured call (op_call.hpp); they are pure functions, and may be asked by several threads at once.
+/// Definition of an operator: a name and rules. All rules but `over_samples` are optional. Rules see the captured call
+/// (op_call.hpp). They are pure functions, and several threads may call them at once.
 ///
 ///     ap::register_op({.name = "mylib::scale_rows",       // TORCH_LIBRARY(mylib, m) { m.def("scale_rows(…)", …); }
 ///                      .over_samples = ap::ops::samples_first(1),
@@ -152,55 +153,56 @@ struct OpDef {
   OpKind kind = OpKind::kOther;
   OpTrait traits = OpTrait::kNone;
 
-  /// What it does to samples, where at least one operand has some, or where the result grows with the batch; no
-  /// operand is a partial sum. Empty: not known, one slice has the whole batch.
+  /// Typing rule where an operand has samples, or where the result grows with the batch; no operand is a partial sum.
+  /// Empty: the operator is not known, and one slice has the whole batch.
   TypingRule over_samples{};
-  /// The same with partial sums among its operands, none with samples; empty: not linear in them.
+  /// Typing rule with partial sums among the operands, and no samples. Empty: not linear in them.
   TypingRule over_sums{};
-  /// Whether these arguments make it draw random numbers; empty: always, if its schema says that it may.
+  /// Whether the call draws random numbers. Empty: always, if its schema says that it may.
   std::function<bool(const OpCall&)> draws{};
   /// Dims that integers among its arguments index (`sample_indices`); empty: none.
   std::function<std::vector<PickedDim>(const OpCall&)> picks{};
-  /// Why no plan can train it, with the way out; empty text if one can. Empty: always.
+  /// Why no plan can train it, with a workaround; empty text if a plan can. Empty rule: a plan always can.
   std::function<std::string(const OpCall&)> fault{};
 
-  /// The results' sizes, types and layouts, as a boxed kernel: takes arguments off the stack, pushes results made by
-  /// `at::empty` and the like of their sizes. Empty: the operator's Meta kernel, else a run on zeros.
+  /// Boxed kernel for the results' sizes, types and layouts. It takes the arguments off the stack and pushes results of
+  /// the right form, made by `at::empty` or similar. Empty: the operator's Meta kernel, else a run on zeros.
   std::function<void(torch::jit::Stack&)> shapes{};
 
   OpClass op_class = OpClass::kMemory;
-  /// Arithmetic operations of the forward's products, for n samples; empty or nothing: one an element of the result.
+  /// Arithmetic operations of the forward's products, for n samples. Empty or nullopt: one per element of the result.
   CostRule flops{};
-  /// Products of the backward for each of the forward's, where `flops` gives some; empty: one for each of the first two
-  /// tensors with a gradient. Without `flops` a backward counts as two forwards.
+  /// Products of the backward per product of the forward, if `flops` gives a count. Empty: one for each of the first
+  /// two tensors with a gradient. Without `flops`, a backward counts as two forwards.
   std::function<double(const OpCall&)> backward_products{};
-  /// Changes the work counted by the rules above, if they do not say all.
+  /// Corrects the work counted by the rules above, if they are incomplete.
   std::function<void(const OpCall&, WorkItem&)> work{};
   SavedTensors saved = SavedTensors::kInputAndResult;
-  /// In place of `saved`.
+  /// Used instead of `saved`, if set.
   std::function<SavedBytes(const OpCall&)> saved_by{};
   std::function<OpWorkspace(const OpCall&)> workspace{};
   bool keeps_result = false;  ///< `saved_by` keeps the result
-  /// Of the library's operators alone; empty: in new memory.
+  /// Only for the library's own operators. Empty: in new memory.
   std::function<GradientPlace(const OpGraph&, OpId)> gradient_place{};
 
-  /// How tensor shards run it with operands in slices; empty: it takes whole values and gives whole ones.
+  /// How tensor shards run it with operands in slices. Empty: it takes and gives whole values.
   std::function<ShardedOp(ShardCall&)> sharding{};
-  std::int32_t sharded_argument = 0;  ///< of ShardedOp::Kernel::kTogether: the argument whose slices shards go by
-  CostRule exchanged{};               ///< of ShardedOp::Kernel::kTogether: bytes that shards exchange, or work in
-  bool makes_class_loss = false;      ///< of ShardedOp::Kernel::kTogether: a loss, of which shards gather statistics
+  std::int32_t sharded_argument = 0;  ///< for ShardedOp::Kernel::kTogether: the argument whose slices shards follow
+  CostRule exchanged{};               ///< for ShardedOp::Kernel::kTogether: bytes of exchange buffers or workspace
+  bool makes_class_loss = false;      ///< for ShardedOp::Kernel::kTogether: a loss whose statistics shards gather
   std::optional<LayerForm> layer{};
-  std::int32_t table = -1;  ///< position of a table whose rows indices pick; -1: none
+  std::int32_t table = -1;  ///< position of a table whose rows are looked up by indices; -1: none
 
-  /// The formulas of a backward in two parts for this call; nothing: it stays whole.
+  /// The formulas of a backward in two parts for this call; nullopt: the backward is not split.
   std::function<std::optional<BackwardParts>(const OpNode&)> split_backward{};
 
-  /// One element of its result by those of its operands; nothing: not for these arguments. Of a `kPointwise` operator
-  /// with one result: it may be joined with others into one kernel. Empty: it never is.
+  /// Formula of one result element from the operands' elements; nullopt: none for these arguments. Only for a
+  /// `kPointwise` operator with one result, which may be fused with others into one kernel. Empty: never fused.
   std::function<std::optional<PointwiseFormula::Term>(PointwiseFormula&)> formula{};
 
   AutocastRule autocast = AutocastRule::kAsLibtorch;
-  /// Of how many first arguments a program that computes in 16 bits throughout casts parameters, buffers and arguments.
+  /// How many of the first arguments are cast in a program that computes in 16 bits throughout. Only parameters,
+  /// buffers and model arguments are cast.
   std::size_t low_arguments = std::numeric_limits<std::size_t>::max();
 
   std::string_view treatment{};  ///< "per sample", "sums", "mixes": its chapter of OPERATORS.md
@@ -212,26 +214,26 @@ struct OpDef {
   [[nodiscard]] bool is_known() const { return static_cast<bool>(over_samples); }
 };
 
-/// Makes a user's operator (`TORCH_LIBRARY`) known: from now on it is captured, cut, sharded and planned like
-/// libtorch's. Called in every rank, with equal definitions, before the first capture of the process. Ranks whose
-/// definitions differ in name or version are named by the first call of a model; plan files hold both.
-/// @throws InvalidArgument if the name has no namespace or is libtorch's or this library's, if no operator of that name
-///         is registered, if it has a definition already, if `over_samples` is empty, the version is less than 1, if an
-///         interface of the library's operators alone is set, or something has been captured already
+/// Registers a user's operator (`TORCH_LIBRARY`): from now on it is captured, sliced, sharded and planned like
+/// libtorch's. Call it in every rank, with equal definitions, before the first capture of the process. The first call
+/// of a model names ranks whose definitions differ in name or version. Plan files store both.
+/// @throws InvalidArgument if the name has no namespace, belongs to libtorch or this library, or names no registered
+///         operator. Also if the operator is defined already, `over_samples` is empty, or the version is less than 1.
+///         Also if a rule for the library's own operators is set, or something has been captured already
 void register_op(OpDef def);
 
-/// Rules for `OpDef`, as libtorch's own operators have them.
+/// Rules for `OpDef`, which the definitions of libtorch's operators use too.
 namespace ops {
 
-/// Each element of the broadcast tensors by itself; samples lie in one dim.
+/// For operators that compute each element of the broadcast tensors separately. Samples lie in one dim.
 [[nodiscard]] BatchTyping pointwise(const OpCall& op);
-/// Samples are dim 0 of the first `data` arguments (a list counts as one), the others have none.
+/// Samples are dim 0 of the first `data` arguments (a list counts as one); the others have none.
 [[nodiscard]] OpDef::TypingRule samples_first(std::int32_t data);
-/// Works on its last `dims` dims alone; all tensors have as many dims.
+/// For operators that work only on their last `dims` dims. All tensors have the same number of dims.
 [[nodiscard]] OpDef::TypingRule last_dims(std::int64_t dims);
-/// Works along the dims that the arguments `dim` or `dims` name, and keeps the others.
+/// For operators that work along the dims in the argument `dim` or `dims`, and keep the others.
 [[nodiscard]] BatchTyping along_dims(const OpCall& op);
-/// Linear in its only partial sum, as a product with something that all samples share.
+/// For operators that are linear in their only partial sum, like a product with a tensor that all samples share.
 [[nodiscard]] BatchTyping linear_in_one_sum(const OpCall& op);
 
 /// A dim counted from the front.
@@ -242,19 +244,19 @@ namespace ops {
 /// All results have this type, and slices run the operator as it is.
 [[nodiscard]] BatchTyping typed(const OpCall& op, BatchType type);
 
-/// Broadcasts operands (aligned at the last dim) to `rank` dims: the type they share there. Replicated operands fit
-/// any.
+/// The common type of the operands after broadcasting to `rank` dims, aligned at the last dim. Replicated operands fit
+/// any type.
 /// @return nullopt if two operands have samples in different dims or layouts
 [[nodiscard]] std::optional<BatchType> broadcast(const OpCall& op, const std::vector<ValueId>& operands,
                                                  std::int64_t rank);
 
-/// Elements of a value as a function of the batch; a product of two batch dims is linearised at one and two samples.
+/// Elements of a value as a function of the batch. A product of two batch dims is linearised at one and two samples.
 [[nodiscard]] Affine elements(const std::vector<SizeExpr>& sizes);
 /// Bytes of a value.
 [[nodiscard]] Affine bytes_of(const OpGraph& graph, ValueId value);
-/// Each element by itself, whatever the dim that is cut.
+/// For operators that compute each element separately; any dim may be sharded.
 [[nodiscard]] ShardedOp shard_pointwise(ShardCall& call);
-/// As `over_samples` treats samples: for operators that move dims, or work along others.
+/// Treats units as `over_samples` treats samples. For operators that move dims, or work along other dims.
 [[nodiscard]] ShardedOp shard_by_dims(ShardCall& call);
 
 }  // namespace ops

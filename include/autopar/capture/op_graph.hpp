@@ -47,7 +47,7 @@ enum class IntegerRole : std::uint8_t {
   kArithmetic  ///< operand of arithmetic (schema type Scalar), as in sum()/B: takes the GLOBAL batch
 };
 
-/// What an argument makes of an integer that follows from the batch size.
+/// How an argument uses an integer that depends on the batch size.
 enum class NumberForm : std::uint8_t {
   kInteger,        ///< the integer itself
   kMultiple,       ///< factor * integer, a floating point number
@@ -55,15 +55,15 @@ enum class NumberForm : std::uint8_t {
   kSingleQuotient  ///< factor / integer, both rounded to single precision before and after
 };
 
-/// An integer argument, an element of an integer-list argument, or a floating point operand of arithmetic that follows
-/// from the batch size.
+/// An integer argument, an element of an integer-list argument, or a floating point operand of arithmetic that depends
+/// on the batch size.
 struct BatchInteger {
   std::int32_t argument = 0;
   std::int32_t element = -1;  ///< position in an int[] argument; -1: the argument itself
   SizeExpr expr;
   IntegerRole role = IntegerRole::kSize;
-  NumberForm form = NumberForm::kInteger;  ///< others: of arithmetic only
-  double factor = 1;                       ///< of forms other than kInteger
+  NumberForm form = NumberForm::kInteger;  ///< other forms only in arithmetic
+  double factor = 1;                       ///< for forms other than kInteger
 
   /// The argument as a floating point number.
   [[nodiscard]] double number_at(std::int64_t batch) const;
@@ -75,7 +75,7 @@ struct OpNode {
   std::vector<c10::IValue> args{};       ///< one per schema argument; tensors and tensor lists are None here
   std::vector<Slot> inputs{};            ///< ascending by position
   std::vector<Slot> outputs{};           ///< ascending by position
-  std::vector<BatchInteger> integers{};  ///< what of `args` to replace for a batch size
+  std::vector<BatchInteger> integers{};  ///< entries of `args` to replace for a batch size
   bool grad_enabled = true;              ///< grad mode at the call
   bool is_random = false;                ///< takes a generator, or draws from the default one
   std::vector<StorageId> reads{};        ///< ascending, unique; of the tensor arguments, written ones included
@@ -91,14 +91,14 @@ enum class ValueKind : std::uint8_t {
   kComputed    ///< result of `definer`
 };
 
-/// One version of a tensor: an in-place operator defines a new value in the same storage (`previous` is the old one).
-/// Views are values of their own; they share `storage` with their base.
+/// One version of a tensor: an in-place operator defines a new value in the same storage (`previous` is the old one). A
+/// view is a separate value, which shares `storage` with its base.
 struct ValueInfo {
   ValueKind kind = ValueKind::kComputed;
   c10::ScalarType dtype = c10::ScalarType::Float;
   std::vector<SizeExpr> sizes;
   std::vector<SizeExpr> strides;
-  bool requires_grad = false;  ///< as in one process: differentiable, whatever the sizes
+  bool requires_grad = false;  ///< as in one process: differentiable, at any size
   StorageId storage;           ///< none for tensors without storage
   OpId definer;                ///< none for leaves
   ValueId previous;            ///< the version that `definer` overwrote; none if it overwrote nothing
@@ -107,7 +107,7 @@ struct ValueInfo {
   at::Tensor constant;         ///< kConstant: the data
 
   [[nodiscard]] bool is_leaf() const { return kind != ValueKind::kComputed; }
-  /// Whether a gradient can flow into it; in one process, integers made of a differentiable tensor have none.
+  /// Whether a gradient can flow into it. In one process, integers made from a differentiable tensor have none.
   [[nodiscard]] bool has_gradient() const {
     return requires_grad && (c10::isFloatingType(dtype) || c10::isComplexType(dtype));
   }
@@ -160,8 +160,8 @@ class OpGraph {
   /// "#12 aten::addmm (near layers.0.weight)".
   [[nodiscard]] std::string describe(OpId id) const;
 
-  /// Structural hash: operators, arguments, wiring, value types, names, constants' contents. Not: paths, device
-  /// numbers.
+  /// Structural hash: operators, arguments, wiring, value types, names, contents of constants. Paths and device numbers
+  /// are left out.
   [[nodiscard]] std::uint64_t hash() const;
 };
 

@@ -5,7 +5,7 @@
 
 namespace autopar {
 
-/// What an instruction makes of one element of each of its operands.
+/// Instruction on one element of each of its operands.
 enum class PointwiseCode : std::uint8_t {
   kInput,     ///< an element of an input
   kConstant,  ///< a number
@@ -32,8 +32,8 @@ enum class PointwiseCode : std::uint8_t {
   kSelect,     ///< the second operand where the first is not 0, else the third
 };
 
-/// Makes the formula of one element of a point-wise operator (`OpDef::formula`). Fused kernels compute by it, forward
-/// and, through derivatives of its instructions, backward. Terms are valid during the call that makes them.
+/// Builds the formula of one element of a pointwise operator (`OpDef::formula`). Fused kernels evaluate it in the
+/// forward, and the derivatives of its instructions in the backward. Terms are valid during the call that makes them.
 class PointwiseFormula {
  public:
   using Term = std::int32_t;

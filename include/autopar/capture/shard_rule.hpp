@@ -9,27 +9,27 @@
 
 namespace autopar {
 
-/// How the tensor shards of a replica run an operator some of whose operands they have in slices.
+/// How the tensor shards of a replica run an operator with operands in slices.
 struct ShardedOp {
   enum class Kernel : std::uint8_t {
-    kAsItIs,       ///< the operator itself, on what the shard has
+    kAsItIs,       ///< the operator itself, on the shard's slices
     kWithoutBias,  ///< a layer whose bias is added once, to the sum; needs LayerForm::drop_bias
-    kTogether,     ///< the shards run it together (interpret/shard_steps.hpp); of the library's operators alone
+    kTogether,     ///< the shards run it together (interpret/shard_steps.hpp); only for the library's own operators
   };
-  bool in_slices = false;  ///< else it takes whole operands and gives whole results
-  /// Operands that it takes in slices; all others it takes whole, those in slices of tokens among them, and those that
-  /// only lend their sizes (view_as) not at all.
+  bool in_slices = false;  ///< if false, it takes whole operands and gives whole results
+  /// Operands that it takes in slices. It takes all others whole, including operands in slices of tokens. It does not
+  /// take operands that only lend their sizes (view_as).
   std::map<ValueId, UnitSlices> needs;
-  std::vector<TensorLayout> results;  ///< one a tensor result, lists flattened
+  std::vector<TensorLayout> results;  ///< one per tensor result, lists flattened
   Kernel kernel = Kernel::kAsItIs;
 
   [[nodiscard]] static ShardedOp whole() { return {}; }
 };
 
-/// An operator some of whose operands are in slices, as sharding rules see it; made for one call of one rule.
+/// An operator with operands in slices, as sharding rules see it. Made for one call of one rule.
 ///
-/// An operand that is needed in slices and is whole so far is one to be cut: a parameter that is held in slices then,
-/// or a value of which each shard takes its part.
+/// A whole operand that is needed in slices will be cut. A parameter is then held in slices; of a value, each shard
+/// takes its slice.
 class ShardCall {
  public:
   /// @param layouts  by ValueId
@@ -41,31 +41,31 @@ class ShardCall {
   ShardCall& operator=(const ShardCall&) = delete;
 
   [[nodiscard]] const OpCall& op() const { return op_; }
-  /// Operands in slices, in the operator's order, each once; never empty where a rule is asked.
+  /// Operands in slices, in the operator's order, each once; never empty when a rule is called.
   [[nodiscard]] const std::vector<ValueId>& sharded() const { return sharded_; }
   [[nodiscard]] bool is_sharded(ValueId value) const;
   /// @pre is_sharded(value)
   [[nodiscard]] const UnitSlices& slices(ValueId value) const { return layouts_[value.index()].slices(); }
   /// Whether the argument `dim` names the sharded dim of the first tensor.
   [[nodiscard]] bool along_own_dim() const;
-  /// Whether a memory is written that is not the shard's own.
+  /// Whether the operator writes in place to an operand that is not in slices.
   [[nodiscard]] bool writes_whole() const;
 
-  /// Notes that an operand takes part in a sharded dim, its own `dim`: there it must have the same units.
-  /// @return whether it can
+  /// Requires the operand to be in slices along its dim `dim`, with the same units as `as`.
+  /// @return whether it can be
   [[nodiscard]] bool require(ValueId operand, std::int64_t dim, const UnitSlices& as);
 
-  /// Whether it is in slices, or noted to be needed so.
+  /// Whether the operand is needed in slices.
   [[nodiscard]] bool needs(ValueId operand) const { return out_.needs.count(operand) > 0; }
 
   /// All results are in these slices.
   [[nodiscard]] ShardedOp of_one(const UnitSlices& result, ShardedOp::Kernel kernel = ShardedOp::Kernel::kAsItIs);
-  /// All results are terms of a sum.
+  /// All results are partial sums over the shards.
   [[nodiscard]] ShardedOp sum(ShardedOp::Kernel kernel = ShardedOp::Kernel::kAsItIs);
-  /// These results.
+  /// The results have these layouts.
   [[nodiscard]] ShardedOp with(std::vector<TensorLayout> results,
                                ShardedOp::Kernel kernel = ShardedOp::Kernel::kAsItIs);
-  /// The operator's rule over samples, with units in place of samples: for what moves dims only, or works along others.
+  /// Applies the operator's rule over samples to units. For operators that only move dims, or work along other dims.
   [[nodiscard]] ShardedOp by_dims();
 
  private:

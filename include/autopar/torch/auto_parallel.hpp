@@ -155,7 +155,8 @@ class AutoParallelImpl : public torch::nn::Module {
   }
 
   // ---- parameters
-  /// The original handles. This rank's have data; the others are phantoms: right sizes, no memory, never a gradient.
+  /// The original handles. This rank's have data; the others are placeholders: right sizes, no memory, never a
+  /// gradient.
   [[nodiscard]] ParameterHandles parameters(bool recurse = true) const {
     return {torch::nn::Module::parameters(recurse),
             [session = session_](const auto&... arguments) { return session->clip_grad_norm(arguments...); }};

@@ -94,7 +94,7 @@ struct ParameterShard {
 /// order.
 class Session {
  public:
-  /// @param init     the recorded construction when `module` is made of phantoms; null when its values are there
+  /// @param init     the recorded construction when `module` is made of placeholders; null when its values are there
   /// @param members  the bytes of `module` as an object: a change of them is a reason to verify its captures
   Session(World& world, std::shared_ptr<torch::nn::Module> module, Options code, PlanFunction planner,
           std::shared_ptr<InitRecord> init, std::span<const std::byte> members = {});
@@ -126,7 +126,7 @@ class Session {
   [[nodiscard]] bool owns(const at::Tensor& handle) const;
   [[nodiscard]] std::vector<at::Tensor> owned_parameters() const;
   [[nodiscard]] std::int64_t parameter_count() const;  ///< elements, tied tensors once
-  /// What this rank holds of a parameter or buffer; nothing where it is a phantom. @pre deployed
+  /// What this rank holds of a parameter or buffer; nothing where it is a placeholder. @pre deployed
   [[nodiscard]] ParameterShard shard(const at::Tensor& handle) const;
   /// For what needs whole matrices. `locals` [i] are tensors of this rank's layout of parameter `handles` [i]: its
   /// value, its gradient, state of an optimizer; each may be undefined, then on all its holders. They are assembled on

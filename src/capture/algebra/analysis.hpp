@@ -11,7 +11,7 @@ namespace autopar::algebra {
 using ops::batch_dims, ops::broadcast, ops::draws, ops::has_elements, ops::Sizes, ops::type_by_sizes, ops::typed,
     ops::wrap_dim;
 
-/// What a value was computed from. Aliases share it: it is kept by storage.
+/// The kinds of leaves from which a value was computed. Aliases share it: it is stored by storage.
 struct Provenance {
   bool inputs = false;
   bool parameters = false;
@@ -21,13 +21,14 @@ struct Provenance {
   Provenance& operator|=(const Provenance& other);
 };
 
-/// The typing of one graph. `run` repeats a forward pass until nothing more is asked for: a sum that is needed before
-/// the slices are done becomes a prologue value or, if it depends on parameters, makes its readers whole-batch ops.
+/// The typing of one graph. `run` repeats a forward pass until no more sums are needed early, before all slices are
+/// done. A sum that is needed early becomes a prologue value. If it depends on parameters, its readers become
+/// whole-batch ops instead.
 class Analysis {
  public:
   Analysis(const OpGraph& graph, const AlgebraOptions& options);
   /// @throws CaptureError
-  [[nodiscard]] BatchPlan run();
+  [[nodiscard]] BatchSemantics run();
 
  private:
   // --- facts of the graph
@@ -39,7 +40,7 @@ class Analysis {
   [[nodiscard]] std::vector<bool> cone(const std::vector<ValueId>& values) const;
 
   // --- typing
-  /// @return whether the pass came to its end; if not, it must be recomputed
+  /// @return whether the pass was completed; if not, it must be repeated
   bool type_all();
   bool type_op(OpId id);
   [[nodiscard]] BatchTyping decide(const OpCall& op, bool& again);
@@ -72,7 +73,7 @@ class Analysis {
 
   const OpGraph& graph_;
   const AlgebraOptions options_;
-  BatchPlan plan_;
+  BatchSemantics plan_;
 
   std::vector<ValueId> leaf_of_storage_;  ///< none: made by an op
   std::vector<bool> live_;                ///< by op

@@ -33,7 +33,7 @@ bool follows_itself_alone(const OpGraph& graph, const BufferUpdate& update) {
 
 }  // namespace
 
-BatchPlan Analysis::run() {
+BatchSemantics Analysis::run() {
   while (!type_all()) {
   }
   find_prologue();
@@ -183,7 +183,7 @@ void Analysis::find_outputs() {
       output.kind = OutputKind::kEpilogue;
     } else {
       const auto definer = info.definer;
-      throw CaptureError(definer.valid() ? shown_name(graph_, definer) : "result",
+      throw CaptureError(definer.valid() ? ir::shown_name(graph_, definer) : "result",
                          definer.valid() ? graph_.op(definer).path : "",
                          "the model returns a " + std::string(name_of(type.kind)) +
                              ", which is neither one row for each sample nor a sum over them; return values for each "
@@ -320,7 +320,7 @@ void Analysis::find_parameter_casts() {
   }
   for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
     auto& handling = plan_.ops[i];
-    if (!handling.in_stage || handling.in_prologue || !casts_parameter(graph_, OpId::of(i))) continue;
+    if (!handling.in_stage || handling.in_prologue || !ir::casts_parameter(graph_, OpId::of(i))) continue;
     const auto copy = graph_.output(OpId::of(i));
     handling.once = !written[graph_.value(copy).storage.index()] && plan_.type(copy).is(BatchKind::kReplicated) &&
                     handling.weighted_arguments.empty() && !handling.whole_batch;
@@ -346,41 +346,41 @@ void Analysis::decide_loss_mode() {
 
 }  // namespace autopar::algebra
 
-namespace autopar {
+namespace autopar::algebra {
 
-bool BatchPlan::is_prologue(ValueId value) const {
+bool BatchSemantics::is_prologue(ValueId value) const {
   return std::binary_search(prologue_values.begin(), prologue_values.end(), value);
 }
 
-ValueId BatchPlan::parameter_behind(const OpGraph& graph, ValueId value) const {
+ValueId BatchSemantics::parameter_behind(const OpGraph& graph, ValueId value) const {
   if (!value.valid()) return value;
   const auto& info = graph.value(value);
   if (info.kind == ValueKind::kParameter) return value;
   return info.definer.valid() && handling(info.definer).once ? graph.input(info.definer, 0) : ValueId::none();
 }
 
-bool BatchPlan::normalises_by_slice(OpId op) const {
+bool BatchSemantics::normalises_by_slice(OpId op) const {
   const auto norm = handling(op).batch_norm;
   return norm >= 0 && !batch_norms[static_cast<std::size_t>(norm)].by_sample;
 }
 
-OpId BatchPlan::first_whole_batch_op() const {
+OpId BatchSemantics::first_whole_batch_op() const {
   for (std::size_t i = 0; i < ops.size(); ++i) {
     if (ops[i].in_stage && ops[i].whole_batch) return OpId::of(i);
   }
   return OpId::none();
 }
 
-BatchPlan analyze_batch(const OpGraph& graph, const AlgebraOptions& options) {
+BatchSemantics analyze_batch(const OpGraph& graph, const AlgebraOptions& options) {
   return algebra::Analysis(graph, options).run();
 }
 
-void require_splittable(const OpGraph& graph, const BatchPlan& plan) {
+void require_splittable(const OpGraph& graph, const BatchSemantics& plan) {
   const auto op = plan.first_whole_batch_op();
   if (!op.valid()) return;
-  throw CaptureError(shown_name(graph, op), graph.op(op).path,
+  throw CaptureError(ir::shown_name(graph, op), graph.op(op).path,
                      "cannot run on several micro-batches or replicas: " + plan.handling(op).reason +
                          "; allow one micro-batch and one replica for its stage, or move it out of the model");
 }
 
-}  // namespace autopar
+}  // namespace autopar::algebra

@@ -31,7 +31,7 @@ bool grows_with_batch(const OpCall& op) {
 /// Typing rule of an op with partial sums among its operands.
 BatchTyping type_over_sums(const OpCall& op) {
   const auto& def = op.def();
-  const bool is_collective = collective_named(op.node().op.schema().name()) != nullptr;
+  const bool is_collective = ir::collective_named(op.node().op.schema().name()) != nullptr;
   if (is_collective) return def.over_sums(op);
   if (ops::sum_operands(op).samples) return BatchTyping::needs_sum("it uses a sum over all samples for each sample");
   if (!type_by_sizes(op.result_sizes()).is(BatchKind::kReplicated) || op.has_batch_sizes())
@@ -100,7 +100,7 @@ BatchTyping Analysis::decide(const OpCall& op, bool& again) {
     return whole_batch(op, "its result is not linear in a sum over all samples and is used for each sample");
   }
   if (const auto fault = def.fault ? def.fault(op) : std::string(); !fault.empty())
-    throw CaptureError(shown_name(graph_, op.id()), op.node().path, fault);
+    throw CaptureError(ir::shown_name(graph_, op.id()), op.node().path, fault);
   if (has_operand(op, BatchKind::kWhole)) return whole_batch(op, "its operand exists only for the whole batch");
   if (has_operand(op, BatchKind::kStatistic)) return whole_batch(op, "it reads a batch statistic");
   if (has_operand(op, BatchKind::kEpilogue)) return decide_epilogue(op, again);

@@ -10,19 +10,19 @@
 
 #include "capture/ir/collectives.hpp"
 
-namespace autopar {
+namespace autopar::algebra {
 
-/// The prologue runs before the pipeline, on every rank, on its own local batch (n = local batch, N = global batch, so
-/// weights and scales apply as in a stage). Levels in order: run `ops`, then sum `sums` and `counts` over the ranks;
-/// the sums replace the local values. A rank without samples runs only ops whose results are replicated and contributes
-/// zeros of the right sizes.
+/// The prologue runs before the pipeline, on every rank, on the rank's local batch. Weights and scales apply as in a
+/// stage, with n = local batch and N = global batch. Levels run in order: run `ops`, then sum `sums` and `counts` over
+/// the ranks; the sums replace the local values. A rank without samples runs only ops whose results are replicated and
+/// contributes zeros of the right sizes.
 struct PrologueLevel {
   std::vector<OpId> ops;             ///< ascending
   std::vector<ValueId> sums;         ///< partial sums to complete
-  std::vector<std::int32_t> counts;  ///< indices into BatchPlan::counts
+  std::vector<std::int32_t> counts;  ///< indices into BatchSemantics::counts
 };
 
-/// A value that leaves the pipeline for the epilogue as a partial sum: sum over all slices of it, times n/N if
+/// A value that leaves the pipeline for the epilogue as a partial sum: its sum over all slices, times n/N if
 /// `weighted`.
 struct EpilogueInput {
   ValueId value;
@@ -30,9 +30,9 @@ struct EpilogueInput {
 };
 
 enum class OutputKind : std::uint8_t {
-  kBatched,     ///< type in BatchPlan::values; comes back for the caller's own samples
+  kBatched,     ///< type in BatchSemantics::values; comes back for the caller's own samples
   kPartialSum,  ///< sum over all slices, the same on every rank
-  kReplicated,  ///< any slice's value; as a loss (floating, differentiable) every slice's n/N of it is summed
+  kReplicated,  ///< any slice's value; as a loss (floating, differentiable), the sum of every slice's value times n/N
   kPrologue,    ///< known after the prologue
   kEpilogue,    ///< result of the epilogue
   kInput,       ///< one of the caller's own tensors, unchanged
@@ -45,28 +45,29 @@ struct OutputPlan {
 };
 
 enum class BufferUpdateKind : std::uint8_t {
-  kReplicated,  ///< depends on parameters and buffers only: every slice computes the same; run `ops` once a call
-  kPartialSum,  ///< new value = sum of `result` over all slices, or what the epilogue makes of such sums
-  kWholeBatch,  ///< every slice that holds samples computes the same, that of the whole batch: `result` of the slice
-                ///< with the first sample
+  kReplicated,  ///< depends on parameters and buffers only: every slice computes the same; run `ops` once per call
+  kPartialSum,  ///< new value = sum of `result` over all slices, or the epilogue's result from these sums
+  kWholeBatch,  ///< every slice with samples computes the value of the whole batch: `result` of the slice with the
+                ///< first sample
 };
 
-/// A buffer that the forward writes (not by a batch norm of `batch_norms`). Slices never write the buffer itself: their
-/// version 0 is a private copy of the value at the start of the call; at its end the buffer takes the new value. No
-/// slice runs the operators of a buffer that follows itself alone and is not read afterwards (a counter).
+/// A buffer that the forward writes (not by a batch norm of `batch_norms`). Slices never write the buffer itself. Their
+/// version 0 is a private copy of the value at the start of the call. At the end of the call the buffer takes the new
+/// value. No slice runs the operators of a buffer that depends only on itself and is not read afterwards (a counter).
 struct BufferUpdate {
   ValueId buffer;  ///< the leaf
   ValueId result;  ///< its last version
   BufferUpdateKind kind = BufferUpdateKind::kReplicated;
-  /// kReplicated: all ops that the new value needs, ascending; no samples are needed to run them
+  /// kReplicated: all ops that the new value needs, ascending; they run without samples
   std::vector<OpId> ops;
 };
 
-/// Everything that an engine needs to run the captured program slice by slice with the training of the whole batch.
-struct BatchPlan {
+/// Everything that an engine needs to run the captured program slice by slice, with the same training as on the whole
+/// batch.
+struct BatchSemantics {
   std::vector<BatchType> values;         ///< by ValueId
-  std::vector<bool> depends_on_samples;  ///< by ValueId; of a replicated value: it comes from a whole-batch op.
-                                         ///< What follows from completed sums is known without samples
+  std::vector<bool> depends_on_samples;  ///< by ValueId; for a replicated value: it comes from a whole-batch op. Values
+                                         ///< computed from completed sums are known without samples
   std::vector<OpHandling> ops;           ///< by OpId
   std::vector<LossCount> counts;
   std::vector<PrologueLevel> prologue;
@@ -83,9 +84,10 @@ struct BatchPlan {
   [[nodiscard]] const BatchType& type(ValueId value) const { return values[value.index()]; }
   [[nodiscard]] const OpHandling& handling(OpId op) const { return ops[op.index()]; }
   [[nodiscard]] bool is_prologue(ValueId value) const;
-  /// The parameter that a value is, or a cast of it that is made once a call; none for other values.
+  /// The parameter behind a value: a parameter itself, or a cast of one that is made once per call. None for other
+  /// values.
   [[nodiscard]] ValueId parameter_behind(const OpGraph& graph, ValueId value) const;
-  /// Whether what the op gives for a sample depends on which others are in its slice: a batch norm in training mode.
+  /// Whether the op's result for a sample depends on the other samples of its slice: a batch norm in training mode.
   [[nodiscard]] bool normalises_by_slice(OpId op) const;
   /// First op of a stage that needs the whole batch in one slice; none if every op may be split.
   [[nodiscard]] OpId first_whole_batch_op() const;
@@ -95,11 +97,11 @@ struct BatchPlan {
 ///
 /// An operator outside the table, or one that mixes samples, is marked `whole_batch`. Refused by name: writes into
 /// arguments, parameters or constants, results that belong to no sample and no sum, inputs with several batch dims.
-/// @throws CaptureError naming operator, path, reason and way out
+/// @throws CaptureError naming operator, path, reason and workaround
 /// @cost O(ops + values), times the number of times a sum turns out to be needed early (few)
-[[nodiscard]] BatchPlan analyze_batch(const OpGraph& graph, const AlgebraOptions& options = {});
+[[nodiscard]] BatchSemantics analyze_batch(const OpGraph& graph, const AlgebraOptions& options = {});
 
 /// @throws CaptureError naming the first op that mixes samples, if there is one: for plans with several slices
-void require_splittable(const OpGraph& graph, const BatchPlan& plan);
+void require_splittable(const OpGraph& graph, const BatchSemantics& plan);
 
-}  // namespace autopar
+}  // namespace autopar::algebra

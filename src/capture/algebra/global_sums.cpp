@@ -2,9 +2,9 @@
 
 #include <map>
 
-namespace autopar {
+namespace autopar::algebra {
 
-std::vector<GlobalSum> global_sums(const OpGraph& graph, const BatchPlan& plan) {
+std::vector<GlobalSum> global_sums(const OpGraph& graph, const BatchSemantics& plan) {
   std::map<ValueId, GlobalSum::Weighing> sums;
   for (const auto& output : plan.outputs) {
     if (output.kind == OutputKind::kPartialSum) sums[output.value] = GlobalSum::Weighing::kAddend;
@@ -23,4 +23,4 @@ std::vector<GlobalSum> global_sums(const OpGraph& graph, const BatchPlan& plan) 
   return out;
 }
 
-}  // namespace autopar
+}  // namespace autopar::algebra

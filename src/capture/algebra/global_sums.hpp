@@ -7,15 +7,15 @@
 
 #include "capture/algebra/batch_algebra.hpp"
 
-namespace autopar {
+namespace autopar::algebra {
 
 /// A value that every slice adds to, and that is complete when all ranks' sums are added.
 struct GlobalSum {
-  /// How a slice's value enters the sum.
+  /// Contribution of a slice's value to the sum.
   enum class Weighing : std::uint8_t {
-    kAddend,    ///< as it is
+    kAddend,    ///< the value itself
     kWeighted,  ///< times n/N: the same on every slice, counted once
-    kFirst      ///< that of the slice with the first sample of the batch; the others add nothing
+    kFirst      ///< value of the slice with the first sample of the batch; other slices add nothing
   };
   ValueId value;
   Weighing weighing = Weighing::kAddend;
@@ -23,6 +23,6 @@ struct GlobalSum {
 
 /// Sums that a call of the graph completes over all ranks: results that are not batched, and inputs of the epilogue.
 /// Each value once, ascending.
-[[nodiscard]] std::vector<GlobalSum> global_sums(const OpGraph& graph, const BatchPlan& plan);
+[[nodiscard]] std::vector<GlobalSum> global_sums(const OpGraph& graph, const BatchSemantics& plan);
 
-}  // namespace autopar
+}  // namespace autopar::algebra

@@ -7,7 +7,7 @@
 #include "capture/ir/reached_values.hpp"
 #include "capture/ir/shard_moves.hpp"
 
-namespace autopar {
+namespace autopar::algebra {
 
 namespace {
 
@@ -20,7 +20,7 @@ bool has_history(const OpGraph& graph, const OpNode& op) {
 
 }  // namespace
 
-std::vector<ParameterReads> parameter_reads(const OpGraph& graph, const BatchPlan& plan) {
+std::vector<ParameterReads> parameter_reads(const OpGraph& graph, const BatchSemantics& plan) {
   std::vector<ParameterReads> reads(graph.values.size());
   const auto read_itself = [&](ValueId value) {
     if (graph.value(value).kind == ValueKind::kParameter) reads[value.index()].itself = true;
@@ -45,7 +45,7 @@ std::vector<ParameterReads> parameter_reads(const OpGraph& graph, const BatchPla
   return reads;
 }
 
-std::vector<bool> read_outside_stages(const OpGraph& graph, const BatchPlan& plan) {
+std::vector<bool> read_outside_stages(const OpGraph& graph, const BatchSemantics& plan) {
   std::vector<bool> read(graph.values.size(), false);
   for (const auto leaf : plan.prologue_leaves) read[leaf.index()] = true;
   for (const auto& update : plan.buffer_updates) {
@@ -56,7 +56,7 @@ std::vector<bool> read_outside_stages(const OpGraph& graph, const BatchPlan& pla
   return read;
 }
 
-std::vector<bool> read_after_computes(const OpGraph& graph, const BatchPlan& plan,
+std::vector<bool> read_after_computes(const OpGraph& graph, const BatchSemantics& plan,
                                       const std::vector<std::vector<ValueId>>& travelling) {
   const auto behind = parameters_behind(graph, plan);
   const auto memory_behind = [&](ValueId value) {
@@ -86,7 +86,7 @@ std::vector<bool> read_after_computes(const OpGraph& graph, const BatchPlan& pla
   return read;
 }
 
-std::vector<int> highest_zero_levels(const OpGraph& graph, const BatchPlan& plan,
+std::vector<int> highest_zero_levels(const OpGraph& graph, const BatchSemantics& plan,
                                      const std::vector<std::vector<ValueId>>& travelling) {
   const auto outside = read_outside_stages(graph, plan), late = read_after_computes(graph, plan, travelling);
   const auto reads = parameter_reads(graph, plan);
@@ -100,21 +100,21 @@ std::vector<int> highest_zero_levels(const OpGraph& graph, const BatchPlan& plan
   return levels;
 }
 
-std::vector<ValueId> parameters_behind(const OpGraph& graph, const BatchPlan& plan) {
+std::vector<ValueId> parameters_behind(const OpGraph& graph, const BatchSemantics& plan) {
   std::vector<ValueId> parameters(static_cast<std::size_t>(graph.storage_count), ValueId::none());
   for (const auto& [name, value] : graph.parameters) {
     if (graph.value(value).storage.valid()) parameters[graph.value(value).storage.index()] = value;
   }
   for (std::size_t i = 0; i < graph.ops.size(); ++i) {
     const auto id = OpId::of(i);
-    if (!plan.ops[i].once && !is_shard_move(graph.name(id))) continue;
+    if (!plan.ops[i].once && !ir::is_shard_move(graph.name(id))) continue;
     const auto from = graph.value(graph.input(id, 0)).storage, to = graph.value(graph.output(id)).storage;
     if (from.valid()) parameters[to.index()] = parameters[from.index()];
   }
   return parameters;
 }
 
-std::map<ValueId, OpId> last_reads(const OpGraph& graph, const BatchPlan& plan) {
+std::map<ValueId, OpId> last_reads(const OpGraph& graph, const BatchSemantics& plan) {
   const auto behind = parameters_behind(graph, plan);
   std::map<ValueId, OpId> last;
   for (std::size_t i = 0; i < graph.ops.size(); ++i) {
@@ -128,11 +128,11 @@ std::map<ValueId, OpId> last_reads(const OpGraph& graph, const BatchPlan& plan) 
 }
 
 std::vector<bool> reached_parameters(const OpGraph& graph, const std::vector<ValueId>& roots) {
-  auto reached = reached_values(graph, roots);
+  auto reached = ir::reached_values(graph, roots);
   for (std::size_t i = 0; i < reached.size(); ++i) {
     reached[i] = reached[i] && graph.values[i].kind == ValueKind::kParameter;
   }
   return reached;
 }
 
-}  // namespace autopar
+}  // namespace autopar::algebra

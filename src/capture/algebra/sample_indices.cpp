@@ -6,7 +6,7 @@
 
 #include "ops/rules.hpp"
 
-namespace autopar {
+namespace autopar::algebra {
 
 namespace {
 
@@ -72,4 +72,4 @@ std::vector<SampleIndex> sample_indices(const OpGraph& graph) {
   return found;
 }
 
-}  // namespace autopar
+}  // namespace autopar::algebra

@@ -12,7 +12,7 @@
 #include "capture/init/skip_draws.hpp"
 #include "capture/ir/ivalues.hpp"
 
-namespace autopar::detail {
+namespace autopar::init {
 
 namespace {
 
@@ -135,4 +135,4 @@ at::Tensor ElementFill::made(Interval elements, Drawings& drawings,
   return data.narrow(0, elements.begin - seen.begin, elements.size());
 }
 
-}  // namespace autopar::detail
+}  // namespace autopar::init

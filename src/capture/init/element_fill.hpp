@@ -11,26 +11,27 @@
 #include <autopar/capture/op_graph.hpp>
 #include <autopar/core/interval.hpp>
 
-namespace autopar::detail {
+namespace autopar::init {
 
-/// The recorded construction of a tensor each of whose elements is made by itself, and drawn at its own place among the
-/// draws: uniform or normal numbers, constants, and arithmetic with numbers, as in libtorch's layers. So some can be
-/// made without the others. Refers to the graph.
+/// The recorded construction of a tensor whose elements are independent, each with its own position among the draws.
+/// The operators are uniform or normal numbers, constants, and arithmetic with numbers, as in libtorch's layers. So
+/// some elements can be made without the others. Refers to the graph.
 class ElementFill {
  public:
-  /// Of `value`, which the needed operators make. Nothing if they do anything else.
+  /// The construction of `value` by the needed operators; nullopt if they do anything else.
   [[nodiscard]] static std::optional<ElementFill> of(const OpGraph& graph, const std::vector<bool>& needed,
                                                      ValueId value);
 
-  /// The same elements of each of so many equal blocks of the tensor's memory, bit by bit as in the whole: [blocks,
-  /// elements], on the CPU. A chunk of the whole is made at a time, that is no larger than they are.
-  /// @param state_before  of the default CPU generator, before a random operator
-  /// @cost of the chunks, and half a nanosecond for each draw before the last of them
+  /// The same elements of each of `blocks` equal blocks of the tensor's memory: [blocks, elements], on the CPU. They
+  /// equal the elements of the whole tensor, bit by bit. They are made in chunks, none of which is larger than the
+  /// result.
+  /// @param state_before  state of the default CPU generator before a random operator
+  /// @cost the chunks, and half a nanosecond for each draw before the last chunk
   [[nodiscard]] at::Tensor part(std::int64_t blocks, Interval of_each,
                                 const std::function<at::Tensor(OpId)>& state_before) const;
 
  private:
-  /// The generator as a random operator draws an element.
+  /// The generator when a random operator draws an element.
   struct Drawing {
     std::int64_t element = 0;
     at::Tensor state;
@@ -45,7 +46,7 @@ class ElementFill {
 
   const OpGraph* graph_;
   ValueId value_;
-  std::vector<OpId> ops_;  ///< that fill it or change it, in order
+  std::vector<OpId> ops_;  ///< operators that fill or change it, in order
 };
 
-}  // namespace autopar::detail
+}  // namespace autopar::init

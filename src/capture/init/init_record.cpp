@@ -18,13 +18,13 @@
 #include "capture/shapes/meta_kernels.hpp"
 #include "capture/trace/construction.hpp"
 #include "capture/trace/evaluation.hpp"
+#include "capture/trace/fake_tensor.hpp"
 #include "capture/trace/generator_use.hpp"
-#include "capture/trace/phantom.hpp"
 #include "capture/trace/trace_scope.hpp"
 #include "ops/registry.hpp"
 
 namespace autopar {
-namespace detail {
+namespace trace {
 namespace {
 
 at::Generator default_generator() { return at::globalContext().defaultGenerator(at::kCPU); }
@@ -61,7 +61,7 @@ void require_default_generator(const OpNode& node) {
 
 /// Or else nobody could draw what comes after it without its data.
 void require_known_draws(const OpGraph& graph, const OpNode& node) {
-  if (plain_draws(graph, node) || draws_depend_on_sizes(node)) return;
+  if (init::plain_draws(graph, node) || draws_depend_on_sizes(node)) return;
   throw CaptureError(node.op.schema().name(), node.path,
                      "how much it draws depends on data, which a recorded construction has not; construct the module "
                      "yourself and pass it instead of the callable");
@@ -69,8 +69,8 @@ void require_known_draws(const OpGraph& graph, const OpNode& node) {
 
 }  // namespace
 
-std::shared_ptr<Construction> Construction::make(Drawing drawing) {
-  auto construction = std::make_shared<Construction>();
+std::shared_ptr<trace::Construction> Construction::make(Drawing drawing) {
+  auto construction = std::make_shared<trace::Construction>();
   construction->drawing_ = drawing;
   construction->tracer_.emplace(
       Tracer::Options{.description = "a tensor of a module whose construction is only recorded; its data comes with "
@@ -82,9 +82,9 @@ std::shared_ptr<Construction> Construction::make(Drawing drawing) {
 }
 
 void Construction::record(const std::function<void()>& construct) {
-  const std::lock_guard only_one(generator_use());
+  const std::lock_guard only_one(trace::generator_use());
   auto generator = default_generator();
-  initial_state_ = state_of(generator);
+  initial_state_ = init::state_of(generator);
   last_state_ = initial_state_;
   try {
     {
@@ -102,9 +102,9 @@ void Construction::record(const std::function<void()>& construct) {
 void Construction::require_no_data(const c10::OperatorHandle& op, const torch::jit::Stack& stack) const {
   bool any_data = false;
   std::string description;
-  for_each_tensor(stack, stack.size() - op.schema().arguments().size(), [&](const at::Tensor& tensor) {
+  ir::for_each_tensor(stack, stack.size() - op.schema().arguments().size(), [&](const at::Tensor& tensor) {
     if (!tensor.defined()) return;
-    if (const auto* tag = phantom_tag(tensor); tag != nullptr)
+    if (const auto* tag = trace::fake_tag(tensor); tag != nullptr)
       description = tag->description;
     else
       any_data = any_data || tensor.numel() > 0;
@@ -120,22 +120,22 @@ void Construction::require_no_data(const c10::OperatorHandle& op, const torch::j
 bool Construction::runs_at_once(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   const auto base = stack->size() - schema.arguments().size();
-  bool any_data = false, any_phantom = false, writes_data = false;
+  bool any_data = false, any_fake = false, writes_data = false;
   for (std::size_t i = base; i < stack->size(); ++i) {
     const auto* alias = schema.arguments()[i - base].alias_info();
-    for_each_tensor({(*stack)[i]}, 0, [&](const at::Tensor& tensor) {
+    ir::for_each_tensor({(*stack)[i]}, 0, [&](const at::Tensor& tensor) {
       if (!tensor.defined()) return;
       {
-        const c10::impl::ExcludeDispatchKeyGuard below(kTraceKey);
+        const c10::impl::ExcludeDispatchKeyGuard below(trace::kTraceKey);
         tracer_->take_replaced(tensor);
       }
-      const bool has_data = phantom_tag(tensor) == nullptr;
+      const bool has_data = trace::fake_tag(tensor) == nullptr;
       any_data |= has_data;
-      any_phantom |= !has_data;
+      any_fake |= !has_data;
       writes_data |= has_data && alias != nullptr && alias->isWrite();
     });
   }
-  if (!any_data || (any_phantom && !writes_data)) return false;
+  if (!any_data || (any_fake && !writes_data)) return false;
   const bool draws = schema.argumentIndexWithName("generator") || op.hasTag(at::Tag::nondeterministic_seeded);
   if (draws && !writes_data) return false;
   const auto refuse = [&](const std::string& reason) {
@@ -145,16 +145,16 @@ bool Construction::runs_at_once(const c10::OperatorHandle& op, torch::jit::Stack
                            "construct the module yourself and pass it instead of the callable");
   };
   if (draws) refuse("it writes random numbers into a tensor that has data; they follow those of other tensors");
-  const c10::impl::ExcludeDispatchKeyGuard below(kTraceKey);
+  const c10::impl::ExcludeDispatchKeyGuard below(trace::kTraceKey);
   for (std::size_t i = base; i < stack->size(); ++i) {
     auto& argument = (*stack)[i];
     const auto* alias = schema.arguments()[i - base].alias_info();
-    for_each_tensor({argument}, 0, [&](const at::Tensor& tensor) {
-      if (tensor.defined() && phantom_tag(tensor) == nullptr && alias != nullptr && alias->isWrite()) {
+    ir::for_each_tensor({argument}, 0, [&](const at::Tensor& tensor) {
+      if (tensor.defined() && trace::fake_tag(tensor) == nullptr && alias != nullptr && alias->isWrite()) {
         tracer_->keep_before_write(tensor);
       }
     });
-    if (!any_phantom || !argument.isTensor() || phantom_tag(argument.toTensor()) == nullptr) continue;
+    if (!any_fake || !argument.isTensor() || trace::fake_tag(argument.toTensor()) == nullptr) continue;
     const auto data = tracer_->constant_data(argument.toTensor());
     if (!data) refuse("it writes into a tensor that has data what is made of others");
     argument = *data;
@@ -165,21 +165,21 @@ bool Construction::runs_at_once(const c10::OperatorHandle& op, torch::jit::Stack
 
 void Construction::handle(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (materialised_) require_no_data(op, *stack);
-  const std::lock_guard only_one(generator_use());
+  const std::lock_guard only_one(trace::generator_use());
   if (runs_at_once(op, stack)) return;
   const auto before = tracer_->graph().ops.size();
   at::Tensor state;
   if (op.schema().argumentIndexWithName("generator") || op.hasTag(at::Tag::nondeterministic_seeded)) {
     auto generator = default_generator();
-    const c10::impl::ExcludeDispatchKeyGuard below(kTraceKey);
-    state = state_of(generator);
+    const c10::impl::ExcludeDispatchKeyGuard below(trace::kTraceKey);
+    state = init::state_of(generator);
   }
   tracer_->handle(op, stack);
   if (state.defined()) note_draws(before, state);
 }
 
 void Construction::note_draws(std::size_t first_new_op, const at::Tensor& state) {
-  const c10::impl::ExcludeDispatchKeyGuard below(kTraceKey);
+  const c10::impl::ExcludeDispatchKeyGuard below(trace::kTraceKey);
   auto generator = default_generator();
   const auto& ops = tracer_->graph().ops;
   for (std::size_t i = first_new_op; i < ops.size(); ++i) {
@@ -194,16 +194,16 @@ void Construction::note_draws(std::size_t first_new_op, const at::Tensor& state)
     }
     draws_[OpId::of(i)] = {state, reseeded};
     advance(generator, ops[i]);
-    last_state_ = state_of(generator);
+    last_state_ = init::state_of(generator);
   }
 }
 
 /// Leaves the default generator as the operator would.
 void Construction::advance(at::Generator& generator, const OpNode& node) {
   const auto& graph = tracer_->graph();
-  if (const auto draws = plain_draws(graph, node)) return skip_draws(generator, *draws);
+  if (const auto draws = init::plain_draws(graph, node)) return init::skip_draws(generator, *draws);
   const at::AutoGradMode no_grad(false);
-  Environment scratch(graph.values.size());
+  replay::Environment scratch(graph.values.size());
   for_each_input(node, [&](ValueId value) {
     const auto& info = graph.value(value);
     std::vector<std::int64_t> sizes, strides;
@@ -212,14 +212,14 @@ void Construction::advance(at::Generator& generator, const OpNode& node) {
     scratch[value.index()] = at::empty_strided(sizes, strides, at::dtype(info.dtype)).zero_();
   });
   const auto id = OpId::of(static_cast<std::size_t>(&node - graph.ops.data()));
-  Replayer(graph, {id}, {}, at::kCPU).run(scratch, {});
+  replay::Replayer(graph, {id}, {}, at::kCPU).run(scratch, {});
 }
 
 /// The operators that wrote, directly or not, the memory of the tensors.
 std::vector<bool> Construction::needed_for(const std::vector<at::Tensor>& tensors) {
   std::vector<ValueId> values;
   for (const auto& tensor : tensors) values.push_back(tracer_->value_of(tensor));
-  return ops_behind(tracer_->graph(), values);
+  return trace::ops_behind(tracer_->graph(), values);
 }
 
 std::vector<at::Tensor> Construction::run(const std::vector<bool>& needed, const std::vector<at::Tensor>& wanted) {
@@ -239,14 +239,14 @@ std::vector<at::Tensor> Construction::run(const std::vector<bool>& needed, const
     if (needed[i]) ops.push_back(OpId::of(i));
   }
   auto generator = default_generator();
-  const auto outer_state = state_of(generator);
-  Replayer replayer(graph, ops, kept, at::kCPU);
+  const auto outer_state = init::state_of(generator);
+  replay::Replayer replayer(graph, ops, kept, at::kCPU);
   for (const auto op : ops) {
     const auto draw = draws_.find(op);
     if (draw == draws_.end()) continue;
-    replayer.handle(op, [&generator, state = draw->second.state](ReplayCall& call) {
-      set_state(generator, state);
-      call.proceed();
+    replayer.handle(op, [&generator, state = draw->second.state](replay::ReplayCall& call) {
+      init::set_state(generator, state);
+      call.call_original();
     });
   }
   auto environment = replayer.environment();
@@ -258,7 +258,7 @@ std::vector<at::Tensor> Construction::run(const std::vector<bool>& needed, const
     done = static_cast<std::size_t>(place);
   }
   replayer.run(environment, {}, done, ops.size());
-  set_state(generator, outer_state);
+  init::set_state(generator, outer_state);
   std::vector<at::Tensor> results;
   for (const auto value : values) {
     const auto& info = graph.value(value);
@@ -268,66 +268,66 @@ std::vector<at::Tensor> Construction::run(const std::vector<bool>& needed, const
 }
 
 void Construction::materialise(const std::vector<at::Tensor>& tensors) {
-  const std::lock_guard only_one(generator_use());
-  const c10::impl::ExcludeDispatchKeyGuard below(kTraceKey);
+  const std::lock_guard only_one(trace::generator_use());
+  const c10::impl::ExcludeDispatchKeyGuard below(trace::kTraceKey);
   materialised_ = true;
-  std::vector<at::Tensor> phantoms;
+  std::vector<at::Tensor> fakes;
   for (const auto& tensor : tensors) {
-    if (!is_phantom(tensor)) continue;
+    if (!trace::is_fake(tensor)) continue;
     if (!knows(tensor)) {
       throw InvalidArgument("materialise: the recorded construction did not make this tensor: " +
-                            phantom_tag(tensor)->description);
+                            trace::fake_tag(tensor)->description);
     }
-    phantoms.push_back(tensor);
+    fakes.push_back(tensor);
   }
-  if (phantoms.empty()) return;
-  const auto needed = needed_for(phantoms);
+  if (fakes.empty()) return;
+  const auto needed = needed_for(fakes);
   if (!states_known(needed)) (void)rebase(initial_state_);
-  const auto data = run(needed, phantoms);
-  for (std::size_t i = 0; i < phantoms.size(); ++i) {
-    if (!is_phantom(phantoms[i])) continue;  // the same tensor twice
-    const bool requires_grad = phantoms[i].requires_grad();
-    phantoms[i].set_data(data[i].detach());
-    phantoms[i].set_requires_grad(requires_grad);
+  const auto data = run(needed, fakes);
+  for (std::size_t i = 0; i < fakes.size(); ++i) {
+    if (!trace::is_fake(fakes[i])) continue;  // the same tensor twice
+    const bool requires_grad = fakes[i].requires_grad();
+    fakes[i].set_data(data[i].detach());
+    fakes[i].set_requires_grad(requires_grad);
   }
 }
 
-std::optional<at::Tensor> Construction::part(const at::Tensor& phantom, std::int64_t blocks, Interval of_each) {
-  const std::lock_guard only_one(generator_use());
-  const c10::impl::ExcludeDispatchKeyGuard below(kTraceKey);
+std::optional<at::Tensor> Construction::part(const at::Tensor& fake, std::int64_t blocks, Interval of_each) {
+  const std::lock_guard only_one(trace::generator_use());
+  const c10::impl::ExcludeDispatchKeyGuard below(trace::kTraceKey);
   materialised_ = true;
-  if (!knows(phantom)) {
+  if (!knows(fake)) {
     throw InvalidArgument("part: the recorded construction did not make this tensor: " +
-                          phantom_tag(phantom)->description);
+                          trace::fake_tag(fake)->description);
   }
-  const auto needed = needed_for({phantom});
+  const auto needed = needed_for({fake});
   const auto is_given = [&](const Expected& expected) { return expected.data.defined() && is_read(expected, needed); };
   if (std::any_of(expected_.begin(), expected_.end(), is_given)) return std::nullopt;
-  const auto fill = ElementFill::of(tracer_->graph(), needed, tracer_->value_of(phantom));
+  const auto fill = init::ElementFill::of(tracer_->graph(), needed, tracer_->value_of(fake));
   if (!fill) return std::nullopt;
   if (!states_known(needed)) (void)rebase(initial_state_);
   return fill->part(blocks, of_each, [&](OpId op) { return draws_.at(op).state; });
 }
 
 at::Tensor Construction::rebase(const at::Tensor& state) {
-  const std::lock_guard only_one(generator_use());
-  const c10::impl::ExcludeDispatchKeyGuard below(kTraceKey);
+  const std::lock_guard only_one(trace::generator_use());
+  const c10::impl::ExcludeDispatchKeyGuard below(trace::kTraceKey);
   auto generator = default_generator();
-  const auto outer_state = state_of(generator);
+  const auto outer_state = init::state_of(generator);
   initial_state_ = state.clone();
-  set_state(generator, state);
+  init::set_state(generator, state);
   const auto& ops = tracer_->graph().ops;
   for (std::size_t i = 0; i < ops.size(); ++i) {
     const auto draw = draws_.find(OpId::of(i));
     if (draw == draws_.end()) continue;
     if (draw->second.reseeded)
-      set_state(generator, draw->second.state);
+      init::set_state(generator, draw->second.state);
     else
-      draw->second.state = state_of(generator);
+      draw->second.state = init::state_of(generator);
     advance(generator, ops[i]);
   }
-  const auto final_state = state_of(generator);
-  set_state(generator, outer_state);
+  const auto final_state = init::state_of(generator);
+  init::set_state(generator, outer_state);
   last_state_ = drawing_ == Drawing::kAtOnce ? final_state : outer_state;
   return final_state;
 }
@@ -338,19 +338,19 @@ bool Construction::states_known(const std::vector<bool>& needed) const {
                      [&](const auto& draw) { return draw.second.state.defined() || !needed[draw.first.index()]; });
 }
 
-std::size_t Construction::expect_data(const at::Tensor& phantom) {
-  const std::lock_guard only_one(generator_use());
-  const c10::impl::ExcludeDispatchKeyGuard below(kTraceKey);
-  const auto value = tracer_->value_of(phantom);
+std::size_t Construction::expect_data(const at::Tensor& fake) {
+  const std::lock_guard only_one(trace::generator_use());
+  const c10::impl::ExcludeDispatchKeyGuard below(trace::kTraceKey);
+  const auto value = tracer_->value_of(fake);
   expected_.push_back({value, tracer_->graph().ops.size(), {}});
   return expected_.size() - 1;
 }
 
-bool Construction::changed_since(std::size_t number, const at::Tensor& phantom) {
-  const std::lock_guard only_one(generator_use());
-  const c10::impl::ExcludeDispatchKeyGuard below(kTraceKey);
+bool Construction::changed_since(std::size_t number, const at::Tensor& fake) {
+  const std::lock_guard only_one(trace::generator_use());
+  const c10::impl::ExcludeDispatchKeyGuard below(trace::kTraceKey);
   const auto& expected = expected_.at(number);
-  const auto value = tracer_->value_of(phantom);
+  const auto value = tracer_->value_of(fake);
   const auto& graph = tracer_->graph();
   const auto memory = graph.value(expected.value).storage;
   if (graph.value(value).storage != memory) return true;  // set_data
@@ -360,10 +360,10 @@ bool Construction::changed_since(std::size_t number, const at::Tensor& phantom) 
   return std::any_of(graph.ops.begin() + static_cast<std::ptrdiff_t>(expected.before), graph.ops.end(), writes);
 }
 
-std::vector<std::size_t> Construction::expected_behind(const std::vector<at::Tensor>& phantoms) {
-  const std::lock_guard only_one(generator_use());
-  const c10::impl::ExcludeDispatchKeyGuard below(kTraceKey);
-  const auto needed = needed_for(phantoms);
+std::vector<std::size_t> Construction::expected_behind(const std::vector<at::Tensor>& fakes) {
+  const std::lock_guard only_one(trace::generator_use());
+  const c10::impl::ExcludeDispatchKeyGuard below(trace::kTraceKey);
+  const auto needed = needed_for(fakes);
   std::vector<std::size_t> numbers;
   for (std::size_t i = 0; i < expected_.size(); ++i) {
     if (is_read(expected_[i], needed)) numbers.push_back(i);
@@ -383,38 +383,38 @@ void Construction::forget_states() {
   }
 }
 
-bool materialise_constant(const at::Tensor& phantom) {
-  const auto* tag = phantom_tag(phantom);
+bool materialise_constant(const at::Tensor& fake) {
+  const auto* tag = trace::fake_tag(fake);
   if (tag == nullptr) return false;
-  const auto owner = std::dynamic_pointer_cast<Construction>(tag->owner.lock());
-  if (!owner || !owner->knows(phantom)) return false;
-  owner->materialise({phantom});
+  const auto owner = std::dynamic_pointer_cast<trace::Construction>(tag->owner.lock());
+  if (!owner || !owner->knows(fake)) return false;
+  owner->materialise({fake});
   return true;
 }
 
-}  // namespace detail
+}  // namespace trace
 
-InitRecord::InitRecord(std::shared_ptr<detail::Construction> construction) : construction_(std::move(construction)) {}
+InitRecord::InitRecord(std::shared_ptr<trace::Construction> construction) : construction_(std::move(construction)) {}
 
 InitRecord InitRecord::record(const std::function<void()>& construct, Drawing drawing) {
-  install_meta_kernels();
-  detail::install_tracer();
-  auto construction = detail::Construction::make(drawing);
+  shapes::install_meta_kernels();
+  trace::install_tracer();
+  auto construction = trace::Construction::make(drawing);
   construction->record(construct);
   return InitRecord(std::move(construction));
 }
 
 void InitRecord::materialise(const std::vector<at::Tensor>& tensors) { construction_->materialise(tensors); }
-std::optional<at::Tensor> InitRecord::part(const at::Tensor& phantom, std::int64_t blocks, std::int64_t begin,
+std::optional<at::Tensor> InitRecord::part(const at::Tensor& fake, std::int64_t blocks, std::int64_t begin,
                                            std::int64_t end) {
-  return construction_->part(phantom, blocks, {begin, end});
+  return construction_->part(fake, blocks, {begin, end});
 }
-std::size_t InitRecord::expect_data(const at::Tensor& phantom) { return construction_->expect_data(phantom); }
-bool InitRecord::changed_since(std::size_t expected, const at::Tensor& phantom) const {
-  return construction_->changed_since(expected, phantom);
+std::size_t InitRecord::expect_data(const at::Tensor& fake) { return construction_->expect_data(fake); }
+bool InitRecord::changed_since(std::size_t expected, const at::Tensor& fake) const {
+  return construction_->changed_since(expected, fake);
 }
-std::vector<std::size_t> InitRecord::expected_behind(const std::vector<at::Tensor>& phantoms) const {
-  return construction_->expected_behind(phantoms);
+std::vector<std::size_t> InitRecord::expected_behind(const std::vector<at::Tensor>& fakes) const {
+  return construction_->expected_behind(fakes);
 }
 void InitRecord::give(std::size_t expected, const at::Tensor& data) { construction_->give(expected, data); }
 const at::Tensor& InitRecord::generator_state() const { return construction_->initial_state(); }

@@ -6,7 +6,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 
-namespace autopar::detail {
+namespace autopar::init {
 namespace {
 
 // Below this, kernels take other paths, and running the operator costs nothing.
@@ -103,4 +103,4 @@ void skip_draws(at::Generator& generator, std::uint64_t count) {
   cpu->set_engine(engine);
 }
 
-}  // namespace autopar::detail
+}  // namespace autopar::init

@@ -7,11 +7,11 @@
 
 #include <autopar/capture/op_graph.hpp>
 
-namespace autopar {
+namespace autopar::ir {
 
-/// The entries of `OpNode::integers` that make one number: their integers multiply, and the last entry says what
-/// becomes of the product. Two are a number of pairs of samples, N (N - 1). If it stays an integer, the last one's
-/// factor, which may be a half, divides it.
+/// The entries of `OpNode::integers` that make one number: their integers multiply, and the last entry gives the form
+/// of the product. Two entries are a number of pairs of samples, like N (N - 1). If the product stays an integer, the
+/// last entry's factor may be 0.5, which halves it.
 using BatchFactors = std::span<const BatchInteger>;
 
 [[nodiscard]] inline std::int64_t integer_at(BatchFactors factors, std::int64_t batch) {
@@ -44,4 +44,4 @@ void for_each_number(const OpNode& node, Visit&& visit) {
   }
 }
 
-}  // namespace autopar
+}  // namespace autopar::ir

@@ -1,6 +1,6 @@
 #include "capture/ir/casts.hpp"
 
-namespace autopar {
+namespace autopar::ir {
 
 bool is_cast(const OpGraph& graph, OpId op) {
   const auto& node = graph.op(op);
@@ -18,4 +18,4 @@ bool casts_parameter(const OpGraph& graph, OpId op) {
   return is_cast(graph, op) && graph.value(graph.input(op, 0)).kind == ValueKind::kParameter;
 }
 
-}  // namespace autopar
+}  // namespace autopar::ir

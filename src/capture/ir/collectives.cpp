@@ -5,7 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 
-namespace autopar {
+namespace autopar::ir {
 
 static at::Tensor in_one_process(const at::Tensor& self) { return self.clone(); }
 
@@ -16,4 +16,4 @@ TORCH_LIBRARY(autopar, library) {
   }
 }
 
-}  // namespace autopar
+}  // namespace autopar::ir

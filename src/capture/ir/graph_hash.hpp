@@ -4,10 +4,9 @@
 
 #include <autopar/capture/op_graph.hpp>
 
-namespace autopar::detail {
+namespace autopar::ir {
 
-/// `graph.hash()` without strides: equal for programs that differ in how tensors lie in memory only, which one plan
-/// fits.
+/// `graph.hash()` without strides: equal for programs that differ only in tensor layouts. One plan fits all of these.
 [[nodiscard]] std::uint64_t hash_without_strides(const OpGraph& graph);
 
-}  // namespace autopar::detail
+}  // namespace autopar::ir

@@ -6,7 +6,7 @@
 #include <ATen/core/jit_type.h>
 #include <ATen/core/stack.h>
 
-namespace autopar::detail {
+namespace autopar::ir {
 
 /// Whether an operator's argument is a list of tensors, or of optional ones.
 inline bool is_tensor_list(const c10::IValue& value) {
@@ -18,7 +18,7 @@ inline bool is_tensor_list(const c10::IValue& value) {
              c10::TypeKind::TensorType;
 }
 
-/// Of a list.
+/// Whether a list is one of optional values.
 inline bool is_optional_list(const c10::IValue& list) {
   return list.toList().elementType()->kind() == c10::TypeKind::OptionalType;
 }
@@ -40,4 +40,4 @@ void for_each_tensor(const torch::jit::Stack& stack, std::size_t base, const Vis
   }
 }
 
-}  // namespace autopar::detail
+}  // namespace autopar::ir

@@ -4,9 +4,9 @@
 
 #include <autopar/capture/op_graph.hpp>
 
-namespace autopar::detail {
+namespace autopar::ir {
 
-/// For each storage, the last operator that writes it, which may be the one that makes it; none if there is none.
+/// For each storage, the last operator that writes it, which may be its creator; none if there is none.
 [[nodiscard]] inline std::vector<OpId> last_writes(const OpGraph& graph) {
   std::vector<OpId> last(static_cast<std::size_t>(graph.storage_count), OpId::none());
   for (std::size_t i = 0; i < graph.ops.size(); ++i) {
@@ -15,4 +15,4 @@ namespace autopar::detail {
   return last;
 }
 
-}  // namespace autopar::detail
+}  // namespace autopar::ir

@@ -214,7 +214,7 @@ std::uint64_t hash_of(const OpGraph& graph, Strides strides) {
 
 std::uint64_t OpGraph::hash() const { return hash_of(*this, Strides::kTaken); }
 
-std::uint64_t detail::hash_without_strides(const OpGraph& graph) { return hash_of(graph, Strides::kLeftOut); }
+std::uint64_t ir::hash_without_strides(const OpGraph& graph) { return hash_of(graph, Strides::kLeftOut); }
 
 std::string describe_form(const ValueInfo& value) {
   std::string text = std::string(c10::toString(value.dtype)) + "[";

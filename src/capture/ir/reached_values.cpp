@@ -2,7 +2,7 @@
 
 #include <cstddef>
 
-namespace autopar {
+namespace autopar::ir {
 
 std::vector<bool> reached_values(const OpGraph& graph, const std::vector<ValueId>& roots) {
   std::vector<bool> reached(graph.values.size(), false);
@@ -27,4 +27,4 @@ std::vector<bool> reached_values(const OpGraph& graph, const std::vector<ValueId
   return reached;
 }
 
-}  // namespace autopar
+}  // namespace autopar::ir

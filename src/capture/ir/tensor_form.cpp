@@ -9,7 +9,7 @@
 #include <c10/util/accumulate.h>
 #include <c10/util/strides.h>
 
-namespace autopar {
+namespace autopar::ir {
 
 namespace {
 
@@ -100,4 +100,4 @@ at::Tensor with_own_version(const at::Tensor& tensor) {
       tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(version, /*allow_tensor_metadata_change=*/true));
 }
 
-}  // namespace autopar
+}  // namespace autopar::ir

@@ -7,22 +7,22 @@
 
 namespace autopar::ir {
 
-/// The uses, outputs and writes that decide whether an op may go.
+/// The uses, outputs and writes that decide whether an op may be removed.
 class ValueUses {
  public:
-  /// @param graph  must outlive this and stay as it is
+  /// @param graph  must outlive this object and not change
   explicit ValueUses(const OpGraph& graph)
       : graph_(graph), uses_(graph.uses()), is_output_(graph.values.size(), false) {
     for (auto output : graph.outputs) is_output_[output.index()] = true;
   }
 
-  /// The op that alone uses the value, none if others do or the caller sees it.
+  /// The only op that uses the value; none if there are several or the value is an output.
   [[nodiscard]] OpId only_use(ValueId value) const {
     const auto& users = uses_[value.index()];
     return users.size() == 1 && !is_output_[value.index()] ? users.front() : OpId::none();
   }
 
-  /// Whether the storage of `value` is written by an op in (first, last], once the value is there.
+  /// Whether the storage of `value` is written by an op in (first, last], after the value is defined.
   [[nodiscard]] bool written_between(ValueId value, OpId first, OpId last) const {
     const auto storage = graph_.value(value).storage;
     const auto definer = graph_.value(value).definer;

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <vector>
 
-namespace autopar {
+namespace autopar::ir {
 
 namespace {
 
@@ -92,4 +92,4 @@ class WellFormed {
 
 std::string fault_of(const OpGraph& graph) { return WellFormed(graph).fault(); }
 
-}  // namespace autopar
+}  // namespace autopar::ir

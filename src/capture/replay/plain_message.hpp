@@ -5,9 +5,10 @@
 
 #include <c10/util/Exception.h>
 
-namespace autopar {
+namespace autopar::replay {
 
-/// What an error says, without libtorch's frames, which are hundreds of lines of no use to who trains a model.
+/// Message of an error without libtorch's stack frames: hundreds of lines that are useless to someone who trains a
+/// model.
 [[nodiscard]] inline std::string plain_message(const std::exception& error) {
   const auto* of_libtorch = dynamic_cast<const c10::Error*>(&error);
   std::string text = of_libtorch != nullptr ? of_libtorch->what_without_backtrace() : error.what();
@@ -15,7 +16,7 @@ namespace autopar {
   return text;
 }
 
-/// libtorch's frames of an error, or of the error that led to it; empty if neither is libtorch's.
+/// libtorch's stack frames of an error, or of its cause; empty if neither is a libtorch error.
 [[nodiscard]] inline std::string frames_of(const std::exception& error) {
   if (dynamic_cast<const c10::Error*>(&error) != nullptr) return error.what();
   try {
@@ -26,4 +27,4 @@ namespace autopar {
   return {};
 }
 
-}  // namespace autopar
+}  // namespace autopar::replay

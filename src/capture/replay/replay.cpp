@@ -17,7 +17,7 @@
 #include "capture/replay/plain_message.hpp"
 #include "capture/replay/replay_step.hpp"
 
-namespace autopar {
+namespace autopar::replay {
 namespace {
 
 constexpr std::size_t kRememberedSizes = 64;
@@ -51,13 +51,13 @@ void retarget(const OpNode& node, std::vector<c10::IValue>& args, c10::Device de
 }
 
 void put_integers(const OpNode& node, BatchSizes sizes, std::vector<c10::IValue>& args) {
-  for_each_number(node, [&](BatchFactors factors) {
+  ir::for_each_number(node, [&](ir::BatchFactors factors) {
     const auto& integer = factors.back();
     const auto batch = integer.role == IntegerRole::kArithmetic ? sizes.global : sizes.local;
-    const auto value = integer_at(factors, batch);
+    const auto value = ir::integer_at(factors, batch);
     auto& argument = args[static_cast<std::size_t>(integer.argument)];
     if (integer.element < 0) {
-      argument = argument.isDouble() ? c10::IValue(number_at(factors, batch)) : c10::IValue(value);
+      argument = argument.isDouble() ? c10::IValue(ir::number_at(factors, batch)) : c10::IValue(value);
     } else {
       auto list = argument.toIntVector();  // a copy: the template's list is shared
       list[static_cast<std::size_t>(integer.element)] = value;
@@ -102,7 +102,7 @@ bool may_be_dropped(const ValueInfo& info) {
 
 /// Arguments of the steps that have integers, for one pair of batch sizes.
 struct Replayer::Resolved {
-  std::vector<detail::Arguments> arguments;
+  std::vector<Arguments> arguments;
 };
 
 Replayer::Replayer(const OpGraph& graph, std::vector<OpId> ops, const std::vector<ValueId>& keep, c10::Device device)
@@ -116,7 +116,7 @@ Replayer::Replayer(const OpGraph& graph, std::vector<OpId> ops, const std::vecto
     const auto& node = graph.op(ops[i]);
     auto args = node.args;
     retarget(node, args, device);
-    steps_.push_back(detail::make_step(node, ops[i], std::move(args)));
+    steps_.push_back(make_step(node, ops[i], std::move(args)));
     for_each_input(node, [&](ValueId value) {
       last_use[value.index()] = i + 1;
       if (defined[value.index()]) return;
@@ -174,7 +174,7 @@ const Replayer::Resolved& Replayer::resolve(BatchSizes sizes) {
     auto args = step.arguments.boxed;
     put_integers(*step.node, sizes, args);
     step.resolved = made->arguments.size();
-    made->arguments.push_back(detail::make_arguments(step.kind, std::move(args)));
+    made->arguments.push_back(make_arguments(step.kind, std::move(args)));
   }
   return *resolved_.emplace(sizes, std::move(made)).first->second;
 }
@@ -192,17 +192,17 @@ void Replayer::run(Environment& environment, BatchSizes sizes, std::size_t first
                environment);
     } catch (const c10::Error& error) {
       stack_.clear();
-      std::throw_with_nested(OperatorError(shown_name(*graph_, step.id), step.node->path, plain_message(error)));
+      std::throw_with_nested(OperatorError(ir::shown_name(*graph_, step.id), step.node->path, plain_message(error)));
     }
     for (auto value : step.dead) environment[value.index()].reset();
   }
 }
 
-void Replayer::run_step(const detail::ReplayStep& step, const detail::Arguments& arguments, BatchSizes sizes,
+void Replayer::run_step(const ReplayStep& step, const Arguments& arguments, BatchSizes sizes,
                         Environment& environment) {
   const auto& node = *step.node;
-  if (step.kind != detail::StepKind::kBoxed && !step.handler) {
-    detail::call_unboxed(step, arguments, environment);
+  if (step.kind != StepKind::kBoxed && !step.handler) {
+    call_unboxed(step, arguments, environment);
     return;
   }
   stack_.assign(arguments.boxed.begin(), arguments.boxed.end());
@@ -243,4 +243,4 @@ void bind_state(const OpGraph& graph, const torch::nn::Module& module, Environme
   }
 }
 
-}  // namespace autopar
+}  // namespace autopar::replay

@@ -18,9 +18,9 @@ namespace torch::nn {
 class Module;
 }
 
-namespace autopar {
+namespace autopar::replay {
 
-/// What integers of the graph are resolved with: IntegerRole::kSize takes `local`, kArithmetic takes `global`.
+/// Batch sizes for the integers of the graph: IntegerRole::kSize takes `local`, kArithmetic takes `global`.
 struct BatchSizes {
   std::int64_t local = 0;   ///< samples that these operators see
   std::int64_t global = 0;  ///< samples of the whole step, over micro-batches and ranks
@@ -31,8 +31,8 @@ struct BatchSizes {
 /// Tensors by ValueId::index(); undefined where there is none (yet, or any more).
 using Environment = std::vector<at::Tensor>;
 
-/// One operator call about to happen. A handler may change the stack, proceed, change the results, or leave results
-/// of its own: on return the stack holds the operator's results.
+/// One operator call about to happen. A handler may change the stack, call the original, change the results, or push
+/// other results. On return the stack holds the operator's results.
 struct ReplayCall {
   OpId id;
   const OpNode& node;
@@ -40,35 +40,32 @@ struct ReplayCall {
   torch::jit::Stack& stack;  ///< the arguments, one per schema argument
   Environment& environment;
 
-  void proceed() { node.op.callBoxed(&stack); }
+  void call_original() { node.op.callBoxed(&stack); }
 };
 
 using OpHandler = std::function<void(ReplayCall&)>;
 
-namespace detail {
 struct ReplayStep;
 struct Arguments;
-}  // namespace detail
 
-/// Runs a list of operators of a graph, as a stage or a whole model, exactly as the traced program would: same
-/// operators, same grad mode. Autograd records as usual. One thread at a time; the graph must outlive the replayer.
+/// Runs a list of a graph's operators (a stage or a whole model) exactly like the traced program: same operators, same
+/// grad mode. Autograd records as usual. One thread at a time; the graph must outlive the replayer.
 class Replayer {
  public:
-  /// @param ops     what to run, in an order in which every value is made before it is read and memory is written
-  ///                before and after the same reads as in program order; ascending is one
-  /// @param keep    values that a run leaves in the environment; all other computed values and arguments are dropped
-  /// after
-  ///                their last use. Parameters, buffers and constants are never dropped
+  /// @param ops     operators to run. The order makes every value before it is read, and keeps the program's order of
+  ///                reads and writes of memory. Ascending order is valid
+  /// @param keep    values that a run keeps in the environment. All other computed values and arguments are dropped
+  ///                after their last use. Parameters, buffers and constants are never dropped
   /// @param device  replaces every device argument; constants are copied to it (0-dim ones stay)
   Replayer(const OpGraph& graph, std::vector<OpId> ops, const std::vector<ValueId>& keep, c10::Device device);
   ~Replayer();
   Replayer(Replayer&&) noexcept;
   Replayer& operator=(Replayer&&) noexcept;
 
-  /// Replaces the plain call of an operator of the list. @throws InvalidArgument if the op is not in it
+  /// Calls `handler` instead of an operator of the list. @throws InvalidArgument if the op is not in it
   void handle(OpId op, OpHandler handler);
 
-  /// Values that the ops take and do not compute: parameters, buffers, arguments, results of other stages. Not
+  /// Values that the ops read but do not compute: parameters, buffers, arguments, results of other stages. Without
   /// constants.
   [[nodiscard]] const std::vector<ValueId>& required() const { return required_; }
 
@@ -76,21 +73,20 @@ class Replayer {
   [[nodiscard]] Environment environment() const;
 
   /// @pre the required values are defined. Integers are resolved once for each distinct `sizes`.
-  /// @throws OperatorError naming the operator where libtorch throws, else whatever it throws; the environment is then
-  /// incomplete
+  /// @throws OperatorError naming the operator if libtorch throws; other exceptions pass through. The environment is
+  /// then incomplete
   void run(Environment& environment, BatchSizes sizes) { run(environment, sizes, 0, steps()); }
-  /// Operators `first` to `last` of the order alone, the last not included.
+  /// Runs only operators [first, last) of the order.
   void run(Environment& environment, BatchSizes sizes, std::size_t first, std::size_t last);
 
  private:
   struct Resolved;
   const Resolved& resolve(BatchSizes sizes);
   [[nodiscard]] std::size_t steps() const;
-  void run_step(const detail::ReplayStep& step, const detail::Arguments& arguments, BatchSizes sizes,
-                Environment& environment);
+  void run_step(const ReplayStep& step, const Arguments& arguments, BatchSizes sizes, Environment& environment);
 
   const OpGraph* graph_;
-  std::vector<detail::ReplayStep> steps_;
+  std::vector<ReplayStep> steps_;
   std::vector<std::size_t> by_op_;  ///< positions in steps_, by OpId ascending
   std::vector<ValueId> required_;
   std::vector<std::pair<ValueId, at::Tensor>> constants_;
@@ -104,4 +100,4 @@ class Replayer {
 /// Puts the module's parameters and buffers where the graph names them.
 void bind_state(const OpGraph& graph, const torch::nn::Module& module, Environment& environment);
 
-}  // namespace autopar
+}  // namespace autopar::replay

@@ -3,7 +3,7 @@
 #include <string>
 #include <utility>
 
-namespace autopar::detail {
+namespace autopar::replay {
 namespace {
 
 using at::Tensor;
@@ -127,4 +127,4 @@ void call_unboxed(const ReplayStep& step, const Arguments& a, Environment& envir
   }
 }
 
-}  // namespace autopar::detail
+}  // namespace autopar::replay

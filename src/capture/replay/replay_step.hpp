@@ -10,13 +10,13 @@
 
 #include "capture/replay/replay.hpp"
 
-namespace autopar::detail {
+namespace autopar::replay {
 
-/// Signatures that are called without boxing: a boxed call costs 0.1-0.3 µs more, which shows with tiny operators.
-/// T tensor, S Scalar, I int, L SymInt[], O Tensor?.
+/// Signatures that are called without boxing. A boxed call costs 0.1-0.3 µs more, which matters for tiny operators. T
+/// tensor, S Scalar, I int, L SymInt[], O Tensor?.
 enum class StepKind : std::uint8_t { kBoxed, kT, kTT, kTTS, kTS, kTSS, kTTTSS, kTTO, kTL, kTII };
 
-/// Non-tensor arguments in the form that the kind of call wants.
+/// Non-tensor arguments in the form that the kind of call takes.
 struct Arguments {
   std::vector<c10::IValue> boxed;  ///< one per schema argument, None for tensors
   std::vector<c10::Scalar> scalars;
@@ -40,4 +40,4 @@ struct ReplayStep {
 [[nodiscard]] Arguments make_arguments(StepKind kind, std::vector<c10::IValue> args);
 void call_unboxed(const ReplayStep& step, const Arguments& arguments, Environment& environment);
 
-}  // namespace autopar::detail
+}  // namespace autopar::replay

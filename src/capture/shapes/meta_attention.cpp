@@ -9,7 +9,7 @@
 #include "capture/shapes/meta_registration.hpp"
 #include "ops/names.hpp"
 
-namespace autopar::detail {
+namespace autopar::shapes {
 namespace {
 
 constexpr std::int64_t kFlashAttention = 1;  // at::SDPBackend::flash_attention
@@ -85,4 +85,4 @@ std::optional<at::Tensor> form_on_cuda(const c10::OperatorHandle& op, const torc
   return form_of_query(query, key, value);
 }
 
-}  // namespace autopar::detail
+}  // namespace autopar::shapes

@@ -6,18 +6,18 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
-namespace autopar::detail {
+namespace autopar::shapes {
 
-/// The form of what scaled_dot_product_attention gives on CPUs, of tensors without data: libtorch's own choice of the
-/// kernel there tells how the result lies in memory.
+/// The form of the result of scaled_dot_product_attention on CPUs, from tensors without data. The CPU kernel that
+/// libtorch chooses decides the memory layout of the result.
 [[nodiscard]] at::Tensor attention_form(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                                         const std::optional<at::Tensor>& mask, double dropout, bool is_causal,
                                         std::optional<double> scale, bool grouped);
 
-/// The form of a result that lies in memory otherwise on CUDA than on CPUs, of arguments without data; none for all
-/// others. Fused attention: as the query lies, dropout or not, where CPUs make the products and lay them out anew, so
-/// that heads and tokens are exchanged once more behind it. Which kernel runs is chosen later; another layout costs a
-/// copy.
+/// The form of a result whose memory layout on CUDA differs from CPUs, from arguments without data; none for other
+/// results. This applies to fused attention, whose result has the query's layout on CUDA, with or without dropout. CPUs
+/// compute it by products in another layout, so the program swaps heads and tokens once more after it. The kernel is
+/// chosen later; another layout costs a copy.
 [[nodiscard]] std::optional<at::Tensor> form_on_cuda(const c10::OperatorHandle& op, const torch::jit::Stack& arguments);
 
-}  // namespace autopar::detail
+}  // namespace autopar::shapes

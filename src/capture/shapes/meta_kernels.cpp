@@ -26,7 +26,7 @@
 
 // Forms of results only; each kernel's rule is that of the operator's CPU kernel (aten/src/ATen/native).
 
-namespace autopar {
+namespace autopar::shapes {
 namespace {
 
 using at::Tensor;
@@ -255,7 +255,7 @@ Tensor poisson(const Tensor& x, std::optional<at::Generator>) { return at::empty
 
 // ---------------------------------------------------------------- registration
 
-using detail::meta::add;
+using shapes::meta::add;
 
 void register_all(torch::Library& library) {
   for (const auto* name : {"relu", "hardswish"}) add(library, name, "", &same_form);
@@ -305,11 +305,11 @@ void install_meta_kernels() {
   static const bool installed = [] {
     static torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::Meta, __FILE__, __LINE__);
     register_all(library);
-    detail::meta::register_transforms(library);
-    detail::meta::register_selections(library);
+    shapes::meta::register_transforms(library);
+    shapes::meta::register_selections(library);
     return true;
   }();
   (void)installed;
 }
 
-}  // namespace autopar
+}  // namespace autopar::shapes

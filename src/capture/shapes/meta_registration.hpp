@@ -5,9 +5,9 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
-namespace autopar::detail::meta {
+namespace autopar::shapes::meta {
 
-/// Registers a kernel that gives the form of an operator's results, unless libtorch has one.
+/// Registers a kernel for the form of an operator's results, unless libtorch has one.
 template <class Kernel>
 void add(torch::Library& library, const char* name, const char* overload, Kernel kernel) {
   const auto op = c10::Dispatcher::singleton().findSchema({std::string("aten::") + name, overload});
@@ -19,7 +19,7 @@ void add(torch::Library& library, const char* name, const char* overload, Kernel
 /// Fourier transforms, complex numbers, factorisations of matrices, and other operators on signals and images.
 void register_transforms(torch::Library& library);
 void register_attention(torch::Library& library);
-/// Patches, selections, distances and draws.
+/// Patches, selections, distances and random numbers.
 void register_selections(torch::Library& library);
 
-}  // namespace autopar::detail::meta
+}  // namespace autopar::shapes::meta

@@ -18,7 +18,7 @@
 
 // Forms of results only; each kernel's rule is that of the operator's CPU kernel (aten/src/ATen/native).
 
-namespace autopar::detail::meta {
+namespace autopar::shapes::meta {
 namespace {
 
 using at::Tensor;
@@ -230,4 +230,4 @@ void register_selections(torch::Library& library) {
   add("triu_indices", "", &triu_indices);
 }
 
-}  // namespace autopar::detail::meta
+}  // namespace autopar::shapes::meta

@@ -20,7 +20,7 @@
 
 #include "capture/shapes/meta_registration.hpp"
 
-namespace autopar::detail::meta {
+namespace autopar::shapes::meta {
 namespace {
 
 using at::Tensor;
@@ -214,4 +214,4 @@ void register_transforms(torch::Library& library) {
   add(library, "max_pool3d_with_indices", "", &max_pool_of_volumes);
 }
 
-}  // namespace autopar::detail::meta
+}  // namespace autopar::shapes::meta

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <vector>
 
-namespace autopar::detail {
+namespace autopar::shapes {
 namespace {
 
 /// A dim of the result that runs over a dim of the tensor, every `step`th element.
@@ -118,4 +118,4 @@ std::optional<at::Tensor> as_views(const at::Tensor& x, c10::IntArrayRef sizes, 
   return view.sizes() == sizes ? view : view.expand(sizes);
 }
 
-}  // namespace autopar::detail
+}  // namespace autopar::shapes

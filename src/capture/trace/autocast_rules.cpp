@@ -10,7 +10,7 @@
 
 #include "ops/registry.hpp"
 
-namespace autopar::detail {
+namespace autopar::trace {
 namespace {
 
 /// What libtorch's KERNEL macros register, kept here instead of in the dispatcher.
@@ -202,4 +202,4 @@ bool is_free_of_autocast(const c10::OperatorHandle& op) {
   return def.autocast == AutocastRule::kNone && !is_twin;
 }
 
-}  // namespace autopar::detail
+}  // namespace autopar::trace

@@ -24,20 +24,20 @@
 #include "capture/trace/unregistered_leaves.hpp"
 #include "ops/registry.hpp"
 
-namespace autopar {
+namespace autopar::trace {
 namespace {
 
 /// The dispatcher's way to a Tracer.
-class CaptureSink : public detail::OperatorSink {
+class CaptureSink : public OperatorSink {
  public:
-  explicit CaptureSink(detail::Tracer& tracer) : tracer_(tracer) {}
+  explicit CaptureSink(Tracer& tracer) : tracer_(tracer) {}
   void handle(const c10::OperatorHandle& op, torch::jit::Stack* stack) override { tracer_.handle(op, stack); }
 
  private:
-  detail::Tracer& tracer_;
+  Tracer& tracer_;
 };
 
-/// autocast's cache of cast weights outlives a run and knows no phantoms.
+/// autocast's cache of cast weights outlives a run and knows no fake tensors.
 class NoAutocastCache {
  public:
   NoAutocastCache() : enabled_(at::autocast::is_autocast_cache_enabled()) {
@@ -51,7 +51,7 @@ class NoAutocastCache {
   bool enabled_;
 };
 
-/// Autocast of phantoms, which are CPU tensors; the caller's on leaving.
+/// Autocast of fake tensors, which are CPU tensors; the caller's on leaving.
 class AutocastScope {
  public:
   explicit AutocastScope(const std::optional<Autocast>& autocast)
@@ -74,7 +74,7 @@ class AutocastScope {
 
 using Types = std::vector<c10::ScalarType>;
 
-/// What libtorch says of a gradient that it cannot take, here because phantoms have no history.
+/// What libtorch says of a gradient that it cannot take, here because fake tensors have no history.
 bool asks_for_gradient(std::string_view error) {
   static constexpr std::string_view kPhrases[] = {"differentiated Tensors", "does not have a grad_fn",
                                                   "input tensors does not require grad"};
@@ -83,11 +83,11 @@ bool asks_for_gradient(std::string_view error) {
 }
 
 /// The error of a forward that libtorch has refused at some batch size.
-[[noreturn]] void refuse_forward(const detail::Tracer& tracer, const c10::Error& error, std::int64_t batch) {
+[[noreturn]] void refuse_forward(const Tracer& tracer, const c10::Error& error, std::int64_t batch) {
   const auto op = tracer.last_op().empty() ? "forward" : "after " + tracer.last_op();
-  const auto said = detail::without_batch_size(error.what_without_backtrace(), batch);
+  const auto said = without_batch_size(error.what_without_backtrace(), batch);
   if (!asks_for_gradient(said))
-    throw detail::ForwardFailed(op, tracer.last_path(), "the forward failed while it was captured: " + said);
+    throw ForwardFailed(op, tracer.last_path(), "the forward failed while it was captured: " + said);
   throw CaptureError(op, tracer.last_path(),
                      "a gradient was taken inside the forward (torch::autograd::grad or backward), of which a captured "
                      "model has no history; write the derivative with operators. Gradient penalties, which need a "
@@ -96,8 +96,8 @@ bool asks_for_gradient(std::string_view error) {
 }
 
 /// The value of a tensor within a trace, which its look is no part of.
-ValueId known_value(detail::Tracer& tracer, const at::Tensor& tensor) {
-  const c10::impl::ExcludeDispatchKeyGuard below(detail::kTraceKey);
+ValueId known_value(Tracer& tracer, const at::Tensor& tensor) {
+  const c10::impl::ExcludeDispatchKeyGuard below(kTraceKey);
   return tracer.value_of(tensor);
 }
 
@@ -110,7 +110,7 @@ struct OneCapture {
 /// Whatever becomes of a run, nobody is left with a static tensor without data.
 class SettlesConstants {
  public:
-  SettlesConstants(detail::Tracer& tracer, bool& made_any) : tracer_(tracer), made_any_(made_any) {}
+  SettlesConstants(Tracer& tracer, bool& made_any) : tracer_(tracer), made_any_(made_any) {}
   SettlesConstants(const SettlesConstants&) = delete;
   SettlesConstants& operator=(const SettlesConstants&) = delete;
   ~SettlesConstants() {
@@ -121,7 +121,7 @@ class SettlesConstants {
   }
 
  private:
-  detail::Tracer& tracer_;
+  Tracer& tracer_;
   bool& made_any_;
 };
 
@@ -130,19 +130,19 @@ class SettlesConstants {
 OneCapture capture_at(std::int64_t batch, const torch::nn::Module& module, const std::vector<InputSpec>& inputs,
                       const FlatForward& forward, const CaptureOptions& options, const Types& result_types,
                       const OpGraph* solved = nullptr) {
-  detail::Tracer tracer({.description = "it is a value inside the model while the model is captured",
-                         .owner = {},
-                         .constructing = false,
-                         .make_real = detail::materialise_constant,
-                         .exact_batch_norm = options.exact_batch_norm,
-                         .device = options.device,
-                         .autocast_device = options.autocast ? std::optional(options.autocast->device) : std::nullopt,
-                         .compute_type = options.autocast && options.autocast->everywhere
-                                             ? std::optional(options.autocast->dtype)
-                                             : std::nullopt,
-                         .solved = solved,
-                         .batch = batch,
-                         .on_constant = options.on_constant});
+  Tracer tracer({.description = "it is a value inside the model while the model is captured",
+                 .owner = {},
+                 .constructing = false,
+                 .make_real = materialise_constant,
+                 .exact_batch_norm = options.exact_batch_norm,
+                 .device = options.device,
+                 .autocast_device = options.autocast ? std::optional(options.autocast->device) : std::nullopt,
+                 .compute_type = options.autocast && options.autocast->everywhere
+                                     ? std::optional(options.autocast->dtype)
+                                     : std::nullopt,
+                 .solved = solved,
+                 .batch = batch,
+                 .on_constant = options.on_constant});
   for (const auto& parameter : module.named_parameters()) {
     tracer.add_state(ValueKind::kParameter, parameter.key(), parameter.value());
   }
@@ -162,7 +162,7 @@ OneCapture capture_at(std::int64_t batch, const torch::nn::Module& module, const
     {
       const NoAutocastCache no_cache;
       CaptureSink sink(tracer);
-      const detail::TraceScope scope(sink);
+      const TraceScope scope(sink);
       {
         const AutocastScope autocast(options.autocast);
         results = forward(arguments);
@@ -189,7 +189,7 @@ OneCapture capture_at(std::int64_t batch, const torch::nn::Module& module, const
       tracer.graph().outputs.push_back(tracer.value_of(result));
     }
     tracer.finish();
-    detail::refuse_unregistered_leaves(tracer.graph());
+    refuse_unregistered_leaves(tracer.graph());
   } catch (const c10::Error& error) {
     refuse_forward(tracer, error, batch);
   }
@@ -220,11 +220,11 @@ std::optional<CaptureChange> change_of_itself(const torch::nn::Module& module, c
   const auto batch = options.batch_sizes[0];
   auto before = capture_settled(batch, module, inputs, forward, options, types).sized.graph;
   if (first) {
-    if (auto change = detail::first_change(first->graph, before, batch)) return change;
+    if (auto change = first_change(first->graph, before, batch)) return change;
   }
   for (int run = 1; run < kRuns; ++run) {
     auto now = capture_settled(batch, module, inputs, forward, options, types).sized.graph;
-    if (auto change = detail::first_change(before, now, batch)) return change;
+    if (auto change = first_change(before, now, batch)) return change;
     before = std::move(now);
   }
   return std::nullopt;
@@ -239,7 +239,7 @@ std::optional<std::int64_t> samples_of_call(const std::vector<InputSpec>& inputs
 }
 
 /// The failure with what was tried: whose forward works with the samples of the call has that number in it.
-CaptureError with_sizes_tried(const detail::ForwardFailed& failure, const torch::nn::Module& module,
+CaptureError with_sizes_tried(const ForwardFailed& failure, const torch::nn::Module& module,
                               const std::vector<InputSpec>& inputs, const FlatForward& forward,
                               const CaptureOptions& options, const Types& types) {
   const auto& sizes = options.batch_sizes;
@@ -295,9 +295,9 @@ InputSpec input_spec(const at::Tensor& tensor, std::optional<std::int64_t> batch
 OpGraph capture(const torch::nn::Module& module, const std::vector<InputSpec>& inputs, const FlatForward& forward,
                 const CaptureOptions& options) {
   ops::close_registry();
-  install_meta_kernels();
-  detail::install_tracer();
-  const detail::CpuHandles on_cpu(module);
+  shapes::install_meta_kernels();
+  install_tracer();
+  const CpuHandles on_cpu(module);
   const auto& sizes = options.batch_sizes;
   Types types;
   const auto at = [&](std::int64_t batch) {
@@ -314,7 +314,7 @@ OpGraph capture(const torch::nn::Module& module, const std::vector<InputSpec>& i
       first = at(sizes[0]);
       return solve_batch({*first, at(sizes[1]), at(sizes[2])});
     });
-  } catch (const detail::ForwardFailed& failure) {
+  } catch (const ForwardFailed& failure) {
     throw with_sizes_tried(failure, module, inputs, forward, options, types);
   }
 }
@@ -322,9 +322,9 @@ OpGraph capture(const torch::nn::Module& module, const std::vector<InputSpec>& i
 void verify_capture(const OpGraph& graph, const torch::nn::Module& module, const std::vector<InputSpec>& inputs,
                     const FlatForward& forward, std::span<const std::int64_t> batch_sizes,
                     const CaptureOptions& options) {
-  install_meta_kernels();
-  detail::install_tracer();
-  const detail::CpuHandles on_cpu(module);
+  shapes::install_meta_kernels();
+  install_tracer();
+  const CpuHandles on_cpu(module);
   const auto types = options.autocast ? result_types_of(graph) : Types{};
   for (const auto batch : batch_sizes) {
     const auto require_same = [&](const SizedGraph& again) {
@@ -346,13 +346,13 @@ void verify_capture(const OpGraph& graph, const torch::nn::Module& module, const
 std::optional<CaptureChange> change_since_capture(const OpGraph& graph, const torch::nn::Module& module,
                                                   const std::vector<InputSpec>& inputs, const FlatForward& forward,
                                                   const CaptureOptions& options) {
-  install_meta_kernels();
-  detail::install_tracer();
-  const detail::CpuHandles on_cpu(module);
+  shapes::install_meta_kernels();
+  install_tracer();
+  const CpuHandles on_cpu(module);
   const auto batch = options.batch_sizes[0];
   const auto types = options.autocast ? result_types_of(graph) : Types{};
   const auto again = capture_settled(batch, module, inputs, forward, options, types);
-  return detail::first_change(graph, again.sized.graph, batch);
+  return first_change(graph, again.sized.graph, batch);
 }
 
-}  // namespace autopar
+}  // namespace autopar::trace

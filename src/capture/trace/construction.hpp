@@ -15,40 +15,40 @@
 
 #include "capture/trace/tracer.hpp"
 
-namespace autopar::detail {
+namespace autopar::trace {
 
-/// Records operators on a module under construction, and runs those that a tensor depends on.
+/// Records operators on a module under construction, and runs the operators that a tensor depends on.
 class Construction : public OperatorSink, public std::enable_shared_from_this<Construction> {
  public:
-  /// A construction that owns the phantoms it makes: they hold it weakly.
+  /// A construction that receives operators on the fake tensors it makes; they hold it weakly.
   [[nodiscard]] static std::shared_ptr<Construction> make(Drawing drawing);
 
   void record(const std::function<void()>& construct);
   void handle(const c10::OperatorHandle& op, torch::jit::Stack* stack) override;
 
   void materialise(const std::vector<at::Tensor>& tensors);
-  [[nodiscard]] std::optional<at::Tensor> part(const at::Tensor& phantom, std::int64_t blocks, Interval of_each);
+  [[nodiscard]] std::optional<at::Tensor> part(const at::Tensor& fake, std::int64_t blocks, Interval of_each);
   [[nodiscard]] bool knows(const at::Tensor& tensor) { return tracer_ && tracer_->find(tensor).has_value(); }
   [[nodiscard]] const at::Tensor& initial_state() const { return initial_state_; }
   at::Tensor rebase(const at::Tensor& state);
   void forget_states();
-  std::size_t expect_data(const at::Tensor& phantom);
-  [[nodiscard]] bool changed_since(std::size_t expected, const at::Tensor& phantom);
-  [[nodiscard]] std::vector<std::size_t> expected_behind(const std::vector<at::Tensor>& phantoms);
+  std::size_t expect_data(const at::Tensor& fake);
+  [[nodiscard]] bool changed_since(std::size_t expected, const at::Tensor& fake);
+  [[nodiscard]] std::vector<std::size_t> expected_behind(const std::vector<at::Tensor>& fakes);
   void give(std::size_t expected, at::Tensor data) { expected_.at(expected).data = std::move(data); }
 
  private:
   /// The generator before a random operator.
   struct Draw {
     at::Tensor state;  ///< undefined until it is known
-    bool reseeded;     ///< not where the operator before left it: a manual_seed, or draws outside the construction
+    bool reseeded;     ///< changed since the previous operator: by a manual_seed, or by draws outside the construction
   };
 
-  /// Data from outside, at its place among the operators.
+  /// Data from outside, at its position among the operators.
   struct Expected {
-    ValueId value;       ///< whose memory it fills
+    ValueId value;       ///< value whose memory it fills
     std::size_t before;  ///< the first operator after it
-    at::Tensor data;     ///< undefined: there is none, the operators before it count
+    at::Tensor data;     ///< undefined: not given, so the operators before it determine the value
   };
 
   bool runs_at_once(const c10::OperatorHandle& op, torch::jit::Stack* stack);
@@ -62,14 +62,14 @@ class Construction : public OperatorSink, public std::enable_shared_from_this<Co
 
   std::optional<Tracer> tracer_;
   Drawing drawing_ = Drawing::kAtOnce;
-  bool materialised_ = false;  // something: whoever needs data has it, or asks for it
+  bool materialised_ = false;  // a tensor was materialised: code that needs data has it or requests it
   at::Tensor initial_state_, last_state_;
   std::unordered_map<OpId, Draw> draws_;
-  std::vector<Expected> expected_;  ///< in the order of their places
+  std::vector<Expected> expected_;  ///< in the order of `before`
 };
 
-/// Gives data to a phantom that a recorded construction made and nobody registered: a constant of the model.
-/// False if the tensor comes from elsewhere.
-[[nodiscard]] bool materialise_constant(const at::Tensor& phantom);
+/// Gives data to an unregistered fake tensor of a recorded construction: a constant of the model. False if the tensor
+/// comes from elsewhere.
+[[nodiscard]] bool materialise_constant(const at::Tensor& fake);
 
-}  // namespace autopar::detail
+}  // namespace autopar::trace

@@ -9,12 +9,12 @@ namespace torch::nn {
 class Module;
 }
 
-namespace autopar::detail {
+namespace autopar::trace {
 
-/// While it lives, a module's parameters and buffers on other devices than the CPU are phantoms of their form, which
-/// are on the CPU, without gradients. Then all tensors of a capture are CPU tensors, before the module is deployed and
-/// after: what asks for a tensor's device (autocast kernels, which pass other devices' tensors by, and the model's own
-/// code) gets one answer. Handles that share memory go on sharing it.
+/// While it lives, a module's parameters and buffers on other devices are fake CPU tensors of the same form, without
+/// gradients. So all tensors of a capture are CPU tensors, before and after the module is deployed. Code that asks for
+/// a tensor's device gets one answer: autocast kernels, which skip tensors of other devices, and the model's code.
+/// Handles that share memory still share it.
 class CpuHandles {
  public:
   explicit CpuHandles(const torch::nn::Module& module);
@@ -29,4 +29,4 @@ class CpuHandles {
   std::vector<Kept> kept_;
 };
 
-}  // namespace autopar::detail
+}  // namespace autopar::trace

@@ -8,9 +8,9 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "capture/replay/replay.hpp"
-#include "capture/trace/phantom_impl.hpp"
+#include "capture/trace/fake_tensor_impl.hpp"
 
-namespace autopar::detail {
+namespace autopar::trace {
 namespace {
 
 struct Behind {
@@ -59,7 +59,7 @@ std::optional<std::vector<at::Tensor>> evaluate_constants(const OpGraph& graph, 
   }
   const c10::impl::ExcludeDispatchKeyGuard below(c10::autocast_dispatch_keyset | c10::DispatchKeySet(kTraceKey));
   const at::AutoGradMode no_grad(false);
-  Replayer replayer(graph, ops, values, at::kCPU);
+  replay::Replayer replayer(graph, ops, values, at::kCPU);
   auto environment = replayer.environment();
   replayer.run(environment, {});
   std::vector<at::Tensor> results;
@@ -70,4 +70,4 @@ std::optional<std::vector<at::Tensor>> evaluate_constants(const OpGraph& graph, 
   return results;
 }
 
-}  // namespace autopar::detail
+}  // namespace autopar::trace

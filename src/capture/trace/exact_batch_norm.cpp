@@ -9,7 +9,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 
-namespace autopar::detail {
+namespace autopar::trace {
 namespace {
 
 at::Tensor all_reduce(const at::Tensor& addend) {
@@ -75,4 +75,4 @@ void exact_batch_norm(torch::jit::Stack* stack) {
   stack->emplace_back(std::move(result));
 }
 
-}  // namespace autopar::detail
+}  // namespace autopar::trace

@@ -7,7 +7,7 @@
 
 #include "capture/ir/shown_name.hpp"
 
-namespace autopar::detail {
+namespace autopar::trace {
 namespace {
 
 std::string text(const c10::IValue& value) {
@@ -85,7 +85,7 @@ CaptureChange at_value(const OpGraph& graph, ValueId value, std::string what) {
     if (users.empty()) return {"forward", graph.value(value).name, std::move(what)};
     op = users.front();
   }
-  return {shown_name(graph, op), graph.op(op).path, std::move(what)};
+  return {ir::shown_name(graph, op), graph.op(op).path, std::move(what)};
 }
 
 }  // namespace
@@ -94,13 +94,13 @@ std::optional<CaptureChange> first_change(const OpGraph& before, const OpGraph& 
   const auto common = std::min(before.ops.size(), now.ops.size());
   for (std::size_t i = 0; i < common; ++i) {
     if (auto what = change_of(before.ops[i], now.ops[i])) {
-      return CaptureChange{shown_name(before, OpId::of(i)), before.ops[i].path, std::move(*what)};
+      return CaptureChange{ir::shown_name(before, OpId::of(i)), before.ops[i].path, std::move(*what)};
     }
   }
   if (before.ops.size() != now.ops.size()) {
     const bool ends = before.ops.size() > common;
     const auto& longer = ends ? before : now;
-    return CaptureChange{shown_name(longer, OpId::of(common)), longer.ops[common].path,
+    return CaptureChange{ir::shown_name(longer, OpId::of(common)), longer.ops[common].path,
                          ends ? "forward ends before it now" : "forward has it now and had not"};
   }
   for (std::size_t v = 0; v < std::min(before.values.size(), now.values.size()); ++v) {
@@ -111,4 +111,4 @@ std::optional<CaptureChange> first_change(const OpGraph& before, const OpGraph& 
   return CaptureChange{"forward", "", "its results are others than they were"};
 }
 
-}  // namespace autopar::detail
+}  // namespace autopar::trace

@@ -7,11 +7,11 @@
 
 #include "capture/trace/capture_change.hpp"
 
-namespace autopar::detail {
+namespace autopar::trace {
 
-/// The first place where a forward recorded otherwise than before; none if it is the same program.
-/// @param before  a capture, or one whose integers are solved: its arguments are those of `batch`
+/// The first difference between two captures of a forward; none if it is the same program.
+/// @param before  a capture, or a solved program, which is compared at `batch`
 /// @param now     a capture at `batch`
 [[nodiscard]] std::optional<CaptureChange> first_change(const OpGraph& before, const OpGraph& now, std::int64_t batch);
 
-}  // namespace autopar::detail
+}  // namespace autopar::trace

@@ -1,10 +1,10 @@
 #include "capture/trace/generator_use.hpp"
 
-namespace autopar::detail {
+namespace autopar::trace {
 
 std::recursive_mutex& generator_use() {
   static std::recursive_mutex mutex;
   return mutex;
 }
 
-}  // namespace autopar::detail
+}  // namespace autopar::trace

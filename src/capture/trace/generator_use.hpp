@@ -2,10 +2,10 @@
 
 #include <mutex>
 
-namespace autopar::detail {
+namespace autopar::trace {
 
-/// Who saves, moves and restores torch's default CPU generator holds this. The generator is one for all threads, and
-/// several of them (ranks of one process) must draw as if each were alone.
+/// Lock for code that saves, advances and restores torch's default CPU generator. All threads share that generator.
+/// Several threads (ranks of one process) must draw as if each were alone.
 [[nodiscard]] std::recursive_mutex& generator_use();
 
-}  // namespace autopar::detail
+}  // namespace autopar::trace

@@ -4,7 +4,7 @@
 
 #include "capture/trace/tracer.hpp"
 
-namespace autopar::detail {
+namespace autopar::trace {
 namespace {
 
 const c10::IValue* argument_named(const c10::FunctionSchema& schema, const std::vector<c10::IValue>& args,
@@ -91,4 +91,4 @@ std::vector<std::int32_t> unannotated_writes(const c10::OperatorHandle& op, cons
   return positions;
 }
 
-}  // namespace autopar::detail
+}  // namespace autopar::trace

@@ -6,7 +6,7 @@
 #include <ATen/core/VariableHooksInterface.h>
 #include <torch/csrc/autograd/variable.h>
 
-namespace autopar {
+namespace autopar::trace {
 
 at::TensorBase OwnHook::operator()(const at::TensorBase& gradient) const {
   if (gradient.defined()) look(at::Tensor(gradient));
@@ -32,4 +32,4 @@ bool has_hooks_of_user(const at::Tensor& tensor) {
                              [](const auto& hook) { return hook && hook.template target<OwnHook>() == nullptr; });
 }
 
-}  // namespace autopar
+}  // namespace autopar::trace

@@ -13,7 +13,7 @@
 
 #include "capture/ir/shown_name.hpp"
 
-namespace autopar {
+namespace autopar::trace {
 namespace {
 
 using Three = std::array<std::int64_t, 3>;
@@ -54,14 +54,14 @@ bool same_argument(const c10::IValue& a, const c10::IValue& b) {
   return a.tagKind() == b.tagKind() && a == b;
 }
 
-std::string text(const c10::IValue& value) {
+std::string text_of_argument(const c10::IValue& value) {
   std::ostringstream out;
   out << value;
   return out.str();
 }
 
 [[noreturn]] void differs(const OpGraph& graph, OpId op, const std::string& what) {
-  throw CaptureError(shown_name(graph, op), graph.op(op).path, what + kWayOut);
+  throw CaptureError(ir::shown_name(graph, op), graph.op(op).path, what + kWayOut);
 }
 
 std::string argument_name(const OpNode& node, std::size_t argument) {
@@ -132,9 +132,9 @@ void require_same_kind(const OpGraph& graph, const ValueInfo& x, const ValueInfo
 }
 
 /// What an argument, or an element of a list, follows from if it depends on the batch size; else empty.
-BatchFactors number_of(const OpNode& node, std::size_t argument, std::int32_t element) {
-  BatchFactors found;
-  for_each_number(node, [&](BatchFactors factors) {
+ir::BatchFactors number_of(const OpNode& node, std::size_t argument, std::int32_t element) {
+  ir::BatchFactors found;
+  ir::for_each_number(node, [&](ir::BatchFactors factors) {
     const auto& number = factors.back();
     if (number.argument == static_cast<std::int32_t>(argument) && number.element == element) found = factors;
   });
@@ -179,7 +179,8 @@ void solve_arguments(const Three& batches, std::array<OpGraph*, 3> graphs, OpId 
         if (!factors.empty()) continue;
       }
       differs(*graphs[0], id,
-              argument_name(node, k) + " is " + text(a) + ", " + text(b) + ", " + text(c) +
+              argument_name(node, k) + " is " + text_of_argument(a) + ", " + text_of_argument(b) + ", " +
+                  text_of_argument(c) +
                   " for three batch sizes, which is neither k * (a * batch + c) nor "
                   "k / (a * batch + c), nor either of them with two such factors");
     }
@@ -295,7 +296,7 @@ void require_instance(const OpGraph& graph, const SizedGraph& capture) {
     const auto& other = capture.graph.ops[i];
     const auto expected = [&](std::size_t argument, std::int32_t element, std::int64_t value) {
       const auto factors = number_of(node, argument, element);
-      return factors.empty() ? value : integer_at(factors, batch);
+      return factors.empty() ? value : ir::integer_at(factors, batch);
     };
     for (std::size_t k = 0; k < node.args.size(); ++k) {
       const auto &a = node.args[k], &b = other.args[k];
@@ -313,7 +314,7 @@ void require_instance(const OpGraph& graph, const SizedGraph& capture) {
       }
       if (!same)
         differs(graph, OpId::of(i),
-                argument_name(node, k) + " is " + text(b) + at_batch +
+                argument_name(node, k) + " is " + text_of_argument(b) + at_batch +
                     ", which does not "
                     "follow from other batch sizes");
     }
@@ -333,4 +334,4 @@ void require_instance(const OpGraph& graph, const SizedGraph& capture) {
   require_same_sharing(graph, capture.graph);
 }
 
-}  // namespace autopar
+}  // namespace autopar::trace

@@ -13,7 +13,7 @@
 #include "capture/trace/trace_scope.hpp"
 #include "capture/trace/tracer.hpp"
 
-namespace autopar::detail {
+namespace autopar::trace {
 namespace {
 
 constexpr std::size_t kLargestProbe = std::size_t{16} << 20;
@@ -130,7 +130,7 @@ bool may_be_probed(const torch::jit::Stack& arguments) {
   std::size_t bytes = 0;
   double elements = 0;
   std::unordered_set<const c10::StorageImpl*> seen;
-  for_each_tensor(arguments, 0, [&](const at::Tensor& tensor) {
+  ir::for_each_tensor(arguments, 0, [&](const at::Tensor& tensor) {
     if (!tensor.defined()) return;
     elements += static_cast<double>(tensor.numel());
     if (seen.insert(storage_of(tensor)).second) bytes += tensor.storage().nbytes();
@@ -188,4 +188,4 @@ bool probe_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   return true;
 }
 
-}  // namespace autopar::detail
+}  // namespace autopar::trace

@@ -10,7 +10,7 @@
 
 #include "capture/trace/polymorphism.hpp"
 
-namespace autopar {
+namespace autopar::trace {
 namespace {
 
 using Batches = std::array<std::int64_t, 3>;
@@ -44,7 +44,7 @@ bool all_agree(const Factors& number, const Batches& batches, const Numbers& val
 
 bool all_equal(const Factors& number, const Batches& batches, const Numbers& values) {
   for (std::size_t i = 0; i < 3; ++i) {
-    if (number_at(number, batches[i]) != values[i]) return false;
+    if (ir::number_at(number, batches[i]) != values[i]) return false;
   }
   return true;
 }
@@ -138,7 +138,7 @@ Factors solve_scaled(const Batches& batches, const Numbers& values, NumberForm f
   if (number.empty()) return {};
   number.back().form = form;
   const auto factor_at = [&](std::size_t i) {
-    const auto integer = static_cast<double>(integer_at(number, batches[i]));
+    const auto integer = static_cast<double>(ir::integer_at(number, batches[i]));
     return divides ? values[i] * integer : values[i] / integer;
   };
   Factors close;
@@ -171,13 +171,13 @@ std::vector<BatchInteger> solve_integer(const Batches& batches, const Integers& 
   if (factors.empty()) return {};
   if (halves) factors.back().factor = 0.5;
   for (std::size_t i = 0; i < 3; ++i) {
-    if (integer_at(factors, batches[i]) != values[i]) return {};
+    if (ir::integer_at(factors, batches[i]) != values[i]) return {};
   }
   return factors;
 }
 
-bool agrees(BatchFactors number, std::int64_t batch, double value) {
-  const double expected = number_at(number, batch);
+bool agrees(ir::BatchFactors number, std::int64_t batch, double value) {
+  const double expected = ir::number_at(number, batch);
   if (expected == value) return true;
   const auto form = number.back().form;
   const bool is_exact = form == NumberForm::kInteger || form == NumberForm::kSingleQuotient;
@@ -203,4 +203,4 @@ std::vector<BatchInteger> solve_number(const Batches& batches, const Numbers& va
   return {};
 }
 
-}  // namespace autopar
+}  // namespace autopar::trace

@@ -12,18 +12,18 @@
 #include <autopar/core/error.hpp>
 
 #include "capture/ir/ivalues.hpp"
-#include "capture/trace/phantom.hpp"
-#include "capture/trace/phantom_impl.hpp"
+#include "capture/trace/fake_tensor.hpp"
+#include "capture/trace/fake_tensor_impl.hpp"
 
-namespace autopar::detail {
+namespace autopar::trace {
 namespace {
 
 thread_local OperatorSink* current_sink = nullptr;
 
 std::shared_ptr<OperatorSink> owner_of(const torch::jit::Stack& stack, std::size_t base, std::string* description) {
   std::shared_ptr<OperatorSink> owner;
-  for_each_tensor(stack, base, [&](const at::Tensor& tensor) {
-    if (const auto* tag = phantom_tag(tensor); tag != nullptr) {
+  ir::for_each_tensor(stack, base, [&](const at::Tensor& tensor) {
+    if (const auto* tag = fake_tag(tensor); tag != nullptr) {
       *description = tag->description;
       if (!owner) owner = tag->owner.lock();
     }
@@ -43,10 +43,10 @@ bool makes_one_like_it(const c10::OperatorHandle& op) {
          name == "aten::empty_like";
 }
 
-void make_state_phantom(const c10::OperatorHandle& op, torch::jit::Stack* stack, const std::string& description) {
+void make_state_fake(const c10::OperatorHandle& op, torch::jit::Stack* stack, const std::string& description) {
   const auto arguments = op.schema().arguments().size();
   const auto like = stack->at(stack->size() - arguments).toTensor();
-  auto made = make_phantom(like.sizes(), like.scalar_type(), false, "the state of an optimizer for it: " + description);
+  auto made = make_fake(like.sizes(), like.scalar_type(), false, "the state of an optimizer for it: " + description);
   stack->resize(stack->size() - arguments);
   stack->emplace_back(std::move(made));
 }
@@ -60,7 +60,7 @@ void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit:
   std::string description;
   const auto owner = owner_of(*stack, stack->size() - op.schema().arguments().size(), &description);
   if (owner) return owner->handle(op, stack);
-  if (!description.empty() && makes_one_like_it(op)) return make_state_phantom(op, stack, description);
+  if (!description.empty() && makes_one_like_it(op)) return make_state_fake(op, stack, description);
   if (!description.empty()) {
     throw InvalidArgument(op.schema().name() + " on a tensor without data: " + description);
   }
@@ -82,4 +82,4 @@ void install_tracer() {
   (void)installed;
 }
 
-}  // namespace autopar::detail
+}  // namespace autopar::trace

@@ -2,11 +2,11 @@
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include "capture/trace/phantom_impl.hpp"
+#include "capture/trace/fake_tensor_impl.hpp"
 
-namespace autopar::detail {
+namespace autopar::trace {
 
-/// Makes `sink` the one that operators of this thread reach, for its lifetime.
+/// Sends operators of this thread to `sink` during its lifetime.
 class TraceScope {
  public:
   explicit TraceScope(OperatorSink& sink);
@@ -22,4 +22,4 @@ class TraceScope {
 /// Registers the dispatcher's fallback for kTraceKey, once.
 void install_tracer();
 
-}  // namespace autopar::detail
+}  // namespace autopar::trace

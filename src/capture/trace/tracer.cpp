@@ -19,10 +19,10 @@
 #include "capture/shapes/window_views.hpp"
 #include "capture/trace/autocast_rules.hpp"
 #include "capture/trace/exact_batch_norm.hpp"
-#include "capture/trace/phantom.hpp"
+#include "capture/trace/fake_tensor.hpp"
 #include "ops/registry.hpp"
 
-namespace autopar::detail {
+namespace autopar::trace {
 namespace {
 
 constexpr const char* kDataDependent =
@@ -62,7 +62,7 @@ std::string without_batch_size(const std::string& message, std::int64_t batch) {
 }
 
 Tracer::Tracer(Options options) : options_(std::move(options)) {
-  tag_ = c10::make_intrusive<PhantomTag>();
+  tag_ = c10::make_intrusive<FakeTag>();
   tag_->description = options_.description;
   tag_->owner = options_.owner;
 }
@@ -85,8 +85,8 @@ void Tracer::handle(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (select_by_constants(op, stack)) return;
   {
     const c10::impl::ExcludeDispatchKeyGuard below(kTraceKey);
-    for_each_tensor(*stack, stack->size() - schema.arguments().size(),
-                    [&](const at::Tensor& user) { take_replaced(user); });
+    ir::for_each_tensor(*stack, stack->size() - schema.arguments().size(),
+                        [&](const at::Tensor& user) { take_replaced(user); });
     if (answer_by_identity(op, stack) || answer_by_data(op, stack) || refer_to_data(op, stack)) return;
     if (read_borrowed(op, stack)) return;
   }
@@ -105,7 +105,7 @@ void Tracer::handle(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   record(call);
 }
 
-/// Under autocast, the casts are recorded as operators of their own: an autocast kernel, run on the phantoms, calls
+/// Under autocast, the casts are recorded as operators of their own: an autocast kernel, run on the fake tensors, calls
 /// `to` and the operator with autocast off; a composite is taken apart, because operators inside it are autocast too.
 bool Tracer::resolve_autocast(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   constexpr auto kAutocast = c10::DispatchKey::AutocastCPU, kComposite = c10::DispatchKey::CompositeImplicitAutograd;
@@ -169,7 +169,7 @@ at::Tensor Tracer::lowered(const at::Tensor& user) {
   return known;
 }
 
-/// The same value as a CPU phantom. Parameters and buffers are on the CPU already; this is for constants.
+/// The same value as a CPU fake tensor. Parameters and buffers are on the CPU already; this is for constants.
 at::Tensor Tracer::on_cpu(const at::Tensor& user) {
   if (!user.defined() || user.device().is_cpu()) return user;
   auto& known = on_cpu_[user.unsafeGetTensorImpl()];
@@ -178,7 +178,7 @@ at::Tensor Tracer::on_cpu(const at::Tensor& user) {
   const auto& twin = twin_of(user);
   const auto meta = twin.meta;
   const auto value = twin.value;
-  known = phantom_over(phantom_storage(meta.storage().nbytes(), options_.description), meta, tag_);
+  known = fake_over(fake_storage(meta.storage().nbytes(), options_.description), meta, tag_);
   if (meta.requires_grad()) known.set_requires_grad(true);
   bind(known, meta, value);
   return known;
@@ -224,7 +224,7 @@ bool Tracer::take_windows(const c10::OperatorHandle& op, torch::jit::Stack* stac
   const auto& offset = (*stack)[base + 3];
   const auto from = offset.isNone() ? 0 : offset.toInt() - x.storage_offset();
   if (from < 0) return false;
-  auto view = as_views(x, (*stack)[base + 1].toIntVector(), (*stack)[base + 2].toIntVector(), from);
+  auto view = shapes::as_views(x, (*stack)[base + 1].toIntVector(), (*stack)[base + 2].toIntVector(), from);
   if (!view) return false;
   stack->resize(base);
   stack->emplace_back(view->is_same(x) ? x.alias() : *view);
@@ -278,10 +278,10 @@ void Tracer::collect_arguments(Call& call) {
       call.twins[i] = meta;
       any_tensor |= value.valid();
       argument = c10::IValue();
-    } else if (is_tensor_list(argument)) {
+    } else if (ir::is_tensor_list(argument)) {
       const auto list = argument.toList();
       Slot slot{
-          static_cast<std::int32_t>(i), is_optional_list(argument) ? SlotKind::kOptionalList : SlotKind::kList, {}};
+          static_cast<std::int32_t>(i), ir::is_optional_list(argument) ? SlotKind::kOptionalList : SlotKind::kList, {}};
       c10::impl::GenericList metas(list.elementType());
       metas.reserve(list.size());
       for (std::size_t k = 0; k < list.size(); ++k) {
@@ -373,11 +373,12 @@ void Tracer::form_as_defined(const OpDef& def, Call& call) {
     return tensor.defined() && (tensor.is_floating_point() || tensor.is_complex());
   };
   bool any = false;
-  for_each_tensor(call.twins, 0,
-                  [&](const at::Tensor& given) { any = any || (is_differentiable(given) && given.requires_grad()); });
+  ir::for_each_tensor(call.twins, 0, [&](const at::Tensor& given) {
+    any = any || (is_differentiable(given) && given.requires_grad());
+  });
   def.shapes(call.results);
   if (!any || !at::GradMode::is_enabled()) return;
-  for_each_tensor(call.results, 0, [&](const at::Tensor& result) {
+  ir::for_each_tensor(call.results, 0, [&](const at::Tensor& result) {
     if (is_differentiable(result)) result.set_requires_grad(true);
   });
 }
@@ -386,7 +387,7 @@ void Tracer::run_on_twins(Call& call) {
   call.results = call.twins;
   try {
     const auto& def = ops::definition_of(call.op);
-    auto form = options_.device == c10::DeviceType::CUDA ? form_on_cuda(call.op, call.twins) : std::nullopt;
+    auto form = options_.device == c10::DeviceType::CUDA ? shapes::form_on_cuda(call.op, call.twins) : std::nullopt;
     if (form)
       call.results.assign(1, std::move(*form));
     else if (def.shapes)
@@ -408,8 +409,8 @@ void Tracer::run_on_twins(Call& call) {
 /// Shape rules of libtorch look into tensors without elements where its kernels do not (index_add, index_reduce).
 bool Tracer::is_given_without_elements(Call& call) const {
   bool any = false;
-  for_each_tensor(call.twins, 0,
-                  [&](const at::Tensor& tensor) { any = any || (tensor.defined() && tensor.numel() == 0); });
+  ir::for_each_tensor(call.twins, 0,
+                      [&](const at::Tensor& tensor) { any = any || (tensor.defined() && tensor.numel() == 0); });
   if (!any) return false;
   if (!may_be_probed(call.twins)) return take_solved_form(call);
   call.results = call.twins;
@@ -490,7 +491,7 @@ void Tracer::collect_results(Call& call) {
     if (written && self != call.arguments.end()) {
       auto* impl = self->user.unsafeGetTensorImpl();
       if (self->user.sizes() != meta.sizes() || self->user.strides() != meta.strides()) {
-        if (phantom_tag(self->user) == nullptr) {
+        if (fake_tag(self->user) == nullptr) {
           refuse(call.schema.name(), call.node.path,
                  "it changes the sizes of a parameter, buffer or constant in "
                  "place; work on a copy (clone())");
@@ -505,11 +506,11 @@ void Tracer::collect_results(Call& call) {
       return {value, self->user};
     }
     const bool is_new_storage = !storage_ids_.contains(storage_of(meta));
-    auto phantom = wrap(meta, uninitialised);
+    auto fake = wrap(meta, uninitialised);
     const auto value = new_value(meta, definer);
     if (is_new_storage) insert_sorted(call.node.writes, graph_.value(value).storage);
-    bind(phantom, meta, value);
-    return {value, phantom};
+    bind(fake, meta, value);
+    return {value, fake};
   };
 
   for (std::size_t i = 0; i < returns.size(); ++i) {
@@ -551,4 +552,4 @@ void Tracer::record(Call& call) {
   graph_.ops.push_back(std::move(call.node));
 }
 
-}  // namespace autopar::detail
+}  // namespace autopar::trace

@@ -21,45 +21,45 @@
 #include <autopar/capture/op_graph.hpp>
 #include <autopar/core/error.hpp>
 
-#include "capture/trace/phantom_impl.hpp"
+#include "capture/trace/fake_tensor_impl.hpp"
 
-namespace autopar::detail {
+namespace autopar::trace {
 
 using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
-/// What libtorch says of a run at a batch size that the user never chose: that number is "batch" in it.
+/// Libtorch's message of a run at a batch size that the user never chose, with "batch" instead of that number.
 [[nodiscard]] std::string without_batch_size(const std::string& message, std::int64_t batch);
 
-/// libtorch refused the forward at some batch size, which may be what is wrong with it.
+/// libtorch refused the forward at some batch size; the batch size may be the reason.
 class ForwardFailed : public CaptureError {
   using CaptureError::CaptureError;
 };
 
 /// Records the operators of one run into an OpGraph of that run's sizes. Each tensor that the traced code holds is
-/// either a phantom of ours or a leaf (parameter, buffer, argument, constant); each has a *twin* on the meta device, on
-/// which the operator really runs. One thread.
+/// either a fake tensor of ours or a leaf (parameter, buffer, argument, constant). Each has a *twin* on the meta
+/// device, on which the operator really runs. Used by one thread.
 class Tracer {
  public:
   struct Options {
-    /// What a phantom says when its data is read.
+    /// Message of the error when the data of a fake tensor is read.
     std::string description;
-    /// Owner of the phantoms' operators outside the run; none: they are refused.
+    /// Receives operators on the fake tensors outside the run; none: they are refused.
     std::weak_ptr<OperatorSink> owner;
     /// A module is being constructed: anything may be written, and leaves may start to require a gradient.
     bool constructing = false;
-    /// Gives data to a phantom that is no parameter, buffer or argument (a plain member made by the constructor).
+    /// Gives data to a fake tensor that is no parameter, buffer or argument: a plain member made by the constructor.
     /// Returns false if it cannot.
     std::function<bool(const at::Tensor&)> make_real;
     /// Batch norms in training mode are recorded as the operators of exact_batch_norm.
     bool exact_batch_norm = false;
     /// `CaptureOptions::device`.
     c10::DeviceType device = c10::DeviceType::CPU;
-    /// Autocast, where it is on, is that of `CaptureOptions::autocast` on this device; none: the caller's own.
+    /// The device of `CaptureOptions::autocast`, if autocast is on; none: the caller's autocast applies.
     std::optional<c10::DeviceType> autocast_device{};
     /// `Autocast::everywhere` and its element type.
     std::optional<c10::ScalarType> compute_type{};
-    /// The program of other batch sizes and this run's: forms of what is too large to be tried. None before it is
-    /// solved.
+    /// The solved program of all batch sizes. It gives the forms of results that are too large to be tried. None before
+    /// it is solved.
     const OpGraph* solved = nullptr;
     std::int64_t batch = 0;
     /// `CaptureOptions::on_constant`.
@@ -70,34 +70,34 @@ class Tracer {
   Tracer(const Tracer&) = delete;
   Tracer& operator=(const Tracer&) = delete;
 
-  /// Leaves, before the run. A tensor that is there already keeps its value: tied names.
+  /// Adds a leaf, before the run. A tensor that was added before keeps its value: tied names.
   ValueId add_state(ValueKind kind, const std::string& name, const at::Tensor& tensor);
-  /// A phantom argument of these sizes.
+  /// Adds an argument: a fake tensor of these sizes.
   [[nodiscard]] at::Tensor add_input(c10::IntArrayRef sizes, c10::ScalarType dtype, bool requires_grad,
                                      at::MemoryFormat format);
 
-  /// The dispatcher's entry: performs and records one operator.
+  /// Called by the dispatcher: performs and records one operator.
   void handle(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
   /// The value of a tensor that the run made or used; a constant if it is unknown.
   [[nodiscard]] ValueId value_of(const at::Tensor& tensor);
   /// The value if the tensor is known.
   [[nodiscard]] std::optional<ValueId> find(const at::Tensor& tensor);
-  /// Frees the memory of small `empty` tensors; what was written there becomes part of the program.
+  /// Frees the memory of small `empty` tensors; the contents written there become part of the program.
   void release_raw_memory();
-  /// After the run: refuses what the phantoms kept (hooks, gradients).
+  /// After the run: refuses hooks and gradients that fake tensors kept.
   void finish();
-  /// Whether somebody still holds a value that the run computed.
+  /// Whether a tensor handle to a computed value of the run still exists.
   [[nodiscard]] bool keeps_values() const;
-  /// Gives its data to what somebody still holds and follows from constants alone: made once, it is there from now on.
-  /// Returns whether there was any. Evaluates the operators behind it.
+  /// Gives data to the live tensors that depend only on constants; they keep it from now on. Evaluates the operators
+  /// behind them. Returns whether there was any.
   bool settle_constants();
-  /// The data of a tensor of the run that follows from constants alone, else nothing. Evaluates operators.
+  /// The data of a tensor of the run if it depends only on constants; else nullopt. Evaluates operators.
   [[nodiscard]] std::optional<at::Tensor> constant_data(const at::Tensor& tensor);
-  /// Tensors that got other memory, with data, behind the dispatcher's back lose what made them phantoms.
+  /// A fake tensor that got other memory, with data, behind the dispatcher's back becomes an ordinary tensor.
   void take_replaced(const at::Tensor& user);
   void take_replaced();
-  /// Somebody is about to write the memory of a constant: what was recorded goes on with what it holds now.
+  /// To be called before the memory of a constant is written. Recorded operators keep its current contents.
   void keep_before_write(const at::Tensor& constant);
 
   [[nodiscard]] OpGraph& graph() { return graph_; }
@@ -109,7 +109,7 @@ class Tracer {
     WeakTensor user;
     at::Tensor meta;
     ValueId value;
-    bool requires_grad = false;                 ///< the user's tensor when bound; requires_grad_ changes it
+    bool requires_grad = false;                 ///< of the user's tensor when bound; requires_grad_ changes it
     const c10::StorageImpl* storage = nullptr;  ///< of the user's tensor when bound; set_data changes it
   };
   /// A small `empty` has memory, because torch::tensor(vector) writes into it behind the dispatcher's back.
@@ -117,7 +117,7 @@ class Tracer {
     c10::Storage storage;
     std::vector<char> seen;  ///< contents when we last looked
   };
-  struct Call;  ///< one operator call on its way through handle()
+  struct Call;  ///< state of one operator call in handle()
 
   bool resolve_autocast(const c10::OperatorHandle& op, torch::jit::Stack* stack);
   void lower_leaves(const c10::OperatorHandle& op, torch::jit::Stack& stack);
@@ -151,7 +151,7 @@ class Tracer {
   Twin& adopt_alias(const at::Tensor& user, ValueId base);
   std::optional<ValueId> alias_of(const at::Tensor& user) const;
   Twin& bind(const at::Tensor& user, const at::Tensor& meta, ValueId value);
-  void check_phantom(const at::Tensor& user, Twin& twin) const;
+  void check_fake(const at::Tensor& user, Twin& twin) const;
   at::Tensor meta_leaf(const at::Tensor& user);
   at::Tensor wrap(const at::Tensor& meta, bool may_have_memory);
   ValueId new_value(const at::Tensor& meta, OpId definer);
@@ -162,17 +162,18 @@ class Tracer {
 
   Options options_;
   OpGraph graph_;
-  c10::intrusive_ptr<PhantomTag> tag_;
+  c10::intrusive_ptr<FakeTag> tag_;
   std::unordered_map<const c10::TensorImpl*, Twin> twins_;
   std::unordered_map<const c10::StorageImpl*, c10::Storage> meta_storage_of_;     ///< user's storage -> twin's
   std::unordered_map<const c10::StorageImpl*, c10::Storage> user_storage_of_;     ///< twin's storage -> user's
   std::unordered_map<const c10::StorageImpl*, StorageId> storage_ids_;            ///< twin's storage -> id
   std::unordered_map<const c10::StorageImpl*, std::vector<ValueId>> by_storage_;  ///< user's storage -> its values
   std::unordered_map<const c10::StorageImpl*, RawMemory> raw_;
-  std::unordered_map<const c10::StorageImpl*, c10::Storage> borrowed_;  ///< user's storage that others own -> its copy
-  /// Constants on other devices: what stands in for them
+  std::unordered_map<const c10::StorageImpl*, c10::Storage> borrowed_;  ///< user's storage that libtorch does not own
+                                                                        ///< -> its copy
+  /// Constants on other devices: the CPU tensors that replace them
   std::unordered_map<const c10::TensorImpl*, at::Tensor> on_cpu_;
-  /// Leaves, and views of them, in `Options::compute_type`, by value and grad mode.
+  /// Leaves, and views of them, cast to `Options::compute_type`, by value and grad mode.
   std::map<std::pair<ValueId, bool>, at::Tensor> lowered_;
   std::vector<at::Tensor> metas_;        ///< twin of each value, by ValueId
   std::vector<OpId> path_age_;           ///< by ValueId: op whose path `paths_` holds
@@ -186,10 +187,11 @@ class Tracer {
   return tensor.has_storage() ? tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() : nullptr;
 }
 
-/// Whether it is host memory that is not libtorch's (from_blob): it may change, or be gone, when the program runs.
+/// Whether it is host memory that libtorch does not own (from_blob). It may change, or be freed, before the program
+/// runs.
 [[nodiscard]] bool is_borrowed(const at::Tensor& tensor);
 
-/// Adds to a sorted set what is valid and not in it.
+/// Adds an id to a sorted set, if it is valid and not in it.
 inline void insert_sorted(std::vector<StorageId>& set, StorageId id) {
   if (!id.valid()) return;
   const auto place = std::lower_bound(set.begin(), set.end(), id);
@@ -206,12 +208,12 @@ inline void insert_sorted(std::vector<StorageId>& set, StorageId id) {
 /// Whether the results, or their sizes, depend on the values of the arguments.
 [[nodiscard]] bool reads_data(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
-/// Whether the operator's arguments are small enough to be tried: 16 MiB, and products of them are done in 0.1 s.
+/// Whether the arguments are small enough to try the operator: at most 16 MiB, and products of them take at most 0.1 s.
 [[nodiscard]] bool may_be_probed(const torch::jit::Stack& arguments);
 
 /// Runs an operator that has no Meta kernel on zeroed CPU memory, for the form of its results; @pre may_be_probed.
 /// `stack` holds arguments (meta tensors) on entry, results (meta tensors) on return. False if an operator inside it
-/// reads data, so that zeros tell nothing; the stack is then spoilt.
+/// reads data, so that zeros do not show the form; the stack is then invalid.
 [[nodiscard]] bool probe_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
-}  // namespace autopar::detail
+}  // namespace autopar::trace

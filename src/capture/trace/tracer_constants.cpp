@@ -17,7 +17,7 @@
 #include "capture/trace/evaluation.hpp"
 #include "capture/trace/tracer.hpp"
 
-namespace autopar::detail {
+namespace autopar::trace {
 namespace {
 
 constexpr const char* kFlagBuffer =
@@ -54,12 +54,12 @@ std::optional<at::Tensor> Tracer::constant_data(const at::Tensor& tensor) {
   if (!tensor.defined()) return std::nullopt;
   const c10::impl::ExcludeDispatchKeyGuard below(kTraceKey);
   if (!find(tensor)) {
-    if (phantom_tag(tensor) == nullptr) return tensor;
-    if (phantom_tag(tensor) == tag_.get() || !options_.make_real || !options_.make_real(tensor)) return std::nullopt;
+    if (fake_tag(tensor) == nullptr) return tensor;
+    if (fake_tag(tensor) == tag_.get() || !options_.make_real || !options_.make_real(tensor)) return std::nullopt;
     return tensor;
   }
   const auto value = value_of(tensor);
-  if (phantom_tag(tensor) == nullptr) {
+  if (fake_tag(tensor) == nullptr) {
     if (graph_.value(value).kind == ValueKind::kConstant) return tensor;
     return std::nullopt;
   }
@@ -92,7 +92,7 @@ bool Tracer::answer_by_data(const c10::OperatorHandle& op, torch::jit::Stack* st
     auto& argument = (*stack)[i];
     if (argument.isTensor() && argument.toTensor().defined()) {
       argument = data_of(argument.toTensor());
-    } else if (is_tensor_list(argument)) {
+    } else if (ir::is_tensor_list(argument)) {
       const auto list = argument.toList();
       c10::impl::GenericList data(list.elementType());
       for (std::size_t k = 0; k < list.size(); ++k) {
@@ -143,10 +143,10 @@ bool Tracer::select_by_constants(const c10::OperatorHandle& op, torch::jit::Stac
 bool Tracer::read_borrowed(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   bool any_borrowed = false, any_other = false;
-  for_each_tensor(*stack, stack->size() - schema.arguments().size(), [&](const at::Tensor& tensor) {
+  ir::for_each_tensor(*stack, stack->size() - schema.arguments().size(), [&](const at::Tensor& tensor) {
     if (!tensor.defined()) return;
     const auto known = find(tensor);
-    any_other |= phantom_tag(tensor) != nullptr || (known && graph_.value(*known).kind != ValueKind::kConstant);
+    any_other |= fake_tag(tensor) != nullptr || (known && graph_.value(*known).kind != ValueKind::kConstant);
     any_borrowed |= is_borrowed(tensor);
   });
   const bool draws = schema.argumentIndexWithName("generator") || op.hasTag(at::Tag::nondeterministic_seeded);
@@ -165,7 +165,7 @@ bool Tracer::settle_constants() {
     auto alive = twin.user.lock();
     if (!alive || twin.storage != storage_of(at::Tensor(alive))) continue;
     at::Tensor user(std::move(alive));
-    if (phantom_tag(user) == nullptr || !evaluate_constants(graph_, {twin.value})) continue;
+    if (fake_tag(user) == nullptr || !evaluate_constants(graph_, {twin.value})) continue;
     kept.push_back(std::move(user));
     values.push_back(twin.value);
   }
@@ -178,7 +178,7 @@ bool Tracer::settle_constants() {
 // ---------------------------------------------------------------- whose memory it is
 
 bool is_borrowed(const at::Tensor& tensor) {
-  if (!tensor.has_storage() || phantom_tag(tensor) != nullptr) return false;
+  if (!tensor.has_storage() || fake_tag(tensor) != nullptr) return false;
   const auto& storage = *tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
   if (storage.device_type() != at::kCPU || storage.allocator() != nullptr || storage.nbytes() == 0) return false;
   // What torch::load reads has no allocator either, but memory of libtorch's.
@@ -232,7 +232,7 @@ void Tracer::forget(const c10::StorageImpl* storage) {
 /// A tensor that the run made and whose storage was replaced by one with data, without an operator (libtorch's
 /// unpickler does that), is an ordinary tensor.
 void Tracer::take_replaced(const at::Tensor& user) {
-  if (phantom_tag(user) == nullptr || !user.has_storage()) return;
+  if (fake_tag(user) == nullptr || !user.has_storage()) return;
   if (is_without_memory(user.storage()) || meta_storage_of_.contains(storage_of(user))) return;
   const bool requires_grad = user.requires_grad();
   auto real = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(user.storage()),
@@ -259,14 +259,14 @@ bool Tracer::refer_to_data(const c10::OperatorHandle& op, torch::jit::Stack* sta
   auto self = (*stack)[base].toTensor();
   const auto known = find(self);
   const bool is_own = known && graph_.value(*known).kind == ValueKind::kComputed;
-  if (!options_.constructing && (phantom_tag(self) == nullptr || !is_own)) {
+  if (!options_.constructing && (fake_tag(self) == nullptr || !is_own)) {
     if (known && graph_.value(*known).is_leaf()) last_path_ = graph_.value(*known).name;
     refuse(op.schema().name(), last_path_,
            "the forward gives other memory to a tensor that it did not make; do that in "
            "the constructor, or before the model is wrapped, or copy the values (copy_) into a registered buffer");
   }
   const at::AutoGradMode no_grad(false);
-  if (phantom_tag(self) == nullptr) {
+  if (fake_tag(self) == nullptr) {
     op.callBoxed(stack);
     return true;
   }
@@ -279,4 +279,4 @@ bool Tracer::refer_to_data(const c10::OperatorHandle& op, torch::jit::Stack* sta
   return true;
 }
 
-}  // namespace autopar::detail
+}  // namespace autopar::trace

@@ -13,11 +13,11 @@
 
 #include <autopar/core/error.hpp>
 
+#include "capture/trace/fake_tensor.hpp"
 #include "capture/trace/own_hook.hpp"
-#include "capture/trace/phantom.hpp"
 #include "capture/trace/tracer.hpp"
 
-namespace autopar::detail {
+namespace autopar::trace {
 namespace {
 
 constexpr std::size_t kRawMemoryLimit = std::size_t{1} << 16;
@@ -149,16 +149,16 @@ at::Tensor Tracer::add_input(c10::IntArrayRef sizes, c10::ScalarType dtype, bool
   const c10::impl::ExcludeDispatchKeyGuard below(kTraceKey);
   auto meta = at::empty(sizes, at::dtype(dtype).device(at::kMeta), format);
   if (requires_grad) meta.set_requires_grad(true);
-  auto phantom = wrap(meta, false);
+  auto fake = wrap(meta, false);
   const auto value = new_value(meta, OpId::none());
   auto& info = graph_.value(value);
   info.kind = ValueKind::kInput;
   info.position = static_cast<std::int32_t>(graph_.inputs.size());
   paths_[value.index()] = "argument " + std::to_string(info.position);
   storage_kind_[info.storage.index()] = ValueKind::kInput;
-  bind(phantom, meta, value);
+  bind(fake, meta, value);
   graph_.inputs.push_back(value);
-  return phantom;
+  return fake;
 }
 
 // ---------------------------------------------------------------- what the traced code holds
@@ -174,26 +174,26 @@ at::Tensor Tracer::wrap(const at::Tensor& meta, bool may_have_memory) {
       std::memset(made.mutable_data(), kUnwritten, bytes);
       raw_[made.unsafeGetStorageImpl()] = {made, std::vector<char>(bytes, kUnwritten)};
     } else {
-      made = phantom_storage(bytes, options_.description);
+      made = fake_storage(bytes, options_.description);
     }
     meta_storage_of_.insert_or_assign(made.unsafeGetStorageImpl(), meta.storage());
     known = user_storage_of_.insert_or_assign(storage, made).first;
   }
-  auto phantom = phantom_over(known->second, meta, tag_);
-  copy_lazy_bits(meta, phantom);
-  if (meta.requires_grad()) phantom.set_requires_grad(true);
-  return phantom;
+  auto fake = fake_over(known->second, meta, tag_);
+  copy_lazy_bits(meta, fake);
+  if (meta.requires_grad()) fake.set_requires_grad(true);
+  return fake;
 }
 
-void Tracer::check_phantom(const at::Tensor& user, Twin& twin) const {
+void Tracer::check_fake(const at::Tensor& user, Twin& twin) const {
   const auto& meta = twin.meta;
-  if (const auto& node = user.grad_fn(); phantom_tag(user) != nullptr && node != nullptr) {
+  if (const auto& node = user.grad_fn(); fake_tag(user) != nullptr && node != nullptr) {
     refuse(
         node->name(), last_path_,
         "a custom torch::autograd::Function cannot be captured: its C++ backward is not an "
         "operator. Register it as an operator with TORCH_LIBRARY and an Autograd kernel, or write it with operators");
   }
-  if (phantom_tag(user) != nullptr) {
+  if (fake_tag(user) != nullptr) {
     if (has_hooks_of_user(user)) {
       refuse("register_hook", last_path_,
              "a hook on a tensor inside the model would not run when the model is replayed; "
@@ -205,7 +205,7 @@ void Tracer::check_phantom(const at::Tensor& user, Twin& twin) const {
   }
   if (user.requires_grad() != meta.requires_grad()) {
     // An operator wrote something differentiable into a view of it.
-    if (meta.requires_grad() && !meta.is_leaf() && !twin.requires_grad && phantom_tag(user) != nullptr) {
+    if (meta.requires_grad() && !meta.is_leaf() && !twin.requires_grad && fake_tag(user) != nullptr) {
       at::Tensor(user).set_requires_grad(true);
       twin.requires_grad = true;
       return;
@@ -274,7 +274,7 @@ Tracer::Twin& Tracer::adopt_alias(const at::Tensor& user, ValueId base) {
 }
 
 Tracer::Twin& Tracer::adopt_unknown(const at::Tensor& user) {
-  if (const auto* tag = phantom_tag(user); tag != nullptr) {
+  if (const auto* tag = fake_tag(user); tag != nullptr) {
     if (tag == tag_.get() || !options_.make_real || !options_.make_real(user)) {
       refuse(last_op_, last_path_,
              tag->description +
@@ -297,7 +297,7 @@ Tracer::Twin& Tracer::twin_of(const at::Tensor& user) {
   look_at_borrowed(user);
   const auto known = twins_.find(user.unsafeGetTensorImpl());
   if (known != twins_.end() && known->second.storage == storage_of(user)) {
-    check_phantom(user, known->second);
+    check_fake(user, known->second);
     if (known->second.meta.requires_grad()) graph_.value(known->second.value).requires_grad = true;
     return known->second;
   }
@@ -374,7 +374,7 @@ void Tracer::finish() {
     auto alive = twin.user.lock();
     if (!alive) continue;
     const at::Tensor user(std::move(alive));
-    if (phantom_tag(user) != nullptr && twin.storage == storage_of(user)) check_phantom(user, twin);
+    if (fake_tag(user) != nullptr && twin.storage == storage_of(user)) check_fake(user, twin);
   }
 }
 
@@ -387,4 +387,4 @@ bool Tracer::keeps_values() const {
   });
 }
 
-}  // namespace autopar::detail
+}  // namespace autopar::trace

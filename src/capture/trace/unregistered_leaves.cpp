@@ -9,7 +9,7 @@
 
 #include "capture/ir/reached_values.hpp"
 
-namespace autopar::detail {
+namespace autopar::trace {
 
 namespace {
 
@@ -59,10 +59,10 @@ void refuse_unregistered_leaves(const OpGraph& graph) {
     return info.kind == ValueKind::kConstant && info.has_gradient() && info.constant.defined();
   };
   if (std::ranges::none_of(graph.values, is_trainable_constant)) return;
-  const auto reached = reached_values(graph, graph.outputs);
+  const auto reached = ir::reached_values(graph, graph.outputs);
   for (std::size_t i = 0; i < graph.values.size(); ++i) {
     if (reached[i] && is_trainable_constant(graph.values[i])) refuse(graph, ValueId::of(i));
   }
 }
 
-}  // namespace autopar::detail
+}  // namespace autopar::trace

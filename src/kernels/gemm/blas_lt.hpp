@@ -11,7 +11,7 @@
 
 namespace autopar::kernels {
 
-/// Functions of cuBLASLt, which nothing links: of the library that libtorch's CUDA library has brought along.
+/// Functions of cuBLASLt. Nothing links it: they are looked up in the library that libtorch's CUDA library has loaded.
 struct BlasLt {
   decltype(&cublasLtCreate) create = nullptr;
   decltype(&cublasLtGetVersion) version = nullptr;

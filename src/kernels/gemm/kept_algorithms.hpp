@@ -12,18 +12,18 @@
 
 namespace autopar::kernels {
 
-/// Which of the algorithms that a device's library lists for a form of products was chosen, kept in a file: a later
-/// process tries none. A line for each form; lines that are none are left out. One thread at a time.
+/// The chosen cuBLASLt algorithm of each product form, kept in a file so that a later process times none. The file has
+/// a line for each form; invalid lines are ignored. One thread at a time.
 class KeptAlgorithms {
  public:
   KeptAlgorithms() = default;
   /// @param folder  null: nothing is kept
-  /// @param file    its name there: of one kind of devices and one version of their library
+  /// @param file    the file's name in the folder, for one kind of device and one version of its library
   KeptAlgorithms(std::shared_ptr<CacheFolder> folder, std::string file);
 
-  /// @param listed  how many the library lists: a choice among others is none
+  /// @param listed  the number of algorithms that the library lists; a choice from a list of another length is ignored
   [[nodiscard]] std::optional<std::size_t> find(const ProductForm& form, std::size_t listed) const;
-  /// Writes the file, with what other processes have added to it. @pre chosen < listed
+  /// Writes the file, including lines that other processes have added. @pre chosen < listed
   void keep(const ProductForm& form, std::size_t chosen, std::size_t listed);
 
  private:

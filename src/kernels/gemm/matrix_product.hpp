@@ -14,16 +14,16 @@ namespace autopar::kernels {
 /// to = a b + bias, summed in single precision.
 struct MatrixProduct {
   at::Tensor a, b;    ///< [m, k] and [k, n] of one 16-bit type
-  at::Tensor bias;    ///< [n] of that type, added to each row; undefined: none
-  at::Tensor to;      ///< [m, n] of that type, or in single precision, where there is no bias
-  bool adds = false;  ///< to what is there
+  at::Tensor bias;    ///< [n] of the same type, added to each row; undefined: none
+  at::Tensor to;      ///< [m, n] of the same type, or in single precision if there is no bias
+  bool adds = false;  ///< adds to the contents of `to`
 };
 
-/// Two products of one form may be made by one algorithm.
+/// Products of the same form may use the same algorithm.
 struct ProductForm {
   std::int64_t rows = 0, inner = 0, columns = 0;     ///< m, k, n
   std::int64_t pitch_a = 0, pitch_b = 0, pitch = 0;  ///< elements between rows or columns of a, b, and rows of `to`
-  bool a_by_columns = false, b_by_columns = false;   ///< elements of a column lie together, not those of a row
+  bool a_by_columns = false, b_by_columns = false;   ///< columns are contiguous, not rows
   bool has_bias = false;
   c10::ScalarType type = c10::kHalf, type_to = c10::kHalf;
   std::int64_t alignment = 0;  ///< bytes, of all addresses
@@ -31,21 +31,22 @@ struct ProductForm {
   friend auto operator<=>(const ProductForm&, const ProductForm&) = default;
 };
 
-/// Nothing for other types and layouts: elements of rows or of columns lie together, in whole packs of 16 bytes. For
-/// others cuBLASLt has kernels that read element by element, where libtorch's products have better ones.
+/// The form of a product; none for other types and layouts. Rows or columns are contiguous and consist of whole packs
+/// of 16 bytes. For other layouts cuBLASLt's kernels read element by element, and libtorch's products are faster.
 [[nodiscard]] std::optional<ProductForm> form_of_product(const MatrixProduct& product);
 
-/// What came of an algorithm that was tried.
+/// The result of one algorithm's trial.
 struct AlgorithmTrial {
-  bool has_same_bits = false;  ///< as the first one
+  bool has_same_bits = false;  ///< has the same bits as the first algorithm's result
   float milliseconds = 0;
-  bool has_large_tiles = false;  ///< of 128 x 256 elements: factors are read least often
+  bool has_large_tiles = false;  ///< has tiles of 128 x 256 elements, which read the factors least often
 };
 
-/// The fastest of those that make the bits of the first, so no result hangs on a measurement. One without large tiles
-/// has to be faster than any with them by 6 %: a trial is short, and in a training at the limit of its power the device
-/// takes up to a fifth longer for it. The first, if it is within a hundredth of what would be chosen and no smaller of
-/// tiles. @pre there is a first
+/// The fastest algorithm with the same bits as the first, so that results do not depend on measurements.
+///
+/// An algorithm without large tiles must be 6 % faster than every one with them. Trials are short: in training at the
+/// device's power limit, algorithms without large tiles take up to a fifth longer. The first is chosen if it is within
+/// 1 % of the best and its tiles are not smaller. @pre there is a first
 [[nodiscard]] std::size_t fastest_alike(const std::vector<AlgorithmTrial>& trials);
 
 }  // namespace autopar::kernels

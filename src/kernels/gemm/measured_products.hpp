@@ -8,10 +8,10 @@
 
 namespace autopar::kernels {
 
-/// Products by cuBLASLt, whose library is loaded at the first one. The first product of a form on a device times up to
-/// eight algorithms on its own factors and keeps the fastest that makes the same bits: `fastest_alike`. It tries none
-/// where an earlier process has kept a choice; where a graph is captured, or memory is short, it takes the library's
-/// first. Any thread may use it.
+/// Products by cuBLASLt, whose library is loaded at the first product. The first product of a form on a device times up
+/// to eight algorithms on its own factors. It keeps the fastest that gives the same bits: see `fastest_alike`. It times
+/// none if an earlier process has kept a choice. During graph capture, or if memory is short, it takes the library's
+/// first. Thread-safe.
 class MeasuredProducts {
  public:
   MeasuredProducts();
@@ -19,9 +19,9 @@ class MeasuredProducts {
   MeasuredProducts(const MeasuredProducts&) = delete;
   MeasuredProducts& operator=(const MeasuredProducts&) = delete;
 
-  /// See DeviceContext::multiply; false where cuBLASLt is missing, or has nothing for its form.
+  /// See DeviceContext::multiply; false if cuBLASLt is missing or has no algorithm for the form.
   [[nodiscard]] bool queue(const MatrixProduct& product);
-  /// Where choices are kept, of devices that have had no product yet. See DeviceContext::keep_kernels_in.
+  /// Sets the folder that keeps choices, for devices that have had no product yet. See DeviceContext::keep_kernels_in.
   void keep_in(const std::shared_ptr<CacheFolder>& folder);
 
  private:

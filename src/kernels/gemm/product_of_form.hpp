@@ -17,8 +17,9 @@ inline cudaDataType_t cuda_type(c10::ScalarType type) {
   return type == c10::kHalf ? CUDA_R_16F : type == c10::kBFloat16 ? CUDA_R_16BF : CUDA_R_32F;
 }
 
-/// Products of one form. cuBLASLt's matrices have their columns side by side, ours their rows: to it `to` is [n, m], b
-/// times a. What describes it is left to the end of the process, as the handle is: the library may end before us.
+/// Products of one form. cuBLASLt's matrices are column-major, ours are row-major: for cuBLASLt `to` is [n, m] = b
+/// times a. Descriptors and the handle are never destroyed, because the library may be unloaded before our destructors
+/// run.
 class ProductOfForm {
  public:
   ProductOfForm(const BlasLt& blas, cublasLtHandle_t handle, const ProductForm& form) : blas_(blas), handle_(handle) {
@@ -29,7 +30,8 @@ class ProductOfForm {
     if (form.has_bias) {
       set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
       set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, static_cast<std::int32_t>(type));
-      set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, reinterpret_cast<const void*>(form.alignment));  // how it is aligned
+      set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, reinterpret_cast<const void*>(form.alignment));  // a pointer with the
+                                                                                              // form's alignment
     }
     a_ = matrix(type, form.rows, form.inner, form.pitch_a, form.a_by_columns);
     b_ = matrix(type, form.inner, form.columns, form.pitch_b, form.b_by_columns);
@@ -72,8 +74,8 @@ class ProductOfForm {
     return made;
   }
 
-  // In the order of the library, which expects the first to be the fastest. Without memory of their own, and with each
-  // sum made in one place: in what order it is added depends on the form alone.
+  // Algorithms in the library's order, which puts the one expected to be fastest first. They use no workspace and no
+  // split-K, so the order of additions depends on the form alone.
   void find(std::uint32_t alignment) {
     constexpr int kAsked = 16;
     constexpr std::size_t kMost = 8;

@@ -10,7 +10,7 @@
 
 namespace autopar::kernels {
 
-/// See DeviceContext::compiles_kernels; false where NVRTC is missing, or does not know the device.
+/// See DeviceContext::compiles_kernels; false if NVRTC is missing or does not support the device.
 [[nodiscard]] bool has_compiler(c10::DeviceIndex device);
 /// See DeviceContext::has_kernels.
 [[nodiscard]] bool has_compiled(const KernelSource& source, c10::DeviceIndex device);

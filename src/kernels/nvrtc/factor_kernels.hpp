@@ -4,7 +4,7 @@
 
 namespace autopar::kernels {
 
-/// The arguments of a launch: gradients and their elements. Kernels get 4 KiB of arguments at most.
+/// The arguments of a launch: gradients and their sizes in elements. Kernels get at most 4 KiB of arguments.
 struct FactorTable {
   static constexpr std::size_t kMost = 240;
   void* data[kMost];
@@ -13,8 +13,8 @@ struct FactorTable {
 static_assert(FactorTable::kMost == 240 && sizeof(FactorTable) + sizeof(void*) <= 4096,
               "as below, and as launches take it");
 
-/// CUDA C of `multiply_{f32,f64,f16,bf16}(FactorTable, factor)`: a row of blocks for each gradient. Factors are f64 for
-/// f64, f32 for all others.
+/// CUDA C of `multiply_{f32,f64,f16,bf16}(FactorTable, factor)`, with a row of blocks for each gradient. The factor is
+/// f64 for f64 and f32 for all other types.
 inline constexpr const char* kFactorSource = R"(
 struct Table { void* data[240]; long long size[240]; };
 template <class T, class F> __device__ void multiply(const Table& table, const F* factor) {

@@ -22,7 +22,7 @@
 #include "torch/autograd/like_in_place.hpp"
 #include "torch/autograd/view_parts.hpp"
 
-namespace autopar {
+namespace autopar::autograd {
 
 namespace {
 
@@ -33,10 +33,10 @@ struct AttentionArgument {
   static constexpr std::size_t kMask = 3, kProbability = 4, kIsCausal = 5, kScale = 6, kGrouped = 7;
 };
 
-// libtorch keeps cuDNN's plans by the strides of queries, keys and values, not by those of their gradients: a plan for
-// gradients that lie otherwise would write outside of their memory. It keeps them by the length of queries that it is
-// told, too, which nothing else of a backward reads: so these plans are told another one. Of each version of libtorch
-// that is looked up anew (ATen/native/cudnn/MHA.cpp, run_cudnn_SDP_bprop); tests/gpu/attention_test holds it to that.
+// libtorch caches cuDNN's plans by the strides of queries, keys and values, but not by the strides of their gradients.
+// A plan cached for other gradient strides would write outside of their memory. The cache key also has the given query
+// length, which nothing else in the backward reads. So these plans get a different length. Check each new version of
+// libtorch (ATen/native/cudnn/MHA.cpp, run_cudnn_SDP_bprop); tests/gpu/attention_test enforces the assumption.
 constexpr bool kKeepsPlansByLength = TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR == 11;
 constexpr std::int64_t kOtherLength = std::int64_t{1} << 40;
 
@@ -55,7 +55,7 @@ class AttentionNode : public torch::autograd::Node {
     for (std::size_t i = 0; i < operands.size(); ++i) operands_[i] = SavedVariable(operands[i], false);
   }
 
-  /// Attends, and keeps what the backward reads. Once, below autograd.
+  /// Runs attention and saves the tensors that the backward reads. Called once, below autograd.
   at::Tensor attend(const std::array<at::Tensor, 3>& operands) {
     auto [result, sums, lengths_q, lengths_k, most_q, most_k, seed, offset, mask] =
         at::_scaled_dot_product_cudnn_attention(operands[0], operands[1], operands[2], std::nullopt,
@@ -67,7 +67,7 @@ class AttentionNode : public torch::autograd::Node {
     return result;
   }
 
-  /// @param result  with this as its history
+  /// @param result  has this as its autograd node
   void keep(const at::Tensor& result) { result_ = SavedVariable(result, true); }
 
   variable_list apply(variable_list&& gradients) override {
@@ -97,7 +97,7 @@ class AttentionNode : public torch::autograd::Node {
   std::string name() const override { return "AttentionBackward"; }
 
  private:
-  /// What the forward's kernels leave.
+  /// Tensors that the forward's kernels return for the backward.
   struct Kept {
     at::Tensor sums, lengths_q, lengths_k, seed, offset;
   };
@@ -122,7 +122,7 @@ bool attends_without_mask(const OpGraph& graph, OpId op) {
   return !graph.input(op, AttentionArgument::kMask).valid() && !args.at(AttentionArgument::kGrouped).toBool();
 }
 
-void proceed_with_joined_gradients(ReplayCall& call) {
+void run_attention_with_joined_gradients(replay::ReplayCall& call) {
   const auto& stack = call.stack;
   const std::array<at::Tensor, 3> operands{stack[0].toTensor(), stack[1].toTensor(), stack[2].toTensor()};
   const AttentionSettings settings{stack[AttentionArgument::kProbability].toDouble(),
@@ -134,7 +134,7 @@ void proceed_with_joined_gradients(ReplayCall& call) {
   constexpr auto kCudnn = static_cast<std::int64_t>(at::SDPBackend::cudnn_attention);
   if (!form || at::_fused_sdp_choice(operands[0], operands[1], operands[2], std::nullopt, settings.dropout,
                                      settings.is_causal, settings.scale) != kCudnn) {
-    call.proceed();
+    call.call_original();
     return;
   }
   const std::shared_ptr<AttentionNode> node(new AttentionNode(operands, std::move(*form), settings),
@@ -150,4 +150,4 @@ void proceed_with_joined_gradients(ReplayCall& call) {
   call.stack.emplace_back(std::move(result));
 }
 
-}  // namespace autopar
+}  // namespace autopar::autograd

@@ -5,13 +5,13 @@
 
 #include "torch/autograd/padded_rows.hpp"
 #include "torch/fused/column_sums.hpp"
-#include "torch/fused/whole_packs.hpp"
+#include "torch/fused/vectorised_rows.hpp"
 
-namespace autopar {
+namespace autopar::autograd {
 
 namespace {
 
-/// Whether it alone adds to the gradients of its parameters.
+/// Whether the operator alone adds to the gradients of its parameters.
 bool is_only_reader(const OpGraph& graph, const std::vector<std::vector<OpId>>& uses, OpId op,
                     const SplitBackward& split) {
   const auto alone = [&](ValueId value) {
@@ -23,14 +23,14 @@ bool is_only_reader(const OpGraph& graph, const std::vector<std::vector<OpId>>& 
   return adds_alone(split.weight_at, split.weight) && (split.bias_at < 0 || adds_alone(split.bias_at, split.bias));
 }
 
-/// Whether a custom autograd function gains where nothing is deferred.
+/// Whether a custom autograd function is worthwhile where nothing is deferred.
 bool gains(const SplitBackward& split) {
   return split.of_cast || split.may_be_beside || split.may_be_left || split.sums_bias;
 }
 
 }  // namespace
 
-std::optional<SplitBackward> chosen_split(const FunctionSite& site, const BatchPlan& plan,
+std::optional<SplitBackward> chosen_split(const FunctionSite& site, const algebra::BatchSemantics& plan,
                                           const SplitConditions& conditions) {
   auto split = split_backward_of(site.graph, plan, site.op);
   if (!split) return std::nullopt;
@@ -49,4 +49,4 @@ std::optional<SplitBackward> chosen_split(const FunctionSite& site, const BatchP
   return split;
 }
 
-}  // namespace autopar
+}  // namespace autopar::autograd

@@ -7,18 +7,18 @@
 #include "torch/autograd/custom_functions.hpp"
 #include "torch/autograd/split_backward.hpp"
 
-namespace autopar {
+namespace autopar::autograd {
 
-/// How an operator's backward may be split where it runs.
+/// Conditions under which an operator runs, which decide how its backward may be split.
 struct SplitConditions {
-  bool defers = false;           ///< the schedule has weight backwards of their own
-  bool recomputes = false;       ///< it runs in a recomputed segment, whose backward is whole
-  bool has_side_stream = false;  ///< weight gradients may be computed on a second stream
+  bool defers = false;                     ///< the schedule has separate weight backwards
+  bool recomputes = false;                 ///< it runs in a recomputed segment, whose backward is not split
+  bool has_side_stream = false;            ///< weight gradients may be computed on a second stream
   std::function<bool(ValueId)> is_summed;  ///< whether a value's gradient is summed over tensor shards
 };
 
-/// The split backward that an operator runs with, with its flags set; none: libtorch's backward is as good.
-[[nodiscard]] std::optional<SplitBackward> chosen_split(const FunctionSite& site, const BatchPlan& plan,
+/// The split backward that an operator runs with, with its flags set; none if libtorch's backward is as good.
+[[nodiscard]] std::optional<SplitBackward> chosen_split(const FunctionSite& site, const algebra::BatchSemantics& plan,
                                                         const SplitConditions& conditions);
 
-}  // namespace autopar
+}  // namespace autopar::autograd

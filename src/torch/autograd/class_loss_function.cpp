@@ -17,7 +17,7 @@
 #include "ops/cross_entropy.hpp"
 #include "torch/fused/class_loss.hpp"
 
-namespace autopar {
+namespace autopar::autograd {
 
 namespace {
 
@@ -45,8 +45,8 @@ class ClassLossNode : public torch::autograd::Node {
     const at::NoGradGuard no_grad;
     const auto dim = class_dim(log_probabilities_);
     const auto counted = target_.ne(ignore_index_);
-    const auto index = target_.mul(counted).to(at::kLong);  // any class, for those that do not count
-    // Not multiplied: a mean over no target has a gradient that is no number, also where nothing counts.
+    const auto index = target_.mul(counted).to(at::kLong);  // any class for ignored targets
+    // Not multiplied by `counted`: the gradient of a mean over no targets is NaN, and ignored targets must still get 0.
     auto factor = at::where(counted, gradients[0], 0);
     if (weight_.defined()) factor = factor.mul(weight_.index_select(0, index.flatten()).view_as(index));
     const auto factors = factor.unsqueeze(dim), places = index.unsqueeze(dim);
@@ -71,11 +71,11 @@ class ClassLossNode : public torch::autograd::Node {
 
 }  // namespace
 
-void proceed_with_gradient_in_place(ReplayCall& call) {
+void run_with_gradient_in_place(replay::ReplayCall& call) {
   auto logits = call.stack[Argument::kLogits].toTensor();
   const auto reduction = call.stack[Argument::kReduction].toInt();
   if (!at::GradMode::is_enabled() || !logits.requires_grad() || reduction == at::Reduction::Mean) {
-    call.proceed();
+    call.call_original();
     return;
   }
   const auto target = call.stack[Argument::kTarget].toTensor();
@@ -107,4 +107,4 @@ void proceed_with_gradient_in_place(ReplayCall& call) {
   call.stack.emplace_back(std::move(loss));
 }
 
-}  // namespace autopar
+}  // namespace autopar::autograd

@@ -4,14 +4,17 @@
 
 #include "capture/replay/replay.hpp"
 
-namespace autopar {
+namespace autopar::autograd {
 
-/// Runs a cross entropy whose gradient is made over what it keeps or reads (`ops::gradient_place`: class indices
-/// without label smoothing, in single or double precision, or 16-bit logits that nothing reads any more), with an
-/// autograd function that keeps the log-probabilities, and turns them into the gradient of the logits, (softmax -
-/// one-hot) x factor. libtorch's own keeps them beside the gradient of their sum and that of the logits, three times
-/// the logits where this holds them once. Rounding apart the same values; a backward that keeps its graph leaves them
-/// as they are. Operators that take means are left as they are: those of a BatchPlan sum, see BatchPlan::counts.
-void proceed_with_gradient_in_place(ReplayCall& call);
+/// Runs a cross entropy with a custom autograd function that overwrites saved memory with the gradient. The function
+/// saves the log-probabilities and turns them into the gradient of the logits, (softmax - one-hot) x factor. libtorch's
+/// saves them next to the gradient of the log-probabilities and the gradient of the logits. That is three times the
+/// logits' memory; this function needs it once.
+///
+/// Values are the same except for rounding. A backward that keeps its graph leaves the log-probabilities intact.
+/// Operators that take means run unchanged, because operators of a BatchSemantics sum: see BatchSemantics::counts.
+/// @pre `ops::gradient_place` allows it: class indices without label smoothing, in single or double precision, or
+/// 16-bit logits with no later reader
+void run_with_gradient_in_place(replay::ReplayCall& call);
 
-}  // namespace autopar
+}  // namespace autopar::autograd

@@ -9,7 +9,7 @@
 #include "torch/autograd/view_parts.hpp"
 #include "torch/fused/column_sums.hpp"
 
-namespace autopar {
+namespace autopar::autograd {
 
 namespace {
 
@@ -28,14 +28,14 @@ bool takes_layer_apart(const FunctionSite& site) { return takes_linear_apart(sit
 bool takes_tensor_apart(const FunctionSite& site) { return takes_apart(site.graph, site.op); }
 
 constexpr CustomFunction kFunctions[] = {
-    {"gradient in place", makes_gradient_in_place, proceed_with_gradient_in_place},
-    // Before plain GELU: the same, with sums for the layer before it.
-    {"GELU and sums of columns", sums_columns_of_gelu, proceed_summing_columns},
-    {"GELU", is_gelu_on_gpu, proceed_as_gelu},
-    {"joined gradients of attention", attends_on_gpu, proceed_with_joined_gradients},
-    // Before plain parts, likewise.
-    {"parts of a layer's result", takes_layer_apart, proceed_in_parts_of_linear},
-    {"parts", takes_tensor_apart, proceed_in_parts},
+    {"gradient in place", makes_gradient_in_place, run_with_gradient_in_place},
+    // Before plain GELU: the same, with the bias gradient of the layer before it.
+    {"GELU and sums of columns", sums_columns_of_gelu, run_gelu_with_bias_gradient},
+    {"GELU", is_gelu_on_gpu, run_gelu},
+    {"joined gradients of attention", attends_on_gpu, run_attention_with_joined_gradients},
+    // Before plain parts: the same, with the bias gradient of the layer.
+    {"parts of a layer's result", takes_layer_apart, run_parts_of_linear},
+    {"parts", takes_tensor_apart, run_parts},
 };
 
 }  // namespace
@@ -45,4 +45,4 @@ const CustomFunction* custom_function_of(const FunctionSite& site) {
   return found == std::end(kFunctions) ? nullptr : &*found;
 }
 
-}  // namespace autopar
+}  // namespace autopar::autograd

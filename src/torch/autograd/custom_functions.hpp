@@ -9,7 +9,7 @@
 
 #include "capture/replay/replay.hpp"
 
-namespace autopar {
+namespace autopar::autograd {
 
 /// One operator of a program, where a custom autograd function may run it.
 struct FunctionSite {
@@ -19,15 +19,15 @@ struct FunctionSite {
   c10::Device device;
 };
 
-/// Runs an operator in libtorch's place, with another autograd function: the same values, and less memory or fewer
-/// copies in its backward.
+/// Runs an operator with a custom autograd function instead of libtorch's. The values are the same; the backward uses
+/// less memory or makes fewer copies.
 struct CustomFunction {
   std::string_view name;
   bool (*applies)(const FunctionSite& site);
-  void (*run)(ReplayCall& call);
+  void (*run)(replay::ReplayCall& call);
 };
 
-/// The one that runs an operator: the first of the list that applies; null: libtorch runs it.
+/// The custom function that runs an operator: the first in the list that applies; null: libtorch runs it.
 [[nodiscard]] const CustomFunction* custom_function_of(const FunctionSite& site);
 
-}  // namespace autopar
+}  // namespace autopar::autograd

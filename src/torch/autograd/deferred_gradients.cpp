@@ -5,11 +5,11 @@
 
 #include <ATen/core/grad_mode.h>
 
-namespace autopar {
+namespace autopar::autograd {
 
 namespace {
 
-/// The gradients of a parameter that one slice gives.
+/// The sum of a parameter's gradients from one slice.
 struct Sum {
   int missing = 0;
   at::Tensor tensor{};
@@ -20,7 +20,7 @@ struct Sum {
     else if (tensor.scalar_type() == gradient.scalar_type())
       tensor.add_(gradient);
     else
-      tensor = tensor.add(gradient);  // read as it is and cast: the wider type
+      tensor = tensor.add(gradient);  // read both as 16-bit cast and as it is: the sum has the wider type
   }
 };
 
@@ -43,7 +43,7 @@ void DeferredGradients::compute(const std::function<void(ValueId, at::Tensor)>& 
   for (const auto& task : tasks) {
     for (const auto parameter : task.parameters) ++sums[parameter].missing;
   }
-  // What a task may add to; nothing if a parameter has gradients from several, whose sum is added.
+  // Sums that a task may add to. None if several tasks have gradients of a parameter: their sum is added later.
   const auto places_of = [&](const Task& task) {
     std::vector<at::Tensor> places;
     if (!task.add_to || !sum_of) return places;
@@ -73,4 +73,4 @@ void DeferredGradients::compute(const std::function<void(ValueId, at::Tensor)>& 
   }
 }
 
-}  // namespace autopar
+}  // namespace autopar::autograd

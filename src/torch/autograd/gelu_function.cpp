@@ -19,7 +19,7 @@
 #include "torch/fused/gelu.hpp"
 #include "torch/fused/gelu_gradient.hpp"
 
-namespace autopar {
+namespace autopar::autograd {
 
 namespace {
 
@@ -53,7 +53,7 @@ class GeluNode : public torch::autograd::Node {
   bool sums_columns_;
 };
 
-void proceed(ReplayCall& call, bool for_linear) {
+void run(replay::ReplayCall& call, bool for_linear) {
   const auto x = call.stack[0].toTensor();
   const std::string approximate(call.stack[1].toStringView());
   at::Tensor result;
@@ -62,7 +62,7 @@ void proceed(ReplayCall& call, bool for_linear) {
     result = fused::gelu_of(x, approximate);
   }
   if (at::GradMode::is_enabled() && x.requires_grad()) {
-    const bool sums_columns = for_linear && takes_summed_columns(x);
+    const bool sums_columns = for_linear && takes_bias_gradient(x);
     const std::shared_ptr<GeluNode> node(new GeluNode(x, approximate, sums_columns), torch::autograd::deleteNode);
     torch::autograd::set_history(result, node);
   }
@@ -82,8 +82,8 @@ bool reads_linear_alone(const OpGraph& graph, const std::vector<std::vector<OpId
          std::ranges::find(graph.outputs, x) == graph.outputs.end();
 }
 
-void proceed_as_gelu(ReplayCall& call) { proceed(call, false); }
+void run_gelu(replay::ReplayCall& call) { run(call, false); }
 
-void proceed_summing_columns(ReplayCall& call) { proceed(call, true); }
+void run_gelu_with_bias_gradient(replay::ReplayCall& call) { run(call, true); }
 
-}  // namespace autopar
+}  // namespace autopar::autograd

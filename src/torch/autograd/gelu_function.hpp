@@ -6,22 +6,21 @@
 
 #include "capture/replay/replay.hpp"
 
-namespace autopar {
+namespace autopar::autograd {
 
-/// Whether an operator is GELU that makes a result of its own.
+/// Whether an operator is GELU and not in place.
 [[nodiscard]] bool is_gelu(const OpGraph& graph, OpId op);
 
-/// Whether it is GELU of the result of a linear layer with a bias that nothing else reads.
-/// @param uses  graph.uses()
+/// Whether an operator is GELU of the result of a linear layer with a bias, and nothing else reads that result.
 [[nodiscard]] bool reads_linear_alone(const OpGraph& graph, const std::vector<std::vector<OpId>>& uses, OpId op);
 
-/// Runs a GELU by `gelu_of`, faster than libtorch's operator on a GPU. Result and gradient are libtorch's to the bit,
-/// and so is what it keeps: its operand.
-void proceed_as_gelu(ReplayCall& call);
+/// Runs GELU by `gelu_of`, which is faster than libtorch's operator on a GPU. Result and gradient are libtorch's to the
+/// bit, and both save the same tensor: the operand.
+void run_gelu(replay::ReplayCall& call);
 
-/// Likewise, with an autograd function whose gradient brings along sums over its rows: the gradient of the linear
-/// layer's bias, which would read it once more. Where the layer takes none (`takes_summed_columns`) the gradient is
-/// libtorch's.
-void proceed_summing_columns(ReplayCall& call);
+/// Like the function above, with a custom autograd function whose gradient brings along the linear layer's bias
+/// gradient. Otherwise that layer would read the gradient again to sum its rows. If the layer does not take a bias
+/// gradient (`takes_bias_gradient`), the gradient is libtorch's.
+void run_gelu_with_bias_gradient(replay::ReplayCall& call);
 
-}  // namespace autopar
+}  // namespace autopar::autograd

@@ -4,17 +4,17 @@
 
 #include "ops/registry.hpp"
 
-namespace autopar {
+namespace autopar::autograd {
 
-/// Whether the op is a layer whatever its operands, as torch::linear is.
+/// Whether the op is always a layer, with any operands, as torch::linear is.
 [[nodiscard]] inline bool is_layer(const OpGraph& graph, OpId op) {
   const auto& layer = ops::definition_of(graph.op(op).op).layer;
   return layer && layer->always;
 }
 
-/// Whether it is one with a bias.
+/// Whether the op is a layer with a bias.
 [[nodiscard]] inline bool has_layer_bias(const OpGraph& graph, OpId op) {
   return is_layer(graph, op) && graph.input(op, ops::definition_of(graph.op(op).op).layer->bias).valid();
 }
 
-}  // namespace autopar
+}  // namespace autopar::autograd

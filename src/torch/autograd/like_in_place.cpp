@@ -9,11 +9,12 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
-namespace autopar {
+namespace autopar::autograd {
 
 namespace {
 
-constexpr c10::DispatchKey kPlaceKey = c10::DispatchKey::Fake;  // for other projects' use, by libtorch's own comment
+constexpr c10::DispatchKey kPlaceKey = c10::DispatchKey::Fake;  // reserved for other projects, by libtorch's own
+                                                                // comment
 
 struct PlaceOfLike : c10::BackendMeta {
   at::Tensor memory;
@@ -53,4 +54,4 @@ at::Tensor with_place_for_like(const at::Tensor& tensor, const at::Tensor& place
   return same;
 }
 
-}  // namespace autopar
+}  // namespace autopar::autograd

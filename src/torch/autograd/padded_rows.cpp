@@ -6,9 +6,9 @@
 #include "ops/rules.hpp"
 #include "torch/autograd/layers.hpp"
 #include "torch/fused/class_loss.hpp"
-#include "torch/fused/whole_packs.hpp"
+#include "torch/fused/vectorised_rows.hpp"
 
-namespace autopar {
+namespace autopar::autograd {
 
 bool may_pad_rows(const OpGraph& graph, OpId linear) {
   if (!is_layer(graph, linear)) return false;
@@ -23,7 +23,7 @@ bool may_pad_rows(const OpGraph& graph, OpId linear) {
   return false;
 }
 
-void proceed_in_padded_rows(ReplayCall& call) {
+void run_in_padded_rows(replay::ReplayCall& call) {
   const auto x = call.stack[0].toTensor(), weight = call.stack[1].toTensor();
   const auto bias = call.stack[2].isTensor() ? call.stack[2].toTensor() : at::Tensor();
   const bool gains = x.is_cuda() && c10::isReducedFloatingType(x.scalar_type()) &&
@@ -31,7 +31,7 @@ void proceed_in_padded_rows(ReplayCall& call) {
                      x.scalar_type() == weight.scalar_type() &&
                      (!bias.defined() || bias.scalar_type() == x.scalar_type());
   if (!gains) {
-    call.proceed();
+    call.call_original();
     return;
   }
   auto result = fused::linear_in_padded_rows(x, weight, bias);
@@ -39,4 +39,4 @@ void proceed_in_padded_rows(ReplayCall& call) {
   call.stack.emplace_back(std::move(result));
 }
 
-}  // namespace autopar
+}  // namespace autopar::autograd

@@ -4,13 +4,13 @@
 
 #include "capture/replay/replay.hpp"
 
-namespace autopar {
+namespace autopar::autograd {
 
-/// Whether the result of a linear layer may have gaps behind its rows: it is logits that a cross entropy of the
-/// library's own reads last (`kCrossEntropy`), past views at most.
+/// Whether the rows of a linear layer's result may be padded. The result must be logits whose last reader is the
+/// library's cross entropy (`kCrossEntropy`), with at most views between them.
 [[nodiscard]] bool may_pad_rows(const OpGraph& graph, OpId linear);
 
-/// Runs such a layer, on a GPU in 16 bits with `linear_in_padded_rows`.
-void proceed_in_padded_rows(ReplayCall& call);
+/// Runs a linear layer; on a GPU in 16 bits with `linear_in_padded_rows`.
+void run_in_padded_rows(replay::ReplayCall& call);
 
-}  // namespace autopar
+}  // namespace autopar::autograd

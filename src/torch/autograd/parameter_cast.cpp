@@ -18,12 +18,12 @@
 #include "torch/autograd/sum_type.hpp"
 #include "torch/fused/channels_last_copy.hpp"
 
-namespace autopar {
+namespace autopar::autograd {
 
 namespace {
 
-/// Of nodes that run as soon as their gradients are there. Autograd takes first what was made last, and casts are made
-/// first: the gradients of all of them would wait for the end of a backward.
+/// Sequence number of nodes that run as soon as their gradients are computed. Autograd first runs the nodes that were
+/// made last, and casts are made first. Without this number all their gradients would wait for the end of the backward.
 constexpr std::uint64_t kAtOnce = std::numeric_limits<std::uint64_t>::max();
 
 class CastNode : public torch::autograd::Node {
@@ -39,14 +39,14 @@ class CastNode : public torch::autograd::Node {
   std::string name() const override { return "CastOfParameterBackward"; }
 
  private:
-  at::Tensor parameter_;  // its form is what matters
+  at::Tensor parameter_;  // only its form is used
 };
 
 }  // namespace
 
 at::Tensor cast_of(const at::Tensor& parameter, const ValueInfo& form) {
   const auto given = parameter.detach();
-  if (!is_channels_last(form)) return given.to(form.dtype);
+  if (!ir::is_channels_last(form)) return given.to(form.dtype);
   const auto cast = at::empty(given.sizes(), given.options().dtype(form.dtype), at::MemoryFormat::ChannelsLast);
   fused::copy_between_layouts(cast, given);
   return cast;
@@ -59,7 +59,7 @@ at::Tensor with_history_of(const at::Tensor& parameter, const at::Tensor& cast) 
   const std::shared_ptr<CastNode> node(new CastNode(parameter), torch::autograd::deleteNode);
   node->set_sequence_nr(kAtOnce);
   torch::autograd::set_history(result, node);
-  node->mutable_input_metadata(0).set_grad_dtype(std::nullopt);  // of any type
+  node->mutable_input_metadata(0).set_grad_dtype(std::nullopt);  // gradients may have any type
   return result;
 }
 
@@ -77,4 +77,4 @@ at::Tensor in_form_of(const at::Tensor& parameter, at::Tensor gradient) {
   return made;
 }
 
-}  // namespace autopar
+}  // namespace autopar::autograd

@@ -4,18 +4,20 @@
 
 #include <autopar/capture/op_graph.hpp>
 
-namespace autopar {
+namespace autopar::autograd {
 
-/// The parameter's elements in the type of `form`; of channels-last forms laid out so. Nothing is recorded.
+/// The parameter's elements in the type of `form`, and in channels-last layout if `form` has it. Autograd records
+/// nothing.
 [[nodiscard]] at::Tensor cast_of(const at::Tensor& parameter, const ValueInfo& form);
 
-/// `cast`, wherever it was made, with the autograd node of a cast of the parameter where gradients are recorded. Its
-/// backward runs as soon as the gradient is there, and gives it as `in_form_of` does. Who makes that of `cast` in
-/// single precision gives it so: it is not rounded on the way.
+/// `cast` with the autograd node of a cast of the parameter, if gradients are recorded. `cast` may have been made
+/// anywhere. The node's backward runs as soon as its gradient is computed, and converts it by `in_form_of`. If a reader
+/// computes the gradient of `cast` in single precision, it arrives unrounded.
 [[nodiscard]] at::Tensor with_history_of(const at::Tensor& parameter, const at::Tensor& cast);
 
-/// A parameter's gradient so that autograd takes it over as it is: 16-bit numbers of a parameter in single precision
-/// widened, and laid out as the parameter lies, in one pass over memory. Exact. Others stay as they are.
+/// A parameter's gradient in the type and layout that autograd accumulates without a copy. The 16-bit gradient of a
+/// parameter in single precision is widened and given the parameter's layout in one pass over memory. Exact. Other
+/// gradients stay as they are.
 [[nodiscard]] at::Tensor in_form_of(const at::Tensor& parameter, at::Tensor gradient);
 
-}  // namespace autopar
+}  // namespace autopar::autograd

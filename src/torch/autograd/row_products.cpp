@@ -9,7 +9,7 @@
 #include "torch/autograd/sum_type.hpp"
 #include "torch/fused/products.hpp"
 
-namespace autopar {
+namespace autopar::autograd {
 
 at::Tensor product_over_rows(const at::Tensor& a, const at::Tensor& b) {
   const auto type = sum_type(a.scalar_type());
@@ -17,7 +17,7 @@ at::Tensor product_over_rows(const at::Tensor& a, const at::Tensor& b) {
   return a.is_cuda() ? fused::matrix_product(a.t(), b, type) : a.to(type).t().mm(b.to(type));
 }
 
-// libtorch has products that are added where they are made for batches.
+// libtorch has products that accumulate into their output for batches.
 void add_product_over_rows(const at::Tensor& a, const at::Tensor& b, const at::Tensor& sum) {
   const auto type = sum_type(a.scalar_type());
   if (!a.is_cuda() || type == a.scalar_type() || type != sum.scalar_type()) {
@@ -49,4 +49,4 @@ bool gains_as_product(const at::Tensor& gradient, const at::Tensor& weight) {
   return gradient.is_cuda() && sum_type(gradient.scalar_type()) != gradient.scalar_type() && weight.numel() >= kLarge;
 }
 
-}  // namespace autopar
+}  // namespace autopar::autograd

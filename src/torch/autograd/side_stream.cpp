@@ -9,7 +9,7 @@
 
 #include "torch/device/device_context.hpp"
 
-namespace autopar {
+namespace autopar::autograd {
 
 namespace {
 
@@ -28,25 +28,25 @@ void SideStream::put(std::function<void()> work) {
 }
 
 void SideStream::start() {
-  ready_.record(current_stream(stream_.device()));
+  ready_.record(devices::current_stream(stream_.device()));
   ready_.block(stream_);
   {
     const c10::StreamGuard here(stream_);
     for (const auto& work : waiting_) work();
   }
-  // Memory that is let go of is used again in the order of the current stream.
-  if (!running_.empty()) done_.block(current_stream(stream_.device()));
+  // The allocator reuses freed memory in the order of the current stream.
+  if (!running_.empty()) done_.block(devices::current_stream(stream_.device()));
   running_ = std::exchange(waiting_, {});
   done_.record(stream_);
 }
 
 void SideStream::join() {
   if (!waiting_.empty()) start();
-  if (!running_.empty()) done_.block(current_stream(stream_.device()));
+  if (!running_.empty()) done_.block(devices::current_stream(stream_.device()));
   running_.clear();
 }
 
-// What was begun in a recording that broke off (DeviceContext::record) never runs, and its events cannot be waited for.
+// Work that started in an aborted capture (DeviceContext::record) never runs, and its events cannot be waited for.
 void SideStream::drop() {
   waiting_.clear();
   try {
@@ -58,4 +58,4 @@ void SideStream::drop() {
   }
 }
 
-}  // namespace autopar
+}  // namespace autopar::autograd

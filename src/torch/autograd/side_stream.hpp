@@ -7,22 +7,22 @@
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 
-namespace autopar {
+namespace autopar::autograd {
 
-/// A second stream of a device, for work whose results nobody needs before `join`. It shares the device with the
+/// A second stream of a device, for work whose results are not needed before `join`. It shares the device with the
 /// caller's stream. One thread at a time.
 class SideStream {
  public:
-  /// @param device  one that has streams
+  /// @param device  must have streams
   explicit SideStream(c10::Device device);
 
-  /// Runs `work` there, after everything that the current stream has been given; soon, with what is put in next: a few
+  /// Runs `work` on this stream, after all work queued on the current stream so far. Calls are batched: several
   /// together cost the host one change of stream.
-  /// @param work  holds what it reads; it is let go of when the current stream cannot overtake it any more
+  /// @param work  holds its inputs; released once the current stream can no longer overtake it
   void put(std::function<void()> work);
-  /// What the current stream is given from now on waits for all that was put in.
+  /// Makes later work on the current stream wait for all `put` work.
   void join();
-  /// Forgets what was put in and not joined.
+  /// Discards work that was put in and not joined.
   void drop();
 
  private:
@@ -30,7 +30,7 @@ class SideStream {
 
   c10::Stream stream_;
   c10::Event ready_, done_;
-  std::vector<std::function<void()>> waiting_, running_;  ///< put in and not given to the device, given and not joined
+  std::vector<std::function<void()>> waiting_, running_;  ///< put in but not launched; launched but not joined
 };
 
-}  // namespace autopar
+}  // namespace autopar::autograd

@@ -22,23 +22,25 @@
 #include "torch/autograd/side_stream.hpp"
 #include "torch/autograd/sum_type.hpp"
 #include "torch/autograd/summed_gradient.hpp"
+#include "torch/fused/bias_gradient.hpp"
 #include "torch/fused/channels_last_copy.hpp"
 #include "torch/fused/column_sums.hpp"
 #include "torch/fused/products.hpp"
 #include "torch/fused/rows_of.hpp"
-#include "torch/fused/summed_columns.hpp"
 #include "torch/fused/table_gradient.hpp"
 
-namespace autopar {
+namespace autopar::autograd {
 
 namespace {
 
 using torch::autograd::variable_list;
 
-/// The history of a split call's result: of x, and of the parameters unless their gradients are deferred.
+/// The autograd node of a split call's result. Its edges lead to x, and to the parameters unless their gradients are
+/// deferred.
 class SplitNode : public torch::autograd::Node {
  public:
-  /// @param parameters  weight and, if its gradient is wanted, bias: what is read, or what that is a cast of
+  /// @param parameters  weight and, if its gradient is wanted, bias: the tensors read, or the parameters of which they
+  ///                    are casts
   SplitNode(const SplitBackward& split, const at::Tensor& x, const at::Tensor& weight,
             std::vector<at::Tensor> parameters, std::shared_ptr<DeferredGradients> deferred)
       : split_(split),
@@ -49,13 +51,14 @@ class SplitNode : public torch::autograd::Node {
 
   [[nodiscard]] bool has_bias() const { return parameters_.size() > 1; }
 
-  /// Adds the parameters' gradients to what they have itself, on the side stream if that is nothing yet.
+  /// Makes the node accumulate the parameters' gradients itself, on the side stream if they have no gradient yet.
   void add_beside(std::shared_ptr<SideStream> side) { side_ = std::move(side); }
 
-  /// Adds the parameters' gradients to what they have itself, if that is something. Their nodes run all the same.
+  /// Makes the node accumulate into the parameters' gradients itself, if these exist. The parameters' own nodes still
+  /// run.
   void add_in_place() { adds_in_place_ = true; }
 
-  /// Leaves the parameters' gradients to what sums that of x.
+  /// Leaves the parameters' gradients to the node that sums the gradient of x.
   void leave_to(std::shared_ptr<SummedGradient> sum) {
     sum_ = std::move(sum);
     place_ = sum_->take_over(parameters_);
@@ -135,7 +138,7 @@ class SplitNode : public torch::autograd::Node {
     }
   }
 
-  const SplitBackward& split_;  // of the runner, which outlives its runs
+  const SplitBackward& split_;  // owned by the runner, which outlives its runs
   torch::autograd::SavedVariable x_, weight_;
   std::vector<at::Tensor> parameters_;
   std::shared_ptr<DeferredGradients> deferred_;
@@ -147,22 +150,22 @@ class SplitNode : public torch::autograd::Node {
 
 // ---------------------------------------------------------------- formulas
 
-/// That of a bias, which the kernel that wrote the gradient may have summed.
+/// The gradient of a bias, which the kernel that wrote the gradient may already have summed.
 at::Tensor gradient_of_bias(const at::Tensor& gradient, const at::Tensor& rows) {
   const auto type = sum_type(rows.scalar_type());
-  const auto sums = fused::take_summed_columns(gradient);
+  const auto sums = fused::take_bias_gradient(gradient);
   return sums.defined() ? sums.to(type) : fused::column_sums(rows, type);
 }
 
 void add_gradient_of_bias(const at::Tensor& gradient, const at::Tensor& rows, const at::Tensor& sum) {
-  if (const auto sums = fused::take_summed_columns(gradient); sums.defined())
+  if (const auto sums = fused::take_bias_gradient(gradient); sums.defined())
     sum.add_(sums);
   else
     fused::add_column_sums(rows, sum_type(rows.scalar_type()), sum);
 }
 
-/// That of the input of a linear layer. For casts alone, whose layers have no backward but this: others' has the bits
-/// of libtorch's, whether it is split or not.
+/// The gradient of a linear layer's input, for layers that read a cast of the weight. Only this backward exists for
+/// them. For other layers the gradient has libtorch's bits, whether it is split or not.
 at::Tensor gradient_as_product(const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight) {
   return fused::matrix_product(fused::rows_of(gradient), weight, weight.scalar_type()).view(x.sizes());
 }
@@ -197,9 +200,10 @@ void make_embedding(SplitBackward& split, const std::vector<c10::IValue>& args) 
   };
 }
 
-/// Whether libtorch makes the gradient of a table of casts in single precision, from a copy of the rows that are added
-/// up. In 16 bits it is widened by one more pass over the table, and CPUs round each addition. GPUs do not, and are
-/// faster so where rows are many; where they are few, copy and table are no more memory than the table twice.
+/// Whether libtorch's embedding backward for a cast table runs in single precision, on a widened copy of the looked-up
+/// rows. In 16 bits another pass over the table widens the result, and CPUs round each addition. GPUs do not round each
+/// addition, and 16 bits are faster there if rows are many. If rows are few, copy and table take no more memory than
+/// the table twice.
 bool gains_in_single_precision(const at::Tensor& rows, const at::Tensor& table) {
   return rows.is_cpu() || 4 * rows.numel() <= table.numel();
 }
@@ -214,13 +218,13 @@ void make_embedding_of_casts(SplitBackward& split, const std::vector<c10::IValue
   };
 }
 
-/// The rows whose product is the gradient of the weight, where that is how it is made.
+/// The matrices whose product is the weight's gradient, if it is computed as a product.
 std::optional<PixelRows> product_of(const ConvolutionForm& form, const at::Tensor& gradient, const at::Tensor& x,
                                     const at::Tensor& weight) {
   return gains_as_product(gradient, weight) ? pixel_rows_of(form, gradient, x, weight) : std::nullopt;
 }
 
-/// Of the weight and, if wanted, the bias. In single precision on CPUs where operands have 16 bits.
+/// Gradients of the weight and, if wanted, the bias. In single precision on CPUs if operands have 16 bits.
 std::vector<at::Tensor> gradients_of_convolution(const ConvolutionForm& form, const at::Tensor& gradient,
                                                  const at::Tensor& x, const at::Tensor& weight, bool with_bias) {
   const auto type = sum_type(gradient.scalar_type());
@@ -275,7 +279,7 @@ void make_any_convolution(SplitBackward& split, const OpNode& node, bool has_bia
                            args[6].toBool(), args[8].toInt(), has_bias});
 }
 
-/// Formulas of libtorch's operators.
+/// Sets the formulas of libtorch's operators. @return whether the operator has some
 bool make_formulas(SplitBackward& split, const OpNode& node, bool has_bias) {
   const std::string_view name = node.op.schema().name();
   const auto is = [&](std::initializer_list<std::string_view> names) {
@@ -296,7 +300,7 @@ bool make_formulas(SplitBackward& split, const OpNode& node, bool has_bias) {
   return true;
 }
 
-/// A user's formulas, or the library's.
+/// Sets a user's formulas, or the library's. @return whether there are some
 bool find_formulas(SplitBackward& split, const OpGraph& graph, OpId op) {
   const auto& node = graph.op(op);
   const auto& own = ops::definition_of(node.op).split_backward;
@@ -306,9 +310,9 @@ bool find_formulas(SplitBackward& split, const OpGraph& graph, OpId op) {
   return parts.has_value();
 }
 
-/// Runs a linear layer without history, if it is such a product. Of casts alone: with and without history, as where
-/// something is recomputed, such a layer has the same bits.
-bool proceed_as_large_product(ReplayCall& call, const SplitBackward& split) {
+/// Runs a linear layer without autograd, if it is a large product and reads a cast of the weight. The layer then has
+/// the same bits with and without gradients, as recomputation needs.
+bool proceed_as_large_product(replay::ReplayCall& call, const SplitBackward& split) {
   if (!split.is_product || !split.of_cast) return false;
   const auto bias = call.stack[2].isTensor() ? call.stack[2].toTensor() : at::Tensor();
   auto result = fused::large_linear(call.stack[0].toTensor(), call.stack[1].toTensor(), bias);
@@ -318,9 +322,9 @@ bool proceed_as_large_product(ReplayCall& call, const SplitBackward& split) {
   return true;
 }
 
-/// A product of few rows waits for its weight to come from memory. Two such products at a time use more of the memory's
-/// bandwidth than one: on an H200, 64 rows and weights of 5000 x 5000 in TF32, a step takes 0.94 of its time. What is
-/// kept for the second is little beside the gradient.
+/// Whether a product has few rows, and so waits for its weight to come from memory. Two such products at a time use
+/// more of the memory's bandwidth than one. On an H200, with 64 rows and 5000 x 5000 weights in TF32, a step takes 0.94
+/// of its time. The tensors kept for the second product are small compared with the gradient.
 bool waits_for_memory(const at::Tensor& x, const at::Tensor& weight) {
   constexpr std::int64_t kFewRows = 256, kLargeWeight = 1 << 20, kLittle = 16;
   if (weight.numel() < kLargeWeight) return false;
@@ -328,8 +332,8 @@ bool waits_for_memory(const at::Tensor& x, const at::Tensor& weight) {
   return rows <= kFewRows && kLittle * rows * (weight.size(0) + weight.size(1)) <= weight.numel();
 }
 
-/// Whether the gradients of the parameters are made on a side stream. Of their own type and layout, so that they are
-/// put in place as they are.
+/// Whether the parameters' gradients are computed on a side stream. They must have the parameters' type and layout, so
+/// that they can be stored without a conversion.
 bool goes_beside(const SplitBackward& split, const at::Tensor& x, const at::Tensor& weight,
                  const std::vector<at::Tensor>& parameters) {
   if (!split.may_be_beside || !waits_for_memory(x, weight)) return false;
@@ -338,8 +342,8 @@ bool goes_beside(const SplitBackward& split, const at::Tensor& x, const at::Tens
   });
 }
 
-/// What sums the gradient of x over tensor shards, if the parameters' gradients are left to it; else null. They have
-/// the element type that libtorch would give them.
+/// The node that sums the gradient of x over tensor shards, if the parameters' gradients are left to it; otherwise
+/// null. They have the element type that libtorch would give them.
 std::shared_ptr<SummedGradient> sum_of_gradient(const SplitBackward& split, const at::Tensor& x,
                                                 const at::Tensor& weight) {
   const bool as_wide = split.of_cast || weight.scalar_type() == sum_type(weight.scalar_type());
@@ -348,7 +352,7 @@ std::shared_ptr<SummedGradient> sum_of_gradient(const SplitBackward& split, cons
 
 }  // namespace
 
-std::optional<SplitBackward> split_backward_of(const OpGraph& graph, const BatchPlan& plan, OpId op) {
+std::optional<SplitBackward> split_backward_of(const OpGraph& graph, const algebra::BatchSemantics& plan, OpId op) {
   const auto& node = graph.op(op);
   if (!node.grad_enabled || !plan.handling(op).weighted_arguments.empty()) return std::nullopt;
   SplitBackward split;
@@ -364,13 +368,13 @@ std::optional<SplitBackward> split_backward_of(const OpGraph& graph, const Batch
   return bias.valid() && !split.bias.valid() ? std::nullopt : std::optional(split);
 }
 
-bool takes_summed_columns(const at::Tensor& result) {
+bool takes_bias_gradient(const at::Tensor& result) {
   const auto* const node = dynamic_cast<const SplitNode*>(result.grad_fn().get());
   return node != nullptr && node->has_bias();
 }
 
-void proceed_splitting(ReplayCall& call, const SplitBackward& split, const std::shared_ptr<DeferredGradients>& deferred,
-                       const std::shared_ptr<SideStream>& side) {
+void run_split(replay::ReplayCall& call, const SplitBackward& split, const std::shared_ptr<DeferredGradients>& deferred,
+               const std::shared_ptr<SideStream>& side) {
   const auto at = [&](int position) { return call.stack[static_cast<std::size_t>(position)].toTensor(); };
   const auto x = at(split.x_at), weight = at(split.weight_at);
   const bool in_batches = !split.is_of_images || x.dim() == weight.dim();
@@ -380,20 +384,20 @@ void proceed_splitting(ReplayCall& call, const SplitBackward& split, const std::
   if (with_bias) parameters.push_back(call.environment[split.bias.index()]);
   const bool beside = deferred == nullptr && side != nullptr && goes_beside(split, x, weight, parameters);
   auto sum = deferred == nullptr && !beside ? sum_of_gradient(split, x, weight) : nullptr;
-  // Not of 16-bit parameters: their gradients would be made in single precision, and rounded by another pass.
+  // Not for 16-bit parameters: their gradients would be computed in single precision and rounded by another pass.
   const bool sums_bias = split.sums_bias && with_bias && weight.scalar_type() == at::kFloat;
   const bool parts = deferred != nullptr || split.of_cast || beside || sum != nullptr || sums_bias;
   const bool with_history = at::GradMode::is_enabled();
   if (!parts || !with_history || !weight.requires_grad() || !real || !in_batches) {
-    if (with_history || !proceed_as_large_product(call, split)) call.proceed();
+    if (with_history || !proceed_as_large_product(call, split)) call.call_original();
     return;
   }
   if (!proceed_as_large_product(call, split)) {
     const at::AutoDispatchBelowADInplaceOrView no_history;
     if (split.pads_rows)
-      proceed_in_padded_rows(call);
+      run_in_padded_rows(call);
     else
-      call.proceed();
+      call.call_original();
   }
   const std::shared_ptr<SplitNode> node(new SplitNode(split, x, weight, parameters, deferred),
                                         torch::autograd::deleteNode);
@@ -401,7 +405,7 @@ void proceed_splitting(ReplayCall& call, const SplitBackward& split, const std::
     if (beside) node->add_beside(side);
     if (sum) node->leave_to(std::move(sum));
     node->set_next_edges(torch::autograd::collect_next_edges(x));
-  } else {  // to the parameters themselves, not through their casts
+  } else {  // edges to the parameters themselves, not through their casts
     node->set_next_edges(torch::autograd::collect_next_edges(x, parameters));
     if (split.may_be_added) node->add_in_place();
   }
@@ -409,4 +413,4 @@ void proceed_splitting(ReplayCall& call, const SplitBackward& split, const std::
   torch::autograd::set_history(result, node);
 }
 
-}  // namespace autopar
+}  // namespace autopar::autograd

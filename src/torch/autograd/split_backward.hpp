@@ -14,40 +14,43 @@
 #include "capture/replay/replay.hpp"
 #include "torch/autograd/deferred_gradients.hpp"
 
-namespace autopar {
+namespace autopar::autograd {
 
 class SideStream;
 
-/// A backward in two parts of an operator of the program. Linear layers, convolutions and embeddings have formulas
-/// (those of libtorch's own backwards), and users' operators that define some.
+/// An operator's backward in two parts: the gradient of x and the gradients of the parameters. Linear layers,
+/// convolutions and embeddings have formulas, the ones of libtorch's own backwards. Users' operators may define some.
 struct SplitBackward : BackwardParts {
   bool is_product = false;     ///< a product with a weight [outputs, inputs]
-  bool is_table = false;       ///< rows of a table, picked by x
-  bool is_of_images = false;   ///< its samples may lack their dim
-  bool of_cast = false;        ///< what is read is a cast of the weight
-  bool may_be_beside = false;  ///< a product, and nothing else adds to the gradients of its parameters
-  bool may_be_left = false;    ///< likewise; x is read by tensor shards that sum its gradient
-  bool may_be_added = false;   ///< nothing else adds to what its parameters' gradients are already
+  bool is_table = false;       ///< an embedding: rows of a table, selected by x
+  bool is_of_images = false;   ///< its input may lack the batch dimension
+  bool of_cast = false;        ///< the operator reads a cast of the weight
+  bool may_be_beside = false;  ///< a product, and the only reader of its parameters; may run on a side stream
+  bool may_be_left = false;    ///< a product, and the only reader of its parameters; x is read by tensor shards that
+                               ///< sum its gradient
+  bool may_be_added = false;   ///< the only reader of its parameters; may accumulate into their existing gradients
   bool pads_rows = false;      ///< see padded_rows.hpp
-  bool sums_bias = false;      ///< with kernels of the library's own, see `column_sums`
-  ValueId weight, bias;        ///< the parameters, or those whose casts are read; no bias if the call has none
+  bool sums_bias = false;      ///< the library's kernels sum the bias gradient, see `column_sums`
+  ValueId weight, bias;        ///< the parameters, also if casts of them are read; no bias if the call has none
 };
 
-/// How the backward of an operator of the graph is split, nothing if it has to stay whole: another operator, a weight
-/// that is computed from parameters, or one that the batch algebra changes.
-[[nodiscard]] std::optional<SplitBackward> split_backward_of(const OpGraph& graph, const BatchPlan& plan, OpId op);
+/// How the backward of an operator of the graph is split; none if it has to stay whole. It stays whole for other
+/// operators, for a weight that is computed from parameters, and for operators that the batch algebra changes.
+[[nodiscard]] std::optional<SplitBackward> split_backward_of(const OpGraph& graph, const algebra::BatchSemantics& plan,
+                                                             OpId op);
 
-/// Runs the operator like `call.proceed()`, with the same result. In the backward it gives the gradient of x and puts
-/// off those of the parameters; without `deferred` it gives those too, past the cast, or adds them itself. Plain where
-/// nothing is gained: without gradients, with a frozen weight, with complex numbers.
-/// @param side  where weight gradients of products of few rows are made, beside the gradient of x; null: nowhere.
-/// Whoever
-///              gives it joins it before anyone reads a gradient
-void proceed_splitting(ReplayCall& call, const SplitBackward& split, const std::shared_ptr<DeferredGradients>& deferred,
-                       const std::shared_ptr<SideStream>& side = nullptr);
+/// Runs the operator unchanged, with the same result and a split backward. The backward gives the gradient of x and
+/// defers the gradients of the parameters. Without `deferred` it gives these too, past the cast, or accumulates them
+/// itself. The backward is not split if nothing is gained: without gradients, with a frozen weight, or with complex
+/// numbers.
+/// @param side  the stream that computes weight gradients of products of few rows, concurrently with the gradient of x;
+///              null: none. The caller joins it before anyone reads a gradient
+void run_split(replay::ReplayCall& call, const SplitBackward& split, const std::shared_ptr<DeferredGradients>& deferred,
+               const std::shared_ptr<SideStream>& side = nullptr);
 
-/// Whether its autograd node is that of such a linear layer with a bias in training: the gradient of it may come with
-/// sums over its rows (fused/summed_columns.hpp), and is not read for them then.
-[[nodiscard]] bool takes_summed_columns(const at::Tensor& result);
+/// Whether `result` is a linear layer's result with a bias and the autograd node of a split backward. If so, its
+/// gradient may come with the bias gradient (fused/bias_gradient.hpp), and the layer then does not sum the gradient's
+/// rows.
+[[nodiscard]] bool takes_bias_gradient(const at::Tensor& result);
 
-}  // namespace autopar
+}  // namespace autopar::autograd

@@ -8,7 +8,7 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
-namespace autopar {
+namespace autopar::autograd {
 
 using torch::autograd::variable_list;
 
@@ -28,8 +28,8 @@ std::shared_ptr<SummedGradient> SummedGradient::of(const at::Tensor& value) {
   return std::dynamic_pointer_cast<SummedGradient>(value.grad_fn());
 }
 
-// The edges lead to leaves, or to where a segment begins. So this node is no farther from the ends of the graph than
-// before, which autograd relies on for nodes that others lead to already.
+// The new edges lead to leaves, or to where a segment begins. So this node's distance to the ends of the graph does not
+// grow. Autograd relies on that for nodes that already have predecessors.
 std::size_t SummedGradient::take_over(const std::vector<at::Tensor>& parameters) {
   const auto place = num_outputs();
   for (const auto& parameter : parameters) next_edges().push_back(torch::autograd::impl::gradient_edge(parameter));
@@ -60,4 +60,4 @@ void SummedGradient::release_variables() {
   tasks_.clear();
 }
 
-}  // namespace autopar
+}  // namespace autopar::autograd

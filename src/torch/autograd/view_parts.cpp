@@ -21,7 +21,7 @@
 #include "torch/fused/joined_parts.hpp"
 #include "torch/fused/strided_copy.hpp"
 
-namespace autopar {
+namespace autopar::autograd {
 
 namespace {
 
@@ -29,18 +29,18 @@ using torch::autograd::variable_list;
 
 class PartsNode : public torch::autograd::Node {
  public:
-  /// @param whole  whose gradient is made: what was taken apart, or the memory that it is a view of
+  /// @param whole  the tensor whose gradient is computed: the one that was split, or the base of that view
   PartsNode(const at::Tensor& whole, const std::vector<at::Tensor>& parts)
       : form_{whole.sizes().vec(), whole.strides().vec(), whole.options(), {}}, begin_(whole.storage_offset()) {
     for (const auto& part : parts) form_.places.push_back(place_of(part));
     set_next_edges(torch::autograd::collect_next_edges(whole));
   }
 
-  /// Where a value lies in the whole of which it is, through views, a part.
+  /// The place in the whole tensor of a value that is, through views, a part of it.
   [[nodiscard]] Place place_of(const at::Tensor& value) const {
     return {value.sizes().vec(), value.strides().vec(), value.storage_offset() - begin_};
   }
-  /// @param places  of values that are all the parts
+  /// @param places  the places of values that together are all the parts
   [[nodiscard]] JoinedForm with_places(std::vector<Place> places) const {
     return {form_.sizes, form_.strides, form_.options, std::move(places)};
   }
@@ -93,12 +93,12 @@ constexpr std::array<std::string_view, 7> kViews{"ViewBackward0",      "ReshapeA
                                                  "TransposeBackward0", "UnsqueezeBackward0",    "SqueezeBackward1",
                                                  "AliasBackward0"};
 
-/// Whether it is libtorch's history of a view of all elements.
+/// Whether a node is libtorch's autograd node of a view of all elements.
 bool is_of_view(const torch::autograd::Node& node) {
   return node.num_outputs() == 1 && std::ranges::find(kViews, node.name()) != kViews.end();
 }
 
-/// Whether all that lies between a history and another are libtorch's histories of views.
+/// Whether all nodes between two autograd nodes are libtorch's nodes of views.
 bool leads_through_views(const torch::autograd::Node* from, const torch::autograd::Node* to) {
   while (from != nullptr && from != to) {
     if (!is_of_view(*from)) return false;
@@ -107,7 +107,7 @@ bool leads_through_views(const torch::autograd::Node* from, const torch::autogra
   return from == to;
 }
 
-/// Of which part a value is a view of all elements, and of whose; null if of none.
+/// The node and the index of the part of which a value is a view of all elements; null if there is none.
 std::pair<const PartsNode*, std::size_t> part_behind(const at::Tensor& value) {
   const auto* node = value.grad_fn().get();
   auto output = value.output_nr();
@@ -119,25 +119,25 @@ std::pair<const PartsNode*, std::size_t> part_behind(const at::Tensor& value) {
   return {dynamic_cast<const PartsNode*>(node), output};
 }
 
-/// Whether libtorch's history lays gradients of parts out otherwise, and copies them once more.
+/// Whether libtorch's autograd nodes would lay out the parts' gradients differently, and copy them again.
 bool is_permuted(const at::Tensor& whole) { return !whole.is_contiguous() && whole.is_non_overlapping_and_dense(); }
 
-/// The result of a linear layer that takes sums over its gradient's rows, if `whole` is all of it; else undefined.
+/// The result of a linear layer that takes a bias gradient, if `whole` is all of it; otherwise undefined.
 at::Tensor result_behind(const at::Tensor& whole) {
   const at::Tensor result = whole.is_view() ? at::Tensor(whole._base()) : whole;
   const bool is_all = result.is_contiguous() && result.numel() == whole.numel() &&
                       result.scalar_type() == whole.scalar_type() && whole.is_non_overlapping_and_dense();
   const bool gains = is_permuted(whole) || fused::has_column_sums(whole.device());
-  const bool leads_there = is_all && gains && takes_summed_columns(result) &&
+  const bool leads_there = is_all && gains && takes_bias_gradient(result) &&
                            leads_through_views(whole.grad_fn().get(), result.grad_fn().get());
   return leads_there ? result : at::Tensor();
 }
 
 /// @param whole  see PartsNode
-void proceed_with_parts_of(const at::Tensor& whole, ReplayCall& call) {
+void run_with_parts_of(const at::Tensor& whole, replay::ReplayCall& call) {
   {
     const at::AutoDispatchBelowADInplaceOrView no_history;
-    call.proceed();
+    call.call_original();
   }
   auto parts = call.stack[0].toTensorVector();
   const std::shared_ptr<PartsNode> node(new PartsNode(whole, parts), torch::autograd::deleteNode);
@@ -200,22 +200,22 @@ bool takes_linear_apart(const OpGraph& graph, const std::vector<std::vector<OpId
   return false;
 }
 
-void proceed_in_parts(ReplayCall& call) {
+void run_parts(replay::ReplayCall& call) {
   const auto whole = call.stack[0].toTensor();
   if (!is_permuted(whole) || !at::GradMode::is_enabled() || !whole.requires_grad()) {
-    call.proceed();
+    call.call_original();
     return;
   }
-  proceed_with_parts_of(whole, call);
+  run_with_parts_of(whole, call);
 }
 
-void proceed_in_parts_of_linear(ReplayCall& call) {
+void run_parts_of_linear(replay::ReplayCall& call) {
   const auto whole = call.stack[0].toTensor();
   const auto result = at::GradMode::is_enabled() && whole.requires_grad() ? result_behind(whole) : at::Tensor();
   if (result.defined())
-    proceed_with_parts_of(result, call);
+    run_with_parts_of(result, call);
   else
-    proceed_in_parts(call);
+    run_parts(call);
 }
 
-}  // namespace autopar
+}  // namespace autopar::autograd

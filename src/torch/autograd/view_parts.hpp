@@ -10,49 +10,49 @@
 
 #include "capture/replay/replay.hpp"
 
-namespace autopar {
+namespace autopar::autograd {
 
-/// Whether an operator takes one tensor apart into views that cover it (unbind, split, chunk), gradients may flow back,
-/// and nothing writes that memory from then on.
+/// Whether an operator splits one tensor into views that cover it (unbind, split, chunk). Gradients may flow back, and
+/// nothing writes the tensor's memory from then on.
 /// @cost O(ops) for operators of these names
 [[nodiscard]] bool takes_apart(const OpGraph& graph, OpId op);
 
-/// Runs such an operator with an autograd function that puts the gradients of the parts together as the tensor itself
-/// lies in memory. libtorch puts them together contiguously; where the tensor is a permuted view, as attention's
-/// queries, keys and values are of one product, it then copies them once more. Gradients that lie so already
-/// (`joined_form_of`) are handed on as they are. Same values to the bit.
+/// Runs a splitting operator with a custom autograd function that joins the parts' gradients in the tensor's own memory
+/// layout. libtorch joins them contiguously. If the tensor is a permuted view, like attention's queries, keys and
+/// values of one product, libtorch then copies them again. Gradients that already have the layout (`joined_form_of`)
+/// are passed on without a copy. Same values to the bit.
 /// @pre nobody writes the tensor's memory after the call
-void proceed_in_parts(ReplayCall& call);
+void run_parts(replay::ReplayCall& call);
 
-/// Whether what it takes apart is the result of a linear layer with a bias, or a view of it, and nothing reads either
-/// otherwise.
+/// Whether an operator splits the result of a linear layer with a bias, or a view of it. The operator must be the only
+/// reader of both.
 /// @param uses  graph.uses()
 [[nodiscard]] bool takes_linear_apart(const OpGraph& graph, const std::vector<std::vector<OpId>>& uses, OpId op);
 
-/// Runs such an operator with an autograd function that leads past the views to the layer: it gets the very tensor in
-/// which the gradients are put together, and with it, on a GPU, sums over its rows, which its bias's gradient would
-/// read all of it for. Where the layer takes none (`takes_summed_columns`) as `proceed_in_parts`. Same values to the
-/// bit.
-void proceed_in_parts_of_linear(ReplayCall& call);
+/// Runs a splitting operator with a custom autograd function that bypasses the views and leads to the linear layer. The
+/// layer gets the tensor in which the gradients are joined. On a GPU it also gets the bias gradient, and need not read
+/// that tensor again to sum its rows. If the layer does not take a bias gradient (`takes_bias_gradient`), this function
+/// is `run_parts`. Same values to the bit.
+void run_parts_of_linear(replay::ReplayCall& call);
 
-/// Where a part lies in a tensor.
+/// The place of a part in a tensor.
 struct Place {
   std::vector<std::int64_t> sizes, strides;
   std::int64_t offset = 0;  ///< from the tensor's first element
 };
 
-/// Memory for gradients that nothing copies when they are put together.
+/// The memory layout of gradients that can be joined without a copy.
 struct JoinedForm {
-  std::vector<std::int64_t> sizes, strides;  ///< of all of it
+  std::vector<std::int64_t> sizes, strides;  ///< of the whole tensor
   at::TensorOptions options;
   std::vector<Place> places;
 
-  /// Memory that is not set, as views of these places.
+  /// Uninitialised memory, as views of these places.
   [[nodiscard]] std::vector<at::Tensor> made() const;
 };
 
-/// How gradients of `values` are to lie: these are, through views, all the parts that one of the functions above took a
-/// tensor into, each once. None else.
+/// The layout that gradients of `values` must have. None unless `values` are, through views, all the parts into which
+/// one of the functions above split a tensor, each once.
 [[nodiscard]] std::optional<JoinedForm> joined_form_of(const std::vector<at::Tensor>& values);
 
-}  // namespace autopar
+}  // namespace autopar::autograd

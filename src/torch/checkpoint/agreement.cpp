@@ -5,7 +5,7 @@
 
 #include <autopar/core/error.hpp>
 
-namespace autopar {
+namespace autopar::checkpoint {
 
 namespace {
 
@@ -37,4 +37,4 @@ void all_or_none(World& world, const char* action, const std::string& subject, c
   }
 }
 
-}  // namespace autopar
+}  // namespace autopar::checkpoint

@@ -17,7 +17,7 @@
 #include "torch/checkpoint/rows.hpp"
 #include "torch/parameters/part_access.hpp"
 
-namespace autopar {
+namespace autopar::checkpoint {
 
 void save_checkpoint(World& world, const CheckpointFormat& format, const std::filesystem::path& folder,
                      const std::vector<PlacedTensor>& tensors, const std::vector<torch::optim::Optimizer*>& optimizers,
@@ -52,7 +52,7 @@ std::vector<at::Tensor> gather_tensors(World& world, const std::vector<PlacedTen
 
 std::unique_ptr<torch::optim::Optimizer> gather_optimizer(World& world, const std::vector<PlacedTensor>& tensors,
                                                           torch::optim::Optimizer& optimizer) {
-  std::map<const void*, std::vector<StateEntry>> gathered;  // by handle
+  std::map<const void*, std::vector<parameters::StateEntry>> gathered;  // by handle
   auto* const one = &optimizer;
   const auto rows = state_rows(tensors, std::span(&one, 1));
   const auto there = existing(world, rows);
@@ -67,26 +67,27 @@ std::unique_ptr<torch::optim::Optimizer> gather_optimizer(World& world, const st
     return std::any_of(tensors.begin(), tensors.end(),
                        [&](const auto& tensor) { return tensor.handle.is_same(parameter); });
   };
-  auto whole = same_optimizer(optimizer);
+  auto whole = parameters::same_optimizer(optimizer);
   for (std::size_t g = 0; g < whole->param_groups().size(); ++g) {
     const auto& handles = optimizer.param_groups()[g].params();
     for (std::size_t i = 0; i < handles.size(); ++i) {
-      auto state = is_placed(handles[i]) ? gathered[handles[i].unsafeGetTensorImpl()] : state_of(optimizer, handles[i]);
+      auto state = is_placed(handles[i]) ? gathered[handles[i].unsafeGetTensorImpl()]
+                                         : parameters::state_of(optimizer, handles[i]);
       for (auto& [name, value] : state) value = to_cpu(value).clone();
-      if (!state.empty()) set_state(*whole, whole->param_groups()[g].params()[i], state);
+      if (!state.empty()) parameters::set_state(*whole, whole->param_groups()[g].params()[i], state);
     }
   }
   return whole;
 }
 
 at::Tensor gather_tensor(World& world, const PlacedTensor& tensor) {
-  const PartAccess access;
+  const parameters::PartAccess access;
   const std::vector<PlacedTensor> one{tensor};
   const auto row = model_rows(one).front();
   const auto whole = empty_for(row.entry);
   const std::size_t senders = row.shards().empty() ? 1 : row.holders().size();
   for (std::size_t h = 0; h < senders; ++h) {
-    const auto part = row.shards().empty() ? Slab(Interval{0, whole.numel()}) : row.shards()[h];
+    const auto part = row.shards().empty() ? parameters::Slab(Interval{0, whole.numel()}) : row.shards()[h];
     if (part.empty()) continue;
     const bool mine = row.holders()[h] == world.rank_id();
     const auto travelling = mine ? to_cpu(row.value()) : at::empty({part.size()}, whole.options());
@@ -99,4 +100,4 @@ at::Tensor gather_tensor(World& world, const PlacedTensor& tensor) {
   return whole;
 }
 
-}  // namespace autopar
+}  // namespace autopar::checkpoint

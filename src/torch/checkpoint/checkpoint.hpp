@@ -17,7 +17,7 @@
 #include "torch/parameters/optimizer_state.hpp"
 #include "torch/parameters/slab.hpp"
 
-namespace autopar {
+namespace autopar::checkpoint {
 
 /// A parameter or buffer and the ranks whose handle holds its data; the same list, in the same order, on all ranks.
 struct PlacedTensor {
@@ -26,14 +26,14 @@ struct PlacedTensor {
   std::vector<Rank> holders;          ///< ascending, at least one; their data are equal, or shards
   std::vector<std::int64_t> sizes{};  ///< of the whole, where holders have shards
   /// By holder: elements that it has, which together are all; empty: every holder has the whole.
-  std::vector<Slab> shards{};
+  std::vector<parameters::Slab> shards{};
 };
 
 /// What a checkpoint says besides tensors.
 struct CheckpointInfo {
-  std::uint64_t seed = 0;                     ///< of random draws
-  std::int64_t calls = 0;                     ///< of the model so far
-  std::optional<LossScaler::State> scaler{};  ///< with precision = fp16
+  std::uint64_t seed = 0;                                ///< of random draws
+  std::int64_t calls = 0;                                ///< of the model so far
+  std::optional<gradients::LossScaler::State> scaler{};  ///< with precision = fp16
 };
 
 /// Of a checkpoint, in its folder.
@@ -78,4 +78,4 @@ void save_checkpoint(World& world, const CheckpointFormat& format, const std::fi
 /// A copy of one tensor on every rank's CPU. Collective.
 [[nodiscard]] at::Tensor gather_tensor(World& world, const PlacedTensor& tensor);
 
-}  // namespace autopar
+}  // namespace autopar::checkpoint

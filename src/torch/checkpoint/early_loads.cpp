@@ -7,10 +7,10 @@
 
 #include <autopar/core/error.hpp>
 
-#include "capture/trace/phantom.hpp"
+#include "capture/trace/fake_tensor.hpp"
 #include "torch/parameters/optimizer_state.hpp"
 
-namespace autopar {
+namespace autopar::checkpoint {
 
 namespace {
 
@@ -75,7 +75,7 @@ void EarlyLoads::add(World& world, const CheckpointFormat& format, const std::fi
   loading.verify();
   std::vector<char> has_memory;
   for (const auto& row : loading.rows()) {
-    has_memory.push_back(row.optimizer == nullptr && !is_phantom(row.tensor->handle) ? 1 : 0);
+    has_memory.push_back(row.optimizer == nullptr && !trace::is_fake(row.tensor->handle) ? 1 : 0);
   }
   take_at_once(world, *load, has_memory);
   loading.take_options();
@@ -86,11 +86,11 @@ void EarlyLoads::add(World& world, const CheckpointFormat& format, const std::fi
   }
   for (auto* optimizer : loading.loaded()) {
     auto states = states_of(*optimizer);
-    refuse_to_save(
+    parameters::refuse_to_save(
         *optimizer,
         "torch::save: the state of this optimizer, which was loaded, comes with the model's first call; call "
         "model->prepare(arguments...) first");
-    load->awaited.push_back({optimizer, std::move(states), refuses_to_save(*optimizer)});
+    load->awaited.push_back({optimizer, std::move(states), parameters::refuses_to_save(*optimizer)});
   }
   loads_.push_back(std::move(load));
 }
@@ -140,7 +140,7 @@ void EarlyLoads::bring(World& world, const std::vector<PlacedTensor>& placed, In
     forget_data(init);
   }
   for (const auto& load : loads_) {
-    for (const auto& awaited : load->awaited) allow_to_save(*awaited.optimizer);
+    for (const auto& awaited : load->awaited) parameters::allow_to_save(*awaited.optimizer);
   }
 }
 
@@ -162,7 +162,7 @@ void EarlyLoads::bring_recorded(World& world, InitRecord& init) {
   std::vector<char> unchanged(last.loading.rows().size(), 0);
   for (const auto& [i, number] : last.expected) {
     const auto& row = last.loading.rows()[i];
-    if (!holds(row) || !is_phantom(row.tensor->handle)) continue;  // who gave it memory gave it values
+    if (!holds(row) || !trace::is_fake(row.tensor->handle)) continue;  // who gave it memory gave it values
     unchanged[i] = init.changed_since(number, row.tensor->handle) ? 0 : 1;
     if (unchanged[i] == 0) changed.push_back(row.tensor->handle);
   }
@@ -212,7 +212,7 @@ void EarlyLoads::bring_state() {
     load->rows.insert(load->rows.end(), rows.begin(), rows.end());
     load->arrived.insert(load->arrived.end(), arrived.begin(), arrived.end());
     for (const auto& [optimizer, before, is_marked] : load->awaited) {
-      const bool is_cleared = is_marked && !refuses_to_save(*optimizer);
+      const bool is_cleared = is_marked && !parameters::refuses_to_save(*optimizer);
       for (const auto& group : optimizer->param_groups()) {
         for (const auto& parameter : group.params()) {
           const void* key = parameter.unsafeGetTensorImpl();
@@ -241,4 +241,4 @@ std::optional<CheckpointInfo> EarlyLoads::take_over(InitRecord* init) {
   return info;
 }
 
-}  // namespace autopar
+}  // namespace autopar::checkpoint

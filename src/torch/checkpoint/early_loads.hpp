@@ -14,7 +14,7 @@
 
 #include "torch/checkpoint/loading.hpp"
 
-namespace autopar {
+namespace autopar::checkpoint {
 
 /// Loads of a model that is not deployed yet, so that nobody knows which rank will hold what. Hyper-parameters, and
 /// tensors that have memory, are loaded at once. Tensors of a recorded construction have none: their data come at
@@ -59,4 +59,4 @@ class EarlyLoads {
   std::exception_ptr failure_;  ///< of `bring`
 };
 
-}  // namespace autopar
+}  // namespace autopar::checkpoint

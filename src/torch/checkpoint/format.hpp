@@ -14,7 +14,7 @@
 
 #include "torch/checkpoint/rows.hpp"
 
-namespace autopar {
+namespace autopar::checkpoint {
 
 /// Puts the rows of a checkpoint on disk. Every rank has one and tells it the same rows in the same order; what these
 /// send one another is the format's own.
@@ -78,4 +78,4 @@ class CheckpointFormat {
 /// All rows in one safetensors file, which rank 0 writes and reads, one row at a time.
 [[nodiscard]] const CheckpointFormat& single_file();
 
-}  // namespace autopar
+}  // namespace autopar::checkpoint

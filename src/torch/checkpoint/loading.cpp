@@ -14,7 +14,7 @@
 #include "torch/checkpoint/agreement.hpp"
 #include "torch/gradients/gradient_buckets.hpp"
 
-namespace autopar {
+namespace autopar::checkpoint {
 
 namespace {
 
@@ -81,8 +81,8 @@ void Loading::match() {
   all_or_none(world_, kAction, subject_, [&] {
     match_optimizers();
     rows_ = in_file_order(model_rows(tensors_), state_rows(tensors_, loaded(), [&](GroupMember member) {
-                            return state_slots(*optimizers_[member.optimizer],
-                                               *new_options_[member.optimizer][member.group]);
+                            return parameters::state_slots(*optimizers_[member.optimizer],
+                                                           *new_options_[member.optimizer][member.group]);
                           }));
     if (world_.rank() == 0) find_entries();
   });
@@ -217,7 +217,7 @@ std::vector<at::Tensor> Loading::receive(const std::vector<Row>& rows, const std
       most = std::max(most, static_cast<std::size_t>(row.entry.bytes().value()));
       const auto position = position_of(world_.rank_id(), row.holders());
       if (position == row.holders().size()) continue;
-      const auto type = at::dtype(scalar_type_of(row.entry.dtype));
+      const auto type = at::dtype(gradients::scalar_type_of(row.entry.dtype));
       arrived[k] = row.shards().empty() ? empty_for(row.entry) : at::empty({row.shards()[position].size()}, type);
     }
     reader_->reserve(most);
@@ -229,7 +229,7 @@ std::vector<at::Tensor> Loading::receive(const std::vector<Row>& rows, const std
     reader_->finish();
     reader_->reserve(0);
     for (std::size_t k = 0; k < rows.size(); ++k) {
-      if (!arrived[k].defined() || rows[k].kind != StateKind::kCounter) continue;
+      if (!arrived[k].defined() || rows[k].kind != parameters::StateKind::kCounter) continue;
       const auto count = arrived[k].item<std::int64_t>();
       if (count < 0) throw CheckpointError("'" + rows[k].entry.name + "' counts " + std::to_string(count) + " steps");
     }
@@ -242,7 +242,7 @@ void Loading::fit_state(const std::vector<std::size_t>& numbers, std::vector<at:
     for (std::size_t k = 0; k < numbers.size(); ++k) {
       const auto& row = rows_[numbers[k]];
       if (!arrived[k].defined()) continue;
-      const bool is_like_parameter = row.optimizer == nullptr || row.kind == StateKind::kLikeParameter;
+      const bool is_like_parameter = row.optimizer == nullptr || row.kind == parameters::StateKind::kLikeParameter;
       if (is_like_parameter && row.tensor->handle.numel() != arrived[k].numel()) {
         throw CheckpointError("'" + row.entry.name + "' has " + std::to_string(row.tensor->handle.numel()) +
                               " elements here, of the file's come " + std::to_string(arrived[k].numel()));
@@ -266,13 +266,13 @@ void Loading::take_values(const std::vector<std::size_t>& numbers, const std::ve
 
 void Loading::take_state(const std::vector<std::size_t>& numbers, const std::vector<at::Tensor>& arrived,
                          const std::set<const void*>& kept) const {
-  std::map<const void*, std::vector<StateEntry>> states;  // by handle
+  std::map<const void*, std::vector<parameters::StateEntry>> states;  // by handle
   for (std::size_t k = 0; k < numbers.size(); ++k) {
     const auto& row = rows_[numbers[k]];
     if (row.optimizer == nullptr || !arrived[k].defined()) continue;
     const auto& handle = row.tensor->handle;
     states[handle.unsafeGetTensorImpl()].emplace_back(
-        row.state, row.kind == StateKind::kLikeParameter ? arrived[k].view(handle.sizes()) : arrived[k]);
+        row.state, row.kind == parameters::StateKind::kLikeParameter ? arrived[k].view(handle.sizes()) : arrived[k]);
   }
   const auto members = members_of(loaded());
   for (const auto& tensor : tensors_) {
@@ -282,14 +282,14 @@ void Loading::take_state(const std::vector<std::size_t>& numbers, const std::vec
     auto& optimizer = *optimizers_[member->second.optimizer];
     const auto state = states.find(key);
     if (state != states.end())
-      set_state(optimizer, tensor.handle, state->second);
+      parameters::set_state(optimizer, tensor.handle, state->second);
     else
       optimizer.state().erase(key);
   }
 }
 
 void Loading::take_options() const {
-  for (std::size_t i = 0; i < new_options_.size(); ++i) set_options(*optimizers_[i], new_options_[i]);
+  for (std::size_t i = 0; i < new_options_.size(); ++i) parameters::set_options(*optimizers_[i], new_options_[i]);
 }
 
 // ---------------------------------------------------------------- of a model that is deployed
@@ -299,7 +299,7 @@ std::optional<CheckpointInfo> load_checkpoint(World& world, const CheckpointForm
                                               const std::vector<PlacedTensor>& tensors,
                                               const std::vector<torch::optim::Optimizer*>& optimizers,
                                               const LoadOptions& options) {
-  for (const auto* optimizer : optimizers) static_cast<void>(descriptor_of(*optimizer));
+  for (const auto* optimizer : optimizers) static_cast<void>(parameters::descriptor_of(*optimizer));
   Loading loading(world, format, folder, tensors, optimizers, options);
   loading.read_header();
   loading.match();
@@ -315,4 +315,4 @@ std::optional<CheckpointInfo> load_checkpoint(World& world, const CheckpointForm
   return loading.info();
 }
 
-}  // namespace autopar
+}  // namespace autopar::checkpoint

@@ -20,7 +20,7 @@
 #include "torch/checkpoint/metadata.hpp"
 #include "torch/checkpoint/rows.hpp"
 
-namespace autopar {
+namespace autopar::checkpoint {
 
 /// A load in steps that all ranks take; after each all know whether it went well on all, and throw CheckpointError if
 /// not. What changes something begins with `take`. The checkpoint stays open while this lives, and what was opened is
@@ -96,4 +96,4 @@ class Loading {
   std::string there_;               ///< by row: whether it is in the file, '1' or '0'
 };
 
-}  // namespace autopar
+}  // namespace autopar::checkpoint

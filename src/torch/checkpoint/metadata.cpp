@@ -12,7 +12,7 @@
 
 #include <autopar/core/error.hpp>
 
-namespace autopar {
+namespace autopar::checkpoint {
 
 namespace {
 
@@ -53,8 +53,8 @@ std::string values_text(const std::vector<std::pair<std::string, double>>& value
   return text;
 }
 
-HyperParameters values_of(const std::string& text, const std::string& key) {
-  HyperParameters values;
+parameters::HyperParameters values_of(const std::string& text, const std::string& key) {
+  parameters::HyperParameters values;
   std::istringstream items(text);
   for (std::string item; std::getline(items, item, ' ');) {
     const auto equals = item.find('=');
@@ -67,7 +67,7 @@ HyperParameters values_of(const std::string& text, const std::string& key) {
 }
 
 /// Whole, up to where doubles hold each whole number.
-std::int64_t count_in(HyperParameters& values, const char* name, const std::string& key) {
+std::int64_t count_in(parameters::HyperParameters& values, const char* name, const std::string& key) {
   constexpr double kMost = 0x1p53;
   const auto found = values.find(name);
   const double value = found == values.end() ? -1 : found->second;
@@ -102,14 +102,15 @@ class MetadataReader {
   std::map<std::string, std::string> left_;
 };
 
-LossScaler::State scaler_of(const std::string& text) {
+gradients::LossScaler::State scaler_of(const std::string& text) {
   auto values = values_of(text, kScalerKey);
-  LossScaler::State state;
+  gradients::LossScaler::State state;
   state.good_steps = count_in(values, "good_steps", kScalerKey);
   state.skipped = count_in(values, "skipped", kScalerKey);
   const auto found = values.find("scale");
   state.scale = found == values.end() ? 0 : found->second;
-  if (values.size() != 1 || !(state.scale >= LossScaler::kSmallest && state.scale <= LossScaler::kLargest)) {
+  if (values.size() != 1 ||
+      !(state.scale >= gradients::LossScaler::kSmallest && state.scale <= gradients::LossScaler::kLargest)) {
     throw CheckpointError("its loss scale is damaged: '" + text + "'");
   }
   return state;
@@ -129,9 +130,9 @@ SavedOptimizer optimizer_at(std::size_t index, MetadataReader& reader) {
 }  // namespace
 
 SavedOptimizer describe(const torch::optim::Optimizer& optimizer) {
-  SavedOptimizer saved{descriptor_of(optimizer).name};
-  const auto values = hyper_parameters(optimizer);
-  static_cast<void>(options_with(optimizer, values));
+  SavedOptimizer saved{parameters::descriptor_of(optimizer).name};
+  const auto values = parameters::hyper_parameters(optimizer);
+  static_cast<void>(parameters::options_with(optimizer, values));
   for (std::size_t g = 0; g < values.size(); ++g) {
     saved.groups.push_back({static_cast<std::int64_t>(optimizer.param_groups()[g].params().size()), values[g]});
   }
@@ -179,11 +180,11 @@ std::optional<SavedInfo> from_metadata(const std::map<std::string, std::string>&
 
 std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> saved_options(const SavedOptimizer& saved,
                                                                            const torch::optim::Optimizer& optimizer) {
-  const auto& mine = descriptor_of(optimizer).name;
+  const auto& mine = parameters::descriptor_of(optimizer).name;
   if (saved.kind != mine) throw CheckpointError("its optimizer is " + saved.kind + ", this one is " + mine);
-  std::vector<HyperParameters> values;
+  std::vector<parameters::HyperParameters> values;
   for (const auto& group : saved.groups) values.push_back(group.values);
-  auto options = options_with(optimizer, values);
+  auto options = parameters::options_with(optimizer, values);
   for (std::size_t g = 0; g < options.size(); ++g) {
     const auto parameters = static_cast<std::int64_t>(optimizer.param_groups()[g].params().size());
     if (parameters == saved.groups[g].parameters) continue;
@@ -194,4 +195,4 @@ std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> saved_options(const
   return options;
 }
 
-}  // namespace autopar
+}  // namespace autopar::checkpoint

@@ -10,12 +10,12 @@
 #include "torch/checkpoint/checkpoint.hpp"
 #include "torch/parameters/hyper_parameters.hpp"
 
-namespace autopar {
+namespace autopar::checkpoint {
 
 /// A parameter group as a checkpoint describes it.
 struct SavedGroup {
   std::int64_t parameters = 0;
-  HyperParameters values{};
+  parameters::HyperParameters values{};
 };
 
 struct SavedOptimizer {
@@ -42,4 +42,4 @@ struct SavedInfo {
 [[nodiscard]] std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> saved_options(
     const SavedOptimizer& saved, const torch::optim::Optimizer& optimizer);
 
-}  // namespace autopar
+}  // namespace autopar::checkpoint

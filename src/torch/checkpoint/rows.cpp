@@ -14,7 +14,7 @@
 
 #include "torch/gradients/gradient_buckets.hpp"
 
-namespace autopar {
+namespace autopar::checkpoint {
 
 namespace {
 
@@ -22,12 +22,12 @@ std::vector<std::int64_t> sizes_of(const PlacedTensor& tensor) {
   return tensor.shards.empty() ? tensor.handle.sizes().vec() : tensor.sizes;
 }
 
-TensorEntry entry_of(const StateSlot& slot, const PlacedTensor& tensor, std::string name) {
-  if (slot.kind() == StateKind::kCounter) return {std::move(name), DType::kI64, {}};
-  if (slot.kind() == StateKind::kScalar) return {std::move(name), DType::kF64, {}};
+TensorEntry entry_of(const parameters::StateSlot& slot, const PlacedTensor& tensor, std::string name) {
+  if (slot.kind() == parameters::StateKind::kCounter) return {std::move(name), DType::kI64, {}};
+  if (slot.kind() == parameters::StateKind::kScalar) return {std::move(name), DType::kF64, {}};
   auto sizes = sizes_of(tensor);
-  if (slot.kind() == StateKind::kWhole) sizes = slot.entry->sizes(sizes);
-  return {std::move(name), dtype_of(tensor.handle.scalar_type()), std::move(sizes)};
+  if (slot.kind() == parameters::StateKind::kWhole) sizes = slot.entry->sizes(sizes);
+  return {std::move(name), gradients::dtype_of(tensor.handle.scalar_type()), std::move(sizes)};
 }
 
 std::uint64_t fingerprint_of(const std::vector<Row>& rows) {
@@ -42,14 +42,14 @@ std::uint64_t fingerprint_of(const std::vector<Row>& rows) {
 
 }  // namespace
 
-const std::vector<Slab>& Row::shards() const {
-  static const std::vector<Slab> kNone;
-  return kind == StateKind::kLikeParameter ? tensor->shards : kNone;
+const std::vector<parameters::Slab>& Row::shards() const {
+  static const std::vector<parameters::Slab> kNone;
+  return kind == parameters::StateKind::kLikeParameter ? tensor->shards : kNone;
 }
 
 at::Tensor Row::value() const {
   if (optimizer == nullptr) return tensor->handle;
-  return state_of(*optimizer, tensor->handle, state);
+  return parameters::state_of(*optimizer, tensor->handle, state);
 }
 
 std::map<const void*, GroupMember> members_of(std::span<torch::optim::Optimizer* const> optimizers) {
@@ -68,7 +68,7 @@ std::map<const void*, GroupMember> members_of(std::span<torch::optim::Optimizer*
 std::vector<Row> model_rows(const std::vector<PlacedTensor>& tensors) {
   std::vector<Row> rows;
   for (const auto& tensor : tensors) {
-    const auto type = dtype_of(tensor.handle.scalar_type());
+    const auto type = gradients::dtype_of(tensor.handle.scalar_type());
     rows.push_back({&tensor, nullptr, {}, {"model." + tensor.name, type, sizes_of(tensor)}});
   }
   return rows;
@@ -76,7 +76,7 @@ std::vector<Row> model_rows(const std::vector<PlacedTensor>& tensors) {
 
 std::vector<Row> state_rows(const std::vector<PlacedTensor>& tensors,
                             std::span<torch::optim::Optimizer* const> optimizers,
-                            const std::function<std::vector<StateSlot>(GroupMember)>& slots) {
+                            const std::function<std::vector<parameters::StateSlot>(GroupMember)>& slots) {
   const auto members = members_of(optimizers);
   std::vector<Row> rows;
   for (const auto& tensor : tensors) {
@@ -96,7 +96,7 @@ std::vector<Row> state_rows(const std::vector<PlacedTensor>& tensors,
                             std::span<torch::optim::Optimizer* const> optimizers) {
   return state_rows(tensors, optimizers, [&](GroupMember member) {
     const auto& optimizer = *optimizers[member.optimizer];
-    return state_slots(optimizer, optimizer.param_groups()[member.group].options());
+    return parameters::state_slots(optimizer, optimizer.param_groups()[member.group].options());
   });
 }
 
@@ -139,7 +139,7 @@ at::Tensor to_root(World& world, const Row& row) {
     if (!root) continue;
     if (mine.defined() && all) return mine;
     if (!data.defined()) data = empty_for(row.entry);
-    const auto part = all ? Slab(Interval{0, data.numel()}) : row.shards()[h];
+    const auto part = all ? parameters::Slab(Interval{0, data.numel()}) : row.shards()[h];
     if (mine.defined()) {
       part.put(mine, data);
       continue;
@@ -160,11 +160,11 @@ at::Tensor to_cpu(const at::Tensor& tensor) {
 }
 
 at::Tensor empty_for(const TensorEntry& entry) {
-  return at::empty(entry.shape, at::TensorOptions().dtype(scalar_type_of(entry.dtype)));
+  return at::empty(entry.shape, at::TensorOptions().dtype(gradients::scalar_type_of(entry.dtype)));
 }
 
 std::span<std::byte> memory_of(const at::Tensor& tensor) {
   return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
 }
 
-}  // namespace autopar
+}  // namespace autopar::checkpoint

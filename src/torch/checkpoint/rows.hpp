@@ -13,7 +13,7 @@
 
 #include "torch/checkpoint/checkpoint.hpp"
 
-namespace autopar {
+namespace autopar::checkpoint {
 
 /// A tensor of a checkpoint: a parameter or buffer itself, or one of an optimizer's state for it.
 struct Row {
@@ -21,14 +21,16 @@ struct Row {
   torch::optim::Optimizer* optimizer = nullptr;  ///< null: the parameter or buffer
   std::string state{};                           ///< its name in the optimizer's state
   TensorEntry entry{};                           ///< as a whole
-  StateKind kind = StateKind::kLikeParameter;
+  parameters::StateKind kind = parameters::StateKind::kLikeParameter;
   bool is_optional = false;  ///< state that may lack where other state of the parameter is there
 
   [[nodiscard]] const std::vector<Rank>& holders() const { return tensor->holders; }
   /// A state's number, without dimensions.
-  [[nodiscard]] bool is_number() const { return kind == StateKind::kCounter || kind == StateKind::kScalar; }
+  [[nodiscard]] bool is_number() const {
+    return kind == parameters::StateKind::kCounter || kind == parameters::StateKind::kScalar;
+  }
   /// By holder; empty: each has all of it.
-  [[nodiscard]] const std::vector<Slab>& shards() const;
+  [[nodiscard]] const std::vector<parameters::Slab>& shards() const;
   /// On a holder: what it has, not a copy. Undefined where there is none, as before an optimizer's first step.
   [[nodiscard]] at::Tensor value() const;
 };
@@ -46,7 +48,7 @@ struct GroupMember {
 /// @param slots  of the state of a parameter of this group
 [[nodiscard]] std::vector<Row> state_rows(const std::vector<PlacedTensor>& tensors,
                                           std::span<torch::optim::Optimizer* const> optimizers,
-                                          const std::function<std::vector<StateSlot>(GroupMember)>& slots);
+                                          const std::function<std::vector<parameters::StateSlot>(GroupMember)>& slots);
 /// Under the optimizers' options as they are.
 [[nodiscard]] std::vector<Row> state_rows(const std::vector<PlacedTensor>& tensors,
                                           std::span<torch::optim::Optimizer* const> optimizers);
@@ -68,4 +70,4 @@ void require_same_rows(World& world, const std::vector<Row>& rows, const std::st
 /// Of a dense CPU tensor.
 [[nodiscard]] std::span<std::byte> memory_of(const at::Tensor& tensor);
 
-}  // namespace autopar
+}  // namespace autopar::checkpoint

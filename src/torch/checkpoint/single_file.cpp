@@ -14,7 +14,7 @@
 #include "torch/checkpoint/format.hpp"
 #include "torch/gradients/gradient_buckets.hpp"
 
-namespace autopar {
+namespace autopar::checkpoint {
 
 namespace {
 
@@ -91,10 +91,10 @@ class SingleFileReader : public CheckpointReader {
     const auto bytes = static_cast<std::size_t>(row.entry.bytes().value());
     if (world_.rank() == 0) error_.attempt([&] { file_->read(name, std::span(whole_).first(bytes)); });
     const auto whole = world_.rank() == 0
-                           ? at::from_blob(whole_.data(), row.entry.shape, scalar_type_of(row.entry.dtype))
+                           ? at::from_blob(whole_.data(), row.entry.shape, gradients::scalar_type_of(row.entry.dtype))
                            : at::Tensor();
     for (std::size_t h = 0; h < row.holders().size(); ++h) {
-      const auto part = row.shards().empty() ? Slab() : row.shards()[h];
+      const auto part = row.shards().empty() ? parameters::Slab() : row.shards()[h];
       if (row.entry.bytes() == Bytes(0) || (!row.shards().empty() && part.empty())) continue;
       const auto own = world_.rank() != 0 || row.shards().empty() ? whole : part.of(whole);
       hand_out(row, own, row.holders()[h], mine);
@@ -144,4 +144,4 @@ const CheckpointFormat& single_file() {
   return format;
 }
 
-}  // namespace autopar
+}  // namespace autopar::checkpoint

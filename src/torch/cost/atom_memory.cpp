@@ -10,10 +10,10 @@
 #include "torch/cost/workspace.hpp"
 #include "torch/tensor_parallel/shard_typing.hpp"
 
-namespace autopar {
+namespace autopar::cost {
 
-ProgramMemory::ProgramMemory(const OpGraph& graph, const BatchPlan& plan, const AtomPartition& atoms,
-                             const AlgebraOptions& options, const std::map<OpId, ShardedStep>& steps)
+ProgramMemory::ProgramMemory(const OpGraph& graph, const algebra::BatchSemantics& plan, const AtomPartition& atoms,
+                             const AlgebraOptions& options, const std::map<OpId, tensor_parallel::ShardedStep>& steps)
     : graph_(graph),
       plan_(plan),
       atoms_(atoms),
@@ -89,7 +89,7 @@ void ProgramMemory::add_saved(OpId op, const Affine& bytes) {
 }
 
 // An op works beside what those before it have saved.
-void ProgramMemory::add_workspaces(const std::map<OpId, ShardedStep>& steps) {
+void ProgramMemory::add_workspaces(const std::map<OpId, tensor_parallel::ShardedStep>& steps) {
   const algebra::Workspaces workspaces(graph_, plan_, kept_, steps);
   std::vector<bool> waits(kept_.size(), false);
   for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
@@ -110,7 +110,7 @@ void ProgramMemory::add_workspaces(const std::map<OpId, ShardedStep>& steps) {
 
 // Gradients of parameters are computed from those of results and from what the op read, which wait for that.
 void ProgramMemory::add_deferred_weight(const OpCall& op, std::vector<bool>& waits) {
-  const auto split = split_backward_of(graph_, plan_, op.id());
+  const auto split = autograd::split_backward_of(graph_, plan_, op.id());
   if (!split || !graph_.value(split->weight).requires_grad) return;
   at(op.id()).deferred_weight += ops::bytes_of(graph_, op.results().front());
   const auto read = graph_.input(op.id(), split->x_at);
@@ -140,17 +140,19 @@ namespace {
 /// The program with what shards exchange, in which stages can have as many as are asked for.
 class ProgramOfShards {
  public:
-  ProgramOfShards(const OpGraph& graph, const AtomPartition& atoms, const std::vector<ShardedStage>& stages,
-                  const AlgebraOptions& options)
-      : options_(options), sharded_(insert_moves(graph, stages)), plan_(analyze_batch(sharded_.graph, options)) {
+  ProgramOfShards(const OpGraph& graph, const AtomPartition& atoms,
+                  const std::vector<tensor_parallel::ShardedStage>& stages, const AlgebraOptions& options)
+      : options_(options),
+        sharded_(tensor_parallel::insert_moves(graph, stages)),
+        plan_(algebra::analyze_batch(sharded_.graph, options)) {
     auto made_for = sharded_.made_for;
     const auto kept = kept_whole();
     for (const auto& [op, step] : sharded_.steps) {
       const auto value = sharded_.graph.input(op, 0);
       // Who leaves a value in slices of tokens has it brought together. A slice that is kept in place of the whole
       // takes of what that was said to take, where it is made.
-      const bool in_place = step.move == ShardMove::kScatter && !kept[sharded_.graph.value(value).storage.index()];
-      if (step.move != ShardMove::kAssemble && step.move != ShardMove::kGather && !in_place) continue;
+      const bool in_place = step.move == ir::ShardMove::kScatter && !kept[sharded_.graph.value(value).storage.index()];
+      if (step.move != ir::ShardMove::kAssemble && step.move != ir::ShardMove::kAllGather && !in_place) continue;
       const auto maker = sharded_.graph.value(value).definer;
       if (maker.valid()) made_for[op.index()] = made_for[maker.index()];
     }
@@ -160,9 +162,9 @@ class ProgramOfShards {
   /// Of the shard that has most. @param shards  by stage
   [[nodiscard]] std::vector<AtomMemory> memory(const std::vector<std::int64_t>& shards) {
     for (auto& [value, slices] : sharded_.slices) slices.shards = static_cast<int>(shards[slices.stage]);
-    OpGraph own = on_shard(sharded_, std::vector<std::optional<int>>(shards.size(), 0));
+    OpGraph own = tensor_parallel::on_shard(sharded_, std::vector<std::optional<int>>(shards.size(), 0));
     for (const auto& [op, step] : sharded_.steps) {
-      if (step.move == ShardMove::kCopy)  // the same memory
+      if (step.move == ir::ShardMove::kCopy)  // the same memory
         own.value(own.output(op)).storage = own.value(own.input(op, 0)).storage;
     }
     const ProgramMemory takes(own, plan_, atoms_, options_, sharded_.steps);
@@ -185,14 +187,14 @@ class ProgramOfShards {
       }
     }
     for (const auto& [op, step] : sharded_.steps) {
-      if (step.move == ShardMove::kCopy && at(graph.output(op))) at(graph.input(op, 0)) = true;  // the same memory
+      if (step.move == ir::ShardMove::kCopy && at(graph.output(op))) at(graph.input(op, 0)) = true;  // the same memory
     }
     return kept;
   }
 
   AlgebraOptions options_;
-  ShardedGraph sharded_;
-  BatchPlan plan_;
+  tensor_parallel::ShardedGraph sharded_;
+  algebra::BatchSemantics plan_;
   AtomPartition atoms_;
 };
 
@@ -232,14 +234,15 @@ void add_whole(std::vector<AtomMemory>& out, const std::vector<AtomMemory>& part
 // What an atom takes is the largest of sums that grow evenly with the share, so that a line above it at its smallest
 // and at a half is above it between them.
 std::vector<AtomMemory> memory_on_each_shard(const OpGraph& graph, const AtomPartition& atoms,
-                                             const std::vector<TensorCandidate>& candidates, const ProgramMemory& takes,
-                                             const AlgebraOptions& options) {
+                                             const std::vector<tensor_parallel::TensorCandidate>& candidates,
+                                             const ProgramMemory& takes, const AlgebraOptions& options) {
   std::vector<AtomMemory> out(atoms.atoms.size());
   if (candidates.empty()) return out;
-  std::vector<ShardedStage> stages;
+  std::vector<tensor_parallel::ShardedStage> stages;
   for (const auto& candidate : candidates) {
     const auto is_member = [&](OpId op) { return std::ranges::binary_search(candidate.ops, op); };
-    stages.push_back({2, ShardTyping(graph, is_member).run(candidate.leaves, [](ValueId) { return false; })});
+    stages.push_back(
+        {2, tensor_parallel::ShardTyping(graph, is_member).run(candidate.leaves, [](ValueId) { return false; })});
   }
   ProgramOfShards program(graph, atoms, stages, options);
   for (const auto most : {kManyShards, std::int64_t{2}}) {
@@ -253,7 +256,7 @@ std::vector<AtomMemory> memory_on_each_shard(const OpGraph& graph, const AtomPar
 }
 
 std::vector<AtomMemory> memory_on_each_shard(const OpGraph& graph, const AtomPartition& atoms,
-                                             const Followers& followers, const ProgramMemory& takes,
+                                             const tensor_parallel::Followers& followers, const ProgramMemory& takes,
                                              const AlgebraOptions& options) {
   std::vector<AtomMemory> out(atoms.atoms.size());
   if (followers.all.empty()) return out;
@@ -266,4 +269,4 @@ std::vector<AtomMemory> memory_on_each_shard(const OpGraph& graph, const AtomPar
   return out;
 }
 
-}  // namespace autopar
+}  // namespace autopar::cost

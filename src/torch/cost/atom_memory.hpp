@@ -15,7 +15,7 @@
 #include "torch/tensor_parallel/sharded_graph.hpp"
 #include "torch/tensor_parallel/tensor_candidates.hpp"
 
-namespace autopar {
+namespace autopar::cost {
 
 /// What the atoms of a program keep from forward until backward, and take beside it while they run. Refers to the
 /// program.
@@ -23,8 +23,8 @@ class ProgramMemory {
  public:
   /// @param steps  what tensor shards do at operators of `graph`, where it is the program of one
   /// @cost O((ops + values) log ops)
-  ProgramMemory(const OpGraph& graph, const BatchPlan& plan, const AtomPartition& atoms, const AlgebraOptions& options,
-                const std::map<OpId, ShardedStep>& steps = {});
+  ProgramMemory(const OpGraph& graph, const algebra::BatchSemantics& plan, const AtomPartition& atoms,
+                const AlgebraOptions& options, const std::map<OpId, tensor_parallel::ShardedStep>& steps = {});
 
   [[nodiscard]] const AtomMemory& of(NodeId atom) const { return of_atom_[atom.index()]; }
   /// Whether a value's memory is in what the atom keeps.
@@ -38,14 +38,14 @@ class ProgramMemory {
   void find_creators();
   void add_saved();
   void add_saved(OpId op, const Affine& bytes);
-  void add_workspaces(const std::map<OpId, ShardedStep>& steps);
+  void add_workspaces(const std::map<OpId, tensor_parallel::ShardedStep>& steps);
   void add_deferred_weight(const OpCall& op, std::vector<bool>& waits);
   [[nodiscard]] Affine memory_of(StorageId storage, ValueId view);
   [[nodiscard]] OpCall context(OpId op) const { return {graph_, plan_.values, options_, op}; }
   [[nodiscard]] AtomMemory& at(OpId op) { return of_atom_[atoms_.atom_of[op.index()].index()]; }
 
   const OpGraph& graph_;
-  const BatchPlan& plan_;
+  const algebra::BatchSemantics& plan_;
   const AtomPartition& atoms_;
   const AlgebraOptions options_;
   std::vector<OpId> creator_;    ///< by storage
@@ -61,16 +61,16 @@ class ProgramMemory {
 /// The same of atoms that lie behind candidates and are cut by tokens. What candidates then keep of values that are
 /// brought together for them counts where these are made.
 [[nodiscard]] std::vector<AtomMemory> memory_on_each_shard(const OpGraph& graph, const AtomPartition& atoms,
-                                                           const Followers& followers, const ProgramMemory& takes,
-                                                           const AlgebraOptions& options);
+                                                           const tensor_parallel::Followers& followers,
+                                                           const ProgramMemory& takes, const AlgebraOptions& options);
 
 /// Of what atoms take, what each tensor shard takes of it however many there are: whole values, and what is there while
 /// shards exchange some. `takes[atom]` of the whole program, less this, goes with the shard's share of units.
 /// @param candidates  in one program; no two share an operator
 /// @return by atom; nothing for those of no candidate
 /// @cost of analysing the program once and of its memory twice
-[[nodiscard]] std::vector<AtomMemory> memory_on_each_shard(const OpGraph& graph, const AtomPartition& atoms,
-                                                           const std::vector<TensorCandidate>& candidates,
-                                                           const ProgramMemory& takes, const AlgebraOptions& options);
+[[nodiscard]] std::vector<AtomMemory> memory_on_each_shard(
+    const OpGraph& graph, const AtomPartition& atoms, const std::vector<tensor_parallel::TensorCandidate>& candidates,
+    const ProgramMemory& takes, const AlgebraOptions& options);
 
-}  // namespace autopar
+}  // namespace autopar::cost

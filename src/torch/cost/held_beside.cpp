@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace autopar {
+namespace autopar::cost {
 
 namespace {
 
@@ -30,4 +30,4 @@ Affine held_beside(const ModelProfile& model, c10::DeviceType device, bool recor
   return bytes;
 }
 
-}  // namespace autopar
+}  // namespace autopar::cost

@@ -9,7 +9,7 @@
 #include <autopar/graph/algorithms/acyclic_coarsening.hpp>
 #include <autopar/graph/graph.hpp>
 
-namespace autopar {
+namespace autopar::cost {
 namespace {
 
 /// Atoms by the name of the parameter or buffer that they read, ascending.
@@ -191,4 +191,4 @@ std::vector<std::vector<OpId>> ties_to_other_mode(const ModeOfModel& mode, const
   return JointModes(mode, other).ties();
 }
 
-}  // namespace autopar
+}  // namespace autopar::cost

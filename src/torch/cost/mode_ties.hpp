@@ -7,12 +7,12 @@
 #include "capture/algebra/batch_algebra.hpp"
 #include "torch/cost/partition.hpp"
 
-namespace autopar {
+namespace autopar::cost {
 
 /// A model's forward in one mode, or for one argument signature.
 struct ModeOfModel {
   const OpGraph& graph;
-  const BatchPlan& plan;
+  const algebra::BatchSemantics& plan;
 };
 
 /// What must share a stage in one mode of a model, so that every division of it into stages divides another mode as
@@ -25,4 +25,4 @@ struct ModeOfModel {
 /// between
 [[nodiscard]] std::vector<std::vector<OpId>> ties_to_other_mode(const ModeOfModel& mode, const ModeOfModel& other);
 
-}  // namespace autopar
+}  // namespace autopar::cost

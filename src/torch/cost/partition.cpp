@@ -7,13 +7,13 @@
 
 #include "ops/registry.hpp"
 
-namespace autopar {
+namespace autopar::cost {
 namespace {
 
 /// Finds groups of ops that may not be separated; node k of the graph it works on is the k-th op of the pipeline.
 class Grouping {
  public:
-  Grouping(const OpGraph& graph, const BatchPlan& plan, const std::vector<std::vector<OpId>>& ties)
+  Grouping(const OpGraph& graph, const algebra::BatchSemantics& plan, const std::vector<std::vector<OpId>>& ties)
       : graph_(graph), plan_(plan), node_of_(graph.ops.size()) {
     for (std::size_t i = 0; i < graph.ops.size(); ++i) {
       if (!plan.ops[i].in_stage) continue;
@@ -226,7 +226,7 @@ class Grouping {
   struct Nothing {};
 
   const OpGraph& graph_;
-  const BatchPlan& plan_;
+  const algebra::BatchSemantics& plan_;
   std::vector<OpId> ops_;
   std::vector<NodeId> node_of_;  ///< by OpId
   std::vector<std::vector<NodeId>> readers_;
@@ -238,7 +238,7 @@ class Grouping {
 
 }  // namespace
 
-AtomPartition partition_into_atoms(const OpGraph& graph, const BatchPlan& plan,
+AtomPartition partition_into_atoms(const OpGraph& graph, const algebra::BatchSemantics& plan,
                                    const std::vector<std::vector<OpId>>& ties) {
   if (graph.ops.empty()) return {};
   return Grouping(graph, plan, ties).run();
@@ -254,4 +254,4 @@ AtomPartition with_operators(const AtomPartition& atoms, const std::vector<OpId>
   return out;
 }
 
-}  // namespace autopar
+}  // namespace autopar::cost

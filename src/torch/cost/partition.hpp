@@ -7,7 +7,7 @@
 
 #include "capture/algebra/batch_algebra.hpp"
 
-namespace autopar {
+namespace autopar::cost {
 
 /// The ops of the pipeline in atoms: sets of ops that may not be separated. Every set of atoms that is convex in the
 /// quotient graph is a legal stage.
@@ -27,11 +27,11 @@ struct AtomPartition {
 ///  - with what closes a circle between such groups.
 /// @param ties  groups of ops of the pipeline (see ties_to_other_mode)
 /// @cost O((ops + values) log ops)
-[[nodiscard]] AtomPartition partition_into_atoms(const OpGraph& graph, const BatchPlan& plan,
+[[nodiscard]] AtomPartition partition_into_atoms(const OpGraph& graph, const algebra::BatchSemantics& plan,
                                                  const std::vector<std::vector<OpId>>& ties = {});
 
 /// The partition of a program that has more operators, each in the atom of the one that it was made for.
 /// @param made_for  by OpId of that program, the operator of the program before
 [[nodiscard]] AtomPartition with_operators(const AtomPartition& atoms, const std::vector<OpId>& made_for);
 
-}  // namespace autopar
+}  // namespace autopar::cost

@@ -15,7 +15,7 @@
 #include "torch/tensor_parallel/followers.hpp"
 #include "torch/tensor_parallel/tensor_candidates.hpp"
 
-namespace autopar {
+namespace autopar::cost {
 namespace {
 
 /// Whether the op makes a loss of the outputs of its own layer, in chunks.
@@ -64,13 +64,14 @@ class StructureHash {
 
 class Profiler {
  public:
-  Profiler(const OpGraph& graph, const BatchPlan& plan, c10::DeviceType device, SingleLayers singles)
+  Profiler(const OpGraph& graph, const algebra::BatchSemantics& plan, c10::DeviceType device,
+           tensor_parallel::SingleLayers singles)
       : graph_(graph),
         plan_(plan),
         singles_(singles),
         options_{.device = device},
-        reads_(parameter_reads(graph, plan)),
-        highest_zero_(highest_zero_levels(graph, plan, {})) {}
+        reads_(algebra::parameter_reads(graph, plan)),
+        highest_zero_(algebra::highest_zero_levels(graph, plan, {})) {}
 
   GraphProfile run(const std::vector<std::vector<OpId>>& ties) && {
     profile_.atoms = partition_into_atoms(graph_, plan_, ties);
@@ -102,9 +103,9 @@ class Profiler {
   }
 
   [[nodiscard]] std::uint64_t hash_with(const std::vector<std::vector<OpId>>& ties) const {
-    if (ties.empty()) return detail::hash_without_strides(graph_);
+    if (ties.empty()) return autopar::ir::hash_without_strides(graph_);
     StructureHash hash;
-    hash.add(detail::hash_without_strides(graph_));
+    hash.add(autopar::ir::hash_without_strides(graph_));
     for (const auto& tie : ties) {
       hash.add(tie.size());
       for (const auto op : tie) hash.add(static_cast<std::uint64_t>(op.value()));
@@ -140,7 +141,7 @@ class Profiler {
 
   /// As stages have them in their reduction groups, backwards.
   [[nodiscard]] std::vector<NamedValue> in_order_of_last_reads() const {
-    auto last = last_reads(graph_, plan_);
+    auto last = algebra::last_reads(graph_, plan_);
     auto parameters = graph_.parameters;
     std::stable_sort(parameters.begin(), parameters.end(), [&](const NamedValue& a, const NamedValue& b) {
       return std::pair(last[a.value], a.value) < std::pair(last[b.value], b.value);
@@ -170,7 +171,7 @@ class Profiler {
       const auto id = profile_.parameter_ids[parameter.index()];
       if (!id.valid()) continue;
       for (const auto reader : uses[copy.index()]) readers[id.index()].insert(profile_.atoms.atom_of[reader.index()]);
-      if (!is_channels_last(graph_.value(copy)) || lies_channels_last(graph_.value(parameter)))
+      if (!ir::is_channels_last(graph_.value(copy)) || lies_channels_last(graph_.value(parameter)))
         is_kept[id.index()] = true;
     }
     for (std::size_t p = 0; p < readers.size(); ++p) {
@@ -180,12 +181,12 @@ class Profiler {
   }
   /// A value of four dimensions; of those of one element strides do not matter.
   [[nodiscard]] static bool lies_channels_last(const ValueInfo& info) {
-    return is_channels_last(info) || (info.sizes[2].fixed == 1 && info.sizes[3].fixed == 1);
+    return ir::is_channels_last(info) || (info.sizes[2].fixed == 1 && info.sizes[3].fixed == 1);
   }
 
   // An operand that the same atom makes cannot travel between replicas.
   void add_collective(OpProfile& atom, const std::vector<OpId>& ops, const OpCall& op,
-                      const Collective& collective) const {
+                      const ir::Collective& collective) const {
     const auto operand = op.first_tensor();
     const Bytes bytes(static_cast<std::int64_t>(ops::bytes_of(graph_, operand).fixed));
     atom.totals += collective.all_reduced(bytes);
@@ -194,7 +195,7 @@ class Profiler {
 
   void add_atom(const std::vector<OpId>& ops) {
     OpProfile atom;
-    atom.name = shown_name(graph_, heaviest(ops));
+    atom.name = ir::shown_name(graph_, heaviest(ops));
     atom.path = graph_.op(heaviest(ops)).path;
     StructureHash structure;
     for (const auto id : ops) {
@@ -268,7 +269,7 @@ class Profiler {
       hash.add(static_cast<std::uint64_t>(info.dtype));
       hash.add(info.sizes);
       hash.add(std::uint64_t{info.requires_grad});
-      hash.add(std::uint64_t{is_channels_last(info)});  // kernels of convolutions and norms take another time
+      hash.add(std::uint64_t{ir::is_channels_last(info)});  // kernels of convolutions and norms take another time
     }
     const auto& handling = plan_.handling(op.id());
     hash.add(std::uint64_t{handling.whole_batch});
@@ -334,8 +335,8 @@ class Profiler {
           {value.value(), ops::bytes_of(graph_, value), writer, memory_->is_kept_by(writer, value)});
     };
     for (const auto& output : plan_.outputs) {
-      if (output.kind == OutputKind::kBatched || output.kind == OutputKind::kPartialSum ||
-          output.kind == OutputKind::kReplicated) {
+      if (output.kind == algebra::OutputKind::kBatched || output.kind == algebra::OutputKind::kPartialSum ||
+          output.kind == algebra::OutputKind::kReplicated) {
         add(output.value);
       }
     }
@@ -345,8 +346,8 @@ class Profiler {
   /// All-reduces of what is added up, and of gradients of what is copied; half a one brings the gradient together of
   /// what is read in slices. A loss gathers a few numbers a row.
   void add_tensor_regions() {
-    std::vector<TensorCandidate> taken;
-    for (auto& candidate : find_tensor_candidates(graph_, plan_, singles_)) {
+    std::vector<tensor_parallel::TensorCandidate> taken;
+    for (auto& candidate : tensor_parallel::find_tensor_candidates(graph_, plan_, singles_)) {
       TensorRegion region;
       region.units = candidate.units;
       region.even = false;
@@ -378,9 +379,9 @@ class Profiler {
     add_followers(taken);
   }
   /// Half an all-reduce leaves a sum in slices, half a one brings them together; forward and backward.
-  void add_followers(const std::vector<TensorCandidate>& candidates) {
+  void add_followers(const std::vector<tensor_parallel::TensorCandidate>& candidates) {
     if (candidates.empty()) return;
-    const auto followers = find_followers(graph_, plan_, candidates);
+    const auto followers = tensor_parallel::find_followers(graph_, plan_, candidates);
     const auto on_each = memory_on_each_shard(graph_, profile_.atoms, followers, *memory_, options_);
     std::set<OpId> in_slices;
     for (const auto& follower : followers.all) in_slices.insert(follower.ops.begin(), follower.ops.end());
@@ -438,21 +439,21 @@ class Profiler {
   }
 
   const OpGraph& graph_;
-  const BatchPlan& plan_;
-  const SingleLayers singles_;
+  const algebra::BatchSemantics& plan_;
+  const tensor_parallel::SingleLayers singles_;
   const AlgebraOptions options_;
   GraphProfile profile_;
   std::optional<ProgramMemory> memory_;
   std::set<NodeId> in_region_;
-  std::vector<ParameterReads> reads_;  ///< by value
-  std::vector<int> highest_zero_;      ///< likewise
+  std::vector<algebra::ParameterReads> reads_;  ///< by value
+  std::vector<int> highest_zero_;               ///< likewise
 };
 
 }  // namespace
 
-GraphProfile profile_graph(const OpGraph& graph, const BatchPlan& plan, c10::DeviceType device,
-                           const std::vector<std::vector<OpId>>& ties, SingleLayers singles) {
+GraphProfile profile_graph(const OpGraph& graph, const algebra::BatchSemantics& plan, c10::DeviceType device,
+                           const std::vector<std::vector<OpId>>& ties, tensor_parallel::SingleLayers singles) {
   return Profiler(graph, plan, device, singles).run(ties);
 }
 
-}  // namespace autopar
+}  // namespace autopar::cost

@@ -11,15 +11,15 @@
 #include "torch/tensor_parallel/shard_typing.hpp"
 #include "torch/tensor_parallel/tensor_candidates.hpp"
 
-namespace autopar {
+namespace autopar::cost {
 
 /// What the planner knows of a captured model, and how its ids lead back to the captured graph.
 struct GraphProfile {
   ModelProfile model;
-  AtomPartition atoms;                     ///< atom k is node k of `model.graph`
-  std::vector<ValueId> parameter_values;   ///< by ParameterId: parameters in named order, then buffers
-  std::vector<ParameterId> parameter_ids;  ///< by ValueId; none for other values
-  std::vector<LeafSlices> region_slices;   ///< by tensor region of `model`: how its parameters are cut
+  AtomPartition atoms;                                     ///< atom k is node k of `model.graph`
+  std::vector<ValueId> parameter_values;                   ///< by ParameterId: parameters in named order, then buffers
+  std::vector<ParameterId> parameter_ids;                  ///< by ValueId; none for other values
+  std::vector<tensor_parallel::LeafSlices> region_slices;  ///< by tensor region of `model`: how its parameters are cut
 };
 
 /// Counts work and memory of the captured program by rule; nothing is run.
@@ -32,9 +32,9 @@ struct GraphProfile {
 /// @param ties    see partition_into_atoms; with some the hash is another, as the atoms are
 /// @param singles  what tensor shards would make of linear layers that are no part of a pair
 /// @cost O((ops + values) log ops), a few microseconds an op
-[[nodiscard]] GraphProfile profile_graph(const OpGraph& graph, const BatchPlan& plan,
-                                         c10::DeviceType device = c10::DeviceType::CPU,
-                                         const std::vector<std::vector<OpId>>& ties = {},
-                                         SingleLayers singles = SingleLayers::kByOutputs);
+[[nodiscard]] GraphProfile profile_graph(
+    const OpGraph& graph, const algebra::BatchSemantics& plan, c10::DeviceType device = c10::DeviceType::CPU,
+    const std::vector<std::vector<OpId>>& ties = {},
+    tensor_parallel::SingleLayers singles = tensor_parallel::SingleLayers::kByOutputs);
 
-}  // namespace autopar
+}  // namespace autopar::cost

@@ -18,8 +18,8 @@ bool hands_gradient_on(const OpCall& op) {
 
 }  // namespace
 
-Workspaces::Workspaces(const OpGraph& graph, const BatchPlan& plan, const std::vector<bool>& kept,
-                       const std::map<OpId, ShardedStep>& steps)
+Workspaces::Workspaces(const OpGraph& graph, const algebra::BatchSemantics& plan, const std::vector<bool>& kept,
+                       const std::map<OpId, tensor_parallel::ShardedStep>& steps)
     : graph_(graph),
       plan_(plan),
       kept_(kept),
@@ -120,7 +120,7 @@ Affine Workspaces::backward(const OpCall& op) const {
       if (!writes_over || value != op.tensor("residual")) add(value);
     }
   }
-  const auto split = split_backward_of(graph_, plan_, op.id());
+  const auto split = autograd::split_backward_of(graph_, plan_, op.id());
   // Gradients of parameters are in single precision. CPUs multiply in it, too; on CUDA what comes in by a cast has its
   // gradient in both.
   if (split && split->of_cast) {

@@ -20,8 +20,8 @@ class Workspaces {
  public:
   /// @param kept   [storage] whether an operator keeps it
   /// @param steps  what tensor shards do at operators, where the program is one shard's; must outlive this
-  Workspaces(const OpGraph& graph, const BatchPlan& plan, const std::vector<bool>& kept,
-             const std::map<OpId, ShardedStep>& steps);
+  Workspaces(const OpGraph& graph, const algebra::BatchSemantics& plan, const std::vector<bool>& kept,
+             const std::map<OpId, tensor_parallel::ShardedStep>& steps);
 
   struct Need {
     Affine forward, backward;  ///< bytes
@@ -36,9 +36,9 @@ class Workspaces {
   [[nodiscard]] Affine exchanged_by(const OpCall& op) const;
 
   const OpGraph& graph_;
-  const BatchPlan& plan_;
+  const algebra::BatchSemantics& plan_;
   const std::vector<bool>& kept_;
-  const std::map<OpId, ShardedStep>& steps_;
+  const std::map<OpId, tensor_parallel::ShardedStep>& steps_;
   std::vector<int> readers_;       ///< by value
   std::vector<bool> overwritten_;  ///< by storage: kept until its gradient is written over it
   std::vector<OpId> maker_;        ///< by storage: the first operator with a result in it

@@ -10,7 +10,7 @@
 
 #include "torch/device/device_context.hpp"
 
-namespace autopar {
+namespace autopar::devices {
 
 namespace {
 
@@ -73,4 +73,4 @@ void multiply_each(const std::vector<at::Tensor>& tensors, const at::Tensor& fac
   }
 }
 
-}  // namespace autopar
+}  // namespace autopar::devices

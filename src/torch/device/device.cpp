@@ -11,7 +11,7 @@ namespace autopar {
 
 c10::Device device_of(const World& world, const std::string& wanted) {
   if (wanted == "cpu") return c10::Device(c10::kCPU);
-  const auto* const cuda = cuda_context();
+  const auto* const cuda = devices::cuda_context();
   const int devices = cuda == nullptr ? 0 : cuda->count();
   if (devices == 0) {
     if (wanted == "cuda") {
@@ -40,9 +40,9 @@ Cluster describe_cluster(const World& world, c10::Device device) {
   cluster.devices = world.size();
   const int here = std::max(1, world.local_size());
   cluster.name = "this machine";
-  const auto& context = context_of(device.type());
+  const auto& context = devices::context_of(device.type());
   cluster.device = context.describe(device.is_cpu() ? c10::DeviceIndex{0} : device.index(), here);
-  if (!device.is_cpu()) cluster.host = Host{context_of(c10::kCPU).describe(0, here).memory};
+  if (!device.is_cpu()) cluster.host = Host{devices::context_of(c10::kCPU).describe(0, here).memory};
   if (here > 1 || world.size() == 1) cluster.levels.push_back({"host", here, context.link_within_host()});
   if (world.size() > here) cluster.levels.push_back({"network", world.size(), {Seconds(2e-5), BytesPerSecond(3e9)}});
   return cluster;

@@ -18,7 +18,7 @@
 #include "kernels/kernel_source.hpp"
 #include "torch/device/device_recording.hpp"
 
-namespace autopar {
+namespace autopar::devices {
 
 /// What a kind of devices has beside the operators of libtorch. One object a kind, without state that a caller sees;
 /// any thread may use it. Builds without CUDA have that of CPUs alone.
@@ -91,4 +91,4 @@ class DeviceContext {
 /// them.
 void multiply_each(const std::vector<at::Tensor>& tensors, const at::Tensor& factor);
 
-}  // namespace autopar
+}  // namespace autopar::devices

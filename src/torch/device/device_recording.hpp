@@ -1,6 +1,6 @@
 #pragma once
 
-namespace autopar {
+namespace autopar::devices {
 
 /// Work of a device, recorded once: kernels in their order, with the memory that they read and write. What they left
 /// there is valid until it is run again; while the recording lives, nobody else gets that memory.
@@ -16,4 +16,4 @@ class DeviceRecording {
   virtual void run() const = 0;
 };
 
-}  // namespace autopar
+}  // namespace autopar::devices

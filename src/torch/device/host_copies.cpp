@@ -2,7 +2,7 @@
 
 #include "torch/device/device_context.hpp"
 
-namespace autopar {
+namespace autopar::devices {
 
 at::Tensor host_memory(std::int64_t elements, c10::ScalarType dtype, c10::Device device) {
   const auto type = elements == 0 ? c10::DeviceType::CPU : device.type();
@@ -19,4 +19,4 @@ void DeviceEvent::wait() {
   if (event_) event_->synchronize();
 }
 
-}  // namespace autopar
+}  // namespace autopar::devices

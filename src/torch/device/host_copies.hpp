@@ -8,7 +8,7 @@
 #include <c10/core/Event.h>
 #include <c10/core/ScalarType.h>
 
-namespace autopar {
+namespace autopar::devices {
 
 /// Memory of the host that a device copies to and from while the host goes on: page-locked for CUDA devices. Flat, not
 /// initialised, exactly of this size (libtorch's allocator of such memory takes the next power of two).
@@ -27,4 +27,4 @@ class DeviceEvent {
   std::optional<c10::Event> event_;
 };
 
-}  // namespace autopar
+}  // namespace autopar::devices

@@ -6,7 +6,7 @@
 #include <malloc.h>
 #endif
 
-namespace autopar {
+namespace autopar::devices {
 
 namespace {
 
@@ -36,4 +36,4 @@ void release_freed_memory() {
 #endif
 }
 
-}  // namespace autopar
+}  // namespace autopar::devices

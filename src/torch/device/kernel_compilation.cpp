@@ -4,7 +4,7 @@
 #include <system_error>
 #include <utility>
 
-namespace autopar {
+namespace autopar::devices {
 
 KernelCompilation::KernelCompilation(const DeviceContext& context, c10::DeviceIndex device,
                                      std::vector<kernels::KernelSource> sources, std::size_t most)
@@ -33,4 +33,4 @@ void KernelCompilation::compile() {
   }
 }
 
-}  // namespace autopar
+}  // namespace autopar::devices

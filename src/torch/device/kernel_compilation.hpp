@@ -9,7 +9,7 @@
 
 #include "torch/device/device_context.hpp"
 
-namespace autopar {
+namespace autopar::devices {
 
 /// Kernels that are compiled side by side, on threads of their own, while who will need them does something else:
 ///
@@ -38,4 +38,4 @@ class KernelCompilation {
   std::vector<std::thread> threads_;
 };
 
-}  // namespace autopar
+}  // namespace autopar::devices

@@ -6,7 +6,7 @@
 #include <ATen/Context.h>
 #include <c10/core/Device.h>
 
-namespace autopar {
+namespace autopar::devices {
 
 /// While it lives, products and convolutions of float32 on CUDA devices may round their factors to TF32; the settings
 /// of the process are as before afterwards. Nothing on CPUs, whose products have no such mode.
@@ -38,4 +38,4 @@ class Tf32Scope {
   bool changed_ = false;
 };
 
-}  // namespace autopar
+}  // namespace autopar::devices

@@ -13,7 +13,7 @@
 #include "shard/tensor_buffer.hpp"
 #include "torch/engine/stage.hpp"
 
-namespace autopar {
+namespace autopar::engine {
 
 /// The tensor shards of a replica: what they exchange goes through the gate of the compute action under way.
 class GateGroup : public detail::GroupState {
@@ -44,4 +44,4 @@ class GateGroup : public detail::GroupState {
   std::shared_ptr<const StageGate> gate_;
 };
 
-}  // namespace autopar
+}  // namespace autopar::engine

@@ -11,13 +11,13 @@
 
 #include "shard/tensor_buffer.hpp"
 
-namespace autopar {
+namespace autopar::engine {
 
 namespace {
 
 constexpr std::int64_t kAlignment = 64;
 
-std::int64_t bytes_of(const TensorForm& form) {
+std::int64_t bytes_of(const ir::TensorForm& form) {
   return c10::multiply_integers(form.sizes) * static_cast<std::int64_t>(c10::elementSize(form.dtype));
 }
 
@@ -27,7 +27,7 @@ at::Tensor make_row(std::int64_t bytes, c10::Device device) {
   return at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
 }
 
-at::Tensor region(const at::Tensor& row, std::int64_t offset, const TensorForm& form) {
+at::Tensor region(const at::Tensor& row, std::int64_t offset, const ir::TensorForm& form) {
   const auto flat = row.narrow(0, offset, bytes_of(form)).view(form.dtype);
   return form.strides.empty() ? flat.view(form.sizes) : flat.as_strided(form.sizes, form.strides);
 }
@@ -64,11 +64,12 @@ void put_samples(at::Tensor& whole, const BatchType& type, std::int64_t samples,
   }
 }
 
-Buffer pack_tensors(const std::vector<at::Tensor>& tensors, const std::vector<TensorForm>& forms, c10::Device device) {
+Buffer pack_tensors(const std::vector<at::Tensor>& tensors, const std::vector<ir::TensorForm>& forms,
+                    c10::Device device) {
   const at::NoGradGuard no_grad;
   if (tensors.size() == 1) {
     // As a flat view whatever the strides of dims of one element are, which a view as bytes does not accept.
-    const auto dense = in_form(tensors[0].detach().resolve_conj().resolve_neg(), forms[0]);
+    const auto dense = ir::in_form(tensors[0].detach().resolve_conj().resolve_neg(), forms[0]);
     return buffer_of(dense.as_strided({dense.numel()}, {1}).view(at::kByte));
   }
   std::int64_t bytes = 0;
@@ -82,14 +83,14 @@ Buffer pack_tensors(const std::vector<at::Tensor>& tensors, const std::vector<Te
   return buffer_of(row);
 }
 
-Buffer make_receive_buffer(const std::vector<TensorForm>& forms, c10::Device device) {
+Buffer make_receive_buffer(const std::vector<ir::TensorForm>& forms, c10::Device device) {
   if (forms.size() == 1) return buffer_of(make_row(bytes_of(forms[0]), device));
   std::int64_t bytes = 0;
   for (const auto& form : forms) bytes += aligned(bytes_of(form));
   return buffer_of(make_row(bytes, device));
 }
 
-std::vector<at::Tensor> unpack_tensors(const Buffer& buffer, const std::vector<TensorForm>& forms) {
+std::vector<at::Tensor> unpack_tensors(const Buffer& buffer, const std::vector<ir::TensorForm>& forms) {
   const auto& row = *static_cast<const at::Tensor*>(buffer.owner.get());
   std::vector<at::Tensor> tensors;
   tensors.reserve(forms.size());
@@ -110,7 +111,7 @@ std::vector<at::Tensor> handed_over(const Buffer& buffer) {
   return std::move(*static_cast<std::vector<at::Tensor>*>(buffer.owner.get()));
 }
 
-void Assembly::put(const at::Tensor& piece, const BatchType& type, const TensorForm& whole, std::int64_t samples,
+void Assembly::put(const at::Tensor& piece, const BatchType& type, const ir::TensorForm& whole, std::int64_t samples,
                    Interval part, Into mode) {
   if (part.begin == 0 && part.end == samples) {
     add(piece);
@@ -143,4 +144,4 @@ at::Tensor Assembly::take() {
   return std::exchange(tensor_, at::Tensor());
 }
 
-}  // namespace autopar
+}  // namespace autopar::engine

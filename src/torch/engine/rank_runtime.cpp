@@ -8,11 +8,12 @@
 
 #include <autopar/core/assert.hpp>
 
-namespace autopar {
+namespace autopar::engine {
 
-RankRuntime::RankRuntime(const OpGraph& graph, const BatchPlan& plan, const StagedGraph& division, Rank rank,
-                         c10::Device device, const Stage::Leaves& leaves, bool splits_backwards,
-                         RecomputedAtoms recomputed, std::vector<ShardedGroup> sharded, const BucketPolicy& buckets)
+RankRuntime::RankRuntime(const OpGraph& graph, const algebra::BatchSemantics& plan,
+                         const staging::StagedGraph& division, Rank rank, c10::Device device,
+                         const Stage::Leaves& leaves, bool splits_backwards, interpret::RecomputedAtoms recomputed,
+                         std::vector<parameters::ShardedGroup> sharded, const BucketPolicy& buckets)
     : program_{.graph = &graph,
                .plan = &plan,
                .pipeline = division.pipeline,
@@ -44,7 +45,7 @@ RankRuntime::RankRuntime(const OpGraph& graph, const BatchPlan& plan, const Stag
   for (const auto stage : own) stages_.push_back(std::make_unique<Stage>(program_, stage, leaves, reduced_));
 }
 
-void RankRuntime::find_parameters(const StagedGraph& division, const std::vector<StageId>& own,
+void RankRuntime::find_parameters(const staging::StagedGraph& division, const std::vector<StageId>& own,
                                   const Stage::Lookup& handle) {
   std::vector<OpId> ops;
   for (const auto stage : own) {
@@ -67,18 +68,18 @@ void RankRuntime::find_parameters(const StagedGraph& division, const std::vector
 }
 
 // Also those of groups of other ranks, which this one makes programs for.
-void RankRuntime::lay_out_buckets(const StagedGraph& division, const BucketPolicy& buckets) {
+void RankRuntime::lay_out_buckets(const staging::StagedGraph& division, const BucketPolicy& buckets) {
   reduced_.resize(graph().values.size(), false);
   for (std::size_t g = 0; g < division.group_parameters.size(); ++g) {
     const auto& group = division.group_parameters[g];
     const auto& ranks = program_.pipeline.groups[g].ranks;
-    std::vector<GradientForm> forms;
+    std::vector<gradients::GradientForm> forms;
     const auto is_read = [&](ValueId parameter) {
       return std::binary_search(parameters_.begin(), parameters_.end(), parameter);
     };
     bool member = !group.empty() && std::binary_search(ranks.begin(), ranks.end(), rank_);
     for (const auto parameter : group) {
-      auto form = form_of(graph().value(parameter), 0);
+      auto form = ir::form_of(graph().value(parameter), 0);
       if (const auto sliced = division.parameter_slices.find(parameter); sliced != division.parameter_slices.end()) {
         form.sizes = sliced->second.at(static_cast<std::size_t>(division.group_shards[g]));
         form.strides.clear();
@@ -102,23 +103,24 @@ void RankRuntime::lay_out_buckets(const StagedGraph& division, const BucketPolic
   }
 }
 
-BucketLayout RankRuntime::layout_in(const ShardUnit& unit, const std::vector<ValueId>& parameters) const {
-  std::vector<BucketLayout::Place> places;
+gradients::BucketLayout RankRuntime::layout_in(const parameters::ShardUnit& unit,
+                                               const std::vector<ValueId>& parameters) const {
+  std::vector<gradients::BucketLayout::Place> places;
   for (const auto parameter : parameters) {
     const auto& info = graph().value(parameter);
     const auto* place = unit.find(info.name);
     AUTOPAR_ASSERT(place != nullptr, "a parameter is not in the unit that its gradient is summed in");
     places.push_back({{parameter.index(), place->sizes, unit.dtype}, 0, place->offset});
   }
-  return BucketLayout(BucketLayout::Bucket{unit.dtype, unit.elements}, std::move(places));
+  return gradients::BucketLayout(gradients::BucketLayout::Bucket{unit.dtype, unit.elements}, std::move(places));
 }
 
-Interval RankRuntime::within_part(int group, const BucketLayout::Place& place) const {
+Interval RankRuntime::within_part(int group, const gradients::BucketLayout::Place& place) const {
   const auto& memory = *shards_of(group);
-  return memory.within_part(ShardUnit::Place{{}, place.form.sizes, place.offset});
+  return memory.within_part(parameters::ShardUnit::Place{{}, place.form.sizes, place.offset});
 }
 
-void RankRuntime::find_gathers(const StagedGraph& division, const std::vector<StageId>& own) {
+void RankRuntime::find_gathers(const staging::StagedGraph& division, const std::vector<StageId>& own) {
   for (const auto stage : own) {
     for (const auto op : program_.stage_ops[stage.index()]) {
       std::set<int> groups;
@@ -156,4 +158,4 @@ const at::Tensor& RankRuntime::handle(ValueId parameter) const {
   return (*reader)->handle(parameter);
 }
 
-}  // namespace autopar
+}  // namespace autopar::engine

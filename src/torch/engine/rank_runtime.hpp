@@ -13,7 +13,7 @@
 #include "torch/parameters/shards.hpp"
 #include "torch/staging/staged_graph.hpp"
 
-namespace autopar {
+namespace autopar::engine {
 
 /// The stages of a captured program on one rank (none, one or several), prepared once and used by every call (see
 /// TorchEngine), and their gradients, which they share where they read the same parameter.
@@ -24,12 +24,14 @@ class RankRuntime {
   /// @param recomputed        what stages recompute before its backward
   /// @param sharded           by reduction group: what it shards; empty: nothing
   /// @param buckets           in which gradients are summed that nobody shares
-  RankRuntime(const OpGraph& graph, const BatchPlan& plan, const StagedGraph& division, Rank rank, c10::Device device,
-              const Stage::Leaves& leaves, bool splits_backwards = false, RecomputedAtoms recomputed = {},
-              std::vector<ShardedGroup> sharded = {}, const BucketPolicy& buckets = {});
+  RankRuntime(const OpGraph& graph, const algebra::BatchSemantics& plan, const staging::StagedGraph& division,
+              Rank rank, c10::Device device, const Stage::Leaves& leaves, bool splits_backwards = false,
+              interpret::RecomputedAtoms recomputed = {}, std::vector<parameters::ShardedGroup> sharded = {},
+              const BucketPolicy& buckets = {});
   /// With owner handles alone.
-  RankRuntime(const OpGraph& graph, const BatchPlan& plan, const StagedGraph& division, Rank rank, c10::Device device,
-              const Stage::Lookup& lookup, bool splits_backwards = false, RecomputedAtoms recomputed = {})
+  RankRuntime(const OpGraph& graph, const algebra::BatchSemantics& plan, const staging::StagedGraph& division,
+              Rank rank, c10::Device device, const Stage::Lookup& lookup, bool splits_backwards = false,
+              interpret::RecomputedAtoms recomputed = {})
       : RankRuntime(graph, plan, division, rank, device, Stage::Leaves{.handle = lookup}, splits_backwards,
                     std::move(recomputed)) {}
   RankRuntime(const RankRuntime&) = delete;
@@ -37,7 +39,7 @@ class RankRuntime {
 
   [[nodiscard]] const DividedProgram& program() const { return program_; }
   [[nodiscard]] const OpGraph& graph() const { return *program_.graph; }
-  [[nodiscard]] const BatchPlan& plan() const { return *program_.plan; }
+  [[nodiscard]] const algebra::BatchSemantics& plan() const { return *program_.plan; }
   [[nodiscard]] const Pipeline& pipeline() const { return program_.pipeline; }
   [[nodiscard]] c10::Device device() const { return program_.device; }
   [[nodiscard]] Rank rank() const { return rank_; }
@@ -57,34 +59,38 @@ class RankRuntime {
   /// A copy of what the user's handle of a parameter refers to now. @pre it is one of parameters()
   [[nodiscard]] const at::Tensor& handle(ValueId parameter) const;
 
-  [[nodiscard]] const std::vector<BucketLayout>& bucket_layouts() const { return bucket_layouts_; }  ///< by group
+  [[nodiscard]] const std::vector<gradients::BucketLayout>& bucket_layouts() const {
+    return bucket_layouts_;
+  }  ///< by group
   /// Whether this rank takes part in the group's reductions.
   [[nodiscard]] bool in_group(int group) const { return member_[static_cast<std::size_t>(group)]; }
   /// This rank's memory of the unit whose gradients the group sums into shards; null if it sums them whole.
-  [[nodiscard]] ShardMemory* shards_of(int group) const {
+  [[nodiscard]] parameters::ShardMemory* shards_of(int group) const {
     return sharded_.empty() ? nullptr : sharded_[static_cast<std::size_t>(group)].memory.get();
   }
   /// Where a parameter of `bucket_layouts()[group]` lies in this rank's part. @pre shards_of(group)
-  [[nodiscard]] Interval within_part(int group, const BucketLayout::Place& place) const;
+  [[nodiscard]] Interval within_part(int group, const gradients::BucketLayout::Place& place) const;
   /// ZeRO level of a group.
   [[nodiscard]] int zero_of(int group) const { return program_.pipeline.groups[static_cast<std::size_t>(group)].zero; }
 
  private:
-  void find_parameters(const StagedGraph& division, const std::vector<StageId>& own, const Stage::Lookup& handle);
-  void lay_out_buckets(const StagedGraph& division, const BucketPolicy& buckets);
-  void find_gathers(const StagedGraph& division, const std::vector<StageId>& own);
-  [[nodiscard]] BucketLayout layout_in(const ShardUnit& unit, const std::vector<ValueId>& parameters) const;
+  void find_parameters(const staging::StagedGraph& division, const std::vector<StageId>& own,
+                       const Stage::Lookup& handle);
+  void lay_out_buckets(const staging::StagedGraph& division, const BucketPolicy& buckets);
+  void find_gathers(const staging::StagedGraph& division, const std::vector<StageId>& own);
+  [[nodiscard]] gradients::BucketLayout layout_in(const parameters::ShardUnit& unit,
+                                                  const std::vector<ValueId>& parameters) const;
 
   DividedProgram program_;
   Rank rank_;
   std::vector<ValueId> parameters_;
   std::vector<std::size_t> position_;  ///< by ValueId, of parameters
-  std::vector<BucketLayout> bucket_layouts_;
+  std::vector<gradients::BucketLayout> bucket_layouts_;
   std::vector<bool> member_;
-  std::vector<ShardedGroup> sharded_;  ///< by group; or empty
-  std::vector<bool> reduced_;          ///< by ValueId: a parameter in a reduction group of this rank
+  std::vector<parameters::ShardedGroup> sharded_;  ///< by group; or empty
+  std::vector<bool> reduced_;                      ///< by ValueId: a parameter in a reduction group of this rank
   std::vector<std::unique_ptr<Stage>> stages_;
   std::map<ValueId, at::Tensor> unread_;  ///< handles of parameters that no stage of this rank reads
 };
 
-}  // namespace autopar
+}  // namespace autopar::engine

@@ -22,7 +22,7 @@
 #include "torch/interpret/backward_source.hpp"
 #include "torch/optim/compute_copy.hpp"
 
-namespace autopar {
+namespace autopar::engine {
 
 Stage::Stage(const DividedProgram& program, StageId stage, const Leaves& leaves, const std::vector<bool>& reduced)
     : program_(program),
@@ -30,21 +30,22 @@ Stage::Stage(const DividedProgram& program, StageId stage, const Leaves& leaves,
       reduced_(reduced),
       compute_(leaves.compute),
       copy_(leaves.copy),
-      accumulating_stream_(current_stream(program.device)) {
+      accumulating_stream_(devices::current_stream(program.device)) {
   find_boundary();
   find_sums();
   find_casts();
   auto kept = outgoing_;
   for (const auto& sum : sums_) kept.push_back(sum.value);
   for (const auto& update : plan().buffer_updates) kept.push_back(update.result);
-  const auto parts = parts_of_stage(graph(), each_slice_, program_.recomputed);
+  const auto parts = interpret::parts_of_stage(graph(), each_slice_, program_.recomputed);
   find_readers_of_casts(parts);
   // What is reduced is added to buckets, on the caller's stream.
   const bool any_reduced = std::ranges::any_of(parameters_read(graph(), this->ops()),
                                                [&](ValueId parameter) { return reduced[parameter.index()]; });
-  if (device().is_cuda() && !any_reduced) side_ = std::make_shared<SideStream>(device());
-  runner_ = std::make_unique<SegmentInterpreter>(graph(), plan(), parts, kept, device(), program_.splits_backwards,
-                                                 StageServices{hooks(parts), side_, tensor_shards()});
+  if (device().is_cuda() && !any_reduced) side_ = std::make_shared<autograd::SideStream>(device());
+  runner_ =
+      std::make_unique<interpret::SegmentInterpreter>(graph(), plan(), parts, kept, device(), program_.splits_backwards,
+                                                      interpret::StageServices{hooks(parts), side_, tensor_shards()});
   environment_ = runner_->environment();
   handles_.resize(environment_.size());
   find_leaves(leaves.handle);
@@ -77,8 +78,8 @@ void unshard_before_backward(const at::Tensor& result, const std::shared_ptr<con
 
 }  // namespace
 
-OpHooks Stage::hooks(const std::vector<StagePart>& parts) {
-  OpHooks hooks;
+interpret::OpHooks Stage::hooks(const std::vector<interpret::StagePart>& parts) {
+  interpret::OpHooks hooks;
   std::map<int, OpId> last;  // reader of each group, in the order of the run
   for (const auto& part : parts) {
     for (const auto op : part.ops) {
@@ -113,11 +114,11 @@ OpHooks Stage::hooks(const std::vector<StagePart>& parts) {
   return hooks;
 }
 
-std::shared_ptr<const TensorShards> Stage::tensor_shards() const {
+std::shared_ptr<const interpret::TensorShards> Stage::tensor_shards() const {
   const auto& mesh = program_.pipeline.stages[stage_.index()];
   if (mesh.tensor() == 1) return nullptr;
   const auto ranks = mesh.tensor_group(*mesh.replica_of(program_.rank));
-  auto shards = std::make_shared<TensorShards>();
+  auto shards = std::make_shared<interpret::TensorShards>();
   shards->group = Group(
       std::make_shared<GateGroup>(std::vector<Rank>(ranks.begin(), ranks.end()), *mesh.shard_of(program_.rank), gate_));
   for (const auto op : ops()) {
@@ -145,7 +146,7 @@ void Stage::find_sums() {
     const auto read = parameters_read(graph(), program_.stage_ops[stage.index()]);
     return std::binary_search(read.begin(), read.end(), parameter);
   };
-  for (const auto& sum : global_sums(graph(), plan())) {
+  for (const auto& sum : algebra::global_sums(graph(), plan())) {
     const auto& info = graph().value(sum.value);
     bool own = info.definer.valid() && std::binary_search(ops().begin(), ops().end(), info.definer);
     if (info.kind == ValueKind::kParameter) {
@@ -177,7 +178,7 @@ void Stage::find_leaves(const Lookup& lookup) {
 }
 
 void Stage::refresh_leaves() {
-  const auto stream = current_stream(device());
+  const auto stream = devices::current_stream(device());
   if (stream != accumulating_stream_) {  // those with hooks stay: their hooks would be added once more
     std::erase_if(accumulators_, [&](const auto& each) { return !reduced_[each.first.index()]; });
     accumulating_stream_ = stream;
@@ -233,13 +234,13 @@ void Stage::find_casts() {
 }
 
 // Segments keep what enters them before they run, and of lists no element can be missing: their casts are made first.
-void Stage::find_readers_of_casts(const std::vector<StagePart>& parts) {
+void Stage::find_readers_of_casts(const std::vector<interpret::StagePart>& parts) {
   const auto cast_behind = [&](ValueId value) {
     const auto definer = value.valid() ? graph().value(value).definer : OpId::none();
     return definer.valid() && plan().handling(definer).once ? definer : OpId::none();
   };
   const bool has_segments =
-      std::any_of(parts.begin(), parts.end(), [](const StagePart& part) { return part.recomputed; });
+      std::any_of(parts.begin(), parts.end(), [](const interpret::StagePart& part) { return part.recomputed; });
   std::set<OpId> first;
   for (const auto op : each_slice_) {
     for (const auto& slot : graph().op(op).inputs) {
@@ -269,14 +270,15 @@ at::Tensor Stage::copy_elsewhere(ValueId parameter, const ValueInfo& form) const
 ComputeCopy* Stage::kept_copy(ValueId parameter, const ValueInfo& form) const {
   auto* const kept = ComputeCopy::of(handle(parameter));
   if (kept == nullptr || kept->type() != form.dtype) return nullptr;
-  const bool has_layout = !is_channels_last(form) || handle(parameter).is_contiguous(at::MemoryFormat::ChannelsLast);
+  const bool has_layout =
+      !ir::is_channels_last(form) || handle(parameter).is_contiguous(at::MemoryFormat::ChannelsLast);
   return has_layout ? kept : nullptr;
 }
 
 at::Tensor Stage::cast(ValueId parameter, const ValueInfo& form) const {
   const auto& leaf = environment_[parameter.index()];
   const auto copy = copy_elsewhere(parameter, form);
-  return with_history_of(leaf, copy.defined() ? copy : cast_of(leaf, form));
+  return autograd::with_history_of(leaf, copy.defined() ? copy : autograd::cast_of(leaf, form));
 }
 
 void Stage::start_casts(bool differentiate) {
@@ -309,7 +311,7 @@ void Stage::backward(std::vector<at::Tensor> roots, std::vector<at::Tensor> grad
   for (const auto& root : roots) results.push_back(torch::autograd::impl::gradient_edge(root));
   roots.clear();
   try {
-    BackwardSource::run(std::move(results), std::move(gradients));
+    interpret::BackwardSource::run(std::move(results), std::move(gradients));
   } catch (...) {
     if (side_) side_->drop();
     throw;
@@ -335,4 +337,4 @@ void Stage::hold_accumulator(ValueId parameter) {
   accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(tell));
 }
 
-}  // namespace autopar
+}  // namespace autopar::engine

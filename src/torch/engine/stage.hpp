@@ -27,22 +27,24 @@ struct Node;
 }
 
 namespace autopar {
-
 class ComputeCopy;
+}  // namespace autopar
+
+namespace autopar::engine {
 
 /// A captured program and its division among the ranks: what all stages have in common.
 struct DividedProgram {
   const OpGraph* graph = nullptr;
-  const BatchPlan* plan = nullptr;
+  const algebra::BatchSemantics* plan = nullptr;
   Pipeline pipeline;
   std::vector<std::vector<OpId>> stage_ops;             ///< by stage, ascending
   std::vector<std::vector<ValueId>> channel_values;     ///< by channel, the order in messages
   std::vector<std::vector<ValueId>> channel_gradients;  ///< those whose gradients come back
   c10::Device device = c10::Device(c10::kCPU);
-  bool splits_backwards = false;            ///< backwards of its stages come in two parts
-  RecomputedAtoms recomputed;               ///< what stages recompute before its backward
-  Rank rank;                                ///< this one
-  std::map<OpId, ShardedStep> shard_steps;  ///< of stages with several tensor shards
+  bool splits_backwards = false;                             ///< backwards of its stages come in two parts
+  interpret::RecomputedAtoms recomputed;                     ///< what stages recompute before its backward
+  Rank rank;                                                 ///< this one
+  std::map<OpId, tensor_parallel::ShardedStep> shard_steps;  ///< of stages with several tensor shards
   /// Reduction groups whose parameters are gathered for compute actions (ZeRO 3): by op, those that it reads, directly
   /// or through views.
   std::map<OpId, std::vector<int>> gathered_by;
@@ -91,14 +93,14 @@ class Stage {
   Stage(const DividedProgram& program, StageId stage, const Leaves& leaves, const std::vector<bool>& reduced);
 
   [[nodiscard]] const OpGraph& graph() const { return *program_.graph; }
-  [[nodiscard]] const BatchPlan& plan() const { return *program_.plan; }
+  [[nodiscard]] const algebra::BatchSemantics& plan() const { return *program_.plan; }
   [[nodiscard]] const DividedProgram& program() const { return program_; }
   [[nodiscard]] StageId stage() const { return stage_; }
   [[nodiscard]] c10::Device device() const { return program_.device; }
 
   [[nodiscard]] const std::vector<ValueId>& incoming() const { return incoming_; }  ///< values that messages bring
   [[nodiscard]] const std::vector<ValueId>& outgoing() const { return outgoing_; }  ///< values that messages take away
-  [[nodiscard]] const std::vector<GlobalSum>& sums() const { return sums_; }        ///< made by this stage
+  [[nodiscard]] const std::vector<algebra::GlobalSum>& sums() const { return sums_; }  ///< made by this stage
   [[nodiscard]] const std::vector<ValueId>& parameters() const {
     return parameters_;
   }  ///< read by this stage, ascending
@@ -125,13 +127,13 @@ class Stage {
   void drop_casts();
   /// What the slice that runs now works on: the leaves of the stage, to which it adds its values and takes them away
   /// again. One slice at a time.
-  [[nodiscard]] Environment& environment() { return environment_; }
+  [[nodiscard]] replay::Environment& environment() { return environment_; }
   /// Takes everything but the leaves out of the environment, after a slice that did not end.
   void clear_environment();
   /// Whether a value stays in the environment from slice to slice.
   [[nodiscard]] bool is_resident(ValueId value) const;
-  [[nodiscard]] SegmentInterpreter& runner() { return *runner_; }
-  /// As torch::autograd::backward; weight gradients may be made beside the others, see `proceed_splitting`.
+  [[nodiscard]] interpret::SegmentInterpreter& runner() { return *runner_; }
+  /// As torch::autograd::backward; weight gradients may be made beside the others, see `run_split`.
   void backward(std::vector<at::Tensor> roots, std::vector<at::Tensor> gradients);
   /// A copy of what the user's handle of a leaf of the stage refers to now.
   [[nodiscard]] const at::Tensor& handle(ValueId leaf) const { return handles_[leaf.index()]; }
@@ -145,22 +147,22 @@ class Stage {
   void find_sums();
   void find_leaves(const Lookup& lookup);
   void find_casts();
-  void find_readers_of_casts(const std::vector<StagePart>& parts);
+  void find_readers_of_casts(const std::vector<interpret::StagePart>& parts);
   [[nodiscard]] at::Tensor compute_memory(ValueId parameter) const;
   [[nodiscard]] at::Tensor copy_elsewhere(ValueId parameter, const ValueInfo& form) const;
   /// What is kept on the parameter's handle; null where that is not what the cast is.
   [[nodiscard]] ComputeCopy* kept_copy(ValueId parameter, const ValueInfo& form) const;
   [[nodiscard]] at::Tensor cast(ValueId parameter, const ValueInfo& form) const;
   void make_cast(OpId op);
-  [[nodiscard]] OpHooks hooks(const std::vector<StagePart>& parts);
-  [[nodiscard]] std::shared_ptr<const TensorShards> tensor_shards() const;
+  [[nodiscard]] interpret::OpHooks hooks(const std::vector<interpret::StagePart>& parts);
+  [[nodiscard]] std::shared_ptr<const interpret::TensorShards> tensor_shards() const;
   void hold_accumulator(ValueId parameter);
 
   const DividedProgram& program_;
   StageId stage_;
   const std::vector<bool>& reduced_;
   std::vector<ValueId> incoming_, outgoing_, parameters_, private_buffers_;
-  std::vector<GlobalSum> sums_;
+  std::vector<algebra::GlobalSum> sums_;
   std::vector<ValueId> state_;                       ///< parameters and buffers that the stage reads
   std::vector<Cast> casts_;                          ///< made by the ops that run once a call
   std::vector<OpId> each_slice_;                     ///< the other ops
@@ -170,14 +172,14 @@ class Stage {
   bool differentiates_ = false;
   std::vector<bool> resident_;  ///< by ValueId, see `is_resident`
   Lookup compute_, copy_;
-  Environment handles_, environment_;
+  replay::Environment handles_, environment_;
   std::shared_ptr<std::function<void(ValueId)>> gradient_added_ = std::make_shared<std::function<void(ValueId)>>();
   std::shared_ptr<StageGate> gate_ = std::make_shared<StageGate>();  ///< autograd's nodes have it, too
   /// Autograd holds them weakly: held here they are not made again for every call, and keep their hooks.
   std::map<ValueId, std::shared_ptr<torch::autograd::Node>> accumulators_;
-  c10::Stream accumulating_stream_;   ///< autograd runs an accumulator on the stream that it was made on
-  std::shared_ptr<SideStream> side_;  ///< of weight gradients, see `proceed_splitting`; null where they are reduced
-  std::unique_ptr<SegmentInterpreter> runner_;
+  c10::Stream accumulating_stream_;             ///< autograd runs an accumulator on the stream that it was made on
+  std::shared_ptr<autograd::SideStream> side_;  ///< of weight gradients, see `run_split`; null where they are reduced
+  std::unique_ptr<interpret::SegmentInterpreter> runner_;
 };
 
-}  // namespace autopar
+}  // namespace autopar::engine

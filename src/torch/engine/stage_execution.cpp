@@ -11,7 +11,7 @@
 
 #include "capture/ir/only_owner.hpp"
 
-namespace autopar {
+namespace autopar::engine {
 
 StageExecution::StageExecution(Stage& stage, const CallContext& context)
     : stage_(stage), context_(context), slices_(static_cast<std::size_t>(context.split.microbatches())) {
@@ -25,8 +25,8 @@ Interval StageExecution::own_slice(int microbatch) const {
   return context_.split.slice(stage_.stage(), *replica, microbatch);
 }
 
-SliceContext StageExecution::slice_context(const Action& action) const {
-  SliceContext context;
+interpret::SliceContext StageExecution::slice_context(const Action& action) const {
+  interpret::SliceContext context;
   context.samples = action.samples.size();
   context.batch = context_.batch;
   context.first_sample = context_.split.first_global_sample(action.microbatch, action.samples);
@@ -43,12 +43,12 @@ void StageExecution::forward(const Action& action) {
   const at::AutoGradMode mode(context_.differentiate);
   try {
     bring_inputs(slice, context);
-    std::vector<NormSample> norms(stage_.plan().batch_norms.size());
+    std::vector<interpret::NormSample> norms(stage_.plan().batch_norms.size());
     if (context_.differentiate && stage_.program().splits_backwards) {
-      slice.deferred = std::make_shared<DeferredGradients>();
+      slice.deferred = std::make_shared<autograd::DeferredGradients>();
     }
     stage_.runner().run(stage_.environment(), context, norms, slice.deferred);
-    pool(norms_, std::move(norms));
+    interpret::pool(norms_, std::move(norms));
     keep_results(slice, context);
   } catch (...) {
     stage_.clear_environment();
@@ -60,7 +60,7 @@ void StageExecution::forward(const Action& action) {
   if (!context_.differentiate) sent_slice_ = action.microbatch;
 }
 
-void StageExecution::bring_inputs(Slice& slice, const SliceContext& context) {
+void StageExecution::bring_inputs(Slice& slice, const interpret::SliceContext& context) {
   auto& values = stage_.environment();
   for (const auto buffer : stage_.private_buffers()) {
     values[buffer.index()] = stage_.handle(buffer).detach().clone();
@@ -69,8 +69,8 @@ void StageExecution::bring_inputs(Slice& slice, const SliceContext& context) {
   for (const auto value : stage_.incoming()) {
     const auto& info = stage_.graph().value(value);
     auto arrived = slice.arriving[value].take();
-    if (!arrived.defined()) arrived = zeros_of(form_of(info, context.samples), stage_.device());
-    auto leaf = in_captured_layout(arrived.detach(), info, context.samples);
+    if (!arrived.defined()) arrived = zeros_of(ir::form_of(info, context.samples), stage_.device());
+    auto leaf = ir::in_captured_layout(arrived.detach(), info, context.samples);
     const bool differentiable =
         info.requires_grad && context_.differentiate && (leaf.is_floating_point() || leaf.is_complex());
     if (differentiable) {
@@ -82,24 +82,24 @@ void StageExecution::bring_inputs(Slice& slice, const SliceContext& context) {
   slice.arriving.clear();
 }
 
-void StageExecution::keep_results(Slice& slice, const SliceContext& context) {
+void StageExecution::keep_results(Slice& slice, const interpret::SliceContext& context) {
   const at::NoGradGuard no_grad;
   auto& values = stage_.environment();
   for (const auto& sum : stage_.sums()) {
     const auto& made = values[sum.value.index()];
-    const auto value = made.detach().to(sum_type(made.scalar_type()));
+    const auto value = made.detach().to(autograd::sum_type(made.scalar_type()));
     auto& total = sums_[sum.value];
-    if (sum.weighing == GlobalSum::Weighing::kFirst) {
+    if (sum.weighing == algebra::GlobalSum::Weighing::kFirst) {
       if (context.first_sample == 0) total = value.clone();
       continue;
     }
-    const auto addend = sum.weighing == GlobalSum::Weighing::kWeighted ? value.mul(context.weight()) : value;
+    const auto addend = sum.weighing == algebra::GlobalSum::Weighing::kWeighted ? value.mul(context.weight()) : value;
     total = total.defined() ? total.add(addend) : addend.clone();
   }
   for (const auto& update : stage_.plan().buffer_updates) {
     const auto& result = values[update.result.index()];
-    if (update.kind == BufferUpdateKind::kReplicated || !result.defined()) continue;
-    if (update.kind == BufferUpdateKind::kWholeBatch && context.first_sample != 0) continue;
+    if (update.kind == algebra::BufferUpdateKind::kReplicated || !result.defined()) continue;
+    if (update.kind == algebra::BufferUpdateKind::kWholeBatch && context.first_sample != 0) continue;
     buffer_results_[update.result].push_back(result.detach());
   }
   // What autograd needs it holds itself; the roots of the backward are needed here.
@@ -132,8 +132,8 @@ BackwardRoots StageExecution::begin_backward(const Action& action, const std::ma
   }
   for (const auto& sum : stage_.sums()) {
     const auto given = sum_gradients.find(sum.value);
-    if (given == sum_gradients.end() || sum.weighing == GlobalSum::Weighing::kFirst) continue;
-    const bool weighted = sum.weighing == GlobalSum::Weighing::kWeighted;
+    if (given == sum_gradients.end() || sum.weighing == algebra::GlobalSum::Weighing::kFirst) continue;
+    const bool weighted = sum.weighing == algebra::GlobalSum::Weighing::kWeighted;
     add(slice.results[sum.value], weighted ? given->second.mul(slice_context(action).weight()) : given->second);
   }
   slice.arriving.clear();
@@ -191,7 +191,7 @@ at::Tensor StageExecution::departing_result(const Action& action, const Channel&
   const bool whole = channel.kind != ChannelKind::kBatched || action.samples.size() == samples;
   const bool all_made = channel.kind != ChannelKind::kBatched || action.samples.size() == slice(action).samples.size();
   const auto& made = slice(action).results[value];
-  if (whole && all_made && is_only_owner(made) && !goes_to_stages(value)) return with_own_version(made);
+  if (whole && all_made && ir::is_only_owner(made) && !goes_to_stages(value)) return ir::with_own_version(made);
   const auto piece = departing(action, channel, value).detach();
   return whole ? piece.clone() : piece;
 }
@@ -204,7 +204,7 @@ void StageExecution::arrive(const Action& action, const Channel& channel, ValueI
   }
   const auto whole = own_slice(action.microbatch);
   const Interval part{action.samples.begin - whole.begin, action.samples.end - whole.begin};
-  slice.arriving[value].put(piece, stage_.plan().type(value), form_of(stage_.graph().value(value), whole.size()),
+  slice.arriving[value].put(piece, stage_.plan().type(value), ir::form_of(stage_.graph().value(value), whole.size()),
                             whole.size(), part, action.flow == Flow::kValue ? Into::kWrite : Into::kAdd);
 }
 
@@ -220,7 +220,7 @@ at::Tensor StageExecution::sum(ValueId value) const {
   return found == sums_.end() || !is_first_shard() ? at::Tensor() : found->second;
 }
 
-void StageExecution::add_norm_samples(std::size_t batch_norm, std::vector<NormSample>& samples) const {
+void StageExecution::add_norm_samples(std::size_t batch_norm, std::vector<interpret::NormSample>& samples) const {
   if (is_first_shard() && batch_norm < norms_.size() && norms_[batch_norm].count > 0)
     samples.push_back(norms_[batch_norm]);
 }
@@ -231,4 +231,4 @@ void StageExecution::add_buffer_results(ValueId result, std::vector<at::Tensor>&
     results.insert(results.end(), found->second.begin(), found->second.end());
 }
 
-}  // namespace autopar
+}  // namespace autopar::engine

@@ -12,14 +12,14 @@
 
 #include "torch/engine/stage.hpp"
 
-namespace autopar {
+namespace autopar::engine {
 
 /// What one call brings to a rank.
 struct CallContext {
   BatchSplit split;
   Rank rank;
   std::int64_t batch = 0;  ///< N
-  DrawKey draws;
+  interpret::RngKey draws;
   bool differentiate = false;                            ///< backwards will follow
   std::vector<at::Tensor> inputs;                        ///< by OpGraph::inputs: this rank's, detached, on its device
   std::vector<std::pair<ValueId, at::Tensor>> prologue;  ///< values known before the pipeline
@@ -50,7 +50,7 @@ class StageExecution {
   void release_sent();
 
   /// What the slice's backward deferred; null where backwards are whole.
-  [[nodiscard]] DeferredGradients* deferred(const Action& action) { return slice(action).deferred.get(); }
+  [[nodiscard]] autograd::DeferredGradients* deferred(const Action& action) { return slice(action).deferred.get(); }
 
   /// Counts a slice's backward as ended, as far as parameters are concerned. @return whether it was the last
   [[nodiscard]] bool is_last_backward() { return --backwards_left_ == 0; }
@@ -67,7 +67,7 @@ class StageExecution {
   /// Sum over the slices, undefined if none was run here.
   [[nodiscard]] at::Tensor sum(ValueId value) const;
   /// What the slices saw of a batch norm, as one slice's statistics.
-  void add_norm_samples(std::size_t batch_norm, std::vector<NormSample>& samples) const;
+  void add_norm_samples(std::size_t batch_norm, std::vector<interpret::NormSample>& samples) const;
   /// Addends of an updated buffer's new value, in order of samples.
   void add_buffer_results(ValueId result, std::vector<at::Tensor>& results) const;
 
@@ -77,21 +77,21 @@ class StageExecution {
     std::map<ValueId, at::Tensor> results;  ///< values that leave the stage, and sums: roots of the backward
     std::map<ValueId, Assembly> arriving;   ///< values, then gradients
     std::map<ValueId, at::Tensor> leaves;   ///< boundary inputs as autograd saw them
-    std::shared_ptr<DeferredGradients> deferred;
+    std::shared_ptr<autograd::DeferredGradients> deferred;
   };
 
   [[nodiscard]] Slice& slice(const Action& action) { return slices_[static_cast<std::size_t>(action.microbatch)]; }
-  [[nodiscard]] SliceContext slice_context(const Action& action) const;
+  [[nodiscard]] interpret::SliceContext slice_context(const Action& action) const;
   [[nodiscard]] Interval own_slice(int microbatch) const;
   [[nodiscard]] bool goes_to_stages(ValueId value) const;
   [[nodiscard]] bool is_first_shard() const;
-  void bring_inputs(Slice& slice, const SliceContext& context);
-  void keep_results(Slice& slice, const SliceContext& context);
+  void bring_inputs(Slice& slice, const interpret::SliceContext& context);
+  void keep_results(Slice& slice, const interpret::SliceContext& context);
 
   Stage& stage_;
   const CallContext& context_;
-  std::vector<Slice> slices_;      ///< by micro-batch
-  std::vector<NormSample> norms_;  ///< of the slices so far
+  std::vector<Slice> slices_;                 ///< by micro-batch
+  std::vector<interpret::NormSample> norms_;  ///< of the slices so far
   std::map<ValueId, at::Tensor> sums_;
   std::map<ValueId, std::vector<at::Tensor>> buffer_results_;
   bool has_casts_ = false;                      ///< of this call, see Stage::start_casts
@@ -99,4 +99,4 @@ class StageExecution {
   int sent_slice_ = -1;                         ///< its messages have all been packed before the next compute action
 };
 
-}  // namespace autopar
+}  // namespace autopar::engine

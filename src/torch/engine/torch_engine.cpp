@@ -15,7 +15,7 @@
 
 #include "shard/tensor_buffer.hpp"
 
-namespace autopar {
+namespace autopar::engine {
 
 TorchEngine::TorchEngine(RankRuntime& runtime, CallContext context) : runtime_(runtime), context_(std::move(context)) {
   for (const auto& stage : runtime_.stages()) runs_.emplace_back(*stage, context_);
@@ -49,7 +49,7 @@ void TorchEngine::start_gradients() {
       const auto& unit = runtime_.shards_of(number)->unit();
       shares_[group] = at::zeros({unit.part()}, at::TensorOptions().dtype(unit.dtype).device(runtime_.device()));
     } else {
-      buckets_[group] = std::make_unique<GradientBuckets>(layout, runtime_.device());
+      buckets_[group] = std::make_unique<gradients::GradientBuckets>(layout, runtime_.device());
     }
     for (std::size_t i = 0; i < layout.places().size(); ++i) {
       const auto& place = layout.places()[i];
@@ -214,7 +214,7 @@ void TorchEngine::move_into_bucket(ValueId parameter) {
   }
   auto& buckets = buckets_[group];
   if (buckets == nullptr)
-    buckets = std::make_unique<GradientBuckets>(runtime_.bucket_layouts()[group], runtime_.device());
+    buckets = std::make_unique<gradients::GradientBuckets>(runtime_.bucket_layouts()[group], runtime_.device());
   buckets->views()[place_of_.at(parameter)].add_(gradient);
   gradient.reset();
 }
@@ -271,12 +271,12 @@ const std::vector<ValueId>& TorchEngine::message_values(const Action& action) co
   return action.flow == Flow::kValue ? program.channel_values[channel] : program.channel_gradients[channel];
 }
 
-std::vector<TensorForm> TorchEngine::message_forms(const Action& action) const {
-  std::vector<TensorForm> forms;
+std::vector<ir::TensorForm> TorchEngine::message_forms(const Action& action) const {
+  std::vector<ir::TensorForm> forms;
   // What travels whole and yet has a size that follows the batch is of all samples: an operator mixed them.
   const auto samples = channel_of(action).kind == ChannelKind::kBatched ? action.samples.size() : context_.batch;
   for (const auto value : message_values(action)) {
-    forms.push_back(form_of(runtime_.graph().value(value), samples));
+    forms.push_back(ir::form_of(runtime_.graph().value(value), samples));
   }
   return forms;
 }
@@ -310,7 +310,7 @@ Buffer TorchEngine::pack(const Action& action) {
   if (action.peer != context_.rank) return pack_tensors(parts, forms, runtime_.device());
   // Autograd expands some gradients, which nobody may write to; results have the strides that callers know.
   for (std::size_t i = 0; i < parts.size(); ++i) {
-    if (action.flow == Flow::kGradient || becomes_result) parts[i] = in_form(parts[i], forms[i]);
+    if (action.flow == Flow::kGradient || becomes_result) parts[i] = ir::in_form(parts[i], forms[i]);
   }
   return hand_over(std::move(parts));
 }
@@ -319,7 +319,8 @@ at::Tensor TorchEngine::departing_from_edge(const Action& action, const Channel&
   const auto& info = runtime_.graph().value(value);
   const auto& local =
       action.flow == Flow::kValue ? context_.inputs[static_cast<std::size_t>(info.position)] : result_gradients_[value];
-  if (!local.defined()) return at::zeros(sizes_at(info, action.samples.size()), options_of(info, runtime_.device()));
+  if (!local.defined())
+    return at::zeros(ir::sizes_at(info, action.samples.size()), ir::options_of(info, runtime_.device()));
   if (channel.kind != ChannelKind::kBatched) return local;
   return samples_of(local, runtime_.plan().type(value), local_samples(), within_local(action));
 }
@@ -336,7 +337,7 @@ void TorchEngine::accept(const Action& action, const Buffer& buffer) {
   auto pieces = travelled ? unpack_tensors(buffer, message_forms(action)) : handed_over(buffer);
   const auto stage = action.flow == Flow::kValue ? channel.to : channel.from;
   if (travelled && !stage.valid()) {
-    for (auto& piece : pieces) piece = pieces.size() == 1 ? with_own_version(piece) : piece.clone();
+    for (auto& piece : pieces) piece = pieces.size() == 1 ? ir::with_own_version(piece) : piece.clone();
   }
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (stage.valid())
@@ -353,7 +354,7 @@ void TorchEngine::arrive_at_edge(const Action& action, const Channel& channel, V
     return;
   }
   const auto whole = local_samples();
-  target.put(piece, runtime_.plan().type(value), form_of(runtime_.graph().value(value), whole), whole,
+  target.put(piece, runtime_.plan().type(value), ir::form_of(runtime_.graph().value(value), whole), whole,
              within_local(action), action.flow == Flow::kValue ? Into::kWrite : Into::kAdd);
 }
 
@@ -362,7 +363,7 @@ Buffer TorchEngine::bucket(const Action& action) {
   auto& buckets = buckets_[group];
   if (action.microbatch >= 0) {
     if (buckets == nullptr)
-      buckets = std::make_unique<GradientBuckets>(runtime_.bucket_layouts()[group], runtime_.device());
+      buckets = std::make_unique<gradients::GradientBuckets>(runtime_.bucket_layouts()[group], runtime_.device());
     summed_.insert(action.group);
     on_their_way_[group].push_back(buckets->flat(action.bucket));
     buckets.reset();
@@ -406,7 +407,7 @@ std::deque<at::Tensor> TorchEngine::take_gradients() {
     for (const auto& place : runtime_.bucket_layouts()[group].places()) {
       const auto within = runtime_.within_part(static_cast<int>(group), place);
       gradients_[runtime_.position_of(ValueId::of(place.form.key))] =
-          part_of(shares_[group], within.begin, {within.size()});
+          gradients::part_of(shares_[group], within.begin, {within.size()});
     }
   }
   shares_.clear();
@@ -423,7 +424,7 @@ DType TorchEngine::bucket_dtype(const Action& action) const {
 at::Tensor TorchEngine::take_result(ValueId value) {
   auto result = results_[value].take();
   return result.defined() ? result
-                          : zeros_of(form_of(runtime_.graph().value(value), local_samples()), runtime_.device());
+                          : zeros_of(ir::form_of(runtime_.graph().value(value), local_samples()), runtime_.device());
 }
 
 at::Tensor TorchEngine::sum(ValueId value) const {
@@ -431,18 +432,19 @@ at::Tensor TorchEngine::sum(ValueId value) const {
     if (auto total = run.sum(value); total.defined()) return total;
   }
   const auto& info = runtime_.graph().value(value);
-  return at::zeros(sizes_at(info, context_.batch), options_of(info, runtime_.device()).dtype(sum_type(info.dtype)));
+  return at::zeros(ir::sizes_at(info, context_.batch),
+                   ir::options_of(info, runtime_.device()).dtype(autograd::sum_type(info.dtype)));
 }
 
 at::Tensor TorchEngine::take_input_gradient(std::size_t position) {
   const auto value = runtime_.graph().inputs[position];
   auto gradient = input_gradients_[value].take();
   return gradient.defined() ? gradient
-                            : zeros_of(form_of(runtime_.graph().value(value), local_samples()), runtime_.device());
+                            : zeros_of(ir::form_of(runtime_.graph().value(value), local_samples()), runtime_.device());
 }
 
-std::vector<NormSample> TorchEngine::norm_samples(std::size_t batch_norm) const {
-  std::vector<NormSample> samples;
+std::vector<interpret::NormSample> TorchEngine::norm_samples(std::size_t batch_norm) const {
+  std::vector<interpret::NormSample> samples;
   for (const auto& run : runs_) run.add_norm_samples(batch_norm, samples);
   return samples;
 }
@@ -453,4 +455,4 @@ std::vector<at::Tensor> TorchEngine::buffer_results(ValueId result) const {
   return results;
 }
 
-}  // namespace autopar
+}  // namespace autopar::engine

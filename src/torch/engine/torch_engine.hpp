@@ -16,7 +16,7 @@
 #include "torch/engine/rank_runtime.hpp"
 #include "torch/engine/stage_execution.hpp"
 
-namespace autopar {
+namespace autopar::engine {
 
 /// Runs this rank's slices of one call: models SplitBackwardEngine. Made for each call; backwards may come much later.
 class TorchEngine {
@@ -64,7 +64,7 @@ class TorchEngine {
   /// merge their memory for the next large piece, and the next call divide it again.
   [[nodiscard]] std::vector<std::shared_ptr<torch::autograd::Node>> take_spent() { return std::move(spent_); }
   /// Slices' statistics of a batch norm of this rank.
-  [[nodiscard]] std::vector<NormSample> norm_samples(std::size_t batch_norm) const;
+  [[nodiscard]] std::vector<interpret::NormSample> norm_samples(std::size_t batch_norm) const;
   /// Addends of an updated buffer's new value, in order of samples.
   [[nodiscard]] std::vector<at::Tensor> buffer_results(ValueId result) const;
 
@@ -76,7 +76,7 @@ class TorchEngine {
   void add_gradient(const Stage& stage, ValueId parameter, at::Tensor gradient);
   [[nodiscard]] const Channel& channel_of(const Action& action) const;
   [[nodiscard]] const std::vector<ValueId>& message_values(const Action& action) const;
-  [[nodiscard]] std::vector<TensorForm> message_forms(const Action& action) const;
+  [[nodiscard]] std::vector<ir::TensorForm> message_forms(const Action& action) const;
   [[nodiscard]] std::int64_t local_samples() const;
   [[nodiscard]] Interval within_local(const Action& action) const;
   [[nodiscard]] at::Tensor departing_from_edge(const Action& action, const Channel& channel, ValueId value);
@@ -101,7 +101,7 @@ class TorchEngine {
   std::map<ValueId, Assembly> input_gradients_;  ///< whole local batch
   /// By group, null where not a member. Of sums into shards within compute actions: until the sum starts, from the
   /// first gradient on.
-  std::vector<std::unique_ptr<GradientBuckets>> buckets_;
+  std::vector<std::unique_ptr<gradients::GradientBuckets>> buckets_;
   std::vector<std::deque<at::Tensor>> on_their_way_;  ///< by group: buckets of sums into shards within compute actions
   std::set<int> summed_;                              ///< groups whose sum of this compute action has started
   std::map<int, int> whole_;                          ///< by group: gatherings that have not been resharded
@@ -120,4 +120,4 @@ class TorchEngine {
 
 static_assert(SplitBackwardEngine<TorchEngine> && ShardingEngine<TorchEngine>);
 
-}  // namespace autopar
+}  // namespace autopar::engine

@@ -34,7 +34,7 @@ using std::optional;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// Arguments of a batch norm that are no operands.
+/// Arguments of a batch norm that are not tensors.
 struct BatchNormNumbers {
   double momentum, eps;
   bool relu;
@@ -42,7 +42,7 @@ struct BatchNormNumbers {
 
 // ---------------------------------------------------------------- launches
 
-/// Of data [rows, channels].
+/// The size of data [rows, channels].
 struct Extent {
   std::int64_t rows, channels;
   std::int64_t packs;  ///< of channels, 16 bytes each
@@ -53,7 +53,7 @@ Extent extent_of(const Tensor& data) {
   return {data.numel() / channels, channels, channels * data.element_size() / detail::kPackBytes};
 }
 
-/// Blocks that take all rows, each some. @param most  of blocks
+/// Launch shape whose blocks together cover all rows. @param most  the most blocks
 kernels::LaunchShape over_rows(const Extent& of, std::int64_t most) {
   constexpr std::int64_t kMostThreadsX = 64, kLeastRowsOfThread = 4;
   const auto threads_x =
@@ -66,12 +66,12 @@ kernels::LaunchShape over_rows(const Extent& of, std::int64_t most) {
           static_cast<unsigned>(threads_y)};
 }
 
-/// Four a multiprocessor of a large GPU, which then all run at once: partial sums are written by each. Those of
-/// gradients keep more numbers and run three at once.
+/// Four blocks per multiprocessor of a large GPU, all resident at once, because each block writes partial sums.
+/// Gradient kernels use more registers; three of their blocks are resident.
 constexpr std::int64_t kSummingBlocks = 528, kGradientSummingBlocks = 396;
 constexpr std::int64_t kMappingBlocks = 2112;
 
-/// "batch_norm_sums_f32": the kernel for the type of the data.
+/// "batch_norm_sums_f32": the name of the kernel for the type of the data.
 std::string kernel_for(const Tensor& data, const std::string& what) {
   return "batch_norm_" + what + detail::kernel_type(data.scalar_type());
 }
@@ -81,17 +81,17 @@ void launch(const Tensor& on, const std::string& kernel, const kernels::LaunchSh
   detail::launch(on, kernels::kBatchNormKernels, kernel.c_str(), shape, arguments...);
 }
 
-/// Whether the kernels take it: channels next to each other, numbers beside the data in single precision.
+/// Whether the kernels support the data: channels contiguous, and the other tensors in single precision.
 bool takes(const Tensor& input, std::initializer_list<Tensor> numbers) {
   if (!input.is_cuda() || detail::kernel_type(input.scalar_type()) == nullptr || input.dim() < 2 || input.numel() == 0)
     return false;
   return input.stride(1) == 1 && input.is_non_overlapping_and_dense() && input.numel() > input.size(1) &&
          input.size(1) * input.element_size() % detail::kPackBytes == 0 && detail::is_aligned(input) &&
          std::ranges::all_of(numbers, [&](const Tensor& each) { return detail::is_single_beside(each, input); }) &&
-         context_of(input.device().type()).has_kernels(kernels::kBatchNormKernels, input.device().index());
+         devices::context_of(input.device().type()).has_kernels(kernels::kBatchNormKernels, input.device().index());
 }
 
-/// The same numbers, placed as `input` is.
+/// The same numbers in the layout of `input`.
 Tensor laid_out_as(const Tensor& input, Tensor tensor) {
   if (!tensor.defined() || (tensor.strides() == input.strides() && detail::is_aligned(tensor))) return tensor;
   return at::empty_like(input).copy_(tensor);
@@ -122,17 +122,17 @@ Normalised normalise(const Tensor& input, const Tensor& weight, const Tensor& bi
 
 // ---------------------------------------------------------------- gradients
 
-/// What a backward reads.
+/// Saved tensors of a backward.
 struct Saved {
   Tensor input, statistics, affine;
-  Tensor result;  ///< undefined unless the sign of relu's operand needs it
+  Tensor result;  ///< undefined unless the backward needs the sign of ReLU's operand
 };
 
 struct Gradients {
   Tensor input, weight, bias, residual;
 };
 
-/// Memory for the gradient of relu's operand: that of a gradient which nobody else has, where there is one.
+/// Memory for the gradient of ReLU's operand: an incoming gradient's memory if nobody else has it.
 Tensor memory_for_passed(const Tensor& first, const Tensor& second) {
   const auto is_free = [](const Tensor& gradient) {
     return gradient.defined() && gradient.use_count() == 1 && gradient.storage().use_count() == 1;
@@ -140,7 +140,7 @@ Tensor memory_for_passed(const Tensor& first, const Tensor& second) {
   return is_free(first) ? first : is_free(second) ? second : at::empty_like(first);
 }
 
-/// @param given  gradients of the result from one reader or two, taken; the second may be undefined
+/// @param given  gradients of the result from one or two readers, consumed; the second may be undefined
 Gradients gradients(const Saved& saved, variable_list& given, bool relu, bool of_input) {
   using detail::data_of, detail::memory_of;
   const auto of = extent_of(saved.input);
@@ -150,10 +150,13 @@ Gradients gradients(const Saved& saved, variable_list& given, bool relu, bool of
              second = laid_out_as(saved.input, std::move(given[1]));
   const auto partial = detail::partial_sums(saved.input, summing.blocks_y, of.channels);
   const auto factors = at::empty({3, of.channels}, single);
-  // The gradient of relu's operand, where the first pass writes it; else that of the result, of which both make it.
+  // The gradient of ReLU's operand if the first pass writes it; otherwise the gradient of the result, from which both
+  // passes compute it.
   const bool writes_passed = second.defined() || saved.result.defined();
   const auto passed = writes_passed ? memory_for_passed(first, second) : first;
-  if (writes_passed) passed.unsafeGetTensorImpl()->bump_version();  // sums of what was there are no longer its own
+  if (writes_passed)
+    passed.unsafeGetTensorImpl()->bump_version();  // a bias gradient attached to the old contents is
+                                                   // no longer valid
   Gradients made{of_input ? at::empty_like(saved.input) : Tensor(), at::empty({of.channels}, single),
                  at::empty({of.channels}, single), passed};
   const int channels = static_cast<int>(of.channels), blocks = static_cast<int>(summing.blocks_y);
@@ -240,7 +243,7 @@ BatchNormResults batch_norm_of_libtorch(const Tensor& input, const optional<Tens
   return detail::twice(result);
 }
 
-/// The operator's arguments; the first are those of aten::batch_norm.
+/// The operator's arguments; the first are the arguments of aten::batch_norm.
 struct BatchNormArgument {
   enum : std::int32_t {
     kInput,
@@ -272,7 +275,7 @@ bool trains(const OpGraph& graph, OpId op) {
          graph.op(op).integers.empty();
 }
 
-/// The op that alone reads the value and may be joined with the one that makes it; none if there is no such.
+/// The op that is the value's only reader and may be joined with its producer; none if there is no such op.
 OpId next(const OpGraph& graph, const ir::ValueUses& uses, OpId maker) {
   const auto reader = uses.only_use(graph.output(maker));
   const bool joins = reader.valid() && graph.op(reader).grad_enabled == graph.op(maker).grad_enabled &&
@@ -280,7 +283,8 @@ OpId next(const OpGraph& graph, const ir::ValueUses& uses, OpId maker) {
   return joins ? reader : OpId::none();
 }
 
-/// What the op adds to `value`, of the same sizes; none if it does something else, or writes over what it adds.
+/// The tensor of the same sizes that the op adds to `value`; none if the op does something else or overwrites that
+/// tensor.
 ValueId added_to(const OpGraph& graph, OpId op, ValueId value) {
   const bool in_place = graph.is(op, ops::kAddInPlace);
   if ((!in_place && !graph.is(op, ops::kAdd)) || graph.overload(op) != "Tensor" || !graph.op(op).integers.empty())
@@ -293,7 +297,7 @@ ValueId added_to(const OpGraph& graph, OpId op, ValueId value) {
   return info.sizes == of_other.sizes && info.dtype == of_other.dtype ? other : ValueId::none();
 }
 
-/// Whether the norm may run where the last op is.
+/// Whether the norm may run at the place of the last op.
 bool may_wait(const OpGraph& graph, const ir::ValueUses& uses, const Norm& found) {
   for (const std::int32_t operand : {BatchNormArgument::kInput, BatchNormArgument::kWeight, BatchNormArgument::kBias}) {
     const auto value = graph.input(found.norm, operand);
@@ -316,7 +320,7 @@ Norm with_addition(const OpGraph& graph, const ir::ValueUses& uses, OpId norm) {
   return found;
 }
 
-/// The norm with what follows it, as far as that can be joined.
+/// The norm with the following operators that can be joined with it.
 Norm norm_of(const OpGraph& graph, const ir::ValueUses& uses, OpId norm, const std::vector<bool>& taken) {
   auto found = with_addition(graph, uses, norm);
   if (found.addition.valid() && (taken[found.addition.index()] || !may_wait(graph, uses, found)))
@@ -352,9 +356,9 @@ OpNode joined_node(const OpGraph& graph, const Norm& found) {
   return node;
 }
 
-/// A batch norm in training mode, the addition of a tensor of the same sizes and ReLU, as in `relu_(norm(x) +=
-/// shortcut)`. The addition, ReLU or both may be missing; nobody else reads what lies between. Kernels do not round the
-/// norm's result before the addition; libtorch's operators give the same bits. O(graph).
+/// Joins a batch norm in training mode, the addition of a tensor of the same sizes, and ReLU: `relu_(norm(x) +=
+/// shortcut)`. The addition, ReLU or both may be missing; values between them must have no other reader. Kernels do not
+/// round the norm's result before the addition; libtorch's operators give the same bits. O(graph).
 OpGraph fold_batch_norms(OpGraph graph) {
   std::vector<Norm> norms;
   std::vector<bool> removed(graph.ops.size(), false);
@@ -382,7 +386,7 @@ OpGraph fold_batch_norms(OpGraph graph) {
 
 // ---------------------------------------------------------------- cost
 
-/// Of the result only the sign is needed. Without a residual kernels make it once more of the operand.
+/// ReLU's backward needs only the sign of the result. Without a residual, kernels recompute it from the operand.
 SavedBytes saved_by_batch_norm_relu(const OpCall& op) {
   auto saved = ops::saved_by_batch_norm(op);
   const bool makes_again = !op.tensor("residual").valid() && detail::takes_images_in_packs(op);
@@ -390,7 +394,7 @@ SavedBytes saved_by_batch_norm_relu(const OpCall& op) {
   return saved;
 }
 
-/// On CPUs the second gradient of the operand lies over the result, of which ReLU's gradient is made before.
+/// On CPUs the operand's second gradient overlaps the result, from which ReLU's gradient is computed before.
 OpWorkspace workspace_of_batch_norm_relu(const OpCall& op) {
   return op.flag("relu", false) ? OpWorkspace{} : ops::workspace_of_batch_norm(op);
 }

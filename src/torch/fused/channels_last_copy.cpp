@@ -12,13 +12,13 @@ namespace {
 
 using CopyShape = kernels::ChannelsLastCopyShape;
 
-/// What a kernel takes; nothing if none does.
+/// The weight form that a kernel supports; none if no kernel does.
 std::optional<WeightForm> taken_form(const at::Tensor& single, const at::Tensor& half) {
   constexpr std::uintptr_t kPair = 4;
   const auto form = single.is_cuda() && half.device() == single.device() ? weight_form_of(single, half) : std::nullopt;
   if (!form || reinterpret_cast<std::uintptr_t>(half.const_data_ptr()) % kPair != 0) return std::nullopt;
-  const bool has =
-      context_of(single.device().type()).has_kernels(kernels::kChannelsLastCopyKernels, single.device().index());
+  const bool has = devices::context_of(single.device().type())
+                       .has_kernels(kernels::kChannelsLastCopyKernels, single.device().index());
   return has ? form : std::nullopt;
 }
 

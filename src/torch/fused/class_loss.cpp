@@ -24,7 +24,7 @@
 #include "shard/kept.hpp"
 #include "torch/fused/fused_ops.hpp"
 #include "torch/fused/launch.hpp"
-#include "torch/fused/whole_packs.hpp"
+#include "torch/fused/vectorised_rows.hpp"
 
 namespace autopar::fused {
 
@@ -43,7 +43,7 @@ kernels::LaunchShape a_block_a_row(const Tensor& logits) {
   return {static_cast<unsigned>(logits.size(0)), 1, kernels::kClassLossThreads, 1};
 }
 
-/// Of each row.
+/// The losses of the rows, without reduction.
 struct ClassLossFunction : torch::autograd::Function<ClassLossFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& logits, const Tensor& target,
                         const optional<Tensor>& given_weight, std::int64_t ignore_index, bool overwrites) {
@@ -111,7 +111,7 @@ bool is_loss_of_rows(const OpGraph& graph, OpId op) {
          (!weight.valid() || (graph.value(weight).dtype == at::kFloat && !graph.value(weight).has_gradient()));
 }
 
-/// The cast that makes single precision of 16 bits for this loss alone; none if the logits come from elsewhere.
+/// The cast from 16 bits to single precision that only this loss reads; none if the logits come from elsewhere.
 OpId cast_before(const OpGraph& graph, const ir::ValueUses& uses, OpId loss) {
   const auto logits = graph.input(loss, ops::CrossEntropyArgument::kLogits);
   const auto cast = graph.value(logits).definer;
@@ -128,8 +128,8 @@ OpId cast_before(const OpGraph& graph, const ir::ValueUses& uses, OpId loss) {
   return widens && !uses.written_between(from, cast, loss) ? cast : OpId::none();
 }
 
-/// Cross entropies of class indices, and the casts of 16-bit logits to single precision in front of them. On devices
-/// with the kernels, logits in single precision are never there. Exact elsewhere. O(graph).
+/// Joins cross entropies of class indices with the casts of their 16-bit logits to single precision. On devices with
+/// the kernels, logits in single precision never exist. Exact elsewhere. O(graph).
 OpGraph fold_class_loss_casts(OpGraph graph) {
   const auto operation = fused_operator(kCrossEntropy);
   std::vector<std::pair<OpId, OpId>> found;  // losses and their casts
@@ -159,7 +159,8 @@ OpGraph fold_class_loss_casts(OpGraph graph) {
 
 // ---------------------------------------------------------------- cost
 
-/// Kernels keep the logits and a sum a row; without them, logits in single precision are log-probabilities.
+/// Kernels save the logits and one sum per row. Without them, logits in single precision are saved as
+/// log-probabilities.
 SavedBytes saved_by_class_loss(const OpCall& op) {
   constexpr double kNumber = sizeof(float);
   const auto logits = op.first_tensor();
@@ -203,7 +204,7 @@ bool has_class_loss_kernels(const Tensor& logits, const Tensor& target, const op
   const auto numbers = weight.value_or(Tensor());
   const bool weighs = !numbers.defined() || (numbers.numel() == logits.size(1) && !numbers.requires_grad());
   return fits && weighs && detail::is_single_beside(numbers, logits) &&
-         context_of(logits.device().type()).has_kernels(kernels::kClassLossKernels, logits.device().index());
+         devices::context_of(logits.device().type()).has_kernels(kernels::kClassLossKernels, logits.device().index());
 }
 
 Tensor cross_entropy_in_kernels(const Tensor& logits, const Tensor& target, const optional<Tensor>& weight,

@@ -25,9 +25,9 @@ bool takes(const at::Tensor& rows, c10::ScalarType type) {
   return in_packs && rows.size(1) <= std::numeric_limits<std::int32_t>::max() && has_column_sums(rows.device());
 }
 
-/// Sums over rows to where `sum` lies. @param adds  to what is there
+/// Writes the sums over rows to `sum`. @param adds  adds to its contents instead
 void sum_in_kernels(const at::Tensor& rows, const at::Tensor& sum, bool adds) {
-  constexpr std::int64_t kBlocks = 528;  // four a multiprocessor of a large GPU, which runs them all at once
+  constexpr std::int64_t kBlocks = 528;  // four per multiprocessor of a large GPU, all resident at once
   const auto count = rows.size(0), columns = rows.size(1), of_pack = detail::kPackBytes / rows.element_size();
   const auto packs = columns / of_pack;
   const auto blocks = blocks_of_rows(count, packs, SumsShape::kRows, kBlocks);
@@ -60,7 +60,8 @@ void add_up_columns(const at::Tensor& partial, const at::Tensor& sum, bool adds)
 }
 
 bool has_column_sums(c10::Device device) {
-  return device.is_cuda() && context_of(device.type()).has_kernels(kernels::kColumnSumsKernels, device.index());
+  return device.is_cuda() &&
+         devices::context_of(device.type()).has_kernels(kernels::kColumnSumsKernels, device.index());
 }
 
 at::Tensor column_sums(const at::Tensor& rows, c10::ScalarType type) {

@@ -8,31 +8,31 @@
 
 namespace autopar::fused {
 
-/// rows.sum(0, false, type) of a matrix, such as the gradient of a linear layer's bias. On a GPU, where columns lie
-/// together in whole packs of 16 bytes, with kernels of the library's own: added in single precision, in an order that
-/// depends on the sizes alone.
+/// rows.sum(0, false, type) of a matrix, such as the gradient of a linear layer's bias. On a GPU the library's kernels
+/// run if rows are vectorised: contiguous columns in whole packs of 16 bytes. They add in single precision, in an order
+/// that depends on the sizes alone.
 [[nodiscard]] at::Tensor column_sums(const at::Tensor& rows, c10::ScalarType type);
 
-/// Whether the device compiles those kernels.
+/// Whether the device compiles these kernels.
 [[nodiscard]] bool has_column_sums(c10::Device device);
 
-/// sum.add_(column_sums(rows, type)), on a GPU where it is made if `sum` is of that type.
+/// sum.add_(column_sums(rows, type)). On a GPU the kernels accumulate into `sum` directly if it has that type.
 void add_column_sums(const at::Tensor& rows, c10::ScalarType type, const at::Tensor& sum);
 
-/// How kernels that sum columns on the way cover a matrix of packs: blocks of 32 packs side by side, and `rows` below
-/// one another.
+/// How kernels with a bias-gradient epilogue cover a matrix of packs. Blocks of 32 packs lie side by side, and blocks
+/// of `rows` rows below one another.
 struct BlocksOfRows {
-  std::int64_t across, down;  ///< blocks
-  std::int64_t rows;          ///< of a block
+  std::int64_t across, down;  ///< numbers of blocks
+  std::int64_t rows;          ///< rows of a block
 };
 
-/// @param at_a_time  rows; those of a block are a multiple
-/// @param most       blocks, about
+/// @param at_a_time  rows that a block processes at a time; `rows` is a multiple of it
+/// @param most       the approximate number of blocks
 [[nodiscard]] BlocksOfRows blocks_of_rows(std::int64_t rows, std::int64_t packs, std::int64_t at_a_time,
                                           std::int64_t most);
 
-/// Adds up what such blocks have summed, `partial` [blocks, columns] in single precision.
-/// @param adds  to what is there
+/// Adds up the partial sums of these blocks: `partial` [blocks, columns] in single precision.
+/// @param adds  adds to the contents of `sum`
 /// @pre has_column_sums
 void add_up_columns(const at::Tensor& partial, const at::Tensor& sum, bool adds = false);
 

@@ -11,14 +11,14 @@
 
 namespace autopar::fused {
 
-/// An operator of the library that replaces several operators of a program: what it replaces, and all that is known of
-/// it. Each is defined in one file, and listed in fused_ops.cpp.
+/// An operator of the library that replaces several operators of a program. This struct has its pattern, cost and
+/// kernels. Each operator is defined in one file and listed in fused_ops.cpp.
 struct FusedOp {
   std::string_view name;                ///< "autopar::max_pool2d"
-  const char* schema;                   ///< as a TORCH_LIBRARY takes it
-  OpGraph (*pattern)(OpGraph program);  ///< puts the operator in the place of those that it replaces; run by a pass
+  const char* schema;                   ///< in the syntax of TORCH_LIBRARY
+  OpGraph (*pattern)(OpGraph program);  ///< replaces matching operators by this one; run by a pass
   OpDef (*cost)();                      ///< its samples, work, saved bytes, workspace and tensor shards
-  torch::CppFunction (*forward)();      ///< the operator, with its backward: see `or_reference`
+  torch::CppFunction (*forward)();      ///< the operator with its backward: see `or_reference`
   torch::CppFunction (*reference)();    ///< the same results by libtorch's operators
 };
 
@@ -37,15 +37,16 @@ struct WithReference<in_kernels, reference> {
 
 }  // namespace detail
 
-/// `FusedOp::reference` of a function.
+/// `FusedOp::reference` that calls `function`.
 template <auto function>
 torch::CppFunction boxed() {
   return torch::CppFunction(function);
 }
 
 /// `FusedOp::forward` of an operator with kernels.
-/// @tparam in_kernels  calls an autograd function that launches them; nothing: they do not take these arguments
-/// @tparam reference   then runs; has the same parameters
+/// @tparam in_kernels  calls an autograd function that launches them; returns nothing if they do not support the
+///                     arguments
+/// @tparam reference   runs in that case; has the same parameters
 template <auto in_kernels, auto reference>
 torch::CppFunction or_reference() {
   return torch::CppFunction(&detail::WithReference<in_kernels, reference>::call);

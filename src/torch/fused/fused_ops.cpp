@@ -38,7 +38,7 @@ bool takes_images_in_packs(const OpCall& op) {
   if (!op.on_cuda()) return false;
   const auto& images = op.graph().value(op.first_tensor());
   const bool has_type = images.dtype == at::kFloat || c10::isReducedFloatingType(images.dtype);
-  return has_type && is_channels_last(images) &&
+  return has_type && ir::is_channels_last(images) &&
          images.sizes[1].fixed * size_of(ops::dtype_of(images.dtype)).value() % kPackBytes == 0;
 }
 

@@ -18,14 +18,14 @@ bool fits_gelu_kernel(const at::Tensor& x) {
   if (!x.is_cuda() || x.numel() == 0 || detail::kernel_type(x.scalar_type()) == nullptr) return false;
   const auto bytes = x.numel() * x.element_size();
   return x.is_contiguous() && detail::is_aligned(x) && bytes % detail::kPackBytes == 0 &&
-         context_of(x.device().type()).has_kernels(kernels::kGeluKernels, x.device().index());
+         devices::context_of(x.device().type()).has_kernels(kernels::kGeluKernels, x.device().index());
 }
 
 }  // namespace
 
 at::Tensor gelu_of(const at::Tensor& x, std::string_view approximate) {
   if (!fits_gelu_kernel(x)) return at::gelu(x, approximate);
-  constexpr std::int64_t kBlocks = 396;  // three a multiprocessor of a large GPU, which run at a time
+  constexpr std::int64_t kBlocks = 396;  // three per multiprocessor of a large GPU, all resident at once
   const auto packs = x.numel() * x.element_size() / detail::kPackBytes;
   const auto in_flight = detail::parts_for(detail::parts_for(packs, kBlocks), kernels::GeluShape::kThreads);
   const auto of_block = std::min<std::int64_t>(in_flight, kernels::GeluShape::kFlight) * kernels::GeluShape::kThreads;

@@ -6,9 +6,9 @@
 
 namespace autopar::fused {
 
-/// at::gelu(x, approximate), to the bit. On a GPU, of whole packs without gaps of 16 bits or in single precision, by a
-/// kernel of the library's own.
-/// @pre no history is recorded: gradients are off, x has none, or autograd's keys are excluded
+/// at::gelu(x, approximate), to the bit. On a GPU the library's kernel runs for contiguous data in whole packs, in 16
+/// bits or single precision.
+/// @pre autograd records nothing: gradients are off, x needs none, or autograd's keys are excluded
 /// @param approximate  "none" or "tanh"
 [[nodiscard]] at::Tensor gelu_of(const at::Tensor& x, std::string_view approximate);
 

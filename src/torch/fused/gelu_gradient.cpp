@@ -10,15 +10,15 @@
 #include <ATen/ops/gelu_backward.h>
 
 #include "kernels/gelu_gradient_source.hpp"
+#include "torch/fused/bias_gradient.hpp"
 #include "torch/fused/column_sums.hpp"
 #include "torch/fused/launch.hpp"
-#include "torch/fused/summed_columns.hpp"
 
 namespace autopar::fused {
 
 namespace {
 
-/// Not where the gradient's own gradient may be asked for.
+/// False where double backward may be needed.
 bool fits_gelu_kernel(const at::Tensor& gradient, const at::Tensor& x) {
   if (!x.is_cuda() || at::GradMode::is_enabled() || x.dim() < 2 || x.numel() == 0) return false;
   const bool alike = gradient.scalar_type() == x.scalar_type() && gradient.sizes() == x.sizes() &&
@@ -27,14 +27,14 @@ bool fits_gelu_kernel(const at::Tensor& gradient, const at::Tensor& x) {
   if (!alike || !without_gaps || !detail::is_aligned(x) || !detail::is_aligned(gradient)) return false;
   return x.size(-1) * x.element_size() % detail::kPackBytes == 0 &&
          x.size(-1) <= std::numeric_limits<std::int32_t>::max() && has_column_sums(x.device()) &&
-         context_of(x.device().type()).has_kernels(kernels::kGeluGradientKernels, x.device().index());
+         devices::context_of(x.device().type()).has_kernels(kernels::kGeluGradientKernels, x.device().index());
 }
 
 }  // namespace
 
 at::Tensor gelu_gradient(const at::Tensor& gradient, const at::Tensor& x, std::string_view approximate) {
   if (!fits_gelu_kernel(gradient, x)) return at::gelu_backward(gradient, x, approximate);
-  constexpr std::int64_t kBlocks = 264;  // two a multiprocessor of a large GPU, which run at a time
+  constexpr std::int64_t kBlocks = 264;  // two per multiprocessor of a large GPU, all resident at once
   const auto columns = x.size(-1), rows = x.numel() / columns;
   const auto packs = columns * x.element_size() / detail::kPackBytes;
   const auto blocks =
@@ -50,7 +50,7 @@ at::Tensor gelu_gradient(const at::Tensor& gradient, const at::Tensor& x, std::s
                  detail::data_of(gradient), detail::data_of(x), detail::memory_of(made), detail::memory_of(partial),
                  rows, static_cast<int>(packs), static_cast<int>(blocks.rows));
   add_up_columns(partial, sums);
-  attach_summed_columns(made, sums);
+  attach_bias_gradient(made, sums);
   return made;
 }
 

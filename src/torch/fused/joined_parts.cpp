@@ -10,10 +10,10 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
+#include "torch/fused/bias_gradient.hpp"
 #include "torch/fused/column_sums.hpp"
 #include "torch/fused/launch.hpp"
 #include "torch/fused/strided_copy.hpp"
-#include "torch/fused/summed_columns.hpp"
 
 namespace autopar::fused {
 
@@ -21,7 +21,7 @@ namespace {
 
 using Dims = std::vector<CopiedDim>;
 
-/// Finds out how parts lie, one after the other.
+/// Determines the layout of parts, one after the other.
 class Joining {
  public:
   explicit Joining(const at::Tensor& whole)
@@ -32,7 +32,7 @@ class Joining {
     static_cast<void>(packs(columns_));
   }
 
-  /// @return whether it is columns of all rows
+  /// @return whether the part consists of columns of all rows
   [[nodiscard]] bool add(const at::Tensor& place, const at::Tensor& part) {
     if (part.sizes() != place.sizes()) return false;
     Dims of_rows, of_columns;
@@ -86,9 +86,9 @@ class Joining {
   }
 
   std::int64_t begin_, columns_, rows_, element_;
-  std::int64_t length_ = 0;  ///< rows of a slab, of parts that have some
+  std::int64_t length_ = 0;  ///< rows of a slab, from parts that have slabs
   std::array<bool, kernels::JoinedParts::kMost> in_slabs_{};
-  bool are_whole_ = true;  ///< all that was asked for in packs
+  bool are_whole_ = true;  ///< all distances so far are in whole packs
   kernels::JoinedParts joined_;
 };
 
@@ -100,7 +100,7 @@ bool fits_kernel(const at::Tensor& whole, const std::vector<at::Tensor>& parts) 
                                !part.is_neg() && detail::is_aligned(part));
   });
   return alike && detail::is_aligned(whole) && has_column_sums(whole.device()) &&
-         context_of(whole.device().type()).has_kernels(kernels::kJoinedPartsKernels, whole.device().index());
+         devices::context_of(whole.device().type()).has_kernels(kernels::kJoinedPartsKernels, whole.device().index());
 }
 
 }  // namespace
@@ -123,7 +123,7 @@ bool join_parts(const at::Tensor& whole, const std::vector<at::Tensor>& places, 
   auto joined = columns_of_parts(whole, places, parts);
   if (!joined) return false;
   for (std::size_t i = 0; i < parts.size(); ++i) joined->from[i] = detail::data_of(parts[i]);
-  constexpr std::int64_t kBlocks = 792;  // six a multiprocessor of a large GPU, which runs them all at once
+  constexpr std::int64_t kBlocks = 792;  // six per multiprocessor of a large GPU, all resident at once
   const auto columns = whole.size(-1), rows = whole.numel() / columns;
   const auto packs = columns * static_cast<std::int64_t>(whole.element_size()) / detail::kPackBytes;
   const auto across = detail::parts_for(packs, Shape::kPacks);
@@ -135,7 +135,7 @@ bool join_parts(const at::Tensor& whole, const std::vector<at::Tensor>& places, 
                  {static_cast<unsigned>(across), static_cast<unsigned>(down), Shape::kPacks, Shape::kRows}, *joined,
                  detail::memory_of(whole), detail::memory_of(partial), static_cast<int>(rows), static_cast<int>(packs));
   add_up_columns(partial, sums);
-  attach_summed_columns(whole, sums);
+  attach_bias_gradient(whole, sums);
   return true;
 }
 

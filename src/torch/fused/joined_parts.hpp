@@ -9,16 +9,16 @@
 
 namespace autopar::fused {
 
-/// Writes each part to its place in `whole`, in one pass on a GPU that also sums the rows of what it writes: the sums
-/// hang on `whole` then, see fused/summed_columns.hpp.
+/// Writes each part to its place in `whole` in one pass on a GPU. The kernel has a bias-gradient epilogue: it attaches
+/// the sums of the written rows to `whole`, see fused/bias_gradient.hpp.
 /// @param whole   [..., columns] without gaps
 /// @param places  views of `whole` that cover it, each element once
-/// @param parts   of the places' sizes; undefined: zeros
-/// @return false where nothing was written: no such kernel, or parts that are not columns in whole packs of 16 bytes
+/// @param parts   with the places' sizes; undefined: zeros
+/// @return false if nothing was written: no such kernel, or parts that are not columns in whole packs of 16 bytes
 [[nodiscard]] bool join_parts(const at::Tensor& whole, const std::vector<at::Tensor>& places,
                               const std::vector<at::Tensor>& parts);
 
-/// How such parts lie, without the addresses of their memory; none if they are not columns of `whole` in whole packs.
+/// The layout of parts, without their addresses; none if they are not columns of `whole` in whole packs.
 [[nodiscard]] std::optional<kernels::JoinedParts> columns_of_parts(const at::Tensor& whole,
                                                                    const std::vector<at::Tensor>& places,
                                                                    const std::vector<at::Tensor>& parts);

@@ -28,10 +28,10 @@
 #include "ops/registry.hpp"
 #include "ops/rules.hpp"
 #include "shard/kept.hpp"
+#include "torch/fused/bias_gradient.hpp"
 #include "torch/fused/fused_ops.hpp"
 #include "torch/fused/launch.hpp"
 #include "torch/fused/seeded_dropout.hpp"
-#include "torch/fused/summed_columns.hpp"
 
 namespace autopar::fused {
 
@@ -44,7 +44,8 @@ using torch::autograd::variable_list;
 
 using NormShape = kernels::LayerNormGradientShape;
 
-/// How the kernels cover data [rows, columns]: blocks of `threads`, each with `packs` packs of a row, 1, 2 or 4.
+/// How the kernels cover data [rows, columns]: blocks of `threads`, where each thread has `packs` packs of a row: 1, 2
+/// or 4.
 struct RowCover {
   std::int64_t rows, columns;
   std::int64_t packs = 0;  ///< 0: a row is too long
@@ -61,8 +62,8 @@ struct RowCover {
     }
   }
 
-  /// A block writes sums, so that its threads should have some rows one after the other. Where rows are enough to fill
-  /// a large GPU, a multiprocessor has one block, which takes as many at a time as it has registers for.
+  /// Each block writes partial sums, so its threads should process several rows in sequence. If rows fill a large GPU,
+  /// each multiprocessor has one block. The block takes as many rows at a time as it has registers for.
   kernels::LaunchShape gradient_shape() const {
     constexpr unsigned kMultiprocessors = 132, kLeastRows = 8;
     const unsigned at_a_time = NormShape::most_of_block(packs) / threads;
@@ -78,11 +79,11 @@ std::string row_kernel(const char* what, const Tensor& data, const Tensor& numbe
          detail::kernel_type(numbers.scalar_type()) + "_" + std::to_string(cover.packs);
 }
 
-/// Whether the kernels take them: both addends alike, without gaps; weight and bias of their type or in single
-/// precision.
+/// Whether the kernels support the arguments. Both addends have the same type and sizes; weight and bias are
+/// contiguous, in that type or in single precision.
 bool takes_rows(const Tensor& input, const Tensor& residual, at::IntArrayRef shape, const optional<Tensor>& weight,
                 const optional<Tensor>& bias) {
-  constexpr std::int64_t kMostRows = std::int64_t{1} << 30;  // the gradient's kernel counts on, past the last
+  constexpr std::int64_t kMostRows = std::int64_t{1} << 30;  // the backward kernel's row counter goes past the last row
   if (!input.is_cuda() || input.dim() < 2 || input.numel() == 0) return false;
   if (input.numel() / input.size(-1) > kMostRows) return false;
   if (!has_layer_norm_kernels(input.scalar_type(), input.size(-1))) return false;
@@ -96,29 +97,30 @@ bool takes_rows(const Tensor& input, const Tensor& residual, at::IntArrayRef sha
   const bool weighs = (type == at::kFloat || type == input.scalar_type()) && bias->scalar_type() == type &&
                       weight->is_contiguous() && bias->is_contiguous() && weight->device() == input.device() &&
                       bias->device() == input.device();
-  return weighs && context_of(input.device().type()).has_kernels(kernels::kLayerNormKernels, input.device().index());
+  return weighs &&
+         devices::context_of(input.device().type()).has_kernels(kernels::kLayerNormKernels, input.device().index());
 }
 
-/// Whether the kernels draw so, if at all.
+/// Whether the kernels support this dropout, or none is needed.
 bool takes_draws(double p, const optional<Tensor>& seed) {
   return p == 0 || (p < 1 && seed.has_value() && seed->scalar_type() == at::kLong && seed->numel() > 0);
 }
 
-/// What of the first addend is dropped, as the kernels take it.
+/// The dropout of the first addend, as kernel arguments.
 struct Draws {
-  const void* seed_at;  ///< on the device; null: the seed itself
+  const void* seed_at;  ///< the seed's place on the device; null: use `seed`
   unsigned long long seed;
   unsigned kept_below;
   float scale;
 
-  Draws(double p, const DrawSeed& of)
+  Draws(double p, const PhiloxSeed& of)
       : seed_at(detail::data_of(of.place)), seed(of.number), scale(static_cast<float>(1 / (1 - p))) {
     constexpr double kWords = 4294967296.0;
     kept_below = static_cast<unsigned>(std::clamp(std::round((1 - p) * kWords), 1.0, kWords - 1));
   }
 };
 
-/// Whether what the numbers' gradient goes to takes it in another type than theirs.
+/// Whether the autograd node that receives the gradient of `numbers` accepts another type.
 bool takes_single(const Tensor& numbers) {
   if (!numbers.requires_grad()) return true;
   const auto edge = torch::autograd::impl::gradient_edge(numbers);
@@ -167,7 +169,7 @@ struct AddLayerNormFunction : torch::autograd::Function<AddLayerNormFunction> {
     const auto of_sum = given[0].defined() ? detail::dense_in_packs(given[0]) : Tensor();
     const auto factors = detail::dense_in_packs(weight);
     const auto of_residual = at::empty_like(sum), of_input = draws ? at::empty_like(sum) : of_residual;
-    // Of casts of parameters: sums are in single precision, as parameters are.
+    // For casts of parameters: sums are in single precision, as the parameters are.
     const auto type = context->saved_data["in_single"].toBool() ? at::kFloat : weight.scalar_type();
     const auto of_weight = at::empty_like(weight, type), of_bias = at::empty_like(weight, type);
     const auto shape = cover.gradient_shape();
@@ -190,7 +192,7 @@ struct AddLayerNormFunction : torch::autograd::Function<AddLayerNormFunction> {
     detail::launch(sum, kernels::kLayerNormKernels, adds_up.c_str(), NormShape::adding_up(cover.columns),
                    detail::data_of(partial), static_cast<int>(shape.blocks_x), detail::memory_of(of_weight),
                    detail::memory_of(of_bias), detail::memory_of(sums_of_input), columns);
-    attach_summed_columns(of_input, sums_of_input);  // for a linear layer that made it
+    attach_bias_gradient(of_input, sums_of_input);  // for the linear layer that computed the input
     return is_normalised ? gradients(of_input, of_residual, of_weight, of_bias)
                          : gradients(of_input, of_residual, {}, {});
   }
@@ -205,7 +207,7 @@ struct AddLayerNormFunction : torch::autograd::Function<AddLayerNormFunction> {
   }
 };
 
-/// In libtorch's operators. Without a seed the default generator draws.
+/// Dropout by libtorch's operators. Without a seed the default generator draws.
 Tensor dropped(const Tensor& input, double p, const optional<Tensor>& seed) {
   if (p == 0) return input;
   if (!seed.has_value()) return at::dropout(input, p, /*train=*/true);
@@ -243,10 +245,10 @@ enum LayerNormArgument : std::int32_t { kNormInput, kNormShape, kNormWeight, kNo
 /// Arguments of aten::dropout.
 enum DropoutArgument : std::int32_t { kDropoutInput, kDropoutP, kDropoutTrain };
 
-/// A sum and the norm that reads it first.
+/// A sum, and the norm that is its first reader.
 struct NormOfSum {
   OpId sum, norm;
-  OpId dropout = OpId::none();  ///< that makes one addend, for the sum alone
+  OpId dropout = OpId::none();  ///< computes one addend, which only the sum reads
 };
 
 bool is_sum_of_alike(const OpGraph& graph, OpId op) {
@@ -260,7 +262,7 @@ bool is_sum_of_alike(const OpGraph& graph, OpId op) {
   return is_like_result(left) && is_like_result(right);
 }
 
-/// Over the last dim, with weight and bias.
+/// Whether an operator is a layer norm over the last dim, with weight and bias.
 bool is_norm_of_rows(const OpGraph& graph, OpId op) {
   if (!graph.is(op, ops::kLayerNorm) || !graph.op(op).integers.empty()) return false;
   const auto& shape = graph.op(op).args[kNormShape];
@@ -269,14 +271,14 @@ bool is_norm_of_rows(const OpGraph& graph, OpId op) {
          graph.value(graph.input(op, kNormInput)).dtype == graph.value(graph.output(op)).dtype;
 }
 
-/// Whether the sum may be made where the norm is.
+/// Whether the sum may be computed at the place of the norm.
 bool sum_may_wait(const OpGraph& graph, const ir::ValueUses& uses, const NormOfSum& found) {
   return !uses.touched_between(graph.output(found.sum), found.sum, found.norm) &&
          !uses.written_between(graph.input(found.sum, 0), found.sum, found.norm) &&
          !uses.written_between(graph.input(found.sum, 1), found.sum, found.norm);
 }
 
-/// Whether it drops some elements, for this sum alone, and may do so where the norm is.
+/// Whether an operator is a dropout for this sum alone, and may run at the place of the norm.
 bool drops_for(const OpGraph& graph, const ir::ValueUses& uses, OpId op, const NormOfSum& found) {
   if (!op.valid() || !graph.is(op, ops::kDropout) || !graph.op(op).is_random) return false;
   const auto &p = graph.op(op).args[kDropoutP], &train = graph.op(op).args[kDropoutTrain];
@@ -287,7 +289,7 @@ bool drops_for(const OpGraph& graph, const ir::ValueUses& uses, OpId op, const N
          !uses.written_between(graph.input(op, kDropoutInput), op, found.norm);
 }
 
-/// The dropout that makes the first addend, else that of the second; none if neither is one.
+/// The dropout that computes the first addend, or else the second; none if neither comes from a dropout.
 OpId dropout_of(const OpGraph& graph, const ir::ValueUses& uses, const NormOfSum& found) {
   for (const int addend : {0, 1}) {
     const auto definer = graph.value(graph.input(found.sum, addend)).definer;
@@ -343,10 +345,10 @@ OpNode joined_norm(const OpGraph& graph, const NormOfSum& found) {
   return node;
 }
 
-/// The sum of two tensors of the same sizes and the layer norm over the last dim that reads it first: residuals of
-/// transformers, `y = x + f(x); … norm(y)`. The sum may have other readers behind the norm. A dropout that makes one of
-/// the addends, for the sum alone, is taken in: its draws follow the number of the operator, as all do. Exact without
-/// kernels. O(graph).
+/// Joins the sum of two tensors of the same sizes and the layer norm over the last dim that is its first reader. These
+/// are the residuals of transformers: `y = x + f(x); … norm(y)`. The sum may have other readers after the norm. A
+/// dropout that computes one of the addends, for the sum alone, is included. Its RNG key has the number of the
+/// operator, as all draws do. Exact without kernels. O(graph).
 OpGraph fold_layer_norms(OpGraph graph) {
   const auto found = norms_of_sums(graph);
   if (found.empty()) return graph;
@@ -365,7 +367,7 @@ OpGraph fold_layer_norms(OpGraph graph) {
 
 // ---------------------------------------------------------------- cost
 
-/// Of what it drops. Kernels of the library's own draw again; libtorch's keep a mask, as dropout's do.
+/// Bytes of the dropout mask. The library's kernels save none and draw again; libtorch's save a mask, as dropout does.
 Affine mask_of(const OpCall& op) {
   if (op.number("p", 0) == 0) return {};
   const auto result = op.results().front();
@@ -375,7 +377,7 @@ Affine mask_of(const OpCall& op) {
   return draws_again ? Affine{} : ops::elements(sizes);
 }
 
-/// Its first result is the norm's operand.
+/// The first result is the norm's operand.
 SavedBytes saved_by_add_layer_norm(const OpCall& op) {
   auto saved = ops::saved_by_layer_norm(op);
   saved.values = {op.results().front()};
@@ -383,7 +385,7 @@ SavedBytes saved_by_add_layer_norm(const OpCall& op) {
   return saved;
 }
 
-/// Both addends in the same slices of dims that are not normalised, with whole weights.
+/// Shards have both addends in the same slices of dims that are not normalised, with whole weights.
 ShardedOp shard_norm_of_sum(ShardCall& call) {
   const auto& op = call.op();
   const auto input = op.tensor("input"), residual = op.tensor("residual");

@@ -6,8 +6,8 @@
 
 namespace autopar::fused {
 
-/// Whether on GPUs kernels of the library's own make a sum and its layer norm (`kAddLayerNorm`) of such rows: of
-/// whole packs, and not too many. Else libtorch's operators do, and keep a mask of what is dropped.
+/// Whether the library's kernels compute `kAddLayerNorm` on GPUs for rows of this length. Rows must be whole packs, and
+/// not too long. Otherwise libtorch's operators run, and save a dropout mask.
 [[nodiscard]] bool has_layer_norm_kernels(c10::ScalarType type, std::int64_t columns);
 
 }  // namespace autopar::fused

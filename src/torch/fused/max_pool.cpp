@@ -28,13 +28,13 @@ namespace autopar::fused {
 
 namespace {
 
-constexpr std::int64_t kMostPositions = 256;  // in a window, that a byte tells apart
+constexpr std::int64_t kMostPositions = 256;  // in a window, because a byte holds the position
 
 using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// What libtorch takes for the height and the width, or for both.
+/// libtorch's argument for height and width: one number for both, or two.
 struct HeightAndWidth {
   std::int64_t height, width;
 
@@ -49,7 +49,7 @@ struct PoolArguments {
   bool ceil_mode;
 };
 
-/// The windows of arguments that kernels take; none of others, wrong ones included.
+/// The windows of arguments that kernels support; none for others, including invalid ones.
 std::optional<kernels::PoolWindows> windows_of(const Tensor& input, const PoolArguments& given) {
   const auto kernel = HeightAndWidth::of(given.kernel_size), padding = HeightAndWidth::of(given.padding),
              dilation = HeightAndWidth::of(given.dilation),
@@ -68,7 +68,7 @@ std::optional<kernels::PoolWindows> windows_of(const Tensor& input, const PoolAr
   const auto out_height = windows_in(height, kernel->height, stride->height, padding->height),
              out_width = windows_in(width, kernel->width, stride->width, padding->width);
   const auto rows = input.size(0) * std::max(height, out_height);
-  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max() / 2;  // what is added to stays below 2^31
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max() / 2;  // leaves room for additions below 2^31
   if (out_height <= 0 || out_width <= 0 || std::max({rows, width, stride->height, stride->width}) > kMost)
     return std::nullopt;
   const auto as_int = [](std::int64_t number) { return static_cast<int>(number); };
@@ -78,18 +78,18 @@ std::optional<kernels::PoolWindows> windows_of(const Tensor& input, const PoolAr
                               as_int(padding->width)};
 }
 
-/// Whether the kernels take them: channels next to each other.
+/// Whether the kernels support the images: channels must be contiguous.
 bool takes_images(const Tensor& input) {
   if (!input.is_cuda() || detail::kernel_type(input.scalar_type()) == nullptr || input.dim() != 4 || input.numel() == 0)
     return false;
   return input.is_contiguous(at::MemoryFormat::ChannelsLast) && detail::is_aligned(input) &&
          input.size(1) * input.element_size() % detail::kPackBytes == 0 &&
-         context_of(input.device().type()).has_kernels(kernels::kMaxPoolKernels, input.device().index());
+         devices::context_of(input.device().type()).has_kernels(kernels::kMaxPoolKernels, input.device().index());
 }
 
 std::int64_t packs_of(const Tensor& images) { return images.size(1) * images.element_size() / detail::kPackBytes; }
 
-/// Blocks that take rows of `width` columns. @param packs  of channels, of each column
+/// Launch shape of blocks that take rows of `width` columns. @param packs  packs of channels in each column
 kernels::LaunchShape over_rows_of_images(std::int64_t rows, std::int64_t width, std::int64_t packs) {
   constexpr std::int64_t kThreads = 256, kMostThreadsX = 64, kMostBlocks = 65535;
   const auto threads_x = std::bit_floor(static_cast<std::uint64_t>(std::min(packs, kMostThreadsX)));
@@ -105,7 +105,7 @@ void launch_pooling(const Tensor& on, const char* what, const kernels::LaunchSha
   detail::launch(on, kernels::kMaxPoolKernels, kernel.c_str(), shape, arguments...);
 }
 
-/// As the kernels take a gradient of a result.
+/// A gradient of the result, in the layout that kernels take.
 Tensor laid_out(const Tensor& gradient) {
   return gradient.defined() ? detail::dense_in_packs(gradient, at::MemoryFormat::ChannelsLast) : gradient;
 }
@@ -179,13 +179,13 @@ bool pools_neighbours(const OpGraph& graph, OpId op) {
     return false;
   const auto kernel = args[MaxPoolArgument::kKernelSize].toIntVector(),
              dilation = args[MaxPoolArgument::kDilation].toIntVector();
-  const auto positions = kernel.front() * kernel.back();  // one size stands for both
+  const auto positions = kernel.front() * kernel.back();  // one number means both sizes
   return c10::isFloatingType(input.dtype) && positions <= kMostPositions &&
          std::ranges::all_of(dilation, [](auto each) { return each == 1; });
 }
 
-/// Max-pooling of images by windows of neighbours, up to 256 of them. Exact where libtorch's operators run it. Kernels
-/// give the same maxima and add up gradients in single precision. O(graph).
+/// Replaces max-pooling of images whose windows are contiguous and have up to 256 elements. Exact where libtorch's
+/// operators run it. Kernels give the same maxima, and sum gradients in single precision. O(graph).
 OpGraph fold_max_pools(OpGraph graph) {
   const auto operation = fused_operator(kMaxPool);
   for (std::size_t i = 0; i < graph.ops.size(); ++i) {
@@ -196,7 +196,7 @@ OpGraph fold_max_pools(OpGraph graph) {
 
 // ---------------------------------------------------------------- cost
 
-/// Positions in the windows, a byte each.
+/// Saves positions in the windows, a byte each.
 SavedBytes saved_by_max_pool(const OpCall& op) {
   if (detail::takes_images_in_packs(op)) return {{}, ops::elements(op.result_sizes())};
   return ops::definition_of(ops::kMaxPool2d).saved_by(op);

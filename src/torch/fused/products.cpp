@@ -18,13 +18,13 @@ bool may_be_large(const at::Tensor& a, const at::Tensor& b) {
 }  // namespace
 
 bool is_large_product(const at::Tensor& a, const at::Tensor& b) {
-  constexpr double kLarge = 2e10;  // operations: 30 us on an H100
+  constexpr double kLarge = 2e10;  // floating-point operations: 30 us on an H100
   return a.dim() == 2 && b.dim() == 2 &&
          2.0 * static_cast<double>(a.numel()) * static_cast<double>(b.size(1)) >= kLarge;
 }
 
 bool multiply_large(const kernels::MatrixProduct& product) {
-  return may_be_large(product.a, product.b) && context_of(product.a.device().type()).multiply(product);
+  return may_be_large(product.a, product.b) && devices::context_of(product.a.device().type()).multiply(product);
 }
 
 at::Tensor matrix_product(const at::Tensor& a, const at::Tensor& b, c10::ScalarType type) {

@@ -11,8 +11,8 @@
 
 namespace autopar::fused {
 
-// libtorch's own kernels and formula (aten/src/ATen/native/Dropout.cpp), with a generator of our own.
-at::Tensor seeded_dropout(const at::Tensor& input, double p, const DrawSeed& seed, bool in_place) {
+// libtorch's kernels and formula (aten/src/ATen/native/Dropout.cpp), with our own generator.
+at::Tensor seeded_dropout(const at::Tensor& input, double p, const PhiloxSeed& seed, bool in_place) {
   if (input.is_cuda() && !in_place && p < 1)
     return std::get<0>(at::_fused_dropout(input, 1 - p, make_generator(input.device(), seed)));
   const auto keep = p == 1 ? at::zeros_like(input)
@@ -20,7 +20,7 @@ at::Tensor seeded_dropout(const at::Tensor& input, double p, const DrawSeed& see
   return in_place ? input.mul_(keep) : input.mul(keep);
 }
 
-bool proceed_by_seed(ReplayCall& call, const DrawSeed& seed) {
+bool run_by_seed(replay::ReplayCall& call, const PhiloxSeed& seed) {
   const auto& name = call.node.op.schema().name();
   const bool in_place = name == ops::kDropoutInPlace;
   if (!in_place && name != ops::kDropout) return false;
@@ -28,7 +28,7 @@ bool proceed_by_seed(ReplayCall& call, const DrawSeed& seed) {
   const auto p = call.stack[1].toDouble();
   const bool trains = call.stack[2].toBool();
   if (!trains || p <= 0 || input.numel() == 0) {
-    call.proceed();
+    call.call_original();
     return true;
   }
   auto dropped = seeded_dropout(input, p, seed, in_place);

@@ -54,9 +54,10 @@ std::optional<kernels::StridedRows> rows_of_both(const at::Tensor& to, const at:
 void copy_strided(const at::Tensor& to, const at::Tensor& from) {
   constexpr std::int64_t kThreads = 256, kMostBlocks = 4224;
   const auto packs = to.numel() * static_cast<std::int64_t>(to.element_size()) / detail::kPackBytes;
-  const bool may = to.is_cuda() && from.device() == to.device() && !from.is_conj() && !from.is_neg() &&
-                   packs <= std::numeric_limits<std::int32_t>::max() &&
-                   context_of(to.device().type()).has_kernels(kernels::kStridedCopyKernels, to.device().index());
+  const bool may =
+      to.is_cuda() && from.device() == to.device() && !from.is_conj() && !from.is_neg() &&
+      packs <= std::numeric_limits<std::int32_t>::max() &&
+      devices::context_of(to.device().type()).has_kernels(kernels::kStridedCopyKernels, to.device().index());
   const auto rows = may && detail::is_aligned(to) && detail::is_aligned(from) ? rows_of_both(to, from) : std::nullopt;
   if (!rows) {
     to.copy_(from);

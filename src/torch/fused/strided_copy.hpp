@@ -10,21 +10,22 @@
 
 namespace autopar::fused {
 
-/// to.copy_(from), in packs of 16 bytes where both are on one device that compiles kernels, of one type and sizes, and
-/// lie in rows of whole packs; libtorch copies what lies otherwise element by element.
+/// to.copy_(from), in packs of 16 bytes if possible. Both tensors must be on one device that compiles kernels, have the
+/// same type and sizes, and consist of vectorised rows. libtorch copies other layouts element by element.
 void copy_strided(const at::Tensor& to, const at::Tensor& from);
 
-/// How both lie, as few and long rows as possible; none if not in whole packs, or in more dims.
+/// The common rows of both tensors, as few and as long as possible. None if they are not in whole packs, or have too
+/// many dims.
 [[nodiscard]] std::optional<kernels::StridedRows> rows_of_both(const at::Tensor& to, const at::Tensor& from);
 
-/// Elements, and how far they lie apart in both.
+/// The size of a dim, and its strides in both tensors.
 struct CopiedDim {
   std::int64_t size, to, from;
 };
 
-/// Dims of more than one element, as they lie in the destination, outermost first.
+/// Dims of more than one element, in the destination's order, outermost first.
 [[nodiscard]] std::vector<CopiedDim> dims_of_both(const at::Tensor& to, const at::Tensor& from);
-/// Neighbours that are one dim in both are joined.
+/// Joins neighbouring dims that are one dim in both tensors.
 [[nodiscard]] std::vector<CopiedDim> joined_dims(const std::vector<CopiedDim>& dims);
 
 }  // namespace autopar::fused

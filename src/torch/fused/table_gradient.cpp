@@ -27,13 +27,13 @@ kernels::LaunchShape shape_of(std::int64_t packs, std::int64_t parts) {
 
 bool has_table_kernels(const at::Tensor& rows, const at::Tensor& indices, std::int64_t entries) {
   if (!rows.is_cuda() || detail::kernel_type(rows.scalar_type()) == nullptr || rows.numel() == 0) return false;
-  constexpr std::int64_t kMostBlocks = 65535;  // below one another
+  constexpr std::int64_t kMostBlocks = 65535;  // the grid's limit in y
   const auto columns = rows.size(-1);
   const bool fits = indices.device() == rows.device() && c10::isIntegralType(indices.scalar_type(), false) &&
                     indices.numel() * columns == rows.numel() && entries <= kMost &&
                     indices.numel() <= kMostBlocks * TableShape::kParts * TableShape::kOfPart && columns <= kMost;
   return fits && columns * rows.element_size() % detail::kPackBytes == 0 &&
-         context_of(rows.device().type()).has_kernels(kernels::kTableGradientKernels, rows.device().index());
+         devices::context_of(rows.device().type()).has_kernels(kernels::kTableGradientKernels, rows.device().index());
 }
 
 at::Tensor table_gradient(const at::Tensor& rows, const at::Tensor& indices, std::int64_t entries,

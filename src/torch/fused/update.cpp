@@ -18,7 +18,7 @@ namespace {
 kernels::AdamNumbers numbers_of(const AdamUpdate& update) {
   const auto steps = static_cast<double>(update.steps);
   const auto single = [](double number) { return static_cast<float>(number); };
-  // As libtorch has them: the step's corrections are powers of the rounded betas.
+  // As in libtorch: the step's corrections are powers of the rounded betas.
   const double beta1 = single(update.beta1), beta2 = single(update.beta2);
   return {single(update.lr),
           single(beta1),
@@ -39,7 +39,7 @@ kernels::SgdNumbers numbers_of(const SgdUpdate& update) {
           update.is_first ? 1 : 0};
 }
 
-/// By parameter; a list of a state may be empty.
+/// Lists by parameter; a list of a state may be empty.
 struct UpdatedTensors {
   const std::vector<at::Tensor>&parameters, &gradients, &copies;
   std::array<const std::vector<at::Tensor>*, kernels::UpdateTable::kStates> states{};
@@ -92,7 +92,7 @@ bool has_kernels_for(const UpdatedTensors& tensors) {
     return !copy.defined() || copy.scalar_type() == at::kBFloat16 || copy.scalar_type() == at::kHalf;
   });
   const auto device = tensors.parameters.front().device();
-  return takes_copies && context_of(device.type()).has_kernels(kernels::kUpdateKernels, device.index());
+  return takes_copies && devices::context_of(device.type()).has_kernels(kernels::kUpdateKernels, device.index());
 }
 
 /// @param rule  "adam_", "sgd_" or "momentum_"
@@ -107,7 +107,7 @@ bool step(const char* rule, const UpdatedTensors& tensors, const Numbers& number
   }
   with_bf16.launch();
   with_f16.launch();
-  // A backward that has kept the old values is to fail, as behind libtorch's steps; versions of state count steps.
+  // A backward that saved the old values must fail, as after libtorch's steps; versions of the state count steps.
   const auto note_written = [](const std::vector<at::Tensor>& written) {
     for (const auto& tensor : written) {
       if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();

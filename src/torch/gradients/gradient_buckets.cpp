@@ -11,7 +11,7 @@
 
 #include <autopar/core/error.hpp>
 
-namespace autopar {
+namespace autopar::gradients {
 
 namespace {
 
@@ -71,4 +71,4 @@ DType dtype_of(ScalarType dtype) {
 
 ScalarType scalar_type_of(DType dtype) { return kTypes[static_cast<std::size_t>(dtype)].second; }
 
-}  // namespace autopar
+}  // namespace autopar::gradients

@@ -13,7 +13,7 @@
 #include <autopar/core/units.hpp>
 #include <autopar/plan/buckets.hpp>
 
-namespace autopar {
+namespace autopar::gradients {
 
 /// Form of one gradient. `key` is what the owner of the layout calls it.
 struct GradientForm {
@@ -73,4 +73,4 @@ class GradientBuckets {
 [[nodiscard]] DType dtype_of(c10::ScalarType dtype);
 [[nodiscard]] c10::ScalarType scalar_type_of(DType dtype);
 
-}  // namespace autopar
+}  // namespace autopar::gradients

@@ -7,10 +7,10 @@
 
 #include "torch/device/device_context.hpp"
 
-namespace autopar {
+namespace autopar::gradients {
 
 void multiply_unless_one(const std::vector<at::Tensor>& gradients, const at::Tensor& factor) {
-  context_of(factor.device().type()).multiply_unless_one(gradients, factor);
+  devices::context_of(factor.device().type()).multiply_unless_one(gradients, factor);
 }
 
 bool divide_and_check(const std::vector<at::Tensor>& gradients, double divisor, c10::Device device) {
@@ -23,4 +23,4 @@ bool divide_and_check(const std::vector<at::Tensor>& gradients, double divisor, 
   return found.item<float>() == 0;
 }
 
-}  // namespace autopar
+}  // namespace autopar::gradients

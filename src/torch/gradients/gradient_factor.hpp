@@ -5,7 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
-namespace autopar {
+namespace autopar::gradients {
 
 /// Multiplies gradients in place by the gradient that a loss itself was given, which is 1 unless the user scaled the
 /// loss. On a GPU the host does not know it, and asking would wait for the whole step: there one kernel launch for up
@@ -21,4 +21,4 @@ void multiply_unless_one(const std::vector<at::Tensor>& gradients, const at::Ten
 /// @return whether all their elements are finite
 [[nodiscard]] bool divide_and_check(const std::vector<at::Tensor>& gradients, double divisor, c10::Device device);
 
-}  // namespace autopar
+}  // namespace autopar::gradients

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
-namespace autopar {
+namespace autopar::gradients {
 
 /// The factor that keeps gradients of half precision in its range: the loss is multiplied by it before the backward,
 /// the gradients are divided by it afterwards; where one is not finite the step is skipped and the factor was too
@@ -45,4 +45,4 @@ class LossScaler {
   State state_;
 };
 
-}  // namespace autopar
+}  // namespace autopar::gradients

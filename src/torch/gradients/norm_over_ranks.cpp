@@ -9,7 +9,7 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
-namespace autopar {
+namespace autopar::gradients {
 
 NormOverRanks::NormOverRanks(double p, int ranks, int self, c10::Device device)
     : p_(p), ranks_(ranks), self_(self), device_(device) {}
@@ -47,4 +47,4 @@ at::Tensor clip_factor(const at::Tensor& norm, double max_norm) {
   return norm.add(1e-6).reciprocal().mul(max_norm).clamp_max(1.0);
 }
 
-}  // namespace autopar
+}  // namespace autopar::gradients

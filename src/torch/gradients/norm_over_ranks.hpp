@@ -6,7 +6,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
-namespace autopar {
+namespace autopar::gradients {
 
 /// The p-norm of tensors whose elements lie on several ranks, as torch::nn::utils::clip_grad_norm_ takes it: the norm
 /// of each tensor, then the norm of these. In double precision; small and large elements neither vanish nor overflow
@@ -39,4 +39,4 @@ class NormOverRanks {
 /// What scales gradients of this norm to `max_norm` at most, as libtorch has it.
 [[nodiscard]] at::Tensor clip_factor(const at::Tensor& norm, double max_norm);
 
-}  // namespace autopar
+}  // namespace autopar::gradients

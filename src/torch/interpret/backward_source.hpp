@@ -8,17 +8,18 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 
-namespace autopar {
+namespace autopar::interpret {
 
-/// Where a backward begins: gives results their gradients. Roots that the engine is given itself are held, with their
-/// gradients, until it is done: here each gradient goes as it is read, so that kernels may write over it.
+/// The node at which a backward begins: it passes gradients to the results. The engine holds roots and their gradients
+/// until the backward ends. With this node as the only root, each gradient is freed when it is read, so that kernels
+/// may overwrite it.
 class BackwardSource : public torch::autograd::Node {
  public:
-  /// Adds to leaves, and keeps no history.
-  /// @param results  edges to them, not none
-  /// @param gradients  of each, defined
+  /// Accumulates into leaves, and does not keep the autograd graph.
+  /// @param results  edges to the results, at least one
+  /// @param gradients  one for each result, defined
   static void run(torch::autograd::edge_list results, torch::autograd::variable_list gradients) {
-    const auto none = at::empty({0}, gradients.front().options());  // says on which device it runs
+    const auto none = at::empty({0}, gradients.front().options());  // determines the device on which the node runs
     const std::shared_ptr<BackwardSource> source(new BackwardSource(std::move(results), std::move(gradients)),
                                                  torch::autograd::deleteNode);
     const auto root = source->add_input_metadata(none);
@@ -35,4 +36,4 @@ class BackwardSource : public torch::autograd::Node {
   torch::autograd::variable_list gradients_;
 };
 
-}  // namespace autopar
+}  // namespace autopar::interpret

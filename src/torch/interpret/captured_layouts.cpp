@@ -5,11 +5,11 @@
 
 #include "capture/ir/tensor_form.hpp"
 
-namespace autopar {
+namespace autopar::interpret {
 
 namespace {
 
-/// By op: whether it makes memory that other values are views of.
+/// By op: whether it allocates memory of which other values are views.
 std::vector<bool> makes_viewed_memory(const OpGraph& graph) {
   std::vector<int> values(static_cast<std::size_t>(graph.storage_count), 0);
   for (const auto& value : graph.values) {
@@ -26,25 +26,24 @@ std::vector<bool> makes_viewed_memory(const OpGraph& graph) {
 }  // namespace
 
 CapturedLayouts::CapturedLayouts(const OpGraph& graph, c10::Device device)
-    : graph_(graph),
-      concerned_(device.is_cpu() ? std::vector<bool>(graph.ops.size()) : makes_viewed_memory(graph)) {}
+    : graph_(graph), concerned_(device.is_cpu() ? std::vector<bool>(graph.ops.size()) : makes_viewed_memory(graph)) {}
 
-void CapturedLayouts::after(ReplayCall& call) {
+void CapturedLayouts::after(replay::ReplayCall& call) {
   for (const auto& output : call.node.outputs) {
     auto& result = call.stack[static_cast<std::size_t>(output.position)];
     if (output.kind == SlotKind::kList) {
       auto list = result.toTensorVector();
       for (std::size_t k = 0; k < list.size(); ++k) {
         const auto value = output.values[k];
-        if (value.valid()) list[k] = in_captured_layout(std::move(list[k]), graph_.value(value), call.sizes.local);
+        if (value.valid()) list[k] = ir::in_captured_layout(std::move(list[k]), graph_.value(value), call.sizes.local);
       }
       result = std::move(list);
       continue;
     }
     if (output.kind != SlotKind::kTensor || !output.values[0].valid()) continue;
     if (!result.isTensor() || !result.toTensor().defined()) continue;
-    result = in_captured_layout(result.toTensor(), graph_.value(output.values[0]), call.sizes.local);
+    result = ir::in_captured_layout(result.toTensor(), graph_.value(output.values[0]), call.sizes.local);
   }
 }
 
-}  // namespace autopar
+}  // namespace autopar::interpret

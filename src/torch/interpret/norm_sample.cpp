@@ -11,13 +11,13 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros_like.h>
 
-namespace autopar {
+namespace autopar::interpret {
 
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-/// Norms whose next slice has the same part of what was seen by then: all, of an ordinary network.
+/// Norms whose next slice has the same share of all samples seen so far: all norms of an ordinary network.
 struct Alike {
   std::vector<NormSample*> seen, next;
 };
@@ -69,7 +69,9 @@ void prepare_for_pooling(const std::vector<NormSample*>& samples) {
   for (const auto which : {&NormSample::mean, &NormSample::variance})
     scatter(in_double(gathered(given, which)), given, which);
   if (!unbiased.empty()) at::_foreach_mul_(gathered(unbiased, &NormSample::variance), factors);
-  for (auto* sample : of_one_element) sample->variance = at::zeros_like(sample->mean);  // it has no unbiased one
+  for (auto* sample : of_one_element)
+    sample->variance = at::zeros_like(sample->mean);  // one element has no unbiased
+                                                      // variance
 }
 
 void pool(std::vector<NormSample>& seen, std::vector<NormSample> next) {
@@ -95,4 +97,4 @@ void pool(std::vector<NormSample>& seen, std::vector<NormSample> next) {
   }
 }
 
-}  // namespace autopar
+}  // namespace autopar::interpret

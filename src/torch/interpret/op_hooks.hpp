@@ -6,9 +6,9 @@
 
 #include "torch/interpret/op_service.hpp"
 
-namespace autopar {
+namespace autopar::interpret {
 
-/// What the engine does around some operators. `before` may put tensors that the operator reads into the environment.
+/// The engine's hooks around some operators. `before` may put tensors that the operator reads into the environment.
 struct OpHooks {
   std::set<OpId> ops;
   std::function<void(OpId)> before;
@@ -20,15 +20,15 @@ class HookService final : public OpService {
   explicit HookService(OpHooks hooks) : hooks_(std::move(hooks)) {}
 
   [[nodiscard]] bool concerns(OpId op) const override { return hooks_.ops.contains(op); }
-  void before(ReplayCall& call) override {
+  void before(replay::ReplayCall& call) override {
     hooks_.before(call.id);
     take_given(call);
   }
-  void after(ReplayCall& call) override { hooks_.after(call.id, call.stack); }
+  void after(replay::ReplayCall& call) override { hooks_.after(call.id, call.stack); }
 
  private:
-  /// Arguments that the hook has made.
-  static void take_given(ReplayCall& call) {
+  /// Replaces the call's arguments by tensors that the hook has made.
+  static void take_given(replay::ReplayCall& call) {
     for (const auto& slot : call.node.inputs) {
       const auto value = slot.values.front();
       if (slot.kind != SlotKind::kTensor || !value.valid()) continue;
@@ -40,4 +40,4 @@ class HookService final : public OpService {
   OpHooks hooks_;
 };
 
-}  // namespace autopar
+}  // namespace autopar::interpret

@@ -15,10 +15,10 @@
 #include "torch/fused/seeded_dropout.hpp"
 #include "torch/interpret/arguments.hpp"
 #include "torch/interpret/captured_layouts.hpp"
-#include "torch/interpret/draws.hpp"
 #include "torch/interpret/second_results.hpp"
+#include "torch/interpret/seeded_draws.hpp"
 
-namespace autopar {
+namespace autopar::interpret {
 
 namespace {
 
@@ -28,7 +28,7 @@ bool is_handled(const OpHandling& handling) {
          handling.batch_norm >= 0;
 }
 
-void weigh_arguments(ReplayCall& call, const OpHandling& handling, double weight) {
+void weigh_arguments(replay::ReplayCall& call, const OpHandling& handling, double weight) {
   for (const auto position : handling.weighted_arguments) {
     auto& weighted = argument(call, position);
     if (weighted.isTensor()) {
@@ -51,7 +51,7 @@ void change_results(torch::jit::Stack& stack, Change&& change) {
 
 }  // namespace
 
-OpInterpreter::OpInterpreter(const OpGraph& graph, const BatchPlan& plan, const std::vector<OpId>& ops,
+OpInterpreter::OpInterpreter(const OpGraph& graph, const algebra::BatchSemantics& plan, const std::vector<OpId>& ops,
                              const std::vector<ValueId>& keep, c10::Device device, bool splits_backwards,
                              const std::vector<OpId>& recomputed, StageServices services)
     : graph_(graph),
@@ -67,21 +67,21 @@ OpInterpreter::OpInterpreter(const OpGraph& graph, const BatchPlan& plan, const 
   auto seconds = std::make_unique<SecondResults>(graph, ops, keep);
   const auto uses = graph.uses();
   const auto is_summed = [this](ValueId value) { return gradient_is_summed(value); };
-  std::map<OpId, std::optional<SplitBackward>> splits;
+  std::map<OpId, std::optional<autograd::SplitBackward>> splits;
   for (const auto op : ops) {
     const auto* step = step_of(op);
     const bool as_shard = step != nullptr && needs_shards(*step);
-    const FunctionSite site{graph, uses, op, device};
+    const autograd::FunctionSite site{graph, uses, op, device};
     const bool recomputes = std::binary_search(recomputed.begin(), recomputed.end(), op);
     auto& split = splits[op];
     if (!as_shard)
-      split = chosen_split(site, plan, {splits_backwards, recomputes, side_ != nullptr, is_summed});
-    if (split && split->pads_rows) layouts->exclude(op);  // its views are those that may read such rows
+      split = autograd::chosen_split(site, plan, {splits_backwards, recomputes, side_ != nullptr, is_summed});
+    if (split && split->pads_rows) layouts->exclude(op);  // its views may read padded rows
     if (split && splits_backwards && !recomputes) {
       deferrable_.push_back(split->weight);
       if (split->bias.valid()) deferrable_.push_back(split->bias);
     }
-    if (const auto* function = custom_function_of(site)) functions_[op] = function;
+    if (const auto* function = autograd::custom_function_of(site)) functions_[op] = function;
     if (layouts->concerns(op) || as_shard) seconds->exclude(op);
   }
   std::sort(deferrable_.begin(), deferrable_.end());
@@ -94,7 +94,7 @@ OpInterpreter::OpInterpreter(const OpGraph& graph, const BatchPlan& plan, const 
     const bool is_plain = !split && !functions_.contains(op) && !is_handled(plan.handling(op)) &&
                           (step == nullptr || !needs_shards(*step)) && services_at(op).empty();
     if (is_plain) continue;
-    replayer_.handle(op, [this, at = services_at(op), split = std::move(split)](ReplayCall& call) {
+    replayer_.handle(op, [this, at = services_at(op), split = std::move(split)](replay::ReplayCall& call) {
       for (auto* service : at) service->before(call);
       handle(call, split);
       for (auto service = at.rbegin(); service != at.rend(); ++service) (*service)->after(call);
@@ -110,7 +110,9 @@ std::vector<OpService*> OpInterpreter::services_at(OpId op) const {
   return found;
 }
 
-const ShardedStep* OpInterpreter::step_of(OpId op) const { return shards_ ? shards_->step_of(op) : nullptr; }
+const tensor_parallel::ShardedStep* OpInterpreter::step_of(OpId op) const {
+  return shards_ ? shards_->step_of(op) : nullptr;
+}
 
 bool OpInterpreter::gradient_is_summed(ValueId value) const {
   const auto definer = graph_.value(value).definer;
@@ -118,13 +120,13 @@ bool OpInterpreter::gradient_is_summed(ValueId value) const {
   return step != nullptr && step->move && sums_gradient(*step->move);
 }
 
-void OpInterpreter::run(Environment& values, const SliceContext& slice, std::vector<NormSample>& statistics,
-                        std::shared_ptr<DeferredGradients> deferred) {
+void OpInterpreter::run(replay::Environment& values, const SliceContext& slice, std::vector<NormSample>& statistics,
+                        std::shared_ptr<autograd::DeferredGradients> deferred) {
   run(values, slice, statistics, std::move(deferred), {0, count_});
 }
 
-void OpInterpreter::run(Environment& values, const SliceContext& slice, std::vector<NormSample>& statistics,
-                        std::shared_ptr<DeferredGradients> deferred, OpRange ops) {
+void OpInterpreter::run(replay::Environment& values, const SliceContext& slice, std::vector<NormSample>& statistics,
+                        std::shared_ptr<autograd::DeferredGradients> deferred, OpRange ops) {
   const c10::impl::ExcludeDispatchKeyGuard as_captured(c10::autocast_dispatch_keyset);
   slice_ = &slice;
   statistics_ = &statistics;
@@ -136,7 +138,7 @@ void OpInterpreter::run(Environment& values, const SliceContext& slice, std::vec
   for (const auto& service : services_) service->clear();
 }
 
-void OpInterpreter::handle(ReplayCall& call, const std::optional<SplitBackward>& split) {
+void OpInterpreter::handle(replay::ReplayCall& call, const std::optional<autograd::SplitBackward>& split) {
   const auto& handling = plan_.handling(call.id);
   if (handling.reduction_argument >= 0) {
     argument(call, handling.reduction_argument) = static_cast<std::int64_t>(at::Reduction::Sum);
@@ -153,10 +155,10 @@ void OpInterpreter::handle(ReplayCall& call, const std::optional<SplitBackward>&
   }
 }
 
-void OpInterpreter::call_by_handling(ReplayCall& call, const OpHandling& handling,
-                                     const std::optional<SplitBackward>& split) {
+void OpInterpreter::call_by_handling(replay::ReplayCall& call, const OpHandling& handling,
+                                     const std::optional<autograd::SplitBackward>& split) {
   if (const auto* step = step_of(call.id); step != nullptr && needs_shards(*step)) {
-    proceed_as_shard(call, *step, shards_->group);
+    run_on_shards(call, *step, shards_->group);
   } else if (handling.batch_norm >= 0) {
     const auto index = static_cast<std::size_t>(handling.batch_norm);
     slice_statistics_.call(call, plan_.batch_norms[index], (*statistics_)[index]);
@@ -167,36 +169,36 @@ void OpInterpreter::call_by_handling(ReplayCall& call, const OpHandling& handlin
   } else if (handling.draw != Draw::kNone) {
     call_random(call, handling.draw);
   } else if (split && !functions_.contains(call.id)) {
-    proceed_splitting(call, *split, deferred_, side_);
+    autograd::run_split(call, *split, deferred_, side_);
   } else {
-    proceed(call);
+    call_function(call);
   }
 }
 
-void OpInterpreter::proceed(ReplayCall& call) const {
+void OpInterpreter::call_function(replay::ReplayCall& call) const {
   const auto function = functions_.find(call.id);
   if (function != functions_.end())
     function->second->run(call);
   else
-    call.proceed();
+    call.call_original();
 }
 
-void OpInterpreter::call_random(ReplayCall& call, Draw draw) const {
+void OpInterpreter::call_random(replay::ReplayCall& call, Draw draw) const {
   const int shard = step_of(call.id) == nullptr ? 0 : shards_->group.place();
   const auto seed = seed_of(slice_->draws, {call.id, draw == Draw::kPerSlice ? slice_->first_sample : -1, shard});
   if (const auto position = argument_named(call.node, "generator"); position >= 0) {
     argument(call, position) = fused::make_generator(device_, seed);
-    call.proceed();
+    call.call_original();
     return;
   }
   if (const auto position = argument_named(call.node, "seed"); position >= 0) {
     argument(call, position) = fused::to_tensor(seed);
-    call.proceed();
+    call.call_original();
     return;
   }
-  if (fused::proceed_by_seed(call, seed)) return;
+  if (fused::run_by_seed(call, seed)) return;
   const DefaultGeneratorGuard guard(device_, seed);
-  proceed(call);
+  call_function(call);
 }
 
-}  // namespace autopar
+}  // namespace autopar::interpret

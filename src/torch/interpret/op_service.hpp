@@ -4,10 +4,10 @@
 
 #include "capture/replay/replay.hpp"
 
-namespace autopar {
+namespace autopar::interpret {
 
-/// Takes part in runs around some operators: gives them other arguments, takes or changes their results. An
-/// interpreter has a list of services, in whose order they act before an operator, and in the reverse order after it.
+/// Acts before and after some operators of a run: it may replace their arguments, and read or change their results. An
+/// interpreter has a list of services. They act in the list's order before an operator, and in reverse order after it.
 class OpService {
  public:
   OpService() = default;
@@ -15,14 +15,14 @@ class OpService {
   OpService& operator=(const OpService&) = delete;
   virtual ~OpService() = default;
 
-  /// Whether it acts at the operator. Asked when the interpreter is made.
+  /// Whether the service acts at the operator. Called when the interpreter is constructed.
   [[nodiscard]] virtual bool concerns(OpId op) const = 0;
-  /// Before the operator runs. @param call  with its arguments
-  virtual void before(ReplayCall& call) { static_cast<void>(call); }
-  /// After it ran. @param call  with its results
-  virtual void after(ReplayCall& call) { static_cast<void>(call); }
-  /// Before and after each run: forgets what it holds of a run.
+  /// Called before the operator runs. @param call  with its arguments
+  virtual void before(replay::ReplayCall& call) { static_cast<void>(call); }
+  /// Called after the operator ran. @param call  with its results
+  virtual void after(replay::ReplayCall& call) { static_cast<void>(call); }
+  /// Called before and after each run: forgets all data of a run.
   virtual void clear() {}
 };
 
-}  // namespace autopar
+}  // namespace autopar::interpret

@@ -10,7 +10,7 @@
 #include "torch/autograd/split_backward.hpp"
 #include "torch/interpret/segment_node.hpp"
 
-namespace autopar {
+namespace autopar::interpret {
 
 namespace {
 
@@ -29,7 +29,7 @@ std::vector<OpId> recomputed_ops(const std::vector<StagePart>& parts) {
   return ops;
 }
 
-std::vector<ValueId> with_casts(std::vector<ValueId> keep, const OpGraph& graph, const BatchPlan& plan,
+std::vector<ValueId> with_casts(std::vector<ValueId> keep, const OpGraph& graph, const algebra::BatchSemantics& plan,
                                 const std::vector<StagePart>& parts) {
   for (const auto op : in_order(parts)) {
     for_each_input(graph.op(op), [&](ValueId value) {
@@ -42,9 +42,9 @@ std::vector<ValueId> with_casts(std::vector<ValueId> keep, const OpGraph& graph,
 
 }  // namespace
 
-SegmentInterpreter::SegmentInterpreter(const OpGraph& graph, const BatchPlan& plan, const std::vector<StagePart>& parts,
-                                       const std::vector<ValueId>& keep, c10::Device device, bool splits_backwards,
-                                       StageServices services)
+SegmentInterpreter::SegmentInterpreter(const OpGraph& graph, const algebra::BatchSemantics& plan,
+                                       const std::vector<StagePart>& parts, const std::vector<ValueId>& keep,
+                                       c10::Device device, bool splits_backwards, StageServices services)
     : graph_(graph),
       plan_(plan),
       ops_(graph, plan, in_order(parts), with_casts(keep, graph, plan, parts), device, splits_backwards,
@@ -92,7 +92,7 @@ void SegmentInterpreter::find_segment(const StagePart& part, OpRange range, cons
     segment.entering.push_back({value, entry_of(value, part, uses)});
   };
   for (const auto op : part.ops) {
-    if (const auto split = split_backward_of(graph_, plan_, op); split && split->of_cast) {
+    if (const auto split = autograd::split_backward_of(graph_, plan_, op); split && split->of_cast) {
       for (const auto parameter : {split->weight, split->bias}) {
         if (parameter.valid()) enter(parameter);
       }
@@ -130,14 +130,15 @@ Segment::Entry SegmentInterpreter::entry_of(ValueId value, const StagePart& part
   return std::all_of(readers.begin(), readers.end(), updates) ? Segment::Entry::kUnread : Segment::Entry::kCopy;
 }
 
-// Of memory that the stage makes and that a segment reads a small part of, through one view or several.
+// Finds small views: memory that the stage allocates and of which a segment reads a small part, through one or more
+// views.
 void SegmentInterpreter::find_small_views(Segment& segment, const std::vector<OpId>& stage) const {
-  constexpr std::int64_t kSamples = 64;  // of a slice that sizes are compared for
+  constexpr std::int64_t kSamples = 64;  // samples of the slice for which sizes are compared
   constexpr std::int64_t kMuchLarger = 2;
   const auto creators = graph_.storage_creators();
   const auto elements = [&](const ValueInfo& info) {
     std::int64_t product = 1;
-    for (const auto size : sizes_at(info, kSamples)) product *= size;
+    for (const auto size : ir::sizes_at(info, kSamples)) product *= size;
     return product;
   };
   std::map<StorageId, std::int64_t> read, whole;
@@ -159,8 +160,9 @@ void SegmentInterpreter::find_small_views(Segment& segment, const std::vector<Op
   }
 }
 
-void SegmentInterpreter::run(Environment& values, const SliceContext& slice, std::vector<NormSample>& statistics,
-                             const std::shared_ptr<DeferredGradients>& deferred) {
+void SegmentInterpreter::run(replay::Environment& values, const SliceContext& slice,
+                             std::vector<NormSample>& statistics,
+                             const std::shared_ptr<autograd::DeferredGradients>& deferred) {
   for (const auto& part : parts_) {
     if (part.segment != nullptr && at::GradMode::is_enabled())
       run_segment(*part.segment, values, slice, statistics);
@@ -169,7 +171,7 @@ void SegmentInterpreter::run(Environment& values, const SliceContext& slice, std
   }
 }
 
-void SegmentInterpreter::run_segment(const Segment& segment, Environment& values, const SliceContext& slice,
+void SegmentInterpreter::run_segment(const Segment& segment, replay::Environment& values, const SliceContext& slice,
                                      std::vector<NormSample>& statistics) {
   const std::shared_ptr<SegmentNode> node(new SegmentNode(ops_, segment, values, slice, plan_.batch_norms.size()),
                                           torch::autograd::deleteNode);
@@ -177,4 +179,4 @@ void SegmentInterpreter::run_segment(const Segment& segment, Environment& values
   SegmentNode::attach(node);
 }
 
-}  // namespace autopar
+}  // namespace autopar::interpret

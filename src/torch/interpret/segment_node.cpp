@@ -13,19 +13,19 @@
 
 #include "torch/interpret/backward_source.hpp"
 
-namespace autopar {
+namespace autopar::interpret {
 
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
 namespace {
 
-/// Whether the gradient of what enters goes on to whatever made it.
+/// Whether the gradient of an entering value is passed on to its producer.
 bool goes_through(Segment::Entry entry) { return entry == Segment::Entry::kThrough || entry == Segment::Entry::kView; }
 
 }  // namespace
 
-/// Takes the gradients of what enters the second run.
+/// The autograd node that receives the gradients of the values that enter the second run.
 class SegmentNode::Entrance : public torch::autograd::Node {
  public:
   variable_list apply(variable_list&& gradients) override {
@@ -39,7 +39,7 @@ class SegmentNode::Entrance : public torch::autograd::Node {
   variable_list gradients_;
 };
 
-/// Values of the second run in the stage's environment, which is as it was when this is gone.
+/// Puts the second run's values into the stage's environment, and restores it on destruction.
 class SegmentNode::Borrowed {
  public:
   explicit Borrowed(SegmentNode& node) : node_(node), before_(node.kept_.size()) {}
@@ -50,12 +50,12 @@ class SegmentNode::Borrowed {
   Borrowed(const Borrowed&) = delete;
   Borrowed& operator=(const Borrowed&) = delete;
 
-  /// The next one of Segment::entering.
+  /// Sets the next value of Segment::entering.
   void give(at::Tensor value) {
     before_[given_] = std::exchange(slot(given_), std::move(value));
     ++given_;
   }
-  /// Leaves what is there in place.
+  /// Leaves the next value unchanged.
   void skip() { give(slot(given_)); }
 
  private:
@@ -67,7 +67,10 @@ class SegmentNode::Borrowed {
 };
 
 SegmentNode::Kept SegmentNode::elements_of(const at::Tensor& tensor) {
-  if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) return {SavedVariable(tensor, false), {}};  // expanded
+  if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes)
+    return {SavedVariable(tensor, false), {}};  // an
+                                                // expanded
+                                                // tensor
   return {SavedVariable(tensor.detach().clone(at::MemoryFormat::Contiguous), false), tensor.strides().vec()};
 }
 
@@ -78,8 +81,8 @@ at::Tensor SegmentNode::Kept::unpack() const {
   return at::empty_strided(tensor.sizes(), strides, tensor.options()).copy_(tensor);
 }
 
-SegmentNode::SegmentNode(OpInterpreter& runner, const Segment& segment, Environment& values, const SliceContext& slice,
-                         std::size_t batch_norms)
+SegmentNode::SegmentNode(OpInterpreter& runner, const Segment& segment, replay::Environment& values,
+                         const SliceContext& slice, std::size_t batch_norms)
     : runner_(runner), segment_(segment), values_(values), slice_(slice), batch_norms_(batch_norms) {
   torch::autograd::edge_list edges;
   for (const auto& [value, entry] : segment.entering) {
@@ -120,7 +123,7 @@ void SegmentNode::attach(const std::shared_ptr<SegmentNode>& node) {
 }
 
 variable_list SegmentNode::apply(variable_list&& gradients) {
-  // Deleted by autograd's own deleter, like every node.
+  // Deleted by autograd's deleter, like every node.
   const std::shared_ptr<Entrance> entrance(new Entrance, torch::autograd::deleteNode);
   torch::autograd::edge_list roots;
   variable_list of_roots;
@@ -164,4 +167,4 @@ void SegmentNode::release_variables() {
   for (auto& kept : kept_) kept.value.reset_data();
 }
 
-}  // namespace autopar
+}  // namespace autopar::interpret

@@ -13,16 +13,17 @@
 #include "torch/interpret/segment_interpreter.hpp"
 #include "torch/interpret/slice.hpp"
 
-namespace autopar {
+namespace autopar::interpret {
 
-/// The autograd node of what leaves a segment: keeps what entered, and in the backward runs the segment again.
+/// The autograd node of the values that leave a segment. It keeps the values that entered, and runs the segment again
+/// in the backward.
 class SegmentNode : public torch::autograd::Node {
  public:
-  /// Before the segment's first run. @param runner, segment, values  must outlive the node
-  SegmentNode(OpInterpreter& runner, const Segment& segment, Environment& values, const SliceContext& slice,
+  /// Constructed before the segment's first run. @param runner, segment, values  must outlive the node
+  SegmentNode(OpInterpreter& runner, const Segment& segment, replay::Environment& values, const SliceContext& slice,
               std::size_t batch_norms);
 
-  /// After the first run: what leaves gets this node in place of that run's.
+  /// Called after the first run: gives the leaving values this node instead of the first run's nodes.
   static void attach(const std::shared_ptr<SegmentNode>& node);
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override;
@@ -32,7 +33,7 @@ class SegmentNode : public torch::autograd::Node {
  private:
   class Borrowed;
   class Entrance;
-  /// What entered. Of a view the elements alone, and how they lay.
+  /// A value that entered. For a small view, its elements and its original strides.
   struct Kept {
     torch::autograd::SavedVariable value;
     std::vector<std::int64_t> strides;
@@ -42,11 +43,11 @@ class SegmentNode : public torch::autograd::Node {
 
   OpInterpreter& runner_;
   const Segment& segment_;
-  Environment& values_;
+  replay::Environment& values_;
   SliceContext slice_;
   std::size_t batch_norms_;
-  std::vector<Kept> kept_;     ///< like Segment::entering
-  std::vector<int> input_of_;  ///< of this node, by Segment::leaving; -1 = has no gradient
+  std::vector<Kept> kept_;     ///< ordered as Segment::entering
+  std::vector<int> input_of_;  ///< input of this node, by Segment::leaving; -1 = has no gradient
 };
 
-}  // namespace autopar
+}  // namespace autopar::interpret

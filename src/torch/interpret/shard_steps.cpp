@@ -23,39 +23,40 @@
 #include "shard/group_state.hpp"
 #include "shard/slice_of_sum.hpp"
 #include "torch/autograd/summed_gradient.hpp"
-#include "torch/fused/class_head.hpp"
+#include "torch/fused/linear_cross_entropy.hpp"
 #include "torch/fused/loss_reduction.hpp"
 
-namespace autopar {
+namespace autopar::interpret {
 
 namespace {
 
-/// Elements of the sliced dim within a block that each shard has: consecutive ones, since what has several parts is
-/// not exchanged (`ShardTyping`).
-Split split_of(const ShardedStep& step) {
+/// The elements of the sliced dim within a block that each shard has. They are consecutive, because slices of several
+/// parts are not exchanged (`ShardTyping`).
+Split split_of(const tensor_parallel::ShardedStep& step) {
   AUTOPAR_ASSERT(step.slices.inner.size() == 1, "tensor shards exchange slices of one part");
   auto lengths = step.slices.split(step.shards).lengths();
   for (auto& length : lengths) length *= step.slices.inner.front();
   return Split(std::move(lengths));
 }
 
-/// Blocks become a dim of their own, so that the slices are consecutive.
+/// Makes blocks a separate dim, so that the slices are consecutive.
 at::Tensor in_blocks(const at::Tensor& tensor, std::int64_t dim, std::int64_t length) {
   return tensor.unflatten(dim, {tensor.size(dim) / length, length});
 }
 
-/// Its gradient is the sum of those of all shards.
+/// The tensor itself; its gradient is the sum of all shards' gradients.
 at::Tensor copied(const at::Tensor& tensor, const Group& group) {
-  return SummedGradient::over(tensor, tensor, [group](at::Tensor term, const std::function<void()>& meanwhile) {
-    const auto sum = is_only_owner(term) ? term : term.clone(at::MemoryFormat::Contiguous);
-    term.reset();
-    sum.unsafeGetTensorImpl()->bump_version();  // it is written below autograd: see fused/summed_columns.hpp
-    group.state()->all_reduce(sum, meanwhile);
-    return sum;
-  });
+  return autograd::SummedGradient::over(
+      tensor, tensor, [group](at::Tensor term, const std::function<void()>& meanwhile) {
+        const auto sum = ir::is_only_owner(term) ? term : term.clone(at::MemoryFormat::Contiguous);
+        term.reset();
+        sum.unsafeGetTensorImpl()->bump_version();  // the memory is written below autograd: see
+        group.state()->all_reduce(sum, meanwhile);
+        return sum;
+      });
 }
 
-at::Tensor gathered(const at::Tensor& own, const ShardedStep& step, const Group& group) {
+at::Tensor gathered(const at::Tensor& own, const tensor_parallel::ShardedStep& step, const Group& group) {
   const auto split = split_of(step);
   const int dim = step.slices.dim;
   const auto blocks = in_blocks(own, dim, split.length(group.place()));
@@ -63,13 +64,13 @@ at::Tensor gathered(const at::Tensor& own, const ShardedStep& step, const Group&
   return whole.flatten(dim, dim + 1);
 }
 
-/// Its gradient is this shard's slice of the sum of those of all.
-at::Tensor assembled(const at::Tensor& own, const ShardedStep& step, const Group& group) {
+/// The whole value; its gradient is this shard's slice of the sum of all shards' gradients.
+at::Tensor assembled(const at::Tensor& own, const tensor_parallel::ShardedStep& step, const Group& group) {
   const auto whole = [&] {
     const at::NoGradGuard no_history;
     return gathered(own, step, group);
   }();
-  return SummedGradient::over(
+  return autograd::SummedGradient::over(
       own, whole,
       [group, split = split_of(step), dim = step.slices.dim](at::Tensor term, const std::function<void()>& meanwhile) {
         auto blocks = in_blocks(term, dim, split.total());
@@ -78,39 +79,39 @@ at::Tensor assembled(const at::Tensor& own, const ShardedStep& step, const Group
       });
 }
 
-at::Tensor scattered(const at::Tensor& whole, const ShardedStep& step, const Group& group) {
+at::Tensor scattered(const at::Tensor& whole, const tensor_parallel::ShardedStep& step, const Group& group) {
   const auto split = split_of(step);
   const int dim = step.slices.dim;
   return scatter(in_blocks(whole, dim, split.total()), group, dim + 1, split).local().flatten(dim, dim + 1);
 }
 
-at::Tensor sum_scattered(const at::Tensor& terms, const ShardedStep& step, const Group& group) {
+at::Tensor sum_scattered(const at::Tensor& terms, const tensor_parallel::ShardedStep& step, const Group& group) {
   const auto split = split_of(step);
   const int dim = step.slices.dim;
   const auto blocks = Placed::partial(in_blocks(terms, dim, split.total()), group);
   return reduce_scatter(blocks, dim + 1, split).local().flatten(dim, dim + 1);
 }
 
-at::Tensor moved(const at::Tensor& tensor, const ShardedStep& step, const Group& group) {
+at::Tensor moved(const at::Tensor& tensor, const tensor_parallel::ShardedStep& step, const Group& group) {
   switch (*step.move) {
-    case ShardMove::kCopy:
+    case ir::ShardMove::kCopy:
       return copied(tensor, group);
-    case ShardMove::kReduce:
+    case ir::ShardMove::kAllReduce:
       return reduce(Placed::partial(tensor, group));
-    case ShardMove::kGather:
+    case ir::ShardMove::kAllGather:
       return gathered(tensor, step, group);
-    case ShardMove::kScatter:
+    case ir::ShardMove::kScatter:
       return scattered(tensor, step, group);
-    case ShardMove::kAssemble:
+    case ir::ShardMove::kAssemble:
       return assembled(tensor, step, group);
-    case ShardMove::kReduceScatter:
+    case ir::ShardMove::kReduceScatter:
       return sum_scattered(tensor, step, group);
   }
   return tensor;
 }
 
-/// Of aten::cross_entropy_loss(self, target, weight, reduction, ignore_index, label_smoothing).
-at::Tensor class_loss(const torch::jit::Stack& stack, const ShardedStep& step, const Group& group) {
+/// The loss for aten::cross_entropy_loss(self, target, weight, reduction, ignore_index, label_smoothing).
+at::Tensor class_loss(const torch::jit::Stack& stack, const tensor_parallel::ShardedStep& step, const Group& group) {
   const auto logits = stack[0].toTensor();
   auto options = ParallelCrossEntropyOptions()
                      .reduction(fused::loss_reduction(stack[3].toInt()))
@@ -123,8 +124,8 @@ at::Tensor class_loss(const torch::jit::Stack& stack, const ShardedStep& step, c
   return parallel_cross_entropy(Placed::shard(logits, group, classes, split_of(step)), stack[1].toTensor(), options);
 }
 
-/// Of aten::embedding(weight, indices, padding_idx, …): rows of other shards are zero.
-at::Tensor rows(const torch::jit::Stack& stack, const ShardedStep& step, const Group& group) {
+/// The result of aten::embedding(weight, indices, padding_idx, …), in which rows of other shards are zero.
+at::Tensor rows(const torch::jit::Stack& stack, const tensor_parallel::ShardedStep& step, const Group& group) {
   const auto weight = stack[0].toTensor(), indices = stack[1].toTensor();
   const auto split = split_of(step);
   const auto begin = split.begin(group.place()), length = split.length(group.place());
@@ -139,31 +140,34 @@ at::Tensor rows(const torch::jit::Stack& stack, const ShardedStep& step, const G
   auto own = at::embedding(weight, (indices - begin).masked_fill_(is_elsewhere, 0), has_padding ? padding : -1);
   own.masked_fill_(is_elsewhere.unsqueeze(-1), 0);
   if (indices.is_cpu()) return own;
-  return own.masked_fill_(is_none.unsqueeze(-1), std::numeric_limits<double>::quiet_NaN());  // without a wait for it
+  return own.masked_fill_(is_none.unsqueeze(-1), std::numeric_limits<double>::quiet_NaN());  // without synchronising
+                                                                                             // with the device
 }
 
 }  // namespace
 
-bool needs_shards(const ShardedStep& step) { return step.move || step.kernel == ShardedOp::Kernel::kTogether; }
+bool needs_shards(const tensor_parallel::ShardedStep& step) {
+  return step.move || step.kernel == ShardedOp::Kernel::kTogether;
+}
 
-void proceed_as_shard(ReplayCall& call, const ShardedStep& step, const Group& group) {
+void run_on_shards(replay::ReplayCall& call, const tensor_parallel::ShardedStep& step, const Group& group) {
   const auto result = [&] {
     if (step.move) return moved(call.stack[0].toTensor(), step, group);
     const auto& name = call.node.op.schema().name();
     if (name == ops::kEmbedding) return rows(call.stack, step, group);
     const auto& layer = ops::definition_of(name).layer;
-    if (layer && layer->makes_loss) return fused::class_head_of_shard(call.stack, group, split_of(step));
+    if (layer && layer->makes_loss) return fused::linear_cross_entropy_of_shard(call.stack, group, split_of(step));
     return class_loss(call.stack, step, group);
   };
   try {
     auto made = result();
     call.stack.clear();
     call.stack.emplace_back(std::move(made));
-  } catch (const InvalidArgument& error) {  // of targets and indices
+  } catch (const InvalidArgument& error) {  // invalid targets and indices
     const auto& path = call.node.path;
     const auto near = path.empty() ? "" : " (near " + path + ")";
     throw InvalidArgument(call.node.op.schema().name() + near + ": " + error.what());
   }
 }
 
-}  // namespace autopar
+}  // namespace autopar::interpret

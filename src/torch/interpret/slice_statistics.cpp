@@ -9,11 +9,11 @@
 #include "capture/ir/tensor_form.hpp"
 #include "torch/interpret/arguments.hpp"
 
-namespace autopar {
+namespace autopar::interpret {
 
 namespace {
 
-/// Elements that a statistic takes in a row of many, aligned for any kernel.
+/// Elements that a statistic takes in the shared memory, aligned for any kernel.
 std::int64_t places_of(std::int64_t channels) {
   constexpr std::int64_t kAligned = 64;
   return (channels + kAligned - 1) / kAligned * kAligned;
@@ -21,15 +21,16 @@ std::int64_t places_of(std::int64_t channels) {
 
 }  // namespace
 
-SliceStatistics::SliceStatistics(const OpGraph& graph, const BatchPlan& plan, const std::vector<OpId>& ops) {
+SliceStatistics::SliceStatistics(const OpGraph& graph, const algebra::BatchSemantics& plan,
+                                 const std::vector<OpId>& ops) {
   for (const auto op : ops) {
     const auto norm = plan.handling(op).batch_norm;
     const auto running = norm < 0 ? ValueId::none() : plan.batch_norms[static_cast<std::size_t>(norm)].running_mean;
-    if (running.valid()) places_ += 2 * places_of(sizes_at(graph.value(running), 1).at(0));
+    if (running.valid()) places_ += 2 * places_of(ir::sizes_at(graph.value(running), 1).at(0));
   }
 }
 
-// Statistics of all norms of a run lie in one memory: a fill for each took the host as long as an operator.
+// Statistics of all norms of a run share one allocation. A separate fill for each took the host as long as an operator.
 at::Tensor SliceStatistics::zeros_for(const at::Tensor& statistic) {
   const auto places = places_of(statistic.numel());
   const bool fits =
@@ -40,12 +41,12 @@ at::Tensor SliceStatistics::zeros_for(const at::Tensor& statistic) {
   }
   const auto part = zeros_.narrow(0, given_, statistic.numel());
   given_ += places;
-  return with_own_version(part);
+  return ir::with_own_version(part);
 }
 
-void SliceStatistics::call(ReplayCall& call, const BatchNormPlan& norm, NormSample& sample) {
+void SliceStatistics::call(replay::ReplayCall& call, const BatchNormPlan& norm, NormSample& sample) {
   if (!norm.running_mean.valid()) {
-    call.proceed();
+    call.call_original();
     return;
   }
   const auto mean_at = argument_named(call.node, "running_mean"), var_at = argument_named(call.node, "running_var");
@@ -56,7 +57,7 @@ void SliceStatistics::call(ReplayCall& call, const BatchNormPlan& norm, NormSamp
   argument(call, mean_at) = mean;
   argument(call, var_at) = variance;
   argument(call, momentum_at) = 1.0;
-  call.proceed();
+  call.call_original();
   sample = {.mean = mean,
             .variance = variance,
             .count = static_cast<double>(norm.samples.at(call.sizes.local)),
@@ -64,4 +65,4 @@ void SliceStatistics::call(ReplayCall& call, const BatchNormPlan& norm, NormSamp
             .as_given = true};
 }
 
-}  // namespace autopar
+}  // namespace autopar::interpret

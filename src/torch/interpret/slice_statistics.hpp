@@ -11,26 +11,26 @@
 #include "capture/replay/replay.hpp"
 #include "torch/interpret/norm_sample.hpp"
 
-namespace autopar {
+namespace autopar::interpret {
 
-/// Calls batch norms with running statistics, so that the statistics of the slice alone go to a NormSample. One run at
-/// a time.
+/// Calls batch norms with temporary running statistics, so that only the slice's statistics go to a NormSample. One run
+/// at a time.
 class SliceStatistics {
  public:
-  /// @param ops  of a run
-  SliceStatistics(const OpGraph& graph, const BatchPlan& plan, const std::vector<OpId>& ops);
+  /// @param ops  the operators of a run
+  SliceStatistics(const OpGraph& graph, const algebra::BatchSemantics& plan, const std::vector<OpId>& ops);
 
   /// Calls a batch norm. With momentum 1 the operator leaves the slice's statistics in its running buffers, at no cost.
-  void call(ReplayCall& call, const BatchNormPlan& norm, NormSample& sample);
-  /// Before each run.
+  void call(replay::ReplayCall& call, const BatchNormPlan& norm, NormSample& sample);
+  /// Called before each run.
   void clear() { zeros_.reset(); }
 
  private:
   [[nodiscard]] at::Tensor zeros_for(const at::Tensor& statistic);
 
   std::int64_t places_ = 0;  ///< elements that the statistics of all norms take in `zeros_`
-  at::Tensor zeros_;         ///< of the run under way
-  std::int64_t given_ = 0;   ///< elements of these
+  at::Tensor zeros_;         ///< of the current run
+  std::int64_t given_ = 0;   ///< elements of `zeros_` in use
 };
 
-}  // namespace autopar
+}  // namespace autopar::interpret

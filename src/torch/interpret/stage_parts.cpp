@@ -7,7 +7,7 @@
 #include <autopar/graph/algorithms/acyclic_splitting.hpp>
 #include <autopar/graph/graph.hpp>
 
-namespace autopar {
+namespace autopar::interpret {
 
 namespace {
 
@@ -56,4 +56,4 @@ std::vector<StagePart> parts_of_stage(const OpGraph& graph, const std::vector<Op
   return parts;
 }
 
-}  // namespace autopar
+}  // namespace autopar::interpret

@@ -7,7 +7,7 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/COW.h>
 
-#include "torch/fused/whole_packs.hpp"
+#include "torch/fused/vectorised_rows.hpp"
 
 namespace autopar {
 
@@ -27,11 +27,11 @@ void ComputeCopy::keep(const at::Tensor& parameter, c10::ScalarType type) {
   const bool is_alone = parameter.has_storage() && parameter.storage().use_count() == 1;
   if (!is_alone || parameter.is_inference() || !parameter.is_non_overlapping_and_dense()) return;
   const auto* const meta = parameter.unsafeGetTensorImpl()->get_backend_meta();
-  if (meta != nullptr && typeid(*meta) != typeid(PartMark)) return;
-  auto* const mark = mark_of(parameter);
+  if (meta != nullptr && typeid(*meta) != typeid(parameters::PartMark)) return;
+  auto* const mark = parameters::mark_of(parameter);
   if (!cow::has_simple_data_ptr(memory_of(parameter))) return;
   auto copy = c10::make_intrusive<ComputeCopy>(type);
-  if (mark != nullptr) copy->mark = PartMarkPtr::reclaim_copy(mark);
+  if (mark != nullptr) copy->mark = parameters::PartMarkPtr::reclaim_copy(mark);
   parameter.unsafeGetTensorImpl()->set_backend_meta(std::move(copy));
 }
 

@@ -26,7 +26,7 @@ namespace autopar {
 /// noticed is who kept such a pointer from before.
 ///
 /// One thread at a time, and nobody may ask for such a pointer within at::parallel_for (libtorch refuses).
-class ComputeCopy final : public BesideMark {
+class ComputeCopy final : public parameters::BesideMark {
  public:
   explicit ComputeCopy(c10::ScalarType type) : type_(type) {}
 

@@ -146,7 +146,7 @@ std::map<ListKey, SgdLists> sgd_lists(torch::optim::Optimizer& optimizer, const 
       buffer = &state_made_for<torch::optim::SGDParamState>(optimizer, parameter).momentum_buffer();
       if (buffer->defined()) key.steps = 1;
       *buffer = buffer->defined() ? laid_out_like(*buffer, memory) : at::empty_like(memory);
-      mark_like(*buffer, parameter);
+      parameters::mark_like(*buffer, parameter);
     }
     auto& list = lists[key];
     list.parameters.push_back(memory);
@@ -162,7 +162,7 @@ std::map<ListKey, SgdLists> sgd_lists(torch::optim::Optimizer& optimizer, const 
 at::Tensor SGD::step(LossClosure closure) {
   auto loss = detail::loss_of(closure);
   const at::NoGradGuard no_grad;
-  const PartAccess access;
+  const parameters::PartAccess access;
   detail::require_dense_real(*this, "SGD");
   for (auto& group : param_groups()) {
     const auto& options = static_cast<const SGDOptions&>(group.options());
@@ -196,7 +196,7 @@ at::Tensor SGD::step(LossClosure closure) {
 at::Tensor Adam::step(LossClosure closure) {
   auto loss = detail::loss_of(closure);
   const at::NoGradGuard no_grad;
-  const PartAccess access;
+  const parameters::PartAccess access;
   detail::require_dense_real(*this, "Adam");
   step_adam<AdamOptions, torch::optim::AdamParamState>(*this, [](auto&&... lists) { at::_fused_adam_(lists...); });
   return loss;
@@ -205,7 +205,7 @@ at::Tensor Adam::step(LossClosure closure) {
 at::Tensor AdamW::step(LossClosure closure) {
   auto loss = detail::loss_of(closure);
   const at::NoGradGuard no_grad;
-  const PartAccess access;
+  const parameters::PartAccess access;
   detail::require_dense_real(*this, "AdamW");
   step_adam<AdamWOptions, torch::optim::AdamWParamState>(*this, [](auto&&... lists) { at::_fused_adamw_(lists...); });
   return loss;

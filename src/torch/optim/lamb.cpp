@@ -200,7 +200,7 @@ LAMB::LAMB(const std::vector<torch::optim::OptimizerParamGroup>& groups, LAMBOpt
 at::Tensor LAMB::step(LossClosure closure) {
   auto loss = detail::loss_of(closure);
   const at::NoGradGuard no_grad;
-  const PartAccess access;
+  const parameters::PartAccess access;
   detail::require_dense_real(*this, "LAMB");
   const LambStep step(*this);
   auto squares = step.no_squares();

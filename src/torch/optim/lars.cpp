@@ -117,7 +117,7 @@ const OptimizerDescriptor& LARS::descriptor() const {
 at::Tensor LARS::step(LossClosure closure) {
   auto loss = detail::loss_of(closure);
   const at::NoGradGuard no_grad;
-  const PartAccess access;
+  const parameters::PartAccess access;
   detail::require_dense_real(*this, "LARS");
   std::vector<at::Tensor> all, handles, values;
   for (const auto& group : param_groups()) all.insert(all.end(), group.params().begin(), group.params().end());

@@ -125,7 +125,7 @@ const OptimizerDescriptor& Muon::descriptor() const {
 at::Tensor Muon::step(LossClosure closure) {
   auto loss = detail::loss_of(closure);
   const at::NoGradGuard no_grad;
-  const PartAccess access;
+  const parameters::PartAccess access;
   detail::require_dense_real(*this, "Muon");
   std::vector<at::Tensor> handles;
   std::vector<std::vector<at::Tensor>> updates;

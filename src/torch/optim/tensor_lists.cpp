@@ -44,7 +44,7 @@ void require_dense_real(const torch::optim::Optimizer& parameters, const char* o
 
 // libtorch gives weights of 1 x 1 convolutions, and their gradients, different strides of dims of one element.
 at::Tensor laid_out_like(const at::Tensor& tensor, const at::Tensor& like) {
-  const bool lies_so = tensor.sizes() == like.sizes() && has_strides(tensor, like.strides());
+  const bool lies_so = tensor.sizes() == like.sizes() && ir::has_strides(tensor, like.strides());
   if (tensor.scalar_type() == like.scalar_type() && lies_so) {
     return tensor.strides() == like.strides() ? tensor : tensor.as_strided(like.sizes(), like.strides());
   }
@@ -53,7 +53,7 @@ at::Tensor laid_out_like(const at::Tensor& tensor, const at::Tensor& like) {
 
 const at::Tensor& state_like(at::Tensor& state, const at::Tensor& like) {
   state = state.defined() ? laid_out_like(state, like) : at::zeros_like(like);
-  mark_like(state, like);
+  parameters::mark_like(state, like);
   return state;
 }
 

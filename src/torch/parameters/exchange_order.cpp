@@ -6,7 +6,7 @@
 #include <ATen/ops/cat.h>
 #include <c10/util/accumulate.h>
 
-namespace autopar {
+namespace autopar::parameters {
 
 ExchangeOrder::ExchangeOrder(const ParameterStore& parameters, const StateTensor& tensor)
     : size_(c10::multiply_integers(tensor.sizes)) {
@@ -63,4 +63,4 @@ void ExchangeOrder::write(const at::Tensor& flat, Interval elements, const at::T
     slab.put(flat.narrow(0, begin - elements.begin, slab.size()), whole);
 }
 
-}  // namespace autopar
+}  // namespace autopar::parameters

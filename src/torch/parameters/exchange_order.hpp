@@ -11,7 +11,7 @@
 
 #include "torch/parameters/parameter_store.hpp"
 
-namespace autopar {
+namespace autopar::parameters {
 
 /// The order in which ranks exchange the elements of a parameter: slices of tensor shards one behind another, else the
 /// memory order of the whole. What a rank holds is one interval of it, in the order of its handle.
@@ -45,4 +45,4 @@ class ExchangeOrder {
   std::map<Rank, Interval> held_;
 };
 
-}  // namespace autopar
+}  // namespace autopar::parameters

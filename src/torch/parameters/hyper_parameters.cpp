@@ -10,7 +10,7 @@
 
 #include "torch/parameters/optimizer_state.hpp"
 
-namespace autopar {
+namespace autopar::parameters {
 
 namespace {
 
@@ -111,4 +111,4 @@ void set_options(torch::optim::Optimizer& optimizer,
   }
 }
 
-}  // namespace autopar
+}  // namespace autopar::parameters

@@ -10,7 +10,7 @@ class Optimizer;
 class OptimizerOptions;
 }  // namespace torch::optim
 
-namespace autopar {
+namespace autopar::parameters {
 
 /// Options of a parameter group by name, all that torch::optim writes to its archives: `lr`, `momentum`,
 /// `weight_decay`, …; `betas` are `beta1` and `beta2`, a flag is 0 or 1.
@@ -30,4 +30,4 @@ using HyperParameters = std::map<std::string, double>;
 void set_options(torch::optim::Optimizer& optimizer,
                  const std::vector<std::unique_ptr<torch::optim::OptimizerOptions>>& options);
 
-}  // namespace autopar
+}  // namespace autopar::parameters

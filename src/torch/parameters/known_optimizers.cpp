@@ -10,7 +10,7 @@
 #include "torch/parameters/optimizer_state.hpp"
 
 // What torch::optim's optimizers keep, and their options with the values that their constructors allow.
-namespace autopar {
+namespace autopar::parameters {
 
 namespace {
 
@@ -93,4 +93,4 @@ const OptimizerDescriptor* known_descriptor(const torch::optim::Optimizer& optim
   return nullptr;
 }
 
-}  // namespace autopar
+}  // namespace autopar::parameters

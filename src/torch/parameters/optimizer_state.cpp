@@ -14,7 +14,7 @@
 
 #include "torch/parameters/part_mark.hpp"
 
-namespace autopar {
+namespace autopar::parameters {
 
 namespace {
 
@@ -174,4 +174,4 @@ std::unique_ptr<torch::optim::Optimizer> same_optimizer(const torch::optim::Opti
   return same;
 }
 
-}  // namespace autopar
+}  // namespace autopar::parameters

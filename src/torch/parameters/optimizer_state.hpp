@@ -10,7 +10,7 @@
 
 #include <autopar/torch/optimizer_descriptor.hpp>
 
-namespace autopar {
+namespace autopar::parameters {
 
 using StateKind = OptimizerDescriptor::StateKind;
 
@@ -72,4 +72,4 @@ void allow_to_save(torch::optim::Optimizer& optimizer);
 /// @throws InvalidArgument if its descriptor cannot make one
 [[nodiscard]] std::unique_ptr<torch::optim::Optimizer> same_optimizer(const torch::optim::Optimizer& optimizer);
 
-}  // namespace autopar
+}  // namespace autopar::parameters

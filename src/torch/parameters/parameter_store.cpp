@@ -13,13 +13,13 @@
 #include <autopar/core/assert.hpp>
 #include <autopar/core/error.hpp>
 
-#include "capture/trace/phantom.hpp"
+#include "capture/trace/fake_tensor.hpp"
 #include "torch/device/host_memory.hpp"
 #include "torch/parameters/part_layouts.hpp"
 #include "torch/parameters/part_mark.hpp"
 #include "torch/parameters/whole_handles.hpp"
 
-namespace autopar {
+namespace autopar::parameters {
 
 namespace {
 
@@ -130,7 +130,7 @@ void ParameterStore::hold_slice(const StateTensor& tensor, InitRecord* init, c10
   auto handle = tensor.handle;
   const auto sizes = tensor.sizes_of_shard(shard_of(tensor));
   const auto slab = slab_on(tensor, self_);
-  if (init != nullptr && is_phantom(handle)) {
+  if (init != nullptr && trace::is_fake(handle)) {
     if (const auto alone = made_alone(*init, handle, slab)) {
       give_data(handle, alone->to(device).reshape(sizes));
       return;
@@ -143,7 +143,7 @@ void ParameterStore::hold_slice(const StateTensor& tensor, InitRecord* init, c10
   const auto gradient = std::exchange(handle.mutable_grad(), at::Tensor());
   give_data(handle, own(handle));
   if (gradient.defined()) handle.mutable_grad() = own(gradient);
-  release_freed_memory();
+  devices::release_freed_memory();
 }
 
 // ---------------------------------------------------------------- units
@@ -192,10 +192,11 @@ void ParameterStore::hold_shards(InitRecord* init, c10::Device device) {
         handles.push_back(named(place.names.front()).handle);
       }
       std::vector<at::Tensor> unmade;
-      std::ranges::copy_if(handles, std::back_inserter(unmade), [](const auto& handle) { return is_phantom(handle); });
+      std::ranges::copy_if(handles, std::back_inserter(unmade),
+                           [](const auto& handle) { return trace::is_fake(handle); });
       if (init != nullptr && !unmade.empty()) init->materialise(unmade);
       for (std::size_t i = 0; i < places.size(); ++i) move_into(*memory, places[i], handles[i]);
-      release_freed_memory();
+      devices::release_freed_memory();
     }
   }
 }
@@ -235,7 +236,7 @@ void ParameterStore::require_undivided(bool has_placeholders) const {
     const auto* layout = layout_of(tensor.handle);
     if (layout != nullptr && layout->is_part())
       refuse_shared(tensor, "there '" + layout->name + "' " + layout->description);
-    if (!has_placeholders && is_phantom(tensor.handle))
+    if (!has_placeholders && trace::is_fake(tensor.handle))
       refuse_shared(tensor, "rank " + std::to_string(self_.value()) + " holds nothing of it there");
   }
 }
@@ -302,7 +303,7 @@ at::Tensor ParameterStore::compute_copy(const std::string& name) const {
 }
 
 // Casts of what is gathered within compute actions would outlive it, and copies are gathered in one element type.
-void ParameterStore::require_readable(const StateTensor& tensor, const ParameterReads& reads) const {
+void ParameterStore::require_readable(const StateTensor& tensor, const algebra::ParameterReads& reads) const {
   const auto* unit = unit_of(tensor);
   if (unit == nullptr || reads.none()) return;
   if (unit->gathers_copies() ? reads.only_copy() == unit->gathered : unit->zero < 3 || reads.copies.empty()) return;
@@ -319,4 +320,4 @@ void ParameterStore::require_readable(const StateTensor& tensor, const Parameter
       "with zero = 2 at most");
 }
 
-}  // namespace autopar
+}  // namespace autopar::parameters

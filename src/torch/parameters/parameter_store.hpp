@@ -18,7 +18,7 @@
 #include "torch/parameters/slab.hpp"
 #include "torch/parameters/state_registry.hpp"
 
-namespace autopar {
+namespace autopar::parameters {
 
 /// The parameters and buffers of a module on one rank: which name and which handle is which tensor, which ranks hold
 /// it, which shard of it this rank owns, and what stages compute with in its place. Nobody else knows how these belong
@@ -119,7 +119,7 @@ class ParameterStore {
   /// The whole in the element type that is gathered; undefined unless that is another one.
   [[nodiscard]] at::Tensor compute_copy(const std::string& name) const;
   /// @throws InvalidArgument if what is gathered of it does not give `reads` what they need
-  void require_readable(const StateTensor& tensor, const ParameterReads& reads) const;
+  void require_readable(const StateTensor& tensor, const algebra::ParameterReads& reads) const;
 
  private:
   [[nodiscard]] const ShardUnit* unit_on(const StateTensor& tensor, Rank rank) const;
@@ -131,7 +131,7 @@ class ParameterStore {
   Rank self_;
   std::vector<ShardUnit> units_;
   std::vector<std::shared_ptr<ShardMemory>> memories_;
-  DeviceEvent uploaded_;  ///< after the latest `upload`
+  devices::DeviceEvent uploaded_;  ///< after the latest `upload`
 };
 
-}  // namespace autopar
+}  // namespace autopar::parameters

@@ -3,7 +3,7 @@
 #include <c10/core/DispatchKey.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-namespace autopar {
+namespace autopar::parameters {
 
 /// Tensors with this key are parts of parameters, or copies of them, and their operators are looked at
 /// (`parameters/part_guard.hpp`). It lies above autograd.
@@ -22,4 +22,4 @@ class PartAccess {
   c10::impl::ExcludeDispatchKeyGuard below_;
 };
 
-}  // namespace autopar
+}  // namespace autopar::parameters

@@ -4,7 +4,7 @@
 
 #include <autopar/core/error.hpp>
 
-namespace autopar {
+namespace autopar::parameters {
 
 namespace {
 
@@ -81,4 +81,4 @@ PartMark* require_one_layout(const PartOperands& operands, c10::function_ref<std
   return lead->mark;
 }
 
-}  // namespace autopar
+}  // namespace autopar::parameters

@@ -8,7 +8,7 @@
 
 #include "torch/parameters/part_mark.hpp"
 
-namespace autopar {
+namespace autopar::parameters {
 
 /// A tensor among the arguments of an operator.
 struct PartOperand {
@@ -38,4 +38,4 @@ inline void mark_made(const at::Tensor& made, PartMark* mark, at::IntArrayRef si
 [[noreturn]] void refuse_sizes(const std::string& op, const PartOperand& part, const PartOperand& other);
 [[noreturn]] void refuse_set_data(const PartLayout& layout);
 
-}  // namespace autopar
+}  // namespace autopar::parameters

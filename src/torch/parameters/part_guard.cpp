@@ -23,7 +23,7 @@
 #include "torch/parameters/part_mark.hpp"
 #include "torch/parameters/part_rules.hpp"
 
-namespace autopar {
+namespace autopar::parameters {
 namespace {
 
 /// Whom messages name where an operator consists of others: the one that the program called.
@@ -76,7 +76,7 @@ class GuardedCall {
     for (std::size_t i = base_; i < stack_.size(); ++i) {
       if (stack_[i].isTensor()) {
         if (stack_[i].toTensor().defined() && !visit(stack_[i].toTensor())) return;
-      } else if (detail::is_tensor_list(stack_[i])) {
+      } else if (ir::is_tensor_list(stack_[i])) {
         for (const c10::IValue& element : stack_[i].toListRef())
           if (element.isTensor() && element.toTensor().defined() && !visit(element.toTensor())) return;
       }
@@ -133,7 +133,7 @@ class GuardedCall {
     const auto mark_view = [&](const at::Tensor& made) {
       if (made.defined() && made.key_set().has(kPartKey) && mark_of(made) == nullptr) set_mark(made, kept);
     };
-    detail::for_each_tensor(stack_, stack_.size() - op_.schema().returns().size(), mark_view);
+    ir::for_each_tensor(stack_, stack_.size() - op_.schema().returns().size(), mark_view);
   }
 
   void run_element_wise() {
@@ -162,7 +162,7 @@ class GuardedCall {
   [[nodiscard]] PartOperands operands_at(std::size_t place) const {
     PartOperands operands;
     for (std::size_t i = base_; i < stack_.size(); ++i) {
-      if (detail::is_tensor_list(stack_[i])) {
+      if (ir::is_tensor_list(stack_[i])) {
         const auto list = stack_[i].toListRef();
         if (place < list.size()) add(operands, list[place], i - base_);
       } else if (stack_[i].isTensor() && stack_[i].toTensor().defined() && mark_of(stack_[i].toTensor()) != nullptr) {
@@ -180,7 +180,7 @@ class GuardedCall {
     };
     std::size_t count = 0;
     for (std::size_t i = base_; i < stack_.size(); ++i) {
-      if (detail::is_tensor_list(stack_[i])) count = std::max(count, stack_[i].toListRef().size());
+      if (ir::is_tensor_list(stack_[i])) count = std::max(count, stack_[i].toListRef().size());
     }
     std::vector<Place> places(count);
     for (std::size_t k = 0; k < count; ++k) {
@@ -195,7 +195,7 @@ class GuardedCall {
     proceed();
     for (const auto& place : places)
       for (const auto& tensor : place.written) mark_made(tensor, place.mark.get(), place.sizes);
-    if (op_.schema().returns().size() != 1 || !detail::is_tensor_list(stack_.back())) return;
+    if (op_.schema().returns().size() != 1 || !ir::is_tensor_list(stack_.back())) return;
     const auto made = stack_.back().toListRef();
     for (std::size_t k = 0; k < std::min(count, made.size()); ++k)
       mark_made(made[k].toTensor(), places[k].mark.get(), places[k].sizes);
@@ -288,4 +288,4 @@ void install_part_guard() {
   static_cast<void>(installed);
 }
 
-}  // namespace autopar
+}  // namespace autopar::parameters

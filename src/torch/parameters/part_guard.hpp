@@ -1,6 +1,6 @@
 #pragma once
 
-namespace autopar {
+namespace autopar::parameters {
 
 /// Makes libtorch ask about operators on tensors that carry a mark (`part_mark.hpp`), of this process, from now on:
 /// - on a part, a slice or a shard, operators are allowed that `part_rules.hpp` knows to be right place by place, among
@@ -11,4 +11,4 @@ namespace autopar {
 /// Within a `PartAccess` nothing is asked. Set once; further calls do nothing.
 void install_part_guard();
 
-}  // namespace autopar
+}  // namespace autopar::parameters

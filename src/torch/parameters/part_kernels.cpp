@@ -21,7 +21,7 @@
 #include "torch/parameters/part_access.hpp"
 #include "torch/parameters/part_checks.hpp"
 
-namespace autopar {
+namespace autopar::parameters {
 
 namespace {
 
@@ -87,4 +87,4 @@ void install_part_kernels() {
       library);
 }
 
-}  // namespace autopar
+}  // namespace autopar::parameters

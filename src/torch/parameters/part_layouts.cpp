@@ -4,7 +4,7 @@
 
 #include <c10/util/accumulate.h>
 
-namespace autopar {
+namespace autopar::parameters {
 
 namespace {
 
@@ -51,4 +51,4 @@ std::string describe_copies(const std::vector<Rank>& holders) {
   return "has copies on ranks " + ranks;
 }
 
-}  // namespace autopar
+}  // namespace autopar::parameters

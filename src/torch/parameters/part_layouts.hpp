@@ -8,7 +8,7 @@
 #include "torch/parameters/slab.hpp"
 #include "torch/parameters/state_registry.hpp"
 
-namespace autopar {
+namespace autopar::parameters {
 
 // What a rank has of a parameter, as the end of a sentence that begins with the parameter's name.
 
@@ -21,4 +21,4 @@ namespace autopar {
 /// "has copies on ranks 0, 1"
 [[nodiscard]] std::string describe_copies(const std::vector<Rank>& holders);
 
-}  // namespace autopar
+}  // namespace autopar::parameters

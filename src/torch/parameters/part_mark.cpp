@@ -5,7 +5,7 @@
 #include "torch/parameters/part_access.hpp"
 #include "torch/parameters/part_guard.hpp"
 
-namespace autopar {
+namespace autopar::parameters {
 
 namespace {
 
@@ -56,4 +56,4 @@ void mark_like(const at::Tensor& tensor, const at::Tensor& part) {
   set_mark(tensor, PartMarkPtr::reclaim_copy(mark));
 }
 
-}  // namespace autopar
+}  // namespace autopar::parameters

@@ -12,7 +12,7 @@
 
 #include "torch/parameters/slab.hpp"
 
-namespace autopar {
+namespace autopar::parameters {
 
 /// What a rank has of a parameter.
 struct PartLayout {
@@ -70,4 +70,4 @@ void unset_mark(const at::Tensor& tensor);
 /// Gives `tensor` the mark of `part`, if it has one, or nothing. A tensor of other sizes stays as it is.
 void mark_like(const at::Tensor& tensor, const at::Tensor& part);
 
-}  // namespace autopar
+}  // namespace autopar::parameters

@@ -8,7 +8,7 @@
 
 #include <ATen/core/enum_tag.h>
 
-namespace autopar {
+namespace autopar::parameters {
 
 namespace {
 
@@ -153,4 +153,4 @@ bool draws(const PartRule& rule, const c10::OperatorHandle& op, const torch::jit
   return true;
 }
 
-}  // namespace autopar
+}  // namespace autopar::parameters

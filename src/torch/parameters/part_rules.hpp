@@ -5,7 +5,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
-namespace autopar {
+namespace autopar::parameters {
 
 /// What an operator does to the elements of its tensors, as far as parts of parameters are concerned.
 enum class PartUse {
@@ -33,4 +33,4 @@ struct PartRule {
 /// Whether the operator draws with these arguments: dropout does not in evaluation, nor with p = 0.
 [[nodiscard]] bool draws(const PartRule& rule, const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
-}  // namespace autopar
+}  // namespace autopar::parameters

@@ -13,7 +13,7 @@
 
 #include "torch/device/host_copies.hpp"
 
-namespace autopar {
+namespace autopar::parameters {
 
 std::int64_t ShardUnit::Place::elements() const {
   std::int64_t elements = 1;
@@ -41,9 +41,9 @@ const ShardUnit::Place* ShardUnit::find(const std::string& name) const {
 }
 
 std::vector<ShardUnit> make_units(const std::vector<std::vector<std::string>>& names,
-                                  const std::vector<GradientForm>& forms, const std::vector<Rank>& ranks, int zero,
-                                  Bytes limit, bool offloaded) {
-  const BucketLayout layout(forms, limit);
+                                  const std::vector<gradients::GradientForm>& forms, const std::vector<Rank>& ranks,
+                                  int zero, Bytes limit, bool offloaded) {
+  const gradients::BucketLayout layout(forms, limit);
   std::vector<ShardUnit> units;
   for (const auto& bucket : layout.buckets()) {
     const auto members = zero == 0 ? 1 : static_cast<std::int64_t>(ranks.size());
@@ -72,7 +72,7 @@ void drop_memory(const at::Tensor& tensor) {
 
 std::vector<at::Tensor> places_in(const at::Tensor& flat, const ShardUnit& unit) {
   std::vector<at::Tensor> parts;
-  for (const auto& place : unit.places) parts.push_back(part_of(flat, place.offset, place.sizes));
+  for (const auto& place : unit.places) parts.push_back(gradients::part_of(flat, place.offset, place.sizes));
   return parts;
 }
 
@@ -85,11 +85,11 @@ ShardMemory::ShardMemory(ShardUnit unit, Rank rank, c10::Device device)
       whole_(at::empty({unit_.elements}, at::TensorOptions().dtype(unit_.gathered).device(device))),
       own_(lies_apart()
                ? at::empty({own().size()}, whole_.options().dtype(unit_.offloaded ? unit_.gathered : unit_.dtype))
-               : autopar::part_of(whole_, own().begin, {own().size()})),
+               : autopar::gradients::part_of(whole_, own().begin, {own().size()})),
       copies_(places_in(whole_, unit_)) {
   own_.zero_();  // what lies between places; the others' parts are not touched until they come
   release();
-  if (unit_.offloaded) host_ = host_memory(unit_.part(), unit_.dtype, device_).zero_();
+  if (unit_.offloaded) host_ = devices::host_memory(unit_.part(), unit_.dtype, device_).zero_();
   if (!unit_.gathers_copies()) return;
   const auto form = at::empty({unit_.elements}, whole_.options().dtype(unit_.dtype));
   forms_ = places_in(form, unit_);
@@ -111,8 +111,8 @@ Interval ShardMemory::within_part(const ShardUnit::Place& place) const {
 at::Tensor ShardMemory::owner_memory(const ShardUnit::Place& place) const {
   const auto within = within_part(place);
   const auto& memory = unit_.offloaded ? host_ : own_;
-  if (unit_.zero == 0) return autopar::part_of(memory, within.begin, place.sizes);
-  return autopar::part_of(memory, within.begin, {within.size()});
+  if (unit_.zero == 0) return autopar::gradients::part_of(memory, within.begin, place.sizes);
+  return autopar::gradients::part_of(memory, within.begin, {within.size()});
 }
 
 void ShardMemory::take_over(const ShardUnit::Place& place, const at::Tensor& value) {
@@ -145,7 +145,7 @@ at::Tensor ShardMemory::gradient_memory() {
   const auto is_free = [](const at::Tensor& set) { return set.storage().use_count() == 1; };
   const auto free = std::find_if(gradients_.begin(), gradients_.end(), is_free);
   if (free != gradients_.end()) return *free;
-  return gradients_.emplace_back(host_memory(unit_.part(), unit_.dtype, device_));
+  return gradients_.emplace_back(devices::host_memory(unit_.part(), unit_.dtype, device_));
 }
 
 void ShardMemory::allocate() {
@@ -166,4 +166,4 @@ void ShardMemory::release() {
   if (unit_.zero >= 3 && whole_.storage().nbytes() > 0) drop_memory(whole_);
 }
 
-}  // namespace autopar
+}  // namespace autopar::parameters

@@ -15,7 +15,7 @@
 
 #include "torch/gradients/gradient_buckets.hpp"
 
-namespace autopar {
+namespace autopar::parameters {
 
 /// Parameters of one element type, one behind the other in a flat memory of which every rank of a group owns an equal
 /// part (ZeRO), or each rank all of it (only if it is offloaded). Gradients lie likewise, so that a sum into shards
@@ -54,8 +54,9 @@ struct ShardUnit {
 /// Units for parameters of one group of ranks, in the order given, each of `limit` bytes at most, or of one parameter.
 /// @param forms  `key` is a position in `names`
 [[nodiscard]] std::vector<ShardUnit> make_units(const std::vector<std::vector<std::string>>& names,
-                                                const std::vector<GradientForm>& forms, const std::vector<Rank>& ranks,
-                                                int zero, Bytes limit = BucketPolicy{}.size, bool offloaded = false);
+                                                const std::vector<gradients::GradientForm>& forms,
+                                                const std::vector<Rank>& ranks, int zero,
+                                                Bytes limit = BucketPolicy{}.size, bool offloaded = false);
 
 /// One unit's memory on one rank: its own part, which owner handles refer to, and the whole, which stages compute with.
 ///
@@ -114,4 +115,4 @@ struct ShardedGroup {
   const ShardUnit* unit = nullptr;      ///< null: the group's gradients are summed whole
 };
 
-}  // namespace autopar
+}  // namespace autopar::parameters

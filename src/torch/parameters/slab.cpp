@@ -8,7 +8,7 @@
 
 #include <autopar/capture/init_record.hpp>
 
-namespace autopar {
+namespace autopar::parameters {
 
 std::vector<at::Tensor> Slab::views(const at::Tensor& whole) const {
   if (is_one_range()) return {whole.view({-1}).narrow(0, ranges.front().begin + part.begin, part.size())};
@@ -52,10 +52,10 @@ void Slab::put(const at::Tensor& own, const at::Tensor& whole) const {
   }
 }
 
-std::optional<at::Tensor> made_alone(InitRecord& record, const at::Tensor& phantom, const Slab& slab) {
+std::optional<at::Tensor> made_alone(InitRecord& record, const at::Tensor& placeholder, const Slab& slab) {
   std::vector<at::Tensor> made;
   for (const auto& range : slab.ranges) {
-    auto each = record.part(phantom, slab.blocks, range.begin, range.end);
+    auto each = record.part(placeholder, slab.blocks, range.begin, range.end);
     if (!each) return std::nullopt;
     made.push_back(std::move(*each));
   }
@@ -78,4 +78,4 @@ std::vector<std::int64_t> sliced_sizes(const UnitSlices& slices, std::vector<std
   return sizes;
 }
 
-}  // namespace autopar
+}  // namespace autopar::parameters

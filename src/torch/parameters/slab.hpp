@@ -13,8 +13,10 @@
 #include <autopar/capture/unit_slices.hpp>
 
 namespace autopar {
-
 class InitRecord;
+}  // namespace autopar
+
+namespace autopar::parameters {
 
 /// Some of a tensor's elements, in its memory order: the same ranges of each of so many equal blocks, and of these, one
 /// behind the other, a part. Those of a flat shard are one block's; those of a tensor shard lie in as many as there are
@@ -51,9 +53,9 @@ struct Slab {
   friend bool operator==(const Slab&, const Slab&) = default;
 };
 
-/// These elements of a tensor that is made of phantoms, flat and without the part; nothing if they cannot be made
+/// These elements of a tensor that is made of placeholders, flat and without the part; nothing if they cannot be made
 /// without the others. @cost like `InitRecord::part`, for each range
-[[nodiscard]] std::optional<at::Tensor> made_alone(InitRecord& record, const at::Tensor& phantom, const Slab& slab);
+[[nodiscard]] std::optional<at::Tensor> made_alone(InitRecord& record, const at::Tensor& placeholder, const Slab& slab);
 
 /// What one of `shards` has of a tensor of these sizes.
 [[nodiscard]] Slab slab_of(const UnitSlices& slices, const std::vector<std::int64_t>& sizes, int shards, int place);
@@ -62,4 +64,4 @@ struct Slab {
 [[nodiscard]] std::vector<std::int64_t> sliced_sizes(const UnitSlices& slices, std::vector<std::int64_t> sizes,
                                                      int shards, int place);
 
-}  // namespace autopar
+}  // namespace autopar::parameters

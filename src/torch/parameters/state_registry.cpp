@@ -4,7 +4,7 @@
 
 #include <autopar/core/error.hpp>
 
-namespace autopar {
+namespace autopar::parameters {
 
 StateRegistry::StateRegistry(const torch::nn::Module& module) {
   const auto add = [this](const std::string& name, const at::Tensor& handle, bool is_parameter) {
@@ -47,4 +47,4 @@ bool StateRegistry::has(const at::Tensor& handle) const {
   return handle.defined() && by_impl_.count(handle.unsafeGetTensorImpl()) > 0;
 }
 
-}  // namespace autopar
+}  // namespace autopar::parameters

@@ -20,7 +20,7 @@ namespace torch::nn {
 class Module;
 }
 
-namespace autopar {
+namespace autopar::parameters {
 
 /// A parameter or buffer of the user's module: one tensor, all its names, and where it lives.
 struct StateTensor {
@@ -70,4 +70,4 @@ class StateRegistry {
   std::unordered_map<const void*, std::size_t> by_impl_;
 };
 
-}  // namespace autopar
+}  // namespace autopar::parameters

@@ -9,7 +9,7 @@
 
 #include "torch/parameters/optimizer_state.hpp"
 
-namespace autopar {
+namespace autopar::parameters {
 
 StepMark step_mark(torch::optim::Optimizer& optimizer, const at::Tensor& parameter) {
   const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
@@ -87,4 +87,4 @@ std::optional<std::int64_t> count_steps(std::span<const UpdatedElement> elements
   return steps;
 }
 
-}  // namespace autopar
+}  // namespace autopar::parameters

@@ -11,7 +11,7 @@ class Optimizer;
 class OptimizerOptions;
 }  // namespace torch::optim
 
-namespace autopar {
+namespace autopar::parameters {
 
 /// What a parameter's state says of how often its optimizer stepped it: a counter, or the version of a buffer that each
 /// step writes in place.
@@ -49,4 +49,4 @@ struct UpdatedElement {
 [[nodiscard]] std::optional<std::int64_t> count_steps(std::span<const UpdatedElement> elements,
                                                       const PlainUpdate& update, double epsilon);
 
-}  // namespace autopar
+}  // namespace autopar::parameters

@@ -2,9 +2,9 @@
 
 #include <utility>
 
-#include "capture/trace/phantom.hpp"
+#include "capture/trace/fake_tensor.hpp"
 
-namespace autopar {
+namespace autopar::parameters {
 
 void give_data(const at::Tensor& handle, const at::Tensor& data) {
   const bool requires_grad = handle.requires_grad();
@@ -16,12 +16,13 @@ void give_data(const at::Tensor& handle, const at::Tensor& data) {
 WholeHandles::WholeHandles(const StateRegistry& registry) {
   for (const auto& tensor : registry.tensors()) {
     const bool is_apart = !tensor.units.empty() || tensor.slices.has_value();
-    if (!is_apart || is_phantom(tensor.handle)) continue;
+    if (!is_apart || trace::is_fake(tensor.handle)) continue;
     kept_.push_back(
         {tensor.handle, tensor.handle.variable_data(), std::exchange(tensor.handle.mutable_grad(), at::Tensor())});
-    const auto phantom = make_phantom(tensor.sizes, tensor.handle.scalar_type(), false,
-                                      "parameter '" + tensor.name() + "' is held in shards; use model->gather(p)");
-    give_data(tensor.handle, phantom);
+    const auto placeholder =
+        trace::make_fake(tensor.sizes, tensor.handle.scalar_type(), false,
+                         "parameter '" + tensor.name() + "' is held in shards; use model->gather(p)");
+    give_data(tensor.handle, placeholder);
   }
 }
 
@@ -32,4 +33,4 @@ WholeHandles::~WholeHandles() {
   }
 }
 
-}  // namespace autopar
+}  // namespace autopar::parameters

@@ -6,7 +6,7 @@
 
 #include "torch/parameters/state_registry.hpp"
 
-namespace autopar {
+namespace autopar::parameters {
 
 /// `set_data`, which keeps what autograd knows of the handle.
 void give_data(const at::Tensor& handle, const at::Tensor& data);
@@ -27,4 +27,4 @@ class WholeHandles {
   std::vector<Kept> kept_;
 };
 
-}  // namespace autopar
+}  // namespace autopar::parameters

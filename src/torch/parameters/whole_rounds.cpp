@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace autopar {
+namespace autopar::parameters {
 
 WholeRounds rounds_of(const std::vector<WholeItem>& items, int ranks) {
   WholeRounds out;
@@ -24,4 +24,4 @@ WholeRounds rounds_of(const std::vector<WholeItem>& items, int ranks) {
   return out;
 }
 
-}  // namespace autopar
+}  // namespace autopar::parameters

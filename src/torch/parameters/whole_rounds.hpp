@@ -6,7 +6,7 @@
 
 #include <autopar/core/ids.hpp>
 
-namespace autopar {
+namespace autopar::parameters {
 
 /// What is assembled for one parameter: its value, gradient and state together.
 struct WholeItem {
@@ -25,4 +25,4 @@ struct WholeRounds {
 /// more bytes than the largest item. Pure: the same on every rank.
 [[nodiscard]] WholeRounds rounds_of(const std::vector<WholeItem>& items, int ranks);
 
-}  // namespace autopar
+}  // namespace autopar::parameters

@@ -23,7 +23,7 @@ bool is_contiguous(const ValueInfo& info) {
   return true;
 }
 
-/// One tensor in, the same memory out.
+/// Whether an operator returns a view: one tensor in, the same memory out.
 bool is_view(const OpGraph& graph, OpId op) {
   const auto& node = graph.op(op);
   const auto from = graph.input(op, 0), to = graph.output(op);
@@ -32,14 +32,14 @@ bool is_view(const OpGraph& graph, OpId op) {
          graph.value(to).storage == graph.value(from).storage;
 }
 
-/// A cast and the views between the parameter and it, last one first.
+/// A cast, and the views between the parameter and the cast, last one first.
 struct ViewedCast {
   OpId cast;
   std::vector<OpId> views;
 };
 
 std::optional<ViewedCast> match(const OpGraph& graph, const std::vector<OpId>& last_writes, OpId cast) {
-  if (!is_cast(graph, cast)) return std::nullopt;
+  if (!ir::is_cast(graph, cast)) return std::nullopt;
   ViewedCast found{cast, {}};
   auto value = graph.input(cast, 0);
   const auto& viewed = graph.value(value);
@@ -56,13 +56,13 @@ std::optional<ViewedCast> match(const OpGraph& graph, const std::vector<OpId>& l
   return fits ? std::optional(found) : std::nullopt;
 }
 
-/// Puts a cast of the parameter, and views of the copy, where the cast was.
+/// Replaces a cast of a view by a cast of the parameter and views of the copy.
 class Hoist {
  public:
   explicit Hoist(OpGraph& graph) : graph_(graph), viewed_(graph.values.size(), false) {}
 
   void run() {
-    const auto last_writes = detail::last_writes(graph_);
+    const auto last_writes = ir::last_writes(graph_);
     std::vector<std::optional<ViewedCast>> casts;
     for (std::size_t i = 0; i < graph_.ops.size(); ++i) casts.push_back(match(graph_, last_writes, OpId::of(i)));
     if (std::none_of(casts.begin(), casts.end(), [](const auto& cast) { return cast.has_value(); })) return;
@@ -103,7 +103,7 @@ class Hoist {
     }
   }
 
-  /// A value of the form of `like`, in the element type and memory of `result`.
+  /// A value with the form of `like`, and the element type and memory of `result`.
   ValueId new_value(ValueId like, ValueId result) {
     ValueInfo info;
     info.dtype = graph_.value(result).dtype;
@@ -132,7 +132,7 @@ class Hoist {
 
   OpGraph& graph_;
   std::vector<OpNode> ops_;
-  std::vector<bool> viewed_;  ///< by value: a cast of it was moved before the view that it is
+  std::vector<bool> viewed_;  ///< by value: the value is a view, and its cast was moved before it
 };
 
 }  // namespace

@@ -18,7 +18,7 @@
 namespace autopar::passes {
 namespace {
 
-/// Convolutions of images: their data and weights.
+/// A convolution of images: its data and weight.
 struct ImageConvolution {
   ValueId data, weight;
 };
@@ -32,12 +32,12 @@ std::optional<ImageConvolution> image_convolution(const OpGraph& graph, OpId op)
   return found;
 }
 
-/// Whether an operator's result depends on how its arguments lie in memory, and not on their elements alone.
+/// Whether an operator's result depends on its arguments' strides, and not on their elements alone.
 bool reads_strides(std::string_view name) {
   return name.starts_with(ops::kAsStrided) || name.starts_with(ops::kSet) || name.starts_with(ops::kResize);
 }
 
-bool is_image(const InputSpec& input) {
+bool is_image(const trace::InputSpec& input) {
   return input.sizes.size() == 4 && input.batch_dim == 0 && c10::isFloatingType(input.dtype) &&
          input.format == at::MemoryFormat::Contiguous;
 }
@@ -45,7 +45,7 @@ bool is_image(const InputSpec& input) {
 }  // namespace
 
 bool gains_from_channels_last(const OpGraph& graph, MatrixUnits units) {
-  constexpr std::int64_t kChannels = 8;  // a multiple of which the units take of 16-bit and TF32 data
+  constexpr std::int64_t kChannels = 8;  // channels must be a multiple of this for 16-bit and TF32 units
   constexpr std::int64_t kSamples = 8;
   double fast = 0, all = 0;
   for (std::size_t i = 0; i < graph.ops.size(); ++i) {
@@ -65,8 +65,9 @@ bool gains_from_channels_last(const OpGraph& graph, MatrixUnits units) {
 }
 
 std::optional<ChannelsLastProgram> capture_channels_last(const OpGraph& plain, const torch::nn::Module& module,
-                                                         const std::vector<InputSpec>& inputs,
-                                                         const FlatForward& forward, const CaptureOptions& options) {
+                                                         const std::vector<trace::InputSpec>& inputs,
+                                                         const trace::FlatForward& forward,
+                                                         const trace::CaptureOptions& options) {
   for (std::size_t i = 0; i < plain.ops.size(); ++i) {
     if (reads_strides(plain.name(OpId::of(i)))) return std::nullopt;
   }
@@ -79,8 +80,8 @@ std::optional<ChannelsLastProgram> capture_channels_last(const OpGraph& plain, c
   }
   if (!any) return std::nullopt;
   try {
-    verify_capture(plain, module, program.inputs, forward, std::span(options.batch_sizes).first(1), options);
-    program.graph = capture(module, program.inputs, forward, options);
+    trace::verify_capture(plain, module, program.inputs, forward, std::span(options.batch_sizes).first(1), options);
+    program.graph = trace::capture(module, program.inputs, forward, options);
   } catch (const CaptureError&) {
     return std::nullopt;
   }
@@ -94,12 +95,12 @@ std::optional<ChannelsLastProgram> capture_channels_last(const OpGraph& plain, c
 OpGraph lay_out_weight_copies(OpGraph graph) {
   const auto uses = graph.uses();
   for (std::size_t i = 0; i < graph.ops.size(); ++i) {
-    if (!casts_parameter(graph, OpId::of(i))) continue;
+    if (!ir::casts_parameter(graph, OpId::of(i))) continue;
     const auto copy = graph.output(OpId::of(i));
     const auto& readers = uses[copy.index()];
     const auto reads_as_weight = [&](OpId reader) {
       const auto found = image_convolution(graph, reader);
-      return found && found->weight == copy && found->data != copy && is_channels_last(graph.value(found->data));
+      return found && found->weight == copy && found->data != copy && ir::is_channels_last(graph.value(found->data));
     };
     if (readers.empty() || !std::ranges::all_of(readers, reads_as_weight)) continue;
     auto& info = graph.value(copy);

@@ -15,7 +15,7 @@
 namespace autopar::passes {
 namespace {
 
-/// log_softmax over what a cross entropy takes for classes, in the logits' own type.
+/// Whether an operator is log_softmax over the class dim of a cross entropy, in the logits' type.
 bool is_over_classes(const OpGraph& graph, OpId softmax) {
   if (!graph.is(softmax, ops::kLogSoftmax) || graph.overload(softmax) != "int") return false;
   const auto& node = graph.op(softmax);
@@ -26,7 +26,7 @@ bool is_over_classes(const OpGraph& graph, OpId softmax) {
   return (dim < 0 ? dim + rank : dim) == 1;
 }
 
-/// The loss that alone reads the log-probabilities; none if it is no such.
+/// The loss that is the log-probabilities' only reader; none if the only reader is no loss.
 OpId loss_of(const OpGraph& graph, const ir::ValueUses& uses, OpId softmax) {
   const auto logs = graph.output(softmax);
   const auto loss = uses.only_use(logs);

@@ -14,9 +14,9 @@ namespace autopar::passes {
 namespace {
 
 struct Fold {
-  OpId transpose, product, bias_addition;  ///< bias_addition: none unless it is an op of its own
+  OpId transpose, product, bias_addition;  ///< bias_addition: none unless it is a separate op
   ValueId input, weight, bias, result;
-  bool casts_bias = false;  ///< a wider bias than weight, added in place
+  bool casts_bias = false;  ///< the bias has a wider type than the weight, and is added in place
 
   [[nodiscard]] OpId last() const { return bias_addition.valid() ? bias_addition : product; }
 };
@@ -35,7 +35,7 @@ bool depends_on_batch(const ValueInfo& info) {
   return std::any_of(info.sizes.begin(), info.sizes.end(), [](SizeExpr size) { return size.depends_on_batch(); });
 }
 
-/// product + bias, bias + product or product += bias, where nothing else uses the product.
+/// Matches product + bias, bias + product or product += bias, where nothing else uses the product.
 void match_bias_addition(const OpGraph& graph, const ir::ValueUses& facts, bool may_cast, Fold& fold) {
   const auto product = graph.output(fold.product);
   const auto addition = facts.only_use(product);
@@ -113,7 +113,7 @@ OpNode linear_node(const OpGraph& graph, const Fold& fold) {
   return node;
 }
 
-/// The bias in the weight's type, made where the product was. @return the copy
+/// Casts the bias to the weight's type, at the place of the product. @return the copy
 ValueId cast_bias(OpGraph& graph, const Fold& fold) {
   static const auto op = ops::operator_named(ops::kTo, "dtype");
   const auto &bias = graph.value(fold.bias), &weight = graph.value(fold.weight);

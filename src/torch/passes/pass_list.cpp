@@ -31,22 +31,22 @@ OpGraph run_fold_linear(OpGraph graph, const PassTarget& target) {
 }
 
 constexpr Pass kPasses[] = {
-    // Before layers are looked for: autocast casts a transposed weight, and a layer's weight is a parameter or its
+    // Before passes that match layers: autocast casts a transposed weight, and a layer's weight is a parameter or its
     // cast.
     {"hoist_parameter_casts", kAlways, run<hoist_parameter_casts>},
     {"fold_linear", kAlways, run_fold_linear},
     {"fold_selects", kAlways, run<fold_selects>},
-    // Before whatever knows cross entropy as one operator.
+    // Before all passes that match cross entropy as one operator.
     {"fold_class_loss", kAlways, run<fold_class_loss>},
-    // Behind the casts' move: it lays out what they make.
+    // After the casts' move: it sets the layout of their results.
     {"lay_out_weight_copies", kAlways, run<lay_out_weight_copies>},
     {"fold_batch_norms", kFusion, put_in<fused::batch_norm_relu>},
     {"fold_max_pools", kFusion, put_in<fused::max_pool2d>},
     {"fold_layer_norms", kFusion, put_in<fused::add_layer_norm>},
     {"fold_class_loss_casts", kFusion, put_in<fused::cross_entropy_loss>},
-    // Behind the casts of losses, which may stand between a head and its loss.
+    // After the loss casts, which may stand between a linear layer and its loss.
     {"fold_class_heads", kChunkedLogits, put_in<fused::linear_cross_entropy>},
-    // Last: it takes whatever point-wise operators the patterns before have left.
+    // Last: it joins all point-wise operators that the earlier patterns have left.
     {"fold_pointwise", kFusion, put_in<fused::joined_pointwise>},
 };
 

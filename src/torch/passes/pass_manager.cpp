@@ -33,7 +33,7 @@ const char* why_not(PassCondition condition) {
              : "logits are made whole (class_head)";
 }
 
-/// Of a program before a pass, to say what the pass did.
+/// Numbers of a program before a pass, to log the pass's effect.
 struct Before {
   std::size_t operators = 0;
   std::uint64_t hash = 0;
@@ -72,7 +72,7 @@ CompiledProgram PassManager::run(OpGraph graph, const PassTarget& target, const 
     if (runs) {
       const Before before = logs ? Before{graph.ops.size(), graph.hash()} : Before{};
       graph = pass.run(std::move(graph), target);
-      if (const auto fault = fault_of(graph); !fault.empty())
+      if (const auto fault = ir::fault_of(graph); !fault.empty())
         throw std::logic_error("the pass " + name + " made a program that is not well-formed: " + fault);
       if (logs) log.debug(name + ": " + before.to(graph));
     } else if (logs) {

@@ -33,12 +33,12 @@ std::optional<Select> match(const OpGraph& graph, OpId op) {
   return Select{found.whole, dim, from_front(found.index, size.fixed)};
 }
 
-/// Selections of one value along one dimension, in the same grad mode: operators by what they select.
+/// Selections of one value along one dimension, in the same grad mode: operators by the index that they select.
 using Selects = std::map<std::int64_t, OpId>;
 using Key = std::tuple<ValueId, std::int64_t, bool>;
 
 std::map<Key, Selects> complete_selections(const OpGraph& graph) {
-  const auto last_writes = detail::last_writes(graph);
+  const auto last_writes = ir::last_writes(graph);
   std::map<Key, Selects> found;
   std::map<Key, bool> repeats;
   for (std::size_t i = 0; i < graph.ops.size(); ++i) {

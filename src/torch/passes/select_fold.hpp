@@ -4,9 +4,9 @@
 
 namespace autopar::passes {
 
-/// Turns selections that together take a whole dimension of a value, as `qkv[0], qkv[1], qkv[2]`, into one aten::unbind
-/// where the first of them was. The backward of a selection fills a gradient of the whole value, which are then added
-/// up; that of unbind puts the parts together once. Exact, but for the sign of zeros.
+/// Replaces selections that together cover a whole dimension of a value, as `qkv[0], qkv[1], qkv[2]`, by one
+/// aten::unbind at the place of the first. The backward of each selection fills a gradient of the whole value, and
+/// autograd adds these. The backward of unbind joins the parts once. Exact, except for the sign of zeros.
 ///
 /// Only where nobody writes the value's memory once the first selection is made. Values and ops are renumbered.
 /// O(graph).

@@ -18,13 +18,15 @@ namespace autopar {
 /// A batch norm whose running statistics this rank holds, and what its slices saw.
 struct Session::Impl::NormPool {
   const BatchNormPlan* norm;
-  std::vector<NormSample> samples;
+  std::vector<interpret::NormSample> samples;
 };
 
 namespace {
 
 /// One slice saw the whole batch.
-bool is_whole(const std::vector<NormSample>& samples) { return samples.size() == 1 && samples.front().as_given; }
+bool is_whole(const std::vector<interpret::NormSample>& samples) {
+  return samples.size() == 1 && samples.front().as_given;
+}
 
 /// buffer = (1 - momentum) buffer + momentum statistic, of all buffers of one momentum and type at once. A norm that
 /// runs twice blends twice, in its order.
@@ -64,7 +66,7 @@ void Session::Impl::update_buffers(Call& call) {
   call.program->replicated_updates->run(call.batch);
   for (const auto& update : call.program->plan.buffer_updates) {
     const auto& tensor = parameters_.named(call.program->graph.value(update.buffer).name);
-    if (update.kind == BufferUpdateKind::kReplicated || !parameters_.holds(tensor)) continue;
+    if (update.kind == algebra::BufferUpdateKind::kReplicated || !parameters_.holds(tensor)) continue;
     if (call.tail && call.tail->results.count(update.result) > 0) {
       tensor.handle.detach().copy_(call.tail->results.at(update.result));
       continue;
@@ -107,11 +109,11 @@ void Session::Impl::pool_batch_norms(Call& call) {
 
 // Two passes, so that variances do not suffer from large means: first the pooled means, then squares around them.
 void Session::Impl::pool_over(const std::vector<Rank>& holders, std::vector<NormPool>& pools, const OpGraph& graph) {
-  std::vector<NormSample*> all;
+  std::vector<interpret::NormSample*> all;
   for (auto& pool : pools) {
     for (auto& sample : pool.samples) all.push_back(&sample);
   }
-  prepare_for_pooling(all);
+  interpret::prepare_for_pooling(all);
   auto total = deployment_.sums_over(holders);
   std::vector<at::Tensor> addends;
   for (const auto& pool : pools) {

@@ -29,7 +29,7 @@ std::uint64_t hash_contents(const at::Tensor& tensor, std::uint64_t seed) {
   return host.numel() == 0 ? seed : hash_bytes(host.const_data_ptr(), host.nbytes(), seed);
 }
 
-std::string describe_input(const InputSpec& spec) {
+std::string describe_input(const trace::InputSpec& spec) {
   std::string text = " ";
   text += c10::toString(spec.dtype);
   text += "[";
@@ -66,7 +66,7 @@ CallArguments inspect_arguments(const Flattened& flattened, const Options& optio
       arguments.signature += " undefined";
       continue;
     }
-    auto spec = input_spec(tensor, batch_dim_of(tensor, i, options));
+    auto spec = trace::input_spec(tensor, batch_dim_of(tensor, i, options));
     if (spec.batch_dim) {
       const auto samples = tensor.size(*spec.batch_dim);
       if (first_batched && samples != arguments.samples) {

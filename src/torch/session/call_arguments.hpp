@@ -17,15 +17,15 @@ namespace autopar {
 
 /// Arguments of one call, taken apart: what a capture needs, and what identifies it.
 struct CallArguments {
-  std::vector<at::Tensor> tensors;     ///< the caller's, defined ones only
-  std::vector<std::size_t> positions;  ///< of each of `tensors` among the flattened arguments
-  std::size_t flat_count = 0;          ///< flattened arguments, undefined ones included
-  std::vector<InputSpec> specs;        ///< of each of `tensors`
-  std::string signature;               ///< structure, constants, types, sizes but for the batch: equal on all ranks
-  std::int64_t samples = 0;            ///< local batch
-  std::uint64_t shared = 0;            ///< hash of the contents of shared arguments
-  std::string structure, beside;       ///< see Flattened
-  bool has_batch = false;              ///< some argument has a batch dim
+  std::vector<at::Tensor> tensors;      ///< the caller's, defined ones only
+  std::vector<std::size_t> positions;   ///< of each of `tensors` among the flattened arguments
+  std::size_t flat_count = 0;           ///< flattened arguments, undefined ones included
+  std::vector<trace::InputSpec> specs;  ///< of each of `tensors`
+  std::string signature;                ///< structure, constants, types, sizes but for the batch: equal on all ranks
+  std::int64_t samples = 0;             ///< local batch
+  std::uint64_t shared = 0;             ///< hash of the contents of shared arguments
+  std::string structure, beside;        ///< see Flattened
+  bool has_batch = false;               ///< some argument has a batch dim
 
   /// By tensor: each rank has samples of its own, else all ranks have the same.
   [[nodiscard]] std::vector<bool> own() const;

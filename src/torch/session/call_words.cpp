@@ -163,7 +163,7 @@ std::string sizes_of(const at::Tensor& tensor) {
 }
 
 /// Without the batch size, in which ranks may differ.
-std::string compared_of(const InputSpec& spec) {
+std::string compared_of(const trace::InputSpec& spec) {
   std::string text = name_of(spec.dtype) + (spec.requires_grad ? "g" : "-");
   for (std::size_t d = 0; d < spec.sizes.size(); ++d) {
     const bool is_batch = spec.batch_dim && *spec.batch_dim == static_cast<std::int64_t>(d);
@@ -194,7 +194,7 @@ void add_arguments(std::vector<CallWord>& words, const CallArguments& arguments)
 std::string readable_structure(std::string_view structure) { return StructureReader(structure).values_until('\0'); }
 
 std::vector<CallWord> words_of_call(const CallArguments& arguments, const torch::nn::Module& module,
-                                    const std::vector<StateTensor>& tensors, bool gradients,
+                                    const std::vector<parameters::StateTensor>& tensors, bool gradients,
                                     const std::string& autocast) {
   const auto mode = [](const torch::nn::Module& one) { return std::string(one.is_training() ? "train()" : "eval()"); };
   std::vector<CallWord> words;

@@ -21,9 +21,9 @@ namespace autopar {
 
 namespace {
 
-bool any_differentiable(const BatchPlan& plan) {
+bool any_differentiable(const algebra::BatchSemantics& plan) {
   for (const auto& output : plan.outputs) {
-    if (output.differentiable && output.kind != OutputKind::kInput) return true;
+    if (output.differentiable && output.kind != algebra::OutputKind::kInput) return true;
   }
   return false;
 }
@@ -57,8 +57,8 @@ CallHeader Session::Impl::next_header(CallKind kind) {
   header.optimizers = watch_.look();
   const auto changed = unattached_.look();
   const auto& tensors = parameters_.tensors();
-  const auto found =
-      std::ranges::find_if(tensors, [&](const StateTensor& tensor) { return tensor.handle.is_same(changed); });
+  const auto found = std::ranges::find_if(
+      tensors, [&](const parameters::StateTensor& tensor) { return tensor.handle.is_same(changed); });
   if (changed.defined() && found != tensors.end())
     header.unattached = static_cast<std::int32_t>(found - tensors.begin());
   return header;
@@ -79,7 +79,7 @@ void Session::Impl::warn_of_unattached(const std::vector<CallHeader>& headers) {
 CallResult Session::Impl::call(const Flattened& arguments, const ForwardFunction& forward) {
   const auto start = std::chrono::steady_clock::now();
   resolve_once();
-  const Tf32Scope tf32(options_.precision == "tf32", deployment_.device());
+  const devices::Tf32Scope tf32(options_.precision == "tf32", deployment_.device());
   const at::AutoGradMode gradients(at::GradMode::is_enabled() && !options_.inference);
   if (options_.plan_only) {
     prepare(arguments, forward);
@@ -205,7 +205,7 @@ std::int64_t Session::Impl::first_sample_of(const BatchLayout& layout) const {
 
 void Session::Impl::prepare(const Flattened& arguments, const ForwardFunction& forward) {
   resolve_once();
-  const Tf32Scope tf32(options_.precision == "tf32", deployment_.device());
+  const devices::Tf32Scope tf32(options_.precision == "tf32", deployment_.device());
   const at::AutoGradMode gradients(at::GradMode::is_enabled() && !options_.inference);
   Call call;
   const auto error = inspect(arguments, call.arguments);
@@ -243,9 +243,9 @@ void Session::Impl::run_forward(Call& call) {
   }
 
   const BatchSplit split(program.runtime->pipeline(), call.layout);
-  CallContext context{split, world_.rank_id(), call.batch, call.draws, call.differentiate, call.inputs, {}, {}};
+  engine::CallContext context{split, world_.rank_id(), call.batch, call.draws, call.differentiate, call.inputs, {}, {}};
 
-  SliceContext local;
+  interpret::SliceContext local;
   local.samples = call.layout.local[world_.rank_id().index()];
   local.batch = call.batch;
   local.first_sample = first_sample_of(call.layout);
@@ -254,7 +254,7 @@ void Session::Impl::run_forward(Call& call) {
   context.prologue = call.known.values;
   context.counts = call.known.counts;
 
-  call.engine = std::make_shared<TorchEngine>(*program.runtime, std::move(context));
+  call.engine = std::make_shared<engine::TorchEngine>(*program.runtime, std::move(context));
   if (call.loss_mode) {
     const auto loss = program.plan.outputs[static_cast<std::size_t>(program.plan.loss)].value;
     call.engine->add_sum_gradient(loss, program.loss_gradient(call.loss_scale, deployment_.device()));
@@ -264,7 +264,7 @@ void Session::Impl::run_forward(Call& call) {
   program.runtime->drop_casts();
 
   std::vector<at::Tensor> addends;
-  const auto sums = global_sums(program.graph, program.plan);
+  const auto sums = algebra::global_sums(program.graph, program.plan);
   for (const auto& sum : sums) addends.push_back(call.engine->sum(sum.value));
   if (!sums.empty()) {
     const auto totals = deployment_.sums().sum(addends);
@@ -273,7 +273,7 @@ void Session::Impl::run_forward(Call& call) {
     }
   }
   if (!program.epilogue->empty()) {
-    SliceContext whole = local;
+    interpret::SliceContext whole = local;
     whole.samples = whole.batch;
     whole.first_sample = 0;
     whole.counts = &call.known.counts;
@@ -295,7 +295,7 @@ void Session::Impl::execute(Call& call, Phase phase) {
   hooks.fail = [&](std::string_view action, std::string_view message) {
     if (!call.may_fail) world_.fail(action, message);
   };
-  hooks.message = plain_message;
+  hooks.message = replay::plain_message;
   if (!options_.trace_file.empty()) {
     if (phase != Phase::kBackward) {
       trace_.clear();
@@ -330,22 +330,22 @@ std::vector<at::Tensor> Session::Impl::collect_results(Call& call) {
   for (const auto& output : call.program->plan.outputs) {
     const auto value = output.value;
     switch (output.kind) {
-      case OutputKind::kBatched:
+      case algebra::OutputKind::kBatched:
         results.push_back(call.engine->take_result(value));
         break;
-      case OutputKind::kPartialSum:
-      case OutputKind::kReplicated:
+      case algebra::OutputKind::kPartialSum:
+      case algebra::OutputKind::kReplicated:
         results.push_back(call.sums.at(value).clone());
         break;
-      case OutputKind::kEpilogue:
+      case algebra::OutputKind::kEpilogue:
         results.push_back(call.tail->results.at(value).detach().clone());
         break;
-      case OutputKind::kPrologue:
+      case algebra::OutputKind::kPrologue:
         for (const auto& [known, tensor] : call.known.values) {
           if (known == value) results.push_back(tensor.clone());
         }
         break;
-      case OutputKind::kInput: {
+      case algebra::OutputKind::kInput: {
         const auto position = static_cast<std::size_t>(call.program->graph.value(value).position);
         results.push_back(call.arguments.tensors[position].clone());
         break;

@@ -14,7 +14,7 @@
 
 #include "capture/algebra/parameter_reads.hpp"
 #include "torch/engine/message.hpp"
-#include "torch/interpret/draws.hpp"
+#include "torch/interpret/seeded_draws.hpp"
 
 namespace autopar {
 
@@ -27,7 +27,7 @@ bool CapturedProgram::is_stale() const {
 const std::vector<ValueId>& CapturedProgram::reached(const std::vector<ValueId>& roots) {
   const auto [known, is_new] = reached_.try_emplace(roots);
   if (!is_new) return known->second;
-  const auto parameters = reached_parameters(graph, roots);
+  const auto parameters = algebra::reached_parameters(graph, roots);
   for (const auto parameter : runtime->parameters()) {
     if (parameters[parameter.index()]) known->second.push_back(parameter);
   }
@@ -38,11 +38,11 @@ const RepeatableWork& CapturedProgram::repeatable_work() {
   if (repeatable_work_) return *repeatable_work_;
   auto& found = repeatable_work_.emplace();
   found.is_whole =
-      std::ranges::none_of(plan.outputs, [](const auto& output) { return output.kind == OutputKind::kInput; });
+      std::ranges::none_of(plan.outputs, [](const auto& output) { return output.kind == algebra::OutputKind::kInput; });
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
     if (plan.ops[i].draw == Draw::kNone) continue;
     ++found.draws;
-    found.is_whole = found.is_whole && draws_from_memory(graph, OpId::of(i));
+    found.is_whole = found.is_whole && interpret::draws_from_memory(graph, OpId::of(i));
   }
   return found;
 }
@@ -51,7 +51,8 @@ const at::Tensor& CapturedProgram::loss_gradient(double scale, c10::Device devic
   if (!loss_gradient_.defined() || loss_gradient_scale_ != scale) {
     const auto& info = graph.value(plan.outputs[static_cast<std::size_t>(plan.loss)].value);
     constexpr std::int64_t kAnyBatch = 1;  // it has one element
-    loss_gradient_ = at::full(sizes_at(info, kAnyBatch), scale, at::TensorOptions().dtype(info.dtype).device(device));
+    loss_gradient_ =
+        at::full(ir::sizes_at(info, kAnyBatch), scale, at::TensorOptions().dtype(info.dtype).device(device));
     loss_gradient_scale_ = scale;
   }
   return loss_gradient_;

@@ -52,16 +52,16 @@ struct CapturedProgram {
   OpGraph captured;                           ///< as the forward ran: what later captures are compared with
   OpGraph graph;                              ///< `captured` after all passes: what is planned and run
   std::optional<passes::ProgramAfter> shown;  ///< after `Options::graph_after`
-  BatchPlan plan;
+  algebra::BatchSemantics plan;
   /// Of stages with several tensor shards: `graph` as it was put together for them, and with the sizes of this rank
-  ShardedGraph sharded;
+  tensor_parallel::ShardedGraph sharded;
   std::vector<StageId>
       tensor_stages;  ///< of the plan, in the order of ShardedGraph::Slices::stage; empty: there are none
   OpGraph own_graph;
-  StagedGraph division;
+  staging::StagedGraph division;
   std::vector<std::vector<StageId>> parts;  ///< [stage of the plan] stages of the division, ascending
-  RecomputedAtoms recomputed;               ///< what the stages recompute
-  std::vector<InputSpec> inputs;
+  interpret::RecomputedAtoms recomputed;    ///< what the stages recompute
+  std::vector<trace::InputSpec> inputs;
   std::shared_ptr<const void> prototype;                        ///< see CallResult
   std::vector<std::size_t> result_positions;                    ///< of the graph's outputs among the flattened results
   std::size_t result_count = 0;                                 ///< flattened results, undefined ones included
@@ -71,7 +71,7 @@ struct CapturedProgram {
   bool outdated = false;           ///< found to be another than what forward does
   std::int64_t checked_batch = 0;  ///< the largest whose memory was checked
 
-  std::unique_ptr<RankRuntime> runtime;
+  std::unique_ptr<engine::RankRuntime> runtime;
   std::unique_ptr<Prologue> prologue;
   std::unique_ptr<Epilogue> epilogue;
   std::unique_ptr<ReplicatedUpdates> replicated_updates;

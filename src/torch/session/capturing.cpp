@@ -111,12 +111,12 @@ void Session::Impl::resolve_once() {
   }
   together(world_, "choosing devices", [&] { deployment_.use(device_of(world_, options_.device)); });
   log_.info("device " + deployment_.device().str());
-  context_of(deployment_.device().type()).keep_kernels_in(cache_.kernels);
+  devices::context_of(deployment_.device().type()).keep_kernels_in(cache_.kernels);
   if (deployment_.device().is_cuda() && options_.fusion != "off") {
     const auto device = deployment_.device();
-    kernels_ahead_.emplace(context_of(device.type()), device.index(), kernels::all_kernels());
+    kernels_ahead_.emplace(devices::context_of(device.type()), device.index(), kernels::all_kernels());
   }
-  if (options_.keep_memory && deployment_.device().is_cpu()) keep_freed_memory();
+  if (options_.keep_memory && deployment_.device().is_cpu()) devices::keep_freed_memory();
   if (options_.precision == "fp16") {
     scaler_.emplace();
     note_scaler();
@@ -153,7 +153,7 @@ namespace {
 
 /// A tensor that forward reads and is no parameter of the module's.
 void require_no_part(const at::Tensor& constant) {
-  const auto* layout = layout_of(constant);
+  const auto* layout = parameters::layout_of(constant);
   if (layout == nullptr || !layout->is_part()) return;
   throw InvalidArgument("forward reads '" + layout->name + "' of another AutoParallel model, which " +
                         layout->description +
@@ -163,15 +163,16 @@ void require_no_part(const at::Tensor& constant) {
 
 }  // namespace
 
-CaptureOptions Session::Impl::capture_options() const {
-  CaptureOptions capture;
+trace::CaptureOptions Session::Impl::capture_options() const {
+  trace::CaptureOptions capture;
   capture.exact_batch_norm = options_.batch_norm == "exact";
   const auto device = deployment_.device().type();
   capture.device = device;
   capture.on_constant = require_no_part;
-  if (options_.precision == "bf16") capture.autocast = Autocast{at::kBFloat16, device};
-  if (options_.precision == "bf16-compute") capture.autocast = Autocast{at::kBFloat16, device, /*everywhere=*/true};
-  if (options_.precision == "fp16") capture.autocast = Autocast{at::kHalf, device};
+  if (options_.precision == "bf16") capture.autocast = trace::Autocast{at::kBFloat16, device};
+  if (options_.precision == "bf16-compute")
+    capture.autocast = trace::Autocast{at::kBFloat16, device, /*everywhere=*/true};
+  if (options_.precision == "fp16") capture.autocast = trace::Autocast{at::kHalf, device};
   return capture;
 }
 
@@ -218,9 +219,9 @@ void Session::Impl::capture_into(CapturedProgram& program, const CallArguments& 
   require_one_precision();
   program.inputs = arguments.specs;
   {
-    const WholeHandles whole(parameters_.registry());
+    const parameters::WholeHandles whole(parameters_.registry());
     const auto before = members_.look({});
-    program.captured = capture(*module_, arguments.specs, flat_forward, capture_options());
+    program.captured = trace::capture(*module_, arguments.specs, flat_forward, capture_options());
     if (passes::gains_from_channels_last(program.captured, matrix_units(deployment_.device()))) {
       auto faster =
           passes::capture_channels_last(program.captured, *module_, arguments.specs, flat_forward, capture_options());
@@ -230,7 +231,7 @@ void Session::Impl::capture_into(CapturedProgram& program, const CallArguments& 
   }
   program.verification.members = members_.look(arguments.beside);
   compile(program);
-  program.plan = analyze_batch(program.graph, algebra_options());
+  program.plan = algebra::analyze_batch(program.graph, algebra_options());
   for (const auto& value : program.graph.values) {
     if (value.kind == ValueKind::kConstant && value.constant.defined()) {
       program.constants.emplace_back(value.constant, value.constant._version());
@@ -248,13 +249,14 @@ void Session::Impl::compile(CapturedProgram& program) {
   program.graph = std::move(compiled.graph);
   program.shown = std::move(compiled.shown);
   if (target.fuses && device.is_cuda())
-    groups_ahead_.emplace(context_of(device.type()), device.index(), fused::pointwise::kernels_of(program.graph));
+    groups_ahead_.emplace(devices::context_of(device.type()), device.index(),
+                          fused::pointwise::kernels_of(program.graph));
 }
 
 bool Session::Impl::joins_operators() const {
   const auto device = deployment_.device();
   if (!device.is_cuda()) return options_.fusion == "on";
-  return options_.fusion != "off" && context_of(device.type()).compiles_kernels(device.index());
+  return options_.fusion != "off" && devices::context_of(device.type()).compiles_kernels(device.index());
 }
 
 AlgebraOptions Session::Impl::algebra_options() const {
@@ -295,7 +297,7 @@ void Session::Impl::capture_and_deploy(const CallArguments& arguments, const std
   modes.add(program, at::GradMode::is_enabled());
   modes.recorded = may_record(*modes.planned);
 
-  GraphProfile profile;
+  cost::GraphProfile profile;
   if (!deployed_) together(world_, "profiling the model", [&] { profile = modes.profile(planned_device()); });
   if (!deployment_.has_plan()) make_plan(modes, profile, batch);
   if (options_.plan_only) return;
@@ -303,54 +305,55 @@ void Session::Impl::capture_and_deploy(const CallArguments& arguments, const std
   if (is_divided) program->checked_batch = deployment_.plan().batch;
   if (!deployed_) deploy_state(modes, profile);
   if (!is_divided) {
-    AtomPartition atoms;
+    cost::AtomPartition atoms;
     together(world_, "profiling the model", [&] {
       atoms = program->captured.hash() == planned_hash_ ? planned_atoms_
-                                                        : partition_into_atoms(program->graph, program->plan);
+                                                        : cost::partition_into_atoms(program->graph, program->plan);
     });
     static_cast<void>(divide_program(*program, atoms));
   }
   together(world_, "sharing parameters", [&] {
-    include_holders(program->division, program->graph, holders_in(program->graph));
+    staging::include_holders(program->division, program->graph, holders_in(program->graph));
     if (parameters_.units().empty()) return;
     const auto sharded = sharded_parameters(*program);
-    shard_groups(program->division, program->graph, program->plan, sharded);
+    staging::shard_groups(program->division, program->graph, program->plan, sharded);
     if (parts_backwards(deployment_.plan())) return;
     // As plans are costed: of a synthesised one as if it parted its backwards.
     const auto kept = keeps_backwards_whole(deployment_.plan().schedule)
                           ? kKeptForBackward
                           : Bytes(std::numeric_limits<std::int64_t>::max());
-    order_backward_gathers(program->division, program->graph, program->plan, sharded, program->recomputed, kept);
+    staging::order_backward_gathers(program->division, program->graph, program->plan, sharded, program->recomputed,
+                                    kept);
   });
   build_runtime(*program);
   warn_of_batch_statistics(*program, batch);
   remember(key, program);
-  if (deployment_.device().is_cpu()) release_freed_memory();  // what planning needed
+  if (deployment_.device().is_cpu()) devices::release_freed_memory();  // what planning needed
   const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
   stats_.planning += Seconds(spent.count());
   log_.info("captured " + std::to_string(program->captured.ops.size()) + " operators, ready in " +
             std::to_string(spent.count()) + " s");
 }
 
-std::vector<StageId> Session::Impl::divide_program(CapturedProgram& program, AtomPartition atoms) {
+std::vector<StageId> Session::Impl::divide_program(CapturedProgram& program, cost::AtomPartition atoms) {
   std::vector<StageId> stage_of;
   together(world_, "dividing the model", [&] {
     stage_of = stages_of_ops(program, atoms);
     require_whole_batches(program, stage_of);
-    if (!deployed_) segments_ = PlannedSegments(deployment_.plan(), program.graph, atoms);
+    if (!deployed_) segments_ = staging::PlannedSegments(deployment_.plan(), program.graph, atoms);
     program.recomputed = segments_.in(program.graph, atoms);
     shard_program(program, stage_of, atoms);
-    StageMap stages{stage_of, {}, {}};
+    staging::StageMap stages{stage_of, {}, {}};
     for (const auto& stage : deployment_.plan().stages) stages.meshes.push_back(stage.mesh);
-    stages = cut_at_collectives(program.graph, program.plan, atoms, stages);
+    stages = staging::cut_at_collectives(program.graph, program.plan, atoms, stages);
     program.parts = stages.parts;
-    program.division = divide(program.graph, program.plan, stages, world_.size());
+    program.division = staging::divide(program.graph, program.plan, stages, world_.size());
     describe_shards(program);
   });
   return stage_of;
 }
 
-void Session::Impl::deploy_state(const PlannedModes& modes, const GraphProfile& profile) {
+void Session::Impl::deploy_state(const PlannedModes& modes, const cost::GraphProfile& profile) {
   auto& program = *modes.planned;
   planned_hash_ = program.captured.hash();
   planned_atoms_ = profile.atoms;
@@ -390,7 +393,8 @@ void Session::Impl::remember(const std::string& key, std::shared_ptr<CapturedPro
             "and let sizes other than the batch's be few");
 }
 
-std::vector<StageId> Session::Impl::stages_of_ops(const CapturedProgram& program, const AtomPartition& atoms) const {
+std::vector<StageId> Session::Impl::stages_of_ops(const CapturedProgram& program,
+                                                  const cost::AtomPartition& atoms) const {
   if (program.captured.hash() == planned_hash_) {
     std::vector<StageId> stage_of(program.graph.ops.size());
     for (std::size_t s = 0; s < deployment_.plan().stages.size(); ++s) {
@@ -398,8 +402,8 @@ std::vector<StageId> Session::Impl::stages_of_ops(const CapturedProgram& program
     }
     return stage_of;
   }
-  return place_by_parameters(program.graph, program.plan, atoms, homes_in(program.graph),
-                             static_cast<int>(deployment_.plan().stages.size()));
+  return staging::place_by_parameters(program.graph, program.plan, atoms, homes_in(program.graph),
+                                      static_cast<int>(deployment_.plan().stages.size()));
 }
 
 std::vector<std::vector<StageId>> Session::Impl::homes_in(const OpGraph& graph) const {
@@ -427,13 +431,13 @@ void Session::Impl::require_whole_batches(const CapturedProgram& program, const 
     const auto replicas = deployment_.plan().stages[stage_of[i].index()].mesh.replicas();
     if (deployment_.plan().microbatches == 1 && (replicas == 1 || handling.collective)) continue;
     if (handling.collective) {
-      throw CaptureError(shown_name(program.graph, OpId::of(i)), program.graph.ops[i].path,
+      throw CaptureError(ir::shown_name(program.graph, OpId::of(i)), program.graph.ops[i].path,
                          "with batch_norm = exact it is right with one micro-batch only, but the plan has " +
                              std::to_string(deployment_.plan().microbatches) +
                              "; set microbatches = 1, or batch_norm = microbatch");
     }
     throw CaptureError(
-        shown_name(program.graph, OpId::of(i)), program.graph.ops[i].path,
+        ir::shown_name(program.graph, OpId::of(i)), program.graph.ops[i].path,
         handling.reason + "; it is exact with one micro-batch and one replica only, but the plan has " +
             std::to_string(deployment_.plan().microbatches) + " micro-batches and " + std::to_string(replicas) +
             " replicas of its stage; set microbatches = 1 and replicas to 1 for it, or leave both to the "
@@ -445,8 +449,9 @@ void Session::Impl::require_whole_batches(const CapturedProgram& program, const 
 
 namespace {
 
-std::vector<ShardedGroup> sharded_groups(const StagedGraph& division, const ParameterStore& parameters) {
-  std::vector<ShardedGroup> groups;
+std::vector<parameters::ShardedGroup> sharded_groups(const staging::StagedGraph& division,
+                                                     const parameters::ParameterStore& parameters) {
+  std::vector<parameters::ShardedGroup> groups;
   for (const int unit : division.group_units) {
     auto& group = groups.emplace_back();
     if (unit < 0) continue;
@@ -468,16 +473,16 @@ void Session::Impl::build_runtime(CapturedProgram& program) {
     const auto copy = [this, &graph = program.graph](ValueId leaf) {
       return parameters_.compute_copy(graph.value(leaf).name);
     };
-    program.runtime = std::make_unique<RankRuntime>(program.runnable(), program.plan, division, world_.rank_id(),
-                                                    deployment_.device(), Stage::Leaves{lookup, compute, copy},
-                                                    parts_backwards(deployment_.plan()), program.recomputed,
-                                                    sharded_groups(division, parameters_), deployment_.plan().buckets);
+    program.runtime = std::make_unique<engine::RankRuntime>(
+        program.runnable(), program.plan, division, world_.rank_id(), deployment_.device(),
+        engine::Stage::Leaves{lookup, compute, copy}, parts_backwards(deployment_.plan()), program.recomputed,
+        sharded_groups(division, parameters_), deployment_.plan().buckets);
     program.prologue = std::make_unique<Prologue>(program.graph, program.plan, deployment_.device(), lookup);
     program.epilogue = std::make_unique<Epilogue>(program.graph, program.plan, deployment_.device());
-    std::vector<const BufferUpdate*> held;
+    std::vector<const algebra::BufferUpdate*> held;
     for (const auto& update : program.plan.buffer_updates) {
       const bool here = parameters_.holds(parameters_.named(program.graph.value(update.buffer).name));
-      if (here && update.kind == BufferUpdateKind::kReplicated) held.push_back(&update);
+      if (here && update.kind == algebra::BufferUpdateKind::kReplicated) held.push_back(&update);
     }
     program.replicated_updates =
         std::make_unique<ReplicatedUpdates>(program.graph, program.plan, held, deployment_.device(), lookup);
@@ -516,8 +521,8 @@ void Session::Impl::verify_sizes(CapturedProgram& program, const CallArguments& 
   };
   together(world_, "verifying the capture", [&] {
     const NormalModeScope as_captured;
-    const WholeHandles whole(parameters_.registry());
-    verify_capture(program.captured, *module_, program.inputs, flat_forward, sizes, capture_options());
+    const parameters::WholeHandles whole(parameters_.registry());
+    trace::verify_capture(program.captured, *module_, program.inputs, flat_forward, sizes, capture_options());
   });
 }
 

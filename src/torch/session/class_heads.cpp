@@ -8,8 +8,8 @@
 #include <autopar/core/error.hpp>
 #include <autopar/plan/text.hpp>
 
-#include "torch/fused/class_head.hpp"
 #include "torch/fused/fused_ops.hpp"
+#include "torch/fused/linear_cross_entropy.hpp"
 #include "torch/session/session_impl.hpp"
 
 namespace autopar {
@@ -19,28 +19,28 @@ bool Session::Impl::chunks_heads() const {
   return deployment_.has_plan() ? deployment_.plan().chunked_heads : options_.class_head == "chunked";
 }
 
-void Session::Impl::chunk_heads(PlannedModes& modes, GraphProfile& profile) const {
+void Session::Impl::chunk_heads(PlannedModes& modes, cost::GraphProfile& profile) const {
   auto programs = modes.others;
   programs.push_back(modes.planned);
   for (const auto& program : programs) {
     program->graph = fused::linear_cross_entropy().pattern(std::move(program->graph));
-    program->plan = analyze_batch(program->graph, algebra_options());
+    program->plan = algebra::analyze_batch(program->graph, algebra_options());
   }
   profile = modes.profile(planned_device());
 }
 
 /// The same on every rank.
 bool Session::Impl::may_chunk_heads(const CapturedProgram& program) const {
-  return options_.class_head == "auto" && fused::logits_of_class_heads(program.graph, 1) > 0;
+  return options_.class_head == "auto" && fused::bytes_of_chunked_logits(program.graph, 1) > 0;
 }
 
 /// Rank 0's. Chunks take more time, and pay where memory is what a faster plan lacks.
 bool Session::Impl::gains_from_chunks(const CapturedProgram& program, const std::optional<Plan>& whole,
                                       std::int64_t batch) const {
   if (given_plan_ || reads_plan()) return false;
-  const double logits = fused::logits_of_class_heads(
+  const double logits = fused::bytes_of_chunked_logits(
       program.graph, std::max<std::int64_t>(1, batch / world_.size()));  // of a rank's samples
-  constexpr double kOfManyChunks = 4 * fused::kLeastClassHeadChunk * sizeof(float);
+  constexpr double kOfManyChunks = 4 * fused::kLeastLogitsChunk * sizeof(float);
   if (logits < kOfManyChunks) return false;
   if (!whole) return true;
   constexpr double kLargeLogits = 1.0 / 32;  // of a device's memory
@@ -51,14 +51,14 @@ bool Session::Impl::gains_from_chunks(const CapturedProgram& program, const std:
   });
 }
 
-void Session::Impl::try_chunked_heads(PlannedModes& modes, GraphProfile& profile, std::int64_t batch,
+void Session::Impl::try_chunked_heads(PlannedModes& modes, cost::GraphProfile& profile, std::int64_t batch,
                                       std::optional<Plan>& whole, const std::exception_ptr& refused) {
   std::string decision;
   if (world_.rank() == 0 && gains_from_chunks(*modes.planned, whole, batch)) decision = "chunks";
   decision = text_of(world_.broadcast(blob_of(decision), Rank(0), "choosing class heads"));
   if (decision.empty()) return;
 
-  std::vector<std::pair<std::shared_ptr<CapturedProgram>, std::pair<OpGraph, BatchPlan>>> as_before;
+  std::vector<std::pair<std::shared_ptr<CapturedProgram>, std::pair<OpGraph, algebra::BatchSemantics>>> as_before;
   for (const auto& program : modes.others) as_before.emplace_back(program, std::pair(program->graph, program->plan));
   as_before.emplace_back(modes.planned, std::pair(modes.planned->graph, modes.planned->plan));
   auto with_chunks = profile;

@@ -41,12 +41,12 @@ bool steps_at_once(const torch::optim::Optimizer* optimizer) {
 }  // namespace
 
 /// @param recorded  see PlannedModes
-MeasuredCosts Session::Impl::measured_costs(const CapturedProgram& program, const GraphProfile& profile,
+MeasuredCosts Session::Impl::measured_costs(const CapturedProgram& program, const cost::GraphProfile& profile,
                                             std::int64_t batch, bool recorded) {
   if (options_.costs == "roofline" || (options_.costs == "auto" && !deployment_.device().is_cuda())) return {};
   if (options_.costs == "auto" && leaves_no_choice(program, profile, batch)) return {};
   const auto here = describe_cluster(world_, deployment_.device());
-  auto origin = cost_origin(world_, here, deployment_.device());
+  auto origin = cost::cost_origin(world_, here, deployment_.device());
   if (options_.precision == "tf32") origin.device += ", tf32";
   if (recorded) origin.device += ", recorded steps";
   std::string decision;  // rank 0's, who alone looks at files: nothing to measure, or the costs that it knows
@@ -57,23 +57,23 @@ MeasuredCosts Session::Impl::measured_costs(const CapturedProgram& program, cons
   if (decision.empty()) return {};
   const auto known = parse_costs(decision, "the costs of rank 0", {});
 
-  MeasureOptions measure;
-  measure.samples = probe_samples(batch, world_.size());
+  cost::MeasureOptions measure;
+  measure.samples = cost::probe_samples(batch, world_.size());
   measure.adds_gradients = world_.size() > 1;
   measure.recorded = recorded;
-  auto costs = measure_atoms(world_, program.graph, program.plan, profile, deployment_.device(), measure, known);
+  auto costs = cost::measure_atoms(world_, program.graph, program.plan, profile, deployment_.device(), measure, known);
   const bool given_links = !options_.cluster_file.empty();
   if (!given_links && lacks_links(known.links, world_)) {
     auto wire = deployment_.new_transport();
-    auto links = measure_links(world_, wire, here, deployment_.device());
+    auto links = cost::measure_links(world_, wire, here, deployment_.device());
     links.messages.merge(costs.links.messages);
     links.all_reduces.merge(costs.links.all_reduces);
     costs.links = std::move(links);
   }
   const bool at_once = !optimizers_.empty() && std::ranges::all_of(optimizers_, steps_at_once);
   auto& updates = at_once ? costs.joint_updates : costs.updates;
-  if (updates.empty()) updates = measure_updates(world_, deployment_.device(), at_once);
-  if (costs.host == MeasuredHost{}) costs.host = measure_host(world_, deployment_.device());
+  if (updates.empty()) updates = cost::measure_updates(world_, deployment_.device(), at_once);
+  if (costs.host == MeasuredHost{}) costs.host = cost::measure_host(world_, deployment_.device());
   together(world_, "writing measured costs", [&] {
     if (world_.rank() == 0 && costs != known) keep_costs(costs, origin);
   });
@@ -84,7 +84,7 @@ MeasuredCosts Session::Impl::measured_costs(const CapturedProgram& program, cons
 
 /// Whether one device holds the model as it is: the plan is to run it, whatever it costs. Or nothing does, which the
 /// planner is about to say.
-bool Session::Impl::leaves_no_choice(const CapturedProgram& program, const GraphProfile& profile,
+bool Session::Impl::leaves_no_choice(const CapturedProgram& program, const cost::GraphProfile& profile,
                                      std::int64_t batch) const {
   const bool elsewhere = options_.plan_only && !options_.cluster_file.empty();
   if (world_.size() > 1 || elsewhere || given_plan_ || reads_plan()) return false;

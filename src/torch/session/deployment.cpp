@@ -12,7 +12,7 @@ AnyTransport Deployment::new_transport() const {
   if (device_.is_cuda()) {
     options.kind = TransportKind::kNccl;
     options.device = device_.index();
-    options.compute_stream = [&context = context_of(device_.type()), index = device_.index()] {
+    options.compute_stream = [&context = devices::context_of(device_.type()), index = device_.index()] {
       return context.current_stream(index);
     };
   }

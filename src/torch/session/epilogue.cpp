@@ -7,10 +7,10 @@ namespace autopar {
 
 namespace {
 
-std::vector<ValueId> epilogue_outputs(const OpGraph& graph, const BatchPlan& plan) {
+std::vector<ValueId> epilogue_outputs(const OpGraph& graph, const algebra::BatchSemantics& plan) {
   std::vector<ValueId> values;
   for (const auto& output : plan.outputs) {
-    if (output.kind == OutputKind::kEpilogue) values.push_back(output.value);
+    if (output.kind == algebra::OutputKind::kEpilogue) values.push_back(output.value);
   }
   for (const auto& update : plan.buffer_updates) {
     const auto maker = graph.value(update.result).definer;
@@ -21,12 +21,12 @@ std::vector<ValueId> epilogue_outputs(const OpGraph& graph, const BatchPlan& pla
 
 }  // namespace
 
-Epilogue::Epilogue(const OpGraph& graph, const BatchPlan& plan, c10::Device device)
+Epilogue::Epilogue(const OpGraph& graph, const algebra::BatchSemantics& plan, c10::Device device)
     : graph_(graph), plan_(plan), runner_(graph, plan, plan.epilogue, epilogue_outputs(graph, plan), device) {}
 
 EpilogueRun Epilogue::run(const std::map<ValueId, at::Tensor>& sums,
-                          const std::vector<std::pair<ValueId, at::Tensor>>& prologue, const SliceContext& whole,
-                          bool differentiate) {
+                          const std::vector<std::pair<ValueId, at::Tensor>>& prologue,
+                          const interpret::SliceContext& whole, bool differentiate) {
   const at::AutoGradMode mode(differentiate);
   EpilogueRun run;
   auto values = runner_.environment();
@@ -38,7 +38,7 @@ EpilogueRun Epilogue::run(const std::map<ValueId, at::Tensor>& sums,
     values[input.value.index()] = leaf;
     run.inputs[input.value] = std::move(leaf);
   }
-  std::vector<NormSample> norms(plan_.batch_norms.size());
+  std::vector<interpret::NormSample> norms(plan_.batch_norms.size());
   runner_.run(values, whole, norms);
   for (const auto value : epilogue_outputs(graph_, plan_)) run.results[value] = values[value.index()];
   return run;

@@ -20,15 +20,15 @@ struct EpilogueRun {
   std::map<ValueId, at::Tensor> results;  ///< by output value
 };
 
-/// Runs BatchPlan::epilogue, the same on every rank. Not collective.
+/// Runs BatchSemantics::epilogue, the same on every rank. Not collective.
 class Epilogue {
  public:
-  Epilogue(const OpGraph& graph, const BatchPlan& plan, c10::Device device);
+  Epilogue(const OpGraph& graph, const algebra::BatchSemantics& plan, c10::Device device);
 
   [[nodiscard]] bool empty() const { return plan_.epilogue.empty(); }
   [[nodiscard]] EpilogueRun run(const std::map<ValueId, at::Tensor>& sums,
-                                const std::vector<std::pair<ValueId, at::Tensor>>& prologue, const SliceContext& whole,
-                                bool differentiate);
+                                const std::vector<std::pair<ValueId, at::Tensor>>& prologue,
+                                const interpret::SliceContext& whole, bool differentiate);
   /// Gradients of the inputs, given those of some results; only inputs that they depend on.
   [[nodiscard]] static std::map<ValueId, at::Tensor> gradients(const EpilogueRun& run,
                                                                const std::map<ValueId, at::Tensor>& result_gradients,
@@ -36,8 +36,8 @@ class Epilogue {
 
  private:
   const OpGraph& graph_;
-  const BatchPlan& plan_;
-  OpInterpreter runner_;
+  const algebra::BatchSemantics& plan_;
+  interpret::OpInterpreter runner_;
 };
 
 }  // namespace autopar

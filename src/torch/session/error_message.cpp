@@ -50,7 +50,7 @@ std::string to_message(const std::exception& error) {
     return joined(Type::kPlan, {reason_of(*plan), stage, std::to_string(plan->needed().value()),
                                 std::to_string(plan->available().value()), plan->remedy()});
   }
-  const std::string text = plain_message(error);
+  const std::string text = replay::plain_message(error);
   if (dynamic_cast<const InvalidArgument*>(&error) != nullptr) return joined(Type::kArgument, {text});
   if (dynamic_cast<const CheckpointError*>(&error) != nullptr) return joined(Type::kCheckpoint, {text});
   if (dynamic_cast<const ConfigError*>(&error) != nullptr) return joined(Type::kConfig, {text});
@@ -85,12 +85,12 @@ std::exception_ptr without_frames(const Logger& log, std::string_view action) {
   } catch (const c10::Error& error) {
     log.debug("libtorch's frames of the failure in " + std::string(action) + ": " + error.what());
     try {
-      std::throw_with_nested(OperatorError(std::string(action), "", plain_message(error)));
+      std::throw_with_nested(OperatorError(std::string(action), "", replay::plain_message(error)));
     } catch (...) {
       return std::current_exception();
     }
   } catch (const std::exception& error) {
-    if (const auto frames = frames_of(error); !frames.empty())
+    if (const auto frames = replay::frames_of(error); !frames.empty())
       log.debug("libtorch's frames of the failure in " + std::string(action) + ": " + frames);
     return std::current_exception();
   }

@@ -17,17 +17,18 @@ namespace {
 
 /// Gradients of some parameters of a unit, each whole on every member: afterwards each member has its shards of the
 /// sums.
-void sum_into_shards(AnyTransport& wire, GroupId group, const ShardMemory& memory,
-                     const std::vector<std::pair<const ShardUnit::Place*, at::Tensor*>>& gradients) {
+void sum_into_shards(AnyTransport& wire, GroupId group, const parameters::ShardMemory& memory,
+                     const std::vector<std::pair<const parameters::ShardUnit::Place*, at::Tensor*>>& gradients) {
   const auto& whole = memory.whole();
   const auto flat = at::zeros({memory.unit().elements}, whole.options().dtype(memory.unit().dtype));
-  for (const auto& [place, gradient] : gradients) part_of(flat, place->offset, place->sizes).copy_(*gradient);
+  for (const auto& [place, gradient] : gradients)
+    gradients::part_of(flat, place->offset, place->sizes).copy_(*gradient);
   const auto buffer = buffer_of(flat);
   wire.wait(wire.reduce_scatter(buffer, summed_dtype(flat.scalar_type()), group));
   const auto share = flat.narrow(0, memory.own().begin, memory.own().size()).clone();
   for (const auto& [place, gradient] : gradients) {
     const auto within = memory.within_part(*place);
-    *gradient = part_of(share, within.begin, {within.size()});
+    *gradient = gradients::part_of(share, within.begin, {within.size()});
   }
 }
 
@@ -81,7 +82,7 @@ void GradientStore::reduce_whole(GradientSums& sums) {
     std::int64_t offset = 0;
     for (auto* member : members) {
       const auto elements = member->gradient.numel();
-      member->gradient = part_of(flat, offset, member->gradient.sizes().vec());
+      member->gradient = gradients::part_of(flat, offset, member->gradient.sizes().vec());
       offset += elements;
     }
   }
@@ -91,7 +92,7 @@ void GradientStore::reduce_into_shards(GradientSums& sums) {
   for (const auto& memory : sums.parameters.memories()) {
     if (memory == nullptr || memory->unit().zero != 1) continue;  // from level 2 on each call summed into shards
     const auto& unit = memory->unit();
-    std::vector<std::pair<const ShardUnit::Place*, at::Tensor*>> gradients;
+    std::vector<std::pair<const parameters::ShardUnit::Place*, at::Tensor*>> gradients;
     for (const auto& place : unit.places) {
       const auto found = accumulated_.find(sums.parameters.named(place.names.front()).handle.unsafeGetTensorImpl());
       if (found != accumulated_.end()) gradients.emplace_back(&place, &found->second.gradient);
@@ -103,7 +104,7 @@ void GradientStore::reduce_into_shards(GradientSums& sums) {
 bool GradientStore::reduced_are_finite(c10::Device device) const {
   std::vector<at::Tensor> tensors;
   for (const auto& [impl, sum] : reduced_) tensors.push_back(sum.gradient);
-  return divide_and_check(tensors, 1, device);
+  return gradients::divide_and_check(tensors, 1, device);
 }
 
 std::vector<HandleGradient> GradientStore::take_reduced() {

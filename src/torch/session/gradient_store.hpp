@@ -29,7 +29,7 @@ void add_to(at::Tensor& sum, const at::Tensor& gradient, bool may_take);
 struct GradientSums {
   AnyTransport& wire;
   const std::map<std::vector<Rank>, GroupId>& groups;  ///< by holders, of all that there are
-  const ParameterStore& parameters;
+  const parameters::ParameterStore& parameters;
 };
 
 /// Gradients of this rank that are not in `.grad` yet, by handle: those that calls inside no_sync accumulate, then

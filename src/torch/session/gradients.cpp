@@ -38,7 +38,7 @@ void Session::Impl::apply(const StageGradients& gradients, const at::Tensor& fac
   // On the CPU looking at the factor costs nothing, and one is what it nearly always is.
   const bool is_one = factor.is_cpu() && factor.item<double>() == 1.0;
   // In place where it may be: gradients of all parameters, twice, would be what no plan counts.
-  if (!keep) multiply_unless_one(own, factor);
+  if (!keep) gradients::multiply_unless_one(own, factor);
   const auto scaled = [&](const at::Tensor& gradient) {
     return keep && !is_one ? gradient.mul(factor.reshape({}).to(gradient.options())) : gradient;
   };
@@ -67,7 +67,7 @@ void Session::Impl::add_to_owner(const at::Tensor& handle, const at::Tensor& gra
                                  LeavingGradients& leaving) {
   if (gradient.device() == handle.device()) {
     add_to(handle.mutable_grad(), gradient, may_take);
-    mark_like(handle.grad(), handle);
+    parameters::mark_like(handle.grad(), handle);
     note_gradient(handle);
     return;
   }
@@ -76,7 +76,7 @@ void Session::Impl::add_to_owner(const at::Tensor& handle, const at::Tensor& gra
   auto& memory = parameters_.memory_of(tensor);
   auto& set = leaving.sets[&memory];
   if (!set.defined()) set = memory.gradient_memory();
-  auto copy = part_of(set, memory.within_part(*parameters_.place_of(tensor)).begin, handle.sizes());
+  auto copy = gradients::part_of(set, memory.within_part(*parameters_.place_of(tensor)).begin, handle.sizes());
   leaving.copies.push_back({handle, copy.copy_(gradient, kNonBlocking)});
 }
 
@@ -89,12 +89,12 @@ void Session::Impl::note_gradient(const at::Tensor& handle) {
 /// An optimizer on the host may step as soon as this returns.
 void Session::Impl::add_arrived(const LeavingGradients& leaving) {
   if (leaving.copies.empty()) return;
-  DeviceEvent copied;
+  devices::DeviceEvent copied;
   copied.set(deployment_.device());
   copied.wait();
   for (const auto& [handle, gradient] : leaving.copies) {
     add_to(handle.mutable_grad(), gradient, true);
-    mark_like(handle.grad(), handle);
+    parameters::mark_like(handle.grad(), handle);
     note_gradient(handle);
   }
 }
@@ -151,7 +151,7 @@ StepOutcome Session::Impl::unscale(const Call& call, StageGradients& gradients, 
   const auto& runtime = *call.program->runtime;
   std::vector<at::Tensor> own;
   for (const auto parameter : *gradients.reached) own.push_back(gradients.by_position[runtime.position_of(parameter)]);
-  const bool finite = divide_and_check(own, call.loss_scale, deployment_.device());
+  const bool finite = gradients::divide_and_check(own, call.loss_scale, deployment_.device());
   for (auto& gradient : of_inputs) {
     if (gradient.defined()) gradient = gradient.div(call.loss_scale);
   }

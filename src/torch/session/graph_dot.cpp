@@ -23,7 +23,7 @@ std::string quoted(const std::string& text) {
 
 void write_op(std::ostream& out, const OpGraph& graph, OpId id) {
   const auto& path = graph.op(id).path;
-  out << "op" << id.value() << " [label=" << quoted(shown_name(graph, id));
+  out << "op" << id.value() << " [label=" << quoted(ir::shown_name(graph, id));
   if (!path.empty()) out << ", tooltip=" << quoted(path);
   out << "];\n";
 }

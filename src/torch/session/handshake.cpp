@@ -52,7 +52,7 @@ void require_none_failed(World& world, const std::vector<CallHeader>& headers, c
   try {
     if (error) std::rethrow_exception(error);
   } catch (const std::exception& caught) {
-    message = plain_message(caught);
+    message = replay::plain_message(caught);
   }
   const auto messages = world.all_gather(blob_of(message), "failure");
   if (error) std::rethrow_exception(error);

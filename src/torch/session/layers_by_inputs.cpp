@@ -18,16 +18,16 @@ bool Session::Impl::may_cut_by_inputs(const CapturedProgram& program) const {
   if (options_.tensor_parallel == 1 || (world_.size() == 1 && !elsewhere)) return false;
   if (options_.tensor_parallel == 0 && !may_slice()) return false;
   constexpr double kLargePart = 1.0 / 8;  // of the parameters
-  return share_by_inputs(program.graph, program.plan) >= kLargePart;
+  return tensor_parallel::share_by_inputs(program.graph, program.plan) >= kLargePart;
 }
 
-void Session::Impl::try_layers_by_inputs(const PlannedModes& modes, GraphProfile& profile, std::int64_t batch,
+void Session::Impl::try_layers_by_inputs(const PlannedModes& modes, cost::GraphProfile& profile, std::int64_t batch,
                                          const MeasuredCosts& costs, std::optional<Plan>& plan,
                                          std::exception_ptr& refused) {
   std::string decision;
   together(world_, "planning", [&] {
     if (world_.rank() != 0 || given_plan_ || reads_plan()) return;
-    const auto other = modes.profile(planned_device(), SingleLayers::kByInputs);
+    const auto other = modes.profile(planned_device(), tensor_parallel::SingleLayers::kByInputs);
     try {
       auto by_inputs = search_plan(*modes.planned, other, batch, costs, Refusals::kBare);
       if (plan && by_inputs.step >= plan->step) return;
@@ -48,7 +48,8 @@ void Session::Impl::try_layers_by_inputs(const PlannedModes& modes, GraphProfile
   });
   decision = text_of(world_.broadcast(blob_of(decision), Rank(0), "choosing how to cut single layers"));
   if (decision.empty()) return;
-  together(world_, "profiling the model", [&] { profile = modes.profile(planned_device(), SingleLayers::kByInputs); });
+  together(world_, "profiling the model",
+           [&] { profile = modes.profile(planned_device(), tensor_parallel::SingleLayers::kByInputs); });
 }
 
 }  // namespace autopar

@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::size_t kLooked = 64;
 
-bool is_integer(const InputSpec& spec) {
+bool is_integer(const trace::InputSpec& spec) {
   return spec.dtype == c10::ScalarType::Long || spec.dtype == c10::ScalarType::Int;
 }
 
@@ -90,7 +90,7 @@ void LocalIndexWatch::warn(const std::vector<CallHeader>& headers, const CallArg
     first += header.samples;
   }
   if (has_warned_ || later_ranks == 0 || seen == 0) return;
-  const auto pickers = sample_indices(program.captured);
+  const auto pickers = algebra::sample_indices(program.captured);
   std::string positions;
   OpId picker;
   for (std::size_t i = 0; i < std::min(pickers.size(), kLooked); ++i) {
@@ -101,7 +101,7 @@ void LocalIndexWatch::warn(const std::vector<CallHeader>& headers, const CallArg
   if (positions.empty()) return;
   has_warned_ = true;
   const auto& path = program.captured.op(picker).path;
-  log.warn(shown_name(program.captured, picker) + (path.empty() ? "" : " (near " + path + ")") +
+  log.warn(ir::shown_name(program.captured, picker) + (path.empty() ? "" : " (near " + path + ")") +
            " picks samples of the global batch, all ranks' batches in rank order, by the numbers in tensor argument " +
            positions +
            ", and on every rank but the first these are below its own number of samples. If they count within each "

@@ -21,7 +21,7 @@ namespace autopar {
 namespace {
 
 /// The plan with another program's atoms in its stages.
-Plan with_program(Plan plan, const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch) {
+Plan with_program(Plan plan, const CapturedProgram& program, const cost::GraphProfile& profile, std::int64_t batch) {
   std::vector<std::size_t> stage_of(program.graph.ops.size());
   for (std::size_t stage = 0; stage < program.parts.size(); ++stage) {
     for (const auto part : program.parts[stage]) {
@@ -56,11 +56,12 @@ void Session::Impl::check_memory(CapturedProgram& program, std::int64_t batch) c
   if (batch <= program.checked_batch) return;
   program.checked_batch = batch;
   if (world_.rank() != 0 || deployment_.plan().device_memory == Bytes(0)) return;
-  const auto singles = deployment_.plan().layers_by_inputs ? SingleLayers::kByInputs : SingleLayers::kByOutputs;
-  auto profile = profile_graph(program.graph, program.plan, deployment_.device().type(), {}, singles);
+  const auto singles = deployment_.plan().layers_by_inputs ? tensor_parallel::SingleLayers::kByInputs
+                                                           : tensor_parallel::SingleLayers::kByOutputs;
+  auto profile = cost::profile_graph(program.graph, program.plan, deployment_.device().type(), {}, singles);
   const bool trains = std::any_of(program.plan.outputs.begin(), program.plan.outputs.end(),
-                                  [](const OutputPlan& output) { return output.differentiable; });
-  profile.model.held_beside = held_beside(profile.model, deployment_.device().type(), may_record(program));
+                                  [](const algebra::OutputPlan& output) { return output.differentiable; });
+  profile.model.held_beside = cost::held_beside(profile.model, deployment_.device().type(), may_record(program));
   profile.model.loss_mode = profile.model.loss_mode || !trains;  // nothing stays for a backward
   const auto plan = with_program(deployment_.plan(), program, profile, batch);
   const auto cluster = at_precision(describe_cluster(world_, deployment_.device()), options_.precision);

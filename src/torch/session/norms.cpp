@@ -15,8 +15,8 @@
 #include <autopar/core/error.hpp>
 #include <autopar/torch/parameter_handles.hpp>
 
-#include "capture/trace/phantom.hpp"
-#include "capture/trace/phantom_impl.hpp"
+#include "capture/trace/fake_tensor.hpp"
+#include "capture/trace/fake_tensor_impl.hpp"
 #include "torch/gradients/norm_over_ranks.hpp"
 #include "torch/parameters/part_access.hpp"
 #include "torch/session/handshake.hpp"
@@ -59,14 +59,14 @@ std::exception_ptr error_of(const Work& work) {
 
 }  // namespace
 
-at::Tensor Session::Impl::complete_norm(const NormOverRanks& norm) {
+at::Tensor Session::Impl::complete_norm(const gradients::NormOverRanks& norm) {
   return norm.complete(deployment_.sums().sum({norm.by_rank()})[0]);
 }
 
 /// A result where the operands of this rank are.
 at::Tensor Session::Impl::beside(const at::Tensor& result, const std::vector<at::Tensor>& operands) const {
   const auto found = std::ranges::find_if(operands, [](const auto& each) { return each.defined(); });
-  const bool is_elsewhere = found != operands.end() && !is_phantom(*found) && found->device() != result.device();
+  const bool is_elsewhere = found != operands.end() && !trace::is_fake(*found) && found->device() != result.device();
   return is_elsewhere ? result.to(found->device()) : result;
 }
 
@@ -86,14 +86,14 @@ void Session::Impl::complete_operands(std::vector<SumOperand>& a, std::vector<Su
 at::Tensor Session::Impl::norm(const std::vector<at::Tensor>& tensors, double ord) {
   require_deployed("norm");
   const at::NoGradGuard no_grad;
-  const PartAccess access;
+  const parameters::PartAccess access;
   const SumOperands operands(parameters_);
   std::vector<SumOperand> mine;
   for (const auto& tensor : tensors) mine.push_back(operands.find(tensor));
   const auto error = error_of([&] { require_order("norm", ord); });
   exchange(world_, next_header(CallKind::kNorm), std::to_string(ord) + " of " + std::to_string(tensors.size()), error);
   const auto agreed = operands.agree(world_, mine, "norm");
-  NormOverRanks norm(ord, world_.size(), world_.rank(), deployment_.device());
+  gradients::NormOverRanks norm(ord, world_.size(), world_.rank(), deployment_.device());
   for (std::size_t i = 0; i < agreed.size(); ++i) {
     if (agreed[i].what == What::kNothing) continue;
     if (agreed[i].parameter < 0) {
@@ -111,7 +111,7 @@ at::Tensor Session::Impl::norm(const std::vector<at::Tensor>& tensors, double or
 at::Tensor Session::Impl::dot(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
   require_deployed("dot");
   const at::NoGradGuard no_grad;
-  const PartAccess access;
+  const parameters::PartAccess access;
   const SumOperands operands(parameters_);
   std::vector<SumOperand> of_a, of_b;
   for (const auto& tensor : a) of_a.push_back(operands.find(tensor));
@@ -171,8 +171,8 @@ at::Tensor Session::Impl::clip_grad_norm(const std::vector<at::Tensor>& handles,
                                          bool error_if_nonfinite) {
   require_deployed("clip_grad_norm_");
   const at::NoGradGuard no_grad;
-  const PartAccess access;
-  std::vector<const StateTensor*> parameters;
+  const parameters::PartAccess access;
+  std::vector<const parameters::StateTensor*> parameters;
   std::ostringstream details;
   const auto error = error_of([&] {
     require_order("clip_grad_norm_", norm_type);
@@ -182,7 +182,7 @@ at::Tensor Session::Impl::clip_grad_norm(const std::vector<at::Tensor>& handles,
   for (const auto* parameter : parameters) details << ' ' << parameter->name();
   exchange(world_, next_header(CallKind::kClip), details.str(), error);
 
-  NormOverRanks parts(norm_type, world_.size(), world_.rank(), deployment_.device());
+  gradients::NormOverRanks parts(norm_type, world_.size(), world_.rank(), deployment_.device());
   std::vector<at::Tensor> gradients;  // as often as they are given
   auto type = handles.empty() ? at::kDouble : c10::toRealValueType(handles.front().scalar_type());
   for (const auto* parameter : parameters) {
@@ -197,7 +197,7 @@ at::Tensor Session::Impl::clip_grad_norm(const std::vector<at::Tensor>& handles,
                           "; they are as they were. Leave this step out, or scale them with "
                           "error_if_nonfinite = false");
   }
-  const auto factor = clip_factor(norm, max_norm);
+  const auto factor = gradients::clip_factor(norm, max_norm);
   const auto is_elsewhere = [&](const at::Tensor& gradient) { return gradient.device() != deployment_.device(); };
   const auto on_host = std::ranges::any_of(gradients, is_elsewhere) ? factor.to(at::kCPU) : factor;
   for (auto& gradient : gradients)
@@ -209,9 +209,9 @@ namespace detail {
 
 void require_clippable(const std::vector<at::Tensor>& handles) {
   for (const auto& handle : handles) {
-    if (!handle.defined() || !handle.requires_grad() || !is_phantom(handle)) continue;
+    if (!handle.defined() || !handle.requires_grad() || !trace::is_fake(handle)) continue;
     throw InvalidArgument("torch::nn::utils::clip_grad_norm_ of a plain vector would leave out a gradient: " +
-                          phantom_tag(handle)->description +
+                          trace::fake_tag(handle)->description +
                           ". ap::clip_grad_norm_(model, handles, max), called by all ranks, clips by the norm over all "
                           "ranks");
   }

@@ -20,8 +20,8 @@ namespace autopar {
 namespace {
 
 std::uint64_t hash_of_options(const torch::optim::Optimizer& optimizer) {
-  auto hash = hash_text(descriptor_of(optimizer).name);
-  for (const auto& group : hyper_parameters(optimizer)) {
+  auto hash = hash_text(parameters::descriptor_of(optimizer).name);
+  for (const auto& group : parameters::hyper_parameters(optimizer)) {
     for (const auto& [name, value] : group) hash = hash_bytes(&value, sizeof(value), hash);
   }
   return hash;
@@ -75,7 +75,7 @@ void OptimizerWatch::note_gradient(const at::Tensor& handle, bool is_whole) {
     const auto& place = found->second;
     watched.noted += hash_bytes(&place.number, sizeof(place.number));  // ranks see them in different orders
     const auto& options = watched.optimizer->param_groups()[place.group].options();
-    const bool has_state = !state_names(*watched.optimizer, options).empty();
+    const bool has_state = !parameters::state_names(*watched.optimizer, options).empty();
     if (has_state && !std::exchange(watched.has_state, true)) watched.asked.clear();
     const bool is_asked =
         std::ranges::any_of(watched.asked, [&](const Asked& asked) { return asked.handle.is_same(handle); });
@@ -83,7 +83,7 @@ void OptimizerWatch::note_gradient(const at::Tensor& handle, bool is_whole) {
     if (has_state != watched.has_state || is_full || is_asked || !handle.grad().defined()) continue;
     Asked asked{handle, handle.grad(), is_whole, !has_history(handle.grad()), false, {}, {}};
     if (has_state)
-      asked.mark = step_mark(*watched.optimizer, handle);
+      asked.mark = parameters::step_mark(*watched.optimizer, handle);
     else
       take_sample(watched, place, asked);
     if (has_state || asked.sample.places.defined()) watched.asked.push_back(std::move(asked));
@@ -98,7 +98,8 @@ void OptimizerWatch::take_sample(const Watched& watched, const Place& place, Ask
                         gradient.layout() == at::kStrided && handle.sizes() == gradient.sizes() &&
                         handle.strides() == gradient.strides() && handle.scalar_type() == gradient.scalar_type() &&
                         handle.device() == gradient.device();
-  const auto update = plain_update(*watched.optimizer, watched.optimizer->param_groups()[place.group].options());
+  const auto update =
+      parameters::plain_update(*watched.optimizer, watched.optimizer->param_groups()[place.group].options());
   if (!is_alike || handle.numel() == 0 || !update) return;
   const at::NoGradGuard no_grad;
   const auto first = memory_at(gradient).narrow(0, 0, std::min(kLookedAt, handle.numel())).to(at::kFloat).abs();
@@ -130,7 +131,8 @@ bool OptimizerWatch::kept_gradient(const Asked& asked) {
 }
 
 std::int64_t OptimizerWatch::steps_by_state(const Watched& watched, const Asked& asked) {
-  const auto steps = steps_between(*watched.optimizer, asked.mark, step_mark(*watched.optimizer, asked.handle));
+  const auto steps = parameters::steps_between(*watched.optimizer, asked.mark,
+                                               parameters::step_mark(*watched.optimizer, asked.handle));
   if (!steps) return kUnknown;
   return *steps > 0 || kept_gradient(asked) ? *steps : kNone;
 }
@@ -140,8 +142,8 @@ OptimizerWatch::Leaving OptimizerWatch::leave(const Watched& watched, const Aske
   Leaving leaving;
   const auto& place = watched.parameters.at(asked.handle.unsafeGetTensorImpl());
   leaving.before = asked.sample.update;
-  leaving.after =
-      *plain_update(*watched.optimizer, watched.optimizer->param_groups()[place.group].options());  // as for `before`
+  leaving.after = *parameters::plain_update(
+      *watched.optimizer, watched.optimizer->param_groups()[place.group].options());  // as for `before`
   leaving.epsilon = epsilon_of(asked.handle.scalar_type());
   leaving.had_gradient = kept_gradient(asked);
   leaving.is_whole = asked.is_whole;
@@ -150,7 +152,7 @@ OptimizerWatch::Leaving OptimizerWatch::leave(const Watched& watched, const Aske
                                    memory_at(asked.gradient).index_select(0, places)})
                             .to(at::kDouble);
   constexpr bool kNonBlocking = true;
-  leaving.elements = host_memory(elements.numel(), at::kDouble, elements.device());
+  leaving.elements = devices::host_memory(elements.numel(), at::kDouble, elements.device());
   leaving.elements.copy_(elements.reshape({-1}), kNonBlocking);
   leaving.copied.set(elements.device());
   return leaving;
@@ -160,14 +162,14 @@ std::int64_t OptimizerWatch::steps_by_elements(Leaving& leaving) {
   leaving.copied.wait();
   const auto* numbers = leaving.elements.const_data_ptr<double>();
   const auto count = static_cast<std::size_t>(leaving.elements.numel() / 3);
-  std::vector<UpdatedElement> elements(count);
+  std::vector<parameters::UpdatedElement> elements(count);
   bool changed = false;
   for (std::size_t i = 0; i < count; ++i) {
     elements[i] = {numbers[i], numbers[count + i], numbers[2 * count + i]};
     changed = changed || elements[i].before != elements[i].after;
   }
-  auto steps = count_steps(elements, leaving.before, leaving.epsilon);
-  const auto other = count_steps(elements, leaving.after, leaving.epsilon);
+  auto steps = parameters::count_steps(elements, leaving.before, leaving.epsilon);
+  const auto other = parameters::count_steps(elements, leaving.after, leaving.epsilon);
   const bool differ = steps && other && *steps != *other;
   if (!steps) steps = other;
   if (steps && !differ && (*steps > 0 || leaving.had_gradient)) return *steps;
@@ -211,8 +213,8 @@ std::string OptimizerWatch::describe(std::size_t optimizer) const {
   const auto& watched = *watched_[optimizer].optimizer;
   std::ostringstream text;
   text.precision(17);
-  text << descriptor_of(watched).name;
-  const auto groups = hyper_parameters(watched);
+  text << parameters::descriptor_of(watched).name;
+  const auto groups = parameters::hyper_parameters(watched);
   for (std::size_t g = 0; g < groups.size(); ++g) {
     if (groups.size() > 1) text << "; group " << g;
     for (const auto& [name, value] : groups[g]) text << ", " << name << ' ' << value;

@@ -69,7 +69,7 @@ class OptimizerWatch {
   /// Some elements of a parameter that is stepped without state.
   struct Sample {
     at::Tensor places, before;
-    PlainUpdate update;  ///< then: a schedule may change it before the look, or after the step
+    parameters::PlainUpdate update;  ///< then: a schedule may change it before the look, or after the step
   };
   /// A parameter that is asked what became of it.
   struct Asked {
@@ -78,14 +78,14 @@ class OptimizerWatch {
     bool is_whole = true;
     bool leaves_trace = false;  ///< torch::optim::Optimizer::zero_grad does
     bool zeroed = false;        ///< by the model's
-    StepMark mark;
+    parameters::StepMark mark;
     Sample sample;  ///< without state
   };
   /// Elements on their way to the host.
   struct Leaving {
     at::Tensor elements;  ///< before, after and gradient by element
-    DeviceEvent copied;
-    PlainUpdate before, after;
+    devices::DeviceEvent copied;
+    parameters::PlainUpdate before, after;
     double epsilon = 0;
     bool had_gradient = false;
     bool is_whole = true;

@@ -63,7 +63,7 @@ OutsideGradients::~OutsideGradients() {
   for (const auto& [parameter, watched] : watched_) watched.handle.remove_hook(watched.hook);
 }
 
-void OutsideGradients::watch(const ParameterStore& parameters, c10::Device device) {
+void OutsideGradients::watch(const parameters::ParameterStore& parameters, c10::Device device) {
   device_ = device;
   for (std::size_t i = 0; i < parameters.tensors().size(); ++i) {
     const auto& tensor = parameters.tensors()[i];
@@ -71,7 +71,8 @@ void OutsideGradients::watch(const ParameterStore& parameters, c10::Device devic
     const bool is_differentiable = at::isFloatingType(type) || at::isComplexType(type);
     if (!tensor.is_parameter || !parameters.holds(tensor) || !is_differentiable || tensor.handle.is_inference())
       continue;
-    const auto hook = add_own_hook(tensor.handle, {[this, i](const at::Tensor& gradient) { note(i, gradient); }});
+    const auto hook =
+        trace::add_own_hook(tensor.handle, {[this, i](const at::Tensor& gradient) { note(i, gradient); }});
     watched_[i] = {tensor.handle, hook, tensor.name(), parameters.is_whole(tensor) && tensor.holders.size() > 1};
     by_leaf_[tensor.handle.unsafeGetTensorImpl()] = i;
   }
@@ -115,7 +116,7 @@ OutsideGradients::Leaving OutsideGradients::leave() {
   sums_.clear();
   const auto all = at::stack(sums);
   constexpr bool kNonBlocking = true;
-  leaving.sums = host_memory(all.numel(), at::kDouble, device_).view(all.sizes());
+  leaving.sums = devices::host_memory(all.numel(), at::kDouble, device_).view(all.sizes());
   leaving.sums.copy_(all, kNonBlocking);
   leaving.copied.set(device_);
   return leaving;
@@ -138,7 +139,7 @@ std::vector<Fingerprint> OutsideGradients::look() {
   return all;
 }
 
-void require_same_outside_gradients(World& world, const ParameterStore& parameters,
+void require_same_outside_gradients(World& world, const parameters::ParameterStore& parameters,
                                     const std::vector<Fingerprint>& mine) {
   const auto blobs = world.all_gather(std::as_bytes(std::span(mine)), "comparing gradients from outside of the model");
   std::vector<std::map<std::int64_t, Fingerprint>> of_ranks(blobs.size());

@@ -45,7 +45,7 @@ class OutsideGradients {
   /// From now on. Once, when it is known who holds what.
   /// @param device  of the rank: on others than the CPU a look gives what came before the look before it, which the
   ///                host need not wait for
-  void watch(const ParameterStore& parameters, c10::Device device);
+  void watch(const parameters::ParameterStore& parameters, c10::Device device);
   /// Since the last look; empty where there was no such backward.
   [[nodiscard]] std::vector<Fingerprint> look();
 
@@ -59,7 +59,7 @@ class OutsideGradients {
   struct Leaving {
     std::vector<std::int64_t> parameters;
     at::Tensor sums;  ///< host memory, when the device has done what is queued
-    DeviceEvent copied;
+    devices::DeviceEvent copied;
   };
   void note(std::size_t parameter, const at::Tensor& gradient);
   /// The backward that runs. @throws InvalidArgument if it goes through a forward of the unwrapped module
@@ -79,7 +79,7 @@ class OutsideGradients {
 /// Gradients from outside of the model must be the same on all ranks that hold a parameter. Collective.
 /// @param mine  this rank's
 /// @throws InvalidArgument on every rank, naming the parameter, two ranks and both values where they differ
-void require_same_outside_gradients(World& world, const ParameterStore& parameters,
+void require_same_outside_gradients(World& world, const parameters::ParameterStore& parameters,
                                     const std::vector<OutsideGradients::Fingerprint>& mine);
 
 }  // namespace autopar

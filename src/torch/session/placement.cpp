@@ -12,7 +12,7 @@
 
 #include <autopar/core/error.hpp>
 
-#include "capture/trace/phantom.hpp"
+#include "capture/trace/fake_tensor.hpp"
 #include "torch/session/handshake.hpp"
 
 namespace autopar {
@@ -27,7 +27,7 @@ std::size_t common_parts(const std::string& a, const std::string& b) {
 }
 
 /// What reading a tensor that this rank does not hold says.
-std::string describe_absence(const StateTensor& tensor, int rank) {
+std::string describe_absence(const parameters::StateTensor& tensor, int rank) {
   std::string ranks;
   for (const auto holder : tensor.holders) ranks += (ranks.empty() ? "" : ", ") + std::to_string(holder.value());
   return std::string(tensor.is_parameter ? "parameter '" : "buffer '") + tensor.name() + "' has no data on rank " +
@@ -89,10 +89,10 @@ void Session::Impl::place_state(const CapturedProgram& program, const std::vecto
       if (!tensor.stages.empty()) known.insert(tensor.names.begin(), tensor.names.end());
     }
     try {
-      const auto atoms = partition_into_atoms(mode->graph, mode->plan);
+      const auto atoms = cost::partition_into_atoms(mode->graph, mode->plan);
       place(*mode,
-            place_by_parameters(mode->graph, mode->plan, atoms, homes,
-                                static_cast<int>(deployment_.plan().stages.size())),
+            staging::place_by_parameters(mode->graph, mode->plan, atoms, homes,
+                                         static_cast<int>(deployment_.plan().stages.size())),
             [&](const std::string& name) { return known.count(name) == 0; });
     } catch (const CaptureError&) {  // its call says so, if there is one
     }
@@ -162,10 +162,10 @@ void Session::Impl::materialise_state() {
   for (auto& tensor : parameters_.tensors()) {
     if (parameters_.holds(tensor)) continue;
     const auto description = describe_absence(tensor, world_.rank());
-    if (is_phantom(tensor.handle))
-      describe_phantom(tensor.handle, description);
+    if (trace::is_fake(tensor.handle))
+      trace::describe_fake(tensor.handle, description);
     else
-      turn_into_phantom(tensor.handle, description);
+      trace::turn_into_fake(tensor.handle, description);
   }
   const at::NoGradGuard no_grad;
   for (auto& tensor : parameters_.tensors()) {

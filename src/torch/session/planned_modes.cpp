@@ -19,15 +19,15 @@ void PlannedModes::add(const std::shared_ptr<CapturedProgram>& called, bool grad
     others.push_back(called);
 }
 
-GraphProfile PlannedModes::profile(c10::DeviceType device, SingleLayers singles) const {
-  const ModeOfModel mode{planned->graph, planned->plan};
+cost::GraphProfile PlannedModes::profile(c10::DeviceType device, tensor_parallel::SingleLayers singles) const {
+  const cost::ModeOfModel mode{planned->graph, planned->plan};
   std::vector<std::vector<OpId>> ties;
   for (const auto& other : others) {
-    auto more = ties_to_other_mode(mode, {other->graph, other->plan});
+    auto more = cost::ties_to_other_mode(mode, {other->graph, other->plan});
     ties.insert(ties.end(), more.begin(), more.end());
   }
-  auto profile = profile_graph(planned->graph, planned->plan, device, ties, singles);
-  profile.model.held_beside = held_beside(profile.model, device, recorded);
+  auto profile = cost::profile_graph(planned->graph, planned->plan, device, ties, singles);
+  profile.model.held_beside = cost::held_beside(profile.model, device, recorded);
   return profile;
 }
 
@@ -49,7 +49,7 @@ PlannedModes Session::Impl::capture_other_modes(const CallArguments& arguments, 
   if (options_.inference) return modes;
   const bool training = module_->is_training(), gradients = at::GradMode::is_enabled();
   const auto& tensors = parameters_.tensors();
-  const bool trains = std::any_of(tensors.begin(), tensors.end(), [](const StateTensor& tensor) {
+  const bool trains = std::any_of(tensors.begin(), tensors.end(), [](const parameters::StateTensor& tensor) {
     return tensor.is_parameter && tensor.handle.requires_grad();
   });
   if (trains && !(training && gradients)) {

@@ -24,7 +24,8 @@ struct PlannedModes {
   void add(const std::shared_ptr<CapturedProgram>& called, bool gradients);
   /// Of what is planned, whose atoms are such that their stages run the other modes as well.
   /// @param device  that runs it
-  [[nodiscard]] GraphProfile profile(c10::DeviceType device, SingleLayers singles = SingleLayers::kByOutputs) const;
+  [[nodiscard]] cost::GraphProfile profile(
+      c10::DeviceType device, tensor_parallel::SingleLayers singles = tensor_parallel::SingleLayers::kByOutputs) const;
 };
 
 /// While it lives, a module is in another mode, and gradients are on or off.

@@ -37,7 +37,7 @@ Bytes mean_trained_tensor(const ModelProfile& profile) {
 }
 
 /// Whether the op is a batch norm to which a sample brings one value of each channel.
-bool takes_one_value(const BatchPlan& algebra, OpId op) {
+bool takes_one_value(const algebra::BatchSemantics& algebra, OpId op) {
   const auto norm = algebra.handling(op).batch_norm;
   return norm >= 0 && algebra.normalises_by_slice(op) &&
          algebra.batch_norms[static_cast<std::size_t>(norm)].samples.at(1) < 2;
@@ -49,7 +49,7 @@ std::int64_t samples_of_slice(std::int64_t batch, int microbatches, int replicas
 }
 
 /// Whether a plan leaves some batch norm a single value of each channel.
-bool starves_statistics(const Plan& plan, const BatchPlan& algebra, std::int64_t batch) {
+bool starves_statistics(const Plan& plan, const algebra::BatchSemantics& algebra, std::int64_t batch) {
   return std::any_of(plan.stages.begin(), plan.stages.end(), [&](const StagePlan& stage) {
     const auto takes_one = [&](auto op) { return takes_one_value(algebra, OpId::of(static_cast<std::size_t>(op))); };
     return std::any_of(stage.ops.begin(), stage.ops.end(), takes_one) &&
@@ -80,7 +80,7 @@ std::string describe_batch_statistics(const std::set<std::int64_t>& samples, std
          " samples (a micro-batch of a replica); batch_norm = exact takes the whole batch";
 }
 
-void note_batch_statistics(Plan& plan, const BatchPlan& algebra, std::int64_t batch) {
+void note_batch_statistics(Plan& plan, const algebra::BatchSemantics& algebra, std::int64_t batch) {
   std::set<std::int64_t> samples;
   for (const auto& stage : plan.stages) {
     const auto normalises = [&](auto op) {
@@ -100,7 +100,7 @@ c10::DeviceType Session::Impl::planned_device() const {
   return read_cluster(options_.cluster_file).host ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
 }
 
-void Session::Impl::make_plan(PlannedModes& modes, GraphProfile& profile, std::int64_t batch) {
+void Session::Impl::make_plan(PlannedModes& modes, cost::GraphProfile& profile, std::int64_t batch) {
   together(world_, "looking at the files to write", [&] { require_replaceable_files(profile.model.hash); });
   const auto costs = measured_costs(*modes.planned, profile, batch, modes.recorded);
   std::optional<Plan> plan;  // rank 0's
@@ -150,10 +150,10 @@ void Session::Impl::make_plan(PlannedModes& modes, GraphProfile& profile, std::i
 }
 
 /// The programs and the profile that a plan divides.
-void Session::Impl::follow(const Plan& plan, PlannedModes& modes, GraphProfile& profile) const {
+void Session::Impl::follow(const Plan& plan, PlannedModes& modes, cost::GraphProfile& profile) const {
   if (plan.chunked_heads && !profile.model.chunked_heads) chunk_heads(modes, profile);
   if (plan.layers_by_inputs && !profile.model.layers_by_inputs)
-    profile = modes.profile(planned_device(), SingleLayers::kByInputs);
+    profile = modes.profile(planned_device(), tensor_parallel::SingleLayers::kByInputs);
 }
 
 /// Neither of two plans fits: what is thrown is of the one that needs less, and says what would do. One that was
@@ -216,14 +216,14 @@ bool Session::Impl::reads_plan() const {
   return options_.load_plan && !options_.plan_file.empty() && std::filesystem::exists(options_.plan_file);
 }
 
-Plan Session::Impl::plan_or_read(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch,
+Plan Session::Impl::plan_or_read(const CapturedProgram& program, const cost::GraphProfile& profile, std::int64_t batch,
                                  MeasuredCosts costs) const {
   if (given_plan_) return *given_plan_;
   if (reads_plan()) return read_plan(options_.plan_file);
   return search_plan(program, profile, batch, std::move(costs));
 }
 
-Plan Session::Impl::search_plan(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch,
+Plan Session::Impl::search_plan(const CapturedProgram& program, const cost::GraphProfile& profile, std::int64_t batch,
                                 MeasuredCosts costs, Refusals refusals) const {
   const auto cluster = options_.cluster_file.empty() ? describe_cluster(world_, deployment_.device())
                                                      : read_cluster(options_.cluster_file);
@@ -237,7 +237,7 @@ Plan Session::Impl::search_plan(const CapturedProgram& program, const GraphProfi
   if (optimizers_.empty() && options_.offload == "auto")
     request.runtime.offload = false;  // nor how much state there is
   for (const auto* optimizer : optimizers_) {
-    const double factor = state_factor(*optimizer, options_.zero == 0 ? 1 : world_.size());
+    const double factor = parameters::state_factor(*optimizer, options_.zero == 0 ? 1 : world_.size());
     request.options.optimizer_state_factor =
         optimizer == optimizers_.front() ? factor : std::max(request.options.optimizer_state_factor, factor);
   }
@@ -281,7 +281,7 @@ void Session::Impl::require_operators_of(const OpGraph& graph, const Plan& plan)
                         ", and this program has " + text(own) + "; remove the plan to plan again");
 }
 
-void Session::Impl::require_plan_of(const GraphProfile& profile, const Plan& plan) const {
+void Session::Impl::require_plan_of(const cost::GraphProfile& profile, const Plan& plan) const {
   if (plan.precision != options_.precision) {
     throw InvalidArgument("the plan was made for precision = " + plan.precision + ", but precision = " +
                           options_.precision + " is set; set it to the plan's, or remove the plan to plan again");

@@ -10,7 +10,7 @@ namespace autopar {
 
 namespace {
 
-bool depends_on_samples(const OpGraph& graph, const BatchPlan& plan, OpId op) {
+bool depends_on_samples(const OpGraph& graph, const algebra::BatchSemantics& plan, OpId op) {
   bool depends = false;
   const auto look = [&](ValueId value) {
     depends = depends || !plan.type(value).is(BatchKind::kReplicated) || plan.depends_on_samples[value.index()];
@@ -22,7 +22,7 @@ bool depends_on_samples(const OpGraph& graph, const BatchPlan& plan, OpId op) {
 
 }  // namespace
 
-Prologue::Prologue(const OpGraph& graph, const BatchPlan& plan, c10::Device device, Lookup lookup)
+Prologue::Prologue(const OpGraph& graph, const algebra::BatchSemantics& plan, c10::Device device, Lookup lookup)
     : graph_(graph), plan_(plan), device_(device), lookup_(std::move(lookup)) {
   std::vector<ValueId> keep;
   for (const auto& level : plan.prologue) {
@@ -36,13 +36,13 @@ Prologue::Prologue(const OpGraph& graph, const BatchPlan& plan, c10::Device devi
     for (const auto op : level.ops) {
       if (!depends_on_samples(graph, plan, op)) replicated.push_back(op);
     }
-    levels_.push_back({std::make_unique<OpInterpreter>(graph, plan, level.ops, keep, device),
-                       std::make_unique<OpInterpreter>(graph, plan, std::move(replicated), keep, device)});
+    levels_.push_back({std::make_unique<interpret::OpInterpreter>(graph, plan, level.ops, keep, device),
+                       std::make_unique<interpret::OpInterpreter>(graph, plan, std::move(replicated), keep, device)});
   }
 }
 
-Environment Prologue::leaves(const std::vector<at::Tensor>& inputs) const {
-  Environment values(graph_.values.size());
+replay::Environment Prologue::leaves(const std::vector<at::Tensor>& inputs) const {
+  replay::Environment values(graph_.values.size());
   for (const auto& level : levels_) {
     const auto constants = level.all->environment();
     for (std::size_t i = 0; i < values.size(); ++i) {
@@ -61,7 +61,7 @@ Environment Prologue::leaves(const std::vector<at::Tensor>& inputs) const {
   return values;
 }
 
-at::Tensor Prologue::local_count(const LossCount& count, const Environment& values, bool has_samples) const {
+at::Tensor Prologue::local_count(const LossCount& count, const replay::Environment& values, bool has_samples) const {
   if (!has_samples) return at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(device_));
   const auto& target = values[count.target.index()];
   const auto counted = target.ne(count.ignore_index);
@@ -70,11 +70,12 @@ at::Tensor Prologue::local_count(const LossCount& count, const Environment& valu
   return weights.index_select(0, target.masked_select(counted)).sum();
 }
 
-PrologueResult Prologue::run(const std::vector<at::Tensor>& inputs, const SliceContext& local, WorldSums& sums) {
+PrologueResult Prologue::run(const std::vector<at::Tensor>& inputs, const interpret::SliceContext& local,
+                             WorldSums& sums) {
   const at::NoGradGuard no_grad;
   const bool has_samples = local.samples > 0;
   auto values = leaves(inputs);
-  std::vector<NormSample> norms(plan_.batch_norms.size());
+  std::vector<interpret::NormSample> norms(plan_.batch_norms.size());
   PrologueResult result;
   result.counts.resize(plan_.counts.size());
   auto slice = local;
@@ -86,7 +87,7 @@ PrologueResult Prologue::run(const std::vector<at::Tensor>& inputs, const SliceC
     for (const auto value : level.sums) {
       const auto& info = graph_.value(value);
       const auto options = at::TensorOptions().dtype(info.dtype).device(device_);
-      addends.push_back(has_samples ? values[value.index()] : at::zeros(sizes_at(info, local.batch), options));
+      addends.push_back(has_samples ? values[value.index()] : at::zeros(ir::sizes_at(info, local.batch), options));
     }
     for (const auto count : level.counts) {
       addends.push_back(local_count(plan_.counts[static_cast<std::size_t>(count)], values, has_samples));

@@ -26,7 +26,7 @@ struct StepConditions {
 struct RecordedStep {
   StepConditions conditions;
   RecordedWork forward;
-  std::shared_ptr<RecordedSeeds> seeds;  ///< of its draws; null: none
+  std::shared_ptr<interpret::RecordedSeeds> seeds;  ///< of its draws; null: none
   std::optional<RecordedWork> backward{};
   bool shares_memory = true;         ///< what `backward` makes may lie in memory that `forward` writes
   std::vector<bool> given{};         ///< which results have gradients in `backward`

@@ -10,7 +10,7 @@
 
 namespace autopar {
 
-RecordedWork::RecordedWork(std::unique_ptr<DeviceRecording> work, std::vector<at::Tensor> inputs,
+RecordedWork::RecordedWork(std::unique_ptr<devices::DeviceRecording> work, std::vector<at::Tensor> inputs,
                            std::vector<at::Tensor> made, std::size_t results)
     : work_(std::move(work)), inputs_(std::move(inputs)), made_(std::move(made)), results_(results) {
   std::map<const void*, std::size_t> places;
@@ -42,7 +42,7 @@ std::vector<at::Tensor> RecordedWork::run(const std::vector<at::Tensor>& inputs)
   std::vector<at::Tensor> made;
   for (std::size_t i = 0; i < made_.size(); ++i) {
     const auto& tensor = made_[i];
-    made.push_back(!tensor.defined() ? tensor : is_copied(i) ? tensor.clone() : with_own_version(tensor));
+    made.push_back(!tensor.defined() ? tensor : is_copied(i) ? tensor.clone() : ir::with_own_version(tensor));
   }
   return made;
 }

@@ -22,10 +22,10 @@ class RecordedWork {
   /// @param inputs   memory that the work reads
   /// @param made     memory that it writes; undefined tensors stay so
   /// @param results  how many of `made`, from the first, users may keep
-  RecordedWork(std::unique_ptr<DeviceRecording> work, std::vector<at::Tensor> inputs, std::vector<at::Tensor> made,
-               std::size_t results);
+  RecordedWork(std::unique_ptr<devices::DeviceRecording> work, std::vector<at::Tensor> inputs,
+               std::vector<at::Tensor> made, std::size_t results);
 
-  [[nodiscard]] const DeviceRecording& recording() const { return *work_; }
+  [[nodiscard]] const devices::DeviceRecording& recording() const { return *work_; }
   /// Whether nobody holds what the last run has made.
   [[nodiscard]] bool is_free() const;
   /// @param inputs  of the same forms, on any device; undefined: not read
@@ -39,7 +39,7 @@ class RecordedWork {
     c10::Storage storage;
     std::size_t held;  ///< by this object, this member included
   };
-  std::unique_ptr<DeviceRecording> work_;
+  std::unique_ptr<devices::DeviceRecording> work_;
   std::vector<at::Tensor> inputs_, made_;
   std::size_t results_;
   std::vector<Memory> written_;  ///< that `made_` lie in

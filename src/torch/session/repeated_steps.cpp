@@ -34,7 +34,7 @@ void wait(c10::Stream waiting, c10::Stream given) {
 /// While it lives, the thread queues on a stream, which follows the one it had and is followed by it.
 class OnStream {
  public:
-  explicit OnStream(c10::Stream stream) : before_(current_stream(stream.device())), here_(stream) {
+  explicit OnStream(c10::Stream stream) : before_(devices::current_stream(stream.device())), here_(stream) {
     wait(stream, before_);
   }
   ~OnStream() {
@@ -107,7 +107,7 @@ bool Session::Impl::may_record(CapturedProgram& program) const {
   const bool is_asked = options_.cuda_graphs != "off" && deployment_.device().is_cuda();
   if (!is_asked || world_.size() > 1 || options_.plan_only || !options_.trace_file.empty()) return false;
   return program.repeatable_work().is_whole &&
-         std::ranges::none_of(program.inputs, [](const InputSpec& input) { return input.requires_grad; });
+         std::ranges::none_of(program.inputs, [](const trace::InputSpec& input) { return input.requires_grad; });
 }
 
 // What is offloaded is the host's work.
@@ -119,7 +119,7 @@ bool Session::Impl::may_repeat(const Call& call) const {
 
 /// Whether `.grad` of some parameter is defined.
 bool Session::Impl::has_gradients() const {
-  return std::ranges::any_of(parameters_.tensors(), [&](const StateTensor& tensor) {
+  return std::ranges::any_of(parameters_.tensors(), [&](const parameters::StateTensor& tensor) {
     return tensor.is_parameter && tensor.handle.grad().defined();
   });
 }
@@ -165,16 +165,16 @@ c10::Stream Session::Impl::recording_stream() {
 }
 
 /// Null if it cannot be recorded; calls like the latest run from then on, and this one has no results yet.
-std::unique_ptr<DeviceRecording> Session::Impl::recording_of(Call& call, const std::function<void()>& work,
-                                                             const DeviceRecording* beside) {
-  std::unique_ptr<DeviceRecording> recording;
+std::unique_ptr<devices::DeviceRecording> Session::Impl::recording_of(Call& call, const std::function<void()>& work,
+                                                                      const devices::DeviceRecording* beside) {
+  std::unique_ptr<devices::DeviceRecording> recording;
   std::string reason = "they read memory of the host";
   call.may_fail = true;
   if (call.draws.recorded) call.draws.recorded->set_recorded(true);
   try {
-    recording = context_of(deployment_.device().type()).record(recording_stream(), work, beside);
+    recording = devices::context_of(deployment_.device().type()).record(recording_stream(), work, beside);
   } catch (const std::exception& error) {
-    reason = plain_message(error);
+    reason = replay::plain_message(error);
   }
   call.may_fail = false;
   if (call.draws.recorded) call.draws.recorded->set_recorded(false);
@@ -201,7 +201,8 @@ bool Session::Impl::record_step(Call& call) {
     call.inputs.push_back(at::empty_like(tensor, options).copy_(tensor.detach()));
   }
   if (const auto draws = call.program->repeatable_work().draws; draws > 0)
-    call.draws.recorded = std::make_shared<RecordedSeeds>(deployment_.device(), draws * call.layout.microbatches);
+    call.draws.recorded =
+        std::make_shared<interpret::RecordedSeeds>(deployment_.device(), draws * call.layout.microbatches);
   auto conditions = conditions_of(call);
   std::vector<at::Tensor> made;
   std::size_t results = 0;

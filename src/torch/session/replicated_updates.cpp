@@ -17,7 +17,7 @@ namespace autopar {
 namespace {
 
 /// What `buffer += number` adds, if that is all that happens to the buffer.
-std::optional<at::Scalar> step_of_counter(const OpGraph& graph, const BufferUpdate& update) {
+std::optional<at::Scalar> step_of_counter(const OpGraph& graph, const algebra::BufferUpdate& update) {
   if (update.ops.size() != 1) return std::nullopt;
   const auto id = update.ops.front();
   const auto& node = graph.op(id);
@@ -37,8 +37,9 @@ bool same(const at::Scalar& a, const at::Scalar& b) {
 
 }  // namespace
 
-ReplicatedUpdates::ReplicatedUpdates(const OpGraph& graph, const BatchPlan& plan,
-                                     const std::vector<const BufferUpdate*>& held, c10::Device device, Lookup lookup)
+ReplicatedUpdates::ReplicatedUpdates(const OpGraph& graph, const algebra::BatchSemantics& plan,
+                                     const std::vector<const algebra::BufferUpdate*>& held, c10::Device device,
+                                     Lookup lookup)
     : plan_(plan), lookup_(std::move(lookup)) {
   std::set<OpId> ops;
   std::vector<ValueId> results;
@@ -60,7 +61,8 @@ ReplicatedUpdates::ReplicatedUpdates(const OpGraph& graph, const BatchPlan& plan
     });
   }
   read_.assign(read.begin(), read.end());
-  runner_ = std::make_unique<OpInterpreter>(graph, plan, std::vector<OpId>(ops.begin(), ops.end()), results, device);
+  runner_ = std::make_unique<interpret::OpInterpreter>(graph, plan, std::vector<OpId>(ops.begin(), ops.end()), results,
+                                                       device);
 }
 
 void ReplicatedUpdates::add_counter(const OpGraph& graph, ValueId buffer, const at::Scalar& step) {
@@ -94,9 +96,9 @@ void ReplicatedUpdates::run_others(std::int64_t batch) {
     copies.push_back(values[value.index()] = at::empty_like(read.back()));
   }
   if (!read.empty()) at::_foreach_copy_(copies, read);
-  SliceContext whole;
+  interpret::SliceContext whole;
   whole.samples = whole.batch = batch;
-  std::vector<NormSample> norms(plan_.batch_norms.size());
+  std::vector<interpret::NormSample> norms(plan_.batch_norms.size());
   runner_->run(values, whole, norms);
   std::vector<at::Tensor> buffers, written;
   for (const auto* update : others_) {

@@ -23,8 +23,8 @@ class ReplicatedUpdates {
   using Lookup = std::function<at::Tensor(ValueId)>;  ///< handle of a buffer or parameter leaf
 
   /// @param held  of the plan's updates, those that this rank runs
-  ReplicatedUpdates(const OpGraph& graph, const BatchPlan& plan, const std::vector<const BufferUpdate*>& held,
-                    c10::Device device, Lookup lookup);
+  ReplicatedUpdates(const OpGraph& graph, const algebra::BatchSemantics& plan,
+                    const std::vector<const algebra::BufferUpdate*>& held, c10::Device device, Lookup lookup);
 
   /// Before other buffers of the call are written: updates read what the buffers held when forward began.
   void run(std::int64_t batch);
@@ -38,12 +38,12 @@ class ReplicatedUpdates {
   void add_counter(const OpGraph& graph, ValueId buffer, const at::Scalar& step);
   void run_others(std::int64_t batch);
 
-  const BatchPlan& plan_;
+  const algebra::BatchSemantics& plan_;
   Lookup lookup_;
   std::vector<Counters> counters_;
-  std::vector<const BufferUpdate*> others_;
-  std::vector<ValueId> read_;              ///< leaves that the others' operators read, each once
-  std::unique_ptr<OpInterpreter> runner_;  ///< of the others
+  std::vector<const algebra::BufferUpdate*> others_;
+  std::vector<ValueId> read_;                         ///< leaves that the others' operators read, each once
+  std::unique_ptr<interpret::OpInterpreter> runner_;  ///< of the others
 };
 
 }  // namespace autopar

@@ -140,11 +140,13 @@ void Session::Impl::attach_output_history(const std::shared_ptr<Call>& call, std
   std::vector<bool> common;
   for (std::size_t i = 0; i < results.size(); ++i) {
     const auto& output = call->program->plan.outputs[i];
-    if (!output.differentiable || output.kind == OutputKind::kInput || output.kind == OutputKind::kPrologue) continue;
+    if (!output.differentiable || output.kind == algebra::OutputKind::kInput ||
+        output.kind == algebra::OutputKind::kPrologue)
+      continue;
     outputs.push_back(i);
     roots.push_back(results[i]);
     values.push_back(output.value);
-    common.push_back(output.kind != OutputKind::kBatched);
+    common.push_back(output.kind != algebra::OutputKind::kBatched);
   }
   if (roots.empty()) return;
   auto history = history_of(*call, values);
@@ -163,7 +165,7 @@ std::vector<at::Tensor> Session::Impl::backward_of_outputs(Call& call, const std
                                                            const std::vector<at::Tensor>& gradients,
                                                            const BackwardRequest& request) {
   const at::NoGradGuard no_grad;
-  const Tf32Scope tf32(options_.precision == "tf32", deployment_.device());
+  const devices::Tf32Scope tf32(options_.precision == "tf32", deployment_.device());
   const auto agreed = agree_on_backward(call, gradients, request);
   if (!call.versions.empty()) require_same_parameters(call);
   const auto common = common_gradients(call, outputs, gradients, agreed.defined);
@@ -221,7 +223,7 @@ std::vector<at::Tensor> Session::Impl::run_backward(Call& call, const std::vecto
     if (!agreed.defined[k]) continue;
     const auto& output = plan.outputs[outputs[k]];
     roots.push_back(output.value);
-    if (output.kind != OutputKind::kBatched) {
+    if (output.kind != algebra::OutputKind::kBatched) {
       if (seeded.insert(output.value).second) given[k] = scaled(common.at(output.value));
     } else if (gradients[k].defined()) {
       given[k] = scaled(gradients[k].to(deployment_.device()));
@@ -249,9 +251,9 @@ StageGradients Session::Impl::gradients_by_stages(Call& call, const std::vector<
   for (std::size_t k = 0; k < outputs.size(); ++k) {
     if (!given[k].defined()) continue;
     const auto& output = call.program->plan.outputs[outputs[k]];
-    if (output.kind == OutputKind::kEpilogue)
+    if (output.kind == algebra::OutputKind::kEpilogue)
       of_tail[output.value] = given[k];
-    else if (output.kind == OutputKind::kBatched)
+    else if (output.kind == algebra::OutputKind::kBatched)
       call.engine->add_result_gradient(output.value, given[k]);
     else
       call.engine->add_sum_gradient(output.value, given[k]);
@@ -274,11 +276,11 @@ std::map<ValueId, at::Tensor> Session::Impl::common_gradients(const Call& call, 
   std::vector<at::Tensor> addends;
   for (std::size_t k = 0; k < outputs.size(); ++k) {
     const auto& output = call.program->plan.outputs[outputs[k]];
-    if (!defined[k] || output.kind == OutputKind::kBatched) continue;
+    if (!defined[k] || output.kind == algebra::OutputKind::kBatched) continue;
     const auto& info = call.program->graph.value(output.value);
     const auto options = at::TensorOptions().dtype(info.dtype).device(deployment_.device());
-    const auto gradient =
-        gradients[k].defined() ? gradients[k].to(deployment_.device()) : at::zeros(sizes_at(info, call.batch), options);
+    const auto gradient = gradients[k].defined() ? gradients[k].to(deployment_.device())
+                                                 : at::zeros(ir::sizes_at(info, call.batch), options);
     const auto wide = gradient.abs().to(at::kDouble);
     addends.push_back(gradient);
     addends.push_back(wide.mul(wide));
@@ -372,7 +374,7 @@ void Session::Impl::hand_over(const StageGradients& gradients, const BackwardReq
     if (!gradient.defined()) continue;
     const auto& handle = runtime.handle(parameter);
     out[first + k] = multiplied(gradient, factor).to(handle.device());
-    mark_like(out[first + k], handle);
+    parameters::mark_like(out[first + k], handle);
   }
 }
 
@@ -381,7 +383,8 @@ void Session::Impl::warn_of_own_loss(const Call& call, const std::vector<std::si
                                      const std::vector<at::Tensor>& gradients) {
   bool own = false;
   for (std::size_t k = 0; k < outputs.size(); ++k) {
-    own = own || (gradients[k].defined() && call.program->plan.outputs[outputs[k]].kind == OutputKind::kBatched);
+    own =
+        own || (gradients[k].defined() && call.program->plan.outputs[outputs[k]].kind == algebra::OutputKind::kBatched);
   }
   if (!own || std::exchange(warned_of_own_loss_, true) || world_.rank() != 0) return;
   const auto ranks = std::to_string(world_.size());

@@ -78,7 +78,7 @@ BackwardRequest ResultNode::request() const {
 }
 
 variable_list ResultNode::apply(variable_list&& gradients) {
-  const PartAccess access;
+  const parameters::PartAccess access;
   if (closed_) return variable_list(num_outputs());
   if (at::GradMode::is_enabled()) {
     throw InvalidArgument(

@@ -18,7 +18,7 @@ namespace {
 /// That one of them is of a class whose state is not known.
 std::exception_ptr unknown_among(const std::vector<torch::optim::Optimizer*>& optimizers) {
   try {
-    for (const auto* optimizer : optimizers) static_cast<void>(descriptor_of(*optimizer));
+    for (const auto* optimizer : optimizers) static_cast<void>(parameters::descriptor_of(*optimizer));
     return nullptr;
   } catch (const InvalidArgument&) {
     return std::current_exception();
@@ -55,13 +55,13 @@ void Session::Impl::require_deployed(const char* member) const {
   }
 }
 
-std::vector<PlacedTensor> Session::Impl::placed() const {
-  std::vector<PlacedTensor> tensors;
+std::vector<checkpoint::PlacedTensor> Session::Impl::placed() const {
+  std::vector<checkpoint::PlacedTensor> tensors;
   for (const auto& tensor : parameters_.tensors()) tensors.push_back(placed(tensor));
   return tensors;
 }
 
-PlacedTensor Session::Impl::placed(const StateTensor& tensor) const {
+checkpoint::PlacedTensor Session::Impl::placed(const parameters::StateTensor& tensor) const {
   return {tensor.name(), tensor.handle, tensor.holders, tensor.sizes, parameters_.elements_of_holders(tensor)};
 }
 
@@ -69,13 +69,13 @@ at::Tensor Session::Impl::gather(const at::Tensor& handle) {
   require_deployed("gather");
   const auto& tensor = parameters_.of(handle);
   exchange(world_, next_header(CallKind::kGather), tensor.name());
-  return guarded("gather", [&] { return gather_tensor(world_, placed(tensor)); });
+  return guarded("gather", [&] { return checkpoint::gather_tensor(world_, placed(tensor)); });
 }
 
 std::vector<std::pair<std::string, at::Tensor>> Session::Impl::gather_state() {
   require_deployed("gather_state");
   exchange(world_, next_header(CallKind::kGather), "state");
-  const auto values = guarded("gather_state", [&] { return gather_tensors(world_, placed()); });
+  const auto values = guarded("gather_state", [&] { return checkpoint::gather_tensors(world_, placed()); });
   std::vector<std::pair<std::string, at::Tensor>> state;
   for (std::size_t i = 0; i < values.size(); ++i) {
     for (const auto& name : parameters_.tensors()[i].names) state.emplace_back(name, values[i]);
@@ -85,9 +85,10 @@ std::vector<std::pair<std::string, at::Tensor>> Session::Impl::gather_state() {
 
 std::unique_ptr<torch::optim::Optimizer> Session::Impl::gather_optimizer(torch::optim::Optimizer& optimizer) {
   require_deployed("gather_optimizer");
-  static_cast<void>(descriptor_of(optimizer));
+  static_cast<void>(parameters::descriptor_of(optimizer));
   exchange(world_, next_header(CallKind::kGather), "optimizer");
-  return guarded("gather_optimizer", [&] { return autopar::gather_optimizer(world_, placed(), optimizer); });
+  return guarded("gather_optimizer",
+                 [&] { return autopar::checkpoint::gather_optimizer(world_, placed(), optimizer); });
 }
 
 void Session::Impl::save(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers) {
@@ -95,7 +96,8 @@ void Session::Impl::save(const std::string& folder, const std::vector<torch::opt
   exchange(world_, next_header(CallKind::kSave), folder, unknown_among(optimizers));
   const auto scaler = scaler_ ? std::optional(scaler_->state()) : std::nullopt;
   in_step("save", [&] {
-    save_checkpoint(world_, single_file(), folder, placed(), optimizers, {seed_, stats_.calls, scaler});
+    checkpoint::save_checkpoint(world_, checkpoint::single_file(), folder, placed(), optimizers,
+                                {seed_, stats_.calls, scaler});
   });
 }
 
@@ -107,14 +109,14 @@ void Session::Impl::load(const std::string& folder, const std::vector<torch::opt
   if (options_.plan_only) return;  // nobody asks for values
   in_step("load", [&] {
     if (deployed_)
-      take_info(load_checkpoint(world_, single_file(), folder, placed(), optimizers, options));
+      take_info(checkpoint::load_checkpoint(world_, checkpoint::single_file(), folder, placed(), optimizers, options));
     else
-      early_loads_.add(world_, single_file(), folder, placed(), optimizers, options, init_.get());
+      early_loads_.add(world_, checkpoint::single_file(), folder, placed(), optimizers, options, init_.get());
   });
   watch_.forget();
 }
 
-void Session::Impl::take_info(const std::optional<CheckpointInfo>& info) {
+void Session::Impl::take_info(const std::optional<checkpoint::CheckpointInfo>& info) {
   if (!info) return;
   seed_ = info->seed;
   stats_.calls = info->calls;
@@ -143,12 +145,12 @@ bool Session::only_plans(const Options& code) {
 
 CallResult Session::call(const Flattened& arguments, const ForwardFunction& forward) {
   const auto inside = impl_->world().enter("forward");
-  const PartAccess access;
+  const parameters::PartAccess access;
   return impl_->call(arguments, forward);
 }
 void Session::prepare(const Flattened& arguments, const ForwardFunction& forward) {
   const auto inside = impl_->world().enter("prepare");
-  const PartAccess access;
+  const parameters::PartAccess access;
   impl_->prepare(arguments, forward);
 }
 void Session::deploy(Plan plan) { impl_->deploy(std::move(plan)); }
@@ -197,23 +199,23 @@ void Session::for_whole_parameters(const WholeParameterFunction& function) {
 }
 at::Tensor Session::gather(const at::Tensor& handle) {
   const auto inside = impl_->world().enter("gather");
-  const PartAccess access;
+  const parameters::PartAccess access;
   return impl_->gather(handle);
 }
 std::vector<std::pair<std::string, at::Tensor>> Session::gather_state() {
   const auto inside = impl_->world().enter("gather_state");
-  const PartAccess access;
+  const parameters::PartAccess access;
   return impl_->gather_state();
 }
 std::unique_ptr<torch::optim::Optimizer> Session::gather_optimizer(torch::optim::Optimizer& optimizer) {
   const auto inside = impl_->world().enter("gather_optimizer");
-  const PartAccess access;
+  const parameters::PartAccess access;
   return impl_->gather_optimizer(optimizer);
 }
 void Session::attach(torch::optim::Optimizer& optimizer) {
   const auto inside = impl_->world().enter("attach");
-  static_cast<void>(descriptor_of(optimizer));  // refuses what has a state that is not known
-  const PartAccess access;
+  static_cast<void>(parameters::descriptor_of(optimizer));  // refuses what has a state that is not known
+  const parameters::PartAccess access;
   impl_->attach(optimizer);
 }
 at::Tensor Session::norm(const std::vector<at::Tensor>& tensors, double ord) {
@@ -233,19 +235,19 @@ void Session::set_accumulating(bool accumulating) { impl_->set_accumulating(accu
 bool Session::accumulating() const { return impl_->accumulating(); }
 void Session::sync_gradients() {
   const auto inside = impl_->world().enter("sync_gradients");
-  const PartAccess access;
+  const parameters::PartAccess access;
   impl_->sync_gradients();
 }
 void Session::drop_accumulated() { impl_->drop_accumulated(); }
 void Session::save(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers) {
   const auto inside = impl_->world().enter("save");
-  const PartAccess access;
+  const parameters::PartAccess access;
   impl_->save(folder, optimizers);
 }
 void Session::load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
                    const LoadOptions& options) {
   const auto inside = impl_->world().enter("load");
-  const PartAccess access;
+  const parameters::PartAccess access;
   impl_->load(folder, optimizers, options);
 }
 

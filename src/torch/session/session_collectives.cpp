@@ -22,7 +22,8 @@ namespace autopar {
 namespace {
 
 /// Those that this rank counts; others become undefined.
-ParameterCollectives::Tensors counted(const ParameterStore& parameters, const ParameterCollectives::Tensors& handles,
+ParameterCollectives::Tensors counted(const parameters::ParameterStore& parameters,
+                                      const ParameterCollectives::Tensors& handles,
                                       const ParameterCollectives::Tensors& tensors) {
   expect(handles.size() == tensors.size(), "an optimizer's collective: a tensor for each parameter is needed");
   ParameterCollectives::Tensors own(tensors.size());
@@ -35,15 +36,15 @@ ParameterCollectives::Tensors counted(const ParameterStore& parameters, const Pa
 }  // namespace
 
 SessionCollectives::SessionCollectives(const OptimizerDescriptor& descriptor,
-                                       const std::shared_ptr<ParameterStore>& parameters, Deployment& deployment,
-                                       World& world)
+                                       const std::shared_ptr<parameters::ParameterStore>& parameters,
+                                       Deployment& deployment, World& world)
     : descriptor_(descriptor),
       parameters_(parameters),
       deployment_(deployment),
       world_(world),
       before_deployment_(over_whole_parameters()) {}
 
-std::shared_ptr<ParameterStore> SessionCollectives::alive(StepNeeds asked) const {
+std::shared_ptr<parameters::ParameterStore> SessionCollectives::alive(StepNeeds asked) const {
   auto parameters = parameters_.lock();
   if (parameters == nullptr) {
     throw InvalidArgument("the model that " + descriptor_.name +
@@ -83,7 +84,7 @@ at::Tensor SessionCollectives::norms(const Tensors& handles, const Tensors& tens
   if (!deployment_.has_plan()) return before_deployment_->norms(handles, tensors, p);
   const at::NoGradGuard no_grad;
   const auto own = [&] {
-    const PartAccess access;
+    const parameters::PartAccess access;
     return optim::detail::norms_of(counted(*parameters, handles, tensors), p).to(deployment_.device());
   }();
   const auto device = device_for(tensors);
@@ -98,7 +99,7 @@ at::Tensor SessionCollectives::dot(const Tensors& handles, const Tensors& a, con
   if (!deployment_.has_plan()) return before_deployment_->dot(handles, a, b);
   const at::NoGradGuard no_grad;
   const auto own = [&] {
-    const PartAccess access;
+    const parameters::PartAccess access;
     return before_deployment_->dot(handles, counted(*parameters, handles, a), counted(*parameters, handles, b));
   }();
   return deployment_.sums().sum({own.to(deployment_.device())})[0].to(device_for(a));

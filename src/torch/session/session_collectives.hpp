@@ -17,8 +17,9 @@ class SessionCollectives final : public ParameterCollectives {
  public:
   /// @param descriptor  of the optimizer: what it says that it needs is what it gets
   /// @param parameters  keeps deployment and world alive as well; gone: the optimizer cannot step any more
-  SessionCollectives(const OptimizerDescriptor& descriptor, const std::shared_ptr<ParameterStore>& parameters,
-                     Deployment& deployment, World& world);
+  SessionCollectives(const OptimizerDescriptor& descriptor,
+                     const std::shared_ptr<parameters::ParameterStore>& parameters, Deployment& deployment,
+                     World& world);
 
   std::vector<std::int64_t> sizes(const at::Tensor& handle) const override;
   at::Tensor sum(const Tensors& handles, const at::Tensor& partial) override;
@@ -29,12 +30,12 @@ class SessionCollectives final : public ParameterCollectives {
                  const std::vector<Tensors>& kept) override;
 
  private:
-  [[nodiscard]] std::shared_ptr<ParameterStore> alive(StepNeeds asked) const;
+  [[nodiscard]] std::shared_ptr<parameters::ParameterStore> alive(StepNeeds asked) const;
   void share(const std::vector<Tensors>& kept, const std::vector<char>& ran_here) const;
   [[nodiscard]] c10::Device device_for(const Tensors& tensors) const;
 
   const OptimizerDescriptor& descriptor_;
-  std::weak_ptr<ParameterStore> parameters_;
+  std::weak_ptr<parameters::ParameterStore> parameters_;
   Deployment& deployment_;
   World& world_;
   std::shared_ptr<ParameterCollectives> before_deployment_;

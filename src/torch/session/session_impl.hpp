@@ -82,10 +82,10 @@ struct Call {
   bool differentiate = false;
   bool loss_mode = false;   ///< forward and backward in this call
   bool accumulate = false;  ///< inside no_sync
-  DrawKey draws;
+  interpret::RngKey draws;
   std::vector<at::Tensor> inputs;  ///< of `arguments`, on the device
   PrologueResult known;
-  std::shared_ptr<TorchEngine> engine;
+  std::shared_ptr<engine::TorchEngine> engine;
   std::vector<at::Tensor> made_results;  ///< by recorded work
   std::optional<std::deque<at::Tensor>> made_gradients;
   double loss_scale = 1;               ///< of its gradients, until `unscale`
@@ -128,7 +128,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   [[nodiscard]] const SessionStats& stats() const { return stats_; }
   [[nodiscard]] c10::Device device() const;
   [[nodiscard]] World& world() { return world_; }
-  [[nodiscard]] const ParameterStore& parameters() const { return parameters_; }
+  [[nodiscard]] const parameters::ParameterStore& parameters() const { return parameters_; }
 
   void attach(torch::optim::Optimizer& optimizer);
   [[nodiscard]] ParameterShard shard(const at::Tensor& handle) const;
@@ -155,7 +155,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   // ---- capturing.cpp
   void resolve_once();
   [[nodiscard]] std::string capture_key(const CallArguments& arguments) const;
-  [[nodiscard]] CaptureOptions capture_options() const;
+  [[nodiscard]] trace::CaptureOptions capture_options() const;
   void require_one_precision() const;
   void capture_and_deploy(const CallArguments& arguments, const std::string& key, std::int64_t batch,
                           const ForwardFunction& forward);
@@ -165,49 +165,50 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   void require_same_graph(const CapturedProgram& program);
   [[nodiscard]] c10::DeviceType planned_device() const;
   /// Class heads of the modes become what the plan says, and the profile that of the program that it divides.
-  void make_plan(PlannedModes& modes, GraphProfile& profile, std::int64_t batch);
-  void require_plan_of(const GraphProfile& profile, const Plan& plan) const;
+  void make_plan(PlannedModes& modes, cost::GraphProfile& profile, std::int64_t batch);
+  void require_plan_of(const cost::GraphProfile& profile, const Plan& plan) const;
   static void require_operators_of(const OpGraph& graph, const Plan& plan);
   void require_statistics(const Call& call) const;
   void warn_of_batch_statistics(const CapturedProgram& program, std::int64_t batch);
   [[nodiscard]] bool reads_plan() const;
   [[nodiscard]] bool is_new_plan() const;
-  [[nodiscard]] Plan plan_or_read(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch,
+  [[nodiscard]] Plan plan_or_read(const CapturedProgram& program, const cost::GraphProfile& profile, std::int64_t batch,
                                   MeasuredCosts costs) const;
 
   // ---- class_heads.cpp
   [[nodiscard]] bool chunks_heads() const;
   /// Whether operators that follow each other are one (`fusion`).
   [[nodiscard]] bool joins_operators() const;
-  void chunk_heads(PlannedModes& modes, GraphProfile& profile) const;
+  void chunk_heads(PlannedModes& modes, cost::GraphProfile& profile) const;
   [[nodiscard]] bool may_chunk_heads(const CapturedProgram& program) const;
   [[nodiscard]] bool gains_from_chunks(const CapturedProgram& program, const std::optional<Plan>& whole,
                                        std::int64_t batch) const;
   /// @param whole  rank 0's, none if it does not fit, for the reason `refused`
-  void try_chunked_heads(PlannedModes& modes, GraphProfile& profile, std::int64_t batch, std::optional<Plan>& whole,
-                         const std::exception_ptr& refused);
+  void try_chunked_heads(PlannedModes& modes, cost::GraphProfile& profile, std::int64_t batch,
+                         std::optional<Plan>& whole, const std::exception_ptr& refused);
 
   // ---- layers_by_inputs.cpp
   [[nodiscard]] bool may_cut_by_inputs(const CapturedProgram& program) const;
   /// @param plan  as above
-  void try_layers_by_inputs(const PlannedModes& modes, GraphProfile& profile, std::int64_t batch,
+  void try_layers_by_inputs(const PlannedModes& modes, cost::GraphProfile& profile, std::int64_t batch,
                             const MeasuredCosts& costs, std::optional<Plan>& plan, std::exception_ptr& refused);
 
   // ---- planning.cpp
-  void follow(const Plan& plan, PlannedModes& modes, GraphProfile& profile) const;
+  void follow(const Plan& plan, PlannedModes& modes, cost::GraphProfile& profile) const;
   [[nodiscard]] static std::exception_ptr needing_less(const std::exception_ptr& refused, const InfeasiblePlan& other);
-  [[nodiscard]] Plan search_plan(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch,
+  [[nodiscard]] Plan search_plan(const CapturedProgram& program, const cost::GraphProfile& profile, std::int64_t batch,
                                  MeasuredCosts costs, Refusals refusals = Refusals::kWithRemedies) const;
   void require_replaceable_files(std::uint64_t model) const;
   void write_reports(const CapturedProgram& program, const ModelProfile& profile);
   void write_file(const char* option, const std::string& path, const std::function<void()>& write);
   [[nodiscard]] Overwrite overwrite() const { return options_.overwrite ? Overwrite::kAny : Overwrite::kOwn; }
   void require_whole_batches(const CapturedProgram& program, const std::vector<StageId>& stage_of) const;
-  [[nodiscard]] std::vector<StageId> stages_of_ops(const CapturedProgram& program, const AtomPartition& atoms) const;
+  [[nodiscard]] std::vector<StageId> stages_of_ops(const CapturedProgram& program,
+                                                   const cost::AtomPartition& atoms) const;
   /// @param atoms  of the program as it was captured
-  [[nodiscard]] std::vector<StageId> divide_program(CapturedProgram& program, AtomPartition atoms);
+  [[nodiscard]] std::vector<StageId> divide_program(CapturedProgram& program, cost::AtomPartition atoms);
   [[nodiscard]] AlgebraOptions algebra_options() const;
-  void deploy_state(const PlannedModes& modes, const GraphProfile& profile);
+  void deploy_state(const PlannedModes& modes, const cost::GraphProfile& profile);
   /// @param others  modes whose parameters and buffers are placed as well
   void place_state(const CapturedProgram& program, const std::vector<StageId>& stage_of,
                    const std::vector<std::shared_ptr<CapturedProgram>>& others);
@@ -225,9 +226,10 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   [[nodiscard]] bool members_changed(const std::string& key, const CallArguments& arguments) const;
   [[nodiscard]] bool is_outdated(CapturedProgram& program, const CallArguments& arguments,
                                  const ForwardFunction& forward, bool members_changed);
-  [[nodiscard]] std::optional<CaptureChange> change_of(const CapturedProgram& program, const CallArguments& arguments,
-                                                       const ForwardFunction& forward);
-  void warn_of_change(const CaptureChange& change);
+  [[nodiscard]] std::optional<trace::CaptureChange> change_of(const CapturedProgram& program,
+                                                              const CallArguments& arguments,
+                                                              const ForwardFunction& forward);
+  void warn_of_change(const trace::CaptureChange& change);
   void require_deployed(const char* member) const;
   [[nodiscard]] at::Tensor handle_of(const OpGraph& graph, ValueId leaf);
 
@@ -251,20 +253,20 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   void keep_copies(const CapturedProgram& program);
   void fit_optimizer(torch::optim::Optimizer& optimizer);
   void refuse_to_save_parts(torch::optim::Optimizer& optimizer) const;
-  [[nodiscard]] ShardedParameters sharded_parameters(const CapturedProgram& program) const;
+  [[nodiscard]] staging::ShardedParameters sharded_parameters(const CapturedProgram& program) const;
 
   // ---- tensor_sharding.cpp
-  void slice_parameters(const CapturedProgram& program, const GraphProfile& profile);
-  [[nodiscard]] LeafSlices slices_in(const CapturedProgram& program, const std::vector<StageId>& stage_of,
-                                     StageId stage) const;
+  void slice_parameters(const CapturedProgram& program, const cost::GraphProfile& profile);
+  [[nodiscard]] tensor_parallel::LeafSlices slices_in(const CapturedProgram& program,
+                                                      const std::vector<StageId>& stage_of, StageId stage) const;
   /// Puts what tensor shards exchange into the program; operators get new numbers.
-  void shard_program(CapturedProgram& program, std::vector<StageId>& stage_of, AtomPartition& atoms);
+  void shard_program(CapturedProgram& program, std::vector<StageId>& stage_of, cost::AtomPartition& atoms);
   void describe_shards(CapturedProgram& program) const;
 
   // ---- costs.cpp
-  [[nodiscard]] MeasuredCosts measured_costs(const CapturedProgram& program, const GraphProfile& profile,
+  [[nodiscard]] MeasuredCosts measured_costs(const CapturedProgram& program, const cost::GraphProfile& profile,
                                              std::int64_t batch, bool recorded);
-  [[nodiscard]] bool leaves_no_choice(const CapturedProgram& program, const GraphProfile& profile,
+  [[nodiscard]] bool leaves_no_choice(const CapturedProgram& program, const cost::GraphProfile& profile,
                                       std::int64_t batch) const;
   [[nodiscard]] static std::string cached_name(const CostOrigin& origin);
   [[nodiscard]] MeasuredCosts cached_costs(const CostOrigin& origin) const;
@@ -298,8 +300,8 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   [[nodiscard]] StepConditions conditions_of(const Call& call);
   [[nodiscard]] bool has_memory_for_two() const;
   [[nodiscard]] c10::Stream recording_stream();
-  [[nodiscard]] std::unique_ptr<DeviceRecording> recording_of(Call& call, const std::function<void()>& work,
-                                                              const DeviceRecording* beside = nullptr);
+  [[nodiscard]] std::unique_ptr<devices::DeviceRecording> recording_of(
+      Call& call, const std::function<void()>& work, const devices::DeviceRecording* beside = nullptr);
   [[nodiscard]] bool record_step(Call& call);
   [[nodiscard]] bool can_replay(const Call& call);
   void run_recorded(const std::shared_ptr<Call>& call);
@@ -352,8 +354,8 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   [[nodiscard]] StageGradients gradients_of(Call& call, const std::vector<ValueId>& roots);
   void apply(const StageGradients& gradients, const at::Tensor& factor, bool keep, bool accumulate);
   struct LeavingGradients {
-    std::map<const ShardMemory*, at::Tensor> sets;  ///< host memory, by unit
-    std::vector<HandleGradient> copies;             ///< in it, complete when the device has done what is queued
+    std::map<const parameters::ShardMemory*, at::Tensor> sets;  ///< host memory, by unit
+    std::vector<HandleGradient> copies;  ///< in it, complete when the device has done what is queued
   };
   void add_to_owner(const at::Tensor& handle, const at::Tensor& gradient, bool may_take, LeavingGradients& leaving);
   void add_arrived(const LeavingGradients& leaving);
@@ -369,16 +371,16 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   void note_scaler();
 
   // ---- norms.cpp
-  [[nodiscard]] at::Tensor complete_norm(const NormOverRanks& norm);
+  [[nodiscard]] at::Tensor complete_norm(const gradients::NormOverRanks& norm);
   [[nodiscard]] at::Tensor beside(const at::Tensor& result, const std::vector<at::Tensor>& operands) const;
   void complete_operands(std::vector<SumOperand>& a, std::vector<SumOperand>& b) const;
   void require_layout(const SumOperand& operand, const at::Tensor& tensor) const;
 
   // ---- whole.cpp
-  [[nodiscard]] WholeParameters::Parts parts_with_state(const StateTensor& tensor) const;
+  [[nodiscard]] WholeParameters::Parts parts_with_state(const parameters::StateTensor& tensor) const;
   void run_on_wholes(const std::vector<WholeParameters::Parts>& parts, std::size_t written,
                      const WholeParameters::Function& function);
-  [[nodiscard]] DrawKey next_whole_draws();
+  [[nodiscard]] interpret::RngKey next_whole_draws();
 
   // ---- buffers.cpp
   void update_buffers(Call& call);
@@ -387,9 +389,9 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   void pool_over(const std::vector<Rank>& holders, std::vector<NormPool>& pools, const OpGraph& graph);
 
   // ---- checkpoint
-  [[nodiscard]] std::vector<PlacedTensor> placed() const;
-  [[nodiscard]] PlacedTensor placed(const StateTensor& tensor) const;
-  void take_info(const std::optional<CheckpointInfo>& info);
+  [[nodiscard]] std::vector<checkpoint::PlacedTensor> placed() const;
+  [[nodiscard]] checkpoint::PlacedTensor placed(const parameters::StateTensor& tensor) const;
+  void take_info(const std::optional<checkpoint::CheckpointInfo>& info);
 
   World world_;  ///< a view: models may outlive what their user made
   std::shared_ptr<torch::nn::Module> module_;
@@ -398,21 +400,21 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   UserCache cache_;
   OptionalFiles files_;
   // On a GPU, while the host does something else.
-  std::optional<KernelCompilation> kernels_ahead_;  ///< from when the device is known
-  std::optional<KernelCompilation> groups_ahead_;   ///< point-wise groups of the latest program
+  std::optional<devices::KernelCompilation> kernels_ahead_;  ///< from when the device is known
+  std::optional<devices::KernelCompilation> groups_ahead_;   ///< point-wise groups of the latest program
   PlanFunction planner_;
   std::shared_ptr<InitRecord> init_;
-  ParameterStore parameters_;
+  parameters::ParameterStore parameters_;
   Deployment deployment_;
   std::vector<torch::nn::Module*> modules_;  ///< all, for the fingerprint of their modes
   Logger log_;
 
   bool deployed_ = false;
   std::optional<Plan> given_plan_;
-  PlannedSegments segments_;        ///< of the plan
-  std::uint64_t planned_hash_ = 0;  ///< of the graph that the plan divides, as captured
-  AtomPartition planned_atoms_;     ///< likewise
-  ProgramCache programs_;           ///< by capture_key
+  staging::PlannedSegments segments_;  ///< of the plan
+  std::uint64_t planned_hash_ = 0;     ///< of the graph that the plan divides, as captured
+  cost::AtomPartition planned_atoms_;  ///< likewise
+  ProgramCache programs_;              ///< by capture_key
   bool warned_of_forgetting_ = false;
   MemberWatch members_;
   bool warned_of_change_ = false;
@@ -430,13 +432,13 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   UnattachedWatch unattached_;
   bool warned_of_unattached_ = false;
   std::int32_t model_number_ = 0;  ///< among the World's models, from 1
-  EarlyLoads early_loads_;
+  checkpoint::EarlyLoads early_loads_;
 
   RepeatedCalls repeats_;
   std::optional<RecordedStep> recorded_;         ///< of the calls that `repeats_` says
   std::optional<c10::Stream> recording_stream_;  ///< of warm calls and recordings
 
-  std::optional<LossScaler> scaler_;  ///< with precision = fp16
+  std::optional<gradients::LossScaler> scaler_;  ///< with precision = fp16
   bool accumulating_ = false;
   bool warned_of_second_gradients_ = false;
   bool warned_of_own_loss_ = false;

@@ -13,7 +13,7 @@
 #include <autopar/core/assert.hpp>
 #include <autopar/core/error.hpp>
 
-#include "capture/trace/phantom.hpp"
+#include "capture/trace/fake_tensor.hpp"
 #include "torch/engine/message.hpp"
 #include "torch/engine/stage.hpp"
 #include "torch/optim/compute_copy.hpp"
@@ -29,7 +29,7 @@ namespace {
 /// Parameters of a unit, or of several.
 struct UnitInMaking {
   std::vector<std::vector<std::string>> names;
-  std::vector<GradientForm> forms;
+  std::vector<gradients::GradientForm> forms;
 
   void add(const std::vector<std::string>& its_names, const std::vector<std::int64_t>& sizes, c10::ScalarType type) {
     forms.push_back({names.size(), sizes, type});
@@ -62,18 +62,18 @@ void Session::Impl::require_optimizers(const Plan& plan) const {
         " needs to know the optimizer, which steps on shards: call model->attach(optimizer) before the "
         "first call, or set zero = 0");
   }
-  for (const auto* optimizer : optimizers_) static_cast<void>(descriptor_of(*optimizer));
+  for (const auto* optimizer : optimizers_) static_cast<void>(parameters::descriptor_of(*optimizer));
 }
 
 void Session::Impl::plan_shards(const CapturedProgram& program) {
   const auto& plan = deployment_.plan();
   if (plan.zero > 0) {
-    const auto tensor_of = [&](ValueId value) -> const StateTensor& {
+    const auto tensor_of = [&](ValueId value) -> const parameters::StateTensor& {
       return parameters_.named(program.graph.value(value).name);
     };
     const auto atoms =
-        program.tensor_stages.empty() ? planned_atoms_ : with_operators(planned_atoms_, program.sharded.made_for);
-    for (auto& unit : shard_units(program.graph, program.plan, program.division, atoms, plan, tensor_of)) {
+        program.tensor_stages.empty() ? planned_atoms_ : cost::with_operators(planned_atoms_, program.sharded.made_for);
+    for (auto& unit : staging::shard_units(program.graph, program.plan, program.division, atoms, plan, tensor_of)) {
       const auto gathered = unit.gathered;
       parameters_.add_units({std::move(unit)}, gathered);
     }
@@ -84,11 +84,11 @@ void Session::Impl::plan_shards(const CapturedProgram& program) {
 // What the first program trains and no one shares, each holder's whole on its host.
 void Session::Impl::offload_rest(const CapturedProgram& program) {
   if (deployment_.plan().offload == Offload::kNone) return;
-  const auto outside = read_outside_stages(program.graph, program.plan);
-  const auto reads = parameter_reads(program.graph, program.plan);
+  const auto outside = algebra::read_outside_stages(program.graph, program.plan);
+  const auto reads = algebra::parameter_reads(program.graph, program.plan);
   using Kind = std::tuple<int, std::vector<Rank>, c10::ScalarType>;  // tensor shard, holders, what they compute with
   std::map<Kind, UnitInMaking> by_kind;
-  std::set<const StateTensor*> seen;  // what has several names comes once for each
+  std::set<const parameters::StateTensor*> seen;  // what has several names comes once for each
   for (const auto& [name, value] : program.graph.parameters) {
     const auto& tensor = parameters_.named(name);
     if (!seen.insert(&tensor).second) continue;
@@ -101,7 +101,8 @@ void Session::Impl::offload_rest(const CapturedProgram& program) {
   for (const auto& [kind, parameters] : by_kind) {
     const auto& [shard, holders, gathered] = kind;
     parameters_.add_units(
-        make_units(parameters.names, parameters.forms, holders, 0, deployment_.plan().buckets.size, true), gathered);
+        parameters::make_units(parameters.names, parameters.forms, holders, 0, deployment_.plan().buckets.size, true),
+        gathered);
   }
 }
 
@@ -113,7 +114,7 @@ Session::Impl::~Impl() {
 
 // Units have copies of their own.
 void Session::Impl::keep_copies(const CapturedProgram& program) {
-  const auto reads = parameter_reads(program.graph, program.plan);
+  const auto reads = algebra::parameter_reads(program.graph, program.plan);
   for (const auto& [name, value] : program.graph.parameters) {
     const auto& tensor = parameters_.named(name);
     if (!tensor.units.empty() || !parameters_.holds(tensor)) continue;
@@ -124,21 +125,21 @@ void Session::Impl::keep_copies(const CapturedProgram& program) {
 
 // Some optimizers make their state when they are made, of whole parameters, also of those of other ranks.
 void Session::Impl::fit_optimizer(torch::optim::Optimizer& optimizer) {
-  const auto& descriptor = descriptor_of(optimizer);
+  const auto& descriptor = parameters::descriptor_of(optimizer);
   for (const auto& tensor : parameters_.tensors()) {
     if (!tensor.is_parameter || optimizer.state().count(tensor.handle.unsafeGetTensorImpl()) == 0) continue;
     if (!parameters_.holds(tensor)) {
       optimizer.state().erase(tensor.handle.unsafeGetTensorImpl());
       continue;
     }
-    auto entries = state_of(optimizer, tensor.handle);
+    auto entries = parameters::state_of(optimizer, tensor.handle);
     if (entries.empty()) continue;
     const auto here = parameters_.elements_here(tensor);
     std::vector<at::Tensor> recorded;
     for (auto& [name, value] : entries) {
-      if (!init_ || !is_phantom(value)) continue;
+      if (!init_ || !trace::is_fake(value)) continue;
       const bool in_slices = tensor.slices && value.sizes() == at::IntArrayRef(tensor.sizes);
-      const auto slice = in_slices ? made_alone(*init_, value, here) : std::nullopt;
+      const auto slice = in_slices ? parameters::made_alone(*init_, value, here) : std::nullopt;
       if (!slice) {
         recorded.push_back(value);
         continue;
@@ -148,9 +149,9 @@ void Session::Impl::fit_optimizer(torch::optim::Optimizer& optimizer) {
     }
     if (!recorded.empty()) init_->materialise(recorded);
     for (auto& [name, value] : entries) {
-      const auto kind = state_slot(descriptor, name).kind();
-      if (kind == StateKind::kCounter || kind == StateKind::kScalar) continue;
-      if (kind == StateKind::kWhole) {
+      const auto kind = parameters::state_slot(descriptor, name).kind();
+      if (kind == parameters::StateKind::kCounter || kind == parameters::StateKind::kScalar) continue;
+      if (kind == parameters::StateKind::kWhole) {
         value = value.to(tensor.handle.device());
         continue;
       }
@@ -159,7 +160,7 @@ void Session::Impl::fit_optimizer(torch::optim::Optimizer& optimizer) {
       if (!parameters_.is_whole(tensor) && is_of_whole) fitted = here.of(fitted.contiguous()).clone();
       value = parameters_.is_whole(tensor) ? fitted : fitted.reshape(tensor.handle.sizes());
     }
-    set_state(optimizer, tensor.handle, entries);
+    parameters::set_state(optimizer, tensor.handle, entries);
   }
   refuse_to_save_parts(optimizer);
 }
@@ -170,12 +171,12 @@ void Session::Impl::refuse_to_save_parts(torch::optim::Optimizer& optimizer) con
       if (!parameters_.has(parameter)) continue;
       const auto& tensor = parameters_.of(parameter);
       if (parameters_.holds(tensor) && parameters_.is_whole(tensor)) continue;
-      return refuse_to_save(optimizer, std::string("torch::save: this rank has ") +
-                                           (parameters_.holds(tensor) ? "a shard" : "nothing") + " of the state of '" +
-                                           tensor.name() +
-                                           "'; use model->save(folder, optimizer), "
-                                           "which all ranks call, or save on rank 0 what "
-                                           "model->gather_optimizer(optimizer) gives");
+      return parameters::refuse_to_save(optimizer, std::string("torch::save: this rank has ") +
+                                                       (parameters_.holds(tensor) ? "a shard" : "nothing") +
+                                                       " of the state of '" + tensor.name() +
+                                                       "'; use model->save(folder, optimizer), "
+                                                       "which all ranks call, or save on rank 0 what "
+                                                       "model->gather_optimizer(optimizer) gives");
     }
   }
 }
@@ -186,7 +187,7 @@ void Session::Impl::attach(torch::optim::Optimizer& optimizer) {
   unattached_.cover(optimizer);
   optimizers_.push_back(&optimizer);
   if (auto* described = dynamic_cast<DescribedOptimizer*>(&optimizer); described != nullptr) {
-    const std::shared_ptr<ParameterStore> parameters(shared_from_this(), &parameters_);
+    const std::shared_ptr<parameters::ParameterStore> parameters(shared_from_this(), &parameters_);
     described->set_collectives(
         std::make_shared<SessionCollectives>(described->descriptor(), parameters, deployment_, world_));
   }
@@ -195,11 +196,11 @@ void Session::Impl::attach(torch::optim::Optimizer& optimizer) {
 
 // ---------------------------------------------------------------- programs
 
-ShardedParameters Session::Impl::sharded_parameters(const CapturedProgram& program) const {
-  ShardedParameters sharded{parameters_.units(), std::vector<std::vector<int>>(program.graph.values.size())};
-  const auto whole = read_outside_stages(program.graph, program.plan);
-  const auto leaving = read_after_computes(program.graph, program.plan, program.division.channel_values);
-  const auto reads = parameter_reads(program.graph, program.plan);
+staging::ShardedParameters Session::Impl::sharded_parameters(const CapturedProgram& program) const {
+  staging::ShardedParameters sharded{parameters_.units(), std::vector<std::vector<int>>(program.graph.values.size())};
+  const auto whole = algebra::read_outside_stages(program.graph, program.plan);
+  const auto leaving = algebra::read_after_computes(program.graph, program.plan, program.division.channel_values);
+  const auto reads = algebra::parameter_reads(program.graph, program.plan);
   for (const auto& [name, value] : program.graph.parameters) {
     const auto& tensor = parameters_.named(program.graph.value(value).name);
     if (parameters_.is_sharded(tensor)) sharded.units_of[value.index()] = tensor.units;

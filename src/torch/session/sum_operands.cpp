@@ -6,13 +6,13 @@
 
 #include <autopar/core/error.hpp>
 
-#include "capture/trace/phantom.hpp"
+#include "capture/trace/fake_tensor.hpp"
 
 namespace autopar {
 
 using What = SumOperand::What;
 
-SumOperands::SumOperands(const ParameterStore& parameters) : parameters_(parameters) {
+SumOperands::SumOperands(const parameters::ParameterStore& parameters) : parameters_(parameters) {
   const auto add = [this](const at::Tensor& tensor, const SumOperand& operand) {
     by_impl_.emplace(tensor.unsafeGetTensorImpl(), operand);
     if (const auto* memory = memory_of(tensor)) by_memory_.emplace(memory, operand);
@@ -26,7 +26,7 @@ SumOperands::SumOperands(const ParameterStore& parameters) : parameters_(paramet
 
 /// Null if it has no elements here.
 const void* SumOperands::memory_of(const at::Tensor& tensor) {
-  if (is_phantom(tensor) || tensor.numel() == 0 || !tensor.has_storage()) return nullptr;
+  if (trace::is_fake(tensor) || tensor.numel() == 0 || !tensor.has_storage()) return nullptr;
   return tensor.const_data_ptr();
 }
 

@@ -26,7 +26,7 @@ struct SumOperand {
 /// names an undefined tensor: which one is meant the others know.
 class SumOperands {
  public:
-  explicit SumOperands(const ParameterStore& parameters);
+  explicit SumOperands(const parameters::ParameterStore& parameters);
 
   /// An own tensor if it is neither a handle nor a gradient.
   [[nodiscard]] SumOperand find(const at::Tensor& tensor) const;
@@ -42,7 +42,7 @@ class SumOperands {
   void require_same(const std::vector<SumOperand>& by_rank, const std::string& member) const;
   [[nodiscard]] static const void* memory_of(const at::Tensor& tensor);
 
-  const ParameterStore& parameters_;
+  const parameters::ParameterStore& parameters_;
   std::unordered_map<const void*, SumOperand> by_impl_, by_memory_;
 };
 

@@ -29,7 +29,7 @@ std::vector<Of> with_moves(const std::vector<Of>& by_op, const std::vector<OpId>
 }  // namespace
 
 /// Once, for the program that was planned: what a stage with shards holds of the regions that it has whole.
-void Session::Impl::slice_parameters(const CapturedProgram& program, const GraphProfile& profile) {
+void Session::Impl::slice_parameters(const CapturedProgram& program, const cost::GraphProfile& profile) {
   if (!has_tensor_shards(deployment_.plan())) return;
   const auto shards = region_shards_of(profile.model, deployment_.plan());
   for (std::size_t r = 0; r < shards.size(); ++r) {
@@ -40,9 +40,9 @@ void Session::Impl::slice_parameters(const CapturedProgram& program, const Graph
 }
 
 /// Of a stage, the leaves that its shards hold in slices. @throws CaptureError if an operator elsewhere reads one
-LeafSlices Session::Impl::slices_in(const CapturedProgram& program, const std::vector<StageId>& stage_of,
-                                    StageId stage) const {
-  LeafSlices leaves;
+tensor_parallel::LeafSlices Session::Impl::slices_in(const CapturedProgram& program,
+                                                     const std::vector<StageId>& stage_of, StageId stage) const {
+  tensor_parallel::LeafSlices leaves;
   for (std::size_t i = 0; i < program.graph.ops.size(); ++i) {
     const auto op = OpId::of(i);
     for_each_input(program.graph.op(op), [&](ValueId value) {
@@ -55,7 +55,7 @@ LeafSlices Session::Impl::slices_in(const CapturedProgram& program, const std::v
       if (handling.in_stage && stage_of[i] == stage) {
         leaves.emplace(value, *tensor.slices);
       } else if (!handling.in_stage) {
-        throw CaptureError(shown_name(program.graph, op), program.graph.op(op).path,
+        throw CaptureError(ir::shown_name(program.graph, op), program.graph.op(op).path,
                            "in this mode or with these arguments it reads parameter '" + info.name +
                                "' whole, outside the pipeline, but tensor shards have a slice of it each; make the "
                                "first call in this mode, or set tensor_parallel = 1");
@@ -65,21 +65,22 @@ LeafSlices Session::Impl::slices_in(const CapturedProgram& program, const std::v
   return leaves;
 }
 
-void Session::Impl::shard_program(CapturedProgram& program, std::vector<StageId>& stage_of, AtomPartition& atoms) {
+void Session::Impl::shard_program(CapturedProgram& program, std::vector<StageId>& stage_of,
+                                  cost::AtomPartition& atoms) {
   if (!has_tensor_shards(deployment_.plan())) return;
-  std::vector<ShardedStage> stages;
+  std::vector<tensor_parallel::ShardedStage> stages;
   for (std::size_t s = 0; s < deployment_.plan().stages.size(); ++s) {
     const int shards = deployment_.plan().stages[s].mesh.tensor();
     if (shards == 1) continue;
     const auto stage = StageId::of(s);
-    ShardTyping typing(program.graph,
-                       [&](OpId op) { return program.plan.handling(op).in_stage && stage_of[op.index()] == stage; });
+    tensor_parallel::ShardTyping typing(
+        program.graph, [&](OpId op) { return program.plan.handling(op).in_stage && stage_of[op.index()] == stage; });
     auto layout = typing.run(
         slices_in(program, stage_of, stage), [](ValueId) { return false; },
         deployment_.plan().sequence_parallel ? shards : 1);
     if (layout.stale.valid()) {
       const auto maker = program.graph.value(layout.stale).definer;
-      throw CaptureError(maker.valid() ? shown_name(program.graph, maker) : program.graph.value(layout.stale).name,
+      throw CaptureError(maker.valid() ? ir::shown_name(program.graph, maker) : program.graph.value(layout.stale).name,
                          maker.valid() ? program.graph.op(maker).path : std::string(),
                          "tensor shards have its result in slices, and an operator without a rule for slices writes "
                          "into it; write into a copy, or set tensor_parallel = 1");
@@ -87,12 +88,12 @@ void Session::Impl::shard_program(CapturedProgram& program, std::vector<StageId>
     program.tensor_stages.push_back(stage);
     stages.push_back({shards, std::move(layout)});
   }
-  program.sharded = insert_moves(program.graph, stages);
+  program.sharded = tensor_parallel::insert_moves(program.graph, stages);
   program.graph = program.sharded.graph;
-  program.plan = analyze_batch(program.graph, algebra_options());
+  program.plan = algebra::analyze_batch(program.graph, algebra_options());
   const auto& made_for = program.sharded.made_for;
   stage_of = with_moves(stage_of, made_for);
-  atoms = with_operators(atoms, made_for);
+  atoms = cost::with_operators(atoms, made_for);
   if (!program.recomputed.atom_of.empty())
     program.recomputed.atom_of = with_moves(program.recomputed.atom_of, made_for);
 }
@@ -106,12 +107,13 @@ void Session::Impl::describe_shards(CapturedProgram& program) const {
     if (info.kind != ValueKind::kParameter) continue;
     auto& sizes = division.parameter_slices[value];
     for (int shard = 0; shard < sliced.shards; ++shard)
-      sizes.push_back(sliced_sizes(sliced.slices, parameters_.named(info.name).sizes, sliced.shards, shard));
+      sizes.push_back(
+          parameters::sliced_sizes(sliced.slices, parameters_.named(info.name).sizes, sliced.shards, shard));
   }
   std::vector<std::optional<int>> places;
   for (const auto stage : program.tensor_stages)
     places.push_back(deployment_.plan().stages[stage.index()].mesh.shard_of(world_.rank_id()));
-  program.own_graph = on_shard(program.sharded, places);
+  program.own_graph = tensor_parallel::on_shard(program.sharded, places);
 }
 
 }  // namespace autopar

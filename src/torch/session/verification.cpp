@@ -33,11 +33,11 @@ std::uint64_t hash_of_bits(const at::Tensor& tensor) {
              : static_cast<std::uint64_t>(at::hash_tensor(real.flatten()).view(at::kLong).item<std::int64_t>());
 }
 
-std::string joined(const std::optional<CaptureChange>& change) {
+std::string joined(const std::optional<trace::CaptureChange>& change) {
   return change ? change->op + kBetweenParts + change->path + kBetweenParts + change->what : std::string();
 }
 
-CaptureChange parted(const std::string& text) {
+trace::CaptureChange parted(const std::string& text) {
   const auto first = text.find(kBetweenParts), second = text.find(kBetweenParts, first + 1);
   return {text.substr(0, first), text.substr(first + 1, second - first - 1), text.substr(second + 1)};
 }
@@ -54,8 +54,9 @@ bool Session::Impl::members_changed(const std::string& key, const CallArguments&
   return options_.verify_capture && known != nullptr && members_.changed(known->verification.members, arguments.beside);
 }
 
-std::optional<CaptureChange> Session::Impl::change_of(const CapturedProgram& program, const CallArguments& arguments,
-                                                      const ForwardFunction& forward) {
+std::optional<trace::CaptureChange> Session::Impl::change_of(const CapturedProgram& program,
+                                                             const CallArguments& arguments,
+                                                             const ForwardFunction& forward) {
   const auto flat_forward = [&](const std::vector<at::Tensor>& tensors) {
     std::vector<at::Tensor> all(arguments.flat_count), defined;
     for (std::size_t i = 0; i < tensors.size(); ++i) all[arguments.positions[i]] = tensors[i];
@@ -65,9 +66,10 @@ std::optional<CaptureChange> Session::Impl::change_of(const CapturedProgram& pro
     return defined;
   };
   const NormalModeScope as_captured;
-  const WholeHandles whole(parameters_.registry());
+  const parameters::WholeHandles whole(parameters_.registry());
   const auto before = members_.look({});
-  auto change = change_since_capture(program.captured, *module_, program.inputs, flat_forward, capture_options());
+  auto change =
+      trace::change_since_capture(program.captured, *module_, program.inputs, flat_forward, capture_options());
   members_.ignore_changes_for_all(before);
   return change;
 }
@@ -81,7 +83,7 @@ bool Session::Impl::is_outdated(CapturedProgram& program, const CallArguments& a
   auto& state = program.verification;
   const auto now = state.calls + 1;
   if (!members_changed && now < state.next) return false;
-  std::optional<CaptureChange> mine;
+  std::optional<trace::CaptureChange> mine;
   program.outdated = true;  // unless found otherwise: also if forward cannot be captured any more
   together(world_, "verifying the capture", [&] { mine = change_of(program, arguments, forward); });
   const auto all = world_.all_gather(blob_of(joined(mine)), "comparing with the capture");
@@ -108,7 +110,7 @@ bool Session::Impl::is_outdated(CapturedProgram& program, const CallArguments& a
                          since + kWayOut);
 }
 
-void Session::Impl::warn_of_change(const CaptureChange& change) {
+void Session::Impl::warn_of_change(const trace::CaptureChange& change) {
   if (world_.rank() != 0) return;
   const auto text = change.op + (change.path.empty() ? "" : " (near " + change.path + ")") + ": " + change.what;
   if (std::exchange(warned_of_change_, true)) return log_.info(text + "; captured again");
@@ -121,7 +123,7 @@ void Session::Impl::warn_of_change(const CaptureChange& change) {
 void Session::Impl::verify_replicas() {
   if (options_.verify_replicas == 0 || stats_.calls % options_.verify_replicas != 0) return;
   const at::NoGradGuard no_grad;
-  const auto compared = [this](const StateTensor& tensor) {
+  const auto compared = [this](const parameters::StateTensor& tensor) {
     return tensor.is_parameter && tensor.holders.size() > 1 && !parameters_.is_sharded(tensor);
   };
   std::vector<std::uint64_t> mine;

@@ -10,7 +10,7 @@
 
 #include <autopar/core/error.hpp>
 
-#include "torch/interpret/draws.hpp"
+#include "torch/interpret/seeded_draws.hpp"
 #include "torch/parameters/optimizer_state.hpp"
 #include "torch/session/handshake.hpp"
 #include "torch/session/session_impl.hpp"
@@ -21,7 +21,8 @@ namespace {
 
 /// Whether state has another layout than its parameter, as numbers that count steps have.
 bool lies_otherwise(const torch::optim::Optimizer& optimizer, const std::string& state) {
-  return state_slot(descriptor_of(optimizer), state).kind() != StateKind::kLikeParameter;
+  return parameters::state_slot(parameters::descriptor_of(optimizer), state).kind() !=
+         parameters::StateKind::kLikeParameter;
 }
 
 bool has(const torch::optim::Optimizer& optimizer, const at::Tensor& parameter) {
@@ -39,7 +40,8 @@ std::string key_of(const std::string& state, int number) {
 }
 
 /// Whether `tensors` are this rank's parts of a parameter.
-void require_parts(const StateTensor& tensor, const std::vector<at::Tensor>& tensors, std::int64_t elements) {
+void require_parts(const parameters::StateTensor& tensor, const std::vector<at::Tensor>& tensors,
+                   std::int64_t elements) {
   if (tensors.size() > WholeParameters::kMostTensors) {
     throw InvalidArgument("for_whole_parameters: '" + tensor.name() + "' has " + std::to_string(tensors.size()) +
                           " tensors with its gradient and state; there may be " +
@@ -131,17 +133,17 @@ void Session::Impl::for_whole_parameters(const std::vector<at::Tensor>& handles,
 }
 
 /// Value, gradient and state, but counters.
-WholeParameters::Parts Session::Impl::parts_with_state(const StateTensor& tensor) const {
+WholeParameters::Parts Session::Impl::parts_with_state(const parameters::StateTensor& tensor) const {
   WholeParameters::Parts parts{&tensor, {tensor.handle, tensor.handle.grad()}, {"value", "gradient"}};
   int number = 0;
   for (auto* optimizer : optimizers_) {
     if (!has(*optimizer, tensor.handle)) continue;
     ++number;
-    const auto entries = state_of(*optimizer, tensor.handle);
-    for (const auto& name : state_names(*optimizer, tensor.handle)) {
+    const auto entries = parameters::state_of(*optimizer, tensor.handle);
+    for (const auto& name : parameters::state_names(*optimizer, tensor.handle)) {
       if (lies_otherwise(*optimizer, name)) continue;
-      const auto found = std::ranges::find(entries, name, &StateEntry::first);
-      const bool is_of_list = state_slot(descriptor_of(*optimizer), name).entry->is_list;
+      const auto found = std::ranges::find(entries, name, &parameters::StateEntry::first);
+      const bool is_of_list = parameters::state_slot(parameters::descriptor_of(*optimizer), name).entry->is_list;
       if (is_of_list && found == entries.end()) continue;
       parts.tensors.push_back(found == entries.end() ? at::Tensor() : found->second);
       parts.labels.push_back(key_of(name, number));
@@ -151,12 +153,12 @@ WholeParameters::Parts Session::Impl::parts_with_state(const StateTensor& tensor
 }
 
 /// Equal on all ranks; different in each call.
-DrawKey Session::Impl::next_whole_draws() {
+interpret::RngKey Session::Impl::next_whole_draws() {
   auto& [call, since] = whole_calls_;
   since = call == stats_.calls ? since + 1 : 0;
   call = stats_.calls;
-  const DrawSite site{OpId(std::numeric_limits<std::int32_t>::max()), since};
-  return {draw_seed({seed_, static_cast<std::uint64_t>(call)}, site), 0};
+  const interpret::RngSite site{OpId(std::numeric_limits<std::int32_t>::max()), since};
+  return {interpret::philox_seed({seed_, static_cast<std::uint64_t>(call)}, site), 0};
 }
 
 void Session::Impl::for_whole_parameters(const WholeParameterFunction& function) {
@@ -184,11 +186,11 @@ void Session::Impl::for_whole_parameters(const WholeParameterFunction& function)
     for (auto* optimizer : optimizers_) {
       if (!has(*optimizer, tensor.handle)) continue;
       ++number;
-      for (const auto& [name, value] : state_of(*optimizer, tensor.handle)) {
+      for (const auto& [name, value] : parameters::state_of(*optimizer, tensor.handle)) {
         if (lies_otherwise(*optimizer, name)) counters[key_of(name, number)] = value;
       }
     }
-    const SeededGenerators seeded(deployment_.device(), draw_seed(draws, {OpId::of(i)}));
+    const interpret::SeededGenerators seeded(deployment_.device(), interpret::philox_seed(draws, {OpId::of(i)}));
     call_on_whole(function, tensor.name(), keys, counters, whole);
   });
 }

@@ -100,8 +100,8 @@ void require_same_forms(const WholeParameters::Parts& parts, const std::vector<a
 
 /// One parameter on its way.
 struct WholeParameters::Item {
-  const StateTensor* tensor = nullptr;
-  ExchangeOrder order;
+  const parameters::StateTensor* tensor = nullptr;
+  parameters::ExchangeOrder order;
   std::vector<std::optional<at::ScalarType>> types{};  ///< by tensor; nothing: undefined
   std::vector<at::Tensor> local{};                     ///< flat, of this rank; undefined where it holds nothing
   Rank runner{};
@@ -115,7 +115,7 @@ struct WholeParameters::Item {
 
   /// @param tensors  this rank's
   void flatten(const std::vector<at::Tensor>& tensors) {
-    const PartAccess access;
+    const parameters::PartAccess access;
     for (const auto& part : tensors) {
       const auto own = part.defined() ? part.detach() : at::Tensor();
       local.push_back(own.defined() ? own.reshape({-1}) : own);
@@ -123,7 +123,7 @@ struct WholeParameters::Item {
   }
   /// Where tensors have gaps or another order, what was flattened are copies.
   void restore(const std::vector<at::Tensor>& tensors, std::size_t written) const {
-    const PartAccess access;
+    const parameters::PartAccess access;
     for (std::size_t j = 0; j < std::min(written, tensors.size()); ++j) {
       if (tensors[j].defined() && !tensors[j].is_contiguous())
         tensors[j].detach().copy_(local[j].view(tensors[j].sizes()));
@@ -142,7 +142,7 @@ std::vector<WholeParameters::Item> WholeParameters::agree(const std::vector<Part
   std::vector<Item> items;
   std::vector<Forms> mine;
   for (const auto& [tensor, tensors, labels] : parts) {
-    items.push_back({tensor, ExchangeOrder(parameters_, *tensor)});
+    items.push_back({tensor, parameters::ExchangeOrder(parameters_, *tensor)});
     items.back().is_whole = parameters_.is_whole(*tensor);
     const auto here = items.back().order.of(world_.rank_id());
     mine.push_back(forms_of(tensors, parameters_.holds(*tensor), here.empty()));
@@ -164,7 +164,7 @@ std::vector<WholeParameters::Item> WholeParameters::agree(const std::vector<Part
 
 void WholeParameters::run(const std::vector<Parts>& parts, std::size_t written, const Function& function) {
   auto items = agree(parts);
-  std::vector<WholeItem> sizes;
+  std::vector<parameters::WholeItem> sizes;
   for (const auto& item : items) {
     std::int64_t bytes = 0;
     for (std::size_t j = 0; j < item.types.size(); ++j) bytes += item.bytes_of(j, item.order.size());
@@ -172,7 +172,7 @@ void WholeParameters::run(const std::vector<Parts>& parts, std::size_t written, 
     room_ = std::max(room_, bytes);
   }
   room_ = std::min(room_, kLargestPieces);
-  const auto rounds = rounds_of(sizes, world_.size());
+  const auto rounds = parameters::rounds_of(sizes, world_.size());
   for (std::size_t i = 0; i < items.size(); ++i) items[i].runner = rounds.runners[i];
   for (const auto& round : rounds.rounds) {
     for (const auto i : round) {
@@ -202,7 +202,7 @@ void WholeParameters::transfer(const Work& work) {
 
 void WholeParameters::gather(std::vector<Item>& items, const std::vector<std::size_t>& round) {
   const at::NoGradGuard no_grad;
-  const PartAccess access;
+  const parameters::PartAccess access;
   std::vector<Stream> streams(static_cast<std::size_t>(world_.size()));
   std::vector<std::int64_t> lengths(streams.size(), 0);
   for (const auto i : round) {
@@ -249,7 +249,7 @@ void WholeParameters::compute(std::vector<Item>& items, const std::vector<Parts>
 
 void WholeParameters::scatter(std::vector<Item>& items, const std::vector<std::size_t>& round, std::size_t written) {
   const at::NoGradGuard no_grad;
-  const PartAccess access;
+  const parameters::PartAccess access;
   std::vector<Stream> streams(static_cast<std::size_t>(world_.size()));
   std::vector<std::int64_t> lengths(streams.size(), 0);
   for (const auto i : round) {

@@ -32,7 +32,7 @@ class WholeParameters {
   /// What this rank has of one parameter: tensors of its layout (value, gradient, state), each of which may be
   /// undefined. On ranks that hold nothing of it they are not looked at.
   struct Parts {
-    const StateTensor* tensor = nullptr;
+    const parameters::StateTensor* tensor = nullptr;
     std::vector<at::Tensor> tensors;
     std::vector<std::string> labels{};  ///< what messages call them
   };
@@ -42,7 +42,7 @@ class WholeParameters {
 
   /// @param everyone  group of all ranks in `wire`
   WholeParameters(World& world, AnyTransport& wire, GroupId everyone, c10::Device device,
-                  const ParameterStore& parameters)
+                  const parameters::ParameterStore& parameters)
       : world_(world), wire_(wire), everyone_(everyone), device_(device), parameters_(parameters) {}
 
   /// The same list of parameters on every rank. Within a rank the function is called in the list's order. Where it
@@ -73,7 +73,7 @@ class WholeParameters {
   AnyTransport& wire_;
   GroupId everyone_;
   c10::Device device_;
-  const ParameterStore& parameters_;
+  const parameters::ParameterStore& parameters_;
   std::int64_t room_ = 0;  ///< bytes of pieces under way
 };
 

@@ -23,7 +23,7 @@ at::Tensor real_parts(const at::Tensor& tensor) {
 
 void WorldSums::reduce(at::Tensor& flat) {
   const auto buffer = buffer_of(flat);
-  wire_.wait(wire_.all_reduce(buffer, dtype_of(flat.scalar_type()), group_));
+  wire_.wait(wire_.all_reduce(buffer, gradients::dtype_of(flat.scalar_type()), group_));
 }
 
 std::vector<at::Tensor> WorldSums::sum(const std::vector<at::Tensor>& addends) {

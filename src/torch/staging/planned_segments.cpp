@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace autopar {
+namespace autopar::staging {
 
 namespace {
 
@@ -20,7 +20,7 @@ void for_each_parameter(const OpGraph& graph, const std::vector<OpId>& ops, Visi
 
 }  // namespace
 
-PlannedSegments::PlannedSegments(const Plan& plan, const OpGraph& graph, const AtomPartition& atoms) {
+PlannedSegments::PlannedSegments(const Plan& plan, const OpGraph& graph, const cost::AtomPartition& atoms) {
   int segments = 0;
   for (const auto& stage : plan.stages) {
     for (const auto& segment : stage.recomputed) {
@@ -37,9 +37,9 @@ PlannedSegments::PlannedSegments(const Plan& plan, const OpGraph& graph, const A
   }
 }
 
-RecomputedAtoms PlannedSegments::in(const OpGraph& graph, const AtomPartition& atoms) const {
+interpret::RecomputedAtoms PlannedSegments::in(const OpGraph& graph, const cost::AtomPartition& atoms) const {
   if (segment_of_.empty()) return {};
-  RecomputedAtoms out{atoms.atom_of, segment_of_};
+  interpret::RecomputedAtoms out{atoms.atom_of, segment_of_};
   bool same = atoms.atoms.size() == operators_.size();
   for (std::size_t atom = 0; same && atom < operators_.size(); ++atom) {
     same = operators_of(graph, atoms.atoms[atom]) == operators_[atom];
@@ -60,4 +60,4 @@ RecomputedAtoms PlannedSegments::in(const OpGraph& graph, const AtomPartition& a
   return out;
 }
 
-}  // namespace autopar
+}  // namespace autopar::staging

@@ -10,7 +10,7 @@
 #include "torch/cost/partition.hpp"
 #include "torch/interpret/stage_parts.hpp"
 
-namespace autopar {
+namespace autopar::staging {
 
 /// What a plan recomputes, found in every captured program of the model.
 ///
@@ -21,9 +21,9 @@ class PlannedSegments {
  public:
   PlannedSegments() = default;
   /// @param graph, atoms  of the program that the plan was made for
-  PlannedSegments(const Plan& plan, const OpGraph& graph, const AtomPartition& atoms);
+  PlannedSegments(const Plan& plan, const OpGraph& graph, const cost::AtomPartition& atoms);
 
-  [[nodiscard]] RecomputedAtoms in(const OpGraph& graph, const AtomPartition& atoms) const;
+  [[nodiscard]] interpret::RecomputedAtoms in(const OpGraph& graph, const cost::AtomPartition& atoms) const;
 
  private:
   std::vector<int> segment_of_;              ///< by atom of the plan's program; empty = nothing is recomputed
@@ -31,4 +31,4 @@ class PlannedSegments {
   std::map<std::string, int> by_parameter_;  ///< the first segment that reads it
 };
 
-}  // namespace autopar
+}  // namespace autopar::staging

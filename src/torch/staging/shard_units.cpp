@@ -17,24 +17,24 @@
 #include "capture/algebra/parameter_reads.hpp"
 #include "capture/ir/shard_moves.hpp"
 
-namespace autopar {
+namespace autopar::staging {
 
 namespace {
 
 std::int64_t element_size(c10::ScalarType type) { return static_cast<std::int64_t>(c10::elementSize(type)); }
 
-using TensorOf = std::function<const StateTensor&(ValueId)>;
+using TensorOf = std::function<const parameters::StateTensor&(ValueId)>;
 
 /// What one of several tensor shards moves to or from the others is read by the operator that it is moved for.
 ValueId before_moves(const OpGraph& graph, ValueId value) {
-  while (graph.value(value).definer.valid() && is_shard_move(graph.name(graph.value(value).definer)))
+  while (graph.value(value).definer.valid() && ir::is_shard_move(graph.name(graph.value(value).definer)))
     value = graph.input(graph.value(value).definer, 0);
   return value;
 }
 
 /// Bytes of the trained parameters that one atom reads, of the one that reads most; of tensor shards the first, which
 /// have most.
-Bytes largest_read(const OpGraph& graph, const AtomPartition& atoms, const TensorOf& tensor_of) {
+Bytes largest_read(const OpGraph& graph, const cost::AtomPartition& atoms, const TensorOf& tensor_of) {
   std::int64_t largest = 0;
   for (const auto& ops : atoms.atoms) {
     std::set<ValueId> read;
@@ -58,7 +58,7 @@ class GroupCut {
  public:
   using Kind = std::tuple<int, c10::ScalarType, c10::ScalarType>;  // level, own type, what is gathered
 
-  void add(const StateTensor& tensor, const Kind& kind) {
+  void add(const parameters::StateTensor& tensor, const Kind& kind) {
     const int number = kinds_.emplace(kind, static_cast<int>(kinds_.size())).first->second;
     members_.emplace_back(&tensor, kind);
     items_.push_back(
@@ -66,7 +66,7 @@ class GroupCut {
   }
 
   /// @param ranks  by tensor shard
-  void append_to(std::vector<ShardUnit>& out, const std::vector<std::vector<Rank>>& ranks, Bytes limit,
+  void append_to(std::vector<parameters::ShardUnit>& out, const std::vector<std::vector<Rank>>& ranks, Bytes limit,
                  bool offloaded) const {
     const auto cut = cut_into_buckets(items_, limit);
     std::vector<std::vector<std::size_t>> units(cut.buckets.size());
@@ -79,24 +79,24 @@ class GroupCut {
   }
 
  private:
-  void append_unit(std::vector<ShardUnit>& out, const std::vector<std::size_t>& members, int shard,
+  void append_unit(std::vector<parameters::ShardUnit>& out, const std::vector<std::size_t>& members, int shard,
                    const std::vector<Rank>& ranks, Bytes limit, bool offloaded) const {
     const auto& [level, type, gathered] = members_[members.front()].second;
     std::vector<std::vector<std::string>> names;
-    std::vector<GradientForm> forms;
+    std::vector<gradients::GradientForm> forms;
     for (const auto i : members) {
       const auto& tensor = *members_[i].first;
       forms.push_back({names.size(), tensor.sizes_of_shard(shard), type});
       names.push_back(tensor.names);
     }
-    auto made = make_units(names, forms, ranks, level, limit, offloaded);
+    auto made = parameters::make_units(names, forms, ranks, level, limit, offloaded);
     AUTOPAR_ASSERT(made.size() == 1, "what one shard has in one unit does not fit in another one's");
     made.front().gathered = gathered;
     out.push_back(std::move(made.front()));
   }
 
   std::map<Kind, int> kinds_;
-  std::vector<std::pair<const StateTensor*, Kind>> members_;
+  std::vector<std::pair<const parameters::StateTensor*, Kind>> members_;
   std::vector<BucketItem> items_;
 };
 
@@ -114,12 +114,13 @@ std::vector<std::vector<Rank>> members_by_shard(const Pipeline& pipeline, const 
 
 }  // namespace
 
-std::vector<ShardUnit> shard_units(const OpGraph& graph, const BatchPlan& batch_plan, const StagedGraph& division,
-                                   const AtomPartition& atoms, const Plan& plan, const TensorOf& tensor_of) {
-  const auto levels = highest_zero_levels(graph, batch_plan, division.channel_values);
-  const auto reads = parameter_reads(graph, batch_plan);
+std::vector<parameters::ShardUnit> shard_units(const OpGraph& graph, const algebra::BatchSemantics& batch_plan,
+                                               const StagedGraph& division, const cost::AtomPartition& atoms,
+                                               const Plan& plan, const TensorOf& tensor_of) {
+  const auto levels = algebra::highest_zero_levels(graph, batch_plan, division.channel_values);
+  const auto reads = algebra::parameter_reads(graph, batch_plan);
   const Bytes limit = plan.buckets.unit_size(plan.zero, largest_read(graph, atoms, tensor_of));
-  std::vector<ShardUnit> units;
+  std::vector<parameters::ShardUnit> units;
   for (std::size_t g = 0; g < division.pipeline.groups.size(); ++g) {
     const auto& group = division.pipeline.groups[g];
     if (division.group_shards[g] > 0) continue;  // goes with the first shard's
@@ -142,4 +143,4 @@ std::vector<ShardUnit> shard_units(const OpGraph& graph, const BatchPlan& batch_
   return units;
 }
 
-}  // namespace autopar
+}  // namespace autopar::staging

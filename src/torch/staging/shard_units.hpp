@@ -12,7 +12,7 @@
 #include "torch/parameters/state_registry.hpp"
 #include "torch/staging/staged_graph.hpp"
 
-namespace autopar {
+namespace autopar::staging {
 
 /// What the ranks of a plan with ZeRO hold in shards of a program's parameters: by reduction group, filled as backwards
 /// make gradients, cut as the planner counts them (`sharded_buckets_of`); of tensor shards one for each, one behind the
@@ -20,9 +20,9 @@ namespace autopar {
 /// same on every rank.
 /// @param atoms      of the program
 /// @param tensor_of  a parameter of the program, with the stages that hold it @pre plan.zero > 0
-[[nodiscard]] std::vector<ShardUnit> shard_units(const OpGraph& graph, const BatchPlan& batch_plan,
-                                                 const StagedGraph& division, const AtomPartition& atoms,
-                                                 const Plan& plan,
-                                                 const std::function<const StateTensor&(ValueId)>& tensor_of);
+[[nodiscard]] std::vector<parameters::ShardUnit> shard_units(
+    const OpGraph& graph, const algebra::BatchSemantics& batch_plan, const StagedGraph& division,
+    const cost::AtomPartition& atoms, const Plan& plan,
+    const std::function<const parameters::StateTensor&(ValueId)>& tensor_of);
 
-}  // namespace autopar
+}  // namespace autopar::staging

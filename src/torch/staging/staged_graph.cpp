@@ -15,13 +15,13 @@
 #include "capture/ir/shard_moves.hpp"
 #include "capture/ir/shown_name.hpp"
 
-namespace autopar {
+namespace autopar::staging {
 
 namespace {
 
 class Divider {
  public:
-  Divider(const OpGraph& graph, const BatchPlan& plan, const StageMap& stages)
+  Divider(const OpGraph& graph, const algebra::BatchSemantics& plan, const StageMap& stages)
       : graph_(graph), plan_(plan), stages_(stages) {}
 
   StagedGraph divide(int world) && {
@@ -32,7 +32,7 @@ class Divider {
       if (plan_.ops[i].in_stage) add_op(OpId::of(i));
     }
     for (const auto& output : plan_.outputs) {
-      if (output.kind == OutputKind::kBatched) {
+      if (output.kind == algebra::OutputKind::kBatched) {
         add_value(stage_of_value(output.value), kSink, output.value, ChannelKind::kBatched);
       }
     }
@@ -100,7 +100,7 @@ class Divider {
     };
     std::map<std::pair<std::size_t, std::vector<StageId>>, std::vector<std::pair<OpId, ValueId>>, decltype(later_first)>
         groups(later_first);
-    auto last = last_reads(graph_, plan_);
+    auto last = algebra::last_reads(graph_, plan_);
     for (const auto& [parameter, reading] : readers_) {
       if (!graph_.value(parameter).requires_grad) continue;
       std::vector<StageId> stages(reading.begin(), reading.end());
@@ -146,7 +146,7 @@ class Divider {
   }
 
   const OpGraph& graph_;
-  const BatchPlan& plan_;
+  const algebra::BatchSemantics& plan_;
   const StageMap& stages_;
   StagedGraph division_;
   std::map<std::tuple<int, int, ChannelKind>, std::set<ValueId>> channels_;
@@ -155,7 +155,7 @@ class Divider {
 
 }  // namespace
 
-StagedGraph divide(const OpGraph& graph, const BatchPlan& plan, const StageMap& stages, int world) {
+StagedGraph divide(const OpGraph& graph, const algebra::BatchSemantics& plan, const StageMap& stages, int world) {
   return Divider(graph, plan, stages).divide(world);
 }
 
@@ -221,7 +221,7 @@ namespace {
 
 // A view of a parameter is read like the parameter itself, and so is a copy that is gathered in its place.
 std::map<StorageId, StagedGraph::InGroup> parameters_of_storages(const StagedGraph& division, const OpGraph& graph,
-                                                                 const BatchPlan& plan,
+                                                                 const algebra::BatchSemantics& plan,
                                                                  const ShardedParameters& sharded) {
   std::map<int, int> group_of;  // by unit
   for (std::size_t g = 0; g < division.group_units.size(); ++g) {
@@ -238,7 +238,7 @@ std::map<StorageId, StagedGraph::InGroup> parameters_of_storages(const StagedGra
   }
   std::map<StorageId, StagedGraph::InGroup> out;
   if (by_parameter.empty()) return out;
-  const auto behind = parameters_behind(graph, plan);
+  const auto behind = algebra::parameters_behind(graph, plan);
   for (std::size_t storage = 0; storage < behind.size(); ++storage) {
     const auto parameter = by_parameter.find(behind[storage]);
     if (parameter != by_parameter.end()) out[StorageId::of(storage)] = parameter->second;
@@ -248,9 +248,9 @@ std::map<StorageId, StagedGraph::InGroup> parameters_of_storages(const StagedGra
 
 }  // namespace
 
-void shard_groups(StagedGraph& division, const OpGraph& graph, const BatchPlan& batch_plan,
+void shard_groups(StagedGraph& division, const OpGraph& graph, const algebra::BatchSemantics& batch_plan,
                   const ShardedParameters& sharded) {
-  auto last_read = last_reads(graph, batch_plan);
+  auto last_read = algebra::last_reads(graph, batch_plan);
   std::map<int, std::set<StageId>> readers;  // by unit
   std::map<int, std::set<ValueId>> trained;  // likewise
   for (std::size_t s = 0; s < division.stage_ops.size(); ++s) {
@@ -316,8 +316,8 @@ namespace {
 /// Plays a whole backward of one stage on the ranks of one tensor shard.
 class BackwardOfStage {
  public:
-  BackwardOfStage(StagedGraph& division, StageId stage, int shard, const OpGraph& graph, const BatchPlan& plan,
-                  const ShardedParameters& sharded, Bytes kept)
+  BackwardOfStage(StagedGraph& division, StageId stage, int shard, const OpGraph& graph,
+                  const algebra::BatchSemantics& plan, const ShardedParameters& sharded, Bytes kept)
       : division_(division),
         groups_(division.pipeline.groups),
         stage_(stage),
@@ -330,11 +330,11 @@ class BackwardOfStage {
       if (channels[c].from != stage) continue;
       for (const auto value : division.channel_values[c]) leaves(value);
     }
-    for (const auto& sum : global_sums(graph, plan)) leaves(sum.value);
+    for (const auto& sum : algebra::global_sums(graph, plan)) leaves(sum.value);
     for (const auto& update : plan.buffer_updates) leaves(update.result);
   }
 
-  void add_part(const StagePart& part) {
+  void add_part(const interpret::StagePart& part) {
     for (const auto op : part.ops) {
       for_each_input(graph_.op(op), [&](ValueId value) {
         const auto* read = find(value);
@@ -347,8 +347,8 @@ class BackwardOfStage {
       });
       for_each_input(graph_.op(op), [&](ValueId value) {
         const auto maker = graph_.value(value).definer;
-        const auto move = maker.valid() ? shard_move_named(graph_.name(maker)) : std::nullopt;
-        if (move && sums_gradient(*move)) left_to_[maker].insert(reads_[op].begin(), reads_[op].end());
+        const auto move = maker.valid() ? ir::shard_move_named(graph_.name(maker)) : std::nullopt;
+        if (move && ir::sums_gradient(*move)) left_to_[maker].insert(reads_[op].begin(), reads_[op].end());
       });
     }
     parts_.push_back(part);
@@ -455,20 +455,21 @@ class BackwardOfStage {
   const OpGraph& graph_;
   const ShardedParameters& sharded_;
   Bytes kept_;
-  std::vector<StagePart> parts_;            // in the order of the run
-  std::map<OpId, std::set<int>> reads_;     // groups
-  std::map<OpId, std::set<int>> left_to_;   // groups that readers of a value leave to what makes it
-  std::map<int, int> like_;                 // by group: the first tensor shard's
-  std::map<ValueId, std::size_t> part_of_;  // by parameter: the first that reads it
-  std::set<int> elsewhere_;                 // groups with a parameter that several parts read, or that leaves the stage
+  std::vector<interpret::StagePart> parts_;  // in the order of the run
+  std::map<OpId, std::set<int>> reads_;      // groups
+  std::map<OpId, std::set<int>> left_to_;    // groups that readers of a value leave to what makes it
+  std::map<int, int> like_;                  // by group: the first tensor shard's
+  std::map<ValueId, std::size_t> part_of_;   // by parameter: the first that reads it
+  std::set<int> elsewhere_;  // groups with a parameter that several parts read, or that leaves the stage
   std::set<int> there_;
   std::vector<int> order_;
 };
 
 }  // namespace
 
-void order_backward_gathers(StagedGraph& division, const OpGraph& graph, const BatchPlan& plan,
-                            const ShardedParameters& sharded, const RecomputedAtoms& recomputed, Bytes kept) {
+void order_backward_gathers(StagedGraph& division, const OpGraph& graph, const algebra::BatchSemantics& plan,
+                            const ShardedParameters& sharded, const interpret::RecomputedAtoms& recomputed,
+                            Bytes kept) {
   division.pipeline.backward_gathers.assign(division.stage_ops.size(), {});
   for (std::size_t s = 0; s < division.stage_ops.size(); ++s) {
     const auto& groups = division.pipeline.groups;
@@ -482,13 +483,13 @@ void order_backward_gathers(StagedGraph& division, const OpGraph& graph, const B
     }
     for (int shard = 0; shard < division.pipeline.stages[s].tensor(); ++shard) {
       BackwardOfStage backward(division, StageId::of(s), shard, graph, plan, sharded, kept);
-      for (const auto& part : parts_of_stage(graph, each_slice, recomputed)) backward.add_part(part);
+      for (const auto& part : interpret::parts_of_stage(graph, each_slice, recomputed)) backward.add_part(part);
       backward.play();
     }
   }
 }
 
-StageMap cut_at_collectives(const OpGraph& graph, const BatchPlan& plan, const AtomPartition& atoms,
+StageMap cut_at_collectives(const OpGraph& graph, const algebra::BatchSemantics& plan, const cost::AtomPartition& atoms,
                             const StageMap& stages) {
   std::vector<int> level(atoms.atoms.size(), 0);
   std::map<std::pair<StageId, int>, StageId> parts;  // by stage and level
@@ -506,7 +507,7 @@ StageMap cut_at_collectives(const OpGraph& graph, const BatchPlan& plan, const A
           level[atom] = std::max(level[atom], level[from] + (adds_up ? 1 : 0));
         } else if (adds_up && several) {
           throw CaptureError(
-              shown_name(graph, definer), graph.op(definer).path,
+              ir::shown_name(graph, definer), graph.op(definer).path,
               "replicas cannot add it up, because memory that is written later holds it and what follows "
               "from it; write into a copy, or use one replica");
         }
@@ -532,7 +533,7 @@ namespace {
 /// Places atoms one by one; atoms and their ops come in topological order.
 class AtomPlacer {
  public:
-  AtomPlacer(const OpGraph& graph, const BatchPlan& plan, const AtomPartition& atoms,
+  AtomPlacer(const OpGraph& graph, const algebra::BatchSemantics& plan, const cost::AtomPartition& atoms,
              const std::vector<std::vector<StageId>>& home)
       : graph_(graph), plan_(plan), atoms_(atoms), home_(home), stage_(atoms.atoms.size()), free_(atoms.atoms.size()) {}
 
@@ -599,15 +600,15 @@ class AtomPlacer {
 
   [[noreturn]] void refuse(OpId op, StageId earliest) const {
     throw CaptureError(
-        shown_name(graph_, op), graph_.op(op).path,
+        ir::shown_name(graph_, op), graph_.op(op).path,
         "in this mode or with these arguments it reads values of stage " + std::to_string(earliest.value()) +
             ", but its parameters were put in an earlier stage, or in different ones, by the first capture; "
             "make the first call in this mode, or use one stage");
   }
 
   const OpGraph& graph_;
-  const BatchPlan& plan_;
-  const AtomPartition& atoms_;
+  const algebra::BatchSemantics& plan_;
+  const cost::AtomPartition& atoms_;
   const std::vector<std::vector<StageId>>& home_;
   std::vector<StageId> stage_;
   std::vector<bool> free_;  // reads neither parameters nor another stage's values
@@ -615,9 +616,10 @@ class AtomPlacer {
 
 }  // namespace
 
-std::vector<StageId> place_by_parameters(const OpGraph& graph, const BatchPlan& plan, const AtomPartition& atoms,
+std::vector<StageId> place_by_parameters(const OpGraph& graph, const algebra::BatchSemantics& plan,
+                                         const cost::AtomPartition& atoms,
                                          const std::vector<std::vector<StageId>>& home, int stages) {
   return AtomPlacer(graph, plan, atoms, home).place(stages);
 }
 
-}  // namespace autopar
+}  // namespace autopar::staging

@@ -15,7 +15,7 @@
 #include "torch/parameters/shards.hpp"
 #include "torch/tensor_parallel/sharded_graph.hpp"
 
-namespace autopar {
+namespace autopar::staging {
 
 /// A captured program cut into stages, and what travels between them. A pure function of graph, plan and stages, so the
 /// same on every rank.
@@ -24,9 +24,9 @@ struct StagedGraph {
   std::vector<std::vector<OpId>> stage_ops;            ///< ascending
   std::vector<std::vector<ValueId>> channel_values;    ///< by channel, ascending
   std::vector<std::vector<ValueId>> group_parameters;  ///< by reduction group, last read first
-  std::vector<int> group_units;             ///< by reduction group: unit of shards, -1 = none; empty: none at all
-  std::vector<int> group_shards;            ///< by reduction group: tensor shard whose replicas it is
-  std::map<OpId, ShardedStep> shard_steps;  ///< what tensor shards do at their operators
+  std::vector<int> group_units;   ///< by reduction group: unit of shards, -1 = none; empty: none at all
+  std::vector<int> group_shards;  ///< by reduction group: tensor shard whose replicas it is
+  std::map<OpId, tensor_parallel::ShardedStep> shard_steps;  ///< what tensor shards do at their operators
   /// Of parameters that tensor shards hold in slices: sizes, by shard
   std::map<ValueId, std::vector<std::vector<std::int64_t>>> parameter_slices;
   struct InGroup {
@@ -48,15 +48,16 @@ struct StageMap {
 };
 
 /// @throws InvalidArgument if a stage would read what a later stage makes, or a value that may not leave its share
-[[nodiscard]] StagedGraph divide(const OpGraph& graph, const BatchPlan& plan, const StageMap& stages, int world);
+[[nodiscard]] StagedGraph divide(const OpGraph& graph, const algebra::BatchSemantics& plan, const StageMap& stages,
+                                 int world);
 
 /// Cuts every stage that has several replicas once more before each level of collectives, so that their operands
 /// can travel between the parts: several stages of the result then run on the same ranks. Stages without ops are left
 /// out.
 /// @param stages  those of the plan; `parts` is not looked at
 /// @throws CaptureError if a collective and its operand may not be separated
-[[nodiscard]] StageMap cut_at_collectives(const OpGraph& graph, const BatchPlan& plan, const AtomPartition& atoms,
-                                          const StageMap& stages);
+[[nodiscard]] StageMap cut_at_collectives(const OpGraph& graph, const algebra::BatchSemantics& plan,
+                                          const cost::AtomPartition& atoms, const StageMap& stages);
 
 /// Sums gradients over all ranks that hold a parameter, also those that this program does not need it on: another one
 /// reads it there, or the prologue does, and optimizers must step all copies alike.
@@ -66,13 +67,14 @@ void include_holders(StagedGraph& division, const OpGraph& graph, const std::vec
 
 /// Where parameters lie in units of shards.
 struct ShardedParameters {
-  std::vector<ShardUnit> units;
+  std::vector<parameters::ShardUnit> units;
   std::vector<std::vector<int>> units_of;  ///< by ValueId: by tensor shard, or one; none = held whole
 };
 
 /// Sums the gradients of units into shards, each in a group of its own; groups of the other parameters stay. Units that
 /// no stage reads are left out.
-void shard_groups(StagedGraph& division, const OpGraph& graph, const BatchPlan& plan, const ShardedParameters& sharded);
+void shard_groups(StagedGraph& division, const OpGraph& graph, const algebra::BatchSemantics& plan,
+                  const ShardedParameters& sharded);
 
 /// Plays a whole backward of each stage that gathers within compute actions: it goes through what the stage runs from
 /// the end, and through a segment that is recomputed first from its beginning and then from its end; what others read
@@ -82,16 +84,16 @@ void shard_groups(StagedGraph& division, const OpGraph& graph, const BatchPlan& 
 /// it has run again: not what its backward needs first, and not what others read as well.
 /// @pre backwards are whole
 /// @param sharded  with which the groups were made
-void order_backward_gathers(StagedGraph& division, const OpGraph& graph, const BatchPlan& plan,
-                            const ShardedParameters& sharded, const RecomputedAtoms& recomputed, Bytes kept);
+void order_backward_gathers(StagedGraph& division, const OpGraph& graph, const algebra::BatchSemantics& plan,
+                            const ShardedParameters& sharded, const interpret::RecomputedAtoms& recomputed, Bytes kept);
 
 /// Stages for another captured program of a model that is already deployed (another mode or signature): each parameter
 /// and buffer keeps its stage; atoms without any run where their inputs are, or else where their first reader is.
 /// @param home  by ValueId: the stages that hold a parameter or buffer leaf, ascending
 /// @return by OpId
 /// @throws CaptureError naming the op that would need a value from a later stage
-[[nodiscard]] std::vector<StageId> place_by_parameters(const OpGraph& graph, const BatchPlan& plan,
-                                                       const AtomPartition& atoms,
+[[nodiscard]] std::vector<StageId> place_by_parameters(const OpGraph& graph, const algebra::BatchSemantics& plan,
+                                                       const cost::AtomPartition& atoms,
                                                        const std::vector<std::vector<StageId>>& home, int stages);
 
-}  // namespace autopar
+}  // namespace autopar::staging

@@ -6,13 +6,14 @@
 
 #include "ops/registry.hpp"
 
-namespace autopar {
+namespace autopar::tensor_parallel {
 
 namespace {
 
 class FollowerFinder {
  public:
-  FollowerFinder(const OpGraph& graph, const BatchPlan& plan, const std::vector<TensorCandidate>& candidates)
+  FollowerFinder(const OpGraph& graph, const algebra::BatchSemantics& plan,
+                 const std::vector<TensorCandidate>& candidates)
       : graph_(graph), found_(candidates.size()) {
     LeafSlices leaves;
     for (std::size_t c = 0; c < candidates.size(); ++c) {
@@ -80,22 +81,22 @@ class FollowerFinder {
   void add(OpId op, const ShardedLayout::Move& move) {
     const auto own = leader_of_op_.find(op);
     switch (move.move) {
-      case ShardMove::kAssemble:
-      case ShardMove::kGather:
+      case ir::ShardMove::kAssemble:
+      case ir::ShardMove::kAllGather:
         if (auto* follower = behind(move.value)) {
           note(follower->brought, move.value);
-          if (move.move == ShardMove::kAssemble) note(follower->assembled, move.value);
+          if (move.move == ir::ShardMove::kAssemble) note(follower->assembled, move.value);
         }
         return;
-      case ShardMove::kScatter:
+      case ir::ShardMove::kScatter:
         if (auto* follower = behind(move.value)) return note(follower->brought, move.value);
         if (own != leader_of_op_.end()) note(found_[own->second].spread, move.value);
         return;
-      case ShardMove::kCopy:
+      case ir::ShardMove::kCopy:
         if (own != leader_of_op_.end()) note(found_[own->second].copied, move.value);
         return;
-      case ShardMove::kReduce:
-      case ShardMove::kReduceScatter:
+      case ir::ShardMove::kAllReduce:
+      case ir::ShardMove::kReduceScatter:
         return;
     }
   }
@@ -113,8 +114,9 @@ class FollowerFinder {
 
 }  // namespace
 
-Followers find_followers(const OpGraph& graph, const BatchPlan& plan, const std::vector<TensorCandidate>& candidates) {
+Followers find_followers(const OpGraph& graph, const algebra::BatchSemantics& plan,
+                         const std::vector<TensorCandidate>& candidates) {
   return FollowerFinder(graph, plan, candidates).find();
 }
 
-}  // namespace autopar
+}  // namespace autopar::tensor_parallel

@@ -10,7 +10,7 @@
 #include "torch/tensor_parallel/shard_typing.hpp"
 #include "torch/tensor_parallel/tensor_candidates.hpp"
 
-namespace autopar {
+namespace autopar::tensor_parallel {
 
 /// What lies behind a candidate and works on slices of tokens if the candidate's sum is left in them: norms, dropout,
 /// residuals, up to the next candidate, which brings the slices together.
@@ -31,7 +31,7 @@ struct Followers {
 
 /// Those of candidates in one program; none for a candidate that nothing follows.
 /// @cost O(operators of candidates and behind them)
-[[nodiscard]] Followers find_followers(const OpGraph& graph, const BatchPlan& plan,
+[[nodiscard]] Followers find_followers(const OpGraph& graph, const algebra::BatchSemantics& plan,
                                        const std::vector<TensorCandidate>& candidates);
 
-}  // namespace autopar
+}  // namespace autopar::tensor_parallel

@@ -5,7 +5,7 @@
 
 #include "ops/registry.hpp"
 
-namespace autopar {
+namespace autopar::tensor_parallel {
 
 ValueId leaf_behind(const OpGraph& graph, ValueId value) {
   while (value.valid() && !graph.value(value).is_leaf()) {
@@ -82,7 +82,7 @@ bool ShardTyping::take_operands(ShardedLayout& out, OpId op, const ShardedOp& ru
     const auto needed = rule.needs.find(value);
     if (!rule.in_slices) {
       if (!layout.is_sharded()) return;
-      add({ShardMove::kGather, value, layout.slices()});
+      add({ir::ShardMove::kAllGather, value, layout.slices()});
       out.conflicts.push_back(value);
       const auto& results = node.writes;
       const auto storage = graph_.value(value).storage;
@@ -91,17 +91,17 @@ bool ShardTyping::take_operands(ShardedLayout& out, OpId op, const ShardedOp& ru
       const auto kind = ops::definition_of(node.op).kind;
       const bool lends_sizes = kind == OpKind::kReshape || kind == OpKind::kExpand;
       if (lends_sizes) return;
-      if (layout.is_sharded()) return add({ShardMove::kAssemble, value, layout.slices()});
+      if (layout.is_sharded()) return add({ir::ShardMove::kAssemble, value, layout.slices()});
       const bool is_added_later = rule.kernel == ShardedOp::Kernel::kWithoutBias;
       if (is_added_later || !node.grad_enabled || !graph_.value(value).has_gradient()) return;
-      add({ShardMove::kCopy, value});
+      add({ir::ShardMove::kCopy, value});
     } else if (!layout.is_sharded() || layout.slices() != needed->second) {
       const auto leaf = leaf_behind(graph_, value);
       if (leaf.valid() && may_slice(leaf)) {
         complete = complete && !out.leaves.emplace(leaf, needed->second).second;
         return;
       }
-      add({ShardMove::kScatter, value, needed->second});
+      add({ir::ShardMove::kScatter, value, needed->second});
       const bool is_of_parts = needed->second.inner.size() > 1;
       if (is_of_parts || graph_.value(value).has_gradient()) out.conflicts.push_back(value);
     }
@@ -126,4 +126,4 @@ void ShardTyping::find_leaving(ShardedLayout& out) const {
   std::erase_if(out.before, [](const auto& item) { return item.second.empty(); });
 }
 
-}  // namespace autopar
+}  // namespace autopar::tensor_parallel

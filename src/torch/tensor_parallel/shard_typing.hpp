@@ -13,7 +13,7 @@
 #include "capture/ir/shard_moves.hpp"
 #include "torch/tensor_parallel/sharded_op.hpp"
 
-namespace autopar {
+namespace autopar::tensor_parallel {
 
 /// Parameters and buffers that tensor shards hold in slices.
 using LeafSlices = std::map<ValueId, UnitSlices>;
@@ -25,7 +25,7 @@ using LeafSlices = std::map<ValueId, UnitSlices>;
 struct ShardedLayout {
   /// A value that becomes another before an operator reads it, or behind the operator that makes it.
   struct Move {
-    ShardMove move;
+    ir::ShardMove move;
     ValueId value;
     UnitSlices slices{};  ///< of kGather, kScatter and kAssemble
     friend bool operator==(const Move&, const Move&) = default;
@@ -75,4 +75,4 @@ class ShardTyping {
   ShardRules rules_;
 };
 
-}  // namespace autopar
+}  // namespace autopar::tensor_parallel

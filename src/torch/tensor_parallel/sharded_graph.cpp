@@ -14,7 +14,7 @@
 #include "ops/registry.hpp"
 #include "ops/rules.hpp"
 
-namespace autopar {
+namespace autopar::tensor_parallel {
 
 namespace {
 
@@ -23,7 +23,7 @@ at::Tensor in_one_process(const at::Tensor& self) { return self.clone(); }
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(autopar, library) {
-  for (const auto name : kShardMoves) {
+  for (const auto name : ir::kShardMoves) {
     const auto base = name.substr(std::string_view("autopar::").size());
     library.def((std::string(base) + "(Tensor self) -> Tensor").c_str(), in_one_process);
   }
@@ -31,7 +31,7 @@ TORCH_LIBRARY_FRAGMENT(autopar, library) {
 
 namespace {
 
-c10::OperatorHandle operator_of(ShardMove move) { return ops::operator_named(name_of(move)); }
+c10::OperatorHandle operator_of(ir::ShardMove move) { return ops::operator_named(name_of(move)); }
 
 class Inserter {
  public:
@@ -96,7 +96,7 @@ class Inserter {
     return ValueId::of(out_.graph.values.size() - 1);
   }
 
-  void move(ShardMove kind, ValueId from, ValueId to, const UnitSlices& slices, const OpNode& beside) {
+  void move(ir::ShardMove kind, ValueId from, ValueId to, const UnitSlices& slices, const OpNode& beside) {
     OpNode node{operator_of(kind), {c10::IValue()}};
     node.inputs = {{0, SlotKind::kTensor, {from}}};
     node.outputs = {{0, SlotKind::kTensor, {to}}};
@@ -178,7 +178,7 @@ class Inserter {
     const auto leaving = layout().gathered_after.find(value);
     if (leaving == layout().gathered_after.end()) return;
     const auto whole = new_value(value);
-    move(ShardMove::kGather, value, whole, leaving->second, by);
+    move(ir::ShardMove::kAllGather, value, whole, leaving->second, by);
     wholes_[value] = whole;
   }
 
@@ -191,10 +191,10 @@ class Inserter {
     const auto value = new_value(wanted.value);
     const auto& own = layout().layouts[wanted.value.index()];  // in this stage
     auto from = own.is_sharded() ? wanted.value : whole_of(wanted.value);
-    const bool of_other_slices = own.is_sharded() && wanted.move == ShardMove::kScatter;
-    if (of_other_slices) from = moved({ShardMove::kGather, wanted.value, own.slices()}, beside);
+    const bool of_other_slices = own.is_sharded() && wanted.move == ir::ShardMove::kScatter;
+    if (of_other_slices) from = moved({ir::ShardMove::kAllGather, wanted.value, own.slices()}, beside);
     move(wanted.move, from, value, wanted.slices, beside);
-    if (wanted.move == ShardMove::kScatter) note_slices(value, stage_, wanted.slices);
+    if (wanted.move == ir::ShardMove::kScatter) note_slices(value, stage_, wanted.slices);
     made_.emplace_back(wanted, stage_, beside.grad_enabled, value);
     return value;
   }
@@ -228,8 +228,8 @@ class Inserter {
     out_.steps[id] = {.shards = stages_[stage_].shards, .kernel = kernel, .slices = slices};
     const auto& sliced = layout().layouts[sum.index()];
     const auto add_up_into = [&](ValueId to) {
-      if (!sliced.is_sharded()) return move(ShardMove::kReduce, terms, to, {}, beside);
-      move(ShardMove::kReduceScatter, terms, to, sliced.slices(), beside);
+      if (!sliced.is_sharded()) return move(ir::ShardMove::kAllReduce, terms, to, {}, beside);
+      move(ir::ShardMove::kReduceScatter, terms, to, sliced.slices(), beside);
       note_slices(to, stage_, sliced.slices());
     };
     if (!bias.valid()) {
@@ -240,7 +240,7 @@ class Inserter {
     const auto without_bias = new_value(sum);
     add_up_into(without_bias);
     if (sliced.is_sharded() && beside.grad_enabled && out_.graph.value(bias).has_gradient())
-      bias = moved({ShardMove::kCopy, bias}, beside);
+      bias = moved({ir::ShardMove::kCopy, bias}, beside);
     static const auto add = ops::operator_named(ops::kAdd, "Tensor");
     OpNode with_bias{add, {c10::IValue(), c10::IValue(), c10::Scalar(1)}};
     with_bias.inputs = {{0, SlotKind::kTensor, {without_bias}}, {1, SlotKind::kTensor, {bias}}};
@@ -391,4 +391,4 @@ OpGraph on_shard(const ShardedGraph& sharded, const std::vector<std::optional<in
   return own;
 }
 
-}  // namespace autopar
+}  // namespace autopar::tensor_parallel

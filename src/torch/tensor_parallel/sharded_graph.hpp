@@ -11,7 +11,7 @@
 #include "capture/ir/shard_moves.hpp"
 #include "torch/tensor_parallel/shard_typing.hpp"
 
-namespace autopar {
+namespace autopar::tensor_parallel {
 
 /// The operators of a stage with several tensor shards.
 struct ShardedStage {
@@ -22,7 +22,7 @@ struct ShardedStage {
 /// What the tensor shards of a replica do at an operator, beside running it on what they have.
 struct ShardedStep {
   int shards = 1;
-  std::optional<ShardMove> move{};                        ///< of operators that are one
+  std::optional<ir::ShardMove> move{};                    ///< of operators that are one
   ShardedOp::Kernel kernel = ShardedOp::Kernel::kAsItIs;  ///< of others
   UnitSlices slices{};                                    ///< of kGather, kScatter, classes and rows
   bool is_only_reader = false;                            ///< of its first operand, which nobody needs after it
@@ -56,4 +56,4 @@ struct ShardedGraph {
 [[nodiscard]] std::vector<SizeExpr> sizes_on_shard(std::vector<SizeExpr> whole, const ShardedGraph::Slices& slices,
                                                    int place);
 
-}  // namespace autopar
+}  // namespace autopar::tensor_parallel

@@ -9,7 +9,7 @@
 
 #include "ops/registry.hpp"
 
-namespace autopar {
+namespace autopar::tensor_parallel {
 
 namespace {
 
@@ -75,4 +75,4 @@ ShardedOp ShardRules::operator()(const std::vector<TensorLayout>& layouts, OpId 
   return in_two_ways && !is_layer(def) ? ShardedOp::whole() : rule;
 }
 
-}  // namespace autopar
+}  // namespace autopar::tensor_parallel

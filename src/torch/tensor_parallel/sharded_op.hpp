@@ -5,7 +5,7 @@
 #include <autopar/capture/op_graph.hpp>
 #include <autopar/capture/shard_rule.hpp>
 
-namespace autopar {
+namespace autopar::tensor_parallel {
 
 /// The sharding rules of operators (`OpDef::sharding`), from operands that are whole or in slices; sums have been added
 /// up before. An operator without a rule takes whole values and gives whole ones.
@@ -24,4 +24,4 @@ class ShardRules {
   std::vector<BatchType> types_;  ///< scratch: replicated between calls
 };
 
-}  // namespace autopar
+}  // namespace autopar::tensor_parallel

@@ -12,7 +12,7 @@
 #include "ops/registry.hpp"
 #include "ops/rules.hpp"
 
-namespace autopar {
+namespace autopar::tensor_parallel {
 
 namespace {
 
@@ -31,14 +31,14 @@ struct Layer {
 
 class Finder {
  public:
-  Finder(const OpGraph& graph, const BatchPlan& plan, SingleLayers singles)
+  Finder(const OpGraph& graph, const algebra::BatchSemantics& plan, SingleLayers singles)
       : graph_(graph),
         plan_(plan),
         singles_(singles),
         uses_(graph.uses()),
         types_(graph.values.size()),
         taken_(graph.values.size(), false),
-        outside_(read_outside_stages(graph, plan)),
+        outside_(algebra::read_outside_stages(graph, plan)),
         typing_(graph, [this](OpId op) { return plan_.handling(op).in_stage; }) {
     for (const auto output : graph.outputs) outside_[output.index()] = true;
     for (const auto& input : plan.epilogue_inputs) outside_[input.value.index()] = true;
@@ -128,7 +128,7 @@ class Finder {
     if (inputs < 2) return std::nullopt;
     const auto layout = typing_.run({{weight, UnitSlices{dim, {0, 1}, inputs, {1}}}}, [](ValueId) { return false; });
     const auto spreads_only = [](const auto& item) {
-      return std::ranges::all_of(item.second, [](const auto& move) { return move.move == ShardMove::kScatter; });
+      return std::ranges::all_of(item.second, [](const auto& move) { return move.move == ir::ShardMove::kScatter; });
     };
     const bool is_alone = !layout.stale.valid() && layout.in_slices.count(op) > 0 && layout.gathered_after.empty() &&
                           std::ranges::all_of(layout.before, spreads_only);
@@ -364,7 +364,7 @@ class Finder {
     std::set<ValueId> copied;
     for (const auto& [op, moves] : layout.before) {
       for (const auto& move : moves) {
-        if (move.move == ShardMove::kCopy) copied.insert(move.value);
+        if (move.move == ir::ShardMove::kCopy) copied.insert(move.value);
       }
     }
     candidate.copied.assign(copied.begin(), copied.end());
@@ -386,7 +386,7 @@ class Finder {
   }
 
   const OpGraph& graph_;
-  const BatchPlan& plan_;
+  const algebra::BatchSemantics& plan_;
   const SingleLayers singles_;
   std::vector<std::vector<OpId>> uses_;
   std::vector<BatchType> types_;  ///< nothing is known of samples: operators are asked for their arguments alone
@@ -399,11 +399,12 @@ class Finder {
 
 }  // namespace
 
-std::vector<TensorCandidate> find_tensor_candidates(const OpGraph& graph, const BatchPlan& plan, SingleLayers singles) {
+std::vector<TensorCandidate> find_tensor_candidates(const OpGraph& graph, const algebra::BatchSemantics& plan,
+                                                    SingleLayers singles) {
   return Finder(graph, plan, singles).find();
 }
 
-double share_by_inputs(const OpGraph& graph, const BatchPlan& plan) {
+double share_by_inputs(const OpGraph& graph, const algebra::BatchSemantics& plan) {
   const auto elements = [&](ValueId leaf) { return static_cast<double>(graph.value(leaf).elements(1)); };
   double all = 0, cut = 0;
   std::set<ValueId> parameters;
@@ -415,4 +416,4 @@ double share_by_inputs(const OpGraph& graph, const BatchPlan& plan) {
   return all > 0 ? cut / all : 0;
 }
 
-}  // namespace autopar
+}  // namespace autopar::tensor_parallel

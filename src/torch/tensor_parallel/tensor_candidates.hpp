@@ -9,7 +9,7 @@
 #include "capture/algebra/batch_algebra.hpp"
 #include "torch/tensor_parallel/shard_typing.hpp"
 
-namespace autopar {
+namespace autopar::tensor_parallel {
 
 /// What shards make of a linear layer that is no part of a pair.
 enum class SingleLayers : std::uint8_t {
@@ -35,11 +35,12 @@ struct TensorCandidate {
 /// behind it suggest, and operators follow, until their results are whole again. Of several ways the one is kept that
 /// exchanges least for each element that it cuts. No parameter is in two.
 /// @cost O(operators) in all, times the ways that shapes suggest (a few)
-[[nodiscard]] std::vector<TensorCandidate> find_tensor_candidates(const OpGraph& graph, const BatchPlan& plan,
+[[nodiscard]] std::vector<TensorCandidate> find_tensor_candidates(const OpGraph& graph,
+                                                                  const algebra::BatchSemantics& plan,
                                                                   SingleLayers singles = SingleLayers::kByOutputs);
 
 /// The part of a program's parameters that single layers by inputs have.
 /// @cost that of finding them
-[[nodiscard]] double share_by_inputs(const OpGraph& graph, const BatchPlan& plan);
+[[nodiscard]] double share_by_inputs(const OpGraph& graph, const algebra::BatchSemantics& plan);
 
-}  // namespace autopar
+}  // namespace autopar::tensor_parallel

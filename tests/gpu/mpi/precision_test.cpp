@@ -163,7 +163,7 @@ TEST_CASE("an fp16 overflow on one GPU skips the step on all, with every ZeRO le
       return norm;
     };
     CHECK(step(far) == 0);
-    const ap::PartAccess access;  // what ranks hold is compared
+    const ap::parameters::PartAccess access;  // what ranks hold is compared
     CHECK(model->stats().skipped_steps == 1);
     CHECK(model->stats().loss_scale == 32768);
     const auto owned = model->owned_parameters();

@@ -19,9 +19,9 @@
 #include "ops/registry.hpp"
 #include "torch/autograd/parameter_cast.hpp"
 #include "torch/cost/measured/stopwatch.hpp"
-#include "torch/fused/draw_seed.hpp"
+#include "torch/fused/philox_seed.hpp"
 
-namespace autopar::detail {
+namespace autopar::cost::detail {
 
 namespace {
 
@@ -34,7 +34,8 @@ int runs_in_a_row(c10::Device device, double seconds) {
   return device.is_cpu() ? 1 : static_cast<int>(std::clamp(kEnough / std::max(seconds, 1e-6), 1.0, 8.0));
 }
 
-std::vector<ValueId> made_for_others(const OpGraph& graph, const BatchPlan& plan, const std::vector<OpId>& ops) {
+std::vector<ValueId> made_for_others(const OpGraph& graph, const algebra::BatchSemantics& plan,
+                                     const std::vector<OpId>& ops) {
   std::vector<bool> wanted(graph.values.size(), false);
   std::size_t next = 0;
   for (std::size_t i = 0; i < graph.ops.size(); ++i) {
@@ -55,7 +56,7 @@ std::vector<ValueId> made_for_others(const OpGraph& graph, const BatchPlan& plan
   return result;
 }
 
-std::vector<OpId> run_for_each_slice(const BatchPlan& plan, std::vector<OpId> ops) {
+std::vector<OpId> run_for_each_slice(const algebra::BatchSemantics& plan, std::vector<OpId> ops) {
   std::erase_if(ops, [&](OpId op) { return plan.handling(op).once; });
   return ops;
 }
@@ -66,7 +67,8 @@ struct Roots {
 };
 
 /// @param generator  of gradients of either sign: products of equal numbers take less power, and so less time
-Roots roots_among(const Environment& values, const std::vector<ValueId>& outgoing, const at::Generator& generator) {
+Roots roots_among(const replay::Environment& values, const std::vector<ValueId>& outgoing,
+                  const at::Generator& generator) {
   Roots roots;
   for (const auto value : outgoing) {
     const auto& tensor = values[value.index()];
@@ -80,7 +82,7 @@ Roots roots_among(const Environment& values, const std::vector<ValueId>& outgoin
 
 }  // namespace
 
-AtomBench::AtomBench(const OpGraph& graph, const BatchPlan& plan, const std::vector<OpId>& ops,
+AtomBench::AtomBench(const OpGraph& graph, const algebra::BatchSemantics& plan, const std::vector<OpId>& ops,
                      StepStopwatch& stopwatch, bool adds_gradients)
     : graph_(graph),
       plan_(plan),
@@ -121,8 +123,8 @@ bool AtomBench::differentiable(ValueId value) const {
 
 at::Tensor AtomBench::make_input(ValueId value, bool of_both_signs, std::int64_t samples) const {
   const auto& info = graph_.value(value);
-  const auto sizes = sizes_at(info, samples);
-  const auto options = options_of(info, device_);
+  const auto sizes = ir::sizes_at(info, samples);
+  const auto options = ir::options_of(info, device_);
   const auto generator = fused::make_generator(device_, {kInputSeed});
   at::Tensor made;
   switch (info.dtype) {
@@ -141,7 +143,7 @@ at::Tensor AtomBench::make_input(ValueId value, bool of_both_signs, std::int64_t
     default:
       made = at::zeros(sizes, options);
   }
-  return in_captured_layout(made, info, samples);
+  return ir::in_captured_layout(made, info, samples);
 }
 
 void AtomBench::bring(std::int64_t samples) {
@@ -157,8 +159,8 @@ void AtomBench::bring(std::int64_t samples) {
 }
 
 // Activations get a gradient of their own in each run.
-Environment AtomBench::fresh_environment() const {
-  Environment values = runner_.environment();
+replay::Environment AtomBench::fresh_environment() const {
+  replay::Environment values = runner_.environment();
   for (std::size_t i = 0; i < incoming_.size(); ++i) {
     auto leaf = inputs_[i].detach();
     if (differentiable(incoming_[i])) {
@@ -171,13 +173,13 @@ Environment AtomBench::fresh_environment() const {
   for (const auto op : casts_) {
     const auto copy = graph_.output(op);
     const auto& parameter = values[graph_.input(op, 0).index()];
-    values[copy.index()] = with_history_of(parameter, cast_of(parameter, graph_.value(copy)));
+    values[copy.index()] = autograd::with_history_of(parameter, autograd::cast_of(parameter, graph_.value(copy)));
   }
   return values;
 }
 
-SliceContext AtomBench::slice(std::int64_t samples) const {
-  SliceContext context;
+interpret::SliceContext AtomBench::slice(std::int64_t samples) const {
+  interpret::SliceContext context;
   context.samples = samples;
   context.batch = whole_batch_ ? samples : 2 * samples;  // as a part of the batch, where it may be one
   context.counts = &counts_;
@@ -208,9 +210,9 @@ AtomBench::Times AtomBench::run(std::int64_t samples, Bytes elsewhere, double st
   bring(samples);
   const auto runs = static_cast<std::size_t>(runs_in_a_row(device_, latest_));
   const auto context = slice(samples);
-  std::vector<Environment> values;
+  std::vector<replay::Environment> values;
   for (std::size_t i = 0; i < runs; ++i) values.push_back(fresh_environment());
-  std::vector<NormSample> statistics(plan_.batch_norms.size());
+  std::vector<interpret::NormSample> statistics(plan_.batch_norms.size());
 
   Times times;
   pass_through_caches(elsewhere, made_by_others());
@@ -255,4 +257,4 @@ double start_of_backward(StepStopwatch& stopwatch) {
   return median(times);
 }
 
-}  // namespace autopar::detail
+}  // namespace autopar::cost::detail

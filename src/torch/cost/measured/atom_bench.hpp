@@ -12,7 +12,7 @@
 #include "torch/cost/partition.hpp"
 #include "torch/interpret/op_interpreter.hpp"
 
-namespace autopar::detail {
+namespace autopar::cost::detail {
 
 /// One atom with everything that it needs to be run alone.
 class AtomBench {
@@ -24,8 +24,8 @@ class AtomBench {
 
   /// `graph`, `plan` and `stopwatch` must outlive it
   /// @param adds_gradients  parameters have gradients, to which the backward adds; else it assigns them
-  AtomBench(const OpGraph& graph, const BatchPlan& plan, const std::vector<OpId>& ops, StepStopwatch& stopwatch,
-            bool adds_gradients);
+  AtomBench(const OpGraph& graph, const algebra::BatchSemantics& plan, const std::vector<OpId>& ops,
+            StepStopwatch& stopwatch, bool adds_gradients);
 
   /// Runs it on `samples` samples and takes the time of one run.
   /// @param elsewhere  bytes that the model's other atoms move between two compute actions of this one: a CPU's caches
@@ -39,15 +39,15 @@ class AtomBench {
   [[nodiscard]] at::Tensor make_input(ValueId value, bool of_both_signs, std::int64_t samples) const;
   [[nodiscard]] bool differentiable(ValueId value) const;
   void bring(std::int64_t samples);
-  [[nodiscard]] Environment fresh_environment() const;
-  [[nodiscard]] SliceContext slice(std::int64_t samples) const;
+  [[nodiscard]] replay::Environment fresh_environment() const;
+  [[nodiscard]] interpret::SliceContext slice(std::int64_t samples) const;
   /// Leaves in a CPU's caches what a step leaves there when a compute action comes to the atom: what others moved, then
   /// `fresh`.
   void pass_through_caches(Bytes elsewhere, const std::vector<at::Tensor>& fresh);
   [[nodiscard]] std::vector<at::Tensor> made_by_others() const;
 
   const OpGraph& graph_;
-  const BatchPlan& plan_;
+  const algebra::BatchSemantics& plan_;
   StepStopwatch& stopwatch_;
   c10::Device device_;
   bool adds_gradients_;
@@ -56,7 +56,7 @@ class AtomBench {
   std::vector<ValueId> outgoing_;    ///< what others take
   bool whole_batch_ = false;
   std::vector<OpId> casts_;  ///< of parameters: made before each run, as they are before each call
-  OpInterpreter runner_;
+  interpret::OpInterpreter runner_;
   std::vector<at::Tensor> counts_;
   std::vector<at::Tensor> inputs_;  ///< like incoming_, for the samples of the latest run
   at::Tensor others_;               ///< stands for the memory of other atoms
@@ -67,4 +67,4 @@ class AtomBench {
 /// Seconds that starting a backward takes of the host, whatever it consists of.
 [[nodiscard]] double start_of_backward(StepStopwatch& stopwatch);
 
-}  // namespace autopar::detail
+}  // namespace autopar::cost::detail

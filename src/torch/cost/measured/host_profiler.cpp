@@ -11,7 +11,7 @@
 #include "torch/cost/measured/stopwatch.hpp"
 #include "torch/device/host_copies.hpp"
 
-namespace autopar {
+namespace autopar::cost {
 
 namespace {
 
@@ -23,7 +23,7 @@ double seconds_of_copy(std::int64_t bytes, c10::Device device) {
   const at::NoGradGuard no_grad;
   constexpr bool kNonBlocking = true;
   auto there = at::zeros({bytes / 4}, at::TensorOptions().dtype(at::kFloat).device(device));
-  auto here = host_memory(bytes / 4, at::kFloat, device);
+  auto here = devices::host_memory(bytes / 4, at::kFloat, device);
   here.zero_();
   std::vector<double> times;
   for (int i = 0; i < kCopyRepetitions; ++i) {
@@ -52,4 +52,4 @@ MeasuredHost measure_host(World& world, c10::Device device) {
   return host;
 }
 
-}  // namespace autopar
+}  // namespace autopar::cost

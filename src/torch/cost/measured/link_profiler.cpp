@@ -13,7 +13,7 @@
 #include "torch/cost/measured/profiler.hpp"
 #include "torch/cost/measured/stopwatch.hpp"
 
-namespace autopar {
+namespace autopar::cost {
 
 namespace {
 
@@ -167,4 +167,4 @@ MeasuredLinks measure_links(World& world, AnyTransport& wire, const Cluster& clu
   return links;
 }
 
-}  // namespace autopar
+}  // namespace autopar::cost

@@ -19,7 +19,7 @@
 #include "torch/cost/measured/atom_bench.hpp"
 #include "torch/cost/measured/stopwatch.hpp"
 
-namespace autopar {
+namespace autopar::cost {
 
 namespace {
 
@@ -132,10 +132,10 @@ double ratio_together(double whole, const Alone& alone) {
 }
 
 /// Runs the beginning of the model as a stage does. @return ratios of forwards, then of backwards, by size
-std::vector<double> measure_together(const OpGraph& graph, const BatchPlan& plan, const GraphProfile& profile,
-                                     detail::StepStopwatch& stopwatch, const MeasureOptions& options,
-                                     const std::map<std::uint64_t, MeasuredAtom>& fresh, const MeasuredCosts& known,
-                                     Affine elsewhere) {
+std::vector<double> measure_together(const OpGraph& graph, const algebra::BatchSemantics& plan,
+                                     const GraphProfile& profile, detail::StepStopwatch& stopwatch,
+                                     const MeasureOptions& options, const std::map<std::uint64_t, MeasuredAtom>& fresh,
+                                     const MeasuredCosts& known, Affine elsewhere) {
   const auto sizes = options.samples.size();
   std::vector<double> ratios(2 * sizes, 1);
   const auto largest = *std::max_element(options.samples.begin(), options.samples.end());
@@ -194,16 +194,17 @@ std::vector<std::int64_t> probe_samples(std::int64_t batch, int world) {
   return {std::max<std::int64_t>(1, most / 8), most / 2, most};
 }
 
-MeasuredAtom measure_atom(const OpGraph& graph, const BatchPlan& plan, const AtomPartition& atoms, NodeId atom,
-                          c10::Device device, const MeasureOptions& options) {
+MeasuredAtom measure_atom(const OpGraph& graph, const algebra::BatchSemantics& plan, const AtomPartition& atoms,
+                          NodeId atom, c10::Device device, const MeasureOptions& options) {
   check_probes(options);
   detail::StepStopwatch stopwatch(device);
   return measure_bench(AtomBench(graph, plan, atoms.atoms[atom.index()], stopwatch, options.adds_gradients),
                        kHostIsAhead, detail::start_of_backward(stopwatch), {}, options);
 }
 
-MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const BatchPlan& plan, const GraphProfile& profile,
-                            c10::Device device, const MeasureOptions& options, MeasuredCosts known) {
+MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const algebra::BatchSemantics& plan,
+                            const GraphProfile& profile, c10::Device device, const MeasureOptions& options,
+                            MeasuredCosts known) {
   check_probes(options);
   const auto& model = profile.model.graph;
   const auto samples = range_of(options);
@@ -226,7 +227,7 @@ MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const BatchPlan&
       rows.push_back({atom.structure, measured.forward, measured.backward});
     } catch (const std::exception& error) {
       log.warn(atom.name + (atom.path.empty() ? "" : " (near " + atom.path + ")") +
-               " cannot be run alone, so its cost is estimated: " + plain_message(error));
+               " cannot be run alone, so its cost is estimated: " + replay::plain_message(error));
     }
   }
   const auto mine = std::as_bytes(std::span<const AtomRow>(rows));
@@ -242,7 +243,7 @@ MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const BatchPlan&
     try {
       ratios = measure_together(graph, plan, profile, stopwatch, options, fresh, known, moved);
     } catch (const std::exception& error) {
-      const auto message = "operators cannot be run one after the other alone: " + plain_message(error);
+      const auto message = "operators cannot be run one after the other alone: " + replay::plain_message(error);
       if (world.rank() == 0)
         log.warn(message);
       else
@@ -278,4 +279,4 @@ CostOrigin cost_origin(const World& world, const Cluster& cluster, c10::Device d
   return origin;
 }
 
-}  // namespace autopar
+}  // namespace autopar::cost

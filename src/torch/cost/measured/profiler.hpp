@@ -17,7 +17,7 @@
 #include "capture/algebra/batch_algebra.hpp"
 #include "torch/cost/profile.hpp"
 
-namespace autopar {
+namespace autopar::cost {
 
 /// On what atoms are run, and how often.
 struct MeasureOptions {
@@ -38,8 +38,9 @@ struct MeasureOptions {
 /// What starting a backward costs is taken off, as a stage starts one for all its atoms. On devices that work
 /// asynchronously several runs follow one another without waiting, as in a step.
 /// @throws what an operator throws
-[[nodiscard]] MeasuredAtom measure_atom(const OpGraph& graph, const BatchPlan& plan, const AtomPartition& atoms,
-                                        NodeId atom, c10::Device device, const MeasureOptions& options);
+[[nodiscard]] MeasuredAtom measure_atom(const OpGraph& graph, const algebra::BatchSemantics& plan,
+                                        const AtomPartition& atoms, NodeId atom, c10::Device device,
+                                        const MeasureOptions& options);
 
 /// Measures one atom of each structure that `known` lacks for such numbers of samples, shared out among the ranks, and
 /// gives every rank all of them, known ones included. On a CPU as much memory is touched before each run as the host's
@@ -48,7 +49,7 @@ struct MeasureOptions {
 /// model, up to 512 MiB, as a stage does; by how much that takes longer than the sum of its atoms, those that were
 /// measured now are made longer. Collective. @cost (distinct atoms / ranks + 1 beginning of the model) x probes x
 /// repetitions runs
-[[nodiscard]] MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const BatchPlan& plan,
+[[nodiscard]] MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const algebra::BatchSemantics& plan,
                                           const GraphProfile& profile, c10::Device device,
                                           const MeasureOptions& options, MeasuredCosts known = {});
 
@@ -69,4 +70,4 @@ struct MeasureOptions {
 /// What measurements on this rank's device hold for.
 [[nodiscard]] CostOrigin cost_origin(const World& world, const Cluster& cluster, c10::Device device);
 
-}  // namespace autopar
+}  // namespace autopar::cost

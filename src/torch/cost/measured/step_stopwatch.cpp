@@ -13,9 +13,9 @@
 
 #include "torch/cost/measured/stopwatch.hpp"
 #include "torch/device/device_context.hpp"
-#include "torch/fused/draw_seed.hpp"
+#include "torch/fused/philox_seed.hpp"
 
-namespace autopar::detail {
+namespace autopar::cost::detail {
 
 namespace {
 
@@ -65,7 +65,7 @@ StepStopwatch::Seconds StepStopwatch::time(const std::function<void()>& work) {
     return {seconds, seconds};
   }
   constexpr double kAhead = 1.5;  // x what queueing took before
-  const auto stream = current_stream(device_);
+  const auto stream = devices::current_stream(device_);
   c10::Event begin(device_.type(), c10::EventFlag::BACKEND_DEFAULT),
       end(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
   synchronise(device_);
@@ -80,4 +80,4 @@ StepStopwatch::Seconds StepStopwatch::time(const std::function<void()>& work) {
   return {begin.elapsedTime(end) * kMillisecond, of_queueing_};
 }
 
-}  // namespace autopar::detail
+}  // namespace autopar::cost::detail

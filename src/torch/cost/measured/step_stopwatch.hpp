@@ -7,7 +7,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
-namespace autopar::detail {
+namespace autopar::cost::detail {
 
 /// Times work as it runs within a step: where a device works asynchronously, the host is ahead of it, and the device
 /// has been busy, so that its clock is what its power allows in the long run (an H100 takes 14 % longer then for
@@ -45,4 +45,4 @@ class StepStopwatch {
   double of_queueing_ = 0;  ///< what the latest work took of the host
 };
 
-}  // namespace autopar::detail
+}  // namespace autopar::cost::detail

@@ -11,7 +11,7 @@
 #include <c10/core/Device.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-namespace autopar::detail {
+namespace autopar::cost::detail {
 
 /// What a CPU's caches hold at most, or thereabouts.
 inline constexpr std::int64_t kCacheBytes = 32 << 20;
@@ -53,4 +53,4 @@ template <class Work>
   return *middle;
 }
 
-}  // namespace autopar::detail
+}  // namespace autopar::cost::detail

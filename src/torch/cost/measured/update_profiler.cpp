@@ -17,7 +17,7 @@
 #include "torch/cost/measured/step_stopwatch.hpp"
 #include "torch/cost/measured/stopwatch.hpp"
 
-namespace autopar {
+namespace autopar::cost {
 
 namespace {
 
@@ -98,4 +98,4 @@ std::map<int, FittedLine> measure_updates(World& world, c10::Device device, bool
   return updates;
 }
 
-}  // namespace autopar
+}  // namespace autopar::cost

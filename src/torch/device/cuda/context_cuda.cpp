@@ -24,7 +24,7 @@
 #include "torch/device/cuda/multiply.hpp"
 #endif
 
-namespace autopar {
+namespace autopar::devices {
 
 namespace {
 
@@ -147,4 +147,4 @@ const DeviceContext* cuda_context() {
   return &cuda;
 }
 
-}  // namespace autopar
+}  // namespace autopar::devices

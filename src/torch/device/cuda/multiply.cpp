@@ -8,7 +8,7 @@
 #include "kernels/nvrtc/factor_kernels.hpp"
 #include "torch/device/device_context.hpp"
 
-namespace autopar {
+namespace autopar::devices {
 
 namespace {
 
@@ -65,4 +65,4 @@ void multiply_on_device(const std::vector<at::Tensor>& tensors, const at::Tensor
   multiply_each(others, factor);
 }
 
-}  // namespace autopar
+}  // namespace autopar::devices

@@ -3,7 +3,7 @@
 #include <ATen/Context.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 
-namespace autopar {
+namespace autopar::devices {
 
 namespace {
 
@@ -34,4 +34,4 @@ at::Generator generator_by_memory(const at::Tensor& seed) {
   return generator;
 }
 
-}  // namespace autopar
+}  // namespace autopar::devices

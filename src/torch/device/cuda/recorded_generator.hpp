@@ -3,9 +3,9 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
-namespace autopar {
+namespace autopar::devices {
 
 /// See DeviceContext::recorded_generator.
 [[nodiscard]] at::Generator generator_by_memory(const at::Tensor& seed);
 
-}  // namespace autopar
+}  // namespace autopar::devices

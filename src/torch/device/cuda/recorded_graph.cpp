@@ -14,7 +14,7 @@
 
 #include <autopar/core/error.hpp>
 
-namespace autopar {
+namespace autopar::devices {
 
 namespace {
 
@@ -145,4 +145,4 @@ std::unique_ptr<DeviceRecording> record_graph(c10::Stream stream, const std::fun
   return graph;
 }
 
-}  // namespace autopar
+}  // namespace autopar::devices

@@ -1,7 +1,7 @@
 #include "torch/device/device_context.hpp"
 
-namespace autopar {
+namespace autopar::devices {
 
 const DeviceContext* cuda_context() { return nullptr; }
 
-}  // namespace autopar
+}  // namespace autopar::devices

@@ -37,7 +37,7 @@ std::string number(double value) {
   return digits.data();
 }
 
-/// What an instruction computes of `v0`, `v1`, ….
+/// The CUDA formula of an instruction, in terms of `v0`, `v1`, ….
 std::string formula(const Instruction& instruction) {
   const auto operand = [&](std::size_t at) { return "v" + std::to_string(instruction.operands[at]); };
   const auto infix = [&](const char* sign) { return operand(0) + sign + operand(1); };
@@ -159,13 +159,13 @@ std::string kernel(const char* name, int count) {
          "(Addresses addresses, Places places) {\n  pointwise<" + std::to_string(count) + ">(addresses, places);\n}\n";
 }
 
-/// One dim of all tensors.
+/// One dim, with its strides in all tensors.
 struct Dim {
   std::int64_t size = 1;
   std::vector<std::int64_t> strides;
 };
 
-/// The outermost first, as the results have them; those that all tensors run through at once are one.
+/// The dims in the results' order, outermost first. Dims that are contiguous in all tensors are merged.
 std::vector<Dim> joined_dims(const std::vector<at::Tensor>& tensors, at::IntArrayRef sizes) {
   std::vector<Dim> dims;
   for (std::size_t d = 0; d < sizes.size(); ++d) {

@@ -19,31 +19,31 @@ constexpr Node kNone = PointwiseFormula::kNone;
 
 struct Instruction {
   Code code = Code::kConstant;
-  std::array<Node, 3> operands{kNone, kNone, kNone};  ///< of instructions before
+  std::array<Node, 3> operands{kNone, kNone, kNone};  ///< earlier instructions
   double number = 0;
 
   friend auto operator<=>(const Instruction&, const Instruction&) = default;
 };
 
-/// A value as tensors hold it.
+/// A value, and the type in which a tensor stores it.
 struct Stored {
   Node node = kNone;
   c10::ScalarType type = c10::ScalarType::Float;
 };
 
-/// Numbers made of the elements at one place of several tensors. Only tensors have types: between them values are
-/// single precision, or double where a tensor is, and are rounded where they are stored.
+/// Numbers computed from the elements at one place of several tensors. Only tensors have types. Values between them are
+/// in single precision, or in double if a tensor is, and are rounded when stored.
 struct Expression {
   std::vector<c10::ScalarType> inputs;
   std::vector<Instruction> instructions;
   std::vector<Stored> results;
-  std::vector<Stored> steps{};  ///< values that the operators had stored between them: what may be kept
+  std::vector<Stored> steps{};  ///< intermediate results of the operators, which may be kept for the backward
 
   /// Float or Double.
   [[nodiscard]] c10::ScalarType computes_in() const;
 };
 
-/// Makes instructions, each once; simplifies what constants allow.
+/// Makes instructions without duplicates, and simplifies those with constants.
 class Builder {
  public:
   [[nodiscard]] Node input(std::int32_t index) { return add({Code::kInput, {kNone, kNone, kNone}, double(index)}); }
@@ -63,8 +63,8 @@ class Builder {
   std::map<Instruction, Node> known_;
 };
 
-/// Its results by libtorch's operators, one for each instruction: what kernels are held to. On any device, and under
-/// autograd. @param inputs  that broadcast to the results' sizes
+/// The expression's results by libtorch's operators, one for each instruction: the reference for kernels. On any
+/// device, and under autograd. @param inputs  broadcast to the results' sizes
 [[nodiscard]] std::vector<at::Tensor> evaluate(const Expression& expression, at::TensorList inputs);
 
 }  // namespace autopar::fused::pointwise

@@ -18,8 +18,8 @@ namespace {
 
 std::size_t index_of(Node node) { return static_cast<std::size_t>(node); }
 
-/// The instructions of an expression, and behind them those of its gradients. Input numbers from `first_gradient` on
-/// are gradients of results.
+/// The instructions of an expression, followed by the instructions of its gradients. Input numbers from
+/// `first_gradient` on are gradients of results.
 class Adjoints {
  public:
   Adjoints(const Expression& expression, const std::vector<bool>& wanted, const std::vector<bool>& given)
@@ -61,7 +61,7 @@ class Adjoints {
   [[nodiscard]] bool is_gradient(const Instruction& instruction) const {
     return instruction.code == Code::kInput && instruction.number >= first_gradient_;
   }
-  /// By instruction: whether it depends on a gradient.
+  /// By instruction: whether the instruction depends on a gradient.
   [[nodiscard]] std::vector<bool> depend_on_gradients() const {
     std::vector<bool> depends;
     for (const auto& instruction : instructions()) {
@@ -124,7 +124,7 @@ class Adjoints {
     }
   }
 
-  /// Of the operand `x` of a function of one.
+  /// The gradient of the operand `x` of a unary function.
   Node of_one(Code code, Node gradient, Node x, Node exponent, Node result) {
     const auto one = constant(1), zero = constant(0);
     switch (code) {
@@ -174,7 +174,7 @@ class Adjoints {
   std::vector<bool> leads_to_wanted_;
 };
 
-/// The smallest cut of a graph at its nodes: each is two places, joined by an edge of its capacity.
+/// The minimum vertex cut of a graph. Each node is two vertices, joined by an edge with the node's capacity.
 class NodeCut {
  public:
   static constexpr std::int64_t kEndless = std::numeric_limits<std::int64_t>::max() / 4;
@@ -186,7 +186,7 @@ class NodeCut {
   void start_at(std::size_t node) { edges_[source()][entry(node)] = kEndless; }
   void end_at(std::size_t node) { edges_[exit(node)][sink()] = kEndless; }
 
-  /// Nodes that part the starts from the ends.
+  /// The nodes of the cut between the starts and the ends.
   [[nodiscard]] std::vector<std::size_t> find() {
     for (;;) {
       seen_.assign(edges_.size(), false);
@@ -223,7 +223,7 @@ class NodeCut {
   std::vector<bool> seen_;
 };
 
-/// Cost of keeping a full tensor, in 16ths of bytes an element: values between the operators are also written for it.
+/// Cost of keeping a full tensor, in 1/16 byte per element. Values between the operators must also be written.
 constexpr std::int64_t kKept = 16, kStoredToo = 20, kSmall = 1;
 
 std::int64_t bytes_of(c10::ScalarType type) { return static_cast<std::int64_t>(c10::elementSize(type)); }
@@ -233,7 +233,7 @@ struct Offer {
   Kept kept;
 };
 
-/// By instruction of the adjoints.
+/// The values that may be kept, by instruction of the adjoints.
 std::map<Node, Offer> what_may_be_kept(const Expression& expression, const std::vector<bool>& full,
                                        Adjoints& adjoints) {
   std::map<Node, Offer> all;
@@ -295,7 +295,7 @@ Expression gradient_of(const Expression& expression, const std::vector<Kept>& ke
                        const std::vector<bool>& given) {
   Adjoints adjoints(expression, wanted, given);
   Expression gradient;
-  std::vector<std::int32_t> place_of(given.size(), -1);  // among the inputs of the gradient
+  std::vector<std::int32_t> place_of(given.size(), -1);  // index among the inputs of the gradient
   for (std::size_t i = 0; i < given.size(); ++i) {
     if (!given[i]) continue;
     place_of[i] = static_cast<std::int32_t>(gradient.inputs.size());

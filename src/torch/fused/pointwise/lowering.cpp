@@ -15,8 +15,8 @@ namespace autopar::fused::pointwise {
 
 namespace {
 
-/// Formulas of one step. Gradients follow from them: where one has a kink, it is written so that libtorch's derivative
-/// at the kink comes out.
+/// Formulas of one step. Gradients are derived from them. A formula with a kink is written so that its derivative at
+/// the kink is libtorch's.
 class Formulas final : public PointwiseFormula {
  public:
   Formulas(Builder& builder, const Step& step, const std::vector<Node>& tensors)
@@ -53,7 +53,7 @@ class Formulas final : public PointwiseFormula {
     if (low != kNone) x = where(less(x, low), low, x);
     return high != kNone ? where(less(high, x), high, x) : x;
   }
-  /// Likewise, with a derivative of 0 on the bounds.
+  /// x in [low, high], with a derivative of 0 on the bounds.
   [[nodiscard]] Node clamped_within(Node x, double low, double high) {
     return where(at_most(x, constant(low)), constant(low), where(at_most(constant(high), x), constant(high), x));
   }
@@ -76,7 +76,7 @@ class Formulas final : public PointwiseFormula {
     if (exponent == -2) return quotient(constant(1), square(x));
     return make(Code::kPow, x, constant(exponent));
   }
-  // The exponential is of what the logarithm is taken of alone: a huge one's gradient would be no number.
+  // The exponential reads only values for which the logarithm is used: the gradient of a huge exponential would be NaN.
   [[nodiscard]] Node softplus(Node x, double beta, double threshold) {
     const auto scaled = product(x, constant(beta)), most = constant(threshold), is_beyond = less(most, scaled);
     const auto curve = make(Code::kLog1p, make(Code::kExp, where(is_beyond, most, scaled)));
@@ -92,7 +92,7 @@ class Formulas final : public PointwiseFormula {
     const auto curve = product(x, quotient(sum(x, constant(3)), constant(6)));
     return where(at_most(x, constant(-3)), constant(0), where(less(x, constant(3)), curve, x));
   }
-  /// The larger of two; where they are equal half of the gradient is for each.
+  /// The larger of two values; if they are equal, each gets half of the gradient.
   [[nodiscard]] Node larger(Node a, Node b) {
     const auto half = product(constant(0.5), sum(a, b));
     return where(less(b, a), a, where(less(a, b), b, half));
@@ -104,7 +104,7 @@ class Formulas final : public PointwiseFormula {
   [[nodiscard]] Node addend(std::size_t operand_at, std::size_t factor_at) {
     return product(operand(operand_at), constant(number(factor_at)));
   }
-  /// Whether a conversion is of the element type alone.
+  /// Whether a conversion changes only the element type.
   [[nodiscard]] bool converts_type() const { return is_number(1) && is_none(step_.arguments.size() - 1); }
 
  private:
@@ -129,7 +129,7 @@ std::unordered_map<std::string_view, Formula> arithmetic() {
       {ops::kMul, [](F& f) -> Made { return f.product(f.operand(0), f.operand(1)); }},
       {ops::kDiv,
        [](F& f) -> Made {
-         if (f.given(2) != nullptr && !f.is_none(2)) return std::nullopt;  // rounds
+         if (f.given(2) != nullptr && !f.is_none(2)) return std::nullopt;  // a rounding mode
          return f.quotient(f.operand(0), f.operand(1));
        }},
       {ops::kReciprocal, [](F& f) -> Made { return f.quotient(f.constant(1), f.operand(0)); }},

@@ -7,11 +7,11 @@
 
 namespace autopar::fused::pointwise {
 
-/// The expression of a program; nothing if it has an operator that no formula is known for.
+/// The expression of a program; none if it has an operator without a known formula.
 /// @cost O(steps)
 [[nodiscard]] std::optional<Expression> expression_of(const Program& program);
 
-/// Whether a formula is known for the operator, given these arguments.
+/// Whether a formula is known for the operator with these arguments.
 [[nodiscard]] bool has_formula(const Step& step);
 
 }  // namespace autopar::fused::pointwise

@@ -25,7 +25,7 @@ bool has_samples(const ValueInfo& info) {
   return std::ranges::any_of(info.sizes, [](SizeExpr size) { return size.depends_on_batch(); });
 }
 
-/// What a value is made of.
+/// The kinds of leaves from which a value is computed.
 struct Origin {
   bool samples = false, parameters = false;
 };
@@ -47,7 +47,7 @@ std::vector<Origin> origins(const OpGraph& graph) {
   return of;
 }
 
-/// One of libtorch's calls as a step whose tensors are numbered as they come; nothing if an argument has no text.
+/// A call of libtorch's as a step, with tensors numbered in the order of arguments; none if an argument has no text.
 std::optional<Step> step_of(const OpNode& node) {
   Step step{node.op, {}};
   for (const auto& argument : node.args) {
@@ -69,14 +69,14 @@ class GroupFinder {
   explicit GroupFinder(const OpGraph& graph)
       : graph_(graph),
         uses_(graph.uses()),
-        last_writes_(autopar::detail::last_writes(graph)),
+        last_writes_(autopar::ir::last_writes(graph)),
         origins_(origins(graph)),
         is_output_(graph.values.size(), false),
         group_of_(graph.ops.size(), -1) {
     for (const auto output : graph.outputs) is_output_[output.index()] = true;
   }
 
-  /// Of two operators and more.
+  /// The groups of at least two operators.
   [[nodiscard]] std::vector<Members> find() {
     for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
       if (may_join(OpId::of(i))) join(OpId::of(i));
@@ -85,7 +85,7 @@ class GroupFinder {
     return std::move(groups_);
   }
 
-  /// What the group makes that others read.
+  /// The group's values that others read.
   [[nodiscard]] std::vector<ValueId> results(const Members& group) const {
     std::vector<ValueId> found;
     for (const auto op : group) {
@@ -97,7 +97,7 @@ class GroupFinder {
     return found;
   }
 
-  /// What the group reads, in the order in which it does.
+  /// The group's inputs, in the order in which it reads them.
   [[nodiscard]] std::vector<ValueId> inputs(const Members& group) const {
     std::vector<ValueId> found;
     for (const auto op : group) {
@@ -122,7 +122,8 @@ class GroupFinder {
     return type == at::kFloat || type == at::kHalf || type == at::kBFloat16 || type == at::kDouble;
   }
 
-  /// Sums over samples, and what is computed of them, are not for each sample: no group has any.
+  /// Whether a group may read a value. Sums over samples, and values computed from them, do not belong to one sample:
+  /// no group has any.
   [[nodiscard]] bool may_read(ValueId id, OpId op, bool is_double) const {
     const auto& info = value(id);
     const bool has_type =
@@ -151,7 +152,7 @@ class GroupFinder {
   }
 
   void join(OpId op) {
-    std::vector<int> beside;  // groups that it reads from, the latest first
+    std::vector<int> beside;  // groups whose results it reads, the latest first
     for_each_input(graph_.op(op), [&](ValueId operand) {
       const auto definer = value(operand).definer;
       const auto group = definer.valid() ? group_of_[definer.index()] : -1;
@@ -172,7 +173,7 @@ class GroupFinder {
     groups_.push_back(std::move(joined));
   }
 
-  /// Whether they may be one operator where the last of them is.
+  /// Whether the operators may be one operator at the place of the last one.
   [[nodiscard]] bool may_be_one(const Members& group) const {
     const auto last = *group.rbegin();
     const auto& like = value(graph_.output(last));

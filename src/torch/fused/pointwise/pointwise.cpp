@@ -49,7 +49,7 @@ struct Part {
   [[nodiscard]] kernels::KernelSource source() const { return {"pointwise.cu", text.c_str()}; }
 };
 
-/// Parts that have been made, by their text: equal ones are compiled once.
+/// The part of an expression, cached by its text, so that equal parts are compiled once.
 const Part& shared_part(Expression expression) {
   static std::mutex mutex;
   static std::map<std::string, std::unique_ptr<const Part>> all;
@@ -58,14 +58,14 @@ const Part& shared_part(Expression expression) {
   return *all.try_emplace(made->text, std::move(made)).first->second;
 }
 
-/// A kernel for gradients, and where that of each wanted input comes from: those that a sum passes on as they are need
-/// no kernel, and equal ones are made once.
+/// A kernel for gradients, and the source of each wanted input's gradient. A gradient that a sum passes on unchanged
+/// needs no kernel; equal gradients are computed once.
 struct Backward {
   struct Source {
     bool is_given = false;
-    std::size_t at = 0;  ///< among the given gradients, or the kernel's results
+    std::size_t at = 0;  ///< index among the given gradients, or among the kernel's results
   };
-  const Part* part = nullptr;  ///< none if all are given
+  const Part* part = nullptr;  ///< null if all are given
   std::vector<Source> sources{};
 };
 
@@ -89,14 +89,14 @@ Backward backward_of(Expression gradient, std::size_t given) {
   return made;
 }
 
-/// Forward that keeps what backward needs, and backward.
+/// A forward that keeps the values for backward, and the backwards.
 struct Differentiated {
   std::vector<Kept> kept;
-  const Part* forward = nullptr;        ///< results, then what is kept that is neither input nor result
-  std::map<Mask, Backward> backward{};  ///< by which results have gradients
+  const Part* forward = nullptr;        ///< results, then kept values that are neither input nor result
+  std::map<Mask, Backward> backward{};  ///< keyed by the results that have gradients
 };
 
-/// A program, and all that is derived from it.
+/// A program, and everything that is derived from it.
 class Joined {
  public:
   explicit Joined(const std::string& text) : program_(program_of(text)), expression_(expression_of(program_)) {
@@ -105,7 +105,7 @@ class Joined {
   }
 
   [[nodiscard]] const Program& program() const { return program_; }
-  /// Forward that keeps nothing; null if there is no expression.
+  /// The forward that keeps nothing; null if there is no expression.
   [[nodiscard]] const Part* plain() const { return plain_; }
 
   [[nodiscard]] const Differentiated& differentiated(const Mask& wanted) {
@@ -163,7 +163,7 @@ std::vector<std::int64_t> sizes_of(at::TensorList inputs) {
   return sizes;
 }
 
-/// Of results: as libtorch's operators lay out theirs, after the first operand of all sizes.
+/// Strides of the results, as libtorch's operators choose them: from the first operand that has all sizes.
 std::vector<std::int64_t> strides_of(at::TensorList inputs, const std::vector<std::int64_t>& sizes) {
   for (const auto& input : inputs) {
     if (input.sizes() != at::IntArrayRef(sizes)) continue;
@@ -185,10 +185,10 @@ bool launch(const Part& part, std::vector<Tensor> tensors, const std::vector<std
 }
 
 bool has_kernels(const Part& part, const Tensor& on) {
-  return on.is_cuda() && context_of(on.device().type()).has_kernels(part.source(), on.device().index());
+  return on.is_cuda() && devices::context_of(on.device().type()).has_kernels(part.source(), on.device().index());
 }
 
-/// Results of `sizes`. Without a kernel that can, by libtorch's operators.
+/// Results of `sizes`, by a kernel if there is one, otherwise by libtorch's operators.
 variable_list computed(const Part& part, const variable_list& inputs, const std::vector<std::int64_t>& sizes, By by) {
   if (by == By::kKernels && has_kernels(part, inputs.front())) {
     const auto strides = strides_of(inputs, sizes);
@@ -203,13 +203,13 @@ variable_list computed(const Part& part, const variable_list& inputs, const std:
   return evaluate(part.expression, inputs);
 }
 
-/// What backward has to know of a forward, besides tensors.
+/// Data of a forward that its backward needs, besides tensors.
 struct Call : torch::CustomClassHolder {
   Joined* joined;
   Mask wanted;  ///< by input
   By by;
-  std::vector<std::int64_t> sizes{};                   ///< of the results
-  std::vector<std::vector<std::int64_t>> of_inputs{};  ///< sizes, by input
+  std::vector<std::int64_t> sizes{};                   ///< sizes of the results
+  std::vector<std::vector<std::int64_t>> of_inputs{};  ///< sizes of the inputs
 
   Call(Joined* of, Mask inputs, By how) : joined(of), wanted(std::move(inputs)), by(how) {}
 };
@@ -269,7 +269,7 @@ variable_list differentiable(Joined& joined, at::TensorList inputs, By by) {
   return PointwiseFunction::apply(inputs, c10::make_intrusive<Call>(&joined, std::move(wanted), by));
 }
 
-/// Whether all are on one device that has the kernels, and of the types that these read.
+/// Whether all inputs are on one device that has the kernels, and have the types that the kernels read.
 bool takes_kernels(const Joined& joined, at::TensorList inputs) {
   if (joined.plain() == nullptr || inputs.empty() || inputs.size() != joined.program().inputs.size()) return false;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -291,7 +291,7 @@ std::vector<Tensor> joined_of_libtorch(at::TensorList inputs, std::string_view t
   return run(joined_of(text).program(), inputs);
 }
 
-/// Where no kernels run them, each operator may keep its result.
+/// Where no kernels run the operators, each of them may keep its result.
 SavedBytes saved_by_joined(const OpCall& op) {
   SavedBytes saved;
   const auto inputs = op.tensors();

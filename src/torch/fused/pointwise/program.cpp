@@ -36,7 +36,7 @@ std::string text_of(const Argument& argument) {
   return digits.data();
 }
 
-/// Reads a text from its begin.
+/// Reads a text from its beginning.
 class Reader {
  public:
   explicit Reader(const std::string& text) : rest_(text), whole_(text) {}
@@ -49,7 +49,7 @@ class Reader {
   void expect(char expected) {
     if (!takes(expected)) refuse();
   }
-  /// What comes before one of these.
+  /// The text before the first of these characters.
   [[nodiscard]] std::string_view before(const char* ends) {
     const auto word = rest_.substr(0, rest_.find_first_of(ends));
     rest_.remove_prefix(word.size());

@@ -19,7 +19,7 @@ struct TensorIndex {
 };
 using Argument = std::variant<TensorIndex, c10::IValue>;
 
-/// A call of one of libtorch's operators that treat each element by itself.
+/// A call of one of libtorch's element-wise operators.
 struct Step {
   c10::OperatorHandle op;
   std::vector<Argument> arguments;                ///< one per schema argument
@@ -28,28 +28,28 @@ struct Step {
 
 struct ProgramInput {
   c10::ScalarType type = c10::ScalarType::Float;
-  bool is_full = true;  ///< of the results' sizes, where it was captured; others broadcast
+  bool is_full = true;  ///< has the results' sizes in the captured program; others broadcast
 };
 
-/// What `autopar::pointwise` computes: libtorch's operators, one after the other, on tensors of the results' sizes.
+/// The program of `autopar::pointwise`: libtorch's operators in sequence, on tensors of the results' sizes.
 struct Program {
   std::vector<ProgramInput> inputs;
   std::vector<Step> steps;
-  std::vector<std::int32_t> results;  ///< TensorIndex, each of a step
+  std::vector<std::int32_t> results;  ///< TensorIndex; each is the result of a step
 
   [[nodiscard]] c10::ScalarType type_of(std::int32_t tensor) const;
 };
 
-/// Whether an argument has a text: none, numbers, truth values, names.
+/// Whether an argument can be written as text: none, numbers, booleans, names.
 [[nodiscard]] bool has_text(const c10::IValue& argument);
 
 /// "f32*,bf16|aten::add.Tensor(%0;%1;i1)f32|aten::silu(%2)f32|%3": inputs ('*': full), steps, results.
-/// @pre has_text of all arguments
+/// @pre has_text for all arguments
 [[nodiscard]] std::string text_of(const Program& program);
-/// @throws InvalidArgument if it is none
+/// @throws InvalidArgument if the text is no program
 [[nodiscard]] Program program_of(const std::string& text);
 
-/// Calls the operators, as a program that was not joined does: on any device, under autograd.
+/// Calls the operators one by one, as before they were joined: on any device, under autograd.
 [[nodiscard]] std::vector<at::Tensor> run(const Program& program, at::TensorList inputs);
 
 }  // namespace autopar::fused::pointwise

@@ -33,7 +33,7 @@ TEST_CASE("a buffer that follows parameters is updated once a call") {
       {some(), torch::zeros({}, torch::kLong)}));
   REQUIRE(planned.plan.buffer_updates.size() == 2);
   for (const auto& update : planned.plan.buffer_updates) {
-    CHECK(update.kind == BufferUpdateKind::kReplicated);
+    CHECK(update.kind == algebra::BufferUpdateKind::kReplicated);
     CHECK_FALSE(update.ops.empty());
     const bool counts = planned.graph.value(update.buffer).dtype == torch::kLong;
     CHECK(planned.plan.handling(update.ops.back()).in_stage != counts);
@@ -66,7 +66,7 @@ TEST_CASE("a buffer that averages over samples sums its addends") {
       },
       {some()}));
   REQUIRE(planned.plan.buffer_updates.size() == 1);
-  CHECK(planned.plan.buffer_updates[0].kind == BufferUpdateKind::kPartialSum);
+  CHECK(planned.plan.buffer_updates[0].kind == algebra::BufferUpdateKind::kPartialSum);
 }
 
 TEST_CASE("a buffer that follows a statistic of the batch needs the whole batch") {
@@ -82,7 +82,7 @@ TEST_CASE("a buffer that follows a statistic of the batch needs the whole batch"
                                         {some()}),
                                     "var");
   REQUIRE(planned.plan.buffer_updates.size() == 1);
-  CHECK(planned.plan.buffer_updates[0].kind == BufferUpdateKind::kWholeBatch);
+  CHECK(planned.plan.buffer_updates[0].kind == algebra::BufferUpdateKind::kWholeBatch);
 }
 
 TEST_CASE("a partial sum written into a part of a buffer needs the whole batch") {
@@ -215,7 +215,7 @@ TEST_CASE("a buffer that follows completed sums takes its value after the pipeli
     const std::vector<bool> after_sums{overwrite_counts, false, true};
     for (std::size_t k = 0; k < after_sums.size(); ++k) {
       const auto& update = planned.plan.buffer_updates[k];
-      CHECK(update.kind == BufferUpdateKind::kPartialSum);
+      CHECK(update.kind == algebra::BufferUpdateKind::kPartialSum);
       CHECK(planned.plan.handling(planned.graph.value(update.result).definer).in_epilogue == after_sums[k]);
     }
   }

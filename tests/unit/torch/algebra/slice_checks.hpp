@@ -18,17 +18,17 @@ using BatchSlice = SliceInterpreter::BatchSlice;
 
 struct Planned {
   OpGraph graph;
-  BatchPlan plan;
+  algebra::BatchSemantics plan;
 };
 
 inline Planned plan_of(const Case& test, Net& net) {
-  std::vector<InputSpec> specs;
+  std::vector<trace::InputSpec> specs;
   for (const auto& arg : test.args) {
-    auto spec = input_spec(make(arg, 3), batch_dim(arg));
+    auto spec = trace::input_spec(make(arg, 3), batch_dim(arg));
     specs.push_back(spec);
   }
-  auto graph = capture(net, specs, [&](const Tensors& inputs) { return test.function(net, inputs); });
-  auto plan = analyze_batch(graph, {test.batch_norm});
+  auto graph = trace::capture(net, specs, [&](const Tensors& inputs) { return test.function(net, inputs); });
+  auto plan = algebra::analyze_batch(graph, {test.batch_norm});
   return {std::move(graph), std::move(plan)};
 }
 
@@ -93,7 +93,7 @@ inline std::vector<BatchSlice> random_cut(std::int64_t batch, std::int64_t piece
 
 /// A random chain of convex stages: a random order of the atoms that respects their dependencies, cut at random places.
 inline std::vector<int> random_stages(const Planned& planned, int stages, std::mt19937& random) {
-  const auto profile = profile_graph(planned.graph, planned.plan);
+  const auto profile = cost::profile_graph(planned.graph, planned.plan);
   const auto& atoms = profile.model.graph;
   std::vector<std::size_t> missing(atoms.node_count());
   std::vector<NodeId> ready, order;
@@ -155,7 +155,7 @@ inline Planned expect_exact(const Case& test) {
   auto planned = plan_of(test, net);
   INFO(describe(planned));
   REQUIRE_FALSE(planned.plan.first_whole_batch_op().valid());
-  require_splittable(planned.graph, planned.plan);
+  algebra::require_splittable(planned.graph, planned.plan);
   std::mt19937 random(7);
   for (const std::int64_t batch : {1, 4, 9}) {
     for (const int pieces : {1, 2, 3, 6}) {
@@ -182,7 +182,7 @@ inline Planned expect_whole(const Case& test, const std::string& op, const std::
   INFO(describe(planned));
   CHECK(planned.graph.name(found) == "aten::" + op);
   CHECK_THAT(planned.plan.handling(found).reason, Catch::Matchers::Contains(reason));
-  CHECK_THROWS_AS(require_splittable(planned.graph, planned.plan), CaptureError);
+  CHECK_THROWS_AS(algebra::require_splittable(planned.graph, planned.plan), CaptureError);
   std::mt19937 random(7);
   for (const std::int64_t batch : {4, 9})
     compare(test, net, planned, batch, random_cut(batch, 3, random), {{0, batch}});

@@ -82,7 +82,7 @@ inline Tensor make(const Arg& arg, std::int64_t batch) {
   return data;
 }
 
-/// Runs a captured program slice by slice as BatchPlan says, in the plainest way.
+/// Runs a captured program slice by slice as BatchSemantics says, in the plainest way.
 class SliceInterpreter {
  public:
   struct BatchSlice {
@@ -90,7 +90,8 @@ class SliceInterpreter {
     [[nodiscard]] std::int64_t size() const { return end - begin; }
   };
 
-  SliceInterpreter(const OpGraph& graph, const BatchPlan& plan, Net& net, Tensors inputs, std::int64_t batch)
+  SliceInterpreter(const OpGraph& graph, const algebra::BatchSemantics& plan, Net& net, Tensors inputs,
+                   std::int64_t batch)
       : graph_(graph), plan_(plan), net_(net), inputs_(std::move(inputs)), batch_(batch) {}
 
   /// From now on runs each slice stage by stage, in memory that stages do not share. @param stage_of  by OpId, from 0
@@ -157,13 +158,13 @@ class SliceInterpreter {
         stack[at] = list;
       }
     }
-    for_each_number(node, [&](BatchFactors factors) {
+    ir::for_each_number(node, [&](ir::BatchFactors factors) {
       const auto& integer = factors.back();
       const auto at = static_cast<std::size_t>(integer.argument);
       const auto batch = integer.role == IntegerRole::kArithmetic ? batch_ : n;
-      const auto value = integer_at(factors, batch);
+      const auto value = ir::integer_at(factors, batch);
       if (integer.element < 0) {
-        stack[at] = stack[at].isDouble() ? c10::IValue(number_at(factors, batch)) : c10::IValue(value);
+        stack[at] = stack[at].isDouble() ? c10::IValue(ir::number_at(factors, batch)) : c10::IValue(value);
       } else {
         auto list = stack[at].toIntVector();
         list[static_cast<std::size_t>(integer.element)] = value;
@@ -304,21 +305,21 @@ class SliceInterpreter {
     for (const auto op : plan_.epilogue) call(op, late_, batch_);
   }
 
-  Tensor result_of(const OutputPlan& output, const std::vector<BatchSlice>& slices,
+  Tensor result_of(const algebra::OutputPlan& output, const std::vector<BatchSlice>& slices,
                    const std::vector<Environment>& environments) {
     switch (output.kind) {
-      case OutputKind::kInput:
+      case algebra::OutputKind::kInput:
         return inputs_.at(static_cast<std::size_t>(graph_.value(output.value).position));
-      case OutputKind::kPrologue:
+      case algebra::OutputKind::kPrologue:
         return early_.at(output.value);
-      case OutputKind::kEpilogue:
+      case algebra::OutputKind::kEpilogue:
         return late_[output.value.index()];
-      case OutputKind::kPartialSum:
+      case algebra::OutputKind::kPartialSum:
         return total(output.value, false, slices, environments);
-      case OutputKind::kReplicated:
+      case algebra::OutputKind::kReplicated:
         if (output.differentiable) return total(output.value, true, slices, environments);
         return environments.front()[output.value.index()];
-      case OutputKind::kBatched:
+      case algebra::OutputKind::kBatched:
         break;
     }
     const auto& type = plan_.type(output.value);
@@ -341,14 +342,14 @@ class SliceInterpreter {
     at::NoGradGuard no_grad;
     std::vector<std::pair<Tensor, Tensor>> replicated;  // all read what the forward began with
     for (const auto& update : plan_.buffer_updates) {
-      if (update.kind != BufferUpdateKind::kReplicated) continue;
+      if (update.kind != algebra::BufferUpdateKind::kReplicated) continue;
       auto values = leaves({0, batch_});
       for (const auto op : update.ops) call(graph_.op(op), plan_.handling(op), values, batch_);
       replicated.emplace_back(net_.named_buffers()[graph_.value(update.buffer).name], values[update.result.index()]);
     }
     for (auto& [buffer, written] : replicated) buffer.copy_(written);
     for (const auto& update : plan_.buffer_updates) {
-      if (update.kind == BufferUpdateKind::kReplicated) continue;
+      if (update.kind == algebra::BufferUpdateKind::kReplicated) continue;
       auto buffer = net_.named_buffers()[graph_.value(update.buffer).name];
       const auto definer = graph_.value(update.result).definer;  // none if a norm works on the buffer
       if (definer.valid() && plan_.handling(definer).in_epilogue) {
@@ -360,7 +361,8 @@ class SliceInterpreter {
         const auto& addend = values[update.result.index()];
         sum = sum.defined() ? sum + addend : addend;
       }
-      buffer.copy_(update.kind == BufferUpdateKind::kPartialSum ? sum : environments.front()[update.result.index()]);
+      buffer.copy_(update.kind == algebra::BufferUpdateKind::kPartialSum ? sum
+                                                                         : environments.front()[update.result.index()]);
     }
     for (std::size_t i = 0; i < plan_.batch_norms.size(); ++i) {
       const auto& norm = plan_.batch_norms[i];
@@ -374,7 +376,7 @@ class SliceInterpreter {
   }
 
   const OpGraph& graph_;
-  const BatchPlan& plan_;
+  const algebra::BatchSemantics& plan_;
   Net& net_;
   Tensors inputs_;
   std::int64_t batch_;

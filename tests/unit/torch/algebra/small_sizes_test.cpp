@@ -108,26 +108,26 @@ OpGraph rewritten(const OpGraph& captured) {
 class Runtime {
  public:
   Runtime(const OpGraph& captured, Net& net, bool splits, bool recomputes)
-      : graph_(rewritten(captured)), plan_(analyze_batch(graph_)), net_(net) {
-    const auto atoms = partition_into_atoms(graph_, plan_);
+      : graph_(rewritten(captured)), plan_(algebra::analyze_batch(graph_)), net_(net) {
+    const auto atoms = cost::partition_into_atoms(graph_, plan_);
     const std::vector<int> segment_of(recomputes ? atoms.atoms.size() : 0, 0);
-    interpreter_ = std::make_unique<SegmentInterpreter>(
-        graph_, plan_, parts_of_stage(graph_, all_ops(graph_), {atoms.atom_of, segment_of}), graph_.outputs, at::kCPU,
-        splits);
+    interpreter_ = std::make_unique<interpret::SegmentInterpreter>(
+        graph_, plan_, interpret::parts_of_stage(graph_, replay::all_ops(graph_), {atoms.atom_of, segment_of}),
+        graph_.outputs, at::kCPU, splits);
     values_ = interpreter_->environment();
-    deferred_ = splits ? std::make_shared<DeferredGradients>() : nullptr;
+    deferred_ = splits ? std::make_shared<autograd::DeferredGradients>() : nullptr;
   }
 
   Tensors run(const Batch& batch) {
-    bind_state(graph_, net_, values_);
+    replay::bind_state(graph_, net_, values_);
     for (const auto input : graph_.inputs) {
       values_[input.index()] = batch.inputs.at(static_cast<std::size_t>(graph_.value(input).position));
     }
-    SliceContext slice;
+    interpret::SliceContext slice;
     slice.samples = slice.batch = batch.size;
     for (const auto& count : plan_.counts) counts_.push_back(number_of(count));
     slice.counts = &counts_;
-    std::vector<NormSample> norms(plan_.batch_norms.size());
+    std::vector<interpret::NormSample> norms(plan_.batch_norms.size());
     interpreter_->run(values_, slice, norms, deferred_);
     Tensors results;
     for (const auto output : graph_.outputs) results.push_back(values_[output.index()]);
@@ -151,12 +151,12 @@ class Runtime {
   }
 
   OpGraph graph_;
-  BatchPlan plan_;
+  algebra::BatchSemantics plan_;
   Net& net_;
-  std::unique_ptr<SegmentInterpreter> interpreter_;
-  Environment values_;
+  std::unique_ptr<interpret::SegmentInterpreter> interpreter_;
+  replay::Environment values_;
   Tensors counts_;
-  std::shared_ptr<DeferredGradients> deferred_;
+  std::shared_ptr<autograd::DeferredGradients> deferred_;
 };
 
 std::string unlike(const Step& actual, const Step& expected) {
@@ -205,19 +205,19 @@ std::string fault_of_form(const OpGraph& graph, const Tensors& results, std::int
     const auto& value = graph.value(graph.outputs[i]);
     const auto& result = results[i];
     const auto name = "form of result " + std::to_string(i) + ": ";
-    const auto sizes = sizes_at(value, batch);
+    const auto sizes = ir::sizes_at(value, batch);
     if (result.sizes() != c10::IntArrayRef(sizes)) return name + c10::str(sizes) + ", not " + c10::str(result.sizes());
     if (result.scalar_type() != value.dtype) return name + c10::str(value.dtype);
     std::vector<std::int64_t> strides;
     for (const auto stride : value.strides) strides.push_back(stride.at(batch));
-    if (result.numel() > 0 && !has_strides(result, strides)) return name + "strides " + c10::str(strides);
+    if (result.numel() > 0 && !ir::has_strides(result, strides)) return name + "strides " + c10::str(strides);
   }
   return "";
 }
 
 /// Whether what was counted of the program are numbers of bytes and of operations.
 bool has_costs(const Planned& planned) {
-  const auto profile = profile_graph(planned.graph, planned.plan);
+  const auto profile = cost::profile_graph(planned.graph, planned.plan);
   const auto is_number = [](const Affine& line) { return std::isfinite(line.at(4)) && line.at(4) >= 0; };
   for (const auto node : profile.model.graph.nodes()) {
     const auto& op = profile.model.graph[node];

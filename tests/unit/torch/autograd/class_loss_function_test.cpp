@@ -37,21 +37,21 @@ struct Replayed {
 
 Replayed replayed(Classifier& net, const at::Tensor& logits, const at::Tensor& target) {
   Replayed out;
-  out.graph = capture(net, {input_spec(logits), input_spec(target)},
-                      [&](const Tensors& in) -> Tensors { return {net.forward(in[0], in[1])}; });
+  out.graph = trace::capture(net, {trace::input_spec(logits), trace::input_spec(target)},
+                             [&](const Tensors& in) -> Tensors { return {net.forward(in[0], in[1])}; });
   for (std::size_t i = 0; i < out.graph.ops.size(); ++i)
     out.in_place = out.in_place || ops::gradient_place(out.graph, OpId::of(i)) != GradientPlace::kNew;
-  const auto plan = analyze_batch(out.graph);
-  OpInterpreter runner(out.graph, plan, all_ops(out.graph), out.graph.outputs, c10::kCPU);
+  const auto plan = algebra::analyze_batch(out.graph);
+  interpret::OpInterpreter runner(out.graph, plan, replay::all_ops(out.graph), out.graph.outputs, c10::kCPU);
   auto values = runner.environment();
-  bind_state(out.graph, net, values);
+  replay::bind_state(out.graph, net, values);
   values[out.graph.inputs[0].index()] = logits;
   values[out.graph.inputs[1].index()] = target;
-  SliceContext slice;
+  interpret::SliceContext slice;
   slice.samples = slice.batch = logits.size(0);
   std::vector<at::Tensor> counts(plan.counts.size(), torch::ones({}, torch::kDouble));
   slice.counts = &counts;
-  std::vector<NormSample> norms;
+  std::vector<interpret::NormSample> norms;
   runner.run(values, slice, norms);
   out.loss = values[out.graph.outputs[0].index()];
   return out;

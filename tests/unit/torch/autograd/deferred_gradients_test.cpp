@@ -8,8 +8,8 @@
 
 namespace deferred_gradients_test {
 
-using autopar::DeferredGradients;
 using autopar::ValueId;
+using autopar::autograd::DeferredGradients;
 using torch::Tensor;
 
 TEST_CASE("what is deferred is computed once, in order, and a parameter's gradients are summed before they are added") {

@@ -11,7 +11,7 @@
 #include <catch_shim.hpp>
 
 #include "capture/trace/capture.hpp"
-#include "torch/fused/summed_columns.hpp"
+#include "torch/fused/bias_gradient.hpp"
 #include "torch/interpret/op_interpreter.hpp"
 #include "torch/passes/linear_fold.hpp"
 
@@ -31,7 +31,7 @@ struct Net : torch::nn::Module {
 };
 
 OpId op_named(const OpGraph& graph, const char* name) {
-  for (const auto op : all_ops(graph))
+  for (const auto op : replay::all_ops(graph))
     if (graph.is(op, name)) return op;
   FAIL("no " << name);
   return OpId::none();
@@ -41,33 +41,34 @@ OpId op_named(const OpGraph& graph, const char* name) {
 struct Layer {
   explicit Layer(const std::string& approximate = "none") {
     const auto cast = [](const Tensor& tensor) { return tensor.to(torch::kBFloat16); };
-    graph = passes::fold_linear(capture(net, {input_spec(x)}, [&](const std::vector<Tensor>& in) {
+    graph = passes::fold_linear(trace::capture(net, {trace::input_spec(x)}, [&](const std::vector<Tensor>& in) {
       return std::vector<Tensor>{torch::gelu(F::linear(cast(in[0]), cast(net.weight), cast(net.bias)), approximate)};
     }));
-    plan = analyze_batch(graph, {});
+    plan = algebra::analyze_batch(graph, {});
   }
   /// The layer's result.
   Tensor run() const {
     const auto gelu = op_named(graph, "aten::gelu");
     const auto result = graph.input(gelu, 0);
-    auto ops = all_ops(graph);
+    auto ops = replay::all_ops(graph);
     std::erase(ops, gelu);
-    runners.push_back(std::make_unique<OpInterpreter>(graph, plan, ops, std::vector{result}, at::kCPU));
+    runners.push_back(std::make_unique<interpret::OpInterpreter>(graph, plan, ops, std::vector{result}, at::kCPU));
     auto environment = runners.back()->environment();
-    bind_state(graph, net, environment);
+    replay::bind_state(graph, net, environment);
     environment[graph.inputs[0].index()] = x;
-    SliceContext slice;
+    interpret::SliceContext slice;
     slice.samples = slice.batch = x.size(0);
-    std::vector<NormSample> norms;
+    std::vector<interpret::NormSample> norms;
     runners.back()->run(environment, slice, norms);
     return environment[result.index()];
   }
   /// GELU of it with the history under test.
-  Tensor gelu_of(const Tensor& result, void (*proceed)(ReplayCall&) = &proceed_summing_columns) const {
+  Tensor gelu_of(const Tensor& result,
+                 void (*proceed)(replay::ReplayCall&) = &autograd::run_gelu_with_bias_gradient) const {
     const auto op = op_named(graph, "aten::gelu");
-    Environment none;
+    replay::Environment none;
     torch::jit::Stack stack{result, graph.op(op).args.at(1)};
-    ReplayCall call{op, graph.op(op), {x.size(0), x.size(0)}, stack, none};
+    replay::ReplayCall call{op, graph.op(op), {x.size(0), x.size(0)}, stack, none};
     proceed(call);
     return stack.at(0).toTensor();
   }
@@ -76,8 +77,8 @@ struct Layer {
   Net net;
   Tensor x = torch::randn({5, 3, 4}).requires_grad_();
   OpGraph graph;
-  BatchPlan plan;
-  mutable std::vector<std::unique_ptr<OpInterpreter>> runners;  ///< histories refer to them
+  algebra::BatchSemantics plan;
+  mutable std::vector<std::unique_ptr<interpret::OpInterpreter>> runners;  ///< histories refer to them
 };
 
 Tensor gradient_like(const Tensor& result) { return torch::randint(-4, 5, result.sizes(), result.options()); }
@@ -90,7 +91,7 @@ TEST_CASE("sums that a gradient brings along are the gradient of the bias, and a
   for (int times = 1; times <= 2; ++times) {
     const auto result = layer.run();
     const auto gradient = gradient_like(result);
-    fused::attach_summed_columns(gradient, marked());
+    fused::attach_bias_gradient(gradient, marked());
     result.backward(gradient);
     CHECK(torch::equal(layer.net.bias.grad(), marked() * times));
   }
@@ -110,7 +111,7 @@ TEST_CASE("sums of a gradient that is no longer what was summed are not used") {
       [](const Tensor& gradient) { return gradient.detach(); },
       [](const Tensor& gradient) { return gradient.tensor_data(); },  // it counts versions of its own
       [](const Tensor& gradient) {
-        CHECK(torch::equal(fused::take_summed_columns(gradient), marked()));  // once
+        CHECK(torch::equal(fused::take_bias_gradient(gradient), marked()));  // once
         return gradient;
       },
   };
@@ -118,7 +119,7 @@ TEST_CASE("sums of a gradient that is no longer what was summed are not used") {
     INFO("change " << i);
     const auto result = layer.run();
     auto gradient = gradient_like(result);
-    fused::attach_summed_columns(gradient, marked());
+    fused::attach_bias_gradient(gradient, marked());
     gradient = changes[i](gradient);
     result.backward(gradient);
     CHECK(torch::equal(layer.take_gradient_of_bias(), gradient.to(torch::kFloat).flatten(0, 1).sum(0)));
@@ -131,7 +132,7 @@ struct Marking : torch::autograd::Function<Marking> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
                                                  torch::autograd::variable_list given) {
     auto gradient = given[0].clone();
-    fused::attach_summed_columns(gradient, marked());
+    fused::attach_bias_gradient(gradient, marked());
     return {std::move(gradient)};
   }
 };
@@ -163,7 +164,7 @@ struct ToBoth : torch::autograd::Function<ToBoth> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
                                                  torch::autograd::variable_list given) {
     const auto gradient = given[0].clone();
-    fused::attach_summed_columns(gradient, marked());
+    fused::attach_bias_gradient(gradient, marked());
     return {gradient, gradient};
   }
 };
@@ -208,10 +209,10 @@ TEST_CASE("GELU with this history has libtorch's result and gradients, to the bi
   for (const std::string approximate : {"none", "tanh"}) {
     torch::manual_seed(4);
     Layer layer(approximate);
-    for (auto* const proceed : {&proceed_summing_columns, &proceed_as_gelu}) {
+    for (auto* const proceed : {&autograd::run_gelu_with_bias_gradient, &autograd::run_gelu}) {
       const auto result = layer.run(), operand = result.detach().requires_grad_();
       const auto ours = layer.gelu_of(result, proceed), theirs = torch::gelu(operand, approximate);
-      const bool sums_columns = proceed == &proceed_summing_columns;
+      const bool sums_columns = proceed == &autograd::run_gelu_with_bias_gradient;
       CHECK(ours.grad_fn()->name() == (sums_columns ? "GeluAndColumnsBackward" : "GeluBackward"));
       CHECK(torch::equal(ours, theirs));
       const auto gradient = gradient_like(ours);
@@ -237,8 +238,8 @@ TEST_CASE("GELU that reads the result of a layer with a bias alone brings sums a
   using Function = std::function<std::vector<Tensor>(const Tensor&)>;
   const auto concerns = [&](const Function& function) {
     const auto graph = passes::fold_linear(
-        capture(net, {input_spec(x)}, [&](const std::vector<Tensor>& in) { return function(in[0]); }));
-    return reads_linear_alone(graph, graph.uses(), op_named(graph, "aten::gelu"));
+        trace::capture(net, {trace::input_spec(x)}, [&](const std::vector<Tensor>& in) { return function(in[0]); }));
+    return autograd::reads_linear_alone(graph, graph.uses(), op_named(graph, "aten::gelu"));
   };
   const auto layer = [&](const Tensor& in) { return F::linear(in, net.weight, net.bias); };
   CHECK(concerns([&](const Tensor& in) { return std::vector{torch::gelu(layer(in))}; }));

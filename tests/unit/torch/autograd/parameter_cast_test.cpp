@@ -31,10 +31,10 @@ TEST_CASE("casts of parameters lie as they are read, and gradients as parameters
       for (const auto of_cast : {kPlain, kLast}) {
         auto parameter = torch::randn({5, 6, 3, 2}).contiguous(of_parameter).requires_grad_();
         const auto form = form_like(torch::empty({5, 6, 3, 2}, type).contiguous(of_cast));
-        const auto made = cast_of(parameter, form);
+        const auto made = autograd::cast_of(parameter, form);
         CHECK_FALSE(made.requires_grad());
         if (of_cast == kLast) CHECK(made.is_contiguous(kLast));
-        const auto cast = with_history_of(parameter, made);
+        const auto cast = autograd::with_history_of(parameter, made);
         const auto gradient = torch::randn({5, 6, 3, 2}).to(type).contiguous(of_cast);
         (cast * gradient).sum().backward();
         const auto ours = parameter.grad();
@@ -66,7 +66,7 @@ TEST_CASE("a gradient of a cast that is made in single precision comes to the pa
   const auto parameter = torch::randn({40}).requires_grad_(), rows = torch::randn({30, 40});
   const auto form = form_like(torch::empty({40}, torch::kBFloat16));
   const auto gradient_of = [&](const std::function<Tensor(const Tensor&)>& loss) {
-    const auto cast = with_history_of(parameter, cast_of(parameter, form));
+    const auto cast = autograd::with_history_of(parameter, autograd::cast_of(parameter, form));
     return torch::autograd::grad({loss(cast)}, {parameter})[0];
   };
   const auto of_rows = rows.sum(0), half = rows[0].to(torch::kBFloat16);
@@ -82,30 +82,30 @@ TEST_CASE("a gradient of a cast that is made in single precision comes to the pa
 TEST_CASE("a cast has a history where gradients are recorded") {
   const auto frozen = torch::randn({4, 3}), parameter = torch::randn({4, 3}).requires_grad_();
   const auto form = form_like(torch::empty({4, 3}, torch::kHalf));
-  CHECK_FALSE(with_history_of(frozen, cast_of(frozen, form)).requires_grad());
-  CHECK(with_history_of(parameter, cast_of(parameter, form)).requires_grad());
+  CHECK_FALSE(autograd::with_history_of(frozen, autograd::cast_of(frozen, form)).requires_grad());
+  CHECK(autograd::with_history_of(parameter, autograd::cast_of(parameter, form)).requires_grad());
   const torch::NoGradGuard no_grad;
-  CHECK_FALSE(with_history_of(parameter, cast_of(parameter, form)).requires_grad());
+  CHECK_FALSE(autograd::with_history_of(parameter, autograd::cast_of(parameter, form)).requires_grad());
 }
 
 TEST_CASE(
     "a gradient in the form of its parameter is handed on, another is laid out and widened, or left to autograd") {
   const auto parameter = torch::zeros({4, 6, 3, 3});
   const auto taken = torch::randn({4, 6, 3, 3}), last = taken.contiguous(kLast), half = last.to(torch::kBFloat16);
-  CHECK(in_form_of(parameter, taken).is_same(taken));
-  CHECK(in_form_of(Tensor(), half).is_same(half));
+  CHECK(autograd::in_form_of(parameter, taken).is_same(taken));
+  CHECK(autograd::in_form_of(Tensor(), half).is_same(half));
   for (const auto& given : {last, half}) {
-    const auto made = in_form_of(parameter, given);
+    const auto made = autograd::in_form_of(parameter, given);
     CHECK(made.strides() == parameter.strides());
     CHECK(torch::equal(made, given.to(torch::kFloat)));
   }
-  const auto laid_out = in_form_of(parameter.contiguous(kLast), half);
+  const auto laid_out = autograd::in_form_of(parameter.contiguous(kLast), half);
   CHECK(laid_out.is_contiguous(kLast));
   CHECK(torch::equal(laid_out, half.to(torch::kFloat)));
-  CHECK(in_form_of(parameter.to(torch::kBFloat16), half).is_same(half));
-  CHECK(in_form_of(parameter.to(torch::kBFloat16), last).is_same(last));  // rounded once, where it is added
-  CHECK(in_form_of(parameter.to(torch::kDouble), half).is_same(half));
-  CHECK(in_form_of(torch::zeros({3}), half).is_same(half));
+  CHECK(autograd::in_form_of(parameter.to(torch::kBFloat16), half).is_same(half));
+  CHECK(autograd::in_form_of(parameter.to(torch::kBFloat16), last).is_same(last));  // rounded once, where it is added
+  CHECK(autograd::in_form_of(parameter.to(torch::kDouble), half).is_same(half));
+  CHECK(autograd::in_form_of(torch::zeros({3}), half).is_same(half));
 }
 
 }  // namespace parameter_cast_test

@@ -14,7 +14,7 @@ namespace row_products_test {
 using namespace autopar;
 using torch::Tensor;
 
-const ConvolutionForm kPointwise{{1, 1}, {0, 0}, {1, 1}, {0, 0}};
+const autograd::ConvolutionForm kPointwise{{1, 1}, {0, 0}, {1, 1}, {0, 0}};
 
 Tensor images(std::vector<std::int64_t> sizes, at::MemoryFormat format = at::MemoryFormat::ChannelsLast) {
   return torch::randn(sizes, torch::kDouble).contiguous(format);
@@ -28,15 +28,15 @@ TEST_CASE("the gradient of a weight of one pixel is a product over pixels") {
     const auto x = images({samples, inputs, sizes[3], sizes[4]});
     const auto gradient = images({samples, outputs, sizes[3], sizes[4]});
     const auto weight = torch::randn({outputs, inputs, 1, 1}, torch::kDouble);
-    const auto rows = pixel_rows_of(kPointwise, gradient, x, weight);
+    const auto rows = autograd::pixel_rows_of(kPointwise, gradient, x, weight);
     REQUIRE(rows);
     CHECK(rows->x.is_alias_of(x));
     CHECK(rows->gradient.is_alias_of(gradient));
     const auto exact = std::get<1>(kPointwise.backward(gradient, x, weight, {false, true, false}));
-    const auto made = product_over_rows(rows->gradient, rows->x).view(weight.sizes());
+    const auto made = autograd::product_over_rows(rows->gradient, rows->x).view(weight.sizes());
     CHECK((made - exact).abs().max().item<double>() <= 1e-12);
     const auto start = torch::randn({outputs, inputs}, torch::kDouble), sum = start.clone();
-    add_product_over_rows(rows->gradient, rows->x, sum);
+    autograd::add_product_over_rows(rows->gradient, rows->x, sum);
     CHECK((sum - start - exact.view({outputs, inputs})).abs().max().item<double>() <= 1e-12);
   }
 }
@@ -44,25 +44,25 @@ TEST_CASE("the gradient of a weight of one pixel is a product over pixels") {
 TEST_CASE("other convolutions, and images that lie otherwise, have no rows of pixels") {
   const auto x = images({3, 8, 5, 5}), gradient = images({3, 8, 5, 5});
   const auto weight = torch::zeros({8, 8, 1, 1}, torch::kDouble);
-  REQUIRE(pixel_rows_of(kPointwise, gradient, x, weight));
+  REQUIRE(autograd::pixel_rows_of(kPointwise, gradient, x, weight));
   const auto refuses = [&](auto change) {
     auto form = kPointwise;
     change(form);
-    return !pixel_rows_of(form, gradient, x, weight);
+    return !autograd::pixel_rows_of(form, gradient, x, weight);
   };
-  CHECK(refuses([](ConvolutionForm& form) { form.stride = {1, 2}; }));
-  CHECK(refuses([](ConvolutionForm& form) { form.padding = {0, 1}; }));
-  CHECK(refuses([](ConvolutionForm& form) { form.groups = 2; }));
-  CHECK(refuses([](ConvolutionForm& form) { form.transposed = true; }));
+  CHECK(refuses([](autograd::ConvolutionForm& form) { form.stride = {1, 2}; }));
+  CHECK(refuses([](autograd::ConvolutionForm& form) { form.padding = {0, 1}; }));
+  CHECK(refuses([](autograd::ConvolutionForm& form) { form.groups = 2; }));
+  CHECK(refuses([](autograd::ConvolutionForm& form) { form.transposed = true; }));
   const auto contiguous = images({3, 8, 5, 5}, at::MemoryFormat::Contiguous);
-  CHECK_FALSE(pixel_rows_of(kPointwise, contiguous, x, weight));
-  CHECK_FALSE(pixel_rows_of(kPointwise, gradient, contiguous, weight));
-  CHECK_FALSE(pixel_rows_of(kPointwise, gradient, images({3, 16, 5, 5}).narrow(1, 0, 8), weight));
-  CHECK_FALSE(pixel_rows_of(kPointwise, gradient, x, torch::zeros({8, 8, 1, 3}, torch::kDouble)));
-  CHECK_FALSE(pixel_rows_of(kPointwise, gradient.slice(0, 0, 0), x.slice(0, 0, 0), weight));
-  const ConvolutionForm of_lines{{1}, {0}, {1}, {0}};
-  CHECK_FALSE(pixel_rows_of(of_lines, gradient.select(3, 0), x.select(3, 0), weight.select(3, 0)));
-  CHECK_FALSE(gains_as_product(gradient, torch::zeros({2048, 1024, 1, 1}, torch::kBFloat16)));  // a CPU
+  CHECK_FALSE(autograd::pixel_rows_of(kPointwise, contiguous, x, weight));
+  CHECK_FALSE(autograd::pixel_rows_of(kPointwise, gradient, contiguous, weight));
+  CHECK_FALSE(autograd::pixel_rows_of(kPointwise, gradient, images({3, 16, 5, 5}).narrow(1, 0, 8), weight));
+  CHECK_FALSE(autograd::pixel_rows_of(kPointwise, gradient, x, torch::zeros({8, 8, 1, 3}, torch::kDouble)));
+  CHECK_FALSE(autograd::pixel_rows_of(kPointwise, gradient.slice(0, 0, 0), x.slice(0, 0, 0), weight));
+  const autograd::ConvolutionForm of_lines{{1}, {0}, {1}, {0}};
+  CHECK_FALSE(autograd::pixel_rows_of(of_lines, gradient.select(3, 0), x.select(3, 0), weight.select(3, 0)));
+  CHECK_FALSE(autograd::gains_as_product(gradient, torch::zeros({2048, 1024, 1, 1}, torch::kBFloat16)));  // a CPU
 }
 
 }  // namespace row_products_test

@@ -51,20 +51,20 @@ struct Gradients {
 Gradients run(const Case& example, bool splits) {
   torch::manual_seed(3);
   Net net(example.parameters);
-  const std::vector<InputSpec> specs{input_spec(example.input)};
-  const auto graph = passes::fold_linear(capture(
+  const std::vector<trace::InputSpec> specs{trace::input_spec(example.input)};
+  const auto graph = passes::fold_linear(trace::capture(
       net, specs, [&](const std::vector<Tensor>& in) { return std::vector<Tensor>{example.function(net.p, in[0])}; }));
-  const auto plan = analyze_batch(graph, {});
-  OpInterpreter runner(graph, plan, all_ops(graph), graph.outputs, at::kCPU, splits);
+  const auto plan = algebra::analyze_batch(graph, {});
+  interpret::OpInterpreter runner(graph, plan, replay::all_ops(graph), graph.outputs, at::kCPU, splits);
   auto environment = runner.environment();
-  bind_state(graph, net, environment);
+  replay::bind_state(graph, net, environment);
   auto input = example.input.detach().clone();
   if (example.input.requires_grad()) input.set_requires_grad(true);
   environment[graph.inputs[0].index()] = input;
-  SliceContext slice;
+  interpret::SliceContext slice;
   slice.samples = slice.batch = input.size(0);
-  std::vector<NormSample> norms;
-  const auto deferred = std::make_shared<DeferredGradients>();
+  std::vector<interpret::NormSample> norms;
+  const auto deferred = std::make_shared<autograd::DeferredGradients>();
   runner.run(environment, slice, norms, deferred);
   Gradients out;
   out.result = environment[graph.outputs[0].index()];
@@ -179,8 +179,8 @@ struct LayerOfCasts {
       const auto y = convolves ? torch::conv2d(x, weight, bias) : F::linear(x, weight, bias);
       return std::vector<Tensor>{y.to(torch::kFloat)};
     };
-    const std::vector<InputSpec> specs{input_spec(input(convolves))};
-    graph = passes::fold_linear(capture(net, specs, layer));
+    const std::vector<trace::InputSpec> specs{trace::input_spec(input(convolves))};
+    graph = passes::fold_linear(trace::capture(net, specs, layer));
   }
 
   [[nodiscard]] static Tensor input(bool convolves) {
@@ -189,15 +189,15 @@ struct LayerOfCasts {
 
   /// Adds to the parameters' gradients. @param defers  in two parts
   void backward_of(const Tensor& x, bool defers) {
-    const auto plan = analyze_batch(graph, {});
-    OpInterpreter runner(graph, plan, all_ops(graph), graph.outputs, at::kCPU, defers);
+    const auto plan = algebra::analyze_batch(graph, {});
+    interpret::OpInterpreter runner(graph, plan, replay::all_ops(graph), graph.outputs, at::kCPU, defers);
     auto environment = runner.environment();
-    bind_state(graph, net, environment);
+    replay::bind_state(graph, net, environment);
     environment[graph.inputs[0].index()] = x;
-    SliceContext slice;
+    interpret::SliceContext slice;
     slice.samples = slice.batch = x.size(0);
-    std::vector<NormSample> norms;
-    const auto deferred = defers ? std::make_shared<DeferredGradients>() : nullptr;
+    std::vector<interpret::NormSample> norms;
+    const auto deferred = defers ? std::make_shared<autograd::DeferredGradients>() : nullptr;
     runner.run(environment, slice, norms, deferred);
     environment[graph.outputs[0].index()].square().sum().backward();
     if (!defers) return;
@@ -290,21 +290,21 @@ Tensor gradient_of_table(const Tensor& ids, const Tensor& gradient, std::int64_t
                          bool by_frequency) {
   Net net({{7, 6}});
   net.p[0].set_data(net.p[0].detach().to(torch::kFloat));
-  const std::vector<InputSpec> specs{input_spec(ids)};
-  const auto graph = capture(net, specs, [&](const std::vector<Tensor>& in) {
+  const std::vector<trace::InputSpec> specs{trace::input_spec(ids)};
+  const auto graph = trace::capture(net, specs, [&](const std::vector<Tensor>& in) {
     return std::vector<Tensor>{torch::embedding(net.p[0].to(torch::kBFloat16), in[0], padding, by_frequency)};
   });
-  const auto plan = analyze_batch(graph, {});
-  OpInterpreter runner(graph, plan, all_ops(graph), graph.outputs, at::kCPU);
+  const auto plan = algebra::analyze_batch(graph, {});
+  interpret::OpInterpreter runner(graph, plan, replay::all_ops(graph), graph.outputs, at::kCPU);
   for (std::int64_t first = 0; first < ids.size(0); first += of_slice) {
     auto environment = runner.environment();
-    bind_state(graph, net, environment);
+    replay::bind_state(graph, net, environment);
     environment[graph.inputs[0].index()] = ids.narrow(0, first, of_slice);
-    SliceContext slice;
+    interpret::SliceContext slice;
     slice.samples = of_slice;
     slice.batch = ids.size(0);
     slice.first_sample = first;
-    std::vector<NormSample> norms;
+    std::vector<interpret::NormSample> norms;
     runner.run(environment, slice, norms);
     environment[graph.outputs[0].index()].backward(gradient.narrow(0, first, of_slice));
   }
@@ -349,18 +349,19 @@ TEST_CASE("a frozen weight makes the operator a plain one") {
   Net net({{5, 4}, {5}});
   net.p[0].set_requires_grad(false);
   const auto x = samples({6, 4});
-  const auto graph = passes::fold_linear(capture(net, {input_spec(x)}, [&](const std::vector<Tensor>& in) {
-    return std::vector<Tensor>{F::linear(in[0], net.p[0], net.p[1])};
-  }));
-  const auto plan = analyze_batch(graph, {});
-  OpInterpreter runner(graph, plan, all_ops(graph), graph.outputs, at::kCPU, true);
+  const auto graph =
+      passes::fold_linear(trace::capture(net, {trace::input_spec(x)}, [&](const std::vector<Tensor>& in) {
+        return std::vector<Tensor>{F::linear(in[0], net.p[0], net.p[1])};
+      }));
+  const auto plan = algebra::analyze_batch(graph, {});
+  interpret::OpInterpreter runner(graph, plan, replay::all_ops(graph), graph.outputs, at::kCPU, true);
   auto environment = runner.environment();
-  bind_state(graph, net, environment);
+  replay::bind_state(graph, net, environment);
   environment[graph.inputs[0].index()] = x;
-  SliceContext slice;
+  interpret::SliceContext slice;
   slice.samples = slice.batch = 6;
-  std::vector<NormSample> norms;
-  const auto deferred = std::make_shared<DeferredGradients>();
+  std::vector<interpret::NormSample> norms;
+  const auto deferred = std::make_shared<autograd::DeferredGradients>();
   runner.run(environment, slice, norms, deferred);
   environment[graph.outputs[0].index()].sum().backward();
   deferred->compute([](ValueId, const Tensor&) { FAIL("nothing may be deferred"); });

@@ -118,34 +118,35 @@ Outcome run(const Case& example) {
   torch::manual_seed(3);
   Net net(example.parameters, example.type);
   auto input = input_of(example);
-  const auto whole = passes::fold_linear(capture(net, {input_spec(input)}, [&](const std::vector<Tensor>& in) {
-    return std::vector<Tensor>{example.function(net.p, in[0])};
-  }));
-  LeafSlices leaves;
+  const auto whole =
+      passes::fold_linear(trace::capture(net, {trace::input_spec(input)}, [&](const std::vector<Tensor>& in) {
+        return std::vector<Tensor>{example.function(net.p, in[0])};
+      }));
+  tensor_parallel::LeafSlices leaves;
   for (const auto& [name, value] : whole.parameters) {
     leaves[value] = UnitSlices{.dim = 0, .units = whole.value(value).sizes[0].fixed};
   }
-  ShardTyping typing(whole, [](OpId) { return true; });
+  tensor_parallel::ShardTyping typing(whole, [](OpId) { return true; });
   auto layout = typing.run(leaves, [](ValueId) { return false; });
   if (example.assembles) {
     for (auto& [op, moves] : layout.before) {
-      for (auto& each : moves) each = {ShardMove::kAssemble, each.value, UnitSlices{.dim = 1, .units = kTokens}};
+      for (auto& each : moves) each = {ir::ShardMove::kAssemble, each.value, UnitSlices{.dim = 1, .units = kTokens}};
     }
   }
-  const auto sharded = insert_moves(whole, {{2, layout}});
-  const auto graph = on_shard(sharded, {0});
-  const auto plan = analyze_batch(graph, {});
+  const auto sharded = tensor_parallel::insert_moves(whole, {{2, layout}});
+  const auto graph = tensor_parallel::on_shard(sharded, {0});
+  const auto plan = algebra::analyze_batch(graph, {});
 
   Outcome out;
-  const auto shards = std::make_shared<const TensorShards>(
-      TensorShards{sharded.steps, Group(std::make_shared<OneTerm>(out.events, example.fails))});
-  StagePart all{.ops = all_ops(graph), .recomputed = example.recomputes};
+  const auto shards = std::make_shared<const interpret::TensorShards>(
+      interpret::TensorShards{sharded.steps, Group(std::make_shared<OneTerm>(out.events, example.fails))});
+  interpret::StagePart all{.ops = replay::all_ops(graph), .recomputed = example.recomputes};
   std::erase_if(all.ops, [&](OpId op) {  // the result stays in slices
     const auto* step = shards->step_of(op);
-    return step != nullptr && step->move == ShardMove::kGather;
+    return step != nullptr && step->move == ir::ShardMove::kAllGather;
   });
   const auto kept = whole.outputs.front();
-  SegmentInterpreter runner(graph, plan, {all}, {kept}, at::kCPU, example.splits, {.shards = shards});
+  interpret::SegmentInterpreter runner(graph, plan, {all}, {kept}, at::kCPU, example.splits, {.shards = shards});
   auto environment = runner.environment();
   std::vector<Tensor> slices;
   for (const auto& [name, value] : graph.parameters) {
@@ -154,10 +155,10 @@ Outcome run(const Case& example) {
   }
   if (example.assembles) input = own_tokens(input);
   environment[graph.inputs[0].index()] = input;
-  SliceContext slice;
+  interpret::SliceContext slice;
   slice.samples = slice.batch = kSamples;
-  std::vector<NormSample> norms;
-  const auto deferred = example.splits ? std::make_shared<DeferredGradients>() : nullptr;
+  std::vector<interpret::NormSample> norms;
+  const auto deferred = example.splits ? std::make_shared<autograd::DeferredGradients>() : nullptr;
   runner.run(environment, slice, norms, deferred);
   const auto result = std::exchange(environment[kept.index()], Tensor());
   {

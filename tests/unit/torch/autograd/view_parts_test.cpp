@@ -76,7 +76,8 @@ class OperatorCount {
 };
 
 OpGraph captured(Heads& net, const at::Tensor& x) {
-  return capture(net, {input_spec(x)}, [&](const Tensors& in) -> Tensors { return {net.forward(in[0])}; });
+  return trace::capture(net, {trace::input_spec(x)},
+                        [&](const Tensors& in) -> Tensors { return {net.forward(in[0])}; });
 }
 
 /// Gradients of the weight and the argument.
@@ -90,13 +91,13 @@ struct Run {
 };
 
 Run run_graph(Heads& net, const OpGraph& graph, const at::Tensor& x) {
-  const auto plan = analyze_batch(graph);
-  OpInterpreter runner(graph, plan, all_ops(graph), graph.outputs, at::kCPU);
+  const auto plan = algebra::analyze_batch(graph);
+  interpret::OpInterpreter runner(graph, plan, replay::all_ops(graph), graph.outputs, at::kCPU);
   auto values = runner.environment();
-  bind_state(graph, net, values);
+  replay::bind_state(graph, net, values);
   values[graph.inputs[0].index()] = x;
-  std::vector<NormSample> statistics;
-  SliceContext slice;
+  std::vector<interpret::NormSample> statistics;
+  interpret::SliceContext slice;
   slice.samples = slice.batch = x.size(0);
   runner.run(values, slice, statistics);
   const OperatorCount count;
@@ -130,8 +131,8 @@ struct Layer {
   using Read = std::function<at::Tensor(const at::Tensor& product)>;
   explicit Layer(Read of_product) : read(std::move(of_product)) {
     graph = passes::fold_linear(
-        capture(net, {input_spec(x)}, [&](const Tensors& in) -> Tensors { return {forward(in[0])}; }));
-    plan = analyze_batch(graph);
+        trace::capture(net, {trace::input_spec(x)}, [&](const Tensors& in) -> Tensors { return {forward(in[0])}; }));
+    plan = algebra::analyze_batch(graph);
   }
   at::Tensor forward(const at::Tensor& in) const {
     const auto wide = [](const at::Tensor& tensor) { return tensor.to(torch::kDouble); };
@@ -142,19 +143,19 @@ struct Layer {
   }
   /// The operator that takes the product, or a view of it, apart.
   OpId taking_apart() const {
-    for (const auto op : all_ops(graph))
-      if (takes_apart(graph, op)) return op;
+    for (const auto op : replay::all_ops(graph))
+      if (autograd::takes_apart(graph, op)) return op;
     FAIL("nothing is taken apart");
     return OpId::none();
   }
   /// The values of a run.
-  Environment run(const std::vector<ValueId>& keep) const {
-    runners.push_back(std::make_unique<OpInterpreter>(graph, plan, all_ops(graph), keep, at::kCPU));
+  replay::Environment run(const std::vector<ValueId>& keep) const {
+    runners.push_back(std::make_unique<interpret::OpInterpreter>(graph, plan, replay::all_ops(graph), keep, at::kCPU));
     auto values = runners.back()->environment();
-    bind_state(graph, net, values);
+    replay::bind_state(graph, net, values);
     values[graph.inputs[0].index()] = x;
-    std::vector<NormSample> statistics;
-    SliceContext slice;
+    std::vector<interpret::NormSample> statistics;
+    interpret::SliceContext slice;
     slice.samples = slice.batch = x.size(0);
     runners.back()->run(values, slice, statistics);
     return values;
@@ -174,8 +175,8 @@ struct Layer {
   at::Tensor x = torch::randn({5, 3, 8}).requires_grad_();
   Read read;
   OpGraph graph;
-  BatchPlan plan;
-  mutable std::vector<std::unique_ptr<OpInterpreter>> runners;  ///< histories refer to them
+  algebra::BatchSemantics plan;
+  mutable std::vector<std::unique_ptr<interpret::OpInterpreter>> runners;  ///< histories refer to them
 };
 
 at::Tensor heads_of(const at::Tensor& product) {
@@ -264,10 +265,10 @@ TEST_CASE("a history that is no view's stays between parts and layer") {
   for (const bool doubles : {false, true}) {
     const auto values = layer.run({view});
     const auto heads = values[view.index()];
-    Environment none;
+    replay::Environment none;
     torch::jit::Stack stack{doubles ? Doubling::apply(heads) : heads, 0};
-    ReplayCall call{op, layer.graph.op(op), {5, 5}, stack, none};
-    proceed_in_parts_of_linear(call);
+    replay::ReplayCall call{op, layer.graph.op(op), {5, 5}, stack, none};
+    autograd::run_parts_of_linear(call);
     const auto parts = stack.at(0).toTensorVector();
     const auto leads_to = parts[0].grad_fn()->next_edge(0).function->name();
     CHECK((leads_to == "SplitBackward") == !doubles);
@@ -309,7 +310,7 @@ TEST_CASE("gradients that lie as all parts of a tensor do are handed on without 
     Tensors parts;
     for (std::size_t i = 1; i < keep.size(); ++i) parts.push_back(values[keep[i].index()]);
     const auto seen = ways[way].second(parts);
-    const auto form = joined_form_of(seen);
+    const auto form = autograd::joined_form_of(seen);
     REQUIRE(form);
     auto made = form->made(), apart = made;
     for (std::size_t i = 0; i < made.size(); ++i) {
@@ -327,11 +328,11 @@ TEST_CASE("gradients that lie as all parts of a tensor do are handed on without 
     CHECK(torch::equal(joined, copied));
     CHECK(joined.is_alias_of(made[0]));
     CHECK_FALSE(copied.is_alias_of(apart[0]));
-    CHECK_FALSE(joined_form_of({seen[0], seen[1]}));
-    CHECK_FALSE(joined_form_of({seen[0], seen[1], seen[1]}));
-    CHECK_FALSE(joined_form_of({seen[0], seen[1], seen[2].clone()}));
-    CHECK_FALSE(joined_form_of({seen[0], seen[1], seen[2].narrow(2, 0, 1)}));
-    CHECK_FALSE(joined_form_of({seen[0], seen[1], seen[2].detach()}));
+    CHECK_FALSE(autograd::joined_form_of({seen[0], seen[1]}));
+    CHECK_FALSE(autograd::joined_form_of({seen[0], seen[1], seen[1]}));
+    CHECK_FALSE(autograd::joined_form_of({seen[0], seen[1], seen[2].clone()}));
+    CHECK_FALSE(autograd::joined_form_of({seen[0], seen[1], seen[2].narrow(2, 0, 1)}));
+    CHECK_FALSE(autograd::joined_form_of({seen[0], seen[1], seen[2].detach()}));
     std::swap(made[1], made[2]);  // of the same form, elsewhere
     CHECK_FALSE(gradient_of_product(made).is_alias_of(made[0]));
   }
@@ -339,7 +340,7 @@ TEST_CASE("gradients that lie as all parts of a tensor do are handed on without 
 
 TEST_CASE("an operator that makes a result like its operand is given memory for it") {
   const auto x = torch::randn({2, 3, 4}).transpose(0, 1), memory = torch::zeros({3, 5, 4}).slice(1, 0, 2);
-  const auto told = with_place_for_like(x, memory);
+  const auto told = autograd::with_place_for_like(x, memory);
   CHECK(at::empty_like(told).is_same(memory));
   CHECK(torch::equal(told, x));
   CHECK_FALSE(at::empty_like(told, at::kDouble).is_alias_of(memory));
@@ -387,8 +388,8 @@ TEST_CASE("selections of some elements, twice of one, or of memory that is writt
   for (const int which : {0, 1, 2}) {
     CAPTURE(which);
     Stays net(which);
-    const auto graph = capture(net, {input_spec(torch::randn({5, 8}))},
-                               [&](const Tensors& in) -> Tensors { return {net.forward(in[0])}; });
+    const auto graph = trace::capture(net, {trace::input_spec(torch::randn({5, 8}))},
+                                      [&](const Tensors& in) -> Tensors { return {net.forward(in[0])}; });
     CHECK(passes::fold_selects(graph).hash() == graph.hash());
   }
 }

@@ -15,7 +15,7 @@
 #include "unit/torch/capture/models.hpp"
 
 #include "capture/trace/capture.hpp"
-#include "capture/trace/phantom.hpp"
+#include "capture/trace/fake_tensor.hpp"
 
 // What autocast on CUDA devices does, as captures record it, which need none.
 namespace autopar::test {
@@ -25,9 +25,9 @@ namespace F = torch::nn::functional;
 using at::Tensor;
 
 OpGraph captured(TestModel& model, c10::DeviceType device, const Tensors& arguments, bool everywhere = false) {
-  CaptureOptions options;
-  options.autocast = autopar::Autocast{at::kBFloat16, device, everywhere};
-  return capture(
+  trace::CaptureOptions options;
+  options.autocast = autopar::trace::Autocast{at::kBFloat16, device, everywhere};
+  return trace::capture(
       model, specs(arguments), [&](const Tensors& in) { return model.run(in); }, options);
 }
 
@@ -361,7 +361,7 @@ TEST_CASE("a module on CUDA devices is captured as it was on the CPU, casts incl
 
     for (const auto& tensor : {there.weight, there.bias, there.mean}) {
       CHECK(tensor.device().is_cuda());
-      CHECK_FALSE(is_phantom(tensor));
+      CHECK_FALSE(trace::is_fake(tensor));
     }
     CHECK(there.weight.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() == memory);
     CHECK(there.weight.grad().is_same(gradient));

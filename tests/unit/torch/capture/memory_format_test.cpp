@@ -63,12 +63,12 @@ void require_captured_strides(TestModel& model, bool inputs) {
   const auto graph = capture_model(model, in_format(model.arguments(4), inputs));
   std::vector<ValueId> all;
   for (std::size_t v = 0; v < graph.values.size(); ++v) all.push_back(ValueId::of(v));
-  Replayer replayer(graph, all_ops(graph), all, at::kCPU);
+  replay::Replayer replayer(graph, replay::all_ops(graph), all, at::kCPU);
   for (const std::int64_t batch : {5, 2, 1}) {
     INFO("batch " << batch);
     const auto arguments = in_format(model.arguments(batch), inputs);
     auto environment = replayer.environment();
-    bind_state(graph, model, environment);
+    replay::bind_state(graph, model, environment);
     for (std::size_t i = 0; i < arguments.size(); ++i) environment[graph.inputs[i].index()] = arguments[i];
     replayer.run(environment, {batch, batch});
     for (std::size_t v = 0; v < graph.values.size(); ++v) {

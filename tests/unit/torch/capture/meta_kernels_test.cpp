@@ -40,7 +40,7 @@ Tensor meta_of(const Tensor& tensor) {
 }
 
 void require_same_form(const std::string& name, const Tensors& in, const Function& function) {
-  install_meta_kernels();
+  shapes::install_meta_kernels();
   Tensors metas;
   for (const auto& tensor : in) metas.push_back(meta_of(tensor));
   INFO(name << " of " << form_of(in));
@@ -114,10 +114,10 @@ struct Attention : TestModel {
 /// Whether heads are brought together in the memory that attention has made.
 bool views_heads(c10::DeviceType device) {
   Attention net;
-  CaptureOptions options;
+  trace::CaptureOptions options;
   options.device = device;
   const auto forward = [&](const Tensors& in) { return net.run(in); };
-  const auto graph = capture(net, {input_spec(net.arguments(7)[0])}, forward, options);
+  const auto graph = trace::capture(net, {trace::input_spec(net.arguments(7)[0])}, forward, options);
   for (std::size_t i = 0; i < graph.ops.size(); ++i) {
     if (!graph.is(OpId::of(i), "aten::scaled_dot_product_attention")) continue;
     const auto& made = graph.value(graph.output(OpId::of(i)));
@@ -287,7 +287,7 @@ TEST_CASE("an unknown operator is tried where it is small, and refused with a wa
   const auto forward = [&](const Tensors& in) { return small->run(in); };
   const std::vector<std::int64_t> batches{200000};
   tried = 0;
-  REQUIRE_NOTHROW(verify_capture(graph, *small, specs(small->arguments(4)), forward, batches));
+  REQUIRE_NOTHROW(trace::verify_capture(graph, *small, specs(small->arguments(4)), forward, batches));
   REQUIRE(tried == 0);
   try {
     (void)capture_of(large);
@@ -307,7 +307,7 @@ TEST_CASE("a forward that gives other memory to what it did not make is refused 
   const auto data = torch::ones({8, 8});
   const auto model = model_of([](Tensor y, Tensor) { return y.sum(); });
   try {
-    (void)capture(*model, specs(model->arguments(4)), [&](const Tensors& in) -> Tensors {
+    (void)trace::capture(*model, specs(model->arguments(4)), [&](const Tensors& in) -> Tensors {
       const torch::NoGradGuard no_grad;
       model->a->weight.set_(data);
       return model->run(in);

@@ -220,14 +220,14 @@ struct Autocast : TestModel {
   Tensors arguments(std::int64_t n) override { return {torch::randn({n, 16})}; }
 };
 
-inline std::vector<InputSpec> specs(const Tensors& arguments) {
-  std::vector<InputSpec> result;
-  for (const auto& argument : arguments) result.push_back(input_spec(argument));
+inline std::vector<trace::InputSpec> specs(const Tensors& arguments) {
+  std::vector<trace::InputSpec> result;
+  for (const auto& argument : arguments) result.push_back(trace::input_spec(argument));
   return result;
 }
 
 inline OpGraph capture_model(TestModel& model, const Tensors& arguments) {
-  return capture(model, specs(arguments), [&](const Tensors& in) { return model.run(in); });
+  return trace::capture(model, specs(arguments), [&](const Tensors& in) { return model.run(in); });
 }
 
 inline OpGraph capture_model(TestModel& model) { return capture_model(model, model.arguments(4)); }

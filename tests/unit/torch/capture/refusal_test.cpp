@@ -276,7 +276,8 @@ TEST_CASE("The batch size as a floating point number is arithmetic with the glob
       const auto n = static_cast<double>(x.size(0));
       return in_tensor ? y.sum() / torch::tensor({n, 1.0})[0] : y.sum() / (2 * n);
     });
-    const auto graph = capture(*model, specs(model->arguments(4)), [&](const Tensors& in) { return model->run(in); });
+    const auto graph =
+        trace::capture(*model, specs(model->arguments(4)), [&](const Tensors& in) { return model->run(in); });
     std::vector<SizeExpr> found;
     for (const auto& op : graph.ops) {
       for (const auto& integer : op.integers) {
@@ -292,19 +293,19 @@ TEST_CASE("With one sample a copy that contiguous leaves out is no other program
   auto model = model_of([](Tensor y, Tensor) { return y.t().contiguous().view({-1}).tanh().sum(); });
   const auto forward = [&](const Tensors& in) { return model->run(in); };
   const auto inputs = specs(model->arguments(4));
-  const auto graph = capture(*model, inputs, forward);
+  const auto graph = trace::capture(*model, inputs, forward);
   const std::vector<std::int64_t> one{1};
-  REQUIRE_NOTHROW(verify_capture(graph, *model, inputs, forward, one));
+  REQUIRE_NOTHROW(trace::verify_capture(graph, *model, inputs, forward, one));
 }
 
 TEST_CASE("A branch that three captures do not see is found at the plan's sizes", "[polymorphism]") {
   auto model = model_of([](Tensor y, Tensor x) { return x.size(0) < 5 ? y.relu().sum() : y.tanh().sum(); });
   const auto forward = [&](const Tensors& in) { return model->run(in); };
   const auto inputs = specs(model->arguments(4));
-  const auto graph = capture(*model, inputs, forward);
+  const auto graph = trace::capture(*model, inputs, forward);
   const std::vector<std::int64_t> good{5, 6, 100}, bad{6, 4};
-  REQUIRE_NOTHROW(verify_capture(graph, *model, inputs, forward, good));
-  REQUIRE_THROWS_WITH(verify_capture(graph, *model, inputs, forward, bad),
+  REQUIRE_NOTHROW(trace::verify_capture(graph, *model, inputs, forward, good));
+  REQUIRE_THROWS_WITH(trace::verify_capture(graph, *model, inputs, forward, bad),
                       Contains("batch 4") && Contains("aten::tanh"));
 }
 
@@ -319,12 +320,12 @@ TEST_CASE("A state that is made anew for each batch size is found in the next fo
     });
     const auto forward = [&](const Tensors& in) { return model->run(in); };
     const auto inputs = specs(model->arguments(4));
-    const auto graph = capture(*model, inputs, forward);
+    const auto graph = trace::capture(*model, inputs, forward);
     const std::vector<std::int64_t> sizes{5};
     if (reads)
-      REQUIRE_THROWS_WITH(verify_capture(graph, *model, inputs, forward, sizes), Contains("earlier forward"));
+      REQUIRE_THROWS_WITH(trace::verify_capture(graph, *model, inputs, forward, sizes), Contains("earlier forward"));
     else
-      REQUIRE_NOTHROW(verify_capture(graph, *model, inputs, forward, sizes));
+      REQUIRE_NOTHROW(trace::verify_capture(graph, *model, inputs, forward, sizes));
   }
 }
 
@@ -332,9 +333,9 @@ TEST_CASE("Models that do not depend on the batch size verify at any, one includ
   const auto require = [](auto model) {
     const auto forward = [&](const Tensors& in) { return model->run(in); };
     const auto inputs = specs(model->arguments(4));
-    const auto graph = capture(*model, inputs, forward);
+    const auto graph = trace::capture(*model, inputs, forward);
     const std::vector<std::int64_t> sizes{1, 2, 3, 5, 64};
-    REQUIRE_NOTHROW(verify_capture(graph, *model, inputs, forward, sizes));
+    REQUIRE_NOTHROW(trace::verify_capture(graph, *model, inputs, forward, sizes));
   };
   require(std::make_shared<Mlp>());
   require(std::make_shared<ResNet>());
@@ -358,28 +359,28 @@ TEST_CASE("A view at one size that is a copy at another is refused when somethin
     auto model = make(writes);
     const auto forward = [&](const Tensors& in) { return model->run(in); };
     const auto inputs = specs(model->arguments(4));
-    const auto graph = capture(*model, inputs, forward);
+    const auto graph = trace::capture(*model, inputs, forward);
     if (writes)
-      REQUIRE_THROWS_WITH(verify_capture(graph, *model, inputs, forward, one), Contains("shares memory"));
+      REQUIRE_THROWS_WITH(trace::verify_capture(graph, *model, inputs, forward, one), Contains("shares memory"));
     else
-      REQUIRE_NOTHROW(verify_capture(graph, *model, inputs, forward, one));
+      REQUIRE_NOTHROW(trace::verify_capture(graph, *model, inputs, forward, one));
   }
 }
 
 TEST_CASE("solve_affine finds the integers or nothing", "[polymorphism]") {
-  REQUIRE(solve_affine({7, 12, 18}, {7, 12, 18}) == SizeExpr{1, 0});
-  REQUIRE(solve_affine({7, 12, 18}, {20, 35, 53}) == SizeExpr{3, -1});
-  REQUIRE(solve_affine({7, 12, 18}, {4, 4, 4}) == SizeExpr{0, 4});
-  REQUIRE_FALSE(solve_affine({7, 12, 18}, {3, 6, 9}));
-  REQUIRE_FALSE(solve_affine({7, 12, 18}, {49, 144, 324}));
+  REQUIRE(trace::solve_affine({7, 12, 18}, {7, 12, 18}) == SizeExpr{1, 0});
+  REQUIRE(trace::solve_affine({7, 12, 18}, {20, 35, 53}) == SizeExpr{3, -1});
+  REQUIRE(trace::solve_affine({7, 12, 18}, {4, 4, 4}) == SizeExpr{0, 4});
+  REQUIRE_FALSE(trace::solve_affine({7, 12, 18}, {3, 6, 9}));
+  REQUIRE_FALSE(trace::solve_affine({7, 12, 18}, {49, 144, 324}));
 }
 
 TEST_CASE("input_spec takes negative dims and refuses missing ones", "[capture]") {
   const auto x = torch::zeros({2, 3, 4});
-  REQUIRE(input_spec(x, -1).batch_dim == 2);
-  REQUIRE_FALSE(input_spec(x, std::nullopt).batch_dim);
-  REQUIRE_THROWS_AS(input_spec(x, 3), InvalidArgument);
-  REQUIRE_THROWS_AS(input_spec(torch::tensor(1.0), 0), InvalidArgument);
+  REQUIRE(trace::input_spec(x, -1).batch_dim == 2);
+  REQUIRE_FALSE(trace::input_spec(x, std::nullopt).batch_dim);
+  REQUIRE_THROWS_AS(trace::input_spec(x, 3), InvalidArgument);
+  REQUIRE_THROWS_AS(trace::input_spec(torch::tensor(1.0), 0), InvalidArgument);
 }
 
 }  // namespace autopar::test

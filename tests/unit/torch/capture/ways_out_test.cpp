@@ -73,16 +73,16 @@ Trained trained(Net& net, const std::function<Tensor(const Tensors&)>& forward, 
   return out;
 }
 
-std::vector<InputSpec> specs_of(Net& net) {
-  std::vector<InputSpec> specs;
+std::vector<trace::InputSpec> specs_of(Net& net) {
+  std::vector<trace::InputSpec> specs;
   for (const auto& argument : net.arguments(4)) {
-    specs.push_back(input_spec(argument, argument.dim() == 0 ? std::nullopt : std::optional<std::int64_t>(0)));
+    specs.push_back(trace::input_spec(argument, argument.dim() == 0 ? std::nullopt : std::optional<std::int64_t>(0)));
   }
   return specs;
 }
 
-OpGraph captured(Net& net, const CaptureOptions& options = {}) {
-  return capture(
+OpGraph captured(Net& net, const trace::CaptureOptions& options = {}) {
+  return trace::capture(
       net, specs_of(net), [&](const Tensors& in) { return net.run(in); }, options);
 }
 
@@ -99,12 +99,12 @@ void require_way_out(const Net::Forward& way_out, const Net::Forward& wanted, st
   for (const std::int64_t batch : {5, 3}) {
     INFO("batch " << batch);
     Net fresh(way_out, extra), reference(wanted, extra);
-    Replayer replayer(graph, all_ops(graph), graph.outputs, at::kCPU);
+    replay::Replayer replayer(graph, replay::all_ops(graph), graph.outputs, at::kCPU);
     const auto got = trained(
         fresh,
         [&](const Tensors& in) {
           auto environment = replayer.environment();
-          bind_state(graph, fresh, environment);
+          replay::bind_state(graph, fresh, environment);
           for (std::size_t i = 0; i < in.size(); ++i) environment[graph.inputs[i].index()] = in[i];
           replayer.run(environment, {batch, batch});
           return environment[graph.outputs.front().index()];
@@ -593,10 +593,10 @@ TEST_CASE("A product of two element types is captured with a cast, or as matmul"
     Net net(way);
     const auto graph = capture_under_autocast(net);
     const auto in = net.arguments(5);
-    auto environment = Replayer(graph, all_ops(graph), graph.outputs, at::kCPU).environment();
-    bind_state(graph, net, environment);
+    auto environment = replay::Replayer(graph, replay::all_ops(graph), graph.outputs, at::kCPU).environment();
+    replay::bind_state(graph, net, environment);
     environment[graph.inputs[0].index()] = in[0];
-    Replayer(graph, all_ops(graph), graph.outputs, at::kCPU).run(environment, {5, 5});
+    replay::Replayer(graph, replay::all_ops(graph), graph.outputs, at::kCPU).run(environment, {5, 5});
     const Bfloat16 autocast;
     REQUIRE(torch::equal(environment[graph.outputs[0].index()], net.run(in)[0]));
   }
@@ -685,16 +685,16 @@ TEST_CASE("What has two dims of samples is computed from samples in forward", "[
   };
   Net net(pairs);
   auto graph = captured(net);
-  REQUIRE_NOTHROW((void)analyze_batch(graph, {}));
+  REQUIRE_NOTHROW((void)algebra::analyze_batch(graph, {}));
   require_way_out(pairs, pairs, 0);
   graph.value(graph.inputs[0]).sizes[1] = {1, 0};
   check_says({"argument 0", "give forward the samples, and compute there what has two (torch::matmul(a, b.t()))"},
-             [&] { (void)analyze_batch(graph, {}); });
+             [&] { (void)algebra::analyze_batch(graph, {}); });
 }
 
 TEST_CASE("A tensor without samples is no batch: the spec says so", "[ways_out]") {
   const DoublePrecision guard;
-  check_says({"set Options.batch_dims", "ap::kShared"}, [] { (void)input_spec(torch::tensor(1.0), 0); });
+  check_says({"set Options.batch_dims", "ap::kShared"}, [] { (void)trace::input_spec(torch::tensor(1.0), 0); });
   const Net::Forward scaled = [](Net& net, const Tensors& in) { return net.hidden(in).sum() * in[1]; };
   require_way_out(scaled, scaled, 1);  // with the number shared, as kShared makes it
 }

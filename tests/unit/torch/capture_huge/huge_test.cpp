@@ -20,7 +20,7 @@
 
 #include "capture/algebra/batch_algebra.hpp"
 #include "capture/trace/capture.hpp"
-#include "capture/trace/phantom.hpp"
+#include "capture/trace/fake_tensor.hpp"
 #include "torch/cost/profile.hpp"
 #include "torch/passes/linear_fold.hpp"
 
@@ -109,14 +109,14 @@ void require_small_and_fast(Make make) {
   REQUIRE(parameters >= 1e10);
   const auto constructed = std::chrono::steady_clock::now();
   const auto inputs = specs(model->arguments(1));
-  const auto graph = capture(*model, inputs, [&](const Tensors& in) { return model->run(in); });
+  const auto graph = trace::capture(*model, inputs, [&](const Tensors& in) { return model->run(in); });
   const auto captured = std::chrono::steady_clock::now();
   const auto seconds = [](auto duration) { return std::chrono::duration<double>(duration).count(); };
   WARN(parameters / 1e9 << " billion parameters, " << graph.ops.size() << " operators: constructed in "
                         << seconds(constructed - start) << " s, captured in " << seconds(captured - constructed)
                         << " s, peak " << peak_gib() << " GiB");
   REQUIRE(peak_gib() < 1);
-  for (const auto& parameter : model->parameters()) REQUIRE(is_phantom(parameter));
+  for (const auto& parameter : model->parameters()) REQUIRE(trace::is_fake(parameter));
 }
 
 // ---------------------------------------------------------------- the whole way, as a user goes it
@@ -168,8 +168,8 @@ void require_planned_with_everything(Make make, const char* cluster_file, const 
   double parameters = 0;
   for (const auto& parameter : model->parameters()) parameters += static_cast<double>(parameter.numel());
   const auto run = [&](const Tensors& in) { return model->run(in); };
-  const auto graph = passes::fold_linear(capture(*model, specs(model->arguments(1)), run));
-  const GraphProfile profile = profile_graph(graph, analyze_batch(graph));
+  const auto graph = passes::fold_linear(trace::capture(*model, specs(model->arguments(1)), run));
+  const cost::GraphProfile profile = cost::profile_graph(graph, algebra::analyze_batch(graph));
   const auto captured = std::chrono::steady_clock::now();
   const Cluster cluster = read_cluster(example_cluster(cluster_file));
   PlanRequest request;

@@ -23,7 +23,7 @@ namespace {
 /// Two tensors on two ranks, the first on rank 0 and rank 1, the second on rank 1 only.
 struct Fixture {
   std::vector<at::Tensor> tensors;
-  std::vector<PlacedTensor> placed;
+  std::vector<checkpoint::PlacedTensor> placed;
   std::unique_ptr<torch::optim::Optimizer> optimizer;
 
   Fixture(int rank, int ranks, double value, bool adam = true) {
@@ -61,7 +61,8 @@ TEST_CASE("state saved on two ranks goes on identically on one and three") {
     Fixture fixture(world.rank(), 2, 5);
     fixture.step(world.rank(), 2);
     set_rate(*fixture.optimizer, 0.05);
-    save_checkpoint(world, single_file(), folder / "state", fixture.placed, {fixture.optimizer.get()}, {7, 42});
+    checkpoint::save_checkpoint(world, checkpoint::single_file(), folder / "state", fixture.placed,
+                                {fixture.optimizer.get()}, {7, 42});
     fixture.step(world.rank(), 2);
     const std::lock_guard lock(mutex);
     if (world.rank() == 1) after = {fixture.tensors[0].detach().clone(), fixture.tensors[1].detach().clone()};
@@ -69,11 +70,11 @@ TEST_CASE("state saved on two ranks goes on identically on one and three") {
   for (const int ranks : {1, 3}) {
     loopback::run(ranks, [&](World& world) {
       Fixture fixture(world.rank(), ranks, 100);
-      const auto info =
-          load_checkpoint(world, single_file(), folder / "state", fixture.placed, {fixture.optimizer.get()});
+      const auto info = checkpoint::load_checkpoint(world, checkpoint::single_file(), folder / "state", fixture.placed,
+                                                    {fixture.optimizer.get()});
       fixture.step(world.rank(), ranks);
-      const auto gathered = gather_tensors(world, fixture.placed);
-      const auto second = gather_tensor(world, fixture.placed[1]);
+      const auto gathered = checkpoint::gather_tensors(world, fixture.placed);
+      const auto second = checkpoint::gather_tensor(world, fixture.placed[1]);
       const std::lock_guard lock(mutex);
       REQUIRE(info.has_value());
       CHECK(info->seed == 7);
@@ -89,7 +90,7 @@ TEST_CASE("state saved on two ranks goes on identically on one and three") {
 namespace {
 
 /// What a sharded format does, without files: each holder keeps its own part and takes it back, nothing travels.
-class PartsInMemory : public CheckpointFormat {
+class PartsInMemory : public checkpoint::CheckpointFormat {
  public:
   struct Kept {
     std::mutex mutex;
@@ -98,40 +99,41 @@ class PartsInMemory : public CheckpointFormat {
     std::map<std::string, at::Tensor> wholes;
   };
   std::filesystem::path file(const std::filesystem::path&) const override { return "memory"; }
-  std::unique_ptr<CheckpointWriter> writer(World& world, const std::filesystem::path&,
-                                           const std::vector<TensorEntry>& entries,
-                                           const std::map<std::string, std::string>& metadata) const override {
+  std::unique_ptr<checkpoint::CheckpointWriter> writer(
+      World& world, const std::filesystem::path&, const std::vector<TensorEntry>& entries,
+      const std::map<std::string, std::string>& metadata) const override {
     const std::lock_guard lock(kept_->mutex);
     kept_->entries = entries;
     kept_->metadata = metadata;
-    for (const auto& entry : entries) kept_->wholes.try_emplace(entry.name, empty_for(entry));
+    for (const auto& entry : entries) kept_->wholes.try_emplace(entry.name, checkpoint::empty_for(entry));
     return std::make_unique<Writer>(world, *kept_);
   }
-  std::unique_ptr<CheckpointReader> reader(World& world, const std::filesystem::path&) const override {
+  std::unique_ptr<checkpoint::CheckpointReader> reader(World& world, const std::filesystem::path&) const override {
     return std::make_unique<Reader>(world, *kept_);
   }
 
  private:
   /// Where this rank's part of a row lies in the whole; undefined if it holds none.
-  static at::Tensor own_part(const World& world, Kept& kept, const Row& row) {
+  static at::Tensor own_part(const World& world, Kept& kept, const checkpoint::Row& row) {
     const auto holder = std::ranges::find(row.holders(), world.rank_id());
     if (holder == row.holders().end()) return {};
     const auto& whole = kept.wholes.at(row.entry.name);
     const auto position = static_cast<std::size_t>(holder - row.holders().begin());
     return row.shards().empty() ? whole : row.shards()[position].of(whole);
   }
-  struct Writer : CheckpointWriter {
+  struct Writer : checkpoint::CheckpointWriter {
     Writer(World& at, Kept& in) : world(at), kept(in) {}
-    void write(const Row& row) override {
+    void write(const checkpoint::Row& row) override {
       const std::lock_guard lock(kept.mutex);
       const torch::NoGradGuard no_grad;
-      if (auto part = own_part(world, kept, row); part.defined()) part.copy_(to_cpu(row.value()).view_as(part));
+      if (auto part = own_part(world, kept, row); part.defined())
+        part.copy_(checkpoint::to_cpu(row.value()).view_as(part));
     }
     void commit() override {}
     World& world;
     Kept& kept;
   };
-  struct Reader : CheckpointReader {
+  struct Reader : checkpoint::CheckpointReader {
     Reader(World& at, Kept& in) : world(at), kept(in) {}
     const std::map<std::string, std::string>& metadata() const override { return kept.metadata; }
     bool has_checksums() const override { return true; }
@@ -141,7 +143,7 @@ class PartsInMemory : public CheckpointFormat {
       return found == kept.entries.end() ? nullptr : &*found;
     }
     void reserve(std::size_t) override {}
-    void read(const Row& row, const std::string&, const at::Tensor& mine) override {
+    void read(const checkpoint::Row& row, const std::string&, const at::Tensor& mine) override {
       const std::lock_guard lock(kept.mutex);
       if (mine.defined()) mine.copy_(own_part(world, kept, row).view_as(mine));
     }
@@ -159,28 +161,29 @@ TEST_CASE("another format than one file: each rank keeps its own shards, and any
   const PartsInMemory format;
   const auto placed = [](at::Tensor tensor, int rank, int ranks) {
     std::vector<Rank> holders;
-    std::vector<Slab> shards;
+    std::vector<parameters::Slab> shards;
     for (int r = 0; r < ranks; ++r) {
       holders.emplace_back(r);
       shards.emplace_back(Interval{tensor.numel() * r / ranks, tensor.numel() * (r + 1) / ranks});
     }
     const auto mine = shards[static_cast<std::size_t>(rank)].ranges.front();
     const auto handle = tensor.view({-1}).narrow(0, mine.begin, mine.size()).clone().set_requires_grad(true);
-    return PlacedTensor{"a", handle, holders, tensor.sizes().vec(), shards};
+    return checkpoint::PlacedTensor{"a", handle, holders, tensor.sizes().vec(), shards};
   };
   const auto values = torch::arange(10, torch::kDouble).view({2, 5});
   loopback::run(3, [&](World& world) {
-    const std::vector<PlacedTensor> tensors{placed(values, world.rank(), 3)};
+    const std::vector<checkpoint::PlacedTensor> tensors{placed(values, world.rank(), 3)};
     torch::optim::SGD sgd(std::vector<at::Tensor>{tensors[0].handle}, torch::optim::SGDOptions(0.1).momentum(0.9));
-    save_checkpoint(world, format, "anywhere", tensors, {&sgd}, {7, 42});
+    checkpoint::save_checkpoint(world, format, "anywhere", tensors, {&sgd}, {7, 42});
   });
   std::mutex mutex;
   for (const int ranks : {1, 2, 4}) {
     loopback::run(ranks, [&](World& world) {
-      const std::vector<PlacedTensor> tensors{placed(torch::zeros({2, 5}, torch::kDouble), world.rank(), ranks)};
+      const std::vector<checkpoint::PlacedTensor> tensors{
+          placed(torch::zeros({2, 5}, torch::kDouble), world.rank(), ranks)};
       torch::optim::SGD sgd(std::vector<at::Tensor>{tensors[0].handle}, torch::optim::SGDOptions(0.2).momentum(0.9));
-      const auto info = load_checkpoint(world, format, "anywhere", tensors, {&sgd});
-      const auto whole = gather_tensor(world, tensors[0]);
+      const auto info = checkpoint::load_checkpoint(world, format, "anywhere", tensors, {&sgd});
+      const auto whole = checkpoint::gather_tensor(world, tensors[0]);
       const std::lock_guard lock(mutex);
       REQUIRE(info);
       CHECK(info->calls == 42);
@@ -195,7 +198,8 @@ TEST_CASE("a checkpoint of another model or optimizer is refused on every rank, 
   loopback::run(2, [&](World& world) {
     Fixture fixture(world.rank(), 2, 5);
     fixture.step(world.rank(), 2);
-    save_checkpoint(world, single_file(), folder / "state", fixture.placed, {fixture.optimizer.get()}, {});
+    checkpoint::save_checkpoint(world, checkpoint::single_file(), folder / "state", fixture.placed,
+                                {fixture.optimizer.get()}, {});
   });
   std::mutex mutex;
   const auto refused = [&](const std::string& part, const std::function<void(Fixture&)>& change, bool adam = true) {
@@ -204,7 +208,8 @@ TEST_CASE("a checkpoint of another model or optimizer is refused on every rank, 
       change(fixture);
       std::string message;
       try {
-        (void)load_checkpoint(world, single_file(), folder / "state", fixture.placed, {fixture.optimizer.get()});
+        (void)checkpoint::load_checkpoint(world, checkpoint::single_file(), folder / "state", fixture.placed,
+                                          {fixture.optimizer.get()});
       } catch (const CheckpointError& error) {
         message = error.what();
       }
@@ -231,17 +236,19 @@ TEST_CASE("what has no state is saved and loaded without: frozen parameters, opt
     (fixture.tensors[0] * 2).sum().backward();
     fixture.optimizer->step();
     set_rate(*fixture.optimizer, 0.05);
-    save_checkpoint(world, single_file(), folder / "state", fixture.placed, {fixture.optimizer.get()}, {});
+    checkpoint::save_checkpoint(world, checkpoint::single_file(), folder / "state", fixture.placed,
+                                {fixture.optimizer.get()}, {});
   });
   const auto load_into_stepped = [&](bool adam) {
     loopback::run(2, [&](World& world) {
       Fixture fixture(world.rank(), 2, 5, adam);
       fixture.step(world.rank(), 2);
-      (void)load_checkpoint(world, single_file(), folder / "state", fixture.placed, {fixture.optimizer.get()});
+      (void)checkpoint::load_checkpoint(world, checkpoint::single_file(), folder / "state", fixture.placed,
+                                        {fixture.optimizer.get()});
       static std::mutex mutex;
       const std::lock_guard lock(mutex);
-      CHECK(state_of(*fixture.optimizer, fixture.tensors[0]).size() == (adam ? 4 : 0));
-      CHECK(state_of(*fixture.optimizer, fixture.tensors[1]).empty());
+      CHECK(parameters::state_of(*fixture.optimizer, fixture.tensors[0]).size() == (adam ? 4 : 0));
+      CHECK(parameters::state_of(*fixture.optimizer, fixture.tensors[1]).empty());
       CHECK(rate_of(*fixture.optimizer) == 0.05);
     });
   };
@@ -249,7 +256,8 @@ TEST_CASE("what has no state is saved and loaded without: frozen parameters, opt
   loopback::run(2, [&](World& world) {
     Fixture fixture(world.rank(), 2, 5, false);
     set_rate(*fixture.optimizer, 0.05);
-    save_checkpoint(world, single_file(), folder / "state", fixture.placed, {fixture.optimizer.get()}, {});
+    checkpoint::save_checkpoint(world, checkpoint::single_file(), folder / "state", fixture.placed,
+                                {fixture.optimizer.get()}, {});
   });
   load_into_stepped(false);
 }
@@ -260,20 +268,20 @@ TEST_CASE("every supported optimizer's state is read and written") {
     const auto other = torch::ones({3}).set_requires_grad(true);
     auto first = make(std::vector<at::Tensor>{parameter});
     auto second = make(std::vector<at::Tensor>{other});
-    CHECK(state_factor(first) == factor);
+    CHECK(parameters::state_factor(first) == factor);
     for (int k = 0; k < 2; ++k) {
       first.zero_grad();
       parameter.pow(3).sum().backward();
       first.step();
     }
-    std::vector<StateEntry> copies;
+    std::vector<parameters::StateEntry> copies;
     std::vector<std::string> names;
-    for (const auto& [name, tensor] : state_of(first, parameter)) {
+    for (const auto& [name, tensor] : parameters::state_of(first, parameter)) {
       copies.emplace_back(name, tensor.clone());
       names.push_back(name);
     }
-    CHECK(names == state_names(first, parameter));
-    set_state(second, other, copies);
+    CHECK(names == parameters::state_names(first, parameter));
+    parameters::set_state(second, other, copies);
     {
       torch::NoGradGuard no_grad;
       other.copy_(parameter);
@@ -284,7 +292,8 @@ TEST_CASE("every supported optimizer's state is read and written") {
     first.step();
     second.step();
     CHECK(torch::equal(parameter, other));
-    if (!copies.empty()) CHECK_THROWS_AS(set_state(second, other, {{"unknown", torch::ones({3})}}), CheckpointError);
+    if (!copies.empty())
+      CHECK_THROWS_AS(parameters::set_state(second, other, {{"unknown", torch::ones({3})}}), CheckpointError);
   };
   using Tensors = std::vector<at::Tensor>;
   namespace optim = torch::optim;
@@ -296,5 +305,5 @@ TEST_CASE("every supported optimizer's state is read and written") {
   check([](Tensors t) { return optim::Adagrad(t, optim::AdagradOptions(0.1)); }, 1);
   const auto parameter = torch::ones({3}).set_requires_grad(true);
   const optim::LBFGS other({parameter});
-  CHECK_THROWS_AS(descriptor_of(other), InvalidArgument);
+  CHECK_THROWS_AS(parameters::descriptor_of(other), InvalidArgument);
 }

@@ -13,7 +13,7 @@
 #include <autopar/core/error.hpp>
 #include <autopar/runtime/loopback.hpp>
 
-#include "capture/trace/phantom.hpp"
+#include "capture/trace/fake_tensor.hpp"
 #include "torch/parameters/hyper_parameters.hpp"
 
 // Loads before anybody knows which rank holds what. `a` will lie in shards of both ranks, `b` on the last, `c` has
@@ -26,7 +26,7 @@ using torch::optim::AdamOptions;
 
 std::mutex mutex;  // of Catch's macros
 
-const std::vector<Slab> kShards{Interval{0, 2}, Interval{2, 6}};
+const std::vector<parameters::Slab> kShards{Interval{0, 2}, Interval{2, 6}};
 
 /// Recorded, but for `c`.
 struct Recorded {
@@ -41,8 +41,8 @@ struct Recorded {
     optimizer = std::make_unique<Adam>(std::vector<at::Tensor>{a, b, c}, AdamOptions(0.5));
   }
 
-  std::vector<PlacedTensor> unplaced() const { return {{"a", a, {}}, {"b", b, {}}, {"c", c, {}}}; }
-  std::vector<PlacedTensor> placed() const {
+  std::vector<checkpoint::PlacedTensor> unplaced() const { return {{"a", a, {}}, {"b", b, {}}, {"c", c, {}}}; }
+  std::vector<checkpoint::PlacedTensor> placed() const {
     const std::vector<Rank> both{Rank(0), Rank(1)};
     return {{"a", a, both, {2, 3}, kShards}, {"b", b, {Rank(1)}}, {"c", c, both}};
   }
@@ -53,10 +53,10 @@ struct Recorded {
     a.set_data(kShards[static_cast<std::size_t>(rank)].of(a.detach()).clone());
     if (rank == 1) record.materialise({b});
   }
-  void add(World& world, EarlyLoads& loads, const std::filesystem::path& folder) {
-    loads.add(world, single_file(), folder, unplaced(), {optimizer.get()}, {}, &record);
+  void add(World& world, checkpoint::EarlyLoads& loads, const std::filesystem::path& folder) {
+    loads.add(world, checkpoint::single_file(), folder, unplaced(), {optimizer.get()}, {}, &record);
   }
-  std::optional<CheckpointInfo> deploy(World& world, EarlyLoads& loads) {
+  std::optional<checkpoint::CheckpointInfo> deploy(World& world, checkpoint::EarlyLoads& loads) {
     loads.bring(world, placed(), &record);
     make();
     return loads.take_over(&record);
@@ -80,7 +80,8 @@ void make_checkpoint(const std::filesystem::path& folder, float first) {
     (a.sum() + b.sum() + c.sum()).backward();
     adam.step();
     const std::vector<Rank> me{Rank(0)};
-    save_checkpoint(world, single_file(), folder, {{"a", a, me}, {"b", b, me}, {"c", c, me}}, {&adam}, {7, 42});
+    checkpoint::save_checkpoint(world, checkpoint::single_file(), folder, {{"a", a, me}, {"b", b, me}, {"c", c, me}},
+                                {&adam}, {7, 42});
   });
 }
 
@@ -94,7 +95,7 @@ TEST_CASE("what has memory and hyper-parameters come at once, the rest where it 
   make_checkpoint(folder / "two", 100);
   loopback::run(2, [&](World& world) {
     Recorded model(world);
-    EarlyLoads loads;
+    checkpoint::EarlyLoads loads;
     const torch::NoGradGuard no_grad;
     model.add(world, loads, folder / "one");
     const auto first = model.c.clone();
@@ -103,11 +104,11 @@ TEST_CASE("what has memory and hyper-parameters come at once, the rest where it 
     model.b.add_(kept);
     model.a.data()[0].mul_(2);
     const auto rate = model.optimizer->param_groups()[0].options().get_lr();
-    const bool has_state = !state_of(*model.optimizer, model.a).empty();
+    const bool has_state = !parameters::state_of(*model.optimizer, model.a).empty();
     const auto info = model.deploy(world, loads);
     auto a = values_of_a(100);
     a[0].mul_(2);
-    const auto state = state_of(*model.optimizer, model.a);
+    const auto state = parameters::state_of(*model.optimizer, model.a);
     const std::lock_guard lock(mutex);
     CHECK(torch::equal(first, torch::full({2}, 8.0F)));
     CHECK(torch::equal(model.c, torch::full({2}, 108.0F)));
@@ -131,18 +132,19 @@ TEST_CASE("state that the program clears or replaces after a load stays as it ma
   for (const bool clears : {true, false}) {
     loopback::run(2, [&](World& world) {
       Recorded model(world);
-      EarlyLoads loads;
+      checkpoint::EarlyLoads loads;
       model.add(world, loads, folder / "one");
       if (clears) model.optimizer->state().clear();
-      if (!clears) set_state(*model.optimizer, model.c, {{"step", torch::full({}, 5, torch::kLong)}});
+      if (!clears) parameters::set_state(*model.optimizer, model.c, {{"step", torch::full({}, 5, torch::kLong)}});
       static_cast<void>(model.deploy(world, loads));
-      const auto of_a = state_of(*model.optimizer, model.a), of_c = state_of(*model.optimizer, model.c);
+      const auto of_a = parameters::state_of(*model.optimizer, model.a),
+                 of_c = parameters::state_of(*model.optimizer, model.c);
       const std::lock_guard lock(mutex);
       CAPTURE(clears);
       CHECK(of_a.empty() == clears);
       if (clears) CHECK(of_c.empty());
       if (!clears) CHECK(of_c.front().second.item<int64_t>() == 5);
-      CHECK_FALSE(refuses_to_save(*model.optimizer));
+      CHECK_FALSE(parameters::refuses_to_save(*model.optimizer));
     });
   }
 }
@@ -152,7 +154,7 @@ TEST_CASE("an optimizer that got more groups since it was loaded is refused when
   make_checkpoint(folder / "one", 0);
   loopback::run(2, [&](World& world) {
     Recorded model(world);
-    EarlyLoads loads;
+    checkpoint::EarlyLoads loads;
     model.add(world, loads, folder / "one");
     Adam other(std::vector<at::Tensor>{torch::ones({2}).requires_grad_()});
     const std::vector<at::Tensor> more{torch::ones({2}).requires_grad_()};

@@ -32,8 +32,8 @@ struct Holder : torch::nn::Module {
 };
 
 /// What a rank has of it.
-PlacedTensor placed(const Form& form, const Holder& module, Rank rank) {
-  ParameterStore store(module, rank);
+checkpoint::PlacedTensor placed(const Form& form, const Holder& module, Rank rank) {
+  parameters::ParameterStore store(module, rank);
   auto& tensor = store.named("weight");
   tensor.slices = form.slices;
   for (int r = 0; r < form.shards * form.replicas; ++r) tensor.holders.push_back(Rank(r));
@@ -42,11 +42,12 @@ PlacedTensor placed(const Form& form, const Holder& module, Rank rank) {
     for (int r = 0; r < form.replicas; ++r) tensor.replicas_of_shard.back().push_back(Rank(r * form.shards + s));
   }
   for (int s = 0; form.zero > 0 && s < form.shards; ++s) {
-    store.add_units(
-        make_units({{"weight"}}, {{0, tensor.sizes_of_shard(s), at::kDouble}}, tensor.holders_of_shard(s), form.zero),
-        at::kDouble);
+    store.add_units(parameters::make_units({{"weight"}}, {{0, tensor.sizes_of_shard(s), at::kDouble}},
+                                           tensor.holders_of_shard(s), form.zero),
+                    at::kDouble);
   }
-  PlacedTensor out{"weight", module.weight.detach(), tensor.holders, tensor.sizes, store.elements_of_holders(tensor)};
+  checkpoint::PlacedTensor out{"weight", module.weight.detach(), tensor.holders, tensor.sizes,
+                               store.elements_of_holders(tensor)};
   if (out.shards.empty()) return out;
   out.handle = out.shards[rank.index()].of(out.handle).clone();
   if (form.zero == 0) out.handle = out.handle.reshape(tensor.sizes_of_shard(store.shard_of(tensor)));
@@ -57,9 +58,9 @@ void check(const Form& form) {
   const Holder module(form.sizes);
   CHECK_NOTHROW(loopback::run(form.shards * form.replicas, [&](World& world) {
     const auto mine = placed(form, module, world.rank_id());
-    const auto got = gather_tensor(world, mine);
+    const auto got = checkpoint::gather_tensor(world, mine);
     if (!got.equal(module.weight)) throw std::logic_error("another tensor is gathered");
-    const auto at_root = gather_tensors(world, {mine});
+    const auto at_root = checkpoint::gather_tensors(world, {mine});
     if (world.rank() == 0 && !at_root.front().equal(module.weight)) throw std::logic_error("another one on rank 0");
   }));
 }

@@ -50,12 +50,12 @@ std::mutex mutex;  // of Catch's macros, and of the file that ranks share
 /// On two ranks: `all` on both, `own` on the last, `shared` in shards, `count` a buffer. Two groups.
 struct Model {
   std::vector<at::Tensor> tensors;
-  std::vector<PlacedTensor> placed;
+  std::vector<checkpoint::PlacedTensor> placed;
   std::unique_ptr<torch::optim::Optimizer> optimizer;
 
   explicit Model(const World& world, double value = 5) {
     const int rank = world.rank();
-    const std::vector<Slab> shares{Interval{0, 3}, Interval{3, 5}};
+    const std::vector<parameters::Slab> shares{Interval{0, 3}, Interval{3, 5}};
     const auto mine = shares[static_cast<std::size_t>(rank)];
     tensors = {torch::full({3}, value), torch::full({2, 2}, value + 1, torch::kDouble),
                torch::full({mine.size()}, value + 2), torch::full({}, static_cast<int64_t>(value), torch::kLong)};
@@ -81,7 +81,7 @@ struct Model {
 };
 
 /// All bytes of a model's tensors, of their state, and the hyper-parameters.
-using Snapshot = std::pair<std::vector<std::string>, std::vector<HyperParameters>>;
+using Snapshot = std::pair<std::vector<std::string>, std::vector<parameters::HyperParameters>>;
 
 Snapshot snapshot_of(Model& model) {
   std::vector<std::string> bytes;
@@ -90,23 +90,23 @@ Snapshot snapshot_of(Model& model) {
   };
   for (const auto& tensor : model.tensors) {
     add(tensor);
-    for (const auto& [name, value] : state_of(*model.optimizer, tensor)) {
+    for (const auto& [name, value] : parameters::state_of(*model.optimizer, tensor)) {
       bytes.push_back(name);
       add(value);
     }
   }
-  return {bytes, hyper_parameters(*model.optimizer)};
+  return {bytes, parameters::hyper_parameters(*model.optimizer)};
 }
 
-fs::path file_in(const fs::path& folder) { return folder / kCheckpointFile; }
+fs::path file_in(const fs::path& folder) { return folder / checkpoint::kCheckpointFile; }
 
 /// A checkpoint of two ranks after a step.
 void make_checkpoint(const fs::path& folder) {
   loopback::run(2, [&](World& world) {
     Model model(world);
     model.step(world);
-    save_checkpoint(world, single_file(), folder, model.placed, {model.optimizer.get()},
-                    {7, 42, LossScaler::State{1024, 3, 1}});
+    checkpoint::save_checkpoint(world, checkpoint::single_file(), folder, model.placed, {model.optimizer.get()},
+                                {7, 42, gradients::LossScaler::State{1024, 3, 1}});
   });
 }
 
@@ -146,14 +146,15 @@ void check_refused(const fs::path& folder, const fs::path& good, const std::stri
     const auto generator = at::detail::getDefaultCPUGenerator().get_state();
     std::string message;
     try {
-      (void)load_checkpoint(world, single_file(), folder, model.placed, {model.optimizer.get()});
+      (void)checkpoint::load_checkpoint(world, checkpoint::single_file(), folder, model.placed,
+                                        {model.optimizer.get()});
     } catch (const CheckpointError& error) {
       message = error.what();
     }
     const bool same = snapshot_of(model) == before;
     const bool same_draws = torch::equal(generator, at::detail::getDefaultCPUGenerator().get_state());
     Model next(world, 1);
-    (void)load_checkpoint(world, single_file(), good, next.placed, {next.optimizer.get()});
+    (void)checkpoint::load_checkpoint(world, checkpoint::single_file(), good, next.placed, {next.optimizer.get()});
     Model expected(world);
     expected.step(world);
     if (world.rank() == 0) expected.tensors[1] = next.tensors[1];
@@ -280,7 +281,8 @@ TEST_CASE("an error of any read is a CheckpointError on every rank, and the next
       if (world.rank() == 0) reads_until_error = errors;
       bool threw = false;
       try {
-        (void)load_checkpoint(world, single_file(), folder / "state", model.placed, {model.optimizer.get()});
+        (void)checkpoint::load_checkpoint(world, checkpoint::single_file(), folder / "state", model.placed,
+                                          {model.optimizer.get()});
       } catch (const CheckpointError&) {
         threw = true;
       }
@@ -288,7 +290,8 @@ TEST_CASE("an error of any read is a CheckpointError on every rank, and the next
       if (world.rank() == 0) reads_until_error = -1;
       world.barrier();
       const bool same = snapshot_of(model) == before;
-      const auto info = load_checkpoint(world, single_file(), folder / "state", model.placed, {model.optimizer.get()});
+      const auto info = checkpoint::load_checkpoint(world, checkpoint::single_file(), folder / "state", model.placed,
+                                                    {model.optimizer.get()});
       const std::lock_guard lock(mutex);
       CHECK(threw == same);
       CHECK(info->calls == 42);
@@ -318,32 +321,32 @@ TEST_CASE("a file of weights alone is loaded when that is allowed, and leaves th
       Model model(world, 9), expected(world);
       model.step(world);
       expected.step(world);
-      const auto state = state_of(*model.optimizer, model.tensors[2]);
+      const auto state = parameters::state_of(*model.optimizer, model.tensors[2]);
       const auto moments = state[1].second.clone();
-      const auto info =
-          load_checkpoint(world, single_file(), folder / "foreign", model.placed, {model.optimizer.get()}, kWeights);
+      const auto info = checkpoint::load_checkpoint(world, checkpoint::single_file(), folder / "foreign", model.placed,
+                                                    {model.optimizer.get()}, kWeights);
       const std::lock_guard lock(mutex);
       CHECK_FALSE(info.has_value());
       CHECK(torch::equal(model.tensors[0], expected.tensors[0]));
       CHECK(torch::equal(model.tensors[2], expected.tensors[2]));
       CHECK(torch::equal(model.tensors[3], expected.tensors[3]));
-      CHECK(torch::equal(state_of(*model.optimizer, model.tensors[2])[1].second, moments));
-      CHECK(hyper_parameters(*model.optimizer) == hyper_parameters(*expected.optimizer));
+      CHECK(torch::equal(parameters::state_of(*model.optimizer, model.tensors[2])[1].second, moments));
+      CHECK(parameters::hyper_parameters(*model.optimizer) == parameters::hyper_parameters(*expected.optimizer));
       if (world.rank() == 1) CHECK(torch::equal(model.tensors[1], expected.tensors[1]));
     });
   }
   // Of our own, with weights alone: the same.
   loopback::run(2, [&](World& world) {
     Model model(world);
-    save_checkpoint(world, single_file(), folder / "weights", model.placed, {}, {1, 2});
+    checkpoint::save_checkpoint(world, checkpoint::single_file(), folder / "weights", model.placed, {}, {1, 2});
   });
   check_refused(folder / "weights", folder / "good", "no state of optimizer 0");
   loopback::run(2, [&](World& world) {
     Model model(world, 9);
-    const auto info =
-        load_checkpoint(world, single_file(), folder / "weights", model.placed, {model.optimizer.get()}, kWeights);
-    const auto alone =
-        load_checkpoint(world, single_file(), folder / "good", model.placed, {});  // state that nobody asks for
+    const auto info = checkpoint::load_checkpoint(world, checkpoint::single_file(), folder / "weights", model.placed,
+                                                  {model.optimizer.get()}, kWeights);
+    const auto alone = checkpoint::load_checkpoint(world, checkpoint::single_file(), folder / "good", model.placed,
+                                                   {});  // state that nobody asks for
     const std::lock_guard lock(mutex);
     CHECK(info->calls == 2);
     CHECK(alone->calls == 42);
@@ -362,7 +365,7 @@ TEST_CASE("what killed saves left in the folder goes with the next save or load"
   write_text_file(living, "kept");
   loopback::run(2, [&](World& world) {
     Model model(world);
-    (void)load_checkpoint(world, single_file(), state, model.placed, {model.optimizer.get()});
+    (void)checkpoint::load_checkpoint(world, checkpoint::single_file(), state, model.placed, {model.optimizer.get()});
   });
   CHECK_FALSE(fs::exists(left));
   CHECK(fs::exists(living));

@@ -45,15 +45,15 @@ struct Reader : torch::nn::Module {
 };
 
 /// What the shard with most units takes.
-std::vector<AtomMemory> on_shard_of(const Profiled& p, const std::vector<ShardedStage>& stages) {
-  const auto sharded = insert_moves(p.graph, stages);
-  auto own = on_shard(sharded, std::vector<std::optional<int>>(stages.size(), 0));
+std::vector<AtomMemory> on_shard_of(const Profiled& p, const std::vector<tensor_parallel::ShardedStage>& stages) {
+  const auto sharded = tensor_parallel::insert_moves(p.graph, stages);
+  auto own = tensor_parallel::on_shard(sharded, std::vector<std::optional<int>>(stages.size(), 0));
   for (const auto& [op, step] : sharded.steps) {
-    if (step.move == ShardMove::kCopy) own.value(own.output(op)).storage = own.value(own.input(op, 0)).storage;
+    if (step.move == ir::ShardMove::kCopy) own.value(own.output(op)).storage = own.value(own.input(op, 0)).storage;
   }
-  const auto atoms = with_operators(p.profile.atoms, sharded.made_for);
-  const auto plan = analyze_batch(sharded.graph);
-  const ProgramMemory takes(own, plan, atoms, {}, sharded.steps);
+  const auto atoms = cost::with_operators(p.profile.atoms, sharded.made_for);
+  const auto plan = algebra::analyze_batch(sharded.graph);
+  const cost::ProgramMemory takes(own, plan, atoms, {}, sharded.steps);
   std::vector<AtomMemory> out;
   for (std::size_t k = 0; k < atoms.atoms.size(); ++k) out.push_back(takes.of(NodeId::of(k)));
   return out;
@@ -62,20 +62,24 @@ std::vector<AtomMemory> on_shard_of(const Profiled& p, const std::vector<Sharded
 bool none(ValueId) { return false; }
 
 /// Each candidate apart, so that what enters and leaves it is whole.
-std::vector<ShardedStage> apart(const Profiled& p, const std::vector<TensorCandidate>& candidates, int shards) {
-  std::vector<ShardedStage> stages;
+std::vector<tensor_parallel::ShardedStage> apart(const Profiled& p,
+                                                 const std::vector<tensor_parallel::TensorCandidate>& candidates,
+                                                 int shards) {
+  std::vector<tensor_parallel::ShardedStage> stages;
   for (const auto& each : candidates) {
-    ShardTyping typing(p.graph, [&](OpId op) { return std::ranges::binary_search(each.ops, op); });
+    tensor_parallel::ShardTyping typing(p.graph, [&](OpId op) { return std::ranges::binary_search(each.ops, op); });
     stages.push_back({shards, typing.run(each.leaves, none)});
   }
   return stages;
 }
 
 /// All in one stage, where what follows candidates is cut by tokens.
-std::vector<ShardedStage> in_a_row(const Profiled& p, const std::vector<TensorCandidate>& candidates, int shards) {
-  LeafSlices leaves;
+std::vector<tensor_parallel::ShardedStage> in_a_row(const Profiled& p,
+                                                    const std::vector<tensor_parallel::TensorCandidate>& candidates,
+                                                    int shards) {
+  tensor_parallel::LeafSlices leaves;
   for (const auto& each : candidates) leaves.insert(each.leaves.begin(), each.leaves.end());
-  ShardTyping typing(p.graph, [&](OpId op) { return p.plan.handling(op).in_stage; });
+  tensor_parallel::ShardTyping typing(p.graph, [&](OpId op) { return p.plan.handling(op).in_stage; });
   return {{shards, typing.run(leaves, none, shards)}};
 }
 
@@ -85,7 +89,7 @@ TEST_CASE("what a region's atoms are said to take of a shard is no less than the
   Reader net;
   const auto ids = torch::randint(Reader::kWords, {4, 5});
   const auto p = profile(net, {ids}, [&](const auto& in) { return net.forward(in[0]); });
-  const auto candidates = find_tensor_candidates(p.graph, p.plan);
+  const auto candidates = tensor_parallel::find_tensor_candidates(p.graph, p.plan);
   const auto& model = p.profile.model;
   REQUIRE(candidates.size() == 4);
   int with_whole = 0;
@@ -132,9 +136,10 @@ TEST_CASE("layers by inputs say what they keep and exchange: a part of features,
   auto p = profile(net, {torch::randn({4, 24}), torch::zeros({4}, torch::kLong)},
                    [&](const auto& in) { return net.forward(in[0], in[1]); });
   CHECK_FALSE(p.profile.model.layers_by_inputs);
-  p.profile = profile_graph(p.graph, p.plan, c10::DeviceType::CPU, {}, SingleLayers::kByInputs);
+  p.profile = cost::profile_graph(p.graph, p.plan, c10::DeviceType::CPU, {}, tensor_parallel::SingleLayers::kByInputs);
   const auto& model = p.profile.model;
-  const auto candidates = find_tensor_candidates(p.graph, p.plan, SingleLayers::kByInputs);
+  const auto candidates =
+      tensor_parallel::find_tensor_candidates(p.graph, p.plan, tensor_parallel::SingleLayers::kByInputs);
   CHECK(model.layers_by_inputs);
   REQUIRE(model.tensor_regions.size() == 2);
   constexpr double kFeatures = 24 * sizeof(float), kLogits = 3 * sizeof(float);
@@ -170,7 +175,7 @@ TEST_CASE("norms and residuals that are cut by tokens keep together no more than
   const auto ids = torch::randint(Reader::kWords, {4, 5});
   const auto p = profile(net, {ids}, [&](const auto& in) { return net.forward(in[0]); });
   const auto& model = p.profile.model;
-  const auto candidates = find_tensor_candidates(p.graph, p.plan);
+  const auto candidates = tensor_parallel::find_tensor_candidates(p.graph, p.plan);
   std::vector<const TensorRegion*> region_of(model.graph.node_count(), nullptr);
   int followers = 0;
   for (const auto& region : model.tensor_regions) {

@@ -23,11 +23,11 @@ TEST_CASE("a rank holds cuBLAS's memory of each stream, and a recording's copies
   };
   const auto multiplies = of(linear), without = of(norm);
   const Affine copies{6 * sizeof(float), 0};
-  CHECK(held_beside(multiplies, c10::DeviceType::CUDA, false) == Affine{0, kWorkSpaces});
-  CHECK(held_beside(multiplies, c10::DeviceType::CUDA, true) == copies + Affine{0, 2 * kWorkSpaces});
-  CHECK(held_beside(without, c10::DeviceType::CUDA, false) == Affine{});
-  CHECK(held_beside(without, c10::DeviceType::CUDA, true) == copies);
-  CHECK(held_beside(multiplies, c10::DeviceType::CPU, false) == Affine{});
+  CHECK(cost::held_beside(multiplies, c10::DeviceType::CUDA, false) == Affine{0, kWorkSpaces});
+  CHECK(cost::held_beside(multiplies, c10::DeviceType::CUDA, true) == copies + Affine{0, 2 * kWorkSpaces});
+  CHECK(cost::held_beside(without, c10::DeviceType::CUDA, false) == Affine{});
+  CHECK(cost::held_beside(without, c10::DeviceType::CUDA, true) == copies);
+  CHECK(cost::held_beside(multiplies, c10::DeviceType::CPU, false) == Affine{});
 }
 
 }  // namespace autopar::test

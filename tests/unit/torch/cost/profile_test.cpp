@@ -365,8 +365,8 @@ TEST_CASE("a transformer of more than a thousand operators is analysed and profi
   double best = 1e9;
   for (int i = 0; i < 5; ++i) {
     const auto begin = std::chrono::steady_clock::now();
-    const auto plan = analyze_batch(p.graph);
-    const auto again = profile_graph(p.graph, plan);
+    const auto plan = algebra::analyze_batch(p.graph);
+    const auto again = cost::profile_graph(p.graph, plan);
     best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   }
   WARN(p.graph.ops.size() << " operators analysed and profiled in " << best * 1e3 << " ms");
@@ -414,14 +414,14 @@ struct Convolutions : torch::nn::Module {
 /// Parameters whose copies are made by each call.
 std::set<std::string> copied_by_call(c10::DeviceType device) {
   Convolutions net;
-  std::vector<InputSpec> inputs{input_spec(torch::randn({4, 8, 6, 6}))};
+  std::vector<trace::InputSpec> inputs{trace::input_spec(torch::randn({4, 8, 6, 6}))};
   inputs.front().format = at::MemoryFormat::ChannelsLast;
-  CaptureOptions options;
+  trace::CaptureOptions options;
   options.device = device;
-  options.autocast = autopar::Autocast{at::kBFloat16, device};
-  const auto graph = passes::lay_out_weight_copies(passes::hoist_parameter_casts(capture(
+  options.autocast = autopar::trace::Autocast{at::kBFloat16, device};
+  const auto graph = passes::lay_out_weight_copies(passes::hoist_parameter_casts(trace::capture(
       net, inputs, [&](const Tensors& in) -> Tensors { return {net.forward(in[0])}; }, options)));
-  const auto profiled = profile_graph(graph, analyze_batch(graph), device);
+  const auto profiled = cost::profile_graph(graph, algebra::analyze_batch(graph), device);
   std::set<std::string> names;
   for (const auto& parameter : profiled.model.parameters) {
     if (parameter.name.ends_with("weight")) CHECK(parameter.copy == parameter.bytes / 2);

@@ -15,8 +15,8 @@ namespace autopar::test {
 /// A captured module on its way to the planner, as a session prepares it.
 struct Profiled {
   OpGraph graph;
-  BatchPlan plan;
-  GraphProfile profile;
+  algebra::BatchSemantics plan;
+  cost::GraphProfile profile;
   [[nodiscard]] const ModelGraph& model() const { return profile.model.graph; }
 };
 
@@ -25,13 +25,13 @@ struct Profiled {
 template <class Forward>
 Profiled profile(const torch::nn::Module& net, const std::vector<at::Tensor>& inputs, const Forward& forward,
                  c10::DeviceType device = c10::DeviceType::CPU) {
-  std::vector<InputSpec> specs;
-  for (const auto& input : inputs) specs.push_back(input_spec(input));
+  std::vector<trace::InputSpec> specs;
+  for (const auto& input : inputs) specs.push_back(trace::input_spec(input));
   Profiled result;
-  result.graph = passes::fold_linear(
-      capture(net, specs, [&](const std::vector<at::Tensor>& in) -> std::vector<at::Tensor> { return {forward(in)}; }));
-  result.plan = analyze_batch(result.graph);
-  result.profile = profile_graph(result.graph, result.plan, device);
+  result.graph = passes::fold_linear(trace::capture(
+      net, specs, [&](const std::vector<at::Tensor>& in) -> std::vector<at::Tensor> { return {forward(in)}; }));
+  result.plan = algebra::analyze_batch(result.graph);
+  result.profile = cost::profile_graph(result.graph, result.plan, device);
   return result;
 }
 

@@ -31,18 +31,18 @@ namespace F = torch::nn::functional;
 
 const c10::Device kCpu(c10::kCPU);
 
-MeasuredCosts measure_alone(const Profiled& p, const MeasureOptions& options, const MeasuredCosts& known = {}) {
+MeasuredCosts measure_alone(const Profiled& p, const cost::MeasureOptions& options, const MeasuredCosts& known = {}) {
   MeasuredCosts costs;
   loopback::run(1, [&](World& world) {
     at::set_num_threads(1);  // threads that wait for one another say little on a busy machine
-    costs = measure_atoms(world, p.graph, p.plan, p.profile, kCpu, options, known);
+    costs = cost::measure_atoms(world, p.graph, p.plan, p.profile, kCpu, options, known);
   });
   return costs;
 }
 
-MeasuredAtom measure_named(const Profiled& p, const std::string& name, const MeasureOptions& options) {
+MeasuredAtom measure_named(const Profiled& p, const std::string& name, const cost::MeasureOptions& options) {
   for (const NodeId node : p.model().nodes()) {
-    if (p.model()[node].name == name) return measure_atom(p.graph, p.plan, p.profile.atoms, node, kCpu, options);
+    if (p.model()[node].name == name) return cost::measure_atom(p.graph, p.plan, p.profile.atoms, node, kCpu, options);
   }
   FAIL("no atom " + name);
   return {};
@@ -125,7 +125,7 @@ TEST_CASE("ranks share the atoms out and all know all", "[profiler]") {
       const std::lock_guard lock(mutex);
       lines += line + "\n";
     });
-    auto costs = measure_atoms(world, p.graph, p.plan, p.profile, kCpu, {{1, 2}, 3});
+    auto costs = cost::measure_atoms(world, p.graph, p.plan, p.profile, kCpu, {{1, 2}, 3});
     const std::lock_guard lock(mutex);
     by_rank[static_cast<std::size_t>(world.rank())] = std::move(costs);
   });
@@ -145,7 +145,7 @@ TEST_CASE("optimizers with no, one and two numbers a parameter are measured, and
   std::mutex mutex;
   std::vector<std::map<int, FittedLine>> by_rank(2);
   loopback::run(2, [&](World& world) {
-    auto updates = measure_updates(world, kCpu);
+    auto updates = cost::measure_updates(world, kCpu);
     const std::lock_guard lock(mutex);
     by_rank[static_cast<std::size_t>(world.rank())] = std::move(updates);
   });
@@ -201,7 +201,7 @@ TEST_CASE("products are measured on numbers of either sign, as trainings have th
 }
 
 TEST_CASE("a device waits for a host that is not ahead", "[profiler]") {
-  const autopar::detail::StepStopwatch::Seconds bound_by_host{2, 3}, bound_by_device{3, 2};
+  const autopar::cost::detail::StepStopwatch::Seconds bound_by_host{2, 3}, bound_by_device{3, 2};
   CHECK(bound_by_host.in_step(false) == 3);
   CHECK(bound_by_host.in_step(true) == 2);
   CHECK(bound_by_device.in_step(false) == 3);
@@ -274,8 +274,8 @@ TEST_CASE("measuring leaves the model and the generator alone", "[profiler]") {
 }
 
 TEST_CASE("probes span the micro-batches that a plan may choose", "[profiler]") {
-  CHECK(probe_samples(1, 4) == std::vector<std::int64_t>{1, 2, 4});
-  CHECK(probe_samples(256, 4) == std::vector<std::int64_t>{8, 32, 64});
+  CHECK(cost::probe_samples(1, 4) == std::vector<std::int64_t>{1, 2, 4});
+  CHECK(cost::probe_samples(256, 4) == std::vector<std::int64_t>{8, 32, 64});
   CHECK_THROWS_AS(measure_alone(profile_bert(1), {{0, 2}, 3}), InvalidArgument);
 }
 
@@ -287,7 +287,7 @@ TEST_CASE("each class of links is measured, and all ranks agree", "[profiler]") 
   std::vector<MeasuredLinks> by_rank(4);
   loopback::run(4, [&](World& world) {
     auto wire = world.make_transport();
-    auto links = measure_links(world, wire, cluster, kCpu);
+    auto links = cost::measure_links(world, wire, cluster, kCpu);
     const std::lock_guard lock(mutex);
     by_rank[static_cast<std::size_t>(world.rank())] = std::move(links);
   });
@@ -311,14 +311,14 @@ TEST_CASE("each class of links is measured, and all ranks agree", "[profiler]") 
 
   loopback::run(1, [&](World& world) {
     auto wire = world.make_transport();
-    CHECK(measure_links(world, wire, {}, kCpu) == MeasuredLinks{});
+    CHECK(cost::measure_links(world, wire, {}, kCpu) == MeasuredLinks{});
   });
 }
 
 TEST_CASE("measurements say what they hold for", "[profiler]") {
   CostOrigin origin;
   loopback::run(2, [&](World& world) {
-    if (world.rank() == 0) origin = cost_origin(world, {}, kCpu);
+    if (world.rank() == 0) origin = cost::cost_origin(world, {}, kCpu);
   });
   CHECK(origin.device.starts_with("cpu: "));
   CHECK(origin.device.find("threads a rank, 2 ranks a host") != std::string::npos);

@@ -30,8 +30,8 @@ double kept_of_row(std::int64_t width, c10::DeviceType device) {
   const auto graph = fused::add_layer_norm().pattern(capture_model(net));
   AlgebraOptions options;
   options.device = device;
-  const auto plan = analyze_batch(graph, options);
-  for (const auto op : all_ops(graph)) {
+  const auto plan = algebra::analyze_batch(graph, options);
+  for (const auto op : replay::all_ops(graph)) {
     if (!graph.is(op, fused::kAddLayerNorm)) continue;
     const auto saved = ops::saved_by({graph, plan.values, options, op});
     CHECK((saved.values == std::vector{graph.output(op)}));

@@ -30,10 +30,10 @@ struct Net : TestModel {
 double workspace(const OpGraph& graph, c10::DeviceType device) {
   AlgebraOptions options;
   options.device = device;
-  const auto plan = analyze_batch(graph, options);
+  const auto plan = algebra::analyze_batch(graph, options);
   const std::vector<bool> kept(static_cast<std::size_t>(graph.storage_count), false);
   const algebra::Workspaces workspaces(graph, plan, kept, {});
-  for (const auto op : all_ops(graph)) {
+  for (const auto op : replay::all_ops(graph)) {
     if (!graph.is(op, fused::kBatchNormRelu)) continue;
     const auto of_result = ops::bytes_of(graph, graph.output(op));
     return workspaces.of({graph, plan.values, options, op}).backward.at(100) / of_result.at(100);

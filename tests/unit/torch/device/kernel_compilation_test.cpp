@@ -18,7 +18,7 @@ namespace autopar::test {
 namespace kernel_compilation_test {
 
 /// A device whose kernels are compiled when `at_once` threads are at it, and never on that of the test.
-class Device final : public DeviceContext {
+class Device final : public devices::DeviceContext {
  public:
   explicit Device(std::size_t at_once) : at_once_(at_once) {}
 
@@ -70,7 +70,7 @@ TEST_CASE("kernels are compiled side by side, each once, and an error is nobody'
     const auto threads = std::min(most, kSources.size());
     const Device device(threads);
     {
-      const KernelCompilation ahead(device, 3, kSources, most);
+      const devices::KernelCompilation ahead(device, 3, kSources, most);
       device.wait_for(kSources.size());
     }
     CHECK(device.asked() == kNames);
@@ -81,7 +81,7 @@ TEST_CASE("kernels are compiled side by side, each once, and an error is nobody'
 
 TEST_CASE("nothing is compiled where there is nothing to compile") {
   const Device device(1);
-  { const KernelCompilation none(device, 3, {}); }
+  { const devices::KernelCompilation none(device, 3, {}); }
   CHECK(device.asked().empty());
 }
 

@@ -21,7 +21,7 @@ TEST_CASE("Gradients are multiplied by what the loss was given, and left alone b
         wanted.push_back(gradient * by);
         memory.push_back(gradient.const_data_ptr());
       }
-      multiply_unless_one(gradients, torch::full({1}, by, torch::kFloat));
+      gradients::multiply_unless_one(gradients, torch::full({1}, by, torch::kFloat));
       for (std::size_t i = 0; i < gradients.size(); ++i) {
         CHECK(torch::equal(gradients[i], wanted[i]));
         CHECK(gradients[i].const_data_ptr() == memory[i]);
@@ -33,7 +33,7 @@ TEST_CASE("Gradients are multiplied by what the loss was given, and left alone b
 TEST_CASE("What is written by a factor of 1 is nothing", "[gradient_factor]") {
   auto gradient = torch::full({3}, std::numeric_limits<float>::quiet_NaN());
   const auto version = gradient._version();
-  multiply_unless_one({gradient}, torch::ones({}));
+  gradients::multiply_unless_one({gradient}, torch::ones({}));
   CHECK(gradient._version() == version);
   CHECK(gradient.isnan().all().item<bool>());
 }

@@ -5,27 +5,27 @@
 namespace autopar {
 
 TEST_CASE("a loss scale halves at each overflow and doubles after an interval of good steps") {
-  LossScaler scaler;
+  gradients::LossScaler scaler;
   CHECK(scaler.scale() == 65536);
   scaler.update(true);
   scaler.update(true);
-  CHECK(scaler.state() == LossScaler::State{16384, 0, 2});
-  for (std::int64_t i = 1; i < LossScaler::kGrowthInterval; ++i) scaler.update(false);
+  CHECK(scaler.state() == gradients::LossScaler::State{16384, 0, 2});
+  for (std::int64_t i = 1; i < gradients::LossScaler::kGrowthInterval; ++i) scaler.update(false);
   CHECK(scaler.scale() == 16384);
   scaler.update(true);  // begins the interval again
-  for (std::int64_t i = 1; i < LossScaler::kGrowthInterval; ++i) scaler.update(false);
-  CHECK(scaler.state() == LossScaler::State{8192, LossScaler::kGrowthInterval - 1, 3});
+  for (std::int64_t i = 1; i < gradients::LossScaler::kGrowthInterval; ++i) scaler.update(false);
+  CHECK(scaler.state() == gradients::LossScaler::State{8192, gradients::LossScaler::kGrowthInterval - 1, 3});
   scaler.update(false);
-  CHECK(scaler.state() == LossScaler::State{16384, 0, 3});
-  CHECK(LossScaler(scaler.state()).state() == scaler.state());
+  CHECK(scaler.state() == gradients::LossScaler::State{16384, 0, 3});
+  CHECK(gradients::LossScaler(scaler.state()).state() == scaler.state());
 }
 
 TEST_CASE("a loss scale and its reciprocal stay normal numbers") {
-  LossScaler low, high({LossScaler::kLargest, LossScaler::kGrowthInterval - 1, 0});
+  gradients::LossScaler low, high({gradients::LossScaler::kLargest, gradients::LossScaler::kGrowthInterval - 1, 0});
   for (int i = 0; i < 1000; ++i) low.update(true);
-  CHECK(low.scale() == LossScaler::kSmallest);
+  CHECK(low.scale() == gradients::LossScaler::kSmallest);
   high.update(false);
-  CHECK(high.scale() == LossScaler::kLargest);
+  CHECK(high.scale() == gradients::LossScaler::kLargest);
 }
 
 }  // namespace autopar

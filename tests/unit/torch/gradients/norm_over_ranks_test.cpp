@@ -10,7 +10,7 @@
 
 namespace norm_over_ranks_test {
 
-using autopar::NormOverRanks;
+using autopar::gradients::NormOverRanks;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 

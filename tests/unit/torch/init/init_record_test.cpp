@@ -12,7 +12,7 @@
 #include "unit/torch/capture/models.hpp"
 
 #include "capture/replay/replay.hpp"
-#include "capture/trace/phantom.hpp"
+#include "capture/trace/fake_tensor.hpp"
 
 namespace autopar::test {
 namespace {
@@ -101,13 +101,13 @@ void require_as_eager(Make make) {
   REQUIRE(torch::equal(torch::rand({4}), next));
 
   const auto handles = state(*recorded);
-  for (const auto& [name, tensor] : handles) REQUIRE(is_phantom(tensor));
+  for (const auto& [name, tensor] : handles) REQUIRE(trace::is_fake(tensor));
   // one by one, from the last to the first
   for (auto item = handles.rbegin(); item != handles.rend(); ++item) {
     const auto before = at::globalContext().defaultGenerator(at::kCPU).get_state();
     record.materialise({item->second});
     REQUIRE(torch::equal(before, at::globalContext().defaultGenerator(at::kCPU).get_state()));
-    REQUIRE_FALSE(is_phantom(item->second));
+    REQUIRE_FALSE(trace::is_fake(item->second));
   }
   require_same_state(*eager, *recorded);
 
@@ -197,7 +197,7 @@ TEST_CASE("A phantom says what it is when it is read", "[init]") {
     auto record = InitRecord::record([&] { model = std::make_shared<Mlp>(); });
     REQUIRE_THROWS_WITH(model->a->weight.data_ptr(), Contains("construction is only recorded"));
     REQUIRE_THROWS_AS(model->a->weight.sum().item(), CaptureError);
-    describe_phantom(model->a->weight, "parameter 'a.weight' lives on rank 2; use gather(p)");
+    trace::describe_fake(model->a->weight, "parameter 'a.weight' lives on rank 2; use gather(p)");
   }
   REQUIRE_THROWS_AS(model->a->weight.sum(), InvalidArgument);
   REQUIRE_THROWS_WITH(model->a->weight.sum(), Contains("lives on rank 2; use gather(p)"));
@@ -212,15 +212,15 @@ TEST_CASE("A tensor turns into a phantom and back under the same handle", "[init
   auto weight = layer->weight;
   const auto data = weight.detach().clone();
   weight.mutable_grad() = torch::ones({4, 4});
-  turn_into_phantom(weight, "it is elsewhere");
-  REQUIRE(is_phantom(layer->weight));
+  trace::turn_into_fake(weight, "it is elsewhere");
+  REQUIRE(trace::is_fake(layer->weight));
   REQUIRE_FALSE(layer->weight.grad().defined());
   REQUIRE_THROWS_AS(layer(torch::ones({1, 4})), InvalidArgument);
   weight.set_data(data);
-  REQUIRE_FALSE(is_phantom(layer->weight));
+  REQUIRE_FALSE(trace::is_fake(layer->weight));
   layer(torch::ones({1, 4})).sum().backward();
   REQUIRE(torch::equal(layer->weight.grad(), torch::ones({4, 4})));
-  REQUIRE_THROWS_AS(describe_phantom(weight, "x"), InvalidArgument);
+  REQUIRE_THROWS_AS(trace::describe_fake(weight, "x"), InvalidArgument);
 }
 
 TEST_CASE("A recorded model is captured, materialised and replayed as the eager one", "[init][replay]") {
@@ -232,13 +232,13 @@ TEST_CASE("A recorded model is captured, materialised and replayed as the eager 
   auto record = InitRecord::record([&] { model = std::make_shared<Transformer>(); });
   model->eval();
   const auto graph = capture_model(*model);
-  REQUIRE(is_phantom(model->tokens->weight));
+  REQUIRE(trace::is_fake(model->tokens->weight));
   REQUIRE(graph.hash() == capture_model(*eager).hash());
   record.materialise(model->parameters());
   const auto in = model->arguments(3);
-  Replayer replayer(graph, all_ops(graph), graph.outputs, at::kCPU);
+  replay::Replayer replayer(graph, replay::all_ops(graph), graph.outputs, at::kCPU);
   auto environment = replayer.environment();
-  bind_state(graph, *model, environment);
+  replay::bind_state(graph, *model, environment);
   for (std::size_t i = 0; i < in.size(); ++i) environment[graph.inputs[i].index()] = in[i];
   replayer.run(environment, {3, 3});
   REQUIRE(torch::equal(environment[graph.outputs[0].index()], eager->run(in)[0]));
@@ -268,7 +268,7 @@ TEST_CASE("A plain tensor member of a recorded model becomes a constant with its
     REQUIRE(torch::equal(value.constant, torch::linspace(0, 1, 8) * 2));
   }
   REQUIRE(constants == 1);
-  REQUIRE(is_phantom(model->a->weight));
+  REQUIRE(trace::is_fake(model->a->weight));
 }
 
 TEST_CASE("Elements of a phantom are made without the others, bit by bit", "[init]") {
@@ -315,7 +315,7 @@ TEST_CASE("Elements of a phantom are made without the others, bit by bit", "[ini
       if (begin % 3 == 0) record.forget_states();
       const auto part = record.part(phantoms[i].second, 1, begin, end);
       REQUIRE(torch::equal(before, at::globalContext().defaultGenerator(at::kCPU).get_state()));
-      REQUIRE(is_phantom(phantoms[i].second));
+      REQUIRE(trace::is_fake(phantoms[i].second));
       const bool is_of_another = phantoms[i].first == "copied";
       REQUIRE(part.has_value() == (!is_of_another && (size >= 4096 || phantoms[i].first == "zeros")));
       if (!part) continue;
@@ -400,7 +400,7 @@ TEST_CASE("What a recorded construction cannot do is refused by name", "[init]")
     REQUIRE_THROWS_AS(InitRecord::record([] { (void)torch::poisson(torch::ones({3})); }, drawing), CaptureError);
   REQUIRE_THROWS_AS(InitRecord::record([] { torch::ones({3}).data_ptr<float>()[0] = 1; }), CaptureError);
   auto record = InitRecord::record([] {});
-  REQUIRE_THROWS_AS(record.materialise({make_phantom({2}, at::kFloat, false, "made elsewhere")}), InvalidArgument);
+  REQUIRE_THROWS_AS(record.materialise({trace::make_fake({2}, at::kFloat, false, "made elsewhere")}), InvalidArgument);
 }
 
 }  // namespace autopar::test

@@ -10,7 +10,7 @@
 // Statistics of slices, pooled, are those of the batch (Chan, Golub, LeVeque 1979).
 namespace norm_sample_test {
 
-using autopar::NormSample;
+using autopar::interpret::NormSample;
 using torch::Tensor;
 
 /// As a batch norm with momentum 1 leaves them: of data [elements, channels], unbiased.
@@ -37,7 +37,7 @@ TEST_CASE("statistics of slices are pooled to those of the batch, for networks o
         next.push_back(given(batch.slice(0, first * pixels, last * pixels)));
       }
       next.push_back({});  // a norm of another stage
-      autopar::pool(seen, std::move(next));
+      autopar::interpret::pool(seen, std::move(next));
     }
     REQUIRE(seen.size() == 4);
     for (std::size_t i = 0; i < batches.size(); ++i) {
@@ -57,10 +57,10 @@ TEST_CASE("one slice's statistics stay as the operator gave them, and what it ke
   std::vector<NormSample> seen;
   const auto first = given(batch.slice(0, 0, 4)), second = given(batch.slice(0, 4, 8));
   const auto mean = first.mean.clone(), variance = first.variance.clone();
-  autopar::pool(seen, {first});
+  autopar::interpret::pool(seen, {first});
   CHECK(seen[0].as_given);
   CHECK(seen[0].variance.is_same(first.variance));
-  autopar::pool(seen, {second});
+  autopar::interpret::pool(seen, {second});
   CHECK(torch::equal(first.mean, mean));
   CHECK(torch::equal(first.variance, variance));
   check_close(seen[0].variance, batch.var(0, false), 1e-12);
@@ -72,7 +72,7 @@ TEST_CASE("statistics of an instance norm are means over samples") {
   std::vector<NormSample> seen;
   for (const auto& [first, last] : {std::pair<int64_t, int64_t>{0, 1}, {1, 6}}) {
     const auto part = [&, from = first, to = last](const Tensor& all) { return all.slice(0, from, to).mean(0); };
-    autopar::pool(seen, {{part(means), part(variances), static_cast<double>(last - first), true, true}});
+    autopar::interpret::pool(seen, {{part(means), part(variances), static_cast<double>(last - first), true, true}});
   }
   check_close(seen[0].mean, means.mean(0), 1e-12);
   check_close(seen[0].variance, variances.mean(0), 1e-12);

@@ -8,37 +8,38 @@
 
 #include <autopar/core/error.hpp>
 
-#include "torch/interpret/draws.hpp"
+#include "torch/interpret/seeded_draws.hpp"
 
 namespace autopar {
 
 TEST_CASE("a recorded draw has one place a site, which holds the seed of the call", "[torch]") {
-  const DrawSite first{OpId(3), 0}, second{OpId(3), 4}, alike{OpId(5)};
-  const auto seeds = std::make_shared<RecordedSeeds>(c10::Device(c10::kCPU), 3);
-  DrawKey key{11, 7, seeds};
+  const interpret::RngSite first{OpId(3), 0}, second{OpId(3), 4}, alike{OpId(5)};
+  const auto seeds = std::make_shared<interpret::RecordedSeeds>(c10::Device(c10::kCPU), 3);
+  interpret::RngKey key{11, 7, seeds};
 
-  CHECK_FALSE(seed_of(key, first).place.defined());
-  CHECK(seed_of(key, first).number == draw_seed(key, first));
+  CHECK_FALSE(interpret::seed_of(key, first).place.defined());
+  CHECK(interpret::seed_of(key, first).number == interpret::philox_seed(key, first));
 
   seeds->set_recorded(true);
-  const auto place = seed_of(key, first).place, other = seed_of(key, second).place, last = seed_of(key, alike).place;
-  CHECK(seed_of(key, first).place.data_ptr() == place.data_ptr());
+  const auto place = interpret::seed_of(key, first).place, other = interpret::seed_of(key, second).place,
+             last = interpret::seed_of(key, alike).place;
+  CHECK(interpret::seed_of(key, first).place.data_ptr() == place.data_ptr());
   CHECK(place.data_ptr() != other.data_ptr());
   CHECK_THROWS_AS(seeds->place({OpId(6), 0}), Error);
 
   const auto version = place._version();
   for (const std::uint64_t call : {7, 8}) {
-    const DrawKey now{11, call};
+    const interpret::RngKey now{11, call};
     seeds->set(now);
     CHECK(place._version() == version);  // at which a backward has saved it
-    CHECK(static_cast<std::uint64_t>(place[0].item<std::int64_t>()) == draw_seed(now, first));
-    CHECK(static_cast<std::uint64_t>(other[0].item<std::int64_t>()) == draw_seed(now, second));
-    CHECK(static_cast<std::uint64_t>(last[0].item<std::int64_t>()) == draw_seed(now, alike));
+    CHECK(static_cast<std::uint64_t>(place[0].item<std::int64_t>()) == interpret::philox_seed(now, first));
+    CHECK(static_cast<std::uint64_t>(other[0].item<std::int64_t>()) == interpret::philox_seed(now, second));
+    CHECK(static_cast<std::uint64_t>(last[0].item<std::int64_t>()) == interpret::philox_seed(now, alike));
     CHECK(place[1].item<std::int64_t>() == 0);
   }
 
   seeds->set_recorded(false);
-  CHECK(seed_of(key, first).number == draw_seed(key, first));
+  CHECK(interpret::seed_of(key, first).number == interpret::philox_seed(key, first));
 }
 
 TEST_CASE("the default generator has the draws of a seed only while it is guarded", "[torch]") {
@@ -46,7 +47,7 @@ TEST_CASE("the default generator has the draws of a seed only while it is guarde
   at::Tensor guarded;
   const auto before = at::rand({4});
   {
-    const DefaultGeneratorGuard guard(cpu, {5});
+    const interpret::DefaultGeneratorGuard guard(cpu, {5});
     guarded = at::rand({4});
   }
   CHECK(at::equal(guarded, at::rand({4}, fused::make_generator(cpu, {5}))));

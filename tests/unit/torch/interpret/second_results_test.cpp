@@ -38,14 +38,14 @@ OpId op_named(const OpGraph& graph, std::string_view name) {
 /// A run of the operators that results pass, which compute nothing.
 struct Passing {
   const OpGraph& graph;
-  SecondResults seconds{graph, all_ops(graph), graph.outputs};
-  Environment environment{graph.values.size()};
+  interpret::SecondResults seconds{graph, replay::all_ops(graph), graph.outputs};
+  replay::Environment environment{graph.values.size()};
   Tensor first = torch::zeros({}), second = torch::ones({});
 
   [[nodiscard]] OpId maker() const { return op_named(graph, fused::kBatchNormRelu); }
   void make() {
     torch::jit::Stack stack{first, second};
-    ReplayCall call{maker(), graph.op(maker()), {4, 4}, stack, environment};
+    replay::ReplayCall call{maker(), graph.op(maker()), {4, 4}, stack, environment};
     seconds.after(call);
     CHECK(stack.size() == 1);
     CHECK(stack[0].toTensor().is_same(first));
@@ -55,7 +55,7 @@ struct Passing {
     const auto op = op_named(graph, name);
     torch::jit::Stack stack(graph.op(op).args.size());
     for (const auto& slot : graph.op(op).inputs) stack[static_cast<std::size_t>(slot.position)] = first;
-    ReplayCall call{op, graph.op(op), {4, 4}, stack, environment};
+    replay::ReplayCall call{op, graph.op(op), {4, 4}, stack, environment};
     seconds.before(call);
     return std::ranges::any_of(
         stack, [&](const c10::IValue& each) { return each.isTensor() && each.toTensor().is_same(second); });
@@ -129,8 +129,8 @@ TEST_CASE("results with one reader, without a gradient, or that are written have
   for (const auto& [name, readers] : forms) {
     INFO(name);
     const auto graph = folded(Images(readers));
-    const SecondResults seconds(graph, all_ops(graph), graph.outputs);
-    for (const auto op : all_ops(graph)) CHECK_FALSE(seconds.concerns(op));
+    const interpret::SecondResults seconds(graph, replay::all_ops(graph), graph.outputs);
+    for (const auto op : replay::all_ops(graph)) CHECK_FALSE(seconds.concerns(op));
   }
 }
 

@@ -42,15 +42,15 @@ struct Net : nn::Module {
 struct Program {
   std::shared_ptr<nn::Module> net;
   OpGraph graph;
-  BatchPlan plan;
-  AtomPartition atoms;
+  algebra::BatchSemantics plan;
+  cost::AtomPartition atoms;
 
   Program(std::shared_ptr<nn::Module> module, const Tensor& x, const Function& function)
       : net(std::move(module)),
-        graph(passes::fold_linear(
-            capture(*net, {input_spec(x)}, [&](const std::vector<Tensor>& in) { return function(in[0]); }))),
-        plan(analyze_batch(graph, {})),
-        atoms(partition_into_atoms(graph, plan)) {}
+        graph(passes::fold_linear(trace::capture(*net, {trace::input_spec(x)},
+                                                 [&](const std::vector<Tensor>& in) { return function(in[0]); }))),
+        plan(algebra::analyze_batch(graph, {})),
+        atoms(cost::partition_into_atoms(graph, plan)) {}
 
   [[nodiscard]] std::vector<OpId> stage_ops() const {
     std::vector<OpId> ops;
@@ -60,8 +60,8 @@ struct Program {
     return ops;
   }
   /// @param segment_of  by atom; empty = nothing is recomputed
-  [[nodiscard]] std::vector<StagePart> parts(std::vector<int> segment_of) const {
-    return parts_of_stage(graph, stage_ops(), {atoms.atom_of, std::move(segment_of)});
+  [[nodiscard]] std::vector<interpret::StagePart> parts(std::vector<int> segment_of) const {
+    return interpret::parts_of_stage(graph, stage_ops(), {atoms.atom_of, std::move(segment_of)});
   }
   [[nodiscard]] std::vector<int> all_in_runs_of(std::size_t length) const {
     std::vector<int> segment_of;
@@ -72,7 +72,7 @@ struct Program {
 
 struct Trained {
   std::vector<Tensor> results, gradients;  ///< gradients: of x, then parameters
-  std::vector<NormSample> norms;
+  std::vector<interpret::NormSample> norms;
   std::map<ValueId, int> gradients_added;
 };
 
@@ -83,7 +83,7 @@ class Run {
       : program_(program),
         runner_(program.graph, program.plan, program.parts(segment_of), kept(program), at::kCPU, splits),
         values_(runner_.environment()) {
-    bind_state(program.graph, *program.net, values_);
+    replay::bind_state(program.graph, *program.net, values_);
     slice_.draws = {5, 7};
   }
 
@@ -96,7 +96,7 @@ class Run {
     }
     slice_.samples = slice_.batch = x.size(0);
     out_.norms.assign(program_.plan.batch_norms.size(), {});
-    deferred = std::make_shared<DeferredGradients>();
+    deferred = std::make_shared<autograd::DeferredGradients>();
     runner_.run(values_, slice_, out_.norms, deferred);
     out_.results.clear();
     for (const auto output : program_.graph.outputs) out_.results.push_back(values_[output.index()]);
@@ -130,9 +130,9 @@ class Run {
     return true;
   }
   [[nodiscard]] const std::vector<Tensor>& results() const { return out_.results; }
-  [[nodiscard]] SegmentInterpreter& runner() { return runner_; }
+  [[nodiscard]] interpret::SegmentInterpreter& runner() { return runner_; }
 
-  std::shared_ptr<DeferredGradients> deferred;
+  std::shared_ptr<autograd::DeferredGradients> deferred;
 
  private:
   static std::vector<ValueId> kept(const Program& program) {
@@ -142,9 +142,9 @@ class Run {
   }
 
   const Program& program_;
-  SegmentInterpreter runner_;
-  Environment values_;
-  SliceContext slice_;
+  interpret::SegmentInterpreter runner_;
+  replay::Environment values_;
+  interpret::SliceContext slice_;
   Tensor x_;
   Trained out_;
 };

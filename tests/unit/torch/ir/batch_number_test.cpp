@@ -17,7 +17,7 @@ constexpr std::array<std::int64_t, 3> kBatches{7, 12, 18};
 constexpr std::int64_t kOthers[] = {1, 2, 3, 5, 11, 49, 64, 1000, 123457};
 
 std::vector<BatchInteger> solve(const Function& function) {
-  return solve_number(kBatches, {function(kBatches[0]), function(kBatches[1]), function(kBatches[2])});
+  return trace::solve_number(kBatches, {function(kBatches[0]), function(kBatches[1]), function(kBatches[2])});
 }
 
 double real(std::int64_t n) { return static_cast<double>(n); }
@@ -30,13 +30,13 @@ void require_solved(const Function& function, NumberForm form, double tolerance 
   CHECK(number.back().role == IntegerRole::kArithmetic);
   for (const auto batch : kOthers) {
     CAPTURE(batch);
-    const double expected = function(batch), got = number_at(number, batch);
+    const double expected = function(batch), got = ir::number_at(number, batch);
     if (tolerance == 0)
       CHECK(got == expected);
     else
       CHECK(std::abs(got - expected) <= tolerance * std::abs(expected));
-    CHECK(agrees(number, batch, expected));
-    if (std::isfinite(expected) && expected != 0) CHECK_FALSE(agrees(number, batch, expected * (1 + 1e-6)));
+    CHECK(trace::agrees(number, batch, expected));
+    if (std::isfinite(expected) && expected != 0) CHECK_FALSE(trace::agrees(number, batch, expected * (1 + 1e-6)));
   }
 }
 
@@ -95,10 +95,10 @@ TEST_CASE("Numbers of pairs of samples solve", "[polymorphism]") {
   require_solved([](auto n) { return 0.1 / real(n * (n + 2)); }, NumberForm::kQuotient, kLastPlaces);
   require_solved([](auto n) { return 0.1 * real(n * n); }, NumberForm::kMultiple, kLastPlaces);
   require_solved([](auto n) { return 1.0f / static_cast<float>(n * n); }, NumberForm::kSingleQuotient);
-  CHECK(integer_at(solve_integer({7, 12, 18}, {21, 66, 153}), 100) == 4950);
-  CHECK(solve_integer({7, 12, 18}, {1, 2, 3}).empty());
-  CHECK(solve_integer({7, 12, 18}, {3, 6, 9}).empty());
-  CHECK(solve_integer({7, 12, 18}, {50, 145, 325}).empty());  // n² + 1: no product
+  CHECK(ir::integer_at(trace::solve_integer({7, 12, 18}, {21, 66, 153}), 100) == 4950);
+  CHECK(trace::solve_integer({7, 12, 18}, {1, 2, 3}).empty());
+  CHECK(trace::solve_integer({7, 12, 18}, {3, 6, 9}).empty());
+  CHECK(trace::solve_integer({7, 12, 18}, {50, 145, 325}).empty());  // n² + 1: no product
 }
 
 TEST_CASE("What is no such number does not solve", "[polymorphism]") {
@@ -144,13 +144,13 @@ TEST_CASE("A replay makes numbers of the global batch as the forward does", "[po
     Tensors arguments(std::int64_t n) override { return {torch::rand({n, 3}, torch::kDouble)}; }
   } model;
   const auto forward = [&](const Tensors& in) { return model.run(in); };
-  std::vector<InputSpec> inputs;
-  for (const auto& tensor : model.arguments(4)) inputs.push_back(input_spec(tensor));
-  const auto graph = capture(model, inputs, forward);
-  REQUIRE_NOTHROW(verify_capture(graph, model, inputs, forward, kOthers));
+  std::vector<trace::InputSpec> inputs;
+  for (const auto& tensor : model.arguments(4)) inputs.push_back(trace::input_spec(tensor));
+  const auto graph = trace::capture(model, inputs, forward);
+  REQUIRE_NOTHROW(trace::verify_capture(graph, model, inputs, forward, kOthers));
   for (const std::int64_t batch : {1, 2, 5, 49}) {
     const auto in = model.arguments(batch);
-    Replayer replayer(graph, all_ops(graph), graph.outputs, at::kCPU);
+    replay::Replayer replayer(graph, replay::all_ops(graph), graph.outputs, at::kCPU);
     auto environment = replayer.environment();
     environment[graph.inputs[0].index()] = in[0];
     replayer.run(environment, {batch, batch});
@@ -169,10 +169,11 @@ TEST_CASE("A number that three batch sizes give by chance is found at the next",
   });
   const auto forward = [&](const Tensors& in) { return model->run(in); };
   const auto inputs = specs(model->arguments(4));
-  const auto graph = capture(*model, inputs, forward);
+  const auto graph = trace::capture(*model, inputs, forward);
   const std::vector<std::int64_t> good{1, 5, 19}, bad{20};
-  REQUIRE_NOTHROW(verify_capture(graph, *model, inputs, forward, good));
-  REQUIRE_THROWS_WITH(verify_capture(graph, *model, inputs, forward, bad), Catch::Matchers::Contains("batch 20"));
+  REQUIRE_NOTHROW(trace::verify_capture(graph, *model, inputs, forward, good));
+  REQUIRE_THROWS_WITH(trace::verify_capture(graph, *model, inputs, forward, bad),
+                      Catch::Matchers::Contains("batch 20"));
 }
 
 }  // namespace autopar::test

@@ -11,11 +11,11 @@
 using namespace autopar;
 
 TEST_CASE("every collective is an operator that copies in one process, and its backward is a collective too") {
-  for (const Collective& row : kCollectives) {
+  for (const ir::Collective& row : ir::kCollectives) {
     const std::string name(row.name);
     CAPTURE(name);
-    CHECK(collective_named(row.name) == &row);
-    CHECK(collective_named(row.adjoint) != nullptr);
+    CHECK(ir::collective_named(row.name) == &row);
+    CHECK(ir::collective_named(row.adjoint) != nullptr);
     CHECK(ops::definition_of(row.name).over_sums);
     CHECK(row.all_reduced(Bytes(1000)) == Bytes(static_cast<std::int64_t>(1000 * row.all_reduces)));
     const auto op =
@@ -27,5 +27,5 @@ TEST_CASE("every collective is an operator that copies in one process, and its b
     result.sum().backward();
     CHECK(torch::equal(operand.grad(), torch::ones_like(operand)));
   }
-  CHECK(collective_named("aten::add") == nullptr);
+  CHECK(ir::collective_named("aten::add") == nullptr);
 }

@@ -36,7 +36,7 @@ TEST_CASE("captured programs are well-formed") {
   Embedded embedded;
   Autocast autocast;
   for (TestModel* model : std::vector<TestModel*>{&mlp, &network, &transformer, &lstm, &mixed, &embedded, &autocast}) {
-    CHECK(fault_of(capture_model(*model)) == "");
+    CHECK(ir::fault_of(capture_model(*model)) == "");
   }
 }
 
@@ -65,7 +65,7 @@ TEST_CASE("what contradicts itself in a program is told") {
     INFO(told);
     auto graph = whole;
     damage(graph);
-    CHECK_THAT(fault_of(graph), Catch::Matchers::Contains(told));
+    CHECK_THAT(ir::fault_of(graph), Catch::Matchers::Contains(told));
   }
 }
 

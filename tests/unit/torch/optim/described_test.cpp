@@ -239,15 +239,15 @@ TEST_CASE("L-BFGS goes on after torch::save and after a checkpoint as if nothing
       ap::optim::LBFGS to(second, optim::LBFGSOptions(9));
       if (by_checkpoint) {
         ap::loopback::run(1, [&](ap::World& world) {
-          std::vector<ap::PlacedTensor> saved, loaded;
+          std::vector<ap::checkpoint::PlacedTensor> saved, loaded;
           for (std::size_t i = 0; i < first.size(); ++i) {
             saved.push_back({"p" + std::to_string(i), first[i], {ap::Rank(0)}});
             loaded.push_back({"p" + std::to_string(i), second[i], {ap::Rank(0)}});
           }
-          ap::save_checkpoint(world, ap::single_file(), folder / "state", saved, {&from}, {});
-          (void)ap::load_checkpoint(world, ap::single_file(), folder / "state", loaded, {&to});
+          ap::checkpoint::save_checkpoint(world, ap::checkpoint::single_file(), folder / "state", saved, {&from}, {});
+          (void)ap::checkpoint::load_checkpoint(world, ap::checkpoint::single_file(), folder / "state", loaded, {&to});
         });
-        CHECK(ap::hyper_parameters(to) == ap::hyper_parameters(from));
+        CHECK(ap::parameters::hyper_parameters(to) == ap::parameters::hyper_parameters(from));
       } else {
         std::stringstream file;
         torch::save(from, file);
@@ -343,40 +343,41 @@ TEST_CASE("a descriptor says what is kept, and reads and writes it") {
   const auto parameters = random({{4, 2}});
   const std::vector<optim::OptimizerParamGroup> groups{Tensors(parameters)};
   Odd odd(groups), other(groups);
-  CHECK(ap::state_names(odd, parameters[0]) ==
+  CHECK(ap::parameters::state_names(odd, parameters[0]) ==
         std::vector<std::string>{"steps", "product", "mean", "recent_0", "recent_1", "recent_2", "factor"});
-  CHECK(ap::state_factor(odd) == 0.5 + 4 + 4.0 / 8);
-  CHECK(ap::state_factor(odd, 2) == 0.5 + 4 + 2 * 4.0 / 8);
-  CHECK(ap::state_of(odd, parameters[0]).empty());
+  CHECK(ap::parameters::state_factor(odd) == 0.5 + 4 + 4.0 / 8);
+  CHECK(ap::parameters::state_factor(odd, 2) == 0.5 + 4 + 2 * 4.0 / 8);
+  CHECK(ap::parameters::state_of(odd, parameters[0]).empty());
   auto state = std::make_unique<OddState>();
   state->steps = 7;
   state->product = 0.25;
   state->mean = torch::randn({4, 2});
   state->recent = {torch::randn({4, 2}), torch::randn({4, 2})};
   odd.state()[parameters[0].unsafeGetTensorImpl()] = std::move(state);
-  const auto entries = ap::state_of(odd, parameters[0]);
+  const auto entries = ap::parameters::state_of(odd, parameters[0]);
   REQUIRE(entries.size() == 5);
   CHECK(entries[0].second.scalar_type() == at::kLong);
   CHECK(entries[1].second.item<double>() == 0.25);
   CHECK(entries[4].first == "recent_1");
-  ap::set_state(other, parameters[0], entries);
+  ap::parameters::set_state(other, parameters[0], entries);
   const auto& copied = static_cast<const OddState&>(*other.state()[parameters[0].unsafeGetTensorImpl()]);
   CHECK(copied.steps == 7);
   CHECK(copied.product == 0.25);
   CHECK(copied.recent.size() == 2);
   CHECK_FALSE(copied.factor.defined());
-  CHECK_THROWS_AS(ap::set_state(other, parameters[0], {{"recent_x", torch::ones({2})}}), ap::CheckpointError);
+  CHECK_THROWS_AS(ap::parameters::set_state(other, parameters[0], {{"recent_x", torch::ones({2})}}),
+                  ap::CheckpointError);
 
-  auto values = ap::hyper_parameters(odd);
-  CHECK(values[0] == ap::HyperParameters{{"kept", 3}, {"rate", 0.5}, {"strict", 0}});
+  auto values = ap::parameters::hyper_parameters(odd);
+  CHECK(values[0] == ap::parameters::HyperParameters{{"kept", 3}, {"rate", 0.5}, {"strict", 0}});
   values[0]["kept"] = 2;
-  ap::set_options(odd, ap::options_with(odd, values));
+  ap::parameters::set_options(odd, ap::parameters::options_with(odd, values));
   CHECK(static_cast<OddOptions&>(odd.param_groups()[0].options()).kept == 2);
   const auto said = [&](const char* name, double value) {
     auto changed = values;
     changed[0][name] = value;
     try {
-      (void)ap::options_with(odd, changed);
+      (void)ap::parameters::options_with(odd, changed);
     } catch (const ap::CheckpointError& error) {
       return std::string(error.what());
     }
@@ -385,7 +386,7 @@ TEST_CASE("a descriptor says what is kept, and reads and writes it") {
   CHECK_THAT(said("kept", 1.5), Catch::Matchers::Contains("kept = 1.5, where Odd takes whole numbers from 0"));
   values[0]["strict"] = 1;
   CHECK_THAT(said("kept", 0), Catch::Matchers::Contains("none kept"));
-  CHECK(ap::same_optimizer(odd)->param_groups().size() == 1);
+  CHECK(ap::parameters::same_optimizer(odd)->param_groups().size() == 1);
 }
 
 }  // namespace described_test

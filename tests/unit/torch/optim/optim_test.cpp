@@ -122,7 +122,7 @@ void require_equal_training(const Options& defaults, Options own, double toleran
   }
   REQUIRE(fused.state().size() == plain.state().size());
   for (std::size_t i = 0; i < ours.size(); ++i) {
-    const auto mine = ap::state_of(fused, ours[i]), other = ap::state_of(plain, theirs[i]);
+    const auto mine = ap::parameters::state_of(fused, ours[i]), other = ap::parameters::state_of(plain, theirs[i]);
     REQUIRE(mine.size() == other.size());
     for (std::size_t k = 0; k < mine.size(); ++k) {
       REQUIRE(mine[k].first == other[k].first);
@@ -287,13 +287,13 @@ TEST_CASE("the planner and checkpoints know them") {
   const ap::optim::Adam adam(parameters);
   const ap::optim::AdamW adamw(parameters, optim::AdamWOptions().amsgrad(true));
   const ap::optim::LAMB lamb(parameters);
-  CHECK(ap::state_factor(plain) == 0);
-  CHECK(ap::state_factor(heavy) == 1);
-  CHECK(ap::state_factor(adam) == 2);
-  CHECK(ap::state_factor(adamw) == 3);
-  CHECK(ap::state_factor(lamb) == 2);
-  CHECK(ap::descriptor_of(adamw).name == "AdamW");
-  CHECK(ap::descriptor_of(lamb).name == "LAMB");
+  CHECK(ap::parameters::state_factor(plain) == 0);
+  CHECK(ap::parameters::state_factor(heavy) == 1);
+  CHECK(ap::parameters::state_factor(adam) == 2);
+  CHECK(ap::parameters::state_factor(adamw) == 3);
+  CHECK(ap::parameters::state_factor(lamb) == 2);
+  CHECK(ap::parameters::descriptor_of(adamw).name == "AdamW");
+  CHECK(ap::parameters::descriptor_of(lamb).name == "LAMB");
 }
 
 // ---------------------------------------------------------------- files
@@ -332,13 +332,13 @@ void check_files(const Options& options) {
   const auto folder = std::filesystem::temp_directory_path() / ("autopar-optim-" + std::to_string(::getpid()));
   const auto checkpoint = [&](auto& from, auto& to, const Tensors& first, const Tensors& second) {
     ap::loopback::run(1, [&](ap::World& world) {
-      std::vector<ap::PlacedTensor> saved, loaded;
+      std::vector<ap::checkpoint::PlacedTensor> saved, loaded;
       for (std::size_t i = 0; i < first.size(); ++i) {
         saved.push_back({"p" + std::to_string(i), first[i], {ap::Rank(0)}});
         loaded.push_back({"p" + std::to_string(i), second[i], {ap::Rank(0)}});
       }
-      ap::save_checkpoint(world, ap::single_file(), folder, saved, {&from}, {});
-      (void)ap::load_checkpoint(world, ap::single_file(), folder, loaded, {&to});
+      ap::checkpoint::save_checkpoint(world, ap::checkpoint::single_file(), folder, saved, {&from}, {});
+      (void)ap::checkpoint::load_checkpoint(world, ap::checkpoint::single_file(), folder, loaded, {&to});
     });
     std::filesystem::remove_all(folder);
   };

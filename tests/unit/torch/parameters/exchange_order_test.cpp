@@ -35,13 +35,13 @@ struct Layout {
     }
     if (zero == 0) return;
     for (int s = 0; s < shards; ++s) {
-      store.add_units(
-          make_units({{"weight"}}, {{0, tensor.sizes_of_shard(s), at::kDouble}}, tensor.holders_of_shard(s), zero),
-          at::kDouble);
+      store.add_units(parameters::make_units({{"weight"}}, {{0, tensor.sizes_of_shard(s), at::kDouble}},
+                                             tensor.holders_of_shard(s), zero),
+                      at::kDouble);
     }
   }
   Holder module;
-  ParameterStore store;
+  parameters::ParameterStore store;
 };
 
 /// What a rank holds, as its handle has it.
@@ -54,7 +54,7 @@ at::Tensor held(const Layout& layout, Rank rank) {
 
 void check(const Layout& layout) {
   const auto& tensor = layout.store.named("weight");
-  const ExchangeOrder order(layout.store, tensor);
+  const parameters::ExchangeOrder order(layout.store, tensor);
   const auto whole = layout.module.weight.detach();
   CHECK(order.size() == whole.numel());
   CHECK(order.of(Rank(99)).empty());

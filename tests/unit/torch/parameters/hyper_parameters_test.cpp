@@ -43,8 +43,8 @@ void two_steps(Optimizer& optimizer, const Tensors& tensors) {
   }
 }
 
-std::vector<PlacedTensor> on_rank_0(const Tensors& tensors) {
-  std::vector<PlacedTensor> placed;
+std::vector<checkpoint::PlacedTensor> on_rank_0(const Tensors& tensors) {
+  std::vector<checkpoint::PlacedTensor> placed;
   for (std::size_t i = 0; i < tensors.size(); ++i) placed.push_back({"p" + std::to_string(i), tensors[i], {Rank(0)}});
   return placed;
 }
@@ -59,8 +59,8 @@ void check_as_torch_does(const Options& first, const Options& second, const Opti
   const auto& kept = static_cast<const Options&>(to.param_groups()[1].options());
   two_steps(from, mine);
   loopback::run(1, [&](World& world) {
-    save_checkpoint(world, single_file(), folder / "state", on_rank_0(mine), {&from}, {});
-    (void)load_checkpoint(world, single_file(), folder / "state", on_rank_0(loaded), {&to});
+    checkpoint::save_checkpoint(world, checkpoint::single_file(), folder / "state", on_rank_0(mine), {&from}, {});
+    (void)checkpoint::load_checkpoint(world, checkpoint::single_file(), folder / "state", on_rank_0(loaded), {&to});
   });
   std::stringstream archive;
   torch::save(from, archive);
@@ -69,8 +69,8 @@ void check_as_torch_does(const Options& first, const Options& second, const Opti
     const torch::NoGradGuard no_grad;
     for (std::size_t i = 0; i < mine.size(); ++i) reference[i].copy_(mine[i]);
   }
-  CHECK(hyper_parameters(to) == hyper_parameters(from));
-  CHECK(hyper_parameters(to) == hyper_parameters(as_torch));
+  CHECK(parameters::hyper_parameters(to) == parameters::hyper_parameters(from));
+  CHECK(parameters::hyper_parameters(to) == parameters::hyper_parameters(as_torch));
   CHECK(static_cast<const Options&>(to.param_groups()[0].options()) == first);
   CHECK(static_cast<const Options&>(to.param_groups()[1].options()) == second);
   CHECK(&kept == &to.param_groups()[1].options());
@@ -108,19 +108,20 @@ TEST_CASE("options that torch::optim refuses, or that are not numbers, are refus
   const auto tensors = two_parameters();
   const auto options = optim::SGDOptions(0.1).momentum(0.9).nesterov(true);
   optim::SGD sgd(groups_of(tensors, options, options), options);
-  const auto refused = [&](const std::string& part, const std::function<void(std::vector<HyperParameters>&)>& change) {
-    auto values = hyper_parameters(sgd);
+  const auto refused = [&](const std::string& part,
+                           const std::function<void(std::vector<parameters::HyperParameters>&)>& change) {
+    auto values = parameters::hyper_parameters(sgd);
     change(values);
     std::string message;
     try {
-      (void)options_with(sgd, values);
+      (void)parameters::options_with(sgd, values);
     } catch (const CheckpointError& error) {
       message = error.what();
     }
     CAPTURE(message);
     CHECK(message.find(part) != std::string::npos);
   };
-  CHECK_NOTHROW(options_with(sgd, hyper_parameters(sgd)));
+  CHECK_NOTHROW(parameters::options_with(sgd, parameters::hyper_parameters(sgd)));
   for (const double bad : {std::nan(""), std::numeric_limits<double>::infinity(), -1e308, -1e-300}) {
     for (const char* name : {"lr", "momentum", "weight_decay"}) {
       refused(std::string("group 1 of the optimizer: ") + name, [&](auto& values) { values[1][name] = bad; });
@@ -133,9 +134,9 @@ TEST_CASE("options that torch::optim refuses, or that are not numbers, are refus
   refused("'beta1' is none of its options", [](auto& values) { values[0]["beta1"] = 0.5; });
   refused("has 1 parameter groups, this one 2", [](auto& values) { values.pop_back(); });
   optim::Adam adam(tensors, optim::AdamOptions(0.1));
-  auto values = hyper_parameters(adam);
+  auto values = parameters::hyper_parameters(adam);
   values[0]["beta2"] = 1;
-  CHECK_THROWS_AS(options_with(adam, values), CheckpointError);
+  CHECK_THROWS_AS(parameters::options_with(adam, values), CheckpointError);
 }
 
 TEST_CASE("what could not be loaded again is not saved, and an earlier checkpoint stays") {
@@ -143,16 +144,16 @@ TEST_CASE("what could not be loaded again is not saved, and an earlier checkpoin
   loopback::run(2, [&](World& world) {
     const auto tensors = two_parameters();
     optim::SGD sgd(tensors, optim::SGDOptions(0.1));
-    save_checkpoint(world, single_file(), folder / "state", on_rank_0(tensors), {&sgd}, {});
+    checkpoint::save_checkpoint(world, checkpoint::single_file(), folder / "state", on_rank_0(tensors), {&sgd}, {});
     sgd.param_groups()[0].options().set_lr(std::nan(""));
     std::string message;
     try {
-      save_checkpoint(world, single_file(), folder / "state", on_rank_0(tensors), {&sgd}, {});
+      checkpoint::save_checkpoint(world, checkpoint::single_file(), folder / "state", on_rank_0(tensors), {&sgd}, {});
     } catch (const CheckpointError& error) {
       message = error.what();
     }
     const bool names_it = message.find("lr = nan") != std::string::npos;
-    (void)load_checkpoint(world, single_file(), folder / "state", on_rank_0(tensors), {&sgd});
+    (void)checkpoint::load_checkpoint(world, checkpoint::single_file(), folder / "state", on_rank_0(tensors), {&sgd});
     static std::mutex mutex;
     const std::lock_guard lock(mutex);
     CHECK(names_it);

@@ -23,11 +23,12 @@ struct Sharded {
     layer->weight.copy_(torch::arange(40).reshape({20, 2}));
     parameters.named("weight").holders = kBoth;
     parameters.named("bias").holders = {Rank(0)};
-    parameters.add_units(make_units({{"weight"}}, {{0, {20, 2}, at::kFloat}}, kBoth, zero, Bytes(1 << 20), offloaded),
-                         at::kFloat);
+    parameters.add_units(
+        parameters::make_units({{"weight"}}, {{0, {20, 2}, at::kFloat}}, kBoth, zero, Bytes(1 << 20), offloaded),
+        at::kFloat);
   }
   torch::nn::Linear layer{2, 20};
-  ParameterStore parameters;
+  parameters::ParameterStore parameters;
 };
 
 /// 40 numbers.
@@ -118,11 +119,11 @@ TEST_CASE("what is offloaded is on the host for its owner, and uploaded for stag
 
 TEST_CASE("one element type is gathered, and others are refused") {
   torch::nn::Linear layer{2, 3};
-  ParameterStore parameters(*layer, Rank(0));
+  parameters::ParameterStore parameters(*layer, Rank(0));
   parameters.named("weight").holders = kBoth;
-  parameters.add_units(make_units({{"weight"}}, {{0, {3, 2}, at::kFloat}}, kBoth, 3), at::kBFloat16);
+  parameters.add_units(parameters::make_units({{"weight"}}, {{0, {3, 2}, at::kFloat}}, kBoth, 3), at::kBFloat16);
   parameters.hold_shards(nullptr, at::kCPU);
-  ParameterReads as_gathered, whole;
+  algebra::ParameterReads as_gathered, whole;
   as_gathered.copies = {at::kBFloat16};
   whole.itself = true;
   CHECK(parameters.compute_copy("weight").scalar_type() == at::kBFloat16);
@@ -132,7 +133,7 @@ TEST_CASE("one element type is gathered, and others are refused") {
 }
 
 /// A linear layer's: two tensor shards of two replicas each.
-void lay_on_four_ranks(ParameterStore& parameters) {
+void lay_on_four_ranks(parameters::ParameterStore& parameters) {
   for (const auto* name : {"weight", "bias"}) {
     auto& tensor = parameters.named(name);
     tensor.holders = {Rank(0), Rank(1), Rank(2), Rank(3)};
@@ -144,7 +145,7 @@ TEST_CASE("tensor shards hold slices, whose replicas sum them and count them onc
   for (const int rank : {0, 1, 2, 3}) {
     torch::nn::Linear layer(6, 4);
     const auto whole = layer->weight.detach().clone();
-    ParameterStore parameters(*layer, Rank(rank));
+    parameters::ParameterStore parameters(*layer, Rank(rank));
     lay_on_four_ranks(parameters);
     auto& weight = parameters.named("weight");
     weight.slices =
@@ -178,14 +179,15 @@ TEST_CASE("replicas of a tensor shard have a flat share each of what it has, and
       CAPTURE(zero, rank);
       torch::nn::Linear layer(30, 20);
       const auto whole = layer->weight.detach().clone(), bias = layer->bias.detach().clone();
-      ParameterStore parameters(*layer, Rank(rank));
+      parameters::ParameterStore parameters(*layer, Rank(rank));
       lay_on_four_ranks(parameters);
       auto& weight = parameters.named("weight");
       weight.slices = UnitSlices{1, {0, 2}, 3, {5}};
       for (const int shard : {0, 1}) {
         parameters.add_units(
-            make_units({{"weight"}, {"bias"}}, {{0, weight.sizes_of_shard(shard), at::kFloat}, {1, {20}, at::kFloat}},
-                       weight.holders_of_shard(shard), zero),
+            parameters::make_units({{"weight"}, {"bias"}},
+                                   {{0, weight.sizes_of_shard(shard), at::kFloat}, {1, {20}, at::kFloat}},
+                                   weight.holders_of_shard(shard), zero),
             at::kFloat);
       }
       CHECK((weight.units == std::vector{0, 1}));
@@ -218,8 +220,8 @@ TEST_CASE("replicas of a tensor shard have a flat share each of what it has, and
 TEST_CASE("a part of a slab lies where its elements do, wherever it begins and ends") {
   const auto whole = torch::arange(60).reshape({5, 12});
   // Columns 3 to 6; 1, 2, 5, 8 and 9; three ranges of all elements.
-  for (const Slab& slab :
-       {Slab(5, {{3, 7}}), Slab(5, {{1, 3}, {5, 6}, {8, 10}}), Slab(1, {{2, 20}, {20, 22}, {50, 60}})}) {
+  for (const parameters::Slab& slab : {parameters::Slab(5, {{3, 7}}), parameters::Slab(5, {{1, 3}, {5, 6}, {8, 10}}),
+                                       parameters::Slab(1, {{2, 20}, {20, 22}, {50, 60}})}) {
     const auto elements = slab.of(whole).reshape({-1});
     REQUIRE(elements.numel() == slab.size());
     for (std::int64_t begin = 0; begin <= slab.size(); ++begin) {
@@ -246,10 +248,10 @@ TEST_CASE("a tensor shard has its units of every part of a fused projection") {
   const std::vector<std::vector<std::int64_t>> wanted{{0, 1, 4, 6}, {2, 3, 5, 7}};
   for (const int place : {0, 1}) {
     const auto own = whole.index_select(0, torch::tensor(wanted[static_cast<std::size_t>(place)]));
-    CHECK(torch::equal(slab_of(rows, {8, 2}, 2, place).of(whole).reshape({4, 2}), own));
-    const auto columns = slab_of(rows.at_dim(1), {2, 8}, 2, place);
+    CHECK(torch::equal(parameters::slab_of(rows, {8, 2}, 2, place).of(whole).reshape({4, 2}), own));
+    const auto columns = parameters::slab_of(rows.at_dim(1), {2, 8}, 2, place);
     CHECK(torch::equal(columns.of(whole.t().contiguous()).reshape({2, 4}), own.t()));
-    CHECK((sliced_sizes(rows, {8, 2}, 2, place) == std::vector<std::int64_t>{4, 2}));
+    CHECK((parameters::sliced_sizes(rows, {8, 2}, 2, place) == std::vector<std::int64_t>{4, 2}));
   }
 }
 

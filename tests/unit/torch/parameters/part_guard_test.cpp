@@ -30,27 +30,36 @@ using torch::Tensor;
 
 constexpr std::int64_t kBegin = 5, kEnd = 17, kWhole = 24;
 
-PartMarkPtr shard_mark(const std::string& name = "fc.weight", std::int64_t begin = kBegin, std::int64_t end = kEnd) {
-  return c10::make_intrusive<PartMark>(
-      PartLayout{PartLayout::Kind::kShard, name, {4, 6}, Slab(Interval{begin, end}), "is held in shards (ZeRO 1)"});
+parameters::PartMarkPtr shard_mark(const std::string& name = "fc.weight", std::int64_t begin = kBegin,
+                                   std::int64_t end = kEnd) {
+  return c10::make_intrusive<parameters::PartMark>(parameters::PartLayout{parameters::PartLayout::Kind::kShard,
+                                                                          name,
+                                                                          {4, 6},
+                                                                          parameters::Slab(Interval{begin, end}),
+                                                                          "is held in shards (ZeRO 1)"});
 }
 
-PartMarkPtr copy_mark() {
-  return c10::make_intrusive<PartMark>(
-      PartLayout{PartLayout::Kind::kCopy, "fc.bias", {kWhole}, Slab(Interval{0, kWhole}), "has copies on ranks 0, 1"});
+parameters::PartMarkPtr copy_mark() {
+  return c10::make_intrusive<parameters::PartMark>(parameters::PartLayout{parameters::PartLayout::Kind::kCopy,
+                                                                          "fc.bias",
+                                                                          {kWhole},
+                                                                          parameters::Slab(Interval{0, kWhole}),
+                                                                          "has copies on ranks 0, 1"});
 }
 
 Tensor part_of_whole(const Tensor& whole) { return whole.reshape({kWhole}).slice(0, kBegin, kEnd).clone(); }
 
-Tensor shard(const Tensor& whole, const PartMarkPtr& mark = shard_mark()) {
+Tensor shard(const Tensor& whole, const parameters::PartMarkPtr& mark = shard_mark()) {
   const auto part = part_of_whole(whole);
-  set_mark(part, mark);
+  parameters::set_mark(part, mark);
   return part;
 }
 
 Tensor numbers() { return torch::linspace(-1, 2, kWhole, torch::kDouble).sin(); }
 
-bool is_part(const Tensor& tensor) { return layout_of(tensor) != nullptr && layout_of(tensor)->is_part(); }
+bool is_part(const Tensor& tensor) {
+  return parameters::layout_of(tensor) != nullptr && parameters::layout_of(tensor)->is_part();
+}
 
 bool equal_numbers(const Tensor& a, const Tensor& b) {
   return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() &&
@@ -101,11 +110,11 @@ std::optional<torch::jit::Stack> arguments_for(const c10::FunctionSchema& schema
 }
 
 /// The same arguments with parts in place of whole tensors: those of the first argument, or all, are marked.
-torch::jit::Stack in_parts(const torch::jit::Stack& whole, bool all, const PartMarkPtr& mark) {
+torch::jit::Stack in_parts(const torch::jit::Stack& whole, bool all, const parameters::PartMarkPtr& mark) {
   bool first = true;
   const auto made = [&](const Tensor& tensor) {
     const auto part = part_of_whole(tensor);
-    if (all || first) set_mark(part, mark);
+    if (all || first) parameters::set_mark(part, mark);
     return part;
   };
   torch::jit::Stack stack;
@@ -143,7 +152,7 @@ torch::jit::Stack copy_of(const torch::jit::Stack& stack) {
 
 std::vector<Tensor> tensors_in(const torch::jit::Stack& stack) {
   std::vector<Tensor> tensors;
-  autopar::detail::for_each_tensor(stack, 0, [&](const Tensor& tensor) {
+  autopar::ir::for_each_tensor(stack, 0, [&](const Tensor& tensor) {
     if (tensor.defined()) tensors.push_back(tensor);
   });
   return tensors;
@@ -160,7 +169,8 @@ Outcome compare(const c10::OperatorHandle& op, c10::ScalarType type, bool all) {
   if (!arguments || tensors_in(*arguments).empty()) return {};
   auto whole = copy_of(*arguments);
   const auto whole_operands = whole;
-  const bool is_refused = part_rule(op).use == PartUse::kWhole;  // kernels may be for sizes that these tensors lack
+  const bool is_refused =
+      parameters::part_rule(op).use == parameters::PartUse::kWhole;  // kernels may be for sizes that these tensors lack
   try {
     if (!is_refused) op.callBoxed(&whole);
     for (const auto& made : tensors_in(whole)) static_cast<void>(made.clone());  // some views cannot be read
@@ -182,7 +192,7 @@ Outcome compare(const c10::OperatorHandle& op, c10::ScalarType type, bool all) {
   const auto results = found.size() - tensors_in(part_operands).size();
   if (results == 0 && op.schema().returns().size() > 0) return {Outcome::Kind::kWrong, "it tells of elements"};
   for (std::size_t i = 0; i < found.size(); ++i) {
-    const PartAccess access;
+    const parameters::PartAccess access;
     if (expected[i].numel() != kWhole) return {Outcome::Kind::kWrong, "its result has other sizes"};
     if (!equal_numbers(part_of_whole(expected[i]), found[i])) return {Outcome::Kind::kWrong, "other numbers"};
     if (i < results && !is_part(found[i])) return {Outcome::Kind::kWrong, "its result is no part"};
@@ -231,15 +241,17 @@ bool tells_nothing(const c10::OperatorHandle& op) {
                                               "aten::infinitely_differentiable_gelu_backward",
                                               "aten::_dim_arange",
                                               "aten::_nnpack_available"};
-  const auto use = part_rule(op).use;
-  return use == PartUse::kNothing || use == PartUse::kLike || kOfSizes.count(op.schema().name()) != 0;
+  const auto use = parameters::part_rule(op).use;
+  return use == parameters::PartUse::kNothing || use == parameters::PartUse::kLike ||
+         kOfSizes.count(op.schema().name()) != 0;
 }
 
 bool is_looked_at(const c10::OperatorHandle& op) {
   const auto& name = op.operator_name().name;
   if (!name.starts_with("aten::") || tells_nothing(op)) return false;
-  const auto use = part_rule(op).use;
-  const bool is_internal = name.starts_with("aten::_") && use != PartUse::kElementWise && use != PartUse::kLists;
+  const auto use = parameters::part_rule(op).use;
+  const bool is_internal =
+      name.starts_with("aten::_") && use != parameters::PartUse::kElementWise && use != parameters::PartUse::kLists;
   const auto is_out = [](const c10::Argument& argument) { return argument.is_out(); };
   const auto& arguments = op.schema().arguments();
   return !is_internal && std::none_of(arguments.begin(), arguments.end(), is_out);
@@ -273,7 +285,7 @@ TEST_CASE("each of libtorch's operators gives the part of what it gives on whole
 }
 
 TEST_CASE("what optimizers and averages are made of is allowed on parts") {
-  using Use = PartUse;
+  using Use = parameters::PartUse;
   const std::vector<std::pair<Use, std::vector<const char*>>> uses{
       {Use::kElementWise, {"add_.Tensor",  "mul_.Scalar",  "mul_.Tensor", "addcmul_", "addcdiv_",
                            "lerp_.Scalar", "sqrt",         "div.Tensor",  "copy_",    "clone",
@@ -319,7 +331,7 @@ TEST_CASE("what optimizers and averages are made of is allowed on parts") {
           {base, dot == std::string::npos ? std::string() : name.substr(dot + 1)});
       INFO(name);
       REQUIRE(op);
-      CHECK(part_rule(*op).use == use);
+      CHECK(parameters::part_rule(*op).use == use);
     }
   }
 }
@@ -369,8 +381,12 @@ TEST_CASE("what operators make of parts, and write with them, are parts") {
   CHECK(is_part(states[0]));
   CHECK(is_part(torch::_foreach_mul(states, 2.0)[0]));
   auto slice = torch::ones({2, 6}, torch::kDouble);
-  set_mark(slice, c10::make_intrusive<PartMark>(PartLayout{
-                      PartLayout::Kind::kSlice, "fc.weight", {4, 6}, Slab(Interval{0, 12}), "is held in slices"}));
+  parameters::set_mark(
+      slice, c10::make_intrusive<parameters::PartMark>(parameters::PartLayout{parameters::PartLayout::Kind::kSlice,
+                                                                              "fc.weight",
+                                                                              {4, 6},
+                                                                              parameters::Slab(Interval{0, 12}),
+                                                                              "is held in slices"}));
   slice.set_data(torch::zeros({2, 6}, torch::kDouble));
   CHECK(is_part(slice));
   CHECK_THROWS_AS(slice.set_data(torch::zeros({4, 6}, torch::kDouble)), InvalidArgument);
@@ -387,7 +403,7 @@ TEST_CASE("autograd records what is done to parts as before") {
   CHECK(twice.requires_grad());
   CHECK(is_part(twice));
   twice.backward(torch::ones_like(twice));
-  const PartAccess access;
+  const parameters::PartAccess access;
   CHECK(torch::allclose(w.grad(), 6 * part_of_whole(numbers())));
 }
 
@@ -402,7 +418,7 @@ TEST_CASE("parts go with parts of the same elements, and tensors of their sizes"
   CHECK_THROWS_AS(w.clone().mul_(torch::ones({1}, torch::kDouble)), InvalidArgument);
   CHECK_NOTHROW(w.clone().mul_(torch::tensor(2.0, torch::kDouble)));
   auto copy = torch::ones(kEnd - kBegin, torch::kDouble);
-  set_mark(copy, copy_mark());
+  parameters::set_mark(copy, copy_mark());
   CHECK_THROWS_AS(w + copy, InvalidArgument);
 }
 
@@ -435,7 +451,7 @@ TEST_CASE("libtorch's optimizers step on parts as on whole parameters") {
       REQUIRE_NOTHROW(of_part->step());
       of_part->zero_grad(k == 0);
     }
-    const PartAccess access;
+    const parameters::PartAccess access;
     CHECK(equal_numbers(part_of_whole(whole.detach()), part.detach()));
   }
 }
@@ -443,7 +459,7 @@ TEST_CASE("libtorch's optimizers step on parts as on whole parameters") {
 TEST_CASE("random draws throw on parts and copies, and on what is made of them") {
   torch::NoGradGuard no_grad;
   auto copy = numbers();
-  set_mark(copy, copy_mark());
+  parameters::set_mark(copy, copy_mark());
   const auto w = shard(numbers());
   for (const auto& handle : {copy, w}) {
     const auto refused = [](const auto& work) {
@@ -488,7 +504,7 @@ TEST_CASE("libtorch's own clipping and vectors of parameters throw where parts a
 TEST_CASE("within a scope of access parts are ordinary tensors, and torch::save refuses them outside") {
   const auto w = shard(numbers());
   {
-    const PartAccess access;
+    const parameters::PartAccess access;
     CHECK(w.norm().item<double>() > 0);
     CHECK(w.view({2, 6}).size(0) == 2);
   }
@@ -496,9 +512,9 @@ TEST_CASE("within a scope of access parts are ordinary tensors, and torch::save 
   std::ostringstream file;
   CHECK_THROWS_WITH(torch::save(w, file), Contains("torch::save: 'fc.weight' is held in shards"));
   auto copy = numbers();
-  set_mark(copy, copy_mark());
+  parameters::set_mark(copy, copy_mark());
   CHECK_NOTHROW(torch::save(copy, file));
-  unset_mark(copy);
+  parameters::unset_mark(copy);
   CHECK_NOTHROW(copy.normal_());
 }
 

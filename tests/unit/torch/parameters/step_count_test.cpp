@@ -22,13 +22,14 @@ using torch::Tensor;
 constexpr double kEpsilon = std::numeric_limits<float>::epsilon();
 
 /// Elements of a parameter that SGD steps in single precision.
-std::vector<ap::UpdatedElement> stepped(int steps, const ap::PlainUpdate& update, const Tensor& gradient) {
+std::vector<ap::parameters::UpdatedElement> stepped(int steps, const ap::parameters::PlainUpdate& update,
+                                                    const Tensor& gradient) {
   auto parameter = torch::linspace(-2, 3, gradient.numel()).sin().requires_grad_();
   const auto before = parameter.detach().clone();
   torch::optim::SGD optimizer({parameter}, torch::optim::SGDOptions(update.lr).weight_decay(update.weight_decay));
   parameter.mutable_grad() = gradient.clone();
   for (int s = 0; s < steps; ++s) optimizer.step();
-  std::vector<ap::UpdatedElement> elements;
+  std::vector<ap::parameters::UpdatedElement> elements;
   for (std::int64_t i = 0; i < gradient.numel(); ++i)
     elements.push_back({before[i].item<double>(), parameter.detach()[i].item<double>(), gradient[i].item<double>()});
   return elements;
@@ -40,8 +41,8 @@ TEST_CASE("steps of plain SGD are counted by what they made of a few elements") 
     for (const double decay : {0.0, 0.1}) {
       for (int steps = 0; steps <= 6; ++steps) {
         CAPTURE(lr, decay, steps);
-        const ap::PlainUpdate update{lr, decay};
-        CHECK(ap::count_steps(stepped(steps, update, gradient), update, kEpsilon) == steps);
+        const ap::parameters::PlainUpdate update{lr, decay};
+        CHECK(ap::parameters::count_steps(stepped(steps, update, gradient), update, kEpsilon) == steps);
       }
     }
   }
@@ -49,18 +50,18 @@ TEST_CASE("steps of plain SGD are counted by what they made of a few elements") 
 
 TEST_CASE("what rounding hides, another gradient and another rate say nothing of steps") {
   const auto gradient = torch::linspace(-1, 1, 8);
-  const ap::PlainUpdate update{0.1, 0};
-  CHECK(ap::count_steps(stepped(1, {0, 0}, gradient), {0, 0}, kEpsilon) == std::nullopt);
-  CHECK(ap::count_steps(stepped(1, update, torch::zeros({8})), update, kEpsilon) == std::nullopt);
-  CHECK(ap::count_steps(stepped(1, {1e-8, 0}, gradient), {1e-8, 0}, kEpsilon) == std::nullopt);
-  CHECK(ap::count_steps(stepped(7, update, gradient), update, kEpsilon) == std::nullopt);
+  const ap::parameters::PlainUpdate update{0.1, 0};
+  CHECK(ap::parameters::count_steps(stepped(1, {0, 0}, gradient), {0, 0}, kEpsilon) == std::nullopt);
+  CHECK(ap::parameters::count_steps(stepped(1, update, torch::zeros({8})), update, kEpsilon) == std::nullopt);
+  CHECK(ap::parameters::count_steps(stepped(1, {1e-8, 0}, gradient), {1e-8, 0}, kEpsilon) == std::nullopt);
+  CHECK(ap::parameters::count_steps(stepped(7, update, gradient), update, kEpsilon) == std::nullopt);
   auto others = stepped(1, update, gradient);
   for (auto& element : others) element.gradient += 0.3;
-  CHECK(ap::count_steps(others, update, kEpsilon) == std::nullopt);
-  CHECK(ap::count_steps(stepped(1, {0.13, 0}, gradient), update, kEpsilon) == std::nullopt);
+  CHECK(ap::parameters::count_steps(others, update, kEpsilon) == std::nullopt);
+  CHECK(ap::parameters::count_steps(stepped(1, {0.13, 0}, gradient), update, kEpsilon) == std::nullopt);
   others = stepped(1, update, gradient);
   for (auto& element : others) element.gradient = std::nan("");
-  CHECK(ap::count_steps(others, update, kEpsilon) == std::nullopt);
+  CHECK(ap::parameters::count_steps(others, update, kEpsilon) == std::nullopt);
 }
 
 TEST_CASE("state tells how often it was stepped, from its first step on") {
@@ -78,22 +79,24 @@ TEST_CASE("state tells how often it was stepped, from its first step on") {
   optimizers.push_back(std::make_unique<o::Adagrad>(all, 0.1));
   optimizers.push_back(std::make_unique<ap::optim::LAMB>(all, ap::optim::LAMBOptions(0.1)));
   for (const auto& optimizer : optimizers) {
-    auto before = ap::step_mark(*optimizer, parameter);
-    CHECK(ap::steps_between(*optimizer, before, before) == 0);
+    auto before = ap::parameters::step_mark(*optimizer, parameter);
+    CHECK(ap::parameters::steps_between(*optimizer, before, before) == 0);
     for (const int steps : {1, 2, 0, 3, 1}) {
       for (int s = 0; s < steps; ++s) optimizer->step();
-      const auto after = ap::step_mark(*optimizer, parameter);
-      CHECK(ap::steps_between(*optimizer, before, after) == steps);
+      const auto after = ap::parameters::step_mark(*optimizer, parameter);
+      CHECK(ap::parameters::steps_between(*optimizer, before, after) == steps);
       before = after;
     }
   }
   auto& buffer =
       static_cast<o::SGDParamState&>(*optimizers[0]->state().at(parameter.unsafeGetTensorImpl())).momentum_buffer();
-  const auto before = ap::step_mark(*optimizers[0], parameter);
+  const auto before = ap::parameters::step_mark(*optimizers[0], parameter);
   buffer.zero_();
-  CHECK(ap::steps_between(*optimizers[0], before, ap::step_mark(*optimizers[0], parameter)) == std::nullopt);
+  CHECK(ap::parameters::steps_between(*optimizers[0], before, ap::parameters::step_mark(*optimizers[0], parameter)) ==
+        std::nullopt);
   buffer = torch::zeros({4});
-  CHECK(ap::steps_between(*optimizers[0], before, ap::step_mark(*optimizers[0], parameter)) == std::nullopt);
+  CHECK(ap::parameters::steps_between(*optimizers[0], before, ap::parameters::step_mark(*optimizers[0], parameter)) ==
+        std::nullopt);
 }
 
 }  // namespace step_count_test

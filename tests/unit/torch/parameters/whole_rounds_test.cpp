@@ -12,7 +12,7 @@ using namespace autopar;
 
 TEST_CASE("whole parameters are spread by size over their holders") {
   const std::vector<Rank> both{Rank(0), Rank(1)};
-  const auto rounds = rounds_of({{100, both}, {60, both}, {30, both}, {50, both}, {0, {Rank(1)}}}, 2);
+  const auto rounds = parameters::rounds_of({{100, both}, {60, both}, {30, both}, {50, both}, {0, {Rank(1)}}}, 2);
   CHECK((rounds.runners == std::vector{Rank(0), Rank(1), Rank(1), Rank(1), Rank(1)}));
   CHECK((rounds.rounds == std::vector<std::vector<std::size_t>>{{0, 1, 2}, {3, 4}}));
 }
@@ -21,7 +21,7 @@ TEST_CASE("no round gives a rank more than the largest parameter, each is there 
   std::mt19937 random(5);
   for (int round = 0; round < 200; ++round) {
     const int ranks = 1 + static_cast<int>(random() % 5);
-    std::vector<WholeItem> items(random() % 20);
+    std::vector<parameters::WholeItem> items(random() % 20);
     std::int64_t largest = 0;
     for (auto& item : items) {
       item.bytes = static_cast<std::int64_t>(random() % 1000);
@@ -31,7 +31,7 @@ TEST_CASE("no round gives a rank more than the largest parameter, each is there 
       }
       if (item.holders.empty()) item.holders.push_back(Rank(static_cast<int>(random() % ranks)));
     }
-    const auto made = rounds_of(items, ranks);
+    const auto made = parameters::rounds_of(items, ranks);
     std::vector<std::size_t> seen;
     for (const auto& each : made.rounds) {
       std::map<Rank, std::int64_t> bytes;

@@ -28,9 +28,9 @@ class BFloat16Autocast {
 };
 
 OpGraph captured_in_bf16(TestModel& model, c10::DeviceType device = c10::DeviceType::CPU) {
-  CaptureOptions options;
-  options.autocast = autopar::Autocast{at::kBFloat16, device};
-  return capture(
+  trace::CaptureOptions options;
+  options.autocast = autopar::trace::Autocast{at::kBFloat16, device};
+  return trace::capture(
       model, specs(model.arguments(5)), [&](const Tensors& in) { return model.run(in); }, options);
 }
 
@@ -44,9 +44,9 @@ std::vector<at::Tensor> gradients_of(TestModel& model) {
 }
 
 Tensors replayed(TestModel& model, const OpGraph& graph, const Tensors& in) {
-  Replayer replayer(graph, all_ops(graph), graph.outputs, at::kCPU);
+  replay::Replayer replayer(graph, replay::all_ops(graph), graph.outputs, at::kCPU);
   auto environment = replayer.environment();
-  bind_state(graph, model, environment);
+  replay::bind_state(graph, model, environment);
   for (std::size_t i = 0; i < in.size(); ++i) environment[graph.inputs[i].index()] = in[i];
   replayer.run(environment, {in[0].size(0), in[0].size(0)});
   Tensors results;
@@ -58,7 +58,7 @@ std::size_t casts_of_views(const OpGraph& graph) {
   std::size_t count = 0;
   for (std::size_t i = 0; i < graph.ops.size(); ++i) {
     const auto id = OpId::of(i);
-    if (!graph.is(id, "aten::to") || casts_parameter(graph, id)) continue;
+    if (!graph.is(id, "aten::to") || ir::casts_parameter(graph, id)) continue;
     const auto storage = graph.value(graph.input(id, 0)).storage;
     for (const auto& info : graph.values) count += info.kind == ValueKind::kParameter && info.storage == storage;
   }
@@ -67,7 +67,7 @@ std::size_t casts_of_views(const OpGraph& graph) {
 
 std::size_t casts_of_parameters(const OpGraph& graph) {
   std::size_t count = 0;
-  for (std::size_t i = 0; i < graph.ops.size(); ++i) count += casts_parameter(graph, OpId::of(i));
+  for (std::size_t i = 0; i < graph.ops.size(); ++i) count += ir::casts_parameter(graph, OpId::of(i));
   return count;
 }
 
@@ -148,14 +148,14 @@ TEST_CASE("Casts of parameters run once and are counted once", "[rewrite]") {
   torch::manual_seed(2);
   Mlp model;
   const auto hoisted = passes::hoist_parameter_casts(captured_in_bf16(model));
-  const auto unfolded = analyze_batch(hoisted);
+  const auto unfolded = algebra::analyze_batch(hoisted);
   for (std::size_t i = 0; i < hoisted.ops.size(); ++i)
-    CHECK(unfolded.ops[i].once == casts_parameter(hoisted, OpId::of(i)));
+    CHECK(unfolded.ops[i].once == ir::casts_parameter(hoisted, OpId::of(i)));
   const auto graph = passes::fold_linear(hoisted);
-  const auto plan = analyze_batch(graph);
+  const auto plan = algebra::analyze_batch(graph);
   std::int64_t bytes = 0, elements = 0;
-  for (std::size_t i = 0; i < graph.ops.size(); ++i) CHECK(plan.ops[i].once == casts_parameter(graph, OpId::of(i)));
-  const auto profile = profile_graph(graph, plan);
+  for (std::size_t i = 0; i < graph.ops.size(); ++i) CHECK(plan.ops[i].once == ir::casts_parameter(graph, OpId::of(i)));
+  const auto profile = cost::profile_graph(graph, plan);
   for (const auto node : profile.model.graph.nodes()) {
     const auto& atom = profile.model.graph[node];
     CHECK(atom.resident == Bytes(0));  // all are read as copies alone

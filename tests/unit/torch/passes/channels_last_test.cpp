@@ -38,22 +38,22 @@ struct Images : TestModel {
 at::Tensor as_it_is(at::Tensor x) { return x; }
 at::Tensor pooled(at::Tensor x) { return F::adaptive_avg_pool2d(x, F::AdaptiveAvgPool2dFuncOptions(1)).flatten(1); }
 
-FlatForward forward_of(TestModel& model) {
+trace::FlatForward forward_of(TestModel& model) {
   return [&model](const Tensors& in) { return model.run(in); };
 }
 
-OpGraph captured(TestModel& model, const CaptureOptions& options = {}) {
-  return capture(model, specs(model.arguments(4)), forward_of(model), options);
+OpGraph captured(TestModel& model, const trace::CaptureOptions& options = {}) {
+  return trace::capture(model, specs(model.arguments(4)), forward_of(model), options);
 }
 
-std::optional<passes::ChannelsLastProgram> converted(TestModel& model, const CaptureOptions& options = {}) {
+std::optional<passes::ChannelsLastProgram> converted(TestModel& model, const trace::CaptureOptions& options = {}) {
   return passes::capture_channels_last(captured(model, options), model, specs(model.arguments(4)), forward_of(model),
                                        options);
 }
 
-CaptureOptions in_bfloat16() {
-  CaptureOptions options;
-  options.autocast = autopar::Autocast{at::kBFloat16, c10::DeviceType::CUDA};
+trace::CaptureOptions in_bfloat16() {
+  trace::CaptureOptions options;
+  options.autocast = autopar::trace::Autocast{at::kBFloat16, c10::DeviceType::CUDA};
   return options;
 }
 
@@ -65,11 +65,11 @@ void require_equal(TestModel& model) {
   REQUIRE(graph.ops.size() == captured(model).ops.size());
   std::vector<ValueId> all;
   for (std::size_t v = 0; v < graph.values.size(); ++v) all.push_back(ValueId::of(v));
-  Replayer replayer(graph, all_ops(graph), all, at::kCPU);
+  replay::Replayer replayer(graph, replay::all_ops(graph), all, at::kCPU);
   for (const std::int64_t batch : {5, 1}) {
     const auto arguments = model.arguments(batch);
     auto environment = replayer.environment();
-    bind_state(graph, model, environment);
+    replay::bind_state(graph, model, environment);
     for (std::size_t i = 0; i < arguments.size(); ++i) {
       const bool image = arguments[i].dim() == 4;
       environment[graph.inputs[i].index()] =
@@ -108,7 +108,7 @@ TEST_CASE("Results of channels-last programs have the strides that callers know"
   const auto program = converted(model);
   REQUIRE(program);
   CHECK((program->graph.value(program->graph.outputs[0]).strides == plain.value(plain.outputs[0]).strides));
-  CHECK(is_channels_last(program->graph.value(program->graph.inputs[0])));
+  CHECK(ir::is_channels_last(program->graph.value(program->graph.inputs[0])));
   CHECK(program->inputs[0].format == at::MemoryFormat::ChannelsLast);
 }
 
@@ -142,8 +142,8 @@ TEST_CASE("Copies of convolution weights lie as their readers take them", "[rewr
     std::vector<bool> last;
     for (std::size_t i = 0; i < graph.ops.size(); ++i) {
       const auto op = OpId::of(i);
-      if (casts_parameter(graph, op) && graph.value(graph.output(op)).sizes.size() == 4) {
-        last.push_back(is_channels_last(graph.value(graph.output(op))));
+      if (ir::casts_parameter(graph, op) && graph.value(graph.output(op)).sizes.size() == 4) {
+        last.push_back(ir::is_channels_last(graph.value(graph.output(op))));
       }
     }
     return last;

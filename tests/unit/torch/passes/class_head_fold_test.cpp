@@ -12,8 +12,8 @@
 #include "unit/torch/capture/models.hpp"
 
 #include "capture/replay/replay.hpp"
-#include "torch/fused/class_head.hpp"
 #include "torch/fused/fused_ops.hpp"
+#include "torch/fused/linear_cross_entropy.hpp"
 #include "torch/passes/class_loss_fold.hpp"
 #include "torch/passes/linear_fold.hpp"
 
@@ -40,7 +40,8 @@ struct Net : TestModel {
 };
 
 OpGraph captured(Net& net) {
-  const auto graph = capture(net, specs(net.arguments(kSamples)), [&](const Tensors& in) { return net.run(in); });
+  const auto graph =
+      trace::capture(net, specs(net.arguments(kSamples)), [&](const Tensors& in) { return net.run(in); });
   return passes::fold_class_loss(passes::fold_linear(graph, at::kCPU));
 }
 
@@ -53,9 +54,9 @@ bool has_head(const OpGraph& graph) {
 
 /// The result and the gradients of all parameters.
 Tensors trained(Net& net, const OpGraph& graph, const Tensors& in) {
-  Replayer replayer(graph, all_ops(graph), graph.outputs, at::kCPU);
+  replay::Replayer replayer(graph, replay::all_ops(graph), graph.outputs, at::kCPU);
   auto environment = replayer.environment();
-  bind_state(graph, net, environment);
+  replay::bind_state(graph, net, environment);
   for (std::size_t i = 0; i < in.size(); ++i) environment[graph.inputs[i].index()] = in[i];
   replayer.run(environment, {kSamples, kSamples});
   const auto result = environment[graph.outputs.front().index()];
@@ -99,8 +100,8 @@ TEST_CASE("a linear layer and its cross entropy become one operator that makes t
       const auto whole = captured(net);
       const auto folded = fused::linear_cross_entropy().pattern(whole);
       REQUIRE(has_head(folded));
-      CHECK(fused::logits_of_class_heads(whole, 2) == 2 * kPlaces * kClasses * 8);
-      CHECK(fused::logits_of_class_heads(folded, 2) == 0);
+      CHECK(fused::bytes_of_chunked_logits(whole, 2) == 2 * kPlaces * kClasses * 8);
+      CHECK(fused::bytes_of_chunked_logits(folded, 2) == 0);
       const auto in = net.arguments(kSamples);
       const auto expected = trained(net, whole, in), made = trained(net, folded, in);
       for (std::size_t i = 0; i < expected.size(); ++i) CHECK(torch::allclose(made[i], expected[i], 1e-12, 1e-12));
@@ -139,7 +140,7 @@ TEST_CASE("class heads whose logits are read elsewhere, or that are of another k
     net.to(torch::kDouble);
     const auto whole = captured(net);
     CHECK_FALSE(has_head(fused::linear_cross_entropy().pattern(whole)));
-    CHECK(fused::logits_of_class_heads(whole, 2) == 0);
+    CHECK(fused::bytes_of_chunked_logits(whole, 2) == 0);
   }
 }
 

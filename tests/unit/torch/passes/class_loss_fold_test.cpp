@@ -42,13 +42,13 @@ std::size_t count(const OpGraph& graph, const std::string& name) {
 }
 
 OpGraph captured(Head& head) {
-  return capture(head, specs(head.arguments(kSamples)), [&](const Tensors& in) { return head.run(in); });
+  return trace::capture(head, specs(head.arguments(kSamples)), [&](const Tensors& in) { return head.run(in); });
 }
 
 Tensors result_and_gradient(Head& head, const OpGraph& graph, const Tensors& in) {
-  Replayer replayer(graph, all_ops(graph), graph.outputs, at::kCPU);
+  replay::Replayer replayer(graph, replay::all_ops(graph), graph.outputs, at::kCPU);
   auto environment = replayer.environment();
-  bind_state(graph, head, environment);
+  replay::bind_state(graph, head, environment);
   for (std::size_t i = 0; i < in.size(); ++i) environment[graph.inputs[i].index()] = in[i];
   replayer.run(environment, {kSamples, kSamples});
   const auto result = environment[graph.outputs.front().index()];

@@ -28,9 +28,9 @@ inline std::int64_t count_floating(const OpGraph& graph, std::string_view name) 
 inline Tensors trained_by(TestModel& net, const OpGraph& graph, const Tensors& in) {
   Tensors buffers;
   for (const auto& buffer : net.buffers()) buffers.push_back(buffer.clone());
-  Replayer replayer(graph, all_ops(graph), graph.outputs, at::kCPU);
+  replay::Replayer replayer(graph, replay::all_ops(graph), graph.outputs, at::kCPU);
   auto environment = replayer.environment();
-  bind_state(graph, net, environment);
+  replay::bind_state(graph, net, environment);
   for (std::size_t i = 0; i < in.size(); ++i) environment[graph.inputs[i].index()] = in[i];
   replayer.run(environment, {in[0].size(0), in[0].size(0)});
   net.zero_grad();

@@ -106,7 +106,7 @@ TEST_CASE("fused operator: its pattern leaves a program alone that it has been p
     for (const auto& op : fused::fused_ops()) {
       INFO(name << ", " << op.name);
       const auto once = op.pattern(graph);
-      CHECK(fault_of(once).empty());
+      CHECK(ir::fault_of(once).empty());
       CHECK(op.pattern(once).hash() == once.hash());
     }
   }

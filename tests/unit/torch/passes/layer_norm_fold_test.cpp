@@ -176,7 +176,7 @@ TEST_CASE("a norm that drops draws for each slice, as dropouts do, and one that 
   using namespace layer_norm_fold;
   Net net([](Net& n, const Tensor& x) { return n.other(n.norm(x + half_of(n.layer(x))) + n.layer(x)); });
   const auto joined = fused::add_layer_norm().pattern(capture_model(net, net.arguments(kSamples)));
-  const auto plan = analyze_batch(joined);
+  const auto plan = algebra::analyze_batch(joined);
   std::vector<Draw> draws;
   for (std::size_t i = 0; i < joined.ops.size(); ++i) {
     if (joined.is(OpId::of(i), fused::kAddLayerNorm)) draws.push_back(plan.handling(OpId::of(i)).draw);

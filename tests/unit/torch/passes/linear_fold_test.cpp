@@ -18,9 +18,9 @@ std::size_t count(const OpGraph& graph, const std::string& name) {
 }
 
 std::vector<at::Tensor> results_and_gradients(TestModel& model, const OpGraph& graph, const Tensors& in) {
-  Replayer replayer(graph, all_ops(graph), graph.outputs, at::kCPU);
+  replay::Replayer replayer(graph, replay::all_ops(graph), graph.outputs, at::kCPU);
   auto environment = replayer.environment();
-  bind_state(graph, model, environment);
+  replay::bind_state(graph, model, environment);
   for (std::size_t i = 0; i < in.size(); ++i) environment[graph.inputs[i].index()] = in[i];
   torch::manual_seed(4);
   replayer.run(environment, {in[0].size(0), in[0].size(0)});
@@ -44,7 +44,7 @@ void require_same(TestModel& model, std::size_t linears, double tolerance) {
   for (auto& tensor : in) {
     if (tensor.is_floating_point()) tensor = tensor.to(torch::kDouble);
   }
-  const auto plain = capture(model, specs(in), [&](const Tensors& arguments) { return model.run(arguments); });
+  const auto plain = trace::capture(model, specs(in), [&](const Tensors& arguments) { return model.run(arguments); });
   const auto folded = passes::fold_linear(plain);
   REQUIRE(count(folded, "aten::linear") == linears);
   REQUIRE(count(folded, "aten::addmm") == 0);

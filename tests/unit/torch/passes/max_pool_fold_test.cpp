@@ -36,7 +36,7 @@ struct Form {
 SavedBytes kept(const OpGraph& graph, c10::DeviceType device) {
   AlgebraOptions options;
   options.device = device;
-  const auto plan = analyze_batch(graph, options);
+  const auto plan = algebra::analyze_batch(graph, options);
   return ops::saved_by({graph, plan.values, options, graph.value(graph.outputs[0]).definer});
 }
 
@@ -68,7 +68,8 @@ TEST_CASE("max-pooling by windows of neighbours becomes an operator that makes t
     CHECK(count_floating(folded, fused::kMaxPool) == 1);
     CHECK(count_floating(folded, "aten::max_pool2d") == 0);
     check_folded(net, plain, folded, in);
-    CHECK(analyze_batch(folded).type(folded.outputs[0]) == analyze_batch(plain).type(plain.outputs[0]));
+    CHECK(algebra::analyze_batch(folded).type(folded.outputs[0]) ==
+          algebra::analyze_batch(plain).type(plain.outputs[0]));
   }
 }
 

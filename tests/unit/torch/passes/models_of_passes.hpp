@@ -57,9 +57,9 @@ inline std::vector<std::pair<std::string, std::shared_ptr<TestModel>>> models_of
 }
 
 inline OpGraph captured_for_passes(TestModel& model, const Tensors& in, bool in_bf16) {
-  CaptureOptions options;
-  if (in_bf16) options.autocast = autopar::Autocast{at::kBFloat16, c10::DeviceType::CPU};
-  return capture(
+  trace::CaptureOptions options;
+  if (in_bf16) options.autocast = autopar::trace::Autocast{at::kBFloat16, c10::DeviceType::CPU};
+  return trace::capture(
       model, specs(in), [&](const Tensors& arguments) { return model.run(arguments); }, options);
 }
 

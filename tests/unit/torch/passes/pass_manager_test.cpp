@@ -41,11 +41,11 @@ TEST_CASE("each pass changes a program, and what it makes trains as the program 
           if (tensor.is_floating_point()) tensor = tensor.to(torch::kDouble);
       }
       auto graph = captured_for_passes(*model, in, in_bf16);
-      CHECK(fault_of(graph).empty());
+      CHECK(ir::fault_of(graph).empty());
       for (const auto& pass : passes::pass_list()) {
         INFO(name << ", " << pass.name << (in_bf16 ? ", bf16" : ""));
         const auto after = pass.run(graph, kEverything);
-        CHECK(fault_of(after).empty());
+        CHECK(ir::fault_of(after).empty());
         if (after.hash() == graph.hash()) continue;
         changed.emplace(pass.name);
         check_folded(*model, graph, after, in, in_bf16 ? 2e-2 : 1e-12);

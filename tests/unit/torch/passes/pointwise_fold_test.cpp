@@ -38,9 +38,9 @@ struct Net : TestModel {
 };
 
 Tensors trained(Net& net, const OpGraph& graph, const Tensors& in) {
-  Replayer replayer(graph, all_ops(graph), graph.outputs, at::kCPU);
+  replay::Replayer replayer(graph, replay::all_ops(graph), graph.outputs, at::kCPU);
   auto environment = replayer.environment();
-  bind_state(graph, net, environment);
+  replay::bind_state(graph, net, environment);
   environment[graph.inputs.front().index()] = in[0];
   net.count.fill_(1);
   replayer.run(environment, {in[0].size(0), in[0].size(0)});
@@ -139,7 +139,8 @@ TEST_CASE("point-wise operators that read each other become one that makes the s
   for (const auto& form : forms()) {
     INFO(form.name);
     Net net(form.forward);
-    const auto plain = capture(net, specs(net.arguments(kSamples)), [&](const Tensors& in) { return net.run(in); });
+    const auto plain =
+        trace::capture(net, specs(net.arguments(kSamples)), [&](const Tensors& in) { return net.run(in); });
     const auto joined = fused::joined_pointwise().pattern(plain);
     std::size_t groups = 0, operators = 0;
     for (std::size_t i = 0; i < joined.ops.size(); ++i)
@@ -156,7 +157,7 @@ TEST_CASE("point-wise operators that read each other become one that makes the s
         CHECK(torch::allclose(made[i], expected[i], 1e-6, 1e-6));  // gradients of a sum are added in another order
       }
     }
-    const auto plan = analyze_batch(joined, {}), before = analyze_batch(plain, {});
+    const auto plan = algebra::analyze_batch(joined, {}), before = algebra::analyze_batch(plain, {});
     CHECK(plan.values[joined.outputs.front().index()] == before.values[plain.outputs.front().index()]);
   }
 }

@@ -63,7 +63,7 @@ void require_equal(const Tensors& eager, const Tensors& replayed, const std::str
 
 void require_replay_equals_eager(TestModel& model) {
   const auto graph = capture_model(model);
-  Replayer replayer(graph, all_ops(graph), graph.outputs, at::kCPU);
+  replay::Replayer replayer(graph, replay::all_ops(graph), graph.outputs, at::kCPU);
   for (const std::int64_t batch : {5, 2, 8}) {
     INFO("batch " << batch);
     torch::manual_seed(7);
@@ -71,7 +71,7 @@ void require_replay_equals_eager(TestModel& model) {
     const auto eager = observe(model, arguments, [&](const Tensors& in) { return model.run(in); });
     const auto replayed = observe(model, arguments, [&](const Tensors& in) {
       auto environment = replayer.environment();
-      bind_state(graph, model, environment);
+      replay::bind_state(graph, model, environment);
       for (std::size_t i = 0; i < in.size(); ++i) environment[graph.inputs[i].index()] = in[i];
       replayer.run(environment, {batch, batch});
       Tensors results;
@@ -186,28 +186,28 @@ TEST_CASE("Odd ways of making and changing tensors replay as eager", "[replay]")
 TEST_CASE("A handler may scale a result, replace an operator, or leave it alone", "[replay]") {
   auto model = model_of([](at::Tensor y, at::Tensor) { return y.exp().sum(); });
   const auto graph = capture_model(*model);
-  const auto ops = all_ops(graph);
-  Replayer replayer(graph, ops, graph.outputs, at::kCPU);
+  const auto ops = replay::all_ops(graph);
+  replay::Replayer replayer(graph, ops, graph.outputs, at::kCPU);
   const auto x = torch::randn({3, 8});
   const auto run = [&] {
     auto environment = replayer.environment();
-    bind_state(graph, *model, environment);
+    replay::bind_state(graph, *model, environment);
     environment[graph.inputs[0].index()] = x;
     replayer.run(environment, {3, 3});
     return environment[graph.outputs[0].index()].item<float>();
   };
   const float plain = run();
-  replayer.handle(ops.back(), [](ReplayCall& call) {
-    call.proceed();
+  replayer.handle(ops.back(), [](replay::ReplayCall& call) {
+    call.call_original();
     call.stack.back() = call.stack.back().toTensor() * 0.5;
   });
   REQUIRE(run() == plain * 0.5f);
-  replayer.handle(ops.back(), [](ReplayCall& call) {
+  replayer.handle(ops.back(), [](replay::ReplayCall& call) {
     call.stack.clear();
     call.stack.emplace_back(torch::tensor(42.0f));
   });
   REQUIRE(run() == 42.0f);
-  REQUIRE_THROWS_AS(Replayer(graph, {ops[0]}, {}, at::kCPU).handle(ops[1], {}), InvalidArgument);
+  REQUIRE_THROWS_AS(replay::Replayer(graph, {ops[0]}, {}, at::kCPU).handle(ops[1], {}), InvalidArgument);
 }
 
 TEST_CASE("Parts of a graph, run one after the other, equal the whole", "[replay]") {
@@ -217,12 +217,12 @@ TEST_CASE("Parts of a graph, run one after the other, equal the whole", "[replay
   const auto in = model.arguments(6);
   const auto eager = model.run(in)[0];
   for (std::size_t cut = 1; cut < graph.ops.size(); ++cut) {
-    const auto ops = all_ops(graph);
+    const auto ops = replay::all_ops(graph);
     const auto place = ops.begin() + static_cast<std::ptrdiff_t>(cut);
-    Replayer second(graph, {place, ops.end()}, graph.outputs, at::kCPU);
-    Replayer first(graph, {ops.begin(), place}, second.required(), at::kCPU);
+    replay::Replayer second(graph, {place, ops.end()}, graph.outputs, at::kCPU);
+    replay::Replayer first(graph, {ops.begin(), place}, second.required(), at::kCPU);
     auto environment = first.environment();
-    bind_state(graph, model, environment);
+    replay::bind_state(graph, model, environment);
     for (std::size_t i = 0; i < in.size(); ++i) environment[graph.inputs[i].index()] = in[i];
     first.run(environment, {6, 6});
     auto other = second.environment();

@@ -62,21 +62,22 @@ struct Net : nn::Module {
 /// The model on its way to a plan of so many stages, of two replicas each.
 struct Divided {
   Divided(int stages, bool casts) {
-    const std::vector<InputSpec> specs{input_spec(torch::zeros({4, 13})), input_spec(torch::zeros({4}, at::kLong))};
-    CaptureOptions options;
-    if (casts) options.autocast = autopar::Autocast{at::kBFloat16, c10::DeviceType::CPU};
-    graph = passes::fold_linear(capture(
+    const std::vector<trace::InputSpec> specs{trace::input_spec(torch::zeros({4, 13})),
+                                              trace::input_spec(torch::zeros({4}, at::kLong))};
+    trace::CaptureOptions options;
+    if (casts) options.autocast = autopar::trace::Autocast{at::kBFloat16, c10::DeviceType::CPU};
+    graph = passes::fold_linear(trace::capture(
         *net, specs,
         [&](const std::vector<at::Tensor>& in) -> std::vector<at::Tensor> { return {net->forward(in[0], in[1])}; },
         options));
     if (casts) graph = passes::hoist_parameter_casts(std::move(graph));
-    batch_plan = analyze_batch(graph);
-    profile = profile_graph(graph, batch_plan, c10::DeviceType::CPU);
+    batch_plan = algebra::analyze_batch(graph);
+    profile = cost::profile_graph(graph, batch_plan, c10::DeviceType::CPU);
     const auto atoms = profile.atoms.atoms.size();
     staging = {std::vector<int>(atoms, 0), std::vector<int>(static_cast<std::size_t>(stages), 2), 1};
     for (std::size_t atom = 0; atom < atoms; ++atom)
       staging.stage_of[atom] = static_cast<int>(atom * static_cast<std::size_t>(stages) / atoms);
-    StageMap map;
+    staging::StageMap map;
     for (const NodeId atom : profile.atoms.atom_of)
       map.stage_of.push_back(atom.valid() ? StageId(staging.stage_of[atom.index()]) : StageId::none());
     for (int s = 0; s < stages; ++s) {
@@ -84,7 +85,7 @@ struct Divided {
       plan.stages.emplace_back().mesh = map.meshes.back();
     }
     plan.world = 2 * stages;
-    division = divide(graph, batch_plan, map, plan.world);
+    division = staging::divide(graph, batch_plan, map, plan.world);
     meshes = map.meshes;
     for (std::size_t i = 0; i < graph.ops.size(); ++i) {
       if (!batch_plan.ops[i].in_stage) continue;
@@ -98,22 +99,24 @@ struct Divided {
     }
   }
 
-  [[nodiscard]] const StateTensor& tensor_of(ValueId value) const { return store.named(graph.value(value).name); }
-  [[nodiscard]] std::vector<ShardUnit> units() const {
-    return shard_units(graph, batch_plan, division, profile.atoms, plan,
-                       [&](ValueId value) -> const StateTensor& { return tensor_of(value); });
+  [[nodiscard]] const parameters::StateTensor& tensor_of(ValueId value) const {
+    return store.named(graph.value(value).name);
+  }
+  [[nodiscard]] std::vector<parameters::ShardUnit> units() const {
+    return staging::shard_units(graph, batch_plan, division, profile.atoms, plan,
+                                [&](ValueId value) -> const parameters::StateTensor& { return tensor_of(value); });
   }
   [[nodiscard]] std::string name_of(ParameterId id) const {
     return store.named(profile.model.parameters[id.index()].name).name();
   }
 
   std::shared_ptr<Net> net = std::make_shared<Net>();
-  ParameterStore store{*net, Rank(0)};
+  parameters::ParameterStore store{*net, Rank(0)};
   OpGraph graph;
-  BatchPlan batch_plan;
-  GraphProfile profile;
+  algebra::BatchSemantics batch_plan;
+  cost::GraphProfile profile;
   Staging staging;
-  StagedGraph division;
+  staging::StagedGraph division;
   Plan plan;
   std::vector<Mesh> meshes;
 };
@@ -185,10 +188,10 @@ TEST_CASE("the planner's buckets are the runtime's, at every ZeRO level, of any 
             std::map<std::vector<Rank>, int> counts;
             for (const auto& group : sized.pipeline.groups) counts[group.ranks] = group.buckets;
             for (const auto& of_stage : divided.meshes) {
-              const RankRuntime runtime(
+              const engine::RankRuntime runtime(
                   divided.graph, divided.batch_plan, divided.division, of_stage.rank(0), at::kCPU,
-                  Stage::Leaves{.handle = [&](ValueId leaf) { return divided.tensor_of(leaf).handle; }}, false, {}, {},
-                  divided.plan.buckets);
+                  engine::Stage::Leaves{.handle = [&](ValueId leaf) { return divided.tensor_of(leaf).handle; }}, false,
+                  {}, {}, divided.plan.buckets);
               for (std::size_t g = 0; g < runtime.bucket_layouts().size(); ++g) {
                 const auto& members = runtime.pipeline().groups[g].ranks;
                 const auto& layout = runtime.bucket_layouts()[g];
@@ -224,8 +227,8 @@ TEST_CASE("tensor shards cut what the first of them has, as the planner does, an
   divided.staging.tensor = {2};
   divided.plan.world = 4;
   divided.plan.stages.front().mesh = mesh;
-  StageMap map{std::vector<StageId>(divided.graph.ops.size(), StageId(0)), {mesh}, {}};
-  divided.division = divide(divided.graph, divided.batch_plan, map, 4);
+  staging::StageMap map{std::vector<StageId>(divided.graph.ops.size(), StageId(0)), {mesh}, {}};
+  divided.division = staging::divide(divided.graph, divided.batch_plan, map, 4);
   for (auto& tensor : divided.store.tensors()) tensor.replicas_of_shard = {{Rank(0), Rank(2)}, {Rank(1), Rank(3)}};
   Cluster cluster;
   cluster.devices = 4;

@@ -24,7 +24,7 @@ struct Shared {
 
   torch::nn::Linear layer{2, 3};
   AnyTransport wire;
-  ParameterStore parameters;
+  parameters::ParameterStore parameters;
   std::map<std::vector<Rank>, GroupId> groups;
 };
 

@@ -21,7 +21,7 @@ at::Tensor memory_of(const at::Tensor& tensor) {
 }
 
 /// Work of the host in place of a device's: sum(x), 2 x and 3 x.
-struct Recording final : DeviceRecording {
+struct Recording final : devices::DeviceRecording {
   Recording(const at::Tensor& x, const std::vector<at::Tensor>& made) : x_(memory_of(x)) {
     for (const auto& tensor : made) made_.push_back(tensor.defined() ? memory_of(tensor) : at::Tensor());
   }

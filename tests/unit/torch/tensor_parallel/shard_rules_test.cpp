@@ -53,16 +53,16 @@ struct Program : TestModel {
 
 OpGraph captured(Program& program, const Tensors& in) {
   return passes::fold_linear(
-      capture(program, specs(in), [&](const Tensors& arguments) { return program.run(arguments); }));
+      trace::capture(program, specs(in), [&](const Tensors& arguments) { return program.run(arguments); }));
 }
 
 /// With the layer's outputs in slices.
-ShardedLayout layout_of(const OpGraph& graph, const UnitSlices& outputs) {
-  LeafSlices leaves;
+tensor_parallel::ShardedLayout layout_of(const OpGraph& graph, const UnitSlices& outputs) {
+  tensor_parallel::LeafSlices leaves;
   for (const auto& [name, value] : graph.parameters) {
     if (name == "layer.weight" || name == "layer.bias") leaves[value] = outputs;
   }
-  ShardTyping typing(graph, [](OpId) { return true; });
+  tensor_parallel::ShardTyping typing(graph, [](OpId) { return true; });
   return typing.run(leaves, [](ValueId) { return false; });
 }
 
@@ -75,13 +75,13 @@ bool runs_in_slices(Program& program, const UnitSlices& outputs, int shards) {
   const auto layout = layout_of(graph, outputs);
   const auto result = graph.outputs.front();
   const bool only_leaves = std::ranges::all_of(layout.before, [](const auto& item) {
-    return std::ranges::all_of(item.second, [](const auto& move) { return move.move == ShardMove::kCopy; });
+    return std::ranges::all_of(item.second, [](const auto& move) { return move.move == ir::ShardMove::kCopy; });
   });
   if (!only_leaves || !layout.layouts[result.index()].is_sharded() || !layout.sums.empty()) return false;
   const auto run = [&](const OpGraph& of, const std::function<Tensor(ValueId, const Tensor&)>& own) {
-    Replayer replayer(of, all_ops(of), {result}, at::kCPU);
+    replay::Replayer replayer(of, replay::all_ops(of), {result}, at::kCPU);
     auto environment = replayer.environment();
-    bind_state(of, program, environment);
+    replay::bind_state(of, program, environment);
     for (const auto& [name, value] : of.parameters) {
       environment[value.index()] = own(value, environment[value.index()].detach());
     }
@@ -91,9 +91,9 @@ bool runs_in_slices(Program& program, const UnitSlices& outputs, int shards) {
   };
   const auto whole = run(graph, [](ValueId, const Tensor& value) { return value; });
   const auto& slices = layout.layouts[result.index()].slices();
-  const auto sharded = insert_moves(graph, {{shards, layout}});
+  const auto sharded = tensor_parallel::insert_moves(graph, {{shards, layout}});
   for (int place = 0; place < shards; ++place) {
-    const auto mine = run(on_shard(sharded, {place}), [&](ValueId value, const Tensor& parameter) {
+    const auto mine = run(tensor_parallel::on_shard(sharded, {place}), [&](ValueId value, const Tensor& parameter) {
       const auto found = layout.leaves.find(value);
       return found == layout.leaves.end() ? parameter : slice_of(parameter, found->second, kBatch, shards, place);
     });

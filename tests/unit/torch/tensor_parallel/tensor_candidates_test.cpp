@@ -21,9 +21,10 @@ namespace autopar::test {
 namespace {
 
 /// "units: parameter/dim …", one a candidate.
-std::vector<std::string> found_in(const OpGraph& graph, SingleLayers singles = SingleLayers::kByOutputs) {
+std::vector<std::string> found_in(const OpGraph& graph,
+                                  tensor_parallel::SingleLayers singles = tensor_parallel::SingleLayers::kByOutputs) {
   std::vector<std::string> found;
-  for (const auto& candidate : find_tensor_candidates(graph, analyze_batch(graph), singles)) {
+  for (const auto& candidate : tensor_parallel::find_tensor_candidates(graph, algebra::analyze_batch(graph), singles)) {
     std::string text = std::to_string(candidate.units) + ":";
     std::vector<std::string> names;
     for (const auto& [leaf, slices] : candidate.leaves) {
@@ -36,14 +37,15 @@ std::vector<std::string> found_in(const OpGraph& graph, SingleLayers singles = S
   return found;
 }
 
-void require_found(const std::vector<tensor_forms::Form>& forms, SingleLayers singles = SingleLayers::kByOutputs) {
+void require_found(const std::vector<tensor_forms::Form>& forms,
+                   tensor_parallel::SingleLayers singles = tensor_parallel::SingleLayers::kByOutputs) {
   for (const auto& form : forms) {
     INFO(form.name);
     tensor_forms::Net net(form);
     const auto [x, y] = tensor_forms::Net::batch(3);
-    const auto graph = passes::fold_class_loss(passes::fold_selects(
-        passes::fold_linear(capture(net, {input_spec(x), input_spec(y)},
-                                    [&](const Tensors& in) -> Tensors { return {net.forward(in[0], in[1])}; }))));
+    const auto graph = passes::fold_class_loss(passes::fold_selects(passes::fold_linear(
+        trace::capture(net, {trace::input_spec(x), trace::input_spec(y)},
+                       [&](const Tensors& in) -> Tensors { return {net.forward(in[0], in[1])}; }))));
     CHECK(found_in(graph, singles) == std::vector{form.cut});
   }
 }
@@ -75,14 +77,14 @@ TEST_CASE("candidates are pairs, heads, tables and heads of classes, each parame
   } net;
   const auto in = net.arguments(2);
   const auto graph =
-      passes::fold_linear(capture(net, specs(in), [&](const Tensors& arguments) { return net.run(arguments); }));
+      passes::fold_linear(trace::capture(net, specs(in), [&](const Tensors& arguments) { return net.run(arguments); }));
   const std::vector<std::string> wanted{"11: table.weight/0", "4: out.weight/1 qkv.bias/0 qkv.weight/0",
                                         "16: down.weight/1 up.bias/0 up.weight/0", "30: head.bias/0 head.weight/0"};
   CHECK((found_in(graph) == wanted));
 
   std::vector<std::string> with_alone = wanted;
   with_alone.insert(with_alone.end() - 1, "8: alone.weight/1");
-  CHECK((found_in(graph, SingleLayers::kByInputs) == with_alone));
+  CHECK((found_in(graph, tensor_parallel::SingleLayers::kByInputs) == with_alone));
 }
 
 TEST_CASE("layers are looked through for candidates whatever dims have no element, or one", "[tensor_parallel]") {
@@ -130,10 +132,11 @@ TEST_CASE("layers are looked through for candidates whatever dims have no elemen
         continue;
       }
       ++run;
-      const auto graph = passes::fold_class_loss(passes::fold_selects(
-          passes::fold_linear(capture(net, specs(net.arguments(2)), [&](const Tensors& in) { return net.run(in); }))));
-      for (const auto singles : {SingleLayers::kByOutputs, SingleLayers::kByInputs}) {
-        for (const auto& candidate : find_tensor_candidates(graph, analyze_batch(graph), singles)) {
+      const auto graph = passes::fold_class_loss(passes::fold_selects(passes::fold_linear(
+          trace::capture(net, specs(net.arguments(2)), [&](const Tensors& in) { return net.run(in); }))));
+      for (const auto singles : {tensor_parallel::SingleLayers::kByOutputs, tensor_parallel::SingleLayers::kByInputs}) {
+        for (const auto& candidate :
+             tensor_parallel::find_tensor_candidates(graph, algebra::analyze_batch(graph), singles)) {
           CHECK(candidate.units > 1);
         }
       }
@@ -144,7 +147,7 @@ TEST_CASE("layers are looked through for candidates whatever dims have no elemen
 
 TEST_CASE("layers of no pair are found by inputs, class heads if they have fewer than half as many classes",
           "[tensor_parallel]") {
-  require_found(tensor_forms::single_layers(), SingleLayers::kByInputs);
+  require_found(tensor_forms::single_layers(), tensor_parallel::SingleLayers::kByInputs);
   struct Net : TestModel {
     torch::Tensor scale = register_parameter("scale", torch::ones({9}));
     torch::nn::Linear head;
@@ -157,8 +160,9 @@ TEST_CASE("layers of no pair are found by inputs, class heads if they have fewer
   for (const std::int64_t classes : {4, 5}) {
     Net net(classes);
     const auto graph = passes::fold_linear(
-        capture(net, specs(net.arguments(2)), [&](const Tensors& arguments) { return net.run(arguments); }));
-    const auto found = find_tensor_candidates(graph, analyze_batch(graph), SingleLayers::kByInputs);
+        trace::capture(net, specs(net.arguments(2)), [&](const Tensors& arguments) { return net.run(arguments); }));
+    const auto found = tensor_parallel::find_tensor_candidates(graph, algebra::analyze_batch(graph),
+                                                               tensor_parallel::SingleLayers::kByInputs);
     REQUIRE(found.size() == 1);
     CHECK(found.front().by_inputs == (classes == 4));
     CHECK(found.front().units == (classes == 4 ? 9 : 5));
@@ -166,7 +170,7 @@ TEST_CASE("layers of no pair are found by inputs, class heads if they have fewer
           (classes == 4 ? 1 : 0));  // of the features, whose gradient is brought together
     CHECK(found.front().copied.size() == (classes == 4 ? 0 : 1));
     const double part = classes == 4 ? 36.0 / (36 + 4 + 9) : 0;
-    CHECK(share_by_inputs(graph, analyze_batch(graph)) == part);
+    CHECK(tensor_parallel::share_by_inputs(graph, algebra::analyze_batch(graph)) == part);
     CHECK(found_in(graph) == std::vector{std::to_string(classes) + ": head.bias/0 head.weight/0"});
   }
 }

@@ -1,4 +1,4 @@
-#include "torch/fused/whole_packs.hpp"
+#include "torch/fused/vectorised_rows.hpp"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/addmm.h>
@@ -18,9 +18,9 @@ std::int64_t elements_of_memory(const at::Tensor& tensor) {
   return static_cast<std::int64_t>(tensor.storage().nbytes()) / tensor.element_size();
 }
 
-/// With the rows of zeros behind it, if it has the memory of `empty_in_packs`; else undefined.
+/// The weight with the zero rows after its last, if `empty_in_packs` allocated its memory; otherwise undefined.
 at::Tensor with_zeros_behind(const at::Tensor& weight) {
-  const auto outputs = in_whole_packs(weight.size(0));
+  const auto outputs = in_vectorised_rows(weight.size(0));
   const bool has_them =
       weight.is_contiguous() && weight.storage_offset() == 0 && elements_of_memory(weight) == outputs * weight.size(1);
   return has_them ? weight.as_strided({outputs, weight.size(1)}, weight.strides()) : at::Tensor();
@@ -30,16 +30,16 @@ at::Tensor with_zeros_behind(const at::Tensor& weight) {
 
 at::Tensor empty_in_packs(const at::Tensor& like, c10::ScalarType type) {
   const auto options = like.options().dtype(type);
-  const auto outputs = like.dim() == 2 ? in_whole_packs(like.size(0)) : 0;
+  const auto outputs = like.dim() == 2 ? in_vectorised_rows(like.size(0)) : 0;
   if (outputs == 0 || outputs == like.size(0) || !like.is_contiguous()) return at::empty_like(like, options);
-  const at::AutoDispatchBelowADInplaceOrView no_base;  // which would hold the memory, too
+  const at::AutoDispatchBelowADInplaceOrView no_base;  // a base tensor would also keep the memory alive
   const auto memory = at::empty({outputs, like.size(1)}, options);
   memory.narrow(0, like.size(0), outputs - like.size(0)).zero_();
   return memory.narrow(0, 0, like.size(0));
 }
 
 std::int64_t padding_behind_rows(const at::Tensor& rows) {
-  const auto width = in_whole_packs(rows.size(1));
+  const auto width = in_vectorised_rows(rows.size(1));
   const bool has_gaps = rows.stride(1) == 1 && rows.stride(0) == width &&
                         rows.storage_offset() % kElementsOfPack == 0 &&
                         rows.storage_offset() + rows.size(0) * width <= elements_of_memory(rows);
@@ -48,7 +48,7 @@ std::int64_t padding_behind_rows(const at::Tensor& rows) {
 
 at::Tensor linear_in_padded_rows(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   const auto rows = rows_of(x);
-  const auto outputs = weight.size(0), width = in_whole_packs(outputs);
+  const auto outputs = weight.size(0), width = in_vectorised_rows(outputs);
   at::Tensor result;
   if (const auto whole = with_zeros_behind(weight); whole.defined()) {
     const auto wide_bias = bias.defined() ? at::constant_pad_nd(bias, {0, width - outputs}) : at::Tensor();

@@ -1,4 +1,4 @@
-#include "torch/fused/summed_columns.hpp"
+#include "torch/fused/bias_gradient.hpp"
 
 #include <cstdint>
 #include <utility>
@@ -15,7 +15,7 @@ class SummedColumns final : public c10::BackendMeta {
   SummedColumns(const at::Tensor& gradient, at::Tensor sums)
       : memory_(gradient.const_data_ptr()), version_(gradient._version()), sums_(std::move(sums)) {}
 
-  /// Libtorch gives it to tensors that share the memory, or not: with versions of their own.
+  /// libtorch calls this for tensors that share the memory or not, with their own versions: they get no sums.
   c10::intrusive_ptr<c10::BackendMeta> clone(const c10::intrusive_ptr<c10::BackendMeta>&) const override { return {}; }
 
   [[nodiscard]] at::Tensor take(const at::Tensor& gradient) {
@@ -33,11 +33,11 @@ class SummedColumns final : public c10::BackendMeta {
 
 }  // namespace
 
-void attach_summed_columns(const at::Tensor& gradient, const at::Tensor& sums) {
+void attach_bias_gradient(const at::Tensor& gradient, const at::Tensor& sums) {
   gradient.unsafeGetTensorImpl()->set_backend_meta(c10::make_intrusive<SummedColumns>(gradient, sums));
 }
 
-at::Tensor take_summed_columns(const at::Tensor& gradient) {
+at::Tensor take_bias_gradient(const at::Tensor& gradient) {
   auto* const found = dynamic_cast<SummedColumns*>(gradient.unsafeGetTensorImpl()->get_backend_meta());
   return found != nullptr ? found->take(gradient) : at::Tensor();
 }

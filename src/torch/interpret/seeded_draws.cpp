@@ -1,4 +1,4 @@
-#include "torch/interpret/draws.hpp"
+#include "torch/interpret/seeded_draws.hpp"
 
 #include <algorithm>
 #include <mutex>
@@ -7,7 +7,7 @@
 
 #include "ops/registry.hpp"
 
-namespace autopar {
+namespace autopar::interpret {
 
 namespace {
 
@@ -19,7 +19,7 @@ std::uint64_t mix(std::uint64_t hash, std::uint64_t word) {
   return z ^ (z >> 31);
 }
 
-// libtorch's default generators are shared by the threads of a process, and so are ranks in a loopback world.
+// The threads of a process share libtorch's default generators; ranks in a loopback world are threads too.
 std::mutex& default_generator_mutex() {
   static std::mutex mutex;
   return mutex;
@@ -27,28 +27,28 @@ std::mutex& default_generator_mutex() {
 
 }  // namespace
 
-std::uint64_t draw_seed(const DrawKey& key, const DrawSite& site) {
+std::uint64_t philox_seed(const RngKey& key, const RngSite& site) {
   auto hash = mix(key.seed, key.call);
   hash = mix(hash, static_cast<std::uint64_t>(site.op.value()));
   hash = mix(hash, static_cast<std::uint64_t>(site.first_sample + 1));
   return site.shard == 0 ? hash : mix(hash, static_cast<std::uint64_t>(site.shard));
 }
 
-fused::DrawSeed seed_of(const DrawKey& key, const DrawSite& site) {
+fused::PhiloxSeed seed_of(const RngKey& key, const RngSite& site) {
   const bool is_recorded = key.recorded && key.recorded->are_recorded();
-  return is_recorded ? fused::DrawSeed{0, key.recorded->place(site)} : fused::DrawSeed{draw_seed(key, site)};
+  return is_recorded ? fused::PhiloxSeed{0, key.recorded->place(site)} : fused::PhiloxSeed{philox_seed(key, site)};
 }
 
-// What libtorch draws within kernels of the device, by Philox. Others draw on the host (randperm), or have a state of
-// their own (recurrent layers of cuDNN).
+// libtorch's Philox draws inside device kernels. Other operators draw on the host (randperm), or have their own RNG
+// state (recurrent layers of cuDNN).
 bool draws_from_memory(const OpGraph& graph, OpId op) {
   const auto& def = ops::definition_of(graph.op(op).op);
-  // Those that fill a tensor of their own, from tensors of parameters, look at these on the host.
+  // Operators that fill a new tensor, with parameters given as tensors, read these on the host.
   const bool fills_another = def.kind == OpKind::kFill && !graph.name(op).ends_with('_');
   return def.has(OpTrait::kDrawsOnDevice) && !fills_another;
 }
 
-DefaultGeneratorGuard::DefaultGeneratorGuard(c10::Device device, const fused::DrawSeed& seed)
+DefaultGeneratorGuard::DefaultGeneratorGuard(c10::Device device, const fused::PhiloxSeed& seed)
     : exclusive_(default_generator_mutex()), generator_(at::globalContext().defaultGenerator(device)) {
   const auto drawing = seed.place.defined() ? fused::make_generator(device, seed) : at::Generator();
   const std::lock_guard<std::mutex> lock(generator_.mutex());
@@ -88,4 +88,4 @@ SeededGenerators::~SeededGenerators() {
   }
 }
 
-}  // namespace autopar
+}  // namespace autopar::interpret

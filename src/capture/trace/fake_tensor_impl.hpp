@@ -9,36 +9,35 @@
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/TensorImpl.h>
 
-namespace autopar::detail {
+namespace autopar::trace {
 
-/// Phantoms carry this key and captures include it, so that operators reach the tracer before autograd.
+/// Fake tensors carry this key and captures include it, so that operators reach the tracer before autograd.
 inline constexpr c10::DispatchKey kTraceKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
-/// Whoever answers operators on a phantom outside a capture (a construction under way).
+/// Handles operators on a fake tensor outside a capture, such as a construction in progress.
 class OperatorSink {
  public:
   virtual ~OperatorSink() = default;
   virtual void handle(const c10::OperatorHandle& op, torch::jit::Stack* stack) = 0;
 };
 
-/// What a phantom's TensorImpl carries; shallow copies share it.
-struct PhantomTag : c10::BackendMeta {
+/// Metadata in the TensorImpl of a fake tensor; shallow copies share it.
+struct FakeTag : c10::BackendMeta {
   std::string description;
   std::weak_ptr<OperatorSink> owner;
 };
 
-[[nodiscard]] PhantomTag* phantom_tag(const at::Tensor& tensor);
+[[nodiscard]] FakeTag* fake_tag(const at::Tensor& tensor);
 
-/// What reading the data of a phantom says.
+/// Error message when the data of a fake tensor is read.
 [[nodiscard]] inline std::string no_data_message(const std::string& description) {
   return "autopar: there is no data to read here: " + description;
 }
 
 /// Storage of `bytes` without memory; reading it throws with `description`.
-[[nodiscard]] c10::Storage phantom_storage(std::size_t bytes, const std::string& description);
+[[nodiscard]] c10::Storage fake_storage(std::size_t bytes, const std::string& description);
 
 /// A tensor over any storage that looks like `layout` (sizes, strides, offset, type) and carries `tag`.
-[[nodiscard]] at::Tensor phantom_over(c10::Storage storage, const at::Tensor& layout,
-                                      c10::intrusive_ptr<PhantomTag> tag);
+[[nodiscard]] at::Tensor fake_over(c10::Storage storage, const at::Tensor& layout, c10::intrusive_ptr<FakeTag> tag);
 
-}  // namespace autopar::detail
+}  // namespace autopar::trace

@@ -1,4 +1,4 @@
-#include "torch/fused/whole_packs.hpp"
+#include "torch/fused/vectorised_rows.hpp"
 
 #include <cstdint>
 

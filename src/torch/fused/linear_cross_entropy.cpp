@@ -1,4 +1,4 @@
-#include "torch/fused/class_head.hpp"
+#include "torch/fused/linear_cross_entropy.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -31,7 +31,7 @@ using at::Tensor;
 using std::optional;
 
 /// The operator's arguments.
-struct ClassHeadArgument {
+struct LinearCrossEntropyArgument {
   enum : std::int32_t {
     kFeatures,
     kProjection,
@@ -45,7 +45,7 @@ struct ClassHeadArgument {
   };
 };
 
-/// Arguments that say which loss it is.
+/// Arguments that define the loss.
 struct LossArguments {
   optional<Tensor> weight;
   std::int64_t reduction, ignore_index;
@@ -61,7 +61,7 @@ Tensor class_head(const autopar::detail::ClassHeadFactors& factors, const Tensor
                   .check_targets(factors.features.is_cpu());
   if (arguments.weight.has_value()) loss.weight(*arguments.weight);
   const double logits = static_cast<double>(factors.features.size(0)) * static_cast<double>(factors.weight.size(0));
-  const double chunk = std::max(kLeastClassHeadChunk, std::ceil(logits / kMostClassHeadChunks));
+  const double chunk = std::max(kLeastLogitsChunk, std::ceil(logits / kMostLogitsChunks));
   return autopar::detail::local_class_head(
       factors, target, group, classes,
       LinearCrossEntropyOptions(loss).chunk_elements(static_cast<std::int64_t>(chunk)));
@@ -92,7 +92,7 @@ using LossArgument = ops::CrossEntropyArgument;
 
 struct Head {
   OpId linear, loss;
-  std::vector<OpId> between;  ///< from the loss up
+  std::vector<OpId> between;  ///< in order from the loss to the linear layer
   bool reshapes = false;
 };
 
@@ -110,7 +110,8 @@ bool is_loss_of_indices(const OpGraph& graph, OpId op) {
   return is_wide && of_indices && !trains_weight && graph.value(target).sizes.size() == 1;
 }
 
-/// Whether it gives each row of classes its place among others, or another type, and nothing else.
+/// Whether the operator only reshapes the leading dimensions or casts to single precision, and so keeps each row of
+/// classes.
 bool keeps_rows(const OpGraph& graph, OpId op) {
   const auto& node = graph.op(op);
   if (node.inputs.size() != 1 || node.inputs.front().kind != SlotKind::kTensor || node.outputs.size() != 1)
@@ -173,7 +174,7 @@ bool has_no_gaps(const ValueInfo& value) {
   return true;
 }
 
-/// The features as [N, D], made where the logits were. @return they
+/// The features reshaped to [N, D] at the place where the logits were computed. @return the reshaped features
 ValueId flatten_features(OpGraph& graph, const Head& head) {
   static const auto op = ops::operator_named(ops::kReshape);
   const auto features = graph.input(head.linear, 0);
@@ -207,10 +208,10 @@ ValueId flatten_features(OpGraph& graph, const Head& head) {
 OpNode class_head_node(const OpGraph& graph, const Head& head, ValueId features, const OpNode& linear) {
   const auto op = fused_operator(kLinearCrossEntropy);
   const auto& loss = graph.op(head.loss);
-  OpNode node{op, std::vector<c10::IValue>(ClassHeadArgument::kCount)};
-  node.args[ClassHeadArgument::kReduction] = loss.args[LossArgument::kReduction];
-  node.args[ClassHeadArgument::kIgnoreIndex] = loss.args[LossArgument::kIgnoreIndex];
-  node.args[ClassHeadArgument::kLabelSmoothing] = loss.args[LossArgument::kLabelSmoothing];
+  OpNode node{op, std::vector<c10::IValue>(LinearCrossEntropyArgument::kCount)};
+  node.args[LinearCrossEntropyArgument::kReduction] = loss.args[LossArgument::kReduction];
+  node.args[LinearCrossEntropyArgument::kIgnoreIndex] = loss.args[LossArgument::kIgnoreIndex];
+  node.args[LinearCrossEntropyArgument::kLabelSmoothing] = loss.args[LossArgument::kLabelSmoothing];
   const auto take = [&](std::int32_t position, ValueId value) {
     if (!value.valid()) return;
     node.inputs.push_back({position, SlotKind::kTensor, {value}});
@@ -222,11 +223,11 @@ OpNode class_head_node(const OpGraph& graph, const Head& head, ValueId features,
     }
     return ValueId::none();
   };
-  take(ClassHeadArgument::kFeatures, features);
-  take(ClassHeadArgument::kProjection, of_linear(1));
-  take(ClassHeadArgument::kProjectionBias, of_linear(2));
-  take(ClassHeadArgument::kTarget, graph.input(head.loss, LossArgument::kTarget));
-  take(ClassHeadArgument::kWeight, graph.input(head.loss, LossArgument::kWeight));
+  take(LinearCrossEntropyArgument::kFeatures, features);
+  take(LinearCrossEntropyArgument::kProjection, of_linear(1));
+  take(LinearCrossEntropyArgument::kProjectionBias, of_linear(2));
+  take(LinearCrossEntropyArgument::kTarget, graph.input(head.loss, LossArgument::kTarget));
+  take(LinearCrossEntropyArgument::kWeight, graph.input(head.loss, LossArgument::kWeight));
   ir::sort_storages(node.reads);
   node.outputs = loss.outputs;
   node.writes = loss.writes;
@@ -235,9 +236,9 @@ OpNode class_head_node(const OpGraph& graph, const Head& head, ValueId features,
   return node;
 }
 
-/// A linear layer and the cross entropy of its result: a third more products, no logits in memory. Between the two may
-/// be a reshape to [N, C] and a cast to single precision. Nobody else reads the logits, and targets are indices. The
-/// same values but for the order in which they are added up. O(graph).
+/// Joins a linear layer and the cross entropy of its result: a third more products, no logits in memory. Between the
+/// two may be a reshape to [N, C] and a cast to single precision. The logits must have no other reader, and targets
+/// must be indices. Values are the same except for the order of additions. O(graph).
 OpGraph fold_class_heads(OpGraph graph) {
   const auto heads = heads_in(graph);
   if (heads.empty()) return graph;
@@ -259,7 +260,7 @@ OpGraph fold_class_heads(OpGraph graph) {
 
 // ---------------------------------------------------------------- cost
 
-/// Of the logits that it makes in chunks, and bytes of one of their statistics.
+/// Rows and classes of the chunked logits, and the bytes of one statistic.
 struct HeadSizes {
   Affine rows;
   double classes = 0, number = 0;
@@ -285,14 +286,14 @@ std::optional<Affine> flops_of_class_head(const OpCall& op) {
   return ops::elements(op.sizes(op.first_tensor())) * (2 * head_sizes(op).classes);
 }
 
-/// Logits pass through memory, and kernels are as many as chunks make them. The loss is in single precision, whatever
-/// the products are in.
+/// Chunked logits pass through memory, and each chunk launches kernels. The loss is in single precision for all types
+/// of the products.
 void add_work_of_chunks(const OpCall& op, WorkItem& item) {
   constexpr double kPasses = 4, kKernelsOfChunk = 8;
   const auto [rows, classes, number] = head_sizes(op);
   item.dtype = ops::dtype_of(op.graph().value(op.first_tensor()).dtype);
   item.forward.bytes += rows * (classes * number * kPasses);
-  item.forward.launches = {0, kMostClassHeadChunks * kKernelsOfChunk};
+  item.forward.launches = {0, kMostLogitsChunks * kKernelsOfChunk};
   if (!ops::is_differentiable(op)) return;
   item.backward.bytes = item.forward.bytes * 2;
   item.backward.launches = item.forward.launches;
@@ -300,18 +301,18 @@ void add_work_of_chunks(const OpCall& op, WorkItem& item) {
 
 SavedBytes saved_by_class_head(const OpCall& op) {
   const auto [rows, classes, number] = head_sizes(op);
-  return {{op.first_tensor(), op.tensor("target")}, rows * (number * (1 + kMostClassHeadChunks))};
+  return {{op.first_tensor(), op.tensor("target")}, rows * (number * (1 + kMostLogitsChunks))};
 }
 
 OpWorkspace workspace_of_class_head(const OpCall& op) {
   const auto [rows, classes, number] = head_sizes(op);
-  // Logits as they are made, and in the type of statistics; what follows is made in their place.
+  // Logits in their own type and in the type of statistics; later results overwrite them.
   constexpr double kCopies = 2, kStatisticsOfRow = 4;
-  const auto chunk = Affine{0, std::max(kLeastClassHeadChunk, classes)} + rows * (classes / kMostClassHeadChunks + 1);
+  const auto chunk = Affine{0, std::max(kLeastLogitsChunk, classes)} + rows * (classes / kMostLogitsChunks + 1);
   auto working = chunk * (kCopies * number) + rows * (kStatisticsOfRow * number);
   for (const auto factor : factors_of(op)) {
     if (!c10::isReducedFloatingType(op.graph().value(factor).dtype) || !ops::requires_grad(op, factor)) continue;
-    working += ops::elements(op.sizes(factor)) * number;  // its gradient is summed up in the type of statistics
+    working += ops::elements(op.sizes(factor)) * number;  // its gradient is accumulated in the type of statistics
   }
   return {working, working};
 }
@@ -335,32 +336,34 @@ OpDef cost_of_class_head() {
   def.traits = OpTrait::kReadsWeights;
   def.over_samples = type_class_head;
   def.flops = flops_of_class_head;
-  // The logits are made once more.
+  // The logits are recomputed.
   def.backward_products = [](const OpCall& op) { return ops::products_needed(op, factors_of(op)) + 1; };
   def.work = add_work_of_chunks;
   def.saved = SavedTensors::kInput;
   def.saved_by = saved_by_class_head;
   def.workspace = workspace_of_class_head;
   def.sharding = shard_class_head;
-  def.sharded_argument = ClassHeadArgument::kProjection;
+  def.sharded_argument = LinearCrossEntropyArgument::kProjection;
   def.exchanged = ops::statistics_of_shards;
   def.makes_class_loss = true;
-  def.layer = LayerForm{.weight = ClassHeadArgument::kProjection, .outputs = 0, .makes_loss = true};
+  def.layer = LayerForm{.weight = LinearCrossEntropyArgument::kProjection, .outputs = 0, .makes_loss = true};
   return def;
 }
 
 }  // namespace
 
-Tensor class_head_of_shard(const torch::jit::Stack& stack, const Group& group, const Split& classes) {
-  const auto bias = optional_tensor(stack[ClassHeadArgument::kProjectionBias]).value_or(Tensor());
+Tensor linear_cross_entropy_of_shard(const torch::jit::Stack& stack, const Group& group, const Split& classes) {
+  const auto bias = optional_tensor(stack[LinearCrossEntropyArgument::kProjectionBias]).value_or(Tensor());
   return class_head(
-      {stack[ClassHeadArgument::kFeatures].toTensor(), stack[ClassHeadArgument::kProjection].toTensor(), bias},
-      stack[ClassHeadArgument::kTarget].toTensor(), group, classes,
-      {optional_tensor(stack[ClassHeadArgument::kWeight]), stack[ClassHeadArgument::kReduction].toInt(),
-       stack[ClassHeadArgument::kIgnoreIndex].toInt(), stack[ClassHeadArgument::kLabelSmoothing].toDouble()});
+      {stack[LinearCrossEntropyArgument::kFeatures].toTensor(),
+       stack[LinearCrossEntropyArgument::kProjection].toTensor(), bias},
+      stack[LinearCrossEntropyArgument::kTarget].toTensor(), group, classes,
+      {optional_tensor(stack[LinearCrossEntropyArgument::kWeight]),
+       stack[LinearCrossEntropyArgument::kReduction].toInt(), stack[LinearCrossEntropyArgument::kIgnoreIndex].toInt(),
+       stack[LinearCrossEntropyArgument::kLabelSmoothing].toDouble()});
 }
 
-double logits_of_class_heads(const OpGraph& graph, std::int64_t samples) {
+double bytes_of_chunked_logits(const OpGraph& graph, std::int64_t samples) {
   double bytes = 0;
   for (const auto& head : heads_in(graph)) {
     const auto& logits = graph.value(graph.input(head.loss, LossArgument::kLogits));
