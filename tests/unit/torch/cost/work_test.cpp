@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "capture/algebra/batch_algebra.hpp"
 #include "torch/fused/fused_ops.hpp"
 
 #include "unit/torch/passes/folded.hpp"
