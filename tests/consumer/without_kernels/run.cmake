@@ -1,7 +1,8 @@
-# cmake -DSOURCE=<repository> -DBUILD=<build tree> -DWORK=<folder> -DPROGRAM=<program> -DOPTIONS=<list> -P run.cmake: builds
+# cmake -DSOURCE=<repository> -DBUILD=<build tree> -DWORK=<folder> -DPROGRAM=<program> -DOPTIONS=<a|b> -P run.cmake: builds
 # the libraries with AUTOPAR_KERNELS=OFF, and fails unless the program prints the same text with these and with BUILD's.
 # Then BUILD's test_torch runs with these libraries, and with -DNIGHTLY=ON the files of numerics.
 cmake_minimum_required(VERSION 3.25)
+string(REPLACE "|" ";" OPTIONS "${OPTIONS}")
 
 execute_process(COMMAND ${CMAKE_COMMAND} -S "${SOURCE}" -B "${WORK}" ${OPTIONS} -DAUTOPAR_KERNELS=OFF
   -DAUTOPAR_BUILD_TESTS=OFF -DAUTOPAR_BUILD_EXAMPLES=OFF -DAUTOPAR_BUILD_TOOLS=OFF OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)
