@@ -89,20 +89,14 @@ optional<Tensor> class_loss_in_kernels(const Tensor& logits, const Tensor& targe
   return cross_entropy_in_kernels(logits, target, weight, reduction, ignore_index, /*overwrites=*/false);
 }
 
-Tensor class_loss_of_libtorch(const Tensor& logits, const Tensor& target, const optional<Tensor>& weight,
-                              std::int64_t reduction, std::int64_t ignore_index, double label_smoothing) {
-  const auto wide = c10::isReducedFloatingType(logits.scalar_type()) ? logits.to(at::kFloat) : logits;
-  return at::cross_entropy_loss(wide, target, weight, reduction, ignore_index, label_smoothing);
-}
-
 // ---------------------------------------------------------------- pattern
 
 bool is_loss_of_rows(const OpGraph& graph, OpId op) {
-  using ClassLossArgument = ops::CrossEntropyArgument;
+  using Argument = ops::CrossEntropyArgument;
   if (!graph.is(op, ops::kCrossEntropyLoss) || !graph.op(op).integers.empty()) return false;
-  const auto logits = graph.input(op, ClassLossArgument::kLogits), target = graph.input(op, ClassLossArgument::kTarget),
-             weight = graph.input(op, ClassLossArgument::kWeight);
-  const auto& smoothing = graph.op(op).args[ClassLossArgument::kLabelSmoothing];
+  const auto logits = graph.input(op, Argument::kLogits), target = graph.input(op, Argument::kTarget),
+             weight = graph.input(op, Argument::kWeight);
+  const auto& smoothing = graph.op(op).args[Argument::kLabelSmoothing];
   if (!logits.valid() || !target.valid() || !smoothing.isDouble() || smoothing.toDouble() != 0) return false;
   const auto &of_logits = graph.value(logits), &of_target = graph.value(target);
   const bool of_rows = of_logits.dtype == at::kFloat && of_logits.sizes.size() == 2 && of_target.dtype == at::kLong &&
@@ -194,6 +188,12 @@ OpDef cost_of_class_loss() {
 
 }  // namespace
 
+Tensor cross_entropy_of_libtorch(const Tensor& logits, const Tensor& target, const optional<Tensor>& weight,
+                                 std::int64_t reduction, std::int64_t ignore_index, double label_smoothing) {
+  const auto wide = c10::isReducedFloatingType(logits.scalar_type()) ? logits.to(at::kFloat) : logits;
+  return at::cross_entropy_loss(wide, target, weight, reduction, ignore_index, label_smoothing);
+}
+
 bool widens_logits(const c10::OperatorHandle& op) { return op.schema().name() == kCrossEntropy; }
 
 bool has_class_loss_kernels(const Tensor& logits, const Tensor& target, const optional<Tensor>& weight) {
@@ -224,8 +224,8 @@ FusedOp cross_entropy_loss() {
               "label_smoothing) -> Tensor",
           .pattern = fold_class_loss_casts,
           .cost = cost_of_class_loss,
-          .forward = or_reference<class_loss_in_kernels, class_loss_of_libtorch>,
-          .reference = boxed<class_loss_of_libtorch>};
+          .forward = or_reference<class_loss_in_kernels, cross_entropy_of_libtorch>,
+          .reference = boxed<cross_entropy_of_libtorch>};
 }
 
 }  // namespace autopar::fused

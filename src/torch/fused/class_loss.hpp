@@ -24,4 +24,9 @@ namespace autopar::fused {
 /// Whether an operator of a program is this cross entropy, which computes in single precision for all types of logits.
 [[nodiscard]] bool widens_logits(const c10::OperatorHandle& op);
 
+/// The same by libtorch's operators: logits of 16 bits are cast to single precision first.
+[[nodiscard]] at::Tensor cross_entropy_of_libtorch(const at::Tensor& logits, const at::Tensor& target,
+                                                   const std::optional<at::Tensor>& weight, std::int64_t reduction,
+                                                   std::int64_t ignore_index, double label_smoothing);
+
 }  // namespace autopar::fused

@@ -77,9 +77,8 @@ Tensor class_head_in_chunks(const Tensor& features, const Tensor& projection, co
 Tensor class_head_of_libtorch(const Tensor& features, const Tensor& projection, const optional<Tensor>& bias,
                               const Tensor& target, const optional<Tensor>& weight, std::int64_t reduction,
                               std::int64_t ignore_index, double label_smoothing) {
-  const auto logits = at::linear(features, projection, bias);
-  const auto wide = c10::isReducedFloatingType(logits.scalar_type()) ? logits.to(at::kFloat) : logits;
-  return at::cross_entropy_loss(wide, target, weight, reduction, ignore_index, label_smoothing);
+  return cross_entropy_of_libtorch(at::linear(features, projection, bias), target, weight, reduction, ignore_index,
+                                   label_smoothing);
 }
 
 optional<Tensor> optional_tensor(const c10::IValue& value) {

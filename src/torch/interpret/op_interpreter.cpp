@@ -62,18 +62,22 @@ OpInterpreter::OpInterpreter(const OpGraph& graph, const algebra::BatchSemantics
       count_(ops.size()),
       slice_statistics_(graph, plan, ops),
       replayer_(graph, ops, keep, device) {
-  auto hooks = std::make_unique<HookService>(std::move(services.hooks));
-  auto layouts = std::make_unique<CapturedLayouts>(graph, device);
-  auto seconds = std::make_unique<SecondResults>(graph, ops, keep);
+  const auto add = [this](auto service) {
+    auto* const added = service.get();
+    services_.push_back(std::move(service));
+    return added;
+  };
+  add(std::make_unique<HookService>(std::move(services.hooks)));
+  auto* const layouts = add(std::make_unique<CapturedLayouts>(graph, device));
+  auto* const seconds = add(std::make_unique<SecondResults>(graph, ops, keep));
   const auto uses = graph.uses();
   const auto is_summed = [this](ValueId value) { return gradient_is_summed(value); };
-  std::map<OpId, std::optional<autograd::SplitBackward>> splits;
   for (const auto op : ops) {
     const auto* step = step_of(op);
     const bool as_shard = step != nullptr && needs_shards(*step);
     const autograd::FunctionSite site{graph, uses, op, device};
     const bool recomputes = std::binary_search(recomputed.begin(), recomputed.end(), op);
-    auto& split = splits[op];
+    std::optional<autograd::SplitBackward> split;
     if (!as_shard)
       split = autograd::chosen_split(site, plan, {splits_backwards, recomputes, side_ != nullptr, is_summed});
     if (split && split->pads_rows) layouts->exclude(op);  // its views may read padded rows
@@ -81,25 +85,19 @@ OpInterpreter::OpInterpreter(const OpGraph& graph, const algebra::BatchSemantics
       deferrable_.push_back(split->weight);
       if (split->bias.valid()) deferrable_.push_back(split->bias);
     }
-    if (const auto* function = autograd::custom_function_of(site)) functions_[op] = function;
+    const auto* function = autograd::custom_function_of(site);
+    if (function != nullptr) functions_[op] = function;
     if (layouts->concerns(op) || as_shard) seconds->exclude(op);
+    auto acting = services_at(op);
+    if (!split && function == nullptr && !is_handled(plan.handling(op)) && !as_shard && acting.empty()) continue;
+    replayer_.handle(op, [this, acting = std::move(acting), split = std::move(split)](replay::ReplayCall& call) {
+      for (auto* service : acting) service->before(call);
+      handle(call, split);
+      for (auto service = acting.rbegin(); service != acting.rend(); ++service) (*service)->after(call);
+    });
   }
   std::sort(deferrable_.begin(), deferrable_.end());
   deferrable_.erase(std::unique(deferrable_.begin(), deferrable_.end()), deferrable_.end());
-  services_.push_back(std::move(hooks));
-  services_.push_back(std::move(layouts));
-  services_.push_back(std::move(seconds));
-  for (auto& [op, split] : splits) {
-    const auto* step = step_of(op);
-    const bool is_plain = !split && !functions_.contains(op) && !is_handled(plan.handling(op)) &&
-                          (step == nullptr || !needs_shards(*step)) && services_at(op).empty();
-    if (is_plain) continue;
-    replayer_.handle(op, [this, at = services_at(op), split = std::move(split)](replay::ReplayCall& call) {
-      for (auto* service : at) service->before(call);
-      handle(call, split);
-      for (auto service = at.rbegin(); service != at.rend(); ++service) (*service)->after(call);
-    });
-  }
 }
 
 std::vector<OpService*> OpInterpreter::services_at(OpId op) const {

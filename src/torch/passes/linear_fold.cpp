@@ -106,8 +106,7 @@ OpNode linear_node(const OpGraph& graph, const Fold& fold) {
       if (storage != graph.value(fold.result).storage && storage != product) node.reads.push_back(storage);
     }
   }
-  std::sort(node.reads.begin(), node.reads.end());
-  node.reads.erase(std::unique(node.reads.begin(), node.reads.end()), node.reads.end());
+  ir::sort_storages(node.reads);
   node.writes = {graph.value(fold.result).storage};
   node.path = graph.op(fold.transpose).path;
   return node;
@@ -155,7 +154,7 @@ OpGraph fold_linear(OpGraph graph, c10::DeviceType device) {
         const auto copy = cast_bias(graph, fold);
         const auto wide = graph.value(fold.bias).storage;
         std::replace(node.reads.begin(), node.reads.end(), wide, graph.value(copy).storage);
-        std::sort(node.reads.begin(), node.reads.end());
+        ir::sort_storages(node.reads);
         node.inputs.back().values = {copy};
         has_casts = true;
       } else if (fold.bias_addition.valid()) {
