@@ -11,7 +11,7 @@
 
 #include <autopar/autopar.hpp>
 
-#include "torch/optim/compute_copy.hpp"
+#include "torch/parameters/compute_copy.hpp"
 #include "torch/parameters/optimizer_state.hpp"
 
 namespace gpu_update_test {
@@ -38,8 +38,8 @@ std::vector<Tensor> tensors_of_all_kinds() {
 void keep_copies(const std::vector<Tensor>& parameters) {
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     if (i % 7 == 6) continue;
-    ap::ComputeCopy::keep(parameters[i], i % 3 == 2 ? at::kHalf : at::kBFloat16);
-    if (auto* copy = ap::ComputeCopy::of(parameters[i])) static_cast<void>(copy->current(parameters[i]));
+    ap::parameters::ComputeCopy::keep(parameters[i], i % 3 == 2 ? at::kHalf : at::kBFloat16);
+    if (auto* copy = ap::parameters::ComputeCopy::of(parameters[i])) static_cast<void>(copy->current(parameters[i]));
   }
 }
 
@@ -91,7 +91,7 @@ void check_steps(const Options& options, Kernel kernel) {
         if (name == "exp_avg") REQUIRE(is_close(tensor, state.exp_avgs[i], 0.01));
         if (name == "exp_avg_sq") REQUIRE(is_close(tensor, state.exp_avg_sqs[i]));
       }
-      auto* copy = ap::ComputeCopy::of(ours[i]);
+      auto* copy = ap::parameters::ComputeCopy::of(ours[i]);
       if (copy == nullptr) continue;
       REQUIRE(torch::equal(copy->to_write(ours[i]), ours[i].detach().to(copy->type())));
     }
@@ -162,7 +162,7 @@ void check_sgd_steps(const torch::optim::SGDOptions& options) {
       check_error(ours[i], theirs.parameters[i], exact.parameters[i], gradients[i]);
       for (const auto& [name, tensor] : ap::parameters::state_of(optimizer, ours[i]))
         if (name == "momentum_buffer") check_error(tensor, theirs.buffers[i], exact.buffers[i], gradients[i]);
-      auto* copy = ap::ComputeCopy::of(ours[i]);
+      auto* copy = ap::parameters::ComputeCopy::of(ours[i]);
       if (copy != nullptr) REQUIRE(torch::equal(copy->to_write(ours[i]), ours[i].detach().to(copy->type())));
     }
   }

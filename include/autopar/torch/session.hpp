@@ -33,6 +33,10 @@ namespace torch::optim {
 class Optimizer;
 }
 
+namespace autopar::session {
+class Impl;
+}
+
 namespace autopar {
 
 class InitRecord;
@@ -179,8 +183,7 @@ class Session {
             const LoadOptions& options = {});
 
  private:
-  class Impl;
-  std::shared_ptr<Impl> impl_;
+  std::shared_ptr<session::Impl> impl_;
 };
 
 }  // namespace autopar

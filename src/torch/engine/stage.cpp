@@ -20,7 +20,7 @@
 #include "torch/device/device_context.hpp"
 #include "torch/engine/gate_group.hpp"
 #include "torch/interpret/backward_source.hpp"
-#include "torch/optim/compute_copy.hpp"
+#include "torch/parameters/compute_copy.hpp"
 
 namespace autopar::engine {
 
@@ -267,8 +267,8 @@ at::Tensor Stage::copy_elsewhere(ValueId parameter, const ValueInfo& form) const
   return kept != nullptr ? kept->current(handle(parameter)) : at::Tensor();
 }
 
-ComputeCopy* Stage::kept_copy(ValueId parameter, const ValueInfo& form) const {
-  auto* const kept = ComputeCopy::of(handle(parameter));
+parameters::ComputeCopy* Stage::kept_copy(ValueId parameter, const ValueInfo& form) const {
+  auto* const kept = parameters::ComputeCopy::of(handle(parameter));
   if (kept == nullptr || kept->type() != form.dtype) return nullptr;
   const bool has_layout =
       !ir::is_channels_last(form) || handle(parameter).is_contiguous(at::MemoryFormat::ChannelsLast);

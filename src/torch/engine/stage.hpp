@@ -26,9 +26,9 @@ namespace torch::autograd {
 struct Node;
 }
 
-namespace autopar {
+namespace autopar::parameters {
 class ComputeCopy;
-}  // namespace autopar
+}
 
 namespace autopar::engine {
 
@@ -151,7 +151,7 @@ class Stage {
   [[nodiscard]] at::Tensor compute_memory(ValueId parameter) const;
   [[nodiscard]] at::Tensor copy_elsewhere(ValueId parameter, const ValueInfo& form) const;
   /// What is kept on the parameter's handle; null where that is not what the cast is.
-  [[nodiscard]] ComputeCopy* kept_copy(ValueId parameter, const ValueInfo& form) const;
+  [[nodiscard]] parameters::ComputeCopy* kept_copy(ValueId parameter, const ValueInfo& form) const;
   [[nodiscard]] at::Tensor cast(ValueId parameter, const ValueInfo& form) const;
   void make_cast(OpId op);
   [[nodiscard]] interpret::OpHooks hooks(const std::vector<interpret::StagePart>& parts);

@@ -44,11 +44,11 @@ class OverWholeParameters final : public ParameterCollectives {
 
 }  // namespace
 
-std::shared_ptr<ParameterCollectives> over_whole_parameters() { return std::make_shared<OverWholeParameters>(); }
+std::shared_ptr<ParameterCollectives> optim::over_whole_parameters() { return std::make_shared<OverWholeParameters>(); }
 
 ParameterCollectives& DescribedOptimizer::collectives() {
   if (attached_ != nullptr) return *attached_;
-  if (own_ == nullptr) own_ = over_whole_parameters();
+  if (own_ == nullptr) own_ = optim::over_whole_parameters();
   return *own_;
 }
 

@@ -16,8 +16,8 @@
 #include <ATen/ops/full.h>
 
 #include "torch/fused/update.hpp"
-#include "torch/optim/compute_copy.hpp"
 #include "torch/optim/tensor_lists.hpp"
+#include "torch/parameters/compute_copy.hpp"
 #include "torch/parameters/part_access.hpp"
 #include "torch/parameters/part_mark.hpp"
 
@@ -40,7 +40,7 @@ State& state_made_for(torch::optim::Optimizer& optimizer, const at::Tensor& para
 
 /// What is to get a parameter's new values as well, undefined if nothing is. @param memory  what is updated for it
 at::Tensor copy_of(const at::Tensor& parameter, const at::Tensor& memory) {
-  const auto* copy = ComputeCopy::of(parameter);
+  const auto* copy = parameters::ComputeCopy::of(parameter);
   return copy != nullptr && memory.is_same(parameter) ? copy->to_write(parameter) : at::Tensor();
 }
 
@@ -57,7 +57,7 @@ void write(const std::vector<at::Tensor>& parameters, const std::vector<at::Tens
 /// After both are written: to ask for a parameter's memory takes back that its copy agrees with it.
 void note_written(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& copies) {
   for (std::size_t i = 0; i < copies.size(); ++i) {
-    if (copies[i].defined()) ComputeCopy::of(parameters[i])->agrees(parameters[i]);
+    if (copies[i].defined()) parameters::ComputeCopy::of(parameters[i])->agrees(parameters[i]);
   }
 }
 

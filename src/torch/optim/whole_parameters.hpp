@@ -4,9 +4,9 @@
 
 #include <autopar/torch/parameter_collectives.hpp>
 
-namespace autopar {
+namespace autopar::optim {
 
 /// Of one process, which has all elements of each parameter.
 [[nodiscard]] std::shared_ptr<ParameterCollectives> over_whole_parameters();
 
-}  // namespace autopar
+}  // namespace autopar::optim

@@ -13,10 +13,10 @@
 
 #include "torch/session/session_impl.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 /// A batch norm whose running statistics this rank holds, and what its slices saw.
-struct Session::Impl::NormPool {
+struct Impl::NormPool {
   const BatchNormPlan* norm;
   std::vector<interpret::NormSample> samples;
 };
@@ -60,7 +60,7 @@ class Blends {
 
 }  // namespace
 
-void Session::Impl::update_buffers(Call& call) {
+void Impl::update_buffers(Call& call) {
   const at::NoGradGuard no_grad;
   pool_batch_norms(call);
   call.program->replicated_updates->run(call.batch);
@@ -79,7 +79,7 @@ void Session::Impl::update_buffers(Call& call) {
 }
 
 // Norms with the same holders are pooled together. Every rank goes through the holders in the same order.
-void Session::Impl::pool_batch_norms(Call& call) {
+void Impl::pool_batch_norms(Call& call) {
   const auto& graph = call.program->graph;
   const auto& norms = call.program->plan.batch_norms;
   std::vector<std::pair<std::vector<Rank>, std::vector<NormPool>>> pools;
@@ -108,7 +108,7 @@ void Session::Impl::pool_batch_norms(Call& call) {
 }
 
 // Two passes, so that variances do not suffer from large means: first the pooled means, then squares around them.
-void Session::Impl::pool_over(const std::vector<Rank>& holders, std::vector<NormPool>& pools, const OpGraph& graph) {
+void Impl::pool_over(const std::vector<Rank>& holders, std::vector<NormPool>& pools, const OpGraph& graph) {
   std::vector<interpret::NormSample*> all;
   for (auto& pool : pools) {
     for (auto& sample : pool.samples) all.push_back(&sample);
@@ -151,4 +151,4 @@ void Session::Impl::pool_over(const std::vector<Rank>& holders, std::vector<Norm
   blends.run();
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

@@ -9,7 +9,7 @@
 
 #include "torch/session/handshake.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 namespace {
 
@@ -137,4 +137,4 @@ std::string format_key(const CallArguments& arguments) {
   return key;
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

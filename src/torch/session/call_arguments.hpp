@@ -13,7 +13,7 @@
 
 #include "capture/trace/capture.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 /// Arguments of one call, taken apart: what a capture needs, and what identifies it.
 struct CallArguments {
@@ -46,4 +46,4 @@ void agree_on_formats(CallArguments& arguments, std::span<const std::uint64_t> w
 /// What distinguishes captures of arguments in their formats, as text.
 [[nodiscard]] std::string format_key(const CallArguments& arguments);
 
-}  // namespace autopar
+}  // namespace autopar::session

@@ -13,7 +13,7 @@
 
 #include "ops/registry.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 namespace {
 
@@ -254,4 +254,4 @@ std::optional<std::string> first_difference(const std::vector<CallWord>& a, std:
   return std::nullopt;
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

@@ -10,7 +10,7 @@
 #include "torch/parameters/state_registry.hpp"
 #include "torch/session/call_arguments.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 /// One thing that all ranks must have alike in a call, in words.
 struct CallWord {
@@ -37,4 +37,4 @@ struct CallWord {
 /// `Flattened::structure` without the member that is called, for people: "(tensor, 5, [tensor, tensor])".
 [[nodiscard]] std::string readable_structure(std::string_view structure);
 
-}  // namespace autopar
+}  // namespace autopar::session

@@ -17,7 +17,7 @@
 #include "capture/replay/plain_message.hpp"
 #include "torch/device/tf32_scope.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 namespace {
 
@@ -36,7 +36,7 @@ std::vector<std::uint64_t> words_of(const std::vector<CallHeader>& headers) {
 
 }  // namespace
 
-CallHeader Session::Impl::next_header(CallKind kind) {
+CallHeader Impl::next_header(CallKind kind) {
   if (in_whole_function_) {
     throw InvalidArgument(
         std::string(name_of(kind)) +
@@ -64,7 +64,7 @@ CallHeader Session::Impl::next_header(CallKind kind) {
   return header;
 }
 
-void Session::Impl::warn_of_unattached(const std::vector<CallHeader>& headers) {
+void Impl::warn_of_unattached(const std::vector<CallHeader>& headers) {
   const auto seen = std::ranges::find_if(headers, [](const CallHeader& header) { return header.unattached >= 0; });
   if (seen == headers.end() || std::exchange(warned_of_unattached_, true) || world_.rank() != 0) return;
   const auto& tensor = parameters_.tensors()[static_cast<std::size_t>(seen->unattached)];
@@ -76,7 +76,7 @@ void Session::Impl::warn_of_unattached(const std::vector<CallHeader>& headers) {
             detail::formatted("%g", options_.optimizer_state_factor));
 }
 
-CallResult Session::Impl::call(const Flattened& arguments, const ForwardFunction& forward) {
+CallResult Impl::call(const Flattened& arguments, const ForwardFunction& forward) {
   const auto start = std::chrono::steady_clock::now();
   resolve_once();
   const devices::Tf32Scope tf32(options_.precision == "tf32", deployment_.device());
@@ -168,7 +168,7 @@ CallResult Session::Impl::call(const Flattened& arguments, const ForwardFunction
 }
 
 /// What is wrong with them, if something is.
-std::exception_ptr Session::Impl::inspect(const Flattened& arguments, CallArguments& inspected) const {
+std::exception_ptr Impl::inspect(const Flattened& arguments, CallArguments& inspected) const {
   try {
     inspected = inspect_arguments(arguments, options_);
     require_local_indices(inspected, options_);
@@ -178,7 +178,7 @@ std::exception_ptr Session::Impl::inspect(const Flattened& arguments, CallArgume
   }
 }
 
-std::vector<CallWord> Session::Impl::call_words(const CallArguments& arguments) const {
+std::vector<CallWord> Impl::call_words(const CallArguments& arguments) const {
   std::string autocast;
   for (const auto type : {at::kCPU, at::kCUDA}) {
     if (at::autocast::is_autocast_enabled(type)) autocast += " " + c10::DeviceTypeName(type);
@@ -186,7 +186,7 @@ std::vector<CallWord> Session::Impl::call_words(const CallArguments& arguments) 
   return words_of_call(arguments, *module_, parameters_.tensors(), at::GradMode::is_enabled(), autocast);
 }
 
-void Session::Impl::open(Call& call, const std::vector<CallHeader>& headers) {
+void Impl::open(Call& call, const std::vector<CallHeader>& headers) {
   call.batch = 0;
   for (const auto& header : headers) {
     call.layout.local.push_back(header.samples);
@@ -199,11 +199,11 @@ void Session::Impl::open(Call& call, const std::vector<CallHeader>& headers) {
 }
 
 /// Where this rank's samples begin in the global batch.
-std::int64_t Session::Impl::first_sample_of(const BatchLayout& layout) const {
+std::int64_t Impl::first_sample_of(const BatchLayout& layout) const {
   return std::accumulate(layout.local.begin(), layout.local.begin() + world_.rank(), std::int64_t{0});
 }
 
-void Session::Impl::prepare(const Flattened& arguments, const ForwardFunction& forward) {
+void Impl::prepare(const Flattened& arguments, const ForwardFunction& forward) {
   resolve_once();
   const devices::Tf32Scope tf32(options_.precision == "tf32", deployment_.device());
   const at::AutoGradMode gradients(at::GradMode::is_enabled() && !options_.inference);
@@ -226,14 +226,14 @@ void Session::Impl::prepare(const Flattened& arguments, const ForwardFunction& f
 
 // ---------------------------------------------------------------- running
 
-void Session::Impl::find_mode(Call& call) const {
+void Impl::find_mode(Call& call) const {
   const auto& plan = call.program->plan;
   call.differentiate = at::GradMode::is_enabled() && any_differentiable(plan);
   call.loss_mode = call.differentiate && plan.loss_mode;
   if (call.differentiate && scaler_) call.loss_scale = scaler_->scale();
 }
 
-void Session::Impl::run_forward(Call& call) {
+void Impl::run_forward(Call& call) {
   auto& program = *call.program;
   program.runtime->refresh_leaves();
   parameters_.upload();
@@ -287,7 +287,7 @@ void Session::Impl::run_forward(Call& call) {
   parameters_.wait_for_upload();  // an optimizer on the host may step as soon as the call returns
 }
 
-void Session::Impl::execute(Call& call, Phase phase) {
+void Impl::execute(Call& call, Phase phase) {
   auto& program = *call.program;
   const bool reduce = phase != Phase::kForward && !call.accumulate;
   const auto& actions = program.actions(call.layout, deployment_.plan(), phase, reduce, world_.rank_id());
@@ -317,14 +317,14 @@ void Session::Impl::execute(Call& call, Phase phase) {
              [&] { write_chrome_trace(trace_path(), trace_, deployment_.plan().model, overwrite()); });
 }
 
-std::filesystem::path Session::Impl::trace_path() const {
+std::filesystem::path Impl::trace_path() const {
   std::filesystem::path path = options_.trace_file;
   if (world_.size() == 1 || path.empty()) return path;
   const auto ending = path.extension().string();
   return path.replace_extension("." + std::to_string(world_.rank()) + ending);
 }
 
-std::vector<at::Tensor> Session::Impl::collect_results(Call& call) {
+std::vector<at::Tensor> Impl::collect_results(Call& call) {
   if (!call.made_results.empty()) return std::move(call.made_results);
   std::vector<at::Tensor> results;
   for (const auto& output : call.program->plan.outputs) {
@@ -355,4 +355,4 @@ std::vector<at::Tensor> Session::Impl::collect_results(Call& call) {
   return results;
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

@@ -16,7 +16,7 @@
 #include "torch/engine/message.hpp"
 #include "torch/interpret/seeded_draws.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 bool CapturedProgram::is_stale() const {
   return outdated || std::any_of(constants.begin(), constants.end(), [](const auto& constant) {
@@ -95,4 +95,4 @@ Program CapturedProgram::program(const Pipeline& pipeline, const BatchLayout& la
   return with_policy(by.schedule, make, {by.orders, by.microbatches});
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

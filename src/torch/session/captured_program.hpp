@@ -31,7 +31,7 @@
 #include "torch/staging/staged_graph.hpp"
 #include "torch/tensor_parallel/sharded_graph.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 /// When a program was found to be what forward does.
 struct Verification {
@@ -110,4 +110,4 @@ struct CapturedProgram {
   double loss_gradient_scale_ = 0;  ///< of `loss_gradient_`
 };
 
-}  // namespace autopar
+}  // namespace autopar::session

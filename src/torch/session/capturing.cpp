@@ -31,7 +31,7 @@
 #include "torch/passes/pass_list.hpp"
 #include "torch/passes/pass_manager.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 namespace {
 
@@ -60,8 +60,8 @@ void set_log_levels(Log& log, const std::string& levels) {
 
 }  // namespace
 
-Session::Impl::Impl(World& world, std::shared_ptr<torch::nn::Module> module, Options code, PlanFunction planner,
-                    std::shared_ptr<InitRecord> init, std::span<const std::byte> members)
+Impl::Impl(World& world, std::shared_ptr<torch::nn::Module> module, Options code, PlanFunction planner,
+           std::shared_ptr<InitRecord> init, std::span<const std::byte> members)
     : world_(world.view()),
       module_(std::move(module)),
       code_(std::move(code)),
@@ -80,7 +80,7 @@ Session::Impl::Impl(World& world, std::shared_ptr<torch::nn::Module> module, Opt
 
 // ---------------------------------------------------------------- options
 
-void Session::Impl::resolve_once() {
+void Impl::resolve_once() {
   if (resolved_) return;
   ResolvedOptions resolved;
   together(world_, "resolving options", [&] {
@@ -126,7 +126,7 @@ void Session::Impl::resolve_once() {
 
 // ---------------------------------------------------------------- capture
 
-std::string Session::Impl::capture_key(const CallArguments& arguments) const {
+std::string Impl::capture_key(const CallArguments& arguments) const {
   std::uint64_t flags = 0;
   const auto note = [&flags](char flag) { flags = hash_bytes(&flag, 1, flags); };
   for (const auto* part : modules_) note(part->is_training() ? 't' : 'e');
@@ -163,7 +163,7 @@ void require_no_part(const at::Tensor& constant) {
 
 }  // namespace
 
-trace::CaptureOptions Session::Impl::capture_options() const {
+trace::CaptureOptions Impl::capture_options() const {
   trace::CaptureOptions capture;
   capture.exact_batch_norm = options_.batch_norm == "exact";
   const auto device = deployment_.device().type();
@@ -177,7 +177,7 @@ trace::CaptureOptions Session::Impl::capture_options() const {
 }
 
 // Autocast lowers single precision only, and one of several settings of element types would be silently without effect.
-void Session::Impl::require_one_precision() const {
+void Impl::require_one_precision() const {
   if (options_.precision == "module" || options_.precision == "tf32") return;
   const auto setting = "precision = " + options_.precision;
   for (const auto type : {at::kCPU, at::kCUDA}) {
@@ -199,8 +199,7 @@ void Session::Impl::require_one_precision() const {
                         "; convert the module with to(torch::kFloat), or set precision = module");
 }
 
-void Session::Impl::capture_into(CapturedProgram& program, const CallArguments& arguments,
-                                 const ForwardFunction& forward) {
+void Impl::capture_into(CapturedProgram& program, const CallArguments& arguments, const ForwardFunction& forward) {
   const auto flat_forward = [&](const std::vector<at::Tensor>& tensors) {
     std::vector<at::Tensor> all(arguments.flat_count);
     for (std::size_t i = 0; i < tensors.size(); ++i) all[arguments.positions[i]] = tensors[i];
@@ -239,7 +238,7 @@ void Session::Impl::capture_into(CapturedProgram& program, const CallArguments& 
   }
 }
 
-void Session::Impl::compile(CapturedProgram& program) {
+void Impl::compile(CapturedProgram& program) {
   const auto device = deployment_.device();
   const passes::PassTarget target{device.type(), joins_operators(), chunks_heads()};
   passes::PassManager manager(passes::pass_list());
@@ -253,19 +252,19 @@ void Session::Impl::compile(CapturedProgram& program) {
                           fused::pointwise::kernels_of(program.graph));
 }
 
-bool Session::Impl::joins_operators() const {
+bool Impl::joins_operators() const {
   const auto device = deployment_.device();
   if (!device.is_cuda()) return options_.fusion == "on";
   return options_.fusion != "off" && devices::context_of(device.type()).compiles_kernels(device.index());
 }
 
-AlgebraOptions Session::Impl::algebra_options() const {
+AlgebraOptions Impl::algebra_options() const {
   AlgebraOptions algebra;
   algebra.batch_norm = options_.batch_norm == "exact" ? BatchNormMode::kExact : BatchNormMode::kMicrobatch;
   return algebra;
 }
 
-void Session::Impl::require_same_graph(const CapturedProgram& program) {
+void Impl::require_same_graph(const CapturedProgram& program) {
   const std::vector<std::uint64_t> mine{program.captured.hash(), program.captured.ops.size(), program.graph.hash()};
   const auto all = world_.all_gather(std::as_bytes(std::span(mine)), "comparing captured graphs");
   for (std::size_t r = 1; r < all.size(); ++r) {
@@ -280,8 +279,8 @@ void Session::Impl::require_same_graph(const CapturedProgram& program) {
   }
 }
 
-void Session::Impl::capture_and_deploy(const CallArguments& arguments, const std::string& key, std::int64_t batch,
-                                       const ForwardFunction& forward) {
+void Impl::capture_and_deploy(const CallArguments& arguments, const std::string& key, std::int64_t batch,
+                              const ForwardFunction& forward) {
   const auto start = std::chrono::steady_clock::now();
   const NormalModeScope normal;
   if (!deployed_) {
@@ -335,7 +334,7 @@ void Session::Impl::capture_and_deploy(const CallArguments& arguments, const std
             std::to_string(spent.count()) + " s");
 }
 
-std::vector<StageId> Session::Impl::divide_program(CapturedProgram& program, cost::AtomPartition atoms) {
+std::vector<StageId> Impl::divide_program(CapturedProgram& program, cost::AtomPartition atoms) {
   std::vector<StageId> stage_of;
   together(world_, "dividing the model", [&] {
     stage_of = stages_of_ops(program, atoms);
@@ -353,7 +352,7 @@ std::vector<StageId> Session::Impl::divide_program(CapturedProgram& program, cos
   return stage_of;
 }
 
-void Session::Impl::deploy_state(const PlannedModes& modes, const cost::GraphProfile& profile) {
+void Impl::deploy_state(const PlannedModes& modes, const cost::GraphProfile& profile) {
   auto& program = *modes.planned;
   planned_hash_ = program.captured.hash();
   planned_atoms_ = profile.atoms;
@@ -384,7 +383,7 @@ void Session::Impl::deploy_state(const PlannedModes& modes, const cost::GraphPro
   if (is_loaded) in_step("load", [&] { take_info(early_loads_.take_over(init_.get())); });
 }
 
-void Session::Impl::remember(const std::string& key, std::shared_ptr<CapturedProgram> program) {
+void Impl::remember(const std::string& key, std::shared_ptr<CapturedProgram> program) {
   const bool forgets = programs_.remember(key, std::move(program));
   if (!forgets || std::exchange(warned_of_forgetting_, true) || world_.rank() != 0) return;
   log_.warn("forward was captured for more than " + std::to_string(kRememberedPrograms) +
@@ -393,8 +392,7 @@ void Session::Impl::remember(const std::string& key, std::shared_ptr<CapturedPro
             "and let sizes other than the batch's be few");
 }
 
-std::vector<StageId> Session::Impl::stages_of_ops(const CapturedProgram& program,
-                                                  const cost::AtomPartition& atoms) const {
+std::vector<StageId> Impl::stages_of_ops(const CapturedProgram& program, const cost::AtomPartition& atoms) const {
   if (program.captured.hash() == planned_hash_) {
     std::vector<StageId> stage_of(program.graph.ops.size());
     for (std::size_t s = 0; s < deployment_.plan().stages.size(); ++s) {
@@ -406,7 +404,7 @@ std::vector<StageId> Session::Impl::stages_of_ops(const CapturedProgram& program
                                       static_cast<int>(deployment_.plan().stages.size()));
 }
 
-std::vector<std::vector<StageId>> Session::Impl::homes_in(const OpGraph& graph) const {
+std::vector<std::vector<StageId>> Impl::homes_in(const OpGraph& graph) const {
   std::vector<std::vector<StageId>> home(graph.values.size());
   for (const auto* leaves : {&graph.parameters, &graph.buffers}) {
     for (const auto& [name, value] : *leaves) {
@@ -416,7 +414,7 @@ std::vector<std::vector<StageId>> Session::Impl::homes_in(const OpGraph& graph) 
   return home;
 }
 
-std::vector<std::vector<Rank>> Session::Impl::holders_in(const OpGraph& graph) const {
+std::vector<std::vector<Rank>> Impl::holders_in(const OpGraph& graph) const {
   std::vector<std::vector<Rank>> holders(graph.values.size());
   for (const auto& [name, value] : graph.parameters) {
     holders[value.index()] = parameters_.named(name).holders;
@@ -424,7 +422,7 @@ std::vector<std::vector<Rank>> Session::Impl::holders_in(const OpGraph& graph) c
   return holders;
 }
 
-void Session::Impl::require_whole_batches(const CapturedProgram& program, const std::vector<StageId>& stage_of) const {
+void Impl::require_whole_batches(const CapturedProgram& program, const std::vector<StageId>& stage_of) const {
   for (std::size_t i = 0; i < stage_of.size(); ++i) {
     const auto& handling = program.plan.ops[i];
     if (!handling.in_stage || !(handling.whole_batch || handling.collective)) continue;
@@ -463,7 +461,7 @@ std::vector<parameters::ShardedGroup> sharded_groups(const staging::StagedGraph&
 
 }  // namespace
 
-void Session::Impl::build_runtime(CapturedProgram& program) {
+void Impl::build_runtime(CapturedProgram& program) {
   const auto& division = program.division;
   const auto lookup = [this, &graph = program.graph](ValueId leaf) { return handle_of(graph, leaf); };
   together(world_, "preparing the stages", [&] {
@@ -504,8 +502,8 @@ void Session::Impl::build_runtime(CapturedProgram& program) {
   deployment_.connect(division.pipeline);
 }
 
-void Session::Impl::verify_sizes(CapturedProgram& program, const CallArguments& arguments,
-                                 const ForwardFunction& forward, const BatchLayout& layout) {
+void Impl::verify_sizes(CapturedProgram& program, const CallArguments& arguments, const ForwardFunction& forward,
+                        const BatchLayout& layout) {
   constexpr std::size_t kSizesVerified = 16;
   if (!arguments.has_batch || program.verified.size() >= kSizesVerified) return;
   const auto batch = std::accumulate(layout.local.begin(), layout.local.end(), std::int64_t{0});
@@ -526,4 +524,4 @@ void Session::Impl::verify_sizes(CapturedProgram& program, const CallArguments& 
   });
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

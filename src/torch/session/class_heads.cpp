@@ -12,14 +12,14 @@
 #include "torch/fused/linear_cross_entropy.hpp"
 #include "torch/session/session_impl.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 /// Of programs that are captured now.
-bool Session::Impl::chunks_heads() const {
+bool Impl::chunks_heads() const {
   return deployment_.has_plan() ? deployment_.plan().chunked_heads : options_.class_head == "chunked";
 }
 
-void Session::Impl::chunk_heads(PlannedModes& modes, cost::GraphProfile& profile) const {
+void Impl::chunk_heads(PlannedModes& modes, cost::GraphProfile& profile) const {
   auto programs = modes.others;
   programs.push_back(modes.planned);
   for (const auto& program : programs) {
@@ -30,13 +30,13 @@ void Session::Impl::chunk_heads(PlannedModes& modes, cost::GraphProfile& profile
 }
 
 /// The same on every rank.
-bool Session::Impl::may_chunk_heads(const CapturedProgram& program) const {
+bool Impl::may_chunk_heads(const CapturedProgram& program) const {
   return options_.class_head == "auto" && fused::bytes_of_chunked_logits(program.graph, 1) > 0;
 }
 
 /// Rank 0's. Chunks take more time, and pay where memory is what a faster plan lacks.
-bool Session::Impl::gains_from_chunks(const CapturedProgram& program, const std::optional<Plan>& whole,
-                                      std::int64_t batch) const {
+bool Impl::gains_from_chunks(const CapturedProgram& program, const std::optional<Plan>& whole,
+                             std::int64_t batch) const {
   if (given_plan_ || reads_plan()) return false;
   const double logits = fused::bytes_of_chunked_logits(
       program.graph, std::max<std::int64_t>(1, batch / world_.size()));  // of a rank's samples
@@ -51,8 +51,8 @@ bool Session::Impl::gains_from_chunks(const CapturedProgram& program, const std:
   });
 }
 
-void Session::Impl::try_chunked_heads(PlannedModes& modes, cost::GraphProfile& profile, std::int64_t batch,
-                                      std::optional<Plan>& whole, const std::exception_ptr& refused) {
+void Impl::try_chunked_heads(PlannedModes& modes, cost::GraphProfile& profile, std::int64_t batch,
+                             std::optional<Plan>& whole, const std::exception_ptr& refused) {
   std::string decision;
   if (world_.rank() == 0 && gains_from_chunks(*modes.planned, whole, batch)) decision = "chunks";
   decision = text_of(world_.broadcast(blob_of(decision), Rank(0), "choosing class heads"));
@@ -91,4 +91,4 @@ void Session::Impl::try_chunked_heads(PlannedModes& modes, cost::GraphProfile& p
   for (auto& [program, before] : as_before) std::tie(program->graph, program->plan) = std::move(before);
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

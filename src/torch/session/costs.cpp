@@ -18,7 +18,7 @@
 
 #include "torch/cost/measured/profiler.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 namespace fs = std::filesystem;
 
@@ -41,8 +41,8 @@ bool steps_at_once(const torch::optim::Optimizer* optimizer) {
 }  // namespace
 
 /// @param recorded  see PlannedModes
-MeasuredCosts Session::Impl::measured_costs(const CapturedProgram& program, const cost::GraphProfile& profile,
-                                            std::int64_t batch, bool recorded) {
+MeasuredCosts Impl::measured_costs(const CapturedProgram& program, const cost::GraphProfile& profile,
+                                   std::int64_t batch, bool recorded) {
   if (options_.costs == "roofline" || (options_.costs == "auto" && !deployment_.device().is_cuda())) return {};
   if (options_.costs == "auto" && leaves_no_choice(program, profile, batch)) return {};
   const auto here = describe_cluster(world_, deployment_.device());
@@ -84,8 +84,8 @@ MeasuredCosts Session::Impl::measured_costs(const CapturedProgram& program, cons
 
 /// Whether one device holds the model as it is: the plan is to run it, whatever it costs. Or nothing does, which the
 /// planner is about to say.
-bool Session::Impl::leaves_no_choice(const CapturedProgram& program, const cost::GraphProfile& profile,
-                                     std::int64_t batch) const {
+bool Impl::leaves_no_choice(const CapturedProgram& program, const cost::GraphProfile& profile,
+                            std::int64_t batch) const {
   const bool elsewhere = options_.plan_only && !options_.cluster_file.empty();
   if (world_.size() > 1 || elsewhere || given_plan_ || reads_plan()) return false;
   Plan plan;
@@ -101,14 +101,14 @@ bool Session::Impl::leaves_no_choice(const CapturedProgram& program, const cost:
 }
 
 /// In the user's cache: one for each host, as links are measured between this one and its neighbours.
-std::string Session::Impl::cached_name(const CostOrigin& origin) {
+std::string Impl::cached_name(const CostOrigin& origin) {
   std::array<char, 256> host{};
   static_cast<void>(gethostname(host.data(), host.size() - 1));
   return "costs-" +
          std::to_string(hash_text(origin.device + '\n' + origin.libtorch + '\n' + origin.autopar + '\n' + host.data()));
 }
 
-MeasuredCosts Session::Impl::cached_costs(const CostOrigin& origin) const {
+MeasuredCosts Impl::cached_costs(const CostOrigin& origin) const {
   const fs::path named = options_.cost_file;
   std::error_code unreadable;
   if (named == "none" || (!named.empty() && !fs::exists(named, unreadable))) return {};
@@ -124,7 +124,7 @@ MeasuredCosts Session::Impl::cached_costs(const CostOrigin& origin) const {
   }
 }
 
-void Session::Impl::keep_costs(MeasuredCosts costs, const CostOrigin& origin) {
+void Impl::keep_costs(MeasuredCosts costs, const CostOrigin& origin) {
   if (options_.cost_file == "none") return;
   if (!options_.cost_file.empty()) {
     files_.write("cost_file", [&] { write_costs(options_.cost_file, costs, origin, overwrite()); });
@@ -135,4 +135,4 @@ void Session::Impl::keep_costs(MeasuredCosts costs, const CostOrigin& origin) {
   cache_.costs->write(cached_name(origin), to_json(costs, origin));
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

@@ -5,7 +5,7 @@
 
 #include "torch/device/device_context.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 AnyTransport Deployment::new_transport() const {
   TransportOptions options;
@@ -73,4 +73,4 @@ std::vector<Rank> Deployment::everyone() const {
   return ranks;
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

@@ -14,7 +14,7 @@
 
 #include "torch/session/world_sums.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 /// Where a model runs: the plan, this rank's device, and the transport with the groups and pairs that programs of the
 /// model use. All ranks make the same calls in one order; those marked collective wait for one another.
@@ -73,4 +73,4 @@ class Deployment {
   WorldSums sums_;
 };
 
-}  // namespace autopar
+}  // namespace autopar::session

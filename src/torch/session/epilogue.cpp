@@ -3,7 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
-namespace autopar {
+namespace autopar::session {
 
 namespace {
 
@@ -68,4 +68,4 @@ std::map<ValueId, at::Tensor> Epilogue::gradients(const EpilogueRun& run,
   return out;
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

@@ -12,7 +12,7 @@
 #include "capture/algebra/batch_algebra.hpp"
 #include "torch/interpret/op_interpreter.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 /// The non-linear tail of one call, computed on completed sums, with its autograd graph.
 struct EpilogueRun {
@@ -40,4 +40,4 @@ class Epilogue {
   interpret::OpInterpreter runner_;
 };
 
-}  // namespace autopar
+}  // namespace autopar::session

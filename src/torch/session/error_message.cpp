@@ -8,7 +8,7 @@
 
 #include "capture/replay/plain_message.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 namespace {
 
@@ -106,4 +106,4 @@ void fail_without_frames(World& world, const Logger& log, std::string_view actio
   }
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

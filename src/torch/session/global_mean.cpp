@@ -117,7 +117,7 @@ at::Tensor global_mean(World& world, const at::Tensor& local_sum, std::int64_t l
          "global_mean: pass the sum over this rank's samples, one number");
   expect(local_count >= 0, "global_mean: the local count is negative");
   const bool differentiates = at::GradMode::is_enabled() && local_sum.requires_grad();
-  const auto region = differentiates ? region_behind({local_sum}, {true}) : nullptr;
+  const auto region = differentiates ? session::region_behind({local_sum}, {true}) : nullptr;
   Addend mine;
   mine.count = static_cast<double>(local_count);
   mine.differentiated = differentiates ? 1 : 0;
@@ -142,20 +142,20 @@ at::Tensor global_mean(World& world, const at::Tensor& local_sum, std::int64_t l
     mean.push_back(at::full_like(local_sum.detach(), sum / count));
   }
   if (!differentiates) return mean[0];
-  History history;
+  session::History history;
   history.arguments = {local_sum};
   history.own = {true};
   history.region = region;
   history.common = {true};
   const std::shared_ptr<World> ranks(new World(world.view()));
   history.backward = [ranks, count, is_empty = local_count == 0](const torch::autograd::variable_list& given,
-                                                                 const BackwardRequest&) {
+                                                                 const session::BackwardRequest&) {
     if (ranks->size() > 1) require_same_gradient(*ranks, given[0]);
     torch::autograd::variable_list out(1);
     if (given[0].defined() && !is_empty) out[0] = given[0].div(count);
     return out;
   };
-  attach_history(world, mean, std::move(history));
+  session::attach_history(world, mean, std::move(history));
   return mean[0];
 }
 

@@ -11,7 +11,7 @@
 #include "shard/tensor_buffer.hpp"
 #include "torch/gradients/gradient_factor.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 namespace {
 
@@ -118,4 +118,4 @@ void GradientStore::drop() {
   reduced_.clear();
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

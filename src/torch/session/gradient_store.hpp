@@ -13,7 +13,7 @@
 
 #include "torch/parameters/parameter_store.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 /// A gradient of this rank, and the user's handle that it belongs to.
 struct HandleGradient {
@@ -58,4 +58,4 @@ class GradientStore {
   std::map<const void*, HandleGradient> accumulated_, reduced_;
 };
 
-}  // namespace autopar
+}  // namespace autopar::session

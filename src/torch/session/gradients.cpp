@@ -10,9 +10,9 @@
 #include "torch/gradients/gradient_factor.hpp"
 #include "torch/session/session_impl.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
-StageGradients Session::Impl::gradients_of(Call& call, const std::vector<ValueId>& roots) {
+StageGradients Impl::gradients_of(Call& call, const std::vector<ValueId>& roots) {
   StageGradients gradients{call.program, &call.program->reached(roots), call.offered, {}, {}};
   if (call.made_gradients) {
     gradients.by_position = std::move(*call.made_gradients);
@@ -29,7 +29,7 @@ StageGradients Session::Impl::gradients_of(Call& call, const std::vector<ValueId
   return gradients;
 }
 
-void Session::Impl::apply(const StageGradients& gradients, const at::Tensor& factor, bool keep, bool accumulate) {
+void Impl::apply(const StageGradients& gradients, const at::Tensor& factor, bool keep, bool accumulate) {
   const at::NoGradGuard no_grad;
   if (!accumulate) flush_reduced();
   const auto& runtime = *gradients.program->runtime;
@@ -56,15 +56,15 @@ void Session::Impl::apply(const StageGradients& gradients, const at::Tensor& fac
   add_arrived(leaving);
 }
 
-void Session::Impl::flush_reduced() {
+void Impl::flush_reduced() {
   LeavingGradients leaving;
   for (const auto& sum : gradients_.take_reduced()) add_to_owner(sum.handle, sum.gradient, true, leaving);
   add_arrived(leaving);
 }
 
 /// Adds to `.grad`, what is offloaded when it has arrived on the host.
-void Session::Impl::add_to_owner(const at::Tensor& handle, const at::Tensor& gradient, bool may_take,
-                                 LeavingGradients& leaving) {
+void Impl::add_to_owner(const at::Tensor& handle, const at::Tensor& gradient, bool may_take,
+                        LeavingGradients& leaving) {
   if (gradient.device() == handle.device()) {
     add_to(handle.mutable_grad(), gradient, may_take);
     parameters::mark_like(handle.grad(), handle);
@@ -81,13 +81,13 @@ void Session::Impl::add_to_owner(const at::Tensor& handle, const at::Tensor& gra
 }
 
 /// For ranks to compare what optimizers make of it.
-void Session::Impl::note_gradient(const at::Tensor& handle) {
+void Impl::note_gradient(const at::Tensor& handle) {
   unattached_.note_gradient(handle);
   if (world_.size() > 1) watch_.note_gradient(handle, parameters_.is_whole(parameters_.of(handle)));
 }
 
 /// An optimizer on the host may step as soon as this returns.
-void Session::Impl::add_arrived(const LeavingGradients& leaving) {
+void Impl::add_arrived(const LeavingGradients& leaving) {
   if (leaving.copies.empty()) return;
   devices::DeviceEvent copied;
   copied.set(deployment_.device());
@@ -99,9 +99,9 @@ void Session::Impl::add_arrived(const LeavingGradients& leaving) {
   }
 }
 
-void Session::Impl::reduce_accumulated() { gradients_.reduce({deployment_.wire(), deployment_.groups(), parameters_}); }
+void Impl::reduce_accumulated() { gradients_.reduce({deployment_.wire(), deployment_.groups(), parameters_}); }
 
-Bytes Session::Impl::planned_memory() const {
+Bytes Impl::planned_memory() const {
   Bytes planned;
   for (const auto& stage : deployment_.plan().stages) {
     if (stage.mesh.contains(world_.rank_id())) planned += stage.peak_memory;
@@ -109,7 +109,7 @@ Bytes Session::Impl::planned_memory() const {
   return planned;
 }
 
-void Session::Impl::warn_of_second_gradients() {
+void Impl::warn_of_second_gradients() {
   if (warned_of_second_gradients_ || deployment_.plan().gradient_copies > 1) return;
   Bytes first = gradients_.accumulated();
   for (const auto& tensor : parameters_.tensors()) {
@@ -127,7 +127,7 @@ void Session::Impl::warn_of_second_gradients() {
             " for two, or call zero_grad() before the model");
 }
 
-void Session::Impl::sync_gradients() {
+void Impl::sync_gradients() {
   require_deployed("sync_gradients");
   const auto headers = exchange(world_, next_header(CallKind::kSync), "");
   const bool pending =
@@ -144,7 +144,7 @@ void Session::Impl::sync_gradients() {
 // ---------------------------------------------------------------- half precision
 
 // What calls inside no_sync accumulate is looked at when it is reduced: what is not finite stays so.
-StepOutcome Session::Impl::unscale(const Call& call, StageGradients& gradients, std::vector<at::Tensor>& of_inputs) {
+StepOutcome Impl::unscale(const Call& call, StageGradients& gradients, std::vector<at::Tensor>& of_inputs) {
   StepOutcome outcome;
   if (!scaler_) return outcome;
   const at::NoGradGuard no_grad;
@@ -160,13 +160,13 @@ StepOutcome Session::Impl::unscale(const Call& call, StageGradients& gradients, 
   return outcome;
 }
 
-bool Session::Impl::any_overflow(bool mine) {
+bool Impl::any_overflow(bool mine) {
   const auto flag = at::full({}, mine ? 1.0 : 0.0, at::TensorOptions().dtype(at::kDouble).device(deployment_.device()));
   return deployment_.sums().sum({flag})[0].item<double>() > 0;
 }
 
 /// Whether the optimizers are to leave the parameters alone: an undefined gradient is one that they pass over.
-bool Session::Impl::skips(StepOutcome& outcome) {
+bool Impl::skips(StepOutcome& outcome) {
   if (!scaler_) return false;
   if (!outcome.counted) {
     scaler_->update(outcome.overflow);
@@ -181,14 +181,14 @@ bool Session::Impl::skips(StepOutcome& outcome) {
   return true;
 }
 
-void Session::Impl::note_scaler() {
+void Impl::note_scaler() {
   stats_.loss_scale = scaler_->scale();
   stats_.skipped_steps = scaler_->state().skipped;
 }
 
-void Session::Impl::drop_accumulated() {
+void Impl::drop_accumulated() {
   watch_.note_zeroing();
   gradients_.drop();
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

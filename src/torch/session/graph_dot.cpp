@@ -8,7 +8,7 @@
 
 #include "capture/ir/shown_name.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 namespace {
 
@@ -77,4 +77,4 @@ std::string to_dot(const OpGraph& graph, const std::string& comment, std::span<c
   return out.str();
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

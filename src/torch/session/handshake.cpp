@@ -14,7 +14,7 @@
 #include "capture/replay/plain_message.hpp"
 #include "torch/session/error_message.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 namespace {
 
@@ -273,4 +273,4 @@ void together(World& world, std::string_view action, const std::function<void()>
   }
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

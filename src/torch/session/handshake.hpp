@@ -13,7 +13,7 @@
 #include "torch/session/call_words.hpp"
 #include "torch/session/optimizer_watch.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 /// What ranks may do together; they must all do the same.
 enum class CallKind : std::uint8_t {
@@ -84,4 +84,4 @@ void together(World& world, std::string_view action, const std::function<void()>
 [[nodiscard]] std::uint64_t hash_bytes(const void* data, std::size_t bytes, std::uint64_t seed = 0xcbf29ce484222325ULL);
 [[nodiscard]] std::uint64_t hash_text(std::string_view text);
 
-}  // namespace autopar
+}  // namespace autopar::session

@@ -10,10 +10,10 @@
 #include "torch/session/session_impl.hpp"
 #include "torch/tensor_parallel/tensor_candidates.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 /// The same on every rank. Where such layers are a small part of the model, a second plan is not worth its search.
-bool Session::Impl::may_cut_by_inputs(const CapturedProgram& program) const {
+bool Impl::may_cut_by_inputs(const CapturedProgram& program) const {
   const bool elsewhere = options_.plan_only && !options_.cluster_file.empty();
   if (options_.tensor_parallel == 1 || (world_.size() == 1 && !elsewhere)) return false;
   if (options_.tensor_parallel == 0 && !may_slice()) return false;
@@ -21,9 +21,8 @@ bool Session::Impl::may_cut_by_inputs(const CapturedProgram& program) const {
   return tensor_parallel::share_by_inputs(program.graph, program.plan) >= kLargePart;
 }
 
-void Session::Impl::try_layers_by_inputs(const PlannedModes& modes, cost::GraphProfile& profile, std::int64_t batch,
-                                         const MeasuredCosts& costs, std::optional<Plan>& plan,
-                                         std::exception_ptr& refused) {
+void Impl::try_layers_by_inputs(const PlannedModes& modes, cost::GraphProfile& profile, std::int64_t batch,
+                                const MeasuredCosts& costs, std::optional<Plan>& plan, std::exception_ptr& refused) {
   std::string decision;
   together(world_, "planning", [&] {
     if (world_.rank() != 0 || given_plan_ || reads_plan()) return;
@@ -52,4 +51,4 @@ void Session::Impl::try_layers_by_inputs(const PlannedModes& modes, cost::GraphP
            [&] { profile = modes.profile(planned_device(), tensor_parallel::SingleLayers::kByInputs); });
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

@@ -11,7 +11,7 @@
 #include "capture/algebra/sample_indices.hpp"
 #include "capture/ir/shown_name.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 namespace {
 
@@ -109,4 +109,4 @@ void LocalIndexWatch::warn(const std::vector<CallHeader>& headers, const CallArg
            positions + "}, or add ap::first_sample(world, n) to them. If they count in the global batch, all is right");
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

@@ -10,7 +10,7 @@
 #include "torch/session/captured_program.hpp"
 #include "torch/session/handshake.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 /// What arguments of `Options::local_indices` must be.
 /// @throws InvalidArgument if one is no int32 or int64, has no samples, or, where it is in the host's memory, has
@@ -40,4 +40,4 @@ class LocalIndexWatch {
   bool has_warned_ = false;
 };
 
-}  // namespace autopar
+}  // namespace autopar::session

@@ -7,7 +7,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-namespace autopar {
+namespace autopar::session {
 
 void LossWatch::add(const at::Tensor& loss, std::int64_t step) {
   while (!coming_.empty() && coming_.front().arrived.query()) {
@@ -34,4 +34,4 @@ void LossWatch::judge(const at::Tensor& host, std::int64_t step) {
             (not_finite_ == 1 ? "" : " (" + std::to_string(not_finite_) + " losses so far were not finite)"));
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

@@ -9,7 +9,7 @@
 
 #include <autopar/runtime/log.hpp>
 
-namespace autopar {
+namespace autopar::session {
 
 /// Says which steps had a loss that is no finite number. Losses of GPUs are looked at when they have arrived, in a
 /// later call: nothing waits for them.
@@ -35,4 +35,4 @@ class LossWatch {
   std::int64_t not_finite_ = 0;
 };
 
-}  // namespace autopar
+}  // namespace autopar::session

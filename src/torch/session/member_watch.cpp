@@ -10,7 +10,7 @@
 #include <torch/nn/module.h>
 #include <torch/nn/modules.h>
 
-namespace autopar {
+namespace autopar::session {
 
 namespace {
 
@@ -114,4 +114,4 @@ void MemberWatch::ignore_changes_for_all(const MembersSeen& before) {
   for_each_change(before, {}, [&](std::size_t block) { ignored_[block] = true; });
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

@@ -9,7 +9,7 @@ namespace torch::nn {
 class Module;
 }
 
-namespace autopar {
+namespace autopar::session {
 
 /// What a program was last compared with, byte by byte.
 struct MembersSeen {
@@ -44,4 +44,4 @@ class MemberWatch {
   std::vector<bool> ignored_;  ///< by block, of members alone
 };
 
-}  // namespace autopar
+}  // namespace autopar::session

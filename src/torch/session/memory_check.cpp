@@ -16,7 +16,7 @@
 #include "torch/cost/profile.hpp"
 #include "torch/session/session_impl.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 namespace {
 
@@ -52,7 +52,7 @@ Plan with_program(Plan plan, const CapturedProgram& program, const cost::GraphPr
 }  // namespace
 
 // Of rank 0, which knows the devices. What is predicted may be too much: it warns, and the call goes on.
-void Session::Impl::check_memory(CapturedProgram& program, std::int64_t batch) const {
+void Impl::check_memory(CapturedProgram& program, std::int64_t batch) const {
   if (batch <= program.checked_batch) return;
   program.checked_batch = batch;
   if (world_.rank() != 0 || deployment_.plan().device_memory == Bytes(0)) return;
@@ -80,4 +80,4 @@ void Session::Impl::check_memory(CapturedProgram& program, std::int64_t batch) c
   }
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

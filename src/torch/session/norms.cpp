@@ -23,7 +23,7 @@
 #include "torch/session/session_impl.hpp"
 #include "torch/session/sum_operands.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 namespace {
 
@@ -59,19 +59,19 @@ std::exception_ptr error_of(const Work& work) {
 
 }  // namespace
 
-at::Tensor Session::Impl::complete_norm(const gradients::NormOverRanks& norm) {
+at::Tensor Impl::complete_norm(const gradients::NormOverRanks& norm) {
   return norm.complete(deployment_.sums().sum({norm.by_rank()})[0]);
 }
 
 /// A result where the operands of this rank are.
-at::Tensor Session::Impl::beside(const at::Tensor& result, const std::vector<at::Tensor>& operands) const {
+at::Tensor Impl::beside(const at::Tensor& result, const std::vector<at::Tensor>& operands) const {
   const auto found = std::ranges::find_if(operands, [](const auto& each) { return each.defined(); });
   const bool is_elsewhere = found != operands.end() && !trace::is_fake(*found) && found->device() != result.device();
   return is_elsewhere ? result.to(found->device()) : result;
 }
 
 /// What an operand that is no handle and no gradient belongs to: what its partner does, or its place in parameters().
-void Session::Impl::complete_operands(std::vector<SumOperand>& a, std::vector<SumOperand>& b) const {
+void Impl::complete_operands(std::vector<SumOperand>& a, std::vector<SumOperand>& b) const {
   const auto handles = module_->parameters();
   for (std::size_t i = 0; i < a.size(); ++i) {
     for (auto [own, other] : {std::pair(&a[i], &b[i]), std::pair(&b[i], &a[i])}) {
@@ -83,7 +83,7 @@ void Session::Impl::complete_operands(std::vector<SumOperand>& a, std::vector<Su
   }
 }
 
-at::Tensor Session::Impl::norm(const std::vector<at::Tensor>& tensors, double ord) {
+at::Tensor Impl::norm(const std::vector<at::Tensor>& tensors, double ord) {
   require_deployed("norm");
   const at::NoGradGuard no_grad;
   const parameters::PartAccess access;
@@ -108,7 +108,7 @@ at::Tensor Session::Impl::norm(const std::vector<at::Tensor>& tensors, double or
   return beside(complete_norm(norm), tensors);
 }
 
-at::Tensor Session::Impl::dot(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+at::Tensor Impl::dot(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
   require_deployed("dot");
   const at::NoGradGuard no_grad;
   const parameters::PartAccess access;
@@ -156,7 +156,7 @@ at::Tensor Session::Impl::dot(const std::vector<at::Tensor>& a, const std::vecto
 }
 
 /// @param operand  what `tensor` is
-void Session::Impl::require_layout(const SumOperand& operand, const at::Tensor& tensor) const {
+void Impl::require_layout(const SumOperand& operand, const at::Tensor& tensor) const {
   if (operand.what != What::kOwn || operand.parameter < 0) return;
   const auto& parameter = parameters_.tensors()[static_cast<std::size_t>(operand.parameter)];
   if (!parameters_.holds(parameter) || tensor.sizes() == parameter.handle.sizes()) return;
@@ -167,8 +167,8 @@ void Session::Impl::require_layout(const SumOperand& operand, const at::Tensor& 
   throw InvalidArgument(out.str());
 }
 
-at::Tensor Session::Impl::clip_grad_norm(const std::vector<at::Tensor>& handles, double max_norm, double norm_type,
-                                         bool error_if_nonfinite) {
+at::Tensor Impl::clip_grad_norm(const std::vector<at::Tensor>& handles, double max_norm, double norm_type,
+                                bool error_if_nonfinite) {
   require_deployed("clip_grad_norm_");
   const at::NoGradGuard no_grad;
   const parameters::PartAccess access;
@@ -205,7 +205,9 @@ at::Tensor Session::Impl::clip_grad_norm(const std::vector<at::Tensor>& handles,
   return norm.to(type);
 }
 
-namespace detail {
+}  // namespace autopar::session
+
+namespace autopar::detail {
 
 void require_clippable(const std::vector<at::Tensor>& handles) {
   for (const auto& handle : handles) {
@@ -217,6 +219,4 @@ void require_clippable(const std::vector<at::Tensor>& handles) {
   }
 }
 
-}  // namespace detail
-
-}  // namespace autopar
+}  // namespace autopar::detail

@@ -15,7 +15,7 @@
 #include "torch/parameters/optimizer_state.hpp"
 #include "torch/session/handshake.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 namespace {
 
@@ -222,4 +222,4 @@ std::string OptimizerWatch::describe(std::size_t optimizer) const {
   return text.str();
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

@@ -16,7 +16,7 @@ namespace torch::optim {
 class Optimizer;
 }
 
-namespace autopar {
+namespace autopar::session {
 
 /// What the attached optimizers did since the last call, for ranks to compare: libtorch's optimizers tell nobody when
 /// they step.
@@ -110,4 +110,4 @@ class OptimizerWatch {
   std::int64_t looks_ = 0;
 };
 
-}  // namespace autopar
+}  // namespace autopar::session

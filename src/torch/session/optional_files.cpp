@@ -2,7 +2,7 @@
 
 #include <autopar/core/error.hpp>
 
-namespace autopar {
+namespace autopar::session {
 
 bool OptionalFiles::write(const std::string& option, const std::function<void()>& write) {
   try {
@@ -15,4 +15,4 @@ bool OptionalFiles::write(const std::string& option, const std::function<void()>
   }
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

@@ -16,7 +16,7 @@
 #include "capture/trace/own_hook.hpp"
 #include "torch/session/world_sums.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 namespace {
 
@@ -174,4 +174,4 @@ void require_same_outside_gradients(World& world, const parameters::ParameterSto
   }
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

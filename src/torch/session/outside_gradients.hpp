@@ -19,7 +19,7 @@
 #include "torch/parameters/parameter_store.hpp"
 #include "torch/session/outside_terms.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 /// Gradients that backwards of the user's bring to a model's parameters from outside of the model, which are summed
 /// over no ranks. Hooks on the handles that this rank holds see them. The model's own gradients go beside autograd, or
@@ -82,4 +82,4 @@ class OutsideGradients {
 void require_same_outside_gradients(World& world, const parameters::ParameterStore& parameters,
                                     const std::vector<OutsideGradients::Fingerprint>& mine);
 
-}  // namespace autopar
+}  // namespace autopar::session

@@ -9,7 +9,7 @@
 
 #include "torch/session/result_node.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 using torch::autograd::Edge;
 using torch::autograd::Node;
@@ -156,4 +156,4 @@ OutsideTerms::OutsideTerms(const std::unordered_set<Node*>& nodes,
   }
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

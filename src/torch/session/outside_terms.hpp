@@ -9,7 +9,7 @@
 
 #include <torch/csrc/autograd/function.h>
 
-namespace autopar {
+namespace autopar::session {
 
 /// What a backward of the user's makes of a model's parameters outside of the model: the part of autograd's graph
 /// between the backward's roots and leaves, without what leads to these through results of models.
@@ -40,4 +40,4 @@ class OutsideTerms {
   std::unordered_set<std::size_t> from_results_only_;
 };
 
-}  // namespace autopar
+}  // namespace autopar::session

@@ -17,7 +17,7 @@
 #include "torch/session/result_node.hpp"
 #include "torch/session/world_sums.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 using torch::autograd::Edge;
 using torch::autograd::edge_list;
@@ -174,4 +174,4 @@ void OwnRegion::sum(World& world, const std::vector<std::size_t>& common, variab
   }
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

@@ -8,7 +8,7 @@
 
 #include <autopar/runtime/world.hpp>
 
-namespace autopar {
+namespace autopar::session {
 
 class ResultNode;
 
@@ -43,4 +43,4 @@ class OwnRegion {
   std::vector<ResultNode*> nodes_;
 };
 
-}  // namespace autopar
+}  // namespace autopar::session

@@ -15,7 +15,7 @@
 #include "capture/trace/fake_tensor.hpp"
 #include "torch/session/handshake.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 namespace {
 
@@ -69,8 +69,8 @@ std::span<const std::byte> bytes_of(const at::Tensor& contiguous) {
 
 }  // namespace
 
-void Session::Impl::place_state(const CapturedProgram& program, const std::vector<StageId>& stage_of,
-                                const std::vector<std::shared_ptr<CapturedProgram>>& others) {
+void Impl::place_state(const CapturedProgram& program, const std::vector<StageId>& stage_of,
+                       const std::vector<std::shared_ptr<CapturedProgram>>& others) {
   const auto place = [&](const CapturedProgram& mode, const std::vector<StageId>& its_stage_of, const auto& is_free) {
     for (std::size_t i = 0; i < its_stage_of.size(); ++i) {
       if (!mode.plan.ops[i].in_stage) continue;
@@ -134,7 +134,7 @@ void Session::Impl::place_state(const CapturedProgram& program, const std::vecto
   }
 }
 
-void Session::Impl::materialise_state() {
+void Impl::materialise_state() {
   const auto seed = static_cast<std::int64_t>(at::detail::getDefaultCPUGenerator().current_seed());
   const auto seeds = world_.broadcast(blob_of(std::to_string(seed)), Rank(0), "agreeing on the seed");
   seed_ = static_cast<std::uint64_t>(std::stoll(text_of(seeds)));
@@ -176,7 +176,7 @@ void Session::Impl::materialise_state() {
 }
 
 // The model was constructed on every rank: rank 0's values win, and only what differs is sent.
-void Session::Impl::take_values_of_rank_0() {
+void Impl::take_values_of_rank_0() {
   if (world_.size() == 1) return;
   const at::NoGradGuard no_grad;
   auto& tensors = parameters_.tensors();
@@ -222,8 +222,8 @@ void Session::Impl::take_values_of_rank_0() {
       " from rank 0's, which is used");
 }
 
-at::Tensor Session::Impl::handle_of(const OpGraph& graph, ValueId leaf) {
+at::Tensor Impl::handle_of(const OpGraph& graph, ValueId leaf) {
   return parameters_.named(graph.value(leaf).name).handle;
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

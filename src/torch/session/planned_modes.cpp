@@ -9,7 +9,7 @@
 #include "torch/session/handshake.hpp"
 #include "torch/session/session_impl.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 void PlannedModes::add(const std::shared_ptr<CapturedProgram>& called, bool gradients) {
   const bool same = gradients && planned != nullptr && planned->captured.hash() == called->captured.hash();
@@ -44,7 +44,7 @@ ModeScope::~ModeScope() {
 }
 
 // A forward may keep what it computes, and in the end that must be of the call's own mode: other modes come first.
-PlannedModes Session::Impl::capture_other_modes(const CallArguments& arguments, const ForwardFunction& forward) {
+PlannedModes Impl::capture_other_modes(const CallArguments& arguments, const ForwardFunction& forward) {
   PlannedModes modes;
   if (options_.inference) return modes;
   const bool training = module_->is_training(), gradients = at::GradMode::is_enabled();
@@ -63,13 +63,12 @@ PlannedModes Session::Impl::capture_other_modes(const CallArguments& arguments, 
   return modes;
 }
 
-bool Session::Impl::may_have_stages() const {
+bool Impl::may_have_stages() const {
   return world_.size() > 1 || options_.stages > 1 || options_.replicas.size() > 1 || options_.plan_only;
 }
 
-std::shared_ptr<CapturedProgram> Session::Impl::capture_in_mode(bool training, bool gradients,
-                                                                const CallArguments& arguments,
-                                                                const ForwardFunction& forward) {
+std::shared_ptr<CapturedProgram> Impl::capture_in_mode(bool training, bool gradients, const CallArguments& arguments,
+                                                       const ForwardFunction& forward) {
   auto program = std::make_shared<CapturedProgram>();
   std::string outcome;
   guarded("capturing the model", [&] {
@@ -91,4 +90,4 @@ std::shared_ptr<CapturedProgram> Session::Impl::capture_in_mode(bool training, b
   return nullptr;
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

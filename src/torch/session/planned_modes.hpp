@@ -11,7 +11,7 @@
 #include "torch/cost/profile.hpp"
 #include "torch/session/captured_program.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 /// What the first plan is made of: a program that is planned, as a rule the model's training whatever is called first,
 /// and programs in other modes, which must run on the same placement.
@@ -54,4 +54,4 @@ class NormalModeScope {
   const at::AutoGradMode as_before_;
 };
 
-}  // namespace autopar
+}  // namespace autopar::session

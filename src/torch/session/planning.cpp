@@ -22,7 +22,7 @@
 
 #include "torch/session/graph_dot.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 namespace {
 
@@ -95,12 +95,12 @@ void note_batch_statistics(Plan& plan, const algebra::BatchSemantics& algebra, s
 }  // namespace
 
 // Machines that are not there are GPUs where they have a host beside them.
-c10::DeviceType Session::Impl::planned_device() const {
+c10::DeviceType Impl::planned_device() const {
   if (!options_.plan_only || options_.cluster_file.empty()) return deployment_.device().type();
   return read_cluster(options_.cluster_file).host ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
 }
 
-void Session::Impl::make_plan(PlannedModes& modes, cost::GraphProfile& profile, std::int64_t batch) {
+void Impl::make_plan(PlannedModes& modes, cost::GraphProfile& profile, std::int64_t batch) {
   together(world_, "looking at the files to write", [&] { require_replaceable_files(profile.model.hash); });
   const auto costs = measured_costs(*modes.planned, profile, batch, modes.recorded);
   std::optional<Plan> plan;  // rank 0's
@@ -150,7 +150,7 @@ void Session::Impl::make_plan(PlannedModes& modes, cost::GraphProfile& profile, 
 }
 
 /// The programs and the profile that a plan divides.
-void Session::Impl::follow(const Plan& plan, PlannedModes& modes, cost::GraphProfile& profile) const {
+void Impl::follow(const Plan& plan, PlannedModes& modes, cost::GraphProfile& profile) const {
   if (plan.chunked_heads && !profile.model.chunked_heads) chunk_heads(modes, profile);
   if (plan.layers_by_inputs && !profile.model.layers_by_inputs)
     profile = modes.profile(planned_device(), tensor_parallel::SingleLayers::kByInputs);
@@ -158,7 +158,7 @@ void Session::Impl::follow(const Plan& plan, PlannedModes& modes, cost::GraphPro
 
 /// Neither of two plans fits: what is thrown is of the one that needs less, and says what would do. One that was
 /// refused for other reasons, which the other one has not, is not asked for again.
-std::exception_ptr Session::Impl::needing_less(const std::exception_ptr& refused, const InfeasiblePlan& other) {
+std::exception_ptr Impl::needing_less(const std::exception_ptr& refused, const InfeasiblePlan& other) {
   try {
     std::rethrow_exception(refused);
   } catch (const InfeasiblePlan& first) {
@@ -170,7 +170,7 @@ std::exception_ptr Session::Impl::needing_less(const std::exception_ptr& refused
 }
 
 // libtorch refuses a statistic of one value, with sizes of a slice that the user has never seen.
-void Session::Impl::require_statistics(const Call& call) const {
+void Impl::require_statistics(const Call& call) const {
   const auto& program = *call.program;
   const auto& division = program.division;
   std::optional<BatchSplit> split;
@@ -195,7 +195,7 @@ void Session::Impl::require_statistics(const Call& call) const {
 }
 
 // Of what is run, which the plan need not have been made of; once.
-void Session::Impl::warn_of_batch_statistics(const CapturedProgram& program, std::int64_t batch) {
+void Impl::warn_of_batch_statistics(const CapturedProgram& program, std::int64_t batch) {
   if (warned_of_batch_statistics_) return;
   std::set<std::int64_t> samples;
   const auto& division = program.division;
@@ -210,21 +210,21 @@ void Session::Impl::warn_of_batch_statistics(const CapturedProgram& program, std
   if (world_.rank() == 0) log_.warn(text + ", as one process does");
 }
 
-bool Session::Impl::is_new_plan() const { return !given_plan_ && !reads_plan(); }
+bool Impl::is_new_plan() const { return !given_plan_ && !reads_plan(); }
 
-bool Session::Impl::reads_plan() const {
+bool Impl::reads_plan() const {
   return options_.load_plan && !options_.plan_file.empty() && std::filesystem::exists(options_.plan_file);
 }
 
-Plan Session::Impl::plan_or_read(const CapturedProgram& program, const cost::GraphProfile& profile, std::int64_t batch,
-                                 MeasuredCosts costs) const {
+Plan Impl::plan_or_read(const CapturedProgram& program, const cost::GraphProfile& profile, std::int64_t batch,
+                        MeasuredCosts costs) const {
   if (given_plan_) return *given_plan_;
   if (reads_plan()) return read_plan(options_.plan_file);
   return search_plan(program, profile, batch, std::move(costs));
 }
 
-Plan Session::Impl::search_plan(const CapturedProgram& program, const cost::GraphProfile& profile, std::int64_t batch,
-                                MeasuredCosts costs, Refusals refusals) const {
+Plan Impl::search_plan(const CapturedProgram& program, const cost::GraphProfile& profile, std::int64_t batch,
+                       MeasuredCosts costs, Refusals refusals) const {
   const auto cluster = options_.cluster_file.empty() ? describe_cluster(world_, deployment_.device())
                                                      : read_cluster(options_.cluster_file);
   PlanRequest request;
@@ -269,7 +269,7 @@ Plan Session::Impl::search_plan(const CapturedProgram& program, const cost::Grap
 }
 
 /// A plan divides a program by what its operators' definitions say.
-void Session::Impl::require_operators_of(const OpGraph& graph, const Plan& plan) {
+void Impl::require_operators_of(const OpGraph& graph, const Plan& plan) {
   const auto text = [](const std::vector<std::string>& operators) {
     std::string all;
     for (const auto& one : operators) all += (all.empty() ? "" : ", ") + one;
@@ -281,7 +281,7 @@ void Session::Impl::require_operators_of(const OpGraph& graph, const Plan& plan)
                         ", and this program has " + text(own) + "; remove the plan to plan again");
 }
 
-void Session::Impl::require_plan_of(const cost::GraphProfile& profile, const Plan& plan) const {
+void Impl::require_plan_of(const cost::GraphProfile& profile, const Plan& plan) const {
   if (plan.precision != options_.precision) {
     throw InvalidArgument("the plan was made for precision = " + plan.precision + ", but precision = " +
                           options_.precision + " is set; set it to the plan's, or remove the plan to plan again");
@@ -307,7 +307,7 @@ void Session::Impl::require_plan_of(const cost::GraphProfile& profile, const Pla
 }
 
 /// Before anything is measured or planned for them.
-void Session::Impl::require_replaceable_files(std::uint64_t model) const {
+void Impl::require_replaceable_files(std::uint64_t model) const {
   const auto require = [&](const std::filesystem::path& path, const char* kind) {
     if (!path.empty()) require_replaceable(path, file_mark(kind, model), overwrite());
   };
@@ -319,7 +319,7 @@ void Session::Impl::require_replaceable_files(std::uint64_t model) const {
   require(options_.report_file, "report");
 }
 
-void Session::Impl::write_reports(const CapturedProgram& program, const ModelProfile& profile) {
+void Impl::write_reports(const CapturedProgram& program, const ModelProfile& profile) {
   const auto& plan = deployment_.plan();
   const auto graph_mark = file_mark("graph", plan.model), report_mark = file_mark("report", plan.model);
   write_file("graph_file", options_.graph_file, [&] {
@@ -337,7 +337,7 @@ void Session::Impl::write_reports(const CapturedProgram& program, const ModelPro
 }
 
 /// Who asks for nothing but files, by plan_only, cannot do without them.
-void Session::Impl::write_file(const char* option, const std::string& path, const std::function<void()>& write) {
+void Impl::write_file(const char* option, const std::string& path, const std::function<void()>& write) {
   if (path.empty()) return;
   if (options_.plan_only)
     write();
@@ -345,4 +345,4 @@ void Session::Impl::write_file(const char* option, const std::string& path, cons
     files_.write(option, write);
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

@@ -9,7 +9,7 @@
 #include "torch/session/captured_program.hpp"
 #include "torch/session/recent_map.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 /// Captured programs by the key of the call that they were captured for: mode, signature, what requires gradients. The
 /// one used longest ago of more than `kRememberedPrograms` is forgotten. Calls under way and gradients that wait for
@@ -44,4 +44,4 @@ class ProgramCache {
   RecentMap<std::string, std::shared_ptr<CapturedProgram>> programs_{kRememberedPrograms};
 };
 
-}  // namespace autopar
+}  // namespace autopar::session

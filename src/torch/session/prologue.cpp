@@ -6,7 +6,7 @@
 
 #include "torch/engine/message.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 namespace {
 
@@ -103,4 +103,4 @@ PrologueResult Prologue::run(const std::vector<at::Tensor>& inputs, const interp
   return result;
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

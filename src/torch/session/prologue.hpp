@@ -14,7 +14,7 @@
 #include "torch/interpret/op_interpreter.hpp"
 #include "torch/session/world_sums.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 /// What is known of a call before its pipeline runs.
 struct PrologueResult {
@@ -49,4 +49,4 @@ class Prologue {
   std::vector<Level> levels_;
 };
 
-}  // namespace autopar
+}  // namespace autopar::session

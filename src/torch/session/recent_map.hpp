@@ -8,7 +8,7 @@
 
 #include <autopar/core/assert.hpp>
 
-namespace autopar {
+namespace autopar::session {
 
 /// A map of at most `capacity` entries: beyond, the one goes whose last use is longest ago. What goes follows from the
 /// order of uses alone, so ranks that use equal keys in one order keep equal entries. References hold until their entry
@@ -59,4 +59,4 @@ class RecentMap {
   std::map<Key, Entry> entries_;
 };
 
-}  // namespace autopar
+}  // namespace autopar::session

@@ -8,7 +8,7 @@
 #include "torch/interpret/recorded_seeds.hpp"
 #include "torch/session/recorded_work.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 struct Call;
 
@@ -38,4 +38,4 @@ struct RecordedStep {
   }
 };
 
-}  // namespace autopar
+}  // namespace autopar::session

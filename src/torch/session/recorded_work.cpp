@@ -8,7 +8,7 @@
 
 #include "capture/ir/tensor_form.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 RecordedWork::RecordedWork(std::unique_ptr<devices::DeviceRecording> work, std::vector<at::Tensor> inputs,
                            std::vector<at::Tensor> made, std::size_t results)
@@ -47,4 +47,4 @@ std::vector<at::Tensor> RecordedWork::run(const std::vector<at::Tensor>& inputs)
   return made;
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

@@ -9,7 +9,7 @@
 
 #include "torch/device/device_recording.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 /// A device's work with the tensors that it reads and makes: run again for other inputs, it costs the host one launch.
 ///
@@ -45,4 +45,4 @@ class RecordedWork {
   std::vector<Memory> written_;  ///< that `made_` lie in
 };
 
-}  // namespace autopar
+}  // namespace autopar::session

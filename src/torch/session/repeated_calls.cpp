@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace autopar {
+namespace autopar::session {
 
 RepeatedCalls::Turn RepeatedCalls::next(const std::shared_ptr<const void>& program,
                                         const std::vector<std::int64_t>& samples) {
@@ -37,4 +37,4 @@ void RepeatedCalls::forget() {
   calls_ = 0;
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

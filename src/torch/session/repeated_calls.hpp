@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-namespace autopar {
+namespace autopar::session {
 
 /// Which calls of a model repeat, so that recording their work pays (DeviceRecording). One recording at a time: it
 /// keeps the memory of a step.
@@ -47,4 +47,4 @@ class RepeatedCalls {
   int recordings_ = 0;
 };
 
-}  // namespace autopar
+}  // namespace autopar::session

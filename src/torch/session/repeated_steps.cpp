@@ -18,7 +18,7 @@
 #include "torch/device/device_context.hpp"
 #include "torch/session/session_impl.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 namespace {
 
@@ -64,7 +64,7 @@ bool is_out_of_memory(const std::exception& error) {
 
 }  // namespace
 
-void Session::Impl::run_step(const std::shared_ptr<Call>& call) {
+void Impl::run_step(const std::shared_ptr<Call>& call) {
   call->turn = may_repeat(*call) ? repeats_.next(call->program, call->layout.local) : Turn::kRun;
   if (call->turn == Turn::kReplay && !can_replay(*call)) call->turn = Turn::kRun;
   if (call->turn == Turn::kRecord && !record_step(*call)) call->turn = Turn::kWarm;
@@ -82,7 +82,7 @@ void Session::Impl::run_step(const std::shared_ptr<Call>& call) {
 }
 
 // What a recording keeps is there for calls that run: a step that is not replayed takes longer, one that fails is lost.
-void Session::Impl::run_beside_recording(Call& call) {
+void Impl::run_beside_recording(Call& call) {
   call.may_fail = true;
   bool fits = true;
   try {
@@ -103,7 +103,7 @@ void Session::Impl::run_beside_recording(Call& call) {
 }
 
 // What is sent or written to a timeline is the host's work, and so is a gradient of an argument.
-bool Session::Impl::may_record(CapturedProgram& program) const {
+bool Impl::may_record(CapturedProgram& program) const {
   const bool is_asked = options_.cuda_graphs != "off" && deployment_.device().is_cuda();
   if (!is_asked || world_.size() > 1 || options_.plan_only || !options_.trace_file.empty()) return false;
   return program.repeatable_work().is_whole &&
@@ -111,21 +111,21 @@ bool Session::Impl::may_record(CapturedProgram& program) const {
 }
 
 // What is offloaded is the host's work.
-bool Session::Impl::may_repeat(const Call& call) const {
+bool Impl::may_repeat(const Call& call) const {
   if (!call.differentiate || call.accumulate || gradients_.has_accumulated() || !parameters_.units().empty())
     return false;
   return may_record(*call.program) && (!call.loss_mode || !has_gradients());
 }
 
 /// Whether `.grad` of some parameter is defined.
-bool Session::Impl::has_gradients() const {
+bool Impl::has_gradients() const {
   return std::ranges::any_of(parameters_.tensors(), [&](const parameters::StateTensor& tensor) {
     return tensor.is_parameter && tensor.handle.grad().defined();
   });
 }
 
 // Stages of calls that may repeat compute with parameters themselves, or with casts of them.
-StepConditions Session::Impl::conditions_of(const Call& call) {
+StepConditions Impl::conditions_of(const Call& call) {
   StepConditions conditions{call.program->runtime->kept_casts(), {}, {}};
   for (const auto& tensor : parameters_.tensors()) {
     const auto strides = tensor.handle.strides();
@@ -148,7 +148,7 @@ StepConditions Session::Impl::conditions_of(const Call& call) {
 }
 
 /// Whether a call that cannot be replayed would run beside a recording of the step.
-bool Session::Impl::has_memory_for_two() const {
+bool Impl::has_memory_for_two() const {
   auto* const allocator = c10::getDeviceAllocator(deployment_.device().type());
   const auto index = deployment_.device().index();
   constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
@@ -157,7 +157,7 @@ bool Session::Impl::has_memory_for_two() const {
   return static_cast<std::int64_t>(allocator->getMemoryInfo(index).first) >= 2 * of_step;
 }
 
-c10::Stream Session::Impl::recording_stream() {
+c10::Stream Impl::recording_stream() {
   const auto device = deployment_.device();
   if (!recording_stream_)
     recording_stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
@@ -165,8 +165,8 @@ c10::Stream Session::Impl::recording_stream() {
 }
 
 /// Null if it cannot be recorded; calls like the latest run from then on, and this one has no results yet.
-std::unique_ptr<devices::DeviceRecording> Session::Impl::recording_of(Call& call, const std::function<void()>& work,
-                                                                      const devices::DeviceRecording* beside) {
+std::unique_ptr<devices::DeviceRecording> Impl::recording_of(Call& call, const std::function<void()>& work,
+                                                             const devices::DeviceRecording* beside) {
   std::unique_ptr<devices::DeviceRecording> recording;
   std::string reason = "they read memory of the host";
   call.may_fail = true;
@@ -187,7 +187,7 @@ std::unique_ptr<devices::DeviceRecording> Session::Impl::recording_of(Call& call
 }
 
 /// Records forward, with a single loss backward as well.
-bool Session::Impl::record_step(Call& call) {
+bool Impl::record_step(Call& call) {
   recorded_.reset();
   const OnStream here(recording_stream());
   c10::getDeviceAllocator(deployment_.device().type())->emptyCache();
@@ -227,7 +227,7 @@ bool Session::Impl::record_step(Call& call) {
   return true;
 }
 
-bool Session::Impl::can_replay(const Call& call) {
+bool Impl::can_replay(const Call& call) {
   if (recorded_->conditions != conditions_of(call)) {
     recorded_.reset();
     repeats_.forget();
@@ -242,7 +242,7 @@ bool Session::Impl::can_replay(const Call& call) {
   return recorded_->is_free();
 }
 
-void Session::Impl::run_recorded(const std::shared_ptr<Call>& call) {
+void Impl::run_recorded(const std::shared_ptr<Call>& call) {
   if (recorded_->seeds) recorded_->seeds->set(call->draws);
   auto made = recorded_->forward.run(call->arguments.tensors);
   const auto& plan = call->program->plan;
@@ -279,9 +279,9 @@ std::vector<bool> defined_in(const std::vector<at::Tensor>& tensors) {
 // ---------------------------------------------------------------- backward of a loss outside
 
 /// @param given  gradients of results, by output
-StageGradients Session::Impl::make_gradients(Call& call, const std::vector<std::size_t>& outputs,
-                                             const std::vector<at::Tensor>& given, const std::vector<ValueId>& roots,
-                                             const BackwardRequest& request) {
+StageGradients Impl::make_gradients(Call& call, const std::vector<std::size_t>& outputs,
+                                    const std::vector<at::Tensor>& given, const std::vector<ValueId>& roots,
+                                    const BackwardRequest& request) {
   if (call.turn == Turn::kRun) return gradients_by_stages(call, outputs, given, roots);
   const OnStream here(recording_stream());
   if (call.turn == Turn::kWarm) return gradients_by_stages(call, outputs, given, roots);
@@ -305,7 +305,7 @@ StageGradients Session::Impl::make_gradients(Call& call, const std::vector<std::
   return gradients_by_stages(call, outputs, given, roots);
 }
 
-std::vector<std::int64_t> Session::Impl::versions_of_parameters() const {
+std::vector<std::int64_t> Impl::versions_of_parameters() const {
   std::vector<std::int64_t> versions;
   for (const auto& tensor : parameters_.tensors())
     versions.push_back(tensor.is_parameter ? tensor.handle._version() : 0);
@@ -313,7 +313,7 @@ std::vector<std::int64_t> Session::Impl::versions_of_parameters() const {
 }
 
 /// A replay reads parameters where they lie, as they are then.
-void Session::Impl::require_same_parameters(const Call& call) const {
+void Impl::require_same_parameters(const Call& call) const {
   const auto versions = versions_of_parameters();
   for (std::size_t i = 0; i < versions.size(); ++i) {
     const auto& tensor = parameters_.tensors()[i];
@@ -324,8 +324,8 @@ void Session::Impl::require_same_parameters(const Call& call) const {
   }
 }
 
-void Session::Impl::record_backward(Call& call, const std::vector<std::size_t>& outputs,
-                                    const std::vector<at::Tensor>& given, const std::vector<ValueId>& roots) {
+void Impl::record_backward(Call& call, const std::vector<std::size_t>& outputs, const std::vector<at::Tensor>& given,
+                           const std::vector<ValueId>& roots) {
   std::vector<at::Tensor> inputs;
   for (const auto& gradient : given)
     inputs.push_back(gradient.defined() ? at::empty_like(gradient).copy_(gradient) : at::Tensor());
@@ -344,4 +344,4 @@ void Session::Impl::record_backward(Call& call, const std::vector<std::size_t>& 
   recorded_->given = defined_in(given);
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

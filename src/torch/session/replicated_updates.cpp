@@ -12,7 +12,7 @@
 
 #include "ops/names.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 namespace {
 
@@ -108,4 +108,4 @@ void ReplicatedUpdates::run_others(std::int64_t batch) {
   at::_foreach_copy_(buffers, written);
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

@@ -14,7 +14,7 @@
 #include "capture/algebra/batch_algebra.hpp"
 #include "torch/interpret/op_interpreter.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 /// Buffers that follow parameters and buffers alone (BufferUpdateKind::kReplicated): counters of batches, decays, power
 /// iterations. Prepared once a program, run once a call by every rank that holds them.
@@ -46,4 +46,4 @@ class ReplicatedUpdates {
   std::unique_ptr<interpret::OpInterpreter> runner_;  ///< of the others
 };
 
-}  // namespace autopar
+}  // namespace autopar::session

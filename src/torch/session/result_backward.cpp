@@ -20,7 +20,7 @@
 #include "torch/device/tf32_scope.hpp"
 #include "torch/session/result_node.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 namespace {
 
@@ -53,7 +53,7 @@ std::string text_of(const BackwardRequest& request) {
 
 // ---------------------------------------------------------------- loss mode
 
-History Session::Impl::history_of(Call& call, const std::vector<ValueId>& roots) {
+History Impl::history_of(Call& call, const std::vector<ValueId>& roots) {
   call.offered = &call.program->reached(roots);
   History history;
   history.arguments = call.arguments.tensors;
@@ -64,8 +64,8 @@ History Session::Impl::history_of(Call& call, const std::vector<ValueId>& roots)
 }
 
 // Parameters of other ranks follow, to be refused by name where torch::autograd::grad asks for them.
-torch::autograd::edge_list Session::Impl::parameter_edges(const CapturedProgram& program,
-                                                          const std::vector<ValueId>& offered) const {
+torch::autograd::edge_list Impl::parameter_edges(const CapturedProgram& program,
+                                                 const std::vector<ValueId>& offered) const {
   torch::autograd::edge_list edges;
   const auto add = [&](const at::Tensor& handle) { edges.push_back(torch::autograd::impl::gradient_edge(handle)); };
   for (const auto parameter : offered) add(program.runtime->handle(parameter));
@@ -75,7 +75,7 @@ torch::autograd::edge_list Session::Impl::parameter_edges(const CapturedProgram&
   return edges;
 }
 
-void Session::Impl::attach_loss_history(Call& call, std::vector<at::Tensor>& results) {
+void Impl::attach_loss_history(Call& call, std::vector<at::Tensor>& results) {
   const auto& plan = call.program->plan;
   const auto loss = static_cast<std::size_t>(plan.loss);
   const std::vector<ValueId> roots{plan.outputs[loss].value};
@@ -108,13 +108,13 @@ void Session::Impl::attach_loss_history(Call& call, std::vector<at::Tensor>& res
 }
 
 // Nothing is sent here: the next call compares what the ranks did.
-void Session::Impl::note_loss_backward(const BackwardRequest& request, const at::Tensor& factor) {
+void Impl::note_loss_backward(const BackwardRequest& request, const at::Tensor& factor) {
   if (!request.plain) return;
   ++loss_backwards_;
   if (factor.is_cpu()) loss_factors_ += factor.item<double>();
 }
 
-std::vector<at::Tensor> Session::Impl::input_gradients(Call& call) {
+std::vector<at::Tensor> Impl::input_gradients(Call& call) {
   std::vector<at::Tensor> gradients(call.arguments.tensors.size());
   std::vector<std::size_t> shared;
   std::vector<at::Tensor> addends;
@@ -133,7 +133,7 @@ std::vector<at::Tensor> Session::Impl::input_gradients(Call& call) {
 
 // ---------------------------------------------------------------- output mode
 
-void Session::Impl::attach_output_history(const std::shared_ptr<Call>& call, std::vector<at::Tensor>& results) {
+void Impl::attach_output_history(const std::shared_ptr<Call>& call, std::vector<at::Tensor>& results) {
   std::vector<std::size_t> outputs;
   std::vector<at::Tensor> roots;
   std::vector<ValueId> values;
@@ -161,9 +161,9 @@ void Session::Impl::attach_output_history(const std::shared_ptr<Call>& call, std
 }
 
 // What all ranks must agree on comes first: where they do not, each of them throws, and nothing was begun.
-std::vector<at::Tensor> Session::Impl::backward_of_outputs(Call& call, const std::vector<std::size_t>& outputs,
-                                                           const std::vector<at::Tensor>& gradients,
-                                                           const BackwardRequest& request) {
+std::vector<at::Tensor> Impl::backward_of_outputs(Call& call, const std::vector<std::size_t>& outputs,
+                                                  const std::vector<at::Tensor>& gradients,
+                                                  const BackwardRequest& request) {
   const at::NoGradGuard no_grad;
   const devices::Tf32Scope tf32(options_.precision == "tf32", deployment_.device());
   const auto agreed = agree_on_backward(call, gradients, request);
@@ -173,9 +173,8 @@ std::vector<at::Tensor> Session::Impl::backward_of_outputs(Call& call, const std
   return guarded("backward", [&] { return run_backward(call, outputs, gradients, common, agreed, request); });
 }
 
-Session::Impl::AgreedBackward Session::Impl::agree_on_backward(const Call& call,
-                                                               const std::vector<at::Tensor>& gradients,
-                                                               const BackwardRequest& request) {
+Impl::AgreedBackward Impl::agree_on_backward(const Call& call, const std::vector<at::Tensor>& gradients,
+                                             const BackwardRequest& request) {
   auto header = next_header(CallKind::kBackward);
   header.accumulates = call.accumulate;
   header.absent = absent_parameter(request, call.offered->size());
@@ -208,10 +207,10 @@ Session::Impl::AgreedBackward Session::Impl::agree_on_backward(const Call& call,
   return agreed;
 }
 
-std::vector<at::Tensor> Session::Impl::run_backward(Call& call, const std::vector<std::size_t>& outputs,
-                                                    const std::vector<at::Tensor>& gradients,
-                                                    const std::map<ValueId, at::Tensor>& common,
-                                                    const AgreedBackward& agreed, const BackwardRequest& request) {
+std::vector<at::Tensor> Impl::run_backward(Call& call, const std::vector<std::size_t>& outputs,
+                                           const std::vector<at::Tensor>& gradients,
+                                           const std::map<ValueId, at::Tensor>& common, const AgreedBackward& agreed,
+                                           const BackwardRequest& request) {
   const auto& plan = call.program->plan;
   const auto scaled = [&](const at::Tensor& gradient) {
     return call.loss_scale != 1 && gradient.defined() ? gradient.mul(call.loss_scale) : gradient;
@@ -243,9 +242,8 @@ std::vector<at::Tensor> Session::Impl::run_backward(Call& call, const std::vecto
   return out;
 }
 
-StageGradients Session::Impl::gradients_by_stages(Call& call, const std::vector<std::size_t>& outputs,
-                                                  const std::vector<at::Tensor>& given,
-                                                  const std::vector<ValueId>& roots) {
+StageGradients Impl::gradients_by_stages(Call& call, const std::vector<std::size_t>& outputs,
+                                         const std::vector<at::Tensor>& given, const std::vector<ValueId>& roots) {
   call.engine->start_gradients();
   std::map<ValueId, at::Tensor> of_tail;
   for (std::size_t k = 0; k < outputs.size(); ++k) {
@@ -269,9 +267,9 @@ StageGradients Session::Impl::gradients_by_stages(Call& call, const std::vector<
 
 // A result that all ranks hold is one value of the concatenated program, however many copies of it there are: its
 // gradient is the mean of theirs, which are the same but for rounding.
-std::map<ValueId, at::Tensor> Session::Impl::common_gradients(const Call& call, const std::vector<std::size_t>& outputs,
-                                                              const std::vector<at::Tensor>& gradients,
-                                                              const std::vector<bool>& defined) {
+std::map<ValueId, at::Tensor> Impl::common_gradients(const Call& call, const std::vector<std::size_t>& outputs,
+                                                     const std::vector<at::Tensor>& gradients,
+                                                     const std::vector<bool>& defined) {
   std::vector<std::size_t> common;
   std::vector<at::Tensor> addends;
   for (std::size_t k = 0; k < outputs.size(); ++k) {
@@ -302,8 +300,7 @@ std::map<ValueId, at::Tensor> Session::Impl::common_gradients(const Call& call, 
 }
 
 /// @param squares  mean of the squares of the ranks' gradients
-void Session::Impl::require_same(const at::Tensor& mine, const at::Tensor& mean, const at::Tensor& squares,
-                                 std::size_t result) {
+void Impl::require_same(const at::Tensor& mine, const at::Tensor& mean, const at::Tensor& squares, std::size_t result) {
   constexpr double kRounding = 1e-5;
   if (mean.numel() == 0) return;
   const auto of_mean = mean.abs().to(at::kDouble);
@@ -326,7 +323,7 @@ void Session::Impl::require_same(const at::Tensor& mine, const at::Tensor& mean,
 
 // ---------------------------------------------------------------- what a backward asks for
 
-int Session::Impl::absent_parameter(const BackwardRequest& request, std::size_t offered) const {
+int Impl::absent_parameter(const BackwardRequest& request, std::size_t offered) const {
   if (request.plain) return -1;
   std::size_t k = offered;
   for (std::size_t t = 0; t < parameters_.tensors().size(); ++t) {
@@ -337,7 +334,7 @@ int Session::Impl::absent_parameter(const BackwardRequest& request, std::size_t 
   return -1;
 }
 
-void Session::Impl::require_here(int absent, std::size_t rank) const {
+void Impl::require_here(int absent, std::size_t rank) const {
   if (absent < 0) return;
   const auto& tensor = parameters_.tensors()[static_cast<std::size_t>(absent)];
   throw InvalidArgument(
@@ -346,7 +343,7 @@ void Session::Impl::require_here(int absent, std::size_t rank) const {
       "; ask for those of model->owned_parameters(), or call " + "backward() and read .grad of these");
 }
 
-void Session::Impl::require_no_single_parameters(const BackwardRequest& request) const {
+void Impl::require_no_single_parameters(const BackwardRequest& request) const {
   if (request.plain || !request.wants_parameters()) return;
   throw InvalidArgument(
       "gradients of named parameters (torch::autograd::grad, backward(inputs = …)) of a call inside no_sync "
@@ -354,8 +351,8 @@ void Session::Impl::require_no_single_parameters(const BackwardRequest& request)
 }
 
 /// `.grad` of the parameters that are asked for, or their gradients behind those of the arguments in `out`.
-void Session::Impl::hand_over(const StageGradients& gradients, const BackwardRequest& request, const at::Tensor& factor,
-                              bool accumulate, StepOutcome& outcome, std::vector<at::Tensor>& out) {
+void Impl::hand_over(const StageGradients& gradients, const BackwardRequest& request, const at::Tensor& factor,
+                     bool accumulate, StepOutcome& outcome, std::vector<at::Tensor>& out) {
   if (request.plain) {
     if (accumulate || !skips(outcome)) apply(gradients, factor, request.retain, accumulate);
     return;
@@ -379,8 +376,8 @@ void Session::Impl::hand_over(const StageGradients& gradients, const BackwardReq
 }
 
 // Sums are a choice of their own, which cannot be told from means: it is said once.
-void Session::Impl::warn_of_own_loss(const Call& call, const std::vector<std::size_t>& outputs,
-                                     const std::vector<at::Tensor>& gradients) {
+void Impl::warn_of_own_loss(const Call& call, const std::vector<std::size_t>& outputs,
+                            const std::vector<at::Tensor>& gradients) {
   bool own = false;
   for (std::size_t k = 0; k < outputs.size(); ++k) {
     own =
@@ -397,4 +394,4 @@ void Session::Impl::warn_of_own_loss(const Call& call, const std::vector<std::si
       "samples on this rank. Of a sum over samples they are right");
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

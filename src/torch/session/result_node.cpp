@@ -12,7 +12,7 @@
 
 #include "torch/parameters/part_access.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 using torch::autograd::edge_list;
 using torch::autograd::variable_list;
@@ -121,4 +121,4 @@ void attach_history(World& world, std::vector<at::Tensor>& results, History hist
   for (auto& result : results) torch::autograd::set_history(result, node);
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

@@ -12,7 +12,7 @@
 
 #include "torch/session/own_region.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 /// What a backward of the user wants of a node.
 struct BackwardRequest {
@@ -82,4 +82,4 @@ class ResultNode : public torch::autograd::Node {
   bool completed_ = false;
 };
 
-}  // namespace autopar
+}  // namespace autopar::session

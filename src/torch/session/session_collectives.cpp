@@ -17,7 +17,7 @@
 #include "torch/parameters/part_access.hpp"
 #include "torch/session/whole_parameters.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 namespace {
 
@@ -42,7 +42,7 @@ SessionCollectives::SessionCollectives(const OptimizerDescriptor& descriptor,
       parameters_(parameters),
       deployment_(deployment),
       world_(world),
-      before_deployment_(over_whole_parameters()) {}
+      before_deployment_(optim::over_whole_parameters()) {}
 
 std::shared_ptr<parameters::ParameterStore> SessionCollectives::alive(StepNeeds asked) const {
   auto parameters = parameters_.lock();
@@ -167,4 +167,4 @@ void SessionCollectives::share(const std::vector<Tensors>& kept, const std::vect
   }
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

@@ -9,7 +9,7 @@
 #include "torch/parameters/parameter_store.hpp"
 #include "torch/session/deployment.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 /// What an attached optimizer's step asks of the ranks that hold parts of a model's parameters. Until the model is
 /// deployed there are none, and parameters are whole.
@@ -41,4 +41,4 @@ class SessionCollectives final : public ParameterCollectives {
   std::shared_ptr<ParameterCollectives> before_deployment_;
 };
 
-}  // namespace autopar
+}  // namespace autopar::session

@@ -56,7 +56,7 @@
 #include "torch/session/whole_parameters.hpp"
 #include "torch/staging/planned_segments.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 /// Gradients of one backward of this rank's stages.
 struct StageGradients {
@@ -73,7 +73,7 @@ struct StepOutcome {
   bool counted = false;   ///< by the loss scaler
 };
 
-/// One call on its way through the phases of Session::Impl.
+/// One call on its way through the phases of Impl.
 struct Call {
   CallArguments arguments;
   std::shared_ptr<CapturedProgram> program;
@@ -110,7 +110,7 @@ struct Call {
 /// Whether a plan that does not fit is refused with the changes that would, which may take seconds to find.
 enum class Refusals : std::uint8_t { kWithRemedies, kBare };
 
-class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
+class Impl : public std::enable_shared_from_this<Impl> {
  public:
   Impl(World& world, std::shared_ptr<torch::nn::Module> module, Options code, PlanFunction planner,
        std::shared_ptr<InitRecord> init, std::span<const std::byte> members);
@@ -451,7 +451,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
 };
 
 template <class Work>
-auto Session::Impl::guarded(const char* action, Work&& work) -> decltype(work()) {
+auto Impl::guarded(const char* action, Work&& work) -> decltype(work()) {
   try {
     return work();
   } catch (const std::exception&) {
@@ -461,7 +461,7 @@ auto Session::Impl::guarded(const char* action, Work&& work) -> decltype(work())
 
 /// As `guarded`, for work whose CheckpointErrors all ranks throw together and go on after.
 template <class Work>
-auto Session::Impl::in_step(const char* action, Work&& work) -> decltype(work()) {
+auto Impl::in_step(const char* action, Work&& work) -> decltype(work()) {
   try {
     return work();
   } catch (const CheckpointError&) {
@@ -471,4 +471,4 @@ auto Session::Impl::in_step(const char* action, Work&& work) -> decltype(work())
   }
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

@@ -16,13 +16,13 @@
 #include "capture/trace/fake_tensor.hpp"
 #include "torch/engine/message.hpp"
 #include "torch/engine/stage.hpp"
-#include "torch/optim/compute_copy.hpp"
+#include "torch/parameters/compute_copy.hpp"
 #include "torch/parameters/optimizer_state.hpp"
 #include "torch/session/session_collectives.hpp"
 #include "torch/session/session_impl.hpp"
 #include "torch/staging/shard_units.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 namespace {
 
@@ -41,7 +41,7 @@ struct UnitInMaking {
 
 // ---------------------------------------------------------------- deployment
 
-void Session::Impl::require_optimizers(const Plan& plan) const {
+void Impl::require_optimizers(const Plan& plan) const {
   const auto sliced = std::ranges::find_if(plan.stages, [](const StagePlan& stage) { return stage.mesh.tensor() > 1; });
   if (sliced != plan.stages.end() && !may_slice()) {
     throw InvalidArgument("tensor_parallel = " + std::to_string(sliced->mesh.tensor()) +
@@ -65,7 +65,7 @@ void Session::Impl::require_optimizers(const Plan& plan) const {
   for (const auto* optimizer : optimizers_) static_cast<void>(parameters::descriptor_of(*optimizer));
 }
 
-void Session::Impl::plan_shards(const CapturedProgram& program) {
+void Impl::plan_shards(const CapturedProgram& program) {
   const auto& plan = deployment_.plan();
   if (plan.zero > 0) {
     const auto tensor_of = [&](ValueId value) -> const parameters::StateTensor& {
@@ -82,7 +82,7 @@ void Session::Impl::plan_shards(const CapturedProgram& program) {
 }
 
 // What the first program trains and no one shares, each holder's whole on its host.
-void Session::Impl::offload_rest(const CapturedProgram& program) {
+void Impl::offload_rest(const CapturedProgram& program) {
   if (deployment_.plan().offload == Offload::kNone) return;
   const auto outside = algebra::read_outside_stages(program.graph, program.plan);
   const auto reads = algebra::parameter_reads(program.graph, program.plan);
@@ -107,24 +107,24 @@ void Session::Impl::offload_rest(const CapturedProgram& program) {
 }
 
 // Modules may outlive their sessions.
-Session::Impl::~Impl() {
-  for (const auto& tensor : parameters_.tensors()) ComputeCopy::drop(tensor.handle);
+Impl::~Impl() {
+  for (const auto& tensor : parameters_.tensors()) parameters::ComputeCopy::drop(tensor.handle);
   parameters_.unmark_copies();
 }
 
 // Units have copies of their own.
-void Session::Impl::keep_copies(const CapturedProgram& program) {
+void Impl::keep_copies(const CapturedProgram& program) {
   const auto reads = algebra::parameter_reads(program.graph, program.plan);
   for (const auto& [name, value] : program.graph.parameters) {
     const auto& tensor = parameters_.named(name);
     if (!tensor.units.empty() || !parameters_.holds(tensor)) continue;
     const auto copy = reads[value.index()].smaller_copy(tensor.handle.scalar_type());
-    if (copy) ComputeCopy::keep(tensor.handle, *copy);
+    if (copy) parameters::ComputeCopy::keep(tensor.handle, *copy);
   }
 }
 
 // Some optimizers make their state when they are made, of whole parameters, also of those of other ranks.
-void Session::Impl::fit_optimizer(torch::optim::Optimizer& optimizer) {
+void Impl::fit_optimizer(torch::optim::Optimizer& optimizer) {
   const auto& descriptor = parameters::descriptor_of(optimizer);
   for (const auto& tensor : parameters_.tensors()) {
     if (!tensor.is_parameter || optimizer.state().count(tensor.handle.unsafeGetTensorImpl()) == 0) continue;
@@ -165,7 +165,7 @@ void Session::Impl::fit_optimizer(torch::optim::Optimizer& optimizer) {
   refuse_to_save_parts(optimizer);
 }
 
-void Session::Impl::refuse_to_save_parts(torch::optim::Optimizer& optimizer) const {
+void Impl::refuse_to_save_parts(torch::optim::Optimizer& optimizer) const {
   for (const auto& group : optimizer.param_groups()) {
     for (const auto& parameter : group.params()) {
       if (!parameters_.has(parameter)) continue;
@@ -181,7 +181,7 @@ void Session::Impl::refuse_to_save_parts(torch::optim::Optimizer& optimizer) con
   }
 }
 
-void Session::Impl::attach(torch::optim::Optimizer& optimizer) {
+void Impl::attach(torch::optim::Optimizer& optimizer) {
   early_loads_.require_same_groups(optimizer);
   watch_.watch(optimizer);
   unattached_.cover(optimizer);
@@ -196,7 +196,7 @@ void Session::Impl::attach(torch::optim::Optimizer& optimizer) {
 
 // ---------------------------------------------------------------- programs
 
-staging::ShardedParameters Session::Impl::sharded_parameters(const CapturedProgram& program) const {
+staging::ShardedParameters Impl::sharded_parameters(const CapturedProgram& program) const {
   staging::ShardedParameters sharded{parameters_.units(), std::vector<std::vector<int>>(program.graph.values.size())};
   const auto whole = algebra::read_outside_stages(program.graph, program.plan);
   const auto leaving = algebra::read_after_computes(program.graph, program.plan, program.division.channel_values);
@@ -227,7 +227,7 @@ staging::ShardedParameters Session::Impl::sharded_parameters(const CapturedProgr
 
 // ---------------------------------------------------------------- what a rank holds
 
-ParameterShard Session::Impl::shard(const at::Tensor& handle) const {
+ParameterShard Impl::shard(const at::Tensor& handle) const {
   require_deployed("shard");
   const auto& tensor = parameters_.of(handle);
   const auto here = parameters_.elements_here(tensor);
@@ -246,4 +246,4 @@ ParameterShard Session::Impl::shard(const at::Tensor& handle) const {
   return shard;
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

@@ -8,7 +8,7 @@
 
 #include "capture/trace/fake_tensor.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 using What = SumOperand::What;
 
@@ -101,4 +101,4 @@ std::vector<SumOperand> SumOperands::agree(World& world, const std::vector<SumOp
   return agreed;
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

@@ -11,7 +11,7 @@
 
 #include "torch/parameters/parameter_store.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 /// A tensor that a user names in a sum over a parameter: the parameter itself, its gradient, or one of the user's own
 /// of the same layout. Plain bytes.
@@ -46,4 +46,4 @@ class SumOperands {
   std::unordered_map<const void*, SumOperand> by_impl_, by_memory_;
 };
 
-}  // namespace autopar
+}  // namespace autopar::session

@@ -11,7 +11,7 @@
 #include "torch/session/session_impl.hpp"
 #include "torch/tensor_parallel/sharded_graph.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 namespace {
 
@@ -29,7 +29,7 @@ std::vector<Of> with_moves(const std::vector<Of>& by_op, const std::vector<OpId>
 }  // namespace
 
 /// Once, for the program that was planned: what a stage with shards holds of the regions that it has whole.
-void Session::Impl::slice_parameters(const CapturedProgram& program, const cost::GraphProfile& profile) {
+void Impl::slice_parameters(const CapturedProgram& program, const cost::GraphProfile& profile) {
   if (!has_tensor_shards(deployment_.plan())) return;
   const auto shards = region_shards_of(profile.model, deployment_.plan());
   for (std::size_t r = 0; r < shards.size(); ++r) {
@@ -40,8 +40,8 @@ void Session::Impl::slice_parameters(const CapturedProgram& program, const cost:
 }
 
 /// Of a stage, the leaves that its shards hold in slices. @throws CaptureError if an operator elsewhere reads one
-tensor_parallel::LeafSlices Session::Impl::slices_in(const CapturedProgram& program,
-                                                     const std::vector<StageId>& stage_of, StageId stage) const {
+tensor_parallel::LeafSlices Impl::slices_in(const CapturedProgram& program, const std::vector<StageId>& stage_of,
+                                            StageId stage) const {
   tensor_parallel::LeafSlices leaves;
   for (std::size_t i = 0; i < program.graph.ops.size(); ++i) {
     const auto op = OpId::of(i);
@@ -65,8 +65,7 @@ tensor_parallel::LeafSlices Session::Impl::slices_in(const CapturedProgram& prog
   return leaves;
 }
 
-void Session::Impl::shard_program(CapturedProgram& program, std::vector<StageId>& stage_of,
-                                  cost::AtomPartition& atoms) {
+void Impl::shard_program(CapturedProgram& program, std::vector<StageId>& stage_of, cost::AtomPartition& atoms) {
   if (!has_tensor_shards(deployment_.plan())) return;
   std::vector<tensor_parallel::ShardedStage> stages;
   for (std::size_t s = 0; s < deployment_.plan().stages.size(); ++s) {
@@ -98,7 +97,7 @@ void Session::Impl::shard_program(CapturedProgram& program, std::vector<StageId>
     program.recomputed.atom_of = with_moves(program.recomputed.atom_of, made_for);
 }
 
-void Session::Impl::describe_shards(CapturedProgram& program) const {
+void Impl::describe_shards(CapturedProgram& program) const {
   auto& division = program.division;
   if (program.tensor_stages.empty()) return;
   division.shard_steps = program.sharded.steps;
@@ -116,4 +115,4 @@ void Session::Impl::describe_shards(CapturedProgram& program) const {
   program.own_graph = tensor_parallel::on_shard(program.sharded, places);
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

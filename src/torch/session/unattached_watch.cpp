@@ -8,7 +8,7 @@
 #include <ATen/ops/from_blob.h>
 #include <torch/optim/optimizer.h>
 
-namespace autopar {
+namespace autopar::session {
 
 void UnattachedWatch::cover(const torch::optim::Optimizer& optimizer) {
   for (const auto& group : optimizer.param_groups()) {
@@ -49,4 +49,4 @@ at::Tensor UnattachedWatch::look() {
   return {};
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

@@ -12,7 +12,7 @@ namespace torch::optim {
 class Optimizer;
 }
 
-namespace autopar {
+namespace autopar::session {
 
 /// Sees that parameters which got gradients are changed afterwards though no attached optimizer has them: libtorch's
 /// optimizers tell nobody that they exist.
@@ -43,4 +43,4 @@ class UnattachedWatch {
   std::int64_t calls_ = 0;  ///< since a parameter was kept
 };
 
-}  // namespace autopar
+}  // namespace autopar::session

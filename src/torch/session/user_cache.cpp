@@ -4,7 +4,7 @@
 
 #include <autopar/runtime/log.hpp>
 
-namespace autopar {
+namespace autopar::session {
 
 namespace {
 
@@ -31,4 +31,4 @@ UserCache user_cache(const std::string& folder, const World& world) {
   return cache;
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

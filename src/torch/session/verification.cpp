@@ -15,7 +15,7 @@
 #include "torch/parameters/whole_handles.hpp"
 #include "torch/session/session_impl.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 namespace {
 
@@ -49,14 +49,13 @@ std::string range_of_calls(std::int64_t first, std::int64_t last) {
 
 }  // namespace
 
-bool Session::Impl::members_changed(const std::string& key, const CallArguments& arguments) const {
+bool Impl::members_changed(const std::string& key, const CallArguments& arguments) const {
   const auto known = programs_.peek(key);
   return options_.verify_capture && known != nullptr && members_.changed(known->verification.members, arguments.beside);
 }
 
-std::optional<trace::CaptureChange> Session::Impl::change_of(const CapturedProgram& program,
-                                                             const CallArguments& arguments,
-                                                             const ForwardFunction& forward) {
+std::optional<trace::CaptureChange> Impl::change_of(const CapturedProgram& program, const CallArguments& arguments,
+                                                    const ForwardFunction& forward) {
   const auto flat_forward = [&](const std::vector<at::Tensor>& tensors) {
     std::vector<at::Tensor> all(arguments.flat_count), defined;
     for (std::size_t i = 0; i < tensors.size(); ++i) all[arguments.positions[i]] = tensors[i];
@@ -77,8 +76,8 @@ std::optional<trace::CaptureChange> Session::Impl::change_of(const CapturedProgr
 // Where members were seen to change, nothing ran between the change and this call: a new capture makes it right. At an
 // interval nobody knows since when the program is another, nor whether forward changes what it reads by itself, which
 // no replay does: that is an error, after which the next call captures again.
-bool Session::Impl::is_outdated(CapturedProgram& program, const CallArguments& arguments,
-                                const ForwardFunction& forward, bool members_changed) {
+bool Impl::is_outdated(CapturedProgram& program, const CallArguments& arguments, const ForwardFunction& forward,
+                       bool members_changed) {
   if (!options_.verify_capture) return false;
   auto& state = program.verification;
   const auto now = state.calls + 1;
@@ -110,7 +109,7 @@ bool Session::Impl::is_outdated(CapturedProgram& program, const CallArguments& a
                          since + kWayOut);
 }
 
-void Session::Impl::warn_of_change(const trace::CaptureChange& change) {
+void Impl::warn_of_change(const trace::CaptureChange& change) {
   if (world_.rank() != 0) return;
   const auto text = change.op + (change.path.empty() ? "" : " (near " + change.path + ")") + ": " + change.what;
   if (std::exchange(warned_of_change_, true)) return log_.info(text + "; captured again");
@@ -120,7 +119,7 @@ void Session::Impl::warn_of_change(const trace::CaptureChange& change) {
 }
 
 // Parameters that several ranks have whole have the same bits there, whatever the plan.
-void Session::Impl::verify_replicas() {
+void Impl::verify_replicas() {
   if (options_.verify_replicas == 0 || stats_.calls % options_.verify_replicas != 0) return;
   const at::NoGradGuard no_grad;
   const auto compared = [this](const parameters::StateTensor& tensor) {
@@ -156,4 +155,4 @@ void Session::Impl::verify_replicas() {
   }
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

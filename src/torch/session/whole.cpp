@@ -15,7 +15,7 @@
 #include "torch/session/handshake.hpp"
 #include "torch/session/session_impl.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 namespace {
 
@@ -101,8 +101,8 @@ void call_on_whole(const WholeParameterFunction& function, const std::string& na
 
 }  // namespace
 
-void Session::Impl::run_on_wholes(const std::vector<WholeParameters::Parts>& parts, std::size_t written,
-                                  const WholeParameters::Function& function) {
+void Impl::run_on_wholes(const std::vector<WholeParameters::Parts>& parts, std::size_t written,
+                         const WholeParameters::Function& function) {
   WholeParameters(world_, deployment_.wire(), deployment_.group_of_all(), deployment_.device(), parameters_)
       .run(parts, written, [&](std::size_t i, std::vector<at::Tensor>& whole) {
         const Raised raised(in_whole_function_);
@@ -110,9 +110,9 @@ void Session::Impl::run_on_wholes(const std::vector<WholeParameters::Parts>& par
       });
 }
 
-void Session::Impl::for_whole_parameters(const std::vector<at::Tensor>& handles,
-                                         const std::vector<std::vector<at::Tensor>>& locals,
-                                         const WholeParameters::Function& function, std::size_t written) {
+void Impl::for_whole_parameters(const std::vector<at::Tensor>& handles,
+                                const std::vector<std::vector<at::Tensor>>& locals,
+                                const WholeParameters::Function& function, std::size_t written) {
   require_deployed("for_whole_parameters");
   std::vector<WholeParameters::Parts> parts;
   std::string names;
@@ -133,7 +133,7 @@ void Session::Impl::for_whole_parameters(const std::vector<at::Tensor>& handles,
 }
 
 /// Value, gradient and state, but counters.
-WholeParameters::Parts Session::Impl::parts_with_state(const parameters::StateTensor& tensor) const {
+WholeParameters::Parts Impl::parts_with_state(const parameters::StateTensor& tensor) const {
   WholeParameters::Parts parts{&tensor, {tensor.handle, tensor.handle.grad()}, {"value", "gradient"}};
   int number = 0;
   for (auto* optimizer : optimizers_) {
@@ -153,7 +153,7 @@ WholeParameters::Parts Session::Impl::parts_with_state(const parameters::StateTe
 }
 
 /// Equal on all ranks; different in each call.
-interpret::RngKey Session::Impl::next_whole_draws() {
+interpret::RngKey Impl::next_whole_draws() {
   auto& [call, since] = whole_calls_;
   since = call == stats_.calls ? since + 1 : 0;
   call = stats_.calls;
@@ -161,7 +161,7 @@ interpret::RngKey Session::Impl::next_whole_draws() {
   return {interpret::philox_seed({seed_, static_cast<std::uint64_t>(call)}, site), 0};
 }
 
-void Session::Impl::for_whole_parameters(const WholeParameterFunction& function) {
+void Impl::for_whole_parameters(const WholeParameterFunction& function) {
   require_deployed("for_whole_parameters");
   std::vector<WholeParameters::Parts> parts;
   std::exception_ptr error;
@@ -195,4 +195,4 @@ void Session::Impl::for_whole_parameters(const WholeParameterFunction& function)
   });
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

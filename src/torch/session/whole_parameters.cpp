@@ -17,7 +17,7 @@
 #include "torch/parameters/part_access.hpp"
 #include "torch/session/handshake.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 namespace {
 
@@ -317,4 +317,4 @@ void WholeParameters::exchange(const std::vector<Item>& items, const std::vector
   }
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

@@ -18,7 +18,7 @@
 #include "torch/parameters/parameter_store.hpp"
 #include "torch/parameters/whole_rounds.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 /// Runs a function on whole parameters where ranks hold parts: assembles a parameter's tensors on one of its holders,
 /// calls the function there, and writes the results back into what all holders have, so that copies stay equal.
@@ -77,4 +77,4 @@ class WholeParameters {
   std::int64_t room_ = 0;  ///< bytes of pieces under way
 };
 
-}  // namespace autopar
+}  // namespace autopar::session

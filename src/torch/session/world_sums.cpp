@@ -9,7 +9,7 @@
 #include "torch/gradients/gradient_buckets.hpp"
 #include "torch/session/world_sums.hpp"
 
-namespace autopar {
+namespace autopar::session {
 
 namespace {
 
@@ -55,4 +55,4 @@ std::vector<at::Tensor> WorldSums::sum(const std::vector<at::Tensor>& addends) {
   return sums;
 }
 
-}  // namespace autopar
+}  // namespace autopar::session

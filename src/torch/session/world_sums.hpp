@@ -7,7 +7,7 @@
 
 #include <autopar/runtime/any_transport.hpp>
 
-namespace autopar {
+namespace autopar::session {
 
 /// Of complex numbers their real and imaginary parts, for what knows real ones only.
 [[nodiscard]] at::Tensor real_parts(const at::Tensor& tensor);
@@ -33,4 +33,4 @@ class WorldSums {
   c10::Device device_ = c10::Device(c10::kCPU);
 };
 
-}  // namespace autopar
+}  // namespace autopar::session

@@ -13,7 +13,7 @@ using namespace autopar;
 TEST_CASE("groups of equal ranks are made once, for sums and for gathering apart") {
   std::mutex mutex;
   loopback::run(3, [&](World& world) {
-    Deployment deployment(world);
+    session::Deployment deployment(world);
     deployment.start();
     const std::vector<Rank> pair{Rank(0), Rank(2)};
     const auto first = deployment.group_of(pair), again = deployment.group_of(pair);
@@ -33,7 +33,7 @@ TEST_CASE("groups of equal ranks are made once, for sums and for gathering apart
 TEST_CASE("sums are over everyone, or over those named") {
   std::mutex mutex;
   loopback::run(3, [&](World& world) {
-    Deployment deployment(world);
+    session::Deployment deployment(world);
     deployment.start();
     const auto mine = at::full({}, world.rank() + 1.0, at::kDouble);
     const double all = deployment.sums().sum({mine})[0].item<double>();
@@ -50,7 +50,7 @@ TEST_CASE("sums are over everyone, or over those named") {
 
 TEST_CASE("a plan is there once it is adopted") {
   loopback::run(1, [&](World& world) {
-    Deployment deployment(world);
+    session::Deployment deployment(world);
     CHECK_FALSE(deployment.has_plan());
     Plan plan;
     plan.microbatches = 3;

@@ -20,7 +20,7 @@ struct Shared {
     parameters.named("bias").holders = {Rank(0)};
     groups[{Rank(0), Rank(1)}] = wire.make_group({Rank(0), Rank(1)});
   }
-  GradientSums sums() { return {wire, groups, parameters}; }
+  session::GradientSums sums() { return {wire, groups, parameters}; }
 
   torch::nn::Linear layer{2, 3};
   AnyTransport wire;
@@ -28,7 +28,7 @@ struct Shared {
   std::map<std::vector<Rank>, GroupId> groups;
 };
 
-double value_of(const std::vector<HandleGradient>& gradients, const at::Tensor& handle) {
+double value_of(const std::vector<session::HandleGradient>& gradients, const at::Tensor& handle) {
   for (const auto& each : gradients) {
     if (each.handle.is_same(handle)) return each.gradient.flatten()[0].item<double>();
   }
@@ -42,7 +42,7 @@ TEST_CASE("what is accumulated is summed over those who hold it, once") {
     Shared shared(world);
     const auto& weight = shared.layer->weight;
     const auto& bias = shared.layer->bias;
-    GradientStore store;
+    session::GradientStore store;
     const auto given = torch::full_like(weight, world.rank() + 1.0);
     store.accumulate(weight, given, /*may_take=*/false);
     store.accumulate(weight, given, false);
@@ -77,7 +77,7 @@ TEST_CASE("what was reduced is looked at and dropped") {
     const torch::NoGradGuard no_grad;
     Shared shared(world);
     const auto& weight = shared.layer->weight;
-    GradientStore store;
+    session::GradientStore store;
     store.accumulate(weight, torch::ones_like(weight), true);
     store.reduce(shared.sums());
     const bool finite = store.reduced_are_finite(at::kCPU);

@@ -11,28 +11,28 @@ using namespace autopar;
 std::string key_of(std::size_t i) { return "signature " + std::to_string(i); }
 
 TEST_CASE("the program used longest ago is forgotten, and its holders keep it") {
-  ProgramCache programs;
-  std::shared_ptr<CapturedProgram> held;
+  session::ProgramCache programs;
+  std::shared_ptr<session::CapturedProgram> held;
   for (std::size_t i = 0; i < kRememberedPrograms; ++i) {
-    auto program = std::make_shared<CapturedProgram>();
+    auto program = std::make_shared<session::CapturedProgram>();
     if (i == 1) held = program;
     CHECK_FALSE(programs.remember(key_of(i), std::move(program)));
   }
   CHECK(programs.find(key_of(0)) != nullptr);  // a use
   CHECK(programs.peek(key_of(1)) == held);     // none
-  CHECK(programs.remember("one more", std::make_shared<CapturedProgram>()));
+  CHECK(programs.remember("one more", std::make_shared<session::CapturedProgram>()));
   CHECK(programs.knows(key_of(0)));
   CHECK_FALSE(programs.knows(key_of(1)));
   CHECK(programs.find(key_of(1)) == nullptr);
   CHECK(held.use_count() == 1);
-  CHECK_FALSE(programs.remember("one more", std::make_shared<CapturedProgram>()));  // in its own place
+  CHECK_FALSE(programs.remember("one more", std::make_shared<session::CapturedProgram>()));  // in its own place
   programs.clear();
   CHECK_FALSE(programs.knows("one more"));
 }
 
 TEST_CASE("a program is stale once it is found to be another than forward") {
-  ProgramCache programs;
-  auto program = std::make_shared<CapturedProgram>();
+  session::ProgramCache programs;
+  auto program = std::make_shared<session::CapturedProgram>();
   programs.remember("key", program);
   CHECK_FALSE(programs.is_stale("key"));
   CHECK_FALSE(programs.is_stale("another"));

@@ -38,7 +38,7 @@ struct Recording final : devices::DeviceRecording {
 
 at::Tensor numbers(double first) { return at::arange(first, first + 20000, at::kDouble); }
 
-RecordedWork work_on(const at::Tensor& x) {
+session::RecordedWork work_on(const at::Tensor& x) {
   std::vector<at::Tensor> made{x.sum(), at::empty_like(x), at::empty_like(x), at::Tensor()};
   auto recording = std::make_unique<Recording>(x, made);
   return {std::move(recording), {x, at::Tensor()}, std::move(made), 2};

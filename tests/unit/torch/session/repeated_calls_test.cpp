@@ -9,13 +9,14 @@ namespace autopar {
 
 namespace {
 
-using Turn = RepeatedCalls::Turn;
+using Turn = session::RepeatedCalls::Turn;
 using Samples = std::vector<std::int64_t>;
 
 const Samples kWhole{16}, kRest{7};
 
 /// Until the call that is recorded.
-void record(RepeatedCalls& calls, const std::shared_ptr<const void>& program, const Samples& samples = kWhole) {
+void record(session::RepeatedCalls& calls, const std::shared_ptr<const void>& program,
+            const Samples& samples = kWhole) {
   for (const auto turn : {Turn::kRun, Turn::kRun, Turn::kWarm, Turn::kRecord})
     REQUIRE(calls.next(program, samples) == turn);
   calls.recorded();
@@ -24,14 +25,14 @@ void record(RepeatedCalls& calls, const std::shared_ptr<const void>& program, co
 }  // namespace
 
 TEST_CASE("a call that repeats is run, recorded and replayed", "[torch]") {
-  RepeatedCalls calls;
+  session::RepeatedCalls calls;
   const auto program = std::make_shared<const int>(1);
   record(calls, program);
   for (int i = 0; i < 3; ++i) CHECK(calls.next(program, kWhole) == Turn::kReplay);
 }
 
 TEST_CASE("other calls run beside a recording, until they repeat themselves", "[torch]") {
-  RepeatedCalls calls;
+  session::RepeatedCalls calls;
   const auto program = std::make_shared<const int>(1), other = std::make_shared<const int>(2);
   record(calls, program);
   CHECK(calls.next(program, kRest) == Turn::kRun);
@@ -43,7 +44,7 @@ TEST_CASE("other calls run beside a recording, until they repeat themselves", "[
 }
 
 TEST_CASE("calls that cannot be recorded are not tried again", "[torch]") {
-  RepeatedCalls calls;
+  session::RepeatedCalls calls;
   const auto program = std::make_shared<const int>(1), other = std::make_shared<const int>(2);
   for (int i = 0; i < 4; ++i) static_cast<void>(calls.next(program, kWhole));
   calls.refuse();
@@ -53,7 +54,7 @@ TEST_CASE("calls that cannot be recorded are not tried again", "[torch]") {
 }
 
 TEST_CASE("a recording that is given up for another call is not made anew", "[torch]") {
-  RepeatedCalls calls;
+  session::RepeatedCalls calls;
   const auto program = std::make_shared<const int>(1);
   record(calls, program);
   CHECK(calls.next(program, kRest) == Turn::kRun);
@@ -63,7 +64,7 @@ TEST_CASE("a recording that is given up for another call is not made anew", "[to
 }
 
 TEST_CASE("a recording that holds no more is made anew, but not for ever", "[torch]") {
-  RepeatedCalls calls;
+  session::RepeatedCalls calls;
   const auto program = std::make_shared<const int>(1);
   for (int made = 0; made < 8; ++made) {
     record(calls, program);
@@ -73,7 +74,7 @@ TEST_CASE("a recording that holds no more is made anew, but not for ever", "[tor
 }
 
 TEST_CASE("a program that is gone is no other", "[torch]") {
-  RepeatedCalls calls;
+  session::RepeatedCalls calls;
   auto program = std::make_shared<const int>(1);
   record(calls, program);
   program.reset();

@@ -10,7 +10,7 @@ namespace unattached_watch_test {
 
 TEST_CASE("a parameter that is changed after its gradient is told once, and not if its optimizer is attached") {
   const auto a = torch::ones({3, 4}), b = torch::ones({2000});
-  UnattachedWatch watch;
+  session::UnattachedWatch watch;
   watch.note_gradient(a);
   watch.note_gradient(b);
   CHECK_FALSE(watch.look().defined());  // call 1 after the gradients: nothing has changed
@@ -21,7 +21,7 @@ TEST_CASE("a parameter that is changed after its gradient is told once, and not 
   watch.note_gradient(b);
   CHECK_FALSE(watch.look().defined());
 
-  UnattachedWatch attached;
+  session::UnattachedWatch attached;
   auto parameters = std::vector<torch::Tensor>{torch::ones({4}).set_requires_grad(true)};
   attached.note_gradient(parameters[0]);
   const torch::optim::SGD optimizer(parameters, 0.1);
@@ -33,14 +33,14 @@ TEST_CASE("a parameter that is changed after its gradient is told once, and not 
 
 TEST_CASE("it looks at powers of two of calls, and no more after the 64th") {
   const auto a = torch::ones({5});
-  UnattachedWatch watch;
+  session::UnattachedWatch watch;
   watch.note_gradient(a);
   for (int call = 1; call <= 32; ++call) CHECK_FALSE(watch.look().defined());
   a.data().add_(1);  // a step after many calls whose gradients add up
   for (int call = 33; call < 64; ++call) CHECK_FALSE(watch.look().defined());
   CHECK(watch.look().is_same(a));
 
-  UnattachedWatch over;
+  session::UnattachedWatch over;
   over.note_gradient(a);
   for (int call = 1; call <= 64; ++call) CHECK_FALSE(over.look().defined());
   CHECK(over.is_over());

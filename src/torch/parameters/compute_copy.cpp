@@ -1,4 +1,4 @@
-#include "torch/optim/compute_copy.hpp"
+#include "torch/parameters/compute_copy.hpp"
 
 #include <typeinfo>
 #include <utility>
@@ -9,7 +9,7 @@
 
 #include "torch/fused/vectorised_rows.hpp"
 
-namespace autopar {
+namespace autopar::parameters {
 
 namespace cow = c10::impl::cow;
 
@@ -77,4 +77,4 @@ bool ComputeCopy::is_current(const at::Tensor& parameter) const {
          memory.data_ptr().get_context() == mark_ && static_cast<std::uint32_t>(parameter._version()) == version_;
 }
 
-}  // namespace autopar
+}  // namespace autopar::parameters

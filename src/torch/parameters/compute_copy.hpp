@@ -11,7 +11,7 @@
 
 #include "torch/parameters/part_mark.hpp"
 
-namespace autopar {
+namespace autopar::parameters {
 
 /// A copy of a parameter in a smaller element type, which stages compute with, kept from call to call. It hangs on the
 /// parameter's tensor, so that an optimizer finds it there and writes both in one pass over memory.
@@ -26,7 +26,7 @@ namespace autopar {
 /// noticed is who kept such a pointer from before.
 ///
 /// One thread at a time, and nobody may ask for such a pointer within at::parallel_for (libtorch refuses).
-class ComputeCopy final : public parameters::BesideMark {
+class ComputeCopy final : public BesideMark {
  public:
   explicit ComputeCopy(c10::ScalarType type) : type_(type) {}
 
@@ -58,4 +58,4 @@ class ComputeCopy final : public parameters::BesideMark {
   std::uint32_t version_ = 0;
 };
 
-}  // namespace autopar
+}  // namespace autopar::parameters

@@ -1,4 +1,4 @@
-#include "torch/optim/compute_copy.hpp"
+#include "torch/parameters/compute_copy.hpp"
 
 #include <functional>
 #include <string>
@@ -14,7 +14,7 @@
 namespace compute_copy_test {
 
 namespace ap = autopar;
-using ap::ComputeCopy;
+using ap::parameters::ComputeCopy;
 using at::Tensor;
 
 Tensor parameter(at::IntArrayRef sizes = {6, 5}) {
