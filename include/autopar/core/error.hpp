@@ -57,26 +57,29 @@ class OperatorError : public AboutOperator {
   using AboutOperator::AboutOperator;
 };
 
-/// No plan meets the constraints. For memory: the stage that misses most, and the smallest change that fits.
+/// Why no plan meets the constraints: a planner's answer, as a value.
+struct Infeasible {
+  std::string reason;
+  StageId stage{};       ///< misses most, where memory is the reason
+  Bytes needed{};        ///< by a rank of that stage; 0 = not known
+  Bytes available{};     ///< to a rank
+  std::string remedy{};  ///< smallest changes that fit; empty: memory is not the reason
+};
+
+/// An Infeasible answer to a caller who asked for a plan.
 class InfeasiblePlan : public Error {
  public:
-  explicit InfeasiblePlan(const std::string& reason) : Error(reason) {}
-  InfeasiblePlan(const std::string& reason, StageId stage, Bytes needed, Bytes available, std::string remedy)
-      : Error(reason + "; " + remedy),
-        stage_(stage),
-        needed_(needed),
-        available_(available),
-        remedy_(std::move(remedy)) {}
+  explicit InfeasiblePlan(Infeasible why)
+      : Error(why.remedy.empty() ? why.reason : why.reason + "; " + why.remedy), why_(std::move(why)) {}
 
-  [[nodiscard]] StageId stage() const { return stage_; }
-  [[nodiscard]] Bytes needed() const { return needed_; }  ///< 0 = not known
-  [[nodiscard]] Bytes available() const { return available_; }
-  [[nodiscard]] const std::string& remedy() const { return remedy_; }
+  [[nodiscard]] const Infeasible& why() const { return why_; }
+  [[nodiscard]] StageId stage() const { return why_.stage; }
+  [[nodiscard]] Bytes needed() const { return why_.needed; }
+  [[nodiscard]] Bytes available() const { return why_.available; }
+  [[nodiscard]] const std::string& remedy() const { return why_.remedy; }
 
  private:
-  StageId stage_;
-  Bytes needed_, available_;
-  std::string remedy_;
+  Infeasible why_;
 };
 
 /// Not a mistake: the first call of a model with `Options::plan_only` has planned it and written its files, and ran

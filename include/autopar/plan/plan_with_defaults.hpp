@@ -4,6 +4,7 @@
 #include <autopar/cost/model_profile.hpp>
 #include <autopar/cost/profiled.hpp>
 #include <autopar/plan/observer.hpp>
+#include <autopar/plan/outcome.hpp>
 #include <autopar/plan/plan.hpp>
 #include <autopar/plan/request.hpp>
 
@@ -17,5 +18,13 @@ namespace autopar {
 /// With costs from the cluster's peak rates alone.
 [[nodiscard]] Plan plan_with_defaults(const ModelProfile& profile, const Cluster& cluster, const PlanRequest& request,
                                       const PlanObserver& observer = {});
+
+/// `Planner<>{}.try_plan`, compiled once.
+[[nodiscard]] PlanOutcome try_plan_with_defaults(const ModelProfile& profile, const ProfiledCost& costs,
+                                                 const Cluster& cluster, const PlanRequest& request,
+                                                 const PlanObserver& observer = {});
+
+/// `Planner<>{}.depends_on_costs`, compiled once.
+[[nodiscard]] bool depends_on_costs(const ModelProfile& profile, const Cluster& cluster, const PlanRequest& request);
 
 }  // namespace autopar

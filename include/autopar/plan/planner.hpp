@@ -7,6 +7,7 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <variant>
 
 #include <autopar/core/error.hpp>
 #include <autopar/cost/concepts.hpp>
@@ -20,10 +21,12 @@
 #include <autopar/plan/multilevel/coarsened.hpp>
 #include <autopar/plan/multilevel/heavy_edge.hpp>
 #include <autopar/plan/observer.hpp>
+#include <autopar/plan/outcome.hpp>
 #include <autopar/plan/plan.hpp>
 #include <autopar/plan/report/make_plan.hpp>
 #include <autopar/plan/request.hpp>
 #include <autopar/plan/search/exact_staging.hpp>
+#include <autopar/plan/search/variants.hpp>
 
 namespace autopar {
 
@@ -129,19 +132,41 @@ class Planner {
 
   /// The same with other costs, which a cost policy turns into those that count: then they are a `ProfiledCost`.
   template <class M>
-  requires kSimulates [[nodiscard]] Plan plan(const ModelProfile& profile, const M& given, const Cluster& cluster,
+  requires kSimulates [[nodiscard]] Plan plan(const ModelProfile& profile, const M& costs, const Cluster& cluster,
                                               const PlanRequest& request) const {
-    require_cost_model<M, ModelGraph>();
-    const auto& costs = costing.costs(profile, given);
-    Plan result = plan_workload(make_workload(profile, costs), cluster, request);
-    for (StagePlan& stage : result.stages) {
-      for (const NodeId atom : stage.atoms) {
-        const auto& ops = profile.graph[atom].ops;
-        stage.ops.insert(stage.ops.end(), ops.begin(), ops.end());
-      }
-      std::sort(stage.ops.begin(), stage.ops.end());
-    }
-    return result;
+    return plan_of(try_plan(profile, costs, cluster, request));
+  }
+
+  /// The same, with an Infeasible answer as a value. @throws InvalidArgument, CaptureError as `plan`
+  template <class M>
+  requires kSimulates [[nodiscard]] PlanOutcome try_plan(const ModelProfile& profile, const M& costs,
+                                                         const Cluster& cluster, const PlanRequest& request) const {
+    return detail::VariantSearch::run(
+        request, [&](bool remedies) { return search_program(profile, costs, cluster, request, remedies); },
+        [&](const ProgramVariant& variant, bool remedies) {
+          return search_program(variant.profile, variant.costs, cluster, request, remedies);
+        });
+  }
+
+  /// Whether what operators cost decides on a plan. Not for one rank, if it runs the model with the fewest
+  /// micro-batches and nothing recomputed or offloaded, or if nothing fits.
+  /// @cost no search for what is fast
+  [[nodiscard]] bool depends_on_costs(const ModelProfile& profile, const Cluster& cluster,
+                                      const PlanRequest& request) const requires kSimulates {
+    const ProfiledCost peak_rates(at_precision(cluster, request.options.precision), {});
+    Workload work = make_workload(profile, peak_rates);
+    const Resolved resolved = try_resolve(request, work, cluster);
+    if (std::holds_alternative<Contradiction>(resolved)) return false;
+    const auto& constraints = std::get<Constraints>(resolved);
+    if (constraints.ranks() > 1 || constraints.stages > 1) return true;
+    Staging as_it_is;
+    as_it_is.stage_of.assign(work.graph.node_count(), 0);
+    as_it_is.replicas = {1};
+    as_it_is.microbatches = constraints.microbatches.front();
+    as_it_is.schedule = constraints.schedules.front();
+    const bool may = constraints.recompute != Recompute::kAlways && constraints.offloads.front() == Offload::kNone;
+    if (may && fits_as_it_is(StepObjective(work, cluster, constraints), as_it_is)) return false;
+    return Attempt(staging, coarsening, work, cluster, constraints).trial().fit.has_value();
   }
 
   /// A plan for any graph with a cost model of its own; `StagePlan::ops` stays empty.
@@ -149,7 +174,9 @@ class Planner {
   requires(kSimulates&& kTakesCosts) [[nodiscard]] Plan
       plan(const G& graph, const M& costs, const Cluster& cluster, const PlanRequest& request) const {
     require_cost_model<M, G>();
-    return plan_workload(make_workload(graph, costs), cluster, request);
+    Workload work = make_workload(graph, costs);
+    const Constraints constraints = resolve(request, work, cluster);
+    return plan_of(plan_workload(std::move(work), cluster, request, constraints));
   }
 
   /// What the staging policy finds under another objective than the simulated step, for any graph with costs and limits
@@ -184,9 +211,54 @@ class Planner {
         "double factor) const`");
   }
 
-  [[nodiscard]] Plan plan_workload(Workload work, const Cluster& cluster, const PlanRequest& request) const {
+  template <class M>
+  [[nodiscard]] detail::ProgramAnswer search_program(const ModelProfile& profile, const M& given,
+                                                     const Cluster& cluster, const PlanRequest& request,
+                                                     bool remedies) const {
+    require_cost_model<M, ModelGraph>();
+    PlanRequest own = request;
+    own.variants.clear();
+    own.remedies = remedies;
+    const auto& costs = costing.costs(profile, given);  // a workload refers to its costs
+    Workload work = make_workload(profile, costs);
+    Resolved resolved = try_resolve(own, work, cluster);
+    if (auto* contradiction = std::get_if<Contradiction>(&resolved)) return std::move(*contradiction);
+    PlanOutcome outcome = plan_workload(request.starves ? work : std::move(work), cluster, own,
+                                        std::get<Constraints>(std::move(resolved)));
+    auto* plan = std::get_if<Plan>(&outcome);
+    if (plan == nullptr) return std::get<Infeasible>(std::move(outcome));
+    state_operators(profile, *plan);
+    if (!request.starves || !request.starves(*plan)) return std::move(*plan);
+    own.options.replicas = {1};
+    own.remedies = false;
+    resolved = try_resolve(own, work, cluster);
+    if (std::holds_alternative<Contradiction>(resolved)) return std::move(*plan);
+    PlanOutcome without = plan_workload(std::move(work), cluster, own, std::get<Constraints>(std::move(resolved)));
+    auto* without_replicas = std::get_if<Plan>(&without);
+    if (without_replicas == nullptr) return std::move(*plan);
+    state_operators(profile, *without_replicas);
+    return std::move(*without_replicas);
+  }
+
+  [[nodiscard]] static bool fits_as_it_is(const StepObjective& objective, const Staging& one_stage) {
+    const StepTerms terms = objective(one_stage);
+    return objective.fits(terms) && !terms.optimizations.recomputes() && terms.optimizations.offload == Offload::kNone;
+  }
+
+  static void state_operators(const ModelProfile& profile, Plan& plan) {
+    for (StagePlan& stage : plan.stages) {
+      for (const NodeId atom : stage.atoms) {
+        const auto& ops = profile.graph[atom].ops;
+        stage.ops.insert(stage.ops.end(), ops.begin(), ops.end());
+      }
+      std::sort(stage.ops.begin(), stage.ops.end());
+    }
+  }
+
+  [[nodiscard]] PlanOutcome plan_workload(Workload work, const Cluster& cluster, const PlanRequest& request,
+                                          const Constraints& resolved) const {
     observe("putting " + std::to_string(work.graph.node_count()) + " nodes together");
-    const Attempt attempt(staging, coarsening, work, cluster, request);
+    const Attempt attempt(staging, coarsening, work, cluster, resolved);
     const Constraints& constraints = attempt.constraints();
     const detail::Coarsened& coarse = attempt.coarse();
     observe("searching cuts of " + std::to_string(coarse.blocks.block_count()) + " blocks of " +
@@ -202,9 +274,10 @@ class Planner {
         observe("the smallest buckets may");
         PlanRequest smaller = request;
         smaller.buckets = BucketPolicy{};
-        return plan_workload(work, cluster, smaller);
+        const Constraints with_smaller = resolve(smaller, work, cluster);
+        return plan_workload(std::move(work), cluster, smaller, with_smaller);
       }
-      if (!found.candidates.any_fits()) refuse(work, attempt, found, least, cluster, request);
+      if (!found.candidates.any_fits()) return reason(work, attempt, found, least, cluster, request);
     }
     Plan result = detail::PlanMaker(work, cluster, request, constraints).make(coarse, found);
     observe("planned " + describe(result));
@@ -213,10 +286,10 @@ class Planner {
 
   using Attempt = detail::Attempt<StagingSearch, Coarsening>;
 
-  /// @throws what is wrong, and what would do
-  [[noreturn]] void refuse(Workload& work, const Attempt& attempt, const SearchResult& found,
-                           const std::optional<LeastMemory>& least, const Cluster& cluster,
-                           const PlanRequest& request) const {
+  /// What is wrong, and what would do.
+  [[nodiscard]] Infeasible reason(Workload& work, const Attempt& attempt, const SearchResult& found,
+                                  const std::optional<LeastMemory>& least, const Cluster& cluster,
+                                  const PlanRequest& request) const {
     const auto transfer = work.transfer;
     const auto all_reduce = work.all_reduce;
     const auto trials = [&](const PlanRequest& changed, const Cluster& other) -> detail::Trial {
@@ -228,14 +301,12 @@ class Planner {
           return all_reduce_time(other, bytes, ranks);
         };
       }
-      try {
-        return Attempt(staging, coarsening, work, other, changed).trial();
-      } catch (const Error&) {  // what contradicts itself does not fit
-        return {};
-      }
+      Resolved resolved = try_resolve(changed, work, other);
+      if (std::holds_alternative<Contradiction>(resolved)) return {};
+      return Attempt(staging, coarsening, work, other, std::get<Constraints>(std::move(resolved))).trial();
     };
-    detail::Refusal(work, cluster, request, attempt.constraints(), trials)
-        .refuse(attempt.coarse(), found.candidates.ranked(), least);
+    return detail::Refusal(work, cluster, request, attempt.constraints(), trials)
+        .reason(attempt.coarse(), found.candidates.ranked(), least);
   }
 
   void observe(const std::string& phase) const {

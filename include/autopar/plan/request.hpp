@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <string>
@@ -10,6 +11,7 @@
 #include <autopar/plan/buckets.hpp>
 #include <autopar/plan/options.hpp>
 #include <autopar/plan/plan.hpp>
+#include <autopar/plan/variant.hpp>
 #include <autopar/schedule/kind.hpp>
 #include <autopar/schedule/traits.hpp>
 
@@ -45,8 +47,12 @@ struct PlanRequest {
   int world = 0;           ///< ranks; 0 = all devices of the cluster
   std::int64_t batch = 1;  ///< samples of a step, all ranks together
   Capabilities runtime{};
-  std::optional<BucketPolicy> buckets{};  ///< none: the planner chooses, see `chosen_buckets`
-  bool remedies = true;                   ///< a refusal looks for changes that fit, which may take seconds
+  std::optional<BucketPolicy> buckets{};   ///< none: the planner chooses, see `chosen_buckets`
+  bool remedies = true;                    ///< an Infeasible answer looks for changes that fit, which may take seconds
+  std::vector<ProgramVariant> variants{};  ///< of captured models
+  /// Whether a plan's replicas leave some operator too few samples. Then a plan without replicas is preferred, if one
+  /// fits.
+  std::function<bool(const Plan&)> starves{};
 };
 
 /// Whether forwards may be recomputed before their backwards, instead of keeping what they save.

@@ -33,12 +33,6 @@ std::vector<std::string> fields_of(const std::string& message) {
   return fields;
 }
 
-/// What stands before "; remedy", which the constructor of InfeasiblePlan adds again.
-std::string reason_of(const InfeasiblePlan& error) {
-  const std::string text = error.what();
-  return error.remedy().empty() ? text : text.substr(0, text.size() - error.remedy().size() - 2);
-}
-
 }  // namespace
 
 std::string to_message(const std::exception& error) {
@@ -47,7 +41,7 @@ std::string to_message(const std::exception& error) {
   }
   if (const auto* plan = dynamic_cast<const InfeasiblePlan*>(&error)) {
     const auto stage = plan->stage().valid() ? std::to_string(plan->stage().value()) : "";
-    return joined(Type::kPlan, {reason_of(*plan), stage, std::to_string(plan->needed().value()),
+    return joined(Type::kPlan, {plan->why().reason, stage, std::to_string(plan->needed().value()),
                                 std::to_string(plan->available().value()), plan->remedy()});
   }
   const std::string text = replay::plain_message(error);
@@ -63,9 +57,8 @@ void throw_message(const std::string& message, Rank rank, Rank failed, const std
     case Type::kCapture:
       throw CaptureError(fields.at(0), fields.at(1), fields.at(2));
     case Type::kPlan:
-      if (fields.at(1).empty()) throw InfeasiblePlan(fields.at(0));
-      throw InfeasiblePlan(fields.at(0), StageId(std::stoi(fields.at(1))), Bytes(std::stoll(fields.at(2))),
-                           Bytes(std::stoll(fields.at(3))), fields.at(4));
+      throw InfeasiblePlan({fields.at(0), fields.at(1).empty() ? StageId{} : StageId(std::stoi(fields.at(1))),
+                            Bytes(std::stoll(fields.at(2))), Bytes(std::stoll(fields.at(3))), fields.at(4)});
     case Type::kArgument:
       throw InvalidArgument(fields.at(0));
     case Type::kCheckpoint:

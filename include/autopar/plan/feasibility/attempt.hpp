@@ -48,11 +48,12 @@ using Trials = std::function<Trial(const PlanRequest&, const Cluster&)>;
 template <class StagingSearch, class Coarsening>
 class Attempt {
  public:
-  /// @pre the arguments outlive it @throws what `resolve` throws
+  /// @param constraints  of the request, as `resolve` made them
+  /// @pre the other arguments outlive it
   Attempt(const StagingSearch& staging, const Coarsening& coarsening, Workload& work, const Cluster& cluster,
-          const PlanRequest& request)
+          Constraints constraints)
       : staging_(staging),
-        constraints_(resolve(request, work, cluster)),
+        constraints_(std::move(constraints)),
         samples_(std::max<std::int64_t>(1, constraints_.batch / constraints_.world)),
         coarse_(work, coarsening.coarsen(work, samples_, std::max(1, constraints_.stages)), cluster, constraints_) {
     set_segments(work, coarse_.work, coarse_.blocks, constraints_, samples_);

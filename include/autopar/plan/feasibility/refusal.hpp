@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include <autopar/core/error.hpp>
@@ -29,10 +30,10 @@ class Refusal {
 
   /// @param tried  what a search looked at
   /// @param least  the staging that needs least, if one is known
-  /// @throws InfeasiblePlan, CaptureError  what would fit, or which operator allows no staging
-  [[noreturn]] void refuse(const Coarsened& coarse, const std::vector<Candidate>& tried,
-                           const std::optional<LeastMemory>& least) const {
-    if (!least && tried.empty()) refuse_no_staging();
+  /// @throws CaptureError  naming the operator that allows no staging
+  [[nodiscard]] Infeasible reason(const Coarsened& coarse, const std::vector<Candidate>& tried,
+                                  const std::optional<LeastMemory>& least) const {
+    if (!least && tried.empty()) return no_staging();
     const bool is_lawful = least && has_closed_form(least->staging.schedule);
     Bytes peak{}, host{};
     if (is_lawful) {
@@ -55,10 +56,11 @@ class Refusal {
     const std::string ways =
         request_.remedies ? describe(remedies, cluster_, request_, constraints_) : "no remedy was looked for";
     const bool must_be_there = constraints_.host_memory && constraints_.offloads.front() == Offload::kOptimizer;
-    if (must_be_there && host > *constraints_.host_memory) refuse_host(least ? least->stage : StageId(0), host, ways);
+    if (must_be_there && host > *constraints_.host_memory)
+      return host_too_small(least ? least->stage : StageId(0), host, ways);
     const bool is_known = request_.remedies || (is_lawful && least->proven);
-    throw InfeasiblePlan(reason(remedies, least, peak), remedies.fit ? remedies.fit->stage : StageId(0),
-                         is_known ? needed(remedies, peak) : Bytes(0), constraints_.memory, ways);
+    return {text(remedies, least, peak), remedies.fit ? remedies.fit->stage : StageId(0),
+            is_known ? needed(remedies, peak) : Bytes(0), constraints_.memory, ways};
   }
 
  private:
@@ -70,50 +72,48 @@ class Refusal {
     return usable_memory(options, cluster_);
   }
 
-  [[nodiscard]] std::string reason(const Remedies& remedies, const std::optional<LeastMemory>& least,
-                                   Bytes peak) const {
-    std::string text = "no plan fits " + std::to_string(constraints_.world) + " x " + readable(constraints_.memory) +
-                       " (memory_margin taken off)";
-    if (!remedies.fit) return text + too_large_node();
+  [[nodiscard]] std::string text(const Remedies& remedies, const std::optional<LeastMemory>& least, Bytes peak) const {
+    std::string out = "no plan fits " + std::to_string(constraints_.world) + " x " + readable(constraints_.memory) +
+                      " (memory_margin taken off)";
+    if (!remedies.fit) return out + too_large_node();
     const Staging& staging = remedies.fit->staging;
     const Bytes bytes = needed(remedies, peak);
-    text += ": the plan that needs " + std::string(remedies.least ? "least, " : "least of those that were tried, ") +
-            describe(staging) + ", needs " + readable(bytes) + " on each rank of stage " +
-            std::to_string(remedies.fit->stage.value()) + ", " + readable(bytes - constraints_.memory) +
-            " more than there is";
-    return least ? text + too_large_node() : text;
+    out += ": the plan that needs " + std::string(remedies.least ? "least, " : "least of those that were tried, ") +
+           describe(staging) + ", needs " + readable(bytes) + " on each rank of stage " +
+           std::to_string(remedies.fit->stage.value()) + ", " + readable(bytes - constraints_.memory) +
+           " more than there is";
+    return least ? out + too_large_node() : out;
   }
 
   /// Along one order of the same blocks.
   [[nodiscard]] Trial quick_trial(const Coarsened& coarse, const PlanRequest& request, const Cluster& cluster) const {
     Trial trial;
     trial.certain = false;
-    try {
-      Constraints constraints = resolve(request, work_, cluster);
-      constraints.memory -= coarse.rounding(work_);
-      if (constraints.host_memory) *constraints.host_memory -= coarse.rounding(work_);
-      const bool other = request.options.recompute != request_.options.recompute;
-      const auto& schedules = constraints.schedules;
-      const bool by_name = !constraints.recomputed_modules.empty();
-      const bool lawless = std::none_of(schedules.begin(), schedules.end(), has_closed_form);
-      if (lawless || (other && by_name)) return exact_(request, cluster);
-      Workload in_segments = coarse.work;
-      const std::int64_t samples = std::max<std::int64_t>(1, constraints.batch / constraints.world);
-      if (other) in_segments.segment_of = recompute_segments(coarse.work, constraints, samples);
-      const StepObjective objective(in_segments, cluster, constraints);
-      const auto least = LeastMemoryCuts(objective).best();
-      if (least && least->fits(constraints)) trial.fit = Fit{least->staging, least->peak, least->stage};
-    } catch (const Error&) {  // what contradicts itself does not fit
-    }
+    const Resolved resolved = try_resolve(request, work_, cluster);
+    if (std::holds_alternative<Contradiction>(resolved)) return trial;
+    auto constraints = std::get<Constraints>(resolved);
+    constraints.memory -= coarse.rounding(work_);
+    if (constraints.host_memory) *constraints.host_memory -= coarse.rounding(work_);
+    const bool other = request.options.recompute != request_.options.recompute;
+    const auto& schedules = constraints.schedules;
+    const bool by_name = !constraints.recomputed_modules.empty();
+    const bool lawless = std::none_of(schedules.begin(), schedules.end(), has_closed_form);
+    if (lawless || (other && by_name)) return exact_(request, cluster);
+    Workload in_segments = coarse.work;
+    const std::int64_t samples = std::max<std::int64_t>(1, constraints.batch / constraints.world);
+    if (other) in_segments.segment_of = recompute_segments(coarse.work, constraints, samples);
+    const StepObjective objective(in_segments, cluster, constraints);
+    const auto least = LeastMemoryCuts(objective).best();
+    if (least && least->fits(constraints)) trial.fit = Fit{least->staging, least->peak, least->stage};
     return trial;
   }
 
   /// Hosts do not hold what must be offloaded.
-  [[noreturn]] void refuse_host(StageId stage, Bytes needed, const std::string& ways) const {
+  [[nodiscard]] Infeasible host_too_small(StageId stage, Bytes needed, const std::string& ways) const {
     const Bytes there = *constraints_.host_memory;
-    throw InfeasiblePlan("offload = optimizer puts " + readable(needed) + " of a rank into its host's memory, whose " +
-                             "part of each rank is " + readable(there) + " (memory_margin taken off)",
-                         stage, needed, there, ways);
+    return {"offload = optimizer puts " + readable(needed) + " of a rank into its host's memory, whose " +
+                "part of each rank is " + readable(there) + " (memory_margin taken off)",
+            stage, needed, there, ways};
   }
 
   /// The node that needs most by itself, if no rank can hold it even with one sample; else empty.
@@ -135,7 +135,7 @@ class Refusal {
            " alone needs " + readable(most) + " with one sample";
   }
 
-  [[noreturn]] void refuse_no_staging() const {
+  [[nodiscard]] Infeasible no_staging() const {
     for (const NodeId node : work_.graph.nodes()) {
       const WorkNode& unit = work_.graph[node];
       if (!unit.whole_batch) continue;
@@ -144,10 +144,10 @@ class Refusal {
                              std::to_string(constraints_.stages) + " with replicas = " +
                              listed(request_.options.replicas) + " do not allow; leave them to the planner");
     }
-    throw InfeasiblePlan("no division into stages meets stages = " + std::to_string(constraints_.stages) +
-                         " and replicas = " + listed(request_.options.replicas) +
-                         (request_.options.schedule == "auto" ? "" : " under schedule = " + request_.options.schedule) +
-                         "; leave them to the planner");
+    return {"no division into stages meets stages = " + std::to_string(constraints_.stages) +
+            " and replicas = " + listed(request_.options.replicas) +
+            (request_.options.schedule == "auto" ? "" : " under schedule = " + request_.options.schedule) +
+            "; leave them to the planner"};
   }
 
   const Workload& work_;

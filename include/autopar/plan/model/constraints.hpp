@@ -8,6 +8,7 @@
 #include <numeric>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 #include <autopar/core/cluster.hpp>
@@ -414,6 +415,29 @@ inline void apply_whole_batch(const Workload& work, const Options& options, Cons
   detail::apply_recompute(options, request.runtime, work, out);
   detail::apply_whole_batch(work, options, out);
   return out;
+}
+
+/// What a request contradicts: itself, the world, the work or the runtime.
+struct Contradiction {
+  std::variant<InvalidArgument, CaptureError> error;
+
+  [[noreturn]] void raise() const {
+    std::visit([](const auto& each) { throw each; }, error);
+    std::abort();  // not reached
+  }
+};
+
+using Resolved = std::variant<Constraints, Contradiction>;
+
+/// `resolve`, for callers that go on with another request.
+[[nodiscard]] inline Resolved try_resolve(const PlanRequest& request, const Workload& work, const Cluster& cluster) {
+  try {
+    return resolve(request, work, cluster);
+  } catch (const InvalidArgument& error) {
+    return Contradiction{error};
+  } catch (const CaptureError& error) {
+    return Contradiction{error};
+  }
 }
 
 }  // namespace autopar

@@ -52,7 +52,7 @@ bool accepted(const Instance& instance) {
   Workload work = make_workload(instance.model, cost);
   const ExactStaging staging;
   const HeavyEdge coarsening;
-  const detail::Attempt attempt(staging, coarsening, work, cluster, instance.request);
+  const detail::Attempt attempt(staging, coarsening, work, cluster, resolve(instance.request, work, cluster));
   SearchResult found = attempt.search();
   if (!found.candidates.any_fits()) (void)attempt.offer_least(found);
   return found.candidates.any_fits();
