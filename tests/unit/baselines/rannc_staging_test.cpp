@@ -168,7 +168,7 @@ std::optional<Staging> plain_choice(const Workload& work, const std::vector<std:
 
 }  // namespace
 
-TEST_CASE("RanncStaging follows RaNNC's recurrence", "[equality]") {
+TEST_CASE("RanncStaging: follows RaNNC's recurrence", "[equality]") {
   int pipelined = 0, copied = 0;
   for (std::uint64_t seed = 0; seed < 400; ++seed) {
     CAPTURE(seed);
@@ -207,11 +207,11 @@ TEST_CASE("RanncStaging follows RaNNC's recurrence", "[equality]") {
   CHECK(copied > 50);
 }
 
-TEST_CASE("RanncStaging keeps the laws of a staging policy", "[laws]") {
+TEST_CASE("RanncStaging: obeys the staging laws", "[laws]") {
   CHECK(testing::check_staging_laws(RanncStaging{}, {.inputs = 600}).fitting > 200);
 }
 
-TEST_CASE("RanncStaging is never faster than ExactStaging", "[laws]") {
+TEST_CASE("RanncStaging: never faster than ExactStaging", "[laws]") {
   int slower = 0;
   for (std::uint64_t seed = 0; seed < 600; ++seed) {
     CAPTURE(seed);
@@ -237,12 +237,12 @@ TEST_CASE("RanncStaging is never faster than ExactStaging", "[laws]") {
   CHECK(slower > 20);
 }
 
-TEST_CASE("RaNNC's blocks keep the laws of a coarsening policy", "[laws]") {
+TEST_CASE("RanncBlocks: obeys the coarsening laws", "[laws]") {
   testing::check_coarsening_laws(RanncBlocks{});
   testing::check_coarsening_laws(RanncBlocks{.max_blocks = 12}, {.max_nodes = 80});
 }
 
-TEST_CASE("RaNNC's blocks are few") {
+TEST_CASE("RanncBlocks: number of blocks is bounded") {
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
     CAPTURE(seed);
     Dice dice(seed);
@@ -259,7 +259,7 @@ TEST_CASE("RaNNC's blocks are few") {
   CHECK(RanncBlocks{}.coarsen(work, 2, 1).block_count() == 32);
 }
 
-TEST_CASE("RaNNC cannot replicate one stage on a number of devices that is no power of two") {
+TEST_CASE("RanncStaging: one stage needs a power of two of replicas") {
   const ModelProfile model = testing::chain(6, 1e6, 1000, 400);
   const Cluster cluster = testing::small_cluster(2);
   Cluster six = testing::small_cluster(6);
@@ -276,7 +276,7 @@ TEST_CASE("RaNNC cannot replicate one stage on a number of devices that is no po
   }
 }
 
-TEST_CASE("recomputing forwards costs time and saves memory, as RaNNC's own runtime does") {
+TEST_CASE("RanncStaging: recomputed forwards cost time and save memory") {
   const ModelProfile model = testing::chain(8, 1e7, 1000, 40'000);
   const Cluster cluster = testing::small_cluster(2, Bytes(std::int64_t{1} << 30));
   const RooflineCost cost(cluster);
@@ -296,7 +296,7 @@ TEST_CASE("recomputing forwards costs time and saves memory, as RaNNC's own runt
   CHECK(StepObjective::peak(again.terms) < StepObjective::peak(kept.terms));
 }
 
-TEST_CASE("Planner takes RanncStaging as it is") {
+TEST_CASE("RanncStaging: usable as a policy of Planner") {
   const ModelProfile model = testing::chain(12, 1e7, 1000, 400);
   PlanRequest request;
   request.batch = 24;

@@ -24,7 +24,7 @@ std::vector<std::vector<std::string>> documents_in(const std::string& written, b
   return documents;
 }
 
-TEST_CASE("Texts are cut into documents and sentences") {
+TEST_CASE("documents_in: text is split into documents and sentences") {
   using Documents = std::vector<std::vector<std::string>>;
   CHECK(documents_in("a\nb\n\n\nc\n", bert_data::Format::kSentences) == Documents{{"a", "b"}, {"c"}});
   CHECK(documents_in("One two. Three\n  four? \"Five!\" (Six.) 7.5 is one;\te.g. this. J. S. Bach.\n\nHead\n\n",
@@ -72,7 +72,7 @@ std::vector<Token> original(const Instance& instance) {
   return tokens;
 }
 
-TEST_CASE("Instances are two texts, which follow each other or are of different documents") {
+TEST_CASE("make_instances: pairs are consecutive or of two documents") {
   const bert_data::InstanceOptions options{.length = 24, .most_hidden = 3};
   const auto words = vocabulary();
   const auto all = instances_of(1, options);
@@ -98,7 +98,7 @@ TEST_CASE("Instances are two texts, which follow each other or are of different 
   CHECK(static_cast<double>(random) / static_cast<double>(all.size()) == Approx(0.5).margin(0.15));
 }
 
-TEST_CASE("The first text of a document's instances is all of it, once") {
+TEST_CASE("make_instances: first segments cover a document exactly once") {
   const auto texts = documents();
   bert_data::Random random(3);
   std::map<Token, int> seen;
@@ -111,7 +111,7 @@ TEST_CASE("The first text of a document's instances is all of it, once") {
   for (Token s = 0; s < 30; ++s) CHECK(seen[5 + 50 * 7 + s] == 3 + s % 5);
 }
 
-TEST_CASE("Of the tokens 15 % are hidden, 80 % of these as [MASK], 10 % as another, 10 % not at all") {
+TEST_CASE("make_instances: 15 % masked, of these 80/10/10 as in BERT") {
   const auto words = vocabulary();
   double tokens = 0, hidden = 0, masked = 0, same = 0;
   for (const auto& instance : instances_of(2, {.length = 64, .most_hidden = 100})) {
@@ -128,7 +128,7 @@ TEST_CASE("Of the tokens 15 % are hidden, 80 % of these as [MASK], 10 % as anoth
   CHECK(same / hidden == Approx(0.1).margin(0.03));
 }
 
-TEST_CASE("The same seed gives the same instances") {
+TEST_CASE("make_instances: equal seeds give equal instances") {
   const auto a = instances_of(5, {.length = 32}), b = instances_of(5, {.length = 32}),
              c = instances_of(6, {.length = 32});
   REQUIRE(a.size() == b.size());

@@ -48,7 +48,7 @@ std::vector<std::int64_t> numbers(const bert_data::PretrainingBatch& batch) {
   return out;
 }
 
-TEST_CASE("Rows come as NVIDIA's layout says") {
+TEST_CASE("PretrainingReader: rows follow NVIDIA's layout") {
   const TempFolder folder;
   write_shards(folder);
   PretrainingReader reader(
@@ -65,7 +65,7 @@ TEST_CASE("Rows come as NVIDIA's layout says") {
   CHECK(numbers(reader.next(2, 0, 2)) == Row{50, 51});  // in order again
 }
 
-TEST_CASE("Each epoch has each row once, in an order that seed and epoch give") {
+TEST_CASE("PretrainingReader: an epoch is a seeded permutation of rows") {
   const TempFolder folder;
   write_shards(folder);
   auto reader = reader_of(folder), same = reader_of(folder), other = reader_of(folder, 2);
@@ -77,7 +77,7 @@ TEST_CASE("Each epoch has each row once, in an order that seed and epoch give") 
   CHECK(numbers(other.next(12, 0, 12)) != first);
 }
 
-TEST_CASE("Batches are the same for any number of ranks, and from any place on") {
+TEST_CASE("PretrainingReader: batches independent of ranks and start") {
   const TempFolder folder;
   write_shards(folder);
   auto whole = reader_of(folder), left = reader_of(folder), right = reader_of(folder);
@@ -111,7 +111,7 @@ void write_foreign(const std::filesystem::path& path, const std::vector<std::int
   file.commit();
 }
 
-TEST_CASE("Foreign and damaged shards are refused with the names of file and dataset") {
+TEST_CASE("PretrainingReader: bad shards are refused by file, dataset") {
   const TempFolder folder;
   const auto path = folder / "x_training_0.hdf5";
   const auto refused = [&](const auto& matcher) { CHECK_THROWS_WITH(reader_of(folder).next(2, 0, 2), matcher); };
@@ -141,7 +141,7 @@ TEST_CASE("Foreign and damaged shards are refused with the names of file and dat
           ContainsSubstring("x_training_0.hdf5 has 6 and 2"));
 }
 
-TEST_CASE("A damaged block of a compressed dataset is an error, not other tokens") {
+TEST_CASE("PretrainingReader: a damaged compressed block is an error") {
   const TempFolder folder;
   const auto path = folder / "training.hdf5";
   std::vector<Instance> instances;

@@ -29,7 +29,7 @@ Words pieces_of(const WordPiece& tokenizer, std::string_view utf8) {
   return pieces;
 }
 
-TEST_CASE("Words are those of BERT's own tests") {
+TEST_CASE("WordPiece: words equal those of BERT's own tests") {
   // google-research/bert, tokenization_test.py
   CHECK(words_of(" \tHeLLo!how  \n Are yoU?  ") == Words{"hello", "!", "how", "are", "you", "?"});
   CHECK(words_of("H\u00E9llo") == Words{"hello"});
@@ -38,7 +38,7 @@ TEST_CASE("Words are those of BERT's own tests") {
   CHECK(words_of("ah\u535A\u63A8zz") == Words{"ah", "\u535A", "\u63A8", "zz"});
 }
 
-TEST_CASE("Case and accents go in every script that has them") {
+TEST_CASE("WordPiece: case and accents are removed in every script") {
   // Python: unicodedata.normalize("NFD", s.lower()) without category Mn, words split at punctuation
   CHECK(words_of("\u00C5ngstr\u00F6m na\u00EFve Stra\u00DFe") == Words{"angstrom", "naive", "stra\u00DFe"});
   CHECK(words_of("\u1F08\u03B8\u1FC6\u03BD\u03B1\u03B9") == Words{"\u03B1\u03B8\u03B7\u03BD\u03B1\u03B9"});  // Greek
@@ -50,7 +50,7 @@ TEST_CASE("Case and accents go in every script that has them") {
         Words{"\u2018", "a", "\u2019", "1", "2", "\u2014", "b", "\u3002"});
 }
 
-TEST_CASE("What is no text is left out") {
+TEST_CASE("WordPiece: control characters and bad UTF-8 are dropped") {
   CHECK(words_of(std::string("a\0b\u200Bc\u00ADd", 10)) == Words{"abcd"});  // control and format characters
   CHECK(words_of("a\xFF"
                  "b \xC0\xAF \xED\xA0\x80 \xE2\x82") == Words{"ab"});  // malformed, overlong, surrogate, cut
@@ -58,7 +58,7 @@ TEST_CASE("What is no text is left out") {
   CHECK(bert_data::decode("\xF0\x9F\x98\x80") == std::vector<bert_data::CodePoint>{0x1F600});
 }
 
-TEST_CASE("Pieces are the longest that a word begins with") {
+TEST_CASE("WordPiece: longest match first") {
   const WordPiece tokenizer(with_special({"want", "##want", "##ed", "wa", "un", "runn", "##ing", ","}));
   CHECK(pieces_of(tokenizer, "UNwant\u00E9d,running") == Words{"un", "##want", "##ed", ",", "runn", "##ing"});
   CHECK(pieces_of(tokenizer, "unwantedX running") == Words{"[UNK]", "runn", "##ing"});
@@ -66,7 +66,7 @@ TEST_CASE("Pieces are the longest that a word begins with") {
   CHECK(pieces_of(tokenizer, "[MASK]") == Words{"[UNK]", "[UNK]", "[UNK]"});  // in a text it is no special token
 }
 
-TEST_CASE("A vocabulary is read as BERT's, and refused with the reason") {
+TEST_CASE("Vocabulary: reads BERT's file, refuses others with a reason") {
   const TempFolder folder;
   const auto written = with_special({"a", "##b"});
   written.write(folder / "vocab.txt");
@@ -82,7 +82,7 @@ TEST_CASE("A vocabulary is read as BERT's, and refused with the reason") {
   CHECK_THROWS_WITH(Vocabulary::read(folder / "none.txt"), ContainsSubstring("none.txt: cannot open"));
 }
 
-TEST_CASE("A vocabulary is built of the most frequent pairs") {
+TEST_CASE("VocabularyBuilder: merges the most frequent pairs") {
   bert_data::VocabularyBuilder builder;
   builder.add("low low low low low lower lower newest newest newest newest newest newest widest widest widest");
   constexpr bert_data::Token kAlways = 5 + 11;  // special pieces and characters

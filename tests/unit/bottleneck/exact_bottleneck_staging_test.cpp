@@ -94,7 +94,7 @@ static_assert(std::same_as<Planner<SlowestStage>::StagingSearch, ExactBottleneck
 
 }  // namespace
 
-TEST_CASE("the planner plans variants with a user's graph and costs, and proves the plan") {
+TEST_CASE("Planner: plans a user's graph and costs, with a certificate") {
   const Layers graph = row(6);
   const DeviceLimits limits{4, 40};
   const BottleneckResult found = Planner<SlowestStage>{}.plan(graph, LayerCosts{}, limits);
@@ -112,7 +112,7 @@ TEST_CASE("the planner plans variants with a user's graph and costs, and proves 
   CHECK(found.seconds < 7.5);
 }
 
-TEST_CASE("costs scale the plan, and the same input gives the same plan") {
+TEST_CASE("Planner: costs scale the plan, equal input gives equal plan") {
   const Layers graph = row(5);
   const auto once = Planner<SlowestStage>{}.plan(graph, LayerCosts{4}, DeviceLimits{3, 60});
   const auto twice = Planner<SlowestStage>{}.plan(graph, LayerCosts{4}, DeviceLimits{3, 60});
@@ -123,7 +123,7 @@ TEST_CASE("costs scale the plan, and the same input gives the same plan") {
   for (std::size_t s = 0; s < once.stages.size(); ++s) CHECK(once.stages[s].variants == twice.stages[s].variants);
 }
 
-TEST_CASE("a user's staging policy plans variants, and the exact one is never slower") {
+TEST_CASE("Planner: the exact staging beats a user's staging policy") {
   const Layers graph = row(4);
   const DeviceLimits limits{2, 1000};
   std::vector<std::string> phases;
@@ -137,11 +137,11 @@ TEST_CASE("a user's staging policy plans variants, and the exact one is never sl
   CHECK(Planner<SlowestStage>{}.plan(graph, LayerCosts{}, limits).seconds < mine.seconds);
 }
 
-TEST_CASE("a user's objective plans with a user's search") {
+TEST_CASE("Planner: accepts a user's objective and search") {
   CHECK(Planner<Longest, CountDown>{}.plan(row(3), 2, 4) == std::vector<int>{4, 3, 2, 1});
 }
 
-TEST_CASE("what cannot be planned is refused by name or proven infeasible") {
+TEST_CASE("Planner: bad input is refused or proven infeasible") {
   const Layers graph = row(3);
   const auto plan = [&](const LayerCosts& costs, const DeviceLimits& limits) {
     return Planner<SlowestStage>{}.plan(graph, costs, limits);

@@ -238,7 +238,7 @@ class EveryPlan {
 
 }  // namespace
 
-TEST_CASE("the bottleneck search finds what brute force finds, and its certificate holds", "[equality]") {
+TEST_CASE("solve_bottleneck: equals brute force, certificate holds", "[equality]") {
   int feasible = 0, pipelined = 0;
   for (std::uint64_t seed = 0; seed < 1500; ++seed) {
     CAPTURE(seed);
@@ -274,7 +274,7 @@ TEST_CASE("the bottleneck search finds what brute force finds, and its certifica
   CHECK(pipelined > 100);
 }
 
-TEST_CASE("edges over several borders are planned exactly", "[equality]") {
+TEST_CASE("solve_bottleneck: exact with edges that skip stages", "[equality]") {
   int pipelined = 0;
   for (std::uint64_t seed = 0; seed < 1000; ++seed) {
     CAPTURE(seed);
@@ -290,7 +290,7 @@ TEST_CASE("edges over several borders are planned exactly", "[equality]") {
   CHECK(pipelined > 800);
 }
 
-TEST_CASE("branching graphs are planned exactly: the certificate holds, raised by 0.1 % it does not", "[equality]") {
+TEST_CASE("solve_bottleneck: exact on branching graphs, bound is tight", "[equality]") {
   int feasible = 0, pipelined = 0;
   for (std::uint64_t seed = 0; seed < 400; ++seed) {
     CAPTURE(seed);
@@ -313,7 +313,7 @@ TEST_CASE("branching graphs are planned exactly: the certificate holds, raised b
   CHECK(pipelined > 100);
 }
 
-TEST_CASE("a budget that ends leaves a plan, a bound that holds, and the gap between them") {
+TEST_CASE("solve_bottleneck: a spent budget leaves plan, bound and gap") {
   int open = 0, planned = 0;
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
     CAPTURE(seed);
@@ -339,7 +339,7 @@ TEST_CASE("a budget that ends leaves a plan, a bound that holds, and the gap bet
   CHECK(planned > 200);
 }
 
-TEST_CASE("more devices or more memory never make a plan slower") {
+TEST_CASE("solve_bottleneck: never slower with more devices or memory") {
   for (std::uint64_t seed = 0; seed < 60; ++seed) {
     CAPTURE(seed);
     VariantTables tables = branching_tables(seed);
@@ -352,7 +352,7 @@ TEST_CASE("more devices or more memory never make a plan slower") {
   }
 }
 
-TEST_CASE("a worse plan passes with its larger gap, a bound that some other plan beats does not") {
+TEST_CASE("check_certificate: accepts a worse plan, not a false bound") {
   VariantTables tables = random_tables(3, 1);
   tables = {};
   for (int i = 0; i < 4; ++i) tables.graph.add_node(i);
@@ -378,7 +378,7 @@ TEST_CASE("a worse plan passes with its larger gap, a bound that some other plan
   CHECK_FALSE(check_certificate(tables, worse).accepted);
 }
 
-TEST_CASE("tables that are no problem are refused by name") {
+TEST_CASE("solve_bottleneck: malformed tables are refused by name") {
   const auto refused = [](const std::function<void(VariantTables&)>& spoil, const std::string& part) {
     VariantTables tables = random_tables(10, 5);
     while (tables.graph.node_count() < 2) tables = random_tables(20, 5);

@@ -3,7 +3,7 @@
 
 using namespace autopar;
 
-TEST_CASE("a placement is one of DTensor's three, and prints as there") {
+TEST_CASE("Placement: DTensor's three kinds, printed as there") {
   CHECK(to_string(Placement::replicate()) == "Replicate()");
   CHECK(to_string(Placement::shard(2)) == "Shard(2)");
   CHECK(to_string(Placement::partial()) == "Partial()");
@@ -19,7 +19,7 @@ TEST_CASE("a placement is one of DTensor's three, and prints as there") {
   CHECK(Placement::shard(3).dim() == 3);
 }
 
-TEST_CASE("only shards have a dim, and it is counted from the front") {
+TEST_CASE("Placement: only shards have a dim, counted from the front") {
   CHECK_THROWS_AS(Placement::shard(-1), InternalError);
   CHECK_THROWS_AS(Placement::replicate().dim(), InternalError);
   CHECK_THROWS_AS(Placement::partial().dim(), InternalError);

@@ -8,7 +8,7 @@
 
 using namespace autopar;
 
-TEST_CASE("what a terminal would obey is escaped, all else stays") {
+TEST_CASE("printable: escapes control characters and nothing else") {
   CHECK(printable("") == "");
   CHECK(printable("plan: 2 stages\n\t12 % of it") == "plan: 2 stages\n\t12 % of it");
   CHECK(printable("größer, 層, 🙂") == "größer, 層, 🙂");
@@ -22,7 +22,7 @@ TEST_CASE("what a terminal would obey is escaped, all else stays") {
                   "txt") == "\\u202etxt");  // right to left from here on
 }
 
-TEST_CASE("bytes that are no UTF-8 are escaped one by one") {
+TEST_CASE("printable: bytes that are not UTF-8 are escaped one by one") {
   CHECK(printable("\x9b"
                   "2J") == "\\u009b2J");
   CHECK(printable("\xc3") == "\\u00c3");
@@ -32,13 +32,13 @@ TEST_CASE("bytes that are no UTF-8 are escaped one by one") {
   CHECK(printable("\xe5\xb1x") == "\\u00e5\\u00b1x");
 }
 
-TEST_CASE("no error's message obeys what a file says") {
+TEST_CASE("Error: messages contain no terminal control characters") {
   CHECK(std::string(ConfigError("unknown member '\x1b[31m'", "plan.json").what()) ==
         "plan.json: unknown member '\\u001b[31m'");
   CHECK(std::string(InvalidArgument("'\x1b'").what()) == "'\\u001b'");
 }
 
-TEST_CASE("no name begins a line of its own: in a line, and in messages, breaks and tabs are escaped") {
+TEST_CASE("printable_line: line breaks and tabs are escaped") {
   CHECK(printable_line("net.\nrank 0: all is well\tx") == "net.\\nrank 0: all is well\\tx");
   CHECK(printable_line("größer \x1b[2J\x7f\xff") == "größer \\u001b[2J\\u007f\\u00ff");
   CHECK(printable_line(printable_line("a\nb")) == "a\\nb");

@@ -8,7 +8,7 @@
 
 using namespace autopar;
 
-TEST_CASE("affine data is fitted exactly") {
+TEST_CASE("fit_line: affine data is fitted exactly") {
   std::mt19937 random(3);
   std::uniform_real_distribution<double> number(0, 5);
   for (int trial = 0; trial < 200; ++trial) {
@@ -22,7 +22,7 @@ TEST_CASE("affine data is fitted exactly") {
   }
 }
 
-TEST_CASE("the residual is the largest relative miss") {
+TEST_CASE("fit_line: residual is the largest relative error") {
   const std::vector<MeasuredPoint> points{{1, 10}, {2, 26}, {3, 30}};
   const auto line = fit_line(points);
   double worst = 0;
@@ -31,7 +31,7 @@ TEST_CASE("the residual is the largest relative miss") {
   CHECK(line.residual > 0.1);
 }
 
-TEST_CASE("a fitted line is never negative and never shrinks, and is the best of those") {
+TEST_CASE("fit_line: best line of non-negative slope and intercept") {
   std::mt19937 random(4);
   std::uniform_real_distribution<double> time(0, 1), nudge(-0.05, 0.05);
   for (int trial = 0; trial < 300; ++trial) {
@@ -58,7 +58,7 @@ TEST_CASE("a fitted line is never negative and never shrinks, and is the best of
   }
 }
 
-TEST_CASE("scaling the measurements scales the line and keeps the residual") {
+TEST_CASE("fit_line: scaled input scales the line, not the residual") {
   const std::vector<MeasuredPoint> points{{1, 3}, {2, 4}, {8, 20}};
   auto scaled = points;
   for (auto& point : scaled) point.y *= 8;
@@ -67,13 +67,13 @@ TEST_CASE("scaling the measurements scales the line and keeps the residual") {
   CHECK(fit_line(scaled).residual == Approx(fit_line(points).residual).epsilon(1e-9));
 }
 
-TEST_CASE("one size tells no slope") {
+TEST_CASE("fit_line: a single size gives no slope") {
   CHECK(fit_line(std::vector<MeasuredPoint>{{4, 2}}) == FittedLine{0.5, 0, 0});
   CHECK(fit_line(std::vector<MeasuredPoint>{{0, 2}}) == FittedLine{0, 2, 0});
   CHECK(fit_line(std::vector<MeasuredPoint>{{1, 0}, {2, 0}}) == FittedLine{});
 }
 
-TEST_CASE("what is no measurement is refused") {
+TEST_CASE("fit_line: invalid measurements are refused") {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   CHECK_THROWS_AS(fit_line({}), InvalidArgument);
   for (const MeasuredPoint bad : {MeasuredPoint{1, -1}, {-1, 1}, {1, kInfinity}, {1, kInfinity - kInfinity}}) {

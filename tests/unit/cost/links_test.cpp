@@ -18,14 +18,14 @@ std::vector<Rank> ranks(std::initializer_list<int> ids) {
 
 }  // namespace
 
-TEST_CASE("a message takes the innermost link that joins both ranks") {
+TEST_CASE("point_to_point: uses the innermost link that joins two ranks") {
   const Cluster cluster = test::two_nodes_of_four();
   CHECK(point_to_point(cluster, Bytes(1'000'000), Rank(0), Rank(3)).value() == Approx(1e-6 + 1e-5));
   CHECK(point_to_point(cluster, Bytes(1'000'000), Rank(3), Rank(4)).value() == Approx(1e-5 + 1e-4));
   CHECK(point_to_point(cluster, Bytes(1'000'000), Rank(5), Rank(5)) == Seconds(0));
 }
 
-TEST_CASE("a ring moves 2 (n-1)/n of the bytes over each link") {
+TEST_CASE("all_reduce_time: a ring sends 2(n-1)/n of the bytes per link") {
   const Cluster cluster = test::two_nodes_of_four();
   const Bytes bytes(8'000'000);
   CHECK(all_reduce_time(cluster, bytes, ranks({2})) == Seconds(0));
@@ -34,7 +34,7 @@ TEST_CASE("a ring moves 2 (n-1)/n of the bytes over each link") {
   CHECK(all_reduce_time(cluster, bytes, ranks({0, 4})).value() == Approx(2 * (10e-6 + 4e6 / 10e9)).epsilon(1e-12));
 }
 
-TEST_CASE("across nodes the levels share the work") {
+TEST_CASE("all_reduce_time: hierarchical across nodes") {
   const Cluster cluster = test::two_nodes_of_four();
   const Bytes bytes(80'000'000);
   const auto all = ranks({0, 1, 2, 3, 4, 5, 6, 7});
@@ -45,7 +45,7 @@ TEST_CASE("across nodes the levels share the work") {
   CHECK(all_reduce_time(cluster, bytes, all) == hierarchical_all_reduce(cluster, bytes, all));
 }
 
-TEST_CASE("no all-reduce is faster than its bound, however it is cut into buckets") {
+TEST_CASE("all_reduce_time: never below its bound, however bucketed") {
   const Cluster cluster = test::two_nodes_of_four();
   std::mt19937 random(5);
   for (int trial = 0; trial < 500; ++trial) {
@@ -64,7 +64,7 @@ TEST_CASE("no all-reduce is faster than its bound, however it is cut into bucket
   }
 }
 
-TEST_CASE("ranks that no level joins are named") {
+TEST_CASE("links: ranks that no level joins are named") {
   Cluster cluster = test::two_nodes_of_four();
   cluster.levels.pop_back();
   CHECK_THROWS_AS(point_to_point(cluster, Bytes(1), Rank(0), Rank(7)), InvalidArgument);

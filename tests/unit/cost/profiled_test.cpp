@@ -50,7 +50,7 @@ std::vector<Rank> ranks(int count, int stride = 1) {
 
 }  // namespace
 
-TEST_CASE("with nothing measured costs are the roofline's") {
+TEST_CASE("ProfiledCost: equals the roofline without measurements") {
   const auto model = chain(6, 2);
   const RooflineCost roofline(test::two_nodes_of_four());
   const ProfiledCost profiled(test::two_nodes_of_four(), {});
@@ -68,7 +68,7 @@ TEST_CASE("with nothing measured costs are the roofline's") {
         plan_with_defaults(model, test::two_nodes_of_four(), request));
 }
 
-TEST_CASE("equal atoms take one measurement, others the roofline") {
+TEST_CASE("ProfiledCost: equal atoms share a measurement, else roofline") {
   const auto model = chain(6, 3);
   const ProfiledCost cost(test::two_nodes_of_four(), sample_costs());
   const RooflineCost roofline(test::two_nodes_of_four());
@@ -83,7 +83,7 @@ TEST_CASE("equal atoms take one measurement, others the roofline") {
   CHECK(at(2) == roofline.node(model.graph, NodeId(2), 4));
 }
 
-TEST_CASE("of a backward that is measured, the same share as of the roofline's can be deferred") {
+TEST_CASE("ProfiledCost: deferrable share of a backward as in roofline") {
   auto model = chain(2, 2);
   model.parameters = {{"weight", Bytes(400), true, 100}};
   model.graph[NodeId(0)].parameters = {ParameterId(0)};
@@ -95,13 +95,13 @@ TEST_CASE("of a backward that is measured, the same share as of the roofline's c
   }
 }
 
-TEST_CASE("repeated layers are measured once") {
+TEST_CASE("atoms_to_measure: repeated layers are measured once") {
   const auto model = chain(96, 4);
   CHECK(atoms_to_measure(model.graph) == std::vector<NodeId>{NodeId(0), NodeId(1), NodeId(2), NodeId(3)});
   CHECK(atoms_to_measure(model.graph, sample_costs()) == std::vector<NodeId>{NodeId(2), NodeId(3)});
 }
 
-TEST_CASE("what was measured on other numbers of samples is measured again") {
+TEST_CASE("atoms_to_measure: other sample counts are measured again") {
   const auto model = chain(4, 2);
   auto costs = sample_costs();
   costs.atoms.at(100).samples = {8, 64};
@@ -112,7 +112,7 @@ TEST_CASE("what was measured on other numbers of samples is measured again") {
   CHECK(lacking({7, 64}) == 1);
 }
 
-TEST_CASE("a set of nodes costs the sum of its nodes, whoever sums") {
+TEST_CASE("ProfiledCost: a set of nodes costs the sum of its nodes") {
   const auto model = chain(12, 2);
   const ProfiledCost cost(test::two_nodes_of_four(), sample_costs());
   const Workload work = make_workload(model, cost);
@@ -140,7 +140,7 @@ TEST_CASE("a set of nodes costs the sum of its nodes, whoever sums") {
   }
 }
 
-TEST_CASE("an update costs what the optimizer with the nearest state took, tensor by tensor") {
+TEST_CASE("ProfiledCost: updates use the optimizer of nearest state") {
   MeasuredCosts costs;
   costs.updates[0] = {1e-9, 2e-6, 0};
   costs.updates[2] = {4e-9, 6e-6, 0};
@@ -155,7 +155,7 @@ TEST_CASE("an update costs what the optimizer with the nearest state took, tenso
   CHECK_THROWS_AS(ProfiledCost(test::two_nodes_of_four(), costs, Bytes(0)), InvalidArgument);
 }
 
-TEST_CASE("an update on the host costs what copies and its optimizer took, if both were measured") {
+TEST_CASE("ProfiledCost: host update is copies plus optimizer") {
   MeasuredCosts costs;
   costs.host.copy = FittedLine{1e-10, 1e-5, 0};
   Cluster cluster = test::two_nodes_of_four();
@@ -169,7 +169,7 @@ TEST_CASE("an update on the host costs what copies and its optimizer took, if bo
   CHECK(cost.offloaded_update(Bytes(0), 2) == Seconds(0));
 }
 
-TEST_CASE("scaling all measured times scales the costs, and nothing else") {
+TEST_CASE("ProfiledCost: scaled measurements scale times alone") {
   const auto model = chain(4, 2);
   const ProfiledCost cost(test::two_nodes_of_four(), sample_costs()),
       slower(test::two_nodes_of_four(), sample_costs(4));
@@ -182,7 +182,7 @@ TEST_CASE("scaling all measured times scales the costs, and nothing else") {
   }
 }
 
-TEST_CASE("costs are never negative and never shrink with samples or bytes") {
+TEST_CASE("ProfiledCost: non-negative, monotone in samples and bytes") {
   std::mt19937 random(11);
   std::uniform_real_distribution<double> time(0, 1e-3);
   const auto model = chain(3, 3);
@@ -214,7 +214,7 @@ TEST_CASE("costs are never negative and never shrink with samples or bytes") {
   }
 }
 
-TEST_CASE("links take what was measured on their class, else what the cluster says") {
+TEST_CASE("ProfiledCost: links use their class, else the cluster file") {
   MeasuredCosts costs;
   costs.links.messages[4] = {1e-9, 5e-6, 0};
   costs.links.all_reduces[{4, 2}] = {2e-9, 8e-6, 0};
@@ -233,7 +233,7 @@ TEST_CASE("links take what was measured on their class, else what the cluster sa
   CHECK_THROWS_AS(cost.transfer(bytes, Rank(0), Rank(8)), InvalidArgument);
 }
 
-TEST_CASE("no message and no sum is faster than its bound") {
+TEST_CASE("ProfiledCost: messages and all-reduces never below the bound") {
   std::mt19937 random(7);
   std::uniform_real_distribution<double> factor(0.1, 10);
   for (int trial = 0; trial < 300; ++trial) {
@@ -260,7 +260,7 @@ TEST_CASE("no message and no sum is faster than its bound") {
   }
 }
 
-TEST_CASE("a planner follows what was measured") {
+TEST_CASE("Planner: follows measured costs") {
   const auto model = chain(8, 8);
   MeasuredCosts costs;
   for (std::uint64_t i = 0; i < 8; ++i) {

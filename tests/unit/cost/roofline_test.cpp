@@ -27,7 +27,7 @@ double seconds(OpClass op_class, DType dtype, Work work, double samples) {
 
 }  // namespace
 
-TEST_CASE("the longer of arithmetic and traffic counts, plus the start of each operator") {
+TEST_CASE("RooflineCost: maximum of compute and traffic, plus latency") {
   CHECK(seconds(OpClass::kMatmul, DType::kF32, {{1e9, 0}, {1, 0}, {0, 1}}, 4) == Approx(4e9 / 0.5e12 + 1e-6));
   CHECK(seconds(OpClass::kMatmul, DType::kF16, {{1e9, 0}, {1, 0}, {0, 1}}, 4) == Approx(4e9 / 4e12 + 1e-6));
   CHECK(seconds(OpClass::kConvolution, DType::kF32, {{1e9, 0}, {1, 0}, {}}, 1) == Approx(1e9 / 0.4e12));
@@ -35,7 +35,7 @@ TEST_CASE("the longer of arithmetic and traffic counts, plus the start of each o
   CHECK(seconds(OpClass::kView, DType::kF32, {{1e9, 0}, {1e9, 0}, {0, 3}}, 5) == 0);
 }
 
-TEST_CASE("products of float32 run at the rate of TF32 where that is asked for, and nothing else changes") {
+TEST_CASE("at_precision: tf32 changes only the rate of float32 products") {
   Cluster cluster = toy();
   cluster.device.tf32 = FlopsPerSecond(4e12);
   CHECK(at_precision(cluster, "module") == cluster);
@@ -46,7 +46,7 @@ TEST_CASE("products of float32 run at the rate of TF32 where that is asked for, 
   CHECK(faster.device.peak(DType::kF16) == cluster.device.peak(DType::kF16));
 }
 
-TEST_CASE("an atom costs the sum of its work, its saved bytes and its workspace") {
+TEST_CASE("RooflineCost: an atom sums its work, saved bytes, workspace") {
   ModelGraph graph;
   OpProfile op;
   const WorkItem item{OpClass::kMatmul, DType::kF32, {{1e9, 0}, {}, {0, 1}}, {{2e9, 0}, {}, {0, 2}}};
@@ -65,13 +65,13 @@ TEST_CASE("an atom costs the sum of its work, its saved bytes and its workspace"
   CHECK(at4.saved > at3.saved);
 }
 
-TEST_CASE("an update moves parameter, gradient and state once each way") {
+TEST_CASE("RooflineCost: update moves parameter, gradient, state once") {
   const RooflineCost cost(toy());
   CHECK(cost.update(Bytes(1'000'000), 0).value() == Approx(3e6 / 0.5e9));
   CHECK(cost.update(Bytes(1'000'000), 2).value() == Approx(7e6 / 0.5e9));
 }
 
-TEST_CASE("an update on the host takes the link there and back and the host's memory") {
+TEST_CASE("RooflineCost: host update crosses the link twice") {
   Cluster cluster = toy();
   cluster.host = Host{Bytes(1 << 30), BytesPerSecond(1e8), {Seconds(1e-5), BytesPerSecond(2e8)}};
   const RooflineCost cost(cluster);
@@ -82,7 +82,7 @@ TEST_CASE("an update on the host takes the link there and back and the host's me
   CHECK(cpus.offloaded_update(Bytes(1'000'000), 0).value() == Approx((3e6 + 4e6) / 0.5e9));
 }
 
-TEST_CASE("a task graph brings its costs as functions") {
+TEST_CASE("WeightedCost: a task graph gives its costs as functions") {
   struct Task {
     double seconds;
   };

@@ -25,7 +25,7 @@ const std::vector<archetypes::Ends> kEdges{{2, 0}, {0, 1}, {2, 1}, {2, 1}};
 
 }  // namespace
 
-TEST_CASE("algorithms on directed graphs need DirectedGraph alone", "[graph][archetype]") {
+TEST_CASE("graph algorithms: most need DirectedGraph alone", "[graph][archetype]") {
   const archetypes::Directed graph(4, kEdges);
   const std::vector order{NodeId(2), NodeId(0), NodeId(1), NodeId(3)};
   CHECK(topological_order(graph) == order);
@@ -42,7 +42,7 @@ TEST_CASE("algorithms on directed graphs need DirectedGraph alone", "[graph][arc
   CHECK(enumerate_downsets(graph, 100)->size() == 8);
 }
 
-TEST_CASE("algorithms that walk backwards need BidirectionalGraph alone", "[graph][archetype]") {
+TEST_CASE("graph algorithms: backward ones need BidirectionalGraph only", "[graph][archetype]") {
   const archetypes::Bidirectional graph(4, kEdges);
   CHECK(acyclic_splitting(graph, {0, 0, 0, -1}).size() == 2);
   CHECK(reaching(graph, NodeSet(4, {NodeId(0)})) == NodeSet(4, {NodeId(0), NodeId(2)}));

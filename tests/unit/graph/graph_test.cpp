@@ -26,7 +26,7 @@ struct Task {
 
 }  // namespace
 
-TEST_CASE("a new graph is empty", "[graph]") {
+TEST_CASE("Graph: new graph is empty", "[graph]") {
   const Graph<int, int> graph;
   CHECK(graph.empty());
   CHECK(graph.node_count() == 0);
@@ -35,7 +35,7 @@ TEST_CASE("a new graph is empty", "[graph]") {
   CHECK(listed(graph.edges()).empty());
 }
 
-TEST_CASE("ids are dense, payloads stay with their ids and adjacency keeps the order added", "[graph]") {
+TEST_CASE("Graph: ids are dense, adjacency keeps insertion order", "[graph]") {
   Graph<std::string, int> graph;
   const NodeId a = graph.add_node("a"), b = graph.add_node("b"), c = graph.add_node("c");
   const EdgeId ac = graph.add_edge(a, c, 7), ab = graph.add_edge(a, b, 8), bc = graph.add_edge(b, c, 9);
@@ -57,7 +57,7 @@ TEST_CASE("ids are dense, payloads stay with their ids and adjacency keeps the o
   CHECK(listed(graph.in_edges(a)).empty());
 }
 
-TEST_CASE("parallel edges and self-loops are kept as given", "[graph]") {
+TEST_CASE("Graph: parallel edges and self-loops are kept", "[graph]") {
   Graph<int, int> graph;
   const NodeId a = graph.add_node(), b = graph.add_node();
   const EdgeId first = graph.add_edge(a, b, 1), second = graph.add_edge(a, b, 2), loop = graph.add_edge(b, b, 3);
@@ -69,7 +69,7 @@ TEST_CASE("parallel edges and self-loops are kept as given", "[graph]") {
   CHECK(graph[second] == 2);
 }
 
-TEST_CASE("payloads may be move-only and need no default", "[graph]") {
+TEST_CASE("Graph: payloads may be move-only without a default", "[graph]") {
   Graph<Task, std::unique_ptr<int>> graph;
   const NodeId a = graph.add_node(Task("a")), b = graph.add_node(Task("b"));
   const EdgeId edge = graph.add_edge(a, b, std::make_unique<int>(5));
@@ -78,7 +78,7 @@ TEST_CASE("payloads may be move-only and need no default", "[graph]") {
   CHECK(*moved[edge] == 5);
 }
 
-TEST_CASE("an edge to a node that does not exist is refused and leaves the graph as it was", "[graph]") {
+TEST_CASE("Graph: a dangling edge is refused without side effects", "[graph]") {
   Graph<int, int> graph;
   const NodeId a = graph.add_node();
   CHECK_THROWS_WITH(graph.add_edge(a, NodeId(1)),
@@ -89,7 +89,7 @@ TEST_CASE("an edge to a node that does not exist is refused and leaves the graph
   CHECK(listed(graph.out_edges(a)).empty());
 }
 
-TEST_CASE("every edge is the out-edge of its source and the in-edge of its target, 100,000 nodes", "[graph]") {
+TEST_CASE("Graph: in- and out-edges are consistent for 100,000 nodes", "[graph]") {
   Graph<int, int> graph;
   constexpr std::size_t kNodes = 100'000;
   graph.reserve(kNodes, 2 * kNodes);

@@ -13,7 +13,7 @@ using namespace autopar;
 
 static_assert(RangeOf<NodeSet, NodeId> && RangeOf<const NodeSet&, NodeId>);
 
-TEST_CASE("a node set behaves as a std::set, whatever the universe", "[graph]") {
+TEST_CASE("NodeSet: behaves as std::set for any universe size", "[graph]") {
   std::mt19937 random(11);
   for (const std::size_t universe : {0u, 1u, 63u, 64u, 65u, 128u, 200u}) {
     NodeSet a(universe), b(universe);
@@ -55,7 +55,7 @@ TEST_CASE("a node set behaves as a std::set, whatever the universe", "[graph]") 
   }
 }
 
-TEST_CASE("equal node sets have equal hashes, and the universe is part of a set", "[graph]") {
+TEST_CASE("NodeSet: equality and hash include the universe", "[graph]") {
   CHECK(NodeSet(10, {NodeId(1), NodeId(9)}) == NodeSet(10, {NodeId(9), NodeId(1)}));
   CHECK(NodeSet(10, {NodeId(1)}) != NodeSet(11, {NodeId(1)}));
   std::unordered_set<NodeSet> sets;
@@ -70,7 +70,7 @@ TEST_CASE("equal node sets have equal hashes, and the universe is part of a set"
   CHECK(sets.size() == 1024);
 }
 
-TEST_CASE("a node set refuses nodes and sets of other graphs", "[graph]") {
+TEST_CASE("NodeSet: nodes and sets of other graphs are refused", "[graph]") {
   NodeSet set(64);
   CHECK_THROWS_WITH(set.insert(NodeId(64)), "NodeSet: node 64 is not one of the 64 nodes of its graph");
   CHECK_THROWS_AS(set.insert(NodeId::none()), InvalidArgument);

@@ -7,7 +7,7 @@
 
 using namespace autopar;
 
-TEST_CASE("a partition lists the members of its blocks, ascending", "[graph]") {
+TEST_CASE("Partition: members of a block are listed in ascending order", "[graph]") {
   const Partition partition({BlockId(1), BlockId(0), BlockId(1)});
   CHECK(partition.node_count() == 3);
   CHECK(partition.block_count() == 2);
@@ -18,7 +18,7 @@ TEST_CASE("a partition lists the members of its blocks, ascending", "[graph]") {
   CHECK(Partition(std::vector<BlockId>{}) == Partition());
 }
 
-TEST_CASE("block ids without gaps are required", "[graph]") {
+TEST_CASE("Partition: block ids must have no gaps", "[graph]") {
   CHECK_THROWS_WITH(Partition({BlockId(0), BlockId(2), BlockId(2)}),
                     "Partition: block 1 of 3 has no node; blocks are numbered from 0 without gaps");
   CHECK_THROWS_WITH(Partition({BlockId(0), BlockId::none()}),
@@ -27,7 +27,7 @@ TEST_CASE("block ids without gaps are required", "[graph]") {
                     "Partition: node 0 has block 2000000000; blocks are numbered from 0 without gaps");
 }
 
-TEST_CASE("refinement is an order with singletons at its bottom", "[graph]") {
+TEST_CASE("Partition: refinement is an order with singletons at bottom", "[graph]") {
   const Partition fine({BlockId(0), BlockId(0), BlockId(1), BlockId(2)});
   const Partition coarse({BlockId(1), BlockId(1), BlockId(0), BlockId(0)});
   const Partition across({BlockId(0), BlockId(1), BlockId(1), BlockId(0)});
@@ -39,7 +39,7 @@ TEST_CASE("refinement is an order with singletons at its bottom", "[graph]") {
   CHECK_FALSE(Partition::singletons(3).refines(fine));
 }
 
-TEST_CASE("a partition of another graph is refused", "[graph]") {
+TEST_CASE("require_partition_of: another graph's partition is refused", "[graph]") {
   Graph<int, int> graph;
   graph.add_node();
   CHECK_NOTHROW(require_partition_of(graph, Partition::singletons(1)));

@@ -71,7 +71,7 @@ std::vector<int> joined(const std::vector<std::vector<int>>& parts) {
   return all;
 }
 
-TEST_CASE("a folder of images is classes and files in the order of their names") {
+TEST_CASE("read_image_folder: classes and files in order of their names") {
   const TempFolder temp;
   const auto root = temp / "train";
   write(root / "dog" / "b.JPEG", flat(0));
@@ -91,7 +91,7 @@ TEST_CASE("a folder of images is classes and files in the order of their names")
   CHECK(read_image_folder(root).fingerprint() == folder.fingerprint());
 }
 
-TEST_CASE("folders that are missing, empty or of other classes are named") {
+TEST_CASE("read_image_folder: missing, empty, other folders are named") {
   const TempFolder temp;
   using Catch::Matchers::Contains;
   CHECK_THROWS_WITH(read_image_folder(temp / "nowhere"), Contains("nowhere: No such file") && Contains("CLASS"));
@@ -104,7 +104,7 @@ TEST_CASE("folders that are missing, empty or of other classes are named") {
   CHECK_THROWS_WITH(read_image_folder(temp / "some", {"cat"}), Contains("some/dog is a class that the training"));
 }
 
-TEST_CASE("an epoch has every image once, in another order each time, and goes on where it was left") {
+TEST_CASE("ImageLoader: epochs are permutations and can be resumed") {
   const TempFolder temp;
   write_images(temp / "train", 12);
   ImageLoader loader(read_image_folder(temp / "train"), options_of(Transform::Kind::kTraining, 4));
@@ -120,7 +120,7 @@ TEST_CASE("an epoch has every image once, in another order each time, and goes o
   }
 }
 
-TEST_CASE("batches are the same for every number of ranks, threads and batches ahead") {
+TEST_CASE("ImageLoader: batches independent of ranks, threads, prefetch") {
   const TempFolder temp;
   write_images(temp / "train", 23, 2);
   for (const auto kind : {Transform::Kind::kTraining, Transform::Kind::kValidation}) {
@@ -145,7 +145,7 @@ TEST_CASE("batches are the same for every number of ranks, threads and batches a
   }
 }
 
-TEST_CASE("an image that cannot be read is replaced by the next one, with its label, and told of") {
+TEST_CASE("ImageLoader: an unreadable image is replaced and reported") {
   const TempFolder temp;
   write_images(temp / "val", 6);
   write(temp / "val/class0/01.jpg", {});
@@ -165,7 +165,7 @@ TEST_CASE("an image that cannot be read is replaced by the next one, with its la
   CHECK_THAT(loader.broken().at(2), Catch::Matchers::Contains("cannot be opened: No such file"));
 }
 
-TEST_CASE("a folder in which nothing can be read ends with the reason, and so does one with less than a batch") {
+TEST_CASE("ImageLoader: no readable image or full batch is an error") {
   const TempFolder temp;
   for (int i = 0; i < 4; ++i) write(temp / ("train/a/" + std::to_string(i) + ".jpg"), {});
   const auto folder = read_image_folder(temp / "train");

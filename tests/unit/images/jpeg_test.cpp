@@ -45,7 +45,7 @@ bool same_in(const Region& region, const Pixels& a, const Pixels& b) {
   return true;
 }
 
-TEST_CASE("JPEGs of all kinds are decoded to PIL's bytes") {
+TEST_CASE("Jpeg: all kinds are decoded to PIL's bytes") {
   for (const auto& image : reference().at("images")) {
     const auto expected = bytes_of(image.at("decoded"));
     if (expected.empty()) continue;
@@ -56,7 +56,7 @@ TEST_CASE("JPEGs of all kinds are decoded to PIL's bytes") {
   }
 }
 
-TEST_CASE("a region of a JPEG is decoded to the bytes that the whole has there, shrunk or not") {
+TEST_CASE("Jpeg: a region equals that part of the decoded image") {
   std::mt19937 random(1);
   for (const auto& image : reference().at("images")) {
     CAPTURE(image.at("name").get<std::string>());
@@ -77,7 +77,7 @@ TEST_CASE("a region of a JPEG is decoded to the bytes that the whole has there, 
   }
 }
 
-TEST_CASE("what is no JPEG is refused with the reason") {
+TEST_CASE("Jpeg: other files are refused with the reason") {
   const auto file = file_of(reference().at("images").at(0).at("file"));
   CHECK(reason(file).empty());
   CHECK(reason({}) == "the file is empty");
@@ -92,7 +92,7 @@ TEST_CASE("what is no JPEG is refused with the reason") {
   CHECK_THAT(reason(bomb), Catch::Matchers::Contains("65278 x 65278 pixels are more than"));
 }
 
-TEST_CASE("damaged JPEGs give pixels or a reason, and nothing else") {
+TEST_CASE("Jpeg: damaged files give pixels or a reason") {
   std::mt19937 random(1);
   for (const auto& image : reference().at("images")) {
     const auto file = file_of(image.at("file"));
@@ -113,7 +113,7 @@ TEST_CASE("damaged JPEGs give pixels or a reason, and nothing else") {
   }
 }
 
-TEST_CASE("an encoded image comes back nearly as it was") {
+TEST_CASE("encode_jpeg: round trip is nearly lossless") {
   const Size size{20, 14};
   std::vector<std::uint8_t> bytes;
   for (int i = 0; i < size.width * size.height * 3; ++i) bytes.push_back(static_cast<std::uint8_t>(i / 6));

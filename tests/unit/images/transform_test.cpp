@@ -21,7 +21,7 @@ std::vector<float> normalised(const std::vector<std::uint8_t>& bytes) {
   return out;
 }
 
-TEST_CASE("images for validation are torchvision's, byte by byte") {
+TEST_CASE("Transform: validation images equal torchvision's bytes") {
   for (const auto& image : reference().at("images")) {
     CAPTURE(image.at("name").get<std::string>());
     const Transform transform{Transform::Kind::kValidation, image.at("size"), image.at("resized")};
@@ -36,7 +36,7 @@ TEST_CASE("images for validation are torchvision's, byte by byte") {
   }
 }
 
-TEST_CASE("a part of an image is resized to torchvision's bytes") {
+TEST_CASE("Transform: a resized crop equals torchvision's bytes") {
   for (const auto& image : reference().at("images")) {
     CAPTURE(image.at("name").get<std::string>());
     const std::vector<int> part = image.at("part");
@@ -55,7 +55,7 @@ TEST_CASE("a part of an image is resized to torchvision's bytes") {
   }
 }
 
-TEST_CASE("random parts lie within the image, have the areas and shapes of RandomResizedCrop, and depend on the key") {
+TEST_CASE("random_part: follows RandomResizedCrop and its key") {
   const Size size{500, 375};
   double areas = 0, least = 1, most = 0;
   constexpr int kCount = 2000;
@@ -83,14 +83,14 @@ TEST_CASE("random parts lie within the image, have the areas and shapes of Rando
   CHECK(middle == Region{493, 0, 13, 10});
 }
 
-TEST_CASE("a part is shrunk by the decoder while no less than the wanted pixels are left") {
+TEST_CASE("shrink_for: leaves no fewer pixels than wanted") {
   CHECK(shrink_for({0, 0, 447, 600}, 224) == 1);
   CHECK(shrink_for({0, 0, 448, 600}, 224) == 2);
   CHECK(shrink_for({0, 0, 4000, 896}, 224) == 4);
   CHECK(shrink_for({0, 0, 9000, 9000}, 224) == 8);
 }
 
-TEST_CASE("images for training are nearly the same, shrunk by the decoder or not, and mirrored every second time") {
+TEST_CASE("Transform: training crops, DCT-scaled or not, half mirrored") {
   const Size size{400, 300};
   std::vector<std::uint8_t> bytes;
   for (int y = 0; y < size.height; ++y) {

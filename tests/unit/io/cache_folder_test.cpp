@@ -82,7 +82,7 @@ bool in_child_of(uid_t user, const std::function<bool()>& question) {
   return in_child([&] { return ::setgid(user) == 0 && ::setuid(user) == 0 && question(); });
 }
 
-TEST_CASE("what is kept is read again, by its owner alone") {
+TEST_CASE("CacheFolder: a stored file is read back, by its owner alone") {
   Cache cache;
   CHECK_FALSE(cache.read());
   CHECK_FALSE(fs::exists(cache.path));  // nothing is made to read
@@ -102,7 +102,7 @@ TEST_CASE("what is kept is read again, by its owner alone") {
   CHECK(cache.said.not_kept.empty());
 }
 
-TEST_CASE("folders are made where they are missing, and one in another follows its fate") {
+TEST_CASE("CacheFolder: created if missing, nested ones share its fate") {
   Cache cache;
   cache.path = cache.temp / "home/.cache/autopar";
   const auto outer = std::make_shared<CacheFolder>(cache.path, cache.said.report());
@@ -119,7 +119,7 @@ TEST_CASE("folders are made where they are missing, and one in another follows i
   CHECK(cache.said.refused.size() == 1);
 }
 
-TEST_CASE("a kept file that is cut at any length, has any bit flipped, or another name, is none") {
+TEST_CASE("CacheFolder: a damaged or renamed file counts as absent") {
   Cache cache;
   REQUIRE(cache.write());
   const auto whole = bytes_of(cache.file());
@@ -148,7 +148,7 @@ TEST_CASE("a kept file that is cut at any length, has any bit flipped, or anothe
   CHECK(cache.read() == kContent);
 }
 
-TEST_CASE("a folder that others may write to is refused by name, until the way out of the message is taken") {
+TEST_CASE("CacheFolder: one that others may write to is refused by name") {
   Cache cache;
   REQUIRE(cache.write());
   for (const mode_t mode : {0775u, 0702u, 01777u, 02770u}) {
@@ -168,7 +168,7 @@ TEST_CASE("a folder that others may write to is refused by name, until the way o
   }
 }
 
-TEST_CASE("a folder of an earlier version is closed to others, and what that left is removed") {
+TEST_CASE("CacheFolder: an old version's is made private and cleaned") {
   Cache cache;
   REQUIRE(cache.write());
   fs::permissions(cache.path, fs::perms(0755));
@@ -181,7 +181,7 @@ TEST_CASE("a folder of an earlier version is closed to others, and what that lef
   CHECK(cache.said.refused.empty());
 }
 
-TEST_CASE("links, folders and pipes in a kept file's place are refused, and replaced where they can be") {
+TEST_CASE("CacheFolder: non-regular files are refused or replaced") {
   Cache cache;
   REQUIRE(cache.write());
   const auto whole = bytes_of(cache.file());
@@ -216,7 +216,7 @@ TEST_CASE("links, folders and pipes in a kept file's place are refused, and repl
   refused_by("others may write to it (mode 0620)", true);
 }
 
-TEST_CASE("a link or a file in the folder's place is refused") {
+TEST_CASE("CacheFolder: a link or file in its place is refused") {
   Cache cache;
   REQUIRE(cache.write());
   fs::rename(cache.path, cache.temp / "elsewhere");
@@ -240,7 +240,7 @@ TEST_CASE("a link or a file in the folder's place is refused") {
   CHECK(contains(cache.said.refused.back(), "the cache " + cache.path.string() + " is not used: Not a directory"));
 }
 
-TEST_CASE("what belongs to somebody else is refused; what is root's is read") {
+TEST_CASE("CacheFolder: other users' files are refused, root's are read") {
   if (::geteuid() != 0) return;  // nobody else can be tried
   Cache cache;
   REQUIRE(cache.write());
@@ -271,7 +271,7 @@ TEST_CASE("what belongs to somebody else is refused; what is root's is read") {
   CHECK(in_child_of(kSomebodyElse, [&] { return !cache.read() && cache.said.refused.size() == 3; }));
 }
 
-TEST_CASE("a write that fails on the way leaves nothing behind") {
+TEST_CASE("CacheFolder: a failed write leaves nothing behind") {
   Cache cache;
   REQUIRE(cache.write());
   CHECK(in_child([&] {
@@ -285,7 +285,7 @@ TEST_CASE("a write that fails on the way leaves nothing behind") {
   CHECK(cache.read() == kContent);
 }
 
-TEST_CASE("what a killed writer has left is removed, what a living one is at stays") {
+TEST_CASE("CacheFolder: partial files of dead writers are removed") {
   Cache cache;
   REQUIRE(cache.write());
   put(cache.path / (kName + ".partial-abcdef"), "half");
@@ -297,7 +297,7 @@ TEST_CASE("what a killed writer has left is removed, what a living one is at sta
   ::close(descriptor);
 }
 
-TEST_CASE("readers beside many writers see one of their contents, whole") {
+TEST_CASE("CacheFolder: concurrent readers see complete contents") {
   Cache cache;
   std::vector<std::thread> writers;
   REQUIRE(cache.write(std::string(100'000, 'a')));

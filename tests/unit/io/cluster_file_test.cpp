@@ -39,7 +39,7 @@ latency_us = 8
 
 }  // namespace
 
-TEST_CASE("a cluster file is read and written back") {
+TEST_CASE("parse_cluster: round trip") {
   const auto cluster = parse_cluster(kGood, "c.toml");
   CHECK(cluster.devices == 16);
   CHECK(cluster.device.memory == Bytes(std::int64_t{40} << 30));
@@ -50,7 +50,7 @@ TEST_CASE("a cluster file is read and written back") {
   CHECK(to_toml(again) == to_toml(cluster));
 }
 
-TEST_CASE("the host's memory and link are read and written back; files without one have CPUs for devices") {
+TEST_CASE("parse_cluster: host round trip, without one devices are CPUs") {
   CHECK_FALSE(parse_cluster(kGood, "c.toml").host);
   const auto with = [](const std::string& keys) {
     return replaced(kGood, "[device]", "[host]\n" + keys + "\n[device]");
@@ -69,7 +69,7 @@ TEST_CASE("the host's memory and link are read and written back; files without o
   CHECK_THROWS_WITH(parse_cluster(with("memory_gib = 1\nlink_gb_s = 1"), "c.toml"), Catch::Contains("host.link_gb_s"));
 }
 
-TEST_CASE("mistakes in a cluster file are named") {
+TEST_CASE("parse_cluster: mistakes are named") {
   const auto refused = [](const std::string& toml, const std::string& part) {
     try {
       (void)parse_cluster(toml, "c.toml");

@@ -29,7 +29,7 @@ Expected error_of(const std::function<void()>& run) {
 
 }  // namespace
 
-TEST_CASE("each source overrides the one before it") {
+TEST_CASE("resolve_options: each source overrides the one before") {
   CHECK(resolve("").stages == 0);
   CHECK(resolve("stages = 2").stages == 2);
   CHECK(resolve("stages = 2", {}, {.stages = 3}).stages == 3);
@@ -37,7 +37,7 @@ TEST_CASE("each source overrides the one before it") {
   CHECK(resolve("stages = 2", {"OTHER_STAGES=4", "PATH=/bin"}).stages == 2);
 }
 
-TEST_CASE("every type of option is read from file and environment") {
+TEST_CASE("resolve_options: every type is read from file, environment") {
   const auto from_file = resolve(R"(
 replicas = [2, 1]
 batch_dims = [0, -1]
@@ -65,14 +65,14 @@ stall_timeout = 5
   CHECK(resolve("replicas = 2").replicas == std::vector<int>{2});
 }
 
-TEST_CASE("the tensor degree is a number, or left to the planner by name") {
+TEST_CASE("resolve_options: tensor_parallel is a number or auto") {
   CHECK(resolve("tensor_parallel = 4").tensor_parallel == 4);
   CHECK(resolve("tensor_parallel = \"auto\"").tensor_parallel == 0);
   CHECK_THROWS_AS(resolve("tensor_parallel = \"all\""), ConfigError);
   CHECK_THROWS_AS(resolve("stages = \"auto\""), ConfigError);
 }
 
-TEST_CASE("AUTOPAR_PLAN_ONLY takes a cluster file") {
+TEST_CASE("resolve_options: AUTOPAR_PLAN_ONLY takes a cluster file") {
   const auto options = resolve("", {"AUTOPAR_PLAN_ONLY=examples/a100.toml"});
   CHECK(options.plan_only);
   CHECK(options.cluster_file == "examples/a100.toml");
@@ -87,7 +87,7 @@ TEST_CASE("AUTOPAR_PLAN_ONLY takes a cluster file") {
   CHECK(later.profile_file == "q.json");
 }
 
-TEST_CASE("settings of a command line override everything and are named as there") {
+TEST_CASE("resolve_options: the command line overrides everything") {
   ConfigSources sources;
   sources.text = "stages = 2\nmicrobatches = 3\n";
   sources.environment = {"AUTOPAR_STAGES=4"};
@@ -103,7 +103,7 @@ TEST_CASE("settings of a command line override everything and are named as there
   CHECK(contains(error_of<ConfigError>([&] { (void)resolve_options({}, sources); }).what(), "KEY=VALUE"));
 }
 
-TEST_CASE("an unknown key names the nearest one, its file and line") {
+TEST_CASE("resolve_options: an unknown key names the nearest one") {
   const auto error = error_of<ConfigError>([] { (void)resolve("\nmicrobatchs = 2\n"); });
   CHECK(error.key() == "microbatchs");
   CHECK(error.nearest() == "microbatches");
@@ -114,7 +114,7 @@ TEST_CASE("an unknown key names the nearest one, its file and line") {
   CHECK(contains(variable.what(), "AUTOPAR_SHEDULE"));
 }
 
-TEST_CASE("a wrong type or value is named with its key") {
+TEST_CASE("resolve_options: a wrong type or value is named with its key") {
   CHECK(contains(error_of<ConfigError>([] { (void)resolve("stages = \"two\""); }).what(), "whole number"));
   CHECK(contains(error_of<ConfigError>([] { (void)resolve("stages = 2.5"); }).what(), "whole number"));
   CHECK(contains(error_of<ConfigError>([] { (void)resolve("stages = -1"); }).what(), "-1 is out of range"));
@@ -130,7 +130,7 @@ TEST_CASE("a wrong type or value is named with its key") {
                  "exceeds"));
 }
 
-TEST_CASE("RaNNC's keys are understood, each with a note") {
+TEST_CASE("resolve_options: RaNNC's keys are understood, with a note") {
   const auto out = resolve_options({}, {R"(
 mem_margin = 0.2
 partition_num = 2
@@ -163,14 +163,14 @@ auto_parallel = false
   for (const auto& alias : rannc_aliases()) CHECK_FALSE(alias.meaning.empty());
 }
 
-TEST_CASE("RaNNC's zero means not forced") { CHECK(resolve("replica_num = 0").replicas.empty()); }
+TEST_CASE("resolve_options: RaNNC's zero means not forced") { CHECK(resolve("replica_num = 0").replicas.empty()); }
 
-TEST_CASE("options describe themselves the same way for equal values") {
+TEST_CASE("describe_options: equal for equal values") {
   CHECK(describe_options({}) == describe_options(resolve("stages = 0")));
   CHECK(describe_options({}) != describe_options({.stages = 1}));
 }
 
-TEST_CASE("what can be made again is kept in the user's cache folder, if there is one") {
+TEST_CASE("process_config_sources: cache folder follows XDG, then HOME") {
   const auto value_of = [](const char* name) {
     const char* value = std::getenv(name);
     return std::string(value == nullptr ? "" : value);
@@ -189,7 +189,7 @@ TEST_CASE("what can be made again is kept in the user's cache folder, if there i
   if (!home.empty()) ::setenv("HOME", home.c_str(), 1);
 }
 
-TEST_CASE("a warning of a stall that comes after its timeout is refused by both names") {
+TEST_CASE("resolve_options: stall warning after timeout is refused") {
   CHECK_NOTHROW(resolve_options({.stall_warning = Seconds(5), .stall_timeout = Seconds(5)}, {}));
   CHECK_NOTHROW(resolve_options({.stall_timeout = Seconds(5)}, {}));
   for (const auto& options :
@@ -205,7 +205,7 @@ TEST_CASE("a warning of a stall that comes after its timeout is refused by both 
   }
 }
 
-TEST_CASE("the limit on start-up comes from the environment alone") {
+TEST_CASE("start_timeout: read from the environment alone") {
   CHECK(start_timeout({}) == Seconds(120));
   CHECK(start_timeout({"AUTOPAR_STAGES=2", "AUTOPAR_START_TIMEOUT=2.5"}) == Seconds(2.5));
   CHECK(resolve("", {"AUTOPAR_START_TIMEOUT=2.5"}).stall_timeout == Options{}.stall_timeout);

@@ -58,7 +58,7 @@ std::string resealed(const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("measured costs survive their file, bit for bit") {
+TEST_CASE("cost file: round trip is exact to the bit") {
   const auto text = to_json(sample_costs(), kHere);
   CHECK(parse_costs(text, "c", kHere) == sample_costs());
   CHECK(to_json(parse_costs(text, "c", kHere), kHere) == text);
@@ -76,7 +76,7 @@ TEST_CASE("measured costs survive their file, bit for bit") {
   CHECK_THROWS_AS(read_costs(folder / "none.json", kHere), ConfigError);
 }
 
-TEST_CASE("costs of another device or version are refused with what differs") {
+TEST_CASE("cost file: another device or version is refused and named") {
   const auto text = to_json(sample_costs(), kHere);
   const auto device = message_of(text, {"NVIDIA H100", "2.11.0"});
   CHECK(mentions(device, "costs.json: device"));
@@ -91,7 +91,7 @@ TEST_CASE("costs of another device or version are refused with what differs") {
   CHECK(mentions(message_of(R"({"version":6,"hash":"0000000000000000","atoms":[]})"), "device: is missing"));
 }
 
-TEST_CASE("one altered digit is noticed") {
+TEST_CASE("cost file: one altered digit is noticed") {
   const auto text = to_json(sample_costs(), kHere);
   CHECK(mentions(message_of(replaced(text, "1.25e-05", "7.25e-05")), "altered"));
   CHECK(mentions(message_of(replaced(text, "\"ranks\":4", "\"ranks\":5")), "altered"));
@@ -99,7 +99,7 @@ TEST_CASE("one altered digit is noticed") {
                  "altered"));
 }
 
-TEST_CASE("numbers that are no costs are refused though the checksum fits") {
+TEST_CASE("cost file: invalid numbers are refused despite the checksum") {
   const auto text = to_json(sample_costs(), kHere);
   CHECK(parse_costs(resealed(text), "c", kHere) == sample_costs());
   CHECK(mentions(message_of(resealed(replaced(text, "1.25e-05", "-1.25e-05"))), "at least 0"));
@@ -118,7 +118,7 @@ TEST_CASE("numbers that are no costs are refused though the checksum fits") {
   CHECK(mentions(message_of(resealed(replaced(text, "\"links\"", "\"extra\":1,\"links\""))), "unknown member 'extra'"));
 }
 
-TEST_CASE("truncated and damaged caches are refused and never crash") {
+TEST_CASE("cost file: truncated or damaged text never crashes") {
   const auto good = to_json(sample_costs(), kHere);
   for (std::size_t length = 0; length + 2 < good.size(); ++length)
     CHECK_FALSE(message_of(good.substr(0, length)).empty());

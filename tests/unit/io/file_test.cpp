@@ -48,7 +48,7 @@ Plan small_plan() {
   return plan;
 }
 
-TEST_CASE("a file that autopar did not write is not replaced unless allowed") {
+TEST_CASE("write_marked_file: a foreign file is kept unless allowed") {
   const TempFolder folder;
   const auto path = folder / "thesis.txt";
   CHECK(file_mark("report", kModel) == kMark);
@@ -68,7 +68,7 @@ TEST_CASE("a file that autopar did not write is not replaced unless allowed") {
   CHECK(read_text_file(path) == kMark + "\nnew");
 }
 
-TEST_CASE("a file of autopar is replaced by its like, not by one of another kind or model") {
+TEST_CASE("write_marked_file: replaces files of its kind and model only") {
   const TempFolder folder;
   const auto path = folder / "r.txt";
   write_marked_file(path, kMark + "\n1", kMark);
@@ -82,7 +82,7 @@ TEST_CASE("a file of autopar is replaced by its like, not by one of another kind
   CHECK_NOTHROW(write_marked_file(path, other, other));  // nothing is lost
 }
 
-TEST_CASE("every format says that autopar wrote it, and of what") {
+TEST_CASE("write_marked_file: every format is marked with its model") {
   const TempFolder folder;
   const auto path = folder / "f.json";
   const auto plan = small_plan();
@@ -125,7 +125,7 @@ TEST_CASE("every format says that autopar wrote it, and of what") {
   CHECK(refuses(trace_of(1)));
 }
 
-TEST_CASE("what a file says that it is must be so; files of before say nothing") {
+TEST_CASE("file mark: a wrong one is refused, a missing one is not") {
   const auto plan = small_plan();
   const auto text = to_json(plan);
   const std::string says = "\"format\": \"" + file_mark("plan", kModel) + "\",";
@@ -138,7 +138,7 @@ TEST_CASE("what a file says that it is must be so; files of before say nothing")
                  "f: format: "));
 }
 
-TEST_CASE("links stay links, and what they lead to is replaced") {
+TEST_CASE("write_text_file: links stay, their targets are replaced") {
   const TempFolder folder;
   fs::create_directories(folder / "deep");
   put(folder / "deep" / "target", "old");
@@ -160,7 +160,7 @@ TEST_CASE("links stay links, and what they lead to is replaced") {
   CHECK(contains(refusal([&] { write_marked_file(folder / "a", kMark, kMark); }), "cannot write"));
 }
 
-TEST_CASE("modes: the umask for a new file, its own for one that is there") {
+TEST_CASE("write_text_file: umask for new files, old ones keep modes") {
   const TempFolder folder;
   const auto before = ::umask(027);
   write_text_file(folder / "new", "x");
@@ -180,7 +180,7 @@ TEST_CASE("modes: the umask for a new file, its own for one that is there") {
   CHECK(read_text_file(folder / "new") == "y");
 }
 
-TEST_CASE("devices, pipes and open descriptors are written to, and stay") {
+TEST_CASE("write_marked_file: devices and pipes are written in place") {
   const TempFolder folder;
   write_marked_file("/dev/null", kMark, kMark);
   CHECK(fs::is_character_file("/dev/null"));
@@ -204,7 +204,7 @@ TEST_CASE("devices, pipes and open descriptors are written to, and stay") {
   CHECK(files_in(folder / "") == 3);
 }
 
-TEST_CASE("a named pipe in a file's place is refused by name, of every format; a link to it, too") {
+TEST_CASE("read_text_file: a named pipe is refused in every format") {
   const TempFolder folder;
   const auto pipe = folder / "pipe", link = folder / "link";
   REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
@@ -230,7 +230,7 @@ TEST_CASE("a named pipe in a file's place is refused by name, of every format; a
     ::setenv("AUTOPAR_CONFIG", before.c_str(), 1);
 }
 
-TEST_CASE("folders, missing files and files that are too long are refused") {
+TEST_CASE("read_text_file: folders, missing and long files are refused") {
   const TempFolder folder;
   CHECK(contains(refusal([&] { static_cast<void>(read_text_file(folder / "")); }), "it is a folder"));
   CHECK(contains(refusal([&] { static_cast<void>(read_text_file(folder / "none")); }), "No such file"));

@@ -26,7 +26,7 @@ std::string object_of(std::size_t members, const std::string& head, const std::s
 // Where members are looked for one after the other, as an ordered_json does, each of these takes minutes.
 constexpr std::size_t kMany = 300'000;
 
-TEST_CASE("a header of very many tensors is written and read") {
+TEST_CASE("SafetensorsReader: a header of very many tensors") {
   const TempFolder folder;
   std::vector<TensorEntry> entries;
   for (std::size_t i = 0; i < kMany; ++i)
@@ -40,7 +40,7 @@ TEST_CASE("a header of very many tensors is written and read") {
   CHECK(reader.find("tensor.299998")->shape == std::vector<std::int64_t>{1});
 }
 
-TEST_CASE("a header of 36 MB is read in two seconds") {
+TEST_CASE("SafetensorsReader: a header of 36 MB takes two seconds") {
   const TempFolder folder;
   std::vector<TensorEntry> entries;
   std::string text = "{";
@@ -63,14 +63,14 @@ TEST_CASE("a header of 36 MB is read in two seconds") {
   CHECK(seconds <= 2);
 }
 
-TEST_CASE("files of very many members are refused") {
+TEST_CASE("JSON reader: very many members are refused") {
   const auto many = object_of(kMany, "\"version\":6", "1");
   CHECK_THROWS_AS(parse_plan(many, "f"), ConfigError);
   CHECK_THROWS_AS(parse_profile(many, "f"), ConfigError);
   CHECK_THROWS_AS(parse_instance(object_of(kMany, "\"maxDevices\":4", "{}"), "f"), Error);
 }
 
-TEST_CASE("a member that is there twice and text that nests too deep are refused by name") {
+TEST_CASE("JSON reader: duplicate members and deep nesting are refused") {
   CHECK(contains(refusal([] { static_cast<void>(parse_plan(R"({"version":6,"world":1,"world":2})", "f")); }),
                  "f: the member 'world' is there twice"));
   CHECK(contains(refusal([] { static_cast<void>(parse_plan(std::string(1 << 20, '['), "f")); }),

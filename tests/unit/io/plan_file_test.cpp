@@ -60,13 +60,13 @@ Plan sample_plan() {
 
 }  // namespace
 
-TEST_CASE("a plan survives its file, byte for byte") {
+TEST_CASE("plan file: round trip is exact to the byte") {
   const auto text = to_json(sample_plan());
   CHECK(parse_plan(text, "p") == sample_plan());
   CHECK(to_json(parse_plan(text, "p")) == text);
 }
 
-TEST_CASE("how many tensor shards a certificate is of survives its file, where they are several") {
+TEST_CASE("plan file: tensor degree of a certificate if above one") {
   Plan plan = sample_plan();
   CHECK(to_json(plan).find("tensor_parallel") == std::string::npos);
   plan.certificate.tensor_parallel = 8;
@@ -77,7 +77,7 @@ TEST_CASE("how many tensor shards a certificate is of survives its file, where t
   CHECK_THROWS_AS(parse_plan(none, "p"), ConfigError);
 }
 
-TEST_CASE("the orders of a synthesised plan survive its file; no other plan has any") {
+TEST_CASE("plan file: orders are those of a synthesised schedule alone") {
   Plan plan = sample_plan();
   plan.schedule = ScheduleKind::kSynthesised;
   using enum ActionKind;
@@ -98,7 +98,7 @@ TEST_CASE("the orders of a synthesised plan survive its file; no other plan has 
   }
 }
 
-TEST_CASE("a file that is no plan says what is wrong") {
+TEST_CASE("plan file: an invalid file says what is wrong") {
   const auto text = to_json(sample_plan());
   const auto refused = [](const std::string& json, const std::string& part) {
     try {
@@ -147,7 +147,7 @@ TEST_CASE("a file that is no plan says what is wrong") {
   refused("[]", "expected an object");
 }
 
-TEST_CASE("random damage never crashes the plan reader") {
+TEST_CASE("plan file: random damage never crashes the reader") {
   const auto good = to_json(sample_plan());
   std::mt19937 random(3);
   for (int round = 0; round < 3000; ++round) {

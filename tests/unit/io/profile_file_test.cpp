@@ -51,7 +51,7 @@ ModelProfile profile_with_regions() {
 
 }  // namespace
 
-TEST_CASE("a profile survives its file") {
+TEST_CASE("profile file: round trip") {
   const auto text = to_json(sample_profile());
   const auto again = parse_profile(text, "p");
   CHECK(to_json(again) == text);
@@ -69,7 +69,7 @@ TEST_CASE("a profile survives its file") {
   CHECK(again.parameters[3].copy_by_call);
 }
 
-TEST_CASE("ids that point nowhere are refused") {
+TEST_CASE("profile file: dangling ids are refused") {
   const auto refused = [](std::string text, const std::string& from, const std::string& to) {
     const auto at = text.find(from);
     REQUIRE(at != std::string::npos);
@@ -85,13 +85,13 @@ TEST_CASE("ids that point nowhere are refused") {
   refused(text, "\"bf16\"", "\"bf17\"");
 }
 
-TEST_CASE("tensor regions survive the file") {
+TEST_CASE("profile file: tensor regions round trip") {
   const auto text = to_json(profile_with_regions());
   CHECK(parse_profile(text, "p").tensor_regions == profile_with_regions().tensor_regions);
   CHECK(parse_profile(to_json(sample_profile()), "p").tensor_regions.empty());
 }
 
-TEST_CASE("tensor regions that are none are refused") {
+TEST_CASE("profile file: invalid tensor regions are refused") {
   const auto refused = [](const std::string& what, auto change) {
     ModelProfile profile = profile_with_regions();
     change(profile.tensor_regions);
@@ -111,7 +111,7 @@ TEST_CASE("tensor regions that are none are refused") {
   refused("forward_calls", [](Regions& r) { r[0].forward_calls = -1; });
 }
 
-TEST_CASE("random damage never crashes the profile reader") {
+TEST_CASE("profile file: random damage never crashes the reader") {
   const auto plain = to_json(sample_profile()), with_regions = to_json(profile_with_regions());
   std::mt19937 random(5);
   for (int round = 0; round < 3000; ++round) {
@@ -125,7 +125,7 @@ TEST_CASE("random damage never crashes the profile reader") {
   }
 }
 
-TEST_CASE("a trace names lanes once and counts in microseconds") {
+TEST_CASE("to_chrome_trace: lanes named once, times in microseconds") {
   const auto text = to_chrome_trace({{Rank(1), "compute", "F0", Seconds(0.5), Seconds(0.75)},
                                      {Rank(1), "compute", "B\"0", Seconds(0.75), Seconds(1)}},
                                     7);

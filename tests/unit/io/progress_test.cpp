@@ -33,7 +33,7 @@ struct Screen {
   }
 };
 
-TEST_CASE("work that takes longer than the patience says what it does, and takes it back") {
+TEST_CASE("Progress: slow work shows its phase, and erases the line") {
   Screen screen;
   {
     Progress progress("planning", {[&](std::string_view text) { screen.show(text); }}, Seconds(0));
@@ -46,7 +46,7 @@ TEST_CASE("work that takes longer than the patience says what it does, and takes
   CHECK(screen.text.ends_with(" s\r\x1b[K"));
 }
 
-TEST_CASE("where no line can be written over, one is written, once") {
+TEST_CASE("Progress: without a terminal one line is written once") {
   Screen screen;
   {
     Progress progress("planning", {[&](std::string_view text) { screen.show(text); }, /*is_terminal=*/false},
@@ -59,7 +59,7 @@ TEST_CASE("where no line can be written over, one is written, once") {
   CHECK(screen.text.find("another phase") == std::string::npos);
 }
 
-TEST_CASE("work that is done before says nothing, and without a screen nobody is told") {
+TEST_CASE("Progress: silent for fast work or without a screen") {
   std::string shown;
   {
     Progress progress("planning", {[&](std::string_view text) { shown += text; }}, Seconds(3600));
@@ -70,7 +70,7 @@ TEST_CASE("work that is done before says nothing, and without a screen nobody is
   CHECK_NOTHROW(silent.now("searching"));
 }
 
-TEST_CASE("the screen is standard error, which may be a terminal") {
+TEST_CASE("standard_error: tells whether it is a terminal") {
   const int before = ::dup(STDERR_FILENO);
   const int null = ::open("/dev/null", O_WRONLY | O_CLOEXEC);
   int keyboard = -1, terminal_end = -1;

@@ -34,7 +34,7 @@ void make_socket(const fs::path& path) {
   ::close(made);
 }
 
-TEST_CASE("a regular file is opened, and read to its end whatever becomes of its name") {
+TEST_CASE("open_regular: contents stay readable after a rename") {
   const TempFolder folder;
   put(folder / "file", "content");
   fs::create_symlink("file", folder / "link");
@@ -51,7 +51,7 @@ TEST_CASE("a regular file is opened, and read to its end whatever becomes of its
   }
 }
 
-TEST_CASE("a file is closed with who opened it, and moves") {
+TEST_CASE("RegularFile: closed with its owner, movable") {
   const TempFolder folder;
   put(folder / "file", "content");
   int number = -1;
@@ -67,7 +67,7 @@ TEST_CASE("a file is closed with who opened it, and moves") {
   CHECK(::fcntl(number, F_GETFD) == -1);
 }
 
-TEST_CASE("what is no regular file is refused by name, and nobody waits for it") {
+TEST_CASE("open_regular: other file types are refused without blocking") {
   const TempFolder folder;
   REQUIRE(::mkfifo((folder / "pipe").c_str(), 0600) == 0);
   fs::create_directory(folder / "folder");
@@ -84,7 +84,7 @@ TEST_CASE("what is no regular file is refused by name, and nobody waits for it")
   }
 }
 
-TEST_CASE("what is not there has the system's reason, and may be written") {
+TEST_CASE("open_regular: a missing file has the system's reason") {
   const TempFolder folder;
   put(folder / "file", "content");
   CHECK(contains(refusal([&] { static_cast<void>(open_regular(folder / "none")); }),
@@ -96,7 +96,7 @@ TEST_CASE("what is not there has the system's reason, and may be written") {
   CHECK(contains(refusal([&] { static_cast<void>(open_regular(folder / "circle")); }), "symbolic links"));
 }
 
-TEST_CASE("links are refused where they are not wanted") {
+TEST_CASE("open_regular: links are refused on request") {
   const TempFolder folder;
   put(folder / "file", "content");
   fs::create_symlink("file", folder / "link");

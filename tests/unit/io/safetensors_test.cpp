@@ -49,7 +49,7 @@ void write_raw(const std::filesystem::path& path, const std::string& header, std
 
 }  // namespace
 
-TEST_CASE("tensors come back as they were written") {
+TEST_CASE("safetensors: tensors round trip") {
   const Folder folder;
   const std::vector<TensorEntry> entries{{"a", DType::kF32, {2, 3}},
                                          {"empty", DType::kI64, {0, 5}},
@@ -78,7 +78,7 @@ TEST_CASE("tensors come back as they were written") {
   CHECK_THROWS_AS(reader.read("a", part, Bytes(-1)), CheckpointError);
 }
 
-TEST_CASE("an unfinished file leaves nothing behind, and an old one stays") {
+TEST_CASE("SafetensorsWriter: an unfinished file leaves the old one") {
   const Folder folder;
   write_text_file(folder / "x.safetensors", "old");
   {
@@ -91,7 +91,7 @@ TEST_CASE("an unfinished file leaves nothing behind, and an old one stays") {
   CHECK_THROWS_AS(SafetensorsWriter(folder / "y", {{"a", DType::kU8, {1}}, {"a", DType::kU8, {1}}}), CheckpointError);
 }
 
-TEST_CASE("hostile headers are refused") {
+TEST_CASE("SafetensorsReader: hostile headers are refused") {
   const Folder folder;
   const auto refused = [&](const std::string& header, std::size_t data) {
     write_raw(folder / "h", header, data);
@@ -121,7 +121,7 @@ TEST_CASE("hostile headers are refused") {
   CHECK_THROWS_AS(SafetensorsReader(folder / "none"), CheckpointError);
 }
 
-TEST_CASE("what the format forbids is refused, what it allows is read") {
+TEST_CASE("SafetensorsReader: refuses exactly what the format forbids") {
   const Folder folder;
   const std::string good = R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})";
   const auto refused = [&](const std::string& header, const std::string& part, std::size_t data = 2) {
@@ -158,7 +158,7 @@ TEST_CASE("what the format forbids is refused, what it allows is read") {
   refused(many, "'key7' is there twice", 0);
 }
 
-TEST_CASE("every flipped bit of a file is found: header, checksums and data") {
+TEST_CASE("SafetensorsReader: every flipped bit is found") {
   const Folder folder;
   const std::vector<TensorEntry> entries{{"a", DType::kF64, {2}}, {"b", DType::kI8, {5}}, {"none", DType::kI8, {0}}};
   {
@@ -195,7 +195,7 @@ TEST_CASE("every flipped bit of a file is found: header, checksums and data") {
   CHECK(checksum(std::as_bytes(std::span("abc", 3))) == 0x78af5f94892f3950ULL);  // of the xxHash project's own program
 }
 
-TEST_CASE("a pipe in a file's place is refused by name, to read and to write, and nobody waits for it") {
+TEST_CASE("safetensors: a pipe is refused by name without blocking") {
   const Folder folder;
   const auto path = folder / "pipe.safetensors";
   REQUIRE(::mkfifo(path.c_str(), 0600) == 0);
@@ -213,14 +213,14 @@ TEST_CASE("a pipe in a file's place is refused by name, to read and to write, an
   CHECK(folder.files() == 1);
 }
 
-TEST_CASE("metadata keys of checksums are the writer's own") {
+TEST_CASE("SafetensorsWriter: metadata keys of checksums are reserved") {
   const Folder folder;
   CHECK_THROWS_AS(SafetensorsWriter(folder / "x", {}, {{"autopar.xxh3", "0"}}), CheckpointError);
   CHECK_THROWS_AS(SafetensorsWriter(folder / "x", {{"a\xff", DType::kU8, {1}}}), CheckpointError);
   CHECK(folder.files() == 0);
 }
 
-TEST_CASE("what killed writers left is removed, what a living one writes is not") {
+TEST_CASE("remove_partial_files: dead writers' alone are removed") {
   const Folder folder;
   for (const char* name : {"x.partial-abcdef", "x.partial-ABC123", "x.partial-notes.txt", "y.partial-abcdef", "x"}) {
     write_text_file(folder / name, name);
@@ -238,7 +238,7 @@ TEST_CASE("what killed writers left is removed, what a living one writes is not"
   CHECK(remove_partial_files(folder / "nowhere/x") == 0);
 }
 
-TEST_CASE("random damage never crashes a reader") {
+TEST_CASE("SafetensorsReader: random damage never crashes") {
   const Folder folder;
   {
     SafetensorsWriter writer(folder / "x", {{"a", DType::kF32, {2, 3}}, {"b", DType::kI8, {5}}}, {{"k", "v"}});

@@ -43,7 +43,7 @@ void refused(const std::string& text, const std::string& part, const InstanceTar
 
 }  // namespace
 
-TEST_CASE("an instance becomes tables with the published costs") {
+TEST_CASE("parse_instance: tables have the published costs") {
   static_assert(VariantCostModel<InstanceCosts, Graph<std::int64_t, char>>);
   const PlanningInstance instance = parse_instance(kInstance, "instance.json");
   const VariantTables tables = tables_of(instance);
@@ -62,14 +62,14 @@ TEST_CASE("an instance becomes tables with the published costs") {
   CHECK(to_json(instance, found.stages).find("\"recompute\"") != std::string::npos);
 }
 
-TEST_CASE("what the target says replaces what the file says") {
+TEST_CASE("parse_instance: the target's limits override the file's") {
   const VariantTables tables = tables_of(parse_instance(kInstance, "instance.json", {1, 50.0, 5.0}));
   CHECK(tables.devices == 1);
   CHECK(tables.memory == 50);
   CHECK(solve_bottleneck(tables).stages.empty());
 }
 
-TEST_CASE("hostile instances are refused by name, never read past") {
+TEST_CASE("parse_instance: hostile input is refused by name") {
   refused("", "instance.json");
   refused("[]", "expected an object");
   refused(std::string(100, '['), "instance.json");

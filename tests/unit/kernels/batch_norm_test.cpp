@@ -211,7 +211,7 @@ void check(const Case& one, const Form& form) {
   CHECK(kernels_test::worst_error(made.running_var, exact.running_var) <= kSingle);
 }
 
-TEST_CASE("batch_norm: norm, statistics and gradients are those of double precision") {
+TEST_CASE("batch_norm: result, statistics, gradients match fp64") {
   const std::vector<Case> cases{{2, 8, 1}, {37, 40, 2}, {131, 136, 3}};
   const std::vector<Form> forms{{false, false},
                                 {true, false, false},
@@ -230,7 +230,7 @@ TEST_CASE("batch_norm: norm, statistics and gradients are those of double precis
   CHECK(batch_norm.never_launched().empty());
 }
 
-TEST_CASE("batch_norm: channels far from zero keep their variance") {
+TEST_CASE("batch_norm: variance survives a mean far from zero") {
   const Case one{64, 16, 1};
   const Form form{false, false};
   auto of = operands_of(one, form);

@@ -69,7 +69,7 @@ void check(const Weight& of) {
   }
 }
 
-TEST_CASE("channels_last_copy: weights come to their places both ways, rounded and widened") {
+TEST_CASE("channels_last_copy: copies both ways, rounds and widens") {
   const std::vector<Weight> weights{
       {2, 64, 9},   {1, 320, 9},             // whole chunks; a block as full as it gets
       {2, 330, 9},  {1, 321, 9},             // two blocks an output; of an odd number
@@ -84,7 +84,7 @@ TEST_CASE("channels_last_copy: weights come to their places both ways, rounded a
   CHECK(channels_last_copy.never_launched().empty());
 }
 
-TEST_CASE("channels_last_copy: a block's part fits into shared memory and its threads' hands, whatever the weight") {
+TEST_CASE("channels_last_copy: every tile fits shared memory, registers") {
   for (int places = 2; places <= Shape::kMostPlaces; ++places) {
     for (const int inputs : {2, 63, 64, 65, 320, 512, 1000, 2048, 8191}) {
       const int tile = Shape::tile(inputs, places);

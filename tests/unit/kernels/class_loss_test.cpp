@@ -89,7 +89,7 @@ Outcome outcome_of_kernels(CudaOnCpu& gpu, const Case& one, const Rows& rows) {
   return {gpu.numbers(log_sums), gpu.numbers(losses), gpu.numbers(made)};
 }
 
-TEST_CASE("class_loss: losses and gradients are those of double precision") {
+TEST_CASE("class_loss: losses and gradients match fp64") {
   const std::vector<Case> cases{{1, 1},
                                 {10, 10, true},
                                 {517, 517},
@@ -115,7 +115,7 @@ TEST_CASE("class_loss: losses and gradients are those of double precision") {
   CHECK(class_loss.never_launched().empty());
 }
 
-TEST_CASE("class_loss: a NaN among the logits makes the row's loss NaN, and only it") {
+TEST_CASE("class_loss: a NaN logit makes its row's loss alone NaN") {
   const Case one{40, 40};
   auto rows = rows_of(one);
   rows.logits[one.width + 33] = NAN;

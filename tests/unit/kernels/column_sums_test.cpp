@@ -76,7 +76,7 @@ void check(const Case& one) {
   }
 }
 
-TEST_CASE("column_sums: sums over rows are exact, also where they are added") {
+TEST_CASE("column_sums: exact, also when accumulated") {
   const std::vector<Case> cases{
       {1, 1, 1, 8},     {64, 2, 2, 64},  // all rows in flight
       {31, 33, 33, 32},                  // less of them; two blocks of columns, the last with few

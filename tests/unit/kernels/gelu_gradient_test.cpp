@@ -78,7 +78,7 @@ void check(const Case& one, const std::string& kernel, double (*formula)(double)
   CHECK(kernels_test::worst_error(again.partial, sums_of_blocks(made, one, columns)) <= 1e-5);
 }
 
-TEST_CASE("gelu_gradient: the derivative, and sums over rows of what is stored") {
+TEST_CASE("gelu_gradient: derivative, and column sums as stored") {
   const std::vector<Case> cases{
       {1, 1, 32},
       {32, 2, 32},   // all rows in flight
@@ -115,7 +115,7 @@ void check_all(const std::string& kernel, double (*formula)(double)) {
   CHECK(wrong == 0);
 }
 
-TEST_CASE("gelu_gradient: the derivative at all numbers of 16 bits, and none at what is no number or infinite") {
+TEST_CASE("gelu_gradient: right at all 16-bit values, NaN and infinity") {
   check_all<Bf16>("gelu_gradient_", derivative);
   check_all<Bf16>("tanh_gelu_gradient_", derivative_of_tanh);
   check_all<F16>("gelu_gradient_", derivative);

@@ -46,7 +46,7 @@ void check(std::size_t packs, std::size_t of_block, const std::string& kernel, d
   CHECK(kernels_test::worst_error(made, exact) <= kEpsilon<T> + 1e-6);
 }
 
-TEST_CASE("gelu: of blocks that are whole, and of the last") {
+TEST_CASE("gelu: full blocks and the last one") {
   struct Case {
     std::size_t packs, of_block;
   };
@@ -63,7 +63,7 @@ TEST_CASE("gelu: of blocks that are whole, and of the last") {
 
 /// The functions that kernels call are the host's here, which round otherwise than CUDA's now and then: what is held
 /// are the formula, and the order in which it rounds.
-TEST_CASE("gelu: libtorch's formulas in single precision, to the bit, of all numbers of 16 bits") {
+TEST_CASE("gelu: libtorch's fp32 formula at all 16-bit values, bitwise") {
   Numbers all;
   for (unsigned bits = 0; bits < 1u << 16; ++bits) all.push_back(number_of(Bf16{static_cast<std::uint16_t>(bits)}));
   const auto libtorch = [](float x) { return x * 0.5f * (1.0f + std::erf(x * static_cast<float>(M_SQRT1_2))); };

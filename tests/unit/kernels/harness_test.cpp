@@ -36,7 +36,7 @@ void check_refused(const std::string& kernel, const autopar::kernels::LaunchShap
   CHECK_NOTHROW(check_says(parts, [&] { made_by(kernel, shape, count); }));
 }
 
-TEST_CASE("Kernels on the CPU: accesses outside of memory end the launch") {
+TEST_CASE("cuda_on_cpu: out-of-bounds accesses end the launch") {
   CHECK(made_by("copies", kFewThreads)[23] == 23);
   CHECK(std::isnan(made_by("copies", kFewThreads, 20)[20]));
   check_refused("reads_behind", kFewThreads,
@@ -49,13 +49,13 @@ TEST_CASE("Kernels on the CPU: accesses outside of memory end the launch") {
   check_refused("writes_what_is_read", kFewThreads, {"touches 'from', which is only read"});
 }
 
-TEST_CASE("Kernels on the CPU: misaligned packs and indices beyond an array end the launch") {
+TEST_CASE("cuda_on_cpu: misaligned vectors, bad indices end the launch") {
   check_refused("reads_misaligned_packs", kFewThreads, {"thread (0, 0) of block (0, 0)", "misaligned pack"});
   check_refused("indexes_beyond_an_array", kFewThreads, {"thread (0, 0) of block (0, 0)", "beyond an array"}, 4);
   CHECK(made_by("indexes_beyond_an_array", {1, 1, 8, 1}, 3)[0] == 3);
 }
 
-TEST_CASE("Kernels on the CPU: missing barriers and orders of additions show") {
+TEST_CASE("cuda_on_cpu: missing barriers and summation order show") {
   CHECK(made_by("exchanges", kTwoWarps)[6] == 7);
   check_refused("exchanges_without_barrier", kTwoWarps, {"'to' has other bits", "a barrier is missing"});
   CHECK(made_by("adds_twice", kTwoWarps)[40] == 64 * 63 * 32);
@@ -70,7 +70,7 @@ TEST_CASE("Kernels on the CPU: missing barriers and orders of additions show") {
   CHECK(std::isnan(made_by("reads_what_no_thread_has_written", kTwoWarps).back()));
 }
 
-TEST_CASE("Kernels on the CPU: threads that wait for each other without end are named") {
+TEST_CASE("cuda_on_cpu: deadlocked threads are named") {
   check_refused("waits_apart", kTwoWarps, {"thread (32, 0)", "wrong_kernels.cu line", "the same barrier"});
   check_refused("waits_for_a_warp_that_waits_for_the_block", kTwoWarps,
                 {"thread (0, 0) of block (0, 0) waits without end"});
@@ -79,14 +79,14 @@ TEST_CASE("Kernels on the CPU: threads that wait for each other without end are 
   CHECK(made_by("goes_on_when_others_have_ended", kTwoWarps)[4] == 5);
 }
 
-TEST_CASE("Kernels on the CPU: shuffles read the lanes that CUDA names") {
+TEST_CASE("cuda_on_cpu: shuffles read the lanes that CUDA defines") {
   const auto made = made_by("shuffles", kTwoWarps);
   CHECK(made[0] == 3000 + 1 + 0);  // no lane two below: its own
   CHECK(made[31] == 3000 + 31 + 2900);
   CHECK(made[40] == 35000 + 41 + 3800);
 }
 
-TEST_CASE("Kernels on the CPU: numbers of 16 bits are rounded to nearest even") {
+TEST_CASE("cuda_on_cpu: 16-bit values are rounded to nearest even") {
   const Numbers numbers{0,       -0.0,    1,       1 + 0x1p-11, 1 + 0x3p-11,       65504, 65519.99, 65520, -1e9,
                         0x1p-24, 0x1p-25, 0x3p-25, 0x1p-14,     0x1p-14 - 0x1p-25, 0.1,   INFINITY, NAN};
   const Numbers exact{0,       0, 1,       1,       1 + 0x2p-10, 65504,           65504,    INFINITY, -INFINITY,
@@ -107,7 +107,7 @@ TEST_CASE("Kernels on the CPU: numbers of 16 bits are rounded to nearest even") 
   CHECK(gpu.numbers(brain)[14] == 0.10009765625);
 }
 
-TEST_CASE("Kernels on the CPU: launches that a GPU would refuse, or misread") {
+TEST_CASE("cuda_on_cpu: invalid launches are refused") {
   CudaOnCpu gpu(wrong_kernels, {});
   float* const none = nullptr;
   CHECK_NOTHROW(check_says({"no kernel 'copy'", "copies"}, [&] { gpu.launch("copy", kTwoWarps, none, none, 0); }));

@@ -108,7 +108,7 @@ void check(const Case& one) {
   CHECK(kernels_test::worst_error(made.partial, sums) <= 1e-5);
 }
 
-TEST_CASE("joined_parts: every pack of every part comes to its place, and sums over rows with it") {
+TEST_CASE("joined_parts: every vector is copied right, rows are summed") {
   const std::vector<Case> cases{
       {"one row of one pack", 1, 1, 1, {{0, 1, 1, 1, 0, 0, 0}}, 1},
       {"queries, keys and values side by side",

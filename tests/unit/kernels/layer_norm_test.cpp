@@ -203,7 +203,7 @@ void check(const Case& one, const std::optional<Drop>& drop) {
   CHECK(kernels_test::worst_error(made.columns, columns) <= of_sums);
 }
 
-TEST_CASE("layer_norm: sum, norm and gradients are those of double precision") {
+TEST_CASE("layer_norm: sum, norm and gradients match fp64") {
   const std::vector<Case> cases{{1, 1, 32, 1, 1, 1},  {5, 27, 32, 1, 3, 1, false},  {19, 33, 64, 1, 3, 3},
                                 {4, 49, 32, 2, 2, 1}, {3, 130, 96, 2, 1, 2, false}, {7, 101, 32, 4, 2, 1}};
   for (std::size_t i = 0; i < cases.size(); ++i) {
@@ -237,7 +237,7 @@ Numbers kept_by_kernel(const Drop& drop, std::size_t rows, std::size_t packs) {
   return made;
 }
 
-TEST_CASE("layer_norm: draws are Philox's, keep the share that they should in every place, and differ by seed") {
+TEST_CASE("layer_norm: dropout is Philox, unbiased, differs by seed") {
   CHECK(philox({0, 0, 0, 0}, {0, 0}) == std::array<std::uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
   CHECK(philox({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}) ==
         std::array<std::uint32_t, 4>{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
@@ -259,7 +259,7 @@ TEST_CASE("layer_norm: draws are Philox's, keep the share that they should in ev
   CHECK(std::fabs(same / all - alike) < 4 * std::sqrt(alike * (1 - alike) / all));
 }
 
-TEST_CASE("layer_norm: rows far from zero keep their variance") {
+TEST_CASE("layer_norm: variance survives a mean far from zero") {
   auto of = operands_of(3, 64, true);
   for (auto& number : of.input) number += 4096;
   const auto exact = exact_outcome<float>(of);

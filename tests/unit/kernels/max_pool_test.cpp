@@ -170,7 +170,7 @@ void check(const Case& one) {
   CHECK(kernels_test::worst_error(made.dx_of_two, exact.dx_of_two) == 0);
 }
 
-TEST_CASE("max_pool: maxima, their positions and gradients are exact") {
+TEST_CASE("max_pool: maxima, positions and gradients are exact") {
   const std::vector<Case> cases{
       {1, 1, {1, 1, 0, 0, 1, 1, 1, 1, 0, 0}},
       {2, 1, {6, 8, 0, 0, 2, 2, 2, 2, 0, 0}},

@@ -33,7 +33,7 @@ void for_each_pack(const autopar::kernels::StridedRows& rows, const Visit& visit
                 static_cast<std::size_t>(a * rows.from[0] + b * rows.from[1] + c * rows.from[2] + i));
 }
 
-TEST_CASE("strided_copy: every pack comes to its place, and nothing else is touched") {
+TEST_CASE("strided_copy: copies every vector and touches nothing else") {
   const std::vector<Case> cases{
       {{1, {1, 1, 1}, {0, 0, 0}, {0, 0, 0}}, 1, 1, 1},
       {{5, {1, 1, 7}, {0, 0, 5}, {0, 0, 9}}, 35, 6 * 9 + 5, 1},                         // columns cut out

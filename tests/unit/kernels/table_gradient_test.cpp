@@ -109,7 +109,7 @@ std::vector<Case> cases() {
   };
 }
 
-TEST_CASE("table_gradient: sums of the rows of each entry are exact, and of no other") {
+TEST_CASE("table_gradient: exact sums of each entry's rows") {
   for (const auto& one : cases()) {
     kernels_test::for_each_type([&]<class T>() {
       const auto columns = one.packs * 16 / sizeof(T);

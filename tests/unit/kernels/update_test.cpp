@@ -183,18 +183,18 @@ std::vector<Tensor> all_kinds() {
           {kBlock, {.state = {0, 2}}}};
 }
 
-TEST_CASE("update: steps of Adam are those of double precision, and copies are the rounded parameters") {
+TEST_CASE("update: Adam matches fp64, low-precision copies are rounded") {
   check<Bf16>(all_kinds(), AdamNumbers{1e-2f, 0.9f, 0.999f, 0, 1e-8f, 0.271f, 0.0547f, 0});
   check<F16>(all_kinds(), AdamNumbers{1e-2f, 0.9f, 0.999f, 0.1f, 1e-6f, 0.271f, 0.0547f, 0});
   check<Bf16>(all_kinds(), AdamNumbers{1e-2f, 0.8f, 0.99f, 0.1f, 1e-8f, 1, 1, 1});  // AdamW
 }
 
-TEST_CASE("update: steps of SGD are those of at::_fused_sgd_, to the bit") {
+TEST_CASE("update: SGD equals at::_fused_sgd_ bitwise") {
   check<Bf16>(all_kinds(), SgdNumbers{0.1, 0, 0, 1, 0, 0});
   check<F16>(all_kinds(), SgdNumbers{0.1, 0.01, 0, 1, 0, 0});
 }
 
-TEST_CASE("update: steps of SGD with momentum are those of at::_fused_sgd_, to the bit") {
+TEST_CASE("update: SGD with momentum equals at::_fused_sgd_ bitwise") {
   check<Bf16>(all_kinds(), SgdNumbers{0.1, 0, 0.9, 1, 0, 0});
   check<F16>(all_kinds(), SgdNumbers{0.1, 0.01, 0.9, 0.7, 0, 0});
   check<F16>(all_kinds(), SgdNumbers{0.1, 0.01, 0.9, 1, 1, 0});
@@ -208,7 +208,7 @@ TEST_CASE("update: a full table of tensors") {
   check<Bf16>(full, SgdNumbers{0.1, 0.01, 0.9, 1, 0, 0});
 }
 
-TEST_CASE("update: no kernel is without a test") {
+TEST_CASE("update: every kernel is covered by a test") {
   check<F16>({{9}}, AdamNumbers{1e-2f, 0.9f, 0.999f, 0, 1e-8f, 1, 1, 1});
   check<Bf16>({{9}}, AdamNumbers{1e-2f, 0.9f, 0.999f, 0, 1e-8f, 1, 1, 1});
   for (const double momentum : {0.0, 0.9}) {

@@ -10,7 +10,7 @@ using Catch::Matchers::ContainsSubstring;
 
 models::BertConfig parsed(const std::string& json) { return parse_bert_config(json, "bert.json"); }
 
-TEST_CASE("The configuration of 4.9 billion parameters is read") {
+TEST_CASE("BertConfig: reads the one of 4.9 billion parameters") {
   const auto config = parsed(R"({
   "attention_probs_dropout_prob": 0.1, "hidden_act": "gelu", "hidden_dropout_prob": 0.2, "hidden_size": 2048,
   "initializer_range": 0.02, "intermediate_size": 8192, "max_position_embeddings": 512, "num_attention_heads": 32,
@@ -27,7 +27,7 @@ TEST_CASE("The configuration of 4.9 billion parameters is read") {
   CHECK(config.deep_weight_init);
 }
 
-TEST_CASE("Keys that a file leaves out are BERT's, and those of other uses are let be") {
+TEST_CASE("BertConfig: missing keys default, foreign ones are ignored") {
   const auto config = parsed(R"({"architectures": ["BertForMaskedLM"], "model_type": "bert", "hidden_size": 384,
                                  "position_embedding_type": "absolute"})");
   CHECK(config.hidden_size == 384);
@@ -35,7 +35,7 @@ TEST_CASE("Keys that a file leaves out are BERT's, and those of other uses are l
   CHECK_FALSE(config.megatron_residual_connection);
 }
 
-TEST_CASE("A wrong configuration is refused with key, value and what is expected") {
+TEST_CASE("BertConfig: a wrong one is refused by key and value") {
   const auto refused = [](const std::string& json, const auto& matcher) { CHECK_THROWS_WITH(parsed(json), matcher); };
   refused(R"({"num_hiden_layers": 3})", ContainsSubstring("bert.json: there is no key 'num_hiden_layers' (here 3)") &&
                                             ContainsSubstring("did you mean 'num_hidden_layers'?"));

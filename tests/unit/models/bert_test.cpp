@@ -85,7 +85,7 @@ void check_near(const Tensor& value, const std::vector<double>& expected, double
   CHECK(most <= tolerance * (1 + wanted.abs().max().item<double>()));
 }
 
-TEST_CASE("BERT's scores, losses and gradients are those of PyTorch") {
+TEST_CASE("BertForPreTraining: scores, losses, gradients match PyTorch") {
   for (const auto& wanted : reference()) {
     for (const auto type : {torch::kDouble, torch::kFloat}) {
       const double tolerance = type == torch::kDouble ? 1e-10 : 1e-5;
@@ -113,7 +113,7 @@ TEST_CASE("BERT's scores, losses and gradients are those of PyTorch") {
   }
 }
 
-TEST_CASE("BERT's answers are counted") {
+TEST_CASE("BertForPreTraining: right answers are counted") {
   models::BertForPreTraining net(reference().front().config);
   net->eval();
   set_weights(*net);
@@ -129,7 +129,7 @@ TEST_CASE("BERT's answers are counted") {
   CHECK(answers.next_right.item<std::int64_t>() == 0);
 }
 
-TEST_CASE("BERT's weights start as its configuration says") {
+TEST_CASE("BertForPreTraining: initial weights follow the configuration") {
   models::BertConfig config{.vocab_size = 2000, .hidden_size = 128, .num_hidden_layers = 8, .num_attention_heads = 2};
   config.initializer_range = 0.05;
   config.deep_weight_init = true;
@@ -144,7 +144,7 @@ TEST_CASE("BERT's weights start as its configuration says") {
   CHECK(weights["bert.pooler.dense.bias"].abs().max().item<double>() == 0);
 }
 
-TEST_CASE("A text that is too long, and an activation that there is not, are refused") {
+TEST_CASE("BertForPreTraining: refuses long text, unknown activation") {
   models::BertForPreTraining net(reference().front().config);
   const auto ids = torch::zeros({1, 11}, torch::kLong);
   CHECK_THROWS_WITH(net->scores(ids, ids, ids, torch::ones({1, 1}, torch::kLong)),

@@ -124,7 +124,7 @@ void compare_single_gradients(models::ResNet& net, models::ResNet& exact, double
   CHECK(torch::cat(errors).norm().item<double>() <= tolerance * torch::cat(all).norm().item<double>());
 }
 
-TEST_CASE("ResNets have torchvision's names and shapes, in its order") {
+TEST_CASE("ResNet: names, shapes and order match torchvision") {
   for (const auto& expected : reference().at("networks")) {
     const auto net = network(expected);
     std::vector<std::pair<std::string, Tensor>> state;
@@ -135,7 +135,7 @@ TEST_CASE("ResNets have torchvision's names and shapes, in its order") {
   }
 }
 
-TEST_CASE("ResNets compute what torchvision's do, and the same gradients") {
+TEST_CASE("ResNet: outputs and gradients match torchvision") {
   for (const auto& expected : reference().at("networks")) {
     CAPTURE(expected.at("name").get<std::string>());
     auto exact = filled(expected, torch::kDouble), single = filled(expected, torch::kFloat);
@@ -146,7 +146,7 @@ TEST_CASE("ResNets compute what torchvision's do, and the same gradients") {
   }
 }
 
-TEST_CASE("ResNets of every depth and width have as many parameters as torchvision's, up to 3.7 billion") {
+TEST_CASE("ResNet: parameter counts match torchvision up to 3.7 billion") {
   for (const auto& [name, count] : reference().at("parameters").items()) {
     CAPTURE(name);
     std::optional<models::ResNet> net;
@@ -159,7 +159,7 @@ TEST_CASE("ResNets of every depth and width have as many parameters as torchvisi
   CHECK(reference().at("parameters").at("resnet152x8") == 3'728'582'120);
 }
 
-TEST_CASE("ResNets begin as torchvision's do") {
+TEST_CASE("ResNet: initialisation matches torchvision") {
   torch::manual_seed(1);
   models::ResNet net(models::resnet_size("resnet18"));
   const auto modules = net->named_modules();
@@ -171,13 +171,13 @@ TEST_CASE("ResNets begin as torchvision's do") {
   CHECK(norm->bias.eq(0).all().item<bool>());
 }
 
-TEST_CASE("multiply-adds are those of the convolutions and of the last layer") {
+TEST_CASE("multiply_adds: counts convolutions and the last layer") {
   CHECK(std::abs(models::resnet_size("resnet50").multiply_adds(224) / 4.089e9 - 1) < 1e-3);  // torchvision's GFLOPS
   CHECK(std::abs(models::resnet_size("resnet18").multiply_adds(224) / 1.814e9 - 1) < 1e-3);
   CHECK(std::abs(models::resnet_size("resnet152").multiply_adds(224) / 11.514e9 - 1) < 1e-3);
 }
 
-TEST_CASE("a network that there is not is refused by name") {
+TEST_CASE("resnet_size: an unknown network is refused by name") {
   for (const auto* name : {"resnet51", "resnet", "vgg16", "resnet50x9", "resnet50x", "50"})
     CHECK_THROWS_WITH(models::resnet_size(name), Catch::Matchers::Contains("'" + std::string(name) + "'"));
 }

@@ -53,15 +53,15 @@ void require_as_python(const std::string& name, const models::TransformerSize& s
 
 constexpr models::TransformerSize kSize{.words = 61, .width = 16, .layers = 2, .heads = 4, .length = kLength};
 
-TEST_CASE("the transformer has PyTorch's loss, logits and gradients") { require_as_python("learned", kSize); }
+TEST_CASE("Transformer: loss, logits and gradients match PyTorch") { require_as_python("learned", kSize); }
 
-TEST_CASE("with rotary positions and a tied head as well") {
+TEST_CASE("Transformer: rotary positions and tied head match PyTorch") {
   auto size = kSize;
   size.rotary = size.tied = true;
   require_as_python("rotary", size);
 }
 
-TEST_CASE("the next word does not depend on what stands behind the last one") {
+TEST_CASE("Transformer: the next word ignores what follows the last one") {
   models::Transformer net(kSize);
   const auto text = torch::arange(2 * kLength).view({2, kLength});
   auto other = text.clone();
@@ -70,7 +70,7 @@ TEST_CASE("the next word does not depend on what stands behind the last one") {
   CHECK(torch::equal(net->next(text, last), net->next(other, last)));
 }
 
-TEST_CASE("GPT-2's initial weights add up to as much for every number of layers") {
+TEST_CASE("initialise_as_gpt2: residual weights shrink with depth") {
   torch::manual_seed(1);
   auto size = kSize;
   size.width = 64;

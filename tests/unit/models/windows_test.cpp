@@ -22,7 +22,7 @@ std::vector<std::int64_t> begins(const Batch& batch) {
   return found;
 }
 
-TEST_CASE("a window is a piece of text and what follows each of its places") {
+TEST_CASE("Windows: targets are the text shifted by one") {
   auto whole = windows();
   const auto batch = whole.training(5, 3);
   CHECK(batch.text.sizes() == at::IntArrayRef({3, kLength}));
@@ -30,7 +30,7 @@ TEST_CASE("a window is a piece of text and what follows each of its places") {
   CHECK(torch::equal(batch.text, batch.text.slice(1, 0, 1) + torch::arange(kLength)));
 }
 
-TEST_CASE("an epoch has each window once, but for those held out, and each epoch another order") {
+TEST_CASE("Windows: an epoch is a permutation without held-out ones") {
   auto whole = windows();
   CHECK(whole.training_size() == kWindows - 2);
   CHECK(whole.validation_size() == 2);
@@ -47,7 +47,7 @@ TEST_CASE("an epoch has each window once, but for those held out, and each epoch
   CHECK(begins(windows(0, 1, 2).validation(0, 2)) != begins(whole.validation(0, 2)));
 }
 
-TEST_CASE("the ranks' shares are the global batch in their order, also over the end of an epoch") {
+TEST_CASE("Windows: ranks' shares form the global batch across epochs") {
   auto whole = windows();
   const auto first = whole.training_size() - 3;
   std::vector<at::Tensor> shares;
@@ -58,7 +58,7 @@ TEST_CASE("the ranks' shares are the global batch in their order, also over the 
         2);
 }
 
-TEST_CASE("a text without two windows is refused with its size") {
+TEST_CASE("Windows: a text below two windows is refused with its size") {
   CHECK_THROWS_WITH(Windows(torch::zeros(8, torch::kInt), 4, 1, 1, {0, 1, torch::kCPU}),
                     Catch::Matchers::Contains("8 tokens, less than two windows of 4"));
   CHECK_NOTHROW(Windows(torch::zeros(9, torch::kInt), 4, 1, 1, {0, 1, torch::kCPU}));

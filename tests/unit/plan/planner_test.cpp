@@ -123,7 +123,7 @@ static_assert(CostPolicy<DearOperator>);
 
 }  // namespace
 
-TEST_CASE("a small model is replicated, or the replicated plan is the explained runner-up") {
+TEST_CASE("Planner: a small model is replicated, or this is runner-up") {
   for (const int world : {2, 8}) {
     const auto request = request_for(world, 64 * world, 0);
     const Plan plan = plan_with_defaults(tutorial(512, 10), a100s(8), request);
@@ -138,7 +138,7 @@ TEST_CASE("a small model is replicated, or the replicated plan is the explained 
   }
 }
 
-TEST_CASE("2.5 billion parameters: with Adam one device cannot hold them, with SGD it can") {
+TEST_CASE("Planner: 2.5 billion parameters fit with SGD, not with Adam") {
   const ModelProfile model = tutorial(5000, 100);
   std::int64_t parameters = 0;
   for (const auto& p : model.parameters) parameters += p.bytes.value() / 4;
@@ -166,7 +166,7 @@ TEST_CASE("2.5 billion parameters: with Adam one device cannot hold them, with S
   CHECK_THROWS_AS(plan_with_defaults(model, a100s(8), one_stage), InfeasiblePlan);
 }
 
-TEST_CASE("plans keep the laws on random models", "[laws]") {
+TEST_CASE("Planner: plans of random models obey the laws", "[laws]") {
   int planned = 0, refused = 0;
   for (std::uint64_t seed = 0; seed < 400; ++seed) {
     CAPTURE(seed);
@@ -198,7 +198,7 @@ TEST_CASE("plans keep the laws on random models", "[laws]") {
   CHECK(refused > 10);
 }
 
-TEST_CASE("times that are all scaled scale the step", "[laws]") {
+TEST_CASE("Planner: scaled times scale the step", "[laws]") {
   for (std::uint64_t seed = 0; seed < 40; ++seed) {
     CAPTURE(seed);
     Dice dice(seed + 500);
@@ -218,7 +218,7 @@ TEST_CASE("times that are all scaled scale the step", "[laws]") {
   }
 }
 
-TEST_CASE("policies come in any order and keep their knobs") {
+TEST_CASE("Planner: policies come in any order and keep their settings") {
   STATIC_REQUIRE(std::is_same_v<Planner<>::StagingSearch, ExactStaging>);
   STATIC_REQUIRE(std::is_same_v<Planner<NoCoarsening, testing::BruteForce>::StagingSearch, testing::BruteForce>);
   STATIC_REQUIRE(std::is_same_v<Planner<testing::BruteForce, NoCoarsening>::Coarsening, NoCoarsening>);
@@ -239,7 +239,7 @@ TEST_CASE("policies come in any order and keep their knobs") {
   CHECK(phases.size() == 4);
 }
 
-TEST_CASE("a cost policy has the last word on what operators cost") {
+TEST_CASE("Planner: a cost policy overrides the costs of operators") {
   const ModelProfile model = testing::chain(8, 1e7, 1000, 400);
   const Cluster cluster = testing::small_cluster(2);
   auto request = request_for(2, 16, 0);
@@ -260,7 +260,7 @@ TEST_CASE("a cost policy has the last word on what operators cost") {
   CHECK(Planner{DearOperator{.name = "2", .times = 100}}.plan(model, measured, cluster, request) == dear);
 }
 
-TEST_CASE("a task graph without a network is divided too") {
+TEST_CASE("Planner: a task graph without a network is partitioned") {
   struct Task {
     double seconds;
   };
@@ -288,7 +288,7 @@ TEST_CASE("a task graph without a network is divided too") {
   CHECK(plan.step.value() < 16 * 4e-3 * 1.6);
 }
 
-TEST_CASE("operators that mix samples get one micro-batch and one replica, or an error that names them") {
+TEST_CASE("Planner: batch-mixing operators get one replica or an error") {
   ModelProfile model = testing::chain(5, 1e6, 1000, 400);
   model.graph[NodeId(2)].whole_batch = true;
   model.graph[NodeId(2)].name = "aten::std";
@@ -313,7 +313,7 @@ TEST_CASE("operators that mix samples get one micro-batch and one replica, or an
   refused({.stages = 1, .replicas = {4}});
 }
 
-TEST_CASE("results that leave the call run all forwards first, in the order of the schedule that is set") {
+TEST_CASE("Planner: results outside the call make forwards run first") {
   ModelProfile model = testing::chain(6, 1e6, 1000, 400);
   model.loss_mode = false;
   auto request = request_for(2, 16, 0);
@@ -326,7 +326,7 @@ TEST_CASE("results that leave the call run all forwards first, in the order of t
                     [](const auto& n) { return n.find("schedule = 1f1b") != std::string::npos; }));
 }
 
-TEST_CASE("ten billion parameters and long chains are planned for 64 devices") {
+TEST_CASE("Planner: ten billion parameters on 64 devices") {
   const auto start = std::chrono::steady_clock::now();
   const ModelProfile large = tutorial(10'000, 100, true);
   const auto request = request_for(64, 1024, 2);

@@ -90,8 +90,7 @@ Cluster without_launches(int devices) {
 
 }  // namespace
 
-TEST_CASE("a stage that shards compute together takes its part of the time and of the memory, and what they exchange",
-          "[laws]") {
+TEST_CASE("tensor parallel: shards divide time and memory, pay exchange", "[laws]") {
   ModelProfile model = testing::chain(3, 1e6, 24000, 480);
   for (const ParameterProfile& parameter : model.parameters) CHECK(parameter.bytes == Bytes(24000));
   model.tensor_regions = {{{NodeId(0), NodeId(1), NodeId(2)},
@@ -130,7 +129,7 @@ TEST_CASE("a stage that shards compute together takes its part of the time and o
   }
 }
 
-TEST_CASE("replicas of a tensor shard share under ZeRO what the shard holds", "[laws]") {
+TEST_CASE("tensor parallel: ZeRO shards within replicas of a shard", "[laws]") {
   ModelProfile model = testing::chain(3, 1e6, 24000, 480);
   model.tensor_regions = {{{NodeId(0), NodeId(1)}, {ParameterId(0), ParameterId(1)}, 12, true, {}, {}, 0, 0}};
   const Cluster cluster = without_launches(4);
@@ -155,7 +154,7 @@ TEST_CASE("replicas of a tensor shard share under ZeRO what the shard holds", "[
   }
 }
 
-TEST_CASE("a region that is cut, or that does not admit so many shards, is computed whole", "[laws]") {
+TEST_CASE("tensor parallel: a cut or indivisible region is not sharded", "[laws]") {
   ModelProfile model = testing::chain(4, 1e6, 24000, 480);
   model.tensor_regions = {{{NodeId(0), NodeId(1)}, {ParameterId(0), ParameterId(1)}, 6, true, {}, {}, 0, 0},
                           {{NodeId(2), NodeId(3)}, {ParameterId(2)}, 5, false, {}, {}, 0, 0}};
@@ -180,8 +179,7 @@ TEST_CASE("a region that is cut, or that does not admit so many shards, is compu
   CHECK(sliced.node_costs(8)[3].saved == Bytes((work.node_costs(8)[3].saved.value() * 2 + 4) / 5));
 }
 
-TEST_CASE("what follows a region is cut by tokens where the plan says so and its stage computes that region in slices",
-          "[laws]") {
+TEST_CASE("tensor parallel: sequence-parallel needs its region sharded", "[laws]") {
   ModelProfile model = testing::chain(4, 1e6, 24000, 480);
   model.tensor_regions = {{{NodeId(0)}, {ParameterId(0)}, 6, true, {}, {}, 0, 0},
                           {{NodeId(2)}, {ParameterId(2)}, 4, false, {}, {}, 0, 0},
@@ -269,7 +267,7 @@ Checked check_plans(int first, int last) {
 
 }  // namespace
 
-TEST_CASE("plans with tensor shards are what the checker works out, and can be run", "[laws]") {
+TEST_CASE("tensor parallel: plans are confirmed by check_plan", "[laws]") {
   Checked seen = check_plans(0, 200);
   check_plans(491, 492);  // shards with and without samples come to what they share at different times
   CAPTURE(seen.with_shards, seen.forced, seen.pipelined, seen.shared, seen.by_tokens, seen.by_zero[1], seen.by_zero[2],
@@ -282,7 +280,7 @@ TEST_CASE("plans with tensor shards are what the checker works out, and can be r
   for (const int zero : {1, 2, 3}) CHECK(seen.by_zero[zero] > 2);
 }
 
-TEST_CASE("thousands of plans with tensor shards are what the checker works out", "[laws][.nightly]") {
+TEST_CASE("tensor parallel: thousands of plans pass check_plan", "[laws][.nightly]") {
   CHECK(check_plans(1000, 4000).with_shards > 1000);
 }
 
@@ -340,7 +338,7 @@ Compared compare(int first, int last) {
 
 }  // namespace
 
-TEST_CASE("no bound on the way to a staging with tensor shards is above its step", "[laws]") {
+TEST_CASE("LowerBound: never above the step with tensor shards", "[laws]") {
   double tightness = 0;
   int stagings = 0, with_shards = 0, cut = 0;
   for (int seed = 0; seed < 4000; ++seed) {
@@ -422,7 +420,7 @@ TEST_CASE("no bound on the way to a staging with tensor shards is above its step
   CHECK(tightness / stagings > 0.6);
 }
 
-TEST_CASE("the search finds what brute force finds, of tensor degrees of all stages and of each stage", "[laws]") {
+TEST_CASE("tensor parallel: degrees equal those of brute force", "[laws]") {
   const auto [fitting, with_shards, mixed, sharing, by_tokens] = compare(0, 80);
   CAPTURE(fitting, with_shards, mixed, sharing, by_tokens);
   CHECK(by_tokens > 5);
@@ -432,7 +430,7 @@ TEST_CASE("the search finds what brute force finds, of tensor degrees of all sta
   CHECK(sharing > 1);
 }
 
-TEST_CASE("the search finds what brute force finds, of tensor degrees of 2,000 random graphs", "[laws][.nightly]") {
+TEST_CASE("tensor parallel: brute force agrees on 2,000 random graphs", "[laws][.nightly]") {
   const auto [fitting, with_shards, mixed, sharing, by_tokens] = compare(1000, 3000);
   CAPTURE(fitting, with_shards, mixed, sharing, by_tokens);
   CHECK(by_tokens > 150);
@@ -520,14 +518,14 @@ ModelProfile transformer(int layers, int hidden, int classes) {
 
 }  // namespace
 
-TEST_CASE("the least memory is that of all stagings, each stage with a tensor degree of its own", "[laws]") {
+TEST_CASE("tensor parallel: memory bound is that of all stagings", "[laws]") {
   const auto [compared, mixed] = compare_least_memory(0, 60);
   CAPTURE(compared, mixed);
   CHECK(compared > 20);
   CHECK(mixed > 1);
 }
 
-TEST_CASE("a tensor degree that is asked for is every stage's, or the nearest possible one is named") {
+TEST_CASE("tensor parallel: a requested degree holds, or one is named") {
   Instance c{transformer(2, 64, 1000), testing::small_cluster(8, Bytes(1 << 26)), {.batch = 16}};
   c.request.runtime = runtime_capabilities();
   c.request.runtime.max_tensor_parallel = 1;
@@ -556,7 +554,7 @@ TEST_CASE("a tensor degree that is asked for is every stage's, or the nearest po
   CHECK_THAT(refusal(c), Catch::Matchers::Contains("nothing that tensor shards can compute together; use 1"));
 }
 
-TEST_CASE("what shards cannot run is refused in a plan") {
+TEST_CASE("require_sound: stages that shards cannot run are refused") {
   Instance c{testing::chain(4, 1e6, 4000, 400), testing::small_cluster(4, Bytes(1 << 26)), {.batch = 16}};
   for (const NodeId node : {NodeId(0), NodeId(3)}) c.model.graph[node].parameters.push_back(ParameterId(1));
   c.request.options.stages = 2;
@@ -571,7 +569,7 @@ TEST_CASE("what shards cannot run is refused in a plan") {
                                               "but tensor shards run one of them"));
 }
 
-TEST_CASE("without regions, or where shards are not wanted, the planner's choice is what it was") {
+TEST_CASE("tensor parallel: unused where not wanted or without regions") {
   Instance c{transformer(2, 64, 1000), testing::small_cluster(4, Bytes(1 << 26)), {.batch = 8}};
   c.request.runtime = runtime_capabilities();
   c.request.runtime.max_tensor_parallel = 1;
@@ -588,7 +586,7 @@ TEST_CASE("without regions, or where shards are not wanted, the planner's choice
   CHECK(planned(c) == before);
 }
 
-TEST_CASE("degrees for which a shape that is asked for has too few ranks are not looked at") {
+TEST_CASE("tensor parallel: degrees with too few ranks are skipped") {
   Instance c{transformer(2, 64, 1000), testing::small_cluster(4, Bytes(1 << 26)), {.batch = 12}};
   c.request.runtime = runtime_capabilities();
   c.request.options.stages = 2;
@@ -599,7 +597,7 @@ TEST_CASE("degrees for which a shape that is asked for has too few ranks are not
   CHECK(std::ranges::all_of(plan->stages, [](const auto& stage) { return stage.mesh.tensor() == 1; }));
 }
 
-TEST_CASE("a class head is sharded on the ranks that are replicas of what is before it", "[laws]") {
+TEST_CASE("tensor parallel: a class head is sharded over replicas", "[laws]") {
   for (const int layers : {4, 70}) {                                         // of many, blocks are planned
     ModelProfile model = testing::chain(layers, 1.6e8 / layers, 4000, 400);  // much to compute of few parameters
     const NodeId last(layers - 1);
@@ -625,7 +623,7 @@ TEST_CASE("a class head is sharded on the ranks that are replicas of what is bef
   }
 }
 
-TEST_CASE("what the planner chooses takes no longer than any degree that is forced", "[laws]") {
+TEST_CASE("tensor parallel: the choice is no slower than forced degrees", "[laws]") {
   int pairs = 0, with_shards = 0, without = 0;
   const auto compare_at = [&](int layers, int hidden, int devices, double latency) {
     const ModelProfile model = transformer(layers, hidden, hidden == 32 ? 20'000 : 50);

@@ -43,7 +43,7 @@ std::future<std::vector<Admitted>> admitting(ControlPort& port, std::chrono::mil
   return std::async(std::launch::async, [&port, limit] { return port.admit(limit, STDERR_FILENO); });
 }
 
-TEST_CASE("SipHash-2-4 gives the codes of its paper") {
+TEST_CASE("siphash: codes of the SipHash-2-4 paper") {
   SipKey key{};
   std::vector<std::byte> message;
   for (std::size_t i = 0; i < key.size(); ++i) key[i] = static_cast<std::byte>(i);
@@ -52,7 +52,7 @@ TEST_CASE("SipHash-2-4 gives the codes of its paper") {
   CHECK(siphash(key, message) == 0xa129ca6149be45e5);
 }
 
-TEST_CASE("control port: the other ranks get in, on one host with each other's lifelines") {
+TEST_CASE("control port: all ranks are admitted, with lifelines") {
   for (const bool single_host : {true, false}) {
     CAPTURE(single_host);
     ControlPort port(4, single_host);
@@ -80,7 +80,7 @@ TEST_CASE("control port: the other ranks get in, on one host with each other's l
   }
 }
 
-TEST_CASE("control port: who does not know the key stays out, and keeps nobody out") {
+TEST_CASE("control port: an unknown key is refused, others are not") {
   for (const bool single_host : {true, false}) {
     CAPTURE(single_host);
     ControlPort port(2, single_host);
@@ -94,7 +94,7 @@ TEST_CASE("control port: who does not know the key stays out, and keeps nobody o
   }
 }
 
-TEST_CASE("control port: a rank gets in once, and only ranks of this world do") {
+TEST_CASE("control port: a rank of this world is admitted once") {
   ControlPort port(3, true);
   const Blob address = port.address();
   auto admitted = admitting(port, 1s);
@@ -105,7 +105,7 @@ TEST_CASE("control port: a rank gets in once, and only ranks of this world do") 
   CHECK(admitted.get().size() == 1);
 }
 
-TEST_CASE("control port: silent and slow strangers keep nobody out, and are sent away after a limit in all") {
+TEST_CASE("control port: silent and slow strangers are disconnected") {
   ControlPort port(2, true);
   const Blob address = port.address();
   std::vector<FileDescriptor> silent;
@@ -126,7 +126,7 @@ TEST_CASE("control port: silent and slow strangers keep nobody out, and are sent
   CHECK(admitted.get().size() == 1);
 }
 
-TEST_CASE("control port: other users cannot reach it on one host, and nothing stays behind") {
+TEST_CASE("control port: other users cannot reach it, it leaves no file") {
   std::filesystem::path folder;
   {
     ControlPort port(2, true);

@@ -29,14 +29,14 @@ struct Fixture : testing::RecordedRun {
   detail::Exchanges<testing::RecordingWire> exchanges{wire, groups};
 };
 
-TEST_CASE("what is computed during an exchange comes between its start and the wait for it") {
+TEST_CASE("Exchanges: overlapped work runs between start and wait") {
   Fixture f;
   f.run([&] { f.events.emplace_back("meanwhile"); });
   f.run();
   CHECK(f.take() == Events{"all-reduce 3", "meanwhile", "wait 0", "all-reduce 3", "wait 1"});
 }
 
-TEST_CASE("an exchange whose run fails meanwhile keeps its memory until it is over") {
+TEST_CASE("Exchanges: a failed run keeps its memory until completion") {
   Fixture f;
   auto owner = std::make_shared<int>();
   const std::weak_ptr<int> memory = owner;
@@ -49,7 +49,7 @@ TEST_CASE("an exchange whose run fails meanwhile keeps its memory until it is ov
   CHECK(memory.expired());
 }
 
-TEST_CASE("what is computed during an exchange begins no other") {
+TEST_CASE("Exchanges: overlapped work starts no other exchange") {
   Fixture f;
   CHECK_THROWS_AS(f.run([&] { f.run(); }), InvalidArgument);
   CHECK(f.take() == Events{"all-reduce 3"});

@@ -17,7 +17,7 @@ struct Recorder {
 };
 }  // namespace
 
-TEST_CASE("log: quiet by default, a line names level, rank and module") {
+TEST_CASE("log: quiet by default, lines name level, rank and module") {
   Recorder recorder;
   const Logger logger = recorder.log.logger(LogModule::kPlanner);
   logger.info("nobody wants this");
@@ -43,7 +43,7 @@ TEST_CASE("log: each module has its own level") {
   REQUIRE(recorder.lines.size() == 1);
 }
 
-TEST_CASE("log: levels and modules have names; a default logger is silent") {
+TEST_CASE("log: levels and modules have names, the default is silent") {
   REQUIRE(log_level_named("warn") == LogLevel::kWarn);
   REQUIRE(log_level_named("off") == LogLevel::kOff);
   REQUIRE_FALSE(log_level_named("loud").has_value());
@@ -52,7 +52,7 @@ TEST_CASE("log: levels and modules have names; a default logger is silent") {
   REQUIRE_NOTHROW(Logger().error("nowhere"));
 }
 
-TEST_CASE("log: a name cannot begin a line of its own, a table has its lines") {
+TEST_CASE("log: a name cannot forge a line, tables keep theirs") {
   Recorder recorder;
   const Logger logger = recorder.log.logger(LogModule::kPlanner);
   logger.warn("net.\n[00:00:00.000 error rank 0/4 World] forged \x1b[2J\x7f");

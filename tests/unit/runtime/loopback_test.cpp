@@ -40,7 +40,7 @@ std::vector<std::string> errors_of(int ranks, const std::function<void(World&)>&
 
 }  // namespace
 
-TEST_CASE("loopback: every rank has its own World and place") {
+TEST_CASE("loopback: every rank has its own World and rank") {
   for (int ranks = 1; ranks <= 5; ++ranks) {
     std::atomic<int> seen{0};
     loopback::run(ranks, [&](World& world) {
@@ -52,7 +52,7 @@ TEST_CASE("loopback: every rank has its own World and place") {
   }
 }
 
-TEST_CASE("loopback: laws of the transport hold under random traffic") {
+TEST_CASE("loopback: random traffic obeys the transport laws") {
   for (int ranks = 1; ranks <= 5; ++ranks) {
     for (std::uint32_t seed = 1; seed <= 6; ++seed) {
       CAPTURE(ranks, seed);
@@ -63,12 +63,12 @@ TEST_CASE("loopback: laws of the transport hold under random traffic") {
   }
 }
 
-TEST_CASE("loopback: control plane") {
+TEST_CASE("loopback: control plane agrees, transports are independent") {
   for (int ranks = 1; ranks <= 4; ++ranks) REQUIRE_NOTHROW(loopback::run(ranks, transport_laws::control_plane_agrees));
   REQUIRE_NOTHROW(loopback::run(3, transport_laws::transports_are_independent));
 }
 
-TEST_CASE("loopback: the first cause is rethrown and wakes the others") {
+TEST_CASE("loopback: the first cause is rethrown and wakes all ranks") {
   std::atomic<int> woken{0};
   const auto begin = Clock::now();
   const auto body = [&](World& world) {
@@ -89,7 +89,7 @@ TEST_CASE("loopback: the first cause is rethrown and wakes the others") {
   REQUIRE(Clock::now() - begin < 1s);
 }
 
-TEST_CASE("loopback: fail names rank, action and message, and every later call throws") {
+TEST_CASE("loopback: after fail every call throws with rank and action") {
   const auto errors = errors_of(3, [](World& world) {
     if (world.rank_id() == Rank(1)) world.fail("forward of stage 1", "out of memory");
     try {
@@ -107,7 +107,7 @@ TEST_CASE("loopback: fail names rank, action and message, and every later call t
   }
 }
 
-TEST_CASE("loopback: a rank that leaves early is named by the next call of the others") {
+TEST_CASE("loopback: a rank that leaves early is named to the others") {
   const auto begin = Clock::now();
   const auto errors = errors_of(3, [](World& world) {
     const int steps = world.rank_id() == Rank(2) ? 2 : 5;
@@ -122,7 +122,7 @@ TEST_CASE("loopback: a rank that leaves early is named by the next call of the o
   REQUIRE(Clock::now() - begin < 5s);
 }
 
-TEST_CASE("loopback: a stall is warned of, then ends in an error on every rank") {
+TEST_CASE("loopback: a stall warns, then is an error on every rank") {
   std::mutex mutex;
   std::vector<std::string> lines;
   const auto errors = errors_of(
@@ -148,7 +148,7 @@ TEST_CASE("loopback: a stall is warned of, then ends in an error on every rank")
   REQUIRE(warnings == 2);
 }
 
-TEST_CASE("loopback: ranks that make different calls get an error, not a hang") {
+TEST_CASE("loopback: mismatched calls are an error, not a hang") {
   const auto errors = errors_of(2, [](World& world) {
     if (world.rank_id() == Rank(0)) {
       (void)world.all_gather({}, "gather");
@@ -159,7 +159,7 @@ TEST_CASE("loopback: ranks that make different calls get an error, not a hang") 
   REQUIRE(contains(errors[0], "not the one expected"));
 }
 
-TEST_CASE("loopback: messages of another size and sums of another type are refused") {
+TEST_CASE("loopback: mismatched sizes and types are refused") {
   const auto sizes = errors_of(2, [](World& world) {
     AnyTransport transport = world.make_transport();
     const auto memory = std::make_shared<std::vector<std::byte>>(8 + world.rank_id().index());
@@ -178,7 +178,7 @@ TEST_CASE("loopback: messages of another size and sums of another type are refus
   REQUIRE(contains(types[1], "different sizes or types"));
 }
 
-TEST_CASE("loopback: wrong arguments are named") {
+TEST_CASE("loopback: invalid arguments are named") {
   const auto refused = [](const std::function<void(World&, AnyTransport)>& body) {
     REQUIRE_THROWS_AS(loopback::run(2,
                                     [&](World& world) {
@@ -207,7 +207,7 @@ TEST_CASE("loopback: wrong arguments are named") {
   REQUIRE_THROWS_AS(loopback::run(0, [](World&) {}), InvalidArgument);
 }
 
-TEST_CASE("a program without a launcher is a world of one") {
+TEST_CASE("World: without a launcher it has one rank") {
   World world(0, nullptr);
   REQUIRE(world.size() == 1);
   REQUIRE(world.rank_id() == Rank(0));

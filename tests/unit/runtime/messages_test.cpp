@@ -31,7 +31,7 @@ struct Fixture : testing::RecordedRun {
   detail::Messages<testing::RecordingEngine, testing::RecordingWire> messages{engine, wire, actions, progress};
 };
 
-TEST_CASE("receives are posted ahead of so many compute actions, and waited for by the one that reads them") {
+TEST_CASE("Messages: receives are posted ahead, readers wait for them") {
   Fixture f({receive(0), forward(0), receive(1), forward(1), receive(2), forward(2), receive(3), forward(3)});
   f.messages.post_ahead();
   CHECK(f.take() == Events{"receive 0", "receive 1", "receive 2"});  // forward 0's, and kReceivesAhead more
@@ -43,7 +43,7 @@ TEST_CASE("receives are posted ahead of so many compute actions, and waited for 
   CHECK(f.take() == Events{"receive 3"});
 }
 
-TEST_CASE("where operations hold up those behind them, receives are posted where the program has them") {
+TEST_CASE("Messages: in-order transports post receives in program order") {
   Fixture f({receive(0), forward(0), receive(1), forward(1)}, true);
   f.messages.post_ahead();
   CHECK(f.take().empty());
@@ -51,7 +51,7 @@ TEST_CASE("where operations hold up those behind them, receives are posted where
   CHECK(f.take() == Events{"receive 0"});
 }
 
-TEST_CASE("a message of the rank to itself touches no wire") {
+TEST_CASE("Messages: one to the own rank bypasses the transport") {
   Fixture f({send(0, Rank(0)), receive(0, StageId(0), Rank(0)), forward(0)});
   f.messages.post_ahead();
   f.messages.send(f.actions[0]);
@@ -60,7 +60,7 @@ TEST_CASE("a message of the rank to itself touches no wire") {
   CHECK(f.take() == Events{"pack 0", "accept 0"});
 }
 
-TEST_CASE("results are handed over in the program's order, whichever comes first") {
+TEST_CASE("Messages: results are delivered in program order") {
   Fixture f({receive(0, kSink), receive(1, kSink), receive(2, kSink)});
   f.messages.post_ahead();
   f.take();
@@ -74,7 +74,7 @@ TEST_CASE("results are handed over in the program's order, whichever comes first
   CHECK(f.take() == Events{"wait 2", "accept 2"});
 }
 
-TEST_CASE("what has left is let go of, and the rest is waited for at the end; an error is that of the message") {
+TEST_CASE("Messages: completed sends are freed, the rest waited for") {
   Fixture f({send(0), send(1), send(2)});
   for (const auto& action : f.actions) f.messages.send(action);
   f.take();
@@ -85,7 +85,7 @@ TEST_CASE("what has left is let go of, and the rest is waited for at the end; an
   CHECK(f.progress.busy_with() == &f.actions[2]);
 }
 
-TEST_CASE("after a failure what is under way is waited for, and handed to nobody") {
+TEST_CASE("Messages: after a failure pending ones are only waited for") {
   Fixture f({receive(0), forward(0), receive(0, kSink), send(0)});
   f.messages.post_ahead();
   f.messages.send(f.actions[3]);

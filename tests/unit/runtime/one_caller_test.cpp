@@ -21,7 +21,7 @@ std::string refused_elsewhere(const Work& work) {
   return text;
 }
 
-TEST_CASE("one caller: another thread is refused while one is inside, and may come when it has left") {
+TEST_CASE("OneCaller: another thread is refused while one is inside") {
   OneCaller caller;
   const auto tries = [&] { static_cast<void>(caller.enter("save")); };
   std::optional<OneCaller::Inside> outer(caller.enter("forward"));
@@ -38,14 +38,14 @@ TEST_CASE("one caller: another thread is refused while one is inside, and may co
   CHECK_FALSE(refused_elsewhere(tries).empty());
 }
 
-TEST_CASE("one caller: which thread it is may change") {
+TEST_CASE("OneCaller: the calling thread may change") {
   OneCaller caller;
   static_cast<void>(caller.enter("forward"));
   CHECK(refused_elsewhere([&] { static_cast<void>(caller.enter("save")); }).empty());
   static_cast<void>(caller.enter("forward"));
 }
 
-TEST_CASE("one caller: every collective of a World, its views too, and not those of another") {
+TEST_CASE("OneCaller: guards a World's collectives and its views'") {
   World world(0, nullptr);
   World view = world.view();
   std::optional<OneCaller::Inside> inside(world.enter("forward"));

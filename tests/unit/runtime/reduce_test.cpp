@@ -58,7 +58,7 @@ std::uint16_t nearest_half(double value) {
 
 }  // namespace
 
-TEST_CASE("sum: 16-bit halves are added in fp32 and rounded once, to nearest even") {
+TEST_CASE("all-reduce: fp16 is summed in fp32 and rounded once") {
   std::mt19937 random(3);
   std::vector<std::vector<std::uint16_t>> addends(3, std::vector<std::uint16_t>(20'000));
   for (auto& addend : addends) {
@@ -78,7 +78,7 @@ TEST_CASE("sum: 16-bit halves are added in fp32 and rounded once, to nearest eve
   }
 }
 
-TEST_CASE("sum: every half survives a sum of one, infinities and NaNs included") {
+TEST_CASE("all-reduce: every fp16 value survives, NaN included") {
   std::vector<std::uint16_t> all(65536);
   for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::uint16_t>(i);
   const auto sums = sum_over_ranks<std::uint16_t>({all, std::vector<std::uint16_t>(65536, 0x8000)}, DType::kF16);
@@ -93,7 +93,7 @@ TEST_CASE("sum: every half survives a sum of one, infinities and NaNs included")
   }
 }
 
-TEST_CASE("sum: bfloat16 is added in fp32 and rounded once, to nearest even") {
+TEST_CASE("all-reduce: bf16 is summed in fp32 and rounded once") {
   const auto bf16 = [](float value) {
     REQUIRE((std::bit_cast<std::uint32_t>(value) & 0xffff) == 0);
     return static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(value) >> 16);
@@ -112,7 +112,7 @@ TEST_CASE("sum: bfloat16 is added in fp32 and rounded once, to nearest even") {
   REQUIRE((special[1] & 0x7f) != 0);
 }
 
-TEST_CASE("sum: integers wrap and are exact") {
+TEST_CASE("all-reduce: integers wrap and are exact") {
   const std::int64_t large = std::numeric_limits<std::int64_t>::max();
   REQUIRE(sum_over_ranks<std::int64_t>({{large, 5}, {1, -7}}, DType::kI64) ==
           std::vector<std::int64_t>{std::numeric_limits<std::int64_t>::min(), -2});

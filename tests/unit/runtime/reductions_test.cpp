@@ -60,7 +60,7 @@ struct Fixture : testing::RecordedRun {
                                                                                   actions, exchanges, progress};
 };
 
-TEST_CASE("sums start in the program's order, whichever bucket is full first") {
+TEST_CASE("Reductions: start in program order, not by full bucket") {
   Fixture f({backward(0), sum(0), sum(1), sum(0, 1)});
   f.begin(0);
   f.fill(1, 0);
@@ -70,7 +70,7 @@ TEST_CASE("sums start in the program's order, whichever bucket is full first") {
   CHECK(f.take() == Events{"all-reduce 0", "all-reduce 0", "all-reduce 1"});
 }
 
-TEST_CASE("a bucket is not full while a backward of its stage, or of any for tied parameters, has still to begin") {
+TEST_CASE("Reductions: a bucket waits for all its stage's backwards") {
   Fixture f({backward(0, 1), sum(0, 0, StageId(1)), backward(0), backward(1), sum(0, 1), sum(0, 2, StageId::none())});
   f.begin(0);
   f.fill(0, 0);
@@ -84,7 +84,7 @@ TEST_CASE("a bucket is not full while a backward of its stage, or of any for tie
   CHECK(f.take() == Events{"all-reduce 1", "all-reduce 2"});
 }
 
-TEST_CASE("where operations hold up those behind them, a sum starts behind the messages that come before it") {
+TEST_CASE("Reductions: in-order transports start after prior messages") {
   for (const bool in_order : {false, true}) {
     Fixture f({backward(0), send(), sum(0)}, in_order);
     f.begin(0);
@@ -96,7 +96,7 @@ TEST_CASE("where operations hold up those behind them, a sum starts behind the m
   }
 }
 
-TEST_CASE("sums of one group end in the program's order, those of others without waiting for them") {
+TEST_CASE("Reductions: program order holds within one group alone") {
   Fixture f({backward(0), sum(0), sum(1), sum(0, 1)});
   f.begin(0);
   f.fill(1, 0);
@@ -111,7 +111,7 @@ TEST_CASE("sums of one group end in the program's order, those of others without
   CHECK(f.take() == Events{"wait 0", "reduced 0", "wait 1", "reduced 1"});
 }
 
-TEST_CASE("within compute actions one sum is on its way while the next bucket fills, and of whole calls any number") {
+TEST_CASE("Reductions: within an action one overlaps the next bucket") {
   Fixture f({backward(0), share(0, 0), share(1, 0), share(2, 0)});
   f.begin(0);
   f.fill(0, 0);
@@ -122,7 +122,7 @@ TEST_CASE("within compute actions one sum is on its way while the next bucket fi
   CHECK(f.take() == Events{"reduce-scatter 2", "wait 1", "reduced 0"});
 }
 
-TEST_CASE("a sum within a compute action is its own backward's, not a later one's") {
+TEST_CASE("Reductions: belongs to its own backward, not a later one") {
   Fixture f({backward(0), share(0, 0), backward(1), share(0, 1)});
   f.begin(0);
   f.fill(0, 0);
@@ -134,7 +134,7 @@ TEST_CASE("a sum within a compute action is its own backward's, not a later one'
   CHECK(f.take().front() == "reduce-scatter 0");
 }
 
-TEST_CASE("of a compute action that gathers the next sum is known, and needs no full bucket") {
+TEST_CASE("Reductions: a gathering action's next needs no full bucket") {
   Fixture f({backward(0), share(0, 0, 1), share(1, 0, 3)}, true);
   f.begin(0);
   f.reductions.begin_gathering_compute(2);
@@ -150,7 +150,7 @@ TEST_CASE("of a compute action that gathers the next sum is known, and needs no 
   f.reductions.end_gathering_compute();
 }
 
-TEST_CASE("an error while a sum ends is that of the sum, and of the outer action afterwards") {
+TEST_CASE("Reductions: an error names the reduction, then the action") {
   Fixture f({backward(0), sum(0)});
   f.begin(0);
   f.fill(0, 0);
@@ -158,7 +158,7 @@ TEST_CASE("an error while a sum ends is that of the sum, and of the outer action
   CHECK(f.progress.busy_with() == &f.actions[0]);
 }
 
-TEST_CASE("after a failure sums under way are waited for, and handed to nobody") {
+TEST_CASE("Reductions: after a failure pending ones are only waited for") {
   Fixture f({backward(0), sum(0), sum(1), sum(0, 1)});
   f.begin(0);
   f.fill(0, 0);

@@ -34,7 +34,7 @@ void check_ended(World& world, int rank, int size) {
   world.announce_leaving();
 }
 
-TEST_CASE("world: a view works as its World, and throws when that has ended") {
+TEST_CASE("World: a view works, and throws once its World has ended") {
   std::optional<Model> model;
   {
     World world(0, nullptr);
@@ -44,7 +44,7 @@ TEST_CASE("world: a view works as its World, and throws when that has ended") {
   check_ended(model->world, 0, 1);
 }
 
-TEST_CASE("world: views of ranks that are threads outlive their Worlds") {
+TEST_CASE("World: views outlive the Worlds of rank threads") {
   std::vector<std::optional<Model>> models(3);
   loopback::run(3, [&](World& world) {
     models[world.rank_id().index()].emplace(world);
@@ -53,7 +53,7 @@ TEST_CASE("world: views of ranks that are threads outlive their Worlds") {
   for (int rank = 0; rank < 3; ++rank) check_ended(models[static_cast<std::size_t>(rank)]->world, rank, 3);
 }
 
-TEST_CASE("world: the end of a view ends nothing") {
+TEST_CASE("World: destroying a view ends nothing") {
   loopback::run(2, [](World& world) {
     { const Model model(world); }
     world.barrier();

@@ -40,7 +40,7 @@ std::string refusal(const Pipeline& pipeline, const BatchLayout& layout) {
 
 }  // namespace
 
-TEST_CASE("micro-batches, pieces and keys follow the definition on random layouts", "[schedule]") {
+TEST_CASE("BatchSplit: random layouts follow the definition", "[schedule]") {
   for (std::uint32_t seed = 0; seed < 500; ++seed) {
     const auto [pipeline, layout] = testing::random_case(seed, 6, 6);
     const BatchSplit split(pipeline, layout);
@@ -67,7 +67,7 @@ TEST_CASE("micro-batches, pieces and keys follow the definition on random layout
   }
 }
 
-TEST_CASE("micro-batches are even although local batches do not divide by their number", "[schedule]") {
+TEST_CASE("BatchSplit: micro-batches are even for any local batches", "[schedule]") {
   for (int ranks = 1; ranks <= 12; ++ranks) {
     Pipeline pipeline{.ranks = ranks, .stages = {{Rank(0)}}, .channels = {}, .groups = {}};
     for (std::int64_t local = 0; local <= 5; ++local) {
@@ -86,7 +86,7 @@ TEST_CASE("micro-batches are even although local batches do not divide by their 
   }
 }
 
-TEST_CASE("the slices of a stage are its micro-batch, once, in near-equal parts", "[schedule]") {
+TEST_CASE("BatchSplit: slices of a stage cover its micro-batch once", "[schedule]") {
   for (std::uint32_t seed = 0; seed < 500; ++seed) {
     const auto [pipeline, layout] =
         seed % 2 == 0 ? testing::random_case(seed, 6, 6) : testing::random_chunked_case(seed, 6, 6);
@@ -121,7 +121,7 @@ TEST_CASE("the slices of a stage are its micro-batch, once, in near-equal parts"
   }
 }
 
-TEST_CASE("stages that are all on all ranks keep every rank's piece", "[schedule]") {
+TEST_CASE("BatchSplit: stages on all ranks keep every rank's samples", "[schedule]") {
   const Mesh all{Rank(1), Rank(0)};
   Pipeline pipeline{.ranks = 2,
                     .stages = {all, all},
@@ -138,7 +138,7 @@ TEST_CASE("stages that are all on all ranks keep every rank's piece", "[schedule
   CHECK_FALSE(BatchSplit(pipeline, {{5, 2}, 1}).keeps_pieces());
 }
 
-TEST_CASE("a single stage on all ranks keeps every rank's piece, so that nothing travels", "[schedule]") {
+TEST_CASE("BatchSplit: a single stage on all ranks needs no messages", "[schedule]") {
   const Pipeline pipeline{.ranks = 3,
                           .stages = {{Rank(2), Rank(0), Rank(1)}},
                           .channels = {{kSource, StageId(0), ChannelKind::kBatched, true},
@@ -159,7 +159,7 @@ TEST_CASE("a single stage on all ranks keeps every rank's piece, so that nothing
   REQUIRE(split.slice(StageId(0), 0, 0) == split.piece(Rank(2), 0));
 }
 
-TEST_CASE("each rank gets each of its samples once, from a rank that holds it", "[schedule]") {
+TEST_CASE("BatchSplit: each rank gets each sample once from a holder", "[schedule]") {
   for (std::uint32_t seed = 0; seed < 500; ++seed) {
     const auto [pipeline, layout] =
         seed % 2 == 0 ? testing::random_case(seed, 6, 4) : testing::random_chunked_case(seed, 6, 4);
@@ -187,7 +187,7 @@ TEST_CASE("each rank gets each of its samples once, from a rank that holds it", 
   }
 }
 
-TEST_CASE("replicated values reach every reader once, addends leave every holder once", "[schedule]") {
+TEST_CASE("BatchSplit: replicated values and partial sums are sent once", "[schedule]") {
   const Pipeline pipeline{.ranks = 5,
                           .stages = {{Rank(0), Rank(1), Rank(2)}, {Rank(3), Rank(4)}},
                           .channels = {{StageId(0), StageId(1), ChannelKind::kReplicated, true},
@@ -213,7 +213,7 @@ TEST_CASE("replicated values reach every reader once, addends leave every holder
   for (const Channel& channel : channels) CHECK(nothing.routes(channel, 0, Flow::kValue).empty());
 }
 
-TEST_CASE("totals go from every holder to every reader, their gradients back", "[schedule]") {
+TEST_CASE("BatchSplit: totals go from all holders to all readers", "[schedule]") {
   const Pipeline pipeline{.ranks = 4,
                           .stages = {{Rank(2), Rank(0)}, {Rank(0), Rank(1), Rank(2)}},
                           .channels = {{StageId(0), StageId(1), ChannelKind::kTotal, true}},
@@ -231,7 +231,7 @@ TEST_CASE("totals go from every holder to every reader, their gradients back", "
   CHECK(one_sample.routes(total, 0, Flow::kGradient) == std::vector<Route>{{Rank(2), Rank(0), {}}});
 }
 
-TEST_CASE("tensor shards hold the same bits: each gets its copy from one shard of the writer", "[schedule]") {
+TEST_CASE("BatchSplit: a tensor shard gets its copy from one shard", "[schedule]") {
   const Mesh wide({Rank(0), Rank(1), Rank(2), Rank(3)}, 2), narrow{Rank(4)};
   const Pipeline pipeline{.ranks = 5,
                           .stages = {wide, narrow, wide},
@@ -257,7 +257,7 @@ TEST_CASE("tensor shards hold the same bits: each gets its copy from one shard o
   CHECK(ways(3, Flow::kValue) == Ways{{0, 0}, {1, 1}, {2, 2}, {3, 3}});
 }
 
-TEST_CASE("malformed pipelines and layouts are refused by name", "[schedule]") {
+TEST_CASE("BatchSplit: malformed pipelines and layouts are refused", "[schedule]") {
   const Pipeline good{.ranks = 2,
                       .stages = {{Rank(0)}, {Rank(1)}},
                       .channels = {{StageId(0), StageId(1), ChannelKind::kBatched, true}},

@@ -7,7 +7,7 @@
 using namespace autopar;
 using Catch::Matchers::ContainsSubstring;
 
-TEST_CASE("stages lie on positions in loops or in a V, and are found there again", "[schedule]") {
+TEST_CASE("chunk_layout: finds looped and V-shaped stages", "[schedule]") {
   for (const auto& replicas : {std::vector<int>{1}, {1, 1}, {2, 1, 3}, {1, 4, 2, 2}}) {
     const Positions positions = testing::positions_of(replicas);
     const auto p = positions.size();
@@ -27,7 +27,7 @@ TEST_CASE("stages lie on positions in loops or in a V, and are found there again
   }
 }
 
-TEST_CASE("the ranks of two chunks may come in another order, but must be the same", "[schedule]") {
+TEST_CASE("chunk_layout: chunks of a position have the same ranks", "[schedule]") {
   CHECK(chunk_layout(testing::in_a_row({{Rank(1), Rank(0)}, {Rank(0), Rank(1)}})).size() == 1);
   CHECK_THROWS_WITH(chunk_layout(testing::in_a_row({{Rank(1), Rank(0)}, {Rank(2)}, {Rank(1), Rank(3)}})),
                     ContainsSubstring("stages 0 and 2 share rank 1"));

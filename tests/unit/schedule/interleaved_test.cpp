@@ -11,14 +11,14 @@ using testing::in_a_row;
 using testing::single_ranks;
 using testing::timeline_of;
 
-TEST_CASE("interleaved 1F1B: 9.9 % bubble at 8 positions, 32 micro-batches, 2 chunks", "[schedule]") {
+TEST_CASE("Interleaved: 9.9 % bubble for 8 ranks, 32 micro-batches", "[schedule]") {
   const auto timeline = timeline_of(in_a_row(looped_stages(single_ranks(8), 2)), 32, Interleaved{});
   CHECK(timeline.idle == Approx(7.0 / (2 * 32 + 7)));
   CHECK(timeline.idle == Approx(0.099).margin(0.0005));
   CHECK(timeline.peaks.front() == 2 * 8 + 7);  // 1.44 times 1F1B's
 }
 
-TEST_CASE("interleaved 1F1B: bubble and memory are the closed ones for any number of micro-batches", "[schedule]") {
+TEST_CASE("Interleaved: bubble and memory follow the closed forms", "[schedule]") {
   for (const int p : {1, 2, 3, 4, 5, 8}) {
     for (const int v : {1, 2, 3, 4}) {
       const auto pipeline = in_a_row(looped_stages(single_ranks(p), v));
@@ -36,7 +36,7 @@ TEST_CASE("interleaved 1F1B: bubble and memory are the closed ones for any numbe
   }
 }
 
-TEST_CASE("interleaved 1F1B with one chunk is 1F1B", "[schedule]") {
+TEST_CASE("Interleaved: one chunk is 1F1B", "[schedule]") {
   for (const int p : {1, 3, 4}) {
     for (const int m : {1, 2, 5, 8}) {
       const auto pipeline = in_a_row(looped_stages(single_ranks(p), 1));
@@ -46,7 +46,7 @@ TEST_CASE("interleaved 1F1B with one chunk is 1F1B", "[schedule]") {
   }
 }
 
-TEST_CASE("interleaved 1F1B: the published order, and groups of equal size where it has none", "[schedule]") {
+TEST_CASE("Interleaved: published order, else groups of equal size", "[schedule]") {
   const auto pipeline = in_a_row(looped_stages(single_ranks(2), 2));
   const auto four = Interleaved{}.rank_orders(pipeline, 4);
   CHECK(testing::spelled(four[0]) == "F00 F01 F20 F21 F02 b20 F03 b21 F22 b00 F23 b01 b22 b23 b02 b03");
@@ -55,7 +55,7 @@ TEST_CASE("interleaved 1F1B: the published order, and groups of equal size where
   CHECK(testing::spelled(three[1]) == "F10 F11 F12 F30 b30 F31 b31 F32 b32 b10 b11 b12");
 }
 
-TEST_CASE("interleaved 1F1B refuses stages that do not go round", "[schedule]") {
+TEST_CASE("Interleaved: stages that are not looped are refused", "[schedule]") {
   CHECK_THROWS_WITH(Interleaved{}.rank_orders(in_a_row(v_shaped_stages(single_ranks(2))), 4),
                     Catch::Matchers::ContainsSubstring("looped_stages"));
   CHECK_THROWS_AS(Interleaved{}.rank_orders(in_a_row({{Rank(0)}, {Rank(1)}, {Rank(0)}}), 4), InvalidArgument);

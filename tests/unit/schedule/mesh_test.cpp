@@ -8,7 +8,7 @@
 
 using namespace autopar;
 
-TEST_CASE("the groups of either axis partition a mesh, and each pair of them meets in one rank", "[schedule]") {
+TEST_CASE("Mesh: groups of each axis partition it and meet in one rank", "[schedule]") {
   for (int replicas = 1; replicas <= 4; ++replicas) {
     for (int tensor = 1; tensor <= 4; ++tensor) {
       CAPTURE(replicas, tensor);
@@ -37,8 +37,7 @@ TEST_CASE("the groups of either axis partition a mesh, and each pair of them mee
   }
 }
 
-TEST_CASE("ranks that are no whole number of replicas, or whose tensor shards are out of order, are refused",
-          "[schedule]") {
+TEST_CASE("Mesh: incomplete replicas and unordered shards are refused", "[schedule]") {
   using Catch::Matchers::ContainsSubstring;
   CHECK_THROWS_WITH(Mesh({Rank(0), Rank(1), Rank(2)}, 2),
                     ContainsSubstring("3 ranks are no whole number of replicas of 2"));

@@ -9,7 +9,7 @@
 
 using namespace autopar;
 
-TEST_CASE("a stage's parts run in order forwards, and the other way round in every kind of backward") {
+TEST_CASE("orders_of_parts: forwards in order, backwards reversed") {
   using enum ActionKind;
   const StageId s0(0), s1(1);
   const auto divided = orders_of_parts(
@@ -19,7 +19,7 @@ TEST_CASE("a stage's parts run in order forwards, and the other way round in eve
   CHECK(divided[1].empty());
 }
 
-TEST_CASE("schedules of ranks still run when their stages are cut into parts") {
+TEST_CASE("orders_of_parts: partitioned schedules still run") {
   for (const auto kind : {ScheduleKind::kInterleaved, ScheduleKind::kZbV}) {
     for (int positions = 1; positions <= 3; ++positions) {
       for (int microbatches = 1; microbatches <= 4; ++microbatches) {

@@ -25,7 +25,7 @@ static_assert(!SchedulePolicy<NoTag>);
 
 }  // namespace
 
-TEST_CASE("every schedule of the table keeps the laws of a schedule policy", "[schedule][laws]") {
+TEST_CASE("kScheduleTraits: every policy obeys the schedule laws", "[schedule][laws]") {
   for (const ScheduleTraits& row : kScheduleTraits) {
     INFO(row.name);
     if (row.orders_in_plan) continue;  // their orders are of one pipeline
@@ -35,18 +35,18 @@ TEST_CASE("every schedule of the table keeps the laws of a schedule policy", "[s
   }
 }
 
-TEST_CASE("random orders keep the laws of a schedule policy, wherever the stages lie", "[schedule][laws]") {
+TEST_CASE("RandomOrders: obeys the schedule laws for any layout", "[schedule][laws]") {
   for (std::uint64_t seed = 0; seed < 20; ++seed)
     testing::check_schedule_laws(testing::RandomOrders{seed}, {.layout = StageLayout::kAnywhere, .inputs = 20});
 }
 
-TEST_CASE("GPipe runs all forwards, then all backwards", "[schedule]") {
+TEST_CASE("GPipe: all forwards, then all backwards", "[schedule]") {
   CHECK_THROWS_AS(GPipe{}.order(StageId(2), 2, 1), InvalidArgument);
   CHECK_THROWS_AS(GPipe{}.order(StageId(0), 1, 0), InvalidArgument);
   CHECK(GPipe{}.order(StageId(0), 2, 2) == std::vector<ComputeAction>{{kF, 0}, {kF, 1}, {kB, 0}, {kB, 1}});
 }
 
-TEST_CASE("1F1B alternates once warm and holds no more micro-batches than stages to the end", "[schedule]") {
+TEST_CASE("OneFOneB: alternates once warm, with bounded activations", "[schedule]") {
   CHECK_THROWS_AS(OneFOneB{}.order(StageId(2), 2, 1), InvalidArgument);
   CHECK_THROWS_AS(OneFOneB{}.order(StageId(0), 1, 0), InvalidArgument);
   CHECK(OneFOneB{}.order(StageId(0), 2, 3) ==

@@ -110,25 +110,21 @@ void check_orders(std::uint32_t seeds) {
 
 }  // namespace
 
-TEST_CASE("random pipelines give programs that are accepted and compute the reference", "[schedule]") {
-  check_pipelines(500);
-}
+TEST_CASE("make_program: random pipelines compute the reference", "[schedule]") { check_pipelines(500); }
 
-TEST_CASE("random pipelines with several stages a rank: accepted, and they compute the reference", "[schedule]") {
+TEST_CASE("make_program: random chunked pipelines compute the reference", "[schedule]") {
   check_chunked_pipelines(500);
 }
 
-TEST_CASE("programs of random orders of ranks are accepted and compute the reference", "[schedule]") {
-  check_orders(500);
-}
+TEST_CASE("make_program: random orders compute the reference", "[schedule]") { check_orders(500); }
 
-TEST_CASE("so it is with 2,000 of each", "[schedule][.nightly]") {
+TEST_CASE("make_program: 2,000 of each compute the reference", "[schedule][.nightly]") {
   check_pipelines(2000);
   check_chunked_pipelines(2000);
   check_orders(2000);
 }
 
-TEST_CASE("a rank's compute actions come in the order that the policy gives it", "[schedule]") {
+TEST_CASE("make_program: compute actions follow the policy's order", "[schedule]") {
   for (std::uint32_t seed = 0; seed < 300; ++seed) {
     auto [pipeline, layout] = testing::random_chunked_case(seed, 6, 5);
     for (auto& samples : layout.local) samples = 40;  // no empty slice
@@ -145,7 +141,7 @@ TEST_CASE("a rank's compute actions come in the order that the policy gives it",
   }
 }
 
-TEST_CASE("programs of larger random pipelines are accepted", "[schedule]") {
+TEST_CASE("make_program: larger random pipelines are accepted", "[schedule]") {
   for (std::uint32_t seed = 0; seed < 60; ++seed) {
     const auto [pipeline, layout] = testing::random_case(seed, 40, 24);
     for (const Phase phase : {Phase::kStep, Phase::kForward, Phase::kBackward}) {
@@ -156,8 +152,7 @@ TEST_CASE("programs of larger random pipelines are accepted", "[schedule]") {
   }
 }
 
-TEST_CASE("two stages under 1F1B: inputs two compute actions ahead, messages right behind their producer",
-          "[schedule]") {
+TEST_CASE("make_program: 1F1B receives ahead and sends at once", "[schedule]") {
   const auto program = make_program(two_stages(), {{2, 2}, 2}, OneFOneB{});
   CHECK(words(program.ranks[0]) ==
         std::vector<std::string>{"send of values of channel 0, micro-batch 0, samples [0, 1), to rank 0",
@@ -176,7 +171,7 @@ TEST_CASE("two stages under 1F1B: inputs two compute actions ahead, messages rig
                                  "backward of stage 0, micro-batch 1, samples [0, 2)"});
 }
 
-TEST_CASE("two stages on one rank: a copy between them, each reduced after its own last backward", "[schedule]") {
+TEST_CASE("make_program: two stages on one rank exchange by a copy", "[schedule]") {
   const Pipeline pipeline{.ranks = 2,
                           .stages = {{Rank(0)}, {Rank(0), Rank(1)}, {Rank(0), Rank(1)}},
                           .channels = {{StageId(0), StageId(1), ChannelKind::kReplicated, true},
@@ -211,7 +206,7 @@ TEST_CASE("two stages on one rank: a copy between them, each reduced after its o
                                  "reduction of bucket 0 over group 2"});
 }
 
-TEST_CASE("stages that share a rank share its time, the earliest micro-batch first", "[schedule]") {
+TEST_CASE("make_program: stages on one rank run the first micro-batch", "[schedule]") {
   const auto computes = [](const std::vector<Action>& actions) {
     std::string out;
     for (const Action& action : actions) {
@@ -236,7 +231,7 @@ TEST_CASE("stages that share a rank share its time, the earliest micro-batch fir
   CHECK(computes(around.ranks[1]) == "F10 F11 F30 F31 F12 F13 F32 F33");
 }
 
-TEST_CASE("every message of a stage directly follows what makes it, and names the stage of its end", "[schedule]") {
+TEST_CASE("make_program: a message follows its producer", "[schedule]") {
   for (std::uint32_t seed = 0; seed < 600; ++seed) {
     const auto [pipeline, layout] =
         seed % 2 == 0 ? testing::random_case(seed, 7, 6) : testing::random_chunked_case(seed, 6, 5);
@@ -260,7 +255,7 @@ TEST_CASE("every message of a stage directly follows what makes it, and names th
   }
 }
 
-TEST_CASE("the whole-step phase leaves result gradients out, a forward phase reductions too", "[schedule]") {
+TEST_CASE("make_program: phases omit result gradients and reductions", "[schedule]") {
   Pipeline pipeline = two_stages();
   pipeline.channels.push_back({StageId(1), kSink, ChannelKind::kBatched, true});
   pipeline.groups.push_back({{Rank(0), Rank(1)}, StageId::none(), 2});
@@ -281,7 +276,7 @@ TEST_CASE("the whole-step phase leaves result gradients out, a forward phase red
   CHECK(count(Phase::kBackward, reduces) == 4);
 }
 
-TEST_CASE("a step without any sample still reduces on every member", "[schedule]") {
+TEST_CASE("make_program: a step without samples still reduces", "[schedule]") {
   Pipeline pipeline = two_stages();
   pipeline.groups.push_back({{Rank(0), Rank(1)}, StageId::none(), 1});
   const auto program = make_program(pipeline, {{0, 0}, 3}, OneFOneB{});
@@ -290,7 +285,7 @@ TEST_CASE("a step without any sample still reduces on every member", "[schedule]
   }
 }
 
-TEST_CASE("orders of ranks that cannot run, or are not those of their stages, are refused by name", "[schedule]") {
+TEST_CASE("make_program: rank orders that cannot run are refused", "[schedule]") {
   using Catch::Matchers::ContainsSubstring;
   const auto refusal = [](std::vector<std::vector<ComputeAction>> orders) -> std::string {
     try {
@@ -327,7 +322,7 @@ TEST_CASE("orders of ranks that cannot run, or are not those of their stages, ar
                     ContainsSubstring("stage 1 never gets what it needs"));
 }
 
-TEST_CASE("policies whose orders cannot run are refused by name", "[schedule]") {
+TEST_CASE("make_program: policies that cannot run are refused", "[schedule]") {
   using Catch::Matchers::ContainsSubstring;
   CHECK_THROWS_WITH(make_program(two_stages(), {{2, 2}, 2}, Stubborn{}),
                     ContainsSubstring("wait for each other") && ContainsSubstring("micro-batch"));

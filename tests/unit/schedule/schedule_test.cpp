@@ -31,7 +31,7 @@ Placed random_placed(ScheduleKind kind, std::uint32_t seed, int max_ranks, int m
 
 }  // namespace
 
-TEST_CASE("schedules have the names of the options", "[schedule]") {
+TEST_CASE("schedule_named: names are those of the options", "[schedule]") {
   std::string all;
   for (const ScheduleKind kind : kScheduleKinds) {
     all += std::string(to_string(kind)) + " ";
@@ -41,7 +41,7 @@ TEST_CASE("schedules have the names of the options", "[schedule]") {
   CHECK(!schedule_named("zb"));
 }
 
-TEST_CASE("each schedule on 1,000 random pipelines: accepted, no deadlock, the reference's result", "[schedule]") {
+TEST_CASE("schedules: 1,000 random pipelines match the reference", "[schedule]") {
   for (const ScheduleKind kind : kScheduleKinds) {
     for (std::uint32_t seed = 0; seed < 1000; ++seed) {
       const auto [example, orders] = random_placed(kind, seed, 7, 7);
@@ -60,7 +60,7 @@ TEST_CASE("each schedule on 1,000 random pipelines: accepted, no deadlock, the r
   }
 }
 
-TEST_CASE("every rank of a program computes in the policy's order, less its empty slices", "[schedule]") {
+TEST_CASE("schedules: each rank follows its policy, less empty slices", "[schedule]") {
   for (const ScheduleKind kind : {ScheduleKind::kInterleaved, ScheduleKind::kZbH1, ScheduleKind::kZbV}) {
     for (std::uint32_t seed = 0; seed < 300; ++seed) {
       const auto example = testing::random_placed_case(seed, traits_of(kind).layout, 9, 9);
@@ -89,7 +89,7 @@ TEST_CASE("every rank of a program computes in the policy's order, less its empt
   }
 }
 
-TEST_CASE("positions with many ranks and equal times have the bubble of positions with one", "[schedule]") {
+TEST_CASE("schedules: replicated positions have the same bubble", "[schedule]") {
   for (const ScheduleKind kind : {ScheduleKind::kGPipe, ScheduleKind::kOneFOneB, ScheduleKind::kInterleaved,
                                   ScheduleKind::kZbH1, ScheduleKind::kZbV}) {
     const auto one = testing::in_a_row(stages_for(kind, testing::single_ranks(3), 2));
@@ -100,7 +100,7 @@ TEST_CASE("positions with many ranks and equal times have the bubble of position
   }
 }
 
-TEST_CASE("given orders run fewer micro-batches than they name, never more", "[schedule]") {
+TEST_CASE("GivenOrders: run fewer micro-batches, never more", "[schedule]") {
   const auto pipeline = testing::in_a_row(testing::single_ranks(2));
   const GivenOrders orders{testing::RandomOrders{3}.rank_orders(pipeline, 5), 5};
   for (int m = 1; m <= 5; ++m) {

@@ -80,7 +80,7 @@ void check_closed_forms(const Policy& policy) {
 
 }  // namespace
 
-TEST_CASE("tensor shards of a replica start together what they exchange values in") {
+TEST_CASE("simulate: tensor shards start their exchanges together") {
   Pipeline pipeline{.ranks = 3, .stages = {{Rank(0)}, Mesh({Rank(1), Rank(2)}, 2)}, .channels = {}, .groups = {}};
   pipeline.channels = {{StageId(0), StageId(1), ChannelKind::kBatched, true}};
   const auto program = make_program(pipeline, {{1, 0, 0}, 1}, OneFOneB{});
@@ -95,12 +95,12 @@ TEST_CASE("tensor shards of a replica start together what they exchange values i
   }
 }
 
-TEST_CASE("simulated bubble and peak activations are the published ones", "[schedule]") {
+TEST_CASE("simulate: bubble and peak activations are the published ones", "[schedule]") {
   check_closed_forms(GPipe{});
   check_closed_forms(OneFOneB{});
 }
 
-TEST_CASE("messages delay the ramp, and hide behind computation once warm", "[schedule]") {
+TEST_CASE("simulate: messages delay the warm-up, then overlap", "[schedule]") {
   const auto pipeline = row(2, 1);
   const auto gpipe = make_program(pipeline, even(pipeline, 8), GPipe{});
   UnitCosts costs{.message_seconds = 0.25};
@@ -110,7 +110,7 @@ TEST_CASE("messages delay the ramp, and hide behind computation once warm", "[sc
   CHECK(simulate(pipeline, gpipe, costs).step.value() > 8 * 4 * 2);
 }
 
-TEST_CASE("messages into and out of one rank come one at a time", "[schedule]") {
+TEST_CASE("simulate: messages of one rank are serialised", "[schedule]") {
   Pipeline pipeline{.ranks = 5,
                     .stages = {{Rank(0), Rank(1), Rank(2), Rank(3)}, {Rank(4)}},
                     .channels = {{StageId(0), StageId(1), ChannelKind::kBatched, false}},
@@ -123,14 +123,14 @@ TEST_CASE("messages into and out of one rank come one at a time", "[schedule]") 
   CHECK(simulate(pipeline, spread, UnitCosts{.message_seconds = 1}).step.value() == Approx(1 + 4 + 1));
 }
 
-TEST_CASE("buckets are summed one after the other while the last backward fills them", "[schedule]") {
+TEST_CASE("simulate: buckets are reduced in order as they fill", "[schedule]") {
   const auto pipeline = row(1, 2);  // 4 buckets, filled at 1.5, 2, 2.5 and 3 seconds
   const auto program = make_program(pipeline, even(pipeline, 1), GPipe{});
   CHECK(simulate(pipeline, program, UnitCosts{.reduce_seconds = 0.25}).step.value() == Approx(3.25));
   CHECK(simulate(pipeline, program, UnitCosts{.reduce_seconds = 1}).step.value() == Approx(1.5 + 4));
 }
 
-TEST_CASE("stages on one rank share its time, and a copy between them takes none", "[schedule]") {
+TEST_CASE("simulate: stages on one rank share its time", "[schedule]") {
   for (const int stages : {1, 2, 5}) {
     Pipeline pipeline = row(stages, 1);
     pipeline.ranks = 1;
@@ -142,8 +142,7 @@ TEST_CASE("stages on one rank share its time, and a copy between them takes none
   }
 }
 
-TEST_CASE("a compute action waits for the messages to its own stage, not for those to another of the rank",
-          "[schedule]") {
+TEST_CASE("simulate: an action waits for its own stage's messages alone", "[schedule]") {
   const Pipeline pipeline{.ranks = 2,
                           .stages = {{Rank(0)}, {Rank(1)}, {Rank(1)}},
                           .channels = {{StageId(0), StageId(1), ChannelKind::kBatched, false},
@@ -158,7 +157,7 @@ TEST_CASE("a compute action waits for the messages to its own stage, not for tho
   CHECK(starts == std::vector<double>{1.75, 2.75});  // the second message arrives at 2.5, while stage 1 runs
 }
 
-TEST_CASE("a stage's sum starts in its own last backward, a tied one after the rank's", "[schedule]") {
+TEST_CASE("simulate: reductions start in the last backward", "[schedule]") {
   Pipeline pipeline{.ranks = 2,
                     .stages = {{Rank(0), Rank(1)}, {Rank(0), Rank(1)}},
                     .channels = {{StageId(0), StageId(1), ChannelKind::kBatched, true}},
@@ -178,8 +177,7 @@ TEST_CASE("a stage's sum starts in its own last backward, a tied one after the r
   CHECK(sums() == std::vector<double>{6, 6.5, 7});
 }
 
-TEST_CASE("a backward in two parts takes the time of each, and is refused by costs that do not know them",
-          "[schedule]") {
+TEST_CASE("simulate: split backwards need costs that know them", "[schedule]") {
   const auto pipeline = row(2, 1);
   const auto program = make_program(pipeline, even(pipeline, 1), InTwoParts{});
   const auto timeline = simulate(pipeline, program, SplitCosts{});  // the weight backwards of both stages overlap
@@ -188,7 +186,7 @@ TEST_CASE("a backward in two parts takes the time of each, and is refused by cos
   CHECK_THROWS_WITH(simulate(pipeline, program, UnitCosts{}), Catch::Matchers::ContainsSubstring("in two parts"));
 }
 
-TEST_CASE("what a forward leaves behind is held until the last part of its backward", "[schedule]") {
+TEST_CASE("peak_activations: held until the last part of the backward", "[schedule]") {
   using enum ActionKind;
   const StageId s(0);
   const auto compute = [&](ActionKind kind, int microbatch) {
@@ -204,7 +202,7 @@ TEST_CASE("what a forward leaves behind is held until the last part of its backw
         2);
 }
 
-TEST_CASE("spans follow the laws of the executor on random pipelines", "[schedule]") {
+TEST_CASE("simulate: spans obey the executor's laws", "[schedule]") {
   for (std::uint32_t seed = 0; seed < 900; ++seed) {
     const auto [pipeline, layout] =
         seed % 3 == 0 ? testing::random_case(seed, 7, 6) : testing::random_chunked_case(seed, 6, 5);
@@ -239,14 +237,14 @@ TEST_CASE("spans follow the laws of the executor on random pipelines", "[schedul
   }
 }
 
-TEST_CASE("a program that cannot end is refused, not simulated for ever", "[schedule]") {
+TEST_CASE("simulate: a deadlocked program is refused", "[schedule]") {
   const auto pipeline = row(2, 1);
   auto program = make_program(pipeline, even(pipeline, 2), GPipe{});
   program.ranks[1].pop_back();  // the last gradient is never sent
   CHECK_THROWS_AS(simulate(pipeline, program, UnitCosts{}), InvalidArgument);
 }
 
-TEST_CASE("64 ranks x 64 micro-batches are simulated", "[schedule]") {
+TEST_CASE("simulate: 64 ranks x 64 micro-batches", "[schedule]") {
   const auto pipeline = row(16, 4);
   const auto program = make_program(pipeline, even(pipeline, 64), OneFOneB{});
   double best = std::numeric_limits<double>::infinity();

@@ -142,7 +142,7 @@ class BruteForce {
 
 }  // namespace
 
-TEST_CASE("a synthesised schedule fits, is no slower than fixed ones that fit, and not below its bound", "[schedule]") {
+TEST_CASE("Synthesised: fits, beats fixed ones, not below its bound", "[schedule]") {
   int faster = 0, alone = 0;
   for (std::uint32_t seed = 0; seed < 400; ++seed) {
     Dice dice(seed);
@@ -169,7 +169,7 @@ TEST_CASE("a synthesised schedule fits, is no slower than fixed ones that fit, a
   CHECK(alone > 80);
 }
 
-TEST_CASE("synthesised orders of small pipelines are the best there are", "[schedule]") {
+TEST_CASE("Synthesised: optimal for small pipelines", "[schedule]") {
   for (std::uint32_t seed = 0; seed < 120; ++seed) {
     Dice dice(seed);
     const int stages = dice(2, 3), microbatches = 2;
@@ -188,7 +188,7 @@ TEST_CASE("synthesised orders of small pipelines are the best there are", "[sche
   }
 }
 
-TEST_CASE("at equal times the best fixed schedule is proven best and kept", "[schedule]") {
+TEST_CASE("Synthesised: keeps a fixed schedule that is proven best", "[schedule]") {
   const auto pipeline = in_a_row(v_shaped_stages(single_ranks(8)));
   const Synthesised<testing::EqualTimes> policy{
       .costs = {}, .local = testing::even_layout(pipeline, 32).local, .limits = std::vector<Bytes>(8, Bytes(16))};
@@ -199,7 +199,7 @@ TEST_CASE("at equal times the best fixed schedule is proven best and kept", "[sc
   CHECK(found.states == 0);
 }
 
-TEST_CASE("with half of ZB-V's memory no fixed schedule fits; a synthesised one takes 14 % more time", "[schedule]") {
+TEST_CASE("Synthesised: half of ZB-V's memory costs 14 % more time", "[schedule]") {
   const auto pipeline = in_a_row(v_shaped_stages(single_ranks(8)));
   const Synthesised<testing::EqualTimes> policy{.costs = {},
                                                 .local = testing::even_layout(pipeline, 32).local,
@@ -211,7 +211,7 @@ TEST_CASE("with half of ZB-V's memory no fixed schedule fits; a synthesised one 
   for (const int peak : testing::timeline_of(pipeline, 32, found.orders).peaks) CHECK(peak <= 8);
 }
 
-TEST_CASE("a runtime that keeps backwards whole gets orders with whole backwards", "[schedule]") {
+TEST_CASE("Synthesised: whole backwards where the runtime needs them", "[schedule]") {
   Dice dice(1);
   const auto pipeline = in_a_row(looped_stages(single_ranks(3), 2));
   const Synthesised<Uneven> policy{
@@ -224,7 +224,7 @@ TEST_CASE("a runtime that keeps backwards whole gets orders with whole backwards
   }
 }
 
-TEST_CASE("synthesised programs of random batches are accepted and compute the reference", "[schedule]") {
+TEST_CASE("Synthesised: programs compute the reference", "[schedule]") {
   for (std::uint32_t seed = 0; seed < 300; ++seed) {
     const auto kind = seed % 3 == 0   ? ScheduleKind::kOneFOneB
                       : seed % 3 == 1 ? ScheduleKind::kInterleaved
@@ -245,7 +245,7 @@ TEST_CASE("synthesised programs of random batches are accepted and compute the r
   }
 }
 
-TEST_CASE("stages that share some ranks only are ordered, too", "[schedule]") {
+TEST_CASE("Synthesised: stages that share some ranks are ordered", "[schedule]") {
   for (std::uint32_t seed = 0; seed < 100; ++seed) {
     const auto [pipeline, layout] = testing::random_chunked_case(seed, 5, 5);
     Dice dice(seed);
@@ -259,7 +259,7 @@ TEST_CASE("stages that share some ranks only are ordered, too", "[schedule]") {
   }
 }
 
-TEST_CASE("a limit that no micro-batch fits is refused with both sizes", "[schedule]") {
+TEST_CASE("Synthesised: a limit below one micro-batch is refused", "[schedule]") {
   const auto pipeline = in_a_row(looped_stages(single_ranks(2), 2));
   const Synthesised<testing::EqualTimes> policy{
       .costs = {}, .local = {2, 2}, .held = {Bytes(3), Bytes(1), Bytes(4), Bytes(1)}, .limits = {Bytes(6), Bytes(9)}};

@@ -57,7 +57,7 @@ void hold(const Claim& claim) {
 
 using namespace traits_test;
 
-TEST_CASE("each kind has one row, with a name of its own", "[schedule][traits]") {
+TEST_CASE("ScheduleTraits: one row and one name per kind", "[schedule][traits]") {
   std::set<std::string_view> names;
   for (const ScheduleKind kind : kScheduleKinds) {
     CHECK(traits_of(kind).kind == kind);
@@ -68,7 +68,7 @@ TEST_CASE("each kind has one row, with a name of its own", "[schedule][traits]")
   CHECK_THROWS_AS(with_policy(static_cast<ScheduleKind>(kScheduleKinds.size()), [](const auto&) {}), InvalidArgument);
 }
 
-TEST_CASE("a row says all that has a closed form, or that its orders stand in plans", "[schedule][traits]") {
+TEST_CASE("ScheduleTraits: closed forms, unless orders are in the plan", "[schedule][traits]") {
   for (const ScheduleTraits& row : kScheduleTraits) {
     INFO(row.name);
     const bool is_law = !row.orders_in_plan;
@@ -84,7 +84,7 @@ TEST_CASE("a row says all that has a closed form, or that its orders stand in pl
   }
 }
 
-TEST_CASE("a schedule's stages lie where its row says, and its policy takes no others", "[schedule][traits]") {
+TEST_CASE("ScheduleTraits: a policy accepts its row's layout alone", "[schedule][traits]") {
   hold([](const ScheduleTraits& row, const Sizes& sizes) {
     const Pipeline pipeline = laid_out(row, sizes);
     const ChunkLayout stages = chunk_layout(pipeline);
@@ -106,7 +106,7 @@ TEST_CASE("a schedule's stages lie where its row says, and its policy takes no o
   });
 }
 
-TEST_CASE("backwards come in two parts where the row says so, and nowhere else", "[schedule][traits]") {
+TEST_CASE("ScheduleTraits: backwards are split where the row says so", "[schedule][traits]") {
   hold([](const ScheduleTraits& row, const Sizes& sizes) {
     for (const auto& computes : orders_of(row, sizes)) {
       const auto has = [&](ActionKind kind) {
@@ -119,7 +119,7 @@ TEST_CASE("backwards come in two parts where the row says so, and nowhere else",
   });
 }
 
-TEST_CASE("as many micro-batches are in flight as the row's law says", "[schedule][traits]") {
+TEST_CASE("ScheduleTraits: micro-batches in flight follow the row", "[schedule][traits]") {
   hold([](const ScheduleTraits& row, const Sizes& sizes) {
     if (row.in_flight == InFlightLaw::kCounted) return;
     const auto orders = orders_of(row, sizes);
@@ -139,7 +139,7 @@ TEST_CASE("as many micro-batches are in flight as the row's law says", "[schedul
   });
 }
 
-TEST_CASE("a position holds at its peak what the row's closed form says", "[schedule][traits]") {
+TEST_CASE("ScheduleTraits: peak activations equal the closed form", "[schedule][traits]") {
   hold([](const ScheduleTraits& row, const Sizes& sizes) {
     const auto orders = orders_of(row, sizes);
     for (int d = 0; d < sizes.positions; ++d) {
@@ -155,7 +155,7 @@ TEST_CASE("a position holds at its peak what the row's closed form says", "[sche
   });
 }
 
-TEST_CASE("the simulated bubble is the row's closed form", "[schedule][traits]") {
+TEST_CASE("ScheduleTraits: simulated bubble equals the closed form", "[schedule][traits]") {
   hold([](const ScheduleTraits& row, const Sizes& sizes) {
     if (sizes.microbatches < row.filled_by(sizes.positions)) return;
     const auto timeline = with_policy(row.kind, [&](const auto& policy) {
@@ -169,7 +169,7 @@ TEST_CASE("the simulated bubble is the row's closed form", "[schedule][traits]")
   });
 }
 
-TEST_CASE("said a second time, every order is the policy's", "[schedule][traits]") {
+TEST_CASE("ScheduleTraits: restated orders equal the policy's", "[schedule][traits]") {
   hold([](const ScheduleTraits& row, const Sizes& sizes) {
     const Pipeline pipeline = laid_out(row, sizes);
     const auto orders = orders_of(row, sizes);
@@ -186,7 +186,7 @@ TEST_CASE("said a second time, every order is the policy's", "[schedule][traits]
   });
 }
 
-TEST_CASE("a schedule is found by what is true of it", "[schedule][traits]") {
+TEST_CASE("ScheduleTraits: schedules are found by property", "[schedule][traits]") {
   CHECK(traits_of(kSynthesisedSchedule).orders_in_plan);
   CHECK(puts_forwards_first(kForwardsFirst));
   CHECK(has_closed_form(kDefaultSchedule));

@@ -201,7 +201,7 @@ Program moved(Program program, std::size_t rank, std::size_t from, std::size_t t
 
 }  // namespace
 
-TEST_CASE("every dropped, doubled or changed action of small programs is rejected", "[schedule]") {
+TEST_CASE("validate: dropped, doubled or changed actions are rejected", "[schedule]") {
   int mutants = 0;
   for (const Subject& subject : small_subjects()) {
     REQUIRE(accepted(subject, subject.program));
@@ -225,7 +225,7 @@ TEST_CASE("every dropped, doubled or changed action of small programs is rejecte
   CHECK(mutants > 10000);
 }
 
-TEST_CASE("a reordered small program is rejected unless the blocking runtime proves it equivalent", "[schedule]") {
+TEST_CASE("validate: reordering is rejected unless equivalent", "[schedule]") {
   int mutants = 0, rejected = 0;
   for (const Subject& subject : small_subjects()) {
     for (std::size_t r = 0; r < subject.program.ranks.size(); ++r) {
@@ -247,7 +247,7 @@ TEST_CASE("a reordered small program is rejected unless the blocking runtime pro
   CHECK(rejected > mutants / 2);
 }
 
-TEST_CASE("seeded mutants of random programs are rejected unless equivalent", "[schedule]") {
+TEST_CASE("validate: random mutants are rejected unless equivalent", "[schedule]") {
   for (std::uint32_t seed = 0; seed < 3000; ++seed) {
     Dice dice(seed + 1000000);
     std::vector<Subject> subjects;
@@ -279,7 +279,7 @@ TEST_CASE("seeded mutants of random programs are rejected unless equivalent", "[
   }
 }
 
-TEST_CASE("swapping two micro-batches on both sides of a link is rejected where the data are not there", "[schedule]") {
+TEST_CASE("validate: swapped micro-batches are rejected", "[schedule]") {
   const auto example = small_cases()[2];
   const auto program = make_program(example.pipeline, example.layout, GPipe{});
   Subject subject{example, Phase::kStep, program};
@@ -294,7 +294,7 @@ TEST_CASE("swapping two micro-batches on both sides of a link is rejected where 
   CHECK(!accepted(subject, subject.program));
 }
 
-TEST_CASE("buckets in another order are rejected even if all members agree on it", "[schedule]") {
+TEST_CASE("validate: reordered buckets are rejected", "[schedule]") {
   const auto [pipeline, layout] = small_cases()[1];
   auto program = make_program(pipeline, layout, GPipe{});
   for (auto& actions : program.ranks) std::swap(actions[actions.size() - 2], actions[actions.size() - 1]);
@@ -302,7 +302,7 @@ TEST_CASE("buckets in another order are rejected even if all members agree on it
                     Catch::Matchers::ContainsSubstring("reduction of bucket 0 over group 0) is out of order"));
 }
 
-TEST_CASE("a fault names rank, position and action", "[schedule]") {
+TEST_CASE("validate: a fault names rank, position and action", "[schedule]") {
   using Catch::Matchers::ContainsSubstring;
   const auto [pipeline, layout] = small_cases()[2];
   const auto good = make_program(pipeline, layout, OneFOneB{});
@@ -332,7 +332,7 @@ TEST_CASE("a fault names rank, position and action", "[schedule]") {
              ContainsSubstring("rank 1, action") && ContainsSubstring("comes after the forward that needs its data"));
 }
 
-TEST_CASE("two ranks that wait for each other are named", "[schedule]") {
+TEST_CASE("validate: two deadlocked ranks are named", "[schedule]") {
   using Catch::Matchers::ContainsSubstring;
   const Pipeline pipeline{.ranks = 2,
                           .stages = {{Rank(0)}, {Rank(1)}},

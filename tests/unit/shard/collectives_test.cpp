@@ -12,7 +12,7 @@ using ap::Placement;
 using ap::Split;
 using namespace shard_test;
 
-TEST_CASE("groups: tiles of consecutive ranks, replicas across them, a rank alone") {
+TEST_CASE("init_groups: tensor groups are consecutive, replicas across") {
   on_ranks(
       4,
       [](ap::World& world, const ap::Groups& groups) {
@@ -30,7 +30,7 @@ TEST_CASE("groups: tiles of consecutive ranks, replicas across them, a rank alon
   REQUIRE(ap::Group().place() == 0);
 }
 
-TEST_CASE("groups: a size that does not tile the world, or differs, is refused on all ranks") {
+TEST_CASE("init_groups: a size that does not tile the world is refused") {
   ap::loopback::run(4, [](ap::World& world) {
     for (const int size : {0, 3, 5, -1}) {
       check_says({"groups of " + std::to_string(size), "world of 4", "1, 2, 4"},
@@ -42,7 +42,7 @@ TEST_CASE("groups: a size that does not tile the world, or differs, is refused o
   });
 }
 
-TEST_CASE("splits: uneven, in units, empty") {
+TEST_CASE("Split: uneven, in units, empty") {
   REQUIRE(Split::even(21, 4).lengths() == std::vector<std::int64_t>{6, 5, 5, 5});
   REQUIRE(Split::even(2, 4).lengths() == std::vector<std::int64_t>{1, 1, 0, 0});
   REQUIRE(Split::even(12, 2, 4).lengths() == std::vector<std::int64_t>{8, 4});
@@ -104,7 +104,7 @@ void check_moves(int ranks, std::vector<std::int64_t> sizes, int dim) {
 }
 }  // namespace
 
-TEST_CASE("collectives: values and gradients, along any dim, even, uneven and empty") {
+TEST_CASE("collectives: values and gradients along any dim and split") {
   for (const int ranks : {1, 2, 3, 4}) {
     CAPTURE(ranks);
     check_moves(ranks, {8, 3}, 0);
@@ -115,7 +115,7 @@ TEST_CASE("collectives: values and gradients, along any dim, even, uneven and em
   }
 }
 
-TEST_CASE("collectives: slices of whatever lengths, their own samples") {
+TEST_CASE("collectives: slices may have any lengths") {
   const DoublePrecision doubles;
   on_ranks(3, [](ap::World& world, const ap::Groups& groups) {
     const auto x = Placed::shard(torch::full({world.rank() * 2, 2}, world.rank()), groups.tensor, 0);
@@ -125,7 +125,7 @@ TEST_CASE("collectives: slices of whatever lengths, their own samples") {
   });
 }
 
-TEST_CASE("collectives: what they give, and views of it, can be written in place") {
+TEST_CASE("collectives: results and views can be written in place") {
   on_ranks(2, [](ap::World&, const ap::Groups& groups) {
     const auto check = [](const std::string& what, const Tensor& x, const Tensor& result) {
       result.view({-1}).mul_(3.0);
@@ -138,7 +138,7 @@ TEST_CASE("collectives: what they give, and views of it, can be written in place
   });
 }
 
-TEST_CASE("collectives: another placement, another group and create_graph are refused") {
+TEST_CASE("collectives: wrong placement or group, create_graph refused") {
   const DoublePrecision doubles;
   on_ranks(
       4,

@@ -86,7 +86,7 @@ std::vector<Case> cases() {
 
 }  // namespace
 
-TEST_CASE("cross-entropy: equals torch's, of every option, any number of classes and ranks") {
+TEST_CASE("parallel_cross_entropy: equals torch's with every option") {
   const DoublePrecision doubles;
   torch::manual_seed(17);
   const auto all = cases();
@@ -115,7 +115,7 @@ TEST_CASE("cross-entropy: equals torch's, of every option, any number of classes
   }
 }
 
-TEST_CASE("cross-entropy: one dim, more than two, and logits on all ranks") {
+TEST_CASE("parallel_cross_entropy: any dims, and replicated logits") {
   const DoublePrecision doubles;
   torch::manual_seed(19);
   const auto vector = torch::randn({5}), images = torch::randn({2, 5, 3, 2});
@@ -139,7 +139,7 @@ TEST_CASE("cross-entropy: one dim, more than two, and logits on all ranks") {
 }
 
 // TorchShard, faults 4 and 5: a loss on gathered logits was wrong by log P, one on a slice without its tag local.
-TEST_CASE("cross-entropy: gathered logits are whole ones, and a slice is never taken for them") {
+TEST_CASE("parallel_cross_entropy: slices are not taken for full logits") {
   const DoublePrecision doubles;
   torch::manual_seed(23);
   const auto logits = torch::randn({4, 21});
@@ -154,7 +154,7 @@ TEST_CASE("cross-entropy: gathered logits are whole ones, and a slice is never t
   });
 }
 
-TEST_CASE("cross-entropy: far logits, masked classes, all ignored, no samples") {
+TEST_CASE("parallel_cross_entropy: extreme, masked, ignored, no samples") {
   const DoublePrecision doubles;
   const auto infinity = std::numeric_limits<double>::infinity();
   auto far = torch::tensor({{1e4, -1e4, 3., 4.}, {-1e4, -1e4 + 1, -1e4 + 2, -1e4}});
@@ -179,7 +179,7 @@ TEST_CASE("cross-entropy: far logits, masked classes, all ignored, no samples") 
   });
 }
 
-TEST_CASE("cross-entropy: 16-bit logits have statistics and a gradient that was rounded once") {
+TEST_CASE("parallel_cross_entropy: 16-bit logits are rounded once") {
   torch::manual_seed(29);
   const auto logits = (torch::randn({8, 300}) * 6).to(torch::kBFloat16);
   const auto target = torch::randint(300, {8});
@@ -197,7 +197,7 @@ TEST_CASE("cross-entropy: 16-bit logits have statistics and a gradient that was 
   });
 }
 
-TEST_CASE("cross-entropy: a target that is no class on any rank is named on all") {
+TEST_CASE("parallel_cross_entropy: a bad target is named on all ranks") {
   const DoublePrecision doubles;
   for (const std::int64_t bad : {21, -1, 1'000'000}) {
     on_ranks(4, [&](ap::World& world, const ap::Groups& groups) {
@@ -214,7 +214,7 @@ TEST_CASE("cross-entropy: a target that is no class on any rank is named on all"
   }
 }
 
-TEST_CASE("cross-entropy: what it cannot take is refused") {
+TEST_CASE("parallel_cross_entropy: unsupported input is refused") {
   const DoublePrecision doubles;
   on_ranks(2, [](ap::World& world, const ap::Groups& groups) {
     const auto& g = groups.tensor;
@@ -251,7 +251,7 @@ TEST_CASE("cross-entropy: what it cannot take is refused") {
   });
 }
 
-TEST_CASE("cross-entropy: of a rank whose classes are all excluded by -inf") {
+TEST_CASE("parallel_cross_entropy: all classes of a rank may be -inf") {
   const DoublePrecision doubles;
   torch::manual_seed(29);
   auto logits = torch::randn({5, 6});
@@ -271,7 +271,7 @@ TEST_CASE("cross-entropy: of a rank whose classes are all excluded by -inf") {
   });
 }
 
-TEST_CASE("linear cross-entropy: products under autocast are in its type, gradients in the parameters'") {
+TEST_CASE("linear_cross_entropy: autocast applies to products alone") {
   torch::manual_seed(41);
   const nn::Linear dense(8, 10);
   const auto x = torch::randn({6, 8});
@@ -293,7 +293,7 @@ TEST_CASE("linear cross-entropy: products under autocast are in its type, gradie
   });
 }
 
-TEST_CASE("linear cross-entropy: equals linear and loss, of chunks along either dim") {
+TEST_CASE("linear_cross_entropy: chunks of either dim equal the dense") {
   const DoublePrecision doubles;
   torch::manual_seed(31);
   const auto all = cases();
@@ -335,7 +335,7 @@ TEST_CASE("linear cross-entropy: equals linear and loss, of chunks along either 
   }
 }
 
-TEST_CASE("linear cross-entropy: takes a head, and refuses what lies otherwise") {
+TEST_CASE("linear_cross_entropy: refuses layers not sharded by class") {
   const DoublePrecision doubles;
   torch::manual_seed(37);
   nn::Linear dense(4, 7);
@@ -358,7 +358,7 @@ TEST_CASE("linear cross-entropy: takes a head, and refuses what lies otherwise")
   });
 }
 
-TEST_CASE("top-k: the classes and the accuracy of whole logits") {
+TEST_CASE("top_k: classes and accuracy equal those of full logits") {
   const DoublePrecision doubles;
   torch::manual_seed(41);
   for (const int classes : {21, 5, 2}) {
@@ -389,7 +389,7 @@ TEST_CASE("top-k: the classes and the accuracy of whole logits") {
   }
 }
 
-TEST_CASE("top-k: classes that are masked out are classes, too") {
+TEST_CASE("top_k: masked classes are classes, too") {
   const DoublePrecision doubles;
   const auto logits = torch::tensor({{0.5, -HUGE_VAL, -HUGE_VAL, 2.0, -HUGE_VAL}});
   on_ranks(4, [&](ap::World&, const ap::Groups& groups) {

@@ -31,7 +31,7 @@ void check_gradients(const ap::ParallelLinear& layer, const nn::Linear& dense, c
 
 }  // namespace
 
-TEST_CASE("linear: row, column and pairs equal the dense layers, of any sizes") {
+TEST_CASE("ParallelLinear: row, column and pairs equal dense layers") {
   const DoublePrecision doubles;
   torch::manual_seed(7);
   struct Sizes {
@@ -84,7 +84,7 @@ TEST_CASE("linear: row, column and pairs equal the dense layers, of any sizes") 
   }
 }
 
-TEST_CASE("linear: without a group, or without a dim, it is torch::nn::Linear") {
+TEST_CASE("ParallelLinear: without group or dim it is torch::nn::Linear") {
   torch::manual_seed(3);
   nn::Linear dense(5, 3);
   const auto next = torch::rand({4});
@@ -99,7 +99,7 @@ TEST_CASE("linear: without a group, or without a dim, it is torch::nn::Linear") 
   REQUIRE(own->shards().empty());
 }
 
-TEST_CASE("linear: starts as the slice of what the dense layer draws, on ranks of any seed; the generator goes on") {
+TEST_CASE("ParallelLinear: initial values are slices of the dense ones") {
   for (const bool large : {false, true}) {  // of several blocks
     const std::int64_t in = large ? 700 : 5, out = large ? 1003 : 7;
     torch::manual_seed(11);
@@ -119,7 +119,7 @@ TEST_CASE("linear: starts as the slice of what the dense layer draws, on ranks o
 }
 
 // TorchShard, fault 6: the bias of a row was drawn by each rank for itself.
-TEST_CASE("linear: the bias of a row is one value, added once") {
+TEST_CASE("ParallelLinear: a row-parallel bias is equal and added once") {
   const DoublePrecision doubles;
   torch::manual_seed(1);
   on_ranks(3, [](ap::World&, const ap::Groups& groups) {
@@ -130,7 +130,7 @@ TEST_CASE("linear: the bias of a row is one value, added once") {
   });
 }
 
-TEST_CASE("linear: values that lie otherwise are refused, with the way out") {
+TEST_CASE("ParallelLinear: other placements are refused, with a way out") {
   const DoublePrecision doubles;
   on_ranks(
       4,
@@ -159,7 +159,7 @@ TEST_CASE("linear: values that lie otherwise are refused, with the way out") {
       2);
 }
 
-TEST_CASE("embedding: words and features equal the dense one, padding too, of any sizes") {
+TEST_CASE("ParallelEmbedding: equals the dense one, padding included") {
   const DoublePrecision doubles;
   for (const auto padding :
        {std::optional<std::int64_t>(), std::optional<std::int64_t>(2), std::optional<std::int64_t>(-1)}) {
@@ -191,7 +191,7 @@ TEST_CASE("embedding: words and features equal the dense one, padding too, of an
   }
 }
 
-TEST_CASE("embedding: starts as the slice of what the dense one draws, in several blocks, whole sixteens or not") {
+TEST_CASE("ParallelEmbedding: initial values are slices of the dense") {
   for (const std::int64_t features : {300, 301}) {
     torch::manual_seed(71);
     nn::Embedding dense(2001, features);

@@ -12,7 +12,7 @@ using ap::Placement;
 using ap::Split;
 using namespace shard_test;
 
-TEST_CASE("placed: a plain tensor is on all ranks, and back") {
+TEST_CASE("Placed: converts from and to a plain tensor if replicated") {
   const Placed x = torch::ones({2, 3});
   REQUIRE(x.placement().is_replicate());
   const Tensor back = x;
@@ -20,7 +20,7 @@ TEST_CASE("placed: a plain tensor is on all ranks, and back") {
   REQUIRE(torch::relu(x).sum().item<double>() == 6);
 }
 
-TEST_CASE("placed: what is not on all ranks is no plain tensor, and the way out is said") {
+TEST_CASE("Placed: no plain tensor unless replicated, with a way out") {
   on_ranks(2, [](ap::World&, const ap::Groups& groups) {
     const auto& g = groups.tensor;
     check_says({"Shard(1)", "gather(x)", "x.map(f)"}, [&] {
@@ -32,7 +32,7 @@ TEST_CASE("placed: what is not on all ranks is no plain tensor, and the way out 
   });
 }
 
-TEST_CASE("placed: element-wise work and views keep the layout") {
+TEST_CASE("Placed: element-wise operators and views keep the placement") {
   const DoublePrecision doubles;
   const auto whole = torch::randn({2, 3, 12});
   on_ranks(2, [&](ap::World&, const ap::Groups& groups) {
@@ -58,7 +58,7 @@ TEST_CASE("placed: element-wise work and views keep the layout") {
   });
 }
 
-TEST_CASE("placed: what would lose the layout is refused") {
+TEST_CASE("Placed: operators that would lose the placement are refused") {
   on_ranks(2, [](ap::World&, const ap::Groups& groups) {
     const auto& g = groups.tensor;
     const auto x = Placed::shard(torch::ones({2, 3, 6}), g, 2, Split({6, 6}));

@@ -35,7 +35,7 @@ struct PlannedNet : nn::Module {
 
 }  // namespace
 
-TEST_CASE("planned: the layers are dense ones within AutoParallel") {
+TEST_CASE("ParallelLinear: dense within AutoParallel") {
   const DoublePrecision doubles;
   torch::manual_seed(73);
   PlannedNet dense;

@@ -71,7 +71,7 @@ Sample samples_of(int count, int classes) {
 }  // namespace
 
 // TorchShard, faults 1 and 2: groups smaller than the world did not exist, and the backbone's gradient was 1/P.
-TEST_CASE("recipe: batch over all ranks, features gathered, head sharded: all gradients are the dense ones") {
+TEST_CASE("recipe: data-parallel body, sharded head, dense gradients") {
   const DoublePrecision doubles;
   torch::manual_seed(43);
   const Net dense_net;
@@ -120,7 +120,7 @@ TEST_CASE("recipe: batch over all ranks, features gathered, head sharded: all gr
   }
 }
 
-TEST_CASE("gradients: sums where some rank or none has one, other norms") {
+TEST_CASE("sum_gradients: missing gradients, and other norms") {
   const DoublePrecision doubles;
   on_ranks(3, [](ap::World& world, const ap::Groups& groups) {
     auto a = leaf(torch::ones({2})), b = leaf(torch::ones({3})), c = leaf(torch::ones({1}));
@@ -144,7 +144,7 @@ TEST_CASE("gradients: sums where some rank or none has one, other norms") {
   });
 }
 
-TEST_CASE("state: round trip through another number of ranks, shards uneven and empty") {
+TEST_CASE("sharded state: round trip to another number of ranks") {
   const DoublePrecision doubles;
   struct Model : nn::Module {
     Model(const ap::Group& group) {
@@ -195,7 +195,7 @@ TEST_CASE("state: round trip through another number of ranks, shards uneven and 
   }
 }
 
-TEST_CASE("state: ranks that were seeded differently start alike") {
+TEST_CASE("sharded state: ranks of different seeds start alike") {
   const DoublePrecision doubles;
   torch::manual_seed(53);
   nn::Linear dense(4, 6);
@@ -216,7 +216,7 @@ TEST_CASE("state: ranks that were seeded differently start alike") {
 }
 
 // TorchShard, faults 3 and 8: nested linear layers, and what conversion made of an embedding's sizes.
-TEST_CASE("convert: Sequential at any depth, members that are declared for it") {
+TEST_CASE("convert_parallel_linear: nested Sequential, declared members") {
   const DoublePrecision doubles;
   torch::manual_seed(59);
   const auto x = torch::randn({3, 4});
@@ -258,7 +258,7 @@ TEST_CASE("convert: Sequential at any depth, members that are declared for it") 
   }
 }
 
-TEST_CASE("convert: what a member would go on pointing to is refused, with nothing changed") {
+TEST_CASE("convert_parallel_linear: stale pointers are refused") {
   struct Plain : nn::Module {
     Plain() {
       body = register_module("body", nn::Sequential(nn::Linear(4, 4)));

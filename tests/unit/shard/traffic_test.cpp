@@ -74,7 +74,7 @@ Traffic sent_by(Traffic& traffic, const std::function<void()>& work) {
 
 }  // namespace
 
-TEST_CASE("traffic: forward and backward send what the tables say, and no more") {
+TEST_CASE("traffic: forward and backward send what is documented") {
   const DoublePrecision doubles;
   constexpr int kRanks = 2, kRows = 3, kIn = 4, kOut = 6;
   constexpr std::size_t kElement = 8;
@@ -126,7 +126,7 @@ TEST_CASE("traffic: forward and backward send what the tables say, and no more")
   });
 }
 
-TEST_CASE("traffic: the gradient of logits lies where they were") {
+TEST_CASE("traffic: an in-place loss gives its gradient in the logits") {
   const DoublePrecision doubles;
   const auto target = torch::tensor({0, 5, 2});
   on_ranks(2, [&](ap::World&, const ap::Groups& groups) {

@@ -42,7 +42,7 @@ Partition around_a_node(const Workload& work) {
   return singletons(work);
 }
 
-TEST_CASE("a coarsening that breaks a law is found by it", "[laws]") {
+TEST_CASE("check_coarsening_laws: finds each broken law", "[laws]") {
   CHECK(law_broken_by(singletons).empty());
   CHECK(law_broken_by(around_a_node) == "the blocks do not depend on one another in a circle");
   CHECK(law_broken_by([](const Workload& work) { return Partition::singletons(work.graph.node_count() + 1); }) ==
@@ -58,7 +58,7 @@ TEST_CASE("a coarsening that breaks a law is found by it", "[laws]") {
         }) == "equal workloads get equal blocks");
 }
 
-TEST_CASE("what a broken law says has the edges and the blocks", "[laws]") {
+TEST_CASE("check_coarsening_laws: the message has edges and blocks", "[laws]") {
   using Catch::Matchers::ContainsSubstring;
   CHECK_THROWS_WITH(testing::check_coarsening_laws(Coarsens{around_a_node}, {.max_nodes = 4}),
                     ContainsSubstring("in a circle") && ContainsSubstring("nodes, edges 0>1") &&

@@ -71,7 +71,7 @@ void against_one_another(Order& order, StageId stage, int microbatches) {
 
 constexpr auto kOnce = "every micro-batch is once forward and, later, once backward, in stages of its own";
 
-TEST_CASE("orders of stages that break a law are found by it", "[laws]") {
+TEST_CASE("check_schedule_laws: finds broken orders of stages", "[laws]") {
   CHECK(law_broken_by_stages([](Order&, StageId, int) {}).empty());
   CHECK(law_broken_by_stages([](Order& order, StageId, int) { order.pop_back(); }) == kOnce);
   CHECK(law_broken_by_stages([](Order& order, StageId, int) { order.push_back(order.back()); }) == kOnce);
@@ -89,7 +89,7 @@ TEST_CASE("orders of stages that break a law are found by it", "[laws]") {
         }) == "there is an order for every pipeline whose stages lie as the schedule wants them");
 }
 
-TEST_CASE("orders that would wait for one another for ever are found", "[laws]") {
+TEST_CASE("check_schedule_laws: finds deadlocked orders", "[laws]") {
   struct Stubborn : ChangedStages {
     int peak_activations(StageId, int, int) const { return 1; }
   };
@@ -111,7 +111,7 @@ TEST_CASE("orders that would wait for one another for ever are found", "[laws]")
         }}) == "the validator accepts every program in these orders");
 }
 
-TEST_CASE("orders of ranks that break a law are found by it", "[laws]") {
+TEST_CASE("check_schedule_laws: finds broken orders of ranks", "[laws]") {
   CHECK(law_broken_by(ChangedRanks{[](std::vector<Order>&, const Pipeline&) {}}).empty());
   CHECK(law_broken_by(ChangedRanks{[](std::vector<Order>& orders, const Pipeline&) { orders.pop_back(); }}) == kOnce);
   CHECK(law_broken_by(ChangedRanks{[](std::vector<Order>& orders, const Pipeline& pipeline) {
@@ -123,7 +123,7 @@ TEST_CASE("orders of ranks that break a law are found by it", "[laws]") {
         "there is an order for every pipeline whose stages lie as the schedule wants them");
 }
 
-TEST_CASE("what a broken law says has the ranks and the orders", "[laws]") {
+TEST_CASE("check_schedule_laws: the message has ranks and orders", "[laws]") {
   using Catch::Matchers::ContainsSubstring;
   CHECK_THROWS_WITH(testing::check_schedule_laws(ChangedStages{[](Order& order, StageId, int) { order.pop_back(); }}),
                     ContainsSubstring("input: stages on ranks [") && ContainsSubstring("the policy gave: stage 0: F0"));

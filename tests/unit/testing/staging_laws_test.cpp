@@ -79,7 +79,7 @@ void with_a_hole(const StepObjective& objective, Candidate& candidate) {
   }
 }
 
-TEST_CASE("a staging that breaks a law is found by it", "[laws]") {
+TEST_CASE("check_staging_laws: finds each broken law", "[laws]") {
   CHECK(law_broken_by(Changed{[](const StepObjective&, Candidate&) {}}).empty());
   CHECK(law_broken_by(Changed{[](const StepObjective&, Candidate& candidate) {
           candidate.staging.replicas.push_back(1);
@@ -103,7 +103,7 @@ TEST_CASE("a staging that breaks a law is found by it", "[laws]") {
         }}) == "a candidate's terms are what the objective says of its staging");
 }
 
-TEST_CASE("a search that claims too much, or answers as it likes, is found by its law", "[laws]") {
+TEST_CASE("check_staging_laws: finds false claims, nondeterminism", "[laws]") {
   int calls = 0;
   CHECK(law_broken_by(Moody{&calls}) == "equal objectives get equal answers");
   CHECK(law_broken_by(Claims{[](SearchResult& found) { found.proven = true; }}) ==
@@ -116,7 +116,7 @@ TEST_CASE("a search that claims too much, or answers as it likes, is found by it
   CHECK(law_broken_by(ExactStaging{}, {.exact = true, .inputs = 50}).empty());
 }
 
-TEST_CASE("what a broken law says has the seed, the input and the staging", "[laws]") {
+TEST_CASE("check_staging_laws: the message has seed, input and staging", "[laws]") {
   using Catch::Matchers::ContainsSubstring;
   const Changed hole{with_a_hole};
   CHECK_THROWS_WITH(testing::check_staging_laws(hole),

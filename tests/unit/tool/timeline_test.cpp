@@ -50,7 +50,7 @@ std::vector<Drawn> drawn_bars(const std::string& html) {
 
 }  // namespace
 
-TEST_CASE("the timeline of a plan is what the planner predicted", "[tool]") {
+TEST_CASE("timeline_of: equals the planner's prediction", "[tool]") {
   int compared = 0;
   for (int seed = 0; seed < 120; ++seed) {
     Dice dice(static_cast<std::uint64_t>(seed) + 4000);
@@ -78,8 +78,7 @@ TEST_CASE("the timeline of a plan is what the planner predicted", "[tool]") {
   CHECK(compared == 120);
 }
 
-TEST_CASE("so is the timeline of a plan whose ranks run several stages, whose backwards are parted, that saves memory",
-          "[tool]") {
+TEST_CASE("timeline_of: chunks, split backwards and memory savings, too", "[tool]") {
   std::map<std::string, int> met;
   for (int seed = 0; seed < 90; ++seed) {
     Dice dice(static_cast<std::uint64_t>(seed) + 9000);
@@ -133,7 +132,7 @@ TEST_CASE("so is the timeline of a plan whose ranks run several stages, whose ba
   for (const std::string schedule : {"interleaved", "zb-h1", "zb-v", "synth"}) CHECK(met[schedule] > 5);
 }
 
-TEST_CASE("the timeline page is whole in itself and its bars stand where the step has them", "[tool]") {
+TEST_CASE("to_html: self-contained, bars match the step", "[tool]") {
   const ToolFolder folder("tool_html");
   REQUIRE(folder
               .plan({"--batch", "32", "--stages", "2", "--microbatches", "4", "--schedule", "1f1b", "--out",
@@ -192,7 +191,7 @@ TEST_CASE("the timeline page is whole in itself and its bars stand where the ste
   CHECK(trace.at("traceEvents").size() >= bars.size());
 }
 
-TEST_CASE("plans that the runtime cannot run yet are drawn, checked and explained", "[tool]") {
+TEST_CASE("tool: plans of all schedules are drawn, checked, explained", "[tool]") {
   const ToolFolder folder("tool_all");
   for (const std::string schedule : {"interleaved", "zb-h1", "zb-v", "synth"}) {
     CAPTURE(schedule);
@@ -260,7 +259,7 @@ TEST_CASE("plans that the runtime cannot run yet are drawn, checked and explaine
   }
 }
 
-TEST_CASE("names in a page cannot break out of it", "[tool]") {
+TEST_CASE("to_html: names are escaped", "[tool]") {
   tool::StepTimeline timeline;
   timeline.step = Seconds(1);
   timeline.busy = {Seconds(0.5)};

@@ -42,7 +42,7 @@ void check_trouble(const ToolResult& result, const std::vector<std::string>& par
 
 }  // namespace
 
-TEST_CASE("plan prints the table, writes the plan, and is the planner's own", "[tool]") {
+TEST_CASE("plan: prints and writes the planner's own plan", "[tool]") {
   const ToolFolder folder("tool_plan");
   const auto result = folder.plan({"--batch", "32", "--out", folder.at("plan.json")});
   CAPTURE(result.err);
@@ -57,7 +57,7 @@ TEST_CASE("plan prints the table, writes the plan, and is the planner's own", "[
   CHECK(folder.plan({"--batch", "32", "--json"}).out == to_json(expected));
 }
 
-TEST_CASE("options come from a file and from the command line, which wins", "[tool]") {
+TEST_CASE("plan: the command line overrides the options file", "[tool]") {
   ToolFolder folder("tool_options");
   folder.cluster.device.memory = Bytes(4 << 20);
   folder.write();
@@ -81,7 +81,7 @@ TEST_CASE("options come from a file and from the command line, which wins", "[to
   CHECK(planned({"--device-memory", "2MiB", "--memory-margin", "0"}).device_memory == Bytes(2 << 20));
 }
 
-TEST_CASE("without a batch the tool says which it took", "[tool]") {
+TEST_CASE("plan: a missing batch is chosen and reported", "[tool]") {
   const ToolFolder folder("tool_batch");
   const auto result = folder.plan();
   CHECK(result.status == 0);
@@ -89,8 +89,7 @@ TEST_CASE("without a batch the tool says which it took", "[tool]") {
   CHECK_THAT(result.err, Contains("no --batch was given") && Contains("128"));
 }
 
-TEST_CASE("check accepts a plan, rejects what was tampered with, and passes a worse one with its larger gap",
-          "[tool]") {
+TEST_CASE("check: tampered plans fail, a worse one passes", "[tool]") {
   ToolFolder folder("tool_check");
   folder.cluster.device.memory = Bytes(4 << 20);
   folder.write();
@@ -123,7 +122,7 @@ TEST_CASE("check accepts a plan, rejects what was tampered with, and passes a wo
   CHECK(worse.certificate.gap > plan.certificate.gap);
 }
 
-TEST_CASE("measured costs plan, explain, check and simulate as peak rates do", "[tool]") {
+TEST_CASE("tool: measured costs apply to every command", "[tool]") {
   ToolFolder folder("tool_costs");
   for (const NodeId atom : folder.model.graph.nodes()) folder.model.graph[atom].structure = 7;
   folder.write();
@@ -160,7 +159,7 @@ TEST_CASE("measured costs plan, explain, check and simulate as peak rates do", "
   CHECK_THAT(damaged.err, Contains("costs.json"));
 }
 
-TEST_CASE("diff has diff's exit status and says what differs", "[tool]") {
+TEST_CASE("diff: exit status and differences", "[tool]") {
   const ToolFolder folder("tool_diff");
   REQUIRE(folder.plan({"--batch", "32", "--stages", "2", "--schedule", "1f1b", "--out", folder.at("a.json")}).status ==
           0);
@@ -189,7 +188,7 @@ TEST_CASE("diff has diff's exit status and says what differs", "[tool]") {
   CHECK(run_tool({"diff", folder.at("a.json"), folder.at("slower.json")}).status == 1);
 }
 
-TEST_CASE("explain says what other numbers of tensor shards would take, where a runtime has them", "[tool]") {
+TEST_CASE("explain: compares other tensor degrees where supported", "[tool]") {
   ToolFolder folder("tool_shards");
   folder.model.tensor_regions = {
       {{NodeId(0), NodeId(1)}, {ParameterId(0), ParameterId(1)}, 8, true, {400, 0}, {400, 0}, 1, 1}};
@@ -213,7 +212,7 @@ TEST_CASE("explain says what other numbers of tensor shards would take, where a 
   CHECK_THAT(explained(4, "auto"), Contains("steps by tensor shards a replica, the same for all stages: 1: "));
 }
 
-TEST_CASE("explain says what binds and what changes of the machines would buy", "[tool]") {
+TEST_CASE("explain: the bottleneck, and what hardware changes give", "[tool]") {
   const ToolFolder folder("tool_explain");
   const auto result = run_tool({"explain", folder.at("profile.json"), folder.at("cluster.toml"), "--batch", "32"});
   CAPTURE(result.out, result.err);
@@ -244,7 +243,7 @@ TEST_CASE("explain says what binds and what changes of the machines would buy", 
   check_trouble(run_tool({"explain", folder.at("profile.json")}), {"is a profile, and PLAN is to be a plan"});
 }
 
-TEST_CASE("explain keeps what the plan was asked for, and no change of the machines makes it worse", "[tool]") {
+TEST_CASE("explain: keeps constraints, more hardware is never worse", "[tool]") {
   const ToolFolder folder("tool_kept");
   const std::vector<std::string> files{folder.at("plan.json"), folder.at("profile.json"), folder.at("cluster.toml")};
   REQUIRE(folder
@@ -278,7 +277,7 @@ TEST_CASE("explain keeps what the plan was asked for, and no change of the machi
   check_trouble(damaged("stages"), {"constraints"});
 }
 
-TEST_CASE("files in one another's place are named, with the order", "[tool]") {
+TEST_CASE("tool: swapped file arguments are named", "[tool]") {
   const ToolFolder folder("tool_swapped");
   REQUIRE(folder.plan({"--batch", "32", "--out", folder.at("plan.json")}).status == 0);
   const auto plan = folder.at("plan.json"), profile = folder.at("profile.json"), cluster = folder.at("cluster.toml");
@@ -296,7 +295,7 @@ TEST_CASE("files in one another's place are named, with the order", "[tool]") {
   check_trouble(run_tool({"diff", cluster, plan}), {quoted(cluster, "a cluster, and A is to be a plan")});
 }
 
-TEST_CASE("every command has help, and bad arguments are one line", "[tool]") {
+TEST_CASE("tool: every command has help, bad arguments get one line", "[tool]") {
   for (const std::string command : {"plan", "explain", "check", "simulate", "diff"}) {
     const auto help = run_tool({command, "--help"});
     CHECK(help.status == 0);
@@ -321,7 +320,7 @@ TEST_CASE("every command has help, and bad arguments are one line", "[tool]") {
   check_trouble(folder.plan({"--out", "/proc/none/plan.json", "--batch", "32"}), {"/proc/none"});
 }
 
-TEST_CASE("contradictory options name both values", "[tool]") {
+TEST_CASE("plan: contradictory options name both values", "[tool]") {
   const ToolFolder folder("tool_contradictions");
   check_trouble(folder.plan({"--stages", "3", "--replicas", "2,1"}), {"stages = 3", "replicas = {2,1}"});
   check_trouble(folder.plan({"--min-microbatches", "9", "--max-microbatches", "3"}), {"9", "3"});
@@ -336,7 +335,7 @@ TEST_CASE("contradictory options name both values", "[tool]") {
   check_trouble(folder.plan({"--microbatches", "1000000", "--devices", "1000"}), {"1000000 micro-batches"});
 }
 
-TEST_CASE("what fits no rank is said with the operator and what would fit", "[tool]") {
+TEST_CASE("plan: what fits no rank names the operator and a remedy", "[tool]") {
   ToolFolder folder("tool_memory");
   check_trouble(folder.plan({"--batch", "32", "--device-memory", "20KB"}),
                 {"no plan fits", "(near layer.0) alone needs", "device_memory = "});
@@ -345,7 +344,7 @@ TEST_CASE("what fits no rank is said with the operator and what would fit", "[to
   check_trouble(folder.plan({"--batch", "32"}), {"no plan fits", "3 (near layer.3) alone needs"});
 }
 
-TEST_CASE("a profile that is no sound graph is refused by name", "[tool]") {
+TEST_CASE("plan: an invalid profile is refused by name", "[tool]") {
   ToolFolder folder("tool_profiles");
   const std::string good = folder.text("profile.json");
   const auto refused = [&](const std::string& text, const std::vector<std::string>& parts) {
@@ -374,7 +373,7 @@ TEST_CASE("a profile that is no sound graph is refused by name", "[tool]") {
   check_trouble(folder.plan({"--batch", "32"}), {"2^60 bytes"});
 }
 
-TEST_CASE("a cluster without devices, or that is none, is refused by line", "[tool]") {
+TEST_CASE("plan: an invalid cluster is refused by line", "[tool]") {
   ToolFolder folder("tool_clusters");
   const std::string good = folder.text("cluster.toml");
   const auto refused = [&](const std::string& text, const std::vector<std::string>& parts) {
@@ -389,7 +388,7 @@ TEST_CASE("a cluster without devices, or that is none, is refused by line", "[to
   refused("", {"cluster.toml"});
 }
 
-TEST_CASE("a plan of another model, world or version is refused with the difference", "[tool]") {
+TEST_CASE("check, simulate: a foreign plan is refused with differences", "[tool]") {
   ToolFolder folder("tool_foreign");
   REQUIRE(
       folder.plan({"--batch", "32", "--schedule", "1f1b", "--stages", "4", "--out", folder.at("plan.json")}).status ==
@@ -423,7 +422,7 @@ TEST_CASE("a plan of another model, world or version is refused with the differe
   refused({"microbatches: expected a whole number from 1 to 1000000"});
 }
 
-TEST_CASE("outputs replace files of their own kind and model only, unless forced", "[tool]") {
+TEST_CASE("tool: outputs replace their own kind alone, unless forced", "[tool]") {
   const ToolFolder folder("tool_outputs");
   const std::string profile = folder.text("profile.json"), plan_file = folder.at("plan.json");
   // The tool's own input: written by autopar, but no plan.
@@ -453,7 +452,7 @@ TEST_CASE("outputs replace files of their own kind and model only, unless forced
   REQUIRE(folder.plan({"--batch", "32", "--out", folder.at("cluster.toml"), "--force"}).status == 0);
 }
 
-TEST_CASE("a terminal shows what files say, and does not obey it", "[tool]") {
+TEST_CASE("tool: control characters of files are escaped", "[tool]") {
   const ToolFolder folder("tool_escapes");
   REQUIRE(folder.plan({"--batch", "32", "--out", folder.at("plan.json")}).status == 0);
   Plan plan = read_plan(folder.at("plan.json"));
@@ -482,7 +481,7 @@ TEST_CASE("a terminal shows what files say, and does not obey it", "[tool]") {
   }
 }
 
-TEST_CASE("what a pipe brings can be read, by every command", "[tool]") {
+TEST_CASE("tool: every command reads from a pipe", "[tool]") {
   const ToolFolder folder("tool_pipes");
   REQUIRE(folder.plan({"--batch", "32", "--out", folder.at("plan.json")}).status == 0);
   const auto with_input = [&](const std::string& file, const std::vector<std::string>& arguments) {
@@ -517,7 +516,7 @@ TEST_CASE("what a pipe brings can be read, by every command", "[tool]") {
   with_input("plan.json", {"diff", plan, stdin_file});
 }
 
-TEST_CASE("every preset is a cluster that can be planned for", "[tool]") {
+TEST_CASE("plan: works for every cluster preset", "[tool]") {
   const ToolFolder folder("tool_presets");
   int presets = 0;
   for (const auto& entry : std::filesystem::directory_iterator(AUTOPAR_TEST_CLUSTERS)) {
@@ -534,7 +533,7 @@ TEST_CASE("every preset is a cluster that can be planned for", "[tool]") {
   CHECK(presets >= 14);
 }
 
-TEST_CASE("check also checks the plans of published instances and the bound claimed for them", "[tool]") {
+TEST_CASE("check: verifies published instances and their bounds", "[tool]") {
   const ToolFolder folder("tool_instance");
   folder.put("instance.json", R"({"maxDevices":2,"maxMemoryPerDevice":1000,"bandwidth":1000,"mbsInBatch":4,
     "nodes":[{"id":3,"TMPCs":{"1":[{"id":"v","timePerSample":1.0,"memoryUsageA":10,"memoryUsageB":5,"parameterSize":100,
@@ -571,7 +570,7 @@ TEST_CASE("check also checks the plans of published instances and the bound clai
   check_trouble(check({}), {"not valid JSON"});
 }
 
-TEST_CASE("named pipes in place of its files are refused by name, and nobody waits for them", "[tool]") {
+TEST_CASE("tool: named pipes are refused without blocking", "[tool]") {
   const ToolFolder folder("tool_named_pipes");
   REQUIRE(folder.plan({"--batch", "32", "--out", folder.at("plan.json")}).status == 0);
   const std::string pipe = folder.at("pipe"), plan = folder.at("plan.json"), profile = folder.at("profile.json"),
@@ -593,7 +592,7 @@ TEST_CASE("named pipes in place of its files are refused by name, and nobody wai
   check_trouble(folder.plan({"--batch", "32", "--out", pipe}), {"pipe: cannot write the file"});  // that nobody reads
 }
 
-TEST_CASE("output that cannot be written is trouble, whatever the command found", "[tool]") {
+TEST_CASE("tool: unwritable output is an error of every command", "[tool]") {
   const ToolFolder folder("tool_full");
   REQUIRE(folder.plan({"--batch", "32", "--out", folder.at("plan.json")}).status == 0);
   const std::vector<std::vector<std::string>> commands{
@@ -612,7 +611,7 @@ TEST_CASE("output that cannot be written is trouble, whatever the command found"
   check_trouble(folder.plan({"--batch", "32", "--out", "/dev/full"}), {"/dev/full: cannot write the file", "No space"});
 }
 
-TEST_CASE("check accepts a weaker bound as a claim, and prints what it derives", "[tool]") {
+TEST_CASE("check: a weaker bound passes, the derived one is printed", "[tool]") {
   const ToolFolder folder("tool_claims");
   REQUIRE(folder.plan({"--batch", "32", "--out", folder.at("plan.json")}).status == 0);
   const Plan plan = read_plan(folder.at("plan.json"));

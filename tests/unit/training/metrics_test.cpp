@@ -94,13 +94,13 @@ std::vector<nlohmann::json> lines(const std::filesystem::path& folder) {
   return found;
 }
 
-TEST_CASE("CRC32C gives what RFC 3720 lists, and the check value of 1 to 9") {
+TEST_CASE("crc32c: values of RFC 3720") {
   CHECK(crc32c("123456789") == 0xe3069283u);
   CHECK(crc32c(std::string(32, '\0')) == 0x8a9136aau);
   CHECK(crc32c(std::string(32, '\xff')) == 0x62a8ab43u);
 }
 
-TEST_CASE("metrics come back from the JSON lines to the last bit, and from TensorBoard's file in single precision") {
+TEST_CASE("Metrics: JSON lines are exact, TensorBoard has fp32") {
   const TempFolder temp;
   const auto folder = temp / "run";
   std::filesystem::create_directories(folder);
@@ -131,7 +131,7 @@ TEST_CASE("metrics come back from the JSON lines to the last bit, and from Tenso
   CHECK(std::isnan(number_at<float>(only(last, 2), 0)));
 }
 
-TEST_CASE("metrics of steps behind the checkpoint that a run resumes from are dropped, half a line too") {
+TEST_CASE("Metrics: steps after the resumed checkpoint are dropped") {
   const TempFolder temp;
   const auto folder = temp / "run";
   std::filesystem::create_directories(folder);
@@ -154,7 +154,7 @@ TEST_CASE("metrics of steps behind the checkpoint that a run resumes from are dr
   CHECK(only(fields(only(fields(events[1]), 7)), 1) == "1");
 }
 
-TEST_CASE("metrics that cannot be written say where") {
+TEST_CASE("Metrics: an unwritable folder is named") {
   const TempFolder temp;
   CHECK_THROWS_WITH(Metrics(temp / "nowhere", 0), Catch::Matchers::Contains("nowhere"));
 }

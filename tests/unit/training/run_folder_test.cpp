@@ -38,7 +38,7 @@ training::Settings settings_of(const fs::path& folder) {
   return settings;
 }
 
-TEST_CASE("a run goes on from its newest complete checkpoint, and keeps the last ones") {
+TEST_CASE("RunFolder: resumes from the newest, keeps the last ones") {
   const TempFolder temp;
   auto settings = settings_of(temp / "run");
   autopar::loopback::run(1, [&](autopar::World& world) {
@@ -66,7 +66,7 @@ TEST_CASE("a run goes on from its newest complete checkpoint, and keeps the last
   });
 }
 
-TEST_CASE("folders of other runs, and runs without a checkpoint, are refused on all ranks") {
+TEST_CASE("RunFolder: foreign or empty folders are refused on all ranks") {
   const TempFolder temp;
   auto settings = settings_of(temp / "run");
   const auto refused = [&] {
@@ -89,7 +89,7 @@ TEST_CASE("folders of other runs, and runs without a checkpoint, are refused on 
   CHECK_THAT(refused(), Catch::Matchers::Contains("has an earlier run"));
 }
 
-TEST_CASE("without a folder nothing is kept") {
+TEST_CASE("RunFolder: without a folder nothing is saved") {
   training::Settings settings;
   autopar::loopback::run(1, [&](autopar::World& world) {
     RunFolder folder(world, settings);
@@ -99,7 +99,7 @@ TEST_CASE("without a folder nothing is kept") {
   });
 }
 
-TEST_CASE("a signal asks to end after the step, and the exit status tells which it was") {
+TEST_CASE("Interrupt: a signal ends after the step, status tells which") {
   autopar::loopback::run(1, [](autopar::World& world) {
     for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) {
       training::Interrupt interrupt(world);

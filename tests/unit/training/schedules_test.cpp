@@ -8,7 +8,7 @@ using training::root_decay;
 using training::scheduled;
 using training::step_decay;
 
-TEST_CASE("a learning rate rises within the warm-up and reaches its lowest at the last step") {
+TEST_CASE("learning rate: warm-up, then decay to the last step") {
   CHECK(linear_decay(0, 100, 4) == 0.25);
   CHECK(linear_decay(3, 100, 4) == 1);
   CHECK(linear_decay(4, 100, 4) == 1);
@@ -21,7 +21,7 @@ TEST_CASE("a learning rate rises within the warm-up and reaches its lowest at th
   CHECK(cosine_decay(1, 100, 4, 0.1) == 0.5);
 }
 
-TEST_CASE("root_decay is that of NVIDIA's BERT scripts") {
+TEST_CASE("root_decay: equals NVIDIA's BERT scripts") {
   CHECK(root_decay(1, 100, 4) == 0.5);
   CHECK(root_decay(4, 100, 4) == Approx(std::sqrt(0.96)));
   CHECK(root_decay(75, 100, 4) == Approx(0.5));
@@ -29,7 +29,7 @@ TEST_CASE("root_decay is that of NVIDIA's BERT scripts") {
   CHECK(scheduled("root", 75, 100, 4) == Approx(0.5));
 }
 
-TEST_CASE("steps of a learning rate begin at their step") {
+TEST_CASE("step_decay: steps begin at their step") {
   CHECK(step_decay(0, {30, 60}, 2) == 0.5);
   CHECK(step_decay(29, {30, 60}, 2) == 1);
   CHECK(step_decay(30, {30, 60}, 2) == Approx(0.1));
@@ -37,7 +37,7 @@ TEST_CASE("steps of a learning rate begin at their step") {
   CHECK(step_decay(60, {30, 60}, 2, 0.5) == Approx(0.25));
 }
 
-TEST_CASE("runs without a warm-up, and ones that are all warm-up") {
+TEST_CASE("learning rate: no warm-up, and only warm-up") {
   CHECK(linear_decay(0, 10, 0) == 1);
   CHECK(linear_decay(9, 10, 10) == 1);
   CHECK(scheduled("constant", 9, 10, 20) == 0.5);

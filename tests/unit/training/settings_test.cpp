@@ -34,7 +34,7 @@ Parsed parsed(autopar::World& world, std::vector<std::string> words) {
   return result;
 }
 
-TEST_CASE("a resumed run has the options that it was started with, but for those given now") {
+TEST_CASE("Settings: a resumed run keeps its options unless given") {
   const TempFolder temp;
   const auto out = (temp / "run").string();
   autopar::loopback::run(1, [&](autopar::World& world) {
@@ -52,7 +52,7 @@ TEST_CASE("a resumed run has the options that it was started with, but for those
   });
 }
 
-TEST_CASE("settings that contradict one another are refused") {
+TEST_CASE("Settings: contradictions are refused") {
   autopar::loopback::run(1, [&](autopar::World& world) {
     CHECK_THROWS_WITH(parsed(world, {"--fp64", "--precision", "bf16"}), Catch::Matchers::Contains("bf16"));
     CHECK_THROWS_WITH(parsed(world, {"--batch", "8", "--accumulate", "3"}), Catch::Matchers::Contains("--batch 8"));
@@ -61,7 +61,7 @@ TEST_CASE("settings that contradict one another are refused") {
   });
 }
 
-TEST_CASE("an unknown option is told with the nearest one, and what only plans keeps nothing") {
+TEST_CASE("Settings: unknown options are named, plan-only saves nothing") {
   autopar::loopback::run(1, [&](autopar::World& world) {
     std::ostringstream said;
     auto* const before = std::cerr.rdbuf(said.rdbuf());
@@ -76,7 +76,7 @@ TEST_CASE("an unknown option is told with the nearest one, and what only plans k
   });
 }
 
-TEST_CASE("with a cluster to plan for, a process brings what one of its devices would") {
+TEST_CASE("Settings: plan-only divides the batch by the cluster's ranks") {
   const std::string file = AUTOPAR_TEST_CLUSTERS "/h100x8.toml";
   autopar::loopback::run(1, [&](autopar::World& world) {
     CHECK(parsed(world, {"--batch", "64", "--plan-only", "--cluster", file}).settings.batch == 8);
@@ -85,7 +85,7 @@ TEST_CASE("with a cluster to plan for, a process brings what one of its devices 
   });
 }
 
-TEST_CASE("times and numbers are told in three digits or so") {
+TEST_CASE("duration_text, short_number: about three digits") {
   using training::duration_text;
   using training::short_number;
   CHECK(duration_text(4.06) == "4.1 s");

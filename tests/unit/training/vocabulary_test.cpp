@@ -59,7 +59,7 @@ const std::string kText =
     "the cat sat on the mat, the   other cat 2024 on 2025's mats;\n\tthat is that  and aaaa aaaaa banana bananas ---- "
     "\xc3\xa9t\xc3\xa9 \xc3\xa9t\xc3\xa9s";
 
-TEST_CASE("a text's words are all of it, and merges do not cross them") {
+TEST_CASE("words_of: words cover the text, merges stay within them") {
   std::string joined;
   for (const auto word : words_of(kText)) joined += word;
   CHECK(joined == kText);
@@ -69,7 +69,7 @@ TEST_CASE("a text's words are all of it, and merges do not cross them") {
   for (const auto word : words_of(std::string(1000, '='))) CHECK(word.size() <= 64);
 }
 
-TEST_CASE("any bytes come back from their numbers, by bytes alone and by what was learnt of another text") {
+TEST_CASE("Vocabulary: any bytes round trip") {
   const auto learnt = Vocabulary::learnt(kText, 300);
   CHECK(learnt.size() > 270);
   for (const auto& text :
@@ -80,14 +80,14 @@ TEST_CASE("any bytes come back from their numbers, by bytes alone and by what wa
   CHECK(learnt.encoded(kText).size() < kText.size() / 2);
 }
 
-TEST_CASE("what is learnt is what the definition says") {
+TEST_CASE("Vocabulary: training equals the definition") {
   for (const auto& text : {kText, random_bytes(2000, 4) + "xyz", std::string("aaaaaaa aaa aa a")}) {
     CHECK(Vocabulary::learnt(text, 256 + 40).file_text() ==
           Vocabulary::parsed(file_of(slow_merges(text, 40))).file_text());
   }
 }
 
-TEST_CASE("a vocabulary's file is read again, and what is wrong in one is named by its line") {
+TEST_CASE("Vocabulary: file round trip, errors name the line") {
   const auto learnt = Vocabulary::learnt(kText, 280);
   const auto text = learnt.file_text();
   CHECK(Vocabulary::parsed(text).encoded(kText) == learnt.encoded(kText));
@@ -100,7 +100,7 @@ TEST_CASE("a vocabulary's file is read again, and what is wrong in one is named 
                     Catch::Matchers::Contains("line 3"));
 }
 
-TEST_CASE("texts are files, and what is in folders without links and binary files") {
+TEST_CASE("read_texts: files and folders, no links or binary files") {
   const TempFolder temp;
   std::filesystem::create_directories(temp / "texts/more");
   std::ofstream(temp / "texts/b") << "second ";

@@ -64,7 +64,7 @@ bool quotient_is_acyclic(const PlainGraph& graph, const std::vector<int>& group_
   return is_acyclic(contracted);
 }
 
-TEST_CASE("parts follow one another, and groups are split only where they have to be", "[laws]") {
+TEST_CASE("acyclic_splitting: parts are ordered, splits are necessary", "[laws]") {
   std::mt19937 random(11);
   int whole = 0, split = 0;
   for (int round = 0; round < 3000; ++round) {
@@ -88,7 +88,7 @@ TEST_CASE("parts follow one another, and groups are split only where they have t
   CHECK(split > 300);
 }
 
-TEST_CASE("a group that something outside leads back into is split there") {
+TEST_CASE("acyclic_splitting: a non-convex group is split") {
   PlainGraph graph = random_graphs::chain(5);
   const auto parts = acyclic_splitting(graph, {0, 0, -1, 0, 0});
   REQUIRE(parts.size() == 3);
@@ -97,7 +97,7 @@ TEST_CASE("a group that something outside leads back into is split there") {
   CHECK(parts[2] == std::vector<NodeId>{NodeId(3), NodeId(4)});
 }
 
-TEST_CASE("a group waits for all that enters it") {
+TEST_CASE("acyclic_splitting: a group follows all its predecessors") {
   PlainGraph graph;  // 0 and 3 are one group; 3 also needs 2, which needs 1 alone
   for (int i = 0; i < 4; ++i) graph.add_node();
   graph.add_edge(NodeId(1), NodeId(2));
@@ -107,7 +107,7 @@ TEST_CASE("a group waits for all that enters it") {
   CHECK(parts[2] == std::vector<NodeId>{NodeId(0), NodeId(3)});
 }
 
-TEST_CASE("two groups that need one another are split") {
+TEST_CASE("acyclic_splitting: mutually dependent groups are split") {
   PlainGraph graph;  // 0 -> 1, 2 -> 3 with groups {0, 3} and {1, 2}: each is convex, together they are not
   for (int i = 0; i < 4; ++i) graph.add_node();
   graph.add_edge(NodeId(0), NodeId(1));
@@ -117,7 +117,7 @@ TEST_CASE("two groups that need one another are split") {
   CHECK(parts.size() == 3);
 }
 
-TEST_CASE("hostile shapes") {
+TEST_CASE("acyclic_splitting: edge cases") {
   CHECK(acyclic_splitting(PlainGraph(), {}).empty());
   CHECK_THROWS_AS(acyclic_splitting(random_graphs::chain(3), {0}), InvalidArgument);
   PlainGraph circle = random_graphs::chain(2);

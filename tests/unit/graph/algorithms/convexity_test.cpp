@@ -22,7 +22,7 @@ NodeSet set_of(std::size_t universe, std::size_t mask) {
 
 }  // namespace
 
-TEST_CASE("reachability agrees with Warshall on graphs with and without cycles", "[graph]") {
+TEST_CASE("reachable_from: agrees with Warshall, cyclic or not", "[graph]") {
   std::mt19937 random(4);
   for (int i = 0; i < 200; ++i) {
     const bool acyclic = i % 2 == 0;
@@ -41,7 +41,7 @@ TEST_CASE("reachability agrees with Warshall on graphs with and without cycles",
   }
 }
 
-TEST_CASE("convexity of every set agrees with its definition", "[graph]") {
+TEST_CASE("is_convex: agrees with the definition for every set", "[graph]") {
   std::mt19937 random(5);
   for (int i = 0; i < 60; ++i) {
     const bool acyclic = i % 3 != 0;
@@ -66,7 +66,7 @@ TEST_CASE("convexity of every set agrees with its definition", "[graph]") {
   }
 }
 
-TEST_CASE("the convex closure is the smallest convex set around", "[graph]") {
+TEST_CASE("convex_closure: smallest convex superset", "[graph]") {
   std::mt19937 random(6);
   for (int i = 0; i < 20; ++i) {
     const PlainGraph graph = random_dag(random, 7);
@@ -82,7 +82,7 @@ TEST_CASE("the convex closure is the smallest convex set around", "[graph]") {
   }
 }
 
-TEST_CASE("a tester serves any number of sets, in any form", "[graph]") {
+TEST_CASE("ConvexityTester: reusable for any number and form of sets", "[graph]") {
   const PlainGraph graph = chain(100'000);
   ConvexityTester tester(graph);
   CHECK(tester(std::vector<NodeId>{}));
@@ -97,7 +97,7 @@ TEST_CASE("a tester serves any number of sets, in any form", "[graph]") {
   CHECK_THROWS_AS(tester(std::vector{NodeId::none()}), InvalidArgument);
 }
 
-TEST_CASE("a cyclic graph has neither tester nor closure table", "[graph]") {
+TEST_CASE("ConvexityTester: refuses cyclic graphs", "[graph]") {
   PlainGraph graph;
   const NodeId node = graph.add_node();
   graph.add_edge(node, node);

@@ -24,7 +24,7 @@ long longest_to(const PlainGraph& graph, NodeId node, const NodeCost& node_cost,
 
 }  // namespace
 
-TEST_CASE("the critical path agrees with the enumeration of all paths", "[graph]") {
+TEST_CASE("critical_path: agrees with enumeration of all paths", "[graph]") {
   std::mt19937 random(3);
   for (int i = 0; i < 200; ++i) {
     const PlainGraph graph = random_dag(random, 8);
@@ -54,7 +54,7 @@ TEST_CASE("the critical path agrees with the enumeration of all paths", "[graph]
   }
 }
 
-TEST_CASE("the critical path keeps the caller's unit and prefers small ids", "[graph]") {
+TEST_CASE("critical_path: keeps the unit and prefers small ids", "[graph]") {
   for (const bool small_first : {false, true}) {
     PlainGraph graph;
     for (int i = 0; i < 4; ++i) graph.add_node();
@@ -66,7 +66,7 @@ TEST_CASE("the critical path keeps the caller's unit and prefers small ids", "[g
   }
 }
 
-TEST_CASE("no nodes, no path; free nodes still make one", "[graph]") {
+TEST_CASE("critical_path: empty graph and nodes without cost", "[graph]") {
   const auto one = [](NodeId) { return 1; };
   CHECK(critical_path(PlainGraph(), one).cost == 0);
   CHECK(critical_path(PlainGraph(), one).nodes.empty());

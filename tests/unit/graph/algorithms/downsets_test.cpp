@@ -40,7 +40,7 @@ constexpr auto ignore = [](NodeId) {};
 
 }  // namespace
 
-TEST_CASE("the lattice holds exactly the downsets, subsets first", "[graph]") {
+TEST_CASE("enumerate_downsets: exactly the downsets, subsets first", "[graph]") {
   std::mt19937 random(12);
   for (int i = 0; i < 150; ++i) {
     const PlainGraph graph = random_dag(random, 9);
@@ -66,7 +66,7 @@ TEST_CASE("the lattice holds exactly the downsets, subsets first", "[graph]") {
   }
 }
 
-TEST_CASE("the covers of a downset are all downsets with one node more", "[graph]") {
+TEST_CASE("DownsetLattice: covers are all downsets of one node more", "[graph]") {
   std::mt19937 random(13);
   for (int i = 0; i < 150; ++i) {
     const PlainGraph graph = random_dag(random, 9);
@@ -86,7 +86,7 @@ TEST_CASE("the covers of a downset are all downsets with one node more", "[graph
   }
 }
 
-TEST_CASE("sets that are no downsets are not found", "[graph]") {
+TEST_CASE("DownsetLattice: find returns nothing for other sets", "[graph]") {
   const auto lattice = *enumerate_downsets(chain(3), 10);
   CHECK_FALSE(lattice.find(NodeSet(3, {NodeId(1)})));
   CHECK_FALSE(lattice.find(NodeSet(3, {NodeId(0), NodeId(2)})));
@@ -94,7 +94,7 @@ TEST_CASE("sets that are no downsets are not found", "[graph]") {
   CHECK(lattice.find(NodeSet(3, {NodeId(0), NodeId(1)})) == DownsetId(2));
 }
 
-TEST_CASE("growing visits each superset once, with the right difference at hand", "[graph]") {
+TEST_CASE("for_each_superset: visits each once, with the difference", "[graph]") {
   std::mt19937 random(14);
   for (int i = 0; i < 60; ++i) {
     const PlainGraph graph = random_dag(random, 8);
@@ -126,7 +126,7 @@ TEST_CASE("growing visits each superset once, with the right difference at hand"
   }
 }
 
-TEST_CASE("a bound that supersets cannot meet again loses nothing", "[graph]") {
+TEST_CASE("for_each_superset: pruning by a monotone bound is lossless", "[graph]") {
   std::mt19937 random(15);
   for (int i = 0; i < 60; ++i) {
     const PlainGraph graph = random_dag(random, 8);
@@ -150,7 +150,7 @@ TEST_CASE("a bound that supersets cannot meet again loses nothing", "[graph]") {
   }
 }
 
-TEST_CASE("the limit is exact: one less gives nothing", "[graph]") {
+TEST_CASE("enumerate_downsets: the limit is exact", "[graph]") {
   std::mt19937 random(16);
   for (int i = 0; i < 100; ++i) {
     const PlainGraph graph = random_dag(random, 8);
@@ -162,7 +162,7 @@ TEST_CASE("the limit is exact: one less gives nothing", "[graph]") {
   }
 }
 
-TEST_CASE("the empty graph has one downset, and a chain one more than nodes", "[graph]") {
+TEST_CASE("enumerate_downsets: empty graph and chain", "[graph]") {
   const auto nothing = *enumerate_downsets(PlainGraph(), 1);
   CHECK(nothing.size() == 1);
   CHECK(nothing.empty_set() == nothing.all_nodes());
@@ -181,7 +181,7 @@ TEST_CASE("the empty graph has one downset, and a chain one more than nodes", "[
   CHECK(visits == 100'000);
 }
 
-TEST_CASE("hopeless graphs are given up at once", "[graph]") {
+TEST_CASE("enumerate_downsets: gives up early where there are too many", "[graph]") {
   CHECK_FALSE(enumerate_downsets(antichain(100'000), kMaxDownsets));
   CHECK(enumerate_downsets(antichain(10), 1024)->size() == 1024);
   CHECK_FALSE(enumerate_downsets(antichain(10), 1023));
@@ -199,7 +199,7 @@ TEST_CASE("hopeless graphs are given up at once", "[graph]") {
   CHECK_FALSE(count_downsets(two_chains, 300'000));
 }
 
-TEST_CASE("a cycle or a limit that ids cannot hold is an error", "[graph]") {
+TEST_CASE("enumerate_downsets: cycles and too large limits are errors", "[graph]") {
   PlainGraph loop;
   const NodeId node = loop.add_node();
   loop.add_edge(node, node);

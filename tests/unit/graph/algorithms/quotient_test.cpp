@@ -48,7 +48,7 @@ std::vector<Partition> all_partitions(std::size_t n) {
 
 }  // namespace
 
-TEST_CASE("a contraction keeps each edge between blocks once, under one edge a pair of blocks", "[graph]") {
+TEST_CASE("contract: keeps each edge between blocks, one per block pair", "[graph]") {
   std::mt19937 random(7);
   for (int i = 0; i < 200; ++i) {
     const PlainGraph graph = random_digraph(random, 10);
@@ -70,7 +70,7 @@ TEST_CASE("a contraction keeps each edge between blocks once, under one edge a p
   }
 }
 
-TEST_CASE("a quotient with a circle is refused and the blocks are named", "[graph]") {
+TEST_CASE("quotient: a cyclic quotient is refused, blocks are named", "[graph]") {
   const PlainGraph graph = chain(3);
   CHECK_THROWS_WITH(
       quotient(graph, Partition({BlockId(0), BlockId(1), BlockId(0)})),
@@ -81,7 +81,7 @@ TEST_CASE("a quotient with a circle is refused and the blocks are named", "[grap
   CHECK(quotient(PlainGraph(), Partition()).empty());
 }
 
-TEST_CASE("strongly connected components are the classes of mutual reachability, in reverse order", "[graph]") {
+TEST_CASE("strongly_connected_components: mutual reachability, reversed", "[graph]") {
   std::mt19937 random(8);
   for (int i = 0; i < 300; ++i) {
     const PlainGraph graph = random_digraph(random, 10);
@@ -102,7 +102,7 @@ TEST_CASE("strongly connected components are the classes of mutual reachability,
   CHECK(strongly_connected_components(PlainGraph()).block_count() == 0);
 }
 
-TEST_CASE("the acyclic coarsening refines every other one, on graphs with and without cycles", "[graph]") {
+TEST_CASE("acyclic_coarsening: finest one, on cyclic graphs too", "[graph]") {
   std::mt19937 random(9);
   for (int i = 0; i < 200; ++i) {
     const PlainGraph graph = i % 2 == 0 ? random_dag(random, 7) : random_digraph(random, 7);
@@ -122,7 +122,7 @@ TEST_CASE("the acyclic coarsening refines every other one, on graphs with and wi
   }
 }
 
-TEST_CASE("groups that share a node become one, and what lies between goes with them", "[graph]") {
+TEST_CASE("acyclic_coarsening: merges groups that share a node", "[graph]") {
   const PlainGraph graph = chain(7);
   const auto together =
       acyclic_coarsening(graph, {{NodeId(5), NodeId(3)}, {}, {NodeId(0)}, {NodeId(1), NodeId(1), NodeId(2)}});

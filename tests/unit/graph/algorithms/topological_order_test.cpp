@@ -32,7 +32,7 @@ std::vector<NodeId> brute_force_order(const PlainGraph& graph) {
 
 }  // namespace
 
-TEST_CASE("the order is the lexicographically smallest one", "[graph]") {
+TEST_CASE("topological_order: lexicographically smallest", "[graph]") {
   std::mt19937 random(1);
   for (int i = 0; i < 300; ++i) {
     const PlainGraph graph = random_dag(random, 12);
@@ -44,7 +44,7 @@ TEST_CASE("the order is the lexicographically smallest one", "[graph]") {
   }
 }
 
-TEST_CASE("a cycle exists exactly where a node reaches itself, and the one found is one", "[graph]") {
+TEST_CASE("find_cycle: finds a cycle exactly where there is one", "[graph]") {
   std::mt19937 random(2);
   int cyclic = 0;
   for (int i = 0; i < 500; ++i) {
@@ -70,7 +70,7 @@ TEST_CASE("a cycle exists exactly where a node reaches itself, and the one found
   CHECK(cyclic < 400);
 }
 
-TEST_CASE("the error names the nodes of the cycle, in the caller's words", "[graph]") {
+TEST_CASE("topological_order: the error names the cycle's nodes", "[graph]") {
   Graph<std::string, int> graph;
   const NodeId start = graph.add_node("start"), a = graph.add_node("a"), b = graph.add_node("b");
   graph.add_edge(start, a);
@@ -81,7 +81,7 @@ TEST_CASE("the error names the nodes of the cycle, in the caller's words", "[gra
                     ContainsSubstring(": a -> b -> a;"));
 }
 
-TEST_CASE("a self-loop is a cycle of one", "[graph]") {
+TEST_CASE("find_cycle: a self-loop is a cycle of one", "[graph]") {
   PlainGraph graph;
   const NodeId node = graph.add_node();
   graph.add_edge(node, node);
@@ -90,7 +90,7 @@ TEST_CASE("a self-loop is a cycle of one", "[graph]") {
   CHECK_THROWS_AS(positions_in(graph, {node}), InvalidArgument);
 }
 
-TEST_CASE("long cycles are told in few words", "[graph]") {
+TEST_CASE("describe_cycle: long cycles are abbreviated", "[graph]") {
   PlainGraph graph = chain(100'000);
   graph.add_edge(NodeId(99'999), NodeId(0));
   CHECK_THROWS_WITH(topological_order(graph),
@@ -102,7 +102,7 @@ TEST_CASE("long cycles are told in few words", "[graph]") {
   CHECK_THAT(describe_cycle(eight), !ContainsSubstring("more"));
 }
 
-TEST_CASE("hostile shapes are ordered: nothing, no edges, a chain of 100,000", "[graph]") {
+TEST_CASE("topological_order: empty, edgeless and very long graphs", "[graph]") {
   CHECK(topological_order(PlainGraph()).empty());
   PlainGraph apart;
   for (int i = 0; i < 5; ++i) apart.add_node();
@@ -112,7 +112,7 @@ TEST_CASE("hostile shapes are ordered: nothing, no edges, a chain of 100,000", "
   CHECK(std::is_sorted(order.begin(), order.end()));
 }
 
-TEST_CASE("an order that is none is refused with the reason", "[graph]") {
+TEST_CASE("positions_in: an invalid order is refused with the reason", "[graph]") {
   const PlainGraph graph = chain(3);
   const NodeId a(0), b(1), c(2);
   CHECK_THROWS_WITH(positions_in(graph, {a, b}), "an order of 2 nodes does not fit a graph of 3 nodes");

@@ -161,7 +161,7 @@ Plan in_orders(const CheckedCase& c, const std::vector<std::vector<ComputeAction
 
 }  // namespace
 
-TEST_CASE("the checker works out what the planner predicted: step, memory, bound, gap", "[check]") {
+TEST_CASE("check_plan: derives the planner's step, memory, bound, gap", "[check]") {
   int checked = 0;
   for (int seed = 0; seed < 400; ++seed) {
     const CheckedCase c = random_case(seed);
@@ -220,11 +220,11 @@ void check_full_cases(int cases) {
   for (const std::string level : {"zero 0", "zero 1", "zero 2", "zero 3"}) CHECK(met[level] * 700 > 30 * cases);
 }
 
-TEST_CASE("so it does whatever is saved and whatever the schedule", "[check]") { check_full_cases(200); }
+TEST_CASE("check_plan: agrees for all memory options and schedules", "[check]") { check_full_cases(200); }
 
-TEST_CASE("so it does in many more cases", "[check][.nightly]") { check_full_cases(700); }
+TEST_CASE("check_plan: agrees for all options, many cases", "[check][.nightly]") { check_full_cases(700); }
 
-TEST_CASE("so it does where one micro-batch on one rank lets go of copies of parameters", "[check]") {
+TEST_CASE("check_plan: agrees where casts of parameters are freed early", "[check]") {
   int checked = 0, recomputed = 0;
   for (int seed = 0; seed < 600; ++seed) {
     CheckedCase c = random_full_case(seed);
@@ -250,7 +250,7 @@ TEST_CASE("so it does where one micro-batch on one rank lets go of copies of par
   CHECK(recomputed > 10);
 }
 
-TEST_CASE("no staging is below the certificate's bound", "[check]") {
+TEST_CASE("check_plan: no staging is below the certified bound", "[check]") {
   int compared = 0;
   for (int seed = 1000; seed < 1200; ++seed) {
     CheckedCase c = random_case(seed);
@@ -280,7 +280,7 @@ TEST_CASE("no staging is below the certificate's bound", "[check]") {
   CHECK(compared > 300);
 }
 
-TEST_CASE("a raised bound and every tampered statement are rejected", "[check]") {
+TEST_CASE("check_plan: raised bounds and tampered fields are rejected", "[check]") {
   const CheckedCase c{testing::chain(6, 3e5, 40000, 4000), testing::small_cluster(4, Bytes(1 << 20)), {.batch = 32}};
   const auto plan = planned(c);
   REQUIRE(plan);
@@ -332,7 +332,7 @@ TEST_CASE("a raised bound and every tampered statement are rejected", "[check]")
   rejected("step", [](Plan& p) { p.batch += 4; });
 }
 
-TEST_CASE("tampered memory optimizations are rejected", "[check]") {
+TEST_CASE("check_plan: tampered memory optimizations are rejected", "[check]") {
   CheckedCase c = eight_atoms("1f1b", 2, "full");
   c.model.parameters[0].bytes += Bytes(400);  // of equal parameters half a stage's are as much as two of its buckets
   const auto plan = planned_by(c, true);
@@ -373,7 +373,7 @@ TEST_CASE("tampered memory optimizations are rejected", "[check]") {
                              [&](Plan& p) { p.stages[0].recomputed.push_back({plan->stages[0].recomputed[0][0]}); });
 }
 
-TEST_CASE("what is offloaded is checked, and tampered statements of it are rejected", "[check]") {
+TEST_CASE("check_plan: tampered offload is rejected", "[check]") {
   CheckedCase c = eight_atoms("1f1b", 1, "none");
   c.cluster.host = testing::small_host(Bytes(4 << 20));
   c.request.options.offload = "optimizer";
@@ -406,7 +406,7 @@ TEST_CASE("what is offloaded is checked, and tampered statements of it are rejec
   CHECK(verdict_on(cpus, *in_place).lower_bound == verdict_on(c, *plan).lower_bound);
 }
 
-TEST_CASE("tampered stages and orders of schedules with several stages a rank are rejected", "[check]") {
+TEST_CASE("check_plan: tampered interleaved and V stages are rejected", "[check]") {
   for (const std::string schedule : {"interleaved", "zb-v"}) {
     const CheckedCase c = eight_atoms(schedule, 1, "none");
     const auto plan = planned_by(c, true);
@@ -441,8 +441,7 @@ TEST_CASE("tampered stages and orders of schedules with several stages a rank ar
   Tampering{h1, *parted}("step", [](Plan& p) { p.schedule = ScheduleKind::kOneFOneB; });
 }
 
-TEST_CASE("tampered orders of a synthesised schedule are rejected, and so are orders that wait for each other",
-          "[check]") {
+TEST_CASE("check_plan: tampered or deadlocked orders are rejected", "[check]") {
   const CheckedCase c = eight_atoms("synth", 2, "layer.0,layer.5");
   const auto plan = planned_by(c, true);
   REQUIRE(plan);
@@ -487,7 +486,7 @@ TEST_CASE("tampered orders of a synthesised schedule are rejected, and so are or
         std::string::npos);
 }
 
-TEST_CASE("ZeRO changes nothing where no stage has replicas, tied parameters included", "[check]") {
+TEST_CASE("check_plan: ZeRO without replicas changes nothing", "[check]") {
   CheckedCase c = eight_atoms("1f1b", 0, "none");
   c.model.graph[NodeId(7)].parameters = {ParameterId(0)};
   c.request.options.replicas = {1};
@@ -506,7 +505,7 @@ TEST_CASE("ZeRO changes nothing where no stage has replicas, tied parameters inc
   }
 }
 
-TEST_CASE("the bound holds for schedules that put weight gradients off", "[check]") {
+TEST_CASE("check_plan: the bound holds for deferred weight gradients", "[check]") {
   CheckedCase c{
       testing::chain(4, 10, 4, 4), testing::small_cluster(4), {.batch = 4}};  // nothing but starts of operators
   for (auto& level : c.cluster.levels) level.link = {Seconds(0), BytesPerSecond(1e30)};
@@ -527,7 +526,7 @@ TEST_CASE("the bound holds for schedules that put weight gradients off", "[check
   CHECK(whole->certificate.lower_bound == parted->certificate.lower_bound);
 }
 
-TEST_CASE("a worse plan passes, with its larger gap", "[check]") {
+TEST_CASE("check_plan: a worse plan passes with a larger gap", "[check]") {
   CheckedCase c{testing::chain(6, 3e5, 4000, 4000), testing::small_cluster(4, Bytes(8 << 20)), {.batch = 32}};
   const auto best = planned(c);
   c.request.options.stages = 4;
@@ -541,7 +540,7 @@ TEST_CASE("a worse plan passes, with its larger gap", "[check]") {
   CHECK(verdict.gap == Approx(worse->certificate.gap));
 }
 
-TEST_CASE("costs without economy of scale have no certificate, and a claimed one is rejected", "[check]") {
+TEST_CASE("check_plan: no certificate without economies of scale", "[check]") {
   CheckedCase c{testing::chain(3, 3e5, 4000, 4000), testing::small_cluster(2, Bytes(8 << 20)), {.batch = 8}};
   for (const NodeId atom : c.model.graph.nodes()) c.model.graph[atom].work.front().forward.flops.fixed = -1;
   auto plan = planned(c);

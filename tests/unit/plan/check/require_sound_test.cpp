@@ -31,7 +31,7 @@ std::string refusal(const ModelProfile& model, const Plan& plan) {
   return "";
 }
 
-TEST_CASE("what a planner plans is sound, under every schedule", "[check]") {
+TEST_CASE("require_sound: accepts the planner's plans of all schedules", "[check]") {
   const ModelProfile model = testing::chain(8, 3e5, 40000, 4000);
   const Cluster cluster = testing::small_cluster(4);
   for (const auto kind : kScheduleKinds) {
@@ -44,7 +44,7 @@ TEST_CASE("what a planner plans is sound, under every schedule", "[check]") {
   CHECK(refusal(own_loss, plan_with_defaults(own_loss, cluster, request_of("gpipe", 2))).empty());
 }
 
-TEST_CASE("what is not sound is refused by its field", "[check]") {
+TEST_CASE("require_sound: an unsound plan is refused by field", "[check]") {
   const ModelProfile model = testing::chain(6, 3e5, 40000, 4000);
   const Plan good = plan_with_defaults(model, testing::small_cluster(4), request_of("1f1b", 2));
   REQUIRE(good.stages.size() == 2);
@@ -79,7 +79,7 @@ TEST_CASE("what is not sound is refused by its field", "[check]") {
   refused("orders", [](Plan& p) { p.orders.resize(4); });
 }
 
-TEST_CASE("orders in which ranks wait for each other for ever are refused", "[check]") {
+TEST_CASE("require_sound: deadlocked orders are refused", "[check]") {
   const ModelProfile model = testing::chain(6, 3e5, 40000, 4000);
   Plan plan = plan_with_defaults(model, testing::small_cluster(2), [] {
     auto request = request_of("synth", 2);

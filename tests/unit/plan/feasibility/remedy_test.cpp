@@ -234,7 +234,7 @@ void check_all(std::uint64_t first, int instances, int most_nodes, int most_devi
   }
 }
 
-TEST_CASE("every refusal names the smallest change that fits", "[laws]") {
+TEST_CASE("InfeasiblePlan: names the smallest change that fits", "[laws]") {
   std::map<std::string, int> counts;
   check_all(1'000'000, 200, 7, 4, counts);
   check_all(2'000'000, 20, 14, 4, counts);
@@ -249,7 +249,7 @@ TEST_CASE("every refusal names the smallest change that fits", "[laws]") {
   }
 }
 
-TEST_CASE("so it does of many", "[.nightly][laws]") {
+TEST_CASE("InfeasiblePlan: names the smallest change, many cases", "[.nightly][laws]") {
   std::map<std::string, int> counts;
   check_all(1'000'000, 400, 7, 4, counts);
   check_all(2'000'000, 40, 14, 4, counts);
@@ -259,7 +259,7 @@ TEST_CASE("so it does of many", "[.nightly][laws]") {
   CHECK(counts["not proven"] * 500 <= counts["refused"]);
 }
 
-TEST_CASE("the least memory is that of all stagings", "[laws]") {
+TEST_CASE("InfeasiblePlan: memory bound equals that of all stagings", "[laws]") {
   int compared = 0;
   for (std::uint64_t seed = 0; seed < 400; ++seed) {
     CAPTURE(seed);
@@ -296,7 +296,7 @@ TEST_CASE("the least memory is that of all stagings", "[laws]") {
   CHECK(compared > 250);
 }
 
-TEST_CASE("a refusal without remedies needs as much as one with them, and says that it looked for none") {
+TEST_CASE("InfeasiblePlan: without remedies the memory is the same") {
   const ModelProfile model = testing::chain(4, 1e5, 100'000, 1000);
   const Cluster cluster = testing::small_cluster(2, Bytes(300'000));
   PlanRequest request;
@@ -315,7 +315,7 @@ TEST_CASE("a refusal without remedies needs as much as one with them, and says t
   CHECK_THAT(explained.remedy(), Catch::Matchers::Contains("device_memory = "));
 }
 
-TEST_CASE("the least memory is what the stage really needs") {
+TEST_CASE("InfeasiblePlan: memory bound is what the stage needs") {
   const ModelProfile model = testing::chain(1, 1e5, 100'000, 0);
   Cluster cluster = testing::small_cluster(1, Bytes(300'000));
   PlanRequest request;
@@ -335,7 +335,7 @@ TEST_CASE("the least memory is what the stage really needs") {
   CHECK_THROWS_AS(plan_with_defaults(model, cluster, request), InfeasiblePlan);
 }
 
-TEST_CASE("hosts that cannot hold what must be offloaded are named, with what would do") {
+TEST_CASE("InfeasiblePlan: a host that is too small is named") {
   const ModelProfile model = testing::chain(1, 1e5, 100'000, 0);
   Cluster cluster = testing::small_cluster(1, Bytes(300'000));
   cluster.host = testing::small_host(Bytes(6 * 100'000 - 1));

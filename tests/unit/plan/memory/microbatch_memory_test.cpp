@@ -141,8 +141,7 @@ struct Played {
   }
 };
 
-TEST_CASE("a compute action takes what a forward and a backward played byte by byte take, with any segments recomputed",
-          "[laws]") {
+TEST_CASE("microbatch_memory: equals a byte-by-byte simulation", "[laws]") {
   for (std::uint64_t seed = 0; seed < 400; ++seed) {
     CAPTURE(seed);
     Dice dice(seed);
@@ -178,7 +177,7 @@ TEST_CASE("a compute action takes what a forward and a backward played byte by b
   }
 }
 
-TEST_CASE("blocks of nodes take no less than their nodes, and as much in order with one node each", "[laws]") {
+TEST_CASE("microbatch_memory: a block takes no less than its nodes", "[laws]") {
   int equal = 0, more = 0;
   for (std::uint64_t seed = 0; seed < 400; ++seed) {
     CAPTURE(seed);
@@ -219,7 +218,7 @@ TEST_CASE("blocks of nodes take no less than their nodes, and as much in order w
   CHECK(more > 50);
 }
 
-TEST_CASE("where backwards are parted all that is kept is there at work, and what is recomputed defers nothing") {
+TEST_CASE("microbatch_memory: split backwards keep all saved values") {
   Nodes nodes;
   nodes.add({NodeId(0)}, {.saved = Bytes(10), .workspace = Bytes(100), .deferred_weight = Bytes(7)});
   nodes.add({NodeId(1)}, {.saved = Bytes(30), .workspace = Bytes(20), .deferred_weight = Bytes(5)});

@@ -104,7 +104,7 @@ PlanRequest optimizing_request(std::int64_t batch) {
 
 }  // namespace
 
-TEST_CASE("recomputing as little as fits is as fast as the best of all sets, level by level", "[laws]") {
+TEST_CASE("MemoryOptimizations: the least recomputation is optimal", "[laws]") {
   int judged = 0, recomputed = 0, sharded = 0, offloaded = 0, best_found = 0;
   for (std::uint64_t seed = 0; seed < 500; ++seed) {
     CAPTURE(seed);
@@ -133,7 +133,7 @@ TEST_CASE("recomputing as little as fits is as fast as the best of all sets, lev
   CHECK(best_found > judged * 9 / 10);
 }
 
-TEST_CASE("what is recomputed trades its activations for what enters it, and its forward for time") {
+TEST_CASE("recompute: trades activations for inputs and forward time") {
   const ModelProfile model = deep(4000);
   const Cluster cluster = testing::small_cluster(1, Bytes(1 << 30));
   const RooflineCost cost(cluster);
@@ -159,7 +159,7 @@ TEST_CASE("what is recomputed trades its activations for what enters it, and its
   CHECK(again.stages[0].forward == plain.stages[0].forward);
 }
 
-TEST_CASE("what leaves a segment that is recomputed is gone when its backward comes, if its stage alone has read it") {
+TEST_CASE("recompute: an output is freed once read in its own stage") {
   // 0 -> 1 -> 2 | 3 -> 4, of which 4 is another stage: 1 is read at 3 as well, 2 at 4 as well, 0 at 3 and kept by
   // nobody.
   ModelProfile model;
@@ -199,7 +199,7 @@ TEST_CASE("what leaves a segment that is recomputed is gone when its backward co
   CHECK(stage.memory().kept + stage.memory().work == Bytes(std::max(24 + 100 + 50, 16 + 200 + 30 + 28)));
 }
 
-TEST_CASE("ZeRO shares what it says among replicas, and pays for it in gathering") {
+TEST_CASE("ZeRO: shards its states among replicas, pays in all-gathers") {
   const ModelProfile model = testing::chain(4, 1e6, 40'000, 400);
   const Cluster cluster = testing::small_cluster(4);
   const RooflineCost cost(cluster);
@@ -263,7 +263,7 @@ StageTerms gathered_by_four(const ModelProfile& model, std::vector<std::vector<N
 
 }  // namespace
 
-TEST_CASE("parameters of a segment that is recomputed are whole until their gradients are made") {
+TEST_CASE("ZeRO 3: a recomputed segment's parameters stay unsharded") {
   ModelProfile model = testing::chain(12, 1e6, 40'000, 400);
   const auto brought = [&](std::vector<std::vector<NodeId>> again) {
     return gathered_by_four(model, std::move(again)).memory.brought;
@@ -280,7 +280,7 @@ TEST_CASE("parameters of a segment that is recomputed are whole until their grad
   CHECK(brought({few, many}) == Bytes(8 * 20'000));
 }
 
-TEST_CASE("of a wide segment that is recomputed 256 MiB stay for its backward, and the rest is gathered once more") {
+TEST_CASE("ZeRO 3: a recomputed segment keeps 256 MiB, gathers the rest") {
   constexpr std::int64_t kMiB = 1 << 20;
   ModelProfile model = testing::chain(12, 1e6, 64 * kMiB, 400);
   std::vector<NodeId> few, most, all;
@@ -319,7 +319,7 @@ TEST_CASE("of a wide segment that is recomputed 256 MiB stay for its backward, a
   CHECK(brought(ScheduleKind::kGPipe, {most}) == units + 256 + 64 + (2 * 64));
 }
 
-TEST_CASE("copies of parameters that calls make are gone where those of one micro-batch on one rank are through") {
+TEST_CASE("parameter copies: freed early with one micro-batch and rank") {
   constexpr std::int64_t kBytes = 40'000, kCopy = kBytes / 2;
   constexpr int kNodes = 6;
   double states = 0;  // of the optimizer, in sizes of the parameters
@@ -360,7 +360,7 @@ TEST_CASE("copies of parameters that calls make are gone where those of one micr
   CHECK_THROWS_AS(make_workload(model, RooflineCost(four_devices_of_a_host())), InvalidArgument);
 }
 
-TEST_CASE("what is gathered in 16 bits takes half as many bytes, what is summed does not") {
+TEST_CASE("ZeRO: 16-bit copies halve all-gathers, not reductions") {
   ModelProfile model = testing::chain(4, 1e6, 40'000'000, 400);
   const Cluster cluster = four_devices_of_a_host();
   const RooflineCost cost(cluster);
@@ -393,8 +393,7 @@ TEST_CASE("what is gathered in 16 bits takes half as many bytes, what is summed 
   }
 }
 
-TEST_CASE(
-    "what is offloaded is on the host, in shards under ZeRO, and its update takes as long as the host and its link") {
+TEST_CASE("offload: states are on the host, sharded under ZeRO") {
   const ModelProfile model = testing::chain(4, 1e6, 40'000, 400);
   Cluster cluster = testing::small_cluster(4);
   cluster.host = testing::small_host(Bytes(1 << 30));
@@ -433,7 +432,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a plan that would not fit fits with its optimizer offloaded, and says so") {
+TEST_CASE("offload: makes a plan fit, and the plan says so") {
   const ModelProfile model = testing::chain(4, 1e6, 40'000, 400);
   Cluster cluster = testing::small_cluster(1, Bytes(600'000));  // parameters, gradients and states are 640,000
   PlanRequest request = optimizing_request(8);
@@ -458,7 +457,7 @@ TEST_CASE("a plan that would not fit fits with its optimizer offloaded, and says
   CHECK_THROWS_AS(plan_with_defaults(model, cluster, request), InfeasiblePlan);
 }
 
-TEST_CASE("segments cover every node once, and the cuts between them are cheap", "[laws]") {
+TEST_CASE("recompute_segments: cover every node once, with cheap cuts", "[laws]") {
   for (std::uint64_t seed = 0; seed < 300; ++seed) {
     CAPTURE(seed);
     Dice dice(seed + 900);
@@ -488,7 +487,7 @@ TEST_CASE("segments cover every node once, and the cuts between them are cheap",
   CHECK(std::set<int>(segment_of.begin(), segment_of.end()).size() == 12);
 }
 
-TEST_CASE("a plan that would not fit fits by recomputing segments, and says so") {
+TEST_CASE("recompute: makes a plan fit, and the plan says so") {
   const ModelProfile model = deep(40'000);
   const Cluster cluster = testing::small_cluster(1, Bytes(1'500'000));  // 12 x 40,000 x 8 samples are 3.84 MB
   PlanRequest request = optimizing_request(8);
@@ -509,7 +508,7 @@ TEST_CASE("a plan that would not fit fits by recomputing segments, and says so")
   CHECK_NOTHROW(require_runnable(plan, runtime_capabilities()));
 }
 
-TEST_CASE("the user chooses what is recomputed: everything, or modules by name") {
+TEST_CASE("recompute: everything, or modules chosen by name") {
   const ModelProfile model = deep(400);
   const Cluster cluster = testing::small_cluster(1, Bytes(1 << 30));
   PlanRequest request = optimizing_request(8);
@@ -537,7 +536,7 @@ TEST_CASE("the user chooses what is recomputed: everything, or modules by name")
   CHECK_THROWS_AS(recomputed_by(""), InvalidArgument);
 }
 
-TEST_CASE("a segment that something outside leads back into is two, and so are its prices") {
+TEST_CASE("recompute: a non-convex segment is split, and so is its cost") {
   ModelProfile model = deep(400);
   model.graph[NodeId(5)].path = "between.0";
   const Cluster cluster = testing::small_cluster(1, Bytes(1 << 30));
@@ -550,7 +549,7 @@ TEST_CASE("a segment that something outside leads back into is two, and so are i
   CHECK(segments[1].front() == NodeId(6));
 }
 
-TEST_CASE("what is recomputed has its backward at one stretch, and nothing of it waits") {
+TEST_CASE("recompute: a recomputed segment has its backward unsplit") {
   ModelProfile model = deep(40'000);
   for (const NodeId node : model.graph.nodes()) {
     model.graph[node].deferred_weight = {10'000, 0};
@@ -586,7 +585,7 @@ TEST_CASE("what is recomputed has its backward at one stretch, and nothing of it
         Approx((before.backward(StageId(0), 1) + before.forward(StageId(0), 1) * 0.5).value()));
 }
 
-TEST_CASE("a plan whose segments are not of its stages is refused") {
+TEST_CASE("require_runnable: segments outside their stage are refused") {
   Plan plan;
   plan.world = 1;
   plan.stages.resize(1);
@@ -600,7 +599,7 @@ TEST_CASE("a plan whose segments are not of its stages is refused") {
   CHECK_THROWS_WITH(require_runnable(plan, runtime_capabilities()), Catch::Contains("atom 2"));
 }
 
-TEST_CASE("ZeRO levels are chosen, fixed or refused by name") {
+TEST_CASE("ZeRO: level is chosen, fixed or refused by name") {
   const ModelProfile model = testing::chain(4, 1e6, 40'000, 400);
   const Cluster cluster = testing::small_cluster(4);
   PlanRequest request = optimizing_request(16);

@@ -34,7 +34,7 @@ void refused(Options options, std::initializer_list<std::string> parts, int worl
 
 }  // namespace
 
-TEST_CASE("contradictions name both values") {
+TEST_CASE("Constraints: contradictions name both values") {
   refused({.stages = 3, .replicas = {1, 1}}, {"stages = 3", "{1,1}"});
   refused({.stages = 2, .replicas = {3}}, {"{3}", "each of stages = 2", "6 ranks", "world has 4"});
   refused({.replicas = {5}}, {"{5}", "5 ranks", "world has 4"});
@@ -49,7 +49,7 @@ TEST_CASE("contradictions name both values") {
   refused({}, {"batch of 0"}, 4, 0);
 }
 
-TEST_CASE("more stages than can be separated are refused") {
+TEST_CASE("Constraints: more stages than separable are refused") {
   const ModelProfile two = testing::chain(2, 1e6, 1000, 400);
   const Cluster cluster = testing::small_cluster(4);
   const RooflineCost cost(cluster);
@@ -59,7 +59,7 @@ TEST_CASE("more stages than can be separated are refused") {
                     Catch::Contains("stages = 3") && Catch::Contains("only 2"));
 }
 
-TEST_CASE("what this version does not run is refused by name") {
+TEST_CASE("Constraints: unsupported options are refused by name") {
   refused({.tensor_parallel = 2}, {"tensor_parallel = 2", "not run by this version"});
   refused({.zero = 1}, {"zero = 1", "not run by this version"});
   refused({.zero = 4}, {"zero = 4", "not a level"});
@@ -75,7 +75,7 @@ TEST_CASE("what this version does not run is refused by name") {
   refused({.device_memory = Bytes(-5)}, {"device_memory = -5"});
 }
 
-TEST_CASE("what is left open becomes candidates") {
+TEST_CASE("Constraints: open options become candidates") {
   const Constraints all = resolved({});
   // 4 ranks with 8 samples each
   CHECK(all.microbatches == std::vector<int>{1, 2, 3, 4, 6, 8, 12, 16, 24, 32});
@@ -88,7 +88,7 @@ TEST_CASE("what is left open becomes candidates") {
   CHECK(resolved({}, 3, 8).local_batches() == std::vector<std::int64_t>{2, 3, 3});
 }
 
-TEST_CASE("the optimizer is offloaded where the host has memory of its own, or where it is asked for") {
+TEST_CASE("Constraints: offload needs host memory or a request") {
   const ModelProfile model = testing::chain(2, 1e6, 1000, 400);
   PlanRequest request;
   request.options.memory_margin = 0.25;
@@ -114,7 +114,7 @@ TEST_CASE("the optimizer is offloaded where the host has memory of its own, or w
   CHECK_THROWS_WITH(offloads(gpus), Catch::Contains("host memory of cluster 'small'"));
 }
 
-TEST_CASE("one number of replicas is meant for every stage") {
+TEST_CASE("Constraints: one replica number applies to every stage") {
   const Constraints two = resolved({.stages = 2, .replicas = {2}});
   CHECK(two.replicas == std::vector<int>{2, 2});
   CHECK(two.fixed_replicas(2) == std::vector<int>{2, 2});
@@ -126,14 +126,14 @@ TEST_CASE("one number of replicas is meant for every stage") {
   CHECK(!resolved({}).replicas_are_fixed());
 }
 
-TEST_CASE("no rank's share decides alone how many micro-batches are tried") {
+TEST_CASE("Constraints: micro-batches do not depend on one rank's share") {
   CHECK(resolved({}, 3, 10).microbatches == std::vector<int>{1, 2, 3, 4, 6, 8, 10});  // 3, 3 and 4 samples
   CHECK(resolved({}, 4, 3).microbatches == std::vector<int>{1, 2, 3});                // a rank with none
   CHECK(resolved({}, 4, 40).microbatches ==
         std::vector<int>{1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 40});  // what divides 10, too
 }
 
-TEST_CASE("totals over the whole batch take one micro-batch and any replicas") {
+TEST_CASE("Constraints: whole-batch sums force one micro-batch") {
   ModelProfile model = kModel;
   model.graph[NodeId(2)].totals = Bytes(64);
   const Constraints open = resolved({}, 4, 32, model);
@@ -145,7 +145,7 @@ TEST_CASE("totals over the whole batch take one micro-batch and any replicas") {
   CHECK_THROWS_AS(resolved({.min_microbatches = 2}, 4, 32, model), CaptureError);
 }
 
-TEST_CASE("a model with batch statistics is not cut into ever smaller samples of them") {
+TEST_CASE("Constraints: batch statistics bound the micro-batches") {
   ModelProfile model = kModel;
   model.graph[NodeId(2)].batch_statistic = true;
   CHECK(resolved({}, 3, 10, model).microbatches == std::vector<int>{1, 2, 3, 4});
@@ -153,7 +153,7 @@ TEST_CASE("a model with batch statistics is not cut into ever smaller samples of
   CHECK(resolved({.microbatches = 9}, 4, 3, model).microbatches == std::vector<int>{9});
 }
 
-TEST_CASE("gradients are held twice only where calls accumulate them") {
+TEST_CASE("Constraints: a second gradient copy only for accumulation") {
   CHECK(resolved({}).gradient_copies == 1);
   CHECK(resolved({.gradient_accumulation = true}).gradient_copies == 2);
 }

@@ -83,7 +83,7 @@ void check_order(const std::vector<BucketItem>& items, const BucketCut& cut) {
 
 }  // namespace
 
-TEST_CASE("buckets have each tensor once, in order, and are no larger than asked for", "[laws]") {
+TEST_CASE("cut_into_buckets: each tensor once, in order, bounded size", "[laws]") {
   int several = 0, large = 0;
   for (std::uint64_t seed = 0; seed < 2'000; ++seed) {
     CAPTURE(seed);
@@ -105,7 +105,7 @@ TEST_CASE("buckets have each tensor once, in order, and are no larger than asked
   CHECK(large > 1'000);
 }
 
-TEST_CASE("a tensor that does not fit in opens new buckets of all kinds") {
+TEST_CASE("cut_into_buckets: an overflow opens new buckets of all kinds") {
   const std::vector<BucketItem> items{BucketItem::of(16, 4, 1), BucketItem::of(10, 2, 2), BucketItem::of(1, 4, 1),
                                       BucketItem::of(17, 4, 1), BucketItem::of(16, 2, 2)};
   const BucketCut cut = cut_into_buckets(items, Bytes(128));
@@ -134,7 +134,7 @@ struct StagedModel {
 
 }  // namespace
 
-TEST_CASE("groups have every trained parameter of replicas once, and the pipeline's buckets are theirs", "[laws]") {
+TEST_CASE("parameter_groups: each replicated parameter is in one group", "[laws]") {
   int cuts = 0;
   for (std::uint64_t seed = 0; seed < 500; ++seed) {
     CAPTURE(seed);
@@ -169,7 +169,7 @@ TEST_CASE("groups have every trained parameter of replicas once, and the pipelin
   CHECK(cuts > 500);
 }
 
-TEST_CASE("what memory counts of a unit is no less than the largest unit", "[laws]") {
+TEST_CASE("fixed_memory: counts at least the largest ZeRO unit", "[laws]") {
   int counted = 0;
   for (std::uint64_t seed = 0; seed < 500; ++seed) {
     CAPTURE(seed);
@@ -192,7 +192,7 @@ TEST_CASE("what memory counts of a unit is no less than the largest unit", "[law
   CHECK(counted > 200);
 }
 
-TEST_CASE("plans with buckets of any size hold, and are checked with them", "[check]") {
+TEST_CASE("buckets: plans with any size are checked", "[check]") {
   int smaller = 0;
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
     CAPTURE(seed);
@@ -249,7 +249,7 @@ constexpr Bytes mib(std::int64_t count) { return Bytes(count << 20); }
 
 }  // namespace
 
-TEST_CASE("buckets are as small as links make worth while, and an eighth of a stage at most") {
+TEST_CASE("buckets: size follows latency, an eighth of a stage at most") {
   const Cluster fast = pair_of(Seconds(5e-6), 3.8e11);
   CHECK(chosen(fast, 320) == mib(256));  // a sum takes 10 us before any byte, 256 MiB of it 706 us
   CHECK(chosen(pair_of(Seconds(2e-6), 3.8e11), 320) == mib(128));
@@ -263,7 +263,7 @@ TEST_CASE("buckets are as small as links make worth while, and an eighth of a st
   CHECK(chosen(cpus, 320) == mib(32));
 }
 
-TEST_CASE("a plan says that its buckets are large; where nothing fits with them they are small") {
+TEST_CASE("buckets: large ones are noted, small ones are the fallback") {
   const ModelProfile model = testing::chain(64, 1e9, 80 << 20, 4096);
   Cluster cluster = pair_of(Seconds(5e-6), 3.8e11);
   PlanRequest request{.options = {.zero = 3, .offload = "none"}, .batch = 8, .runtime = runtime_capabilities()};

@@ -8,7 +8,7 @@
 
 using namespace autopar;
 
-TEST_CASE("slices are those that the program's arithmetic gives") {
+TEST_CASE("slices: equal those of the program's batch split") {
   for (std::uint64_t seed = 0; seed < 300; ++seed) {
     CAPTURE(seed);
     testing::Dice dice(seed);

@@ -64,7 +64,7 @@ ModelProfile with_many_parameters(Dice& dice) {
 
 }  // namespace
 
-TEST_CASE("bundles of parameters keep what each stage of any staging reads", "[laws]") {
+TEST_CASE("bundle_parameters: every stage of any staging reads the same", "[laws]") {
   int fewer = 0;
   for (std::uint64_t seed = 0; seed < 400; ++seed) {
     CAPTURE(seed);
@@ -108,7 +108,7 @@ TEST_CASE("bundles of parameters keep what each stage of any staging reads", "[l
   CHECK(fewer > 300);
 }
 
-TEST_CASE("parameters that several nodes read, and those of two kinds, are in no bundle together") {
+TEST_CASE("bundle_parameters: tied or mixed-kind ones are not bundled") {
   ModelProfile model = testing::chain(2, 1e6, 1000, 400);
   const auto add = [&](int node, bool trainable) {
     model.graph[NodeId(node)].parameters.push_back(ParameterId::of(model.parameters.size()));

@@ -8,14 +8,14 @@
 
 using namespace autopar;
 
-TEST_CASE("heavy edges, and nodes as they are, keep the laws of a coarsening policy", "[laws]") {
+TEST_CASE("HeavyEdge, NoCoarsening: obey the coarsening laws", "[laws]") {
   testing::check_coarsening_laws(HeavyEdge{});
   testing::check_coarsening_laws(HeavyEdge{.max_blocks = 12, .max_tails = 500}, {.first_seed = 200});
   testing::check_coarsening_laws(HeavyEdge{.max_blocks = 1});
   testing::check_coarsening_laws(NoCoarsening{});
 }
 
-TEST_CASE("heavy edges leave as few blocks and cuts as they may, and blocks have the costs of their nodes", "[laws]") {
+TEST_CASE("HeavyEdge: few blocks and cuts, blocks cost as their nodes", "[laws]") {
   for (std::uint64_t seed = 0; seed < 100; ++seed) {
     CAPTURE(seed);
     testing::Dice dice(seed + 40);
@@ -42,7 +42,7 @@ TEST_CASE("heavy edges leave as few blocks and cuts as they may, and blocks have
   }
 }
 
-TEST_CASE("a small graph is left alone") {
+TEST_CASE("HeavyEdge: a small graph is unchanged") {
   const ModelProfile model = testing::chain(20, 1e5, 100, 40);
   const RooflineCost cost(testing::small_cluster(4));
   const Workload work = make_workload(model, cost);

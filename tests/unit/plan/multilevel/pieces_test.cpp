@@ -11,7 +11,7 @@
 
 using namespace autopar;
 
-TEST_CASE("pieces lie in one block each, and cuts between them are legal", "[laws]") {
+TEST_CASE("cut_into_pieces: each lies in one block, cuts are legal", "[laws]") {
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
     CAPTURE(seed);
     testing::Dice dice(seed + 82'000);
@@ -42,7 +42,7 @@ TEST_CASE("pieces lie in one block each, and cuts between them are legal", "[law
   }
 }
 
-TEST_CASE("pieces of a long chain are as many as asked for") {
+TEST_CASE("cut_into_pieces: a long chain gives the requested number") {
   const ModelProfile model = testing::chain(1000, 1e6, 1000, 400);
   const RooflineCost cost(testing::small_cluster(4));
   const Workload work = make_workload(model, cost);

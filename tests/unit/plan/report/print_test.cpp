@@ -9,7 +9,7 @@
 
 using namespace autopar;
 
-TEST_CASE("quantities read well") {
+TEST_CASE("readable: bytes, seconds and counts") {
   CHECK(readable(Bytes(0)) == "0 B");
   CHECK(readable(Bytes(999)) == "999 B");
   CHECK(readable(Bytes(1024)) == "1.00 KiB");
@@ -26,7 +26,7 @@ TEST_CASE("quantities read well") {
   CHECK(ranges({}) == "");
 }
 
-TEST_CASE("tensor shards stand beside replicas") {
+TEST_CASE("to_text: tensor shards are shown beside replicas") {
   Plan plan;
   plan.world = 6;
   plan.stages.resize(2);
@@ -39,7 +39,7 @@ TEST_CASE("tensor shards stand beside replicas") {
   CHECK(to_text(plan).find("plan: 2 stages x 2+1 replicas x 2 shards") == 0);
 }
 
-TEST_CASE("a plan prints as a table with what binds, the runner-up and the notes") {
+TEST_CASE("to_text: table, bottleneck, runner-up and notes") {
   Plan plan;
   plan.world = 4;
   plan.batch = 256;
@@ -79,7 +79,7 @@ TEST_CASE("a plan prints as a table with what binds, the runner-up and the notes
   CHECK(out.str() == expected);
 }
 
-TEST_CASE("stages that share ranks are chunks, as Options::stages counts them") {
+TEST_CASE("describe: stages on the same ranks are chunks") {
   Plan plan;
   plan.world = 4;
   plan.microbatches = 8;
@@ -112,7 +112,7 @@ std::size_t widest_line(const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("tables fit 100 columns, and what has no room follows beside the first column again") {
+TEST_CASE("aligned_table: wraps at 100 columns, first column repeated") {
   const std::vector<std::string> head{"first", "second\ncolumn", "third"};
   CHECK(aligned_table({head, {"1", "2", "3"}}) ==
         "       second\n"
@@ -152,7 +152,7 @@ TEST_CASE("tables fit 100 columns, and what has no room follows beside the first
   CHECK(table.find("2 %") != std::string::npos);  // recomputed
 }
 
-TEST_CASE("a gap that is zero but for rounding is 0 %") {
+TEST_CASE("gap_percent: a gap of rounding errors is 0 %") {
   CHECK(gap_percent(0) == "0 %");
   CHECK(gap_percent(2.2e-16) == "0 %");
   CHECK(gap_percent(-4e-14) == "0 %");

@@ -7,7 +7,7 @@
 
 using namespace autopar;
 
-TEST_CASE("what flows over a stage's borders is the same by masks as edge by edge", "[equality]") {
+TEST_CASE("BoundaryMasks: traffic equals the sum over edges", "[equality]") {
   int differing = 0;
   for (std::uint64_t seed = 0; seed < 1000; ++seed) {
     CAPTURE(seed);

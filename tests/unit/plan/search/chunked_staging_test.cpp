@@ -60,7 +60,7 @@ std::string fault_of(const ModelProfile& model, const Cluster& cluster, const Pl
 
 }  // namespace
 
-TEST_CASE("the objective gives chunked and parted schedules their closed forms, and counts each rank once") {
+TEST_CASE("StepObjective: closed forms for chunked and split schedules") {
   for (const int m : {8, 16, 32}) {
     for (const auto& [kind, nodes, step, idle] : {std::tuple{ScheduleKind::kZbH1, 4, 3.0 * m + 3, 3.0},
                                                   {ScheduleKind::kInterleaved, 8, 6.0 * m + 9, 9.0},
@@ -78,7 +78,7 @@ TEST_CASE("the objective gives chunked and parted schedules their closed forms, 
   }
 }
 
-TEST_CASE("memory of ranks with several stages is the sum of their stages' at the schedule's law") {
+TEST_CASE("StepObjective: a rank's memory sums its stages'") {
   const test::EqualNodes equal(8, 256, 0);
   const auto cost = equal.cost();
   const Workload work = make_workload(equal.graph, cost);
@@ -103,7 +103,7 @@ TEST_CASE("memory of ranks with several stages is the sum of their stages' at th
   CHECK(saved_of_ranks(ScheduleKind::kInterleaved, 16) == law);
 }
 
-TEST_CASE("every schedule can be asked for, where the runtime has it") {
+TEST_CASE("Planner: every schedule can be requested if supported") {
   const auto model = testing::chain(24, 2e6, 1000, 40);
   const auto cluster = testing::small_cluster(4, Bytes(1 << 28));
   for (const ScheduleKind kind : kScheduleKinds) {
@@ -120,7 +120,7 @@ TEST_CASE("every schedule can be asked for, where the runtime has it") {
   }
 }
 
-TEST_CASE("a schedule that was asked for and fits nowhere, or has too few operators, is refused by name") {
+TEST_CASE("Planner: a requested schedule that does not fit is named") {
   using Catch::Matchers::ContainsSubstring;
   const auto model = testing::chain(8, 2e6, 100'000, 40);
   const auto small = testing::small_cluster(4, Bytes(300'000));
@@ -133,7 +133,7 @@ TEST_CASE("a schedule that was asked for and fits nowhere, or has too few operat
                     ContainsSubstring("schedule = interleaved"));
 }
 
-TEST_CASE("with all schedules a plan is never slower, and with few micro-batches in a long pipeline faster") {
+TEST_CASE("Planner: all schedules are never slower, often faster") {
   auto cluster = testing::small_cluster(4, Bytes(1 << 28));
   for (auto& level : cluster.levels) level.link = {Seconds(1e-9), BytesPerSecond(1e12)};
   const auto model = testing::chain(32, 2e7, 1'000'000, 40);
@@ -148,7 +148,7 @@ TEST_CASE("with all schedules a plan is never slower, and with few micro-batches
   CHECK(all.bubble < 0.1);
 }
 
-TEST_CASE("plans of random models under all schedules: legal, accepted, within memory, no slower than plain ones") {
+TEST_CASE("Planner: random plans under all schedules are accepted") {
   int chunks = 0, synthesised = 0;
   for (std::uint64_t seed = 0; seed < 150; ++seed) {
     Dice dice(seed);
@@ -181,7 +181,7 @@ TEST_CASE("plans of random models under all schedules: legal, accepted, within m
   CHECK(synthesised > 0);
 }
 
-TEST_CASE("parameters tied between two stages of one rank are not reduced over that rank alone") {
+TEST_CASE("make_pipeline: parameters tied on one rank are not reduced") {
   ModelProfile model = testing::chain(4, 1e6, 1000, 40);
   model.graph[NodeId(3)].parameters = {ParameterId(0)};
   const auto cluster = testing::small_cluster(2, Bytes(1 << 24));

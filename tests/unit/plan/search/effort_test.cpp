@@ -78,7 +78,7 @@ PlanRequest request(int ranks, std::int64_t batch) {
   return out;
 }
 
-TEST_CASE("a tiny mixture of experts is planned with few states") {
+TEST_CASE("Planner: a tiny mixture of experts needs few states") {
   for (const int ranks : {3, 4}) {
     for (const int experts : {4, 8}) {
       INFO(ranks << " ranks, " << experts << " experts");
@@ -95,7 +95,7 @@ TEST_CASE("a tiny mixture of experts is planned with few states") {
   }
 }
 
-TEST_CASE("a batch far too large is refused with a number of micro-batches that fits") {
+TEST_CASE("Planner: a far too large batch names micro-batches that fit") {
   const Mixture mixture(2);
   auto cluster = ranks_of_a_host(2);
   auto asked = request(2, std::int64_t{1} << 35);

@@ -11,7 +11,7 @@
 
 using namespace autopar;
 
-TEST_CASE("the exact search keeps the laws of a staging policy and finds what brute force finds", "[laws]") {
+TEST_CASE("ExactStaging: obeys the staging laws, equals brute force", "[laws]") {
   for (const int seeds : {0, 4}) {
     const testing::StagingTally tally =
         testing::check_staging_laws(ExactStaging{.seeds = seeds}, {.exact = true, .inputs = 1000});
@@ -24,7 +24,7 @@ TEST_CASE("the exact search keeps the laws of a staging policy and finds what br
   testing::check_staging_laws(ExactStaging{}, {.exact = true, .first_seed = 1000, .inputs = 200, .max_nodes = 6});
 }
 
-TEST_CASE("equal stages keep the laws of a staging policy", "[laws]") {
+TEST_CASE("UniformStaging: obeys the staging laws", "[laws]") {
   const testing::StagingTally tally = testing::check_staging_laws(UniformStaging{}, {.inputs = 1000});
   CHECK(tally.fitting > 500);
   CHECK(tally.pipelined > 150);
@@ -65,7 +65,7 @@ SearchResult searched(const ModelProfile& model, int devices, const Options& opt
 
 }  // namespace
 
-TEST_CASE("with one micro-batch or without backwards between, schedules that run alike are searched once") {
+TEST_CASE("ExactStaging: equivalent schedules are searched once") {
   ModelProfile model = branches(3, 2);
   Options one, any, plain;
   one.microbatches = any.microbatches = 1;
@@ -79,7 +79,7 @@ TEST_CASE("with one micro-batch or without backwards between, schedules that run
   CHECK(of_all.states < of_gpipe.states + of_gpipe.states / 4);
 }
 
-TEST_CASE("a single number of replicas holds for each stage of the plan") {
+TEST_CASE("ExactStaging: one replica number holds for all stages") {
   const ModelProfile model = testing::chain(6, 1e6, 1000, 400);
   const Cluster cluster = testing::small_cluster(6);
   const RooflineCost cost(cluster);
@@ -98,7 +98,7 @@ TEST_CASE("a single number of replicas holds for each stage of the plan") {
   }
 }
 
-TEST_CASE("a stage that fits on no rank but its replicas' shares is found where it is the first one") {
+TEST_CASE("ExactStaging: a first stage that fits only sharded is found") {
   ModelProfile model = testing::chain(3, 1e6, 1000, 100);
   model.parameters[1].bytes = Bytes(100'000);  // states of 1 MB, which two ranks may share
   model.graph[NodeId(2)].whole_batch = true;   // and no third one
@@ -117,7 +117,7 @@ TEST_CASE("a stage that fits on no rank but its replicas' shares is found where 
   CHECK(found.candidates.best().staging.stage_of == std::vector{0, 0, 1});
 }
 
-TEST_CASE("of equally fast plans the one with fewer micro-batches wins, whatever the order of the search") {
+TEST_CASE("Candidates: ties go to fewer micro-batches in any order") {
   Candidates candidates(Bytes(1000));
   const auto offer = [&](double step, int microbatches) {
     Candidate candidate;

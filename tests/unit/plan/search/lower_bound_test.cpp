@@ -12,7 +12,7 @@
 using namespace autopar;
 using testing::Dice;
 
-TEST_CASE("no bound on the way to a staging is above its step", "[laws]") {
+TEST_CASE("LowerBound: never above the step of a staging", "[laws]") {
   double tightness = 0;
   int stagings = 0, judged = 0, recomputed = 0;
   for (std::uint64_t seed = 0; seed < 3000; ++seed) {
@@ -105,7 +105,7 @@ TEST_CASE("no bound on the way to a staging is above its step", "[laws]") {
   CHECK(tightness / stagings > 0.6);  // a bound of 0 would be admissible too, and useless
 }
 
-TEST_CASE("the bound counts a message wherever a path leaves a stage") {
+TEST_CASE("LowerBound: counts a message where a path leaves a stage") {
   const ModelProfile model = testing::chain(3, 1000, 0, 40);
   const Cluster cluster = testing::small_cluster(3);
   const RooflineCost cost(cluster);

@@ -47,7 +47,7 @@ struct Foldable {
 
 }  // namespace
 
-TEST_CASE("with one replica a stage the folded step is the simulated one", "[laws]") {
+TEST_CASE("folded step: exact with one replica per stage", "[laws]") {
   int several_stages = 0, tied = 0;
   for (std::uint64_t seed = 0; seed < 600; ++seed) {
     CAPTURE(seed);
@@ -69,8 +69,7 @@ TEST_CASE("with one replica a stage the folded step is the simulated one", "[law
   CHECK(tied > 50);
 }
 
-TEST_CASE("with equally many replicas of each stage, and callers, the folded step is close to the simulated one",
-          "[laws]") {
+TEST_CASE("folded step: close with equal replicas and callers", "[laws]") {
   std::vector<double> ratios;
   for (std::uint64_t seed = 0; seed < 600; ++seed) {
     CAPTURE(seed);
@@ -91,7 +90,7 @@ TEST_CASE("with equally many replicas of each stage, and callers, the folded ste
   CHECK(ratios[ratios.size() / 10] > 1 - StepObjective::kFoldedClose);
 }
 
-TEST_CASE("what many callers send to few ranks is in the folded step") {
+TEST_CASE("folded step: counts messages of many callers to few ranks") {
   const ModelProfile model = testing::chain(64, 1e3, 4000, 200);
   const Cluster cluster = testing::small_cluster(64);
   const RooflineCost cost(cluster);

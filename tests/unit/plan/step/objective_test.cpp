@@ -11,7 +11,7 @@
 
 using namespace autopar;
 
-TEST_CASE("equal stages take (microbatches + stages - 1) rounds, GPipe and 1F1B alike") {
+TEST_CASE("StepObjective: GPipe and 1F1B take m + s - 1 rounds") {
   const test::EqualNodes equal(4, 64, 1);
   const auto cost = equal.cost();
   const Workload work = make_workload(equal.graph, cost);
@@ -28,7 +28,7 @@ TEST_CASE("equal stages take (microbatches + stages - 1) rounds, GPipe and 1F1B 
   }
 }
 
-TEST_CASE("memory counts what the schedule keeps in flight") {
+TEST_CASE("StepObjective: memory counts micro-batches in flight") {
   const test::EqualNodes equal(4, 64, 1);
   const auto cost = equal.cost();
   const Workload work = make_workload(equal.graph, cost);
@@ -43,7 +43,7 @@ TEST_CASE("memory counts what the schedule keeps in flight") {
   CHECK(saved(ScheduleKind::kOneFOneB) == std::vector<std::int64_t>{40, 30, 20, 10});
 }
 
-TEST_CASE("a parameter that is read as a copy is a share from ZeRO 1 on, and its copy is whole below 3") {
+TEST_CASE("parameter_memory: sharded from ZeRO 1, its copy from ZeRO 3") {
   ParameterProfile parameter{"w", Bytes(1000), true, 250, Bytes(500)};
   const Constraints constraints;
   const auto held = [&](int zero, int replicas) {
@@ -62,7 +62,7 @@ TEST_CASE("a parameter that is read as a copy is a share from ZeRO 1 on, and its
   CHECK(held(3, 2) == Bytes(1500));
 }
 
-TEST_CASE("of an offloaded parameter that is read as a copy the device has the copy alone, in shards under ZeRO 3") {
+TEST_CASE("parameter_memory: offloaded, the device has the copy alone") {
   const ParameterProfile parameter{"w", Bytes(1000), true, 250, Bytes(500)};
   Constraints constraints;
   constraints.optimizer_state_factor = 2;
@@ -83,7 +83,7 @@ TEST_CASE("of an offloaded parameter that is read as a copy the device has the c
   }
 }
 
-TEST_CASE("a parameter goes no further into shards than what reads it allows, and not to the host if it stays whole") {
+TEST_CASE("parameter_memory: sharding is limited by what readers allow") {
   ParameterProfile parameter{"w", Bytes(1000), true, 250};
   Constraints constraints;
   constraints.optimizer_state_factor = 2;
@@ -101,7 +101,7 @@ TEST_CASE("a parameter goes no further into shards than what reads it allows, an
   }
 }
 
-TEST_CASE("a stage holds parameters, gradients, state, temporaries of a step, tied parameters in each stage") {
+TEST_CASE("StepObjective: a stage's memory includes tied parameters") {
   ModelProfile model = testing::chain(3, 1e6, 1000, 40);
   model.graph[NodeId(2)].parameters.push_back(ParameterId(0));  // tied to the first
   model.parameters[1].trainable = false;
@@ -134,7 +134,7 @@ TEST_CASE("a stage holds parameters, gradients, state, temporaries of a step, ti
   CHECK(terms.stages[1].reduction == Seconds(0));
 }
 
-TEST_CASE("a value read by two stages travels to both, and once to each") {
+TEST_CASE("StepObjective: a value goes to each reading stage once") {
   ModelProfile model = testing::chain(3, 1e6, 1000, 40);
   model.graph.add_edge(NodeId(0), NodeId(2), {0, {40, 0}, true});  // the value of 0 -> 1
   model.graph.add_edge(NodeId(0), NodeId(2), {0, {40, 0}, true});
@@ -156,7 +156,7 @@ TEST_CASE("a value read by two stages travels to both, and once to each") {
   CHECK(sized.pipeline.channels[4] == Channel{StageId(1), StageId(2), ChannelKind::kBatched, true});
 }
 
-TEST_CASE("ZeRO 2 and 3 exchange while GPUs compute, and CPUs compute when they have exchanged") {
+TEST_CASE("StepObjective: ZeRO overlaps on GPUs, not on CPUs") {
   const ModelProfile model = testing::chain(4, 1e9, 64 << 20, 40);
   Constraints constraints;
   constraints.world = 2;
@@ -186,7 +186,7 @@ TEST_CASE("ZeRO 2 and 3 exchange while GPUs compute, and CPUs compute when they 
   }
 }
 
-TEST_CASE("replicas pay for the totals that they add up, forward and backward") {
+TEST_CASE("StepObjective: replicas pay for reducing totals") {
   const test::EqualNodes equal(2, 64, 1);
   const auto cost = equal.cost();
   Workload work = make_workload(equal.graph, cost);
@@ -207,7 +207,7 @@ TEST_CASE("replicas pay for the totals that they add up, forward and backward") 
   CHECK(step(shapes[3]) == Approx(without[3] + 16).epsilon(1e-9));
 }
 
-TEST_CASE("heavy traffic stays inside a node") {
+TEST_CASE("StepObjective: heavy traffic stays inside a node") {
   // Two nodes of two: large activations and small parameters want successive stages together, the reverse replicas.
   ModelProfile model = testing::chain(2, 1e6, 8, 40'000);
   const Cluster cluster = testing::small_cluster(4, Bytes(std::int64_t{1} << 40));
