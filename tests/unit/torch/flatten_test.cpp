@@ -65,13 +65,13 @@ Batch make_batch() {
   return {number(0), {number(1), {number(2), number(3)}}, {number(4), 7}, {number(5), number(6)}, Mode::kExact, "a"};
 }
 
-TEST_CASE("flatten lists the tensors of a nested struct in declaration order", "[flatten]") {
+TEST_CASE("flatten: lists tensors in declaration order", "[flatten]") {
   const auto flat = flatten(make_batch(), number(7));
   REQUIRE(flat.tensors.size() == 8);
   for (std::size_t i = 0; i < 8; ++i) CHECK(value_of(flat.tensors[i]) == double(i));
 }
 
-TEST_CASE("structure text tells constants, lengths, optionals and nesting apart", "[flatten]") {
+TEST_CASE("flatten: structure tells constants, lengths, optionals apart", "[flatten]") {
   const auto base = flatten(make_batch()).structure;
   CHECK(flatten(make_batch()).structure == base);
 
@@ -84,7 +84,7 @@ TEST_CASE("structure text tells constants, lengths, optionals and nesting apart"
   CHECK(flatten(other).structure != base);
 }
 
-TEST_CASE("structure text does not confuse neighbouring constants", "[flatten]") {
+TEST_CASE("flatten: structure does not confuse adjacent constants", "[flatten]") {
   CHECK(flatten(1, 23).structure != flatten(12, 3).structure);
   CHECK(flatten(std::string("a\""), std::string("b")).structure !=
         flatten(std::string("a"), std::string("\"b")).structure);
@@ -93,7 +93,7 @@ TEST_CASE("structure text does not confuse neighbouring constants", "[flatten]")
         flatten(std::vector<at::Tensor>{number(0), number(1)}).structure);
 }
 
-TEST_CASE("with_tensors puts other tensors into the same structure and keeps constants", "[flatten]") {
+TEST_CASE("with_tensors: replaces tensors, keeps constants", "[flatten]") {
   const auto batch = make_batch();
   std::vector<at::Tensor> replacement;
   for (int i = 0; i < 7; ++i) replacement.push_back(number(10 + i));
@@ -107,7 +107,7 @@ TEST_CASE("with_tensors puts other tensors into the same structure and keeps con
   CHECK_THROWS_AS(with_tensors(batch, {number(0)}), autopar::InternalError);
 }
 
-TEST_CASE("an undefined tensor keeps its place", "[flatten]") {
+TEST_CASE("flatten: an undefined tensor keeps its position", "[flatten]") {
   const auto flat = flatten(std::make_tuple(at::Tensor(), number(1)));
   REQUIRE(flat.tensors.size() == 2);
   CHECK(!flat.tensors[0].defined());

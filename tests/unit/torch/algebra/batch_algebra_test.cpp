@@ -16,7 +16,7 @@ Arg data(std::vector<std::int64_t> sizes) { return {std::move(sizes), 0, false, 
 
 }  // namespace
 
-TEST_CASE("element-wise operators keep samples apart") {
+TEST_CASE("batch algebra: element-wise operators keep samples apart") {
   expect_exact({{floats({-1, 4}), floats({-1, 4})}, {{4}}, [](Net& net, const Tensors& in) -> Tensors {
                   auto y = torch::relu(in[0] * net[0]) + torch::sigmoid(in[1]) / 2.0;
                   y = torch::where(y > 0.1, y, in[0].exp().clamp(-1, 2));
@@ -33,7 +33,7 @@ TEST_CASE("element-wise operators keep samples apart") {
                 }});
 }
 
-TEST_CASE("views carry the samples to where they go") {
+TEST_CASE("batch algebra: views move the batch dim") {
   expect_exact({{floats({-1, 3, 4})}, {}, [](Net&, const Tensors& in) -> Tensors {
                   const auto x = in[0];
                   const auto b = x.size(0);
@@ -69,7 +69,7 @@ TEST_CASE("views carry the samples to where they go") {
        }});
 }
 
-TEST_CASE("a slice of one sample keeps its batch dim") {
+TEST_CASE("batch algebra: squeeze keeps the batch dim of one sample") {
   const auto planned = expect_exact({{floats({-1, 1, 3})}, {}, [](Net&, const Tensors& in) -> Tensors {
                                        if (in[0].size(0) == 1) return {in[0].squeeze(1), in[0].squeeze(1)};
                                        return {in[0].squeeze(), in[0].squeeze(1)};
@@ -78,7 +78,7 @@ TEST_CASE("a slice of one sample keeps its batch dim") {
   CHECK(planned.plan.ops[0].squeeze_dims == std::vector<std::int64_t>{1});
 }
 
-TEST_CASE("batches joined along the batch come apart again") {
+TEST_CASE("batch algebra: cat and split along the batch") {
   expect_exact({{floats({-1, 3}), floats({-1, 3})}, {{3, 2}}, [](Net& net, const Tensors& in) -> Tensors {
                   const auto both = torch::tanh(torch::mm(torch::cat({in[0], in[1]}, 0), net[0]));
                   const auto halves = both.chunk(2, 0);
@@ -87,7 +87,7 @@ TEST_CASE("batches joined along the batch come apart again") {
                 }});
 }
 
-TEST_CASE("repeats and tiles") {
+TEST_CASE("batch algebra: repeat and expand") {
   expect_exact({{floats({-1, 3})}, {{3}}, [](Net& net, const Tensors& in) -> Tensors {
                   const auto b = in[0].size(0);
                   return {in[0].repeat({1, 2}), in[0].repeat({2, 1}), net[0].unsqueeze(0).repeat({b, 1}) * in[0],
@@ -96,7 +96,7 @@ TEST_CASE("repeats and tiles") {
                 }});
 }
 
-TEST_CASE("matrix products run the samples through") {
+TEST_CASE("batch algebra: matrix products keep the batch dim") {
   expect_exact(
       {{floats({-1, 4}), floats({-1, 3, 4})}, {{5, 4}, {5}, {4, 2}}, [](Net& net, const Tensors& in) -> Tensors {
          const auto y = torch::linear(in[0], net[0], net[1]);
@@ -120,7 +120,7 @@ TEST_CASE("matrix products run the samples through") {
                 }});
 }
 
-TEST_CASE("products summed over samples are partial sums") {
+TEST_CASE("batch algebra: products over samples are partial sums") {
   expect_exact({{floats({-1, 4}), floats({-1, 3})}, {{4, 3}, {4}}, [](Net& net, const Tensors& in) -> Tensors {
                   return {torch::matmul(in[0].t(), in[1]), torch::addmm(net[0], in[0].t(), in[1]),
                           torch::dot(in[0].sum(1), in[1].sum(1)), torch::matmul(in[0].t(), in[1]) / 3.0 + net[0] * 2,
@@ -128,7 +128,7 @@ TEST_CASE("products summed over samples are partial sums") {
                 }});
 }
 
-TEST_CASE("sums and means over samples") {
+TEST_CASE("batch algebra: sums and means over samples") {
   expect_exact({{floats({-1, 3, 4})}, {{4}}, [](Net& net, const Tensors& in) -> Tensors {
                   const auto x = in[0] * net[0];
                   return {x.sum(),
@@ -143,7 +143,7 @@ TEST_CASE("sums and means over samples") {
                 }});
 }
 
-TEST_CASE("terms that are no sums over samples count once") {
+TEST_CASE("batch algebra: terms not summed over samples count once") {
   expect_exact({{floats({-1, 4})}, {{4}, {3, 3}}, [](Net& net, const Tensors& in) -> Tensors {
                   auto loss = (in[0] * net[0]).pow(2).mean();
                   loss = loss + 0.01 * net[1].pow(2).sum() + 0.5;
@@ -163,7 +163,7 @@ TEST_CASE("terms that are no sums over samples count once") {
   CHECK(planned.plan.loss_mode);
 }
 
-TEST_CASE("losses: none, sum and mean") {
+TEST_CASE("batch algebra: losses with reduction none, mean and sum") {
   using R = at::Reduction::Reduction;
   for (const std::int64_t reduction : {R::None, R::Mean, R::Sum}) {
     INFO("reduction " << reduction);
@@ -196,7 +196,7 @@ TEST_CASE("losses: none, sum and mean") {
                 }});
 }
 
-TEST_CASE("cross entropy divides by the global count") {
+TEST_CASE("batch algebra: cross_entropy divides by the global count") {
   const auto weights = torch::tensor({0.5, 2.0, 1.5, 0.1}, torch::kDouble);
   for (const double smoothing : {0.0, 0.2}) {
     for (const bool weighted : {false, true}) {
@@ -232,7 +232,7 @@ TEST_CASE("cross entropy divides by the global count") {
                 }});
 }
 
-TEST_CASE("the loss of sequences divides by each sample's own length") {
+TEST_CASE("batch algebra: ctc_loss divides by each sample's length") {
   using R = at::Reduction::Reduction;
   const auto logits = floats({6, -1, 4});
   const auto rows = [](const Tensor& ids) { return ids + 1; };  // without blanks
@@ -261,7 +261,7 @@ TEST_CASE("the loss of sequences divides by each sample's own length") {
                "ctc_loss", "dim 1");
 }
 
-TEST_CASE("slices whose targets are all ignored add nothing") {
+TEST_CASE("batch algebra: slices with all targets ignored add nothing") {
   expect_exact({{floats({-1, 4}), labels({-1, 2}, 3)}, {}, [](Net&, const Tensors& in) -> Tensors {
                   // only where the second number is 0 does the target count; one constant row keeps the count above
                   // zero
@@ -272,7 +272,7 @@ TEST_CASE("slices whose targets are all ignored add nothing") {
                 }});
 }
 
-TEST_CASE("two loss terms with different counts") {
+TEST_CASE("batch algebra: two loss terms with different counts") {
   expect_exact({{floats({-1, 3, 4}), labels({-1, 3}, 4), labels({-1}, 2)},
                 {{4}, {4, 2}},
                 [](Net& net, const Tensors& in) -> Tensors {
@@ -285,7 +285,7 @@ TEST_CASE("two loss terms with different counts") {
                 }});
 }
 
-TEST_CASE("a mask's sum is known before the pipeline") {
+TEST_CASE("batch algebra: a mask's sum is in the prologue") {
   const auto planned =
       expect_exact({{floats({-1, 3}), labels({-1, 3}, 2)}, {{3}}, [](Net& net, const Tensors& in) -> Tensors {
                       const auto mask = (in[1] == 0).to(torch::kDouble);
@@ -301,7 +301,7 @@ TEST_CASE("a mask's sum is known before the pipeline") {
                 }});
 }
 
-TEST_CASE("a non-linear tail is computed on completed sums") {
+TEST_CASE("batch algebra: a non-linear tail is in the epilogue") {
   auto planned = expect_exact({{floats({-1, 3}), data({-1, 3})}, {{3}}, [](Net& net, const Tensors& in) -> Tensors {
                                  return {torch::mse_loss(in[0] * net[0], in[1]).sqrt()};
                                }});
@@ -316,7 +316,7 @@ TEST_CASE("a non-linear tail is computed on completed sums") {
                 }});
 }
 
-TEST_CASE("batch sizes as numbers are the global batch") {
+TEST_CASE("batch algebra: batch sizes as numbers are the global batch") {
   expect_exact({{floats({-1, 3})}, {{3}}, [](Net& net, const Tensors& in) -> Tensors {
                   const auto b = in[0].size(0);
                   return {(in[0] * net[0]).sum() * (1.0 / static_cast<double>(b)),
@@ -332,7 +332,7 @@ TEST_CASE("batch sizes as numbers are the global batch") {
                 }});
 }
 
-TEST_CASE("layers") {
+TEST_CASE("batch algebra: convolution, pooling and normalisation") {
   expect_exact(
       {{floats({-1, 3, 6, 6})}, {{4, 3, 3, 3}, {4}, {3, 2, 2, 2}, {4}}, [](Net& net, const Tensors& in) -> Tensors {
          auto y = torch::conv2d(in[0], net[0], net[1], 1, 1);
@@ -385,7 +385,7 @@ TEST_CASE("layers") {
                 }});
 }
 
-TEST_CASE("recurrent layers, batch in either dim") {
+TEST_CASE("batch algebra: recurrent layers with either batch dim") {
   const std::vector<std::vector<std::int64_t>> weights{{12, 4}, {12, 3}, {12}, {12}};
   expect_exact({{floats({-1, 5, 4})}, weights, [](Net& net, const Tensors& in) -> Tensors {
                   const auto zeros = torch::zeros({1, in[0].size(0), 3}, torch::kDouble);
@@ -401,7 +401,7 @@ TEST_CASE("recurrent layers, batch in either dim") {
        }});
 }
 
-TEST_CASE("indexing that stays within a sample") {
+TEST_CASE("batch algebra: indexing within a sample") {
   expect_exact(
       {{floats({-1, 5}), labels({-1}, 5), labels({-1, 2}, 5)}, {{5, 3}}, [](Net& net, const Tensors& in) -> Tensors {
          using torch::indexing::Slice;
@@ -439,7 +439,7 @@ TEST_CASE("indexing that stays within a sample") {
                 }});
 }
 
-TEST_CASE("in-place writes through views") {
+TEST_CASE("batch algebra: in-place writes through views") {
   expect_exact({{floats({-1, 6})}, {{3}}, [](Net& net, const Tensors& in) -> Tensors {
                   auto y = in[0] * torch::zeros({in[0].size(0), 6}, torch::kDouble);
                   y.narrow(1, 0, 3).copy_(in[0].narrow(1, 3, 3));
@@ -450,7 +450,7 @@ TEST_CASE("in-place writes through views") {
                 }});
 }
 
-TEST_CASE("dropout without effect, and factories of batch size") {
+TEST_CASE("batch algebra: dropout without effect, tensors of batch size") {
   expect_exact({{floats({-1, 4})}, {}, [](Net&, const Tensors& in) -> Tensors {
                   const auto b = in[0].size(0);
                   return {torch::dropout(in[0], 0.0, true),
@@ -462,7 +462,7 @@ TEST_CASE("dropout without effect, and factories of batch size") {
                 }});
 }
 
-TEST_CASE("random draws are keyed by slice where they belong to samples") {
+TEST_CASE("batch algebra: RNG operators on samples are keyed by slice") {
   Net net({{4}}, {});
   const Case test{{floats({-1, 4})}, {{4}}, [](Net& n, const Tensors& in) -> Tensors {
                     auto y = torch::dropout(in[0], 0.5, true);
@@ -478,7 +478,7 @@ TEST_CASE("random draws are keyed by slice where they belong to samples") {
   CHECK((draws == std::vector<Draw>{Draw::kPerSlice, Draw::kAlike, Draw::kPerSlice, Draw::kAlike}));
 }
 
-TEST_CASE("operators that mix samples are named") {
+TEST_CASE("batch algebra: operators that mix samples are named") {
   const auto one = [](auto f) {
     return Case{{floats({-1, 4})}, {{4}}, [f](Net& net, const Tensors& in) -> Tensors { return {f(net, in[0])}; }};
   };
@@ -558,7 +558,7 @@ TEST_CASE("operators that mix samples are named") {
       "expand");
 }
 
-TEST_CASE("a time-major pair of operands aligns by the last dims") {
+TEST_CASE("batch algebra: time-major operands broadcast by last dims") {
   expect_exact({{floats({3, -1}), floats({-1})}, {}, [](Net&, const Tensors& in) -> Tensors {
                   return {in[0] * in[1], (in[0] + in[1].unsqueeze(0)).t()};
                 }});

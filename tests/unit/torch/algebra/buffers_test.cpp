@@ -21,7 +21,7 @@ Tensor batch_norm(Net& net, const Tensor& x, bool training) {
 
 }  // namespace
 
-TEST_CASE("a buffer that follows parameters is updated once a call") {
+TEST_CASE("buffers: an update from parameters runs once per call") {
   const auto planned = expect_exact(with_buffer(
       [](Net& net, const Tensors& in) -> Tensors {
         const auto y = in[0] + net.state(0);
@@ -40,7 +40,7 @@ TEST_CASE("a buffer that follows parameters is updated once a call") {
   }
 }
 
-TEST_CASE("a buffer read after its update is a private copy") {
+TEST_CASE("buffers: one read after its update is a private copy") {
   const auto planned = expect_exact(with_buffer(
       [](Net& net, const Tensors& in) -> Tensors {
         {
@@ -54,7 +54,7 @@ TEST_CASE("a buffer read after its update is a private copy") {
   CHECK(planned.plan.handling(planned.plan.buffer_updates[0].ops.back()).in_stage);
 }
 
-TEST_CASE("a buffer that averages over samples sums its addends") {
+TEST_CASE("buffers: a mean over samples is a partial sum") {
   const auto planned = expect_exact(with_buffer(
       [](Net& net, const Tensors& in) -> Tensors {
         const auto y = (in[0] * net[0]).tanh();
@@ -69,7 +69,7 @@ TEST_CASE("a buffer that averages over samples sums its addends") {
   CHECK(planned.plan.buffer_updates[0].kind == algebra::BufferUpdateKind::kPartialSum);
 }
 
-TEST_CASE("a buffer that follows a statistic of the batch needs the whole batch") {
+TEST_CASE("buffers: a batch statistic needs the whole batch") {
   const auto planned = expect_whole(with_buffer(
                                         [](Net& net, const Tensors& in) -> Tensors {
                                           const auto y = (in[0] * net[0]).tanh();
@@ -85,7 +85,7 @@ TEST_CASE("a buffer that follows a statistic of the batch needs the whole batch"
   CHECK(planned.plan.buffer_updates[0].kind == algebra::BufferUpdateKind::kWholeBatch);
 }
 
-TEST_CASE("a partial sum written into a part of a buffer needs the whole batch") {
+TEST_CASE("buffers: a partial sum into a view needs the whole batch") {
   expect_whole(with_buffer(
                    [](Net& net, const Tensors& in) -> Tensors {
                      const auto y = (in[0] * net[0]).tanh();
@@ -99,12 +99,12 @@ TEST_CASE("a partial sum written into a part of a buffer needs the whole batch")
                "add_", "read elsewhere");
 }
 
-TEST_CASE("batch norm in evaluation works element by element") {
+TEST_CASE("buffers: batch norm in evaluation is element-wise") {
   expect_exact(with_buffer([](Net& net, const Tensors& in) -> Tensors { return {batch_norm(net, in[0], false)}; },
                            {some(), some().abs()}));
 }
 
-TEST_CASE("batch norm by micro-batch pools its running statistics") {
+TEST_CASE("buffers: running statistics are pooled over micro-batches") {
   Net net({{4}}, {some(), some().abs()});
   const auto test = with_buffer([](Net& n, const Tensors& in) -> Tensors { return {batch_norm(n, in[0], true)}; },
                                 {some(), some().abs()});
@@ -128,7 +128,7 @@ TEST_CASE("batch norm by micro-batch pools its running statistics") {
   require_equal({net.state(0), net.state(1)}, expected, "running statistic");
 }
 
-TEST_CASE("instance norm is exact by sample, and its running statistics are means over samples") {
+TEST_CASE("buffers: instance norm's running statistics are averaged") {
   const auto norm = [](Net& net, const Tensor& x, bool training) {
     return torch::instance_norm(x, net[0], {}, net.state(0), net.state(1), training, 0.1, 1e-5, false);
   };
@@ -154,7 +154,7 @@ TEST_CASE("instance norm is exact by sample, and its running statistics are mean
                "instance_norm", "over the batch");
 }
 
-TEST_CASE("batch norm without running statistics collects none") {
+TEST_CASE("buffers: batch norm without running statistics has none") {
   Net net({{4}}, {});
   const Case test{{{{-1, 4, 3}}}, {{4}}, [](Net& n, const Tensors& in) -> Tensors {
                     return {torch::batch_norm(in[0], n[0], {}, {}, {}, true, 0.1, 1e-5, false)};
@@ -165,7 +165,7 @@ TEST_CASE("batch norm without running statistics collects none") {
   CHECK(planned.plan.batch_norms[0].samples == SizeExpr{3, 0});
 }
 
-TEST_CASE("exact batch norm needs the whole batch") {
+TEST_CASE("buffers: exact batch norm needs the whole batch") {
   auto test =
       with_buffer([](Net& net, const Tensors& in) -> Tensors { return {batch_norm(net, in[0] * 2, true).sum(1)}; },
                   {some(), some().abs()});
@@ -174,7 +174,7 @@ TEST_CASE("exact batch norm needs the whole batch") {
   CHECK(planned.plan.buffer_updates.size() == 2);
 }
 
-TEST_CASE("a sample counter counts the global batch") {
+TEST_CASE("buffers: a sample counter counts the global batch") {
   expect_exact(with_buffer(
       [](Net& net, const Tensors& in) -> Tensors {
         at::NoGradGuard no_grad;
@@ -205,7 +205,7 @@ Tensors move_codes(Net& net, const Tensors& in, bool overwrite_counts) {
 
 }  // namespace
 
-TEST_CASE("a buffer that follows completed sums takes its value after the pipeline") {
+TEST_CASE("buffers: updates from completed sums run after the pipeline") {
   const Tensors states{torch::ones({3}, torch::kDouble), torch::rand({3, 4}, torch::kDouble),
                        torch::rand({3, 4}, torch::kDouble)};
   for (const bool overwrite_counts : {false, true}) {
@@ -251,7 +251,7 @@ TEST_CASE("a buffer that follows completed sums takes its value after the pipeli
                "sqrt");
 }
 
-TEST_CASE("what follows completed sums reads buffers as they were") {
+TEST_CASE("buffers: the epilogue reads values before the update") {
   expect_exact(with_buffer(
       [](Net& net, const Tensors& in) -> Tensors {
         const auto scaled = (in[0] * net[0]).mean().exp() * net.state(0).clone();
@@ -262,7 +262,7 @@ TEST_CASE("what follows completed sums reads buffers as they were") {
       {torch::ones({4}, torch::kDouble)}));
 }
 
-TEST_CASE("what cannot be trained exactly is refused by name") {
+TEST_CASE("batch algebra: results that are not exact are refused") {
   expect_refused({{kRows}, {{4}}, [](Net&, const Tensors& in) -> Tensors { return {torch::mm(in[0], in[0].t())}; }},
                  "neither one row for each sample nor a sum");
   expect_refused({{kRows}, {{4}}, [](Net&, const Tensors& in) -> Tensors { return {torch::arange(in[0].size(0))}; }},
@@ -274,7 +274,7 @@ TEST_CASE("what cannot be trained exactly is refused by name") {
       "sparse");
 }
 
-TEST_CASE("loss mode is for one differentiable sum") {
+TEST_CASE("batch algebra: loss mode is for one differentiable sum") {
   const auto mode = [](Function function) {
     Net net({{4}}, {});
     return plan_of({{kRows}, {{4}}, std::move(function)}, net).plan.loss_mode;

@@ -174,7 +174,7 @@ std::filesystem::path file() {
   return std::filesystem::path(__FILE__).parent_path() / "../../../../src/torch/OPERATORS.md";
 }
 
-TEST_CASE("the list of operators is what the table says of libtorch's operators") {
+TEST_CASE("OPERATORS.md: up to date with libtorch's operators") {
   std::ifstream in(file());
   const std::string text((std::istreambuf_iterator<char>(in)), {});
   const auto expected = operator_list();
@@ -182,7 +182,7 @@ TEST_CASE("the list of operators is what the table says of libtorch's operators"
   CHECK((text == expected));
 }
 
-TEST_CASE("writes the list of operators", "[.][write-operators]") { std::ofstream(file()) << operator_list(); }
+TEST_CASE("OPERATORS.md: written anew", "[.][write-operators]") { std::ofstream(file()) << operator_list(); }
 
 }  // namespace operator_list_test
 }  // namespace

@@ -34,7 +34,7 @@ Tensor definite(const Tensor& x) {
   return torch::matmul(x, x.transpose(-2, -1)) + 2 * torch::eye(x.size(-2), torch::kDouble);
 }
 
-TEST_CASE("Fourier transforms keep samples apart") {
+TEST_CASE("batch algebra: Fourier transforms") {
   expect_exact({{floats({-1, 3, 6})}, {{3, 4}}, [](Net& net, const Tensors& in) -> Tensors {
                   const auto x = in[0];
                   const auto spectrum = torch::fft_rfft(x) * net[0];
@@ -71,7 +71,7 @@ TEST_CASE("Fourier transforms keep samples apart") {
       "_fft_c2c", "along the batch");
 }
 
-TEST_CASE("complex numbers") {
+TEST_CASE("batch algebra: complex numbers") {
   expect_exact({{floats({-1, 3}), floats({-1, 3})}, {{3}}, [](Net& net, const Tensors& in) -> Tensors {
                   const auto z = torch::complex(in[0], in[1]) * net[0];
                   const auto w = torch::view_as_complex(torch::stack({in[0], in[1]}, -1));
@@ -83,7 +83,7 @@ TEST_CASE("complex numbers") {
                 }});
 }
 
-TEST_CASE("signals in frames") {
+TEST_CASE("batch algebra: stft and other framing") {
   expect_exact({{floats({-1, 20})}, {{8}}, [](Net& net, const Tensors& in) -> Tensors {
                   const auto window = torch::hann_window(8, torch::kDouble);
                   const auto frames = torch::stft(in[0], 8, 4, 8, window, true, "reflect", false, true, true);
@@ -108,7 +108,7 @@ TEST_CASE("signals in frames") {
                "as_strided");
 }
 
-TEST_CASE("factorisations and solvers work matrix by matrix") {
+TEST_CASE("batch algebra: linear algebra runs matrix by matrix") {
   expect_in_both_dims(4, 3, [](const Tensor& x) -> Tensors {
     const auto tall = x + torch::eye(4, 3, torch::kDouble) * 3;
     const auto [q, tau] = torch::geqrf(tall.detach());
@@ -180,7 +180,7 @@ TEST_CASE("factorisations and solvers work matrix by matrix") {
                "linalg_lstsq", "along the batch");
 }
 
-TEST_CASE("images") {
+TEST_CASE("batch algebra: image operators") {
   expect_exact({{floats({-1, 4, 6, 6}), floats({-1, 4, 6})}, {}, [](Net&, const Tensors& in) -> Tensors {
                   using Sizes = std::vector<std::int64_t>;
                   return {torch::channel_shuffle(in[0], 2),
@@ -204,7 +204,7 @@ TEST_CASE("images") {
                "channel_shuffle", "not in dim 0");
 }
 
-TEST_CASE("parts are written into copies") {
+TEST_CASE("batch algebra: scatter into copies") {
   expect_exact({{floats({-1, 4, 5}), floats({-1, 5}), floats({-1, 4})}, {}, [](Net&, const Tensors& in) -> Tensors {
                   const auto x = in[0];
                   return {torch::select_scatter(x, in[1], 1, 2), torch::select_scatter(x.transpose(0, 1), in[1], 0, 1),
@@ -240,7 +240,7 @@ TEST_CASE("parts are written into copies") {
   expect_whole(one([](T x) { return torch::renorm(x, 2, 1, 1.5); }), "renorm", "over the batch");
 }
 
-TEST_CASE("a mask as index with a number is a masked fill") {
+TEST_CASE("batch algebra: index_put by a mask is masked_fill") {
   const auto mask = [](const Tensor& where) { return c10::List<std::optional<Tensor>>({where}); };
   expect_exact({{floats({-1, 3, 5}), labels({-1, 3}, 2)}, {{5}}, [=](Net& net, const Tensors& in) -> Tensors {
                   auto y = in[0] * 2;
@@ -262,7 +262,7 @@ TEST_CASE("a mask as index with a number is a masked fill") {
                "argsort");
 }
 
-TEST_CASE("convolutions of samples with weights of their own") {
+TEST_CASE("batch algebra: convolutions with weights per sample") {
   expect_exact(
       {{floats({-1, 3, 6, 6}), floats({-1, 4})},
        {{8, 3, 3, 3}, {4, 8}, {3, 2, 2, 2}, {6}},
@@ -293,7 +293,7 @@ TEST_CASE("convolutions of samples with weights of their own") {
                "conv2d");
 }
 
-TEST_CASE("picks from a shared table, and products of vectors") {
+TEST_CASE("batch algebra: take from a shared table, vdot") {
   expect_exact(
       {{floats({-1, 3}), labels({-1, 2}, 12)}, {{4, 3}}, [](Net& net, const Tensors& in) -> Tensors {
          return {net[0].take(in[1]), torch::vdot(in[0].sum(1), in[0].select(1, 0)), torch::_safe_softmax(in[0], 1)};
@@ -306,7 +306,7 @@ TEST_CASE("picks from a shared table, and products of vectors") {
   expect_whole(one([](T x) { return torch::dist(x, x * 2); }), "dist");
 }
 
-TEST_CASE("quantiles of several probabilities") {
+TEST_CASE("batch algebra: quantiles of several probabilities") {
   expect_exact({{floats({-1, 6})}, {}, [](Net&, const Tensors& in) -> Tensors {
                   const auto q = torch::tensor({0.25, 0.5}, torch::kDouble);
                   return {torch::quantile(in[0], q, 1), torch::nanquantile(in[0], q, 1),

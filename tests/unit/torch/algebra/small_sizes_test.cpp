@@ -271,7 +271,7 @@ Outcome outcome_of(std::string_view op, std::string_view args, const Letters& le
 
 std::string first_line(const std::string& text) { return text.substr(0, std::min<std::size_t>(text.find('\n'), 300)); }
 
-TEST_CASE("every definition has an example") {
+TEST_CASE("operator definitions: each has an example") {
   const std::set<std::string_view> none{"aten::cpu", "aten::cuda",  // methods of libtorch's, no operators
                                         "aten::pin_memory"};        // of memory that CUDA knows
   std::set<std::string_view> shown;
@@ -296,7 +296,7 @@ bool ends_libtorch(std::string_view op, char letter) {
   return attends || op.starts_with("ctc_loss");
 }
 
-TEST_CASE("every operator with each of its dims without elements, and with one") {
+TEST_CASE("operator definitions: every dim may be 0 or 1") {
   int combinations = 0, not_run = 0, examples = 0, whole = 0, refused = 0;
   std::set<std::string> rows;
   for (const auto& example : kExamples) {
@@ -338,7 +338,7 @@ TEST_CASE("every operator with each of its dims without elements, and with one")
 }
 
 /// What rewrites make one operator of, and what the interpreter runs otherwise than libtorch.
-TEST_CASE("what is joined or has a backward of its own, with each of its dims without elements, and with one") {
+TEST_CASE("fused and split operators: every dim may be 0 or 1") {
   struct Pattern {
     std::string name;
     std::string letters;

@@ -80,7 +80,7 @@ void require_same(F::CrossEntropyFuncOptions options, const at::Tensor& logits, 
   }
 }
 
-TEST_CASE("a cross entropy's gradient made in place is libtorch's") {
+TEST_CASE("class_loss_function: in-place gradient equals libtorch's") {
   torch::manual_seed(3);
   const auto logits = torch::randn({7, 5}, torch::kDouble) * 4, images = torch::randn({3, 5, 2, 4}, torch::kDouble);
   const auto target = torch::randint(5, {7}), pixels = torch::randint(5, {3, 2, 4});
@@ -100,7 +100,7 @@ TEST_CASE("a cross entropy's gradient made in place is libtorch's") {
   }
 }
 
-TEST_CASE("cross entropies with other targets keep libtorch's history") {
+TEST_CASE("class_loss_function: other targets keep libtorch's autograd") {
   torch::manual_seed(4);
   const auto logits = torch::randn({6, 4}, torch::kDouble);
   require_same(F::CrossEntropyFuncOptions().reduction(torch::kNone).label_smoothing(0.1), logits,
@@ -109,7 +109,7 @@ TEST_CASE("cross entropies with other targets keep libtorch's history") {
                false);
 }
 
-TEST_CASE("impossible logits give the same nothing") {
+TEST_CASE("class_loss_function: logits of -inf give equal gradients") {
   constexpr double kNever = -std::numeric_limits<double>::infinity();
   const auto logits = torch::tensor({{0.0, kNever, 1.0}, {2.0, 0.5, kNever}}, torch::kDouble);
   require_same(F::CrossEntropyFuncOptions().reduction(torch::kNone), logits, torch::tensor({0, 1}));

@@ -12,7 +12,7 @@ using autopar::ValueId;
 using autopar::autograd::DeferredGradients;
 using torch::Tensor;
 
-TEST_CASE("what is deferred is computed once, in order, and a parameter's gradients are summed before they are added") {
+TEST_CASE("DeferredGradients: computed once, in order, summed first") {
   DeferredGradients deferred;
   std::vector<int> computed;
   const auto defer = [&](int number, std::vector<ValueId> parameters, std::vector<double> values) {
@@ -37,7 +37,7 @@ TEST_CASE("what is deferred is computed once, in order, and a parameter's gradie
   CHECK(added.size() == 3);
 }
 
-TEST_CASE("what a gradient was computed from is let go as soon as it is there") {
+TEST_CASE("DeferredGradients: operands are freed at once") {
   DeferredGradients deferred;
   std::weak_ptr<int> first, second;
   const auto defer = [&](std::weak_ptr<int>& watched, bool first_is_gone) {

@@ -85,7 +85,7 @@ Tensor gradient_like(const Tensor& result) { return torch::randint(-4, 5, result
 /// What no row sums to.
 Tensor marked() { return torch::arange(100, 106, torch::kFloat); }
 
-TEST_CASE("sums that a gradient brings along are the gradient of the bias, and are added to one") {
+TEST_CASE("bias-gradient epilogue: its sums become the bias gradient") {
   torch::manual_seed(1);
   Layer layer;
   for (int times = 1; times <= 2; ++times) {
@@ -97,7 +97,7 @@ TEST_CASE("sums that a gradient brings along are the gradient of the bias, and a
   }
 }
 
-TEST_CASE("sums of a gradient that is no longer what was summed are not used") {
+TEST_CASE("bias-gradient epilogue: unused once the gradient has changed") {
   torch::manual_seed(2);
   Layer layer;
   const std::vector<std::function<Tensor(const Tensor&)>> changes{
@@ -137,7 +137,7 @@ struct Marking : torch::autograd::Function<Marking> {
   }
 };
 
-TEST_CASE("sums of one of two gradients that autograd adds are not used") {
+TEST_CASE("bias-gradient epilogue: unused if autograd adds gradients") {
   torch::manual_seed(3);
   Layer layer;
   for (const bool keeps : {false, true}) {  // whether autograd may add in place
@@ -169,7 +169,7 @@ struct ToBoth : torch::autograd::Function<ToBoth> {
   }
 };
 
-TEST_CASE("sums of a gradient that two readers get are used once, and for what was summed") {
+TEST_CASE("bias-gradient epilogue: used once for two readers") {
   torch::manual_seed(5);
   const auto sums_of = [](const Tensor& gradient) { return gradient.to(torch::kFloat).flatten(0, 1).sum(0); };
   SECTION("two layers") {
@@ -205,7 +205,7 @@ TEST_CASE("sums of a gradient that two readers get are used once, and for what w
   }
 }
 
-TEST_CASE("GELU with this history has libtorch's result and gradients, to the bit") {
+TEST_CASE("gelu_function: result and gradients equal libtorch's bitwise") {
   for (const std::string approximate : {"none", "tanh"}) {
     torch::manual_seed(4);
     Layer layer(approximate);
@@ -232,7 +232,7 @@ TEST_CASE("GELU with this history has libtorch's result and gradients, to the bi
   CHECK_FALSE(Layer().gelu_of(plain).requires_grad());
 }
 
-TEST_CASE("GELU that reads the result of a layer with a bias alone brings sums along") {
+TEST_CASE("gelu_function: sums columns only behind a biased linear") {
   Net net;
   const auto x = torch::randn({5, 4});
   using Function = std::function<std::vector<Tensor>(const Tensor&)>;

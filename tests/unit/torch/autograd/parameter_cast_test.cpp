@@ -24,7 +24,7 @@ ValueInfo form_like(const Tensor& tensor) {
   return info;
 }
 
-TEST_CASE("casts of parameters lie as they are read, and gradients as parameters do, to the bit") {
+TEST_CASE("parameter_cast: layouts and bits of casts and gradients") {
   torch::manual_seed(6);
   for (const auto type : {torch::kBFloat16, torch::kHalf}) {
     for (const auto of_parameter : {kPlain, kLast}) {
@@ -61,7 +61,7 @@ struct Weighted : torch::autograd::Function<Weighted> {
   }
 };
 
-TEST_CASE("a gradient of a cast that is made in single precision comes to the parameter as it is, and is added so") {
+TEST_CASE("parameter_cast: fp32 gradients arrive and add up unrounded") {
   torch::manual_seed(7);
   const auto parameter = torch::randn({40}).requires_grad_(), rows = torch::randn({30, 40});
   const auto form = form_like(torch::empty({40}, torch::kBFloat16));
@@ -79,7 +79,7 @@ TEST_CASE("a gradient of a cast that is made in single precision comes to the pa
                      half.to(torch::kFloat)));
 }
 
-TEST_CASE("a cast has a history where gradients are recorded") {
+TEST_CASE("parameter_cast: recorded by autograd where gradients are") {
   const auto frozen = torch::randn({4, 3}), parameter = torch::randn({4, 3}).requires_grad_();
   const auto form = form_like(torch::empty({4, 3}, torch::kHalf));
   CHECK_FALSE(autograd::with_history_of(frozen, autograd::cast_of(frozen, form)).requires_grad());
@@ -88,8 +88,7 @@ TEST_CASE("a cast has a history where gradients are recorded") {
   CHECK_FALSE(autograd::with_history_of(parameter, autograd::cast_of(parameter, form)).requires_grad());
 }
 
-TEST_CASE(
-    "a gradient in the form of its parameter is handed on, another is laid out and widened, or left to autograd") {
+TEST_CASE("in_form_of: an equal form is passed on, others are converted") {
   const auto parameter = torch::zeros({4, 6, 3, 3});
   const auto taken = torch::randn({4, 6, 3, 3}), last = taken.contiguous(kLast), half = last.to(torch::kBFloat16);
   CHECK(autograd::in_form_of(parameter, taken).is_same(taken));

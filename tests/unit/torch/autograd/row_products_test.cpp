@@ -20,7 +20,7 @@ Tensor images(std::vector<std::int64_t> sizes, at::MemoryFormat format = at::Mem
   return torch::randn(sizes, torch::kDouble).contiguous(format);
 }
 
-TEST_CASE("the gradient of a weight of one pixel is a product over pixels") {
+TEST_CASE("pixel_rows_of: 1 x 1 weight gradient is a matrix product") {
   torch::manual_seed(5);
   const std::vector<std::vector<std::int64_t>> cases{{3, 8, 5, 6, 4}, {1, 2, 1, 7, 9}, {6, 5, 3, 1, 1}};
   for (const auto& sizes : cases) {
@@ -41,7 +41,7 @@ TEST_CASE("the gradient of a weight of one pixel is a product over pixels") {
   }
 }
 
-TEST_CASE("other convolutions, and images that lie otherwise, have no rows of pixels") {
+TEST_CASE("pixel_rows_of: other convolutions and layouts have none") {
   const auto x = images({3, 8, 5, 5}), gradient = images({3, 8, 5, 5});
   const auto weight = torch::zeros({8, 8, 1, 1}, torch::kDouble);
   REQUIRE(autograd::pixel_rows_of(kPointwise, gradient, x, weight));

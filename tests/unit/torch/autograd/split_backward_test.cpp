@@ -110,7 +110,7 @@ void check(const Case& example, double tolerance = 0) {
 
 Tensor samples(std::vector<std::int64_t> sizes) { return torch::randn(sizes, torch::kDouble).requires_grad_(); }
 
-TEST_CASE("linear layers defer both gradients, to the bit") {
+TEST_CASE("split backward: linear defers both gradients bitwise") {
   const auto layer = [](const auto& p, const Tensor& x) { return F::linear(x, p[0], p[1]); };
   check({{{5, 4}, {5}}, samples({6, 4}), layer, 2});
   check({{{5, 4}, {5}}, samples({6, 4}).detach(), layer, 2});  // the first of a model: its input has no gradient
@@ -118,7 +118,7 @@ TEST_CASE("linear layers defer both gradients, to the bit") {
   check({{{5, 4}}, samples({6, 2, 3, 4}), [](const auto& p, const Tensor& x) { return F::linear(x, p[0]); }, 1});
 }
 
-TEST_CASE("every dim of a layer may have no element, or one") {
+TEST_CASE("split backward: every dim of a layer may be 0 or 1") {
   using Sizes = std::vector<std::int64_t>;
   for (const std::int64_t in : {0, 1, 4}) {
     for (const std::int64_t out : {0, 1, 5}) {
@@ -140,7 +140,7 @@ TEST_CASE("every dim of a layer may have no element, or one") {
   check({{{3, 1, 1, 1}}, samples({6, 1, 1, 3}), pixels, 1});
 }
 
-TEST_CASE("what follows may write the result in place, and views of it") {
+TEST_CASE("split backward: results may be written in place") {
   check({{{6, 4}, {6}, {3, 6}},
          samples({5, 2, 4}),
          [](const auto& p, const Tensor& x) {
@@ -152,7 +152,7 @@ TEST_CASE("what follows may write the result in place, and views of it") {
          3});
 }
 
-TEST_CASE("a layer that is used twice gets the sum of both") {
+TEST_CASE("split backward: a layer used twice gets the sum") {
   check({{{4, 4}, {4}},
          samples({6, 4}),
          [](const auto& p, const Tensor& x) { return F::linear(torch::tanh(F::linear(x, p[0], p[1])), p[0], p[1]); },
@@ -224,7 +224,7 @@ struct LayerOfCasts {
   int told = 0, added = 0;
 };
 
-TEST_CASE("gradients of a layer that reads casts are added to those that are there, and who waits for them is told") {
+TEST_CASE("split backward: gradients through casts add up, hooks run") {
   torch::manual_seed(4);
   for (const bool convolves : {false, true}) {
     const auto x = LayerOfCasts::input(convolves), y = LayerOfCasts::input(convolves);
@@ -248,7 +248,7 @@ TEST_CASE("gradients of a layer that reads casts are added to those that are the
   }
 }
 
-TEST_CASE("convolutions of every kind defer both gradients") {
+TEST_CASE("split backward: convolutions of every kind defer both") {
   using torch::conv1d, torch::conv2d, torch::conv3d;
   check({{{4, 3, 3}, {4}},
          samples({5, 3, 9}),
@@ -275,7 +275,7 @@ TEST_CASE("convolutions of every kind defer both gradients") {
          2});
 }
 
-TEST_CASE("embeddings defer their only gradient") {
+TEST_CASE("split backward: embeddings defer their gradient") {
   const auto ids = torch::randint(7, {6, 5}, torch::kLong);
   for (const std::int64_t padding : {-1, 2}) {
     check({{{7, 3}, {2, 3}},
@@ -311,7 +311,7 @@ Tensor gradient_of_table(const Tensor& ids, const Tensor& gradient, std::int64_t
   return net.p[0].grad();
 }
 
-TEST_CASE("the gradient of a table whose casts are read is a sum in single precision") {
+TEST_CASE("split backward: a cast embedding's gradient sums in fp32") {
   torch::manual_seed(5);
   const auto ids = torch::randint(5, {64, 20}, torch::kLong);
   const auto gradient = torch::randn({64, 20, 6}).to(torch::kBFloat16);
@@ -329,7 +329,7 @@ TEST_CASE("the gradient of a table whose casts are read is a sum in single preci
   }
 }
 
-TEST_CASE("other operators, and weights that are computed, have whole backwards") {
+TEST_CASE("split backward: not for others, nor for computed weights") {
   check(
       {{{5, 4}, {5}}, samples({6, 4}), [](const auto& p, const Tensor& x) { return F::linear(x, p[0] * 2, p[1]); }, 0});
   check({{{6, 4}}, samples({6, 4}), [](const auto& p, const Tensor& x) { return x * p[0].sum(0); }, 0});
@@ -339,12 +339,12 @@ TEST_CASE("other operators, and weights that are computed, have whole backwards"
          1});
 }
 
-TEST_CASE("a parameter that one operator defers and another does not gets both") {
+TEST_CASE("split backward: deferred and direct gradients add up") {
   check({{{4, 4}}, samples({6, 4}), [](const auto& p, const Tensor& x) { return F::linear(x, p[0]) + p[0].sum(0); }, 0},
         1e-13);
 }
 
-TEST_CASE("a frozen weight makes the operator a plain one") {
+TEST_CASE("split backward: not with a frozen weight") {
   torch::manual_seed(3);
   Net net({{5, 4}, {5}});
   net.p[0].set_requires_grad(false);

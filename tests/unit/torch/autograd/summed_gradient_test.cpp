@@ -210,45 +210,45 @@ Tensor projections(const std::vector<Tensor>& p, const Tensor& x) {
   return F::linear(x, p[0], p[1]) * torch::sigmoid(F::linear(x, p[2])) + F::linear(x, p[3], p[4]);
 }
 
-TEST_CASE("a weight gradient is made while the gradient of what its layer reads is summed, to the bit") {
+TEST_CASE("summed_gradient: all-reduce overlaps the weight gradient") {
   const Events events{"mm", "begin", "mm", "end"};
   check({.parameters = kLayer, .function = layer}, events);
   check({.parameters = kLayer, .function = layer, .type = torch::kFloat}, events);
   check({.parameters = kLayer, .function = layer, .recomputes = true}, events);
 }
 
-TEST_CASE("layers that read one value have one sum, and make all their weight gradients meanwhile") {
+TEST_CASE("summed_gradient: layers of one input share the all-reduce") {
   const Events events{"mm", "mm", "mm", "begin", "mm", "mm", "mm", "end"};
   check({.parameters = kProjections, .function = projections}, events);
   check({.parameters = kProjections, .function = projections, .recomputes = true}, events);
 }
 
-TEST_CASE("so it is where each shard gets its tokens of the sum") {
+TEST_CASE("summed_gradient: reduce-scatter of tokens overlaps, too") {
   check({.parameters = kLayer, .function = layer, .assembles = true},
         {"mm", "begin", "mm", "end", "clone"});  // which lays the own tokens out
   check({.parameters = kProjections, .function = projections, .assembles = true, .recomputes = true},
         {"mm", "mm", "mm", "begin", "mm", "mm", "mm", "end", "clone"});
 }
 
-TEST_CASE("a weight that two layers read gets both gradients in libtorch's order") {
+TEST_CASE("summed_gradient: a weight of two layers has libtorch's order") {
   const auto twice = [](const std::vector<Tensor>& p, const Tensor& x) {
     return F::linear(x, p[0], p[1]) * torch::sigmoid(F::linear(x, p[0], p[2]));
   };
   check({.parameters = {{8, 4}, {8}, {8}}, .function = twice}, {"mm", "mm", "mm", "mm", "begin", "end"});
 }
 
-TEST_CASE("weights of 16 bits have libtorch's gradients, rounded once") {
+TEST_CASE("summed_gradient: 16-bit weight gradients are rounded once") {
   const auto without_bias = [](const std::vector<Tensor>& p, const Tensor& x) { return F::gelu(F::linear(x, p[0])); };
   check({.parameters = {{8, 4}}, .function = without_bias, .type = torch::kBFloat16}, {"begin", "end"});
 }
 
-TEST_CASE("weight gradients that are deferred are not made") {
+TEST_CASE("summed_gradient: deferred weight gradients are not computed") {
   const auto out = run({.parameters = kLayer, .function = layer, .splits = true});
   CHECK(out.events == Events{"mm", "begin", "end"});
   CHECK_FALSE(out.gradients[1].defined());
 }
 
-TEST_CASE("a sum that fails while weight gradients are made fails the backward") {
+TEST_CASE("summed_gradient: a failed all-reduce fails the backward") {
   CHECK_THROWS_WITH(run({.parameters = kLayer, .function = layer, .fails = true}),
                     Catch::Matchers::ContainsSubstring("the other shard is gone"));
 }

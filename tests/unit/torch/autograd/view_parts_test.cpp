@@ -106,7 +106,7 @@ Run run_graph(Heads& net, const OpGraph& graph, const at::Tensor& x) {
   return out;
 }
 
-TEST_CASE("gradients of parts come together where the whole lies, with the same bits and a copy less") {
+TEST_CASE("view_parts: gradients of parts are joined with one copy less") {
   for (const auto way : {Heads::Way::kUnbind, Heads::Way::kChunk, Heads::Way::kOneUnread}) {
     CAPTURE(static_cast<int>(way));
     torch::manual_seed(1);
@@ -186,7 +186,7 @@ at::Tensor attention_of(const Tensors& parts) {
   return torch::scaled_dot_product_attention(parts[0], parts[1], parts[2]).flatten(1).sum(1);
 }
 
-TEST_CASE("gradients of parts of a linear layer's result go straight to the layer, with the same bits") {
+TEST_CASE("view_parts: gradients go straight to the linear layer") {
   const std::vector<Layer::Read> ways{
       [](const at::Tensor& all) { return attention_of(heads_of(all).unbind(0)); },
       [](const at::Tensor& all) {
@@ -218,7 +218,7 @@ TEST_CASE("gradients of parts of a linear layer's result go straight to the laye
   }
 }
 
-TEST_CASE("gradients of parts go through views that something else reads, and what is no view") {
+TEST_CASE("view_parts: other readers of a view, and non-views") {
   const std::vector<Layer::Read> ways{
       [](const at::Tensor& all) {
         const auto heads = heads_of(all);
@@ -256,7 +256,7 @@ struct Doubling : torch::autograd::Function<Doubling> {
   }
 };
 
-TEST_CASE("a history that is no view's stays between parts and layer") {
+TEST_CASE("view_parts: a custom autograd function in between stays") {
   torch::manual_seed(4);
   const Layer layer([](const at::Tensor& all) { return attention_of(heads_of(all).unbind(0)); });
   const auto op = layer.taking_apart();
@@ -280,7 +280,7 @@ TEST_CASE("a history that is no view's stays between parts and layer") {
 /// Views of three parts, as attention reads them.
 using Seen = std::function<Tensors(const Tensors& parts)>;
 
-TEST_CASE("gradients that lie as all parts of a tensor do are handed on without a copy") {
+TEST_CASE("view_parts: gradients laid out as the base are not copied") {
   const std::vector<std::pair<Layer::Read, Seen>> ways{
       {[](const at::Tensor& all) { return attention_of(heads_of(all).unbind(0)); },
        [](const Tensors& parts) { return parts; }},
@@ -338,7 +338,7 @@ TEST_CASE("gradients that lie as all parts of a tensor do are handed on without 
   }
 }
 
-TEST_CASE("an operator that makes a result like its operand is given memory for it") {
+TEST_CASE("with_place_for_like: empty_like returns the given memory") {
   const auto x = torch::randn({2, 3, 4}).transpose(0, 1), memory = torch::zeros({3, 5, 4}).slice(1, 0, 2);
   const auto told = autograd::with_place_for_like(x, memory);
   CHECK(at::empty_like(told).is_same(memory));
@@ -350,7 +350,7 @@ TEST_CASE("an operator that makes a result like its operand is given memory for 
   CHECK_FALSE(at::empty_like(told.transpose(0, 2)).is_alias_of(memory));
 }
 
-TEST_CASE("selections that take all of a dimension become one unbind") {
+TEST_CASE("fold_selects: selects of all indices become one unbind") {
   torch::manual_seed(1);
   Heads net(Heads::Way::kSelect);
   const auto x = torch::randn({5, 3, 8}, torch::kDouble).requires_grad_();
@@ -384,7 +384,7 @@ struct Stays : torch::nn::Module {
   torch::nn::Linear product{8, 12};
 };
 
-TEST_CASE("selections of some elements, twice of one, or of memory that is written stay") {
+TEST_CASE("fold_selects: partial, repeated, written selects stay") {
   for (const int which : {0, 1, 2}) {
     CAPTURE(which);
     Stays net(which);

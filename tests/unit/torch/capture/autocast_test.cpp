@@ -182,7 +182,7 @@ const std::vector<Case> kPromoting{
      }},
 };
 
-TEST_CASE("captures for CUDA cast as the documented lists of autocast on CUDA say", "[autocast]") {
+TEST_CASE("capture: casts as documented for autocast on CUDA", "[autocast]") {
   for (const auto& [name, function] : kLower) {
     INFO(name);
     CHECK(type_given(function) == at::kBFloat16);
@@ -233,7 +233,7 @@ const std::vector<Case> kPointwise{
      }},
 };
 
-TEST_CASE("a program that computes in 16 bits throughout has losses alone in float32", "[autocast]") {
+TEST_CASE("capture: a 16-bit program computes losses alone in float32", "[autocast]") {
   for (const auto& cases : {kLower, kPointwise}) {
     for (const auto& [name, function] : cases) {
       INFO(name);
@@ -272,7 +272,7 @@ struct Mixed : TestModel {
   Tensor weight, average;
 };
 
-TEST_CASE("leaves are cast where they are read: once, with their gradients, and not what is written", "[autocast]") {
+TEST_CASE("capture: leaves are cast once where read, written ones not", "[autocast]") {
   for (const auto device : {c10::DeviceType::CPU, c10::DeviceType::CUDA}) {
     Mixed model;
     model.batch->eval();
@@ -347,7 +347,7 @@ std::string program_of(const OpGraph& graph) {
   return out;
 }
 
-TEST_CASE("a module on CUDA devices is captured as it was on the CPU, casts included", "[autocast]") {
+TEST_CASE("capture: a module on CUDA equals one on the CPU, with casts", "[autocast]") {
   for (const auto device : {c10::DeviceType::CPU, c10::DeviceType::CUDA}) {
     INFO("lists of " << c10::DeviceTypeName(device));
     Placed here(false), there(true);

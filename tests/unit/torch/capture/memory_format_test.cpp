@@ -111,10 +111,8 @@ void check_formats() {
 
 }  // namespace
 
-TEST_CASE("Strides of a captured ResNet are those of eager, channels-last or not", "[replay]") {
-  check_formats<ResNet>();
-}
-TEST_CASE("Strides of a captured UNet are those of eager, channels-last or not", "[replay]") {
+TEST_CASE("capture: strides of ResNet equal eager, channels-last or not", "[replay]") { check_formats<ResNet>(); }
+TEST_CASE("capture: strides of UNet equal eager, channels-last or not", "[replay]") {
   check_formats<ChannelsLastUNet>();
 }
 

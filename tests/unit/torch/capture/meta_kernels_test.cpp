@@ -62,7 +62,7 @@ void require_same_form(const std::string& name, const Tensors& in, const Functio
 using at::Tensor;
 using meta_kernels_test::require_same_form;
 
-TEST_CASE("attention has the form that the CPU's kernel gives", "[meta]") {
+TEST_CASE("meta kernels: attention's shapes and strides equal the CPU's", "[meta]") {
   torch::manual_seed(2);
   std::mt19937 random(3);
   const auto one_of = [&](std::initializer_list<std::int64_t> list) { return list.begin()[random() % list.size()]; };
@@ -130,7 +130,7 @@ bool views_heads(c10::DeviceType device) {
 
 }  // namespace attention_layout_test
 
-TEST_CASE("attention with dropout lies as the device's kernels lay it out", "[meta]") {
+TEST_CASE("meta kernels: attention with dropout has the device's layout", "[meta]") {
   CHECK_FALSE(attention_layout_test::views_heads(at::kCPU));
   CHECK(attention_layout_test::views_heads(at::kCUDA));
 }
@@ -222,13 +222,12 @@ void require_forms(const Tensor& image, const Tensor& volume, const Tensor& rows
 
 }  // namespace
 
-TEST_CASE("what models use has the form that the CPU's kernels give", "[meta]") {
+TEST_CASE("meta kernels: shapes and strides of models equal the CPU's", "[meta]") {
   torch::manual_seed(2);
   require_forms(torch::randn({2, 6, 9, 7}), torch::randn({2, 3, 6, 5, 4}), torch::randn({4, 6}), require_same_form);
 }
 
-TEST_CASE("what models use has the form that the CPU's kernels give of each dim without elements, and with one",
-          "[meta]") {
+TEST_CASE("meta kernels: equal the CPU's with every dim 0 or 1", "[meta]") {
   torch::manual_seed(2);
   using Sizes = std::vector<std::int64_t>;
   int compared = 0;
@@ -275,7 +274,7 @@ Tensor half_of(const Tensor& x) {
 
 }  // namespace
 
-TEST_CASE("an unknown operator is tried where it is small, and refused with a way out where it is large", "[meta]") {
+TEST_CASE("meta kernels: an unknown operator is run only if small", "[meta]") {
   static torch::Library definitions(torch::Library::DEF, "autopar_meta_test", {}, __FILE__, __LINE__);
   definitions.def("half(Tensor x) -> Tensor");
   static torch::Library kernels(torch::Library::IMPL, "autopar_meta_test", c10::DispatchKey::CPU, __FILE__, __LINE__);
@@ -303,7 +302,7 @@ TEST_CASE("an unknown operator is tried where it is small, and refused with a wa
   REQUIRE(tried == 0);
 }
 
-TEST_CASE("a forward that gives other memory to what it did not make is refused by name", "[meta]") {
+TEST_CASE("capture: set_ on memory of others is refused by name", "[meta]") {
   const auto data = torch::ones({8, 8});
   const auto model = model_of([](Tensor y, Tensor) { return y.sum(); });
   try {

@@ -48,7 +48,7 @@ TORCH_MODULE(Net);
 
 Tensor samples(std::int64_t n) { return torch::randn({n, 6}, torch::kDouble); }
 
-TEST_CASE("a program gives what forward gives, at other batch sizes, with the same draws and gradients") {
+TEST_CASE("Program: equals forward at any batch size, with gradients") {
   Net net;
   net->to(torch::kDouble);
   torch::manual_seed(1);
@@ -77,7 +77,7 @@ TEST_CASE("a program gives what forward gives, at other batch sizes, with the sa
   }
 }
 
-TEST_CASE("a program computes with the parameters of now, and outlives the handle of its module") {
+TEST_CASE("Program: reads current parameters and outlives the module") {
   auto net = std::make_shared<nn::LinearImpl>(4, 2);
   const auto program = capture(net, torch::zeros({3, 4}));
   {
@@ -91,7 +91,7 @@ TEST_CASE("a program computes with the parameters of now, and outlives the handl
   CHECK(copy.replay(torch::ones({1, 4})).size(0) == 1);
 }
 
-TEST_CASE("a module by reference, and nothing is run to capture it") {
+TEST_CASE("Program: captures by reference without running the module") {
   struct Large : nn::Module {
     Large() { register_module("layer", layer); }
     Tensor forward(const Tensor& x) { return layer(x).sum(); }
@@ -104,7 +104,7 @@ TEST_CASE("a module by reference, and nothing is run to capture it") {
   CHECK_FALSE(net.layer->weight.grad().defined());
 }
 
-TEST_CASE("arguments unlike the capture's are refused with what is unlike") {
+TEST_CASE("Program: arguments unlike the capture's are refused") {
   Net net;
   const auto program = capture(net, torch::zeros({4, 6}), std::optional<Tensor>(), 1);
   const auto none = std::optional<Tensor>();
@@ -117,7 +117,7 @@ TEST_CASE("arguments unlike the capture's are refused with what is unlike") {
   CHECK_THROWS_AS(capture(net, torch::zeros({4, 6}), std::optional(torch::zeros({8})), 1), InvalidArgument);
 }
 
-TEST_CASE("what cannot be captured is named") {
+TEST_CASE("Program: what cannot be captured is named") {
   struct Reads : nn::Module {
     Tensor forward(const Tensor& x) { return x.sum().item<double>() > 0 ? x : -x; }
   };

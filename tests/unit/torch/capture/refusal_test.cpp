@@ -56,7 +56,7 @@ struct Flagged : TestModel {
 
 }  // namespace
 
-TEST_CASE("Reading data in the forward is refused with operator, place and way out", "[refusal]") {
+TEST_CASE("capture: reading data is refused with a way out", "[refusal]") {
   SECTION("item on a buffer: the way out is a plain member") {
     Flagged buffer(true), plain(false);
     try {
@@ -111,13 +111,13 @@ TEST_CASE("Reading data in the forward is refused with operator, place and way o
   }
 }
 
-TEST_CASE("A constant of the model may be read", "[refusal]") {
+TEST_CASE("capture: a constant of the model may be read", "[refusal]") {
   const auto scale = torch::tensor(3.0f);
   auto model = model_of([scale](Tensor y, Tensor) { return (y * scale.item<float>()).sum(); });
   REQUIRE_NOTHROW(capture_model(*model));
 }
 
-TEST_CASE("What replay could not run is refused by name", "[refusal]") {
+TEST_CASE("capture: what cannot be replayed is refused by name", "[refusal]") {
   SECTION("custom autograd Function") {
     const auto r = refusal([](Tensor y, Tensor) { return Square::apply(y).sum(); });
     REQUIRE_THAT(r.op, Contains("Square"));
@@ -205,13 +205,13 @@ TEST_CASE("What replay could not run is refused by name", "[refusal]") {
   }
 }
 
-TEST_CASE("Hooks on parameters are refused", "[refusal]") {
+TEST_CASE("capture: hooks on parameters are refused", "[refusal]") {
   Mlp model;
   model.a->weight.register_hook([](Tensor g) { return g; });
   REQUIRE_THROWS_WITH(capture_model(model), Contains("register_hook") && Contains("a.weight"));
 }
 
-TEST_CASE("Programs that are not a function a * batch + c are refused with the place", "[refusal][polymorphism]") {
+TEST_CASE("capture: sizes not affine in the batch are refused", "[refusal][polymorphism]") {
   const auto n = [](const Tensor& x) { return x.size(0); };
   SECTION("half the batch") {
     const auto r = refusal([n](Tensor y, Tensor x) { return y.index({Slice(0, n(x) / 2)}).sum(); });
@@ -270,7 +270,7 @@ TEST_CASE("Programs that are not a function a * batch + c are refused with the p
   }
 }
 
-TEST_CASE("The batch size as a floating point number is arithmetic with the global batch", "[polymorphism]") {
+TEST_CASE("capture: the batch size as a float is the global batch", "[polymorphism]") {
   for (const bool in_tensor : {false, true}) {
     auto model = model_of([in_tensor](Tensor y, Tensor x) {
       const auto n = static_cast<double>(x.size(0));
@@ -289,7 +289,7 @@ TEST_CASE("The batch size as a floating point number is arithmetic with the glob
   }
 }
 
-TEST_CASE("With one sample a copy that contiguous leaves out is no other program", "[polymorphism]") {
+TEST_CASE("verify_capture: a copy omitted at batch one is equal", "[polymorphism]") {
   auto model = model_of([](Tensor y, Tensor) { return y.t().contiguous().view({-1}).tanh().sum(); });
   const auto forward = [&](const Tensors& in) { return model->run(in); };
   const auto inputs = specs(model->arguments(4));
@@ -298,7 +298,7 @@ TEST_CASE("With one sample a copy that contiguous leaves out is no other program
   REQUIRE_NOTHROW(trace::verify_capture(graph, *model, inputs, forward, one));
 }
 
-TEST_CASE("A branch that three captures do not see is found at the plan's sizes", "[polymorphism]") {
+TEST_CASE("verify_capture: a branch is found at the plan's batch sizes", "[polymorphism]") {
   auto model = model_of([](Tensor y, Tensor x) { return x.size(0) < 5 ? y.relu().sum() : y.tanh().sum(); });
   const auto forward = [&](const Tensors& in) { return model->run(in); };
   const auto inputs = specs(model->arguments(4));
@@ -309,7 +309,7 @@ TEST_CASE("A branch that three captures do not see is found at the plan's sizes"
                       Contains("batch 4") && Contains("aten::tanh"));
 }
 
-TEST_CASE("A state that is made anew for each batch size is found in the next forward of that size", "[polymorphism]") {
+TEST_CASE("verify_capture: state cached by batch size is found", "[polymorphism]") {
   auto state = std::make_shared<Tensor>();
   for (const bool reads : {false, true}) {
     auto model = model_of([state, reads](Tensor y, Tensor) {
@@ -329,7 +329,7 @@ TEST_CASE("A state that is made anew for each batch size is found in the next fo
   }
 }
 
-TEST_CASE("Models that do not depend on the batch size verify at any, one included", "[polymorphism]") {
+TEST_CASE("verify_capture: batch-independent models pass at any size", "[polymorphism]") {
   const auto require = [](auto model) {
     const auto forward = [&](const Tensors& in) { return model->run(in); };
     const auto inputs = specs(model->arguments(4));
@@ -344,7 +344,7 @@ TEST_CASE("Models that do not depend on the batch size verify at any, one includ
   require(std::make_shared<Embedded>());
 }
 
-TEST_CASE("A view at one size that is a copy at another is refused when something writes to it", "[polymorphism]") {
+TEST_CASE("verify_capture: a written view that may be a copy is refused", "[polymorphism]") {
   // reshape of a transpose: a copy, but a view when the transposed dimension has one element
   const auto make = [](bool writes) {
     return model_of([writes](Tensor y, Tensor) {
@@ -367,7 +367,7 @@ TEST_CASE("A view at one size that is a copy at another is refused when somethin
   }
 }
 
-TEST_CASE("solve_affine finds the integers or nothing", "[polymorphism]") {
+TEST_CASE("solve_affine: finds integers or nothing", "[polymorphism]") {
   REQUIRE(trace::solve_affine({7, 12, 18}, {7, 12, 18}) == SizeExpr{1, 0});
   REQUIRE(trace::solve_affine({7, 12, 18}, {20, 35, 53}) == SizeExpr{3, -1});
   REQUIRE(trace::solve_affine({7, 12, 18}, {4, 4, 4}) == SizeExpr{0, 4});
@@ -375,7 +375,7 @@ TEST_CASE("solve_affine finds the integers or nothing", "[polymorphism]") {
   REQUIRE_FALSE(trace::solve_affine({7, 12, 18}, {49, 144, 324}));
 }
 
-TEST_CASE("input_spec takes negative dims and refuses missing ones", "[capture]") {
+TEST_CASE("input_spec: takes negative dims, refuses missing ones", "[capture]") {
   const auto x = torch::zeros({2, 3, 4});
   REQUIRE(trace::input_spec(x, -1).batch_dim == 2);
   REQUIRE_FALSE(trace::input_spec(x, std::nullopt).batch_dim);

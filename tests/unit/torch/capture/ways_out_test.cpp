@@ -138,7 +138,7 @@ void require_way(const Way& way) {
   require_way_out(way.way_out, way.wanted ? way.wanted : way.refused, way.extra);
 }
 
-TEST_CASE("The ways out of reading data capture and compute the same", "[ways_out]") {
+TEST_CASE("capture advice: for reading data, works and equals eager", "[ways_out]") {
   const DoublePrecision guard;
   const std::vector<Way> ways{
       {"torch::where instead of if",
@@ -175,7 +175,7 @@ TEST_CASE("The ways out of reading data capture and compute the same", "[ways_ou
   for (const auto& way : ways) require_way(way);
 }
 
-TEST_CASE("The ways out of writing to what is not the forward's capture and compute the same", "[ways_out]") {
+TEST_CASE("capture advice: for writing outside state, works", "[ways_out]") {
   const DoublePrecision guard;
   const auto counter = std::make_shared<Tensor>();
   const auto data = torch::linspace(2, 3, 8);
@@ -339,7 +339,7 @@ void register_square() {
   static_cast<void>(filled);
 }
 
-TEST_CASE("The ways out of what autograd cannot replay capture and compute the same", "[ways_out]") {
+TEST_CASE("capture advice: for autograd functions and hooks, works", "[ways_out]") {
   const DoublePrecision guard;
   register_square();
   const auto squared = [](Net& net, const Tensors& in) { return SquareFunction::apply(net.hidden(in)).sum(); };
@@ -437,7 +437,7 @@ TEST_CASE("The ways out of what autograd cannot replay capture and compute the s
   for (const auto& way : ways) require_way(way);
 }
 
-TEST_CASE("Gradients that a hook on a parameter changed are changed after backward", "[ways_out]") {
+TEST_CASE("capture advice: change gradients after backward, not by hook", "[ways_out]") {
   const DoublePrecision guard;
   const Net::Forward forward = [](Net& net, const Tensors& in) { return net.hidden(in).sum(); };
   Net hooked(forward), plain(forward);
@@ -451,7 +451,7 @@ TEST_CASE("Gradients that a hook on a parameter changed are changed after backwa
   require_close(got.gradients[0] * 2, want.gradients[0], "gradient of the weight");
 }
 
-TEST_CASE("The ways out of programs that depend on the batch size capture and compute the same", "[ways_out]") {
+TEST_CASE("capture advice: for batch-dependent programs, works", "[ways_out]") {
   const DoublePrecision guard;
   const std::vector<Way> ways{
       {"no loop over samples",
@@ -510,7 +510,7 @@ TEST_CASE("The ways out of programs that depend on the batch size capture and co
   for (const auto& way : ways) require_way(way);
 }
 
-TEST_CASE("What a call counter gives is passed to forward, or a member that is set before the call", "[ways_out]") {
+TEST_CASE("capture advice: a call counter becomes an argument or member", "[ways_out]") {
   const DoublePrecision guard;
   const Net::Forward counts = [](Net& net, const Tensors& in) {
     return net.hidden(in).sum() * (0.1 * static_cast<double>(++net.calls));
@@ -540,7 +540,7 @@ Tensor fussy_kernel(const Tensor& x) {
 }
 Tensor fussy_form(const Tensor& x) { return at::empty(x.sizes(), x.options()); }
 
-TEST_CASE("An operator that fails on zeros is captured with a shape rule", "[ways_out]") {
+TEST_CASE("capture advice: a failing operator needs a shape rule", "[ways_out]") {
   const DoublePrecision guard;
   static torch::Library definitions(torch::Library::DEF, "autopar_fussy", {}, __FILE__, __LINE__);
   definitions.def("fussy(Tensor x) -> Tensor");
@@ -574,7 +574,7 @@ struct Bfloat16 {
   Bfloat16& operator=(const Bfloat16&) = delete;
 };
 
-TEST_CASE("A product of two element types is captured with a cast, or as matmul", "[ways_out]") {
+TEST_CASE("capture advice: mixed dtypes need a cast or matmul", "[ways_out]") {
   const auto vector = [](Net& net) { return net.state.to(torch::kFloat); };
   const auto capture_under_autocast = [](Net& net) {
     const Bfloat16 autocast;
@@ -602,7 +602,7 @@ TEST_CASE("A product of two element types is captured with a cast, or as matmul"
   }
 }
 
-TEST_CASE("What a recorded construction cannot do is done by a module that is constructed as it is", "[ways_out]") {
+TEST_CASE("capture advice: construct the module yourself", "[ways_out]") {
   const DoublePrecision guard;
   struct Reads : Net {
     Reads() : Net([](Net& net, const Tensors& in) { return net.hidden(in).sum() * net.factor; }) {
@@ -623,7 +623,7 @@ TEST_CASE("What a recorded construction cannot do is done by a module that is co
   REQUIRE_NOTHROW((void)captured(draws));
 }
 
-TEST_CASE("What libtorch says of sizes does not show those of the capture's own batches", "[ways_out]") {
+TEST_CASE("capture: errors of libtorch hide internal batch sizes", "[ways_out]") {
   const DoublePrecision guard;
   Net rows([](Net& net, const Tensors& in) { return (net.hidden(in) * torch::ones({4, 8})).sum(); });
   check_says({"aten::mul (near a", "tensor a (batch) must match the size of tensor b (4)"},
@@ -636,7 +636,7 @@ TEST_CASE("What libtorch says of sizes does not show those of the capture's own 
              [&] { (void)captured(inside); });
 }
 
-TEST_CASE("The ways out of tensors of another kind capture and compute the same", "[ways_out]") {
+TEST_CASE("capture advice: for tensors that are not dense, works", "[ways_out]") {
   const DoublePrecision guard;
   const auto sparse = torch::linspace(-1, 1, 64).view({8, 8}).tril().to_sparse();
   const auto dense = sparse.to_dense();
@@ -677,7 +677,7 @@ TEST_CASE("The ways out of tensors of another kind capture and compute the same"
   for (const auto& way : ways) require_way(way);
 }
 
-TEST_CASE("What has two dims of samples is computed from samples in forward", "[ways_out]") {
+TEST_CASE("capture advice: compute pairs of samples in forward", "[ways_out]") {
   const DoublePrecision guard;
   const Net::Forward pairs = [](Net& net, const Tensors& in) {
     const auto a = net.hidden(in);
@@ -692,7 +692,7 @@ TEST_CASE("What has two dims of samples is computed from samples in forward", "[
              [&] { (void)algebra::analyze_batch(graph, {}); });
 }
 
-TEST_CASE("A tensor without samples is no batch: the spec says so", "[ways_out]") {
+TEST_CASE("capture advice: mark a tensor without samples as shared", "[ways_out]") {
   const DoublePrecision guard;
   check_says({"set Options.batch_dims", "ap::kShared"}, [] { (void)trace::input_spec(torch::tensor(1.0), 0); });
   const Net::Forward scaled = [](Net& net, const Tensors& in) { return net.hidden(in).sum() * in[1]; };

@@ -189,7 +189,7 @@ void require_planned_with_everything(Make make, const char* cluster_file, const 
 
 }  // namespace
 
-TEST_CASE("The generator is advanced past the draws of a large model", "[huge]") {
+TEST_CASE("InitRecord: the generator skips a large model's values", "[huge]") {
   const auto start = std::chrono::steady_clock::now();
   torch::manual_seed(1);
   std::shared_ptr<TestModel> model;
@@ -200,34 +200,34 @@ TEST_CASE("The generator is advanced past the draws of a large model", "[huge]")
   REQUIRE(peak_gib() < 1);
 }
 
-TEST_CASE("An MLP of ten billion parameters is constructed and captured in seconds", "[huge]") {
+TEST_CASE("capture: MLP of ten billion parameters in seconds", "[huge]") {
   require_small_and_fast([] { return std::make_shared<WideMlp>(10000, 101); });
 }
 
-TEST_CASE("A transformer of ten billion parameters is constructed and captured in seconds", "[huge]") {
+TEST_CASE("capture: transformer of ten billion parameters in seconds", "[huge]") {
   require_small_and_fast([] { return std::make_shared<Transformer>(50000, 2048, 5120, 40, 32); });
 }
 
 constexpr Allowed kTenBillion{1e10, 1};
 
-TEST_CASE("An MLP of ten billion parameters is captured and planned for 64 devices", "[huge]") {
+TEST_CASE("plan: MLP of ten billion parameters on 64 devices", "[huge]") {
   require_planned_for_64_devices<NetImpl<WideMlp, 10000, 101>>("a100-40x64.toml", kTenBillion);
 }
 
-TEST_CASE("A transformer of ten billion parameters is captured and planned for 64 devices", "[huge]") {
+TEST_CASE("plan: transformer of ten billion parameters on 64 devices", "[huge]") {
   require_planned_for_64_devices<NetImpl<Transformer, 50000, 512, 5120, 40, 32>>("a100-40x64.toml", kTenBillion);
 }
 
-TEST_CASE("Ten billion parameters with fused attention and dropout are captured and planned for 64 devices", "[huge]") {
+TEST_CASE("plan: ten billion with fused attention on 64 devices", "[huge]") {
   require_planned_for_64_devices<NetImpl<Decoder, 50000, 2048, 5120, 40, 32>>("a100-40x64.toml", kTenBillion);
 }
 
-TEST_CASE("A transformer of a hundred billion parameters is captured and planned for eight nodes of eight", "[huge]") {
+TEST_CASE("plan: transformer of 100 billion parameters on 8 x 8 devices", "[huge]") {
   const auto make = [] { return std::make_shared<Transformer>(50000, 512, 10240, 80, 80); };
   require_planned_with_everything(make, "a100-80x64.toml", {1e11, 4});
 }
 
-TEST_CASE("A transformer of a trillion parameters is captured and planned for 3072 devices", "[huge][.nightly]") {
+TEST_CASE("plan: transformer of a trillion parameters on 3072 devices", "[huge][.nightly]") {
   const auto make = [] { return std::make_shared<Transformer>(50000, 512, 25600, 160, 128); };
   require_planned_with_everything(make, "a100-80x3072.toml", {1e12, 4});
 }

@@ -53,7 +53,7 @@ double rate_of(const torch::optim::Optimizer& optimizer) { return optimizer.para
 
 }  // namespace
 
-TEST_CASE("state saved on two ranks goes on identically on one and three") {
+TEST_CASE("checkpoint: saved on two ranks, resumes on one and three") {
   const TempFolder folder;
   std::vector<at::Tensor> after;
   std::mutex mutex;
@@ -157,7 +157,7 @@ class PartsInMemory : public checkpoint::CheckpointFormat {
 
 }  // namespace
 
-TEST_CASE("another format than one file: each rank keeps its own shards, and any plan reads them") {
+TEST_CASE("checkpoint: a sharded format is read under any plan") {
   const PartsInMemory format;
   const auto placed = [](at::Tensor tensor, int rank, int ranks) {
     std::vector<Rank> holders;
@@ -193,7 +193,7 @@ TEST_CASE("another format than one file: each rank keeps its own shards, and any
   }
 }
 
-TEST_CASE("a checkpoint of another model or optimizer is refused on every rank, and nothing changes") {
+TEST_CASE("checkpoint: a foreign model or optimizer is refused on all") {
   const TempFolder folder;
   loopback::run(2, [&](World& world) {
     Fixture fixture(world.rank(), 2, 5);
@@ -228,7 +228,7 @@ TEST_CASE("a checkpoint of another model or optimizer is refused on every rank, 
   refused("cannot open", [](Fixture&) {});
 }
 
-TEST_CASE("what has no state is saved and loaded without: frozen parameters, optimizers before their first step") {
+TEST_CASE("checkpoint: frozen parameters and unstepped optimizers") {
   const TempFolder folder;
   loopback::run(2, [&](World& world) {
     Fixture fixture(world.rank(), 2, 5);
@@ -262,7 +262,7 @@ TEST_CASE("what has no state is saved and loaded without: frozen parameters, opt
   load_into_stepped(false);
 }
 
-TEST_CASE("every supported optimizer's state is read and written") {
+TEST_CASE("checkpoint: state of every supported optimizer round trips") {
   const auto check = [](auto make, double factor) {
     const auto parameter = torch::ones({3}).set_requires_grad(true);
     const auto other = torch::ones({3}).set_requires_grad(true);

@@ -89,7 +89,7 @@ at::Tensor mine(const at::Tensor& whole, const World& world) {
   return kShards[static_cast<std::size_t>(world.rank())].of(whole);
 }
 
-TEST_CASE("what has memory and hyper-parameters come at once, the rest where it is placed, behind what was written") {
+TEST_CASE("EarlyLoads: placed state is loaded at once, the rest later") {
   const TempFolder folder;
   make_checkpoint(folder / "one", 0);
   make_checkpoint(folder / "two", 100);
@@ -126,7 +126,7 @@ TEST_CASE("what has memory and hyper-parameters come at once, the rest where it 
   });
 }
 
-TEST_CASE("state that the program clears or replaces after a load stays as it made it") {
+TEST_CASE("EarlyLoads: state changed after the load is kept") {
   const TempFolder folder;
   make_checkpoint(folder / "one", 0);
   for (const bool clears : {true, false}) {
@@ -149,7 +149,7 @@ TEST_CASE("state that the program clears or replaces after a load stays as it ma
   }
 }
 
-TEST_CASE("an optimizer that got more groups since it was loaded is refused when it is looked at") {
+TEST_CASE("EarlyLoads: an optimizer with new groups is refused") {
   const TempFolder folder;
   make_checkpoint(folder / "one", 0);
   loopback::run(2, [&](World& world) {

@@ -65,7 +65,7 @@ void check(const Form& form) {
   }));
 }
 
-TEST_CASE("gather gives the whole of what ranks hold in slices of any dim, in shards, and in shards of slices") {
+TEST_CASE("gather: reassembles slices, shards and shards of slices") {
   const UnitSlices rows{0, {0, 1}, 6, {1}}, columns{1, {0, 1}, 4, {1}}, fused{0, {0, 3}, 2, {1}},
       fused_columns{1, {0, 2}, 2, {1}};
   for (const int zero : {0, 1, 3}) {

@@ -167,7 +167,7 @@ void check_refused(const fs::path& folder, const fs::path& good, const std::stri
   });
 }
 
-TEST_CASE("a load that is refused has changed nothing on any rank, and the ranks go on") {
+TEST_CASE("load_checkpoint: a refused load changes nothing on any rank") {
   const TempFolder folder;
   const auto good = folder / "good", bad = folder / "bad";
   make_checkpoint(good);
@@ -268,7 +268,7 @@ TEST_CASE("a load that is refused has changed nothing on any rank, and the ranks
   }
 }
 
-TEST_CASE("an error of any read is a CheckpointError on every rank, and the next load goes well") {
+TEST_CASE("load_checkpoint: read errors reach all ranks, retry works") {
   const TempFolder folder;
   make_checkpoint(folder / "state");
   int errors = 0;
@@ -301,7 +301,7 @@ TEST_CASE("an error of any read is a CheckpointError on every rank, and the next
   CHECK(errors > 4 + 3 * 4 + 1);  // header, four tensors, and four of the state of three
 }
 
-TEST_CASE("a file of weights alone is loaded when that is allowed, and leaves the optimizer as it is") {
+TEST_CASE("load_checkpoint: weights alone if allowed, optimizer kept") {
   const TempFolder folder;
   make_checkpoint(folder / "good");
   const auto whole = read_whole(file_in(folder / "good"));
@@ -353,7 +353,7 @@ TEST_CASE("a file of weights alone is loaded when that is allowed, and leaves th
   });
 }
 
-TEST_CASE("what killed saves left in the folder goes with the next save or load") {
+TEST_CASE("load_checkpoint: partial files of killed saves are removed") {
   const TempFolder folder;
   const auto state = folder / "state";
   const auto left = state / "model.safetensors.partial-a1B2c3";
@@ -372,7 +372,7 @@ TEST_CASE("what killed saves left in the folder goes with the next save or load"
   CHECK(std::distance(fs::directory_iterator(state), {}) == 2);
 }
 
-TEST_CASE("tensors lie at multiples of their elements' size, which Python's safetensors wants") {
+TEST_CASE("save_checkpoint: tensors are aligned as safetensors wants") {
   const TempFolder folder;
   make_checkpoint(folder / "state");
   const SafetensorsReader reader(file_in(folder / "state"));

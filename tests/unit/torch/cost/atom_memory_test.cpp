@@ -85,7 +85,7 @@ std::vector<tensor_parallel::ShardedStage> in_a_row(const Profiled& p,
 
 }  // namespace
 
-TEST_CASE("what a region's atoms are said to take of a shard is no less than they take, however many there are") {
+TEST_CASE("atom memory: predicted for shards is an upper bound") {
   Reader net;
   const auto ids = torch::randint(Reader::kWords, {4, 5});
   const auto p = profile(net, {ids}, [&](const auto& in) { return net.forward(in[0]); });
@@ -120,7 +120,7 @@ TEST_CASE("what a region's atoms are said to take of a shard is no less than the
   CHECK(with_whole > 0);
 }
 
-TEST_CASE("layers by inputs say what they keep and exchange: a part of features, more of those that are kept anyway") {
+TEST_CASE("atom memory: row-parallel layers report memory and traffic") {
   struct Net : torch::nn::Module {
     torch::nn::Linear alone{24, 24}, head{24, 3};
     torch::nn::LayerNorm norm{torch::nn::LayerNormOptions({24})};
@@ -170,7 +170,7 @@ TEST_CASE("layers by inputs say what they keep and exchange: a part of features,
   }
 }
 
-TEST_CASE("norms and residuals that are cut by tokens keep together no more than is said, and less than whole ones") {
+TEST_CASE("atom memory: sequence-parallel norms save what is predicted") {
   Reader net;
   const auto ids = torch::randint(Reader::kWords, {4, 5});
   const auto p = profile(net, {ids}, [&](const auto& in) { return net.forward(in[0]); });

@@ -13,7 +13,7 @@ constexpr double kWorkSpaces = 64 << 20;  // cuBLAS's of one stream, for forward
 
 }  // namespace held_beside_test
 
-TEST_CASE("a rank holds cuBLAS's memory of each stream, and a recording's copies of arguments", "[cost]") {
+TEST_CASE("held_beside: cuBLAS workspaces and copies for CUDA graphs", "[cost]") {
   using namespace held_beside_test;
   torch::nn::Linear linear(6, 4);
   torch::nn::BatchNorm1d norm(6);

@@ -93,7 +93,7 @@ double measured_saved(const Tensors& inputs, const Forward& forward) {
 
 }  // namespace
 
-TEST_CASE("products are counted as multiply-adds, twice") {
+TEST_CASE("profile: matrix products count two flops per multiply-add") {
   torch::nn::Linear linear(7, 5);
   const auto x = torch::randn({4, 7}).requires_grad_();
   const auto p = profile(*linear, {x}, [&](const Tensors& in) { return linear->forward(in[0]).sum(); });
@@ -111,7 +111,7 @@ TEST_CASE("products are counted as multiply-adds, twice") {
   REQUIRE(model.outputs.size() == 1);
 }
 
-TEST_CASE("an input without gradient saves one product of the backward") {
+TEST_CASE("profile: input without gradient saves a backward product") {
   torch::nn::Linear linear(7, 5);
   const auto p =
       profile(*linear, {torch::randn({4, 7})}, [&](const Tensors& in) { return linear->forward(in[0]).sum(); });
@@ -119,14 +119,14 @@ TEST_CASE("an input without gradient saves one product of the backward") {
   CHECK(total(p.profile.model, OpClass::kMatmul, false).flops.per_sample >= 2 * 7 * 5);
 }
 
-TEST_CASE("convolutions count kernel times result") {
+TEST_CASE("profile: convolutions count kernel times output") {
   torch::nn::Conv2d conv(torch::nn::Conv2dOptions(4, 6, 3).padding(1).groups(2).bias(false));
   const auto p =
       profile(*conv, {torch::randn({2, 4, 8, 8})}, [&](const Tensors& in) { return conv->forward(in[0]).sum(); });
   CHECK(total(p.profile.model, OpClass::kConvolution, true).flops == Affine{2.0 * 6 * 64 * (2 * 9), 0});
 }
 
-TEST_CASE("gradients of results that weight gradients wait with are counted") {
+TEST_CASE("profile: output gradients of deferred weights are counted") {
   torch::nn::Conv2d conv(torch::nn::Conv2dOptions(4, 6, 3).padding(1));
   const auto deferred_weight = [&](const auto& forward) {
     const auto p =
@@ -142,7 +142,7 @@ TEST_CASE("gradients of results that weight gradients wait with are counted") {
   CHECK(deferred_weight(plain) == Affine{});
 }
 
-TEST_CASE("equal layers have equal structure, others do not") {
+TEST_CASE("profile: equal layers have equal structure, others do not") {
   torch::nn::Sequential net;
   for (int i = 0; i < 3; ++i) net->push_back(torch::nn::Linear(6, 6));
   net->push_back(torch::nn::Linear(6, 4));
@@ -158,7 +158,7 @@ TEST_CASE("equal layers have equal structure, others do not") {
   CHECK(structures[2] != structures[3]);
 }
 
-TEST_CASE("a tied parameter is one parameter of two atoms") {
+TEST_CASE("profile: a tied parameter belongs to two atoms") {
   torch::nn::Embedding embedding(11, 6);
   const auto ids = torch::randint(11, {3, 5}, torch::kLong);
   const auto p = profile(*embedding, {ids}, [&](const Tensors& in) {
@@ -173,7 +173,7 @@ TEST_CASE("a tied parameter is one parameter of two atoms") {
   CHECK(readers == 2);
 }
 
-TEST_CASE("what is computed from a parameter alone lives with the op that applies it") {
+TEST_CASE("profile: values of a parameter alone join their consumer") {
   torch::nn::Linear first(4, 4), second(4, 4);
   torch::nn::Sequential net(first, second);
   const auto p = profile(*net, {torch::randn({3, 4})}, [&](const Tensors& in) {
@@ -189,7 +189,7 @@ TEST_CASE("what is computed from a parameter alone lives with the op that applie
   CHECK(readers == 1);
 }
 
-TEST_CASE("in-place chains are one atom") {
+TEST_CASE("profile: an in-place chain is one atom") {
   torch::nn::Linear linear(4, 4);
   const auto p = profile(*linear, {torch::randn({3, 4})}, [&](const Tensors& in) {
     auto y = linear->forward(in[0]) * 2;
@@ -207,7 +207,7 @@ TEST_CASE("in-place chains are one atom") {
   CHECK(written == read);
 }
 
-TEST_CASE("ops of the prologue and the epilogue are no atoms") {
+TEST_CASE("profile: prologue and epilogue operators are no atoms") {
   torch::nn::Linear linear(4, 4);
   const auto p = profile(*linear, {torch::randn({3, 4}), torch::randn({3, 4})}, [&](const Tensors& in) {
     const auto mask = (in[1] > 0).to(torch::kFloat);
@@ -220,7 +220,7 @@ TEST_CASE("ops of the prologue and the epilogue are no atoms") {
   CHECK_FALSE(p.plan.prologue.empty());
 }
 
-TEST_CASE("saved bytes are those that autograd keeps") {
+TEST_CASE("profile: saved bytes equal autograd's") {
   torch::manual_seed(0);
   struct Kept {
     const char* name;
@@ -301,7 +301,7 @@ TEST_CASE("saved bytes are those that autograd keeps") {
   }
 }
 
-TEST_CASE("memory is counted as the kernels of the device take it") {
+TEST_CASE("profile: memory follows the kernels of the device") {
   torch::manual_seed(0);
   torch::nn::Linear layer(64, 64);
   torch::nn::Conv2d conv(torch::nn::Conv2dOptions(8, 16, 3).padding(1).bias(false));
@@ -356,7 +356,7 @@ TEST_CASE("memory is counted as the kernels of the device take it") {
   }
 }
 
-TEST_CASE("a transformer of more than a thousand operators is analysed and profiled") {
+TEST_CASE("profile: more than a thousand operators") {
   torch::nn::TransformerEncoder encoder(
       torch::nn::TransformerEncoderOptions(torch::nn::TransformerEncoderLayerOptions(16, 2).dim_feedforward(32), 32));
   const auto p = profile(*encoder, {torch::randn({6, 5, 16})},
@@ -432,12 +432,12 @@ std::set<std::string> copied_by_call(c10::DeviceType device) {
 
 }  // namespace
 
-TEST_CASE("GPUs keep copies of parameters that lie as these do, and let go of others", "[profile]") {
+TEST_CASE("profile: GPUs save aligned parameter copies, free others", "[profile]") {
   CHECK(copied_by_call(c10::DeviceType::CUDA) == std::set<std::string>{"wide.weight"});
   CHECK(copied_by_call(c10::DeviceType::CPU).empty());
 }
 
-TEST_CASE("A parameter is held in shards as far as all that reads it can ask for it", "[profile]") {
+TEST_CASE("profile: highest ZeRO level follows a parameter's readers", "[profile]") {
   Readers net;
   const auto profiled = profile(net, {torch::randn({4, 3})}, [&](const Tensors& in) { return net.forward(in[0]); });
   std::map<std::string, int> highest;

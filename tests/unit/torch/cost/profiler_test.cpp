@@ -101,7 +101,7 @@ Profiled profile_bert(int layers) {
   return profile(*bert, {ids, ids}, [&](const Tensors& in) { return bert->forward(in[0], in[1]); });
 }
 
-TEST_CASE("96 layers of BERT take a few dozen measurements", "[profiler]") {
+TEST_CASE("measure_atoms: 96 BERT layers need few measurements", "[profiler]") {
   const auto p = profile_bert(96);
   const auto distinct = atoms_to_measure(p.model());
   INFO(p.model().node_count() << " atoms, " << distinct.size() << " distinct");
@@ -114,7 +114,7 @@ TEST_CASE("96 layers of BERT take a few dozen measurements", "[profiler]") {
   for (const NodeId node : p.model().nodes()) CHECK(costs.atoms.contains(p.model()[node].structure));
 }
 
-TEST_CASE("ranks share the atoms out and all know all", "[profiler]") {
+TEST_CASE("measure_atoms: ranks share the work and all know the result", "[profiler]") {
   const auto p = profile_bert(2);
   std::mutex mutex;
   std::vector<MeasuredCosts> by_rank(3);
@@ -140,8 +140,7 @@ TEST_CASE("ranks share the atoms out and all know all", "[profiler]") {
   CHECK(by_rank[2] == by_rank[0]);
 }
 
-TEST_CASE("optimizers with no, one and two numbers a parameter are measured, and all ranks go by one clock",
-          "[profiler]") {
+TEST_CASE("measure_updates: state factors 0, 1, 2, equal on all ranks", "[profiler]") {
   std::mutex mutex;
   std::vector<std::map<int, FittedLine>> by_rank(2);
   loopback::run(2, [&](World& world) {
@@ -154,7 +153,7 @@ TEST_CASE("optimizers with no, one and two numbers a parameter are measured, and
   for (const int factor : {0, 1, 2}) CHECK(by_rank[0].at(factor).at(1 << 22) > 0);
 }
 
-TEST_CASE("what is known is not measured again", "[profiler]") {
+TEST_CASE("measure_atoms: known costs are not measured again", "[profiler]") {
   const auto p = profile_bert(1);
   const auto& first = p.model()[NodeId(0)];
   MeasuredCosts known;
@@ -175,7 +174,7 @@ TEST_CASE("what is known is not measured again", "[profiler]") {
   }
 }
 
-TEST_CASE("products are measured on numbers of either sign, as trainings have them", "[profiler]") {
+TEST_CASE("measure_atoms: inputs of products have both signs", "[profiler]") {
   torch::nn::Linear linear(40, 30);
   const auto p = profile(*linear, {torch::randn({4, 40}).requires_grad_()},
                          [&](const Tensors& in) { return linear(in[0]).exp(); });
@@ -200,7 +199,7 @@ TEST_CASE("products are measured on numbers of either sign, as trainings have th
   CHECK(of_one_sign == 0);
 }
 
-TEST_CASE("a device waits for a host that is not ahead", "[profiler]") {
+TEST_CASE("StepStopwatch: host time counts unless the host is ahead", "[profiler]") {
   const autopar::cost::detail::StepStopwatch::Seconds bound_by_host{2, 3}, bound_by_device{3, 2};
   CHECK(bound_by_host.in_step(false) == 3);
   CHECK(bound_by_host.in_step(true) == 2);
@@ -208,7 +207,7 @@ TEST_CASE("a device waits for a host that is not ahead", "[profiler]") {
   CHECK(bound_by_device.in_step(true) == 3);
 }
 
-TEST_CASE("times are those of the work: larger products take longer, and backwards need a gradient", "[profiler]") {
+TEST_CASE("measure_atoms: larger products and backwards take longer", "[profiler]") {
   torch::nn::Sequential net(torch::nn::Linear(256, 256), torch::nn::Linear(256, 2));
   const auto p = profile(*net, {torch::randn({4, 64, 256})}, [&](const Tensors& in) {
     return net->forward(in[0].transpose(0, 1).transpose(0, 1)).exp().sum();
@@ -238,7 +237,7 @@ TEST_CASE("times are those of the work: larger products take longer, and backwar
   CHECK(still.forward.at(4) > 0);
 }
 
-TEST_CASE("every kind of atom can be run alone", "[profiler]") {
+TEST_CASE("measure_atoms: every kind of atom runs alone", "[profiler]") {
   torch::nn::BatchNorm2d norm(3);
   torch::nn::Conv2d conv(torch::nn::Conv2dOptions(1, 3, 3));
   torch::nn::LSTM lstm(torch::nn::LSTMOptions(3, 4).batch_first(true));
@@ -258,7 +257,7 @@ TEST_CASE("every kind of atom can be run alone", "[profiler]") {
   CHECK(measure_alone(p, {{1, 2}, 3}).atoms.size() == atoms_to_measure(p.model()).size());
 }
 
-TEST_CASE("measuring leaves the model and the generator alone", "[profiler]") {
+TEST_CASE("measure_atoms: model and generator are unchanged", "[profiler]") {
   Bert bert(1, 8);
   const auto ids = torch::randint(50, {3, 6}, torch::kLong);
   const auto p = profile(*bert, {ids, ids}, [&](const Tensors& in) { return bert->forward(in[0], in[1]); });
@@ -273,13 +272,13 @@ TEST_CASE("measuring leaves the model and the generator alone", "[profiler]") {
   }
 }
 
-TEST_CASE("probes span the micro-batches that a plan may choose", "[profiler]") {
+TEST_CASE("probe_samples: spans the micro-batches of a plan", "[profiler]") {
   CHECK(cost::probe_samples(1, 4) == std::vector<std::int64_t>{1, 2, 4});
   CHECK(cost::probe_samples(256, 4) == std::vector<std::int64_t>{8, 32, 64});
   CHECK_THROWS_AS(measure_alone(profile_bert(1), {{0, 2}, 3}), InvalidArgument);
 }
 
-TEST_CASE("each class of links is measured, and all ranks agree", "[profiler]") {
+TEST_CASE("measure_links: each class is measured, all ranks agree", "[profiler]") {
   Cluster cluster;
   cluster.devices = 4;
   cluster.levels = {{"pair", 2, {}}, {"all", 4, {}}};
@@ -315,7 +314,7 @@ TEST_CASE("each class of links is measured, and all ranks agree", "[profiler]") 
   });
 }
 
-TEST_CASE("measurements say what they hold for", "[profiler]") {
+TEST_CASE("cost_origin: names device, threads and libtorch", "[profiler]") {
   CostOrigin origin;
   loopback::run(2, [&](World& world) {
     if (world.rank() == 0) origin = cost::cost_origin(world, {}, kCpu);

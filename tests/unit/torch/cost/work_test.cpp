@@ -43,7 +43,7 @@ double kept_of_row(std::int64_t width, c10::DeviceType device) {
 
 }  // namespace work_test
 
-TEST_CASE("what a norm drops is drawn again by its kernels; libtorch's operators keep a mask", "[cost]") {
+TEST_CASE("saved bytes: fused norms redo dropout, others save masks", "[cost]") {
   using namespace work_test;
   CHECK(kept_of_row(8, c10::DeviceType::CUDA) == 0);
   CHECK(kept_of_row(6, c10::DeviceType::CUDA) == 6);  // rows are no whole packs: bytes

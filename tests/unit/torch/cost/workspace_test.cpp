@@ -43,7 +43,7 @@ double workspace(const OpGraph& graph, c10::DeviceType device) {
 
 }  // namespace workspace_test
 
-TEST_CASE("where kernels add the gradients of two readers, both are there at once", "[cost]") {
+TEST_CASE("workspace: fused kernels hold the gradients of two readers", "[cost]") {
   using namespace workspace_test;
   const auto more_on_cuda = [](std::function<Tensor(Net&, const Tensor&)> forward) {
     Net net(std::move(forward));

@@ -64,7 +64,7 @@ class Device final : public devices::DeviceContext {
 const std::vector<kernels::KernelSource> kSources{{"a.cu", "a"}, {"wrong.cu", "b"}, {"c.cu", "c"}, {"d.cu", "d"}};
 const std::vector<std::string> kNames{"a.cu", "c.cu", "d.cu", "wrong.cu"};
 
-TEST_CASE("kernels are compiled side by side, each once, and an error is nobody's but who asks") {
+TEST_CASE("KernelCompilation: parallel, once each, errors surface on use") {
   for (const std::size_t most : {1, 3, 100}) {
     CAPTURE(most);
     const auto threads = std::min(most, kSources.size());
@@ -79,7 +79,7 @@ TEST_CASE("kernels are compiled side by side, each once, and an error is nobody'
   }
 }
 
-TEST_CASE("nothing is compiled where there is nothing to compile") {
+TEST_CASE("KernelCompilation: no kernels, no work") {
   const Device device(1);
   { const devices::KernelCompilation none(device, 3, {}); }
   CHECK(device.asked().empty());

@@ -6,8 +6,7 @@
 
 namespace autopar::test {
 
-TEST_CASE("kernels between layouts take contiguous weights in single precision and channels-last ones in 16 bits",
-          "[kernels]") {
+TEST_CASE("weight_form_of: takes contiguous fp32 with 16-bit NHWC only", "[kernels]") {
   constexpr auto kLast = at::MemoryFormat::ChannelsLast;
   const auto single = torch::zeros({4, 6, 3, 5});
   const auto half = single.to(torch::kBFloat16).contiguous(kLast);
@@ -30,7 +29,7 @@ TEST_CASE("kernels between layouts take contiguous weights in single precision a
   }
 }
 
-TEST_CASE("copies and additions between layouts are libtorch's where no kernel runs", "[kernels]") {
+TEST_CASE("copy_between_layouts: the fallback equals libtorch", "[kernels]") {
   const auto single = torch::randn({4, 6, 3, 5});
   const auto half = torch::empty({4, 6, 3, 5}, torch::kHalf).contiguous(at::MemoryFormat::ChannelsLast);
   fused::copy_between_layouts(half, single);

@@ -6,7 +6,7 @@
 
 namespace autopar::test {
 
-TEST_CASE("sums of columns are libtorch's where no kernel runs", "[kernels]") {
+TEST_CASE("column_sums: the fallback equals libtorch", "[kernels]") {
   torch::manual_seed(1);
   const auto rows = torch::randn({7, 24}).to(torch::kBFloat16);
   for (const auto type : {torch::kFloat, torch::kBFloat16}) {

@@ -65,7 +65,7 @@ const std::vector<std::function<Tensors(const Tensor&)>> kWays{
 
 }  // namespace joined_parts
 
-TEST_CASE("parts that are columns of a matrix are found, however their gradients lie", "[kernels]") {
+TEST_CASE("columns_of_parts: finds columns for any gradient layout", "[kernels]") {
   using namespace joined_parts;
   torch::manual_seed(1);
   for (std::size_t way = 0; way < kWays.size(); ++way) {
@@ -89,7 +89,7 @@ TEST_CASE("parts that are columns of a matrix are found, however their gradients
   }
 }
 
-TEST_CASE("parts that are no columns in whole packs are not taken", "[kernels]") {
+TEST_CASE("columns_of_parts: refuses misaligned parts", "[kernels]") {
   using namespace joined_parts;
   const auto whole = product();
   const auto places = whole.chunk(3, -1);

@@ -31,7 +31,7 @@ std::tuple<Tensor, Tensor> joined(const Tensor& input, const Tensor& residual, c
 
 }  // namespace layer_norm_operator
 
-TEST_CASE("a norm of a sum with dropout is autograd's with the same mask, where no kernel runs", "[kernels]") {
+TEST_CASE("add_layer_norm: the fallback equals autograd with dropout", "[kernels]") {
   using namespace layer_norm_operator;
   torch::manual_seed(12);
   const auto drawn = [](std::vector<std::int64_t> sizes) {
@@ -59,7 +59,7 @@ TEST_CASE("a norm of a sum with dropout is autograd's with the same mask, where 
   }
 }
 
-TEST_CASE("kernels of a sum and its norm take rows of whole packs that a block holds", "[kernels]") {
+TEST_CASE("has_layer_norm_kernels: whole vectors that fit into a block", "[kernels]") {
   CHECK(fused::has_layer_norm_kernels(torch::kBFloat16, 2048));
   CHECK(fused::has_layer_norm_kernels(torch::kHalf, 8));
   CHECK(fused::has_layer_norm_kernels(torch::kFloat, 4));

@@ -56,7 +56,7 @@ double tolerance_of(c10::ScalarType type) {
   }
 }
 
-TEST_CASE("generated kernels make what libtorch's operators make, wherever tensors lie", "[pointwise]") {
+TEST_CASE("pointwise kernels: equal libtorch for any layout", "[pointwise]") {
   torch::manual_seed(21);
   const auto expressions = test::expressions_of_kernels();
   int in_packs = 0;

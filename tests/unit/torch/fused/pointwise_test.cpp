@@ -83,7 +83,7 @@ std::string kept(const std::string& text, const std::vector<bool>& wanted) {
 
 }  // namespace pointwise_kernels
 
-TEST_CASE("random point-wise programs and their gradients are libtorch's in double precision", "[pointwise]") {
+TEST_CASE("pointwise: random programs and gradients equal libtorch", "[pointwise]") {
   using namespace pointwise_kernels;
   torch::manual_seed(3);
   for (int seed = 0; seed < 120; ++seed) {
@@ -107,7 +107,7 @@ TEST_CASE("random point-wise programs and their gradients are libtorch's in doub
 }
 
 // libtorch's derivative has a sixth in single precision.
-TEST_CASE("hardsigmoid and its gradient are libtorch's, on its bounds too", "[pointwise]") {
+TEST_CASE("pointwise: hardsigmoid equals libtorch, also at its bounds", "[pointwise]") {
   using namespace pointwise_kernels;
   const Tensors inputs{torch::arange(-20, 21, torch::kDouble).div(4).requires_grad_()};
   const std::string text = "f64*|aten::hardsigmoid(%0)f64|aten::mul.Scalar(%1;d3)f64|%2";
@@ -116,7 +116,7 @@ TEST_CASE("hardsigmoid and its gradient are libtorch's, on its bounds too", "[po
   CHECK(distance(made[1], want[1]) < 1e-7);
 }
 
-TEST_CASE("point-wise programs on 16-bit tensors round their results alone", "[pointwise]") {
+TEST_CASE("pointwise: 16-bit programs round only their results", "[pointwise]") {
   using namespace pointwise_kernels;
   torch::manual_seed(4);
   for (int seed = 0; seed < 20; ++seed) {
@@ -144,7 +144,7 @@ TEST_CASE("point-wise programs on 16-bit tensors round their results alone", "[p
   }
 }
 
-TEST_CASE("backward keeps the fewest values that its gradients can be made of", "[pointwise]") {
+TEST_CASE("pointwise: backward saves the fewest values needed", "[pointwise]") {
   using namespace pointwise_kernels;
   const std::vector<bool> both{true, true};
   CHECK(kept("bf16*,bf16*|aten::add.Tensor(%0;%1;i1)bf16|aten::relu(%2)bf16|%3", both) == "y0");
@@ -157,7 +157,7 @@ TEST_CASE("backward keeps the fewest values that its gradients can be made of", 
   CHECK(kept("f32*,bf16|aten::mul.Tensor(%0;%1)f32|aten::to.dtype(%2;i15;b0;b0;n)bf16|%3", both) == "x0 x1");
 }
 
-TEST_CASE("texts that are no point-wise programs are refused", "[pointwise]") {
+TEST_CASE("pointwise: malformed programs are refused", "[pointwise]") {
   for (const auto* text : {"", "f32*", "f32*|%1", "f32*|aten::relu(%1)f32|%1", "i64|aten::neg(%0)f32|%1",
                            "f32*|aten::relu(%0;%0)f32|%1", "f32*|aten::neg(%0)f32|%1 ", "f32*|aten::neg(%0)f32|"}) {
     INFO(text);
@@ -167,7 +167,7 @@ TEST_CASE("texts that are no point-wise programs are refused", "[pointwise]") {
   CHECK_FALSE(fused::pointwise::expression_of(rounds).has_value());
 }
 
-TEST_CASE("a kernel's threads find every element of strided and broadcast tensors", "[pointwise]") {
+TEST_CASE("pointwise: threads index strided and broadcast tensors", "[pointwise]") {
   using namespace pointwise_kernels;
   torch::manual_seed(6);
   const std::vector<std::int64_t> sizes{2, 4, 3, 8};

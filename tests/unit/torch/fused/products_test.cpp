@@ -28,7 +28,7 @@ std::size_t fastest(const std::vector<kernels::AlgorithmTrial>& trials) { return
 
 }  // namespace
 
-TEST_CASE("products of one form have sizes, layouts and types alike", "[kernels]") {
+TEST_CASE("form_of_product: equal sizes, layouts and types", "[kernels]") {
   const auto x = half(64, 32), weight = half(48, 32), gradient = half(64, 48);
   const auto forward = kernels::form_of_product(linear_of(x, weight));
   REQUIRE(forward);
@@ -56,7 +56,7 @@ TEST_CASE("products of one form have sizes, layouts and types alike", "[kernels]
   CHECK((of_part->pitch_b == 128 && of_part->alignment == 16));
 }
 
-TEST_CASE("other products have no form", "[kernels]") {
+TEST_CASE("form_of_product: none for unsupported products", "[kernels]") {
   const auto x = half(64, 32), weight = half(48, 32), y = half(64, 48), bias = torch::empty({48}, torch::kBFloat16);
   REQUIRE(kernels::form_of_product({x, weight.t(), bias, y}));
   const auto refuses = [](const kernels::MatrixProduct& product) { return !kernels::form_of_product(product); };
@@ -79,7 +79,7 @@ TEST_CASE("other products have no form", "[kernels]") {
   CHECK(refuses({x[0].expand({64, 32}), weight.t(), bias, y}));                        // rows in one place
 }
 
-TEST_CASE("large products are those of tens of microseconds", "[kernels]") {
+TEST_CASE("is_large_product: products of tens of microseconds", "[kernels]") {
   CHECK(fused::is_large_product(half(8192, 2048), half(2048, 2048)));
   CHECK(fused::is_large_product(half(4096, 2048), half(2048, 2048)));
   CHECK_FALSE(fused::is_large_product(half(1024, 2048), half(2048, 2048)));
@@ -88,7 +88,7 @@ TEST_CASE("large products are those of tens of microseconds", "[kernels]") {
   CHECK_FALSE(fused::large_linear(half(8192, 2048), half(2048, 2048), {}).defined());
 }
 
-TEST_CASE("the algorithm that is kept is faster than the first and makes its bits", "[kernels]") {
+TEST_CASE("matrix products: the chosen algorithm is faster, bits equal", "[kernels]") {
   CHECK(fastest({{true, 1}}) == 0);
   CHECK(fastest({{true, 1.0F}, {true, 0.9F}, {true, 0.8F}, {true, 0.95F}}) == 2);
   CHECK(fastest({{true, 1.0F}, {true, 0.9F}, {false, 0.5F}}) == 1);
@@ -104,7 +104,7 @@ TEST_CASE("the algorithm that is kept is faster than the first and makes its bit
   CHECK(fastest({{false, 0.0F}, {false, 0.0F}}) == 0);
 }
 
-TEST_CASE("which algorithm was chosen is known to a later process", "[kernels]") {
+TEST_CASE("KeptAlgorithms: a later process finds the choice", "[kernels]") {
   const TempFolder temp;
   const auto folder = std::make_shared<CacheFolder>(temp / "kernels");
   const std::string file = "products";
@@ -131,7 +131,7 @@ TEST_CASE("which algorithm was chosen is known to a later process", "[kernels]")
   }
 }
 
-TEST_CASE("lines that say no algorithm of a form are left out", "[kernels]") {
+TEST_CASE("KeptAlgorithms: damaged lines are skipped", "[kernels]") {
   const TempFolder temp;
   const auto folder = std::make_shared<CacheFolder>(temp / "kernels");
   const std::string file = "products";
@@ -154,7 +154,7 @@ TEST_CASE("lines that say no algorithm of a form are left out", "[kernels]") {
   CHECK_FALSE(chosen_in(""));
 }
 
-TEST_CASE("products are libtorch's where no algorithm is chosen", "[kernels]") {
+TEST_CASE("matrix_product: the fallback equals libtorch", "[kernels]") {
   torch::manual_seed(3);
   const auto a = torch::randn({6, 16}).to(torch::kBFloat16), b = torch::randn({16, 8}).to(torch::kBFloat16);
   CHECK(torch::equal(fused::matrix_product(a, b, torch::kBFloat16), a.mm(b)));

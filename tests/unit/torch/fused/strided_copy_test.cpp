@@ -43,7 +43,7 @@ at::Tensor drawn(std::mt19937& random, const std::vector<std::int64_t>& sizes, b
 
 }  // namespace strided_copy
 
-TEST_CASE("rows that lie together in two tensors are their elements, whatever the order of their dims", "[kernels]") {
+TEST_CASE("rows_of_both: covers both tensors for any order of dims", "[kernels]") {
   using namespace strided_copy;
   std::mt19937 random(3);
   int taken = 0;
@@ -69,7 +69,7 @@ TEST_CASE("rows that lie together in two tensors are their elements, whatever th
   CHECK(rows->sizes[2] == 6);
 }
 
-TEST_CASE("a strided copy is libtorch's where no kernel runs", "[kernels]") {
+TEST_CASE("copy_strided: the fallback equals libtorch", "[kernels]") {
   const auto from = torch::randn({3, 4, 8}).transpose(0, 1);
   const auto to = torch::zeros({4, 3, 8});
   fused::copy_strided(to, from);

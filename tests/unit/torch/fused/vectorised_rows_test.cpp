@@ -18,7 +18,7 @@ Tensor kept(const Tensor& weight) {
   return memory;
 }
 
-TEST_CASE("a weight's memory ends with whole packs of zeros, and is that of the weight alone", "[whole_packs]") {
+TEST_CASE("empty_in_packs: storage ends with zeroed full vectors", "[whole_packs]") {
   const auto memory = fused::empty_in_packs(at::ones({30, 5}), at::kBFloat16);
   CHECK(memory.sizes() == at::IntArrayRef({30, 5}));
   CHECK(memory.is_contiguous());
@@ -29,7 +29,7 @@ TEST_CASE("a weight's memory ends with whole packs of zeros, and is that of the 
   }
 }
 
-TEST_CASE("logits in rows of whole packs are a linear layer's, and so is the gradient through them", "[whole_packs]") {
+TEST_CASE("linear_in_padded_rows: result and gradient equal linear's", "[whole_packs]") {
   torch::manual_seed(12);
   const auto x = torch::randn({3, 4, 6}, at::kDouble), bias = torch::randn({30}, at::kDouble);
   const auto drawn = torch::randn({30, 6}, at::kDouble);
@@ -51,8 +51,7 @@ TEST_CASE("logits in rows of whole packs are a linear layer's, and so is the gra
   }
 }
 
-TEST_CASE("nobody writes behind rows that are not of whole packs, or whose last has nothing behind it",
-          "[whole_packs]") {
+TEST_CASE("padding_behind_rows: zero unless every row is padded", "[whole_packs]") {
   CHECK(fused::padding_behind_rows(at::ones({4, 30})) == 0);
   CHECK(fused::padding_behind_rows(at::ones({4, 32})) == 0);
   CHECK(fused::padding_behind_rows(at::ones({4, 40}).narrow(1, 0, 30)) == 0);

@@ -8,7 +8,7 @@
 
 namespace autopar::test {
 
-TEST_CASE("Gradients are multiplied by what the loss was given, and left alone by 1", "[gradient_factor]") {
+TEST_CASE("multiply_unless_one: multiplies by the loss's gradient", "[gradient_factor]") {
   torch::manual_seed(1);
   for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kComplexDouble}) {
     for (const double by : {1.0, 0.25, -3.0, 0.0}) {
@@ -30,7 +30,7 @@ TEST_CASE("Gradients are multiplied by what the loss was given, and left alone b
   }
 }
 
-TEST_CASE("What is written by a factor of 1 is nothing", "[gradient_factor]") {
+TEST_CASE("multiply_unless_one: a factor of one writes nothing", "[gradient_factor]") {
   auto gradient = torch::full({3}, std::numeric_limits<float>::quiet_NaN());
   const auto version = gradient._version();
   gradients::multiply_unless_one({gradient}, torch::ones({}));

@@ -4,7 +4,7 @@
 
 namespace autopar {
 
-TEST_CASE("a loss scale halves at each overflow and doubles after an interval of good steps") {
+TEST_CASE("LossScaler: halves on overflow, doubles after good steps") {
   gradients::LossScaler scaler;
   CHECK(scaler.scale() == 65536);
   scaler.update(true);
@@ -20,7 +20,7 @@ TEST_CASE("a loss scale halves at each overflow and doubles after an interval of
   CHECK(gradients::LossScaler(scaler.state()).state() == scaler.state());
 }
 
-TEST_CASE("a loss scale and its reciprocal stay normal numbers") {
+TEST_CASE("LossScaler: scale and reciprocal stay normal numbers") {
   gradients::LossScaler low, high({gradients::LossScaler::kLargest, gradients::LossScaler::kGrowthInterval - 1, 0});
   for (int i = 0; i < 1000; ++i) low.update(true);
   CHECK(low.scale() == gradients::LossScaler::kSmallest);

@@ -30,7 +30,7 @@ double norm_of(const std::vector<at::Tensor>& tensors, const std::vector<int>& r
   return norm.item<double>();
 }
 
-TEST_CASE("norms over ranks are those of one, for every p and type") {
+TEST_CASE("norm over ranks: equals one process for every p and dtype") {
   const auto numbers = torch::linspace(-2, 3, 24, torch::kDouble).sin();
   const auto empty = torch::empty({0}, torch::kDouble);
   for (const double p : {0.5, 1.0, 1.5, 2.0, 3.0, 7.25, 40.0, kInfinity}) {
@@ -58,7 +58,7 @@ TEST_CASE("norms over ranks are those of one, for every p and type") {
   }
 }
 
-TEST_CASE("elements far from one do not vanish or overflow under a large p, and what is not finite stays so") {
+TEST_CASE("norm over ranks: no overflow for large p, infinities stay") {
   const auto small = torch::full({4}, 1e-12, torch::kDouble), large = torch::full({4}, 1e12, torch::kDouble);
   CHECK(norm_of({small, small}, {0, 1}, 50) == Approx(1e-12 * std::pow(8, 1.0 / 50)).epsilon(1e-12));
   CHECK(norm_of({large, large}, {0, 1}, 50) == Approx(1e12 * std::pow(8, 1.0 / 50)).epsilon(1e-12));

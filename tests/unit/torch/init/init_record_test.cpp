@@ -146,7 +146,7 @@ void require_as_eager(Make make) {
 
 }  // namespace
 
-TEST_CASE("A recorded construction gives the values of eager construction", "[init]") {
+TEST_CASE("InitRecord: values equal eager construction", "[init]") {
   SECTION("many layers and initialisers") {
     require_as_eager([] { return std::make_shared<ManyInits>(); });
   }
@@ -168,7 +168,7 @@ TEST_CASE("A recorded construction gives the values of eager construction", "[in
   }
 }
 
-TEST_CASE("Initialisation after the constructor is recorded too", "[init]") {
+TEST_CASE("InitRecord: later initialisation is recorded, too", "[init]") {
   const auto init = [](nn::Module& module) {
     const torch::NoGradGuard no_grad;
     if (auto* linear = module.as<nn::Linear>()) {
@@ -190,7 +190,7 @@ TEST_CASE("Initialisation after the constructor is recorded too", "[init]") {
   require_same_state(*eager, *recorded);
 }
 
-TEST_CASE("A phantom says what it is when it is read", "[init]") {
+TEST_CASE("fake tensor: reading it says what it is", "[init]") {
   using Catch::Matchers::Contains;
   std::shared_ptr<Mlp> model;
   {
@@ -207,7 +207,7 @@ TEST_CASE("A phantom says what it is when it is read", "[init]") {
   REQUIRE(model->a->weight.requires_grad());
 }
 
-TEST_CASE("A tensor turns into a phantom and back under the same handle", "[init]") {
+TEST_CASE("fake tensor: a tensor becomes one and back under one handle", "[init]") {
   nn::Linear layer(4, 4);
   auto weight = layer->weight;
   const auto data = weight.detach().clone();
@@ -223,7 +223,7 @@ TEST_CASE("A tensor turns into a phantom and back under the same handle", "[init
   REQUIRE_THROWS_AS(trace::describe_fake(weight, "x"), InvalidArgument);
 }
 
-TEST_CASE("A recorded model is captured, materialised and replayed as the eager one", "[init][replay]") {
+TEST_CASE("InitRecord: captured, materialised, replayed equals eager", "[init][replay]") {
   torch::manual_seed(8);
   auto eager = std::make_shared<Transformer>();
   eager->eval();
@@ -257,7 +257,7 @@ struct PlainMember : TestModel {
 };
 }  // namespace
 
-TEST_CASE("A plain tensor member of a recorded model becomes a constant with its data", "[init]") {
+TEST_CASE("InitRecord: a plain tensor member becomes a constant", "[init]") {
   std::shared_ptr<PlainMember> model;
   auto record = InitRecord::record([&] { model = std::make_shared<PlainMember>(); });
   const auto graph = capture_model(*model);
@@ -271,7 +271,7 @@ TEST_CASE("A plain tensor member of a recorded model becomes a constant with its
   REQUIRE(trace::is_fake(model->a->weight));
 }
 
-TEST_CASE("Elements of a phantom are made without the others, bit by bit", "[init]") {
+TEST_CASE("InitRecord: single elements are materialised bitwise", "[init]") {
   struct Filled : nn::Module {
     Filled() {
       linear = register_module("linear", nn::Linear(97, 129));
@@ -338,7 +338,7 @@ TEST_CASE("Elements of a phantom are made without the others, bit by bit", "[ini
   }
 }
 
-TEST_CASE("Data from outside come between the operators before them and those after them", "[init]") {
+TEST_CASE("InitRecord: outside data keep their place among operators", "[init]") {
   torch::nn::Linear layer{nullptr}, other{nullptr};
   auto record = autopar::InitRecord::record([&] {
     layer = torch::nn::Linear(4, 8);
@@ -372,7 +372,7 @@ TEST_CASE("Data from outside come between the operators before them and those af
   CHECK(layer->bias.abs().max().item<float>() <= 0.5);  // drawn: nothing was given
 }
 
-TEST_CASE("Several threads record and materialise at once", "[init]") {
+TEST_CASE("InitRecord: threads record and materialise concurrently", "[init]") {
   torch::manual_seed(21);
   auto eager = std::make_shared<Transformer>();
   torch::manual_seed(21);
@@ -393,7 +393,7 @@ TEST_CASE("Several threads record and materialise at once", "[init]") {
   for (const auto& model : models) require_same_state(*eager, *model);
 }
 
-TEST_CASE("What a recorded construction cannot do is refused by name", "[init]") {
+TEST_CASE("InitRecord: unsupported construction is refused by name", "[init]") {
   REQUIRE_THROWS_WITH(InitRecord::record([] { (void)torch::randn({3}).sum().item<float>(); }),
                       Catch::Matchers::Contains("aten::item") && Catch::Matchers::Contains("instead of the callable"));
   for (const auto drawing : {Drawing::kAtOnce, Drawing::kAtMaterialisation})

@@ -23,7 +23,7 @@ void check_close(const Tensor& a, const Tensor& b, double tolerance) {
   CHECK(torch::allclose(a, b, tolerance, tolerance));
 }
 
-TEST_CASE("statistics of slices are pooled to those of the batch, for networks of several norms") {
+TEST_CASE("pool: statistics of slices become those of the batch") {
   torch::manual_seed(5);
   for (const auto type : {torch::kFloat, torch::kDouble}) {
     const double tolerance = type == torch::kFloat ? 1e-5 : 1e-12;
@@ -51,7 +51,7 @@ TEST_CASE("statistics of slices are pooled to those of the batch, for networks o
   }
 }
 
-TEST_CASE("one slice's statistics stay as the operator gave them, and what it keeps is not written to") {
+TEST_CASE("pool: a single slice's statistics are kept unwritten") {
   torch::manual_seed(6);
   const auto batch = torch::randn({8, 3}, torch::kDouble);
   std::vector<NormSample> seen;
@@ -66,7 +66,7 @@ TEST_CASE("one slice's statistics stay as the operator gave them, and what it ke
   check_close(seen[0].variance, batch.var(0, false), 1e-12);
 }
 
-TEST_CASE("statistics of an instance norm are means over samples") {
+TEST_CASE("pool: instance norm's statistics are means over samples") {
   torch::manual_seed(7);
   const auto means = torch::randn({6, 3}, torch::kDouble), variances = torch::rand({6, 3}, torch::kDouble);
   std::vector<NormSample> seen;

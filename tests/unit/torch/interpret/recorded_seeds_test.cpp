@@ -12,7 +12,7 @@
 
 namespace autopar {
 
-TEST_CASE("a recorded draw has one place a site, which holds the seed of the call", "[torch]") {
+TEST_CASE("RecordedSeeds: one tensor per RNG site holds the call's seed", "[torch]") {
   const interpret::RngSite first{OpId(3), 0}, second{OpId(3), 4}, alike{OpId(5)};
   const auto seeds = std::make_shared<interpret::RecordedSeeds>(c10::Device(c10::kCPU), 3);
   interpret::RngKey key{11, 7, seeds};
@@ -42,7 +42,7 @@ TEST_CASE("a recorded draw has one place a site, which holds the seed of the cal
   CHECK(interpret::seed_of(key, first).number == interpret::philox_seed(key, first));
 }
 
-TEST_CASE("the default generator has the draws of a seed only while it is guarded", "[torch]") {
+TEST_CASE("DefaultGeneratorGuard: seeds the generator within its scope", "[torch]") {
   const c10::Device cpu(c10::kCPU);
   at::Tensor guarded;
   const auto before = at::rand({4});

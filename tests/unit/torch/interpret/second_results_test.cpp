@@ -77,7 +77,7 @@ struct TwoOfOneMemory : torch::autograd::Function<TwoOfOneMemory> {
 
 }  // namespace second_results
 
-TEST_CASE("the last of several readers gets the second result, once", "[interpret]") {
+TEST_CASE("duplicated outputs: the last reader gets the duplicate, once", "[interpret]") {
   using namespace second_results;
   const auto graph = folded(Images([](const Tensor& y) { return Tensors{torch::tanh(y) * torch::exp(y), y.sin()}; }));
   Passing run{graph};
@@ -93,7 +93,7 @@ TEST_CASE("the last of several readers gets the second result, once", "[interpre
   CHECK_FALSE(run.gets_second("aten::sin"));
 }
 
-TEST_CASE("what a run keeps is read once more than by its operators", "[interpret]") {
+TEST_CASE("duplicated outputs: a returned value has one more reader", "[interpret]") {
   using namespace second_results;
   const auto graph = folded(Images([](const Tensor& y) { return Tensors{y, torch::tanh(y)}; }));
   Passing run{graph};
@@ -103,7 +103,7 @@ TEST_CASE("what a run keeps is read once more than by its operators", "[interpre
   CHECK_FALSE(run.seconds.concerns(run.maker()));
 }
 
-TEST_CASE("an operator that reads a result twice gets both", "[interpret]") {
+TEST_CASE("duplicated outputs: an operator reading twice gets both", "[interpret]") {
   using namespace second_results;
   const auto graph = folded(Images([](const Tensor& y) { return Tensors{y * y}; }));
   Passing run{graph};
@@ -111,7 +111,7 @@ TEST_CASE("an operator that reads a result twice gets both", "[interpret]") {
   CHECK(run.gets_second("aten::mul"));
 }
 
-TEST_CASE("results with one reader, without a gradient, or that are written have no second", "[interpret]") {
+TEST_CASE("duplicated outputs: none for one reader, no gradient, or writes", "[interpret]") {
   using namespace second_results;
   using Readers = std::function<Tensors(const Tensor&)>;
   const std::vector<std::pair<std::string, Readers>> forms{
@@ -134,7 +134,7 @@ TEST_CASE("results with one reader, without a gradient, or that are written have
   }
 }
 
-TEST_CASE("two results of one memory have a gradient each, and are seen to be written", "[interpret]") {
+TEST_CASE("duplicated outputs: two of one memory have separate gradients", "[interpret]") {
   using namespace second_results;
   const auto x = torch::ones({3}).requires_grad_();
   const auto gradient = [&](double of_first, double of_second) {

@@ -225,12 +225,12 @@ Program perceptron(const Tensor& x, int layers = 4, std::int64_t width = 6) {
           }};
 }
 
-TEST_CASE("a chain of layers with dropout is the same to the bit, whatever is recomputed") {
+TEST_CASE("SegmentInterpreter: layers with dropout are exact to the bit") {
   const auto x = samples({5, 6});
   check(perceptron(x), x, 0);
 }
 
-TEST_CASE("residual attention with shared weights, integer values and identities is the same") {
+TEST_CASE("SegmentInterpreter: residual attention with shared weights") {
   torch::manual_seed(3);
   const auto net = std::make_shared<Net>();
   const auto q = net->add({8, 8}), k = net->add({8, 8}), v = net->add({8, 8}), o = net->add({8, 8}),
@@ -251,7 +251,7 @@ TEST_CASE("residual attention with shared weights, integer values and identities
   check(program, x, 1e-12);
 }
 
-TEST_CASE("what is written in place and views of it are the same") {
+TEST_CASE("SegmentInterpreter: in-place writes and views") {
   torch::manual_seed(3);
   const auto net = std::make_shared<Net>();
   const auto a = net->add({8, 6}), b = net->add({6, 8});
@@ -291,7 +291,7 @@ struct NormNet : nn::Module {
   Tensor steps;
 };
 
-TEST_CASE("batch statistics are taken once, and a counter is not counted twice") {
+TEST_CASE("SegmentInterpreter: batch statistics are updated once") {
   torch::manual_seed(3);
   const auto net = std::make_shared<NormNet>();
   const auto x = samples({6, 5});
@@ -312,7 +312,7 @@ TEST_CASE("batch statistics are taken once, and a counter is not counted twice")
   check_same(again, train(program, {}, x), 0);
 }
 
-TEST_CASE("a parameter gathers its gradient once in a backward") {
+TEST_CASE("SegmentInterpreter: gradients accumulate once per backward") {
   torch::manual_seed(3);
   const auto net = std::make_shared<Net>();
   const auto a = net->add({4, 4}), b = net->add({4, 4});
@@ -334,7 +334,7 @@ TEST_CASE("a parameter gathers its gradient once in a backward") {
   }
 }
 
-TEST_CASE("of segments nothing is deferred") {
+TEST_CASE("SegmentInterpreter: recomputed segments defer nothing") {
   const auto x = samples({5, 6});
   const auto program = perceptron(x, 3);
   auto segments = program.all_in_runs_of(100);
@@ -361,7 +361,7 @@ TEST_CASE("of segments nothing is deferred") {
   check_same(parted, train(program, {}, x), 0);
 }
 
-TEST_CASE("a segment keeps what enters it, and what it rebuilds is gone with its backward") {
+TEST_CASE("SegmentInterpreter: keeps inputs, frees what it recomputed") {
   const auto x = samples({64, 32}).detach();
   const auto program = perceptron(x, 16, 32);
   constexpr std::int64_t value = 64 * 32 * 8;
@@ -385,7 +385,7 @@ TEST_CASE("a segment keeps what enters it, and what it rebuilds is gone with its
   CHECK(again[1] < once[1] / 2);
 }
 
-TEST_CASE("of a small view of a large value a segment keeps the view's elements") {
+TEST_CASE("SegmentInterpreter: a small view is saved by its elements") {
   constexpr std::int64_t kRows = 64, kWide = 512, kNarrow = 4, kElement = 8;
   torch::manual_seed(3);
   const auto net = std::make_shared<Net>();
@@ -416,7 +416,7 @@ TEST_CASE("of a small view of a large value a segment keeps the view's elements"
   CHECK(ledger.live() <= kRows * (8 + kNarrow) * kElement + 1024);  // the wide value takes 256 KiB
 }
 
-TEST_CASE("without gradients nothing is kept") {
+TEST_CASE("SegmentInterpreter: without gradients nothing is saved") {
   const auto x = samples({64, 32}).detach();
   const auto program = perceptron(x, 8, 32);
   Run run(program, program.all_in_runs_of(3));
@@ -428,7 +428,7 @@ TEST_CASE("without gradients nothing is kept") {
   CHECK(ledger.live() <= 64 * 32 * 8 + 8);  // the argument's copy and the sum
 }
 
-TEST_CASE("casts of the capture hold, whatever autocast is on in the backward") {
+TEST_CASE("SegmentInterpreter: recomputation uses the captured casts") {
   torch::manual_seed(3);
   const auto net = std::make_shared<Net>();
   const auto a = net->add({6, 6}), b = net->add({6, 6});
@@ -484,7 +484,7 @@ TORCH_LIBRARY_IMPL(stage_runner_test, Meta, library) {
   library.impl("fragile", [](const Tensor& x) { return torch::empty_like(x); });
 }
 
-TEST_CASE("a failure in the second run leaves the stage as it was") {
+TEST_CASE("SegmentInterpreter: a failed recomputation leaves no trace") {
   static const auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow("stage_runner_test::fragile", "").typed<Tensor(const Tensor&)>();
   torch::manual_seed(3);
@@ -506,7 +506,7 @@ TEST_CASE("a failure in the second run leaves the stage as it was") {
   check_same(run.backward(), once, 0);
 }
 
-TEST_CASE("what entered a segment and was changed since is an error, as without segments") {
+TEST_CASE("SegmentInterpreter: a changed input is an error") {
   const auto x = samples({5, 6});
   const auto program = perceptron(x);
   for (const auto& segments : {std::vector<int>{}, program.all_in_runs_of(3)}) {
@@ -521,7 +521,7 @@ TEST_CASE("what entered a segment and was changed since is an error, as without 
   }
 }
 
-TEST_CASE("segments are parts of their own, in an order in which they can run") {
+TEST_CASE("segments: parts are disjoint and in executable order") {
   const auto x = samples({5, 6});
   const auto program = perceptron(x);
   CHECK(program.parts({}).size() == 1);

@@ -42,7 +42,7 @@ void require_solved(const Function& function, NumberForm form, double tolerance 
 
 }  // namespace
 
-TEST_CASE("Quotients with a natural numerator solve bit for bit", "[polymorphism]") {
+TEST_CASE("batch number: quotients of integers are solved bitwise", "[polymorphism]") {
   const auto form = NumberForm::kQuotient;
   require_solved([](auto n) { return 1.0 / real(n); }, form);
   require_solved([](auto n) { return -1.0 / real(n); }, form);
@@ -54,7 +54,7 @@ TEST_CASE("Quotients with a natural numerator solve bit for bit", "[polymorphism
   require_solved([](auto n) { return 10.0 / real(n + 3); }, form);
 }
 
-TEST_CASE("Quotients and multiples with any factor solve as written, or within the last places", "[polymorphism]") {
+TEST_CASE("batch number: any factor is solved to the last places", "[polymorphism]") {
   constexpr double kLastPlaces = 4 * std::numeric_limits<double>::epsilon();
   require_solved([](auto n) { return 0.1 / real(n); }, NumberForm::kQuotient);
   require_solved([](auto n) { return 252.0 / real(n); }, NumberForm::kQuotient);
@@ -68,19 +68,19 @@ TEST_CASE("Quotients and multiples with any factor solve as written, or within t
   require_solved([](auto n) { return real(n) / 7.0; }, NumberForm::kMultiple, kLastPlaces);
 }
 
-TEST_CASE("Whole numbers stay integers", "[polymorphism]") {
+TEST_CASE("batch number: integers stay integers", "[polymorphism]") {
   require_solved([](auto n) { return real(n); }, NumberForm::kInteger);
   require_solved([](auto n) { return real(5 * n - 2); }, NumberForm::kInteger);
 }
 
-TEST_CASE("Quotients of single precision solve bit for bit", "[polymorphism]") {
+TEST_CASE("batch number: fp32 quotients are solved bitwise", "[polymorphism]") {
   const auto form = NumberForm::kSingleQuotient;
   require_solved([](auto n) { return 1.0f / static_cast<float>(n); }, form);
   require_solved([](auto n) { return 0.5f / static_cast<float>(3 * n); }, form);
   require_solved([](auto n) { return 10.0f / static_cast<float>(n + 1); }, form);
 }
 
-TEST_CASE("Numbers of pairs of samples solve", "[polymorphism]") {
+TEST_CASE("batch number: pairs of samples are solved", "[polymorphism]") {
   constexpr double kLastPlaces = 4 * std::numeric_limits<double>::epsilon();
   require_solved([](auto n) { return real(n * n); }, NumberForm::kInteger);
   require_solved([](auto n) { return real(n * (n - 1)); }, NumberForm::kInteger);
@@ -101,7 +101,7 @@ TEST_CASE("Numbers of pairs of samples solve", "[polymorphism]") {
   CHECK(trace::solve_integer({7, 12, 18}, {50, 145, 325}).empty());  // n² + 1: no product
 }
 
-TEST_CASE("What is no such number does not solve", "[polymorphism]") {
+TEST_CASE("batch number: other functions are not solved", "[polymorphism]") {
   const auto refused = [](const Function& function) { return solve(function).empty(); };
   CHECK(refused([](auto n) { return std::sqrt(real(n)); }));
   CHECK(refused([](auto n) { return 1.0 / std::sqrt(real(n)); }));
@@ -123,7 +123,7 @@ TEST_CASE("What is no such number does not solve", "[polymorphism]") {
   CHECK(refused([](auto n) { return static_cast<float>(std::sqrt(real(n))); }));
 }
 
-TEST_CASE("A replay makes numbers of the global batch as the forward does", "[polymorphism]") {
+TEST_CASE("batch number: replay equals the forward", "[polymorphism]") {
   struct Numbers : TestModel {
     Tensors run(const Tensors& in) override {
       const auto x = in[0];
@@ -162,7 +162,7 @@ TEST_CASE("A replay makes numbers of the global batch as the forward does", "[po
   }
 }
 
-TEST_CASE("A number that three batch sizes give by chance is found at the next", "[polymorphism]") {
+TEST_CASE("batch number: a coincidence is found at another batch size", "[polymorphism]") {
   auto model = model_of([](at::Tensor y, at::Tensor x) {
     const auto n = static_cast<double>(x.size(0));
     return y.sum() * (n < 20 ? 1.0 / n : 1.0 / (n + 1));

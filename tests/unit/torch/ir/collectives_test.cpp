@@ -10,7 +10,7 @@
 
 using namespace autopar;
 
-TEST_CASE("every collective is an operator that copies in one process, and its backward is a collective too") {
+TEST_CASE("kCollectives: local copies whose backward is a collective") {
   for (const ir::Collective& row : ir::kCollectives) {
     const std::string name(row.name);
     CAPTURE(name);

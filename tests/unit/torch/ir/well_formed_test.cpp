@@ -27,7 +27,7 @@ ValueId between(const OpGraph& graph) {
   return ValueId::none();
 }
 
-TEST_CASE("captured programs are well-formed") {
+TEST_CASE("fault_of: captured programs are well-formed") {
   Mlp mlp;
   ResNet network;
   Transformer transformer;
@@ -40,7 +40,7 @@ TEST_CASE("captured programs are well-formed") {
   }
 }
 
-TEST_CASE("what contradicts itself in a program is told") {
+TEST_CASE("fault_of: contradictions are described") {
   Mixed model;
   const auto whole = capture_model(model);
   const auto middle = between(whole);

@@ -422,7 +422,7 @@ void check_refused(const std::string& op, const OpExample& example, const std::s
 
 // ---------------------------------------------------------------- the laws
 
-TEST_CASE("right definitions of operators obey the laws", "[op_laws]") {
+TEST_CASE("check_op_laws: correct definitions pass", "[op_laws]") {
   REQUIRE(kRegistered);
   const auto rows = check_op_laws(name_of("rows"), unary("rows"));
   CHECK(rows.splits);
@@ -444,7 +444,7 @@ TEST_CASE("right definitions of operators obey the laws", "[op_laws]") {
   CHECK(check_op_laws(name_of("layer_unsummed"), of_layer("layer_unsummed")).splits_backward);
 }
 
-TEST_CASE("operators of libtorch obey the laws", "[op_laws]") {
+TEST_CASE("check_op_laws: operators of libtorch pass", "[op_laws]") {
   const auto linear =
       check_op_laws("aten::linear",
                     {{numbers({6, 3, 4})}, {numbers({5, 4}), numbers({5})}, [](const Tensors& in, const Tensors& own) {
@@ -489,25 +489,25 @@ TEST_CASE("operators of libtorch obey the laws", "[op_laws]") {
   CHECK(picked.splits_backward);
 }
 
-TEST_CASE("a shape rule that gives other results than the kernel is found", "[op_laws]") {
+TEST_CASE("check_op_laws: finds a wrong shape rule", "[op_laws]") {
   const std::string law = "captured results have the sizes and the element types of real ones";
   check_found("cube_sizes", unary("cube_sizes"), law, {"result 0 of 4 samples is [4, 4, 8] Double", "Double[B, 4, 9]"});
   check_found("cube_type", unary("cube_type"), law, {"result 0 of 4 samples is [4, 4, 8] Double", "Float[B, 4, 8]"});
 }
 
-TEST_CASE("a rule that cuts what mixes samples is found", "[op_laws]") {
+TEST_CASE("check_op_laws: finds a split rule that mixes samples", "[op_laws]") {
   const std::string law = "slices of the batch give what the whole batch gives";
   check_found("centred", unary("centred"), law, {"in slices of 1 + 5 samples, result 0: max abs difference", "at ["});
   check_found("centred_gradient", unary("centred_gradient"), law,
               {"in slices of 1 + 5 samples, the gradient of samples[0]: max abs difference"});
 }
 
-TEST_CASE("a rule over sums that does not weigh what counts once is found", "[op_laws]") {
+TEST_CASE("check_op_laws: finds a sum rule without weights", "[op_laws]") {
   check_found("offset_unweighed", of_sum("offset_unweighed"), "slices of the batch",
               {"in slices of 1 + 5 samples, result 0: max abs difference", "shared [4] Double"});
 }
 
-TEST_CASE("a rule of tensor shards that gives other results is found", "[op_laws]") {
+TEST_CASE("check_op_laws: finds a wrong shard rule", "[op_laws]") {
   const std::string law = "tensor shards give what the whole call gives";
   check_found("rows_shards", unary("rows_shards"), law,
               {"with dim 2 of x in 2 slices, result 0 of shard 0: max abs difference"});
@@ -517,7 +517,7 @@ TEST_CASE("a rule of tensor shards that gives other results is found", "[op_laws
   check_found("cube_units", unary("cube_units"), law, {"do not fit result 0, [6, 4, 8] Double"});
 }
 
-TEST_CASE("wrong formulas of a split backward are found", "[op_laws]") {
+TEST_CASE("check_op_laws: finds wrong split backward formulas", "[op_laws]") {
   const std::string law = "the formulas of a split backward give autograd's gradients";
   check_found("layer_input", of_layer("layer_input"), law,
               {"the gradient of x that `input` gives: max abs difference"});
@@ -527,20 +527,20 @@ TEST_CASE("wrong formulas of a split backward are found", "[op_laws]") {
   check_found("layer_above", of_layer("layer_above"), law, {"below autograd, op_laws_test::layer_above"});
 }
 
-TEST_CASE("costs that no operator has are found", "[op_laws]") {
+TEST_CASE("check_op_laws: finds impossible costs", "[op_laws]") {
   const std::string law = "costs are finite, not negative, and do not fall with the batch";
   check_found("cube_flops", unary("cube_flops"), law, {"the forward's flops are inf a sample"});
   check_found("cube_falling", unary("cube_falling"), law, {"the forward's flops are -2 a sample and 100"});
   check_found("cube_workspace", unary("cube_workspace"), law, {"the backward's bytes of workspace are 8 a sample"});
 }
 
-TEST_CASE("saved tensors that a definition does not name are found", "[op_laws]") {
+TEST_CASE("check_op_laws: finds undeclared saved tensors", "[op_laws]") {
   const std::string law = "saved bytes cover what the backward holds";
   check_found("cube_nothing", unary("cube_nothing"), law, {"states 0 bytes for 6 samples, and autograd holds 1"});
   check_found("soft_kept", unary("soft_kept"), law, {"states 1536 bytes for 6 samples, and autograd holds "});
 }
 
-TEST_CASE("examples that do not fit are refused", "[op_laws]") {
+TEST_CASE("check_op_laws: unsuitable examples are refused", "[op_laws]") {
   check_refused("cube", unary("rows"), "the example does not call it; captured were aten::mul, op_laws_test::rows");
   check_refused("cube_unknown", unary("cube_unknown"), "it has no definition; call ap::register_op");
   check_refused("cube", {}, "the example has no call");

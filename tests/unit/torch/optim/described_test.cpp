@@ -64,7 +64,7 @@ void set_gradients(const Tensors& a, const Tensors& b, int step) {
 
 // ---------------------------------------------------------------- LARS
 
-TEST_CASE("LARS equals algorithm 1 of its paper") {
+TEST_CASE("LARS: equals algorithm 1 of its paper") {
   torch::manual_seed(1);
   for (const double momentum : {0.0, 0.9}) {
     for (const double decay : {0.0, 0.02}) {
@@ -113,7 +113,7 @@ Tensor newton_schulz(Tensor x) {
   return tall ? x.t() : x;
 }
 
-TEST_CASE("Muon goes along orthogonalised momentum, and leaves vectors to others") {
+TEST_CASE("Muon: follows orthogonalised momentum, for matrices alone") {
   torch::manual_seed(2);
   for (const bool nesterov : {false, true}) {
     const auto ours = random({{7, 3}, {3, 8}, {4, 3, 2, 2}, {5, 5}}), theirs = copies(ours);
@@ -201,7 +201,7 @@ auto closure_of(Optimizer& optimizer, const Problem& problem, const Tensors& par
   };
 }
 
-TEST_CASE("L-BFGS takes the steps of torch::optim::LBFGS") {
+TEST_CASE("LBFGS: equals torch::optim::LBFGS") {
   for (const auto& problem : problems()) {
     for (std::size_t k = 0; k < lbfgs_options().size(); ++k) {
       const auto options = lbfgs_options()[k];
@@ -224,7 +224,7 @@ TEST_CASE("L-BFGS takes the steps of torch::optim::LBFGS") {
   }
 }
 
-TEST_CASE("L-BFGS goes on after torch::save and after a checkpoint as if nothing had been") {
+TEST_CASE("LBFGS: resumes exactly after torch::save and checkpoints") {
   const TempFolder folder;
   const auto problem = problems().front();
   const auto options = optim::LBFGSOptions(1).max_iter(3).history_size(4).line_search_fn("strong_wolfe");
@@ -265,7 +265,7 @@ TEST_CASE("L-BFGS goes on after torch::save and after a checkpoint as if nothing
   }
 }
 
-TEST_CASE("what L-BFGS cannot do is said") {
+TEST_CASE("LBFGS: unsupported use is refused") {
   const auto parameters = random({{3}, {2}});
   ap::optim::LBFGS lbfgs(parameters);
   CHECK_THROWS_WITH(lbfgs.step(nullptr), Catch::Matchers::Contains("step takes a closure"));
@@ -339,7 +339,7 @@ class Odd : public optim::Optimizer, public ap::DescribedOptimizer {
   Tensor step(LossClosure) override { return {}; }
 };
 
-TEST_CASE("a descriptor says what is kept, and reads and writes it") {
+TEST_CASE("optimizer descriptor: names, reads and writes the state") {
   const auto parameters = random({{4, 2}});
   const std::vector<optim::OptimizerParamGroup> groups{Tensors(parameters)};
   Odd odd(groups), other(groups);

@@ -166,26 +166,26 @@ void require_equal_for_all(const std::vector<Options>& all) {
   }
 }
 
-TEST_CASE("SGD equals torch::optim's under all options") {
+TEST_CASE("SGD: equals torch::optim under all options") {
   require_equal_for_all<ap::optim::SGD, optim::SGD>(sgd_options());
 }
 
-TEST_CASE("Adam equals torch::optim's under all options") {
+TEST_CASE("Adam: equals torch::optim under all options") {
   require_equal_for_all<ap::optim::Adam, optim::Adam>(adam_options<optim::AdamOptions>());
 }
 
-TEST_CASE("AdamW equals torch::optim's under all options") {
+TEST_CASE("AdamW: equals torch::optim under all options") {
   require_equal_for_all<ap::optim::AdamW, optim::AdamW>(adam_options<optim::AdamWOptions>());
 }
 
-TEST_CASE("float32 steps agree within its precision") {
+TEST_CASE("optimizers: float32 steps agree within its precision") {
   const auto sgd = optim::SGDOptions(0.05).momentum(0.9).weight_decay(0.01);
   require_equal_training<ap::optim::SGD, optim::SGD>(sgd, sgd, 1e-5, at::kFloat);
   const auto adam = optim::AdamWOptions(0.01).eps(1e-3);
   require_equal_training<ap::optim::AdamW, optim::AdamW>(adam, adam, 1e-5, at::kFloat);
 }
 
-TEST_CASE("one group may hold several element types") {
+TEST_CASE("optimizers: a group may mix dtypes") {
   torch::manual_seed(2);
   Tensors ours, theirs;
   for (const auto dtype : {at::kDouble, at::kFloat, at::kDouble, at::kFloat, at::kBFloat16}) {
@@ -253,7 +253,7 @@ int& copies_made() {
   return count;
 }
 
-TEST_CASE("a gradient whose strides differ in dims of one element alone is read where it is") {
+TEST_CASE("optimizers: strides of size-1 dims need no copy") {
   const auto start = torch::randn({8, 4, 1, 1}), gradient = torch::randn({8, 1, 1, 4}).permute({0, 3, 1, 2});
   REQUIRE(start.strides() != gradient.strides());
   auto ours = start.clone(), theirs = start.clone();
@@ -272,7 +272,7 @@ TEST_CASE("a gradient whose strides differ in dims of one element alone is read 
   require_close(ours, theirs, 1e-6);
 }
 
-TEST_CASE("closures, later groups, missing, sparse and complex gradients") {
+TEST_CASE("optimizers: closures, new groups, missing and odd gradients") {
   check_manners<ap::optim::SGD>(optim::SGDOptions(0.1).momentum(0.9));
   check_manners<ap::optim::Adam>(optim::AdamOptions(0.1));
   check_manners<ap::optim::AdamW>(optim::AdamWOptions(0.1));
@@ -280,7 +280,7 @@ TEST_CASE("closures, later groups, missing, sparse and complex gradients") {
   check_manners<ap::optim::LARS>(ap::optim::LARSOptions(0.1));
 }
 
-TEST_CASE("the planner and checkpoints know them") {
+TEST_CASE("optimizers: state is known to planner and checkpoints") {
   const Tensors parameters{torch::ones({2}).set_requires_grad(true)};
   const ap::optim::SGD plain(parameters, optim::SGDOptions(0.1)),
       heavy(parameters, optim::SGDOptions(0.1).momentum(0.9));
@@ -348,7 +348,7 @@ void check_files(const Options& options) {
   require_same_after<Plain, Fused>(options, checkpoint);
 }
 
-TEST_CASE("files of torch::optim's optimizers and ours are interchangeable") {
+TEST_CASE("optimizers: files are interchangeable with torch::optim's") {
   check_files<ap::optim::SGD, optim::SGD>(optim::SGDOptions(0.1).momentum(0.9));
   check_files<ap::optim::Adam, optim::Adam>(optim::AdamOptions(0.1).amsgrad(true).eps(1e-3));
   check_files<ap::optim::AdamW, optim::AdamW>(optim::AdamWOptions(0.1).eps(1e-3));
@@ -395,7 +395,7 @@ class ReferenceLamb {
   int t_ = 0;
 };
 
-TEST_CASE("LAMB equals algorithm 2 of its paper") {
+TEST_CASE("LAMB: equals algorithm 2 of its paper") {
   for (const double decay : {0.0, 0.02}) {
     torch::manual_seed(4);
     const auto own = ap::optim::LAMBOptions(0.02).weight_decay(decay).betas({0.8, 0.95}).eps(1e-3);
@@ -478,7 +478,7 @@ double difference_over_shards(ap::World& world) {
   return worst;
 }
 
-TEST_CASE("LAMB over shards equals LAMB over whole parameters") {
+TEST_CASE("LAMB: over shards equals unsharded") {
   for (const int ranks : {1, 2, 3}) {
     std::vector<double> worst(static_cast<std::size_t>(ranks));
     ap::loopback::run(ranks, [&](ap::World& world) {
@@ -488,7 +488,7 @@ TEST_CASE("LAMB over shards equals LAMB over whole parameters") {
   }
 }
 
-TEST_CASE("LAMB divides what it makes of large groups") {
+TEST_CASE("LAMB: large groups are processed in pieces") {
   torch::manual_seed(6);
   Tensors ours, theirs;
   for (int i = 0; i < 3; ++i) {
@@ -507,7 +507,7 @@ TEST_CASE("LAMB divides what it makes of large groups") {
   for (std::size_t i = 0; i < ours.size(); ++i) REQUIRE(torch::equal(ours[i], theirs[i]));
 }
 
-TEST_CASE("LAMB refuses options out of range") {
+TEST_CASE("LAMB: options out of range are refused") {
   const Tensors parameters{torch::ones({2}).set_requires_grad(true)};
   using Options = ap::optim::LAMBOptions;
   CHECK_THROWS_WITH(ap::optim::LAMB(parameters, Options(-1)), Catch::Matchers::Contains("learning rate"));

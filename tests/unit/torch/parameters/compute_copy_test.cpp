@@ -75,7 +75,7 @@ const std::vector<Writer> kWriters{
      }},
 };
 
-TEST_CASE("a copy that is kept is cast again after whoever wrote to its parameter, and only then") {
+TEST_CASE("ComputeCopy: cast again after each write, and only then") {
   torch::manual_seed(1);
   for (const auto& [name, write] : kWriters) {
     INFO(name);
@@ -98,7 +98,7 @@ TEST_CASE("a copy that is kept is cast again after whoever wrote to its paramete
   }
 }
 
-TEST_CASE("readers of a parameter leave its copy as it is") {
+TEST_CASE("ComputeCopy: readers of the parameter leave it valid") {
   auto p = parameter();
   static_cast<void>(copy_of(p));
   static_cast<void>(p.detach().sum().item<double>());
@@ -111,7 +111,7 @@ TEST_CASE("readers of a parameter leave its copy as it is") {
   CHECK(is_believed(p));
 }
 
-TEST_CASE("who holds a copy keeps its values when the parameter changes") {
+TEST_CASE("ComputeCopy: a held copy keeps its values") {
   auto p = parameter();
   const auto held = copy_of(p).detach();
   const auto before = held.clone();
@@ -122,7 +122,7 @@ TEST_CASE("who holds a copy keeps its values when the parameter changes") {
   CHECK(torch::equal(held, before));
 }
 
-TEST_CASE("a copy is let go of") {
+TEST_CASE("ComputeCopy: dropped on request") {
   auto p = parameter();
   static_cast<void>(copy_of(p));
   ComputeCopy::drop(p);
@@ -131,7 +131,7 @@ TEST_CASE("a copy is let go of") {
   CHECK(ComputeCopy::of(p) == nullptr);
 }
 
-TEST_CASE("no copy is kept of memory that others use, that has gaps or is not libtorch's own") {
+TEST_CASE("ComputeCopy: not for shared, strided or foreign memory") {
   auto shared = torch::randn({4, 4});
   const auto user = shared.view(-1);
   auto gaps = torch::randn({4, 4}).slice(1, 0, 4, 2);
@@ -181,7 +181,7 @@ void check_steps(const Options& options) {
   }
 }
 
-TEST_CASE("a step writes the copies of its parameters, and the parameters to the bit as without") {
+TEST_CASE("ComputeCopy: fused steps write it and equal the plain ones") {
   check_steps<ap::optim::AdamW>(torch::optim::AdamWOptions(0.1).weight_decay(0.1));
   check_steps<ap::optim::Adam>(torch::optim::AdamOptions(0.1).weight_decay(0.1));
   check_steps<ap::optim::Adam>(torch::optim::AdamOptions(0.1).amsgrad(true));

@@ -83,9 +83,7 @@ void check(const Layout& layout) {
   }
 }
 
-TEST_CASE(
-    "what ranks hold, one interval each in exchange order, are the whole: slices of any dim, shards, shards of "
-    "slices") {
+TEST_CASE("exchange order: intervals of all ranks form the parameter") {
   const UnitSlices plain{0, {0, 1}, 6, {1}}, columns{1, {0, 1}, 4, {1}}, fused{0, {0, 3}, 2, {1}},
       fused_columns{1, {0, 2}, 2, {1}}, grouped{0, {0, 1}, 2, {1, 1, 1}};
   for (const int zero : {0, 1, 3}) {

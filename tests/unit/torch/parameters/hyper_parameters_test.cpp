@@ -83,7 +83,7 @@ void check_as_torch_does(const Options& first, const Options& second, const Opti
   }
 }
 
-TEST_CASE("hyper-parameters of each group come back as torch::optim's own archives bring them back") {
+TEST_CASE("hyper_parameters: round trip equals torch::optim's archives") {
   const auto sgd = optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.01).nesterov(true);
   check_as_torch_does<optim::SGD>(sgd, optim::SGDOptions(0.3).momentum(0.5).dampening(-0.25), optim::SGDOptions(1));
   check_as_torch_does<autopar::optim::SGD>(sgd, optim::SGDOptions(0.3), optim::SGDOptions(1).momentum(0.1));
@@ -104,7 +104,7 @@ TEST_CASE("hyper-parameters of each group come back as torch::optim's own archiv
       autopar::optim::LAMBOptions(1));
 }
 
-TEST_CASE("options that torch::optim refuses, or that are not numbers, are refused by name") {
+TEST_CASE("options_with: invalid options are refused by name") {
   const auto tensors = two_parameters();
   const auto options = optim::SGDOptions(0.1).momentum(0.9).nesterov(true);
   optim::SGD sgd(groups_of(tensors, options, options), options);
@@ -139,7 +139,7 @@ TEST_CASE("options that torch::optim refuses, or that are not numbers, are refus
   CHECK_THROWS_AS(parameters::options_with(adam, values), CheckpointError);
 }
 
-TEST_CASE("what could not be loaded again is not saved, and an earlier checkpoint stays") {
+TEST_CASE("save_checkpoint: values that cannot be loaded are not saved") {
   const TempFolder folder;
   loopback::run(2, [&](World& world) {
     const auto tensors = two_parameters();

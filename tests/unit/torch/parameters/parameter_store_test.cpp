@@ -43,7 +43,7 @@ std::vector<float> values_of(const at::Tensor& tensor) {
   return {flat.data_ptr<float>(), flat.data_ptr<float>() + flat.numel()};
 }
 
-TEST_CASE("a rank holds what it is named a holder of, and counts each element once") {
+TEST_CASE("ParameterStore: a rank holds its own, elements count once") {
   for (const int rank : {0, 1}) {
     Sharded sharded(rank, 0);
     auto& parameters = sharded.parameters;
@@ -60,7 +60,7 @@ TEST_CASE("a rank holds what it is named a holder of, and counts each element on
   }
 }
 
-TEST_CASE("shards of all ranks are the whole, and handles refer to them") {
+TEST_CASE("ParameterStore: all ranks' shards form the parameter") {
   for (const int zero : {1, 2, 3}) {
     std::vector<float> together;
     std::int64_t counted = 0, end = 0;
@@ -90,7 +90,7 @@ TEST_CASE("shards of all ranks are the whole, and handles refer to them") {
   }
 }
 
-TEST_CASE("stages compute with memory that the owner's elements lie in") {
+TEST_CASE("ParameterStore: compute memory contains the owner's elements") {
   Sharded sharded(0, 1);
   auto& parameters = sharded.parameters;
   parameters.hold_shards(nullptr, at::kCPU);
@@ -103,7 +103,7 @@ TEST_CASE("stages compute with memory that the owner's elements lie in") {
   CHECK_FALSE(parameters.compute_copy("weight").defined());
 }
 
-TEST_CASE("what is offloaded is on the host for its owner, and uploaded for stages") {
+TEST_CASE("ParameterStore: offloaded on the host, uploaded for compute") {
   Sharded sharded(0, 0, true);
   auto& parameters = sharded.parameters;
   parameters.hold_shards(nullptr, at::kCPU);
@@ -117,7 +117,7 @@ TEST_CASE("what is offloaded is on the host for its owner, and uploaded for stag
   CHECK(values_of(parameters.compute_memory("weight")) == counted_from(1));
 }
 
-TEST_CASE("one element type is gathered, and others are refused") {
+TEST_CASE("ParameterStore: one dtype is gathered, others are refused") {
   torch::nn::Linear layer{2, 3};
   parameters::ParameterStore parameters(*layer, Rank(0));
   parameters.named("weight").holders = kBoth;
@@ -141,7 +141,7 @@ void lay_on_four_ranks(parameters::ParameterStore& parameters) {
   }
 }
 
-TEST_CASE("tensor shards hold slices, whose replicas sum them and count them once") {
+TEST_CASE("ParameterStore: tensor shards are summed and counted once") {
   for (const int rank : {0, 1, 2, 3}) {
     torch::nn::Linear layer(6, 4);
     const auto whole = layer->weight.detach().clone();
@@ -173,7 +173,7 @@ TEST_CASE("tensor shards hold slices, whose replicas sum them and count them onc
   }
 }
 
-TEST_CASE("replicas of a tensor shard have a flat share each of what it has, and count every element once") {
+TEST_CASE("ParameterStore: ZeRO shards within replicas of a slice") {
   for (const int zero : {1, 3}) {
     for (const int rank : {0, 1, 2, 3}) {
       CAPTURE(zero, rank);
@@ -217,7 +217,7 @@ TEST_CASE("replicas of a tensor shard have a flat share each of what it has, and
   }
 }
 
-TEST_CASE("a part of a slab lies where its elements do, wherever it begins and ends") {
+TEST_CASE("shard slices: a part is located at any begin and end") {
   const auto whole = torch::arange(60).reshape({5, 12});
   // Columns 3 to 6; 1, 2, 5, 8 and 9; three ranges of all elements.
   for (const parameters::Slab& slab : {parameters::Slab(5, {{3, 7}}), parameters::Slab(5, {{1, 3}, {5, 6}, {8, 10}}),
@@ -241,7 +241,7 @@ TEST_CASE("a part of a slab lies where its elements do, wherever it begins and e
   }
 }
 
-TEST_CASE("a tensor shard has its units of every part of a fused projection") {
+TEST_CASE("shard slices: a shard has its units of a fused projection") {
   // Of 2 units of queries (two rows each), keys and values.
   const UnitSlices rows{0, {0, 1}, 2, {2, 1, 1}};
   const auto whole = torch::arange(16).reshape({8, 2});

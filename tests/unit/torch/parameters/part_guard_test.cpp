@@ -257,7 +257,7 @@ bool is_looked_at(const c10::OperatorHandle& op) {
   return !is_internal && std::none_of(arguments.begin(), arguments.end(), is_out);
 }
 
-TEST_CASE("each of libtorch's operators gives the part of what it gives on whole parameters, or throws") {
+TEST_CASE("part_guard: every operator is right on a shard or throws") {
   const DoublePrecision guard;
   const torch::NoGradGuard no_grad;
   int right = 0, refused = 0;
@@ -284,7 +284,7 @@ TEST_CASE("each of libtorch's operators gives the part of what it gives on whole
   CHECK(refused > 200);
 }
 
-TEST_CASE("what optimizers and averages are made of is allowed on parts") {
+TEST_CASE("part_guard: operators of optimizers and averages are allowed") {
   using Use = parameters::PartUse;
   const std::vector<std::pair<Use, std::vector<const char*>>> uses{
       {Use::kElementWise, {"add_.Tensor",  "mul_.Scalar",  "mul_.Tensor", "addcmul_", "addcdiv_",
@@ -338,7 +338,7 @@ TEST_CASE("what optimizers and averages are made of is allowed on parts") {
 
 // ---------------------------------------------------------------- tensors
 
-TEST_CASE("what looks at more than one element of a part throws with parameter, part and ways out") {
+TEST_CASE("part_guard: reductions throw with parameter and ways out") {
   const auto w = shard(numbers());
   const auto refused = [](const auto& work) {
     CHECK_THROWS_WITH(work(), Contains("'fc.weight' is held in shards") && Contains("model->norm(p)") &&
@@ -367,7 +367,7 @@ TEST_CASE("what looks at more than one element of a part throws with parameter, 
   CHECK_NOTHROW(w.flatten());
 }
 
-TEST_CASE("what operators make of parts, and write with them, are parts") {
+TEST_CASE("part_guard: results of operators on shards are shards") {
   const auto w = shard(numbers());
   auto plain = torch::zeros(kEnd - kBegin, torch::kDouble);
   for (const auto& made : {w + 1, w.detach(), w.clone(), w.to(torch::kFloat), torch::zeros_like(w), w > 0, w.data(),
@@ -397,7 +397,7 @@ TEST_CASE("what operators make of parts, and write with them, are parts") {
   CHECK_THROWS_WITH(history[1].copy_(w), Contains("a view of a larger tensor"));
 }
 
-TEST_CASE("autograd records what is done to parts as before") {
+TEST_CASE("part_guard: autograd records as usual") {
   auto w = shard(numbers()).requires_grad_();
   const auto twice = w * w * 3;
   CHECK(twice.requires_grad());
@@ -407,7 +407,7 @@ TEST_CASE("autograd records what is done to parts as before") {
   CHECK(torch::allclose(w.grad(), 6 * part_of_whole(numbers())));
 }
 
-TEST_CASE("parts go with parts of the same elements, and tensors of their sizes") {
+TEST_CASE("part_guard: shards combine only with the same elements") {
   const auto w = shard(numbers());
   const auto other = shard(numbers(), shard_mark("target.weight"));
   const auto elsewhere = shard(numbers(), shard_mark("other.weight", kBegin + 1, kEnd + 1));
@@ -422,7 +422,7 @@ TEST_CASE("parts go with parts of the same elements, and tensors of their sizes"
   CHECK_THROWS_AS(w + copy, InvalidArgument);
 }
 
-TEST_CASE("libtorch's optimizers step on parts as on whole parameters") {
+TEST_CASE("part_guard: libtorch's optimizers step as on full parameters") {
   using Make = std::function<std::unique_ptr<torch::optim::Optimizer>(const std::vector<Tensor>&)>;
   namespace optim = torch::optim;
   const std::vector<Make> makes{
@@ -456,7 +456,7 @@ TEST_CASE("libtorch's optimizers step on parts as on whole parameters") {
   }
 }
 
-TEST_CASE("random draws throw on parts and copies, and on what is made of them") {
+TEST_CASE("part_guard: random operators throw on shards and copies") {
   torch::NoGradGuard no_grad;
   auto copy = numbers();
   parameters::set_mark(copy, copy_mark());
@@ -488,7 +488,7 @@ TEST_CASE("random draws throw on parts and copies, and on what is made of them")
   CHECK_NOTHROW(state.clone().normal_());
 }
 
-TEST_CASE("libtorch's own clipping and vectors of parameters throw where parts are involved") {
+TEST_CASE("part_guard: clip_grad_norm_ and parameter vectors throw") {
   auto w = shard(numbers()).requires_grad_();
   w.mutable_grad() = shard(numbers());
   const std::vector<Tensor> handles{w};
@@ -501,7 +501,7 @@ TEST_CASE("libtorch's own clipping and vectors of parameters throw where parts a
   CHECK_NOTHROW(torch::nn::utils::clip_grad_value_(handles, 0.5));
 }
 
-TEST_CASE("within a scope of access parts are ordinary tensors, and torch::save refuses them outside") {
+TEST_CASE("PartAccess: shards are plain tensors, torch::save needs it") {
   const auto w = shard(numbers());
   {
     const parameters::PartAccess access;

@@ -35,7 +35,7 @@ std::vector<ap::parameters::UpdatedElement> stepped(int steps, const ap::paramet
   return elements;
 }
 
-TEST_CASE("steps of plain SGD are counted by what they made of a few elements") {
+TEST_CASE("count_steps: plain SGD steps are inferred from elements") {
   const auto gradient = torch::linspace(-1, 1, 8);
   for (const double lr : {1.0, 0.1, 1e-3}) {
     for (const double decay : {0.0, 0.1}) {
@@ -48,7 +48,7 @@ TEST_CASE("steps of plain SGD are counted by what they made of a few elements") 
   }
 }
 
-TEST_CASE("what rounding hides, another gradient and another rate say nothing of steps") {
+TEST_CASE("count_steps: unknown if rounded away or rates differ") {
   const auto gradient = torch::linspace(-1, 1, 8);
   const ap::parameters::PlainUpdate update{0.1, 0};
   CHECK(ap::parameters::count_steps(stepped(1, {0, 0}, gradient), {0, 0}, kEpsilon) == std::nullopt);
@@ -64,7 +64,7 @@ TEST_CASE("what rounding hides, another gradient and another rate say nothing of
   CHECK(ap::parameters::count_steps(others, update, kEpsilon) == std::nullopt);
 }
 
-TEST_CASE("state tells how often it was stepped, from its first step on") {
+TEST_CASE("step count: optimizer state tells it from the first step") {
   const auto parameter = torch::ones({4}).requires_grad_();
   parameter.mutable_grad() = torch::ones({4});
   namespace o = torch::optim;

@@ -10,14 +10,14 @@ namespace whole_rounds_test {
 
 using namespace autopar;
 
-TEST_CASE("whole parameters are spread by size over their holders") {
+TEST_CASE("rounds_of: parameters are spread by size over holders") {
   const std::vector<Rank> both{Rank(0), Rank(1)};
   const auto rounds = parameters::rounds_of({{100, both}, {60, both}, {30, both}, {50, both}, {0, {Rank(1)}}}, 2);
   CHECK((rounds.runners == std::vector{Rank(0), Rank(1), Rank(1), Rank(1), Rank(1)}));
   CHECK((rounds.rounds == std::vector<std::vector<std::size_t>>{{0, 1, 2}, {3, 4}}));
 }
 
-TEST_CASE("no round gives a rank more than the largest parameter, each is there once and in order") {
+TEST_CASE("rounds_of: bounded by the largest, each once, in order") {
   std::mt19937 random(5);
   for (int round = 0; round < 200; ++round) {
     const int ranks = 1 + static_cast<int>(random() % 5);

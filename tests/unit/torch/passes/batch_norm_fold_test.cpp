@@ -54,7 +54,7 @@ void check(const Form& form) {
 
 }  // namespace batch_norm_fold
 
-TEST_CASE("a batch norm, an addition and ReLU become one operator that makes the same", "[rewrite]") {
+TEST_CASE("batch_norm_relu: fuses norm, add and ReLU exactly", "[rewrite]") {
   using namespace batch_norm_fold;
   torch::manual_seed(11);
   const std::vector<Form> forms{
@@ -94,7 +94,7 @@ TEST_CASE("a batch norm, an addition and ReLU become one operator that makes the
   for (const auto& form : forms) check(form);
 }
 
-TEST_CASE("what lies behind a batch norm stays apart where joining would change something", "[rewrite]") {
+TEST_CASE("batch_norm_relu: not fused where that changes results", "[rewrite]") {
   using namespace batch_norm_fold;
   torch::manual_seed(12);
   const std::vector<Form> forms{
@@ -142,7 +142,7 @@ TEST_CASE("what lies behind a batch norm stays apart where joining would change 
   for (const auto& form : forms) check(form);
 }
 
-TEST_CASE("batch norms that use their running statistics are left alone", "[rewrite]") {
+TEST_CASE("batch_norm_relu: evaluation mode is not fused", "[rewrite]") {
   using namespace batch_norm_fold;
   Net net([](Net& n, const Tensor& x) { return Tensors{torch::relu(n.norm(x))}; });
   net.eval();

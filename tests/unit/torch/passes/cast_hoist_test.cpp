@@ -112,7 +112,7 @@ struct Slices : TestModel {
 
 }  // namespace
 
-TEST_CASE("A model captured as in autocast has autocast's bits, and again after the pass", "[rewrite]") {
+TEST_CASE("hoist_parameter_casts: results equal autocast bitwise", "[rewrite]") {
   torch::manual_seed(2);
   SECTION("matrices") {
     Mlp model;
@@ -124,7 +124,7 @@ TEST_CASE("A model captured as in autocast has autocast's bits, and again after 
   }
 }
 
-TEST_CASE("Casts of transposed weights become casts of the weights, which fold as before", "[rewrite]") {
+TEST_CASE("hoist_parameter_casts: casts of transposed weights move", "[rewrite]") {
   torch::manual_seed(2);
   Mlp model;
   const auto graph = captured_in_bf16(model);
@@ -136,7 +136,7 @@ TEST_CASE("Casts of transposed weights become casts of the weights, which fold a
   CHECK(linears == 3);
 }
 
-TEST_CASE("A copy of a part in other memory stays where it is", "[rewrite]") {
+TEST_CASE("hoist_parameter_casts: a copy of a slice stays", "[rewrite]") {
   Slices model;
   const auto in = model.arguments(6);
   const auto graph = captured_in_bf16(model), hoisted = passes::hoist_parameter_casts(graph);
@@ -144,7 +144,7 @@ TEST_CASE("A copy of a part in other memory stays where it is", "[rewrite]") {
   CHECK(torch::equal(before, after));
 }
 
-TEST_CASE("Casts of parameters run once and are counted once", "[rewrite]") {
+TEST_CASE("hoist_parameter_casts: casts run and are counted once", "[rewrite]") {
   torch::manual_seed(2);
   Mlp model;
   const auto hoisted = passes::hoist_parameter_casts(captured_in_bf16(model));
@@ -166,7 +166,7 @@ TEST_CASE("Casts of parameters run once and are counted once", "[rewrite]") {
   CHECK(bytes == 2 * elements);
 }
 
-TEST_CASE("The lists are those of the device that will run", "[rewrite]") {
+TEST_CASE("capture: autocast lists are those of the target device", "[rewrite]") {
   torch::manual_seed(2);
   const auto softmax = model_of([](at::Tensor y, at::Tensor) { return torch::softmax(y, 1).sum(); });
   const auto type_of_softmax = [&](c10::DeviceType device) {
@@ -204,7 +204,7 @@ std::size_t count_of(const OpGraph& graph, const std::string& name) {
 
 // libtorch's layer adds a bias in single precision to the product's 16 bits: one rounding more than the folded one, and
 // a pass.
-TEST_CASE("Linear layers of sequences fold under autocast, no further from the truth", "[rewrite]") {
+TEST_CASE("fold_linear: sequences fold under autocast, as accurate", "[rewrite]") {
   torch::manual_seed(1);
   Sequence model;
   const auto in = model.arguments(64);
@@ -236,14 +236,14 @@ TEST_CASE("Linear layers of sequences fold under autocast, no further from the t
   }
 }
 
-TEST_CASE("On CPUs a bias in single precision is added as autocast adds it", "[rewrite]") {
+TEST_CASE("fold_linear: on CPUs an fp32 bias is added as in autocast", "[rewrite]") {
   Sequence model;
   const auto folded = passes::fold_linear(passes::hoist_parameter_casts(captured_in_bf16(model)));
   CHECK(count_of(folded, "aten::add_") == 2);
   CHECK(casts_of_parameters(folded) == 2);
 }
 
-TEST_CASE("A bias in single precision stays an addition where the sum has its type", "[rewrite]") {
+TEST_CASE("fold_linear: an fp32 bias stays where the sum is fp32", "[rewrite]") {
   struct OutOfPlace : Sequence {
     Tensors run(const Tensors& in) override { return {in[0].matmul(up->weight.t()) + up->bias}; }
   } model;

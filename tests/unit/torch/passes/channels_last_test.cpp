@@ -91,8 +91,7 @@ void require_equal(TestModel& model) {
 
 }  // namespace
 
-TEST_CASE("Programs of channels-last images compute what plain ones do, and every image in them is channels-last",
-          "[rewrite]") {
+TEST_CASE("channels_last: equal results, and every image is converted", "[rewrite]") {
   torch::manual_seed(1);
   ResNet net;
   net.eval();
@@ -102,7 +101,7 @@ TEST_CASE("Programs of channels-last images compute what plain ones do, and ever
   require_equal(heads);
 }
 
-TEST_CASE("Results of channels-last programs have the strides that callers know", "[rewrite]") {
+TEST_CASE("channels_last: results keep the caller's strides", "[rewrite]") {
   Images model(8, as_it_is);
   const auto plain = captured(model);
   const auto program = converted(model);
@@ -112,7 +111,7 @@ TEST_CASE("Results of channels-last programs have the strides that callers know"
   CHECK(program->inputs[0].format == at::MemoryFormat::ChannelsLast);
 }
 
-TEST_CASE("Forwards that depend on how images lie in memory keep them", "[rewrite]") {
+TEST_CASE("channels_last: forwards that depend on strides are kept", "[rewrite]") {
   Images viewed(8, [](at::Tensor x) { return x.view({x.size(0), -1}); });
   CHECK_FALSE(converted(viewed));
   Images strided(8, [](at::Tensor x) { return x.as_strided({x.size(0), 4}, {288, 1}); });
@@ -125,7 +124,7 @@ TEST_CASE("Forwards that depend on how images lie in memory keep them", "[rewrit
   CHECK_FALSE(converted(written));
 }
 
-TEST_CASE("Channels-last pays where matrix units take most of the convolutions", "[rewrite]") {
+TEST_CASE("gains_from_channels_last: only where matrix units convolve", "[rewrite]") {
   Images wide(64, pooled), narrow(6, pooled);
   Mlp mlp;
   CHECK(passes::gains_from_channels_last(captured(wide, in_bfloat16()), kHalf));
@@ -136,7 +135,7 @@ TEST_CASE("Channels-last pays where matrix units take most of the convolutions",
   CHECK_FALSE(passes::gains_from_channels_last(captured(mlp), kBoth));
 }
 
-TEST_CASE("Copies of convolution weights lie as their readers take them", "[rewrite]") {
+TEST_CASE("lay_out_weight_copies: layouts follow the readers", "[rewrite]") {
   Images model(64, pooled);
   const auto copies = [](const OpGraph& graph) {
     std::vector<bool> last;

@@ -73,8 +73,7 @@ F::CrossEntropyFuncOptions options(const Tensor& like) {
 
 }  // namespace class_head_fold
 
-TEST_CASE("a linear layer and its cross entropy become one operator that makes the same loss and gradients",
-          "[rewrite]") {
+TEST_CASE("fused linear cross entropy: equal loss and gradients", "[rewrite]") {
   using namespace class_head_fold;
   torch::manual_seed(4);
   const std::vector<std::pair<std::string, Loss>> losses{
@@ -109,7 +108,7 @@ TEST_CASE("a linear layer and its cross entropy become one operator that makes t
   }
 }
 
-TEST_CASE("class heads whose logits are read elsewhere, or that are of another kind, stay as they are", "[rewrite]") {
+TEST_CASE("fused linear cross entropy: not for other readers or kinds", "[rewrite]") {
   using namespace class_head_fold;
   const std::vector<std::pair<std::string, Loss>> losses{
       {"logits that are a result",

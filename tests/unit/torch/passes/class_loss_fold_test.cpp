@@ -59,7 +59,7 @@ Tensors result_and_gradient(Head& head, const OpGraph& graph, const Tensors& in)
 
 }  // namespace class_loss_fold
 
-TEST_CASE("a loss over log-probabilities becomes a cross entropy, to the bit", "[rewrite]") {
+TEST_CASE("class_loss_fold: nll of log_softmax becomes cross entropy", "[rewrite]") {
   using namespace class_loss_fold;
   torch::manual_seed(2);
   const auto weight = torch::linspace(0.5, 2, kClasses);
@@ -99,7 +99,7 @@ TEST_CASE("a loss over log-probabilities becomes a cross entropy, to the bit", "
   }
 }
 
-TEST_CASE("log-probabilities that mean something else stay", "[rewrite]") {
+TEST_CASE("class_loss_fold: other log-probabilities stay", "[rewrite]") {
   using namespace class_loss_fold;
   const std::vector<std::pair<std::string, std::function<Tensor(const Tensor&, const Tensor&)>>> others{
       {"read by others",
@@ -142,8 +142,7 @@ TEST_CASE("log-probabilities that mean something else stay", "[rewrite]") {
   }
 }
 
-TEST_CASE("a cross entropy takes logits of 16 bits in place of their copies in single precision, to the bit",
-          "[rewrite]") {
+TEST_CASE("class_loss_fold: 16-bit logits need no fp32 copy", "[rewrite]") {
   using namespace class_loss_fold;
   struct Form {
     std::string name;

@@ -51,7 +51,7 @@ OpGraph with_references(OpGraph graph, std::set<std::string>& found) {
 
 }  // namespace fused_ops
 
-TEST_CASE("fused operator: its schema names it, and its definition is found by its name") {
+TEST_CASE("fused operators: schema and definition match the name") {
   fused::register_fused_ops();
   fused::register_fused_ops();
   for (const auto& op : fused::fused_ops()) {
@@ -64,7 +64,7 @@ TEST_CASE("fused operator: its schema names it, and its definition is found by i
   }
 }
 
-TEST_CASE("fused operator: a program trains as with its reference in double precision") {
+TEST_CASE("fused operators: train as their references in fp64") {
   fused::register_fused_ops();
   fused_ops::register_references();
   std::set<std::string> found;
@@ -97,7 +97,7 @@ TEST_CASE("fused operator: a program trains as with its reference in double prec
   }
 }
 
-TEST_CASE("fused operator: its pattern leaves a program alone that it has been put into") {
+TEST_CASE("fused operators: applying a pattern twice changes nothing") {
   for (const auto& [name, model] : models_of_passes()) {
     const auto in = model->arguments(4);
     const auto graph = captured_for_passes(*model, in, false);

@@ -59,7 +59,7 @@ void check(const std::vector<Form>& forms) {
 
 }  // namespace layer_norm_fold
 
-TEST_CASE("a sum and the layer norm that reads it first become one operator that makes the same", "[rewrite]") {
+TEST_CASE("add_layer_norm: fuses a sum and its first norm exactly", "[rewrite]") {
   using namespace layer_norm_fold;
   torch::manual_seed(21);
   const std::vector<Form> forms{
@@ -111,7 +111,7 @@ TEST_CASE("a sum and the layer norm that reads it first become one operator that
   check(forms);
 }
 
-TEST_CASE("a dropout of one addend becomes part of the norm of the sum, unless something else reads it", "[rewrite]") {
+TEST_CASE("add_layer_norm: includes dropout without other readers", "[rewrite]") {
   using namespace layer_norm_fold;
   torch::manual_seed(22);
   check(
@@ -172,7 +172,7 @@ TEST_CASE("a dropout of one addend becomes part of the norm of the sum, unless s
         1}});
 }
 
-TEST_CASE("a norm that drops draws for each slice, as dropouts do, and one that does not draws nothing", "[rewrite]") {
+TEST_CASE("add_layer_norm: RNG per slice exactly with dropout", "[rewrite]") {
   using namespace layer_norm_fold;
   Net net([](Net& n, const Tensor& x) { return n.other(n.norm(x + half_of(n.layer(x))) + n.layer(x)); });
   const auto joined = fused::add_layer_norm().pattern(capture_model(net, net.arguments(kSamples)));

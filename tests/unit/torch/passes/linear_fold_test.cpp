@@ -63,13 +63,13 @@ void require_same(TestModel& model, std::size_t linears, double tolerance) {
 
 }  // namespace
 
-TEST_CASE("Linear layers of matrices fold bit by bit", "[rewrite]") {
+TEST_CASE("fold_linear: matrices fold bitwise", "[rewrite]") {
   torch::manual_seed(1);
   Mlp model;
   require_same(model, 3, 0);
 }
 
-TEST_CASE("Linear layers of sequences fold to the last bit", "[rewrite]") {
+TEST_CASE("fold_linear: sequences fold to the last bit", "[rewrite]") {
   torch::manual_seed(1);
   Transformer model;
   const auto layer_linears = 2 * 2;  // up and down; attention's own are of other forms or folded as well
@@ -96,7 +96,7 @@ struct HandWritten : TestModel {
   Tensors arguments(std::int64_t n) override { return {torch::randn({n, 3, 4})}; }
 };
 
-TEST_CASE("Linear layers written by hand fold", "[rewrite]") {
+TEST_CASE("fold_linear: hand-written layers fold", "[rewrite]") {
   torch::manual_seed(1);
   HandWritten model;
   const auto folded = passes::fold_linear(capture_model(model));
@@ -106,7 +106,7 @@ TEST_CASE("Linear layers written by hand fold", "[rewrite]") {
   require_same(model, 6, 4e-16);
 }
 
-TEST_CASE("What is no linear layer stays as it is", "[rewrite]") {
+TEST_CASE("fold_linear: other programs are unchanged", "[rewrite]") {
   const auto unchanged = [](auto function) {
     auto model = model_of(function);
     const auto before = capture_model(*model);

@@ -42,7 +42,7 @@ SavedBytes kept(const OpGraph& graph, c10::DeviceType device) {
 
 }  // namespace max_pool_fold
 
-TEST_CASE("max-pooling by windows of neighbours becomes an operator that makes the same", "[rewrite]") {
+TEST_CASE("max_pool2d: fuses dense windows exactly", "[rewrite]") {
   using namespace max_pool_fold;
   torch::manual_seed(31);
   const std::vector<Form> forms{
@@ -73,7 +73,7 @@ TEST_CASE("max-pooling by windows of neighbours becomes an operator that makes t
   }
 }
 
-TEST_CASE("max-pooling that a byte cannot remember stays", "[rewrite]") {
+TEST_CASE("max_pool2d: unsupported windows are not fused", "[rewrite]") {
   using namespace max_pool_fold;
   const std::vector<Form> forms{
       {"gaps", [](const Tensor& x) { return torch::max_pool2d(x, 2, 1, 0, 2); }},
@@ -95,8 +95,7 @@ TEST_CASE("max-pooling that a byte cannot remember stays", "[rewrite]") {
   }
 }
 
-TEST_CASE("max-pooling of channels-last images keeps a byte for each maximum on a GPU, and else what libtorch does",
-          "[rewrite]") {
+TEST_CASE("max_pool2d: on GPUs channels-last saves a byte per maximum", "[rewrite]") {
   using namespace max_pool_fold;
   Net net([](const Tensor& x) { return torch::max_pool2d(x, 3, 2); });
   const auto rows = net.arguments(kSamples), images = Tensors{rows[0].contiguous(at::MemoryFormat::ChannelsLast)};

@@ -29,7 +29,7 @@ using passes::PassTarget;
 
 constexpr PassTarget kEverything{.device = c10::DeviceType::CPU, .fuses = true, .chunks_logits = true};
 
-TEST_CASE("each pass changes a program, and what it makes trains as the program before it") {
+TEST_CASE("passes: each changes a program and keeps its training") {
   std::set<std::string> changed;
   for (const bool in_bf16 : {false, true}) {
     for (const auto& [name, model] : models_of_passes()) {
@@ -60,7 +60,7 @@ TEST_CASE("each pass changes a program, and what it makes trains as the program 
   CHECK(changed.size() == passes::pass_list().size());  // no name twice
 }
 
-TEST_CASE("passes run where their condition is met, and the log says what each did") {
+TEST_CASE("PassManager: passes run on their condition and are logged") {
   Mlp model;
   const auto graph = capture_model(model);
   std::vector<std::string> lines;
@@ -83,7 +83,7 @@ TEST_CASE("passes run where their condition is met, and the log says what each d
   CHECK(manager.run(graph, kEverything, {}).graph.hash() != plain.hash());
 }
 
-TEST_CASE("the program after a pass is given, also at the place of one that did not run") {
+TEST_CASE("PassManager: shows the program after any pass") {
   Mlp model;
   const auto graph = capture_model(model);
   PassManager manager(passes::pass_list());
@@ -104,7 +104,7 @@ TEST_CASE("the program after a pass is given, also at the place of one that did 
   CHECK_THROWS_AS(manager.show_after("unlike anything"), InvalidArgument);
 }
 
-TEST_CASE("a pass whose program is not well-formed is named") {
+TEST_CASE("PassManager: a pass that breaks the program is named") {
   Mlp model;
   const auto graph = capture_model(model);
   const passes::Pass broken[] = {

@@ -133,7 +133,7 @@ const std::vector<Form>& forms() {
 
 }  // namespace pointwise_fold
 
-TEST_CASE("point-wise operators that read each other become one that makes the same", "[rewrite][pointwise]") {
+TEST_CASE("joined_pointwise: fuses chains exactly", "[rewrite][pointwise]") {
   using namespace pointwise_fold;
   torch::manual_seed(22);
   for (const auto& form : forms()) {

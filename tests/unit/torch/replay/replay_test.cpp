@@ -96,15 +96,15 @@ void check() {
 
 }  // namespace
 
-TEST_CASE("A replayed MLP equals eager bit by bit", "[replay]") { check<Mlp>(); }
-TEST_CASE("A replayed ResNet equals eager bit by bit, buffers included", "[replay]") { check<ResNet>(); }
-TEST_CASE("A replayed transformer equals eager bit by bit, dropout included", "[replay]") { check<Transformer>(); }
-TEST_CASE("A replayed LSTM equals eager bit by bit", "[replay]") { check<Lstm>(); }
-TEST_CASE("Replayed in-place, view, list and index operators equal eager bit by bit", "[replay]") { check<Mixed>(); }
-TEST_CASE("A replayed embedding with several results equals eager bit by bit", "[replay]") { check<Embedded>(); }
-TEST_CASE("Replayed autocast equals eager bit by bit", "[replay]") { check<Autocast>(); }
+TEST_CASE("replay: MLP equals eager bitwise", "[replay]") { check<Mlp>(); }
+TEST_CASE("replay: ResNet equals eager bitwise, buffers included", "[replay]") { check<ResNet>(); }
+TEST_CASE("replay: transformer equals eager bitwise, dropout included", "[replay]") { check<Transformer>(); }
+TEST_CASE("replay: LSTM equals eager bitwise", "[replay]") { check<Lstm>(); }
+TEST_CASE("replay: in-place, view, list, index operators equal eager", "[replay]") { check<Mixed>(); }
+TEST_CASE("replay: embedding with several results equals eager", "[replay]") { check<Embedded>(); }
+TEST_CASE("replay: autocast equals eager bitwise", "[replay]") { check<Autocast>(); }
 
-TEST_CASE("Odd ways of making and changing tensors replay as eager", "[replay]") {
+TEST_CASE("replay: unusual ways to make and change tensors equal eager", "[replay]") {
   const auto require = [](auto function) {
     torch::manual_seed(1);
     require_replay_equals_eager(*model_of(function));
@@ -183,7 +183,7 @@ TEST_CASE("Odd ways of making and changing tensors replay as eager", "[replay]")
   }
 }
 
-TEST_CASE("A handler may scale a result, replace an operator, or leave it alone", "[replay]") {
+TEST_CASE("Replayer: a handler may scale, replace or call the operator", "[replay]") {
   auto model = model_of([](at::Tensor y, at::Tensor) { return y.exp().sum(); });
   const auto graph = capture_model(*model);
   const auto ops = replay::all_ops(graph);
@@ -210,7 +210,7 @@ TEST_CASE("A handler may scale a result, replace an operator, or leave it alone"
   REQUIRE_THROWS_AS(replay::Replayer(graph, {ops[0]}, {}, at::kCPU).handle(ops[1], {}), InvalidArgument);
 }
 
-TEST_CASE("Parts of a graph, run one after the other, equal the whole", "[replay]") {
+TEST_CASE("Replayer: parts of a graph in sequence equal the graph", "[replay]") {
   torch::manual_seed(3);
   Mlp model;
   const auto graph = capture_model(model);

@@ -155,7 +155,7 @@ void add(Buckets& out, const Divided& divided, const ParameterGroup& group, cons
   all.insert(all.end(), buckets.begin(), buckets.end());
 }
 
-TEST_CASE("the planner's buckets are the runtime's, at every ZeRO level, of any size", "[buckets]") {
+TEST_CASE("buckets: planner and runtime agree at every ZeRO level", "[buckets]") {
   int several = 0;
   for (const int stages : {1, 2}) {
     for (const bool casts : {false, true}) {
@@ -221,7 +221,7 @@ TEST_CASE("the planner's buckets are the runtime's, at every ZeRO level, of any 
   CHECK(several > 50);
 }
 
-TEST_CASE("tensor shards cut what the first of them has, as the planner does, and the others alike", "[buckets]") {
+TEST_CASE("buckets: tensor shards are cut as in the planner", "[buckets]") {
   Divided divided(1, false);
   const Mesh mesh({Rank(0), Rank(1), Rank(2), Rank(3)}, 2);
   divided.staging.tensor = {2};
@@ -310,7 +310,7 @@ Trained train(int zero, const std::optional<Plan>& plan) {
   return out;
 }
 
-TEST_CASE("a step has the sums that the plan's buckets say, and the same bits whatever their size", "[buckets]") {
+TEST_CASE("buckets: size changes the reductions, not the results", "[buckets]") {
   for (const int zero : {0, 1, 2, 3}) {
     CAPTURE(zero);
     const auto usual = train(zero, {});

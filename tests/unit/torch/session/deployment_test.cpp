@@ -10,7 +10,7 @@ namespace deployment_test {
 
 using namespace autopar;
 
-TEST_CASE("groups of equal ranks are made once, for sums and for gathering apart") {
+TEST_CASE("Deployment: groups of equal ranks are created once") {
   std::mutex mutex;
   loopback::run(3, [&](World& world) {
     session::Deployment deployment(world);
@@ -30,7 +30,7 @@ TEST_CASE("groups of equal ranks are made once, for sums and for gathering apart
   });
 }
 
-TEST_CASE("sums are over everyone, or over those named") {
+TEST_CASE("Deployment: sums over all ranks or a subset") {
   std::mutex mutex;
   loopback::run(3, [&](World& world) {
     session::Deployment deployment(world);
@@ -48,7 +48,7 @@ TEST_CASE("sums are over everyone, or over those named") {
   });
 }
 
-TEST_CASE("a plan is there once it is adopted") {
+TEST_CASE("Deployment: has a plan once adopted") {
   loopback::run(1, [&](World& world) {
     session::Deployment deployment(world);
     CHECK_FALSE(deployment.has_plan());

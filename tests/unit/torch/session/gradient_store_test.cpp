@@ -35,7 +35,7 @@ double value_of(const std::vector<session::HandleGradient>& gradients, const at:
   return std::numeric_limits<double>::quiet_NaN();
 }
 
-TEST_CASE("what is accumulated is summed over those who hold it, once") {
+TEST_CASE("GradientStore: sums over holders exactly once") {
   std::mutex mutex;
   loopback::run(2, [&](World& world) {
     const torch::NoGradGuard no_grad;
@@ -71,7 +71,7 @@ TEST_CASE("what is accumulated is summed over those who hold it, once") {
   });
 }
 
-TEST_CASE("what was reduced is looked at and dropped") {
+TEST_CASE("GradientStore: reduced gradients are checked and dropped") {
   std::mutex mutex;
   loopback::run(2, [&](World& world) {
     const torch::NoGradGuard no_grad;

@@ -10,7 +10,7 @@ using namespace autopar;
 
 std::string key_of(std::size_t i) { return "signature " + std::to_string(i); }
 
-TEST_CASE("the program used longest ago is forgotten, and its holders keep it") {
+TEST_CASE("ProgramCache: evicts the least recently used, users keep it") {
   session::ProgramCache programs;
   std::shared_ptr<session::CapturedProgram> held;
   for (std::size_t i = 0; i < kRememberedPrograms; ++i) {
@@ -30,7 +30,7 @@ TEST_CASE("the program used longest ago is forgotten, and its holders keep it") 
   CHECK_FALSE(programs.knows("one more"));
 }
 
-TEST_CASE("a program is stale once it is found to be another than forward") {
+TEST_CASE("ProgramCache: stale once found to differ from forward") {
   session::ProgramCache programs;
   auto program = std::make_shared<session::CapturedProgram>();
   programs.remember("key", program);

@@ -46,7 +46,7 @@ session::RecordedWork work_on(const at::Tensor& x) {
 
 }  // namespace
 
-TEST_CASE("recorded work reads new inputs; small results are the caller's", "[torch]") {
+TEST_CASE("CUDA graph: reads new inputs, small results are copied", "[torch]") {
   auto work = work_on(numbers(0));
   const auto loss = work.run({numbers(1), at::Tensor()})[0];
   CHECK(work.is_free());  // the caller has kept nothing else
@@ -59,7 +59,7 @@ TEST_CASE("recorded work reads new inputs; small results are the caller's", "[to
   CHECK_FALSE(made[3].defined());
 }
 
-TEST_CASE("inputs of recorded work keep their version, at which a backward has saved them", "[torch]") {
+TEST_CASE("CUDA graph: inputs keep the version that autograd saved", "[torch]") {
   const auto x = numbers(0);
   auto work = work_on(x);
   const auto version = x._version();
@@ -68,7 +68,7 @@ TEST_CASE("inputs of recorded work keep their version, at which a backward has s
   CHECK(x._version() == version);
 }
 
-TEST_CASE("recorded work is not free while somebody holds what it made, or a part of it", "[torch]") {
+TEST_CASE("CUDA graph: busy while a result or its view is held", "[torch]") {
   auto work = work_on(numbers(0));
   auto made = work.run({numbers(1), at::Tensor()});
   CHECK_FALSE(work.is_free());

@@ -24,14 +24,14 @@ void record(session::RepeatedCalls& calls, const std::shared_ptr<const void>& pr
 
 }  // namespace
 
-TEST_CASE("a call that repeats is run, recorded and replayed", "[torch]") {
+TEST_CASE("RepeatedCalls: repeated calls run, are captured, replay", "[torch]") {
   session::RepeatedCalls calls;
   const auto program = std::make_shared<const int>(1);
   record(calls, program);
   for (int i = 0; i < 3; ++i) CHECK(calls.next(program, kWhole) == Turn::kReplay);
 }
 
-TEST_CASE("other calls run beside a recording, until they repeat themselves", "[torch]") {
+TEST_CASE("RepeatedCalls: other calls run eagerly until they repeat", "[torch]") {
   session::RepeatedCalls calls;
   const auto program = std::make_shared<const int>(1), other = std::make_shared<const int>(2);
   record(calls, program);
@@ -43,7 +43,7 @@ TEST_CASE("other calls run beside a recording, until they repeat themselves", "[
   CHECK(calls.next(program, kWhole) == Turn::kRun);
 }
 
-TEST_CASE("calls that cannot be recorded are not tried again", "[torch]") {
+TEST_CASE("RepeatedCalls: calls that fail capture are not tried again", "[torch]") {
   session::RepeatedCalls calls;
   const auto program = std::make_shared<const int>(1), other = std::make_shared<const int>(2);
   for (int i = 0; i < 4; ++i) static_cast<void>(calls.next(program, kWhole));
@@ -53,7 +53,7 @@ TEST_CASE("calls that cannot be recorded are not tried again", "[torch]") {
   CHECK(calls.next(program, kWhole) == Turn::kRun);
 }
 
-TEST_CASE("a recording that is given up for another call is not made anew", "[torch]") {
+TEST_CASE("RepeatedCalls: an abandoned graph is not captured again", "[torch]") {
   session::RepeatedCalls calls;
   const auto program = std::make_shared<const int>(1);
   record(calls, program);
@@ -63,7 +63,7 @@ TEST_CASE("a recording that is given up for another call is not made anew", "[to
   record(calls, program, kRest);
 }
 
-TEST_CASE("a recording that holds no more is made anew, but not for ever", "[torch]") {
+TEST_CASE("RepeatedCalls: an invalid graph is captured anew, bounded", "[torch]") {
   session::RepeatedCalls calls;
   const auto program = std::make_shared<const int>(1);
   for (int made = 0; made < 8; ++made) {
@@ -73,7 +73,7 @@ TEST_CASE("a recording that holds no more is made anew, but not for ever", "[tor
   for (int i = 0; i < 8; ++i) CHECK(calls.next(program, kWhole) == Turn::kRun);
 }
 
-TEST_CASE("a program that is gone is no other", "[torch]") {
+TEST_CASE("RepeatedCalls: a destroyed program matches no other", "[torch]") {
   session::RepeatedCalls calls;
   auto program = std::make_shared<const int>(1);
   record(calls, program);

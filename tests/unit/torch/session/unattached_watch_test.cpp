@@ -8,7 +8,7 @@ using namespace autopar;
 
 namespace unattached_watch_test {
 
-TEST_CASE("a parameter that is changed after its gradient is told once, and not if its optimizer is attached") {
+TEST_CASE("UnattachedWatch: a changed parameter is reported once") {
   const auto a = torch::ones({3, 4}), b = torch::ones({2000});
   session::UnattachedWatch watch;
   watch.note_gradient(a);
@@ -31,7 +31,7 @@ TEST_CASE("a parameter that is changed after its gradient is told once, and not 
   CHECK_FALSE(attached.look().defined());
 }
 
-TEST_CASE("it looks at powers of two of calls, and no more after the 64th") {
+TEST_CASE("UnattachedWatch: checks calls 1, 2, 4, ... 64 alone") {
   const auto a = torch::ones({5});
   session::UnattachedWatch watch;
   watch.note_gradient(a);

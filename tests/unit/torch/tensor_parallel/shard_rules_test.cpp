@@ -110,7 +110,7 @@ const UnitSlices kGroups{0, {0, 1}, 4, {4, 1, 1}};  // of each of four heads of 
 
 }  // namespace shard_rules
 
-TEST_CASE("operators on slices give slices of what they give on the whole", "[tensor_parallel]") {
+TEST_CASE("shard rules: operators on slices give slices of results", "[tensor_parallel]") {
   using namespace shard_rules;
   torch::manual_seed(3);
   const std::vector<std::pair<std::string, std::function<Tensor(const Tensor&)>>> pointwise{
@@ -197,7 +197,7 @@ TEST_CASE("operators on slices give slices of what they give on the whole", "[te
   }
 }
 
-TEST_CASE("every dim of what follows a layer in slices may have no element, or one", "[tensor_parallel]") {
+TEST_CASE("shard rules: every dim may be 0 or 1", "[tensor_parallel]") {
   using namespace shard_rules;
   using Behind = std::function<Tensor(const Tensor&, std::int64_t units, std::int64_t width)>;
   const std::vector<std::pair<std::string, Behind>> programs{
@@ -257,7 +257,7 @@ TEST_CASE("every dim of what follows a layer in slices may have no element, or o
   CHECK(run == 81);
 }
 
-TEST_CASE("what would mix slices has no rule", "[tensor_parallel]") {
+TEST_CASE("shard rules: operators that mix slices have none", "[tensor_parallel]") {
   using namespace shard_rules;
   const std::vector<std::pair<std::string, std::function<Tensor(const Tensor&)>>> mixing{
       {"softmax over units", [](const Tensor& x) { return x.softmax(-1); }},
@@ -284,7 +284,7 @@ TEST_CASE("what would mix slices has no rule", "[tensor_parallel]") {
   CHECK_FALSE(runs_in_slices(torn, kGroups, 2));
 }
 
-TEST_CASE("a sum and its norm as one operator are in slices where they are apart", "[tensor_parallel]") {
+TEST_CASE("shard rules: fused sum and norm are sharded as if separate", "[tensor_parallel]") {
   using namespace shard_rules;
   const UnitSlices heads{0, {0, 1}, 4, {3}};
   const auto norm_of = [](const Tensor& sum) {
@@ -314,7 +314,7 @@ TEST_CASE("a sum and its norm as one operator are in slices where they are apart
   }
 }
 
-TEST_CASE("whatever follows a layer in slices is right, or whole", "[tensor_parallel][laws]") {
+TEST_CASE("shard rules: random programs are exact or unsharded", "[tensor_parallel][laws]") {
   using namespace shard_rules;
   std::mt19937 random(23);
   const auto below = [&](std::int64_t n) { return std::uniform_int_distribution<std::int64_t>(0, n - 1)(random); };
@@ -434,7 +434,7 @@ TEST_CASE("whatever follows a layer in slices is right, or whole", "[tensor_para
   CHECK(in_slices > 600);
 }
 
-TEST_CASE("slices survive a change of dims exactly where units stay whole", "[tensor_parallel][laws]") {
+TEST_CASE("shard rules: views stay sharded where units stay intact", "[tensor_parallel][laws]") {
   using namespace shard_rules;
   std::mt19937 random(11);
   const auto pick = [&](std::vector<std::int64_t> from) {

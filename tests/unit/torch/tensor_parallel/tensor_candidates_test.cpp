@@ -52,7 +52,7 @@ void require_found(const std::vector<tensor_forms::Form>& forms,
 
 }  // namespace
 
-TEST_CASE("candidates are pairs, heads, tables and heads of classes, each parameter in one", "[tensor_parallel]") {
+TEST_CASE("find_tensor_candidates: each parameter is in one candidate", "[tensor_parallel]") {
   struct Net : TestModel {
     torch::nn::Embedding table{11, 8};
     torch::nn::Linear qkv{8, 24}, out{8, 8}, up{8, 16}, down{16, 8}, alone{8, 8}, head{8, 30};
@@ -87,7 +87,7 @@ TEST_CASE("candidates are pairs, heads, tables and heads of classes, each parame
   CHECK((found_in(graph, tensor_parallel::SingleLayers::kByInputs) == with_alone));
 }
 
-TEST_CASE("layers are looked through for candidates whatever dims have no element, or one", "[tensor_parallel]") {
+TEST_CASE("find_tensor_candidates: every dim may be 0 or 1", "[tensor_parallel]") {
   struct Net : TestModel {
     std::int64_t tokens, inputs, heads, width, hidden, classes;
     at::Tensor qkv, out, up, down, head;
@@ -145,8 +145,7 @@ TEST_CASE("layers are looked through for candidates whatever dims have no elemen
   CHECK(run == 12);
 }
 
-TEST_CASE("layers of no pair are found by inputs, class heads if they have fewer than half as many classes",
-          "[tensor_parallel]") {
+TEST_CASE("find_tensor_candidates: single layers are row-parallel", "[tensor_parallel]") {
   require_found(tensor_forms::single_layers(), tensor_parallel::SingleLayers::kByInputs);
   struct Net : TestModel {
     torch::Tensor scale = register_parameter("scale", torch::ones({9}));
@@ -175,15 +174,15 @@ TEST_CASE("layers of no pair are found by inputs, class heads if they have fewer
   }
 }
 
-TEST_CASE("attention is found however a program writes it", "[tensor_parallel]") {
+TEST_CASE("find_tensor_candidates: attention in any spelling", "[tensor_parallel]") {
   require_found(tensor_forms::attention());
 }
 
-TEST_CASE("feed-forward layers are found with gates of their own and in chunks", "[tensor_parallel]") {
+TEST_CASE("find_tensor_candidates: feed-forward, gated and chunked", "[tensor_parallel]") {
   require_found(tensor_forms::feed_forward());
 }
 
-TEST_CASE("class heads are found in one operator and in two", "[tensor_parallel]") {
+TEST_CASE("find_tensor_candidates: class heads of one or two operators", "[tensor_parallel]") {
   require_found(tensor_forms::class_heads());
 }
 
