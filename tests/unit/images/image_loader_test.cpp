@@ -165,7 +165,7 @@ TEST_CASE("ImageLoader: an unreadable image is replaced and reported") {
   CHECK_THAT(loader.broken().at(2), Catch::Matchers::Contains("cannot be opened: No such file"));
 }
 
-TEST_CASE("ImageLoader: no readable image or full batch is an error") {
+TEST_CASE("ImageLoader: too few readable images are an error") {
   const TempFolder temp;
   for (int i = 0; i < 4; ++i) write(temp / ("train/a/" + std::to_string(i) + ".jpg"), {});
   const auto folder = read_image_folder(temp / "train");

@@ -202,7 +202,7 @@ TEST_CASE("update: SGD with momentum equals at::_fused_sgd_ bitwise") {
   check<Bf16>(all_kinds(), SgdNumbers{0.1, 0, 0.9, 1, 1, 1});
 }
 
-TEST_CASE("update: a full table of tensors") {
+TEST_CASE("update: a full table of tensors is updated") {
   const std::vector<Tensor> full(UpdateTable::kMost, {9});
   check<F16>(full, AdamNumbers{1e-2f, 0.9f, 0.999f, 0.1f, 1e-8f, 1, 1, 1});
   check<Bf16>(full, SgdNumbers{0.1, 0.01, 0.9, 1, 0, 0});

@@ -525,7 +525,7 @@ TEST_CASE("tensor parallel: memory bound is that of all stagings", "[laws]") {
   CHECK(mixed > 1);
 }
 
-TEST_CASE("tensor parallel: a requested degree holds, or one is named") {
+TEST_CASE("tensor parallel: a forced degree holds or names the nearest") {
   Instance c{transformer(2, 64, 1000), testing::small_cluster(8, Bytes(1 << 26)), {.batch = 16}};
   c.request.runtime = runtime_capabilities();
   c.request.runtime.max_tensor_parallel = 1;

@@ -122,7 +122,7 @@ TEST_CASE("Reductions: within an action one overlaps the next bucket") {
   CHECK(f.take() == Events{"reduce-scatter 2", "wait 1", "reduced 0"});
 }
 
-TEST_CASE("Reductions: belongs to its own backward, not a later one") {
+TEST_CASE("Reductions: one within an action belongs to its backward") {
   Fixture f({backward(0), share(0, 0), backward(1), share(0, 1)});
   f.begin(0);
   f.fill(0, 0);

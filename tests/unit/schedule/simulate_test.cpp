@@ -244,7 +244,7 @@ TEST_CASE("simulate: a deadlocked program is refused", "[schedule]") {
   CHECK_THROWS_AS(simulate(pipeline, program, UnitCosts{}), InvalidArgument);
 }
 
-TEST_CASE("simulate: 64 ranks x 64 micro-batches", "[schedule]") {
+TEST_CASE("simulate: handles 64 ranks x 64 micro-batches", "[schedule]") {
   const auto pipeline = row(16, 4);
   const auto program = make_program(pipeline, even(pipeline, 64), OneFOneB{});
   double best = std::numeric_limits<double>::infinity();

@@ -211,7 +211,7 @@ TEST_CASE("Synthesised: half of ZB-V's memory costs 14 % more time", "[schedule]
   for (const int peak : testing::timeline_of(pipeline, 32, found.orders).peaks) CHECK(peak <= 8);
 }
 
-TEST_CASE("Synthesised: whole backwards where the runtime needs them", "[schedule]") {
+TEST_CASE("Synthesised: unsplit backwards where the runtime needs them", "[schedule]") {
   Dice dice(1);
   const auto pipeline = in_a_row(looped_stages(single_ranks(3), 2));
   const Synthesised<Uneven> policy{

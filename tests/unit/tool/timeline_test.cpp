@@ -78,7 +78,7 @@ TEST_CASE("timeline_of: equals the planner's prediction", "[tool]") {
   CHECK(compared == 120);
 }
 
-TEST_CASE("timeline_of: chunks, split backwards and memory savings, too", "[tool]") {
+TEST_CASE("timeline_of: exact for chunked, split, memory-saving plans", "[tool]") {
   std::map<std::string, int> met;
   for (int seed = 0; seed < 90; ++seed) {
     Dice dice(static_cast<std::uint64_t>(seed) + 9000);

@@ -81,7 +81,7 @@ TEST_CASE("quotient: a cyclic quotient is refused, blocks are named", "[graph]")
   CHECK(quotient(PlainGraph(), Partition()).empty());
 }
 
-TEST_CASE("strongly_connected_components: mutual reachability, reversed", "[graph]") {
+TEST_CASE("strong components: mutually reachable, in reverse order", "[graph]") {
   std::mt19937 random(8);
   for (int i = 0; i < 300; ++i) {
     const PlainGraph graph = random_digraph(random, 10);
@@ -102,7 +102,7 @@ TEST_CASE("strongly_connected_components: mutual reachability, reversed", "[grap
   CHECK(strongly_connected_components(PlainGraph()).block_count() == 0);
 }
 
-TEST_CASE("acyclic_coarsening: finest one, on cyclic graphs too", "[graph]") {
+TEST_CASE("acyclic_coarsening: finest acyclic one, also with cycles", "[graph]") {
   std::mt19937 random(9);
   for (int i = 0; i < 200; ++i) {
     const PlainGraph graph = i % 2 == 0 ? random_dag(random, 7) : random_digraph(random, 7);

@@ -182,7 +182,7 @@ TEST_CASE("OPERATORS.md: up to date with libtorch's operators") {
   CHECK((text == expected));
 }
 
-TEST_CASE("OPERATORS.md: written anew", "[.][write-operators]") { std::ofstream(file()) << operator_list(); }
+TEST_CASE("OPERATORS.md: is rewritten", "[.][write-operators]") { std::ofstream(file()) << operator_list(); }
 
 }  // namespace operator_list_test
 }  // namespace

@@ -170,7 +170,7 @@ TEST_CASE("atom memory: row-parallel layers report memory and traffic") {
   }
 }
 
-TEST_CASE("atom memory: sequence-parallel norms save what is predicted") {
+TEST_CASE("atom memory: estimate bounds sequence-parallel norms") {
   Reader net;
   const auto ids = torch::randint(Reader::kWords, {4, 5});
   const auto p = profile(net, {ids}, [&](const auto& in) { return net.forward(in[0]); });

@@ -111,7 +111,7 @@ TEST_CASE("duplicated outputs: an operator reading twice gets both", "[interpret
   CHECK(run.gets_second("aten::mul"));
 }
 
-TEST_CASE("duplicated outputs: none for one reader, no gradient, or writes", "[interpret]") {
+TEST_CASE("duplicated outputs: none for one reader, no grad, or writes", "[interpret]") {
   using namespace second_results;
   using Readers = std::function<Tensors(const Tensor&)>;
   const std::vector<std::pair<std::string, Readers>> forms{
@@ -134,7 +134,7 @@ TEST_CASE("duplicated outputs: none for one reader, no gradient, or writes", "[i
   }
 }
 
-TEST_CASE("duplicated outputs: two of one memory have separate gradients", "[interpret]") {
+TEST_CASE("duplicated outputs: two of one memory have own gradients", "[interpret]") {
   using namespace second_results;
   const auto x = torch::ones({3}).requires_grad_();
   const auto gradient = [&](double of_first, double of_second) {

@@ -172,7 +172,7 @@ TEST_CASE("add_layer_norm: includes dropout without other readers", "[rewrite]")
         1}});
 }
 
-TEST_CASE("add_layer_norm: RNG per slice exactly with dropout", "[rewrite]") {
+TEST_CASE("add_layer_norm: RNG keyed by slice, unused without dropout", "[rewrite]") {
   using namespace layer_norm_fold;
   Net net([](Net& n, const Tensor& x) { return n.other(n.norm(x + half_of(n.layer(x))) + n.layer(x)); });
   const auto joined = fused::add_layer_norm().pattern(capture_model(net, net.arguments(kSamples)));

@@ -29,7 +29,7 @@ using passes::PassTarget;
 
 constexpr PassTarget kEverything{.device = c10::DeviceType::CPU, .fuses = true, .chunks_logits = true};
 
-TEST_CASE("passes: each changes a program and keeps its training") {
+TEST_CASE("passes: each changes a program, which trains as before") {
   std::set<std::string> changed;
   for (const bool in_bf16 : {false, true}) {
     for (const auto& [name, model] : models_of_passes()) {

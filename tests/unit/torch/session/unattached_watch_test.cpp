@@ -8,7 +8,7 @@ using namespace autopar;
 
 namespace unattached_watch_test {
 
-TEST_CASE("UnattachedWatch: a changed parameter is reported once") {
+TEST_CASE("UnattachedWatch: reports a change once, unless attached") {
   const auto a = torch::ones({3, 4}), b = torch::ones({2000});
   session::UnattachedWatch watch;
   watch.note_gradient(a);
