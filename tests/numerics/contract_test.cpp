@@ -21,7 +21,7 @@
 #include <unistd.h>
 
 #include "fidelity.hpp"
-#include "models.hpp"
+#include "matrix_models.hpp"
 
 // The public contract (DESIGN §2) where the matrix's one loop does not reach, each time against one process.
 namespace contract_test {

@@ -7,7 +7,7 @@
 #include <memory>
 #include <numeric>
 
-#include "models.hpp"
+#include "matrix_models.hpp"
 #include "own_operators.hpp"
 #include "pairwise.hpp"
 

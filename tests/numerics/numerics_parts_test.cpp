@@ -15,7 +15,7 @@
 
 // What a program does between steps to parameters, gradients and what it made of them: as in one process under every
 // plan, or refused.
-namespace parts_test {
+namespace numerics_parts_test {
 
 namespace ap = autopar;
 namespace nn = torch::nn;
@@ -424,4 +424,4 @@ TEST_CASE("a forward that reads another model's part is refused by name, and its
   }
 }
 
-}  // namespace parts_test
+}  // namespace numerics_parts_test

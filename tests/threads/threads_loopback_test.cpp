@@ -5,7 +5,7 @@
 
 #include <thread>
 
-namespace loopback_test {
+namespace threads_loopback_test {
 
 using namespace autopar;
 
@@ -58,4 +58,4 @@ TEST_CASE("threads: logs and limits may be changed while others use them") {
   }));
 }
 
-}  // namespace loopback_test
+}  // namespace threads_loopback_test

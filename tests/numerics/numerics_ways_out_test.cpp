@@ -23,7 +23,7 @@
 #include "precision.hpp"
 
 // What a refusal says to do is done here, and trains as one process does.
-namespace ways_out_test {
+namespace numerics_ways_out_test {
 
 namespace ap = autopar;
 namespace nn = torch::nn;
@@ -550,4 +550,4 @@ TEST_CASE("exact statistics of what is written later are of a copy, or of one re
           {of(kReplicas, true), of(kStages, false)}}});
 }
 
-}  // namespace ways_out_test
+}  // namespace numerics_ways_out_test

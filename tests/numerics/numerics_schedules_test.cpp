@@ -27,7 +27,7 @@
 
 // Schedules with several stages a rank and with backwards in two parts, where one process is no reference: random draws
 // and statistics of micro-batches; and what is recorded of them.
-namespace schedules_test {
+namespace numerics_schedules_test {
 
 namespace ap = autopar;
 namespace nn = torch::nn;
@@ -254,4 +254,4 @@ TEST_CASE("gradients that are views of others are their own, however many micro-
   }
 }
 
-}  // namespace schedules_test
+}  // namespace numerics_schedules_test

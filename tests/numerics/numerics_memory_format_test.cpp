@@ -24,7 +24,7 @@
 #include "capture/trace/fake_tensor.hpp"
 
 // Channels-last arguments and weights stay so wherever a plan sends them: kernels get what they get in one process.
-namespace memory_format_test {
+namespace numerics_memory_format_test {
 
 namespace ap = autopar;
 namespace nn = torch::nn;
@@ -397,4 +397,4 @@ TEST_CASE("channels-last data stay so in 16 bits, and gradients lie as their par
   }
 }
 
-}  // namespace memory_format_test
+}  // namespace numerics_memory_format_test
