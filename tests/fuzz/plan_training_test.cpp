@@ -193,14 +193,14 @@ const std::vector<ap::Options> kPlanned{
     {.stages = 2, .microbatches = 3, .schedule = "synth", .recompute = "full"},
 };
 
-TEST_CASE("altered plan files are refused, or train as one process does", "[fuzz]") {
+TEST_CASE("altered plan file: refused, or trains as one process", "[fuzz]") {
   int accepted = 0;
   for (unsigned i = 0; i < kPlanned.size(); ++i) accepted += train_by_altered(kPlanned[i], 75, 10 * i);
   CHECK(accepted > 10);
   CHECK(accepted < 200);
 }
 
-TEST_CASE("thousands of altered plan files", "[.nightly]") {
+TEST_CASE("altered plan file: thousands are refused or train correctly", "[.nightly]") {
   int accepted = 0;
   for (unsigned i = 0; i < kPlanned.size(); ++i) accepted += train_by_altered(kPlanned[i], 1250, 1000 + 10 * i);
   CHECK(accepted > 200);

@@ -112,16 +112,16 @@ void fuzz_commands(int rounds, unsigned seed) {
 
 }  // namespace
 
-TEST_CASE("damaged files are read or refused, never a crash", "[fuzz]") { fuzz_readers(4000, 0); }
+TEST_CASE("file readers: damaged file is read or refused, no crash", "[fuzz]") { fuzz_readers(4000, 0); }
 
-TEST_CASE("every command on damaged files ends with a status and, if 2, one line", "[fuzz]") { fuzz_commands(700, 11); }
+TEST_CASE("tool on damaged files: exit code, and one line if it is 2", "[fuzz]") { fuzz_commands(700, 11); }
 
-TEST_CASE("hundreds of thousands of damaged files, and thousands of commands on them", "[.nightly]") {
+TEST_CASE("damaged files: no crash in many reads and commands", "[.nightly]") {
   fuzz_readers(100'000, 100);
   fuzz_commands(10'000, 111);
 }
 
-TEST_CASE("deep nesting and long lists cost no more than they are long", "[fuzz]") {
+TEST_CASE("file readers: memory grows only with the file's length", "[fuzz]") {
   const ToolFolder folder("fuzz_size");
   const long before = peak_kib();
   const std::string deep(1 << 20, '['), braces = std::string(1 << 20, '{');

@@ -115,7 +115,7 @@ bool takes_cudnn(std::int64_t length, std::int64_t width, c10::ScalarType type) 
   return at::_fused_sdp_choice(q, q, q) == static_cast<std::int64_t>(at::SDPBackend::cudnn_attention);
 }
 
-TEST_CASE("Attention writes its gradients where they are put together", "[gpu][attention]") {
+TEST_CASE("attention: gradients are written into the fused QKV gradient", "[gpu][attention]") {
   torch::manual_seed(3);
   std::int64_t length = 64;  // each case has one of its own: cuDNN's plans are kept by sizes
   for (const auto type : {at::kBFloat16, at::kHalf}) {

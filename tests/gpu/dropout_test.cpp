@@ -44,7 +44,7 @@ Passes passes(autopar::World& world, const std::string& recompute) {
 }
 
 // One kernel a direction on GPUs; the draws are those of the call's key, whenever the operator runs.
-TEST_CASE("dropout on a GPU keeps what it should, scales it, and drops the same again", "[gpu]") {
+TEST_CASE("dropout: keep rate and scale hold, mask is reproducible", "[gpu]") {
   autopar::World world(0, nullptr);
   REQUIRE(autopar::device(world).is_cuda());
   const auto plain = passes(world, "none"), again = passes(world, "full");

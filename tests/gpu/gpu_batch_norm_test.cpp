@@ -97,7 +97,7 @@ const std::vector<Case> kCases{
     {{64, 128, 28, 28}, true, true},
 };
 
-TEST_CASE("A batch norm, an addition and ReLU in kernels of their own are libtorch's", "[gpu]") {
+TEST_CASE("fused batch norm + add + ReLU: equals libtorch", "[gpu]") {
   REQUIRE(ap::devices::context_of(at::kCUDA).has_kernels(ap::kernels::kBatchNormKernels, 0));
   for (const auto& one : kCases) {
     INFO(c10::IntArrayRef(one.sizes) << (one.residual ? ", residual" : "") << (one.relu ? ", ReLU" : ""));
@@ -110,7 +110,7 @@ TEST_CASE("A batch norm, an addition and ReLU in kernels of their own are libtor
   }
 }
 
-TEST_CASE("Two readers of a batch norm's result have a gradient each, which its backward adds", "[gpu]") {
+TEST_CASE("fused batch norm: backward adds the gradients of two readers", "[gpu]") {
   for (const auto& one : kCases) {
     for (const Readers readers :
          {Readers{true, true}, Readers{false, true}, Readers{true, true, true}, Readers{true, false, true}}) {
@@ -126,7 +126,7 @@ TEST_CASE("Two readers of a batch norm's result have a gradient each, which its 
   }
 }
 
-TEST_CASE("The kernels of a batch norm make the same again, to the bit, and take what they must not read", "[gpu]") {
+TEST_CASE("fused batch norm: bitwise repeatable, other shapes fall back", "[gpu]") {
   const Case one{{16, 64, 28, 28}, true, true};
   for (const Readers readers : {Readers{}, Readers{true, true}}) {
     const auto first = outcome(one, at::kBFloat16, joined, readers),
@@ -161,7 +161,7 @@ struct Summing : torch::autograd::Function<Summing> {
   }
 };
 
-TEST_CASE("Sums of a gradient's columns end where ReLU's gradient is written over it", "[gpu]") {
+TEST_CASE("fused ReLU backward in place: stale bias gradient is dropped", "[gpu]") {
   torch::manual_seed(6);
   for (const bool relu : {true, false}) {
     const auto drawn = [] { return torch::randn({64, 32}, at::kCUDA).requires_grad_(); };

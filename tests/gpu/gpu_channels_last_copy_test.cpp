@@ -23,7 +23,7 @@ using torch::Tensor;
 
 constexpr auto kLast = at::MemoryFormat::ChannelsLast;
 
-TEST_CASE("copies of weights between layouts on a GPU are libtorch's, to the bit", "[gpu]") {
+TEST_CASE("channels-last copy: weights equal libtorch's bitwise", "[gpu]") {
   REQUIRE(ap::devices::context_of(at::kCUDA).has_kernels(ap::kernels::kChannelsLastCopyKernels, 0));
   torch::manual_seed(12);
   const std::vector<std::vector<std::int64_t>> sizes{{512, 512, 3, 3}, {64, 3, 7, 7}, {33, 321, 3, 3}, {7, 66, 2, 2},
@@ -45,7 +45,7 @@ TEST_CASE("copies of weights between layouts on a GPU are libtorch's, to the bit
   }
 }
 
-TEST_CASE("a copy between layouts may begin where 16-bit pairs do not", "[gpu]") {
+TEST_CASE("channels-last copy: start may be unaligned for 16-bit pairs", "[gpu]") {
   const auto single = torch::randn({8, 64, 3, 3}, at::kCUDA);
   const auto room = torch::zeros({1 + single.numel()}, single.options().dtype(at::kBFloat16));
   const auto half = room.slice(0, 1).as_strided(single.sizes(), single.contiguous(kLast).strides(), 1);
@@ -97,8 +97,7 @@ std::vector<Tensor> gradients_of(ap::World& world, const Tensor& x, const Tensor
   return gradients;
 }
 
-TEST_CASE("gradients of channels-last convolutions in 16 bits on a GPU lie as parameters, also where slices add them",
-          "[gpu]") {
+TEST_CASE("channels-last conv in 16 bits: gradients keep weight layout", "[gpu]") {
   ap::World world(0, nullptr);
   const auto device = ap::device(world);
   torch::manual_seed(14);

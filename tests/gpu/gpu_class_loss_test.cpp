@@ -39,7 +39,7 @@ Outcome outcome(const Tensor& logits, Loss loss, std::int64_t gap = 0) {
 
 double distance(const Tensor& a, const Tensor& b) { return ((a - b).norm() / (b.norm() + 1e-30)).item<double>(); }
 
-TEST_CASE("A cross entropy in kernels of its own is libtorch's, of logits in 16 bits as of their copies", "[gpu]") {
+TEST_CASE("fused cross entropy: equals libtorch, also for 16-bit logits", "[gpu]") {
   torch::manual_seed(6);
   const std::vector<Case> cases{{64, 50304},
                                 {33, 1000, true, 7},
@@ -81,7 +81,7 @@ TEST_CASE("A cross entropy in kernels of its own is libtorch's, of logits in 16 
   }
 }
 
-TEST_CASE("A target that is no class makes the loss NaN, and logits may be infinite", "[gpu]") {
+TEST_CASE("fused cross entropy: bad target gives NaN, inf logits work", "[gpu]") {
   const auto infinite = std::numeric_limits<float>::infinity();
   const auto logits = torch::tensor({{1.f, 2.f, -infinite}, {-infinite, -infinite, 3.f}, {0.f, 1.f, 2.f}}, at::kCUDA);
   const auto losses = [&](std::vector<std::int64_t> targets) {

@@ -30,7 +30,7 @@ void check(const Tensor& x) {
   }
 }
 
-TEST_CASE("GELU on a GPU has libtorch's bits for all numbers of 16 bits, and for many in single precision", "[gpu]") {
+TEST_CASE("GELU: bitwise libtorch on all 16-bit and many fp32 values", "[gpu]") {
   const at::NoGradGuard no_grad;
   REQUIRE(autopar::devices::context_of(at::kCUDA).has_kernels(autopar::kernels::kGeluKernels, 0));
   const auto every = at::arange(1 << 16, at::TensorOptions(at::kCUDA).dtype(at::kLong));
@@ -43,8 +43,7 @@ TEST_CASE("GELU on a GPU has libtorch's bits for all numbers of 16 bits, and for
   check(of_bits(every * 577 + 0x3f000000 + kMinus));  // -0.5 to -12, where 1 + erf cancels
 }
 
-TEST_CASE("GELU on a GPU has libtorch's bits whatever the sizes, with a kernel of the library's own or without",
-          "[gpu]") {
+TEST_CASE("GELU: bitwise libtorch at any size, with or without a kernel", "[gpu]") {
   torch::manual_seed(13);
   const at::NoGradGuard no_grad;
   const std::vector<std::vector<std::int64_t>> sizes{{8192, 8192}, {4, 128, 3072}, {8},     {1000, 1000},

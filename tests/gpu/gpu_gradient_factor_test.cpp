@@ -23,7 +23,7 @@ std::vector<at::Tensor> gradients_of_all_kinds() {
   return gradients;
 }
 
-TEST_CASE("A factor on a GPU multiplies gradients of all types as libtorch does", "[gpu][gradient_factor]") {
+TEST_CASE("gradient factor: scales every dtype as libtorch does", "[gpu][gradient_factor]") {
   torch::manual_seed(1);
   for (const double by : {1.0, 0.37, -3.0, 0.0, 1e-6}) {
     for (const auto of : {at::kFloat, at::kDouble}) {

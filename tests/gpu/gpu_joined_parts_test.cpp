@@ -57,7 +57,7 @@ bool check(std::vector<std::int64_t> sizes, c10::ScalarType type, const Way& way
   return true;
 }
 
-TEST_CASE("Parts joined on a GPU have libtorch's bits, and sums over rows with them", "[gpu][joined_parts]") {
+TEST_CASE("join_parts: equals libtorch, with row sums as bias gradient", "[gpu][joined_parts]") {
   torch::manual_seed(13);
   for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const std::int64_t width : {64, 128, 8}) {

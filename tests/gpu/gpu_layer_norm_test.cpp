@@ -61,7 +61,7 @@ Outcome outcome(const Case& one, c10::ScalarType type, c10::ScalarType numbers, 
   return gpu_test::in_double(made);
 }
 
-TEST_CASE("A sum and its layer norm in kernels of their own are libtorch's", "[gpu]") {
+TEST_CASE("fused add + layer norm: equals libtorch", "[gpu]") {
   REQUIRE(ap::devices::context_of(at::kCUDA).has_kernels(ap::kernels::kLayerNormKernels, 0));
   const std::vector<Case> cases{
       {{8, 128, 2048}},       {{3, 7, 768}},          {{5, 4096}},     {{5, 8192}},    {{1, 8}}, {{33, 5, 40}},
@@ -92,7 +92,7 @@ Tensor mask_of(const std::vector<std::int64_t>& sizes, c10::ScalarType type, dou
   return std::get<0>(joined(one, zero, numbers, numbers, p, seed)).ne(0).to(at::kDouble) / (1 - p);
 }
 
-TEST_CASE("An addend of which kernels drop a part is libtorch's with the same mask, and draws by its seed", "[gpu]") {
+TEST_CASE("fused dropout + add + norm: equals libtorch, mask from seed", "[gpu]") {
   constexpr double kP = 0.75;  // 16 bits have the scale
   const std::vector<Case> cases{{{8, 128, 2048}}, {{3, 7, 768}},          {{5, 4096}},
                                 {{5, 8192}},      {{9, 64}, true, false}, {{600, 32}, false, true}};
@@ -122,7 +122,7 @@ TEST_CASE("An addend of which kernels drop a part is libtorch's with the same ma
   }
 }
 
-TEST_CASE("The gradient of what is dropped brings along sums of its columns, that of the other addend none", "[gpu]") {
+TEST_CASE("fused dropout + add + norm: bias gradient of dropped input", "[gpu]") {
   torch::manual_seed(10);
   const auto seed = torch::tensor(17, at::kLong);
   for (const auto type : {at::kFloat, at::kBFloat16}) {
@@ -138,7 +138,7 @@ TEST_CASE("The gradient of what is dropped brings along sums of its columns, tha
   }
 }
 
-TEST_CASE("Weights that are casts have their gradients in the parameters' single precision", "[gpu]") {
+TEST_CASE("fused layer norm: cast weights get fp32 gradients", "[gpu]") {
   torch::manual_seed(11);
   const auto x = at_type(torch::randn({700, 256}), at::kBFloat16), y = at_type(torch::randn({700, 256}), at::kBFloat16);
   const auto of_norm = at_type(torch::randn({700, 256}), at::kBFloat16);
@@ -163,7 +163,7 @@ TEST_CASE("Weights that are casts have their gradients in the parameters' single
   }
 }
 
-TEST_CASE("The gradient of a sum that a layer norm reads brings along sums of its columns, once", "[gpu]") {
+TEST_CASE("fused add + layer norm: gradient carries bias gradient once", "[gpu]") {
   torch::manual_seed(9);
   for (const std::vector<std::int64_t>& sizes :
        std::vector<std::vector<std::int64_t>>{{4, 128, 2048}, {4096, 256}, {3, 8}, {517, 1000}, {9, 8192}}) {

@@ -62,7 +62,7 @@ const std::vector<Case> kCases{
     {{16, 64, 112, 112}, {3, 3}, {2, 2}, {1, 1}},
 };
 
-TEST_CASE("Max-pooling in kernels of its own is libtorch's", "[gpu]") {
+TEST_CASE("max pool: kernels equal libtorch", "[gpu]") {
   REQUIRE(ap::devices::context_of(at::kCUDA).has_kernels(ap::kernels::kMaxPoolKernels, 0));
   for (const auto& one : kCases) {
     INFO(c10::IntArrayRef(one.sizes) << " by " << c10::IntArrayRef(one.kernel) << (one.ceil_mode ? ", ceil mode" : ""));
@@ -89,7 +89,7 @@ TEST_CASE("Max-pooling in kernels of its own is libtorch's", "[gpu]") {
   }
 }
 
-TEST_CASE("Of equal maxima the first has the gradient, of NaN the last", "[gpu]") {
+TEST_CASE("max pool: gradient goes to the first maximum, or last NaN", "[gpu]") {
   const Case one{{4, 16, 19, 21}, {3, 3}, {2, 2}, {1, 1}};
   torch::manual_seed(8);
   auto x = torch::randint(3, one.sizes).to(at::kFloat);
@@ -113,7 +113,7 @@ TEST_CASE("Of equal maxima the first has the gradient, of NaN the last", "[gpu]"
   CHECK(made.sum().item<double>() == ones.numel());
 }
 
-TEST_CASE("Max-pooling that kernels do not take is libtorch's own, errors included", "[gpu]") {
+TEST_CASE("max pool: unsupported input runs in libtorch, errors too", "[gpu]") {
   const Case square{{3, 16, 8, 8}, {2, 2}, {2, 2}, {0, 0}};
   const auto numbers = torch::randn(square.sizes, at::kCUDA);
   const auto check = [&](const Tensor& x, std::int64_t dilation = 1) {

@@ -148,7 +148,7 @@ void check(ap::World& world, const std::string& name, const std::string& precisi
   CHECK(ratio <= 1.25);
 }
 
-TEST_CASE("what stages hold on a GPU is what plans say", "[gpu]") {
+TEST_CASE("stage memory on a GPU: equals the plan's prediction", "[gpu]") {
   ap::World world(0, nullptr);
   REQUIRE(ap::device(world).is_cuda());
   const auto before = taken_by_products(ap::device(world));

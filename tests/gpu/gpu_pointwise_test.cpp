@@ -95,7 +95,7 @@ void check(const std::vector<InputForm>& forms, std::int64_t samples, int seed, 
   }
 }
 
-TEST_CASE("Joined point-wise operators in kernels of their own are libtorch's", "[gpu][pointwise]") {
+TEST_CASE("pointwise fusion: kernels equal libtorch", "[gpu][pointwise]") {
   const std::vector<std::vector<InputForm>> forms{
       {InputForm::kFull},
       {InputForm::kFull, InputForm::kFull, InputForm::kRow},
@@ -110,7 +110,7 @@ TEST_CASE("Joined point-wise operators in kernels of their own are libtorch's", 
           seed, 1 + seed % 6);
 }
 
-TEST_CASE("A gate of two halves of one layer, masks and casts run in one kernel", "[gpu][pointwise]") {
+TEST_CASE("pointwise fusion: gate, masks and casts run in one kernel", "[gpu][pointwise]") {
   torch::manual_seed(10);
   const at::TensorOptions on(at::kCUDA);
   const auto both = torch::randn({64, 5, 512}, on.dtype(at::kBFloat16));

@@ -70,7 +70,7 @@ void check_sum(const Tensor& a, const Tensor& b) {
   CHECK(torch::equal(sum, again));
 }
 
-TEST_CASE("large products on a GPU are libtorch's but for rounding, and the same again", "[gpu][products]") {
+TEST_CASE("large matmul: equals libtorch up to rounding, repeatable", "[gpu][products]") {
   torch::manual_seed(12);
   const std::vector<std::tuple<std::int64_t, std::int64_t, std::int64_t>> sizes{
       {4096, 2048, 2048}, {2048, 1024, 6144}, {4096, 2056, 1528}, {4001, 2048, 2056}};  // rows, inputs, outputs
@@ -92,7 +92,7 @@ TEST_CASE("large products on a GPU are libtorch's but for rounding, and the same
   }
 }
 
-TEST_CASE("the first of a form that is added is added once", "[gpu][products]") {
+TEST_CASE("large matmul: first accumulating call adds once", "[gpu][products]") {
   const auto a = random({4096, 1920}, at::kBFloat16), b = random({4096, 2176}, at::kBFloat16);
   const auto start = torch::randn({1920, 2176}, at::kCUDA);
   const auto sum = start.clone();
@@ -101,7 +101,7 @@ TEST_CASE("the first of a form that is added is added once", "[gpu][products]") 
   check_sum(a, b);
 }
 
-TEST_CASE("products that no algorithm is chosen for are left to libtorch, and nothing is written", "[gpu][products]") {
+TEST_CASE("large matmul: unsupported product writes nothing, falls back", "[gpu][products]") {
   const auto type = at::kBFloat16;
   const auto x = random({4096, 2048}, type), weight = random({2048, 2048}, type);
   const auto to = torch::zeros({4096, 2048}, x.options());
@@ -122,7 +122,7 @@ TEST_CASE("products that no algorithm is chosen for are left to libtorch, and no
   CHECK_FALSE(autopar::fused::large_linear(turned, weight, {}).defined());
 }
 
-TEST_CASE("large products of logits with gaps behind their rows are of whole packs", "[gpu][products]") {
+TEST_CASE("large matmul: padded logits use vectorised rows", "[gpu][products]") {
   constexpr std::int64_t kClasses = 2051, kRows = 4096, kInputs = 2048;
   const auto type = at::kBFloat16;
   const auto x = random({kRows, kInputs}, type), bias = random({kClasses}, type);
@@ -143,7 +143,7 @@ TEST_CASE("large products of logits with gaps behind their rows are of whole pac
   CHECK(torch::equal(autopar::fused::matrix_product(gradient.t(), x, at::kFloat), at::mm(gradient.t(), x, at::kFloat)));
 }
 
-TEST_CASE("threads that make products of a form at once get the same bits", "[gpu][products]") {
+TEST_CASE("large matmul: concurrent first calls give equal bits", "[gpu][products]") {
   const auto a = random({4096, 2304}, at::kBFloat16), b = random({2304, 2048}, at::kBFloat16);
   std::vector<Tensor> made(3);
   std::vector<std::thread> threads;
@@ -153,8 +153,7 @@ TEST_CASE("threads that make products of a form at once get the same bits", "[gp
   CHECK(error(made[0], at::mm(a, b, at::kFloat).to(at::kDouble)) <= 1e-5);
 }
 
-TEST_CASE("a later process makes products by the algorithm that was kept, if it makes the same bits",
-          "[gpu][products]") {
+TEST_CASE("large matmul: cached algorithm is used if bits agree", "[gpu][products]") {
   const TempFolder temp;
   const auto folder = [&] { return std::make_shared<autopar::CacheFolder>(temp / "kernels"); };
   const auto a = random({4096, 2112}, at::kBFloat16), b = random({2112, 2048}, at::kBFloat16);
@@ -181,7 +180,7 @@ TEST_CASE("a later process makes products by the algorithm that was kept, if it 
   }
 }
 
-TEST_CASE("what the first product of a form takes for its trials is given back", "[gpu][products]") {
+TEST_CASE("large matmul: memory of autotuning trials is freed", "[gpu][products]") {
   const auto a = random({4096, 2560}, at::kHalf), b = random({2560, 2048}, at::kHalf);
   const auto stats = [] { return at::accelerator::getDeviceStats(0).allocated_bytes[0].current; };
   const auto before = stats();

@@ -8,7 +8,7 @@
 
 namespace gpu_strided_copy_test {
 
-TEST_CASE("A strided copy on a GPU moves every element, and no other", "[gpu]") {
+TEST_CASE("strided copy: copies every element and no other", "[gpu]") {
   REQUIRE(autopar::devices::context_of(at::kCUDA).has_kernels(autopar::kernels::kStridedCopyKernels, 0));
   for (const auto type : {at::kFloat, at::kBFloat16, at::kLong}) {
     const auto options = at::TensorOptions(type).device(at::kCUDA);

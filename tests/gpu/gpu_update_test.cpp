@@ -99,8 +99,7 @@ void check_steps(const Options& options, Kernel kernel) {
   CHECK(ours[0]._version() > version);
 }
 
-TEST_CASE("a step of Adam on a GPU is libtorch's fused one, and rounds what it writes into the copies",
-          "[gpu][update]") {
+TEST_CASE("fused Adam: step equals libtorch, rounds into the copies", "[gpu][update]") {
   for (const double decay : {0.0, 0.03}) {
     check_steps<ap::optim::AdamW>(
         torch::optim::AdamWOptions(0.05).weight_decay(decay),
@@ -169,8 +168,7 @@ void check_sgd_steps(const torch::optim::SGDOptions& options) {
   CHECK(ours[0]._version() > version);
 }
 
-TEST_CASE("a step of SGD on a GPU is libtorch's fused one, and rounds what it writes into the copies",
-          "[gpu][update]") {
+TEST_CASE("fused SGD: step equals libtorch, rounds into the copies", "[gpu][update]") {
   for (const double decay : {0.0, 0.03}) {
     const auto plain = torch::optim::SGDOptions(0.05).weight_decay(decay);
     check_sgd_steps(plain);
@@ -269,8 +267,7 @@ void check_casts(ap::World& world, const Options& how) {
   }
 }
 
-TEST_CASE("training on a GPU casts no parameter that an optimizer of ours has stepped on, with the same losses",
-          "[gpu][update]") {
+TEST_CASE("fused optimizer on a GPU: no parameter casts, equal losses", "[gpu][update]") {
   ap::World world(0, nullptr);
   REQUIRE(ap::device(world).is_cuda());
   check_casts<ap::optim::AdamW>(world, torch::optim::AdamWOptions(0.01));

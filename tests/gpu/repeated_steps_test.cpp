@@ -123,7 +123,7 @@ void check_same(const Training& a, const Training& b) {
 
 void zero_grad(int, Model&, Net&, torch::optim::Optimizer& optimizer) { optimizer.zero_grad(); }
 
-TEST_CASE("steps that repeat are replayed, with the same bits", "[gpu]") {
+TEST_CASE("CUDA graphs: repeated steps are replayed bit for bit", "[gpu]") {
   ap::World world(0, nullptr);
   const DeterministicCuDnn kernels;
   for (const std::string precision : {"module", "bf16", "bf16-compute", "fp16"}) {
@@ -138,7 +138,7 @@ TEST_CASE("steps that repeat are replayed, with the same bits", "[gpu]") {
   }
 }
 
-TEST_CASE("gradients may be dropped between forward and backward of a loss outside", "[gpu]") {
+TEST_CASE("CUDA graphs: zero_grad may precede the outside loss backward", "[gpu]") {
   ap::World world(0, nullptr);
   const DeterministicCuDnn kernels;
   const auto samples = [](int) { return kImages; };
@@ -152,7 +152,7 @@ TEST_CASE("gradients may be dropped between forward and backward of a loss outsi
   }
 }
 
-TEST_CASE("forwards without a backward, and several before theirs", "[gpu]") {
+TEST_CASE("CUDA graphs: several forwards precede or lack a backward", "[gpu]") {
   ap::World world(0, nullptr);
   const DeterministicCuDnn kernels;
   std::vector<std::vector<Tensor>> trained;
@@ -191,7 +191,7 @@ TEST_CASE("forwards without a backward, and several before theirs", "[gpu]") {
   for (std::size_t i = 0; i < trained[0].size(); ++i) CHECK(torch::equal(trained[0][i], trained[1][i]));
 }
 
-TEST_CASE("a parameter that is written before the backward of a replayed forward is an error", "[gpu]") {
+TEST_CASE("CUDA graphs: parameter write before backward is an error", "[gpu]") {
   ap::World world(0, nullptr);
   const Between write = [](int step, Model&, Net& net, torch::optim::Optimizer&) {
     const torch::NoGradGuard no_grad;
@@ -202,7 +202,7 @@ TEST_CASE("a parameter that is written before the backward of a replayed forward
                     Catch::Matchers::ContainsSubstring("was written between the forward and the backward"));
 }
 
-TEST_CASE("what users do between steps is followed", "[gpu]") {
+TEST_CASE("CUDA graphs: user changes between steps take effect", "[gpu]") {
   ap::World world(0, nullptr);
   const DeterministicCuDnn kernels;
   const std::map<std::string, Between> cases{
@@ -266,7 +266,7 @@ TEST_CASE("what users do between steps is followed", "[gpu]") {
   }
 }
 
-TEST_CASE("a last batch that is smaller runs beside the recording", "[gpu]") {
+TEST_CASE("CUDA graphs: smaller last batch runs eagerly, graph is kept", "[gpu]") {
   ap::World world(0, nullptr);
   const DeterministicCuDnn kernels;
   const auto samples = [](int step) { return step % 6 == 5 ? kImages / 2 : kImages; };
@@ -298,7 +298,7 @@ std::pair<Training, Tensor> with_evaluation(ap::World& world, const std::string&
   return {std::move(training), evaluated};
 }
 
-TEST_CASE("a call beside a recording gets its memory", "[gpu]") {
+TEST_CASE("CUDA graphs: graph memory is freed for an eager call", "[gpu]") {
   ap::World world(0, nullptr);
   const DeterministicCuDnn kernels;
   const auto [recorded, result] = with_evaluation(world, "auto");
@@ -309,7 +309,7 @@ TEST_CASE("a call beside a recording gets its memory", "[gpu]") {
   CHECK(torch::equal(result, expected));
 }
 
-TEST_CASE("gradients and results that users keep are not written again", "[gpu]") {
+TEST_CASE("CUDA graphs: kept gradients and results are not overwritten", "[gpu]") {
   ap::World world(0, nullptr);
   torch::manual_seed(3);
   const auto net = std::make_shared<Net>();
@@ -331,7 +331,7 @@ TEST_CASE("gradients and results that users keep are not written again", "[gpu]"
   for (const auto& [given, copy] : kept) CHECK(torch::equal(given, copy));
 }
 
-TEST_CASE("a replayed step draws what the call would have drawn", "[gpu]") {
+TEST_CASE("CUDA graphs: replayed dropout equals the eager call's", "[gpu]") {
   ap::World world(0, nullptr);
   const DeterministicCuDnn kernels;
   for (const bool is_loss_outside : {false, true}) {
@@ -421,7 +421,7 @@ BlockTraining train_block(ap::World& world, const BlockSetting& setting) {
   return training;
 }
 
-TEST_CASE("transformers that drop are replayed, in micro-batches and with recomputation", "[gpu]") {
+TEST_CASE("CUDA graphs: dropout, micro-batches and recompute replay", "[gpu]") {
   ap::World world(0, nullptr);
   const DeterministicCuDnn kernels;
   for (const std::string precision : {"module", "bf16-compute"}) {
@@ -457,7 +457,7 @@ struct Waiting : torch::nn::Module {
   Tensor weights;
 };
 
-TEST_CASE("a step that waits for its device is launched, and trains as before", "[gpu]") {
+TEST_CASE("CUDA graphs: step that synchronises runs eagerly, as before", "[gpu]") {
   ap::World world(0, nullptr);
   std::vector<Tensor> trained;
   for (const std::string graphs : {"auto", "off"}) {

@@ -87,14 +87,14 @@ void check_equal(const std::vector<torch::Tensor>& a, const std::vector<torch::T
   }
 }
 
-TEST_CASE("weight gradients on a side stream are one process's, to the bit", "[gpu]") {
+TEST_CASE("weight gradients on a side stream: equal one process bitwise", "[gpu]") {
   autopar::World world(0, nullptr);
   const Setting setting;
   const std::function<std::shared_ptr<Chain>()> make = [] { return std::make_shared<Chain>(false); };
   check_equal(train(world, make, &setting), train(world, make, nullptr));
 }
 
-TEST_CASE("biases beside them are summed in an order of the library's own", "[gpu]") {
+TEST_CASE("side stream: bias sums have the library's own fixed order", "[gpu]") {
   autopar::World world(0, nullptr);
   const Setting setting;
   const std::function<std::shared_ptr<Chain>()> make = [] { return std::make_shared<Chain>(true); };
@@ -107,7 +107,7 @@ TEST_CASE("biases beside them are summed in an order of the library's own", "[gp
   }
 }
 
-TEST_CASE("gradients that several operators add to are summed before anyone reads them", "[gpu]") {
+TEST_CASE("side stream: shared gradients are summed before any read", "[gpu]") {
   autopar::World world(0, nullptr);
   const Setting setting;
   const std::function<std::shared_ptr<Sharing>()> make = [] { return std::make_shared<Sharing>(); };
@@ -118,7 +118,7 @@ TEST_CASE("gradients that several operators add to are summed before anyone read
   }
 }
 
-TEST_CASE("in 16 bits and with micro-batches a side stream changes no bit", "[gpu]") {
+TEST_CASE("side stream: no bit changes in 16 bits, with micro-batches", "[gpu]") {
   autopar::World world(0, nullptr);
   const std::function<std::shared_ptr<Chain>()> make = [] { return std::make_shared<Chain>(true); };
   for (const auto* precision : {"bf16", "module"}) {

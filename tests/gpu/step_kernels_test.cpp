@@ -151,8 +151,7 @@ std::int64_t passes_over_parts(const Step& step) {
   return launches_of(step, "column_sums_") + launches_of(step, "join_parts_");
 }
 
-TEST_CASE("a step of a transformer in bf16 throughout casts no parameter, and its copies have reasons",
-          "[gpu][training]") {
+TEST_CASE("pure bf16 transformer step: no parameter casts, known copies", "[gpu][training]") {
   ap::World world(0, nullptr);
   const models::TransformerSize size{5003, 256, 3, 4, 128};  // four times as many words as a batch has tokens
   const auto step = recorded_step(world, transformer_task(ap::device(world), size), "bf16-compute");
@@ -169,7 +168,7 @@ TEST_CASE("a step of a transformer in bf16 throughout casts no parameter, and it
   CHECK(passes_over_parts(step) == size.layers);
 }
 
-TEST_CASE("a step of a transformer that drops has no pass for what is added to its residuals", "[gpu][training]") {
+TEST_CASE("transformer with dropout: residual adds need no own kernel", "[gpu][training]") {
   ap::World world(0, nullptr);
   models::TransformerSize size{4003, 256, 3, 4, 128};
   size.dropout = 0.1;
@@ -182,8 +181,7 @@ TEST_CASE("a step of a transformer that drops has no pass for what is added to i
   CHECK(passes_over_parts(step) == size.layers);
 }
 
-TEST_CASE("a step of gated layers in bf16 throughout casts no parameter, and joins point-wise operators",
-          "[gpu][training]") {
+TEST_CASE("pure bf16 gated layers: no parameter casts, pointwise fused", "[gpu][training]") {
   ap::World world(0, nullptr);
   const auto step = recorded_step(world, gates_task(ap::device(world)), "bf16-compute");
   check(step, {{"what is given in single precision",
@@ -199,7 +197,7 @@ std::shared_ptr<models::ResNetImpl> channels_last(std::shared_ptr<models::ResNet
   return net;
 }
 
-TEST_CASE("a step of a ResNet in bf16 casts no parameter, and its copies have reasons", "[gpu][training]") {
+TEST_CASE("bf16 ResNet step: no parameter casts, known copies", "[gpu][training]") {
   ap::World world(0, nullptr);
   auto task = wide_resnet_task(ap::device(world));
   std::int64_t convolutions = 0;

@@ -118,14 +118,14 @@ std::vector<Setting> with_each_choice(const std::vector<std::string>& precisions
   return all;
 }
 
-TEST_CASE("a transformer trains as by libtorch in every precision, its operators joined or apart", "[gpu][training]") {
+TEST_CASE("transformer: trains as libtorch, any precision, fused or not", "[gpu][training]") {
   ap::World world(0, nullptr);
   const auto task = small_transformer_task(ap::device(world));
   check_beside_libtorch(world, task, with_all_choices({"module", "bf16", "bf16-compute"}));
   check_beside_libtorch(world, task, with_each_choice({"tf32", "fp16"}));
 }
 
-TEST_CASE("a ResNet trains as by libtorch in every precision, its operators joined or apart", "[gpu][training]") {
+TEST_CASE("ResNet: trains as libtorch, any precision, fused or not", "[gpu][training]") {
   ap::World world(0, nullptr);
   const auto narrow = narrow_resnet_task(ap::device(world)), wide = wide_resnet_task(ap::device(world));
   {
@@ -138,7 +138,7 @@ TEST_CASE("a ResNet trains as by libtorch in every precision, its operators join
   check_beside_libtorch(world, wide, with_each_choice({"tf32", "fp16"}));
 }
 
-TEST_CASE("gated layers train as by libtorch in every precision, their operators joined or apart", "[gpu][training]") {
+TEST_CASE("gated layers: train as libtorch, any precision, fused or not", "[gpu][training]") {
   ap::World world(0, nullptr);
   const auto task = gates_task(ap::device(world));
   check_beside_libtorch(world, task, with_all_choices({"module", "bf16", "bf16-compute"}));
@@ -159,7 +159,7 @@ void check_repeats(ap::World& world, const Task<Net>& task, const std::vector<Se
 
 // Not in the list: libtorch's gradient of max-pooling, which adds atomically where windows overlap, so a ResNet whose
 // operators are apart. Attention adds the gradient of queries atomically over blocks of keys; here there is one block.
-TEST_CASE("a training with dropout repeats itself to the bit, in all kernels of the library", "[gpu][training]") {
+TEST_CASE("training with dropout: bitwise repeatable with all kernels", "[gpu][training]") {
   const DeterministicCuDnn deterministic;
   ap::World world(0, nullptr);
   const auto device = ap::device(world);

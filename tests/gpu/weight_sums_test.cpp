@@ -61,7 +61,7 @@ std::vector<Tensor> gradients_of(ap::World& world, const Tensor& x, const Tensor
   return gradients;
 }
 
-TEST_CASE("weight gradients that several slices add up on a GPU err as those of one", "[gpu][weight_sums]") {
+TEST_CASE("weight gradients in micro-batches: error as of one batch", "[gpu][weight_sums]") {
   ap::World world(0, nullptr);
   REQUIRE(ap::device(world).is_cuda());
   const auto device = ap::device(world);
@@ -73,8 +73,7 @@ TEST_CASE("weight gradients that several slices add up on a GPU err as those of 
   gpu_test::check_slices(gradients_of(world, x, y, 1), gradients_of(world, x, y, 4), exact->parameters());
 }
 
-TEST_CASE("weight gradients of large products err as those of one slice, and are the same when recomputed",
-          "[gpu][weight_sums][products]") {
+TEST_CASE("large weight gradients: error as of one batch, recompute too", "[gpu][weight_sums][products]") {
   ap::World world(0, nullptr);
   const auto device = ap::device(world);
   torch::manual_seed(9);
@@ -98,8 +97,7 @@ struct TableImpl : torch::nn::Module {
 };
 TORCH_MODULE(Table);
 
-TEST_CASE("gradients of a table are sums in single precision where its rows are many, and err as rounded ones else",
-          "[gpu][weight_sums]") {
+TEST_CASE("embedding gradient: fp32 sums for many rows, else rounded", "[gpu][weight_sums]") {
   ap::World world(0, nullptr);
   const auto device = ap::device(world);
   torch::manual_seed(12);
@@ -126,7 +124,7 @@ TEST_CASE("gradients of a table are sums in single precision where its rows are 
   }
 }
 
-TEST_CASE("gradients of layers in single precision err as libtorch's, and are the same again", "[gpu][weight_sums]") {
+TEST_CASE("fp32 layer gradients: error <= 1.5x libtorch's, repeatable", "[gpu][weight_sums]") {
   ap::World world(0, nullptr);
   const auto device = ap::device(world);
   torch::manual_seed(10);

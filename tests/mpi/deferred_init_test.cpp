@@ -178,21 +178,23 @@ void check_plans(const std::function<void(Net&)>& initialise) {
   for (const auto& options : plans(world_size())) static_cast<void>(check<Net>(options, eager, initialise));
 }
 
-TEST_CASE("a rank makes its stage of a deep model, and no more") {
+TEST_CASE("deferred init: a rank allocates only its stage") {
   const int ranks = world_size();
   const Eager<Deep> eager(no_initialisation<Deep>);
   CHECK(check<Deep>({.stages = ranks, .microbatches = ranks}, eager, no_initialisation<Deep>) < 1.5 / ranks);
 }
 
-TEST_CASE("a rank keeps its shares of a deep model, and no more") {
+TEST_CASE("deferred init: a rank keeps only its ZeRO 3 shards") {
   const int ranks = world_size();
   const Eager<Deep> eager(no_initialisation<Deep>);
   CHECK(check<Deep>({.stages = 1, .zero = 3, .replicas = {ranks}}, eager, no_initialisation<Deep>) < 1.01 / ranks);
 }
 
-TEST_CASE("one large tensor, temporaries, ties and buffers") { check_plans<Lopsided>(no_initialisation<Lopsided>); }
+TEST_CASE("deferred init: large tensor, temporaries, ties, buffers work") {
+  check_plans<Lopsided>(no_initialisation<Lopsided>);
+}
 
-TEST_CASE("initialisation after construction counts, and costs no memory elsewhere") {
+TEST_CASE("deferred init: later init applies, only owners allocate") {
   check_plans<Shallow>(initialise_again<Shallow>);
 }
 

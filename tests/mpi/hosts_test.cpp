@@ -18,14 +18,14 @@ int hosts() {
   return count == nullptr ? 1 : std::atoi(count);
 }
 
-TEST_CASE("hosts: each counts its own ranks") {
+TEST_CASE("World: each host counts its own ranks") {
   const World world(0, nullptr);
   const int ranks_a_host = world.size() / hosts();
   CHECK(world.local_size() == ranks_a_host);
   CHECK(world.local_rank() == world.rank() % ranks_a_host);
 }
 
-TEST_CASE("hosts: the links within them and between them are two levels") {
+TEST_CASE("describe_cluster: links in and between hosts are two levels") {
   const World world(0, nullptr);
   const Cluster cluster = describe_cluster(world, c10::Device(c10::kCPU));
   CHECK(cluster.devices == world.size());
@@ -39,7 +39,7 @@ TEST_CASE("hosts: the links within them and between them are two levels") {
   }
 }
 
-TEST_CASE("hosts: links measured within one are not taken for links between them") {
+TEST_CASE("cost_origin: intra-host links are not used between hosts") {
   const World world(0, nullptr);
   Cluster cluster;
   cluster.device.name = "H100";

@@ -25,7 +25,7 @@ int mpi_rank() {
   return rank;
 }
 
-TEST_CASE("world: takes its ranks from the launcher and leaves a foreign MPI running") {
+TEST_CASE("World: takes launcher's ranks, leaves foreign MPI running") {
   {
     World world(0, nullptr);
     REQUIRE(world.size() == mpi_size());
@@ -40,7 +40,7 @@ TEST_CASE("world: takes its ranks from the launcher and leaves a foreign MPI run
   REQUIRE(MPI_Barrier(MPI_COMM_WORLD) == MPI_SUCCESS);
 }
 
-TEST_CASE("world: over a communicator of the program's own") {
+TEST_CASE("World: accepts the program's own communicator") {
   MPI_Comm halves = MPI_COMM_NULL;
   MPI_Comm_split(MPI_COMM_WORLD, mpi_rank() % 2, -mpi_rank(), &halves);
   int size = 0;
@@ -57,7 +57,7 @@ TEST_CASE("world: over a communicator of the program's own") {
   MPI_Comm_free(&halves);
 }
 
-TEST_CASE("world: two at once do not disturb each other") {
+TEST_CASE("World: two instances do not interfere") {
   World first = world_from(MPI_COMM_WORLD);
   World second = world_from(MPI_COMM_WORLD);
   for (int round = 0; round < 3; ++round) {
@@ -66,7 +66,7 @@ TEST_CASE("world: two at once do not disturb each other") {
   }
 }
 
-TEST_CASE("world: what outlives it throws where it is used") {
+TEST_CASE("World: objects that outlive it throw on use") {
   std::optional<OutlivingModel> model;
   AnyTransport transport;
   {
@@ -84,7 +84,7 @@ TEST_CASE("world: what outlives it throws where it is used") {
   CHECK_THROWS_AS(transport.send(transport_laws::buffer_of(memory), next, {}), TransportError);
 }
 
-TEST_CASE("world: a size that is not the one asked for is refused with both numbers") {
+TEST_CASE("World: unexpected size is refused with both numbers") {
   WorldOptions options;
   options.expected_size = mpi_size() + 3;
   try {

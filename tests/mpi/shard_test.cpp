@@ -26,7 +26,7 @@ void check_equal(const Tensor& got, const Tensor& want) {
 }
 }  // namespace
 
-TEST_CASE("shard: a backbone and a sharded head train as in one process") {
+TEST_CASE("sharded head: trains with its backbone as one process") {
   const DoublePrecision doubles;
   ap::World world(0, nullptr);
   for (const int size : {1, world.size()}) {
@@ -73,7 +73,7 @@ TEST_CASE("shard: a backbone and a sharded head train as in one process") {
   }
 }
 
-TEST_CASE("shard: a target that is no class on one rank is an error on all") {
+TEST_CASE("sharded cross entropy: invalid target on one rank fails all") {
   ap::World world(0, nullptr);
   const auto groups = ap::init_groups(world, world.size(), torch::kCPU);
   if (groups.tensor.is_alone()) return;

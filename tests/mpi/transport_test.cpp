@@ -7,7 +7,7 @@ namespace mpi_transport_test {
 
 using namespace autopar;
 
-TEST_CASE("mpi: laws of the transport hold under random traffic") {
+TEST_CASE("MPI transport: transport laws hold under random traffic") {
   World world = world_from(MPI_COMM_WORLD);
   for (std::uint32_t seed = 1; seed <= 8; ++seed) {
     CAPTURE(seed);
@@ -15,12 +15,12 @@ TEST_CASE("mpi: laws of the transport hold under random traffic") {
   }
 }
 
-TEST_CASE("mpi: two transports do not mix their messages") {
+TEST_CASE("MPI transport: messages of two transports do not mix") {
   World world = world_from(MPI_COMM_WORLD);
   REQUIRE_NOTHROW(transport_laws::transports_are_independent(world));
 }
 
-TEST_CASE("mpi: receives posted long before their sends, many at once") {
+TEST_CASE("MPI transport: many receives may precede their sends") {
   World world = world_from(MPI_COMM_WORLD);
   AnyTransport transport = world.make_transport();
   const Rank next((world.rank() + 1) % world.size());
@@ -46,7 +46,7 @@ TEST_CASE("mpi: receives posted long before their sends, many at once") {
 }
 
 // 2.2 GB a rank: run by hand with the test name.
-TEST_CASE("mpi: a message of more bytes than an int counts", "[.large]") {
+TEST_CASE("MPI transport: message may exceed INT_MAX bytes", "[.large]") {
   World world = world_from(MPI_COMM_WORLD);
   if (world.size() < 2 || world.rank() > 1) return;
   AnyTransport transport = world.make_transport();
@@ -63,7 +63,7 @@ TEST_CASE("mpi: a message of more bytes than an int counts", "[.large]") {
   }
 }
 
-TEST_CASE("mpi: transports that have ended make room for others") {
+TEST_CASE("MPI transport: ended transports make room for others") {
   World world = world_from(MPI_COMM_WORLD);
   std::vector<AnyTransport> kept;
   // More than twice as many as mpich could have.
@@ -75,7 +75,7 @@ TEST_CASE("mpi: transports that have ended make room for others") {
   for (auto& transport : kept) REQUIRE_NOTHROW(transport_laws::random_traffic_arrives(world, transport, 2, 20));
 }
 
-TEST_CASE("mpi: too many transports are refused by all ranks with their number, and the World lives on") {
+TEST_CASE("MPI transport: too many are refused by all, World lives on") {
   World world = world_from(MPI_COMM_WORLD);
   world.log().set_level(LogLevel::kOff);  // MPI's own words
   std::vector<AnyTransport> alive;

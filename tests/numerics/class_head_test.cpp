@@ -83,7 +83,7 @@ bool has_note(const ap::Plan& plan, const std::string& text) {
   return std::ranges::any_of(plan.notes, [&](const auto& note) { return note.find(text) != std::string::npos; });
 }
 
-TEST_CASE("class heads make their logits in chunks where whole ones do not fit, and whole where they do") {
+TEST_CASE("class head: logits are chunked only where memory needs it") {
   const DoublePrecision fp64;
   constexpr std::int64_t kSamples = 4096;  // 188 MiB of logits
   const ap::Bytes scarce(std::int64_t{360} << 20), ample(std::int64_t{8} << 30);
@@ -97,7 +97,7 @@ TEST_CASE("class heads make their logits in chunks where whole ones do not fit, 
   CHECK(forced.stages[0].peak_memory < planned("whole", ample, kSamples).stages[0].peak_memory);
 }
 
-TEST_CASE("training with logits in chunks is that of one process, on tensor shards, replicas and stages") {
+TEST_CASE("chunked logits: equal one process on all parallel layouts") {
   const DoublePrecision fp64;
   for (const int tensor : {1, 2, 3}) {
     for (const int replicas : {1, 2}) {
@@ -127,7 +127,7 @@ TEST_CASE("training with logits in chunks is that of one process, on tensor shar
   }
 }
 
-TEST_CASE("a plan file says how class heads make their logits") {
+TEST_CASE("plan file: records whether logits are chunked") {
   const DoublePrecision fp64;
   const TempFolder folder;
   const auto file = folder / "plan.json";
@@ -149,7 +149,7 @@ TEST_CASE("a plan file says how class heads make their logits") {
   CHECK(said_by([&] { static_cast<void>(train("whole")); }).find("class_head = whole is set") != std::string::npos);
 }
 
-TEST_CASE("the planner cuts a head of few classes by inputs, which trains as in one process") {
+TEST_CASE("row-parallel class head: is chosen, equals one process") {
   const DoublePrecision fp64;
   for (const int shards : {2, 3, 4}) {  // of three classes and 4001 features
     const int replicas = shards == 2 ? 2 : 1;
@@ -180,7 +180,7 @@ TEST_CASE("the planner cuts a head of few classes by inputs, which trains as in 
   }
 }
 
-TEST_CASE("where a head by inputs does not fit, memory is what is asked for, and not fewer shards") {
+TEST_CASE("infeasible row-parallel head: error asks for memory alone") {
   ap::loopback::run(4, [](ap::World& world) {
     ap::Options options;
     options.tensor_parallel = 4;  // of three classes
@@ -191,7 +191,7 @@ TEST_CASE("where a head by inputs does not fit, memory is what is asked for, and
   });
 }
 
-TEST_CASE("a plan file says that layers are cut by inputs") {
+TEST_CASE("plan file: records row-parallel layers") {
   const DoublePrecision fp64;
   const TempFolder folder;
   const auto file = folder / "plan.json";
@@ -213,7 +213,7 @@ TEST_CASE("a plan file says that layers are cut by inputs") {
   train(false);
 }
 
-TEST_CASE("logits in chunks of a model without a class head are refused") {
+TEST_CASE("chunked logits: refused without a class head") {
   ap::loopback::run(2, [](ap::World& world) {
     ap::Options options;
     options.class_head = "chunked";

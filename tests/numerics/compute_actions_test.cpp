@@ -164,7 +164,7 @@ int most_whole(const std::vector<std::pair<char, int>>& issued) {
   return static_cast<int>(most);
 }
 
-TEST_CASE("a bucket is summed as soon as it is full, and little is whole at a time") {
+TEST_CASE("ZeRO 3: buckets reduce when full, few layers are unsharded") {
   for (const Way& way : {Way{}, Way{3, false}, Way{3, true, "bf16"}, Way{3, false, "bf16"}}) {
     INFO(describe(way));
     const auto run = trained(way);
@@ -179,7 +179,7 @@ TEST_CASE("a bucket is summed as soon as it is full, and little is whole at a ti
 }
 
 // What is recomputed needs all its parameters before its backward begins.
-TEST_CASE("a bucket of layers that are recomputed is summed before what comes behind their segment is gathered") {
+TEST_CASE("ZeRO 3 recompute: bucket reduces before next segment gathers") {
   for (const Way& way : {Way{3, true, "module", "full"}, Way{3, false, "bf16", "full"}}) {
     INFO(describe(way));
     const auto run = trained(way);
@@ -192,7 +192,7 @@ TEST_CASE("a bucket of layers that are recomputed is summed before what comes be
   }
 }
 
-TEST_CASE("what a backward sums without gathering is whole one bucket at a time, too") {
+TEST_CASE("ZeRO 2: gradient buckets are reduced one at a time") {
   for (const Way& way : {Way{2}, Way{2, false}, Way{2, true, "bf16"}, Way{2, false, "bf16"}}) {
     INFO(describe(way));
     const auto run = trained(way);
@@ -204,7 +204,7 @@ TEST_CASE("what a backward sums without gathering is whole one bucket at a time,
   }
 }
 
-TEST_CASE("sums of backwards in parts follow what they gather, in the same order on all ranks") {
+TEST_CASE("ZeRO 3, split backward: reduces after gathers, in one order") {
   const auto run = trained({3, true, "module", "none", "zb-h1"});
   const auto issued = issued_in_backward(run.traces[0], 0);
   REQUIRE(issued.size() == 3 * kLayers);
@@ -271,13 +271,11 @@ void check_wide_segment(const std::string& precision) {
     CHECK_NOTHROW(check_close(numerics::find(again.state, name), tensor, 0, name));
 }
 
-TEST_CASE("a wide segment lets go of what its backward needs last, which is gathered once more") {
-  check_wide_segment("module");
-}
+TEST_CASE("wide segment: reshards what it needs last and gathers again") { check_wide_segment("module"); }
 
-TEST_CASE("a wide segment in 16 bits does so, too", "[.nightly]") { check_wide_segment("bf16"); }
+TEST_CASE("wide segment in bf16: reshards and gathers again", "[.nightly]") { check_wide_segment("bf16"); }
 
-TEST_CASE("backwards in parts hold what their plan says with wide segments, too", "[.nightly]") {
+TEST_CASE("wide segment, split backward: memory is as planned", "[.nightly]") {
   const auto run = trained_wide(12, {.recompute = "block", .schedule = "zb-h1"});
   for (const double error : run.errors) CHECK(error > -kMargin);
 }
@@ -313,7 +311,7 @@ Tensor views_input(int step, int64_t begin, int64_t end) {
   return torch::sin(torch::arange(begin * 4, end * 4, torch::kDouble) * (1.3 + step)).view({end - begin, 4});
 }
 
-TEST_CASE("views of parameters, detached or not, see their values after they were freed and gathered again") {
+TEST_CASE("parameter views: see current values after free and regather") {
   const DoublePrecision guard;
   torch::set_num_threads(1);
   constexpr int64_t kSamples = 4;

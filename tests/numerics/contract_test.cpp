@@ -82,7 +82,7 @@ struct Mlp : nn::Module {
 const ap::Options kPipeline{.stages = 2, .microbatches = 3, .replicas = {1, 1}};
 const ap::Options kReplicas{.stages = 1, .microbatches = 2, .replicas = {2}};
 
-TEST_CASE("train_step adds a loss to a model without one") {
+TEST_CASE("train_step: adds a loss to a model without one") {
   const DoublePrecision guard;
   const auto x = torch::randn({8, 4}), y = torch::randint(3, {8}, torch::kLong);
   const auto loss_of = [](const Tensor& out, const Tensor& target) { return F::cross_entropy(out, target) * 2; };
@@ -112,7 +112,7 @@ TEST_CASE("train_step adds a loss to a model without one") {
   }
 }
 
-TEST_CASE("evaluation between training steps leaves training as it is") {
+TEST_CASE("evaluation between steps: leaves training unchanged") {
   const DoublePrecision guard;
   const auto x = torch::randn({8, 4}), y = torch::randn({8, 3}), other = torch::randn({7, 4});
   for (const auto& options : {kPipeline, kReplicas}) {
@@ -159,7 +159,7 @@ struct Critic : nn::Module {
   nn::Sequential net{nn::Linear(4, 6), nn::ReLU(), nn::Linear(6, 1)};
 };
 
-TEST_CASE("two models in one process train against one another, with losses outside and exact global means") {
+TEST_CASE("two adversarial models: outside losses train as one process") {
   const DoublePrecision guard;
   const auto real = torch::randn({8, 4}), noise = torch::randn({8, 2});
   const auto loss_sum = [](const Tensor& score, double target) {
@@ -202,7 +202,7 @@ struct LossInside : Mlp {
   Tensor forward(const Tensor& x, const Tensor& y) { return F::mse_loss(Mlp::forward(x), y); }
 };
 
-TEST_CASE("join goes on with empty batches until every loader is done") {
+TEST_CASE("join: continues with empty batches until all loaders end") {
   const DoublePrecision guard;
   using Batch = std::tuple<Tensor, Tensor>;
   std::vector<std::vector<Batch>> loaders(2);
@@ -232,7 +232,7 @@ TEST_CASE("join goes on with empty batches until every loader is done") {
   });
 }
 
-TEST_CASE("parameters that are frozen and unfrozen later are captured again") {
+TEST_CASE("capture: repeats when parameters are frozen or unfrozen") {
   const DoublePrecision guard;
   const auto x = torch::randn({8, 4}), y = torch::randn({8, 3});
   const auto freeze = [](Mlp& net, bool on) {
@@ -273,7 +273,7 @@ struct NormNet : nn::Module {
   nn::Linear b{6, 3};
 };
 
-TEST_CASE("batch_norm = microbatch normalises by share and pools the running statistics once a call") {
+TEST_CASE("batch_norm = microbatch: local norm, pooled running stats") {
   const DoublePrecision guard;
   const auto x = torch::randn({8, 4}) + 3, y = torch::randint(3, {8}, torch::kLong);
   const std::vector<int64_t> even{4, 4};
@@ -327,7 +327,7 @@ struct FrozenNorm : NormNet {
   FrozenNorm() { norm->eval(); }
 };
 
-TEST_CASE("a child that evaluates inside a training model stays as it is") {
+TEST_CASE("child in eval mode: stays so inside a training model") {
   const DoublePrecision guard;
   const auto x = torch::randn({8, 4}), y = torch::randint(3, {8}, torch::kLong);
   const auto reference = made<FrozenNorm>();
@@ -398,7 +398,7 @@ void check_masks(std::vector<Tensor> (*masks_of)(int, const ap::Options&)) {
   }
 }
 
-TEST_CASE("dropout draws other masks for every micro-batch, replica and call, the same ones each time") {
+TEST_CASE("dropout: own mask per micro-batch, replica, call, repeatable") {
   check_masks(&masks_of<Masks>);
   check_masks(&masks_of<MasksOfNorm>);
 }
@@ -451,7 +451,7 @@ DroppedRun dropped_run(const Tensor& x, const ap::Options& options) {
   return out;
 }
 
-TEST_CASE("norms of sums that drop have the gradients of their masks, and draw the same where a plan runs them again") {
+TEST_CASE("fused dropout + norm: gradient and recompute use one mask") {
   const DoublePrecision guard;
   torch::manual_seed(6);
   const auto x = torch::randn({8, 3, 6});
@@ -489,7 +489,7 @@ struct Arguments : nn::Module {
   nn::Linear a{4, 5}, b{5, 2};
 };
 
-TEST_CASE("lists, optionals and shared arguments get their gradients") {
+TEST_CASE("list, optional and shared arguments: get their gradients") {
   const DoublePrecision guard;
   const auto one = torch::randn({8, 1}), three = torch::randn({8, 3}), mask = torch::rand({8, 5});
   const auto scale = torch::linspace(0.5, 2, 5).requires_grad_();
@@ -510,7 +510,7 @@ TEST_CASE("lists, optionals and shared arguments get their gradients") {
   }
 }
 
-TEST_CASE("Sequential and a pointer to a module are nets") {
+TEST_CASE("AutoParallel: accepts Sequential and a module pointer") {
   const DoublePrecision guard;
   const auto x = torch::randn({8, 4});
   const auto seeded = [] {
@@ -532,7 +532,7 @@ TEST_CASE("Sequential and a pointer to a module are nets") {
   });
 }
 
-TEST_CASE("linear layers are one operator each in what is planned and run") {
+TEST_CASE("linear layer: is one operator in plan and run") {
   const DoublePrecision guard;
   const auto [x, target] = zoo::HandLinears::batch(8);
   const auto reference = made<zoo::HandLinears>();
@@ -611,7 +611,7 @@ struct CustomOperators : nn::Module {
   nn::Linear a{4, 5}, b{5, 2};
 };
 
-TEST_CASE("registered operators: pointwise and composite ones are divided, others see the whole batch") {
+TEST_CASE("registered operators: split if pointwise or composite") {
   const DoublePrecision guard;
   const auto x = torch::randn({8, 4});
   const auto check = [&]<class Net>(std::type_identity<Net>, const ap::Options& options) {
@@ -650,7 +650,7 @@ struct Heavy : nn::Module {
 };
 
 // On GPUs any factor takes this way, as looking at it would wait for the device.
-TEST_CASE("a loss that is scaled outside takes no second set of gradients") {
+TEST_CASE("loss scaled outside: needs no second set of gradients") {
   check_ranks(1, [&](ap::World& world) {
     ap::AutoParallel<Heavy> model(world, made<Heavy>(), {.stages = 1, .microbatches = 1, .replicas = {1}});
     const auto x = torch::ones({2, 512});
@@ -681,7 +681,7 @@ struct ReturnsTwice : nn::Module {
   nn::Linear a{4, 6}, b{6, 3};
 };
 
-TEST_CASE("a result that is returned twice is two results with one gradient each") {
+TEST_CASE("result returned twice: is two results with own gradients") {
   const DoublePrecision guard;
   const auto whole = torch::linspace(-1, 1, 32).sin().view({8, 4});
   const auto loss_of = [](const std::vector<Tensor>& results) {
@@ -713,7 +713,7 @@ struct ComplexNet : nn::Module {
   Tensor filter;
 };
 
-TEST_CASE("gradients of complex parameters count in the norm by their absolute values") {
+TEST_CASE("gradient norm: complex gradients count by absolute value") {
   const DoublePrecision guard;
   for (const double p : {1.0, 2.0, 3.0}) {
     const auto whole = torch::linspace(-1, 1, 32).sin().view({8, 4});

@@ -223,7 +223,7 @@ void check_programs(const std::vector<Program>& programs, const Load& load,
   }
 }
 
-TEST_CASE("what a program sets after a load stays, as in one process, under every kind of plan") {
+TEST_CASE("load before first call: later settings stay, any plan") {
   const DoublePrecision guard;
   const TempFolder folder;
   make_checkpoint(folder / "state", 1);
@@ -233,7 +233,7 @@ TEST_CASE("what a program sets after a load stays, as in one process, under ever
       [] { return plain_checkpoint(1); });
 }
 
-TEST_CASE("several loads add up in their order, a failed one among them changes nothing") {
+TEST_CASE("loads before first call: add up, a failed one has no effect") {
   const DoublePrecision guard;
   const TempFolder folder;
   make_checkpoint(folder / "state", 1);
@@ -256,7 +256,7 @@ TEST_CASE("several loads add up in their order, a failed one among them changes 
   });
 }
 
-TEST_CASE("what is written between two loads and read after them is what it was") {
+TEST_CASE("loads before first call: values read in between stay valid") {
   const DoublePrecision guard;
   const TempFolder folder;
   make_checkpoint(folder / "one", 1);
@@ -278,7 +278,7 @@ TEST_CASE("what is written between two loads and read after them is what it was"
   });
 }
 
-TEST_CASE("what was opened is loaded, whatever becomes of its folder, and an optimizer may be attached later") {
+TEST_CASE("load before first call: folder may vanish, attach may follow") {
   const DoublePrecision guard;
   const TempFolder folder;
   make_checkpoint(folder / "good", 1);
@@ -352,7 +352,7 @@ const std::vector<std::pair<std::string, MakeOptimizer>> kOptimizers{
            parameters, torch::optim::AdagradOptions(0.05).initial_accumulator_value(0.1));
      }}};
 
-TEST_CASE("state of every optimizer follows with the first call, attached or not") {
+TEST_CASE("load before first call: sets every optimizer's state") {
   const DoublePrecision guard;
   const TempFolder folder;
   const auto step = [](torch::optim::Optimizer& optimizer, const auto& forward) {

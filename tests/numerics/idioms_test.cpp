@@ -117,7 +117,7 @@ struct Flow : nn::Module {
   Tensor lower, diagonal, shift;
   nn::Sequential net{nn::Linear(2, 8), nn::ReLU(), nn::Linear(8, 4)};
 };
-TEST_CASE("a flow with triangular solves", "[idioms]") { trains_under_all_plans<Flow>(); }
+TEST_CASE("flow with triangular solves: trains under every plan", "[idioms]") { trains_under_all_plans<Flow>(); }
 
 // ---------------------------------------------------------------- spectra
 
@@ -155,7 +155,7 @@ struct NeuralOperator : nn::Module {
   std::shared_ptr<SpectralConv> spectral = std::make_shared<SpectralConv>();
   nn::Conv1d local{nn::Conv1dOptions(3, 3, 1)}, project{nn::Conv1dOptions(3, 1, 1)};
 };
-TEST_CASE("a Fourier neural operator", "[idioms]") { trains_under_all_plans<NeuralOperator>(); }
+TEST_CASE("Fourier neural operator: trains under every plan", "[idioms]") { trains_under_all_plans<NeuralOperator>(); }
 
 /// A front end of short-time spectra, and back to a signal.
 struct Denoiser : nn::Module {
@@ -175,7 +175,7 @@ struct Denoiser : nn::Module {
   Tensor window;
   nn::Linear mask{5, 5};
 };
-TEST_CASE("a model of short-time spectra", "[idioms]") { trains_under_all_plans<Denoiser>(); }
+TEST_CASE("STFT denoiser: trains under every plan", "[idioms]") { trains_under_all_plans<Denoiser>(); }
 
 // ---------------------------------------------------------------- points
 
@@ -198,7 +198,7 @@ struct PointNet : nn::Module {
   }
   nn::Linear edge{6, 8}, head{8, 4};
 };
-TEST_CASE("a net of points and their nearest neighbours", "[idioms]") { trains_under_all_plans<PointNet>(); }
+TEST_CASE("point network with neighbours: trains under every plan", "[idioms]") { trains_under_all_plans<PointNet>(); }
 
 /// The same picks with neighbours numbered through the whole batch, as the authors of DGCNN wrote it.
 struct NumberedPoints : nn::Module {
@@ -213,7 +213,9 @@ struct NumberedPoints : nn::Module {
   }
   nn::Linear edge{3, 4};
 };
-TEST_CASE("neighbours that are numbered through the batch", "[idioms]") { trains_whole<NumberedPoints>("aten::mul"); }
+TEST_CASE("neighbours indexed across the batch: need an unsplit batch", "[idioms]") {
+  trains_whole<NumberedPoints>("aten::mul");
+}
 
 // ---------------------------------------------------------------- routing, graphs, detection
 
@@ -242,7 +244,7 @@ struct Capsules : nn::Module {
   }
   Tensor weight;
 };
-TEST_CASE("capsules with routing by agreement", "[idioms]") { trains_under_all_plans<Capsules>(); }
+TEST_CASE("capsules with routing: train under every plan", "[idioms]") { trains_under_all_plans<Capsules>(); }
 
 /// A graph of fixed edges, the same for all samples.
 struct GraphNet : nn::Module {
@@ -265,7 +267,7 @@ struct GraphNet : nn::Module {
   Tensor from, to;
   nn::Linear message{6, 3}, update{6, 3};
 };
-TEST_CASE("messages along the edges of a graph", "[idioms]") { trains_under_all_plans<GraphNet>(); }
+TEST_CASE("graph message passing: trains under every plan", "[idioms]") { trains_under_all_plans<GraphNet>(); }
 
 /// A detector without suppression of overlaps: masks say which cells have an object.
 struct Detector : nn::Module {
@@ -289,7 +291,7 @@ struct Detector : nn::Module {
   }
   nn::Conv2d head{nn::Conv2dOptions(3, 5, 3).padding(1)};
 };
-TEST_CASE("a detection loss with masks", "[idioms]") { trains_under_all_plans<Detector>(); }
+TEST_CASE("masked detection loss: trains under every plan", "[idioms]") { trains_under_all_plans<Detector>(); }
 
 // ---------------------------------------------------------------- codebooks, losses of losses
 
@@ -326,7 +328,7 @@ struct Quantiser : nn::Module {
   Tensor codes, counts, sums;
   nn::Conv1d encode{nn::Conv1dOptions(4, 3, 1)}, decode{nn::Conv1dOptions(3, 4, 1)};
 };
-TEST_CASE("a codebook of moving averages", "[idioms]") { trains_under_all_plans<Quantiser>(); }
+TEST_CASE("moving-average codebook: trains under every plan", "[idioms]") { trains_under_all_plans<Quantiser>(); }
 
 /// Two losses, each under a root, one weighted by a buffer.
 struct WeightedRoots : nn::Module {
@@ -342,7 +344,9 @@ struct WeightedRoots : nn::Module {
   Tensor scale;
   nn::Linear head{4, 2};
 };
-TEST_CASE("a root of a loss times a buffer", "[idioms]") { trains_under_all_plans<WeightedRoots>(); }
+TEST_CASE("root of a loss times a buffer: trains under every plan", "[idioms]") {
+  trains_under_all_plans<WeightedRoots>();
+}
 
 /// A root that is weighted by a parameter, which nothing else reads.
 struct LearnedRoot : nn::Module {
@@ -355,7 +359,9 @@ struct LearnedRoot : nn::Module {
   Tensor weight;
   nn::Linear head{4, 2};
 };
-TEST_CASE("a root of a loss times a parameter", "[idioms]") { trains_whole<LearnedRoot>("aten::"); }
+TEST_CASE("root of a loss times a parameter: needs an unsplit batch", "[idioms]") {
+  trains_whole<LearnedRoot>("aten::");
+}
 
 // ---------------------------------------------------------------- weights of samples, contrasts
 
@@ -376,7 +382,7 @@ struct Modulated : nn::Module {
   Tensor weight;
   nn::Linear style{3, 2};
 };
-TEST_CASE("convolutions with weights of each sample", "[idioms]") { trains_under_all_plans<Modulated>(); }
+TEST_CASE("per-sample convolution weights: train under every plan", "[idioms]") { trains_under_all_plans<Modulated>(); }
 
 /// Every sample against every other: only the whole batch is right.
 struct Contrast : nn::Module {
@@ -389,6 +395,6 @@ struct Contrast : nn::Module {
   }
   nn::Linear head{5, 3};
 };
-TEST_CASE("contrasts between samples", "[idioms]") { trains_whole<Contrast>("mm"); }
+TEST_CASE("contrastive loss: needs an unsplit batch", "[idioms]") { trains_whole<Contrast>("mm"); }
 
 }  // namespace idioms_test

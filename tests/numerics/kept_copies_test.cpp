@@ -148,7 +148,7 @@ const std::vector<std::pair<int, ap::Options>> kPlans{
     {2, {.stages = 1, .microbatches = 2, .zero = 1, .replicas = {2}, .precision = "bf16-compute"}},
 };
 
-TEST_CASE("copies that are kept are never older than their parameters, whatever a loop does to these") {
+TEST_CASE("cached parameter casts: are never older than parameters") {
   torch::set_num_threads(1);
   for (const auto& [ranks, options] : kPlans) {
     for (const auto& habit : kHabits) {
@@ -211,7 +211,7 @@ void check_casts(const ap::Options& options, const Options& how) {
   });
 }
 
-TEST_CASE("no call casts a parameter that an optimizer of ours has stepped on") {
+TEST_CASE("fused optimizer: no call casts a parameter it has stepped on") {
   torch::set_num_threads(1);
   for (const auto& options : {kPlans[0].second, kPlans[1].second}) {
     check_casts<ap::optim::AdamW>(options, torch::optim::AdamWOptions(0.05));

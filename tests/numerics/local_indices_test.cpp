@@ -245,15 +245,15 @@ void check_all_plans() {
   }
 }
 
-TEST_CASE("a graph's edges, counted within each rank's batch, are those of one process") {
+TEST_CASE("local indices of graph edges: equal one process") {
   const DoublePrecision fp64;
   check_all_plans<GraphNet>();
 }
-TEST_CASE("contrastive labels, counted within each rank's batch, are those of one process") {
+TEST_CASE("local contrastive labels: equal one process") {
   const DoublePrecision fp64;
   check_all_plans<ContrastiveNet>();
 }
-TEST_CASE("a permutation of each rank's samples is one process's") {
+TEST_CASE("local sample permutation: equals one process") {
   const DoublePrecision fp64;
   check_all_plans<MixNet>();
 }
@@ -272,14 +272,14 @@ void check_warning() {
   }
 }
 
-TEST_CASE("numbers that look as if they counted within each rank's batch are warned of once") {
+TEST_CASE("suspected local indices: are warned of once") {
   const DoublePrecision fp64;
   check_warning<GraphNet>();
   check_warning<ContrastiveNet>();
   check_warning<MixNet>();
 }
 
-TEST_CASE("numbers in the global batch, one rank and class labels are not warned of") {
+TEST_CASE("global indices, one rank, class labels: give no warning") {
   const DoublePrecision fp64;
   CHECK(warnings(train<ContrastiveNet>({}, {6, 7}, Counting::kFirstSample)) == 0);
   CHECK(warnings(train<GraphNet>({}, {9}, Counting::kWrong)) == 0);
@@ -308,7 +308,7 @@ TEST_CASE("numbers in the global batch, one rank and class labels are not warned
   CHECK(warnings(lines) == 0);
 }
 
-TEST_CASE("evaluation and other methods count their positions likewise") {
+TEST_CASE("local indices: evaluation and other methods count likewise") {
   const DoublePrecision fp64;
   const Sizes local{3, 4};
   const auto parts = batches<GraphNet>(local).front();
@@ -332,7 +332,7 @@ TEST_CASE("evaluation and other methods count their positions likewise") {
   });
 }
 
-TEST_CASE("ignored classes stay negative") {
+TEST_CASE("local indices: ignored classes stay negative") {
   const DoublePrecision fp64;
   struct Pairs : nn::Module {
     Pairs() { register_module("layer", layer); }
@@ -352,7 +352,7 @@ TEST_CASE("ignored classes stay negative") {
   });
 }
 
-TEST_CASE("what cannot be local indices is refused by name on every rank") {
+TEST_CASE("local indices: impossible ones are refused on every rank") {
   const DoublePrecision fp64;
   const auto refusal = [](ap::Options options, const Tensor& numbers) {
     std::vector<std::string> said(2);
@@ -376,7 +376,7 @@ TEST_CASE("what cannot be local indices is refused by name on every rank") {
         std::string::npos);
 }
 
-TEST_CASE("first_sample is the number of samples of the ranks before") {
+TEST_CASE("first_sample: counts the samples of lower ranks") {
   const DoublePrecision fp64;
   const Sizes local{3, 0, 2, 4};
   ap::loopback::run(4, [&](ap::World& world) {

@@ -17,13 +17,13 @@ void run_row(const std::vector<int>& row) {
   CHECK_NOTHROW(autopar::loopback::run(MatrixFactors::ranks(row), body));
 }
 
-TEST_CASE("every pair of model, plan and training option equals one process, over threads") {
+TEST_CASE("pairwise matrix: every pair of options equals one process") {
   const DoublePrecision guard;
   torch::set_num_threads(1);
   for (const auto& row : MatrixFactors::pairwise()) run_row(row);
 }
 
-TEST_CASE("the planner's own plan equals one process on 5, 6 and 7 ranks with ragged batches") {
+TEST_CASE("planner's plan: is exact on 5-7 ranks with ragged batches") {
   const DoublePrecision guard;
   torch::set_num_threads(1);
   const auto& models = matrix_models();
@@ -39,7 +39,7 @@ TEST_CASE("the planner's own plan equals one process on 5, 6 and 7 ranks with ra
   }
 }
 
-TEST_CASE("the full product of what plans and training loops choose equals one process, over threads", "[.nightly]") {
+TEST_CASE("full product of options: equals one process", "[.nightly]") {
   const DoublePrecision guard;
   torch::set_num_threads(1);
   MatrixFactors::for_each_choice(run_row);

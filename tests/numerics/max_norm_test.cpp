@@ -63,7 +63,7 @@ std::vector<Tensor> one_process() {
   return net->parameters();
 }
 
-TEST_CASE("Embedding(max_norm) is refused, and rows that are renormalised between steps are one process's") {
+TEST_CASE("Embedding(max_norm): refused, renorm between steps is exact") {
   std::vector<Tensor> expected;
   {
     const DoublePrecision guard;

@@ -330,7 +330,7 @@ std::string listed(const std::vector<std::string>& faults) {
   return out;
 }
 
-TEST_CASE("the books count what a rank's thread makes until it is freed, wherever that is, and keep to the limit") {
+TEST_CASE("RankMemory: counts tensors until freed, enforces the limit") {
   auto& memory = RankMemory::install();
   auto& ledger = memory.open();
   Tensor kept;
@@ -353,7 +353,7 @@ TEST_CASE("the books count what a rank's thread makes until it is freed, whereve
   CHECK(ledger.live() == 0);
 }
 
-TEST_CASE("no accepted plan runs out of memory, and every refusal names what fits") {
+TEST_CASE("accepted plan: fits in memory, a refusal says what fits") {
   auto cases = numbers(kCases / 8, kCases / 4);
   cases.insert(cases.end(), kOnceWrong.begin(), kOnceWrong.end());
   const auto tally = judged(cases, false);
@@ -366,7 +366,7 @@ TEST_CASE("no accepted plan runs out of memory, and every refusal names what fit
   CHECK(tally.refused >= kCases / 40);
 }
 
-TEST_CASE("no accepted plan of tensor shards runs out of memory, and every refusal names what fits") {
+TEST_CASE("tensor-parallel plan: fits in memory, refusal says what fits") {
   const auto tally = judged(numbers(kOfShardsFrom, kOfShardsFrom + kOfShards), false, memory_cases::draw_in_shards);
   INFO(listed(tally.faults));
   CHECK(tally.faults.empty());
@@ -375,7 +375,7 @@ TEST_CASE("no accepted plan of tensor shards runs out of memory, and every refus
 }
 
 // Norms are read in single precision and linear layers as 16-bit copies: units of both kinds are summed as they fill.
-TEST_CASE("in 16 bits gradients do not wait, whole, for the end of a backward") {
+TEST_CASE("ZeRO 2 and 3 in bf16: gradients shard before backward ends") {
   torch::set_num_threads(1);
   RankMemory::install();
   for (const int zero : {2, 3}) {
@@ -398,7 +398,7 @@ TEST_CASE("in 16 bits gradients do not wait, whole, for the end of a backward") 
   }
 }
 
-TEST_CASE("class heads that make their logits in chunks hold what is predicted") {
+TEST_CASE("chunked class head: memory is as predicted") {
   torch::set_num_threads(1);
   RankMemory::install();
   for (const int shards : {1, 2}) {
@@ -484,7 +484,7 @@ void check_recurrent(const char* name) {
   }
 }
 
-TEST_CASE("recurrent layers hold what is predicted") {
+TEST_CASE("recurrent layers: memory is as predicted") {
   torch::set_num_threads(1);
   check_recurrent<torch::nn::LSTM, torch::nn::LSTMOptions>("LSTM");
   check_recurrent<torch::nn::GRU, torch::nn::GRUOptions>("GRU");
@@ -507,7 +507,7 @@ struct DroppingBlocks : torch::nn::Module {
   std::vector<torch::nn::LayerNorm> norms;
 };
 
-TEST_CASE("norms of sums that drop hold what is predicted, joined or apart") {
+TEST_CASE("dropout + add + norm: memory is as predicted, fused or not") {
   torch::set_num_threads(1);
   const auto x = torch::ones({32, 64, DroppingBlocks::kWidth}), y = torch::arange(32, torch::kLong);
   for (const char* fusion : {"off", "on"}) {
@@ -553,7 +553,7 @@ struct LinearBlocks : torch::nn::Module {
   torch::nn::BatchNorm1d last{nullptr};
 };
 
-TEST_CASE("what leaves a segment that is recomputed counts once, and its gradient as long as it is there") {
+TEST_CASE("recomputed segment: output and gradient memory as predicted") {
   torch::set_num_threads(1);
   const auto x = torch::ones({4096, LinearBlocks::kNarrow}), y = torch::zeros({4096}, torch::kLong);
   for (const char* const fusion : {"off", "on"}) {
@@ -567,7 +567,7 @@ TEST_CASE("what leaves a segment that is recomputed counts once, and its gradien
   }
 }
 
-TEST_CASE("so it is in all cases, listed", "[.nightly]") {
+TEST_CASE("accepted plan: fits in memory in all cases, listed", "[.nightly]") {
   for (const auto& [begin, end] : {std::pair(0, kCases), {kMoreFrom, kMoreUpTo}}) {
     const auto tally = judged(numbers(begin, end), true);
     INFO(listed(tally.faults));

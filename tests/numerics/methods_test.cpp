@@ -83,7 +83,7 @@ void check_gradients(Model& model, Module& reference, const std::string& when) {
   }
 }
 
-TEST_CASE("other methods run where forward runs, before its first call and after it") {
+TEST_CASE("other methods: run before and after the first forward") {
   const DoublePrecision guard;
   const auto x = torch::randn({8, 4}), z = torch::randn({8, 6});
   const auto one = static_cast<Tensor (AutoEncoderImpl::*)(const Tensor&)>(&AutoEncoderImpl::decode);
@@ -128,7 +128,7 @@ TEST_CASE("other methods run where forward runs, before its first call and after
   }
 }
 
-TEST_CASE("a method that goes back to parts of earlier stages is refused by name, and the model goes on") {
+TEST_CASE("method reaching back a stage: is refused, model continues") {
   const DoublePrecision guard;
   const auto x = torch::randn({8, 4}), z = torch::randn({8, 6});
   auto reference = made();
@@ -154,7 +154,7 @@ TEST_CASE("a method that goes back to parts of earlier stages is refused by name
 
 Tensor by_hand(const Tensor& out, const Tensor& y) { return (out - y).abs().mean(); }
 
-TEST_CASE("train_step takes a function by its name, a module, a lambda") {
+TEST_CASE("train_step: loss may be a function, a module or a lambda") {
   const DoublePrecision guard;
   const auto x = torch::randn({8, 4}), y = torch::randn({8, 4});
   const auto classes = torch::randint(4, {8}, torch::kLong);
@@ -239,7 +239,7 @@ void train_adversaries(torch::optim::Optimizer& optimizer, const Loss& loss, con
   }
 }
 
-TEST_CASE("copies of a parameter on several stages stay equal whichever of them a method reads") {
+TEST_CASE("parameter copies on stages: stay equal whichever is read") {
   const DoublePrecision guard;
   const auto x = torch::randn({8, 4}), z = torch::randn({8, 3});
   numerics::Snapshot wanted;

@@ -317,7 +317,7 @@ void check_course(const std::string& name, const Course& course, LossIs loss_is,
   }
 }
 
-TEST_CASE("with exact batch norms a plan for training evaluates as well, whatever the cut") {
+TEST_CASE("batch_norm = exact: training plan also evaluates, any cut") {
   const DoublePrecision guard;
   torch::set_num_threads(1);
   check_course<SmallResNet>("ResNet", kTrainFirst, LossIs::kOutside);
@@ -328,7 +328,7 @@ TEST_CASE("with exact batch norms a plan for training evaluates as well, whateve
   check_course<Siamese>("Siamese", kTrainFirst, LossIs::kInTrainStep);
 }
 
-TEST_CASE("a program that evaluates before it trains is planned for training") {
+TEST_CASE("evaluation first: program is still planned for training") {
   const DoublePrecision guard;
   torch::set_num_threads(1);
   check_course<SmallResNet>("ResNet", kEvaluateFirst, LossIs::kOutside, kTwoStages);
@@ -336,7 +336,7 @@ TEST_CASE("a program that evaluates before it trains is planned for training") {
   check_course<SmallUNet>("UNet with attention", kForwardFirst, LossIs::kOutside, kTwoStages);
 }
 
-TEST_CASE("batch norms that are joined with what follows them train, and evaluate apart") {
+TEST_CASE("fused batch norms: train fused and evaluate unfused") {
   const DoublePrecision guard;
   torch::set_num_threads(1);
   check_course<SmallResNet>("ResNet", kTrainFirst, LossIs::kInTrainStep, kJoined);
@@ -344,7 +344,7 @@ TEST_CASE("batch norms that are joined with what follows them train, and evaluat
   check_course<SmallUNet>("UNet with attention", kTrainFirst, LossIs::kOutside, kJoined);
 }
 
-TEST_CASE("point-wise operators that are joined train and evaluate on stages, replicas and tensor shards") {
+TEST_CASE("pointwise fusion: trains and evaluates in every parallelism") {
   const DoublePrecision guard;
   torch::set_num_threads(1);
   const std::vector<Case> cases{{{.stages = 2, .fusion = "on"}, {4, 2}},
@@ -379,7 +379,7 @@ std::map<std::string, Tensor> trained_on_replicas(const std::string& fusion) {
   return state;
 }
 
-TEST_CASE("joined batch norms take replicas and micro-batches, and make what they make apart, to the bit") {
+TEST_CASE("fused batch norms: equal unfused bits in replicated training") {
   const DoublePrecision guard;
   torch::set_num_threads(1);
   const auto apart = trained_on_replicas("off"), joined = trained_on_replicas("on");
@@ -425,7 +425,7 @@ struct Reversed : nn::Module {
   nn::ModuleList layers;
 };
 
-TEST_CASE("stages are cut so that a mode of another order runs on them, too") {
+TEST_CASE("stage cut: also runs a mode of another layer order") {
   const DoublePrecision guard;
   torch::set_num_threads(1);
   const std::vector<Case> cases{{{.stages = 2}, {4, 2}}, {{.stages = 3}, {2, 2, 2}}};
@@ -449,7 +449,7 @@ ap::Plan plan_after(const ap::Options& options,
   return plan;
 }
 
-TEST_CASE("the first plan is the one for training, whatever is called first") {
+TEST_CASE("first plan: is for training whatever is called first") {
   const DoublePrecision guard;
   torch::set_num_threads(1);
   using Model = ap::AutoParallel<SmallResNet>;
@@ -491,7 +491,7 @@ TEST_CASE("the first plan is the one for training, whatever is called first") {
   }
 }
 
-TEST_CASE("inference = true plans forwards alone, and makes no gradients") {
+TEST_CASE("inference = true: plans forwards only, makes no gradients") {
   const DoublePrecision guard;
   torch::set_num_threads(1);
   using Model = ap::AutoParallel<SmallResNet>;
@@ -527,7 +527,7 @@ TEST_CASE("inference = true plans forwards alone, and makes no gradients") {
   });
 }
 
-TEST_CASE("a forced schedule is the plan's where the loss is outside, and trains the same") {
+TEST_CASE("forced schedule: used with an outside loss, trains the same") {
   const DoublePrecision guard;
   torch::set_num_threads(1);
   const auto want = one_process<Reversed>(kTrainFirst);
@@ -562,7 +562,7 @@ long count_of(const std::vector<std::string>& lines, const std::string& part) {
                        [&](const auto& line) { return line.find(part) != std::string::npos; });
 }
 
-TEST_CASE("batch norms of less than the batch are told once, with the samples of a statistic and the option") {
+TEST_CASE("partial-batch batch norm: one warning with size and option") {
   torch::set_num_threads(1);
   const auto train = [](ap::World&, ap::AutoParallel<SmallResNet>& model) {
     for (int step = 0; step < 3; ++step) model(images().to(torch::kFloat).slice(0, 0, 4)).sum().backward();
@@ -583,7 +583,7 @@ TEST_CASE("batch norms of less than the batch are told once, with the samples of
                  "batch norm") == 0);
 }
 
-TEST_CASE("a call that needs more memory than the plan has warns with both figures") {
+TEST_CASE("call beyond planned memory: warns with both figures") {
   torch::set_num_threads(1);
   const auto evaluate = [](int64_t samples) {
     return [samples](ap::World&, ap::AutoParallel<SmallResNet>& model) {
@@ -613,7 +613,7 @@ struct RowNorms : nn::Module {
   nn::BatchNorm1d norm{6};
 };
 
-TEST_CASE("no plan leaves a batch norm one sample, and what the user forces is named") {
+TEST_CASE("batch norm: no plan leaves one sample, forcing is reported") {
   torch::set_num_threads(1);
   const auto step = [](ap::World& world, ap::AutoParallel<RowNorms>& model) {
     model(torch::linspace(world.rank(), 2, 4).view({1, 4})).backward();
@@ -636,7 +636,7 @@ TEST_CASE("no plan leaves a batch norm one sample, and what the user forces is n
   }
 }
 
-TEST_CASE("ranks that are seeded apart are not warned, and go on drawing apart") {
+TEST_CASE("ranks seeded differently: no warning, RNGs stay different") {
   torch::set_num_threads(1);
   std::vector<std::string> lines;
   std::vector<Tensor> drawn(2), weights(2);

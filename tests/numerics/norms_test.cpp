@@ -30,8 +30,7 @@ Tensor or_zeros(const Tensor& tensor, const Tensor& like) {
   return tensor.defined() ? tensor : torch::zeros_like(like);
 }
 
-TEST_CASE(
-    "norms and dot products of parameters, gradients and what a user keeps beside them are those of one process") {
+TEST_CASE("norm and dot: equal one process, also for user tensors") {
   under_all_plans([&](ap::World& world, const Kind& kind) {
     Net net;
     Model model(
@@ -70,7 +69,7 @@ TEST_CASE(
   });
 }
 
-TEST_CASE("norms of what ranks name differently, or that is nobody's, are refused on all ranks") {
+TEST_CASE("norm: differing or foreign tensors are refused on all ranks") {
   const DoublePrecision guard;
   for (const auto& options :
        {ap::Options{.stages = 1, .replicas = {2}}, ap::Options{.stages = 1, .zero = 1, .replicas = {2}},
@@ -141,7 +140,7 @@ std::vector<std::pair<std::string, Part>> parts() {
           {"none", [](Net&) { return std::vector<Tensor>(); }}};
 }
 
-TEST_CASE("clipping a part of the model is that of one process, under every kind of plan and for every p") {
+TEST_CASE("clip_grad_norm_ of a part: equals one process for every p") {
   under_all_plans([&](ap::World& world, const Kind& kind) {
     Model model(
         world, [] { return std::make_shared<Net>(); }, kind.options);
@@ -188,7 +187,7 @@ struct EncoderNet : nn::Module {
   nn::Linear head{32, 5};
 };
 
-TEST_CASE("four steps with a clipped encoder equal one process, under the plan that the planner chooses") {
+TEST_CASE("clipped encoder: planner's plan equals one process") {
   const DoublePrecision guard;
   const auto x = (torch::arange(8 * 6, torch::kDouble) * 0.9).sin().view({8, 6}) * 3;
   const auto y = torch::arange(8, torch::kLong).remainder(5);
@@ -220,7 +219,7 @@ TEST_CASE("four steps with a clipped encoder equal one process, under the plan t
   }
 }
 
-TEST_CASE("libtorch's clipping of a plain vector is one process's, or refused where a gradient is missing or a part") {
+TEST_CASE("libtorch's clip_grad_norm_: equals one process or is refused") {
   under_all_plans([&](ap::World& world, const Kind& kind) {
     Net net;
     Model model(
@@ -247,7 +246,7 @@ TEST_CASE("libtorch's clipping of a plain vector is one process's, or refused wh
   });
 }
 
-TEST_CASE("clipping by a norm that is not finite changes nothing where it is to throw, and throws on all ranks") {
+TEST_CASE("clip_grad_norm_: non-finite norm throws, changes nothing") {
   under_all_plans([&](ap::World& world, const Kind& kind) {
     Model model(
         world, [] { return std::make_shared<Net>(); }, kind.options);
@@ -279,7 +278,7 @@ TEST_CASE("clipping by a norm that is not finite changes nothing where it is to 
   });
 }
 
-TEST_CASE("handles of another model or of none, and other handles on each rank, are refused on all ranks") {
+TEST_CASE("clip_grad_norm_: foreign or differing handles are refused") {
   const DoublePrecision guard;
   CHECK_NOTHROW(ap::loopback::run(2, [&](ap::World& world) {
     Model model(world, [] { return std::make_shared<Net>(); }), other(world, [] { return std::make_shared<Net>(); });

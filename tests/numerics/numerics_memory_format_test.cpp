@@ -224,7 +224,7 @@ void require_equal_state(ap::World& world, Model& model, const numerics::Snapsho
   }
 }
 
-TEST_CASE("channels-last data stay so in every kernel of a residual network, under every plan") {
+TEST_CASE("channels-last ResNet: every kernel keeps the layout") {
   constexpr auto kFormat = at::MemoryFormat::ChannelsLast;
   torch::set_num_threads(1);
   for (const bool norms : {false, true}) {
@@ -257,7 +257,7 @@ TEST_CASE("channels-last data stay so in every kernel of a residual network, und
   }
 }
 
-TEST_CASE("results and gradients of channels-last images come back channels-last, under every plan") {
+TEST_CASE("channels-last images: results and gradients keep the layout") {
   torch::set_num_threads(1);
   for (const auto format : {at::MemoryFormat::ChannelsLast, at::MemoryFormat::Contiguous}) {
     for (const auto& options : kPlans) {
@@ -297,7 +297,7 @@ TEST_CASE("results and gradients of channels-last images come back channels-last
   }
 }
 
-TEST_CASE("the first rank that has images says how those of all ranks lie") {
+TEST_CASE("image layout: first rank with images decides for all") {
   constexpr auto kLast = at::MemoryFormat::ChannelsLast, kPlain = at::MemoryFormat::Contiguous;
   torch::set_num_threads(1);
   const auto reference = made<UNet>(kLast);
@@ -317,7 +317,7 @@ TEST_CASE("the first rank that has images says how those of all ranks lie") {
   CHECK(watch.others() == "");
 }
 
-TEST_CASE("each format of the arguments has a program, and weights may be laid out where the model is made") {
+TEST_CASE("memory format: one program each, user may lay out weights") {
   constexpr auto kLast = at::MemoryFormat::ChannelsLast, kPlain = at::MemoryFormat::Contiguous;
   torch::set_num_threads(1);
   const auto reference = made<UNet>(kLast);
@@ -362,7 +362,7 @@ bool lie_alike(const Tensor& a, const Tensor& b) {
   return alike;
 }
 
-TEST_CASE("channels-last data stay so in 16 bits, and gradients lie as their parameters") {
+TEST_CASE("channels-last in 16 bits: data and gradients keep layouts") {
   constexpr auto kFormat = at::MemoryFormat::ChannelsLast;
   torch::set_num_threads(1);
   for (const auto of_parameters : {at::MemoryFormat::Contiguous, kFormat}) {

@@ -189,7 +189,7 @@ bool throws_saying(const std::function<void()>& work, const std::vector<std::str
   return false;
 }
 
-TEST_CASE("what looks at whole parameters gives one process's result, or throws and changes nothing") {
+TEST_CASE("whole-parameter operation: equals one process, or throws") {
   for (const auto& program : programs()) {
     std::vector<Tensor> plain, without;
     {
@@ -221,7 +221,7 @@ TEST_CASE("what looks at whole parameters gives one process's result, or throws 
   }
 }
 
-TEST_CASE("random draws for a parameter that several ranks have throw, and are free where one has it") {
+TEST_CASE("RNG on a parameter: throws if several ranks own it") {
   for (const auto& plan : plans()) {
     on(plan, [&](ap::World& world) {
       Model model(world, made(), plan.options);
@@ -251,7 +251,7 @@ TEST_CASE("random draws for a parameter that several ranks have throw, and are f
   }
 }
 
-TEST_CASE("gradients that autograd hands out are parts as .grad is") {
+TEST_CASE("autograd::grad results: are shards as .grad is") {
   for (const auto& plan : plans()) {
     if (!plan.has_parts) continue;
     on(plan, [&](ap::World& world) {
@@ -275,7 +275,7 @@ TEST_CASE("gradients that autograd hands out are parts as .grad is") {
   }
 }
 
-TEST_CASE("training without an attached optimizer keeps parameters whole, and says so where parts are asked for") {
+TEST_CASE("unattached optimizer: no sharding, refused where asked for") {
   const Plan any{"any", {}, 2, false};
   on(any, [&](ap::World& world) {
     Model model(world, made());
@@ -311,7 +311,7 @@ TEST_CASE("training without an attached optimizer keeps parameters whole, and sa
 
 // ---------------------------------------------------------------- what another rank, or another model, has
 
-TEST_CASE("reading another rank's parameter names it, its owner and the remedy, however it is read") {
+TEST_CASE("placeholder parameter: any read names it, owner and remedy") {
   const auto stages = plans().back();
   for (const bool recorded : {false, true}) {
     on(stages, [&](ap::World& world) {
@@ -376,7 +376,7 @@ struct Reader : nn::Module {
   nn::Linear head{6, 512};
 };
 
-TEST_CASE("two models with a common parameter work while it is whole, and are told apart where one divides it") {
+TEST_CASE("parameter of two models: works unsharded, else is diagnosed") {
   for (const auto& plan : plans()) {
     for (const bool first_divides : {true, false}) {
       on(plan, [&](ap::World& world) {
@@ -406,7 +406,7 @@ TEST_CASE("two models with a common parameter work while it is whole, and are to
   }
 }
 
-TEST_CASE("a forward that reads another model's part is refused by name, and its whole value may be passed") {
+TEST_CASE("forward on another model's shard: refused, gathered is fine") {
   for (const auto& plan : plans()) {
     if (!plan.has_parts) continue;
     on(plan, [&](ap::World& world) {

@@ -127,7 +127,7 @@ void check_same(const Trained& got, const Trained& want, double tolerance) {
     numerics::check_close(numerics::find(got.state, name), tensor, tolerance, name);
 }
 
-TEST_CASE("draws, statistics of micro-batches and tied parameters are the same under every schedule") {
+TEST_CASE("every schedule: same RNG, batch statistics, tied parameters") {
   const DoublePrecision guard;
   for (const int replicas : {1, 2}) {
     const auto plain = train(2 * replicas, options_for("1f1b", replicas));
@@ -140,7 +140,7 @@ TEST_CASE("draws, statistics of micro-batches and tied parameters are the same u
   }
 }
 
-TEST_CASE("a checkpoint of one schedule goes on under another") {
+TEST_CASE("checkpoint: resumes under another schedule") {
   const DoublePrecision guard;
   const TempFolder folder;
   static_cast<void>(train(2, options_for("interleaved", 1), "", folder / "interleaved"));
@@ -175,7 +175,7 @@ std::vector<std::string> simulated(const ap::Program& program, const ap::Timelin
   return computes;
 }
 
-TEST_CASE("ranks compute in the order of the plan's schedule and of its simulated timeline, as their traces say") {
+TEST_CASE("trace: ranks follow the schedule and simulated timeline") {
   const DoublePrecision guard;
   const TempFolder folder;
   for (const std::string schedule : {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "synth"}) {
@@ -226,7 +226,7 @@ struct Positions : nn::Module {
   std::vector<Tensor> addends;
 };
 
-TEST_CASE("gradients that are views of others are their own, however many micro-batches follow") {
+TEST_CASE("view gradients: are own copies across micro-batches") {
   const DoublePrecision guard;
   const auto make = [] {
     const std::lock_guard lock(numerics::generator_mutex());

@@ -178,7 +178,7 @@ class Undescribed : public torch::optim::Optimizer {
   Tensor step(LossClosure) override { return {}; }
 };
 
-TEST_CASE("an optimizer that attach refuses has those that it names in its place") {
+TEST_CASE("remedy for a refused optimizer: named replacements train") {
   const auto sgd_options = torch::optim::SGDOptions(0.1).momentum(0.9);
   const auto adam = torch::optim::AdamOptions(0.05).eps(1e-3);
   const auto adamw = torch::optim::AdamWOptions(0.05).eps(1e-3);
@@ -199,7 +199,7 @@ TEST_CASE("an optimizer that attach refuses has those that it names in its place
           ways}});
 }
 
-TEST_CASE("shares and host memory have an optimizer attached first, or are not asked for") {
+TEST_CASE("remedy for ZeRO, offload without optimizer: attach or unset") {
   const auto zero = with(kReplicas, [](auto& o) { o.zero = 1; });
   const auto offload = with(kReplicas, [](auto& o) { o.offload = "optimizer"; });
   check({{"ZeRO",
@@ -224,7 +224,7 @@ void give(const std::vector<Tensor>& parameters, const std::vector<Tensor>& grad
   }
 }
 
-TEST_CASE("gradients of parameters that are elsewhere are asked of owned_parameters, or read after backward") {
+TEST_CASE("remedy for absent gradients: owned_parameters, or backward") {
   const auto asks = [](const std::function<std::vector<Tensor>(Model&)>& parameters) -> Step {
     return [=](Model& model, ap::World& world) {
       const auto x = mine(samples(), world);
@@ -250,7 +250,7 @@ TEST_CASE("gradients of parameters that are elsewhere are asked of owned_paramet
           {by(owned), by(reads)}}});
 }
 
-TEST_CASE("gradients of named parameters are taken outside no_sync, or of all parameters inside") {
+TEST_CASE("remedy for backward(inputs) in no_sync: outside, or for all") {
   const auto of_some = [](bool inside) -> Step {
     return [=](Model& model, ap::World& world) {
       std::optional<decltype(model->no_sync())> guard;
@@ -278,7 +278,7 @@ TEST_CASE("gradients of named parameters are taken outside no_sync, or of all pa
            trains({.options = kReplicas, .gradients = all_inside})}}});
 }
 
-TEST_CASE("an embedding has dense gradients") {
+TEST_CASE("remedy for sparse embedding gradients: dense ones") {
   const auto looks_up = [](bool sparse) -> Net::Body {
     return [=](Net& net, const Tensor& x) {
       const auto ids = (x * 2 + 2).to(torch::kLong);
@@ -295,7 +295,7 @@ TEST_CASE("an embedding has dense gradients") {
 
 Tensor power_loss(const Tensor& y, const Tensor& t, std::int64_t power = 2) { return (y - t).abs().pow(power).mean(); }
 
-TEST_CASE("a loss function whose default is not known is passed with AUTOPAR_FUNCTION, or in a lambda") {
+TEST_CASE("remedy for unknown loss default: AUTOPAR_FUNCTION, or lambda") {
   const auto targets = [] { return torch::linspace(1, 3, 16).cos().view({8, 2}); };
   const PlainStep plain = [=](Net& net) { power_loss(net.forward(samples()), targets()).backward(); };
   const auto by = [=](const auto& loss) {
@@ -316,7 +316,7 @@ TEST_CASE("a loss function whose default is not known is passed with AUTOPAR_FUN
 
 // ---------------------------------------------------------------- plans
 
-TEST_CASE("a model that is planned only is run where plan_only is not set") {
+TEST_CASE("remedy for plan_only: unset it to train") {
   check({{"plan_only",
           1,
           trains({.options = {.plan_only = true}}),
@@ -324,7 +324,7 @@ TEST_CASE("a model that is planned only is run where plan_only is not set") {
           {trains({.options = {.plan_only = false}})}}});
 }
 
-TEST_CASE("a plan that is another's is removed to plan again, or the option is set to the plan's") {
+TEST_CASE("remedy for a foreign plan file: remove it, or set the option") {
   const TempFolder folder;
   const auto file = folder / "plan.json";
   const auto keeps = [&](const std::function<void(ap::Options&)>& change) {
@@ -368,7 +368,7 @@ TEST_CASE("a plan that is another's is removed to plan again, or the option is s
            removed(writes_one)}}});
 }
 
-TEST_CASE("a device that is not there is chosen by the library") {
+TEST_CASE("remedy for a missing device: device = auto") {
   if (torch::cuda::is_available()) return;
   check({{"CUDA",
           2,
@@ -377,7 +377,7 @@ TEST_CASE("a device that is not there is chosen by the library") {
           {trains({.options = {.device = "auto"}})}}});
 }
 
-TEST_CASE("a method that goes back to an earlier stage is called first, or under one stage") {
+TEST_CASE("remedy for method reaching back: call first, or one stage") {
   const auto then = [](bool method_first) -> Step {
     return [=](Model& model, ap::World& world) {
       const auto z = mine(torch::linspace(0, 3, 48).cos().view({8, 6}), world);
@@ -397,7 +397,7 @@ TEST_CASE("a method that goes back to an earlier stage is called first, or under
           {trains({.options = {.stages = 1, .replicas = {2}}, .gradients = then(false), .plain = plain})}}});
 }
 
-TEST_CASE("what is registered late is registered before the model is wrapped") {
+TEST_CASE("remedy for late registration: register before wrapping") {
   const Net::Body body = [](Net& net, const Tensor& x) {
     const auto hidden = torch::tanh(net.first(x));
     return net.loss_of(net.late ? net.late(hidden) : hidden);
@@ -460,7 +460,7 @@ Loop trains_under_autocast(const ap::Options& options, Evaluates evaluates) {
   };
 }
 
-TEST_CASE("parameters that are held in the element type that reads them are read under one setting of autocast") {
+TEST_CASE("remedy for mixed autocast: one setting in all modes") {
   const auto offload = with(kReplicas, [](auto& o) { o.offload = "optimizer"; });
   const auto zero = with(kReplicas, [](auto& o) { o.zero = 3; });
   const auto as = [](const ap::Options& options, Evaluates how) { return trains_under_autocast(options, how); };
@@ -483,7 +483,7 @@ ap::Options exact(ap::Options options) {
   return options;
 }
 
-TEST_CASE("exact statistics are of one micro-batch") {
+TEST_CASE("remedy for exact batch norm: one micro-batch") {
   const Net::Body normalises = [](Net& net, const Tensor& x) {
     return net.loss_of(torch::tanh(net.norm(net.first(x))));
   };
@@ -506,7 +506,7 @@ void plain_both_forms(Net& net) {
   net.forward(samples().unsqueeze(-1)).backward();
 }
 
-TEST_CASE("exact statistics that a later program takes are of one micro-batch, or of each") {
+TEST_CASE("remedy for a later exact norm: one micro-batch, or not exact") {
   const Net::Body later = [](Net& net, const Tensor& x) {
     const auto hidden = net.first(x.flatten(1));
     return net.loss_of(torch::tanh(x.dim() == 3 ? net.norm(hidden) : hidden));
@@ -527,7 +527,7 @@ TEST_CASE("exact statistics that a later program takes are of one micro-batch, o
           {of(exact(with(two, [](auto& o) { o.microbatches = 1; }))), by_microbatch}}});
 }
 
-TEST_CASE("exact statistics of what is written later are of a copy, or of one replica") {
+TEST_CASE("remedy for in-place exact norm result: copy, or one replica") {
   const auto normalises = [](bool copies) -> Net::Body {
     return [=](Net& net, const Tensor& x) {
       const auto hidden = net.first(x.flatten(1));

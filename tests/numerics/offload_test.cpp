@@ -29,8 +29,7 @@ using numerics::check_close;
 using torch::Tensor;
 using namespace tied_net;
 
-TEST_CASE(
-    "offloaded optimizers equal one process: models, schedules, ZeRO, recompute, precision, accumulation, clipping") {
+TEST_CASE("offloaded optimizer: pairwise matrix equals one process") {
   const DoublePrecision guard;
   torch::set_num_threads(1);
   using numerics::MatrixFactors;
@@ -64,7 +63,7 @@ void require(bool holds, const std::string& what) {
   if (!holds) throw numerics::Failure(what);
 }
 
-TEST_CASE("a checkpoint goes on between plans that offload and plans that do not") {
+TEST_CASE("offload checkpoint: loads with and without offload") {
   const DoublePrecision guard;
   const std::vector<ap::Options> plans{options_for({1}, 0, "optimizer"), options_for({2}, 0, "optimizer"),
                                        options_for({2, 1}, 1, "optimizer"), options_for({2}, 3, "optimizer"),
@@ -101,7 +100,7 @@ TEST_CASE("a checkpoint goes on between plans that offload and plans that do not
   }
 }
 
-TEST_CASE("without shares handles keep their sizes, with them they and the state are flat") {
+TEST_CASE("offloaded parameters: flat under ZeRO, else sizes unchanged") {
   const DoublePrecision guard;
   for (const int zero : {0, 1, 2, 3}) {
     INFO("zero " << zero);
@@ -125,7 +124,7 @@ TEST_CASE("without shares handles keep their sizes, with them they and the state
   }
 }
 
-TEST_CASE("frozen parameters, gradients from before, evaluation right before a step, results without a loss") {
+TEST_CASE("offload: frozen weights, old gradients, evaluation are exact") {
   const DoublePrecision guard;
   for (const int zero : {0, 2, 3}) {
     const int ranks = 2;
@@ -171,7 +170,7 @@ TEST_CASE("frozen parameters, gradients from before, evaluation right before a s
   }
 }
 
-TEST_CASE("fused optimizers, and norms of layers over shares") {
+TEST_CASE("offload: fused optimizers and LAMB norms equal one process") {
   const DoublePrecision guard;
   for (const int zero : {0, 1}) {
     const int ranks = 2;
@@ -232,7 +231,7 @@ void check_same(const Trained& plain, const Trained& offloaded) {
   CHECK(plain.scale == offloaded.scale);
 }
 
-TEST_CASE("offloading changes no bit, in low precision neither, and the loss scale goes on") {
+TEST_CASE("offload: changes no bit in any precision, loss scale goes on") {
   struct Way {
     std::vector<int> replicas;
     int zero = 0;
@@ -260,7 +259,7 @@ TEST_CASE("offloading changes no bit, in low precision neither, and the loss sca
   }
 }
 
-TEST_CASE("in 16 bits a checkpoint goes on between plans that offload and plans that do not, to the bit") {
+TEST_CASE("16-bit checkpoint: offload may change, bits do not") {
   for (const int zero : {0, 3}) {
     for (const std::string precision : {"bf16", "fp16"}) {
       INFO(precision << ", zero " << zero);
@@ -274,8 +273,7 @@ TEST_CASE("in 16 bits a checkpoint goes on between plans that offload and plans 
   }
 }
 
-TEST_CASE(
-    "offloaded parameters are read in one element type: another mode that reads them in another is refused by name") {
+TEST_CASE("offloaded parameter: a mode with another dtype is refused") {
   std::string refused;
   try {
     ap::loopback::run(1, [&](ap::World& world) {
@@ -354,7 +352,7 @@ std::vector<double> errors_of(const ap::Options& options, LargeNet::Reads reads)
   return errors;
 }
 
-TEST_CASE("what is offloaded takes the memory that is predicted: 16-bit copies on the device, all else on the host") {
+TEST_CASE("offload memory: as predicted, 16-bit copies on the device") {
   constexpr double kWithin = 0.05;
   // What no plan may lack, it may have too much: units of shares are counted as large as they may be.
   constexpr double kUnits = 0.1;
@@ -376,7 +374,7 @@ TEST_CASE("what is offloaded takes the memory that is predicted: 16-bit copies o
   }
 }
 
-TEST_CASE("a parameter that an average outside the stages reads stays on the device, and trains as ever") {
+TEST_CASE("parameter read outside the stages: is not offloaded, trains") {
   const DoublePrecision guard;
   for (const int zero : {0, 1, 3}) {
     INFO("zero " << zero);
@@ -410,8 +408,7 @@ TEST_CASE("a parameter that an average outside the stages reads stays on the dev
   }
 }
 
-TEST_CASE(
-    "no plan offloads by itself where memory is one, or without an optimizer; asked for without one, it is refused") {
+TEST_CASE("offload on the CPU: not automatic, refused if unattached") {
   const DoublePrecision guard;
   check_ranks(2, [&](ap::World& world) {
     ap::AutoParallel<Net> model(world, made(), options_for({2}, -1, "auto"));

@@ -196,7 +196,7 @@ void train(const Side& side, const Program& program, Parameters parameters) {
   }
 }
 
-TEST_CASE("terms of parameters and changed gradients are one process's") {
+TEST_CASE("penalty terms and changed gradients: equal one process") {
   const DoublePrecision fp64;
   const auto [x, y] = samples();
   for (const auto& program : legal_programs()) {
@@ -285,7 +285,7 @@ std::vector<Forward> unwrapped_forwards() {
        }}};
 }
 
-TEST_CASE("a backward through the unwrapped module is refused at once, and its ways out are right") {
+TEST_CASE("unwrapped backward: is refused at once, remedies work") {
   const DoublePrecision fp64;
   const auto [x, y] = samples();
   const auto reference = made();
@@ -320,7 +320,7 @@ TEST_CASE("a backward through the unwrapped module is refused at once, and its w
   }));
 }
 
-TEST_CASE("a part of the module that one rank has is refused likewise, and shards and slices take no forward") {
+TEST_CASE("unwrapped submodule: backward refused, shards run no forward") {
   const DoublePrecision fp64;
   const auto [x, y] = samples();
   const auto parts = [](Model& model, const Samples& own) {
@@ -356,7 +356,7 @@ TEST_CASE("a part of the module that one rank has is refused likewise, and shard
   }
 }
 
-TEST_CASE("gradients that differ between the holders of a parameter are told by the next call") {
+TEST_CASE("differing gradients of owners: next call reports them") {
   const DoublePrecision fp64;
   const auto [x, y] = samples();
   const std::vector<Forward> programs{
@@ -390,7 +390,7 @@ TEST_CASE("gradients that differ between the holders of a parameter are told by 
   }
 }
 
-TEST_CASE("handles keep the user's own hooks, and a module that outlives its model has no others") {
+TEST_CASE("parameter hooks: user's stay, ours end with the model") {
   const DoublePrecision fp64;
   const auto [x, y] = samples();
   CHECK_NOTHROW(ap::loopback::run(2, [&, &x = x, &y = y](ap::World& world) {

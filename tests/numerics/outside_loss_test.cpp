@@ -155,7 +155,7 @@ void check_gradients(Model& model, Module& reference, const std::string& when) {
   }
 }
 
-TEST_CASE("losses outside the model that end in global means have the gradients of one process") {
+TEST_CASE("outside loss: global_mean gradients equal one process") {
   const DoublePrecision guard;
   const auto x = torch::randn({8, 4}), y = torch::randn({8, 3});
   for (const auto& program : programs()) {
@@ -196,7 +196,7 @@ Tensor chained(const Results& first, const Tensor& y, const Mean& mean, Second& 
   return second(torch::cat({first.out * first.rms, all_have}, 1)) * 1.0;
 }
 
-TEST_CASE("what all ranks have and goes into the samples of another model has the gradients of one process") {
+TEST_CASE("replicated result fed to another model: gradients are exact") {
   const DoublePrecision guard;
   const auto x = torch::randn({8, 4}), y = torch::randn({8, 3});
   const auto first = made<Net>();
@@ -228,7 +228,7 @@ struct Loss : Net {
   Tensor forward(const Tensor& x, const Tensor& y) { return F::mse_loss(Net::forward(x).out, y); }
 };
 
-TEST_CASE("a model's loss in a global mean has the gradients of one process") {
+TEST_CASE("global_mean of a model's loss: gradients equal one process") {
   const DoublePrecision guard;
   const auto x = torch::randn({8, 4}), y = torch::randn({8, 3});
   const auto reference = made<Loss>();
@@ -244,7 +244,7 @@ TEST_CASE("a model's loss in a global mean has the gradients of one process") {
   }
 }
 
-TEST_CASE("terms of parameters are added to a global mean, and refused inside") {
+TEST_CASE("penalty term: added to a global_mean, refused inside it") {
   const DoublePrecision guard;
   const auto x = torch::randn({8, 4}), y = torch::randn({8, 3});
   const auto reference = made<Net>();
@@ -287,7 +287,7 @@ std::vector<std::string> messages_of(int ranks, const std::function<void(ap::Wor
   return messages;
 }
 
-TEST_CASE("a loss of each rank's own that uses what all ranks have is refused on every rank, with the way out") {
+TEST_CASE("rank-local loss of replicated values: refused on all ranks") {
   const DoublePrecision guard;
   const auto x = torch::randn({8, 4});
   const std::vector<std::function<Tensor(const Results&, const Mean&)>> losses{
@@ -310,7 +310,7 @@ TEST_CASE("a loss of each rank's own that uses what all ranks have is refused on
   }
 }
 
-TEST_CASE("a global mean whose sums differ in what they depend on is refused on every rank") {
+TEST_CASE("global_mean: sums with differing dependencies are refused") {
   const DoublePrecision guard;
   const auto x = torch::randn({8, 4});
   for (const int way : {0, 1}) {
@@ -331,7 +331,7 @@ TEST_CASE("a global mean whose sums differ in what they depend on is refused on 
 
 // ---------------------------------------------------------------- gradients that are asked for by name
 
-TEST_CASE("torch::autograd::grad and backward(inputs) leave alone what they do not name") {
+TEST_CASE("autograd::grad, backward(inputs): leave other tensors alone") {
   const DoublePrecision guard;
   const auto x = torch::randn({8, 4}), y = torch::randn({8, 3});
   const auto loss_of = [](const Results& r, const Tensor& target, const Mean& mean) {
@@ -390,7 +390,7 @@ TEST_CASE("torch::autograd::grad and backward(inputs) leave alone what they do n
   }
 }
 
-TEST_CASE("adversarial training is that of one process") {
+TEST_CASE("adversarial training: equals one process") {
   const DoublePrecision guard;
   const auto x = torch::randn({8, 4}), y = torch::randn({8, 3});
   const auto reference = made<Loss>();
@@ -413,7 +413,7 @@ TEST_CASE("adversarial training is that of one process") {
   }
 }
 
-TEST_CASE("gradients that ranks cannot have, or ask for differently, are refused on every rank") {
+TEST_CASE("unavailable or differing gradients: refused on every rank") {
   const DoublePrecision guard;
   const auto x = torch::randn({8, 4});
   const ap::Options options{.stages = 2, .microbatches = 1};
@@ -452,7 +452,7 @@ TEST_CASE("gradients that ranks cannot have, or ask for differently, are refused
 
 // ---------------------------------------------------------------- said once
 
-TEST_CASE("a loss of a rank's own samples is warned of once, with both ways to the mean of all") {
+TEST_CASE("rank-local loss: one warning with both ways to a global mean") {
   const DoublePrecision guard;
   const auto x = torch::randn({8, 4}), y = torch::randn({8, 3});
   const auto warnings = [&](int ranks,
@@ -490,7 +490,7 @@ TEST_CASE("a loss of a rank's own samples is warned of once, with both ways to t
 
 // ---------------------------------------------------------------- ranks without samples, errors on one rank
 
-TEST_CASE("a sum of no samples is ignored, whatever it is") {
+TEST_CASE("global_mean: empty sum is ignored whatever its value") {
   const DoublePrecision guard;
   const auto x = torch::randn({5, 4}), y = torch::randn({5, 3});
   const auto reference = made<Net>();
@@ -512,7 +512,7 @@ TEST_CASE("a sum of no samples is ignored, whatever it is") {
   }
 }
 
-TEST_CASE("after an error on one rank, where nothing was begun, all ranks know it and go on") {
+TEST_CASE("error before a step begins: all ranks know it and continue") {
   const DoublePrecision guard;
   const auto x = torch::randn({8, 4}), y = torch::randn({8, 3});
   const auto reference = made<Loss>();
@@ -542,7 +542,7 @@ TEST_CASE("after an error on one rank, where nothing was begun, all ranks know i
   CHECK(messages[1].find("has 2 samples") != std::string::npos);
 }
 
-TEST_CASE("a rank that left a step by an exception is named by the next call, and all go on from there") {
+TEST_CASE("rank leaving a step by exception: is named, all continue") {
   const DoublePrecision guard;
   const auto x = torch::randn({8, 4}), y = torch::randn({8, 3});
   const Layout layout{{.stages = 2, .microbatches = 2}, {5, 3}};

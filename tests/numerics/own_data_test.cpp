@@ -207,21 +207,21 @@ void check_training() {
   check_training<Net>([] { return std::make_shared<Net>(); }, false);
 }
 
-TEST_CASE("memory that others own is read when the forward reads it") {
+TEST_CASE("external memory: is read when the forward reads it") {
   SECTION("of the stack") { check_training<OnStack>(); }
   SECTION("written and read again") { check_training<Reused>(); }
 }
 
-TEST_CASE("what a forward makes once is a constant") {
+TEST_CASE("tensor made once in forward: is a constant") {
   SECTION("a mask") { check_training<LazyMask>(); }
   SECTION("a criterion") { check_training<LazyCriterion>(); }
 }
 
-TEST_CASE("what follows from constants alone has data in a forward") { check_training<OfConstants>(); }
+TEST_CASE("tensor derived from constants: has data in forward") { check_training<OfConstants>(); }
 
-TEST_CASE("a value that is detached in place trains as in one process") { check_training<Detaches>(); }
+TEST_CASE("tensor detached in place: trains as one process") { check_training<Detaches>(); }
 
-TEST_CASE("a constructor that loads files gives the same model, recorded or not") {
+TEST_CASE("constructor that loads files: same model, deferred or not") {
   const DoublePrecision guard;
   torch::manual_seed(8);
   const auto path = file_of(*nn::Linear(4, 4));
@@ -231,7 +231,7 @@ TEST_CASE("a constructor that loads files gives the same model, recorded or not"
   std::filesystem::remove(path);
 }
 
-TEST_CASE("a static window is made in the first forward, and can be read by everybody afterwards") {
+TEST_CASE("static tensor in forward: made once, readable afterwards") {
   const DoublePrecision guard;
   struct Net : Layers {
     Tensor forward(const Tensor& x) {

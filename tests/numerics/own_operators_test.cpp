@@ -42,7 +42,7 @@ void check_shards(int shards, const std::vector<int>& replicas, int microbatches
   CHECK(slices >= 4);  // both weights of the pair, the first one's bias, the gate
 }
 
-TEST_CASE("operators of a user: tensor shards") {
+TEST_CASE("user operators: tensor shards equal one process") {
   const DoublePrecision fp64;
   check_shards(2, {1}, 1);
   check_shards(3, {1}, 2);
@@ -78,7 +78,7 @@ std::string contents(const std::string& path) {
   return text.str();
 }
 
-TEST_CASE("operators of a user: plan files have their versions") {
+TEST_CASE("user operators: plan file records their versions") {
   const TempFolder folder;
   const auto file = (folder / "plan.json").string();
   const ap::Options options{.plan_file = file};
@@ -114,7 +114,7 @@ struct Mixing : torch::nn::Module {
   torch::nn::Linear layer{Net::kWidth, Net::kWidth};
 };
 
-TEST_CASE("operators of a user: without a definition one slice has the whole batch, or a plan is refused by name") {
+TEST_CASE("user operators: undefined ones see whole batch, or refusal") {
   const DoublePrecision fp64;
   torch::manual_seed(3);
   const auto one = std::make_shared<Mixing>();
@@ -141,11 +141,11 @@ TEST_CASE("operators of a user: without a definition one slice has the whole bat
   });
 }
 
-TEST_CASE("operators of a user: autocast as they define it") {
+TEST_CASE("user operators: autocast follows their definition") {
   ap::loopback::run(2, [&](ap::World& world) { train(world, made(), {.stages = 2, .precision = "bf16"}); });
 }
 
-TEST_CASE("operators of a user: registered once, before the first capture") {
+TEST_CASE("register_op: once per operator, before the first capture") {
   own_operators::register_all();
   const auto refused = [](ap::OpDef def, const std::vector<std::string>& parts) {
     check_says(parts, [&] { ap::register_op(std::move(def)); });

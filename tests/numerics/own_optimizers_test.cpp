@@ -477,7 +477,7 @@ void check(const Kind& kind, const Plan& plan, const Plan& next, bool tied) {
   }));
 }
 
-TEST_CASE("described optimizers equal one process under every plan, also after a checkpoint of another") {
+TEST_CASE("described optimizers: equal one process under every plan") {
   const DoublePrecision guard;
   torch::set_num_threads(1);
   const auto all = plans();
@@ -507,7 +507,7 @@ class Understated : public Normalised {
   }
 };
 
-TEST_CASE("optimizers that would be wrong on parts of parameters are refused with their ways out") {
+TEST_CASE("non-elementwise optimizers: refused with their remedies") {
   const DoublePrecision guard;
   torch::set_num_threads(1);
   for (const auto& plan : plans()) {

@@ -110,7 +110,7 @@ void check_throws(const Work& work, const std::vector<std::string>& parts, const
   throw Failure(when + ": nothing was thrown");
 }
 
-TEST_CASE("an average of owned parameters is that of one process, and can be evaluated") {
+TEST_CASE("average of owned parameters: equals one process, evaluates") {
   Plain plain;
   {
     const DoublePrecision guard;
@@ -158,7 +158,7 @@ TEST_CASE("an average of owned parameters is that of one process, and can be eva
   });
 }
 
-TEST_CASE("a copy made before there were shards never goes with one, however its sizes could be stretched") {
+TEST_CASE("copy from before sharding: does not broadcast with shards") {
   on_two_ranks([&](ap::World& world, const ap::Options& plan) {
     if (plan.zero == 0) return;
     Model model(world, made(), plan);
@@ -194,7 +194,7 @@ TEST_CASE("a copy made before there were shards never goes with one, however its
   });
 }
 
-TEST_CASE("torch::save of what a rank has a part of throws and names the way out, which works") {
+TEST_CASE("torch::save of a shard: throws and names a working remedy") {
   Plain plain;
   {
     const DoublePrecision guard;
@@ -251,7 +251,7 @@ TEST_CASE("torch::save of what a rank has a part of throws and names the way out
   });
 }
 
-TEST_CASE("gather_optimizer gives whole states of every class of optimizer that may be attached") {
+TEST_CASE("gather_optimizer: gives unsharded state of every optimizer") {
   using Make = std::function<std::unique_ptr<torch::optim::Optimizer>(const std::vector<Tensor>&)>;
   const auto make = []<class Optimizer, class Options>(Options options) -> Make {
     return

@@ -38,7 +38,7 @@ Pairs pairs_of(const std::vector<int>& levels, const numerics::PossiblePair& pos
 
 const numerics::PossiblePair kAny = [](std::size_t, int, std::size_t, int) { return true; };
 
-TEST_CASE("every pair of levels occurs, in far fewer rows than the product") {
+TEST_CASE("pairwise_rows: every pair occurs in few rows") {
   for (unsigned seed = 1; seed <= 5; ++seed) {
     const std::vector<int> levels = seed == 1 ? std::vector{1, 1} : std::vector{7, 5, 2, 3, 1, 4};
     const auto rows = numerics::pairwise_rows(levels, seed);
@@ -48,7 +48,7 @@ TEST_CASE("every pair of levels occurs, in far fewer rows than the product") {
   }
 }
 
-TEST_CASE("pairs that are not possible occur in no row, all others do") {
+TEST_CASE("pairwise_rows: only impossible pairs are left out") {
   const std::vector<int> levels{7, 5, 2, 3, 1, 4};
   const numerics::PossiblePair possible = [](std::size_t f, int a, std::size_t g, int b) {
     if (f == 0 && g == 1) return a == 0 || b <= a;  // level 0 of factor 1 goes with everything

@@ -51,7 +51,7 @@ Tensor penalty_of(const Tensor& gradient) { return 10 * (gradient.norm(2, 1) - 1
 Tensor samples() { return torch::linspace(-1, 2, 32).sin().view({8, 4}); }
 Tensor mine(const Tensor& whole, int rank) { return numerics::share_of(whole, 0, {5, 3}, rank).clone(); }
 
-TEST_CASE("a gradient penalty with a derivative made of operators trains as create_graph does in one process") {
+TEST_CASE("gradient penalty by operators: trains as create_graph") {
   const DoublePrecision guard;
   torch::set_num_threads(1);
   const auto reference = made<Plain>();
@@ -78,7 +78,7 @@ TEST_CASE("a gradient penalty with a derivative made of operators trains as crea
   }
 }
 
-TEST_CASE("a gradient that a loss takes itself is refused and names the way out") {
+TEST_CASE("gradient taken inside a loss: refused with a remedy") {
   ap::loopback::run(1, [&](ap::World& world) {
     ap::AutoParallel<Plain> model(world, made<Plain>(), ap::Options{});
     const auto loss = [](const Tensor& score, const Tensor& x) {

@@ -105,8 +105,7 @@ std::vector<Way> ways_with_shares(bool whole_statistics = false) {
   return out;
 }
 
-TEST_CASE(
-    "bf16 training with ZeRO, segments that are recomputed and accumulation errs no more than 1.5 times autocast's") {
+TEST_CASE("bf16 with ZeRO and recompute: error <= 1.5x autocast") {
   auto chunked = ways_with_shares();
   for (const auto* schedule : {"interleaved", "zb-v"}) {
     chunked.push_back(chunked.back());
@@ -125,7 +124,7 @@ std::vector<Way> in_bf16_throughout(std::vector<Way> ways) {
   return ways;
 }
 
-TEST_CASE("training that computes in bf16 throughout errs 1.5 times a bf16 module with masters in fp32 at most") {
+TEST_CASE("pure bf16 training: error <= 1.5x bf16 with fp32 masters") {
   check_error_law<Mlp>(in_bf16_throughout(ways(false)));
   check_error_law<Transformer>(in_bf16_throughout(ways(false)));
   check_error_law<ConvNet>(in_bf16_throughout(ways(true)));
@@ -148,7 +147,7 @@ struct Deep : nn::Module {
   nn::ModuleList layers;
 };
 
-TEST_CASE("a rank plans for its share of parameters, and under ZeRO 3 for no copy of all of them") {
+TEST_CASE("planned memory: counts shards, under ZeRO 3 no full copy") {
   torch::manual_seed(3);
   std::vector<ap::Bytes> peaks;
   std::mutex mutex;
@@ -172,7 +171,7 @@ TEST_CASE("a rank plans for its share of parameters, and under ZeRO 3 for no cop
   CHECK((peaks[2] - peaks[3]).value() >= bytes / 4);
 }
 
-TEST_CASE("a model that reads in float32 what was gathered in 16 bits is refused by name") {
+TEST_CASE("parameter gathered in 16 bits: reading it in fp32 is refused") {
   struct Switch : nn::Module {
     Switch() { register_module("a", a); }
     Tensor forward(const Tensor& x) {
@@ -202,16 +201,12 @@ TEST_CASE("a model that reads in float32 what was gathered in 16 bits is refused
   }
 }
 
-TEST_CASE("bf16 training of an MLP errs no more than 1.5 times autocast's") {
+TEST_CASE("bf16 MLP: error <= 1.5x autocast") {
   for (const uint64_t seed : {3, 4, 5, 6}) check_error_law<Mlp>(ways(false), 1, seed);
 }
-TEST_CASE("bf16 training of convolutions and batch norms errs no more than 1.5 times autocast's") {
-  check_error_law<ConvNet>(ways(true));
-}
-TEST_CASE("bf16 training of a transformer errs no more than 1.5 times autocast's") {
-  check_error_law<Transformer>(ways(false));
-}
-TEST_CASE("bf16 training of an embedding errs no more than 1.5 times autocast's") {
+TEST_CASE("bf16 convolutions and batch norms: error <= 1.5x autocast") { check_error_law<ConvNet>(ways(true)); }
+TEST_CASE("bf16 transformer: error <= 1.5x autocast") { check_error_law<Transformer>(ways(false)); }
+TEST_CASE("bf16 embedding: error <= 1.5x autocast") {
   for (const uint64_t seed : {3, 4, 5, 6}) check_error_law<Embedding>(ways(false), 1, seed);
 }
 
@@ -321,20 +316,12 @@ std::vector<Way> fine_ways() {
   return out;
 }
 
-TEST_CASE("bf16 training of layer and group norms between stages errs no more than 1.5 times autocast's") {
-  check_error_law<Norms>(fine_ways());
-}
-TEST_CASE("bf16 training of recurrent cells errs no more than 1.5 times autocast's") {
-  check_error_law<Cells>(fine_ways());
-}
-TEST_CASE("bf16 training of bags of embeddings errs no more than 1.5 times autocast's") {
-  check_error_law<Bags>(fine_ways());
-}
-TEST_CASE("bf16 training of attention with biases errs no more than 1.5 times autocast's") {
-  check_error_law<Biased>(fine_ways());
-}
+TEST_CASE("bf16 layer and group norms in stages: error <= 1.5x autocast") { check_error_law<Norms>(fine_ways()); }
+TEST_CASE("bf16 recurrent cells: error <= 1.5x autocast") { check_error_law<Cells>(fine_ways()); }
+TEST_CASE("bf16 embedding bags: error <= 1.5x autocast") { check_error_law<Bags>(fine_ways()); }
+TEST_CASE("bf16 attention with biases: error <= 1.5x autocast") { check_error_law<Biased>(fine_ways()); }
 
-TEST_CASE("atoms of bf16 are profiled as they run, and copies of parameters count as memory") {
+TEST_CASE("bf16 profile: atoms run in bf16, copies count as memory") {
   torch::manual_seed(3);
   const auto args = Mlp::batch(kBatch);
   std::mutex mutex;
@@ -427,7 +414,7 @@ void check_near(Model& model, const Snapshot& want) {
   }
 }
 
-TEST_CASE("an overflow on one rank skips the step on all and halves the scale; the next step is right") {
+TEST_CASE("fp16 overflow on one rank: skips the step, halves the scale") {
   torch::manual_seed(4);
   const Halves data;
   const auto want = scaled_gradients(data.x, data.target, 1024);
@@ -478,7 +465,7 @@ TEST_CASE("an overflow on one rank skips the step on all and halves the scale; t
   }
 }
 
-TEST_CASE("an overflow inside no_sync skips what is accumulated with it, and only that") {
+TEST_CASE("fp16 overflow in no_sync: skips only that accumulation") {
   torch::manual_seed(4);
   const Halves data;
   auto twice = scaled_gradients(data.x, data.target, 1024);
@@ -541,14 +528,14 @@ void check_half() {
   }
 }
 
-TEST_CASE("fp16 training of norms, recurrent cells, bags and attention errs no more than 1.5 times autocast's") {
+TEST_CASE("fp16 norms, cells, bags, attention: error <= 1.5x autocast") {
   check_half<Norms>();
   check_half<Cells>();
   check_half<Bags>();
   check_half<Biased>();
 }
 
-TEST_CASE("small gradients of a loss outside the model survive fp16") {
+TEST_CASE("fp16 outside loss: small gradients survive") {
   torch::manual_seed(5);
   const auto args = Scores::batch(8);
   const auto x = std::get<0>(args).clone().set_requires_grad(true);
@@ -582,7 +569,7 @@ TEST_CASE("small gradients of a loss outside the model survive fp16") {
   }
 }
 
-TEST_CASE("the loss scale is in the checkpoint") {
+TEST_CASE("loss scale: is saved in the checkpoint") {
   const TempFolder folder;
   torch::manual_seed(4);
   const Halves data;
@@ -627,7 +614,7 @@ std::string message_of(const std::function<void()>& body) {
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-TEST_CASE("tf32 leaves results on CPUs and the process's settings as they are") {
+TEST_CASE("tf32: CPU results and process settings stay unchanged") {
   torch::manual_seed(6);
   const auto [x, y] = Mlp::batch(16);
   const auto before = at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL);
@@ -643,7 +630,7 @@ TEST_CASE("tf32 leaves results on CPUs and the process's settings as they are") 
   CHECK(at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) == before);
 }
 
-TEST_CASE("two settings of element types at once, and one without effect, are refused by name") {
+TEST_CASE("two precision settings, or one without effect: are refused") {
   torch::manual_seed(6);
   const auto [x, y] = Mlp::batch(16);
   ap::loopback::run(1, [&, x = x, y = y](ap::World& world) {
@@ -667,7 +654,7 @@ TEST_CASE("two settings of element types at once, and one without effect, are re
 }
 
 // As in libtorch, whose autocast on CPUs knows neither.
-TEST_CASE("a product of two element types is refused by name, before anything runs") {
+TEST_CASE("mixed-dtype product: is refused by name before running") {
   struct Product : nn::Module {
     explicit Product(bool with_addend) : adds(with_addend) {
       register_module("a", a);
@@ -694,7 +681,7 @@ TEST_CASE("a product of two element types is refused by name, before anything ru
   }
 }
 
-TEST_CASE("a plan file says its precision and is refused for another") {
+TEST_CASE("plan file: records precision, refused for another") {
   const TempFolder folder;
   torch::manual_seed(6);
   const auto [x, y] = Mlp::batch(16);
@@ -717,7 +704,7 @@ TEST_CASE("a plan file says its precision and is refused for another") {
   }
 }
 
-TEST_CASE("an autocast of the caller's own goes on working, with its results to the bit") {
+TEST_CASE("caller's own autocast: keeps working bitwise") {
   torch::manual_seed(6);
   const auto [x, y] = Mlp::batch(kBatch);
   const std::vector samples{std::tuple(x, y)};

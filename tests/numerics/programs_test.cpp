@@ -97,7 +97,7 @@ std::vector<double> numbers() {
   return out;
 }
 
-TEST_CASE("a number that is another in each call trains as in one process, and the captures that are kept stay few") {
+TEST_CASE("number changing per call: equals one process, few captures") {
   const DoublePrecision guard;
   torch::set_num_threads(1);
   const auto x = samples();
@@ -135,7 +135,7 @@ TEST_CASE("a number that is another in each call trains as in one process, and t
   }
 }
 
-TEST_CASE("results of a program that was forgotten since still have their gradients") {
+TEST_CASE("evicted program: its results still have gradients") {
   const DoublePrecision guard;
   torch::set_num_threads(1);
   const auto x = samples();

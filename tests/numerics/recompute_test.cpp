@@ -156,7 +156,7 @@ ap::Options options_for(const std::string& schedule, int positions, int replicas
           .recompute = recompute};
 }
 
-TEST_CASE("draws, statistics, counters and attention are the same whatever is recomputed, under every schedule") {
+TEST_CASE("recompute: same RNG, statistics, counters in every schedule") {
   const DoublePrecision guard;
   const TempFolder folder;
   for (const int replicas : {1, 2}) {
@@ -181,7 +181,7 @@ TEST_CASE("draws, statistics, counters and attention are the same whatever is re
   }
 }
 
-TEST_CASE("a plan file with segments that are recomputed is read and run") {
+TEST_CASE("plan file: recomputed segments are read and run") {
   const DoublePrecision guard;
   const TempFolder folder;
   auto options = options_for("1f1b", 2, 1, "full");
@@ -199,7 +199,7 @@ TEST_CASE("a plan file with segments that are recomputed is read and run") {
   CHECK_THROWS_WITH(train(2, options), Catch::Contains("atom " + std::to_string(plan.stages[1].atoms[0].value())));
 }
 
-TEST_CASE("results leave the call, buffers change and other calls come before their backward") {
+TEST_CASE("recompute: backward is exact after calls and buffer changes") {
   const DoublePrecision guard;
   torch::set_num_threads(1);
   const auto train_features = [](const std::string& recompute) {
@@ -325,7 +325,7 @@ void check_memory(const std::string& name) {
   }
 }
 
-TEST_CASE("a plan with segments that are recomputed needs the memory that it says, and far less than without") {
+TEST_CASE("recompute: memory is as planned, far below without") {
   const DoublePrecision guard;
   check_memory<Deep>("residual layers");
   check_memory<Encoder>("attention");

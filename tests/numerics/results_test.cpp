@@ -235,7 +235,7 @@ void check_all(const Case& each) {
   });
 }
 
-TEST_CASE("what is done to results in place is as in one process under every plan, and touches nothing else") {
+TEST_CASE("results changed in place: equal one process, no side effect") {
   const DoublePrecision guard;
   torch::set_num_threads(1);
   for (const auto& each : kCases) {
@@ -256,7 +256,7 @@ struct WithLoss : Several {
   }
 };
 
-TEST_CASE("a loss and results beside it may be changed in place") {
+TEST_CASE("loss with results beside it: may be changed in place") {
   const DoublePrecision guard;
   torch::set_num_threads(1);
   for (const auto& each : kCases) {
@@ -282,7 +282,7 @@ struct Many : nn::Module {
   Tensors scales;
 };
 
-TEST_CASE("a result beyond the sixty-fourth has the gradient that it was given, or none") {
+TEST_CASE("result beyond the 64th: gets its own gradient or none") {
   const DoublePrecision guard;
   torch::set_num_threads(1);
   const auto x = torch::linspace(-1, 1, 12).view({4, 3});

@@ -106,7 +106,7 @@ const Tensor& ids() {
   return numbers;
 }
 
-TEST_CASE("targets of a wrong type are told by operator and module, without libtorch's frames, under every plan") {
+TEST_CASE("wrong target dtype: error names operator, module, no frames") {
   torch::set_num_threads(1);
   const auto labels = torch::arange(8, torch::kInt).remainder(4);  // must be int64
   for (const auto& one : cases()) {
@@ -123,7 +123,7 @@ TEST_CASE("targets of a wrong type are told by operator and module, without libt
   }
 }
 
-TEST_CASE("the log has libtorch's frames where it is asked for them") {
+TEST_CASE("log_level = debug: log has libtorch's frames") {
   torch::set_num_threads(1);
   const auto labels = torch::arange(8, torch::kInt).remainder(4);
   const auto out = told(1, [&](ap::World& world) { train(world, {.log_level = "debug"}, ids(), labels); });
@@ -131,7 +131,7 @@ TEST_CASE("the log has libtorch's frames where it is asked for them") {
   CHECK_FALSE(has_frames(out.errors[0]));
 }
 
-TEST_CASE("an index out of range on one rank is told there by operator and module, and elsewhere by that rank") {
+TEST_CASE("index out of range: rank names operator, others the rank") {
   torch::set_num_threads(1);
   for (const auto& one : cases()) {
     const auto out = told(one.ranks, [&](ap::World& world) {
@@ -170,7 +170,7 @@ std::string told_of_capture(std::int64_t samples) {
   return out.errors[0];
 }
 
-TEST_CASE("a size written into forward is told apart from what fails with any size") {
+TEST_CASE("hard-coded size in forward: told apart from other failures") {
   const auto fixed = told_of_capture<Sixteen>(16);
   CAPTURE(fixed);
   CHECK_THAT(fixed, Contains("aten::view") && Contains("several sizes (7, 12 and 18 samples)") &&

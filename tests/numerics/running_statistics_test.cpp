@@ -79,7 +79,7 @@ struct NormsAloneImpl : nn::Module {
 };
 TORCH_MODULE(NormsAlone);
 
-TEST_CASE("running statistics of images without pixels stay as they are, and one pixel counts") {
+TEST_CASE("batch norm statistics: empty images leave them unchanged") {
   for (const int64_t height : {0, 1}) {
     INFO("height " << height);
     const auto x = torch::randn({8, 4, height, 5});
@@ -92,7 +92,7 @@ TEST_CASE("running statistics of images without pixels stay as they are, and one
   }
 }
 
-TEST_CASE("running statistics of a share that is the whole batch are those of one process") {
+TEST_CASE("batch norm statistics: full-batch share equals one process") {
   SECTION("one rank") { check({8}, {.microbatches = 1}); }
   SECTION("one rank that recomputes segments") { check({8}, {.microbatches = 1, .recompute = "full"}); }
   SECTION("two stages") { check({5, 3}, {.stages = 2, .microbatches = 1, .replicas = {1}}); }

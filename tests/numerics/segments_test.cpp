@@ -158,7 +158,7 @@ Trained train(const std::vector<int>& replicas, const ap::Options& options, cons
   return out;
 }
 
-TEST_CASE("parameters in shards are there whenever a segment runs again, under every schedule") {
+TEST_CASE("sharded parameters: present whenever a segment is recomputed") {
   const DoublePrecision guard;
   torch::set_num_threads(1);
   const std::vector<std::vector<int>> shapes{{2, 1}, {1, 2}, {3}, {2, 2}};
@@ -238,7 +238,7 @@ Trained train_mixed(const std::vector<int>& replicas, const std::string& schedul
   return out;
 }
 
-TEST_CASE("gradients go past casts of parameters that enter segments") {
+TEST_CASE("recomputed segments: gradients pass casts of parameters") {
   torch::set_num_threads(1);
   for (const auto& replicas : {std::vector{1, 1}, std::vector{2}}) {  // the sum over replicas counts gradients
     for (const std::string precision : {"bf16", "fp16"}) {
@@ -328,7 +328,7 @@ std::map<std::string, int> run_modes(const ap::Options& options, int ranks, Trai
   return counts;
 }
 
-TEST_CASE("what reads a segment's parameters runs again in other modes and at other sizes") {
+TEST_CASE("readers of segment parameters: rerun in other modes, sizes") {
   const DoublePrecision guard;
   torch::set_num_threads(1);
   for (const int zero : {0, 3}) {

@@ -94,9 +94,9 @@ void check(const std::vector<std::int64_t>& resident) {
   }
 }
 
-TEST_CASE("600 steps take no more memory than 200") { check(train({200, 600})); }
+TEST_CASE("soak: 600 steps take no more memory than 200") { check(train({200, 600})); }
 
-TEST_CASE("10,000 steps take no more memory than 500", "[.nightly]") {
+TEST_CASE("soak: 10,000 steps take no more memory than 500", "[.nightly]") {
   const auto resident = train({500, 2500, 5000, 10000});
   for (const auto bytes : resident) WARN("resident: " << static_cast<double>(bytes) / kMiB << " MiB");
   check(resident);

@@ -122,7 +122,7 @@ void check_equals_one_process(const Change& change, std::int64_t most_captures) 
   }
 }
 
-TEST_CASE("a member of the model that the loop changes is in the next call, as in one process") {
+TEST_CASE("module member changed by the loop: next call uses it") {
   SECTION("a temperature every 4 steps") {
     check_equals_one_process(
         [](Net& net, int step) {
@@ -159,7 +159,7 @@ TEST_CASE("a member of the model that the loop changes is in the next call, as i
   }
 }
 
-TEST_CASE("a number that the loss holds is in the next step, as in one process") {
+TEST_CASE("number held by the loss: next step uses it") {
   const DoublePrecision guard;
   torch::set_num_threads(1);
   const auto factor_of = [](int step) { return 1 + step / 3; };
@@ -205,7 +205,7 @@ Refused first_refusal(int steps, const Loop& call) {
   return {};
 }
 
-TEST_CASE("what no one sees change is found at growing intervals, named, and right again after it") {
+TEST_CASE("unseen change: found at growing intervals, named, corrected") {
   const DoublePrecision guard;
   torch::set_num_threads(1);
   for (const auto& plan : kPlans) {
@@ -248,7 +248,7 @@ struct Cooling : nn::Module {
   double temperature = 1;
 };
 
-TEST_CASE("a forward that changes what it reads is refused, whatever its period") {
+TEST_CASE("forward mutating what it reads: refused at any period") {
   const DoublePrecision guard;
   for (const int period : {1, 2, 3, 4, 5, 7, 9}) {
     ap::loopback::run(1, [&](ap::World& world) {
@@ -267,7 +267,7 @@ TEST_CASE("a forward that changes what it reads is refused, whatever its period"
   }
 }
 
-TEST_CASE("verification changes nothing: generators, statistics, members of replays, results to the bit") {
+TEST_CASE("verify_capture: changes no RNG, statistic, member or result") {
   const auto train = [](bool verify) {
     std::vector<Tensor> out;
     ap::loopback::run(1, [&](ap::World& world) {

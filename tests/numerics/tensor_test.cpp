@@ -67,12 +67,12 @@ void check_forms(const std::vector<tensor_forms::Form>& forms) {
   }
 }
 
-TEST_CASE("attention in the ways in which programs write it") { check_forms(tensor_forms::attention()); }
-TEST_CASE("feed-forward layers in the ways in which programs write them") { check_forms(tensor_forms::feed_forward()); }
-TEST_CASE("class heads of two operators") { check_forms(tensor_forms::class_heads()); }
-TEST_CASE("layers that are no part of a pair, by inputs") { check_forms(tensor_forms::single_layers()); }
+TEST_CASE("tensor parallel: all forms of attention equal one process") { check_forms(tensor_forms::attention()); }
+TEST_CASE("tensor parallel: all forms of feed-forward equal one process") { check_forms(tensor_forms::feed_forward()); }
+TEST_CASE("tensor parallel: two-operator class heads equal one process") { check_forms(tensor_forms::class_heads()); }
+TEST_CASE("row-parallel single layers: equal one process") { check_forms(tensor_forms::single_layers()); }
 
-TEST_CASE("layers by inputs read slices of tokens, stand in stages of their own and share with replicas") {
+TEST_CASE("row-parallel layers: go with token slices, stages, replicas") {
   const DoublePrecision fp64;
   check<Singles>(2, {1}, 1);
   check<Singles>(3, {1, 1}, 2);  // 10 inputs: slices that are not equal
@@ -87,32 +87,32 @@ TEST_CASE("layers by inputs read slices of tokens, stand in stages of their own 
   check<Singles>(2, {2}, 1, setup);
 }
 
-TEST_CASE("a pair of linear layers on two and four shards") {
+TEST_CASE("tensor parallel: a linear pair equals one process") {
   const DoublePrecision fp64;
   check<FeedForward>(2, {1}, 1);
   check<FeedForward>(4, {1}, 2);
   check<FeedForward>(2, {2}, 1);
 }
 
-TEST_CASE("a language model whose table is the head") {
+TEST_CASE("tensor parallel: tied embedding head equals one process") {
   const DoublePrecision fp64;
   check<Gpt>(2, {1}, 1);
   check<Gpt>(4, {1}, 2);
 }
 
-TEST_CASE("libtorch's attention, loss outside") {
+TEST_CASE("tensor parallel: libtorch attention, outside loss are exact") {
   const DoublePrecision fp64;
   check<Encoder>(2, {1}, 1);
   check<Encoder>(2, {2}, 1);
 }
 
-TEST_CASE("queries, keys and values of their own") {
+TEST_CASE("tensor parallel: separate Q, K, V equal one process") {
   const DoublePrecision fp64;
   check<Separate>(2, {1}, 1);
   check<Separate>(4, {1}, 1);
 }
 
-TEST_CASE("a class head of ten classes") {
+TEST_CASE("tensor parallel: ten-class head equals one process") {
   const DoublePrecision fp64;
   check<Classifier>(2, {1}, 1);
   check<Classifier>(3, {1}, 1);
@@ -121,13 +121,13 @@ TEST_CASE("a class head of ten classes") {
   check<Classifier>(2, {2}, 1, exact);
 }
 
-TEST_CASE("stages of tensor shards, one behind the other") {
+TEST_CASE("tensor parallel: consecutive stages equal one process") {
   const DoublePrecision fp64;
   check<Deep>(2, {1, 1}, 2);
   check<Deep>(2, {1, 2}, 2);
 }
 
-TEST_CASE("tensor shards with every schedule, recomputation, clipping and accumulation") {
+TEST_CASE("tensor parallel: works with schedules, recompute, clipping") {
   const DoublePrecision fp64;
   for (const auto* schedule : {"gpipe", "1f1b", "zb-h1"}) {
     Setup setup;
@@ -143,7 +143,7 @@ TEST_CASE("tensor shards with every schedule, recomputation, clipping and accumu
   check<FeedForward>(2, {2}, 1, setup);
 }
 
-TEST_CASE("norms and residuals between the parts of tensor shards are cut by tokens") {
+TEST_CASE("sequence parallel: norms and residuals are split by tokens") {
   const DoublePrecision fp64;
   Setup setup;
   setup.options.sequence_parallel = "on";
@@ -167,7 +167,7 @@ TEST_CASE("norms and residuals between the parts of tensor shards are cut by tok
   }
 }
 
-TEST_CASE("replicas of tensor shards share states, gradients and parameters") {
+TEST_CASE("tensor parallel with ZeRO 1-3: equals one process") {
   const DoublePrecision fp64;
   for (const int zero : {1, 2, 3}) {
     Setup setup;
@@ -212,7 +212,7 @@ struct SecondInShards {
   }
 };
 
-TEST_CASE("stages of replicas and of tensor shards share side by side") {
+TEST_CASE("ZeRO: replicated beside tensor-parallel stages is exact") {
   const DoublePrecision fp64;
   for (const int zero : {0, 1, 2, 3}) {
     Setup setup;
@@ -301,7 +301,7 @@ void check_checkpoints(const std::vector<Layout>& saving) {
   }
 }
 
-TEST_CASE("checkpoints of tensor shards are read by others, and by one process") {
+TEST_CASE("tensor-parallel checkpoint: loads elsewhere, in one process") {
   check_checkpoints<Gpt>({{2, 1, 0}, {2, 2, 3}, {1, 1, 0}});
   check_checkpoints<Grouped>({{2, 1, 0}, {2, 2, 3}});
 }
@@ -318,7 +318,7 @@ void train_form(const tensor_forms::Form& form, int shards, const Tensor& y) {
   });
 }
 
-TEST_CASE("a class or a word that is none is named on every shard, and no rank waits") {
+TEST_CASE("invalid class or token: named on every shard, no rank waits") {
   const auto train = [](const Tensor& tokens, const Tensor& next) {
     ap::loopback::run(2, [&](ap::World& world) {
       ap::Options options;
@@ -342,7 +342,7 @@ TEST_CASE("a class or a word that is none is named on every shard, and no rank w
   CHECK_NOTHROW(check_says({"target 13", "13 classes"}, [&] { train_form(head, 2, torch::full({2, 24}, 13.0)); }));
 }
 
-TEST_CASE("shards for which there are too few heads of keys are refused on every rank") {
+TEST_CASE("too few KV heads for the shards: refused on every rank") {
   for (const auto& form : tensor_forms::attention()) {
     if (form.name != "grouped") continue;
     CHECK_NOTHROW(check_says({"tensor_parallel = 4", "nearest that can be is 2"}, [&] {

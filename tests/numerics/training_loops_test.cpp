@@ -280,7 +280,7 @@ std::vector<World> worlds() {
           {3, {.stages = 2, .microbatches = 2, .replicas = {2, 1}}}};
 }
 
-TEST_CASE("what training loops do works as in one process") {
+TEST_CASE("common training loops: equal one process") {
   const DoublePrecision guard;
   torch::set_num_threads(1);
   for (const auto& loop : loops()) {
@@ -292,7 +292,7 @@ TEST_CASE("what training loops do works as in one process") {
   }
 }
 
-TEST_CASE("a square weight that is given its own memory, transposed, is read so") {
+TEST_CASE("square weight given transposed memory: is read so") {
   const DoublePrecision guard;
   torch::set_num_threads(1);
   const Loop loop{"transposed", [](Net& net) {
@@ -327,7 +327,7 @@ struct SparseNet : nn::Module {
   nn::EmbeddingBag bags{nullptr};
 };
 
-TEST_CASE("sparse gradients are refused with the layer that makes them") {
+TEST_CASE("sparse gradients: refused, naming the layer") {
   for (const bool bag : {false, true}) {
     for (const int ranks : {1, 2}) {
       const auto message = message_of(ranks, [&](ap::World& world) {
@@ -342,7 +342,7 @@ TEST_CASE("sparse gradients are refused with the layer that makes them") {
   }
 }
 
-TEST_CASE("an optimizer that looks at whole parameters is refused by its name when it is attached") {
+TEST_CASE("attach: optimizer that needs whole parameters is refused") {
   const DoublePrecision guard;
   for (const int ranks : {1, 2}) {
     const auto message = message_of(ranks, [](ap::World& world) {
@@ -358,7 +358,7 @@ TEST_CASE("an optimizer that looks at whole parameters is refused by its name wh
 
 // ---------------------------------------------------------------- losses that are no numbers
 
-TEST_CASE("a loss that is NaN or infinite is handed on and reported with its step") {
+TEST_CASE("NaN or infinite loss: is returned and reported with its step") {
   const DoublePrecision guard;
   for (const auto& [ranks, options] : worlds()) {
     std::mutex mutex;

@@ -56,7 +56,7 @@ std::vector<std::string> said(int ranks, ap::Options options, bool attaches, con
   return lines;
 }
 
-TEST_CASE("an optimizer that is stepped and not attached is told once, under every plan without it") {
+TEST_CASE("unattached stepped optimizer: one warning under every plan") {
   torch::set_num_threads(1);
   const std::vector<std::pair<int, ap::Options>> plans{
       {1, {}}, {2, {.stages = 1, .replicas = {2}}}, {2, {.stages = 2, .microbatches = 2}}};
@@ -75,7 +75,7 @@ TEST_CASE("an optimizer that is stepped and not attached is told once, under eve
   }
 }
 
-TEST_CASE("of a program that never steps nothing is said, and one that writes parameters is not said to step") {
+TEST_CASE("unattached optimizer: no warning if it never steps") {
   torch::set_num_threads(1);
   CHECK(said<torch::optim::SGD>(2, {}, false, [](auto&, auto&) {}).empty());
   const auto decays = [](Model& model, auto&) {
@@ -87,7 +87,7 @@ TEST_CASE("of a program that never steps nothing is said, and one that writes pa
   CHECK_THAT(lines[0], Contains("; if an optimizer steps it"));
 }
 
-TEST_CASE("a step after many calls whose gradients add up is told as well") {
+TEST_CASE("unattached optimizer: warned of after accumulated calls") {
   torch::set_num_threads(1);
   int calls = 0;
   const auto lines = said<torch::optim::SGD>(1, {}, false, [&](auto&, auto& optimizer) {

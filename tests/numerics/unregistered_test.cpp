@@ -92,7 +92,7 @@ std::vector<ap::Options> plans() {
   return {{.stages = 1, .microbatches = 2, .zero = 0, .replicas = {2}}, {.stages = 2, .microbatches = 2, .zero = 0}};
 }
 
-TEST_CASE("a trainable tensor that nobody registered is refused where it is read") {
+TEST_CASE("unregistered trainable tensor: refused where it is read") {
   const DoublePrecision fp64;
   struct Case {
     Held held;
@@ -125,7 +125,7 @@ TEST_CASE("a trainable tensor that nobody registered is refused where it is read
   }
 }
 
-TEST_CASE("the ways out train as one process does, and what gets no gradient is a constant") {
+TEST_CASE("unregistered tensor: remedies equal one process") {
   const DoublePrecision fp64;
   for (const auto held : {Held::kRegistered, Held::kConstant, Held::kDetached, Held::kNoGrad}) {
     CAPTURE(static_cast<int>(held));

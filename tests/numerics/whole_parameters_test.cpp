@@ -79,7 +79,7 @@ void check_training(ap::World& world, const Kind& kind, const ap::WholeParameter
   }
 }
 
-TEST_CASE("normalised rows and gradients, trust ratios, weights clipped by norm: whole parameters of one process") {
+TEST_CASE("for_whole_parameters: norms, trust ratios equal one process") {
   const auto rows = [](const std::string&, Tensor& value, Tensor&, States&) {
     if (value.dim() == 2) value.copy_(F::normalize(value, F::NormalizeFuncOptions().dim(1)));
   };
@@ -109,7 +109,7 @@ struct Calls {
   std::map<int, std::vector<std::string>> order;
 };
 
-TEST_CASE("each parameter comes once, on one rank, in the module's order, with its own gradient and state or none") {
+TEST_CASE("for_whole_parameters: visits each once, in module order") {
   const DoublePrecision guard;
   for (const auto& kind : kinds()) {
     INFO(kind.name);
@@ -146,9 +146,7 @@ TEST_CASE("each parameter comes once, on one rank, in the module's order, with i
   }
 }
 
-TEST_CASE(
-    "what is drawn for a whole parameter is the same on all holders and under all plans, and nobody else's draws "
-    "change") {
+TEST_CASE("for_whole_parameters: RNG is plan-independent and isolated") {
   // Noise of gradients, and a spectral norm by an iteration that begins with a draw.
   const auto draw = [](const std::string&, Tensor& value, Tensor& grad, States&) {
     if (grad.defined()) grad.add_(torch::randn_like(grad), 0.1);
@@ -196,7 +194,7 @@ TEST_CASE(
       first["up.weight0"].allclose(first["up.weight1"] * first["up.weight0"].norm() / first["up.weight1"].norm()));
 }
 
-TEST_CASE("a function that throws on one rank throws on all and leaves its parameter, and training goes on") {
+TEST_CASE("for_whole_parameters: exception on one rank throws on all") {
   under_all_plans([&](ap::World& world, const Kind& kind) {
     Net net;
     Model model(
@@ -233,7 +231,7 @@ TEST_CASE("a function that throws on one rank throws on all and leaves its param
   });
 }
 
-TEST_CASE("what a function of whole parameters must not do is refused on all ranks, by name") {
+TEST_CASE("for_whole_parameters: forbidden actions are refused by name") {
   using Wrong = std::pair<std::vector<std::string>, ap::WholeParameterFunction>;
   under_all_plans([&](ap::World& world, const Kind& kind) {
     Model model(
@@ -270,7 +268,7 @@ TEST_CASE("what a function of whole parameters must not do is refused on all ran
   });
 }
 
-TEST_CASE("holders that have different gradients are named") {
+TEST_CASE("for_whole_parameters: differing gradients name the ranks") {
   const DoublePrecision guard;
   std::mutex mutex;
   CHECK_NOTHROW(ap::loopback::run(2, [&](ap::World& world) {

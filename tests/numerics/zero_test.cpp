@@ -77,7 +77,7 @@ ap::Options options_for(std::vector<int> replicas, int zero, const std::string& 
 const std::vector<ap::Options> kPlans{options_for({2}, 1),    options_for({3}, 2),    options_for({2}, 3),
                                       options_for({2, 1}, 1), options_for({1, 2}, 2), options_for({2, 2}, 3, "zb-h1")};
 
-TEST_CASE("optimizers of torch::optim step on shards, made before or after the first call, of a module or a callable") {
+TEST_CASE("ZeRO: any torch::optim optimizer steps on shards") {
   const DoublePrecision guard;
   for (const std::string kind : {"sgd", "adam", "adamw", "rmsprop", "adagrad"}) {
     for (std::size_t p = 0; p < kPlans.size(); ++p) {
@@ -110,7 +110,7 @@ TEST_CASE("optimizers of torch::optim step on shards, made before or after the f
   }
 }
 
-TEST_CASE("a checkpoint of any ZeRO level goes on under any other, on other ranks") {
+TEST_CASE("checkpoint: any ZeRO level loads under any other") {
   const DoublePrecision guard;
   const std::vector<ap::Options> plans{options_for({1}, 0), options_for({2}, 1), options_for({3}, 2),
                                        options_for({2, 1}, 3), options_for({2}, 0)};
@@ -146,7 +146,7 @@ TEST_CASE("a checkpoint of any ZeRO level goes on under any other, on other rank
   }
 }
 
-TEST_CASE("each rank keeps state for its share alone, and sums over shards count every element once") {
+TEST_CASE("ZeRO: each rank keeps its own state, sums count once") {
   const DoublePrecision guard;
   for (const int zero : {1, 2, 3}) {
     check_ranks(3, [&](ap::World& world) {
@@ -175,7 +175,7 @@ TEST_CASE("each rank keeps state for its share alone, and sums over shards count
   }
 }
 
-TEST_CASE("frozen parameters and other modes between steps") {
+TEST_CASE("ZeRO: frozen parameters, mode switches equal one process") {
   const DoublePrecision guard;
   for (const int zero : {1, 2, 3}) {
     const int ranks = 2;
@@ -216,7 +216,7 @@ TEST_CASE("frozen parameters and other modes between steps") {
   }
 }
 
-TEST_CASE("calls inside no_sync leave the sums to the next at level 1, and sum into shards from level 2 on") {
+TEST_CASE("no_sync: ZeRO 1 defers sums, ZeRO 2 and 3 sum into shards") {
   const DoublePrecision guard;
   constexpr int kRanks = 2, kCalls = 3;
   const auto net = made();
@@ -259,8 +259,7 @@ TEST_CASE("calls inside no_sync leave the sums to the next at level 1, and sum i
   }
 }
 
-TEST_CASE(
-    "an optimizer with state from its constructor says that it must be attached, and then goes on as in one process") {
+TEST_CASE("ZeRO: optimizer with initial state is exact once attached") {
   const DoublePrecision guard;
   constexpr int kRanks = 2;
   const auto net = made();
@@ -318,7 +317,7 @@ std::string refusal(Attach attach) {
   return "";
 }
 
-TEST_CASE("ZeRO without an attached optimizer, or with one that is not known, is refused by name") {
+TEST_CASE("ZeRO: missing or unknown optimizer is refused by name") {
   const DoublePrecision guard;
   torch::set_num_threads(1);
   const auto call = [](ap::World& world, auto& model) {

@@ -25,7 +25,7 @@ struct MlpImpl : torch::nn::Module {
 };
 TORCH_MODULE(Mlp);
 
-TEST_CASE("an MLP on one rank trains as without autopar", "[auto_parallel]") {
+TEST_CASE("AutoParallel on one rank: MLP trains as plain libtorch", "[auto_parallel]") {
   ap::loopback::run(1, [](ap::World& world) {
     torch::manual_seed(1);
     Mlp reference;

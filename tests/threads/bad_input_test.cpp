@@ -102,11 +102,11 @@ struct Square : torch::autograd::Function<Square> {
   }
 };
 
-TEST_CASE("what works is not refused") {
+TEST_CASE("valid training: is not refused") {
   for (const auto& message : train(2, {.stages = 2, .microbatches = 2})) CHECK(message.empty());
 }
 
-TEST_CASE("a value read in forward names the operator and where") {
+TEST_CASE("value read in forward: error names operator and place") {
   check_all(train(2, {},
                   [](Net& net, Tensor x) {
                     x = net.first(x);
@@ -117,14 +117,14 @@ TEST_CASE("a value read in forward names the operator and where") {
             "CaptureError", {"nonzero", "first"});
 }
 
-TEST_CASE("integers that do not follow the batch size are refused with the operator") {
+TEST_CASE("integer not following batch size: refused with its operator") {
   check_all(train(2, {}, [](Net& net, Tensor x) { return net.first(x).slice(0, 0, x.size(0) / 2).sum(); }),
             "CaptureError", {"slice", "first"});
   check_all(train(2, {}, [](Net& net, Tensor x) { return x.size(0) > 8 ? net.first(x).sum() : net.second(x).sum(); }),
             "CaptureError", {});
 }
 
-TEST_CASE("an operator that mixes samples is refused under a plan that divides them") {
+TEST_CASE("sample-mixing operator: refused under a splitting plan") {
   const Net::Body mixes = [](Net& net, Tensor x) {
     x = net.first(x);
     return net.second(torch::softmax(x, 0)).pow(2).mean();
@@ -134,12 +134,12 @@ TEST_CASE("an operator that mixes samples is refused under a plan that divides t
   check_all(train(2, {.stages = 1, .replicas = {2}}, mixes), "CaptureError", {"softmax"});
 }
 
-TEST_CASE("a custom autograd function is named") {
+TEST_CASE("custom autograd function: error names it") {
   check_all(train(2, {}, [](Net& net, Tensor x) { return Square::apply(net.first(x)).sum(); }), "CaptureError",
             {"Square"});
 }
 
-TEST_CASE("sizes that differ between ranks are named with both") {
+TEST_CASE("sizes differing between ranks: error names both") {
   check_all(messages(2,
                      [&](ap::World& world) {
                        ap::AutoParallel<Net> model(
@@ -155,7 +155,7 @@ struct SharedNet : nn::Module {
   nn::Linear first{4, 4};
 };
 
-TEST_CASE("a shared argument that differs between ranks is refused") {
+TEST_CASE("shared argument differing between ranks: is refused") {
   check_all(messages(2,
                      [&](ap::World& world) {
                        ap::AutoParallel<SharedNet> model(world, SharedNet(), {.batch_dims = {0, ap::kShared}});
@@ -164,7 +164,7 @@ TEST_CASE("a shared argument that differs between ranks is refused") {
             "InvalidArgument", {"shared", "rank"});
 }
 
-TEST_CASE("a plan that fits no device says which stage, how much, and the smallest change") {
+TEST_CASE("infeasible plan: error names stage, amount, smallest change") {
   for (const auto& message : train(2, {.device_memory = ap::Bytes(200)})) {
     CAPTURE(message);
     CHECK(message.starts_with("InfeasiblePlan"));
@@ -172,7 +172,7 @@ TEST_CASE("a plan that fits no device says which stage, how much, and the smalle
   }
 }
 
-TEST_CASE("options that contradict one another or the world name both values") {
+TEST_CASE("contradictory options: error names both values") {
   check_all(train(2, {.stages = 2, .replicas = {1, 1, 1}}), "InvalidArgument", {"stages", "replicas", "2", "3"});
   check_all(train(2, {.stages = 2, .replicas = {2, 1}}), "InvalidArgument", {"replicas", "3", "2"});
   check_all(train(2, {.microbatches = 9, .max_microbatches = 4}), "InvalidArgument", {"microbatches", "9", "4"});
@@ -180,18 +180,18 @@ TEST_CASE("options that contradict one another or the world name both values") {
   check_all(train(1, {.batch_dims = {0, 0}}), "InvalidArgument", {"batch_dims", "2", "1"});
 }
 
-TEST_CASE("what this version does not run is refused by name") {
+TEST_CASE("unsupported options: are refused by name") {
   check_all(train(2, {.stages = 1, .zero = 1, .replicas = {2}}), "InvalidArgument", {"ZeRO 1", "attach"});
   check_all(train(1, {.tensor_parallel = 2}), "InvalidArgument", {"tensor_parallel"});
   check_all(train(1, {.precision = "fp8"}), "InvalidArgument", {"precision", "fp8", "bf16"});
 }
 
-TEST_CASE("modules to recompute that the model does not have are refused by name") {
+TEST_CASE("recompute: unknown modules are refused by name") {
   check_all(train(1, {.recompute = "nowhere"}), "InvalidArgument", {"recompute", "nowhere"});
   check_all(train(1, {.recompute = ""}), "InvalidArgument", {"recompute"});
 }
 
-TEST_CASE("options that differ between ranks name both values and ranks") {
+TEST_CASE("options differing between ranks: values and ranks are named") {
   check_all(messages(2,
                      [&](ap::World& world) {
                        ap::AutoParallel<Net> model(world, make_net(), {.microbatches = 1 + world.rank()});
@@ -200,7 +200,7 @@ TEST_CASE("options that differ between ranks name both values and ranks") {
             "InvalidArgument", {"microbatches", "rank 0", "rank 1", "1", "2"});
 }
 
-TEST_CASE("models that differ between ranks are refused") {
+TEST_CASE("models differing between ranks: are refused") {
   check_all(messages(2,
                      [&](ap::World& world) {
                        ap::AutoParallel<Net> model(world, make_net({}, 4 + world.rank()));
@@ -209,7 +209,7 @@ TEST_CASE("models that differ between ranks are refused") {
             "InvalidArgument", {"rank"});
 }
 
-TEST_CASE("when a rank is seeded differently, rank 0's values win") {
+TEST_CASE("ranks seeded differently: rank 0's values win") {
   std::mutex mutex;
   std::vector<Tensor> weights(2);
   const auto got = messages(2, [&](ap::World& world) {
@@ -228,7 +228,7 @@ TEST_CASE("when a rank is seeded differently, rank 0's values win") {
   CHECK(torch::equal(weights[0], make_net()->first->weight));
 }
 
-TEST_CASE("reading a phantom's data names the parameter, its owner and the remedy") {
+TEST_CASE("placeholder data: read names parameter, owner and remedy") {
   std::mutex mutex;
   int phantoms = 0;
   const auto got = messages(2, [&](ap::World& world) {
@@ -255,7 +255,7 @@ TEST_CASE("reading a phantom's data names the parameter, its owner and the remed
   CHECK(phantoms == 4);
 }
 
-TEST_CASE("libtorch's clipping of the handles is the global one") {
+TEST_CASE("libtorch's clip_grad_norm_ on handles: uses the global norm") {
   std::mutex mutex;
   std::vector<double> norms(2);
   const auto got = messages(2, [&](ap::World& world) {
@@ -273,7 +273,7 @@ TEST_CASE("libtorch's clipping of the handles is the global one") {
   CHECK(norms[1] == norms[0]);
 }
 
-TEST_CASE("a forward that throws on one rank is an error on all") {
+TEST_CASE("forward that throws on one rank: is an error on all") {
   const auto got = messages(2, [&](ap::World& world) {
     const bool throws = world.rank() == 1;
     ap::AutoParallel<Net> model(world, make_net([throws](Net& net, Tensor x) {
@@ -288,7 +288,7 @@ TEST_CASE("a forward that throws on one rank is an error on all") {
   }
 }
 
-TEST_CASE("a rank that leaves its loop early is named to the others") {
+TEST_CASE("rank leaving its loop early: is named to the others") {
   const auto got = messages(3, [&](ap::World& world) {
     ap::AutoParallel<Net> model(world, make_net());
     const int steps = world.rank() == 2 ? 1 : 3;
@@ -301,7 +301,7 @@ TEST_CASE("a rank that leaves its loop early is named to the others") {
   CHECK(got[2].empty());
 }
 
-TEST_CASE("ranks that make different calls are told so") {
+TEST_CASE("ranks making different calls: are told so") {
   const auto got = messages(2, [&](ap::World& world) {
     ap::AutoParallel<Net> model(world, make_net());
     if (world.rank() == 1) model->eval();
@@ -310,7 +310,7 @@ TEST_CASE("ranks that make different calls are told so") {
   check_all(got, "InvalidArgument", {"rank"});
 }
 
-TEST_CASE("ranks that are out of step name both ranks and both calls") {
+TEST_CASE("ranks out of step: error names both ranks and both calls") {
   using Work = std::function<void(ap::World&, ap::AutoParallel<Net>&, Tensor & loss)>;
   const std::vector<std::pair<std::string, Work>> calls{
       {"forward",
@@ -339,7 +339,7 @@ TEST_CASE("ranks that are out of step name both ranks and both calls") {
   }
 }
 
-TEST_CASE("a first call against another one names both") {
+TEST_CASE("first call against another call: error names both") {
   const auto got = messages(2, [&](ap::World& world) {
     ap::AutoParallel<Net> model(world, make_net());
     if (world.rank() == 0)
@@ -350,7 +350,7 @@ TEST_CASE("a first call against another one names both") {
   check_all(got, "InvalidArgument", {"rank 0", "rank 1", "barrier"});
 }
 
-TEST_CASE("all ranks with empty batches is an error") {
+TEST_CASE("empty batches on all ranks: are an error") {
   check_all(messages(2,
                      [&](ap::World& world) {
                        ap::AutoParallel<Net> model(world, make_net());
@@ -359,7 +359,7 @@ TEST_CASE("all ranks with empty batches is an error") {
             "InvalidArgument", {"empty"});
 }
 
-TEST_CASE("members that cannot be right are refused by name") {
+TEST_CASE("invalid member calls: are refused by name") {
   const auto got = messages(1, [&](ap::World& world) {
     ap::AutoParallel<Net> model(world, make_net());
     CHECK_THROWS_AS(model->plan(), ap::InvalidArgument);
@@ -413,7 +413,7 @@ RankBody training(const ap::Options& options, const Net::Body& body = {}) {
   };
 }
 
-TEST_CASE("the ways out of plans that cannot hold what mixes samples are accepted") {
+TEST_CASE("sample-mixing operator: remedies for the plan work") {
   const Net::Body mixes = [](Net& net, Tensor x) { return net.second(torch::softmax(net.first(x), 0)).pow(2).mean(); };
   const std::vector<std::string> says{"softmax", "leave that to the planner"};
   check_ways({
@@ -432,7 +432,7 @@ TEST_CASE("the ways out of plans that cannot hold what mixes samples are accepte
   });
 }
 
-TEST_CASE("a mode that mixes samples where the plan divides them is refused, and runs under an undivided plan") {
+TEST_CASE("mode that mixes samples: refused if split, else runs") {
   const Net::Body mixes = [](Net& net, Tensor x) {
     const auto y = net.second(net.first(x));
     return (net.is_training() ? y.pow(2) : y * torch::softmax(y, 0)).mean();
@@ -473,7 +473,7 @@ RankBody scaled(const std::vector<int>& batch_dims, const std::function<Tensor(a
   };
 }
 
-TEST_CASE("the ways out of arguments that do not say where samples are, are accepted") {
+TEST_CASE("ambiguous batch dimensions: remedies work") {
   const auto row = [](ap::World&) { return torch::ones({1, 4}); };
   const auto own_row = [](ap::World& world) { return torch::full({1, 4}, 1.0 + world.rank()); };
   const auto own_rows = [](ap::World& world) { return torch::full({4, 4}, 1.0 + world.rank()); };
@@ -501,7 +501,7 @@ TEST_CASE("the ways out of arguments that do not say where samples are, are acce
   });
 }
 
-TEST_CASE("the ways out of ranks that differ are accepted") {
+TEST_CASE("differing ranks: remedies work") {
   using Count = std::function<int64_t(int)>;
   const auto with = [](const std::function<ap::Options(int)>& options, const Count& width,
                        const std::function<Net::Body(int)>& body, const Count& samples) -> RankBody {
@@ -554,7 +554,7 @@ TEST_CASE("the ways out of ranks that differ are accepted") {
   });
 }
 
-TEST_CASE("the ways out of members that are refused work") {
+TEST_CASE("invalid member calls: remedies work") {
   const auto got = messages(1, [&](ap::World& world) {
     const auto x = torch::ones({4, 4});
     ap::AutoParallel<Net> model(world, make_net());
@@ -592,7 +592,7 @@ TEST_CASE("the ways out of members that are refused work") {
   CHECK(got[0].empty());
 }
 
-TEST_CASE("the ways out of backwards that are refused work") {
+TEST_CASE("refused backward: remedies work") {
   const Net::Body leaves = [](Net& net, Tensor x) { return net.second(torch::relu(net.first(x))); };
   const auto got = messages(1, [&](ap::World& world) {
     const auto x = torch::ones({4, 4});
@@ -629,7 +629,7 @@ TEST_CASE("the ways out of backwards that are refused work") {
   CHECK(got[0].empty());
 }
 
-TEST_CASE("a parameter that forward would write is written in the loop, by its owner") {
+TEST_CASE("parameter written by forward: remedy is a write by its owner") {
   const auto halve = [](const Tensor& weight) {
     const torch::NoGradGuard no_grad;
     Tensor(weight).mul_(0.5);
@@ -656,7 +656,7 @@ TEST_CASE("a parameter that forward would write is written in the loop, by its o
   for (const auto& message : got) CHECK(message.empty());
 }
 
-TEST_CASE("what another rank has is gathered") {
+TEST_CASE("gather: gives another rank's parameter") {
   const auto want = make_net()->first->weight.detach();
   const auto got = messages(2, [&](ap::World& world) {
     ap::AutoParallel<Net> model(world, make_net(), {.stages = 2});

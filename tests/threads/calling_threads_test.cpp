@@ -37,7 +37,7 @@ std::string refused_elsewhere(const std::function<void()>& work) {
   return text;
 }
 
-TEST_CASE("calls from a second thread are refused while one is under way, of this model and of others", "[threads]") {
+TEST_CASE("second calling thread: refused while a call is under way", "[threads]") {
   const TempFolder folder;
   ap::World world(0, nullptr);
   Net net, other_net;
@@ -69,7 +69,7 @@ TEST_CASE("calls from a second thread are refused while one is under way, of thi
   CHECK(refused_elsewhere([&] { other(x).backward(); }).empty());  // the way out
 }
 
-TEST_CASE("a training may move from thread to thread, and backward may run on another one", "[threads]") {
+TEST_CASE("calling thread: may change, backward may use another one", "[threads]") {
   ap::loopback::run(2, [](ap::World& world) {
     torch::manual_seed(1);
     ap::AutoParallel<Net> model(world, Net());

@@ -195,7 +195,7 @@ const std::set<std::string> kEvents{
     "reduced",         "reshard",      "wire wait",           "last backward ends"};
 
 // Most of a run is waiting for a failure to be seen, so that only one in so many is tried each time.
-TEST_CASE("an exception in any action ends all ranks, under every schedule and ZeRO level", "[executor]") {
+TEST_CASE("executor: exception in any action ends all ranks", "[executor]") {
   constexpr int kOneIn = 11;
   int nth = 0;
   const auto swept = sweep([&](const std::string&, std::size_t) { return nth++ % kOneIn == 0; });
@@ -203,7 +203,7 @@ TEST_CASE("an exception in any action ends all ranks, under every schedule and Z
   CHECK(swept.told > 50);
 }
 
-TEST_CASE("an exception in any action on any rank ends all ranks", "[.nightly]") {
+TEST_CASE("executor: exception in any action on any rank ends all", "[.nightly]") {
   const auto swept = sweep([](const std::string&, std::size_t) { return true; });
   CHECK(swept.events == kEvents);
   CHECK(swept.on_ranks.size() >= 3 * kEvents.size() - 4);  // the rank without replicas has no shares
@@ -223,7 +223,7 @@ PipelineCase make_sharded_case() {
   return out;
 }
 
-TEST_CASE("an exception while tensor shards exchange values ends all ranks", "[executor]") {
+TEST_CASE("executor: exception in tensor-parallel exchange ends all", "[executor]") {
   for (const auto kind : {ScheduleKind::kOneFOneB, ScheduleKind::kZbH1}) {
     const auto example = make_sharded_case();
     const auto program = make_program_of(kind, example);

@@ -164,14 +164,14 @@ struct EventLog {
   }
 };
 
-TEST_CASE("random pipelines on 1 to 6 threads: every contribution arrives exactly once", "[executor]") {
+TEST_CASE("executor: random pipelines deliver each contribution once", "[executor]") {
   for (std::uint32_t seed = 0; seed < 240; ++seed) {
     INFO("seed " << seed);
     REQUIRE(run_random_case(seed) == "");
   }
 }
 
-TEST_CASE("interleaved 1F1B, ZB-H1 and ZB-V on threads: the results of one process", "[executor]") {
+TEST_CASE("executor: interleaved, ZB-H1, ZB-V equal one process", "[executor]") {
   for (const auto kind : {ScheduleKind::kInterleaved, ScheduleKind::kZbH1, ScheduleKind::kZbV}) {
     for (std::uint32_t seed = 0; seed < 60; ++seed) {
       INFO(to_string(kind) << ", seed " << seed);
@@ -181,7 +181,7 @@ TEST_CASE("interleaved 1F1B, ZB-H1 and ZB-V on threads: the results of one proce
   }
 }
 
-TEST_CASE("synthesised orders on threads, backwards whole and in parts: the results of one process", "[executor]") {
+TEST_CASE("executor: synthesised orders equal one process", "[executor]") {
   for (std::uint32_t seed = 0; seed < 60; ++seed) {
     const auto kind = seed % 2 == 0 ? ScheduleKind::kZbV : ScheduleKind::kInterleaved;
     const auto example = testing::random_placed_case(seed, traits_of(kind).layout, 6, 7);
@@ -193,15 +193,14 @@ TEST_CASE("synthesised orders on threads, backwards whole and in parts: the resu
   }
 }
 
-TEST_CASE("programs end, in their own order, where every message and sum holds up all that comes after it",
-          "[executor]") {
+TEST_CASE("executor: blocking messages and sums cause no deadlock", "[executor]") {
   for (std::uint32_t seed = 0; seed < 240; ++seed) {
     INFO("seed " << seed);
     REQUIRE(run_random_case<HoldingTransport>(seed) == "");
   }
 }
 
-TEST_CASE("reductions start within the last backward, in the program's order whatever fills first", "[executor]") {
+TEST_CASE("executor: reductions start in last backward, program order", "[executor]") {
   PipelineCase example{{.ranks = 2,
                         .stages = {{Rank(0), Rank(1)}},
                         .channels = {{kSource, StageId(0), ChannelKind::kBatched, false}},
@@ -234,8 +233,7 @@ TEST_CASE("reductions start within the last backward, in the program's order wha
   CHECK(bucket == 5);
 }
 
-TEST_CASE("a stage's reductions start in its own last backward, although the rank's other stage goes on",
-          "[executor]") {
+TEST_CASE("executor: reductions start in a stage's own last backward", "[executor]") {
   const std::vector<Rank> both{Rank(0), Rank(1)};
   const PipelineCase example{{.ranks = 2,
                               .stages = {both, both},
@@ -269,7 +267,7 @@ TEST_CASE("a stage's reductions start in its own last backward, although the ran
   CHECK(log.position("bucket: reduction of bucket 0 over group 2") > last_of_stage_0);
 }
 
-TEST_CASE("an engine that runs no backward in two parts refuses one by name", "[executor]") {
+TEST_CASE("executor: unsupported split backward is refused by name", "[executor]") {
   struct WholeEngine {
     void forward(const Action&) {}
     void backward(const Action&) {}
@@ -295,7 +293,7 @@ TEST_CASE("an engine that runs no backward in two parts refuses one by name", "[
   });
 }
 
-TEST_CASE("receives are posted two compute actions ahead of their use, no earlier", "[executor]") {
+TEST_CASE("executor: receives are posted two compute actions ahead", "[executor]") {
   const auto example = row(2, 8);
   const auto program = make_program(example.pipeline, example.layout, GPipe{}, Phase::kForward);
   auto models = make_models(example);
@@ -324,7 +322,7 @@ TEST_CASE("receives are posted two compute actions ahead of their use, no earlie
   }
 }
 
-TEST_CASE("buffers are dropped while the step goes on, not at its end", "[executor]") {
+TEST_CASE("executor: buffers are freed during the step", "[executor]") {
   const auto most_alive = [](int microbatches) {
     const auto example = row(3, microbatches);
     const auto program = make_program(example.pipeline, example.layout, OneFOneB{});
@@ -343,7 +341,7 @@ TEST_CASE("buffers are dropped while the step goes on, not at its end", "[execut
   CHECK(most_alive(64) < 64 * 8);
 }
 
-TEST_CASE("wherever an engine throws, it is named, the others learn it, and no buffer is left", "[executor]") {
+TEST_CASE("executor: engine exception is named, leaves no buffers", "[executor]") {
   using enum ChannelKind;
   const StageId s0(0), s1(1), s2(2);
   const PipelineCase example{
@@ -414,7 +412,7 @@ TEST_CASE("wherever an engine throws, it is named, the others learn it, and no b
   CHECK(thrown > 20);
 }
 
-TEST_CASE("ranks that run different programs get an error with the action, not wrong data", "[executor]") {
+TEST_CASE("executor: differing programs give an error, not wrong data", "[executor]") {
   const auto example = row(2, 2);
   const auto good = make_program(example.pipeline, example.layout, GPipe{}, Phase::kForward);
   auto other = good;
@@ -446,7 +444,7 @@ TEST_CASE("ranks that run different programs get an error with the action, not w
   CHECK(ledger.alive == 0);
 }
 
-TEST_CASE("the trace has every action once, with its span", "[executor]") {
+TEST_CASE("executor trace: has every action once with its span", "[executor]") {
   const auto example = testing::random_case(11, 4, 4);
   const auto program = make_program(example.pipeline, example.layout, OneFOneB{});
   auto models = make_models(example);
@@ -471,9 +469,7 @@ TEST_CASE("the trace has every action once, with its span", "[executor]") {
   }
 }
 
-TEST_CASE(
-    "compute actions are traced in the program's order, which is that of the simulated timeline, under every schedule",
-    "[executor]") {
+TEST_CASE("executor trace: order is the program's and the simulation's", "[executor]") {
   for (const auto kind : kScheduleKinds) {
     for (std::uint32_t seed = 0; seed < 12; ++seed) {
       const auto placed =

@@ -148,7 +148,7 @@ Outcome run(const Training& training, int failing = -1, std::int64_t fails_at = 
   return out;
 }
 
-TEST_CASE("an operator that throws on one rank ends all ranks, wherever in a training it is") {
+TEST_CASE("throwing operator on one rank: ends all ranks, anywhere") {
   const DoublePrecision guard;
   torch::set_num_threads(1);
   register_key();

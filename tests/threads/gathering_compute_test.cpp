@@ -244,12 +244,12 @@ void check_that_little_is_whole() {
   }
 }
 
-TEST_CASE("sums stand among the gatherings of their compute action: a bucket is summed while the next one fills") {
+TEST_CASE("ZeRO compute action: bucket reduces while the next one fills") {
   check_that_little_is_whole<AnyTransport>();
   check_that_little_is_whole<HoldingTransport>();
 }
 
-TEST_CASE("a bucket that fills late is summed late, and those behind it, by all members at the same place") {
+TEST_CASE("ZeRO bucket filling late: reduced at one place on all ranks") {
   const auto late = [](int layer) { return layer == 2 ? kLayers : itself(layer); };
   const auto seen = run<HoldingTransport>(replicated(kLayers, late, 2), OneFOneB{});
   for (const auto& each : seen) CHECK(each.issued == seen[0].issued);
@@ -259,7 +259,7 @@ TEST_CASE("a bucket that fills late is summed late, and those behind it, by all 
   CHECK(std::find(compute, issued.end(), "sum 2") > std::find(compute, issued.end(), "gather 8"));
 }
 
-TEST_CASE("a bucket that a backward does not reach is summed where the others sum it") {
+TEST_CASE("ZeRO bucket without gradient: reduced where others reduce it") {
   for (const int missing : {0, 3, kLayers - 1}) {
     const auto seen =
         run<HoldingTransport>(replicated(kLayers, itself, 2), OneFOneB{}, [&](int layer) { return layer != missing; });
@@ -268,7 +268,7 @@ TEST_CASE("a bucket that a backward does not reach is summed where the others su
   }
 }
 
-TEST_CASE("sums of a weight backward follow all that it gathers") {
+TEST_CASE("ZeRO weight backward: reductions follow all gathers") {
   const auto seen = run<HoldingTransport>(replicated(kLayers, itself, 3), ZbH1{});
   for (const auto& each : seen) CHECK(each.issued == seen[0].issued);
   const auto first = std::find(seen[0].issued.begin(), seen[0].issued.end(), "sum 0");
@@ -276,7 +276,7 @@ TEST_CASE("sums of a weight backward follow all that it gathers") {
   CHECK(*(first - 1) == "gather " + std::to_string(kLayers - 1));
 }
 
-TEST_CASE("of layers that are recomputed those are gathered twice that are not kept for their backward") {
+TEST_CASE("ZeRO recompute: only layers not kept are gathered twice") {
   for (const Again again : {Again{4, 1}, Again{4, 2}, Again{3, 2}, Again{kLayers, 1}, Again{2, 1}}) {
     INFO(again.together << " layers together, " << again.kept << " kept");
     const auto example = recomputing(kLayers, again, 2);
@@ -296,7 +296,7 @@ TEST_CASE("of layers that are recomputed those are gathered twice that are not k
   }
 }
 
-TEST_CASE("a backward has no more layers' parameters than it keeps, the one that runs and the next") {
+TEST_CASE("ZeRO backward: holds kept layers, the current and the next") {
   const auto most = [](const Example& example) {
     const auto seen = run<HoldingTransport>(example, OneFOneB{});
     return seen[0].most_in_backwards;
@@ -307,7 +307,7 @@ TEST_CASE("a backward has no more layers' parameters than it keeps, the one that
   CHECK(most(recomputing(kLayers, {4, 4})) >= 4);
 }
 
-TEST_CASE("what is gathered again is not while it is still read") {
+TEST_CASE("ZeRO regather: not while the parameter is still read") {
   auto example = replicated(2, itself);
   example.pipeline.backward_gathers = {{1, 0, 1}};
   example.pipeline.groups[0].filled_after = 2;
@@ -321,7 +321,7 @@ TEST_CASE("what is gathered again is not while it is still read") {
   }
 }
 
-TEST_CASE("a list of gatherings that leaves one out, or has one of others, is refused") {
+TEST_CASE("backward_gathers: missing or foreign entry is refused") {
   auto pipeline = replicated(3, itself).pipeline;
   const auto layout = replicated(3, itself).layout;
   const auto refused = [&](std::vector<std::vector<int>> listed) {
@@ -338,7 +338,7 @@ TEST_CASE("a list of gatherings that leaves one out, or has one of others, is re
   CHECK_NOTHROW(make_program(pipeline, layout, OneFOneB{}));
 }
 
-TEST_CASE("a gathering too many, or too few, is a fault of the program") {
+TEST_CASE("find_fault: too many or too few gathers are a fault") {
   const auto example = recomputing(4, {4, 1});
   const auto good = make_program(example.pipeline, example.layout, OneFOneB{});
   CHECK_FALSE(find_fault(example.pipeline, example.layout, Phase::kStep, good).has_value());
@@ -349,7 +349,7 @@ TEST_CASE("a gathering too many, or too few, is a fault of the program") {
   CHECK(find_fault(example.pipeline, example.layout, Phase::kStep, plain).has_value());
 }
 
-TEST_CASE("a sum that stands where it cannot be is a fault of the program") {
+TEST_CASE("find_fault: misplaced reduction is a fault") {
   const auto example = replicated(3, itself);
   const auto& [pipeline, layout, backward] = example;
   const auto good = make_program(pipeline, layout, OneFOneB{});

@@ -73,7 +73,7 @@ std::vector<std::string> trained(const Make& make, bool skips, ap::Options optio
   });
 }
 
-TEST_CASE("models that are called in another order on some rank are told apart, though their shapes are the same") {
+TEST_CASE("models called in another order: told apart at equal shapes") {
   const auto messages = told(2, [](ap::World& world) {
     ap::AutoParallel<Net> a(world, zeros(), replicas()), b(world, zeros(), replicas());
     a(samples());
@@ -93,7 +93,7 @@ std::vector<std::string> called(const Call& call) {
   });
 }
 
-TEST_CASE("ranks that differ in modes or arguments are told so in words") {
+TEST_CASE("ranks differing in mode or arguments: error says so in words") {
   const auto check = [](const std::vector<std::string>& messages, const std::string& part) {
     check_told(messages, {part, "all but the batch size must agree"});
     for (const auto& message : messages) CHECK(message.find('\x1f') == std::string::npos);
@@ -136,7 +136,7 @@ TEST_CASE("ranks that differ in modes or arguments are told so in words") {
         ": the row of arguments is (tensor, 0.5) on rank 0, (tensor, 1.5) on rank 1;");
 }
 
-TEST_CASE("a rank that leaves out a step is named") {
+TEST_CASE("rank leaving out a step: is named") {
   const auto adam = [](int, auto parameters) { return torch::optim::Adam(parameters, 0.01); };
   const auto momentum = [](int, auto parameters) {
     return torch::optim::SGD(parameters, torch::optim::SGDOptions(0.01).momentum(0.9));
@@ -155,13 +155,13 @@ TEST_CASE("a rank that leaves out a step is named") {
   }
 }
 
-TEST_CASE("a stage that leaves out a step is named") {
+TEST_CASE("stage leaving out a step: is named") {
   const ap::Options stages{.stages = 2, .microbatches = 2, .zero = 0};
   const auto adam = [](int, auto parameters) { return torch::optim::Adam(parameters, 0.01); };
   check_told(trained(adam, true, stages), {"rank 0 has stepped", "rank 1 has not stepped", "requires_grad_(false)"});
 }
 
-TEST_CASE("a step may leave out parameters, whose gradients a loop takes away, and a whole stage's that are frozen") {
+TEST_CASE("step: may skip dropped gradients and frozen stages") {
   for (const bool whole_stage : {false, true}) {
     CAPTURE(whole_stage);
     const auto messages = told(2, [&](ap::World& world) {
@@ -186,7 +186,7 @@ TEST_CASE("a step may leave out parameters, whose gradients a loop takes away, a
   }
 }
 
-TEST_CASE("groups that keep no state say nothing about steps") {
+TEST_CASE("stateless parameter groups: report nothing about steps") {
   const auto mixed = [](int, auto parameters) {
     std::vector<torch::optim::OptimizerParamGroup> groups;
     const auto half = static_cast<std::ptrdiff_t>(parameters.size() / 2);
@@ -200,7 +200,7 @@ TEST_CASE("groups that keep no state say nothing about steps") {
   }
 }
 
-TEST_CASE("hyper-parameters that differ between ranks are named with both values") {
+TEST_CASE("hyper-parameters differing between ranks: both are named") {
   const auto rates = [](int rank, auto parameters) { return torch::optim::SGD(parameters, rank == 0 ? 0.1 : 0.2); };
   check_told(trained(rates, false), {"rank 0", "rank 1", "lr 0.1", "lr 0.2"});
   const auto betas = [](int rank, auto parameters) {
@@ -209,7 +209,7 @@ TEST_CASE("hyper-parameters that differ between ranks are named with both values
   check_told(trained(betas, false), {"rank 0", "rank 1", "beta2 0.99"});
 }
 
-TEST_CASE("what all ranks leave out together is theirs to leave out") {
+TEST_CASE("steps left out by all ranks: are allowed") {
   const auto messages = told(2, [](ap::World& world) {
     ap::AutoParallel<Net> model(world, zeros(), {.stages = 2, .microbatches = 2, .zero = 0});
     {
@@ -234,7 +234,7 @@ TEST_CASE("what all ranks leave out together is theirs to leave out") {
   for (const auto& message : messages) CHECK(message.empty());
 }
 
-TEST_CASE("replicas whose parameters differ are found where verify_replicas asks for it") {
+TEST_CASE("verify_replicas: finds replicas whose parameters differ") {
   for (const bool asked : {false, true}) {
     CAPTURE(asked);
     const auto messages = told(2, [&](ap::World& world) {
@@ -299,7 +299,7 @@ std::vector<std::string> told_of(const Calls& calls) {
 
 void train(Model& model, double share = 1) { (model(samples().to(torch::kDouble)) * share).backward(); }
 
-TEST_CASE("ranks that make the calls that they are told to make train as one process does") {
+TEST_CASE("ranks following the error's advice: train as one process") {
   const std::vector<WayOut> table{
       {"two models",
        [](int rank, Model& a, Model& b) {

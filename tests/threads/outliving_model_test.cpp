@@ -17,7 +17,7 @@ struct Net : torch::nn::Module {
   torch::nn::Linear linear{nullptr};
 };
 
-TEST_CASE("threads: a model that outlives its World throws where it is used") {
+TEST_CASE("model outliving its World: throws where it is used") {
   std::optional<ap::AutoParallel<Net>> model;
   torch::Tensor result, mean;
   const auto x = torch::ones({3, 4});
@@ -35,7 +35,7 @@ TEST_CASE("threads: a model that outlives its World throws where it is used") {
   CHECK((*model)->parameters().size() == 2);
 }
 
-TEST_CASE("threads: a model that outlives its World before its first call throws there") {
+TEST_CASE("model outliving its World: first call throws") {
   std::optional<ap::AutoParallel<Net>> model;
   {
     ap::World world(0, nullptr);

@@ -116,7 +116,7 @@ void write_damaged(const fs::path& good, const fs::path& bad) {
   ap::write_text_file(checkpoint_in(bad), text);
 }
 
-TEST_CASE("a training that met failing loads is the one that met none, to the bit", "[files]") {
+TEST_CASE("failing loads: leave training bitwise unaffected", "[files]") {
   const TempFolder folder;
   const std::vector<ap::Options> plans{{.stages = 2, .microbatches = 2, .replicas = {1, 1}},
                                        {.stages = 1, .zero = 3, .replicas = {2}},
@@ -142,7 +142,7 @@ TEST_CASE("a training that met failing loads is the one that met none, to the bi
   }
 }
 
-TEST_CASE("a checkpoint brings hyper-parameters, and weights alone where that is asked for", "[files]") {
+TEST_CASE("checkpoint: sets hyper-parameters, or weights alone", "[files]") {
   const TempFolder folder;
   const ap::Options options{.stages = 2, .replicas = {1, 1}};
   static_cast<void>(train(options, [&](Model& model, torch::optim::AdamW& optimizer, ap::World&) {
@@ -196,8 +196,7 @@ std::pair<std::vector<std::string>, std::vector<ap::parameters::HyperParameters>
   return {bytes, ap::parameters::hyper_parameters(optimizer)};
 }
 
-TEST_CASE("a load before the first call is refused at once, on every rank, has changed nothing, and another may follow",
-          "[files]") {
+TEST_CASE("load before first call: refusal is immediate, retry works", "[files]") {
   const TempFolder folder;
   const ap::Options options{.stages = 2, .replicas = {1, 1}};
   static_cast<void>(train(options, [&](Model& model, torch::optim::AdamW& optimizer, ap::World& world) {
@@ -251,8 +250,7 @@ TEST_CASE("a load before the first call is refused at once, on every rank, has c
   }
 }
 
-TEST_CASE("a file that is damaged between load and first call is an error of that call, and the next one goes on",
-          "[files]") {
+TEST_CASE("load before first call: later damage fails that call only", "[files]") {
   const TempFolder folder;
   const ap::Options options{.stages = 2, .replicas = {1, 1}};
   static_cast<void>(train(options, [&](Model& model, torch::optim::AdamW& optimizer, ap::World&) {
@@ -301,7 +299,7 @@ TEST_CASE("a file that is damaged between load and first call is an error of tha
   }
 }
 
-TEST_CASE("ranks that load differently before the first call are told so, and none waits", "[files]") {
+TEST_CASE("differing loads before first call: reported, no rank waits", "[files]") {
   const TempFolder folder;
   const ap::Options options{.stages = 2, .replicas = {1, 1}};
   static_cast<void>(train(options, [&](Model& model, torch::optim::AdamW& optimizer, ap::World&) {
@@ -332,8 +330,7 @@ TEST_CASE("ranks that load differently before the first call are told so, and no
   check_refused(optimizers, "rank 0 and rank 1 would keep other tensors");
 }
 
-TEST_CASE("what a load before the first call promises an optimizer is checked when it is attached, and kept from files",
-          "[files]") {
+TEST_CASE("load before first call: optimizer promise checked at attach", "[files]") {
   const TempFolder folder;
   const ap::Options options{.stages = 1, .zero = 1, .replicas = {2}};
   static_cast<void>(train(options, [&](Model& model, torch::optim::AdamW& optimizer, ap::World&) {
@@ -362,7 +359,7 @@ TEST_CASE("what a load before the first call promises an optimizer is checked wh
   });
 }
 
-TEST_CASE("a model that is planned only loads nothing, and needs no file", "[files]") {
+TEST_CASE("plan_only: load does nothing and needs no file", "[files]") {
   ap::loopback::run(1, [&](ap::World& world) {
     Model model(world, Net(), ap::Options{.plan_only = true});
     torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(3));
@@ -371,7 +368,7 @@ TEST_CASE("a model that is planned only loads nothing, and needs no file", "[fil
   });
 }
 
-TEST_CASE("a pipe in a checkpoint's place is refused by name after the first call, to load and to save", "[files]") {
+TEST_CASE("named pipe as checkpoint: load and save refuse it by name", "[files]") {
   const TempFolder folder;
   fs::create_directories(folder / "run");
   REQUIRE(::mkfifo(checkpoint_in(folder / "run").c_str(), 0600) == 0);
@@ -386,7 +383,7 @@ TEST_CASE("a pipe in a checkpoint's place is refused by name after the first cal
       }));
 }
 
-TEST_CASE("optimizers whose state is not known are refused on every rank, also where only one has such", "[files]") {
+TEST_CASE("optimizers of unknown state: refused on every rank", "[files]") {
   const TempFolder folder;
   ap::loopback::run(2, [&](ap::World& world) {
     Model model(world, Net(), ap::Options{.stages = 2, .replicas = {1, 1}});

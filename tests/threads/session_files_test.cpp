@@ -71,7 +71,7 @@ std::size_t count(const std::string& text, const std::string& part) {
 
 bool contains(const std::string& text, const std::string& part) { return count(text, part) > 0; }
 
-TEST_CASE("a plan file is written when it is not there and read when it is", "[files]") {
+TEST_CASE("plan file: written if missing, read if present", "[files]") {
   const TempFolder folder;
   ap::Options options{.stages = 2, .microbatches = 2, .plan_file = folder / "plan.json"};
   const auto made = train(2, options);
@@ -92,7 +92,7 @@ TEST_CASE("a plan file is written when it is not there and read when it is", "[f
   CHECK(ap::read_plan(options.plan_file) == changed);
 }
 
-TEST_CASE("a plan of another model, world or version is refused with the difference", "[files]") {
+TEST_CASE("plan file: another model, world or version is refused", "[files]") {
   const TempFolder folder;
   const ap::Options options{.stages = 2, .plan_file = folder / "plan.json"};
   const auto made = train(2, options);
@@ -119,8 +119,7 @@ TEST_CASE("a plan of another model, world or version is refused with the differe
   CHECK(contains(other_version, "plan.json"));
 }
 
-TEST_CASE("plan files of every schedule are read and run; stages that lie elsewhere than it wants are refused",
-          "[files]") {
+TEST_CASE("plan file: every schedule runs, misplaced stages are refused", "[files]") {
   const TempFolder folder;
   const auto file = [&](std::string_view schedule) { return folder / (std::string(schedule) + ".json").c_str(); };
   for (const auto kind : ap::kScheduleKinds) {
@@ -145,7 +144,7 @@ TEST_CASE("plan files of every schedule are read and run; stages that lie elsewh
   CHECK(plan.schedule == ap::ScheduleKind::kZbH1);
 }
 
-TEST_CASE("profile, report and graph are written when the model is planned", "[files]") {
+TEST_CASE("profile, report and graph files: written when planned", "[files]") {
   const TempFolder folder;
   const auto plan = train(2, {.stages = 2,
                               .profile_file = folder / "profile.json",
@@ -167,7 +166,7 @@ TEST_CASE("profile, report and graph are written when the model is planned", "[f
   CHECK(contains(graph, "-> output0;"));
 }
 
-TEST_CASE("the graph file has the program after the pass that is named, and says where that did not run", "[files]") {
+TEST_CASE("graph_after: graph shows the program after the named pass", "[files]") {
   const TempFolder folder;
   const auto written = [&](const std::string& pass) {
     train(2, {.stages = 2, .graph_file = folder / "graph.dot", .graph_after = pass, .log_level = "off"});
@@ -183,7 +182,7 @@ TEST_CASE("the graph file has the program after the pass that is named, and says
   CHECK(contains(refused, "did you mean 'fold_linear'?"));
 }
 
-TEST_CASE("what autopar did not write, or wrote of another model, is replaced only where that is allowed", "[files]") {
+TEST_CASE("foreign output file: replaced only where allowed", "[files]") {
   const TempFolder folder;
   const auto path = folder / "mine";
   const std::vector<std::function<void(ap::Options&)>> names{
@@ -213,7 +212,7 @@ TEST_CASE("what autopar did not write, or wrote of another model, is replaced on
   }
 }
 
-TEST_CASE("a plan file that divides another program is refused by its field", "[files]") {
+TEST_CASE("plan file: partition of another program is refused by field", "[files]") {
   const TempFolder folder;
   const ap::Options options{.stages = 2, .plan_file = folder / "plan.json"};
   const auto made = train(2, options);
@@ -231,7 +230,7 @@ TEST_CASE("a plan file that divides another program is refused by its field", "[
   refused("stages[1].atoms", [](ap::Plan& plan) { plan.stages[1].atoms.push_back(plan.stages[0].atoms[0]); });
 }
 
-TEST_CASE("a trace has each action of the latest step once, on every rank", "[files]") {
+TEST_CASE("trace_file: has each action of the latest step once", "[files]") {
   const TempFolder folder;
   train(2, {.stages = 2, .microbatches = 3, .schedule = "1f1b", .trace_file = folder / "trace.json"});
   for (int rank = 0; rank < 2; ++rank) {
@@ -246,7 +245,7 @@ TEST_CASE("a trace has each action of the latest step once, on every rank", "[fi
   CHECK(count(ap::read_text_file(folder / "alone.json"), "forward of stage 0") == 1);
 }
 
-TEST_CASE("profiled costs are measured once, kept in their file, and measured again when it is damaged", "[files]") {
+TEST_CASE("profiled costs: measured once, again if the file is damaged", "[files]") {
   const TempFolder folder;
   const ap::Options options{.microbatches = 2, .costs = "profiled", .cost_file = folder / "costs.json"};
   static_cast<void>(train(2, options));
@@ -277,7 +276,7 @@ struct CacheHome {
   std::string before = std::getenv("XDG_CACHE_HOME") == nullptr ? "" : std::getenv("XDG_CACHE_HOME");
 };
 
-TEST_CASE("profiled costs are kept in the user's cache folder unless a file is named, or none", "[files]") {
+TEST_CASE("profiled costs: cached per user unless a file is named", "[files]") {
   const TempFolder folder;
   const CacheHome home(folder / "home");
   const auto kept = [&] {
@@ -304,7 +303,7 @@ TEST_CASE("profiled costs are kept in the user's cache folder unless a file is n
   REQUIRE(kept().size() == 1);
 }
 
-TEST_CASE("a cache folder that cannot be written keeps nobody from training", "[files]") {
+TEST_CASE("unwritable cache folder: training still runs", "[files]") {
   const TempFolder folder;
   ap::write_text_file(folder / "home", "a file where a folder is wanted");
   const CacheHome home(folder / "home");
@@ -330,7 +329,7 @@ std::size_t count(const std::vector<std::string>& lines, const std::string& part
   return static_cast<std::size_t>(std::ranges::count_if(lines, [&](const auto& line) { return contains(line, part); }));
 }
 
-TEST_CASE("a link at the foretold name of the cost file is replaced, and what it leads to stays", "[files]") {
+TEST_CASE("symlink at the cost file's name: replaced, its target stays", "[files]") {
   const TempFolder folder;
   const CacheHome home(folder / "home");
   const fs::path cache = fs::path(folder / "home") / "autopar";
@@ -349,7 +348,7 @@ TEST_CASE("a link at the foretold name of the cost file is replaced, and what it
   CHECK(warnings(2, {.costs = "profiled"}).empty());  // what was made again is used
 }
 
-TEST_CASE("a cache that others may write to is refused once, and used when the way out is taken", "[files]") {
+TEST_CASE("world-writable cache: refused once, usable by the remedy", "[files]") {
   const TempFolder folder;
   const CacheHome home(folder / "home");
   const fs::path cache = fs::path(folder / "home") / "autopar";
@@ -365,7 +364,7 @@ TEST_CASE("a cache that others may write to is refused once, and used when the w
   CHECK_FALSE(fs::is_empty(cache));
 }
 
-TEST_CASE("optional files that cannot be written are warned of once, and training goes on", "[files]") {
+TEST_CASE("unwritable optional files: one warning, training continues", "[files]") {
   const TempFolder folder;
   ap::write_text_file(folder / "file", "no folder");
   for (const auto& nowhere : {fs::path("/dev/full"), folder / "file" / "below", fs::path(folder / "")}) {
@@ -386,14 +385,14 @@ TEST_CASE("optional files that cannot be written are warned of once, and trainin
   }
 }
 
-TEST_CASE("who asks for files alone is told that they cannot be written", "[files]") {
+TEST_CASE("unwritable files with plan_only: are an error", "[files]") {
   const TempFolder folder;
   ap::write_text_file(folder / "file", "no folder");
   const auto text = refusal([&] { train(1, {.report_file = folder / "file" / "below", .plan_only = true}); });
   CHECK(contains(text, "cannot write the file"));
 }
 
-TEST_CASE("a named pipe in the place of a file that is read is refused by name", "[files]") {
+TEST_CASE("named pipe as input file: is refused by name", "[files]") {
   const TempFolder folder;
   const auto pipe = folder / "pipe";
   REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
@@ -414,7 +413,7 @@ struct OddNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(OddNet);
 
-TEST_CASE("names of modules are escaped in graphs, reports, profiles and messages", "[files]") {
+TEST_CASE("module names: escaped in graphs, reports, profiles, messages", "[files]") {
   const TempFolder folder;
   const ap::Options options{.plan_file = folder / "plan.json",
                             .profile_file = folder / "profile.json",
@@ -440,7 +439,7 @@ TEST_CASE("names of modules are escaped in graphs, reports, profiles and message
   CHECK(ap::printable_line(message) == message);
 }
 
-TEST_CASE("a plan follows the costs in the file", "[files]") {
+TEST_CASE("plan: follows the costs in cost_file", "[files]") {
   const TempFolder folder;
   ap::Options options{.stages = 2, .costs = "profiled", .cost_file = folder / "costs.json"};
   static_cast<void>(train(2, options));
@@ -461,7 +460,7 @@ TEST_CASE("a plan follows the costs in the file", "[files]") {
   CHECK(train(2, options).step < ap::Seconds(1));
 }
 
-TEST_CASE("with plan_only the first call plans, writes the files and says that nothing was run", "[files]") {
+TEST_CASE("plan_only: first call plans, writes files, says so", "[files]") {
   const TempFolder folder;
   const fs::path clusters = fs::path(__FILE__).parent_path() / "../../examples/clusters";
   ::setenv("AUTOPAR_PLAN_ONLY", (clusters / "a100-40x8.toml").c_str(), 1);

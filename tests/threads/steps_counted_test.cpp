@@ -109,7 +109,7 @@ void train(Model& model, torch::optim::Optimizer& optimizer, int steps = 1) {
   for (int s = 0; s < steps; ++s) optimizer.step();
 }
 
-TEST_CASE("a rank that steps more often, or seldom, than others is named with the numbers") {
+TEST_CASE("rank stepping more or less often: named with the counts") {
   for (const auto& division : divisions()) {
     for (const auto& optimizer : kinds()) {
       for (const int other : {2, 0}) {
@@ -214,7 +214,7 @@ std::vector<Loop> legal_loops() {
            }}};
 }
 
-TEST_CASE("what all ranks do alike is theirs to do") {
+TEST_CASE("loops that all ranks run alike: are allowed") {
   const auto all = divisions();
   for (const auto& division : {all[0], all[2], all[4], all[5]}) {
     for (const auto& optimizer : few_kinds()) {
@@ -228,7 +228,7 @@ TEST_CASE("what all ranks do alike is theirs to do") {
   }
 }
 
-TEST_CASE("a rank that drops what others step with is named, and so is a step left out behind the model's zero_grad") {
+TEST_CASE("rank dropping gradients or leaving out a step: is named") {
   const Division replicas = divisions().front(), stages{"stages", {.stages = 2, .microbatches = 2, .zero = 0}};
   for (const auto& optimizer : kinds()) {
     const auto dropping = trained(replicas, optimizer.make, [](int rank, int i, Model& model, auto& its_optimizer) {
@@ -254,7 +254,7 @@ TEST_CASE("a rank that drops what others step with is named, and so is a step le
   }
 }
 
-TEST_CASE("several optimizers, and one for some parameters, are counted apart") {
+TEST_CASE("several optimizers: steps are counted separately") {
   for (const bool extra : {false, true}) {
     const auto messages = told(2, [&](ap::World& world) {
       Model model(world, std::make_shared<Net>(), {.stages = 2, .microbatches = 2, .zero = 0});
@@ -280,7 +280,7 @@ TEST_CASE("several optimizers, and one for some parameters, are counted apart") 
   }
 }
 
-TEST_CASE("a load between steps is no step") {
+TEST_CASE("load between steps: does not count as a step") {
   for (const auto& optimizer : few_kinds()) {
     const TempFolder folder;
     const auto messages = told(2, [&](ap::World& world) {

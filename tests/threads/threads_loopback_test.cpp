@@ -11,7 +11,7 @@ using namespace autopar;
 
 // What the thread sanitizer shall see: many ranks, early and late waits, failures while others post and wait.
 
-TEST_CASE("threads: random traffic of up to eight ranks") {
+TEST_CASE("loopback: random traffic of up to eight ranks arrives") {
   for (const int ranks : {2, 5, 8}) {
     for (std::uint32_t seed = 20; seed < 23; ++seed) {
       REQUIRE_NOTHROW(loopback::run(ranks, [&](World& world) {
@@ -25,7 +25,7 @@ TEST_CASE("threads: random traffic of up to eight ranks") {
   }
 }
 
-TEST_CASE("threads: a failure at any moment ends every rank") {
+TEST_CASE("loopback: failure at any moment ends every rank") {
   for (int round = 0; round < 30; ++round) {
     CAPTURE(round);
     const auto body = [&](World& world) {
@@ -42,7 +42,7 @@ TEST_CASE("threads: a failure at any moment ends every rank") {
   }
 }
 
-TEST_CASE("threads: logs and limits may be changed while others use them") {
+TEST_CASE("loopback: logs and limits may change while in use") {
   REQUIRE_NOTHROW(loopback::run(3, [](World& world) {
     world.log().set_writer([](const std::string&) {});
     const Logger logger = world.logger(LogModule::kTransport);

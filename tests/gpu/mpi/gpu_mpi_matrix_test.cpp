@@ -12,7 +12,7 @@ using namespace numerics;
 
 // In double precision a GPU's sums differ from the CPU's in the last bits only, so the tolerance is that of the CPU
 // matrix. Each row makes NCCL communicators for all its pairs of ranks, which takes seconds.
-TEST_CASE("a slice of the pairwise matrix equals one process on the CPU, over NCCL") {
+TEST_CASE("pairwise matrix slice: NCCL equals one CPU process") {
   constexpr std::size_t kRows = 36;
   torch::set_default_dtype(caffe2::TypeMeta::Make<double>());
   torch::set_num_threads(1);

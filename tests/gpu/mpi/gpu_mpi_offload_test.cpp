@@ -46,7 +46,7 @@ torch::Tensor samples(int step, int rank, int64_t width) {
 /// A loss that is computed outside is the sum over the ranks' losses.
 torch::Tensor loss_of(const torch::Tensor& output) { return output.square().sum(); }
 
-TEST_CASE("rows of the pairwise matrix with offloaded optimizers equal one process on the CPU, over NCCL") {
+TEST_CASE("pairwise matrix with offload: NCCL equals one CPU process") {
   torch::set_default_dtype(caffe2::TypeMeta::Make<double>());
   torch::set_num_threads(1);
   autopar::World world(0, nullptr);
@@ -57,7 +57,7 @@ TEST_CASE("rows of the pairwise matrix with offloaded optimizers equal one proce
 // An optimizer on the host runs while the device may still be at work: what it steps must be there, and stay there
 // until it was copied. Steps follow evaluations at once, gradients of several calls add up, and the model is large
 // enough for copies to last.
-TEST_CASE("an optimizer on the host never overtakes its device, and its tensors are page-locked memory of the host") {
+TEST_CASE("offloaded optimizer: waits for the device, memory is pinned") {
   torch::set_default_dtype(caffe2::TypeMeta::Make<double>());
   torch::set_num_threads(1);
   autopar::World world(0, nullptr);
@@ -109,7 +109,7 @@ TEST_CASE("an optimizer on the host never overtakes its device, and its tensors 
 
 // Values come in 32 bits, in pieces, and are cast on the device: what it computes with must be the casts of the host's
 // values.
-TEST_CASE("in 16 bits devices compute with casts of what their hosts hold now") {
+TEST_CASE("16-bit offload: device computes with casts of current values") {
   torch::set_default_dtype(caffe2::TypeMeta::Make<float>());
   autopar::World world(0, nullptr);
   constexpr int64_t kWidth = 1500;

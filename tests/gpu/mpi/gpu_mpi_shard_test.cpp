@@ -33,7 +33,7 @@ Tensor own(const Tensor& whole, int dim, const ap::Group& group) {
   return whole.narrow(dim, split.begin(group.place()), split.length(group.place()));
 }
 
-TEST_CASE("a backbone and a sharded head train as on one GPU, whichever way the head is sharded") {
+TEST_CASE("sharded head on GPUs: trains as on one GPU, any sharding") {
   const DoublePrecision doubles;
   ap::World world(0, nullptr);
   const auto device = ap::device(world);
@@ -79,7 +79,7 @@ TEST_CASE("a backbone and a sharded head train as on one GPU, whichever way the 
   }
 }
 
-TEST_CASE("an embedding, a column and a row follow one another as the dense ones do") {
+TEST_CASE("sharded embedding, column, row layers: equal dense layers") {
   const DoublePrecision doubles;
   ap::World world(0, nullptr);
   const auto device = ap::device(world);

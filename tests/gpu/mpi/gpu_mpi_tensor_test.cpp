@@ -28,7 +28,7 @@ void check(ap::World& world, const char* recompute = "none", const char* sequenc
   CHECK(seen.by_tokens == setup.options.sequence_parallel.starts_with("on"));
 }
 
-TEST_CASE("tensor shards on GPUs train as one process on the CPU, in double precision") {
+TEST_CASE("tensor parallel on GPUs: equals one CPU process in fp64") {
   const DoublePrecision fp64;
   torch::set_num_threads(1);
   ap::World world(0, nullptr);

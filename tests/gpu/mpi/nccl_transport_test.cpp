@@ -168,12 +168,12 @@ void random_traffic_arrives(World& world, std::uint32_t seed) {
   world.barrier();
 }
 
-TEST_CASE("nccl: laws of the transport hold under random traffic between processes") {
+TEST_CASE("NCCL transport: transport laws hold under random traffic") {
   World world(0, nullptr);
   for (std::uint32_t seed = 1; seed <= 3; ++seed) REQUIRE_NOTHROW(random_traffic_arrives(world, seed));
 }
 
-TEST_CASE("nccl: an operation follows the stream that the thread is on when it starts") {
+TEST_CASE("NCCL transport: operation uses the stream current at start") {
   World world(0, nullptr);
   const Stream first(world.local_rank()), second(world.local_rank());
   const Stream* now = &first;
@@ -200,7 +200,7 @@ TEST_CASE("nccl: an operation follows the stream that the thread is on when it s
   world.barrier();
 }
 
-TEST_CASE("nccl: no operation blocks the host") {
+TEST_CASE("NCCL transport: no operation blocks the host") {
   World world(0, nullptr);
   const Stream stream(world.local_rank());
   AnyTransport transport = nccl(world, stream);
@@ -226,7 +226,7 @@ TEST_CASE("nccl: no operation blocks the host") {
   world.barrier();
 }
 
-TEST_CASE("nccl: a failure frees a device that waits for a message") {
+TEST_CASE("NCCL transport: failure frees a device waiting for a message") {
   World processes(0, nullptr);
   if (processes.rank() == 0) {
     std::atomic<int> told{0};
@@ -261,7 +261,7 @@ TEST_CASE("nccl: a failure frees a device that waits for a message") {
   processes.barrier();
 }
 
-TEST_CASE("nccl: a device that is not there is named") {
+TEST_CASE("NCCL transport: missing device is named") {
   World world(0, nullptr);
   const Stream stream(world.local_rank());
   const TransportOptions beyond{TransportKind::kNccl, 99, [raw = stream.get()] { return raw; }};
@@ -272,7 +272,7 @@ TEST_CASE("nccl: a device that is not there is named") {
 
 #else
 
-TEST_CASE("nccl: a build without CUDA refuses the transport by name") {
+TEST_CASE("NCCL transport: build without CUDA refuses it by name") {
   autopar::World world(0, nullptr);
   REQUIRE_THROWS_AS(world.make_transport({autopar::TransportKind::kNccl, 0, nullptr}), autopar::InvalidArgument);
 }

@@ -37,7 +37,7 @@ void check_whole(Model& model, Net& net, const std::string& when) {
   }
 }
 
-TEST_CASE("parameters that are looked at whole on GPUs are one process's under every kind of plan, over NCCL") {
+TEST_CASE("for_whole_parameters on GPUs: equals one process, any plan") {
   const DoublePrecision guard;
   ap::World world(0, nullptr);
   REQUIRE(ap::device(world).is_cuda());
@@ -83,7 +83,7 @@ TEST_CASE("parameters that are looked at whole on GPUs are one process's under e
   }
 }
 
-TEST_CASE("parts of parameters on GPUs throw where an operator looks at the whole, over NCCL") {
+TEST_CASE("parameter shards on GPUs: whole-tensor operators throw") {
   const DoublePrecision guard;
   ap::World world(0, nullptr);
   for (const auto& kind : kinds_here(world)) {
@@ -106,7 +106,7 @@ TEST_CASE("parts of parameters on GPUs throw where an operator looks at the whol
   }
 }
 
-TEST_CASE("a load before the first call leaves on GPUs what the program sets after it, over NCCL") {
+TEST_CASE("load before first call on GPUs: later settings stay") {
   const DoublePrecision guard;
   ap::World world(0, nullptr);
   const auto folder = std::filesystem::temp_directory_path() / "autopar_gpu_silent_test";
@@ -152,7 +152,7 @@ ap::Options replicas(const ap::World& world) {
   return {.stages = 1, .microbatches = 1, .zero = 0, .replicas = {world.size()}, .costs = "roofline"};
 }
 
-TEST_CASE("a backward beside the model is refused on GPUs, a term of parameters is one process's, over NCCL") {
+TEST_CASE("loss on GPUs: penalty term exact, unwrapped backward refused") {
   const DoublePrecision guard;
   ap::World world(0, nullptr);
   const auto device = ap::device(world);
@@ -175,7 +175,7 @@ TEST_CASE("a backward beside the model is refused on GPUs, a term of parameters 
   CHECK_THROWS_AS(model->module().forward(x, y).backward(), ap::InvalidArgument);
 }
 
-TEST_CASE("a trainable tensor that nobody registered is refused on GPUs, over NCCL") {
+TEST_CASE("unregistered trainable tensor: is refused on GPUs") {
   struct Unregistered : nn::Module {
     Unregistered() { register_module("layer", layer); }
     Tensor forward(const Tensor& x) { return (layer(x) * scale).pow(2).mean(); }
@@ -188,7 +188,7 @@ TEST_CASE("a trainable tensor that nobody registered is refused on GPUs, over NC
   CHECK_THROWS_AS(model(samples(0, kSamples)), ap::CaptureError);
 }
 
-TEST_CASE("a rank that steps more often is named on GPUs, over NCCL") {
+TEST_CASE("optimizer on GPUs: a rank that steps more often is named") {
   const DoublePrecision guard;
   ap::World world(0, nullptr);
   Model model(world, Net(), replicas(world));
@@ -202,7 +202,7 @@ TEST_CASE("a rank that steps more often is named on GPUs, over NCCL") {
                     Catch::Matchers::Contains("rank 0 has stepped 4 times, rank 1 has stepped 2"));
 }
 
-TEST_CASE("numbers of samples that count within a rank's batch are one process's on GPUs, over NCCL") {
+TEST_CASE("local indices on GPUs: equal one process") {
   struct Neighbours : nn::Module {
     Neighbours() {
       register_module("embed", embed);

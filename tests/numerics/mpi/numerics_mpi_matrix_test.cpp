@@ -8,7 +8,7 @@ using namespace numerics;
 
 // Every row that fits this number of ranks; over threads the same rows are compared in matrix_test.cpp, so that here
 // one row in three is enough to see what processes and MPI change.
-TEST_CASE("slices of the pairwise matrix equal one process, over MPI") {
+TEST_CASE("pairwise matrix slice: MPI equals one process") {
   torch::set_default_dtype(caffe2::TypeMeta::Make<double>());
   torch::set_num_threads(1);
   autopar::World world(0, nullptr);

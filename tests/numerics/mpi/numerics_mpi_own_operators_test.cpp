@@ -22,7 +22,7 @@ struct Mixing : torch::nn::Module {
   torch::nn::Linear layer{3, 3};
 };
 
-TEST_CASE("operators of a user: ranks that registered other versions are named") {
+TEST_CASE("register_op: ranks with different versions are named") {
   ap::World world(0, nullptr);
   const int version = world.rank() == 1 ? 7 : 5;
   ap::register_op({.name = "own_operators::mixed", .version = version, .over_samples = [](const ap::OpCall&) {
