@@ -122,7 +122,7 @@ TEST_CASE("fused dropout + add + norm: equals libtorch, mask from seed", "[gpu]"
   }
 }
 
-TEST_CASE("fused dropout + add + norm: bias gradient of dropped input", "[gpu]") {
+TEST_CASE("fused dropout + add + norm: bias gradient of one input only", "[gpu]") {
   torch::manual_seed(10);
   const auto seed = torch::tensor(17, at::kLong);
   for (const auto type : {at::kFloat, at::kBFloat16}) {

@@ -99,7 +99,7 @@ void check_steps(const Options& options, Kernel kernel) {
   CHECK(ours[0]._version() > version);
 }
 
-TEST_CASE("fused Adam: step equals libtorch, rounds into the copies", "[gpu][update]") {
+TEST_CASE("fused Adam: step equals libtorch, writes rounded copies", "[gpu][update]") {
   for (const double decay : {0.0, 0.03}) {
     check_steps<ap::optim::AdamW>(
         torch::optim::AdamWOptions(0.05).weight_decay(decay),
@@ -168,7 +168,7 @@ void check_sgd_steps(const torch::optim::SGDOptions& options) {
   CHECK(ours[0]._version() > version);
 }
 
-TEST_CASE("fused SGD: step equals libtorch, rounds into the copies", "[gpu][update]") {
+TEST_CASE("fused SGD: step equals libtorch, writes rounded copies", "[gpu][update]") {
   for (const double decay : {0.0, 0.03}) {
     const auto plain = torch::optim::SGDOptions(0.05).weight_decay(decay);
     check_sgd_steps(plain);

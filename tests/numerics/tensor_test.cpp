@@ -212,7 +212,7 @@ struct SecondInShards {
   }
 };
 
-TEST_CASE("ZeRO: replicated beside tensor-parallel stages is exact") {
+TEST_CASE("ZeRO 0-3: replicated and tensor-parallel stages can mix") {
   const DoublePrecision fp64;
   for (const int zero : {0, 1, 2, 3}) {
     Setup setup;
