@@ -1,4 +1,4 @@
-"""commands.py KIND ROOT WORK FOLDER...: runs the commands of README.md, docs/ and the examples' READMEs with the folders' programs.
+"""commands.py KIND ROOT WORK FOLDER...: runs the commands of README.md, docs/ and the programs' READMEs with the folders' programs.
 
 A line "$ …" of a block is a command and what follows it its output, word for word; a line "…" stands for any lines, and "…"
 in a line for any words. A page's blocks of one kind run in one folder, in which examples/ is the repository's.
@@ -27,7 +27,7 @@ KIND, ROOT, WORK = sys.argv[1], pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv
 FOLDERS = sys.argv[4:]
 HERE = pathlib.Path(__file__).parent
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks/README.md",
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks/README.md", ROOT / "tests/README.md",
          *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("examples/*/README.md"))]
 LAUNCHERS = ["mpiexec", "mpirun", "srun", "sbatch"]
 TOOLS = ["apt-get", "cmake", "ctest", "doxygen", "python3", "scontrol"]
@@ -218,7 +218,8 @@ def sandbox(page):
             stand_in(folder / "benchmarks" / name, name)
     for name in ("test_torch", "numerics"):
         stand_in(folder / "tests" / name, name)
-    (folder / "docs").symlink_to(ROOT / "docs")
+    if not (folder / "docs").exists():  # of tests/ there are stand-ins
+        (folder / "docs").symlink_to(ROOT / "docs")
     if page.parent.parent.name == "examples":
         for path in page.parent.iterdir():
             (folder / path.name).symlink_to(path)

@@ -1,11 +1,11 @@
-# cmake -DROOT=<repository> [-DPYTHON=<python3>] -P pages.cmake: fails where a link of README.md, docs/ or a program leads nowhere, where
+# cmake -DROOT=<repository> [-DPYTHON=<python3>] -P pages.cmake: fails where a link of a page leads nowhere, where
 # README.md is longer than a newcomer reads, where docs/ leaves out an option or one of RaNNC's, and where the chart is not
 # that of its tables.
 cmake_minimum_required(VERSION 3.25)
 
 set(wrong "")
-file(GLOB pages "${ROOT}/docs/*.md" "${ROOT}/examples/*/README.md" "${ROOT}/benchmarks/README.md" "${ROOT}/CONTRIBUTING.md")
-foreach(page IN ITEMS "${ROOT}/README.md" LISTS pages)
+file(GLOB_RECURSE pages "${ROOT}/docs/*.md" "${ROOT}/examples/*.md" "${ROOT}/benchmarks/*.md" "${ROOT}/tests/*.md" "${ROOT}/include/*.md" "${ROOT}/src/*.md")
+foreach(page IN ITEMS "${ROOT}/README.md" "${ROOT}/CONTRIBUTING.md" "${ROOT}/CHANGELOG.md" LISTS pages)
   cmake_path(GET page PARENT_PATH folder)
   file(READ "${page}" text)
   string(REGEX REPLACE "```[^`]*```" "" text "${text}")
