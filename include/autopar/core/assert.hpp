@@ -5,7 +5,7 @@
 
 namespace autopar {
 
-/// A law of the library was broken: a bug in autopar, never in the caller.
+/// An invariant of the library is violated: a bug in autopar, never in the caller.
 class InternalError : public std::logic_error {
   using std::logic_error::logic_error;
 };
@@ -19,6 +19,6 @@ namespace detail {
 
 }  // namespace autopar
 
-/// Checked in every build: a violated law must not train on.
+/// Checked in every build, since training must not continue after a violation.
 #define AUTOPAR_ASSERT(condition, what) \
   ((condition) ? void(0) : ::autopar::detail::fail_assertion(#condition, __FILE__, __LINE__, (what)))

@@ -11,18 +11,18 @@
 
 namespace autopar {
 
-/// One kind of accelerator (or one CPU rank): what a roofline needs.
+/// One kind of accelerator, or one CPU rank: the parameters of a roofline model.
 struct Device {
   std::string name = "cpu";
   Bytes memory{};  ///< usable by the process
   BytesPerSecond memory_bandwidth{1e10};
-  FlopsPerSecond f64{1e10};  ///< peak dense matrix rate by element type
+  FlopsPerSecond f64{1e10};  ///< peak dense matrix rates by element type
   FlopsPerSecond f32{2e10};
-  FlopsPerSecond tf32{2e10};  ///< equal to f32 where there is no such mode
+  FlopsPerSecond tf32{2e10};  ///< equal to f32 on devices without TF32
   FlopsPerSecond f16{2e10};
   FlopsPerSecond bf16{2e10};
-  double efficiency = 0.6;  ///< share of the peaks that large kernels reach, (0, 1]
-  Seconds launch{5e-6};     ///< least time of one operator
+  double efficiency = 0.6;  ///< share of the peak rates that large kernels reach, in (0, 1]
+  Seconds launch{5e-6};     ///< minimal time of one operator
 
   [[nodiscard]] FlopsPerSecond peak(DType dtype) const {
     switch (dtype) {
@@ -39,7 +39,7 @@ struct Device {
   friend bool operator==(const Device&, const Device&) = default;
 };
 
-/// Latency + size / bandwidth, in one direction.
+/// Transfer time = latency + size / bandwidth, in one direction.
 struct Link {
   Seconds latency{};
   BytesPerSecond bandwidth{1e9};
@@ -48,15 +48,16 @@ struct Link {
   friend bool operator==(const Link&, const Link&) = default;
 };
 
-/// The memory of the machine that holds a device, and how the device reaches it.
+/// The host memory that belongs to one device, and the link between device and host.
 struct Host {
-  Bytes memory{};                                    ///< one device's part of it
-  BytesPerSecond memory_bandwidth{2e10};             ///< likewise, while the optimizers of all devices run there
+  Bytes memory{};                                    ///< this device's share
+  BytesPerSecond memory_bandwidth{2e10};             ///< this device's share, while the optimizers of all devices run
+                                                     ///< on the host
   Link link{Seconds(1e-5), BytesPerSecond(1.2e10)};  ///< between a device and its host, while all devices copy
   friend bool operator==(const Host&, const Host&) = default;
 };
 
-/// Ranks [k*span, (k+1)*span) reach one another over `link` (a node, a rack, …).
+/// One level of the link hierarchy (a node, a rack, …): ranks [k*span, (k+1)*span) communicate over `link`.
 struct LinkLevel {
   std::string name;
   int span = 1;
@@ -70,9 +71,10 @@ struct Cluster {
   int devices = 1;
   Device device;
   std::vector<LinkLevel> levels;
-  std::optional<Host> host{};  ///< none: the devices are CPUs, whose memory is the host's
+  std::optional<Host> host{};  ///< empty: the devices are CPUs, whose memory is the host's
 
-  /// The link of the innermost level that holds both ranks. @throws InvalidArgument if no level does.
+  /// The link of the innermost level that contains both ranks.
+  /// @throws InvalidArgument if no level contains both
   [[nodiscard]] const Link& between(Rank a, Rank b) const {
     for (const auto& level : levels) {
       if (a.value() / level.span == b.value() / level.span) return level.link;

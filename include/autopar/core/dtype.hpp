@@ -9,7 +9,7 @@
 
 namespace autopar {
 
-/// Element type of a tensor, as far as costs, reductions and files need it.
+/// Element type of a tensor, as far as costs, reductions and files use it.
 enum class DType : std::uint8_t { kBool, kU8, kI8, kI16, kI32, kI64, kF16, kBF16, kF32, kF64, kC64, kC128 };
 
 namespace detail {

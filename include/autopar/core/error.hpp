@@ -11,19 +11,19 @@
 
 namespace autopar {
 
-/// Base of everything that autopar throws. A message says what was wrong, with which value, and what to do.
-/// Names in it may come from files, so what a terminal would obey is escaped, and it is one line.
+/// Base of everything that autopar throws. A message is one line that says what was wrong, with which value, and what
+/// to do. Names may come from files, so control characters in them are escaped.
 class Error : public std::runtime_error {
  public:
   explicit Error(const std::string& message) : std::runtime_error(printable_line(message)) {}
 };
 
-/// An argument, option or call order that the contract does not allow.
+/// An argument, option or order of calls that violates the contract.
 class InvalidArgument : public Error {
   using Error::Error;
 };
 
-/// About an operator of the model.
+/// Base of errors about one operator of the model.
 class AboutOperator : public Error {
  public:
   /// @param op      operator as the dispatcher names it, e.g. "aten::item"
@@ -43,25 +43,26 @@ class AboutOperator : public Error {
   std::string op_, path_, reason_;
 };
 
-/// The model cannot be captured, or not be run exactly on several micro-batches or replicas. The reason says why, and
-/// the way out.
+/// The model cannot be captured, or cannot be run exactly on several micro-batches or replicas. The reason says why,
+/// and what to change.
 class CaptureError : public AboutOperator {
  public:
   using AboutOperator::AboutOperator;
 };
 
-/// An operator of the model failed while it ran: an index out of range, a target of another element type. The reason is
-/// libtorch's own words, without its frames. What libtorch threw is nested (std::rethrow_if_nested).
+/// An operator of the model failed while it ran: an index out of range, a target of a wrong element type. The reason is
+/// libtorch's message without its stack trace. libtorch's exception is nested (std::rethrow_if_nested).
 class OperatorError : public AboutOperator {
  public:
   using AboutOperator::AboutOperator;
 };
 
-/// Why no plan meets the constraints: a planner's answer, as a value.
+/// Why no plan meets the constraints: a planner's answer, as a value. If memory is the reason, it names the stage that
+/// lacks most, and the smallest changes that make a plan feasible.
 struct Infeasible {
   std::string reason;
-  StageId stage{};       ///< misses most, where memory is the reason
-  Bytes needed{};        ///< by a rank of that stage; 0 = not known
+  StageId stage{};
+  Bytes needed{};        ///< by a rank of that stage; 0 if unknown
   Bytes available{};     ///< to a rank
   std::string remedy{};  ///< smallest changes that fit; empty: memory is not the reason
 };
@@ -82,12 +83,12 @@ class InfeasiblePlan : public Error {
   Infeasible why_;
 };
 
-/// Not a mistake: the first call of a model with `Options::plan_only` has planned it and written its files, and ran
-/// nothing; rank 0 has said so. A main that can be asked for a plan catches it and returns 0.
+/// Not a failure: the first call of a model with `Options::plan_only` has planned it and written its files. Nothing was
+/// run; rank 0 has reported it. A main with such an option catches it and returns 0.
 class PlanOnly : public Error {
  public:
   PlanOnly(const std::string& message, Rank rank) : Error(message), rank_(rank) {}
-  [[nodiscard]] Rank rank() const { return rank_; }  ///< who throws
+  [[nodiscard]] Rank rank() const { return rank_; }  ///< the rank that throws
 
  private:
   Rank rank_;
@@ -99,10 +100,10 @@ class TransportError : public Error {
   TransportError(const std::string& message, Rank rank, Rank peer, std::string action = {}, int code = 0)
       : Error(message), rank_(rank), peer_(peer), action_(std::move(action)), code_(code) {}
 
-  [[nodiscard]] Rank rank() const { return rank_; }  ///< who reports
-  [[nodiscard]] Rank peer() const { return peer_; }  ///< who failed or is awaited
+  [[nodiscard]] Rank rank() const { return rank_; }  ///< the rank that reports
+  [[nodiscard]] Rank peer() const { return peer_; }  ///< the rank that failed or is awaited
   [[nodiscard]] const std::string& action() const { return action_; }
-  [[nodiscard]] int code() const { return code_; }  ///< the library's own code, 0 if none
+  [[nodiscard]] int code() const { return code_; }  ///< the error code of MPI or NCCL, 0 if there is none
 
  private:
   Rank rank_, peer_;
@@ -110,12 +111,12 @@ class TransportError : public Error {
   int code_;
 };
 
-/// A checkpoint that cannot be written or read, or that belongs to another model.
+/// A checkpoint cannot be written or read, or belongs to another model.
 class CheckpointError : public Error {
   using Error::Error;
 };
 
-/// A configuration or data file with a mistake, with the place and, for a misspelt key, the nearest known one.
+/// A mistake in a configuration or data file: with its place and, for a misspelt key, the most similar known key.
 class ConfigError : public Error {
  public:
   ConfigError(const std::string& reason, std::string file, int line = 0, std::string key = {}, std::string nearest = {})
@@ -141,7 +142,7 @@ class ConfigError : public Error {
   std::string key_, nearest_;
 };
 
-/// Throws InvalidArgument with `message` unless `condition` holds. For the public front doors.
+/// Throws InvalidArgument with `message` unless `condition` holds. For checks of arguments in public functions.
 inline void expect(bool condition, const char* message) {
   if (!condition) throw InvalidArgument(message);
 }

@@ -7,7 +7,7 @@
 
 namespace autopar {
 
-/// A dense index (0, 1, 2, …) into one kind of thing; kinds do not mix. `Index::none()` (-1) is "no such thing".
+/// A dense index (0, 1, 2, …) of one kind; kinds do not convert into each other. `Index::none()` (-1) is no index.
 template <class Tag>
 class Index {
  public:

@@ -4,7 +4,7 @@
 
 namespace autopar {
 
-/// Half-open range: of samples, counted within a micro-batch, or of elements.
+/// Half-open range of samples, counted within a micro-batch, or of elements.
 struct Interval {
   std::int64_t begin = 0;
   std::int64_t end = 0;

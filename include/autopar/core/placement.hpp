@@ -6,22 +6,22 @@
 
 namespace autopar {
 
-/// How a tensor lies on the ranks of one axis of a mesh, as in PyTorch's DTensor (torch.distributed.tensor).
+/// How the ranks of one axis of a mesh hold a tensor, as in PyTorch's DTensor (torch.distributed.tensor).
 ///
 ///     Placement::shard(0)   // each rank has some of the rows; joined along dim 0 they are the tensor
 class Placement {
  public:
-  /// The same tensor on each rank.
+  /// Each rank holds the whole tensor.
   [[nodiscard]] static constexpr Placement replicate() { return Placement(kReplicate); }
 
-  /// Slices of the tensor: joined along `dim` (≥ 0) in the order of the ranks, they are the tensor. Slices may be of
-  /// unlike lengths, and empty.
+  /// Each rank holds a slice. The slices, joined along `dim` (≥ 0) in rank order, are the tensor. Their lengths may
+  /// differ and may be 0.
   [[nodiscard]] static constexpr Placement shard(int dim) {
     AUTOPAR_ASSERT(dim >= 0, "a placement shards a dim counted from the front");
     return Placement(dim);
   }
 
-  /// Terms of a sum: the tensor is what the ranks hold, added up.
+  /// Each rank holds an addend; the tensor is the sum of all ranks' addends.
   [[nodiscard]] static constexpr Placement partial() { return Placement(kPartial); }
 
   [[nodiscard]] constexpr bool is_replicate() const { return value_ == kReplicate; }

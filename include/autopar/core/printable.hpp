@@ -9,7 +9,7 @@ namespace autopar {
 
 namespace detail {
 
-/// A character of UTF-8 and how many bytes it takes; no bytes where there is none.
+/// A UTF-8 character and its length in bytes; 0 bytes for an invalid sequence.
 struct Utf8Character {
   std::uint32_t code = 0;
   std::size_t bytes = 0;
@@ -30,8 +30,8 @@ struct Utf8Character {
   return code < kLeast[bytes] ? Utf8Character{} : Utf8Character{code, bytes};
 }
 
-/// Whether a terminal does something else with it than to show it: C0 and C1 controls, and marks that turn the
-/// direction of text. Tabs and line breaks lay out text.
+/// Whether a terminal interprets the character instead of showing it: C0 and C1 controls, and marks that change the
+/// direction of text. Tabs and line breaks are not included.
 [[nodiscard]] constexpr bool is_control(std::uint32_t code) {
   if (code < 0x20) return code != '\t' && code != '\n';
   return (code >= 0x7f && code < 0xa0) || code == 0x200e || code == 0x200f || (code >= 0x2028 && code <= 0x202e) ||
@@ -42,7 +42,7 @@ struct Utf8Character {
 
 namespace detail {
 
-/// @param keeps_layout  whether tabs and line breaks stay as they are
+/// @param keeps_layout  whether tabs and line breaks remain unescaped
 [[nodiscard]] inline std::string escaped(std::string_view text, bool keeps_layout) {
   constexpr char kDigits[] = "0123456789abcdef";
   std::string out;
@@ -67,13 +67,13 @@ namespace detail {
 
 }  // namespace detail
 
-/// Text that a terminal shows and does not obey. Files are written by anybody, and names in them end up in messages:
-/// control characters become "\u001b", and so do bytes that are no UTF-8. In JSON these are escapes of the same
-/// characters. Tabs and line breaks stay: for text that is laid out, of names that are `printable_line`.
+/// Escapes what a terminal would interpret: control characters become "\u001b", and so do bytes that are not UTF-8. In
+/// JSON these are escapes of the same characters. Anybody may have written a file whose names appear in our messages.
+/// Tabs and line breaks remain: use it for formatted text whose names went through `printable_line`.
 [[nodiscard]] inline std::string printable(std::string_view text) { return detail::escaped(text, true); }
 
-/// `printable` text of one line, such as a name or a message: tabs and line breaks become "\t" and "\n", so that
-/// nobody's name begins a line of its own.
+/// As `printable`, and tabs and line breaks become "\t" and "\n". For one line, such as a name or a message: no name
+/// can then start a new line.
 [[nodiscard]] inline std::string printable_line(std::string_view text) { return detail::escaped(text, false); }
 
 }  // namespace autopar

@@ -11,19 +11,20 @@
 
 namespace autopar {
 
-/// How a dim of a tensor is cut into consecutive slices, one a rank of a group, in the order of their places. Slices
-/// may be of unlike lengths, and empty.
+/// How a dim of a tensor is cut into consecutive slices, one for each rank of a group, in the group's order. Lengths
+/// may differ and may be 0.
 ///
 ///     Split::even(21, 4)   // 6, 5, 5, 5
 class Split {
  public:
-  /// @throws InvalidArgument if there is none, or one is negative
+  /// @throws InvalidArgument if `lengths` is empty or a length is negative
   explicit Split(std::vector<std::int64_t> lengths) : lengths_(std::move(lengths)) {
     const bool good = !lengths_.empty() && std::ranges::all_of(lengths_, [](auto length) { return length >= 0; });
     expect(good, "a split has one length for each rank of its group, 0 or more");
   }
 
-  /// Slices of whole units (the elements of an attention head, say) that differ by one unit at most, the longer first.
+  /// Slices of whole units (such as the elements of an attention head) that differ by at most one unit, the longer
+  /// first.
   /// @throws InvalidArgument unless `unit` divides `total`
   [[nodiscard]] static Split even(std::int64_t total, int parts, std::int64_t unit = 1) {
     if (parts < 1 || unit < 1 || total < 0 || total % unit != 0) {

@@ -5,7 +5,7 @@
 
 namespace autopar {
 
-/// A number with a unit: only equal units add and compare; `value()` leaves the type system on purpose.
+/// A number with a unit: only equal units add and compare. `value()` returns the number without its unit.
 template <class Unit, class Rep>
 class Quantity {
  public:
@@ -66,7 +66,7 @@ constexpr Seconds operator""_ms(long double n) { return Seconds(static_cast<doub
 constexpr Seconds operator""_us(long double n) { return Seconds(static_cast<double>(n) * 1e-6); }
 }  // namespace literals
 
-/// A quantity that grows linearly with the number of samples n of a micro-batch: per_sample * n + fixed.
+/// A quantity that is linear in the number of samples n of a micro-batch: per_sample * n + fixed.
 struct Affine {
   double per_sample = 0;
   double fixed = 0;

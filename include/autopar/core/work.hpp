@@ -7,20 +7,20 @@
 
 namespace autopar {
 
-/// Classes of operators that use a device in different ways.
+/// Classes of operators by how they use a device.
 enum class OpClass : std::uint8_t {
-  kMatmul,       ///< bound by the matrix units when large
-  kConvolution,  ///< likewise
+  kMatmul,       ///< bound by matrix units if large
+  kConvolution,  ///< bound by matrix units if large
   kAttention,    ///< fused attention
   kMemory,       ///< element-wise, normalisation, reduction, gather: bound by memory bandwidth
   kView,         ///< no work
 };
 
-/// Arithmetic and memory traffic of one execution on n samples.
+/// Arithmetic, memory traffic and launches of one execution on n samples.
 struct Work {
   Affine flops;
   Affine bytes;
-  Affine launches;  ///< operators started (the per-sample part is normally 0)
+  Affine launches;  ///< number of operators (the per-sample part is normally 0)
   Work& operator+=(const Work& other) {
     flops += other.flops;
     bytes += other.bytes;
@@ -30,7 +30,7 @@ struct Work {
   friend bool operator==(const Work&, const Work&) = default;
 };
 
-/// Work of one class and element type inside an atom.
+/// Work in an atom, of one class and element type.
 struct WorkItem {
   OpClass op_class = OpClass::kMemory;
   DType dtype = DType::kF32;

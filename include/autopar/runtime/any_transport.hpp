@@ -9,13 +9,13 @@
 
 namespace autopar {
 
-/// What a transport's buffers are and who moves them.
+/// Where a transport's buffers lie and which library moves them.
 enum class TransportKind : std::uint8_t {
   kHost,  ///< host memory: MPI between processes, shared memory between the threads of a loopback world
-  kNccl,  ///< memory of one CUDA device a rank
+  kNccl,  ///< memory of one CUDA device for each rank, moved by NCCL
 };
 
-/// Two ranks that exchange messages, in this direction.
+/// A sender and a receiver.
 struct DirectedPair {
   Rank from;
   Rank to;
@@ -24,7 +24,7 @@ struct DirectedPair {
 
 namespace detail {
 
-/// One started operation, shared by the ticket and whoever completes it.
+/// An operation in progress, owned by its ticket and by the thread that completes it.
 class Operation {
  public:
   Operation() = default;
@@ -33,7 +33,7 @@ class Operation {
   virtual ~Operation() = default;
 };
 
-/// What every transport does; see the concept `Transport` for the laws.
+/// The interface of every transport; the concept `Transport` states its laws.
 class TransportBackend {
  public:
   using Ticket = std::shared_ptr<Operation>;
@@ -59,15 +59,15 @@ class TransportBackend {
 
 }  // namespace detail
 
-/// A handle on any transport, as `World::make_transport` gives it; models `Transport`. One virtual call an operation.
-/// Used by one thread at a time.
+/// A type-erased transport, as `World::make_transport` returns it; models `Transport`. Each operation costs one virtual
+/// call. Used by one thread at a time.
 ///
-/// A received message must have the tag and the size that the receiver expects, else `wait` throws TransportError:
-/// the ranks do not run the same program. Sums take kF32, kF64, kF16, kBF16 and kI64. Host transports add in
-/// the order of the group's ranks (16-bit types in fp32, rounded once), so loopback and MPI give the same bits.
+/// A received message must have the tag and size that the receiver expects. Otherwise `wait` throws TransportError: the
+/// ranks do not run the same program. Sums are defined for kF32, kF64, kF16, kBF16 and kI64. Host transports add in the
+/// order of the group's ranks (16-bit types in fp32, rounded once), so loopback and MPI give the same bits.
 class AnyTransport {
  public:
-  using Ticket = detail::TransportBackend::Ticket;  ///< an empty ticket is done
+  using Ticket = detail::TransportBackend::Ticket;  ///< an empty ticket is complete
 
   AnyTransport() = default;
   explicit AnyTransport(std::shared_ptr<detail::TransportBackend> backend) : backend_(std::move(backend)) {}
@@ -77,11 +77,11 @@ class AnyTransport {
   [[nodiscard]] int size() const { return backend_->size(); }
   [[nodiscard]] bool in_order() const { return backend_->in_order(); }
 
-  /// Declares which ranks will exchange messages. Collective over the world, the same pairs in the same order on every
-  /// rank, before the first message: NCCL makes one communicator for each; host transports need none.
+  /// Declares which ranks will exchange messages, before the first message. Collective over the world, with the same
+  /// pairs in the same order on every rank. NCCL makes one communicator for each pair; host transports do nothing.
   void connect(const std::vector<DirectedPair>& pairs) { backend_->connect(pairs); }
-  /// Collective over the world, in the same order on every rank, also those that are not in `ranks`.
-  /// @throws InvalidArgument if `ranks` is not ascending or names a rank outside the world.
+  /// Makes a group. Collective over the world, in the same order on every rank, including ranks outside the group.
+  /// @throws InvalidArgument if `ranks` is not ascending or names a rank outside the world
   [[nodiscard]] GroupId make_group(const std::vector<Rank>& ranks) { return backend_->make_group(ranks); }
   [[nodiscard]] Ticket send(Buffer buffer, Rank peer, Tag tag) { return backend_->send(std::move(buffer), peer, tag); }
   [[nodiscard]] Ticket receive(Buffer buffer, Rank peer, Tag tag) {
@@ -90,16 +90,18 @@ class AnyTransport {
   [[nodiscard]] Ticket all_reduce(Buffer buffer, DType dtype, GroupId group) {
     return backend_->all_reduce(std::move(buffer), dtype, group);
   }
-  /// In place: of the members' equal parts of the buffer, one after the other in the order of ranks, this rank's
-  /// becomes the sum; what the others become is not said. @throws InvalidArgument unless the parts are whole elements
+  /// In place. The buffer has one part for each member, in rank order and of equal size. This rank's part becomes the
+  /// sum; the other parts are unspecified afterwards.
+  /// @throws InvalidArgument unless the parts consist of whole elements
   [[nodiscard]] Ticket reduce_scatter(Buffer buffer, DType dtype, GroupId group) {
     return backend_->reduce_scatter(std::move(buffer), dtype, group);
   }
-  /// In place: every part of the buffer becomes its member's. @throws InvalidArgument unless the parts are equal
+  /// In place. The buffer has one part for each member; each becomes its member's part.
+  /// @throws InvalidArgument unless the parts are of equal size
   [[nodiscard]] Ticket all_gather(Buffer buffer, GroupId group) {
     return backend_->all_gather(std::move(buffer), group);
   }
-  /// Also the way to see a failure early: throws TransportError like `wait`.
+  /// Whether the operation is complete. Detects failures early: throws TransportError as `wait` does.
   [[nodiscard]] bool done(const Ticket& ticket) { return !ticket || backend_->done(ticket); }
   void wait(const Ticket& ticket) {
     if (ticket) backend_->wait(ticket);

@@ -8,33 +8,34 @@
 
 namespace autopar {
 
-/// What the tensor shards of a replica do together with one buffer each, as the operation of that name of a Transport.
+/// A collective of a replica's tensor shards, each with one buffer: the operation of the same name of a Transport.
 enum class Exchange : std::uint8_t { kAllReduce, kReduceScatter, kAllGather };
 
-/// What a compute action asks of the run that it is part of: parameters come in through it, gradients go out, and
-/// values of operators that lie on several ranks are exchanged. A bucket is named by its reduction group and its number
-/// in it. The executor gives one to its engine.
+/// The interface through which a compute action communicates while it runs: it unshards parameters, reduces gradients
+/// and exchanges values between tensor shards. The executor passes it to its engine. A bucket is identified by its
+/// reduction group and its number in the group.
 ///
-/// Of what is gathered for a compute action, the compute action calls `unshard` before it uses a bucket, as often as it
-/// likes. It may `reshard` a bucket that it does not use for now, and must `unshard` it before it uses it once more:
-/// then it is gathered another time, if the program says so. Other buckets are ignored.
+/// `unshard` is called before a bucket that is gathered for the compute action is used, as often as the engine likes.
+/// `reshard` may be called when the bucket is not used for a while. `unshard` is then needed before the next use, and
+/// gathers the bucket again if the program says so. Both ignore buckets that are not gathered for the compute action.
 ///
-/// It calls `gradients_ready` once it will add nothing more to a bucket's gradients: in the last backward of the stage
-/// (of all, for tied parameters), of buckets that are summed within compute actions in every one that gives weight
-/// gradients, or not at all. Earlier calls are ignored.
+/// `gradients_ready` is called when nothing more will be added to a bucket's gradients, or never. That is in the
+/// stage's last backward; for tied parameters, in the last backward of all their stages. Buckets that are reduced
+/// within compute actions are ready in every backward that computes weight gradients. Earlier calls are ignored.
 ///
-/// It calls `exchange` in a forward or an input backward of a stage with tensor shards, where all shards of the replica
-/// do so in the same order, and all ranks of the stage call `gradients_ready` at the same places among them. The
-/// buffer's memory is the engine's, and has the result afterwards. `meanwhile` is called while the exchange is under
-/// way, for what can be computed without its result; it asks the gate for nothing. What it throws leaves the exchange
-/// under way until the run has ended.
+/// `exchange` is called in a forward or input backward of a stage with tensor shards. All shards of the replica call it
+/// in the same order. All ranks of the stage call `gradients_ready` at the same positions in this order. The engine
+/// owns the buffer, which has the result afterwards. `meanwhile` is called while the exchange is in flight, for work
+/// that does not need its result, and must not call the gate. If it throws, the exchange stays in flight until the run
+/// ends.
 ///
-/// All are called during a compute action, on whichever thread runs it, and may call the engine back: for memory to
-/// gather into and to sum in, and to say that it has been.
+/// All are called during a compute action, on the thread that runs it. They may call the engine back, for buffers and
+/// to report completion.
 /// @throws TransportError, and what the engine throws
 class ComputeGate {
  public:
-  virtual void unshard(int group, int bucket) = 0;  ///< it is whole afterwards, and the next one is on its way
+  virtual void unshard(int group, int bucket) = 0;  ///< the bucket is unsharded on return, and the next gather is
+                                                    ///< started
   virtual void reshard(int group, int bucket) = 0;
   virtual void gradients_ready(int group, int bucket) = 0;
   virtual void exchange(Exchange kind, const Buffer& buffer, DType dtype,

@@ -12,15 +12,15 @@
 
 namespace autopar::detail {
 
-/// What compute actions exchange among the tensor shards of a replica, one after the other.
+/// Runs the exchanges of compute actions among the tensor shards of a replica, one at a time.
 template <Transport Wire>
 class Exchanges {
  public:
-  /// @param groups  by stage, that of this rank's replica
+  /// @param groups  by stage, the group of this rank's replica
   Exchanges(Wire& wire, const std::vector<GroupId>& groups) : wire_(wire), groups_(groups) {}
 
-  /// Over when it returns: on a device, for what is enqueued after it.
-  /// @param meanwhile  called, unless empty, between its start and the wait for it
+  /// Returns when the exchange is complete; on a device, complete for work that is enqueued afterwards.
+  /// @param meanwhile  called, unless empty, between the exchange's start and the wait for it
   void run(const Action& compute, Exchange kind, const Buffer& buffer, DType dtype,
            const std::function<void()>& meanwhile) {
     if (!are_in(compute)) {
@@ -48,7 +48,7 @@ class Exchanges {
     under_way_.clear();
   }
 
-  /// Whether others take part in an action, as it is a compute action that exchanges values.
+  /// Whether the action is a compute action that exchanges values with other ranks.
   [[nodiscard]] bool are_in(const Action& action) const {
     return may_exchange(action.kind) && action.stage.index() < groups_.size() &&
            groups_[action.stage.index()].value >= 0;

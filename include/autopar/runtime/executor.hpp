@@ -23,7 +23,7 @@
 
 namespace autopar {
 
-/// An engine threw while it did an action. The cause is nested (std::rethrow_if_nested).
+/// An engine threw during an action. The cause is nested (std::rethrow_if_nested).
 class ExecutionError : public Error {
  public:
   ExecutionError(const std::string& action, const std::string& cause) : Error(action + ": " + cause), action_(action) {}
@@ -33,32 +33,33 @@ class ExecutionError : public Error {
   std::string action_;
 };
 
-/// What a caller may add to an executor.
+/// Callbacks of an executor.
 struct ExecutorHooks {
   using Clock = std::chrono::steady_clock;
 
-  /// Told of every action as it ends, on one thread at a time (see StageEngine): a forward or backward while it
-  /// computed, a message or a reduction from its start until it was seen to be over. Empty: no clock is read.
+  /// Called when an action ends, on one thread at a time (see StageEngine). The times span the computation of a forward
+  /// or backward; for a message or reduction, its start until its completion was noticed. If empty, no clock is read.
   std::function<void(const Action& action, Clock::time_point start, Clock::time_point end)> trace;
-  /// Tells the other ranks that this one cannot go on (World::fail), so that nobody waits for it.
+  /// Tells the other ranks that this one cannot continue (World::fail), so that no rank waits for it.
   std::function<void(std::string_view action, std::string_view message)> fail;
-  /// What an engine's exception says; empty: its what().
+  /// The message for an engine's exception. If empty: the exception's what().
   std::function<std::string(const std::exception& error)> message{};
 };
 
-/// The groups of ranks in which an executor's ranks work together, as Transport::make_group gave them.
+/// The groups that an executor's collectives use, as Transport::make_group returned them.
 struct ExecutorGroups {
-  std::vector<GroupId> sums;  ///< for each of Pipeline::groups
-  /// Likewise, for gathering, which within compute actions has no fixed order with sums: other ids than any of `sums`
-  /// where a group has ZeRO level 3; empty: the same.
+  std::vector<GroupId> sums;  ///< for reductions, one for each of Pipeline::groups
+  /// For gathers, one for each of Pipeline::groups. Within compute actions gathers and reductions have no fixed order,
+  /// so groups with ZeRO level 3 need other ids than those in `sums`. Empty: `sums`.
   std::vector<GroupId> gathers{};
-  /// By stage, the tensor shards of this rank's replica; only of stages that have several, and that it runs.
+  /// By stage, the tensor shards of this rank's replica. Only for stages that this rank runs and that have several
+  /// shards.
   std::vector<GroupId> tensor{};
 };
 
 namespace detail {
 
-/// One run of a rank's program: goes through its actions, and ties messages, reductions and gathers together.
+/// One run of a rank's program: executes its actions and coordinates messages, reductions and gathers.
 template <StageEngine Engine, Transport Wire>
 class ProgramRun final : private ComputeGate {
  public:
@@ -117,7 +118,7 @@ class ProgramRun final : private ComputeGate {
     }
   }
 
-  /// What a compute action made has been sent before anything else is done: somebody may wait for it.
+  /// Completed messages are sent before the next action, because another rank may wait for them.
   void compute(const Action& action) {
     messages_.post_ahead();
     messages_.settle();
@@ -154,7 +155,7 @@ class ProgramRun final : private ComputeGate {
     messages_.finish_sent();
   }
 
-  // ---- what the engine asks for within a compute action
+  // ---- called by the engine within a compute action
 
   void unshard(int group, int bucket) override {
     const auto position = gathers_.position_of(group, bucket);
@@ -173,7 +174,7 @@ class ProgramRun final : private ComputeGate {
   void exchange(Exchange kind, const Buffer& buffer, DType dtype, const std::function<void()>& meanwhile) override {
     exchanges_.run(*progress_.busy_with(), kind, buffer, dtype, meanwhile);
   }
-  /// Those of a compute action that gathers come behind the gatherings that the program has before them.
+  /// The sums of a compute action that gathers must follow the gathers that precede them in the program.
   void start_full_sums() {
     while (const Action* sum = reductions_.startable()) {
       gathers_.start_up_to(static_cast<std::size_t>(sum->after));
@@ -181,9 +182,10 @@ class ProgramRun final : private ComputeGate {
     }
   }
 
-  // ---- a compute action that gathers: all members issue its gatherings and its sums in one order
+  // ---- compute actions that gather: all members issue gathers and sums in one order
 
-  /// What is gathered for a compute action stands right before it, or, on a rank that has no samples in it, alone.
+  /// The gathers for a compute action come right before it in the program. On a rank without samples in it, they come
+  /// without it.
   void gather_for_compute(const Action& action) {
     gathers_.add_to_compute(action);
     const Action* next = &action + 1;
@@ -193,7 +195,7 @@ class ProgramRun final : private ComputeGate {
              next->microbatch == action.microbatch && next->flow == action.flow;
     };
     if (is_of_it(ActionKind::kGather) && next->after > action.after)
-      return;  // else another compute action's, right behind this one's
+      return;  // otherwise the gather belongs to another compute action, right after this one
     const bool takes_part = next != end && is_compute(next->kind) && is_of_it(next->kind);
     if (takes_part) ++next;
     std::size_t sums = 0;
@@ -219,7 +221,7 @@ class ProgramRun final : private ComputeGate {
   void gather_ahead_of(std::size_t needed) {
     gathers_.start_ahead_up_to(std::min(needed + static_cast<std::size_t>(kGathersAhead), may_gather()));
   }
-  /// How many of the gatherings may be issued before the next sum is.
+  /// How many of the gathers may be issued before the next sum.
   [[nodiscard]] std::size_t may_gather() const {
     const Action* const sum = reductions_.next_of_compute();
     return sum == nullptr ? gathers_.of_compute() : static_cast<std::size_t>(sum->after);
@@ -234,8 +236,8 @@ class ProgramRun final : private ComputeGate {
 
   // ---- failure
 
-  /// Called within a catch: tells the others, waits until nothing is under way any more, and throws what happened with
-  /// the action.
+  /// Called within a catch: tells the other ranks, waits until nothing is in flight, and throws an error that names the
+  /// action.
   [[noreturn]] void give_up() {
     const Action* const at = progress_.busy_with();
     const std::string action = at == nullptr ? "start of a program" : describe(*at);
@@ -276,24 +278,25 @@ class ProgramRun final : private ComputeGate {
 
 }  // namespace detail
 
-/// Runs this rank's part of a program: the engine computes, the transport moves bytes beside it.
+/// Runs this rank's part of a program: the engine computes while the transport moves data.
 ///
-/// Receives are posted kReceivesAhead compute actions before their use, in the program's order; an action waits only
-/// for its own messages, and for the parameters that it is about to use; gradient buckets are summed in the program's
-/// order while the last backward of their stage fills them, or, into shards, every one. On a transport that is
-/// `in_order()`, messages and sums are issued exactly in the program's order instead: a sum starts within that backward
-/// only if no message comes before it. `run` returns when everything has ended. The executor owns no thread.
-/// Collective: every rank runs its part of the same program, with the same groups.
+/// Receives are posted kReceivesAhead compute actions before their use, in the program's order. An action waits only
+/// for its own messages and for the parameters that it uses. Gradient buckets are reduced in the program's order:
+/// during the last backward of their stage, or, if they are reduced into shards, during every backward.
 ///
-/// If the engine throws, `run` calls hooks.fail, waits until nothing is under way and throws ExecutionError with the
-/// action; if the transport does, TransportError.
+/// On a transport that is `in_order()`, messages and reductions are issued exactly in the program's order. A reduction
+/// then starts within a backward only if no message precedes it. `run` returns when everything is complete. The
+/// executor owns no thread. Collective: every rank runs its part of the same program, with the same groups.
+///
+/// @throws ExecutionError, with the action, if the engine throws; after hooks.fail was called and nothing is in flight
+/// @throws TransportError if the transport fails
 template <StageEngine Engine, Transport Wire>
 class Executor {
  public:
   Executor(Engine& engine, Wire& wire, ExecutorGroups groups, ExecutorHooks hooks = {})
       : engine_(engine), wire_(wire), groups_(std::move(groups)), hooks_(std::move(hooks)) {}
 
-  /// @pre the program these actions come from was accepted by `validate`
+  /// @pre `validate` accepted the program that these actions are part of
   void run(const std::vector<Action>& actions) {
     detail::ProgramRun<Engine, Wire>(engine_, wire_, groups_, hooks_, actions).run();
   }

@@ -18,21 +18,20 @@
 
 namespace autopar::detail {
 
-/// Shards of parameters on their way to the compute actions that need them: all of a call's at its start, or, within
-/// each compute action, as far as they are asked for. Always started in the program's order. What is gathered for a
-/// compute action the engine reshards once for each gathering, when the compute action says so or when it is over; what
-/// is gathered for the call stays.
+/// Gathers parameter shards for compute actions: all of a call's at its start, or on request within each compute
+/// action. Gathers always start in the program's order. Parameters gathered for the call stay unsharded. Those gathered
+/// for a compute action are resharded once for each gather, when the compute action asks for it or ends.
 template <StageEngine Engine, Transport Wire>
 class Gathers {
  public:
-  /// @param groups  like those of reductions, for gathering
+  /// @param groups  for gathering, one for each of Pipeline::groups
   Gathers(Engine& engine, Wire& wire, const std::vector<GroupId>& groups, Progress& progress)
       : engine_(engine), wire_(wire), groups_(groups), progress_(progress) {}
 
-  // ---- for the whole call
+  // ---- gathers for the whole call
 
   void start_for_call(const Action& action) { start(for_call_.emplace_back(Gather{{&action}})); }
-  /// What compute actions of a stage need is there; of all stages if it is invalid.
+  /// Waits for the parameters that compute actions of a stage need; of all stages if `stage` is invalid.
   void finish_for_call(StageId stage) {
     std::erase_if(for_call_, [&](Gather& gather) {
       const StageId of = gather.action->stage;
@@ -42,15 +41,15 @@ class Gathers {
     });
   }
 
-  // ---- for one compute action, which follows
+  // ---- gathers for the next compute action
 
   void add_to_compute(const Action& action) {
     positions_[{action.group, action.bucket}].push_back(of_compute_.size());
     of_compute_.push_back(Gather{{&action}});
   }
   [[nodiscard]] std::size_t of_compute() const { return of_compute_.size(); }
-  /// Where the compute action gathers a bucket that it needs now: where it was gathered last if it is still there, or
-  /// else the next time; nowhere if it does not gather it.
+  /// The gather that serves the compute action's next use of a bucket: the last one if the bucket is still unsharded,
+  /// otherwise the next one. Empty if the compute action does not gather the bucket.
   [[nodiscard]] std::optional<std::size_t> position_of(int group, int bucket) const {
     const auto found = positions_.find({group, bucket});
     if (found == positions_.end()) return std::nullopt;
@@ -59,19 +58,20 @@ class Gathers {
     if (next == at.begin()) return *next;
     return next == at.end() || !of_compute_[*std::prev(next)].resharded ? *std::prev(next) : *next;
   }
-  /// The first so many are on their way, or there.
+  /// Starts the first `count` gathers, unless they have started.
   void start_up_to(std::size_t count) {
     for (; started_ < std::min(count, of_compute_.size()); ++started_) start(of_compute_[started_]);
   }
-  /// Likewise, as far as what was gathered before was let go of.
+  /// As start_up_to, but stops at a bucket that an earlier gather holds unsharded.
   void start_ahead_up_to(std::size_t count) {
     while (started_ < std::min(count, of_compute_.size()) && !is_still_used(started_)) start_up_to(started_ + 1);
   }
-  /// A compute action is about to use a bucket: it is there afterwards. @pre it was started
+  /// Waits for a gather before its bucket is used. @pre the gather has started
   void wait_for(std::size_t position) {
     if (!of_compute_[position].finished) finish(of_compute_[position]);
   }
-  /// The compute action does not use a bucket for now: of what is there of it, the first goes. Ignored if nothing is.
+  /// The compute action does not use the bucket for a while: reshards its oldest finished gather. Ignored if there is
+  /// none.
   void reshard(int group, int bucket) {
     const auto found = positions_.find({group, bucket});
     if (found == positions_.end()) return;
@@ -83,12 +83,12 @@ class Gathers {
       return;
     }
   }
-  /// A rank that has no compute action lends its shard: the others need it. @pre it was started
+  /// A rank that has no compute action contributes its shard, which the others need. @pre the gather has started
   void lend(std::size_t position) {
     wait_for(position);
     reshard(of_compute_[position].action->group, of_compute_[position].action->bucket);
   }
-  /// The compute action is over.
+  /// Called at the end of the compute action.
   void end_compute() {
     for (std::size_t i = 0; i < of_compute_.size(); ++i) {
       start_up_to(i + 1);
@@ -109,7 +109,7 @@ class Gathers {
     bool finished = false, resharded = false;
   };
 
-  /// Whether a bucket that is to be gathered was so before, and may be read still.
+  /// Whether an earlier gather of this bucket may still be read.
   [[nodiscard]] bool is_still_used(std::size_t position) const {
     const Action& action = *of_compute_[position].action;
     const auto& at = positions_.at({action.group, action.bucket});
@@ -141,8 +141,8 @@ class Gathers {
   const std::vector<GroupId>& groups_;
   Progress& progress_;
   std::deque<Gather> for_call_, of_compute_;
-  std::map<std::pair<int, int>, std::vector<std::size_t>> positions_;  // in of_compute_, ascending: by group and bucket
-  std::size_t started_ = 0;                                            // of the compute action's
+  std::map<std::pair<int, int>, std::vector<std::size_t>> positions_;  // by group and bucket: ascending indices
+  std::size_t started_ = 0;                                            // of the compute action's gathers
 };
 
 }  // namespace autopar::detail

@@ -13,7 +13,7 @@ namespace autopar {
 
 enum class LogLevel : std::uint8_t { kTrace, kDebug, kInfo, kWarn, kError, kOff };
 
-/// Who speaks. Each has its own level.
+/// The part of the library that writes a line. Each has its own level.
 enum class LogModule : std::uint8_t {
   kWorld,
   kTransport,
@@ -29,7 +29,7 @@ enum class LogModule : std::uint8_t {
 };
 inline constexpr int kLogModules = 11;
 
-/// "trace" | "debug" | "info" | "warn" | "error" | "off"; nothing for any other text.
+/// "trace" | "debug" | "info" | "warn" | "error" | "off"; empty for any other text.
 [[nodiscard]] std::optional<LogLevel> log_level_named(std::string_view name);
 [[nodiscard]] std::string_view name_of(LogModule module);
 
@@ -37,17 +37,17 @@ namespace detail {
 class LogSink;
 }
 
-/// Writes lines of one module of one rank: `[12:03:04.123 warn  rank 2/4 World] …`. A handle: cheap to copy, safe to
-/// call from any thread, never throws. A default-made logger is silent.
+/// Writes lines for one module of one rank: `[12:03:04.123 warn  rank 2/4 World] …`. A handle: cheap to copy,
+/// thread-safe, never throws. A default-constructed logger is silent.
 class Logger {
  public:
   Logger() = default;
   Logger(std::shared_ptr<detail::LogSink> sink, LogModule module) : sink_(std::move(sink)), module_(module) {}
 
   [[nodiscard]] bool enabled(LogLevel level) const noexcept;
-  /// What a terminal would obey, line breaks too, is escaped.
+  /// Writes one line. Control characters, including line breaks, are escaped.
   void write(LogLevel level, std::string_view line) const noexcept;
-  /// Text of several lines, in which names are escaped already (`printable_line`).
+  /// Writes text of several lines, in which names are already escaped (`printable_line`).
   void write_table(LogLevel level, std::string_view text) const noexcept;
 
   void debug(std::string_view line) const noexcept { write(LogLevel::kDebug, line); }
@@ -60,10 +60,11 @@ class Logger {
   LogModule module_ = LogModule::kWorld;
 };
 
-/// The log of one rank: its loggers, their levels and where lines go. Quiet by default: kWarn, to standard error.
+/// The log of one rank: its loggers, their levels and the destination of lines. Default: level kWarn, to standard
+/// error.
 class Log {
  public:
-  /// Receives finished lines, without the line break; may be called from any thread, one call at a time.
+  /// Receives complete lines without the line break. Called from any thread, one call at a time.
   using Writer = std::function<void(const std::string& line)>;
 
   Log(Rank rank, int size);

@@ -17,15 +17,15 @@
 
 namespace autopar::detail {
 
-/// The messages of a rank's program, those to the rank itself among them.
+/// The messages of a rank's program, including messages to the rank itself.
 ///
-/// Sends start at once and are let go of when they have left. Receives are posted kReceivesAhead compute actions before
-/// their use, in the program's order; on a transport that is `in_order()`, where the program has them. What arrives is
-/// kept for the compute action that needs it, or is a result of the call.
+/// Sends start at once; their buffers are released when they are complete. Receives are posted kReceivesAhead compute
+/// actions before their use, in the program's order. On a transport that is `in_order()`, they are posted where the
+/// program has them. A received message is kept for the compute action that needs it, or is a result of the call.
 template <StageEngine Engine, Transport Wire>
 class Messages {
  public:
-  /// @param actions  the rank's whole program; like everything else, it must outlive the messages
+  /// @param actions  the rank's whole program. All parameters must outlive the object.
   Messages(Engine& engine, Wire& wire, const std::vector<Action>& actions, Progress& progress)
       : engine_(engine), wire_(wire), actions_(actions), progress_(progress), in_order_(wire.in_order()) {
     for (const Action& action : actions_) {
@@ -42,15 +42,15 @@ class Messages {
     message.ticket = wire_.send(message.buffer, action.peer, tag(action));
     sent_.push_back(std::move(message));
   }
-  /// The program has come to a receive.
+  /// Called at a receive of the program.
   void receive(const Action& action) {
     if (is_own(action))
       take_own(action);
     else if (in_order_)
-      post(action);  // else it was posted ahead
+      post(action);  // otherwise it was posted ahead
   }
 
-  /// The next compute action is about to come.
+  /// Called before the next compute action.
   void post_ahead() {
     if (in_order_) return;
     for (; posted_ < actions_.size(); ++posted_) {
@@ -62,7 +62,7 @@ class Messages {
       if (action.kind == ActionKind::kReceive && !is_own(action)) post(action);
     }
   }
-  /// Lets go of what has left, and hands over results that have come, in the program's order. Waits for nothing.
+  /// Releases completed sends, and passes received results to the engine in the program's order. Does not wait.
   void settle() {
     std::erase_if(sent_, [this](const Transfer<Wire>& message) {
       if (!wire_.done(message.ticket)) return false;
@@ -71,8 +71,8 @@ class Messages {
     });
     while (!results_.empty() && (!results_.front().travels || wire_.done(results_.front().ticket))) take_result();
   }
-  /// Waits for what a compute action needs and hands it over, in an order that depends on no schedule, so that sums do
-  /// not either. Called for each compute action, right before it.
+  /// Waits for the messages that a compute action needs and passes them to the engine. Their order does not depend on
+  /// the schedule, so sums do not either. Called right before each compute action.
   void serve(const Action& compute) {
     ++computes_served_;
     if (compute.kind == ActionKind::kBackwardWeight) return;
@@ -86,11 +86,11 @@ class Messages {
     arrivals_.erase(found);
   }
 
-  /// The program is over: hands over all results.
+  /// Waits for all results and passes them to the engine, at the end of the program.
   void finish_received() {
     while (!results_.empty()) take_result();
   }
-  /// All messages have left afterwards.
+  /// Waits until all sends are complete.
   void finish_sent() {
     for (; !sent_.empty(); sent_.pop_front()) {
       const auto& message = sent_.front();
@@ -114,7 +114,7 @@ class Messages {
   }
   [[nodiscard]] bool is_own(const Action& message) const { return message.peer == wire_.rank(); }
 
-  /// A message of this rank to itself, sent before.
+  /// Takes a message that this rank sent to itself.
   void take_own(const Action& action) {
     Transfer<Wire> message = std::move(own_.front());
     own_.pop_front();
@@ -156,12 +156,12 @@ class Messages {
   const std::vector<Action>& actions_;
   Progress& progress_;
   const bool in_order_;
-  std::map<Slot, const Action*> readers_;                // compute actions
-  std::map<Slot, std::deque<Transfer<Wire>>> arrivals_;  // for those
-  std::deque<Transfer<Wire>> results_;                   // received for no compute action
+  std::map<Slot, const Action*> readers_;                // compute actions that read messages
+  std::map<Slot, std::deque<Transfer<Wire>>> arrivals_;  // received messages of these
+  std::deque<Transfer<Wire>> results_;                   // received messages that no compute action reads
   std::deque<Transfer<Wire>> sent_, own_;
-  std::size_t posted_ = 0;           // actions whose receive is posted
-  std::size_t computes_passed_ = 0;  // among them
+  std::size_t posted_ = 0;           // number of actions whose receives are posted
+  std::size_t computes_passed_ = 0;  // compute actions among them
   std::size_t computes_served_ = 0;
 };
 

@@ -8,14 +8,14 @@
 
 namespace autopar {
 
-/// Sees that what all ranks do in one order comes from one thread at a time:
+/// Ensures that calls which all ranks make in one order come from one thread at a time:
 ///
 ///   const auto inside = caller.enter("save");  // throws if another thread is inside
 ///
-/// Which thread it is may change from call to call; a thread that is inside may enter again. Any thread may use it.
+/// The thread may change from call to call; a thread that is inside may enter again. Thread-safe.
 class OneCaller {
  public:
-  /// Inside while it lives, which ends on the thread that entered.
+  /// Holds the entry while it lives. Destroy it on the thread that entered.
   class Inside {
    public:
     Inside(Inside&& other) noexcept : of_(std::exchange(other.of_, nullptr)) {}
@@ -30,7 +30,7 @@ class OneCaller {
     OneCaller* of_;
   };
 
-  /// @param action  names the call in messages, of this thread and of others
+  /// @param action  the name of the call in messages of this and other threads
   /// @throws InvalidArgument if another thread is inside; nothing has happened then
   [[nodiscard]] Inside enter(std::string_view action);
 
@@ -38,9 +38,9 @@ class OneCaller {
   void leave() noexcept;
 
   std::mutex mutex_;
-  int depth_ = 0;  ///< of the thread that is inside
+  int depth_ = 0;  ///< nested entries of the thread that is inside
   std::thread::id thread_;
-  std::string action_;  ///< its outermost
+  std::string action_;  ///< the outermost entry
 };
 
 }  // namespace autopar

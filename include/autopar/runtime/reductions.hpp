@@ -16,32 +16,32 @@
 
 namespace autopar::detail {
 
-/// The sums of gradients of a rank's program, whole or into shards.
+/// The gradient reductions of a rank's program: all-reduces and reduce-scatters.
 ///
-/// They start in the program's order, whichever bucket is full first, so that all members of a group agree: each when
-/// its bucket is full and, on a transport that is `in_order()`, when nothing that the program has before it is still to
-/// be issued. Those of one group end in that order, too, so that what is added up of them has the same bits every time.
-/// Whoever fills a bucket starts what may start then.
+/// Reductions start in the program's order, whichever bucket is ready first, so all members of a group agree. Each
+/// starts when its bucket is ready. On a transport that is `in_order()`, everything before it in the program must also
+/// have been issued. Reductions of one group also end in that order, so what is accumulated from them is bit-identical
+/// in every run. The thread that completes a bucket starts the reductions that may start.
 template <StageEngine Engine, Transport Wire>
 class Reductions {
  public:
-  /// @param groups     for each of Pipeline::groups, what Transport::make_group gave
-  /// @param actions    the rank's whole program; like everything else, it must outlive the reductions
-  /// @param exchanges  of its compute actions
+  /// @param groups     one for each of Pipeline::groups, as Transport::make_group returned them
+  /// @param actions    the rank's whole program; all parameters must outlive the object
+  /// @param exchanges  of the program's compute actions
   Reductions(Engine& engine, Wire& wire, const std::vector<GroupId>& groups, const std::vector<Action>& actions,
              const Exchanges<Wire>& exchanges, Progress& progress)
       : engine_(engine), wire_(wire), groups_(groups), progress_(progress), in_order_(wire.in_order()) {
     read(actions, exchanges);
   }
 
-  /// Called for each compute action, right before it.
+  /// Called right before each compute action.
   void begin_compute(const Action& compute) {
     if (!is_backward(compute)) return;
     --backwards_left_;
     --backwards_left_of_[compute.stage];
   }
-  /// Nothing will be added to a bucket any more, says the engine while it runs a backward, or the program after it.
-  /// Ignored while a backward that may add to it has still to begin.
+  /// Marks a bucket as ready: the engine calls it during a backward, or the program afterwards. Ignored while a
+  /// backward that may add to the bucket has not begun.
   void fill(int group, int bucket) {
     for (std::size_t i = started_; i < sums_.size(); ++i) {
       const Action& action = *sums_[i].action;
@@ -49,34 +49,34 @@ class Reductions {
     }
   }
 
-  /// What is to be started now; null if nothing may be.
+  /// The reduction to start now; null if none may start.
   [[nodiscard]] const Action* startable() const {
     return started_ < sums_.size() && sums_[started_].full && may_start(started_) ? sums_[started_].action : nullptr;
   }
-  /// @pre something is startable
+  /// @pre startable() is not null
   void start_next() {
     Sum& sum = sums_[started_++];
     start(sum);
     if (is_of_compute(*sum.action)) make_room();
   }
 
-  // ---- of a compute action that gathers, too: gatherings and sums are issued in one order
+  // ---- compute actions that gather: gathers and reductions are issued in one order
 
-  /// So many sums, the next ones, belong to a compute action that is about to begin.
+  /// The next `sums` reductions belong to the compute action that is about to begin.
   void begin_gathering_compute(std::size_t sums) { end_of_compute_ = started_ + sums; }
   /// The next of these; null if all have started.
   [[nodiscard]] const Action* next_of_compute() const {
     return started_ < end_of_compute_ ? sums_[started_].action : nullptr;
   }
-  /// What has not been added to the next one's bucket by now never will be. @pre there is one
+  /// Marks the next one's bucket as ready, since nothing more will be added to it. @pre next_of_compute() is not null
   void fill_next_of_compute() { sums_[started_].full = true; }
   void end_gathering_compute() { end_of_compute_ = 0; }
 
-  // ---- ends
+  // ---- completion
 
-  /// Hands over sums that have ended. Waits for nothing.
+  /// Passes completed reductions to the engine. Does not wait.
   void settle() {
-    std::vector<int> waiting;  // groups, whose later sums wait, too
+    std::vector<int> waiting;  // groups whose later reductions must wait, too
     for (std::size_t i = 0; i < in_flight_.size();) {
       const int group = in_flight_[i]->action->group;
       if (std::find(waiting.begin(), waiting.end(), group) == waiting.end() && wire_.done(in_flight_[i]->ticket)) {
@@ -94,10 +94,10 @@ class Reductions {
 
  private:
   struct Sum : Transfer<Wire> {
-    /// Of sums within compute actions: the compute action; null on a rank without samples.
+    /// For a reduction within compute actions: the compute action; null on a rank without samples in it.
     const Action* filled_by = nullptr;
-    /// The program's last action before it that others take part in: a message, a gathering, a compute action that
-    /// exchanges values.
+    /// The program's last action before the reduction in which other ranks take part: a message, a gather, or a compute
+    /// action that exchanges values.
     const Action* shared_before = nullptr;
     bool full = false;
   };
@@ -114,7 +114,7 @@ class Reductions {
 
   void read(const std::vector<Action>& actions, const Exchanges<Wire>& exchanges) {
     const Action* shared = nullptr;
-    const Action* last_compute = nullptr;  // that gives weight gradients
+    const Action* last_compute = nullptr;  // the last one that computes weight gradients
     for (const Action& action : actions) {
       const auto kind = action.kind;
       if (is_backward(action)) {
@@ -131,7 +131,7 @@ class Reductions {
     }
   }
 
-  /// Whether a backward that may add to the bucket has still to begin.
+  /// Whether a backward that may add to the bucket has not begun.
   [[nodiscard]] bool is_awaited(const Sum& sum) const {
     const Action& action = *sum.action;
     if (is_of_compute(action)) return (sum.filled_by == nullptr ? &action : sum.filled_by) > progress_.reached();
@@ -156,9 +156,9 @@ class Reductions {
     sum.travels = true;
     in_flight_.push_back(&sum);
   }
-  /// A rank that sums into shards within its compute actions has no room for more whole buckets than kSumsInFlight, and
-  /// the one that is filled. All members issue what belongs to such a compute action in the same order. Sums of whole
-  /// calls are not waited for: they may have started before the other members come to them.
+  /// Waits until at most kSumsInFlight reductions of compute actions are in flight. A rank that reduces into shards has
+  /// memory for their buckets and the one being filled. All members issue the operations of such a compute action in
+  /// the same order. Reductions of whole calls are not waited for, since other members may not have reached them yet.
   void make_room() {
     const auto of_compute = [](const Sum* sum) { return is_of_compute(*sum->action); };
     while (std::count_if(in_flight_.begin(), in_flight_.end(), of_compute) > kSumsInFlight) {
@@ -173,7 +173,7 @@ class Reductions {
     sum.travels = false;
     engine_.reduced(*sum.action);
     sum.buffer = {};
-    sum.ticket = {};  // which holds the buffer, too
+    sum.ticket = {};  // a ticket may own the buffer, too
     progress_.ended(*sum.action, sum.start);
     in_flight_.erase(in_flight_.begin() + static_cast<std::ptrdiff_t>(i));
     progress_.turn_to(outer);
@@ -185,9 +185,10 @@ class Reductions {
   Progress& progress_;
   const bool in_order_;
   std::deque<Sum> sums_;            // in the program's order
-  std::size_t started_ = 0;         // of them
-  std::deque<Sum*> in_flight_;      // those that have not ended
-  std::size_t end_of_compute_ = 0;  // sums before it are of the compute action that gathers now; 0: none does
+  std::size_t started_ = 0;         // number of reductions that have started
+  std::deque<Sum*> in_flight_;      // reductions that have started and not ended
+  std::size_t end_of_compute_ = 0;  // reductions before it belong to the compute action that gathers now; 0: there is
+                                    // none
   int backwards_left_ = 0;
   std::map<StageId, int> backwards_left_of_;
 };

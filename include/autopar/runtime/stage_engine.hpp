@@ -11,44 +11,53 @@ namespace autopar {
 
 /// Computes what the executor orders, on this rank.
 ///
-/// Called on one thread at a time: the executor's, which waits for a compute action to end, or, within a compute
-/// action, whichever thread calls the gate. Backwards of CUDA stages run on autograd's device thread, so that `bucket`,
-/// `reduced`, `gathering`, `gathered` and `reshard` are called there, too.
+/// Threads: the engine is called on one thread at a time. That is the executor's thread, which waits for a compute
+/// action to end, or, within a compute action, the thread that calls the gate. Backwards of CUDA stages run on
+/// autograd's device thread, so `bucket`, `reduced`, `gathering`, `gathered` and `reshard` are called there, too.
 ///
-/// Every action names its stage, of which a rank may have several: that which runs, which a message leaves or reaches
-/// (kSource for arguments and their gradients, kSink for results and theirs), or whose bucket is summed (invalid for
-/// parameters tied across stages).
+/// Stages: every action names its stage, since a rank may have several. It is the stage that runs, that sends or
+/// receives the message, or whose bucket is reduced. The stage kSource stands for arguments and their gradients. The
+/// stage kSink stands for results and their gradients. The stage is invalid for reductions of parameters tied across
+/// stages.
 ///
-/// Laws: `forward` of a slice is called once all its messages were given to `accept`; `backward` likewise with
-/// gradients; `pack` of a value message comes after the sender's `forward` (source channels: before any), of a gradient
-/// message after its `backward`, and all of them before the next forward or backward. `pack` and `receive_buffer` give
-/// memory that stays valid until its Buffer::owner is dropped. A message from a rank to itself goes through pack and
-/// accept like any other, without a transport. All messages for a compute action are accepted right before it,
-/// ascending by channel and peer, whatever came first; partial sums, totals and gradients of values read in several
-/// places are added in that order, so results depend on no timing and no schedule, and all readers of a total have the
-/// same bits. Messages to kSource and kSink are accepted in the program's order. `set_gate` says whom compute actions
-/// ask; null takes it back.
+/// Laws:
+/// - `forward` of a slice is called after all its messages were passed to `accept`; so is `backward`, with gradients.
+/// - `pack` of a value message is called after the sender's `forward` (for source channels: before any), `pack` of a
+///   gradient message after its `backward`. All are called before the next forward or backward.
+/// - `pack` and `receive_buffer` return memory that stays valid until its Buffer::owner is dropped.
+/// - A message from a rank to itself goes through `pack` and `accept` like any other, without a transport.
+/// - All messages for a compute action are accepted right before it, ascending by channel and peer, whichever arrived
+///   first. Partial sums, totals and gradients of values with several readers are added in that order. Results thus do
+///   not depend on timing or schedule, and all readers of a total have the same bits.
+/// - Messages to kSource and kSink are accepted in the program's order.
+/// - `set_gate` sets the gate that compute actions use; null removes it.
 template <class E>
 concept StageEngine = requires(E& engine, const Action& action, const Buffer& buffer, ComputeGate* gate) {
   engine.set_gate(gate);
   engine.forward(action);
   engine.backward(action);
   { engine.pack(action) } -> std::same_as<Buffer>;            ///< kSend: the message's bytes
-  { engine.receive_buffer(action) } -> std::same_as<Buffer>;  ///< kReceive: where its bytes shall arrive
-  engine.accept(action, buffer);                              ///< kReceive: the bytes are there
-  { engine.bucket(action) } -> std::same_as<Buffer>;  ///< kReduce(Scatter): the bucket's gradients, summed in place
+  { engine.receive_buffer(action) } -> std::same_as<Buffer>;  ///< kReceive: the memory that the message is written to
+  engine.accept(action, buffer);                              ///< kReceive: the message has arrived
+  {
+    engine.bucket(action)
+    } -> std::same_as<Buffer>;  ///< kReduce, kReduceScatter: the bucket's gradients, reduced in
+                                ///< place
   { engine.bucket_dtype(action) } -> std::same_as<DType>;
-  engine.reduced(action);  ///< kReduce(Scatter): the sum, or this rank's shard of it, is there
+  engine.reduced(action);  ///< kReduce, kReduceScatter: the sum, or this rank's shard of it, is in the bucket
 };
 
-/// An engine that holds parameters, or what belongs to them, in shards.
+/// An engine that holds parameters, or the state that belongs to them, in shards.
 ///
-/// `gathering` gives the memory of a whole bucket with this rank's part in place, `gathered` says that the others'
-/// parts are there, too. What is gathered for the call is so before the first compute action that reads it, and stays.
-/// What is gathered for a compute action is there from the `unshard` that asked for it on; `reshard` comes once for
-/// each gathering, at the compute action's own or after it, whether the bucket was used or not. One that is gathered
-/// twice at a time ends with the second. A kReduceScatter for a compute action comes with each of the stage's backwards
-/// that give weight gradients: `bucket` takes what was added since the last one.
+/// `gathering` returns the memory of an unsharded bucket with this rank's part in place. `gathered` reports that the
+/// other parts have arrived. A bucket that is gathered for the call is complete before the first compute action that
+/// reads it, and stays unsharded. A bucket that is gathered for a compute action is complete when the `unshard` that
+/// asked for it returns.
+///
+/// `reshard` is called once for each gather, when the compute action asks for it or after it, whether the bucket was
+/// used or not. Of two overlapping gathers of a bucket, the second ends the use. A kReduceScatter for a compute action
+/// comes with each of the stage's backwards that compute weight gradients. `bucket` then returns what was added since
+/// the last one.
 template <class E>
 concept ShardingEngine = StageEngine<E> && requires(E& engine, const Action& action) {
   { engine.gathering(action) } -> std::same_as<Buffer>;  ///< kGather
@@ -56,8 +65,8 @@ concept ShardingEngine = StageEngine<E> && requires(E& engine, const Action& act
   engine.reshard(action);
 };
 
-/// An engine that can also run a backward in two parts: `backward_input` gives the gradients that travel on and may
-/// leave gradients of parameters to the `backward_weight` of the same slice, which comes later.
+/// An engine that can also run a backward in two parts. `backward_input` computes the gradients that are sent on. It
+/// may leave parameter gradients to the `backward_weight` of the same slice, which is called later.
 template <class E>
 concept SplitBackwardEngine = StageEngine<E> && requires(E& engine, const Action& action) {
   engine.backward_input(action);

@@ -8,18 +8,18 @@
 
 namespace autopar::detail {
 
-/// A message or a collective, from its start until it was seen to be over.
+/// A message or a collective, from its start until its completion was noticed.
 template <Transport Wire>
 struct Transfer {
   const Action* action;
   Buffer buffer{};
   typename Wire::Ticket ticket{};
-  bool travels = false;  ///< not before it is started, not after it was waited for, never within the rank
+  bool travels = false;  ///< in flight: false before the start, after the wait, and for messages within the rank
   Progress::Clock::time_point start{};
 };
 
-/// After a failure: returns when none of them is under way any more. The first cause is already on its way: further
-/// errors of the same failure say nothing new.
+/// After a failure: returns when no transfer is in flight. Further errors are ignored, since the first one is being
+/// reported.
 template <Transport Wire, class Transfers>
 void drain(Wire& wire, Transfers& transfers) noexcept {
   for (const auto& transfer : transfers) {

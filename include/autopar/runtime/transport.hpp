@@ -11,14 +11,14 @@
 
 namespace autopar {
 
-/// Memory of the transport's kind (host for Loopback and Mpi, device for Nccl). `owner` keeps it alive while in flight.
+/// Memory of the transport's kind: host memory, or device memory for NCCL. `owner` keeps it alive while in flight.
 struct Buffer {
   std::byte* data = nullptr;
   std::size_t bytes = 0;
   std::shared_ptr<void> owner;
 };
 
-/// Names one message between two ranks within a call: equal at both ends.
+/// Identifies a message between two ranks within a call; equal on both.
 struct Tag {
   std::int32_t channel = 0;
   std::int32_t microbatch = 0;
@@ -26,26 +26,29 @@ struct Tag {
   friend bool operator==(const Tag&, const Tag&) = default;
 };
 
-/// A group of ranks that reduce together, made once by all ranks in the same order.
+/// A group of ranks for collectives, made by all ranks in the same order.
 struct GroupId {
   std::int32_t value = -1;
   friend bool operator==(GroupId, GroupId) = default;
 };
 
-/// Moves bytes between ranks. All calls return at once with a ticket.
+/// Moves bytes between ranks. All operations return at once with a ticket.
 ///
-/// Laws (tests/unit/runtime, tests/mpi): a message sent is received once, unchanged, in order for each directed pair;
-/// `all_reduce` gives the sum on every member, bit-identical on all, `reduce_scatter` the same bits of a member's own
-/// of as many equal parts as there are members, and `all_gather` all members' parts to each, in place; operations of
-/// one group start in the same order on all its members; work enqueued on the compute stream after `wait(ticket)` sees
-/// the data, and for a send may overwrite the buffer. `wait` blocks the host only for host memory; it throws
-/// TransportError naming rank, peer and action when another rank failed or the stall limit passed. Nothing blocks for
-/// ever.
+/// Laws (tests/unit/runtime, tests/mpi):
+/// - A sent message is received once, unchanged, in order for each directed pair.
+/// - `all_reduce` gives the sum on every member, bit-identical on all. `reduce_scatter` gives each member the same bits
+///   of its own part; there are as many equal parts as members. `all_gather` gives all members' parts to each, in
+///   place.
+/// - Operations of one group start in the same order on all its members.
+/// - Work that is enqueued on the compute stream after `wait(ticket)` sees the data; after a send it may overwrite the
+///   buffer. `wait` blocks the host only for host memory.
+/// - `wait` throws TransportError, with rank, peer and action, if another rank failed or the stall limit has passed. No
+///   operation blocks for ever.
 ///
-/// `in_order()`: an operation that waits for another rank may hold up whatever is issued after it, be it computation.
-/// So it is a device's: streams share hardware queues, and loading a kernel for the first time waits for those that run
-/// (CUDA C++ Programming Guide, "Lazy Loading"). Operations must then be issued in the order of a program that is free
-/// of deadlock under rendezvous, and none ahead of it.
+/// `in_order()`: an operation that waits for another rank may delay whatever is issued after it, including computation.
+/// This holds on devices. Streams share hardware queues, and loading a kernel for the first time waits for running
+/// kernels (CUDA C++ Programming Guide, "Lazy Loading"). Operations must then be issued in the order of a program that
+/// is free of deadlock under rendezvous, and none earlier.
 template <class T>
 concept Transport = requires(T& transport, Buffer buffer, Rank peer, Tag tag, GroupId group, DType dtype,
                              const std::vector<Rank>& ranks, typename T::Ticket ticket) {

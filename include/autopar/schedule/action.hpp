@@ -9,71 +9,72 @@
 
 namespace autopar {
 
-/// What one step of a rank's program does.
+/// The operation of an action.
 enum class ActionKind : std::uint8_t {
-  kForward,         ///< F: run a stage on this rank's slice of a micro-batch
-  kBackward,        ///< B and W together: gradients of that slice, of its inputs and of the stage's parameters
-  kSend,            ///< one message of a channel to `peer`; completes in the background
-  kReceive,         ///< one message of a channel from `peer`; data is there when the next action that needs it starts
-  kReduce,          ///< sum of one gradient bucket over a group; starts when the bucket is full
-  kBackwardInput,   ///< B: gradients of the slice's inputs; those of the parameters come with its kBackwardWeight
-  kBackwardWeight,  ///< W: gradients of the stage's parameters, which its kBackwardInput left out
-  kReduceScatter,   ///< like kReduce, but each member gets its own shard of the sum alone
-  kGather,          ///< the members' shards of one bucket of parameters, put together on each
+  kForward,         ///< F: run a stage's forward on this rank's slice of a micro-batch
+  kBackward,        ///< B and W together: gradients of the slice's inputs and of the stage's parameters
+  kSend,            ///< send one message of a channel to `peer`; completes asynchronously
+  kReceive,         ///< receive one message of a channel from `peer`; complete when the next action that needs it
+                    ///< starts
+  kReduce,          ///< all-reduce of one gradient bucket over a group; starts when the bucket is ready
+  kBackwardInput,   ///< B: gradients of the slice's inputs; parameter gradients follow in its kBackwardWeight
+  kBackwardWeight,  ///< W: the gradients of the stage's parameters that its kBackwardInput left out
+  kReduceScatter,   ///< reduce-scatter of one gradient bucket: each member gets its shard of the sum
+  kGather,          ///< all-gather of one bucket of parameters from the members' shards
 };
 
-/// Whether a rank computes: one compute action of a stage. Everything else happens beside it.
+/// Whether the action is a compute action of a stage. All others run asynchronously to computation.
 [[nodiscard]] constexpr bool is_compute(ActionKind kind) {
   return kind == ActionKind::kForward || kind == ActionKind::kBackward || kind == ActionKind::kBackwardInput ||
          kind == ActionKind::kBackwardWeight;
 }
-/// Whether all ranks of a group take part.
+/// Whether all ranks of a group take part in the action.
 [[nodiscard]] constexpr bool is_collective(ActionKind kind) {
   return kind == ActionKind::kReduce || kind == ActionKind::kReduceScatter || kind == ActionKind::kGather;
 }
-/// Whether it needs and makes the gradients that travel between stages.
+/// Whether the action reads and produces the gradients that are sent between stages.
 [[nodiscard]] constexpr bool gives_input_gradients(ActionKind kind) {
   return kind == ActionKind::kBackward || kind == ActionKind::kBackwardInput;
 }
-/// Whether a stage's parameters have the slice's whole gradient after it.
+/// Whether the slice's parameter gradients of the stage are complete after the action.
 [[nodiscard]] constexpr bool gives_weight_gradients(ActionKind kind) {
   return kind == ActionKind::kBackward || kind == ActionKind::kBackwardWeight;
 }
 
-/// Whether the tensor shards of a replica may exchange values within it. Gradients of weights need what the input
-/// backward has exchanged, and no more.
+/// Whether tensor shards of a replica may exchange values within the action. A weight backward never does: it needs
+/// only what the input backward exchanged.
 [[nodiscard]] constexpr bool may_exchange(ActionKind kind) {
   return is_compute(kind) && kind != ActionKind::kBackwardWeight;
 }
 
-/// Which way a message of a channel goes: values to later stages, or their gradients back.
+/// The direction of a message: values to later stages, or their gradients to earlier ones.
 enum class Flow : std::uint8_t { kValue, kGradient };
 
-/// One step of one rank's program. The simulator and the executor interpret the same value. What an action does not use
-/// keeps its default, so that equal actions compare equal.
+/// One action in the program of one rank, interpreted by simulator and executor. Fields that an action does not use
+/// keep their defaults, so equal actions compare equal.
 struct Action {
   ActionKind kind = ActionKind::kForward;
-  /// The stage of this rank that acts: runs, sends (kSource, kSink too) or receives, or whose gradients are summed
-  /// (invalid for parameters tied across stages).
+  /// The stage of this rank that runs, sends or receives, or whose gradients are reduced. Messages may have kSource or
+  /// kSink. Invalid for reductions of parameters tied across stages.
   StageId stage{};
-  /// All but kReduce; of kReduceScatter and kGather the micro-batch for whose compute action they are, -1 for the whole
-  /// call.
+  /// All kinds but kReduce. For kReduceScatter and kGather: the micro-batch of the compute action they belong to, or -1
+  /// for the whole call.
   int microbatch = -1;
   int channel = -1;  ///< kSend, kReceive: index into Pipeline::channels
-  /// kGradient also for all kinds of backward, the kGather for one, kReduce and kReduceScatter.
+  /// kGradient also for backwards, for a kGather that belongs to a backward, and for kReduce and kReduceScatter.
   Flow flow = Flow::kValue;
-  Rank peer{};         ///< kSend, kReceive; the rank itself for a copy between two stages, source or sink of its own
-  Interval samples{};  ///< the slice, or what the message carries (batched channels; others travel whole)
+  Rank peer{};         ///< kSend, kReceive; the rank itself for a copy between two of its stages, source or sink
+  Interval samples{};  ///< the slice, or the samples in the message; empty for messages that are not batched
   int group = -1;      ///< collectives: index into Pipeline::groups
-  int bucket = -1;     ///< collectives: bucket of that group; sums of whole calls are issued in ascending order
-  /// kReduceScatter of a compute action that gathers: so many of the compute action's kGather are issued before it, and
-  /// the others behind it. kGather for a compute action: likewise, which gives the order.
+  int bucket = -1;     ///< collectives: bucket of the group; reductions of whole calls are issued in ascending order
+  /// For a kReduceScatter of a compute action that gathers: the number of the compute action's kGathers that are issued
+  /// before it. A kGather of a compute action has its own position among them.
   int after = 0;
 
   friend bool operator==(const Action&, const Action&) = default;
 };
 
-/// In words, for errors and traces: "send of gradients of channel 2, micro-batch 3, samples [0, 4), to rank 1".
+/// For errors and traces: "send of gradients of channel 2, micro-batch 3, samples [0, 4), to rank 1".
 [[nodiscard]] inline std::string describe(const Action& action) {
   const auto samples = [&] {
     return ", samples [" + std::to_string(action.samples.begin) + ", " + std::to_string(action.samples.end) + ")";
@@ -109,13 +110,13 @@ struct Action {
   return "unknown action";
 }
 
-/// Per-rank action lists; `ranks[r]` is what rank r does, in order.
+/// The actions of every rank: `ranks[r]` is what rank r does, in order.
 struct Program {
   std::vector<std::vector<Action>> ranks;
   friend bool operator==(const Program&, const Program&) = default;
 };
 
-/// How many compute actions ahead of its use a receive is posted. Simulator and executor agree on it.
+/// How many compute actions before its use a receive is posted, in simulator and executor.
 inline constexpr int kReceivesAhead = 2;
 
 /// How many buckets of parameters are gathered ahead of the one that a compute action needs.

@@ -12,15 +12,15 @@
 
 namespace autopar {
 
-/// What one rank holds of a micro-batch in some stage. `samples` may be empty.
+/// A rank's slice of a micro-batch in some stage. `samples` may be empty.
 struct MicrobatchSlice {
   Rank rank;
   Interval samples;
   friend bool operator==(const MicrobatchSlice&, const MicrobatchSlice&) = default;
 };
 
-/// One message of a channel. `samples` says what it carries; it is empty for replicated values, partial sums and
-/// totals, which travel whole. `from == to` is a copy within a rank.
+/// One message of a channel. `samples` is empty for replicated values, partial sums and totals, which are sent whole.
+/// `from == to` is a copy within a rank.
 struct Route {
   Rank from;
   Rank to;
@@ -28,27 +28,27 @@ struct Route {
   friend bool operator==(const Route&, const Route&) = default;
 };
 
-/// Where piece `m` of `microbatches` of a rank's `samples` begins, counted within its own batch: as even as can be.
-/// What does not divide is carried over from rank to rank (`first` = samples of the ranks before), so that
-/// micro-batches of equal ranks differ by at most one sample, and ranks with one sample each still fill many of them.
+/// Where piece `m` of `microbatches` begins in a rank's local batch of `samples`. Pieces are as equal as possible. The
+/// remainder is carried from rank to rank (`first` = samples of the ranks before). Micro-batches of equal ranks thus
+/// differ by at most one sample, and ranks with one sample each still fill many of them.
 [[nodiscard]] constexpr std::int64_t piece_begin(std::int64_t samples, std::int64_t first, std::int64_t m,
                                                  std::int64_t microbatches) {
   return (samples * m + first % microbatches) / microbatches;
 }
 
-/// Where every sample of a call is, in every stage: the arithmetic that programs, engines and checks share.
+/// The samples of every rank, stage and micro-batch of a call. Programs, engines and checks share this arithmetic.
 ///
-/// The global batch is the concatenation of the ranks' local batches in rank order. Micro-batch m is the concatenation,
-/// in rank order, of a piece of every local batch: it begins at `piece_begin(b, first, m, M)` (b samples, M
-/// micro-batches). A stage with R replicas cuts the B samples of a micro-batch into [B*q/R, B*(q+1)/R); a pipeline
-/// whose stages are all on all ranks, each a replica, keeps each rank's own piece instead, so that no input travels.
-/// The source and the sink hold own pieces too.
+/// The global batch is the concatenation of the ranks' local batches in rank order. Micro-batch m concatenates, in rank
+/// order, one piece of each local batch. A piece begins at `piece_begin(b, first, m, M)` (b samples, M micro-batches).
+/// A stage with R replicas divides the B samples of a micro-batch into [B*q/R, B*(q+1)/R). If every stage has a replica
+/// on every rank, each rank keeps its own piece instead, so that no input is sent. Source and sink also hold each
+/// rank's own piece.
 ///
-/// Results that are not batched do not go through the sink: the session sums or shares them over all ranks itself. An
-/// argument that all ranks share is taken from the own rank, and the session sums its gradient.
+/// Results that are not batched do not go through the sink: the session reduces or broadcasts them over all ranks. An
+/// argument that all ranks share is taken from the rank itself; the session reduces its gradient.
 class BatchSplit {
  public:
-  /// @throws InvalidArgument if the pipeline or the layout is malformed, naming the entry
+  /// @throws InvalidArgument, with the malformed entry, if the pipeline or the layout is malformed
   /// @cost O(microbatches * ranks)
   BatchSplit(const Pipeline& pipeline, const BatchLayout& layout);
 
@@ -58,21 +58,21 @@ class BatchSplit {
   /// Samples of micro-batch `m`, over all ranks.
   [[nodiscard]] std::int64_t size(int m) const { return ends(m).back(); }
 
-  /// Piece of a rank within its own local batch.
+  /// A rank's piece, in indices of its local batch.
   [[nodiscard]] Interval local(Rank rank, int m) const {
     const auto b = layout_.local[rank.index()];
     const auto first = first_of_rank_[rank.index()];
     return {piece_begin(b, first, m, microbatches()), piece_begin(b, first, m + 1, microbatches())};
   }
 
-  /// The same piece, counted within the micro-batch.
+  /// A rank's piece, in indices of the micro-batch.
   [[nodiscard]] Interval piece(Rank rank, int m) const {
     const auto& piece_ends = ends(m);
     return {rank.value() == 0 ? 0 : piece_ends[rank.index() - 1], piece_ends[rank.index()]};
   }
 
-  /// What replica `q` of a stage runs of micro-batch `m`, on each of its tensor shards. For the source and the sink,
-  /// `q` is the rank.
+  /// The samples of micro-batch `m` that replica `q` of a stage runs, on each of its tensor shards. For source and
+  /// sink, `q` is the rank.
   [[nodiscard]] Interval slice(StageId stage, int q, int m) const {
     if (stage == kSource || stage == kSink) return piece(Rank(q), m);
     if (keeps_pieces_) return piece(stages_[0].rank(q), m);
@@ -80,11 +80,12 @@ class BatchSplit {
     return {size(m) * q / replicas, size(m) * (q + 1) / replicas};
   }
 
-  /// Slices of all ranks of a stage, in ascending order of samples, then of tensor shards; empty ones are left out.
+  /// The nonempty slices of all ranks of a stage, ascending by samples, then by tensor shard.
   [[nodiscard]] std::vector<MicrobatchSlice> slices(StageId stage, int m) const;
 
-  /// Position in the global batch of the first sample of an interval: the key of random draws, which differs between
-  /// any two disjoint intervals of a call. @pre samples is not empty and within micro-batch `m`
+  /// The index in the global batch of an interval's first sample. It is the key of random draws, which differs between
+  /// disjoint intervals of a call.
+  /// @pre samples is not empty and within micro-batch `m`
   [[nodiscard]] std::int64_t first_global_sample(int m, Interval samples) const {
     const auto& piece_ends = ends(m);
     const auto holder = std::upper_bound(piece_ends.begin(), piece_ends.end(), samples.begin) - piece_ends.begin();
@@ -92,23 +93,25 @@ class BatchSplit {
     return first_of_rank_[rank.index()] + local(rank, m).begin + samples.begin - piece(rank, m).begin;
   }
 
-  /// Messages of a channel for one micro-batch, from holders to readers of values; gradients go back the same ways.
+  /// The messages of a channel for one micro-batch, from holders to readers of values. Gradients take the same routes
+  /// back. Holders and readers with an empty slice take no part. A channel that is not differentiable has no gradient
+  /// routes.
   ///
-  /// Batched: the intersections of both splits. Replicated: reader i gets the value from holder i mod n; from itself,
-  /// if it is an argument. Partial sums: holder i sends its addend to reader i mod n, so a reader may get several or
-  /// none. Totals: every holder sends its addend to every reader. Holders and readers with an empty slice take no part.
-  /// A channel that is not differentiable has no gradient routes.
+  /// - Batched: the intersections of both splits.
+  /// - Replicated: reader i receives from holder i mod n. An argument comes from the reader itself.
+  /// - Partial sums: holder i sends its addend to reader i mod n, so a reader may receive several or none.
+  /// - Totals: every holder sends its addend to every reader.
   ///
-  /// Tensor shards of a replica hold the same bits of what travels: shard t of whoever gets it gets it once, from shard
-  /// t mod T of its writer, values and gradients alike.
+  /// Tensor shards of a replica hold identical copies of values and gradients that are sent. Shard t of the receiver
+  /// receives one copy, from shard t mod T of the sender.
   [[nodiscard]] std::vector<Route> routes(const Channel& channel, int m, Flow flow) const;
 
-  /// Whether every stage is on all ranks, in one order, so that inputs and results stay where they are.
+  /// Whether every stage is on all ranks in the same order, so that inputs and results are not moved.
   [[nodiscard]] bool keeps_pieces() const { return keeps_pieces_; }
 
  private:
   [[nodiscard]] const std::vector<std::int64_t>& ends(int m) const { return ends_[static_cast<std::size_t>(m)]; }
-  /// One replica's message for another.
+  /// A message from one replica to another.
   struct Hop {
     int from;
     int to;
@@ -127,8 +130,8 @@ class BatchSplit {
   std::vector<Mesh> stages_;
   Mesh everyone_;  // the source and the sink
   bool keeps_pieces_ = false;
-  std::vector<std::int64_t> first_of_rank_;      // first sample of each rank in the global batch
-  std::vector<std::vector<std::int64_t>> ends_;  // [microbatch][rank]: where the rank's piece ends
+  std::vector<std::int64_t> first_of_rank_;      // index in the global batch of each rank's first sample
+  std::vector<std::vector<std::int64_t>> ends_;  // [microbatch][rank]: end of the rank's piece
 };
 
 namespace detail {

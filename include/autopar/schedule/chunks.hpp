@@ -14,12 +14,12 @@
 
 namespace autopar {
 
-/// The mesh at each position of a pipeline, in its order: what one device is in a pipeline without replicas. Positions
-/// may have different numbers of ranks, and share none.
+/// The mesh at each position of a pipeline, in order; a position is a device of a pipeline without replicas. Positions
+/// are disjoint and may have different numbers of ranks.
 using Positions = std::vector<Mesh>;
 
-/// Stages of a pipeline that passes its positions `chunks` times, always from the first to the last: stage s is at
-/// position s mod p. With one chunk: a stage at each position.
+/// The stages of a pipeline that passes its positions `chunks` times, always from the first to the last. Stage s is at
+/// position s mod p. With one chunk, each position has one stage.
 /// @source Narayanan et al., SC'21, arXiv:2104.04473, section 2.2.2
 [[nodiscard]] inline std::vector<Mesh> looped_stages(const Positions& positions, int chunks) {
   std::vector<Mesh> stages;
@@ -27,8 +27,8 @@ using Positions = std::vector<Mesh>;
   return stages;
 }
 
-/// Stages of a pipeline that goes to the last position and back: stages s and 2p - 1 - s are at position s, so that the
-/// first and the last stage, and the two in the middle, are on the same ranks.
+/// The stages of a pipeline that goes to the last position and back: stages s and 2p - 1 - s are at position s. The
+/// first and the last stage are thus on the same ranks, and so are the middle two.
 /// @source Qi et al., NeurIPS 2024, arXiv:2405.15362, section 3
 [[nodiscard]] inline std::vector<Mesh> v_shaped_stages(const Positions& positions) {
   std::vector<Mesh> stages = positions;
@@ -36,12 +36,12 @@ using Positions = std::vector<Mesh>;
   return stages;
 }
 
-/// Where the stages of a pipeline are: positions in the order of their first stages.
+/// The positions of a pipeline's stages. Positions are numbered in the order of their first stages.
 struct ChunkLayout {
-  std::vector<std::vector<Rank>> positions;  ///< ranks ascending
+  std::vector<std::vector<Rank>> positions;  ///< ranks of each position, ascending
   std::vector<std::size_t> at;               ///< position of each stage
   [[nodiscard]] int size() const { return static_cast<int>(positions.size()); }
-  /// Stages of a position, if all have as many.
+  /// The number of stages at each position, if it is the same for all.
   [[nodiscard]] int chunks() const { return static_cast<int>(at.size() / positions.size()); }
 
   [[nodiscard]] bool is_looped() const {
@@ -58,7 +58,7 @@ struct ChunkLayout {
   }
 };
 
-/// @throws InvalidArgument if two stages share some of their ranks, but not all
+/// @throws InvalidArgument if two stages share only some of their ranks
 [[nodiscard]] inline ChunkLayout chunk_layout(const Pipeline& pipeline) {
   ChunkLayout out;
   std::vector<int> stage_at(static_cast<std::size_t>(pipeline.ranks), -1);  // the first stage of each rank
@@ -81,15 +81,15 @@ struct ChunkLayout {
   return out;
 }
 
-/// Where a schedule wants the stages of a pipeline.
+/// Where a schedule requires the stages of a pipeline.
 enum class StageLayout : std::uint8_t {
-  kStraight,  ///< each at a position of its own
+  kStraight,  ///< each at its own position
   kLooped,    ///< `looped_stages`
   kVShaped,   ///< `v_shaped_stages`
   kAnywhere,
 };
 
-/// Whether that may be with so many stages a position.
+/// Whether the layout is possible with `chunks` stages at each position.
 [[nodiscard]] constexpr bool allows_chunks(StageLayout layout, int chunks) {
   switch (layout) {
     case StageLayout::kStraight:
@@ -104,12 +104,12 @@ enum class StageLayout : std::uint8_t {
   return false;
 }
 
-/// The position of a stage of a pipeline that goes straight, in loops or there and back.
+/// The position of a stage in a pipeline with this layout.
 [[nodiscard]] constexpr int position_in(StageLayout layout, int stage, int positions) {
   return layout == StageLayout::kVShaped ? std::min(stage, 2 * positions - 1 - stage) : stage % positions;
 }
 
-/// Whether stages lie so; those that go straight on do so in loops of one chunk, too.
+/// Whether stages have the layout. A straight layout is also a looped one, with one chunk.
 [[nodiscard]] inline bool lies_in(StageLayout layout, const ChunkLayout& stages) {
   switch (layout) {
     case StageLayout::kStraight:
@@ -126,7 +126,7 @@ enum class StageLayout : std::uint8_t {
 
 namespace detail {
 
-/// The orders of positions as those of their ranks.
+/// Turns orders of positions into orders of their ranks.
 [[nodiscard]] inline std::vector<std::vector<ComputeAction>> orders_of_ranks(
     const Pipeline& pipeline, const ChunkLayout& layout, const std::vector<std::vector<ComputeAction>>& orders) {
   std::vector<std::vector<ComputeAction>> out(static_cast<std::size_t>(pipeline.ranks));

@@ -14,8 +14,10 @@
 
 namespace autopar::detail {
 
-/// Throws InvalidArgument unless the compute actions of `stage` name each micro-batch once as forward and, later, once
-/// as backward, whole or in two parts. @param whose  "" or who runs the stage, for the message
+/// Checks that the compute actions of `stage` have one forward for each micro-batch and, later, one backward, whole or
+/// in two parts.
+/// @param whose  the owner of the stage for the message, or ""
+/// @throws InvalidArgument otherwise
 inline void check_computes(const std::vector<ComputeAction>& computes, std::size_t stage, int microbatches,
                            const std::string& whose = {}) {
   enum class Passed : std::uint8_t { kNothing, kForward, kBackwardInput, kAll };
@@ -47,7 +49,8 @@ inline void check_computes(const std::vector<ComputeAction>& computes, std::size
   }
 }
 
-/// Throws InvalidArgument unless every rank's compute actions are those of its stages.
+/// Checks that every rank's compute actions belong to its stages.
+/// @throws InvalidArgument otherwise
 inline void check_rank_orders(const Pipeline& pipeline, const std::vector<std::vector<ComputeAction>>& orders,
                               int microbatches) {
   if (orders.size() != static_cast<std::size_t>(pipeline.ranks)) {

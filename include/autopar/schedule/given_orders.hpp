@@ -10,13 +10,13 @@
 
 namespace autopar {
 
-/// Orders that were decided elsewhere, by a synthesiser or a plan.
+/// Orders that are given, by a synthesiser or a plan.
 struct GivenOrders {
   using policy_category = schedule_policy_tag;
-  std::vector<std::vector<ComputeAction>> orders;  ///< [rank]
-  int microbatches = 0;                            ///< that the orders name
+  std::vector<std::vector<ComputeAction>> orders;  ///< by rank
+  int microbatches = 0;                            ///< number of micro-batches in the orders
 
-  /// The orders without the micro-batches that a call does not have; what is left of orders without a cycle has none.
+  /// The orders without the micro-batches that a call does not have. Orders without a cycle stay so.
   /// @throws InvalidArgument if the call has more micro-batches than the orders
   [[nodiscard]] std::vector<std::vector<ComputeAction>> rank_orders(const Pipeline&, int wanted) const {
     if (wanted > microbatches) {

@@ -12,20 +12,20 @@
 
 namespace autopar {
 
-/// 1F1B on a pipeline that passes its positions v times (interleaved 1F1B): a micro-batch comes to the last stage after
-/// as many but v times shorter compute actions, so the bubble is (positions - 1) / (v * microbatches + positions - 1)
-/// of a step, for equal stage times and at least as many micro-batches as positions. With v = 1 it is 1F1B.
+/// Interleaved 1F1B: 1F1B on a pipeline that passes its positions v times. With v = 1 it is 1F1B. A micro-batch reaches
+/// the last stage after as many compute actions as in 1F1B, each v times shorter. For equal stage times and at least as
+/// many micro-batches as positions, the bubble is (positions - 1) / (v * microbatches + positions - 1) of a step.
 ///
-/// Micro-batches go round in groups: a group passes a position's first chunk, then its second, and so on. The source
-/// wants groups of exactly p = positions micro-batches. Here max(1, microbatches / p) groups, rounded down, are as
-/// equal as can be, so that none is smaller than p as long as there are p micro-batches: any number of micro-batches
-/// has the bubble above. (A smaller last group waits for itself to come round, and for some sizes waits for ever.) The
-/// price is memory: the largest group g instead of p in the law of `peak_activations`.
+/// Micro-batches pass a position's chunks in groups: the whole group passes the first chunk, then the second, and so
+/// on. The paper requires groups of exactly p = positions micro-batches. Here there are max(1, floor(microbatches / p))
+/// groups, as equal as possible. No group is smaller than p if there are at least p micro-batches, so the bubble above
+/// holds for any number of micro-batches. (A smaller last group would wait for its own return, for some sizes for
+/// ever.) The cost is memory: in the law of `peak_activations`, the largest group g takes the place of p.
 /// @source Narayanan et al., SC'21, arXiv:2104.04473, section 2.2.2
 struct Interleaved {
   using policy_category = schedule_policy_tag;
 
-  /// @throws InvalidArgument unless the pipeline is looped_stages
+  /// @throws InvalidArgument unless the pipeline has the layout of looped_stages
   [[nodiscard]] std::vector<std::vector<ComputeAction>> rank_orders(const Pipeline& pipeline, int microbatches) const {
     const ChunkLayout layout = chunk_layout(pipeline);
     expect(layout.is_looped() && microbatches >= 1,
@@ -35,7 +35,9 @@ struct Interleaved {
     return detail::orders_of_ranks(pipeline, layout, orders);
   }
 
-  /// Most chunks of micro-batches that the ranks of a position hold: (v - 1) g + 2 (positions - position) - 1.
+  /// The largest number of chunks of micro-batches that the ranks of a position hold: (v - 1) g + 2 (positions -
+  /// position)
+  /// - 1.
   [[nodiscard]] static int peak_activations(int position, int positions, int chunks, int microbatches) {
     return std::min(chunks * microbatches, warmup(position, positions, chunks, microbatches) + 1);
   }
@@ -49,7 +51,7 @@ struct Interleaved {
     return sizes;
   }
 
-  /// Forwards before the first pair of a forward and a backward.
+  /// Number of forwards before the first pair of a forward and a backward.
   [[nodiscard]] static int warmup(int position, int positions, int chunks, int microbatches) {
     const int below = positions - position - 1;
     if (chunks == 1) return std::min(microbatches, below);
@@ -57,7 +59,8 @@ struct Interleaved {
   }
 
   [[nodiscard]] static std::vector<ComputeAction> order(int position, int positions, int chunks, int microbatches) {
-    std::vector<std::pair<int, int>> passes;  // chunk, micro-batch: forwards; backwards have the chunks the other way
+    std::vector<std::pair<int, int>> passes;  // (chunk, micro-batch) of each forward; backwards have the chunks in
+                                              // reverse
     int first = 0;
     for (const int group : groups(positions, microbatches)) {
       for (int c = 0; c < chunks; ++c) {

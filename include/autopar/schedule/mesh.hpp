@@ -14,22 +14,23 @@
 
 namespace autopar {
 
-/// The ranks of a stage as a grid: replicas, which divide the samples, times tensor shards, which divide the operators
-/// of one replica.
+/// The ranks of a stage as a grid of replicas and tensor shards. Replicas divide the samples; tensor shards divide the
+/// operators of one replica.
 ///
 ///     Mesh mesh({Rank(0), Rank(1), Rank(2), Rank(3)}, 2);
 ///     mesh.tensor_group(0);   // ranks 0 and 1: one replica, the same samples
 ///     mesh.replica_group(0);  // ranks 0 and 2: the same shard of the parameters, other samples
 ///
-/// Tensor shards of a replica are neighbours in the list: they exchange most, and planners put neighbours on the
-/// fastest links. Their ranks ascend, as those of every group that communicates do, so that the parts of a value lie in
-/// the order of the shards. Cost of all members: O(ranks).
+/// Tensor shards of a replica are adjacent in the list: they communicate most, and planners put adjacent ranks on the
+/// fastest links. Their ranks ascend, as in every group that communicates, so the parts of a value are in shard order.
+/// @cost O(ranks) for all members
 class Mesh {
  public:
   Mesh() = default;
   Mesh(std::initializer_list<Rank> ranks) : ranks_(ranks) {}
   /// @param ranks   [replica * tensor + shard]
-  /// @throws InvalidArgument if `tensor` is not positive or does not divide their number, or a replica's do not ascend
+  /// @throws InvalidArgument unless `tensor` is positive and divides the number of ranks, and each replica's ranks
+  /// ascend
   Mesh(std::vector<Rank> ranks, int tensor = 1) : ranks_(std::move(ranks)), tensor_(tensor) {
     if (tensor < 1 || ranks_.size() % static_cast<std::size_t>(tensor) != 0) {
       throw InvalidArgument("mesh: " + std::to_string(ranks_.size()) + " ranks are no whole number of replicas of " +
@@ -48,17 +49,17 @@ class Mesh {
   [[nodiscard]] int replicas() const { return static_cast<int>(ranks_.size()) / tensor_; }
   [[nodiscard]] int tensor() const { return tensor_; }
 
-  /// @pre both are in their ranges
+  /// @pre replica and shard are in range
   [[nodiscard]] Rank rank(int replica, int shard = 0) const {
     return ranks_[static_cast<std::size_t>(replica * tensor_ + shard)];
   }
   [[nodiscard]] bool contains(Rank rank) const { return std::ranges::find(ranks_, rank) != ranks_.end(); }
-  /// Nothing if the rank is not part of the mesh.
+  /// The rank's replica; empty if the rank is not part of the mesh.
   [[nodiscard]] std::optional<int> replica_of(Rank rank) const {
     const auto place = place_of(rank);
     return place ? std::optional(*place / tensor_) : std::nullopt;
   }
-  /// Its place within its replica, likewise.
+  /// The rank's shard within its replica; empty if the rank is not part of the mesh.
   [[nodiscard]] std::optional<int> shard_of(Rank rank) const {
     const auto place = place_of(rank);
     return place ? std::optional(*place % tensor_) : std::nullopt;

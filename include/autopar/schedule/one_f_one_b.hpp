@@ -8,14 +8,15 @@
 
 namespace autopar {
 
-/// Alternates one forward and one backward once the pipeline is warm (1F1B). Same bubble as GPipe,
-/// (stages - 1) / (microbatches + stages - 1) of a step for equal stage times, but a stage holds no more micro-batches
-/// than there are stages from it to the end.
+/// 1F1B: alternates one forward and one backward after the warm-up. The bubble is that of GPipe, (stages - 1) /
+/// (microbatches + stages - 1) of a step for equal stage times. A stage holds at most as many micro-batches as there
+/// are stages from it to the last.
 /// @source Narayanan et al., SC'21, arXiv:2104.04473, section 2.2.1 (PipeDream-Flush)
 struct OneFOneB {
   using policy_category = schedule_policy_tag;
 
-  /// Compute actions of `stage` [2 * microbatches]. @throws InvalidArgument if an argument is out of range
+  /// Compute actions of `stage` [2 * microbatches].
+  /// @throws InvalidArgument if an argument is out of range
   [[nodiscard]] std::vector<ComputeAction> order(StageId stage, int stages, int microbatches) const {
     expect(stage.valid() && stage.value() < stages && microbatches >= 1, "OneFOneB: bad stage or micro-batches");
     const int warmup = std::min(stages - stage.value() - 1, microbatches);
@@ -29,7 +30,7 @@ struct OneFOneB {
     return out;
   }
 
-  /// Most micro-batches whose activations `stage` holds at once.
+  /// The largest number of micro-batches whose activations `stage` holds at once.
   [[nodiscard]] constexpr int peak_activations(StageId stage, int stages, int microbatches) const {
     return std::min(stages - stage.value(), microbatches);
   }

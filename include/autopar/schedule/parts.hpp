@@ -10,11 +10,10 @@
 
 namespace autopar {
 
-/// Orders of ranks for a pipeline in which every stage became several, one behind the other on the same ranks: a
-/// forward runs the parts in their order, a backward, and each half of one, the other way round. Orders without a cycle
-/// stay so.
-/// @param orders  [rank] compute actions of the whole stages
-/// @param parts   [whole stage] what became of it, ascending; nothing if it has nothing to run
+/// The orders of ranks after every stage was divided into several, one after the other on the same ranks. A forward
+/// runs the parts in order; a backward, and each half of one, runs them in reverse. Orders without a cycle stay so.
+/// @param orders  [rank] compute actions of the undivided stages
+/// @param parts   [undivided stage] its parts, ascending; empty if it has nothing to run
 [[nodiscard]] inline std::vector<std::vector<ComputeAction>> orders_of_parts(
     std::vector<std::vector<ComputeAction>> orders, const std::vector<std::vector<StageId>>& parts) {
   for (auto& computes : orders) {

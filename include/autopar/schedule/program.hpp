@@ -19,7 +19,7 @@
 
 namespace autopar {
 
-/// A compute action never gets what it needs, because the orders of the stages, or of the ranks, wait for each other.
+/// A compute action never gets what it needs, because the orders of stages or ranks wait for each other.
 class CyclicOrders : public InvalidArgument {
  public:
   using InvalidArgument::InvalidArgument;
@@ -27,7 +27,7 @@ class CyclicOrders : public InvalidArgument {
 
 namespace detail {
 
-/// Numbers of which there are seldom more than two.
+/// A set of numbers that seldom has more than two.
 class Few {
  public:
   void push_back(int value) {
@@ -48,10 +48,10 @@ class Few {
   std::vector<int> many_;
 };
 
-/// Plays all units (one replica of one stage) against each other with nominal durations and writes down one total
-/// order: a compute action when it starts, its messages right behind it, each at both of its ends. What a rank sees of
-/// that order is its program. Compute actions come in lanes, whose order is fixed: one a unit, or one a rank for all
-/// its units. Lanes of one rank share its time.
+/// Simulates all units with nominal durations and writes one total order. A unit is one replica of one stage. A compute
+/// action is written when it starts, and its messages right after it, at sender and receiver. A rank's program is its
+/// part of the total order. Compute actions form lanes with a fixed order: one lane for each unit, or one for all units
+/// of a rank. Lanes of one rank share its time.
 class ProgramBuilder {
  public:
   ProgramBuilder(const Pipeline& pipeline, const BatchSplit& split, Phase phase)
@@ -64,7 +64,7 @@ class ProgramBuilder {
     find_joint_computes();
   }
 
-  /// Every unit in its stage's order. \@param computes  [stage]
+  /// Sets every unit to its stage's order. \@param computes  [stage]
   void add_stage_orders(const std::vector<std::vector<ComputeAction>>& computes) {
     for (std::size_t u = 0; u < units_.size(); ++u) {
       lanes_.push_back({units_[u].rank, {}});
@@ -72,7 +72,7 @@ class ProgramBuilder {
     }
   }
 
-  /// All units of a rank in one order. \@param computes  [rank]
+  /// Sets all units of a rank to one order. \@param computes  [rank]
   void add_rank_orders(const std::vector<std::vector<ComputeAction>>& computes) {
     for (std::size_t r = 0; r < computes.size(); ++r) {
       lanes_.push_back({Rank::of(r), {}});
@@ -108,8 +108,8 @@ class ProgramBuilder {
   }
 
  private:
-  // A stage's inputs leave their ranks two compute actions of its lane early: a source that is busy with a compute
-  // action of its own sends behind it.
+  // A stage's inputs leave their ranks two compute actions of its lane early, since a source that is computing sends
+  // only afterwards.
   static constexpr std::size_t kInputsAhead = 2;
 
   struct Message {
@@ -117,13 +117,13 @@ class ProgramBuilder {
     int microbatch;
     Flow flow;
     Route route;
-    int reader;  // unit, -1 if the source or the sink
+    int reader;  // unit, -1 for source or sink
   };
-  struct Slot {  // what a forward, or a backward that gives input gradients, needs and makes
+  struct Slot {  // what a forward, or a backward that computes input gradients, reads and produces
     int missing = 0;
     std::int64_t ready_at = 0;
     Few inputs;   // messages from the source or the sink
-    Few outputs;  // messages that this compute action makes
+    Few outputs;  // messages that this compute action produces
   };
   struct Unit {
     Rank rank;
@@ -133,8 +133,8 @@ class ProgramBuilder {
     std::size_t lane = 0;
     std::size_t computes_left = 0;
   };
-  /// Groups that compute actions of a stage gather, in the order of use, and sum. A part of a backward gathers each
-  /// once.
+  /// The groups that compute actions of a stage gather, in the order of use, and reduce. A part of a backward gathers
+  /// each once.
   struct AroundComputes {
     std::vector<int> by_forward, by_backward, by_part, sums;
 
@@ -152,7 +152,7 @@ class ProgramBuilder {
     Rank rank;
     std::vector<LaneAction> computes;
     std::size_t next = 0;
-    std::int64_t startable_at = kNotStartable;  // the next compute action
+    std::int64_t startable_at = kNotStartable;  // when the next compute action may start
   };
   static constexpr std::int64_t kNotStartable = -1;
 
@@ -160,7 +160,7 @@ class ProgramBuilder {
     return unit.slots[2 * static_cast<std::size_t>(microbatch) + (flow == Flow::kGradient ? 1 : 0)];
   }
   static Flow flow_of(ActionKind kind) { return kind == ActionKind::kForward ? Flow::kValue : Flow::kGradient; }
-  /// Nominal: a weight backward takes as long as an input backward.
+  /// Nominal durations: a weight backward takes as long as an input backward.
   static std::int64_t duration(ActionKind kind) { return kind == ActionKind::kBackward ? 2 : 1; }
 
   void add_units() {
@@ -177,7 +177,7 @@ class ProgramBuilder {
     }
   }
 
-  /// The unit of a stage on a rank, -1 if there is none.
+  /// The unit of a stage on a rank; -1 if there is none.
   [[nodiscard]] int unit_of(StageId stage, Rank rank) const {
     for (const int u : units_of_rank_[rank.index()]) {
       if (units_[static_cast<std::size_t>(u)].stage == stage) return u;
@@ -214,7 +214,7 @@ class ProgramBuilder {
     }
   }
 
-  /// Writes a message at both ends; its reader has it at `arrival`.
+  /// Writes a message at sender and receiver; the receiver has it at time `arrival`.
   void emit(int index, std::int64_t arrival) {
     const Message& message = messages_[static_cast<std::size_t>(index)];
     const Channel& channel = pipeline_.channels[static_cast<std::size_t>(message.channel)];
@@ -284,8 +284,7 @@ class ProgramBuilder {
     startable_.push({start, l});
   }
 
-  /// Among the compute actions of a rank that can start now: the earliest micro-batch goes first, and of it the
-  /// earliest stage.
+  /// The lane of a rank whose compute action starts first: the earliest micro-batch, then the earliest stage.
   [[nodiscard]] std::size_t first_of_rank(std::size_t l, std::int64_t now) const {
     const auto priority = [&](std::size_t lane) {
       const LaneAction compute = lanes_[lane].computes[lanes_[lane].next];
@@ -299,7 +298,7 @@ class ProgramBuilder {
     return l;
   }
 
-  /// A rank has become busy: its other compute actions that could have started must wait.
+  /// After a rank has become busy: delays its other compute actions.
   void hold_up(Rank rank) {
     const auto free_at = free_at_[rank.index()];
     for (const int u : units_of_rank_[rank.index()]) {
@@ -309,8 +308,8 @@ class ProgramBuilder {
     }
   }
 
-  /// A lane's next compute action, and those that the stage's other replicas take together with it, right between their
-  /// collectives.
+  /// Runs a lane's next compute action, together with those of the stage's other replicas that join it, right between
+  /// their collectives.
   void run_computes(std::size_t l, std::int64_t start) {
     const Lane& lane = lanes_[l];
     const LaneAction compute = lane.computes[lane.next];
@@ -356,7 +355,7 @@ class ProgramBuilder {
     if (--unit.computes_left == 0) emit_reductions();
   }
 
-  // ---- compute actions that all replicas of a stage take together
+  // ---- compute actions that all replicas of a stage run together
 
   void find_joint_computes() {
     for (const Mesh& mesh : pipeline_.stages)
@@ -379,8 +378,8 @@ class ProgramBuilder {
     }
   }
 
-  /// The lanes that run a lane's next compute action together, whether they have come to it or not: of all replicas, or
-  /// of the tensor shards of one; the lane alone if it is taken alone.
+  /// The lanes that run a lane's next compute action together, whether they have reached it or not. These are the lanes
+  /// of all replicas, of the tensor shards of one replica, or the lane alone.
   [[nodiscard]] std::vector<std::size_t> taken_together(std::size_t l) const {
     const LaneAction compute = lanes_[l].computes[lanes_[l].next];
     const StageId stage = units_[compute.unit].stage;
@@ -424,13 +423,13 @@ class ProgramBuilder {
     }
   }
 
-  /// For every member, also one without samples.
+  /// For every member, including those without samples.
   void append_for_members(ActionKind kind, int group, int bucket, LaneAction compute, int after) {
     for (const Rank rank : pipeline_.groups[static_cast<std::size_t>(group)].ranks)
       append_collective(rank, kind, group, bucket, flow_of(compute.kind), compute.microbatch, after);
   }
 
-  /// How many of a whole backward's gatherings come before a group's sums.
+  /// The number of a whole backward's gathers that precede a group's reductions.
   [[nodiscard]] static int behind(const ReduceGroup& group, int gathered) {
     return group.filled_after < gathered - kGathersAhead ? group.filled_after + kGathersAhead : gathered;
   }
@@ -446,7 +445,7 @@ class ProgramBuilder {
                                             .after = after});
   }
 
-  /// Parameters that stay whole for the call.
+  /// Gathers parameters that stay unsharded for the call.
   void gather_for_call() {
     if (phase_ == Phase::kBackward) return;
     for (std::size_t g = 0; g < pipeline_.groups.size(); ++g) {
@@ -460,8 +459,8 @@ class ProgramBuilder {
     }
   }
 
-  /// After a message: the reader may start now if its lane has come to the compute action that needs it, and that
-  /// misses nothing.
+  /// After a message: the receiver may start if its lane has reached the compute action that needs it, and nothing else
+  /// is missing.
   void enqueue_if_awaited(std::size_t u, int microbatch, Flow flow) {
     const Lane& lane = lanes_[units_[u].lane];
     if (lane.next == lane.computes.size()) return;
@@ -471,7 +470,7 @@ class ProgramBuilder {
     if (awaits) enqueue_if_ready(units_[u].lane);
   }
 
-  /// Writes the reductions whose members are all through with the compute actions that fill their buckets, in the
+  /// Writes the reductions whose members have all finished the compute actions that fill their buckets. They are in the
   /// pipeline's order on every rank.
   void emit_reductions() {
     if (phase_ == Phase::kForward || !any_is_through()) return;
@@ -491,13 +490,13 @@ class ProgramBuilder {
     }
   }
 
-  /// Whether all members of some group are through. Looks first at the one that was not the last time.
+  /// Whether all members of some group have finished. Checks first the member that had not finished the last time.
   [[nodiscard]] bool any_is_through() {
     awaited_.resize(pipeline_.groups.size(), 0);
     for (std::size_t g = 0; g < pipeline_.groups.size(); ++g) {
       const ReduceGroup& group = pipeline_.groups[g];
       if (emitted_[g]) continue;
-      std::size_t& at = awaited_[g];  // those before it are through, and stay so
+      std::size_t& at = awaited_[g];  // members before it have finished, and stay so
       while (at < group.ranks.size() && is_through(group.ranks[at], group.stage)) ++at;
       if (at == group.ranks.size()) return true;
     }
@@ -538,29 +537,30 @@ class ProgramBuilder {
   std::vector<Lane> lanes_;
   std::vector<Message> messages_;
   std::vector<bool> emitted_;                          // by group
-  std::vector<std::size_t> awaited_;                   // by group: the first member that is not through
+  std::vector<std::size_t> awaited_;                   // by group: the first member that has not finished
   using Start = std::pair<std::int64_t, std::size_t>;  // time, lane
   std::priority_queue<Start, std::vector<Start>, std::greater<>> startable_;
 };
 
 }  // namespace detail
 
-/// What every rank does in one call: forwards and backwards in the policy's order, the messages between them, and the
-/// gradient sums. Pure: every rank computes the same program.
+/// The program of every rank in one call: forwards and backwards in the policy's order, the messages between them, and
+/// the gradient reductions. Pure: every rank computes the same program.
 ///
-/// Laws (checked by `validate`): all ranks' lists are projections of one total order, so the program runs to its end
-/// even if a send waits for its receive; messages of a directed pair of ranks are received in the order in which they
-/// are sent; a send follows its producer directly; a receive comes when the producer starts, so that it can be posted
-/// before the data are there; the reductions of a stage follow a rank's last backward of that stage (of any stage, for
-/// tied parameters), groups in the pipeline's order, buckets ascending. A message within a rank is a send and a receive
-/// with the rank itself as peer.
+/// Laws (checked by `validate`):
+/// - All ranks' lists are projections of one total order, so the program completes even if a send waits for its
+///   receive.
+/// - Messages of a directed pair of ranks are received in the order in which they are sent.
+/// - A send directly follows its producer. A receive stands where the producer starts, so that it can be posted before
+///   the data are there. A message within a rank is a send and a receive with the rank itself as peer.
+/// - The reductions of a stage follow a rank's last backward of the stage (for tied parameters, of any stage). Groups
+///   are in the pipeline's order, buckets ascending.
 ///
-/// A (stage, replica) with an empty slice of a micro-batch does nothing for it; all members of a group reduce, even if
-/// they had no sample. To run without gradient sums (`no_sync`), pass a pipeline without groups.
+/// A replica of a stage with an empty slice of a micro-batch does nothing for it. All members of a group reduce, even
+/// if they had no sample. To run without reductions (`no_sync`), pass a pipeline without groups.
 ///
-/// @throws InvalidArgument if pipeline or layout are malformed, or the policy breaks its laws; CyclicOrders if its
-/// orders
-///         do not suit this pipeline's channels
+/// @throws InvalidArgument if pipeline or layout are malformed, or the policy violates its laws
+/// @throws CyclicOrders if the policy's orders do not suit this pipeline's channels
 /// @cost O(actions * log(ranks))
 template <class Policy>
 [[nodiscard]] Program make_program(const Pipeline& pipeline, const BatchLayout& layout, const Policy& policy,

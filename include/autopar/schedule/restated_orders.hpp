@@ -14,14 +14,14 @@
 
 namespace autopar::detail {
 
-/// One compute action of a rank, the micro-batch left open.
+/// One compute action of a rank, without its micro-batch.
 struct SaidAction {
   ActionKind kind = ActionKind::kForward;
-  std::size_t chunk = 0;  ///< which of the rank's stages
+  std::size_t chunk = 0;  ///< index among the rank's stages
 };
 
-/// Writes a rank's compute actions down: each said compute action is of the next micro-batch of its kind and stage, and
-/// is left out when there is none left.
+/// Writes a rank's compute actions. Each said action gets the next micro-batch of its kind and stage; it is left out if
+/// there is none left.
 class ActionScribe {
  public:
   ActionScribe(const std::vector<int>& stages, int microbatches)
@@ -50,9 +50,9 @@ class ActionScribe {
   std::vector<ComputeAction> computes_;
 };
 
-/// The orders of the schedules said a second time, phrase by phrase, for rank number `place` of `places` in a row
-/// (replicas count once) with so many chunks. Derived from the papers, not from the policies: who checks a plan shares
-/// no code with who made it.
+/// The orders of the schedules, stated a second time, for rank number `place` of `places` (replicas count once) with
+/// this number of chunks. Derived from the papers and not from the policies: the checker of a plan shares no code with
+/// the planner.
 class ScheduleLaws {
  public:
   ScheduleLaws(int place, int places, int chunks, int microbatches, ActionScribe& scribe)
@@ -63,12 +63,13 @@ class ScheduleLaws {
     scribe_.say(microbatches_, {kF});
     scribe_.say(microbatches_, {kB});
   }
-  /// As many forwards ahead as there are stages behind. @source Narayanan et al., SC'21, arXiv:2104.04473, section 2.2
+  /// As many forwards ahead as there are later stages.
+  /// @source Narayanan et al., SC'21, arXiv:2104.04473, section 2.2
   void one_f_one_b() {
     scribe_.say(std::min(after(), microbatches_), {kF});
     scribe_.say(microbatches_, {kF, kB});
   }
-  /// 1F1B in which weights lag behind by as many micro-batches as there are stages before.
+  /// 1F1B in which weight backwards lag by as many micro-batches as there are earlier stages.
   /// @source Qi et al., ICLR 2024, arXiv:2401.10241, section 2.1
   void zb_h1() {
     const int lag = std::min(place_, microbatches_);
@@ -77,24 +78,24 @@ class ScheduleLaws {
     scribe_.say(microbatches_ - lag, {kF, kI, kW});
     scribe_.say(lag, {kW});
   }
-  /// Without a gap at equal times: every rank starts when the first forward comes and has something to do until its
-  /// end. With fewer micro-batches than fill it, those that are not there are left out.
+  /// No idle time at equal durations: every rank starts when the first forward arrives and is busy until its end. With
+  /// fewer micro-batches than fill the schedule, the missing ones are left out.
   /// @source Qi et al., NeurIPS 2024, arXiv:2405.15362, section 3
   void zb_v() {
     constexpr SaidAction up{ActionKind::kForward, 1}, input{ActionKind::kBackwardInput, 1},
         weight{ActionKind::kBackwardWeight, 1};
     const int from_here = places_ - place_, filled = std::max(microbatches_, 2 * places_ - 1);
-    scribe_.say(2 * from_here - 1, {kF});                            // until the first comes back up
+    scribe_.say(2 * from_here - 1, {kF});                            // until the first micro-batch returns
     scribe_.say(place_, {up, kF});                                   // until its gradient comes
-    scribe_.say(from_here, {up, input, weight});                     // until that comes down the second time
-    scribe_.say(filled - places_, {kF, kI, kW, up, input, weight});  // one of all in turn
-    scribe_.say(place_, {kI, input});                                // the last gradients are waited for above
+    scribe_.say(from_here, {up, input, weight});                     // until the gradient comes the second time
+    scribe_.say(filled - places_, {kF, kI, kW, up, input, weight});  // steady state: one of each in turn
+    scribe_.say(place_, {kI, input});                                // the last gradients come from later positions
     scribe_.say(from_here, {kI, kW});
     scribe_.say(place_, {weight});
     scribe_.say(place_, {kW});
   }
-  /// 1F1B over all chunks: rounds of micro-batches go through the chunks one after the other, forwards up the chunks,
-  /// backwards down. There are as many rounds as have at least one micro-batch a place; the first ones are larger by
+  /// 1F1B over all chunks. Rounds of micro-batches pass the chunks one after the other, forwards ascending, backwards
+  /// descending. There are as many rounds as have at least one micro-batch for each place; the first ones are larger by
   /// one.
   /// @source Narayanan et al., SC'21, arXiv:2104.04473, section 2.2.2
   void interleaved() {
@@ -128,7 +129,7 @@ class ScheduleLaws {
   ActionScribe& scribe_;
 };
 
-/// Has a rank's order written down by its law.
+/// The member that writes a rank's order.
 using RestatedOrder = void (ScheduleLaws::*)();
 
 }  // namespace autopar::detail

@@ -16,8 +16,8 @@
 
 namespace autopar {
 
-/// Calls `use` with the policy of a kind and returns what it returns.
-/// @param orders  of the schedule that is nothing but its orders
+/// Calls `use` with the policy of a kind and returns the result.
+/// @param orders  for the synthesised schedule, whose policy is its orders
 /// @throws InvalidArgument if there is no such kind
 template <std::size_t Row = 0, class Use>
 decltype(auto) with_policy(ScheduleKind kind, Use&& use, const GivenOrders& orders = {}) {
@@ -38,17 +38,17 @@ decltype(auto) with_policy(ScheduleKind kind, Use&& use, const GivenOrders& orde
   }
 }
 
-/// What every rank does in one call under a schedule that is known by its kind; see the other `make_program`.
-/// @param orders  of the schedule that is nothing but its orders: for as many micro-batches as the layout has, or more
-/// @throws InvalidArgument also if the pipeline's stages are not where the schedule wants them
+/// The program of every rank in one call under a schedule of this kind; see the other `make_program`.
+/// @param orders  for the synthesised schedule: for as many micro-batches as the layout has, or more
+/// @throws InvalidArgument also if the pipeline's stages do not have the schedule's layout
 [[nodiscard]] inline Program make_program(const Pipeline& pipeline, const BatchLayout& layout, ScheduleKind kind,
                                           Phase phase = Phase::kStep, const GivenOrders& orders = {}) {
   return with_policy(
       kind, [&](const auto& policy) { return make_program(pipeline, layout, policy, phase); }, orders);
 }
 
-/// In which order each rank runs the compute actions of its stages, [rank]. Where a policy orders stages, nominal times
-/// would say how those of one rank mix: here it has the order of the last.
+/// The order in which each rank runs the compute actions of its stages, [rank]. If the policy orders stages, a rank
+/// with several stages has the order of its last one; only nominal times determine how they interleave.
 template <SchedulePolicy Policy>
 [[nodiscard]] std::vector<std::vector<ComputeAction>> rank_orders_of(const Policy& policy, const Pipeline& pipeline,
                                                                      int microbatches) {
@@ -66,9 +66,8 @@ template <SchedulePolicy Policy>
   }
 }
 
-/// The stages of a pipeline where a schedule wants them.
-/// @param chunks  stages a position, as far as there is a choice: a V has two, schedules of one stage a position run
-///                any number
+/// The stages of a pipeline in a schedule's layout.
+/// @param chunks  stages at each position, where there is a choice: ZB-V has two, straight schedules any number
 [[nodiscard]] inline std::vector<Mesh> stages_for(ScheduleKind kind, const Positions& positions, int chunks = 1) {
   const bool v_shaped = traits_of(kind).layout == StageLayout::kVShaped;
   return v_shaped ? v_shaped_stages(positions) : looped_stages(positions, chunks);

@@ -19,9 +19,9 @@
 
 namespace autopar {
 
-/// What the simulator asks about time. `message` gets the send; whole messages (replicated values, partial sums) have
-/// no samples. `reduce` gets the action of one member: a sum, or what is gathered at the start. Compute actions take as
-/// long as what is gathered and summed within them, if that is longer.
+/// The durations that the simulator needs. `message` gets the send; messages that are not batched (replicated values,
+/// partial sums) have no samples. `reduce` gets the action of one member: a reduction, or a gather at the start. A
+/// compute action takes as long as its computation, or as the gathers and reductions within it if they take longer.
 template <class C>
 concept ProgramCosts = requires(const C& costs, StageId stage, std::int64_t samples, Rank from, const Action& action) {
   { costs.forward(stage, samples) } -> std::same_as<Seconds>;
@@ -30,26 +30,26 @@ concept ProgramCosts = requires(const C& costs, StageId stage, std::int64_t samp
   { costs.reduce(action) } -> std::same_as<Seconds>;
 };
 
-/// Costs of programs with backwards in two parts.
+/// Durations for programs with backwards in two parts.
 template <class C>
 concept SplitBackwardCosts = ProgramCosts<C> && requires(const C& costs, StageId stage, std::int64_t samples) {
   { costs.backward_input(stage, samples) } -> std::same_as<Seconds>;
   { costs.backward_weight(stage, samples) } -> std::same_as<Seconds>;
 };
 
-/// When one action was under way: a message while it travels, at both of its ends.
+/// When one action was in progress; for a message the time of transfer, at sender and receiver.
 struct Span {
   Seconds start{};
   Seconds end{};
 };
 
-/// Predicted timeline of a program.
+/// The predicted timeline of a program.
 struct Timeline {
   std::vector<std::vector<Span>> spans;  ///< [rank][position], as in the program
   std::vector<Seconds> busy;             ///< [rank] computing
-  Seconds step{};                        ///< until the last rank has done everything
+  Seconds step{};                        ///< end of the last rank
 
-  /// Share of the step in which the average rank that computes at all does not compute, [0, 1).
+  /// The idle share of a step, averaged over the ranks that compute at all, in [0, 1).
   [[nodiscard]] double idle_share() const {
     double sum = 0;
     int computing = 0;
@@ -63,25 +63,25 @@ struct Timeline {
 
 namespace detail {
 
-/// A program with its messages joined to their ends and its compute actions numbered, for one rank after the other.
+/// A program with messages linked to their sends and receives and compute actions numbered within each rank.
 class LinkedProgram {
  public:
   struct Message {
     std::size_t from, to;                     // ranks
     std::size_t send_at = 0, receive_at = 0;  // positions
-    std::int32_t compute = -1;  // of the receiver, which waits for it; -1 = nobody but the end of the step
-    bool half_ready = false;    // one of send and receive was issued
+    std::int32_t compute = -1;  // compute action of the receiver that waits for it; -1: only the end of the step does
+    bool half_ready = false;    // one of send and receive has been issued
   };
   struct ComputeAction {
     std::size_t at = 0;                          // position
-    int missing = 0;                             // messages
-    double ready_at = 0;                         // the messages are there
-    std::int32_t first_send = 0, last_send = 0;  // messages since the compute action before
-    std::vector<std::int32_t> receives;          // likewise
+    int missing = 0;                             // number of messages
+    double ready_at = 0;                         // when all messages have arrived
+    std::int32_t first_send = 0, last_send = 0;  // messages since the previous compute action
+    std::vector<std::int32_t> receives;          // messages since the previous compute action
   };
   struct RankComputes {
-    std::vector<ComputeAction> computes;           // one more than there are: what follows the last
-    std::vector<std::size_t> gathers, reductions;  // for the whole call
+    std::vector<ComputeAction> computes;           // with one extra entry at the end, for what follows the last
+    std::vector<std::size_t> gathers, reductions;  // of the whole call
     std::vector<std::pair<std::size_t, std::int32_t>>
         within;  // collectives of compute actions: position, compute action
   };
@@ -98,7 +98,7 @@ class LinkedProgram {
  private:
   void read_rank(const Program& program, std::size_t r, std::vector<std::vector<std::int32_t>>& sent_to) {
     auto& mine = ranks[r];
-    const auto begin = [&] {  // what a rank sends is numbered in its order
+    const auto begin = [&] {  // a rank's sends are numbered in its order
       const auto next = static_cast<std::int32_t>(messages.size());
       mine.computes.push_back({.first_send = next, .last_send = next, .receives = {}});
     };
@@ -124,8 +124,8 @@ class LinkedProgram {
     }
   }
 
-  /// Gives each receive its message, and each compute action the messages that it waits for: those received before it
-  /// for the same stage and micro-batch in the same direction.
+  /// Gives each receive its message. Gives each compute action the messages that it waits for: those received before it
+  /// for the same stage, micro-batch and direction.
   void join_receives(const Program& program, std::size_t r, const std::vector<std::int32_t>& sent) {
     std::vector<std::size_t> next(ranks.size() + 1, 0);  // by sender: position in `sent`
     for (const auto id : sent) ++next[messages[static_cast<std::size_t>(id)].from + 1];
@@ -152,7 +152,7 @@ class LinkedProgram {
         ranks[r].computes[compute].receives.push_back(sent[at]);
         if (action.stage.valid()) slot(action).push_back(sent[at]);
       } else if (is_compute(action.kind)) {
-        auto& awaited = slot(action);  // of a weight backward: taken by its input backward
+        auto& awaited = slot(action);  // a weight backward has none: its input backward took them
         for (const auto id : awaited)
           messages[static_cast<std::size_t>(id)].compute = static_cast<std::int32_t>(compute);
         ranks[r].computes[compute].missing = static_cast<int>(awaited.size());
@@ -173,7 +173,7 @@ class Simulation {
     timeline_.busy.resize(program.ranks.size());
   }
 
-  /// Compute actions and messages; before anything else.
+  /// Simulates compute actions and messages; call it first.
   void play() {
     const auto gathered = run_gathers();
     for (std::size_t r = 0; r < states_.size(); ++r) arrivals_.push({gathered[r], r});
@@ -188,7 +188,7 @@ class Simulation {
     }
   }
 
-  /// The timeline with gradient sums that cost this; may be called again with other costs.
+  /// The timeline with gradient reductions of these costs. May be called again with other costs.
   const Timeline& sum(const Costs& costs) {
     run_reductions(costs);
     timeline_.step = {};
@@ -204,13 +204,13 @@ class Simulation {
   struct LastCompute {
     StageId stage;
     double start = 0, end = 0;
-    bool fills_buckets = false;  // gives weight gradients
+    bool fills_buckets = false;  // computes weight gradients
   };
   struct State {
-    std::size_t next = 0;    // compute action that the rank has come to
-    std::size_t posted = 0;  // compute actions whose receives are posted
+    std::size_t next = 0;    // compute action that the rank has reached
+    std::size_t posted = 0;  // number of compute actions whose receives are posted
     bool waiting = false;    // for messages
-    double since = 0;        // came to the compute action
+    double since = 0;        // when it reached the compute action
     double egress_free = 0, ingress_free = 0;
     std::vector<LastCompute> last;  // of each stage, in the order of their first compute actions
   };
@@ -227,7 +227,8 @@ class Simulation {
     start_if_ready(r);
   }
 
-  /// One end of a message is there. With both, it travels as soon as the ports are free, in order of time.
+  /// Issues one end of a message. When both are issued, it is transferred as soon as the ports are free, in order of
+  /// time.
   void issue(std::int32_t id, double now) {
     auto& message = linked_.messages[static_cast<std::size_t>(id)];
     if (!std::exchange(message.half_ready, true)) return;
@@ -255,7 +256,7 @@ class Simulation {
     const auto& computes = linked_.ranks[r].computes;
     return state.waiting && computes[state.next].missing == 0 && state.next + 1 < computes.size();
   }
-  /// When a rank that is ready has all that its next compute action needs.
+  /// When a waiting rank has everything that its next compute action needs.
   [[nodiscard]] double ready_at(std::size_t r) const {
     return std::max(states_[r].since, linked_.ranks[r].computes[states_[r].next].ready_at);
   }
@@ -313,8 +314,8 @@ class Simulation {
     }
   }
 
-  /// When a rank has filled bucket `b` of a group: evenly during the stage's last backward, or, for parameters tied
-  /// across stages, at the end of the rank's last compute action.
+  /// When a rank has filled bucket `b` of a group. Buckets fill evenly during the stage's last backward; buckets of
+  /// parameters tied across stages, at the end of the rank's last compute action.
   static double filled(const State& state, const ReduceGroup& group, int b) {
     double at = 0;
     for (const LastCompute& last : state.last) {
@@ -325,7 +326,8 @@ class Simulation {
     return at;
   }
 
-  /// What is gathered at the start, one after the other on each rank. @return [rank] when all is there
+  /// Gathers at the start of the call, one after the other on each rank.
+  /// @return [rank] when all are complete
   [[nodiscard]] std::vector<double> run_gathers() {
     std::vector<double> free_at(states_.size(), 0);
     std::vector<std::size_t> done(states_.size(), 0);
@@ -348,7 +350,7 @@ class Simulation {
     return free_at;
   }
 
-  /// They happen while the compute action does, or, on a rank without samples, some time before its next.
+  /// They run during the compute action or, on a rank without samples, some time before its next one.
   void place_collectives_of_computes(std::size_t r) {
     const auto& linked = linked_.ranks[r];
     for (const auto& [at, compute] : linked.within) {
@@ -399,13 +401,16 @@ class Simulation {
 
 }  // namespace detail
 
-/// Predicts a program's timeline as the executor runs it: a rank computes one action after the other; messages travel
-/// beside that, one at a time out of a rank and one at a time into it, once both ends are issued (the receive
-/// kReceivesAhead compute actions before its use); an action waits only for its own messages; a stage's buckets
-/// are summed one after the other as they fill during its last backward. Tensor shards that exchange values start such
-/// an action together. Copies within a rank take no time.
+/// Predicts a program's timeline under the executor:
 ///
-/// @pre `validate` accepts the program @throws InvalidArgument if it cannot come to its end
+/// - A rank runs one compute action after the other. An action waits only for its own messages.
+/// - Messages are transferred asynchronously, one at a time out of a rank and one at a time into it, once both ends are
+///   issued. The receive is issued kReceivesAhead compute actions before its use. Copies within a rank take no time.
+/// - A stage's buckets are reduced one after the other as they fill during its last backward.
+/// - Tensor shards that exchange values in an action start it together.
+///
+/// @pre `validate` accepts the program
+/// @throws InvalidArgument if the program cannot complete
 /// @cost O(actions + compute actions * log(ranks)); 64 ranks x 64 micro-batches in a few milliseconds
 template <ProgramCosts Costs>
 [[nodiscard]] Timeline simulate(const Pipeline& pipeline, const Program& program, const Costs& costs) {
@@ -415,8 +420,8 @@ template <ProgramCosts Costs>
   return std::move(simulation).take();
 }
 
-/// Most that each rank holds for forwards whose backward, or last part of it, is to come; `size(stage, samples)` says
-/// how much one forward leaves behind, in any unit that adds and compares (bytes, counts).
+/// The peak of what each rank holds for forwards whose backward, or its last part, is outstanding. `size(stage,
+/// samples)` is what one forward leaves in memory, in any type that adds and compares (bytes, counts).
 template <std::invocable<StageId, std::int64_t> Size>
 [[nodiscard]] auto peak_activations(const Program& program, const Size& size) {
   using Amount = std::decay_t<std::invoke_result_t<const Size&, StageId, std::int64_t>>;

@@ -22,39 +22,41 @@
 
 namespace autopar {
 
-/// What a synthesiser found.
+/// The result of a synthesiser.
 struct Synthesis {
   GivenOrders orders;
-  ScheduleKind origin = kSynthesisedSchedule;  ///< the fixed schedule that was best, or improved
+  ScheduleKind origin = kSynthesisedSchedule;  ///< the fixed schedule that was best, or that was improved
   Seconds step{};                              ///< simulated
-  Seconds best_fixed{};     ///< of the fixed schedules that run on this pipeline and fit; infinite if there is none
-  Seconds lower_bound{};    ///< of any order on this pipeline
-  std::int64_t states = 0;  ///< orders that were played through
+  Seconds best_fixed{};     ///< fastest fixed schedule that runs on this pipeline within the limits; infinite if there
+                            ///< is none
+  Seconds lower_bound{};    ///< for any order on this pipeline
+  std::int64_t states = 0;  ///< number of orders that were simulated
 };
 
-/// A schedule made for unequal compute actions, messages that take time, and a limit on what each rank may hold, for a
-/// step in which the optimizer waits for all ranks.
+/// A schedule for unequal compute actions, messages that take time, and a memory limit for each rank. It assumes a step
+/// in which the optimizer waits for all ranks.
 ///
-/// List scheduling under a few dozen rules, then under the urgency that the best timelines show, then local search on
-/// the longest way through the best of these and of the fixed schedules that fit. The simulator decides, so that the
-/// result is never slower than any fixed schedule that runs on the pipeline within the limit (with all replicas of a
-/// stage in the same order, which they keep whatever slices are empty). Deterministic. The bubble has no closed form;
-/// `Synthesis::lower_bound` says how far it can be from the best. A rank holds as much as the limit allows.
+/// The search runs list scheduling with a few dozen rules, then with the urgencies found in the best timelines. Local
+/// search then shortens the critical paths of the best of these and of the fixed schedules within the limits. The
+/// simulator decides. So the result is never slower than a fixed schedule within the limits. That schedule is simulated
+/// with all replicas of a stage in the same order, whichever slices are empty. Deterministic. The bubble has no closed
+/// form; `Synthesis::lower_bound` bounds the distance to the optimum. A rank may use all memory up to its limit.
 ///
-/// Replicas of a stage, also unequal ones, run their compute actions in the same order.
+/// Replicas of a stage, including unequal ones, run their compute actions in the same order.
 /// @source rules and lower bound after Qi et al., ICLR 2024, arXiv:2401.10241, section 3; memory by Dijkstra's banker
 template <SplitBackwardCosts Costs>
 struct Synthesised {
   using policy_category = schedule_policy_tag;
 
   Costs costs;
-  std::vector<std::int64_t> local;  ///< samples of each rank
-  std::vector<Bytes> held{};        ///< [stage] from its forward to its weight backward, of the largest slice; none = 1
-  std::vector<Bytes> limits{};      ///< [rank] of what it holds; none = no limit
+  std::vector<std::int64_t> local;  ///< number of samples of each rank
+  std::vector<Bytes> held{};        ///< [stage] from its forward to its weight backward, for the largest slice; empty:
+                                    ///< 1 each
+  std::vector<Bytes> limits{};      ///< [rank] limit of what it holds; empty: no limit
   bool parts_backwards = true;      ///< the runtime can run a backward in two parts
-  std::int64_t budget = 2000;       ///< states: orders that are played through
+  std::int64_t budget = 2000;       ///< number of orders to simulate
 
-  /// @throws InvalidArgument if one micro-batch in all stages of a rank does not fit its limit
+  /// @throws InvalidArgument if one micro-batch in all stages of a rank exceeds the rank's limit
   [[nodiscard]] std::vector<std::vector<ComputeAction>> rank_orders(const Pipeline& pipeline, int microbatches) const {
     return synthesise(pipeline, microbatches).orders.orders;
   }
@@ -79,7 +81,7 @@ struct Synthesised {
           problem_(reader_.read(policy.held, policy.limits, policy.parts_backwards)),
           budget_(policy.budget) {
       for (auto& lane : problem_.lanes) {
-        // With room for all micro-batches there is nothing to watch.
+        // With memory for all micro-batches no limit is needed.
         if (layout_.microbatches * lane.held * (1 + 1e-9) <= lane.limit)
           lane.limit = std::numeric_limits<double>::infinity();
         if (lane.held <= lane.limit) continue;
@@ -112,7 +114,7 @@ struct Synthesised {
       Orders orders;
       ScheduleKind origin = kSynthesisedSchedule;
     };
-    static constexpr std::size_t kStarts = 6;  // that are worth more work
+    static constexpr std::size_t kStarts = 6;  // timelines that are improved further
     static constexpr int kSharpenings = 6;     // of each
 
     [[nodiscard]] bool is_bound(double step) const { return step <= best_.lower_bound.value() * (1 + 1e-9); }
@@ -130,9 +132,9 @@ struct Synthesised {
       judge(starts_.back());
     }
 
-    /// As the schedule orders lanes, all replicas of a stage alike, so that the orders run whatever slices are empty:
-    /// each lane one rank, and every message from all ranks of a stage to all of another. Nothing if the stages are not
-    /// where it wants them.
+    /// The orders of a fixed schedule by lane. All replicas of a stage have the same order, so the orders run whichever
+    /// slices are empty. Each lane is one rank, and all ranks of a stage receive from all ranks of another. Empty if
+    /// the stages do not have the schedule's layout.
     [[nodiscard]] std::optional<Orders> fixed_orders(ScheduleKind kind) const {
       Pipeline lanes{.ranks = static_cast<int>(problem_.lanes.size()), .stages = {}, .channels = {}, .groups = {}};
       for (const auto& stage : problem_.stages) {
@@ -182,14 +184,14 @@ struct Synthesised {
                                [](const Start& a, const Start& b) { return a.makespan < b.makespan; });
     }
 
-    /// Slower timelines are not kept.
+    /// The makespan above which timelines are not kept.
     [[nodiscard]] double slowest_kept() const {
       return starts_.size() < kStarts ? std::numeric_limits<double>::infinity() : starts_.back().makespan;
     }
 
-    /// Keeps the fastest timelines, each makespan once.
+    /// Keeps the fastest timelines, one for each makespan.
     void keep(detail::SynthesisTimeline timeline) {
-      if (timeline.makespan == std::numeric_limits<double>::infinity()) return;  // given up
+      if (timeline.makespan == std::numeric_limits<double>::infinity()) return;  // aborted
       for (const Start& start : starts_) {
         if (start.makespan == timeline.makespan && start.origin == kSynthesisedSchedule) return;
       }
@@ -199,7 +201,7 @@ struct Synthesised {
       if (starts_.size() > kStarts) starts_.pop_back();
     }
 
-    /// Lists again with what each compute action of a timeline has behind it.
+    /// Repeats list scheduling with the tail of each compute action in a timeline as its urgency.
     void sharpen() {
       detail::ListScheduler scheduler(problem_);
       detail::OrderedTimeline timeline(problem_);

@@ -26,40 +26,41 @@
 
 namespace autopar {
 
-/// How many micro-batches a stage has forward before its first backward, which is as many as are ever forward and not
-/// yet backward.
+/// How many micro-batches a stage runs forward before its first backward. At no time are more of them in flight.
 enum class InFlightLaw : std::uint8_t {
   kAllMicrobatches,  ///< every forward comes before every backward
   kStagesBehind,     ///< one for each stage from it to the last
-  kCounted,          ///< no law says what its memory is: orders must be counted
+  kCounted,          ///< no law: count it in the orders
 };
 
-/// What is true of a schedule. Everybody asks this, and nobody which schedule it is.
+/// The properties of a schedule. Code asks for properties and never which schedule it is.
 struct ScheduleTraits {
   ScheduleKind kind{};
-  std::string_view name;          ///< as options, plans and files spell it
-  StageLayout layout{};           ///< where it wants the stages
-  bool splits_backwards = false;  ///< backwards come in two parts, if the runtime has them
-  bool orders_in_plan = false;    ///< made for one pipeline and stated by its plan; else they follow from the pipeline
+  std::string_view name;          ///< in options, plans and files
+  StageLayout layout{};           ///< the layout of stages that it requires
+  bool splits_backwards = false;  ///< backwards are split in two parts if the runtime supports it
+  bool orders_in_plan = false;    ///< made for one pipeline and stored in its plan; otherwise orders follow from the
+                                  ///< pipeline
   InFlightLaw in_flight = InFlightLaw::kCounted;
 
-  /// Most chunks of micro-batches that the ranks of a position hold from their forwards to their whole backwards; none
-  /// if there is no closed form. With fewer micro-batches than `filled_by` no more than that.
+  /// The largest number of chunks of micro-batches that the ranks of a position hold from forward to whole backward.
+  /// With fewer than `filled_by` micro-batches, an upper bound. Null if there is no closed form.
   int (*peak)(int position, int positions, int chunks, int microbatches) = nullptr;
-  /// Seconds by which each position but one makes a step of equal stages longer than what a position computes.
+  /// The bubble, in seconds for each position but one: what a step of equal stages takes beyond the work of one
+  /// position.
   /// @param pass    seconds of one micro-batch's forward and backward in all stages of a position
-  /// @param weight  of these, for gradients of parameters
+  /// @param weight  seconds of `pass` for gradients of parameters
   double (*bubble)(double pass, double weight, int chunks) = nullptr;
-  /// Micro-batches from which on the bubble is that, if a forward, an input and a weight backward take equally long.
+  /// The number of micro-batches from which on `bubble` holds, if forward, input and weight backward take equally long.
   int (*filled_by)(int positions) = nullptr;
 
-  /// Its order said a second time, which plans are checked by; none if plans state it.
+  /// Its order, stated a second time to check plans; null if plans store the order.
   detail::RestatedOrder restated = nullptr;
 };
 
 namespace detail {
 
-/// The schedule's policy, which yields the orders, beside what is true of it.
+/// A schedule's policy, which yields the orders, and its traits.
 template <SchedulePolicy P>
 struct ScheduleRow {
   using Policy = P;
@@ -67,7 +68,7 @@ struct ScheduleRow {
 };
 
 [[nodiscard]] constexpr double bubble_of_whole(double pass, double /*weight*/, int chunks) { return pass / chunks; }
-/// Weight backwards fill what would be waited for until the backward of inputs is through.
+/// The bubble if weight backwards fill the time until the backward of inputs has finished.
 [[nodiscard]] constexpr double bubble_of_split(double pass, double weight, int chunks) {
   return std::max(0.0, pass - 2 * weight) / chunks;
 }
@@ -75,7 +76,7 @@ struct ScheduleRow {
 [[nodiscard]] constexpr int one_each(int positions) { return positions; }
 [[nodiscard]] constexpr int there_and_back(int positions) { return 2 * positions - 1; }
 
-/// The one table of schedules, by `ScheduleKind`. README.md has the sources of the figures.
+/// The one table of schedules, by `ScheduleKind`. README.md has the sources of the formulas.
 inline constexpr std::tuple kScheduleTable{
     ScheduleRow<GPipe>{{
         .kind = ScheduleKind::kGPipe,
@@ -149,47 +150,47 @@ static_assert(std::ranges::equal(kScheduleTraits, kScheduleKinds, {}, &ScheduleT
   return kScheduleTraits[row];
 }
 
-/// As options and files spell it.
+/// The name in options and files.
 [[nodiscard]] constexpr std::string_view to_string(ScheduleKind kind) { return traits_of(kind).name; }
 
-/// Nothing if there is no schedule of this name.
+/// Empty if there is no schedule of this name.
 [[nodiscard]] constexpr std::optional<ScheduleKind> schedule_named(std::string_view name) {
   const auto row = std::ranges::find(kScheduleTraits, name, &ScheduleTraits::name);
   return row == kScheduleTraits.end() ? std::nullopt : std::optional(row->kind);
 }
 
-/// Whether all backwards are whole, so that a runtime need not part them.
+/// Whether the runtime need not split backwards.
 [[nodiscard]] constexpr bool keeps_backwards_whole(ScheduleKind kind) { return !traits_of(kind).splits_backwards; }
 
-/// Whether it is made for several stages a rank.
+/// Whether it needs several stages at each rank.
 [[nodiscard]] constexpr bool wants_chunks(ScheduleKind kind) {
   const StageLayout layout = traits_of(kind).layout;
   return layout == StageLayout::kLooped || layout == StageLayout::kVShaped;
 }
 
-/// Whether `peak` alone says what a stage holds, without the orders of compute actions; bounds know how such schedules
-/// run, too.
+/// Whether `peak` gives a stage's activations without the orders of compute actions. Lower bounds support such
+/// schedules, too.
 [[nodiscard]] constexpr bool has_closed_form(ScheduleKind kind) {
   return traits_of(kind).in_flight != InFlightLaw::kCounted;
 }
 
-/// Whether no backward comes before any forward, as where results leave the call before backwards start.
+/// Whether all forwards come before all backwards, as required when results leave the call before backwards start.
 [[nodiscard]] constexpr bool puts_forwards_first(ScheduleKind kind) {
   return traits_of(kind).in_flight == InFlightLaw::kAllMicrobatches;
 }
 
-/// The first schedule of the table of which something is true. @pre there is one
+/// The first schedule of the table with a property. @pre there is one
 template <std::predicate<const ScheduleTraits&> Is>
 [[nodiscard]] consteval ScheduleKind first_schedule(Is is) {
   return std::ranges::find_if(kScheduleTraits, is)->kind;
 }
-/// Where results leave the call before backwards start, all schedules are this one.
+/// The schedule of calls whose results leave the call before backwards start.
 inline constexpr ScheduleKind kForwardsFirst =
     first_schedule([](const auto& row) { return row.in_flight == InFlightLaw::kAllMicrobatches; });
 /// The schedule whose orders a synthesiser makes and a plan states.
 inline constexpr ScheduleKind kSynthesisedSchedule = first_schedule([](const auto& row) { return row.orders_in_plan; });
 
-/// Names of the schedules of which something is true.
+/// Names of the schedules with a property.
 template <std::predicate<ScheduleKind> Is>
 [[nodiscard]] std::vector<std::string> schedule_names(Is is) {
   std::vector<std::string> names;

@@ -18,16 +18,16 @@
 
 namespace autopar {
 
-/// The first law that a program breaks, and where.
+/// The first law that a program violates, and where.
 struct ProgramFault {
   Rank rank;
-  int position = -1;  ///< in the rank's list; -1 where something is missing
-  std::string what;   ///< the action in words and what is wrong with it
+  int position = -1;  ///< in the rank's list; -1 if an action is missing
+  std::string what;   ///< a description of the action and of the violation
 };
 
 namespace detail {
 
-/// Checks a program against the pipeline, not against the generator: the two share nothing but the batch arithmetic.
+/// Checks a program against the pipeline, independently of the generator: they share only the batch arithmetic.
 class ProgramCheck {
  public:
   ProgramCheck(const Pipeline& pipeline, const BatchLayout& layout, Phase phase, const Program& program)
@@ -94,7 +94,7 @@ class ProgramCheck {
                       a.bucket);
   }
 
-  // ---- every action that the pipeline asks for is there once, and nothing else
+  // ---- every action that the pipeline requires occurs once, and no other
 
   [[nodiscard]] std::vector<Actions> expected_actions() const {
     std::vector<Actions> expected(program_.ranks.size());
@@ -153,13 +153,13 @@ class ProgramCheck {
     }
   }
 
-  /// Whether the program does this backward in two parts, as it may.
+  /// Whether this rank's program splits this backward in two parts.
   [[nodiscard]] bool is_split(const Action& compute, Rank rank) const {
     const auto& split = split_computes_[rank.index()];
     return std::binary_search(split.begin(), split.end(), std::pair(compute.stage, compute.microbatch));
   }
 
-  /// Likewise, on whichever ranks have samples in it.
+  /// Whether any rank with samples in the backward splits it.
   [[nodiscard]] bool comes_in_parts(const Action& compute) const {
     const auto slices = split_.slices(compute.stage, compute.microbatch);
     return !slices.empty() && is_split(compute, slices.front().rank);
@@ -216,7 +216,7 @@ class ProgramCheck {
     return std::nullopt;
   }
 
-  // ---- what an action needs comes before it
+  // ---- an action follows what it needs
 
   [[nodiscard]] std::optional<ProgramFault> check_dependencies(Rank rank) const {
     std::set<std::pair<StageId, int>> forward_done, gradient_done;  // micro-batches of stages
@@ -261,7 +261,7 @@ class ProgramCheck {
     return std::nullopt;
   }
 
-  /// Whether a micro-batch of the stage, or of any if it is invalid, is among these.
+  /// Whether `done` has a micro-batch of the stage, or, if the stage is invalid, of any stage.
   static bool has_computed(const std::set<std::pair<StageId, int>>& done, StageId stage) {
     return std::any_of(done.begin(), done.end(),
                        [&](const auto& compute) { return !stage.valid() || compute.first == stage; });
@@ -269,7 +269,7 @@ class ProgramCheck {
 
   [[nodiscard]] std::optional<ProgramFault> check_reductions(Rank rank) const {
     std::pair<int, int> last{-1, -1};
-    std::set<StageId> reduced;  // none() stands for all
+    std::set<StageId> reduced;  // none() stands for all stages
     for (std::size_t i = 0; i < actions(rank).size(); ++i) {
       const Action& action = actions(rank)[i];
       const bool backward = is_compute(action.kind) && action.kind != ActionKind::kForward;
@@ -286,7 +286,7 @@ class ProgramCheck {
     return std::nullopt;
   }
 
-  // ---- what is gathered and summed for a compute action stands right around it, so that it may happen within it
+  // ---- collectives of a compute action are adjacent to it, so that they can run within it
 
   static bool is_of_compute(const Action& action) { return is_collective(action.kind) && action.microbatch >= 0; }
 
@@ -330,20 +330,20 @@ class ProgramCheck {
     return std::nullopt;
   }
 
-  /// What the compute action gathers on a rank of its stage which a collective or a compute action belongs to.
+  /// What a compute action gathers on a rank of its stage, given the compute action or one of its collectives.
   [[nodiscard]] const Gathered& gathered_by(const Action& of, Rank rank) const {
     const auto shard = static_cast<std::size_t>(*pipeline_.stages[of.stage.index()].shard_of(rank));
     const GatheredByActions& of_shard = gathered_[of.stage.index()][shard];
     return of.flow == Flow::kGradient && !comes_in_parts(of) ? of_shard.by_whole_backward : of_shard.once;
   }
 
-  /// Whether the rank has samples in the compute action that a collective is for.
+  /// Whether the rank has samples in the compute action that a collective belongs to.
   [[nodiscard]] bool takes_part(Rank rank, const Action& collective) const {
     const auto slices = split_.slices(collective.stage, collective.microbatch);
     return std::any_of(slices.begin(), slices.end(), [&](const MicrobatchSlice& slice) { return slice.rank == rank; });
   }
 
-  // ---- both ends of every directed pair agree on the order of its messages
+  // ---- sender and receiver of every directed pair have their messages in the same order
 
   [[nodiscard]] std::optional<ProgramFault> check_pairs() const {
     std::map<std::pair<Rank, Rank>, std::vector<std::size_t>> sends, receives;  // (from, to) -> positions
@@ -374,7 +374,7 @@ class ProgramCheck {
            send.samples == receive.samples;
   }
 
-  // ---- it runs to its end although a send waits for its receive, and what ranks do together for all of them
+  // ---- it completes if a send waits for its receive and joint actions wait for all their ranks
 
   [[nodiscard]] std::optional<ProgramFault> check_progress() {
     position_.assign(program_.ranks.size(), 0);
@@ -425,7 +425,7 @@ class ProgramCheck {
     return true;
   }
 
-  /// Ranks that do an action together: nobody goes on before all have come to it. None if the rank does it alone.
+  /// The ranks that run an action together: none continues before all have reached it. Empty if the rank runs it alone.
   [[nodiscard]] std::span<const Rank> doing_together(Rank rank, const Action& action) const {
     if (is_collective(action.kind)) return pipeline_.groups[static_cast<std::size_t>(action.group)].ranks;
     if (!may_exchange(action.kind)) return {};
@@ -473,12 +473,17 @@ class ProgramCheck {
 
 }  // namespace detail
 
-/// The first law of `make_program` that `program` breaks, nothing if it keeps all of them: each forward, backward
-/// (whole or in two parts), message end and reduction of the pipeline once and nothing else; data before use; equal
-/// order of messages at both ends of a directed pair; reductions after the last backward of their stage (of any, for
-/// tied parameters), groups and buckets ascending; parameters gathered before the first forward that needs them; what
-/// is gathered or summed within a compute action right around it; progress to the end under rendezvous sends, blocking
-/// collectives, and compute actions for which the tensor shards of a replica wait for one another.
+/// The first law of `make_program` that `program` violates; empty if there is none:
+///
+/// - Each forward, backward (whole or in two parts), send, receive and reduction of the pipeline occurs once, and
+///   nothing else does.
+/// - Data are produced before use. Sender and receiver of a directed pair have messages in the same order.
+/// - Reductions follow the last backward of their stage (for tied parameters, of any stage), groups and buckets
+///   ascending.
+/// - Parameters are gathered before the first forward that needs them. Gathers and reductions within a compute action
+///   are adjacent to it.
+/// - The program completes with rendezvous sends, blocking collectives, and compute actions for which tensor shards of
+///   a replica wait for one another.
 /// @throws InvalidArgument if pipeline or layout are malformed
 /// @cost O(actions * log(actions))
 [[nodiscard]] inline std::optional<ProgramFault> find_fault(const Pipeline& pipeline, const BatchLayout& layout,
@@ -486,7 +491,7 @@ class ProgramCheck {
   return detail::ProgramCheck(pipeline, layout, phase, program).run();
 }
 
-/// @throws InvalidArgument naming rank, position and action if the program breaks a law; see `find_fault`
+/// @throws InvalidArgument with rank, position and action if the program violates a law; see `find_fault`
 inline void validate(const Pipeline& pipeline, const BatchLayout& layout, Phase phase, const Program& program) {
   const auto fault = find_fault(pipeline, layout, phase, program);
   if (!fault) return;

@@ -8,15 +8,16 @@
 
 namespace autopar {
 
-/// 1F1B with backwards in two parts (ZB-H1): input gradients go on as early as in 1F1B, while the weight backward of
-/// stage s comes s micro-batches later and fills the gaps at the end. For equal stages with times F, B and W the bubble
-/// is (stages - 1) * (F + B - W); at F = B = W, with as many micro-batches as stages or more,
-/// (stages - 1) / (3 * microbatches + stages - 1) of a step. Every stage holds as many micro-batches as 1F1B's first.
+/// ZB-H1: 1F1B with backwards in two parts. Input gradients are sent as early as in 1F1B. The weight backward of stage
+/// s comes s micro-batches later and fills idle time at the end. For equal stages with times F, B and W the bubble is
+/// (stages - 1) * (F + B - W). At F = B = W, with at least as many micro-batches as stages, it is (stages - 1) / (3 *
+/// microbatches + stages - 1) of a step. Every stage holds as many micro-batches as the first stage of 1F1B.
 /// @source Qi et al., ICLR 2024, arXiv:2401.10241, section 2.1
 struct ZbH1 {
   using policy_category = schedule_policy_tag;
 
-  /// Compute actions of `stage` [3 * microbatches]. @throws InvalidArgument if an argument is out of range
+  /// Compute actions of `stage` [3 * microbatches].
+  /// @throws InvalidArgument if an argument is out of range
   [[nodiscard]] std::vector<ComputeAction> order(StageId stage, int stages, int microbatches) const {
     expect(stage.valid() && stage.value() < stages && microbatches >= 1, "ZbH1: bad stage or micro-batches");
     const int warmup = stages - stage.value() - 1, delay = stage.value();
@@ -33,7 +34,7 @@ struct ZbH1 {
     return out;
   }
 
-  /// Most micro-batches that `stage` holds from their forwards to their weight backwards.
+  /// The largest number of micro-batches that `stage` holds from forward to weight backward.
   [[nodiscard]] constexpr int peak_activations(StageId, int stages, int microbatches) const {
     return std::min(stages, microbatches);
   }

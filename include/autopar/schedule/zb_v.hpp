@@ -10,19 +10,19 @@
 
 namespace autopar {
 
-/// Backwards in two parts on a pipeline that goes to the last position and back (ZB-V), two chunks a rank: the last
-/// stage is where the first is, so the first backward comes back at once. For equal times F = B = W and at least
-/// 2 * positions - 1 micro-batches no rank waits between its first and its last compute action; of a step in which the
-/// optimizer waits for all, (positions - 1) / (6 * microbatches + positions - 1) is bubble. No rank holds more than 2 *
-/// positions chunks of micro-batches, which is what 1F1B's first rank holds.
+/// ZB-V: backwards in two parts on a pipeline that goes to the last position and back, two chunks on each rank. The
+/// last stage is where the first is, so the first backward starts at once. For F = B = W and at least 2 * positions - 1
+/// micro-batches, no rank waits between its first and its last compute action. If the optimizer waits for all ranks,
+/// the bubble is (positions - 1) / (6 * microbatches + positions - 1) of a step. A rank holds at most 2 * positions
+/// chunks of micro-batches, as does the first rank of 1F1B.
 ///
-/// With fewer micro-batches: the order of 2 * positions - 1 of them without those that there are not.
-/// @source Qi et al., NeurIPS 2024, arXiv:2405.15362, section 3 and appendix; the explicit order is that of
-///         torch.distributed.pipelining's ScheduleZBVZeroBubble
+/// With fewer micro-batches the order is that of 2 * positions - 1, without the missing ones.
+/// @source Qi et al., NeurIPS 2024, arXiv:2405.15362, section 3 and appendix. The explicit order is that of
+/// torch.distributed.pipelining's ScheduleZBVZeroBubble.
 struct ZbV {
   using policy_category = schedule_policy_tag;
 
-  /// @throws InvalidArgument unless the pipeline is v_shaped_stages
+  /// @throws InvalidArgument unless the pipeline has the layout of v_shaped_stages
   [[nodiscard]] std::vector<std::vector<ComputeAction>> rank_orders(const Pipeline& pipeline, int microbatches) const {
     const ChunkLayout layout = chunk_layout(pipeline);
     expect(layout.is_v_shaped() && microbatches >= 1,
@@ -32,13 +32,13 @@ struct ZbV {
     return detail::orders_of_ranks(pipeline, layout, orders);
   }
 
-  /// Most chunks of micro-batches that the ranks of a position hold from their forwards to their weight backwards.
+  /// The largest number of chunks of micro-batches that the ranks of a position hold from forward to weight backward.
   [[nodiscard]] static constexpr int peak_activations(int /*position*/, int positions, int microbatches) {
     return std::min(2 * positions, 2 * microbatches);
   }
 
  private:
-  /// Compute actions of one position, each chunk's micro-batches in ascending order.
+  /// Compute actions of one position; each chunk's micro-batches ascend.
   class Row {
    public:
     Row(int position, int positions, int microbatches)
@@ -50,7 +50,7 @@ struct ZbV {
       input(chunk);
       weight(chunk);
     }
-    int forwards[2] = {0, 0}, inputs[2] = {0, 0}, weights[2] = {0, 0};  // so far
+    int forwards[2] = {0, 0}, inputs[2] = {0, 0}, weights[2] = {0, 0};  // numbers of actions so far
     std::vector<ComputeAction> computes;
 
    private:

@@ -34,7 +34,7 @@ class Planner;  // plan/planner.hpp
 
 namespace detail {
 
-/// The module inside what a user calls a network.
+/// The pointer to the module that a Net is, holds or points to.
 template <class Net>
 auto contained(Net net) {
   if constexpr (kIsInstance<Net, std::shared_ptr>) {
@@ -51,16 +51,16 @@ auto contained(Net net) {
 template <class Net>
 using ContainedIn = typename decltype(contained(std::declval<Net>()))::element_type;
 
-/// The pointer to the module inside a Net, where it is no Net itself (neither directly nor by conversion).
+/// A pointer to the wrapped module that is not itself convertible to a Net.
 template <class Pointer, class Net>
 concept PointerInto = std::same_as<Pointer, std::shared_ptr<ContainedIn<Net>>> && !std::convertible_to<Pointer, Net>;
 
-/// Something that makes a Net, or a pointer to one.
+/// A callable that returns a Net or a pointer to the wrapped module.
 template <class F, class Net>
 concept Factory = std::invocable<F&> &&
     (std::convertible_to<std::invoke_result_t<F&>, Net> || PointerInto<std::invoke_result_t<F&>, Net>);
 
-/// Makes a Net and returns the module inside.
+/// Calls `make` and returns the pointer to the wrapped module.
 template <class Net, Factory<Net> F>
 std::shared_ptr<ContainedIn<Net>> made_by(F& make) {
   if constexpr (PointerInto<std::invoke_result_t<F&>, Net>)
@@ -71,7 +71,8 @@ std::shared_ptr<ContainedIn<Net>> made_by(F& make) {
 
 }  // namespace detail
 
-/// While it lives, calls of the model accumulate gradients without reducing them (see AutoParallelImpl::no_sync).
+/// While a NoSyncGuard lives, calls of the model accumulate gradients without reducing them. See
+/// AutoParallelImpl::no_sync.
 class [[nodiscard]] NoSyncGuard {
  public:
   explicit NoSyncGuard(Session& session) : session_(&session), outer_(session.accumulating()) {
@@ -88,7 +89,7 @@ class [[nodiscard]] NoSyncGuard {
   bool outer_;
 };
 
-/// A module that runs on all ranks of a world as the wrapped one would on one (see AutoParallel).
+/// A module that runs on all ranks of a world as the wrapped module would run in one process. See AutoParallel.
 template <class Net, class PlannerType>
 class AutoParallelImpl : public torch::nn::Module {
  public:
@@ -105,13 +106,15 @@ class AutoParallelImpl : public torch::nn::Module {
   AutoParallelImpl(World& world, F make, Options options = {})
       : AutoParallelImpl(world, taken(make, options), std::move(options), plan_function()) {}
 
-  /// @param model  a Net, a pointer into one or what makes one
+  /// @param model  a Net, a pointer to the wrapped module, or a callable that returns either
   template <class Model>
   AutoParallelImpl(World& world, Model model, Options options, PlannerType planner)
       : AutoParallelImpl(world, taken(model, options), std::move(options), plan_function(std::move(planner))) {}
 
-  /// One call on this rank's batch. Arguments and results: tensors, constants, and tuples, vectors, optionals, plain
-  /// structs of them. Batched results are of this rank's samples, others the same on every rank. Collective.
+  /// Runs the wrapped module's forward on this rank's batch. Collective.
+  ///
+  /// Arguments and results are tensors, constants, and tuples, vectors, optionals and plain structs of these. Batched
+  /// results hold this rank's samples; all other results are the same on every rank.
   template <class... Args>
   auto forward(Args&&... args) {
     using Result = std::decay_t<decltype(module_->forward(std::forward<Args>(args)...))>;
@@ -120,10 +123,11 @@ class AutoParallelImpl : public torch::nn::Module {
         [this](auto&... rebuilt) { return module_->forward(static_cast<Args&&>(rebuilt)...); }, "");
   }
 
-  /// The loss of the results of `forward(inputs…)` against `targets`, with its backward: call `.backward()` on it.
-  /// `loss(results, targets)` is captured as the end of forward, so any model runs in loss mode. It is a lambda, a
-  /// module such as torch::nn::CrossEntropyLoss, or a function's name: torch::nn::functional::cross_entropy,
-  /// torch::mse_loss; of overloaded ones AUTOPAR_FUNCTION(name). Collective.
+  /// The loss of `forward(inputs…)` against `targets`; call `.backward()` on the result. Collective.
+  ///
+  /// `loss(results, targets)` is captured as the end of forward, so the backward of every model is planned with its
+  /// forward. `loss` is a lambda, a module such as torch::nn::CrossEntropyLoss, or a function's name, such as
+  /// torch::nn::functional::cross_entropy or torch::mse_loss. For an overloaded function pass AUTOPAR_FUNCTION(name).
   /// @param inputs  one tensor, or a tuple of forward's arguments
   template <class Loss, class Inputs, class Targets>
   at::Tensor train_step(const Loss& loss, const Inputs& inputs, const Targets& targets) {
@@ -141,10 +145,11 @@ class AutoParallelImpl : public torch::nn::Module {
                            bytes_held_by(loss));
   }
 
-  /// Any other method of the wrapped module, on this rank's batch, as `forward`: `model->call(&Net::decode, z)`. Of
-  /// overloaded ones `static_cast<Tensor (Net::*)(const Tensor&)>(&Net::decode)` says which; a lambda that takes the
-  /// module first is as good. It runs where forward runs; parameters that it does not read stay where they are.
-  /// Collective.
+  /// Runs any other method of the wrapped module on this rank's batch, as `forward` does: `model->call(&Net::decode,
+  /// z)`. Collective.
+  ///
+  /// Select an overload with `static_cast<Tensor (Net::*)(const Tensor&)>(&Net::decode)`, or pass a lambda that takes
+  /// the module first. The method runs on the ranks that run forward. Parameters that it does not read are not moved.
   template <class Method, class... Args>
   requires(std::invocable<const Method&, Contained&, std::decay_t<Args>&...>) auto call(Method method, Args&&... args) {
     using Result = std::decay_t<std::invoke_result_t<const Method&, Contained&, std::decay_t<Args>&...>>;
@@ -155,71 +160,82 @@ class AutoParallelImpl : public torch::nn::Module {
   }
 
   // ---- parameters
-  /// The original handles. This rank's have data; the others are placeholders: right sizes, no memory, never a
-  /// gradient.
+  /// The handles that the module was constructed with. Handles of parameters that this rank owns have data. The others
+  /// are placeholders: they have sizes, no memory and never a gradient.
   [[nodiscard]] ParameterHandles parameters(bool recurse = true) const {
     return {torch::nn::Module::parameters(recurse),
             [session = session_](const auto&... arguments) { return session->clip_grad_norm(arguments...); }};
   }
   [[nodiscard]] bool owns(const at::Tensor& parameter) const { return session_->owns(parameter); }
   [[nodiscard]] std::vector<at::Tensor> owned_parameters() const { return session_->owned_parameters(); }
-  /// Which elements of a parameter this rank holds: all, or under ZeRO its shard, or none.
+  /// The elements of a parameter that this rank holds: all, its shard (under ZeRO), or none.
   [[nodiscard]] ParameterShard shard(const at::Tensor& parameter) const { return session_->shard(parameter); }
   [[nodiscard]] std::int64_t parameter_count() const { return session_->parameter_count(); }
-  /// The value of a parameter or buffer on every rank. Collective.
+  /// The unsharded value of a parameter or buffer, on every rank. Collective.
   [[nodiscard]] at::Tensor gather(const at::Tensor& parameter) { return session_->gather(parameter); }
-  /// All parameters and buffers on rank 0, nothing elsewhere. Collective.
+  /// All parameters and buffers on rank 0; an empty dictionary on other ranks. Collective.
   [[nodiscard]] torch::OrderedDict<std::string, at::Tensor> gather_state() {
     torch::OrderedDict<std::string, at::Tensor> state;
     for (auto& [name, value] : session_->gather_state()) state.insert(name, value);
     return state;
   }
 
-  /// The optimizer as one process would have it, on rank 0; null elsewhere. It is to be saved, with
-  /// `torch::save(*whole, file)`, which `torch::load(optimizer, file)` of a program without autopar reads; it steps
-  /// nothing. Collective.
-  /// @throws InvalidArgument naming the class of an optimizer whose state is not known
+  /// An optimizer with the whole, unsharded state on rank 0; null on other ranks. Collective.
+  ///
+  /// Use it for saving only: `torch::save(*whole, file)` writes a file that `torch::load(optimizer, file)` reads in a
+  /// program without autopar. Its steps do not train the model.
+  /// @throws InvalidArgument, with the optimizer's class, if autopar has no description of the optimizer's state
   [[nodiscard]] std::unique_ptr<torch::optim::Optimizer> gather_optimizer(torch::optim::Optimizer& optimizer) {
     return session_->gather_optimizer(optimizer);
   }
 
   // ---- training
-  /// Tells the planner what state the optimizer keeps, and allows it to hold parameters in shards (ZeRO) and on the
-  /// host (offload). Each call compares how often ranks stepped it, and its hyper-parameters, so it must live as long
-  /// as calls make gradients for its parameters, or until another optimizer of theirs is attached.
-  /// @throws InvalidArgument naming the class of an optimizer whose state is not known
+  /// Tells the planner what state the optimizer keeps. Parameters can then be sharded (ZeRO) and offloaded to the host.
+  ///
+  /// Each call of the model compares the optimizer's step counts and hyper-parameters across ranks. The optimizer must
+  /// therefore live as long as calls make gradients for its parameters, or until another one is attached to them.
+  /// @throws InvalidArgument, with the optimizer's class, if autopar has no description of the optimizer's state
   void attach(torch::optim::Optimizer& optimizer) { session_->attach(optimizer); }
-  /// Scales all gradients so that their norm over all ranks is at most `max_norm`; returns the norm before: 0-dim,
-  /// equal on all ranks. As torch::nn::utils::clip_grad_norm_ does with parameters() of one process, parameters of two
-  /// names count twice, and are scaled twice. Collective.
+  /// Scales all gradients so that their norm over all ranks is at most `max_norm`. Collective.
+  ///
+  /// A parameter with two names counts twice and is scaled twice, as with torch::nn::utils::clip_grad_norm_ and
+  /// parameters() in one process.
   /// @param norm_type  any positive number, or infinity
+  /// @return the norm before scaling: 0-dim, equal on all ranks
   /// @throws InvalidArgument, on every rank, if the norm is not finite and `error_if_nonfinite`; then nothing is scaled
   at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2.0, bool error_if_nonfinite = false) {
     return session_->clip_grad_norm(torch::nn::Module::parameters(), max_norm, norm_type, error_if_nonfinite);
   }
-  /// The same of a part of the model: `model->module().encoder->parameters()`. Ranks that hold nothing of it, too, call
-  /// it, with the same handles. @throws InvalidArgument, on every rank, if one is no parameter of this model
+  /// Clips the gradients of a part of the model, such as `model->module().encoder->parameters()`. Collective: ranks
+  /// that hold none of these parameters also call it, with the same handles.
+  /// @throws InvalidArgument, on every rank, if a handle is not a parameter of this model
   at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& handles, double max_norm, double norm_type = 2.0,
                              bool error_if_nonfinite = false) {
     return session_->clip_grad_norm(handles, max_norm, norm_type, error_if_nonfinite);
   }
-  /// The norm over all elements of a parameter or gradient, wherever they are: 0-dim f64, equal on all ranks. Of a
-  /// gradient that this rank does not have, as it holds nothing of the parameter, pass the undefined tensor that
-  /// `p.grad()` is; undefined everywhere, it is 0. Collective. @param ord  any positive number, or infinity
-  /// @throws InvalidArgument, on every rank, where the ranks name different tensors
+  /// The norm over all elements of a parameter or gradient, on whichever ranks they lie. Collective.
+  ///
+  /// A rank that holds nothing of the parameter has no gradient and passes the undefined tensor `p.grad()`. If the
+  /// gradient is undefined on all ranks, the norm is 0.
+  /// @param ord  any positive number, or infinity
+  /// @return 0-dim f64, equal on all ranks
+  /// @throws InvalidArgument, on every rank, if the ranks name different tensors
   [[nodiscard]] at::Tensor norm(const at::Tensor& part, double ord = 2.0) { return session_->norm({part}, ord); }
-  /// The sum of the products of all elements of two such tensors of one parameter, likewise; one of the two may be of
-  /// the user's own, with the handle's sizes (a momentum). Collective.
+  /// The dot product of two such tensors of one parameter, over all elements on all ranks. Collective.
+  ///
+  /// One of the two may be a tensor of the user, such as a momentum, with the sizes of the handle.
   [[nodiscard]] at::Tensor dot(const at::Tensor& a, const at::Tensor& b) { return session_->dot({a}, {b}); }
-  /// Summed over two lists, in one exchange. If these are as long as parameters(), and in its order, both may be of the
-  /// user's own.
+  /// The dot products of two lists of tensors, added up, in one exchange. Collective.
+  ///
+  /// Both lists may hold tensors of the user if they are as long as parameters() and in the same order.
   [[nodiscard]] at::Tensor dot(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
     return session_->dot(a, b);
   }
   /// See autopar::for_whole_parameters. Collective.
   void for_whole_parameters(const WholeParameterFunction& function) { session_->for_whole_parameters(function); }
-  /// Calls inside accumulate gradients on each rank; the next call outside, or sync_gradients(), reduces all of them.
-  /// Under ZeRO 2 and 3 there is no room for whole gradients: each call sums into shards.
+  /// Calls inside the guard's scope accumulate gradients on each rank without communication. The next call outside, or
+  /// sync_gradients(), reduces the accumulated gradients. Under ZeRO 2 and 3 each call reduces into gradient shards,
+  /// because ranks have no memory for unsharded gradients.
   [[nodiscard]] NoSyncGuard no_sync() { return NoSyncGuard(*session_); }
   void sync_gradients() { session_->sync_gradients(); }
   void zero_grad(bool set_to_none = true) override {
@@ -232,22 +248,27 @@ class AutoParallelImpl : public torch::nn::Module {
   }
 
   // ---- files. Collective.
-  /// Parameters, buffers, the optimizers' state and hyper-parameters; loads under any plan and number of ranks.
+  /// Saves parameters, buffers, and the optimizers' state and hyper-parameters. The checkpoint loads under any plan and
+  /// number of ranks.
   template <std::derived_from<torch::optim::Optimizer>... Optimizers>
   void save(const std::string& folder, Optimizers&... optimizers) {
     session_->save(folder, {&optimizers...});
   }
-  /// A checkpoint that is damaged, of another model or without an optimizer's state is a CheckpointError on every rank;
-  /// then model and optimizers are as they were and training, or another load, may go on. Also before the first call:
-  /// then hyper-parameters are loaded at once, and what is set or written afterwards stays, as in one process. Tensors
-  /// that have no memory yet and the optimizers' state follow with the first call, from the file that was opened, so
-  /// the optimizers must live until then; rank 0 reads the file twice. Several loads add up in their order. A `folder`
-  /// that ends in .safetensors is the file itself: weights of another writer, such as torchvision's state_dict.
+  /// Loads a checkpoint. A `folder` that ends in .safetensors is a file with the weights of another writer, such as
+  /// torchvision's state_dict.
+  ///
+  /// Before the first call of the model, hyper-parameters are loaded at once; later changes to them stay, as in one
+  /// process. The optimizers' state, and tensors that have no memory yet, are read at the first call from the file
+  /// opened here. So the optimizers must live until then. Rank 0 reads the file twice. Later loads override earlier
+  /// ones.
+  /// @throws CheckpointError, on every rank, if the checkpoint is damaged, is of another model or lacks an optimizer's
+  /// state. Model and optimizers are then unchanged, and training or another load may follow.
   template <std::derived_from<torch::optim::Optimizer>... Optimizers>
   void load(const std::string& folder, Optimizers&... optimizers) {
     session_->load(folder, {&optimizers...});
   }
-  /// `model->load(folder, optimizer, {.optimizer = ap::Missing::kAllowed})`: weights alone, where the file has no more.
+  /// Loads weights alone if the checkpoint has no optimizer state: `model->load(folder, optimizer, {.optimizer =
+  /// ap::Missing::kAllowed})`.
   void load(const std::string& folder, torch::optim::Optimizer& optimizer, const LoadOptions& options) {
     session_->load(folder, {&optimizer}, options);
   }
@@ -258,7 +279,7 @@ class AutoParallelImpl : public torch::nn::Module {
 
   // ---- plan
   [[nodiscard]] const Plan& plan() const { return session_->plan(); }
-  /// Captures, plans and deploys as a call with these arguments would, without running. Collective.
+  /// Captures, plans and deploys as a call with these arguments would, but runs nothing. Collective.
   template <class... Args>
   void prepare(Args&&... args) {
     auto [flat, forward] = bind<std::decay_t<decltype(module_->forward(std::forward<Args>(args)...))>>(
@@ -266,7 +287,7 @@ class AutoParallelImpl : public torch::nn::Module {
         [this](auto&... rebuilt) { return module_->forward(static_cast<Args&&>(rebuilt)...); }, "");
     session_->prepare(flat, forward);
   }
-  /// Uses a plan made before, instead of planning at the first call. The same on every rank.
+  /// Deploys an existing plan instead of planning at the first call. Pass the same plan on every rank.
   void deploy(Plan plan) { session_->deploy(std::move(plan)); }
   void recapture() { session_->recapture(); }
   [[nodiscard]] const SessionStats& stats() const { return session_->stats(); }
@@ -310,7 +331,7 @@ class AutoParallelImpl : public torch::nn::Module {
  private:
   struct Taken {
     std::shared_ptr<Contained> module;
-    std::shared_ptr<InitRecord> init{};  ///< of what was made here
+    std::shared_ptr<InitRecord> init{};  ///< the construction, if it was recorded here
   };
   template <class Model>
   static Taken taken(Model& model, const Options& options) {
@@ -320,7 +341,7 @@ class AutoParallelImpl : public torch::nn::Module {
       return {std::move(model)};
     } else {
       Taken made;
-      // Nobody asks for the numbers of a model that is only planned.
+      // A model that is only planned never needs its random initial values.
       const auto drawing = Session::only_plans(options) ? Drawing::kAtMaterialisation : Drawing::kAtOnce;
       auto init = InitRecord::record([&] { made.module = detail::made_by<Net>(model); }, drawing);
       made.init = std::make_shared<InitRecord>(std::move(init));
@@ -332,7 +353,7 @@ class AutoParallelImpl : public torch::nn::Module {
       : torch::nn::Module("AutoParallel"), module_(std::move(taken.module)) {
     expect(module_ != nullptr, "AutoParallel: the module is null; construct it first");
     const torch::nn::Module& base = *module_;
-    torch::nn::Module::train(base.is_training());  // before there are children, which may be in another mode
+    torch::nn::Module::train(base.is_training());  // set before the children exist, whose mode may differ
     for (const auto& item : base.named_parameters(false)) {
       register_parameter(item.key(), item.value(), item.value().requires_grad());
     }
@@ -365,7 +386,7 @@ class AutoParallelImpl : public torch::nn::Module {
     return std::tuple<std::decay_t<Args>...>(std::forward<Args>(args)...);
   }
 
-  /// The arguments, taken apart, and the user's code as a function of their tensors.
+  /// The flattened arguments, and the user's code as a function of their tensors.
   template <class Result, class Arguments, class Body>
   static auto bind(Arguments arguments, Body body, const std::string& purpose) {
     static_assert(Flattenable<Result>,
@@ -391,7 +412,7 @@ class AutoParallelImpl : public torch::nn::Module {
     return with_tensors(*static_cast<const Result*>(result.prototype.get()), result.tensors);
   }
 
-  /// Equal on all ranks: pointers, also to members, are numbered in the order of their first use.
+  /// A name that is equal on all ranks: pointers, also to members, are numbered in the order of their first use.
   template <class Function>
   std::string name_of(const Function& function) {
     using Pointer = std::decay_t<Function>;
@@ -405,7 +426,7 @@ class AutoParallelImpl : public torch::nn::Module {
     return name;
   }
 
-  /// What a lambda has captured by value.
+  /// The bytes that a lambda has captured by value.
   template <class Loss>
   static std::string bytes_held_by(const Loss& loss) {
     if constexpr (std::is_class_v<Loss> && !std::is_empty_v<Loss>) {
@@ -420,17 +441,16 @@ class AutoParallelImpl : public torch::nn::Module {
   std::map<std::string, std::size_t> functions_;
 };
 
-/// Trains an unmodified libtorch module on all ranks of a world, exactly as on one.
+/// Trains an unmodified libtorch module on all ranks of a world, with the results of one process.
 ///
-/// Each rank calls it with its own batch; the global batch is their concatenation in rank order. The first call
-/// captures the forward pass, plans stages, replicas and micro-batches, and deploys the parameters. Constructed from a
-/// Net, or from a callable that returns one, which never allocates parameters of other ranks. All calls are collective:
-/// every rank makes the same ones in the same order.
+/// Each rank calls the model with its own batch; the global batch is their concatenation in rank order. The first call
+/// captures the forward pass, plans stages, replicas and micro-batches, and deploys the parameters. If it is
+/// constructed from a callable that returns a Net, a rank never allocates parameters that other ranks own. All calls
+/// are collective: every rank makes the same calls in the same order.
 ///
-/// @tparam Net          a torch::nn::Module class, its holder (TORCH_MODULE), torch::nn::Sequential, or a shared_ptr
-/// @tparam PlannerType  Planner with the policies to plan with; needs <autopar/plan/planner.hpp>, which the default,
-/// compiled
-///                      once in the library, does not
+/// @tparam Net  a torch::nn::Module class, its holder (TORCH_MODULE), torch::nn::Sequential, or a shared_ptr
+/// @tparam PlannerType  a Planner with the policies to plan with. Other planners than the default need
+/// <autopar/plan/planner.hpp>; the default is compiled once, in the library.
 template <class Net, class PlannerType = Planner<>>
 class AutoParallel : public torch::nn::ModuleHolder<AutoParallelImpl<Net, PlannerType>> {
  public:
@@ -447,8 +467,8 @@ class AutoParallel : public torch::nn::ModuleHolder<AutoParallelImpl<Net, Planne
   AutoParallel(World& world, F make, Options options = {})
       : torch::nn::ModuleHolder<Impl>(std::make_shared<Impl>(world, std::move(make), std::move(options))) {}
 
-  /// Plans with this planner and its policies' knobs: `Planner{MyStaging{.width = 8}}`.
-  /// @param model  as above
+  /// Plans with this planner and the parameters of its policies: `Planner{MyStaging{.width = 8}}`.
+  /// @param model  a Net, a pointer to the wrapped module, or a callable that returns either
   template <class Model>
   AutoParallel(World& world, Model model, Options options, PlannerType planner)
       : torch::nn::ModuleHolder<Impl>(

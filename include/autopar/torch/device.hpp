@@ -10,18 +10,18 @@
 
 namespace autopar {
 
-/// The device of this rank: CUDA device `local_rank` where there are CUDA devices, else the CPU.
+/// The device of this rank: CUDA device `local_rank` if there are CUDA devices, else the CPU.
 /// @param wanted  "auto", "cpu" or "cuda"
-/// @throws InvalidArgument if a host has more ranks than CUDA devices, unless the CPU was asked for
+/// @throws InvalidArgument if a host has more ranks than CUDA devices and `wanted` is not "cpu"
 [[nodiscard]] c10::Device device_of(const World& world, const std::string& wanted);
 
-/// The same with the device that autopar.toml or AUTOPAR_DEVICE names.
+/// The device of this rank, as autopar.toml or AUTOPAR_DEVICE names it.
 [[nodiscard]] c10::Device device(const World& world);
 
-/// Groups of tensor-parallel layers (autopar/shard/group.hpp) on that device.
+/// Groups of tensor-parallel layers (autopar/shard/group.hpp) on the device that `device(world)` returns.
 [[nodiscard]] Groups init_groups(World& world, int group_size);
 
-/// What a plan needs to know of the ranks' devices, as this rank sees its own: all are taken to be equal.
+/// Describes the ranks' devices for the planner, from this rank's device: all devices are assumed equal.
 [[nodiscard]] Cluster describe_cluster(const World& world, c10::Device device);
 
 }  // namespace autopar

@@ -13,7 +13,7 @@
 
 namespace autopar {
 
-/// A loader that goes on with empty batches until every rank's loader is at its end, see `join`.
+/// A loader that continues with empty batches until the loaders of all ranks have ended. See `join`.
 template <class Loader>
 class JoinedLoader {
  public:
@@ -85,8 +85,8 @@ class JoinedLoader {
   Loader* loader_;
 };
 
-/// Lets ranks with fewer batches go on with empty ones (no samples in dim 0), so that every rank makes the same calls:
-/// `for (auto& [x, y] : ap::join(world, loader))`. Each step is collective.
+/// Continues with empty batches (0 samples in dim 0) on ranks that have fewer batches than others. Every rank thus
+/// makes the same calls: `for (auto& [x, y] : ap::join(world, loader))`. Each increment is collective.
 template <class Loader>
 [[nodiscard]] JoinedLoader<Loader> join(World& world, Loader& loader) {
   return {world, loader};

@@ -4,15 +4,16 @@
 
 namespace autopar {
 
-/// What becomes of a thing that a checkpoint lacks.
+/// What to do with something that a checkpoint lacks.
 enum class Missing : std::uint8_t {
-  kRefused,  ///< CheckpointError, and nothing is changed
-  kAllowed,  ///< it stays as it is
+  kRefused,  ///< throw CheckpointError; nothing is changed
+  kAllowed,  ///< leave it unchanged
 };
 
-/// How a checkpoint is loaded: `model->load(folder, optimizer, {.optimizer = ap::Missing::kAllowed})`.
+/// How to load a checkpoint: `model->load(folder, optimizer, {.optimizer = ap::Missing::kAllowed})`.
 struct LoadOptions {
-  Missing optimizer = Missing::kRefused;  ///< state and hyper-parameters of an optimizer, as in files of weights alone
+  Missing optimizer = Missing::kRefused;  ///< an optimizer's state and hyper-parameters, which files of weights alone
+                                          ///< lack
 };
 
 }  // namespace autopar

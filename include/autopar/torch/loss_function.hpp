@@ -11,19 +11,19 @@
 
 #include <autopar/core/error.hpp>
 
-/// An overload set, or a function with default arguments that its type does not tell, as something that can be passed:
+/// Makes an argument of an overload set, or of a function whose default arguments its type does not show:
 /// `model->train_step(AUTOPAR_FUNCTION(at::smooth_l1_loss), x, y)`.
 #define AUTOPAR_FUNCTION(name) [](auto&&... arguments) -> decltype(auto) { return name(arguments...); }
 
 namespace autopar::detail {
 
-/// libtorch's functions whose last parameter is `int64_t reduction = Reduction::Mean`.
+/// Whether this is a libtorch function whose last parameter is `int64_t reduction = Reduction::Mean`.
 [[nodiscard]] inline bool reduces_by_default(at::Tensor (*loss)(const at::Tensor&, const at::Tensor&, std::int64_t)) {
   return loss == &at::mse_loss || loss == &at::l1_loss || loss == &at::soft_margin_loss;
 }
 
-/// What stands behind results and targets in a function's type and has a default that its type tells: options of
-/// torch::nn::functional, optional weights.
+/// Whether a parameter after results and targets has a default value, as far as its type shows: options of
+/// torch::nn::functional and optional weights.
 template <class Parameter>
 inline constexpr bool kHasDefault =
     std::is_class_v<std::remove_cvref_t<Parameter>>&& std::is_default_constructible_v<std::remove_cvref_t<Parameter>> &&
@@ -47,7 +47,7 @@ at::Tensor call_function(Result (*loss)(A, B, Rest...), Outputs& outputs, Target
   }
 }
 
-/// `loss(outputs, targets)`, of a function, its name, a functor module such as torch::nn::CrossEntropyLoss, a lambda.
+/// Calls `loss(outputs, targets)`: a function, a functor module such as torch::nn::CrossEntropyLoss, or a lambda.
 template <class Loss, class Outputs, class Targets>
 at::Tensor call_loss(const Loss& loss, Outputs& outputs, Targets& targets) {
   if constexpr (std::is_function_v<Loss>) {

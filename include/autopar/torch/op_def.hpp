@@ -1,6 +1,6 @@
 #pragma once
 
-/// Operators of a user's `TORCH_LIBRARY`, made known to capture and planner: `ap::register_op(ap::OpDef{…})`.
+/// Registers the operators of a user's `TORCH_LIBRARY` with capture and planner: `ap::register_op(ap::OpDef{…})`.
 /// docs/operators.md has an example of each interface.
 
 #include <autopar/capture/op_def.hpp>

@@ -18,42 +18,43 @@
 
 namespace autopar {
 
-/// What a step reads beside the elements that it writes.
+/// What a step reads besides the elements that it writes.
 enum class StepNeeds : std::uint8_t {
-  kElementWise,   ///< nothing: each element follows from its own gradient and state (SGD, Adam, Lion)
-  kNorms,         ///< sums over whole parameters or all of them: norms, dot products (LARS, LAMB, L-BFGS)
-  kWholeMatrices  ///< whole parameters with their sizes (Muon, Shampoo)
+  kElementWise,   ///< nothing: each element depends on its own gradient and state (SGD, Adam, Lion)
+  kNorms,         ///< sums over one or all unsharded parameters: norms, dot products (LARS, LAMB, L-BFGS)
+  kWholeMatrices  ///< unsharded parameters with their sizes (Muon, Shampoo)
 };
 
-/// What autopar has to know of an optimizer: what its state is, what counts steps, what its options are, and what its
-/// step needs. With it, `model->attach(optimizer)` shards, offloads, saves and loads the optimizer, under every plan.
-/// `describe_optimizer` makes one; an optimizer says its own as a DescribedOptimizer.
+/// Describes an optimizer: its state, its step counter, its options, and what its step needs. With a descriptor,
+/// `model->attach(optimizer)` shards, offloads, saves and loads the optimizer under every plan. Make one with
+/// `describe_optimizer`; an optimizer returns its descriptor as a DescribedOptimizer.
 ///
-/// State lies in `torch::optim::Optimizer::state()`, by parameter, and is made at a parameter's first step or when the
-/// optimizer is made.
+/// The state lies in `torch::optim::Optimizer::state()`, by parameter. It is made at a parameter's first step or when
+/// the optimizer is constructed.
 struct OptimizerDescriptor final {
   using Options = torch::optim::OptimizerOptions;
   using ParamState = torch::optim::OptimizerParamState;
   using Groups = std::vector<torch::optim::OptimizerParamGroup>;
 
   enum class StateKind : std::uint8_t {
-    kLikeParameter,  ///< an element for each of the parameter's: parts of it lie like parts of the parameter
+    kLikeParameter,  ///< one element for each element of the parameter; sharded like the parameter
     kCounter,        ///< an integer that grows with each step
     kScalar,         ///< a number
-    kWhole           ///< a tensor of sizes of its own, the same on each rank that holds a part of the parameter
+    kWhole           ///< a tensor with sizes independent of the sharding, the same on each rank that holds a part of
+                     ///< the parameter
   };
 
-  /// One entry of a parameter's state, or a list of entries.
+  /// One entry, or one list of entries, in a parameter's state.
   struct StateEntry {
-    std::string name;  ///< as checkpoints have it; those of a list are name_0, name_1, …
+    std::string name;  ///< as in checkpoints; entries of a list are name_0, name_1, …
     StateKind kind = StateKind::kLikeParameter;
-    /// How many there may be under a group's options; null: one.
+    /// The number of entries under a group's options, for a list the largest number. Null: one.
     std::function<std::int64_t(const Options&)> count{};
-    bool is_list = false;  ///< then there may be fewer
-    /// Undefined where there is none (yet). Counters are int64, scalars f64, both without dimensions.
+    bool is_list = false;  ///< a list may have fewer entries
+    /// Undefined if there is none yet. Counters are int64, scalars f64, both 0-dim.
     std::function<at::Tensor(const ParamState&, std::size_t)> read{};
     std::function<void(ParamState&, std::size_t, const at::Tensor&)> write{};
-    /// kWhole: its sizes, from the whole parameter's.
+    /// kWhole: the entry's sizes, from the sizes of the unsharded parameter.
     std::function<std::vector<std::int64_t>(at::IntArrayRef)> sizes{};
 
     [[nodiscard]] std::int64_t count_under(const Options& options) const { return count ? count(options) : 1; }
@@ -62,10 +63,10 @@ struct OptimizerDescriptor final {
     }
   };
 
-  /// Values that a hyper-parameter may have: a checkpoint with another is refused.
+  /// The values that a hyper-parameter may have. A checkpoint with another value is refused.
   enum class Range : std::uint8_t { kFinite, kNotNegative, kBelowOne, kCount, kFlag };
 
-  /// One option of a parameter group. All ranks must have the same values, and checkpoints keep them.
+  /// One option of a parameter group. All ranks must have equal values. Checkpoints contain it.
   struct HyperParameter {
     std::string name;
     Range range = Range::kFinite;
@@ -73,29 +74,30 @@ struct OptimizerDescriptor final {
     std::function<void(Options&, double)> write{};
   };
 
-  std::string name;  ///< of the class, as checkpoints and messages have it
+  std::string name;  ///< of the optimizer class, in checkpoints and messages
   StepNeeds needs = StepNeeds::kElementWise;
-  std::function<std::unique_ptr<ParamState>()> make_state{};  ///< of one parameter, empty; null: it keeps none
+  std::function<std::unique_ptr<ParamState>()> make_state{};  ///< makes the empty state of one parameter; null: the
+                                                              ///< optimizer keeps no state
   std::vector<StateEntry> state{};
   std::vector<HyperParameter> hyper_parameters{};
-  /// What is wrong with values that are fine each by itself; empty: nothing. Null: nothing ever.
+  /// The reason why a combination of individually valid values is invalid; empty if it is valid. Null: all are valid.
   std::function<std::string(const Options&)> conflict{};
-  /// Tensors like the parameters that a step makes besides, for the planner's account of memory.
+  /// Temporary tensors of a step, in multiples of the parameters' size, for the planner's memory estimate.
   double temporaries = 0;
-  /// Another one, for `model->gather_optimizer`; null: that refuses.
+  /// Makes another optimizer for `model->gather_optimizer`. Null: gather_optimizer throws.
   std::function<std::unique_ptr<torch::optim::Optimizer>(const Groups&, const Options& defaults)> make{};
-  /// State that throws InvalidArgument with this message when it is written by torch::save; null: nothing stops that.
+  /// Makes a state that throws InvalidArgument with this message when torch::save writes it. Null: torch::save
+  /// succeeds.
   std::function<std::unique_ptr<ParamState>(std::string)> make_unsaveable{};
 };
 
-/// An optimizer that says what autopar has to know of it: derive from it beside torch::optim::Optimizer, or from an
-/// optimizer of others and from it.
+/// An optimizer with a descriptor. Derive from it and torch::optim::Optimizer, or from it and an existing optimizer.
 class DescribedOptimizer {
  public:
   virtual ~DescribedOptimizer() = default;
   [[nodiscard]] virtual const OptimizerDescriptor& descriptor() const = 0;
 
-  /// `model->attach` calls it.
+  /// Called by `model->attach`.
   void set_collectives(std::shared_ptr<ParameterCollectives> collectives) { attached_ = std::move(collectives); }
 
  protected:
@@ -105,7 +107,8 @@ class DescribedOptimizer {
   DescribedOptimizer& operator=(const DescribedOptimizer&) = default;
   DescribedOptimizer& operator=(DescribedOptimizer&&) = default;
 
-  /// For steps that need norms or whole matrices: over all ranks once it is attached, until then over whole parameters.
+  /// For steps that need norms or whole matrices. Works over all ranks once the optimizer is attached, and on unsharded
+  /// parameters before.
   [[nodiscard]] ParameterCollectives& collectives();
   [[nodiscard]] bool is_attached() const { return attached_ != nullptr; }
 
@@ -115,7 +118,8 @@ class DescribedOptimizer {
 
 namespace detail {
 
-/// State of no parameter: libtorch writes all entries of an optimizer's state.
+/// A state that belongs to no parameter. It stops torch::save, since libtorch writes all entries of an optimizer's
+/// state.
 template <class State>
 struct Unsaveable : State {
   explicit Unsaveable(std::string said) : message(std::move(said)) {}
@@ -126,8 +130,9 @@ struct Unsaveable : State {
 
 }  // namespace detail
 
-/// Describes an optimizer by members of its options and state; see `describe_optimizer`. An accessor is whatever gives
-/// a reference to a member: a pointer to a data member or to a function such as TORCH_ARG makes, or a lambda.
+/// Describes an optimizer by the members of its options and state; see `describe_optimizer`. An accessor returns a
+/// reference to a member. It is a pointer to a data member, a pointer to a function such as TORCH_ARG defines, or a
+/// lambda.
 template <class Optimizer, class OptionsClass, class StateClass>
 class OptimizerDescription {
  public:
@@ -153,7 +158,8 @@ class OptimizerDescription {
 
   // ---- state
 
-  /// A tensor with an element for each of the parameter's. @param kept  under which options; null: under all
+  /// A tensor with one element for each element of the parameter.
+  /// @param kept  the options under which the state has it; null: all
   OptimizerDescription& tensor(std::string name, at::Tensor& (StateClass::*access)(), Kept kept = nullptr) {
     return tensor_by(std::move(name), access, std::move(kept));
   }
@@ -161,7 +167,8 @@ class OptimizerDescription {
   OptimizerDescription& tensor(std::string name, Access access, Kept kept = nullptr) {
     return tensor_by(std::move(name), access, std::move(kept));
   }
-  /// A sequence of such tensors, `most` at most. @param access  of a std::vector or std::deque
+  /// A sequence of such tensors, at most `most`.
+  /// @param access  of a std::vector or std::deque
   template <class Access>
   OptimizerDescription& tensors(std::string name, Access access,
                                 std::function<std::int64_t(const OptionsClass&)> most) {
@@ -189,7 +196,7 @@ class OptimizerDescription {
   OptimizerDescription& counter(std::string name, Access access) {
     return number(std::move(name), access, Kind::kCounter);
   }
-  /// A number of the parameter's.
+  /// A number for each parameter.
   OptimizerDescription& scalar(std::string name, double& (StateClass::*access)()) {
     return number(std::move(name), access, Kind::kScalar);
   }
@@ -197,7 +204,7 @@ class OptimizerDescription {
   OptimizerDescription& scalar(std::string name, Access access) {
     return number(std::move(name), access, Kind::kScalar);
   }
-  /// A tensor of sizes of its own, with the parameter's element type: `sizes` gives them from the whole parameter's.
+  /// A tensor with the parameter's element type. `sizes` returns its sizes from the sizes of the unsharded parameter.
   template <class Access>
   OptimizerDescription& whole(std::string name, Access access,
                               std::function<std::vector<std::int64_t>(at::IntArrayRef)> sizes) {
@@ -217,7 +224,7 @@ class OptimizerDescription {
   OptimizerDescription& option(std::string name, Access access, Range range = Range::kFinite) {
     return option_by(std::move(name), access, range);
   }
-  /// One that is no number by itself.
+  /// An option that is not a number itself.
   OptimizerDescription& option(std::string name, std::function<double(const OptionsClass&)> read,
                                std::function<void(OptionsClass&, double)> write, Range range) {
     made_.hyper_parameters.push_back(
@@ -226,7 +233,8 @@ class OptimizerDescription {
          [write](Descriptor::Options& options, double value) { write(static_cast<OptionsClass&>(options), value); }});
     return *this;
   }
-  /// Refuses values that are fine each by itself. @param conflict  gives the reason, or nothing
+  /// Refuses combinations of individually valid values.
+  /// @param conflict  returns the reason, or an empty string
   OptimizerDescription& conflict(std::function<std::string(const OptionsClass&)> conflict) {
     made_.conflict = [conflict](const Descriptor::Options& options) {
       return conflict(static_cast<const OptionsClass&>(options));
@@ -240,7 +248,7 @@ class OptimizerDescription {
   }
 
  private:
-  // Accessors give references to members; who only reads leaves them as they are.
+  // Accessors return references to members, so reading needs a const_cast; readers do not write.
   static StateClass& of(const Descriptor::ParamState& state) {
     return const_cast<StateClass&>(static_cast<const StateClass&>(state));
   }
@@ -297,7 +305,7 @@ class OptimizerDescription {
   OptimizerDescriptor made_;
 };
 
-/// The description of an optimizer class, to be completed by its state and options:
+/// Starts the description of an optimizer class, to which its state and options are added:
 ///
 ///   const ap::OptimizerDescriptor& descriptor() const override {
 ///     static const ap::OptimizerDescriptor kAll =
@@ -308,7 +316,7 @@ class OptimizerDescription {
 ///     return kAll;
 ///   }
 ///
-/// If Optimizer(groups, options) constructs one, `model->gather_optimizer` can make another.
+/// If Optimizer(groups, options) constructs an optimizer, `model->gather_optimizer` can make one.
 template <class Optimizer, class Options, class State = torch::optim::OptimizerParamState>
 [[nodiscard]] OptimizerDescription<Optimizer, Options, State> describe_optimizer(
     std::string name, StepNeeds needs = StepNeeds::kElementWise) {

@@ -9,8 +9,8 @@
 
 namespace autopar {
 
-/// The handles of a distributed model's parameters: a vector of tensors for optimizers and loops. libtorch's norms over
-/// it are the norms of the whole model, not of this rank's part.
+/// The handles of a distributed model's parameters: a vector of tensors for optimizers and loops. Norms that libtorch
+/// computes over it are norms over the whole model, not over this rank's part.
 class ParameterHandles : public std::vector<at::Tensor> {
  public:
   using Clip = std::function<at::Tensor(const std::vector<at::Tensor>& handles, double max_norm, double norm_type,
@@ -30,7 +30,7 @@ class ParameterHandles : public std::vector<at::Tensor> {
 
 namespace detail {
 
-/// @throws InvalidArgument if a handle's parameter lies on another rank, and so does its gradient
+/// @throws InvalidArgument if the parameter of a handle, and thus its gradient, lies on another rank
 void require_clippable(const std::vector<at::Tensor>& handles);
 
 }  // namespace detail
@@ -38,14 +38,15 @@ void require_clippable(const std::vector<at::Tensor>& handles);
 
 namespace torch::nn::utils {
 
-/// Of the whole model: the same as model->clip_grad_norm_. Collective. Of a part: autopar::clip_grad_norm_.
+/// Clips the gradients of the whole model, as model->clip_grad_norm_ does. Collective. For a part of the model, use
+/// autopar::clip_grad_norm_.
 inline double clip_grad_norm_(const autopar::ParameterHandles& parameters, double max_norm, double norm_type = 2.0,
                               bool error_if_nonfinite = false) {
   return parameters.clip(max_norm, norm_type, error_if_nonfinite).item<double>();
 }
 
-/// libtorch's own, of the gradients on this rank. Not collective. @throws InvalidArgument if a parameter lies on
-/// another rank: its gradient would be missing from the norm. A const vector goes to libtorch unseen.
+/// libtorch's clip_grad_norm_ on the gradients of this rank. Not collective. A const vector bypasses this check.
+/// @throws InvalidArgument if a parameter lies on another rank: its gradient would be missing from the norm
 inline double clip_grad_norm_(std::vector<Tensor>& parameters, double max_norm, double norm_type = 2.0,
                               bool error_if_nonfinite = false) {
   autopar::detail::require_clippable(parameters);
@@ -56,7 +57,7 @@ inline double clip_grad_norm_(std::vector<Tensor>&& parameters, double max_norm,
   return clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite);
 }
 
-/// No rank has all parameters: use model->gather_state() or model->owned_parameters().
+/// Deleted because no rank has all parameters: use model->gather_state() or model->owned_parameters().
 Tensor parameters_to_vector(const autopar::ParameterHandles& parameters) = delete;
 void vector_to_parameters(const Tensor& vec, const autopar::ParameterHandles& parameters) = delete;
 

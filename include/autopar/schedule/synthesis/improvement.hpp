@@ -12,12 +12,13 @@
 
 namespace autopar::detail {
 
-/// Plays fixed orders of lanes and looks for what holds the last compute action up.
+/// Simulates fixed orders of lanes and finds what delays the last compute action.
 class OrderedTimeline {
  public:
   explicit OrderedTimeline(const SynthesisProblem& problem) : problem_(problem) {}
 
-  /// Every compute action as early as its lane and its data allow. @return false if the orders wait for each other
+  /// Starts every compute action as early as its lane and its data allow.
+  /// @return false if the orders wait for each other
   bool play(const std::vector<std::vector<SynthesisAction>>& orders) {
     orders_ = &orders;
     const std::size_t lanes = orders.size();
@@ -41,8 +42,8 @@ class OrderedTimeline {
   [[nodiscard]] double makespan() const { return makespan_; }
   [[nodiscard]] double end(const SynthesisAction& compute) const { return end_[problem_.index(compute)]; }
 
-  /// Seconds from the start of each compute action to the end of all that waits for it, given the orders. @pre play
-  /// returned true
+  /// Seconds from the start of each compute action to the end of all that depends on it, given the orders.
+  /// @pre play returned true
   [[nodiscard]] std::vector<double> tails() const {
     std::vector<double> tail(problem_.computes(), 0);  // after the end, until the compute action itself is visited
     std::vector<double> behind(orders_->size(), 0);    // on each lane
@@ -60,7 +61,7 @@ class OrderedTimeline {
     return tail;
   }
 
-  /// Positions [lane, position] of compute actions on a longest way whose start waits for their lane, the latest first.
+  /// Positions [lane, position] on a critical path of compute actions that wait for their lane, the latest first.
   [[nodiscard]] std::vector<std::pair<std::size_t, std::size_t>> held_up() const {
     std::vector<std::pair<std::size_t, std::size_t>> out;
     SynthesisAction compute;
@@ -71,7 +72,7 @@ class OrderedTimeline {
         compute = played;
       }
     }
-    std::vector<std::size_t> looked_at;  // by lane: the way leads to ever earlier places of it
+    std::vector<std::size_t> looked_at;  // by lane: the path leads to ever earlier positions
     for (const auto& order : *orders_) looked_at.push_back(order.size());
     for (;;) {
       const auto& stage = problem_.stages[compute.stage];
@@ -87,7 +88,7 @@ class OrderedTimeline {
       if (!found) {
         for (const std::size_t l : stage.lanes) {
           const auto& order = (*orders_)[l];
-          std::size_t& at = looked_at[l];  // an input is named by its slot: a backward may be whole
+          std::size_t& at = looked_at[l];  // inputs are identified by slot, since a backward may be whole
           do {
             --at;
           } while (problem_.index(order[at]) != problem_.index(compute));
@@ -157,7 +158,7 @@ class OrderedTimeline {
   double makespan_ = kNever;
 };
 
-/// Most that a lane holds at once in this order.
+/// The largest amount that a lane holds at once in this order.
 [[nodiscard]] inline double peak_held(const SynthesisProblem& problem, const std::vector<SynthesisAction>& order) {
   double held = 0, peak = 0;
   for (const SynthesisAction& compute : order) {
@@ -168,13 +169,15 @@ class OrderedTimeline {
   return peak;
 }
 
-/// Shortens orders move by move: a compute action that holds the last one up, because its lane is busy with another,
-/// goes some places ahead, or the compute action before it some places back. The first move that helps is taken.
+/// Shortens orders by local moves. If a compute action delays the last one because its lane is busy with another, it is
+/// moved some positions ahead. Or the action before it is moved some positions back. The first move that helps is
+/// taken.
 class OrderSearch {
  public:
   explicit OrderSearch(const SynthesisProblem& problem) : problem_(problem), timeline_(problem) {}
 
-  /// @param budget  of orders that are played; what is left of it on return @return the makespan
+  /// @param budget  number of orders to simulate; reduced by those simulated
+  /// @return the makespan
   double improve(std::vector<std::vector<SynthesisAction>>& orders, std::int64_t& budget) {
     if (!timeline_.play(orders)) return std::numeric_limits<double>::infinity();
     double best = timeline_.makespan();
@@ -191,7 +194,7 @@ class OrderSearch {
   }
 
  private:
-  static constexpr std::size_t kReach = 4;  // places
+  static constexpr std::size_t kReach = 4;  // positions
 
   bool improve_at(std::vector<std::vector<SynthesisAction>>& orders, std::size_t lane, std::size_t at, double& best,
                   std::int64_t& budget) {
@@ -205,7 +208,7 @@ class OrderSearch {
     return false;
   }
 
-  /// Moves a compute action; moves it back unless the makespan is shorter for it.
+  /// Moves a compute action; moves it back unless the makespan became shorter.
   bool helps(std::vector<std::vector<SynthesisAction>>& orders, std::size_t lane, std::size_t from, std::size_t to,
              double& best, std::int64_t& budget) {
     auto& order = orders[lane];

@@ -13,7 +13,7 @@
 
 namespace autopar::detail {
 
-/// Orders of all lanes with their timeline.
+/// The orders of all lanes and their timeline.
 struct SynthesisTimeline {
   std::vector<std::vector<SynthesisAction>> orders;  // [lane]
   std::vector<double> start, end;                    // by SynthesisProblem::index
@@ -23,21 +23,20 @@ struct SynthesisTimeline {
 /// How list scheduling chooses among the compute actions that a lane could start.
 struct SynthesisRule {
   enum class Kinds : std::uint8_t { kBackwardFirst, kForwardFirst, kAlternate, kWeightFirst };
-  enum class Chunks : std::uint8_t { kFurthest, kNearest, kEarliest };  // on its way; kEarliest: micro-batch
+  enum class Chunks : std::uint8_t { kFurthest, kNearest, kEarliest };  // in pipeline order; kEarliest: by micro-batch
   Kinds kinds = Kinds::kBackwardFirst;
   Chunks chunks = Chunks::kFurthest;
-  /// Micro-batches that a stage may have in flight: this many times what the way from its forward down the pipeline
-  /// and back up takes, at the pace of the busiest lane.
+  /// A stage may have this times `rounds_in_flight()` of it micro-batches in flight.
   double slack = std::numeric_limits<double>::infinity();
-  double patience = 0;  // share of a weight backward for which a lane waits for something better
-  const std::vector<double>* urgency = nullptr;  // by index; if given it decides, the largest first
+  double patience = 0;  // for something better, a lane waits up to this share of a weight backward
+  const std::vector<double>* urgency = nullptr;  // by index; if given it decides, largest first
 };
 
-/// Plays a problem through in time: each lane starts, among the compute actions whose data are there and whose
-/// activations fit, the one that a rule prefers; weight backwards fill the time in which there is nothing else.
+/// List scheduling: among the compute actions whose data are there and whose activations fit, each lane starts the one
+/// that a rule prefers. Weight backwards fill idle time.
 ///
-/// A forward must leave enough memory for the micro-batches that have started, earliest first, to come to their ends
-/// on the lane one after the other (Dijkstra's banker), so no order runs into a lack of memory.
+/// A forward must leave enough memory for the started micro-batches to complete on the lane one after the other,
+/// earliest first (Dijkstra's banker). So no order runs out of memory.
 class ListScheduler {
  public:
   explicit ListScheduler(const SynthesisProblem& problem) : problem_(problem) {
@@ -53,10 +52,10 @@ class ListScheduler {
     }
   }
 
-  /// @param limit  nothing is wanted whose makespan is this or more: it is given up, its makespan infinite
+  /// @param limit  the run is aborted, with an infinite makespan, when its makespan reaches this
   [[nodiscard]] SynthesisTimeline run(const SynthesisRule& rule, double limit = kNever) {
     reset(rule);
-    limit_ = limit * (1 + 1e-9);  // what is left is a sum in another order
+    limit_ = limit * (1 + 1e-9);  // tolerance for sums in another order
     for (;;) {
       std::size_t next = choices_.size();
       for (std::size_t l = 0; l < choices_.size(); ++l) {
@@ -81,7 +80,7 @@ class ListScheduler {
     SynthesisAction compute;
     double start = kNever;
   };
-  struct Passed {  // micro-batches of a stage: forward, (input) backward, wholly backward
+  struct Passed {  // micro-batches of a stage that have passed forward, (input) backward, whole backward
     int forward = 0, backward = 0, all = 0;
   };
 
@@ -130,7 +129,7 @@ class ListScheduler {
     return best(l, now);
   }
 
-  /// Of the compute actions that could start now the preferred; a better one that starts soon is waited for.
+  /// The preferred compute action among those that could start now. If a better one starts soon, the lane waits for it.
   [[nodiscard]] Choice best(std::size_t l, double now) const {
     Choice chosen;
     for (const Choice& candidate : candidates_) {
@@ -158,7 +157,7 @@ class ListScheduler {
 
   [[nodiscard]] std::tuple<int, int, int> key(std::size_t l, const SynthesisAction& compute) const {
     const bool forward = compute.kind == ActionKind::kForward, weight = compute.kind == ActionKind::kBackwardWeight;
-    int first = 0;  // forwards 1 behind 0 or ahead of 2
+    int first = 0;  // sort key: smaller first
     switch (rule_.kinds) {
       case SynthesisRule::Kinds::kBackwardFirst:
         first = forward ? 1 : 0;
@@ -200,7 +199,7 @@ class ListScheduler {
     return ready;
   }
 
-  /// Whether the lanes of a stage have room for its next forward.
+  /// Whether the lanes of a stage have memory for its next forward.
   [[nodiscard]] bool fits(std::size_t s) const {
     const auto& lanes = problem_.stages[s].lanes;
     return std::all_of(lanes.begin(), lanes.end(), [&](std::size_t l) { return fits(s, l); });
@@ -215,7 +214,7 @@ class ListScheduler {
     }
     double own = 0;  // of this micro-batch and later ones
     for (int m = latest; m >= earliest; --m) {
-      double need = 0;  // that this micro-batch does not have yet
+      double need = 0;  // what this micro-batch still needs
       for (const std::size_t t : lane.stages) {
         const int forward = passed_[t].forward + (t == s ? 1 : 0);
         if (m >= forward)
@@ -253,7 +252,7 @@ class ListScheduler {
       wake_neighbours(compute);
   }
 
-  /// Lanes that may have waited for the compute action.
+  /// Wakes lanes that may have waited for the compute action.
   void wake_neighbours(const SynthesisAction& compute) {
     const Waiting& waiting = waiting_[compute.stage];
     for (const std::size_t l : compute.kind == ActionKind::kForward ? waiting.forwards : waiting.backwards)
@@ -261,7 +260,7 @@ class ListScheduler {
   }
 
   const SynthesisProblem& problem_;
-  bool shares_lanes_ = false;     // a stage has several lanes, so a compute action holds up all that share one of them
+  bool shares_lanes_ = false;     // some stage has several lanes, so a compute action may delay several lanes
   std::vector<Waiting> waiting_;  // by stage
   std::vector<double> work_;      // seconds, by lane
   SynthesisRule rule_;

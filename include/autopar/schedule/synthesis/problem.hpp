@@ -19,7 +19,7 @@
 
 namespace autopar::detail {
 
-/// One compute action as a synthesiser sees it.
+/// One compute action of a synthesis problem.
 struct SynthesisAction {
   std::size_t stage = 0;
   ActionKind kind = ActionKind::kForward;
@@ -27,9 +27,9 @@ struct SynthesisAction {
   friend bool operator==(const SynthesisAction&, const SynthesisAction&) = default;
 };
 
-/// What decides how long a step takes, without its batch: the replicas of a stage run their compute actions together,
-/// each as long as the largest slice takes, and messages delay only who waits for them. Ranks that run the same stages
-/// are one *lane*. Micro-batches are alike.
+/// What determines the duration of a step, without its batch. Replicas of a stage run their compute actions together,
+/// each as long as the largest slice takes. Messages delay only their readers. Ranks that run the same stages form one
+/// *lane*. All micro-batches are equal.
 struct SynthesisProblem {
   struct Link {
     std::size_t stage;
@@ -39,8 +39,8 @@ struct SynthesisProblem {
     double forward = 0, backward = 0, input = 0, weight = 0;  // seconds
     double held = 0;                                          // from forward to the (weight) backward
     std::vector<std::size_t> lanes;
-    std::vector<Link> values;     // stages whose forward comes before
-    std::vector<Link> gradients;  // stages whose backward comes before the one of this
+    std::vector<Link> values;     // from stages whose forward comes before
+    std::vector<Link> gradients;  // from stages whose backward comes before this stage's
     bool split = false;           // its backwards come in two parts
     [[nodiscard]] double seconds(ActionKind kind) const {
       switch (kind) {
@@ -62,13 +62,13 @@ struct SynthesisProblem {
     std::vector<Rank> ranks;
     std::vector<std::size_t> stages;
     double limit = std::numeric_limits<double>::infinity();
-    double held = 0;  // of one micro-batch in all its stages
+    double held = 0;  // of one micro-batch in all stages of the lane
   };
   std::vector<Stage> stages;
   std::vector<Lane> lanes;
   int microbatches = 1;
 
-  /// Position of a compute action in tables of all compute actions.
+  /// Index of a compute action in tables of all compute actions.
   [[nodiscard]] std::size_t index(std::size_t stage, ActionKind kind, int microbatch) const {
     const std::size_t part = kind == ActionKind::kForward ? 0 : kind == ActionKind::kBackwardWeight ? 2 : 1;
     return (3 * stage + part) * static_cast<std::size_t>(microbatches) + static_cast<std::size_t>(microbatch);
@@ -76,8 +76,9 @@ struct SynthesisProblem {
   [[nodiscard]] std::size_t index(const SynthesisAction& compute) const {
     return index(compute.stage, compute.kind, compute.microbatch);
   }
-  /// By stage: how often the busiest lane can do all compute actions of a micro-batch while one goes from the stage's
-  /// forward to the end of the pipeline and back, all compute actions and messages on its way included.
+  /// By stage: the number of micro-batches that the busiest lane can compute during one round trip. A round trip goes
+  /// from the stage's forward to the end of the pipeline and back, including all compute actions and messages on the
+  /// way.
   [[nodiscard]] std::vector<double> rounds_in_flight() const {
     std::vector<double> below(stages.size(), 0), way(stages.size(), 0);
     double pace = 0;
@@ -107,14 +108,15 @@ struct SynthesisProblem {
   [[nodiscard]] std::size_t computes() const { return 3 * stages.size() * static_cast<std::size_t>(microbatches); }
 };
 
-/// Reads a problem off a pipeline under the costs of the simulator.
+/// Derives a problem from a pipeline with the simulator's costs.
 template <SplitBackwardCosts Costs>
 class ProblemReader {
  public:
   ProblemReader(const Pipeline& pipeline, const BatchLayout& layout, const Costs& costs)
       : pipeline_(pipeline), split_(pipeline, layout), costs_(costs) {}
 
-  /// @param held  [stage] of one micro-batch @param limits  [rank], none = no limit
+  /// @param held    [stage] what one micro-batch holds
+  /// @param limits  [rank], empty: no limit
   [[nodiscard]] SynthesisProblem read(const std::vector<Bytes>& held, const std::vector<Bytes>& limits,
                                       bool parts_backwards) const {
     SynthesisProblem out;
@@ -140,11 +142,11 @@ class ProblemReader {
     return out;
   }
 
-  /// No order of the pipeline's compute actions is simulated faster: a rank is busy with all its own compute actions
-  /// after the shortest way from the source to one of its stages.
+  /// A lower bound on the simulated step of any order. A rank runs all its compute actions after the shortest path from
+  /// the source to one of its stages.
   [[nodiscard]] Seconds lower_bound() const {
     const std::size_t stages = pipeline_.stages.size();
-    std::vector<double> head(stages, 0);  // before any forward of the stage can start
+    std::vector<double> head(stages, 0);  // time before any forward of the stage can start
     double bound = 0;
     for (std::size_t s = 0; s < stages; ++s) {
       for (const Channel& channel : pipeline_.channels) {
@@ -206,7 +208,7 @@ class ProblemReader {
     }
   }
 
-  /// Of the first micro-batch that has samples, until its last receiver has all messages.
+  /// The delay for the first micro-batch that has samples, until its last receiver has all messages.
   [[nodiscard]] double delay(const Channel& channel, Flow flow) const {
     std::map<Rank, double> arriving;
     for_each_message(channel, flow, [&](const Route& route, double seconds) { arriving[route.to] += seconds; });
