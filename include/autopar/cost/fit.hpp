@@ -9,26 +9,29 @@
 
 namespace autopar {
 
-/// One measurement: `y` at size `x` (samples, bytes).
+/// A measurement `y` at size `x` (samples or bytes).
 struct MeasuredPoint {
   double x = 0;
   double y = 0;
 };
 
-/// A cost that grows linearly with a size x, as measurements say. Never negative and never shrinking for x >= 0.
+/// A measured cost as a linear function of a size x. Non-negative and non-decreasing for x >= 0.
 struct FittedLine {
   double slope = 0;      ///< >= 0
   double intercept = 0;  ///< >= 0
-  double residual = 0;   ///< largest |line - measurement| / measurement: 0.1 = no measurement is off by more than 10 %
+  double residual = 0;   ///< largest |line - measurement| / measurement; 0.1: no measurement is off by more than 10 %
 
   [[nodiscard]] double at(double x) const { return slope * x + intercept; }
   friend bool operator==(const FittedLine&, const FittedLine&) = default;
 };
 
-/// The line of least squared relative error with slope and intercept >= 0. Relative, since micro-batches of one sample
-/// are as likely to be planned as large ones. Exact for points on such a line; scaling all y scales the line. One
-/// point, or several of one x, tell no slope: their mean is the intercept if x is 0, else the line through the origin.
-/// Measurements below a thousandth of the largest count as that much, so that a zero is not infinitely important.
+/// The line with slope and intercept >= 0 that minimises the squared relative error. The error is relative, since
+/// micro-batches of one sample are as likely in plans as large ones. Exact for points on such a line; scaling all y
+/// scales the line.
+///
+/// Points with one x do not determine a slope: for x = 0 their mean is the intercept, otherwise the line passes through
+/// the origin. A measurement below a thousandth of the largest is weighted as if it were that large, so that a zero
+/// does not have infinite weight.
 /// @throws InvalidArgument without points, or for a negative, infinite or undefined number
 [[nodiscard]] inline FittedLine fit_line(std::span<const MeasuredPoint> points) {
   expect(!points.empty(), "a line cannot be fitted to no measurement; measure at least one size");
@@ -50,7 +53,7 @@ struct FittedLine {
   }
   mean_x /= weight;
   mean_y /= weight;
-  double xx = 0, xy = 0, origin_xx = 0, origin_xy = 0;  // around the means, around the origin
+  double xx = 0, xy = 0, origin_xx = 0, origin_xy = 0;  // about the means, about the origin
   for (const auto& point : points) {
     const double w = std::pow(largest / magnitude(point), 2);
     xx += w * (point.x - mean_x) * (point.x - mean_x);
@@ -62,7 +65,7 @@ struct FittedLine {
   const bool one_size = xx <= 1e-24 * std::max(origin_xx, 1e-300);
   line.slope = one_size ? 0 : xy / xx;
   line.intercept = mean_y - line.slope * mean_x;
-  // The optimum of a convex problem outside the quadrant: the nearer edge holds it.
+  // If the optimum of this convex problem lies outside the quadrant, the constrained one lies on the nearer edge.
   if (line.slope < 0) {
     line = {0, mean_y, 0};
   } else if (line.intercept < 0 || (one_size && mean_x > 0)) {

@@ -9,22 +9,22 @@
 
 namespace autopar {
 
-/// One message between two ranks, alone on the link of the innermost level that joins them; 0 on one rank.
-/// @throws InvalidArgument if no level joins them
+/// Time of one message between two ranks, alone on the innermost level's link that joins them. 0 if `from` is `to`.
+/// @throws InvalidArgument if no level joins the ranks
 [[nodiscard]] inline Seconds point_to_point(const Cluster& cluster, Bytes bytes, Rank from, Rank to) {
   return from == to ? Seconds{} : cluster.between(from, to).transfer(bytes);
 }
 
 namespace detail {
 
-/// 2 (n-1) messages of bytes / n, one after the other, on each of the n links of a ring at once.
+/// Time of 2 (n-1) consecutive messages of bytes / n, on each of the n links of a ring concurrently.
 [[nodiscard]] inline Seconds ring(const Link& link, double bytes, std::size_t ranks) {
   if (ranks < 2) return {};
   const double n = static_cast<double>(ranks);
   return 2 * (n - 1) * (link.latency + Seconds(bytes / n / link.bandwidth.value()));
 }
 
-/// How many ranks are in each group of `span` neighbours, in ascending order of groups.
+/// The number of ranks in each group of `span` adjacent ranks, by ascending group.
 [[nodiscard]] inline std::vector<std::size_t> ranks_by_group(std::span<const Rank> ranks, int span) {
   std::vector<std::size_t> result;
   if (std::is_sorted(ranks.begin(), ranks.end())) {
@@ -42,7 +42,7 @@ namespace detail {
 
 }  // namespace detail
 
-/// Ring all-reduce over all ranks at once, at the pace of the slowest link that the ring crosses.
+/// Time of one ring all-reduce over all ranks, at the rate of the slowest link in the ring.
 /// @throws InvalidArgument if no level joins the ranks
 [[nodiscard]] inline Seconds flat_ring_all_reduce(const Cluster& cluster, Bytes bytes, std::span<const Rank> ranks) {
   if (ranks.size() < 2) return {};
@@ -50,14 +50,15 @@ namespace detail {
   return detail::ring(cluster.between(*low, *high), static_cast<double>(bytes.value()), ranks.size());
 }
 
-/// All-reduce level by level: reduce-scatter inside each group, all-reduce of the shards between groups, all-gather
-/// back; the time of a ring at each level, on bytes divided by the ranks already joined (the fewest of any group).
+/// Time of a hierarchical all-reduce: reduce-scatter in each group, all-reduce of the shards between groups, all-gather
+/// in each group. Each level takes the time of a ring, on the bytes divided by the number of ranks already joined (the
+/// smallest of any group).
 /// @throws InvalidArgument if no level joins the ranks
 [[nodiscard]] inline Seconds hierarchical_all_reduce(const Cluster& cluster, Bytes bytes, std::span<const Rank> ranks) {
   if (ranks.size() < 2) return {};
   Seconds total{};
   double shard = static_cast<double>(bytes.value());
-  std::size_t joined = 1;  // least ranks of a group one level further in
+  std::size_t joined = 1;  // smallest number of ranks in a group of the next inner level
   for (const auto& level : cluster.levels) {
     const auto groups = detail::ranks_by_group(ranks, level.span);
     const std::size_t largest = *std::max_element(groups.begin(), groups.end());
@@ -71,12 +72,12 @@ namespace detail {
                         "level's span must be at least " + std::to_string(cluster.devices));
 }
 
-/// Sum over `ranks` in place: the faster of one flat ring and one ring a level. 0 for fewer than two ranks.
+/// Time of an all-reduce over `ranks`: the faster of a flat ring and hierarchical rings. 0 for fewer than two ranks.
 [[nodiscard]] inline Seconds all_reduce_time(const Cluster& cluster, Bytes bytes, std::span<const Rank> ranks) {
   return std::min(flat_ring_all_reduce(cluster, bytes, ranks), hierarchical_all_reduce(cluster, bytes, ranks));
 }
 
-/// The fastest link of a cluster in each respect: no message is faster than `transfer` over it.
+/// The lowest latency and the highest bandwidth of a cluster: no message is faster than `transfer` over this link.
 [[nodiscard]] inline Link fastest_link(const Cluster& cluster) {
   if (cluster.levels.empty()) return {};
   Link best = cluster.levels.front().link;
@@ -87,7 +88,7 @@ namespace detail {
   return best;
 }
 
-/// No more than `all_reduce_time` of any `replicas` ranks: each must send and receive 2 (n-1)/n of the bytes.
+/// A lower bound on `all_reduce_time` of any `replicas` ranks: each sends and receives at least 2 (n-1)/n of the bytes.
 [[nodiscard]] inline Seconds least_all_reduce_time(const Cluster& cluster, Bytes bytes, int replicas) {
   if (replicas < 2) return {};
   const Link best = fastest_link(cluster);

@@ -15,7 +15,7 @@
 
 namespace autopar {
 
-/// Numbers of samples from one to another.
+/// A range of numbers of samples.
 struct SampleRange {
   std::int64_t least = 0, most = std::numeric_limits<std::int64_t>::max();
 
@@ -23,40 +23,41 @@ struct SampleRange {
   friend bool operator==(const SampleRange&, const SampleRange&) = default;
 };
 
-/// What one atom cost when it was run alone, by samples. Times in seconds, memory in bytes.
+/// The measured costs of an atom that ran alone, as functions of samples. Times in seconds, memory in bytes.
 struct MeasuredAtom {
   FittedLine forward;
   FittedLine backward;
   std::optional<FittedLine> saved;      ///< if measured
   std::optional<FittedLine> workspace;  ///< if measured
-  SampleRange samples{};                ///< that it was run on: a product of few is bound by memory, one of many is not
+  SampleRange samples{};                ///< on which it was measured: small products are bound by memory, large ones by
+                                        ///< arithmetic
   friend bool operator==(const MeasuredAtom&, const MeasuredAtom&) = default;
 };
 
-/// Ranks that the level of this span joins, and no level further in: pairs or groups of one class take equally long.
+/// The span of the innermost level that joins some ranks. Pairs or groups of one class take equally long.
 using LinkClass = int;
 
-/// What messages and sums took, in seconds by bytes: the intercept is the latency, 1 / slope the bandwidth.
+/// Measured messages and all-reduces, in seconds by bytes: the intercept is the latency, 1 / slope the bandwidth.
 struct MeasuredLinks {
   std::map<LinkClass, FittedLine> messages;
   std::map<std::pair<LinkClass, int>, FittedLine> all_reduces;  ///< by class and number of ranks
   friend bool operator==(const MeasuredLinks&, const MeasuredLinks&) = default;
 };
 
-/// What a device's host took, in seconds by bytes, while the ranks beside it were as busy.
+/// Measured on a device's host, in seconds by bytes, while the host's other ranks were equally busy.
 struct MeasuredHost {
-  std::optional<FittedLine> copy;     ///< between device and host, the mean of both directions; none on CPUs
+  std::optional<FittedLine> copy;     ///< between device and host, mean of both directions; none on CPUs
   std::map<int, FittedLine> updates;  ///< as MeasuredCosts::updates, on the host
   friend bool operator==(const MeasuredHost&, const MeasuredHost&) = default;
 };
 
-/// Everything that was measured on one kind of device. A value: the same numbers give the same costs everywhere.
+/// All measurements on one kind of device. A value: the same numbers give the same costs everywhere.
 struct MeasuredCosts {
   std::map<std::uint64_t, MeasuredAtom> atoms;  ///< by OpProfile::structure
   MeasuredLinks links;
-  /// An optimizer's step on one tensor, in seconds by its bytes; by optimizer state bytes / parameter bytes.
+  /// An optimizer step on one tensor, in seconds by the tensor's bytes; key: optimizer state bytes / parameter bytes.
   std::map<int, FittedLine> updates;
-  std::map<int, FittedLine> joint_updates;  ///< the same of `autopar::optim`, which steps over all tensors at once
+  std::map<int, FittedLine> joint_updates;  ///< for `autopar::optim`, whose steps update all tensors at once
   MeasuredHost host;
 
   [[nodiscard]] bool empty() const {
@@ -67,7 +68,8 @@ struct MeasuredCosts {
 };
 
 /// The first atom of each structure that `known` lacks, ascending: what is left to measure. Repeated layers count once.
-/// @param samples  that costs are asked for: what is known of others only is lacking
+/// @param samples  the numbers of samples that costs are needed for; a measurement whose range does not contain them
+/// counts as missing
 [[nodiscard]] inline std::vector<NodeId> atoms_to_measure(const Graph<OpProfile, ValueProfile>& graph,
                                                           const MeasuredCosts& known = {},
                                                           const SampleRange& samples = {1, 1}) {
@@ -83,12 +85,13 @@ struct MeasuredCosts {
   return result;
 }
 
-/// The class of a pair. @throws InvalidArgument if no level joins the ranks
+/// The class of a pair of ranks.
+/// @throws InvalidArgument if no level joins the ranks
 [[nodiscard]] inline LinkClass link_class(const Cluster& cluster, Rank a, Rank b) {
   for (const auto& level : cluster.levels) {
     if (a.value() / level.span == b.value() / level.span) return level.span;
   }
-  static_cast<void>(cluster.between(a, b));  // says which ranks, and what to do
+  static_cast<void>(cluster.between(a, b));  // throws an error that names the ranks and what to do
   return cluster.devices;
 }
 

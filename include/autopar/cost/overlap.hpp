@@ -2,8 +2,8 @@
 
 namespace autopar {
 
-/// Whether devices compute while they exchange: CPUs do both with the same processors. Of cost models that do not know
-/// the cluster, devices do.
+/// Whether devices compute while they communicate. CPUs do not: the same processors do both. True for cost models that
+/// do not know the cluster.
 template <class M>
 [[nodiscard]] bool computes_while_exchanging(const M& model) {
   if constexpr (requires { model.cluster().host.has_value(); }) return model.cluster().host.has_value();

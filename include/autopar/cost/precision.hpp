@@ -7,8 +7,8 @@
 
 namespace autopar {
 
-/// The cluster as a model sees it that runs with `Options::precision`: "tf32" has products of float32 at the rate of
-/// TF32. Other element types than the module's are in the captured graph itself.
+/// The cluster for a model with `Options::precision`: with "tf32", float32 products run at the rate of TF32. Other
+/// element types appear in the captured graph.
 [[nodiscard]] inline Cluster at_precision(Cluster cluster, std::string_view precision) {
   if (precision == "tf32") cluster.device.f32 = cluster.device.tf32;
   return cluster;

@@ -19,16 +19,16 @@
 
 namespace autopar {
 
-/// Costs of a captured model as they were measured; what was not measured costs what the roofline and the cluster say,
-/// so with nothing measured it is `RooflineCost`. A value; touches no device.
+/// Measured costs of a captured model. What was not measured has the roofline's and the cluster's costs; with nothing
+/// measured it equals `RooflineCost`. A value; uses no device.
 ///
-/// Atoms are found by `OpProfile::structure`: equal layers share one measurement. Sums over a number of ranks that was
-/// not measured take the measurement of the nearest number in the same class of links, scaled as a ring.
+/// Atoms are found by `OpProfile::structure`, so equal layers share one measurement. For a number of ranks without a
+/// measurement, an all-reduce uses the nearest measured number in the same class of links, scaled as a ring.
 class ProfiledCost {
  public:
   static constexpr bool kCostsByValue = true;
 
-  /// @param tensor  mean size of a trained tensor: optimizers go from one to the next
+  /// @param tensor  mean size of a trainable tensor: optimizers update one tensor after the other
   ProfiledCost(Cluster cluster, MeasuredCosts measured, Bytes tensor = Bytes(1 << 20))
       : roofline_(std::move(cluster)), measured_(std::move(measured)), tensor_(tensor) {
     expect(tensor > Bytes(0), "the mean size of a trained tensor must be positive");
@@ -40,7 +40,7 @@ class ProfiledCost {
     if (found == measured_.atoms.end()) return cost;
     const MeasuredAtom& atom = found->second;
     cost.forward = Seconds(atom.forward.at(samples));
-    // Backwards are measured whole: the part that can be deferred stays the same share of them.
+    // Only whole backwards are measured; the part that can be deferred has the roofline's share.
     const double deferred_weight = cost.backward > Seconds{} ? cost.backward_weight / cost.backward : 0;
     cost.backward = Seconds(atom.backward.at(samples));
     cost.backward_weight = cost.backward * deferred_weight;
@@ -49,11 +49,11 @@ class ProfiledCost {
     cost.forward_workspace = std::min(cost.forward_workspace, cost.workspace);
     return cost;
   }
-  /// Of what was measured, starts of operators are not divided.
+  /// A shard takes its share of what was measured except launches, which are not divided.
   [[nodiscard]] ShardShare shard_share(const ModelGraph& graph, NodeId id, double samples, double share) const {
     const auto found = measured_.atoms.find(graph[id].structure);
     if (found == measured_.atoms.end()) return roofline_.shard_share(graph, id, samples, share);
-    double forward = 0, backward = 0;  // starts
+    double forward = 0, backward = 0;  // seconds of launches
     for (const WorkItem& item : graph[id].work) {
       if (item.op_class == OpClass::kView) continue;
       forward += std::max(0.0, item.forward.launches.at(samples)) * cluster().device.launch.value();
@@ -69,7 +69,7 @@ class ProfiledCost {
 
   [[nodiscard]] Bytes resident(const ModelGraph& graph, NodeId id) const { return roofline_.resident(graph, id); }
 
-  /// Whether it costs no less a sample in a small slice than in a large one.
+  /// Whether its cost per sample is no less in a small slice than in a large one.
   [[nodiscard]] bool economy_of_scale(const ModelGraph& graph, NodeId id) const {
     const auto found = measured_.atoms.find(graph[id].structure);
     if (found == measured_.atoms.end()) return roofline_.economy_of_scale(graph, id);
@@ -90,7 +90,7 @@ class ProfiledCost {
     return line ? seconds(*line, bytes) : roofline_.all_reduce(bytes, ranks);
   }
 
-  /// Of the classes that hold so many ranks, the fastest.
+  /// The fastest among the link classes that contain this number of ranks.
   [[nodiscard]] Seconds least_all_reduce(Bytes bytes, int replicas) const {
     const Seconds unmeasured = roofline_.least_all_reduce(bytes, replicas);
     if (replicas < 2) return unmeasured;
@@ -108,14 +108,14 @@ class ProfiledCost {
     });
   }
 
-  /// That of the measured optimizer with the nearest state, tensor by tensor.
+  /// The measured optimizer with the nearest state size, tensor by tensor.
   [[nodiscard]] Seconds update(Bytes parameters, double state_factor) const {
     const auto& updates = measured_.updates;
     return updates.empty() ? roofline_.update(parameters, state_factor)
                            : tensor_by_tensor(updates, parameters, state_factor);
   }
 
-  /// As measured, if both the copies and the updates were; devices that are CPUs copy as the roofline says.
+  /// As measured, if both copies and updates were. For CPUs as devices, copies are the roofline's.
   [[nodiscard]] Seconds offloaded_update(Bytes parameters, double state_factor) const {
     const MeasuredHost& host = measured_.host;
     if (!host.copy || host.updates.empty() || parameters == Bytes(0)) {
@@ -131,7 +131,7 @@ class ProfiledCost {
   [[nodiscard]] static Seconds seconds(const FittedLine& line, Bytes bytes) {
     return Seconds(line.at(static_cast<double>(bytes.value())));
   }
-  /// With the nearest state.
+  /// The measurement with the nearest state size.
   [[nodiscard]] Seconds tensor_by_tensor(const std::map<int, FittedLine>& updates, Bytes parameters,
                                          double state_factor) const {
     const auto nearest = std::min_element(updates.begin(), updates.end(), [&](const auto& a, const auto& b) {
@@ -144,7 +144,7 @@ class ProfiledCost {
     return Bytes(std::llround(line.at(samples)));
   }
 
-  /// The least of what the levels offer; `otherwise` if none does.
+  /// The smallest of what `offer` returns for each level; `otherwise` if it returns nothing.
   template <class Offer>
   [[nodiscard]] Seconds least(Seconds otherwise, Offer offer) const {
     std::optional<Seconds> best;

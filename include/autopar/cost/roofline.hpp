@@ -11,12 +11,12 @@
 
 namespace autopar {
 
-/// Shares of a device's peaks that operators of a class reach, relative to `Device::efficiency`.
+/// Shares of a device's peak rates that operators of a class reach, relative to `Device::efficiency`.
 struct ClassEfficiency {
   double matmul = 1;
   double convolution = 0.8;
   double attention = 0.7;
-  double memory = 1;  ///< of the memory bandwidth, likewise relative to `Device::efficiency`
+  double memory = 1;  ///< of the memory bandwidth, relative to `Device::efficiency`
 
   /// Share of the peak rate of arithmetic.
   [[nodiscard]] double arithmetic(OpClass op_class) const {
@@ -32,8 +32,8 @@ struct ClassEfficiency {
   friend bool operator==(const ClassEfficiency&, const ClassEfficiency&) = default;
 };
 
-/// Time of some work on a device: the longer of arithmetic and memory traffic, plus the start of each operator.
-/// Source: Williams, Waterman, Patterson, "Roofline", CACM 2009.
+/// Time of work on a device: the longer of arithmetic and memory traffic, plus launches.
+/// @source Williams, Waterman, Patterson, "Roofline", CACM 2009
 [[nodiscard]] inline Seconds roofline_time(const Device& device, const ClassEfficiency& efficiency, OpClass op_class,
                                            DType dtype, const Work& work, double samples) {
   if (op_class == OpClass::kView) return {};
@@ -45,7 +45,7 @@ struct ClassEfficiency {
 
 using ModelGraph = Graph<OpProfile, ValueProfile>;
 
-/// Costs of a captured model from the peak rates of a cluster's devices and links: needs no device at hand.
+/// Costs of a captured model from the peak rates of a cluster's devices and links. Uses no device.
 class RooflineCost {
  public:
   static constexpr bool kCostsByValue = true;
@@ -69,7 +69,7 @@ class RooflineCost {
     cost.forward_workspace = bytes_at(op.forward_workspace, samples);
     return cost;
   }
-  /// Arithmetic and traffic are divided, starts of operators are not.
+  /// Arithmetic and memory traffic are divided among shards; launches are not.
   [[nodiscard]] ShardShare shard_share(const ModelGraph& graph, NodeId id, double samples, double share) const {
     Seconds forward{}, backward{}, shard_forward{}, shard_backward{};
     for (const auto& item : graph[id].work) {
@@ -83,10 +83,10 @@ class RooflineCost {
   }
   [[nodiscard]] const ValueProfile& value(const ModelGraph& graph, EdgeId edge) const { return graph[edge]; }
 
-  /// Casts of parameters, which are kept for all micro-batches.
+  /// Bytes of casts of parameters, which are kept for all micro-batches.
   [[nodiscard]] Bytes resident(const ModelGraph& graph, NodeId id) const { return graph[id].resident; }
 
-  /// Whether no part of its work shrinks faster than the samples do.
+  /// Whether no part of its work decreases faster than the number of samples.
   [[nodiscard]] bool economy_of_scale(const ModelGraph& graph, NodeId id) const {
     const auto scales = [](const Work& work) {
       return work.flops.fixed >= 0 && work.bytes.fixed >= 0 && work.launches.fixed >= 0;
@@ -107,13 +107,13 @@ class RooflineCost {
   }
   [[nodiscard]] Seconds least_transfer(Bytes bytes) const { return fastest_.transfer(bytes); }
 
-  /// Reads parameter, gradient and state, writes parameter and state, at memory bandwidth.
+  /// Reads parameters, gradients and state and writes parameters and state, at memory bandwidth.
   [[nodiscard]] Seconds update(Bytes parameters, double state_factor) const {
     return moved(3 + 2 * state_factor, parameters, cluster_.device.memory_bandwidth);
   }
 
-  /// Gradients go to the host, which updates there, parameters come back, one after the other. Where the devices are
-  /// CPUs both are copies within their memory.
+  /// Copies gradients to the host, updates there, and copies parameters back, one after the other. If the devices are
+  /// CPUs, both copies are within their memory.
   [[nodiscard]] Seconds offloaded_update(Bytes parameters, double state_factor) const {
     if (parameters == Bytes(0)) return {};
     if (!cluster_.host)
@@ -125,7 +125,7 @@ class RooflineCost {
   [[nodiscard]] const Cluster& cluster() const { return cluster_; }
 
  private:
-  /// So many times these bytes through a memory.
+  /// Time to move `bytes` `times` times through a memory.
   [[nodiscard]] Seconds moved(double times, Bytes bytes, BytesPerSecond bandwidth) const {
     return Seconds(static_cast<double>(bytes.value()) * times / (bandwidth.value() * cluster_.device.efficiency));
   }

@@ -11,7 +11,7 @@
 
 namespace autopar {
 
-/// The part of a region's units that the shard has that has most.
+/// The largest number of a region's units on one shard.
 /// @pre region.admits(shards)
 [[nodiscard]] inline std::int64_t units_of_shard(const TensorRegion& region, int shards) {
   return (region.units + shards - 1) / shards;
@@ -19,7 +19,7 @@ namespace autopar {
 [[nodiscard]] inline double share_of_shard(const TensorRegion& region, int shards) {
   return static_cast<double>(units_of_shard(region, shards)) / static_cast<double>(region.units);
 }
-/// So much of a number of things that all units have alike, rounded up.
+/// A shard's part of an amount that is equal for all units, rounded up.
 [[nodiscard]] inline std::int64_t part_of_shard(std::int64_t whole, const TensorRegion& region, int shards) {
   const std::int64_t units = units_of_shard(region, shards);
   return whole / region.units * units + (whole % region.units * units + region.units - 1) / region.units;
@@ -28,14 +28,15 @@ namespace autopar {
   return Bytes(part_of_shard(whole.value(), region, shards));
 }
 
-/// What a shard takes of an atom that takes so much of `whole`, of which each shard has `on_each`.
+/// A shard's part of an atom's `whole` bytes, of which each shard holds `on_each`.
 [[nodiscard]] inline Bytes memory_of_shard(Bytes whole, const Affine& on_each, double samples,
                                            const TensorRegion& region, int shards) {
   const double each = std::max(0.0, on_each.at(samples)), share = share_of_shard(region, shards);
   return Bytes(static_cast<std::int64_t>(std::ceil(each + (static_cast<double>(whole.value()) - each) * share)));
 }
 
-/// Bytes that one of so many equal all-reduces carries. @pre calls > 0
+/// Bytes of one of `calls` equal all-reduces.
+/// @pre calls > 0
 [[nodiscard]] inline Bytes bytes_of_call(const Affine& bytes, int calls, std::int64_t samples) {
   const double all = std::max(0.0, bytes.at(static_cast<double>(samples)));
   return Bytes(static_cast<std::int64_t>(std::ceil(all / calls)));
@@ -45,7 +46,7 @@ namespace detail {
 
 inline constexpr std::int64_t kMostUnits = std::int64_t{1} << 31;
 
-/// What one region says of itself.
+/// The violated invariant within one region; empty if there is none.
 [[nodiscard]] inline std::string fault_in(const TensorRegion& region) {
   const auto is_size = [](const Affine& bytes) {
     constexpr double kLimit = 1e30;
@@ -62,7 +63,7 @@ inline constexpr std::int64_t kMostUnits = std::int64_t{1} << 31;
   return "";
 }
 
-/// Whether a region follows one that it can follow.
+/// Whether the region that `region` follows is one that it may follow.
 [[nodiscard]] inline bool may_follow(const std::vector<TensorRegion>& regions, std::size_t region) {
   const int leader = regions[region].follows;
   return leader >= 0 && leader < static_cast<int>(region) && regions[static_cast<std::size_t>(leader)].follows < 0 &&
@@ -71,8 +72,8 @@ inline constexpr std::int64_t kMostUnits = std::int64_t{1} << 31;
 
 }  // namespace detail
 
-/// What is wrong with a profile's tensor regions, empty if nothing is: atoms and parameters exist and ascend, none is
-/// in two regions, the parameters of a region are read by its atoms alone, and sizes are sizes.
+/// The violated invariant of a profile's tensor regions; empty if there is none. Atoms and parameters exist and ascend.
+/// Regions are disjoint. Only a region's atoms read its parameters. Sizes are non-negative and finite.
 /// @cost O(atoms + parameters read)
 [[nodiscard]] inline std::string fault_in_tensor_regions(const ModelProfile& profile) {
   constexpr int kNone = -1;

@@ -9,28 +9,27 @@
 
 namespace autopar {
 
-/// One way to run a node under one tensor degree: recomputed or not, sharded so or so.
+/// One way to run a node at one tensor degree: a choice of sharding and recomputation.
 struct NodeVariant {
   std::string name;
-  double work = 0;                  ///< seconds of a micro-batch on one replica
-  double bytes_in_flight = 0;       ///< held for each micro-batch in flight
-  double bytes = 0;                 ///< held always
+  double work = 0;                  ///< seconds for one micro-batch on one replica
+  double bytes_in_flight = 0;       ///< bytes for each micro-batch in flight
+  double bytes = 0;                 ///< bytes independent of micro-batches
   double parameters = 0;            ///< bytes of parameters
-  std::vector<double> in{}, out{};  ///< bytes if the i-th incoming (outgoing) edge crosses the border of the stage
+  std::vector<double> in{}, out{};  ///< bytes of the i-th incoming (outgoing) edge if it crosses the stage's boundary
 };
 
-/// Predicts what the variants of nodes cost, for searches that choose among them. Time, memory and communication of a
-/// variant are data; tensor parallelism and recomputation are no special cases.
+/// Predicts the costs of nodes' variants, for searches that choose among them. Time, memory and communication of a
+/// variant are data; tensor parallelism and recomputation are not special cases.
 ///
-/// - `tensor_degrees()`: those that any node can run, ascending.
-/// - `replicas(devices)`: data degrees that tile the batch, ascending, at most `devices`; their sum over stages may not
-///   exceed `most_replicas()`.
-/// - `variants(graph, node, degree)`: empty if the node cannot run so.
+/// - `tensor_degrees()`: the degrees that at least one node supports, ascending.
+/// - `replicas(devices)`: data degrees that tile the batch, ascending, at most `devices`. Their sum over stages must
+///   not exceed `most_replicas()`.
+/// - `variants(graph, node, degree)`: empty if the node does not support the degree.
 /// - `work_share(d)`, `border_cost(d)`, `parameter_cost(d)`: a stage of d replicas takes work * work_share + crossing
-///   bytes * border_cost + parameters * parameter_cost seconds a micro-batch.
+///   bytes * border_cost + parameters * parameter_cost seconds for each micro-batch.
 ///
-/// Laws (`check_tables` refuses what breaks the first): results are finite and not negative; equal arguments give equal
-/// results.
+/// Laws: results are finite and not negative (`check_tables` checks it); equal arguments give equal results.
 template <class M, class G>
 concept VariantCostModel = BidirectionalGraph<G> &&
     requires(const M& model, const G& graph, NodeId node, int degree, int devices) {

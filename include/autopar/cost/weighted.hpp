@@ -11,8 +11,8 @@
 
 namespace autopar {
 
-/// The cost model of someone who has a task graph and no neural network: a function for the cost of a node and one for
-/// the value of an edge; links come from a cluster, and nothing is trained.
+/// A cost model for a task graph that is not a neural network. One function gives the cost of a node, another the value
+/// of an edge. Links come from a cluster, and nothing is trained.
 ///
 ///     auto cost = WeightedCost(cluster, [](const Tasks& g, NodeId t, double n) { return NodeCost{g[t].seconds * n}; },
 ///                              [](const Tasks& g, EdgeId e) { return ValueProfile{e.value(), {g[e].bytes, 0}, false};

@@ -16,9 +16,9 @@ concept RangeOf =
 
 /// @brief A directed multigraph that can be walked from sources to targets.
 ///
-/// Laws: node ids are dense, 0 … node_count() - 1, likewise edge ids; `out_edges` partitions the edges by their source;
-/// repeated calls on an unchanged graph give the same ranges in the same order. Self-loops and parallel edges are
-/// legal.
+/// Laws: node ids are dense, 0 … node_count() - 1, and so are edge ids. `out_edges` partitions the edges by their
+/// source. Repeated calls on an unchanged graph give the same ranges in the same order. Self-loops and parallel edges
+/// are legal.
 template <class G>
 concept DirectedGraph = requires(const G& graph, NodeId node, EdgeId edge) {
   { graph.node_count() } -> std::same_as<std::size_t>;
@@ -29,7 +29,7 @@ concept DirectedGraph = requires(const G& graph, NodeId node, EdgeId edge) {
 
 /// @brief A directed multigraph that can be walked both ways.
 ///
-/// Laws: `in_edges(n)` holds exactly the edges whose `target` is `n`; `out_edges(n)` those whose `source` is `n`.
+/// Laws: `in_edges(n)` holds exactly the edges whose `target` is `n`, and `out_edges(n)` those whose `source` is `n`.
 template <class G>
 concept BidirectionalGraph = DirectedGraph<G> && requires(const G& graph, NodeId node, EdgeId edge) {
   { graph.in_edges(node) } -> RangeOf<EdgeId>;

@@ -12,14 +12,14 @@
 
 namespace autopar {
 
-/// @brief A directed multigraph that owns one payload a node and one an edge.
+/// @brief A directed multigraph with a payload for each node and each edge.
 ///
-/// Nodes and edges are only ever added, so ids stay valid and dense. Parallel edges and self-loops are stored as given;
-/// whether they make sense is for the algorithm to say.
+/// Nodes and edges are only added, so ids stay valid and dense. Parallel edges and self-loops are stored as given;
+/// algorithms decide whether they are valid.
 ///
 /// @invariant `source(e)` and `target(e)` are nodes of the graph; `out_edges` and `in_edges` list edges in the order
 /// added.
-/// @cost every access O(1); 56 bytes a node and 16 an edge besides the payloads
+/// @cost every access O(1); 56 bytes for each node and 16 for each edge besides the payloads
 /// @tparam Node payload of a node, movable
 /// @tparam Edge payload of an edge, movable
 template <class Node, class Edge>
@@ -28,7 +28,7 @@ class Graph {
   using NodePayload = Node;
   using EdgePayload = Edge;
 
-  /// @brief Makes room, so that building a graph of known size does not reallocate.
+  /// @brief Reserves memory, so that building a graph of known size does not reallocate.
   void reserve(std::size_t nodes, std::size_t edges) {
     nodes_.reserve(nodes);
     edges_.reserve(edges);
@@ -78,9 +78,9 @@ class Graph {
   /// @brief Edges that enter a node, in the order added. Invalidated by `add_edge` and `add_node`.
   [[nodiscard]] std::span<const EdgeId> in_edges(NodeId id) const { return nodes_[id.index()].in; }
 
-  /// @brief `successors_of(*this, id)`: a node as often as there are parallel edges to it.
+  /// @brief `successors_of(*this, id)`: parallel edges repeat a node.
   [[nodiscard]] auto successors(NodeId id) const { return successors_of(*this, id); }
-  /// @brief `predecessors_of(*this, id)`: a node as often as there are parallel edges from it.
+  /// @brief `predecessors_of(*this, id)`: parallel edges repeat a node.
   [[nodiscard]] auto predecessors(NodeId id) const { return predecessors_of(*this, id); }
 
  private:

@@ -25,13 +25,13 @@ template <DirectedGraph G>
   return id_range<EdgeId>(graph.edge_count());
 }
 
-/// @brief Targets of the edges that leave `node`: one entry an edge, so parallel edges repeat a node.
+/// @brief Targets of the edges that leave `node`; parallel edges repeat a node.
 template <DirectedGraph G>
 [[nodiscard]] auto successors_of(const G& graph, NodeId node) {
   return graph.out_edges(node) | std::views::transform([&graph](EdgeId edge) { return graph.target(edge); });
 }
 
-/// @brief Sources of the edges that enter `node`: one entry an edge, so parallel edges repeat a node.
+/// @brief Sources of the edges that enter `node`; parallel edges repeat a node.
 template <BidirectionalGraph G>
 [[nodiscard]] auto predecessors_of(const G& graph, NodeId node) {
   return graph.in_edges(node) | std::views::transform([&graph](EdgeId edge) { return graph.source(edge); });

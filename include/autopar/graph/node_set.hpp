@@ -13,9 +13,9 @@
 
 namespace autopar {
 
-/// @brief A set of nodes of one graph, one bit a node.
+/// @brief A set of nodes of one graph, one bit for each node.
 ///
-/// A range of its members, ascending. Sets combine only with sets of the same universe.
+/// It is a range of its members, ascending. Set operations require equal universes.
 ///
 /// @cost universe / 8 bytes; membership O(1), set operations O(universe / 64), iteration O(universe / 64 + members)
 class NodeSet {
@@ -57,6 +57,7 @@ class NodeSet {
     return node.index() < universe_ && ((words_[node.index() / kBits] >> (node.index() % kBits)) & 1) != 0;
   }
 
+  /// Adds a node.
   /// @return whether `node` is new
   /// @throws InvalidArgument if `node` is not below the universe
   bool insert(NodeId node) {
@@ -67,6 +68,7 @@ class NodeSet {
     word |= bit;
     return is_new;
   }
+  /// Removes a node.
   /// @return whether `node` was a member
   bool erase(NodeId node) noexcept {
     if (!contains(node)) return false;

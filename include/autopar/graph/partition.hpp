@@ -12,7 +12,7 @@ namespace autopar {
 
 using BlockId = Index<struct BlockTag>;  ///< block of a Partition
 
-/// @brief Disjoint, non-empty blocks of nodes that together hold every node of a graph.
+/// @brief Disjoint, non-empty blocks that together contain every node of a graph.
 ///
 /// @invariant every node has a block; block ids are dense; no block is empty
 class Partition {
@@ -24,7 +24,7 @@ class Partition {
   explicit Partition(std::vector<BlockId> block_of) : block_of_(std::move(block_of)) {
     for (std::size_t node = 0; node < block_of_.size(); ++node) {
       const BlockId block = block_of_[node];
-      // More blocks than nodes cannot all be used, and a wild id must not size the table.
+      // More blocks than nodes cannot all be used, and an invalid id must not determine the size of the table.
       if (!block.valid() || block.index() >= block_of_.size()) {
         throw InvalidArgument("Partition: node " + std::to_string(node) + " has block " +
                               std::to_string(block.value()) + "; blocks are numbered from 0 without gaps");
@@ -40,7 +40,7 @@ class Partition {
     }
   }
 
-  /// @brief Every node alone in the block of its own number.
+  /// @brief Every node alone, in the block of its own number.
   [[nodiscard]] static Partition singletons(std::size_t nodes) {
     std::vector<BlockId> block_of;
     block_of.reserve(nodes);
@@ -73,7 +73,7 @@ class Partition {
   std::vector<std::vector<NodeId>> members_;
 };
 
-/// @throws InvalidArgument unless `partition` is one of the nodes of `graph`
+/// @throws InvalidArgument unless `partition` is a partition of the nodes of `graph`
 template <DirectedGraph G>
 void require_partition_of(const G& graph, const Partition& partition) {
   if (partition.node_count() != graph.node_count()) {

@@ -6,7 +6,7 @@
 
 namespace autopar {
 
-/// XXH3 with 64 bits: of two texts that differ by damage it is the same once in 2^64 cases. No defence against forgery.
+/// 64-bit XXH3. A damaged text has the same checksum with probability 2^-64. No protection against forgery.
 /// @source https://github.com/Cyan4973/xxHash
 [[nodiscard]] std::uint64_t checksum(std::span<const std::byte> bytes);
 

@@ -8,7 +8,8 @@
 
 namespace autopar {
 
-/// A cluster description in TOML (examples/clusters shows the fields). `file` names it in messages.
+/// Reads a cluster description in TOML (examples/clusters shows the fields).
+/// @param file  the file's name in messages
 /// @throws ConfigError with file, line and key for what is missing, unknown, of a wrong type or out of range
 [[nodiscard]] Cluster parse_cluster(std::string_view toml, const std::string& file);
 [[nodiscard]] Cluster read_cluster(const std::filesystem::path& path);

@@ -10,35 +10,35 @@
 
 namespace autopar {
 
-/// Where measurements come from: they hold for this device and these versions only.
+/// The origin of measurements. They are valid only for this device and these versions.
 struct CostOrigin {
-  std::string device;    ///< with what its speed depends on, such as the number of threads
-  std::string libtorch;  ///< version of the library that was measured
+  std::string device;    ///< including what its speed depends on, such as the number of threads
+  std::string libtorch;  ///< version of the measured library
   std::string autopar = kVersion;
   friend bool operator==(const CostOrigin&, const CostOrigin&) = default;
 };
 
-/// What files of costs say that they are; one has those of all models.
+/// The mark of cost files. One file has the costs of all models.
 inline constexpr const char* kCostMark = "autopar costs";
 
-/// Measured costs as JSON, with their origin and a checksum: a cache, so what does not fit is refused, not repaired.
+/// Measured costs as JSON, with their origin and a checksum. A file that does not match is refused, not repaired.
 [[nodiscard]] std::string to_json(const MeasuredCosts& costs, const CostOrigin& origin);
 
-/// @throws ConfigError, naming the first difference, for measurements of another device, library or format; and for
-/// text
-///         that is damaged: truncated, altered (checksum), with unknown members, or with numbers that are no costs
+/// @throws ConfigError, with the first difference, for measurements of another device, library or format
+/// @throws ConfigError for damaged text: truncated, altered (checksum), with unknown members or invalid costs
 [[nodiscard]] MeasuredCosts parse_costs(std::string_view json, const std::string& file, const CostOrigin& expected);
 [[nodiscard]] MeasuredCosts read_costs(const std::filesystem::path& path, const CostOrigin& expected);
-/// Measurements with where they come from, for somebody who plans elsewhere.
+/// Measurements and their origin, for planning on another machine.
 struct CostFile {
   CostOrigin origin;
   MeasuredCosts costs;
 };
-/// @throws ConfigError as `parse_costs`, but takes measurements of any device and library
+/// Accepts measurements of any device and library.
+/// @throws ConfigError for damaged text, as the other `parse_costs`
 [[nodiscard]] CostFile parse_costs(std::string_view json, const std::string& file);
 [[nodiscard]] CostFile read_costs(const std::filesystem::path& path);
-/// Replaces the file at once: a reader sees the old cache or the new one.
-/// @throws ConfigError where the file is there and holds no costs, of whichever origin, unless it may be overwritten
+/// Replaces the file atomically: a reader sees the old or the new content.
+/// @throws ConfigError if the file exists and is not a cost file, of any origin, unless `overwrite` allows it
 void write_costs(const std::filesystem::path& path, const MeasuredCosts& costs, const CostOrigin& origin,
                  Overwrite overwrite = Overwrite::kOwn);
 

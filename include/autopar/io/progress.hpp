@@ -11,16 +11,15 @@ namespace autopar {
 
 /// Where progress is shown.
 struct ProgressScreen {
-  std::function<void(std::string_view text)> show{};  ///< takes it at once; none: nobody is told
-  bool is_terminal = true;                            ///< a line can be written over
+  std::function<void(std::string_view text)> show{};  ///< shows text at once; if empty, nothing is shown
+  bool is_terminal = true;                            ///< whether a line can be overwritten
 };
 
-/// Standard error, whether it is a terminal or not.
+/// Standard error, whether or not it is a terminal.
 [[nodiscard]] ProgressScreen standard_error();
 
-/// Says what work is done that takes long: after `patience` one line, `what: phase, seconds`. On a terminal it is
-/// written over with the latest and removed at the end; elsewhere it is written once and stays. For work of one thread,
-/// to which it is told by `now`.
+/// Shows the progress of long work: after `patience` one line, `what: phase, seconds`. A terminal's line is updated and
+/// removed at the end; elsewhere the line is written once. For work of one thread, which calls `now`.
 class Progress {
  public:
   static constexpr Seconds kPatience{2};
@@ -30,12 +29,12 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// What begins now.
+  /// Begins a phase.
   void now(const std::string& phase);
 
  private:
   struct State;
-  std::unique_ptr<State> state_;  ///< null: nobody is told
+  std::unique_ptr<State> state_;  ///< null if nothing is shown
 };
 
 }  // namespace autopar

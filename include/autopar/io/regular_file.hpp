@@ -6,10 +6,10 @@
 
 namespace autopar {
 
-/// Whether the last part of a path may be a symbolic link.
+/// Whether the last component of a path may be a symbolic link.
 enum class Links : std::uint8_t { kFollowed, kRefused };
 
-/// A regular file that is open for reading while this lives, whatever becomes of its name.
+/// A regular file, open for reading while the object lives, even if it is renamed or removed.
 class RegularFile {
  public:
   RegularFile() = default;
@@ -21,20 +21,21 @@ class RegularFile {
   }
   ~RegularFile();
 
-  /// For pread, fstat and the like; it stays this object's.
+  /// For pread, fstat and the like; owned by this object.
   [[nodiscard]] int descriptor() const { return descriptor_; }
 
  private:
   int descriptor_ = -1;
 };
 
-/// Opens a file that must be a regular one. Anything else is refused by name without being opened: a pipe would wait
-/// for its writer, a device may act on being opened.
-/// @throws ConfigError naming the path: the system's reason, or what is there instead
+/// Opens a regular file. Anything else is refused without opening it: a pipe would wait for its writer, and opening may
+/// have effects on a device.
+/// @throws ConfigError with the path and the system's reason, or what is there instead
 [[nodiscard]] RegularFile open_regular(const std::filesystem::path& path, Links links = Links::kFollowed);
 
-/// For who is about to write a file there. What cannot be looked at is left to the writer, who learns why.
-/// @throws ConfigError naming the path, if what is there is no regular file
+/// Checks before writing that a path is a regular file or does not exist. If it cannot be checked, the check passes,
+/// and the writer reports why.
+/// @throws ConfigError with the path, if something else is there
 void require_regular(const std::filesystem::path& path);
 
 }  // namespace autopar

@@ -24,25 +24,25 @@ struct TensorEntry {
   friend bool operator==(const TensorEntry&, const TensorEntry&) = default;
 };
 
-/// Writes one safetensors file, tensor after tensor, so that memory holds one of them at a time.
+/// Writes one safetensors file tensor after tensor, so only one of them is in memory.
 ///
-/// Nothing is visible under the final name until `commit`, which syncs and renames; a writer destroyed before that
-/// removes what it wrote. Python's `safetensors` reads the files; some of its readers want data at multiples of their
-/// elements' size, which those are that come in descending order of that. The metadata hold a checksum of each tensor
-/// and one of the header, under keys that begin with `autopar.xxh3`.
+/// The final name appears at `commit`, which syncs and renames; a writer destroyed before removes what it wrote.
+/// Python's `safetensors` reads the files. Some readers need data aligned to the size of their elements: pass entries
+/// by descending element size. The metadata have a checksum of each tensor and one of the header, under keys that begin
+/// with `autopar.xxh3`.
 /// @source https://github.com/huggingface/safetensors (format: u64 header length, JSON header, data)
 class SafetensorsWriter {
  public:
-  /// @throws CheckpointError when the file cannot be made, a name occurs twice, is reserved or not UTF-8, or the header
-  /// gets
-  ///         longer than the format allows (100 MiB)
+  /// @throws CheckpointError if the file cannot be made, or a name occurs twice, is reserved or is not UTF-8
+  /// @throws CheckpointError if the header exceeds the format's limit (100 MiB)
   SafetensorsWriter(std::filesystem::path path, std::vector<TensorEntry> entries,
                     const std::map<std::string, std::string>& metadata = {});
   ~SafetensorsWriter();
   SafetensorsWriter(SafetensorsWriter&&) noexcept;
   SafetensorsWriter& operator=(SafetensorsWriter&&) noexcept;
 
-  /// Bytes of the next entry, in the order of the constructor. @throws CheckpointError on a wrong size or a full disk
+  /// Writes the bytes of the next entry, in the order of the constructor.
+  /// @throws CheckpointError on a wrong size or a full disk
   void write(std::span<const std::byte> data);
   /// @throws CheckpointError if an entry is missing
   void commit();
@@ -52,10 +52,10 @@ class SafetensorsWriter {
   std::unique_ptr<State> state_;
 };
 
-/// Reads a safetensors file, any tensor at any time. The header is checked in full: a file that is truncated, damaged,
-/// hostile or against a rule of the format (data that overlap or leave holes, a key twice, a byte-order mark) is
-/// refused with the reason, and never costs more memory than a few times its header's real size. Checksums are verified
-/// where the file has them, as those of SafetensorsWriter do.
+/// Reads the tensors of a safetensors file in any order. The header is fully checked. A truncated, damaged, malicious
+/// or invalid file (data that overlap or leave holes, a duplicate key, a byte-order mark) is refused with the reason.
+/// Memory is at most a few times the header's real size. Checksums are verified if the file has them, as files of
+/// SafetensorsWriter do.
 class SafetensorsReader {
  public:
   explicit SafetensorsReader(std::filesystem::path path);
@@ -65,13 +65,13 @@ class SafetensorsReader {
 
   /// In the order of their data.
   [[nodiscard]] const std::vector<TensorEntry>& entries() const;
-  /// Without checksums.
+  /// Without the checksums.
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const;
   [[nodiscard]] bool has_checksums() const;
-  /// nullptr if there is none of that name.
+  /// nullptr if there is no tensor with this name.
   [[nodiscard]] const TensorEntry* find(const std::string& name) const;
-  /// Bytes [offset, offset + out.size()) of a tensor; only when these are all is its checksum verified.
-  /// @throws CheckpointError on an unknown name, a range outside it, a read error or damaged data
+  /// Reads bytes [offset, offset + out.size()) of a tensor. Its checksum is verified only if these are all bytes.
+  /// @throws CheckpointError on an unknown name, a range outside the tensor, a read error or damaged data
   void read(const std::string& name, std::span<std::byte> out, Bytes offset = Bytes(0)) const;
 
  private:

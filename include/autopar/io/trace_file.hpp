@@ -20,10 +20,10 @@ struct TraceEvent {
   Seconds end;
 };
 
-/// Chrome's trace format (chrome://tracing, Perfetto): a process a rank, a thread a lane, microseconds.
-/// @param model  ModelProfile::hash of what ran
+/// Chrome's trace format (chrome://tracing, Perfetto): a process for each rank, a thread for each lane, microseconds.
+/// @param model  ModelProfile::hash of the model that ran
 [[nodiscard]] std::string to_chrome_trace(const std::vector<TraceEvent>& events, std::uint64_t model);
-/// @throws ConfigError where the file is there and is no trace of this model, unless it may be overwritten
+/// @throws ConfigError if the file exists and is not a trace of this model, unless `overwrite` allows it
 void write_chrome_trace(const std::filesystem::path& path, const std::vector<TraceEvent>& events, std::uint64_t model,
                         Overwrite overwrite = Overwrite::kOwn);
 

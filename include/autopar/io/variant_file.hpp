@@ -12,19 +12,19 @@
 
 namespace autopar {
 
-/// What a planning instance is planned for; what is left out is taken from the file.
+/// The target of a planning instance; unset members are taken from the file.
 struct InstanceTarget {
   std::optional<int> devices;
-  std::optional<double> memory;     ///< bytes of a device
+  std::optional<double> memory;     ///< bytes of each device
   std::optional<double> bandwidth;  ///< bytes a second
 };
 
-/// The costs of an instance: models `VariantCostModel` for its own graph. Both directions of a micro-batch cross an
-/// edge, forwards and backwards; d replicas sum their 4-byte gradients in a ring, once a batch.
+/// The costs of an instance: models `VariantCostModel` for its own graph. A micro-batch crosses an edge twice, forward
+/// and backward. d replicas all-reduce their 4-byte gradients in a ring, once for each batch.
 class InstanceCosts {
  public:
   [[nodiscard]] const std::vector<int>& tensor_degrees() const { return degrees_; }
-  /// Those that divide the micro-batches.
+  /// The divisors of the number of micro-batches.
   [[nodiscard]] std::vector<int> replicas(int devices) const;
   [[nodiscard]] int most_replicas() const { return microbatches_; }
   [[nodiscard]] std::vector<NodeVariant> variants(const Graph<std::int64_t, char>& graph, NodeId node,
@@ -38,29 +38,30 @@ class InstanceCosts {
  private:
   friend class InstanceReader;
   std::vector<int> degrees_;
-  std::vector<std::vector<std::vector<NodeVariant>>> variants_;  // [node][position of the degree]
+  std::vector<std::vector<std::vector<NodeVariant>>> variants_;  // [node][index of the degree]
   int microbatches_ = 1;
   double bandwidth_ = 1;
 };
 
-/// A planning instance: what `Planner<SlowestStage>` plans.
+/// A planning instance: the input of `Planner<SlowestStage>`.
 struct PlanningInstance {
-  Graph<std::int64_t, char> graph;  ///< nodes hold the ids of the file
+  Graph<std::int64_t, char> graph;  ///< nodes hold the file's ids
   InstanceCosts costs;
   DeviceLimits limits;
 };
 
-/// Reads the format of msr-fiddle/piper: costs of each node under each tensor degree and variant, bytes of edges.
-/// @throws ConfigError for text that is no such instance: truncated, unknown ids, missing, negative or infinite numbers
+/// Reads the format of msr-fiddle/piper: costs of each node at each tensor degree and variant, bytes of edges.
+/// @throws ConfigError for invalid text: truncated, unknown ids, missing, negative or infinite numbers
 /// @throws InvalidArgument if the target has no device, memory or bandwidth, or the graph a cycle
 [[nodiscard]] PlanningInstance parse_instance(std::string_view json, const std::string& file,
                                               const InstanceTarget& target = {});
 
-/// The stages as the same project writes plans. @pre the stages are of this instance
+/// The stages in the plan format of msr-fiddle/piper.
+/// @pre the stages are of this instance
 [[nodiscard]] std::string to_json(const PlanningInstance& instance, const std::vector<VariantStage>& stages);
 
-/// And back. Whether they are a good plan, or one at all, is for `check_certificate` to say.
-/// @throws ConfigError for text that is no plan of this instance: truncated, unknown nodes, degrees or variants
+/// Reads the stages of a plan. `check_certificate` checks whether they are a valid plan.
+/// @throws ConfigError for invalid text: truncated, unknown nodes, degrees or variants
 [[nodiscard]] std::vector<VariantStage> parse_stages(std::string_view json, const std::string& file,
                                                      const VariantTables& tables);
 

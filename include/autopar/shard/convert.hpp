@@ -12,28 +12,30 @@
 
 namespace autopar {
 
-/// The dim of a linear layer, of its path in the model ("head.2"); none: it stays as it is.
+/// Returns the dim for the linear layer at this path ("head.2"), or nothing to leave the layer unchanged.
 using ChooseDim = std::function<std::optional<int>(const std::string& path)>;
 
-/// Shards linear layers of a model that all ranks have, keeping their values; nothing is sent. What can be reached is
+/// Shards linear layers of a model that is equal on all ranks. Values are kept, and nothing is sent. It converts
 ///
-///  - a ParallelLinear that was made without a group, wherever it is held: it is cut in place, its parameters stay the
-///    same handles, and it gives slices from now on (dim 1). The member to declare in a model that is to be sharded:
+///  - a ParallelLinear that was made without a group, wherever it is held. It is sharded in place: its parameters keep
+///    their handles, and with dim 1 it returns slices. Declare this member in a model that is to be sharded:
 ///        ap::ParallelLinear fc{nullptr};      // in place of nn::Linear; dense until it is converted
-///  - a torch::nn::Linear in a torch::nn::Sequential, at any depth: a GatheredLinear takes its place, between plain
-///    tensors as before.
+///  - a torch::nn::Linear in a torch::nn::Sequential, at any depth. A GatheredLinear replaces it; inputs and outputs
+/// stay
+///    plain tensors.
 ///
-/// A torch::nn::Linear that a member holds cannot be: the member would go on pointing to the dense layer, and its type
-/// is fixed where the model was compiled. That is an error, as is one that is held elsewhere, too, or in a container
-/// that hands it out by its type (ModuleList, ModuleDict). Make optimizers afterwards.
-/// @return the paths of the layers that were cut
-/// @throws InvalidArgument, with nothing changed, naming the layer and what to declare
+/// A torch::nn::Linear that is a member cannot be replaced. The member would still point to the dense layer, and its
+/// type is fixed at compile time. That is an error, as is a layer that is also held elsewhere, or in a container that
+/// returns it by its type (ModuleList, ModuleDict). Make optimizers afterwards.
+/// @return the paths of the converted layers
+/// @throws InvalidArgument with the layer and what to declare; then nothing is changed
 std::vector<std::string> convert_parallel_linear(torch::nn::Module& model, const Group& group, const ChooseDim& choose);
 
-/// All linear layers.
+/// Converts all linear layers.
 std::vector<std::string> convert_parallel_linear(torch::nn::Module& model, const Group& group, int dim);
 
-/// Those that are named, by path. @throws InvalidArgument, too, for a path that is no linear layer's
+/// Converts the layers at these paths.
+/// @throws InvalidArgument also for a path without a linear layer
 std::vector<std::string> convert_parallel_linear(torch::nn::Module& model, const Group& group,
                                                  const std::map<std::string, int>& dims);
 

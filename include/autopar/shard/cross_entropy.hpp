@@ -17,7 +17,7 @@
 
 namespace autopar {
 
-/// Those of torch::nn::CrossEntropyLoss, and what only a parallel one has.
+/// The options of torch::nn::CrossEntropyLoss, and those of a parallel one.
 struct ParallelCrossEntropyOptions {
   using reduction_t = torch::nn::CrossEntropyLossOptions::reduction_t;
 
@@ -34,34 +34,37 @@ struct ParallelCrossEntropyOptions {
   TORCH_ARG(reduction_t, reduction) = torch::kMean;
   TORCH_ARG(double, label_smoothing) = 0;
   TORCH_ARG(std::optional<Margin>, margin) = std::nullopt;
-  /// Groups that hold the same shards and other samples (Groups::replicas): a sum or mean is that of all samples, the
-  /// same value on all of them, the gradient that of this rank's part; sum the gradients, do not average them.
+  /// Groups that hold the same shards for other samples (Groups::replicas). A sum or mean is over the samples of all of
+  /// them and equal on all. Its gradient is the gradient of this rank's part: sum the gradients, do not average them.
   TORCH_ARG(Group, replicas);
-  /// The backward may write the gradient over the logits, which then are lost, as is a second backward. It does not
-  /// where they are a leaf of the graph.
+  /// Whether the backward may overwrite the logits with the gradient. They are then lost, and a second backward is not
+  /// possible. Logits that are a leaf of the graph are never overwritten.
   TORCH_ARG(bool, in_place) = true;
-  /// On a CUDA device: a wait for the device in each call. Without it, a target that is no class makes its loss NaN.
+  /// Checks targets; on a CUDA device each call then waits for the device. Without the check, an invalid target makes
+  /// its loss NaN.
   TORCH_ARG(bool, check_targets) = true;
 };
 
-/// torch::nn::CrossEntropyLoss of logits whose classes are sharded; the same numbers, without the whole of them on any
-/// rank. One all-gather of three or four numbers a row in the forward (logarithm of the sum of exponentials, whether
-/// there is one, target's logit; with smoothing the weighted sum), nothing in the backward. Memory beside the logits: a
-/// few MiB, on GPUs 64. The statistics are in fp32 at least, and so is the loss.
+/// torch::nn::CrossEntropyLoss of logits whose classes are sharded. The results are the same, and no rank has all
+/// logits.
 ///
-/// Softmax over shards by partial maxima and sums: Shoeybi et al. 2019, section 3; merging them in one step: Milakov
-/// and Gimelshein 2018, "Online normalizer calculation for softmax", equation 4.
+/// Communication: one all-gather in the forward, none in the backward. It sends three or four numbers for each row:
+/// logarithm of the sum of exponentials, whether it exists, the target's logit, and with smoothing the weighted sum.
+/// Memory besides the logits: a few MiB, on GPUs 64. The statistics and the loss are at least fp32.
 ///
-/// Logits are [C], [N, C] or [N, C, …], sharded along C or on all ranks, targets int64 indices of classes, the same on
-/// all ranks of the group. A rank alone, or logits that are on all ranks: torch's own operators.
-/// Forward collective over the group and, for a sum or mean, over the replicas.
-/// @throws InvalidArgument on all ranks of the group if a target on any is no class, with its value and position, or
-/// targets differ
-///         between ranks; for logits that lie otherwise, other shapes, and probabilities as targets
+/// Logits are [C], [N, C] or [N, C, …], sharded along C or replicated. Targets are int64 class indices, equal on all
+/// ranks of the group. Alone in the group, or with replicated logits, it runs libtorch's operators. The forward is
+/// collective over the group and, for a sum or mean, over the replicas.
+/// @throws InvalidArgument, on all ranks of the group, if a target on any rank is not a class, with its value and
+/// position
+/// @throws InvalidArgument, on all ranks of the group, if targets differ between ranks
+/// @throws InvalidArgument for logits with another placement or other shapes, and for probabilities as targets
+/// @source Softmax over shards by partial maxima and sums: Shoeybi et al. 2019, section 3. Merging them in one step:
+/// Milakov and Gimelshein 2018, "Online normalizer calculation for softmax", equation 4.
 [[nodiscard]] at::Tensor parallel_cross_entropy(const Placed& logits, const at::Tensor& target,
                                                 const ParallelCrossEntropyOptions& options = {});
 
-/// The same as a module.
+/// parallel_cross_entropy as a module.
 class ParallelCrossEntropyLossImpl : public torch::nn::Cloneable<ParallelCrossEntropyLossImpl> {
  public:
   explicit ParallelCrossEntropyLossImpl(ParallelCrossEntropyOptions options = {});
@@ -72,7 +75,7 @@ class ParallelCrossEntropyLossImpl : public torch::nn::Cloneable<ParallelCrossEn
   [[nodiscard]] at::Tensor forward(const Placed& logits, const at::Tensor& target);
 
   ParallelCrossEntropyOptions options;
-  at::Tensor weight;  ///< a buffer; undefined without
+  at::Tensor weight;  ///< a buffer; undefined if there are no weights
 };
 
 TORCH_MODULE(ParallelCrossEntropyLoss);

@@ -23,26 +23,27 @@ struct ParallelEmbeddingOptions {
   TORCH_ARG(std::int64_t, num_embeddings);
   TORCH_ARG(std::int64_t, embedding_dim);
   TORCH_ARG(std::optional<std::int64_t>, padding_idx) = std::nullopt;
-  /// 0: each rank has some of the words. 1 or -1: some of each vector. None: all.
+  /// 0: each rank has some words. 1 or -1: each rank has some features. None: each rank has all.
   TORCH_ARG(std::optional<int>, dim) = std::nullopt;
   TORCH_ARG(Group, group);
 };
 
-/// torch::nn::Embedding with its weight [words, features] cut over a group (Shoeybi et al. 2019, section 3).
+/// torch::nn::Embedding with its weight [words, features] sharded over a group (Shoeybi et al. 2019, section 3).
 ///
 ///     dim      weight here         takes                  gives          forward      backward
 ///     0        [words/P, features] indices on all ranks   Replicate      all-reduce   nothing
 ///     1, -1    [words, features/P] indices on all ranks   Shard(last)    nothing      nothing
 ///     none     whole               indices on all ranks   Replicate      nothing      nothing
 ///
-/// As torch::nn::Embedding, the vector of `padding_idx` starts as zeros and gets no gradient; parameters start as under
-/// the seed of the group's first rank. Without a group, or alone in it, it is torch::nn::Embedding.
-/// @throws InvalidArgument for another dim, and for an index that is no word, with its position: a wait for the device
+/// As in torch::nn::Embedding, the vector of `padding_idx` starts as zeros and gets no gradient. Parameters start as
+/// with the seed of the group's first rank. Without a group, or alone in it, it is torch::nn::Embedding. The check of
+/// indices waits for the device.
+/// @throws InvalidArgument for another dim, and for an index that is not a word, with its position
 class ParallelEmbeddingImpl : public torch::nn::Cloneable<ParallelEmbeddingImpl>, public HasShards {
  public:
   ParallelEmbeddingImpl(std::int64_t num_embeddings, std::int64_t embedding_dim)
       : ParallelEmbeddingImpl(ParallelEmbeddingOptions(num_embeddings, embedding_dim)) {}
-  /// Collective over the group, as `reset` and `clone` are.
+  /// Collective over the group, as are `reset` and `clone`.
   explicit ParallelEmbeddingImpl(ParallelEmbeddingOptions options);
 
   void reset() override;

@@ -26,16 +26,16 @@ struct ParallelLinearOptions {
   TORCH_ARG(std::int64_t, in_features);
   TORCH_ARG(std::int64_t, out_features);
   TORCH_ARG(bool, bias) = true;
-  /// 1 or -1: column parallel, each rank has some of the outputs. 0: row parallel, some of the inputs. None: all.
+  /// 1 or -1: column parallel, each rank has some outputs. 0: row parallel, some inputs. None: each rank has all.
   TORCH_ARG(std::optional<int>, dim) = std::nullopt;
-  /// That shares the weight; a rank alone has all of it.
+  /// The ranks that share the weight; a rank alone has all of it.
   TORCH_ARG(Group, group);
-  /// The sharded dim is cut into whole units of so many: an attention head, say.
+  /// The sharded dim is cut into multiples of this, such as the size of an attention head.
   TORCH_ARG(std::int64_t, unit) = 1;
 };
 
-/// y = x Wᵀ + b with W [out, in] cut over a group (Shoeybi et al. 2019, "Megatron-LM", section 3). In the names of
-/// TorchShard, `dim` is the one of the features that is cut.
+/// y = x Wᵀ + b with W [out, in] sharded over a group (Shoeybi et al. 2019, "Megatron-LM", section 3). As in
+/// TorchShard, `dim` is the feature dim that is sharded.
 ///
 ///     dim      weight here  bias here  takes                           gives           forward      backward
 ///     1, -1    [out/P, in]  [out/P]    Replicate                       Shard(last)     nothing      all-reduce of dx
@@ -44,18 +44,18 @@ struct ParallelLinearOptions {
 ///                                      Replicate                       Replicate       all-reduce   all-gather of dx
 ///     none     [out, in]    [out]      Replicate                       Replicate       nothing      nothing
 ///
-/// Without a group, or alone in it, it is torch::nn::Linear, the only form that AutoParallel takes: its planner shards.
-/// Forward and backward are collective over the group. Parameters start as those of torch::nn::Linear under the seed of
-/// the group's first rank, without the whole weight on any; the default generator goes on as after the dense layer, if
-/// it stood where the first rank's did.
-/// @throws InvalidArgument for another dim, or a value that lies otherwise than the table says, naming the way out
+/// Without a group, or alone in it, it is torch::nn::Linear. AutoParallel accepts only this form, since its planner
+/// shards. Forward and backward are collective over the group. Parameters start as those of torch::nn::Linear with the
+/// seed of the group's first rank; no rank has the whole weight. The default generator advances as with the dense
+/// layer, if it was in the state of the first rank's.
+/// @throws InvalidArgument for another dim, or a value with another placement than in the table, with what to do
 class ParallelLinearImpl : public torch::nn::Cloneable<ParallelLinearImpl>, public HasShards {
  public:
   ParallelLinearImpl(std::int64_t in_features, std::int64_t out_features)
       : ParallelLinearImpl(ParallelLinearOptions(in_features, out_features)) {}
-  /// Collective over the group, as `reset` and `clone` are.
+  /// Collective over the group, as are `reset` and `clone`.
   explicit ParallelLinearImpl(ParallelLinearOptions options);
-  /// This rank's slices of a layer that all ranks have.
+  /// Takes this rank's slices of a layer that all ranks have.
   ParallelLinearImpl(const torch::nn::LinearImpl& dense, int dim, Group group, std::int64_t unit = 1);
 
   void reset() override;
@@ -63,18 +63,18 @@ class ParallelLinearImpl : public torch::nn::Cloneable<ParallelLinearImpl>, publ
 
   [[nodiscard]] Placed forward(const Placed& x);
 
-  /// Cuts a layer that was made without a group; parameters stay the same handles. Not collective.
-  /// @throws InvalidArgument if it has been cut
+  /// Shards a layer that was made without a group; parameters keep their handles. Not collective.
+  /// @throws InvalidArgument if it is sharded
   void shard(int dim, Group group, std::int64_t unit = 1);
 
   [[nodiscard]] std::vector<ShardedParameter> shards() const override;
-  /// As values: weight [out, in], bias [out]; what the loss fused with this layer takes.
+  /// The weight [out, in] and bias [out] with their placements, for `linear_cross_entropy`.
   [[nodiscard]] Placed placed_weight() const;
   [[nodiscard]] std::optional<Placed> placed_bias() const;
 
   ParallelLinearOptions options;
   at::Tensor weight;  ///< this rank's slice
-  at::Tensor bias;    ///< undefined without
+  at::Tensor bias;    ///< undefined if there is no bias
 
  private:
   [[nodiscard]] bool is_column() const { return options.dim().has_value() && *options.dim() != 0; }
@@ -90,14 +90,14 @@ class ParallelLinearImpl : public torch::nn::Cloneable<ParallelLinearImpl>, publ
 
 TORCH_MODULE(ParallelLinear);
 
-/// The same between plain tensors that all ranks have: a column's slices are gathered. For torch::nn::Sequential, whose
-/// modules hand on tensors.
+/// A ParallelLinear that takes and returns plain tensors that all ranks have: a column's slices are gathered. For
+/// torch::nn::Sequential, whose modules pass tensors.
 class GatheredLinearImpl : public ParallelLinearImpl {
  public:
   using ParallelLinearImpl::ParallelLinearImpl;
 
   [[nodiscard]] at::Tensor forward(const at::Tensor& x);
-  /// Of this type, which a Sequential asks for. Collective over the group.
+  /// Returns a GatheredLinear, as Sequential requires. Collective over the group.
   [[nodiscard]] std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override;
 };

@@ -12,11 +12,11 @@
 
 namespace autopar {
 
-/// Which of the two dims of the logits are made piece by piece.
+/// The dim along which logits are computed in chunks.
 enum class LogitChunks : std::uint8_t {
-  kAuto,     ///< classes where this rank has more of them than rows: each reads its part of the weight once a pass
-  kClasses,  ///< Milakov and Gimelshein 2018: statistics of one part of the classes after another
-  kRows,     ///< Liger (Hsu et al. 2024, section 3.2): some rows of all classes
+  kAuto,     ///< classes if this rank has more classes than rows, so that each pass reads the weight once
+  kClasses,  ///< statistics of one chunk of classes after another (Milakov and Gimelshein 2018)
+  kRows,     ///< some rows of all classes (Liger: Hsu et al. 2024, section 3.2)
 };
 
 struct LinearCrossEntropyOptions {
@@ -26,27 +26,29 @@ struct LinearCrossEntropyOptions {
 
   TORCH_ARG(ParallelCrossEntropyOptions, loss);
   TORCH_ARG(LogitChunks, chunks) = LogitChunks::kAuto;
-  /// Of logits that are there at a time, rounded up to one row or class.
+  /// Number of logits in memory at a time, rounded up to one row or class.
   TORCH_ARG(std::int64_t, chunk_elements) = std::int64_t{1} << 22;
 };
 
-/// Cross-entropy of features·weightᵀ + bias, whose logits are never there but for a chunk: they are made again in the
-/// backward (Wijmans et al. 2025, "Cut Your Losses in Large-Vocabulary Language Models", sections 4.1 to 4.3). Twice
-/// the products of the forward; memory beside the gradients: the chunk.
+/// Cross-entropy of features·weightᵀ + bias, computed in chunks of logits that are recomputed in the backward. Cost:
+/// twice the products of the forward. Memory besides the gradients: one chunk.
 ///
 ///     features                forward            backward
 ///     Replicate               1 all-gather       all-reduce of their gradient
 ///     Shard(0): own samples   2 all-gathers      reduce-scatter of it
 ///
-/// Gradients of weight and bias are this rank's own. Under autocast products are in its type.
-/// @param features  [N, D]. @param weight [C, D], Shard(0) or on all ranks. @param bias [C], as the weight
+/// Gradients of weight and bias are this rank's. Under autocast, products use its element type.
+/// @param features  [N, D]
+/// @param weight    [C, D], Shard(0) or replicated
+/// @param bias      [C], placed as the weight
 /// @param target    [N], of all samples, on all ranks
 /// @throws InvalidArgument as parallel_cross_entropy
+/// @source Wijmans et al. 2025, "Cut Your Losses in Large-Vocabulary Language Models", sections 4.1 to 4.3
 [[nodiscard]] at::Tensor linear_cross_entropy(const Placed& features, const Placed& weight,
                                               const std::optional<Placed>& bias, const at::Tensor& target,
                                               const LinearCrossEntropyOptions& options = {});
 
-/// With the weight and bias of a layer without a dim or of dim 1.
+/// With the weight and bias of a layer without a dim or with dim 1.
 [[nodiscard]] at::Tensor linear_cross_entropy(const Placed& features, const ParallelLinear& head,
                                               const at::Tensor& target, const LinearCrossEntropyOptions& options = {});
 

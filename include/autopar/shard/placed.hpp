@@ -14,27 +14,28 @@
 
 namespace autopar {
 
-/// A tensor and how it lies on a group: what parallel layers take and give, as PyTorch's DTensor.
+/// A tensor with its placement on a group, as PyTorch's DTensor: argument and result of parallel layers.
 ///
 ///     Placed h = fc1(x);                                             // x: a tensor that all ranks have
 ///     Placed y = fc2(h.map([](const at::Tensor& t) { return at::gelu(t); }));
 ///     at::Tensor out = y;                                            // throws unless y is on all ranks
 ///
-/// Dims are those of the whole tensor, which no rank needs to have. A value whose group is a rank alone is replicated.
-/// The gradient of a value lies as the value does; that of terms of a sum is replicated.
+/// Dims are those of the whole tensor, which no rank needs to have. In a group of one rank a value is replicated. A
+/// value's gradient has the same placement; the gradient of a partial value is replicated.
 class Placed {
  public:
-  /// The same tensor on all ranks. Implicit: a plain tensor is what all ranks have.
+  /// A replicated value. Implicit, since a plain tensor is one that all ranks have.
   Placed(at::Tensor everywhere);  // NOLINT(google-explicit-constructor)
   static Placed replicate(at::Tensor everywhere, Group group);
-  /// Slices along `dim` (negative: from the end). @throws InvalidArgument unless `local` is this rank's of `split`
+  /// Slices along `dim` (negative: from the end).
+  /// @throws InvalidArgument unless `local` has the size of this rank's slice of `split`
   static Placed shard(at::Tensor local, Group group, int dim, Split split);
-  /// Slices of whatever lengths the ranks have, such as their own samples. Collective: a message of a number a rank.
+  /// Slices with the lengths that the ranks have, such as their own samples. Collective: one number for each rank.
   static Placed shard(at::Tensor local, Group group, int dim);
-  /// Terms of a sum.
+  /// A partial value: the sum of the ranks' tensors.
   static Placed partial(at::Tensor local, Group group);
 
-  /// What this rank has.
+  /// This rank's tensor.
   [[nodiscard]] const at::Tensor& local() const { return local_; }
   [[nodiscard]] Placement placement() const { return placement_; }
   [[nodiscard]] const Group& group() const { return group_; }
@@ -45,27 +46,28 @@ class Placed {
   [[nodiscard]] std::int64_t size(int dim) const;
   [[nodiscard]] std::vector<std::int64_t> sizes() const;
 
-  /// @throws InvalidArgument unless all ranks have it, naming the way out
+  /// @throws InvalidArgument, with what to do, unless the value is replicated
   operator at::Tensor() const;  // NOLINT(google-explicit-constructor)
 
-  /// `function(local())`, which must be element-wise: of the same sizes, each element made of its own. (A softmax along
-  /// the dim that is sharded is not, though its sizes are.)
-  /// @throws InvalidArgument for other sizes, and for terms of a sum, whose function is not the sum of functions
+  /// Applies `function` to the local tensor. It must be element-wise: the same sizes, each element computed from one
+  /// element. (Softmax along the sharded dim has the same sizes but is not element-wise.)
+  /// @throws InvalidArgument for other sizes, and for a partial value, where the sum of functions is not the function
+  /// of the sum
   template <class Function>
   [[nodiscard]] Placed map(Function&& function) const {
     require_whole_elements();
     return with_same_sizes(std::forward<Function>(function)(local_));
   }
 
-  /// As at::Tensor's. @throws InvalidArgument if slices would not stay slices: joining the sharded dim to one before
-  /// it,
-  ///                         or cutting it into others than slices of whole first sizes
+  /// As the members of at::Tensor.
+  /// @throws InvalidArgument if slices would not stay slices. That is when the sharded dim is joined to one before it,
+  /// or cut into other parts than slices of whole first sizes.
   [[nodiscard]] Placed flatten(int start, int end) const;
   [[nodiscard]] Placed unflatten(int dim, const std::vector<std::int64_t>& sizes) const;
   [[nodiscard]] Placed transpose(int a, int b) const;
 
-  /// Element-wise, of two values that lie alike; terms of a sum can be added and scaled, not multiplied.
-  /// @throws InvalidArgument
+  /// Element-wise, for two values with equal placement. Partial values can be added and scaled, but not multiplied.
+  /// @throws InvalidArgument otherwise
   friend Placed operator+(const Placed& a, const Placed& b) { return a.plus(b); }
   friend Placed operator*(const Placed& a, const Placed& b) { return a.times(b); }
   friend Placed operator*(const Placed& a, double factor) { return a.times(factor); }

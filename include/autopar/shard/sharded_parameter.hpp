@@ -10,17 +10,17 @@ namespace autopar {
 
 /// A parameter of which this rank has a slice.
 struct ShardedParameter {
-  std::string name;  ///< in its module; with the module's path where a whole model is meant
+  std::string name;  ///< in its module, or with the module's path for a whole model
   Group group;
   int dim = 0;
   Split split{{0}};
 };
 
-/// What a module with shards is beside a torch::nn::Module, so that saving, loading and norms know which they are.
+/// Implemented by modules with shards, so that saving, loading and norms find the shards.
 class HasShards {
  public:
   virtual ~HasShards() = default;
-  /// Of its own parameters, not of its children's.
+  /// The shards of the module itself, not of its children.
   [[nodiscard]] virtual std::vector<ShardedParameter> shards() const = 0;
 };
 

@@ -10,12 +10,13 @@
 
 namespace autopar {
 
-/// The k largest of each row of [N, C] and their classes, both [N, k] and on all ranks, in falling order, of logits
-/// that are sharded by class or on all ranks. One all-gather of 2·N·k numbers a rank: its own candidates; the logits
-/// stay. Without gradients. @throws InvalidArgument for logits that lie otherwise, and for k outside [1, C]
+/// The k largest logits of each row of [N, C] and their classes: both [N, k], descending, on all ranks. No gradient.
+/// Logits are sharded by class or replicated, and are not sent. One all-gather of 2·N·k numbers for each rank.
+/// @throws InvalidArgument for another placement, and for k outside [1, C]
 [[nodiscard]] std::pair<at::Tensor, at::Tensor> top_k(const Placed& logits, std::int64_t k);
 
-/// For each k, of the rows that are not ignored: the part whose target is among the k largest; double, on all ranks.
+/// For each k, the share of rows whose target is among the k largest logits; ignored rows do not count. Float64, on all
+/// ranks.
 ///
 ///     top_k_accuracy(logits, target, {1, 5})
 [[nodiscard]] at::Tensor top_k_accuracy(const Placed& logits, const at::Tensor& target,

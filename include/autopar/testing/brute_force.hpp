@@ -13,14 +13,13 @@
 
 namespace autopar::testing {
 
-/// The referee: tries every staging of one stage a rank, each stage with each of the tensor degrees if there are
-/// several. For tiny graphs: the number of stagings grows with stages ^
-/// nodes.
+/// The reference policy: tries every staging with one stage for each rank, and each tensor degree of each stage. For
+/// tiny graphs only, since the number of stagings grows with stages ^ nodes.
 struct BruteForce {
   using policy_category = staging_policy_tag;
   std::int64_t max_stagings = 10'000'000;
 
-  /// @throws InvalidArgument if there are more than `max_stagings`
+  /// @throws InvalidArgument if there are more than `max_stagings` stagings
   [[nodiscard]] SearchResult search(const StepObjective& objective) const {
     SearchResult result{Candidates(objective.constraints().memory)};
     const int most =
@@ -40,7 +39,8 @@ struct BruteForce {
   }
 
  private:
-  /// Counts up in base `stages`. @return false after the last assignment
+  /// Counts up in base `stages`.
+  /// @return false after the last assignment
   static bool next(std::vector<int>& stage_of, int stages) {
     for (int& stage : stage_of) {
       if (++stage < stages) return true;
@@ -93,8 +93,9 @@ struct BruteForce {
 };
 static_assert(StagingPolicy<BruteForce>);
 
-/// How many stagings brute force would try: chains of downsets, replicas, micro-batches and schedules. Counted for any
-/// replicas, so that fixed ones make it fewer. @pre at most 16 nodes
+/// An upper bound on the number of stagings that brute force tries: chains of downsets, replicas, micro-batches and
+/// schedules. Counted for any number of replicas; fixed numbers reduce it.
+/// @pre at most 16 nodes
 inline double count_stagings(const Workload& work, const Constraints& constraints) {
   const auto n = static_cast<unsigned>(work.graph.node_count());
   std::vector<unsigned> before(n, 0);

@@ -20,7 +20,7 @@
 namespace autopar::testing {
 
 struct CoarseningLawOptions {
-  std::uint64_t first_seed = 0;  ///< of `inputs` in a row
+  std::uint64_t first_seed = 0;  ///< first of `inputs` consecutive seeds
   int inputs = 200;
   int max_nodes = 120;
 };
@@ -67,9 +67,9 @@ void check_coarsening(const P& policy, std::uint64_t seed, int max_nodes) {
 
 }  // namespace detail
 
-/// The laws of `CoarseningPolicy` on random models of up to so many nodes.
-/// @throws LawBroken naming the first law that is broken
-/// @cost that of the policy, twice an input
+/// Checks the laws of `CoarseningPolicy` on random models of limited size.
+/// @throws LawBroken with the first law that is broken
+/// @cost twice the policy's cost for each input
 template <CoarseningPolicy P>
 void check_coarsening_laws(const P& policy, const CoarseningLawOptions& options = {}) {
   for (int i = 0; i < options.inputs; ++i) {

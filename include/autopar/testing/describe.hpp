@@ -10,7 +10,7 @@
 #include <autopar/schedule/pipeline.hpp>
 #include <autopar/schedule/traits.hpp>
 
-/// Inputs and what policies gave, in the words of a broken law.
+/// Descriptions of inputs and of policies' results for LawBroken.
 namespace autopar::testing {
 
 /// "0 1 1"

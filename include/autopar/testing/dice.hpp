@@ -5,7 +5,7 @@
 
 namespace autopar::testing {
 
-/// Seeded choices that are the same with every standard library, unlike those of std::uniform_int_distribution.
+/// A seeded generator with the same numbers for every standard library, unlike std::uniform_int_distribution.
 class Dice {
  public:
   explicit Dice(std::uint64_t seed) : engine_(seed * 0x9E3779B97F4A7C15ull + 1) { engine_.discard(4); }

@@ -8,13 +8,13 @@
 
 namespace autopar::testing {
 
-/// A policy broke a law of its concept: the law, the input that shows it, and what the policy gave.
+/// A policy broke a law of its concept. The message has the law, the input that shows it, and the policy's result.
 class LawBroken : public Error {
  public:
-  /// @param law    as the concept says it
-  /// @param seed   the input of the generators
-  /// @param input  what was asked of the policy
-  /// @param given  what it gave, or why that is wrong
+  /// @param law    as the concept states it
+  /// @param seed   of the input's generator
+  /// @param input  what the policy was called with
+  /// @param given  its result, or why the result is wrong
   LawBroken(std::string law, std::uint64_t seed, const std::string& input, const std::string& given)
       : Error("law broken: " + law + "\n  seed: " + std::to_string(seed) + "\n  input: " + input +
               "\n  the policy gave: " + given),

@@ -13,13 +13,13 @@
 
 namespace autopar::testing {
 
-/// A pipeline with what its ranks bring to one call.
+/// A pipeline and the samples of its ranks in one call.
 struct PipelineCase {
   Pipeline pipeline;
   BatchLayout layout;
 };
 
-/// Each stage reads what the one before it makes, the first reads inputs.
+/// A linear pipeline: each stage reads the previous one's results, the first reads inputs.
 inline Pipeline in_a_row(std::vector<Mesh> stages) {
   Pipeline out{.ranks = 0, .stages = std::move(stages), .channels = {}, .groups = {}};
   for (int s = 0; s < static_cast<int>(out.stages.size()); ++s) {
@@ -30,7 +30,7 @@ inline Pipeline in_a_row(std::vector<Mesh> stages) {
   return out;
 }
 
-/// Every rank brings so many samples that no slice is empty.
+/// Enough samples on every rank that no slice is empty.
 inline BatchLayout even_layout(const Pipeline& pipeline, int microbatches) {
   return {std::vector<std::int64_t>(static_cast<std::size_t>(pipeline.ranks), microbatches), microbatches};
 }
@@ -91,7 +91,7 @@ inline void add_random_layout(PipelineCase& out, Dice& dice, int max_microbatche
   out.layout.microbatches = dice(1, max_microbatches);
 }
 
-/// Some of the meshes with tensor shards.
+/// Makes meshes of the stages' ranks, some of them with tensor shards.
 inline std::vector<Mesh> random_meshes(const std::vector<std::vector<Rank>>& stages, std::uint64_t seed) {
   Dice dice(seed + 555);
   std::vector<Mesh> meshes;
@@ -107,8 +107,8 @@ inline std::vector<Mesh> random_meshes(const std::vector<std::vector<Rank>>& sta
 
 }  // namespace detail
 
-/// Ranks in any order, unequal replicas, tensor shards, idle ranks, skip channels of all kinds, ties, ragged and empty
-/// local batches, more micro-batches than samples.
+/// Random pipelines with ranks in any order, unequal replicas, tensor shards, idle ranks, skip channels of all kinds
+/// and tied parameters. Local batches are ragged or empty, and there may be more micro-batches than samples.
 inline PipelineCase random_case(std::uint64_t seed, int max_ranks, int max_microbatches) {
   Dice dice(seed);
   PipelineCase out;
@@ -133,7 +133,7 @@ inline PipelineCase random_case(std::uint64_t seed, int max_ranks, int max_micro
   return out;
 }
 
-/// The same with several stages on a rank, in any placement, reductions in any order.
+/// random_case with several stages on a rank, in any placement, and reductions in any order.
 inline PipelineCase random_chunked_case(std::uint64_t seed, int max_ranks, int max_microbatches) {
   Dice dice(seed);
   PipelineCase out;
@@ -156,7 +156,7 @@ inline PipelineCase random_chunked_case(std::uint64_t seed, int max_ranks, int m
   return out;
 }
 
-/// The same with stages as they lie where a schedule wants them: one a position, or several.
+/// random_case with stages in a schedule's layout: one at each position, or several.
 inline PipelineCase random_placed_case(std::uint64_t seed, StageLayout layout, int max_ranks, int max_microbatches) {
   Dice dice(seed);
   PipelineCase out;
@@ -182,8 +182,7 @@ inline PipelineCase random_placed_case(std::uint64_t seed, StageLayout layout, i
   return out;
 }
 
-/// The same pipeline with what its groups hold in shards, each as it likes, gathered by backwards in any order, some of
-/// it several times.
+/// The same pipeline with random ZeRO levels. Backwards gather in any order, and some groups several times.
 inline PipelineCase in_shards(PipelineCase out, std::uint64_t seed) {
   Dice dice(seed + 77);
   Pipeline& pipeline = out.pipeline;

@@ -12,7 +12,7 @@
 
 namespace autopar::testing {
 
-/// What a planner is asked.
+/// The input of a planner.
 struct Instance {
   ModelProfile model;
   Cluster cluster;
@@ -21,7 +21,7 @@ struct Instance {
 
 namespace detail {
 
-/// What runtimes to come can do to save memory.
+/// Chooses random memory optimizations of the runtime: ZeRO and recomputation.
 inline void allow_optimizations(Dice& dice, PlanRequest& request) {
   request.runtime.max_zero = dice(0, 3);
   request.runtime.recompute = dice.chance(80);
@@ -29,7 +29,7 @@ inline void allow_optimizations(Dice& dice, PlanRequest& request) {
   if (request.runtime.recompute && dice.chance(40)) request.options.recompute = dice.chance(50) ? "full" : "none";
 }
 
-/// Hosts with much memory, little or none, and what may be put there.
+/// Adds hosts with much, little or no memory, and says what may be offloaded.
 inline void allow_offload(Dice& dice, Instance& out) {
   out.request.runtime.offload = true;
   if (dice.chance(75)) out.cluster.host = small_host(Bytes(dice.chance(50) ? 1 << 30 : dice(20, 500) * 1000));
@@ -53,7 +53,7 @@ inline Instance random_shape(Dice& dice, int max_nodes, int max_devices) {
   if (dice.chance(15)) {
     const int stages = options.stages > 0 ? options.stages : dice(1, most);
     options.replicas.assign(static_cast<std::size_t>(stages), 1);
-    if (dice.chance(30)) {  // one number for every stage, with and without a number of stages
+    if (dice.chance(30)) {  // one number for every stage, with or without a number of stages
       options.replicas = {dice(1, std::max(1, out.cluster.devices / stages))};
       return out;
     }
@@ -64,8 +64,8 @@ inline Instance random_shape(Dice& dice, int max_nodes, int max_devices) {
   return out;
 }
 
-/// Computing in 16 bits: some parameters are read as copies of half their size alone, which may be made in each call.
-/// Others cannot be in all shares.
+/// 16-bit computation: some parameters are read only as copies of half their size, which each call may make. Others
+/// cannot be sharded at all ZeRO levels.
 inline void add_copies(Dice dice, ModelProfile& model) {
   if (dice.chance(50)) return;
   for (auto& parameter : model.parameters) {
@@ -87,7 +87,7 @@ inline void add_copies(Dice dice, ModelProfile& model) {
 
 }  // namespace detail
 
-/// Small enough for brute force; every option that constrains a plan is set now and then.
+/// Small enough for brute force. Every option that constrains a plan is set in some instances.
 inline Instance random_instance(std::uint64_t seed, int max_nodes, int max_devices = 4) {
   Dice dice(seed);
   Instance out = detail::random_shape(dice, max_nodes, max_devices);

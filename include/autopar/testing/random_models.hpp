@@ -49,7 +49,8 @@ inline ModelProfile chain(int layers, double flops, std::int64_t parameter_bytes
   return model;
 }
 
-/// Branches, skips, values with several readers, tied and frozen parameters, replicated values, parts without gradient.
+/// A random model with branches, skips, values with several readers, tied and frozen parameters, replicated values, and
+/// parts without gradient.
 inline ModelProfile random_model(Dice& dice, int max_nodes) {
   ModelProfile model;
   const int n = dice(1, max_nodes);
@@ -85,8 +86,8 @@ inline ModelProfile random_model(Dice& dice, int max_nodes) {
   return model;
 }
 
-/// Runs of neighbouring atoms that tensor shards can compute together, with what they alone read, and atoms behind them
-/// that they can cut by tokens.
+/// Adds regions: adjacent atoms that tensor shards can compute together, with parameters that only they read. Regions
+/// that follow them can be divided by tokens.
 inline void add_tensor_regions(ModelProfile& model, Dice& dice) {
   const int n = static_cast<int>(model.graph.node_count());
   for (int first = dice(0, 1); first < n;) {
@@ -139,7 +140,7 @@ inline void add_tensor_regions(ModelProfile& model, Dice& dice) {
   }
 }
 
-/// Of a device's part of so many bytes: slower than the device in both memory and link.
+/// A host with this much memory for a device. Its memory and link are slower than the device.
 inline Host small_host(Bytes memory) { return {memory, BytesPerSecond(4e8), {Seconds(3e-6), BytesPerSecond(6e8)}}; }
 
 inline Cluster small_cluster(int devices, Bytes memory = Bytes(1 << 20)) {

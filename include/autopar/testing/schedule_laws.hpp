@@ -24,9 +24,9 @@
 namespace autopar::testing {
 
 struct ScheduleLawOptions {
-  /// Where the stages lie that the policy must have an order for. It may refuse others by InvalidArgument.
+  /// The layout that the policy must have an order for. It may refuse others with InvalidArgument.
   StageLayout layout = StageLayout::kStraight;
-  std::uint64_t first_seed = 0;  ///< of `inputs` in a row
+  std::uint64_t first_seed = 0;  ///< first of `inputs` consecutive seeds
   int inputs = 300;
   int max_ranks = 7;
   int max_microbatches = 9;
@@ -34,7 +34,7 @@ struct ScheduleLawOptions {
 
 namespace detail {
 
-/// One policy on one pipeline.
+/// Checks one policy on one pipeline.
 template <SchedulePolicy P>
 class ScheduleCheck {
  public:
@@ -59,7 +59,7 @@ class ScheduleCheck {
   }
 
  private:
-  using Orders = std::vector<std::vector<ComputeAction>>;  // of stages or of ranks, as the policy gives them
+  using Orders = std::vector<std::vector<ComputeAction>>;  // of stages or of ranks, whichever the policy returns
 
   [[nodiscard]] Orders orders() const {
     if constexpr (RankOrderPolicy<P>) {
@@ -102,7 +102,7 @@ class ScheduleCheck {
     }
   }
 
-  /// A forward needs those of all replicas of the stage before, a backward those of the stage behind.
+  /// A forward needs those of all replicas of the previous stage, a backward those of the next stage.
   void check_circle() const {
     Pipeline row = in_a_row(pipeline_.stages);
     row.ranks = pipeline_.ranks;
@@ -153,10 +153,10 @@ class ScheduleCheck {
 
 }  // namespace detail
 
-/// The laws of `SchedulePolicy` on random pipelines: replicas, skip channels, idle ranks, empty slices, and, if the
-/// policy orders ranks, stages that lie as it does not want them.
-/// @throws LawBroken naming the first law that is broken
-/// @cost under a millisecond an input
+/// Checks the laws of `SchedulePolicy` on random pipelines with replicas, skip channels, idle ranks and empty slices.
+/// Policies that order ranks also get layouts that they do not require.
+/// @throws LawBroken with the first law that is broken
+/// @cost under a millisecond for each input
 template <SchedulePolicy P>
 void check_schedule_laws(const P& policy, const ScheduleLawOptions& options = {}) {
   const auto check = [&](StageLayout layout, std::uint64_t seed, bool may_refuse) {

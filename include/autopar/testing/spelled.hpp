@@ -8,7 +8,7 @@
 
 namespace autopar::testing {
 
-/// "F00 F01 B00 W00 …": kind, stage (of the order of a rank), micro-batch; b for whole backwards.
+/// "F00 F01 B00 W00 …": kind, stage (for the order of a rank), micro-batch; b is a whole backward.
 inline std::string spelled(const std::vector<ComputeAction>& computes) {
   std::string out;
   for (const ComputeAction compute : computes) {

@@ -25,25 +25,25 @@
 namespace autopar::testing {
 
 struct StagingLawOptions {
-  bool exact = false;            ///< every search ends with a proof, and finds what brute force finds
-  std::uint64_t first_seed = 0;  ///< of `inputs` in a row
+  bool exact = false;            ///< every search must end with a proof and find what brute force finds
+  std::uint64_t first_seed = 0;  ///< first of `inputs` consecutive seeds
   int inputs = 300;
   int max_nodes = 5;
   int max_devices = 4;
 };
 
-/// How much the inputs showed: with few pipelines that fit the laws say little about the policy.
+/// What the inputs covered: if few pipelines fit, the laws say little about the policy.
 struct StagingTally {
   int searched = 0;
-  int fitting = 0;     ///< the policy found a staging that fits
-  int pipelined = 0;   ///< of these, the fastest has several stages
+  int fitting = 0;     ///< inputs for which the policy found a staging that fits
+  int pipelined = 0;   ///< of these, inputs whose fastest staging has several stages
   int recomputed = 0;  ///< of these, it recomputes
   int sharded = 0;     ///< of these, it uses ZeRO
 };
 
 namespace detail {
 
-/// A random objective with all that it refers to.
+/// A random objective and everything that it refers to.
 class StagingProblem {
  public:
   /// @throws CaptureError if the options force a plan that mixes samples
@@ -107,7 +107,7 @@ class StagingProblem {
   void check_claims(const SearchResult& found, bool exact) const {
     if (exact && !found.proven) refuse("a search of an exact policy ends with a proof", "proven = false");
     if (!found.proven && found.lower_bound <= Seconds{}) return;
-    constexpr double kRounding = 1e-12;  // the same sums in another order
+    constexpr double kRounding = 1e-12;  // tolerance for sums in another order
     const SearchResult all = BruteForce{}.search(objective_);
     if (!all.candidates.any_fits()) return;
     const Seconds best = all.candidates.best_step();
@@ -149,10 +149,10 @@ class StagingProblem {
 
 }  // namespace detail
 
-/// The laws of `StagingPolicy` on random models, clusters and requests: every candidate that a search gives, whether it
-/// fits or not, and what the search claims to have proven.
-/// @throws LawBroken naming the first law that is broken; also if nothing that fits was found for any input
-/// @cost as a rule under a millisecond an input, with claims that brute force must judge some milliseconds
+/// Checks the laws of `StagingPolicy` on random models, clusters and requests. It checks every candidate of a search,
+/// whether it fits or not, and every proof that the search claims.
+/// @throws LawBroken with the first law that is broken; also if nothing that fits was found for any input
+/// @cost usually under a millisecond for each input; some milliseconds if brute force must verify a proof
 template <StagingPolicy P>
 StagingTally check_staging_laws(const P& policy, const StagingLawOptions& options = {}) {
   StagingTally tally;
@@ -171,7 +171,7 @@ StagingTally check_staging_laws(const P& policy, const StagingLawOptions& option
       tally.pipelined += best.staging.stages() > 1 ? 1 : 0;
       tally.recomputed += best.terms.optimizations.recomputes() ? 1 : 0;
       tally.sharded += best.terms.optimizations.zero > 0 ? 1 : 0;
-    } catch (const CaptureError&) {  // a forced plan that mixes samples: planners refuse it before they search
+    } catch (const CaptureError&) {  // planners refuse a forced plan that mixes samples before they search
     }
   }
   if (tally.searched > 0 && tally.fitting == 0) {

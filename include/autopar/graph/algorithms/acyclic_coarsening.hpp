@@ -18,11 +18,11 @@ namespace autopar {
 
 /// @brief The finest partition that `partition` refines and whose quotient is acyclic.
 ///
-/// Blocks that depend on one another in a circle are merged, and nothing else: every partition with an acyclic quotient
-/// must merge them. All blocks of the result are convex.
+/// Only blocks that lie on a cycle of the quotient are merged. Every coarser partition with an acyclic quotient must
+/// merge them, too. All blocks of the result are convex.
 ///
 /// @return blocks in the smallest topological order of their quotient, ties broken by smallest member
-/// @throws InvalidArgument if `partition` is not one of the nodes of `graph`
+/// @throws InvalidArgument if `partition` is not a partition of the nodes of `graph`
 /// @cost O((nodes + edges) log(nodes + edges)); the graph itself may have cycles
 template <DirectedGraph G>
 [[nodiscard]] Partition acyclic_coarsening(const G& graph, const Partition& partition) {
@@ -48,7 +48,7 @@ template <DirectedGraph G>
 }
 
 /// @brief The finest partition with an acyclic quotient in which the nodes of each group stay together.
-/// @param groups  nodes that may not be separated; groups that share a node become one; the rest starts out alone
+/// @param groups  nodes that must not be separated; groups that share a node are merged; other nodes start alone
 /// @throws InvalidArgument if a group names a node that the graph does not have
 /// @cost as for a partition
 template <DirectedGraph G>

@@ -16,13 +16,14 @@ namespace autopar {
 
 namespace detail {
 
-/// Puts nodes into parts, one by one, and keeps the parts in a topological order of their quotient.
+/// Adds nodes to parts one by one and maintains a topological order of the parts' quotient.
 /// @source Pearce and Kelly, A dynamic topological sort algorithm for directed acyclic graphs, JEA 11, 2007
 template <BidirectionalGraph G>
 class GrowingParts {
  public:
   explicit GrowingParts(const G& graph) : graph_(graph), part_of_(graph.node_count(), kNone) {}
 
+  /// Starts a part with `node`.
   /// @pre all predecessors of `node` are in parts
   void open(NodeId node) {
     part_of_[node.index()] = members_.size();
@@ -30,7 +31,8 @@ class GrowingParts {
     order_.push_back(members_.size());
     members_.push_back({node});
   }
-  /// Adds to a part unless the quotient would get a cycle.
+  /// Adds `node` to a part unless the quotient would get a cycle.
+  /// @return whether it was added
   [[nodiscard]] bool join(NodeId node, std::size_t part) {
     std::size_t last = position_[part];
     for (const NodeId before : predecessors_of(graph_, node))
@@ -57,7 +59,7 @@ class GrowingParts {
  private:
   static constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
 
-  /// By part: the given one and what depends on it, up to a position.
+  /// By part: whether it is `part` or depends on it, among parts up to position `last`.
   [[nodiscard]] std::vector<bool> followers(std::size_t part, std::size_t last) const {
     std::vector<bool> found(members_.size(), false);
     std::vector<std::size_t> pending{part};
@@ -92,16 +94,16 @@ class GrowingParts {
 
 }  // namespace detail
 
-/// @brief Groups of nodes, taken apart where they have to be so that each can run at a stretch.
+/// @brief Splits groups of nodes where needed so that each part can run without interruption.
 ///
-/// The parts have an acyclic quotient, so every one of them is convex. A node stays with those of its group that come
-/// before it unless that closes a circle; groups with an acyclic quotient stay whole.
+/// The parts have an acyclic quotient, so every part is convex. A node joins the earlier nodes of its group unless that
+/// closes a cycle. Groups with an acyclic quotient are not split.
 ///
-/// @param group_of  by node; nodes of one group that is >= 0 may be together, nodes of group -1 are alone
-/// @return parts in a topological order of their quotient, their nodes in the graph's
-/// @throws InvalidArgument if the graph has a cycle, or groups are not given for all of its nodes
-/// @cost O(edges + nodes log nodes) where groups have an acyclic quotient; O(nodes + edges) more for each node whose
-/// group has to be moved or split
+/// @param group_of  by node; nodes of one group >= 0 may be together, nodes of group -1 are alone
+/// @return parts in a topological order of their quotient, their nodes in the graph's topological order
+/// @throws InvalidArgument if the graph has a cycle, or `group_of` does not have one entry for each node
+/// @cost O(edges + nodes log nodes) if groups have an acyclic quotient; O(nodes + edges) more for each node whose group
+/// is moved or split
 template <BidirectionalGraph G>
 [[nodiscard]] std::vector<std::vector<NodeId>> acyclic_splitting(const G& graph, const std::vector<int>& group_of) {
   if (group_of.size() != graph.node_count()) {
@@ -109,7 +111,7 @@ template <BidirectionalGraph G>
                           " groups are given for a graph of " + std::to_string(graph.node_count()) + " nodes");
   }
   detail::GrowingParts<G> parts(graph);
-  std::vector<std::pair<bool, std::size_t>> part_of_group;  // whether there is one, the latest
+  std::vector<std::pair<bool, std::size_t>> part_of_group;  // whether the group has a part, and its latest part
   for (const NodeId node : topological_order(graph)) {
     const int group = group_of[node.index()];
     if (group < 0) {

@@ -15,13 +15,13 @@
 
 namespace autopar {
 
-/// @brief Tests many sets of one acyclic graph for convexity: no path leaves the set and comes back.
+/// @brief Tests many sets of one acyclic graph for convexity: no path leaves the set and returns to it.
 ///
 /// A set can run as one unit (take all inputs, run, give all outputs) exactly if it is convex.
 ///
 /// @invariant refers to the graph, which must outlive the tester and not change
-/// @cost building O(edges + nodes log nodes); a test O(size of the set + edges of the nodes that lie, in a topological
-///       order, between its first and its last node and below it): a narrow set in a huge graph is cheap
+/// @cost building O(edges + nodes log nodes). A test O(size of the set + edges of visited nodes), which lie below the
+/// set and between its first and last node in a topological order. A narrow set in a huge graph is cheap.
 template <DirectedGraph G>
 class ConvexityTester {
  public:
@@ -81,7 +81,7 @@ class ConvexityTester {
   Mark mark_count_ = 0;
 };
 
-/// @brief Whether no path leaves `set` and comes back, in any graph, also one with cycles. O(nodes + edges).
+/// @brief Whether no path leaves `set` and returns to it, in any graph, including one with cycles. O(nodes + edges).
 ///
 /// For many sets of one acyclic graph use ConvexityTester.
 template <DirectedGraph G>

@@ -22,8 +22,8 @@ struct CriticalPath {
 /// @brief The most expensive path of an acyclic graph: the least time in which it can run on any number of devices.
 /// @param node_cost  of a node, non-negative; a number or a quantity such as Seconds, whose default is zero
 /// @param edge_cost  of an edge, of the same type
-/// @throws InvalidArgument if the graph has a cycle, naming the nodes along one
-/// @cost O(edges + nodes log nodes), one call a node and an edge
+/// @throws InvalidArgument if the graph has a cycle, with the nodes along one
+/// @cost O(edges + nodes log nodes), one call for each node and edge
 /// @par Determinism among equally expensive paths the smaller ids win, from the last node backwards
 template <BidirectionalGraph G, std::invocable<NodeId> NodeCost, std::invocable<EdgeId> EdgeCost>
 [[nodiscard]] auto critical_path(const G& graph, const NodeCost& node_cost, const EdgeCost& edge_cost) {

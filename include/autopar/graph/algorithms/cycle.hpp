@@ -11,7 +11,7 @@
 
 namespace autopar {
 
-/// @brief Names a node by its number; the default wherever an error names nodes.
+/// @brief Names a node by its number; the default in errors.
 struct NumberedNode {
   [[nodiscard]] std::string operator()(NodeId node) const { return "node " + std::to_string(node.value()); }
 };
@@ -36,8 +36,8 @@ template <DirectedGraph G>
 /// @par Determinism depends on the graph alone
 template <DirectedGraph G>
 [[nodiscard]] std::optional<std::vector<NodeId>> find_cycle(const G& graph) {
-  // Peel sources until none is left. Each node that remains has a predecessor that remains, so walking backwards
-  // among them must come around.
+  // Remove sources until there is none. Each remaining node has a remaining predecessor, so walking backwards among
+  // them finds a cycle.
   auto missing = detail::in_degrees(graph);
   std::vector<NodeId> peeled;
   peeled.reserve(graph.node_count());
@@ -72,7 +72,7 @@ template <DirectedGraph G>
 
 /// @brief A cycle for an error message, e.g. "node 2 -> node 5 -> node 2"; the middle of a long one is left out.
 /// @param cycle  nodes along the cycle, at least one
-/// @param name   what to call a node
+/// @param name   the name of a node
 template <class NodeName = NumberedNode>
 [[nodiscard]] std::string describe_cycle(const std::vector<NodeId>& cycle, const NodeName& name = {}) {
   constexpr std::size_t kShown = 8;

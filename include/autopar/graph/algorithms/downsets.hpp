@@ -19,20 +19,20 @@ namespace autopar {
 
 using DownsetId = Index<struct DownsetTag>;  ///< downset of a DownsetLattice
 
-/// @brief Most downsets that a lattice can hold.
+/// @brief The largest number of downsets in a lattice.
 inline constexpr std::size_t kMaxDownsets = static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max());
 
-/// @brief Every downset of an acyclic graph: a set of nodes that holds all predecessors of its members.
+/// @brief All downsets of an acyclic graph. A downset is a set of nodes that contains all predecessors of its members.
 ///
-/// Whatever has run at some moment is a downset, and a set of nodes is convex exactly if it is the difference of two
+/// At any time the nodes that have run form a downset. A set of nodes is convex exactly if it is the difference of two
 /// nested downsets. A chain of downsets from the empty one to all nodes is therefore a pipeline, and every pipeline is
 /// such a chain.
 ///
 /// @invariant ids ascend with inclusion: a proper subset has a smaller id; the empty set is first, all nodes are last
-/// @cost 24 bytes a downset and 8 a cover; a downset of a graph has at most log2(size()) covers
+/// @cost 24 bytes for each downset and 8 for each cover; a downset of a graph has at most log2(size()) covers
 class DownsetLattice {
  public:
-  /// @brief A downset with one node more.
+  /// @brief A downset with one additional node.
   struct Cover {
     NodeId added;
     DownsetId result;
@@ -53,30 +53,31 @@ class DownsetLattice {
     for (; id != empty_set(); id = downsets_[id.index()].parent) set.insert(downsets_[id.index()].added);
     return set;
   }
-  /// @brief The downsets with one node more, in topological order of that node. O(1).
+  /// @brief The downsets with one additional node, in topological order of that node. O(1).
   [[nodiscard]] std::span<const Cover> covers(DownsetId id) const {
     const std::size_t begin = downsets_[id.index()].first_cover;
     const std::size_t end = id == all_nodes() ? covers_.size() : downsets_[id.index() + 1].first_cover;
     return std::span(covers_).subspan(begin, end - begin);
   }
-  /// @brief The downset with exactly these members, or nullopt if they are none. O(node_count() + members).
+  /// @brief The downset with exactly these members, or nullopt if the set is not a downset. O(node_count() + members).
   [[nodiscard]] std::optional<DownsetId> find(const NodeSet& set) const;
 
-  /// @brief Visits each proper superset of a downset once, growing and shrinking one difference node by node.
+  /// @brief Visits each proper superset of a downset once; the difference grows and shrinks node by node.
   ///
-  /// `enter(node, id)` is called when `node` joins the difference, which then is that of `id` and `from`; if it returns
-  /// false, the supersets that add only later nodes (in topological order) to this one are left out. So a criterion
-  /// that fails for all supersets once it fails, such as memory, loses nothing. `leave(node)` is called when the node
-  /// goes.
+  /// `enter(node, id)` is called when `node` joins the difference, which is then that between `id` and `from`. If it
+  /// returns false, the supersets that add only later nodes (in topological order) to this one are skipped. Use this
+  /// for a criterion that fails for all supersets once it fails, such as memory. `leave(node)` is called when the node
+  /// is removed.
   ///
-  /// @cost O(log2(size())) a visit, without recursion; the number of visits is that of convex sets that begin at `from`
+  /// @cost O(log2(size())) for each visit, without recursion; there is one visit for each convex set that begins at
+  /// `from`
   template <class Enter, class Leave>
   void for_each_superset(DownsetId from, Enter&& enter, Leave&& leave) const;
 
  private:
   struct Downset {
     DownsetId parent;  ///< without its last member in topological order
-    NodeId added;      ///< that member
+    NodeId added;      ///< its last member in topological order
     std::uint32_t cardinality;
     std::size_t first_cover;
   };
@@ -105,8 +106,8 @@ class DownsetLattice {
 /// @brief All downsets of a graph, or nullopt if there are more than `limit`.
 /// @param limit  at most kMaxDownsets
 /// @throws InvalidArgument if the graph has a cycle or `limit` is too large
-/// @cost O(downsets * (log(limit) * log(log(limit)) + out-degree)) after O(edges + nodes log nodes); giving up costs no
-///       more than `limit` downsets
+/// @cost O(downsets * (log(limit) * log(log(limit)) + out-degree)) after O(edges + nodes log nodes); at most `limit`
+/// downsets are counted if there are more
 /// @source after Steiner, An algorithm to generate the ideals of a partial order, Oper. Res. Lett. 5(6), 1986
 template <DirectedGraph G>
 [[nodiscard]] std::optional<DownsetLattice> enumerate_downsets(const G& graph, std::size_t limit) {
@@ -139,7 +140,7 @@ template <DirectedGraph G>
 
 /// @brief The number of downsets, or nullopt if there are more than `limit`.
 /// @throws InvalidArgument if the graph has a cycle
-/// @cost time as `enumerate_downsets`; memory O(nodes * log(limit) + edges) whatever the number
+/// @cost time as `enumerate_downsets`; memory O(nodes * log(limit) + edges)
 template <DirectedGraph G>
 [[nodiscard]] std::optional<std::size_t> count_downsets(const G& graph, std::size_t limit) {
   std::size_t count = 0;
@@ -153,7 +154,7 @@ inline void DownsetLattice::resolve_covers() {
   for (std::size_t i = 1; i < downsets_.size(); ++i) {
     const Downset& downset = downsets_[i];
     const auto row = std::span(covers_).subspan(downset.first_cover, covers(DownsetId::of(i)).size());
-    // Nodes before `added` were available to the parent too, and stand at the same places there.
+    // Nodes before `added` were available to the parent, too, at the same positions.
     const auto parent_row = covers(downset.parent);
     for (std::size_t k = 0; k < row.size() && position_[row[k].added.index()] < position_[downset.added.index()]; ++k) {
       row[k].result = find_cover(parent_row[k].result, downset.added)->result;

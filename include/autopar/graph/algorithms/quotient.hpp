@@ -15,8 +15,8 @@
 
 namespace autopar {
 
-/// @brief A graph with blocks of nodes for nodes. Node b holds the members of block b, ascending; an edge holds the
-///        original edges between two blocks, ascending; edges inside a block are gone.
+/// @brief A graph whose nodes are blocks of another graph's nodes. Node b holds the members of block b, ascending. An
+/// edge holds the original edges between two blocks, ascending. Edges inside a block are dropped.
 /// @invariant no self-loops, no parallel edges; out-edges ascend by target
 using QuotientGraph = Graph<std::vector<NodeId>, std::vector<EdgeId>>;
 
@@ -24,7 +24,7 @@ using QuotientGraph = Graph<std::vector<NodeId>, std::vector<EdgeId>>;
 [[nodiscard]] constexpr NodeId node_of(BlockId block) { return NodeId(block.value()); }
 
 /// @brief Contracts each block of `partition` to one node; the result may have cycles.
-/// @throws InvalidArgument if `partition` is not one of the nodes of `graph`
+/// @throws InvalidArgument if `partition` is not a partition of the nodes of `graph`
 /// @cost O(nodes + edges + quotient edges log quotient edges)
 template <DirectedGraph G>
 [[nodiscard]] QuotientGraph contract(const G& graph, const Partition& partition) {
@@ -57,9 +57,10 @@ template <DirectedGraph G>
 }
 
 /// @brief The quotient of a graph by a partition whose blocks can run one after another.
-/// @param name  what to call a node of `graph` in the error
-/// @throws InvalidArgument if the partition does not fit the graph, or blocks depend on one another in a circle; the
-///         message names the blocks and an edge from each to the next. `acyclic_coarsening` repairs such a partition
+/// @param name  the name of a node of `graph` in the error
+/// @throws InvalidArgument if the partition does not fit the graph
+/// @throws InvalidArgument if the quotient has a cycle, with its blocks and an edge from each to the next;
+/// `acyclic_coarsening` repairs such a partition
 /// @cost as `contract`
 template <DirectedGraph G, class NodeName = NumberedNode>
 [[nodiscard]] QuotientGraph quotient(const G& graph, const Partition& partition, const NodeName& name = {}) {

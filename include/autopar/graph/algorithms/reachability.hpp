@@ -13,7 +13,7 @@ namespace autopar {
 
 namespace detail {
 
-/// `seeds` and all that `neighbours` reaches from them.
+/// `seeds` and all nodes that `neighbours` reaches from them.
 template <class Neighbours>
 [[nodiscard]] NodeSet flood(NodeSet seeds, const Neighbours& neighbours) {
   std::vector<NodeId> frontier(seeds.begin(), seeds.end());

@@ -20,7 +20,7 @@ template <DirectedGraph G>
   constexpr std::size_t kUnvisited = 0;
   const std::size_t nodes = graph.node_count();
 
-  // A flat copy of the adjacency, because resuming half-way through a general range would need its iterators.
+  // A flat copy of the adjacency: resuming within a general range would need its iterators.
   std::vector<std::size_t> first(nodes + 1, 0);
   std::vector<NodeId> successors;
   successors.reserve(graph.edge_count());

@@ -14,11 +14,11 @@
 namespace autopar {
 
 /// @brief The nodes of an acyclic graph, each after all its predecessors; among candidates the smallest id comes first.
-/// @param name  what to call a node in the error
+/// @param name  the name of a node in the error
 /// @return a permutation of the nodes
-/// @throws InvalidArgument if the graph has a cycle, naming the nodes along one
+/// @throws InvalidArgument if the graph has a cycle, with the nodes along one
 /// @cost O(edges + nodes log nodes)
-/// @par Determinism the lexicographically smallest topological order, whatever the order of edges
+/// @par Determinism the lexicographically smallest topological order, independent of the order of edges
 /// @source Kahn, Topological sorting of large networks, CACM 5(11), 1962
 template <DirectedGraph G, class NodeName = NumberedNode>
 [[nodiscard]] std::vector<NodeId> topological_order(const G& graph, const NodeName& name = {}) {

@@ -12,11 +12,11 @@
 
 namespace autopar::detail {
 
-/// @brief Visits every downset of an acyclic graph once, holding one of them at a time.
+/// @brief Visits every downset of an acyclic graph once; only one is in memory at a time.
 ///
-/// Nodes are called by their positions in a topological order. The last member of a downset is always maximal, so
-/// removing it gives another downset: its parent. That makes the downsets a tree, in which the children of a downset
-/// append an available node beyond its last member. Taking the furthest child first visits subsets before supersets.
+/// Nodes are identified by their positions in a topological order. The last member of a downset is always maximal, so
+/// removing it gives another downset: its parent. The downsets thus form a tree. A child of a downset appends an
+/// available node beyond its last member. Taking the furthest child first visits subsets before supersets.
 class DownsetWalk {
  public:
   /// @throws InvalidArgument if the graph has a cycle
@@ -34,10 +34,10 @@ class DownsetWalk {
     }
   }
 
-  /// @pre called once
-  /// @param limit  most downsets to visit
-  /// @param visit  called as visit(parent number, position added, available positions ascending); downsets are numbered
-  ///               in the order of the calls. The first, the empty one, has no parent: both numbers are 0
+  /// Visits the downsets. Call it once.
+  /// @param limit  the largest number of downsets to visit
+  /// @param visit  called as visit(parent number, position added, available positions ascending). Downsets are numbered
+  /// in the order of the calls. The first, empty one has no parent: both numbers are 0.
   /// @return whether all were visited; false once it is certain that there are more than `limit`
   template <class Visit>
   [[nodiscard]] bool run(std::size_t limit, const Visit& visit) {
@@ -89,7 +89,8 @@ class DownsetWalk {
         .subspan(first_successor_[position], first_successor_[position + 1] - first_successor_[position]);
   }
 
-  /// Pushes the frame of a child; its available positions are the parent's, less `added`, with what it enables.
+  /// Pushes the frame of a child. Its available positions are the parent's without `added`, and those that `added`
+  /// enables.
   [[nodiscard]] bool append(std::size_t parent_begin, std::size_t added, std::size_t limit) {
     const std::size_t begin = available_.size();
     for (std::size_t i = parent_begin; i < begin; ++i) {

@@ -26,7 +26,7 @@ struct SynthesisRule {
   enum class Chunks : std::uint8_t { kFurthest, kNearest, kEarliest };  // in pipeline order; kEarliest: by micro-batch
   Kinds kinds = Kinds::kBackwardFirst;
   Chunks chunks = Chunks::kFurthest;
-  /// A stage may have this times `rounds_in_flight()` of it micro-batches in flight.
+  /// A stage may have at most this times its `rounds_in_flight()` micro-batches in flight.
   double slack = std::numeric_limits<double>::infinity();
   double patience = 0;  // for something better, a lane waits up to this share of a weight backward
   const std::vector<double>* urgency = nullptr;  // by index; if given it decides, largest first
