@@ -22,8 +22,8 @@ enum class Draw : std::uint8_t {
   kAlike,     ///< keyed without samples: every slice draws the same numbers
 };
 
-/// How one op runs on a slice, so that all slices together compute the whole batch. n is the number of samples of the
-/// slice, N of the global batch. Order: replace arguments; weight arguments; call; divide; scale.
+/// How one op runs on a slice, so that all slices together compute the whole batch. The slice has n samples, the global
+/// batch N. Order: replace arguments; weight arguments; call; divide; scale.
 struct OpHandling {
   bool in_prologue = false;  ///< see BatchSemantics::prologue
   bool in_stage = false;     ///< belongs to a stage of the pipeline

@@ -15,7 +15,7 @@
 
 namespace autopar::engine {
 
-/// The tensor shards of a replica: what they exchange goes through the gate of the compute action under way.
+/// The tensor shards of a replica. Their exchanges go through the gate of the current compute action.
 class GateGroup : public detail::GroupState {
  public:
   GateGroup(std::vector<Rank> ranks, int place, std::shared_ptr<const StageGate> gate)

@@ -68,7 +68,7 @@ Buffer pack_tensors(const std::vector<at::Tensor>& tensors, const std::vector<ir
                     c10::Device device) {
   const at::NoGradGuard no_grad;
   if (tensors.size() == 1) {
-    // As a flat view whatever the strides of dims of one element are, which a view as bytes does not accept.
+    // A flat view works for any strides of dims of size one, which a view as bytes refuses.
     const auto dense = ir::in_form(tensors[0].detach().resolve_conj().resolve_neg(), forms[0]);
     return buffer_of(dense.as_strided({dense.numel()}, {1}).view(at::kByte));
   }

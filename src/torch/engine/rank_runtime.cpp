@@ -67,7 +67,7 @@ void RankRuntime::find_parameters(const staging::StagedGraph& division, const st
   for (std::size_t i = 0; i < parameters_.size(); ++i) position_[parameters_[i].index()] = i;
 }
 
-// Also those of groups of other ranks, which this one makes programs for.
+// Includes the groups of other ranks, since this rank makes programs for all.
 void RankRuntime::lay_out_buckets(const staging::StagedGraph& division, const BucketPolicy& buckets) {
   reduced_.resize(graph().values.size(), false);
   for (std::size_t g = 0; g < division.group_parameters.size(); ++g) {

@@ -15,20 +15,20 @@
 
 namespace autopar::engine {
 
-/// The stages of a captured program on one rank (none, one or several), prepared once and used by every call (see
-/// TorchEngine), and their gradients, which they share where they read the same parameter.
+/// The stages of a captured program on one rank (none, one or several) and their gradients. Prepared once and used by
+/// every call (see TorchEngine). Stages that read the same parameter share its gradient.
 class RankRuntime {
  public:
   /// @param leaves  see Stage
   /// @param splits_backwards  whether programs have backwards in two parts
-  /// @param recomputed        what stages recompute before its backward
+  /// @param recomputed        atoms that stages recompute before their backward
   /// @param sharded           by reduction group: what it shards; empty: nothing
-  /// @param buckets           in which gradients are summed that nobody shares
+  /// @param buckets           the buckets of gradients that are not reduced into shards
   RankRuntime(const OpGraph& graph, const algebra::BatchSemantics& plan, const staging::StagedGraph& division,
               Rank rank, c10::Device device, const Stage::Leaves& leaves, bool splits_backwards = false,
               interpret::RecomputedAtoms recomputed = {}, std::vector<parameters::ShardedGroup> sharded = {},
               const BucketPolicy& buckets = {});
-  /// With owner handles alone.
+  /// Without compute copies: stages read owner handles only.
   RankRuntime(const OpGraph& graph, const algebra::BatchSemantics& plan, const staging::StagedGraph& division,
               Rank rank, c10::Device device, const Stage::Lookup& lookup, bool splits_backwards = false,
               interpret::RecomputedAtoms recomputed = {})
@@ -45,18 +45,20 @@ class RankRuntime {
   [[nodiscard]] Rank rank() const { return rank_; }
 
   [[nodiscard]] const std::vector<std::unique_ptr<Stage>>& stages() const { return stages_; }  ///< ascending
-  /// Follows handles whose memory or requires_grad changed since. O(parameters of the rank).
+  /// Updates the leaves whose handles changed memory or requires_grad. O(parameters of the rank).
   void refresh_leaves();
-  /// See Stage::add_kept_casts, of all stages.
+  /// See Stage::add_kept_casts; for all stages.
   [[nodiscard]] std::vector<const void*> kept_casts() const;
-  /// Lets go of casts of parameters, which each call makes anew. What backwards need of them stays.
+  /// Releases casts of parameters, which each call makes again. Backwards keep the casts that they need.
   void drop_casts();
 
-  /// Read by a stage of this rank, or in a reduction group of it; ascending.
+  /// Parameters that a stage of this rank reads or a reduction group of this rank contains, ascending.
   [[nodiscard]] const std::vector<ValueId>& parameters() const { return parameters_; }
-  /// Position in parameters(). @pre it is one of them
+  /// Index in parameters().
+  /// @pre the parameter is one of them
   [[nodiscard]] std::size_t position_of(ValueId parameter) const { return position_[parameter.index()]; }
-  /// A copy of what the user's handle of a parameter refers to now. @pre it is one of parameters()
+  /// The current tensor of the user's handle of a parameter.
+  /// @pre it is one of parameters()
   [[nodiscard]] const at::Tensor& handle(ValueId parameter) const;
 
   [[nodiscard]] const std::vector<gradients::BucketLayout>& bucket_layouts() const {
@@ -64,13 +66,14 @@ class RankRuntime {
   }  ///< by group
   /// Whether this rank takes part in the group's reductions.
   [[nodiscard]] bool in_group(int group) const { return member_[static_cast<std::size_t>(group)]; }
-  /// This rank's memory of the unit whose gradients the group sums into shards; null if it sums them whole.
+  /// This rank's memory of the unit whose gradients the group reduces into shards; null if it all-reduces them.
   [[nodiscard]] parameters::ShardMemory* shards_of(int group) const {
     return sharded_.empty() ? nullptr : sharded_[static_cast<std::size_t>(group)].memory.get();
   }
-  /// Where a parameter of `bucket_layouts()[group]` lies in this rank's part. @pre shards_of(group)
+  /// The elements of a parameter of `bucket_layouts()[group]` in this rank's part, as indices of the part.
+  /// @pre shards_of(group)
   [[nodiscard]] Interval within_part(int group, const gradients::BucketLayout::Place& place) const;
-  /// ZeRO level of a group.
+  /// The ZeRO level of a group.
   [[nodiscard]] int zero_of(int group) const { return program_.pipeline.groups[static_cast<std::size_t>(group)].zero; }
 
  private:
@@ -84,11 +87,12 @@ class RankRuntime {
   DividedProgram program_;
   Rank rank_;
   std::vector<ValueId> parameters_;
-  std::vector<std::size_t> position_;  ///< by ValueId, of parameters
+  std::vector<std::size_t> position_;  ///< by ValueId: index in parameters()
   std::vector<gradients::BucketLayout> bucket_layouts_;
   std::vector<bool> member_;
   std::vector<parameters::ShardedGroup> sharded_;  ///< by group; or empty
-  std::vector<bool> reduced_;                      ///< by ValueId: a parameter in a reduction group of this rank
+  std::vector<bool> reduced_;                      ///< by ValueId: whether the parameter is in a reduction group of
+                                                   ///< this rank
   std::vector<std::unique_ptr<Stage>> stages_;
   std::map<ValueId, at::Tensor> unread_;  ///< handles of parameters that no stage of this rank reads
 };

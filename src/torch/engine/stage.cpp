@@ -39,7 +39,7 @@ Stage::Stage(const DividedProgram& program, StageId stage, const Leaves& leaves,
   for (const auto& update : plan().buffer_updates) kept.push_back(update.result);
   const auto parts = interpret::parts_of_stage(graph(), each_slice_, program_.recomputed);
   find_readers_of_casts(parts);
-  // What is reduced is added to buckets, on the caller's stream.
+  // Reduced gradients are added to buckets on the caller's stream, so there is no side stream for them.
   const bool any_reduced = std::ranges::any_of(parameters_read(graph(), this->ops()),
                                                [&](ValueId parameter) { return reduced[parameter.index()]; });
   if (device().is_cuda() && !any_reduced) side_ = std::make_shared<autograd::SideStream>(device());
@@ -54,7 +54,7 @@ Stage::Stage(const DividedProgram& program, StageId stage, const Leaves& leaves,
 
 namespace {
 
-/// Before a node of the backward runs: what its operator read is brought back.
+/// Unshards the parameters that an operator read, before its autograd node runs.
 class UnshardHook : public torch::autograd::FunctionPreHook {
  public:
   UnshardHook(std::shared_ptr<const StageGate> gate, std::vector<int> groups)
@@ -80,7 +80,7 @@ void unshard_before_backward(const at::Tensor& result, const std::shared_ptr<con
 
 interpret::OpHooks Stage::hooks(const std::vector<interpret::StagePart>& parts) {
   interpret::OpHooks hooks;
-  std::map<int, OpId> last;  // reader of each group, in the order of the run
+  std::map<int, OpId> last;  // last reader of each group, in execution order
   for (const auto& part : parts) {
     for (const auto op : part.ops) {
       if (casts_read_by_.contains(op)) hooks.ops.insert(op);
@@ -140,7 +140,7 @@ void Stage::find_boundary() {
   outgoing_.assign(out.begin(), out.end());
 }
 
-// A sum belongs to the stage that makes it; a parameter that is one, to the first stage that reads it.
+// A sum belongs to the stage that computes it. A parameter that is a sum belongs to the first stage that reads it.
 void Stage::find_sums() {
   const auto reads = [&](StageId stage, ValueId parameter) {
     const auto read = parameters_read(graph(), program_.stage_ops[stage.index()]);
@@ -179,7 +179,7 @@ void Stage::find_leaves(const Lookup& lookup) {
 
 void Stage::refresh_leaves() {
   const auto stream = devices::current_stream(device());
-  if (stream != accumulating_stream_) {  // those with hooks stay: their hooks would be added once more
+  if (stream != accumulating_stream_) {  // accumulators with hooks are kept, since their hooks would be added again
     std::erase_if(accumulators_, [&](const auto& each) { return !reduced_[each.first.index()]; });
     accumulating_stream_ = stream;
   }
@@ -233,7 +233,8 @@ void Stage::find_casts() {
   }
 }
 
-// Segments keep what enters them before they run, and of lists no element can be missing: their casts are made first.
+// Segments save their inputs before they run, and an element of a list cannot be missing. Casts for these are made
+// first.
 void Stage::find_readers_of_casts(const std::vector<interpret::StagePart>& parts) {
   const auto cast_behind = [&](ValueId value) {
     const auto definer = value.valid() ? graph().value(value).definer : OpId::none();
@@ -286,7 +287,7 @@ void Stage::start_casts(bool differentiate) {
   for (const auto op : made_first_) make_cast(op);
 }
 
-// A parameter that is cast for several readers is cast once.
+// A parameter with several readers is cast once.
 void Stage::make_cast(OpId op) {
   auto& copy = environment_[graph().output(op).index()];
   if (copy.defined()) return;

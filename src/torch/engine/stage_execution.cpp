@@ -55,7 +55,7 @@ void StageExecution::forward(const Action& action) {
     throw;
   }
   --forwards_left_;
-  // Backwards let go of them one after the other. On CPUs plans count them until the call ends.
+  // Backwards then release casts one after the other. On CPUs plans count them until the call ends.
   if (forwards_left_ == 0 && stage_.device().is_cuda()) stage_.drop_casts();
   if (!context_.differentiate) sent_slice_ = action.microbatch;
 }
@@ -102,7 +102,7 @@ void StageExecution::keep_results(Slice& slice, const interpret::SliceContext& c
     if (update.kind == algebra::BufferUpdateKind::kWholeBatch && context.first_sample != 0) continue;
     buffer_results_[update.result].push_back(result.detach());
   }
-  // What autograd needs it holds itself; the roots of the backward are needed here.
+  // Autograd holds what it needs; the roots of the backward are kept here.
   for (const auto value : stage_.outgoing()) slice.results[value] = values[value.index()];
   if (context_.differentiate) {
     for (const auto& sum : stage_.sums()) slice.results[sum.value] = values[sum.value.index()];
@@ -141,12 +141,13 @@ BackwardRoots StageExecution::begin_backward(const Action& action, const std::ma
   return roots;
 }
 
-// Messages follow their producer directly, so at the rank's next compute action they have been packed.
+// Messages directly follow their producer, so at the rank's next compute action they have been packed.
 void StageExecution::release_sent() {
   if (sent_slice_ < 0) return;
   auto& slice = slices_[static_cast<std::size_t>(sent_slice_)];
   slice.results.clear();
-  for (auto& [value, leaf] : slice.leaves) {  // nodes that are kept until the call ends still refer to them
+  for (auto& [value, leaf] : slice.leaves) {  // autograd nodes that are kept until the call ends still refer to the
+                                              // leaves
     leaf.mutable_grad().reset();
     leaf.set_data(at::empty({0}, leaf.options().requires_grad(false)));
   }
@@ -185,7 +186,7 @@ bool StageExecution::goes_to_stages(ValueId value) const {
   return false;
 }
 
-// What the operator made for nobody else is the result; its autograd node keeps the shape alone.
+// If nothing else holds the operator's output, it is the result itself; its autograd node keeps only the sizes.
 at::Tensor StageExecution::departing_result(const Action& action, const Channel& channel, ValueId value,
                                             std::int64_t samples) {
   const bool whole = channel.kind != ChannelKind::kBatched || action.samples.size() == samples;
@@ -208,7 +209,7 @@ void StageExecution::arrive(const Action& action, const Channel& channel, ValueI
                             whole.size(), part, action.flow == Flow::kValue ? Into::kWrite : Into::kAdd);
 }
 
-// ---------------------------------------------------------------- results
+// All tensor shards of a replica hold equal values, which count once.
 
 // All tensor shards of a replica have the same; it counts once.
 bool StageExecution::is_first_shard() const {

@@ -109,7 +109,7 @@ void TorchEngine::backward_weight(const Action& action) {
 }
 
 void TorchEngine::run_backward(StageExecution& run, const Action& action, bool last) {
-  const c10::impl::ExcludeDispatchKeyGuard as_in_forward(c10::autocast_dispatch_keyset);  // whose casts are operators
+  const c10::impl::ExcludeDispatchKeyGuard as_in_forward(c10::autocast_dispatch_keyset);  // casts are operators
   auto& stage = run.stage();
   auto roots = run.begin_backward(action, sum_gradients_);
   for (const auto& value : roots.values) spent_.push_back(value.grad_fn());
@@ -130,7 +130,7 @@ void TorchEngine::run_backward(StageExecution& run, const Action& action, bool l
   run.end_backward(action);
 }
 
-// What is deferred is added last: only then is a bucket full.
+// Deferred gradients are added last, so a bucket is ready only then.
 void TorchEngine::run_deferred(StageExecution& run, const Action& action, bool last) {
   auto* deferred = run.deferred(action);
   if (deferred == nullptr) return;
@@ -149,12 +149,12 @@ void TorchEngine::run_deferred(StageExecution& run, const Action& action, bool l
         sum.defined() && sum.is_contiguous() && sum.scalar_type() == stage.compute_copy(parameter).scalar_type();
     return takes_more ? sum : at::Tensor();
   };
-  // The formulas of weight gradients get the weights themselves.
+  // The formulas of weight gradients read the weights, too.
   deferred->compute(
       add, [this](const std::vector<ValueId>& parameters) { unshard(parameters); }, sum_of);
   for (const auto parameter : stage.parameters()) {
     if (!stage.defers(parameter) || added.count(parameter) > 0) continue;
-    if (sums_in_computes(parameter)) move_into_bucket(parameter);  // what autograd added
+    if (sums_in_computes(parameter)) move_into_bucket(parameter);  // gradients that autograd added
     if (is_complete(parameter, last)) count_down(parameter);
   }
 }
@@ -166,7 +166,7 @@ void TorchEngine::unshard(const std::vector<ValueId>& parameters) {
   }
 }
 
-// ---------------------------------------------------------------- sums into shards within compute actions
+// ---------------------------------------------------------------- reductions into shards within compute actions
 
 bool TorchEngine::sums_in_computes(ValueId parameter) const {
   if (!sums_in_some_computes_) return false;
@@ -174,10 +174,10 @@ bool TorchEngine::sums_in_computes(ValueId parameter) const {
   return bucket != bucket_of_.end() && runtime_.zero_of(bucket->second.first) >= 2;
 }
 
-/// Whether nothing more will be added to a parameter's bucket once this compute action has added its gradient.
+/// Whether the gradients of a parameter's bucket are complete after this compute action.
 bool TorchEngine::is_complete(ValueId parameter, bool last) const { return last || sums_in_computes(parameter); }
 
-/// Every compute action that gives weight gradients fills the buckets that are summed within it.
+/// Every compute action that computes weight gradients fills the buckets that are reduced within it.
 void TorchEngine::expect_gradients(const Stage& stage) {
   for (const auto parameter : stage.parameters()) {
     if (!sums_in_computes(parameter)) continue;
@@ -189,14 +189,14 @@ void TorchEngine::expect_gradients(const Stage& stage) {
   }
 }
 
-/// Gradients that the compute action did not reach, or that came in no order that could be told.
+/// Adds gradients that the compute action did not report, or that came in an unknown order.
 void TorchEngine::report_rest(const Stage& stage) {
   for (const auto parameter : stage.parameters()) {
     if (sums_in_computes(parameter)) move_into_bucket(parameter);
   }
 }
 
-/// What autograd has just added to the compute copy.
+/// Takes the gradient that autograd has just added to the compute copy.
 void TorchEngine::take_gradient(Stage& stage, ValueId parameter) {
   gradients_[runtime_.position_of(parameter)] = std::move(stage.compute_copy(parameter).mutable_grad());
   move_into_bucket(parameter);
@@ -236,20 +236,21 @@ void TorchEngine::count_down(ValueId parameter) {
   const auto found = bucket_of_.find(parameter);
   if (found == bucket_of_.end() || --missing_[found->second] > 0) return;
   const auto [group, bucket] = found->second;
-  gate_->reshard(group, bucket);  // who read its parameters has run
+  gate_->reshard(group, bucket);  // all readers of its parameters have run
   gate_->gradients_ready(group, bucket);
 }
 
-// Another call's backward may run between two of this one, so the compute copies carry gradients only while one runs.
+// Another call's backward may run between two backwards of this call, so compute copies have gradients only while one
+// runs.
 void TorchEngine::bind_gradients(Stage& stage) {
   for (const auto parameter : stage.parameters()) {
     stage.compute_copy(parameter).mutable_grad() = gradients_[runtime_.position_of(parameter)];
   }
 }
 
-// Autograd takes a first gradient as it is, and of one sample that of p in x + p.unsqueeze(0) is a view of x's. Further
-// gradients are added into its memory, so it must be nobody else's: what is deferred, or on its way to another rank,
-// would change.
+// Autograd stores the first gradient without copying it. With one sample, the gradient of p in x + p.unsqueeze(0) is a
+// view of x's gradient. Further gradients are added in place, so the memory must not be shared: deferred gradients, or
+// gradients that are being sent, would change.
 void TorchEngine::unbind_gradients(Stage& stage) {
   for (const auto parameter : stage.parameters()) {
     auto& sum = gradients_[runtime_.position_of(parameter)];
@@ -273,7 +274,7 @@ const std::vector<ValueId>& TorchEngine::message_values(const Action& action) co
 
 std::vector<ir::TensorForm> TorchEngine::message_forms(const Action& action) const {
   std::vector<ir::TensorForm> forms;
-  // What travels whole and yet has a size that follows the batch is of all samples: an operator mixed them.
+  // A value that is sent whole and whose size depends on the batch belongs to all samples: an operator mixed them.
   const auto samples = channel_of(action).kind == ChannelKind::kBatched ? action.samples.size() : context_.batch;
   for (const auto value : message_values(action)) {
     forms.push_back(ir::form_of(runtime_.graph().value(value), samples));
@@ -308,7 +309,7 @@ Buffer TorchEngine::pack(const Action& action) {
   }
   const auto forms = message_forms(action);
   if (action.peer != context_.rank) return pack_tensors(parts, forms, runtime_.device());
-  // Autograd expands some gradients, which nobody may write to; results have the strides that callers know.
+  // Autograd expands some gradients, which must not be written. Results need the strides that callers expect.
   for (std::size_t i = 0; i < parts.size(); ++i) {
     if (action.flow == Flow::kGradient || becomes_result) parts[i] = ir::in_form(parts[i], forms[i]);
   }

@@ -25,12 +25,12 @@ class TorchEngine {
   TorchEngine(const TorchEngine&) = delete;
   TorchEngine& operator=(const TorchEngine&) = delete;
 
-  /// Gradients of complete sums (the loss, other global results, epilogue inputs), before the first backward. Those of
-  /// a value that several results are add up.
+  /// Adds gradients of complete sums (the loss, other global results, epilogue inputs). Called before the first
+  /// backward. Gradients of a value that is several results are added up.
   void add_sum_gradient(ValueId value, at::Tensor gradient);
-  /// Gradients of this rank's batched results, likewise; undefined ones count as zero.
+  /// Adds gradients of this rank's batched results, before the first backward. Undefined gradients count as zero.
   void add_result_gradient(ValueId value, at::Tensor gradient);
-  /// Adds gradients to fresh zeroed buckets from now on. Before the first backward.
+  /// From now on gradients are added to new zeroed buckets. Called before the first backward.
   void start_gradients();
 
   // StageEngine
@@ -51,21 +51,22 @@ class TorchEngine {
   void gathered(const Action&) {}  // compute copies lie in that memory
   void reshard(const Action& action);
 
-  /// This rank's samples of a batched result. After the forwards; zero samples give an empty tensor.
+  /// This rank's samples of a batched result, after the forwards. Without samples it is an empty tensor.
   [[nodiscard]] at::Tensor take_result(ValueId value);
-  /// This rank's addend of a sum, zeros if it ran no slice of it. Same sizes on every rank; in `sum_type`.
+  /// This rank's addend of a sum; zeros if it ran no slice. Has the same sizes on every rank and the type `sum_type`.
   [[nodiscard]] at::Tensor sum(ValueId value) const;
-  /// Gradient of this rank's tensor for graph input `position`: complete for batched inputs, an addend for shared ones.
+  /// The gradient of this rank's tensor for graph input `position`: complete for batched inputs, an addend for shared
+  /// ones.
   [[nodiscard]] at::Tensor take_input_gradient(std::size_t position);
-  /// Gradients by RankRuntime::parameters, undefined where no slice reached one; of parameters that are held in shards,
-  /// this rank's elements, flat. After the last backward.
+  /// Gradients by RankRuntime::parameters, after the last backward; undefined if no slice reached the parameter. For
+  /// sharded parameters, this rank's elements, flat.
   [[nodiscard]] std::deque<at::Tensor> take_gradients();
-  /// Nodes of the backwards that ran, empty of tensors. In one process they die with the loss: earlier, malloc would
-  /// merge their memory for the next large piece, and the next call divide it again.
+  /// The nodes of the backwards that ran, without tensors. The caller frees them with the loss, as in one process. If
+  /// they were freed earlier, malloc would merge their memory, and the next call would divide it again.
   [[nodiscard]] std::vector<std::shared_ptr<torch::autograd::Node>> take_spent() { return std::move(spent_); }
-  /// Slices' statistics of a batch norm of this rank.
+  /// Statistics of a batch norm in this rank's slices.
   [[nodiscard]] std::vector<interpret::NormSample> norm_samples(std::size_t batch_norm) const;
-  /// Addends of an updated buffer's new value, in order of samples.
+  /// The addends of an updated buffer's new value, in order of samples.
   [[nodiscard]] std::vector<at::Tensor> buffer_results(ValueId result) const;
 
  private:
@@ -94,27 +95,28 @@ class TorchEngine {
 
   RankRuntime& runtime_;
   CallContext context_;
-  std::deque<StageExecution> runs_;  ///< like RankRuntime::stages
+  std::deque<StageExecution> runs_;  ///< by index of RankRuntime::stages
   std::map<ValueId, at::Tensor> sum_gradients_;
-  std::map<ValueId, Assembly> results_;  ///< whole local batch
+  std::map<ValueId, Assembly> results_;  ///< of the whole local batch
   std::map<ValueId, at::Tensor> result_gradients_;
-  std::map<ValueId, Assembly> input_gradients_;  ///< whole local batch
-  /// By group, null where not a member. Of sums into shards within compute actions: until the sum starts, from the
-  /// first gradient on.
+  std::map<ValueId, Assembly> input_gradients_;  ///< of the whole local batch
+  /// By group, null if this rank is not a member. Buckets that are reduced within compute actions exist from the first
+  /// gradient until the reduction starts.
   std::vector<std::unique_ptr<gradients::GradientBuckets>> buckets_;
-  std::vector<std::deque<at::Tensor>> on_their_way_;  ///< by group: buckets of sums into shards within compute actions
-  std::set<int> summed_;                              ///< groups whose sum of this compute action has started
-  std::map<int, int> whole_;                          ///< by group: gatherings that have not been resharded
+  std::vector<std::deque<at::Tensor>> on_their_way_;  ///< by group: buckets in flight that are reduced into shards
+                                                      ///< within compute actions
+  std::set<int> summed_;                              ///< groups whose reduction within this compute action has started
+  std::map<int, int> whole_;                          ///< by group: number of gathers that have not been resharded
   bool sums_in_some_computes_ = false;
-  std::vector<at::Tensor> shares_;  ///< by group: this rank's part of sums into shards
-  /// By RankRuntime::parameters. In small pieces: for a large one malloc would first merge all that the graph of the
-  /// last call has freed, which costs more than 1 % of a call of tiny operators.
+  std::vector<at::Tensor> shares_;  ///< by group: this rank's shard of the reduced gradients
+  /// By RankRuntime::parameters. A deque allocates small pieces. For a large one malloc would first merge the freed
+  /// memory of the last call's graph, more than 1 % of a call of tiny operators.
   std::deque<at::Tensor> gradients_;
   std::vector<std::shared_ptr<torch::autograd::Node>> spent_;
   ComputeGate* gate_ = nullptr;
   std::map<ValueId, std::pair<int, int>> bucket_of_;  ///< parameter to (group, bucket)
-  std::map<ValueId, std::size_t> place_of_;           ///< likewise, in the group's layout
-  /// Gradients that stages have to add in their last backwards until the bucket is full.
+  std::map<ValueId, std::size_t> place_of_;           ///< parameter to index in the group's layout
+  /// Number of gradients that stages have yet to add before the bucket is ready.
   std::map<std::pair<int, int>, int> missing_;
 };
 

@@ -15,16 +15,16 @@
 
 namespace autopar::gradients {
 
-/// Form of one gradient. `key` is what the owner of the layout calls it.
+/// The form of one gradient. The owner of the layout chooses `key`.
 struct GradientForm {
   std::size_t key = 0;
   std::vector<std::int64_t> sizes;
   c10::ScalarType dtype = c10::ScalarType::Float;
-  std::vector<std::int64_t> strides{};  ///< of memory without gaps; empty: contiguous
+  std::vector<std::int64_t> strides{};  ///< without gaps; empty: contiguous
 };
 
-/// How the gradients of one reduction group lie in flat buckets: as `cut_into_buckets` puts them, each bucket of one
-/// element type. The same forms give the same layout on every rank.
+/// The layout of a reduction group's gradients in flat buckets, as `cut_into_buckets` divides them. Each bucket has one
+/// element type. Equal forms give the same layout on every rank.
 class BucketLayout {
  public:
   struct Place {
@@ -38,7 +38,7 @@ class BucketLayout {
   };
 
   explicit BucketLayout(const std::vector<GradientForm>& forms, Bytes limit = BucketPolicy{}.size);
-  /// One bucket that is laid out already.
+  /// One bucket with a given layout.
   BucketLayout(Bucket bucket, std::vector<Place> places) : places_(std::move(places)), buckets_{bucket} {}
 
   [[nodiscard]] const std::vector<Place>& places() const { return places_; }
@@ -49,8 +49,8 @@ class BucketLayout {
   std::vector<Bucket> buckets_;
 };
 
-/// The elements of `flat` from `offset` on, with these sizes: shares memory, but is no view to autograd, so that it may
-/// become a `.grad` (optimizers detach gradients in place, which views refuse).
+/// The elements of `flat` from `offset` on, with these sizes. Shares memory, but is not a view for autograd, so that it
+/// can become a `.grad`: optimizers detach gradients in place, which fails for views.
 /// @param strides  without gaps; empty: contiguous
 [[nodiscard]] at::Tensor part_of(const at::Tensor& flat, std::int64_t offset, at::IntArrayRef sizes,
                                  at::IntArrayRef strides = {});
@@ -60,7 +60,7 @@ class GradientBuckets {
  public:
   GradientBuckets(const BucketLayout& layout, c10::Device device);
 
-  /// By position in `layout.places()`: a part of its bucket, of the gradient's sizes.
+  /// By index in `layout.places()`: a part of its bucket, with the gradient's sizes.
   [[nodiscard]] const std::vector<at::Tensor>& views() const { return views_; }
   [[nodiscard]] const at::Tensor& flat(int bucket) const { return flat_[static_cast<std::size_t>(bucket)]; }
 
@@ -69,7 +69,7 @@ class GradientBuckets {
   std::vector<at::Tensor> views_;
 };
 
-/// @throws InvalidArgument for types that autopar does not know, naming it
+/// @throws InvalidArgument, with the type, for types that autopar does not support
 [[nodiscard]] DType dtype_of(c10::ScalarType dtype);
 [[nodiscard]] c10::ScalarType scalar_type_of(DType dtype);
 

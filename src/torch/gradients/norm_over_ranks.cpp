@@ -21,7 +21,7 @@ at::Tensor NormOverRanks::norm_of(const at::Tensor& numbers) const {
   };
   const auto real = numbers.is_complex() ? numbers.abs() : numbers;
   if (p_ == 1 || p_ == 2 || std::isinf(p_)) return plain(real);
-  // Powers of what is far from one leave the range of numbers.
+  // Powers of numbers far from one overflow or underflow, so they are divided by the largest first.
   const auto largest = real.abs().amax();
   const auto unit = at::where(largest.gt(0).logical_and(largest.isfinite()), largest, at::ones_like(largest));
   return plain(real.div(unit)).mul(unit.to(device_, at::kDouble));

@@ -8,9 +8,8 @@
 
 namespace autopar::gradients {
 
-/// The p-norm of tensors whose elements lie on several ranks, as torch::nn::utils::clip_grad_norm_ takes it: the norm
-/// of each tensor, then the norm of these. In double precision; small and large elements neither vanish nor overflow
-/// under a large p.
+/// The p-norm of tensors whose elements lie on several ranks. As in torch::nn::utils::clip_grad_norm_, it is the norm
+/// of the tensors' norms. Computed in double precision, without overflow or underflow for a large p.
 ///
 ///   NormOverRanks norm(2, world.size(), world.rank(), device);
 ///   norm.add(gradient);                        // of what this rank counts
@@ -20,11 +19,12 @@ class NormOverRanks {
   /// @param p  positive, may be infinite
   NormOverRanks(double p, int ranks, int self, c10::Device device);
 
-  /// @param times  how often it counts
+  /// @param times  how often the part counts
   void add(const at::Tensor& part, std::int64_t times = 1);
-  /// [ranks] in f64: this rank's norm in its place, else zeros.
+  /// [ranks] in f64: this rank's norm at its index, zeros elsewhere.
   [[nodiscard]] at::Tensor by_rank() const;
-  /// 0-dim. @param summed  `by_rank` of all ranks
+  /// The norm over all ranks, 0-dim.
+  /// @param summed  sum of all ranks' `by_rank`
   [[nodiscard]] at::Tensor complete(const at::Tensor& summed) const;
 
  private:
@@ -36,7 +36,7 @@ class NormOverRanks {
   std::vector<at::Tensor> norms_;
 };
 
-/// What scales gradients of this norm to `max_norm` at most, as libtorch has it.
+/// The factor that scales gradients of this norm to at most `max_norm`, as in libtorch.
 [[nodiscard]] at::Tensor clip_factor(const at::Tensor& norm, double max_norm);
 
 }  // namespace autopar::gradients

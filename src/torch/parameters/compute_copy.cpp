@@ -40,7 +40,7 @@ void ComputeCopy::drop(const at::Tensor& parameter) {
     parameter.unsafeGetTensorImpl()->set_backend_meta(std::move(copy->mark));
 }
 
-// The class is final: comparing types is all that a cast has to do, and is asked for every parameter in every call.
+// The class is final, so a cast only compares types. It is asked for every parameter in every call.
 ComputeCopy* ComputeCopy::of(const at::Tensor& parameter) {
   auto* const meta = parameter.unsafeGetTensorImpl()->get_backend_meta();
   return meta != nullptr && typeid(*meta) == typeid(ComputeCopy) ? static_cast<ComputeCopy*>(meta) : nullptr;
@@ -63,7 +63,7 @@ at::Tensor ComputeCopy::to_write(const at::Tensor& parameter) const {
 
 void ComputeCopy::agrees(const at::Tensor& parameter) {
   auto& memory = memory_of(parameter);
-  static_cast<void>(cow::lazy_clone_storage(memory));  // leaves the mark; the clone is gone at once
+  static_cast<void>(cow::lazy_clone_storage(memory));  // marks the memory as copy-on-write; the clone is freed at once
   const bool is_marked = cow::is_cow_data_ptr(memory.data_ptr());
   storage_ = parameter.storage().getWeakStorageImpl();
   mark_ = is_marked ? memory.data_ptr().get_context() : nullptr;

@@ -13,38 +13,38 @@
 
 namespace autopar::parameters {
 
-/// A copy of a parameter in a smaller element type, which stages compute with, kept from call to call. It hangs on the
-/// parameter's tensor, so that an optimizer finds it there and writes both in one pass over memory.
+/// A copy of a parameter in a smaller element type, which stages compute with and which is kept across calls. It is
+/// attached to the parameter's tensor, so that an optimizer finds it and writes both in one pass over memory.
 ///
 ///   ComputeCopy::keep(weight, at::kBFloat16);
-///   ComputeCopy::of(weight)->current(weight);   // cast
-///   ComputeCopy::of(weight)->current(weight);   // as it is: nobody has written to the weight
+///   ComputeCopy::of(weight)->current(weight);   // casts
+///   ComputeCopy::of(weight)->current(weight);   // does not cast: nothing has written to the weight
 ///
-/// Who tells whether somebody has is libtorch's copy-on-write memory: a parameter that its copy agrees with is marked
-/// as such memory, which ends when anyone asks for a pointer to write through: operators (those that count no version,
-/// too), `data()`, other views, the program itself. Nothing is copied by that, as there is no second reader. Not
-/// noticed is who kept such a pointer from before.
+/// Writes are detected by libtorch's copy-on-write memory. While a parameter agrees with its copy, its memory is marked
+/// as copy-on-write. The mark is removed when anything asks for a writable pointer: an operator (even one that
+/// increments no version), `data()`, another view, the program itself. Nothing is copied then, since there is no second
+/// reader. A writer that obtained its pointer earlier is not detected.
 ///
-/// One thread at a time, and nobody may ask for such a pointer within at::parallel_for (libtorch refuses).
+/// Used by one thread at a time. No one may ask for a writable pointer within at::parallel_for (libtorch refuses).
 class ComputeCopy final : public BesideMark {
  public:
   explicit ComputeCopy(c10::ScalarType type) : type_(type) {}
 
-  /// From now on `parameter` has one. Not where its memory has other users, gaps, or is not libtorch's own.
+  /// Gives `parameter` a copy, unless its memory has other users, has gaps, or is not libtorch's own.
   static void keep(const at::Tensor& parameter, c10::ScalarType type);
-  /// Lets go of it.
+  /// Removes the copy.
   static void drop(const at::Tensor& parameter);
   /// Null if there is none.
   [[nodiscard]] static ComputeCopy* of(const at::Tensor& parameter);
 
   [[nodiscard]] c10::ScalarType type() const { return type_; }
-  /// With the parameter's values, sizes and strides: casts it unless the copy agrees with it. Who holds what was given
-  /// earlier keeps those values: then the copy moves to new memory.
+  /// The copy with the parameter's values, sizes and strides; casts unless the two agree. Holders of an earlier result
+  /// keep its values: the copy then moves to new memory.
   [[nodiscard]] const at::Tensor& current(const at::Tensor& parameter);
-  /// Where who writes to the parameter may write the same, rounded; undefined if there is no such memory, or someone
-  /// holds it. After both, `agrees`.
+  /// The memory where a writer of the parameter may write the same values, rounded. Undefined if there is none, or if
+  /// something holds it. Call `agrees` after both writes.
   [[nodiscard]] at::Tensor to_write(const at::Tensor& parameter) const;
-  /// Parameter and copy have the same values now.
+  /// Declares that parameter and copy have the same values now.
   void agrees(const at::Tensor& parameter);
 
  private:
@@ -52,7 +52,7 @@ class ComputeCopy final : public BesideMark {
 
   c10::ScalarType type_;
   at::Tensor copy_;
-  // What the parameter was when the two agreed.
+  // The parameter's state when the two agreed.
   std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> storage_;
   const void* mark_ = nullptr;
   std::uint32_t version_ = 0;

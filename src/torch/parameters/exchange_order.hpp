@@ -13,8 +13,8 @@
 
 namespace autopar::parameters {
 
-/// The order in which ranks exchange the elements of a parameter: slices of tensor shards one behind another, else the
-/// memory order of the whole. What a rank holds is one interval of it, in the order of its handle.
+/// The order in which ranks exchange the elements of a parameter. With tensor shards, their slices follow one another;
+/// otherwise it is the memory order of the unsharded parameter. A rank holds one interval of it, in its handle's order.
 ///
 ///   const ExchangeOrder order(parameters, tensor);
 ///   order.write(shard, order.of(rank), whole);   // puts what a rank holds into its place
@@ -22,22 +22,23 @@ class ExchangeOrder {
  public:
   ExchangeOrder(const ParameterStore& parameters, const StateTensor& tensor);
 
-  /// Elements of the whole.
+  /// Number of elements of the unsharded parameter.
   [[nodiscard]] std::int64_t size() const { return size_; }
-  /// What a rank holds; empty where it holds nothing.
+  /// The interval that a rank holds; empty if it holds nothing.
   [[nodiscard]] Interval of(Rank rank) const;
-  /// These elements of a whole tensor without gaps, flat: a view or a copy.
+  /// These elements of an unsharded tensor without gaps, flat: a view or a copy.
   [[nodiscard]] at::Tensor read(const at::Tensor& whole, Interval elements) const;
-  /// Writes them. @param flat  as many elements
+  /// Writes these elements.
+  /// @param flat  as many elements
   void write(const at::Tensor& flat, Interval elements, const at::Tensor& whole) const;
 
  private:
-  /// Of a whole tensor, and where it begins.
+  /// A part of the unsharded tensor, and its position in the order.
   struct Piece {
     Slab slab;
     std::int64_t begin = 0;
   };
-  /// Those that `elements` lie in, restricted to them, ascending.
+  /// The pieces that `elements` lie in, restricted to them, ascending.
   [[nodiscard]] std::vector<Piece> pieces_of(Interval elements) const;
 
   std::int64_t size_ = 0;

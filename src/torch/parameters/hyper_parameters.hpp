@@ -12,21 +12,23 @@ class OptimizerOptions;
 
 namespace autopar::parameters {
 
-/// Options of a parameter group by name, all that torch::optim writes to its archives: `lr`, `momentum`,
-/// `weight_decay`, …; `betas` are `beta1` and `beta2`, a flag is 0 or 1.
+/// All options of a parameter group that torch::optim writes to its archives, by name, such as `lr`. The values of
+/// `betas` are `beta1` and `beta2`; a flag is 0 or 1.
 using HyperParameters = std::map<std::string, double>;
 
-/// Of each parameter group. @throws InvalidArgument for an optimizer that is not known
+/// The options of each parameter group.
+/// @throws InvalidArgument for an optimizer without a descriptor
 [[nodiscard]] std::vector<HyperParameters> hyper_parameters(const torch::optim::Optimizer& optimizer);
 
-/// Options of each group with these values; the optimizer stays as it is.
-/// @throws CheckpointError naming group, name and value where `groups` are of another number than the optimizer's,
-/// names
-///         are not those of its options, or a value is one that torch::optim's constructors refuse, or not finite
+/// Options of each group with these values; the optimizer is not changed.
+/// @throws CheckpointError, with group, name and value, if the number of groups or the names of options differ from the
+/// optimizer's
+/// @throws CheckpointError, with group, name and value, if a value is not finite or torch::optim's constructors refuse
+/// it
 [[nodiscard]] std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options_with(
     const torch::optim::Optimizer& optimizer, const std::vector<HyperParameters>& groups);
 
-/// Takes over what `options_with` gave: options keep their address, as when torch::optim loads. Throws nothing.
+/// Assigns the result of `options_with`. Options keep their address, as when torch::optim loads. Does not throw.
 void set_options(torch::optim::Optimizer& optimizer,
                  const std::vector<std::unique_ptr<torch::optim::OptimizerOptions>>& options);
 

@@ -9,7 +9,7 @@
 
 #include "torch/parameters/optimizer_state.hpp"
 
-// What torch::optim's optimizers keep, and their options with the values that their constructors allow.
+// The state of torch::optim's optimizers, and their options with the values that their constructors allow.
 namespace autopar::parameters {
 
 namespace {

@@ -18,7 +18,7 @@ namespace autopar::parameters {
 
 namespace {
 
-constexpr char kNoParameter = 0;  // its address is the key of state that is none's
+constexpr char kNoParameter = 0;  // its address is the key of state that belongs to no parameter
 
 const torch::optim::OptimizerOptions& options_for(const torch::optim::Optimizer& optimizer,
                                                   const at::Tensor& parameter) {
@@ -29,7 +29,7 @@ const torch::optim::OptimizerOptions& options_for(const torch::optim::Optimizer&
   throw InvalidArgument("the optimizer does not hold this parameter");
 }
 
-/// Elements of state that is kept whole, for each element of a group's parameters.
+/// Elements of unsharded state for each element of a group's parameters.
 double whole_share(const OptimizerDescriptor& descriptor, const torch::optim::OptimizerParamGroup& group) {
   std::int64_t elements = 0, kept = 0;
   for (const auto& parameter : group.params()) {
@@ -170,7 +170,7 @@ std::unique_ptr<torch::optim::Optimizer> same_optimizer(const torch::optim::Opti
     groups.emplace_back(std::move(placeholders), group.options().clone());
   }
   auto same = descriptor.make(groups, optimizer.defaults());
-  same->state().clear();  // what some make when they are made
+  same->state().clear();  // some optimizers make state when they are constructed
   return same;
 }
 

@@ -23,7 +23,7 @@ namespace autopar::parameters {
 
 namespace {
 
-/// A unit's places in rows that are no larger than so many elements, or of one place.
+/// Splits a unit's places into rows of at most `limit` elements, or of one place.
 std::vector<std::span<const ShardUnit::Place>> rows_of(const ShardUnit& unit, std::int64_t limit) {
   std::vector<std::span<const ShardUnit::Place>> rows;
   const std::span all(unit.places);
@@ -55,7 +55,7 @@ bool ParameterStore::is_sharded(const StateTensor& tensor) const {
 
 namespace {
 
-/// Which tensor shard a rank is; none if there are none, or it holds nothing of it.
+/// The index of the rank's tensor shard; empty if there are none, or the rank holds nothing of the tensor.
 std::optional<std::size_t> shard_on(const StateTensor& tensor, Rank rank) {
   const auto& shards = tensor.replicas_of_shard;
   const auto found = std::ranges::find_if(
@@ -69,7 +69,7 @@ Slab slab_on(const StateTensor& tensor, Rank rank) {
   return slab_of(*tensor.slices, tensor.sizes, tensor.shards(), static_cast<int>(*shard));
 }
 
-/// @pre it is in one
+/// @pre the tensor is in a unit
 std::size_t unit_number_on(const StateTensor& tensor, Rank rank) {
   const auto shard = tensor.units.size() == 1 ? 0 : shard_on(tensor, rank).value_or(0);
   return static_cast<std::size_t>(tensor.units[shard]);
@@ -117,7 +117,7 @@ bool ParameterStore::counts_on(const StateTensor& tensor, Rank rank) const {
   return is_sharded(tensor) || tensor.holders_of_shard(static_cast<int>(shard)).front() == rank;
 }
 
-// One after the other: a host may have room for one whole tensor.
+// One tensor at a time: a host may have memory for one unsharded tensor only.
 void ParameterStore::hold_slices(InitRecord* init, c10::Device device) {
   for (auto& tensor : registry_.tensors()) {
     if (tensor.units.empty()) hold_slice(tensor, init, device);
@@ -171,14 +171,14 @@ void ParameterStore::add_units(std::vector<ShardUnit> units, c10::ScalarType gat
   }
 }
 
-// A host may hold far less than what the ranks of a unit have together: whole tensors are made as few at a time as one
-// large one takes.
+// A host may have far less memory than the unsharded unit takes. Unsharded tensors are therefore made in groups that
+// are no larger than one large tensor.
 void ParameterStore::hold_shards(InitRecord* init, c10::Device device) {
-  std::int64_t row = 1 << 18;  // elements, for which it pays to go through the construction once more
+  std::int64_t row = 1 << 18;  // elements for which one more pass through the recorded construction pays off
   for (const auto& unit : units_) {
     for (const auto& place : unit.places) row = std::max(row, place.elements());
   }
-  // First what stays, so that what does not leaves no gaps behind.
+  // Permanent memory is allocated first, so that temporary memory leaves no gaps.
   for (const auto& unit : units_) {
     const bool is_member = std::binary_search(unit.ranks.begin(), unit.ranks.end(), self_);
     memories_.push_back(is_member ? std::make_shared<ShardMemory>(unit, self_, device) : nullptr);
@@ -302,7 +302,8 @@ at::Tensor ParameterStore::compute_copy(const std::string& name) const {
   return unit == nullptr || !unit->gathers_copies() ? at::Tensor() : memory_of(tensor).gathered(*place_of(tensor));
 }
 
-// Casts of what is gathered within compute actions would outlive it, and copies are gathered in one element type.
+// Casts of parameters that are gathered within compute actions would outlive them. Copies are gathered in one element
+// type.
 void ParameterStore::require_readable(const StateTensor& tensor, const algebra::ParameterReads& reads) const {
   const auto* unit = unit_of(tensor);
   if (unit == nullptr || reads.none()) return;

@@ -20,20 +20,20 @@
 
 namespace autopar::parameters {
 
-/// The parameters and buffers of a module on one rank: which name and which handle is which tensor, which ranks hold
-/// it, which shard of it this rank owns, and what stages compute with in its place. Nobody else knows how these belong
-/// together.
+/// The parameters and buffers of a module on one rank. It alone relates names, handles, tensors, the ranks that hold a
+/// tensor, this rank's shard, and the memory that stages compute with.
 ///
 ///   ParameterStore parameters(*module, rank);
 ///   parameters.named("fc.weight").holders = {Rank(0), Rank(1)};
 ///   parameters.add_units(make_units({{"fc.weight"}}, forms, {Rank(0), Rank(1)}, /*zero=*/1), at::kFloat);
 ///   parameters.hold_shards(nullptr, at::kCPU);       // the handle is now this rank's half, flat
-///   parameters.compute_memory("fc.weight");          // the whole, once it is gathered
+///   parameters.compute_memory("fc.weight");          // unsharded, once it is gathered
 ///
-/// From one thread at a time.
+/// Used by one thread at a time.
 class ParameterStore {
  public:
-  /// Handles are those of the module. @param self  this rank
+  /// Takes the handles of the module.
+  /// @param self  this rank
   ParameterStore(const torch::nn::Module& module, Rank self) : registry_(module), self_(self) {}
 
   // ---- names and handles
@@ -49,76 +49,80 @@ class ParameterStore {
 
   // ---- who holds what
 
-  /// Whether this rank holds it, or a shard of it.
+  /// Whether this rank holds the tensor or a shard of it.
   [[nodiscard]] bool holds(const StateTensor& tensor) const;
-  /// Whether holders have flat shards of it (ZeRO), and none has all of it.
+  /// Whether holders have flat shards of it (ZeRO), and none holds all of it.
   [[nodiscard]] bool is_sharded(const StateTensor& tensor) const;
   /// Whether every holder has all of it.
   [[nodiscard]] bool is_whole(const StateTensor& tensor) const { return !is_sharded(tensor) && !tensor.slices; }
-  /// Holders that have the same of it as this rank, and sum its gradients. @pre holds(tensor)
+  /// The holders that have the same part of it as this rank and with which its gradients are summed.
+  /// @pre holds(tensor)
   [[nodiscard]] const std::vector<Rank>& replicas_of(const StateTensor& tensor) const;
-  /// Which tensor shard this rank is. @pre it is one of several
+  /// The index of this rank's tensor shard.
+  /// @pre the rank holds one of several
   [[nodiscard]] int shard_of(const StateTensor& tensor) const;
-  /// Elements that this rank holds, counted in the memory order of the whole.
+  /// The elements that this rank holds, in the memory order of the unsharded tensor.
   [[nodiscard]] Slab elements_here(const StateTensor& tensor) const;
-  /// Elements that a rank holds; none if it holds nothing.
+  /// The elements that a rank holds; none if it holds nothing.
   [[nodiscard]] Slab elements_on(const StateTensor& tensor, Rank rank) const;
-  /// Elements of each holder, in the order of `holders`; empty if each has all of it.
+  /// The elements of each holder, in the order of `holders`; empty if each has all of it.
   [[nodiscard]] std::vector<Slab> elements_of_holders(const StateTensor& tensor) const;
-  /// Whether this rank counts what it holds where every element is to count once.
+  /// Whether this rank counts its elements in sums over all ranks in which every element counts once.
   [[nodiscard]] bool counts(const StateTensor& tensor) const { return counts_on(tensor, self_); }
-  /// The same of any rank.
+  /// As counts(), for any rank.
   [[nodiscard]] bool counts_on(const StateTensor& tensor, Rank rank) const;
 
   // ---- tensor shards
 
-  /// Makes handles refer to this rank's slice alone, but for what is in units. Their gradients go along.
+  /// Makes handles and gradients refer to this rank's slice alone, except tensors in units.
   void hold_slices(InitRecord* init, c10::Device device);
 
   // ---- units of shards, and of what is offloaded
 
-  /// Before `hold_shards`. @param gathered  element type that stages compute with
+  /// Adds units; call it before `hold_shards`.
+  /// @param gathered  element type that stages compute with
   void add_units(std::vector<ShardUnit> units, c10::ScalarType gathered);
-  /// Makes handles refer to what this rank owns of each unit, whose values they have, or get from `init`. Their
-  /// gradients go along. Takes one large parameter of additional memory.
+  /// Makes handles and gradients refer to what this rank owns of each unit. Values come from the handles or from
+  /// `init`. Takes the additional memory of one large parameter.
   void hold_shards(InitRecord* init, c10::Device device);
-  /// Of all ranks.
+  /// The units of all ranks.
   [[nodiscard]] const std::vector<ShardUnit>& units() const { return units_; }
-  /// By unit; null where this rank is no member.
+  /// By unit; null if this rank is not a member.
   [[nodiscard]] const std::vector<std::shared_ptr<ShardMemory>>& memories() const { return memories_; }
-  /// Null if every holder has the whole, or a whole slice. On ranks that are none of several tensor shards, the first
-  /// one's, which is like the others' but for ranks and sizes.
+  /// The unit of the tensor. Null if every holder has the whole tensor or a whole slice. On ranks that hold none of
+  /// several tensor shards, the first shard's unit, which differs from the others' in ranks and sizes only.
   [[nodiscard]] const ShardUnit* unit_of(const StateTensor& tensor) const { return unit_on(tensor, self_); }
   /// @pre this rank is a member of the tensor's unit
   [[nodiscard]] ShardMemory& memory_of(const StateTensor& tensor) const;
-  /// Null if it is in no unit.
+  /// Null if the tensor is in no unit.
   [[nodiscard]] const ShardUnit::Place* place_of(const StateTensor& tensor) const;
-  /// Brings devices' copies of offloaded parameters up to date: optimizers may have stepped on the host.
+  /// Updates devices' copies of offloaded parameters, since optimizers may have stepped on the host.
   void upload();
-  /// Returns when the latest `upload` has ended: an optimizer may step again.
+  /// Waits until the latest `upload` is complete: an optimizer may then step.
   void wait_for_upload() { uploaded_.wait(); }
 
   // ---- guard of parts (part_guard.hpp)
 
-  /// Before a capture: @throws InvalidArgument if another model has divided one of the parameters.
-  /// @param has_placeholders  of this model's own, for what a constructor has recorded
+  /// Called before a capture.
+  /// @param has_placeholders  whether this model itself has placeholders, from a recorded construction
+  /// @throws InvalidArgument if another model has sharded one of the parameters
   void require_undivided(bool has_placeholders) const;
-  /// Once this rank's holders, slices and units are known: @throws InvalidArgument if this model divides what another
-  /// one has copies of.
+  /// Called when this rank's holders, slices and units are known.
+  /// @throws InvalidArgument if this model shards a parameter of which another model holds copies
   void require_unshared() const;
-  /// Once handles refer to what this rank has: from now on operators on parts and copies, and on their gradients, are
-  /// looked at.
+  /// Called when handles refer to what this rank has: from then on operators on parts and copies, and on their
+  /// gradients, are checked.
   void mark_handles();
-  /// When the model ends: what is whole is an ordinary parameter again.
+  /// Called at the end of the model: unsharded parameters become ordinary tensors again.
   void unmark_copies();
 
   // ---- what stages compute with
 
-  /// The whole in its own element type; undefined if that is the handle itself.
+  /// The unsharded parameter in its own element type; undefined if that is the handle itself.
   [[nodiscard]] at::Tensor compute_memory(const std::string& name) const;
-  /// The whole in the element type that is gathered; undefined unless that is another one.
+  /// The unsharded parameter in the gathered element type; undefined unless that is another type.
   [[nodiscard]] at::Tensor compute_copy(const std::string& name) const;
-  /// @throws InvalidArgument if what is gathered of it does not give `reads` what they need
+  /// @throws InvalidArgument if what is gathered for the parameter does not provide what `reads` need
   void require_readable(const StateTensor& tensor, const algebra::ParameterReads& reads) const;
 
  private:

@@ -5,12 +5,12 @@
 
 namespace autopar::parameters {
 
-/// Tensors with this key are parts of parameters, or copies of them, and their operators are looked at
+/// The dispatch key of parts of parameters and copies of parameters, whose operators are checked
 /// (`parameters/part_guard.hpp`). It lies above autograd.
 inline constexpr c10::DispatchKey kPartKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 
-/// While it lives, this thread's operators take parts of parameters as what they are: tensors of some elements. For
-/// autopar's own code, which knows what the elements are of; a backward that begins within goes on so on other threads.
+/// While it lives, operators of this thread treat parts of parameters as ordinary tensors. For autopar's own code,
+/// which knows what the elements are. A backward that begins within it also skips checks on other threads.
 class PartAccess {
  public:
   PartAccess() : below_(kPartKey) {}

@@ -22,12 +22,14 @@ struct PartOperand {
 
 using PartOperands = c10::SmallVector<PartOperand, 6>;
 
-/// Throws InvalidArgument unless the operands of an element-wise operator have equal places in equal elements.
-/// @param name  of the operator, for the message
-/// @return the mark of what the operator makes; null if that is an ordinary tensor
+/// Checks that the operands of an element-wise operator hold the same elements at the same positions.
+/// @param name  returns the operator's name for the message
+/// @return the mark of the results; null if they are ordinary tensors
+/// @throws InvalidArgument otherwise
 [[nodiscard]] PartMark* require_one_layout(const PartOperands& operands, c10::function_ref<std::string()> name);
 
-/// Marks what was made, or written, where it has the sizes of what the mark is of. @param mark  may be null
+/// Marks a result or a written tensor if it has the sizes of the mark's tensor.
+/// @param mark  may be null
 inline void mark_made(const at::Tensor& made, PartMark* mark, at::IntArrayRef sizes) {
   if (mark != nullptr && made.defined() && mark_of(made) == nullptr && made.sizes() == sizes)
     set_mark(made, PartMarkPtr::reclaim_copy(mark));

@@ -26,14 +26,14 @@
 namespace autopar::parameters {
 namespace {
 
-/// Whom messages name where an operator consists of others: the one that the program called.
+/// The operator that the program called, if it consists of other operators; messages name it.
 thread_local const c10::OperatorHandle* composed_of_others = nullptr;
 
 std::string name_of(const c10::OperatorHandle& op) {
   return (composed_of_others != nullptr ? composed_of_others : &op)->operator_name().name;
 }
 
-/// An operator on its way, with its arguments.
+/// A call of an operator with its arguments.
 class GuardedCall {
  public:
   GuardedCall(const c10::OperatorHandle& op, const PartRule& rule, c10::DispatchKeySet keys, torch::jit::Stack& stack)
@@ -70,7 +70,8 @@ class GuardedCall {
     return argument < 64 && ((rule_.written >> argument) & 1) != 0;
   }
 
-  /// Visits each tensor that is defined. @param visit  visit(tensor), which says whether to go on
+  /// Visits each defined tensor.
+  /// @param visit  visit(tensor) returns whether to continue
   template <class Visit>
   void for_each_operand(const Visit& visit) const {
     for (std::size_t i = base_; i < stack_.size(); ++i) {
@@ -111,7 +112,7 @@ class GuardedCall {
     return operands;
   }
 
-  /// Sizes of what the mark is of.
+  /// Sizes of the tensor with this mark.
   [[nodiscard]] static Sizes sizes_of(const PartOperands& operands, const PartMark* mark) {
     for (const auto& operand : operands) {
       if (operand.mark == mark) return Sizes(operand.tensor->sizes().begin(), operand.tensor->sizes().end());
@@ -124,7 +125,7 @@ class GuardedCall {
     op_.redispatchBoxed(keys_ & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kPartKey), &stack_);
   }
 
-  /// On copies. A view of one is memory of the parameter.
+  /// Runs an operator on copies. A view of a copy is memory of the parameter, so it gets the mark.
   void pass_on() {
     auto* const mark = any_mark();
     const auto kept = mark == nullptr ? PartMarkPtr() : PartMarkPtr::reclaim_copy(mark);
@@ -148,7 +149,7 @@ class GuardedCall {
     make(mark, sizes_of(operands, mark));
   }
 
-  // The stack lets go of arguments, but not of marks that their callers' tensors carry; results may be the arguments.
+  // The stack releases the arguments, but not the marks on the caller's tensors. Results may be the arguments.
   void make(PartMark* mark, const Sizes& sizes) {
     const auto kept = mark == nullptr ? PartMarkPtr() : PartMarkPtr::reclaim_copy(mark);
     proceed();
@@ -157,8 +158,8 @@ class GuardedCall {
       if (stack_[i].isTensor()) mark_made(stack_[i].toTensor(), mark, sizes);
   }
 
-  /// What belongs to one place of the lists. A tensor that is no list goes with every place, if it is a part; else it
-  /// has numbers for the places.
+  /// The operands at one position of the lists. A tensor that is not in a list belongs to every position if it is a
+  /// part. Otherwise it has the numbers for the positions.
   [[nodiscard]] PartOperands operands_at(std::size_t place) const {
     PartOperands operands;
     for (std::size_t i = base_; i < stack_.size(); ++i) {
@@ -176,7 +177,7 @@ class GuardedCall {
     struct Place {
       PartMarkPtr mark;
       Sizes sizes;
-      c10::SmallVector<at::Tensor, 2> written;  // and not marked so far
+      c10::SmallVector<at::Tensor, 2> written;  // not marked yet
     };
     std::size_t count = 0;
     for (std::size_t i = base_; i < stack_.size(); ++i) {
@@ -221,7 +222,7 @@ class GuardedCall {
     proceed();
   }
 
-  /// What `set_data` asks: the handle is to carry afterwards what the new data carry.
+  /// For `set_data`: the handle gets the mark of the new data.
   void give_mark_to_data() {
     const auto operands = tensors();
     if (operands.size() != 2 || operands[0].mark == nullptr) return;
@@ -256,7 +257,7 @@ void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
 
 using Metadata = std::unordered_map<std::string, bool>;
 
-/// What libtorch calls for each tensor that it writes to a file, in front of what was there.
+/// Wraps the hook that libtorch calls for each tensor that it writes to a file.
 void refuse_to_save_parts(c10::DeviceType device) {
   auto& hook = torch::jit::GetBackendMetaSerialization()[static_cast<std::size_t>(device)];
   const auto before = hook ? hook->first : torch::jit::BackendMetaPtr();

@@ -2,13 +2,13 @@
 
 namespace autopar::parameters {
 
-/// Makes libtorch ask about operators on tensors that carry a mark (`part_mark.hpp`), of this process, from now on:
-/// - on a part, a slice or a shard, operators are allowed that `part_rules.hpp` knows to be right place by place, among
-///   tensors of its sizes and numbers. What they make or write is a part as well. All else throws InvalidArgument with
-///   the parameter, what this rank has of it, and the ways to do it for whole parameters;
-/// - on a part, or a parameter of which other ranks have copies, random draws throw: each rank would draw its own;
-/// - `torch::save` of a part throws.
-/// Within a `PartAccess` nothing is asked. Set once; further calls do nothing.
+/// Makes libtorch check operators on tensors that carry a mark (`part_mark.hpp`), for this process, from now on:
+/// - On a part (a slice or a shard), the element-wise operators of `part_rules.hpp` are allowed, with tensors of its
+///   sizes and with numbers. Their results and written tensors are parts, too. All others throw InvalidArgument with
+///   the parameter, this rank's part, and how to work on unsharded parameters.
+/// - On a part, or on a parameter of which other ranks hold copies, random operators throw: each rank would draw
+///   different numbers.
+/// - `torch::save` of a part throws. Within a `PartAccess` nothing is checked. Further calls do nothing.
 void install_part_guard();
 
 }  // namespace autopar::parameters

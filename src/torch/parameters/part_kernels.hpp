@@ -2,8 +2,8 @@
 
 namespace autopar::parameters {
 
-/// Of the operators that optimizers consist of, what asks about parts without libtorch's boxes for arguments, which
-/// cost more than the question. They allow and refuse what `part_rules.hpp` says of them. Set once.
+/// Installs unboxed checks of parts for the operators that optimizers consist of, since boxing arguments costs more
+/// than the check. They allow and refuse the same as `part_rules.hpp`. Further calls do nothing.
 void install_part_kernels();
 
 }  // namespace autopar::parameters

@@ -10,12 +10,14 @@
 
 namespace autopar::parameters {
 
-// What a rank has of a parameter, as the end of a sentence that begins with the parameter's name.
+// Descriptions of a rank's part of a parameter, as the end of a sentence that begins with the parameter's name.
 
-/// "is held in shards (ZeRO 1): rank 1 has elements [12, 24) of 24". @param elements  this rank's
+/// "is held in shards (ZeRO 1): rank 1 has elements [12, 24) of 24".
+/// @param elements  this rank's
 [[nodiscard]] std::string describe_shard(const StateTensor& tensor, const Slab& elements, int zero, Rank self);
 
-/// "is held in slices: rank 1 has indices [6, 12) of dim 0, which has 12". @pre the tensor is held in slices
+/// "is held in slices: rank 1 has indices [6, 12) of dim 0, which has 12".
+/// @pre the tensor is held in slices
 [[nodiscard]] std::string describe_slice(const StateTensor& tensor, int shard, Rank self);
 
 /// "has copies on ranks 0, 1"

@@ -9,7 +9,7 @@ namespace autopar::parameters {
 
 namespace {
 
-/// libtorch has no other way to give a tensor a dispatch key.
+/// Access to the key set: libtorch has no other way to give a tensor a dispatch key.
 struct KeyAccess : c10::TensorImpl {
   static c10::DispatchKeySet& of(c10::TensorImpl& tensor) { return tensor.*(&KeyAccess::key_set_); }
 };

@@ -17,9 +17,9 @@ bool is_among(const std::string_view (&names)[n], std::string_view name) {
   return std::find(std::begin(names), std::end(names), name) != std::end(names);
 }
 
-// Names of libtorch's operators without namespace and overload. What ends in _ works in place.
+// Names of libtorch's operators without namespace and overload. A name that ends in _ works in place.
 
-/// Element-wise without the tag `pointwise`, in any overload. Those that work in place have it from their sibling.
+/// Element-wise in every overload, but without the tag `pointwise`. In-place variants follow from their functional one.
 constexpr std::string_view kElementWiseNames[] = {"_add_relu",
                                                   "_conj",
                                                   "_conj_physical",
@@ -53,10 +53,10 @@ constexpr std::string_view kElementWiseNames[] = {"_add_relu",
                                                   "zero",
                                                   "zero_"};
 
-/// Of lists, beside `_foreach_*`.
+/// On lists of tensors, in addition to `_foreach_*`.
 constexpr std::string_view kListNames[] = {"_fused_adagrad_", "_fused_adam_", "_fused_adamw_", "_fused_sgd_"};
 
-/// `_foreach_*` that make one number of a tensor.
+/// `_foreach_*` that reduce each tensor to one number.
 constexpr std::string_view kListsOfNumbers[] = {"_foreach_max", "_foreach_norm", "_foreach_powsum"};
 
 constexpr std::string_view kLikeNames[] = {"empty_like", "full_like", "new_empty", "new_empty_strided", "new_full",
@@ -82,7 +82,7 @@ std::string_view base_name(const c10::OperatorHandle& op) {
   return colons == std::string_view::npos ? name : name.substr(colons + 2);
 }
 
-/// The operator that makes a new tensor where this one works in place.
+/// Whether the functional variant of an in-place operator has the tag `pointwise`.
 bool sibling_is_pointwise(const c10::OperatorHandle& op) {
   auto name = op.operator_name();
   if (!name.name.ends_with('_') || name.name.ends_with("__")) return false;
@@ -99,7 +99,7 @@ bool is_element_wise(const c10::OperatorHandle& op, std::string_view name) {
   return op.hasTag(at::Tag::pointwise) || sibling_is_pointwise(op);
 }
 
-/// Whether what runs are other operators, on every device.
+/// Whether the operator runs as other operators on every device.
 bool consists_of_others(const c10::OperatorHandle& op) {
   return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
          !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) && !op.hasKernelForDispatchKey(c10::DispatchKey::CUDA);

@@ -87,7 +87,7 @@ ShardMemory::ShardMemory(ShardUnit unit, Rank rank, c10::Device device)
                ? at::empty({own().size()}, whole_.options().dtype(unit_.offloaded ? unit_.gathered : unit_.dtype))
                : autopar::gradients::part_of(whole_, own().begin, {own().size()})),
       copies_(places_in(whole_, unit_)) {
-  own_.zero_();  // what lies between places; the others' parts are not touched until they come
+  own_.zero_();  // the gaps between places; other ranks' parts are not touched until they are gathered
   release();
   if (unit_.offloaded) host_ = devices::host_memory(unit_.part(), unit_.dtype, device_).zero_();
   if (!unit_.gathers_copies()) return;
@@ -130,7 +130,8 @@ void ShardMemory::upload() {
     own_.copy_(host_, kNonBlocking);
     return;
   }
-  // Copies between devices that change the type do so on the host, which would wait for it.
+  // A copy between devices that changes the type converts on the host, which would wait. So the device converts, in
+  // pieces.
   const auto piece = std::min(unit_.part(), kLandingBytes.value() / static_cast<std::int64_t>(host_.element_size()));
   const auto landing = at::empty({piece}, own_.options().dtype(unit_.dtype));
   for (std::int64_t begin = 0; begin < unit_.part(); begin += piece) {
@@ -153,7 +154,7 @@ void ShardMemory::allocate() {
   if (unit_.zero >= 3) {
     auto* storage = whole_.storage().unsafeGetStorageImpl();
     if (storage->nbytes() > 0) return;
-    const c10::DeviceGuard on_its_device(whole_.device());  // allocators of devices take the current one
+    const c10::DeviceGuard on_its_device(whole_.device());  // device allocators use the current device
     const auto bytes = static_cast<std::size_t>(unit_.elements) * whole_.element_size();
     storage->set_data_ptr_noswap(storage->allocator()->allocate(bytes));
     storage->set_nbytes(bytes);

@@ -17,81 +17,84 @@
 
 namespace autopar::parameters {
 
-/// Parameters of one element type, one behind the other in a flat memory of which every rank of a group owns an equal
-/// part (ZeRO), or each rank all of it (only if it is offloaded). Gradients lie likewise, so that a sum into shards
-/// gives each rank those of what it owns. The same on every rank.
+/// A flat parameter: parameters of one element type, contiguous in one memory, of which every rank of a group owns an
+/// equal part (ZeRO). If it is only offloaded, each rank owns all of it. Gradients have the same layout, so a
+/// reduce-scatter gives each rank the gradients of its part. The same on every rank.
 /// @source Rajbhandari et al., "ZeRO", SC 2020
 struct ShardUnit {
   struct Place {
-    std::vector<std::string> names;   ///< of the parameter; several when tied
-    std::vector<std::int64_t> sizes;  ///< of the whole; of the slice that the ranks' tensor shard has
+    std::vector<std::string> names;   ///< of the parameter; several if it is tied
+    std::vector<std::int64_t> sizes;  ///< of the unsharded parameter, or of the slice of the ranks' tensor shard
     std::int64_t offset = 0;          ///< in elements
     [[nodiscard]] std::int64_t elements() const;
   };
   std::vector<Rank> ranks;                         ///< ascending
-  int zero = 1;                                    ///< level; 0: each rank owns all of it
+  int zero = 1;                                    ///< ZeRO level; 0: each rank owns all of it
   bool offloaded = false;                          ///< owner handles refer to host memory
   c10::ScalarType dtype = c10::ScalarType::Float;  ///< of owners and gradients
-  /// Element type of what is gathered, and stages compute with: that of the copies that everything reads in place of
-  /// the parameters, or `dtype`.
+  /// Element type of what is gathered and stages compute with: the type of 16-bit copies if every operator reads these,
+  /// otherwise `dtype`.
   c10::ScalarType gathered = c10::ScalarType::Float;
   std::int64_t elements = 0;  ///< a multiple of the number of ranks
   std::vector<Place> places;
 
   [[nodiscard]] bool gathers_copies() const { return gathered != dtype; }
-  /// Null if it is not in this unit.
+  /// Null if the parameter is not in this unit.
   [[nodiscard]] const Place* find(const std::string& name) const;
-  /// Elements that each rank owns.
+  /// Number of elements that each rank owns.
   [[nodiscard]] std::int64_t part() const {
     return zero == 0 ? elements : elements / static_cast<std::int64_t>(ranks.size());
   }
-  /// Those that a rank owns, within the unit.
+  /// The elements of the unit that a rank owns.
   [[nodiscard]] Interval part_of(Rank rank) const;
-  /// Elements of a parameter that a rank owns, counted within the parameter; may be empty.
+  /// The elements of a parameter that a rank owns, as indices of the parameter; may be empty.
   [[nodiscard]] Interval shard_of(const Place& place, Rank rank) const;
 };
 
-/// Units for parameters of one group of ranks, in the order given, each of `limit` bytes at most, or of one parameter.
-/// @param forms  `key` is a position in `names`
+/// Divides parameters of one group of ranks into units, in the order given. A unit has at most `limit` bytes, or one
+/// parameter.
+/// @param forms  `key` is an index of `names`
 [[nodiscard]] std::vector<ShardUnit> make_units(const std::vector<std::vector<std::string>>& names,
                                                 const std::vector<gradients::GradientForm>& forms,
                                                 const std::vector<Rank>& ranks, int zero,
                                                 Bytes limit = BucketPolicy{}.size, bool offloaded = false);
 
-/// One unit's memory on one rank: its own part, which owner handles refer to, and the whole, which stages compute with.
+/// One unit's memory on one rank: its local shard, which owner handles refer to, and the unsharded memory, which stages
+/// compute with.
 ///
-/// Below ZeRO 3 the own part lies within the whole, so that what an optimizer writes is in its place, and gathering
-/// needs no copies. From 3 on it lies apart, and the whole has memory between `allocate` and `release` only, always the
-/// same storage, so that what refers to it (compute copies, what autograd saved of them) finds the data again. Where
-/// the whole is of another element type the own part lies apart, too, and is cast into its place before each gathering.
-/// Of an offloaded unit owner handles refer to memory of the host, and the own part is a copy of it in the element type
-/// of the whole.
+/// Below ZeRO 3 the local shard lies within the unsharded memory, so gathering needs no copies. In ZeRO 3 it is
+/// separate. The unsharded storage then has memory only between `allocate` and `release`. It is always the same
+/// storage, so that compute copies, and what autograd saved of them, find the data again.
+///
+/// If the unsharded memory has another element type, the local shard is also separate, and is cast into its place
+/// before each gather. For an offloaded unit, owner handles refer to host memory. The local shard is then a device copy
+/// in the element type of the unsharded memory.
 class ShardMemory {
  public:
   ShardMemory(ShardUnit unit, Rank rank, c10::Device device);
 
   [[nodiscard]] const ShardUnit& unit() const { return unit_; }
-  /// Flat, all elements. Complete between a gathering and the next change of an owner.
+  /// The flat unsharded memory, all elements. Valid from a gather until an owner is changed.
   [[nodiscard]] const at::Tensor& whole() const { return whole_; }
-  /// A parameter within the whole, with its sizes; the same tensor each time.
+  /// A parameter within whole(), with its sizes; the same tensor each time.
   [[nodiscard]] const at::Tensor& gathered(const ShardUnit::Place& place) const { return copies_[position(place)]; }
-  /// Like `gathered`, of the parameter's own element type; without memory, ever, if the unit gathers copies.
+  /// As `gathered`, in the parameter's own element type. If the unit gathers copies, this tensor never has memory.
   [[nodiscard]] const at::Tensor& compute_memory(const ShardUnit::Place& place) const {
     return unit_.gathers_copies() ? forms_[position(place)] : gathered(place);
   }
-  /// Keeps this rank's elements of the whole value of a parameter.
+  /// Stores this rank's elements of a parameter's unsharded value.
   void take_over(const ShardUnit::Place& place, const at::Tensor& value);
-  /// Brings the own part of an offloaded unit up to date, in the current stream: until it has done so the host's memory
-  /// must stay as it is.
+  /// Copies host memory to the local shard of an offloaded unit, on the current stream. Host memory must not change
+  /// until the copy is complete.
   void upload();
-  /// Host memory for one set of gradients of an offloaded unit: flat, laid out like the own part, used by nobody else.
+  /// Host memory for one set of gradients of an offloaded unit: flat, with the local shard's layout, not shared.
   [[nodiscard]] at::Tensor gradient_memory();
-  /// Before a gathering: memory for the whole, with the own part in place.
+  /// Called before a gather: allocates the unsharded memory, with the local shard in place.
   void allocate();
   void release();
-  /// This rank's elements of a parameter, flat; if it owns all of it, with its sizes.
+  /// This rank's elements of a parameter, flat; with the parameter's sizes if it owns all of it.
   [[nodiscard]] at::Tensor owner_memory(const ShardUnit::Place& place) const;
-  /// Elements of a parameter that lie in this rank's part, counted within the part.
+  /// The elements of a parameter in this rank's part, as indices of the part.
   [[nodiscard]] Interval within_part(const ShardUnit::Place& place) const;
   [[nodiscard]] Interval own() const { return unit_.part_of(rank_); }
 
@@ -103,16 +106,16 @@ class ShardMemory {
   Rank rank_;
   c10::Device device_;
   at::Tensor whole_, own_;
-  at::Tensor host_;                    // if offloaded
-  std::vector<at::Tensor> gradients_;  // likewise: sets that were given out
+  at::Tensor host_;                    // of an offloaded unit
+  std::vector<at::Tensor> gradients_;  // of an offloaded unit: sets that were given out
   std::vector<at::Tensor> copies_;     // by place
-  std::vector<at::Tensor> forms_;      // likewise, if the unit gathers copies
+  std::vector<at::Tensor> forms_;      // by place, if the unit gathers copies
 };
 
-/// A unit in one captured program: its reduction group, and which of the program's parameters are in it.
+/// A unit in one captured program: its reduction group, and the program's parameters in it.
 struct ShardedGroup {
-  std::shared_ptr<ShardMemory> memory;  ///< null on ranks that are no members
-  const ShardUnit* unit = nullptr;      ///< null: the group's gradients are summed whole
+  std::shared_ptr<ShardMemory> memory;  ///< null on ranks that are not members
+  const ShardUnit* unit = nullptr;      ///< null: the group's gradients are all-reduced
 };
 
 }  // namespace autopar::parameters

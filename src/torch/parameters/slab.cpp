@@ -24,7 +24,7 @@ std::vector<at::Tensor> Slab::views(const at::Tensor& whole) const {
       begin += whole_blocks * length;
       continue;
     }
-    auto at = block * length;  // of the range, among the slab's elements
+    auto at = block * length;  // index of the range's start among the slab's elements
     for (const auto& range : ranges) {
       const auto from = std::max(begin, at), to = std::min(part.end, at + range.size());
       if (from < to) out.push_back(rows.select(0, block).narrow(0, range.begin + from - at, to - from));

@@ -22,35 +22,36 @@ class Module;
 
 namespace autopar::parameters {
 
-/// A parameter or buffer of the user's module: one tensor, all its names, and where it lives.
+/// A parameter or buffer of the user's module: one tensor, all its names, and its holders.
 struct StateTensor {
-  std::vector<std::string> names;   ///< in the module's order; several when tied
-  at::Tensor handle;                ///< the user's; its data are flat where it is held in shards, a slice where
-                                    ///< tensor shards have one each
-  std::vector<std::int64_t> sizes;  ///< of the whole
+  std::vector<std::string> names;   ///< in the module's order; several if it is tied
+  at::Tensor handle;                ///< the user's tensor; its data are flat if it is sharded (ZeRO), or a slice
+                                    ///< (tensor parallelism)
+  std::vector<std::int64_t> sizes;  ///< of the unsharded tensor
   bool is_parameter = true;
-  std::vector<StageId> stages;  ///< that hold it, ascending; set at deployment
+  std::vector<StageId> stages;  ///< stages that hold it, ascending; set at deployment
   std::vector<Rank> holders;    ///< ranks that hold it, or shards of it, ascending; set at deployment
-  /// By tensor shard of its stage, the replicas of that shard, ascending; set at deployment, empty where there is one
+  /// By tensor shard of its stage, the replicas of that shard, ascending. Set at deployment; empty if there is one
+  /// shard.
   std::vector<std::vector<Rank>> replicas_of_shard;
-  std::optional<UnitSlices> slices;  ///< which each of these shards has; nothing: all have the whole
-  /// By tensor shard, or one: units of flat shards, or of what is offloaded, that what it has is in; empty: in none
+  std::optional<UnitSlices> slices;  ///< the slices of the tensor shards; empty: each shard has the whole tensor
+  /// By tensor shard, or one entry: the ZeRO or offload unit that contains the shard's part. Empty: in no unit.
   std::vector<int> units;
 
   [[nodiscard]] const std::string& name() const { return names.front(); }
-  /// Tensor shards of its stage.
+  /// Number of tensor shards of its stage.
   [[nodiscard]] int shards() const { return std::max(1, static_cast<int>(replicas_of_shard.size())); }
-  /// Ranks that have what one of these has, ascending.
+  /// Ranks that hold a tensor shard's part, ascending.
   [[nodiscard]] const std::vector<Rank>& holders_of_shard(int shard) const {
     return replicas_of_shard.empty() ? holders : replicas_of_shard[static_cast<std::size_t>(shard)];
   }
-  /// Of what one of these has.
+  /// Sizes of a tensor shard's part.
   [[nodiscard]] std::vector<std::int64_t> sizes_of_shard(int shard) const {
     return slices ? sliced_sizes(*slices, sizes, shards(), shard) : sizes;
   }
 };
 
-/// Parameters, then buffers, of a module, in its own order: the same on every rank.
+/// The parameters, then the buffers, of a module in the module's order: the same on every rank.
 class StateRegistry {
  public:
   explicit StateRegistry(const torch::nn::Module& module);

@@ -34,9 +34,10 @@ std::optional<std::int64_t> steps_between(const torch::optim::Optimizer& optimiz
   const auto grown = after.number - before.number;
   if (grown < 0) return std::nullopt;
   if (after.counts) return grown;
-  // How often others write a buffer in the step that makes it nobody knows, unless they write it at all.
+  // How often another optimizer writes a buffer in the step that makes it is not known. If it did not write the new
+  // buffer, neither is the number of steps.
   if (typeid(optimizer) != typeid(torch::optim::SGD)) return is_new && grown == 0 ? std::nullopt : std::optional(grown);
-  // torch::optim::SGD makes its buffer in the first step and writes it twice in each of the others.
+  // torch::optim::SGD makes its buffer in the first step and writes it twice in each later step.
   if (grown % 2 != 0) return std::nullopt;
   return grown / 2 + (is_new ? 1 : 0);
 }
@@ -56,7 +57,7 @@ double stepped(double value, double gradient, const PlainUpdate& update) {
   return value - update.lr * (gradient + update.weight_decay * value);
 }
 
-/// What rounding may make of some steps.
+/// An upper bound on the rounding error of some steps.
 double rounding(const UpdatedElement& element, std::int64_t steps, double epsilon) {
   return 4 * static_cast<double>(steps + 1) * epsilon * (std::abs(element.before) + std::abs(element.after));
 }

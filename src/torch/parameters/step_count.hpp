@@ -13,38 +13,38 @@ class OptimizerOptions;
 
 namespace autopar::parameters {
 
-/// What a parameter's state says of how often its optimizer stepped it: a counter, or the version of a buffer that each
+/// Evidence in a parameter's state of how often its optimizer stepped: a counter, or the version of a buffer that each
 /// step writes in place.
 struct StepMark {
-  const void* of = nullptr;  ///< whose number it is; null: there is no state yet
+  const void* of = nullptr;  ///< identity of the counter or buffer; null: there is no state yet
   std::int64_t number = 0;
-  bool counts = false;  ///< a counter of steps
+  bool counts = false;  ///< whether it is a counter of steps
 };
 
 /// @pre the optimizer keeps state for the parameter (see `state_names`)
 [[nodiscard]] StepMark step_mark(torch::optim::Optimizer& optimizer, const at::Tensor& parameter);
 
-/// Steps between two marks of one parameter; nothing where the state was replaced, or written by others.
+/// Steps between two marks of one parameter; empty if the state was replaced, or written by others.
 [[nodiscard]] std::optional<std::int64_t> steps_between(const torch::optim::Optimizer& optimizer,
                                                         const StepMark& before, const StepMark& after);
 
-/// What a step of an optimizer without state does: p ← p − lr (g + weight_decay p).
+/// The update of an optimizer without state: p ← p − lr (g + weight_decay p).
 struct PlainUpdate {
   double lr = 0;
   double weight_decay = 0;
 };
 
-/// Of a group of an SGD that keeps no state; nothing for other optimizers, whose updates are not known.
+/// The update of a group of an SGD without state; empty for other optimizers, whose updates are not known.
 [[nodiscard]] std::optional<PlainUpdate> plain_update(const torch::optim::Optimizer& optimizer,
                                                       const torch::optim::OptimizerOptions& options);
 
-/// An element of a parameter before and after some steps with one gradient.
+/// An element of a parameter before and after some steps with the same gradient.
 struct UpdatedElement {
   double before = 0, after = 0, gradient = 0;
 };
 
-/// How many such steps lead from before to after in all elements whose update is larger than rounding, 6 at most;
-/// nothing if there is no such element or number.
+/// The number of such steps, at most 6, that explains all elements whose update exceeds rounding. Empty if there is no
+/// such element or number.
 /// @param epsilon  of the parameter's element type
 [[nodiscard]] std::optional<std::int64_t> count_steps(std::span<const UpdatedElement> elements,
                                                       const PlainUpdate& update, double epsilon);

@@ -8,11 +8,11 @@
 
 namespace autopar::parameters {
 
-/// `set_data`, which keeps what autograd knows of the handle.
+/// `set_data` that keeps the handle's autograd metadata.
 void give_data(const at::Tensor& handle, const at::Tensor& data);
 
-/// While it lives, handles that refer to shards have the sizes of their parameters and neither data nor gradient: a
-/// capture sees the model as the user wrote it.
+/// While it lives, handles that refer to shards have the unsharded sizes and neither data nor gradient. A capture thus
+/// sees the model as the user wrote it.
 class WholeHandles {
  public:
   explicit WholeHandles(const StateRegistry& registry);

@@ -12,11 +12,11 @@
 
 namespace autopar::staging {
 
-/// What a plan recomputes, found in every captured program of the model.
+/// The segments that a plan recomputes, found in every captured program of the model.
 ///
-/// The plan names atoms of the program that it was made for. A program with the same operators atom by atom (other
-/// sizes) runs the same atoms again. In others (another mode), an atom that reads parameters goes with the segment that
-/// reads them, and one that reads none with the atom before it.
+/// The plan identifies atoms of the program that it was made for. A program with the same operators in each atom (but
+/// other sizes) recomputes the same atoms. In other programs (another mode), an atom that reads parameters belongs to
+/// the segment that reads them. An atom that reads none belongs to the segment of the atom before it.
 class PlannedSegments {
  public:
   PlannedSegments() = default;
@@ -26,9 +26,9 @@ class PlannedSegments {
   [[nodiscard]] interpret::RecomputedAtoms in(const OpGraph& graph, const cost::AtomPartition& atoms) const;
 
  private:
-  std::vector<int> segment_of_;              ///< by atom of the plan's program; empty = nothing is recomputed
-  std::vector<std::string> operators_;       ///< by atom: their names
-  std::map<std::string, int> by_parameter_;  ///< the first segment that reads it
+  std::vector<int> segment_of_;              ///< by atom of the plan's program; empty: nothing is recomputed
+  std::vector<std::string> operators_;       ///< by atom: names of its operators
+  std::map<std::string, int> by_parameter_;  ///< the first segment that reads the parameter
 };
 
 }  // namespace autopar::staging

@@ -25,15 +25,15 @@ std::int64_t element_size(c10::ScalarType type) { return static_cast<std::int64_
 
 using TensorOf = std::function<const parameters::StateTensor&(ValueId)>;
 
-/// What one of several tensor shards moves to or from the others is read by the operator that it is moved for.
+/// The value that the operator reads if no tensor shards exchanged it: the value before the moves.
 ValueId before_moves(const OpGraph& graph, ValueId value) {
   while (graph.value(value).definer.valid() && ir::is_shard_move(graph.name(graph.value(value).definer)))
     value = graph.input(graph.value(value).definer, 0);
   return value;
 }
 
-/// Bytes of the trained parameters that one atom reads, of the one that reads most; of tensor shards the first, which
-/// have most.
+/// The largest number of bytes of trained parameters that one atom reads. With tensor shards, of the first shard, which
+/// is the largest.
 Bytes largest_read(const OpGraph& graph, const cost::AtomPartition& atoms, const TensorOf& tensor_of) {
   std::int64_t largest = 0;
   for (const auto& ops : atoms.atoms) {
@@ -52,11 +52,11 @@ Bytes largest_read(const OpGraph& graph, const cost::AtomPartition& atoms, const
   return Bytes(largest);
 }
 
-/// Parameters of one stage, or tied across several, on their way into units: those of each tensor shard cut where the
-/// first shard's are, which has most, so that all exchange and gather in step.
+/// The parameters of one stage, or tied across several, that are divided into units. All tensor shards are divided
+/// where the first one is, which is the largest, so that all exchange and gather in step.
 class GroupCut {
  public:
-  using Kind = std::tuple<int, c10::ScalarType, c10::ScalarType>;  // level, own type, what is gathered
+  using Kind = std::tuple<int, c10::ScalarType, c10::ScalarType>;  // ZeRO level, parameter's type, gathered type
 
   void add(const parameters::StateTensor& tensor, const Kind& kind) {
     const int number = kinds_.emplace(kind, static_cast<int>(kinds_.size())).first->second;
@@ -100,7 +100,7 @@ class GroupCut {
   std::vector<BucketItem> items_;
 };
 
-/// By tensor shard of its stage, its replicas; of tied parameters the group's.
+/// The replicas of each tensor shard of the group's stage; for tied parameters, the group's ranks.
 std::vector<std::vector<Rank>> members_by_shard(const Pipeline& pipeline, const ReduceGroup& group) {
   if (!group.stage.valid()) return {group.ranks};
   const auto& mesh = pipeline.stages[group.stage.index()];
@@ -123,8 +123,8 @@ std::vector<parameters::ShardUnit> shard_units(const OpGraph& graph, const algeb
   std::vector<parameters::ShardUnit> units;
   for (std::size_t g = 0; g < division.pipeline.groups.size(); ++g) {
     const auto& group = division.pipeline.groups[g];
-    if (division.group_shards[g] > 0) continue;  // goes with the first shard's
-    int replicas = 0;                            // of the stage that has most
+    if (division.group_shards[g] > 0) continue;  // handled with the first shard
+    int replicas = 0;                            // largest number among the stages
     for (const auto parameter : division.group_parameters[g]) {
       for (const auto stage : tensor_of(parameter).stages)
         replicas = std::max(replicas, plan.stages[stage.index()].mesh.replicas());

@@ -14,12 +14,13 @@
 
 namespace autopar::staging {
 
-/// What the ranks of a plan with ZeRO hold in shards of a program's parameters: by reduction group, filled as backwards
-/// make gradients, cut as the planner counts them (`sharded_buckets_of`); of tensor shards one for each, one behind the
-/// other, with the same parameters. What nobody shares or something needs whole outside the pipeline is left out. The
-/// same on every rank.
+/// The ZeRO units of a program's parameters: by reduction group, in the order in which backwards make gradients,
+/// divided as the planner counts them (`sharded_buckets_of`). Each tensor shard has its own units with the same
+/// parameters, one after the other. Parameters without replicas, and those that something outside the pipeline reads
+/// unsharded, are left out. The same on every rank.
 /// @param atoms      of the program
-/// @param tensor_of  a parameter of the program, with the stages that hold it @pre plan.zero > 0
+/// @param tensor_of  returns the tensor of a parameter, with the stages that hold it
+/// @pre plan.zero > 0
 [[nodiscard]] std::vector<parameters::ShardUnit> shard_units(
     const OpGraph& graph, const algebra::BatchSemantics& batch_plan, const StagedGraph& division,
     const cost::AtomPartition& atoms, const Plan& plan,

@@ -92,8 +92,8 @@ class Divider {
     }
   }
 
-  // Stage groups first, the last stage's before the others', because where a rank runs several its backward ends first;
-  // then the unions of tied parameters: the order in which they are issued.
+  // The order in which groups are issued. Groups of one stage come first, the last stage's before the others', since on
+  // a rank with several stages its backward ends first. Groups of tied parameters follow.
   void add_groups() {
     const auto later_first = [](const auto& a, const auto& b) {
       return a.first != b.first ? a.first < b.first : b.second < a.second;
@@ -197,16 +197,17 @@ void include_holders(StagedGraph& division, const OpGraph& graph, const std::vec
 
 namespace {
 
-/// A reduction group to be, and its place among the others.
+/// A reduction group before it is numbered.
 struct PlannedGroup {
   ReduceGroup group;
   std::vector<ValueId> parameters;
   int unit = -1;
   int shard = 0;  ///< see StagedGraph::group_shards
-  OpId last{};    ///< that reads one of its parameters
+  OpId last{};    ///< last op that reads one of its parameters
 };
 
-/// Stage groups first, later stages before earlier ones, what is read last before the rest; then tied parameters.
+/// The order in which groups are issued. Groups of one stage come first, later stages before earlier ones, last-read
+/// parameters first. Groups of tied parameters follow.
 bool is_issued_before(const PlannedGroup& a, const PlannedGroup& b) {
   const auto key = [](const PlannedGroup& each) {
     return std::tuple(!each.group.stage.valid(), -each.group.stage.value(),
@@ -219,7 +220,7 @@ bool is_issued_before(const PlannedGroup& a, const PlannedGroup& b) {
 
 namespace {
 
-// A view of a parameter is read like the parameter itself, and so is a copy that is gathered in its place.
+// A view of a parameter is read like the parameter, and so is a copy that is gathered instead of it.
 std::map<StorageId, StagedGraph::InGroup> parameters_of_storages(const StagedGraph& division, const OpGraph& graph,
                                                                  const algebra::BatchSemantics& plan,
                                                                  const ShardedParameters& sharded) {
@@ -252,7 +253,7 @@ void shard_groups(StagedGraph& division, const OpGraph& graph, const algebra::Ba
                   const ShardedParameters& sharded) {
   auto last_read = algebra::last_reads(graph, batch_plan);
   std::map<int, std::set<StageId>> readers;  // by unit
-  std::map<int, std::set<ValueId>> trained;  // likewise
+  std::map<int, std::set<ValueId>> trained;  // by unit
   for (std::size_t s = 0; s < division.stage_ops.size(); ++s) {
     for (const auto op : division.stage_ops[s]) {
       for_each_input(graph.op(op), [&](ValueId value) {
@@ -313,7 +314,7 @@ void shard_groups(StagedGraph& division, const OpGraph& graph, const algebra::Ba
 
 namespace {
 
-/// Plays a whole backward of one stage on the ranks of one tensor shard.
+/// Simulates a whole backward of one stage on the ranks of one tensor shard.
 class BackwardOfStage {
  public:
   BackwardOfStage(StagedGraph& division, StageId stage, int shard, const OpGraph& graph,
@@ -364,7 +365,7 @@ class BackwardOfStage {
     for (std::size_t g = 0; g < groups_.size(); ++g) {
       const bool is_here = groups_[g].stage == stage_ && gathers(static_cast<int>(g)) &&
                            autopar::shard_of(division_.pipeline, groups_[g]) == shard_;
-      if (is_here) gather(static_cast<int>(g));  // if nothing reads it: last
+      if (is_here) gather(static_cast<int>(g));  // groups that nothing reads come last
     }
     auto& of_stage = division_.pipeline.backward_gathers[stage_.index()];
     of_stage.insert(of_stage.end(), order_.begin(), order_.end());
@@ -373,7 +374,7 @@ class BackwardOfStage {
  private:
   [[nodiscard]] const ReduceGroup& group(int g) const { return groups_[static_cast<std::size_t>(g)]; }
   [[nodiscard]] bool gathers(int g) const { return gathers_in_computes(group(g)); }
-  /// The parameter behind a value if it is in a group of this stage.
+  /// The group of the parameter that a value, view or copy belongs to; null unless it is in a group of this stage.
   [[nodiscard]] const StagedGraph::InGroup* find(ValueId value) const {
     const auto found = division_.parameter_of_storage.find(graph_.value(value).storage);
     const bool is_here =
@@ -386,7 +387,7 @@ class BackwardOfStage {
   void leaves(ValueId value) {
     if (const auto* parameter = find(value)) elsewhere_.insert(own_of(*parameter));
   }
-  /// Of a group that something reads; on the first tensor shard, which has most.
+  /// Bytes of a group that something reads, on the first tensor shard, which is the largest.
   [[nodiscard]] Bytes bytes_of(int g) const {
     const auto first = static_cast<std::size_t>(like_.at(g));
     const auto& unit = sharded_.units[static_cast<std::size_t>(division_.group_units[first])];
@@ -399,7 +400,7 @@ class BackwardOfStage {
       for (const int g : given_by(*op)) fill(g);
     }
   }
-  // What something else reads as well gets its gradients from a segment when all of its backward is over.
+  // A parameter that other parts read, too, gets its gradient from a segment at the end of the segment's backward.
   void play_recomputed(const std::vector<OpId>& ops) {
     for (const auto op : ops) gather_for(op);
     reshard_after(ops);
@@ -416,7 +417,7 @@ class BackwardOfStage {
     for (const int g : at_end) fill(g);
   }
 
-  /// Groups with gradients that may come when the backward passes an operator.
+  /// Groups whose gradients may be added when the backward passes an operator.
   [[nodiscard]] std::set<int> given_by(OpId op) {
     auto groups = reads_[op];
     groups.insert(left_to_[op].begin(), left_to_[op].end());
@@ -433,7 +434,8 @@ class BackwardOfStage {
   void fill(int g) {
     if (sums_in_computes(group(g))) groups_[static_cast<std::size_t>(g)].filled_after = static_cast<int>(order_.size());
   }
-  /// Of what a segment has read: its backward needs the last first.
+  /// Decides what is resharded after a segment has run again. Its backward first needs the parameters that it read
+  /// last.
   void reshard_after(const std::vector<OpId>& ops) {
     std::set<int> seen;
     Bytes kept{};
@@ -455,11 +457,12 @@ class BackwardOfStage {
   const OpGraph& graph_;
   const ShardedParameters& sharded_;
   Bytes kept_;
-  std::vector<interpret::StagePart> parts_;  // in the order of the run
-  std::map<OpId, std::set<int>> reads_;      // groups
-  std::map<OpId, std::set<int>> left_to_;    // groups that readers of a value leave to what makes it
-  std::map<int, int> like_;                  // by group: the first tensor shard's
-  std::map<ValueId, std::size_t> part_of_;   // by parameter: the first that reads it
+  std::vector<interpret::StagePart> parts_;  // in execution order
+  std::map<OpId, std::set<int>> reads_;      // groups that the op reads
+  std::map<OpId, std::set<int>> left_to_;    // groups whose gradients the readers of a value leave to the op that makes
+                                             // it
+  std::map<int, int> like_;                  // by group: the corresponding group of the first tensor shard
+  std::map<ValueId, std::size_t> part_of_;   // by parameter: the first part that reads it
   std::set<int> elsewhere_;  // groups with a parameter that several parts read, or that leaves the stage
   std::set<int> there_;
   std::vector<int> order_;
@@ -530,7 +533,7 @@ StageMap cut_at_collectives(const OpGraph& graph, const algebra::BatchSemantics&
 
 namespace {
 
-/// Places atoms one by one; atoms and their ops come in topological order.
+/// Assigns atoms to stages one by one; atoms and their ops come in topological order.
 class AtomPlacer {
  public:
   AtomPlacer(const OpGraph& graph, const algebra::BatchSemantics& plan, const cost::AtomPartition& atoms,
@@ -611,7 +614,7 @@ class AtomPlacer {
   const cost::AtomPartition& atoms_;
   const std::vector<std::vector<StageId>>& home_;
   std::vector<StageId> stage_;
-  std::vector<bool> free_;  // reads neither parameters nor another stage's values
+  std::vector<bool> free_;  // by atom: whether it reads neither parameters nor another stage's values
 };
 
 }  // namespace

@@ -17,81 +17,83 @@
 
 namespace autopar::staging {
 
-/// A captured program cut into stages, and what travels between them. A pure function of graph, plan and stages, so the
-/// same on every rank.
+/// A captured program partitioned into stages, and the channels between them. A pure function of graph, plan and
+/// stages, and therefore the same on every rank.
 struct StagedGraph {
   Pipeline pipeline;
   std::vector<std::vector<OpId>> stage_ops;            ///< ascending
   std::vector<std::vector<ValueId>> channel_values;    ///< by channel, ascending
-  std::vector<std::vector<ValueId>> group_parameters;  ///< by reduction group, last read first
-  std::vector<int> group_units;   ///< by reduction group: unit of shards, -1 = none; empty: none at all
-  std::vector<int> group_shards;  ///< by reduction group: tensor shard whose replicas it is
-  std::map<OpId, tensor_parallel::ShardedStep> shard_steps;  ///< what tensor shards do at their operators
-  /// Of parameters that tensor shards hold in slices: sizes, by shard
+  std::vector<std::vector<ValueId>> group_parameters;  ///< by reduction group, last-read first
+  std::vector<int> group_units;   ///< by reduction group: its ZeRO unit, -1: none; empty: no group has one
+  std::vector<int> group_shards;  ///< by reduction group: the tensor shard whose replicas form the group
+  std::map<OpId, tensor_parallel::ShardedStep> shard_steps;  ///< exchanges of tensor shards at their operators
+  /// For parameters that tensor shards hold in slices: the slice's sizes by shard.
   std::map<ValueId, std::vector<std::vector<std::int64_t>>> parameter_slices;
   struct InGroup {
-    std::vector<int> groups;  ///< by tensor shard of the stage, or one
+    std::vector<int> groups;  ///< by tensor shard of the stage, or one entry
     ValueId parameter;
   };
-  /// Of those in units: what they, their views and their copies have
+  /// For parameters in units: the groups of the parameter, its views and its copies.
   std::map<StorageId, InGroup> parameter_of_storage;
-  /// Operators of segments that are recomputed in a whole backward: groups that are resharded behind them and gathered
-  /// once more.
+  /// For operators of segments that a whole backward recomputes: the groups that are resharded after the operator and
+  /// gathered again.
   std::map<OpId, std::vector<int>> resharded_after;
 };
 
-/// Stages of ops and the mesh of each stage.
+/// The stage of each op and the mesh of each stage.
 struct StageMap {
-  std::vector<StageId> stage_of;            ///< by OpId; ops outside the pipeline are not looked at
+  std::vector<StageId> stage_of;            ///< by OpId; ops outside the pipeline are ignored
   std::vector<Mesh> meshes;                 ///< by stage
-  std::vector<std::vector<StageId>> parts;  ///< [stage of the plan] what it was cut into, ascending
+  std::vector<std::vector<StageId>> parts;  ///< [stage of the plan] the stages that it was divided into, ascending
 };
 
-/// @throws InvalidArgument if a stage would read what a later stage makes, or a value that may not leave its share
+/// Partitions a program into stages.
+/// @throws InvalidArgument if a stage would read what a later stage makes, or a value that must not leave its slice
 [[nodiscard]] StagedGraph divide(const OpGraph& graph, const algebra::BatchSemantics& plan, const StageMap& stages,
                                  int world);
 
-/// Cuts every stage that has several replicas once more before each level of collectives, so that their operands
-/// can travel between the parts: several stages of the result then run on the same ranks. Stages without ops are left
-/// out.
-/// @param stages  those of the plan; `parts` is not looked at
-/// @throws CaptureError if a collective and its operand may not be separated
+/// Divides every stage with several replicas before each level of collectives, so that their operands can be sent
+/// between the parts. Several stages of the result then run on the same ranks. Stages without ops are left out.
+/// @param stages  of the plan; `parts` is ignored
+/// @throws CaptureError if a collective and its operand must not be separated
 [[nodiscard]] StageMap cut_at_collectives(const OpGraph& graph, const algebra::BatchSemantics& plan,
                                           const cost::AtomPartition& atoms, const StageMap& stages);
 
-/// Sums gradients over all ranks that hold a parameter, also those that this program does not need it on: another one
-/// reads it there, or the prologue does, and optimizers must step all copies alike.
-/// @param holders  by ValueId: of parameters, ascending, at least the ranks whose stages read it; of others not looked
-/// at
+/// Makes all ranks that hold a parameter reduce its gradient, including ranks whose stages do not read it here. Another
+/// program reads it there, or the prologue does, and optimizers must step all copies alike.
+/// @param holders  by ValueId: for parameters the ranks, ascending, including all ranks whose stages read it; other
+/// entries are ignored
 void include_holders(StagedGraph& division, const OpGraph& graph, const std::vector<std::vector<Rank>>& holders);
 
-/// Where parameters lie in units of shards.
+/// The ZeRO units of a program's parameters.
 struct ShardedParameters {
   std::vector<parameters::ShardUnit> units;
-  std::vector<std::vector<int>> units_of;  ///< by ValueId: by tensor shard, or one; none = held whole
+  std::vector<std::vector<int>> units_of;  ///< by ValueId: units by tensor shard, or one entry; empty: unsharded
 };
 
-/// Sums the gradients of units into shards, each in a group of its own; groups of the other parameters stay. Units that
-/// no stage reads are left out.
+/// Reduces the gradients of each unit into shards, in a separate group; groups of other parameters stay. Units that no
+/// stage reads are left out.
 void shard_groups(StagedGraph& division, const OpGraph& graph, const algebra::BatchSemantics& plan,
                   const ShardedParameters& sharded);
 
-/// Plays a whole backward of each stage that gathers within compute actions: it goes through what the stage runs from
-/// the end, and through a segment that is recomputed first from its beginning and then from its end; what others read
-/// as well gets its gradients behind that. What is kept is decided for the tensor shard that has most, and all do
-/// likewise. States in which order groups are gathered (Pipeline::backward_gathers), when
-/// their buckets are full (ReduceGroup::filled_after), and what a segment that reads more than `kept` lets go of when
-/// it has run again: not what its backward needs first, and not what others read as well.
+/// Simulates a whole backward of each stage that gathers within compute actions. It visits the stage's operators from
+/// last to first. A recomputed segment is visited first from its first operator, then from its last. The gradients of
+/// parameters that other parts read, too, are complete after the segment. What is kept is decided for the largest
+/// tensor shard, and all shards do the same.
+///
+/// The result is the order in which groups are gathered (Pipeline::backward_gathers) and when their buckets are full
+/// (ReduceGroup::filled_after). A segment that reads more than `kept` bytes also reshards groups when it has run again.
+/// It does not reshard what its backward needs first, nor what other parts read.
 /// @pre backwards are whole
-/// @param sharded  with which the groups were made
+/// @param sharded  the units of the groups
 void order_backward_gathers(StagedGraph& division, const OpGraph& graph, const algebra::BatchSemantics& plan,
                             const ShardedParameters& sharded, const interpret::RecomputedAtoms& recomputed, Bytes kept);
 
-/// Stages for another captured program of a model that is already deployed (another mode or signature): each parameter
-/// and buffer keeps its stage; atoms without any run where their inputs are, or else where their first reader is.
+/// Stages for another captured program of a deployed model (another mode or signature). Each parameter and buffer keeps
+/// its stage. An atom without any runs on the stage of its inputs, or else of its first reader.
 /// @param home  by ValueId: the stages that hold a parameter or buffer leaf, ascending
 /// @return by OpId
-/// @throws CaptureError naming the op that would need a value from a later stage
+/// @throws CaptureError, with the op, if an op would need a value from a later stage
 [[nodiscard]] std::vector<StageId> place_by_parameters(const OpGraph& graph, const algebra::BatchSemantics& plan,
                                                        const cost::AtomPartition& atoms,
                                                        const std::vector<std::vector<StageId>>& home, int stages);

@@ -4,10 +4,12 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
-/// torch::optim's optimizers with steps over all parameters of a group at once: one kernel for each device and element
-/// type on GPUs, one pass over each parameter's memory on CPUs, nothing allocated. Options, state and files are those
-/// of the base class: the two take over from one another at any step. Parameters without a gradient are skipped. Where
-/// a model computes in 16 bits, a step writes the copies that it computes with as well, and no call casts them again.
+/// torch::optim's optimizers with steps that update all parameters of a group together. On GPUs there is one kernel for
+/// each device and element type, on CPUs one pass over each parameter's memory. Steps allocate nothing.
+///
+/// Options, state and files are those of the base class, so that the two can replace one another at any step.
+/// Parameters without a gradient are skipped. If a model computes in 16 bits, a step also writes the 16-bit copies of
+/// parameters, and no call casts them.
 namespace autopar::optim {
 
 using torch::optim::AdamOptions;
@@ -18,8 +20,8 @@ class SGD : public torch::optim::SGD {
  public:
   using torch::optim::SGD::SGD;
 
-  /// @throws InvalidArgument for sparse gradients and for parameters that are no real floating point numbers; no
-  /// parameter has changed then
+  /// @throws InvalidArgument for sparse gradients and for parameters that are not real floating point numbers; then no
+  /// parameter has changed
   at::Tensor step(LossClosure closure = nullptr) override;
 };
 

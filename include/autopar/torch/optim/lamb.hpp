@@ -39,11 +39,12 @@ struct LAMBParamState : public torch::optim::OptimizerCloneableParamState<LAMBPa
   void serialize(torch::serialize::OutputArchive& archive) const override;
 };
 
-/// LAMB (You et al. 2020, "Large Batch Optimization for Deep Learning", algorithm 2, phi(z) = z): Adam's direction
-/// r = m / (sqrt(v) + eps), both without bias, plus decoupled decay; each parameter x goes lr * |x| along the unit
-/// vector of r + decay * x, and lr times that sum where |x| or its norm is zero. Norms are taken in double precision.
+/// LAMB: Adam with decoupled weight decay and a trust ratio for each parameter. r = m / (sqrt(v) + eps) is Adam's
+/// direction, with bias-corrected m and v. Parameter x moves by lr * |x| along the unit vector of u = r + decay * x. If
+/// |x| or |u| is zero, it moves by lr * u. Norms are computed in double precision.
 ///
-/// Where ranks hold shards of parameters, its step is collective: all ranks step together.
+/// If ranks hold shards of parameters, its step is collective: all ranks step together.
+/// @source You et al. 2020, "Large Batch Optimization for Deep Learning", algorithm 2 with phi(z) = z
 class LAMB : public torch::optim::Optimizer, public DescribedOptimizer {
  public:
   /// @throws c10::Error for options out of range, as torch::optim does

@@ -34,13 +34,17 @@ struct LARSParamState : public torch::optim::OptimizerCloneableParamState<LARSPa
   void serialize(torch::serialize::OutputArchive& archive) const override;
 };
 
-/// LARS (You et al. 2017, "Large Batch Training of Convolutional Networks", algorithm 1): SGD with momentum in which
-/// the rate of each parameter x with gradient g is lr * trust, where trust = trust_coefficient * |x| / (|g| +
-/// weight_decay * |x| + eps), or 1 where |x| or |g| is zero: v = momentum * v + lr * trust * (g + weight_decay * x), x
-/// = x - v. Norms are taken in double precision. Biases and parameters of norms are usually given to ap::optim::SGD
-/// instead, which has no trust ratio.
+/// LARS: SGD with momentum and a trust ratio for each parameter x with gradient g:
 ///
-/// Where ranks hold parts of parameters, its step is collective: all ranks step together.
+///   trust = trust_coefficient * |x| / (|g| + weight_decay * |x| + eps), or 1 if |x| or |g| is zero
+///   v = momentum * v + lr * trust * (g + weight_decay * x)
+///   x = x - v
+///
+/// Norms are computed in double precision. Biases and parameters of norms are usually given to ap::optim::SGD instead,
+/// which has no trust ratio.
+///
+/// If ranks hold parts of parameters, its step is collective: all ranks step together.
+/// @source You et al. 2017, "Large Batch Training of Convolutional Networks", algorithm 1
 class LARS : public torch::optim::Optimizer, public DescribedOptimizer {
  public:
   /// @throws c10::Error for options out of range, as torch::optim does

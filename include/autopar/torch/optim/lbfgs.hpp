@@ -15,13 +15,13 @@ namespace autopar::optim {
 
 using torch::optim::LBFGSOptions;
 
-/// What L-BFGS keeps of one parameter; all parameters have as many steps and pairs.
+/// State of L-BFGS for one parameter; all parameters have equal numbers of steps and pairs.
 struct LBFGSParamState : public torch::optim::OptimizerCloneableParamState<LBFGSParamState> {
   TORCH_ARG(std::int64_t, step) = 0;                    ///< iterations
-  TORCH_ARG(torch::Tensor, gradient);                   ///< where the latest iteration began
-  TORCH_ARG(torch::Tensor, move);                       ///< of the latest iteration
+  TORCH_ARG(torch::Tensor, gradient);                   ///< at the start of the latest iteration
+  TORCH_ARG(torch::Tensor, move);                       ///< change of the parameter in the latest iteration
   TORCH_ARG(std::deque<torch::Tensor>, old_gradients);  ///< differences of gradients, the latest last
-  TORCH_ARG(std::deque<torch::Tensor>, old_moves);      ///< that belong to them
+  TORCH_ARG(std::deque<torch::Tensor>, old_moves);      ///< changes of the parameter that belong to them
 
  public:
   void serialize(torch::serialize::InputArchive& archive) override;
@@ -29,8 +29,7 @@ struct LBFGSParamState : public torch::optim::OptimizerCloneableParamState<LBFGS
 };
 
 /// L-BFGS over all parameters of a model as one vector, with the options, iterations and line search of
-/// torch::optim::LBFGS. Dot products are taken over all ranks in double precision. Source: Nocedal and Wright,
-/// Numerical Optimization, algorithms 7.4 and 3.5.
+/// torch::optim::LBFGS. Dot products are computed over all ranks in double precision.
 ///
 ///   model->attach(opt);
 ///   opt.step([&] {
@@ -40,8 +39,9 @@ struct LBFGSParamState : public torch::optim::OptimizerCloneableParamState<LBFGS
 ///     return loss;
 ///   });
 ///
-/// Its step is collective, and calls the closure equally often on all ranks. Its files of torch::save have another form
-/// than torch::optim::LBFGS's.
+/// Its step is collective and calls the closure equally often on all ranks. The format of torch::save differs from
+/// torch::optim::LBFGS's.
+/// @source Nocedal and Wright, Numerical Optimization, algorithms 7.4 and 3.5
 class LBFGS : public torch::optim::Optimizer, public DescribedOptimizer {
  public:
   /// @throws c10::Error for several groups or options out of range, as torch::optim does
@@ -51,10 +51,10 @@ class LBFGS : public torch::optim::Optimizer, public DescribedOptimizer {
 
   [[nodiscard]] const OptimizerDescriptor& descriptor() const override;
 
-  /// @param closure  makes gradients of the loss of all ranks' samples, and returns it: the same on every rank
-  /// @return what the first call of the closure returned
-  /// @throws InvalidArgument without a closure, as SGD::step, where ranks return unlike losses, or
-  ///         where a later call of the closure makes no gradients
+  /// @param closure  computes gradients of the loss of all ranks' samples and returns it, equal on every rank
+  /// @return the result of the closure's first call
+  /// @throws InvalidArgument without a closure, or as SGD::step
+  /// @throws InvalidArgument if ranks return different losses, or a later call of the closure makes no gradients
   at::Tensor step(LossClosure closure) override;
 
   void save(torch::serialize::OutputArchive& archive) const override;

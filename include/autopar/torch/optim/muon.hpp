@@ -35,19 +35,20 @@ struct MuonParamState : public torch::optim::OptimizerCloneableParamState<MuonPa
   void serialize(torch::serialize::OutputArchive& archive) const override;
 };
 
-/// Muon of matrices x with gradient g (Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"):
+/// Muon for matrices x with gradient g:
 ///
 ///   v = momentum * v + g
 ///   u = nesterov ? g + momentum * v : v
 ///   x = x - lr * weight_decay * x
 ///   x = x - lr * sqrt(max(1, rows / columns)) * orthogonalised(u)
 ///
-/// `iterations` are of the quintic Newton-Schulz iteration, in float32 at least. Of tensors of more dims the first is
-/// rows, all others are columns.
+/// `iterations` is the number of quintic Newton-Schulz iterations, at least in float32. In a tensor of more dims, the
+/// first dim is rows and all others are columns.
 ///
-/// Give it the weights of hidden layers. Biases, norms, embeddings and the last layer go to a second optimizer, such as
-/// ap::optim::AdamW: a model takes several. Where ranks hold parts of parameters, its step is collective, and
-/// each matrix is put together and orthogonalised on one rank.
+/// Give it the weights of hidden layers. Biases, norms, embeddings and the last layer need a second optimizer, such as
+/// ap::optim::AdamW; a model takes several. If ranks hold parts of parameters, its step is collective. Each matrix is
+/// then assembled and orthogonalised on one rank.
+/// @source Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"
 class Muon : public torch::optim::Optimizer, public DescribedOptimizer {
  public:
   /// @throws c10::Error for options out of range, as torch::optim does
@@ -57,15 +58,16 @@ class Muon : public torch::optim::Optimizer, public DescribedOptimizer {
 
   [[nodiscard]] const OptimizerDescriptor& descriptor() const override;
 
-  /// @throws InvalidArgument as SGD::step, and on all ranks where a parameter has fewer than two dims
+  /// @throws InvalidArgument as SGD::step, and on all ranks if a parameter has fewer than two dims
   at::Tensor step(LossClosure closure = nullptr) override;
 
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 };
 
-/// What Muon makes of a matrix: about U * V^T of its singular value decomposition U * S * V^T.
-/// @param matrix  two dims @return of its element type
+/// Orthogonalises a matrix: about U * V^T of its singular value decomposition U * S * V^T.
+/// @param matrix  two dims
+/// @return a matrix with the same element type
 [[nodiscard]] at::Tensor orthogonalised(const at::Tensor& matrix, std::int64_t iterations = 5);
 
 }  // namespace autopar::optim
