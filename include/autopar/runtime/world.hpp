@@ -92,8 +92,9 @@ class World {
 
   /// A transport for one model, in a context of its own: messages of two transports never mix. Collective. Destroy it
   /// before the World.
-  /// @throws InvalidArgument, on every rank, if this build or host does not support the kind or MPI has no
-  /// communicators left (mpich: about 1000 live transports). The World stays usable.
+  /// @throws InvalidArgument, on every rank, if this build or host does not support the kind
+  /// @throws InvalidArgument, on every rank, if MPI has no communicators left (mpich: about 1000 live transports). The
+  /// World stays usable.
   [[nodiscard]] AnyTransport make_transport(TransportOptions options = {});
 
   /// Tells every other rank that this one cannot continue. What they wait for and call next throws TransportError with

@@ -49,8 +49,8 @@ struct ParallelCrossEntropyOptions {
 /// logits.
 ///
 /// Communication: one all-gather in the forward, none in the backward. It sends three or four numbers for each row:
-/// logarithm of the sum of exponentials, whether it exists, the target's logit, and with smoothing the weighted sum.
-/// Memory besides the logits: a few MiB, on GPUs 64. The statistics and the loss are at least fp32.
+/// log-sum-exp, whether it exists, the target's logit, and with smoothing the weighted sum. Memory besides the logits:
+/// a few MiB, on GPUs 64. The statistics and the loss are at least fp32.
 ///
 /// Logits are [C], [N, C] or [N, C, …], sharded along C or replicated. Targets are int64 class indices, equal on all
 /// ranks of the group. Alone in the group, or with replicated logits, it runs libtorch's operators. The forward is

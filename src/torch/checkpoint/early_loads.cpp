@@ -17,7 +17,7 @@ namespace {
 using Numbers = std::vector<std::size_t>;
 using StateAddress = const torch::optim::OptimizerParamState*;
 
-/// Of each rank, what it says of so many things.
+/// The answers of every rank about the same things, by rank.
 std::vector<std::vector<char>> told_by_all(World& world, const std::vector<char>& mine, const std::string& subject) {
   std::vector<std::vector<char>> all;
   for (const auto& blob : world.all_gather(std::as_bytes(std::span(mine)), "load of a checkpoint")) {
@@ -42,11 +42,12 @@ std::map<const void*, StateAddress> states_of(torch::optim::Optimizer& optimizer
 }  // namespace
 
 struct EarlyLoads::Load {
-  /// An optimizer whose state is still to come.
+  /// An optimizer whose state will be read at deployment.
   struct Awaited {
     torch::optim::Optimizer* optimizer = nullptr;
-    std::map<const void*, StateAddress> states{};  ///< that it had
-    bool is_marked = false;                        ///< so that clearing its state shows
+    std::map<const void*, StateAddress> states{};  ///< the states that it had before
+    bool is_marked = false;                        ///< whether it has an entry that is lost when the program clears its
+                                                   ///< state
   };
 
   Load(World& world, const CheckpointFormat& format, const std::filesystem::path& folder,
@@ -57,7 +58,7 @@ struct EarlyLoads::Load {
   Loading loading;
   std::map<std::size_t, std::size_t> expected{};  ///< by row of a recorded tensor: its number in the recording
   std::vector<Awaited> awaited{};
-  // ---- of what `bring` has brought
+  // ---- read by `bring`
   Numbers rows{};
   std::vector<at::Tensor> arrived{};
   std::set<const void*> kept{};  ///< parameters whose state the program wrote
@@ -95,7 +96,7 @@ void EarlyLoads::add(World& world, const CheckpointFormat& format, const std::fi
   loads_.push_back(std::move(load));
 }
 
-/// A row at a time, or some small ones: a rank that holds all of a model may have no room for it twice.
+/// Reads one row at a time, or several small ones: a rank that holds the whole model may not have memory for it twice.
 void EarlyLoads::take_at_once(World& world, Load& load, const std::vector<char>& has_memory) {
   constexpr std::int64_t kPortion = std::int64_t{256} << 20;  // bytes
   auto& loading = load.loading;
@@ -144,25 +145,25 @@ void EarlyLoads::bring(World& world, const std::vector<PlacedTensor>& placed, In
   }
 }
 
-/// What the recording was given.
+/// Drops the data that the recording was given.
 void EarlyLoads::forget_data(InitRecord* init) const {
   for (const auto& load : loads_) {
     for (const auto& [row, number] : load->expected) init->give(number, {});
   }
 }
 
-// What the recording leaves as it was loaded goes to its place, in slices and shards; what it changes afterwards, and
-// what that is made of, is needed whole where the recording is run.
+// A tensor that the recording leaves as it was loaded is read into its slices and shards. A tensor that the recording
+// changes later, and the tensors that it depends on, are needed whole where the recording is run.
 void EarlyLoads::bring_recorded(World& world, InitRecord& init) {
   const auto& last = *loads_.back();
   const auto holds = [&](const Row& row) {
     return std::binary_search(row.holders().begin(), row.holders().end(), world.rank_id());
   };
-  std::vector<at::Tensor> changed;  // here, since the last load
+  std::vector<at::Tensor> changed;  // on this rank, since the last load
   std::vector<char> unchanged(last.loading.rows().size(), 0);
   for (const auto& [i, number] : last.expected) {
     const auto& row = last.loading.rows()[i];
-    if (!holds(row) || !trace::is_fake(row.tensor->handle)) continue;  // who gave it memory gave it values
+    if (!holds(row) || !trace::is_fake(row.tensor->handle)) continue;  // tensors with memory also have values
     unchanged[i] = init.changed_since(number, row.tensor->handle) ? 0 : 1;
     if (unchanged[i] == 0) changed.push_back(row.tensor->handle);
   }
@@ -200,7 +201,7 @@ void EarlyLoads::bring_recorded(World& world, InitRecord& init) {
   }
 }
 
-// An optimizer that the program has cleared since it was loaded has lost its mark, and stays as it is.
+// An optimizer that the program cleared after the load has lost its mark, and is left alone.
 void EarlyLoads::bring_state() {
   for (const auto& load : loads_) {
     auto& loading = load->loading;

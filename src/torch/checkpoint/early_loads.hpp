@@ -16,10 +16,10 @@
 
 namespace autopar::checkpoint {
 
-/// Loads of a model that is not deployed yet, so that nobody knows which rank will hold what. Hyper-parameters, and
-/// tensors that have memory, are loaded at once. Tensors of a recorded construction have none: their data come at
-/// deployment, from the file that was opened, to their place in the recording, so that what is recorded after the load
-/// goes on from them. State of optimizers comes at deployment as well, where it fits. Several loads add up.
+/// Loads of a model that is not deployed yet, when the holders of its tensors are not known. Hyper-parameters, and
+/// tensors that have memory, are loaded at once. Tensors of a recorded construction have none: their data are read at
+/// deployment, from the file opened here. They take their place in the recording, so that operators recorded after the
+/// load continue from them. The state of optimizers is also read at deployment. Later loads override earlier ones.
 ///
 ///   loads.add(world, single_file(), "run/step-1000", tensors, {&optimizer}, {}, init);
 ///   torch::nn::init::zeros_(net->head->weight);   // stays
@@ -28,24 +28,25 @@ namespace autopar::checkpoint {
 ///   const auto info = loads.take_over(init);      // values are made
 class EarlyLoads {
  public:
-  /// Collective. @param tensors  of the model; who holds them is not looked at. @param init  null: they all have memory
-  /// @throws CheckpointError on every rank, naming what is missing, unknown, damaged or of another size; nothing has
-  ///         changed, unless the disk failed between checking and reading
+  /// Opens, checks and partly loads a checkpoint. Collective.
+  /// @param tensors  of the model; their holders are ignored
+  /// @param init     null: all tensors have memory
+  /// @throws CheckpointError, on every rank, with what is missing, unknown, damaged or of another size. Then nothing
+  /// has changed, unless the disk failed between checking and reading.
   void add(World& world, const CheckpointFormat& format, const std::filesystem::path& folder,
            std::vector<PlacedTensor> tensors, const std::vector<torch::optim::Optimizer*>& optimizers,
            const LoadOptions& options, InitRecord* init);
   [[nodiscard]] bool empty() const { return loads_.empty(); }
-  /// Of an optimizer that is attached after it was loaded. Does not communicate.
-  /// @throws CheckpointError if it has other groups than the file any more
+  /// For an optimizer that is attached after it was loaded. Does not communicate.
+  /// @throws CheckpointError if its groups no longer match the file
   void require_same_groups(const torch::optim::Optimizer& optimizer) const;
 
-  /// Reads what is still to come; collective. What goes wrong is thrown by `take_over`, and the model is made as if
-  /// nothing had been loaded but what `add` took.
+  /// Reads the rest. Collective. `take_over` throws the errors; the model is then made with only what `add` loaded.
   void bring(World& world, const std::vector<PlacedTensor>& placed, InitRecord* init);
-  /// Puts it into handles and optimizers, which have data where this rank holds them, and forgets all loads.
+  /// Puts the data that were read into handles and optimizers, on the ranks that hold them, and forgets all loads.
   /// Collective.
-  /// @return of the last file that autopar wrote; nothing if there is none
-  /// @throws CheckpointError on every rank if some could not read
+  /// @return the info of the last file that autopar wrote; empty if there is none
+  /// @throws CheckpointError, on every rank, if some could not read
   [[nodiscard]] std::optional<CheckpointInfo> take_over(InitRecord* init);
 
  private:

@@ -22,10 +22,10 @@ constexpr const char* kAction = "load of a checkpoint";
 
 bool is_state(const std::string& entry) { return entry.starts_with("optimizer."); }
 
-/// Of "optimizer.layer.weight.exp_avg": "optimizer.layer.weight".
+/// "optimizer.layer.weight.exp_avg" becomes "optimizer.layer.weight".
 std::string without_state_name(const std::string& entry) { return entry.substr(0, entry.rfind('.')); }
 
-/// Texts as one, and back.
+/// Packs texts into one; the next function unpacks them.
 std::string packed(const std::map<std::string, std::string>& texts) {
   std::ostringstream out;
   for (const auto& [key, value] : texts) out << key.size() << ' ' << value.size() << ' ' << key << value;
@@ -106,7 +106,7 @@ void Loading::match_optimizers() {
   }
 }
 
-/// Other writers name a tensor as the model does, or as autopar.
+/// Other programs name a tensor as the model does, or as autopar does.
 bool Loading::named_as_in_the_model() const {
   if (saved_) return false;
   const auto hits = [&](const std::string& prefix) {
@@ -117,7 +117,7 @@ bool Loading::named_as_in_the_model() const {
 }
 
 void Loading::find_entries() {
-  std::set<std::string> stepped;  // only parameters that have been stepped have state
+  std::set<std::string> stepped;  // only parameters that were stepped have state
   for (const auto& entry : reader_->entries()) {
     if (is_state(entry.name)) stepped.insert(without_state_name(entry.name));
   }
@@ -140,10 +140,11 @@ void Loading::find_entries() {
   require_known_entries();
 }
 
-// State without its optimizer's options is of no use, and that of optimizers that nobody asked for is passed over.
+// State is useless without its optimizer's options, so it is an error. State of optimizers that were not passed is
+// ignored.
 void Loading::require_known_entries() const {
   const std::set<std::string> known(names_.begin(), names_.end());
-  const std::string* unknown = nullptr;  // of a tensor that has state as well, the tensor
+  const std::string* unknown = nullptr;  // for a tensor with state, the tensor
   for (const auto& [name, type, shape] : reader_->entries()) {
     if (known.contains(name) || (is_state(name) && new_options_.empty())) continue;
     if (unknown == nullptr || (is_state(*unknown) && !is_state(name))) unknown = &name;
@@ -151,13 +152,13 @@ void Loading::require_known_entries() const {
   if (unknown != nullptr) throw CheckpointError("the model has no '" + *unknown + "'");
 }
 
-// The others hear from rank 0 now and then: nobody takes it for stalled while it reads a large file.
+// Rank 0 reports progress to the others, so that they do not count it as stalled while it reads a large file.
 void Loading::verify() {
   constexpr std::int64_t kPortion = std::int64_t{1} << 32;  // bytes
   std::size_t next = 0;
   for (bool more = true; more;) {
     all_or_none(world_, kAction, subject_, [&] {
-      for (std::int64_t bytes = 0; next < names_.size() && bytes < kPortion; ++next) {  // none on other ranks
+      for (std::int64_t bytes = 0; next < names_.size() && bytes < kPortion; ++next) {  // empty on other ranks
         if (names_[next].empty()) continue;
         reader_->verify(rows_[next], names_[next]);
         bytes += rows_[next].entry.bytes().value();
@@ -207,7 +208,7 @@ std::vector<at::Tensor> Loading::transfer_whole(const std::vector<std::size_t>& 
   return receive(rows, numbers);
 }
 
-// All memory at once, so that no rank runs out of it while others wait for what it is to take.
+// Allocates all memory at once, so that no rank runs out of memory while others wait for it.
 std::vector<at::Tensor> Loading::receive(const std::vector<Row>& rows, const std::vector<std::size_t>& numbers) {
   std::vector<at::Tensor> arrived(rows.size());
   all_or_none(world_, kAction, subject_, [&] {
@@ -292,7 +293,7 @@ void Loading::take_options() const {
   for (std::size_t i = 0; i < new_options_.size(); ++i) parameters::set_options(*optimizers_[i], new_options_[i]);
 }
 
-// ---------------------------------------------------------------- of a model that is deployed
+// ---------------------------------------------------------------- loads of a deployed model
 
 std::optional<CheckpointInfo> load_checkpoint(World& world, const CheckpointFormat& format,
                                               const std::filesystem::path& folder,

@@ -22,54 +22,57 @@
 
 namespace autopar::checkpoint {
 
-/// A load in steps that all ranks take; after each all know whether it went well on all, and throw CheckpointError if
-/// not. What changes something begins with `take`. The checkpoint stays open while this lives, and what was opened is
-/// what is read, whatever becomes of its name.
+/// A load in steps that all ranks take together. After each step all know whether it succeeded on all ranks, and throw
+/// CheckpointError if not. Steps that change something begin with `take`. The checkpoint stays open while the object
+/// lives, even if the file is renamed.
 class Loading {
  public:
-  /// @param tensors  of which the holders, sizes and slabs need not be known before something is transferred
+  /// @param tensors  their holders, sizes and slabs may be set later, before a transfer
   Loading(World& world, const CheckpointFormat& format, std::filesystem::path folder, std::vector<PlacedTensor> tensors,
           std::vector<torch::optim::Optimizer*> optimizers, const LoadOptions& options);
   Loading(const Loading&) = delete;
   Loading& operator=(const Loading&) = delete;
 
   void read_header();
-  /// Names, sizes and types, and hyper-parameters of optimizers.
+  /// Matches names, sizes and types, and hyper-parameters of optimizers.
   void match();
-  /// Rank 0 reads all that will be asked for, once more than is needed, to find damage before anything is changed.
+  /// Rank 0 reads everything that will be needed, to find damage before anything is changed. It is read again later.
   void verify();
 
-  /// What is to be loaded, in the order of the file; the same on all ranks.
+  /// The rows to load, in file order; the same on all ranks.
   [[nodiscard]] const std::vector<Row>& rows() const { return rows_; }
   [[nodiscard]] bool is_there(std::size_t row) const { return there_[row] == '1'; }
-  /// Which ranks hold what, the tensors in the same order.
+  /// Sets the holders of the tensors, which have the same order as before.
   void place(const std::vector<PlacedTensor>& tensors);
   [[nodiscard]] const std::vector<PlacedTensor>& tensors() const { return tensors_; }
 
-  /// What this rank holds of these rows, on the CPU, undefined of others; all of it is good.
+  /// This rank's parts of these rows, on the CPU; undefined for rows that it does not hold. All are verified.
   [[nodiscard]] std::vector<at::Tensor> transfer(const std::vector<std::size_t>& rows);
-  /// The same for other holders, who get whole tensors. @param holders  by row, maybe none
+  /// Whole tensors of these rows for the given holders.
+  /// @param holders  by row, may be empty
   [[nodiscard]] std::vector<at::Tensor> transfer_whole(const std::vector<std::size_t>& rows,
                                                        const std::vector<std::vector<Rank>>& holders);
-  /// Brings state to the devices of its parameters. @param arrived  by row, as `transfer` gave it
+  /// Moves state to the devices of its parameters.
+  /// @param arrived  by row, as `transfer` returned it
   void fit_state(const std::vector<std::size_t>& rows, std::vector<at::Tensor>& arrived);
 
-  /// Of parameters and buffers. Does not communicate.
+  /// Sets parameters and buffers. Does not communicate.
   void take_values(const std::vector<std::size_t>& rows, const std::vector<at::Tensor>& arrived) const;
-  /// Of parameters that `is_kept` does not name; those that the file has no state of lose theirs. Does not communicate.
+  /// Sets the state of parameters that are not in `kept`. Parameters without state in the file lose theirs. Does not
+  /// communicate.
   void take_state(const std::vector<std::size_t>& rows, const std::vector<at::Tensor>& arrived,
                   const std::set<const void*>& kept = {}) const;
-  /// Does not communicate, throws nothing.
+  /// Sets the options of optimizers. Does not communicate, does not throw.
   void take_options() const;
 
   [[nodiscard]] std::optional<CheckpointInfo> info() const {
     return saved_ ? std::optional(saved_->info) : std::nullopt;
   }
-  /// Those whose options and state the file has.
+  /// The optimizers whose options and state are in the file.
   [[nodiscard]] std::span<torch::optim::Optimizer* const> loaded() const {
     return std::span(optimizers_).first(new_options_.size());
   }
-  /// @throws CheckpointError if the optimizer is among those that are loaded, and has other groups than the file
+  /// @throws CheckpointError if the optimizer is being loaded and its groups differ from the file
   void require_same_groups(const torch::optim::Optimizer& optimizer) const;
   [[nodiscard]] const std::string& subject() const { return subject_; }
 
@@ -88,11 +91,11 @@ class Loading {
   std::vector<torch::optim::Optimizer*> optimizers_;
   LoadOptions options_;
   std::unique_ptr<CheckpointReader> reader_;
-  std::optional<SavedInfo> saved_;  ///< nothing: the file is of another writer
-  /// By optimizer, of those that are in the file.
+  std::optional<SavedInfo> saved_;  ///< empty: another program wrote the file
+  /// By optimizer, for those in the file.
   std::vector<std::vector<std::unique_ptr<torch::optim::OptimizerOptions>>> new_options_;
   std::vector<Row> rows_;
-  std::vector<std::string> names_;  ///< rank 0: by row, in the file; empty: it is not there
+  std::vector<std::string> names_;  ///< rank 0: by row, its name in the file; empty if it is not in the file
   std::string there_;               ///< by row: whether it is in the file, '1' or '0'
 };
 

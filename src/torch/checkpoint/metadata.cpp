@@ -22,14 +22,14 @@ constexpr const char* kFormat = "2";
 constexpr const char* kSeedKey = "autopar.seed";
 constexpr const char* kCallsKey = "autopar.calls";
 constexpr const char* kScalerKey = "autopar.loss_scaler";
-constexpr const char* kParameterCount = "parameters";  ///< among a group's values: how many there are
+constexpr const char* kParameterCount = "parameters";  ///< number of parameters, stored among a group's values
 
 std::string optimizer_key(std::size_t index) { return "autopar.optimizer." + std::to_string(index); }
 std::string group_key(std::size_t index, std::size_t group) {
   return optimizer_key(index) + ".group." + std::to_string(group);
 }
 
-/// The shortest text that is read back as the same number, in any locale.
+/// The shortest text that reads back as the same number, in any locale.
 std::string number_text(double number) {
   std::array<char, 32> text{};
   const auto end = std::to_chars(text.data(), text.data() + text.size(), number).ptr;
@@ -66,7 +66,7 @@ parameters::HyperParameters values_of(const std::string& text, const std::string
   return values;
 }
 
-/// Whole, up to where doubles hold each whole number.
+/// A whole number, up to the limit below which doubles represent every whole number.
 std::int64_t count_in(parameters::HyperParameters& values, const char* name, const std::string& key) {
   constexpr double kMost = 0x1p53;
   const auto found = values.find(name);
@@ -78,7 +78,7 @@ std::int64_t count_in(parameters::HyperParameters& values, const char* name, con
   return static_cast<std::int64_t>(value);
 }
 
-/// Takes entries one by one; in the end there must be none left.
+/// Takes entries one by one; at the end none may be left.
 class MetadataReader {
  public:
   explicit MetadataReader(const std::map<std::string, std::string>& metadata) {

@@ -12,7 +12,7 @@
 
 namespace autopar::checkpoint {
 
-/// A parameter group as a checkpoint describes it.
+/// A parameter group in a checkpoint.
 struct SavedGroup {
   std::int64_t parameters = 0;
   parameters::HyperParameters values{};
@@ -23,22 +23,23 @@ struct SavedOptimizer {
   std::vector<SavedGroup> groups{};
 };
 
-/// What a checkpoint says besides tensors.
+/// The contents of a checkpoint besides tensors.
 struct SavedInfo {
   CheckpointInfo info{};
   std::vector<SavedOptimizer> optimizers{};
 };
 
-/// @throws CheckpointError where options have a value that could not be loaded
+/// @throws CheckpointError if options have a value that could not be loaded
 [[nodiscard]] SavedOptimizer describe(const torch::optim::Optimizer& optimizer);
 
-/// As metadata of the file, under keys that begin with `autopar.`, and back; nothing if no key does: of another writer.
+/// Converts to metadata of the file, under keys that begin with `autopar.`. from_metadata() converts back, and returns
+/// nothing if there is no such key: another program wrote the file.
 [[nodiscard]] std::map<std::string, std::string> to_metadata(const SavedInfo& saved);
-/// @throws CheckpointError naming the key that is missing, unknown or has a value that cannot be
+/// @throws CheckpointError with the key, if it is missing or unknown or its value is invalid
 [[nodiscard]] std::optional<SavedInfo> from_metadata(const std::map<std::string, std::string>& metadata);
 
-/// The options that `saved` gives this optimizer.
-/// @throws CheckpointError if it is of another kind, has other groups, or a value cannot be
+/// The options for this optimizer in `saved`.
+/// @throws CheckpointError if `saved` is of another kind or has other groups, or a value is invalid
 [[nodiscard]] std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> saved_options(
     const SavedOptimizer& saved, const torch::optim::Optimizer& optimizer);
 

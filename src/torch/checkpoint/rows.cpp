@@ -150,7 +150,7 @@ at::Tensor to_root(World& world, const Row& row) {
     world.receive(memory_of(arriving), from, row.entry.name);
     if (!in_place) part.put(arriving, data);
   }
-  if (root && !data.defined()) data = empty_for(row.entry);  // without elements
+  if (root && !data.defined()) data = empty_for(row.entry);  // the row has no elements
   return data;
 }
 

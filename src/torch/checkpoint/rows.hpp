@@ -15,59 +15,60 @@
 
 namespace autopar::checkpoint {
 
-/// A tensor of a checkpoint: a parameter or buffer itself, or one of an optimizer's state for it.
+/// A tensor of a checkpoint: a parameter or buffer, or one tensor of an optimizer's state for a parameter.
 struct Row {
   const PlacedTensor* tensor = nullptr;
   torch::optim::Optimizer* optimizer = nullptr;  ///< null: the parameter or buffer
-  std::string state{};                           ///< its name in the optimizer's state
-  TensorEntry entry{};                           ///< as a whole
+  std::string state{};                           ///< name of the state in the optimizer
+  TensorEntry entry{};                           ///< of the unsharded tensor
   parameters::StateKind kind = parameters::StateKind::kLikeParameter;
-  bool is_optional = false;  ///< state that may lack where other state of the parameter is there
+  bool is_optional = false;  ///< state that may be missing although the parameter has other state
 
   [[nodiscard]] const std::vector<Rank>& holders() const { return tensor->holders; }
-  /// A state's number, without dimensions.
+  /// Whether it is a number of the state, 0-dim.
   [[nodiscard]] bool is_number() const {
     return kind == parameters::StateKind::kCounter || kind == parameters::StateKind::kScalar;
   }
-  /// By holder; empty: each has all of it.
+  /// By holder; empty: each has the whole tensor.
   [[nodiscard]] const std::vector<parameters::Slab>& shards() const;
-  /// On a holder: what it has, not a copy. Undefined where there is none, as before an optimizer's first step.
+  /// On a holder: its part, not a copy. Undefined if there is none, as before an optimizer's first step.
   [[nodiscard]] at::Tensor value() const;
 };
 
-/// Where an optimizer has a parameter.
+/// The optimizer and group of a parameter.
 struct GroupMember {
   std::size_t optimizer = 0, group = 0;
 };
 
-/// By handle, of those that one of the optimizers holds.
+/// By handle, for parameters that one of the optimizers holds.
 [[nodiscard]] std::map<const void*, GroupMember> members_of(std::span<torch::optim::Optimizer* const> optimizers);
 
-/// Rows refer to `tensors`, which must live as long.
+/// Rows refer to `tensors`, which must outlive them.
 [[nodiscard]] std::vector<Row> model_rows(const std::vector<PlacedTensor>& tensors);
-/// @param slots  of the state of a parameter of this group
+/// @param slots  returns the state slots of a parameter of this group
 [[nodiscard]] std::vector<Row> state_rows(const std::vector<PlacedTensor>& tensors,
                                           std::span<torch::optim::Optimizer* const> optimizers,
                                           const std::function<std::vector<parameters::StateSlot>(GroupMember)>& slots);
-/// Under the optimizers' options as they are.
+/// With the slots of the optimizers' current options.
 [[nodiscard]] std::vector<Row> state_rows(const std::vector<PlacedTensor>& tensors,
                                           std::span<torch::optim::Optimizer* const> optimizers);
 
-/// All rows in the order of a file's data: largest elements first, so that each lies at a multiple of its size.
+/// All rows in the order of the file's data: by descending element size, so that each is aligned to its element size.
 [[nodiscard]] std::vector<Row> in_file_order(std::vector<Row> model, std::vector<Row> state);
 
-/// Collective. @throws CheckpointError on every rank if some have other rows, as with other optimizers
+/// Checks that all ranks have the same rows. Collective.
+/// @throws CheckpointError, on every rank, if some ranks have other rows, for example because of other optimizers
 void require_same_rows(World& world, const std::vector<Row>& rows, const std::string& subject);
 
-/// Whether the first holder of each row has it. Collective.
+/// By row, whether its first holder has it. Collective.
 [[nodiscard]] std::vector<char> existing(World& world, const std::vector<Row>& rows);
 
-/// The row's data on rank 0's CPU; an undefined tensor elsewhere. Collective.
+/// The row's data on rank 0's CPU; undefined on other ranks. Collective.
 [[nodiscard]] at::Tensor to_root(World& world, const Row& row);
 
 [[nodiscard]] at::Tensor to_cpu(const at::Tensor& tensor);
 [[nodiscard]] at::Tensor empty_for(const TensorEntry& entry);
-/// Of a dense CPU tensor.
+/// The bytes of a dense CPU tensor.
 [[nodiscard]] std::span<std::byte> memory_of(const at::Tensor& tensor);
 
 }  // namespace autopar::checkpoint

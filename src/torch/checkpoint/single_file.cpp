@@ -18,7 +18,7 @@ namespace autopar::checkpoint {
 
 namespace {
 
-/// What the first failure of a rank said; nothing is attempted after it.
+/// The first error of a rank; nothing is attempted after it.
 class FirstError {
  public:
   template <class Body>
@@ -103,7 +103,8 @@ class SingleFileReader : public CheckpointReader {
   void finish() override { error_.require_none(); }
 
  private:
-  /// From rank 0's memory to a holder's. @param part  on rank 0
+  /// Sends data from rank 0 to a holder.
+  /// @param part  on rank 0
   void hand_out(const Row& row, const at::Tensor& part, Rank holder, const at::Tensor& mine) {
     const at::NoGradGuard no_grad;
     const bool is_mine = holder == world_.rank_id();
@@ -123,7 +124,7 @@ class SingleFileReader : public CheckpointReader {
 
 class SingleFile : public CheckpointFormat {
  public:
-  /// In the folder, or a file that is named itself, as other writers' are.
+  /// A file in the folder, or the named file itself, as for files of other programs.
   std::filesystem::path file(const std::filesystem::path& folder) const override {
     return folder.extension() == std::filesystem::path(kCheckpointFile).extension() ? folder : folder / kCheckpointFile;
   }

@@ -37,21 +37,21 @@ bool ProgramMemory::is_kept_by(NodeId atom, ValueId value) const {
   return creator.valid() && atoms_.atom_of[creator.index()] == atom;
 }
 
-// Who reads another view of its memory is unknown to those who ask.
+// Callers know only the readers of this value, so an atom that keeps another view of its memory rules this out.
 bool ProgramMemory::is_kept_for_readers(NodeId atom, ValueId value) const {
   if (!is_kept_by(atom, value)) return false;
   const auto& keepers = keepers_[graph_.value(value).storage.index()];
   return !keepers.contains(atom) && std::ranges::includes(readers_[value.index()], keepers);
 }
 
-// Of an atom with several operators another one may take most.
+// In an atom with several operators, another one may have the largest workspace.
 bool ProgramMemory::takes_two_gradients(NodeId atom, ValueId value) const {
   const auto& ops = atoms_.atoms[atom.index()];
   return ops.size() == 1 && graph_.output(ops.front()) == value && two_gradients_[ops.front().index()];
 }
 
 void ProgramMemory::find_creators() {
-  for (std::size_t i = 0; i < graph_.ops.size(); ++i) {  // what is made once is no activation
+  for (std::size_t i = 0; i < graph_.ops.size(); ++i) {  // values that are made once for a call are not activations
     if (plan_.ops[i].once) kept_[graph_.value(graph_.output(OpId::of(i))).storage.index()] = true;
   }
   for (const auto& ops : atoms_.atoms) {
@@ -64,7 +64,7 @@ void ProgramMemory::find_creators() {
   }
 }
 
-// A memory is kept once, however many ops need it, and counted where it is made.
+// Each memory is counted once, however many ops need it, at the atom that makes it.
 void ProgramMemory::add_saved() {
   for (const auto& ops : atoms_.atoms) {
     for (const auto id : ops) {
@@ -88,7 +88,7 @@ void ProgramMemory::add_saved(OpId op, const Affine& bytes) {
   at(op).saved += bytes;
 }
 
-// An op works beside what those before it have saved.
+// An op's workspace is in addition to what earlier ops have saved.
 void ProgramMemory::add_workspaces(const std::map<OpId, tensor_parallel::ShardedStep>& steps) {
   const algebra::Workspaces workspaces(graph_, plan_, kept_, steps);
   std::vector<bool> waits(kept_.size(), false);
@@ -108,7 +108,7 @@ void ProgramMemory::add_workspaces(const std::map<OpId, tensor_parallel::Sharded
   }
 }
 
-// Gradients of parameters are computed from those of results and from what the op read, which wait for that.
+// A deferred weight backward needs the gradients of the results and what the op read, so these stay in memory.
 void ProgramMemory::add_deferred_weight(const OpCall& op, std::vector<bool>& waits) {
   const auto split = autograd::split_backward_of(graph_, plan_, op.id());
   if (!split || !graph_.value(split->weight).requires_grad) return;
@@ -122,7 +122,7 @@ void ProgramMemory::add_deferred_weight(const OpCall& op, std::vector<bool>& wai
   at(creator).deferred_weight += memory_of(storage, read);
 }
 
-/// Bytes of a memory: those of the value that it was made for, else of the given view.
+/// Bytes of a storage: of the value that it was made for, or else of the given view.
 Affine ProgramMemory::memory_of(StorageId storage, ValueId view) {
   if (makers_.empty()) {
     makers_.assign(static_cast<std::size_t>(graph_.storage_count), ValueId::none());
@@ -137,7 +137,7 @@ Affine ProgramMemory::memory_of(StorageId storage, ValueId view) {
 
 namespace {
 
-/// The program with what shards exchange, in which stages can have as many as are asked for.
+/// The program with the exchanges of tensor shards, for any number of shards in its stages.
 class ProgramOfShards {
  public:
   ProgramOfShards(const OpGraph& graph, const AtomPartition& atoms,
@@ -149,8 +149,8 @@ class ProgramOfShards {
     const auto kept = kept_whole();
     for (const auto& [op, step] : sharded_.steps) {
       const auto value = sharded_.graph.input(op, 0);
-      // Who leaves a value in slices of tokens has it brought together. A slice that is kept in place of the whole
-      // takes of what that was said to take, where it is made.
+      // Gathering a value from slices of tokens counts at the atom that makes the value. So does a slice that is kept
+      // instead of the whole value, whose memory it replaces.
       const bool in_place = step.move == ir::ShardMove::kScatter && !kept[sharded_.graph.value(value).storage.index()];
       if (step.move != ir::ShardMove::kAssemble && step.move != ir::ShardMove::kAllGather && !in_place) continue;
       const auto maker = sharded_.graph.value(value).definer;
@@ -159,7 +159,8 @@ class ProgramOfShards {
     atoms_ = with_operators(atoms, made_for);
   }
 
-  /// Of the shard that has most. @param shards  by stage
+  /// Memory of the largest shard.
+  /// @param shards  by stage
   [[nodiscard]] std::vector<AtomMemory> memory(const std::vector<std::int64_t>& shards) {
     for (auto& [value, slices] : sharded_.slices) slices.shards = static_cast<int>(shards[slices.stage]);
     OpGraph own = tensor_parallel::on_shard(sharded_, std::vector<std::optional<int>>(shards.size(), 0));
@@ -174,7 +175,7 @@ class ProgramOfShards {
   }
 
  private:
-  /// By storage, whether some operator keeps it for its backward.
+  /// By storage, whether some operator keeps it whole for its backward.
   [[nodiscard]] std::vector<bool> kept_whole() const {
     const auto& graph = sharded_.graph;
     std::vector<bool> kept(static_cast<std::size_t>(graph.storage_count), false);
@@ -198,18 +199,18 @@ class ProgramOfShards {
   AtomPartition atoms_;
 };
 
-/// What is whole of something that takes `all` of the whole program and `part` with this share of units: a line
-/// through both.
+/// The part that does not scale with the share of units: a line through `all` for the whole program and `part` for this
+/// share.
 Affine whole_of(const Affine& part, const Affine& all, double share) {
   const auto of = [&](double a, double b) { return std::max(0.0, (a - b * share) / (1 - share)); };
   return {of(part.per_sample, all.per_sample), of(part.fixed, all.fixed)};
 }
 
-constexpr std::int64_t kManyShards = 1 << 10;  // of which one has next to nothing
+constexpr std::int64_t kManyShards = 1 << 10;  // so many that one shard has almost nothing
 
-/// Adds what is whole of these operators' atoms, of which shards have a part each.
-/// @param parts   what atoms take of one of `shards` shards
-/// @param units   that are shared
+/// Adds the part of these operators' atoms that each shard has whole.
+/// @param parts   memory of atoms on one of `shards` shards
+/// @param units   number of units that are divided
 void add_whole(std::vector<AtomMemory>& out, const std::vector<AtomMemory>& parts, const ProgramMemory& takes,
                const AtomPartition& atoms, const std::vector<OpId>& ops, std::int64_t units, std::int64_t shards) {
   const auto most = Split::even(units, static_cast<int>(shards)).length(0);
@@ -231,8 +232,8 @@ void add_whole(std::vector<AtomMemory>& out, const std::vector<AtomMemory>& part
 
 }  // namespace
 
-// What an atom takes is the largest of sums that grow evenly with the share, so that a line above it at its smallest
-// and at a half is above it between them.
+// An atom's memory is the maximum of sums that are linear in the share. A line above it at the smallest share and at
+// one half is therefore above it between them.
 std::vector<AtomMemory> memory_on_each_shard(const OpGraph& graph, const AtomPartition& atoms,
                                              const std::vector<tensor_parallel::TensorCandidate>& candidates,
                                              const ProgramMemory& takes, const AlgebraOptions& options) {

@@ -17,21 +17,20 @@
 
 namespace autopar::cost {
 
-/// What the atoms of a program keep from forward until backward, and take beside it while they run. Refers to the
-/// program.
+/// What the atoms of a program save from forward until backward, and their workspaces. Refers to the program.
 class ProgramMemory {
  public:
-  /// @param steps  what tensor shards do at operators of `graph`, where it is the program of one
+  /// @param steps  exchanges of tensor shards at operators of `graph`, if it is the program of one shard
   /// @cost O((ops + values) log ops)
   ProgramMemory(const OpGraph& graph, const algebra::BatchSemantics& plan, const AtomPartition& atoms,
                 const AlgebraOptions& options, const std::map<OpId, tensor_parallel::ShardedStep>& steps = {});
 
   [[nodiscard]] const AtomMemory& of(NodeId atom) const { return of_atom_[atom.index()]; }
-  /// Whether a value's memory is in what the atom keeps.
+  /// Whether the atom saves the value's memory.
   [[nodiscard]] bool is_kept_by(NodeId atom, ValueId value) const;
-  /// Of a value that the atom makes, see ValueProfile::for_readers.
+  /// For a value that the atom makes, see ValueProfile::for_readers.
   [[nodiscard]] bool is_kept_for_readers(NodeId atom, ValueId value) const;
-  /// Likewise, see ValueProfile::two_gradients.
+  /// For a value that the atom makes, see ValueProfile::two_gradients.
   [[nodiscard]] bool takes_two_gradients(NodeId atom, ValueId value) const;
 
  private:
@@ -49,7 +48,7 @@ class ProgramMemory {
   const AtomPartition& atoms_;
   const AlgebraOptions options_;
   std::vector<OpId> creator_;    ///< by storage
-  std::vector<Affine> saved_;    ///< by op: of what it makes, what some op keeps
+  std::vector<Affine> saved_;    ///< by op: bytes of its results that some op saves
   std::vector<bool> kept_;       ///< by storage
   std::vector<ValueId> makers_;  ///< by storage: first value
   std::vector<AtomMemory> of_atom_;
@@ -58,17 +57,17 @@ class ProgramMemory {
   std::vector<bool> two_gradients_;        ///< by op: see Workspaces::takes_two_gradients
 };
 
-/// The same of atoms that lie behind candidates and are cut by tokens. What candidates then keep of values that are
-/// brought together for them counts where these are made.
+/// The same for atoms that follow candidates and are divided by tokens. What candidates keep of values that are
+/// gathered for them counts at the atoms that make the values.
 [[nodiscard]] std::vector<AtomMemory> memory_on_each_shard(const OpGraph& graph, const AtomPartition& atoms,
                                                            const tensor_parallel::Followers& followers,
                                                            const ProgramMemory& takes, const AlgebraOptions& options);
 
-/// Of what atoms take, what each tensor shard takes of it however many there are: whole values, and what is there while
-/// shards exchange some. `takes[atom]` of the whole program, less this, goes with the shard's share of units.
+/// The part of atoms' memory that each tensor shard has, however many there are: unsharded values, and buffers of
+/// exchanges. `takes[atom]` of the whole program minus this part is proportional to the shard's share of units.
 /// @param candidates  in one program; no two share an operator
-/// @return by atom; nothing for those of no candidate
-/// @cost of analysing the program once and of its memory twice
+/// @return by atom; zero for atoms of no candidate
+/// @cost one analysis of the program, and twice that of its memory
 [[nodiscard]] std::vector<AtomMemory> memory_on_each_shard(
     const OpGraph& graph, const AtomPartition& atoms, const std::vector<tensor_parallel::TensorCandidate>& candidates,
     const ProgramMemory& takes, const AlgebraOptions& options);

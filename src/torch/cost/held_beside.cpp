@@ -18,8 +18,8 @@ bool has_products(const ModelProfile& model) {
 Affine held_beside(const ModelProfile& model, c10::DeviceType device, bool recorded) {
   Affine bytes;
   if (device != c10::DeviceType::CUDA) return bytes;
-  // libtorch gives cuBLAS memory for each stream and thread, of forwards and of backwards, and keeps it: so much on
-  // Hopper and later. Where an H100 ran on the stream that is recorded, it held twice as much more.
+  // libtorch allocates a cuBLAS workspace for each stream and thread (forward and backward) and keeps it: this much on
+  // Hopper and later. An H100 whose steps ran on the captured stream held twice as much in addition.
   constexpr double kOfThread = 32 << 20;
   constexpr int kThreads = 2;
   const int streams = recorded ? 2 : 1;

@@ -7,9 +7,9 @@
 
 namespace autopar::cost {
 
-/// What a rank holds beside its stages, by its samples (ModelProfile::held_beside): what cuBLAS works in, and what a
-/// recording of its steps has of its own (session/README.md).
-/// @param recorded  whether steps are recorded
+/// Bytes on a rank besides its stages, by its samples (ModelProfile::held_beside): cuBLAS workspaces, and the private
+/// memory of CUDA graphs of its steps (session/README.md).
+/// @param recorded  whether steps are captured in CUDA graphs
 [[nodiscard]] Affine held_beside(const ModelProfile& model, c10::DeviceType device, bool recorded);
 
 }  // namespace autopar::cost

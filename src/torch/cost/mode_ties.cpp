@@ -12,10 +12,10 @@
 namespace autopar::cost {
 namespace {
 
-/// Atoms by the name of the parameter or buffer that they read, ascending.
+/// By name of a parameter or buffer, the atoms that read it, ascending.
 using Readers = std::map<std::string, std::vector<std::size_t>>;
 
-/// In ascending order.
+/// Sorts and removes duplicates.
 template <class T>
 void keep_one_each(std::vector<T>& items) {
   std::sort(items.begin(), items.end());
@@ -35,7 +35,7 @@ struct Atoms {
   }
 
   AtomPartition partition;
-  std::vector<std::vector<std::size_t>> before;  ///< [atom] those whose values it reads, ascending
+  std::vector<std::vector<std::size_t>> before;  ///< [atom] atoms whose values it reads, ascending
   Readers readers;
 
  private:
@@ -52,7 +52,7 @@ struct Atoms {
   }
 };
 
-/// Both modes in one graph, of whose nodes the first are the atoms of the mode that is divided.
+/// Both modes in one graph. Its first nodes are the atoms of the mode that is partitioned.
 class JointModes {
  public:
   JointModes(const ModeOfModel& mode, const ModeOfModel& other) : mode_(mode), other_(other) {
@@ -90,8 +90,8 @@ class JointModes {
   [[nodiscard]] std::size_t count() const { return mode_.before.size(); }
   [[nodiscard]] NodeId of_other(std::size_t atom) const { return NodeId::of(count() + atom); }
 
-  /// An atom of the other mode runs where what it reads is read. One that runs a layer again may not tie all that lies
-  /// between its runs, which the divided mode does not have.
+  /// An atom of the other mode runs where the parameters that it reads are read. An atom that runs a layer again must
+  /// not tie everything between its runs, which the partitioned mode does not have.
   void match() {
     for (const auto& [name, readers] : other_.readers) {
       const auto own = mode_.readers.find(name);
@@ -104,7 +104,7 @@ class JointModes {
     }
   }
 
-  /// Which blocks come right before which in the divided mode.
+  /// Finds the blocks that directly precede each block in the partitioned mode.
   void find_order() {
     before_.assign(members_.size(), {});
     for (std::size_t atom = 0; atom < count(); ++atom) {
@@ -115,12 +115,12 @@ class JointModes {
     for (auto& blocks : before_) keep_one_each(blocks);
   }
 
-  /// Two atoms that the other mode alone puts in order share a stage. @return whether there are such
+  /// Ties two atoms that only the other mode orders.
+  /// @return whether there are any
   bool add_missing_order() {
     bool added = false;
-    std::vector<std::vector<std::size_t>> nearest(
-        members_.size());                                    // blocks of the divided mode before one of the other alone
-    std::vector<std::pair<std::size_t, std::size_t>> edges;  // in the order of the blocks that they lead to
+    std::vector<std::vector<std::size_t>> nearest(members_.size());  // preceding blocks of the partitioned mode
+    std::vector<std::pair<std::size_t, std::size_t>> edges;          // sorted by the blocks that they lead to
     for (std::size_t atom = 0; atom < other_.before.size(); ++atom) {
       const auto to = block_of_[count() + atom];
       for (const auto from : other_.before[atom]) edges.emplace_back(to, block_of_[count() + from]);
@@ -150,7 +150,7 @@ class JointModes {
     return added;
   }
 
-  /// Those of the blocks, ascending, that the divided mode itself does not put before the later one. Blocks are
+  /// The blocks of `blocks` that the partitioned mode itself does not order before `later`, ascending. Blocks are
   /// numbered in an order of both modes.
   [[nodiscard]] std::vector<std::size_t> missing_before(std::size_t later,
                                                         const std::vector<std::size_t>& blocks) const {
@@ -181,7 +181,7 @@ class JointModes {
   Graph<Nothing, Nothing> joint_;
   std::vector<std::vector<NodeId>> groups_;
   std::vector<std::size_t> block_of_;              ///< by node
-  std::vector<std::vector<std::size_t>> members_;  ///< [block] atoms of the divided mode
+  std::vector<std::vector<std::size_t>> members_;  ///< [block] atoms of the partitioned mode
   std::vector<std::vector<std::size_t>> before_;   ///< [block] ascending
 };
 

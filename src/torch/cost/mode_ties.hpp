@@ -15,14 +15,16 @@ struct ModeOfModel {
   const algebra::BatchSemantics& plan;
 };
 
-/// What must share a stage in one mode of a model, so that every division of it into stages divides another mode as
-/// well, with parameters and buffers where they are: operators whose parameters and buffers one operator of the other
-/// mode reads (of an exact batch norm the running statistics and what they are read with), and operators that the other
-/// mode puts in another order. Of a parameter or buffer that one atom reads here and several there only the first
-/// counts; where several read it here and another number of them there, it ties nothing.
-/// @return groups of operators of `mode`, for `partition_into_atoms`; none where its atoms hold them together anyway
-/// @cost O((operators + values) log operators), and for operators that only the other mode puts in order a search
-/// between
+/// The operators of one mode that must share a stage, so that every partition into stages is also one of another mode.
+/// Parameters and buffers are in the same stages in both. There are two kinds of ties:
+/// - Operators are tied if one operator of the other mode reads the parameters and buffers of all of them. For an exact
+///   batch norm these are the running statistics and what is read with them.
+/// - Operators are tied if the other mode runs them in another order.
+///
+/// If one atom of `mode` and several of `other` read a parameter or buffer, only the first of these counts. If several
+/// atoms of `mode` read it, and another number of atoms of `other`, it ties nothing.
+/// @return groups of operators of `mode`, for `partition_into_atoms`; none if its atoms contain them anyway
+/// @cost O((operators + values) log operators), and for operators that only the other mode orders a search between them
 [[nodiscard]] std::vector<std::vector<OpId>> ties_to_other_mode(const ModeOfModel& mode, const ModeOfModel& other);
 
 }  // namespace autopar::cost

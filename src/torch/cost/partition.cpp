@@ -10,7 +10,7 @@
 namespace autopar::cost {
 namespace {
 
-/// Finds groups of ops that may not be separated; node k of the graph it works on is the k-th op of the pipeline.
+/// Finds groups of ops that must not be separated. Node k of its graph is the k-th op of the pipeline.
 class Grouping {
  public:
   Grouping(const OpGraph& graph, const algebra::BatchSemantics& plan, const std::vector<std::vector<OpId>>& ties)
@@ -45,7 +45,7 @@ class Grouping {
   }
 
  private:
-  /// The node that makes a value for the pipeline; none for leaves and prologue values.
+  /// The node that makes a value in the pipeline; none for leaves and prologue values.
   [[nodiscard]] NodeId maker(ValueId value) const {
     const auto definer = graph_.value(value).definer;
     if (!definer.valid() || plan_.is_prologue(value)) return NodeId::none();
@@ -127,7 +127,7 @@ class Grouping {
 
   enum class Origin : std::uint8_t { kConstants, kParameters, kSamples };
 
-  /// From what the ops compute: samples (also through other ops), else parameters and buffers, else constants.
+  /// What the ops depend on: samples (also through other ops), otherwise parameters and buffers, otherwise constants.
   [[nodiscard]] std::vector<Origin> origins() const {
     std::vector<Origin> origin(ops_.size(), Origin::kConstants);
     for (std::size_t k = 0; k < ops_.size(); ++k) {
@@ -147,14 +147,15 @@ class Grouping {
     return origin;
   }
 
-  // In reverse program order every op without samples learns its earliest reader with samples. A parameter belongs to
-  // the first op that applies it (or a view of it) to samples; what else is computed from the parameter goes there.
+  // In reverse program order, every op without samples learns its earliest reader with samples. A parameter belongs to
+  // the first op that applies it (or a view of it) to samples. Other ops that compute from the parameter belong there,
+  // too.
   void group_shared_ops() {
     const auto origin = origins();
     std::vector<NodeId> first_reader(ops_.size());
     const auto earlier = [](NodeId a, NodeId b) { return !a.valid() ? b : (!b.valid() ? a : std::min(a, b)); };
     std::vector<NodeId> applied(graph_.values.size());  // by parameter: first reader with samples, through views
-    const auto is_view = [&](NodeId node) {             // or a cast, which every stage that needs it makes for itself
+    const auto is_view = [&](NodeId node) {             // or a cast, which every stage that needs it computes itself
       const auto op = ops_[node.index()];
       return plan_.handling(op).once || ops::definition_of(graph_.name(op)).is_view();
     };
@@ -190,7 +191,7 @@ class Grouping {
     }
   }
 
-  /// The op that applies the parameters that `node` computes from, if that is one op.
+  /// The op that applies the parameters that `node` depends on, if it is one op.
   [[nodiscard]] NodeId owner_of(NodeId node, const std::vector<NodeId>& applied) const {
     NodeId owner;
     bool several = false;
@@ -206,7 +207,7 @@ class Grouping {
     return several ? NodeId::none() : owner;
   }
 
-  // A counter that nothing reads belongs to the layer that comes next in the program.
+  // A counter that nothing reads belongs to the next layer in the program.
   void group_isolated_ops() {
     for (std::size_t k = 0; k + 1 < ops_.size(); ++k) {
       const auto node = NodeId::of(k);

@@ -18,7 +18,7 @@
 namespace autopar::cost {
 namespace {
 
-/// Whether the op makes a loss of the outputs of its own layer, in chunks.
+/// Whether the op computes a loss from the outputs of its own layer, in chunks.
 bool is_chunked_head(const OpGraph& graph, OpId op) {
   const auto& layer = ops::definition_of(graph.op(op).op).layer;
   return layer && layer->makes_loss;
@@ -92,7 +92,7 @@ class Profiler {
   }
 
  private:
-  /// What users' definitions say goes into costs and plans.
+  /// Users' definitions of operators affect costs and plans, so the hash includes them.
   [[nodiscard]] std::uint64_t with_operators(std::uint64_t program) const {
     const auto operators = ops::operators_of_users(graph_);
     if (operators.empty()) return program;
@@ -139,7 +139,7 @@ class Profiler {
     list(graph_.buffers, false);
   }
 
-  /// As stages have them in their reduction groups, backwards.
+  /// In the order of stages' reduction groups, for backwards.
   [[nodiscard]] std::vector<NamedValue> in_order_of_last_reads() const {
     auto last = algebra::last_reads(graph_, plan_);
     auto parameters = graph_.parameters;
@@ -149,7 +149,7 @@ class Profiler {
     return parameters;
   }
 
-  /// Of the smaller copy that all read in place of a parameter.
+  /// Bytes of the smaller copy that all operators read instead of a parameter.
   [[nodiscard]] std::int64_t copy_bytes(ValueId parameter) const {
     const auto& info = graph_.value(parameter);
     const auto type = reads_[parameter.index()].smaller_copy(info.dtype);
@@ -158,7 +158,7 @@ class Profiler {
            static_cast<std::int64_t>(c10::elementSize(*type));
   }
 
-  // Only a copy that lies as its parameter does is kept from call to call (Stage::kept_copy). On CPUs the others stay
+  // Only a copy with its parameter's layout is kept across calls (Stage::kept_copy). On CPUs other copies are kept
   // until the call ends.
   void find_copies_by_call() {
     if (options_.device != c10::DeviceType::CUDA) return;
@@ -179,12 +179,12 @@ class Profiler {
       parameter.copy_by_call = parameter.copy > Bytes(0) && readers[p].size() == 1 && !is_kept[p];
     }
   }
-  /// A value of four dimensions; of those of one element strides do not matter.
+  /// A value with four dims is channels-last. In values of one element strides do not matter.
   [[nodiscard]] static bool lies_channels_last(const ValueInfo& info) {
     return ir::is_channels_last(info) || (info.sizes[2].fixed == 1 && info.sizes[3].fixed == 1);
   }
 
-  // An operand that the same atom makes cannot travel between replicas.
+  // An operand that the same atom makes cannot be sent between replicas.
   void add_collective(OpProfile& atom, const std::vector<OpId>& ops, const OpCall& op,
                       const ir::Collective& collective) const {
     const auto operand = op.first_tensor();
@@ -225,7 +225,7 @@ class Profiler {
     model().graph.add_node(std::move(atom));
   }
 
-  /// The op that an atom is named after: the one with most work, the first of equals.
+  /// The op that an atom is named after: the one with most work, the first among equal ones.
   [[nodiscard]] OpId heaviest(const std::vector<OpId>& ops) const {
     OpId best = ops.front();
     double most = -1;
@@ -269,7 +269,8 @@ class Profiler {
       hash.add(static_cast<std::uint64_t>(info.dtype));
       hash.add(info.sizes);
       hash.add(std::uint64_t{info.requires_grad});
-      hash.add(std::uint64_t{ir::is_channels_last(info)});  // kernels of convolutions and norms take another time
+      hash.add(std::uint64_t{ir::is_channels_last(info)});  // kernels of convolutions and norms take different times
+                                                            // for each layout
     }
     const auto& handling = plan_.handling(op.id());
     hash.add(std::uint64_t{handling.whole_batch});
@@ -343,8 +344,8 @@ class Profiler {
     for (const auto& input : plan_.epilogue_inputs) add(input.value);
   }
 
-  /// All-reduces of what is added up, and of gradients of what is copied; half a one brings the gradient together of
-  /// what is read in slices. A loss gathers a few numbers a row.
+  /// Exchanged bytes: all-reduces of partial sums, and of gradients of copied values. Gathering the gradient of a value
+  /// that is read in slices counts as half an all-reduce. A loss gathers a few numbers for each row.
   void add_tensor_regions() {
     std::vector<tensor_parallel::TensorCandidate> taken;
     for (auto& candidate : tensor_parallel::find_tensor_candidates(graph_, plan_, singles_)) {
@@ -378,7 +379,7 @@ class Profiler {
     for (const auto node : model().graph.nodes()) model().graph[node].on_each_shard = on_each[node.index()];
     add_followers(taken);
   }
-  /// Half an all-reduce leaves a sum in slices, half a one brings them together; forward and backward.
+  /// A reduce-scatter into slices and an all-gather count as half an all-reduce each, in forward and backward.
   void add_followers(const std::vector<tensor_parallel::TensorCandidate>& candidates) {
     if (candidates.empty()) return;
     const auto followers = tensor_parallel::find_followers(graph_, plan_, candidates);
@@ -430,7 +431,8 @@ class Profiler {
                                  [&](ParameterId id) { return std::ranges::binary_search(region.parameters, id); });
     });
   }
-  /// Maximum, sum of exponentials, target's logit and one more of each row, in double precision.
+  /// Bytes of four numbers for each row, in double precision: maximum, sum of exponentials, target's logit and one
+  /// more.
   [[nodiscard]] Affine statistics_of(ValueId loss) const {
     constexpr double kBytesOfRow = 4 * sizeof(double);
     const auto op = graph_.value(loss).definer;
@@ -446,7 +448,7 @@ class Profiler {
   std::optional<ProgramMemory> memory_;
   std::set<NodeId> in_region_;
   std::vector<algebra::ParameterReads> reads_;  ///< by value
-  std::vector<int> highest_zero_;               ///< likewise
+  std::vector<int> highest_zero_;               ///< by value
 };
 
 }  // namespace

@@ -8,7 +8,7 @@
 namespace autopar::algebra {
 namespace {
 
-/// Whether the gradient of the result is each operand's: nothing is made.
+/// Whether each operand's gradient is the gradient of the result, so that no memory is needed.
 bool hands_gradient_on(const OpCall& op) {
   if (!op.def().has(OpTrait::kPassesGradient)) return false;
   const auto operands = op.tensors();
@@ -94,7 +94,7 @@ Affine Workspaces::forward(const OpCall& op) const {
   return bytes;
 }
 
-// Of two readers, which a kernel adds while it makes that of its operand.
+// A kernel adds the gradients of two readers while it computes the gradient of its operand.
 bool Workspaces::takes_two_gradients(const OpCall& op) const {
   return op.on_cuda() && op.def().has(OpTrait::kDuplicatedOutputs) && readers_[op.results().front().index()] > 1;
 }
@@ -102,8 +102,7 @@ bool Workspaces::takes_two_gradients(const OpCall& op) const {
 Affine Workspaces::backward(const OpCall& op) const {
   if (!ops::is_differentiable(op)) return {};
   Affine bytes = waiting_[op.id().index()];
-  std::vector<ValueId>
-      seen;  // views of one memory have gradients of their own, as attention's queries, keys and values
+  std::vector<ValueId> seen;  // views of one memory have separate gradients
   const auto add = [&](ValueId value) {
     if (!graph_.value(value).has_gradient() || std::find(seen.begin(), seen.end(), value) != seen.end()) return;
     seen.push_back(value);
@@ -114,15 +113,15 @@ Affine Workspaces::backward(const OpCall& op) const {
   if (takes_two_gradients(op)) bytes += ops::bytes_of(graph_, op.results().front());
   if (ops::gradient_place(graph_, op.id()) != GradientPlace::kNew) return bytes;
   if (!hands_gradient_on(op)) {
-    // A residual's is written over one of the result's.
+    // A residual's gradient is written over one of the result's gradients.
     const bool writes_over = op.on_cuda() && op.def().has(OpTrait::kDuplicatedOutputs) && op.has("residual");
     for (const auto value : op.tensors()) {
       if (!writes_over || value != op.tensor("residual")) add(value);
     }
   }
   const auto split = autograd::split_backward_of(graph_, plan_, op.id());
-  // Gradients of parameters are in single precision. CPUs multiply in it, too; on CUDA what comes in by a cast has its
-  // gradient in both.
+  // Gradients of parameters are in single precision. CPUs also multiply in it. On CUDA the gradient of a cast value
+  // exists in both types.
   if (split && split->of_cast) {
     const auto given = graph_.input(op.id(), split->x_at);
     const auto definer = graph_.value(given).definer;

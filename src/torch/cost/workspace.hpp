@@ -9,17 +9,17 @@
 
 namespace autopar::algebra {
 
-/// Of both, in each of their parts.
+/// The larger of both, separately for each coefficient.
 [[nodiscard]] inline Affine larger(const Affine& a, const Affine& b) {
   return {std::max(a.per_sample, b.per_sample), std::max(a.fixed, b.fixed)};
 }
 
-/// What is in memory while an operator or its backward runs, beside what operators keep for their backwards: results
-/// and operands that nobody keeps, gradients, and what waits for other readers.
+/// The memory while an operator or its backward runs, in addition to what operators save for backwards. It consists of
+/// results and operands that no operator saves, of gradients, and of values that wait for other readers.
 class Workspaces {
  public:
-  /// @param kept   [storage] whether an operator keeps it
-  /// @param steps  what tensor shards do at operators, where the program is one shard's; must outlive this
+  /// @param kept   [storage] whether an operator saves it
+  /// @param steps  exchanges of tensor shards at operators, if the program is one shard's; must outlive the object
   Workspaces(const OpGraph& graph, const algebra::BatchSemantics& plan, const std::vector<bool>& kept,
              const std::map<OpId, tensor_parallel::ShardedStep>& steps);
 
@@ -27,7 +27,7 @@ class Workspaces {
     Affine forward, backward;  ///< bytes
   };
   [[nodiscard]] Need of(const OpCall& op) const;
-  /// Whether its backward is given those of two readers of its result.
+  /// Whether its backward receives the gradients of two readers of its result.
   [[nodiscard]] bool takes_two_gradients(const OpCall& op) const;
 
  private:
@@ -40,10 +40,10 @@ class Workspaces {
   const std::vector<bool>& kept_;
   const std::map<OpId, tensor_parallel::ShardedStep>& steps_;
   std::vector<int> readers_;       ///< by value
-  std::vector<bool> overwritten_;  ///< by storage: kept until its gradient is written over it
+  std::vector<bool> overwritten_;  ///< by storage: saved until its gradient is written over it
   std::vector<OpId> maker_;        ///< by storage: the first operator with a result in it
-  std::vector<Affine> passing_;    ///< by operator: made before, read by it or later, and kept by nobody
-  std::vector<Affine> waiting_;    ///< by operator: gradients of what is made before and read again later
+  std::vector<Affine> passing_;    ///< by operator: bytes made before, read by it or later, and saved by no operator
+  std::vector<Affine> waiting_;    ///< by operator: gradients of values made before and read again later
 };
 
 }  // namespace autopar::algebra

@@ -18,7 +18,7 @@ class CpuContext final : public DeviceContext {
  public:
   [[nodiscard]] int count() const override { return 1; }
 
-  // Rates of one core of a present server; plans compare ranks of one kind, so only their ratios matter.
+  // Rates of one core of a current server. Plans compare ranks of one kind, so only ratios matter.
   [[nodiscard]] Device describe(c10::DeviceIndex, int ranks_here) const override {
     Device host;
     host.name = "cpu";

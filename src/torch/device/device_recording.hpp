@@ -2,8 +2,8 @@
 
 namespace autopar::devices {
 
-/// Work of a device, recorded once: kernels in their order, with the memory that they read and write. What they left
-/// there is valid until it is run again; while the recording lives, nobody else gets that memory.
+/// Captured work of a device (a CUDA graph): kernels in order, with the memory that they read and write. Their results
+/// are valid until the next run. While the object lives, no other code gets that memory.
 class DeviceRecording {
  public:
   DeviceRecording() = default;
@@ -11,7 +11,7 @@ class DeviceRecording {
   DeviceRecording& operator=(const DeviceRecording&) = delete;
   virtual ~DeviceRecording() = default;
 
-  /// Queues all of it on this thread's stream of the device. O(1) calls of the driver.
+  /// Queues all of it on this thread's stream of the device. O(1) driver calls.
   /// @throws Error if the driver refuses it
   virtual void run() const = 0;
 };

@@ -10,17 +10,16 @@
 
 namespace autopar::devices {
 
-/// Memory of the host that a device copies to and from while the host goes on: page-locked for CUDA devices. Flat, not
-/// initialised, exactly of this size (libtorch's allocator of such memory takes the next power of two).
-/// @throws InvalidArgument if the host has not so much
+/// Host memory for asynchronous copies to and from a device: page-locked for CUDA devices. Flat, uninitialised, of
+/// exactly this size (libtorch's allocator for such memory rounds up to a power of two).
+/// @throws InvalidArgument if the host lacks the memory
 [[nodiscard]] at::Tensor host_memory(std::int64_t elements, c10::ScalarType dtype, c10::Device device);
 
-/// A point in what was queued on a device's current stream, for which the host can wait. Nothing on CPUs, which queue
-/// nothing.
+/// A point in a device's current stream that the host can wait for. Does nothing on CPUs, which have no queue.
 class DeviceEvent {
  public:
   void set(c10::Device device);
-  /// Returns when the device has done all that was queued before the mark was set, at once if it never was.
+  /// Waits until the device has done all work queued before the mark; returns at once if no mark was set.
   void wait();
 
  private:

@@ -10,8 +10,8 @@ namespace autopar::devices {
 
 namespace {
 
-/// Where another allocator is in use (a preloaded one, a sanitizer's) glibc's is first used here, by threads of several
-/// ranks at once, for which its own start is not made.
+/// If another allocator is in use (preloaded, or a sanitizer's), glibc's is first used here. Threads of several ranks
+/// may do so at once, which its initialisation does not allow.
 [[nodiscard, maybe_unused]] std::unique_lock<std::mutex> only_user_of_heap() {
   static std::mutex mutex;
   return std::unique_lock(mutex);
@@ -22,7 +22,7 @@ namespace {
 void keep_freed_memory() {
 #ifdef __GLIBC__
   const auto only = only_user_of_heap();
-  constexpr int kLargestOfHeap = 32 << 20;  // glibc takes no more
+  constexpr int kLargestOfHeap = 32 << 20;  // glibc's upper limit
   constexpr int kNever = -1;
   mallopt(M_MMAP_THRESHOLD, kLargestOfHeap);
   mallopt(M_TRIM_THRESHOLD, kNever);

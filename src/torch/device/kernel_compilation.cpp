@@ -14,7 +14,7 @@ KernelCompilation::KernelCompilation(const DeviceContext& context, c10::DeviceIn
   try {
     while (threads_.size() < count) threads_.emplace_back([this] { compile(); });
   } catch (const std::system_error&) {
-    // A process that may have no more threads: who asks for the others compiles them.
+    // The process may have no more threads; kernels that are left are compiled when they are needed.
   }
 }
 
@@ -28,7 +28,7 @@ void KernelCompilation::compile() {
     try {
       static_cast<void>(context_.has_kernels(sources_[i], device_));
     } catch (...) {
-      // Who asks for them tries again, and gets the error.
+      // The thread that needs the kernels tries again and gets the error.
     }
   }
 }

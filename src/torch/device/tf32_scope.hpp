@@ -8,8 +8,8 @@
 
 namespace autopar::devices {
 
-/// While it lives, products and convolutions of float32 on CUDA devices may round their factors to TF32; the settings
-/// of the process are as before afterwards. Nothing on CPUs, whose products have no such mode.
+/// While it lives, float32 products and convolutions on CUDA devices may round their factors to TF32. Afterwards the
+/// process's settings are restored. Does nothing on CPUs, which have no TF32.
 class Tf32Scope {
  public:
   Tf32Scope(bool wanted, c10::Device device) {

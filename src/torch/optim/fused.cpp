@@ -38,7 +38,8 @@ State& state_made_for(torch::optim::Optimizer& optimizer, const at::Tensor& para
   return static_cast<State&>(*state);
 }
 
-/// What is to get a parameter's new values as well, undefined if nothing is. @param memory  what is updated for it
+/// The copy of a parameter that must get the new values, too; undefined if there is none.
+/// @param memory  the memory that is updated for the parameter
 at::Tensor copy_of(const at::Tensor& parameter, const at::Tensor& memory) {
   const auto* copy = parameters::ComputeCopy::of(parameter);
   return copy != nullptr && memory.is_same(parameter) ? copy->to_write(parameter) : at::Tensor();
@@ -54,14 +55,15 @@ void write(const std::vector<at::Tensor>& parameters, const std::vector<at::Tens
   if (!to.empty()) at::_foreach_copy_(to, from);
 }
 
-/// After both are written: to ask for a parameter's memory takes back that its copy agrees with it.
+/// Marks parameters and copies as equal after both are written; asking for a parameter's memory removed this mark.
 void note_written(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& copies) {
   for (std::size_t i = 0; i < copies.size(); ++i) {
     if (copies[i].defined()) parameters::ComputeCopy::of(parameters[i])->agrees(parameters[i]);
   }
 }
 
-/// Makes the step in kernels of ours where the device has some. @return whether it did
+/// Runs the step with autopar's kernels if the device has them.
+/// @return whether it ran
 template <class Update>
 bool step_on_device(const Update& update) {
   const auto type = update.parameters.front().device().type();
@@ -181,7 +183,7 @@ at::Tensor SGD::step(LossClosure closure) {
       if (!step_on_device(update)) {
         at::_fused_sgd_(list.parameters, list.gradients, list.momentum_buffers, update.weight_decay, update.momentum,
                         update.lr, update.dampening, update.is_nesterov, /*maximize=*/false, update.is_first);
-        for (const auto& buffer : list.momentum_buffers) {  // whose versions count steps
+        for (const auto& buffer : list.momentum_buffers) {  // their versions count steps
           if (!buffer.is_inference()) buffer.unsafeGetTensorImpl()->bump_version();
         }
         write(list.parameters, list.copies);

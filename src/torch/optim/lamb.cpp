@@ -23,18 +23,19 @@ namespace autopar::optim {
 
 namespace {
 
-/// Directions are made for as many bytes of parameters at a time as the largest parameter has, and no more than this if
-/// it has no more: then they take what those of other optimizers take (`update_memory` of the planner).
+/// Directions are computed together for parameters of at most this many bytes, or the size of the largest parameter if
+/// that is less. A larger parameter is processed alone. Directions then take as much memory as other optimizers'
+/// temporaries (`update_memory` of the planner).
 constexpr std::int64_t kDirectionBytes = 64 << 20;
 
-/// Some parameters of one group, device, element type and number of steps.
+/// Parameters of one group, device, element type and number of steps.
 struct LambLists {
   const LAMBOptions* options = nullptr;
-  std::int64_t steps = 0;  ///< this one included
+  std::int64_t steps = 0;  ///< including this step
   std::int64_t bytes = 0;
   std::vector<at::Tensor> parameters, gradients, exp_avgs, exp_avg_sqs;
   std::vector<LAMBParamState*> states;
-  std::vector<std::int64_t> rows;  ///< positions among all parameters of the optimizer
+  std::vector<std::int64_t> rows;  ///< indices among all parameters of the optimizer
 };
 
 class LambStep {
@@ -58,7 +59,7 @@ class LambStep {
   [[nodiscard]] const std::vector<at::Tensor>& all() const { return all_; }
   [[nodiscard]] const std::vector<LambLists>& lists() const { return lists_; }
 
-  /// Zeros where this rank's parameters are.
+  /// Zeros on the device of this rank's parameters.
   [[nodiscard]] at::Tensor no_squares() const {
     const auto device = lists_.empty() ? at::kCPU : lists_.front().parameters.front().device();
     return at::zeros({static_cast<std::int64_t>(all_.size()), 2}, at::dtype(at::kDouble).device(device));
@@ -196,7 +197,7 @@ LAMB::LAMB(const std::vector<torch::optim::OptimizerParamGroup>& groups, LAMBOpt
   TORCH_CHECK(defaults.weight_decay() >= 0, "Invalid weight_decay value: ", defaults.weight_decay());
 }
 
-// With shards, norms are known only after a sum over ranks, and directions are made twice rather than kept.
+// With shards, norms are known only after a sum over ranks. Directions are then computed twice instead of kept.
 at::Tensor LAMB::step(LossClosure closure) {
   auto loss = detail::loss_of(closure);
   const at::NoGradGuard no_grad;

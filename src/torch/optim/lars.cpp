@@ -20,10 +20,10 @@ namespace autopar::optim {
 
 namespace {
 
-/// Some parameters of one group, device and element type.
+/// Parameters of one group, device and element type.
 struct LarsLists {
   std::vector<at::Tensor> parameters, gradients, buffers;
-  std::vector<at::Tensor> parameter_norms, gradient_norms;  ///< without dimensions
+  std::vector<at::Tensor> parameter_norms, gradient_norms;  ///< 0-dim
 };
 
 LARSParamState& lars_state_of(torch::optim::Optimizer& optimizer, const at::Tensor& parameter) {

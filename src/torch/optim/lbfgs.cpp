@@ -29,22 +29,22 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-constexpr double kLeastCurvature = 1e-10;  // of a pair that is kept
+constexpr double kLeastCurvature = 1e-10;  // smallest curvature of a pair that is kept
 constexpr double kArmijo = 1e-4, kWolfe = 0.9;
 constexpr int kMostTrials = 25;
-constexpr double kNarrowest = 1e-9;  // bracket, as a move of one element
+constexpr double kNarrowest = 1e-9;  // bracket of the line search, as the change of one element
 
 std::int64_t most_evaluations(const LBFGSOptions& options) {
   return options.max_eval().value_or(options.max_iter() * 5 / 4);
 }
 
-/// A point on the line along which the search goes.
+/// A point on the line of the line search.
 struct Point {
   double t = 0, loss = 0, slope = 0;
   Tensors gradient{};
 };
 
-/// Where the cubic through two points has its minimum, within bounds.
+/// The minimum, within bounds, of the cubic through two points with their slopes.
 double cubic_minimum(const Point& a, const Point& b, double lower, double upper) {
   const auto& [left, right] = a.t <= b.t ? std::tie(a, b) : std::tie(b, a);
   const double mean = left.slope + right.slope - 3 * (left.loss - right.loss) / (left.t - right.t);
@@ -56,8 +56,8 @@ double cubic_minimum(const Point& a, const Point& b, double lower, double upper)
   return std::min(std::max(found, lower), upper);
 }
 
-/// One step. Vectors over all parameters are lists of this rank's tensors, of those parameters that have a gradient or
-/// had one in an earlier step.
+/// One step. Vectors over all parameters are lists of this rank's tensors, for parameters that have a gradient or had
+/// one in an earlier step.
 class LbfgsRun {
  public:
   LbfgsRun(torch::optim::Optimizer& optimizer, ParameterCollectives& ranks,
@@ -97,13 +97,13 @@ class LbfgsRun {
   const torch::optim::Optimizer::LossClosure& closure_;
   const LBFGSOptions& options_;
   const Tensors& handles_;
-  std::vector<std::size_t> places_;  ///< among the handles, of what follows
+  std::vector<std::size_t> places_;  ///< by entry of the following lists: index among the handles
   Tensors parameters_, gradient_, along_;
   std::vector<LBFGSParamState*> states_;
   at::Tensor loss_;  ///< of the latest evaluation
   double loss_here_ = 0;
   std::int64_t evaluations_ = 0;
-  std::int64_t steps_ = 0;                  ///< iterations, of earlier steps as well
+  std::int64_t steps_ = 0;                  ///< iterations, including earlier steps
   std::vector<double> inverse_curvatures_;  ///< by pair
   double scale_ = 1;                        ///< of the first guess of the inverse Hessian
 };
@@ -169,7 +169,7 @@ void LbfgsRun::find_parameters() {
   }
 }
 
-// Which parameters have gradients is the same on all ranks that hold them, but not on others.
+// All holders of a parameter agree whether it has a gradient, but other ranks do not know it.
 void LbfgsRun::take_gradients() {
   constexpr int kNone = 0, kSome = 1, kNew = 2;
   int found = kNone;
@@ -195,7 +195,7 @@ void LbfgsRun::take_gradients() {
 
 // ---------------------------------------------------------------- iterations
 
-/// Where earlier steps ended.
+/// Restores the state of earlier steps.
 void LbfgsRun::resume() {
   std::size_t pairs_here = 0;
   for (std::size_t k = 0; k < places_.size(); ++k) {
@@ -277,7 +277,8 @@ void LbfgsRun::begin_iteration() {
   }
 }
 
-/// @return whether there is another one to come
+/// Runs one iteration.
+/// @return whether another one follows
 bool LbfgsRun::iterate(std::int64_t iteration) {
   begin_iteration();
   const Point start{0, loss_here_, dot(gradient_, along_), gradient_};
@@ -304,7 +305,7 @@ bool LbfgsRun::iterate(std::int64_t iteration) {
 
 // ---------------------------------------------------------------- line search
 
-/// The point at `t`; the parameters are where they were before.
+/// Evaluates the point at `t`; the parameters are restored afterwards.
 Point LbfgsRun::try_at(double t) {
   Tensors before;
   for (const auto& parameter : parameters_) before.push_back(parameter.clone());
@@ -321,7 +322,7 @@ bool is_too_high(const Point& point, const Point& start) {
 }
 bool is_flat(const Point& point, const Point& start) { return std::abs(point.slope) <= -kWolfe * start.slope; }
 
-/// A point that fulfils the strong Wolfe conditions, or the best that was met.
+/// A point that satisfies the strong Wolfe conditions, or the best point found.
 Point LbfgsRun::search(const Point& start, double t) {
   Point previous = start, now = try_at(t);
   int trials = 0;

@@ -28,7 +28,7 @@ void require_matrix(const std::vector<std::int64_t>& sizes, std::size_t paramete
   throw InvalidArgument(text.str());
 }
 
-/// Writes what a parameter moves along over the update that it is made of.
+/// Replaces an update by its orthogonalised direction, in place.
 void orthogonalise(const at::Tensor& update, std::int64_t iterations) {
   if (update.numel() == 0) return;
   const auto matrix = update.reshape({update.size(0), -1});
@@ -49,7 +49,7 @@ at::Tensor& momentum_of(torch::optim::Optimizer& optimizer, const at::Tensor& pa
 
 at::Tensor orthogonalised(const at::Tensor& matrix, std::int64_t iterations) {
   constexpr double kFirst = 3.4445, kThird = -4.7750, kFifth = 2.0315;
-  constexpr double kLeast = 1e-7;  // in place of the norm of zeros
+  constexpr double kLeast = 1e-7;  // replaces the norm of zeros
   const bool is_low = at::elementSize(matrix.scalar_type()) < 4;
   auto x = is_low ? matrix.to(at::kFloat) : matrix;
   const bool is_tall = x.size(0) > x.size(1);

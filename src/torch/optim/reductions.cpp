@@ -14,8 +14,8 @@ namespace autopar::optim::detail {
 
 namespace {
 
-constexpr std::int64_t kPiece = 1 << 13;       // elements that are made doubles at a time, on CPUs
-constexpr std::int64_t kPieceOfDot = 1 << 22;  // likewise on other devices
+constexpr std::int64_t kPiece = 1 << 13;       // elements converted to double at a time, on CPUs
+constexpr std::int64_t kPieceOfDot = 1 << 22;  // elements converted to double at a time, on other devices
 
 at::Tensor flat(const at::Tensor& tensor) {
   return tensor.is_non_overlapping_and_dense() ? tensor.as_strided({tensor.numel()}, {1}) : tensor.reshape({-1});

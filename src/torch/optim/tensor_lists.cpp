@@ -42,7 +42,7 @@ void require_dense_real(const torch::optim::Optimizer& parameters, const char* o
   }
 }
 
-// libtorch gives weights of 1 x 1 convolutions, and their gradients, different strides of dims of one element.
+// libtorch gives weights of 1 x 1 convolutions and their gradients different strides in dims of size one.
 at::Tensor laid_out_like(const at::Tensor& tensor, const at::Tensor& like) {
   const bool lies_so = tensor.sizes() == like.sizes() && ir::has_strides(tensor, like.strides());
   if (tensor.scalar_type() == like.scalar_type() && lies_so) {

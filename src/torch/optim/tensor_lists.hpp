@@ -10,7 +10,7 @@
 
 namespace autopar::optim::detail {
 
-/// What one multi-tensor operation takes together: one device, one element type, one number of steps so far.
+/// The key of tensors that one multi-tensor operation processes: device, element type, number of steps so far.
 struct ListKey {
   c10::DeviceType device;
   c10::DeviceIndex index;
@@ -25,21 +25,23 @@ struct ListKey {
 /// The closure's loss, computed with gradients enabled; undefined without a closure.
 [[nodiscard]] at::Tensor loss_of(const torch::optim::Optimizer::LossClosure& closure);
 
-/// @throws InvalidArgument naming `optimizer` for a sparse gradient or a parameter of integers or complex numbers
+/// @throws InvalidArgument, with the name `optimizer`, for a sparse gradient or a parameter of integers or complex
+/// numbers
 void require_dense_real(const torch::optim::Optimizer& parameters, const char* optimizer);
 
-/// The tensor's values with the strides and element type that `like` has: itself, or a copy. Multi-tensor kernels walk
-/// through the memory of all their lists alike.
+/// The tensor's values with the strides and element type of `like`: the tensor itself or a copy. Multi-tensor kernels
+/// require equal layouts of all their lists.
 [[nodiscard]] at::Tensor laid_out_like(const at::Tensor& tensor, const at::Tensor& like);
 
-/// Lays out a tensor of an optimizer's state, which may be from a file or another optimizer; zeros if there is none.
+/// Gives a tensor of an optimizer's state, which may come from a file or another optimizer, the layout of `like`; zeros
+/// if there is none.
 const at::Tensor& state_like(at::Tensor& state, const at::Tensor& like);
 
-/// Parameters as memory without gaps: themselves, or copies of those that are views with gaps.
+/// Parameters as memory without gaps: the parameters, or copies of those that are views with gaps.
 class ContiguousParameters {
  public:
   [[nodiscard]] at::Tensor of(const at::Tensor& parameter);
-  /// Writes the copies back.
+  /// Writes the copies back to the parameters.
   void write_back() const;
 
  private:

@@ -6,7 +6,7 @@
 
 namespace autopar::optim {
 
-/// Of one process, which has all elements of each parameter.
+/// Collectives of one process, which has all elements of each parameter.
 [[nodiscard]] std::shared_ptr<ParameterCollectives> over_whole_parameters();
 
 }  // namespace autopar::optim

@@ -44,7 +44,7 @@ class FollowerFinder {
  private:
   [[nodiscard]] bool is_sequence(ValueId value) const { return layout_.layouts[value.index()].is_sequence(); }
 
-  /// Whose slices a value is in; null for others.
+  /// The sequence-parallel region whose slices a value is in; null for other values.
   [[nodiscard]] Follower* behind(ValueId value) {
     const auto known = leader_of_.find(value);
     return known == leader_of_.end() ? nullptr : &found_[known->second];
@@ -65,7 +65,7 @@ class FollowerFinder {
       });
       return;
     }
-    Follower* last = nullptr;  // the nearest of those that it lies behind
+    Follower* last = nullptr;  // the last of the regions that it depends on
     for_each_input(graph_.op(op), [&](ValueId value) {
       auto* follower = behind(value);
       if (follower != nullptr && (last == nullptr || last->leader < follower->leader)) last = follower;

@@ -109,7 +109,7 @@ bool ShardTyping::take_operands(ShardedLayout& out, OpId op, const ShardedOp& ru
   return complete;
 }
 
-// What nobody outside the shards' operators reads stays where it is.
+// A value that only the shards' operators read stays in slices.
 void ShardTyping::find_leaving(ShardedLayout& out) const {
   for (const auto& [op, kernel] : out.in_slices) {
     for_each_output(graph_.op(op), [&](ValueId result) {

@@ -83,7 +83,7 @@ class Inserter {
     return id;
   }
 
-  /// A value of the same form in a memory of its own.
+  /// A value of the same form in separate memory.
   ValueId new_value(ValueId like) {
     auto info = out_.graph.value(like);
     info.kind = ValueKind::kComputed;
@@ -108,13 +108,13 @@ class Inserter {
     out_.steps[id] = {.shards = stages_[stage_].shards, .move = kind, .slices = slices};
   }
 
-  /// What operators outside the shards' own read of a value.
+  /// The value that operators outside the shards' own read.
   [[nodiscard]] ValueId whole_of(ValueId value) const {
     const auto found = wholes_.find(value);
     return found == wholes_.end() ? value : found->second;
   }
 
-  /// `x.view_as(y)` and its like as `x.view(sizes)`: what y lends are the sizes of the whole.
+  /// Replaces `x.view_as(y)` and similar by `x.view(sizes)`: y would give the unsharded sizes.
   void take_no_sizes(OpNode& node) const {
     const auto kind = ops::definition_of(node.op).kind;
     if ((kind != OpKind::kReshape && kind != OpKind::kExpand) || node.inputs.size() != 2) return;
@@ -170,7 +170,7 @@ class Inserter {
     }
   }
 
-  /// A value as its stage has it; who reads it outside finds it whole.
+  /// Registers a value in its stage's layout; readers outside get it unsharded.
   void made(ValueId value, const OpNode& by) {
     const auto& layout_of_it = layout().layouts[value.index()];
     if (!layout_of_it.is_sharded()) return;
@@ -182,7 +182,7 @@ class Inserter {
     wholes_[value] = whole;
   }
 
-  /// Moves of one kind of a value are made once, where they are first needed.
+  /// Each conversion of a value is inserted once, where it is first needed.
   ValueId moved(const ShardedLayout::Move& wanted, const OpNode& beside) {
     const auto known = std::ranges::find_if(made_, [&](const auto& each) {
       return std::get<0>(each) == wanted && std::get<1>(each) == stage_ && std::get<2>(each) == beside.grad_enabled;
@@ -211,7 +211,8 @@ class Inserter {
     return out_.slices.at(node.inputs[sliced].values.front()).slices;
   }
 
-  /// The operator gives terms, which are added up behind it; the bias of a linear layer is added to the sum.
+  /// Inserts an operator that gives partial sums, and their sum after it. The bias of a linear layer is added to the
+  /// sum.
   void add_up(OpNode node, ShardedOp::Kernel kernel) {
     const auto slices = slices_of_kernel(node, kernel);
     AUTOPAR_ASSERT(node.outputs.size() == 1 && node.outputs.front().kind == SlotKind::kTensor,
@@ -266,20 +267,20 @@ class Inserter {
   }
 
   const std::vector<ShardedStage>& stages_;
-  std::vector<std::optional<std::size_t>> stage_of_;  // by OpId of the program before
-  std::size_t stage_ = 0;                             // of the operator under way
-  OpId old_;                                          // likewise
-  std::map<ValueId, ValueId> wholes_;                 // of values in slices that are read outside
+  std::vector<std::optional<std::size_t>> stage_of_;  // by OpId of the old program
+  std::size_t stage_ = 0;                             // of the current operator
+  OpId old_;                                          // the current operator, in the old program
+  std::map<ValueId, ValueId> wholes_;                 // unsharded versions of values in slices that are read outside
   std::vector<std::tuple<ShardedLayout::Move, std::size_t, bool, ValueId>> made_;
   ShardedGraph out_;
 };
 
-/// Multiplies what follows the size of a sliced dim.
+/// Multiplies a size that depends on the sliced dim by own / all.
 SizeExpr scaled(SizeExpr size, std::int64_t own, std::int64_t all) {
   return {size.per_sample * own / all, size.fixed * own / all};
 }
 
-/// An element of an integer argument takes another value.
+/// Sets an element of an integer argument.
 void set_size(OpNode& node, std::int32_t argument, std::int32_t element, SizeExpr from, SizeExpr to) {
   bool follows = false;
   for (auto& integer : node.integers) {
@@ -299,7 +300,7 @@ void set_size(OpNode& node, std::int32_t argument, std::int32_t element, SizeExp
   value = list;
 }
 
-/// Sizes among the arguments of an operator whose result is in slices.
+/// Sets the sizes in the arguments of an operator whose result is in slices.
 void shrink_arguments(OpNode& node, const OpGraph& whole, const OpGraph& own, const ShardedGraph::Slices& slices,
                       int place) {
   const auto result = node.outputs.front().values.front();
@@ -315,7 +316,7 @@ void shrink_arguments(OpNode& node, const OpGraph& whole, const OpGraph& own, co
     for (const auto* name : {"size", "shape", "sizes"}) {
       const auto at = argument(name);
       if (at < 0 || !node.args[static_cast<std::size_t>(at)].isIntList()) continue;
-      // An unflatten names some of the dims, from `dim` on.
+      // The argument of unflatten has only some of the dims, from `dim` on.
       const auto length = static_cast<std::int32_t>(node.args[static_cast<std::size_t>(at)].toIntVector().size());
       std::int32_t element = slices.slices.dim;
       if (const auto first = argument("dim"); first >= 0) {
@@ -373,7 +374,7 @@ OpGraph on_shard(const ShardedGraph& sharded, const std::vector<std::optional<in
     const auto dim = static_cast<std::size_t>(slices.slices.dim);
     info.sizes = sizes_on_shard(std::move(info.sizes), slices, *place);
     const auto stride = info.strides.empty() ? SizeExpr{} : info.strides[dim];
-    for (auto& other : info.strides) {  // of dims in whose elements the sliced dim lies
+    for (auto& other : info.strides) {  // strides of dims whose elements contain the sliced dim
       const bool is_outside = other.fixed > stride.fixed || other.per_sample > stride.per_sample;
       if (is_outside) other = scaled(other, units, slices.slices.units);
     }

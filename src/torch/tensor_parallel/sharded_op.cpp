@@ -13,8 +13,8 @@ namespace autopar::tensor_parallel {
 
 namespace {
 
-/// Results of a rule on slices of tokens. What reads weights is not computed on these: gradients of weights would be
-/// exchanged.
+/// A rule's result on slices of tokens. Operators that read weights do not work on these, since gradients of weights
+/// would have to be exchanged.
 ShardedOp along_tokens(ShardedOp rule, const OpDef& def) {
   if (def.has(OpTrait::kReadsWeights)) return ShardedOp::whole();
   for (auto& result : rule.results) {
@@ -24,7 +24,7 @@ ShardedOp along_tokens(ShardedOp rule, const OpDef& def) {
   return rule;
 }
 
-/// A user's rule may ask for what only the library's operators can have.
+/// Checks that a user's rule asks only for what operators of users support.
 void require_usable(const ShardedOp& made, const OpGraph& graph, OpId id) {
   const auto& def = ops::definition_of(graph.op(id).op);
   const auto refuse = [&](const std::string& why) {
@@ -45,7 +45,8 @@ void require_usable(const ShardedOp& made, const OpGraph& graph, OpId id) {
   if (sums && results != 1) refuse("terms of a sum are of an operator with one result; return ShardedOp::whole()");
 }
 
-/// A product whose result others read; one by inputs takes these of features that it gets in slices of tokens.
+/// Whether it is a product whose result other operators read. A row-parallel one takes slices of features if its input
+/// is in slices of tokens.
 bool is_layer(const OpDef& def) { return def.op_class == OpClass::kMatmul && !(def.layer && def.layer->makes_loss); }
 
 }  // namespace

@@ -7,11 +7,11 @@
 
 namespace autopar::tensor_parallel {
 
-/// The sharding rules of operators (`OpDef::sharding`), from operands that are whole or in slices; sums have been added
-/// up before. An operator without a rule takes whole values and gives whole ones.
+/// The sharding rules of operators (`OpDef::sharding`) for operands that are unsharded or in slices; partial sums have
+/// been added up. An operator without a rule takes and returns unsharded values.
 class ShardRules {
  public:
-  /// @param graph  must outlive this
+  /// @param graph  must outlive the object
   explicit ShardRules(const OpGraph& graph) : graph_(graph), types_(graph.values.size()) {}
   /// @param layouts  by ValueId
   /// @cost O(dims)

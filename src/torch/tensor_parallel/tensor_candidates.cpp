@@ -16,14 +16,14 @@ namespace autopar::tensor_parallel {
 
 namespace {
 
-/// A way to cut the outputs of a layer.
+/// A way to divide the outputs of a layer.
 struct Cut {
   std::int64_t outer = 1, units = 1;
   std::vector<std::int64_t> inner{1};
   friend auto operator<=>(const Cut&, const Cut&) = default;
 };
 
-/// A product of samples with a weight, which has the outputs in one of its dims.
+/// A product of samples with a weight; one dim of the weight is the outputs.
 struct Layer {
   ValueId weight;  ///< a parameter
   std::int32_t outputs = 0;
@@ -68,7 +68,7 @@ class Finder {
   [[nodiscard]] bool may_slice(ValueId leaf) const {
     return graph_.value(leaf).kind == ValueKind::kParameter && !taken_[leaf.index()] && !outside_[leaf.index()];
   }
-  /// The parameter that a weight is, or a cast of it.
+  /// The parameter that a weight is, or is a cast of.
   [[nodiscard]] ValueId parameter_of(ValueId weight) const {
     const auto leaf = leaf_behind(graph_, weight);
     return leaf.valid() && may_slice(leaf) ? leaf : ValueId::none();
@@ -84,7 +84,8 @@ class Finder {
     return Layer{weight, form->outputs};
   }
 
-  /// Layers that are cut like this one suggest ways to cut them as well: heads of keys that several of queries share.
+  /// Tries to divide a layer. Layers that are divided with it suggest further ways: heads of keys that several heads of
+  /// queries share.
   void try_layer(OpId op) {
     const auto own = layer_of(op)->weight;
     std::optional<TensorCandidate> best;
@@ -110,8 +111,9 @@ class Finder {
     auto single = is_small_head(op, *best) ? by_inputs(op) : std::nullopt;
     keep(std::move(single ? *single : *best));
   }
-  /// Whether the layer is a class head for which more is exchanged by outputs: gradients of as many features twice, in
-  /// place of logits twice and of gradients once.
+  /// Whether the layer is a class head whose column-parallel form exchanges more than its row-parallel one.
+  /// Column-parallel sends the features' gradients twice (all-reduce). Row-parallel sends the logits twice and the
+  /// features' gradients once.
   [[nodiscard]] bool is_small_head(OpId op, const TensorCandidate& candidate) const {
     if (singles_ != SingleLayers::kByInputs || candidate.class_losses.empty()) return false;
     const auto [weight, outputs] = *layer_of(op);
@@ -120,7 +122,7 @@ class Finder {
     };
     return cut_by_outputs(candidate).size() == 1 && 2 * size(outputs) < size(1 - outputs);
   }
-  /// The layer alone, and all that reads its weight.
+  /// A candidate of the layer alone, row-parallel, and all that reads its weight.
   [[nodiscard]] std::optional<TensorCandidate> by_inputs(OpId op) {
     const auto [weight, outputs] = *layer_of(op);
     const auto dim = 1 - outputs;
@@ -164,7 +166,7 @@ class Finder {
 
   static UnitSlices slices_of(const Cut& cut, std::int32_t dim) { return {dim, {0, cut.outer}, cut.units, cut.inner}; }
 
-  /// What shapes behind a layer make of its outputs: heads, gates, or single units.
+  /// The ways that the shapes of later values suggest: heads, gates, or single units.
   [[nodiscard]] std::set<Cut> cuts_of(OpId op) const {
     if (definition(op).layer->makes_loss) return {{1, graph_.value(layer_of(op)->weight).sizes.front().fixed, {1}}};
     const auto result = graph_.output(op);
@@ -173,7 +175,7 @@ class Finder {
     follow(result, 1, features, 4, cuts);
     return cuts;
   }
-  /// @param pieces, size  the outputs are so many pieces, of which `value` has one
+  /// @param pieces, size  the outputs consist of this many pieces of this size, and `value` has one
   void follow(ValueId value, std::int64_t pieces, std::int64_t size, int depth, std::set<Cut>& cuts) const {
     if (depth == 0) return;
     for (const auto& parts : parts_of(value)) {
@@ -197,12 +199,12 @@ class Finder {
       }
     }
   }
-  /// What a program takes a dim of a value apart in, in its order.
+  /// The parts into which a program divides a dim of a value, in its order.
   struct Part {
     std::int64_t length = 0;
     ValueId value;
   };
-  /// By dim: queries beside fewer keys and values.
+  /// The parts by dim, such as queries beside fewer keys and values.
   [[nodiscard]] std::vector<std::vector<Part>> parts_of(ValueId value) const {
     std::map<std::int64_t, std::map<std::int64_t, Part>> by_begin;  // of each dim
     const auto& sizes = graph_.value(value).sizes;
@@ -235,8 +237,8 @@ class Finder {
     }
     return out;
   }
-  /// Those that cut every part into as many units, which what follows one of them suggests: of the others heads of the
-  /// same size, if they have any.
+  /// Adds ways that divide every part into the same number of units. The readers of one part suggest them; other parts
+  /// need heads of the same size.
   void add_cuts_of(const std::vector<Part>& parts, std::int64_t pieces, std::int64_t size, int depth,
                    std::set<Cut>& cuts) const {
     const auto sum = [](std::int64_t all, const Part& part) { return all + part.length; };
@@ -264,7 +266,7 @@ class Finder {
       cuts.insert(std::move(joined));
     }
   }
-  /// @return of how many parts of what it is made of it has one; 0: of none
+  /// @return the number of such pieces in its operand; 0: it is not a piece
   std::int64_t follow_piece(ValueId piece, std::int64_t pieces, std::int64_t size, int depth,
                             std::set<Cut>& cuts) const {
     const auto& sizes = graph_.value(piece).sizes;
@@ -287,7 +289,7 @@ class Finder {
     }
   }
 
-  /// The region that leaves in slices give; other layers that must be cut as well join them.
+  /// The region that follows from leaves in slices. Other layers that must also be divided are added.
   [[nodiscard]] std::optional<TensorCandidate> grow(LeafSlices leaves, std::int64_t units) {
     constexpr int kRounds = 8;
     for (int round = 0; round < kRounds; ++round) {
@@ -301,8 +303,8 @@ class Finder {
     return std::nullopt;
   }
 
-  /// One with so many units; else one whose units are grouped to that number, as heads of queries that share one of
-  /// keys.
+  /// The way with this number of units, otherwise one whose units can be grouped to it. Example: heads of queries that
+  /// share a head of keys.
   [[nodiscard]] static std::optional<Cut> cut_into(std::int64_t units, const std::set<Cut>& cuts) {
     std::optional<Cut> largest;
     for (const auto& cut : cuts) {
@@ -314,14 +316,15 @@ class Finder {
     }
     return largest;
   }
-  /// With so many units, each of several. @pre they divide those of the cut
+  /// The way with units grouped to this number.
+  /// @pre it divides the number of units
   [[nodiscard]] static Cut grouped(Cut cut, std::int64_t units) {
     for (auto& part : cut.inner) part *= cut.units / units;
     cut.units = units;
     return cut;
   }
 
-  /// Cuts the layer or the table that a whole value comes from.
+  /// Divides the layer or the table that an unsharded value comes from.
   bool join(ValueId value, const ShardedLayout& layout, std::int64_t units, LeafSlices& leaves) const {
     if (layout.layouts[value.index()].is_sharded()) return false;
     for (int steps = 0; steps < 16 && !graph_.value(value).is_leaf(); ++steps) {
@@ -332,8 +335,7 @@ class Finder {
         if (cut) leaves.emplace(layer->weight, slices_of(*cut, layer->outputs));
         return cut.has_value();
       }
-      if (const auto& form = definition(op).layer; form && form->always)
-        return false;  // of a weight that cannot be cut
+      if (const auto& form = definition(op).layer; form && form->always) return false;  // its weight cannot be divided
       const auto& node = graph_.op(op);
       if (node.inputs.empty()) return false;
       value = node.inputs.front().values.front();
@@ -371,7 +373,7 @@ class Finder {
     return candidate;
   }
 
-  /// Elements for two samples, so that what follows the batch counts.
+  /// Number of exchanged elements for two samples, so that what depends on the batch counts.
   [[nodiscard]] double exchanged(const TensorCandidate& candidate) const {
     double elements = 0;
     for (const auto* values : {&candidate.copied, &candidate.added_up}) {
@@ -389,7 +391,7 @@ class Finder {
   const algebra::BatchSemantics& plan_;
   const SingleLayers singles_;
   std::vector<std::vector<OpId>> uses_;
-  std::vector<BatchType> types_;  ///< nothing is known of samples: operators are asked for their arguments alone
+  std::vector<BatchType> types_;  ///< samples are not typed: rules see the operators' arguments only
   AlgebraOptions options_;
   std::vector<bool> taken_, outside_;
   std::set<OpId> seen_;

@@ -27,8 +27,8 @@ namespace {
 
 constexpr std::uint64_t kInputSeed = 20, kGradientSeed = 21;
 
-// A device that works asynchronously hides the start of one run behind the run before, if the run is long enough to be
-// started in that time; long runs are not worth the memory of several.
+// An asynchronous device hides the launch of a run behind the previous run, if that run takes long enough. Long runs
+// are not repeated, since several need more memory.
 int runs_in_a_row(c10::Device device, double seconds) {
   constexpr double kEnough = 1e-3;
   return device.is_cpu() ? 1 : static_cast<int>(std::clamp(kEnough / std::max(seconds, 1e-6), 1.0, 8.0));
@@ -61,12 +61,12 @@ std::vector<OpId> run_for_each_slice(const algebra::BatchSemantics& plan, std::v
   return ops;
 }
 
-/// What a run leaves to differentiate.
+/// The roots of a run's backward.
 struct Roots {
   std::vector<at::Tensor> values, gradients;
 };
 
-/// @param generator  of gradients of either sign: products of equal numbers take less power, and so less time
+/// @param generator  of gradients with either sign: products of equal numbers take less power, and therefore less time
 Roots roots_among(const replay::Environment& values, const std::vector<ValueId>& outgoing,
                   const at::Generator& generator) {
   Roots roots;
@@ -99,8 +99,8 @@ AtomBench::AtomBench(const OpGraph& graph, const algebra::BatchSemantics& plan, 
   }
 }
 
-// Products take the longer the more bits of their factors differ, as they take power; other operators may want numbers
-// that are probabilities.
+// Products take longer the more bits of their factors differ, since they take more power. Other operators may need
+// probabilities.
 void AtomBench::find_boundary(const std::vector<OpId>& ops) {
   std::set<ValueId> known, multiplied;
   for (const auto op : ops) {
@@ -158,7 +158,7 @@ void AtomBench::bring(std::int64_t samples) {
   latest_ = 1;
 }
 
-// Activations get a gradient of their own in each run.
+// Activations get new gradients in each run.
 replay::Environment AtomBench::fresh_environment() const {
   replay::Environment values = runner_.environment();
   for (std::size_t i = 0; i < incoming_.size(); ++i) {
@@ -181,13 +181,13 @@ replay::Environment AtomBench::fresh_environment() const {
 interpret::SliceContext AtomBench::slice(std::int64_t samples) const {
   interpret::SliceContext context;
   context.samples = samples;
-  context.batch = whole_batch_ ? samples : 2 * samples;  // as a part of the batch, where it may be one
+  context.batch = whole_batch_ ? samples : 2 * samples;  // as part of a batch, if the atom may run on a part
   context.counts = &counts_;
   return context;
 }
 
 void AtomBench::pass_through_caches(Bytes elsewhere, const std::vector<at::Tensor>& fresh) {
-  if (!device_.is_cpu()) return;  // runs in a row find what the first one left, as later micro-batches do
+  if (!device_.is_cpu()) return;  // consecutive runs find what the previous run left, as later micro-batches do
   const at::NoGradGuard no_grad;
   const auto floats = std::min(elsewhere.value(), kCacheBytes) / static_cast<std::int64_t>(sizeof(float));
   if (!others_.defined() || others_.numel() != floats) {

@@ -14,24 +14,23 @@
 
 namespace autopar::cost::detail {
 
-/// One atom with everything that it needs to be run alone.
+/// One atom with everything that it needs to run alone.
 class AtomBench {
  public:
   struct Times {
-    StepStopwatch::Seconds forward, backward;  ///< of the host without the start of the backward
+    StepStopwatch::Seconds forward, backward;  ///< host times exclude starting the backward
     bool has_backward = false;
   };
 
-  /// `graph`, `plan` and `stopwatch` must outlive it
-  /// @param adds_gradients  parameters have gradients, to which the backward adds; else it assigns them
+  /// `graph`, `plan` and `stopwatch` must outlive the object.
+  /// @param adds_gradients  whether parameters have gradients to which the backward adds; otherwise it assigns them
   AtomBench(const OpGraph& graph, const algebra::BatchSemantics& plan, const std::vector<OpId>& ops,
             StepStopwatch& stopwatch, bool adds_gradients);
 
-  /// Runs it on `samples` samples and takes the time of one run.
-  /// @param elsewhere  bytes that the model's other atoms move between two compute actions of this one: a CPU's caches
-  /// hold as much
-  ///                   less of its parameters and of what it saved
-  /// @param start  what starting a backward takes of the host: a stage starts one for all its atoms
+  /// Runs the atom on `samples` samples and times one run.
+  /// @param elsewhere  bytes that the model's other atoms move between two compute actions of this one. They displace
+  /// its parameters and saved values from a CPU's caches.
+  /// @param start  host seconds to start a backward, which a stage does once for all its atoms
   [[nodiscard]] Times run(std::int64_t samples, Bytes elsewhere, double start);
 
  private:
@@ -41,7 +40,7 @@ class AtomBench {
   void bring(std::int64_t samples);
   [[nodiscard]] replay::Environment fresh_environment() const;
   [[nodiscard]] interpret::SliceContext slice(std::int64_t samples) const;
-  /// Leaves in a CPU's caches what a step leaves there when a compute action comes to the atom: what others moved, then
+  /// Brings a CPU's caches into the state of a step when a compute action reaches the atom: other atoms' data, then
   /// `fresh`.
   void pass_through_caches(Bytes elsewhere, const std::vector<at::Tensor>& fresh);
   [[nodiscard]] std::vector<at::Tensor> made_by_others() const;
@@ -51,20 +50,20 @@ class AtomBench {
   StepStopwatch& stopwatch_;
   c10::Device device_;
   bool adds_gradients_;
-  std::vector<ValueId> incoming_;    ///< what the ops take and do not make, constants left out
-  std::vector<bool> of_both_signs_;  ///< likewise: numbers of either sign, as a product's
-  std::vector<ValueId> outgoing_;    ///< what others take
+  std::vector<ValueId> incoming_;    ///< inputs of the ops, without constants
+  std::vector<bool> of_both_signs_;  ///< by incoming value: numbers with either sign, as a product has
+  std::vector<ValueId> outgoing_;    ///< values that other atoms read
   bool whole_batch_ = false;
-  std::vector<OpId> casts_;  ///< of parameters: made before each run, as they are before each call
+  std::vector<OpId> casts_;  ///< of parameters: run before each timed run, as before each call
   interpret::OpInterpreter runner_;
   std::vector<at::Tensor> counts_;
-  std::vector<at::Tensor> inputs_;  ///< like incoming_, for the samples of the latest run
-  at::Tensor others_;               ///< stands for the memory of other atoms
+  std::vector<at::Tensor> inputs_;  ///< by incoming value, for the samples of the latest run
+  at::Tensor others_;               ///< represents the memory of other atoms
   std::int64_t samples_ = 0;
-  double latest_ = 1;  ///< seconds of the latest forward on the device; much until one is known
+  double latest_ = 1;  ///< device seconds of the latest forward; large until one is known
 };
 
-/// Seconds that starting a backward takes of the host, whatever it consists of.
+/// Host seconds to start a backward, whatever it consists of.
 [[nodiscard]] double start_of_backward(StepStopwatch& stopwatch);
 
 }  // namespace autopar::cost::detail

@@ -20,14 +20,14 @@ namespace {
 constexpr std::int64_t kLinkProbes[] = {1 << 10, 1 << 16, 1 << 20, 1 << 23};  // bytes
 constexpr int kLinkRepetitions = 7;
 
-/// A pair or a group, rank 0 among them, that stands for its class.
+/// A pair or a group that represents its class and contains rank 0.
 struct LinkProbe {
   LinkClass link = 1;
   bool is_sum = false;
   std::vector<Rank> ranks;  ///< ascending, rank 0 first
 };
 
-/// `count` ranks that only this level joins: one of each group of the level further in, if there are so many groups.
+/// `count` ranks that only this level joins: one of each group of the next inner level, if there are enough groups.
 std::optional<LinkProbe> sum_probe(int span, int inner, int count, int world) {
   const int stride = inner * count <= std::min(span, world) ? inner : 1;
   if (stride == 1 && count <= inner) return std::nullopt;
@@ -64,12 +64,12 @@ std::vector<T> of_rank_0(World& world, const std::vector<T>& mine, std::string_v
   return values;
 }
 
-/// What a rank does before it sends, in a step: it computes, while the receiver waits and caches forget both.
+/// Computation before a message, as in a step: the receiver waits, and the message leaves both ranks' caches.
 class Computing {
  public:
   static constexpr std::chrono::microseconds kLength{1000};
 
-  /// Takes kLength of the host's time.
+  /// Takes kLength of host time.
   void take() {
     const auto end = std::chrono::steady_clock::now() + kLength;
     while (std::chrono::steady_clock::now() < end) {
@@ -80,7 +80,7 @@ class Computing {
 
  private:
   static constexpr std::size_t kStride = 1 << 12;
-  std::vector<int> memory_ = std::vector<int>(1 << 21);  // 8 MiB: more than a core's own caches
+  std::vector<int> memory_ = std::vector<int>(1 << 21);  // 8 MiB: larger than a core's private caches
   std::size_t position_ = 0;
 };
 
@@ -88,7 +88,7 @@ class LinkBench {
  public:
   LinkBench(AnyTransport& wire, c10::Device device) : wire_(wire), device_(device) {}
 
-  /// Seconds by bytes, as this rank sees it.
+  /// Seconds by bytes, as measured on this rank.
   [[nodiscard]] FittedLine measure(const LinkProbe& probe, GroupId group) {
     std::vector<MeasuredPoint> points;
     for (const auto bytes : kLinkProbes) {
@@ -101,7 +101,7 @@ class LinkBench {
           else
             there_and_back(probe, buffer);
         });
-        if (i > 0) times.push_back(probe.is_sum ? seconds : one_way(seconds));  // the first makes connections
+        if (i > 0) times.push_back(probe.is_sum ? seconds : one_way(seconds));  // the first one sets up connections
       }
       points.push_back({static_cast<double>(bytes), detail::median(times)});
     }
@@ -122,7 +122,7 @@ class LinkBench {
     if (!first) send();
   }
 
-  /// @param seconds  of a message there, one back, and the computing before them
+  /// @param seconds  of a message there, one back, and the computation before them
   [[nodiscard]] double one_way(double seconds) const {
     const double before = device_.is_cpu() ? std::chrono::duration<double>(Computing::kLength).count() : 0;
     return std::max(0.0, seconds / 2 - before);
@@ -138,7 +138,7 @@ class LinkBench {
 MeasuredLinks measure_links(World& world, AnyTransport& wire, const Cluster& cluster, c10::Device device) {
   std::vector<int> spans;
   for (const auto& level : cluster.levels) spans.push_back(level.span);
-  // Hosts may hold different numbers of ranks; the probes must be the same everywhere.
+  // Hosts may have different numbers of ranks; probes must be the same on every rank.
   const auto probes = link_probes(of_rank_0(world, spans, "agreeing on the classes of links"), world.size());
   std::vector<DirectedPair> pairs;
   for (const auto& probe : probes) {
@@ -155,7 +155,8 @@ MeasuredLinks measure_links(World& world, AnyTransport& wire, const Cluster& clu
     const bool takes_part = std::find(probe.ranks.begin(), probe.ranks.end(), world.rank_id()) != probe.ranks.end();
     lines.push_back(takes_part ? bench.measure(probe, group) : FittedLine{});
   }
-  lines = of_rank_0(world, lines, "sharing measured links");  // who is in every pair and group: all go by its clock
+  lines = of_rank_0(world, lines, "sharing measured links");  // rank 0 is in every pair and group, so all use its
+                                                              // measurements
   MeasuredLinks links;
   for (std::size_t i = 0; i < probes.size(); ++i) {
     const auto& probe = probes[i];

@@ -25,7 +25,7 @@ namespace {
 
 using detail::AtomBench;
 
-/// A measured atom on its way between ranks. Plain bytes: equal programs, equal layout.
+/// A measured atom as sent between ranks, as plain bytes: ranks run the same program and have the same layout.
 struct AtomRow {
   std::uint64_t structure = 0;
   FittedLine forward, backward;
@@ -45,7 +45,7 @@ SampleRange range_of(const MeasureOptions& options) {
   return {least, most};
 }
 
-/// Bytes that compute actions of an atom move, by samples: its parameters with their gradients, and what it saves.
+/// Bytes that compute actions of an atom move, by samples: its parameters, their gradients, and saved values.
 Affine moved_bytes(const ModelProfile& model, NodeId node) {
   Affine moved = model.graph[node].saved;
   for (const auto parameter : model.graph[node].parameters) {
@@ -54,26 +54,26 @@ Affine moved_bytes(const ModelProfile& model, NodeId node) {
   return moved;
 }
 
-/// Whether runs took so nearly the same time that more of them would not move their median.
+/// Whether the times are so close that more runs would not change their median.
 bool is_steady(const std::vector<double>& seconds) {
   constexpr double kSpread = 0.03;
   const auto [least, most] = std::minmax_element(seconds.begin(), seconds.end());
   return *most - *least <= kSpread * *most;
 }
 
-/// What is run alone stands for a part of a step, in which the host is ahead.
+/// An atom that runs alone represents a part of a step, in which the host is ahead of the device.
 constexpr bool kHostIsAhead = true;
 
-/// @param host_is_ahead  the device's time alone counts
+/// @param host_is_ahead  whether only the device's time counts
 /// @param elsewhere  bytes that the rest of the model moves meanwhile, by samples
 MeasuredAtom measure_bench(AtomBench bench, bool host_is_ahead, double start, const Affine& elsewhere,
                            const MeasureOptions& options) {
-  constexpr double kLong = 0.05;  // seconds: such a run is the same each time
+  constexpr double kLong = 0.05;  // seconds; longer runs take the same time each time
   constexpr int kFewest = 3;
   std::vector<MeasuredPoint> forward, backward;
   for (const auto samples : options.samples) {
     const Bytes others(static_cast<std::int64_t>(std::max(0.0, elsewhere.at(static_cast<double>(samples)))));
-    static_cast<void>(bench.run(samples, others, start));  // kernels are loaded, memory is there
+    static_cast<void>(bench.run(samples, others, start));  // loads kernels and allocates memory
     std::vector<double> forwards, backwards;
     for (int i = 0; i < options.repetitions; ++i) {
       const auto times = bench.run(samples, others, start);
@@ -88,14 +88,15 @@ MeasuredAtom measure_bench(AtomBench bench, bool host_is_ahead, double start, co
   return {fit_line(forward), fit_line(backward), {}, {}, range_of(options)};
 }
 
-/// Atoms from the start of the model that one rank can run together, and their operators.
+/// The first atoms of the model that one rank can run together, and their operators.
 struct Beginning {
   std::vector<NodeId> atoms;
   std::vector<OpId> ops;  ///< ascending
 };
 
 Beginning beginning_that_fits(const GraphProfile& profile, double samples) {
-  constexpr double kMostBytes = 1 << 29;  // any device has so much; a model's repeated layers are among its first ones
+  constexpr double kMostBytes = 1 << 29;  // every device has this much memory; repeated layers are among a model's
+                                          // first
   constexpr int kCopies = 2;              // a parameter and its gradient
   const auto& model = profile.model;
   std::vector<bool> read(model.parameters.size(), false);
@@ -118,20 +119,21 @@ Beginning beginning_that_fits(const GraphProfile& profile, double samples) {
   return beginning;
 }
 
-/// Seconds of the atoms of a beginning, each by itself: those that were measured now, and those known before.
+/// Seconds of the beginning's atoms when each runs alone: those measured now, and those known before.
 struct Alone {
   double fresh = 0, known = 0;
 };
 
-/// How much longer atoms take one after the other than each by itself, again and again, for samples of one size: what
-/// they read is further away, memory is not at hand, and a device may wait for the host if it launches all. 1 where
-/// most atoms were known before, so that it says little.
+/// The ratio of atoms' time in sequence to their time when each is repeated alone, for one number of samples. In
+/// sequence their data are further away, memory is not at hand, and a device may wait for launches. 1 if most atoms
+/// were known before, since the ratio then says little.
 double ratio_together(double whole, const Alone& alone) {
   const double rest = whole - alone.known;
   return rest <= 0 || alone.fresh <= alone.known ? 1 : rest / alone.fresh;
 }
 
-/// Runs the beginning of the model as a stage does. @return ratios of forwards, then of backwards, by size
+/// Runs the beginning of the model as a stage does.
+/// @return ratios of forwards, then of backwards, by number of samples
 std::vector<double> measure_together(const OpGraph& graph, const algebra::BatchSemantics& plan,
                                      const GraphProfile& profile, detail::StepStopwatch& stopwatch,
                                      const MeasureOptions& options, const std::map<std::uint64_t, MeasuredAtom>& fresh,
@@ -167,7 +169,7 @@ std::vector<double> measure_together(const OpGraph& graph, const algebra::BatchS
   return ratios;
 }
 
-/// The line that is `ratios` x as much at these sizes.
+/// The line with `ratios` times the values at these numbers of samples.
 FittedLine scaled(const FittedLine& line, const std::vector<std::int64_t>& samples, std::span<const double> ratios) {
   std::vector<MeasuredPoint> points;
   for (std::size_t i = 0; i < samples.size(); ++i) {
@@ -211,7 +213,7 @@ MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const algebra::B
   const auto todo = atoms_to_measure(model, known, samples);
   const auto log = world.logger(LogModule::kProfiler);
   std::vector<AtomRow> rows;
-  Affine moved;  // by the ranks of a host together: they share the largest cache
+  Affine moved;  // moved by all ranks of a host, which share the largest cache
   for (const NodeId node : model.nodes()) moved += moved_bytes(profile.model, node) * world.local_size();
   detail::StepStopwatch stopwatch(device);
   const double start = todo.empty() ? 0 : detail::start_of_backward(stopwatch);
@@ -247,7 +249,7 @@ MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const algebra::B
       if (world.rank() == 0)
         log.warn(message);
       else
-        log.debug(message);  // each rank runs the same ones
+        log.debug(message);  // every rank runs the same atoms
     }
     world.all_reduce_sum(ratios, "averaging measured costs");
     for (double& ratio : ratios) ratio /= world.size();
@@ -271,8 +273,8 @@ CostOrigin cost_origin(const World& world, const Cluster& cluster, c10::Device d
   origin.device = cluster.device.name;
   if (device.is_cpu())
     origin.device += ": " + processor_name() + ", " + std::to_string(at::get_num_threads()) + " threads a rank";
-  if (world.size() == 1) origin.device += ", one rank";  // whose gradients are assigned, not added
-  // CPU ranks share a host's memory. Links between hosts are no links within one, though the world be as large.
+  if (world.size() == 1) origin.device += ", one rank";  // gradients are assigned, not added
+  // CPU ranks share a host's memory. Links between hosts are no links within a host, even for equally large worlds.
   if (device.is_cpu() || world.local_size() < world.size())
     origin.device += ", " + std::to_string(world.local_size()) + " ranks a host";
   origin.libtorch = TORCH_VERSION;

@@ -19,55 +19,59 @@
 
 namespace autopar::cost {
 
-/// On what atoms are run, and how often.
+/// How atoms are measured.
 struct MeasureOptions {
-  std::vector<std::int64_t> samples{1, 2, 4};  ///< of the micro-batches that are tried, each at least 1
-  int repetitions = 7;                         ///< at most, of which the median counts; three where they agree
-  bool adds_gradients = true;                  ///< to what parameters have, as later micro-batches and replicas do
-  bool recorded = false;                       ///< steps are recorded and replayed: no device waits for the host
+  std::vector<std::int64_t> samples{1, 2, 4};  ///< micro-batch sizes to measure, each at least 1
+  int repetitions = 7;                         ///< at most; the median counts; three if they agree
+  bool adds_gradients = true;                  ///< gradients are added to existing ones, as for later micro-batches and
+                                               ///< replicas
+  bool recorded = false;                       ///< steps are replayed as CUDA graphs: no device waits for the host
 };
 
-/// Three sizes that span the micro-batches of a step of `batch` samples on `world` ranks: from an eighth of a rank's
-/// part to all of it, at least 1, 2 and 4.
+/// Three micro-batch sizes for a step of `batch` samples on `world` ranks, from an eighth of a rank's samples to all of
+/// them. They are at least 1, 2 and 4.
 [[nodiscard]] std::vector<std::int64_t> probe_samples(std::int64_t batch, int world);
 
-/// Runs one atom alone, forward and backward, on inputs of its own: random numbers, of either sign what is multiplied
-/// and gradients, in [0, 1) others; zeros for integers. No parameter, buffer or generator of the model is touched.
+/// Runs one atom alone, forward and backward, on random inputs. Factors of products and gradients have either sign,
+/// other inputs are in [0, 1), and integers are zeros. The model's parameters, buffers and generators are not changed.
 /// Memory is not measured.
 ///
-/// What starting a backward costs is taken off, as a stage starts one for all its atoms. On devices that work
-/// asynchronously several runs follow one another without waiting, as in a step.
+/// The cost of starting a backward is subtracted, since a stage starts one for all its atoms. On asynchronous devices
+/// several runs follow one another without waiting, as in a step.
 /// @throws what an operator throws
 [[nodiscard]] MeasuredAtom measure_atom(const OpGraph& graph, const algebra::BatchSemantics& plan,
                                         const AtomPartition& atoms, NodeId atom, c10::Device device,
                                         const MeasureOptions& options);
 
-/// Measures one atom of each structure that `known` lacks for such numbers of samples, shared out among the ranks, and
-/// gives every rank all of them, known ones included. On a CPU as much memory is touched before each run as the host's
-/// ranks move between two compute actions of an atom, so that caches hold what they do in a step. An atom that cannot
-/// be run alone is left out, with a warning: it costs what the roofline says. Then every rank runs the beginning of the
-/// model, up to 512 MiB, as a stage does; by how much that takes longer than the sum of its atoms, those that were
-/// measured now are made longer. Collective. @cost (distinct atoms / ranks + 1 beginning of the model) x probes x
-/// repetitions runs
+/// Measures one atom of each structure that `known` lacks for these numbers of samples. Ranks share the work, and every
+/// rank gets all measurements, including known ones. On a CPU, caches are brought into the state of a step before each
+/// run. For this, it touches as much memory as the host's ranks move between two compute actions of an atom. An atom
+/// that cannot run alone is left out with a warning, and has the roofline's cost.
+///
+/// Then every rank runs the beginning of the model, up to 512 MiB, as a stage does. The ratio of this time to the sum
+/// of its atoms' times scales the atoms that were measured now. Collective.
+/// @cost (distinct atoms / ranks + 1 beginning of the model) x probes x repetitions runs
 [[nodiscard]] MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const algebra::BatchSemantics& plan,
                                           const GraphProfile& profile, c10::Device device,
                                           const MeasureOptions& options, MeasuredCosts known = {});
 
-/// Measures messages and sums over each class of links of `cluster` that the world has: between rank 0 and the first
-/// rank beyond the level further in, and over 2, 4, 8, … and all ranks of the level. The levels are those that rank 0
-/// gives. Collective.
+/// Measures messages and all-reduces over each class of links of `cluster` that the world has. A message goes between
+/// rank 0 and the first rank beyond the next inner level. All-reduces are over 2, 4, 8, … and all ranks of the level.
+/// Rank 0's levels are used. Collective.
 [[nodiscard]] MeasuredLinks measure_links(World& world, AnyTransport& wire, const Cluster& cluster, c10::Device device);
 
-/// Measures the steps of optimizers without state (SGD), with one (SGD with momentum) and two (Adam) numbers a
-/// parameter, on tensors of their own, on all ranks at once, as in training. @return rank 0's. Collective.
-/// @param at_once  those of `autopar::optim` instead of torch::optim's, which step tensor by tensor
+/// Measures optimizer steps on all ranks concurrently, as in training. The optimizers keep no state (SGD), one number
+/// for each element (SGD with momentum), or two (Adam). Collective.
+/// @param at_once  measure `autopar::optim` instead of torch::optim, whose optimizers step tensor by tensor
+/// @return rank 0's measurements
 [[nodiscard]] std::map<int, FittedLine> measure_updates(World& world, c10::Device device, bool at_once = false);
 
-/// Measures copies between device and host and the steps of optimizers on the host, on all ranks at once, as offloaded
-/// optimizers run. Nothing where the devices are CPUs. @return rank 0's. Collective.
+/// Measures copies between device and host and optimizer steps on the host, on all ranks concurrently, as offloaded
+/// optimizers run. Empty if the devices are CPUs. Collective.
+/// @return rank 0's measurements
 [[nodiscard]] MeasuredHost measure_host(World& world, c10::Device device);
 
-/// What measurements on this rank's device hold for.
+/// The device and versions for which measurements on this rank are valid.
 [[nodiscard]] CostOrigin cost_origin(const World& world, const Cluster& cluster, c10::Device device);
 
 }  // namespace autopar::cost

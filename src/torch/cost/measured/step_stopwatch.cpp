@@ -19,10 +19,11 @@ namespace autopar::cost::detail {
 
 namespace {
 
-constexpr std::int64_t kWidth = 4096;            // of a product that fills any device
-constexpr std::int64_t kNumbers = 32 << 20;      // in single precision: more than a device's cache holds
-constexpr double kBusy = 3e-3, kLongest = 3e-2;  // seconds before what is timed: most of the time goes there
-constexpr std::uint64_t kFactorSeed = 7;         // of random numbers: products of zeros take less power
+constexpr std::int64_t kWidth = 4096;            // of a product that occupies any device
+constexpr std::int64_t kNumbers = 32 << 20;      // in single precision: larger than a device's cache
+constexpr double kBusy = 3e-3, kLongest = 3e-2;  // seconds of work before the timed work, which takes most of the total
+                                                 // time
+constexpr std::uint64_t kFactorSeed = 7;         // of random factors: products of zeros take less power
 
 at::Tensor random_matrix(c10::Device device) {
   return at::randn({kWidth, kWidth}, fused::make_generator(device, {kFactorSeed}),
@@ -38,7 +39,7 @@ void StepStopwatch::keep_busy(double seconds) {
   for (int i = 0; i < turns; ++i) take_turn();
 }
 
-// Steps are some half products, which take the most power, and some half passes over memory.
+// Steps are about one half products, which take the most power, and one half passes over memory.
 void StepStopwatch::take_turn() {
   constexpr int kProducts = 2;
   for (int i = 0; i < kProducts; ++i) at::mm_out(product_, factors_[0], factors_[1]);
@@ -50,7 +51,7 @@ void StepStopwatch::measure_turn() {
   factors_ = {random_matrix(device_), random_matrix(device_)};
   product_ = at::empty_like(factors_[0]);
   numbers_ = at::ones({kNumbers}, at::TensorOptions().dtype(at::kFloat).device(device_));
-  take_turn();  // the kernels are loaded
+  take_turn();  // loads the kernels
   constexpr int kTurns = 4;
   of_turn_ = seconds_of(device_,
                         [&] {
@@ -64,7 +65,7 @@ StepStopwatch::Seconds StepStopwatch::time(const std::function<void()>& work) {
     const double seconds = busy_seconds_of(device_, work);
     return {seconds, seconds};
   }
-  constexpr double kAhead = 1.5;  // x what queueing took before
+  constexpr double kAhead = 1.5;  // multiple of the last queueing time
   const auto stream = devices::current_stream(device_);
   c10::Event begin(device_.type(), c10::EventFlag::BACKEND_DEFAULT),
       end(device_.type(), c10::EventFlag::BACKEND_DEFAULT);

@@ -9,26 +9,26 @@
 
 namespace autopar::cost::detail {
 
-/// Times work as it runs within a step: where a device works asynchronously, the host is ahead of it, and the device
-/// has been busy, so that its clock is what its power allows in the long run (an H100 takes 14 % longer then for
-/// products of a large model than for one of them alone).
+/// Times work as it runs within a step. On an asynchronous device the host is ahead of the device. The device has been
+/// busy, so its clock is what its power allows permanently. An H100 then takes 14 % longer for products of a large
+/// model than for one product alone.
 ///
 ///   StepStopwatch stopwatch(device);
 ///   const auto [on_device, on_host] = stopwatch.time([&] { at::mm_out(c, a, b); });
 class StepStopwatch {
  public:
   struct Seconds {
-    double device = 0;  ///< from when the device begins with the work until it is done
-    double host = 0;    ///< until everything is queued. On a CPU the same
+    double device = 0;  ///< from the device's start of the work to its end
+    double host = 0;    ///< until everything is queued; on a CPU, the same
 
-    /// What it adds to a step: a device waits for a host that is not ahead, as it is where steps are replayed.
+    /// What the work adds to a step. A device waits for the host unless the host is ahead, as with replayed steps.
     [[nodiscard]] double in_step(bool host_is_ahead) const { return host_is_ahead ? device : std::max(device, host); }
   };
 
   explicit StepStopwatch(c10::Device device) : device_(device) {}
 
-  /// Waits for the device before and after. Where queueing takes longer than the device was kept busy, which the next
-  /// call mends (up to 30 ms), gaps are counted: the first time of a work is not to be used.
+  /// Times `work`; waits for the device before and after. If queueing takes longer than the device was kept busy, gaps
+  /// are counted; the next call adapts (up to 30 ms). So do not use the first time of any work.
   [[nodiscard]] Seconds time(const std::function<void()>& work);
 
   [[nodiscard]] c10::Device device() const { return device_; }
@@ -42,7 +42,7 @@ class StepStopwatch {
   std::array<at::Tensor, 2> factors_;
   at::Tensor product_, numbers_;
   double of_turn_ = 0;      ///< seconds
-  double of_queueing_ = 0;  ///< what the latest work took of the host
+  double of_queueing_ = 0;  ///< host time to queue the latest work
 };
 
 }  // namespace autopar::cost::detail

@@ -13,10 +13,10 @@
 
 namespace autopar::cost::detail {
 
-/// What a CPU's caches hold at most, or thereabouts.
+/// About the largest capacity of a CPU's caches.
 inline constexpr std::int64_t kCacheBytes = 32 << 20;
 
-/// Waits until the device has done what it was given.
+/// Waits until the device has finished all queued work.
 inline void synchronise(c10::Device device) {
   if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
 }
@@ -31,8 +31,8 @@ template <class Work>
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-/// Seconds that `work`, which waits for nobody, takes on the device. On a CPU with one thread: of that thread's own
-/// time, so that what other programs take of the processor is not counted.
+/// Seconds that `work`, which does not wait, takes on the device. On a CPU with one thread this is the thread's CPU
+/// time, which excludes other programs' use of the processor.
 template <class Work>
 [[nodiscard]] double busy_seconds_of(c10::Device device, Work&& work) {
   if (!device.is_cpu() || at::get_num_threads() > 1) return seconds_of(device, work);
@@ -46,7 +46,8 @@ template <class Work>
   return now() - start;
 }
 
-/// The middle one; of an even number the lower. @pre not empty
+/// The median; for an even number of values the lower middle one.
+/// @pre not empty
 [[nodiscard]] inline double median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>((values.size() - 1) / 2);
   std::nth_element(values.begin(), middle, values.end());

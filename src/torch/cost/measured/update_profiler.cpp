@@ -24,7 +24,7 @@ namespace {
 constexpr int kMostTensors = 32;
 constexpr int kUpdateRepetitions = 8;
 
-/// Sizes of tensors, and of all tensors of a probe together: more than caches hold.
+/// Sizes of tensors, and of all tensors of a probe together, which exceeds the caches.
 struct ProbeBytes {
   std::array<std::int64_t, 3> tensors;
   std::int64_t most;
@@ -37,7 +37,7 @@ ProbeBytes probe_bytes(c10::Device device) {
 
 using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)>;
 
-/// By bytes of state a byte of a parameter: without any, of SGD with momentum, of Adam.
+/// By state bytes for each parameter byte: without state, SGD with momentum, Adam.
 template <class Sgd, class Adam>
 std::array<MakeOptimizer, 3> optimizers_by_state() {
   const auto sgd = [](double momentum) -> MakeOptimizer {
@@ -50,7 +50,7 @@ std::array<MakeOptimizer, 3> optimizers_by_state() {
           }};
 }
 
-/// Seconds of one tensor of so many bytes, whose steps a device does behind what came before.
+/// Seconds to update one tensor of `bytes` bytes, queued behind earlier work on a device.
 double seconds_of_update(const MakeOptimizer& make, std::int64_t bytes, std::int64_t most,
                          detail::StepStopwatch& stopwatch) {
   const auto device = stopwatch.device();
@@ -66,9 +66,11 @@ double seconds_of_update(const MakeOptimizer& make, std::int64_t bytes, std::int
   auto rest_of_step = at::empty({detail::kCacheBytes / 4}, at::TensorOptions().dtype(at::kFloat).device(device));
   std::vector<double> times;
   for (int i = 0; i < kUpdateRepetitions; ++i) {
-    rest_of_step.fill_(i);  // what a step does before its update leaves nothing of the parameters in caches
+    rest_of_step.fill_(i);  // earlier work of a step leaves no parameters in caches
     const auto taken = stopwatch.time([&] { static_cast<void>(optimizer->step()); });
-    if (i > 0) times.push_back(std::max(taken.device, taken.host));  // the first says how far the host has to be ahead
+    if (i > 0)
+      times.push_back(std::max(taken.device, taken.host));  // the first one shows how far ahead the host must
+                                                            // be
   }
   return detail::median(times) / static_cast<double>(count);
 }

@@ -28,9 +28,9 @@ namespace autopar::devices {
 
 namespace {
 
-// libtorch's CUDA library registers itself when it is loaded. It is not linked: a machine without a GPU may not even
-// have what it links to. It must be there before the first question about CUDA, torch::manual_seed among them: libtorch
-// remembers the answer. What goes wrong here is reported by cuda_devices().
+// libtorch's CUDA library registers itself when it is loaded. It is not linked, since a machine without a GPU may lack
+// its dependencies. It must be loaded before the first question about CUDA, such as torch::manual_seed, because
+// libtorch remembers the answer. cuda_devices() reports errors.
 [[gnu::constructor]] void load_cuda_library() {
   const bool has_driver = access("/dev/nvidiactl", F_OK) == 0 || access("/dev/dxg", F_OK) == 0;
   if (has_driver) dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL);
@@ -42,7 +42,8 @@ int attribute(cudaDeviceAttr what, int device) {
   return value;
 }
 
-// Dense matrix rates: multiply-adds of one multiprocessor in one cycle, by generation (NVIDIA's architecture papers).
+// Dense matrix rates: multiply-adds of one multiprocessor in one cycle, by generation. Source: NVIDIA's architecture
+// papers.
 Device cuda_device(int index) {
   cudaDeviceProp properties{};
   if (cudaGetDeviceProperties(&properties, index) != cudaSuccess) {
@@ -90,7 +91,7 @@ class CudaContext final : public DeviceContext {
 
   [[nodiscard]] at::Tensor host_memory(std::int64_t elements, c10::ScalarType dtype,
                                        c10::DeviceIndex index) const override {
-    const c10::DeviceGuard on_its_device({c10::kCUDA, index});  // the runtime makes a context on the current one
+    const c10::DeviceGuard on_its_device({c10::kCUDA, index});  // the runtime makes a context on the current device
     const auto bytes = static_cast<std::size_t>(elements) * c10::elementSize(dtype);
     void* memory = nullptr;
     if (const auto status = cudaHostAlloc(&memory, bytes, cudaHostAllocPortable); status != cudaSuccess) {

@@ -11,8 +11,8 @@ using StatePointer = c10::intrusive_ptr<at::CUDAGeneratorState>;
 
 StatePointer& state_of(at::CUDAGeneratorImpl& generator);
 
-// libtorch lets nobody at the state but its own graphs, in a library that is loaded at run time and cannot be linked. A
-// template's argument may name a private member.
+// Only libtorch's own graphs, in a library that is loaded at run time and cannot be linked, may access the state. But a
+// template argument may name a private member.
 template <StatePointer at::CUDAGeneratorImpl::*kState>
 struct StateAccess {
   friend StatePointer& state_of(at::CUDAGeneratorImpl& generator) { return generator.*kState; }
@@ -21,7 +21,7 @@ template struct StateAccess<&at::CUDAGeneratorImpl::state_>;
 
 }  // namespace
 
-// What CUDAGraph::capture_begin does to the states that are registered with a graph of libtorch's.
+// Does what CUDAGraph::capture_begin does to the states that are registered with a libtorch graph.
 at::Generator generator_by_memory(const at::Tensor& seed) {
   auto generator = at::globalContext().defaultGenerator(seed.device()).graphsafe_get_state();
   auto& own = state_of(static_cast<at::CUDAGeneratorImpl&>(*generator.unsafeGetGeneratorImpl()));

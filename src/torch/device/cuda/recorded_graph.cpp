@@ -20,15 +20,15 @@ namespace {
 
 namespace allocator = c10::cuda::CUDACachingAllocator;
 
-/// @throws Error where a call of the runtime failed
+/// @throws Error if a call of the runtime failed
 void require(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
-  static_cast<void>(cudaGetLastError());  // the runtime hands it to the next call, too
+  static_cast<void>(cudaGetLastError());  // clears the error, which the runtime would return from the next call, too
   throw Error(std::string("CUDA refuses to ") + what + " a graph: " + cudaGetErrorString(status) +
               "; set cuda_graphs = off");
 }
 
-/// Memory of a graph, or of several: while it lives, nobody else is given what their kernels write.
+/// The memory of one or several graphs. While it lives, no other code gets the memory that their kernels write.
 class GraphMemory {
  public:
   explicit GraphMemory(c10::DeviceIndex device) : device_(device) {
@@ -42,7 +42,7 @@ class GraphMemory {
     for (; takers_ > 0; --takers_) allocator::releasePool(device_, id_);
   }
 
-  /// What is taken for streams of this capture is of this memory from now on.
+  /// From now on memory that is allocated for streams of this capture belongs to this object.
   void take(unsigned long long capture) {
     allocator::beginAllocateToPool(device_, id_, [capture](cudaStream_t stream) {
       cudaStreamCaptureStatus status{};
@@ -75,7 +75,8 @@ class RecordedGraph final : public DeviceRecording {
   }
 
   void record(cudaStream_t stream, const std::function<void()>& work) {
-    // Relaxed: autograd's threads take memory and load kernels meanwhile, which disturbs nothing that is queued.
+    // Relaxed mode: autograd's threads allocate memory and load kernels during the capture, which does not affect
+    // queued work.
     require(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), "begin");
     try {
       cudaStreamCaptureStatus status{};
@@ -91,8 +92,7 @@ class RecordedGraph final : public DeviceRecording {
     require(cudaGraphInstantiate(&runnable_, graph_, 0), "build");
   }
 
-  /// Whether some node copies from or to memory of the host, or runs there: what it found at the recording would be
-  /// found again.
+  /// Whether a node copies from or to host memory, or runs on the host: replays would see the data of the capture.
   [[nodiscard]] bool reads_host() const {
     std::size_t count = 0;
     require(cudaGraphGetNodes(graph_, nullptr, &count), "read");
