@@ -68,8 +68,8 @@ namespace detail {
 }  // namespace detail
 
 /// Escapes what a terminal would interpret: control characters become "\u001b", and so do bytes that are not UTF-8. In
-/// JSON these are escapes of the same characters. Anybody may have written a file whose names appear in our messages.
-/// Tabs and line breaks remain: use it for formatted text whose names went through `printable_line`.
+/// JSON these are escapes of the same characters. Names in messages may come from untrusted files. Tabs and line breaks
+/// remain: use it for formatted text whose names went through `printable_line`.
 [[nodiscard]] inline std::string printable(std::string_view text) { return detail::escaped(text, true); }
 
 /// As `printable`, and tabs and line breaks become "\t" and "\n". For one line, such as a name or a message: no name

@@ -74,8 +74,7 @@ struct ParameterProfile {
   Bytes bytes;                ///< of the tensor
   bool trainable = true;      ///< has a gradient and optimizer state
   std::int64_t elements = 0;  ///< 0 for a buffer, or if unknown
-  Bytes copy{};               ///< of a copy in a smaller element type that all operators read instead; 0: they read the
-                              ///< tensor
+  Bytes copy{};               ///< of a copy in a smaller type that all operators read instead; 0: none
   /// Highest ZeRO level at which ranks can shard it. 0: something outside the stages reads it. It then stays unsharded
   /// on the devices of its ranks, and is not offloaded.
   int highest_zero = 3;

@@ -28,7 +28,7 @@ namespace autopar {
   return Bytes(part_of_shard(whole.value(), region, shards));
 }
 
-/// A shard's part of an atom's `whole` bytes, of which each shard holds `on_each`.
+/// A shard's part of an atom's `whole` bytes. Every shard holds `on_each` of them; the rest is divided.
 [[nodiscard]] inline Bytes memory_of_shard(Bytes whole, const Affine& on_each, double samples,
                                            const TensorRegion& region, int shards) {
   const double each = std::max(0.0, on_each.at(samples)), share = share_of_shard(region, shards);

@@ -40,7 +40,7 @@ class Partition {
     }
   }
 
-  /// @brief Every node alone, in the block of its own number.
+  /// @brief Every node in a separate block, with the node's number.
   [[nodiscard]] static Partition singletons(std::size_t nodes) {
     std::vector<BlockId> block_of;
     block_of.reserve(nodes);

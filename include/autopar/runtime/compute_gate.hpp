@@ -34,8 +34,7 @@ enum class Exchange : std::uint8_t { kAllReduce, kReduceScatter, kAllGather };
 /// @throws TransportError, and what the engine throws
 class ComputeGate {
  public:
-  virtual void unshard(int group, int bucket) = 0;  ///< the bucket is unsharded on return, and the next gather is
-                                                    ///< started
+  virtual void unshard(int group, int bucket) = 0;  ///< unsharded on return; starts the next gather
   virtual void reshard(int group, int bucket) = 0;
   virtual void gradients_ready(int group, int bucket) = 0;
   virtual void exchange(Exchange kind, const Buffer& buffer, DType dtype,

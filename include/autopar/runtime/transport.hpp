@@ -36,9 +36,9 @@ struct GroupId {
 ///
 /// Laws (tests/unit/runtime, tests/mpi):
 /// - A sent message is received once, unchanged, in order for each directed pair.
-/// - `all_reduce` gives the sum on every member, bit-identical on all. `reduce_scatter` gives each member the same bits
-///   of its own part; there are as many equal parts as members. `all_gather` gives all members' parts to each, in
-///   place.
+/// - `all_reduce` gives the sum on every member, bit-identical on all. `reduce_scatter` gives each member its part of
+///   that sum, with the same bits; parts are equal, one for each member. `all_gather` gives all members' parts to each,
+///   in place.
 /// - Operations of one group start in the same order on all its members.
 /// - Work that is enqueued on the compute stream after `wait(ticket)` sees the data; after a send it may overwrite the
 ///   buffer. `wait` blocks the host only for host memory.

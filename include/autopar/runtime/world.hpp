@@ -90,7 +90,7 @@ class World {
   void send(std::span<const std::byte> bytes, Rank to, std::string_view action);
   void receive(std::span<std::byte> bytes, Rank from, std::string_view action);
 
-  /// A transport for one model, in a context of its own: messages of two transports never mix. Collective. Destroy it
+  /// A transport for one model, in a separate context: messages of two transports never mix. Collective. Destroy it
   /// before the World.
   /// @throws InvalidArgument, on every rank, if this build or host does not support the kind
   /// @throws InvalidArgument, on every rank, if MPI has no communicators left (mpich: about 1000 live transports). The

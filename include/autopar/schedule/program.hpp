@@ -552,7 +552,7 @@ class ProgramBuilder {
 ///   receive.
 /// - Messages of a directed pair of ranks are received in the order in which they are sent.
 /// - A send directly follows its producer. A receive stands where the producer starts, so that it can be posted before
-///   the data are there. A message within a rank is a send and a receive with the rank itself as peer.
+///   the data are ready. A message within a rank is a send and a receive with the rank itself as peer.
 /// - The reductions of a stage follow a rank's last backward of the stage (for tied parameters, of any stage). Groups
 ///   are in the pipeline's order, buckets ascending.
 ///

@@ -27,8 +27,7 @@ struct Synthesis {
   GivenOrders orders;
   ScheduleKind origin = kSynthesisedSchedule;  ///< the fixed schedule that was best, or that was improved
   Seconds step{};                              ///< simulated
-  Seconds best_fixed{};     ///< fastest fixed schedule that runs on this pipeline within the limits; infinite if there
-                            ///< is none
+  Seconds best_fixed{};     ///< fastest fixed schedule on this pipeline within the limits; infinite: none
   Seconds lower_bound{};    ///< for any order on this pipeline
   std::int64_t states = 0;  ///< number of orders that were simulated
 };

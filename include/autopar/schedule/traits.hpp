@@ -39,8 +39,7 @@ struct ScheduleTraits {
   std::string_view name;          ///< in options, plans and files
   StageLayout layout{};           ///< the layout of stages that it requires
   bool splits_backwards = false;  ///< backwards are split in two parts if the runtime supports it
-  bool orders_in_plan = false;    ///< made for one pipeline and stored in its plan; otherwise orders follow from the
-                                  ///< pipeline
+  bool orders_in_plan = false;    ///< stored in the plan; otherwise orders follow from the pipeline
   InFlightLaw in_flight = InFlightLaw::kCounted;
 
   /// The largest number of chunks of micro-batches that the ranks of a position hold from forward to whole backward.

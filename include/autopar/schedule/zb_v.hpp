@@ -16,8 +16,8 @@ namespace autopar {
 /// the bubble is (positions - 1) / (6 * microbatches + positions - 1) of a step. A rank holds at most 2 * positions
 /// chunks of micro-batches, as does the first rank of 1F1B.
 ///
-/// With fewer micro-batches the order is that of 2 * positions - 1, without the missing ones.
-/// @source Qi et al., NeurIPS 2024, arXiv:2405.15362, section 3 and appendix. The explicit order is that of
+/// With fewer micro-batches, the order of 2 * positions - 1 is used, without the missing ones.
+/// @source Qi et al., NeurIPS 2024, arXiv:2405.15362, section 3 and appendix. The explicit order is from
 /// torch.distributed.pipelining's ScheduleZBVZeroBubble.
 struct ZbV {
   using policy_category = schedule_policy_tag;

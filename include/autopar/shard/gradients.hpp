@@ -10,8 +10,8 @@
 
 namespace autopar {
 
-/// The parameters of which this rank has slices, by their full names: those of the modules in `model`, including
-/// itself, that are `HasShards`.
+/// The sharded parameters of `model` by their full names: the shards of all its modules that are `HasShards`, including
+/// itself.
 [[nodiscard]] std::vector<ShardedParameter> sharded_parameters(const torch::nn::Module& model);
 
 /// Sums each `.grad` over the group, in place. A gradient that only some ranks have counts as zero on the others; one

@@ -8,7 +8,7 @@
 
 namespace autopar {
 
-/// A parameter of which this rank has a slice.
+/// A sharded parameter; this rank has one slice.
 struct ShardedParameter {
   std::string name;  ///< in its module, or with the module's path for a whole model
   Group group;

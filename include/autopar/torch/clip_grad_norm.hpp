@@ -14,7 +14,7 @@ namespace autopar {
 /// @param handles  parameters of one model; a handle that is given twice counts twice and is scaled twice
 /// @param norm_type  any positive number, or infinity
 /// @return the norm before scaling, over all ranks: 0-dim, equal on all ranks
-/// @throws InvalidArgument, on every rank, if a handle is not a parameter of this model or the ranks pass different ones
+/// @throws InvalidArgument, on every rank, if a handle is not a parameter of this model or ranks pass different handles
 /// @throws InvalidArgument, on every rank, if the norm is not finite and `error_if_nonfinite`; then nothing is scaled
 template <class Net, class PlannerType>
 at::Tensor clip_grad_norm_(AutoParallel<Net, PlannerType>& model, const std::vector<at::Tensor>& handles,

@@ -5,7 +5,7 @@
 namespace autopar {
 
 /// Calls `function(name, value, grad, states)` once for each parameter, with unsharded tensors. Use it for norms,
-/// normalised rows, trust ratios and whatever else is not an element-wise use of a parameter.
+/// normalised rows, trust ratios and other uses of a parameter that are not element-wise.
 ///
 ///   ap::for_whole_parameters(model, [](const std::string& name, auto& w, auto&, auto&) {
 ///     if (w.dim() == 2) w.copy_(torch::nn::functional::normalize(w, F::NormalizeFuncOptions().dim(1)));

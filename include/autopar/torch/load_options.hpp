@@ -12,8 +12,7 @@ enum class Missing : std::uint8_t {
 
 /// How to load a checkpoint: `model->load(folder, optimizer, {.optimizer = ap::Missing::kAllowed})`.
 struct LoadOptions {
-  Missing optimizer = Missing::kRefused;  ///< an optimizer's state and hyper-parameters, which files of weights alone
-                                          ///< lack
+  Missing optimizer = Missing::kRefused;  ///< state and hyper-parameters, which files of weights lack
 };
 
 }  // namespace autopar

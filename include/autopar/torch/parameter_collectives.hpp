@@ -14,7 +14,7 @@ namespace autopar {
 /// is written once.
 ///
 /// Every member is collective unless it says otherwise: all ranks call it with all parameters of the optimizer's
-/// groups, in order. This includes parameters of which the rank holds nothing. Results are bit-identical on every rank.
+/// groups, in order. This includes parameters that the rank does not hold. Results are bit-identical on every rank.
 ///
 /// `tensors[i]` has the layout of this rank's part of `handles[i]`: it is the handle, its gradient, state, or the
 /// result of element-wise operators on these. It is undefined if this rank holds nothing of the parameter, or if the

@@ -46,8 +46,7 @@ struct EarlyLoads::Load {
   struct Awaited {
     torch::optim::Optimizer* optimizer = nullptr;
     std::map<const void*, StateAddress> states{};  ///< the states that it had before
-    bool is_marked = false;                        ///< whether it has an entry that is lost when the program clears its
-                                                   ///< state
+    bool is_marked = false;                        ///< has an entry that clearing the state removes
   };
 
   Load(World& world, const CheckpointFormat& format, const std::filesystem::path& folder,

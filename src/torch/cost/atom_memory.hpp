@@ -67,7 +67,7 @@ class ProgramMemory {
 /// exchanges. `takes[atom]` of the whole program minus this part is proportional to the shard's share of units.
 /// @param candidates  in one program; no two share an operator
 /// @return by atom; zero for atoms of no candidate
-/// @cost one analysis of the program, and twice that of its memory
+/// @cost one analysis of the program, and two of its memory
 [[nodiscard]] std::vector<AtomMemory> memory_on_each_shard(
     const OpGraph& graph, const AtomPartition& atoms, const std::vector<tensor_parallel::TensorCandidate>& candidates,
     const ProgramMemory& takes, const AlgebraOptions& options);

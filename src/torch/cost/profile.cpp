@@ -18,7 +18,7 @@
 namespace autopar::cost {
 namespace {
 
-/// Whether the op computes a loss from the outputs of its own layer, in chunks.
+/// Whether the op is a fused linear cross entropy: a layer and the loss of its outputs, in chunks.
 bool is_chunked_head(const OpGraph& graph, OpId op) {
   const auto& layer = ops::definition_of(graph.op(op).op).layer;
   return layer && layer->makes_loss;
@@ -269,8 +269,7 @@ class Profiler {
       hash.add(static_cast<std::uint64_t>(info.dtype));
       hash.add(info.sizes);
       hash.add(std::uint64_t{info.requires_grad});
-      hash.add(std::uint64_t{ir::is_channels_last(info)});  // kernels of convolutions and norms take different times
-                                                            // for each layout
+      hash.add(std::uint64_t{ir::is_channels_last(info)});  // kernel times depend on the layout
     }
     const auto& handling = plan_.handling(op.id());
     hash.add(std::uint64_t{handling.whole_batch});

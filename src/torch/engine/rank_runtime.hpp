@@ -91,8 +91,7 @@ class RankRuntime {
   std::vector<gradients::BucketLayout> bucket_layouts_;
   std::vector<bool> member_;
   std::vector<parameters::ShardedGroup> sharded_;  ///< by group; or empty
-  std::vector<bool> reduced_;                      ///< by ValueId: whether the parameter is in a reduction group of
-                                                   ///< this rank
+  std::vector<bool> reduced_;                      ///< by ValueId: in a reduction group of this rank
   std::vector<std::unique_ptr<Stage>> stages_;
   std::map<ValueId, at::Tensor> unread_;  ///< handles of parameters that no stage of this rank reads
 };

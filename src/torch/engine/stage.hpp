@@ -99,10 +99,7 @@ class Stage {
 
   [[nodiscard]] const std::vector<ValueId>& incoming() const { return incoming_; }  ///< values that messages bring
   [[nodiscard]] const std::vector<ValueId>& outgoing() const { return outgoing_; }  ///< values that messages carry away
-  [[nodiscard]] const std::vector<algebra::GlobalSum>& sums() const {
-    return sums_;
-  }  ///< sums that this stage
-     ///< computes
+  [[nodiscard]] const std::vector<algebra::GlobalSum>& sums() const { return sums_; }  ///< computed by this stage
   [[nodiscard]] const std::vector<ValueId>& parameters() const {
     return parameters_;
   }  ///< parameters that this stage reads, ascending
@@ -170,8 +167,7 @@ class Stage {
   std::vector<OpId> each_slice_;                     ///< the other ops
   std::map<OpId, std::vector<OpId>> casts_read_by_;  ///< casts that are made when their readers run
   std::vector<OpId> made_first_;                     ///< the other casts
-  std::map<std::tuple<ValueId, c10::ScalarType, bool>, at::Tensor> made_casts_;  ///< by parameter, type and whether
-                                                                                 ///< autograd records the cast
+  std::map<std::tuple<ValueId, c10::ScalarType, bool>, at::Tensor> made_casts_;  ///< by parameter, type and grad mode
   bool differentiates_ = false;
   std::vector<bool> resident_;  ///< by ValueId, see `is_resident`
   Lookup compute_, copy_;
@@ -180,8 +176,7 @@ class Stage {
   std::shared_ptr<StageGate> gate_ = std::make_shared<StageGate>();  ///< shared with autograd's nodes
   /// Held here because autograd holds them weakly: otherwise each call would make them again, without their hooks.
   std::map<ValueId, std::shared_ptr<torch::autograd::Node>> accumulators_;
-  c10::Stream accumulating_stream_;             ///< the stream on which the accumulators were made, where autograd runs
-                                                ///< them
+  c10::Stream accumulating_stream_;             ///< on which accumulators were made and run
   std::shared_ptr<autograd::SideStream> side_;  ///< for weight gradients, see `run_split`; null if they are reduced
   std::unique_ptr<interpret::SegmentInterpreter> runner_;
 };

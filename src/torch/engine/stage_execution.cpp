@@ -146,8 +146,7 @@ void StageExecution::release_sent() {
   if (sent_slice_ < 0) return;
   auto& slice = slices_[static_cast<std::size_t>(sent_slice_)];
   slice.results.clear();
-  for (auto& [value, leaf] : slice.leaves) {  // autograd nodes that are kept until the call ends still refer to the
-                                              // leaves
+  for (auto& [value, leaf] : slice.leaves) {  // autograd nodes live until the call ends and hold them
     leaf.mutable_grad().reset();
     leaf.set_data(at::empty({0}, leaf.options().requires_grad(false)));
   }

@@ -108,7 +108,7 @@ class ParameterStore {
   /// @throws InvalidArgument if another model has sharded one of the parameters
   void require_undivided(bool has_placeholders) const;
   /// Called when this rank's holders, slices and units are known.
-  /// @throws InvalidArgument if this model shards a parameter of which another model holds copies
+  /// @throws InvalidArgument if this model shards a parameter and another model holds copies of it
   void require_unshared() const;
   /// Called when handles refer to what this rank has: from then on operators on parts and copies, and on their
   /// gradients, are checked.

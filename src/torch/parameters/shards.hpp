@@ -17,9 +17,9 @@
 
 namespace autopar::parameters {
 
-/// A flat parameter: parameters of one element type, contiguous in one memory, of which every rank of a group owns an
-/// equal part (ZeRO). If it is only offloaded, each rank owns all of it. Gradients have the same layout, so a
-/// reduce-scatter gives each rank the gradients of its part. The same on every rank.
+/// A flat parameter: parameters of one element type, contiguous in one memory. Every rank of a group owns an equal part
+/// of it (ZeRO). If it is only offloaded, each rank owns all of it. Gradients have the same layout, so a reduce-scatter
+/// gives each rank the gradients of its part. The same on every rank.
 /// @source Rajbhandari et al., "ZeRO", SC 2020
 struct ShardUnit {
   struct Place {

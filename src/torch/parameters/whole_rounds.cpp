@@ -13,8 +13,7 @@ WholeRounds rounds_of(const std::vector<WholeItem>& items, int ranks) {
     const auto& item = items[i];
     const auto runner = *std::ranges::min_element(item.holders, {}, [&](Rank rank) { return in_all[rank.index()]; });
     out.runners.push_back(runner);
-    in_all[runner.index()] += std::max<std::int64_t>(item.bytes, 1);  // an item without elements also counts, so that
-                                                                      // ranks alternate
+    in_all[runner.index()] += std::max<std::int64_t>(item.bytes, 1);  // so that ranks alternate for empty items, too
     if (out.rounds.empty() || in_round[runner.index()] + item.bytes > limit) {
       out.rounds.emplace_back();
       std::ranges::fill(in_round, 0);

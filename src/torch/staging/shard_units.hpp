@@ -16,8 +16,8 @@ namespace autopar::staging {
 
 /// The ZeRO units of a program's parameters: by reduction group, in the order in which backwards make gradients,
 /// divided as the planner counts them (`sharded_buckets_of`). Each tensor shard has its own units with the same
-/// parameters, one after the other. Parameters without replicas, and those that something outside the pipeline reads
-/// unsharded, are left out. The same on every rank.
+/// parameters, one after the other. Parameters without replicas are left out, and so are parameters that something
+/// outside the pipeline reads unsharded. The same on every rank.
 /// @param atoms      of the program
 /// @param tensor_of  returns the tensor of a parameter, with the stages that hold it
 /// @pre plan.zero > 0

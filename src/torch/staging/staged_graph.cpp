@@ -400,7 +400,7 @@ class BackwardOfStage {
       for (const int g : given_by(*op)) fill(g);
     }
   }
-  // A parameter that other parts read, too, gets its gradient from a segment at the end of the segment's backward.
+  // If other parts also read a parameter, a segment adds its gradient at the end of the segment's backward.
   void play_recomputed(const std::vector<OpId>& ops) {
     for (const auto op : ops) gather_for(op);
     reshard_after(ops);

@@ -77,8 +77,8 @@ void shard_groups(StagedGraph& division, const OpGraph& graph, const algebra::Ba
                   const ShardedParameters& sharded);
 
 /// Simulates a whole backward of each stage that gathers within compute actions. It visits the stage's operators from
-/// last to first. A recomputed segment is visited first from its first operator, then from its last. The gradients of
-/// parameters that other parts read, too, are complete after the segment. What is kept is decided for the largest
+/// last to first. A recomputed segment is visited first from its first operator, then from its last. If other parts
+/// also read a parameter, its gradient from a segment comes after the segment. What is kept is decided for the largest
 /// tensor shard, and all shards do the same.
 ///
 /// The result is the order in which groups are gathered (Pipeline::backward_gathers) and when their buckets are full

@@ -21,7 +21,7 @@ struct Follower {
   std::vector<ValueId> sums{};       ///< sums of the candidate, each reduced only on the shard that has the slice
   std::vector<ValueId> brought{};    ///< values in slices that are gathered
   std::vector<ValueId> assembled{};  ///< of these, values that a candidate reads and would otherwise have copied
-  std::vector<ValueId> spread{};     ///< replicated values of which each shard takes its slice
+  std::vector<ValueId> spread{};     ///< replicated values; each shard takes its slice
   std::vector<ValueId> copied{};     ///< replicated values whose gradients are summed
 };
 struct Followers {

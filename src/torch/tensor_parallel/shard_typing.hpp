@@ -37,9 +37,9 @@ struct ShardedLayout {
   std::set<ValueId> sums{};                        ///< results that are partial sums; those with a layout in slices are
                                                    ///< reduce-scattered
   std::map<ValueId, UnitSlices> gathered_after{};  ///< made in slices and read unsharded outside
-  std::vector<ValueId> conflicts{};                ///< unsharded operands beside operands in slices, or vice versa
-  ValueId stale{};                                 ///< a value in slices that is written unsharded, so that the layout
-                                                   ///< cannot run; otherwise none
+  std::vector<ValueId> conflicts{};  ///< unsharded operands of operators with operands in slices, or vice versa
+  ValueId stale{};                   ///< a value in slices that is written unsharded, so that the layout
+                                     ///< cannot run; otherwise none
 };
 
 /// Infers the layout from the leaves that are in slices, in program order: operators follow their operands. An operator
@@ -53,7 +53,7 @@ struct ShardedLayout {
 class ShardTyping {
  public:
   /// @param graph      must outlive the object
-  /// @param is_member  whether an operator is one of those that the shards run
+  /// @param is_member  whether the shards run an operator
   ShardTyping(const OpGraph& graph, std::function<bool(OpId)> is_member);
 
   /// @param may_slice  whether a leaf that an operator needs in slices may be held so, in addition to `leaves`

@@ -89,8 +89,8 @@ class DownsetWalk {
         .subspan(first_successor_[position], first_successor_[position + 1] - first_successor_[position]);
   }
 
-  /// Pushes the frame of a child. Its available positions are the parent's without `added`, and those that `added`
-  /// enables.
+  /// Pushes the frame of a child. Its available positions are the parent's without `added`, and the positions that
+  /// `added` enables.
   [[nodiscard]] bool append(std::size_t parent_begin, std::size_t added, std::size_t limit) {
     const std::size_t begin = available_.size();
     for (std::size_t i = parent_begin; i < begin; ++i) {

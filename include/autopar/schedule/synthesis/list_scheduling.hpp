@@ -32,8 +32,8 @@ struct SynthesisRule {
   const std::vector<double>* urgency = nullptr;  // by index; if given it decides, largest first
 };
 
-/// List scheduling: among the compute actions whose data are there and whose activations fit, each lane starts the one
-/// that a rule prefers. Weight backwards fill idle time.
+/// List scheduling: among the compute actions whose data have arrived and whose activations fit, each lane starts the
+/// one that a rule prefers. Weight backwards fill idle time.
 ///
 /// A forward must leave enough memory for the started micro-batches to complete on the lane one after the other,
 /// earliest first (Dijkstra's banker). So no order runs out of memory.

@@ -155,8 +155,7 @@ MeasuredLinks measure_links(World& world, AnyTransport& wire, const Cluster& clu
     const bool takes_part = std::find(probe.ranks.begin(), probe.ranks.end(), world.rank_id()) != probe.ranks.end();
     lines.push_back(takes_part ? bench.measure(probe, group) : FittedLine{});
   }
-  lines = of_rank_0(world, lines, "sharing measured links");  // rank 0 is in every pair and group, so all use its
-                                                              // measurements
+  lines = of_rank_0(world, lines, "sharing measured links");  // rank 0 is in every pair and group
   MeasuredLinks links;
   for (std::size_t i = 0; i < probes.size(); ++i) {
     const auto& probe = probes[i];

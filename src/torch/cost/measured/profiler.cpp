@@ -95,8 +95,7 @@ struct Beginning {
 };
 
 Beginning beginning_that_fits(const GraphProfile& profile, double samples) {
-  constexpr double kMostBytes = 1 << 29;  // every device has this much memory; repeated layers are among a model's
-                                          // first
+  constexpr double kMostBytes = 1 << 29;  // every device has this; repeated layers are among the first
   constexpr int kCopies = 2;              // a parameter and its gradient
   const auto& model = profile.model;
   std::vector<bool> read(model.parameters.size(), false);

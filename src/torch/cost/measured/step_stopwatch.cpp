@@ -21,8 +21,7 @@ namespace {
 
 constexpr std::int64_t kWidth = 4096;            // of a product that occupies any device
 constexpr std::int64_t kNumbers = 32 << 20;      // in single precision: larger than a device's cache
-constexpr double kBusy = 3e-3, kLongest = 3e-2;  // seconds of work before the timed work, which takes most of the total
-                                                 // time
+constexpr double kBusy = 3e-3, kLongest = 3e-2;  // seconds of work before the timed work
 constexpr std::uint64_t kFactorSeed = 7;         // of random factors: products of zeros take less power
 
 at::Tensor random_matrix(c10::Device device) {

@@ -68,9 +68,7 @@ double seconds_of_update(const MakeOptimizer& make, std::int64_t bytes, std::int
   for (int i = 0; i < kUpdateRepetitions; ++i) {
     rest_of_step.fill_(i);  // earlier work of a step leaves no parameters in caches
     const auto taken = stopwatch.time([&] { static_cast<void>(optimizer->step()); });
-    if (i > 0)
-      times.push_back(std::max(taken.device, taken.host));  // the first one shows how far ahead the host must
-                                                            // be
+    if (i > 0) times.push_back(std::max(taken.device, taken.host));  // the first sets how far ahead the host is
   }
   return detail::median(times) / static_cast<double>(count);
 }
