@@ -118,7 +118,7 @@ class ProgramRun final : private ComputeGate {
     }
   }
 
-  /// Completed messages are sent before the next action, because another rank may wait for them.
+  /// Results of a compute action are sent before the next one runs, because another rank may wait for them.
   void compute(const Action& action) {
     messages_.post_ahead();
     messages_.settle();

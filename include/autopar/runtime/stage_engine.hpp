@@ -52,9 +52,9 @@ concept StageEngine = requires(E& engine, const Action& action, const Buffer& bu
 /// asked for it returns.
 ///
 /// `reshard` is called once for each gather, when the compute action asks for it or after it, whether the bucket was
-/// used or not. Of two overlapping gathers of a bucket, the second ends the use. A kReduceScatter for a compute action
-/// comes with each of the stage's backwards that compute weight gradients. `bucket` then returns what was added since
-/// the last one.
+/// used or not. If two gathers of a bucket overlap, its use ends with the second `reshard`. A kReduceScatter for a
+/// compute action comes with each of the stage's backwards that compute weight gradients. `bucket` then returns what
+/// was added since the last one.
 template <class E>
 concept ShardingEngine = StageEngine<E> && requires(E& engine, const Action& action) {
   { engine.gathering(action) } -> std::same_as<Buffer>;  ///< kGather

@@ -420,8 +420,8 @@ template <ProgramCosts Costs>
   return std::move(simulation).take();
 }
 
-/// The peak of what each rank holds for forwards whose backward, or its last part, is outstanding. `size(stage,
-/// samples)` is what one forward leaves in memory, in any type that adds and compares (bytes, counts).
+/// The peak of what each rank holds for forwards whose backward, or its last part, is outstanding.
+/// `size(stage, samples)` is what one forward leaves in memory, in any type that adds and compares (bytes, counts).
 template <std::invocable<StageId, std::int64_t> Size>
 [[nodiscard]] auto peak_activations(const Program& program, const Size& size) {
   using Amount = std::decay_t<std::invoke_result_t<const Size&, StageId, std::int64_t>>;

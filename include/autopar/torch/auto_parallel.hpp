@@ -125,9 +125,10 @@ class AutoParallelImpl : public torch::nn::Module {
 
   /// The loss of `forward(inputs…)` against `targets`; call `.backward()` on the result. Collective.
   ///
-  /// `loss(results, targets)` is captured as the end of forward, so the backward of every model is planned with its
-  /// forward. `loss` is a lambda, a module such as torch::nn::CrossEntropyLoss, or a function's name, such as
-  /// torch::nn::functional::cross_entropy or torch::mse_loss. For an overloaded function pass AUTOPAR_FUNCTION(name).
+  /// `loss(results, targets)` is captured as the end of forward. So any model runs in loss mode, in which forward and
+  /// backward are pipelined. `loss` is a lambda, a module such as torch::nn::CrossEntropyLoss, or a function's name,
+  /// such as torch::nn::functional::cross_entropy or torch::mse_loss. For an overloaded function pass
+  /// AUTOPAR_FUNCTION(name).
   /// @param inputs  one tensor, or a tuple of forward's arguments
   template <class Loss, class Inputs, class Targets>
   at::Tensor train_step(const Loss& loss, const Inputs& inputs, const Targets& targets) {
@@ -145,8 +146,8 @@ class AutoParallelImpl : public torch::nn::Module {
                            bytes_held_by(loss));
   }
 
-  /// Runs any other method of the wrapped module on this rank's batch, as `forward` does: `model->call(&Net::decode,
-  /// z)`. Collective.
+  /// Runs any other method of the wrapped module on this rank's batch, as `forward` does:
+  /// `model->call(&Net::decode, z)`. Collective.
   ///
   /// Select an overload with `static_cast<Tensor (Net::*)(const Tensor&)>(&Net::decode)`, or pass a lambda that takes
   /// the module first. The method runs on the ranks that run forward. Parameters that it does not read are not moved.
@@ -259,16 +260,16 @@ class AutoParallelImpl : public torch::nn::Module {
   ///
   /// Before the first call of the model, hyper-parameters are loaded at once; later changes to them stay, as in one
   /// process. The optimizers' state, and tensors that have no memory yet, are read at the first call from the file
-  /// opened here. So the optimizers must live until then. Rank 0 reads the file twice. Later loads override earlier
-  /// ones.
+  /// opened here. So the optimizers must live until then. Rank 0 reads the file twice. Several loads are applied in
+  /// their order.
   /// @throws CheckpointError, on every rank, if the checkpoint is damaged, is of another model or lacks an optimizer's
   /// state. Model and optimizers are then unchanged, and training or another load may follow.
   template <std::derived_from<torch::optim::Optimizer>... Optimizers>
   void load(const std::string& folder, Optimizers&... optimizers) {
     session_->load(folder, {&optimizers...});
   }
-  /// Loads weights alone if the checkpoint has no optimizer state: `model->load(folder, optimizer, {.optimizer =
-  /// ap::Missing::kAllowed})`.
+  /// Loads weights alone if the checkpoint has no optimizer state:
+  /// `model->load(folder, optimizer, {.optimizer = ap::Missing::kAllowed})`.
   void load(const std::string& folder, torch::optim::Optimizer& optimizer, const LoadOptions& options) {
     session_->load(folder, {&optimizer}, options);
   }

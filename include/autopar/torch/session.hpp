@@ -185,7 +185,8 @@ class Session {
   void save(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers);
   /// Loads a checkpoint. Before the first call, the file is opened and checked, and hyper-parameters and tensors that
   /// have memory are loaded. Tensors of a recorded construction, states of optimizers and counters are read from the
-  /// opened file when the model is deployed. Later changes to what was loaded stay. Later loads override earlier ones.
+  /// opened file when the model is deployed. Later changes to what was loaded stay. Several loads are applied in their
+  /// order.
   /// @throws CheckpointError, on every rank; model, optimizers and counters are then unchanged
   void load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
             const LoadOptions& options = {});

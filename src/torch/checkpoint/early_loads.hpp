@@ -19,7 +19,8 @@ namespace autopar::checkpoint {
 /// Loads of a model that is not deployed yet, when the holders of its tensors are not known. Hyper-parameters, and
 /// tensors that have memory, are loaded at once. Tensors of a recorded construction have none: their data are read at
 /// deployment, from the file opened here. They take their place in the recording, so that operators recorded after the
-/// load continue from them. The state of optimizers is also read at deployment. Later loads override earlier ones.
+/// load continue from them. The state of optimizers is also read at deployment, where it fits. Several loads are
+/// applied in their order.
 ///
 ///   loads.add(world, single_file(), "run/step-1000", tensors, {&optimizer}, {}, init);
 ///   torch::nn::init::zeros_(net->head->weight);   // stays
