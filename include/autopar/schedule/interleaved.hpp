@@ -35,9 +35,8 @@ struct Interleaved {
     return detail::orders_of_ranks(pipeline, layout, orders);
   }
 
-  /// The largest number of chunks of micro-batches that the ranks of a position hold: (v - 1) g + 2 (positions -
-  /// position)
-  /// - 1.
+  /// The largest number of chunks of micro-batches that the ranks of a position hold:
+  /// `(v - 1) g + 2 (positions - position) - 1`.
   [[nodiscard]] static int peak_activations(int position, int positions, int chunks, int microbatches) {
     return std::min(chunks * microbatches, warmup(position, positions, chunks, microbatches) + 1);
   }
@@ -59,8 +58,7 @@ struct Interleaved {
   }
 
   [[nodiscard]] static std::vector<ComputeAction> order(int position, int positions, int chunks, int microbatches) {
-    std::vector<std::pair<int, int>> passes;  // (chunk, micro-batch) of each forward; backwards have the chunks in
-                                              // reverse
+    std::vector<std::pair<int, int>> passes;  // (chunk, micro-batch) of forwards; backwards reverse chunks
     int first = 0;
     for (const int group : groups(positions, microbatches)) {
       for (int c = 0; c < chunks; ++c) {

@@ -8,9 +8,9 @@
 
 namespace autopar {
 
-/// 1F1B: alternates one forward and one backward after the warm-up. As in GPipe, the bubble is (stages - 1) /
-/// (microbatches + stages - 1) of a step for equal stage times. A stage holds at most as many micro-batches as there
-/// are stages from it to the last.
+/// 1F1B: alternates one forward and one backward after the warm-up. As in GPipe, the bubble is
+/// `(stages - 1) / (microbatches + stages - 1)` of a step for equal stage times. A stage holds at most as many
+/// micro-batches as there are stages from it to the last.
 /// @source Narayanan et al., SC'21, arXiv:2104.04473, section 2.2.1 (PipeDream-Flush)
 struct OneFOneB {
   using policy_category = schedule_policy_tag;

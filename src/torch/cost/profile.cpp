@@ -139,7 +139,7 @@ class Profiler {
     list(graph_.buffers, false);
   }
 
-  /// In the order of stages' reduction groups, for backwards.
+  /// Ascending by last read: the reverse of the order in stages' reduction groups.
   [[nodiscard]] std::vector<NamedValue> in_order_of_last_reads() const {
     auto last = algebra::last_reads(graph_, plan_);
     auto parameters = graph_.parameters;

@@ -17,7 +17,7 @@ namespace autopar::cost {
 struct GraphProfile {
   ModelProfile model;
   AtomPartition atoms;                                     ///< atom k is node k of `model.graph`
-  std::vector<ValueId> parameter_values;                   ///< by ParameterId: parameters in named order, then buffers
+  std::vector<ValueId> parameter_values;                   ///< by ParameterId: parameters by last read, then buffers
   std::vector<ParameterId> parameter_ids;                  ///< by ValueId; none for other values
   std::vector<tensor_parallel::LeafSlices> region_slices;  ///< by tensor region of `model`: slices of its parameters
 };
