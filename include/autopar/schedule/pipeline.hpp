@@ -20,8 +20,8 @@ enum class ChannelKind : std::uint8_t {
 };
 
 /// All values of one kind that stage `from` produces and stage `to` reads; they are sent together. Two pseudo stages
-/// make inputs, outputs and their gradients channels. kSource has the callers' inputs, each rank its piece. kSink has
-/// the results, divided like the inputs.
+/// make inputs, outputs and their gradients channels. The stage kSource has the callers' inputs, each rank its piece.
+/// The stage kSink has the results, divided like the inputs.
 struct Channel {
   StageId from;
   StageId to;

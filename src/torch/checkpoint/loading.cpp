@@ -140,8 +140,7 @@ void Loading::find_entries() {
   require_known_entries();
 }
 
-// State is useless without its optimizer's options, so it is an error. State of optimizers that were not passed is
-// ignored.
+// If no optimizer's options are loaded, the file's optimizer state is ignored: it is useless without options.
 void Loading::require_known_entries() const {
   const std::set<std::string> known(names_.begin(), names_.end());
   const std::string* unknown = nullptr;  // for a tensor with state, the tensor
