@@ -1,5 +1,7 @@
 #pragma once
 
+#include <functional>
+
 #include <autopar/core/cluster.hpp>
 #include <autopar/cost/model_profile.hpp>
 #include <autopar/cost/profiled.hpp>
@@ -9,6 +11,10 @@
 #include <autopar/plan/request.hpp>
 
 namespace autopar {
+
+/// A planner as a function: `Planner<…>::try_plan` with an observer.
+using PlanFunction = std::function<PlanOutcome(const ModelProfile&, const ProfiledCost&, const Cluster&,
+                                               const PlanRequest&, const PlanObserver&)>;
 
 /// `Planner<>{}.plan` (planner.hpp), compiled once, in the library autopar::planner: to instantiate a planner takes a
 /// compiler longer than the rest of most programs. With the same costs it gives the same plans.

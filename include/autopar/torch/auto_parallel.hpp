@@ -367,7 +367,7 @@ class AutoParallelImpl : public torch::nn::Module {
 
   static PlanFunction plan_function() {
     if constexpr (std::same_as<PlannerType, Planner<>>) {
-      return PlanFunction([](const auto&... problem) { return plan_with_defaults(problem...); });
+      return PlanFunction([](const auto&... problem) { return try_plan_with_defaults(problem...); });
     } else {
       return plan_function(PlannerType{});
     }
@@ -375,10 +375,13 @@ class AutoParallelImpl : public torch::nn::Module {
   static PlanFunction plan_function(PlannerType planner) {
     return
         [planner = std::move(planner)](const ModelProfile& profile, const ProfiledCost& costs, const Cluster& cluster,
-                                       const PlanRequest& request, const PlanObserver& observer) {
+                                       const PlanRequest& request, const PlanObserver& observer) -> PlanOutcome {
           auto observed = planner;
           if constexpr (requires { observed.observer = observer; }) observed.observer = observer;
-          return observed.plan(profile, costs, cluster, request);
+          if constexpr (requires { observed.try_plan(profile, costs, cluster, request); })
+            return observed.try_plan(profile, costs, cluster, request);
+          else
+            return observed.plan(profile, costs, cluster, request);
         };
   }
 

@@ -22,6 +22,7 @@
 #include <autopar/plan/observer.hpp>
 #include <autopar/plan/options.hpp>
 #include <autopar/plan/plan.hpp>
+#include <autopar/plan/plan_with_defaults.hpp>
 #include <autopar/plan/request.hpp>
 #include <autopar/runtime/world.hpp>
 #include <autopar/torch/load_options.hpp>
@@ -56,9 +57,6 @@ using WholeStates = std::map<std::string, at::Tensor>;
 /// Work on one unsharded parameter: see for_whole_parameters.
 using WholeParameterFunction =
     std::function<void(const std::string& name, at::Tensor& value, at::Tensor& grad, WholeStates& states)>;
-
-using PlanFunction = std::function<Plan(const ModelProfile&, const ProfiledCost&, const Cluster&, const PlanRequest&,
-                                        const PlanObserver&)>;
 
 /// The number of captured programs that are kept, least recently used dropped first. There is one for each argument
 /// signature and mode. The limit bounds the memory when a constant argument changes in each call.

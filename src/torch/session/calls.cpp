@@ -313,8 +313,10 @@ void Impl::execute(Call& call, Phase phase) {
   Executor executor(*call.engine, deployment_.wire(), {program.groups, program.gather_groups, program.tensor_groups},
                     hooks);
   executor.run(actions);
-  write_file("trace_file", options_.trace_file,
-             [&] { write_chrome_trace(trace_path(), trace_, deployment_.plan().model, overwrite()); });
+  if (options_.trace_file.empty()) return;
+  files_.write("trace_file", [&] {
+    write_chrome_trace(trace_path(), trace_, deployment_.plan().model, planning::overwrite_of(options_));
+  });
 }
 
 std::filesystem::path Impl::trace_path() const {

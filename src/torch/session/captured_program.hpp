@@ -22,7 +22,7 @@
 #include "capture/algebra/batch_algebra.hpp"
 #include "capture/trace/capture.hpp"
 #include "torch/engine/rank_runtime.hpp"
-#include "torch/passes/pass_manager.hpp"
+#include "torch/planning/model_program.hpp"
 #include "torch/session/epilogue.hpp"
 #include "torch/session/member_watch.hpp"
 #include "torch/session/prologue.hpp"
@@ -48,11 +48,7 @@ struct RepeatableWork {
 };
 
 /// The model's forward in one mode for one argument signature: captured, divided among the ranks and ready to run.
-struct CapturedProgram {
-  OpGraph captured;                           ///< as the forward ran: what later captures are compared with
-  OpGraph graph;                              ///< `captured` after all passes: what is planned and run
-  std::optional<passes::ProgramAfter> shown;  ///< after `Options::graph_after`
-  algebra::BatchSemantics plan;
+struct CapturedProgram : planning::ModelProgram {
   /// Of stages with several tensor shards: `graph` as it was put together for them, and with the sizes of this rank
   tensor_parallel::ShardedGraph sharded;
   std::vector<StageId>

@@ -30,6 +30,7 @@
 #include "torch/passes/channels_last.hpp"
 #include "torch/passes/pass_list.hpp"
 #include "torch/passes/pass_manager.hpp"
+#include "torch/planning/plan_builder.hpp"
 
 namespace autopar::session {
 
@@ -83,19 +84,19 @@ Impl::Impl(World& world, std::shared_ptr<torch::nn::Module> module, Options code
 void Impl::resolve_once() {
   if (resolved_) return;
   ResolvedOptions resolved;
-  together(world_, "resolving options", [&] {
+  ranks::collective_try(world_, "resolving options", [&] {
     const auto sources = process_config_sources();
-    cache_ = user_cache(sources.cache_folder, world_);
+    cache_ = planning::user_cache(sources.cache_folder, world_);
     resolved = resolve_options(code_, sources);
   });
   std::string text;
   const auto described = describe_options(resolved.options);
   for (const auto& [name, value] : described) text += name + " = " + value + "\n";
-  const auto texts = world_.all_gather(blob_of(text), "comparing options");
+  const auto texts = world_.all_gather(ranks::blob_of(text), "comparing options");
   for (std::size_t r = 0; r < texts.size(); ++r) {
-    const auto other = text_of(texts[r]);
-    if (other == text_of(texts[0])) continue;
-    std::istringstream first_lines(text_of(texts[0])), other_lines(other);
+    const auto other = ranks::text_of(texts[r]);
+    if (other == ranks::text_of(texts[0])) continue;
+    std::istringstream first_lines(ranks::text_of(texts[0])), other_lines(other);
     std::string a, b;
     while (std::getline(first_lines, a) && std::getline(other_lines, b) && a == b) {
     }
@@ -109,7 +110,7 @@ void Impl::resolve_once() {
   if (world_.rank() == 0) {
     for (const auto& note : resolved.notes) log_.warn(note);
   }
-  together(world_, "choosing devices", [&] { deployment_.use(device_of(world_, options_.device)); });
+  ranks::collective_try(world_, "choosing devices", [&] { deployment_.use(device_of(world_, options_.device)); });
   log_.info("device " + deployment_.device().str());
   devices::context_of(deployment_.device().type()).keep_kernels_in(cache_.kernels);
   if (deployment_.device().is_cuda() && options_.fusion != "off") {
@@ -252,6 +253,10 @@ void Impl::compile(CapturedProgram& program) {
                           fused::pointwise::kernels_of(program.graph));
 }
 
+bool Impl::chunks_heads() const {
+  return deployment_.has_plan() ? deployment_.plan().chunked_heads : options_.class_head == "chunked";
+}
+
 bool Impl::joins_operators() const {
   const auto device = deployment_.device();
   if (!device.is_cuda()) return options_.fusion == "on";
@@ -284,20 +289,23 @@ void Impl::capture_and_deploy(const CallArguments& arguments, const std::string&
   const auto start = std::chrono::steady_clock::now();
   const NormalModeScope normal;
   if (!deployed_) {
-    together(world_, "looking for parameters of other models",
-             [&] { parameters_.require_undivided(/*has_placeholders=*/init_ != nullptr); });
+    ranks::collective_try(world_, "looking for parameters of other models",
+                          [&] { parameters_.require_undivided(/*has_placeholders=*/init_ != nullptr); });
   }
   PlannedModes modes;
   if (!deployment_.has_plan()) modes = capture_other_modes(arguments, forward);
   auto program = std::make_shared<CapturedProgram>();
-  together(world_, "capturing the model", [&] { capture_into(*program, arguments, forward); });
+  ranks::collective_try(world_, "capturing the model", [&] { capture_into(*program, arguments, forward); });
   require_same_graph(*program);
   ++stats_.captures;
   modes.add(program, at::GradMode::is_enabled());
   modes.recorded = may_record(*modes.planned);
 
   cost::GraphProfile profile;
-  if (!deployed_) together(world_, "profiling the model", [&] { profile = modes.profile(planned_device()); });
+  if (!deployed_)
+    ranks::collective_try(world_, "profiling the model", [&] {
+      profile = modes.programs().profile(planning::planned_device(options_, deployment_.device()));
+    });
   if (!deployment_.has_plan()) make_plan(modes, profile, batch);
   if (options_.plan_only) return;
   const bool is_divided = !deployed_ && modes.planned == program;
@@ -305,13 +313,13 @@ void Impl::capture_and_deploy(const CallArguments& arguments, const std::string&
   if (!deployed_) deploy_state(modes, profile);
   if (!is_divided) {
     cost::AtomPartition atoms;
-    together(world_, "profiling the model", [&] {
+    ranks::collective_try(world_, "profiling the model", [&] {
       atoms = program->captured.hash() == planned_hash_ ? planned_atoms_
                                                         : cost::partition_into_atoms(program->graph, program->plan);
     });
     static_cast<void>(divide_program(*program, atoms));
   }
-  together(world_, "sharing parameters", [&] {
+  ranks::collective_try(world_, "sharing parameters", [&] {
     staging::include_holders(program->division, program->graph, holders_in(program->graph));
     if (parameters_.units().empty()) return;
     const auto sharded = sharded_parameters(*program);
@@ -336,7 +344,7 @@ void Impl::capture_and_deploy(const CallArguments& arguments, const std::string&
 
 std::vector<StageId> Impl::divide_program(CapturedProgram& program, cost::AtomPartition atoms) {
   std::vector<StageId> stage_of;
-  together(world_, "dividing the model", [&] {
+  ranks::collective_try(world_, "dividing the model", [&] {
     stage_of = stages_of_ops(program, atoms);
     require_whole_batches(program, stage_of);
     if (!deployed_) segments_ = staging::PlannedSegments(deployment_.plan(), program.graph, atoms);
@@ -356,7 +364,7 @@ void Impl::deploy_state(const PlannedModes& modes, const cost::GraphProfile& pro
   auto& program = *modes.planned;
   planned_hash_ = program.captured.hash();
   planned_atoms_ = profile.atoms;
-  together(world_, "slicing parameters", [&] { slice_parameters(program, profile); });
+  ranks::collective_try(world_, "slicing parameters", [&] { slice_parameters(program, profile); });
   const auto stage_of = divide_program(program, profile.atoms);
   deployment_.start();
   place_state(program, stage_of, modes.others);
@@ -364,9 +372,9 @@ void Impl::deploy_state(const PlannedModes& modes, const cost::GraphProfile& pro
     static_cast<void>(deployment_.group_of(tensor.holders));
     for (const auto& replicas : tensor.replicas_of_shard) static_cast<void>(deployment_.group_of(replicas));
   }
-  together(world_, "checking optimizers", [&] { require_optimizers(deployment_.plan()); });
+  ranks::collective_try(world_, "checking optimizers", [&] { require_optimizers(deployment_.plan()); });
   plan_shards(program);
-  together(world_, "looking for parameters of other models", [&] { parameters_.require_unshared(); });
+  ranks::collective_try(world_, "looking for parameters of other models", [&] { parameters_.require_unshared(); });
   const bool is_loaded = !early_loads_.empty();
   if (is_loaded) in_step("load", [&] { early_loads_.bring(world_, placed(), init_.get()); });
   materialise_state();
@@ -375,7 +383,7 @@ void Impl::deploy_state(const PlannedModes& modes, const cost::GraphProfile& pro
   parameters_.mark_handles();
   keep_copies(program);
   deployed_ = true;
-  together(world_, "fitting optimizers", [&] {
+  ranks::collective_try(world_, "fitting optimizers", [&] {
     for (auto* optimizer : optimizers_) fit_optimizer(*optimizer);
   });
   if (world_.size() > 1) outside_.watch(parameters_, deployment_.device());
@@ -464,7 +472,7 @@ std::vector<parameters::ShardedGroup> sharded_groups(const staging::StagedGraph&
 void Impl::build_runtime(CapturedProgram& program) {
   const auto& division = program.division;
   const auto lookup = [this, &graph = program.graph](ValueId leaf) { return handle_of(graph, leaf); };
-  together(world_, "preparing the stages", [&] {
+  ranks::collective_try(world_, "preparing the stages", [&] {
     const auto compute = [this, &graph = program.graph](ValueId leaf) {
       return parameters_.compute_memory(graph.value(leaf).name);
     };
@@ -517,7 +525,7 @@ void Impl::verify_sizes(CapturedProgram& program, const CallArguments& arguments
     }
     return defined;
   };
-  together(world_, "verifying the capture", [&] {
+  ranks::collective_try(world_, "verifying the capture", [&] {
     const NormalModeScope as_captured;
     const parameters::WholeHandles whole(parameters_.registry());
     trace::verify_capture(program.captured, *module_, program.inputs, flat_forward, sizes, capture_options());

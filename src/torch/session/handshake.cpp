@@ -12,7 +12,8 @@
 #include <autopar/core/error.hpp>
 
 #include "capture/replay/plain_message.hpp"
-#include "torch/session/error_message.hpp"
+#include "torch/ranks/collective_try.hpp"
+#include "torch/ranks/error_message.hpp"
 
 namespace autopar::session {
 
@@ -54,11 +55,11 @@ void require_none_failed(World& world, const std::vector<CallHeader>& headers, c
   } catch (const std::exception& caught) {
     message = replay::plain_message(caught);
   }
-  const auto messages = world.all_gather(blob_of(message), "failure");
+  const auto messages = world.all_gather(ranks::blob_of(message), "failure");
   if (error) std::rethrow_exception(error);
   const auto failed = static_cast<std::size_t>(std::ranges::find_if(headers, &CallHeader::failed) - headers.begin());
   throw InvalidArgument(rank_name(failed) + " cannot make this call of " + std::string(name_of(headers[failed].kind)) +
-                        ": " + text_of(messages[failed]));
+                        ": " + ranks::text_of(messages[failed]));
 }
 
 /// Every rank knows that rank `r` has other details than rank 0.
@@ -67,23 +68,17 @@ void require_none_failed(World& world, const std::vector<CallHeader>& headers, c
   const auto what = "the ranks disagree about arguments or modes of " + std::string(action);
   const std::string remedy = "all but the batch size must agree";
   if (words) {
-    const auto texts = world.all_gather(blob_of(to_text(words())), "difference");
-    const auto said = first_difference(words_from_text(text_of(texts[0])), 0, words_from_text(text_of(texts[r])), r);
+    const auto texts = world.all_gather(ranks::blob_of(to_text(words())), "difference");
+    const auto said =
+        first_difference(words_from_text(ranks::text_of(texts[0])), 0, words_from_text(ranks::text_of(texts[r])), r);
     if (said) throw InvalidArgument(what + ": " + *said + "; " + remedy);
   }
-  const auto texts = world.all_gather(blob_of(details), "difference");
-  const auto [a, b] = difference(text_of(texts[0]), text_of(texts[r]));
+  const auto texts = world.all_gather(ranks::blob_of(details), "difference");
+  const auto [a, b] = difference(ranks::text_of(texts[0]), ranks::text_of(texts[r]));
   refuse(what, 0, a, r, b, remedy);
 }
 
 }  // namespace
-
-Blob blob_of(std::string_view text) {
-  const auto* data = reinterpret_cast<const std::byte*>(text.data());
-  return {data, data + text.size()};
-}
-
-std::string text_of(const Blob& blob) { return {reinterpret_cast<const char*>(blob.data()), blob.size()}; }
 
 std::uint64_t hash_bytes(const void* data, std::size_t bytes, std::uint64_t seed) {
   const auto* byte = static_cast<const unsigned char*>(data);
@@ -195,8 +190,8 @@ namespace {
 /// Every rank knows that these optimizers have different hyper-parameters.
 [[noreturn]] void refuse_hyper_parameters(World& world, const std::string& which, std::size_t a, std::size_t b,
                                           const std::string& mine) {
-  const auto texts = world.all_gather(blob_of(mine), "hyper-parameters");
-  const auto [of_a, of_b] = difference(text_of(texts[a]), text_of(texts[b]));
+  const auto texts = world.all_gather(ranks::blob_of(mine), "hyper-parameters");
+  const auto [of_a, of_b] = difference(ranks::text_of(texts[a]), ranks::text_of(texts[b]));
   refuse("the ranks' attached " + which + " has different hyper-parameters", a, of_a, b, of_b,
          "parameters drift apart; set them alike on every rank");
 }
@@ -252,24 +247,6 @@ void require_same_optimizers(World& world, const std::vector<CallHeader>& header
            text_of_steps(steps_of(a).count), b, text_of_steps(steps_of(b).count),
            "the training is not one process's any more: every rank must step as often, after the same calls; set "
            "requires_grad_(false) on parameters that a step is to leave out");
-  }
-}
-
-void together(World& world, std::string_view action, const std::function<void()>& work) {
-  std::exception_ptr error;
-  std::string message;
-  try {
-    work();
-  } catch (const TransportError&) {
-    throw;
-  } catch (const std::exception& caught) {
-    error = without_frames(world.logger(LogModule::kSession), action);
-    message = to_message(caught);
-  }
-  const auto messages = world.all_gather(blob_of(message), action);
-  if (error) std::rethrow_exception(error);
-  for (std::size_t r = 0; r < messages.size(); ++r) {
-    if (!messages[r].empty()) throw_message(text_of(messages[r]), world.rank_id(), Rank::of(r), std::string(action));
   }
 }
 

@@ -72,14 +72,6 @@ std::vector<CallHeader> exchange(World& world, const CallHeader& mine, const std
 void require_same_optimizers(World& world, const std::vector<CallHeader>& headers,
                              const std::function<std::string(std::size_t)>& describe);
 
-/// Runs `work` on every rank; if it throws anywhere, it throws everywhere: the rank's own exception where it threw, and
-/// elsewhere the same error of what was asked, or a TransportError naming the first such rank. Collective.
-void together(World& world, std::string_view action, const std::function<void()>& work);
-
-/// Text on its way between ranks.
-[[nodiscard]] Blob blob_of(std::string_view text);
-[[nodiscard]] std::string text_of(const Blob& blob);
-
 /// FNV-1a.
 [[nodiscard]] std::uint64_t hash_bytes(const void* data, std::size_t bytes, std::uint64_t seed = 0xcbf29ce484222325ULL);
 [[nodiscard]] std::uint64_t hash_text(std::string_view text);

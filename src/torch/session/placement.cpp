@@ -13,6 +13,7 @@
 #include <autopar/core/error.hpp>
 
 #include "capture/trace/fake_tensor.hpp"
+#include "torch/ranks/collective_try.hpp"
 #include "torch/session/handshake.hpp"
 
 namespace autopar::session {
@@ -136,8 +137,8 @@ void Impl::place_state(const CapturedProgram& program, const std::vector<StageId
 
 void Impl::materialise_state() {
   const auto seed = static_cast<std::int64_t>(at::detail::getDefaultCPUGenerator().current_seed());
-  const auto seeds = world_.broadcast(blob_of(std::to_string(seed)), Rank(0), "agreeing on the seed");
-  seed_ = static_cast<std::uint64_t>(std::stoll(text_of(seeds)));
+  const auto seeds = world_.broadcast(ranks::blob_of(std::to_string(seed)), Rank(0), "agreeing on the seed");
+  seed_ = static_cast<std::uint64_t>(std::stoll(ranks::text_of(seeds)));
   if (init_) {
     const auto& own = init_->generator_state();
     auto state =

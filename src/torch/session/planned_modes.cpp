@@ -4,8 +4,7 @@
 #include <algorithm>
 #include <exception>
 
-#include "torch/cost/held_beside.hpp"
-#include "torch/cost/mode_ties.hpp"
+#include "torch/ranks/collective_try.hpp"
 #include "torch/session/handshake.hpp"
 #include "torch/session/session_impl.hpp"
 
@@ -19,16 +18,10 @@ void PlannedModes::add(const std::shared_ptr<CapturedProgram>& called, bool grad
     others.push_back(called);
 }
 
-cost::GraphProfile PlannedModes::profile(c10::DeviceType device, tensor_parallel::SingleLayers singles) const {
-  const cost::ModeOfModel mode{planned->graph, planned->plan};
-  std::vector<std::vector<OpId>> ties;
-  for (const auto& other : others) {
-    auto more = cost::ties_to_other_mode(mode, {other->graph, other->plan});
-    ties.insert(ties.end(), more.begin(), more.end());
-  }
-  auto profile = cost::profile_graph(planned->graph, planned->plan, device, ties, singles);
-  profile.model.held_beside = cost::held_beside(profile.model, device, recorded);
-  return profile;
+planning::ModelPrograms PlannedModes::programs() const {
+  planning::ModelPrograms programs{planned.get(), {}, recorded};
+  for (const auto& other : others) programs.others.push_back(other.get());
+  return programs;
 }
 
 ModeScope::ModeScope(torch::nn::Module& module, bool training, bool gradients) : gradients_(gradients) {
@@ -82,8 +75,9 @@ std::shared_ptr<CapturedProgram> Impl::capture_in_mode(bool training, bool gradi
     }
   });
   const auto name = std::string(training ? "training" : "evaluation") + (gradients ? " with gradients" : "");
-  const auto outcomes = world_.all_gather(blob_of((program ? "+" : "-") + outcome), "capturing the model's " + name);
-  const auto is_as_here = [&](const Blob& other) { return text_of(other) == "+" + outcome; };
+  const auto outcomes =
+      world_.all_gather(ranks::blob_of((program ? "+" : "-") + outcome), "capturing the model's " + name);
+  const auto is_as_here = [&](const Blob& other) { return ranks::text_of(other) == "+" + outcome; };
   if (program != nullptr && std::all_of(outcomes.begin(), outcomes.end(), is_as_here)) return program;
   log_.info("the plan does not know the model's " + name +
             ", which cannot be captured with these arguments: " + outcome);

@@ -8,7 +8,7 @@
 #include <c10/core/InferenceMode.h>
 #include <torch/nn/module.h>
 
-#include "torch/cost/profile.hpp"
+#include "torch/planning/model_program.hpp"
 #include "torch/session/captured_program.hpp"
 
 namespace autopar::session {
@@ -22,10 +22,8 @@ struct PlannedModes {
 
   /// The program that is called: planned if nothing else is, or if that is the same.
   void add(const std::shared_ptr<CapturedProgram>& called, bool gradients);
-  /// Of what is planned, whose atoms are such that their stages run the other modes as well.
-  /// @param device  that runs it
-  [[nodiscard]] cost::GraphProfile profile(
-      c10::DeviceType device, tensor_parallel::SingleLayers singles = tensor_parallel::SingleLayers::kByOutputs) const;
+  /// As planning takes them. @pre this outlives them
+  [[nodiscard]] planning::ModelPrograms programs() const;
 };
 
 /// While it lives, a module is in another mode, and gradients are on or off.

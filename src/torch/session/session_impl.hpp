@@ -34,16 +34,19 @@
 #include "torch/gradients/loss_scaler.hpp"
 #include "torch/gradients/norm_over_ranks.hpp"
 #include "torch/parameters/parameter_store.hpp"
+#include "torch/planning/optional_files.hpp"
+#include "torch/planning/plan_files.hpp"
+#include "torch/planning/user_cache.hpp"
+#include "torch/ranks/collective_try.hpp"
+#include "torch/ranks/error_message.hpp"
 #include "torch/session/call_arguments.hpp"
 #include "torch/session/captured_program.hpp"
 #include "torch/session/deployment.hpp"
-#include "torch/session/error_message.hpp"
 #include "torch/session/gradient_store.hpp"
 #include "torch/session/handshake.hpp"
 #include "torch/session/local_indices.hpp"
 #include "torch/session/loss_watch.hpp"
 #include "torch/session/optimizer_watch.hpp"
-#include "torch/session/optional_files.hpp"
 #include "torch/session/outside_gradients.hpp"
 #include "torch/session/planned_modes.hpp"
 #include "torch/session/program_cache.hpp"
@@ -52,7 +55,6 @@
 #include "torch/session/result_node.hpp"
 #include "torch/session/sum_operands.hpp"
 #include "torch/session/unattached_watch.hpp"
-#include "torch/session/user_cache.hpp"
 #include "torch/session/whole_parameters.hpp"
 #include "torch/staging/planned_segments.hpp"
 
@@ -107,9 +109,6 @@ struct Call {
   }
 };
 
-/// Whether a plan that does not fit is refused with the changes that would, which may take seconds to find.
-enum class Refusals : std::uint8_t { kWithRemedies, kBare };
-
 class Impl : public std::enable_shared_from_this<Impl> {
  public:
   Impl(World& world, std::shared_ptr<torch::nn::Module> module, Options code, PlanFunction planner,
@@ -163,45 +162,20 @@ class Impl : public std::enable_shared_from_this<Impl> {
   void capture_into(CapturedProgram& program, const CallArguments& arguments, const ForwardFunction& forward);
   void compile(CapturedProgram& program);
   void require_same_graph(const CapturedProgram& program);
-  [[nodiscard]] c10::DeviceType planned_device() const;
-  /// Class heads of the modes become what the plan says, and the profile that of the program that it divides.
-  void make_plan(PlannedModes& modes, cost::GraphProfile& profile, std::int64_t batch);
-  void require_plan_of(const cost::GraphProfile& profile, const Plan& plan) const;
-  static void require_operators_of(const OpGraph& graph, const Plan& plan);
-  void require_statistics(const Call& call) const;
-  void warn_of_batch_statistics(const CapturedProgram& program, std::int64_t batch);
-  [[nodiscard]] bool reads_plan() const;
-  [[nodiscard]] bool is_new_plan() const;
-  [[nodiscard]] Plan plan_or_read(const CapturedProgram& program, const cost::GraphProfile& profile, std::int64_t batch,
-                                  MeasuredCosts costs) const;
-
-  // ---- class_heads.cpp
+  /// Whether class heads of programs that are captured now make their logits in chunks.
   [[nodiscard]] bool chunks_heads() const;
   /// Whether operators that follow each other are one (`fusion`).
   [[nodiscard]] bool joins_operators() const;
-  void chunk_heads(PlannedModes& modes, cost::GraphProfile& profile) const;
-  [[nodiscard]] bool may_chunk_heads(const CapturedProgram& program) const;
-  [[nodiscard]] bool gains_from_chunks(const CapturedProgram& program, const std::optional<Plan>& whole,
-                                       std::int64_t batch) const;
-  /// @param whole  rank 0's, none if it does not fit, for the reason `refused`
-  void try_chunked_heads(PlannedModes& modes, cost::GraphProfile& profile, std::int64_t batch,
-                         std::optional<Plan>& whole, const std::exception_ptr& refused);
-
-  // ---- layers_by_inputs.cpp
-  [[nodiscard]] bool may_cut_by_inputs(const CapturedProgram& program) const;
-  /// @param plan  as above
-  void try_layers_by_inputs(const PlannedModes& modes, cost::GraphProfile& profile, std::int64_t batch,
-                            const MeasuredCosts& costs, std::optional<Plan>& plan, std::exception_ptr& refused);
 
   // ---- planning.cpp
-  void follow(const Plan& plan, PlannedModes& modes, cost::GraphProfile& profile) const;
-  [[nodiscard]] static std::exception_ptr needing_less(const std::exception_ptr& refused, const InfeasiblePlan& other);
-  [[nodiscard]] Plan search_plan(const CapturedProgram& program, const cost::GraphProfile& profile, std::int64_t batch,
-                                 MeasuredCosts costs, Refusals refusals = Refusals::kWithRemedies) const;
-  void require_replaceable_files(std::uint64_t model) const;
-  void write_reports(const CapturedProgram& program, const ModelProfile& profile);
-  void write_file(const char* option, const std::string& path, const std::function<void()>& write);
-  [[nodiscard]] Overwrite overwrite() const { return options_.overwrite ? Overwrite::kAny : Overwrite::kOwn; }
+  /// The programs and the profile become what the plan divides.
+  void make_plan(PlannedModes& modes, cost::GraphProfile& profile, std::int64_t batch);
+
+  // ---- statistics_check.cpp
+  void require_statistics(const Call& call) const;
+  void warn_of_batch_statistics(const CapturedProgram& program, std::int64_t batch);
+
+  // ---- placement.cpp, capturing.cpp
   void require_whole_batches(const CapturedProgram& program, const std::vector<StageId>& stage_of) const;
   [[nodiscard]] std::vector<StageId> stages_of_ops(const CapturedProgram& program,
                                                    const cost::AtomPartition& atoms) const;
@@ -262,15 +236,6 @@ class Impl : public std::enable_shared_from_this<Impl> {
   /// Puts what tensor shards exchange into the program; operators get new numbers.
   void shard_program(CapturedProgram& program, std::vector<StageId>& stage_of, cost::AtomPartition& atoms);
   void describe_shards(CapturedProgram& program) const;
-
-  // ---- costs.cpp
-  [[nodiscard]] MeasuredCosts measured_costs(const CapturedProgram& program, const cost::GraphProfile& profile,
-                                             std::int64_t batch, bool recorded);
-  [[nodiscard]] bool leaves_no_choice(const CapturedProgram& program, const cost::GraphProfile& profile,
-                                      std::int64_t batch) const;
-  [[nodiscard]] static std::string cached_name(const CostOrigin& origin);
-  [[nodiscard]] MeasuredCosts cached_costs(const CostOrigin& origin) const;
-  void keep_costs(MeasuredCosts costs, const CostOrigin& origin);
 
   // ---- calls.cpp
   CallHeader next_header(CallKind kind);
@@ -397,8 +362,8 @@ class Impl : public std::enable_shared_from_this<Impl> {
   std::shared_ptr<torch::nn::Module> module_;
   Options code_, options_;
   bool resolved_ = false;
-  UserCache cache_;
-  OptionalFiles files_;
+  planning::UserCache cache_;
+  planning::OptionalFiles files_;
   // On a GPU, while the host does something else.
   std::optional<devices::KernelCompilation> kernels_ahead_;  ///< from when the device is known
   std::optional<devices::KernelCompilation> groups_ahead_;   ///< point-wise groups of the latest program
@@ -455,7 +420,7 @@ auto Impl::guarded(const char* action, Work&& work) -> decltype(work()) {
   try {
     return work();
   } catch (const std::exception&) {
-    fail_without_frames(world_, log_, action);
+    ranks::fail_without_frames(world_, log_, action);
   }
 }
 
@@ -467,7 +432,7 @@ auto Impl::in_step(const char* action, Work&& work) -> decltype(work()) {
   } catch (const CheckpointError&) {
     throw;
   } catch (const std::exception&) {
-    fail_without_frames(world_, log_, action);
+    ranks::fail_without_frames(world_, log_, action);
   }
 }
 

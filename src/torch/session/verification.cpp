@@ -84,8 +84,8 @@ bool Impl::is_outdated(CapturedProgram& program, const CallArguments& arguments,
   if (!members_changed && now < state.next) return false;
   std::optional<trace::CaptureChange> mine;
   program.outdated = true;  // unless found otherwise: also if forward cannot be captured any more
-  together(world_, "verifying the capture", [&] { mine = change_of(program, arguments, forward); });
-  const auto all = world_.all_gather(blob_of(joined(mine)), "comparing with the capture");
+  ranks::collective_try(world_, "verifying the capture", [&] { mine = change_of(program, arguments, forward); });
+  const auto all = world_.all_gather(ranks::blob_of(joined(mine)), "comparing with the capture");
   const auto found = std::find_if(all.begin(), all.end(), [](const Blob& blob) { return !blob.empty(); });
   if (found == all.end()) {
     program.outdated = false;
@@ -94,7 +94,7 @@ bool Impl::is_outdated(CapturedProgram& program, const CallArguments& arguments,
     state.agreed = now;
     return false;
   }
-  const auto change = parted(text_of(*found));
+  const auto change = parted(ranks::text_of(*found));
   if (members_changed) {
     warn_of_change(change);
     return true;

@@ -15,6 +15,7 @@
 
 #include "shard/tensor_buffer.hpp"
 #include "torch/parameters/part_access.hpp"
+#include "torch/ranks/collective_try.hpp"
 #include "torch/session/handshake.hpp"
 
 namespace autopar::session {
@@ -236,7 +237,7 @@ void WholeParameters::gather(std::vector<Item>& items, const std::vector<std::si
 
 void WholeParameters::compute(std::vector<Item>& items, const std::vector<Parts>& parts,
                               const std::vector<std::size_t>& round, const Function& function) {
-  together(world_, "a function of whole parameters", [&] {
+  ranks::collective_try(world_, "a function of whole parameters", [&] {
     for (const auto i : round) {
       auto& item = items[i];
       if (item.runner != world_.rank_id()) continue;

@@ -1,10 +1,10 @@
-#include "torch/session/user_cache.hpp"
+#include "torch/planning/user_cache.hpp"
 
 #include <string_view>
 
 #include <autopar/runtime/log.hpp>
 
-namespace autopar::session {
+namespace autopar::planning {
 
 namespace {
 
@@ -31,4 +31,4 @@ UserCache user_cache(const std::string& folder, const World& world) {
   return cache;
 }
 
-}  // namespace autopar::session
+}  // namespace autopar::planning

@@ -6,7 +6,7 @@
 #include <autopar/io/cache_folder.hpp>
 #include <autopar/runtime/world.hpp>
 
-namespace autopar::session {
+namespace autopar::planning {
 
 /// What this user's programs keep for one another; null: nothing is kept.
 struct UserCache {
@@ -18,4 +18,4 @@ struct UserCache {
 /// programs then compile and measure for themselves. What cannot be written is said at level info.
 [[nodiscard]] UserCache user_cache(const std::string& folder, const World& world);
 
-}  // namespace autopar::session
+}  // namespace autopar::planning

@@ -1,4 +1,4 @@
-#include "torch/session/graph_dot.hpp"
+#include "torch/planning/graph_dot.hpp"
 
 #include <set>
 #include <sstream>
@@ -8,7 +8,7 @@
 
 #include "capture/ir/shown_name.hpp"
 
-namespace autopar::session {
+namespace autopar::planning {
 
 namespace {
 
@@ -77,4 +77,4 @@ std::string to_dot(const OpGraph& graph, const std::string& comment, std::span<c
   return out.str();
 }
 
-}  // namespace autopar::session
+}  // namespace autopar::planning

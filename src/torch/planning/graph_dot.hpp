@@ -7,7 +7,7 @@
 
 #include <autopar/capture/op_graph.hpp>
 
-namespace autopar::session {
+namespace autopar::planning {
 
 /// The operators in Graphviz's dot, a box around each stage; an edge shows the sizes of its value (B is the batch).
 /// O(ops + edges).
@@ -16,4 +16,4 @@ namespace autopar::session {
 [[nodiscard]] std::string to_dot(const OpGraph& graph, const std::string& comment,
                                  std::span<const StagePlan> stages = {});
 
-}  // namespace autopar::session
+}  // namespace autopar::planning

@@ -1,8 +1,8 @@
-#include "torch/session/optional_files.hpp"
+#include "torch/planning/optional_files.hpp"
 
 #include <autopar/core/error.hpp>
 
-namespace autopar::session {
+namespace autopar::planning {
 
 bool OptionalFiles::write(const std::string& option, const std::function<void()>& write) {
   try {
@@ -15,4 +15,4 @@ bool OptionalFiles::write(const std::string& option, const std::function<void()>
   }
 }
 
-}  // namespace autopar::session
+}  // namespace autopar::planning

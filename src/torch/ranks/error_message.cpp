@@ -1,4 +1,4 @@
-#include "torch/session/error_message.hpp"
+#include "torch/ranks/error_message.hpp"
 
 #include <vector>
 
@@ -8,7 +8,7 @@
 
 #include "capture/replay/plain_message.hpp"
 
-namespace autopar::session {
+namespace autopar::ranks {
 
 namespace {
 
@@ -99,4 +99,4 @@ void fail_without_frames(World& world, const Logger& log, std::string_view actio
   }
 }
 
-}  // namespace autopar::session
+}  // namespace autopar::ranks

@@ -7,7 +7,7 @@
 #include <autopar/core/ids.hpp>
 #include <autopar/runtime/world.hpp>
 
-namespace autopar::session {
+namespace autopar::ranks {
 
 /// An error as text that another rank can throw again with its type: errors of what was asked (arguments, options,
 /// model, plan) concern every rank alike. Never empty.
@@ -26,4 +26,4 @@ namespace autopar::session {
 /// @throws what is caught, `without_frames`, always
 [[noreturn]] void fail_without_frames(World& world, const Logger& log, std::string_view action);
 
-}  // namespace autopar::session
+}  // namespace autopar::ranks

@@ -7,7 +7,7 @@
 
 #include <autopar/runtime/log.hpp>
 
-namespace autopar::session {
+namespace autopar::planning {
 
 /// Files that training can do without: plans, reports, graphs, profiles, costs, traces. What cannot be written is a
 /// warning, once for each option, and training goes on.
@@ -25,4 +25,4 @@ class OptionalFiles {
   std::set<std::string> failed_;
 };
 
-}  // namespace autopar::session
+}  // namespace autopar::planning
