@@ -27,10 +27,10 @@ namespace detail {
 
 /// "512 B", "1.50 MiB", "38.2 GiB": three digits.
 [[nodiscard]] inline std::string readable(Bytes bytes) {
-  constexpr std::array units{"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+  constexpr std::array kUnits{"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
   double value = static_cast<double>(bytes.value());
   std::size_t unit = 0;
-  while (std::abs(value) >= 1000 && unit + 1 < units.size()) {
+  while (std::abs(value) >= 1000 && unit + 1 < kUnits.size()) {
     value /= 1024;
     ++unit;
   }
@@ -38,34 +38,34 @@ namespace detail {
                        : std::abs(value) < 9.995 ? "%.2f"
                        : std::abs(value) < 99.95 ? "%.1f"
                                                  : "%.0f";
-  return detail::formatted(format, value) + " " + units[unit];
+  return detail::formatted(format, value) + " " + kUnits[unit];
 }
 
 /// "0", "950", "2.63 M", "1.50 G": three digits.
 [[nodiscard]] inline std::string readable_count(std::int64_t count) {
-  constexpr std::array units{"", " k", " M", " G", " T", " P"};
+  constexpr std::array kUnits{"", " k", " M", " G", " T", " P"};
   auto value = static_cast<double>(count);
   std::size_t unit = 0;
-  while (value >= 999.5 && unit + 1 < units.size()) {
+  while (value >= 999.5 && unit + 1 < kUnits.size()) {
     value /= 1000;
     ++unit;
   }
   const char* format = unit == 0 ? "%.0f" : value < 9.995 ? "%.2f" : value < 99.95 ? "%.1f" : "%.0f";
-  return detail::formatted(format, value) + units[unit];
+  return detail::formatted(format, value) + kUnits[unit];
 }
 
 /// "1.23 ms", "0", "45.0 us": three digits.
 [[nodiscard]] inline std::string readable(Seconds seconds) {
   if (seconds == Seconds{}) return "0";
-  constexpr std::array units{"ns", "us", "ms", "s"};
+  constexpr std::array kUnits{"ns", "us", "ms", "s"};
   double value = seconds.value() * 1e9;
   std::size_t unit = 0;
-  while (std::abs(value) >= 1000 && unit + 1 < units.size()) {
+  while (std::abs(value) >= 1000 && unit + 1 < kUnits.size()) {
     value /= 1000;
     ++unit;
   }
   const char* format = std::abs(value) < 9.995 ? "%.2f" : std::abs(value) < 99.95 ? "%.1f" : "%.0f";
-  return detail::formatted(format, value) + " " + units[unit];
+  return detail::formatted(format, value) + " " + kUnits[unit];
 }
 
 /// "37 %"
@@ -95,7 +95,7 @@ namespace detail {
 /// `ranges`, in a few letters: of many runs the first and the last.
 [[nodiscard]] inline std::string short_ranges(const std::vector<int>& numbers) {
   constexpr std::size_t kMost = 11;
-  const std::string all = ranges(numbers);
+  std::string all = ranges(numbers);
   if (all.size() <= kMost) return all;
   return all.substr(0, all.find(',')) + ",…," + all.substr(all.rfind(',') + 1);
 }

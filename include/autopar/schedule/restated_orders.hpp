@@ -82,16 +82,16 @@ class ScheduleLaws {
   /// fewer micro-batches than fill the schedule, the missing ones are left out.
   /// @source Qi et al., NeurIPS 2024, arXiv:2405.15362, section 3
   void zb_v() {
-    constexpr SaidAction up{ActionKind::kForward, 1}, input{ActionKind::kBackwardInput, 1},
-        weight{ActionKind::kBackwardWeight, 1};
+    constexpr SaidAction kUp{ActionKind::kForward, 1}, kInput{ActionKind::kBackwardInput, 1},
+        kWeight{ActionKind::kBackwardWeight, 1};
     const int from_here = places_ - place_, filled = std::max(microbatches_, 2 * places_ - 1);
-    scribe_.say(2 * from_here - 1, {kF});                            // until the first micro-batch returns
-    scribe_.say(place_, {up, kF});                                   // until its gradient comes
-    scribe_.say(from_here, {up, input, weight});                     // until the gradient comes the second time
-    scribe_.say(filled - places_, {kF, kI, kW, up, input, weight});  // steady state: one of each in turn
-    scribe_.say(place_, {kI, input});                                // the last gradients come from later positions
+    scribe_.say(2 * from_here - 1, {kF});                               // until the first micro-batch returns
+    scribe_.say(place_, {kUp, kF});                                     // until its gradient comes
+    scribe_.say(from_here, {kUp, kInput, kWeight});                     // until the gradient comes the second time
+    scribe_.say(filled - places_, {kF, kI, kW, kUp, kInput, kWeight});  // steady state: one of each in turn
+    scribe_.say(place_, {kI, kInput});                                  // the last gradients come from later positions
     scribe_.say(from_here, {kI, kW});
-    scribe_.say(place_, {weight});
+    scribe_.say(place_, {kWeight});
     scribe_.say(place_, {kW});
   }
   /// 1F1B over all chunks. Rounds of micro-batches pass the chunks one after the other, forwards ascending, backwards

@@ -172,11 +172,9 @@ class CheckedMemory {
       auto ranks = stated_.replicas(s);
       if (const auto readers = readers_of(id); readers.size() > 1) {
         std::set<Rank> all;
-        bool replicated = false;
-        for (const int reader : readers) {
-          all.insert(stated_.ranks_of(reader).begin(), stated_.ranks_of(reader).end());
-          replicated = replicated || stated_.replicas(reader) > 1;
-        }
+        for (const int reader : readers) all.insert(stated_.ranks_of(reader).begin(), stated_.ranks_of(reader).end());
+        const bool replicated =
+            std::any_of(readers.begin(), readers.end(), [&](int reader) { return stated_.replicas(reader) > 1; });
         level = replicated ? std::min(level, 1) : 0;
         ranks = static_cast<std::int64_t>(all.size());
       } else if (stated_.held(id).highest_zero > 0) {

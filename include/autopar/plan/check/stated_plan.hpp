@@ -125,7 +125,7 @@ class StatedPlan {
       if (own_pieces) ranks.push_back(static_cast<std::size_t>(q));
       for (int t = 0; !own_pieces && t < shards(stage); ++t)
         ranks.push_back(ranks_of(stage)[static_cast<std::size_t>(q * shards(stage) + t)].index());
-      if (end > begin) out.push_back({std::move(ranks), {begin, end}});
+      if (end > begin) out.emplace_back(std::move(ranks), SampleRange{begin, end});
       begin = end;
     }
     return out;

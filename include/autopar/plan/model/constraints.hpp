@@ -69,8 +69,8 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
   if (options.offload == "optimizer" && !runtime.offload) {
     refuse(setting("offload", options.offload) + " is not run by this version; use 'auto' or 'none'");
   }
-  constexpr std::array<std::string_view, 5> precisions{"module", "tf32", "bf16", "bf16-compute", "fp16"};
-  if (std::ranges::find(precisions, options.precision) == precisions.end()) {
+  constexpr std::array<std::string_view, 5> kPrecisions{"module", "tf32", "bf16", "bf16-compute", "fp16"};
+  if (std::ranges::find(kPrecisions, options.precision) == kPrecisions.end()) {
     refuse(setting("precision", options.precision) +
            " is unknown; use 'module', 'tf32', 'bf16', 'bf16-compute' or 'fp16'");
   }
@@ -87,7 +87,7 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
     return std::find(runtime.schedules.begin(), runtime.schedules.end(), name) != runtime.schedules.end();
   };
   auto all = kScheduleKinds;
-  std::ranges::stable_partition(all, [](ScheduleKind kind) { return kind == kDefaultSchedule; });
+  std::stable_partition(all.begin(), all.end(), [](ScheduleKind kind) { return kind == kDefaultSchedule; });
   std::vector<ScheduleKind> kinds;
   for (const ScheduleKind kind : all) {
     if ((options.schedule == "auto" || options.schedule == name_of(kind)) && runs(name_of(kind))) kinds.push_back(kind);

@@ -449,13 +449,13 @@ inline void set_regions(Workload& coarse, const Workload& fine, const Partition&
         return sum;
       });
   coarse.largest_trained_in_shards =
-      [&fine, largest = once_each(
-                  coarse.regions_of, [&fine, partition](NodeId block, std::int64_t, const auto& region_shards) {
-                    Bytes most{};
-                    for (const NodeId member : partition.members(BlockId(block.value())))
-                      most = std::max(most, fine.largest_trained_in_shards(member, region_shards));
-                    return most;
-                  })](NodeId block, const std::vector<int>& region_shards) { return largest(block, 0, region_shards); };
+      [largest =
+           once_each(coarse.regions_of, [&fine, partition](NodeId block, std::int64_t, const auto& region_shards) {
+             Bytes most{};
+             for (const NodeId member : partition.members(BlockId(block.value())))
+               most = std::max(most, fine.largest_trained_in_shards(member, region_shards));
+             return most;
+           })](NodeId block, const std::vector<int>& region_shards) { return largest(block, 0, region_shards); };
 }
 
 /// Puts parameters together that one node alone reads, neighbours of one kind, until they fill a bucket of gradients:

@@ -376,7 +376,7 @@ struct ExactStaging {
   [[nodiscard]] static std::int64_t work_of_estimate(const StepObjective& objective, const Staging& staging) {
     const std::int64_t stages = staging.stages();
     return static_cast<std::int64_t>(objective.work().graph.node_count()) + stages * stages +
-           2 * stages * staging.microbatches + 4 * staging.ranks();
+           2 * stages * staging.microbatches + std::int64_t{4} * staging.ranks();
   }
 
   /// Simulates all of them; of those with many actions the best with one rank for each stage's replicas, until some

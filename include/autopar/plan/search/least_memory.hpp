@@ -51,8 +51,9 @@ class LeastStaging {
       least = std::move(start);
       const auto nearer = [&](const LeastMemory& found) { return LimitedStagings::Limits{any, found.host - Bytes(1)}; };
       descend(least, least ? nearer(*least) : LimitedStagings::Limits{any, any}, nearer);
+    } else if (!least) {
+      least = std::move(start);
     }
-    if (!least) least = std::move(start);
     if (least) least->proven = budget_ > 0;
     if (least) least->steps = whole_ - budget_;
     return least;

@@ -174,7 +174,8 @@ class StepObjective {
 
   /// Elementary steps of `folded`, in which there are as many.
   [[nodiscard]] std::int64_t comparison(const Staging& staging) const {
-    return 6 * std::int64_t{staging.microbatches} * staging.stages() + 4 * shaped(staging).ranks() + buckets_;
+    return 6 * std::int64_t{staging.microbatches} * staging.stages() + std::int64_t{4} * shaped(staging).ranks() +
+           buckets_;
   }
 
   /// By how much of the step `folded` may be above it, unless replicas are very uneven.

@@ -244,7 +244,8 @@ class ListScheduler {
       left_[l] -= end - choice.start;
       if (end + left_[l] >= limit_) timeline_.makespan = kNever;
       stale_[l] = true;
-      if (compute.kind != ActionKind::kBackwardWeight) last_was_forward_[l] = compute.kind == ActionKind::kForward;
+      if (compute.kind != ActionKind::kBackwardWeight)
+        last_was_forward_[l] = compute.kind == ActionKind::kForward ? 1 : 0;
     }
     if (shares_lanes_)
       stale_.assign(stale_.size(), true);
