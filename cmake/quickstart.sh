@@ -105,6 +105,8 @@ wanted_packages() {
   printf '%s\n' g++ cmake ninja-build ccache python3-venv zlib1g-dev libjpeg-dev libhdf5-dev dataset-fashion-mnist \
     libfmt-dev libspdlog-dev libtomlplusplus-dev nlohmann-json3-dev libxxhash-dev libcli11-dev catch2
   if [ "$mode" = test ]; then printf '%s\n' clang-format-14 iproute2; fi
+  # Not on Ubuntu: clang 14 does not compile <chrono> of libstdc++ 13. The test is skipped there.
+  if [ "$mode" = test ] && [ "$(distribution)" = debian ]; then printf '%s\n' clang-tidy-14; fi
   if uses_openmpi; then
     printf '%s\n' openmpi-bin libopenmpi-dev
   elif ! command -v mpicxx >/dev/null || ! command -v mpiexec >/dev/null; then
