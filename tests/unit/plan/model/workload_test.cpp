@@ -7,6 +7,7 @@
 #include <autopar/cost/roofline.hpp>
 #include <autopar/plan/memory/memory.hpp>
 #include <autopar/plan/model/pipeline_of.hpp>
+#include <autopar/testing/random_models.hpp>
 
 #include "unit/plan/random_stagings.hpp"
 

@@ -6,6 +6,7 @@
 #include <autopar/graph/algorithms/convexity.hpp>
 #include <autopar/plan/multilevel/coarsened.hpp>
 #include <autopar/plan/multilevel/heavy_edge.hpp>
+#include <autopar/testing/random_models.hpp>
 
 #include "unit/plan/random_stagings.hpp"
 

@@ -6,6 +6,7 @@
 #include <autopar/plan/concepts.hpp>
 #include <autopar/plan/model/segments.hpp>
 #include <autopar/plan/search/rest_bottleneck.hpp>
+#include <autopar/testing/random_models.hpp>
 
 #include "unit/plan/random_stagings.hpp"
 

@@ -8,6 +8,7 @@
 #include <autopar/cost/roofline.hpp>
 #include <autopar/plan/model/segments.hpp>
 #include <autopar/plan/step/objective.hpp>
+#include <autopar/testing/random_models.hpp>
 
 #include "unit/plan/random_stagings.hpp"
 
