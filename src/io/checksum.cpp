@@ -1,6 +1,6 @@
 #include <autopar/io/checksum.hpp>
 
-#define XXH_INLINE_ALL
+#define XXH_INLINE_ALL  // NOLINT(readability-identifier-naming): xxHash's own name
 #include <xxhash.h>
 
 namespace autopar {

@@ -150,9 +150,9 @@ CostFile parse(std::string_view json, const std::string& file, const CostOrigin*
   MeasuredCosts costs;
   reader.each("atoms", [&](JsonReader& row) {
     const auto structure = row.hash("structure");
-    MeasuredAtom atom{read_line(row, "forward"), read_line(row, "backward"), read_optional(row, "saved"),
-                      read_optional(row, "workspace"), read_range(row)};
-    if (!costs.atoms.emplace(structure, std::move(atom)).second) row.fail("structure", "is there twice");
+    const MeasuredAtom atom{read_line(row, "forward"), read_line(row, "backward"), read_optional(row, "saved"),
+                            read_optional(row, "workspace"), read_range(row)};
+    if (!costs.atoms.emplace(structure, atom).second) row.fail("structure", "is there twice");
   });
   read_links(reader.object("links"), costs.links);
   read_updates(reader, "updates", costs.updates);

@@ -197,6 +197,20 @@ std::vector<std::string> read_operators(JsonReader& reader) {
   return operators;
 }
 
+/// @throws what the reader does if another autopar wrote the plan
+void require_version(const JsonReader& reader, int version) {
+  if (version == kPlanVersion) return;
+  reader.fail("version", "this autopar reads plans of version " + std::to_string(kPlanVersion) + ", not " +
+                             std::to_string(version) +
+                             (version == 1   ? ", which has no certificate"
+                              : version == 2 ? ", which says nothing of ZeRO and recomputation"
+                              : version == 3 ? ", which counted each gradient twice and says nothing of element types"
+                              : version == 4 ? ", which says nothing of what is in host memory"
+                              : version == 5 ? ", which says nothing of buckets and tensor shards"
+                                             : "") +
+                             "; remove the file to plan again");
+}
+
 }  // namespace
 
 std::string to_json(const Plan& plan) {
@@ -244,18 +258,7 @@ Plan parse_plan(std::string_view json, const std::string& file) {
   Plan plan;
   reader.format("autopar plan");
   plan.version = static_cast<int>(reader.whole("version", 0, kMaxId));
-  if (plan.version != kPlanVersion) {
-    reader.fail("version",
-                "this autopar reads plans of version " + std::to_string(kPlanVersion) + ", not " +
-                    std::to_string(plan.version) +
-                    (plan.version == 1   ? ", which has no certificate"
-                     : plan.version == 2 ? ", which says nothing of ZeRO and recomputation"
-                     : plan.version == 3 ? ", which counted each gradient twice and says nothing of element types"
-                     : plan.version == 4 ? ", which says nothing of what is in host memory"
-                     : plan.version == 5 ? ", which says nothing of buckets and tensor shards"
-                                         : "") +
-                    "; remove the file to plan again");
-  }
+  require_version(reader, plan.version);
   plan.model = reader.hash("model");
   reader.format(file_mark("plan", plan.model));
   plan.world = static_cast<int>(reader.whole("world", 1, 1 << 24));

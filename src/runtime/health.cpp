@@ -57,7 +57,7 @@ bool Health::note(Failure failure) noexcept {
   return true;
 }
 
-void Health::report(Failure failure) noexcept {
+void Health::report(const Failure& failure) noexcept {
   std::function<void(const Failure&)> announcer;
   try {
     if (!note(failure)) return;

@@ -58,7 +58,7 @@ class Health {
   /// this one has reported of itself.
   bool note(Failure failure) noexcept;
   /// Notes a failure that this rank is the first to see, and tells the others.
-  void report(Failure failure) noexcept;
+  void report(const Failure& failure) noexcept;
   [[nodiscard]] bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
   [[nodiscard]] Failure failure() const;
   /// Whether a lower rank has failed in the same action with the same words as this one, which then need not say it

@@ -132,6 +132,7 @@ void MpiEngine::abort(MPI_Comm communicator, int status, int lifeline) noexcept 
       if (finalised != 0) return;
       // mpich tells hydra the status and calls exit; hydra ends the job at the end of the connection, which others
       // hold.
+      // NOLINTNEXTLINE(performance-no-int-to-ptr): what on_exit hands on is a pointer
       if (lifeline >= 0) ::on_exit(hang_up, reinterpret_cast<void*>(static_cast<std::intptr_t>(lifeline)));
       MPI_Abort(communicator, status);
     });

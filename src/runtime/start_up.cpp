@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -42,9 +43,7 @@ std::string list_of(const std::vector<int>& ranks) {
   return text;
 }
 
-std::string in_whole_seconds(Seconds seconds) {
-  return std::to_string(static_cast<long long>(seconds.value() + 0.5)) + " s";
-}
+std::string in_whole_seconds(Seconds seconds) { return std::to_string(std::llround(seconds.value())) + " s"; }
 
 }  // namespace
 

@@ -119,7 +119,7 @@ void World::receive(std::span<std::byte> bytes, Rank from, std::string_view acti
   living().control().receive(bytes, from, action);
 }
 
-AnyTransport World::make_transport(TransportOptions options) {
+AnyTransport World::make_transport(const TransportOptions& options) {
   const auto inside = enter("make_transport");
   if (options.kind == TransportKind::kNccl) return AnyTransport(detail::make_nccl_transport(living(), options));
   return AnyTransport(living().make_transport());

@@ -135,9 +135,9 @@ std::vector<WhatIf> changes_of(const Plan& plan, const Problem& problem) {
 }
 
 std::string why(const Plan& plan, const Breakdown& parts) {
-  const std::string shares = "of the step the average rank in use computes " + percent(parts.computing) +
-                             ", links cost " + percent(parts.links) + ", bubble " + percent(parts.waiting) +
-                             "; the fullest rank uses " + percent(parts.memory) + " of its memory\n";
+  std::string shares = "of the step the average rank in use computes " + percent(parts.computing) + ", links cost " +
+                       percent(parts.links) + ", bubble " + percent(parts.waiting) + "; the fullest rank uses " +
+                       percent(parts.memory) + " of its memory\n";
   switch (plan.binding) {
     case Binding::kMemory:
       return "binds: memory: a faster shape was found that does not fit (see the runners-up)\n" + shares;

@@ -95,7 +95,7 @@ class World {
   /// @throws InvalidArgument, on every rank, if this build or host does not support the kind
   /// @throws InvalidArgument, on every rank, if MPI has no communicators left (mpich: about 1000 live transports). The
   /// World stays usable.
-  [[nodiscard]] AnyTransport make_transport(TransportOptions options = {});
+  [[nodiscard]] AnyTransport make_transport(const TransportOptions& options = {});
 
   /// Tells every other rank that this one cannot continue. What they wait for and call next throws TransportError with
   /// this rank, `action` and `message`. Call it when an exception leaves a collective call.
