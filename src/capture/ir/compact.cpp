@@ -75,8 +75,7 @@ void order_values(OpGraph& graph) {
 void sort_storages(std::vector<StorageId>& storages) {
   std::erase_if(storages, [](StorageId storage) { return !storage.valid(); });
   std::ranges::sort(storages);
-  const auto repeated = std::ranges::unique(storages);
-  storages.erase(repeated.begin(), repeated.end());
+  storages.erase(std::unique(storages.begin(), storages.end()), storages.end());
 }
 
 }  // namespace autopar::ir
