@@ -3,6 +3,7 @@
 #include <atomic>
 #include <memory>
 #include <string_view>
+#include <utility>
 
 #include <autopar/runtime/one_caller.hpp>
 #include <autopar/runtime/world.hpp>
@@ -45,6 +46,10 @@ class WorldBackend {
   [[nodiscard]] OneCaller& caller() { return caller_; }
   [[nodiscard]] int count_model() noexcept { return ++models_; }
 
+  /// What makes transports in place of this; empty: nothing does.
+  [[nodiscard]] const TransportFactory& transports() const { return transports_; }
+  void set_transports(TransportFactory transports) { transports_ = std::move(transports); }
+
   /// Collective: an independent context in host memory.
   [[nodiscard]] virtual std::shared_ptr<HostTransport> make_transport() = 0;
   /// Ends of other processes are no failures from now on, and the launcher sees each by itself.
@@ -65,6 +70,7 @@ class WorldBackend {
   std::shared_ptr<Health> health_;
   Log log_;
   std::unique_ptr<ControlPlane> control_;
+  TransportFactory transports_;
   Locality locality_;
   std::atomic<bool> ended_{false};
   std::atomic<bool> expects_exception_{false};

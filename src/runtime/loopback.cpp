@@ -257,11 +257,13 @@ class LoopbackBackend final : public WorldBackend {
 };
 
 /// Runs one rank's body; the exception that leaves it, after the other ranks were told.
-std::exception_ptr run_rank(const std::shared_ptr<LoopbackHub>& hub, Rank rank,
-                            const std::function<void(World&)>& body) {
+std::exception_ptr run_rank(const std::shared_ptr<LoopbackHub>& hub, Rank rank, const std::function<void(World&)>& body,
+                            const WorldOptions& options) {
   Health& health = *hub->healths[rank.index()];
   try {
-    World world(std::make_unique<LoopbackBackend>(hub, rank));
+    auto backend = std::make_unique<LoopbackBackend>(hub, rank);
+    backend->set_transports(options.transports);
+    World world(std::move(backend));
     try {
       body(world);
     } catch (const std::exception& error) {
@@ -298,7 +300,7 @@ void run(int ranks, const std::function<void(World&)>& body, const WorldOptions&
   {
     std::vector<std::jthread> threads;
     for (std::size_t rank = 0; rank < errors.size(); ++rank) {
-      threads.emplace_back([&, rank] { errors[rank] = detail::run_rank(hub, Rank::of(rank), body); });
+      threads.emplace_back([&, rank] { errors[rank] = detail::run_rank(hub, Rank::of(rank), body, options); });
     }
   }
   if (hub->healths.front()->failed()) {

@@ -468,12 +468,14 @@ World world_from(MPI_Comm communicator, WorldOptions options) {
   detail::Launcher launcher;
   launcher.lifeline = detail::find_launcher().value_or(detail::Launcher{}).lifeline;
   const int expected = options.expected_size;
-  return World(detail::start(options, launcher, [communicator, expected](detail::Membership& self) {
+  auto backend = detail::start(options, launcher, [communicator, expected](detail::Membership& self) {
     detail::initialise(0, nullptr, self);
     detail::find_place(communicator, self);
     detail::check_size(self.size, expected, "the world size asked for");
     detail::enter(communicator, self);
-  }));
+  });
+  backend->set_transports(std::move(options.transports));
+  return World(std::move(backend));
 }
 
 }  // namespace autopar

@@ -53,7 +53,9 @@ void sum(detail::ControlPlane& control, std::span<T> values, DType dtype, std::s
 
 }  // namespace
 
-World::World(int argc, char** argv, WorldOptions options) : World(join(argc, argv, options)) {}
+World::World(int argc, char** argv, WorldOptions options) : World(join(argc, argv, options)) {
+  backend_->set_transports(std::move(options.transports));
+}
 
 World::World(std::unique_ptr<detail::WorldBackend> backend) : backend_(std::move(backend)) {}
 
@@ -121,8 +123,15 @@ void World::receive(std::span<std::byte> bytes, Rank from, std::string_view acti
 
 AnyTransport World::make_transport(const TransportOptions& options) {
   const auto inside = enter("make_transport");
-  if (options.kind == TransportKind::kNccl) return AnyTransport(detail::make_nccl_transport(living(), options));
-  return AnyTransport(living().make_transport());
+  auto& backend = living();
+  const MakeTransport built_in = [&backend](const TransportOptions& how) {
+    if (how.kind == TransportKind::kNccl) return AnyTransport(detail::make_nccl_transport(backend, how));
+    return AnyTransport(backend.make_transport());
+  };
+  if (!backend.transports()) return built_in(options);
+  auto transport = backend.transports()(options, built_in);
+  if (!transport) throw InvalidArgument("WorldOptions::transports returned an empty transport; return built_in(how)");
+  return transport;
 }
 
 void World::fail(std::string_view action, std::string_view message) noexcept {

@@ -196,6 +196,21 @@ std::pair<std::vector<std::string>, std::vector<ap::parameters::HyperParameters>
   return {bytes, ap::parameters::hyper_parameters(optimizer)};
 }
 
+TEST_CASE("SaveOptions: a format named is the format of a save", "[files]") {
+  const TempFolder folder;
+  const ap::Options options{.stages = 2, .replicas = {1, 1}};
+  static_cast<void>(train(options, [&](Model& model, torch::optim::AdamW& optimizer, ap::World&) {
+    model->save(folder / "default", optimizer);
+    model->save(folder / "named", optimizer, {.format = ap::single_file()});
+    model->save(folder / "listed", {&optimizer}, {.format = ap::single_file()});
+    model->load(folder / "named", optimizer);
+  }));
+  const auto bytes = ap::read_text_file(checkpoint_in(folder / "default"));
+  CHECK(ap::read_text_file(checkpoint_in(folder / "named")) == bytes);
+  CHECK(ap::read_text_file(checkpoint_in(folder / "listed")) == bytes);
+  CHECK(ap::single_file().name() == "single_file");
+}
+
 TEST_CASE("load before first call: refusal is immediate, retry works", "[files]") {
   const TempFolder folder;
   const ap::Options options{.stages = 2, .replicas = {1, 1}};

@@ -27,12 +27,6 @@ struct StallLimits {
   Seconds timeout{600};  ///< then it throws TransportError, and so does every other rank
 };
 
-struct WorldOptions {
-  int expected_size = 0;  ///< refuse any other number of ranks; 0: accept any
-  StallLimits stall;      ///< until all ranks have made their first call, AUTOPAR_START_TIMEOUT (120 s) applies if it
-                          ///< is shorter
-};
-
 /// How `World::make_transport` moves bytes.
 struct TransportOptions {
   TransportKind kind = TransportKind::kHost;
@@ -40,6 +34,24 @@ struct TransportOptions {
   /// kNccl: returns the cudaStream_t on which the calling thread produces and reads buffers; called at each operation.
   /// If it is null or returns null, that is CUDA's default stream.
   std::function<void*()> compute_stream{};
+};
+
+/// Makes a transport of the World's own. Collective.
+using MakeTransport = std::function<AnyTransport(const TransportOptions& how)>;
+/// Makes a transport in place of a World. Collective.
+using TransportFactory = std::function<AnyTransport(const TransportOptions& how, const MakeTransport& built_in)>;
+
+struct WorldOptions {
+  int expected_size = 0;  ///< refuse any other number of ranks; 0: accept any
+  StallLimits stall;      ///< until all ranks have made their first call, AUTOPAR_START_TIMEOUT (120 s) applies if it
+                          ///< is shorter
+  /// Makes the transports of models in place of the World, from the built-in ones if it likes. The same on all ranks.
+  ///
+  ///   ap::World world(argc, argv, {.transports = [](const ap::TransportOptions& how, const ap::MakeTransport&
+  ///   built_in) {
+  ///     return ap::erased(Logged(built_in(how)));
+  ///   }});
+  TransportFactory transports{};
 };
 
 namespace detail {
@@ -90,8 +102,8 @@ class World {
   void send(std::span<const std::byte> bytes, Rank to, std::string_view action);
   void receive(std::span<std::byte> bytes, Rank from, std::string_view action);
 
-  /// A transport for one model, in a separate context: messages of two transports never mix. Collective. Destroy it
-  /// before the World.
+  /// A transport for one model, from `WorldOptions::transports` if there is one, in a separate context: messages of two
+  /// transports never mix. Collective. Destroy it before the World.
   /// @throws InvalidArgument, on every rank, if this build or host does not support the kind
   /// @throws InvalidArgument, on every rank, if MPI has no communicators left (mpich: about 1000 live transports). The
   /// World stays usable.

@@ -255,6 +255,14 @@ class AutoParallelImpl : public torch::nn::Module {
   void save(const std::string& folder, Optimizers&... optimizers) {
     session_->save(folder, {&optimizers...});
   }
+  /// In another format than the default: `model->save(folder, optimizer, {.format = ap::single_file()})`.
+  void save(const std::string& folder, torch::optim::Optimizer& optimizer, const SaveOptions& options) {
+    session_->save(folder, {&optimizer}, options);
+  }
+  void save(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
+            const SaveOptions& options) {
+    session_->save(folder, optimizers, options);
+  }
   /// Loads a checkpoint. A `folder` that ends in .safetensors is a file with the weights of another writer, such as
   /// torchvision's state_dict.
   ///

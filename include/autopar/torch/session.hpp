@@ -25,6 +25,7 @@
 #include <autopar/plan/plan_with_defaults.hpp>
 #include <autopar/plan/request.hpp>
 #include <autopar/runtime/world.hpp>
+#include <autopar/torch/checkpoint_format.hpp>
 #include <autopar/torch/load_options.hpp>
 
 namespace torch::nn {
@@ -180,7 +181,8 @@ class Session {
   void drop_accumulated();
 
   // ---- files. Collective.
-  void save(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers);
+  void save(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
+            const SaveOptions& options = {});
   /// Loads a checkpoint. Before the first call, the file is opened and checked, and hyper-parameters and tensors that
   /// have memory are loaded. Tensors of a recorded construction, states of optimizers and counters are read from the
   /// opened file when the model is deployed. Later changes to what was loaded stay. Several loads are applied in their

@@ -23,7 +23,7 @@ void save_checkpoint(World& world, const CheckpointFormat& format, const std::fi
                      const std::vector<PlacedTensor>& tensors, const std::vector<torch::optim::Optimizer*>& optimizers,
                      const CheckpointInfo& info) {
   const auto rows = in_file_order(model_rows(tensors), state_rows(tensors, optimizers));
-  const auto subject = "cannot save " + format.file(folder).string();
+  const auto subject = "cannot save " + format.get().file(folder).string();
   SavedInfo saved{info};
   all_or_none(world, "save of a checkpoint", subject, [&] {
     for (const auto* optimizer : optimizers) saved.optimizers.push_back(describe(*optimizer));
@@ -34,7 +34,7 @@ void save_checkpoint(World& world, const CheckpointFormat& format, const std::fi
   for (std::size_t i = 0; i < rows.size(); ++i) {
     if (there[i] != 0) entries.push_back(rows[i].entry);
   }
-  const auto writer = format.writer(world, folder, entries, to_metadata(saved));
+  const auto writer = format.get().writer(world, folder, entries, to_metadata(saved));
   for (std::size_t i = 0; i < rows.size(); ++i) {
     if (there[i] != 0) writer->write(rows[i]);
   }

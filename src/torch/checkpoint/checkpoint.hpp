@@ -11,6 +11,7 @@
 
 #include <autopar/core/ids.hpp>
 #include <autopar/runtime/world.hpp>
+#include <autopar/torch/checkpoint_format.hpp>
 #include <autopar/torch/load_options.hpp>
 
 #include "torch/gradients/loss_scaler.hpp"
@@ -38,8 +39,6 @@ struct CheckpointInfo {
 
 /// The file of a checkpoint, in its folder.
 inline constexpr const char* kCheckpointFile = "model.safetensors";
-
-class CheckpointFormat;  // checkpoint/format.hpp
 
 /// Writes every tensor with its checksum, and the optimizers' state and hyper-parameters, to `folder`. The checkpoint
 /// appears completely or not at all, and every rank learns which. Files that killed saves left in the folder are

@@ -5,12 +5,14 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include <autopar/io/safetensors.hpp>
 #include <autopar/runtime/world.hpp>
+#include <autopar/torch/checkpoint_format.hpp>
 
 #include "torch/checkpoint/rows.hpp"
 
@@ -62,10 +64,11 @@ class CheckpointReader {
 /// The file format of a checkpoint. `save_checkpoint` and `load_checkpoint` decide what a checkpoint contains and that
 /// all ranks agree on it; they do not access files.
 ///
-/// To add a format, write a class with these three members, its reader and its writer, as in `single_file.cpp`.
-class CheckpointFormat {
+/// To add a format, write a class with these four members, its reader and its writer, as in `single_file.cpp`.
+class Format {
  public:
-  virtual ~CheckpointFormat() = default;
+  virtual ~Format() = default;
+  [[nodiscard]] virtual std::string_view name() const = 0;
   /// The file with the metadata of a checkpoint in this folder, for messages.
   [[nodiscard]] virtual std::filesystem::path file(const std::filesystem::path& folder) const = 0;
   /// Begins a checkpoint and removes files that killed saves left. Does not communicate. A rank that cannot write
@@ -79,8 +82,5 @@ class CheckpointFormat {
   [[nodiscard]] virtual std::unique_ptr<CheckpointReader> reader(World& world,
                                                                  const std::filesystem::path& folder) const = 0;
 };
-
-/// All rows in one safetensors file. Rank 0 writes and reads it, one row at a time.
-[[nodiscard]] const CheckpointFormat& single_file();
 
 }  // namespace autopar::checkpoint

@@ -57,7 +57,7 @@ Loading::Loading(World& world, const CheckpointFormat& format, std::filesystem::
     : world_(world),
       format_(format),
       folder_(std::move(folder)),
-      subject_("cannot load " + format.file(folder_).string()),
+      subject_("cannot load " + format.get().file(folder_).string()),
       tensors_(std::move(tensors)),
       optimizers_(std::move(optimizers)),
       options_(options) {}
@@ -67,7 +67,7 @@ Loading::Loading(World& world, const CheckpointFormat& format, std::filesystem::
 void Loading::read_header() {
   std::map<std::string, std::string> metadata;
   all_or_none(world_, kAction, subject_, [&] {
-    reader_ = format_.reader(world_, folder_);
+    reader_ = format_.get().reader(world_, folder_);
     if (world_.rank() != 0) return;
     metadata = reader_->metadata();
     if (from_metadata(metadata) && !reader_->has_checksums()) {

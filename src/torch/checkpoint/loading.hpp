@@ -13,6 +13,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <autopar/runtime/world.hpp>
+#include <autopar/torch/checkpoint_format.hpp>
 #include <autopar/torch/load_options.hpp>
 
 #include "torch/checkpoint/checkpoint.hpp"
@@ -84,7 +85,7 @@ class Loading {
   [[nodiscard]] std::vector<at::Tensor> receive(const std::vector<Row>& rows, const std::vector<std::size_t>& numbers);
 
   World& world_;
-  const CheckpointFormat& format_;
+  CheckpointFormat format_;
   std::filesystem::path folder_;
   std::string subject_;
   std::vector<PlacedTensor> tensors_;

@@ -122,8 +122,9 @@ class SingleFileReader : public CheckpointReader {
   FirstError error_;
 };
 
-class SingleFile : public CheckpointFormat {
+class SingleFile : public Format {
  public:
+  std::string_view name() const override { return "single_file"; }
   /// A file in the folder, or the named file itself, as for files of other programs.
   std::filesystem::path file(const std::filesystem::path& folder) const override {
     return folder.extension() == std::filesystem::path(kCheckpointFile).extension() ? folder : folder / kCheckpointFile;
@@ -140,9 +141,12 @@ class SingleFile : public CheckpointFormat {
 
 }  // namespace
 
-const CheckpointFormat& single_file() {
-  static const SingleFile format;
-  return format;
-}
-
 }  // namespace autopar::checkpoint
+
+namespace autopar {
+
+std::string_view CheckpointFormat::name() const { return format_->name(); }
+
+CheckpointFormat single_file() { return CheckpointFormat(std::make_shared<checkpoint::SingleFile>()); }
+
+}  // namespace autopar

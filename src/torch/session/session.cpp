@@ -122,10 +122,11 @@ void Session::sync_gradients() {
   impl_->sync_gradients();
 }
 void Session::drop_accumulated() { impl_->drop_accumulated(); }
-void Session::save(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers) {
+void Session::save(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
+                   const SaveOptions& options) {
   const auto inside = impl_->world().enter("save");
   const parameters::PartAccess access;
-  impl_->save(folder, optimizers);
+  impl_->save(folder, optimizers, options);
 }
 void Session::load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
                    const LoadOptions& options) {

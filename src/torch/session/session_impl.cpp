@@ -86,13 +86,14 @@ std::unique_ptr<torch::optim::Optimizer> Impl::gather_optimizer(torch::optim::Op
                  [&] { return autopar::checkpoint::gather_optimizer(world_, placed(), optimizer); });
 }
 
-void Impl::save(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers) {
+void Impl::save(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
+                const SaveOptions& options) {
   require_deployed("save");
-  exchange(world_, next_header(CallKind::kSave), folder, unknown_among(optimizers));
+  const auto details = folder + " as " + std::string(options.format.name());
+  exchange(world_, next_header(CallKind::kSave), details, unknown_among(optimizers));
   const auto scaler = scaler_ ? std::optional(scaler_->state()) : std::nullopt;
   in_step("save", [&] {
-    checkpoint::save_checkpoint(world_, checkpoint::single_file(), folder, placed(), optimizers,
-                                {seed_, stats_.calls, scaler});
+    checkpoint::save_checkpoint(world_, options.format, folder, placed(), optimizers, {seed_, stats_.calls, scaler});
   });
 }
 
@@ -104,9 +105,9 @@ void Impl::load(const std::string& folder, const std::vector<torch::optim::Optim
   if (options_.plan_only) return;  // nobody asks for values
   in_step("load", [&] {
     if (deployed_)
-      take_info(checkpoint::load_checkpoint(world_, checkpoint::single_file(), folder, placed(), optimizers, options));
+      take_info(checkpoint::load_checkpoint(world_, single_file(), folder, placed(), optimizers, options));
     else
-      early_loads_.add(world_, checkpoint::single_file(), folder, placed(), optimizers, options, init_.get());
+      early_loads_.add(world_, single_file(), folder, placed(), optimizers, options, init_.get());
   });
   watch_.forget();
 }

@@ -146,7 +146,8 @@ class Impl : public std::enable_shared_from_this<Impl> {
   [[nodiscard]] at::Tensor gather(const at::Tensor& handle);
   [[nodiscard]] std::vector<std::pair<std::string, at::Tensor>> gather_state();
   [[nodiscard]] std::unique_ptr<torch::optim::Optimizer> gather_optimizer(torch::optim::Optimizer& optimizer);
-  void save(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers);
+  void save(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
+            const SaveOptions& options = {});
   void load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
             const LoadOptions& options);
 

@@ -61,8 +61,8 @@ TEST_CASE("checkpoint: saved on two ranks, resumes on one and three") {
     Fixture fixture(world.rank(), 2, 5);
     fixture.step(world.rank(), 2);
     set_rate(*fixture.optimizer, 0.05);
-    checkpoint::save_checkpoint(world, checkpoint::single_file(), folder / "state", fixture.placed,
-                                {fixture.optimizer.get()}, {7, 42});
+    checkpoint::save_checkpoint(world, single_file(), folder / "state", fixture.placed, {fixture.optimizer.get()},
+                                {7, 42});
     fixture.step(world.rank(), 2);
     const std::lock_guard lock(mutex);
     if (world.rank() == 1) after = {fixture.tensors[0].detach().clone(), fixture.tensors[1].detach().clone()};
@@ -70,7 +70,7 @@ TEST_CASE("checkpoint: saved on two ranks, resumes on one and three") {
   for (const int ranks : {1, 3}) {
     loopback::run(ranks, [&](World& world) {
       Fixture fixture(world.rank(), ranks, 100);
-      const auto info = checkpoint::load_checkpoint(world, checkpoint::single_file(), folder / "state", fixture.placed,
+      const auto info = checkpoint::load_checkpoint(world, single_file(), folder / "state", fixture.placed,
                                                     {fixture.optimizer.get()});
       fixture.step(world.rank(), ranks);
       const auto gathered = checkpoint::gather_tensors(world, fixture.placed);
@@ -90,7 +90,7 @@ TEST_CASE("checkpoint: saved on two ranks, resumes on one and three") {
 namespace {
 
 /// What a sharded format does, without files: each holder keeps its own part and takes it back, nothing travels.
-class PartsInMemory : public checkpoint::CheckpointFormat {
+class PartsInMemory : public checkpoint::Format {
  public:
   struct Kept {
     std::mutex mutex;
@@ -198,8 +198,7 @@ TEST_CASE("checkpoint: a foreign model or optimizer is refused on all") {
   loopback::run(2, [&](World& world) {
     Fixture fixture(world.rank(), 2, 5);
     fixture.step(world.rank(), 2);
-    checkpoint::save_checkpoint(world, checkpoint::single_file(), folder / "state", fixture.placed,
-                                {fixture.optimizer.get()}, {});
+    checkpoint::save_checkpoint(world, single_file(), folder / "state", fixture.placed, {fixture.optimizer.get()}, {});
   });
   std::mutex mutex;
   const auto refused = [&](const std::string& part, const std::function<void(Fixture&)>& change, bool adam = true) {
@@ -208,7 +207,7 @@ TEST_CASE("checkpoint: a foreign model or optimizer is refused on all") {
       change(fixture);
       std::string message;
       try {
-        (void)checkpoint::load_checkpoint(world, checkpoint::single_file(), folder / "state", fixture.placed,
+        (void)checkpoint::load_checkpoint(world, single_file(), folder / "state", fixture.placed,
                                           {fixture.optimizer.get()});
       } catch (const CheckpointError& error) {
         message = error.what();
@@ -236,14 +235,13 @@ TEST_CASE("checkpoint: frozen parameters and unstepped optimizers") {
     (fixture.tensors[0] * 2).sum().backward();
     fixture.optimizer->step();
     set_rate(*fixture.optimizer, 0.05);
-    checkpoint::save_checkpoint(world, checkpoint::single_file(), folder / "state", fixture.placed,
-                                {fixture.optimizer.get()}, {});
+    checkpoint::save_checkpoint(world, single_file(), folder / "state", fixture.placed, {fixture.optimizer.get()}, {});
   });
   const auto load_into_stepped = [&](bool adam) {
     loopback::run(2, [&](World& world) {
       Fixture fixture(world.rank(), 2, 5, adam);
       fixture.step(world.rank(), 2);
-      (void)checkpoint::load_checkpoint(world, checkpoint::single_file(), folder / "state", fixture.placed,
+      (void)checkpoint::load_checkpoint(world, single_file(), folder / "state", fixture.placed,
                                         {fixture.optimizer.get()});
       static std::mutex mutex;
       const std::lock_guard lock(mutex);
@@ -256,8 +254,7 @@ TEST_CASE("checkpoint: frozen parameters and unstepped optimizers") {
   loopback::run(2, [&](World& world) {
     Fixture fixture(world.rank(), 2, 5, false);
     set_rate(*fixture.optimizer, 0.05);
-    checkpoint::save_checkpoint(world, checkpoint::single_file(), folder / "state", fixture.placed,
-                                {fixture.optimizer.get()}, {});
+    checkpoint::save_checkpoint(world, single_file(), folder / "state", fixture.placed, {fixture.optimizer.get()}, {});
   });
   load_into_stepped(false);
 }

@@ -54,7 +54,7 @@ struct Recorded {
     if (rank == 1) record.materialise({b});
   }
   void add(World& world, checkpoint::EarlyLoads& loads, const std::filesystem::path& folder) {
-    loads.add(world, checkpoint::single_file(), folder, unplaced(), {optimizer.get()}, {}, &record);
+    loads.add(world, single_file(), folder, unplaced(), {optimizer.get()}, {}, &record);
   }
   std::optional<checkpoint::CheckpointInfo> deploy(World& world, checkpoint::EarlyLoads& loads) {
     loads.bring(world, placed(), &record);
@@ -80,8 +80,8 @@ void make_checkpoint(const std::filesystem::path& folder, float first) {
     (a.sum() + b.sum() + c.sum()).backward();
     adam.step();
     const std::vector<Rank> me{Rank(0)};
-    checkpoint::save_checkpoint(world, checkpoint::single_file(), folder, {{"a", a, me}, {"b", b, me}, {"c", c, me}},
-                                {&adam}, {7, 42});
+    checkpoint::save_checkpoint(world, single_file(), folder, {{"a", a, me}, {"b", b, me}, {"c", c, me}}, {&adam},
+                                {7, 42});
   });
 }
 

@@ -105,7 +105,7 @@ void make_checkpoint(const fs::path& folder) {
   loopback::run(2, [&](World& world) {
     Model model(world);
     model.step(world);
-    checkpoint::save_checkpoint(world, checkpoint::single_file(), folder, model.placed, {model.optimizer.get()},
+    checkpoint::save_checkpoint(world, single_file(), folder, model.placed, {model.optimizer.get()},
                                 {7, 42, gradients::LossScaler::State{1024, 3, 1}});
   });
 }
@@ -146,15 +146,14 @@ void check_refused(const fs::path& folder, const fs::path& good, const std::stri
     const auto generator = at::detail::getDefaultCPUGenerator().get_state();
     std::string message;
     try {
-      (void)checkpoint::load_checkpoint(world, checkpoint::single_file(), folder, model.placed,
-                                        {model.optimizer.get()});
+      (void)checkpoint::load_checkpoint(world, single_file(), folder, model.placed, {model.optimizer.get()});
     } catch (const CheckpointError& error) {
       message = error.what();
     }
     const bool same = snapshot_of(model) == before;
     const bool same_draws = torch::equal(generator, at::detail::getDefaultCPUGenerator().get_state());
     Model next(world, 1);
-    (void)checkpoint::load_checkpoint(world, checkpoint::single_file(), good, next.placed, {next.optimizer.get()});
+    (void)checkpoint::load_checkpoint(world, single_file(), good, next.placed, {next.optimizer.get()});
     Model expected(world);
     expected.step(world);
     if (world.rank() == 0) expected.tensors[1] = next.tensors[1];
@@ -281,7 +280,7 @@ TEST_CASE("load_checkpoint: read errors reach all ranks, retry works") {
       if (world.rank() == 0) reads_until_error = errors;
       bool threw = false;
       try {
-        (void)checkpoint::load_checkpoint(world, checkpoint::single_file(), folder / "state", model.placed,
+        (void)checkpoint::load_checkpoint(world, single_file(), folder / "state", model.placed,
                                           {model.optimizer.get()});
       } catch (const CheckpointError&) {
         threw = true;
@@ -290,8 +289,8 @@ TEST_CASE("load_checkpoint: read errors reach all ranks, retry works") {
       if (world.rank() == 0) reads_until_error = -1;
       world.barrier();
       const bool same = snapshot_of(model) == before;
-      const auto info = checkpoint::load_checkpoint(world, checkpoint::single_file(), folder / "state", model.placed,
-                                                    {model.optimizer.get()});
+      const auto info =
+          checkpoint::load_checkpoint(world, single_file(), folder / "state", model.placed, {model.optimizer.get()});
       const std::lock_guard lock(mutex);
       CHECK(threw == same);
       CHECK(info->calls == 42);
@@ -323,7 +322,7 @@ TEST_CASE("load_checkpoint: weights alone if allowed, optimizer kept") {
       expected.step(world);
       const auto state = parameters::state_of(*model.optimizer, model.tensors[2]);
       const auto moments = state[1].second.clone();
-      const auto info = checkpoint::load_checkpoint(world, checkpoint::single_file(), folder / "foreign", model.placed,
+      const auto info = checkpoint::load_checkpoint(world, single_file(), folder / "foreign", model.placed,
                                                     {model.optimizer.get()}, kWeights);
       const std::lock_guard lock(mutex);
       CHECK_FALSE(info.has_value());
@@ -338,14 +337,14 @@ TEST_CASE("load_checkpoint: weights alone if allowed, optimizer kept") {
   // Of our own, with weights alone: the same.
   loopback::run(2, [&](World& world) {
     Model model(world);
-    checkpoint::save_checkpoint(world, checkpoint::single_file(), folder / "weights", model.placed, {}, {1, 2});
+    checkpoint::save_checkpoint(world, single_file(), folder / "weights", model.placed, {}, {1, 2});
   });
   check_refused(folder / "weights", folder / "good", "no state of optimizer 0");
   loopback::run(2, [&](World& world) {
     Model model(world, 9);
-    const auto info = checkpoint::load_checkpoint(world, checkpoint::single_file(), folder / "weights", model.placed,
+    const auto info = checkpoint::load_checkpoint(world, single_file(), folder / "weights", model.placed,
                                                   {model.optimizer.get()}, kWeights);
-    const auto alone = checkpoint::load_checkpoint(world, checkpoint::single_file(), folder / "good", model.placed,
+    const auto alone = checkpoint::load_checkpoint(world, single_file(), folder / "good", model.placed,
                                                    {});  // state that nobody asks for
     const std::lock_guard lock(mutex);
     CHECK(info->calls == 2);
@@ -365,7 +364,7 @@ TEST_CASE("load_checkpoint: partial files of killed saves are removed") {
   write_text_file(living, "kept");
   loopback::run(2, [&](World& world) {
     Model model(world);
-    (void)checkpoint::load_checkpoint(world, checkpoint::single_file(), state, model.placed, {model.optimizer.get()});
+    (void)checkpoint::load_checkpoint(world, single_file(), state, model.placed, {model.optimizer.get()});
   });
   CHECK_FALSE(fs::exists(left));
   CHECK(fs::exists(living));

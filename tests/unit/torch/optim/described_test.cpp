@@ -244,8 +244,8 @@ TEST_CASE("LBFGS: resumes exactly after torch::save and checkpoints") {
             saved.push_back({"p" + std::to_string(i), first[i], {ap::Rank(0)}});
             loaded.push_back({"p" + std::to_string(i), second[i], {ap::Rank(0)}});
           }
-          ap::checkpoint::save_checkpoint(world, ap::checkpoint::single_file(), folder / "state", saved, {&from}, {});
-          (void)ap::checkpoint::load_checkpoint(world, ap::checkpoint::single_file(), folder / "state", loaded, {&to});
+          ap::checkpoint::save_checkpoint(world, ap::single_file(), folder / "state", saved, {&from}, {});
+          (void)ap::checkpoint::load_checkpoint(world, ap::single_file(), folder / "state", loaded, {&to});
         });
         CHECK(ap::parameters::hyper_parameters(to) == ap::parameters::hyper_parameters(from));
       } else {

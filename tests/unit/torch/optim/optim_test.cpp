@@ -337,8 +337,8 @@ void check_files(const Options& options) {
         saved.push_back({"p" + std::to_string(i), first[i], {ap::Rank(0)}});
         loaded.push_back({"p" + std::to_string(i), second[i], {ap::Rank(0)}});
       }
-      ap::checkpoint::save_checkpoint(world, ap::checkpoint::single_file(), folder, saved, {&from}, {});
-      (void)ap::checkpoint::load_checkpoint(world, ap::checkpoint::single_file(), folder, loaded, {&to});
+      ap::checkpoint::save_checkpoint(world, ap::single_file(), folder, saved, {&from}, {});
+      (void)ap::checkpoint::load_checkpoint(world, ap::single_file(), folder, loaded, {&to});
     });
     std::filesystem::remove_all(folder);
   };

@@ -59,8 +59,8 @@ void check_as_torch_does(const Options& first, const Options& second, const Opti
   const auto& kept = static_cast<const Options&>(to.param_groups()[1].options());
   two_steps(from, mine);
   loopback::run(1, [&](World& world) {
-    checkpoint::save_checkpoint(world, checkpoint::single_file(), folder / "state", on_rank_0(mine), {&from}, {});
-    (void)checkpoint::load_checkpoint(world, checkpoint::single_file(), folder / "state", on_rank_0(loaded), {&to});
+    checkpoint::save_checkpoint(world, single_file(), folder / "state", on_rank_0(mine), {&from}, {});
+    (void)checkpoint::load_checkpoint(world, single_file(), folder / "state", on_rank_0(loaded), {&to});
   });
   std::stringstream archive;
   torch::save(from, archive);
@@ -144,16 +144,16 @@ TEST_CASE("save_checkpoint: values that cannot be loaded are not saved") {
   loopback::run(2, [&](World& world) {
     const auto tensors = two_parameters();
     optim::SGD sgd(tensors, optim::SGDOptions(0.1));
-    checkpoint::save_checkpoint(world, checkpoint::single_file(), folder / "state", on_rank_0(tensors), {&sgd}, {});
+    checkpoint::save_checkpoint(world, single_file(), folder / "state", on_rank_0(tensors), {&sgd}, {});
     sgd.param_groups()[0].options().set_lr(std::nan(""));
     std::string message;
     try {
-      checkpoint::save_checkpoint(world, checkpoint::single_file(), folder / "state", on_rank_0(tensors), {&sgd}, {});
+      checkpoint::save_checkpoint(world, single_file(), folder / "state", on_rank_0(tensors), {&sgd}, {});
     } catch (const CheckpointError& error) {
       message = error.what();
     }
     const bool names_it = message.find("lr = nan") != std::string::npos;
-    (void)checkpoint::load_checkpoint(world, checkpoint::single_file(), folder / "state", on_rank_0(tensors), {&sgd});
+    (void)checkpoint::load_checkpoint(world, single_file(), folder / "state", on_rank_0(tensors), {&sgd});
     static std::mutex mutex;
     const std::lock_guard lock(mutex);
     CHECK(names_it);
