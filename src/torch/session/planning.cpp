@@ -6,7 +6,7 @@
 #include <autopar/torch/optim/lamb.hpp>
 #include <autopar/torch/optim/lars.hpp>
 
-#include "torch/planning/measured_costs.hpp"
+#include "torch/planning/device_costs.hpp"
 #include "torch/planning/plan_builder.hpp"
 #include "torch/ranks/ranks.hpp"
 #include "torch/session/session_impl.hpp"

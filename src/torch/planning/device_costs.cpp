@@ -1,4 +1,4 @@
-#include "torch/planning/measured_costs.hpp"
+#include "torch/planning/device_costs.hpp"
 
 #include <unistd.h>
 
