@@ -3,6 +3,7 @@
 #include <optional>
 #include <ostream>
 #include <utility>
+#include <variant>
 
 #include <nlohmann/json.hpp>
 
@@ -74,9 +75,11 @@ WhatIf try_change(const std::string& change, const Problem& problem, const std::
   Problem changed = problem;
   apply(changed);
   try {
-    return {change, make_plan(changed), ""};
-  } catch (const Error& error) {  // e.g. forced replicas that a device more contradicts: that is the answer
-    return {change, std::nullopt, error.what()};
+    PlanOutcome outcome = try_plan(changed);
+    if (auto* plan = std::get_if<Plan>(&outcome)) return {change, std::move(*plan), ""};
+    return {change, std::nullopt, InfeasiblePlan(std::get<Infeasible>(std::move(outcome))).what()};
+  } catch (const InvalidArgument& contradiction) {  // such as forced replicas that one device more contradicts
+    return {change, std::nullopt, contradiction.what()};
   }
 }
 

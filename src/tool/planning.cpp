@@ -7,13 +7,13 @@
 
 namespace autopar::tool {
 
-Plan make_plan(const Problem& problem) {
+PlanOutcome try_plan(const Problem& problem) {
   const ProfiledCost costs(at_precision(problem.cluster, problem.request.options.precision), problem.measured);
   const auto& level = problem.request.options.log_level;
   const bool is_quiet = level.starts_with("error") || level.starts_with("off");
   Progress progress("autopar plans", is_quiet ? ProgressScreen{} : standard_error());
-  return plan_with_defaults(problem.profile, costs, problem.cluster, problem.request,
-                            [&](const std::string& phase) { progress.now(phase); });
+  return try_plan_with_defaults(problem.profile, costs, problem.cluster, problem.request,
+                                [&](const std::string& phase) { progress.now(phase); });
 }
 
 }  // namespace autopar::tool

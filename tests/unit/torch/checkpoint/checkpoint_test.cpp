@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string_view>
 
 #include <torch/torch.h>
 #include <autopar/core/error.hpp>
@@ -98,6 +99,7 @@ class PartsInMemory : public checkpoint::Format {
     std::map<std::string, std::string> metadata;
     std::map<std::string, at::Tensor> wholes;
   };
+  std::string_view name() const override { return "parts_in_memory"; }
   std::filesystem::path file(const std::filesystem::path&) const override { return "memory"; }
   std::unique_ptr<checkpoint::CheckpointWriter> writer(
       World& world, const std::filesystem::path&, const std::vector<TensorEntry>& entries,
@@ -158,7 +160,7 @@ class PartsInMemory : public checkpoint::Format {
 }  // namespace
 
 TEST_CASE("checkpoint: a sharded format is read under any plan") {
-  const PartsInMemory format;
+  const CheckpointFormat format(std::make_shared<PartsInMemory>());
   const auto placed = [](at::Tensor tensor, int rank, int ranks) {
     std::vector<Rank> holders;
     std::vector<parameters::Slab> shards;
