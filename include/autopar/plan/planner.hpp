@@ -27,6 +27,8 @@
 #include <autopar/plan/request.hpp>
 #include <autopar/plan/search/exact_staging.hpp>
 #include <autopar/plan/search/variants.hpp>
+#include <autopar/schedule/chunks.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar {
 
@@ -164,7 +166,8 @@ class Planner {
     as_it_is.replicas = {1};
     as_it_is.microbatches = constraints.microbatches.front();
     as_it_is.schedule = constraints.schedules.front();
-    const bool may = constraints.recompute != Recompute::kAlways && constraints.offloads.front() == Offload::kNone;
+    const bool may = constraints.recompute != Recompute::kAlways && constraints.offloads.front() == Offload::kNone &&
+                     allows_chunks(traits_of(as_it_is.schedule).layout, 1);
     if (may && fits_as_it_is(StepObjective(work, cluster, constraints), as_it_is)) return false;
     return Attempt(staging, coarsening, work, cluster, constraints).trial().fit.has_value();
   }
@@ -223,17 +226,18 @@ class Planner {
     Workload work = make_workload(profile, costs);
     Resolved resolved = try_resolve(own, work, cluster);
     if (auto* contradiction = std::get_if<Contradiction>(&resolved)) return std::move(*contradiction);
-    PlanOutcome outcome = plan_workload(request.starves ? work : std::move(work), cluster, own,
-                                        std::get<Constraints>(std::move(resolved)));
+    std::optional<Workload> again;  // a search changes its workload
+    if (request.starves) again = work;
+    PlanOutcome outcome = plan_workload(std::move(work), cluster, own, std::get<Constraints>(std::move(resolved)));
     auto* plan = std::get_if<Plan>(&outcome);
     if (plan == nullptr) return std::get<Infeasible>(std::move(outcome));
     state_operators(profile, *plan);
     if (!request.starves || !request.starves(*plan)) return std::move(*plan);
     own.options.replicas = {1};
     own.remedies = false;
-    resolved = try_resolve(own, work, cluster);
+    resolved = try_resolve(own, *again, cluster);
     if (std::holds_alternative<Contradiction>(resolved)) return std::move(*plan);
-    PlanOutcome without = plan_workload(std::move(work), cluster, own, std::get<Constraints>(std::move(resolved)));
+    PlanOutcome without = plan_workload(*std::move(again), cluster, own, std::get<Constraints>(std::move(resolved)));
     auto* without_replicas = std::get_if<Plan>(&without);
     if (without_replicas == nullptr) return std::move(*plan);
     state_operators(profile, *without_replicas);

@@ -18,6 +18,8 @@ class CostSource {
   CostSource& operator=(const CostSource&) = delete;
   virtual ~CostSource() = default;
 
+  /// Whether `costs` measures, equal on all ranks.
+  [[nodiscard]] virtual bool measures() const = 0;
   /// The devices that a plan is made for.
   [[nodiscard]] virtual Cluster cluster() const = 0;
   /// What a program's atoms, links and updates take; nothing, if options ask for the roofline. Collective: everything

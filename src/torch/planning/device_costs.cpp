@@ -39,6 +39,11 @@ std::string cached_name(const CostOrigin& origin) {
 
 }  // namespace
 
+bool DeviceCosts::measures() const {
+  const auto& named = setting_.options.costs;
+  return named != "roofline" && (named != "auto" || setting_.device.is_cuda());
+}
+
 Cluster DeviceCosts::cluster() const {
   const auto& options = setting_.options;
   return options.cluster_file.empty() ? describe_cluster(world_, setting_.device) : read_cluster(options.cluster_file);
@@ -48,7 +53,7 @@ MeasuredCosts DeviceCosts::costs(const ModelProgram& program, const cost::GraphP
                                  bool recorded) {
   const auto& options = setting_.options;
   const auto device = setting_.device;
-  if (options.costs == "roofline" || (options.costs == "auto" && !device.is_cuda())) return {};
+  if (!measures()) return {};
   const auto here = describe_cluster(world_, device);
   auto origin = cost::cost_origin(world_, here, device);
   if (options.precision == "tf32") origin.device += ", tf32";

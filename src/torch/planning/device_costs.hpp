@@ -34,6 +34,7 @@ class DeviceCosts final : public CostSource {
   /// @pre the World and what the setting refers to outlive this
   DeviceCosts(World& world, Setting setting) : world_(world), setting_(std::move(setting)) {}
 
+  [[nodiscard]] bool measures() const override;
   [[nodiscard]] Cluster cluster() const override;
   [[nodiscard]] MeasuredCosts costs(const ModelProgram& program, const cost::GraphProfile& profile, std::int64_t batch,
                                     bool recorded) override;

@@ -180,6 +180,7 @@ PlanRequest PlanBuilder::request_of(const ModelProgram& program, const Cluster& 
 
 MeasuredCosts PlanBuilder::costs_of(const ModelPrograms& programs, const cost::GraphProfile& profile,
                                     std::int64_t batch, const Cluster& cluster, const PlanRequest& request) {
+  if (!costs_.measures()) return {};
   const bool is_alone = ranks_.size() == 1 && !is_elsewhere();
   if (options_.costs == "auto" && is_alone && !depends_on_costs(profile.model, cluster, request)) return {};
   return costs_.costs(*programs.planned, profile, batch, programs.recorded);

@@ -153,6 +153,8 @@ TEST_CASE("depends_on_costs: not where one rank has no choice") {
     problem.cluster = testing::small_cluster(1);
     problem.request.runtime = runtime_capabilities();
     problem.request.remedies = false;
+    const auto& schedules = problem.request.runtime.schedules;
+    if (seed % 2 == 1) problem.request.options.schedule = schedules[seed / 2 % schedules.size()];
     for (const NodeId node : problem.own.graph.nodes()) problem.own.graph[node].saved = {1e5, 0};
     problem.request.options.device_memory = Bytes(std::int64_t{1} << 40);
     const auto roomy = plan_with_defaults(problem.own, problem.cluster, [&] {

@@ -25,6 +25,7 @@ constexpr std::int64_t kBatch = 8;
 /// Devices that nobody asks, and how often they are asked for costs.
 class FakeCosts final : public planning::CostSource {
  public:
+  [[nodiscard]] bool measures() const override { return true; }
   [[nodiscard]] Cluster cluster() const override {
     Cluster cluster;
     cluster.name = "fake";
