@@ -85,7 +85,7 @@ TEST_CASE("PlanBuilder: one search makes the plan, without a World") {
   CHECK(plan.stages.front().ops.size() == fixture.program.graph.ops.size());
 }
 
-TEST_CASE("PlanBuilder: costs are not asked for where there is no choice") {
+TEST_CASE("PlanBuilder: measures only where costs decide") {
   Fixture fixture;
   static_cast<void>(fixture.build());
   CHECK(fixture.costs.asked.empty());
