@@ -29,6 +29,10 @@ TEST_CASE("register_op: ranks with different versions are named") {
                      return ap::BatchTyping::mixes("it centres the batch");
                    }});
   ap::AutoParallel<Mixing> model(world, std::make_shared<Mixing>());
+  if (world.size() == 1) {  // there is nobody to differ from
+    CHECK_NOTHROW(model(torch::randn({4, 3})));
+    return;
+  }
   check_says({"the ranks disagree", "rank 0 has registered own_operators::mixed 5", "rank 1 own_operators::mixed 7"},
              [&] {
                model(torch::randn({4, 3}));
