@@ -9,6 +9,12 @@
 
 namespace autopar::planning {
 
+AlgebraOptions algebra_options(const Options& options) {
+  AlgebraOptions algebra;
+  algebra.batch_norm = options.batch_norm == "exact" ? BatchNormMode::kExact : BatchNormMode::kMicrobatch;
+  return algebra;
+}
+
 cost::GraphProfile ModelPrograms::profile(c10::DeviceType device, tensor_parallel::SingleLayers singles) const {
   const cost::ModeOfModel mode{planned->graph, planned->plan};
   std::vector<std::vector<OpId>> ties;

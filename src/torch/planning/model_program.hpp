@@ -6,6 +6,7 @@
 #include <c10/core/DeviceType.h>
 
 #include <autopar/capture/op_graph.hpp>
+#include <autopar/plan/options.hpp>
 
 #include "capture/algebra/batch_algebra.hpp"
 #include "torch/cost/profile.hpp"
@@ -20,6 +21,9 @@ struct ModelProgram {
   std::optional<passes::ProgramAfter> shown;  ///< after `Options::graph_after`
   algebra::BatchSemantics plan;
 };
+
+/// How the algebra treats programs under these options.
+[[nodiscard]] AlgebraOptions algebra_options(const Options& options);
 
 /// The programs of one model that a plan is made for: the one that it divides, and programs in other modes, which must
 /// run on the same placement.

@@ -40,12 +40,6 @@ ProfiledCost model_costs(const Cluster& cluster, const Options& options, Measure
   return {at_precision(cluster, options.precision), std::move(costs), mean_trained_tensor(profile)};
 }
 
-AlgebraOptions algebra_options(const Options& options) {
-  AlgebraOptions algebra;
-  algebra.batch_norm = options.batch_norm == "exact" ? BatchNormMode::kExact : BatchNormMode::kMicrobatch;
-  return algebra;
-}
-
 /// A plan divides a program by what its operators' definitions say.
 void require_operators_of(const OpGraph& graph, const Plan& plan) {
   const auto text = [](const std::vector<std::string>& operators) {

@@ -231,7 +231,7 @@ void Impl::capture_into(CapturedProgram& program, const CallArguments& arguments
   }
   program.verification.members = members_.look(arguments.beside);
   compile(program);
-  program.plan = algebra::analyze_batch(program.graph, algebra_options());
+  program.plan = algebra::analyze_batch(program.graph, planning::algebra_options(options_));
   for (const auto& value : program.graph.values) {
     if (value.kind == ValueKind::kConstant && value.constant.defined()) {
       program.constants.emplace_back(value.constant, value.constant._version());
@@ -261,12 +261,6 @@ bool Impl::joins_operators() const {
   const auto device = deployment_.device();
   if (!device.is_cuda()) return options_.fusion == "on";
   return options_.fusion != "off" && devices::context_of(device.type()).compiles_kernels(device.index());
-}
-
-AlgebraOptions Impl::algebra_options() const {
-  AlgebraOptions algebra;
-  algebra.batch_norm = options_.batch_norm == "exact" ? BatchNormMode::kExact : BatchNormMode::kMicrobatch;
-  return algebra;
 }
 
 void Impl::require_same_graph(const CapturedProgram& program) {

@@ -182,7 +182,6 @@ class Impl : public std::enable_shared_from_this<Impl> {
                                                    const cost::AtomPartition& atoms) const;
   /// @param atoms  of the program as it was captured
   [[nodiscard]] std::vector<StageId> divide_program(CapturedProgram& program, cost::AtomPartition atoms);
-  [[nodiscard]] AlgebraOptions algebra_options() const;
   void deploy_state(const PlannedModes& modes, const cost::GraphProfile& profile);
   /// @param others  modes whose parameters and buffers are placed as well
   void place_state(const CapturedProgram& program, const std::vector<StageId>& stage_of,

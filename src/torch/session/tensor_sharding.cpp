@@ -89,7 +89,7 @@ void Impl::shard_program(CapturedProgram& program, std::vector<StageId>& stage_o
   }
   program.sharded = tensor_parallel::insert_moves(program.graph, stages);
   program.graph = program.sharded.graph;
-  program.plan = algebra::analyze_batch(program.graph, algebra_options());
+  program.plan = algebra::analyze_batch(program.graph, planning::algebra_options(options_));
   const auto& made_for = program.sharded.made_for;
   stage_of = with_moves(stage_of, made_for);
   atoms = cost::with_operators(atoms, made_for);
