@@ -37,8 +37,8 @@ set(schedules_named_in include/autopar/schedule/kind.hpp include/autopar/schedul
 # The folders of a layer, each of which knows those before it. Files beside them (plan.hpp below, planner.hpp above) are free.
 set(rooms_plan model memory step search multilevel feasibility report check)
 set(rooms_capture detail ir ops replay shapes trace init algebra)
-set(rooms_torch device ranks fused passes tensor_parallel autograd interpret gradients parameters optim cost planning staging
-  engine checkpoint session)
+set(rooms_torch device ranks fused passes tensor_parallel autograd interpret parameters optim cost planning staging engine
+  deployment results calls programs placement steps graphs gradients collectives checkpoint session)
 set(violations)
 
 macro(violation rule)

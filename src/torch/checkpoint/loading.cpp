@@ -12,7 +12,7 @@
 #include <autopar/core/error.hpp>
 
 #include "torch/checkpoint/agreement.hpp"
-#include "torch/gradients/gradient_buckets.hpp"
+#include "torch/parameters/gradient_buckets.hpp"
 
 namespace autopar::checkpoint {
 
@@ -217,7 +217,7 @@ std::vector<at::Tensor> Loading::receive(const std::vector<Row>& rows, const std
       most = std::max(most, static_cast<std::size_t>(row.entry.bytes().value()));
       const auto position = position_of(world_.rank_id(), row.holders());
       if (position == row.holders().size()) continue;
-      const auto type = at::dtype(gradients::scalar_type_of(row.entry.dtype));
+      const auto type = at::dtype(parameters::scalar_type_of(row.entry.dtype));
       arrived[k] = row.shards().empty() ? empty_for(row.entry) : at::empty({row.shards()[position].size()}, type);
     }
     reader_->reserve(most);

@@ -12,7 +12,7 @@
 #include <autopar/core/error.hpp>
 #include <autopar/io/checksum.hpp>
 
-#include "torch/gradients/gradient_buckets.hpp"
+#include "torch/parameters/gradient_buckets.hpp"
 
 namespace autopar::checkpoint {
 
@@ -27,7 +27,7 @@ TensorEntry entry_of(const parameters::StateSlot& slot, const PlacedTensor& tens
   if (slot.kind() == parameters::StateKind::kScalar) return {std::move(name), DType::kF64, {}};
   auto sizes = sizes_of(tensor);
   if (slot.kind() == parameters::StateKind::kWhole) sizes = slot.entry->sizes(sizes);
-  return {std::move(name), gradients::dtype_of(tensor.handle.scalar_type()), std::move(sizes)};
+  return {std::move(name), parameters::dtype_of(tensor.handle.scalar_type()), std::move(sizes)};
 }
 
 std::uint64_t fingerprint_of(const std::vector<Row>& rows) {
@@ -68,7 +68,7 @@ std::map<const void*, GroupMember> members_of(std::span<torch::optim::Optimizer*
 std::vector<Row> model_rows(const std::vector<PlacedTensor>& tensors) {
   std::vector<Row> rows;
   for (const auto& tensor : tensors) {
-    const auto type = gradients::dtype_of(tensor.handle.scalar_type());
+    const auto type = parameters::dtype_of(tensor.handle.scalar_type());
     rows.push_back({&tensor, nullptr, {}, {"model." + tensor.name, type, sizes_of(tensor)}});
   }
   return rows;
@@ -160,7 +160,7 @@ at::Tensor to_cpu(const at::Tensor& tensor) {
 }
 
 at::Tensor empty_for(const TensorEntry& entry) {
-  return at::empty(entry.shape, at::TensorOptions().dtype(gradients::scalar_type_of(entry.dtype)));
+  return at::empty(entry.shape, at::TensorOptions().dtype(parameters::scalar_type_of(entry.dtype)));
 }
 
 std::span<std::byte> memory_of(const at::Tensor& tensor) {

@@ -12,7 +12,7 @@
 #include <autopar/io/file.hpp>
 
 #include "torch/checkpoint/format.hpp"
-#include "torch/gradients/gradient_buckets.hpp"
+#include "torch/parameters/gradient_buckets.hpp"
 
 namespace autopar::checkpoint {
 
@@ -91,7 +91,7 @@ class SingleFileReader : public CheckpointReader {
     const auto bytes = static_cast<std::size_t>(row.entry.bytes().value());
     if (world_.rank() == 0) error_.attempt([&] { file_->read(name, std::span(whole_).first(bytes)); });
     const auto whole = world_.rank() == 0
-                           ? at::from_blob(whole_.data(), row.entry.shape, gradients::scalar_type_of(row.entry.dtype))
+                           ? at::from_blob(whole_.data(), row.entry.shape, parameters::scalar_type_of(row.entry.dtype))
                            : at::Tensor();
     for (std::size_t h = 0; h < row.holders().size(); ++h) {
       const auto part = row.shards().empty() ? parameters::Slab() : row.shards()[h];

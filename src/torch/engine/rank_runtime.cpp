@@ -73,7 +73,7 @@ void RankRuntime::lay_out_buckets(const staging::StagedGraph& division, const Bu
   for (std::size_t g = 0; g < division.group_parameters.size(); ++g) {
     const auto& group = division.group_parameters[g];
     const auto& ranks = program_.pipeline.groups[g].ranks;
-    std::vector<gradients::GradientForm> forms;
+    std::vector<parameters::GradientForm> forms;
     const auto is_read = [&](ValueId parameter) {
       return std::binary_search(parameters_.begin(), parameters_.end(), parameter);
     };
@@ -103,19 +103,19 @@ void RankRuntime::lay_out_buckets(const staging::StagedGraph& division, const Bu
   }
 }
 
-gradients::BucketLayout RankRuntime::layout_in(const parameters::ShardUnit& unit,
-                                               const std::vector<ValueId>& parameters) const {
-  std::vector<gradients::BucketLayout::Place> places;
+parameters::BucketLayout RankRuntime::layout_in(const parameters::ShardUnit& unit,
+                                                const std::vector<ValueId>& parameters) const {
+  std::vector<parameters::BucketLayout::Place> places;
   for (const auto parameter : parameters) {
     const auto& info = graph().value(parameter);
     const auto* place = unit.find(info.name);
     AUTOPAR_ASSERT(place != nullptr, "a parameter is not in the unit that its gradient is summed in");
     places.push_back({{parameter.index(), place->sizes, unit.dtype}, 0, place->offset});
   }
-  return gradients::BucketLayout(gradients::BucketLayout::Bucket{unit.dtype, unit.elements}, std::move(places));
+  return parameters::BucketLayout(parameters::BucketLayout::Bucket{unit.dtype, unit.elements}, std::move(places));
 }
 
-Interval RankRuntime::within_part(int group, const gradients::BucketLayout::Place& place) const {
+Interval RankRuntime::within_part(int group, const parameters::BucketLayout::Place& place) const {
   const auto& memory = *shards_of(group);
   return memory.within_part(parameters::ShardUnit::Place{{}, place.form.sizes, place.offset});
 }

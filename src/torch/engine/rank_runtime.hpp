@@ -9,7 +9,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "torch/engine/stage.hpp"
-#include "torch/gradients/gradient_buckets.hpp"
+#include "torch/parameters/gradient_buckets.hpp"
 #include "torch/parameters/shards.hpp"
 #include "torch/staging/staged_graph.hpp"
 
@@ -61,7 +61,7 @@ class RankRuntime {
   /// @pre it is one of parameters()
   [[nodiscard]] const at::Tensor& handle(ValueId parameter) const;
 
-  [[nodiscard]] const std::vector<gradients::BucketLayout>& bucket_layouts() const {
+  [[nodiscard]] const std::vector<parameters::BucketLayout>& bucket_layouts() const {
     return bucket_layouts_;
   }  ///< by group
   /// Whether this rank takes part in the group's reductions.
@@ -72,7 +72,7 @@ class RankRuntime {
   }
   /// The elements of a parameter of `bucket_layouts()[group]` in this rank's part, as indices of the part.
   /// @pre shards_of(group)
-  [[nodiscard]] Interval within_part(int group, const gradients::BucketLayout::Place& place) const;
+  [[nodiscard]] Interval within_part(int group, const parameters::BucketLayout::Place& place) const;
   /// The ZeRO level of a group.
   [[nodiscard]] int zero_of(int group) const { return program_.pipeline.groups[static_cast<std::size_t>(group)].zero; }
 
@@ -81,14 +81,14 @@ class RankRuntime {
                        const Stage::Lookup& handle);
   void lay_out_buckets(const staging::StagedGraph& division, const BucketPolicy& buckets);
   void find_gathers(const staging::StagedGraph& division, const std::vector<StageId>& own);
-  [[nodiscard]] gradients::BucketLayout layout_in(const parameters::ShardUnit& unit,
-                                                  const std::vector<ValueId>& parameters) const;
+  [[nodiscard]] parameters::BucketLayout layout_in(const parameters::ShardUnit& unit,
+                                                   const std::vector<ValueId>& parameters) const;
 
   DividedProgram program_;
   Rank rank_;
   std::vector<ValueId> parameters_;
   std::vector<std::size_t> position_;  ///< by ValueId: index in parameters()
-  std::vector<gradients::BucketLayout> bucket_layouts_;
+  std::vector<parameters::BucketLayout> bucket_layouts_;
   std::vector<bool> member_;
   std::vector<parameters::ShardedGroup> sharded_;  ///< by group; or empty
   std::vector<bool> reduced_;                      ///< by ValueId: in a reduction group of this rank

@@ -49,7 +49,7 @@ void TorchEngine::start_gradients() {
       const auto& unit = runtime_.shards_of(number)->unit();
       shares_[group] = at::zeros({unit.part()}, at::TensorOptions().dtype(unit.dtype).device(runtime_.device()));
     } else {
-      buckets_[group] = std::make_unique<gradients::GradientBuckets>(layout, runtime_.device());
+      buckets_[group] = std::make_unique<parameters::GradientBuckets>(layout, runtime_.device());
     }
     for (std::size_t i = 0; i < layout.places().size(); ++i) {
       const auto& place = layout.places()[i];
@@ -214,7 +214,7 @@ void TorchEngine::move_into_bucket(ValueId parameter) {
   }
   auto& buckets = buckets_[group];
   if (buckets == nullptr)
-    buckets = std::make_unique<gradients::GradientBuckets>(runtime_.bucket_layouts()[group], runtime_.device());
+    buckets = std::make_unique<parameters::GradientBuckets>(runtime_.bucket_layouts()[group], runtime_.device());
   buckets->views()[place_of_.at(parameter)].add_(gradient);
   gradient.reset();
 }
@@ -364,7 +364,7 @@ Buffer TorchEngine::bucket(const Action& action) {
   auto& buckets = buckets_[group];
   if (action.microbatch >= 0) {
     if (buckets == nullptr)
-      buckets = std::make_unique<gradients::GradientBuckets>(runtime_.bucket_layouts()[group], runtime_.device());
+      buckets = std::make_unique<parameters::GradientBuckets>(runtime_.bucket_layouts()[group], runtime_.device());
     summed_.insert(action.group);
     on_their_way_[group].push_back(buckets->flat(action.bucket));
     buckets.reset();
@@ -408,7 +408,7 @@ std::deque<at::Tensor> TorchEngine::take_gradients() {
     for (const auto& place : runtime_.bucket_layouts()[group].places()) {
       const auto within = runtime_.within_part(static_cast<int>(group), place);
       gradients_[runtime_.position_of(ValueId::of(place.form.key))] =
-          gradients::part_of(shares_[group], within.begin, {within.size()});
+          parameters::part_of(shares_[group], within.begin, {within.size()});
     }
   }
   shares_.clear();

@@ -63,7 +63,7 @@ class TorchEngine {
   [[nodiscard]] std::deque<at::Tensor> take_gradients();
   /// The nodes of the backwards that ran, without tensors. The caller frees them with the loss, as in one process. If
   /// they were freed earlier, malloc would merge their memory, and the next call would divide it again.
-  [[nodiscard]] std::vector<std::shared_ptr<torch::autograd::Node>> take_spent() { return std::move(spent_); }
+  [[nodiscard]] std::vector<std::shared_ptr<torch::autograd::Node>> take_retired() { return std::move(spent_); }
   /// Statistics of a batch norm in this rank's slices.
   [[nodiscard]] std::vector<interpret::NormSample> norm_samples(std::size_t batch_norm) const;
   /// The addends of an updated buffer's new value, in order of samples.
@@ -102,7 +102,7 @@ class TorchEngine {
   std::map<ValueId, Assembly> input_gradients_;  ///< of the whole local batch
   /// By group, null if this rank is not a member. Buckets that are reduced within compute actions exist from the first
   /// gradient until the reduction starts.
-  std::vector<std::unique_ptr<gradients::GradientBuckets>> buckets_;
+  std::vector<std::unique_ptr<parameters::GradientBuckets>> buckets_;
   std::vector<std::deque<at::Tensor>> on_their_way_;  ///< by group: buckets in flight that are reduced into shards
                                                       ///< within compute actions
   std::set<int> summed_;                              ///< groups whose reduction within this compute action has started

@@ -16,6 +16,11 @@ namespace autopar::gradients {
 /// @param factor  one element, on the device of all gradients
 void multiply_unless_one(const std::vector<at::Tensor>& gradients, const at::Tensor& factor);
 
+/// A gradient times one element of any device and type.
+[[nodiscard]] inline at::Tensor multiplied(const at::Tensor& gradient, const at::Tensor& factor) {
+  return gradient.mul(factor.reshape({}).to(gradient.options()));
+}
+
 /// Divides gradients of one device in place, and waits for the result.
 /// @return whether all elements are finite
 [[nodiscard]] bool divide_and_check(const std::vector<at::Tensor>& gradients, double divisor, c10::Device device);

@@ -257,8 +257,9 @@ void ParameterStore::mark_handles() {
   }
 }
 
-void ParameterStore::unmark_copies() {
+ParameterStore::~ParameterStore() {
   for (const auto& tensor : registry_.tensors()) {
+    ComputeCopy::drop(tensor.handle);
     const auto* layout = layout_of(tensor.handle);
     if (layout != nullptr && !layout->is_part()) unset_mark(tensor.handle);
   }

@@ -9,10 +9,12 @@
 #include <c10/core/ScalarType.h>
 
 #include <autopar/capture/init_record.hpp>
+#include <autopar/capture/op_graph.hpp>
 #include <autopar/core/ids.hpp>
 
 #include "capture/algebra/parameter_reads.hpp"
 #include "torch/device/host_copies.hpp"
+#include "torch/parameters/compute_copy.hpp"
 #include "torch/parameters/part_mark.hpp"
 #include "torch/parameters/shards.hpp"
 #include "torch/parameters/slab.hpp"
@@ -35,6 +37,10 @@ class ParameterStore {
   /// Takes the handles of the module.
   /// @param self  this rank
   ParameterStore(const torch::nn::Module& module, Rank self) : registry_(module), self_(self) {}
+  /// The module may live on: its parameters become ordinary tensors again, except shards and slices.
+  ~ParameterStore();
+  ParameterStore(const ParameterStore&) = delete;
+  ParameterStore& operator=(const ParameterStore&) = delete;
 
   // ---- names and handles
 
@@ -46,6 +52,10 @@ class ParameterStore {
   [[nodiscard]] const StateTensor& named(const std::string& name) const { return registry_.named(name); }
   [[nodiscard]] const StateTensor& of(const at::Tensor& handle) const { return registry_.of(handle); }
   [[nodiscard]] bool has(const at::Tensor& handle) const { return registry_.has(handle); }
+  /// Of a parameter or buffer of a program.
+  [[nodiscard]] const at::Tensor& handle_of(const OpGraph& graph, ValueId leaf) const {
+    return named(graph.value(leaf).name).handle;
+  }
 
   // ---- who holds what
 
@@ -113,8 +123,6 @@ class ParameterStore {
   /// Called when handles refer to what this rank has: from then on operators on parts and copies, and on their
   /// gradients, are checked.
   void mark_handles();
-  /// Called at the end of the model: unsharded parameters become ordinary tensors again.
-  void unmark_copies();
 
   // ---- what stages compute with
 
@@ -122,6 +130,8 @@ class ParameterStore {
   [[nodiscard]] at::Tensor compute_memory(const std::string& name) const;
   /// The unsharded parameter in the gathered element type; undefined unless that is another type.
   [[nodiscard]] at::Tensor compute_copy(const std::string& name) const;
+  /// The copy that programs read in place of the parameter stays from call to call, as plans count it.
+  void keep_copy(const StateTensor& tensor, c10::ScalarType type) { ComputeCopy::keep(tensor.handle, type); }
   /// @throws InvalidArgument if what is gathered for the parameter does not provide what `reads` need
   void require_readable(const StateTensor& tensor, const algebra::ParameterReads& reads) const;
 

@@ -41,9 +41,9 @@ const ShardUnit::Place* ShardUnit::find(const std::string& name) const {
 }
 
 std::vector<ShardUnit> make_units(const std::vector<std::vector<std::string>>& names,
-                                  const std::vector<gradients::GradientForm>& forms, const std::vector<Rank>& ranks,
-                                  int zero, Bytes limit, bool offloaded) {
-  const gradients::BucketLayout layout(forms, limit);
+                                  const std::vector<GradientForm>& forms, const std::vector<Rank>& ranks, int zero,
+                                  Bytes limit, bool offloaded) {
+  const BucketLayout layout(forms, limit);
   std::vector<ShardUnit> units;
   for (const auto& bucket : layout.buckets()) {
     const auto members = zero == 0 ? 1 : static_cast<std::int64_t>(ranks.size());
@@ -72,7 +72,7 @@ void drop_memory(const at::Tensor& tensor) {
 
 std::vector<at::Tensor> places_in(const at::Tensor& flat, const ShardUnit& unit) {
   std::vector<at::Tensor> parts;
-  for (const auto& place : unit.places) parts.push_back(gradients::part_of(flat, place.offset, place.sizes));
+  for (const auto& place : unit.places) parts.push_back(part_of(flat, place.offset, place.sizes));
   return parts;
 }
 
@@ -85,7 +85,7 @@ ShardMemory::ShardMemory(ShardUnit unit, Rank rank, c10::Device device)
       whole_(at::empty({unit_.elements}, at::TensorOptions().dtype(unit_.gathered).device(device))),
       own_(lies_apart()
                ? at::empty({own().size()}, whole_.options().dtype(unit_.offloaded ? unit_.gathered : unit_.dtype))
-               : autopar::gradients::part_of(whole_, own().begin, {own().size()})),
+               : parameters::part_of(whole_, own().begin, {own().size()})),
       copies_(places_in(whole_, unit_)) {
   own_.zero_();  // the gaps between places; other ranks' parts are not touched until they are gathered
   release();
@@ -111,8 +111,8 @@ Interval ShardMemory::within_part(const ShardUnit::Place& place) const {
 at::Tensor ShardMemory::owner_memory(const ShardUnit::Place& place) const {
   const auto within = within_part(place);
   const auto& memory = unit_.offloaded ? host_ : own_;
-  if (unit_.zero == 0) return autopar::gradients::part_of(memory, within.begin, place.sizes);
-  return autopar::gradients::part_of(memory, within.begin, {within.size()});
+  if (unit_.zero == 0) return parameters::part_of(memory, within.begin, place.sizes);
+  return parameters::part_of(memory, within.begin, {within.size()});
 }
 
 void ShardMemory::take_over(const ShardUnit::Place& place, const at::Tensor& value) {

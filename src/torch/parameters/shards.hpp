@@ -13,7 +13,7 @@
 #include <autopar/core/ids.hpp>
 #include <autopar/schedule/action.hpp>
 
-#include "torch/gradients/gradient_buckets.hpp"
+#include "torch/parameters/gradient_buckets.hpp"
 
 namespace autopar::parameters {
 
@@ -55,9 +55,8 @@ struct ShardUnit {
 /// parameter.
 /// @param forms  `key` is an index of `names`
 [[nodiscard]] std::vector<ShardUnit> make_units(const std::vector<std::vector<std::string>>& names,
-                                                const std::vector<gradients::GradientForm>& forms,
-                                                const std::vector<Rank>& ranks, int zero,
-                                                Bytes limit = BucketPolicy{}.size, bool offloaded = false);
+                                                const std::vector<GradientForm>& forms, const std::vector<Rank>& ranks,
+                                                int zero, Bytes limit = BucketPolicy{}.size, bool offloaded = false);
 
 /// One unit's memory on one rank: its local shard, which owner handles refer to, and the unsharded memory, which stages
 /// compute with.

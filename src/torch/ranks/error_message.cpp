@@ -89,12 +89,12 @@ std::exception_ptr without_frames(const Logger& log, std::string_view action) {
   }
 }
 
-void fail_without_frames(World& world, const Logger& log, std::string_view action) {
+void fail_without_frames(Ranks& ranks, const Logger& log, std::string_view action) {
   const auto error = without_frames(log, action);
   try {
     std::rethrow_exception(error);
   } catch (const std::exception& caught) {
-    if (!world.failed()) world.fail(action, caught.what());
+    ranks.fail(action, caught.what());
     throw;
   }
 }

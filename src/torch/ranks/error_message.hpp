@@ -5,7 +5,8 @@
 #include <string_view>
 
 #include <autopar/core/ids.hpp>
-#include <autopar/runtime/world.hpp>
+
+#include "torch/ranks/ranks.hpp"
 
 namespace autopar::ranks {
 
@@ -22,8 +23,8 @@ namespace autopar::ranks {
 /// nested; the log has the frames (debug).
 [[nodiscard]] std::exception_ptr without_frames(const Logger& log, std::string_view action);
 
-/// Called within a catch: tells the other ranks that this one failed in `action`, unless some rank has failed before.
+/// Called within a catch: tells the other ranks that this one failed in `action`.
 /// @throws what is caught, `without_frames`, always
-[[noreturn]] void fail_without_frames(World& world, const Logger& log, std::string_view action);
+[[noreturn]] void fail_without_frames(Ranks& ranks, const Logger& log, std::string_view action);
 
 }  // namespace autopar::ranks

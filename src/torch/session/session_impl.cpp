@@ -1,124 +1,302 @@
 #include "torch/session/session_impl.hpp"
 
+#include <algorithm>
 #include <exception>
+#include <string>
+#include <utility>
 
+#include <ATen/core/grad_mode.h>
 #include <torch/optim/optimizer.h>
 
 #include <autopar/core/error.hpp>
+#include <autopar/torch/device.hpp>
 
-#include "torch/checkpoint/format.hpp"
+#include "torch/collectives/session_collectives.hpp"
+#include "torch/device/device_context.hpp"
+#include "torch/device/host_memory.hpp"
+#include "torch/device/tf32_scope.hpp"
+#include "torch/planning/device_costs.hpp"
+#include "torch/planning/plan_builder.hpp"
+#include "torch/ranks/collective_try.hpp"
+#include "torch/ranks/error_message.hpp"
 
 namespace autopar::session {
 
-namespace {
+Impl::Impl(World& world, std::shared_ptr<torch::nn::Module> module, Options code, PlanFunction planner,
+           std::shared_ptr<InitRecord> init, std::span<const std::byte> members)
+    : parts_(world, std::move(module), std::move(code), std::move(init), members),
+      planner_(std::move(planner)),
+      log_(world.logger(LogModule::kSession)),
+      losses_(world.rank() == 0 ? log_ : Logger()) {}
 
-/// That one of them is of a class whose state is not known.
-std::exception_ptr unknown_among(const std::vector<torch::optim::Optimizer*>& optimizers) {
-  try {
-    for (const auto* optimizer : optimizers) static_cast<void>(parameters::descriptor_of(*optimizer));
-    return nullptr;
-  } catch (const InvalidArgument&) {
-    return std::current_exception();
+SessionParts& Impl::deployed_parts(const char* member) {
+  if (!parts_.deployer.deployed()) {
+    throw InvalidArgument(std::string(member) +
+                          ": the model is not deployed yet; call the model or prepare(args...) first");
   }
+  return parts_;
 }
 
-}  // namespace
+// ---------------------------------------------------------------- before the first call
 
 void Impl::deploy(Plan plan) {
-  if (deployment_.has_plan())
+  if (parts_.deployment.has_plan())
     throw InvalidArgument("deploy(plan): the model is deployed already; call it before the first call");
   given_plan_ = std::move(plan);
 }
 
-void Impl::recapture() {
-  programs_.clear();
-  recorded_.reset();
-}
-
 const Plan& Impl::plan() const {
-  if (!deployment_.has_plan())
+  if (!parts_.deployment.has_plan())
     throw InvalidArgument("plan(): there is no plan yet; call the model or prepare(args...) first");
-  return deployment_.plan();
+  return parts_.deployment.plan();
 }
 
-c10::Device Impl::device() const { return resolved_ ? deployment_.device() : c10::Device(c10::kCPU); }
+c10::Device Impl::device() const {
+  return parts_.options.resolved() ? parts_.deployment.device() : c10::Device(c10::kCPU);
+}
 
-void Impl::require_deployed(const char* member) const {
-  if (!deployed_) {
-    throw InvalidArgument(std::string(member) +
-                          ": the model is not deployed yet; call the model or prepare(args...) first");
+void Impl::attach(torch::optim::Optimizer& optimizer) {
+  parts_.checkpoints.attach(optimizer);
+  parts_.watches.attach(optimizer);
+  parts_.optimizers.add(optimizer);
+  if (auto* described = dynamic_cast<DescribedOptimizer*>(&optimizer); described != nullptr) {
+    const std::shared_ptr<parameters::ParameterStore> parameters(shared_from_this(), &parts_.parameters);
+    described->set_collectives(std::make_shared<collectives::SessionCollectives>(described->descriptor(), parameters,
+                                                                                 parts_.deployment, *parts_.ranks));
+  }
+  if (parts_.deployer.deployed()) parts_.optimizers.fit(optimizer);
+}
+
+void Impl::resolve_once() {
+  if (parts_.options.resolved()) return;
+  parts_.options.resolve(*parts_.ranks);
+  choose_device();
+  if (parts_.options.get().precision == "fp16") parts_.gradients.start_scaling();
+}
+
+void Impl::choose_device() {
+  const auto& options = parts_.options.get();
+  auto& deployment = parts_.deployment;
+  ranks::collective_try(*parts_.ranks, "choosing devices",
+                        [&] { deployment.use(device_of(parts_.ranks->world(), options.device)); });
+  const auto device = deployment.device();
+  log_.info("device " + device.str());
+  devices::context_of(device.type()).keep_kernels_in(parts_.options.cache().kernels);
+  parts_.capture.compile_kernels_ahead();
+  if (options.keep_memory && device.is_cpu()) devices::keep_freed_memory();
+}
+
+// ---------------------------------------------------------------- calls
+
+CallResult Impl::call(const Flattened& flattened, const ForwardFunction& forward) {
+  const auto start = std::chrono::steady_clock::now();
+  resolve_once();
+  const auto& options = parts_.options.get();
+  const devices::Tf32Scope tf32(options.precision == "tf32", parts_.deployment.device());
+  const at::AutoGradMode gradients(at::GradMode::is_enabled() && !options.inference);
+  if (options.plan_only) {
+    prepare(flattened, forward);
+    refuse_to_run();
+  }
+  const auto call = std::make_shared<steps::Call>();
+  const auto agreed = find_program(*call, flattened, forward);
+  parts_.checks.require_statistics(*call->program, call->layout);
+  parts_.checks.check_memory(*call->program, call->batch, parts_.graphed.may_record(*call->program));
+  parts_.verifier.verify_batch(*call->program, call->arguments, forward, call->batch);
+  choose_mode(*call);
+  try {
+    auto result = run(call, agreed.has_pending);
+    count(*call, result.tensors, start);
+    return result;
+  } catch (const std::exception&) {
+    ranks::fail_without_frames(*parts_.ranks, log_, "forward");
   }
 }
 
-std::vector<checkpoint::PlacedTensor> Impl::placed() const {
-  std::vector<checkpoint::PlacedTensor> tensors;
-  for (const auto& tensor : parameters_.tensors()) tensors.push_back(placed(tensor));
-  return tensors;
+void Impl::refuse_to_run() {
+  const auto& plan_file = parts_.options.get().plan_file;
+  parts_.ranks->world().expect_exception();
+  const auto message = "plan_only is set, so the model is planned" +
+                       (plan_file.empty() ? "" : " (see '" + plan_file + "')") + " and not run; unset it to train";
+  if (parts_.ranks->is_first()) log_.warn(message);
+  throw PlanOnly(message, parts_.ranks->rank());
 }
 
-checkpoint::PlacedTensor Impl::placed(const parameters::StateTensor& tensor) const {
-  return {tensor.name(), tensor.handle, tensor.holders, tensor.sizes, parameters_.elements_of_holders(tensor)};
+calls::AgreedCall Impl::find_program(steps::Call& call, const Flattened& flattened, const ForwardFunction& forward) {
+  auto& validator = parts_.validator;
+  auto& programs = parts_.programs;
+  const auto error = validator.inspect(flattened, call.arguments);
+  auto key = validator.key_of(call.arguments);
+  const auto own_key = key + calls::format_key(call.arguments);
+  const auto known = programs.peek(own_key);
+  if (at::GradMode::is_enabled()) call.region = results::region_behind(call.arguments.tensors, call.arguments.own());
+  calls::KnownProgram about;
+  about.is_new = known == nullptr || known->verification.calls < calls::LocalIndexWatch::kCalls;
+  about.is_stale = programs.is_stale(own_key);
+  about.members_changed = parts_.verifier.members_changed(known, call.arguments);
+  about.common_ends = call.region ? call.region->common_ends() : 0;
+  auto agreed = validator.agree_on_call(call.arguments, key, about, error, parts_.deployer.deployed());
+  call.layout = agreed.layout;
+  call.batch = agreed.batch;
+  key += calls::format_key(call.arguments);
+  bool capture = !programs.knows(key) || agreed.is_stale;
+  if (!capture)
+    capture = parts_.verifier.is_outdated(*programs.find(key), call.arguments, forward, agreed.members_changed);
+  if (capture) capture_and_deploy(call.arguments, key, call.batch, forward);
+  call.program = programs.find(key);
+  call.layout.microbatches = parts_.deployment.plan().microbatches;
+  validator.warn_of_local_indices(agreed, call.arguments, *call.program);
+  auto& verification = call.program->verification;
+  ++verification.calls;
+  if (capture) verification.agreed = verification.calls;
+  return agreed;
 }
 
-at::Tensor Impl::gather(const at::Tensor& handle) {
-  require_deployed("gather");
-  const auto& tensor = parameters_.of(handle);
-  exchange(world_, next_header(CallKind::kGather), tensor.name());
-  return guarded("gather", [&] { return checkpoint::gather_tensor(world_, placed(tensor)); });
+void Impl::choose_mode(steps::Call& call) const {
+  const auto& plan = call.program->plan;
+  const auto is_differentiable = [](const algebra::OutputPlan& output) {
+    return output.differentiable && output.kind != algebra::OutputKind::kInput;
+  };
+  call.accumulate = parts_.gradients.accumulating();
+  call.differentiate = at::GradMode::is_enabled() && std::ranges::any_of(plan.outputs, is_differentiable);
+  call.loss_mode = call.differentiate && plan.loss_mode;
+  if (call.differentiate) call.loss_scale = parts_.gradients.loss_scale();
+  call.draws = {parts_.progress.seed, static_cast<std::uint64_t>(parts_.progress.calls)};
 }
 
-std::vector<std::pair<std::string, at::Tensor>> Impl::gather_state() {
-  require_deployed("gather_state");
-  exchange(world_, next_header(CallKind::kGather), "state");
-  const auto values = guarded("gather_state", [&] { return checkpoint::gather_tensors(world_, placed()); });
-  std::vector<std::pair<std::string, at::Tensor>> state;
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    for (const auto& name : parameters_.tensors()[i].names) state.emplace_back(name, values[i]);
+CallResult Impl::run(const std::shared_ptr<steps::Call>& call, bool has_pending) {
+  auto& gradients = parts_.gradients;
+  if (call->differentiate) gradients.warn_of_second_gradients();
+  parts_.graphed.run(call, !gradients.has_accumulated());
+  if (has_pending && !call->accumulate) gradients.reduce_accumulated();
+  auto results = parts_.runner.results(*call);
+  if (call->differentiate) parts_.history.attach(shared_from_this(), call, results);
+  const auto& returned = call->program->returned;
+  CallResult result{std::vector<at::Tensor>(returned.count), returned.prototype};
+  for (std::size_t i = 0; i < results.size(); ++i) result.tensors[returned.positions[i]] = results[i];
+  return result;
+}
+
+void Impl::count(const steps::Call& call, const std::vector<at::Tensor>& results,
+                 std::chrono::steady_clock::time_point start) {
+  ++parts_.progress.calls;
+  if (call.loss_mode) {
+    const auto loss = call.program->returned.positions[static_cast<std::size_t>(call.program->plan.loss)];
+    losses_.add(results[loss], parts_.progress.calls);
+    stats_.losses_not_finite = losses_.not_finite();
   }
-  return state;
+  stats_.microbatches = call.layout.microbatches;
+  stats_.global_samples = call.batch;
+  stats_.last_call = Seconds(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
 }
 
-std::unique_ptr<torch::optim::Optimizer> Impl::gather_optimizer(torch::optim::Optimizer& optimizer) {
-  require_deployed("gather_optimizer");
-  static_cast<void>(parameters::descriptor_of(optimizer));
-  exchange(world_, next_header(CallKind::kGather), "optimizer");
-  return guarded("gather_optimizer",
-                 [&] { return autopar::checkpoint::gather_optimizer(world_, placed(), optimizer); });
+void Impl::prepare(const Flattened& flattened, const ForwardFunction& forward) {
+  resolve_once();
+  const auto& options = parts_.options.get();
+  const devices::Tf32Scope tf32(options.precision == "tf32", parts_.deployment.device());
+  const at::AutoGradMode gradients(at::GradMode::is_enabled() && !options.inference);
+  calls::CallArguments arguments;
+  const auto error = parts_.validator.inspect(flattened, arguments);
+  auto key = parts_.validator.key_of(arguments);
+  const bool is_stale = parts_.programs.is_stale(key + calls::format_key(arguments));
+  const auto agreed = parts_.validator.agree_on_preparation(arguments, key, is_stale, error);
+  key += calls::format_key(arguments);
+  if (!parts_.programs.knows(key) || agreed.is_stale) capture_and_deploy(arguments, key, agreed.batch, forward);
 }
 
-void Impl::save(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
-                const SaveOptions& options) {
-  require_deployed("save");
-  const auto details = folder + " as " + std::string(options.format.name());
-  exchange(world_, next_header(CallKind::kSave), details, unknown_among(optimizers));
-  const auto scaler = scaler_ ? std::optional(scaler_->state()) : std::nullopt;
-  in_step("save", [&] {
-    checkpoint::save_checkpoint(world_, options.format, folder, placed(), optimizers, {seed_, stats_.calls, scaler});
-  });
+void Impl::recapture() {
+  parts_.programs.clear();
+  parts_.graphed.drop();
+}
+
+// ---------------------------------------------------------------- programs
+
+void Impl::capture_and_deploy(const calls::CallArguments& arguments, const std::string& key, std::int64_t batch,
+                              const ForwardFunction& forward) {
+  const auto start = std::chrono::steady_clock::now();
+  const programs::NormalModeScope normal;
+  auto& deployment = parts_.deployment;
+  const bool deployed = parts_.deployer.deployed();
+  if (!deployed) {
+    ranks::collective_try(*parts_.ranks, "looking for parameters of other models",
+                          [&] { parts_.parameters.require_undivided(/*has_placeholders=*/parts_.init != nullptr); });
+  }
+  programs::PlannedModes modes;
+  if (!deployment.has_plan()) modes = parts_.capture.capture_other_modes(arguments, forward);
+  const auto program = parts_.capture.capture(arguments, forward);
+  ++stats_.captures;
+  modes.add(program, at::GradMode::is_enabled());
+  modes.recorded = parts_.graphed.may_record(*modes.planned);
+  cost::GraphProfile profile;
+  if (!deployed) {
+    ranks::collective_try(*parts_.ranks, "profiling the model", [&] {
+      profile = modes.programs().profile(planning::planned_device(parts_.options.get(), deployment.device()));
+    });
+  }
+  if (!deployment.has_plan()) make_plan(modes, profile, batch);
+  if (parts_.options.get().plan_only) return;
+  if (!deployed) {
+    if (modes.planned == program) program->checked_batch = deployment.plan().batch;
+    deploy_state(modes, profile);
+  }
+  parts_.deployer.prepare(*program);
+  parts_.checks.warn_of_batch_statistics(*program, batch);
+  parts_.programs.remember(key, program);
+  if (deployment.device().is_cpu()) devices::release_freed_memory();  // what planning needed
+  const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
+  stats_.planning += Seconds(spent.count());
+  log_.info("captured " + std::to_string(program->captured.ops.size()) + " operators, ready in " +
+            std::to_string(spent.count()) + " s");
+}
+
+void Impl::make_plan(programs::PlannedModes& modes, cost::GraphProfile& profile, std::int64_t batch) {
+  const auto& options = parts_.options.get();
+  auto& deployment = parts_.deployment;
+  auto& files = parts_.files;
+  const auto factor = parts_.optimizers.state_factor(options.zero == 0 ? 1 : parts_.ranks->size());
+  const planning::Optimizers stepped_by{factor.has_value(), factor.value_or(0)};
+  const auto new_transport = [&deployment] { return deployment.new_transport(); };
+  planning::DeviceCosts costs(parts_.ranks->world(), {options, deployment.device(), parts_.options.cache(), files,
+                                                      new_transport, parts_.optimizers.are_multi_tensor()});
+  const planning::PlanFiles plan_files(options, files);
+  planning::PlanBuilder builder(*parts_.ranks, options, deployment.device(), planner_, costs, plan_files);
+  auto programs = modes.programs();
+  deployment.adopt(builder.build(programs, profile, batch, stepped_by, parts_.runner.trace().path(), given_plan_));
+}
+
+void Impl::deploy_state(const programs::PlannedModes& modes, const cost::GraphProfile& profile) {
+  parts_.deployer.place(modes, profile);
+  const bool is_loaded = parts_.checkpoints.bring();
+  parts_.progress.seed = parts_.deployer.make_values(*modes.planned);
+  if (is_loaded) parts_.checkpoints.take_over();
+}
+
+// ---------------------------------------------------------------- between calls
+
+void Impl::sync_gradients() {
+  const auto headers = deployed_parts("sync_gradients").validator.agree(calls::CallKind::kSync, "");
+  const bool pending =
+      std::any_of(headers.begin(), headers.end(), [](const auto& header) { return header.has_pending; });
+  try {
+    parts_.gradients.sync(pending);
+  } catch (const std::exception&) {
+    ranks::fail_without_frames(*parts_.ranks, log_, "sync_gradients");
+  }
 }
 
 void Impl::load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
                 const LoadOptions& options) {
-  if (!deployed_) resolve_once();
-  const auto details = folder + (options.optimizer == Missing::kAllowed ? ", without an optimizer that it lacks" : "");
-  exchange(world_, next_header(CallKind::kLoad), details, unknown_among(optimizers));
-  if (options_.plan_only) return;  // nobody asks for values
-  in_step("load", [&] {
-    if (deployed_)
-      take_info(checkpoint::load_checkpoint(world_, single_file(), folder, placed(), optimizers, options));
-    else
-      early_loads_.add(world_, single_file(), folder, placed(), optimizers, options, init_.get());
-  });
-  watch_.forget();
+  const bool deployed = parts_.deployer.deployed();
+  if (!deployed) resolve_once();
+  parts_.checkpoints.load(folder, optimizers, options, deployed, parts_.options.get().plan_only);
 }
 
-void Impl::take_info(const std::optional<checkpoint::CheckpointInfo>& info) {
-  if (!info) return;
-  seed_ = info->seed;
-  stats_.calls = info->calls;
-  if (!scaler_ || !info->scaler) return;
-  scaler_.emplace(*info->scaler);
-  note_scaler();
+const SessionStats& Impl::stats() {
+  stats_.calls = parts_.progress.calls;
+  stats_.replayed = parts_.graphed.replayed();
+  stats_.loss_scale = parts_.gradients.loss_scale();
+  if (const auto scaler = parts_.gradients.scaler_state()) stats_.skipped_steps = scaler->skipped;
+  return stats_;
 }
 
 }  // namespace autopar::session

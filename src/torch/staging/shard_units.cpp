@@ -83,7 +83,7 @@ class GroupCut {
                    const std::vector<Rank>& ranks, Bytes limit, bool offloaded) const {
     const auto& [level, type, gathered] = members_[members.front()].second;
     std::vector<std::vector<std::string>> names;
-    std::vector<gradients::GradientForm> forms;
+    std::vector<parameters::GradientForm> forms;
     for (const auto i : members) {
       const auto& tensor = *members_[i].first;
       forms.push_back({names.size(), tensor.sizes_of_shard(shard), type});

@@ -4,6 +4,8 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
+#include <autopar/torch/multi_tensor_optimizer.hpp>
+
 /// torch::optim's optimizers with steps that update all parameters of a group together. On GPUs there is one kernel for
 /// each device and element type, on CPUs one pass over each parameter's memory. Steps allocate nothing.
 ///
@@ -16,7 +18,7 @@ using torch::optim::AdamOptions;
 using torch::optim::AdamWOptions;
 using torch::optim::SGDOptions;
 
-class SGD : public torch::optim::SGD {
+class SGD : public torch::optim::SGD, public MultiTensorOptimizer {
  public:
   using torch::optim::SGD::SGD;
 
@@ -25,7 +27,7 @@ class SGD : public torch::optim::SGD {
   at::Tensor step(LossClosure closure = nullptr) override;
 };
 
-class Adam : public torch::optim::Adam {
+class Adam : public torch::optim::Adam, public MultiTensorOptimizer {
  public:
   using torch::optim::Adam::Adam;
 
@@ -33,7 +35,7 @@ class Adam : public torch::optim::Adam {
   at::Tensor step(LossClosure closure = nullptr) override;
 };
 
-class AdamW : public torch::optim::AdamW {
+class AdamW : public torch::optim::AdamW, public MultiTensorOptimizer {
  public:
   using torch::optim::AdamW::AdamW;
 

@@ -9,6 +9,7 @@
 #include <torch/optim/optimizer.h>
 #include <torch/optim/serialize.h>
 
+#include <autopar/torch/multi_tensor_optimizer.hpp>
 #include <autopar/torch/optimizer_descriptor.hpp>
 
 namespace autopar::optim {
@@ -45,7 +46,7 @@ struct LAMBParamState : public torch::optim::OptimizerCloneableParamState<LAMBPa
 ///
 /// If ranks hold shards of parameters, its step is collective: all ranks step together.
 /// @source You et al. 2020, "Large Batch Optimization for Deep Learning", algorithm 2 with phi(z) = z
-class LAMB : public torch::optim::Optimizer, public DescribedOptimizer {
+class LAMB : public torch::optim::Optimizer, public DescribedOptimizer, public MultiTensorOptimizer {
  public:
   /// @throws c10::Error for options out of range, as torch::optim does
   explicit LAMB(const std::vector<torch::optim::OptimizerParamGroup>& groups, LAMBOptions defaults = {});

@@ -6,6 +6,7 @@
 #include <torch/optim/optimizer.h>
 #include <torch/optim/serialize.h>
 
+#include <autopar/torch/multi_tensor_optimizer.hpp>
 #include <autopar/torch/optimizer_descriptor.hpp>
 
 namespace autopar::optim {
@@ -45,7 +46,7 @@ struct LARSParamState : public torch::optim::OptimizerCloneableParamState<LARSPa
 ///
 /// If ranks hold parts of parameters, its step is collective: all ranks step together.
 /// @source You et al. 2017, "Large Batch Training of Convolutional Networks", algorithm 1
-class LARS : public torch::optim::Optimizer, public DescribedOptimizer {
+class LARS : public torch::optim::Optimizer, public DescribedOptimizer, public MultiTensorOptimizer {
  public:
   /// @throws c10::Error for options out of range, as torch::optim does
   explicit LARS(const std::vector<torch::optim::OptimizerParamGroup>& groups, LARSOptions defaults = {});

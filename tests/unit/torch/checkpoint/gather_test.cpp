@@ -10,7 +10,7 @@
 #include <autopar/runtime/loopback.hpp>
 #include <catch_shim.hpp>
 
-#include "torch/gradients/gradient_buckets.hpp"
+#include "torch/parameters/gradient_buckets.hpp"
 #include "torch/parameters/parameter_store.hpp"
 
 namespace gather_test {

@@ -8,7 +8,7 @@
 
 #include <catch_shim.hpp>
 
-#include "torch/gradients/gradient_buckets.hpp"
+#include "torch/parameters/gradient_buckets.hpp"
 
 namespace exchange_order_test {
 

@@ -8,7 +8,7 @@
 #include <autopar/core/error.hpp>
 #include <catch_shim.hpp>
 
-#include "torch/gradients/gradient_buckets.hpp"
+#include "torch/parameters/gradient_buckets.hpp"
 
 namespace parameter_store_test {
 

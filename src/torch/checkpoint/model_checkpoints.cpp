@@ -1,0 +1,114 @@
+#include "torch/checkpoint/model_checkpoints.hpp"
+
+#include <exception>
+
+#include <autopar/core/error.hpp>
+
+#include "torch/checkpoint/format.hpp"
+#include "torch/parameters/optimizer_state.hpp"
+#include "torch/ranks/error_message.hpp"
+
+namespace autopar::checkpoint {
+
+namespace {
+
+/// That one of them is of a class whose state is not known.
+std::exception_ptr unknown_among(const std::vector<torch::optim::Optimizer*>& optimizers) {
+  try {
+    for (const auto* optimizer : optimizers) static_cast<void>(parameters::descriptor_of(*optimizer));
+    return nullptr;
+  } catch (const InvalidArgument&) {
+    return std::current_exception();
+  }
+}
+
+/// What it throws ends the training of all ranks, except where CheckpointErrors may be thrown by all together.
+template <class Work>
+auto guarded(ranks::Ranks& ranks, const char* action, Work&& work) -> decltype(work()) {
+  try {
+    return work();
+  } catch (const CheckpointError&) {
+    throw;
+  } catch (const std::exception&) {
+    ranks::fail_without_frames(ranks, ranks.logger(LogModule::kSession), action);
+  }
+}
+
+}  // namespace
+
+std::vector<PlacedTensor> ModelCheckpoints::placed() const {
+  std::vector<PlacedTensor> tensors;
+  for (const auto& tensor : parts_.parameters.tensors()) tensors.push_back(placed(tensor));
+  return tensors;
+}
+
+PlacedTensor ModelCheckpoints::placed(const parameters::StateTensor& tensor) const {
+  return {tensor.name(), tensor.handle, tensor.holders, tensor.sizes, parts_.parameters.elements_of_holders(tensor)};
+}
+
+at::Tensor ModelCheckpoints::gather(const at::Tensor& handle) {
+  const auto& tensor = parts_.parameters.of(handle);
+  parts_.validator.agree(calls::CallKind::kGather, tensor.name());
+  return guarded(parts_.ranks, "gather", [&] { return gather_tensor(parts_.ranks.world(), placed(tensor)); });
+}
+
+std::vector<std::pair<std::string, at::Tensor>> ModelCheckpoints::gather_state() {
+  parts_.validator.agree(calls::CallKind::kGather, "state");
+  const auto values =
+      guarded(parts_.ranks, "gather_state", [&] { return gather_tensors(parts_.ranks.world(), placed()); });
+  std::vector<std::pair<std::string, at::Tensor>> state;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    for (const auto& name : parts_.parameters.tensors()[i].names) state.emplace_back(name, values[i]);
+  }
+  return state;
+}
+
+std::unique_ptr<torch::optim::Optimizer> ModelCheckpoints::gather_optimizer(torch::optim::Optimizer& optimizer) {
+  static_cast<void>(parameters::descriptor_of(optimizer));
+  parts_.validator.agree(calls::CallKind::kGather, "optimizer");
+  return guarded(parts_.ranks, "gather_optimizer",
+                 [&] { return checkpoint::gather_optimizer(parts_.ranks.world(), placed(), optimizer); });
+}
+
+void ModelCheckpoints::save(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
+                            const SaveOptions& options) {
+  const auto details = folder + " as " + std::string(options.format.name());
+  parts_.validator.agree(calls::CallKind::kSave, details, unknown_among(optimizers));
+  guarded(parts_.ranks, "save", [&] {
+    save_checkpoint(parts_.ranks.world(), options.format, folder, placed(), optimizers,
+                    {parts_.progress.seed, parts_.progress.calls, parts_.gradients.scaler_state()});
+  });
+}
+
+void ModelCheckpoints::load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
+                            const LoadOptions& options, bool deployed, bool plan_only) {
+  const auto details = folder + (options.optimizer == Missing::kAllowed ? ", without an optimizer that it lacks" : "");
+  parts_.validator.agree(calls::CallKind::kLoad, details, unknown_among(optimizers));
+  if (plan_only) return;  // nobody asks for values
+  guarded(parts_.ranks, "load", [&] {
+    if (deployed)
+      take_info(load_checkpoint(parts_.ranks.world(), single_file(), folder, placed(), optimizers, options));
+    else
+      early_.add(parts_.ranks.world(), single_file(), folder, placed(), optimizers, options, parts_.init);
+  });
+  parts_.watches.steps().forget();
+}
+
+void ModelCheckpoints::take_info(const std::optional<CheckpointInfo>& info) {
+  if (!info) return;
+  parts_.progress.seed = info->seed;
+  parts_.progress.calls = info->calls;
+  if (parts_.gradients.scaler_state() && info->scaler) parts_.gradients.start_scaling(*info->scaler);
+}
+
+bool ModelCheckpoints::bring() {
+  if (early_.empty()) return false;
+  guarded(parts_.ranks, "load", [&] { early_.bring(parts_.ranks.world(), placed(), parts_.init); });
+  return true;
+}
+
+void ModelCheckpoints::take_over() {
+  guarded(parts_.ranks, "load", [&] { take_info(early_.take_over(parts_.init)); });
+}
+
+}  // namespace autopar::checkpoint

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <torch/optim/optimizer.h>
+
+#include <autopar/torch/checkpoint_format.hpp>
+#include <autopar/torch/load_options.hpp>
+
+#include "torch/calls/call_validator.hpp"
+#include "torch/calls/progress.hpp"
+#include "torch/checkpoint/checkpoint.hpp"
+#include "torch/checkpoint/early_loads.hpp"
+#include "torch/gradients/gradient_applier.hpp"
+#include "torch/parameters/parameter_store.hpp"
+#include "torch/ranks/ranks.hpp"
+
+namespace autopar::checkpoint {
+
+/// Gathers, saves and loads a model: its parameters and buffers, optimizers, progress and loss scale. Collective.
+class ModelCheckpoints {
+ public:
+  struct Parts {
+    ranks::WorldRanks& ranks;
+    const parameters::ParameterStore& parameters;
+    calls::StepWatches& watches;
+    calls::CallValidator& validator;
+    gradients::GradientApplier& gradients;
+    calls::Progress& progress;
+    InitRecord* init;  ///< null if parameters have values
+  };
+
+  /// @pre what is referred to outlives this
+  explicit ModelCheckpoints(const Parts& parts) : parts_(parts) {}
+
+  // ---- @pre the model is deployed
+  [[nodiscard]] at::Tensor gather(const at::Tensor& handle);
+  [[nodiscard]] std::vector<std::pair<std::string, at::Tensor>> gather_state();
+  [[nodiscard]] std::unique_ptr<torch::optim::Optimizer> gather_optimizer(torch::optim::Optimizer& optimizer);
+  void save(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
+            const SaveOptions& options);
+
+  /// @param deployed   else what is read takes effect when the model is deployed
+  /// @param plan_only  nobody asks for values
+  void load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
+            const LoadOptions& options, bool deployed, bool plan_only);
+
+  // ---- loads before deployment
+  void attach(torch::optim::Optimizer& optimizer) const { early_.require_same_groups(optimizer); }
+  /// Called when places are known and values are not made. @return whether there were loads
+  bool bring();
+  /// Called when values are made, if there were loads.
+  void take_over();
+
+ private:
+  [[nodiscard]] std::vector<PlacedTensor> placed() const;
+  [[nodiscard]] PlacedTensor placed(const parameters::StateTensor& tensor) const;
+  void take_info(const std::optional<CheckpointInfo>& info);
+
+  Parts parts_;
+  EarlyLoads early_;
+};
+
+}  // namespace autopar::checkpoint

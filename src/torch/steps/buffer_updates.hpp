@@ -1,0 +1,31 @@
+#pragma once
+
+#include <vector>
+
+#include "torch/deployment/deployment.hpp"
+#include "torch/parameters/parameter_store.hpp"
+#include "torch/steps/step_call.hpp"
+
+namespace autopar::steps {
+
+/// Writes what forward writes to buffers, once, at a call's end: statistics of batch norms, counters, sums over
+/// samples.
+class BufferUpdates {
+ public:
+  /// @pre what is referred to outlives this
+  BufferUpdates(parameters::ParameterStore& parameters, deployment::Deployment& deployment)
+      : parameters_(parameters), deployment_(deployment) {}
+
+  /// Collective. @pre the call's forward has run
+  void run(Call& call);
+
+ private:
+  struct NormPool;
+  void pool_batch_norms(Call& call);
+  void pool_over(const std::vector<Rank>& holders, std::vector<NormPool>& pools, const OpGraph& graph);
+
+  parameters::ParameterStore& parameters_;
+  deployment::Deployment& deployment_;
+};
+
+}  // namespace autopar::steps
