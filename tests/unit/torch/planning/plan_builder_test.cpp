@@ -10,6 +10,7 @@
 #include <autopar/plan/plan_with_defaults.hpp>
 
 #include <catch_shim.hpp>
+#include <fake_costs.hpp>
 #include <one_rank.hpp>
 #include <temp_folder.hpp>
 
@@ -21,28 +22,6 @@ namespace plan_builder_test {
 using namespace autopar;
 
 constexpr std::int64_t kBatch = 8;
-
-/// Devices that nobody asks, and how often they are asked for costs.
-class FakeCosts final : public planning::CostSource {
- public:
-  [[nodiscard]] bool measures() const override { return true; }
-  [[nodiscard]] Cluster cluster() const override {
-    Cluster cluster;
-    cluster.name = "fake";
-    cluster.devices = 1;
-    cluster.device.name = "fake";
-    cluster.device.memory = memory;
-    return cluster;
-  }
-  [[nodiscard]] MeasuredCosts costs(const planning::ModelProgram&, const cost::GraphProfile&, std::int64_t batch,
-                                    bool) override {
-    asked.push_back(batch);
-    return {};
-  }
-
-  Bytes memory{std::int64_t{1} << 30};
-  std::vector<std::int64_t> asked;
-};
 
 /// A captured model with everything that a PlanBuilder is built from.
 struct Fixture {
@@ -70,7 +49,7 @@ struct Fixture {
     requests.push_back(request);
     return try_plan_with_defaults(model, own, cluster, request, observer);
   };
-  FakeCosts costs;
+  test::FakeCosts costs;
   planning::ModelProgram program;
   planning::ModelPrograms programs;
   cost::GraphProfile profile;
