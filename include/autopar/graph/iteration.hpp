@@ -9,7 +9,7 @@
 #include <autopar/core/ids.hpp>
 #include <autopar/graph/concepts.hpp>
 
-// Own iterators in place of std::views: clang 14, and clang-tidy-14 with it, refuses those of libstdc++ 12.
+// Own iterators instead of std::views: clang 14 and clang-tidy-14 do not compile the views of libstdc++ 12.
 
 namespace autopar {
 
@@ -17,7 +17,7 @@ namespace autopar {
 template <class Id>
 class IdRange : public std::ranges::view_base {
  public:
-  /// @brief Random-access; makes its ids, so it outlives its range.
+  /// @brief Random-access. It computes the ids, so it may outlive its range.
   class Iterator {
    public:
     using value_type = Id;

@@ -50,7 +50,7 @@ template <DirectedGraph G>
 /// @brief The finest partition with an acyclic quotient in which the nodes of each group stay together.
 /// @param groups  nodes that must not be separated; groups that share a node are merged; other nodes start alone
 /// @throws InvalidArgument if a group names a node that the graph does not have
-/// @cost as for a partition
+/// @cost as the overload with a Partition
 template <DirectedGraph G>
 [[nodiscard]] Partition acyclic_coarsening(const G& graph, const std::vector<std::vector<NodeId>>& groups) {
   detail::DisjointSets together(graph.node_count());

@@ -20,8 +20,9 @@ namespace autopar {
 /// A set can run as one unit (take all inputs, run, give all outputs) exactly if it is convex.
 ///
 /// @invariant refers to the graph, which must outlive the tester and not change
-/// @cost building O(edges + nodes log nodes). A test O(size of the set + edges of visited nodes). These lie below the
-/// set and between its first and last node in a topological order. A narrow set in a huge graph is cheap.
+/// @cost building O(edges + nodes log nodes). A test O(size of the set + edges of visited nodes). Visited nodes are
+/// reachable from the set and lie between its first and last node in a topological order. So a narrow set in a huge
+/// graph is cheap.
 template <DirectedGraph G>
 class ConvexityTester {
  public:

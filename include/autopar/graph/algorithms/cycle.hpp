@@ -18,7 +18,7 @@ struct NumberedNode {
 
 namespace detail {
 
-/// Number of entering edges by node, parallel edges counted each.
+/// The in-degree of each node, by node; parallel edges count separately.
 template <DirectedGraph G>
 [[nodiscard]] std::vector<std::size_t> in_degrees(const G& graph) {
   std::vector<std::size_t> degrees(graph.node_count(), 0);

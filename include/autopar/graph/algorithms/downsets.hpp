@@ -64,10 +64,10 @@ class DownsetLattice {
 
   /// @brief Visits each proper superset of a downset once; the difference grows and shrinks node by node.
   ///
-  /// `enter(node, id)` is called when `node` joins the difference, which is then that between `id` and `from`. If it
-  /// returns false, the supersets that add only later nodes (in topological order) to this one are skipped. Use this
-  /// for a criterion that fails for all supersets once it fails, such as memory. `leave(node)` is called when the node
-  /// is removed.
+  /// `enter(node, id)` is called when `node` joins the difference: `id` without `from` is then the difference. If it
+  /// returns false, the supersets that add only later nodes (in topological order) to `id` are skipped. Use this for a
+  /// criterion that fails for all supersets once it fails, such as memory. `leave(node)` is called when the node is
+  /// removed.
   ///
   /// @cost O(log2(size())) for each visit, without recursion; there is one visit for each convex set that begins at
   /// `from`
