@@ -545,20 +545,15 @@ class ProgramBuilder {
 }  // namespace detail
 
 /// The program of every rank in one call: forwards and backwards in the policy's order, the messages between them, and
-/// the gradient reductions. Pure: every rank computes the same program.
+/// the gradient reductions. Pure: every rank computes the same program. `find_fault` lists the laws that it keeps. In
+/// addition:
 ///
-/// Laws (checked by `validate`):
 /// - All ranks' lists are projections of one total order, so the program completes even if a send waits for its
 ///   receive.
-/// - Messages of a directed pair of ranks are received in the order in which they are sent.
 /// - A send directly follows its producer. A receive stands where the producer starts, so that it can be posted before
 ///   the data are ready. A message within a rank is a send and a receive with the rank itself as peer.
-/// - The reductions of a stage follow a rank's last backward of the stage (for tied parameters, of any stage). Groups
-///   are in the pipeline's order, buckets ascending.
-///
-/// A replica of a stage with an empty slice of a micro-batch does nothing for it. All members of a group reduce, even
-/// if they had no sample. To run without reductions (`no_sync`), pass a pipeline without groups.
-///
+/// - A replica with an empty slice of a micro-batch does nothing for it. All members of a group reduce, even if they
+///   had no sample. To run without reductions (`no_sync`), pass a pipeline without groups.
 /// @throws InvalidArgument if pipeline or layout are malformed, or the policy violates its laws
 /// @throws CyclicOrders if the policy's orders do not suit this pipeline's channels
 /// @cost O(actions * log(ranks))
