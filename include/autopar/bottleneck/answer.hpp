@@ -2,7 +2,7 @@
 
 namespace autopar::detail {
 
-/// Of a check with a budget.
+/// The answer of a check with a budget; kUnknown if the budget ended first.
 enum class Answer { kYes, kNo, kUnknown };
 
 }  // namespace autopar::detail

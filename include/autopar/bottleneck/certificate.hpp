@@ -15,7 +15,7 @@
 
 namespace autopar {
 
-/// What a search claims: these stages, their slowest one, and that no plan is below the bound.
+/// What a search claims: a plan's stages, the seconds of its slowest stage, and a lower bound for every plan.
 struct BottleneckCertificate {
   std::vector<VariantStage> stages;  ///< empty: there is no plan at all, and the bound is infinite
   double seconds = 0;
@@ -30,8 +30,9 @@ struct CertificateVerdict {
 
 namespace detail {
 
-/// Rebuilds cost and bound from the tables alone. Shares no code with `BottleneckSearch`: sets of nodes instead of a
-/// lattice, plain fronts of (bytes, seconds) instead of a bounded knapsack, each stage costed from its definition.
+/// Recomputes cost and bound from the tables alone. It shares no code with `BottleneckSearch`. It uses sets of nodes
+/// instead of the lattice, and plain fronts of (bytes, seconds) instead of the bounded knapsack. Each stage is costed
+/// from its definition.
 class CertificateChecker {
  public:
   explicit CertificateChecker(const VariantTables& tables) : tables_(tables), graph_(tables.graph) {}
@@ -130,8 +131,8 @@ class CertificateChecker {
     return v.work * tables_.work_share[d] + border * tables_.border_cost[d] + v.parameters * tables_.parameter_cost[d];
   }
 
-  /// Whether any pipeline keeps every stage at or below `limit` seconds: from the last stage backwards, for each set of
-  /// nodes done and sum of data degrees the fewest devices.
+  /// Whether some pipeline keeps every stage at or below `limit` seconds. A dynamic program from the last stage
+  /// backwards: for each set of staged nodes and sum of data degrees, the fewest devices.
   [[nodiscard]] bool plan_exists(double limit) {
     limit_ = limit;
     done_.clear();
@@ -148,7 +149,7 @@ class CertificateChecker {
     return false;
   }
 
-  /// Every stage in front of the tail: nodes in reverse topological order, each taken or left.
+  /// Tries every stage in front of the tail: takes or leaves each node, in reverse topological order.
   void grow(std::size_t from) {
     if (order_.empty()) order_ = topological_order(graph_);
     for (std::size_t i = from; i < order_.size(); ++i) {
@@ -169,7 +170,8 @@ class CertificateChecker {
     }
   }
 
-  /// With one micro-batch in flight, the fastest variants and no border, on all devices that are left.
+  /// Whether the stage is feasible at best: one micro-batch in flight, the cheapest variants, free borders, all devices
+  /// left.
   [[nodiscard]] bool could_fit() const {
     int fewest = tables_.devices;
     for (const auto& [sum, devices] : before_) fewest = std::min(fewest, devices);
@@ -259,8 +261,9 @@ class CertificateChecker {
   return detail::CertificateChecker(tables).seconds(stages);
 }
 
-/// Rebuilds a plan's cost and its bound from the tables alone, by code that shares nothing else with the search.
-/// @pre check_tables(tables) @cost as many stages as the graph has pairs of cuts; meant for checking, not for speed
+/// Recomputes a plan's cost and bound from the tables, without code of the search.
+/// @pre check_tables(tables)
+/// @cost up to one stage for each pair of nested cuts of the graph; meant for checks, not for speed
 [[nodiscard]] inline CertificateVerdict check_certificate(const VariantTables& tables,
                                                           const BottleneckCertificate& claim) {
   return detail::CertificateChecker(tables).check(claim);

@@ -21,10 +21,10 @@ namespace autopar::detail {
 
 /// Decides whether a pipeline exists whose stages all take at most a limit.
 ///
-/// A dynamic program from the last stage backwards over tails (sets closed under successors). A label of a tail is the
-/// sum of data degrees of its stages and the fewest devices for that; dominated labels go, and those that the rest of
-/// the nodes cannot complete (`RestDevices`). Of the data degrees of a stage the smallest that is fast enough and fits
-/// is enough: a larger one takes more devices and leaves more micro-batches in flight in front.
+/// A dynamic program from the last stage backwards over tails: sets closed under successors. A label of a tail is a sum
+/// of its stages' data degrees with the fewest devices for it. Labels that are dominated, or that the rest of the nodes
+/// cannot complete (`RestDevices`), are dropped. Of a stage's data degrees only the smallest that is fast enough and
+/// fits is tried. A larger one takes more devices and leaves more micro-batches in flight in the stages before it.
 ///
 /// Refers to its arguments, which must outlive it.
 class BottleneckCheck {
@@ -44,9 +44,9 @@ class BottleneckCheck {
   BottleneckCheck(const BottleneckCheck&) = delete;  // parts refer to each other
   BottleneckCheck& operator=(const BottleneckCheck&) = delete;
 
-  /// @param width   most tails of each size that are extended, those that waste the fewest devices first; if there are
-  ///                more, a no is no proof
-  /// @param states  budget, what is used is taken off
+  /// @param width   how many tails of each size are extended, those with the smallest bound on devices first; if there
+  /// are more, kNo proves nothing
+  /// @param states  budget; reduced by the states used
   [[nodiscard]] Answer run(double limit, std::size_t width, std::int64_t& states) {
     limit_ = limit * (1 + kRounding);
     states_left_ = states - static_cast<std::int64_t>(tails_.size());
@@ -67,16 +67,16 @@ class BottleneckCheck {
     return states_left_ < 0 ? Answer::kUnknown : Answer::kNo;
   }
 
-  /// Whether the last run left out no tail, so that its no is a proof.
+  /// Whether the last run skipped no tail: then its kNo is a proof.
   [[nodiscard]] bool complete() const { return complete_; }
-  /// Most tails of one size.
+  /// The largest number of tails of one size.
   [[nodiscard]] std::size_t widest() const {
     std::size_t widest = 0;
     for (const auto& tails : by_size_) widest = std::max(widest, tails.size());
     return widest;
   }
 
-  /// The pipeline that the last run found. @pre it said yes
+  /// The pipeline that the last run found. @pre it returned kYes
   [[nodiscard]] std::vector<VariantStage> stages() {
     std::vector<VariantStage> stages;
     for (std::int32_t at = end_; labels_[static_cast<std::size_t>(at)].before >= 0;) {
@@ -101,13 +101,13 @@ class BottleneckCheck {
   }
 
  private:
-  static constexpr double kRounding = 1e-13;     // sums of doubles in another order
-  static constexpr std::int64_t kTryStates = 4;  // a stage whose variants are looked at costs as much as so many visits
+  static constexpr double kRounding = 1e-13;     // for sums in another order
+  static constexpr std::int64_t kTryStates = 4;  // visits that cost as much as one check of a stage's variants
   static constexpr std::size_t kTogether = 4;    // labels that one look at the front may rule out
 
   struct Label {
     int sum, devices;
-    std::int32_t before;  ///< label it came from
+    std::int32_t before;  ///< the label that it extends
     DownsetId tail;
     std::int16_t t, d;
   };
@@ -119,7 +119,7 @@ class BottleneckCheck {
 
   [[nodiscard]] static int in_flight(int sum, int replicas) { return 1 + (sum + replicas - 1) / replicas; }
 
-  /// The tails of one size that can be completed.
+  /// Selects the tails of one size that can be completed.
   void choose(const std::vector<DownsetId>& tails, std::size_t width) {
     chosen_.clear();
     for (const DownsetId tail : tails) {
@@ -140,7 +140,7 @@ class BottleneckCheck {
     return devices + static_cast<double>(rest_.at(tail, sum)) <= tables_.devices;
   }
 
-  /// Keeps the labels of a tail free of dominated ones: ascending sums, descending devices.
+  /// Adds a label that is not dominated and drops those that it dominates. Sums ascend, devices descend.
   void add(DownsetId tail, const Label& label) {
     Front& front = fronts_[tail.index()];
     auto at = front.begin();
@@ -181,7 +181,7 @@ class BottleneckCheck {
         [&](NodeId node) { stage_.leave(node); });
   }
 
-  /// @return whether larger stages can be right: what only grows with a stage decides
+  /// @return whether a larger stage may be feasible, judged by what never shrinks when a stage grows
   [[nodiscard]] bool look_at(DownsetId to) {
     const double room = room_ - static_cast<double>(rest_.in_row(row_, to));
     bool possible = false;
@@ -194,19 +194,19 @@ class BottleneckCheck {
     return possible;
   }
 
-  /// Position of the first data degree of at least so many replicas.
+  /// Position of the first data degree with at least so many replicas.
   [[nodiscard]] std::size_t first_degree(double replicas) const {
     const auto at = std::lower_bound(tables_.replicas.begin(), tables_.replicas.end(), replicas);
     return static_cast<std::size_t>(at - tables_.replicas.begin());
   }
-  /// @param at  labels with a smaller or equal sum; moves on as sums rise
+  /// @param at  number of leading labels whose sum is at most `sum`; advances, as callers pass rising sums
   [[nodiscard]] static bool dominated(const Front& front, std::size_t& at, int sum, std::int64_t devices) {
     while (at < front.size() && front[at].sum <= sum) ++at;
     return at > 0 && front[at - 1].devices <= devices;
   }
 
-  /// The stage that has grown, under a tensor degree, in front of each label. From label to label the least data degree
-  /// that will do only rises.
+  /// Tries the grown stage under a tensor degree in front of each open label. From label to label the least sufficient
+  /// data degree never decreases.
   void offer(DownsetId to, std::size_t t, double room) {
     --states_left_;
     const int most = fewest_ + static_cast<int>(room), degree = tables_.tensor_degrees[t];
@@ -236,8 +236,8 @@ class BottleneckCheck {
         states_left_ -= kTryStates;
         if (!needs) needs = fit_.needs(stage_, t);
         if (label.sum > 0 && needs->most_waiting < 2) return;
-        // Waiting stages have at least one micro-batch in flight and one for each stage behind: straight to the degree
-        // that leaves few enough.
+        // A waiting stage has at least one micro-batch in flight, and one more for each stage behind it. Skip to the
+        // degree that leaves few enough.
         const int waiting = in_flight(label.sum, replicas);
         if (label.sum > 0 && waiting > needs->most_waiting) {
           const double enough = label.sum / (std::floor(needs->most_waiting) - 1);
@@ -272,10 +272,11 @@ class BottleneckCheck {
   };
   std::vector<Chosen> chosen_;
 
-  Front open_;  // of the tail that is extended
+  Front open_;  // of the tail that is being extended
   int fewest_ = 0;
   std::size_t row_ = 0;
-  double room_ = 0, spare_ = 0;  // devices for the stage and the rest; of it for waste
+  double room_ = 0, spare_ = 0;  // devices for the stage and the nodes before it; how many of them the bound does not
+                                 // need
 };
 
 }  // namespace autopar::detail

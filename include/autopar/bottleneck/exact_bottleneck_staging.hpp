@@ -14,7 +14,8 @@ namespace autopar {
 
 namespace detail {
 
-/// The tables with their nodes in one order only: its plans are plans of the tables, its bound is none.
+/// The tables with their nodes in one fixed order: its plans are plans of the tables, but its bound is no bound for
+/// them.
 [[nodiscard]] inline VariantTables in_a_line(VariantTables tables) {
   const auto order = topological_order(tables.graph);
   for (std::size_t i = 0; i + 1 < order.size(); ++i) {
@@ -31,14 +32,14 @@ namespace detail {
 
 }  // namespace detail
 
-/// The pipeline with the fastest slowest stage, with its proof, or the best that the budget allows and how far it may
-/// be from the fastest. Nodes that cost nothing, or next to nothing at an end of the graph, are folded away; the best
-/// plan along one order is found first.
-/// @cost bounded by `max_states`, about 30 to 60 ns each
+/// The pipeline whose slowest stage is fastest, with a proof; or the best plan within the budget, with a lower bound.
+/// Folded away are nodes that cost nothing, and nodes at an end of the graph that cost almost nothing. For graphs with
+/// many cuts the best plan along one topological order is found first.
+/// @cost at most `max_states` states of about 30 to 60 ns each
 struct ExactBottleneckStaging {
   using policy_category = staging_policy_tag;
   std::int64_t max_states = 9'000'000;
-  std::size_t max_tails = 200'000;  ///< graphs with more cuts are planned along one order only
+  std::size_t max_tails = 200'000;  ///< graphs with more cuts are planned along one topological order only
 
   [[nodiscard]] BottleneckResult search(const SlowestStage& objective) const {
     const VariantTables& tables = objective.tables();
@@ -50,7 +51,7 @@ struct ExactBottleneckStaging {
         result.seconds = slowest_of(tables, result.stages);
         return result;
       }
-      result.stages.clear();  // what they hold was too much after all: with them, then
+      result.stages.clear();  // they do not fit beside their neighbours: search with their costs
       result.seconds = std::numeric_limits<double>::infinity();
       return plan(tables, std::move(result));
     }
@@ -58,7 +59,7 @@ struct ExactBottleneckStaging {
   }
 
  private:
-  /// @param start  no plan, but a bound that holds
+  /// @param start  no plan, but a lower bound that holds
   [[nodiscard]] BottleneckResult plan(const VariantTables& all, BottleneckResult start) const {
     const detail::FreeNodes free(all);
     const VariantTables& tables = free.folded();
@@ -69,7 +70,7 @@ struct ExactBottleneckStaging {
       const auto line_tails = tails_of(line, tables.graph.node_count() + 1);
       start = BottleneckSearch(line, *line_tails).solve(std::move(start), tails ? max_states / 10 : max_states);
     }
-    start.lower_bound = std::max(bound, even_share(tables));  // not of that order only
+    start.lower_bound = std::max(bound, even_share(tables));  // the bound of one order is no bound for all
     if (tails) start = BottleneckSearch(tables, *tails).solve(std::move(start), max_states);
     start.stages = free.unfold(start.stages);
     return start;
@@ -77,7 +78,7 @@ struct ExactBottleneckStaging {
 };
 static_assert(StagingPolicy<ExactBottleneckStaging, SlowestStage>);
 
-/// The same for tables at hand.
+/// The same search for existing tables.
 /// @throws InvalidArgument as `check_tables`
 [[nodiscard]] inline BottleneckResult solve_bottleneck(const VariantTables& tables,
                                                        const ExactBottleneckStaging& staging = {}) {

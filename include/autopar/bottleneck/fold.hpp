@@ -12,7 +12,7 @@ namespace autopar {
 namespace detail {
 
 /// Tables without the nodes that cost nothing wherever they run. Such a node can always join the earliest stage that
-/// its predecessors allow; what stays of it is that its successors come after its predecessors.
+/// its predecessors allow. Edges keep its successors after its predecessors.
 class FreeNodes {
  public:
   explicit FreeNodes(const VariantTables& tables) : tables_(tables), order_(topological_order(tables.graph)) {
@@ -56,7 +56,7 @@ class FreeNodes {
         if (!edges || v.work != 0 || v.bytes_in_flight != 0 || v.bytes != 0 || v.parameters != 0) return false;
       }
     }
-    // The other ends of its edges must not pay either.
+    // Its neighbours must not pay for its edges either.
     for (const EdgeId edge : tables_.graph.in_edges(node)) {
       if (pays(tables_.graph.source(edge), edge, false)) return false;
     }
@@ -95,7 +95,7 @@ class FreeNodes {
         for (NodeVariant& v : variants) v.in.clear(), v.out.clear();
       }
     }
-    // Edges in their old order, so that each finds its bytes; then the orders that free nodes passed on.
+    // Edges in their original order, so that each finds its bytes; then the precedences that free nodes imply.
     for (const EdgeId edge : tables_.graph.edges()) {
       const NodeId from = tables_.graph.source(edge), to = tables_.graph.target(edge);
       if (free_[from.index()] || free_[to.index()]) continue;

@@ -12,13 +12,13 @@
 
 namespace autopar::detail {
 
-/// A stage that grows node by node in front of a tail, and sums of what it needs at least under each tensor degree.
-/// A node joins after all its successors, so that what it adds depends on the tail alone.
+/// A stage that grows node by node in front of a tail, with lower bounds on its needs under each tensor degree. A node
+/// joins after all its successors, so its contribution depends on the tail alone.
 ///
 /// Refers to its arguments, which must outlive it.
 class GrowingStage {
  public:
-  static constexpr std::size_t kLanes = 4;  ///< tensor degrees that are looked at together
+  static constexpr std::size_t kLanes = 4;  ///< tensor degrees that are processed together
 
   GrowingStage(const VariantTables& tables, const LeastNeeds& least, const RestDevices& rest)
       : tables_(tables), least_(least), rest_(rest), blocks_((tables.tensor_degrees.size() + kLanes - 1) / kLanes) {
@@ -36,9 +36,9 @@ class GrowingStage {
     held_.assign(tables_.tensor_degrees.size(), 0);
   }
 
-  /// An empty stage in front of a tail of these nodes.
-  /// @param row    of `RestDevices`
-  /// @param fewest, lowest  devices and sum of data degrees of the tail, at least
+  /// Starts an empty stage in front of a tail of these nodes.
+  /// @param row     of `RestDevices`
+  /// @param fewest, lowest  lower bounds on the tail's devices and on its sum of data degrees
   template <class Nodes>
   void begin(const Nodes& tail, double limit, std::size_t row, int fewest, int lowest) {
     limit_ = limit;
@@ -76,15 +76,15 @@ class GrowingStage {
   [[nodiscard]] const std::vector<char>& inside() const { return inside_; }         ///< by node
   [[nodiscard]] const std::vector<std::uint64_t>& words() const { return words_; }  ///< a bit for each node
   [[nodiscard]] std::size_t blocks() const { return blocks_; }
-  /// Devices that its work and its crossing edges need at least.
+  /// Lower bound on devices, from work and crossing edges.
   [[nodiscard]] double devices(std::size_t t) const { return frame(t / kLanes).devices[t % kLanes]; }
 
   struct Lanes {
-    unsigned grows = 0;  ///< tensor degrees under which a larger stage may be right
-    unsigned now = 0;    ///< and this one
+    unsigned grows = 0;  ///< by bit: tensor degrees under which a larger stage may be feasible
+    unsigned now = 0;    ///< likewise this stage
   };
-  /// @param spare  devices that the stage may need more than `RestDevices` says
-  /// @param room   devices that it may have
+  /// @param spare  devices that the stage may need beyond the bound of `RestDevices`
+  /// @param room   devices available to it
   [[nodiscard]] Lanes possible(std::size_t block, double spare, double room) const {
     const Terms& terms = frame(block);
     Lanes lanes;
@@ -101,7 +101,7 @@ class GrowingStage {
   struct Terms {
     Sums devices{};
     Sums waste{};  ///< see RestDevices
-    Sums bytes{};  ///< at least
+    Sums bytes{};  ///< lower bound
 
     [[nodiscard]] Terms plus(const Terms& other) const {
       Terms sum;
@@ -152,11 +152,11 @@ class GrowingStage {
   const LeastNeeds& least_;
   const RestDevices& rest_;
   std::size_t blocks_;
-  std::vector<std::size_t> position_in_;  // of an edge among those of its target
+  std::vector<std::size_t> position_in_;  // of an edge among its target's in-edges
 
   double limit_ = 0;
   std::size_t row_ = 0;
-  std::vector<std::size_t> held_;  // row of least bytes, by tensor degree
+  std::vector<std::size_t> held_;  // row of `LeastNeeds::held`, by tensor degree
   std::vector<char> in_tail_, inside_;
   std::vector<std::uint64_t> words_;
   std::vector<std::uint32_t> stamp_;

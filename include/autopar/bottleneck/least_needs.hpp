@@ -9,12 +9,13 @@
 
 namespace autopar::detail {
 
-/// What each node needs at least under each tensor degree, whichever variant it runs as.
+/// Lower bounds on what each node needs under each tensor degree, over all its variants.
 class LeastNeeds {
  public:
-  /// Of one node under one tensor degree: the least of each over variants, and the variant with the least work.
+  /// One node under one tensor degree. `work`, `in_flight` and `bytes` are those of the variant with the least work;
+  /// everything else is the minimum over variants.
   struct Node {
-    double work = std::numeric_limits<double>::infinity();  ///< if it cannot run so
+    double work = std::numeric_limits<double>::infinity();  ///< infinite if it cannot run so
     double parameters = 0, in_flight = 0, bytes = 0, all_in = 0;
     double least_in_flight = 0, least_bytes = 0;
     std::vector<double> in{}, out{};
@@ -36,17 +37,17 @@ class LeastNeeds {
   }
 
   [[nodiscard]] const Node& at(NodeId node, std::size_t t) const { return of_[node.index() * degrees_ + t]; }
-  /// Whether the variants of a node differ in work and bytes only.
+  /// Whether the variants of each node differ in work and bytes only.
   [[nodiscard]] bool uniform() const { return uniform_; }
-  /// Least device-seconds of a second of work, of a crossing byte.
+  /// Least device-seconds for a second of work, and for a crossing byte.
   [[nodiscard]] double work_share() const { return work_share_; }
   [[nodiscard]] double border_share() const { return border_share_; }
 
-  /// Rows of `held`: numbers of micro-batches in flight, rounded down.
+  /// The row of `held` for a number of micro-batches in flight, rounded down.
   [[nodiscard]] std::size_t row_of(int waiting) const {
     return static_cast<std::size_t>(std::upper_bound(held_at_.begin(), held_at_.end(), waiting) - held_at_.begin()) - 1;
   }
-  /// Least bytes of a node.
+  /// Least bytes of a node with the row's number of micro-batches in flight.
   [[nodiscard]] double held(std::size_t row, NodeId node, std::size_t t) const {
     return held_[(row * nodes_ + node.index()) * degrees_ + t];
   }

@@ -9,9 +9,9 @@
 
 namespace autopar::detail {
 
-/// Nodes at the ends of a graph that take no time and hardly any memory: inputs such as masks and token ids. Without
-/// their costs they are no part of the search (`FreeNodes`), and what that finds and proves holds for them if they fit
-/// beside the only node that they are connected with.
+/// Nodes at the ends of a graph that take no time and almost no memory, such as masks and token ids. Without their
+/// costs they are no part of the search (`FreeNodes`). What the search finds and proves holds for them if they fit
+/// beside their only neighbour.
 class NegligibleNodes {
  public:
   explicit NegligibleNodes(const VariantTables& tables) : tables_(tables) {
@@ -20,7 +20,7 @@ class NegligibleNodes {
       if (tables.graph.in_edges(node).size() + tables.graph.out_edges(node).size() != 1 || !is_negligible(node))
         continue;
       const NodeId host = host_of(node);
-      if (taken[host.index()]) continue;  // it goes itself
+      if (taken[host.index()]) continue;  // the neighbour is moved itself
       taken[node.index()] = true;
       negligible_.push_back(node);
     }
@@ -28,7 +28,7 @@ class NegligibleNodes {
 
   [[nodiscard]] bool empty() const { return negligible_.empty(); }
 
-  /// The tables with these nodes for nothing.
+  /// The tables in which these nodes cost nothing.
   [[nodiscard]] VariantTables without_costs() const {
     VariantTables tables = tables_;
     for (const NodeId node : negligible_) {
@@ -51,8 +51,8 @@ class NegligibleNodes {
     return tables;
   }
 
-  /// Moves each of them beside the node that it is connected with.
-  /// @return whether they fit there, and leave no stage empty
+  /// Moves each of them into the stage of its neighbour.
+  /// @return whether they fit there, and no stage becomes empty
   [[nodiscard]] bool settle(std::vector<VariantStage>& stages) const {
     std::vector<bool> negligible(tables_.graph.node_count(), false);
     for (const NodeId node : negligible_) negligible[node.index()] = true;
@@ -78,7 +78,7 @@ class NegligibleNodes {
   }
 
  private:
-  static constexpr double kNegligible = 1e-4;  ///< of the memory
+  static constexpr double kNegligible = 1e-4;  ///< share of the memory
 
   [[nodiscard]] NodeId host_of(NodeId node) const {
     const auto& graph = tables_.graph;

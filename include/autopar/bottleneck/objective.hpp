@@ -15,7 +15,7 @@ namespace autopar {
 
 struct ExactBottleneckStaging;
 
-/// What a pipeline of variants costs.
+/// The costs of a pipeline of variants.
 struct PipelineTerms {
   Seconds slowest{};         ///< stage, a micro-batch
   double peak = 0;           ///< bytes of the fullest device
@@ -23,11 +23,11 @@ struct PipelineTerms {
   int replicas = 0;          ///< sum of data degrees
 };
 
-/// Seconds that the slowest stage of a pipeline takes for a micro-batch; ramp-up and drain are not in it. Nodes offer
-/// variants, stages a data degree and a tensor degree: the objective of Tarnawski, Narayanan and Phanishayee, Piper:
-/// multidimensional planner for DNN parallelization, NeurIPS 2021.
+/// The seconds that a pipeline's slowest stage takes for a micro-batch, without ramp-up and drain. Nodes have a choice
+/// of variants, stages a choice of data and tensor degrees.
 ///
-/// `Planner<SlowestStage>{}.plan(graph, costs, limits)`; needs `exact_bottleneck_staging.hpp` or a policy of one's own.
+/// `Planner<SlowestStage>{}.plan(graph, costs, limits)`; include `exact_bottleneck_staging.hpp` or use your own policy.
+/// @source Tarnawski, Narayanan, Phanishayee, "Piper: Multidimensional Planner for DNN Parallelization", NeurIPS 2021
 class SlowestStage {
  public:
   using policy_category = objective_policy_tag;
@@ -69,7 +69,7 @@ class SlowestStage {
     NodeId node;
     double bytes;  ///< at least, with one micro-batch in flight
   };
-  /// The first node that fits no device even alone: then there is no plan.
+  /// The first node that fits no device even alone; if there is one, there is no plan.
   [[nodiscard]] std::optional<TooLarge> too_large() const {
     for (const NodeId node : tables_.graph.nodes()) {
       double least = std::numeric_limits<double>::infinity();

@@ -10,21 +10,22 @@
 
 namespace autopar::detail {
 
-/// The fewest devices that everything outside a tail needs, if no stage may take longer than a limit T and the stages
-/// of the tail have a given sum s of data degrees. A sum over nodes, so that a table by tail says it at once.
+/// A lower bound on the devices for all nodes outside a tail. No stage may take longer than a limit T, and the stages
+/// of the tail have a sum s of data degrees. The bound is a sum over nodes, tabulated by tail.
 ///
-/// Why it holds, for a stage on d replicas with tensor degree t, that is on t * d devices:
-/// - Time. Its work and its gradient sums take at most T, so that t * d * work * work_share[d] / (T - parameters *
+/// Why it holds, for a stage with d replicas and tensor degree t, so on t * d devices:
+/// - Time: work and gradient sums take at most T. So t * d * work * work_share[d] / (T - parameters *
 ///   parameter_cost[d]), summed over its nodes, is at most t * d. Crossing edges add t * d * bytes * border_cost[d] /
 ///   T.
-/// - Memory M, once. It holds bytes_in_flight * y + bytes <= M, so that with any price p >= 0 the time sum plus
-///   p * (those bytes) - p * M is at most t * d. The credit p * M of each stage is paid back by what its borders cost.
-///   Borders are nested tails, of each size one. Of the stage behind a border some node has all its predecessors in
-///   front, of the stage in front of it some node has all its successors behind: each border costs at least the edges
-///   of such a pair. (Not the whole cut: an edge over many borders is paid once.)
-/// - Memory, all devices. y * d >= s + d, so that t * (bytes_in_flight * (s + d) + bytes * d) / M <= t * d.
-/// So is any mean of the last with the others. Each node chooses tensor degree and variant for itself, and the d of its
-/// stage is at least what the node alone needs.
+/// - Memory M of one device: with y micro-batches in flight, bytes_in_flight * y + bytes <= M. So for any price p >= 0
+///   the time sum plus p * (these bytes - M) is at most t * d. Each stage's credit p * M is paid back by its borders.
+///   They are nested tails, one of each size. Some node behind a border has all its predecessors in front of it, some
+///   node in front has all its successors behind. So a border costs at least the edges of such a pair. (Not the whole
+///   cut: an edge over many borders is paid once.)
+/// - Memory of all devices: y * d >= s + d. So t * (bytes_in_flight * (s + d) + bytes * d) / M <= t * d.
+///
+/// Any mean of the last bound with the others holds, too. Each node chooses tensor degree and variant for itself; the d
+/// of its stage is at least what the node alone needs.
 /// @source Lagrangian relaxation of the stage's knapsack: Geoffrion, Math. Programming Study 2, 1974
 class RestDevices {
  public:
@@ -44,20 +45,20 @@ class RestDevices {
     tabulate_cuts();
   }
 
-  /// Makes the table right for a limit; one made for a slightly larger limit is good enough. @cost O(tails * rows)
+  /// Fills the table for a limit, or keeps that of a slightly larger limit. @cost O(tails * rows)
   void prepare(double limit) {
     if (limit <= limit_ && limit > limit_ * (1 - kReuse)) return;
     limit_ = limit;
     tabulate_ways();
     rows_.resize(sums_.size());
     const bool far =
-        limit < chosen_for_ * 0.97 || limit > chosen_for_ * 1.03;  // means and prices stay good for a while
+        limit < chosen_for_ * 0.97 || limit > chosen_for_ * 1.03;  // the old mix and price remain good for a while
     if (far) chosen_for_ = limit;
     for (std::size_t row = 0; row < rows_.size(); ++row) fill_row(rows_[row], sums_[row], far);
     tabulate_tails();
   }
 
-  /// Rows of the table: sums of data degrees, rounded down.
+  /// The row for a sum of data degrees, rounded down.
   [[nodiscard]] std::size_t row_of(int sum) const {
     return row_of_[std::min(row_of_.size() - 1, static_cast<std::size_t>(sum))];
   }
@@ -66,7 +67,8 @@ class RestDevices {
   }
   [[nodiscard]] float at(DownsetId tail, int sum) const { return in_row(row_of(sum), tail); }
 
-  /// Devices that a node needs more than this bound says if its stage has the t-th tensor degree; only adds up.
+  /// Devices that a node needs beyond its share of the bound if its stage has the t-th tensor degree. Never negative;
+  /// adds up over nodes.
   [[nodiscard]] double waste(std::size_t row, NodeId node, std::size_t t) const {
     return rows_[row].under[node.index() * tables_.tensor_degrees.size() + t] - rows_[row].share[node.index()];
   }
@@ -82,19 +84,19 @@ class RestDevices {
   /// One variant of a node under one tensor degree, at the current limit.
   struct Way {
     double busy = kNever;  ///< devices for its time
-    double replicas = 0;   ///< least that are fast enough
+    double replicas = 0;   ///< least data degree that is fast enough
     double in_flight = 0, bytes = 0;
     double degree = 1;
     std::size_t t = 0;
   };
   struct Row {
-    double mix = 1, price = 0;         ///< of time against memory of all devices; devices a byte of a stage
-    double all = -1;                   ///< of the whole graph
+    double mix = 1, price = 0;         ///< weight of time against memory of all devices; devices per byte of a stage
+    double all = -1;                   ///< bound for the whole graph
     std::vector<double> share, under;  ///< [node], [node and tensor degree]
   };
 
-  /// What a node that joins a tail adds to what earlier stages pay for the edges into it, and what each border costs at
-  /// least: device-seconds.
+  /// In device-seconds: the cost that a node adds to the edges into a tail that it joins. And a lower bound on the cost
+  /// of each border.
   void tabulate_cuts() {
     double cost = kNever;
     for (std::size_t d = 0; d < tables_.replicas.size(); ++d)
@@ -165,7 +167,7 @@ class RestDevices {
     return way;
   }
 
-  /// @param choose  whether to look for the mean and the price that say most about the whole graph
+  /// @param choose  whether to look for the mean and the price with the best bound for the whole graph
   void fill_row(Row& best, int sum, bool choose) const {
     std::vector<double> waiting;  // least micro-batches in flight, by tensor degree
     for (const int degree : tables_.tensor_degrees) {
@@ -197,7 +199,7 @@ class RestDevices {
     }
   }
 
-  /// A credit is paid back where a cut costs more than it: around those costs a price says most.
+  /// Prices to try. A credit is paid back where a cut costs more than it, so prices near the costs of cuts are best.
   [[nodiscard]] std::vector<double> sensible_prices() const {
     std::vector<double> cuts;
     for (std::size_t size = 1; size + 1 < cheapest_border_.size(); ++size)
@@ -233,7 +235,7 @@ class RestDevices {
     }
   }
 
-  /// Data degree at which the node alone is fast enough and fits; infinite if there is none.
+  /// The least data degree at which the node alone is fast enough and fits; infinite if there is none.
   [[nodiscard]] double least_replicas(const Way& way, int sum) const {
     if (way.bytes > tables_.memory) return kNever;
     for (const int replicas : tables_.replicas) {
@@ -244,7 +246,8 @@ class RestDevices {
     return kNever;
   }
 
-  /// Credits that the stages in front of a tail may have left over. @param borders  what each pays back, by size
+  /// Minus the credits that the stages in front of a tail may have left. @param borders  least cost of a border of each
+  /// size
   [[nodiscard]] double owed(const Row& row, std::size_t size, const std::vector<double>& borders) const {
     const double credit = row.price * tables_.memory;
     double sum = -credit;
@@ -255,8 +258,8 @@ class RestDevices {
 
   void tabulate_tails() {
     rest_.resize(tails_.size() * sums_.size());
-    // What goes over the border of the tail itself: all edges into it, or those of one node; only with the latter may
-    // the stages in front of further borders be charged for theirs.
+    // The tail's own border costs all edges into it, or the edges of one node. Only with the latter may further borders
+    // be charged for what they send.
     std::vector<double> exact(tails_.size()), by_edges(cheapest_border_.size()), by_nodes(cheapest_border_.size());
     std::vector<double> joined(tails_.size(), 0);
     for (std::size_t i = 1; i < joined.size(); ++i)

@@ -9,13 +9,13 @@
 
 namespace autopar {
 
-/// What the search says of a problem.
+/// The result of a search.
 struct BottleneckResult {
   std::vector<VariantStage> stages;                          ///< in pipeline order; empty if no plan was found
   double seconds = std::numeric_limits<double>::infinity();  ///< of the slowest stage
   double lower_bound = 0;   ///< no plan has a slowest stage below this; infinite if there is no plan
-  int checks = 0;           ///< bottlenecks that were decided
-  std::int64_t states = 0;  ///< expanded
+  int checks = 0;           ///< number of limits that were decided
+  std::int64_t states = 0;  ///< number of states that were expanded
 };
 
 /// Seconds of the slowest stage of a pipeline. @pre each node is in one stage; degrees and variants exist

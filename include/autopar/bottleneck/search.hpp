@@ -24,7 +24,7 @@ namespace autopar {
   return enumerate_downsets(reversed, most);
 }
 
-/// Seconds of a stage if all devices shared all work evenly: a lower bound.
+/// Seconds of the slowest stage if all devices shared all work evenly: a lower bound.
 [[nodiscard]] inline double even_share(const VariantTables& tables) {
   constexpr double kNever = std::numeric_limits<double>::infinity();
   double share = kNever, all = 0;
@@ -40,9 +40,9 @@ namespace autopar {
   return all * share / tables.devices * (1 - 1e-12);
 }
 
-/// The pipeline with the fastest slowest stage, and the proof: a search for the bottleneck T below which no pipeline
-/// exists. Whether T can be met is decided by `BottleneckCheck`; thrifty checks find good plans quickly, and the last
-/// full one proves that nothing is faster.
+/// The pipeline whose slowest stage is fastest, with a proof: a search for the limit T below which no pipeline exists.
+/// `BottleneckCheck` decides whether a limit can be met. Narrow checks find good plans quickly; the last full check
+/// proves that no plan is faster.
 ///
 /// Deterministic, and exact unless the budget ends. Refers to the tables, which must outlive it.
 class BottleneckSearch {
@@ -53,8 +53,8 @@ class BottleneckSearch {
   static constexpr double kGap = 1e-9;
 
   /// @param start       a plan to improve, may be empty; its bound must hold
-  /// @param max_states  budget, about 50 ns each; afterwards the result is the best so far and the bound the last
-  /// proven
+  /// @param max_states  budget, about 50 ns each; if it ends, the result is the best plan so far and the last proven
+  /// bound
   [[nodiscard]] BottleneckResult solve(BottleneckResult start, std::int64_t max_states) {
     BottleneckResult best = std::move(start);
     best.lower_bound = std::max(best.lower_bound, even_share(tables_));
@@ -78,7 +78,7 @@ class BottleneckSearch {
  private:
   static constexpr double kNever = std::numeric_limits<double>::infinity();
 
-  /// No stage of any plan takes longer.
+  /// An upper bound on the seconds of any stage of any plan.
   [[nodiscard]] double most_seconds() const {
     double all = 0;
     const auto most = [](const std::vector<double>& values) { return *std::max_element(values.begin(), values.end()); };
@@ -95,14 +95,14 @@ class BottleneckSearch {
       }
       all += worst;
     }
-    return std::max(all * (1 + 1e-9), 1e-30);  // shares of a limit are divided by it
+    return std::max(all * (1 + 1e-9), 1e-30);  // limits are divisors
   }
 
   [[nodiscard]] static bool proven(const BottleneckResult& best) {
     return best.lower_bound >= best.seconds * (1 - kGap) * (1 - 1e-12);
   }
 
-  /// Narrow checks, downwards from the best plan in smaller and smaller steps: each no counts as if it were a proof.
+  /// Narrow checks: bisects, then approaches the best plan in ever smaller steps. Here kNo ends a step without a proof.
   void approach(std::size_t width, BottleneckResult& best) {
     if (best.stages.empty() && ask(most_seconds(), width, best) != detail::Answer::kYes) return;
     double low = best.lower_bound;
@@ -120,7 +120,7 @@ class BottleneckSearch {
     }
   }
 
-  /// Full checks just below the best plan, until one says no or the budget ends.
+  /// Full checks near the best plan, until kNo proves it or the budget ends.
   void prove(BottleneckResult& best) {
     if (best.stages.empty()) {
       const detail::Answer answer = ask(most_seconds(), kAll, best);
@@ -138,7 +138,7 @@ class BottleneckSearch {
     }
   }
 
-  /// What is left of the budget goes into the bound: full checks are cheap where little is possible.
+  /// Spends the rest of the budget on the bound: full checks are cheap where few plans are possible.
   void raise(BottleneckResult& best) {
     const std::int64_t all = left_;
     for (double part = 0.5; part > 0.01 && left_ > all / 20;) {
@@ -148,7 +148,7 @@ class BottleneckSearch {
     }
   }
 
-  /// A better plan goes into `best`. Leaves the reserve of the budget alone.
+  /// Checks a limit; a better plan goes into `best`. Leaves the budget's reserve alone.
   [[nodiscard]] detail::Answer ask(double seconds, std::size_t width, BottleneckResult& best) {
     ++best.checks;
     std::int64_t states = left_ - reserve_;

@@ -10,17 +10,17 @@
 
 namespace autopar::detail {
 
-/// Decides whether a stage is fast enough and fits under given degrees.
+/// Decides whether a stage is fast enough and fits the memory under given degrees.
 ///
 /// Refers to its arguments, which must outlive it.
 class StageFit {
  public:
   StageFit(const VariantTables& tables, const LeastNeeds& least) : tables_(tables), least_(least), fit_(tables) {}
 
-  /// Of a stage, with the least of each over the variants of a node.
+  /// Sums over a stage's nodes of the least that their variants need.
   struct Needs {
     double work = 0, border = 0, parameters = 0, in_flight = 0, bytes = 0;
-    double most_waiting = 0;  ///< micro-batches in flight above which no variants fit
+    double most_waiting = 0;  ///< micro-batches in flight above which no variants fit the memory
   };
 
   [[nodiscard]] Needs needs(const GrowingStage& stage, std::size_t t) const {
@@ -49,7 +49,8 @@ class StageFit {
     return sum;
   }
 
-  /// @param needs  of the stage and the tensor degree @param d  position of the data degree
+  /// @param needs  of the stage under the tensor degree
+  /// @param d      position of the data degree
   [[nodiscard]] bool runs(const Needs& needs, const GrowingStage& stage, std::size_t t, std::size_t d, int in_flight,
                           double limit) {
     const double took = needs.work * tables_.work_share[d] + needs.border * tables_.border_cost[d] +

@@ -18,15 +18,16 @@ namespace autopar {
 /// The devices that a plan may use.
 struct DeviceLimits {
   int devices = 1;
-  double memory = 0;  ///< bytes of one
+  double memory = 0;  ///< bytes of one device
 };
 
-/// A pipeline problem as values: what the exact bottleneck search, its certificate and its checker share.
+/// A pipeline problem as values, shared by the exact bottleneck search, its certificate and its checker.
 ///
-/// A stage has a convex set of nodes, a data degree d of `replicas`, a tensor degree and for each node one of its
-/// variants. It takes work * `work_share[d]` + crossing bytes * `border_cost[d]` + parameters * `parameter_cost[d]`
-/// seconds a micro-batch, and holds bytes_in_flight * ceil(sum of d of this and later stages / d) + bytes for each
-/// node. Wanted: the smallest slowest stage on `devices` devices, d * tensor degree each stage.
+/// A stage has a convex set of nodes, a data degree d (its replicas), a tensor degree, and one variant for each of its
+/// nodes. A micro-batch takes it work * `work_share[d]` + crossing bytes * `border_cost[d]` + parameters *
+/// `parameter_cost[d]` seconds. It holds bytes_in_flight * ceil(sum of d of this and later stages / d) + bytes for each
+/// node. It occupies d * tensor degree devices. Wanted: the pipeline on `devices` devices whose slowest stage is
+/// fastest.
 struct VariantTables {
   Graph<std::int64_t, char> graph;  ///< nodes hold the user's ids
   std::vector<int> tensor_degrees;
@@ -86,7 +87,7 @@ inline void check_tables(const VariantTables& tables) {
   }
 }
 
-/// Any graph with any cost model as values.
+/// The tables of any graph with any cost model.
 /// @throws InvalidArgument as `check_tables`
 template <BidirectionalGraph G, VariantCostModel<G> M>
 [[nodiscard]] VariantTables make_tables(const G& graph, const M& model, const DeviceLimits& limits) {

@@ -8,11 +8,11 @@
 
 namespace autopar::detail {
 
-/// One item of each class at the least cost within a limit of bytes: an exact multiple-choice knapsack.
+/// Chooses one item of each class at the least cost within a byte limit: an exact multiple-choice knapsack.
 ///
-/// Partial choices are kept as a front of (bytes, cost), so that classes with equal bytes fold by themselves; a choice
-/// whose Lagrangian bound is above a known one goes. Linear in classes if bytes repeat; with all bytes different the
-/// bound keeps the front small.
+/// Partial choices are a front of (bytes, cost), so classes with equal bytes fold by themselves. A choice is dropped if
+/// its Lagrangian bound is above the cost of a known solution. Linear in classes if bytes repeat. If all bytes differ,
+/// the bound keeps the front small.
 /// @source Nemhauser and Ullmann, Discrete dynamic programming and capital allocation, Management Science 15(9), 1969
 class VariantChoice {
  public:
@@ -33,7 +33,7 @@ class VariantChoice {
     return VariantChoice(std::move(classes), limit).run();
   }
 
-  /// Leaves ascending bytes with descending costs.
+  /// Sorts by bytes and drops dominated items: bytes ascend, costs descend.
   static void drop_dominated(Class& items) {
     std::sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
       return a.bytes != b.bytes ? a.bytes < b.bytes : a.cost != b.cost ? a.cost < b.cost : a.id < b.id;
@@ -74,8 +74,8 @@ class VariantChoice {
     return exact(std::move(best));
   }
 
-  /// From the smallest items up along the steepest steps of each class's lower hull: gives a solution and the price of
-  /// a byte for bounds.
+  /// The linear relaxation: from the smallest items up along the steepest steps of each class's lower hull. Gives a
+  /// solution, and the price of a byte for bounds.
   void relax(double bytes, Solution& best) {
     struct Step {
       double gain;  // cost saved per byte

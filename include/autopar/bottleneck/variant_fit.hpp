@@ -12,10 +12,10 @@
 
 namespace autopar::detail {
 
-/// Whether the variants of a stage can be chosen so that it fits its devices and takes no longer than a limit.
+/// Whether variants can be chosen so that a stage fits its devices and takes no longer than a limit.
 ///
-/// Starts from the variant of each node with the least seconds and walks along the lower hulls of the nodes, cheapest
-/// byte first: the linear relaxation. Nearly always that decides; what is left goes to an exact knapsack.
+/// Starts from each node's variant with the least seconds and walks along the nodes' lower hulls, cheapest byte first:
+/// the linear relaxation. That nearly always decides; an exact knapsack does the rest.
 class VariantFit {
  public:
   explicit VariantFit(const VariantTables& tables) : tables_(tables), known_(tables.tensor_degrees.size()) {}
@@ -28,7 +28,7 @@ class VariantFit {
   };
 
   /// For nodes whose variants differ in work and bytes only.
-  /// @param spare  work that may be added to the least work of each node
+  /// @param spare  work allowed beyond the sum of the nodes' least work
   [[nodiscard]] bool fits_with(const Stage& stage, double spare) {
     const Known& known = known_of(stage.t, stage.in_flight);
     double over = -tables_.memory;
@@ -61,7 +61,7 @@ class VariantFit {
     return exact(stage, true) <= limit;
   }
 
-  /// Seconds and parameters and crossing bytes of a variant in a stage.
+  /// Seconds of a variant in a stage: work, parameters and crossing bytes.
   [[nodiscard]] static double seconds_of(const VariantTables& tables, NodeId node, const NodeVariant& v,
                                          const std::vector<char>& inside, std::size_t d) {
     double border = 0;
@@ -86,13 +86,13 @@ class VariantFit {
  private:
   using Item = VariantChoice::Item;
   enum class Verdict { kYes, kNo, kOpen };
-  /// From one corner of a node's lower hull to the next one with fewer bytes.
+  /// A step from one corner of a node's lower hull to the next, which has fewer bytes.
   struct Step {
     double rate, bytes, cost;  ///< cost per byte, bytes saved, cost added
     NodeId node;
   };
 
-  /// The variants of a node that no other beats in both, fewest bytes first.
+  /// The variants of a node that no other variant beats in both bytes and seconds, fewest bytes first.
   void items_of(NodeId node, const Stage& stage) {
     items_.clear();
     const auto& variants = tables_.variants[node.index()][stage.t];
@@ -102,7 +102,7 @@ class VariantFit {
     }
     VariantChoice::drop_dominated(items_);
   }
-  /// The same with work for seconds.
+  /// Likewise with work instead of seconds.
   void items_of(NodeId node, std::size_t t, int in_flight) {
     items_.clear();
     const auto& variants = tables_.variants[node.index()][t];
@@ -133,16 +133,16 @@ class VariantFit {
   /// Steps that save equally many bytes.
   struct Group {
     double bytes;
-    std::vector<double> cost;          ///< of the cheapest so many together
+    std::vector<double> cost;          ///< of the cheapest n members, by n
     std::vector<std::size_t> members;  ///< positions in `open_`
   };
 
   struct Known {
     std::vector<double> bytes{};  ///< of the variant with the least work, by node
     std::vector<Step> steps{};    ///< of all nodes
-    bool pairs = true;            ///< no node has more than two variants worth a thought
+    bool pairs = true;            ///< no node has more than two undominated variants
   };
-  /// Of one tensor degree and one number of micro-batches in flight: asked for again and again.
+  /// Cached by tensor degree and number of micro-batches in flight.
   [[nodiscard]] const Known& known_of(std::size_t t, int in_flight) {
     Known& known = place_of(t, in_flight);
     if (!known.bytes.empty()) return known;
@@ -184,7 +184,7 @@ class VariantFit {
   }
 
   /// Whether some of the steps, each taken or left, save enough bytes at little enough cost. Of steps that save equally
-  /// much the cheapest are taken, so that only how many is open: layers of one kind are one choice.
+  /// many bytes the cheapest are taken, so only their number is open: equal layers are one choice.
   [[nodiscard]] bool choose(const std::vector<Step>& steps, const std::vector<char>& inside, double over,
                             double spare) {
     open_.clear();
@@ -199,7 +199,7 @@ class VariantFit {
       group.cost.push_back(group.cost.back() + open_[i].cost);
       group.members.push_back(i);
     }
-    // How many of the largest group follows from the others.
+    // The count of the largest group follows from the other counts.
     std::stable_sort(groups_.begin(), groups_.end(),
                      [](const Group& x, const Group& y) { return x.members.size() < y.members.size(); });
     group_of_.resize(open_.size());
@@ -228,7 +228,7 @@ class VariantFit {
     }
     return false;
   }
-  /// With a part of one step allowed, cheapest bytes first.
+  /// The linear relaxation: one step may be taken in part, cheapest bytes first.
   [[nodiscard]] bool relaxation_fits(std::size_t first, double over, double spare) const {
     for (std::size_t i = 0; over > 0; ++i) {
       if (i == open_.size()) return false;
