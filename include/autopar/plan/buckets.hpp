@@ -11,18 +11,20 @@
 
 namespace autopar {
 
-/// How large the pieces are in which gradients are summed and, under ZeRO, parameters are gathered: large enough for
-/// the links, small enough to overlap. A value of the plan: who predicts and who runs it cut alike.
+/// The size of the buckets in which gradients are reduced and, under ZeRO, parameters are gathered: large enough for
+/// the links, small enough to overlap. It is part of the plan, so prediction and runtime cut tensors alike.
 struct BucketPolicy {
-  static constexpr Bytes kLeast{32 << 20};                 ///< what a planner chooses at least, and on slow links
-  static constexpr Bytes kMost{256 << 20};                 ///< and at most
-  static constexpr Bytes kLargest{std::int64_t{1} << 40};  ///< that a plan may state
+  static constexpr Bytes kLeast{32 << 20};                 ///< least that a planner chooses, also on slow links
+  static constexpr Bytes kMost{256 << 20};                 ///< most that a planner chooses
+  static constexpr Bytes kLargest{std::int64_t{1} << 40};  ///< most that a plan may state
 
-  Bytes size = kLeast;  ///< of a bucket at most, unless it is one tensor
+  Bytes size = kLeast;  ///< most bytes of a bucket, unless it is one tensor
 
-  /// Of a unit that is in shards. From ZeRO level 2 on several are whole at a time, so the smallest are no larger than
-  /// what the operator reads that reads most; larger ones are for links that need them.
+  /// The largest unit of what is sharded. From ZeRO 2 on several units are unsharded at a time. So units of small
+  /// buckets hold no more than what the operator with the most parameters reads. Larger buckets are for links that need
+  /// them.
   /// @param zero  the plan's level
+  /// @param largest_read  bytes of the trainable parameters of that operator
   [[nodiscard]] constexpr Bytes unit_size(int zero, Bytes largest_read) const {
     return zero < 2 || size > kLeast ? size : std::min(size, std::max(largest_read, Bytes(1)));
   }
@@ -30,13 +32,13 @@ struct BucketPolicy {
   friend bool operator==(const BucketPolicy&, const BucketPolicy&) = default;
 };
 
-/// A tensor as far as it matters for how tensors are cut into buckets.
+/// What decides how a tensor is cut into buckets.
 struct BucketItem {
-  std::int64_t room = 0;  ///< in elements, up to where the next tensor may start
+  std::int64_t room = 0;  ///< elements up to where the next tensor may start
   std::int64_t element_bytes = 1;
   int kind = 0;  ///< a bucket holds items of one kind, and so of one element type
 
-  /// Tensors start where vector loads like it.
+  /// Tensors start at multiples of this, for vector loads.
   static constexpr std::int64_t kAlignedElements = 16;
   [[nodiscard]] static constexpr std::int64_t aligned(std::int64_t elements) {
     return (elements + kAlignedElements - 1) / kAlignedElements * kAlignedElements;
@@ -58,7 +60,7 @@ struct BucketCut {
     int kind = 0;
 
     [[nodiscard]] Bytes bytes() const { return Bytes(elements * element_bytes); }
-    /// Of which each of so many ranks has an equal, aligned part.
+    /// Elements when each of `ranks` ranks has an equal, aligned shard.
     [[nodiscard]] std::int64_t elements_in_shards(std::int64_t ranks) const {
       return BucketItem::aligned((elements + ranks - 1) / ranks) * ranks;
     }
@@ -67,9 +69,9 @@ struct BucketCut {
   std::vector<Bucket> buckets;  ///< in the order of their first items
 };
 
-/// Cuts tensors into buckets of at most `size` bytes, or of one tensor: in the order given, one behind the other. One
-/// bucket of each kind is open at a time. What does not fit in closes all of them: if others stayed open, what is in
-/// them would wait for tensors that come much later. The same items give the same cut everywhere.
+/// Cuts tensors, in the order given, into buckets of at most `size` bytes or of one tensor. One bucket of each kind is
+/// open at a time. A tensor that does not fit closes all open buckets. If others stayed open, their tensors would wait
+/// for tensors that come much later. The same items give the same cut everywhere.
 /// @cost O(items log kinds)
 [[nodiscard]] inline BucketCut cut_into_buckets(std::span<const BucketItem> items, Bytes size) {
   BucketCut cut;

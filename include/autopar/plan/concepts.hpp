@@ -28,22 +28,22 @@ struct staging_policy_tag {};
 struct coarsening_policy_tag {};
 struct cost_policy_tag {};
 
-/// A staging with its prediction.
+/// A staging with its predicted terms.
 struct Candidate {
   Staging staging;
   StepTerms terms;
 };
 
-/// The fastest staging of each shape (replicas and tensor shards of each stage, stages that share ranks) that a search
-/// met, whether it fits or not.
+/// The fastest staging of each shape that a search met, whether it fits or not. A shape is the replicas and tensor
+/// shards of each stage, and which stages share ranks.
 class Candidates {
  public:
   explicit Candidates(Bytes memory) : memory_(memory) {}
 
   [[nodiscard]] bool fits(const Candidate& candidate) const { return StepObjective::fits(candidate.terms, memory_); }
 
-  /// At the same step fewer micro-batches win, then the candidate that came first. @return whether it is now the
-  /// fastest that fits
+  /// Keeps the better candidate of each shape. At equal steps fewer micro-batches win, then the earlier candidate.
+  /// @return whether the candidate is now the fastest that fits
   bool offer(Candidate candidate) {
     const bool fit = fits(candidate);
     const bool improves = fit && (!any_fits() || faster(candidate, best()));
@@ -76,7 +76,7 @@ class Candidates {
     return all;
   }
 
-  /// What fits first, then by step; equal ones stay as they are.
+  /// What fits first, then by step; equal candidates keep their order.
   static void rank(std::vector<Candidate>& candidates, Bytes memory) {
     std::vector<std::tuple<bool, Seconds, std::size_t>> order;
     for (const Candidate& candidate : candidates)
@@ -92,7 +92,7 @@ class Candidates {
   using Shape = std::tuple<std::vector<int>, std::vector<int>, std::vector<int>>;
   static Shape shape_of(const Staging& staging) { return {staging.replicas, staging.position_of, staging.tensor}; }
 
-  /// The same sums in another order differ in the last digits; those must not decide.
+  /// Sums in another order differ in the last digits, which must not decide.
   static bool faster(const Candidate& a, const Candidate& b) {
     constexpr double kSame = 1e-9;
     if (a.terms.step < b.terms.step * (1 - kSame)) return true;
@@ -113,15 +113,15 @@ struct SearchResult {
   Candidates candidates;
   bool proven = false;                         ///< no staging of the workload is faster
   Seconds lower_bound{};                       ///< no staging of the workload is faster than this
-  std::int64_t states = 0;                     ///< expanded
-  bool mixes_degrees = false;                  ///< stages may have tensor degrees of their own
+  std::int64_t states = 0;                     ///< number of states that were expanded
+  bool mixes_degrees = false;                  ///< stages may have different tensor degrees
   std::shared_ptr<const LeastMemory> least{};  ///< `least_memory`, if the search asked for it
 };
 
-/// What a planner minimises: the default is `StepObjective`, `SlowestStage` another.
+/// What a planner minimises. The default is `StepObjective`; `SlowestStage` is another.
 ///
-/// `Solution` is a point of the search, `Found` what a staging policy returns. Calling an objective gives the terms of
-/// a solution, from which `seconds` takes what is minimised and `fits` says whether all limits hold. Laws: pure;
+/// `Solution` is a point of the search, `Found` what a staging policy returns. Called with a solution, an objective
+/// gives its terms. `seconds` takes from them what is minimised; `fits` says whether all limits hold. Laws: pure;
 /// seconds are finite and not negative; solutions that do not fit have terms, too.
 template <class O>
 concept Objective = requires(const O& objective, const typename O::Solution& solution) {
@@ -134,28 +134,28 @@ static_assert(Objective<StepObjective>);
 
 /// Finds stagings of a workload under an objective and its constraints.
 ///
-/// Laws: pure and deterministic; every stage is convex and not empty, the stages partition the nodes; constraints on
-/// stages, replicas, micro-batches, schedules and whole-batch nodes are met; an exact policy returns the fastest
-/// staging that fits. Budgets count expanded states. `testing/staging_laws.hpp` checks them.
+/// Laws: pure and deterministic. Stages are convex and not empty, and they partition the nodes. Constraints on stages,
+/// replicas, micro-batches, schedules and whole-batch nodes are met. An exact policy returns the fastest staging that
+/// fits. Budgets count expanded states. `testing/staging_laws.hpp` checks the laws.
 template <class P, class O = StepObjective>
 concept StagingPolicy = Objective<O> && requires(const P& policy, const O& objective) {
   requires std::same_as<typename P::policy_category, staging_policy_tag>;
   { policy.search(objective) } -> std::same_as<typename O::Found>;
 };
 
-/// Puts nodes together before the search.
+/// Groups nodes into blocks before the search.
 ///
-/// Laws: the blocks partition the nodes and do not depend on one another in a circle; there are at least `least_blocks`
-/// (as many stages as the user asks for), if the workload has so many nodes; pure and deterministic.
-/// `testing/coarsening_laws.hpp` checks them.
+/// Laws: pure and deterministic. The blocks partition the nodes, and their quotient is acyclic. There are at least
+/// `least_blocks` blocks (the stages that the user asks for) if the workload has so many nodes.
+/// `testing/coarsening_laws.hpp` checks the laws.
 template <class P>
 concept CoarseningPolicy = requires(const P& policy, const Workload& work, std::int64_t samples, int least_blocks) {
   requires std::same_as<typename P::policy_category, coarsening_policy_tag>;
   { policy.coarsen(work, samples, least_blocks) } -> std::same_as<Partition>;
 };
 
-/// Turns the costs of a captured model, measured as far as they were, into those that are planned with. Laws: pure and
-/// deterministic; what it returns keeps the laws of `CostModel` and may refer to both arguments.
+/// Turns the costs of a captured model, measured where possible, into the costs that are planned with. Laws: pure and
+/// deterministic. The result keeps the laws of `CostModel` and may refer to both arguments.
 template <class P>
 concept CostPolicy = requires(const P& policy, const ModelProfile& profile, const ProfiledCost& measured) {
   requires std::same_as<typename P::policy_category, cost_policy_tag>;
@@ -172,7 +172,7 @@ struct CostsAsGiven {
 };
 static_assert(CostPolicy<CostsAsGiven>);
 
-/// Whether a schedule runs on stages that lie where the staging puts them.
+/// Whether a schedule runs on stages at the staging's positions.
 [[nodiscard]] inline bool suits(ScheduleKind schedule, const Staging& staging) {
   if (staging.position_of.empty()) return !wants_chunks(schedule);
   const StageLayout wanted = traits_of(schedule).layout;
@@ -182,7 +182,7 @@ static_assert(CostPolicy<CostsAsGiven>);
   return wants_chunks(schedule) && stages.chunks() > 1 && lies_in(wanted, stages);
 }
 
-/// Whether a staging meets what the user fixed and what whole-batch nodes demand (memory is not looked at).
+/// Whether a staging meets what the user fixed and what whole-batch nodes need. Does not check memory.
 [[nodiscard]] inline bool meets(const Constraints& constraints, const Workload& work, const Staging& staging) {
   const auto allowed = [](const auto& values, const auto& value) {
     return std::find(values.begin(), values.end(), value) != values.end();

@@ -5,7 +5,7 @@
 
 namespace autopar {
 
-/// Is told what a planner does, one line a phase, as it begins. The plan does not depend on it.
+/// Receives one line for each phase of a planner, as the phase begins. The plan does not depend on it.
 using PlanObserver = std::function<void(const std::string& phase)>;
 
 }  // namespace autopar

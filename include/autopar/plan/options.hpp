@@ -11,45 +11,44 @@ namespace autopar {
 /// `Options::batch_dims` entry of an argument that is the same on all ranks (checked by hash).
 inline constexpr int kShared = -1;
 
-/// What a user may fix. Everything set is a constraint: the plan meets it, or planning fails saying why.
-/// The same names are keys of autopar.toml and, in capitals after AUTOPAR_, environment variables;
-/// defaults < file < code < environment.
+/// What a user may fix. Everything set is a constraint: the plan meets it, or planning fails and says why. The names
+/// are also keys of autopar.toml and, in capitals after AUTOPAR_, environment variables. Later ones win: defaults,
+/// file, code, environment.
 struct Options {
-  int stages = 0;        ///< pipeline stages, or positions where a rank runs several; 0 = the planner chooses
+  int stages = 0;        ///< pipeline stages, or positions if a rank runs several; 0 = the planner chooses
   int microbatches = 0;  ///< micro-batches of a step; 0 = the planner chooses
   int min_microbatches = 1;
   int max_microbatches = 64;
   int tensor_parallel = 0;  ///< tensor shards of each replica of every stage; 0 = the planner chooses, 1 = none
-  /// auto | on | off: what lies between the parts that tensor shards compute together, norms and residuals, is cut by
-  /// tokens
+  /// auto | on | off: sequence parallelism: norms and residuals between tensor regions are cut by tokens
   std::string sequence_parallel = "auto";
-  /// auto | whole | chunked: whether a linear layer whose result a cross entropy alone reads makes its logits at once,
-  /// or piece by piece and once more in the backward
+  /// auto | whole | chunked: how a linear layer whose result only a cross entropy reads computes its logits: at once,
+  /// or in chunks and again in the backward
   std::string class_head = "auto";
-  /// auto | on | off: whether operators that follow each other run as one, in kernels of the library's own where there
-  /// are some; auto: on CUDA devices
+  /// auto | on | off: whether operators that follow each other run as one, in the library's own kernels where there are
+  /// some; auto: on CUDA devices
   std::string fusion = "auto";
-  /// auto | off: whether the device's work of steps that repeat is recorded once and replayed (CUDA graphs)
+  /// auto | off: whether the device's work of repeated steps is recorded and replayed (CUDA graphs)
   std::string cuda_graphs = "auto";
   int zero = -1;  ///< ZeRO level among replicas; -1 = the planner chooses (0 without model->attach(optimizer))
-  /// auto | none | optimizer: its state and the parameters that it steps are in host memory
+  /// auto | none | optimizer: the optimizer's state and the parameters that it steps are in host memory
   std::string offload = "auto";
-  std::vector<int> replicas{};    ///< of each stage, a single entry for all of them; empty = the planner chooses
+  std::vector<int> replicas{};    ///< of each stage, or one entry for all stages; empty = the planner chooses
   std::vector<int> batch_dims{};  ///< one for each tensor argument, default 0; kShared = the same on all ranks
-  /// Tensor arguments, by position as in `batch_dims`, whose integers count samples within the rank's own batch (edges
-  /// of a graph, `arange` labels): each rank's first sample is added to them. Negative ones stay as they are. A call
-  /// with fewer tensors ignores positions that it does not have
+  /// Tensor arguments, by position as in `batch_dims`, whose integers count samples within the rank's own batch.
+  /// Examples are edges of a graph and `arange` labels. The index of the rank's first sample is added to a copy of
+  /// them; negative integers stay as they are. A call with fewer tensors ignores positions that it does not have.
   std::vector<int> local_indices{};
   std::string schedule = "auto";  ///< auto | gpipe | 1f1b | interleaved | zb-h1 | zb-v | synth
-  /// auto | none | full | modules' names, with commas: what recomputes its forward before its backward
+  /// auto | none | full | names of modules, with commas: what recomputes its forward before its backward
   std::string recompute = "auto";
-  /// module (its own element types) | tf32 | bf16 | fp16 (as in autocast) | bf16-compute (all in bf16, but losses and
-  /// sums over the batch). Parameters, sums of gradients, optimizer: float32
+  /// module (its own element types) | tf32 | bf16 | fp16 (as in autocast) | bf16-compute (all in bf16, except losses
+  /// and sums over the batch). Parameters, sums of gradients and the optimizer stay in float32.
   std::string precision = "module";
   std::string batch_norm = "microbatch";  ///< microbatch | exact (synchronised, one micro-batch)
   Bytes device_memory{0};                 ///< of one rank; 0 = what the device has
   double memory_margin = 0.1;             ///< share of it kept free, [0, 1)
-  /// Calls find gradients of calls before in `.grad` or under no_sync(): room for both
+  /// Calls find gradients of earlier calls in `.grad`, or run under no_sync(): reserves memory for both
   bool gradient_accumulation = false;
   double optimizer_state_factor = 2;  ///< optimizer state bytes / parameter bytes, unless an optimizer is attached
   std::string plan_file{};            ///< read if it exists, else written
@@ -57,29 +56,28 @@ struct Options {
   bool save_plan = true;              ///< write plan_file after planning
   std::string profile_file{};         ///< the model's profile is written there
   std::string graph_file{};           ///< the captured graph is written there, in Graphviz's dot
-  std::string graph_after{};          ///< graph_file has the program after this pass instead, without stages
-  std::string trace_file{};   ///< Chrome trace of the latest step; "t.json" is "t.RANK.json" where ranks are several
+  std::string graph_after{};          ///< graph_file shows the program after this pass instead, without stages
+  std::string trace_file{};   ///< Chrome trace of the latest step; several ranks write "t.RANK.json" for "t.json"
   std::string report_file{};  ///< the plan as text is written there
-  bool overwrite = false;  ///< the files named here replace whatever is there, also what autopar did not write and what
-                           ///< is of another model
+  bool overwrite = false;  ///< files named here replace existing files, also those that autopar did not write or that
+                           ///< belong to another model
   std::string device = "auto";  ///< auto | cpu | cuda
   bool keep_memory = true;      ///< on CPUs, memory that a step frees stays with the process for the next one
   std::string cluster_file{};   ///< plan for this cluster instead of the devices at hand
   std::string costs = "auto";   ///< roofline: from peak rates | profiled: operators and links are run and timed | auto:
                                 ///< profiled on CUDA devices
-  /// Profiled costs are kept there and read again, those of another device or version or damaged ones measured anew.
-  /// Empty: ${XDG_CACHE_HOME:-~/.cache}/autopar. none: nowhere
+  /// Profiled costs are kept in this file and read again. Costs that are damaged, or of another device or version, are
+  /// measured again. Empty: in ${XDG_CACHE_HOME:-~/.cache}/autopar. none: not kept
   std::string cost_file{};
   std::string log_level = "warn";  ///< trace | debug | info | warn | error | off, e.g. "warn,Planner=debug"
-  bool plan_only = false;          ///< plan and write the files at the first call, which then throws `PlanOnly`
-                                   ///< ends a program well
-  bool inference = false;          ///< calls make no gradients, as under NoGradGuard, and only forwards are planned
-  /// See that forward still does what was captured: when members change, and in calls 2, 4, 8, …
+  bool plan_only = false;          ///< the first call plans, writes the files and throws `PlanOnly`
+  bool inference = false;          ///< calls make no gradients, as under NoGradGuard; only forwards are planned
+  /// Verify that forward still does what was captured: when members change, and in calls 2, 4, 8, …
   bool verify_capture = true;
-  /// Compare the replicas' parameters every so many calls, and throw where they differ; 0 = never
+  /// Compare the replicas' parameters every so many calls, and throw if they differ; 0 = never
   int verify_replicas = 0;
-  Seconds stall_warning{60};   ///< a rank that waits so long says for whom
-  Seconds stall_timeout{600};  ///< and aborts after this
+  Seconds stall_warning{60};   ///< a rank that waits so long reports for whom
+  Seconds stall_timeout{600};  ///< and aborts after this time
 
   friend bool operator==(const Options&, const Options&) = default;
 };

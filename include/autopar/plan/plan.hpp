@@ -13,15 +13,14 @@
 
 namespace autopar {
 
-/// 2: plans carry a certificate. 3: and ZeRO levels and segments that are recomputed. 4: and copies of gradients and
-/// the element types. 5: and what is in host memory. 6: and how large buckets are, and
-/// tensor shards.
+/// Version 2 added the certificate, 3 ZeRO levels and recomputed segments, 4 copies of gradients and element types.
+/// Version 5 added host memory, 6 bucket sizes and tensor shards.
 inline constexpr int kPlanVersion = 6;
 
-/// What is kept in the host's memory instead of the device's.
+/// What is kept in host memory instead of device memory.
 enum class Offload : std::uint8_t {
   kNone,
-  kOptimizer,  ///< gradients, optimizer state and the parameters that the optimizer steps, which it does on the host
+  kOptimizer,  ///< gradients, optimizer state and the parameters that the optimizer steps; it runs on the host
 };
 
 [[nodiscard]] inline std::string name_of(Offload offload) {
@@ -31,12 +30,13 @@ enum class Offload : std::uint8_t {
 /// What bounds the step time or the choice of a plan.
 enum class Binding : std::uint8_t { kCompute, kBandwidth, kBubble, kMemory };
 
-/// One stage: a convex set of atoms, run by one rank per replica. Under some schedules a rank runs several.
+/// One stage: a convex set of atoms. Each replica runs on one rank, or on one rank for each tensor shard. Under some
+/// schedules a rank runs several stages.
 struct StagePlan {
   std::vector<NodeId> atoms;      ///< of the model profile's graph, ascending
   std::vector<std::int32_t> ops;  ///< positions of their operators in the captured graph, ascending
   Mesh mesh;                      ///< the ranks that run it
-  /// Segments of atoms that recompute their forward before their backward
+  /// Segments of atoms whose forward is recomputed before their backward
   std::vector<std::vector<NodeId>> recomputed;
   std::vector<ParameterId> parameters;  ///< read by the stage, ascending
   Bytes parameter_bytes{};              ///< buffers included, all shards together
@@ -44,7 +44,7 @@ struct StagePlan {
   Seconds forward{};                    ///< predicted, one slice of a micro-batch
   Seconds backward{};
   Seconds communication{};  ///< predicted, one slice of a micro-batch, both ways
-  Seconds reduction{};      ///< predicted gradient sum, once a step
+  Seconds reduction{};      ///< predicted gradient reduction, once a step
   Bytes peak_memory{};      ///< predicted, the worst rank of the stage
   Bytes host_memory{};      ///< predicted, of what is offloaded
   friend bool operator==(const StagePlan&, const StagePlan&) = default;
@@ -58,13 +58,13 @@ struct RunnerUp {
   friend bool operator==(const RunnerUp&, const RunnerUp&) = default;
 };
 
-/// Why plans with so many micro-batches cannot be faster.
+/// Why plans with certain numbers of micro-batches cannot be faster.
 enum class BoundKind : std::uint8_t {
-  kWork,  ///< all ranks together must do this much, optimizer's update included
-  kPath,  ///< one micro-batch must go down and back up this chain of atoms
+  kWork,  ///< all ranks together must do this much, the optimizer's update included
+  kPath,  ///< one micro-batch must pass this chain of atoms forward and backward
 };
 
-/// No plan whose micro-batches number `from` to `to` has a predicted step below `seconds`.
+/// No plan with `from` to `to` micro-batches has a predicted step below `seconds`.
 struct BoundCase {
   BoundKind kind = BoundKind::kWork;
   int from = 1;
@@ -73,17 +73,17 @@ struct BoundCase {
   friend bool operator==(const BoundCase&, const BoundCase&) = default;
 };
 
-/// How far a plan is from the best one, with the evidence from which `check_plan` derives it again.
+/// How far a plan is from the best one, with evidence from which `check_plan` derives the bound again.
 struct Certificate {
-  /// No plan of this model for this world and batch is below, whatever its stages, replicas, micro-batches and
-  /// schedule; 0 = nothing is known (the cost model has no economy of scale).
+  /// No plan of this model for this world and batch is faster, whatever its stages, replicas, micro-batches and
+  /// schedule. 0: no bound is known, as the cost model has no economy of scale.
   Seconds lower_bound{};
   double gap = 0;                ///< step / lower_bound - 1; 0 where there is no bound
   std::vector<BoundCase> cases;  ///< cover all numbers of micro-batches; the bound is the smallest of them
   /// What the search claims for the options that it was given. It is not derived again by `check_plan`.
   Seconds searched_bound{};
   bool searched_to_end = false;  ///< it claims that no other plan under these options is faster
-  int tensor_parallel = 1;       ///< the bound is of plans of so many tensor shards a replica at most
+  int tensor_parallel = 1;       ///< the bound holds for plans with at most so many tensor shards a replica
   friend bool operator==(const Certificate&, const Certificate&) = default;
 };
 
@@ -96,25 +96,25 @@ struct Plan {
   std::vector<StagePlan> stages;
   int microbatches = 1;
   ScheduleKind schedule = kDefaultSchedule;
-  bool sequence_parallel = false;  ///< tensor shards cut by tokens what lies between the regions that they compute
-  bool chunked_heads = false;      ///< class heads make their logits piece by piece
-  bool layers_by_inputs = false;  ///< tensor shards cut single linear layers by inputs, heads of few classes among them
-  int zero = 0;                   ///< ZeRO level, among the replicas of each stage
+  bool sequence_parallel = false;  ///< sequence parallelism: norms and residuals between regions are cut by tokens
+  bool chunked_heads = false;      ///< class heads compute their logits in chunks
+  bool layers_by_inputs = false;   ///< single row-parallel linear layers, including class heads with few classes
+  int zero = 0;                    ///< ZeRO level, among the replicas of each stage
   Offload offload = Offload::kNone;
-  BucketPolicy buckets{};            ///< in which gradients are summed and shards gathered
+  BucketPolicy buckets{};            ///< of gradient sums and of parameter shards
   std::string precision = "module";  ///< Options::precision that it was made for
   std::vector<std::vector<ComputeAction>>
-      orders;               ///< [rank] of kSynthesised, for `microbatches`; other schedules know theirs
+      orders;               ///< [rank] of kSynthesised, for `microbatches`; other schedules derive theirs
   std::string device;       ///< name of the device model the predictions come from
-  Bytes device_memory{};    ///< what a stage may use: memory less margin
-  Bytes host_memory{};      ///< what a rank may use of its host's, less margin; 0 = that is the device's own
-  int gradient_copies = 1;  ///< of each gradient that a rank holds at the peak (Options::gradient_accumulation)
+  Bytes device_memory{};    ///< what a rank may use: memory less margin
+  Bytes host_memory{};      ///< what a rank may use of its host's memory, less margin; 0 = the devices are CPUs
+  int gradient_copies = 1;  ///< copies of each gradient that a rank holds at the peak (Options::gradient_accumulation)
   double optimizer_state_factor = 0;
   Seconds step{};     ///< predicted step of the simulated schedule
-  double bubble = 0;  ///< share of the step in which the average busy rank waits, [0, 1)
+  double bubble = 0;  ///< share of the step in which the average rank in use does not compute, [0, 1)
   Binding binding = Binding::kCompute;
-  std::vector<std::string> operators;    ///< of users that the program has, with their versions: "mylib::scale_rows 1"
-  std::vector<std::string> constraints;  ///< options that were set and that it keeps, see `kept_options`
+  std::vector<std::string> operators;    ///< users' operators in the program, with versions: "mylib::scale_rows 1"
+  std::vector<std::string> constraints;  ///< options that were set and that the plan meets, see `kept_options`
   std::vector<RunnerUp> runners_up;      ///< best first
   std::vector<std::string> notes;        ///< what a user should know, e.g. samples per batch statistic
   Certificate certificate;

@@ -16,8 +16,8 @@ namespace autopar {
 using PlanFunction = std::function<PlanOutcome(const ModelProfile&, const ProfiledCost&, const Cluster&,
                                                const PlanRequest&, const PlanObserver&)>;
 
-/// `Planner<>{}.plan` (planner.hpp), compiled once, in the library autopar::planner: to instantiate a planner takes a
-/// compiler longer than the rest of most programs. With the same costs it gives the same plans.
+/// `Planner<>{}.plan` (planner.hpp), compiled once in the library autopar::planner: a compiler takes longer to
+/// instantiate a planner than for the rest of most programs. Equal costs give equal plans.
 [[nodiscard]] Plan plan_with_defaults(const ModelProfile& profile, const ProfiledCost& costs, const Cluster& cluster,
                                       const PlanRequest& request, const PlanObserver& observer = {});
 

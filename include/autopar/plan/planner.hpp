@@ -55,7 +55,7 @@ template <class Policy>
 concept KnownPolicy = InCategory<staging_policy_tag, Policy> || InCategory<coarsening_policy_tag, Policy> ||
     InCategory<objective_policy_tag, Policy> || InCategory<cost_policy_tag, Policy>;
 
-/// The search that an objective brings along, or the one of the simulated step.
+/// The search that an objective names, or the search for the simulated step.
 template <class O>
 struct DefaultStaging {
   using type = ExactStaging;
@@ -68,14 +68,14 @@ struct DefaultStaging<O> {
 
 }  // namespace detail
 
-/// Turns a graph, its costs, a cluster and options into a plan. Pure: no device, clock, file, log or global; the same
+/// Turns a graph, its costs, a cluster and options into a plan. Pure: no device, clock, file, log or global. The same
 /// input gives the same plan, byte for byte.
 ///
-/// Policies come in any order, what is left out is the default: `Planner<>`, `Planner<UniformStaging>`,
-/// `Planner<MyCoarsening, MyStaging>`. Their knobs are members: `planner.staging.max_states = …`, or come with them:
-/// `Planner{MyStaging{.width = 8}}`. An objective is a
-/// policy, too: `Planner<SlowestStage>` plans with the staging policy that the objective names, `Planner<MyObjective,
-/// MyStaging>` with the user's own. A `CostPolicy` has the last word on what operators of a captured model cost.
+/// Policies come in any order, and defaults replace missing ones: `Planner<>`, `Planner<UniformStaging>`,
+/// `Planner<MyCoarsening, MyStaging>`. Their knobs are members: `planner.staging.max_states = …` or
+/// `Planner{MyStaging{.width = 8}}`. An objective is a policy, too. `Planner<SlowestStage>` uses the staging policy
+/// that the objective names, `Planner<MyObjective, MyStaging>` the user's. A `CostPolicy` decides what operators of a
+/// captured model cost.
 template <class... Policies>
 class Planner {
  public:
@@ -106,9 +106,10 @@ class Planner {
                 "Planner: the cost policy does not model CostPolicy: it needs `costs(const ModelProfile&, const "
                 "ProfiledCost&) const`, which returns a CostModel of a ModelGraph");
 
-  /// Plans are for the runtime, on ranks, by the simulated step.
+  /// Whether plans minimise the simulated step, and so are for the runtime.
   static constexpr bool kSimulates = std::same_as<Minimised, StepObjective>;
-  /// A cost policy is for captured models alone: graphs of other kinds come with costs of their own.
+  /// Whether there is no cost policy. A cost policy is for captured models only; other graphs come with their own
+  /// costs.
   static constexpr bool kTakesCosts = std::same_as<Costing, CostsAsGiven>;
 
   StagingSearch staging{};
@@ -132,14 +133,15 @@ class Planner {
     return plan(profile, ProfiledCost(at_precision(cluster, request.options.precision), {}), cluster, request);
   }
 
-  /// The same with other costs, which a cost policy turns into those that count: then they are a `ProfiledCost`.
+  /// Likewise with other costs. If there is a cost policy, they must be a `ProfiledCost`, which the policy turns into
+  /// the costs that count.
   template <class M>
   requires kSimulates [[nodiscard]] Plan plan(const ModelProfile& profile, const M& costs, const Cluster& cluster,
                                               const PlanRequest& request) const {
     return plan_of(try_plan(profile, costs, cluster, request));
   }
 
-  /// The same, with an Infeasible answer as a value. @throws InvalidArgument, CaptureError as `plan`
+  /// Likewise, with an Infeasible answer as a value. @throws InvalidArgument, CaptureError as `plan`
   template <class M>
   requires kSimulates [[nodiscard]] PlanOutcome try_plan(const ModelProfile& profile, const M& costs,
                                                          const Cluster& cluster, const PlanRequest& request) const {
@@ -150,9 +152,9 @@ class Planner {
         });
   }
 
-  /// Whether what operators cost decides on a plan. Not for one rank, if it runs the model with the fewest
-  /// micro-batches and nothing recomputed or offloaded, or if nothing fits.
-  /// @cost no search for what is fast
+  /// Whether the costs of operators can change the plan. They cannot if nothing fits, or if one rank runs the model
+  /// with the fewest micro-batches and nothing recomputed or offloaded.
+  /// @cost no search for fast plans
   [[nodiscard]] bool depends_on_costs(const ModelProfile& profile, const Cluster& cluster,
                                       const PlanRequest& request) const requires kSimulates {
     const ProfiledCost peak_rates(at_precision(cluster, request.options.precision), {});
@@ -172,7 +174,7 @@ class Planner {
     return Attempt(staging, coarsening, work, cluster, constraints).trial().fit.has_value();
   }
 
-  /// A plan for any graph with a cost model of its own; `StagePlan::ops` stays empty.
+  /// A plan for any graph with its own cost model; `StagePlan::ops` stays empty.
   template <BidirectionalGraph G, class M>
   requires(kSimulates&& kTakesCosts) [[nodiscard]] Plan
       plan(const G& graph, const M& costs, const Cluster& cluster, const PlanRequest& request) const {
@@ -182,9 +184,10 @@ class Planner {
     return plan_of(plan_workload(std::move(work), cluster, request, constraints));
   }
 
-  /// What the staging policy finds under another objective than the simulated step, for any graph with costs and limits
-  /// that the objective can be made from. No coarsening: the objective alone knows what may be put together.
-  /// @throws what making the objective throws, for `SlowestStage` see `make_tables`
+  /// What the staging policy finds under another objective than the simulated step. Takes any graph, with costs and
+  /// limits from which the objective can be made. There is no coarsening: only the objective knows which nodes may be
+  /// grouped.
+  /// @throws what the objective's constructor throws; for `SlowestStage` see `make_tables`
   template <BidirectionalGraph G, class M, class Limits>
   requires(!kSimulates && std::constructible_from<Minimised, const G&, const M&, const Limits&>) [[nodiscard]]
   typename Minimised::Found plan(const G& graph, const M& costs, const Limits& limits) const {
@@ -290,7 +293,7 @@ class Planner {
 
   using Attempt = detail::Attempt<StagingSearch, Coarsening>;
 
-  /// What is wrong, and what would do.
+  /// Why there is no plan, and which changes make one feasible.
   [[nodiscard]] Infeasible reason(Workload& work, const Attempt& attempt, const SearchResult& found,
                                   const std::optional<LeastMemory>& least, const Cluster& cluster,
                                   const PlanRequest& request) const {
@@ -299,7 +302,7 @@ class Planner {
     const auto trials = [&](const PlanRequest& changed, const Cluster& other) -> detail::Trial {
       work.transfer = transfer;
       work.all_reduce = all_reduce;
-      if (other.devices > cluster.devices) {  // costs know no links of ranks that are not there
+      if (other.devices > cluster.devices) {  // costs do not know the links of additional ranks
         work.transfer = [&](Bytes bytes, Rank from, Rank to) { return point_to_point(other, bytes, from, to); };
         work.all_reduce = [&](Bytes bytes, std::span<const Rank> ranks) {
           return all_reduce_time(other, bytes, ranks);

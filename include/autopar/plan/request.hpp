@@ -17,8 +17,8 @@
 
 namespace autopar {
 
-/// What the runtime that will run a plan can do, and how much memory it spends on it. By default the least that one
-/// does, under which plans are searched exactly.
+/// What the runtime that will run a plan can do. The defaults are the least that any runtime can do; plans for them are
+/// searched exactly.
 struct Capabilities {
   std::vector<std::string> schedules = schedule_names(has_closed_form);
   int max_tensor_parallel = 1;  ///< shards of a replica that compute a profile's `tensor_regions` together
@@ -29,7 +29,7 @@ struct Capabilities {
   friend bool operator==(const Capabilities&, const Capabilities&) = default;
 };
 
-/// What autopar's own runtime does: live plans use this and no more.
+/// What autopar's own runtime can do. Plans that it runs use no more.
 [[nodiscard]] inline Capabilities runtime_capabilities() {
   Capabilities runtime;
   runtime.schedules = schedule_names();
@@ -43,26 +43,26 @@ struct Capabilities {
 
 /// What to plan for, besides the model and the cluster.
 struct PlanRequest {
-  Options options{};       ///< constraints; files, devices and logging in it are not looked at
+  Options options{};       ///< constraints; its files, devices and logging are ignored
   int world = 0;           ///< ranks; 0 = all devices of the cluster
   std::int64_t batch = 1;  ///< samples of a step, all ranks together
   Capabilities runtime{};
   std::optional<BucketPolicy> buckets{};   ///< none: the planner chooses, see `chosen_buckets`
   bool remedies = true;                    ///< an Infeasible answer looks for changes that fit, which may take seconds
   std::vector<ProgramVariant> variants{};  ///< of captured models
-  /// Whether a plan's replicas leave some operator too few samples. Then a plan without replicas is preferred, if one
+  /// Whether a plan's replicas give some operator too few samples. If so, a plan without replicas is preferred, if one
   /// fits.
   std::function<bool(const Plan&)> starves{};
 };
 
-/// Whether forwards may be recomputed before their backwards, instead of keeping what they save.
+/// Whether forwards may be recomputed before their backwards, instead of saving activations.
 enum class Recompute : std::uint8_t {
   kNever,
   kToFit,   ///< the fewest segments with which a stage fits
   kAlways,  ///< every segment
 };
 
-/// For front doors: a planner itself can plan for empty micro-batches, but nobody wants them.
+/// For entry points: a planner accepts empty micro-batches, but no user wants them.
 /// @throws InvalidArgument if options ask for more micro-batches than the batch has samples
 inline void require_samples(const PlanRequest& request) {
   const auto require = [&](const char* name, int value) {
@@ -75,40 +75,40 @@ inline void require_samples(const PlanRequest& request) {
   require("min_microbatches", request.options.min_microbatches);
 }
 
-/// A request that was checked: what a search may choose from. Values only.
+/// A checked request: what a search may choose from. Values only.
 struct Constraints {
-  int world = 1;                       ///< ranks, or groups of `tensor` ranks that a search takes as one each
-  int tensor = 1;                      ///< shards of every replica of every stage that does not say its own
+  int world = 1;                       ///< ranks, or groups of `tensor` ranks that a search treats as one rank each
+  int tensor = 1;                      ///< shards of each replica, for stages that do not state their own number
   std::vector<int> tensor_degrees{1};  ///< candidates for `tensor`, ascending
-  int searches = 1;                    ///< one for each tensor degree, which share what a search may spend
+  int searches = 1;                    ///< number of searches, one for each tensor degree; they share one budget
   std::int64_t batch = 1;
   int stages = 0;                                 ///< 0 = any number
   std::vector<int> replicas;                      ///< of each stage; empty = any
-  int replicas_of_each = 0;                       ///< the same for every stage, however many; 0 = any
+  int replicas_of_each = 0;                       ///< the same number for every stage; 0 = any
   std::vector<int> microbatches;                  ///< candidates, ascending
   std::vector<ScheduleKind> schedules;            ///< candidates
   std::vector<bool> sequences{false};             ///< candidates for `MemoryOptimizations::sequence`
   std::vector<int> zero_levels{0};                ///< candidates, ascending
-  std::vector<Offload> offloads{Offload::kNone};  ///< candidates, what leaves least on the device last
+  std::vector<Offload> offloads{Offload::kNone};  ///< candidates; the one that leaves least on the device comes last
   Recompute recompute = Recompute::kNever;
-  std::vector<std::string> recomputed_modules;  ///< with kAlways: a segment each, nothing else; empty = everything
+  std::vector<std::string> recomputed_modules;  ///< with kAlways: one segment each, and no others; empty = everything
   Bytes memory{};                               ///< what one rank may use, margin taken off
-  std::optional<Bytes> host_memory{};  ///< likewise of its host's; none: what is offloaded stays in the same memory
+  std::optional<Bytes> host_memory{};  ///< likewise of its host; none: what is offloaded stays in the same memory
   double optimizer_state_factor = 2;
   int gradient_copies = 1;  ///< of each gradient that a rank holds at the peak
   BucketPolicy buckets{};
-  /// A search may leave out what takes no less.
+  /// A search may skip stagings that are not faster than this.
   Seconds to_beat{std::numeric_limits<double>::infinity()};
   std::vector<std::string> notes;  ///< what the plan should tell the user
 
   [[nodiscard]] bool replicas_are_fixed() const { return replicas_of_each > 0 || !replicas.empty(); }
-  /// Of a pipeline of so many stages; empty = any.
+  /// The replicas of `count` stages; empty = any.
   [[nodiscard]] std::vector<int> fixed_replicas(int count) const {
     return replicas_of_each > 0 ? std::vector<int>(static_cast<std::size_t>(count), replicas_of_each) : replicas;
   }
 
   [[nodiscard]] int ranks() const { return world * tensor; }
-  /// With one of the degrees for every stage: replicas are groups of so many ranks.
+  /// One tensor degree for every stage: what counts as a rank is then a group of `degree` ranks.
   [[nodiscard]] Constraints at_degree(int degree) const {
     Constraints out = *this;
     out.world /= degree;
@@ -117,12 +117,12 @@ struct Constraints {
     out.tensor_degrees = {degree};
     return out;
   }
-  /// Of a pipeline of so many stages that does not say its own; empty = one.
+  /// Tensor shards of `count` stages that do not state their own number; empty = one each.
   [[nodiscard]] std::vector<int> tensor_of_each(std::size_t count) const {
     return tensor == 1 ? std::vector<int>{} : std::vector<int>(count, tensor);
   }
 
-  /// Samples of each rank: as even as can be, the first ranks not larger than the last.
+  /// Samples of each rank, as even as possible; the first ranks have no more than the last.
   [[nodiscard]] std::vector<std::int64_t> local_batches() const {
     std::vector<std::int64_t> local;
     for (std::int64_t r = 0; r < ranks(); ++r) local.push_back(batch * (r + 1) / ranks() - batch * r / ranks());

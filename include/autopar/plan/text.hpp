@@ -16,7 +16,7 @@ namespace autopar {
 
 namespace detail {
 
-/// printf for one number: no locale of a stream gets in.
+/// printf for one number, independent of any stream's locale.
 [[nodiscard]] inline std::string formatted(const char* format, double value) {
   std::array<char, 64> buffer{};
   std::snprintf(buffer.data(), buffer.size(), format, value);
@@ -79,7 +79,7 @@ namespace detail {
   return detail::formatted(format.c_str(), 100 * gap) + " %";
 }
 
-/// "0-3,6": ascending numbers with runs drawn together.
+/// "0-3,6": ascending numbers as ranges.
 [[nodiscard]] inline std::string ranges(const std::vector<int>& numbers) {
   std::string out;
   for (std::size_t i = 0; i < numbers.size();) {
@@ -92,7 +92,7 @@ namespace detail {
   return out;
 }
 
-/// `ranges`, in a few letters: of many runs the first and the last.
+/// `ranges`, but only the first and the last of them if there are many.
 [[nodiscard]] inline std::string short_ranges(const std::vector<int>& numbers) {
   constexpr std::size_t kMost = 11;
   std::string all = ranges(numbers);
@@ -100,8 +100,8 @@ namespace detail {
   return all.substr(0, all.find(',')) + ",…," + all.substr(all.rfind(',') + 1);
 }
 
-/// Rows of cells as lines, columns as wide as their widest cell. The first row is the head, whose cells may have two
-/// lines. Columns for which `width` has no room follow below, beside the first column again.
+/// Rows of cells as lines with aligned columns. The first row is the head, whose cells may have two lines. Columns
+/// beyond `width` follow below, with the first column repeated.
 [[nodiscard]] inline std::string aligned_table(const std::vector<std::vector<std::string>>& rows,
                                                std::size_t width = 100) {
   using Cells = std::vector<std::string>;

@@ -18,11 +18,11 @@ namespace autopar {
 struct ProgramVariant {
   ModelProfile profile;
   ProfiledCost costs;
-  /// Whether a search may pay, after the best plan so far (null: none fits). Empty: it always may.
+  /// Whether a search may pay, given the best plan so far (null: none fits). Empty: it always may.
   std::function<bool(const Plan* best)> is_worth{};
-  /// Note of a plan of this variant. @param other  step of the best plan of the programs before it, if one fits
+  /// Note of a plan of this variant. @param other  step of the best plan of the earlier programs, if one fits
   std::function<std::string(std::optional<Seconds> other)> chosen_note{};
-  /// Note of the better plan of another program. @param own  step that this variant takes
+  /// Note of another program's better plan. @param own  step of this variant's plan
   std::function<std::string(Seconds own)> passed_note{};
 };
 
