@@ -14,14 +14,14 @@
 
 namespace autopar {
 
-/// Micro-batches that a stage has begun and not ended.
+/// Micro-batches that a stage has begun and not completed.
 struct InFlight {
-  int whole = 0;    ///< forward, not yet backward
-  int waiting = 0;  ///< backward, but for gradients of parameters
+  int whole = 0;    ///< forward done, backward outstanding
+  int waiting = 0;  ///< backward done except for parameter gradients
   friend bool operator==(const InFlight&, const InFlight&) = default;
 };
 
-/// Most micro-batches of a stage that are forward and not yet backward, by the schedule's own law; an estimate for
+/// The most micro-batches of a stage that are forward and not yet backward, by the schedule's law. An estimate for
 /// schedules whose orders must be counted (`in_flight_of`).
 [[nodiscard]] inline int peak_in_flight(ScheduleKind schedule, bool loss_mode, int stage, int stages,
                                         int microbatches) {
@@ -37,10 +37,10 @@ struct InFlight {
   return out;
 }
 
-/// Bytes that a micro-batch in flight takes, by stage.
+/// Bytes of a stage for each micro-batch in flight, by stage.
 struct HeldByMicrobatch {
   std::vector<Bytes> whole, waiting;
-  std::vector<Bytes> read;  ///< in either case; those of the next one are there as well, if there is one
+  std::vector<Bytes> read;  ///< read values, for whole and waiting ones and for the next one if there is one
   int microbatches = 1;
 
   [[nodiscard]] Bytes of(std::size_t stage, const InFlight& now) const {
@@ -49,7 +49,8 @@ struct HeldByMicrobatch {
   }
 };
 
-/// Micro-batches of each stage in flight when their ranks hold most; of a stage's replicas the one that holds most.
+/// Micro-batches of each stage in flight when its ranks hold most; of a stage's replicas, those of the one that holds
+/// most.
 /// @param orders  [rank]
 [[nodiscard]] inline std::vector<InFlight> in_flight_of(const std::vector<std::vector<ComputeAction>>& orders,
                                                         const HeldByMicrobatch& bytes) {

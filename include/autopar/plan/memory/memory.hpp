@@ -23,14 +23,15 @@ namespace autopar {
 
 namespace detail {
 
-/// Gradients of values of other stages that a stage holds: one in use, and the next one arrives.
+/// Gradients from other stages that a stage holds for its values: one in use, while the next one arrives.
 [[nodiscard]] constexpr int gradients_arriving(int microbatches) { return microbatches < 2 ? microbatches : 2; }
-/// Gradients that a stage made for others: the last one is on its way; the next is in the operators' workspace.
+/// Gradients that a stage holds for other stages: the last one is being sent, the next one is in the operators'
+/// workspace.
 [[nodiscard]] constexpr int gradients_going(int microbatches) { return microbatches < 2 ? 0 : 1; }
 
-/// Values wait for the backward of their micro-batch at their maker's, unless it would keep them anyway, and where they
-/// are read until gradients of parameters are made (one more arrives ahead of its use); within a rank one that travels
-/// alone is the same memory on both sides.
+/// Adds the values and gradients between stages. The maker of a value holds it until the micro-batch's backward, unless
+/// it keeps the value anyway. A reader holds it until parameter gradients are made, while one more arrives ahead of its
+/// use. Within a rank a value that is alone in its message is the same memory on both sides.
 inline void add_boundary(std::vector<StageMemory>& memory, const SizedPipeline& sized,
                          const std::vector<std::int64_t>& slice, const std::vector<InFlight>& in_flight,
                          int microbatches) {
@@ -52,8 +53,8 @@ inline void add_boundary(std::vector<StageMemory>& memory, const SizedPipeline& 
   }
 }
 
-/// What a call hands to its caller of a rank's samples, who has it until their backward is over: copies, wherever they
-/// were made.
+/// The results of a rank's samples that a call returns. They are copies, wherever they were made, and the caller has
+/// them until their backward is over.
 [[nodiscard]] inline Bytes results_of(const Workload& work, std::int64_t samples) {
   Bytes sum{};
   std::set<std::int32_t> values;
@@ -63,9 +64,9 @@ inline void add_boundary(std::vector<StageMemory>& memory, const SizedPipeline& 
   return sum;
 }
 
-/// Of stages that share their ranks the one whose compute actions need most room states it, and the others use the same
-/// room. All are updated when no compute action is left, a parameter at a time: the one whose update takes most states
-/// by how much that is more than what their compute actions take.
+/// Stages that share ranks work one at a time. The one whose compute actions need most memory states it; the others use
+/// the same memory. Updates follow all compute actions, one parameter at a time. The stage with the largest update
+/// states how much that is more than what the compute actions take.
 /// @param stages  of one position
 inline void take_turns(std::vector<StageMemory>& stages) {
   const auto working = std::ranges::max_element(stages, {}, &StageMemory::transient);
@@ -80,7 +81,7 @@ inline void take_turns(std::vector<StageMemory>& stages) {
   }
 }
 
-/// Of all positions.
+/// Likewise for all positions.
 inline void take_turns(std::vector<StageMemory>& memory, const Staging& staging) {
   if (staging.position_of.empty()) return;
   for (const auto& stages : stages_of_positions(staging)) {
@@ -93,7 +94,8 @@ inline void take_turns(std::vector<StageMemory>& memory, const Staging& staging)
 
 }  // namespace detail
 
-/// What the parameters of each stage take, and whatever else does not depend on the batch.
+/// The memory of each stage that depends on neither micro-batches in flight nor recomputation. That is parameters,
+/// gradients, state, results, and what a rank holds beside its stages.
 [[nodiscard]] inline std::vector<StageMemory> fixed_memory(const Workload& work, const Constraints& constraints,
                                                            const Staging& staging, int zero,
                                                            Offload offload = Offload::kNone) {
@@ -104,8 +106,9 @@ inline void take_turns(std::vector<StageMemory>& memory, const Staging& staging)
   const Bytes beside = detail::results_of(work, samples) + detail::bytes_at(work.held_beside, samples);
   std::vector<StageMemory> memory(nodes.size());
   std::vector<std::size_t> counted(work.parameters.size(), nodes.size());  // the last stage in which it was
-  std::set<std::pair<std::size_t, int>> there;  // on ranks with several stages, which hold it once: its position
-  // Of a parameter with several readers one's gradient waits for the next one's, and both for their sum.
+  std::set<std::pair<std::size_t, int>> there;  // (parameter, position) of ranks with several stages, which hold it
+                                                // once
+  // If a parameter has several readers, one gradient waits for the next, and both for their sum.
   std::vector<std::map<std::size_t, Bytes>> waiting(nodes.size());
   for (std::size_t s = 0; s < nodes.size(); ++s) {
     Bytes largest{}, landing{};
@@ -168,18 +171,18 @@ namespace detail {
   return slice;
 }
 
-/// With segments that are recomputed and, under ZeRO 3, hold some of what they gather.
+/// Adds the unsharded parameters that recomputed segments keep under ZeRO 3.
 inline void add_regathered(StageMemory& memory, const StageMemory& fixed, const Regathered& read) {
   memory.brought = std::min(fixed.in_shards, fixed.brought + read.held());
 }
 
-/// What compute actions of a stage with so many micro-batches in flight take.
+/// Adds what compute actions of a stage take with so many micro-batches in flight.
 inline void add_microbatches(StageMemory& memory, const MicrobatchMemory& compute, const InFlight& in_flight) {
   memory.saved = compute.kept * in_flight.whole + compute.deferred_weight * in_flight.waiting;
   memory.workspace += compute.work;
 }
 
-/// What compute actions of a stage take, none of its segments recomputed.
+/// What compute actions of a stage take if none of its segments is recomputed.
 /// @param nodes  of the stage, ascending
 /// @param costs  of all nodes, for the stage's slice
 [[nodiscard]] inline StageMicrobatch nothing_recomputed(const Workload& work, const Staging& staging, std::size_t stage,
@@ -189,7 +192,7 @@ inline void add_microbatches(StageMemory& memory, const MicrobatchMemory& comput
   return {work, nodes, costs, staging.schedule, gradients_made(work, staging, stage, nodes), copies};
 }
 
-/// Nothing is recomputed, and each stage has its ranks for itself.
+/// Memory if nothing is recomputed and each stage has its ranks to itself.
 /// @param memory  `fixed_memory`
 [[nodiscard]] inline std::vector<StageMemory> memory_apart(const Workload& work, const Staging& staging,
                                                            const SizedPipeline& sized, const SliceTable& slices,
@@ -215,7 +218,7 @@ inline void add_microbatches(StageMemory& memory, const MicrobatchMemory& comput
   return memory;
 }
 
-/// What each stage takes less and more with some of its segments recomputed.
+/// Recomputes some segments of each stage: changes the memory accordingly.
 inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload& work, const Staging& staging,
                                 const SliceTable& slices, const std::vector<InFlight>& in_flight,
                                 const std::vector<StageMemory>& fixed, const MemoryOptimizations& optimizations) {
@@ -240,7 +243,7 @@ inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload
 }  // namespace detail
 
 /// Peak memory of each stage's worst rank, with so many micro-batches of each stage in flight.
-/// @param optimizations  nothing by default
+/// @param optimizations  of the staging
 /// @param fixed    `fixed_memory` of the same staging, ZeRO level and offload
 [[nodiscard]] inline std::vector<StageMemory> predict_memory(const Workload& work, const Staging& staging,
                                                              const SizedPipeline& sized, const SliceTable& slices,
@@ -261,14 +264,14 @@ inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload
                         fixed_memory(work, constraints, staging, optimizations.zero, optimizations.offload));
 }
 
-/// The same under a schedule with a law.
+/// Likewise under a schedule with a law.
 [[nodiscard]] inline std::vector<StageMemory> predict_memory(const Workload& work, const Constraints& constraints,
                                                              const Staging& staging, const SizedPipeline& sized,
                                                              const SliceTable& slices) {
   return predict_memory(work, constraints, staging, sized, slices, in_flight_by_law(work, staging));
 }
 
-/// What a micro-batch in flight takes: the difference that it makes.
+/// Bytes for each micro-batch in flight: the difference that one makes to the prediction.
 [[nodiscard]] inline HeldByMicrobatch held_by_microbatch(const Workload& work, const Staging& staging,
                                                          const SizedPipeline& sized, const SliceTable& slices,
                                                          const MemoryOptimizations& optimizations = {}) {

@@ -17,21 +17,21 @@
 
 namespace autopar {
 
-/// What one micro-batch takes of a stage's memory. A stage runs its nodes in their order in the captured graph, and
-/// their backwards in the reverse order: while a node works, those behind it keep nothing yet, or nothing any more, and
-/// those before it have made no gradients of parameters yet.
+/// The memory that one micro-batch takes in a stage. A stage runs its nodes in the order of the captured graph, and
+/// their backwards in reverse. So while a node works, later nodes keep nothing, and earlier nodes have not made
+/// parameter gradients yet.
 struct MicrobatchMemory {
   Bytes kept{};             ///< from the forward until the backward
-  Bytes deferred_weight{};  ///< of a backward in two parts, from the first until the second
-  Bytes work{};    ///< beside `kept`, `copies` and all gradients of parameters, of the node that takes most when it
-                   ///< works; may be negative, as not all of these are there at once
-  Bytes made{};    ///< gradients of parameters that were not there before, see `gradients_made`
-  Bytes copies{};  ///< counted with parameters, that its backward lets go of, see `copies_let_go`
+  Bytes deferred_weight{};  ///< of a split backward, from its first part until its second
+  Bytes work{};    ///< beside `kept`, `copies` and all parameter gradients, of the node that takes most when it works;
+                   ///< may be negative, as not all of these are there at once
+  Bytes made{};    ///< parameter gradients that did not exist before, see `gradients_made`
+  Bytes copies{};  ///< parameter copies that its backward frees, see `copies_let_go`; counted with parameters
 
-  /// Nodes of the captured graph that take it, from the first to the last.
+  /// The first and the last of its nodes in the captured graph.
   NodeId first{std::numeric_limits<std::int32_t>::max()}, last{-1};
 
-  /// Of a node that runs once.
+  /// Memory of a node that is not recomputed.
   [[nodiscard]] static MicrobatchMemory of(const WorkNode& node, const NodeCost& cost, ScheduleKind schedule,
                                            Bytes made = Bytes(0), Bytes copies = Bytes(0)) {
     const bool parts = !keeps_backwards_whole(schedule);
@@ -40,8 +40,8 @@ struct MicrobatchMemory {
         node.members.back()};
   }
 
-  /// Both. Where some of one's nodes come between the other's, or where the first part of a backward leaves what the
-  /// second needs, all that both keep is there while either works.
+  /// Memory of both. If their nodes interleave, or if backwards are split, everything that both keep is there while
+  /// either works.
   [[nodiscard]] MicrobatchMemory with(const MicrobatchMemory& next, ScheduleKind schedule) const {
     const bool in_turn = last < next.first && keeps_backwards_whole(schedule);
     const Bytes earlier = in_turn ? work - next.kept - next.copies : work;
@@ -53,16 +53,15 @@ struct MicrobatchMemory {
   }
 };
 
-/// Whether, as a stage's backward goes on, gradients of parameters come where activations go: so many micro-batches,
-/// and replicas of the stage, leave none from an earlier backward and need none in buckets. Of stages that share no
-/// ranks.
+/// Whether parameter gradients take the place of activations as a stage's backward goes on. With one micro-batch and
+/// one replica, no gradients remain from an earlier backward and none are in buckets. For stages that share no ranks.
 [[nodiscard]] constexpr bool gradients_follow_activations(int microbatches, int replicas) {
   return microbatches == 1 && replicas == 1;
 }
 
-/// Gradients of parameters that the backward of each node of a stage is the first to make, while activations go. Of a
-/// parameter, that of its last reader. None where gradients are there when a backward begins, of another micro-batch or
-/// of another stage of the rank, or where replicas sum them in memory of its own.
+/// Parameter gradients that each node's backward is the first to make, while activations are freed. A parameter's
+/// gradient counts at its last reader. None if gradients exist when a backward begins, from another micro-batch or
+/// another stage of the rank. None either if replicas sum them in separate memory.
 /// @param nodes  of the stage, ascending
 /// @return by position in `nodes`; empty = none
 [[nodiscard]] inline std::vector<Bytes> gradients_made(const Workload& work, const Staging& staging, std::size_t stage,
@@ -82,9 +81,9 @@ struct MicrobatchMemory {
   return made;
 }
 
-/// Copies of parameters that the call makes and the backward of each node of a stage lets go of, where stages read
-/// neither what is in shards nor what is offloaded. Only where gradients follow activations: they are larger, so that a
-/// forward, which makes all copies, takes less than the backward.
+/// Parameter copies that the call makes and that each node's backward frees. For parameters that are neither sharded
+/// nor offloaded, and only if gradients follow activations. Gradients are larger than copies, so a forward, which makes
+/// all copies, takes less than the backward.
 /// @return by position in `nodes`; empty = none
 [[nodiscard]] inline std::vector<Bytes> copies_let_go(const Workload& work, const Staging& staging, std::size_t stage,
                                                       const std::vector<NodeId>& nodes) {
@@ -102,7 +101,7 @@ struct MicrobatchMemory {
 
 namespace detail {
 
-/// What one micro-batch takes of a stage, as more and more of its segments are recomputed.
+/// The memory of one micro-batch in a stage, as more and more of its segments are recomputed.
 class StageMicrobatch {
  public:
   /// @param nodes   of the stage, ascending
@@ -121,10 +120,10 @@ class StageMicrobatch {
     for (std::size_t at = leaves_; at-- > 1;) join(at);
   }
 
-  /// The piece keeps what enters and what leaves it. When its backward comes, those who read what leaves it have let go
-  /// of that, unless the stage's backward began with it. Its nodes run again beside the gradients of what leaves it,
-  /// and that itself until all have run, and fill up with what they keep; nothing of it is deferred. Copies of
-  /// parameters enter it, too, and stay until its backward is over.
+  /// Recomputes a piece. It keeps what enters and what leaves it. When its backward comes, readers have freed what
+  /// leaves it, unless the stage's backward began with that. Its nodes run again, beside what leaves it (until all have
+  /// run) and the gradients of that. Meanwhile they fill up with what they keep. Nothing of it is deferred. Parameter
+  /// copies enter it, too, and stay until its backward is over.
   void recompute(const SegmentPiece& piece) {
     const auto of = [](const std::map<NodeId, Bytes>& bytes, NodeId node) {
       const auto found = bytes.find(node);

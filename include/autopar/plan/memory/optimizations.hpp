@@ -17,25 +17,25 @@
 
 namespace autopar {
 
-/// Of offloaded parameters that stages read in a smaller element type, so many bytes are on the device as they are on
-/// the host at a time, when new values come from there.
+/// New values of offloaded parameters come from the host in pieces of so many bytes, if stages read the parameters in a
+/// smaller element type. A piece is on the device in the host's element type.
 inline constexpr Bytes kLandingBytes{8 << 20};
 
-/// What the stages of a staging pay time for to hold less memory.
+/// What the stages of a staging spend time on to hold less memory.
 struct MemoryOptimizations {
-  /// ZeRO level of all stages, among the replicas of each. 1: optimizer state in shards, what was updated is gathered;
-  /// 2: gradients as well, summed into shards after every micro-batch; 3: parameters as well, gathered for every
-  /// micro-batch ahead of its forward and of its backward.
+  /// ZeRO level of all stages, among the replicas of each. 1: optimizer state is sharded, and updated parameters are
+  /// gathered. 2: gradients are sharded, too, and reduce-scattered after every micro-batch. 3: parameters are sharded,
+  /// too, and gathered ahead of every forward and every backward.
   /// @source Rajbhandari et al., "ZeRO", SC 2020
   int zero = 0;
-  /// [stage][segment]: nodes that keep what enters them alone and recompute their forward before their backward, which
-  /// is whole under every schedule.
+  /// [stage][segment]: nodes that keep only what enters the segment and recompute their forward before their backward.
+  /// That backward is whole under every schedule.
   std::vector<std::vector<std::vector<NodeId>>> recomputed{};
-  /// Of all stages. Each rank's gradients go to its host when they are complete, the optimizer steps there, on the
-  /// rank's shard under ZeRO, and what it changed comes back before the next forward.
+  /// For all stages. Complete gradients go to the rank's host, where the optimizer steps, on the rank's shard under
+  /// ZeRO. Updated parameters come back before the next forward.
   /// @source Ren et al., "ZeRO-Offload", USENIX ATC 2021
   Offload offload = Offload::kNone;
-  /// Tensor shards cut by tokens what lies between the regions that they compute.
+  /// Sequence parallelism: tensor shards cut by tokens what lies between their regions.
   /// @source Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022, section 4.2.2
   bool sequence = false;
 
@@ -55,7 +55,7 @@ struct MemoryOptimizations {
 
 namespace detail {
 
-/// What one rank of several updates, under ZeRO its shard.
+/// Bytes that one of several replicas updates, under ZeRO its shard.
 [[nodiscard]] constexpr Bytes updated_bytes(Bytes trainable, int zero, std::size_t replicas) {
   const auto parts = zero > 0 ? static_cast<std::int64_t>(replicas) : 1;
   return Bytes((trainable.value() + parts - 1) / parts);
@@ -84,29 +84,28 @@ namespace detail {
   return Bytes(static_cast<std::int64_t>(std::ceil(std::max(0.0, size.at(static_cast<double>(samples))))));
 }
 
-/// Bytes of what is computed with in place of so many bytes of a stage's parameters.
+/// Scales bytes of a stage's parameters to bytes of what is computed with in their place.
 [[nodiscard]] constexpr Bytes in_proportion(Bytes bytes, Bytes computed_with, Bytes trained) {
   if (computed_with == trained) return bytes;
   const double smaller = static_cast<double>(computed_with.value()) / static_cast<double>(trained.value());
   return Bytes(static_cast<std::int64_t>(static_cast<double>(bytes.value()) * smaller));
 }
 
-/// The part of a segment that is in one stage, and what it takes to recompute it.
+/// The part of a segment that is in one stage, and what recomputing it takes.
 struct SegmentPiece {
   std::vector<NodeId> nodes;  ///< ascending
-  Bytes saved{};     ///< what its nodes keep of a micro-batch unless it is recomputed, and its second run makes
-  Bytes entering{};  ///< values of other nodes of the stage that it reads and that their makers do not keep
-  Bytes leaving{};   ///< what its nodes keep of values that others read, which stays
-  Bytes let_go{};    ///< of that, what others of the stage alone read: when the piece's backward comes, theirs are over
-  Bytes gradients{};  ///< of values that others of the stage read: they are there while it runs again
-  /// Of makers that would be given two gradients of a value: what they take less, as it comes to the piece as their
-  /// sum.
+  Bytes saved{};      ///< what its nodes keep of a micro-batch if they are not recomputed; their second run makes it
+  Bytes entering{};   ///< values of other nodes of the stage that it reads and that their makers do not keep
+  Bytes leaving{};    ///< what its nodes keep of values that others read, which stays
+  Bytes let_go{};     ///< of that, what only others of the stage read: freed before the piece's backward
+  Bytes gradients{};  ///< of values that others of the stage read; there while it runs again
+  /// By maker with two gradients of a value: what it takes less, as the piece receives their sum.
   std::map<NodeId, Bytes> summed{};
-  /// By maker: of what they keep, what others alone need. When they run again, it is gone as soon as all have.
+  /// By maker: what it keeps for other nodes only. In the second run that is freed as soon as all nodes have run.
   std::map<NodeId, Bytes> for_others{};
   Seconds forward{};
 
-  /// Bytes of a micro-batch in flight that recomputing it saves; may be negative.
+  /// Bytes that recomputing it saves for each micro-batch in flight; may be negative.
   [[nodiscard]] Bytes freed() const { return saved - entering - leaving; }
 };
 
@@ -133,35 +132,35 @@ struct LeavingValue {
   NodeId maker;
   Bytes bytes{};
   bool kept = false;      ///< by its maker
-  bool gradient = false;  ///< others of the stage give it one
-  bool stays = false;     ///< other stages or the caller read it: the stage's backward begins with it
-  bool two_gradients = false, for_readers = false;  ///< see ValueProfile; not if the piece reads it, too
+  bool gradient = false;  ///< others of the stage give it a gradient
+  bool stays = false;     ///< other stages or the caller read it, so the stage's backward begins with it
+  bool two_gradients = false, for_readers = false;  ///< see ValueProfile; false if the piece reads it, too
 };
 
-/// Not by shards, a part each.
+/// Whether a node is computed whole, and not in slices by shards.
 [[nodiscard]] inline bool is_computed_whole(const Workload& work, NodeId node) {
   if (work.regions_of.empty() || work.region_shards.empty()) return true;
   return std::ranges::all_of(work.regions_of[node.index()],
                              [&](int region) { return work.region_shards[static_cast<std::size_t>(region)] == 1; });
 }
 
-/// What a piece takes beside what its nodes keep. @param values  that leave it, each once
+/// Adds what a piece takes beside what its nodes keep. @param values  that leave it, each once
 inline void add_leaving(SegmentPiece& piece, const Workload& work, const std::vector<LeavingValue>& values) {
   for (const LeavingValue& value : values) {
     if (value.kept) piece.leaving += value.bytes;
     if (value.kept && !value.stays) piece.let_go += value.bytes;
     if (value.gradient) piece.gradients += value.bytes;
-    // Of several nodes in one another may take most, or read it, and a shard takes a part of it.
+    // In a block another node may take most, or read the value; and a shard takes only a part of it.
     if (work.graph[value.maker].members.size() > 1 || !is_computed_whole(work, value.maker)) continue;
     if (value.two_gradients) piece.summed[value.maker] += value.bytes;
     if (value.for_readers) piece.for_others[value.maker] += value.bytes;
   }
 }
 
-/// By node the piece that it is in, if any.
+/// By node: the piece that contains it, or null.
 using PieceOfNode = std::vector<SegmentPiece*>;
 
-/// What flows between pieces and the rest of their stages.
+/// Adds the values that flow between pieces and the rest of their stages.
 /// @param slice  [stage] samples
 inline void add_values_between(const PieceOfNode& piece_of, const Workload& work, const Staging& staging,
                                const std::vector<std::int64_t>& slice) {
@@ -214,7 +213,7 @@ inline void add_values_between(const PieceOfNode& piece_of, const Workload& work
   }
 }
 
-/// [stage][segment] at the stage's largest slice.
+/// [stage][segment]: the pieces, measured at the stage's largest slice.
 /// @param slice  [stage] samples
 [[nodiscard]] inline std::vector<std::vector<SegmentPiece>> measured_pieces(
     const Workload& work, const Staging& staging, const std::vector<std::vector<std::vector<NodeId>>>& segments,

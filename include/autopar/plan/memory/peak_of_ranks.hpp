@@ -10,7 +10,7 @@
 
 namespace autopar {
 
-/// Peak bytes of the rank that needs most: stages that share it are added.
+/// Peak bytes of the rank that needs most; stages on one rank add up.
 /// @param meshes  by stage
 /// @param bytes_of  peak bytes of a stage, by its position in `meshes`
 template <class BytesOf>

@@ -20,7 +20,7 @@ namespace autopar::detail {
 /// Segments of each stage.
 using StageSegments = std::vector<std::vector<std::vector<NodeId>>>;
 
-/// What every stage recomputes: the pieces that free most bytes a second first, as few as fit.
+/// Chooses what every stage recomputes: as few pieces as fit, those first that free most bytes per second.
 class RecomputeChoice {
  public:
   /// @param segments  that may be recomputed
@@ -79,7 +79,7 @@ class RecomputeChoice {
     return out;
   }
 
-  /// With which what these stages hold together fits; if none does, with which it is least.
+  /// The fewest items with which these stages together fit; if none fits, the number with the least memory.
   [[nodiscard]] std::size_t fewest(const std::vector<Item>& items, const std::vector<std::size_t>& stages,
                                    Bytes memory) const {
     std::vector<StageMemory> now;  // by number in `stages`
@@ -113,7 +113,7 @@ class RecomputeChoice {
     return best;
   }
 
-  /// Of stages that share their ranks.
+  /// The memory of stages that share their ranks.
   [[nodiscard]] static Bytes total(std::vector<StageMemory> stages) {
     take_turns(stages);
     Bytes sum{};
@@ -128,7 +128,7 @@ class RecomputeChoice {
   std::vector<std::vector<SegmentPiece>> pieces_;
   const std::vector<InFlight>& in_flight_;
   const std::vector<StageMemory>& fixed_;
-  std::vector<StageMemory> plain_;                   // of each stage apart
+  std::vector<StageMemory> plain_;                   // of each stage on separate ranks
   std::vector<std::vector<std::size_t>> positions_;  // by the ranks that they share
 };
 

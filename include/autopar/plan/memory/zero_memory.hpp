@@ -19,8 +19,8 @@ namespace autopar {
 
 namespace detail {
 
-/// How a parameter is held under ZeRO: among the replicas of the stage that reads it; if several stages do, their ranks
-/// have shards of its optimizer state alone.
+/// How ZeRO shards a parameter: among the replicas of the stage that reads it. If several stages read it, their ranks
+/// shard its optimizer state only.
 class Sharing {
  public:
   Sharing(const Workload& work, const Staging& staging, int zero)
@@ -51,13 +51,12 @@ class Sharing {
   ReadingStages readers_;
 };
 
-/// What segments of a stage gather when they are recomputed under ZeRO 3. A segment keeps up to kKeptForBackward of it
-/// for its backward, and lets go of the rest, to gather it once more; not of what other nodes of the stage read as
-/// well, which stays from the first of their backwards to the last. The input half of a backward in two parts lets go
-/// of nothing.
+/// What recomputed segments of a stage gather under ZeRO 3. A segment keeps up to kKeptForBackward of it for its
+/// backward; the rest is resharded and gathered again. Parameters that other nodes of the stage read, too, stay
+/// unsharded from the first of their backwards to the last. The input half of a split backward frees nothing.
 class Regathered {
  public:
-  /// @param stage  its nodes
+  /// @param stage  nodes of the stage
   Regathered(const Workload& work, const std::vector<NodeId>& stage, bool whole_backwards)
       : work_(work), whole_backwards_(whole_backwards) {
     for (const NodeId node : stage) {
@@ -86,7 +85,7 @@ class Regathered {
   [[nodiscard]] Bytes gathered_once_more() const { return once_more_; }  ///< by a micro-batch
 
  private:
-  /// Of parameters that are in shards.
+  /// Sharded parameters that the node reads.
   [[nodiscard]] std::set<ParameterId> read_by(NodeId node) const {
     std::set<ParameterId> read;
     for (const ParameterId id : work_.graph[node].parameters) {
@@ -103,23 +102,24 @@ class Regathered {
   Bytes stay_{}, most_kept_{}, once_more_{};
 };
 
-/// Units of parameters are gathered and summed at a time: as large as `BucketPolicy::unit_size`, or of one parameter.
-/// Under 1 a rank has its shard of a sum beside the sum, when the backward is over if the stage has one unit; from 2 on
-/// one unit of gradients fills while the one before is on its way; under 3 an operator reads parameters of two units at
-/// most, of which one is no larger than a bucket, and the next operator's are on their way. A unit with a parameter
-/// that several operators read fills first and is full last, and the others wait for it, while one of the compute
-/// action before is on its way. The input half of a parted backward, which gives no gradients of parameters, ends with
-/// all that it gathered, and the other half begins with units for what was not deferred. What is gathered is what
-/// stages compute with.
+/// What is unsharded beside the shards. A unit is as large as `BucketPolicy::unit_size`, or it is one parameter. What
+/// is gathered is what stages compute with.
+/// - ZeRO 1: a rank has its shard of a sum beside the sum; if the stage has one unit, when the backward is over.
+/// - ZeRO 2 and 3: one unit of gradients fills while the one before is sent. A unit with a parameter that several
+///   operators read fills first and is full last. All others wait for it, while one of the compute action before is
+///   sent.
+/// - ZeRO 3: an operator reads parameters of at most two units, one of them no larger than a bucket, while the next
+///   operator's units arrive. The input half of a split backward makes no parameter gradients. It ends with all that it
+///   gathered, and the other half begins with units for what was not deferred.
 struct GatheredUnits {
-  Bytes largest{};  ///< trainable bytes that one operator of the stage reads at most
+  Bytes largest{};  ///< most trainable bytes that one operator of the stage reads
   Bytes of_all{};   ///< likewise, of any stage
   BucketPolicy buckets{};
   Bytes owned{};                 ///< trainable bytes of the stage that are held in shards
-  Bytes computed_with{};         ///< in their place
-  bool read_by_several = false;  ///< some of them by several operators
+  Bytes computed_with{};         ///< bytes that are computed with in their place
+  bool read_by_several = false;  ///< whether several operators read one of them
 
-  /// Of a stage with several replicas.
+  /// Adds the units of a stage with several replicas.
   void add_to(StageMemory& memory, int zero, const Staging& staging, int replicas) const {
     if (zero == 0 || replicas < 2) return;
     const Bytes bucket = buckets.size;

@@ -11,9 +11,9 @@
 
 namespace autopar {
 
-/// The smallest buckets, doubled from `BucketPolicy::kLeast`, of which what a sum takes whatever its size (latency,
-/// launches) is at most a fiftieth of what its bytes take; but no more than an eighth of a stage's gradients, as the
-/// first sum begins when the first bucket is full and nothing hides the last. CPUs get the smallest ones.
+/// The bucket size: `BucketPolicy::kLeast`, doubled until the fixed cost of a sum (latency, launches) is at most 2 % of
+/// the transfer time. At most kMost, and at most an eighth of a stage's gradients. The first sum begins when the first
+/// bucket is full, and nothing hides the last sum. CPUs and single ranks get kLeast.
 /// @param constraints  world and number of stages
 [[nodiscard]] inline BucketPolicy chosen_buckets(const Workload& work, const Cluster& cluster,
                                                  const Constraints& constraints) {

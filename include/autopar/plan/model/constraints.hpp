@@ -100,7 +100,7 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
   return kinds;
 }
 
-/// Degrees that some region of the model admits, of which the world has a whole number of groups.
+/// The tensor degrees up to `most` that divide the world and that some region of the model admits.
 [[nodiscard]] inline std::vector<int> possible_degrees(const std::vector<TensorRegion>& regions, int most, int world) {
   std::vector<int> degrees{1};
   for (int degree = 2; degree <= std::min(most, world); ++degree) {
@@ -111,12 +111,12 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
   return degrees;
 }
 
-/// Stages that options ask for at least.
+/// The least number of stages that options ask for.
 [[nodiscard]] inline int least_stages(const Options& options) {
   const int listed = options.replicas.size() > 1 ? static_cast<int>(options.replicas.size()) : 1;
   return std::max(options.stages, listed);
 }
-/// Replicas that they ask for, of all stages together.
+/// The number of replicas that options ask for, over all stages.
 [[nodiscard]] inline int asked_replicas(const Options& options) {
   const int same_for_all = options.replicas.size() == 1 ? std::max(options.stages, 1) : 1;
   return same_for_all * std::accumulate(options.replicas.begin(), options.replicas.end(), 0);
@@ -150,7 +150,7 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
   return levels;
 }
 
-/// A program has its class heads one way, which a plan cannot change.
+/// A program computes its class heads in one way, which a plan cannot change.
 inline void check_class_heads(const Options& options, const Workload& work) {
   if (options.class_head == "chunked" && !work.chunked_heads) {
     refuse(
@@ -163,7 +163,7 @@ inline void check_class_heads(const Options& options, const Workload& work) {
   }
 }
 
-/// Whether what follows regions is cut by tokens: both, where the user leaves it open and there is something to cut.
+/// Whether sequence parallelism is used. Both values, if the user leaves it open and some region follows another.
 [[nodiscard]] inline std::vector<bool> allowed_sequences(const Options& options, const Workload& work) {
   const bool any = std::ranges::any_of(work.regions, [](const TensorRegion& region) { return region.follows >= 0; });
   if (options.sequence_parallel == "off" || !any) return {false};
@@ -171,7 +171,7 @@ inline void check_class_heads(const Options& options, const Workload& work) {
   return {false, true};
 }
 
-/// Where the host has no memory of its own nothing is gained by it, so only who asks for it gets it.
+/// Sets where the optimizer may be. Without separate host memory offloading gains nothing, so it must be asked for.
 inline void apply_offload(const Options& options, const Capabilities& runtime, const Workload& work,
                           const Cluster& cluster, Constraints& constraints) {
   if (cluster.host) {
@@ -190,7 +190,7 @@ inline void apply_offload(const Options& options, const Capabilities& runtime, c
   if (may && cluster.host) constraints.offloads.push_back(Offload::kOptimizer);
 }
 
-/// "full" or names of modules, with commas between them.
+/// Sets what is recomputed. Besides none and auto: "full", or names of modules with commas between them.
 inline void apply_recompute(const Options& options, const Capabilities& runtime, const Workload& work,
                             Constraints& constraints) {
   if (options.recompute == "none") return;
@@ -247,8 +247,8 @@ inline void check_shape(const Options& options, int ranks, std::size_t nodes) {
   }
 }
 
-/// 1, 2, 3, 4, 6, 8, 12, 16, 24, … within the limits, the limits themselves, and what divides the largest local
-/// batch.
+/// Numbers of micro-batches to try: 1, 2, 3, 4, 6, 8, 12, 16, 24, … within the limits, the limits themselves, and the
+/// divisors of the largest local batch.
 [[nodiscard]] inline std::vector<int> microbatch_candidates(int low, int high, std::int64_t largest_local) {
   std::vector<int> out{low, high};
   for (int m = low; m <= high; ++m) {
@@ -264,7 +264,7 @@ inline void check_shape(const Options& options, int ranks, std::size_t nodes) {
   return out;
 }
 
-/// More micro-batches than `largest_count` are not tried unless they are asked for.
+/// Numbers of micro-batches to try; none is above `largest_count` unless options ask for it.
 [[nodiscard]] inline std::vector<int> allowed_microbatches(const Options& options, std::int64_t largest_count,
                                                            std::int64_t largest_local) {
   const auto text = [](int value) { return std::to_string(value); };
@@ -291,8 +291,8 @@ inline void check_shape(const Options& options, int ranks, std::size_t nodes) {
   return microbatch_candidates(options.min_microbatches, static_cast<int>(high), largest_local);
 }
 
-/// One for each sample of the whole batch: more would only be empty. Statistics should not get ever fewer samples for
-/// it.
+/// The most micro-batches that are tried: one for each sample of the batch, since more would be empty. With batch
+/// statistics one for each sample of the largest local batch, as smaller slices change the statistics.
 [[nodiscard]] inline std::int64_t most_microbatches(const Workload& work, const Constraints& constraints) {
   for (const NodeId node : work.graph.nodes()) {
     if (work.graph[node].batch_statistic) return constraints.largest_local_batch();
@@ -300,7 +300,7 @@ inline void check_shape(const Options& options, int ranks, std::size_t nodes) {
   return constraints.batch;
 }
 
-/// Of one device, before anything is taken off.
+/// Memory of one device, margin included.
 [[nodiscard]] inline Bytes device_memory(const Options& options, const Cluster& cluster) {
   return options.device_memory > Bytes(0) ? options.device_memory : cluster.device.memory;
 }
@@ -319,8 +319,8 @@ inline void check_shape(const Options& options, int ranks, std::size_t nodes) {
   return Bytes(static_cast<std::int64_t>(std::floor(static_cast<double>(whole.value()) * (1 - options.memory_margin))));
 }
 
-/// Operators that need the whole batch at a time: one micro-batch; and their stage one replica, unless replicas can add
-/// up what they need.
+/// Operators that need the whole batch at once allow one micro-batch only. Their stage has one replica, unless replicas
+/// can add up what the operators need.
 inline void apply_whole_batch(const Workload& work, const Options& options, Constraints& constraints) {
   bool noted = false;
   for (const NodeId node : work.graph.nodes()) {
@@ -393,7 +393,7 @@ inline void apply_whole_batch(const Workload& work, const Options& options, Cons
                    "use 0 for plain SGD, 2 for Adam");
   }
   out.optimizer_state_factor = options.optimizer_state_factor;
-  // The sum that backwards add to becomes `.grad`, unless there is one already.
+  // Backwards add to one sum that becomes `.grad`; a second copy exists only if there is a `.grad` already.
   out.gradient_copies = options.gradient_accumulation ? 2 : 1;
   if (!work.loss_mode) {
     if (options.schedule == "auto") {
@@ -417,7 +417,7 @@ inline void apply_whole_batch(const Workload& work, const Options& options, Cons
   return out;
 }
 
-/// What a request contradicts: itself, the world, the work or the runtime.
+/// A contradiction between a request and itself, the world, the work or the runtime.
 struct Contradiction {
   std::variant<InvalidArgument, CaptureError> error;
 
@@ -429,7 +429,7 @@ struct Contradiction {
 
 using Resolved = std::variant<Constraints, Contradiction>;
 
-/// `resolve`, for callers that go on with another request.
+/// `resolve` with a contradiction as a value, for callers that go on with another request.
 [[nodiscard]] inline Resolved try_resolve(const PlanRequest& request, const Workload& work, const Cluster& cluster) {
   try {
     return resolve(request, work, cluster);

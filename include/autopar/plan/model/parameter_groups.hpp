@@ -17,7 +17,7 @@
 
 namespace autopar {
 
-/// Trained parameters whose gradients the same ranks sum: of one stage, or tied across several.
+/// Trained parameters whose gradients are summed by the same ranks: of one stage, or tied across several.
 struct ParameterGroup {
   std::vector<Rank> ranks;              ///< ascending, at least two
   StageId stage;                        ///< invalid: tied
@@ -29,8 +29,8 @@ namespace detail {
 /// The stages that read a trainable parameter.
 struct ReadingStages {
   static constexpr int kNone = -1, kSeveral = -2;
-  std::vector<int> only;                      ///< [parameter] the stage, if it is one
-  std::map<std::size_t, std::set<int>> tied;  ///< [parameter] all of several
+  std::vector<int> only;                      ///< [parameter] the only stage that reads it; else kNone or kSeveral
+  std::map<std::size_t, std::set<int>> tied;  ///< [parameter] the stages, if several read it
 };
 [[nodiscard]] inline ReadingStages stages_of_parameters(const Workload& work, const Staging& staging) {
   ReadingStages out{std::vector<int>(work.parameters.size(), ReadingStages::kNone), {}};
@@ -51,9 +51,9 @@ struct ReadingStages {
   return out;
 }
 
-/// Kinds tell apart what is held at different levels, of different element types or read as a copy. What is not known
-/// to consist of elements is taken as bytes that need no alignment.
-/// @param level  at which it is held
+/// A parameter as an item of a bucket. Kinds distinguish ZeRO levels, element types, and parameters that are read as a
+/// copy. If the number of elements is unknown, the parameter counts as bytes that need no alignment.
+/// @param level  ZeRO level at which the parameter is held
 [[nodiscard]] inline BucketItem bucket_item(const ParameterProfile& parameter, int level) {
   constexpr std::int64_t kSizes = 64;  // of elements, more than there are
   const std::int64_t bytes = parameter.bytes.value(), elements = parameter.elements;
@@ -66,7 +66,7 @@ struct ReadingStages {
 
 }  // namespace detail
 
-/// Those of stages, of which each has one at most, then of what is tied.
+/// The groups of stages, one for each tensor shard with several replicas; then the groups of tied parameters.
 /// @param meshes  by stage
 [[nodiscard]] inline std::vector<ParameterGroup> parameter_groups(const Workload& work, const Staging& staging,
                                                                   const std::vector<Mesh>& meshes) {
@@ -79,7 +79,7 @@ struct ReadingStages {
   const detail::ReadingStages stages = detail::stages_of_parameters(work, staging);
   std::vector<std::vector<ParameterId>> own(staging.replicas.size());
   std::map<std::vector<int>, std::vector<ParameterId>> tied;  // by the stages that share them
-  // Models list parameters as they are read last, and what is read last gets its gradient first.
+  // Profiles list parameters by last reader, and the parameter that is read last gets its gradient first.
   for (std::size_t p = stages.only.size(); p-- > 0;) {
     if (stages.only[p] >= 0) own[static_cast<std::size_t>(stages.only[p])].push_back(ParameterId::of(p));
     if (stages.only[p] != detail::ReadingStages::kSeveral) continue;
@@ -87,7 +87,7 @@ struct ReadingStages {
     tied[{readers.begin(), readers.end()}].push_back(ParameterId::of(p));
   }
   for (std::size_t i = 0; i < own.size(); ++i) {
-    // Of stages that share ranks, the later one's backwards end first.
+    // Of stages that share ranks, the backwards of the later one end first.
     const std::size_t s = staging.position_of.empty() ? i : own.size() - 1 - i;
     for (int t = 0; t < meshes[s].tensor(); ++t) add(meshes[s].replica_group(t), StageId::of(s), own[s]);
   }
@@ -102,7 +102,7 @@ struct ReadingStages {
   return groups;
 }
 
-/// Where every rank of a group has whole gradients of it: the buckets in which they are summed.
+/// The buckets in which a group's gradients are summed if each of its ranks holds whole gradients.
 [[nodiscard]] inline BucketCut buckets_of(const Workload& work, const ParameterGroup& group,
                                           const BucketPolicy& policy) {
   std::vector<BucketItem> items;
@@ -111,12 +111,12 @@ struct ReadingStages {
   return cut_into_buckets(items, policy.size);
 }
 
-/// The same where a group's ranks have shards (ZeRO): units, and buckets of what is in none.
+/// The same for a group with sharded parameters (ZeRO): units, and buckets of the parameters that are not sharded.
 struct ShardedBuckets {
   BucketCut units;
   BucketCut whole;
 };
-/// @param zero  the plan's level, at least 1. What is tied is shared at level 1.
+/// @param zero  the plan's level, at least 1; tied parameters are sharded at level 1
 [[nodiscard]] inline ShardedBuckets sharded_buckets_of(const Workload& work, const ParameterGroup& group,
                                                        const BucketPolicy& policy, int zero) {
   std::vector<BucketItem> in_units, others;

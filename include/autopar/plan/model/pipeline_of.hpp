@@ -17,25 +17,25 @@
 
 namespace autopar {
 
-/// Of what ZeRO 3 gathers for a segment that is recomputed, so much stays for its backward: what was read last. The
-/// rest is let go of and gathered once more.
+/// Bytes of unsharded parameters that a recomputed segment keeps for its backward under ZeRO 3: those read last. The
+/// rest is resharded and gathered again.
 inline constexpr Bytes kKeptForBackward{256 << 20};
 
-/// A pipeline with what its channels and buckets carry, as far as costs need it.
+/// A pipeline with the sizes of its messages and buckets.
 struct SizedPipeline {
   struct ChannelSize {
     Affine value;     ///< bytes of one message that carries n samples
     Affine gradient;  ///< likewise, back
     Affine held;      ///< of the values, those that their makers would not keep anyway
-    int values = 0;   ///< one travels as it is, several are packed into one message
+    int values = 0;   ///< one value is sent as it is, several are packed into one message
   };
   Pipeline pipeline;
   std::vector<ChannelSize> channels;             ///< by channel
   std::vector<std::vector<Bytes>> bucket_bytes;  ///< [group][bucket]
-  std::vector<std::vector<Bytes>> left_whole;    ///< of these, gradients that no ZeRO level above 1 puts into shards
+  std::vector<std::vector<Bytes>> left_whole;    ///< of these, gradients that no ZeRO level above 1 shards
   BucketPolicy buckets{};
 
-  /// Whether a stage's backwards sum what is in shards themselves.
+  /// Whether a group's sharded gradients are summed within backwards.
   [[nodiscard]] bool sums_in_backwards(std::size_t group, int zero) const {
     return zero >= 2 && pipeline.groups[group].stage.valid();
   }
@@ -47,7 +47,7 @@ struct SizedPipeline {
 
 namespace detail {
 
-/// Collects values by (from, to, kind), each value once a channel.
+/// Collects values by (from, to, kind); each value counts once in a channel.
 class ChannelCollector {
  public:
   void add(StageId from, StageId to, std::int32_t value, const Affine& bytes, bool differentiable, bool kept = false) {
@@ -89,8 +89,8 @@ class ChannelCollector {
 
 /// The pipeline that a staging describes, on `world` ranks.
 ///
-/// A value that two stages read travels to each of them directly from its maker. Values whose size does not depend on
-/// the samples are taken as replicated.
+/// A value that several stages read is sent to each of them directly by its maker. Values whose size does not depend on
+/// the samples count as replicated.
 [[nodiscard]] inline SizedPipeline make_pipeline(const Workload& work, const Staging& staging, std::vector<Mesh> meshes,
                                                  int world, const BucketPolicy& buckets = {}) {
   SizedPipeline out;
@@ -118,7 +118,7 @@ class ChannelCollector {
     const BucketCut cut = buckets_of(work, group, buckets);
     auto& sizes = out.bucket_bytes.emplace_back(cut.buckets.size());
     auto& whole = out.left_whole.emplace_back(cut.buckets.size());
-    for (std::size_t i = 0; i < cut.places.size(); ++i) {  // what is left free between tensors takes no time
+    for (std::size_t i = 0; i < cut.places.size(); ++i) {  // padding between tensors takes no time
       const ParameterProfile& parameter = work.parameters[group.parameters[i].index()];
       const auto bucket = static_cast<std::size_t>(cut.places[i].bucket);
       sizes[bucket] += parameter.bytes;

@@ -17,7 +17,7 @@ namespace autopar {
 
 namespace detail {
 
-/// Runs of a topological order of which the largest saves little, with little between them.
+/// Cuts a topological order into runs such that the largest run saves little and few bytes lie between runs.
 class SegmentCuts {
  public:
   SegmentCuts(const Workload& work, std::int64_t samples) : order_(topological_order(work.graph)), saved_{0} {
@@ -27,7 +27,7 @@ class SegmentCuts {
     count_crossing(work, samples);
   }
 
-  /// By node.
+  /// The segment of each node.
   [[nodiscard]] std::vector<int> best() const {
     const auto n = static_cast<int>(order_.size());
     double least = std::numeric_limits<double>::infinity();
@@ -81,7 +81,7 @@ class SegmentCuts {
     for (std::size_t i = 0; i < order_.size(); ++i) crossing_.push_back(now += change[i]);
   }
 
-  /// Runs that save no more than `limit` each. @return the bytes between them
+  /// Cuts into runs that save at most `limit` each. @return the bytes between them
   double cut(double limit, std::vector<std::size_t>& begins) const {
     const std::size_t n = order_.size();
     std::vector<double> kept(n + 1, 0);
@@ -120,8 +120,8 @@ class SegmentCuts {
 
 namespace detail {
 
-/// Segments as they can run: what takes totals over the whole batch is in none, and where something outside a segment
-/// comes between two halves of it, they are two.
+/// Segments as they can run. Nodes that take totals over the whole batch are in none. A segment is split if a node
+/// outside it comes between two parts of it.
 [[nodiscard]] inline std::vector<int> runnable_segments(const Workload& work, std::vector<int> segment_of) {
   for (const NodeId node : work.graph.nodes()) {
     if (work.graph[node].totals > Bytes(0)) segment_of[node.index()] = -1;
@@ -138,9 +138,9 @@ namespace detail {
 
 }  // namespace detail
 
-/// `Workload::segment_of` for a request: what the user names, or runs of a topological order that make the largest
-/// segment's activations and what is kept between segments small together. Empty if nothing is to be recomputed.
-/// The quotient by segments is acyclic.
+/// `Workload::segment_of` for a request: the modules that the user names, or runs of a topological order. The runs make
+/// the largest segment's activations and what is kept between segments small together. Empty if nothing is to be
+/// recomputed. The quotient by segments is acyclic.
 /// @param samples  the slice at which activations are weighed
 /// @cost O(log(nodes) * (nodes + edges))
 /// @source Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, section 4
@@ -158,10 +158,10 @@ namespace detail {
   return detail::runnable_segments(work, std::move(segment_of));
 }
 
-/// Sets the segments of a workload and of the coarser one that is searched, alike.
+/// Sets consistent segments for a workload and for the coarser workload that is searched.
 inline void set_segments(Workload& fine, Workload& coarse, const Partition& blocks, const Constraints& constraints,
                          std::int64_t samples) {
-  const bool by_name = !constraints.recomputed_modules.empty();  // blocks have no names of their own
+  const bool by_name = !constraints.recomputed_modules.empty();  // blocks belong to no module
   fine.segment_of.clear();
   coarse.segment_of.clear();
   auto& leading = by_name ? fine : coarse;

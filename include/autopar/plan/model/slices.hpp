@@ -12,14 +12,14 @@
 
 namespace autopar {
 
-/// How many samples the replicas of a stage run at a time: the arithmetic of BatchSplit, summed up.
+/// How many samples the replicas of a stage run at a time: the results of BatchSplit in summary.
 struct SliceSizes {
   std::int64_t smallest = 0;  ///< of the slices that are not empty
   std::int64_t largest = 0;
   bool regular = true;                                 ///< no replica has an empty slice of any micro-batch
   std::vector<std::pair<std::int64_t, int>> heaviest;  ///< (samples, times) of the replica with the most samples
 
-  /// How often that replica computes.
+  /// The number of micro-batches that this replica computes.
   [[nodiscard]] int busy_times() const {
     int times = 0;
     for (const auto& [samples, often] : heaviest) times += often;
@@ -27,12 +27,11 @@ struct SliceSizes {
   }
 };
 
-/// Micro-batches of a layout by size, and pieces of ranks by what decides them: equal ones are counted instead of
-/// listed.
+/// The micro-batches of a layout by size, and the pieces of its ranks by class: equal ones are counted, not listed.
 class PieceClasses {
  public:
   PieceClasses(const std::vector<std::int64_t>& local, int microbatches) : microbatches_(microbatches) {
-    std::map<std::pair<std::int64_t, std::int64_t>, std::size_t> known;  // piece_begin knows no more of a rank
+    std::map<std::pair<std::int64_t, std::int64_t>, std::size_t> known;  // all that piece_begin knows of a rank
     std::int64_t first = 0;
     for (std::size_t r = 0; r < local.size(); ++r) {
       const auto [entry, added] = known.try_emplace({local[r], first % microbatches}, classes_.size());
@@ -50,7 +49,7 @@ class PieceClasses {
   /// (samples, micro-batches of that size)
   [[nodiscard]] const std::map<std::int64_t, int>& sizes() const { return sizes_; }
   [[nodiscard]] std::size_t count() const { return classes_.size(); }
-  /// (samples, times) of the pieces of one class, those of its first rank; the classes ascend by that rank.
+  /// (samples, times) of the pieces of a class: those of its first rank. Classes ascend by first rank.
   [[nodiscard]] std::map<std::int64_t, int> pieces(std::size_t of) const {
     std::map<std::int64_t, int> out;
     for (int m = 0; m < microbatches_; ++m) ++out[piece(classes_[of], m)];
@@ -72,7 +71,7 @@ class PieceClasses {
 };
 
 /// @param keeps_pieces  one stage on all ranks: each rank runs its own piece
-/// @cost O(replicas * different sizes of micro-batches), one or two where local batches are equal
+/// @cost O(replicas * different sizes of micro-batches); with equal local batches there are one or two sizes
 [[nodiscard]] inline SliceSizes slices_of(const PieceClasses& classes, int replicas, bool keeps_pieces) {
   SliceSizes out;
   std::int64_t most = -1;
@@ -124,12 +123,12 @@ class PieceClasses {
   return slices_of(PieceClasses(local, microbatches), replicas, keeps_pieces);
 }
 
-/// `slices_of` for one request, each combination worked out once.
+/// `slices_of` for one request, with cached results.
 class SliceTable {
  public:
   explicit SliceTable(const Constraints& constraints) : local_(constraints.local_batches()) {}
 
-  /// @param stages  stages of the whole plan; 0 = not known, but more than one
+  /// @param stages  stages of the whole plan; 0 = unknown, but more than one
   [[nodiscard]] const SliceSizes& at(int microbatches, int replicas, int stages) const {
     const bool keeps = stages == 1 && replicas == static_cast<int>(local_.size());
     const auto [entry, added] = table_.try_emplace({microbatches, keeps ? -1 : replicas});

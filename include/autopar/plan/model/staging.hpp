@@ -16,15 +16,16 @@
 
 namespace autopar {
 
-/// One point of the search: who runs what, in which order. Stages are numbered in pipeline order, none is empty.
+/// One point of the search: which ranks run what, in which order. Stages are in pipeline order; none is empty.
 struct Staging {
   std::vector<int> stage_of;  ///< by node of the workload
   std::vector<int> replicas;  ///< by stage
   int microbatches = 1;
   ScheduleKind schedule = kDefaultSchedule;
-  /// By stage, where several share their ranks: which ranks, numbered by their first stages; empty = each its own.
+  /// By stage, if several share their ranks: the position, numbered by first stages. Empty = each stage has its own
+  /// ranks.
   std::vector<int> position_of{};
-  /// By stage, how many tensor shards run each replica; empty = one.
+  /// By stage: the tensor shards that run each replica; empty = one.
   std::vector<int> tensor{};
 
   [[nodiscard]] int stages() const { return static_cast<int>(replicas.size()); }
@@ -32,7 +33,7 @@ struct Staging {
     return position_of.empty() ? stage : position_of[static_cast<std::size_t>(stage)];
   }
   [[nodiscard]] int tensor_of(int stage) const { return tensor.empty() ? 1 : tensor[static_cast<std::size_t>(stage)]; }
-  /// Of the ranks that stages may share.
+  /// By position: the replicas of its first stage.
   [[nodiscard]] std::vector<int> replicas_of_positions() const {
     std::vector<int> out;
     for (int s = 0; s < stages(); ++s) {
@@ -40,7 +41,7 @@ struct Staging {
     }
     return out;
   }
-  /// Tensor shards of each replica of the first stage on them.
+  /// By position: the tensor shards of each replica of its first stage; empty = one.
   [[nodiscard]] std::vector<int> tensor_of_positions() const {
     std::vector<int> out;
     if (tensor.empty()) return out;
@@ -67,7 +68,7 @@ struct Staging {
   return nodes;
 }
 
-/// Stages of each position, ascending: those that share ranks.
+/// Stages of each position, ascending; they share ranks.
 [[nodiscard]] inline std::vector<std::vector<std::size_t>> stages_of_positions(const Staging& staging) {
   std::vector<std::vector<std::size_t>> stages;
   for (int s = 0; s < staging.stages(); ++s) {
@@ -84,7 +85,7 @@ namespace detail {
   return std::to_string(n) + " " + (n == 1 ? one : many);
 }
 
-/// "2 replicas", or "3+1 replicas" where they differ.
+/// "2 replicas", or "3+1 replicas" if they differ.
 [[nodiscard]] inline std::string of_each(const std::vector<int>& counts, const char* one, const std::string& many) {
   const bool equal = std::adjacent_find(counts.begin(), counts.end(), std::not_equal_to<>()) == counts.end();
   if (equal) return counted(static_cast<std::size_t>(counts.front()), one, many);
@@ -93,7 +94,7 @@ namespace detail {
   return text + " " + many;
 }
 
-/// One number for each group of ranks, if all its chunks have the same; else one for each chunk.
+/// One number for each position if its stages agree everywhere; otherwise one for each stage.
 [[nodiscard]] inline std::vector<int> by_position(const std::vector<int>& by_stage,
                                                   const std::vector<int>& position_of) {
   std::vector<int> out;
@@ -107,8 +108,8 @@ namespace detail {
 
 }  // namespace detail
 
-/// "2 stages x 3+1 replicas, 4 micro-batches, 1f1b", or, where ranks run several stages of the schedule each,
-/// "2 stages x 2 chunks x 1 replica, …": `Options::stages` counts likewise.
+/// "2 stages x 3+1 replicas, 4 micro-batches, 1f1b". If ranks run several stages of the schedule each: "2 stages x 2
+/// chunks x 1 replica, …", with positions as stages, as in `Options::stages`.
 /// @param tensor  shards of each replica, by stage; empty = one: "2 stages x 3+1 replicas x 2 shards, …"
 /// @param position_of  Staging::position_of
 [[nodiscard]] inline std::string describe(const std::vector<int>& replicas, int microbatches, ScheduleKind schedule,
@@ -136,21 +137,21 @@ namespace detail {
   return describe(staging.replicas, staging.microbatches, staging.schedule, staging.tensor, staging.position_of);
 }
 
-/// By stage.
+/// The mesh of each stage.
 [[nodiscard]] inline std::vector<Mesh> meshes_of(const Plan& plan) {
   std::vector<Mesh> meshes;
   for (const StagePlan& stage : plan.stages) meshes.push_back(stage.mesh);
   return meshes;
 }
 
-/// By stage.
+/// The replicas of each stage.
 [[nodiscard]] inline std::vector<int> replicas_of(const Plan& plan) {
   std::vector<int> replicas;
   for (const auto& stage : plan.stages) replicas.push_back(stage.mesh.replicas());
   return replicas;
 }
 
-/// By stage.
+/// The tensor shards of each replica, by stage.
 [[nodiscard]] inline std::vector<int> tensor_of(const Plan& plan) {
   std::vector<int> tensor;
   for (const auto& stage : plan.stages) tensor.push_back(stage.mesh.tensor());
@@ -171,18 +172,18 @@ namespace detail {
   return out;
 }
 
-/// The shape of a plan with at least one stage, as that of a staging.
+/// The shape of a plan with at least one stage, as `describe` gives a staging's shape.
 [[nodiscard]] inline std::string describe(const Plan& plan) {
   return describe(replicas_of(plan), plan.microbatches, plan.schedule, tensor_of(plan), positions_of(plan));
 }
 
-/// Which neighbours in rank order work together.
+/// Which ranks are neighbours in rank order.
 enum class RankPlacement : std::uint8_t {
-  kReplicasTogether,  ///< consecutive ranks are replicas of one stage: gradient sums stay near
-  kStagesTogether,    ///< consecutive ranks are successive stages: activations stay near
+  kReplicasTogether,  ///< consecutive ranks are replicas of one stage: gradient sums use near links
+  kStagesTogether,    ///< consecutive ranks are successive stages: activations use near links
 };
 
-/// By stage a mesh of so many replicas, from rank 0 on without gaps; the tensor shards of a replica are neighbours.
+/// By stage a mesh of so many replicas, from rank 0 on without gaps. The tensor shards of a replica are neighbours.
 /// @param tensor  shards of each replica, by stage; empty = one
 [[nodiscard]] inline std::vector<Mesh> place(const std::vector<int>& replicas, RankPlacement placement,
                                              const std::vector<int>& tensor = {}) {
@@ -204,7 +205,7 @@ enum class RankPlacement : std::uint8_t {
   return meshes;
 }
 
-/// By stage of a staging its mesh; stages that share their ranks are on the same ones, each in its own shape.
+/// The mesh of each stage. Stages that share ranks have the same ranks, each in its own shape.
 [[nodiscard]] inline std::vector<Mesh> place(const Staging& staging, RankPlacement placement) {
   const auto positions = place(staging.replicas_of_positions(), placement, staging.tensor_of_positions());
   std::vector<Mesh> meshes;
@@ -213,8 +214,8 @@ enum class RankPlacement : std::uint8_t {
   return meshes;
 }
 
-/// The placements worth comparing: one if all ranks in use are joined by one level of links, or only one stage or only
-/// single replicas are used, so that they are the same.
+/// The placements worth comparing. There is one if one level of links joins all ranks in use. There is also one with
+/// one stage or with single replicas only, as both placements are then the same.
 /// @param tensor  as of `place`
 [[nodiscard]] inline std::vector<RankPlacement> rank_placements(const std::vector<int>& replicas,
                                                                 const Cluster& cluster,

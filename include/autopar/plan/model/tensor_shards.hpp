@@ -40,12 +40,13 @@ namespace detail {
 
 }  // namespace detail
 
-/// By region, how many shards compute it together: those of the stage that has all of it, if it admits so many. One
-/// that follows another: where they compute that one, too, and cut by tokens.
+/// By region: how many shards compute it together. That is the tensor degree of the stage that has all of it, if the
+/// region admits that number; otherwise 1. A region that follows another is computed together only if `sequence` is set
+/// and its leader, in the same stage, is.
 [[nodiscard]] inline std::vector<int> region_shards_of(const Workload& work, const Staging& staging, bool sequence) {
   return detail::region_shards_of(work.regions, staging, sequence);
 }
-/// The same of a plan of a model, for who runs it.
+/// The same for a plan of a model, for the runtime.
 /// @pre the plan divides this model
 [[nodiscard]] inline std::vector<int> region_shards_of(const ModelProfile& model, const Plan& plan) {
   Staging staging{std::vector<int>(model.graph.node_count(), 0), {}, 1, kDefaultSchedule, {}, tensor_of(plan)};
@@ -55,9 +56,9 @@ namespace detail {
   return detail::region_shards_of(model.tensor_regions, staging, plan.sequence_parallel);
 }
 
-/// Whether a stage that tensor shards run reads a trained parameter that another stage reads as well: each would have
-/// to sum its gradient with ranks that are not its replicas.
-/// @param tensor  shards of each replica, where the staging does not say
+/// Whether a stage with tensor shards reads a trained parameter that another stage reads as well. Its gradient would
+/// have to be summed with ranks that are no replicas of the shard.
+/// @param tensor  shards of each replica, if the staging states none
 [[nodiscard]] inline bool ties_tensor_shards(const Workload& work, const Staging& staging, int tensor = 1) {
   const auto is_sharded = [&](int stage) { return (staging.tensor.empty() ? tensor : staging.tensor_of(stage)) > 1; };
   if (staging.tensor.empty() && tensor == 1) return false;
@@ -76,7 +77,7 @@ namespace detail {
 
 namespace detail {
 
-/// What a shard holds of a parameter that lies in slices.
+/// A shard's slice of a parameter.
 [[nodiscard]] inline ParameterProfile in_slices(ParameterProfile parameter, const TensorRegion& region, int shards) {
   parameter.bytes = part_of_shard(parameter.bytes, region, shards);
   parameter.copy = part_of_shard(parameter.copy, region, shards);
@@ -84,7 +85,7 @@ namespace detail {
   return parameter;
 }
 
-/// The workload in which regions are computed by so many shards each, with these costs of its nodes.
+/// The workload in which each region is computed by so many shards, with these costs of nodes.
 [[nodiscard]] inline Workload with_shards(const Workload& work, std::vector<int> region_shards,
                                           std::function<std::vector<NodeCost>(std::int64_t)> costs) {
   Workload out = work;
@@ -108,7 +109,7 @@ namespace detail {
   return out;
 }
 
-/// Costs of all nodes, of which these regions are computed by so many shards each.
+/// Costs of all nodes if each region is computed by so many shards.
 [[nodiscard]] inline std::vector<NodeCost> costs_in_shards(const Workload& work, std::int64_t samples,
                                                            const std::vector<int>& region_shards) {
   std::vector<NodeCost> costs = work.node_costs(samples);
@@ -122,10 +123,10 @@ namespace detail {
 
 }  // namespace detail
 
-/// The workload as the stages of a staging compute it: what one rank takes of it. Refers to `work`.
-/// @param work      nothing of which is computed in slices
-/// @param sequence  what follows regions is cut by tokens
-/// @cost O(nodes + edges), and of each slice that costs are asked for O(nodes)
+/// The workload as the stages of a staging compute it: the work of one rank. Refers to `work`.
+/// @param work      nothing in it is sharded
+/// @param sequence  whether regions that follow others are cut by tokens
+/// @cost O(nodes + edges), and O(nodes) for each slice whose costs are asked for
 [[nodiscard]] inline Workload in_shards(const Workload& work, const Staging& staging, bool sequence) {
   auto region_shards = region_shards_of(work, staging, sequence);
   auto costs = [&work, region_shards](std::int64_t samples) {
@@ -134,9 +135,9 @@ namespace detail {
   return detail::with_shards(work, std::move(region_shards), std::move(costs));
 }
 
-/// The least that stages of so many shards a replica take of each node, whatever they cut apart. What a region
-/// exchanges is spread over its nodes by what slices save of them, and is never more than that.
-/// @param work  nothing of which is computed in slices
+/// A lower bound on the costs of each node in stages with `tensor` shards a replica, wherever stages are cut. What a
+/// region exchanges is spread over its nodes in proportion to what slices save there, and never exceeds that.
+/// @param work  nothing in it is sharded
 [[nodiscard]] inline Workload least_in_shards(const Workload& work, int tensor) {
   std::vector<int> region_shards;
   for (const TensorRegion& region : work.regions) {
@@ -181,7 +182,7 @@ namespace detail {
     return least;
   };
   Workload out = detail::with_shards(work, region_shards, std::move(costs));
-  out.region_shards.clear();  // nobody knows yet which regions are
+  out.region_shards.clear();  // not known before there are stages
   return out;
 }
 

@@ -26,23 +26,23 @@
 
 namespace autopar {
 
-/// One unit of work for a planner: a node of the user's graph, or several that coarsening put together.
+/// One unit of work for a planner: a node of the user's graph, or a block of several.
 struct WorkNode {
   std::string name;                     ///< for messages
   std::string path;                     ///< for messages, may be empty
   std::vector<ParameterId> parameters;  ///< read by it, ascending, each once
-  Bytes resident{};                     ///< held all the time besides parameters
+  Bytes resident{};                     ///< held all the time, besides parameters
   bool whole_batch = false;             ///< exact only with one micro-batch and one replica
-  Bytes totals{};                       ///< sums over the whole batch that it takes: one micro-batch, see OpProfile
-  bool batch_statistic = false;         ///< normalises by the samples that it sees at a time
-  bool economy_of_scale = false;        ///< costs no less a sample in a small slice than in a large one
+  Bytes totals{};                       ///< bytes of sums over the whole batch: one micro-batch only, see OpProfile
+  bool batch_statistic = false;         ///< normalises over the samples of one execution
+  bool economy_of_scale = false;        ///< cost per sample is no less in a small slice than in a large one
   Bytes largest_trained{};              ///< trainable bytes of the member that reads most
-  std::vector<ParameterId> read_by_several;  ///< those of `parameters` that several members read, ascending
+  std::vector<ParameterId> read_by_several;  ///< parameters that several members read, ascending
   std::vector<NodeId> members;               ///< nodes of the original graph, ascending
 };
 
-/// What a planner knows of a task graph: values only, the types of graph and cost model are gone. Coarsening gives a
-/// workload again, with the same costs for the same sets of original nodes.
+/// What a planner knows of a task graph. Values only: the types of graph and cost model are erased. Coarsening gives
+/// another workload, with the same costs for the same sets of original nodes.
 struct Workload {
   Graph<WorkNode, ValueProfile> graph;
   std::vector<ParameterProfile> parameters;  ///< by ParameterId
@@ -53,53 +53,53 @@ struct Workload {
   bool chunked_heads = false;                ///< see ModelProfile
   bool layers_by_inputs = false;             ///< likewise
   std::uint64_t hash = 0;
-  /// By node: what may be recomputed before its backward, together, as far as it is in one stage; -1 = never. Empty =
-  /// each node by itself.
+  /// By node: the segment with which it may be recomputed, as far as the segment is in one stage; -1 = never. Empty =
+  /// each node is its own segment.
   std::vector<int> segment_of;
 
-  /// By node, where a cost model is known to look at values alone: equal nodes have equal classes. Empty otherwise.
+  /// By node, if the cost model reads values only: equal nodes have equal classes. Otherwise empty.
   std::vector<int> class_of;
-  /// Costs of the classes of nodes, if there are any.
+  /// Costs of the classes, if there are any.
   std::function<const std::vector<NodeCost>&(std::int64_t samples)> class_costs;
 
-  std::vector<TensorRegion> regions;         ///< `atoms` are nodes of `graph`, of which a part may be outside
-  std::vector<std::vector<int>> regions_of;  ///< by node: those that have a part of it; empty = there are no regions
-  /// By region, how many shards compute it together, as they do in this workload; empty = all are computed whole.
+  std::vector<TensorRegion> regions;         ///< `atoms` are nodes of `graph`, of which a part may lie outside
+  std::vector<std::vector<int>> regions_of;  ///< by node: the regions that have a part of it; empty = no regions
+  /// By region: how many shards compute it together in this workload; empty = all are computed whole.
   std::vector<int> region_shards;
-  /// Of a node in which regions are computed together by so many shards each, whatever `region_shards`.
+  /// Cost of a node if its regions are computed by so many shards each, whatever `region_shards` says.
   std::function<NodeCost(NodeId, std::int64_t samples, const std::vector<int>& region_shards)> node_cost_in_shards;
-  /// Likewise `WorkNode::largest_trained`.
+  /// `WorkNode::largest_trained`, likewise.
   std::function<Bytes(NodeId, const std::vector<int>& region_shards)> largest_trained_in_shards;
 
-  /// Costs of one node for a slice of `samples` > 0, worked out anew.
+  /// Costs of one node for a slice of `samples` > 0, computed anew.
   std::function<NodeCost(NodeId, std::int64_t samples)> node_cost;
   /// Costs of all nodes of `graph` for a slice of `samples` > 0; the reference stays valid as long as the workload.
   std::function<const std::vector<NodeCost>&(std::int64_t samples)> node_costs;
   std::function<Seconds(Bytes, Rank, Rank)> transfer;
   std::function<Seconds(Bytes, std::span<const Rank>)> all_reduce;
   std::function<Seconds(Bytes, double)> update;
-  /// Of what is offloaded, no less than `update`; empty if the cost model does not know.
+  /// The update of offloaded parameters, at least `update`; empty if the cost model does not predict it.
   std::function<Seconds(Bytes, double)> offloaded_update;
-  std::function<Seconds(Bytes, int)> least_all_reduce;  ///< a lower bound, wherever the replicas are
-  std::function<Seconds(Bytes)> least_transfer;         ///< a lower bound, whatever the ranks
-  bool computes_while_exchanging = true;                ///< what is exchanged within compute actions is hidden there
+  std::function<Seconds(Bytes, int)> least_all_reduce;  ///< a lower bound for any placement of the replicas
+  std::function<Seconds(Bytes)> least_transfer;         ///< a lower bound for any ranks
+  bool computes_while_exchanging = true;                ///< exchanges within compute actions overlap the computation
 };
 
-/// Trainable bytes of the node that reads most.
+/// The most trainable bytes that one node reads.
 [[nodiscard]] inline Bytes largest_trained(const Workload& work) {
   Bytes largest{};
   for (const NodeId node : work.graph.nodes()) largest = std::max(largest, work.graph[node].largest_trained);
   return largest;
 }
 
-/// Whether a node's path is that of a module or of something in it.
+/// Whether a path is that of a module or of something within it.
 [[nodiscard]] inline bool is_within(const std::string& path, const std::string& module) {
   return path == module || (path.starts_with(module) && path.size() > module.size() && path[module.size()] == '.');
 }
 
 namespace detail {
 
-/// @throws InvalidArgument if a cost is no amount of time or bytes
+/// @throws InvalidArgument if a cost is negative, infinite or not a number
 [[nodiscard]] inline const NodeCost& checked(const NodeCost& cost, NodeId node, std::int64_t samples) {
   const auto legal = [](Seconds s) { return s.value() >= 0 && s.value() < 1e18; };  // false for NaN
   const bool parts = cost.backward_weight >= Seconds{} && cost.backward_weight <= cost.backward;
@@ -111,7 +111,7 @@ namespace detail {
   return cost;
 }
 
-/// The costs of nodes change with the slice alone: each share is asked for once, all nodes together.
+/// Tabulates costs, which depend on the slice only: each slice is evaluated once, for all nodes together.
 [[nodiscard]] inline std::function<const std::vector<NodeCost>&(std::int64_t)> tabulated(
     std::size_t nodes, std::function<NodeCost(NodeId, std::int64_t)> cost) {
   auto rows = std::make_shared<std::map<std::int64_t, std::vector<NodeCost>>>();
@@ -147,7 +147,7 @@ void set_link_costs(Workload& work, const M& model) {
 
 }  // namespace detail
 
-/// A workload that refers to `graph` and `model`, which must outlive it: any graph with any cost model.
+/// A workload of any graph with any cost model. Refers to `graph` and `model`, which must outlive it.
 /// @throws InvalidArgument if the graph is empty or has a cycle (named)
 template <BidirectionalGraph G, CostModel<G> M>
 [[nodiscard]] Workload make_workload(const G& graph, const M& model) {
@@ -176,10 +176,10 @@ template <BidirectionalGraph G, CostModel<G> M>
 
 namespace detail {
 
-/// From so many nodes or parameters on, equal nodes are asked for once and parameters are put together.
+/// From so many nodes or parameters on, equal nodes are evaluated once and parameters are bundled.
 inline constexpr std::size_t kMany = 4096;
 
-/// [node] class of equal operators, numbered as they come; a structure is only a hint.
+/// [node] class of equal operators, in order of first appearance. An equal structure is only a hint.
 [[nodiscard]] inline std::vector<int> classes_of(const Graph<OpProfile, ValueProfile>& graph,
                                                  std::vector<NodeId>& representatives) {
   std::unordered_multimap<std::uint64_t, int> known;
@@ -197,14 +197,14 @@ inline constexpr std::size_t kMany = 4096;
     const auto found = std::find_if(begin, end, equal);
     class_of.push_back(found != end ? found->second : static_cast<int>(representatives.size()));
     if (found != end) continue;
-    // Structures that tell nothing apart must not make this quadratic.
+    // Structures that distinguish nothing must not make this quadratic.
     if (std::distance(begin, end) < 8) known.emplace(op.structure, class_of.back());
     representatives.push_back(node);
   }
   return class_of;
 }
 
-/// Costs of many nodes by their classes, if that is less work.
+/// Costs of many nodes by their classes, if that saves work.
 inline void set_classes(Workload& work, const Graph<OpProfile, ValueProfile>& graph) {
   if (graph.node_count() < kMany) return;
   auto representatives = std::make_shared<std::vector<NodeId>>();
@@ -244,7 +244,7 @@ namespace detail {
   return out;
 }
 
-/// What one shard of a region takes of a node of it.
+/// The cost of a region's node on one shard.
 [[nodiscard]] inline NodeCost of_shard(NodeCost cost, const ShardShare& share, const AtomMemory& on_each,
                                        double samples, const TensorRegion& region, int shards) {
   cost.forward = cost.forward * share.forward;
@@ -303,9 +303,9 @@ void set_regions(Workload& work, const ModelProfile& profile, const M& model) {
 
 }  // namespace detail
 
-/// A workload of a captured model; refers to `profile` and `model`, which must outlive it.
+/// A workload of a captured model. Refers to `profile` and `model`, which must outlive it.
 /// @throws InvalidArgument if the graph is empty or has a cycle, a parameter, reader or writer does not exist, or a
-///         tensor region is none
+/// tensor region is invalid
 template <CostModel<Graph<OpProfile, ValueProfile>> M>
 [[nodiscard]] Workload make_workload(const ModelProfile& profile, const M& model) {
   Workload work = make_workload(profile.graph, model);
@@ -382,7 +382,7 @@ namespace detail {
   return block;
 }
 
-/// Adds what so many equal members take to what a block takes.
+/// Adds the cost of `times` equal members to a block's cost.
 inline void add_times(NodeCost& sum, const NodeCost& cost, double times) {
   sum.forward += cost.forward * times;
   sum.backward += cost.backward * times;
@@ -393,7 +393,7 @@ inline void add_times(NodeCost& sum, const NodeCost& cost, double times) {
   sum.forward_workspace = std::max(sum.forward_workspace, cost.forward_workspace);
 }
 
-/// Sums over the members of a block, as far as costs are sums.
+/// The cost of a block: sums over its members, and the largest of their workspaces.
 [[nodiscard]] inline std::function<NodeCost(NodeId, std::int64_t)> block_cost(const Workload& fine,
                                                                               const Partition& partition) {
   if (fine.class_of.empty()) {
@@ -414,7 +414,7 @@ inline void add_times(NodeCost& sum, const NodeCost& cost, double times) {
   };
 }
 
-/// By node, what `cost` says of a node and of the shards of the regions that have a part of it; each worked out once.
+/// By node: `cost` of the node and of the shards of its regions, cached.
 template <class Cost>
 [[nodiscard]] auto once_each(const std::vector<std::vector<int>>& regions_of, Cost cost) {
   using Value = std::invoke_result_t<Cost, NodeId, std::int64_t, const std::vector<int>&>;
@@ -428,7 +428,7 @@ template <class Cost>
   };
 }
 
-/// Regions of the nodes as those of their blocks.
+/// Sets the regions of the nodes as regions of their blocks.
 inline void set_regions(Workload& coarse, const Workload& fine, const Partition& partition) {
   coarse.regions = fine.regions;
   for (TensorRegion& region : coarse.regions) {
@@ -458,8 +458,8 @@ inline void set_regions(Workload& coarse, const Workload& fine, const Partition&
            })](NodeId block, const std::vector<int>& region_shards) { return largest(block, 0, region_shards); };
 }
 
-/// Puts parameters together that one node alone reads, neighbours of one kind, until they fill a bucket of gradients:
-/// of very many parameters most of the work would be to count them.
+/// Bundles parameters that one node alone reads, neighbours of one kind, up to the size of a bucket. With very many
+/// parameters, counting them would take most of the time.
 inline void bundle_parameters(Workload& work, Bytes bundle) {
   constexpr int kSeveral = -2;
   std::vector<int> reader(work.parameters.size(), -1);
@@ -517,10 +517,9 @@ inline void bundle_parameters(Workload& work, Bytes bundle) {
 }  // namespace detail
 
 /// The workload with the blocks of `partition` as nodes. Refers to `fine`, which must outlive it.
-/// @param bundle  of very many parameters, those that one block reads are put together up to this size: then memory
-/// that
-///                is shared among replicas is rounded once, and not for each of them
-/// @throws InvalidArgument if the blocks depend on one another in a circle
+/// @param bundle  very many parameters that one block reads are bundled up to this size. Then memory shared among
+/// replicas is rounded once for each bundle, not for each parameter
+/// @throws InvalidArgument if the quotient by `partition` has a cycle
 [[nodiscard]] inline Workload contracted(const Workload& fine, const Partition& partition, Bytes bundle = Bytes(0)) {
   const QuotientGraph blocks = quotient(fine.graph, partition);
   Workload coarse;
