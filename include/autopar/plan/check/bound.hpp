@@ -15,7 +15,7 @@
 
 namespace autopar::detail {
 
-/// Derives the cases of a certificate again, from the profile, the costs and the plan's world and batch alone.
+/// Derives the cases of a certificate again, from the profile, the costs, and the plan's world and batch alone.
 template <class M>
 class BoundChecker {
  public:
@@ -29,8 +29,8 @@ class BoundChecker {
     }
   }
 
-  /// @return the bound that the evidence supports, 0 if none; adds what is wrong to `faults`. Cases and bounds that
-  /// claim less than what is derived are right.
+  /// @return the bound that the evidence supports, 0 if none; appends what is wrong to `faults`. Cases and bounds that
+  /// claim less than what is derived are accepted.
   [[nodiscard]] Seconds check(const Certificate& claim, std::vector<std::string>& faults) const {
     if (counted_.empty()) {
       if (claim.lower_bound > Seconds{} || !claim.cases.empty()) faults.push_back("these costs support no lower bound");
@@ -66,7 +66,7 @@ class BoundChecker {
   }
 
  private:
-  /// Device-seconds in slices as large as `microbatches` or more allow, spread evenly.
+  /// Least seconds for all work, spread evenly over the ranks, in the largest slices that `microbatches` or more allow.
   [[nodiscard]] double work(std::int64_t microbatches) const {
     const std::int64_t low = plan_.batch / plan_.world, more = plan_.batch % plan_.world;
     const auto pieces = [&](std::int64_t local) { return local / microbatches + (local % microbatches > 0 ? 1 : 0); };
@@ -87,8 +87,8 @@ class BoundChecker {
     return (seconds + costs_.update(bytes, plan_.optimizer_state_factor).value()) / plan_.world;
   }
 
-  /// Longest way of a micro-batch down and, where gradients come back, up again, weight gradients only at its end, for
-  /// a schedule may put them off; 0 stands for any number.
+  /// Longest path of a micro-batch forward and, if gradients come back, backward. Weight gradients count only at its
+  /// end, because a schedule may defer them. 0 stands for any number of micro-batches.
   [[nodiscard]] double path(std::int64_t microbatches) const {
     const std::int64_t own = plan_.batch / plan_.world;
     const std::int64_t least = microbatches == 0 ? 1 : std::max<std::int64_t>(1, own / microbatches);
@@ -110,7 +110,7 @@ class BoundChecker {
     return longest;
   }
 
-  /// An atom on as many tensor shards as the certificate allows and the atom's region.
+  /// The cost of an atom on as many tensor shards as the certificate and the atom's region allow.
   [[nodiscard]] NodeCost at_best(NodeId atom, std::int64_t samples) const {
     NodeCost cost = costs_.node(model_.graph, atom, static_cast<double>(samples));
     for (const TensorRegion& region : model_.tensor_regions) {

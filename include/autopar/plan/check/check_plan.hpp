@@ -23,10 +23,10 @@
 
 namespace autopar {
 
-/// What a plan is worth, worked out again.
+/// The result of checking a plan.
 struct PlanVerdict {
-  std::vector<std::string> faults;  ///< what the plan states and does not hold; empty = accepted
-  Seconds step{};                   ///< of the plan as it is divided
+  std::vector<std::string> faults;  ///< statements of the plan that do not hold; empty = accepted
+  Seconds step{};                   ///< of the plan as it is, computed again
   Seconds lower_bound{};            ///< derived again from its evidence; 0 = none
   double gap = 0;                   ///< step / lower_bound - 1
   bool claims_less = false;         ///< the plan's own bound is weaker than the derived one
@@ -110,7 +110,7 @@ class PlanChecker {
     }
   }
 
-  /// @throws InvalidArgument if the plan is too large to be played
+  /// @throws InvalidArgument if the plan is too large to be simulated
   void check_size(const StatedPlan& stated) const {
     double messages = 2.0 * plan_.world;  // and compute actions
     for (const StagePlan& stage : plan_.stages) messages += 3.0 * static_cast<double>(stage.mesh.ranks().size());
@@ -127,7 +127,7 @@ class PlanChecker {
     }
   }
 
-  /// @return whether the step comes to its end
+  /// @return whether the step completes
   bool check_step(const StatedPlan& stated, const std::vector<std::vector<ComputeAction>>& orders,
                   const CheckedCosts<M>& costs) {
     std::optional<CheckedTimeline> whole = played(stated, orders, costs, true, model_.loss_mode);
@@ -147,7 +147,7 @@ class PlanChecker {
     return true;
   }
 
-  /// Nothing, and a fault, if the ranks wait for each other.
+  /// The simulated timeline; empty, and a fault, if the ranks wait for each other.
   [[nodiscard]] std::optional<CheckedTimeline> played(const StatedPlan& stated,
                                                       const std::vector<std::vector<ComputeAction>>& orders,
                                                       const CheckedCosts<M>& costs, bool forwards, bool backwards) {
@@ -261,12 +261,12 @@ class PlanChecker {
 
 }  // namespace detail
 
-/// Works out from model, costs and cluster what a plan states, whatever its schedule, ZeRO level and recomputed
-/// segments: stages, step, memory, lower bound and gap. Shares nothing with the planner but the cost model: its own
-/// reading of what crosses stages, its own laws of schedules and order of compute actions, its own clock, its own
-/// bound. The orders of a synthesised schedule are evidence: each micro-batch's compute actions once, and no rank waits
-/// for ever. What the search claims beyond the bound (that it came to its end) is not looked into.
-/// @throws InvalidArgument if the plan has too many micro-batches and ranks to be played
+/// Computes again, from model, costs and cluster, what a plan states: stages, step, memory, lower bound and gap. Takes
+/// any schedule, ZeRO level and recomputed segments. It shares with the planner only the cost model and the table of
+/// schedules. What crosses stages, orders, clock, memory and bound are written a second time. The orders of a
+/// synthesised schedule are evidence: each compute action occurs once for each micro-batch, and no rank waits for ever.
+/// What the search claims beyond the bound (that it came to its end) is not checked.
+/// @throws InvalidArgument if the plan has too many micro-batches and ranks to be simulated
 template <CostModel<Graph<OpProfile, ValueProfile>> M>
 [[nodiscard]] PlanVerdict check_plan(const ModelProfile& model, const M& costs, const Cluster& cluster,
                                      const Plan& plan) {

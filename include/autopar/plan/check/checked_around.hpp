@@ -15,15 +15,15 @@ namespace autopar::detail {
   return static_cast<std::int64_t>(std::ceil(std::max(0.0, size.at(static_cast<double>(samples)))));
 }
 
-/// Bytes that are there for a segment that is recomputed, beside what its atoms rebuild.
+/// Bytes around a segment that is recomputed, beside what its atoms rebuild.
 struct CheckedAround {
-  /// From its forward on: what enters it from its stage, unless that is kept there, and what is kept of it for others.
+  /// From its forward on: what enters it from its stage, unless kept there, and what it keeps for others.
   std::int64_t kept = 0;
-  std::int64_t let_go = 0;     ///< of that, what is gone when its backward comes, as its stage alone has read it
-  std::int64_t gradients = 0;  ///< of what its stage reads of it: they are there while it is rebuilt
-  /// Of atoms whose result has two gradients, of two readers outside: what they take less, as these come as a sum.
+  std::int64_t let_go = 0;     ///< of that, what only its stage has read: freed when its backward comes
+  std::int64_t gradients = 0;  ///< of what its stage reads of it; there while it is rebuilt
+  /// By atom whose result has two gradients, from two readers outside: what it takes less, as it receives their sum.
   std::map<NodeId, std::int64_t> summed;
-  std::map<NodeId, std::int64_t> until_rebuilt;  ///< by atom: what it keeps for those outside alone
+  std::map<NodeId, std::int64_t> until_rebuilt;  ///< by atom: what it keeps for readers outside only
 };
 
 /// @param slice  samples

@@ -17,15 +17,15 @@
 
 namespace autopar::detail {
 
-/// Costs of a plan's stages under its ZeRO level, with what they recompute; each worked out once.
+/// Costs of a plan's stages under its ZeRO level, with what they recompute; cached.
 ///
-/// Level 1 and up: gradients are summed into shards, which is half of a sum that everyone gets; every rank updates its
-/// share. Below 3 the other half, gathering what was updated, follows the update. 2: they are summed during every
-/// backward; 3: parameters are gathered during every forward and every backward as well; both a bucket at a time. A
-/// compute action computes, and waits for the first bucket that it gathers and the last that it sums; or it takes as
-/// long as gathering and summing, if that is longer; on CPUs it takes as long as all of them. Of parameters that atoms
-/// read as copies, those are gathered. A stage with one rank has nothing to share, and gradients of parameters tied
-/// across stages go to every holder. What is offloaded is updated on the host, copies to it and back included.
+/// ZeRO 1 and above: gradients are reduce-scattered, which is half of an all-reduce, and every rank updates its shard.
+/// Under 1 and 2 the other half, an all-gather, follows the update. Under 2 and 3 every backward reduce-scatters. Under
+/// 3 every forward and backward also gathers parameters. Both go bucket by bucket. A compute action waits for the first
+/// gather and the last sum, or takes as long as all of them if that is longer. On CPUs it takes as long as everything
+/// together. If atoms read copies of parameters, the copies are gathered. A stage with one rank shards nothing.
+/// Gradients of parameters tied across stages go to every holder. What is offloaded is updated on the host, with copies
+/// there and back.
 /// @source Rajbhandari et al., "ZeRO", SC 2020
 template <class M>
 class CheckedCosts {
@@ -63,14 +63,14 @@ class CheckedCosts {
             held(cost.deferred_weight, on_each.deferred_weight),
             held(cost.forward_workspace, on_each.forward_workspace)};
   }
-  /// Bytes that an atom holds all the time.
+  /// Bytes that an atom holds permanently.
   [[nodiscard]] Bytes resident(NodeId atom) const {
     if constexpr (HasResidentBytes<M, Graph<OpProfile, ValueProfile>>)
       return costs_.resident(stated_.model().graph, atom);
     return {};
   }
   [[nodiscard]] Seconds transfer(Bytes bytes, Rank from, Rank to) const { return costs_.transfer(bytes, from, to); }
-  /// One bucket of a gradient sum.
+  /// The sum of one bucket of gradients.
   [[nodiscard]] Seconds sum(const GradientSum& group, Bytes bytes) const {
     if (bytes == Bytes(0) && level() >= 2 && group.stage >= 0) return {};  // summed within backwards
     std::vector<Rank> members;
@@ -78,7 +78,7 @@ class CheckedCosts {
     const Seconds whole = costs_.all_reduce(bytes, members);
     return level() > 0 && group.stage >= 0 ? whole * 0.5 : whole;
   }
-  /// The optimizer's step of a stage, and what its ranks gather after it.
+  /// The optimizer step of a stage, and what its ranks gather after it.
   [[nodiscard]] Seconds update(int stage) const {
     const std::int64_t bytes = stated_.trainable_bytes(stage).value(),
                        parts = level() > 0 ? stated_.replicas(stage) : 1;
@@ -87,7 +87,7 @@ class CheckedCosts {
   }
 
  private:
-  /// An optimizer's step on so many bytes; on the host it takes no less than on the device.
+  /// An optimizer step on so many bytes; on the host it takes at least as long as on the device.
   [[nodiscard]] Seconds step_of(Bytes bytes) const {
     const double factor = stated_.plan().optimizer_state_factor;
     const Seconds here = costs_.update(bytes, factor);
@@ -112,7 +112,7 @@ class CheckedCosts {
     return sum;
   }
 
-  /// What the shards of a replica exchange in one direction of a region, of the replica where it takes longest.
+  /// What the shards of a replica exchange in one direction of a region, for the slowest replica.
   [[nodiscard]] Seconds exchanged(int stage, const Affine& bytes, int calls, std::int64_t samples) const {
     if (calls == 0) return {};
     const double each = std::ceil(std::max(0.0, bytes.at(static_cast<double>(samples))) / calls);
@@ -143,7 +143,7 @@ class CheckedCosts {
         sum.backward += one.forward;
         continue;
       }
-      sum.backward_weight += one.backward_weight;  // of what is recomputed nothing is deferred
+      sum.backward_weight += one.backward_weight;  // nothing of what is recomputed is deferred
     }
     for (const TensorRegion* region : stated_.sliced_regions(stage)) {
       const bool again = std::any_of(region->atoms.begin(), region->atoms.end(),

@@ -14,37 +14,37 @@
 
 namespace autopar::detail {
 
-/// What a rank does in one compute action.
+/// One compute action of a rank.
 struct CheckedAction {
   ActionKind kind = ActionKind::kForward;
   int stage = 0;
   int microbatch = 0;
   std::int64_t samples = 0;
-  int missing = 0;                               ///< messages that it waits for
-  std::vector<std::size_t> sends{}, receives{};  ///< issued between the compute action before and this one
+  int missing = 0;                               ///< number of messages that it waits for
+  std::vector<std::size_t> sends{}, receives{};  ///< issued between the previous compute action and this one
 
   [[nodiscard]] bool is_forward() const { return kind == ActionKind::kForward; }
-  /// Whether messages are made and awaited by it: weight gradients stay where they are.
+  /// Whether it sends or awaits messages; weight gradients are not sent.
   [[nodiscard]] bool has_messages() const { return kind != ActionKind::kBackwardWeight; }
 };
 
 struct CheckedMessage {
   std::size_t from = 0, to = 0;  ///< ranks
   Bytes bytes{};
-  int awaited_by = -1;  ///< compute action of the receiver
+  int awaited_by = -1;  ///< the receiver's compute action
   int maker = -1;       ///< stage, -1 = the callers
   int reader = -1;      ///< stage, -1 = the callers
   bool backward = false;
   int microbatch = 0;
 };
 
-/// The compute actions of every rank and the messages between them, in the one order that all ranks agree on: ranks
-/// play against each other with a forward of 1, a backward of 2 and each part of a backward of 1; a compute action is
-/// written down when it starts, its messages right behind it, and what the callers send two compute actions ahead.
+/// The compute actions of every rank and the messages between them, in one order that all ranks agree on. Ranks are
+/// simulated with nominal durations: forward 1, backward 2, each part of a backward 1. A compute action is written when
+/// it starts, its messages right after it. What the callers send is written two compute actions ahead.
 class CheckedOrder {
  public:
   /// @param orders  [rank], see `compute_orders`
-  /// @param forwards, backwards  what of a step is played: one of them, or both
+  /// @param forwards, backwards  which phases of a step are simulated, one or both
   CheckedOrder(const StatedPlan& stated, const std::vector<std::vector<ComputeAction>>& orders, bool forwards,
                bool backwards)
       : stated_(stated), forwards_(forwards), backwards_(backwards) {
@@ -62,7 +62,7 @@ class CheckedOrder {
     play();
   }
 
-  std::vector<std::vector<CheckedAction>> computes;  ///< by rank; the last is no compute action
+  std::vector<std::vector<CheckedAction>> computes;  ///< by rank; the last entry is no compute action
   std::vector<CheckedMessage> messages;
 
   /// A rank whose next compute action never gets what it needs, -1 if there is none.
@@ -72,7 +72,7 @@ class CheckedOrder {
     }
     return -1;
   }
-  /// The compute action that a rank has come to. @pre it is stuck
+  /// The compute action that a rank has reached. @pre it is stuck
   [[nodiscard]] const CheckedAction& next_compute(int rank) const {
     const auto r = static_cast<std::size_t>(rank);
     return computes[r][lanes_[r].next];
@@ -104,7 +104,7 @@ class CheckedOrder {
     return out;
   }
 
-  /// Without the compute actions of the other phase and those that have no sample.
+  /// Leaves out compute actions of the other phase and those without samples.
   void add_lane(std::size_t rank, const std::vector<ComputeAction>& order, const Samples& samples) {
     for (const ComputeAction& said : order) {
       const int stage = said.stage.value();
@@ -118,8 +118,8 @@ class CheckedOrder {
     lanes_[rank].slots.resize(computes[rank].size());
   }
 
-  /// Who goes first of ranks that could start at the same time: by stages where each stage has an order of its own,
-  /// by ranks where each rank has one.
+  /// Precedence of ranks that could start at the same time. By stages if each stage has its own order, by ranks if each
+  /// rank has one.
   void find_precedence() {
     if (traits_of(stated_.plan().schedule).layout != StageLayout::kStraight) {
       for (std::size_t r = 0; r < lanes_.size(); ++r) precedence_.push_back(r);
@@ -149,7 +149,7 @@ class CheckedOrder {
         }
       }
     }
-    // Whoever gets a value gets it once, from one of those that hold it in turn.
+    // Each receiver gets a value once, from the holders in turn.
     if (forwards_) {
       for (const auto& [from, to, samples] : ways) {
         for (std::size_t t = 0; t < to.size(); ++t)
@@ -202,7 +202,8 @@ class CheckedOrder {
     }
   }
 
-  /// When a rank's next compute action can start, with those who start with it; negative if one of them cannot yet.
+  /// When a rank's next compute action can start, together with the ranks that start with it; negative if one of them
+  /// cannot start yet.
   [[nodiscard]] long start_of_next(std::size_t rank) const {
     const auto alone = [&](std::size_t r) {
       const Lane& lane = lanes_[r];
@@ -228,7 +229,8 @@ class CheckedOrder {
     return stated_.shards(compute.stage) > 1 && compute.has_messages();
   }
 
-  /// The tensor shards of a replica exchange values, but for weight gradients.
+  /// The ranks that start together: the tensor shards of a replica if they exchange values, as in all but weight
+  /// backwards.
   [[nodiscard]] std::vector<std::size_t> who_starts(std::size_t rank) const {
     if (!exchanges(rank)) return {rank};
     const CheckedAction& compute = computes[rank][lanes_[rank].next];
@@ -252,7 +254,7 @@ class CheckedOrder {
     lane.free_at = start + (compute.kind == ActionKind::kBackward ? 2 : 1);
   }
 
-  /// Of the compute action that has just started.
+  /// Writes the results of the compute action that has just started.
   void send_results(std::size_t rank) {
     const Lane& lane = lanes_[rank];
     const std::size_t position = lane.next - 1;
@@ -283,7 +285,7 @@ class CheckedOrder {
   bool forwards_, backwards_;
   std::vector<Lane> lanes_;              // by rank
   std::vector<std::size_t> precedence_;  // ranks
-  std::vector<std::size_t> written_;     // compute actions of each rank that were written down
+  std::vector<std::size_t> written_;     // number of each rank's compute actions that were written
   std::vector<std::map<std::tuple<int, bool, int>, std::vector<std::size_t>>> unclaimed_;  // by rank
   std::map<std::tuple<std::size_t, int, bool, int>, std::size_t> compute_at_;  // of rank, stage, direction, micro-batch
 };

@@ -10,7 +10,7 @@
 
 namespace autopar::detail {
 
-/// In which order each rank runs its compute actions, [rank]: by the schedule's law, or as the plan states it.
+/// [rank] the order of the rank's compute actions: by the schedule's law, or as the plan states it.
 [[nodiscard]] inline std::vector<std::vector<ComputeAction>> compute_orders(const StatedPlan& stated) {
   const Plan& plan = stated.plan();
   const ScheduleTraits& schedule = traits_of(plan.schedule);

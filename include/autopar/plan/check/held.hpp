@@ -18,7 +18,7 @@
 
 namespace autopar::detail {
 
-/// Bytes that the ranks of a plan hold: always, and for micro-batches in flight.
+/// Bytes that the ranks of a plan hold: permanently, and for micro-batches in flight.
 template <class M>
 class CheckedMemory {
  public:
@@ -38,15 +38,15 @@ class CheckedMemory {
       const bool within = stated.is_stage(crossing.from) && stated.is_stage(crossing.to) &&
                           stated.ranks_of(crossing.from) == stated.ranks_of(crossing.to) &&
                           stated.shards(crossing.from) == stated.shards(crossing.to);
-      // What is alone in a message within a rank is not copied.
+      // A value that is alone in a message within a rank is not copied.
       if (stated.is_stage(crossing.to) && !(within && crossing.values == 1)) add_read(crossing, of(crossing.to));
     }
   }
 
-  /// Bytes of a stage in the memory of its ranks' hosts, where that is another than the device's.
+  /// Bytes of a stage in its ranks' host memory, if that is separate from device memory.
   [[nodiscard]] std::int64_t on_host(int s) const { return stages_[static_cast<std::size_t>(s)].on_host; }
 
-  /// Bytes of each stage when its rank holds most; of its ranks the one where that is most.
+  /// Bytes of each stage when its rank holds most; of its ranks, those of the one that holds most.
   /// @param orders  see `compute_orders`
   [[nodiscard]] std::vector<std::int64_t> peaks(const std::vector<std::vector<ComputeAction>>& orders) const {
     std::vector<std::int64_t> computes, out;
@@ -69,24 +69,24 @@ class CheckedMemory {
     std::int64_t slice = 0;                  // samples
     std::int64_t owned = 0, update = 0;      // bytes: of parameters; of the optimizer's step, after everything else
     std::int64_t on_host = 0;                // of parameters and the optimizer's step
-    std::int64_t at_work = 0;                // of a compute action, while it lasts
-    std::int64_t summing = 0;                // when nothing is kept any more
-    std::int64_t always = 0;                 // of the rest, whatever is in flight
-    std::int64_t kept = 0, parted = 0;       // for a micro-batch until its backward; from that to its second part
+    std::int64_t at_work = 0;                // of a compute action while it runs
+    std::int64_t summing = 0;                // when no activations are left
+    std::int64_t always = 0;                 // of the rest, independent of what is in flight
+    std::int64_t kept = 0, parted = 0;       // for a micro-batch until its backward; from then until the second part
     std::int64_t arriving = 0, leaving = 0;  // values of a micro-batch from and to other stages
   };
-  /// Micro-batches that are forward: not backward yet, or backward but for gradients of parameters.
+  /// Micro-batches that are forward. `whole`: not yet backward. `parted`: backward except for parameter gradients.
   struct Flying {
     std::int64_t whole = 0, parted = 0;
   };
   using Held = std::vector<std::pair<int, Flying>>;  // by stage
 
-  /// Results stay until their backward; a gradient of them is in use while the next one arrives.
+  /// Results stay until their backward; one gradient of them is in use while the next one arrives.
   void add_made(const Crossing& crossing, Stage& stage) const {
     stage.leaving += checked_bytes(crossing.held, stage.slice);
     stage.always += checked_bytes(crossing.gradient, stage.slice) * std::min(count(), std::int64_t{2});
   }
-  /// While one gradient is made, which is an atom's workspace, the one before may be on its way.
+  /// While an atom makes one gradient, in its workspace, the previous one may still be sent.
   void add_read(const Crossing& crossing, Stage& stage) const {
     stage.arriving += checked_bytes(crossing.value, stage.slice);
     stage.always += checked_bytes(crossing.gradient, stage.slice) * std::min(count() - 1, std::int64_t{1});
@@ -95,16 +95,16 @@ class CheckedMemory {
   [[nodiscard]] std::int64_t running(const Stage& stage, const Flying& flying) const {
     return std::max(kept(stage, flying), stage.summing) + stage.at_work + stage.always + waiting(stage, flying);
   }
-  /// Of micro-batches in flight.
+  /// Activations of micro-batches in flight.
   [[nodiscard]] static std::int64_t kept(const Stage& stage, const Flying& flying) {
     return stage.kept * flying.whole + stage.parted * flying.parted;
   }
-  /// Their values from and to other stages.
+  /// Values of micro-batches in flight, from and to other stages.
   [[nodiscard]] std::int64_t waiting(const Stage& stage, const Flying& flying) const {
     return stage.leaving * flying.whole + stage.arriving * std::min(count(), flying.whole + flying.parted + 1);
   }
-  /// What compute actions of the other stages of its ranks take, which come before any update. Of their updates, one
-  /// parameter at a time, the one that takes most is the first such stage's; the others' are nothing beside it.
+  /// What compute actions of the rank's other stages take, before any update. Updates go one parameter at a time. The
+  /// largest one counts at the first stage that has it; the others need no memory beside it.
   [[nodiscard]] std::int64_t of_others(const std::vector<std::int64_t>& computes, int s) const {
     std::int64_t sum = 0;
     const std::int64_t update = stages_[static_cast<std::size_t>(s)].update;
@@ -122,7 +122,7 @@ class CheckedMemory {
   [[nodiscard]] std::int64_t count() const { return stated_.plan().microbatches; }
   [[nodiscard]] std::int64_t bucket() const { return stated_.plan().buckets.size.value(); }  // bytes
 
-  /// Of a rank with most samples: copies that the caller has of what its call gives, and what belongs to no stage.
+  /// On a rank with most samples: the caller's copies of results, and what belongs to no stage.
   [[nodiscard]] std::int64_t beside() const {
     const std::int64_t world = stated_.plan().world, samples = (stated_.plan().batch + world - 1) / world;
     std::map<std::int32_t, std::int64_t> bytes;
@@ -143,17 +143,17 @@ class CheckedMemory {
     return readers;
   }
 
-  /// Whether an earlier stage of the same ranks reads a parameter: they hold it once.
+  /// Whether an earlier stage of the same ranks reads a parameter, so that they hold it already.
   [[nodiscard]] bool is_there(ParameterId id, int s) const {
     const auto readers = readers_of(id);
     return std::any_of(readers.begin(), readers.end(),
                        [&](int reader) { return reader < s && stated_.ranks_of(reader) == stated_.ranks_of(s); });
   }
 
-  /// Under ZeRO, shares of what the level shares, and what a parameter's own highest level allows. Several stages share
-  /// the optimizer's state of what they read alone. What is offloaded: the optimizer has all that it works with on the
-  /// host, gradients are made on the device, where copies that are read take the place of parameters; those come in
-  /// pieces.
+  /// Adds a stage's parameters. Under ZeRO a rank holds shards of what the level shards, up to the parameter's own
+  /// highest level. If several stages read a parameter, they shard its optimizer state only. If it is offloaded, the
+  /// host has what the optimizer works with. Gradients are made on the device, where a copy that is read replaces the
+  /// parameter; new copies come in pieces.
   void add_parameters(int s) {
     const Plan& plan = stated_.plan();
     const bool offloads = plan.offload == Offload::kOptimizer, elsewhere = plan.host_memory > Bytes(0);
@@ -202,7 +202,7 @@ class CheckedMemory {
     }
     for (const NodeId atom : plan.stages[static_cast<std::size_t>(s)].atoms)
       stage.owned += costs_.resident(atom).value();
-    // Until they are added up.
+    // Until they are summed.
     for (const ParameterId id : several) stage.at_work += 2 * stated_.held(id).bytes.value();
     const std::int64_t largest = stated_.most_read(s);
     const std::int64_t parts = plan.zero > 0 ? stated_.replicas(s) : 1;
@@ -230,8 +230,7 @@ class CheckedMemory {
     return out;
   }
 
-  /// Stages of one rank run their compute actions one after the other, in the room of the one that needs most: the
-  /// first such.
+  /// Stages of one rank run one at a time, in the memory of the one that needs most: the first such stage.
   void take_turns(const std::vector<int>& stages) {
     for (std::int64_t Stage::*room : {&Stage::at_work, &Stage::summing}) {
       int most = -1;
@@ -244,9 +243,9 @@ class CheckedMemory {
     }
   }
 
-  /// Whole beside the shards: the part of a sum before the sum is gone (1); units of gradients that fill and that are
-  /// summed (2, 3), all if they wait for one that several atoms fill or for the second half of a backward; those of
-  /// parameters that an atom reads, and the next (3).
+  /// What is unsharded beside the shards. ZeRO 1: the shard of a sum before the sum is freed. ZeRO 2 and 3: units of
+  /// gradients that fill and that are summed. It is all units if they wait for a parameter that several atoms read, or
+  /// for the second half of a backward. ZeRO 3: also units of parameters, of one atom and the next.
   [[nodiscard]] std::int64_t units_at_work(int s, std::int64_t largest, std::int64_t shared, std::int64_t gathered,
                                            bool again) const {
     const int level = stated_.plan().zero;
@@ -270,13 +269,13 @@ class CheckedMemory {
     }
   }
 
-  /// What stages compute with in place of a parameter.
+  /// Bytes of what stages compute with in place of a parameter.
   [[nodiscard]] static std::int64_t read_as(const ParameterProfile& parameter) {
     return (parameter.copy > Bytes(0) ? parameter.copy : parameter.bytes).value();
   }
 
-  /// [atom of the stage] gradients of parameters that its backward is the first to make, if there are none when a
-  /// backward begins: of the only micro-batch of ranks that sum with nobody and have no other stage.
+  /// [atom of the stage] parameter gradients that its backward is the first to make, if none exist when a backward
+  /// begins. That needs one micro-batch, on ranks that sum with no others and have no other stage.
   [[nodiscard]] std::vector<std::int64_t> gradients_to_come(int s) const {
     const auto& atoms = stated_.plan().stages[static_cast<std::size_t>(s)].atoms;
     std::vector<std::int64_t> bytes(atoms.size(), 0);
@@ -293,15 +292,15 @@ class CheckedMemory {
     return bytes;
   }
 
-  /// [atom of the stage] copies of its parameters that are made for this call alone and gone with its backward, or its
-  /// segment's: likewise, where copies are neither gathered nor brought from a host.
+  /// [atom of the stage] copies of its parameters that are made for this call only and freed with its backward or its
+  /// segment's. Likewise for one micro-batch, and only if copies are neither gathered nor fetched from a host.
   [[nodiscard]] std::vector<std::int64_t> copies_to_go(int s) const {
     const StagePlan& plan = stated_.plan().stages[static_cast<std::size_t>(s)];
     std::vector<std::int64_t> bytes(plan.atoms.size(), 0);
     const bool alone = stated_.replicas(s) == 1 && stated_.stages_on(stated_.ranks_of(s).front().index()).size() == 1;
     const bool are_own = stated_.plan().zero == 0 && stated_.plan().offload == Offload::kNone;
     if (count() != 1 || !alone || !are_own) return bytes;
-    std::map<NodeId, NodeId> first_with;  // of its segment
+    std::map<NodeId, NodeId> first_with;  // of the atom's segment
     for (const auto& segment : plan.recomputed) {
       for (const NodeId atom : segment) first_with[atom] = *std::ranges::min_element(segment);
     }
@@ -316,8 +315,8 @@ class CheckedMemory {
     return bytes;
   }
 
-  /// An atom works beside what those before it keep, and, where it is recomputed, beside what its segment has rebuilt
-  /// up to it; where backwards are parted, beside what all keep.
+  /// An atom works beside what earlier atoms keep. If it is recomputed, also beside what its segment has rebuilt so
+  /// far. If backwards are split, beside what all atoms keep.
   void add_atoms(int s) {
     Stage& stage = of(s);
     const StagePlan& plan = stated_.plan().stages[static_cast<std::size_t>(s)];

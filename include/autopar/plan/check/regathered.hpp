@@ -11,14 +11,14 @@
 
 namespace autopar::detail {
 
-/// Bytes that segments of a stage gather when they are recomputed under ZeRO 3.
+/// Bytes that recomputed segments of a stage gather under ZeRO 3.
 struct CheckedRegathered {
   std::int64_t held = 0;       ///< at a time, until their gradients are made
-  std::int64_t once_more = 0;  ///< let go of behind the second forward, to be gathered once more
+  std::int64_t once_more = 0;  ///< resharded after the second forward, and gathered again
 };
 
-/// What atoms outside a segment read as well is held, and all where backwards come in parts; of the rest a segment
-/// holds 256 MiB at most.
+/// Parameters that atoms outside a segment read as well stay unsharded, and all do if backwards are split. Of the rest
+/// a segment keeps up to 256 MiB.
 [[nodiscard]] inline CheckedRegathered checked_regathered(const StatedPlan& stated, int stage) {
   const StagePlan& plan = stated.plan().stages[static_cast<std::size_t>(stage)];
   const ModelProfile& model = stated.model();

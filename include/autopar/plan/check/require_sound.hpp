@@ -25,9 +25,9 @@ namespace detail {
 
 inline constexpr std::int64_t kMostComputesProven = 1 << 22;  // micro-batches x (ranks + stages)
 
-/// @throws InvalidArgument unless what the ranks do in a step under the plan's schedule is sound: see `validate`
+/// @throws InvalidArgument unless the program of a step under the plan's schedule is sound: see `validate`
 inline void prove_schedule(const ModelProfile& model, const Plan& plan) {
-  const RooflineCost no_costs{Cluster{}};  // what is done, and in which order, does not depend on what it takes
+  const RooflineCost no_costs{Cluster{}};  // actions and orders do not depend on costs
   const Workload whole = make_workload(model, no_costs);
   const Staging staging = staging_of(plan, model.graph.node_count());
   const Workload work = staging.tensor.empty() ? whole : in_shards(whole, staging, plan.sequence_parallel);
@@ -47,10 +47,10 @@ inline void prove_schedule(const ModelProfile& model, const Plan& plan) {
 
 }  // namespace detail
 
-/// The one place where a plan is looked at that comes from a file or a caller, before anything uses it: it divides this
-/// model (each atom and its operators in one stage, no value back to an earlier one, parameters and their sizes as they
-/// are), its ranks, segments and orders are what its schedule can run, and the program of a step passes the same proof
-/// as that of any plan. Predicted times and memory are statements that nothing but `check_plan` relies on.
+/// Checks a plan from a file or a caller; whoever takes one must call this before using it. The plan must divide this
+/// model. Each atom and its operators are in one stage, no value goes back to an earlier stage, and parameters have the
+/// model's sizes. Its schedule must be able to run its ranks, segments and orders. The program of a step must pass the
+/// same proof as for any plan. Predicted times and memory are not checked; only `check_plan` relies on them.
 /// @pre  plan.model == model.hash
 /// @throws InvalidArgument naming the field of the plan and what is wrong in it
 inline void require_sound(const ModelProfile& model, const Plan& plan) {

@@ -14,14 +14,14 @@
 
 namespace autopar::detail {
 
-/// Why a plan is no division of a model into stages that its schedule could run, by definitions alone. Faults begin
-/// with the field of the plan that they are in.
+/// Finds why a plan does not divide a model into stages that its schedule could run, by definitions alone. A fault
+/// begins with the name of the plan's field.
 class ShapeCheck {
  public:
   ShapeCheck(const ModelProfile& model, const Plan& plan)
       : model_(model), plan_(plan), stage_of_(model.graph.node_count(), -1) {}
 
-  /// The first fault, empty if there is none.
+  /// The first fault; empty if there is none.
   [[nodiscard]] std::string run() && {
     for (const auto part :
          {&ShapeCheck::of_numbers, &ShapeCheck::of_stages, &ShapeCheck::of_edges, &ShapeCheck::of_lists,
@@ -87,7 +87,7 @@ class ShapeCheck {
     return "";
   }
 
-  /// What follows from the atoms of a stage.
+  /// Checks what follows from the atoms of a stage.
   std::string of_lists() {
     for (std::size_t s = 0; s < plan_.stages.size(); ++s) {
       const StagePlan& stage = plan_.stages[s];
@@ -117,7 +117,7 @@ class ShapeCheck {
     return "";
   }
 
-  /// Stages have ranks of their own, or share all of them with others.
+  /// Each stage has its own ranks, or shares all of them with others.
   std::string of_ranks() {
     const bool may_share = traits_of(plan_.schedule).layout != StageLayout::kStraight;
     std::vector<int> place_of_rank(static_cast<std::size_t>(plan_.world), -1);
@@ -160,7 +160,8 @@ class ShapeCheck {
     return "";
   }
 
-  /// Ranks that tensor shards run share no gradients beyond the replicas of their shard.
+  /// Only replicas of a shard sum its gradients: no other stage reads a trained parameter of a stage with tensor
+  /// shards.
   std::string of_shards() {
     std::map<ParameterId, std::size_t> reader;
     for (std::size_t s = 0; s < plan_.stages.size(); ++s) {
@@ -212,7 +213,7 @@ class ShapeCheck {
     return "";
   }
 
-  /// Every micro-batch of every stage: forward, then backward, whole or the inputs' part before the weights'.
+  /// Each micro-batch of each stage: forward, then backward, either whole or its inputs' part before its weights' part.
   [[nodiscard]] std::string of_order(const std::vector<ComputeAction>& computes,
                                      const std::vector<std::size_t>& stages) const {
     enum class Done { kNothing, kForward, kInputs, kAll };
@@ -258,8 +259,8 @@ class ShapeCheck {
   std::vector<int> stage_of_;
 };
 
-/// Why a plan is no division of a model into stages that its schedule could run: wrong numbers, atoms, ranks, segments
-/// or orders; empty if it is one. Whether orders wait for each other is seen when they are played.
+/// Why a plan does not divide a model into stages that its schedule could run: wrong numbers, atoms, ranks, segments or
+/// orders. Empty if it does. Whether orders wait for each other shows when they are simulated.
 [[nodiscard]] inline std::string fault_in_shape(const ModelProfile& model, const Plan& plan) {
   return ShapeCheck(model, plan).run();
 }

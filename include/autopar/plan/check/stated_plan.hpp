@@ -13,18 +13,18 @@
 
 namespace autopar::detail {
 
-/// Everything that crosses from one stage to another in one kind of message. The callers who bring the inputs count as
-/// stage -1, those who get the results as one more stage at the end.
+/// All values of one kind that cross from one stage to another, and their gradients. The callers who bring inputs are
+/// stage -1; the callers who get results are one more stage at the end.
 struct Crossing {
   int from = 0, to = 0;
-  bool whole = false;    ///< travels whole: its size does not depend on the samples
+  bool whole = false;    ///< sent whole: its size does not depend on the samples
   bool returns = false;  ///< a gradient comes back
   int values = 0;
   Affine value{}, gradient{};
-  Affine held{};  ///< of the values, those that their makers keep for nothing else
+  Affine held{};  ///< of the values, those that their makers keep for no other reason
 };
 
-/// A sum of gradients over ranks, bucket by bucket.
+/// A sum of gradients over ranks, by bucket.
 struct GradientSum {
   std::vector<std::size_t> ranks;     ///< ascending
   int stage = -1;                     ///< -1 = parameters tied across stages
@@ -36,8 +36,8 @@ struct SampleRange {
   [[nodiscard]] std::int64_t size() const { return end > begin ? end - begin : 0; }
 };
 
-/// A plan read together with the model that it divides, by definitions alone: what runs where, what crosses, which
-/// samples. Part of the checker, so it shares nothing with the planner's search but the values of model and plan.
+/// A plan read together with its model, by definitions alone: what runs where, what crosses stages, which samples. It
+/// is part of the checker, so it shares with the search only the values of model and plan.
 class StatedPlan {
  public:
   /// @pre `fault_in_shape` finds nothing
@@ -70,7 +70,7 @@ class StatedPlan {
   [[nodiscard]] std::int64_t replicas(int stage) const {
     return static_cast<std::int64_t>(ranks_of(stage).size()) / shards(stage);
   }
-  /// Ranks of a stage that have its parameters' shard `t`, by replica.
+  /// Ranks that hold shard `t` of a stage's parameters, by replica.
   [[nodiscard]] std::vector<Rank> holders_of_shard(int stage, int t) const {
     std::vector<Rank> out;
     for (std::size_t i = static_cast<std::size_t>(t); i < ranks_of(stage).size();
@@ -78,12 +78,12 @@ class StatedPlan {
       out.push_back(ranks_of(stage)[i]);
     return out;
   }
-  /// The region that an atom is computed with in slices, nullptr if it is computed whole.
+  /// The region in which an atom is computed in slices; null if the atom is computed whole.
   [[nodiscard]] const TensorRegion* slices_of(NodeId atom) const {
     const int region = sliced_in_[atom.index()];
     return region < 0 ? nullptr : &model_.tensor_regions[static_cast<std::size_t>(region)];
   }
-  /// A part of what all units of a region have alike, as the shard has it that has most units.
+  /// The part of an amount, equal for all units of a region, on the shard with the most units.
   [[nodiscard]] std::int64_t sliced(std::int64_t whole, const TensorRegion& region) const {
     const std::int64_t count = shards(stage_of(region.atoms.front()));
     const std::int64_t most = region.units / count + (region.units % count == 0 ? 0 : 1);
@@ -94,16 +94,16 @@ class StatedPlan {
   [[nodiscard]] const std::vector<const TensorRegion*>& sliced_regions(int stage) const {
     return sliced_regions_[static_cast<std::size_t>(stage)];
   }
-  /// A parameter as a rank holds it that reads it.
+  /// A parameter as a rank that reads it holds it: in slices if its region is computed in slices.
   [[nodiscard]] const ParameterProfile& held(ParameterId id) const { return held_[id.index()]; }
   /// Stages that a rank runs, ascending.
   [[nodiscard]] const std::vector<int>& stages_on(std::size_t rank) const { return stages_on_[rank]; }
 
-  /// Samples that rank r brings: as even as can be.
+  /// Samples that rank r brings, as even as possible.
   [[nodiscard]] std::int64_t local(std::int64_t r) const {
     return plan_.batch * (r + 1) / plan_.world - plan_.batch * r / plan_.world;
   }
-  /// What does not divide is carried over from rank to rank.
+  /// Samples of rank r in micro-batch m. Remainders are carried over from rank to rank.
   [[nodiscard]] std::int64_t piece(std::int64_t r, std::int64_t m) const {
     const std::int64_t own = local(r), count = plan_.microbatches;
     const std::int64_t carried = plan_.batch * r / plan_.world % count;
@@ -112,7 +112,8 @@ class StatedPlan {
 
   /// Ranks that hold the same samples, by tensor shard.
   using Holders = std::pair<std::vector<std::size_t>, SampleRange>;
-  /// Who holds which samples of micro-batch m in a stage, in the order of samples; who has none is left out.
+  /// Which ranks hold which samples of micro-batch m in a stage, in the order of samples. Ranks without samples are
+  /// left out.
   [[nodiscard]] std::vector<Holders> holders(int stage, std::int64_t m) const {
     std::vector<Holders> out;
     const bool own_pieces = !is_stage(stage) || keeps_pieces();
@@ -152,7 +153,7 @@ class StatedPlan {
     }
     return out;
   }
-  /// Trainable bytes that the atom of a stage reads which reads most.
+  /// The most trainable bytes that one atom of a stage reads.
   [[nodiscard]] std::int64_t most_read(int stage) const {
     std::int64_t largest = 0;
     for (const NodeId atom : plan_.stages[static_cast<std::size_t>(stage)].atoms) {
@@ -165,8 +166,8 @@ class StatedPlan {
     }
     return largest;
   }
-  /// Bytes up to which gradients, and parameters, go together within backwards, and forwards: a bucket's, or, from
-  /// level 2 on, of small buckets what the atom reads that reads most, if that is less.
+  /// Bytes up to which gradients are summed, and parameters gathered, together within compute actions: a bucket's size.
+  /// From level 2 on small buckets are limited to what the atom with the most parameters reads.
   [[nodiscard]] std::int64_t unit_limit() const {
     const std::int64_t bucket = plan_.buckets.size.value();
     constexpr std::int64_t kSmall = std::int64_t{32} << 20;  // larger ones stay as they are stated
@@ -184,15 +185,15 @@ class StatedPlan {
   }
 
  private:
-  /// Where all stages are on all ranks, each rank runs what it brings.
+  /// Whether all stages are on all ranks: then each rank runs the samples that it brings.
   [[nodiscard]] bool keeps_pieces() const {
     return replicas(0) == plan_.world &&
            std::all_of(plan_.stages.begin(), plan_.stages.end(),
                        [this](const StagePlan& stage) { return stage.mesh.replicas() == replicas(0); });
   }
 
-  /// A region is computed in slices where one stage has all of it and it allows as many shards as a replica has there;
-  /// what follows another one, if that is so in the same stage and the plan cuts by tokens.
+  /// A region is computed in slices if one stage has all of it and it allows the number of shards there. A region that
+  /// follows another needs two things more: the other is sliced in the same stage, and the plan cuts by tokens.
   void find_slices() {
     sliced_in_.assign(stage_of_.size(), -1);
     sliced_regions_.resize(plan_.stages.size());
@@ -221,7 +222,7 @@ class StatedPlan {
     }
   }
 
-  /// Each value once for each pair of stages, batched ones apart from whole ones.
+  /// Adds each value once for each pair of stages, batched ones apart from whole ones.
   void find_crossings() {
     std::map<std::tuple<int, int, bool>, Crossing> found;
     std::set<std::tuple<int, int, bool, std::int32_t>> values, gradients;
@@ -254,7 +255,7 @@ class StatedPlan {
     for (auto& [key, crossing] : found) crossings_.push_back(crossing);
   }
 
-  /// Trainable parameters by the stages that read them, the last first, in buckets.
+  /// Adds trainable parameters by the stages that read them, the last parameter first, in buckets.
   void find_sums() {
     std::map<std::vector<int>, std::vector<ParameterId>> by_stages;
     std::vector<std::vector<int>> readers(model_.parameters.size());
@@ -267,7 +268,7 @@ class StatedPlan {
     std::vector<std::vector<int>> own, tied;
     for (const auto& [readers_of_list, list] : by_stages)
       (readers_of_list.size() > 1 ? tied : own).push_back(readers_of_list);
-    if (shares_ranks_) std::reverse(own.begin(), own.end());  // a rank is done with its later stage first
+    if (shares_ranks_) std::reverse(own.begin(), own.end());  // a rank completes its later stage first
     for (const auto* lists : {&own, &tied}) {
       for (const auto& stages : *lists) {
         const int count = stages.size() == 1 ? shards(stages.front()) : 1;
@@ -285,13 +286,13 @@ class StatedPlan {
     std::sort(sum.ranks.begin(), sum.ranks.end());
     sum.ranks.erase(std::unique(sum.ranks.begin(), sum.ranks.end()), sum.ranks.end());
     if (sum.ranks.size() < 2) return;
-    std::map<std::int64_t, std::size_t> filling;  // by element size, buckets that have room
+    std::map<std::int64_t, std::size_t> filling;  // by element size: buckets with room
     std::vector<std::int64_t> used;
     for (const ParameterId parameter : list) {
       const auto [room, element] = in_bucket(held(parameter));
       const auto known = filling.find(element);
       if (known != filling.end() && used[known->second] > 0 && used[known->second] + room > plan_.buckets.size.value())
-        filling.clear();  // none goes on behind a full one
+        filling.clear();  // a full bucket closes all
       if (filling.emplace(element, used.size()).second) {
         used.push_back(0);
         sum.buckets.push_back(0);
@@ -303,8 +304,8 @@ class StatedPlan {
     sums_.push_back(std::move(sum));
   }
 
-  /// Bytes that a gradient takes in a bucket, which it fills up to the next sixteenth element, and the size of an
-  /// element; just its bytes where they are not known as elements.
+  /// Bytes of a gradient in a bucket, padded to a multiple of 16 elements, and the size of an element. If elements are
+  /// unknown, just its bytes.
   [[nodiscard]] static std::pair<std::int64_t, std::int64_t> in_bucket(const ParameterProfile& parameter) {
     const std::int64_t bytes = parameter.bytes.value(), elements = parameter.elements;
     if (elements <= 0 || bytes <= 0 || bytes % elements != 0 || bytes / elements >= 64) return {bytes, 1};

@@ -21,10 +21,10 @@ struct CheckedTimeline {
   std::vector<double> ends, computing, communicating, summing;  ///< by rank
 };
 
-/// Plays an order in time: a rank runs its compute actions one after the other; a message travels beside that when both
-/// its ends are issued, one at a time out of a rank and into it, and its compute action waits for it; receives are
-/// issued `kReceivesAhead` compute actions early; buckets are summed as they fill during the last backward of their
-/// stage.
+/// Simulates an order in time. A rank runs its compute actions one after the other. A message is transferred beside
+/// them once both its ends are issued, one at a time out of a rank and into it. Its compute action waits for it.
+/// Receives are issued `kReceivesAhead` compute actions early. Buckets are summed as they fill during the last backward
+/// of their stage.
 template <class Costs>
 class TimelinePlayer {
  public:
@@ -67,8 +67,8 @@ class TimelinePlayer {
     double since = 0, out_free = 0, in_free = 0;
     std::map<int, LastCompute> last{};  // of each stage
 
-    /// When the rank has a part of the gradients of `stage` (they come evenly during its last backward), or, with -1,
-    /// all that any of its stages adds to.
+    /// When the rank has a part of the gradients of `stage`, which come evenly during its last backward. With stage -1:
+    /// when it has all gradients of its stages.
     [[nodiscard]] double filled_at(int stage, double part) const {
       double at = 0;
       for (const auto& [own, compute] : last) {
@@ -116,14 +116,14 @@ class TimelinePlayer {
     try_compute(message.to);
   }
 
-  /// Whether a rank has come to a compute action and has what it needs.
+  /// Whether a rank has reached a compute action and has what it needs.
   [[nodiscard]] bool can_compute(std::size_t rank) const {
     const State& state = ranks_[rank];
     const auto& computes = order_.computes[rank];
     return state.waiting && computes[state.next].missing == 0 && state.next + 1 < computes.size();
   }
 
-  /// Shards that exchange values wait for one another.
+  /// Starts a rank's compute action if it can start; shards that exchange values start together.
   void try_compute(std::size_t rank) {
     if (!can_compute(rank)) return;
     const CheckedAction& compute = order_.computes[rank][ranks_[rank].next];

@@ -22,7 +22,7 @@ namespace autopar::detail {
 struct Fit {
   Staging staging;
   Bytes peak{};
-  StageId stage;  ///< the one that needs most
+  StageId stage;  ///< the stage that needs most
 
   [[nodiscard]] static Fit of(const Candidate& candidate) {
     const auto& stages = candidate.terms.stages;
@@ -37,14 +37,14 @@ struct Fit {
 /// The answer to a request that may not fit.
 struct Trial {
   std::optional<Fit> fit;
-  bool certain = true;     ///< where nothing fits: the planner would find nothing either
+  bool certain = true;     ///< if nothing fits: whether the planner would find nothing either
   std::int64_t steps = 0;  ///< elementary ones, about ten nanoseconds each
 };
 
-/// Requests on clusters, for the same workload. What a request contradicts does not fit.
+/// Answers requests on clusters, for the same workload. A contradictory request does not fit.
 using Trials = std::function<Trial(const PlanRequest&, const Cluster&)>;
 
-/// A request with everything that is made for it on the way to a plan.
+/// A request with everything that planning derives from it.
 template <class StagingSearch, class Coarsening>
 class Attempt {
  public:
@@ -69,20 +69,21 @@ class Attempt {
     return found;
   }
 
-  /// The staging that needs least, where a search has found none that fits, is the planner's answer if it fits.
-  /// @param asked  as `LeastStaging::best` has it
+  /// Offers the staging that needs the least memory. It is the planner's answer if it fits and a search has found
+  /// nothing.
+  /// @param asked  as in `LeastStaging::best`
   std::optional<LeastMemory> offer_least(SearchResult& found, std::optional<Bytes> asked = {}) const {
-    // The schedules that a search leaves out do not change it.
+    // Schedules that a search leaves out do not change the least memory.
     auto least = found.least ? std::optional(*found.least) : least_memory(asked);
     if (least && (!has_closed_form(least->staging.schedule) || least->fits(coarse_.constraints)))
       found.candidates.offer({least->staging, coarse_.objective(least->staging)});
     return least;
   }
 
-  /// Whether `search` and `offer_least` would come to something that fits, without searching for what is fast.
+  /// Whether `search` and `offer_least` would find something that fits, without a search for fast stagings.
   [[nodiscard]] Trial trial() const {
     auto least = least_memory(coarse_.constraints.memory);
-    // What is known of tensor shards is the least that they may take.
+    // For tensor shards only a lower bound is known.
     if (least && !least->staging.tensor.empty() && least->fits(coarse_.constraints) &&
         !coarse_.objective.fits(coarse_.objective(least->staging))) {
       least.reset();
@@ -109,14 +110,14 @@ class Attempt {
     staging.search_mixed(objective, found);
   };
 
-  /// What has no closed form is simulated, so it is the least, whatever is asked.
+  /// The staging with the least memory. If its schedule has no closed form it is simulated, so `asked` is ignored.
   [[nodiscard]] std::optional<LeastMemory> least_memory(std::optional<Bytes> asked) const {
     auto least = least_memory_of_degrees(coarse_.objective, kMixesDegrees, asked);
     if (!asked || !least || has_closed_form(least->staging.schedule)) return least;
     return least_memory_of_degrees(coarse_.objective, kMixesDegrees);
   }
 
-  /// Stages may have degrees of their own, where that is for the policy to say.
+  /// Lets stages have different tensor degrees, if the policy searches them.
   void mix_degrees(SearchResult& found) const {
     if constexpr (kMixesDegrees) {
       found.mixes_degrees = true;

@@ -19,7 +19,7 @@
 
 namespace autopar::detail {
 
-/// Why a request has no plan, and what would have one.
+/// Explains why a request has no plan, and which changes would give one.
 class Refusal {
  public:
   /// @param exact  the planner's own answers
@@ -28,8 +28,8 @@ class Refusal {
           Trials exact)
       : work_(work), cluster_(cluster), request_(request), constraints_(constraints), exact_(std::move(exact)) {}
 
-  /// @param tried  what a search looked at
-  /// @param least  the staging that needs least, if one is known
+  /// @param tried  stagings that a search looked at
+  /// @param least  the staging that needs the least memory, if known
   /// @throws CaptureError  naming the operator that allows no staging
   [[nodiscard]] Infeasible reason(const Coarsened& coarse, const std::vector<Candidate>& tried,
                                   const std::optional<LeastMemory>& least) const {
@@ -64,7 +64,7 @@ class Refusal {
   }
 
  private:
-  /// Of a rank, so that something fits.
+  /// Bytes that a rank needs so that something fits.
   [[nodiscard]] Bytes needed(const Remedies& remedies, Bytes peak) const {
     if (!remedies.device_memory) return peak;
     Options options = request_.options;
@@ -85,7 +85,7 @@ class Refusal {
     return least ? out + too_large_node() : out;
   }
 
-  /// Along one order of the same blocks.
+  /// An answer along one topological order of the same blocks.
   [[nodiscard]] Trial quick_trial(const Coarsened& coarse, const PlanRequest& request, const Cluster& cluster) const {
     Trial trial;
     trial.certain = false;
@@ -108,7 +108,7 @@ class Refusal {
     return trial;
   }
 
-  /// Hosts do not hold what must be offloaded.
+  /// Hosts cannot hold what must be offloaded.
   [[nodiscard]] Infeasible host_too_small(StageId stage, Bytes needed, const std::string& ways) const {
     const Bytes there = *constraints_.host_memory;
     return {"offload = optimizer puts " + readable(needed) + " of a rank into its host's memory, whose " +
@@ -116,7 +116,7 @@ class Refusal {
             stage, needed, there, ways};
   }
 
-  /// The node that needs most by itself, if no rank can hold it even with one sample; else empty.
+  /// The node that needs most by itself, if no rank can hold it even with one sample; otherwise empty.
   [[nodiscard]] std::string too_large_node() const {
     const auto& costs = work_.node_costs(1);
     Bytes most{};

@@ -19,22 +19,23 @@
 
 namespace autopar {
 
-/// Changes of a request that does not fit, each of them enough by itself. Found by asking the planner, not by rule of
-/// thumb: of a number the next smaller change is refused, too.
+/// Changes to a request that does not fit; each of them is enough alone. They are found by asking the planner: for a
+/// number, the next smaller change is refused, too.
 struct Remedies {
   std::optional<Bytes> device_memory;  ///< least Options::device_memory that fits
-  std::optional<Bytes> host_memory;    ///< of a device's part of its host, the least that fits, if that may be used
-  /// Ranks on a larger cluster of the same devices; the least if it is near, else one that fits
+  std::optional<Bytes> host_memory;    ///< least part of the host's memory for a device that fits, if it may be used
+  /// Ranks of a larger cluster of the same devices: the least if it is near, otherwise a number that fits.
   std::optional<int> world;
   std::optional<int> stages;                     ///< least number of stages, if stages were fixed
   std::optional<int> microbatches;               ///< least number of micro-batches, if more than allowed help
   std::optional<double> optimizer_state_factor;  ///< largest factor that fits, in sixteenths
   std::optional<int> zero;                       ///< least level that fits, if another one was fixed
-  bool recompute = false;                        ///< leaving it to the planner what is recomputed is enough
+  bool recompute = false;                        ///< leaving recomputation to the planner is enough
   bool schedule = false;                         ///< leaving the schedule to the planner is enough
   std::optional<std::string> offload;            ///< another place for the optimizer is enough
   std::optional<detail::Fit> fit;                ///< a plan for `device_memory`
-  bool least = true;                             ///< else less may do: to know would have taken too long
+  bool least = true;                             ///< false: smaller changes may be enough, but a proof would take too
+                                                 ///< long
 
   [[nodiscard]] bool any() const {
     return device_memory || host_memory || world || stages || microbatches || optimizer_state_factor || zero ||
@@ -52,12 +53,12 @@ struct Remedies {
 
 namespace detail {
 
-/// What a request must be changed to.
+/// Searches for the changes that a request needs.
 class RemedySearch {
  public:
   /// @param exact  the planner's own answers
-  /// @param quick  answers that are right where something fits and the numbers of ranks and stages are the same
-  /// @param slow   the planner's own answers take too long to be asked for each change
+  /// @param quick  answers that are right if something fits and the numbers of ranks and stages are the same
+  /// @param slow   whether the planner's own answers take too long to ask for each change
   RemedySearch(const Workload& work, const Cluster& cluster, const PlanRequest& request, const Constraints& constraints,
                Trials exact, Trials quick, bool slow)
       : work_(work),
@@ -68,8 +69,8 @@ class RemedySearch {
         quick_(std::move(quick)),
         budget_(slow ? 0 : kRemedySteps) {}
 
-  /// @param peak       that some plan has; 0 = none is known
-  /// @param host_peak  likewise in the host's memory
+  /// @param peak       peak memory of some plan; 0 = none is known
+  /// @param host_peak  likewise in host memory
   [[nodiscard]] Remedies find(Bytes peak, Bytes host_peak) {
     Remedies out;
     excess_ = static_cast<double>(peak.value()) / std::max(1.0, static_cast<double>(constraints_.memory.value()));
@@ -110,24 +111,24 @@ class RemedySearch {
   [[nodiscard]] bool fits(const Change& change) {
     return fit_of(change).has_value();
   }
-  /// Where blocks of nodes may be others, a quick answer is not the last word.
+  /// If blocks of nodes may differ, a quick answer is not final.
   [[nodiscard]] bool fits_for_sure(const PlanRequest& request, const Cluster& cluster) {
     if (!fit_of(request, cluster)) return false;
     return budget_ > 0 || exact_(request, cluster).fit.has_value();
   }
-  /// So many times the ranks, or the micro-batches, hold no less than that part of what one has: not worth a trial
-  /// where far more is needed.
+  /// With so many times the ranks or micro-batches, a rank holds at least that fraction of what it holds now. A trial
+  /// is not worth it if far more is missing.
   [[nodiscard]] bool hopeless(double times) const {
     constexpr double kUneven = 2;
     return excess_ > kUneven * times;
   }
 
-  /// A number of bytes that is enough when one byte less is not.
+  /// The number of bytes that is enough while one byte less is not.
   /// @param refused  a number that is not enough
-  /// @param guess    one that may be; 0 = none is known
+  /// @param guess    a number that may be enough; 0 = none is known
   /// @param fit_at   what fits with so many bytes
-  /// @param enough   the bytes that take what fits
-  /// @param fit      is set to what fits with the answer
+  /// @param enough   the bytes that a fit takes
+  /// @param fit      set to what fits with the answer
   template <class FitAt, class Enough>
   [[nodiscard]] std::optional<Bytes> least_bytes(Bytes refused, Bytes guess, const FitAt& fit_at, const Enough& enough,
                                                  std::optional<Fit>& fit) {
@@ -138,7 +139,7 @@ class RemedySearch {
       low = high;
       high *= 2;
     }
-    std::int64_t promising = high;  // where a plan takes just so much, it is soon known that less does not do
+    std::int64_t promising = high;  // if a plan takes exactly this, one more trial shows that less is not enough
     while (high - low > 1 && budget_ > 0) {
       const bool below = promising - 1 > low && promising - 1 < high, at = promising > low && promising < high;
       const std::int64_t probe = below ? promising - 1 : at ? promising : low + (high - low) / 2;
@@ -186,7 +187,7 @@ class RemedySearch {
   }
 
   [[nodiscard]] std::optional<int> least_world() {
-    // Slices are rounded, so that one rank more may need more memory: near by, every number is tried.
+    // Slices are rounded, so one rank more may need more memory: every nearby number is tried.
     const int near = std::min(2 * constraints_.world, constraints_.world + 16);
     for (int world = constraints_.world + 1; world <= near; ++world) {
       if (hopeless(static_cast<double>(world) / constraints_.world)) continue;
@@ -234,7 +235,7 @@ class RemedySearch {
     return std::nullopt;
   }
 
-  /// In steps of 1/16, which a user can type.
+  /// The largest factor that fits, in steps of 1/16, which a user can type.
   [[nodiscard]] std::optional<double> largest_factor() {
     const auto fits_with = [&](int sixteenths) {
       return fits([&](Options& options) { options.optimizer_state_factor = sixteenths / 16.0; });
@@ -244,7 +245,7 @@ class RemedySearch {
     return last_of(0, now, fits_with) / 16.0;
   }
 
-  /// The number next to one that does not do, between it and one that does.
+  /// By bisection, the last number that is enough, next to one that is not.
   template <class Does>
   [[nodiscard]] static int last_of(int does, int not_yet, const Does& also) {
     while (std::abs(does - not_yet) > 1) {
@@ -254,7 +255,7 @@ class RemedySearch {
     return does;
   }
 
-  /// Units that are gathered whole may take more than shards save, so a lower level may do as well.
+  /// Unsharded units may take more than shards save, so a lower level may be enough, too.
   [[nodiscard]] std::optional<int> least_zero() {
     if (request_.options.zero < 0) return std::nullopt;
     for (int level = 0; level <= request_.runtime.max_zero; ++level) {
@@ -265,7 +266,7 @@ class RemedySearch {
 
   [[nodiscard]] std::optional<std::string> other_offload() {
     const std::string& now = request_.options.offload;
-    if (now == "auto") return std::nullopt;  // it was tried if there is a host to take it
+    if (now == "auto") return std::nullopt;  // already tried if there is a host
     if (now == "none" && (!request_.runtime.offload || !work_.offloaded_update)) return std::nullopt;
     const std::string other = now == "none" ? "optimizer" : "none";
     if (!fits([&](Options& options) { options.offload = other; })) return std::nullopt;
@@ -278,7 +279,7 @@ class RemedySearch {
   const Constraints& constraints_;
   Trials exact_, quick_;
   std::int64_t budget_;
-  double excess_ = 0;  ///< what some plan needs, in parts of what there is
+  double excess_ = 0;  ///< what some plan needs, as a multiple of what there is
   bool shortened_ = false;
 };
 

@@ -20,7 +20,7 @@ namespace autopar::detail {
 struct Coarsened {
   Partition blocks;
   Workload work;
-  Constraints constraints;  ///< under which nothing that fits in blocks does not fit in nodes
+  Constraints constraints;  ///< with less memory, so that what fits in blocks fits in nodes
   StepObjective objective;
 
   /// @pre the arguments outlive it
@@ -38,10 +38,10 @@ struct Coarsened {
   /// Each node is its own block.
   [[nodiscard]] bool whole() const { return is_whole(blocks); }
 
-  /// Bytes by which a rank may hold more than blocks say whose parameters were put together.
+  /// Bytes by which a rank may hold more than blocks predict, because their parameters were bundled.
   [[nodiscard]] Bytes rounding(const Workload& fine) const {
     if (work.parameters.size() == fine.parameters.size()) return {};
-    const int owners = constraints.offloads.back() == Offload::kOptimizer ? 1 : 0;  // of the optimizer's own
+    const int owners = constraints.offloads.back() == Offload::kOptimizer ? 1 : 0;  // the optimizer's own parameters
     return Bytes(static_cast<std::int64_t>(fine.parameters.size()) * (constraints.gradient_copies + 2 + owners));
   }
 
@@ -51,7 +51,7 @@ struct Coarsened {
   }
 };
 
-/// A staging of blocks as one of their nodes.
+/// A staging of blocks as a staging of their nodes.
 [[nodiscard]] inline Staging projected(const Staging& staging, const Partition& blocks) {
   Staging fine = staging;
   fine.stage_of.assign(blocks.node_count(), 0);
@@ -60,7 +60,7 @@ struct Coarsened {
   return fine;
 }
 
-/// A staging of nodes as one of blocks. @pre no block is in two stages
+/// A staging of nodes as a staging of blocks. @pre no block is in two stages
 [[nodiscard]] inline Staging restricted(const Staging& staging, const Partition& blocks) {
   Staging coarse = staging;
   coarse.stage_of.assign(blocks.block_count(), 0);
@@ -69,7 +69,7 @@ struct Coarsened {
   return coarse;
 }
 
-/// Segments of blocks as ones of their nodes.
+/// Segments of blocks as segments of their nodes.
 [[nodiscard]] inline MemoryOptimizations projected(MemoryOptimizations optimizations, const Partition& blocks) {
   for (auto& segments : optimizations.recomputed) {
     for (auto& segment : segments) {
@@ -85,7 +85,7 @@ struct Coarsened {
   return optimizations;
 }
 
-/// Segments of nodes as ones of blocks: those with nodes in them.
+/// Segments of nodes as segments of the blocks that contain their nodes.
 [[nodiscard]] inline MemoryOptimizations restricted(MemoryOptimizations optimizations, const Partition& blocks) {
   for (auto& segments : optimizations.recomputed) {
     for (auto& segment : segments) {

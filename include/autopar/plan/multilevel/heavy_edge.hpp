@@ -26,10 +26,10 @@ struct NoCoarsening {
 };
 static_assert(CoarseningPolicy<NoCoarsening>);
 
-/// Heavy-edge matching, level by level, until few enough blocks with few enough cuts are left: ends of the heaviest
-/// values come together first, as long as no block gets more than its share of time and memory. Circles between blocks
-/// are merged. A graph that is small from the start is left alone.
-/// @cost O(edges log edges) as long as each level halves the blocks, and counting at most `max_tails` downsets a level
+/// Heavy-edge matching, level by level, until blocks and cuts are few enough. The ends of the heaviest values are
+/// merged first, as long as no block gets more than its share of time and memory. Cycles between blocks are merged. A
+/// graph that is small from the start is left alone.
+/// @cost O(edges log edges) if each level halves the blocks, and counting at most `max_tails` downsets for each level
 /// @source Karypis, Kumar, "A Fast and High Quality Multilevel Scheme", SIAM J. Sci. Comput. 20(1), 1998; acyclic
 ///         variant as in Herrmann et al., "Multilevel Algorithms for Acyclic Partitioning", 2019
 struct HeavyEdge {
@@ -38,7 +38,7 @@ struct HeavyEdge {
   std::size_t max_tails = detail::kSearchTails;
 
   /// @param samples       the slice at which nodes and values are weighed
-  /// @param least_blocks  stages that the user asks for: no fewer blocks are left, if the graph has them
+  /// @param least_blocks  stages that the user asks for: at least so many blocks are left, if the graph has the nodes
   [[nodiscard]] Partition coarsen(const Workload& work, std::int64_t samples, int least_blocks) const {
     const auto fewest = static_cast<std::size_t>(std::max(1, least_blocks));
     const auto most = std::max(fewest, static_cast<std::size_t>(max_blocks));
@@ -51,10 +51,10 @@ struct HeavyEdge {
     for (int rounds = 0; rounds < 200; ++rounds) {
       const std::size_t blocks = level.node_count();
       if (blocks <= fewest || (blocks <= most && count_downsets(level, max_tails))) break;
-      // The last level puts together no more than it must, so that blocks stay small.
+      // The last level merges no more than it must, so that blocks stay small.
       const std::size_t pairs = blocks > most ? blocks - most : blocks;
       Partition merged = matched(level, limit, pairs);
-      // Circles between pairs may have drawn too much together: fewer pairs make fewer circles.
+      // Cycles between pairs may have merged too much: fewer pairs make fewer cycles.
       for (std::size_t few = pairs / 2; few > 0 && merged.block_count() < fewest; few /= 2)
         merged = matched(level, limit, few);
       const bool useless = merged.block_count() == blocks && limit > 2 * whole;
@@ -68,8 +68,8 @@ struct HeavyEdge {
   }
 
  private:
-  /// Blocks with their shares of the whole time and of the whole memory, added, and the bytes from one to another.
-  /// Edges ascend by source and target; none are parallel.
+  /// Blocks with the sum of their shares of the whole time and memory, and the bytes from one block to another. Edges
+  /// ascend by source and target; none are parallel.
   using Level = Graph<double, double>;
 
   static Level finest(const Workload& work, const std::vector<double>& weight, std::int64_t samples) {
@@ -110,7 +110,7 @@ struct HeavyEdge {
 
   using Leaving = std::pair<NodeId, double>;  // target, bytes
 
-  /// Those with the same target as one.
+  /// Adds a node's edges; edges with the same target become one.
   static void add_edges(Level& level, NodeId source, std::vector<Leaving>& leaving) {
     std::sort(leaving.begin(), leaving.end());
     for (std::size_t i = 0; i < leaving.size();) {
@@ -121,7 +121,7 @@ struct HeavyEdge {
     }
   }
 
-  /// For blocks that no value joins: pairs that follow one another in a topological order, which closes no circle.
+  /// For blocks that no value joins: pairs of neighbours in a topological order, which close no cycle.
   static Partition neighbours(const Level& level, std::size_t max_pairs) {
     const auto order = topological_order(level);
     const std::size_t pairs = std::min(max_pairs, order.size() / 2);
@@ -131,7 +131,7 @@ struct HeavyEdge {
     return Partition(std::move(pair_of));
   }
 
-  /// Shares of the whole time and of the whole memory, added.
+  /// By node: the sum of its shares of the whole time and of the whole memory.
   static std::vector<double> weights(const Workload& work, std::int64_t samples) {
     const auto& costs = work.node_costs(samples);
     std::vector<double> time, memory;

@@ -11,12 +11,13 @@
 
 namespace autopar {
 
-/// Blocks cut along a topological order, so that parts of them can be moved, of however many nodes: about `count`
-/// pieces, and no more than `count` plus the number of blocks, equally large but for the last of each block.
+/// Cuts blocks along a topological order, so that parts of them can be moved however many nodes there are. There are
+/// about `count` pieces, and at most `count` plus the number of blocks. Pieces are equally large, except the last one
+/// of each block.
 ///
-/// The pieces do not depend on one another in a circle: those of two blocks do not because the blocks do not, those of
-/// one follow the order.
-/// @pre the blocks do not depend on one another in a circle
+/// The quotient by pieces is acyclic. Pieces of two blocks close no cycle because the blocks do not; pieces of one
+/// block follow the order.
+/// @pre the quotient by blocks is acyclic
 /// @cost O(edges + nodes log nodes)
 [[nodiscard]] inline Partition cut_into_pieces(const Workload& work, const Partition& blocks, std::size_t count) {
   const std::size_t size = (blocks.node_count() + count - 1) / count;

@@ -18,8 +18,8 @@
 
 namespace autopar::detail {
 
-/// From stagings of blocks to stagings of their nodes, the best of them improved on the way; of very many nodes in
-/// pieces of the blocks.
+/// Turns stagings of blocks into stagings of their nodes and improves the best of them on the way. With very many nodes
+/// it works on pieces of the blocks.
 class Uncoarsening {
  public:
   /// @param objective  of the nodes @pre the arguments outlive it
@@ -34,15 +34,15 @@ class Uncoarsening {
     }
   }
 
-  /// Whether nodes are so many that the best one alone is predicted with all of them.
+  /// Whether there are so many nodes that only the best staging is predicted with all of them.
   [[nodiscard]] bool in_pieces() const { return pieces_.has_value(); }
 
-  /// What a search found, in nodes.
+  /// The result of a search, in nodes.
   [[nodiscard]] Candidates refined(const SearchResult& found) const {
     return pieces_ ? refined_in_pieces(found) : refined_in_nodes(found);
   }
 
-  /// An objective with which a candidate for the nodes is soon compared with others, and the candidate for it.
+  /// An objective that compares candidates of nodes quickly, and a candidate in its terms.
   [[nodiscard]] const StepObjective& comparing() const { return pieces_ ? pieces_->objective : objective_; }
   [[nodiscard]] Candidate comparable(Candidate fine) const {
     if (!pieces_) return fine;
@@ -54,17 +54,18 @@ class Uncoarsening {
 
  private:
   static constexpr std::size_t kRefined = 4;  // of the best
-  static constexpr double kHopeless = 1.5;    // times the best step: moving parts of blocks does not make up for that
+  static constexpr double kHopeless = 1.5;    // times the best step: moving parts of blocks does not make up for more
   static constexpr int kEstimates = 1500;
   static constexpr int kEstimatesOfPieces = 300;
   static constexpr std::size_t kPieces = 640;
 
-  /// Moving nodes and ranks knows nothing of stages that share ranks, nor of tensor degrees that differ.
+  /// Whether local search applies. It knows neither stages that share ranks nor different tensor degrees.
   [[nodiscard]] static bool moves_improve(const Staging& staging) {
     return staging.position_of.empty() &&
            std::ranges::adjacent_find(staging.tensor, std::ranges::not_equal_to{}) == staging.tensor.end();
   }
-  /// Of tensor shards, groups of ranks are moved. @param local  of stages without
+  /// Improves a staging; with tensor shards, groups of ranks are moved. @param local  for stagings without tensor
+  /// shards
   [[nodiscard]] static Staging improved(const StepObjective& objective, LocalSearch& local, Staging staging,
                                         int estimates) {
     if (staging.tensor.empty()) return local.improve(std::move(staging), estimates).first;
@@ -103,7 +104,7 @@ class Uncoarsening {
         if (better != own.staging)
           fine.offer({better, predicted(better, std::min(found.candidates.best_step(), fine.best_step()))});
       }
-      // Blocks do not know the modules of their nodes, nor in which order they run.
+      // Blocks do not know the modules of their nodes, nor the order in which nodes run.
       if (!coarse_.whole()) {
         own.terms = constraints_.recomputed_modules.empty() ? objective_.of_nodes(own.staging, std::move(own.terms))
                                                             : objective_(own.staging);
@@ -113,12 +114,12 @@ class Uncoarsening {
     return fine;
   }
 
-  /// Whose backwards come in two parts, as in synthesised orders.
+  /// The straight schedule that splits backwards, as synthesised orders do.
   static constexpr ScheduleKind kSplitStraight =
       first_schedule([](const auto& row) { return row.layout == StageLayout::kStraight && row.splits_backwards; });
 
-  /// @param limit  as the objective's. Of many actions orders are synthesised on the ranks and at the ZeRO level of the
-  ///               schedule that they start from.
+  /// @param limit  as the objective's. With many actions, orders are synthesised on the ranks and at the ZeRO level of
+  /// the schedule that they start from.
   [[nodiscard]] StepTerms predicted(const Staging& staging, Seconds limit) const {
     const bool many = objective_.actions(staging) > StepObjective::kManyActions;
     if (!many || !traits_of(staging.schedule).orders_in_plan) return objective_(staging, limit);
@@ -131,8 +132,8 @@ class Uncoarsening {
     return objective_.evaluate(staging, sized, std::move(terms.optimizations), std::move(terms.orders));
   }
 
-  /// The best stagings are improved in pieces, the best of all is predicted with all nodes. The others keep what was
-  /// predicted of them in blocks, of which the nodes' own differs by where buckets end, and are not better than the
+  /// Improves the best stagings in pieces, and predicts the best of all with all nodes. The others keep their
+  /// prediction in blocks. It differs from the prediction in nodes by where buckets end, and is not better than the
   /// best.
   [[nodiscard]] Candidates refined_in_pieces(const SearchResult& found) const {
     std::vector<Candidate> ranked = found.candidates.ranked();
@@ -143,7 +144,7 @@ class Uncoarsening {
       if (!found.candidates.fits(candidate) || candidate.terms.step > found.candidates.best_step() * kHopeless) break;
       if (rank_of[degree_of(candidate.staging)]++ >= kRefined) continue;
       finalists.push_back(projected_from(coarse_.blocks, candidate));
-      // Comparing knows nothing of synthesised orders.
+      // The comparison does not cover synthesised orders.
       if (!moves_improve(candidate.staging) || traits_of(candidate.staging.schedule).orders_in_plan) continue;
       const Staging staging = restricted(finalists.back().staging, pieces_->blocks);
       Staging better = improved(pieces_->objective, local, staging, kEstimatesOfPieces);
@@ -161,7 +162,7 @@ class Uncoarsening {
     }
     for (Candidate& candidate : ranked) {
       if (found.candidates.fits(candidate) && candidate.terms.step <= fine.best_step()) continue;
-      candidate.staging.stage_of.clear();  // only the best one's is asked for
+      candidate.staging.stage_of.clear();  // needed for the best one only
       candidate.terms.optimizations.recomputed.clear();
       fine.offer(std::move(candidate));
     }

@@ -12,14 +12,13 @@
 
 namespace autopar {
 
-/// Bounds the step of every plan of a workload from below, whatever its stages, replicas and schedule, case by case of
-/// its micro-batches.
+/// A lower bound on the step of every plan of a workload, whatever its stages, replicas and schedule, in cases by the
+/// number of micro-batches m.
 ///
-/// With m micro-batches no slice is larger than a whole micro-batch, so that the economy of scale gives the least work
-/// of all ranks together: it grows with m. And the first micro-batch that has samples must go down the longest chain of
-/// atoms and the gradients of its inputs back up, in slices that are no smaller than 1/m of the smallest local batch;
-/// weight gradients, which can be deferred, follow where the way up ends. That shrinks with m. Where the two cross is
-/// the bound.
+/// No slice is larger than a micro-batch. So economy of scale gives the least work of all ranks together, which grows
+/// with m. The first micro-batch that has samples must pass the longest chain of atoms forward, and its input gradients
+/// must pass back. Its slices are at least 1/m of the smallest local batch. Weight gradients can be deferred, so they
+/// count only where the way back ends. This path shrinks with m. The bound is where the two cross.
 /// @cost O((nodes + edges) * log(samples of a rank))
 class StepBound {
  public:
@@ -45,7 +44,7 @@ class StepBound {
       const Seconds work = work_seconds(1), path = path_seconds(1);
       return {work >= path ? BoundCase{BoundKind::kWork, 1, 1, work} : BoundCase{BoundKind::kPath, 1, 1, path}};
     }
-    // Smallest number of micro-batches for which work bounds more than the path.
+    // The smallest number of micro-batches for which work is no smaller a bound than the path.
     int low = 1, high = static_cast<int>(std::min<std::int64_t>(constraints_.largest_local_batch(), kMost)) + 1;
     const int beyond = high;
     while (low < high) {
@@ -65,7 +64,7 @@ class StepBound {
  private:
   static constexpr int kMost = 1 << 30;  // micro-batches: as good as any number
 
-  /// Device-seconds of the whole batch in slices as large as can be, over all ranks.
+  /// Least seconds for the whole batch in the largest possible slices, spread over all ranks.
   [[nodiscard]] Seconds work_seconds(int microbatches) const {
     std::int64_t largest = 0;
     for (const auto local : constraints_.local_batches()) largest += (local + microbatches - 1) / microbatches;
@@ -79,7 +78,7 @@ class StepBound {
     return Seconds(sum / constraints_.world);
   }
 
-  /// Longest way of one micro-batch down and up again.
+  /// Longest path of one micro-batch forward and backward.
   [[nodiscard]] Seconds path_seconds(int microbatches) const {
     const std::int64_t least = std::max<std::int64_t>(1, constraints_.batch / constraints_.world / microbatches);
     const auto& costs = costs_of_classes(least);
@@ -106,9 +105,9 @@ class StepBound {
     return Seconds(longest);
   }
 
-  /// Of a replica, in any plan that the bound is of.
+  /// Most tensor shards of a replica in any plan that the bound covers.
   [[nodiscard]] int most_shards() const { return constraints_.tensor_degrees.back(); }
-  /// Most that each region admits of them.
+  /// Most of them that each region admits.
   [[nodiscard]] std::vector<int> most_region_shards() const {
     std::vector<int> out;
     for (const TensorRegion& region : work_.regions) {
@@ -118,7 +117,7 @@ class StepBound {
     return out;
   }
 
-  /// Each node is its own class where nothing is known of equal ones.
+  /// Each node is its own class if no classes are known.
   [[nodiscard]] std::size_t class_of(NodeId node) const {
     return work_.class_of.empty() ? node.index() : static_cast<std::size_t>(work_.class_of[node.index()]);
   }
@@ -140,7 +139,7 @@ class StepBound {
   bool once_ = false;   // one micro-batch only
 };
 
-/// The certificate of a plan with this step, without what the search claims.
+/// The certificate of a plan with this step, without the search's claims.
 [[nodiscard]] inline Certificate make_certificate(const Workload& work, const Constraints& constraints, Seconds step) {
   Certificate out;
   out.tensor_parallel = constraints.tensor_degrees.back();

@@ -10,13 +10,13 @@
 
 namespace autopar {
 
-/// Options that fix what a planner may choose. A plan keeps those that were set, so that it can be explained under
+/// Options that fix what a planner may choose. A plan stores those that were set, so that it can be explained under
 /// them.
 inline constexpr std::array<std::string_view, 11> kKeptOptions{
     "stages",          "replicas",          "microbatches", "min_microbatches", "max_microbatches", "schedule",
     "tensor_parallel", "sequence_parallel", "zero",         "offload",          "recompute"};
 
-/// What of `kKeptOptions` differs from its default, as "stages=4".
+/// Those of `kKeptOptions` that differ from their defaults, as "stages=4".
 [[nodiscard]] inline std::vector<std::string> kept_options(const Options& options) {
   const Options defaults{};
   std::vector<std::string> out;
@@ -42,7 +42,7 @@ inline constexpr std::array<std::string_view, 11> kKeptOptions{
   return out;
 }
 
-/// Whether a text is "name=value" of one of them.
+/// Whether a text is "name=value" of one of these options.
 [[nodiscard]] inline bool is_kept_option(std::string_view text) {
   const auto equals = text.find('=');
   return equals != std::string_view::npos && std::ranges::count(kKeptOptions, text.substr(0, equals)) == 1;

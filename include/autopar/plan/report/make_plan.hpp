@@ -46,7 +46,7 @@ namespace autopar {
 
 namespace detail {
 
-/// Turns what a search found into a plan that explains itself.
+/// Turns the result of a search into a plan that explains itself.
 class PlanMaker {
  public:
   PlanMaker(const Workload& work, const Cluster& cluster, const PlanRequest& request, const Constraints& constraints)
@@ -57,7 +57,7 @@ class PlanMaker {
     const StepObjective objective(work_, cluster_, constraints_);
     const Uncoarsening uncoarsening(objective, coarse);
     SearchResult fine{uncoarsening.refined(found)};
-    // Blocks may put a region together with what is better off in another shape.
+    // A block may hold a region together with nodes that are faster in another shape.
     if (!coarse.whole() && !uncoarsening.in_pieces() && found.mixes_degrees) SharedRanks(objective, fine).offer();
     Plan plan = describe_best(fine.candidates, uncoarsening);
     add_proof(plan, found, coarse);
@@ -102,7 +102,7 @@ class PlanMaker {
     return plan;
   }
 
-  /// What tensor shards compute in slices.
+  /// Notes what tensor shards compute in slices.
   void add_regions_note(Plan& plan, const Candidate& best) const {
     if (best.staging.tensor.empty()) return;
     const auto all = region_shards_of(work_, best.staging, best.terms.optimizations.sequence);
@@ -130,7 +130,7 @@ class PlanMaker {
     plan.notes.push_back(std::move(note));
   }
 
-  /// What each degree takes, if all stages have it.
+  /// Notes the step of each tensor degree, if all stages have it.
   void add_degrees_note(Plan& plan, const Candidates& candidates) const {
     if (constraints_.tensor_degrees.size() == 1) return;
     std::string steps;
@@ -149,7 +149,7 @@ class PlanMaker {
     plan.notes.push_back("steps by tensor shards a replica, the same for all stages: " + steps);
   }
 
-  /// Where they are not what everyone expects, with what the stage that has most of them is spared.
+  /// Notes a bucket size that is not the default, with the number of sums that it saves in the stage that has most.
   void add_buckets_note(Plan& plan, const Candidate& best) const {
     if (plan.buckets == BucketPolicy{}) return;
     const Workload work =
@@ -219,7 +219,7 @@ class PlanMaker {
     return members;
   }
 
-  /// The next shapes, and always the one that everybody knows: one stage on all ranks.
+  /// Adds the next best shapes, and always the plan that everybody knows: one stage on all ranks.
   void add_runners_up(Plan& plan, const Candidates& candidates) const {
     const Candidate& best = candidates.best();
     std::vector<Candidate> others = candidates.ranked();
@@ -264,8 +264,8 @@ class PlanMaker {
     return formatted("%.2f", ratio) + " x slower: " + why;
   }
 
-  /// Memory if a faster shape does not fit; else the largest part of the average rank's step: computing, but for what
-  /// ranks exchange meanwhile; what free links would save; or the rest, which is waiting for other stages.
+  /// Memory if a faster shape does not fit. Otherwise the largest part of the average rank's step. The parts are
+  /// computing without exchanges, what free links would save, and the rest, which is waiting for other stages.
   [[nodiscard]] Binding binding(const Candidates& candidates, const Uncoarsening& uncoarsening) const {
     const Candidate& best = candidates.best();
     for (const Candidate& other : candidates.ranked()) {

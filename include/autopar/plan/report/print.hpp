@@ -29,19 +29,19 @@ namespace autopar {
 
 namespace detail {
 
-/// A count where it is known (captured models), else what they take.
+/// The number of parameters if it is known (captured models), otherwise their bytes.
 [[nodiscard]] inline std::string parameters_of(const StagePlan& stage) {
   return stage.parameter_elements > 0 ? readable_count(stage.parameter_elements) : readable(stage.parameter_bytes);
 }
 
-/// Of the operators that it is recomputed: how many of all.
+/// The share of the stage's atoms that are recomputed.
 [[nodiscard]] inline std::string describe_recomputed(const StagePlan& stage) {
   std::size_t atoms = 0;
   for (const auto& segment : stage.recomputed) atoms += segment.size();
   return percent(stage.atoms.empty() ? 0 : static_cast<double>(atoms) / static_cast<double>(stage.atoms.size()));
 }
 
-/// "4", or "2 x 2" where each replica is cut into tensor shards.
+/// "4", or "2 x 2" if each replica has tensor shards.
 [[nodiscard]] inline std::string replicas_and_shards(const Mesh& mesh) {
   const auto replicas = std::to_string(mesh.replicas());
   return mesh.tensor() == 1 ? replicas : replicas + " x " + std::to_string(mesh.tensor());
@@ -67,7 +67,7 @@ namespace detail {
           percent(share)};
 }
 
-/// One line on the bound, empty without one.
+/// One line on the bound; empty if there is none.
 [[nodiscard]] inline std::string proof_of(const Plan& plan) {
   const Certificate& certificate = plan.certificate;
   if (certificate.lower_bound <= Seconds{}) return "";
@@ -81,8 +81,8 @@ namespace detail {
 
 }  // namespace detail
 
-/// A plan as a table for people: what runs where, what it costs, what binds, what was almost as good. A
-/// terminal shows it and obeys nothing in it.
+/// A plan as a table for people: what runs where, what it costs, what limits it, and what was almost as good. Control
+/// characters are escaped, so a terminal only shows it.
 [[nodiscard]] inline std::string to_text(const Plan& plan) {
   if (plan.stages.empty()) return "empty plan\n";
   std::string text = "plan: " + describe(plan) + describe(memory_optimizations_of(plan)) +

@@ -23,7 +23,7 @@ namespace autopar {
   });
 }
 
-/// The stages of a plan where they lie, with nothing between them.
+/// The stages of a plan as a pipeline without channels and groups.
 [[nodiscard]] inline Pipeline stages_of(const Plan& plan) {
   Pipeline pipeline;
   pipeline.ranks = plan.world;
@@ -33,7 +33,7 @@ namespace autopar {
 
 namespace detail {
 
-/// @throws InvalidArgument unless what each stage recomputes are atoms of its own, each in one segment
+/// @throws InvalidArgument unless each stage recomputes only its own atoms, each in one segment
 inline void check_segments(const Plan& plan) {
   for (std::size_t s = 0; s < plan.stages.size(); ++s) {
     std::set<NodeId> left(plan.stages[s].atoms.begin(), plan.stages[s].atoms.end());
@@ -49,8 +49,8 @@ inline void check_segments(const Plan& plan) {
 
 }  // namespace detail
 
-/// Refuses a plan, from a file or a caller, that asks for more than a runtime can do, or whose stages do not lie where
-/// its schedule wants them.
+/// Refuses a plan, from a file or a caller, that needs more than a runtime can do, or whose stages do not have its
+/// schedule's layout.
 /// @throws InvalidArgument that names what it asks for, or what is wrong
 inline void require_runnable(const Plan& plan, const Capabilities& runtime) {
   const auto refuse = [](const std::string& what) {
