@@ -12,8 +12,8 @@
 
 namespace autopar::detail {
 
-/// `boundary_of` any stage of a small graph, from who makes and reads each value: O(different makers and readers), with
-/// nothing kept for each stage.
+/// `boundary_of` for any stage of a small graph, from the makers and readers of each value.
+/// @cost O(different makers and readers) a call; nothing is stored for a stage
 class BoundaryMasks {
  public:
   /// @pre at most 64 nodes
@@ -44,14 +44,14 @@ class BoundaryMasks {
     return sum;
   }
 
-  /// No stage has more of anything.
+  /// An upper bound: no stage has more of anything.
   [[nodiscard]] const Boundary& most() const { return most_; }
 
  private:
   /// Values that the same node makes and the same nodes read.
   struct Side {
-    NodeMask maker, readers;  ///< no maker: a caller's
-    bool leaves;              ///< to the caller, too
+    NodeMask maker, readers;  ///< no maker: a caller's value
+    bool leaves;              ///< also to the caller
     Boundary bytes;           ///< what makers and readers have of it
 
     [[nodiscard]] bool is_made(NodeMask stage) const {
@@ -89,7 +89,7 @@ class BoundaryMasks {
     return boundary;
   }
 
-  /// Of one value's sides the first that crosses a border counts.
+  /// Of a value's sides, the first that crosses a border counts.
   void add(std::int32_t value, const Side& side) {
     auto& sides = by_value_[value];
     if (!sides.empty() && sides.back().is_like(side))
@@ -113,7 +113,7 @@ class BoundaryMasks {
       sums_.push_back({std::get<0>(who), std::get<1>(who), std::get<2>(who), bytes});
   }
 
-  std::map<std::int32_t, std::vector<Side>> by_value_;  // while it is made
+  std::map<std::int32_t, std::vector<Side>> by_value_;  // during construction only
   std::vector<Side> sums_;
   std::vector<std::vector<Side>> mixed_;  // of values whose edges do not agree, or that callers have as well
   Boundary most_;

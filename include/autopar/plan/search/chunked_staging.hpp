@@ -16,19 +16,20 @@
 
 namespace autopar {
 
-/// The schedules that give a rank several stages, part backwards or synthesise orders, on equal stages: for each number
-/// of positions and of stages a position (in loops, or there and back) the cut with the smallest bottleneck, simulated.
-/// Where that is too much, the shapes that would be fastest with equal stages are compared with one rank a position,
-/// and only the best of them simulated. Synthesised orders are tried where the others were fastest. Not exact. The
-/// plain schedules are for other policies.
+/// Searches the schedules that give a rank several stages, split backwards or synthesise orders, on equal stages. For
+/// each number of positions, and of stages a position (looped or V-shaped), it simulates the cut with the smallest
+/// bottleneck. If that is too much, it compares the shapes that would be fastest with equal stages, one rank a
+/// position, and simulates the best. Synthesised orders are tried where the other schedules were fastest. Not exact.
+/// Other policies search the plain schedules.
 struct ChunkedStaging {
   using policy_category = staging_policy_tag;
-  int max_chunks = 4;                        ///< stages a position
+  int max_chunks = 4;                        ///< most stages a position
   int synthesised = 6;                       ///< stagings for which orders are synthesised
-  std::int64_t simulated = 300'000;          ///< actions of all shapes up to which all are simulated
-  std::int64_t compared = 300'000;           ///< actions of shapes that are compared otherwise, one rank a position
-  std::int64_t simulated_of_best = 150'000;  ///< actions of the best of those, which are simulated
-  bool only_fits = false;  ///< what does not fit is of no interest: only whether anything does, as otherwise
+  std::int64_t simulated = 300'000;          ///< all shapes are simulated if they have no more actions together
+  std::int64_t compared = 300'000;           ///< otherwise: actions of the shapes that are compared, one rank a
+                                             ///< position
+  std::int64_t simulated_of_best = 150'000;  ///< and actions of the best of these, which are simulated
+  bool only_fits = false;  ///< only whether anything fits matters: nothing is simulated if nothing can fit
 
   [[nodiscard]] static bool is_plain(ScheduleKind kind) { return has_closed_form(kind); }
 
@@ -38,7 +39,7 @@ struct ChunkedStaging {
     return result;
   }
 
-  /// Offers what it finds to a search that is done with the plain schedules.
+  /// Adds what it finds to the result of a search of the plain schedules.
   void add_to(SearchResult& result, const StepObjective& objective) const {
     const Shapes shapes(objective);
     std::vector<Shape> all = shapes.all(max_chunks);
@@ -53,11 +54,11 @@ struct ChunkedStaging {
   }
 
  private:
-  /// Equal stages, as many at each position.
+  /// Equal stages, the same number at each position.
   struct Shape {
     int positions, chunks, microbatches;
     ScheduleKind kind;
-    double promise = 0;  ///< about the seconds of a step if nothing stood in the way
+    double promise = 0;  ///< about the seconds of an undisturbed step
     [[nodiscard]] std::int64_t actions(int ranks) const { return std::int64_t{6} * chunks * microbatches * ranks; }
   };
 
@@ -73,7 +74,7 @@ struct ChunkedStaging {
 
   class Shapes;
 
-  /// False if nothing that would be simulated fits, which is known without simulating it.
+  /// False if it is known without simulation that nothing fits that would be simulated.
   [[nodiscard]] static bool any_may_fit(const Shapes& shapes, const std::vector<Shape>& all,
                                         const StepObjective& objective) {
     return std::ranges::any_of(all, [&](const Shape& shape) {
@@ -114,7 +115,7 @@ struct ChunkedStaging {
     }
   }
 
-  /// Less promising shapes than this part more than the best are not looked at.
+  /// Shapes that promise a step longer than this multiple of the best one are skipped.
   static constexpr double kHopeless = 1.05;
 
   void simulate_best(const Shapes& shapes, std::vector<Shape> all, const StepObjective& objective,
@@ -137,7 +138,7 @@ struct ChunkedStaging {
     if (synthesises(objective)) synthesise_best(std::move(tried), objective, result);
   }
 
-  /// One at least, so that there is something to say if nothing fits.
+  /// Simulates at least one, so that there is something to report if nothing fits.
   void offer_best(const std::vector<Candidate>& tried, const StepObjective& objective, SearchResult& result) const {
     std::int64_t left = simulated_of_best;
     for (const Candidate& candidate : tried) {
@@ -151,7 +152,7 @@ struct ChunkedStaging {
     }
   }
 
-  /// On the ranks and with the memory optimizations of the schedule that they start from.
+  /// Synthesises orders on the ranks and with the memory optimizations of the schedule that they start from.
   void synthesise_best(std::vector<Candidate> tried, const StepObjective& objective, SearchResult& result) const {
     std::int64_t left = simulated_of_best;
     int count = 0;
@@ -178,13 +179,14 @@ struct ChunkedStaging {
    public:
     explicit Shapes(const StepObjective& objective) : objective_(objective), cuts_(objective) {}
 
-    /// Of all schedules that are allowed, or, if orders are to be synthesised, that these could start from.
+    /// The shapes of all allowed schedules; if orders are to be synthesised, of all schedules that they could start
+    /// from.
     [[nodiscard]] std::vector<Shape> all(int max_chunks) const {
       const Constraints& constraints = objective_.constraints();
       const int nodes = static_cast<int>(objective_.work().graph.node_count());
       const auto kinds = kinds_by_layout();
       std::vector<Shape> out;
-      // On one position there is nothing to fill a wait with: a plain schedule is as fast.
+      // With one position there is no wait to fill: a plain schedule is as fast.
       const bool plain_too = std::ranges::any_of(constraints.schedules, is_plain);
       for (int positions = plain_too ? 2 : 1; positions <= std::min(constraints.world, nodes); ++positions) {
         if (constraints.stages > 0 && positions != constraints.stages) continue;
@@ -205,7 +207,7 @@ struct ChunkedStaging {
       return out;
     }
 
-    /// Nothing if the nodes allow no such cut.
+    /// The staging of a shape; empty if the nodes allow no such cut.
     [[nodiscard]] std::optional<Staging> make(const Shape& shape) const {
       const auto [positions, chunks, microbatches, kind, promised] = shape;
       const auto replicas_of = of_positions(positions);
@@ -222,7 +224,7 @@ struct ChunkedStaging {
     }
 
    private:
-    /// The schedules that are not plain and follow from the pipeline, fewest stages a position first.
+    /// The schedules that are not plain and derive their orders from the pipeline, fewest stages a position first.
     [[nodiscard]] static std::vector<ScheduleKind> kinds_by_layout() {
       std::vector<ScheduleKind> kinds;
       for (const ScheduleTraits& row : kScheduleTraits) {
@@ -237,7 +239,7 @@ struct ChunkedStaging {
                                               : detail::even_replicas(constraints.world, positions);
     }
 
-    /// All micro-batches through one of equal positions, and the bubble of the schedule's closed form.
+    /// All micro-batches through one of equal positions, plus the bubble of the schedule's closed form.
     [[nodiscard]] double promise(const Shape& shape, int replicas) const {
       const SliceSizes& slices = objective_.slices().at(shape.microbatches, replicas, shape.positions * shape.chunks);
       const auto [entry, added] = times_.try_emplace(slices.largest);
@@ -255,7 +257,7 @@ struct ChunkedStaging {
       return slices.busy_times() * each + (shape.positions - 1) * bubble + after(shape.positions, replicas);
     }
 
-    /// The slowest sum of any position, where that is fastest, and the update.
+    /// The slowest gradient sum of any position, in the fastest placement, and the update.
     [[nodiscard]] double after(int positions, int replicas) const {
       const auto [entry, added] = after_.try_emplace(positions, std::numeric_limits<double>::infinity());
       if (!added) return entry->second;

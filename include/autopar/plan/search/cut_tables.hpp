@@ -18,12 +18,12 @@
 
 namespace autopar::detail {
 
-/// What pipelines of a workload are made of, last stage first: the *tails* (sets that hold all successors of their
-/// members, which are the downsets of the reversed graph) and sums of costs over them, so that the cost of a stage is
-/// the difference of two tails.
+/// What pipelines of a workload consist of, last stage first. *Tails* are sets that contain all successors of their
+/// members, so downsets of the reversed graph. Costs are summed over tails, so the cost of a stage is the difference of
+/// two tails.
 class CutTables {
  public:
-  /// Sums over a tail for one number of micro-batches and one of replicas.
+  /// Sums over a tail for one number of micro-batches and one number of replicas.
   struct Sums {
     double forward = 0;  ///< of the smallest slice
     double backward = 0;
@@ -31,18 +31,18 @@ class CutTables {
     double largest_backward = 0;  ///< of the largest slice
     std::int64_t saved = 0;       ///< bytes of the largest slice
   };
-  /// What stages of so many replicas are made of.
+  /// Tables for stages with so many replicas.
   struct Sized {
     const SliceSizes* slices = nullptr;
     std::vector<Sums> sums;      ///< by tail
-    double least_recompute = 0;  ///< seconds a byte by which a backward grows at least, of what is not kept
-    bool is_ample = false;       ///< whatever the stage, its memory does not matter
+    double least_recompute = 0;  ///< least seconds by which a backward grows for each byte that is not kept
+    bool is_ample = false;       ///< no stage is large enough for memory to matter
   };
 
-  /// @param degrees  objectives of the tensor degrees that stages may have, where each may have its own: what is said
-  /// of
-  ///                 nodes that are in no stage yet is the least of them
-  /// @pre at most 64 nodes @return nullopt if there are more than `max_tails` tails
+  /// @param degrees  objectives of the tensor degrees, if each stage may have its own. What holds for nodes without a
+  /// stage is then the least over all degrees
+  /// @pre at most 64 nodes
+  /// @return nullopt if there are more than `max_tails` tails
   [[nodiscard]] static std::optional<CutTables> make(const StepObjective& objective, std::size_t max_tails,
                                                      std::vector<const StepObjective*> degrees = {}) {
     const auto& graph = objective.work().graph;
@@ -60,12 +60,12 @@ class CutTables {
   [[nodiscard]] NodeMask all() const { return all_; }
   [[nodiscard]] NodeMask successors(NodeId node) const { return successors_[node.index()]; }
   [[nodiscard]] NodeMask predecessors(NodeId node) const { return predecessors_[node.index()]; }
-  /// Along edges whose value has a gradient.
+  /// Successors along edges whose value has a gradient.
   [[nodiscard]] NodeMask gradient_successors(NodeId node) const { return gradient_successors_[node.index()]; }
   [[nodiscard]] NodeMask gradient_predecessors(NodeId node) const { return gradient_predecessors_[node.index()]; }
   [[nodiscard]] NodeMask whole_batch() const { return whole_batch_; }
 
-  /// Bytes that each of so many replicas of the stage between two tails holds at least, whatever the batch.
+  /// Least bytes that each of so many replicas of the stage between two tails holds, whatever the batch.
   [[nodiscard]] std::int64_t held(DownsetId from, DownsetId to, NodeMask stage, int replicas) const {
     LeastHeld sum = held_[to.index()] - held_[from.index()];
     for (const auto& tied : tied_) {
@@ -73,7 +73,7 @@ class CutTables {
     }
     return sum.at(replicas);
   }
-  /// Of what the stage between two tails saves and the gradients in `held`, what is never there together, at most.
+  /// Upper bound on the bytes of saved activations, and of gradients in `held`, that never exist together.
   [[nodiscard]] std::int64_t not_at_once(DownsetId from, DownsetId to, NodeMask stage, std::int64_t saved,
                                          int microbatches, int replicas) const {
     if (!gradients_follow_activations(microbatches, replicas)) return 0;
@@ -84,9 +84,9 @@ class CutTables {
     const std::int64_t memory = objective_->constraints().memory.value();
     return everything_ <= memory || held(from, to, stage, replicas) <= memory;
   }
-  /// Least seconds by which a micro-batch's backward grows, so that the stage between two tails fits: workspace, values
-  /// that several stages read and what is kept between segments left out. Infinite if it cannot fit.
-  /// @param only  it is the only stage
+  /// Least seconds by which a micro-batch's backward grows so that the stage between two tails fits. Leaves out
+  /// workspace, values that several stages read, and what is kept between segments. Infinite if the stage cannot fit.
+  /// @param only  whether it is the only stage
   [[nodiscard]] double recomputing_to_fit(DownsetId from, DownsetId to, NodeMask nodes, int in_flight, int microbatches,
                                           int replicas, bool only) {
     const Sized& size = sized(microbatches, replicas, only);
@@ -100,10 +100,10 @@ class CutTables {
       return std::numeric_limits<double>::infinity();
     return static_cast<double>(over) / in_flight * size.least_recompute;
   }
-  /// What flows over the borders of a stage.
+  /// What crosses the borders of a stage.
   [[nodiscard]] Boundary boundary(NodeMask stage) const { return boundaries_(stage); }
-  /// Trainable bytes read by the stage between two tails; `own` leaves out parameters with several readers, which may
-  /// be summed elsewhere.
+  /// Trainable bytes read by the stage between two tails. `own` leaves out parameters with several readers, whose
+  /// gradients may be summed elsewhere.
   [[nodiscard]] std::int64_t trainable(DownsetId from, DownsetId to, NodeMask stage, bool own) const {
     std::int64_t sum = trainable_[to.index()] - trainable_[from.index()];
     if (own) return sum;
@@ -111,7 +111,7 @@ class CutTables {
     return sum;
   }
 
-  /// @param only  of the only stage, which on all ranks keeps each rank's own samples
+  /// @param only  whether it is the only stage, which on all ranks keeps each rank's own samples
   [[nodiscard]] const Sized& sized(int microbatches, int replicas, bool only) {
     auto& of_all = sized_[microbatches];
     if (of_all.empty()) of_all.resize(static_cast<std::size_t>(objective_->constraints().world) + 1);
@@ -126,7 +126,7 @@ class CutTables {
   /// Least seconds of any message between stages; 0 if there may be none.
   [[nodiscard]] double least_message() const { return least_message_; }
 
-  /// Device-seconds that the nodes of a tail take at least, whatever the replicas of their stages.
+  /// Least device-seconds of the nodes of a tail, whatever the replicas of their stages.
   [[nodiscard]] const std::vector<double>& least_work(int microbatches) {
     auto& table = least_work_[microbatches];
     if (!table.empty()) return table;
@@ -145,11 +145,11 @@ class CutTables {
     return table;
   }
 
-  /// Longest paths at the smallest slice of any stage, by node, the node itself included.
+  /// Longest paths at the smallest slice of any stage, by node, including the node.
   struct Paths {
     std::vector<double> forward, backward;  ///< of forwards (backwards) that end at the node
-    std::vector<double> forward_below;      ///< of forwards that begin at it
-    std::vector<double> round_below;        ///< of forwards and back again that begin at it
+    std::vector<double> forward_below;      ///< of forwards that begin at the node
+    std::vector<double> round_below;        ///< of forwards that begin at the node, and of backwards back to it
   };
   [[nodiscard]] const Paths& paths(int microbatches) {
     auto [entry, added] = paths_.try_emplace(microbatches);
@@ -188,7 +188,7 @@ class CutTables {
     add_messages();
   }
 
-  /// Of each tail one that has a node less.
+  /// For each tail a tail with one node less.
   void find_parents() {
     parents_.resize(lattice_.size());
     for (std::size_t i = 0; i < lattice_.size(); ++i) {
@@ -196,7 +196,7 @@ class CutTables {
     }
   }
 
-  /// A value that stages pass on is a message at least as long as the smallest of all values for one sample.
+  /// A message between stages takes at least as long as the smallest of all values for one sample.
   void add_messages() {
     const auto& graph = objective_->work().graph;
     std::int64_t least = std::numeric_limits<std::int64_t>::max();
@@ -238,8 +238,8 @@ class CutTables {
     return sums;
   }
 
-  /// Seconds of the smallest slice's forward for each byte that the largest slice would keep, of the node with fewest.
-  /// What a stage may compute in slices or whole counts as either.
+  /// Least seconds of the smallest slice's forward for each byte that the largest slice keeps, over all nodes. Nodes
+  /// that a stage may compute in slices or whole count both ways.
   [[nodiscard]] double least_recompute(const SliceSizes& slices) const {
     double least = std::numeric_limits<double>::infinity();
     for (const Workload* work : {&objective_->work(), &objective_->whole()}) {
@@ -342,7 +342,7 @@ class CutTables {
   };
   std::vector<Parent> parents_;  // by tail
   double least_message_ = 0;
-  std::int64_t everything_ = 0;                               // that a rank holds of all nodes at least
+  std::int64_t everything_ = 0;                               // bytes that a rank holds of all nodes, at least
   std::vector<LeastHeld> held_;                               // by tail, without tied parameters
   std::vector<std::int64_t> trainable_;                       // likewise
   std::map<int, std::vector<std::unique_ptr<Sized>>> sized_;  // by micro-batches and replicas; 0: all, of one stage

@@ -10,9 +10,9 @@
 
 namespace autopar {
 
-/// A quick guess at StepObjective for comparing stagings of large problems: all replicas of a stage are one, links are
-/// never contended, the memory of boundaries is left out, what must be recomputed to fit takes about its part of the
-/// forward. Guides local search, never decides.
+/// A quick estimate of StepObjective to compare stagings of large problems. All replicas of a stage count as one, links
+/// have no contention, and the memory of boundaries is left out. What must be recomputed to fit takes a proportional
+/// part of the forward. Guides local search, never decides.
 /// @cost O(nodes + edges + stages^2 + stages * microbatches) a call
 class QuickEstimate {
  public:
@@ -40,8 +40,8 @@ class QuickEstimate {
     }
   }
 
-  /// Seconds of a step; infinite if a stage does not fit, or if its compute actions and updates alone take `limit` or
-  /// longer.
+  /// Seconds of a step. Infinite if a stage does not fit, or if the compute actions and update of one stage alone take
+  /// `limit` or longer.
   [[nodiscard]] double operator()(const Staging& staging, double limit = std::numeric_limits<double>::infinity()) {
     const auto stages = static_cast<std::size_t>(staging.stages());
     stages_.assign(stages, {});
@@ -79,7 +79,7 @@ class QuickEstimate {
     }
   }
 
-  /// Parameters that several nodes read.
+  /// Adds parameters that several nodes read.
   void add_tied(const Staging& staging) {
     for (const Tied& tied : tied_) {
       for (std::size_t i = 0; i < tied.readers.size(); ++i) {
@@ -93,7 +93,7 @@ class QuickEstimate {
     }
   }
 
-  /// @return whether all stages fit, with longer backwards if need be
+  /// Lengthens the backwards of stages that must recompute to fit. @return whether all stages then fit
   [[nodiscard]] bool make_fit(const Staging& staging) {
     const Constraints& constraints = objective_.constraints();
     for (std::size_t s = 0; s < stages_.size(); ++s) {
@@ -112,7 +112,7 @@ class QuickEstimate {
     return true;
   }
 
-  /// Compute actions and update of one stage.
+  /// Seconds of the busiest stage: its compute actions and its update.
   [[nodiscard]] double busiest(int microbatches) const {
     double most = 0;
     for (const Stage& stage : stages_) {
@@ -138,7 +138,7 @@ class QuickEstimate {
     meshes_ = place(placed_, rank_placements(placed_, objective_.cluster(), tensor).back(), tensor);
   }
 
-  /// Plays the stages' orders against each other, then adds sums and update.
+  /// Simulates the stages' orders together, then adds gradient sums and update.
   [[nodiscard]] double makespan(const Staging& staging) {
     const std::size_t n = stages_.size();
     delay_.assign(n * n, -1);
@@ -168,8 +168,8 @@ class QuickEstimate {
     return step;
   }
 
-  /// A forward needs those of earlier stages, a backward those of later ones; visiting compute actions by 1F1B's or
-  /// GPipe's order, wave by wave, meets no compute action before what it needs.
+  /// A forward needs the forwards of earlier stages, a backward the backwards of later ones. Visiting compute actions
+  /// wave by wave, in the order of 1F1B or GPipe, meets none before what it needs.
   void play(const Staging& staging, int microbatches) {
     const int n = staging.stages();
     const bool forwards_first = puts_forwards_first(staging.schedule) || !work_.loss_mode;

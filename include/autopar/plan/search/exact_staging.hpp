@@ -26,8 +26,8 @@ namespace detail {
 /// micro-batches and one schedule.
 class BranchAndBound {
  public:
-  /// @param rest  for the same micro-batches and schedule; nullptr if it would cost too much
-  /// @param degrees  that each stage may have; empty: those of the constraints have one each
+  /// @param rest  for the same micro-batches and schedule; nullptr if it would take too long
+  /// @param degrees  that each stage may have; empty: the one degree of the constraints
   BranchAndBound(const StepObjective& objective, CutTables& tables, const RestBottleneck* rest, int microbatches,
                  ScheduleKind schedule, SearchResult& result, std::int64_t budget,
                  std::vector<StageDegree> degrees = {})
@@ -46,7 +46,7 @@ class BranchAndBound {
     return std::max(bound_({}, constraints_.world), rest_bound(tables_.tails().empty_set(), constraints_.world));
   }
 
-  /// @return whether everything was searched within the budget
+  /// @return whether the search was completed within the budget
   bool run() {
     extend(tables_.tails().empty_set(), 0);
     return !exhausted();
@@ -54,12 +54,12 @@ class BranchAndBound {
 
  private:
   [[nodiscard]] bool exhausted() const { return result_.states > last_state_; }
-  /// Sums of doubles in different orders differ in the last digits; a bound must not cut off on those.
+  /// Sums in another order differ in the last digits; a bound must not prune because of that.
   [[nodiscard]] bool hopeless(double bound) const {
     return bound * (1 - 1e-9) >= std::min(result_.candidates.best_step(), constraints_.to_beat).value();
   }
 
-  /// What is ruled out at once takes a small part of a state.
+  /// Counts a choice that is ruled out at once, which takes a small part of a state.
   void look() {
     if (++looks_ % kLooksAState == 0) ++result_.states;
   }
@@ -76,7 +76,7 @@ class BranchAndBound {
         [&](NodeId node) { nodes &= ~bit(node); });
   }
 
-  /// Tries all degrees and replicas for the stage between two tails. @return whether larger stages are worth a look
+  /// Tries all degrees and replicas for the stage between two tails. @return whether larger stages are worth trying
   bool try_stage(DownsetId from, DownsetId to, NodeMask nodes, int used) {
     const bool first = to == tables_.tails().all_nodes();
     const int later = static_cast<int>(chosen_.size());
@@ -170,25 +170,25 @@ class BranchAndBound {
 
 }  // namespace detail
 
-/// The fastest staging: stages x replicas x micro-batches x schedules over convex cuts, by branch and bound on the
-/// simulated step. Starts from even stagings and local search; what it returns is proven to be the fastest unless the
-/// budget ends first, then `lower_bound` says how much is left.
-/// @cost bounded by `max_states`, some tenths of a microsecond each
+/// The fastest staging: stages, replicas, micro-batches and schedules over convex cuts, by branch and bound on the
+/// simulated step. It starts from even stagings and local search. The result is proven to be the fastest unless the
+/// budget ends first; then `lower_bound` says how much faster a staging could be.
+/// @cost at most `max_states` states of some tenths of a microsecond each
 struct ExactStaging {
   using policy_category = staging_policy_tag;
   std::int64_t max_states = detail::kSearchStates;
-  std::size_t max_tails = detail::kSearchTails;  ///< more cuts than this are not searched, only started from
+  std::size_t max_tails = detail::kSearchTails;  ///< with more cuts nothing is searched, only the starts are tried
   int seeds = 24;                                ///< stagings that local search starts from
-  int estimates = 400;                           ///< of each local search
+  int estimates = 400;                           ///< most estimates of each local search
 
-  /// Workloads of more than 64 nodes are only started on, not searched; put a coarsening policy in front.
-  /// The schedules that are not plain are searched by ChunkedStaging, behind; then nothing is proven.
+  /// Workloads of more than 64 nodes are not searched, only starts are tried: use a coarsening policy. Schedules that
+  /// are not plain are searched by ChunkedStaging afterwards; then nothing is proven.
   [[nodiscard]] SearchResult search(const StepObjective& objective) const {
     return detail::search_all_schedules(objective, [&](const StepObjective& plain) { return search_plain(plain); });
   }
 
-  /// The same where each stage may have a tensor degree of its own, after each of them was searched for all stages.
-  /// @param result  of that; is proven if this comes to its end as well
+  /// Likewise, with a separate tensor degree for each stage, after each degree was searched for all stages.
+  /// @param result  of those searches; is proven if this search is completed, too
   void search_mixed(const StepObjective& objective, SearchResult& result) const {
     Constraints plain = objective.constraints();
     std::erase_if(plain.schedules, [](ScheduleKind kind) { return !ChunkedStaging::is_plain(kind); });
@@ -197,7 +197,8 @@ struct ExactStaging {
     result.lower_bound = result.proven ? result.candidates.best_step() : Seconds{};
   }
 
-  /// Something that fits if `search` finds something, where it is proven that no staging with one stage a rank does.
+  /// Something that fits, if `search` finds something. For requests where it is proven that no staging with one stage a
+  /// rank fits.
   [[nodiscard]] SearchResult search_beyond_plain(const StepObjective& objective) const {
     const auto nothing = [](const StepObjective& plain) {
       return SearchResult{Candidates(plain.constraints().memory)};
@@ -220,7 +221,7 @@ struct ExactStaging {
     std::optional<detail::CutTables> tables;
   };
 
-  /// @return whether it came to its end
+  /// @return whether the search was completed
   [[nodiscard]] bool search_mixed_plain(const StepObjective& objective, SearchResult& result) const {
     const Constraints& constraints = objective.constraints();
     if (constraints.schedules.empty() || objective.work().graph.node_count() > detail::kMaskNodes) return false;
@@ -283,16 +284,16 @@ struct ExactStaging {
   struct Configuration {
     int microbatches;
     ScheduleKind schedule;
-    std::shared_ptr<detail::RestBottleneck> rest{};  // no optional: g++ 12 warns of it in sorting, without cause
+    std::shared_ptr<detail::RestBottleneck> rest{};  // no optional: g++ 12 warns about it in sorting, without cause
     double bound = 0;
   };
 
-  /// Whether all plain schedules are the same orders: there is nothing to interleave.
+  /// Whether all plain schedules have the same orders, since there is nothing to interleave.
   [[nodiscard]] static bool runs_alike(const StepObjective& objective, int microbatches) {
     return microbatches == 1 || !objective.work().loss_mode;
   }
 
-  /// The one with the smallest bound first.
+  /// All configurations, the one with the smallest bound first.
   [[nodiscard]] std::vector<Configuration> all_configurations(const StepObjective& objective, detail::CutTables& tables,
                                                               SearchResult& result) const {
     std::vector<Configuration> all;
@@ -316,8 +317,8 @@ struct ExactStaging {
     return all;
   }
 
-  /// Even stagings for every number of stages and those with the fastest slowest stage; the most promising are improved
-  /// and simulated.
+  /// Tries even stagings for every number of stages, and stagings with the fastest slowest stage. The most promising
+  /// are improved and simulated.
   void seed(const StepObjective& objective, const std::vector<Configuration>& configurations,
             SearchResult& result) const {
     const Constraints& constraints = objective.constraints();
@@ -355,7 +356,7 @@ struct ExactStaging {
     std::vector<Staging> stagings;
     std::int64_t left = kEstimateWork;
     for (std::size_t i = 0; i < found.size(); ++i) {
-      const bool plain = found[i].staging.stages() == 1;  // the plan that everybody knows: to compare with
+      const bool plain = found[i].staging.stages() == 1;  // the plan that everybody knows, for comparison
       if (static_cast<int>(i) >= seeds && !plain) continue;
       add_new(stagings, found[i].staging);
       const std::int64_t each = work_of_estimate(objective, found[i].staging);
@@ -379,8 +380,9 @@ struct ExactStaging {
            2 * stages * staging.microbatches + std::int64_t{4} * staging.ranks();
   }
 
-  /// Simulates all of them; of those with many actions the best with one rank for each stage's replicas, until some
-  /// take as long as that said. Of the others it is known closely enough, as they are slower.
+  /// Simulates all of them, except those with many actions. These are compared with one rank for each stage's replicas.
+  /// The best are simulated until some take as long as the comparison said. The others are slower, and are known
+  /// closely enough.
   static void offer_all(const StepObjective& objective, const std::vector<Staging>& stagings, SearchResult& result) {
     std::vector<Candidate> many;
     std::int64_t left = kCompared;
@@ -420,7 +422,7 @@ struct ExactStaging {
     return searches == 1 ? max_states : max_states / detail::kPartOfDegrees / searches;
   }
 
-  /// The more ranks, the less of all there is can be searched, and the longer a state takes.
+  /// With more ranks less of everything can be searched, and a state takes longer.
   [[nodiscard]] std::int64_t most_states(const StepObjective& objective) const {
     constexpr int kFull = 8;
     return states_of_search(objective) / std::max(1, objective.constraints().ranks() / kFull);

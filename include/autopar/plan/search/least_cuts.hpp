@@ -17,12 +17,12 @@ struct LeastMemory {
   [[nodiscard]] bool host_holds(const Constraints& constraints) const {
     return !constraints.host_memory || host <= *constraints.host_memory;
   }
-  /// Under the limits of these constraints.
+  /// Whether it is within the limits of these constraints.
   [[nodiscard]] bool fits(const Constraints& constraints) const {
     return peak <= constraints.memory && host_holds(constraints);
   }
 
-  /// @param memory  of each stage, each on ranks of its own
+  /// @param memory  of each stage, each on its own ranks
   [[nodiscard]] static LeastMemory of(Staging staging, const std::vector<StageMemory>& memory) {
     LeastMemory out{std::move(staging), {}, StageId(0)};
     for (std::size_t s = 0; s < memory.size(); ++s) {
@@ -36,15 +36,15 @@ struct LeastMemory {
 
   Staging staging;
   Bytes peak{};
-  StageId stage;           ///< the one that needs most
-  Bytes host{};            ///< that a rank needs of its host's memory
-  std::int64_t steps = 0;  ///< that a proof took
+  StageId stage;           ///< the stage that needs most
+  Bytes host{};            ///< bytes that a rank needs of its host's memory
+  std::int64_t steps = 0;  ///< number of steps that the proof took
   bool proven = false;     ///< no staging with one stage a rank needs less, under any schedule that is allowed
 };
 
 namespace detail {
 
-/// Cuts a topological order into stages so that the largest stage memory is about smallest.
+/// Cuts a topological order into stages such that the largest stage memory is about smallest.
 class LeastMemoryCuts {
  public:
   explicit LeastMemoryCuts(const StepObjective& objective) : objective_(objective), cuts_(objective) {}
@@ -71,7 +71,7 @@ class LeastMemoryCuts {
   }
 
  private:
-  /// One micro-batch for each stage behind is never more than all.
+  /// The schedule that holds the fewest micro-batches: one for each stage from this to the last is never more than all.
   [[nodiscard]] ScheduleKind least_in_flight() const {
     const auto& allowed = objective_.constraints().schedules;
     const auto least = std::ranges::find(allowed, InFlightLaw::kStagesBehind,
@@ -81,8 +81,8 @@ class LeastMemoryCuts {
     return lawful != allowed.end() ? *lawful : allowed.front();
   }
 
-  /// Replicas share activations, so every rank is used: on a few ranks in every way, on many in the likely ones.
-  /// Operators that mix samples want single replicas.
+  /// Replicas divide activations, so every rank is used: on a few ranks in every way, on many in the likely ways.
+  /// Operators that mix samples need single replicas.
   [[nodiscard]] std::vector<std::vector<int>> replica_choices(int stages) const {
     const Constraints& constraints = objective_.constraints();
     if (constraints.replicas_are_fixed()) return {constraints.fixed_replicas(stages)};
@@ -114,7 +114,7 @@ class LeastMemoryCuts {
     }
   }
 
-  /// More micro-batches make slices smaller; of few, fixed bytes are held less often.
+  /// More micro-batches make slices smaller; with few, fixed bytes are held less often.
   [[nodiscard]] std::vector<int> microbatch_choices() const {
     const auto& allowed = objective_.constraints().microbatches;
     if (objective_.constraints().world <= kFewRanks) return allowed;

@@ -21,7 +21,7 @@ namespace autopar {
 
 namespace detail {
 
-/// Under ever lower limits, all variants in turn, until nothing is left below.
+/// Finds the staging with the least memory: searches all variants under ever lower limits, until nothing is left below.
 class LeastStaging {
  public:
   /// @param degrees  of tensor shards that each stage may have
@@ -33,8 +33,8 @@ class LeastStaging {
   }
 
   /// @param start  any staging, or nothing
-  /// @param asked  so much is there: any staging that needs no more will do; of what needs more, the answer need not be
-  ///               the least. Much sooner proven.
+  /// @param asked  bytes that are available: any staging that needs no more is an answer; if all need more, the answer
+  /// need not be the least. That is proven much sooner
   [[nodiscard]] std::optional<LeastMemory> best(std::optional<LeastMemory> start, std::optional<Bytes> asked = {}) {
     const Constraints& constraints = objective_.constraints();
     const Bytes any(std::numeric_limits<std::int64_t>::max() / 4);
@@ -47,7 +47,7 @@ class LeastStaging {
     std::optional<LeastMemory> least = holds ? start : std::nullopt;
     descend(least, least ? lower(*least) : LimitedStagings::Limits{asked.value_or(any), host}, lower);
     if (!least && !asked && budget_ > 0) {
-      // Hosts hold none of them: the one that they hold most nearly.
+      // The hosts hold none of them: look for the one that they hold most nearly.
       least = std::move(start);
       const auto nearer = [&](const LeastMemory& found) { return LimitedStagings::Limits{any, found.host - Bytes(1)}; };
       descend(least, least ? nearer(*least) : LimitedStagings::Limits{any, any}, nearer);
@@ -72,7 +72,7 @@ class LeastStaging {
     }
   }
 
-  /// One stage behind for each micro-batch ahead is the least of the laws.
+  /// Of the schedules with a law, the one that holds one micro-batch for each stage from this to the last holds least.
   [[nodiscard]] std::vector<MemoryVariant> variants() const {
     const Constraints& constraints = objective_.constraints();
     std::vector<ScheduleKind> schedules;
@@ -95,7 +95,7 @@ class LeastStaging {
     return out;
   }
 
-  /// Which know what a ZeRO level and a place for the optimizer leave at least.
+  /// Tables of the least that a ZeRO level and a place of the optimizer leave.
   struct Tables {
     Tables(const StepObjective& objective, const Constraints& own, const MemoryVariant& variant)
         : constraints(own), under(objective.under(constraints)) {
@@ -138,7 +138,7 @@ class LeastStaging {
   std::int64_t whole_, budget_;
 };
 
-/// Whether there are few enough stagings, with closed forms.
+/// Whether stagings are few enough for a proof, and have schedules with closed forms.
 [[nodiscard]] inline bool least_memory_is_provable(const StepObjective& objective) {
   const Constraints& constraints = objective.constraints();
   return objective.work().graph.node_count() <= kMaskNodes && constraints.world <= kLeastMemoryRanks &&
@@ -148,10 +148,10 @@ class LeastStaging {
 
 }  // namespace detail
 
-/// The staging with one stage a rank that needs the least memory: over all convex cuts, replicas, micro-batches and
-/// memory optimizations where they are few enough, and then proven; else along one topological order (on more than
-/// eight ranks: with even replicas). Nothing if the constraints leave no such staging.
-/// @param asked  as `LeastStaging::best` has it
+/// The staging with one stage a rank that needs the least memory. If there are few enough, all convex cuts, replicas,
+/// micro-batches and memory optimizations are searched, and the result is proven. Otherwise one topological order is
+/// cut, on more than eight ranks with a few choices of replicas. Nothing if the constraints leave no such staging.
+/// @param asked  as in `LeastStaging::best`
 [[nodiscard]] inline std::optional<LeastMemory> least_memory(const StepObjective& objective,
                                                              std::optional<Bytes> asked = {}) {
   auto start = detail::LeastMemoryCuts(objective).best();

@@ -18,17 +18,17 @@
 
 namespace autopar::detail {
 
-/// What is known of stages of a tensor degree.
+/// What is known of stages with one tensor degree.
 struct DegreeOfStages {
   int degree;                      ///< ranks of a replica
-  const StepObjective& objective;  ///< which takes replicas as ranks
+  const StepObjective& objective;  ///< treats replicas as ranks
   CutTables& tables;
   StageFloor& floor;
 };
 
-/// Whether any staging with one stage a rank stays within limits: first whether stages do that are looked at one by
-/// one, by the fewest ranks that all nodes outside a tail need; then, as what is between stages may take more, all
-/// stagings of such stages.
+/// Whether any staging with one stage a rank stays within limits. First, whether stages do that are looked at one by
+/// one: the fewest ranks that all nodes outside a tail need. Values between stages may take more, so then all stagings
+/// of such stages are tried.
 class LimitedStagings {
  public:
   struct Limits {
@@ -65,7 +65,7 @@ class LimitedStagings {
     }
   }
 
-  /// @return nothing if there is none or the budget ended
+  /// @return a staging within the limits; nothing if there is none or the budget ended
   [[nodiscard]] std::optional<LeastMemory> any() {
     if (needed(tails_.empty_set(), 0) > constraints_.world) return std::nullopt;
     std::optional<LeastMemory> found;
@@ -75,7 +75,7 @@ class LimitedStagings {
 
  private:
   static constexpr int kUnknown = -1, kNever = std::numeric_limits<int>::max() / 2;
-  /// Steps that one prediction takes as long as.
+  /// Steps in the time of one prediction.
   [[nodiscard]] std::int64_t steps_of_prediction() const {
     const Workload& work = objective_.work();
     return 100 + 20 * static_cast<std::int64_t>(work.graph.node_count()) +
@@ -104,20 +104,20 @@ class LimitedStagings {
     });
     return needed_[cell] = least;
   }
-  /// Fewest ranks of a stage.
+  /// Fewest ranks of one stage.
   [[nodiscard]] int fewest(const DegreeOfStages& each, DownsetId tail, DownsetId to, NodeMask nodes, int later,
                            int most) {
     std::int64_t slice = 0;
     for (int replicas = first_replicas(later); replicas <= last_replicas(nodes, later, most / each.degree);
          ++replicas) {
       const std::int64_t before = std::exchange(slice, slice_of(each, nodes, replicas));
-      if (variant_.zero == 0 && slice == before) continue;  // nothing is shared but samples
+      if (variant_.zero == 0 && slice == before) continue;  // only samples are divided
       if (fits(each, tail, to, nodes, later, replicas)) return replicas * each.degree;
     }
     return kNever;
   }
 
-  /// All stagings, the last stage first, until one stays within the limits. @return whether to go on
+  /// Tries all stagings, the last stage first, until one is within the limits. @return whether to go on
   bool extend(DownsetId tail, int later, int ranks, std::optional<LeastMemory>& found) {
     if (tail == tails_.all_nodes()) {
       if (!spend(steps_of_prediction())) return false;
@@ -171,7 +171,7 @@ class LimitedStagings {
         [&](NodeId node) { nodes &= ~bit(node); });
   }
 
-  /// Of the stage with so many later ones, if they are fixed; else from 1 to what is left.
+  /// Replicas of the stage with so many later ones, if they are fixed; otherwise 0.
   [[nodiscard]] int fixed_replicas(int later) const {
     if (constraints_.replicas_of_each > 0) return constraints_.replicas_of_each;
     if (constraints_.replicas.empty()) return 0;
@@ -184,7 +184,7 @@ class LimitedStagings {
     return fixed > 0 ? (fixed <= most ? fixed : 0) : most;
   }
 
-  /// Samples of the largest.
+  /// Samples of the largest slice.
   [[nodiscard]] std::int64_t slice_of(const DegreeOfStages& each, NodeMask nodes, int replicas) const {
     const auto& largest = largest_slice_[static_cast<std::size_t>(&each - degrees_.data())];
     return largest[static_cast<std::size_t>(replicas)][nodes == each.tables.all() ? 1 : 0];

@@ -15,7 +15,7 @@ struct ChosenStage {
   DownsetId from, to;  ///< tails: its nodes are those of `to` without those of `from`
   NodeMask nodes = 0;
   int replicas = 1;
-  int tensor = 1;  ///< of the degrees of a search, see `StageDegree`
+  int tensor = 1;  ///< one of the degrees of a search, see `StageDegree`
   bool regular = true;
   double forward = 0, backward = 0;  ///< smallest slice
   double busy = 0;
@@ -24,21 +24,22 @@ struct ChosenStage {
   double below = 0;                          ///< longest path of forward and backward through later stages
 };
 
-/// What a stage may be whose replicas take so many ranks each.
+/// A tensor degree that stages may have.
 struct StageDegree {
-  int tensor = 1;     ///< ranks
+  int tensor = 1;     ///< ranks of a replica
   CutTables* tables;  ///< of stages of this degree
 };
 
-/// A step takes no less than this, however the remaining nodes are staged. What holds, for every stage:
+/// A lower bound on the step, however the remaining nodes are staged. For every stage:
 ///
-/// - it cannot start before the longest path of forwards that leads to it, must run all its forwards and backwards, and
-///   the longest path of backwards follows; instead of those, its gradient sums and update follow;
-/// - a micro-batch that leaves it downwards comes back only after the longest path below. Until then 1F1B runs at most
-///   `peak_activations` forwards, and GPipe starts no backward below before the last forward has come down;
-/// - the remaining nodes need their least device-seconds on the remaining devices.
+/// - It cannot start before the longest path of forwards that leads to it, and it must run all its forwards and
+///   backwards. Then the longest path of backwards follows, or its gradient sums and update.
+/// - A micro-batch that leaves it downwards comes back only after the longest path below. Until then 1F1B runs at most
+///   `peak_activations` forwards, and GPipe starts no backward below before the last forward has arrived.
+/// - The remaining nodes need their least device-seconds on the remaining devices.
 ///
-/// All costs are those of the smallest slice, a message between stages takes as long as the smallest there may be, and
+/// Costs are for the smallest slice, messages are as short as possible, and waits on links are left out. All this only
+/// lowers the bound.
 /// waits on links are left out: that only makes it smaller.
 class LowerBound {
  public:
@@ -52,9 +53,9 @@ class LowerBound {
           return parameter.computed_with() == parameter.bytes;
         })) {}
 
-  /// The stage between two tails in front of `later` stages, with everything that depends on those alone.
-  /// @param only   it is the only stage
-  /// @param recompute  least seconds by which a backward grows so that it fits
+  /// The stage between two tails in front of `later` stages, with everything that depends on these alone.
+  /// @param only   whether it is the only stage
+  /// @param recompute  least seconds by which a backward grows so that the stage fits
   [[nodiscard]] ChosenStage choose(const StageDegree& degree, DownsetId from, DownsetId to, NodeMask nodes,
                                    int replicas, bool only, double recompute, const std::vector<ChosenStage>& later) {
     ChosenStage stage{.from = from, .to = to, .nodes = nodes, .replicas = replicas, .tensor = degree.tensor};
@@ -87,7 +88,7 @@ class LowerBound {
   }
 
   /// @param chosen   last stage of the pipeline first
-  /// @param devices  left for the nodes that no stage has yet
+  /// @param devices  left for the nodes without a stage
   [[nodiscard]] double operator()(const std::vector<ChosenStage>& chosen, int devices) {
     const DownsetId tail = chosen.empty() ? tables_.tails().empty_set() : chosen.back().to;
     double bound = 0;
@@ -110,7 +111,8 @@ class LowerBound {
   }
 
  private:
-  /// Gradient sums that no backward hides, the update, and what ZeRO gathers after it unless it may be copies.
+  /// Least seconds after the last backward: gradient sums that no backward hides, the update, and what ZeRO gathers
+  /// after it unless that may be copies.
   [[nodiscard]] double least_after(double sum, double hidden, Bytes read, int replicas) const {
     const Constraints& constraints = objective_.constraints();
     double least = std::numeric_limits<double>::infinity();
@@ -124,7 +126,7 @@ class LowerBound {
     return least;
   }
 
-  /// Longest path of forwards to a stage and of backwards from it, through stages and nodes before it.
+  /// Longest paths of forwards to a stage and of backwards from it, through stages and nodes before it.
   void path_to(const std::vector<ChosenStage>& chosen, std::size_t i, NodeMask rest) {
     const ChosenStage& stage = chosen[i];
     const auto& paths = tables_.paths(microbatches_);
@@ -156,7 +158,7 @@ class LowerBound {
   int microbatches_;
   double message_;
   bool forwards_first_;
-  bool is_gathered_as_it_is_;  // and not in a smaller element type
+  bool is_gathered_as_it_is_;  // not copies in a smaller element type
   std::vector<double> heads_, feet_;
 };
 

@@ -11,13 +11,13 @@
 
 namespace autopar {
 
-/// Improves a staging step by step under QuickEstimate: moves nodes over stage borders and ranks between stages, as
-/// long as it gets faster. Never leaves the constraints.
+/// Improves a staging step by step under QuickEstimate, as long as it gets faster: moves nodes across stage borders and
+/// ranks between stages. Never violates the constraints.
 class LocalSearch {
  public:
   explicit LocalSearch(const StepObjective& objective) : objective_(objective), estimate_(objective) {}
 
-  /// @param budget  most estimates @return the staging it came to, and what the estimate says of it
+  /// @param budget  most estimates @return the improved staging and its estimate
   [[nodiscard]] std::pair<Staging, double> improve(Staging staging, int budget) {
     double best = estimate_(staging);
     while (budget > 0) {
@@ -60,7 +60,7 @@ class LocalSearch {
     return out;
   }
 
-  /// Moves `count` nodes of the border between stages s and s + 1 to the other side, each legal when its turn comes.
+  /// Moves `count` nodes across the border between stages s and s + 1, each only if that is legal at its turn.
   bool shift(Staging& staging, int s, bool down, int count, const std::vector<std::vector<NodeId>>& nodes) const {
     const auto& graph = objective_.work().graph;
     const auto& from = nodes[static_cast<std::size_t>(down ? s : s + 1)];

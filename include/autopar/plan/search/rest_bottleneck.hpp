@@ -12,12 +12,13 @@
 
 namespace autopar::detail {
 
-/// How fast the nodes that no stage has yet can run at best: a dynamic program over tails, ranks left and stages
-/// chosen, with what stages must hold. It sees that memory and whole operators make even slices impossible, which a sum
-/// of work does not; and where it leads is a good staging to start from.
+/// How fast the nodes without a stage can run at best. A dynamic program over tails, ranks left and stages chosen, with
+/// the static memory of stages. Unlike a sum of work, it sees that memory and whole operators prevent even slices. Its
+/// staging is a good start.
 ///
-/// A stage between two tails takes no less than the longest path of forwards that leads to it, its own forwards and
-/// backwards, what a micro-batch needs below it, and the path of backwards from it, all at the smallest slice.
+/// A stage between two tails takes at least its own forwards and backwards, and what a micro-batch needs below it.
+/// Before that comes the longest path of forwards to the stage, after that the path of backwards from it. All are for
+/// the smallest slice.
 class RestBottleneck {
  public:
   /// @param max_work  most elementary steps, about a nanosecond each
@@ -34,8 +35,8 @@ class RestBottleneck {
     return table;
   }
 
-  /// Least seconds of the slowest of the stages for all nodes outside a tail; infinite if memory allows none.
-  /// @param later  stages chosen already
+  /// Least seconds of the slowest stage among the stages of all nodes outside a tail; infinite if memory allows none.
+  /// @param later  number of stages chosen already
   [[nodiscard]] double operator()(DownsetId tail, int ranks, int later) const {
     return cells_[cell(tail, ranks, std::min(later, depth_ - 1))].seconds;
   }
@@ -73,7 +74,7 @@ class RestBottleneck {
     DownsetId from, to;
     NodeMask nodes = 0;
   };
-  /// What surrounds a stage, whatever its replicas.
+  /// The paths around a stage, whatever its replicas.
   struct Surroundings {
     double head = 0, foot = 0, round_below = 0, forward_below = 0;
   };
@@ -92,7 +93,7 @@ class RestBottleneck {
     }
   }
 
-  /// Pairs of nested tails whose difference can be a stage at all, by descending smaller tail.
+  /// Pairs of nested tails whose difference can be a stage, by descending smaller tail.
   [[nodiscard]] bool collect_pairs(std::int64_t most) {
     const auto& tails = tables_->tails();
     for (std::size_t i = tails.size() - 1; i-- > 0;) {

@@ -14,7 +14,7 @@
 
 namespace autopar::detail {
 
-/// What is the same for all stages of a staging.
+/// What all stages of a staging have in common.
 struct MemoryVariant {
   int microbatches = 1;
   ScheduleKind schedule = kDefaultSchedule;
@@ -22,7 +22,7 @@ struct MemoryVariant {
   Offload offload = Offload::kNone;
 };
 
-/// The prediction for every stage with as much recomputed as leaves least.
+/// The predicted memory of every stage, with what leaves least recomputed.
 /// @param fixed     `fixed_memory` of the staging under the variant
 /// @param segments  that may be recomputed
 [[nodiscard]] inline std::vector<StageMemory> least_predicted(const StepObjective& objective, const Staging& staging,
@@ -39,9 +39,9 @@ struct MemoryVariant {
   return predict_memory(objective.work(), staging, sized, objective.slices(), in_flight, optimizations, fixed);
 }
 
-/// What a stage holds at least, whatever the stages around it: the planner's own prediction, with everything else in
-/// one other stage on all ranks. A value that several stages read counts once, a tied parameter's state is shared by
-/// most.
+/// A lower bound on what a stage holds, whatever the stages around it. It is the planner's own prediction, with all
+/// other nodes in one other stage on all ranks. A value that several stages read counts once; a tied parameter's state
+/// is shared by the most ranks.
 class StageFloor {
  public:
   struct Held {
@@ -57,7 +57,7 @@ class StageFloor {
     if (added) entry->second = worked_out(nodes, only, in_flight, replicas, variant);
     return entry->second;
   }
-  /// How many were worked out.
+  /// The number of cached results.
   [[nodiscard]] std::size_t size() const { return held_.size(); }
 
  private:
@@ -91,7 +91,7 @@ class StageFloor {
       staging.stage_of[static_cast<std::size_t>(std::countr_zero(rest))] = 0;
     const auto [shape, added] = shapes_.try_emplace(nodes);
     if (added) {
-      std::vector<Mesh> meshes;  // only which are the same matters
+      std::vector<Mesh> meshes;  // only which meshes are equal matters
       for (int s = 0; s < staging.stages(); ++s) meshes.push_back({Rank(s)});
       shape->second.sized = make_pipeline(work, staging, std::move(meshes), 2, objective_.constraints().buckets);
       shape->second.segments = segments_in_stages(work, staging);

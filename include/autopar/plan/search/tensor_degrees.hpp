@@ -19,16 +19,16 @@
 
 namespace autopar::detail {
 
-/// A staging of groups of ranks as one of ranks.
+/// A staging of groups of ranks as a staging of ranks.
 [[nodiscard]] inline Staging at_degree(Staging staging, int degree) {
   if (degree > 1) staging.tensor.assign(staging.replicas.size(), degree);
   return staging;
 }
 
-/// The staging that needs least memory, whatever the tensor degrees of its stages. What it needs is as its stages run
-/// it: what is known of a degree before there are stages is less than that, and nobody's answer.
+/// The staging that needs the least memory over all tensor degrees of its stages. Its memory is predicted as its stages
+/// run it. What is known of a degree before there are stages is only a lower bound, and no answer.
 /// @param mixes  whether stages may have different degrees
-/// @param asked  as `LeastStaging::best` has it
+/// @param asked  as in `LeastStaging::best`
 [[nodiscard]] inline std::optional<LeastMemory> least_memory_of_degrees(const StepObjective& objective, bool mixes,
                                                                         std::optional<Bytes> asked = {}) {
   const auto& degrees = objective.constraints().tensor_degrees;
@@ -59,8 +59,8 @@ namespace autopar::detail {
   return least;
 }
 
-/// What a search finds for each of the tensor degrees that are allowed, all stages of a staging having the same.
-/// @param search  of StepObjective; takes groups of ranks as ranks
+/// The result of a search for each allowed tensor degree, which all stages of a staging have.
+/// @param search  takes a StepObjective; treats groups of ranks as ranks
 template <class Search>
 [[nodiscard]] SearchResult search_degrees(const StepObjective& objective, const Search& search) {
   const auto& degrees = objective.constraints().tensor_degrees;
@@ -80,7 +80,7 @@ template <class Search>
   return all;
 }
 
-/// Gives the stages of the best stagings degrees of their own, one at a time, as long as they get faster.
+/// Changes the tensor degrees of single stages of the best stagings, one at a time, as long as the step gets shorter.
 /// @cost no more actions than `kActionsOfDegrees`
 inline void vary_degrees(const StepObjective& objective, SearchResult& result) {
   constexpr std::size_t kStarts = 4;
@@ -110,13 +110,13 @@ inline void vary_degrees(const StepObjective& objective, SearchResult& result) {
   }
 }
 
-/// Two stages on all ranks one after the other, each in a shape of its own: replicas up to a class head that they
-/// compute together, or from an embedding on. The second begins, or the first ends, with one of the regions. On one
-/// position there is no bubble to fill: of numbers of micro-batches the first that fits is the one.
+/// Two stages on all ranks, one after the other, each in its own shape. Examples are replicas up to a class head that
+/// all ranks compute together, or from an embedding on. The second stage begins, or the first ends, with a region. One
+/// position has no bubble to fill, so the first number of micro-batches that fits is used.
 /// @cost no more actions than `kActionsOfDegrees`
 class SharedRanks {
  public:
-  /// @param only_fits  what does not fit is of no interest
+  /// @param only_fits  whether only stagings that fit matter
   SharedRanks(const StepObjective& objective, SearchResult& result, bool only_fits = false)
       : objective_(objective), constraints_(objective.constraints()), result_(result), only_fits_(only_fits) {}
 
@@ -142,7 +142,8 @@ class SharedRanks {
  private:
   static constexpr std::size_t kHalves = 4;
 
-  /// What a region and all behind it leave, and it and all before it, where that is not everything; the smallest first.
+  /// Cuts into two stages: the second is a region and all nodes behind it, or the first is a region and all nodes
+  /// before it. No stage is empty; small regions' cuts come first.
   [[nodiscard]] std::vector<std::vector<int>> halves() const {
     const auto& graph = objective_.whole().graph;
     const auto order = topological_order(graph);

@@ -14,12 +14,12 @@ namespace autopar {
 
 namespace detail {
 
-/// What a cut makes small: the slowest stage, or the one that needs the most memory.
+/// What a cut minimises: the slowest stage, or the memory of the stage that needs most.
 enum class CutGoal : std::uint8_t { kTime, kMemory };
 
-/// Cuts a topological order into consecutive stages with the smallest bottleneck (forward + backward of the largest
-/// slice, and of what must be recomputed to fit about its part of the forward), among the cuts whose stages fit by
-/// themselves; if none fit, the smallest bottleneck of all.
+/// Cuts a topological order into consecutive stages with the smallest bottleneck, among the cuts whose stages fit by
+/// themselves; if none fit, among all cuts. The bottleneck is the forward and backward of the largest slice. What must
+/// be recomputed to fit adds a proportional part of the forward.
 class LinearCuts {
  public:
   explicit LinearCuts(const StepObjective& objective)
@@ -51,7 +51,7 @@ class LinearCuts {
 
   struct Cut {
     Staging staging;
-    double bottleneck = 0;  ///< seconds or, for CutGoal::kMemory, bytes: no more than the true peak
+    double bottleneck = 0;  ///< seconds or, for CutGoal::kMemory, bytes: at most the true peak
   };
 
   /// @return the best cut for these replicas, micro-batches and schedule; nothing if there are more stages than nodes
@@ -73,7 +73,7 @@ class LinearCuts {
     std::vector<std::int64_t> saved, workspace;  // workspace: of each node
   };
 
-  /// What flows over the borders of the stage [begin, end), each value once a side.
+  /// What crosses the borders of the stage [begin, end), each value once a side.
   void add_boundaries() {
     const auto& work = objective_.work();
     const std::size_t n = order_.size();
@@ -145,7 +145,7 @@ class LinearCuts {
   }
 
   [[nodiscard]] bool recomputes() const { return objective_.constraints().recompute != Recompute::kNever; }
-  /// The part of what is saved that there is no room for, at most all of it.
+  /// The part of what is saved that does not fit, at most 1.
   [[nodiscard]] double recomputed(std::int64_t held, std::int64_t saved) const {
     const std::int64_t over = held + saved - objective_.constraints().memory.value();
     if (over <= 0) return 0;
@@ -171,7 +171,7 @@ class LinearCuts {
   std::vector<LeastHeld> held_;     // [begin * (n + 1) + end] parameters, gradients, states
 };
 
-/// As equal as they can be, the last stages not smaller: micro-batches wait longest in the first ones.
+/// As equal as possible; the last stages have no fewer than the first.
 [[nodiscard]] inline std::vector<int> even_replicas(int world, int stages) {
   std::vector<int> replicas;
   for (int s = 0; s < stages; ++s) replicas.push_back((s + 1) * world / stages - s * world / stages);
@@ -181,7 +181,7 @@ class LinearCuts {
 }  // namespace detail
 
 /// Equal stages: for each number of stages equal replicas, cut for the smallest bottleneck along one topological order.
-/// What one would do by hand; a baseline, and the start of better searches.
+/// What one would do by hand: a baseline, and a start for better searches.
 struct UniformStaging {
   using policy_category = staging_policy_tag;
 

@@ -18,8 +18,8 @@ namespace autopar::detail {
 /// The answer of a search for one program: a plan, why there is none, or what the request contradicts.
 using ProgramAnswer = std::variant<Plan, Infeasible, Contradiction>;
 
-/// The fastest plan of a request's program and its variants. Programs differ in what they hold and in what may be cut,
-/// so one may fit, or admit a number of tensor shards, where another does not.
+/// The fastest plan of a request's program and its variants. Programs differ in memory and in what can be cut, so one
+/// may fit, or admit a tensor degree, where another does not.
 class VariantSearch {
  public:
   /// @param own  searches the request's own program
@@ -78,7 +78,7 @@ class VariantSearch {
   }
 
   std::optional<Plan> best_;
-  std::optional<Infeasible> why_;               ///< no program so far fits; of the one that needs least
+  std::optional<Infeasible> why_;               ///< why no program so far fits, for the one that needs least
   std::optional<Contradiction> contradiction_;  ///< of the request's own program
   std::vector<std::pair<const ProgramVariant*, ProgramAnswer>> refused_;
 };

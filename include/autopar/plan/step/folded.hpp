@@ -20,8 +20,8 @@
 
 namespace autopar::detail {
 
-/// The messages of a micro-batch that a rank sends or gets over one channel, one after the other: those of the rank
-/// that has most of them, as long as all together take.
+/// Seconds of the messages that a rank sends or receives for a micro-batch over one channel, one after the other. For
+/// the rank that has most of them.
 class RankMessages {
  public:
   /// @param slice  [stage] samples, the largest of any replica @pre the arguments outlive it
@@ -30,7 +30,7 @@ class RankMessages {
 
   [[nodiscard]] std::int64_t slice(StageId stage) const { return slice_[stage.index()]; }
 
-  /// @param c  a channel of the staging that is not wholly the callers'
+  /// @param c  a channel of the staging with a stage at one end at least
   [[nodiscard]] Seconds over(std::size_t c, Flow flow) const {
     auto& known = known_[2 * c + (flow == Flow::kGradient ? 1 : 0)];
     if (!known) known = all(c, flow);
@@ -56,7 +56,7 @@ class RankMessages {
     return work_.transfer(each, mesh(from).rank(0), mesh(to).rank(0)) * static_cast<double>(count * copies);
   }
 
-  /// Every rank has a piece of the batch: the last replica's are those of the last ranks.
+  /// Every rank has a piece of the batch; the pieces of the last replica belong to the last ranks.
   [[nodiscard]] Seconds with_callers(const Affine& size, StageId stage, bool sends) const {
     const Rank own = mesh(stage).ranks().back();
     const std::int64_t samples = slice(stage), world = sized_.pipeline.ranks;
@@ -85,13 +85,13 @@ class RankMessages {
   mutable std::vector<std::optional<Seconds>> known_;  // [2 * channel + flow]
 };
 
-/// The pipeline of a staging with one rank for each position, and what its compute actions and messages take: compute
-/// actions those of the largest slice, messages those of the rank that has most. One more rank, without compute
-/// actions, stands for all callers.
+/// The pipeline of a staging with one rank for each position, and its costs. Compute actions take as long as the
+/// largest slice, messages as long as on the rank that has most. One more rank, without compute actions, stands for all
+/// callers.
 class FoldedPipeline {
  public:
   /// @param slice         [stage] samples, the largest of any replica
-  /// @param microbatches  of which a replica has samples @pre the arguments outlive it
+  /// @param microbatches  number in which a replica has samples @pre the arguments outlive it
   FoldedPipeline(const Workload& work, const Staging& staging, const SizedPipeline& sized,
                  std::vector<std::int64_t> slice, int microbatches, const StagingCosts& costs)
       : costs_(costs), messages_(work, sized, std::move(slice)) {
@@ -104,7 +104,7 @@ class FoldedPipeline {
     for (std::size_t c = 0; c < sized.channels.size(); ++c) {
       const Channel& channel = sized.pipeline.channels[c];
       const bool inside = channel.from.valid() && channel.to.valid();
-      // What is not batched every caller has or gets by itself.
+      // Every caller has unbatched values, or gets them by itself.
       if (!inside && (callers_run_it || channel.kind != ChannelKind::kBatched)) continue;
       if (!channel.from.valid() && !channel.to.valid()) continue;
       pipeline_.channels.push_back(channel);
@@ -139,7 +139,7 @@ class FoldedPipeline {
 };
 static_assert(SplitBackwardCosts<FoldedPipeline>);
 
-/// The timeline of a folded pipeline, to which gradient sums are added: buckets are taken as equal.
+/// The timeline of a folded pipeline, to which gradient sums are added. Buckets count as equally large.
 class FoldedTimeline {
  public:
   /// @param orders  [rank] of a synthesised schedule, else none
@@ -163,13 +163,13 @@ class FoldedTimeline {
 
   [[nodiscard]] bool holds_for(const StagingCosts& costs) const { return costs_.computes_last_as_long(costs); }
 
-  /// With these gradient sums; every rank does what its position does.
+  /// The timeline with these gradient sums; every rank does what its position does.
   [[nodiscard]] CallTimeline timeline(const StagingCosts& costs) const {
     std::vector<double> free_at(positions_.size(), 0), summing(positions_.size(), 0);
     const std::vector<std::size_t> position_of = positions_of_ranks();
     for (std::size_t g = 0; g < sized_.pipeline.groups.size(); ++g) {
       const ReduceGroup& group = sized_.pipeline.groups[g];
-      // Tensor shards sum at the same time, each with the replicas of its own.
+      // Tensor shards sum at the same time, each with its own replicas.
       const bool is_first =
           !group.stage.valid() ||
           std::ranges::binary_search(group.ranks, sized_.pipeline.stages[group.stage.index()].rank(0));
@@ -207,7 +207,7 @@ class FoldedTimeline {
     double end = 0;       // of the last compute action or message
   };
 
-  /// One phase after the other.
+  /// Adds one phase after the other.
   void read(const Program& program, const Timeline& timeline) {
     const double before = begin_;
     for (std::size_t p = 0; p < positions_.size(); ++p) {
@@ -256,7 +256,7 @@ class FoldedTimeline {
     }
     return position_of;
   }
-  /// Of the first rank at each. @param ranks  of the folded pipeline
+  /// The orders of the first rank at each position. @param ranks  of the folded pipeline
   [[nodiscard]] std::vector<std::vector<ComputeAction>> of_positions(
       const std::vector<std::vector<ComputeAction>>& orders, std::size_t ranks) const {
     std::vector<std::vector<ComputeAction>> out(ranks);

@@ -35,8 +35,8 @@ namespace autopar {
 struct objective_policy_tag {};
 struct SearchResult;
 
-/// Predicted seconds of one optimizer step: the program of an even batch on the simulator, gradient sums and the
-/// optimizer's update included; and the peak memory of every stage. Refers to its arguments, which must outlive it.
+/// Predicts the seconds of one optimizer step, and the peak memory of every stage. It simulates the program of an even
+/// batch and includes gradient sums and the optimizer's update. Refers to its arguments, which must outlive it.
 /// @cost of a call: O(actions of the program), tens of microseconds for a few ranks, milliseconds for 64
 class StepObjective {
  public:
@@ -57,9 +57,9 @@ class StepObjective {
     buckets_ = std::min(count, trainable.value() / constraints.buckets.size.value() + 1);
   }
 
-  /// What is searched: of tensor shards the least that they take.
+  /// The workload that is searched; with tensor shards, a lower bound on what they take.
   [[nodiscard]] const Workload& work() const { return least_ ? *least_ : work_; }
-  /// Nothing of which is computed in slices.
+  /// The workload without tensor shards.
   [[nodiscard]] const Workload& whole() const { return work_; }
   /// The same under other constraints. @pre they outlive it
   [[nodiscard]] StepObjective under(const Constraints& constraints) const {
@@ -73,9 +73,9 @@ class StepObjective {
   [[nodiscard]] const Constraints& constraints() const { return constraints_; }
   [[nodiscard]] const SliceTable& slices() const { return slices_; }
 
-  /// Time and memory under the best placement and the best memory optimizations, also of stagings that do not fit. Of
-  /// many actions the placement and the ZeRO level that are best when the replicas of each stage are one.
-  /// @param limit  steps that are longer are of interest only roughly: of many actions as `folded` says
+  /// Time and memory under the best placement and memory optimizations, also of stagings that do not fit. With many
+  /// actions, placement and ZeRO level are those that are best if each stage's replicas count as one.
+  /// @param limit  longer steps need only a rough prediction: with many actions, that of `folded`
   [[nodiscard]] StepTerms operator()(const Staging& staging,
                                      Seconds limit = Seconds(std::numeric_limits<double>::infinity())) const {
     if (is_compared_first(staging)) return simulated(staging, folded(staging), limit);
@@ -85,7 +85,7 @@ class StepObjective {
     return std::move(*best);
   }
 
-  /// The same of a staging that was compared. @param choice  what `folded` said of it
+  /// Likewise, for a staging that was compared. @param choice  what `folded` returned for it
   [[nodiscard]] StepTerms simulated(const Staging& staging, StepTerms choice,
                                     Seconds limit = Seconds(std::numeric_limits<double>::infinity())) const {
     if (!is_compared_first(staging)) return (*this)(staging, limit);
@@ -96,9 +96,8 @@ class StepObjective {
 
   /// Time and memory on given ranks, under the best memory optimizations.
   ///
-  /// Of each ZeRO level, offloaded or not, the fewest segments with which the ranks fit are recomputed, those first
-  /// that free most bytes a second; as no compute action gets shorter by recomputing more, no longer run of them is
-  /// faster.
+  /// For each ZeRO level, offloaded or not, the fewest segments with which the ranks fit are recomputed, those first
+  /// that free most bytes per second. Recomputing more shortens no compute action, so it is never faster.
   [[nodiscard]] StepTerms evaluate(const Staging& staging, std::vector<Mesh> meshes) const {
     const SizedPipeline sized = make_pipeline(as_run(staging), staging, std::move(meshes), constraints_);
     std::optional<StepTerms> best;
@@ -112,23 +111,22 @@ class StepObjective {
   using Orders = std::vector<std::vector<ComputeAction>>;
 
   /// Time and memory on given ranks, under given memory optimizations.
-  /// @param orders  [rank] of a synthesised schedule; where there are none, they are synthesised
+  /// @param orders  [rank] of a synthesised schedule; if empty, they are synthesised
   [[nodiscard]] StepTerms evaluate(const Staging& staging, const SizedPipeline& sized,
                                    MemoryOptimizations optimizations, Orders orders = {}) const {
     std::optional<detail::PlayedPipeline> played;
     return evaluate(staging, sized, std::move(optimizations), std::move(orders), played);
   }
 
-  /// What was predicted of a staging of blocks, with the memory of their nodes: no more than that of the blocks.
+  /// The prediction of a staging of blocks, with the memory of their nodes, which is at most that of the blocks.
   [[nodiscard]] StepTerms of_nodes(const Staging& staging, StepTerms terms) const {
     set_memory(terms, staging, make_pipeline(as_run(staging), staging, terms.meshes, constraints_));
     return terms;
   }
 
-  /// Memory as it is, and a step in which each stage's replicas are one, whose messages are those of the replica that
-  /// has most, the callers' too. For comparing many stagings on many ranks: within a few per cent of the step, but for
-  /// replicas that wait for one another where slices of neighbouring stages do not align: those may make the step half
-  /// as long again.
+  /// The memory as it is, and the step if each stage's replicas count as one. Messages are those of the replica, or
+  /// caller, that has most. For comparing many stagings on many ranks: within a few per cent of the step. Where slices
+  /// of neighbouring stages do not align, replicas wait for one another, and the step may be half as long again.
   /// @pre the schedule is not synthesised
   /// @cost O(actions of one rank a position)
   [[nodiscard]] StepTerms folded(const Staging& staging) const {
@@ -143,7 +141,7 @@ class StepObjective {
     return std::move(*best);
   }
 
-  /// The same on given ranks, under given memory optimizations; the schedule may be synthesised.
+  /// Likewise on given ranks, under given memory optimizations; the schedule may be synthesised.
   /// @param orders  as for `evaluate`
   [[nodiscard]] StepTerms folded(const Staging& staging, const SizedPipeline& sized, MemoryOptimizations optimizations,
                                  Orders orders = {}) const {
@@ -151,14 +149,14 @@ class StepObjective {
     return folded(staging, sized, std::move(optimizations), std::move(orders), timeline);
   }
 
-  /// Of a ZeRO level the fewest segments to recompute with which the ranks fit; if they cannot, what makes them
-  /// smallest.
+  /// The fewest segments to recompute with which the ranks fit under a ZeRO level; if they cannot fit, those with the
+  /// least memory.
   [[nodiscard]] MemoryOptimizations optimizations(const Staging& staging, const SizedPipeline& sized, int zero,
                                                   Offload offload = Offload::kNone, bool sequence = false) const {
     return optimizations(staging, sized, MemoryOptimizations{zero, {}, offload, sequence}, constraints_.memory);
   }
 
-  /// About how many actions one simulation of a staging has: compute actions with their messages, and gradient sums.
+  /// About how many actions one simulation of a staging has: compute actions, their messages, and gradient sums.
   [[nodiscard]] std::int64_t actions(const Staging& staging) const {
     const auto positions = staging.replicas_of_positions();
     const auto chunks = static_cast<std::int64_t>(staging.replicas.size() / positions.size());
@@ -166,28 +164,28 @@ class StepObjective {
            shaped(staging).ranks();
   }
 
-  /// How many memory optimizations and places are predicted for a staging at most, of which the best counts.
+  /// The most memory optimizations and placements that are predicted for a staging, of which the best counts.
   [[nodiscard]] std::int64_t variants(const Staging& staging) const {
     return static_cast<std::int64_t>(sequences(staging).size() * zero_levels(staging).size() *
                                      constraints_.offloads.size() * placements(staging).size());
   }
 
-  /// Elementary steps of `folded`, in which there are as many.
+  /// Elementary steps that `folded` takes.
   [[nodiscard]] std::int64_t comparison(const Staging& staging) const {
     return 6 * std::int64_t{staging.microbatches} * staging.stages() + std::int64_t{4} * shaped(staging).ranks() +
            buckets_;
   }
 
-  /// By how much of the step `folded` may be above it, unless replicas are very uneven.
+  /// Part of the step by which `folded` may exceed it, unless replicas are very uneven.
   static constexpr double kFoldedAbove = 0.02;
-  /// By how much of it the step is longer at most where slices align.
+  /// Part of `folded` by which the step exceeds it at most if slices align.
   static constexpr double kFoldedClose = 0.05;
 
-  /// With more a simulation takes longer than comparing placements and ZeRO levels otherwise.
+  /// With more actions, a simulation takes longer than comparing placements and ZeRO levels by `folded`.
   static constexpr std::int64_t kManyActions = 30'000;
 
-  /// Memory of each stage under the memory optimizations that leave least, by the laws of schedules with one stage a
-  /// rank; nothing is offloaded that the host cannot hold, unless it must be.
+  /// The memory of each stage under the memory optimizations that leave least, by the laws of schedules with one stage
+  /// a rank. Nothing is offloaded that the host cannot hold, unless it must be.
   [[nodiscard]] std::vector<StageMemory> least_memory(const Staging& staging) const {
     const auto meshes = placed(staging, RankPlacement::kReplicasTogether);
     const SizedPipeline sized = make_pipeline(as_run(staging), staging, meshes, constraints_);
@@ -209,8 +207,8 @@ class StepObjective {
     return least;
   }
 
-  /// False if the staging does not fit under any memory optimizations that would be tried, without working out what it
-  /// takes; of synthesised orders, if it fits under none.
+  /// False if it is known without simulation that the staging fits under none of the memory optimizations that would be
+  /// tried. For synthesised orders, if it fits under none.
   [[nodiscard]] bool may_fit(const Staging& staging) const {
     const auto meshes = placed(staging, RankPlacement::kReplicasTogether);
     const SizedPipeline sized = make_pipeline(as_run(staging), staging, meshes, constraints_);
@@ -230,7 +228,7 @@ class StepObjective {
   [[nodiscard]] static Bytes peak(const StepTerms& terms) {
     return peak_of_ranks(terms.meshes, [&](std::size_t stage) { return terms.stages[stage].memory.total(); });
   }
-  /// Likewise in the memory of its host.
+  /// Likewise in host memory.
   [[nodiscard]] static Bytes host_peak(const StepTerms& terms) {
     return peak_of_ranks(terms.meshes, [&](std::size_t stage) { return terms.stages[stage].memory.host; });
   }
@@ -238,14 +236,14 @@ class StepObjective {
     return terms.host_holds && peak(terms) <= memory;
   }
   [[nodiscard]] bool fits(const StepTerms& terms) const { return fits(terms, constraints_.memory); }
-  /// Whether what these stages offload has room in their hosts' memory.
+  /// Whether the hosts have room for what these stages offload.
   [[nodiscard]] bool host_holds(const std::vector<Mesh>& meshes, const std::vector<StageMemory>& stages) const {
     return !constraints_.host_memory ||
            peak_of_ranks(meshes, [&](std::size_t stage) { return stages[stage].host; }) <= *constraints_.host_memory;
   }
 
  private:
-  /// With the tensor shards of its stages, which those of a search do not say.
+  /// With the tensor shards of its stages, which stagings of a search do not state.
   [[nodiscard]] Staging shaped(Staging staging) const {
     if (staging.tensor.empty()) staging.tensor = constraints_.tensor_of_each(staging.replicas.size());
     return staging;
@@ -259,7 +257,7 @@ class StepObjective {
   [[nodiscard]] bool has_tensor_shards(const Staging& staging) const {
     return constraints_.tensor > 1 || std::ranges::any_of(staging.tensor, [](int shards) { return shards > 1; });
   }
-  /// The workload as the stages of a staging compute it; valid until another staging's is asked for.
+  /// The workload as the stages of a staging compute it; valid until another staging's is requested.
   [[nodiscard]] const Workload& as_run(const Staging& staging, bool sequence = false) const {
     if (work_.regions.empty() || !has_tensor_shards(staging)) return work_;
     Run& run = sequence ? sequence_run_ : run_;
@@ -268,7 +266,8 @@ class StepObjective {
     return *run.work;
   }
 
-  /// What `terms_of` makes of the best memory optimizations. Offloading what fits as it is takes no less time.
+  /// Keeps the best of what `terms_of` returns for the memory optimizations. Offloading what fits without it is never
+  /// faster.
   template <class TermsOf>
   void keep_best_optimizations(std::optional<StepTerms>& best, const Staging& staging, const SizedPipeline& sized,
                                const TermsOf& terms_of) const {
@@ -281,7 +280,8 @@ class StepObjective {
       keep_better(best, std::move(terms));
     }
   }
-  /// Those that may be tried for a staging, with nothing recomputed: places of the optimizer follow one another.
+  /// The memory optimizations that may be tried for a staging, nothing recomputed. Places of the optimizer vary
+  /// fastest.
   [[nodiscard]] std::vector<MemoryOptimizations> all_optimizations(const Staging& staging) const {
     std::vector<MemoryOptimizations> out;
     for (const bool sequence : sequences(staging)) {
@@ -299,14 +299,14 @@ class StepObjective {
     return actions(staging) > kManyActions && !traits_of(staging.schedule).orders_in_plan;
   }
 
-  /// Levels that differ: without replicas there is nobody to share with.
+  /// The ZeRO levels that differ: without replicas there is nothing to shard.
   [[nodiscard]] std::span<const int> zero_levels(const Staging& staging) const {
     const bool replicated = std::any_of(staging.replicas.begin(), staging.replicas.end(), [](int r) { return r > 1; });
     const std::span<const int> all(constraints_.zero_levels);
     return replicated ? all : all.first(1);
   }
 
-  /// @param played  of the same staging on the same ranks; is played anew unless its compute actions last as long
+  /// @param played  of the same staging on the same ranks; simulated again unless its compute actions last as long
   [[nodiscard]] StepTerms evaluate(const Staging& staging, const SizedPipeline& sized,
                                    MemoryOptimizations optimizations, Orders orders,
                                    std::optional<detail::PlayedPipeline>& played) const {
@@ -321,7 +321,7 @@ class StepObjective {
     return terms;
   }
 
-  /// @param timeline  of the same staging on the same ranks; is played anew unless its compute actions last as long
+  /// @param timeline  of the same staging on the same ranks; simulated again unless its compute actions last as long
   [[nodiscard]] StepTerms folded(const Staging& staging, const SizedPipeline& sized, MemoryOptimizations optimizations,
                                  Orders orders, std::optional<detail::FoldedTimeline>& timeline) const {
     const StagingCosts costs(as_run(staging, optimizations.sequence), staging, sized, optimizations);
@@ -334,7 +334,7 @@ class StepObjective {
     return terms;
   }
 
-  /// Memory and, of a synthesised schedule, orders.
+  /// Memory and, for a synthesised schedule, orders.
   [[nodiscard]] StepTerms untimed(const Staging& staging, const SizedPipeline& sized, const StagingCosts& costs,
                                   MemoryOptimizations optimizations, Orders orders) const {
     const bool synthesised = traits_of(staging.schedule).orders_in_plan;
@@ -348,7 +348,7 @@ class StepObjective {
     return terms;
   }
 
-  /// Of what else the terms say.
+  /// Sets the memory, given everything else in the terms.
   void set_memory(StepTerms& terms, const Staging& staging, const SizedPipeline& sized) const {
     // Results that leave the call are all forward before the first backward, whatever the orders.
     const auto in_flight =
@@ -361,7 +361,7 @@ class StepObjective {
     for (std::size_t s = 0; s < stages.size(); ++s) terms.stages[s].memory = stages[s];
   }
 
-  /// Of micro-batches, of the replica that has samples of most.
+  /// The most micro-batches in which one replica has samples.
   [[nodiscard]] int busy_times(const Staging& staging) const {
     int times = 1;
     for (const int replicas : staging.replicas)
@@ -369,7 +369,7 @@ class StepObjective {
     return times;
   }
 
-  /// What fits before what does not, then the shorter step, then what came first.
+  /// What fits comes before what does not, then the shorter step, then the earlier one.
   void keep_better(std::optional<StepTerms>& best, StepTerms terms) const {
     if (!best || is_better(terms, *best)) best = std::move(terms);
   }
@@ -377,7 +377,7 @@ class StepObjective {
     return std::pair(!fits(a), a.step) < std::pair(!fits(b), b.step);
   }
 
-  /// @param memory  that the ranks should fit; if they cannot, what makes them smallest
+  /// @param memory  that the ranks should fit; if they cannot, the result has the least memory
   [[nodiscard]] MemoryOptimizations optimizations(const Staging& staging, const SizedPipeline& sized,
                                                   MemoryOptimizations out, Bytes memory) const {
     if (constraints_.recompute == Recompute::kNever) return out;
@@ -407,7 +407,7 @@ class StepObjective {
   /// States that a synthesiser may use on one staging.
   static constexpr std::int64_t kSynthesisBudget = 200;
 
-  /// Micro-batches that each stage holds; of a synthesised schedule, about. Its replicas run alike.
+  /// Micro-batches that each stage holds; an estimate for synthesised schedules. Replicas of a stage are alike.
   [[nodiscard]] std::vector<InFlight> in_flight_of_positions(const Staging& staging, const SizedPipeline& sized,
                                                              const MemoryOptimizations& optimizations) const {
     if (has_closed_form(staging.schedule) || traits_of(staging.schedule).orders_in_plan || !work_.loss_mode)
@@ -421,7 +421,7 @@ class StepObjective {
         orders, held_by_microbatch(as_run(staging, optimizations.sequence), staging, sized, slices_, optimizations));
   }
 
-  /// `predict_memory`, the part that is the same whatever is in flight or recomputed worked out once a staging.
+  /// `predict_memory`; what depends on neither micro-batches in flight nor recomputation is cached for a staging.
   [[nodiscard]] std::vector<StageMemory> memory_of(const Staging& staging, const SizedPipeline& sized,
                                                    const std::vector<InFlight>& in_flight,
                                                    const MemoryOptimizations& optimizations) const {
@@ -439,7 +439,7 @@ class StepObjective {
     return entry->second;
   }
 
-  /// Of the ranks, synthesised.
+  /// Synthesised orders of the ranks.
   [[nodiscard]] Orders orders_of(const Staging& staging, const SizedPipeline& sized, const StagingCosts& costs,
                                  const MemoryOptimizations& optimizations) const {
     const Pipeline& pipeline = sized.pipeline;
@@ -458,10 +458,10 @@ class StepObjective {
     return orders;
   }
 
-  /// With more than that, many simulations to synthesise one order would take too long.
+  /// With more actions, the many simulations to synthesise one order would take too long.
   static constexpr std::int64_t kFewActions = 4'000;
 
-  /// @param pipeline  of the staging itself, or with one rank a position
+  /// @param pipeline  of the staging, or with one rank a position
   template <SplitBackwardCosts Costs>
   [[nodiscard]] Orders synthesised(const Staging& staging, const SizedPipeline& sized,
                                    const MemoryOptimizations& optimizations, const Pipeline& pipeline,

@@ -42,15 +42,15 @@ struct TrainedBytes {
   return bytes;
 }
 
-/// An update takes no less under any memory optimizations that the constraints leave.
+/// A lower bound on an update under all memory optimizations that the constraints allow.
 [[nodiscard]] inline Seconds least_update(const Workload& work, const Constraints& constraints, Bytes bytes) {
   const double factor = constraints.optimizer_state_factor;
   const bool always = constraints.offloads.front() == Offload::kOptimizer;
   return always ? work.offloaded_update(bytes, factor) : work.update(bytes, factor);
 }
 
-/// Summing into shards and gathering shards are the two halves of a sum that everyone gets. Gathered is what stages
-/// compute with, which may be of a smaller element type.
+/// A reduce-scatter and an all-gather are the two halves of an all-reduce. Gathered is what stages compute with, which
+/// may be of a smaller element type.
 inline constexpr double kHalfOfASum = 0.5;
 
 }  // namespace detail
@@ -98,17 +98,17 @@ class StagingCosts {
     }
     return sum;
   }
-  /// By bucket.
+  /// Bytes that are summed at the end of a call, by bucket.
   [[nodiscard]] const std::vector<Bytes>& summed_at_end(std::size_t group) const {
     return sized_.summed_at_end(group, zero_);
   }
-  /// Sum of so many gradient bytes over a group, at the end of a call.
+  /// Seconds to sum so many bytes of gradients over a group, at the end of a call.
   [[nodiscard]] Seconds sum_of(std::size_t group, Bytes bytes) const {
     if (bytes == Bytes(0) && sized_.sums_in_backwards(group, zero_)) return {};
     const Seconds sum = work_.all_reduce(bytes, sized_.pipeline.groups[group].ranks);
     return in_shards(group) ? sum * detail::kHalfOfASum : sum;
   }
-  /// Whether all compute actions that these costs were asked for take as long under others.
+  /// Whether all compute actions that these costs were asked for take as long under other costs.
   [[nodiscard]] bool computes_last_as_long(const StagingCosts& others) const {
     for (std::size_t s = 0; s < known_.size(); ++s) {
       for (const Known& known : known_[s]) {
@@ -121,8 +121,8 @@ class StagingCosts {
     }
     return true;
   }
-  /// The optimizer's step, on the host with the copies there and back, and what must follow it before the next one's
-  /// first forward.
+  /// The optimizer step, with copies to and from the host if it is offloaded. And the all-gather that must follow
+  /// before the next step's first forward.
   [[nodiscard]] Seconds update(StageId stage, double state_factor) const {
     const auto& parameters = parameters_[stage.index()];
     const auto replicas = static_cast<std::size_t>(sized_.pipeline.stages[stage.index()].replicas());
@@ -133,7 +133,7 @@ class StagingCosts {
   }
 
  private:
-  /// Gradients of parameters tied across stages go to every holder whole, for each stage has shares of its own.
+  /// Gradients of parameters tied across stages go to every holder unsharded, because each stage has its own shards.
   [[nodiscard]] bool in_shards(std::size_t group) const {
     return zero_ > 0 && sized_.pipeline.groups[group].stage.valid();
   }
@@ -170,8 +170,8 @@ class StagingCosts {
         }
       }
     }
-    // Gathered and summed beside the computing, bucket by bucket: it waits for the first that is gathered, the last sum
-    // waits for it, and where they take longer they decide. On CPUs one waits for the other.
+    // Gathers and sums run beside the computation, bucket by bucket. The computation waits for the first gather, and
+    // the last sum waits for the computation. If gathers and sums take longer, they decide. On CPUs the times add up.
     if (zero_ >= 2) {
       const auto [trained, computed_with] = parameters_[stage.index()];
       const Bytes unit = std::min(trained, unit_size_);
@@ -196,7 +196,7 @@ class StagingCosts {
   struct Exchange {
     StageId stage;
     const TensorRegion* region;
-    bool is_recomputed;  ///< some of it, and with that what it exchanges
+    bool is_recomputed;  ///< some of it, and so are its exchanges
   };
   void find_exchanges(const Staging& staging) {
     for (std::size_t r = 0; r < work_.region_shards.size(); ++r) {
@@ -212,7 +212,7 @@ class StagingCosts {
       exchanges_.push_back({stage, &region, again});
     }
   }
-  /// Of one replica's shards, where that takes longest.
+  /// The exchange of the shards of one replica, the slowest.
   [[nodiscard]] Seconds exchanged(const Exchange& exchange, const Affine& bytes, int calls,
                                   std::int64_t samples) const {
     if (calls == 0) return {};
@@ -224,7 +224,7 @@ class StagingCosts {
     return most->second * static_cast<double>(calls);
   }
 
-  /// What segments that are recomputed let go of before their backwards.
+  /// Bytes that recomputed segments reshard before their backwards and gather again.
   [[nodiscard]] Bytes regathered_bytes(StageId stage) const {
     if (recomputed_.empty() || recomputed_[stage.index()].empty() || !whole_backwards_) return {};
     detail::Regathered read(work_, nodes_[stage.index()], whole_backwards_);
@@ -232,7 +232,7 @@ class StagingCosts {
     return read.gathered_once_more();
   }
 
-  /// Over the replicas of the first tensor shard, which the others resemble.
+  /// Over the replicas of the first tensor shard; other shards are similar.
   [[nodiscard]] Seconds sum_of_replicas(StageId stage, Bytes bytes) const {
     const Mesh& mesh = sized_.pipeline.stages[stage.index()];
     if (bytes <= Bytes(0) || mesh.replicas() < 2) return {};

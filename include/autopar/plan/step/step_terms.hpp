@@ -14,10 +14,10 @@ namespace autopar {
 struct StageTerms {
   Seconds forward{};  ///< of the largest slice of a micro-batch
   Seconds backward{};
-  Seconds communication{};  ///< messages of one micro-batch, of the rank that has the most, both ways
+  Seconds communication{};  ///< messages of one micro-batch, both ways, on the rank that has most
   Seconds reduction{};      ///< its gradient sums, one after the other
-  Seconds update{};  ///< optimizer step, copies to and from the host included; under ZeRO 1 and 2 also gathering what
-                     ///< it changed
+  Seconds update{};  ///< optimizer step, including copies to and from the host; under ZeRO 1 and 2 also the all-gather
+                     ///< of updated parameters
   StageMemory memory;
 };
 

@@ -19,7 +19,7 @@ namespace autopar::detail {
   return {Phase::kForward, Phase::kBackward};
 }
 
-/// Phases one after the other, without the optimizer's update.
+/// The phases of a call, one after the other, without the optimizer's update.
 struct CallTimeline {
   explicit CallTimeline(std::size_t ranks) : busy(ranks), end(ranks), communicating(ranks), summing(ranks) {}
 
@@ -43,8 +43,8 @@ struct CallTimeline {
   std::vector<Seconds> busy, end, communicating, summing;  // by rank
 };
 
-/// The programs of a pipeline, played through once; gradient sums are added for costs whose compute actions last as
-/// long.
+/// The programs of a pipeline, simulated once. Gradient sums can be added for all costs under which compute actions
+/// last as long.
 class PlayedPipeline {
  public:
   /// @pre pipeline and workload of the costs outlive it
