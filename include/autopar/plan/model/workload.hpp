@@ -92,7 +92,7 @@ struct Workload {
   return largest;
 }
 
-/// Whether a path is that of a module or of something within it.
+/// Whether a path names a module or something within it.
 [[nodiscard]] inline bool is_within(const std::string& path, const std::string& module) {
   return path == module || (path.starts_with(module) && path.size() > module.size() && path[module.size()] == '.');
 }

@@ -228,7 +228,7 @@ class QuickEstimate {
     Bytes trained{};
   };
   std::vector<LeastHeld> held_of_;  // by node: its own parameters, and what it holds besides
-  std::vector<Bytes> trained_by_;   // by node: those of its own parameters that are trainable
+  std::vector<Bytes> trained_by_;   // by node: the trainable bytes among its own parameters
   std::vector<Tied> tied_;
   std::vector<Stage> stages_;
   std::vector<int> placed_;  // replicas that are on `meshes_`

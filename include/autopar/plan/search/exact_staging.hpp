@@ -432,7 +432,8 @@ struct ExactStaging {
               const std::vector<Configuration>& configurations, SearchResult& result) const {
     std::vector<const Configuration*> open;
     for (const Configuration& one : configurations) open.push_back(&one);
-    // What one configuration leaves of its share, and the better plans found meanwhile, help those that were cut short.
+    // What a configuration leaves of its share, and better plans found meanwhile, help configurations that were cut
+    // short.
     for (bool again = true; again && !open.empty();) {
       std::vector<const Configuration*> unfinished;
       const std::int64_t before = result.states;

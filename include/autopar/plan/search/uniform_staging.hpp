@@ -115,7 +115,7 @@ class LinearCuts {
       for (std::size_t j = s + 1; j + (stages - s - 1) <= n; ++j) {
         std::int64_t workspace = 0;
         for (std::size_t i = j; i-- > s;) {
-          // Of each node, beside what it and those before it keep.
+          // The workspace of each node, beside what it and earlier nodes keep.
           workspace = std::max(workspace, total.workspace[i] - (total.saved[j] - total.saved[i + 1]));
           if (best[i] == kNever) continue;
           const std::int64_t saved = (total.saved[j] - total.saved[i]) * in_flight;

@@ -269,7 +269,7 @@ class FoldedTimeline {
 
   const Staging& staging_;
   const SizedPipeline& sized_;
-  StagingCosts costs_;      // with which it was played
+  StagingCosts costs_;      // with which it was simulated
   std::vector<Last> last_;  // by stage: backward
   std::vector<Position> positions_;
   double begin_ = 0;  // of the phase that comes next

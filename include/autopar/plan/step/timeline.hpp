@@ -70,7 +70,7 @@ class PlayedPipeline {
 
  private:
   std::size_t ranks_;
-  StagingCosts costs_;  // with which it was played
+  StagingCosts costs_;  // with which it was simulated
   std::deque<Program> programs_;
   std::deque<Simulation<StagingCosts>> simulations_;
 };
