@@ -45,7 +45,7 @@ class RestDevices {
     tabulate_cuts();
   }
 
-  /// Fills the table for a limit, or keeps that of a slightly larger limit. @cost O(tails * rows)
+  /// Fills the table for a limit, or keeps a table made for a slightly larger limit. @cost O(tails * rows)
   void prepare(double limit) {
     if (limit <= limit_ && limit > limit_ * (1 - kReuse)) return;
     limit_ = limit;

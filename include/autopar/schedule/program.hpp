@@ -260,7 +260,7 @@ class ProgramBuilder {
     for (const std::size_t each : together) enqueue(each, start);
   }
 
-  /// Whether a lane's next compute action is this one of its own replica.
+  /// Whether a lane's next compute action is the given one, for the lane's own replica.
   [[nodiscard]] bool comes_to(std::size_t l, LaneAction compute) const {
     const Lane& lane = lanes_[l];
     if (lane.next == lane.computes.size()) return false;
