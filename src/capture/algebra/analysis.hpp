@@ -4,22 +4,13 @@
 #include <vector>
 
 #include "capture/algebra/batch_algebra.hpp"
+#include "capture/algebra/graph_facts.hpp"
 #include "ops/rules.hpp"
 
 namespace autopar::algebra {
 
 using ops::batch_dims, ops::broadcast, ops::draws, ops::has_elements, ops::Sizes, ops::type_by_sizes, ops::typed,
     ops::wrap_dim;
-
-/// The kinds of leaves from which a value was computed. Aliases share it: it is stored by storage.
-struct Provenance {
-  bool inputs = false;
-  bool parameters = false;
-  bool buffers = false;
-  bool random = false;
-
-  Provenance& operator|=(const Provenance& other);
-};
 
 /// The typing of one graph. `run` repeats a forward pass until no more sums are needed early, before all slices are
 /// done. A sum that is needed early becomes a prologue value. If it depends on parameters, its readers become
@@ -31,14 +22,6 @@ class Analysis {
   [[nodiscard]] BatchSemantics run();
 
  private:
-  // --- facts of the graph
-  void find_leaves();
-  void find_live_ops();
-  void find_provenance();
-  [[nodiscard]] Provenance provenance(ValueId value) const;
-  [[nodiscard]] bool is_live(OpId op) const { return live_[op.index()]; }
-  [[nodiscard]] std::vector<bool> cone(const std::vector<ValueId>& values) const;
-
   // --- typing
   /// @return whether the pass was completed; if not, it must be repeated
   bool type_all();
@@ -73,15 +56,8 @@ class Analysis {
 
   const OpGraph& graph_;
   const AlgebraOptions options_;
+  const GraphFacts facts_;
   BatchSemantics plan_;
-
-  std::vector<ValueId> leaf_of_storage_;  ///< none: made by an op
-  std::vector<bool> live_;                ///< by op
-  std::vector<std::int32_t> last_use_;    ///< by value: last live op that reads it; ops.size() for outputs
-  std::vector<std::vector<ValueId>> values_of_storage_;
-  std::vector<Provenance> storage_provenance_;
-  std::vector<Provenance> value_provenance_;  ///< for values without storage
-  std::vector<bool> written_storage_;         ///< leaf storages that a live op writes
 
   std::vector<bool> summed_early_;  ///< by value: completed in the prologue
   std::vector<bool> forced_whole_;  ///< by op

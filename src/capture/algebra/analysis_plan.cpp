@@ -57,28 +57,30 @@ void Analysis::find_prologue() {
     roots.push_back(count.target);
     if (count.weight.valid()) roots.push_back(count.weight);
   }
-  auto inside = cone(roots);
+  auto inside = facts_.cone(roots);
   for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
-    if (!live_[i] || inside[i] || is_epilogue_[i] || plan_.ops[i].whole_batch) continue;
+    if (!facts_.live[i] || inside[i] || is_epilogue_[i] || plan_.ops[i].whole_batch) continue;
     const OpCall op(graph_, plan_.values, options_, OpId::of(i));
     const auto operands = op.tensors();
     const bool follows =
         !draws(op) && !op.has_batch_sizes() &&
         std::any_of(operands.begin(), operands.end(), [&](ValueId v) { return known_early_[v.index()]; }) &&
         std::all_of(operands.begin(), operands.end(), [&](ValueId v) {
-          return known_early_[v.index()] || (op.type(v).is(BatchKind::kReplicated) && is_constant(provenance(v)));
+          return known_early_[v.index()] ||
+                 (op.type(v).is(BatchKind::kReplicated) && is_constant(facts_.provenance(v)));
         });
     const bool shared_memory = std::any_of(op.node().writes.begin(), op.node().writes.end(), [&](StorageId storage) {
-      const auto& aliases = values_of_storage_[storage.index()];
-      return leaf_of_storage_[storage.index()].valid() || std::any_of(aliases.begin(), aliases.end(), [&](ValueId v) {
-               return graph_.value(v).definer.value() < op.id().value() && last_use_[v.index()] > op.id().value();
+      const auto& aliases = facts_.values_of_storage[storage.index()];
+      return facts_.leaf_of_storage[storage.index()].valid() ||
+             std::any_of(aliases.begin(), aliases.end(), [&](ValueId v) {
+               return graph_.value(v).definer.value() < op.id().value() && facts_.last_use[v.index()] > op.id().value();
              });
     });
     const bool typed_replicated = std::all_of(op.results().begin(), op.results().end(),
                                               [&](ValueId v) { return op.type(v).is(BatchKind::kReplicated); });
     if (!follows || shared_memory || !typed_replicated) continue;
     inside[i] = true;
-    const auto constants = cone(operands);
+    const auto constants = facts_.cone(operands);
     for (std::size_t k = 0; k < i; ++k) inside[k] = inside[k] || constants[k];
     for (const auto value : op.results()) known_early_[value.index()] = true;
   }
@@ -142,7 +144,7 @@ void Analysis::find_epilogue() {
     plan_.epilogue_inputs.push_back({value, weighted});
   };
   for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
-    if (!live_[i] || !is_epilogue_[i]) continue;
+    if (!facts_.live[i] || !is_epilogue_[i]) continue;
     plan_.ops[i].in_epilogue = true;
     for_each_input(graph_.ops[i], [&](ValueId value) {
       const auto& type = plan_.values[value.index()];
@@ -150,8 +152,8 @@ void Analysis::find_epilogue() {
       if (known_early_[value.index()]) return use_prologue_value(value);
       if (type.is(BatchKind::kPartialSum)) return add_input(value, false);
       if (graph_.value(value).kind == ValueKind::kBuffer) return insert_sorted(plan_.prologue_leaves, value);
-      if (!is_constant(provenance(value))) return add_input(value, true);
-      const auto constants = cone({value});
+      if (!is_constant(facts_.provenance(value))) return add_input(value, true);
+      const auto constants = facts_.cone({value});
       for (std::size_t k = 0; k < constants.size(); ++k) {
         cloned[k] = cloned[k] || constants[k];
       }
@@ -195,15 +197,15 @@ void Analysis::find_outputs() {
 
 // Live ops that read or write each buffer, in program order.
 std::vector<std::vector<OpId>> Analysis::ops_of_buffers() const {
-  std::vector<std::vector<OpId>> ops(leaf_of_storage_.size());
+  std::vector<std::vector<OpId>> ops(facts_.leaf_of_storage.size());
   const auto touch = [&](StorageId storage, OpId op) {
-    const auto leaf = leaf_of_storage_[storage.index()];
+    const auto leaf = facts_.leaf_of_storage[storage.index()];
     if (!leaf.valid() || graph_.value(leaf).kind != ValueKind::kBuffer) return;
     auto& list = ops[storage.index()];
     if (list.empty() || list.back() != op) list.push_back(op);
   };
   for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
-    if (!live_[i]) continue;
+    if (!facts_.live[i]) continue;
     for_each_input(graph_.ops[i], [&](ValueId value) {
       if (const auto storage = graph_.value(value).storage; storage.valid()) touch(storage, OpId::of(i));
     });
@@ -227,7 +229,7 @@ void Analysis::find_buffer_updates() {
   const auto ops_of = ops_of_buffers();
   for (std::size_t s = 0; s < ops_of.size(); ++s) {
     const auto storage = StorageId::of(s);
-    BufferUpdate update{leaf_of_storage_[s], leaf_of_storage_[s], BufferUpdateKind::kReplicated, {}};
+    BufferUpdate update{facts_.leaf_of_storage[s], facts_.leaf_of_storage[s], BufferUpdateKind::kReplicated, {}};
     bool written = false;
     for (const auto id : ops_of[s]) {
       if (plan_.handling(id).batch_norm >= 0 || !writes_buffer(id, storage)) continue;
@@ -247,7 +249,7 @@ void Analysis::find_buffer_updates() {
       plan_.buffer_updates.push_back(std::move(update));
       continue;
     }
-    const auto needed = cone({update.result});
+    const auto needed = facts_.cone({update.result});
     for (std::size_t i = 0; i < needed.size(); ++i) {
       if (!needed[i]) continue;
       if (plan_.ops[i].whole_batch || plan_.ops[i].collective != nullptr) update.kind = BufferUpdateKind::kWholeBatch;
@@ -273,16 +275,16 @@ void Analysis::find_stage_ops() {
     if (output.kind != OutputKind::kEpilogue && output.kind != OutputKind::kInput) need(output.value);
   }
   for (const auto& input : plan_.epilogue_inputs) need(input.value);
-  auto written = written_storage_;
+  auto written = facts_.written_storage;
   for (const auto& update : plan_.buffer_updates) {
     if (follows_itself_alone(graph_, update)) written[graph_.value(update.buffer).storage.index()] = false;
   }
   for (std::size_t s = 0; s < storage_needed.size(); ++s) {
-    storage_needed[s] = storage_needed[s] || (written[s] && leaf_of_storage_[s].valid());
+    storage_needed[s] = storage_needed[s] || (written[s] && facts_.leaf_of_storage[s].valid());
   }
   for (std::size_t i = graph_.ops.size(); i-- > 0;) {
     auto& handling = plan_.ops[i];
-    if (!live_[i] || is_epilogue_[i]) continue;
+    if (!facts_.live[i] || is_epilogue_[i]) continue;
     const auto& node = graph_.ops[i];
     bool early = true;
     bool needed = false;

@@ -41,6 +41,15 @@ BatchTyping type_over_sums(const OpCall& op) {
 
 }  // namespace
 
+Analysis::Analysis(const OpGraph& graph, const AlgebraOptions& options)
+    : graph_(graph), options_(options), facts_(graph, options) {
+  plan_.values.assign(graph.values.size(), BatchType::replicated());
+  plan_.ops.assign(graph.ops.size(), {});
+  summed_early_.assign(graph.values.size(), false);
+  known_early_.assign(graph.values.size(), false);
+  forced_whole_.assign(graph.ops.size(), false);
+}
+
 bool Analysis::type_all() {
   plan_.ops.assign(graph_.ops.size(), {});
   plan_.counts.clear();
@@ -59,7 +68,7 @@ bool Analysis::type_all() {
     }
   }
   for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
-    if (live_[i] && !type_op(OpId::of(i))) return false;
+    if (facts_.live[i] && !type_op(OpId::of(i))) return false;
   }
   return true;
 }
@@ -87,7 +96,7 @@ bool Analysis::type_op(OpId id) {
   if (result.count && !may_be_prologue(result.count->target)) {
     result = whole_batch(op, "which targets count depends on parameters or random numbers");
   }
-  if (result.count && result.count->weight.valid() && provenance(result.count->weight).parameters) {
+  if (result.count && result.count->weight.valid() && facts_.provenance(result.count->weight).parameters) {
     result = whole_batch(op, "its class weights depend on parameters");
   }
   apply(op, result);
@@ -160,14 +169,15 @@ BatchTyping Analysis::epilogue(const OpCall& op) const { return typed(op, BatchT
 bool Analysis::may_be_epilogue(const OpCall& op) const {
   if (draws(op) || op.has_batch_sizes() || grows_with_batch(op)) return false;
   for (const auto storage : op.node().writes) {
-    const auto leaf = leaf_of_storage_[storage.index()];
+    const auto leaf = facts_.leaf_of_storage[storage.index()];
     if (!leaf.valid()) continue;
     if (graph_.value(leaf).kind != ValueKind::kBuffer || op.def().has(OpTrait::kRunningStatistics)) return false;
   }
   const auto is_read_by_stages = [&](ValueId parameter) {  // from there a parameter gets here
     for (std::size_t i = 0; i < op.id().index(); ++i) {
       const auto operands = OpCall(graph_, plan_.values, options_, OpId::of(i)).tensors();
-      if (live_[i] && !is_epilogue_[i] && std::count(operands.begin(), operands.end(), parameter) > 0) return true;
+      if (facts_.live[i] && !is_epilogue_[i] && std::count(operands.begin(), operands.end(), parameter) > 0)
+        return true;
     }
     return false;
   };
@@ -176,7 +186,7 @@ bool Analysis::may_be_epilogue(const OpCall& op) const {
     if (type.is(BatchKind::kPartialSum) || type.is(BatchKind::kEpilogue)) continue;
     if (!type.is(BatchKind::kReplicated)) return false;
     if (graph_.value(value).kind == ValueKind::kParameter && !is_read_by_stages(value)) return false;
-    const auto from = provenance(value);
+    const auto from = facts_.provenance(value);
     const bool constant = !from.inputs && !from.parameters && !from.buffers && !from.random;
     if (!constant && !summed_early_[value.index()] && !op.is_floating(value)) return false;
   }
@@ -185,19 +195,19 @@ bool Analysis::may_be_epilogue(const OpCall& op) const {
 
 // Computable before the pipeline, on every rank, and without a gradient.
 bool Analysis::may_be_prologue(ValueId value) const {
-  const auto from = provenance(value);
+  const auto from = facts_.provenance(value);
   if (from.parameters || from.random || graph_.value(value).requires_grad) return false;
-  const auto ops = cone({value});
+  const auto ops = facts_.cone({value});
   for (std::size_t i = 0; i < ops.size(); ++i) {
     if (!ops[i]) continue;
     if (plan_.ops[i].whole_batch || is_epilogue_[i]) return false;
     for (const auto storage : graph_.ops[i].writes) {
-      if (leaf_of_storage_[storage.index()].valid()) return false;
+      if (facts_.leaf_of_storage[storage.index()].valid()) return false;
     }
     bool reads_written_leaf = false;
     for_each_input(graph_.ops[i], [&](ValueId input) {
       const auto storage = graph_.value(input).storage;
-      reads_written_leaf = reads_written_leaf || (storage.valid() && written_storage_[storage.index()]);
+      reads_written_leaf = reads_written_leaf || (storage.valid() && facts_.written_storage[storage.index()]);
     });
     if (reads_written_leaf) return false;
   }
@@ -205,7 +215,7 @@ bool Analysis::may_be_prologue(ValueId value) const {
 }
 
 void Analysis::force_whole(ValueId epilogue_value) {
-  const auto ops = cone({epilogue_value});
+  const auto ops = facts_.cone({epilogue_value});
   bool any = false;
   for (std::size_t i = 0; i < ops.size(); ++i) {
     if (!ops[i] || !is_epilogue_[i]) continue;
@@ -274,14 +284,14 @@ bool Analysis::leaves_aliases_stale(const OpCall& op, const BatchTyping& result)
   if (!copied && !result.outputs.empty() && result.outputs.front() == op.type(written.front())) return false;
   const auto storage = graph_.value(written.front()).storage;
   if (!storage.valid()) return false;
-  const auto leaf = leaf_of_storage_[storage.index()];
+  const auto leaf = facts_.leaf_of_storage[storage.index()];
   if (leaf.valid()) {  // the buffer itself must be what was written, not a view of it
     auto version = written.front();
     while (version.valid() && version != leaf) version = graph_.value(version).previous;
     if (!version.valid()) return true;
   }
-  for (const auto value : values_of_storage_[storage.index()]) {
-    if (graph_.value(value).definer.value() < op.id().value() && last_use_[value.index()] > op.id().value())
+  for (const auto value : facts_.values_of_storage[storage.index()]) {
+    if (graph_.value(value).definer.value() < op.id().value() && facts_.last_use[value.index()] > op.id().value())
       return true;
   }
   return false;
@@ -289,7 +299,7 @@ bool Analysis::leaves_aliases_stale(const OpCall& op, const BatchTyping& result)
 
 void Analysis::refuse_writes(const OpCall& op) const {
   for (const auto storage : op.node().writes) {
-    const auto leaf = leaf_of_storage_[storage.index()];
+    const auto leaf = facts_.leaf_of_storage[storage.index()];
     if (!leaf.valid()) continue;
     const auto& info = graph_.value(leaf);
     const auto& name = graph_.name(op.id());

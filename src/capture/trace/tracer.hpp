@@ -38,6 +38,9 @@ class ForwardFailed : public CaptureError {
 /// Records the operators of one run into an OpGraph of that run's sizes. Each tensor that the traced code holds is
 /// either a fake tensor of ours or a leaf (parameter, buffer, argument, constant). Each has a *twin* on the meta
 /// device, on which the operator really runs. Used by one thread.
+///
+/// Size: each operator goes through one chain of cases (`handle`), and each case reads and writes the same tables of
+/// tensors, storages and values. Its files are the cases: tracer.cpp, tracer_tensors.cpp, tracer_constants.cpp.
 class Tracer {
  public:
   struct Options {

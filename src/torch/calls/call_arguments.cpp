@@ -1,6 +1,7 @@
 #include "torch/calls/call_arguments.hpp"
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 
 #include <c10/core/ScalarType.h>
@@ -135,6 +136,10 @@ std::string format_key(const CallArguments& arguments) {
     key += (key.empty() ? "; channels last " : ",") + std::to_string(i);
   }
   return key;
+}
+
+std::int64_t first_sample(const BatchLayout& layout, Rank rank) {
+  return std::accumulate(layout.local.begin(), layout.local.begin() + rank.value(), std::int64_t{0});
 }
 
 }  // namespace autopar::calls

@@ -10,6 +10,7 @@
 
 #include <autopar/capture/flatten.hpp>
 #include <autopar/plan/options.hpp>
+#include <autopar/schedule/batch_split.hpp>
 
 #include "capture/trace/capture.hpp"
 
@@ -45,5 +46,8 @@ void agree_on_formats(CallArguments& arguments, std::span<const std::uint64_t> w
 
 /// What distinguishes captures of arguments in their formats, as text.
 [[nodiscard]] std::string format_key(const CallArguments& arguments);
+
+/// Number of samples on the ranks before `rank`.
+[[nodiscard]] std::int64_t first_sample(const BatchLayout& layout, Rank rank);
 
 }  // namespace autopar::calls

@@ -1,7 +1,7 @@
 #include "torch/calls/call_validator.hpp"
 
 #include <algorithm>
-#include <numeric>
+#include <tuple>
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
@@ -13,10 +13,6 @@
 #include "torch/calls/replica_check.hpp"
 
 namespace autopar::calls {
-
-std::int64_t first_sample(const BatchLayout& layout, Rank rank) {
-  return std::accumulate(layout.local.begin(), layout.local.begin() + rank.value(), std::int64_t{0});
-}
 
 CallValidator::CallValidator(ranks::Ranks& ranks, torch::nn::Module& module, std::int32_t number,
                              const Options& options, const parameters::ParameterStore& parameters, StepWatches& watches,
@@ -105,11 +101,7 @@ void CallValidator::add_watched(CallHeader& header) {
   if (header.kind != CallKind::kForward) return;
   header.optimizers = watches_.steps().look();
   const auto changed = watches_.unattached().look();
-  const auto& tensors = parameters_.tensors();
-  const auto found = std::ranges::find_if(
-      tensors, [&](const parameters::StateTensor& tensor) { return tensor.handle.is_same(changed); });
-  if (changed.defined() && found != tensors.end())
-    header.unattached = static_cast<std::int32_t>(found - tensors.begin());
+  if (changed.defined() && parameters_.has(changed)) header.unattached = parameters_.of(changed).id;
 }
 
 AgreedCall CallValidator::agree_on_call(CallArguments& arguments, const std::string& key, const KnownProgram& known,
@@ -187,9 +179,9 @@ void CallValidator::warn_of_local_indices(const AgreedCall& agreed, const CallAr
 
 // Rank 0 speaks for all.
 void CallValidator::warn_of_unattached(const std::vector<CallHeader>& headers) {
-  const auto seen = std::ranges::find_if(headers, [](const CallHeader& header) { return header.unattached >= 0; });
+  const auto seen = std::ranges::find_if(headers, [](const CallHeader& header) { return header.unattached.valid(); });
   if (seen == headers.end() || std::exchange(warned_of_unattached_, true) || !ranks_.is_first()) return;
-  const auto& tensor = parameters_.tensors()[static_cast<std::size_t>(seen->unattached)];
+  const auto& tensor = parameters_.at(seen->unattached);
   ranks_.logger(LogModule::kSession)
       .warn("parameter '" + tensor.name() +
             "' was changed after it got a gradient, and no attached optimizer has it; if an optimizer steps it, call "

@@ -53,9 +53,6 @@ struct AgreedCall {
   bool is_stale = false, members_changed = false, has_pending = false;  ///< on some rank
 };
 
-/// Number of samples on the ranks before `rank`.
-[[nodiscard]] std::int64_t first_sample(const BatchLayout& layout, Rank rank);
-
 /// Checks what the user asks before anything begins: arguments on this rank, then, in one all-gather, that all ranks
 /// ask for the same. Where they do not, each of them throws, naming two ranks and both values.
 ///

@@ -12,6 +12,7 @@
 
 #include "torch/calls/call_words.hpp"
 #include "torch/calls/optimizer_watch.hpp"
+#include "torch/parameters/state_registry.hpp"
 
 namespace autopar::calls {
 
@@ -33,6 +34,7 @@ enum class CallKind : std::uint8_t {
 [[nodiscard]] std::string_view name_of(CallKind kind);
 
 /// What a rank tells the others at the start of a collective call. Plain bytes: equal programs, equal layout.
+/// Size: one message has all that ranks compare.
 struct CallHeader {
   std::uint64_t serial = 0;  ///< of this model's collective calls
   std::int32_t model = 0;    ///< its number among the World's models, from 1
@@ -50,9 +52,9 @@ struct CallHeader {
   std::int64_t loss_backwards = 0;  ///< since the last call
   double loss_factors = 0;          ///< sum of the factors that these came in with
   bool failed = false;              ///< this rank cannot make the call
-  std::int32_t absent = -1;         ///< backward: a parameter that is elsewhere and whose gradient is asked for
+  parameters::StateId absent;       ///< backward: a parameter that is elsewhere and whose gradient is asked for
   double loss_scale = 1;            ///< of this call, or of the next
-  std::int32_t unattached = -1;     ///< a parameter, by its number, that an optimizer seems to step without `attach`
+  parameters::StateId unattached;   ///< a parameter that an optimizer seems to step without `attach`
   std::array<OptimizerWatch::Seen, OptimizerWatch::kCompared> optimizers{};
   std::int64_t outside_gradients = 0;  ///< parameters that have some, to be compared
 };

@@ -65,16 +65,16 @@ OutsideGradients::~OutsideGradients() {
 
 void OutsideGradients::watch(const parameters::ParameterStore& parameters, c10::Device device) {
   device_ = device;
-  for (std::size_t i = 0; i < parameters.tensors().size(); ++i) {
-    const auto& tensor = parameters.tensors()[i];
+  for (const auto& tensor : parameters.tensors()) {
     const auto type = tensor.handle.scalar_type();
     const bool is_differentiable = at::isFloatingType(type) || at::isComplexType(type);
     if (!tensor.is_parameter || !parameters.holds(tensor) || !is_differentiable || tensor.handle.is_inference())
       continue;
-    const auto hook =
-        trace::add_own_hook(tensor.handle, {[this, i](const at::Tensor& gradient) { note(i, gradient); }});
-    watched_[i] = {tensor.handle, hook, tensor.name(), parameters.is_whole(tensor) && tensor.holders.size() > 1};
-    by_leaf_[tensor.handle.unsafeGetTensorImpl()] = i;
+    const auto hook = trace::add_own_hook(tensor.handle,
+                                          {[this, id = tensor.id](const at::Tensor& gradient) { note(id, gradient); }});
+    watched_[tensor.id] = {tensor.handle, hook, tensor.name(),
+                           parameters.is_whole(tensor) && tensor.holders.size() > 1};
+    by_leaf_[tensor.handle.unsafeGetTensorImpl()] = tensor.id;
   }
 }
 
@@ -95,7 +95,7 @@ const results::OutsideTerms* OutsideGradients::terms_of_backward() {
   return &*terms_;
 }
 
-void OutsideGradients::note(std::size_t parameter, const at::Tensor& gradient) {
+void OutsideGradients::note(parameters::StateId parameter, const at::Tensor& gradient) {
   const std::lock_guard lock(mutex_);
   const auto* terms = terms_of_backward();
   const bool is_compared = watched_.at(parameter).is_compared && gradient.layout() == at::kStrided;
@@ -110,7 +110,7 @@ OutsideGradients::Leaving OutsideGradients::leave() {
   if (sums_.empty()) return leaving;
   std::vector<at::Tensor> sums;
   for (const auto& [parameter, sum] : sums_) {
-    leaving.parameters.push_back(static_cast<std::int64_t>(parameter));
+    leaving.parameters.push_back(parameter);
     sums.push_back(sum.to(device_));
   }
   sums_.clear();
@@ -142,7 +142,7 @@ std::vector<Fingerprint> OutsideGradients::look() {
 void require_same_outside_gradients(ranks::Ranks& ranks, const parameters::ParameterStore& parameters,
                                     const std::vector<Fingerprint>& mine) {
   const auto blobs = ranks.all_gather(std::as_bytes(std::span(mine)), "comparing gradients from outside of the model");
-  std::vector<std::map<std::int64_t, Fingerprint>> of_ranks(blobs.size());
+  std::vector<std::map<parameters::StateId, Fingerprint>> of_ranks(blobs.size());
   for (std::size_t r = 0; r < blobs.size(); ++r) {
     for (const auto& each : fingerprints_in(blobs[r])) of_ranks[r][each.parameter] = each;
   }
@@ -155,10 +155,9 @@ void require_same_outside_gradients(ranks::Ranks& ranks, const parameters::Param
       out << "none";
     return out.str();
   };
-  for (std::size_t i = 0; i < parameters.tensors().size(); ++i) {
-    const auto& tensor = parameters.tensors()[i];
+  for (const auto& tensor : parameters.tensors()) {
     const auto seen = [&](Rank rank) -> std::optional<Fingerprint> {
-      const auto found = of_ranks[rank.index()].find(static_cast<std::int64_t>(i));
+      const auto found = of_ranks[rank.index()].find(tensor.id);
       return found == of_ranks[rank.index()].end() ? std::nullopt : std::optional(found->second);
     };
     for (const auto holder : tensor.holders) {

@@ -32,9 +32,9 @@ class OutsideGradients {
  public:
   /// Of one parameter since the last look. Plain bytes: ranks send it to one another.
   struct Fingerprint {
-    std::int64_t parameter = 0;  ///< among the store's tensors
-    double weighted = 0;         ///< sum of elements with weights of their places
-    double absolute = 0;         ///< sum of absolute values
+    parameters::StateId parameter;
+    double weighted = 0;  ///< sum of elements with weights of their places
+    double absolute = 0;  ///< sum of absolute values
   };
 
   OutsideGradients() = default;
@@ -57,21 +57,21 @@ class OutsideGradients {
     bool is_compared = false;
   };
   struct Leaving {
-    std::vector<std::int64_t> parameters;
+    std::vector<parameters::StateId> parameters;
     at::Tensor sums;  ///< host memory, when the device has done what is queued
     devices::DeviceEvent copied;
   };
-  void note(std::size_t parameter, const at::Tensor& gradient);
+  void note(parameters::StateId parameter, const at::Tensor& gradient);
   /// The backward that runs. @throws InvalidArgument if it goes through a forward of the unwrapped module
   [[nodiscard]] const results::OutsideTerms* terms_of_backward();
   [[nodiscard]] Leaving leave();
 
   std::mutex mutex_;  ///< devices have threads of autograd of their own
-  std::map<std::size_t, Watched> watched_;
-  std::unordered_map<const void*, std::size_t> by_leaf_;
-  std::map<std::size_t, at::Tensor> sums_;      ///< weighted and absolute, by parameter
-  int task_ = -1;                               ///< autograd's number of the latest backward
-  std::optional<results::OutsideTerms> terms_;  ///< of it
+  std::map<parameters::StateId, Watched> watched_;
+  std::unordered_map<const void*, parameters::StateId> by_leaf_;
+  std::map<parameters::StateId, at::Tensor> sums_;  ///< weighted and absolute, by parameter
+  int task_ = -1;                                   ///< autograd's number of the latest backward
+  std::optional<results::OutsideTerms> terms_;      ///< of it
   c10::Device device_ = c10::Device(c10::kCPU);
   std::optional<Leaving> leaving_;
 };

@@ -72,10 +72,9 @@ void ParameterSums::complete_operands(std::vector<SumOperand>& a, std::vector<Su
   const auto handles = module_.parameters();
   for (std::size_t i = 0; i < a.size(); ++i) {
     for (auto [own, other] : {std::pair(&a[i], &b[i]), std::pair(&b[i], &a[i])}) {
-      if (own->what != What::kOwn || own->parameter >= 0) continue;
+      if (own->what != What::kOwn || own->parameter.valid()) continue;
       own->parameter = other->parameter;
-      if (own->parameter < 0 && a.size() == handles.size())
-        own->parameter = static_cast<std::int32_t>(&parameters_.of(handles[i]) - parameters_.tensors().data());
+      if (!own->parameter.valid() && a.size() == handles.size()) own->parameter = parameters_.of(handles[i]).id;
     }
   }
 }
@@ -92,13 +91,13 @@ at::Tensor ParameterSums::norm(const std::vector<at::Tensor>& tensors, double or
   gradients::NormOverRanks norm(ord, ranks_.size(), ranks_.rank().value(), deployment_.device());
   for (std::size_t i = 0; i < agreed.size(); ++i) {
     if (agreed[i].what == What::kNothing) continue;
-    if (agreed[i].parameter < 0) {
+    if (!agreed[i].parameter.valid()) {
       throw InvalidArgument(
           "norm: a tensor is neither a parameter of the model nor a gradient of one, so it is not known which elements "
           "of which parameter it has; take the square root of model->dot(t, t) over lists as long as "
           "model->parameters(), in its order");
     }
-    const auto& tensor = parameters_.tensors()[static_cast<std::size_t>(agreed[i].parameter)];
+    const auto& tensor = parameters_.at(agreed[i].parameter);
     if (tensors[i].defined() && parameters_.counts(tensor)) norm.add(tensors[i]);
   }
   return beside(complete(norm), tensors);
@@ -132,14 +131,14 @@ at::Tensor ParameterSums::dot(const std::vector<at::Tensor>& a, const std::vecto
     const auto &first = both[i], &second = both[a.size() + i];
     if (first.what == What::kNothing || second.what == What::kNothing) continue;
     const auto known = std::max(first.parameter, second.parameter);
-    const auto differs = [&](const SumOperand& each) { return each.parameter >= 0 && each.parameter != known; };
-    if (known < 0 || differs(first) || differs(second)) {
+    const auto differs = [&](const SumOperand& each) { return each.parameter.valid() && each.parameter != known; };
+    if (!known.valid() || differs(first) || differs(second)) {
       throw InvalidArgument(
           "dot of " + operands.describe(first) + " and " + operands.describe(second) +
           ": one of the two must be a parameter of the model or its gradient, the other of the same "
           "parameter; of tensors of your own give lists as long as model->parameters(), in its order");
     }
-    const auto& tensor = parameters_.tensors()[static_cast<std::size_t>(known)];
+    const auto& tensor = parameters_.at(known);
     is_complex = is_complex || tensor.handle.is_complex();
     if (!a[i].defined() || !b[i].defined() || !parameters_.counts(tensor)) continue;
     total.add_(dot_of(a[i], b[i], tensor.handle.is_complex() ? at::kComplexDouble : at::kDouble, deployment_.device()));
@@ -152,8 +151,8 @@ at::Tensor ParameterSums::dot(const std::vector<at::Tensor>& a, const std::vecto
 
 /// @param operand  what `tensor` is
 void ParameterSums::require_layout(const SumOperand& operand, const at::Tensor& tensor) const {
-  if (operand.what != What::kOwn || operand.parameter < 0) return;
-  const auto& parameter = parameters_.tensors()[static_cast<std::size_t>(operand.parameter)];
+  if (operand.what != What::kOwn || !operand.parameter.valid()) return;
+  const auto& parameter = parameters_.at(operand.parameter);
   if (!parameters_.holds(parameter) || tensor.sizes() == parameter.handle.sizes()) return;
   std::ostringstream out;
   out << "dot: a tensor of sizes " << tensor.sizes() << " goes with parameter '" << parameter.name()

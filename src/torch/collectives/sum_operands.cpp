@@ -17,10 +17,10 @@ SumOperands::SumOperands(const parameters::ParameterStore& parameters) : paramet
     by_impl_.emplace(tensor.unsafeGetTensorImpl(), operand);
     if (const auto* memory = memory_of(tensor)) by_memory_.emplace(memory, operand);
   };
-  for (std::size_t i = 0; i < parameters.tensors().size(); ++i) {
-    const auto& handle = parameters.tensors()[i].handle;
-    add(handle, {What::kValue, static_cast<std::int32_t>(i)});
-    if (handle.grad().defined()) add(handle.grad(), {What::kGradient, static_cast<std::int32_t>(i)});
+  for (const auto& tensor : parameters.tensors()) {
+    const auto& handle = tensor.handle;
+    add(handle, {What::kValue, tensor.id});
+    if (handle.grad().defined()) add(handle.grad(), {What::kGradient, tensor.id});
   }
 }
 
@@ -38,16 +38,14 @@ SumOperand SumOperands::find(const at::Tensor& tensor) const {
   const auto* memory = memory_of(tensor);
   const auto same = memory == nullptr ? by_memory_.end() : by_memory_.find(memory);
   if (same != by_memory_.end()) {
-    const auto& handle = parameters_.tensors()[static_cast<std::size_t>(same->second.parameter)].handle;
+    const auto& handle = parameters_.at(same->second.parameter).handle;
     if (handle.sizes() == tensor.sizes()) return same->second;
   }
   return {What::kOwn};
 }
 
 std::string SumOperands::describe(const SumOperand& operand) const {
-  const auto name = operand.parameter < 0
-                        ? std::string()
-                        : "'" + parameters_.tensors()[static_cast<std::size_t>(operand.parameter)].name() + "'";
+  const auto name = !operand.parameter.valid() ? std::string() : "'" + parameters_.at(operand.parameter).name() + "'";
   switch (operand.what) {
     case What::kNothing:
       return "an undefined tensor";
@@ -63,13 +61,13 @@ std::string SumOperands::describe(const SumOperand& operand) const {
 
 void SumOperands::require_same(const std::vector<SumOperand>& by_rank, const std::string& member) const {
   std::size_t first = 0;
-  while (first + 1 < by_rank.size() && by_rank[first].parameter < 0) ++first;
+  while (first + 1 < by_rank.size() && !by_rank[first].parameter.valid()) ++first;
   const auto& meant = by_rank[first];
-  if (meant.parameter < 0) return;
-  const auto& tensor = parameters_.tensors()[static_cast<std::size_t>(meant.parameter)];
+  if (!meant.parameter.valid()) return;
+  const auto& tensor = parameters_.at(meant.parameter);
   for (std::size_t r = 0; r < by_rank.size(); ++r) {
     const auto& other = by_rank[r];
-    const bool tells = other.what != What::kNothing && other.parameter >= 0;
+    const bool tells = other.what != What::kNothing && other.parameter.valid();
     if (tells && other != meant) {
       throw InvalidArgument(member + ": rank " + std::to_string(first) + " names " + describe(meant) + ", rank " +
                             std::to_string(r) + " names " + describe(other) +
@@ -95,7 +93,8 @@ std::vector<SumOperand> SumOperands::agree(ranks::Ranks& ranks, const std::vecto
       std::memcpy(&by_rank[r], blobs[r].data() + i * sizeof(SumOperand), sizeof(SumOperand));
     require_same(by_rank, member);
     for (const auto& other : by_rank) {
-      if (agreed[i].parameter < 0 && (other.parameter >= 0 || agreed[i].what == What::kNothing)) agreed[i] = other;
+      if (!agreed[i].parameter.valid() && (other.parameter.valid() || agreed[i].what == What::kNothing))
+        agreed[i] = other;
     }
   }
   return agreed;

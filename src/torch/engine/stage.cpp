@@ -3,42 +3,51 @@
 #include <algorithm>
 #include <map>
 #include <set>
-#include <tuple>
 #include <utility>
 
-#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <autopar/core/assert.hpp>
-
-#include "capture/ir/tensor_form.hpp"
-#include "torch/autograd/parameter_cast.hpp"
 #include "torch/autograd/side_stream.hpp"
 #include "torch/device/device_context.hpp"
 #include "torch/engine/gate_group.hpp"
 #include "torch/interpret/backward_source.hpp"
-#include "torch/parameters/compute_copy.hpp"
 
 namespace autopar::engine {
+
+namespace {
+
+/// By ValueId: whether a value stays in the environment across slices: parameters, buffers, constants, casts.
+std::vector<bool> resident_values(const OpGraph& graph, const algebra::BatchSemantics& plan,
+                                  const std::vector<OpId>& ops) {
+  std::vector<bool> resident;
+  for (const auto& info : graph.values) {
+    resident.push_back(info.kind == ValueKind::kParameter || info.kind == ValueKind::kBuffer ||
+                       info.kind == ValueKind::kConstant);
+  }
+  for (const auto op : ops) {
+    if (plan.handling(op).once) resident[graph.output(op).index()] = true;
+  }
+  return resident;
+}
+
+}  // namespace
 
 Stage::Stage(const DividedProgram& program, StageId stage, const Leaves& leaves, const std::vector<bool>& reduced)
     : program_(program),
       stage_(stage),
-      reduced_(reduced),
       compute_(leaves.compute),
-      copy_(leaves.copy),
-      accumulating_stream_(devices::current_stream(program.device)) {
+      casts_(*program.graph, *program.plan, program.stage_ops[stage.index()], leaves.copy),
+      accumulators_(reduced, program.device) {
   find_boundary();
   find_sums();
-  find_casts();
-  auto kept = outgoing_;
-  for (const auto& sum : sums_) kept.push_back(sum.value);
+  resident_ = resident_values(graph(), plan(), ops());
+  auto kept = boundary_.outgoing;
+  for (const auto& sum : boundary_.sums) kept.push_back(sum.value);
   for (const auto& update : plan().buffer_updates) kept.push_back(update.result);
-  const auto parts = interpret::parts_of_stage(graph(), each_slice_, program_.recomputed);
-  find_readers_of_casts(parts);
+  const auto parts = interpret::parts_of_stage(graph(), casts_.each_slice(), program_.recomputed);
+  casts_.find_readers(parts);
   // Reduced gradients are added to buckets on the caller's stream, so there is no side stream for them.
   const bool any_reduced = std::ranges::any_of(parameters_read(graph(), this->ops()),
                                                [&](ValueId parameter) { return reduced[parameter.index()]; });
@@ -83,7 +92,7 @@ interpret::OpHooks Stage::hooks(const std::vector<interpret::StagePart>& parts) 
   std::map<int, OpId> last;  // last reader of each group, in execution order
   for (const auto& part : parts) {
     for (const auto op : part.ops) {
-      if (casts_read_by_.contains(op)) hooks.ops.insert(op);
+      if (casts_.are_read_by(op)) hooks.ops.insert(op);
       const auto groups = program_.gathered_by.find(op);
       if (groups == program_.gathered_by.end()) continue;
       hooks.ops.insert(op);
@@ -95,9 +104,7 @@ interpret::OpHooks Stage::hooks(const std::vector<interpret::StagePart>& parts) 
   hooks.before = [this](OpId op) {
     const auto groups = program_.gathered_by.find(op);
     if (groups != program_.gathered_by.end()) gate_->unshard(groups->second);
-    const auto casts = casts_read_by_.find(op);
-    if (casts == casts_read_by_.end()) return;
-    for (const auto cast : casts->second) make_cast(cast);
+    casts_.make_for(op, environment_, handles_);
   };
   hooks.after = [this, last_read_by](OpId op, const torch::jit::Stack& results) {
     const auto groups = program_.gathered_by.find(op);
@@ -136,8 +143,8 @@ void Stage::find_boundary() {
     if (channel.to == stage()) in.insert(values.begin(), values.end());
     if (channel.from == stage()) out.insert(values.begin(), values.end());
   }
-  incoming_.assign(in.begin(), in.end());
-  outgoing_.assign(out.begin(), out.end());
+  boundary_.incoming.assign(in.begin(), in.end());
+  boundary_.outgoing.assign(out.begin(), out.end());
 }
 
 // A sum belongs to the stage that computes it. A parameter that is a sum belongs to the first stage that reads it.
@@ -154,7 +161,7 @@ void Stage::find_sums() {
       for (StageId before(0); own && before < stage_; before = StageId(before.value() + 1))
         own = !reads(before, sum.value);
     }
-    if (own) sums_.push_back(sum);
+    if (own) boundary_.sums.push_back(sum);
   }
 }
 
@@ -169,21 +176,17 @@ void Stage::find_leaves(const Lookup& lookup) {
     const auto& info = graph().value(leaf);
     if (info.kind != ValueKind::kParameter && info.kind != ValueKind::kBuffer) continue;
     handles_[leaf.index()] = lookup(leaf);
-    state_.push_back(leaf);
-    if (info.kind == ValueKind::kParameter) parameters_.push_back(leaf);
+    state_.all.push_back(leaf);
+    if (info.kind == ValueKind::kParameter) state_.parameters.push_back(leaf);
   }
   for (const auto& update : plan().buffer_updates) {
-    if (read.count(update.buffer)) private_buffers_.push_back(update.buffer);
+    if (read.count(update.buffer)) state_.updated_buffers.push_back(update.buffer);
   }
 }
 
 void Stage::refresh_leaves() {
-  const auto stream = devices::current_stream(device());
-  if (stream != accumulating_stream_) {  // accumulators with hooks are kept, since their hooks would be added again
-    std::erase_if(accumulators_, [&](const auto& each) { return !reduced_[each.first.index()]; });
-    accumulating_stream_ = stream;
-  }
-  for (const auto value : state_) {
+  accumulators_.follow_stream();
+  for (const auto value : state_.all) {
     const auto& handle = handles_[value.index()];
     auto& leaf = environment_[value.index()];
     if (graph().value(value).kind == ValueKind::kBuffer) {
@@ -196,16 +199,9 @@ void Stage::refresh_leaves() {
     if (!same_memory || leaf.requires_grad() != handle.requires_grad()) {
       leaf = memory.detach();
       leaf.set_requires_grad(handle.requires_grad());
-      accumulators_.erase(value);
+      accumulators_.drop(value);
     }
-    if (leaf.requires_grad() && !accumulators_.contains(value)) hold_accumulator(value);
-  }
-}
-
-void Stage::add_kept_casts(std::vector<const void*>& memory) const {
-  for (const auto& cast : casts_) {
-    auto* const kept = kept_copy(cast.parameter, graph().value(cast.result));
-    memory.push_back(kept != nullptr ? kept->current(handle(cast.parameter)).const_data_ptr() : nullptr);
+    if (leaf.requires_grad()) accumulators_.hold(value, leaf);
   }
 }
 
@@ -216,93 +212,6 @@ at::Tensor Stage::compute_memory(ValueId parameter) const {
 
 bool Stage::defers(ValueId parameter) const {
   return std::binary_search(runner_->deferrable().begin(), runner_->deferrable().end(), parameter);
-}
-
-void Stage::find_casts() {
-  for (const auto& info : graph().values) {
-    resident_.push_back(info.kind == ValueKind::kParameter || info.kind == ValueKind::kBuffer ||
-                        info.kind == ValueKind::kConstant);
-  }
-  for (const auto op : ops()) {
-    if (!plan().handling(op).once) {
-      each_slice_.push_back(op);
-      continue;
-    }
-    casts_.push_back({graph().input(op, 0), graph().output(op)});
-    resident_[casts_.back().result.index()] = true;
-  }
-}
-
-// Segments save their inputs before they run, and an element of a list cannot be missing. Casts for these are made
-// first.
-void Stage::find_readers_of_casts(const std::vector<interpret::StagePart>& parts) {
-  const auto cast_behind = [&](ValueId value) {
-    const auto definer = value.valid() ? graph().value(value).definer : OpId::none();
-    return definer.valid() && plan().handling(definer).once ? definer : OpId::none();
-  };
-  const bool has_segments =
-      std::any_of(parts.begin(), parts.end(), [](const interpret::StagePart& part) { return part.recomputed; });
-  std::set<OpId> first;
-  for (const auto op : each_slice_) {
-    for (const auto& slot : graph().op(op).inputs) {
-      for (const auto value : slot.values) {
-        const auto cast = cast_behind(value);
-        if (!cast.valid()) continue;
-        if (has_segments || slot.kind != SlotKind::kTensor)
-          first.insert(cast);
-        else
-          casts_read_by_[op].push_back(cast);
-      }
-    }
-  }
-  made_first_.assign(first.begin(), first.end());
-}
-
-at::Tensor Stage::copy_elsewhere(ValueId parameter, const ValueInfo& form) const {
-  if (auto copy = copy_(parameter); copy.defined()) {
-    AUTOPAR_ASSERT(copy.scalar_type() == form.dtype,
-                   "a parameter is gathered in another element type than it is read in");
-    return copy;
-  }
-  auto* const kept = kept_copy(parameter, form);
-  return kept != nullptr ? kept->current(handle(parameter)) : at::Tensor();
-}
-
-parameters::ComputeCopy* Stage::kept_copy(ValueId parameter, const ValueInfo& form) const {
-  auto* const kept = parameters::ComputeCopy::of(handle(parameter));
-  if (kept == nullptr || kept->type() != form.dtype) return nullptr;
-  const bool has_layout =
-      !ir::is_channels_last(form) || handle(parameter).is_contiguous(at::MemoryFormat::ChannelsLast);
-  return has_layout ? kept : nullptr;
-}
-
-at::Tensor Stage::cast(ValueId parameter, const ValueInfo& form) const {
-  const auto& leaf = environment_[parameter.index()];
-  const auto copy = copy_elsewhere(parameter, form);
-  return autograd::with_history_of(leaf, copy.defined() ? copy : autograd::cast_of(leaf, form));
-}
-
-void Stage::start_casts(bool differentiate) {
-  differentiates_ = differentiate;
-  for (const auto op : made_first_) make_cast(op);
-}
-
-// A parameter with several readers is cast once.
-void Stage::make_cast(OpId op) {
-  auto& copy = environment_[graph().output(op).index()];
-  if (copy.defined()) return;
-  const bool with_history = differentiates_ && graph().op(op).grad_enabled;
-  const at::AutoGradMode mode(with_history);
-  const auto parameter = graph().input(op, 0);
-  const auto& form = graph().value(graph().output(op));
-  auto& known = made_casts_[{parameter, form.dtype, with_history}];
-  if (!known.defined()) known = cast(parameter, form);
-  copy = known;
-}
-
-void Stage::drop_casts() {
-  for (const auto& cast : casts_) environment_[cast.result.index()].reset();
-  made_casts_.clear();
 }
 
 bool Stage::is_resident(ValueId value) const { return resident_[value.index()]; }
@@ -324,18 +233,6 @@ void Stage::clear_environment() {
   for (std::size_t i = 0; i < environment_.size(); ++i) {
     if (!is_resident(ValueId::of(i))) environment_[i].reset();
   }
-}
-
-void Stage::hold_accumulator(ValueId parameter) {
-  auto& accumulator = accumulators_[parameter];
-  accumulator = torch::autograd::impl::grad_accumulator(environment_[parameter.index()]);
-  if (!reduced_[parameter.index()]) return;
-  const auto tell = [added = gradient_added_, parameter](const torch::autograd::variable_list& outputs,
-                                                         const torch::autograd::variable_list&) {
-    if (*added) (*added)(parameter);
-    return outputs;
-  };
-  accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(tell));
 }
 
 }  // namespace autopar::engine

@@ -18,17 +18,11 @@
 #include "capture/algebra/batch_algebra.hpp"
 #include "capture/algebra/global_sums.hpp"
 #include "torch/autograd/sum_type.hpp"
+#include "torch/engine/gradient_accumulators.hpp"
 #include "torch/engine/message.hpp"
+#include "torch/engine/parameter_casts.hpp"
 #include "torch/interpret/segment_interpreter.hpp"
 #include "torch/interpret/stage_parts.hpp"
-
-namespace torch::autograd {
-struct Node;
-}
-
-namespace autopar::parameters {
-class ComputeCopy;
-}
 
 namespace autopar::engine {
 
@@ -65,6 +59,20 @@ struct StageGate {
   }
 };
 
+/// What enters and leaves a stage.
+struct StageBoundary {
+  std::vector<ValueId> incoming;         ///< values that messages bring
+  std::vector<ValueId> outgoing;         ///< values that messages carry away
+  std::vector<algebra::GlobalSum> sums;  ///< computed by the stage
+};
+
+/// Parameters and buffers that a stage reads.
+struct StageState {
+  std::vector<ValueId> all;              ///< ascending
+  std::vector<ValueId> parameters;       ///< ascending
+  std::vector<ValueId> updated_buffers;  ///< that forward writes
+};
+
 /// A stage of a captured program on one rank. Prepared once and used by every call (see TorchEngine).
 ///
 /// Parameters are read through compute copies. These are autograd leaves that share memory with the owner handles, or
@@ -97,20 +105,18 @@ class Stage {
   [[nodiscard]] StageId stage() const { return stage_; }
   [[nodiscard]] c10::Device device() const { return program_.device; }
 
-  [[nodiscard]] const std::vector<ValueId>& incoming() const { return incoming_; }  ///< values that messages bring
-  [[nodiscard]] const std::vector<ValueId>& outgoing() const { return outgoing_; }  ///< values that messages carry away
-  [[nodiscard]] const std::vector<algebra::GlobalSum>& sums() const { return sums_; }  ///< computed by this stage
+  [[nodiscard]] const StageBoundary& boundary() const { return boundary_; }
   [[nodiscard]] const std::vector<ValueId>& parameters() const {
-    return parameters_;
+    return state_.parameters;
   }  ///< parameters that this stage reads, ascending
-  [[nodiscard]] const std::vector<ValueId>& private_buffers() const { return private_buffers_; }
+  [[nodiscard]] const std::vector<ValueId>& private_buffers() const { return state_.updated_buffers; }
 
   /// The compute copy of a parameter of this stage.
   [[nodiscard]] const at::Tensor& compute_copy(ValueId parameter) const { return environment_[parameter.index()]; }
   /// Whether weight backwards may add to the gradient of a parameter.
   [[nodiscard]] bool defers(ValueId parameter) const;
   /// Sets a function that is called for each parameter of a reduction group when a backward has added its gradient.
-  void on_gradient(std::function<void(ValueId)> added) { *gradient_added_ = std::move(added); }
+  void on_gradient(std::function<void(ValueId)> added) { accumulators_.on_gradient(std::move(added)); }
   /// Sets the gate for parameters that are gathered for compute actions; called before each compute action.
   void set_gate(StageGate gate) { *gate_ = gate; }
   /// Updates leaves whose handle or compute tensor changed memory or requires_grad, and follows the thread's stream.
@@ -118,12 +124,12 @@ class Stage {
   void refresh_leaves();
   /// Appends the memory of kept casts of parameters, which are updated first; null for casts that calls make. O(casts
   /// of the stage).
-  void add_kept_casts(std::vector<const void*>& memory) const;
+  void add_kept_casts(std::vector<const void*>& memory) const { casts_.add_kept(handles_, memory); }
   /// From now on casts of parameters are made when an operator first reads them. If they were made together, a device
   /// would wait for the host. They are kept until `drop_casts`, and as long as a backward needs them.
   /// @param differentiate  whether backwards will follow
-  void start_casts(bool differentiate);
-  void drop_casts();
+  void start_casts(bool differentiate) { casts_.start(environment_, handles_, differentiate); }
+  void drop_casts() { casts_.drop(environment_); }
   /// The values of the current slice: the leaves of the stage, and the values that the slice adds and removes. One
   /// slice at a time.
   [[nodiscard]] replay::Environment& environment() { return environment_; }
@@ -138,45 +144,24 @@ class Stage {
   [[nodiscard]] const at::Tensor& handle(ValueId leaf) const { return handles_[leaf.index()]; }
 
  private:
-  struct Cast {
-    ValueId parameter, result;
-  };
   [[nodiscard]] const std::vector<OpId>& ops() const { return program_.stage_ops[stage_.index()]; }
   void find_boundary();
   void find_sums();
   void find_leaves(const Lookup& lookup);
-  void find_casts();
-  void find_readers_of_casts(const std::vector<interpret::StagePart>& parts);
   [[nodiscard]] at::Tensor compute_memory(ValueId parameter) const;
-  [[nodiscard]] at::Tensor copy_elsewhere(ValueId parameter, const ValueInfo& form) const;
-  /// The copy that is kept on the parameter's handle; null if it does not have the form of the cast.
-  [[nodiscard]] parameters::ComputeCopy* kept_copy(ValueId parameter, const ValueInfo& form) const;
-  [[nodiscard]] at::Tensor cast(ValueId parameter, const ValueInfo& form) const;
-  void make_cast(OpId op);
   [[nodiscard]] interpret::OpHooks hooks(const std::vector<interpret::StagePart>& parts);
   [[nodiscard]] std::shared_ptr<const interpret::TensorShards> tensor_shards() const;
-  void hold_accumulator(ValueId parameter);
 
   const DividedProgram& program_;
   StageId stage_;
-  const std::vector<bool>& reduced_;
-  std::vector<ValueId> incoming_, outgoing_, parameters_, private_buffers_;
-  std::vector<algebra::GlobalSum> sums_;
-  std::vector<ValueId> state_;                       ///< parameters and buffers that the stage reads
-  std::vector<Cast> casts_;                          ///< results of ops that run once for each call
-  std::vector<OpId> each_slice_;                     ///< the other ops
-  std::map<OpId, std::vector<OpId>> casts_read_by_;  ///< casts that are made when their readers run
-  std::vector<OpId> made_first_;                     ///< the other casts
-  std::map<std::tuple<ValueId, c10::ScalarType, bool>, at::Tensor> made_casts_;  ///< by parameter, type and grad mode
-  bool differentiates_ = false;
+  StageBoundary boundary_;
+  StageState state_;
   std::vector<bool> resident_;  ///< by ValueId, see `is_resident`
-  Lookup compute_, copy_;
+  Lookup compute_;
+  ParameterCasts casts_;
+  GradientAccumulators accumulators_;
   replay::Environment handles_, environment_;
-  std::shared_ptr<std::function<void(ValueId)>> gradient_added_ = std::make_shared<std::function<void(ValueId)>>();
   std::shared_ptr<StageGate> gate_ = std::make_shared<StageGate>();  ///< shared with autograd's nodes
-  /// Held here because autograd holds them weakly: otherwise each call would make them again, without their hooks.
-  std::map<ValueId, std::shared_ptr<torch::autograd::Node>> accumulators_;
-  c10::Stream accumulating_stream_;             ///< on which accumulators were made and run
   std::shared_ptr<autograd::SideStream> side_;  ///< for weight gradients, see `run_split`; null if they are reduced
   std::unique_ptr<interpret::SegmentInterpreter> runner_;
 };

@@ -66,7 +66,7 @@ void StageExecution::bring_inputs(Slice& slice, const interpret::SliceContext& c
     values[buffer.index()] = stage_.handle(buffer).detach().clone();
   }
   for (const auto& [value, tensor] : context_.prologue) values[value.index()] = tensor;
-  for (const auto value : stage_.incoming()) {
+  for (const auto value : stage_.boundary().incoming) {
     const auto& info = stage_.graph().value(value);
     auto arrived = slice.arriving[value].take();
     if (!arrived.defined()) arrived = zeros_of(ir::form_of(info, context.samples), stage_.device());
@@ -85,7 +85,7 @@ void StageExecution::bring_inputs(Slice& slice, const interpret::SliceContext& c
 void StageExecution::keep_results(Slice& slice, const interpret::SliceContext& context) {
   const at::NoGradGuard no_grad;
   auto& values = stage_.environment();
-  for (const auto& sum : stage_.sums()) {
+  for (const auto& sum : stage_.boundary().sums) {
     const auto& made = values[sum.value.index()];
     const auto value = made.detach().to(autograd::sum_type(made.scalar_type()));
     auto& total = sums_[sum.value];
@@ -103,16 +103,16 @@ void StageExecution::keep_results(Slice& slice, const interpret::SliceContext& c
     buffer_results_[update.result].push_back(result.detach());
   }
   // Autograd holds what it needs; the roots of the backward are kept here.
-  for (const auto value : stage_.outgoing()) slice.results[value] = values[value.index()];
+  for (const auto value : stage_.boundary().outgoing) slice.results[value] = values[value.index()];
   if (context_.differentiate) {
-    for (const auto& sum : stage_.sums()) slice.results[sum.value] = values[sum.value.index()];
+    for (const auto& sum : stage_.boundary().sums) slice.results[sum.value] = values[sum.value.index()];
   }
   const auto drop = [&](ValueId value) {
     if (!stage_.is_resident(value)) values[value.index()].reset();
   };
-  for (const auto value : stage_.outgoing()) drop(value);
-  for (const auto value : stage_.incoming()) drop(value);
-  for (const auto& sum : stage_.sums()) drop(sum.value);
+  for (const auto value : stage_.boundary().outgoing) drop(value);
+  for (const auto value : stage_.boundary().incoming) drop(value);
+  for (const auto& sum : stage_.boundary().sums) drop(sum.value);
   for (const auto& update : stage_.plan().buffer_updates) drop(update.result);
   for (const auto& known : context_.prologue) drop(known.first);
 }
@@ -125,12 +125,12 @@ BackwardRoots StageExecution::begin_backward(const Action& action, const std::ma
     roots.values.push_back(value);
     roots.gradients.push_back(std::move(gradient));
   };
-  for (const auto value : stage_.outgoing()) {
+  for (const auto value : stage_.boundary().outgoing) {
     const auto arrived = slice.arriving.find(value);
     if (arrived == slice.arriving.end() || arrived->second.empty()) continue;
     add(slice.results[value], arrived->second.take());
   }
-  for (const auto& sum : stage_.sums()) {
+  for (const auto& sum : stage_.boundary().sums) {
     const auto given = sum_gradients.find(sum.value);
     if (given == sum_gradients.end() || sum.weighing == algebra::GlobalSum::Weighing::kFirst) continue;
     const bool weighted = sum.weighing == algebra::GlobalSum::Weighing::kWeighted;

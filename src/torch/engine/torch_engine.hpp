@@ -2,10 +2,8 @@
 
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <map>
 #include <memory>
-#include <set>
 #include <utility>
 #include <vector>
 
@@ -13,8 +11,11 @@
 
 #include <autopar/runtime/stage_engine.hpp>
 
+#include "torch/engine/batch_edges.hpp"
+#include "torch/engine/message_forms.hpp"
 #include "torch/engine/rank_runtime.hpp"
 #include "torch/engine/stage_execution.hpp"
+#include "torch/engine/stage_gradient_sums.hpp"
 
 namespace autopar::engine {
 
@@ -29,12 +30,17 @@ class TorchEngine {
   /// backward. Gradients of a value that is several results are added up.
   void add_sum_gradient(ValueId value, at::Tensor gradient);
   /// Adds gradients of this rank's batched results, before the first backward. Undefined gradients count as zero.
-  void add_result_gradient(ValueId value, at::Tensor gradient);
+  void add_result_gradient(ValueId value, at::Tensor gradient) {
+    edges_.add_result_gradient(value, std::move(gradient));
+  }
   /// From now on gradients are added to new zeroed buckets. Called before the first backward.
-  void start_gradients();
+  void start_gradients() { gradients_.start(runtime_.stages()); }
 
   // StageEngine
-  void set_gate(ComputeGate* gate) { gate_ = gate; }
+  void set_gate(ComputeGate* gate) {
+    gate_ = gate;
+    gradients_.set_gate(gate);
+  }
   void forward(const Action& action);
   void backward(const Action& action);
   void backward_input(const Action& action);
@@ -42,9 +48,9 @@ class TorchEngine {
   [[nodiscard]] Buffer pack(const Action& action);
   [[nodiscard]] Buffer receive_buffer(const Action& action);
   void accept(const Action& action, const Buffer& buffer);
-  [[nodiscard]] Buffer bucket(const Action& action);
-  [[nodiscard]] DType bucket_dtype(const Action& action) const;
-  void reduced(const Action& action);
+  [[nodiscard]] Buffer bucket(const Action& action) { return gradients_.bucket(action); }
+  [[nodiscard]] DType bucket_dtype(const Action& action) const { return gradients_.bucket_dtype(action); }
+  void reduced(const Action& action) { gradients_.reduced(action); }
 
   // ShardingEngine
   [[nodiscard]] Buffer gathering(const Action& action);
@@ -52,18 +58,20 @@ class TorchEngine {
   void reshard(const Action& action);
 
   /// This rank's samples of a batched result, after the forwards. Without samples it is an empty tensor.
-  [[nodiscard]] at::Tensor take_result(ValueId value);
+  [[nodiscard]] at::Tensor take_result(ValueId value) { return edges_.take_result(value); }
   /// This rank's addend of a sum; zeros if it ran no slice. Has the same sizes on every rank and the type `sum_type`.
   [[nodiscard]] at::Tensor sum(ValueId value) const;
   /// The gradient of this rank's tensor for graph input `position`: complete for batched inputs, an addend for shared
   /// ones.
-  [[nodiscard]] at::Tensor take_input_gradient(std::size_t position);
+  [[nodiscard]] at::Tensor take_input_gradient(std::size_t position) {
+    return edges_.take_input_gradient(runtime_.graph().inputs[position]);
+  }
   /// Gradients by RankRuntime::parameters, after the last backward; undefined if no slice reached the parameter. For
   /// sharded parameters, this rank's elements, flat.
-  [[nodiscard]] std::deque<at::Tensor> take_gradients();
+  [[nodiscard]] std::deque<at::Tensor> take_gradients() { return gradients_.take_all(); }
   /// The nodes of the backwards that ran, without tensors. The caller frees them with the loss, as in one process. If
   /// they were freed earlier, malloc would merge their memory, and the next call would divide it again.
-  [[nodiscard]] std::vector<std::shared_ptr<torch::autograd::Node>> take_retired() { return std::move(spent_); }
+  [[nodiscard]] std::vector<std::shared_ptr<torch::autograd::Node>> take_retired() { return std::move(retired_); }
   /// Statistics of a batch norm in this rank's slices.
   [[nodiscard]] std::vector<interpret::NormSample> norm_samples(std::size_t batch_norm) const;
   /// The addends of an updated buffer's new value, in order of samples.
@@ -74,50 +82,17 @@ class TorchEngine {
   [[nodiscard]] StageExecution& begin_compute(const Action& action);
   void run_backward(StageExecution& run, const Action& action, bool last);
   void run_deferred(StageExecution& run, const Action& action, bool last);
-  void add_gradient(const Stage& stage, ValueId parameter, at::Tensor gradient);
-  [[nodiscard]] const Channel& channel_of(const Action& action) const;
-  [[nodiscard]] const std::vector<ValueId>& message_values(const Action& action) const;
-  [[nodiscard]] std::vector<ir::TensorForm> message_forms(const Action& action) const;
-  [[nodiscard]] std::int64_t local_samples() const;
-  [[nodiscard]] Interval within_local(const Action& action) const;
-  [[nodiscard]] at::Tensor departing_from_edge(const Action& action, const Channel& channel, ValueId value);
-  void arrive_at_edge(const Action& action, const Channel& channel, ValueId value, const at::Tensor& piece);
-  void bind_gradients(Stage& stage);
-  void unbind_gradients(Stage& stage);
-  void count_down(ValueId parameter);
-  [[nodiscard]] bool sums_in_computes(ValueId parameter) const;
-  void unshard(const std::vector<ValueId>& parameters);
-  [[nodiscard]] bool is_complete(ValueId parameter, bool last) const;
-  void expect_gradients(const Stage& stage);
-  void report_rest(const Stage& stage);
-  void take_gradient(Stage& stage, ValueId parameter);
-  void move_into_bucket(ValueId parameter);
 
   RankRuntime& runtime_;
   CallContext context_;
   std::deque<StageExecution> runs_;  ///< by index of RankRuntime::stages
+  MessageForms messages_;
+  BatchEdges edges_;
+  StageGradientSums gradients_;
   std::map<ValueId, at::Tensor> sum_gradients_;
-  std::map<ValueId, Assembly> results_;  ///< of the whole local batch
-  std::map<ValueId, at::Tensor> result_gradients_;
-  std::map<ValueId, Assembly> input_gradients_;  ///< of the whole local batch
-  /// By group, null if this rank is not a member. Buckets that are reduced within compute actions exist from the first
-  /// gradient until the reduction starts.
-  std::vector<std::unique_ptr<parameters::GradientBuckets>> buckets_;
-  std::vector<std::deque<at::Tensor>> on_their_way_;  ///< by group: buckets in flight that are reduced into shards
-                                                      ///< within compute actions
-  std::set<int> summed_;                              ///< groups whose reduction within this compute action has started
-  std::map<int, int> whole_;                          ///< by group: number of gathers that have not been resharded
-  bool sums_in_some_computes_ = false;
-  std::vector<at::Tensor> shares_;  ///< by group: this rank's shard of the reduced gradients
-  /// By RankRuntime::parameters. A deque allocates small pieces. For a large one malloc would first merge the freed
-  /// memory of the last call's graph, more than 1 % of a call of tiny operators.
-  std::deque<at::Tensor> gradients_;
-  std::vector<std::shared_ptr<torch::autograd::Node>> spent_;
+  std::map<int, int> unsharded_;  ///< by group: number of gathers that have not been resharded
+  std::vector<std::shared_ptr<torch::autograd::Node>> retired_;
   ComputeGate* gate_ = nullptr;
-  std::map<ValueId, std::pair<int, int>> bucket_of_;  ///< parameter to (group, bucket)
-  std::map<ValueId, std::size_t> place_of_;           ///< parameter to index in the group's layout
-  /// Number of gradients that stages have yet to add before the bucket is ready.
-  std::map<std::pair<int, int>, int> missing_;
 };
 
 static_assert(SplitBackwardEngine<TorchEngine> && ShardingEngine<TorchEngine>);

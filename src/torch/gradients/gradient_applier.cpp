@@ -69,7 +69,7 @@ void GradientApplier::apply(const steps::StageGradients& gradients, const at::Te
       add_to_owner(handle, gradient, may_take, leaving);
       continue;
     }
-    store_.accumulate(handle, gradient, may_take);
+    store_.accumulate(parameters_.of(handle), gradient, may_take);
   }
   add_arrived(leaving);
 }

@@ -41,15 +41,15 @@ void add_to(at::Tensor& sum, const at::Tensor& gradient, bool may_take) {
     sum = may_take ? gradient : gradient.clone();
 }
 
-void GradientStore::accumulate(const at::Tensor& handle, const at::Tensor& gradient, bool may_take) {
-  auto& sum = accumulated_[handle.unsafeGetTensorImpl()];
-  sum.handle = handle;
+void GradientStore::accumulate(const parameters::StateTensor& tensor, const at::Tensor& gradient, bool may_take) {
+  auto& sum = accumulated_[tensor.id];
+  sum.handle = tensor.handle;
   add_to(sum.gradient, gradient, may_take);
 }
 
 Bytes GradientStore::accumulated() const {
   Bytes bytes;
-  for (const auto& [impl, sum] : accumulated_) bytes += Bytes(static_cast<std::int64_t>(sum.gradient.nbytes()));
+  for (const auto& [id, sum] : accumulated_) bytes += Bytes(static_cast<std::int64_t>(sum.gradient.nbytes()));
   return bytes;
 }
 
@@ -57,8 +57,8 @@ void GradientStore::reduce(GradientSums sums) {
   const at::NoGradGuard no_grad;
   reduce_whole(sums);
   reduce_into_shards(sums);
-  for (auto& [impl, sum] : std::exchange(accumulated_, {})) {
-    auto& waiting = reduced_[impl];
+  for (auto& [id, sum] : std::exchange(accumulated_, {})) {
+    auto& waiting = reduced_[id];
     waiting.handle = sum.handle;
     add_to(waiting.gradient, sum.gradient, /*may_take=*/true);
   }
@@ -67,7 +67,7 @@ void GradientStore::reduce(GradientSums sums) {
 void GradientStore::reduce_whole(GradientSums& sums) {
   std::map<std::pair<std::vector<Rank>, at::ScalarType>, std::vector<HandleGradient*>> groups;
   for (const auto& tensor : sums.parameters.tensors()) {
-    const auto found = accumulated_.find(tensor.handle.unsafeGetTensorImpl());
+    const auto found = accumulated_.find(tensor.id);
     if (found == accumulated_.end() || sums.parameters.is_sharded(tensor)) continue;
     groups[{sums.parameters.replicas_of(tensor), found->second.gradient.scalar_type()}].push_back(&found->second);
   }
@@ -94,7 +94,7 @@ void GradientStore::reduce_into_shards(GradientSums& sums) {
     const auto& unit = memory->unit();
     std::vector<std::pair<const parameters::ShardUnit::Place*, at::Tensor*>> gradients;
     for (const auto& place : unit.places) {
-      const auto found = accumulated_.find(sums.parameters.named(place.names.front()).handle.unsafeGetTensorImpl());
+      const auto found = accumulated_.find(sums.parameters.named(place.names.front()).id);
       if (found != accumulated_.end()) gradients.emplace_back(&place, &found->second.gradient);
     }
     if (!gradients.empty()) sum_into_shards(sums.wire, sums.groups.at(unit.ranks), *memory, gradients);
@@ -103,13 +103,13 @@ void GradientStore::reduce_into_shards(GradientSums& sums) {
 
 bool GradientStore::reduced_are_finite(c10::Device device) const {
   std::vector<at::Tensor> tensors;
-  for (const auto& [impl, sum] : reduced_) tensors.push_back(sum.gradient);
+  for (const auto& [id, sum] : reduced_) tensors.push_back(sum.gradient);
   return gradients::divide_and_check(tensors, 1, device);
 }
 
 std::vector<HandleGradient> GradientStore::take_reduced() {
   std::vector<HandleGradient> taken;
-  for (auto& [impl, sum] : std::exchange(reduced_, {})) taken.push_back(std::move(sum));
+  for (auto& [id, sum] : std::exchange(reduced_, {})) taken.push_back(std::move(sum));
   return taken;
 }
 

@@ -32,12 +32,12 @@ struct GradientSums {
   const parameters::ParameterStore& parameters;
 };
 
-/// Gradients of this rank that are not in `.grad` yet, by handle: those that calls inside no_sync accumulate, then
+/// Gradients of this rank that are not in `.grad` yet, by parameter: those that calls inside no_sync accumulate, then
 /// their sums over ranks, until they are taken.
 class GradientStore {
  public:
   /// @param may_take  see `add_to`
-  void accumulate(const at::Tensor& handle, const at::Tensor& gradient, bool may_take);
+  void accumulate(const parameters::StateTensor& tensor, const at::Tensor& gradient, bool may_take);
   [[nodiscard]] bool has_accumulated() const { return !accumulated_.empty(); }
   [[nodiscard]] Bytes accumulated() const;
 
@@ -55,7 +55,7 @@ class GradientStore {
   void reduce_whole(GradientSums& sums);
   void reduce_into_shards(GradientSums& sums);
 
-  std::map<const void*, HandleGradient> accumulated_, reduced_;
+  std::map<parameters::StateId, HandleGradient> accumulated_, reduced_;
 };
 
 }  // namespace autopar::gradients

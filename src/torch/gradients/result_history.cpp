@@ -297,20 +297,20 @@ void ResultHistory::require_same(const at::Tensor& mine, const at::Tensor& mean,
 
 // ---------------------------------------------------------------- what a backward asks for
 
-int ResultHistory::absent_parameter(const results::GradientRequest& request, std::size_t offered) const {
-  if (request.plain) return -1;
+parameters::StateId ResultHistory::absent_parameter(const results::GradientRequest& request,
+                                                    std::size_t offered) const {
+  if (request.plain) return {};
   std::size_t k = offered;
-  for (std::size_t t = 0; t < parts_.parameters.tensors().size(); ++t) {
-    const auto& tensor = parts_.parameters.tensors()[t];
+  for (const auto& tensor : parts_.parameters.tensors()) {
     if (!tensor.is_parameter || parts_.parameters.holds(tensor)) continue;
-    if (request.returned[k++]) return static_cast<int>(t);
+    if (request.returned[k++]) return tensor.id;
   }
-  return -1;
+  return {};
 }
 
-void ResultHistory::require_here(int absent, std::size_t rank) const {
-  if (absent < 0) return;
-  const auto& tensor = parts_.parameters.tensors()[static_cast<std::size_t>(absent)];
+void ResultHistory::require_here(parameters::StateId absent, std::size_t rank) const {
+  if (!absent.valid()) return;
+  const auto& tensor = parts_.parameters.at(absent);
   throw InvalidArgument(
       "torch::autograd::grad on rank " + std::to_string(rank) + " asks for the gradient of parameter '" +
       tensor.name() + "', which has no data there but on rank " + std::to_string(tensor.holders.front().value()) +

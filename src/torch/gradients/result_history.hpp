@@ -71,8 +71,9 @@ class ResultHistory {
                                             const std::vector<at::Tensor>& of_results,
                                             const std::map<ValueId, at::Tensor>& common, const Agreed& agreed,
                                             const results::GradientRequest& request);
-  [[nodiscard]] int absent_parameter(const results::GradientRequest& request, std::size_t offered) const;
-  void require_here(int absent, std::size_t rank) const;
+  [[nodiscard]] parameters::StateId absent_parameter(const results::GradientRequest& request,
+                                                     std::size_t offered) const;
+  void require_here(parameters::StateId absent, std::size_t rank) const;
   void warn_of_own_loss(const steps::Call& call, const std::vector<std::size_t>& outputs,
                         const std::vector<at::Tensor>& of_results);
 

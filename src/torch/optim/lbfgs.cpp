@@ -62,15 +62,15 @@ class LbfgsRun {
  public:
   LbfgsRun(torch::optim::Optimizer& optimizer, ParameterCollectives& ranks,
            const torch::optim::Optimizer::LossClosure& closure)
-      : optimizer_(optimizer),
-        ranks_(ranks),
-        closure_(closure),
-        options_(static_cast<const LBFGSOptions&>(optimizer.param_groups().front().options())),
-        handles_(optimizer.param_groups().front().params()) {}
+      : optimizer_(optimizer), ranks_(ranks), closure_(closure) {}
 
   at::Tensor run();
 
  private:
+  [[nodiscard]] const LBFGSOptions& options() const {
+    return static_cast<const LBFGSOptions&>(optimizer_.param_groups().front().options());
+  }
+  [[nodiscard]] const Tensors& handles() const { return optimizer_.param_groups().front().params(); }
   double evaluate();
   void find_parameters();
   void take_gradients();
@@ -95,8 +95,6 @@ class LbfgsRun {
   torch::optim::Optimizer& optimizer_;
   ParameterCollectives& ranks_;
   const torch::optim::Optimizer::LossClosure& closure_;
-  const LBFGSOptions& options_;
-  const Tensors& handles_;
   std::vector<std::size_t> places_;  ///< by entry of the following lists: index among the handles
   Tensors parameters_, gradient_, along_;
   std::vector<LBFGSParamState*> states_;
@@ -111,17 +109,17 @@ class LbfgsRun {
 // ---------------------------------------------------------------- vectors
 
 Tensors LbfgsRun::for_all(const Tensors& own) const {
-  Tensors all(handles_.size());
+  Tensors all(handles().size());
   for (std::size_t k = 0; k < places_.size(); ++k) all[places_[k]] = own[k];
   return all;
 }
 
 double LbfgsRun::dot(const Tensors& a, const Tensors& b) const {
-  return ranks_.dot(handles_, for_all(a), for_all(b)).item<double>();
+  return ranks_.dot(handles(), for_all(a), for_all(b)).item<double>();
 }
 
 double LbfgsRun::largest(const Tensors& vector) const {
-  return ranks_.norms(handles_, for_all(vector), std::numeric_limits<double>::infinity()).max().item<double>();
+  return ranks_.norms(handles(), for_all(vector), std::numeric_limits<double>::infinity()).max().item<double>();
 }
 
 double LbfgsRun::most_of_ranks(double mine) const {
@@ -160,12 +158,12 @@ double LbfgsRun::evaluate() {
 
 void LbfgsRun::find_parameters() {
   detail::require_dense_real(optimizer_, "LBFGS");
-  for (std::size_t i = 0; i < handles_.size(); ++i) {
+  for (std::size_t i = 0; i < handles().size(); ++i) {
     const auto& state = optimizer_.state();
-    const bool has_state = state.find(handles_[i].unsafeGetTensorImpl()) != state.end();
-    if (!handles_[i].grad().defined() && !has_state) continue;
+    const bool has_state = state.find(handles()[i].unsafeGetTensorImpl()) != state.end();
+    if (!handles()[i].grad().defined() && !has_state) continue;
     places_.push_back(i);
-    parameters_.push_back(handles_[i]);
+    parameters_.push_back(handles()[i]);
   }
 }
 
@@ -174,12 +172,12 @@ void LbfgsRun::take_gradients() {
   constexpr int kNone = 0, kSome = 1, kNew = 2;
   int found = kNone;
   gradient_.clear();
-  for (std::size_t i = 0, k = 0; i < handles_.size(); ++i) {
-    const auto& gradient = handles_[i].grad();
+  for (std::size_t i = 0, k = 0; i < handles().size(); ++i) {
+    const auto& gradient = handles()[i].grad();
     const bool is_known = k < places_.size() && places_[k] == i;
     if (gradient.defined()) found = std::max(found, is_known ? kSome : kNew);
     if (!is_known) continue;
-    gradient_.push_back(gradient.defined() ? gradient.clone() : at::zeros_like(handles_[i]));
+    gradient_.push_back(gradient.defined() ? gradient.clone() : at::zeros_like(handles()[i]));
     ++k;
   }
   const auto most = most_of_ranks(found);
@@ -232,8 +230,8 @@ void LbfgsRun::add_pair() {
   }
   const double curvature = dot(gradients, moves);
   if (!(curvature > kLeastCurvature)) return;
-  if (options_.history_size() < 1) return;
-  const auto most = static_cast<std::size_t>(options_.history_size());
+  if (options().history_size() < 1) return;
+  const auto most = static_cast<std::size_t>(options().history_size());
   const auto drops = inverse_curvatures_.size() < most ? 0 : inverse_curvatures_.size() - most + 1;
   const auto drop = [drops](auto& list) {
     list.erase(list.begin(), list.begin() + static_cast<std::ptrdiff_t>(drops));
@@ -282,11 +280,11 @@ void LbfgsRun::begin_iteration() {
 bool LbfgsRun::iterate(std::int64_t iteration) {
   begin_iteration();
   const Point start{0, loss_here_, dot(gradient_, along_), gradient_};
-  double t = options_.lr();
-  if (steps_ == 1) t *= std::min(1.0, 1 / ranks_.norms(handles_, for_all(gradient_), 1).sum().item<double>());
-  const bool descends = !(start.slope > -options_.tolerance_change());
-  const bool is_last = iteration == options_.max_iter();
-  if (descends && options_.line_search_fn()) {
+  double t = options().lr();
+  if (steps_ == 1) t *= std::min(1.0, 1 / ranks_.norms(handles(), for_all(gradient_), 1).sum().item<double>());
+  const bool descends = !(start.slope > -options().tolerance_change());
+  const bool is_last = iteration == options().max_iter();
+  if (descends && options().line_search_fn()) {
     auto found = search(start, t);
     t = found.t;
     loss_here_ = found.loss;
@@ -297,10 +295,10 @@ bool LbfgsRun::iterate(std::int64_t iteration) {
     if (!is_last) loss_here_ = evaluate();
   }
   for (std::size_t k = 0; k < states_.size(); ++k) states_[k]->move().copy_(along_[k]).mul_(t);
-  if (!descends || is_last || evaluations_ >= most_evaluations(options_)) return false;
-  if (largest(gradient_) <= options_.tolerance_grad()) return false;
-  if (largest(along_) * t <= options_.tolerance_change()) return false;
-  return !(std::abs(loss_here_ - start.loss) < options_.tolerance_change());
+  if (!descends || is_last || evaluations_ >= most_evaluations(options())) return false;
+  if (largest(gradient_) <= options().tolerance_grad()) return false;
+  if (largest(along_) * t <= options().tolerance_change()) return false;
+  return !(std::abs(loss_here_ - start.loss) < options().tolerance_change());
 }
 
 // ---------------------------------------------------------------- line search
@@ -372,9 +370,9 @@ Point LbfgsRun::zoom(std::array<Point, 2> bracket, const Point& start, int trial
 at::Tensor LbfgsRun::run() {
   loss_here_ = evaluate();
   const auto first = loss_;
-  if (largest(gradient_) <= options_.tolerance_grad()) return first;
+  if (largest(gradient_) <= options().tolerance_grad()) return first;
   resume();
-  for (std::int64_t iteration = 1; iteration <= options_.max_iter() && iterate(iteration);) ++iteration;
+  for (std::int64_t iteration = 1; iteration <= options().max_iter() && iterate(iteration);) ++iteration;
   return first;
 }
 }  // namespace

@@ -32,6 +32,8 @@ namespace autopar::parameters {
 ///   parameters.compute_memory("fc.weight");          // unsharded, once it is gathered
 ///
 /// Used by one thread at a time.
+///
+/// Size: it is the one owner, and two thirds of its members are questions of one line.
 class ParameterStore {
  public:
   /// Takes the handles of the module.
@@ -47,6 +49,7 @@ class ParameterStore {
   [[nodiscard]] const StateRegistry& registry() const { return registry_; }
   [[nodiscard]] std::vector<StateTensor>& tensors() { return registry_.tensors(); }
   [[nodiscard]] const std::vector<StateTensor>& tensors() const { return registry_.tensors(); }
+  [[nodiscard]] const StateTensor& at(StateId id) const { return registry_.at(id); }
   /// @throws InvalidArgument if the module has no such parameter or buffer
   [[nodiscard]] StateTensor& named(const std::string& name) { return registry_.named(name); }
   [[nodiscard]] const StateTensor& named(const std::string& name) const { return registry_.named(name); }

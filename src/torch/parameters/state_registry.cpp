@@ -10,7 +10,9 @@ StateRegistry::StateRegistry(const torch::nn::Module& module) {
   const auto add = [this](const std::string& name, const at::Tensor& handle, bool is_parameter) {
     if (!handle.defined()) return;
     const auto [known, is_new] = by_impl_.try_emplace(handle.unsafeGetTensorImpl(), tensors_.size());
-    if (is_new) tensors_.push_back({{}, handle, handle.sizes().vec(), is_parameter, {}, {}, {}, {}, {}});
+    if (is_new)
+      tensors_.push_back(
+          {StateId::of(tensors_.size()), {}, handle, handle.sizes().vec(), is_parameter, {}, {}, {}, {}, {}});
     tensors_[known->second].names.push_back(name);
     by_name_[name] = known->second;
   };

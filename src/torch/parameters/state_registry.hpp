@@ -22,8 +22,13 @@ class Module;
 
 namespace autopar::parameters {
 
+/// The place of a parameter or buffer among those of the module: equal on all ranks, and in every program. Handles are
+/// what users have, names what files have; inside the library this is the one identity.
+using StateId = Index<struct StateTag>;
+
 /// A parameter or buffer of the user's module: one tensor, all its names, and its holders.
 struct StateTensor {
+  StateId id;
   std::vector<std::string> names;   ///< in the module's order; several if it is tied
   at::Tensor handle;                ///< the user's tensor; its data are flat if it is sharded (ZeRO), or a slice
                                     ///< (tensor parallelism)
@@ -58,6 +63,8 @@ class StateRegistry {
 
   [[nodiscard]] std::vector<StateTensor>& tensors() { return tensors_; }
   [[nodiscard]] const std::vector<StateTensor>& tensors() const { return tensors_; }
+  /// @pre id.valid()
+  [[nodiscard]] const StateTensor& at(StateId id) const { return tensors_.at(id.index()); }
   /// @throws InvalidArgument if the module has no such parameter or buffer
   [[nodiscard]] const StateTensor& named(const std::string& name) const;
   [[nodiscard]] StateTensor& named(const std::string& name);

@@ -92,7 +92,7 @@ bool multiplies_data(const Node& node, std::size_t first) {
   return !by_vector && result != sizes_of(edges[has_a ? first : first + 1]);
 }
 
-bool stretches_over_data(const Node& node, const std::unordered_map<const Node*, std::size_t>& leading) {
+bool stretches_over_data(const Node& node, const std::unordered_map<const Node*, parameters::StateId>& leading) {
   const auto& edges = node.next_edges();
   if (std::ranges::all_of(edges, [](const Edge& edge) { return edge.is_valid(); })) return false;
   const auto result = sizes_of(node, 0);
@@ -101,7 +101,7 @@ bool stretches_over_data(const Node& node, const std::unordered_map<const Node*,
   });
 }
 
-bool takes_data(const Node& node, const std::unordered_map<const Node*, std::size_t>& leading) {
+bool takes_data(const Node& node, const std::unordered_map<const Node*, parameters::StateId>& leading) {
   if (node.num_inputs() == 0) return false;
   const auto name = node.name();
   if (const auto* product = find(kProducts, name)) return multiplies_data(node, product->number);
@@ -121,9 +121,9 @@ bool is_result(const Node* node) { return dynamic_cast<const ResultNode*>(node) 
 }  // namespace
 
 OutsideTerms::OutsideTerms(const std::unordered_set<Node*>& nodes,
-                           const std::unordered_map<const void*, std::size_t>& leaves) {
+                           const std::unordered_map<const void*, parameters::StateId>& leaves) {
   std::unordered_map<const Node*, std::vector<const Node*>> before;  // nodes that lead to it
-  std::unordered_map<const Node*, std::size_t> leading;              // nodes that lead to a leaf, and to which
+  std::unordered_map<const Node*, parameters::StateId> leading;      // nodes that lead to a leaf, and to which
   std::vector<const Node*> open;
   for (const auto* node : nodes) {
     for (const auto& edge : node->next_edges()) {

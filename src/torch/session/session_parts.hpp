@@ -33,8 +33,8 @@
 
 namespace autopar::session {
 
-/// The parts of a session, in the order of construction: each knows parts above it, and none knows the session. It is
-/// one list of many fields, because this is where the parts meet.
+/// The parts of a session, in the order of construction: each knows parts above it, and none knows the session. Size:
+/// this is where all parts meet.
 struct SessionParts {
   SessionParts(World& world, std::shared_ptr<torch::nn::Module> model, Options code, std::shared_ptr<InitRecord> record,
                std::span<const std::byte> members);

@@ -319,13 +319,7 @@ class BackwardOfStage {
  public:
   BackwardOfStage(StagedGraph& division, StageId stage, int shard, const OpGraph& graph,
                   const algebra::BatchSemantics& plan, const ShardedParameters& sharded, Bytes kept)
-      : division_(division),
-        groups_(division.pipeline.groups),
-        stage_(stage),
-        shard_(shard),
-        graph_(graph),
-        sharded_(sharded),
-        kept_(kept) {
+      : division_(division), stage_(stage), shard_(shard), graph_(graph), sharded_(sharded), kept_(kept) {
     const auto& channels = division.pipeline.channels;
     for (std::size_t c = 0; c < channels.size(); ++c) {
       if (channels[c].from != stage) continue;
@@ -362,9 +356,9 @@ class BackwardOfStage {
       else
         play_once(parts_[p].ops);
     }
-    for (std::size_t g = 0; g < groups_.size(); ++g) {
-      const bool is_here = groups_[g].stage == stage_ && gathers(static_cast<int>(g)) &&
-                           autopar::shard_of(division_.pipeline, groups_[g]) == shard_;
+    for (std::size_t g = 0; g < groups().size(); ++g) {
+      const bool is_here = groups()[g].stage == stage_ && gathers(static_cast<int>(g)) &&
+                           autopar::shard_of(division_.pipeline, groups()[g]) == shard_;
       if (is_here) gather(static_cast<int>(g));  // groups that nothing reads come last
     }
     auto& of_stage = division_.pipeline.backward_gathers[stage_.index()];
@@ -372,7 +366,8 @@ class BackwardOfStage {
   }
 
  private:
-  [[nodiscard]] const ReduceGroup& group(int g) const { return groups_[static_cast<std::size_t>(g)]; }
+  [[nodiscard]] std::vector<ReduceGroup>& groups() const { return division_.pipeline.groups; }
+  [[nodiscard]] const ReduceGroup& group(int g) const { return groups()[static_cast<std::size_t>(g)]; }
   [[nodiscard]] bool gathers(int g) const { return gathers_in_computes(group(g)); }
   /// The group of the parameter that a value, view or copy belongs to; null unless it is in a group of this stage.
   [[nodiscard]] const StagedGraph::InGroup* find(ValueId value) const {
@@ -432,7 +427,8 @@ class BackwardOfStage {
     }
   }
   void fill(int g) {
-    if (sums_in_computes(group(g))) groups_[static_cast<std::size_t>(g)].filled_after = static_cast<int>(order_.size());
+    if (sums_in_computes(group(g)))
+      groups()[static_cast<std::size_t>(g)].filled_after = static_cast<int>(order_.size());
   }
   /// Decides what is resharded after a segment has run again. Its backward first needs the parameters that it read
   /// last.
@@ -451,7 +447,6 @@ class BackwardOfStage {
   }
 
   StagedGraph& division_;
-  std::vector<ReduceGroup>& groups_;
   StageId stage_;
   int shard_;
   const OpGraph& graph_;

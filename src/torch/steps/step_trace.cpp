@@ -3,7 +3,7 @@
 #include <chrono>
 #include <string>
 
-#include <autopar/io/file.hpp>
+#include "torch/planning/plan_files.hpp"
 
 namespace autopar::steps {
 

@@ -89,8 +89,8 @@ AtomBench::AtomBench(const OpGraph& graph, const algebra::BatchSemantics& plan, 
       stopwatch_(stopwatch),
       device_(stopwatch.device()),
       adds_gradients_(adds_gradients),
-      outgoing_(made_for_others(graph, plan, ops)),
-      runner_(graph, plan, run_for_each_slice(plan, ops), outgoing_, device_) {
+      boundary_{{}, {}, made_for_others(graph, plan, ops)},
+      runner_(graph, plan, run_for_each_slice(plan, ops), boundary_.outgoing, device_) {
   find_boundary(ops);
   for (const auto op : ops) {
     if (plan.handling(op).once) casts_.push_back(op);
@@ -108,13 +108,14 @@ void AtomBench::find_boundary(const std::vector<OpId>& ops) {
     const bool multiplies =
         op_class == OpClass::kMatmul || op_class == OpClass::kConvolution || op_class == OpClass::kAttention;
     for_each_input(graph_.op(op), [&](ValueId value) {
-      if (graph_.value(value).kind != ValueKind::kConstant && known.insert(value).second) incoming_.push_back(value);
+      if (graph_.value(value).kind != ValueKind::kConstant && known.insert(value).second)
+        boundary_.incoming.push_back(value);
       if (multiplies) multiplied.insert(value);
     });
     for_each_output(graph_.op(op), [&](ValueId value) { known.insert(value); });
   }
-  for (const auto value : incoming_)
-    of_both_signs_.push_back(multiplied.contains(value) || graph_.value(value).kind == ValueKind::kParameter);
+  for (const auto value : boundary_.incoming)
+    boundary_.of_both_signs.push_back(multiplied.contains(value) || graph_.value(value).kind == ValueKind::kParameter);
 }
 
 bool AtomBench::differentiable(ValueId value) const {
@@ -150,8 +151,8 @@ void AtomBench::bring(std::int64_t samples) {
   if (samples_ == samples) return;
   const at::NoGradGuard no_grad;
   inputs_.clear();
-  for (std::size_t i = 0; i < incoming_.size(); ++i)
-    inputs_.push_back(make_input(incoming_[i], of_both_signs_[i], samples));
+  for (std::size_t i = 0; i < boundary_.incoming.size(); ++i)
+    inputs_.push_back(make_input(boundary_.incoming[i], boundary_.of_both_signs[i], samples));
   counts_.assign(plan_.counts.size(),
                  at::full({}, static_cast<double>(samples), at::TensorOptions().dtype(at::kDouble).device(device_)));
   samples_ = samples;
@@ -161,14 +162,14 @@ void AtomBench::bring(std::int64_t samples) {
 // Activations get new gradients in each run.
 replay::Environment AtomBench::fresh_environment() const {
   replay::Environment values = runner_.environment();
-  for (std::size_t i = 0; i < incoming_.size(); ++i) {
+  for (std::size_t i = 0; i < boundary_.incoming.size(); ++i) {
     auto leaf = inputs_[i].detach();
-    if (differentiable(incoming_[i])) {
+    if (differentiable(boundary_.incoming[i])) {
       leaf.set_requires_grad(true);
-      const bool has_gradient = adds_gradients_ && graph_.value(incoming_[i]).kind == ValueKind::kParameter;
+      const bool has_gradient = adds_gradients_ && graph_.value(boundary_.incoming[i]).kind == ValueKind::kParameter;
       if (has_gradient) leaf.mutable_grad() = at::zeros_like(inputs_[i]);
     }
-    values[incoming_[i].index()] = std::move(leaf);
+    values[boundary_.incoming[i].index()] = std::move(leaf);
   }
   for (const auto op : casts_) {
     const auto copy = graph_.output(op);
@@ -199,8 +200,8 @@ void AtomBench::pass_through_caches(Bytes elsewhere, const std::vector<at::Tenso
 
 std::vector<at::Tensor> AtomBench::made_by_others() const {
   std::vector<at::Tensor> made;
-  for (std::size_t i = 0; i < incoming_.size(); ++i) {
-    if (graph_.value(incoming_[i]).kind != ValueKind::kParameter) made.push_back(inputs_[i]);
+  for (std::size_t i = 0; i < boundary_.incoming.size(); ++i) {
+    if (graph_.value(boundary_.incoming[i]).kind != ValueKind::kParameter) made.push_back(inputs_[i]);
   }
   return made;
 }
@@ -225,7 +226,7 @@ AtomBench::Times AtomBench::run(std::int64_t samples, Bytes elsewhere, double st
   latest_ = times.forward.device;
   std::vector<Roots> roots;
   const auto generator = fused::make_generator(device_, {kGradientSeed});
-  for (const auto& environment : values) roots.push_back(roots_among(environment, outgoing_, generator));
+  for (const auto& environment : values) roots.push_back(roots_among(environment, boundary_.outgoing, generator));
   times.has_backward = !roots.front().values.empty();
   if (!times.has_backward) return times;
   pass_through_caches(elsewhere, roots.front().gradients);

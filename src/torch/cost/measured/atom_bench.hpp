@@ -34,6 +34,11 @@ class AtomBench {
   [[nodiscard]] Times run(std::int64_t samples, Bytes elsewhere, double start);
 
  private:
+  struct Boundary {
+    std::vector<ValueId> incoming;    ///< inputs of the ops, without constants
+    std::vector<bool> of_both_signs;  ///< by incoming value: numbers with either sign, as a product has
+    std::vector<ValueId> outgoing;    ///< values that other atoms read
+  };
   void find_boundary(const std::vector<OpId>& ops);
   [[nodiscard]] at::Tensor make_input(ValueId value, bool of_both_signs, std::int64_t samples) const;
   [[nodiscard]] bool differentiable(ValueId value) const;
@@ -50,9 +55,7 @@ class AtomBench {
   StepStopwatch& stopwatch_;
   c10::Device device_;
   bool adds_gradients_;
-  std::vector<ValueId> incoming_;    ///< inputs of the ops, without constants
-  std::vector<bool> of_both_signs_;  ///< by incoming value: numbers with either sign, as a product has
-  std::vector<ValueId> outgoing_;    ///< values that other atoms read
+  Boundary boundary_;
   bool whole_batch_ = false;
   std::vector<OpId> casts_;  ///< of parameters: run before each timed run, as before each call
   interpret::OpInterpreter runner_;

@@ -44,17 +44,17 @@ TEST_CASE("GradientStore: sums over holders exactly once") {
     const auto& bias = shared.layer->bias;
     gradients::GradientStore store;
     const auto given = torch::full_like(weight, world.rank() + 1.0);
-    store.accumulate(weight, given, /*may_take=*/false);
-    store.accumulate(weight, given, false);
-    if (world.rank() == 0) store.accumulate(bias, torch::full_like(bias, 7), true);
+    store.accumulate(shared.parameters.of(weight), given, /*may_take=*/false);
+    store.accumulate(shared.parameters.of(weight), given, false);
+    if (world.rank() == 0) store.accumulate(shared.parameters.of(bias), torch::full_like(bias, 7), true);
     const bool had = store.has_accumulated();
     const auto bytes = store.accumulated();
     store.reduce(shared.sums());
     const auto first = store.take_reduced();
 
-    store.accumulate(weight, torch::ones_like(weight), true);
+    store.accumulate(shared.parameters.of(weight), torch::ones_like(weight), true);
     store.reduce(shared.sums());
-    store.accumulate(weight, torch::ones_like(weight), true);
+    store.accumulate(shared.parameters.of(weight), torch::ones_like(weight), true);
     store.reduce(shared.sums());  // what was not taken waits, and is added to
     const auto second = store.take_reduced();
 
@@ -78,14 +78,14 @@ TEST_CASE("GradientStore: reduced gradients are checked and dropped") {
     Shared shared(world);
     const auto& weight = shared.layer->weight;
     gradients::GradientStore store;
-    store.accumulate(weight, torch::ones_like(weight), true);
+    store.accumulate(shared.parameters.of(weight), torch::ones_like(weight), true);
     store.reduce(shared.sums());
     const bool finite = store.reduced_are_finite(at::kCPU);
     const double infinite = world.rank() == 1 ? std::numeric_limits<double>::infinity() : 1;
-    store.accumulate(weight, torch::full_like(weight, infinite), true);
+    store.accumulate(shared.parameters.of(weight), torch::full_like(weight, infinite), true);
     store.reduce(shared.sums());
     const bool still = store.reduced_are_finite(at::kCPU);
-    store.accumulate(weight, torch::ones_like(weight), true);
+    store.accumulate(shared.parameters.of(weight), torch::ones_like(weight), true);
     store.drop_reduced();
     const bool kept = store.has_accumulated();
     store.drop();
