@@ -2,6 +2,7 @@
 
 #include <catch_shim.hpp>
 #include <double_precision.hpp>
+#include <nets.hpp>
 #include <says.hpp>
 #include <temp_folder.hpp>
 
@@ -9,7 +10,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <tuple>
 
@@ -28,14 +28,9 @@ using numerics::Setup;
 using torch::Tensor;
 
 /// A small body under a head of many classes.
-struct ManyClasses : nn::Module {
+struct ManyClasses : nets::CrossEntropy<nets::Linears> {
   static constexpr std::int64_t kWidth = 8, kClasses = 6000;
-  nn::Linear body{nullptr}, head{nullptr};
-  ManyClasses() {
-    body = register_module("body", nn::Linear(kWidth, kWidth));
-    head = register_module("head", nn::Linear(kWidth, kClasses));
-  }
-  Tensor forward(const Tensor& x, const Tensor& y) { return F::cross_entropy(head(torch::tanh(body(x))), y); }
+  ManyClasses() : CrossEntropy(kWidth, {{"body", kWidth}, {"head", kClasses}}) {}
   static std::tuple<Tensor, Tensor> batch(std::int64_t n) {
     return {torch::randn({n, kWidth}), torch::randint(kClasses, {n})};
   }
@@ -56,10 +51,8 @@ struct FewClasses : nn::Module {
   }
 };
 
-struct NoHead : nn::Module {
-  nn::Linear body{nullptr};
-  NoHead() { body = register_module("body", nn::Linear(4, 2)); }
-  Tensor forward(const Tensor& x) { return body(x).pow(2).mean(); }
+struct NoHead : nets::MeanSquare<nets::Linears> {
+  NoHead() : MeanSquare(4, {{"body", 2}}) {}
 };
 
 /// Plans one step of a large batch under a limit of memory, and runs it.
@@ -114,11 +107,7 @@ TEST_CASE("chunked logits: equal one process on all parallel layouts") {
       const auto make = [] { return std::make_shared<ManyClasses>(); };
       const auto reference = numerics::run_reference<ManyClasses>(make, setup, 3);
       ap::loopback::run(tensor * replicas, [&](ap::World& world) {
-        const auto net = [&] {
-          const std::lock_guard lock(numerics::generator_mutex());
-          torch::manual_seed(3);
-          return make();
-        }();
+        const auto net = nets::seeded(3, make);
         ap::AutoParallel<ManyClasses> model(world, net, setup.options);
         numerics::check_rank<ManyClasses>(world, model, reference, setup, {});
         if (!model->plan().chunked_heads) throw numerics::Failure("logits were made whole");
@@ -164,11 +153,7 @@ TEST_CASE("row-parallel class head: is chosen, equals one process") {
     const auto make = [] { return std::make_shared<FewClasses>(); };
     const auto reference = numerics::run_reference<FewClasses>(make, setup, 3);
     ap::loopback::run(shards * replicas, [&](ap::World& world) {
-      const auto net = [&] {
-        const std::lock_guard lock(numerics::generator_mutex());
-        torch::manual_seed(3);
-        return make();
-      }();
+      const auto net = nets::seeded(3, make);
       ap::AutoParallel<FewClasses> model(world, net, setup.options);
       numerics::check_rank<FewClasses>(world, model, reference, setup, {});
       if (!model->plan().layers_by_inputs) throw numerics::Failure("the head was not cut by inputs");

@@ -2,12 +2,12 @@
 
 #include <catch_shim.hpp>
 #include <double_precision.hpp>
+#include <nets.hpp>
 #include <rank_memory.hpp>
 #include <temp_folder.hpp>
 
 #include <algorithm>
 #include <memory>
-#include <mutex>
 #include <regex>
 #include <set>
 #include <string>
@@ -96,13 +96,7 @@ Run trained(ap::Options options, const Make& make, const Tensor& x) {
     const auto r = static_cast<std::size_t>(world.rank());
     const RankMemory::Scope scope(ledger);
     ap::AutoParallel<Net> model(
-        world,
-        [&] {
-          const std::lock_guard lock(numerics::generator_mutex());
-          torch::manual_seed(3);
-          return make();
-        },
-        options);
+        world, [&] { return nets::seeded(3, make); }, options);
     torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1));
     model->attach(optimizer);
     model->prepare(x);
@@ -219,23 +213,18 @@ constexpr int64_t kWide = 2880;  ///< a layer of nearly 32 MiB
 
 /// In a module of their own, so that they are recomputed together. The only bias is in one unit with what comes behind
 /// them.
-struct Block : nn::Module {
-  explicit Block(int count) {
-    for (int i = 0; i < count; ++i) {
-      const auto name = "layer" + std::to_string(i);
-      layers.push_back(register_module(name, nn::Linear(nn::LinearOptions(kWide, kWide).bias(i + 1 == count))));
-    }
+struct Block : nets::Linears {
+  explicit Block(int count) : Linears(kWide, last_biased(count)) {}
+  static std::vector<nets::Layer> last_biased(int count) {
+    auto chain = nets::repeated("layer", count, kWide);
+    for (auto& layer : chain) layer.has_bias = &layer == &chain.back();
+    return chain;
   }
-  Tensor forward(Tensor x) {
-    for (auto& layer : layers) x = torch::tanh(layer(x));
-    return x;
-  }
-  std::vector<nn::Linear> layers;
+  Tensor forward(const Tensor& x) { return torch::tanh(Linears::forward(x)); }
 };
 struct Wide : nn::Module {
   explicit Wide(int count) : block(std::make_shared<Block>(count)) {
-    register_module("block", block);
-    register_module("last", last);
+    nets::register_all(*this, "block", block, "last", last);
   }
   Tensor forward(const Tensor& x) { return last(block->forward(x)).pow(2).mean(); }
 
@@ -302,11 +291,7 @@ struct Views : nn::Module {
   Tensor a, b, c, d, e;
 };
 
-std::shared_ptr<Views> made_views() {
-  const std::lock_guard lock(numerics::generator_mutex());
-  torch::manual_seed(7);
-  return std::make_shared<Views>();
-}
+std::shared_ptr<Views> made_views() { return nets::made<Views>(7); }
 Tensor views_input(int step, int64_t begin, int64_t end) {
   return torch::sin(torch::arange(begin * 4, end * 4, torch::kDouble) * (1.3 + step)).view({end - begin, 4});
 }

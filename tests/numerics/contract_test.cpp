@@ -2,6 +2,7 @@
 
 #include <catch_shim.hpp>
 #include <double_precision.hpp>
+#include <nets.hpp>
 #include <rank_memory.hpp>
 
 #include <filesystem>
@@ -38,9 +39,7 @@ constexpr double kTolerance = 1e-12;
 /// The same module on every rank and in the reference.
 template <class Net>
 std::shared_ptr<Net> made(uint64_t seed = 5) {
-  const std::lock_guard lock(numerics::generator_mutex());
-  torch::manual_seed(seed);
-  return std::make_shared<Net>();
+  return nets::made<Net>(seed);
 }
 
 template <class Model>
@@ -70,11 +69,7 @@ Tensor mine(const Tensor& whole, int rank, const std::vector<int64_t>& local = k
 }
 
 struct Mlp : nn::Module {
-  Mlp() {
-    register_module("first", first);
-    register_module("second", second);
-    register_module("unused", unused);
-  }
+  Mlp() { nets::register_all(*this, "first", first, "second", second, "unused", unused); }
   Tensor forward(const Tensor& x) { return second(torch::tanh(first(x)) * (is_training() ? 1.0 : 2.0)); }
   nn::Linear first{4, 6}, second{6, 3}, unused{2, 2};
 };
@@ -148,15 +143,11 @@ TEST_CASE("evaluation between steps: leaves training unchanged") {
   }
 }
 
-struct Generator : nn::Module {
-  Generator() { register_module("net", net); }
-  Tensor forward(const Tensor& z) { return net->forward(z); }
-  nn::Sequential net{nn::Linear(2, 6), nn::Tanh(), nn::Linear(6, 4)};
+struct Generator : nets::Sequence {
+  Generator() : Sequence(nn::Sequential{nn::Linear(2, 6), nn::Tanh(), nn::Linear(6, 4)}) {}
 };
-struct Critic : nn::Module {
-  Critic() { register_module("net", net); }
-  Tensor forward(const Tensor& x) { return net->forward(x); }
-  nn::Sequential net{nn::Linear(4, 6), nn::ReLU(), nn::Linear(6, 1)};
+struct Critic : nets::Sequence {
+  Critic() : Sequence(nn::Sequential{nn::Linear(4, 6), nn::ReLU(), nn::Linear(6, 1)}) {}
 };
 
 TEST_CASE("two adversarial models: outside losses train as one process") {
@@ -261,16 +252,8 @@ TEST_CASE("capture: repeats when parameters are frozen or unfrozen") {
   }
 }
 
-struct NormNet : nn::Module {
-  NormNet() {
-    register_module("a", a);
-    register_module("norm", norm);
-    register_module("b", b);
-  }
-  Tensor forward(const Tensor& x, const Tensor& y) { return F::cross_entropy(b(torch::relu(norm(a(x)))), y); }
-  nn::Linear a{4, 6};
-  nn::BatchNorm1d norm{nn::BatchNorm1dOptions(6).momentum(0.3)};
-  nn::Linear b{6, 3};
+struct NormNet : nets::CrossEntropy<nets::BatchNormed> {
+  NormNet() : CrossEntropy(4, nn::BatchNorm1dOptions(6).momentum(0.3), 3) {}
 };
 
 TEST_CASE("batch_norm = microbatch: local norm, pooled running stats") {
@@ -405,12 +388,7 @@ TEST_CASE("dropout: own mask per micro-batch, replica, call, repeatable") {
 
 /// Layers of transformers, the first normed behind the sum, the second before its layer; also gives the sums.
 struct DroppingBlocks : nn::Module {
-  DroppingBlocks() {
-    register_module("first", first);
-    register_module("second", second);
-    register_module("behind", behind);
-    register_module("last", last);
-  }
+  DroppingBlocks() { nets::register_all(*this, "first", first, "second", second, "behind", behind, "last", last); }
   /// @param masks  of what is added; empty: by draws
   std::vector<Tensor> run(const Tensor& x, const std::vector<Tensor>& masks) {
     const auto dropped = [&](const Tensor& h, std::size_t i) {
@@ -476,17 +454,13 @@ TEST_CASE("fused dropout + norm: gradient and recompute use one mask") {
   }
 }
 
-struct Arguments : nn::Module {
-  Arguments() {
-    register_module("a", a);
-    register_module("b", b);
-  }
+struct Arguments : nets::TwoLinears {
+  Arguments() : TwoLinears(4, 5, 2) {}
   Tensor forward(const std::vector<Tensor>& parts, const std::optional<Tensor>& mask, const Tensor& scale) {
     auto h = torch::tanh(a(torch::cat(parts, 1)));
     if (mask) h = h * *mask;
     return b(h * scale).pow(2).mean();
   }
-  nn::Linear a{4, 5}, b{5, 2};
 };
 
 TEST_CASE("list, optional and shared arguments: get their gradients") {
@@ -599,16 +573,12 @@ Tensor call_operator(const char* name, const Tensor& x) {
 }
 
 template <bool kHidden>
-struct CustomOperators : nn::Module {
-  CustomOperators() {
-    register_module("a", a);
-    register_module("b", b);
-  }
+struct CustomOperators : nets::TwoLinears {
+  CustomOperators() : TwoLinears(4, 5, 2) {}
   Tensor forward(const Tensor& x) {
     const auto h = call_operator(kHidden ? "autopar_contract::hidden_cube" : "autopar_contract::cube", a(x));
     return b(call_operator("autopar_contract::composite", h)).pow(2).mean();
   }
-  nn::Linear a{4, 5}, b{5, 2};
 };
 
 TEST_CASE("registered operators: split if pointwise or composite") {
@@ -640,13 +610,9 @@ TEST_CASE("registered operators: split if pointwise or composite") {
 }
 
 /// Nearly all of it are parameters.
-struct Heavy : nn::Module {
-  Heavy() {
-    register_module("first", first);
-    register_module("second", second);
-  }
-  Tensor forward(const Tensor& x) { return second(torch::relu(first(x))).square().mean(); }
-  nn::Linear first{512, 512}, second{512, 512};
+struct Heavy : nets::Linears {
+  Heavy() : Linears(512, {{"first", 512}, {"second", 512}}, torch::relu) {}
+  Tensor forward(const Tensor& x) { return Linears::forward(x).square().mean(); }
 };
 
 // On GPUs any factor takes this way, as looking at it would wait for the device.
@@ -669,16 +635,12 @@ TEST_CASE("loss scaled outside: needs no second set of gradients") {
   });
 }
 
-struct ReturnsTwice : nn::Module {
-  ReturnsTwice() {
-    register_module("a", a);
-    register_module("b", b);
-  }
+struct ReturnsTwice : nets::TwoLinears {
+  ReturnsTwice() : TwoLinears(4, 6, 3) {}
   std::vector<Tensor> forward(const Tensor& x) {
     const auto h = torch::tanh(a(x)), y = b(h), total = y.pow(2).sum();
     return {y, y, total, y * 2, total};
   }
-  nn::Linear a{4, 6}, b{6, 3};
 };
 
 TEST_CASE("result returned twice: is two results with own gradients") {

@@ -2,6 +2,7 @@
 
 #include <catch_shim.hpp>
 #include <double_precision.hpp>
+#include <nets.hpp>
 #include <says.hpp>
 #include <temp_folder.hpp>
 
@@ -38,10 +39,7 @@ constexpr int64_t kSamples = 2;  // of each rank
 /// With a table, a buffer that forward reads, and linear layers that can be cut in slices.
 struct Net : nn::Module {
   Net() {
-    register_module("table", table);
-    register_module("first", first);
-    register_module("second", second);
-    register_module("head", head);
+    nets::register_all(*this, "table", table, "first", first, "second", second, "head", head);
     scale = register_buffer("scale", torch::ones({6}));
   }
   Tensor forward(const Tensor& ids) {
@@ -53,11 +51,7 @@ struct Net : nn::Module {
   Tensor scale;
 };
 
-std::shared_ptr<Net> made(uint64_t seed) {
-  const std::lock_guard lock(numerics::generator_mutex());
-  torch::manual_seed(seed);
-  return std::make_shared<Net>();
-}
+std::shared_ptr<Net> made(uint64_t seed) { return nets::made<Net>(seed); }
 
 Tensor ids(int step, int64_t begin, int64_t end) { return torch::arange(begin, end).mul(3).add(step).remainder(8); }
 

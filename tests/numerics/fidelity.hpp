@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <memory>
-#include <mutex>
 #include <numeric>
 #include <optional>
 #include <sstream>
@@ -13,6 +12,7 @@
 #include <torch/torch.h>
 
 #include <autopar/autopar.hpp>
+#include <nets.hpp>
 
 #include "setup.hpp"
 
@@ -21,13 +21,8 @@
 /// Equality of a distributed training with the one-process training of the same module, seed and samples (DESIGN §4.1).
 namespace numerics {
 
+using nets::generator_mutex;
 using torch::Tensor;
-
-/// To be held while a module is seeded and made: the default generator is one for all threads of a process.
-inline std::mutex& generator_mutex() {
-  static std::mutex mutex;
-  return mutex;
-}
 
 /// Where a model's traits differ from batch dimension 0, one differentiable scalar out.
 struct Traits {

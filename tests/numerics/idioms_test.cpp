@@ -2,6 +2,7 @@
 
 #include <catch_shim.hpp>
 #include <double_precision.hpp>
+#include <nets.hpp>
 
 #include <cmath>
 #include <cstdint>
@@ -62,11 +63,7 @@ void train_as_one_process(const Setup& setup) {
     return numerics::run_reference<Net>(make, setup, kSeed);
   }();
   CHECK_NOTHROW(ap::loopback::run(static_cast<int>(setup.local.front().size()), [&](ap::World& world) {
-    const auto net = [&] {
-      const std::lock_guard lock(numerics::generator_mutex());
-      torch::manual_seed(kSeed);
-      return make();
-    }();
+    const auto net = nets::seeded(kSeed, make);
     ap::AutoParallel<Net> model(world, net, setup.options);
     numerics::check_rank<Net>(world, model, reference, setup, {});
   }));
@@ -140,10 +137,7 @@ struct SpectralConv : nn::Module {
 
 struct NeuralOperator : nn::Module {
   NeuralOperator() {
-    register_module("lift", lift);
-    register_module("spectral", spectral);
-    register_module("local", local);
-    register_module("project", project);
+    nets::register_all(*this, "lift", lift, "spectral", spectral, "local", local, "project", project);
   }
   static std::tuple<Tensor, Tensor> batch(std::int64_t n) { return {waves({n, 1, 12}, 0.31), waves({n, 1, 12}, 0.17)}; }
   Tensor forward(const Tensor& x, const Tensor& y) {
@@ -181,10 +175,7 @@ TEST_CASE("STFT denoiser: trains under every plan", "[idioms]") { trains_under_a
 
 /// Points, each with features of its nearest neighbours.
 struct PointNet : nn::Module {
-  PointNet() {
-    register_module("edge", edge);
-    register_module("head", head);
-  }
+  PointNet() { nets::register_all(*this, "edge", edge, "head", head); }
   static std::tuple<Tensor, Tensor> batch(std::int64_t n) { return {waves({n, 7, 3}, 0.71), kinds({n}, 4)}; }
   Tensor forward(const Tensor& points, const Tensor& y) {
     const auto nearest = std::get<1>(torch::cdist(points, points).topk(3, -1, /*largest=*/false));
@@ -251,8 +242,7 @@ struct GraphNet : nn::Module {
   GraphNet() {
     from = register_buffer("from", torch::tensor({0, 1, 2, 3, 4, 0, 2}));
     to = register_buffer("to", torch::tensor({1, 2, 3, 4, 0, 2, 0}));
-    register_module("message", message);
-    register_module("update", update);
+    nets::register_all(*this, "message", message, "update", update);
   }
   static std::tuple<Tensor, Tensor> batch(std::int64_t n) { return {waves({n, 5, 3}, 0.41), waves({n}, 0.3)}; }
   Tensor forward(const Tensor& nodes, const Tensor& y) {
@@ -302,8 +292,7 @@ struct Quantiser : nn::Module {
     codes = register_buffer("codes", waves({6, 3}, 0.77));
     counts = register_buffer("counts", torch::ones({6}));
     sums = register_buffer("sums", codes.clone());
-    register_module("encode", encode);
-    register_module("decode", decode);
+    nets::register_all(*this, "encode", encode, "decode", decode);
   }
   static std::tuple<Tensor> batch(std::int64_t n) { return {waves({n, 4, 8}, 0.39)}; }
   Tensor forward(const Tensor& x) {

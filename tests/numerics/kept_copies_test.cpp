@@ -1,6 +1,7 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 
 #include <ATen/record_function.h>
 
@@ -27,12 +28,7 @@ using torch::Tensor;
 constexpr int kSteps = 6;
 
 struct Net : nn::Module {
-  Net() {
-    register_module("table", table);
-    register_module("first", first);
-    register_module("norm", norm);
-    register_module("last", last);
-  }
+  Net() { nets::register_all(*this, "table", table, "first", first, "norm", norm, "last", last); }
   Tensor forward(const Tensor& ids, const Tensor& y) {
     return nn::functional::cross_entropy(last(torch::relu(norm(first(table(ids).flatten(1))))), y);
   }
@@ -116,11 +112,7 @@ const std::vector<Habit> kHabits{
 std::vector<double> losses_of(const ap::Options& options, int ranks, const Habit& habit, bool keeps) {
   std::vector<double> losses;
   ap::loopback::run(ranks, [&](ap::World& world) {
-    const auto net = [] {
-      const std::lock_guard lock(numerics::generator_mutex());
-      torch::manual_seed(3);
-      return std::make_shared<Net>();
-    }();
+    const auto net = nets::made<Net>(3);
     std::vector<Tensor> views;
     for (const auto& p : net->parameters()) {
       if (!keeps) views.push_back(p.view(-1));

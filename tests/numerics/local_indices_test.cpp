@@ -2,6 +2,7 @@
 
 #include <catch_shim.hpp>
 #include <double_precision.hpp>
+#include <nets.hpp>
 
 #include <algorithm>
 #include <cstdint>
@@ -40,11 +41,7 @@ Tensor random_numbers(int64_t below, at::IntArrayRef sizes) {
 
 /// Two rounds of messages from three neighbours each, of graphs whose nodes are the samples.
 struct GraphNet : nn::Module {
-  GraphNet() {
-    register_module("embed", embed);
-    register_module("pass", pass);
-    register_module("head", head);
-  }
+  GraphNet() { nets::register_all(*this, "embed", embed, "pass", pass, "head", head); }
   Tensor forward(const Tensor& x, const Tensor& neighbours, const Tensor& y) {
     auto h = torch::tanh(embed(x));
     h = torch::tanh(pass(h + h.index({neighbours}).mean(1)));
@@ -60,10 +57,7 @@ struct GraphNet : nn::Module {
 
 /// CLIP's loss: row i of the logits belongs to the other view's label i.
 struct ContrastiveNet : nn::Module {
-  ContrastiveNet() {
-    register_module("image", image);
-    register_module("text", text);
-  }
+  ContrastiveNet() { nets::register_all(*this, "image", image, "text", text); }
   Tensor forward(const Tensor& x) {
     const auto a = F::normalize(torch::tanh(image(x))), b = F::normalize(torch::tanh(text(x.flip(1))));
     return torch::matmul(a, b.t()) / 0.2;
@@ -85,21 +79,17 @@ struct ContrastiveNet : nn::Module {
 };
 
 /// Mixup: each sample is mixed with the one that a permutation names, -1 in a target weighs nothing.
-struct MixNet : nn::Module {
-  MixNet() {
-    register_module("first", first);
-    register_module("second", second);
-  }
+struct MixNet : nets::Linears {
+  MixNet() : Linears(4, {{"first", 6}, {"second", 3}}) {}
   Tensor forward(const Tensor& permutation, const Tensor& x, const Tensor& y) {
     const auto mixed = 0.7 * x + 0.3 * x.index({permutation});
-    const auto out = second(torch::tanh(first(mixed)));
+    const auto out = Linears::forward(mixed);
     return 0.7 * F::cross_entropy(out, y) + 0.3 * F::cross_entropy(out, y.index_select(0, permutation));
   }
   static Tensor loss(auto& model, const Batch& batch) { return model(batch.numbers, batch.x, batch.y); }
   static Batch batch(int64_t n) { return {torch::randn({n, 4}), torch::randperm(n), torch::randint(3, {n})}; }
   static constexpr int kPosition = 0;
   static constexpr const char* kPicker = "aten::index";
-  nn::Linear first{4, 6}, second{6, 3};
 };
 
 /// As a module that is called with its arguments, as an AutoParallel is.
@@ -111,9 +101,7 @@ struct Called {
 
 template <class Net>
 std::shared_ptr<Net> made() {
-  const std::lock_guard lock(numerics::generator_mutex());
-  torch::manual_seed(5);
-  return std::make_shared<Net>();
+  return nets::made<Net>(5);
 }
 
 using Sizes = std::vector<int64_t>;
@@ -284,19 +272,14 @@ TEST_CASE("global indices, one rank, class labels: give no warning") {
   CHECK(warnings(train<ContrastiveNet>({}, {6, 7}, Counting::kFirstSample)) == 0);
   CHECK(warnings(train<GraphNet>({}, {9}, Counting::kWrong)) == 0);
   // Labels of three classes, tokens of a sentence, and positions of words within each sample.
-  struct Labels : nn::Module {
-    Labels() {
-      register_module("table", table);
-      register_module("head", head);
-    }
+  struct Labels : nets::Tabled {
+    Labels() : Tabled({9, 6}, 1, {{"head", 3}}) {}
     Tensor forward(const Tensor& tokens, const Tensor& start, const Tensor& y) {
       const auto h = table(tokens);  // [B, T, 6]
       const auto rows = h.flatten(0, 1).index_select(0, start + torch::arange(tokens.size(0)) * tokens.size(1));
-      return F::cross_entropy(head(rows), y) +
-             F::cross_entropy(head(h.gather(1, start.view({-1, 1, 1}).expand({-1, 1, 6})).squeeze(1)), y);
+      return F::cross_entropy(Linears::forward(rows), y) +
+             F::cross_entropy(Linears::forward(h.gather(1, start.view({-1, 1, 1}).expand({-1, 1, 6})).squeeze(1)), y);
     }
-    nn::Embedding table{9, 6};
-    nn::Linear head{6, 3};
   };
   std::vector<std::string> lines;
   ap::loopback::run(2, [&](ap::World& world) {
@@ -334,13 +317,12 @@ TEST_CASE("local indices: evaluation and other methods count likewise") {
 
 TEST_CASE("local indices: ignored classes stay negative") {
   const DoublePrecision fp64;
-  struct Pairs : nn::Module {
-    Pairs() { register_module("layer", layer); }
+  struct Pairs : nets::Linears {
+    Pairs() : Linears(3, {{"layer", 4}}) {}
     Tensor forward(const Tensor& x, const Tensor& labels) {
-      const auto h = layer(x);
+      const auto h = Linears::forward(x);
       return F::cross_entropy(torch::matmul(h, h.t()), labels);
     }
-    nn::Linear layer{3, 4};
   };
   const auto x = torch::randn({7, 3});
   const auto mine = torch::tensor({2, -100, 0}), theirs = torch::tensor({1, 3, -100, 0});

@@ -38,11 +38,7 @@ MatrixModel model(
       auto options = setup.options;
       options.batch_dims = traits.batch_dims;
       options.batch_norm = extra.batch_norm;
-      const auto net = [&] {
-        const std::lock_guard lock(generator_mutex());
-        torch::manual_seed(seed);
-        return make();
-      }();
+      const auto net = nets::seeded(seed, make);
       MatrixPlanner::wanted = &setup;
       autopar::AutoParallel<Net, MatrixPlanner> distributed(world, net, options);
       check_rank<Net>(world, distributed, *reference, setup, traits);

@@ -5,6 +5,8 @@
 
 #include <torch/torch.h>
 
+#include <nets.hpp>
+
 /// The models of the fidelity matrix: small, double precision by the caller's default dtype, each with one trait that a
 /// partitioned training can get wrong. `batch(n)` makes arguments for n samples from the current generator.
 namespace zoo {
@@ -16,12 +18,7 @@ using torch::Tensor;
 inline Tensor labels(int64_t n, int64_t classes) { return torch::randint(classes, {n}, torch::kLong); }
 
 struct LeNet : nn::Module {
-  LeNet() {
-    register_module("conv1", conv1);
-    register_module("conv2", conv2);
-    register_module("fc1", fc1);
-    register_module("fc2", fc2);
-  }
+  LeNet() { nets::register_all(*this, "conv1", conv1, "conv2", conv2, "fc1", fc1, "fc2", fc2); }
   Tensor forward(Tensor x, const Tensor& y) {
     x = F::max_pool2d(torch::relu(conv1(x)), F::MaxPool2dFuncOptions(2));
     x = F::avg_pool2d(torch::tanh(conv2(x)), F::AvgPool2dFuncOptions(2));
@@ -33,17 +30,13 @@ struct LeNet : nn::Module {
   nn::Linear fc1{16, 8}, fc2{8, 5};
 };
 
-struct ThreeLinears : nn::Module {
-  ThreeLinears() {
-    for (int i = 0; i < 3; ++i) layers->push_back(nn::Linear(nn::LinearOptions(6, 6).bias(false)));
-    register_module("layers", layers);
-  }
+struct ThreeLinears : nets::LayerList {
+  ThreeLinears() : LayerList(3, 6, false) {}
   Tensor forward(Tensor x) {
-    for (const auto& layer : *layers) x = layer->as<nn::Linear>()->forward(x);
+    for (auto& layer : layers) x = layer(x);
     return x;
   }
   static auto batch(int64_t n) { return std::tuple(torch::randn({n, 6}).requires_grad_()); }
-  nn::ModuleList layers;
 };
 
 /// The ways to write a linear layer, of two and three dimensions.
@@ -69,16 +62,14 @@ struct HandLinears : nn::Module {
   nn::Linear middle{6, 6};
 };
 
-struct Inner : nn::Module {
-  Inner() { register_module("net", net); }
-  Tensor forward(const Tensor& x) { return x + net->forward(x); }
-  nn::Sequential net{nn::Linear(5, 7), nn::ReLU(), nn::Linear(7, 5)};
+struct Inner : nets::Sequence {
+  Inner() : Sequence(nn::Sequential{nn::Linear(5, 7), nn::ReLU(), nn::Linear(7, 5)}) {}
+  Tensor forward(const Tensor& x) { return x + Sequence::forward(x); }
 };
 
 struct Nested : nn::Module {
   Nested() {
-    register_module("first", first);
-    register_module("second", second);
+    nets::register_all(*this, "first", first, "second", second);
     scale = register_parameter("scale", torch::linspace(0.5, 1.5, 5));
   }
   Tensor forward(const Tensor& x, const Tensor& target) {
@@ -90,14 +81,12 @@ struct Nested : nn::Module {
 };
 
 /// Class weights and ignored labels: the mean divides by the weight of what counts, over all ranks.
-struct WeightedCrossEntropy : nn::Module {
-  WeightedCrossEntropy() {
-    register_module("a", a);
-    register_module("b", b);
+struct WeightedCrossEntropy : nets::Linears {
+  WeightedCrossEntropy() : Linears(6, {{"a", 9}, {"b", 4}}, torch::relu) {
     weight = register_buffer("weight", torch::tensor({0.3, 1.0, 2.5, 0.7}, torch::get_default_dtype()));
   }
   Tensor forward(const Tensor& x, const Tensor& y) {
-    return F::cross_entropy(b(torch::relu(a(x))), y, F::CrossEntropyFuncOptions().weight(weight).ignore_index(-100));
+    return F::cross_entropy(Linears::forward(x), y, F::CrossEntropyFuncOptions().weight(weight).ignore_index(-100));
   }
   static auto batch(int64_t n) {
     auto y = labels(n, 4);
@@ -105,30 +94,20 @@ struct WeightedCrossEntropy : nn::Module {
     if (n > 0) y[n - 1] = 2;
     return std::tuple(torch::randn({n, 6}), y);
   }
-  nn::Linear a{6, 9}, b{9, 4};
   Tensor weight;
 };
 
-struct SumLoss : nn::Module {
-  SumLoss() {
-    register_module("a", a);
-    register_module("b", b);
-  }
+struct SumLoss : nets::Linears {
+  SumLoss() : Linears(4, {{"a", 6}, {"b", 3}}, [](const Tensor& h) { return torch::gelu(h); }) {}
   Tensor forward(const Tensor& x, const Tensor& target) {
-    return F::mse_loss(b(torch::gelu(a(x))), target, F::MSELossFuncOptions().reduction(torch::kSum));
+    return F::mse_loss(Linears::forward(x), target, F::MSELossFuncOptions().reduction(torch::kSum));
   }
   static auto batch(int64_t n) { return std::tuple(torch::randn({n, 4}).requires_grad_(), torch::randn({n, 3})); }
-  nn::Linear a{4, 6}, b{6, 3};
 };
 
 /// Two terms whose means have different counts, as in BERT's pre-training.
 struct TwoTerms : nn::Module {
-  TwoTerms() {
-    register_module("embed", embed);
-    register_module("body", body);
-    register_module("tokens", tokens);
-    register_module("next", next);
-  }
+  TwoTerms() { nets::register_all(*this, "embed", embed, "body", body, "tokens", tokens, "next", next); }
   Tensor forward(const Tensor& ids, const Tensor& token_labels, const Tensor& next_labels) {
     const auto x = torch::tanh(body(embed(ids)));
     const auto token_loss = F::cross_entropy(tokens(x).view({-1, 11}), token_labels.view({-1}),
@@ -145,13 +124,10 @@ struct TwoTerms : nn::Module {
   nn::Linear body{6, 6}, tokens{6, 11}, next{6, 2};
 };
 
-struct MaskedMean : nn::Module {
-  MaskedMean() {
-    register_module("a", a);
-    register_module("b", b);
-  }
+struct MaskedMean : nets::Linears {
+  MaskedMean() : Linears(4, {{"a", 5}, {"b", 1}}, torch::sigmoid) {}
   Tensor forward(const Tensor& x, const Tensor& mask) {
-    const auto error = b(torch::sigmoid(a(x))).squeeze(-1).pow(2);
+    const auto error = Linears::forward(x).squeeze(-1).pow(2);
     return (error * mask).sum() / mask.sum();
   }
   static auto batch(int64_t n) {
@@ -159,28 +135,20 @@ struct MaskedMean : nn::Module {
     if (n > 0) mask[n - 1][0] = 1.0;
     return std::tuple(torch::randn({n, 3, 4}).requires_grad_(), mask);
   }
-  nn::Linear a{4, 5}, b{5, 1};
 };
 
 /// A term that depends on weights alone counts once, however many micro-batches and replicas there are.
-struct Regularised : nn::Module {
-  Regularised() {
-    register_module("a", a);
-    register_module("b", b);
-  }
+struct Regularised : nets::Linears {
+  Regularised() : Linears(5, {{"a", 8}, {"b", 3}}, torch::relu) {}
   Tensor forward(const Tensor& x, const Tensor& y) {
-    const auto loss = F::cross_entropy(b(torch::relu(a(x))), y);
-    return loss + 0.01 * (a->weight.pow(2).sum() + b->weight.abs().sum()) + 0.5;
+    const auto loss = F::cross_entropy(Linears::forward(x), y);
+    return loss + 0.01 * (layers[0]->weight.pow(2).sum() + layers[1]->weight.abs().sum()) + 0.5;
   }
   static auto batch(int64_t n) { return std::tuple(torch::randn({n, 5}), labels(n, 3)); }
-  nn::Linear a{5, 8}, b{8, 3};
 };
 
 struct SharedLinear : nn::Module {
-  SharedLinear() {
-    register_module("shared", shared);
-    register_module("out", out);
-  }
+  SharedLinear() { nets::register_all(*this, "shared", shared, "out", out); }
   Tensor forward(Tensor x, const Tensor& target) {
     for (int i = 0; i < 3; ++i) x = torch::tanh(shared(x));
     return F::mse_loss(out(x), target);
@@ -189,30 +157,19 @@ struct SharedLinear : nn::Module {
   nn::Linear shared{6, 6}, out{6, 2};
 };
 
-struct TiedEmbedding : nn::Module {
-  TiedEmbedding() {
-    register_module("embed", embed);
-    register_module("a", a);
-    register_module("b", b);
-  }
+struct TiedEmbedding : nets::Tabled {
+  TiedEmbedding() : Tabled({13, 5}, 1, {{"a", 7}, {"b", 5}}, torch::relu) {}
   Tensor forward(const Tensor& ids, const Tensor& y) {
-    const auto x = torch::tanh(b(torch::relu(a(embed(ids)))));
-    return F::cross_entropy(torch::linear(x, embed->weight).reshape({-1, 13}), y.reshape({-1}));
+    const auto x = torch::tanh(Linears::forward(table(ids)));
+    return F::cross_entropy(torch::linear(x, table->weight).reshape({-1, 13}), y.reshape({-1}));
   }
   static auto batch(int64_t n) {
     return std::tuple(torch::randint(13, {n, 3}, torch::kLong), torch::randint(13, {n, 3}, torch::kLong));
   }
-  nn::Embedding embed{13, 5};
-  nn::Linear a{5, 7}, b{7, 5};
 };
 
 struct ForkJoin : nn::Module {
-  ForkJoin() {
-    register_module("stem", stem);
-    register_module("left", left);
-    register_module("right", right);
-    register_module("out", out);
-  }
+  ForkJoin() { nets::register_all(*this, "stem", stem, "left", left, "right", right, "out", out); }
   Tensor forward(const Tensor& x, const Tensor& target) {
     const auto s = torch::relu(stem(x));
     return F::mse_loss(out(torch::cat({left(s), right(s).tanh()}, 1)), target);
@@ -222,27 +179,20 @@ struct ForkJoin : nn::Module {
 };
 
 /// One value read by three layers, the last of them far away: skips over several stages.
-struct Skips : nn::Module {
-  Skips() {
-    for (auto* layer : {&a, &b, &c, &d, &e}) {
-      register_module("layer" + std::to_string(children().size()), *layer);
-    }
-  }
+struct Skips : nets::Linears {
+  Skips() : Linears(5, nets::repeated("layer", 5, 5)) {}
   Tensor forward(const Tensor& x) {
-    const auto s = torch::tanh(a(x));
-    const auto t = torch::tanh(b(s)) + s;
-    const auto u = torch::tanh(c(t));
-    const auto v = torch::tanh(d(u + s));
-    return e(v) + s + x;
+    const auto s = torch::tanh(layers[0](x));
+    const auto t = torch::tanh(layers[1](s)) + s;
+    const auto u = torch::tanh(layers[2](t));
+    const auto v = torch::tanh(layers[3](u + s));
+    return layers[4](v) + s + x;
   }
   static auto batch(int64_t n) { return std::tuple(torch::randn({n, 5}).requires_grad_()); }
-  nn::Linear a{5, 5}, b{5, 5}, c{5, 5}, d{5, 5}, e{5, 5};
 };
 
-struct HandLayerNorm : nn::Module {
-  HandLayerNorm() {
-    register_module("a", a);
-    register_module("b", b);
+struct HandLayerNorm : nets::TwoLinears {
+  HandLayerNorm() : TwoLinears(4, 6, 3) {
     gain = register_parameter("gain", torch::ones({6}));
     bias = register_parameter("bias", torch::zeros({6}));
   }
@@ -254,33 +204,19 @@ struct HandLayerNorm : nn::Module {
   }
   Tensor forward(const Tensor& x, const Tensor& y) { return F::cross_entropy(b(normalise(a(x))), y); }
   static auto batch(int64_t n) { return std::tuple(torch::randn({n, 4}), labels(n, 3)); }
-  nn::Linear a{4, 6}, b{6, 3};
   Tensor gain, bias;
 };
 
 template <bool kAffine, bool kRunning>
-struct BatchNormNet : nn::Module {
-  BatchNormNet() {
-    register_module("a", a);
-    register_module("norm", norm);
-    register_module("b", b);
-  }
-  Tensor forward(const Tensor& x, const Tensor& y) { return F::cross_entropy(b(torch::relu(norm(a(x)))), y); }
+struct BatchNormNet : nets::CrossEntropy<nets::BatchNormed> {
+  BatchNormNet() : CrossEntropy(4, nn::BatchNorm1dOptions(6).affine(kAffine).track_running_stats(kRunning), 3) {}
   static auto batch(int64_t n) { return std::tuple(torch::randn({n, 4}), labels(n, 3)); }
-  nn::Linear a{4, 6};
-  nn::BatchNorm1d norm{nn::BatchNorm1dOptions(6).affine(kAffine).track_running_stats(kRunning)};
-  nn::Linear b{6, 3};
 };
 
-struct EmbeddingNet : nn::Module {
-  EmbeddingNet() {
-    register_module("embed", embed);
-    register_module("out", out);
-  }
-  Tensor forward(const Tensor& ids) { return out(embed(ids).mean(1)); }
+struct EmbeddingNet : nets::Tabled {
+  EmbeddingNet() : Tabled({9, 4}, 1, {{"out", 2}}) {}
+  Tensor forward(const Tensor& ids) { return Linears::forward(table(ids).mean(1)); }
   static auto batch(int64_t n) { return std::tuple(torch::randint(9, {n, 5}, torch::kLong)); }
-  nn::Embedding embed{9, 4};
-  nn::Linear out{4, 2};
 };
 
 struct NoParameters : nn::Module {
@@ -288,11 +224,8 @@ struct NoParameters : nn::Module {
   static auto batch(int64_t n) { return std::tuple(torch::randn({n, 4}).requires_grad_()); }
 };
 
-struct InPlaceViews : nn::Module {
-  InPlaceViews() {
-    register_module("a", a);
-    register_module("b", b);
-  }
+struct InPlaceViews : nets::TwoLinears {
+  InPlaceViews() : TwoLinears(4, 6, 2) {}
   Tensor forward(const Tensor& x, const Tensor& target) {
     auto y = a(x);
     y.mul_(0.5).add_(1.0).relu_();
@@ -303,14 +236,10 @@ struct InPlaceViews : nn::Module {
     return F::l1_loss(w, target);
   }
   static auto batch(int64_t n) { return std::tuple(torch::randn({n, 4}).requires_grad_(), torch::randn({n, 2})); }
-  nn::Linear a{4, 6}, b{6, 2};
 };
 
 struct Pieces : nn::Module {
-  Pieces() {
-    register_module("a", a);
-    register_module("b", b);
-  }
+  Pieces() { nets::register_all(*this, "a", a, "b", b); }
   Tensor forward(const Tensor& x, const Tensor& y) {
     const auto parts = a(x).chunk(3, -1);
     const auto stacked = torch::stack({parts[0], parts[1].sigmoid(), parts[2]}, 1).sum(1);
@@ -328,11 +257,7 @@ struct Pieces : nn::Module {
 };
 
 struct SeveralOutputs : nn::Module {
-  SeveralOutputs() {
-    register_module("body", body);
-    register_module("left", left);
-    register_module("right", right);
-  }
+  SeveralOutputs() { nets::register_all(*this, "body", body, "left", left, "right", right); }
   std::tuple<Tensor, std::vector<Tensor>> forward(const Tensor& x) {
     const auto h = torch::tanh(body(x));
     return {left(h), {right(h), h.sum(1)}};
@@ -350,11 +275,8 @@ struct Result {
   std::optional<Tensor> masked;
 };
 
-struct Structs : nn::Module {
-  Structs() {
-    register_module("a", a);
-    register_module("b", b);
-  }
+struct Structs : nets::TwoLinears {
+  Structs() : TwoLinears(4, 5, 2) {}
   Result forward(const Pair& in) {
     const auto h = torch::relu(a(in.x));
     return {b(h), h * in.mask};
@@ -363,39 +285,26 @@ struct Structs : nn::Module {
     return std::tuple(
         Pair{torch::randn({n, 4}).requires_grad_(), (torch::rand({n, 5}) < 0.5).to(torch::get_default_dtype())});
   }
-  nn::Linear a{4, 5}, b{5, 2};
 };
 
 /// Sequence first: [time, batch, features].
-struct BatchInDim1 : nn::Module {
-  BatchInDim1() {
-    register_module("a", a);
-    register_module("b", b);
-  }
+struct BatchInDim1 : nets::TwoLinears {
+  BatchInDim1() : TwoLinears(4, 5, 2) {}
   Tensor forward(const Tensor& x) { return b(torch::tanh(a(x)).cumsum(0)); }
   static auto batch(int64_t n) { return std::tuple(torch::randn({3, n, 4}).requires_grad_()); }
-  nn::Linear a{4, 5}, b{5, 2};
 };
 
 /// The second argument is the same for all samples.
-struct SharedArgument : nn::Module {
-  SharedArgument() {
-    register_module("a", a);
-    register_module("b", b);
-  }
+struct SharedArgument : nets::TwoLinears {
+  SharedArgument() : TwoLinears(4, 5, 2) {}
   Tensor forward(const Tensor& x, const Tensor& scale) { return b(torch::relu(a(x)) * scale); }
   static auto batch(int64_t n) {
     return std::tuple(torch::randn({n, 4}), torch::linspace(0.5, 2, 5, torch::get_default_dtype()));
   }
-  nn::Linear a{4, 5}, b{5, 2};
 };
 
 struct DropoutNet : nn::Module {
-  explicit DropoutNet(double p = 0) : drop(p) {
-    register_module("a", a);
-    register_module("drop", drop);
-    register_module("b", b);
-  }
+  explicit DropoutNet(double p = 0) : drop(p) { nets::register_all(*this, "a", a, "drop", drop, "b", b); }
   Tensor forward(const Tensor& x) { return b(drop(torch::relu(a(x)))); }
   static auto batch(int64_t n) { return std::tuple(torch::randn({n, 4})); }
   nn::Linear a{4, 64};
@@ -405,11 +314,7 @@ struct DropoutNet : nn::Module {
 
 struct EncoderLayer : nn::Module {
   EncoderLayer() {
-    register_module("attention", attention);
-    register_module("norm1", norm1);
-    register_module("norm2", norm2);
-    register_module("up", up);
-    register_module("down", down);
+    nets::register_all(*this, "attention", attention, "norm1", norm1, "norm2", norm2, "up", up, "down", down);
   }
   Tensor forward(const Tensor& x, const Tensor& mask) {
     const auto y = norm1(x);
@@ -423,12 +328,9 @@ struct EncoderLayer : nn::Module {
 
 struct Transformer : nn::Module {
   Transformer() {
-    register_module("tokens", tokens);
-    register_module("positions", positions);
+    nets::register_all(*this, "tokens", tokens, "positions", positions);
     for (int i = 0; i < 2; ++i) layers->push_back(std::make_shared<EncoderLayer>());
-    register_module("layers", layers);
-    register_module("norm", norm);
-    register_module("head", head);
+    nets::register_all(*this, "layers", layers, "norm", norm, "head", head);
   }
   Tensor forward(const Tensor& ids, const Tensor& y) {
     const auto length = ids.size(1);
@@ -455,11 +357,7 @@ struct ResidualBlock : nn::Module {
         shortcut(nn::Conv2dOptions(in, out, 1).stride(stride)),
         norm1(out),
         norm2(out) {
-    register_module("conv1", conv1);
-    register_module("conv2", conv2);
-    register_module("shortcut", shortcut);
-    register_module("norm1", norm1);
-    register_module("norm2", norm2);
+    nets::register_all(*this, "conv1", conv1, "conv2", conv2, "shortcut", shortcut, "norm1", norm1, "norm2", norm2);
   }
   Tensor forward(const Tensor& x) {
     auto y = norm2(conv2(norm1(conv1(x)).relu_()));
@@ -471,11 +369,7 @@ struct ResidualBlock : nn::Module {
 };
 
 struct ResNet : nn::Module {
-  ResNet() {
-    register_module("stem", stem);
-    register_module("blocks", blocks);
-    register_module("out", out);
-  }
+  ResNet() { nets::register_all(*this, "stem", stem, "blocks", blocks, "out", out); }
   Tensor forward(const Tensor& x, const Tensor& y) {
     const auto h = blocks->forward(torch::relu(stem(x)));
     return F::cross_entropy(out(F::adaptive_avg_pool2d(h, F::AdaptiveAvgPool2dFuncOptions(1)).flatten(1)), y);
@@ -487,10 +381,7 @@ struct ResNet : nn::Module {
 };
 
 struct LstmNet : nn::Module {
-  LstmNet() {
-    register_module("lstm", lstm);
-    register_module("out", out);
-  }
+  LstmNet() { nets::register_all(*this, "lstm", lstm, "out", out); }
   Tensor forward(const Tensor& x, const Tensor& target) {
     const auto h = std::get<0>(lstm->forward(x));
     return F::smooth_l1_loss(out(h.select(1, -1)), target);
@@ -501,37 +392,26 @@ struct LstmNet : nn::Module {
 };
 
 /// The loss is a non-linear function of a mean: its gradient needs the whole batch's value.
-struct RootMeanSquare : nn::Module {
-  RootMeanSquare() {
-    register_module("a", a);
-    register_module("b", b);
-  }
+struct RootMeanSquare : nets::Linears {
+  RootMeanSquare() : Linears(4, {{"a", 5}, {"b", 2}}) {}
   Tensor forward(const Tensor& x, const Tensor& target) {
-    return torch::sqrt(F::mse_loss(b(torch::tanh(a(x))), target) + 1e-8);
+    return torch::sqrt(F::mse_loss(Linears::forward(x), target) + 1e-8);
   }
   static auto batch(int64_t n) { return std::tuple(torch::randn({n, 4}).requires_grad_(), torch::randn({n, 2})); }
-  nn::Linear a{4, 5}, b{5, 2};
 };
 
 /// The batch size as a number.
-struct SumOverBatchSize : nn::Module {
-  SumOverBatchSize() {
-    register_module("a", a);
-    register_module("b", b);
-  }
+struct SumOverBatchSize : nets::Linears {
+  SumOverBatchSize() : Linears(4, {{"a", 5}, {"b", 2}}) {}
   Tensor forward(const Tensor& x, const Tensor& target) {
-    return (b(torch::tanh(a(x))) - target).pow(2).sum() / x.size(0);
+    return (Linears::forward(x) - target).pow(2).sum() / x.size(0);
   }
   static auto batch(int64_t n) { return std::tuple(torch::randn({n, 4}), torch::randn({n, 2})); }
-  nn::Linear a{4, 5}, b{5, 2};
 };
 
 /// Floating point numbers made of the batch size.
-struct NumbersOfBatch : nn::Module {
-  NumbersOfBatch() {
-    register_module("a", a);
-    register_module("b", b);
-  }
+struct NumbersOfBatch : nets::TwoLinears {
+  NumbersOfBatch() : TwoLinears(4, 5, 2) {}
   Tensor forward(const Tensor& x, const Tensor& target) {
     const auto n = x.size(0), rows = x.size(0) * x.size(1);
     const auto h = torch::tanh(a(x));
@@ -542,33 +422,23 @@ struct NumbersOfBatch : nn::Module {
            1.0 / static_cast<double>(n);
   }
   static auto batch(int64_t n) { return std::tuple(torch::randn({n, 3, 4}), torch::randn({n, 3, 2})); }
-  nn::Linear a{4, 5}, b{5, 2};
 };
 
 /// The same before the pipeline (a sum of targets) and after it (a root of a mean).
-struct NumbersAround : nn::Module {
-  NumbersAround() {
-    register_module("a", a);
-    register_module("b", b);
-  }
+struct NumbersAround : nets::Linears {
+  NumbersAround() : Linears(4, {{"a", 5}, {"b", 2}}) {}
   Tensor forward(const Tensor& x, const Tensor& target) {
     const auto n = static_cast<double>(x.size(0));
     const auto centre = target.sum() * (0.1 / n);
-    const auto error = (b(torch::tanh(a(x))) - target + centre).pow(2);
+    const auto error = (Linears::forward(x) - target + centre).pow(2);
     return torch::sqrt(error.sum() * (1.0 / n) + 1e-8) * (2.0 / (n + 1)) + 0.25 * n;
   }
   static auto batch(int64_t n) { return std::tuple(torch::randn({n, 4}), torch::randn({n, 2})); }
-  nn::Linear a{4, 5}, b{5, 2};
 };
 
 /// Norms of each sample, whose running statistics follow all samples.
 struct StyleNet : nn::Module {
-  StyleNet() {
-    register_module("a", a);
-    register_module("norm", norm);
-    register_module("b", b);
-    register_module("last", last);
-  }
+  StyleNet() { nets::register_all(*this, "a", a, "norm", norm, "b", b, "last", last); }
   Tensor forward(const Tensor& x, const Tensor& target) {
     return F::mse_loss(last(b(torch::relu(norm(a(x))))), target);
   }
@@ -579,27 +449,22 @@ struct StyleNet : nn::Module {
 };
 
 /// Speech recognition: sequences of different lengths, one row of labels for each sample.
-struct Transcriber : nn::Module {
-  Transcriber() {
-    register_module("a", a);
-    register_module("b", b);
-  }
+struct Transcriber : nets::Linears {
+  Transcriber() : Linears(4, {{"a", 6}, {"b", 5}}) {}
   Tensor forward(const Tensor& x, const Tensor& y, const Tensor& y_lengths) {
-    const auto scores = b(torch::tanh(a(x))).transpose(0, 1).log_softmax(2);
+    const auto scores = Linears::forward(x).transpose(0, 1).log_softmax(2);
     const auto x_lengths = torch::full({x.size(0)}, x.size(1), y_lengths.options());
     return F::ctc_loss(scores, y, x_lengths, y_lengths);
   }
   static auto batch(int64_t n) {
     return std::tuple(torch::randn({n, 7, 4}).requires_grad_(), labels(n * 3, 4).view({n, 3}) + 1, labels(n, 3) + 1);
   }
-  nn::Linear a{4, 6}, b{6, 5};
 };
 
 /// Windows of an image are rows of a larger batch and become an image again.
 struct WindowAttention : nn::Module {
   WindowAttention() {
-    register_module("qkv", qkv);
-    register_module("out", out);
+    nets::register_all(*this, "qkv", qkv, "out", out);
     table = register_parameter("table", torch::linspace(-1, 1, 18).view({9, 2}));
     index = register_buffer("index", (torch::arange(16, torch::kLong) * 7 % 9).view({4, 4}));
   }
@@ -659,10 +524,7 @@ struct RotaryDecoder : nn::Module {
 
 /// Rows are written one by one into memory that has no history before; complex values cross stages.
 struct WrittenRows : nn::Module {
-  WrittenRows() {
-    register_module("a", a);
-    register_module("b", b);
-  }
+  WrittenRows() { nets::register_all(*this, "a", a, "b", b); }
   Tensor forward(const Tensor& x, const Tensor& target) {
     const auto h = a(x);
     auto rows = torch::empty({x.size(0), 3, 6}, h.options());
@@ -679,9 +541,7 @@ struct WrittenRows : nn::Module {
 /// Bags of entries, nearest rows of a table with the gradient passed straight through, distances, diagonals.
 struct Codebook : nn::Module {
   Codebook() {
-    register_module("bags", bags);
-    register_module("a", a);
-    register_module("b", b);
+    nets::register_all(*this, "bags", bags, "a", a, "b", b);
     codes = register_parameter("codes", torch::linspace(-1, 1, 15).sin().view({5, 3}));
   }
   Tensor forward(const Tensor& ids, const Tensor& target) {
@@ -700,11 +560,7 @@ struct Codebook : nn::Module {
 
 /// Weights of samples that are normalised over the whole batch before the pipeline starts.
 struct Advantages : nn::Module {
-  Advantages() {
-    register_module("a", a);
-    register_module("policy", policy);
-    register_module("value", value);
-  }
+  Advantages() { nets::register_all(*this, "a", a, "policy", policy, "value", value); }
   Tensor forward(const Tensor& x, const Tensor& action, const Tensor& reward) {
     const auto h = torch::tanh(a(x));
     const auto centred = reward - reward.mean();
@@ -720,12 +576,7 @@ struct Advantages : nn::Module {
 
 /// An encoder and decoder with skips; the loss is a ratio of sums over the whole batch.
 struct UNet : nn::Module {
-  UNet() {
-    register_module("down", down);
-    register_module("deep", deep);
-    register_module("up", up);
-    register_module("out", out);
-  }
+  UNet() { nets::register_all(*this, "down", down, "deep", deep, "up", up, "out", out); }
   Tensor forward(const Tensor& x, const Tensor& mask) {
     const auto a = torch::relu(down(x));
     const auto b = torch::relu(deep(F::max_pool2d(a, F::MaxPool2dFuncOptions(2))));
@@ -746,9 +597,7 @@ struct UNet : nn::Module {
 /// A decoder that reads the right token at each step, with a learned first state: labels are columns of one tensor.
 struct TeacherForcing : nn::Module {
   TeacherForcing() {
-    register_module("embed", embed);
-    register_module("cell", cell);
-    register_module("out", out);
+    nets::register_all(*this, "embed", embed, "cell", cell, "out", out);
     first = register_parameter("first", torch::linspace(-1, 1, 6));
   }
   Tensor forward(const Tensor& tokens) {
@@ -770,8 +619,7 @@ struct TeacherForcing : nn::Module {
 /// Every sample is compared with every other: values of [batch, batch] cross stages.
 struct Contrastive : nn::Module {
   Contrastive() {
-    register_module("image", image);
-    register_module("text", text);
+    nets::register_all(*this, "image", image, "text", text);
     scale = register_parameter("scale", torch::tensor(1.0, torch::get_default_dtype()));
   }
   Tensor forward(const Tensor& x, const Tensor& y) {
@@ -790,8 +638,7 @@ struct Experts : nn::Module {
   Experts() {
     register_module("gate", gate);
     for (int i = 0; i < 3; ++i) experts->push_back(nn::Linear(4, 5));
-    register_module("experts", experts);
-    register_module("out", out);
+    nets::register_all(*this, "experts", experts, "out", out);
   }
   Tensor forward(const Tensor& x, const Tensor& target) {
     const auto weights = torch::softmax(gate(x), -1);
@@ -811,10 +658,8 @@ struct Experts : nn::Module {
 };
 
 /// Buffers that follow parameters (a slow copy of a weight, a power iteration) and are read; one that follows samples.
-struct SlowTeacher : nn::Module {
-  SlowTeacher() {
-    register_module("a", a);
-    register_module("b", b);
+struct SlowTeacher : nets::TwoLinears {
+  SlowTeacher() : TwoLinears(4, 5, 3) {
     slow = register_buffer("slow", torch::zeros({5, 4}));
     direction = register_buffer("direction", torch::full({5}, 0.4));
     seen = register_buffer("seen", torch::zeros({5}));
@@ -838,16 +683,13 @@ struct SlowTeacher : nn::Module {
     return F::cross_entropy(b(h), y) + F::mse_loss(h, torch::linear(x, slow).detach());
   }
   static auto batch(int64_t n) { return std::tuple(torch::randn({n, 4}), labels(n, 3)); }
-  nn::Linear a{4, 5}, b{5, 3};
   Tensor slow, direction, seen, calls;
 };
 
 /// libtorch's own encoder with a mask that is a buffer, and a weight that other weights make.
 struct EncoderModule : nn::Module {
   EncoderModule() {
-    register_module("embed", embed);
-    register_module("encoder", encoder);
-    register_module("maker", maker);
+    nets::register_all(*this, "embed", embed, "encoder", encoder, "maker", maker);
     code = register_parameter("code", torch::linspace(-1, 1, 3));
     mask = register_buffer("mask", torch::full({4, 4}, -1e9).triu(1));
   }
@@ -867,17 +709,13 @@ struct EncoderModule : nn::Module {
 };
 
 /// The loss is one of several results.
-struct LossAndMore : nn::Module {
-  LossAndMore() {
-    register_module("a", a);
-    register_module("b", b);
-  }
+struct LossAndMore : nets::Linears {
+  LossAndMore() : Linears(4, {{"a", 6}, {"b", 5}}, torch::relu) {}
   std::tuple<Tensor, Tensor, Tensor> forward(const Tensor& x, const Tensor& y) {
-    const auto scores = b(torch::relu(a(x)));
+    const auto scores = Linears::forward(x);
     return {F::cross_entropy(scores, y), scores, (scores.argmax(1) == y).to(torch::get_default_dtype()).mean()};
   }
   static auto batch(int64_t n) { return std::tuple(torch::randn({n, 4}), labels(n, 5)); }
-  nn::Linear a{4, 6}, b{6, 5};
 };
 
 }  // namespace zoo

@@ -2,6 +2,7 @@
 
 #include <catch_shim.hpp>
 #include <double_precision.hpp>
+#include <nets.hpp>
 
 #include <memory>
 #include <string>
@@ -23,26 +24,19 @@ using torch::Tensor;
 constexpr int kSteps = 3;
 constexpr double kLongest = 0.5;
 
-struct Words : nn::Module {
-  explicit Words(bool keeps_norms) : table(options(keeps_norms)) {
-    register_module("table", table);
-    register_module("head", head);
-  }
+struct Words : nets::Tabled {
+  explicit Words(bool keeps_norms) : Tabled(options(keeps_norms), 1, {{"head", 5, false}}) {}
   static nn::EmbeddingOptions options(bool keeps_norms) {
     nn::EmbeddingOptions options(12, 64);
     if (keeps_norms) options.max_norm(kLongest);
     return options;
   }
-  Tensor forward(const Tensor& tokens, const Tensor& y) { return (head(torch::tanh(table(tokens))) - y).pow(2).mean(); }
-  nn::Embedding table;
-  nn::Linear head{nn::LinearOptions(64, 5).bias(false)};
+  Tensor forward(const Tensor& tokens, const Tensor& y) {
+    return (Linears::forward(torch::tanh(table(tokens))) - y).pow(2).mean();
+  }
 };
 
-std::shared_ptr<Words> made(bool keeps_norms) {
-  const std::lock_guard lock(numerics::generator_mutex());
-  torch::manual_seed(4);
-  return std::make_shared<Words>(keeps_norms);
-}
+std::shared_ptr<Words> made(bool keeps_norms) { return nets::made<Words>(4, keeps_norms); }
 
 Tensor tokens() { return torch::arange(8, torch::kLong).mul(5).remainder(12); }
 Tensor targets() { return torch::linspace(-2, 1, 40).cos().view({8, 5}); }

@@ -1,6 +1,7 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 #include <rank_memory.hpp>
 
 #include <algorithm>
@@ -421,23 +422,6 @@ TEST_CASE("chunked class head: memory is as predicted") {
   }
 }
 
-/// A recurrent layer between a table and a linear layer.
-template <class Layer, class LayerOptions>
-struct Recurrent : torch::nn::Module {
-  explicit Recurrent(const LayerOptions& options) : layer(options) {
-    register_module("table", table);
-    register_module("layer", layer);
-    last = register_module(
-        "last", torch::nn::Linear(layer->options.hidden_size() * (layer->options.bidirectional() ? 2 : 1), 200));
-  }
-  Tensor forward(const Tensor& ids, const Tensor& y) {
-    return torch::nn::functional::cross_entropy(last(std::get<0>(layer(table(ids))).mean(1)), y);
-  }
-  torch::nn::Embedding table{500, 96};
-  Layer layer;
-  torch::nn::Linear last{nullptr};
-};
-
 /// How a model is run whose memory is measured.
 struct Ways {
   std::string fusion = "auto", recompute = "none";
@@ -479,8 +463,9 @@ void check_recurrent(const char* name) {
                y = torch::arange(16, torch::kLong);
     const auto options =
         LayerOptions(96, hidden).num_layers(layers).bidirectional(both).batch_first(true).dropout(layers > 2 ? 0.1 : 0);
-    using Cells = Recurrent<Layer, LayerOptions>;
-    check_held<Cells>([&] { return Cells(options); }, {.sgd = torch::optim::SGDOptions(0.01).momentum(0.9)}, x, y, 1.5);
+    using Cells = nets::CrossEntropy<nets::Recurrent<Layer, LayerOptions>>;
+    check_held<Cells>([&] { return Cells(500, options, 200); }, {.sgd = torch::optim::SGDOptions(0.01).momentum(0.9)},
+                      x, y, 1.5);
   }
 }
 

@@ -2,10 +2,10 @@
 
 #include <catch_shim.hpp>
 #include <double_precision.hpp>
+#include <nets.hpp>
 
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -30,11 +30,7 @@ struct Code {
 };
 
 struct AutoEncoderImpl : nn::Module {
-  AutoEncoderImpl() {
-    register_module("encoder", encoder);
-    register_module("middle", middle);
-    register_module("decoder", decoder);
-  }
+  AutoEncoderImpl() { nets::register_all(*this, "encoder", encoder, "middle", middle, "decoder", decoder); }
   Tensor forward(const Tensor& x) { return decode(encode(x).mean); }
   Code encode(const Tensor& x) const {
     auto hidden = const_cast<nn::Linear&>(encoder)->forward(x).tanh();
@@ -52,9 +48,7 @@ struct AutoEncoderImpl : nn::Module {
 TORCH_MODULE(AutoEncoder);
 
 AutoEncoder made() {
-  const std::lock_guard lock(numerics::generator_mutex());
-  torch::manual_seed(5);
-  return AutoEncoder();
+  return nets::seeded(5, [] { return AutoEncoder(); });
 }
 
 struct Layout {
@@ -191,11 +185,7 @@ TEST_CASE("train_step: loss may be a function, a module or a lambda") {
 
 /// The critic is read before and behind the generator by its own loss, and behind it alone by the generator's.
 struct Adversaries : nn::Module {
-  Adversaries() {
-    register_module("generator", generator);
-    register_module("critic", critic);
-    register_module("score", score);
-  }
+  Adversaries() { nets::register_all(*this, "generator", generator, "critic", critic, "score", score); }
   Tensor judge(const Tensor& x) { return score(torch::tanh(critic(x))); }
   Tensor critic_loss(const Tensor& x, const Tensor& z) {
     return judge(x).sin().mean() + judge(generator(z).detach()).mean();
@@ -205,11 +195,7 @@ struct Adversaries : nn::Module {
   nn::Linear generator{3, 4}, critic{4, 5}, score{5, 1};
 };
 
-std::shared_ptr<Adversaries> adversaries() {
-  const std::lock_guard lock(numerics::generator_mutex());
-  torch::manual_seed(5);
-  return std::make_shared<Adversaries>();
-}
+std::shared_ptr<Adversaries> adversaries() { return nets::made<Adversaries>(5); }
 
 /// Both losses, then each alone, the generator's twice without a sum in between; each time all parameters step.
 template <class Loss, class Accumulate>

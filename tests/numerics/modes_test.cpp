@@ -2,6 +2,7 @@
 
 #include <catch_shim.hpp>
 #include <double_precision.hpp>
+#include <nets.hpp>
 
 #include <algorithm>
 #include <functional>
@@ -38,10 +39,7 @@ nn::Conv2d conv(int64_t in, int64_t out, int64_t kernel = 3, int64_t stride = 1)
 struct BasicBlockImpl : nn::Module {
   BasicBlockImpl(int64_t in, int64_t out, int64_t stride)
       : first(conv(in, out, 3, stride)), second(conv(out, out)), norm1(out), norm2(out) {
-    register_module("conv1", first);
-    register_module("bn1", norm1);
-    register_module("conv2", second);
-    register_module("bn2", norm2);
+    nets::register_all(*this, "conv1", first, "bn1", norm1, "conv2", second, "bn2", norm2);
     if (stride != 1 || in != out) shortcut = nn::Sequential(conv(in, out, 1, stride), nn::BatchNorm2d(out));
     register_module("shortcut", shortcut);
   }
@@ -57,12 +55,7 @@ struct BasicBlockImpl : nn::Module {
 TORCH_MODULE(BasicBlock);
 
 struct SmallResNet : nn::Module {
-  SmallResNet() {
-    register_module("stem", stem);
-    register_module("layers", layers);
-    register_module("drop", drop);
-    register_module("fc", fc);
-  }
+  SmallResNet() { nets::register_all(*this, "stem", stem, "layers", layers, "drop", drop, "fc", fc); }
   Tensor forward(const Tensor& x) {
     const auto h = F::adaptive_avg_pool2d(layers->forward(stem->forward(x)), F::AdaptiveAvgPool2dFuncOptions(1));
     return fc(drop(h.flatten(1)));
@@ -86,18 +79,8 @@ TORCH_MODULE(DoubleConv);
 /// Attention over places at the bottom, or gates on what skips it, which differ between models of that kind.
 struct SmallUNet : nn::Module {
   SmallUNet() {
-    register_module("down1", down1);
-    register_module("down2", down2);
-    register_module("bottom", bottom);
-    register_module("query", query);
-    register_module("key", key);
-    register_module("value", value);
-    register_module("gate", gate);
-    register_module("up1", up1);
-    register_module("join1", join1);
-    register_module("up2", up2);
-    register_module("join2", join2);
-    register_module("out", out);
+    nets::register_all(*this, "down1", down1, "down2", down2, "bottom", bottom, "query", query, "key", key, "value",
+                       value, "gate", gate, "up1", up1, "join1", join1, "up2", up2, "join2", join2, "out", out);
     strength = register_parameter("strength", torch::full({1}, 0.3));
   }
   Tensor attend(const Tensor& x) {
@@ -136,12 +119,8 @@ TORCH_MODULE(DecoderBlock);
 /// What the encoder made is added to what the decoder makes. In training it has a head more.
 struct SmallLinkNet : nn::Module {
   SmallLinkNet() {
-    register_module("encoder1", encoder1);
-    register_module("encoder2", encoder2);
-    register_module("decoder2", decoder2);
-    register_module("decoder1", decoder1);
-    register_module("auxiliary", auxiliary);
-    register_module("out", out);
+    nets::register_all(*this, "encoder1", encoder1, "encoder2", encoder2, "decoder2", decoder2, "decoder1", decoder1,
+                       "auxiliary", auxiliary, "out", out);
   }
   Tensor forward(const Tensor& x) {
     const auto a = encoder1(x), b = encoder2(a);
@@ -158,13 +137,7 @@ struct SmallLinkNet : nn::Module {
 
 /// Norms without weights, one that two inputs share, one without running statistics.
 struct Siamese : nn::Module {
-  Siamese() {
-    register_module("a", a);
-    register_module("plain", plain);
-    register_module("b", b);
-    register_module("untracked", untracked);
-    register_module("head", head);
-  }
+  Siamese() { nets::register_all(*this, "a", a, "plain", plain, "b", b, "untracked", untracked, "head", head); }
   Tensor forward(const Tensor& x) {
     const auto side = [&](const Tensor& each) { return torch::tanh(plain(a(each))); };
     return head(untracked(b(side(x) * side(x.flip(3)))).mean({2, 3}));
@@ -178,13 +151,8 @@ struct Siamese : nn::Module {
 /// Channels weighed by what is in all places, a scaled residual, a gated layer: point-wise operators in a row.
 struct SmallGates : nn::Module {
   SmallGates() {
-    register_module("stem", stem);
-    register_module("squeeze", squeeze);
-    register_module("excite", excite);
-    register_module("branch", branch);
-    register_module("gate", gate);
-    register_module("up", up);
-    register_module("down", down);
+    nets::register_all(*this, "stem", stem, "squeeze", squeeze, "excite", excite, "branch", branch, "gate", gate, "up",
+                       up, "down", down);
     scale = register_parameter("scale", torch::full({4, 1, 1}, 0.3));
   }
   Tensor forward(const Tensor& x) {
@@ -202,9 +170,7 @@ struct SmallGates : nn::Module {
 
 template <class Net>
 std::shared_ptr<Net> made() {
-  const std::lock_guard lock(numerics::generator_mutex());
-  torch::manual_seed(3);
-  return std::make_shared<Net>();
+  return nets::made<Net>(3);
 }
 
 Tensor images() {
@@ -396,13 +362,7 @@ TEST_CASE("fused batch norms: equal unfused bits in replicated training") {
 /// Evaluation takes in order what training runs side by side, and ends with layers that are registered first and that
 /// training does not use.
 struct OtherWay : nn::Module {
-  OtherWay() {
-    register_module("after", after);
-    register_module("trunk", trunk);
-    register_module("left", left);
-    register_module("right", right);
-    register_module("head", head);
-  }
+  OtherWay() { nets::register_all(*this, "after", after, "trunk", trunk, "left", left, "right", right, "head", head); }
   Tensor forward(const Tensor& x) {
     const auto h = torch::tanh(trunk(x.mean({2, 3})));
     if (is_training()) return head(torch::tanh(left(h)) + torch::tanh(right(h)));
@@ -412,17 +372,13 @@ struct OtherWay : nn::Module {
 };
 
 /// Evaluation goes the other way round.
-struct Reversed : nn::Module {
-  Reversed() {
-    for (int i = 0; i < 5; ++i) layers->push_back(nn::Linear(3, 3));
-    register_module("layers", layers);
-  }
+struct Reversed : nets::LayerList {
+  Reversed() : LayerList(5, 3) {}
   Tensor forward(const Tensor& x) {
-    auto h = layers[0]->as<nn::Linear>()->forward(x.mean({2, 3}));
-    for (size_t i = 1; i <= 3; ++i) h = torch::tanh(layers[is_training() ? i : 4 - i]->as<nn::Linear>()->forward(h));
-    return layers[4]->as<nn::Linear>()->forward(h);
+    auto h = layers[0](x.mean({2, 3}));
+    for (size_t i = 1; i <= 3; ++i) h = torch::tanh(layers[is_training() ? i : 4 - i](h));
+    return layers[4](h);
   }
-  nn::ModuleList layers;
 };
 
 TEST_CASE("stage cut: also runs a mode of another layer order") {
@@ -602,15 +558,8 @@ TEST_CASE("call beyond planned memory: warns with both figures") {
 }
 
 /// Norms over rows: a sample brings one value of each channel.
-struct RowNorms : nn::Module {
-  RowNorms() {
-    register_module("a", a);
-    register_module("norm", norm);
-    register_module("b", b);
-  }
-  Tensor forward(const Tensor& x) { return b(torch::relu(norm(a(x)))).pow(2).mean(); }
-  nn::Linear a{4, 6}, b{6, 3};
-  nn::BatchNorm1d norm{6};
+struct RowNorms : nets::MeanSquare<nets::BatchNormed> {
+  RowNorms() : MeanSquare(4, nn::BatchNorm1dOptions(6), 3) {}
 };
 
 TEST_CASE("batch norm: no plan leaves one sample, forcing is reported") {

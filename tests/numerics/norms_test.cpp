@@ -1,6 +1,7 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 #include <says.hpp>
 
 #include <cmath>
@@ -174,8 +175,7 @@ TEST_CASE("clip_grad_norm_ of a part: equals one process for every p") {
 /// An encoder and a head, as the report has it.
 struct EncoderNet : nn::Module {
   EncoderNet() {
-    register_module("encoder", encoder);
-    register_module("head", head);
+    nets::register_all(*this, "encoder", encoder, "head", head);
     const torch::NoGradGuard no_grad;
     double phase = 0;
     for (auto& parameter : parameters()) {

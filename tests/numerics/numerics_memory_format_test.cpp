@@ -3,6 +3,7 @@
 #include <ATen/record_function.h>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 
 #include <algorithm>
 #include <map>
@@ -108,9 +109,7 @@ struct Block : nn::Module {
         shortcut(nn::Conv2dOptions(in, out, 1).stride(stride)),
         norm(out),
         norms(with_norms) {
-    register_module("conv1", conv1);
-    register_module("conv2", conv2);
-    register_module("shortcut", shortcut);
+    nets::register_all(*this, "conv1", conv1, "conv2", conv2, "shortcut", shortcut);
     if (with_norms) register_module("norm", norm);
   }
   Tensor forward(const Tensor& x) {
@@ -145,12 +144,7 @@ struct ResNet : nn::Module {
 
 /// An image out, of which each sample is a result; skips between its halves.
 struct UNet : nn::Module {
-  UNet() {
-    register_module("down", down);
-    register_module("deep", deep);
-    register_module("up", up);
-    register_module("out", out);
-  }
+  UNet() { nets::register_all(*this, "down", down, "deep", deep, "up", up, "out", out); }
   Tensor forward(const Tensor& x) {
     const auto a = torch::relu(down(x));
     const auto b = torch::silu(deep(F::max_pool2d(a, F::MaxPool2dFuncOptions(2))));

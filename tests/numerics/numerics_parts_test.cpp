@@ -2,6 +2,7 @@
 
 #include <catch_shim.hpp>
 #include <double_precision.hpp>
+#include <nets.hpp>
 
 #include <functional>
 #include <memory>
@@ -26,20 +27,12 @@ using torch::Tensor;
 constexpr int kSteps = 3;
 constexpr double kTolerance = 1e-12;
 
-struct Net : nn::Module {
-  Net() {
-    register_module("wide", wide);
-    register_module("head", head);
-  }
-  Tensor forward(const Tensor& x, const Tensor& y) { return (head(torch::relu(wide(x))) - y).pow(2).mean(); }
-  nn::Linear wide{6, 512}, head{nn::LinearOptions(512, 5).bias(false)};
+struct Net : nets::Linears {
+  Net() : Linears(6, {{"wide", 512}, {"head", 5, false}}, torch::relu) {}
+  Tensor forward(const Tensor& x, const Tensor& y) { return (Linears::forward(x) - y).pow(2).mean(); }
 };
 
-std::shared_ptr<Net> made() {
-  const std::lock_guard lock(numerics::generator_mutex());
-  torch::manual_seed(4);
-  return std::make_shared<Net>();
-}
+std::shared_ptr<Net> made() { return nets::made<Net>(4); }
 
 Tensor x() { return torch::linspace(-1, 2, 48).sin().view({8, 6}); }
 Tensor y() { return torch::linspace(-2, 1, 40).cos().view({8, 5}); }
@@ -353,38 +346,31 @@ TEST_CASE("placeholder parameter: any read names it, owner and remedy") {
   }
 }
 
-struct Trunk : nn::Module {
-  Trunk() { register_module("linear", linear); }
-  nn::Linear linear{6, 512};
+struct Trunk : nets::Linears {
+  Trunk() : Linears(6, {{"linear", 512}}) {}
 };
 
 struct Branch : nn::Module {
   explicit Branch(std::shared_ptr<Trunk> shared) : trunk(std::move(shared)) {
-    register_module("trunk", trunk);
-    register_module("head", head);
+    nets::register_all(*this, "trunk", trunk, "head", head);
   }
-  Tensor forward(const Tensor& x) { return head(torch::relu(trunk->linear(x))).pow(2).mean(); }
+  Tensor forward(const Tensor& x) { return head(torch::relu(trunk->forward(x))).pow(2).mean(); }
   std::shared_ptr<Trunk> trunk;
   nn::Linear head{nn::LinearOptions(512, 5).bias(false)};
 };
 
 /// Reads a parameter that it has not registered.
-struct Reader : nn::Module {
-  explicit Reader(Tensor shared) : other(std::move(shared)) { register_module("head", head); }
-  Tensor forward(const Tensor& x) { return (head(x) * other).pow(2).mean(); }
+struct Reader : nets::Linears {
+  explicit Reader(Tensor shared) : Linears(6, {{"head", 512}}), other(std::move(shared)) {}
+  Tensor forward(const Tensor& x) { return (Linears::forward(x) * other).pow(2).mean(); }
   Tensor other;
-  nn::Linear head{6, 512};
 };
 
 TEST_CASE("parameter of two models: works unsharded, else is diagnosed") {
   for (const auto& plan : plans()) {
     for (const bool first_divides : {true, false}) {
       on(plan, [&](ap::World& world) {
-        const auto trunk = [] {
-          const std::lock_guard lock(numerics::generator_mutex());
-          torch::manual_seed(4);
-          return std::make_shared<Trunk>();
-        }();
+        const auto trunk = nets::made<Trunk>(4);
         auto replicated = plan.options;
         replicated.stages = 1, replicated.zero = 0, replicated.tensor_parallel = 1,
         replicated.replicas = {world.size()};
@@ -414,7 +400,7 @@ TEST_CASE("forward on another model's shard: refused, gathered is fine") {
       torch::optim::SGD optimizer(model->parameters(), sgd());
       model->attach(optimizer);
       step(model, optimizer, world);
-      const auto bias = model->module().wide->bias;
+      const auto bias = model->module().layers[0]->bias;
       ap::AutoParallel<Reader> reader(world, std::make_shared<Reader>(bias.detach()),
                                       {.stages = 1, .zero = 0, .replicas = {world.size()}});
       const torch::NoGradGuard no_grad;

@@ -2,13 +2,13 @@
 
 #include <catch_shim.hpp>
 #include <double_precision.hpp>
+#include <nets.hpp>
 #include <temp_folder.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <numeric>
 #include <string>
 #include <string_view>
@@ -40,13 +40,7 @@ const std::vector<std::string> kSchedules{"interleaved", "zb-h1", "zb-v", "synth
 /// read.
 struct Net : nn::Module {
   Net() {
-    register_module("table", table);
-    register_module("conv", conv);
-    register_module("norm", norm);
-    register_module("a", a);
-    register_module("drop", drop);
-    register_module("b", b);
-    register_module("late", late);
+    nets::register_all(*this, "table", table, "conv", conv, "norm", norm, "a", a, "drop", drop, "b", b, "late", late);
   }
   Tensor forward(const Tensor& ids, const Tensor& y) {
     const auto x = table(ids).transpose(1, 2);
@@ -63,11 +57,7 @@ struct Net : nn::Module {
   nn::Linear late{7, 4};
 };
 
-std::shared_ptr<Net> made() {
-  const std::lock_guard lock(numerics::generator_mutex());
-  torch::manual_seed(7);
-  return std::make_shared<Net>();
-}
+std::shared_ptr<Net> made() { return nets::made<Net>(7); }
 
 constexpr int64_t kSamples = 6;  // of each rank
 Tensor ids(int step, int rank) {
@@ -228,11 +218,7 @@ struct Positions : nn::Module {
 
 TEST_CASE("view gradients: are own copies across micro-batches") {
   const DoublePrecision guard;
-  const auto make = [] {
-    const std::lock_guard lock(numerics::generator_mutex());
-    torch::manual_seed(7);
-    return std::make_shared<Positions>();
-  };
+  const auto make = [] { return nets::made<Positions>(7); };
   torch::set_num_threads(1);
   const auto x = torch::linspace(-1, 2, 8 * 3 * 5).sin().view({8, 3, 5});
   const auto reference = make();

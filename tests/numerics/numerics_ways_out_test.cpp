@@ -2,6 +2,7 @@
 
 #include <catch_shim.hpp>
 #include <double_precision.hpp>
+#include <nets.hpp>
 #include <says.hpp>
 #include <temp_folder.hpp>
 
@@ -36,11 +37,7 @@ constexpr int kSteps = 3;
 struct Net : nn::Module {
   using Body = std::function<Tensor(Net&, const Tensor&)>;
   explicit Net(Body body_in = {}) : body(std::move(body_in)) {
-    register_module("first", first);
-    register_module("norm", norm);
-    register_module("inner", inner);
-    register_module("outer", outer);
-    register_module("second", second);
+    nets::register_all(*this, "first", first, "norm", norm, "inner", inner, "outer", outer, "second", second);
   }
   Tensor forward(const Tensor& x) { return body ? body(*this, x) : loss_of(torch::tanh(first(x))); }
   Tensor results_of(const Tensor& hidden) { return second(torch::tanh(outer(torch::tanh(inner(hidden))))); }
@@ -64,15 +61,9 @@ using Step = std::function<void(Model&, ap::World&)>;  ///< makes gradients
 using PlainStep = std::function<void(Net&)>;           ///< the same in one process
 using MakeOptimizer = std::function<std::shared_ptr<torch::optim::Optimizer>(const std::vector<Tensor>&)>;
 
-/// Draws nothing: ranks that are threads share a generator.
 std::shared_ptr<Net> made(const Net::Body& body = {}) {
   const auto net = std::make_shared<Net>(body);
-  const torch::NoGradGuard no_grad;
-  double phase = 0;
-  for (auto& parameter : net->parameters()) {
-    const auto places = torch::arange(parameter.numel(), torch::kDouble);
-    parameter.copy_((places * 1.7 + ++phase).sin().mul(0.5).view_as(parameter));
-  }
+  nets::fill(*net);
   return net;
 }
 

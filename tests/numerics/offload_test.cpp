@@ -3,6 +3,7 @@
 
 #include <catch_shim.hpp>
 #include <double_precision.hpp>
+#include <nets.hpp>
 #include <rank_memory.hpp>
 #include <temp_folder.hpp>
 
@@ -299,17 +300,14 @@ TEST_CASE("offloaded parameter: a mode with another dtype is refused") {
 }
 
 /// Large layers; what is read besides: nothing, by a running average outside the stages, or a table as the last layer.
-struct LargeNet : nn::Module {
+struct LargeNet : nets::Linears {
   enum class Reads { kOnce, kAveraged, kTied };
-  explicit LargeNet(Reads reads_like) : reads(reads_like) {
-    for (int i = 0; i < kLayers; ++i)
-      layers.push_back(register_module("layer" + std::to_string(i), nn::Linear(kWidth, kWidth)));
+  explicit LargeNet(Reads reads_like) : Linears(kWidth, nets::repeated("layer", kLayers, kWidth)), reads(reads_like) {
     table = register_parameter("table", torch::randn({kWidth, kWidth}) * 0.05);
     if (reads == Reads::kAveraged) average = register_buffer("average", torch::zeros({kWidth, kWidth}));
   }
   Tensor forward(const Tensor& x, const Tensor& y) {
-    auto h = x;
-    for (auto& layer : layers) h = torch::tanh(layer(h));
+    auto h = torch::tanh(Linears::forward(x));
     if (reads == Reads::kAveraged) average.mul_(0.5).add_(table.detach(), 0.5);
     if (reads == Reads::kTied) h = h + F::embedding(y, table);
     return F::cross_entropy(F::linear(h, table), y);
@@ -317,7 +315,6 @@ struct LargeNet : nn::Module {
   static constexpr int64_t kWidth = 256;
   static constexpr int kLayers = 8;
   Reads reads;
-  std::vector<nn::Linear> layers;
   Tensor table, average;
 };
 
@@ -378,11 +375,7 @@ TEST_CASE("parameter read outside the stages: is not offloaded, trains") {
   const DoublePrecision guard;
   for (const int zero : {0, 1, 3}) {
     INFO("zero " << zero);
-    const auto made_large = [] {
-      const std::lock_guard lock(numerics::generator_mutex());
-      torch::manual_seed(5);
-      return std::make_shared<LargeNet>(LargeNet::Reads::kAveraged);
-    };
+    const auto made_large = [] { return nets::made<LargeNet>(5, LargeNet::Reads::kAveraged); };
     const auto x = torch::randn({4, LargeNet::kWidth});
     const auto y = torch::tensor({1L, 2L, 3L, 0L});
     const auto net = made_large();

@@ -2,6 +2,7 @@
 
 #include <catch_shim.hpp>
 #include <double_precision.hpp>
+#include <nets.hpp>
 #include <says.hpp>
 
 #include <functional>
@@ -30,11 +31,7 @@ constexpr double kTolerance = 1e-12;
 
 struct Net : nn::Module {
   Net() {
-    register_module("words", words);
-    register_module("first", first);
-    register_module("norm", norm);
-    register_module("second", second);
-    register_module("third", third);
+    nets::register_all(*this, "words", words, "first", first, "norm", norm, "second", second, "third", third);
     scale = register_parameter("scale", torch::linspace(0.5, 1.5, 8));
   }
   Tensor features(const Tensor& x) { return torch::tanh(norm(first(x))) * scale; }
@@ -48,11 +45,7 @@ struct Net : nn::Module {
   Tensor scale;
 };
 
-std::shared_ptr<Net> made() {
-  const std::lock_guard lock(numerics::generator_mutex());
-  torch::manual_seed(3);
-  return std::make_shared<Net>();
-}
+std::shared_ptr<Net> made() { return nets::made<Net>(3); }
 
 struct Samples {
   Tensor x, y;

@@ -2,6 +2,7 @@
 
 #include <catch_shim.hpp>
 #include <double_precision.hpp>
+#include <nets.hpp>
 
 #include <algorithm>
 #include <functional>
@@ -33,10 +34,7 @@ struct Results {
 };
 
 struct Net : nn::Module {
-  Net() {
-    register_module("first", first);
-    register_module("second", second);
-  }
+  Net() { nets::register_all(*this, "first", first, "second", second); }
   Results forward(const Tensor& x) {
     const auto hidden = torch::tanh(first(x));
     const auto out = second(hidden);
@@ -48,9 +46,7 @@ struct Net : nn::Module {
 
 template <class Module>
 std::shared_ptr<Module> made() {
-  const std::lock_guard lock(numerics::generator_mutex());
-  torch::manual_seed(5);
-  return std::make_shared<Module>();
+  return nets::made<Module>(5);
 }
 
 /// Sum over the batch and count, of this rank or of the one process, to the mean over all samples.
@@ -179,10 +175,8 @@ TEST_CASE("outside loss: global_mean gradients equal one process") {
 }
 
 /// Has a batched argument, into which results of another model may go.
-struct Critic : nn::Module {
-  Critic() { register_module("net", net); }
-  Tensor forward(const Tensor& x) { return net->forward(x); }
-  nn::Sequential net{nn::Linear(4, 6), nn::Tanh(), nn::Linear(6, 1)};
+struct Critic : nets::Sequence {
+  Critic() : Sequence(nn::Sequential{nn::Linear(4, 6), nn::Tanh(), nn::Linear(6, 1)}) {}
 };
 /// The same with its loss inside.
 struct Judge : Critic {

@@ -2,6 +2,7 @@
 
 #include <catch_shim.hpp>
 #include <double_precision.hpp>
+#include <nets.hpp>
 
 #include <unistd.h>
 
@@ -9,7 +10,6 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -34,12 +34,8 @@ constexpr double kTolerance = 1e-12;
 constexpr int kSteps = 3;
 
 /// Two layers around what is tested.
-struct Layers : nn::Module {
-  Layers() {
-    register_module("a", a);
-    register_module("b", b);
-  }
-  nn::Linear a{4, 4}, b{4, 4};
+struct Layers : nets::TwoLinears {
+  Layers() : TwoLinears(4, 4, 4) {}
 };
 
 /// An array of the stack, gone with the forward; another writes there before the next.
@@ -159,11 +155,7 @@ using Make = std::function<std::shared_ptr<Net>()>;
 
 template <class Net>
 Make<Net> seeded(const Make<Net>& make) {
-  return [make] {
-    const std::lock_guard lock(numerics::generator_mutex());
-    torch::manual_seed(5);
-    return make();
-  };
+  return [make] { return nets::seeded(5, make); };
 }
 
 template <class Net, class Model>

@@ -2,6 +2,7 @@
 
 #include <catch_shim.hpp>
 #include <double_precision.hpp>
+#include <nets.hpp>
 #include <says.hpp>
 #include <temp_folder.hpp>
 
@@ -66,11 +67,7 @@ void train(ap::World& world, const std::shared_ptr<Module>& net, const ap::Optio
   optimizer.step();
 }
 
-std::shared_ptr<Net> made() {
-  const std::lock_guard lock(numerics::generator_mutex());
-  torch::manual_seed(3);
-  return std::make_shared<Net>();
-}
+std::shared_ptr<Net> made() { return nets::made<Net>(3); }
 
 std::string contents(const std::string& path) {
   std::ostringstream text;
@@ -108,10 +105,11 @@ TEST_CASE("user operators: plan file records their versions") {
 }
 
 /// An operator without a definition between layers of torch.
-struct Mixing : torch::nn::Module {
-  Mixing() { register_module("layer", layer); }
-  Tensor forward(const Tensor& x, const Tensor& y) { return torch::mse_loss(own_operators::mixed(layer(x)), y); }
-  torch::nn::Linear layer{Net::kWidth, Net::kWidth};
+struct Mixing : nets::Linears {
+  Mixing() : Linears(Net::kWidth, {{"layer", Net::kWidth}}) {}
+  Tensor forward(const Tensor& x, const Tensor& y) {
+    return torch::mse_loss(own_operators::mixed(Linears::forward(x)), y);
+  }
 };
 
 TEST_CASE("user operators: undefined ones see whole batch, or refusal") {
@@ -121,11 +119,7 @@ TEST_CASE("user operators: undefined ones see whole batch, or refusal") {
   const auto [x, y] = Net::batch(6);
   one->forward(x, y).backward();
   const auto train_on = [&](ap::World& world, const ap::Options& options) {
-    const auto net = [&] {
-      const std::lock_guard lock(numerics::generator_mutex());
-      torch::manual_seed(3);
-      return std::make_shared<Mixing>();
-    }();
+    const auto net = nets::made<Mixing>(3);
     ap::AutoParallel<Mixing> model(world, net, options);
     const auto rows = x.detach().chunk(2)[static_cast<std::size_t>(world.rank())],
                targets = y.chunk(2)[static_cast<std::size_t>(world.rank())];

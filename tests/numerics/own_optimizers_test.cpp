@@ -2,6 +2,7 @@
 
 #include <catch_shim.hpp>
 #include <double_precision.hpp>
+#include <nets.hpp>
 #include <says.hpp>
 #include <temp_folder.hpp>
 
@@ -197,12 +198,8 @@ class Whitened : public optim::Optimizer, public ap::DescribedOptimizer {
 /// What lies between two tanh goes into slices; one layer is frozen, one unused.
 struct Net : nn::Module {
   explicit Net(bool tied = false) : is_tied(tied) {
-    register_module("first", first);
-    register_module("second", second);
-    register_module("norm", norm);
-    register_module("third", third);
-    register_module("fourth", fourth);
-    register_module("unused", unused);
+    nets::register_all(*this, "first", first, "second", second, "norm", norm, "third", third, "fourth", fourth,
+                       "unused", unused);
     fourth->bias.requires_grad_(false);
   }
   Tensor forward(const Tensor& x, const Tensor& y) {
@@ -215,11 +212,7 @@ struct Net : nn::Module {
   nn::LayerNorm norm{nn::LayerNormOptions({6})};
 };
 
-std::shared_ptr<Net> made(bool tied) {
-  const std::lock_guard lock(numerics::generator_mutex());
-  torch::manual_seed(4);
-  return std::make_shared<Net>(tied);
-}
+std::shared_ptr<Net> made(bool tied) { return nets::made<Net>(4, tied); }
 
 struct Batch {
   Tensor x, y;

@@ -2,6 +2,7 @@
 
 #include <catch_shim.hpp>
 #include <double_precision.hpp>
+#include <nets.hpp>
 
 #include <functional>
 #include <memory>
@@ -29,21 +30,11 @@ constexpr double kTolerance = 1e-12;
 constexpr int kSteps = 4;
 constexpr double kDecay = 0.9;
 
-struct Net : nn::Module {
-  Net() {
-    register_module("first", first);
-    register_module("second", second);
-    register_module("head", head);
-  }
-  Tensor forward(const Tensor& x) { return head(torch::tanh(second(torch::tanh(first(x))))); }
-  nn::Linear first{4, 6}, second{6, 6}, head{6, 1};
+struct Net : nets::Linears {
+  Net() : Linears(4, {{"first", 6}, {"second", 6}, {"head", 1}}) {}
 };
 
-std::shared_ptr<Net> made() {
-  const std::lock_guard lock(numerics::generator_mutex());
-  torch::manual_seed(4);
-  return std::make_shared<Net>();
-}
+std::shared_ptr<Net> made() { return nets::made<Net>(4); }
 
 Tensor samples() { return torch::linspace(-1, 2, 32).sin().view({8, 4}); }
 Tensor mine(const Tensor& whole, int rank) { return numerics::share_of(whole, 0, {5, 3}, rank).clone(); }

@@ -2,6 +2,7 @@
 
 #include <catch_shim.hpp>
 #include <double_precision.hpp>
+#include <nets.hpp>
 
 #include <memory>
 #include <string>
@@ -24,10 +25,7 @@ constexpr double kTolerance = 1e-12;
 
 /// A critic, and the derivative of its score by its input as operators.
 struct Critic : nn::Module {
-  Critic() {
-    register_module("first", first);
-    register_module("head", head);
-  }
+  Critic() { nets::register_all(*this, "first", first, "head", head); }
   std::tuple<Tensor, Tensor> forward(const Tensor& x) {
     const auto t = torch::tanh(first(x));
     return {head(t), ((1 - t * t) * head->weight).matmul(first->weight)};
@@ -42,9 +40,7 @@ struct Plain : Critic {
 
 template <class Net>
 std::shared_ptr<Net> made() {
-  const std::lock_guard lock(numerics::generator_mutex());
-  torch::manual_seed(8);
-  return std::make_shared<Net>();
+  return nets::made<Net>(8);
 }
 
 Tensor penalty_of(const Tensor& gradient) { return 10 * (gradient.norm(2, 1) - 1).pow(2).mean(); }

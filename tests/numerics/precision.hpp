@@ -9,7 +9,6 @@
 #include <array>
 #include <limits>
 #include <memory>
-#include <mutex>
 #include <sstream>
 #include <string>
 #include <tuple>
@@ -18,6 +17,7 @@
 
 #include <autopar/autopar.hpp>
 #include <catch_shim.hpp>
+#include <nets.hpp>
 
 #include "fidelity.hpp"
 
@@ -79,22 +79,23 @@ struct IeeeOfProcess : SinglePrecisionOfProcess {
   IeeeOfProcess() : SinglePrecisionOfProcess(at::Float32Precision::IEEE) {}
 };
 
-struct Mlp : nn::Module {
-  Mlp() { register_module("net", net); }
-  Tensor forward(const Tensor& x, const Tensor& y) { return F::cross_entropy(net->forward(x), y); }
+struct Mlp : nets::CrossEntropy<nets::Sequence> {
+  Mlp()
+      : CrossEntropy(nn::Sequential{nn::Linear(64, 96), nn::ReLU(), nn::Linear(96, 96), nn::Tanh(), nn::Linear(96, 96),
+                                    nn::GELU(), nn::Linear(96, 32)}) {}
   static auto batch(int64_t n) { return std::tuple(torch::randn({n, 64}), torch::randint(32, {n}, torch::kLong)); }
-  nn::Sequential net{nn::Linear(64, 96), nn::ReLU(), nn::Linear(96, 96), nn::Tanh(),
-                     nn::Linear(96, 96), nn::GELU(), nn::Linear(96, 32)};
+};
+
+/// A loss whose gradients one rank's samples can drive out of range.
+struct SumOfSquares : nets::Linears {
+  using Linears::Linears;
+  Tensor forward(const Tensor& x, const Tensor& target) {
+    return F::mse_loss(Linears::forward(x), target, F::MSELossFuncOptions().reduction(torch::kSum)) / 4;
+  }
 };
 
 struct ConvNet : nn::Module {
-  ConvNet() {
-    register_module("conv1", conv1);
-    register_module("norm1", norm1);
-    register_module("conv2", conv2);
-    register_module("norm2", norm2);
-    register_module("last", last);
-  }
+  ConvNet() { nets::register_all(*this, "conv1", conv1, "norm1", norm1, "conv2", conv2, "norm2", norm2, "last", last); }
   Tensor forward(const Tensor& x, const Tensor& y) {
     auto h = torch::relu(norm1(conv1(x)));
     h = torch::relu(norm2(conv2(F::max_pool2d(h, F::MaxPool2dFuncOptions(2)))));
@@ -113,8 +114,7 @@ struct ConvNet : nn::Module {
 /// Attention, layer norms, and a table that the first and the last operators read.
 struct Transformer : nn::Module {
   Transformer() {
-    register_module("table", table);
-    register_module("layers", layers);
+    nets::register_all(*this, "table", table, "layers", layers);
     for (int i = 0; i < 2; ++i) {
       layers->push_back(
           nn::TransformerEncoderLayer(nn::TransformerEncoderLayerOptions(32, 4).dim_feedforward(64).dropout(0.0)));
@@ -132,36 +132,23 @@ struct Transformer : nn::Module {
   nn::ModuleList layers;
 };
 
-struct Embedding : nn::Module {
-  Embedding() {
-    register_module("table", table);
-    register_module("a", a);
-    register_module("b", b);
-  }
+struct Embedding : nets::Tabled {
+  Embedding() : Tabled({30, 24}, 4, {{"a", 64}, {"b", 16}}) {}
   Tensor forward(const Tensor& ids, const Tensor& target) {
-    return (b(torch::tanh(a(table(ids).flatten(1)))) - target).abs().mean();
+    return (Linears::forward(table(ids).flatten(1)) - target).abs().mean();
   }
   static auto batch(int64_t n) { return std::tuple(torch::randint(30, {n, 4}, torch::kLong), torch::randn({n, 16})); }
-  nn::Embedding table{30, 24};
-  nn::Linear a{96, 64}, b{64, 16};
 };
 
 /// Results leave the model; the loss is the user's.
-struct Scores : nn::Module {
-  Scores() {
-    register_module("a", a);
-    register_module("b", b);
-  }
-  Tensor forward(const Tensor& x) { return b(torch::relu(a(x))); }
+struct Scores : nets::Linears {
+  Scores() : Linears(32, {{"a", 64}, {"b", 16}}, torch::relu) {}
   static auto batch(int64_t n) { return std::tuple(torch::randn({n, 32})); }
-  nn::Linear a{32, 64}, b{64, 16};
 };
 
 template <class Net>
 std::shared_ptr<Net> made(uint64_t seed = 11) {
-  const std::lock_guard lock(numerics::generator_mutex());
-  torch::manual_seed(seed);
-  return std::make_shared<Net>();
+  return nets::made<Net>(seed);
 }
 
 template <class Args>

@@ -1,6 +1,7 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 #include <temp_folder.hpp>
 
 #include <functional>
@@ -135,16 +136,12 @@ TEST_CASE("pure bf16 training: error <= 1.5x bf16 with fp32 masters") {
 }
 
 /// Many layers of one size.
-struct Deep : nn::Module {
-  Deep() {
-    register_module("layers", layers);
-    for (int i = 0; i < 16; ++i) layers->push_back(nn::Linear(48, 48));
-  }
+struct Deep : nets::LayerList {
+  Deep() : LayerList(16, 48) {}
   Tensor forward(Tensor x) {
-    for (const auto& layer : *layers) x = torch::tanh(layer->as<nn::Linear>()->forward(x));
+    for (auto& layer : layers) x = torch::tanh(layer(x));
     return x.pow(2).mean();
   }
-  nn::ModuleList layers;
 };
 
 TEST_CASE("planned memory: counts shards, under ZeRO 3 no full copy") {
@@ -172,13 +169,12 @@ TEST_CASE("planned memory: counts shards, under ZeRO 3 no full copy") {
 }
 
 TEST_CASE("parameter gathered in 16 bits: reading it in fp32 is refused") {
-  struct Switch : nn::Module {
-    Switch() { register_module("a", a); }
+  struct Switch : nets::Linears {
+    Switch() : Linears(16, {{"a", 16}}) {}
     Tensor forward(const Tensor& x) {
-      const auto h = a(x);
-      return is_training() ? h.pow(2).mean() : (h * a->weight.exp().sum()).mean();
+      const auto h = Linears::forward(x);
+      return is_training() ? h.pow(2).mean() : (h * layers[0]->weight.exp().sum()).mean();
     }
-    nn::Linear a{16, 16};
   };
   for (const int zero : {2, 3}) {
     std::string message;
@@ -213,37 +209,25 @@ TEST_CASE("bf16 embedding: error <= 1.5x autocast") {
 // ---------------------------------------------------------------- layers that libtorch treats apart in 16 bits
 
 /// 16-bit values and float32 weights in, 16-bit values out, which stages send to one another.
-struct Norms : nn::Module {
-  Norms() {
-    register_module("linears", linears);
-    for (int i = 0; i < 5; ++i) linears->push_back(nn::Linear(24, 24));
-    register_module("layer1", layer1);
-    register_module("layer2", layer2);
-    register_module("group1", group1);
-    register_module("group2", group2);
+struct Norms : nets::LayerList {
+  Norms() : LayerList(5, 24) {
+    nets::register_all(*this, "layer1", layer1, "layer2", layer2, "group1", group1, "group2", group2);
   }
   Tensor forward(const Tensor& x, const Tensor& y) {
-    const auto linear = [this](std::size_t i, const Tensor& h) { return linears[i]->as<nn::Linear>()->forward(h); };
-    auto h = torch::tanh(layer1(linear(0, x)));
-    h = torch::tanh(group1(linear(1, h)));
-    h = torch::tanh(layer2(linear(2, h)));
-    const auto maps = linear(3, h).view({-1, 4, 2, 3}).contiguous(at::MemoryFormat::ChannelsLast);
-    return F::cross_entropy(linear(4, torch::tanh(group2(maps)).flatten(1)), y);
+    auto h = torch::tanh(layer1(layers[0](x)));
+    h = torch::tanh(group1(layers[1](h)));
+    h = torch::tanh(layer2(layers[2](h)));
+    const auto maps = layers[3](h).view({-1, 4, 2, 3}).contiguous(at::MemoryFormat::ChannelsLast);
+    return F::cross_entropy(layers[4](torch::tanh(group2(maps)).flatten(1)), y);
   }
   static auto batch(int64_t n) { return std::tuple(torch::randn({n, 24}), torch::randint(24, {n}, torch::kLong)); }
-  nn::ModuleList linears;
   nn::LayerNorm layer1{nn::LayerNormOptions({24})}, layer2{nn::LayerNormOptions({24}).elementwise_affine(false)};
   nn::GroupNorm group1{nn::GroupNormOptions(4, 24)}, group2{nn::GroupNormOptions(2, 4)};
 };
 
 /// Cells of recurrent layers: products whose result is cut into gates that are written in place.
 struct Cells : nn::Module {
-  Cells() {
-    register_module("lstm", lstm);
-    register_module("gru", gru);
-    register_module("rnn", rnn);
-    register_module("last", last);
-  }
+  Cells() { nets::register_all(*this, "lstm", lstm, "gru", gru, "rnn", rnn, "last", last); }
   Tensor forward(const Tensor& x, const Tensor& y) {
     std::tuple<Tensor, Tensor> state;
     Tensor h;
@@ -262,11 +246,7 @@ struct Cells : nn::Module {
 };
 
 struct Bags : nn::Module {
-  Bags() {
-    register_module("bag", bag);
-    register_module("a", a);
-    register_module("b", b);
-  }
+  Bags() { nets::register_all(*this, "bag", bag, "a", a, "b", b); }
   Tensor forward(const Tensor& ids, const Tensor& target) {
     return (b(F::logsigmoid(a(bag(ids)))) - target).abs().mean();
   }
@@ -280,8 +260,7 @@ struct Bags : nn::Module {
 struct Biased : nn::Module {
   Biased() {
     bias = register_parameter("bias", torch::randn({1, 2, 4, 4}));
-    register_module("in", in);
-    register_module("out", out);
+    nets::register_all(*this, "in", in, "out", out);
   }
   Tensor forward(const Tensor& x, const Tensor& y) {
     const auto n = x.size(0);
@@ -340,16 +319,8 @@ TEST_CASE("bf16 profile: atoms run in bf16, copies count as memory") {
 
 // ---------------------------------------------------------------- fp16
 
-/// A loss whose gradients one rank's samples can drive out of range.
-struct Sums : nn::Module {
-  Sums() {
-    register_module("a", a);
-    register_module("b", b);
-  }
-  Tensor forward(const Tensor& x, const Tensor& target) {
-    return F::mse_loss(b(torch::relu(a(x))), target, F::MSELossFuncOptions().reduction(torch::kSum)) / 4;
-  }
-  nn::Linear a{8, 16}, b{16, 4};
+struct Sums : SumOfSquares {
+  Sums() : SumOfSquares(8, {{"a", 16}, {"b", 4}}, torch::relu) {}
 };
 
 struct Halves {

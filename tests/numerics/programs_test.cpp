@@ -3,6 +3,7 @@
 
 #include <catch_shim.hpp>
 #include <double_precision.hpp>
+#include <nets.hpp>
 
 #include <atomic>
 #include <functional>
@@ -45,13 +46,9 @@ struct Factor {
 };
 
 /// Results leave the model, and each value of `factor` is a program of its own.
-struct Scaled : nn::Module {
-  Scaled() {
-    register_module("a", a);
-    register_module("b", b);
-  }
+struct Scaled : nets::TwoLinears {
+  Scaled() : TwoLinears(4, 6, 3) {}
   Tensor forward(const Tensor& x, double factor) { return b(torch::tanh(a(x) * Factor::of(factor))); }
-  nn::Linear a{4, 6}, b{6, 3};
 };
 
 /// The same with its loss.
@@ -61,9 +58,7 @@ struct ScaledLoss : Scaled {
 
 template <class Net>
 std::shared_ptr<Net> made() {
-  const std::lock_guard lock(numerics::generator_mutex());
-  torch::manual_seed(5);
-  return std::make_shared<Net>();
+  return nets::made<Net>(5);
 }
 
 Tensor samples() { return torch::linspace(-1, 2, 32).sin().view({8, 4}); }

@@ -2,12 +2,12 @@
 
 #include <catch_shim.hpp>
 #include <double_precision.hpp>
+#include <nets.hpp>
 #include <rank_memory.hpp>
 #include <temp_folder.hpp>
 
 #include <algorithm>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,13 +32,8 @@ using torch::Tensor;
 /// Draws, statistics of micro-batches, attention, a write in place, a counter, and a table that both ends read.
 struct Net : nn::Module {
   Net() {
-    register_module("table", table);
-    register_module("conv", conv);
-    register_module("norm", norm);
-    register_module("heads", heads);
-    register_module("out", out);
-    register_module("drop", drop);
-    register_module("late", late);
+    nets::register_all(*this, "table", table, "conv", conv, "norm", norm, "heads", heads, "out", out, "drop", drop,
+                       "late", late);
     calls = register_buffer("calls", torch::zeros({}));
   }
   Tensor hidden(const Tensor& ids) {
@@ -72,9 +67,7 @@ struct Features : Net {
 
 template <class Module>
 std::shared_ptr<Module> made() {
-  const std::lock_guard lock(numerics::generator_mutex());
-  torch::manual_seed(7);
-  return std::make_shared<Module>();
+  return nets::made<Module>(7);
 }
 
 constexpr int64_t kSamples = 6;  // of each rank

@@ -2,6 +2,7 @@
 
 #include <catch_shim.hpp>
 #include <double_precision.hpp>
+#include <nets.hpp>
 
 #include <functional>
 #include <memory>
@@ -29,10 +30,8 @@ constexpr double kTolerance = 1e-12;
 
 /// Results of every kind: what autograd keeps for the backward, what later layers read, one tensor twice, views of it,
 /// an argument and a view of it, a parameter, a buffer, indices, a mean and what follows from it.
-struct Several : nn::Module {
-  Several() {
-    register_module("a", a);
-    register_module("b", b);
+struct Several : nets::TwoLinears {
+  Several() : TwoLinears(4, 6, 3) {
     table = register_parameter("table", torch::linspace(-1, 1, 12).view({3, 4}));
     scale = register_buffer("scale", torch::linspace(1, 2, 3));
   }
@@ -43,15 +42,12 @@ struct Several : nn::Module {
     return {hidden, out,           out,  out.view({-1, 3, 1}), out.slice(1, 0, 2), x,   x.slice(1, 1, 3), table,
             scale,  out.argmax(1), mean, mean.exp(),           x.mean(),           mean};
   }
-  nn::Linear a{4, 6}, b{6, 3};
   Tensor table, scale;
 };
 
 template <class Net>
 std::shared_ptr<Net> made() {
-  const std::lock_guard lock(numerics::generator_mutex());
-  torch::manual_seed(7);
-  return std::make_shared<Net>();
+  return nets::made<Net>(7);
 }
 
 /// What a loop does to a result that it has got. Of results without a gradient as of those with one.

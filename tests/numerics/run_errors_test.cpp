@@ -1,6 +1,7 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 
 #include <algorithm>
 #include <memory>
@@ -21,15 +22,9 @@ namespace F = torch::nn::functional;
 using Catch::Matchers::Contains;
 using torch::Tensor;
 
-struct Net : nn::Module {
-  Net() {
-    register_module("table", table);
-    register_module("body", body);
-    register_module("head", head);
-  }
-  Tensor forward(const Tensor& ids) { return head(torch::relu(body(table(ids).mean(1)))); }
-  nn::Embedding table{16, 8};
-  nn::Linear body{8, 16}, head{16, 4};
+struct Net : nets::Tabled {
+  Net() : Tabled({16, 8}, 1, {{"body", 16}, {"head", 4}}, torch::relu) {}
+  Tensor forward(const Tensor& ids) { return Linears::forward(table(ids).mean(1)); }
 };
 
 struct Told {
@@ -59,12 +54,7 @@ Told told(int ranks, const Body& body) {
   return out;
 }
 
-std::shared_ptr<Net> made_net() {
-  static std::mutex mutex;  // the default generator is one for all threads
-  const std::lock_guard lock(mutex);
-  torch::manual_seed(3);
-  return std::make_shared<Net>();
-}
+std::shared_ptr<Net> made_net() { return nets::made<Net>(3); }
 
 struct Case {
   const char* name;
@@ -148,17 +138,15 @@ TEST_CASE("index out of range: rank names operator, others the rank") {
 }
 
 /// A forward of one batch size, as written for a call with 16 samples.
-struct Sixteen : nn::Module {
-  Sixteen() { register_module("head", head); }
-  Tensor forward(const Tensor& x) { return head(x.view({16, 64})).mean(); }
-  nn::Linear head{64, 2};
+struct Sixteen : nets::Linears {
+  Sixteen() : Linears(64, {{"head", 2}}) {}
+  Tensor forward(const Tensor& x) { return Linears::forward(x.view({16, 64})).mean(); }
 };
 
 /// What a forward of no batch size is.
-struct Mismatched : nn::Module {
-  Mismatched() { register_module("head", head); }
-  Tensor forward(const Tensor& x) { return head(x.view({x.size(0), -1, 2})).mean(); }
-  nn::Linear head{64, 2};
+struct Mismatched : nets::Linears {
+  Mismatched() : Linears(64, {{"head", 2}}) {}
+  Tensor forward(const Tensor& x) { return Linears::forward(x.view({x.size(0), -1, 2})).mean(); }
 };
 
 template <class Net>
@@ -179,10 +167,9 @@ TEST_CASE("hard-coded size in forward: told apart from other failures") {
   CAPTURE(always);
   CHECK_THAT(always, Contains("several sizes (7, 12 and 18 samples)") && !Contains("of this call alone"));
   // The way out.
-  struct AnySize : nn::Module {
-    AnySize() { register_module("head", head); }
-    Tensor forward(const Tensor& x) { return head(x.view({x.size(0), 64})).mean(); }
-    nn::Linear head{64, 2};
+  struct AnySize : nets::Linears {
+    AnySize() : Linears(64, {{"head", 2}}) {}
+    Tensor forward(const Tensor& x) { return Linears::forward(x.view({x.size(0), 64})).mean(); }
   };
   CHECK(told_of_capture<AnySize>(16).empty());
 }

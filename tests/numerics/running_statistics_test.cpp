@@ -1,12 +1,12 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 
 #include <autopar/autopar.hpp>
 #include <autopar/runtime/loopback.hpp>
 
 #include <functional>
-#include <mutex>
 #include <vector>
 
 #include "fidelity.hpp"
@@ -24,12 +24,7 @@ struct NormsImpl : nn::Module {
   nn::Conv2d conv{nn::Conv2dOptions(2, 4, 3).padding(1)};
   nn::BatchNorm2d twice{4}, slow{nn::BatchNorm2dOptions(4).momentum(0.02)};
   nn::InstanceNorm2d rows{nn::InstanceNorm2dOptions(4).track_running_stats(true)};
-  NormsImpl() {
-    register_module("conv", conv);
-    register_module("twice", twice);
-    register_module("slow", slow);
-    register_module("rows", rows);
-  }
+  NormsImpl() { nets::register_all(*this, "conv", conv, "twice", twice, "slow", slow, "rows", rows); }
   Tensor forward(const Tensor& x) {
     const auto y = twice(torch::relu(twice(conv(x) * 3 + 1)).mul(2));
     return rows(slow(y) + 0.5 * y).square().mean();
@@ -38,9 +33,7 @@ struct NormsImpl : nn::Module {
 TORCH_MODULE(Norms);
 
 Norms made() {
-  const std::lock_guard lock(numerics::generator_mutex());
-  torch::manual_seed(5);
-  return Norms();
+  return nets::seeded(5, [] { return Norms(); });
 }
 
 template <class Model>
@@ -71,10 +64,7 @@ void check(const std::vector<int64_t>& samples, const ap::Options& options) {
 struct NormsAloneImpl : nn::Module {
   nn::BatchNorm2d norm{4};
   nn::InstanceNorm2d rows{nn::InstanceNorm2dOptions(4).affine(true).track_running_stats(true)};
-  NormsAloneImpl() {
-    register_module("norm", norm);
-    register_module("rows", rows);
-  }
+  NormsAloneImpl() { nets::register_all(*this, "norm", norm, "rows", rows); }
   Tensor forward(const Tensor& x) { return rows(norm(x)).square().sum(); }
 };
 TORCH_MODULE(NormsAlone);

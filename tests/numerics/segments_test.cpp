@@ -2,11 +2,11 @@
 
 #include <catch_shim.hpp>
 #include <double_precision.hpp>
+#include <nets.hpp>
 
 #include <algorithm>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <numeric>
 #include <random>
 #include <string>
@@ -31,9 +31,7 @@ using torch::Tensor;
 
 template <class Module>
 std::shared_ptr<Module> made() {
-  const std::lock_guard lock(numerics::generator_mutex());
-  torch::manual_seed(7);
-  return std::make_shared<Module>();
+  return nets::made<Module>(7);
 }
 
 // ---------------------------------------------------------------- ways to run a plan again
@@ -89,13 +87,8 @@ void check_same(const Trained& got, const Trained& want, double tolerance) {
 /// Parameters that are read by several layers, at both ends, without their gradient, and where gradients are disabled.
 struct Net : nn::Module {
   Net() {
-    register_module("table", table);
-    register_module("norm", norm);
-    register_module("heads", heads);
-    register_module("out", out);
-    register_module("shared", shared);
-    register_module("gate", gate);
-    register_module("drop", drop);
+    nets::register_all(*this, "table", table, "norm", norm, "heads", heads, "out", out, "shared", shared, "gate", gate,
+                       "drop", drop);
     scale = register_parameter("scale", torch::tensor(1.5));
   }
   Tensor forward(const Tensor& ids, const Tensor& y) {
@@ -193,12 +186,7 @@ TEST_CASE("sharded parameters: present whenever a segment is recomputed") {
 
 /// Linear layers and convolutions, whose gradients go past their casts, with a weight that two of them read.
 struct Mixed : nn::Module {
-  Mixed() {
-    register_module("conv", conv);
-    register_module("a", a);
-    register_module("b", b);
-    register_module("last", last);
-  }
+  Mixed() { nets::register_all(*this, "conv", conv, "a", a, "b", b, "last", last); }
   Tensor forward(const Tensor& x, const Tensor& y) {
     auto h = torch::relu(conv(x)).flatten(1);
     h = torch::tanh(b(torch::tanh(a(h))));
@@ -259,19 +247,14 @@ TEST_CASE("recomputed segments: gradients pass casts of parameters") {
 
 // ---------------------------------------------------------------- other modes and sizes
 
-struct Block : nn::Module {
-  Block() { register_module("linear", linear); }
-  Tensor forward(const Tensor& x) { return torch::tanh(linear(x)); }
-  nn::Linear linear{6, 6};
+struct Block : nets::Linears {
+  Block() : Linears(6, {{"linear", 6}}) {}
+  Tensor forward(const Tensor& x) { return torch::tanh(Linears::forward(x)); }
 };
 
 /// In evaluations there are more operators, of other kinds, in other places.
 struct Modes : nn::Module {
-  Modes() {
-    register_module("first", first);
-    register_module("second", second);
-    register_module("third", third);
-  }
+  Modes() { nets::register_all(*this, "first", first, "second", second, "third", third); }
   Tensor forward(const Tensor& x) {
     auto h = first->forward(is_training() ? torch::dropout(x, 0.2, true) : x);
     h = second->forward(is_training() ? h : (h * 2).abs().sqrt() + h);

@@ -1,6 +1,7 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 #include <resident_memory.hpp>
 
 #include <cstdint>
@@ -21,13 +22,7 @@ namespace F = torch::nn::functional;
 using torch::Tensor;
 
 struct Net : nn::Module {
-  Net() {
-    register_module("table", table);
-    register_module("a", a);
-    register_module("norm", norm);
-    register_module("b", b);
-    register_module("drop", drop);
-  }
+  Net() { nets::register_all(*this, "table", table, "a", a, "norm", norm, "b", b, "drop", drop); }
   Tensor forward(const Tensor& ids, const Tensor& y) {
     const auto h = drop(torch::gelu(norm(a(table(ids).flatten(1)))));
     return F::cross_entropy(F::linear(torch::tanh(b(h)), table->weight), y);
@@ -46,11 +41,7 @@ std::vector<std::int64_t> train(const std::vector<int>& at) {
   std::vector<std::int64_t> out;
   torch::set_num_threads(1);
   ap::loopback::run(2, [&](ap::World& world) {
-    const auto net = [] {
-      const std::lock_guard lock(numerics::generator_mutex());
-      torch::manual_seed(7);
-      return std::make_shared<Net>();
-    }();
+    const auto net = nets::made<Net>(7);
     const ap::Options options{.stages = 1, .microbatches = 2, .zero = 2, .replicas = {2}, .recompute = "full"};
     ap::AutoParallel<Net> model(world, net, options);
     torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-3));

@@ -2,6 +2,7 @@
 
 #include <catch_shim.hpp>
 #include <double_precision.hpp>
+#include <nets.hpp>
 
 #include <functional>
 #include <memory>
@@ -33,11 +34,7 @@ TORCH_MODULE(Sharpen);
 
 struct Net : nn::Module {
   Net() {
-    register_module("first", first);
-    register_module("leaky", leaky);
-    register_module("dropout", dropout);
-    register_module("sharpen", sharpen);
-    register_module("second", second);
+    nets::register_all(*this, "first", first, "leaky", leaky, "dropout", dropout, "sharpen", sharpen, "second", second);
   }
   Tensor forward(const Tensor& x) {
     const auto hidden = sharpen(leaky(first(x) / temperature));
@@ -53,11 +50,7 @@ struct Net : nn::Module {
   bool uses_dropout = false;
 };
 
-std::shared_ptr<Net> made() {
-  const std::lock_guard lock(numerics::generator_mutex());
-  torch::manual_seed(3);
-  return std::make_shared<Net>();
-}
+std::shared_ptr<Net> made() { return nets::made<Net>(3); }
 
 const std::vector<ap::Options> kPlans{
     {.stages = 2, .microbatches = 2, .replicas = {1, 1}, .verify_capture = true},
@@ -237,13 +230,12 @@ TEST_CASE("unseen change: found at growing intervals, named, corrected") {
 }
 
 /// A forward that changes what it reads, every fourth time.
-struct Cooling : nn::Module {
-  Cooling() { register_module("layer", layer); }
+struct Cooling : nets::Linears {
+  Cooling() : Linears(4, {{"layer", 2}}) {}
   Tensor forward(const Tensor& x) {
     if (++calls % period == 0) temperature *= 0.5;
-    return layer(x) / temperature;
+    return Linears::forward(x) / temperature;
   }
-  nn::Linear layer{4, 2};
   int calls = 0, period = 4;
   double temperature = 1;
 };

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <autopar/autopar.hpp>
+#include <nets.hpp>
 
 #include "fidelity.hpp"
 
@@ -24,14 +25,10 @@ using torch::Tensor;
 
 /// A gated layer, a plain pair and a residual in place.
 struct FeedForward : nn::Module {
-  nn::Linear up{nullptr}, down{nullptr}, gate_and_up{nullptr}, out{nullptr};
-  nn::LayerNorm norm{nullptr};
+  nn::LayerNorm norm{nn::LayerNormOptions({6})};
+  nn::Linear up{6, 10}, down{10, 6}, gate_and_up{6, 16}, out{nn::LinearOptions(8, 6).bias(false)};
   FeedForward() {
-    norm = register_module("norm", nn::LayerNorm(nn::LayerNormOptions({6})));
-    up = register_module("up", nn::Linear(6, 10));
-    down = register_module("down", nn::Linear(10, 6));
-    gate_and_up = register_module("gate_and_up", nn::Linear(6, 16));
-    out = register_module("out", nn::Linear(nn::LinearOptions(8, 6).bias(false)));
+    nets::register_all(*this, "norm", norm, "up", up, "down", down, "gate_and_up", gate_and_up, "out", out);
   }
   Tensor forward(Tensor x, const Tensor& y) {
     auto h = down(torch::gelu(up(norm(x))));
@@ -45,11 +42,10 @@ struct FeedForward : nn::Module {
 
 /// A pair with a factor between its layers, which is whole on every shard and read by what they do in slices.
 struct Scaled : nn::Module {
-  nn::Linear up{nullptr}, down{nullptr};
+  nn::Linear up{6, 10}, down{10, 6};
   Tensor scale;
   Scaled() {
-    up = register_module("up", nn::Linear(6, 10));
-    down = register_module("down", nn::Linear(10, 6));
+    nets::register_all(*this, "up", up, "down", down);
     scale = register_parameter("scale", torch::rand({1}) + 0.5);
   }
   Tensor forward(const Tensor& x, const Tensor& y) { return F::mse_loss(down(torch::gelu(up(x)) * scale), y); }
@@ -58,15 +54,9 @@ struct Scaled : nn::Module {
 
 /// Two pairs that read one value, as the parts of a layer that are computed side by side.
 struct Parallel : nn::Module {
-  nn::LayerNorm norm{nullptr};
-  nn::Linear up{nullptr}, down{nullptr}, in{nullptr}, out{nullptr};
-  Parallel() {
-    norm = register_module("norm", nn::LayerNorm(nn::LayerNormOptions({6})));
-    up = register_module("up", nn::Linear(6, 12));
-    down = register_module("down", nn::Linear(12, 6));
-    in = register_module("in", nn::Linear(6, 16));
-    out = register_module("out", nn::Linear(16, 6));
-  }
+  nn::LayerNorm norm{nn::LayerNormOptions({6})};
+  nn::Linear up{6, 12}, down{12, 6}, in{6, 16}, out{16, 6};
+  Parallel() { nets::register_all(*this, "norm", norm, "up", up, "down", down, "in", in, "out", out); }
   Tensor forward(const Tensor& x, const Tensor& y) {
     const auto h = norm(x);
     const auto first = down(torch::tanh(up(h)));
@@ -95,19 +85,13 @@ struct Deep : nn::Module {
 /// A language model: fused projections, causal attention, a table that the first and the last operators read.
 struct Gpt : nn::Module {
   static constexpr int kHeads = 4, kWidth = 8, kWords = 11, kTime = 5, kMostShards = kHeads;
-  nn::Embedding words{nullptr}, places{nullptr};
-  nn::Linear qkv{nullptr}, proj{nullptr}, fc{nullptr}, back{nullptr};
-  nn::LayerNorm first{nullptr}, second{nullptr}, last{nullptr};
+  nn::Embedding words{kWords, kWidth}, places{kTime, kWidth};
+  nn::LayerNorm first{nn::LayerNormOptions({kWidth})}, second{nn::LayerNormOptions({kWidth})},
+      last{nn::LayerNormOptions({kWidth})};
+  nn::Linear qkv{kWidth, 3 * kWidth}, proj{kWidth, kWidth}, fc{kWidth, 4 * kWidth}, back{4 * kWidth, kWidth};
   Gpt() {
-    words = register_module("words", nn::Embedding(kWords, kWidth));
-    places = register_module("places", nn::Embedding(kTime, kWidth));
-    first = register_module("first", nn::LayerNorm(nn::LayerNormOptions({kWidth})));
-    qkv = register_module("qkv", nn::Linear(kWidth, 3 * kWidth));
-    proj = register_module("proj", nn::Linear(kWidth, kWidth));
-    second = register_module("second", nn::LayerNorm(nn::LayerNormOptions({kWidth})));
-    fc = register_module("fc", nn::Linear(kWidth, 4 * kWidth));
-    back = register_module("back", nn::Linear(4 * kWidth, kWidth));
-    last = register_module("last", nn::LayerNorm(nn::LayerNormOptions({kWidth})));
+    nets::register_all(*this, "words", words, "places", places, "first", first, "qkv", qkv, "proj", proj, "second",
+                       second, "fc", fc, "back", back, "last", last);
   }
   Tensor attention(const Tensor& x) {
     const auto b = x.size(0), t = x.size(1);
@@ -179,10 +163,7 @@ struct Separate : nn::Module {
   Tensor bias;
   Separate() {
     for (auto* layer : {&q, &k, &v, &o}) *layer = nn::Linear(8, 8);
-    register_module("q", q);
-    register_module("k", k);
-    register_module("v", v);
-    register_module("o", o);
+    nets::register_all(*this, "q", q, "k", k, "v", v, "o", o);
     bias = register_parameter("bias", torch::randn({4, 1, 5}));
   }
   Tensor heads(const Tensor& x) { return x.view({x.size(0), x.size(1), 4, 2}).transpose(1, 2); }
@@ -198,11 +179,8 @@ struct Separate : nn::Module {
 struct Grouped : nn::Module {
   static constexpr int kWidth = 8, kQueries = 4, kKeys = 2, kSize = 2, kMostShards = kKeys;
   std::vector<std::int64_t> sizes{kQueries * kSize, kKeys* kSize, kKeys* kSize};
-  nn::Linear qkv{nullptr}, o{nullptr};
-  Grouped() {
-    qkv = register_module("qkv", nn::Linear(kWidth, (kQueries + 2 * kKeys) * kSize));
-    o = register_module("o", nn::Linear(kQueries * kSize, kWidth));
-  }
+  nn::Linear qkv{kWidth, (kQueries + 2 * kKeys) * kSize}, o{kQueries * kSize, kWidth};
+  Grouped() { nets::register_all(*this, "qkv", qkv, "o", o); }
   Tensor forward(const Tensor& x, const Tensor& y) {
     auto parts = qkv(x).split_with_sizes(sizes, -1);
     for (auto& part : parts) part = part.view({x.size(0), x.size(1), -1, kSize}).transpose(1, 2);
@@ -215,14 +193,12 @@ struct Grouped : nn::Module {
 
 /// A convolutional network with a head of ten classes, some of which count more, some not at all.
 struct Classifier : nn::Module {
-  nn::Conv2d conv{nullptr};
-  nn::BatchNorm2d norm{nullptr};
-  nn::Linear head{nullptr};
+  nn::Conv2d conv{nn::Conv2dOptions(2, 4, 3).padding(1)};
+  nn::BatchNorm2d norm{4};
+  nn::Linear head{4, 10};
   Tensor weight;
   Classifier() {
-    conv = register_module("conv", nn::Conv2d(nn::Conv2dOptions(2, 4, 3).padding(1)));
-    norm = register_module("norm", nn::BatchNorm2d(4));
-    head = register_module("head", nn::Linear(4, 10));
+    nets::register_all(*this, "conv", conv, "norm", norm, "head", head);
     weight = register_buffer("weight", torch::rand({10}) + 0.5);
   }
   Tensor forward(const Tensor& x, const Tensor& y) {
@@ -236,15 +212,10 @@ struct Classifier : nn::Module {
 };
 
 /// Layers behind norms, none of which is part of a pair.
-struct Singles : nn::Module {
+struct Singles : nets::Linears {
   static constexpr int kWidth = 10, kTime = 4;
-  std::vector<nn::Linear> layers;
-  nn::LayerNorm norm{nullptr};
-  Singles() {
-    for (int i = 0; i < 3; ++i)
-      layers.push_back(register_module("layer" + std::to_string(i), nn::Linear(kWidth, kWidth)));
-    norm = register_module("norm", nn::LayerNorm(nn::LayerNormOptions({kWidth})));
-  }
+  nn::LayerNorm norm{nn::LayerNormOptions({kWidth})};
+  Singles() : Linears(kWidth, nets::repeated("layer", 3, kWidth)) { register_module("norm", norm); }
   Tensor forward(Tensor x, const Tensor& y) {
     for (auto& layer : layers) x = x + torch::softmax(layer(norm(x)), -1);
     return F::mse_loss(x, y);
@@ -265,11 +236,7 @@ struct Seen {
 template <class Net, class Make>
 Seen check_on(ap::World& world, const Make& make, const numerics::Reference<decltype(Net::batch(1))>& reference,
               const Setup& setup, std::uint64_t seed, numerics::Traits traits = {}) {
-  const auto net = [&] {
-    const std::lock_guard lock(numerics::generator_mutex());
-    torch::manual_seed(seed);
-    return make();
-  }();
+  const auto net = nets::seeded(seed, make);
   ap::AutoParallel<Net> model(world, net, setup.options);
   numerics::check_rank<Net>(world, model, reference, setup, traits);
   bool all_share = setup.options.zero > 0;

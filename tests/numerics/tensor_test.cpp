@@ -229,11 +229,7 @@ TEST_CASE("ZeRO 0-3: replicated and tensor-parallel stages can mix") {
     const auto reference = numerics::run_reference<Deep>([] { return std::make_shared<Deep>(); }, setup, 7);
     std::atomic<bool> any_slices = false;
     ap::loopback::run(6, [&](ap::World& world) {
-      const auto net = [] {
-        const std::lock_guard lock(numerics::generator_mutex());
-        torch::manual_seed(7);
-        return std::make_shared<Deep>();
-      }();
+      const auto net = nets::made<Deep>(7);
       ap::AutoParallel<Deep, SecondInShards> model(world, net, setup.options);
       numerics::check_rank<Deep>(world, model, reference, setup, {});
       for (const auto& parameter : model->parameters())
@@ -260,11 +256,7 @@ void check_checkpoints(const std::vector<Layout>& saving) {
   const auto run = [&](const Layout& layout, bool loads) {
     numerics::Snapshot out;
     ap::loopback::run(layout.shards * layout.replicas, [&, x = x, y = y](ap::World& world) {
-      const auto net = [&] {
-        const std::lock_guard lock(numerics::generator_mutex());
-        torch::manual_seed(loads ? 99 : 5);
-        return std::make_shared<Net>();
-      }();
+      const auto net = nets::made<Net>(loads ? 99 : 5);
       ap::Options options;
       options.tensor_parallel = layout.shards, options.stages = 1, options.microbatches = 1;
       options.replicas = {layout.replicas}, options.zero = layout.zero;

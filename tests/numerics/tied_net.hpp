@@ -3,13 +3,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <numeric>
 #include <string>
 
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 
 #include <autopar/autopar.hpp>
 #include <autopar/runtime/loopback.hpp>
@@ -32,10 +32,7 @@ inline constexpr int64_t kSamples = 4;  ///< of each rank
 /// A table that is tied to the last layer, a norm, a scalar, more elements than two ranks divide evenly.
 struct Net : nn::Module {
   Net() {
-    register_module("table", table);
-    register_module("a", a);
-    register_module("norm", norm);
-    register_module("b", b);
+    nets::register_all(*this, "table", table, "a", a, "norm", norm, "b", b);
     scale = register_parameter("scale", torch::tensor(1.5));
   }
   Tensor forward(const Tensor& ids, const Tensor& y) {
@@ -50,11 +47,7 @@ struct Net : nn::Module {
   Tensor scale;
 };
 
-inline std::shared_ptr<Net> made() {
-  const std::lock_guard lock(numerics::generator_mutex());
-  torch::manual_seed(11);
-  return std::make_shared<Net>();
-}
+inline std::shared_ptr<Net> made() { return nets::made<Net>(11); }
 
 inline Tensor ids(int step, int64_t begin, int64_t end) {
   return (torch::arange(begin * 3, end * 3, torch::kLong) * (3 + step)).remainder(9).view({end - begin, 3});

@@ -2,6 +2,7 @@
 
 #include <catch_shim.hpp>
 #include <double_precision.hpp>
+#include <nets.hpp>
 
 #include <functional>
 #include <limits>
@@ -29,13 +30,7 @@ using Tensors = std::vector<Tensor>;
 constexpr double kTolerance = 1e-12;
 
 struct Net : nn::Module {
-  Net() {
-    register_module("first", first);
-    register_module("second", second);
-    register_module("norm", norm);
-    register_module("unused", unused);
-    register_module("head", head);
-  }
+  Net() { nets::register_all(*this, "first", first, "second", second, "norm", norm, "unused", unused, "head", head); }
   Tensor forward(const Tensor& x, const Tensor& y) {
     const auto hidden = torch::tanh(second(torch::tanh(first(x))));
     return nn::functional::mse_loss(head(norm(hidden)), y);
@@ -44,11 +39,7 @@ struct Net : nn::Module {
   nn::LayerNorm norm{nn::LayerNormOptions({6})};
 };
 
-std::shared_ptr<Net> make_net() {
-  const std::lock_guard lock(numerics::generator_mutex());
-  torch::manual_seed(12);
-  return std::make_shared<Net>();
-}
+std::shared_ptr<Net> make_net() { return nets::made<Net>(12); }
 
 Tensors of(const std::vector<const nn::Module*>& modules) {
   Tensors all;

@@ -1,6 +1,7 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 
 #include <memory>
 #include <mutex>
@@ -17,13 +18,8 @@ namespace ap = autopar;
 using Catch::Matchers::Contains;
 using torch::Tensor;
 
-struct Net : torch::nn::Module {
-  Net() {
-    register_module("first", first);
-    register_module("second", second);
-  }
-  Tensor forward(const Tensor& x) { return second(torch::tanh(first(x))).pow(2).mean(); }
-  torch::nn::Linear first{4, 8}, second{8, 4};
+struct Net : nets::MeanSquare<nets::Linears> {
+  Net() : MeanSquare(4, {{"first", 8}, {"second", 4}}) {}
 };
 
 using Model = ap::AutoParallel<Net>;

@@ -6,7 +6,6 @@
 
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -78,11 +77,7 @@ struct Net : nn::Module {
   Tensor bias = torch::linspace(0.5, 1.5, 4).requires_grad_(), table;
 };
 
-std::shared_ptr<Net> made(Held held) {
-  const std::lock_guard lock(numerics::generator_mutex());
-  torch::manual_seed(3);
-  return std::make_shared<Net>(held);
-}
+std::shared_ptr<Net> made(Held held) { return nets::made<Net>(3, held); }
 
 const std::vector<std::int64_t> kLocal{3, 2};
 

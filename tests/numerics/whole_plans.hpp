@@ -11,6 +11,7 @@
 
 #include <catch_shim.hpp>
 #include <double_precision.hpp>
+#include <nets.hpp>
 
 #include <autopar/autopar.hpp>
 #include <autopar/runtime/loopback.hpp>
@@ -34,23 +35,12 @@ inline constexpr double kTolerance = 1e-12;
 /// names; a scalar; what is frozen and what nobody reads.
 struct Net : nn::Module {
   Net() {
-    register_module("first", first);
-    register_module("mixed", mixed);
-    register_module("up", up);
-    register_module("down", down);
-    register_module("gate_and_up", gate_and_up);
-    register_module("out", out);
-    register_module("mixed_again", mixed);
-    register_module("head", head);
+    nets::register_all(*this, "first", first, "mixed", mixed, "up", up, "down", down, "gate_and_up", gate_and_up, "out",
+                       out, "mixed_again", mixed, "head", head);
     scale = register_parameter("scale", torch::tensor(1.5));
     frozen = register_parameter("frozen", torch::ones({6}), false);
     unread = register_parameter("unread", torch::ones({3, 2}));
-    const torch::NoGradGuard no_grad;
-    double phase = 0;
-    for (auto& parameter : parameters()) {  // draws nothing: ranks that are threads share a generator
-      const auto places = torch::arange(parameter.numel(), torch::kDouble);
-      parameter.copy_((places * 1.7 + ++phase).sin().mul(0.5).view_as(parameter));
-    }
+    nets::fill(*this);
   }
   Tensor forward(const Tensor& x, const Tensor& y) {
     auto h = torch::tanh(mixed(torch::tanh(first(x))));

@@ -273,13 +273,7 @@ TEST_CASE("ZeRO: optimizer with initial state is exact once attached") {
     INFO(replicas.size() << " stages");
     check_ranks(kRanks, [&](ap::World& world) {
       ap::AutoParallel<Net> model(
-          world,
-          [] {
-            const std::lock_guard lock(numerics::generator_mutex());
-            torch::manual_seed(11);
-            return Net();
-          },
-          options_for(replicas, 0));
+          world, [] { return nets::seeded(11, [] { return Net(); }); }, options_for(replicas, 0));
       torch::optim::Adagrad optimizer(model->parameters(),
                                       torch::optim::AdagradOptions(0.05).initial_accumulator_value(0.1));
       const auto begin = world.rank() * kSamples;

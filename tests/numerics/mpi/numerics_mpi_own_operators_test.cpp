@@ -1,6 +1,7 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 #include <says.hpp>
 
 #include <memory>
@@ -16,10 +17,9 @@ namespace own_operators_mpi_test {
 namespace ap = autopar;
 using torch::Tensor;
 
-struct Mixing : torch::nn::Module {
-  Mixing() { register_module("layer", layer); }
-  Tensor forward(const Tensor& x) { return own_operators::mixed(layer(x)); }
-  torch::nn::Linear layer{3, 3};
+struct Mixing : nets::Linears {
+  Mixing() : Linears(3, {{"layer", 3}}) {}
+  Tensor forward(const Tensor& x) { return own_operators::mixed(Linears::forward(x)); }
 };
 
 TEST_CASE("register_op: ranks with different versions are named") {
