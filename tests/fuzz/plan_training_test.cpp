@@ -16,6 +16,7 @@
 #include <autopar/runtime/loopback.hpp>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 #include <temp_folder.hpp>
 
 #include "damage.hpp"
@@ -26,19 +27,14 @@ namespace plan_training_test {
 namespace ap = autopar;
 using Json = nlohmann::ordered_json;
 
-struct NetImpl : torch::nn::Module {
-  NetImpl() {
-    first = register_module("first", torch::nn::Linear(3, 4));
-    second = register_module("second", torch::nn::Linear(4, 4));
-    third = register_module("third", torch::nn::Linear(4, 2));
+struct NetImpl : nets::MeanSquare<nets::Linears> {
+  NetImpl() : MeanSquare(3, {{"first", 4}, {"second", 4}, {"third", 2}}) {
     to(torch::kDouble);
     torch::NoGradGuard off;
     for (auto& parameter : parameters()) {
       parameter.copy_(torch::sin(torch::arange(parameter.numel(), torch::kDouble).view(parameter.sizes()) + 1));
     }
   }
-  at::Tensor forward(const at::Tensor& x) { return third(torch::tanh(second(torch::tanh(first(x))))).pow(2).mean(); }
-  torch::nn::Linear first{nullptr}, second{nullptr}, third{nullptr};
 };
 TORCH_MODULE(Net);
 

@@ -1,6 +1,7 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 #include <resident_memory.hpp>
 
 #include <algorithm>
@@ -25,20 +26,12 @@ using at::Tensor;
 constexpr std::int64_t kSeed = 31;
 
 /// Equal layers: what a rank owns is far below the model.
-struct Deep : nn::Module {
-  explicit Deep(int depth = 12) {
-    for (int i = 0; i < depth; ++i) {
-      layers.push_back(register_module("layer" + std::to_string(i), nn::Linear(kWidth, kWidth)));
-    }
-  }
-  Tensor forward(Tensor x) {
-    for (auto& layer : layers) x = torch::relu(layer(x));
-    return x.pow(2).mean();
-  }
+struct Deep : nets::Linears {
+  explicit Deep(int depth = 12) : Linears(kWidth, nets::repeated("layer", depth, kWidth), torch::relu) {}
+  Tensor forward(const Tensor& x) { return torch::relu(Linears::forward(x)).pow(2).mean(); }
   [[nodiscard]] Tensor batch() const { return torch::ones({4, kWidth}); }
 
   static constexpr std::int64_t kWidth = 2048;
-  std::vector<nn::Linear> layers;
 };
 
 /// Of layers enough for 4 stages.

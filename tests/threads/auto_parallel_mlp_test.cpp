@@ -4,24 +4,19 @@
 #include <autopar/runtime/loopback.hpp>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 
 namespace auto_parallel_mlp_test {
 
 namespace ap = autopar;
 
-struct MlpImpl : torch::nn::Module {
-  explicit MlpImpl(int64_t hidden = 6) {
-    first = register_module("first", torch::nn::Linear(4, hidden));
-    second = register_module("second", torch::nn::Linear(hidden, hidden));
-    third = register_module("third", torch::nn::Linear(hidden, 3));
+struct MlpImpl : nets::Linears {
+  explicit MlpImpl(int64_t hidden = 6) : Linears(4, {{"first", hidden}, {"second", hidden}, {"third", 3}}) {
     to(torch::kDouble);
   }
-  torch::Tensor forward(torch::Tensor x, torch::Tensor y) {
-    x = torch::tanh(first(x));
-    x = torch::relu(second(x));
-    return torch::mse_loss(third(x), y);
+  torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& y) {
+    return torch::mse_loss(layers[2](torch::relu(layers[1](torch::tanh(layers[0](x))))), y);
   }
-  torch::nn::Linear first{nullptr}, second{nullptr}, third{nullptr};
 };
 TORCH_MODULE(Mlp);
 

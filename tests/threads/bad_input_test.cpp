@@ -1,6 +1,7 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 #include <says.hpp>
 
 #include <functional>
@@ -66,12 +67,7 @@ Messages messages(int ranks, Body body) {
   return out;
 }
 
-std::shared_ptr<Net> make_net(const Net::Body& body = {}, int64_t width = 4) {
-  static std::mutex mutex;  // the default generator is one for all threads
-  const std::lock_guard lock(mutex);
-  torch::manual_seed(3);
-  return std::make_shared<Net>(body, width);
-}
+std::shared_ptr<Net> make_net(const Net::Body& body = {}, int64_t width = 4) { return nets::made<Net>(3, body, width); }
 
 /// Every rank trains one step.
 Messages train(int ranks, const ap::Options& options, const Net::Body& body = {}) {
@@ -149,16 +145,16 @@ TEST_CASE("sizes differing between ranks: error names both") {
             "InvalidArgument", {"3", "4", "rank"});
 }
 
-struct SharedNet : nn::Module {
-  SharedNet() { register_module("first", first); }
-  Tensor forward(const Tensor& x, const Tensor& scale) { return (first(x) * scale).sum(); }
-  nn::Linear first{4, 4};
+/// The second argument is one for all samples, or not.
+struct ScaledNet : nets::Linears {
+  ScaledNet() : Linears(4, {{"first", 4}}) {}
+  Tensor forward(const Tensor& x, const Tensor& scale) { return (Linears::forward(x) * scale).sum(); }
 };
 
 TEST_CASE("shared argument differing between ranks: is refused") {
   check_all(messages(2,
                      [&](ap::World& world) {
-                       ap::AutoParallel<SharedNet> model(world, SharedNet(), {.batch_dims = {0, ap::kShared}});
+                       ap::AutoParallel<ScaledNet> model(world, ScaledNet(), {.batch_dims = {0, ap::kShared}});
                        model(torch::ones({4, 4}), torch::full({4}, 1.0 + world.rank())).backward();
                      }),
             "InvalidArgument", {"shared", "rank"});
@@ -459,12 +455,6 @@ TEST_CASE("mode that mixes samples: refused if split, else runs") {
                {"softmax", "set microbatches = 1 and replicas to 1 for it, or leave both"},
                {both({.stages = 1, .replicas = {1}})}}});
 }
-
-struct ScaledNet : nn::Module {
-  ScaledNet() { register_module("first", first); }
-  Tensor forward(const Tensor& x, const Tensor& scale) { return (first(x) * scale).sum(); }
-  nn::Linear first{4, 4};
-};
 
 RankBody scaled(const std::vector<int>& batch_dims, const std::function<Tensor(ap::World&)>& scale) {
   return [=](ap::World& world) {

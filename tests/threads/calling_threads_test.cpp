@@ -1,6 +1,7 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 #include <refusal.hpp>
 #include <temp_folder.hpp>
 
@@ -20,13 +21,12 @@ namespace calling_threads_test {
 namespace ap = autopar;
 
 /// Waits in forward, which runs while it is captured, for a second thread to have tried.
-struct NetImpl : torch::nn::Module {
-  NetImpl() { linear = register_module("linear", torch::nn::Linear(4, 3)); }
+struct NetImpl : nets::MeanSquare<nets::Linears> {
+  NetImpl() : MeanSquare(4, {{"linear", 3}}) {}
   at::Tensor forward(const at::Tensor& x) {
     if (during) during();
-    return linear(x).pow(2).mean();
+    return MeanSquare::forward(x);
   }
-  torch::nn::Linear linear{nullptr};
   std::function<void()> during;
 };
 TORCH_MODULE(Net);

@@ -2,10 +2,10 @@
 
 #include <catch_shim.hpp>
 #include <double_precision.hpp>
+#include <nets.hpp>
 
 #include <cstdint>
 #include <exception>
-#include <mutex>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -65,10 +65,7 @@ void register_key() {
 /// Targets are counted before the pipeline; the root of the loss is taken behind it.
 struct Net : nn::Module {
   explicit Net(bool with_root) : root(with_root) {
-    register_module("table", table);
-    register_module("a", a);
-    register_module("norm", norm);
-    register_module("b", b);
+    nets::register_all(*this, "table", table, "a", a, "norm", norm, "b", b);
   }
   Tensor forward(const Tensor& ids, const Tensor& y) {
     const auto h = torch::tanh(b(torch::dropout(torch::relu(norm(a(table(ids).flatten(1)))), 0.2, is_training())));
@@ -91,12 +88,7 @@ struct Training {
 
 /// Two steps of two calls with everything that a training loop does; this rank's last loss.
 double train(ap::World& world, const Training& training) {
-  const auto net = [&] {
-    static std::mutex mutex;  // the default generator is one for all threads
-    const std::lock_guard lock(mutex);
-    torch::manual_seed(5);
-    return std::make_shared<Net>(training.root);
-  }();
+  const auto net = nets::made<Net>(5, training.root);
   const c10::impl::IncludeDispatchKeyGuard counted(kKey);
   const auto ids = (torch::arange(12, torch::kLong) * 5 + world.rank()).remainder(9).view({4, 3});
   const auto labels = (torch::arange(4, torch::kLong) * 2 + world.rank()).remainder(9);

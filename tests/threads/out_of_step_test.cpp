@@ -1,6 +1,7 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 #include <told.hpp>
 
 #include <functional>
@@ -19,17 +20,8 @@ namespace ap = autopar;
 using torch::Tensor;
 
 /// Any even cut leaves parameters on both sides.
-struct Net : torch::nn::Module {
-  Net() {
-    register_module("first", first);
-    register_module("second", second);
-    register_module("third", third);
-    register_module("fourth", fourth);
-  }
-  Tensor forward(const Tensor& x) {
-    return fourth(torch::tanh(third(torch::tanh(second(torch::tanh(first(x))))))).pow(2).mean();
-  }
-  torch::nn::Linear first{4, 4}, second{4, 4}, third{4, 4}, fourth{4, 4};
+struct Net : nets::MeanSquare<nets::Linears> {
+  Net() : MeanSquare(4, {{"first", 4}, {"second", 4}, {"third", 4}, {"fourth", 4}}) {}
 };
 
 std::shared_ptr<Net> zeros() {
@@ -104,7 +96,7 @@ TEST_CASE("ranks differing in mode or arguments: error says so in words") {
         }),
         "of forward: rank 0 is in train(), rank 1 in eval();");
   check(called([](auto& model, int rank) {
-          if (rank == 1) model->module().third->eval();
+          if (rank == 1) model->module().layers[2]->eval();
           model(samples());
         }),
         ": module 'third' is in train() on rank 0, in eval() on rank 1;");
@@ -120,7 +112,7 @@ TEST_CASE("ranks differing in mode or arguments: error says so in words") {
         }),
         ": rank 0 has gradients enabled, rank 1 gradients disabled;");
   check(called([](auto& model, int rank) {
-          if (rank == 1) model->module().second->weight.set_requires_grad(false);
+          if (rank == 1) model->module().layers[1]->weight.set_requires_grad(false);
           model(samples());
         }),
         ": parameter 'second.weight' has requires_grad = true on rank 0, requires_grad = false on rank 1;");
@@ -171,13 +163,13 @@ TEST_CASE("step: may skip dropped gradients and frozen stages") {
       for (int i = 0; i < 4; ++i) {
         auto& net = model->module();
         if (whole_stage) {
-          for (auto& parameter : net.third->parameters()) parameter.set_requires_grad(i % 2 == 0);
-          for (auto& parameter : net.fourth->parameters()) parameter.set_requires_grad(i % 2 == 0);
+          for (auto& parameter : net.layers[2]->parameters()) parameter.set_requires_grad(i % 2 == 0);
+          for (auto& parameter : net.layers[3]->parameters()) parameter.set_requires_grad(i % 2 == 0);
         }
         optimizer.zero_grad();
         model(samples()).backward();
         if (!whole_stage && i % 2 == 0) {
-          for (auto& parameter : net.fourth->parameters()) parameter.mutable_grad().reset();
+          for (auto& parameter : net.layers[3]->parameters()) parameter.mutable_grad().reset();
         }
         optimizer.step();
       }
@@ -222,9 +214,9 @@ TEST_CASE("steps left out by all ranks: are allowed") {
         const torch::NoGradGuard no_grad;
         model(samples());
       }
-      for (auto& parameter : model->module().fourth->parameters()) parameter.set_requires_grad(false);
+      for (auto& parameter : model->module().layers[3]->parameters()) parameter.set_requires_grad(false);
       for (int i = 0; i < 3; ++i) step(model, optimizer);  // one stage has nothing to step
-      for (auto& parameter : model->module().fourth->parameters()) parameter.set_requires_grad(true);
+      for (auto& parameter : model->module().layers[3]->parameters()) parameter.set_requires_grad(true);
       for (int i = 0; i < 3; ++i) step(model, optimizer);
     }
     torch::optim::SGD other(model->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
@@ -246,7 +238,7 @@ TEST_CASE("verify_replicas: finds replicas whose parameters differ") {
         step(model, optimizer);
         if (i == 2 && world.rank() == 1) {
           const torch::NoGradGuard no_grad;
-          model->module().second->weight.view(-1)[3] += 1;
+          model->module().layers[1]->weight.view(-1)[3] += 1;
         }
       }
       step(model, optimizer);

@@ -1,6 +1,7 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 
 #include <optional>
 
@@ -11,10 +12,8 @@ namespace outliving_model_test {
 
 namespace ap = autopar;
 
-struct Net : torch::nn::Module {
-  Net() { linear = register_module("linear", torch::nn::Linear(4, 2)); }
-  torch::Tensor forward(const torch::Tensor& x) { return linear(x); }
-  torch::nn::Linear linear{nullptr};
+struct Net : nets::Linears {
+  Net() : Linears(4, {{"linear", 2}}) {}
 };
 
 TEST_CASE("model outliving its World: throws where it is used") {

@@ -19,6 +19,7 @@
 #include <autopar/runtime/loopback.hpp>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 #include <temp_folder.hpp>
 
 #include "torch/checkpoint/checkpoint.hpp"
@@ -33,16 +34,11 @@ namespace fs = std::filesystem;
 
 /// With a buffer that each call changes, and draws.
 struct NetImpl : torch::nn::Module {
-  NetImpl() {
-    first = register_module("first", torch::nn::Linear(4, 8));
-    norm = register_module("norm", torch::nn::BatchNorm1d(8));
-    dropout = register_module("dropout", torch::nn::Dropout(0.5));
-    second = register_module("second", torch::nn::Linear(8, 3));
-  }
+  NetImpl() { nets::register_all(*this, "first", first, "norm", norm, "dropout", dropout, "second", second); }
   at::Tensor forward(const at::Tensor& x) { return second(dropout(norm(torch::relu(first(x))))).pow(2).mean(); }
-  torch::nn::Linear first{nullptr}, second{nullptr};
-  torch::nn::BatchNorm1d norm{nullptr};
-  torch::nn::Dropout dropout{nullptr};
+  torch::nn::Linear first{4, 8}, second{8, 3};
+  torch::nn::BatchNorm1d norm{8};
+  torch::nn::Dropout dropout{0.5};
 };
 TORCH_MODULE(Net);
 

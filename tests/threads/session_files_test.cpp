@@ -22,6 +22,7 @@
 #include <autopar/torch/device.hpp>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 #include <temp_folder.hpp>
 
 #include "torch/cost/measured/profiler.hpp"
@@ -32,13 +33,8 @@ namespace session_files_test {
 namespace ap = autopar;
 namespace fs = std::filesystem;
 
-struct NetImpl : torch::nn::Module {
-  explicit NetImpl(int64_t hidden = 6) {
-    first = register_module("first", torch::nn::Linear(4, hidden));
-    second = register_module("second", torch::nn::Linear(hidden, 3));
-  }
-  at::Tensor forward(const at::Tensor& x) { return second(torch::relu(first(x))).pow(2).mean(); }
-  torch::nn::Linear first{nullptr}, second{nullptr};
+struct NetImpl : nets::MeanSquare<nets::Linears> {
+  explicit NetImpl(int64_t hidden = 6) : MeanSquare(4, {{"first", hidden}, {"second", 3}}, torch::relu) {}
 };
 TORCH_MODULE(Net);
 
@@ -406,10 +402,8 @@ TEST_CASE("named pipe as input file: is refused by name", "[files]") {
 }
 
 /// A module in a module of a name that a terminal would obey.
-struct OddNetImpl : torch::nn::Module {
-  OddNetImpl() { inner = register_module("a\nb\x1b[2J\x7f\xff", torch::nn::Linear(4, 3)); }
-  at::Tensor forward(const at::Tensor& x) { return inner(x).pow(2).mean(); }
-  torch::nn::Linear inner{nullptr};
+struct OddNetImpl : nets::MeanSquare<nets::Linears> {
+  OddNetImpl() : MeanSquare(4, {{"a\nb\x1b[2J\x7f\xff", 3}}) {}
 };
 TORCH_MODULE(OddNet);
 

@@ -1,6 +1,7 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 #include <temp_folder.hpp>
 #include <told.hpp>
 
@@ -18,23 +19,14 @@ namespace steps_counted_test {
 namespace ap = autopar;
 using torch::Tensor;
 
-struct Net : torch::nn::Module {
-  Net() {
-    register_module("first", first);
-    register_module("second", second);
-    register_module("third", third);
-    register_module("prototypes", prototypes);
+struct Net : nets::MeanSquare<nets::Linears> {
+  Net() : MeanSquare(4, {{"first", 8}, {"second", 8}, {"third", 8}, {"prototypes", 4, false}}) {
     const torch::NoGradGuard no_grad;
     for (auto& parameter : parameters()) {
       const auto values = torch::linspace(-1, 1, parameter.numel()).mul(3).sin();
       parameter.copy_(values.view(parameter.sizes()).mul(0.5));
     }
   }
-  Tensor forward(const Tensor& x) {
-    return prototypes(torch::tanh(third(torch::tanh(second(torch::tanh(first(x))))))).pow(2).mean();
-  }
-  torch::nn::Linear first{4, 8}, second{8, 8}, third{8, 8};
-  torch::nn::Linear prototypes{torch::nn::LinearOptions(8, 4).bias(false)};
 };
 
 using Model = ap::AutoParallel<Net>;
@@ -201,7 +193,7 @@ std::vector<Loop> legal_loops() {
            [](int, int i, Model& model, auto& optimizer) {
              optimizer.zero_grad();
              model(samples()).backward();
-             if (i < 3) model->module().prototypes->weight.mutable_grad().reset();
+             if (i < 3) model->module().layers.back()->weight.mutable_grad().reset();
              optimizer.step();
            }},
           {"most gradients are dropped", [](int, int i, Model& model, auto& optimizer) {
@@ -258,8 +250,8 @@ TEST_CASE("several optimizers: steps are counted separately") {
   for (const bool extra : {false, true}) {
     const auto messages = told(2, [&](ap::World& world) {
       Model model(world, std::make_shared<Net>(), {.stages = 2, .microbatches = 2, .zero = 0});
-      torch::optim::Adam body(model->module().first->parameters(), 0.01);
-      torch::optim::SGD head(model->module().prototypes->parameters(), 0.1);
+      torch::optim::Adam body(model->module().layers.front()->parameters(), 0.01);
+      torch::optim::SGD head(model->module().layers.back()->parameters(), 0.1);
       model->attach(body);
       model->attach(head);
       for (int i = 0; i < 4; ++i) {
