@@ -1,15 +1,17 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 
 #include <autopar/autopar.hpp>
 
 namespace gpu_dropout_test {
 
-struct DroppingImpl : torch::nn::Module {
-  torch::nn::Linear layer{256, 256};
-  DroppingImpl() { register_module("layer", layer); }
-  torch::Tensor forward(const torch::Tensor& x) { return torch::dropout(layer(x).tanh(), 0.25, is_training()).sum(1); }
+struct DroppingImpl : nets::Linears {
+  DroppingImpl() : Linears(256, {{"layer", 256}}) {}
+  torch::Tensor forward(const torch::Tensor& x) {
+    return torch::dropout(Linears::forward(x).tanh(), 0.25, is_training()).sum(1);
+  }
 };
 TORCH_MODULE(Dropping);
 
@@ -23,8 +25,8 @@ Passes passes(autopar::World& world, const std::string& recompute) {
   Dropping net;
   {
     const torch::NoGradGuard no_grad;
-    net->layer->weight.zero_();
-    net->layer->bias.fill_(1);
+    net->layers[0]->weight.zero_();
+    net->layers[0]->bias.fill_(1);
   }
   autopar::Options options;
   options.recompute = recompute;
@@ -38,7 +40,7 @@ Passes passes(autopar::World& world, const std::string& recompute) {
     const auto y = model(torch::zeros({64, 256}, autopar::device(world)));
     y.sum().backward();
     out.results.push_back(y.detach().cpu());
-    out.gradients.push_back(net->layer->bias.grad().cpu().clone());
+    out.gradients.push_back(net->layers[0]->bias.grad().cpu().clone());
   }
   return out;
 }

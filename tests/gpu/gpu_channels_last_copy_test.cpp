@@ -7,6 +7,7 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 
 #include <autopar/autopar.hpp>
 
@@ -56,12 +57,7 @@ TEST_CASE("channels-last copy: start may be unaligned for 16-bit pairs", "[gpu]"
 
 /// A bottleneck whose first and last weights are large enough for products of their own.
 struct NetImpl : nn::Module {
-  NetImpl() {
-    register_module("narrow", narrow);
-    register_module("spatial", spatial);
-    register_module("wide", wide);
-    register_module("out", out);
-  }
+  NetImpl() { nets::register_all(*this, "narrow", narrow, "spatial", spatial, "wide", wide, "out", out); }
   Tensor forward(const Tensor& x, const Tensor& y) {
     const auto h = torch::tanh(wide(torch::tanh(spatial(torch::tanh(narrow(x))))) + x).mean({2, 3});
     return nn::functional::cross_entropy(out(h), y);

@@ -1,6 +1,7 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 
 #include <algorithm>
 #include <iostream>
@@ -41,9 +42,7 @@ int64_t taken_by_products(c10::Device device) {
 struct Attending : nn::Module {
   Attending() {
     for (int i = 0; i < 4; ++i) blocks->push_back(nn::Linear(kWidth, 3 * kWidth));
-    register_module("table", table);
-    register_module("blocks", blocks);
-    register_module("last", last);
+    nets::register_all(*this, "table", table, "blocks", blocks, "last", last);
   }
   Tensor forward(const Tensor& ids, const Tensor& y) {
     auto x = torch::dropout(table(ids), 0.1, is_training());
@@ -80,22 +79,12 @@ struct Convolving : nn::Module {
 
 /// A recurrent layer between a table and a linear layer.
 template <class Layer, class LayerOptions>
-struct Recurrent : nn::Module {
-  Recurrent() {
-    register_module("table", table);
-    register_module("layer", layer);
-    register_module("last", last);
-  }
-  Tensor forward(const Tensor& ids, const Tensor& y) {
-    return F::cross_entropy(last(std::get<0>(layer(table(ids))).mean(1)), y);
-  }
+struct Recurrent : nets::CrossEntropy<nets::Recurrent<Layer, LayerOptions>> {
+  Recurrent() : Recurrent::CrossEntropy(500, LayerOptions(256, 512).num_layers(2).batch_first(true), 200) {}
   static auto batch() {
     return std::tuple(torch::randint(500, {64, 256}, torch::kLong), torch::randint(200, {64}, torch::kLong));
   }
   static constexpr bool kMultiplies = true;
-  nn::Embedding table{500, 256};
-  Layer layer{LayerOptions(256, 512).num_layers(2).batch_first(true)};
-  nn::Linear last{512, 200};
 };
 
 int64_t predicted_here(const ap::Plan& plan, ap::Rank rank) {

@@ -1,6 +1,7 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 
 #include <ATen/record_function.h>
 
@@ -179,17 +180,11 @@ TEST_CASE("fused SGD: step equals libtorch, writes rounded copies", "[gpu][updat
 
 // ---------------------------------------------------------------- in a training
 
-struct NetImpl : torch::nn::Module {
-  NetImpl() {
-    register_module("table", table);
-    register_module("first", first);
-    register_module("last", last);
-  }
+struct NetImpl : nets::Tabled {
+  NetImpl() : Tabled({50, 32}, 2, {{"first", 128}, {"last", 50}}, [](const Tensor& h) { return torch::gelu(h); }) {}
   Tensor forward(const Tensor& ids, const Tensor& y) {
-    return torch::nn::functional::cross_entropy(last(torch::gelu(first(table(ids).flatten(1)))), y);
+    return torch::nn::functional::cross_entropy(Linears::forward(table(ids).flatten(1)), y);
   }
-  torch::nn::Embedding table{50, 32};
-  torch::nn::Linear first{64, 128}, last{128, 50};
 };
 TORCH_MODULE(Net);
 

@@ -9,6 +9,7 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 
 #include <autopar/autopar.hpp>
 
@@ -28,10 +29,7 @@ constexpr std::int64_t kImages = 16, kClasses = 10, kChannels = 8, kSide = 8;
 /// loss is the user's.
 struct Net : torch::nn::Module {
   explicit Net(double dropout = 0) : dropout_(dropout) {
-    first = register_module("first", torch::nn::Conv2d(torch::nn::Conv2dOptions(3, kChannels, 3).padding(1)));
-    norm = register_module("norm", torch::nn::BatchNorm2d(kChannels));
-    second = register_module("second", torch::nn::Conv2d(torch::nn::Conv2dOptions(kChannels, kChannels, 3).padding(1)));
-    head = register_module("head", torch::nn::Linear(kChannels * kSide * kSide, kClasses));
+    nets::register_all(*this, "first", first, "norm", norm, "second", second, "head", head);
     calls = register_buffer("calls", torch::zeros({}));
   }
   Tensor logits(const Tensor& images) {
@@ -46,9 +44,10 @@ struct Net : torch::nn::Module {
     return labels.defined() ? F::cross_entropy(made, labels) : made;
   }
 
-  torch::nn::Conv2d first{nullptr}, second{nullptr};
-  torch::nn::BatchNorm2d norm{nullptr};
-  torch::nn::Linear head{nullptr};
+  torch::nn::Conv2d first{torch::nn::Conv2dOptions(3, kChannels, 3).padding(1)},
+      second{torch::nn::Conv2dOptions(kChannels, kChannels, 3).padding(1)};
+  torch::nn::BatchNorm2d norm{kChannels};
+  torch::nn::Linear head{kChannels * kSide * kSide, kClasses};
   Tensor calls;
 
  private:
@@ -348,22 +347,17 @@ struct Block : torch::nn::Module {
   static constexpr std::int64_t kWidth = 64, kHeads = 2, kWords = 16;
 
   explicit Block(bool is_loss_outside) : is_loss_outside_(is_loss_outside) {
-    in = register_module("in", torch::nn::Linear(kWidth, 3 * kWidth));
-    out = register_module("out", torch::nn::Linear(kWidth, kWidth));
-    wide = register_module("wide", torch::nn::Linear(kWidth, 4 * kWidth));
-    narrow = register_module("narrow", torch::nn::Linear(4 * kWidth, kWidth));
-    norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})));
-    last_norm = register_module("last_norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})));
-    drop = register_module("drop", torch::nn::Dropout(0.2));
+    nets::register_all(*this, "in", in, "out", out, "wide", wide, "narrow", narrow, "norm", norm, "last_norm",
+                       last_norm, "drop", drop);
   }
   Tensor forward(const Tensor& x) {
     auto made = block(block(x + 0.1 * torch::randn_like(x)));
     return is_loss_outside_ ? made : made.square().mean();
   }
 
-  torch::nn::Linear in{nullptr}, out{nullptr}, wide{nullptr}, narrow{nullptr};
-  torch::nn::LayerNorm norm{nullptr}, last_norm{nullptr};
-  torch::nn::Dropout drop{nullptr};
+  torch::nn::Linear in{kWidth, 3 * kWidth}, out{kWidth, kWidth}, wide{kWidth, 4 * kWidth}, narrow{4 * kWidth, kWidth};
+  torch::nn::LayerNorm norm{torch::nn::LayerNormOptions({kWidth})}, last_norm{torch::nn::LayerNormOptions({kWidth})};
+  torch::nn::Dropout drop{0.2};
 
  private:
   Tensor block(const Tensor& x) {

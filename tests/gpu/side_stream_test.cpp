@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 
 #include <autopar/autopar.hpp>
 
@@ -14,29 +15,23 @@ constexpr std::int64_t kWidth = 2000, kLayers = 30, kRows = 16;
 constexpr int kSteps = 4;
 
 /// Products of few rows with large weights, whose weight gradients are made beside those of their inputs.
-struct Chain : torch::nn::Module {
-  explicit Chain(bool has_bias) {
-    for (std::int64_t i = 0; i < kLayers; ++i)
-      layers->push_back(torch::nn::Linear(torch::nn::LinearOptions(kWidth, kWidth).bias(has_bias)));
-    register_module("layers", layers);
-  }
+struct Chain : nets::LayerList {
+  explicit Chain(bool has_bias) : LayerList(kLayers, kWidth, has_bias) {}
   torch::Tensor forward(torch::Tensor x, const torch::Tensor& wanted) {
-    for (const auto& layer : *layers) x = x + 0.3 * layer->as<torch::nn::Linear>()->forward(x.relu());
+    for (auto& layer : layers) x = x + 0.3 * layer(x.relu());
     return torch::mse_loss(x, wanted);
   }
-  torch::nn::ModuleList layers;
 };
 
 /// A weight that two products read, one that another operator reads too, and one that is an input's gradient as well.
 struct Sharing : Chain {
   Sharing() : Chain(true) {}
   torch::Tensor forward(torch::Tensor x, const torch::Tensor& wanted) {
-    const auto at = [&](std::size_t i) { return layers->at<torch::nn::LinearImpl>(i); };
-    x = torch::nn::functional::linear(x, at(0).weight, at(1).bias) +
-        torch::nn::functional::linear(x.tanh(), at(0).weight);
-    x = torch::nn::functional::linear(x, at(2).weight, at(2).bias);
-    x = torch::nn::functional::linear(torch::nn::functional::linear(x, at(3).weight), at(3).weight.t());
-    return torch::mse_loss(Chain::forward(x, x).expand_as(x) + x, wanted) + at(2).weight.square().mean();
+    x = torch::nn::functional::linear(x, layers[0]->weight, layers[1]->bias) +
+        torch::nn::functional::linear(x.tanh(), layers[0]->weight);
+    x = torch::nn::functional::linear(x, layers[2]->weight, layers[2]->bias);
+    x = torch::nn::functional::linear(torch::nn::functional::linear(x, layers[3]->weight), layers[3]->weight.t());
+    return torch::mse_loss(Chain::forward(x, x).expand_as(x) + x, wanted) + layers[2]->weight.square().mean();
   }
 };
 

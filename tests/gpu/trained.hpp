@@ -15,6 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include <nets.hpp>
+
 #include <autopar/autopar.hpp>
 
 #include "../numerics/precision.hpp"
@@ -37,9 +39,7 @@ struct Gates : torch::nn::Module {
       ups->push_back(torch::nn::Linear(kWidth, kHidden));
       downs->push_back(torch::nn::Linear(kHidden, kWidth));
     }
-    register_module("gates", gates);
-    register_module("ups", ups);
-    register_module("downs", downs);
+    nets::register_all(*this, "gates", gates, "ups", ups, "downs", downs);
   }
   Tensor forward(Tensor x, const Tensor& wanted) {
     for (std::size_t i = 0; i < gates->size(); ++i) {

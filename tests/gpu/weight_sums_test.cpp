@@ -1,6 +1,7 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 
 #include <string>
 #include <vector>
@@ -23,17 +24,13 @@ struct Widths {
 constexpr Widths kWide{2048, 2048, 2056, 2048};
 constexpr std::int64_t kWideRows = 8192;
 
-struct NetImpl : torch::nn::Module {
+struct NetImpl : nets::Linears {
   explicit NetImpl(const Widths& widths)
-      : first(widths.inputs, widths.first), middle(widths.first, widths.middle), last(widths.middle, widths.classes) {
-    register_module("first", first);
-    register_module("middle", middle);
-    register_module("last", last);
-  }
+      : Linears(widths.inputs, {{"first", widths.first}, {"middle", widths.middle}, {"last", widths.classes}}) {}
   Tensor forward(const Tensor& x, const Tensor& y) {
-    return torch::nn::functional::cross_entropy(last(torch::gelu(middle(torch::tanh(first(x))))), y);
+    const auto h = torch::gelu(layers[1](torch::tanh(layers[0](x))));
+    return torch::nn::functional::cross_entropy(layers[2](h), y);
   }
-  torch::nn::Linear first, middle, last;
 };
 TORCH_MODULE(Net);
 

@@ -123,16 +123,8 @@ TEST_CASE("ZeRO 0-3 in pure bf16: error <= 1.5x a bf16 module") {
   check_throughout<ConvNet>(world, way_of(ranks, {ranks}, "bf16-compute", 3), true);
 }
 
-/// A loss whose gradients one rank's samples can drive out of range.
-struct Squares : nn::Module {
-  Squares() {
-    register_module("a", a);
-    register_module("b", b);
-  }
-  Tensor forward(const Tensor& x, const Tensor& target) {
-    return F::mse_loss(b(torch::relu(a(x))), target, F::MSELossFuncOptions().reduction(torch::kSum)) / 4;
-  }
-  nn::Linear a{64, 64}, b{64, 32};
+struct Squares : SumOfSquares {
+  Squares() : SumOfSquares(64, {{"a", 64}, {"b", 32}}, torch::relu) {}
 };
 
 TEST_CASE("ZeRO 0-3 in fp16: overflow on one GPU skips the step on all") {

@@ -2,6 +2,7 @@
 
 #include <catch_shim.hpp>
 #include <double_precision.hpp>
+#include <nets.hpp>
 
 #include <filesystem>
 #include <set>
@@ -176,10 +177,9 @@ TEST_CASE("loss on GPUs: penalty term exact, unwrapped backward refused") {
 }
 
 TEST_CASE("unregistered trainable tensor: is refused on GPUs") {
-  struct Unregistered : nn::Module {
-    Unregistered() { register_module("layer", layer); }
-    Tensor forward(const Tensor& x) { return (layer(x) * scale).pow(2).mean(); }
-    nn::Linear layer{4, 2};
+  struct Unregistered : nets::Linears {
+    Unregistered() : Linears(4, {{"layer", 2}}) {}
+    Tensor forward(const Tensor& x) { return (Linears::forward(x) * scale).pow(2).mean(); }
     Tensor scale = torch::ones({2}, torch::requires_grad());
   };
   const DoublePrecision guard;
@@ -205,8 +205,7 @@ TEST_CASE("optimizer on GPUs: a rank that steps more often is named") {
 TEST_CASE("local indices on GPUs: equal one process") {
   struct Neighbours : nn::Module {
     Neighbours() {
-      register_module("embed", embed);
-      register_module("head", head);
+      nets::register_all(*this, "embed", embed, "head", head);
       const torch::NoGradGuard no_grad;
       for (auto& parameter : parameters())
         parameter.copy_(torch::arange(parameter.numel(), torch::kDouble).sin().view_as(parameter));
