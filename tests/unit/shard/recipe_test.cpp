@@ -1,6 +1,7 @@
 #include "on_ranks.hpp"
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 #include <says.hpp>
 
 #include <autopar/shard/collectives.hpp>
@@ -260,12 +261,9 @@ TEST_CASE("convert_parallel_linear: nested Sequential, declared members") {
 
 TEST_CASE("convert_parallel_linear: stale pointers are refused") {
   struct Plain : nn::Module {
-    Plain() {
-      body = register_module("body", nn::Sequential(nn::Linear(4, 4)));
-      fc = register_module("fc", nn::Linear(4, 4));
-    }
-    nn::Sequential body{nullptr};
-    nn::Linear fc{nullptr};
+    Plain() { nets::register_all(*this, "body", body, "fc", fc); }
+    nn::Sequential body{nn::Linear(4, 4)};
+    nn::Linear fc{4, 4};
   };
   on_ranks(2, [](ap::World&, const ap::Groups& groups) {
     const auto& g = groups.tensor;

@@ -9,6 +9,7 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 
 #include "capture/trace/capture.hpp"
 #include "torch/fused/bias_gradient.hpp"
@@ -22,14 +23,6 @@ using namespace autopar;
 using torch::Tensor;
 namespace F = torch::nn::functional;
 
-struct Net : torch::nn::Module {
-  Net() {
-    weight = register_parameter("weight", torch::randn({6, 4}));
-    bias = register_parameter("bias", torch::randn({6}));
-  }
-  Tensor weight, bias;
-};
-
 OpId op_named(const OpGraph& graph, const char* name) {
   for (const auto op : replay::all_ops(graph))
     if (graph.is(op, name)) return op;
@@ -42,7 +35,7 @@ struct Layer {
   explicit Layer(const std::string& approximate = "none") {
     const auto cast = [](const Tensor& tensor) { return tensor.to(torch::kBFloat16); };
     graph = passes::fold_linear(trace::capture(net, {trace::input_spec(x)}, [&](const std::vector<Tensor>& in) {
-      return std::vector<Tensor>{torch::gelu(F::linear(cast(in[0]), cast(net.weight), cast(net.bias)), approximate)};
+      return std::vector<Tensor>{torch::gelu(F::linear(cast(in[0]), cast(net.p[0]), cast(net.p[1])), approximate)};
     }));
     plan = algebra::analyze_batch(graph, {});
   }
@@ -72,9 +65,9 @@ struct Layer {
     proceed(call);
     return stack.at(0).toTensor();
   }
-  Tensor take_gradient_of_bias() { return std::exchange(net.bias.mutable_grad(), Tensor()); }
+  Tensor take_gradient_of_bias() { return std::exchange(net.p[1].mutable_grad(), Tensor()); }
 
-  Net net;
+  nets::Parameters net{{{6, 4}, {6}}, torch::kFloat};  // weight and bias
   Tensor x = torch::randn({5, 3, 4}).requires_grad_();
   OpGraph graph;
   algebra::BatchSemantics plan;
@@ -93,7 +86,7 @@ TEST_CASE("bias-gradient epilogue: its sums become the bias gradient") {
     const auto gradient = gradient_like(result);
     fused::attach_bias_gradient(gradient, marked());
     result.backward(gradient);
-    CHECK(torch::equal(layer.net.bias.grad(), marked() * times));
+    CHECK(torch::equal(layer.net.p[1].grad(), marked() * times));
   }
 }
 
@@ -233,7 +226,7 @@ TEST_CASE("gelu_function: result and gradients equal libtorch's bitwise") {
 }
 
 TEST_CASE("gelu_function: sums columns only behind a biased linear") {
-  Net net;
+  nets::Parameters net{{{6, 4}, {6}}, torch::kFloat};  // weight and bias
   const auto x = torch::randn({5, 4});
   using Function = std::function<std::vector<Tensor>(const Tensor&)>;
   const auto concerns = [&](const Function& function) {
@@ -241,9 +234,9 @@ TEST_CASE("gelu_function: sums columns only behind a biased linear") {
         trace::capture(net, {trace::input_spec(x)}, [&](const std::vector<Tensor>& in) { return function(in[0]); }));
     return autograd::reads_linear_alone(graph, graph.uses(), op_named(graph, "aten::gelu"));
   };
-  const auto layer = [&](const Tensor& in) { return F::linear(in, net.weight, net.bias); };
+  const auto layer = [&](const Tensor& in) { return F::linear(in, net.p[0], net.p[1]); };
   CHECK(concerns([&](const Tensor& in) { return std::vector{torch::gelu(layer(in))}; }));
-  CHECK_FALSE(concerns([&](const Tensor& in) { return std::vector{torch::gelu(F::linear(in, net.weight))}; }));
+  CHECK_FALSE(concerns([&](const Tensor& in) { return std::vector{torch::gelu(F::linear(in, net.p[0]))}; }));
   CHECK_FALSE(concerns([&](const Tensor& in) { return std::vector{torch::gelu(layer(in).tanh())}; }));
   CHECK_FALSE(concerns([&](const Tensor& in) {
     const auto y = layer(in);

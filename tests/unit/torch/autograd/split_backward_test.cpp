@@ -12,6 +12,7 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 
 #include "capture/trace/capture.hpp"
 #include "torch/interpret/op_interpreter.hpp"
@@ -24,16 +25,6 @@ using namespace autopar;
 using torch::Tensor;
 namespace nn = torch::nn;
 namespace F = torch::nn::functional;
-
-/// A module of parameters made by a test.
-struct Net : nn::Module {
-  explicit Net(const std::vector<std::vector<std::int64_t>>& sizes) {
-    for (const auto& size : sizes) {
-      p.push_back(register_parameter("p" + std::to_string(p.size()), torch::randn(size, torch::kDouble)));
-    }
-  }
-  std::vector<Tensor> p;
-};
 
 struct Case {
   std::vector<std::vector<std::int64_t>> parameters;
@@ -50,7 +41,7 @@ struct Gradients {
 /// @param splits  run the backward in two parts
 Gradients run(const Case& example, bool splits) {
   torch::manual_seed(3);
-  Net net(example.parameters);
+  nets::Parameters net(example.parameters);
   const std::vector<trace::InputSpec> specs{trace::input_spec(example.input)};
   const auto graph = passes::fold_linear(trace::capture(
       net, specs, [&](const std::vector<Tensor>& in) { return std::vector<Tensor>{example.function(net.p, in[0])}; }));
@@ -218,7 +209,7 @@ struct LayerOfCasts {
     return taken;
   }
 
-  Net net;
+  nets::Parameters net;
   OpGraph graph;
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators;
   int told = 0, added = 0;
@@ -288,7 +279,7 @@ TEST_CASE("split backward: embeddings defer their gradient") {
 /// The gradient of a table in single precision whose cast to bf16 is read, from slices of a batch.
 Tensor gradient_of_table(const Tensor& ids, const Tensor& gradient, std::int64_t of_slice, std::int64_t padding,
                          bool by_frequency) {
-  Net net({{7, 6}});
+  nets::Parameters net({{7, 6}});
   net.p[0].set_data(net.p[0].detach().to(torch::kFloat));
   const std::vector<trace::InputSpec> specs{trace::input_spec(ids)};
   const auto graph = trace::capture(net, specs, [&](const std::vector<Tensor>& in) {
@@ -346,7 +337,7 @@ TEST_CASE("split backward: deferred and direct gradients add up") {
 
 TEST_CASE("split backward: not with a frozen weight") {
   torch::manual_seed(3);
-  Net net({{5, 4}, {5}});
+  nets::Parameters net({{5, 4}, {5}});
   net.p[0].set_requires_grad(false);
   const auto x = samples({6, 4});
   const auto graph =

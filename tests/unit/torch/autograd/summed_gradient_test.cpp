@@ -15,6 +15,7 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 
 #include "capture/trace/capture.hpp"
 #include "torch/interpret/segment_interpreter.hpp"
@@ -75,15 +76,6 @@ class Products {
   at::CallbackHandle handle_ = at::INVALID_CALLBACK_HANDLE;
 };
 
-struct Net : torch::nn::Module {
-  Net(const std::vector<std::vector<std::int64_t>>& sizes, c10::ScalarType type) {
-    for (const auto& size : sizes) {
-      p.push_back(register_parameter("p" + std::to_string(p.size()), torch::randn(size).to(type)));
-    }
-  }
-  std::vector<Tensor> p;
-};
-
 using Function = std::function<Tensor(const std::vector<Tensor>& p, const Tensor& x)>;
 
 struct Case {
@@ -116,7 +108,8 @@ Tensor own_tokens(const Tensor& whole) { return whole.detach().narrow(1, 0, kOwn
 
 Outcome run(const Case& example) {
   torch::manual_seed(3);
-  Net net(example.parameters, example.type);
+  nets::Parameters net(example.parameters, torch::kFloat);
+  net.to(example.type);
   auto input = input_of(example);
   const auto whole =
       passes::fold_linear(trace::capture(net, {trace::input_spec(input)}, [&](const std::vector<Tensor>& in) {
@@ -173,7 +166,8 @@ Outcome run(const Case& example) {
 /// Libtorch's gradients of the same function of the slices.
 std::vector<Tensor> expected(const Case& example) {
   torch::manual_seed(3);
-  Net net(example.parameters, example.type);
+  nets::Parameters net(example.parameters, torch::kFloat);
+  net.to(example.type);
   auto input = input_of(example);
   std::vector<Tensor> slices;
   for (const auto& each : net.p) slices.push_back(first_half(each).requires_grad_());

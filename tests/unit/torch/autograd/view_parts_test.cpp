@@ -11,6 +11,7 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 
 #include "capture/algebra/batch_algebra.hpp"
 #include "capture/trace/capture.hpp"
@@ -136,10 +137,10 @@ struct Layer {
   }
   at::Tensor forward(const at::Tensor& in) const {
     const auto wide = [](const at::Tensor& tensor) { return tensor.to(torch::kDouble); };
-    return read(torch::nn::functional::linear(wide(in), wide(net.layer->weight), wide(net.layer->bias)));
+    return read(torch::nn::functional::linear(wide(in), wide(net.layers[0]->weight), wide(net.layers[0]->bias)));
   }
   Tensors gradients(const at::Tensor& result) const {
-    return torch::autograd::grad({result.sum()}, {net.layer->weight, net.layer->bias, x});
+    return torch::autograd::grad({result.sum()}, {net.layers[0]->weight, net.layers[0]->bias, x});
   }
   /// The operator that takes the product, or a view of it, apart.
   OpId taking_apart() const {
@@ -167,11 +168,7 @@ struct Layer {
     return {gradients(values[graph.outputs[0].index()]), values[part.index()].grad_fn()->next_edge(0).function->name()};
   }
 
-  struct Net : torch::nn::Module {
-    Net() { register_module("layer", layer); }
-    torch::nn::Linear layer{8, 24};
-  };
-  Net net;
+  nets::Linears net{8, {{"layer", 24}}};
   at::Tensor x = torch::randn({5, 3, 8}).requires_grad_();
   Read read;
   OpGraph graph;

@@ -11,6 +11,7 @@
 
 #include <autopar/core/error.hpp>
 #include <catch_shim.hpp>
+#include <nets.hpp>
 
 #include "unit/torch/capture/models.hpp"
 
@@ -249,9 +250,7 @@ TEST_CASE("capture: a 16-bit program computes losses alone in float32", "[autoca
 /// A table read twice and without gradients, norms of both kinds, an average kept through a view, a float64 layer.
 struct Mixed : TestModel {
   Mixed() {
-    register_module("norm", norm);
-    register_module("batch", batch);
-    register_module("exact", exact);
+    nets::register_all(*this, "norm", norm, "batch", batch, "exact", exact);
     weight = register_parameter("weight", torch::ones({6, 8}));
     average = register_buffer("average", torch::zeros({2, 6}));
     exact->to(torch::kDouble);

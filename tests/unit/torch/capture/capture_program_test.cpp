@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 
 #include <cstdint>
 #include <map>
@@ -30,11 +31,7 @@ struct Scored {
 };
 
 struct NetImpl : nn::Module {
-  NetImpl() {
-    register_module("body", body);
-    register_module("norm", norm);
-    register_module("head", head);
-  }
+  NetImpl() { nets::register_all(*this, "body", body, "norm", norm, "head", head); }
   Scored forward(const Tensor& x, const std::optional<Tensor>& shift, int repeats) {
     auto h = torch::tanh(norm(body(x)));
     for (int i = 1; i < repeats; ++i) h = h + torch::dropout(h, 0.5, is_training());
@@ -92,16 +89,16 @@ TEST_CASE("Program: reads current parameters and outlives the module") {
 }
 
 TEST_CASE("Program: captures by reference without running the module") {
-  struct Large : nn::Module {
-    Large() { register_module("layer", layer); }
-    Tensor forward(const Tensor& x) { return layer(x).sum(); }
-    nn::Linear layer{nn::LinearOptions(3, 2)};
+  struct Large : nets::Linears {
+    Large() : Linears(3, {{"layer", 2}}) {}
+    Tensor forward(const Tensor& x) { return Linears::forward(x).sum(); }
   } net;
-  const auto weight = net.layer->weight.detach().clone();
+  const auto& layer = net.layers.front();
+  const auto weight = layer->weight.detach().clone();
   const auto program = capture(net, torch::zeros({4, 3}));
   CHECK(describe_form(program.graph().value(program.graph().inputs[0])) == "Float[B, 3]");
-  CHECK(torch::equal(net.layer->weight, weight));
-  CHECK_FALSE(net.layer->weight.grad().defined());
+  CHECK(torch::equal(layer->weight, weight));
+  CHECK_FALSE(layer->weight.grad().defined());
 }
 
 TEST_CASE("Program: arguments unlike the capture's are refused") {

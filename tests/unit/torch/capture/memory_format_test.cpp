@@ -5,6 +5,7 @@
 #include <torch/nn/functional.h>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 
 #include "unit/torch/capture/models.hpp"
 
@@ -19,17 +20,14 @@ using torch::nn::Conv2dOptions;
 
 /// Down, up, skips, squeeze and excitation, a padding, a mask: what convolutional forwards are made of.
 struct ChannelsLastUNet : TestModel {
-  torch::nn::Conv2d down{nullptr}, deep{nullptr}, out{nullptr}, squeeze{nullptr};
-  torch::nn::ConvTranspose2d up{nullptr};
-  torch::nn::BatchNorm2d norm{nullptr}, second{nullptr};
+  torch::nn::Conv2d down{Conv2dOptions(3, 8, 3).padding(1)}, deep{Conv2dOptions(8, 16, 3).stride(2).padding(1)},
+      squeeze{Conv2dOptions(16, 16, 1)};
+  torch::nn::BatchNorm2d norm{8}, second{16};
+  torch::nn::ConvTranspose2d up{torch::nn::ConvTranspose2dOptions(16, 8, 2).stride(2)};
+  torch::nn::Conv2d out{Conv2dOptions(24, 3, 3)};
   ChannelsLastUNet() {
-    down = register_module("down", torch::nn::Conv2d(Conv2dOptions(3, 8, 3).padding(1)));
-    norm = register_module("norm", torch::nn::BatchNorm2d(8));
-    deep = register_module("deep", torch::nn::Conv2d(Conv2dOptions(8, 16, 3).stride(2).padding(1)));
-    second = register_module("second", torch::nn::BatchNorm2d(16));
-    squeeze = register_module("squeeze", torch::nn::Conv2d(Conv2dOptions(16, 16, 1)));
-    up = register_module("up", torch::nn::ConvTranspose2d(torch::nn::ConvTranspose2dOptions(16, 8, 2).stride(2)));
-    out = register_module("out", torch::nn::Conv2d(Conv2dOptions(24, 3, 3)));
+    nets::register_all(*this, "down", down, "norm", norm, "deep", deep, "second", second, "squeeze", squeeze, "up", up,
+                       "out", out);
   }
   Tensors run(const Tensors& in) override {
     const auto a = F::leaky_relu(norm(down(in[0])));

@@ -10,6 +10,8 @@
 #include <torch/nn.h>
 #include <torch/types.h>
 
+#include <nets.hpp>
+
 #include "capture/trace/capture.hpp"
 
 namespace autopar::test {
@@ -25,9 +27,7 @@ struct TestModel : torch::nn::Module {
 struct Mlp : TestModel {
   torch::nn::Linear a, b, c;
   Mlp() : a(32, 64), b(64, 48), c(torch::nn::LinearOptions(48, 10).bias(false)) {
-    register_module("a", a);
-    register_module("b", b);
-    register_module("c", c);
+    nets::register_all(*this, "a", a, "b", b, "c", c);
   }
   Tensors run(const Tensors& in) override {
     auto x = torch::relu(a(in[0].view({in[0].size(0), -1})));
@@ -125,12 +125,9 @@ struct Transformer : TestModel {
 };
 
 struct Lstm : TestModel {
-  torch::nn::LSTM lstm{nullptr};
-  torch::nn::Linear head{nullptr};
-  Lstm() {
-    lstm = register_module("lstm", torch::nn::LSTM(torch::nn::LSTMOptions(6, 12).num_layers(2).batch_first(true)));
-    head = register_module("head", torch::nn::Linear(12, 3));
-  }
+  torch::nn::LSTM lstm{torch::nn::LSTMOptions(6, 12).num_layers(2).batch_first(true)};
+  torch::nn::Linear head{12, 3};
+  Lstm() { nets::register_all(*this, "lstm", lstm, "head", head); }
   Tensors run(const Tensors& in) override {
     auto [out, state] = lstm->forward(in[0]);
     return {head(out.select(1, -1)), std::get<0>(state)};
@@ -144,8 +141,7 @@ struct Mixed : TestModel {
   torch::nn::Linear a, b;
   at::Tensor scale;
   Mixed() : a(kWidth, 3 * kWidth), b(kWidth, 10) {
-    register_module("a", a);
-    register_module("b", b);
+    nets::register_all(*this, "a", a, "b", b);
     scale = register_buffer("scale", torch::linspace(0.5, 1.5, kWidth));
   }
   Tensors run(const Tensors& in) override {
@@ -187,8 +183,7 @@ struct Embedded : TestModel {
   torch::nn::Embedding table;
   torch::nn::GroupNorm norm;
   Embedded() : table(torch::nn::EmbeddingOptions(20, 8).padding_idx(0)), norm(torch::nn::GroupNormOptions(2, 8)) {
-    register_module("table", table);
-    register_module("norm", norm);
+    nets::register_all(*this, "table", table, "norm", norm);
   }
   Tensors run(const Tensors& in) override {
     auto e = table(in[0]).transpose(1, 2) * in[1].unsqueeze(1);
@@ -203,10 +198,7 @@ struct Embedded : TestModel {
 /// bfloat16 autocast inside the forward.
 struct Autocast : TestModel {
   torch::nn::Linear a, b;
-  Autocast() : a(16, 16), b(16, 4) {
-    register_module("a", a);
-    register_module("b", b);
-  }
+  Autocast() : a(16, 16), b(16, 4) { nets::register_all(*this, "a", a, "b", b); }
   Tensors run(const Tensors& in) override {
     at::autocast::set_autocast_enabled(at::kCPU, true);
     at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);

@@ -14,6 +14,7 @@
 #include <autopar/plan/plan_with_defaults.hpp>
 #include <autopar/plan/report/print.hpp>
 #include <catch_shim.hpp>
+#include <nets.hpp>
 #include <resident_memory.hpp>
 
 #include "unit/torch/capture/models.hpp"
@@ -59,12 +60,7 @@ struct Decoder : TestModel {
           out(width, width),
           up(width, 4 * width),
           down(4 * width, width) {
-      register_module("before", before);
-      register_module("qkv", qkv);
-      register_module("out", out);
-      register_module("between", between);
-      register_module("up", up);
-      register_module("down", down);
+      nets::register_all(*this, "before", before, "qkv", qkv, "out", out, "between", between, "up", up, "down", down);
     }
     at::Tensor forward(at::Tensor x) {
       const auto split = [&](const at::Tensor& part) {

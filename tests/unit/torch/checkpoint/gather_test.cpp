@@ -9,6 +9,7 @@
 
 #include <autopar/runtime/loopback.hpp>
 #include <catch_shim.hpp>
+#include <nets.hpp>
 
 #include "torch/parameters/gradient_buckets.hpp"
 #include "torch/parameters/parameter_store.hpp"
@@ -24,15 +25,8 @@ struct Form {
   int shards = 1, replicas = 1, zero = 0;
 };
 
-struct Holder : torch::nn::Module {
-  explicit Holder(const std::vector<std::int64_t>& sizes) {
-    weight = register_parameter("weight", torch::arange(c10::multiply_integers(sizes)).to(torch::kDouble).view(sizes));
-  }
-  at::Tensor weight;
-};
-
 /// What a rank has of it.
-checkpoint::PlacedTensor placed(const Form& form, const Holder& module, Rank rank) {
+checkpoint::PlacedTensor placed(const Form& form, const nets::CountedWeight& module, Rank rank) {
   parameters::ParameterStore store(module, rank);
   auto& tensor = store.named("weight");
   tensor.slices = form.slices;
@@ -55,7 +49,7 @@ checkpoint::PlacedTensor placed(const Form& form, const Holder& module, Rank ran
 }
 
 void check(const Form& form) {
-  const Holder module(form.sizes);
+  const nets::CountedWeight module(form.sizes);
   CHECK_NOTHROW(loopback::run(form.shards * form.replicas, [&](World& world) {
     const auto mine = placed(form, module, world.rank_id());
     const auto got = checkpoint::gather_tensor(world, mine);

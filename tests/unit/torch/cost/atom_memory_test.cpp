@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 
 #include <autopar/cost/tensor_regions.hpp>
 
@@ -21,18 +22,13 @@ namespace F = torch::nn::functional;
 /// A table, attention, a pair of linear layers and a class head.
 struct Reader : torch::nn::Module {
   static constexpr std::int64_t kWidth = 24, kHeads = 6, kWords = 40;
-  torch::nn::Embedding words{nullptr};
-  torch::nn::LayerNorm norm{nullptr}, norm2{nullptr};
-  torch::nn::Linear qkv{nullptr}, proj{nullptr}, up{nullptr}, down{nullptr}, head{nullptr};
+  torch::nn::Embedding words{kWords, kWidth};
+  torch::nn::Linear qkv{kWidth, 3 * kWidth}, proj{kWidth, kWidth}, up{kWidth, 4 * kWidth}, down{4 * kWidth, kWidth},
+      head{kWidth, kWords};
+  torch::nn::LayerNorm norm{torch::nn::LayerNormOptions({kWidth})}, norm2{torch::nn::LayerNormOptions({kWidth})};
   Reader() {
-    words = register_module("words", torch::nn::Embedding(kWords, kWidth));
-    qkv = register_module("qkv", torch::nn::Linear(kWidth, 3 * kWidth));
-    proj = register_module("proj", torch::nn::Linear(kWidth, kWidth));
-    up = register_module("up", torch::nn::Linear(kWidth, 4 * kWidth));
-    down = register_module("down", torch::nn::Linear(4 * kWidth, kWidth));
-    head = register_module("head", torch::nn::Linear(kWidth, kWords));
-    norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})));
-    norm2 = register_module("norm2", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})));
+    nets::register_all(*this, "words", words, "qkv", qkv, "proj", proj, "up", up, "down", down, "head", head, "norm",
+                       norm, "norm2", norm2);
   }
   Tensor forward(const Tensor& ids) {
     auto x = words(ids);
@@ -124,11 +120,7 @@ TEST_CASE("atom memory: row-parallel layers report memory and traffic") {
   struct Net : torch::nn::Module {
     torch::nn::Linear alone{24, 24}, head{24, 3};
     torch::nn::LayerNorm norm{torch::nn::LayerNormOptions({24})};
-    Net() {
-      register_module("alone", alone);
-      register_module("head", head);
-      register_module("norm", norm);
-    }
+    Net() { nets::register_all(*this, "alone", alone, "head", head, "norm", norm); }
     Tensor forward(const Tensor& x, const Tensor& y) {
       return F::cross_entropy(head(torch::softmax(alone(norm(x)), -1)), y);
     }

@@ -13,6 +13,7 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 
 #include "profiled.hpp"
 
@@ -402,12 +403,7 @@ struct Convolutions : torch::nn::Module {
   using Options = torch::nn::Conv2dOptions;
   torch::nn::Conv2d wide{Options(8, 8, 3).padding(1)}, point{Options(8, 8, 1)}, twice{Options(8, 8, 3).padding(1)};
   torch::nn::Linear last{8, 2};
-  Convolutions() {
-    register_module("wide", wide);
-    register_module("point", point);
-    register_module("twice", twice);
-    register_module("last", last);
-  }
+  Convolutions() { nets::register_all(*this, "wide", wide, "point", point, "twice", twice, "last", last); }
   Tensor forward(const Tensor& x) { return last(twice(twice(point(wide(x))).relu()).mean({2, 3})).sum(); }
 };
 

@@ -13,6 +13,7 @@
 #include <autopar/runtime/loopback.hpp>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 
 #include "profiled.hpp"
 
@@ -55,14 +56,8 @@ struct EncoderLayerImpl : torch::nn::Module {
     wide = torch::nn::Linear(width, 4 * width);
     narrow = torch::nn::Linear(4 * width, width);
     for (auto* norm : {&first, &second}) *norm = torch::nn::LayerNorm(torch::nn::LayerNormOptions({width}));
-    register_module("query", query);
-    register_module("key", key);
-    register_module("value", value);
-    register_module("joined", joined);
-    register_module("wide", wide);
-    register_module("narrow", narrow);
-    register_module("first", first);
-    register_module("second", second);
+    nets::register_all(*this, "query", query, "key", key, "value", value, "joined", joined, "wide", wide, "narrow",
+                       narrow, "first", first, "second", second);
   }
   Tensor forward(const Tensor& x) {
     const auto heads = [&](const Tensor& t) { return t.view({t.size(0), t.size(1), 2, -1}).transpose(1, 2); };
@@ -81,8 +76,7 @@ struct BertImpl : torch::nn::Module {
   BertImpl(int layers, int64_t width) : embedding(torch::nn::Embedding(50, width)), head(torch::nn::Linear(width, 50)) {
     register_module("embedding", embedding);
     for (int i = 0; i < layers; ++i) body->push_back(EncoderLayer(width));
-    register_module("body", body);
-    register_module("head", head);
+    nets::register_all(*this, "body", body, "head", head);
   }
   Tensor forward(const Tensor& ids, const Tensor& targets) {
     auto x = embedding(ids);

@@ -15,6 +15,7 @@
 #include <autopar/schedule/schedule.hpp>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 
 #include "torch/cost/partition.hpp"
 #include "torch/staging/staged_graph.hpp"
@@ -29,9 +30,7 @@ using namespace autopar;
 struct Regression : test::TestModel {
   torch::nn::Linear a{6, 16}, b{16, 16}, c{16, 2};
   Regression() {
-    register_module("a", a);
-    register_module("b", b);
-    register_module("c", c);
+    nets::register_all(*this, "a", a, "b", b, "c", c);
     to(torch::kDouble);
   }
   test::Tensors run(const test::Tensors& in) override {

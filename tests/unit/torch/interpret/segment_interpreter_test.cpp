@@ -15,6 +15,7 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 #include <rank_memory.hpp>
 
 #include "capture/trace/capture.hpp"
@@ -274,9 +275,7 @@ TEST_CASE("SegmentInterpreter: in-place writes and views") {
 struct NormNet : nn::Module {
   NormNet() {
     to(torch::kDouble);
-    register_module("a", a);
-    register_module("norm", norm);
-    register_module("b", b);
+    nets::register_all(*this, "a", a, "norm", norm, "b", b);
     steps = register_buffer("steps", torch::zeros({}, torch::kDouble));
     to(torch::kDouble);
   }

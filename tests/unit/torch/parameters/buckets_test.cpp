@@ -10,6 +10,7 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 #include <temp_folder.hpp>
 
 #include <autopar/autopar.hpp>
@@ -39,11 +40,7 @@ namespace F = torch::nn::functional;
 /// Declared in another order than it is read, with a tied table, a frozen bias and sizes that do not align.
 struct Net : nn::Module {
   Net() {
-    register_module("out", out);
-    register_module("table", table);
-    register_module("norm", norm);
-    register_module("first", first);
-    register_module("second", second);
+    nets::register_all(*this, "out", out, "table", table, "norm", norm, "first", first, "second", second);
     first->bias.requires_grad_(false);
     scale = register_parameter("scale", torch::tensor(1.5));
   }

@@ -7,19 +7,13 @@
 #include <torch/nn.h>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 
 #include "torch/parameters/gradient_buckets.hpp"
 
 namespace exchange_order_test {
 
 using namespace autopar;
-
-struct Holder : torch::nn::Module {
-  explicit Holder(const std::vector<std::int64_t>& sizes) {
-    weight = register_parameter("weight", torch::arange(c10::multiply_integers(sizes)).to(torch::kDouble).view(sizes));
-  }
-  at::Tensor weight;
-};
 
 /// `shards` tensor shards with so many replicas each, on ascending ranks, as the store of rank 0 knows them.
 struct Layout {
@@ -40,7 +34,7 @@ struct Layout {
                       at::kDouble);
     }
   }
-  Holder module;
+  nets::CountedWeight module;
   parameters::ParameterStore store;
 };
 

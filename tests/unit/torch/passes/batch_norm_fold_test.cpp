@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include <nets.hpp>
+
 #include "torch/fused/fused_ops.hpp"
 
 #include "unit/torch/passes/folded.hpp"
@@ -22,9 +24,7 @@ struct Net : TestModel {
   torch::nn::BatchNorm2d norm{kChannels}, other{kChannels};
   torch::nn::Conv2d conv{torch::nn::Conv2dOptions(kChannels, kChannels, 1)};
   explicit Net(Forward of) : forward(std::move(of)) {
-    register_module("norm", norm);
-    register_module("other", other);
-    register_module("conv", conv);
+    nets::register_all(*this, "norm", norm, "other", other, "conv", conv);
     for (auto& parameter : parameters()) parameter.data().normal_();
   }
   Tensors run(const Tensors& in) override { return forward(*this, in[0]); }

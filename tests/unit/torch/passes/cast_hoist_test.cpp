@@ -3,6 +3,7 @@
 #include <torch/utils.h>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 
 #include "unit/torch/capture/models.hpp"
 
@@ -186,10 +187,7 @@ namespace {
 
 struct Sequence : TestModel {
   torch::nn::Linear up{16, 24}, down{24, 5};
-  Sequence() {
-    register_module("up", up);
-    register_module("down", down);
-  }
+  Sequence() { nets::register_all(*this, "up", up, "down", down); }
   Tensors run(const Tensors& in) override { return {down(torch::gelu(up(in[0])))}; }
   Tensors arguments(std::int64_t n) override { return {torch::randn({n, 6, 16})}; }
 };

@@ -2,6 +2,7 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 
 #include <cstdint>
 #include <functional>
@@ -30,8 +31,7 @@ struct Net : TestModel {
   Loss loss;
   torch::nn::Linear body{kWidth, kWidth}, head{nullptr};
   Net(Loss of, bool bias) : loss(std::move(of)), head(torch::nn::LinearOptions(kWidth, kClasses).bias(bias)) {
-    register_module("body", body);
-    register_module("head", head);
+    nets::register_all(*this, "body", body, "head", head);
   }
   Tensors run(const Tensors& in) override { return loss(head(torch::tanh(body(in[0]))), in[1]); }
   Tensors arguments(std::int64_t n) override {

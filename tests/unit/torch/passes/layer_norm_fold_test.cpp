@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include <nets.hpp>
+
 #include "capture/algebra/batch_algebra.hpp"
 #include "torch/fused/fused_ops.hpp"
 
@@ -23,10 +25,7 @@ struct Net : TestModel {
       plain{torch::nn::LayerNormOptions({kWidth}).elementwise_affine(false)};
   torch::nn::Linear layer{kWidth, kWidth};
   explicit Net(Forward of) : forward(std::move(of)) {
-    register_module("norm", norm);
-    register_module("other", other);
-    register_module("plain", plain);
-    register_module("layer", layer);
+    nets::register_all(*this, "norm", norm, "other", other, "plain", plain, "layer", layer);
     for (auto& parameter : parameters()) parameter.data().normal_();
   }
   Tensors run(const Tensors& in) override { return {forward(*this, in[0])}; }

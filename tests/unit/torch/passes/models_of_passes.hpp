@@ -8,6 +8,8 @@
 
 #include <torch/torch.h>
 
+#include <nets.hpp>
+
 #include "unit/torch/capture/models.hpp"
 
 // Models that each pass changes one of.
@@ -18,12 +20,7 @@ struct BlockWithHead : TestModel {
   static constexpr int kWidth = 8, kClasses = 40;
   torch::nn::Linear parts{kWidth, 3 * kWidth}, gate{kWidth, kWidth}, head{kWidth, kClasses};
   torch::nn::LayerNorm norm{torch::nn::LayerNormOptions({kWidth})};
-  BlockWithHead() {
-    register_module("parts", parts);
-    register_module("gate", gate);
-    register_module("norm", norm);
-    register_module("head", head);
-  }
+  BlockWithHead() { nets::register_all(*this, "parts", parts, "gate", gate, "norm", norm, "head", head); }
   Tensors run(const Tensors& in) override {
     const auto three = parts(in[0]).view({in[0].size(0), 3, kWidth}).transpose(0, 1);
     const auto mixed = torch::tanh(three[0]) * three[1] + three[2];
@@ -37,10 +34,7 @@ struct BlockWithHead : TestModel {
 /// A convolution whose images are channels-last.
 struct ChannelsLastImages : TestModel {
   torch::nn::Conv2d first{torch::nn::Conv2dOptions(3, 8, 3)}, second{torch::nn::Conv2dOptions(8, 8, 3)};
-  ChannelsLastImages() {
-    register_module("first", first);
-    register_module("second", second);
-  }
+  ChannelsLastImages() { nets::register_all(*this, "first", first, "second", second); }
   Tensors run(const Tensors& in) override {
     const auto images = in[0].contiguous(at::MemoryFormat::ChannelsLast);
     return {second(torch::relu(first(images))).mean()};

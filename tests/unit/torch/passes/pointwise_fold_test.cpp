@@ -2,6 +2,7 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 
 #include <cstdint>
 #include <functional>
@@ -27,8 +28,7 @@ struct Net : TestModel {
   torch::nn::Linear layer{kWidth, kWidth}, other{kWidth, kWidth};
   Tensor scale, count;
   explicit Net(Forward of) : forward(std::move(of)) {
-    register_module("layer", layer);
-    register_module("other", other);
+    nets::register_all(*this, "layer", layer, "other", other);
     scale = register_parameter("scale", torch::ones({kWidth}));
     count = register_buffer("count", torch::ones({kWidth}));
     for (auto& parameter : parameters()) parameter.data().normal_();

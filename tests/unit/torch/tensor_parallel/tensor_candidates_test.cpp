@@ -1,6 +1,7 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <nets.hpp>
 #include <tensor_forms.hpp>
 
 #include <algorithm>
@@ -57,13 +58,8 @@ TEST_CASE("find_tensor_candidates: each parameter is in one candidate", "[tensor
     torch::nn::Embedding table{11, 8};
     torch::nn::Linear qkv{8, 24}, out{8, 8}, up{8, 16}, down{16, 8}, alone{8, 8}, head{8, 30};
     Net() {
-      register_module("table", table);
-      register_module("qkv", qkv);
-      register_module("out", out);
-      register_module("up", up);
-      register_module("down", down);
-      register_module("alone", alone);
-      register_module("head", head);
+      nets::register_all(*this, "table", table, "qkv", qkv, "out", out, "up", up, "down", down, "alone", alone, "head",
+                         head);
     }
     Tensors run(const Tensors& in) override {
       auto x = table(in[0]);
