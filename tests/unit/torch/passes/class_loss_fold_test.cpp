@@ -15,7 +15,7 @@
 
 #include "capture/replay/replay.hpp"
 #include "ops/cross_entropy.hpp"
-#include "torch/fused/class_loss.hpp"
+#include "torch/fused/fused_ops.hpp"
 #include "torch/passes/linear_fold.hpp"
 
 namespace autopar::test {
