@@ -61,6 +61,7 @@ OpDef definition_of_pointwise() {
   return def;
 }
 
+// NOLINTNEXTLINE(readability-function-size): a table.
 void add_pointwise(OpList& list) {
   const OpDef def = definition_of_pointwise();
   auto sum = def;

@@ -161,7 +161,7 @@ std::optional<Contraction> contraction_of(const OpCall& op) {
     Contraction product{operands, {{}, {}}, {}};
     for (std::size_t k = 0; k < 2; ++k) {
       for (std::int64_t i = 0; i + 1 < op.rank(operands[k]); ++i) {
-        product.labels[k].push_back(static_cast<int>(100 * (static_cast<int>(k) + 1) + i));
+        product.labels[k].push_back(static_cast<int>(100 * (static_cast<std::int64_t>(k) + 1) + i));
         product.result.push_back(product.labels[k].back());
       }
       if (op.rank(operands[k]) > 0) product.labels[k].push_back(kSummed);

@@ -96,7 +96,7 @@ c10::OperatorHandle operator_named(std::string_view name, const char* overload) 
   return c10::Dispatcher::singleton().findSchemaOrThrow(std::string(name).c_str(), overload);
 }
 
-void define_fused(OpDef def) {
+void define_fused(const OpDef& def) {
   AUTOPAR_ASSERT(def.name.starts_with(kOwn), "a fused operator is one of the library's");
   auto& others = added();
   const std::unique_lock lock(others.mutex);

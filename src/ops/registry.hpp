@@ -29,7 +29,7 @@ namespace autopar::ops {
 /// Adds a definition of one of the library's fused operators, which kernels and passes provide. Adding it again has no
 /// effect.
 /// @pre the name begins with "autopar::"
-void define_fused(OpDef def);
+void define_fused(const OpDef& def);
 
 /// Definitions of libtorch's and this library's operators, in the order of the list.
 [[nodiscard]] const std::vector<OpDef>& own_definitions();

@@ -40,13 +40,8 @@ std::optional<BatchType> broadcast(const OpCall& op, const std::vector<ValueId>&
     const auto& type = op.type(operand);
     if (!type.has_samples()) continue;
     const auto here = type.at_dim(type.dim + rank - op.rank(operand));
-    if (!shared) {
-      shared = here;
-    } else if (shared->dim != here.dim || !shared->same_layout(here)) {
-      return std::nullopt;
-    } else if (here.is_batched()) {
-      shared = here;
-    }
+    if (shared && (shared->dim != here.dim || !shared->same_layout(here))) return std::nullopt;
+    if (!shared || here.is_batched()) shared = here;
   }
   return shared ? shared : BatchType::replicated();
 }

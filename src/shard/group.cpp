@@ -142,7 +142,7 @@ Groups init_groups(World& world, int group_size, c10::Device device) {
   Groups groups;
   groups.world = make(everyone);
   for (int tile = 0; tile < tiles; ++tile) {
-    const auto first = everyone.begin() + tile * group_size;
+    const auto first = everyone.begin() + static_cast<std::ptrdiff_t>(tile) * group_size;
     const auto group = make({first, first + group_size});
     if (tile == world.rank() / group_size) groups.tensor = group;
   }

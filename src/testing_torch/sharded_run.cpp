@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 
 #include <autopar/core/assert.hpp>

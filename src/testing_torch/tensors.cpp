@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/view_as_real.h>

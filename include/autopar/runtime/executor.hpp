@@ -61,6 +61,7 @@ namespace detail {
 
 /// One run of a rank's program: executes its actions and coordinates messages, reductions and gathers.
 template <StageEngine Engine, Transport Wire>
+// NOLINTNEXTLINE(cppcoreguidelines-virtual-class-destructor): nobody destroys it as a ComputeGate
 class ProgramRun final : private ComputeGate {
  public:
   ProgramRun(Engine& engine, Wire& wire, const ExecutorGroups& groups, const ExecutorHooks& hooks,

@@ -127,6 +127,7 @@ class SettlesConstants {
 
 /// @param result_types  what to cast results to; empty = leave them
 /// @param solved        the program of other batch sizes, once it is known
+// NOLINTNEXTLINE(readability-function-size): one run, from its leaves to its outputs.
 OneCapture capture_at(std::int64_t batch, const torch::nn::Module& module, const std::vector<InputSpec>& inputs,
                       const FlatForward& forward, const CaptureOptions& options, const Types& result_types,
                       const OpGraph* solved = nullptr) {

@@ -1,6 +1,8 @@
 #include "capture/trace/first_change.hpp"
 
 #include <algorithm>
+#include <bit>
+#include <cstdint>
 #include <cstring>
 #include <sstream>
 #include <string>
@@ -26,8 +28,7 @@ std::string was_and_is(const std::string& was, const std::string& is) { return "
 bool same(const c10::IValue& a, const c10::IValue& b) {
   if ((a.isGenerator() && b.isGenerator()) || (a.isDevice() && b.isDevice())) return true;
   if (a.isDouble() && b.isDouble()) {
-    const double x = a.toDouble(), y = b.toDouble();
-    return std::memcmp(&x, &y, sizeof x) == 0;
+    return std::bit_cast<std::uint64_t>(a.toDouble()) == std::bit_cast<std::uint64_t>(b.toDouble());
   }
   if (a.isNone() || b.isNone()) return a.isNone() && b.isNone();
   return a.tagKind() == b.tagKind() && a == b;

@@ -1,7 +1,8 @@
 #include "capture/trace/polymorphism.hpp"
 
 #include <algorithm>
-#include <cstring>
+#include <bit>
+#include <cstdint>
 #include <set>
 #include <sstream>
 #include <string>
@@ -47,8 +48,7 @@ bool same_slots(const std::vector<Slot>& a, const std::vector<Slot>& b) {
 bool same_argument(const c10::IValue& a, const c10::IValue& b) {
   if (a.isGenerator() && b.isGenerator()) return true;
   if (a.isDouble() && b.isDouble()) {
-    const double x = a.toDouble(), y = b.toDouble();
-    return std::memcmp(&x, &y, sizeof x) == 0;
+    return std::bit_cast<std::uint64_t>(a.toDouble()) == std::bit_cast<std::uint64_t>(b.toDouble());
   }
   if (a.isNone() || b.isNone()) return a.isNone() && b.isNone();
   return a.tagKind() == b.tagKind() && a == b;

@@ -292,7 +292,7 @@ void Tracer::collect_arguments(Call& call) {
         any_tensor |= value.valid();
       }
       call.node.inputs.push_back(std::move(slot));
-      call.twins[i] = std::move(metas);
+      call.twins[i] = c10::IValue(std::move(metas));
       argument = c10::IValue();
     }
   }
@@ -469,6 +469,7 @@ bool Tracer::take_solved_form(Call& call) const {
   return true;
 }
 
+// NOLINTNEXTLINE(readability-function-size): `take` needs all that is known of the call.
 void Tracer::collect_results(Call& call) {
   const auto& returns = call.schema.returns();
   const auto definer = OpId::of(graph_.ops.size());

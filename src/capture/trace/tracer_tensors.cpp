@@ -170,7 +170,8 @@ at::Tensor Tracer::wrap(const at::Tensor& meta, bool may_have_memory) {
     const auto bytes = meta.storage().nbytes();
     c10::Storage made;
     if (may_have_memory && bytes > 0 && bytes <= kRawMemoryLimit) {
-      made = c10::Storage(c10::Storage::use_byte_size_t(), bytes, c10::GetCPUAllocator(), false);
+      made = c10::Storage(c10::Storage::use_byte_size_t(), static_cast<std::int64_t>(bytes), c10::GetCPUAllocator(),
+                          false);
       std::memset(made.mutable_data(), kUnwritten, bytes);
       raw_[made.unsafeGetStorageImpl()] = {made, std::vector<char>(bytes, kUnwritten)};
     } else {

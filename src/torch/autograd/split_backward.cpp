@@ -236,7 +236,7 @@ std::vector<at::Tensor> gradients_of_convolution(const ConvolutionForm& form, co
   return gradients;
 }
 
-void make_convolution(SplitBackward& split, ConvolutionForm form) {
+void make_convolution(SplitBackward& split, const ConvolutionForm& form) {
   split.is_of_images = true;
   split.input = [form](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight) {
     return std::get<0>(form.backward(gradient, x, weight, {true, false, false}));

@@ -119,6 +119,47 @@ std::string_view name_of(CallKind kind) {
   return "?";
 }
 
+namespace {
+
+/// Rank `r` is to make the same call of the same model, in the same state, as rank 0.
+void require_same_call(const CallHeader& first, std::size_t r, const CallHeader& other) {
+  const std::string remedy = "every rank must make the same calls in the same order";
+  if (other.model != first.model) {
+    const auto text = [](const CallHeader& one) {
+      return "model " + std::to_string(one.model) + " (" + one.model_name.data() + ")";
+    };
+    refuse("the ranks call different AutoParallel models (counted in the order in which they were made)", 0,
+           text(first), r, text(other), "every rank must make its models, and call them, in the same order");
+  }
+  if (other.kind != first.kind) {
+    refuse("the ranks call different members of an AutoParallel model", 0, std::string(name_of(first.kind)), r,
+           std::string(name_of(other.kind)), remedy);
+  }
+  if (other.serial != first.serial) {
+    refuse("the ranks have made different numbers of calls", 0, std::to_string(first.serial), r,
+           std::to_string(other.serial), remedy);
+  }
+  if (other.loss_scale != first.loss_scale) {
+    refuse("the ranks have different loss scales", 0, std::to_string(first.loss_scale), r,
+           std::to_string(other.loss_scale), "call backward for the same calls on every rank");
+  }
+  if (other.loss_backwards != first.loss_backwards || differ(other.loss_factors, first.loss_factors)) {
+    const auto text = [](const CallHeader& one) {
+      return std::to_string(one.loss_backwards) + " (factors " + std::to_string(one.loss_factors) + " in all)";
+    };
+    refuse("since the last call the ranks called backward for the model's losses differently", 0, text(first), r,
+           text(other),
+           "their gradients differ now; every rank must call backward for the same losses with the same factors");
+  }
+  if (other.accumulates != first.accumulates) {
+    const auto text = [](bool inside) { return std::string(inside ? "a no_sync guard" : "no no_sync guard"); };
+    refuse("some ranks are inside no_sync and some are not", 0, text(first.accumulates), r, text(other.accumulates),
+           remedy);
+  }
+}
+
+}  // namespace
+
 std::vector<CallHeader> exchange(ranks::Ranks& ranks, const CallHeader& mine, const std::string& details,
                                  const std::exception_ptr& error, const std::function<std::vector<CallWord>()>& words) {
   const auto action = name_of(mine.kind);
@@ -137,42 +178,7 @@ std::vector<CallHeader> exchange(ranks::Ranks& ranks, const CallHeader& mine, co
   }
   require_none_failed(ranks, headers, error);
   const auto& first = headers.front();
-  for (std::size_t r = 1; r < headers.size(); ++r) {
-    const auto& other = headers[r];
-    const std::string remedy = "every rank must make the same calls in the same order";
-    if (other.model != first.model) {
-      const auto text = [](const CallHeader& one) {
-        return "model " + std::to_string(one.model) + " (" + one.model_name.data() + ")";
-      };
-      refuse("the ranks call different AutoParallel models (counted in the order in which they were made)", 0,
-             text(first), r, text(other), "every rank must make its models, and call them, in the same order");
-    }
-    if (other.kind != first.kind) {
-      refuse("the ranks call different members of an AutoParallel model", 0, std::string(name_of(first.kind)), r,
-             std::string(name_of(other.kind)), remedy);
-    }
-    if (other.serial != first.serial) {
-      refuse("the ranks have made different numbers of calls", 0, std::to_string(first.serial), r,
-             std::to_string(other.serial), remedy);
-    }
-    if (other.loss_scale != first.loss_scale) {
-      refuse("the ranks have different loss scales", 0, std::to_string(first.loss_scale), r,
-             std::to_string(other.loss_scale), "call backward for the same calls on every rank");
-    }
-    if (other.loss_backwards != first.loss_backwards || differ(other.loss_factors, first.loss_factors)) {
-      const auto text = [](const CallHeader& one) {
-        return std::to_string(one.loss_backwards) + " (factors " + std::to_string(one.loss_factors) + " in all)";
-      };
-      refuse("since the last call the ranks called backward for the model's losses differently", 0, text(first), r,
-             text(other),
-             "their gradients differ now; every rank must call backward for the same losses with the same factors");
-    }
-    if (other.accumulates != first.accumulates) {
-      const auto text = [](bool inside) { return std::string(inside ? "a no_sync guard" : "no no_sync guard"); };
-      refuse("some ranks are inside no_sync and some are not", 0, text(first.accumulates), r, text(other.accumulates),
-             remedy);
-    }
-  }
+  for (std::size_t r = 1; r < headers.size(); ++r) require_same_call(first, r, headers[r]);
   for (std::size_t r = 1; r < headers.size(); ++r) {
     if (headers[r].key != first.key) refuse_details(ranks, action, r, details, words);
   }

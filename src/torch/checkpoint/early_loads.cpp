@@ -236,7 +236,7 @@ std::optional<CheckpointInfo> EarlyLoads::take_over(InitRecord* init) {
   for (const auto& load : loads) {
     load->loading.take_values(load->rows, load->arrived);
     load->loading.take_state(load->rows, load->arrived, load->kept);
-    if (auto own = load->loading.info()) info = std::move(own);
+    if (const auto own = load->loading.info()) info = own;
   }
   return info;
 }

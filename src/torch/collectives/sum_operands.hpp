@@ -18,7 +18,7 @@ namespace autopar::collectives {
 struct SumOperand {
   enum class What : std::int32_t { kNothing, kValue, kGradient, kOwn };
   What what = What::kNothing;
-  parameters::StateId parameter;  ///< none: this rank cannot tell
+  parameters::StateId parameter{};  ///< none: this rank cannot tell
   friend bool operator==(const SumOperand&, const SumOperand&) = default;
 };
 

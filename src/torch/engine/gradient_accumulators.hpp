@@ -11,7 +11,7 @@
 #include <c10/core/Stream.h>
 #include <torch/csrc/autograd/function.h>
 
-#include <autopar/core/ids.hpp>
+#include <autopar/capture/op_graph.hpp>
 
 namespace autopar::engine {
 

@@ -37,8 +37,8 @@ at::Tensor gelu_gradient(const at::Tensor& gradient, const at::Tensor& x, std::s
   constexpr std::int64_t kBlocks = 264;  // two per multiprocessor of a large GPU, all resident at once
   const auto columns = x.size(-1), rows = x.numel() / columns;
   const auto packs = columns * x.element_size() / detail::kPackBytes;
-  const auto blocks =
-      blocks_of_rows(rows, packs, kernels::GeluGradientShape::kRows * kernels::GeluGradientShape::kFlight, kBlocks);
+  const auto blocks = blocks_of_rows(
+      rows, packs, std::int64_t{kernels::GeluGradientShape::kRows} * kernels::GeluGradientShape::kFlight, kBlocks);
   const auto made = at::empty_like(x);
   const auto single = x.options().dtype(at::kFloat);
   const auto partial = at::empty({blocks.down, columns}, single), sums = at::empty({columns}, single);

@@ -399,7 +399,8 @@ void LBFGSParamState::serialize(torch::serialize::InputArchive& archive) {
 
 // ---------------------------------------------------------------- LBFGS
 
-LBFGS::LBFGS(const std::vector<torch::optim::OptimizerParamGroup>& groups, LBFGSOptions defaults)
+LBFGS::LBFGS(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+             LBFGSOptions defaults)  // NOLINT(performance-unnecessary-value-param): as torch::optim declares it
     : Optimizer(groups, std::make_unique<LBFGSOptions>(defaults)) {
   TORCH_CHECK(param_groups_.size() == 1, "LBFGS takes one group of parameters, which are one vector; got ",
               param_groups_.size());

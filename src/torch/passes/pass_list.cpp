@@ -13,7 +13,6 @@ namespace autopar::passes {
 
 namespace {
 
-using fused::FusedOp;
 using enum PassCondition;
 
 template <OpGraph (*rewrite)(OpGraph)>

@@ -13,7 +13,9 @@
 
 #include "capture/trace/fake_tensor.hpp"
 #include "torch/calls/handshake.hpp"
+#include "torch/placement/program_partitioner.hpp"
 #include "torch/ranks/collective_try.hpp"
+#include "torch/staging/shard_units.hpp"
 
 namespace autopar::placement {
 
@@ -78,6 +80,38 @@ struct UnitInMaking {
   }
 };
 
+/// What no known mode uses may be needed by another: it goes with what is registered nearest to it.
+void place_unused(std::vector<parameters::StateTensor>& tensors) {
+  const auto placed = tensors;
+  for (auto& tensor : tensors) {
+    if (!tensor.stages.empty()) continue;
+    std::size_t best = 0;
+    tensor.stages = {StageId(0)};
+    for (const auto& other : placed) {
+      const auto parts = common_parts(tensor.name(), other.name());
+      if (other.stages.empty() || parts <= best) continue;
+      best = parts;
+      tensor.stages = {other.stages.back()};
+    }
+  }
+}
+
+/// The ranks of its stages.
+void find_holders(parameters::StateTensor& tensor, const Plan& plan) {
+  for (const auto stage : tensor.stages) {
+    const auto& ranks = plan.stages[stage.index()].mesh.ranks();
+    tensor.holders.insert(tensor.holders.end(), ranks.begin(), ranks.end());
+  }
+  std::sort(tensor.holders.begin(), tensor.holders.end());
+  tensor.holders.erase(std::unique(tensor.holders.begin(), tensor.holders.end()), tensor.holders.end());
+  if (tensor.stages.size() != 1) return;  // that several stages hold, has no part in one's shards
+  const auto& mesh = plan.stages[tensor.stages.front().index()].mesh;
+  for (int shard = 0; mesh.tensor() > 1 && shard < mesh.tensor(); ++shard) {
+    tensor.replicas_of_shard.push_back(mesh.replica_group(shard));
+    std::sort(tensor.replicas_of_shard.back().begin(), tensor.replicas_of_shard.back().end());
+  }
+}
+
 }  // namespace
 
 void StatePlacer::place(const programs::CapturedProgram& program, const std::vector<StageId>& stage_of,
@@ -109,38 +143,10 @@ void StatePlacer::place(const programs::CapturedProgram& program, const std::vec
     } catch (const CaptureError&) {  // its call says so, if there is one
     }
   }
-  // What no known mode uses may be needed by another: it goes with what is registered nearest to it.
-  auto& tensors = parameters_.tensors();
-  const auto placed = tensors;
-  for (auto& tensor : tensors) {
-    if (!tensor.stages.empty()) continue;
-    std::size_t best = 0;
-    tensor.stages = {StageId(0)};
-    for (const auto& other : placed) {
-      const auto parts = common_parts(tensor.name(), other.name());
-      if (other.stages.empty() || parts <= best) continue;
-      best = parts;
-      tensor.stages = {other.stages.back()};
-    }
-  }
+  place_unused(parameters_.tensors());
   std::vector<Rank> everyone;
   for (int r = 0; r < ranks_.size(); ++r) everyone.push_back(Rank(r));
-  for (auto& tensor : tensors) {
-    for (const auto stage : tensor.stages) {
-      const auto& ranks = deployment_.plan().stages[stage.index()].mesh.ranks();
-      tensor.holders.insert(tensor.holders.end(), ranks.begin(), ranks.end());
-    }
-    std::sort(tensor.holders.begin(), tensor.holders.end());
-    tensor.holders.erase(std::unique(tensor.holders.begin(), tensor.holders.end()), tensor.holders.end());
-  }
-  for (auto& tensor : tensors) {  // that several stages hold, has no part in one's shards
-    if (tensor.stages.size() != 1) continue;
-    const auto& mesh = deployment_.plan().stages[tensor.stages.front().index()].mesh;
-    for (int shard = 0; mesh.tensor() > 1 && shard < mesh.tensor(); ++shard) {
-      tensor.replicas_of_shard.push_back(mesh.replica_group(shard));
-      std::sort(tensor.replicas_of_shard.back().begin(), tensor.replicas_of_shard.back().end());
-    }
-  }
+  for (auto& tensor : parameters_.tensors()) find_holders(tensor, deployment_.plan());
   for (const auto leaf : program.plan.prologue_leaves) {
     parameters_.named(program.graph.value(leaf).name).holders = everyone;
   }

@@ -78,6 +78,28 @@ c10::DeviceType planned_device(const Options& options, c10::Device device) {
 
 bool PlanBuilder::is_elsewhere() const { return plans_elsewhere(options_); }
 
+std::optional<ProfiledCost> PlanBuilder::prepare(const ModelPrograms& programs, const cost::GraphProfile& profile,
+                                                 std::int64_t batch, const Optimizers& optimizers, Cluster& cluster,
+                                                 PlanRequest& request) {
+  ranks::collective_try(ranks_, "planning", [&] {
+    if (!ranks_.is_first()) return;
+    cluster = costs_.cluster();
+    request = request_of(*programs.planned, cluster, batch, optimizers);
+  });
+  const bool may_slice = options_.inference || optimizers.attached;
+  const auto measured = costs_of(programs, profile, batch, cluster, request);
+  auto chunked = chunked_variant(programs, batch, cluster, request);
+  std::optional<ProfiledCost> costs;
+  ranks::collective_try(ranks_, "planning", [&] {
+    if (!ranks_.is_first()) return;
+    costs.emplace(model_costs(cluster, options_, measured, profile.model));
+    auto row_parallel = row_parallel_variant(programs, measured, cluster, may_slice);
+    if (row_parallel) request.variants.push_back(*std::move(row_parallel));
+    if (chunked) request.variants.push_back(*std::move(chunked));
+  });
+  return costs;
+}
+
 Plan PlanBuilder::build(ModelPrograms& programs, cost::GraphProfile& profile, std::int64_t batch,
                         const Optimizers& optimizers, const std::filesystem::path& trace,
                         const std::optional<Plan>& given) {
@@ -92,23 +114,7 @@ Plan PlanBuilder::build(ModelPrograms& programs, cost::GraphProfile& profile, st
   PlanRequest request;
   std::optional<ProfiledCost> costs;
   Cluster cluster;
-  if (is_new) {
-    ranks::collective_try(ranks_, "planning", [&] {
-      if (!ranks_.is_first()) return;
-      cluster = costs_.cluster();
-      request = request_of(*programs.planned, cluster, batch, optimizers);
-    });
-    const bool may_slice = options_.inference || optimizers.attached;
-    const auto measured = costs_of(programs, profile, batch, cluster, request);
-    auto chunked = chunked_variant(programs, batch, cluster, request);
-    ranks::collective_try(ranks_, "planning", [&] {
-      if (!ranks_.is_first()) return;
-      costs.emplace(model_costs(cluster, options_, measured, profile.model));
-      auto row_parallel = row_parallel_variant(programs, measured, cluster, may_slice);
-      if (row_parallel) request.variants.push_back(*std::move(row_parallel));
-      if (chunked) request.variants.push_back(*std::move(chunked));
-    });
-  }
+  if (is_new) costs = prepare(programs, profile, batch, optimizers, cluster, request);
 
   std::optional<Plan> plan;
   Blob bytes;

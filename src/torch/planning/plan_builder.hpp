@@ -54,6 +54,11 @@ class PlanBuilder {
 
  private:
   [[nodiscard]] bool is_elsewhere() const;
+  /// Measures, and asks for everything that the search needs: the cluster, the request with its variants, the costs; on
+  /// rank 0. Collective.
+  [[nodiscard]] std::optional<ProfiledCost> prepare(const ModelPrograms& programs, const cost::GraphProfile& profile,
+                                                    std::int64_t batch, const Optimizers& optimizers, Cluster& cluster,
+                                                    PlanRequest& request);
   [[nodiscard]] PlanRequest request_of(const ModelProgram& program, const Cluster& cluster, std::int64_t batch,
                                        const Optimizers& optimizers) const;
   [[nodiscard]] MeasuredCosts costs_of(const ModelPrograms& programs, const cost::GraphProfile& profile,

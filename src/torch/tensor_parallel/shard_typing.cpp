@@ -73,7 +73,7 @@ bool ShardTyping::take_operands(ShardedLayout& out, OpId op, const ShardedOp& ru
                                 const std::function<bool(ValueId)>& may_slice) {
   const auto& node = graph_.op(op);
   auto& moves = out.before[op];
-  const auto add = [&](ShardedLayout::Move move) {
+  const auto add = [&](const ShardedLayout::Move& move) {
     if (std::ranges::find(moves, move) == moves.end()) moves.push_back(move);
   };
   bool complete = true;

@@ -106,10 +106,13 @@ inline void take_turns(std::vector<StageMemory>& memory, const Staging& staging)
   const Bytes beside = detail::results_of(work, samples) + detail::bytes_at(work.held_beside, samples);
   std::vector<StageMemory> memory(nodes.size());
   std::vector<std::size_t> counted(work.parameters.size(), nodes.size());  // the last stage in which it was
-  std::set<std::pair<std::size_t, int>> there;  // (parameter, position) of ranks with several stages, which hold it
-                                                // once
+  std::set<std::pair<std::size_t, int>> there;  // (parameter, position): ranks with several stages hold it once
   // If a parameter has several readers, one gradient waits for the next, and both for their sum.
   std::vector<std::map<std::size_t, Bytes>> waiting(nodes.size());
+  const auto add_waiting = [&](std::size_t s, ParameterId parameter) {
+    const ParameterProfile& profile = work.parameters[parameter.index()];
+    if (profile.trainable) waiting[s][parameter.index()] = profile.bytes * 2;
+  };
   for (std::size_t s = 0; s < nodes.size(); ++s) {
     Bytes largest{}, landing{};
     detail::GatheredUnits units{.of_all = of_all, .buckets = constraints.buckets};
@@ -117,7 +120,7 @@ inline void take_turns(std::vector<StageMemory>& memory, const Staging& staging)
       for (const ParameterId parameter : work.graph[node].parameters) {
         const ParameterProfile& profile = work.parameters[parameter.index()];
         if (counted[parameter.index()] == s) {
-          if (profile.trainable) waiting[s][parameter.index()] = profile.bytes * 2;
+          add_waiting(s, parameter);
           continue;
         }
         counted[parameter.index()] = s;
@@ -129,17 +132,11 @@ inline void take_turns(std::vector<StageMemory>& memory, const Staging& staging)
         memory[s].gradients += one.gradients;
         memory[s].optimizer += one.optimizer;
         const bool is_shared = profile.trainable && profile.highest_zero > 0;
-        if (is_shared && !level.tied) {
-          units.owned += profile.bytes;
-          units.computed_with += profile.computed_with();
-        }
+        if (is_shared && !level.tied) units.add(profile);
         if (is_shared && profile.copy > Bytes(0))
           landing += detail::updated_bytes(profile.bytes, level.zero, static_cast<std::size_t>(level.ranks));
       }
-      for (const ParameterId parameter : work.graph[node].read_by_several) {
-        const ParameterProfile& profile = work.parameters[parameter.index()];
-        if (profile.trainable) waiting[s][parameter.index()] = profile.bytes * 2;
-      }
+      for (const ParameterId parameter : work.graph[node].read_by_several) add_waiting(s, parameter);
       largest = std::max(largest, work.graph[node].largest_trained);
       memory[s].parameters += work.graph[node].resident;
     }

@@ -119,6 +119,11 @@ struct GatheredUnits {
   Bytes computed_with{};         ///< bytes that are computed with in their place
   bool read_by_several = false;  ///< whether several operators read one of them
 
+  /// Adds a parameter of the stage.
+  void add(const ParameterProfile& profile) {
+    owned += profile.bytes;
+    computed_with += profile.computed_with();
+  }
   /// Adds the units of a stage with several replicas.
   void add_to(StageMemory& memory, int zero, const Staging& staging, int replicas) const {
     if (zero == 0 || replicas < 2) return;
