@@ -101,7 +101,7 @@ void define_fused(const OpDef& def) {
   auto& others = added();
   const std::unique_lock lock(others.mutex);
   auto name = def.name;
-  others.defs.try_emplace(std::move(name), std::move(def));
+  others.defs.try_emplace(std::move(name), def);
 }
 
 std::string registered_by_users() {

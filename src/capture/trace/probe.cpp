@@ -160,7 +160,7 @@ bool probe_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
         const bool is_tensor = element.isTensor() && element.toTensor().defined();
         replaced.push_back(is_tensor ? c10::IValue(stand_ins.real(element.toTensor())) : element);
       }
-      argument = c10::IValue(std::move(replaced));
+      argument = c10::IValue(replaced);
     }
   }
   {

@@ -292,7 +292,7 @@ void Tracer::collect_arguments(Call& call) {
         any_tensor |= value.valid();
       }
       call.node.inputs.push_back(std::move(slot));
-      call.twins[i] = c10::IValue(std::move(metas));
+      call.twins[i] = c10::IValue(metas);
       argument = c10::IValue();
     }
   }

@@ -100,7 +100,7 @@ bool Tracer::answer_by_data(const c10::OperatorHandle& op, torch::jit::Stack* st
         const bool is_tensor = element.isTensor() && element.toTensor().defined();
         data.push_back(is_tensor ? c10::IValue(data_of(element.toTensor())) : element);
       }
-      argument = c10::IValue(std::move(data));
+      argument = c10::IValue(data);
     }
   }
   op.callBoxed(stack);

@@ -122,7 +122,7 @@ at::Tensor squares_of(const LambLists& list, const std::vector<at::Tensor>& alon
   return at::stack({detail::norms_of(list.parameters, 2), detail::norms_of(along, 2)}, 1).square();
 }
 
-void move_along(const LambLists& list, std::vector<at::Tensor> along, const at::Tensor& squares) {
+void move_along(const LambLists& list, const std::vector<at::Tensor>& along, const at::Tensor& squares) {
   const auto norms = squares.sqrt();
   const auto ratio = norms.select(1, 0) / norms.select(1, 1);
   const auto trust = at::where((squares > 0).all(1), ratio, at::ones_like(ratio));
