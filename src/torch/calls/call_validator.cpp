@@ -14,6 +14,16 @@
 
 namespace autopar::calls {
 
+namespace {
+
+std::vector<std::uint64_t> words_in(const std::vector<CallHeader>& headers) {
+  std::vector<std::uint64_t> words;
+  for (const auto& header : headers) words.push_back(header.word);
+  return words;
+}
+
+}  // namespace
+
 CallValidator::CallValidator(ranks::Ranks& ranks, torch::nn::Module& module, std::int32_t number,
                              const Options& options, const parameters::ParameterStore& parameters, StepWatches& watches,
                              const PendingGradients& gradients, const Progress& progress)
@@ -84,7 +94,7 @@ CallHeader CallValidator::header(CallKind kind) const {
 std::vector<CallHeader> CallValidator::agree(const CallHeader& header, const std::string& details,
                                              const std::exception_ptr& error) {
   auto mine = header;
-  std::tie(mine.loss_backwards, mine.loss_factors) = std::exchange(loss_gradients_, {});
+  add_watched(mine);
   return exchange(ranks_, mine, details, error);
 }
 
@@ -129,9 +139,7 @@ AgreedCall CallValidator::agree_on_call(CallArguments& arguments, const std::str
     require_equal_replicas(ranks_, parameters_, progress_.calls + 1);
   auto agreed = opened(std::move(headers));
   count_in_global_batch(arguments, options_, first_sample(agreed.layout, ranks_.rank()));
-  std::vector<std::uint64_t> formats;
-  for (const auto& header : agreed.headers) formats.push_back(header.word);
-  agree_on_formats(arguments, formats);
+  agree_on_formats(arguments, words_in(agreed.headers));
   return agreed;
 }
 
@@ -141,9 +149,7 @@ AgreedCall CallValidator::agree_on_preparation(CallArguments& arguments, const s
   add_watched(mine);
   mine.needs_capture = is_stale;
   auto agreed = opened(exchange(ranks_, mine, key, error, [&] { return words_of(arguments); }));
-  std::vector<std::uint64_t> formats;
-  for (const auto& header : agreed.headers) formats.push_back(header.word);
-  agree_on_formats(arguments, formats);
+  agree_on_formats(arguments, words_in(agreed.headers));
   return agreed;
 }
 

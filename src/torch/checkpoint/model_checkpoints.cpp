@@ -22,11 +22,11 @@ std::exception_ptr unknown_among(const std::vector<torch::optim::Optimizer*>& op
   }
 }
 
-/// What it throws ends the training of all ranks, except where CheckpointErrors may be thrown by all together.
+/// As `ranks::or_fail`, for work whose CheckpointErrors all ranks throw together, and go on after.
 template <class Work>
-auto guarded(ranks::Ranks& ranks, const char* action, Work&& work) -> decltype(work()) {
+void in_step(ranks::Ranks& ranks, const char* action, Work&& work) {
   try {
-    return work();
+    work();
   } catch (const CheckpointError&) {
     throw;
   } catch (const std::exception&) {
@@ -49,13 +49,13 @@ PlacedTensor ModelCheckpoints::placed(const parameters::StateTensor& tensor) con
 at::Tensor ModelCheckpoints::gather(const at::Tensor& handle) {
   const auto& tensor = parts_.parameters.of(handle);
   parts_.validator.agree(calls::CallKind::kGather, tensor.name());
-  return guarded(parts_.ranks, "gather", [&] { return gather_tensor(parts_.ranks.world(), placed(tensor)); });
+  return ranks::or_fail(parts_.ranks, "gather", [&] { return gather_tensor(parts_.ranks.world(), placed(tensor)); });
 }
 
 std::vector<std::pair<std::string, at::Tensor>> ModelCheckpoints::gather_state() {
   parts_.validator.agree(calls::CallKind::kGather, "state");
   const auto values =
-      guarded(parts_.ranks, "gather_state", [&] { return gather_tensors(parts_.ranks.world(), placed()); });
+      ranks::or_fail(parts_.ranks, "gather_state", [&] { return gather_tensors(parts_.ranks.world(), placed()); });
   std::vector<std::pair<std::string, at::Tensor>> state;
   for (std::size_t i = 0; i < values.size(); ++i) {
     for (const auto& name : parts_.parameters.tensors()[i].names) state.emplace_back(name, values[i]);
@@ -66,15 +66,15 @@ std::vector<std::pair<std::string, at::Tensor>> ModelCheckpoints::gather_state()
 std::unique_ptr<torch::optim::Optimizer> ModelCheckpoints::gather_optimizer(torch::optim::Optimizer& optimizer) {
   static_cast<void>(parameters::descriptor_of(optimizer));
   parts_.validator.agree(calls::CallKind::kGather, "optimizer");
-  return guarded(parts_.ranks, "gather_optimizer",
-                 [&] { return checkpoint::gather_optimizer(parts_.ranks.world(), placed(), optimizer); });
+  return ranks::or_fail(parts_.ranks, "gather_optimizer",
+                        [&] { return checkpoint::gather_optimizer(parts_.ranks.world(), placed(), optimizer); });
 }
 
 void ModelCheckpoints::save(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
                             const SaveOptions& options) {
   const auto details = folder + " as " + std::string(options.format.name());
   parts_.validator.agree(calls::CallKind::kSave, details, unknown_among(optimizers));
-  guarded(parts_.ranks, "save", [&] {
+  in_step(parts_.ranks, "save", [&] {
     save_checkpoint(parts_.ranks.world(), options.format, folder, placed(), optimizers,
                     {parts_.progress.seed, parts_.progress.calls, parts_.gradients.scaler_state()});
   });
@@ -85,7 +85,7 @@ void ModelCheckpoints::load(const std::string& folder, const std::vector<torch::
   const auto details = folder + (options.optimizer == Missing::kAllowed ? ", without an optimizer that it lacks" : "");
   parts_.validator.agree(calls::CallKind::kLoad, details, unknown_among(optimizers));
   if (plan_only) return;  // nobody asks for values
-  guarded(parts_.ranks, "load", [&] {
+  in_step(parts_.ranks, "load", [&] {
     if (deployed)
       take_info(load_checkpoint(parts_.ranks.world(), single_file(), folder, placed(), optimizers, options));
     else
@@ -103,12 +103,12 @@ void ModelCheckpoints::take_info(const std::optional<CheckpointInfo>& info) {
 
 bool ModelCheckpoints::bring() {
   if (early_.empty()) return false;
-  guarded(parts_.ranks, "load", [&] { early_.bring(parts_.ranks.world(), placed(), parts_.init); });
+  in_step(parts_.ranks, "load", [&] { early_.bring(parts_.ranks.world(), placed(), parts_.init); });
   return true;
 }
 
 void ModelCheckpoints::take_over() {
-  guarded(parts_.ranks, "load", [&] { take_info(early_.take_over(parts_.init)); });
+  in_step(parts_.ranks, "load", [&] { take_info(early_.take_over(parts_.init)); });
 }
 
 }  // namespace autopar::checkpoint

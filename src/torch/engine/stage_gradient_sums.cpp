@@ -13,7 +13,7 @@
 
 namespace autopar::engine {
 
-void StageGradientSums::start(const std::vector<std::unique_ptr<Stage>>& stages) {
+void StageGradientSums::start() {
   const auto groups = runtime_.bucket_layouts().size();
   buckets_.clear();
   buckets_.resize(groups);
@@ -40,7 +40,7 @@ void StageGradientSums::start(const std::vector<std::unique_ptr<Stage>>& stages)
       place_of_[parameter] = i;
     }
   }
-  for (const auto& stage : stages) {
+  for (const auto& stage : runtime_.stages()) {
     for (const auto parameter : stage->parameters()) {
       const auto bucket = bucket_of_.find(parameter);
       if (bucket != bucket_of_.end() && !sums_in_computes(parameter)) ++missing_[bucket->second];

@@ -29,8 +29,7 @@ class StageGradientSums {
   explicit StageGradientSums(RankRuntime& runtime) : runtime_(runtime) {}
 
   /// Allocates zeroed buckets.
-  /// @param stages  of this rank, which add gradients
-  void start(const std::vector<std::unique_ptr<Stage>>& stages);
+  void start();
   void set_gate(ComputeGate* gate) { gate_ = gate; }
   /// Asks the gate for parameters that a formula reads.
   void unshard(const std::vector<ValueId>& parameters);

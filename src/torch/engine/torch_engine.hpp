@@ -34,7 +34,7 @@ class TorchEngine {
     edges_.add_result_gradient(value, std::move(gradient));
   }
   /// From now on gradients are added to new zeroed buckets. Called before the first backward.
-  void start_gradients() { gradients_.start(runtime_.stages()); }
+  void start_gradients() { gradients_.start(); }
 
   // StageEngine
   void set_gate(ComputeGate* gate) {

@@ -58,7 +58,7 @@ void GradientApplier::apply(const steps::StageGradients& gradients, const at::Te
   // In place where it may be: gradients of all parameters, twice, would be what no plan counts.
   if (!keep) multiply_unless_one(own, factor);
   const auto scaled = [&](const at::Tensor& gradient) {
-    return keep && !is_one ? gradient.mul(factor.reshape({}).to(gradient.options())) : gradient;
+    return keep && !is_one ? multiplied(gradient, factor) : gradient;
   };
   const bool may_take = !keep || !is_one;
   LeavingGradients leaving;

@@ -160,11 +160,8 @@ std::vector<at::Tensor> ResultHistory::gradients_behind(Call& call, const std::v
   parts_.graphed.require_same_parameters(call);
   const auto common = common_gradients(call, outputs, of_results, agreed.defined);
   if (parts_.ranks->size() > 1 && !request.completed && !request.from_user) warn_of_own_loss(call, outputs, of_results);
-  try {
-    return run(call, outputs, of_results, common, agreed, request);
-  } catch (const std::exception&) {
-    ranks::fail_without_frames(*parts_.ranks, parts_.ranks->logger(LogModule::kSession), "backward");
-  }
+  return ranks::or_fail(*parts_.ranks, "backward",
+                        [&] { return run(call, outputs, of_results, common, agreed, request); });
 }
 
 ResultHistory::Agreed ResultHistory::agree(const Call& call, const std::vector<at::Tensor>& of_results,

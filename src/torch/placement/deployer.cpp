@@ -39,9 +39,9 @@ void Deployer::place(const programs::PlannedModes& modes, const cost::GraphProfi
     for (const auto& replicas : tensor.replicas_of_shard) static_cast<void>(deployment.group_of(replicas));
   }
   ranks::collective_try(ranks, "checking optimizers",
-                        [&] { parts_.optimizers.require_for(parts_.deployment.plan(), parts_.options.inference); });
+                        [&] { parts_.optimizers.require_for(deployment.plan(), parts_.options.inference); });
   placer_.add_units(program, partitioner_.planned_atoms(program));
-  ranks::collective_try(ranks, "looking for parameters of other models", [&] { parts_.parameters.require_unshared(); });
+  ranks::collective_try(ranks, "looking for parameters of other models", [&] { parameters.require_unshared(); });
 }
 
 std::uint64_t Deployer::make_values(const programs::CapturedProgram& planned) {

@@ -222,16 +222,16 @@ std::shared_ptr<CapturedProgram> ProgramCapture::capture_in_mode(bool training, 
                                                                  const ForwardFunction& forward) {
   auto program = std::make_shared<CapturedProgram>();
   std::string outcome;
-  try {
-    const ModeScope scope(module_, training, gradients);
-    capture_into(*program, arguments, forward);
-    outcome = std::to_string(program->captured.hash());
-  } catch (const Error& error) {  // of this mode, which may never be called
-    program.reset();
-    outcome = error.what();
-  } catch (const std::exception&) {
-    ranks::fail_without_frames(ranks_, ranks_.logger(LogModule::kSession), "capturing the model");
-  }
+  ranks::or_fail(ranks_, "capturing the model", [&] {
+    try {
+      const ModeScope scope(module_, training, gradients);
+      capture_into(*program, arguments, forward);
+      outcome = std::to_string(program->captured.hash());
+    } catch (const Error& error) {  // of this mode, which may never be called
+      program.reset();
+      outcome = error.what();
+    }
+  });
   const auto name = std::string(training ? "training" : "evaluation") + (gradients ? " with gradients" : "");
   const auto outcomes =
       ranks_.all_gather(ranks::blob_of((program ? "+" : "-") + outcome), "capturing the model's " + name);

@@ -27,4 +27,14 @@ namespace autopar::ranks {
 /// @throws what is caught, `without_frames`, always
 [[noreturn]] void fail_without_frames(Ranks& ranks, const Logger& log, std::string_view action);
 
+/// Runs `work` of one rank, which the others wait for: what it throws ends the training of all (`fail_without_frames`).
+template <class Work>
+auto or_fail(Ranks& ranks, std::string_view action, Work&& work) -> decltype(work()) {
+  try {
+    return work();
+  } catch (const std::exception&) {
+    fail_without_frames(ranks, ranks.logger(LogModule::kSession), action);
+  }
+}
+
 }  // namespace autopar::ranks

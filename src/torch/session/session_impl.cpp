@@ -104,13 +104,11 @@ CallResult Impl::call(const Flattened& flattened, const ForwardFunction& forward
   parts_.checks.check_memory(*call->program, call->batch, parts_.graphed.may_record(*call->program));
   parts_.verifier.verify_batch(*call->program, call->arguments, forward, call->batch);
   choose_mode(*call);
-  try {
+  return ranks::or_fail(*parts_.ranks, "forward", [&] {
     auto result = run(call, agreed.has_pending);
     count(*call, result.tensors, start);
     return result;
-  } catch (const std::exception&) {
-    ranks::fail_without_frames(*parts_.ranks, log_, "forward");
-  }
+  });
 }
 
 void Impl::refuse_to_run() {
@@ -132,7 +130,7 @@ calls::AgreedCall Impl::find_program(steps::Call& call, const Flattened& flatten
   if (at::GradMode::is_enabled()) call.region = results::region_behind(call.arguments.tensors, call.arguments.own());
   calls::KnownProgram about;
   about.is_new = known == nullptr || known->verification.calls < calls::LocalIndexWatch::kCalls;
-  about.is_stale = programs.is_stale(own_key);
+  about.is_stale = known != nullptr && known->is_stale();
   about.members_changed = parts_.verifier.members_changed(known, call.arguments);
   about.common_ends = call.region ? call.region->common_ends() : 0;
   auto agreed = validator.agree_on_call(call.arguments, key, about, error, parts_.deployer.deployed());
@@ -277,11 +275,7 @@ void Impl::sync_gradients() {
   const auto headers = deployed_parts("sync_gradients").validator.agree(calls::CallKind::kSync, "");
   const bool pending =
       std::any_of(headers.begin(), headers.end(), [](const auto& header) { return header.has_pending; });
-  try {
-    parts_.gradients.sync(pending);
-  } catch (const std::exception&) {
-    ranks::fail_without_frames(*parts_.ranks, log_, "sync_gradients");
-  }
+  ranks::or_fail(*parts_.ranks, "sync_gradients", [&] { parts_.gradients.sync(pending); });
 }
 
 void Impl::load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
