@@ -137,7 +137,8 @@ if(AUTOPAR_BUILD_TOOLS AND TARGET autopar::io)
   add_library(autopar_tool_commands STATIC ${autopar_tool_sources})
   target_include_directories(autopar_tool_commands INTERFACE "${PROJECT_SOURCE_DIR}/src/tool")
   target_link_libraries(autopar_tool_commands
-    PUBLIC autopar::planner autopar::io nlohmann_json::nlohmann_json PRIVATE CLI11::CLI11 autopar_strict_warnings)
+    PUBLIC autopar::planner autopar::io nlohmann_json::nlohmann_json PRIVATE CLI11::CLI11 autopar_strict_warnings
+    autopar_light_optimisation)
   if(AUTOPAR_UNITY)
     set_target_properties(autopar_tool_commands PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
   endif()

@@ -161,7 +161,7 @@ void set_weight_decay(const Settings& settings, torch::optim::Optimizer& optimiz
 }
 
 /// Where the run stands: at its newest checkpoint, or at the start with what --init-from and --load-weights bring.
-training::Place start(ap::World& world, const Settings& settings, training::RunFolder& folder, Model& model,
+training::Place start(const Settings& settings, training::RunFolder& folder, Model& model,
                       torch::optim::Optimizer& optimizer) {
   const auto place = folder.load(model, optimizer);
   if (!settings.load_weights.empty()) {
@@ -276,7 +276,7 @@ int train(ap::World& world, const Settings& settings, const models::BertConfig& 
   const auto first = batches.next(settings.batch / settings.accumulate);
   model->prepare(first.input_ids, first.segment_ids, first.input_mask, first.positions, first.labels,
                  first.next_sentence);
-  const auto place = start(world, settings, folder, model, *optimizer);
+  const auto place = start(settings, folder, model, *optimizer);
   batches.reader().seek(place.taken);
   training::Log log(world, settings, folder, work_of(world, settings, config, reader), place.step);
   if (world.rank() == 0) {

@@ -4,9 +4,7 @@
 #include <cstddef>
 #include <cstring>
 #include <functional>
-#include <map>
 #include <memory>
-#include <span>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -16,15 +14,12 @@
 
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
-#include <torch/optim/optimizer.h>
-#include <torch/ordered_dict.h>
 
 #include <autopar/capture/flatten.hpp>
 #include <autopar/capture/init_record.hpp>
 #include <autopar/plan/plan_with_defaults.hpp>
-#include <autopar/torch/device.hpp>
 #include <autopar/torch/loss_function.hpp>
-#include <autopar/torch/parameter_handles.hpp>
+#include <autopar/torch/parallel_module.hpp>
 #include <autopar/torch/session.hpp>
 
 namespace autopar {
@@ -71,27 +66,9 @@ std::shared_ptr<ContainedIn<Net>> made_by(F& make) {
 
 }  // namespace detail
 
-/// While a NoSyncGuard lives, calls of the model accumulate gradients without reducing them. See
-/// AutoParallelImpl::no_sync.
-class [[nodiscard]] NoSyncGuard {
- public:
-  explicit NoSyncGuard(Session& session) : session_(&session), outer_(session.accumulating()) {
-    session.set_accumulating(true);
-  }
-  NoSyncGuard(NoSyncGuard&& other) noexcept : session_(std::exchange(other.session_, nullptr)), outer_(other.outer_) {}
-  NoSyncGuard& operator=(NoSyncGuard&&) = delete;
-  ~NoSyncGuard() {
-    if (session_ != nullptr) session_->set_accumulating(outer_);
-  }
-
- private:
-  Session* session_;
-  bool outer_;
-};
-
 /// A module that runs on all ranks of a world as the wrapped module would run in one process. See AutoParallel.
 template <class Net, class PlannerType>
-class AutoParallelImpl : public torch::nn::Module {
+class AutoParallelImpl : public ParallelModule {
  public:
   using Contained = detail::ContainedIn<Net>;
 
@@ -160,182 +137,16 @@ class AutoParallelImpl : public torch::nn::Module {
         "call " + name_of(method) + " ", bytes_held_by(method));
   }
 
-  // ---- parameters
-  /// The handles that the module was constructed with. Handles of parameters that this rank owns have data. The others
-  /// are placeholders: they have sizes, no memory and never a gradient.
-  [[nodiscard]] ParameterHandles parameters(bool recurse = true) const {
-    return {torch::nn::Module::parameters(recurse),
-            [session = session_](const auto&... arguments) { return session->clip_grad_norm(arguments...); }};
-  }
-  [[nodiscard]] bool owns(const at::Tensor& parameter) const { return session_->owns(parameter); }
-  [[nodiscard]] std::vector<at::Tensor> owned_parameters() const { return session_->owned_parameters(); }
-  /// The elements of a parameter that this rank holds: all, its shard (under ZeRO), or none.
-  [[nodiscard]] ParameterShard shard(const at::Tensor& parameter) const { return session_->shard(parameter); }
-  [[nodiscard]] std::int64_t parameter_count() const { return session_->parameter_count(); }
-  /// The unsharded value of a parameter or buffer, on every rank. Collective.
-  [[nodiscard]] at::Tensor gather(const at::Tensor& parameter) { return session_->gather(parameter); }
-  /// All parameters and buffers on rank 0; an empty dictionary on other ranks. Collective.
-  [[nodiscard]] torch::OrderedDict<std::string, at::Tensor> gather_state() {
-    torch::OrderedDict<std::string, at::Tensor> state;
-    for (auto& [name, value] : session_->gather_state()) state.insert(name, value);
-    return state;
-  }
-
-  /// An optimizer with the whole, unsharded state on rank 0; null on other ranks. Collective.
-  ///
-  /// Use it for saving only: `torch::save(*whole, file)` writes a file that `torch::load(optimizer, file)` reads in a
-  /// program without autopar. Its steps do not train the model.
-  /// @throws InvalidArgument, with the optimizer's class, if autopar has no description of the optimizer's state
-  [[nodiscard]] std::unique_ptr<torch::optim::Optimizer> gather_optimizer(torch::optim::Optimizer& optimizer) {
-    return session_->gather_optimizer(optimizer);
-  }
-
-  // ---- training
-  /// Tells the planner what state the optimizer keeps. Parameters can then be sharded (ZeRO) and offloaded to the host.
-  ///
-  /// Each call of the model compares the optimizer's step counts and hyper-parameters across ranks. The optimizer must
-  /// therefore live as long as calls make gradients for its parameters, or until another one is attached to them.
-  /// @throws InvalidArgument, with the optimizer's class, if autopar has no description of the optimizer's state
-  void attach(torch::optim::Optimizer& optimizer) { session_->attach(optimizer); }
-  /// Scales all gradients so that their norm over all ranks is at most `max_norm`. Collective.
-  ///
-  /// A parameter with two names counts twice and is scaled twice, as with torch::nn::utils::clip_grad_norm_ and
-  /// parameters() in one process.
-  /// @param norm_type  any positive number, or infinity
-  /// @return the norm before scaling: 0-dim, equal on all ranks
-  /// @throws InvalidArgument, on every rank, if the norm is not finite and `error_if_nonfinite`; then nothing is scaled
-  at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2.0, bool error_if_nonfinite = false) {
-    return session_->clip_grad_norm(torch::nn::Module::parameters(), max_norm, norm_type, error_if_nonfinite);
-  }
-  /// Clips the gradients of a part of the model, such as `model->module().encoder->parameters()`. Collective: ranks
-  /// that hold none of these parameters also call it, with the same handles.
-  /// @throws InvalidArgument, on every rank, if a handle is not a parameter of this model
-  at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& handles, double max_norm, double norm_type = 2.0,
-                             bool error_if_nonfinite = false) {
-    return session_->clip_grad_norm(handles, max_norm, norm_type, error_if_nonfinite);
-  }
-  /// The norm over all elements of a parameter or gradient, on whichever ranks they lie. Collective.
-  ///
-  /// A rank that holds nothing of the parameter has no gradient and passes the undefined tensor `p.grad()`. If the
-  /// gradient is undefined on all ranks, the norm is 0.
-  /// @param ord  any positive number, or infinity
-  /// @return 0-dim f64, equal on all ranks
-  /// @throws InvalidArgument, on every rank, if the ranks name different tensors
-  [[nodiscard]] at::Tensor norm(const at::Tensor& part, double ord = 2.0) { return session_->norm({part}, ord); }
-  /// The dot product of two such tensors of one parameter, over all elements on all ranks. Collective.
-  ///
-  /// One of the two may be a tensor of the user, such as a momentum, with the sizes of the handle.
-  [[nodiscard]] at::Tensor dot(const at::Tensor& a, const at::Tensor& b) { return session_->dot({a}, {b}); }
-  /// The dot products of two lists of tensors, added up, in one exchange. Collective.
-  ///
-  /// Both lists may hold tensors of the user if they are as long as parameters() and in the same order.
-  [[nodiscard]] at::Tensor dot(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-    return session_->dot(a, b);
-  }
-  /// See autopar::for_whole_parameters. Collective.
-  void for_whole_parameters(const WholeParameterFunction& function) { session_->for_whole_parameters(function); }
-  /// Calls inside the guard's scope accumulate gradients on each rank without communication. The next call outside, or
-  /// sync_gradients(), reduces the accumulated gradients. Under ZeRO 2 and 3 each call reduces into gradient shards,
-  /// because ranks have no memory for unsharded gradients.
-  [[nodiscard]] NoSyncGuard no_sync() { return NoSyncGuard(*session_); }
-  void sync_gradients() { session_->sync_gradients(); }
-  void zero_grad(bool set_to_none = true) override {
-    session_->drop_accumulated();
-    torch::nn::Module::zero_grad(set_to_none);
-  }
-  void train(bool on = true) override {
-    torch::nn::Module::train(on);
-    module_->train(on);
-  }
-
-  // ---- files. Collective.
-  /// Saves parameters, buffers, and the optimizers' state and hyper-parameters. The checkpoint loads under any plan and
-  /// number of ranks.
-  template <std::derived_from<torch::optim::Optimizer>... Optimizers>
-  void save(const std::string& folder, Optimizers&... optimizers) {
-    session_->save(folder, {&optimizers...});
-  }
-  /// In another format than the default: `model->save(folder, optimizer, {.format = ap::single_file()})`.
-  void save(const std::string& folder, torch::optim::Optimizer& optimizer, const SaveOptions& options) {
-    session_->save(folder, {&optimizer}, options);
-  }
-  void save(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
-            const SaveOptions& options) {
-    session_->save(folder, optimizers, options);
-  }
-  /// Loads a checkpoint. A `folder` that ends in .safetensors is a file with the weights of another writer, such as
-  /// torchvision's state_dict.
-  ///
-  /// Before the first call of the model, hyper-parameters are loaded at once; later changes to them stay, as in one
-  /// process. The optimizers' state, and tensors that have no memory yet, are read at the first call from the file
-  /// opened here. So the optimizers must live until then. Rank 0 reads the file twice. Several loads are applied in
-  /// their order.
-  /// @throws CheckpointError, on every rank, if the checkpoint is damaged, is of another model or lacks an optimizer's
-  /// state. Model and optimizers are then unchanged, and training or another load may follow.
-  template <std::derived_from<torch::optim::Optimizer>... Optimizers>
-  void load(const std::string& folder, Optimizers&... optimizers) {
-    session_->load(folder, {&optimizers...});
-  }
-  /// Loads weights alone if the checkpoint has no optimizer state:
-  /// `model->load(folder, optimizer, {.optimizer = ap::Missing::kAllowed})`.
-  void load(const std::string& folder, torch::optim::Optimizer& optimizer, const LoadOptions& options) {
-    session_->load(folder, {&optimizer}, options);
-  }
-  void load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
-            const LoadOptions& options) {
-    session_->load(folder, optimizers, options);
-  }
-
-  // ---- plan
-  [[nodiscard]] const Plan& plan() const { return session_->plan(); }
   /// Captures, plans and deploys as a call with these arguments would, but runs nothing. Collective.
   template <class... Args>
   void prepare(Args&&... args) {
     auto [flat, forward] = bind<std::decay_t<decltype(module_->forward(std::forward<Args>(args)...))>>(
         pack(std::forward<Args>(args)...),
         [this](auto&... rebuilt) { return module_->forward(static_cast<Args&&>(rebuilt)...); }, "");
-    session_->prepare(flat, forward);
+    session().prepare(flat, forward);
   }
-  /// Deploys an existing plan instead of planning at the first call. Pass the same plan on every rank.
-  void deploy(Plan plan) { session_->deploy(std::move(plan)); }
-  void recapture() { session_->recapture(); }
-  [[nodiscard]] const SessionStats& stats() const { return session_->stats(); }
   [[nodiscard]] Contained& module() { return *module_; }
   [[nodiscard]] const Contained& module() const { return *module_; }
-
-  // ---- refused by name instead of inherited by accident
-  std::shared_ptr<torch::nn::Module> clone(const std::optional<torch::Device>& = std::nullopt) const override {
-    throw InvalidArgument(
-        "clone: an AutoParallel model cannot be cloned, its parameters live on several ranks; use "
-        "gather_state() and construct another one");
-  }
-  void save(torch::serialize::OutputArchive&) const override {
-    throw InvalidArgument("torch::save: no rank has all parameters of an AutoParallel model; use model->save(folder)");
-  }
-  void load(torch::serialize::InputArchive&) override {
-    throw InvalidArgument("torch::load: no rank has all parameters of an AutoParallel model; use model->load(folder)");
-  }
-  void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override {
-    to(dtype, non_blocking);
-    to(device, non_blocking);
-  }
-  void to(torch::Dtype dtype, bool non_blocking = false) override {
-    if (session_->deployed()) {
-      throw InvalidArgument(
-          "to(dtype): the model is deployed and its plan depends on its types; convert the module "
-          "before the first call");
-    }
-    torch::nn::Module::to(dtype, non_blocking);
-  }
-  void to(torch::Device device, bool = false) override {
-    const auto own = session_->deployed() ? session_->device() : autopar::device(session_->world());
-    if (device.type() == own.type() && (!device.has_index() || device == own)) return;
-    throw InvalidArgument("to(" + device.str() + "): this rank's device is " + own.str() +
-                          "; choose devices with Options::device, the model moves there by itself");
-  }
-  void pretty_print(std::ostream& stream) const override {
-    stream << "autopar::AutoParallel(" << module_->name() << ")";
-  }
 
  private:
   struct Taken {
@@ -350,32 +161,19 @@ class AutoParallelImpl : public torch::nn::Module {
       return {std::move(model)};
     } else {
       Taken made;
-      // A model that is only planned never needs its random initial values.
-      const auto drawing = Session::only_plans(options) ? Drawing::kAtMaterialisation : Drawing::kAtOnce;
-      auto init = InitRecord::record([&] { made.module = detail::made_by<Net>(model); }, drawing);
-      made.init = std::make_shared<InitRecord>(std::move(init));
+      made.init = record([&] { made.module = detail::made_by<Net>(model); }, options);
       return made;
     }
   }
 
   AutoParallelImpl(World& world, Taken taken, Options&& options, PlanFunction planner)
-      : torch::nn::Module("AutoParallel"), module_(std::move(taken.module)) {
-    expect(module_ != nullptr, "AutoParallel: the module is null; construct it first");
-    const torch::nn::Module& base = *module_;
-    torch::nn::Module::train(base.is_training());  // set before the children exist, whose mode may differ
-    for (const auto& item : base.named_parameters(false)) {
-      register_parameter(item.key(), item.value(), item.value().requires_grad());
-    }
-    for (const auto& item : base.named_buffers(false)) register_buffer(item.key(), item.value());
-    for (const auto& item : base.named_children()) register_module(item.key(), item.value());
-    const std::span members(reinterpret_cast<const std::byte*>(module_.get()), sizeof(Contained));
-    session_ = std::make_shared<Session>(world, module_, std::move(options), std::move(planner), std::move(taken.init),
-                                         members);
-  }
+      : ParallelModule(world, taken.module, std::move(options), std::move(planner), std::move(taken.init),
+                       {reinterpret_cast<const std::byte*>(taken.module.get()), sizeof(Contained)}),
+        module_(std::move(taken.module)) {}
 
   static PlanFunction plan_function() {
     if constexpr (std::same_as<PlannerType, Planner<>>) {
-      return PlanFunction([](const auto&... problem) { return try_plan_with_defaults(problem...); });
+      return default_planner();
     } else {
       return plan_function(PlannerType{});
     }
@@ -420,7 +218,7 @@ class AutoParallelImpl : public torch::nn::Module {
   Result run(Arguments arguments, Body body, const std::string& purpose, std::string beside = {}) {
     auto [flat, forward] = bind<Result>(std::move(arguments), std::move(body), purpose);
     flat.beside = std::move(beside);
-    const auto result = session_->call(flat, forward);
+    const auto result = session().call(flat, forward);
     return with_tensors(*static_cast<const Result*>(result.prototype.get()), result.tensors);
   }
 
@@ -433,7 +231,7 @@ class AutoParallelImpl : public torch::nn::Module {
       const Pointer pointer = function;
       std::string bytes(sizeof(pointer), '\0');
       std::memcpy(bytes.data(), &pointer, sizeof(pointer));
-      name += "#" + std::to_string(functions_.try_emplace(name + bytes, functions_.size()).first->second);
+      name += "#" + std::to_string(number_of(name + bytes));
     }
     return name;
   }
@@ -449,8 +247,6 @@ class AutoParallelImpl : public torch::nn::Module {
   }
 
   std::shared_ptr<Contained> module_;
-  std::shared_ptr<Session> session_;
-  std::map<std::string, std::size_t> functions_;
 };
 
 /// Trains an unmodified libtorch module on all ranks of a world, with the results of one process.

@@ -207,10 +207,10 @@ at::Tensor LAMB::step(LossClosure closure) {
   auto squares = step.no_squares();
   for (const auto& list : step.lists()) {
     advance_averages(list);
-    auto along = directions(list);
+    const auto along = directions(list);
     const auto own = squares_of(list, along);
     if (!is_attached()) {
-      move_along(list, std::move(along), own);
+      move_along(list, along, own);
       continue;
     }
     for (std::size_t i = 0; i < list.rows.size(); ++i) {

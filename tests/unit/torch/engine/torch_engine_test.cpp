@@ -86,7 +86,8 @@ Outcome of_stages(Regression& model, const test::Tensors& in, const std::vector<
     engine::RankRuntime runtime(graph, semantics, divided, world.rank_id(), c10::Device(c10::kCPU),
                                 [&](ValueId leaf) { return parameters[graph.value(leaf).name]; });
     runtime.refresh_leaves();
-    engine::CallContext context{BatchSplit(runtime.pipeline(), layout), world.rank_id(), in[0].size(0), {}, true};
+    engine::CallContext context{
+        BatchSplit(runtime.pipeline(), layout), world.rank_id(), in[0].size(0), {}, true, {}, {}, {}};
     for (const auto& tensor : in) context.inputs.push_back(tensor.narrow(0, world.rank() * samples, samples));
     engine::TorchEngine engine(runtime, std::move(context));
     engine.add_sum_gradient(loss, at::ones({}, at::kDouble));

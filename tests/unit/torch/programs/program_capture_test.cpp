@@ -22,13 +22,13 @@ struct ScaledImpl : torch::nn::Module {
 };
 
 struct Fixture : test::OneRankModel {
-  explicit Fixture(std::shared_ptr<ScaledImpl> model = std::make_shared<ScaledImpl>(), Options options = {})
+  explicit Fixture(std::shared_ptr<ScaledImpl> model = std::make_shared<ScaledImpl>(), Options code = {})
       : OneRankModel(
             model,
             [model](const std::vector<at::Tensor>& tensors) {
               return std::vector<at::Tensor>{at::Tensor(), model->forward(tensors.at(0))};
             },
-            std::move(options)),
+            std::move(code)),
         net(std::move(model)) {}
 
   std::shared_ptr<ScaledImpl> net;

@@ -1,4 +1,4 @@
-#include "torch/device/cuda/multiply.hpp"
+#include "torch/device/with_kernels/multiply.hpp"
 
 #include <algorithm>
 #include <cstddef>
