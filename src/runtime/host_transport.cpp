@@ -52,7 +52,7 @@ std::string describe(const HostOperation& operation) {
       return "send to " + name(operation.peer) + ": " + text(operation.tag) + bytes;
     case HostOperation::Kind::kReceive:
       return "receive from " + name(operation.peer) + ": " + text(operation.tag) + bytes;
-    case HostOperation::Kind::kReduce:
+    case HostOperation::Kind::kAllReduce:
       return "sum over group " + std::to_string(operation.group.value) + bytes;
     case HostOperation::Kind::kReduceScatter:
       return "sum into shards over group " + std::to_string(operation.group.value) + bytes;
@@ -136,7 +136,7 @@ HostTransport::Ticket HostTransport::all_reduce(Buffer buffer, DType dtype, Grou
 }
 
 HostTransport::Ticket HostTransport::all_reduce(Buffer buffer, DType dtype, GroupId group, std::string_view action) {
-  return start_collective(HostOperation::Kind::kReduce, std::move(buffer), dtype, group, action);
+  return start_collective(HostOperation::Kind::kAllReduce, std::move(buffer), dtype, group, action);
 }
 
 HostTransport::Ticket HostTransport::reduce_scatter(Buffer buffer, DType dtype, GroupId group) {
@@ -163,7 +163,7 @@ HostTransport::Ticket HostTransport::start_collective(HostOperation::Kind kind, 
     throw InvalidArgument("cannot sum " + std::to_string(buffer.bytes) + " bytes of " + std::string(name_of(dtype)) +
                           "; sums take whole elements of f16, bf16, f32, f64, i32 or i64");
   }
-  if (kind != HostOperation::Kind::kReduce && buffer.bytes % (element * ranks.size()) != 0) {
+  if (kind != HostOperation::Kind::kAllReduce && buffer.bytes % (element * ranks.size()) != 0) {
     throw InvalidArgument(
         "cannot divide " + std::to_string(buffer.bytes) + " bytes into " + std::to_string(ranks.size()) +
         " equal parts of whole elements, one for each member of group " + std::to_string(group.value));

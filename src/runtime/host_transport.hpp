@@ -18,7 +18,7 @@ namespace autopar::detail {
 /// One send, receive or collective in host memory.
 class HostOperation final : public Operation {
  public:
-  enum class Kind : std::uint8_t { kSend, kReceive, kReduce, kReduceScatter, kAllGather, kSetUp };
+  enum class Kind : std::uint8_t { kSend, kReceive, kAllReduce, kReduceScatter, kAllGather, kSetUp };
 
   Kind kind = Kind::kSetUp;
   Buffer buffer;

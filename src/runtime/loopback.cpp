@@ -184,7 +184,7 @@ void LoopbackContext::hand_out(const Sum& sum, const std::vector<const std::byte
   const HostOperation& first = *sum.parts.front().operation;
   const auto element = static_cast<std::size_t>(size_of(first.dtype).value());
   const auto data_of = [&](std::size_t member) { return sum.parts[member].operation->buffer.data; };
-  if (first.kind == HostOperation::Kind::kReduce) {
+  if (first.kind == HostOperation::Kind::kAllReduce) {
     add_in_order(data_of(0), addends, first.buffer.bytes / element, first.dtype);
     for (std::size_t i = 1; i < sum.parts.size(); ++i) std::copy_n(data_of(0), first.buffer.bytes, data_of(i));
     return;

@@ -180,7 +180,7 @@ class MpiTransport::SumTask final : public MpiTask {
                                        members_.begin())),
         element_(static_cast<std::size_t>(size_of(operation_->dtype).value())),
         kind_(operation_->kind),
-        small_(kind_ == HostOperation::Kind::kReduce && operation_->buffer.bytes <= kSmallSum) {}
+        small_(kind_ == HostOperation::Kind::kAllReduce && operation_->buffer.bytes <= kSmallSum) {}
 
   void start() override { queue().push_back(this); }
 
@@ -197,7 +197,7 @@ class MpiTransport::SumTask final : public MpiTask {
     if (!requests_.test(*operation_)) return false;
     if (requests_.error().empty() && step_ == Step::kExchange) {
       add();
-      if (!small_ && kind_ == HostOperation::Kind::kReduce) {
+      if (!small_ && kind_ == HostOperation::Kind::kAllReduce) {
         share();
         step_ = Step::kShare;
         if (!requests_.test(*operation_)) return false;

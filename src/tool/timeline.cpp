@@ -20,10 +20,10 @@ BarKind kind_of(const Action& action) {
       return BarKind::kSend;
     case ActionKind::kReceive:
       return BarKind::kReceive;
-    case ActionKind::kReduce:
+    case ActionKind::kAllReduce:
     case ActionKind::kReduceScatter:
-    case ActionKind::kGather:
-      return BarKind::kReduce;
+    case ActionKind::kAllGather:
+      return BarKind::kAllReduce;
     case ActionKind::kBackwardInput:
       return BarKind::kBackwardInput;
     case ActionKind::kBackwardWeight:
@@ -138,7 +138,7 @@ std::string name_of(BarKind kind) {
       return "send";
     case BarKind::kReceive:
       return "receive";
-    case BarKind::kReduce:
+    case BarKind::kAllReduce:
       return "reduce";
     case BarKind::kUpdate:
       return "update";

@@ -52,9 +52,9 @@ std::vector<std::string> taken_part_in(const std::vector<Action>& actions, Rank 
   for (const Action& action : actions) {
     const Tag tag{action.channel, action.microbatch, static_cast<std::int32_t>(action.flow)};
     if (is_collective(action.kind)) {
-      const char* name = action.kind == ActionKind::kReduce   ? "reduce"
-                         : action.kind == ActionKind::kGather ? "gather"
-                                                              : "scatter";
+      const char* name = action.kind == ActionKind::kAllReduce   ? "reduce"
+                         : action.kind == ActionKind::kAllGather ? "gather"
+                                                                 : "scatter";
       add(name, Rank::none(), {groups[static_cast<std::size_t>(action.group)].value, 0, 0});
     } else if (is_compute(action.kind)) {
       if (!exchanges_in_compute(pipeline.stages[action.stage.index()], action.kind)) continue;

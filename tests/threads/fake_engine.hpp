@@ -61,7 +61,8 @@ class FakeEngine {
       : model_(model), phase_(phase), ledger_(ledger), script_(std::move(script)) {
     for (const Action& action : actions) {
       if (is_compute(action.kind) && action.kind != ActionKind::kForward) ++backwards_left_[action.stage];
-      if (action.kind == ActionKind::kReduce || action.kind == ActionKind::kReduceScatter) to_report_.push_back(action);
+      if (action.kind == ActionKind::kAllReduce || action.kind == ActionKind::kReduceScatter)
+        to_report_.push_back(action);
     }
     Dice dice(script_.bucket_order);
     for (std::size_t i = to_report_.size(); i > 1; --i) {
@@ -113,7 +114,7 @@ class FakeEngine {
     if (!of_compute) model_.start_reduction(action);
     const Word word = of_compute ? model_.take_bucket(action) : model_.bucket(action);
     std::vector<std::int64_t> limbs;
-    const auto parts = action.kind == ActionKind::kReduce ? 1 : model_.members(action);
+    const auto parts = action.kind == ActionKind::kAllReduce ? 1 : model_.members(action);
     for (std::size_t part = 0; part < parts; ++part) {
       for (std::size_t k = 0; k < 4; ++k) limbs.push_back(static_cast<std::int64_t>(word >> (16 * k) & 0xffff));
     }
@@ -159,7 +160,7 @@ class FakeEngine {
   void reduced(const Action& action) {
     count("reduced", action);
     std::array<std::int64_t, 4> limbs{};
-    const auto own = action.kind == ActionKind::kReduce ? 0 : model_.position(action);
+    const auto own = action.kind == ActionKind::kAllReduce ? 0 : model_.position(action);
     Buffer& sum = sums_.at({action.group, action.bucket, action.microbatch});
     std::memcpy(limbs.data(), sum.data + own * sizeof limbs, sizeof limbs);
     sum = {};

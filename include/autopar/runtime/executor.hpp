@@ -106,11 +106,11 @@ class ProgramRun final : private ComputeGate {
       case ActionKind::kReceive:
         messages_.receive(action);
         break;
-      case ActionKind::kReduce:
+      case ActionKind::kAllReduce:
       case ActionKind::kReduceScatter:
         gradients_ready(action.group, action.bucket);
         break;
-      case ActionKind::kGather:
+      case ActionKind::kAllGather:
         if (action.microbatch < 0)
           gathers_.start_for_call(action);
         else
@@ -195,7 +195,7 @@ class ProgramRun final : private ComputeGate {
       return next != end && next->kind == kind && next->stage == action.stage &&
              next->microbatch == action.microbatch && next->flow == action.flow;
     };
-    if (is_of_it(ActionKind::kGather) && next->after > action.after)
+    if (is_of_it(ActionKind::kAllGather) && next->after > action.after)
       return;  // otherwise the gather belongs to another compute action, right after this one
     const bool takes_part = next != end && is_compute(next->kind) && is_of_it(next->kind);
     if (takes_part) ++next;

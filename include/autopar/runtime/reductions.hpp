@@ -122,9 +122,9 @@ class Reductions {
         ++backwards_left_of_[action.stage];
       }
       if (gives_weight_gradients(kind)) last_compute = &action;
-      if (kind == ActionKind::kReduce || kind == ActionKind::kReduceScatter)
+      if (kind == ActionKind::kAllReduce || kind == ActionKind::kReduceScatter)
         sums_.push_back({{&action}, is_filled_by(action, last_compute) ? last_compute : nullptr, shared});
-      const bool gathers_for_compute = kind == ActionKind::kGather && is_of_compute(action);
+      const bool gathers_for_compute = kind == ActionKind::kAllGather && is_of_compute(action);
       const bool is_message = kind == ActionKind::kSend || kind == ActionKind::kReceive;
       if (gathers_for_compute || (is_message && action.peer != wire_.rank()) || exchanges.are_in(action))
         shared = &action;
@@ -151,8 +151,8 @@ class Reductions {
     sum.start = progress_.now();
     sum.buffer = engine_.bucket(action);
     const DType dtype = engine_.bucket_dtype(action);
-    sum.ticket = action.kind == ActionKind::kReduce ? wire_.all_reduce(sum.buffer, dtype, group)
-                                                    : wire_.reduce_scatter(sum.buffer, dtype, group);
+    sum.ticket = action.kind == ActionKind::kAllReduce ? wire_.all_reduce(sum.buffer, dtype, group)
+                                                       : wire_.reduce_scatter(sum.buffer, dtype, group);
     sum.travels = true;
     in_flight_.push_back(&sum);
   }

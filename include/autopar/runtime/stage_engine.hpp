@@ -39,9 +39,9 @@ concept StageEngine = requires(E& engine, const Action& action, const Buffer& bu
   { engine.pack(action) } -> std::same_as<Buffer>;            ///< kSend: the message's bytes
   { engine.receive_buffer(action) } -> std::same_as<Buffer>;  ///< kReceive: the memory that the message is written to
   engine.accept(action, buffer);                              ///< kReceive: the message has arrived
-  { engine.bucket(action) } -> std::same_as<Buffer>;          ///< kReduce(Scatter): gradients, reduced in place
+  { engine.bucket(action) } -> std::same_as<Buffer>;          ///< kAllReduce(Scatter): gradients, reduced in place
   { engine.bucket_dtype(action) } -> std::same_as<DType>;
-  engine.reduced(action);  ///< kReduce(Scatter): the sum, or this rank's shard of it, is in the bucket
+  engine.reduced(action);  ///< kAllReduce(Scatter): the sum, or this rank's shard of it, is in the bucket
 };
 
 /// An engine that holds parameters, or the state that belongs to them, in shards.
@@ -57,7 +57,7 @@ concept StageEngine = requires(E& engine, const Action& action, const Buffer& bu
 /// was added since the last one.
 template <class E>
 concept ShardingEngine = StageEngine<E> && requires(E& engine, const Action& action) {
-  { engine.gathering(action) } -> std::same_as<Buffer>;  ///< kGather
+  { engine.gathering(action) } -> std::same_as<Buffer>;  ///< kAllGather
   engine.gathered(action);
   engine.reshard(action);
 };

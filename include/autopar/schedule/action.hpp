@@ -16,11 +16,11 @@ enum class ActionKind : std::uint8_t {
   kSend,            ///< send one message of a channel to `peer`; completes asynchronously
   kReceive,         ///< receive one message of a channel from `peer`; complete when the next action that needs it
                     ///< starts
-  kReduce,          ///< all-reduce of one gradient bucket over a group; starts when the bucket is ready
+  kAllReduce,       ///< all-reduce of one gradient bucket over a group; starts when the bucket is ready
   kBackwardInput,   ///< B: gradients of the slice's inputs; parameter gradients follow in its kBackwardWeight
   kBackwardWeight,  ///< W: the gradients of the stage's parameters that its kBackwardInput left out
   kReduceScatter,   ///< reduce-scatter of one gradient bucket: each member gets its shard of the sum
-  kGather,          ///< all-gather of one bucket of parameters from the members' shards
+  kAllGather,       ///< all-gather of one bucket of parameters from the members' shards
 };
 
 /// Whether the action is a compute action of a stage. All others run asynchronously to computation.
@@ -30,7 +30,7 @@ enum class ActionKind : std::uint8_t {
 }
 /// Whether all ranks of a group take part in the action.
 [[nodiscard]] constexpr bool is_collective(ActionKind kind) {
-  return kind == ActionKind::kReduce || kind == ActionKind::kReduceScatter || kind == ActionKind::kGather;
+  return kind == ActionKind::kAllReduce || kind == ActionKind::kReduceScatter || kind == ActionKind::kAllGather;
 }
 /// Whether the action reads and produces the gradients that are sent between stages.
 [[nodiscard]] constexpr bool gives_input_gradients(ActionKind kind) {
@@ -57,18 +57,18 @@ struct Action {
   /// The stage of this rank that runs, sends or receives, or whose gradients are reduced. Messages may have kSource or
   /// kSink. Invalid for reductions of parameters tied across stages.
   StageId stage{};
-  /// All kinds but kReduce. For kReduceScatter and kGather: the micro-batch of the compute action they belong to, or -1
-  /// for the whole call.
+  /// All kinds but kAllReduce. For kReduceScatter and kAllGather: the micro-batch of the compute action they belong to,
+  /// or -1 for the whole call.
   int microbatch = -1;
   int channel = -1;  ///< kSend, kReceive: index into Pipeline::channels
-  /// kGradient also for backwards, for a kGather that belongs to a backward, and for kReduce and kReduceScatter.
+  /// kGradient also for backwards, for a kAllGather that belongs to a backward, and for kAllReduce and kReduceScatter.
   Flow flow = Flow::kValue;
   Rank peer{};         ///< kSend, kReceive; the rank itself for a copy between two of its stages, source or sink
   Interval samples{};  ///< the slice, or the samples in the message; empty for messages that are not batched
   int group = -1;      ///< collectives: index into Pipeline::groups
   int bucket = -1;     ///< collectives: bucket of the group; reductions of whole calls are issued in ascending order
   /// For a kReduceScatter of a compute action that gathers: the number of the compute action's kGathers that are issued
-  /// before it. A kGather of a compute action has its own position among them.
+  /// before it. A kAllGather of a compute action has its own position among them.
   int after = 0;
 
   friend bool operator==(const Action&, const Action&) = default;
@@ -98,12 +98,12 @@ struct Action {
       return "send of " + message() + ", to " + peer;
     case ActionKind::kReceive:
       return "receive of " + message() + ", from " + peer;
-    case ActionKind::kReduce:
+    case ActionKind::kAllReduce:
       return "reduction of bucket " + std::to_string(action.bucket) + " over group " + std::to_string(action.group);
     case ActionKind::kReduceScatter:
       return "reduction into shards of bucket " + std::to_string(action.bucket) + " over group " +
              std::to_string(action.group) + (action.microbatch < 0 ? "" : microbatch);
-    case ActionKind::kGather:
+    case ActionKind::kAllGather:
       return "gathering of bucket " + std::to_string(action.bucket) + " over group " + std::to_string(action.group) +
              (action.microbatch < 0 ? "" : (action.flow == Flow::kValue ? ", forward" : ", backward") + microbatch);
   }

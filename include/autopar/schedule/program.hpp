@@ -404,7 +404,7 @@ class ProgramBuilder {
         const int buckets = pipeline_.groups[static_cast<std::size_t>(g)].buckets;
         for (int b = 0; b < buckets; ++b) {
           const int bucket = compute.kind == ActionKind::kForward ? buckets - 1 - b : b;
-          append_for_members(ActionKind::kGather, g, bucket, compute, gathered++);
+          append_for_members(ActionKind::kAllGather, g, bucket, compute, gathered++);
         }
       }
     }
@@ -453,7 +453,7 @@ class ProgramBuilder {
       if (group.zero == 0 || group.zero >= 3) continue;
       for (int b = 0; b < group.buckets; ++b) {
         for (const Rank rank : group.ranks) {
-          append_collective(rank, ActionKind::kGather, static_cast<int>(g), b, Flow::kValue);
+          append_collective(rank, ActionKind::kAllGather, static_cast<int>(g), b, Flow::kValue);
         }
       }
     }
@@ -514,7 +514,7 @@ class ProgramBuilder {
 
   void append_buckets(Rank rank, int group) {
     const ReduceGroup& reduced = pipeline_.groups[static_cast<std::size_t>(group)];
-    const auto kind = reduced.zero == 0 ? ActionKind::kReduce : ActionKind::kReduceScatter;
+    const auto kind = reduced.zero == 0 ? ActionKind::kAllReduce : ActionKind::kReduceScatter;
     for (int b = 0; b < reduced.buckets; ++b) append_collective(rank, kind, group, b, Flow::kGradient);
   }
 

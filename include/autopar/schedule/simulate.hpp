@@ -112,7 +112,7 @@ class LinkedProgram {
         sent_to[actions[i].peer.index()].push_back(id);
       } else if (is_collective(actions[i].kind)) {
         const auto compute = static_cast<std::int32_t>(mine.computes.size()) - 1;
-        const bool gathers = actions[i].kind == ActionKind::kGather;
+        const bool gathers = actions[i].kind == ActionKind::kAllGather;
         if (actions[i].microbatch >= 0)
           mine.within.emplace_back(i, gathers ? compute : compute - 1);
         else

@@ -121,19 +121,19 @@ class ProgramCheck {
     };
     const bool forwards = phase_ != Phase::kBackward, backwards = phase_ != Phase::kForward;
     if (backwards && group.zero < 2) {
-      expect(group.zero == 0 ? ActionKind::kReduce : ActionKind::kReduceScatter, Flow::kGradient);
+      expect(group.zero == 0 ? ActionKind::kAllReduce : ActionKind::kReduceScatter, Flow::kGradient);
     }
-    if (forwards && (group.zero == 1 || group.zero == 2)) expect(ActionKind::kGather, Flow::kValue);
+    if (forwards && (group.zero == 1 || group.zero == 2)) expect(ActionKind::kAllGather, Flow::kValue);
     for (int m = 0; m < split_.microbatches() && group.zero >= 2; ++m) {
       const auto slices = split_.slices(group.stage, m);
       if (slices.empty()) continue;
       if (backwards) expect(ActionKind::kReduceScatter, Flow::kGradient, m);
       if (group.zero < 3) continue;
-      if (forwards) expect(ActionKind::kGather, Flow::kValue, m);
+      if (forwards) expect(ActionKind::kAllGather, Flow::kValue, m);
       if (!backwards) continue;
       const Action compute{.stage = group.stage, .microbatch = m, .flow = Flow::kGradient};
       const int times = group.buckets > 0 ? gathered_by(compute, group.ranks.front()).times.at({g, 0}) : 0;
-      expect(ActionKind::kGather, Flow::kGradient, m, comes_in_parts(compute) ? 2 * times : times);
+      expect(ActionKind::kAllGather, Flow::kGradient, m, comes_in_parts(compute) ? 2 * times : times);
     }
   }
 
@@ -226,10 +226,10 @@ class ProgramCheck {
       const auto& computed = action.flow == Flow::kValue ? forward_done : gradient_done;
       const char* computation = action.flow == Flow::kValue ? "forward" : "backward";
       switch (action.kind) {
-        case ActionKind::kReduce:
+        case ActionKind::kAllReduce:
         case ActionKind::kReduceScatter:
           break;
-        case ActionKind::kGather:
+        case ActionKind::kAllGather:
           if (action.microbatch < 0 && has_computed(forward_done, action.stage)) {
             return fault_at(rank, i, "comes after a forward that needs its parameters");
           }
@@ -276,7 +276,7 @@ class ProgramCheck {
       if (backward && (reduced.contains(action.stage) || reduced.contains(StageId::none()))) {
         return fault_at(rank, i, "comes after a reduction; reductions follow the last backward");
       }
-      const bool sums = action.kind == ActionKind::kReduce || action.kind == ActionKind::kReduceScatter;
+      const bool sums = action.kind == ActionKind::kAllReduce || action.kind == ActionKind::kReduceScatter;
       if (!sums || action.microbatch >= 0) continue;
       const std::pair<int, int> here{action.group, action.bucket};
       if (here < last) return fault_at(rank, i, "is out of order; groups and their buckets are reduced ascending");
@@ -299,10 +299,11 @@ class ProgramCheck {
                all[j].flow == all[i].flow && (all[j].kind == kind || is_compute(all[j].kind));
       };
       const bool of_compute = is_of_compute(all[i]) && takes_part(rank, all[i]);
-      if (of_compute && all[i].kind == ActionKind::kGather) {
-        if (!near(i + 1, ActionKind::kGather))
+      if (of_compute && all[i].kind == ActionKind::kAllGather) {
+        if (!near(i + 1, ActionKind::kAllGather))
           return fault_at(rank, i, "does not stand right before the compute action that needs it");
-        const bool is_first = i == 0 || all[i - 1].kind != ActionKind::kGather || !near(i - 1, ActionKind::kGather);
+        const bool is_first =
+            i == 0 || all[i - 1].kind != ActionKind::kAllGather || !near(i - 1, ActionKind::kAllGather);
         if (all[i].after != (is_first ? 0 : all[i - 1].after + 1)) {
           return fault_at(rank, i, "is not the next of its compute action");
         }

@@ -194,7 +194,7 @@ void add_arguments(std::vector<CallWord>& words, const CallArguments& arguments)
 std::string readable_structure(std::string_view structure) { return StructureReader(structure).values_until('\0'); }
 
 std::vector<CallWord> words_of_call(const CallArguments& arguments, const torch::nn::Module& module,
-                                    const std::vector<parameters::StateTensor>& tensors, bool gradients,
+                                    const std::vector<parameters::ManagedTensor>& tensors, bool gradients,
                                     const std::string& autocast) {
   const auto mode = [](const torch::nn::Module& one) { return std::string(one.is_training() ? "train()" : "eval()"); };
   std::vector<CallWord> words;

@@ -23,7 +23,7 @@ struct CallWord {
 /// What ranks compare of a call, for a message: member, arguments, modes of modules, gradients, autocast.
 /// @param autocast  device types for which it is on, as text
 [[nodiscard]] std::vector<CallWord> words_of_call(const CallArguments& arguments, const torch::nn::Module& module,
-                                                  const std::vector<parameters::StateTensor>& tensors, bool gradients,
+                                                  const std::vector<parameters::ManagedTensor>& tensors, bool gradients,
                                                   const std::string& autocast);
 
 /// As text on its way between ranks, and back.

@@ -26,7 +26,7 @@ std::uint64_t hash_of_bits(const at::Tensor& tensor) {
 
 void require_equal_replicas(ranks::Ranks& ranks, const parameters::ParameterStore& parameters, std::int64_t call) {
   const at::NoGradGuard no_grad;
-  const auto compared = [&](const parameters::StateTensor& tensor) {
+  const auto compared = [&](const parameters::ManagedTensor& tensor) {
     return tensor.is_parameter && tensor.holders.size() > 1 && !parameters.is_sharded(tensor);
   };
   std::vector<std::uint64_t> mine;

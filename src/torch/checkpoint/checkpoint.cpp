@@ -12,55 +12,56 @@
 #include <torch/optim/optimizer.h>
 
 #include "torch/checkpoint/agreement.hpp"
+#include "torch/checkpoint/checkpoint_items.hpp"
 #include "torch/checkpoint/format.hpp"
 #include "torch/checkpoint/metadata.hpp"
-#include "torch/checkpoint/rows.hpp"
 #include "torch/parameters/part_access.hpp"
 
 namespace autopar::checkpoint {
 
 void save_checkpoint(World& world, const CheckpointFormat& format, const std::filesystem::path& folder,
-                     const std::vector<PlacedTensor>& tensors, const std::vector<torch::optim::Optimizer*>& optimizers,
-                     const CheckpointInfo& info) {
-  const auto rows = in_file_order(model_rows(tensors), state_rows(tensors, optimizers));
+                     const std::vector<ShardedTensorMetadata>& tensors,
+                     const std::vector<torch::optim::Optimizer*>& optimizers, const CheckpointInfo& info) {
+  const auto items = in_file_order(model_items(tensors), state_items(tensors, optimizers));
   const auto subject = "cannot save " + format.get().file(folder).string();
   SavedInfo saved{info};
   all_or_none(world, "save of a checkpoint", subject, [&] {
     for (const auto* optimizer : optimizers) saved.optimizers.push_back(describe(*optimizer));
   });
-  require_same_rows(world, rows, subject);
-  const auto there = existing(world, rows);
+  require_same_items(world, items, subject);
+  const auto there = existing(world, items);
   std::vector<TensorEntry> entries;
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (there[i] != 0) entries.push_back(rows[i].entry);
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    if (there[i] != 0) entries.push_back(items[i].entry);
   }
   const auto writer = format.get().writer(world, folder, entries, to_metadata(saved));
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (there[i] != 0) writer->write(rows[i]);
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    if (there[i] != 0) writer->write(items[i]);
   }
   all_or_none(world, "save of a checkpoint", subject, [&] { writer->commit(); });
 }
 
-std::vector<at::Tensor> gather_tensors(World& world, const std::vector<PlacedTensor>& tensors) {
+std::vector<at::Tensor> gather_tensors(World& world, const std::vector<ShardedTensorMetadata>& tensors) {
   std::vector<at::Tensor> out;
-  for (const auto& row : model_rows(tensors)) {
-    auto data = to_root(world, row);
+  for (const auto& item : model_items(tensors)) {
+    auto data = to_root(world, item);
     if (world.rank() == 0) out.push_back(data.clone());
   }
   return out;
 }
 
-std::unique_ptr<torch::optim::Optimizer> gather_optimizer(World& world, const std::vector<PlacedTensor>& tensors,
+std::unique_ptr<torch::optim::Optimizer> gather_optimizer(World& world,
+                                                          const std::vector<ShardedTensorMetadata>& tensors,
                                                           torch::optim::Optimizer& optimizer) {
   std::map<const void*, std::vector<parameters::StateEntry>> gathered;  // by handle
   auto* const one = &optimizer;
-  const auto rows = state_rows(tensors, std::span(&one, 1));
-  const auto there = existing(world, rows);
-  for (std::size_t i = 0; i < rows.size(); ++i) {
+  const auto items = state_items(tensors, std::span(&one, 1));
+  const auto there = existing(world, items);
+  for (std::size_t i = 0; i < items.size(); ++i) {
     if (there[i] == 0) continue;
-    const auto data = to_root(world, rows[i]);
+    const auto data = to_root(world, items[i]);
     if (world.rank() != 0) continue;
-    gathered[rows[i].tensor->handle.unsafeGetTensorImpl()].emplace_back(rows[i].state, data.clone());
+    gathered[items[i].tensor->handle.unsafeGetTensorImpl()].emplace_back(items[i].state, data.clone());
   }
   if (world.rank() != 0) return nullptr;
   const auto is_placed = [&](const at::Tensor& parameter) {
@@ -80,20 +81,20 @@ std::unique_ptr<torch::optim::Optimizer> gather_optimizer(World& world, const st
   return whole;
 }
 
-at::Tensor gather_tensor(World& world, const PlacedTensor& tensor) {
+at::Tensor gather_tensor(World& world, const ShardedTensorMetadata& tensor) {
   const parameters::PartAccess access;
-  const std::vector<PlacedTensor> one{tensor};
-  const auto row = model_rows(one).front();
-  const auto whole = empty_for(row.entry);
-  const std::size_t senders = row.shards().empty() ? 1 : row.holders().size();
+  const std::vector<ShardedTensorMetadata> one{tensor};
+  const auto item = model_items(one).front();
+  const auto whole = empty_for(item.entry);
+  const std::size_t senders = item.shards().empty() ? 1 : item.holders().size();
   for (std::size_t h = 0; h < senders; ++h) {
-    const auto part = row.shards().empty() ? parameters::Slab(Interval{0, whole.numel()}) : row.shards()[h];
+    const auto part = item.shards().empty() ? parameters::ShardSlices(Interval{0, whole.numel()}) : item.shards()[h];
     if (part.empty()) continue;
-    const bool mine = row.holders()[h] == world.rank_id();
-    const auto travelling = mine ? to_cpu(row.value()) : at::empty({part.size()}, whole.options());
+    const bool mine = item.holders()[h] == world.rank_id();
+    const auto travelling = mine ? to_cpu(item.value()) : at::empty({part.size()}, whole.options());
     const auto raw = memory_of(travelling);
     const auto blob =
-        world.broadcast(mine ? Blob(raw.begin(), raw.end()) : Blob(), row.holders()[h], "gather of " + tensor.name);
+        world.broadcast(mine ? Blob(raw.begin(), raw.end()) : Blob(), item.holders()[h], "gather of " + tensor.name);
     std::memcpy(travelling.data_ptr(), blob.data(), blob.size());
     part.put(travelling, whole);
   }

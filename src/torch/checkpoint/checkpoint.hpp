@@ -16,18 +16,18 @@
 
 #include "torch/gradients/loss_scaler.hpp"
 #include "torch/parameters/optimizer_state.hpp"
-#include "torch/parameters/slab.hpp"
+#include "torch/parameters/shard_slices.hpp"
 
 namespace autopar::checkpoint {
 
 /// A parameter or buffer and the ranks whose handle holds its data. All ranks have the same list in the same order.
-struct PlacedTensor {
+struct ShardedTensorMetadata {
   std::string name;
   at::Tensor handle;                  ///< has the right dtype everywhere, data only on holders
   std::vector<Rank> holders;          ///< ascending, not empty; their data are equal, or shards
   std::vector<std::int64_t> sizes{};  ///< of the unsharded tensor, if holders have shards
   /// By holder: its elements; together they are all. Empty: every holder has the whole tensor.
-  std::vector<parameters::Slab> shards{};
+  std::vector<parameters::ShardSlices> shards{};
 };
 
 /// The contents of a checkpoint besides tensors.
@@ -45,8 +45,8 @@ inline constexpr const char* kCheckpointFile = "model.safetensors";
 /// removed. Collective; no micro-batch may be in flight.
 /// @throws CheckpointError, on every rank, if one cannot write, or a hyper-parameter has a value that load refuses
 void save_checkpoint(World& world, const CheckpointFormat& format, const std::filesystem::path& folder,
-                     const std::vector<PlacedTensor>& tensors, const std::vector<torch::optim::Optimizer*>& optimizers,
-                     const CheckpointInfo& info);
+                     const std::vector<ShardedTensorMetadata>& tensors,
+                     const std::vector<torch::optim::Optimizer*>& optimizers, const CheckpointInfo& info);
 
 /// Reads a checkpoint that save_checkpoint wrote under any plan and number of ranks, or another program's safetensors
 /// file with names as in `tensors`. Optimizers get the state and hyper-parameters of the file, as when torch::optim
@@ -60,21 +60,20 @@ void save_checkpoint(World& world, const CheckpointFormat& format, const std::fi
 /// optimizers and the world are then unchanged
 [[nodiscard]] std::optional<CheckpointInfo> load_checkpoint(World& world, const CheckpointFormat& format,
                                                             const std::filesystem::path& folder,
-                                                            const std::vector<PlacedTensor>& tensors,
+                                                            const std::vector<ShardedTensorMetadata>& tensors,
                                                             const std::vector<torch::optim::Optimizer*>& optimizers,
                                                             const LoadOptions& options = {});
 
 /// An optimizer like `optimizer` with the unsharded state of its parameters on rank 0's CPU; null on other ranks. Its
 /// state is not shared, and `torch::save` writes it as in a program without autopar. State of parameters that are not
 /// in `tensors` is rank 0's. Collective.
-[[nodiscard]] std::unique_ptr<torch::optim::Optimizer> gather_optimizer(World& world,
-                                                                        const std::vector<PlacedTensor>& tensors,
-                                                                        torch::optim::Optimizer& optimizer);
+[[nodiscard]] std::unique_ptr<torch::optim::Optimizer> gather_optimizer(
+    World& world, const std::vector<ShardedTensorMetadata>& tensors, torch::optim::Optimizer& optimizer);
 
 /// Copies of all tensors on rank 0's CPU, in order; empty on other ranks. Collective.
-[[nodiscard]] std::vector<at::Tensor> gather_tensors(World& world, const std::vector<PlacedTensor>& tensors);
+[[nodiscard]] std::vector<at::Tensor> gather_tensors(World& world, const std::vector<ShardedTensorMetadata>& tensors);
 
 /// A copy of one tensor on every rank's CPU. Collective.
-[[nodiscard]] at::Tensor gather_tensor(World& world, const PlacedTensor& tensor);
+[[nodiscard]] at::Tensor gather_tensor(World& world, const ShardedTensorMetadata& tensor);
 
 }  // namespace autopar::checkpoint

@@ -50,15 +50,15 @@ struct EarlyLoads::Load {
   };
 
   Load(World& world, const CheckpointFormat& format, const std::filesystem::path& folder,
-       std::vector<PlacedTensor> tensors, const std::vector<torch::optim::Optimizer*>& optimizers,
+       std::vector<ShardedTensorMetadata> tensors, const std::vector<torch::optim::Optimizer*>& optimizers,
        const LoadOptions& options)
       : loading(world, format, folder, std::move(tensors), optimizers, options) {}
 
   Loading loading;
-  std::map<std::size_t, std::size_t> expected{};  ///< by row of a recorded tensor: its number in the recording
+  std::map<std::size_t, std::size_t> expected{};  ///< by item of a recorded tensor: its number in the recording
   std::vector<Awaited> awaited{};
   // ---- read by `bring`
-  Numbers rows{};
+  Numbers items{};
   std::vector<at::Tensor> arrived{};
   std::set<const void*> kept{};  ///< parameters whose state the program wrote
 };
@@ -66,23 +66,24 @@ struct EarlyLoads::Load {
 // ---------------------------------------------------------------- before the first call
 
 void EarlyLoads::add(World& world, const CheckpointFormat& format, const std::filesystem::path& folder,
-                     std::vector<PlacedTensor> tensors, const std::vector<torch::optim::Optimizer*>& optimizers,
-                     const LoadOptions& options, InitRecord* init) {
+                     std::vector<ShardedTensorMetadata> tensors,
+                     const std::vector<torch::optim::Optimizer*>& optimizers, const LoadOptions& options,
+                     InitRecord* init) {
   auto load = std::make_shared<Load>(world, format, folder, std::move(tensors), optimizers, options);
   auto& loading = load->loading;
   loading.read_header();
   loading.match();
   loading.verify();
   std::vector<char> has_memory;
-  for (const auto& row : loading.rows()) {
-    has_memory.push_back(row.optimizer == nullptr && !trace::is_fake(row.tensor->handle) ? 1 : 0);
+  for (const auto& item : loading.items()) {
+    has_memory.push_back(item.optimizer == nullptr && !trace::is_fake(item.tensor->handle) ? 1 : 0);
   }
   take_at_once(world, *load, has_memory);
   loading.take_options();
-  for (std::size_t i = 0; init != nullptr && i < loading.rows().size(); ++i) {
-    const auto& row = loading.rows()[i];
-    const bool is_recorded = row.optimizer == nullptr && has_memory[i] == 0 && loading.is_there(i);
-    if (is_recorded) load->expected[i] = init->expect_data(row.tensor->handle);
+  for (std::size_t i = 0; init != nullptr && i < loading.items().size(); ++i) {
+    const auto& item = loading.items()[i];
+    const bool is_recorded = item.optimizer == nullptr && has_memory[i] == 0 && loading.is_there(i);
+    if (is_recorded) load->expected[i] = init->expect_data(item.tensor->handle);
   }
   for (auto* optimizer : loading.loaded()) {
     auto states = states_of(*optimizer);
@@ -95,7 +96,7 @@ void EarlyLoads::add(World& world, const CheckpointFormat& format, const std::fi
   loads_.push_back(std::move(load));
 }
 
-/// Reads one row at a time, or several small ones: a rank that holds the whole model may not have memory for it twice.
+/// Reads one item at a time, or several small ones: a rank that holds the whole model may not have memory for it twice.
 void EarlyLoads::take_at_once(World& world, Load& load, const std::vector<char>& has_memory) {
   constexpr std::int64_t kPortion = std::int64_t{256} << 20;  // bytes
   auto& loading = load.loading;
@@ -118,7 +119,7 @@ void EarlyLoads::take_at_once(World& world, Load& load, const std::vector<char>&
     if (with_memory.empty() || !loading.is_there(i)) continue;
     portion.push_back(i);
     holders.push_back(std::move(with_memory));
-    bytes += loading.rows()[i].entry.bytes().value();
+    bytes += loading.items()[i].entry.bytes().value();
     if (bytes >= kPortion) take();
   }
   take();
@@ -130,7 +131,7 @@ void EarlyLoads::require_same_groups(const torch::optim::Optimizer& optimizer) c
 
 // ---------------------------------------------------------------- at deployment
 
-void EarlyLoads::bring(World& world, const std::vector<PlacedTensor>& placed, InitRecord* init) {
+void EarlyLoads::bring(World& world, const std::vector<ShardedTensorMetadata>& placed, InitRecord* init) {
   for (const auto& load : loads_) load->loading.place(placed);
   try {
     if (init != nullptr) bring_recorded(world, *init);
@@ -147,7 +148,7 @@ void EarlyLoads::bring(World& world, const std::vector<PlacedTensor>& placed, In
 /// Drops the data that the recording was given.
 void EarlyLoads::forget_data(InitRecord* init) const {
   for (const auto& load : loads_) {
-    for (const auto& [row, number] : load->expected) init->give(number, {});
+    for (const auto& [item, number] : load->expected) init->give(number, {});
   }
 }
 
@@ -155,25 +156,25 @@ void EarlyLoads::forget_data(InitRecord* init) const {
 // changes later, and the tensors that it depends on, are needed whole where the recording is run.
 void EarlyLoads::bring_recorded(World& world, InitRecord& init) {
   const auto& last = *loads_.back();
-  const auto holds = [&](const Row& row) {
-    return std::binary_search(row.holders().begin(), row.holders().end(), world.rank_id());
+  const auto holds = [&](const CheckpointItem& item) {
+    return std::binary_search(item.holders().begin(), item.holders().end(), world.rank_id());
   };
   std::vector<at::Tensor> changed;  // on this rank, since the last load
-  std::vector<char> unchanged(last.loading.rows().size(), 0);
+  std::vector<char> unchanged(last.loading.items().size(), 0);
   for (const auto& [i, number] : last.expected) {
-    const auto& row = last.loading.rows()[i];
-    if (!holds(row) || !trace::is_fake(row.tensor->handle)) continue;  // tensors with memory also have values
-    unchanged[i] = init.changed_since(number, row.tensor->handle) ? 0 : 1;
-    if (unchanged[i] == 0) changed.push_back(row.tensor->handle);
+    const auto& item = last.loading.items()[i];
+    if (!holds(item) || !trace::is_fake(item.tensor->handle)) continue;  // tensors with memory also have values
+    unchanged[i] = init.changed_since(number, item.tensor->handle) ? 0 : 1;
+    if (unchanged[i] == 0) changed.push_back(item.tensor->handle);
   }
   const auto numbers = init.expected_behind(changed);
   const std::set<std::size_t> needed(numbers.begin(), numbers.end());
   for (const auto& load : loads_) {
     auto& loading = load->loading;
-    std::vector<char> needs(loading.rows().size(), 0);
+    std::vector<char> needs(loading.items().size(), 0);
     for (const auto& [i, number] : load->expected) needs[i] = needed.contains(number) ? 1 : 0;
     const auto all = told_by_all(world, needs, loading.subject());
-    Numbers rows;
+    Numbers items;
     std::vector<std::vector<Rank>> holders;
     for (std::size_t i = 0; i < needs.size(); ++i) {
       std::vector<Rank> needing;
@@ -181,22 +182,22 @@ void EarlyLoads::bring_recorded(World& world, InitRecord& init) {
         if (all[rank][i] != 0) needing.push_back(Rank::of(rank));
       }
       if (needing.empty()) continue;
-      rows.push_back(i);
+      items.push_back(i);
       holders.push_back(std::move(needing));
     }
-    const auto arrived = loading.transfer_whole(rows, holders);
-    for (std::size_t k = 0; k < rows.size(); ++k) {
-      if (arrived[k].defined()) init.give(load->expected.at(rows[k]), arrived[k]);
+    const auto arrived = loading.transfer_whole(items, holders);
+    for (std::size_t k = 0; k < items.size(); ++k) {
+      if (arrived[k].defined()) init.give(load->expected.at(items[k]), arrived[k]);
     }
   }
   auto& load = *loads_.back();
   const auto all = told_by_all(world, unchanged, load.loading.subject());
   for (std::size_t i = 0; i < unchanged.size(); ++i) {
-    if (std::ranges::any_of(all, [i](const auto& rank) { return rank[i] != 0; })) load.rows.push_back(i);
+    if (std::ranges::any_of(all, [i](const auto& rank) { return rank[i] != 0; })) load.items.push_back(i);
   }
-  load.arrived = load.loading.transfer(load.rows);
-  for (std::size_t k = 0; k < load.rows.size(); ++k) {
-    if (unchanged[load.rows[k]] == 0) load.arrived[k].reset();
+  load.arrived = load.loading.transfer(load.items);
+  for (std::size_t k = 0; k < load.items.size(); ++k) {
+    if (unchanged[load.items[k]] == 0) load.arrived[k].reset();
   }
 }
 
@@ -204,12 +205,12 @@ void EarlyLoads::bring_recorded(World& world, InitRecord& init) {
 void EarlyLoads::bring_state() {
   for (const auto& load : loads_) {
     auto& loading = load->loading;
-    Numbers rows;
-    for (std::size_t i = 0; i < loading.rows().size(); ++i) {
-      if (loading.rows()[i].optimizer != nullptr && loading.is_there(i)) rows.push_back(i);
+    Numbers items;
+    for (std::size_t i = 0; i < loading.items().size(); ++i) {
+      if (loading.items()[i].optimizer != nullptr && loading.is_there(i)) items.push_back(i);
     }
-    const auto arrived = loading.transfer(rows);
-    load->rows.insert(load->rows.end(), rows.begin(), rows.end());
+    const auto arrived = loading.transfer(items);
+    load->items.insert(load->items.end(), items.begin(), items.end());
     load->arrived.insert(load->arrived.end(), arrived.begin(), arrived.end());
     for (const auto& [optimizer, before, is_marked] : load->awaited) {
       const bool is_cleared = is_marked && !parameters::refuses_to_save(*optimizer);
@@ -232,10 +233,10 @@ std::optional<CheckpointInfo> EarlyLoads::take_over(InitRecord* init) {
   const auto loads = std::exchange(loads_, {});
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   std::optional<CheckpointInfo> info;
-  for (const auto& load : loads) load->loading.fit_state(load->rows, load->arrived);
+  for (const auto& load : loads) load->loading.fit_state(load->items, load->arrived);
   for (const auto& load : loads) {
-    load->loading.take_values(load->rows, load->arrived);
-    load->loading.take_state(load->rows, load->arrived, load->kept);
+    load->loading.take_values(load->items, load->arrived);
+    load->loading.take_state(load->items, load->arrived, load->kept);
     if (const auto own = load->loading.info()) info = own;
   }
   return info;

@@ -35,7 +35,7 @@ class EarlyLoads {
   /// @throws CheckpointError, on every rank, with what is missing, unknown, damaged or of another size. Then nothing
   /// has changed, unless the disk failed between checking and reading.
   void add(World& world, const CheckpointFormat& format, const std::filesystem::path& folder,
-           std::vector<PlacedTensor> tensors, const std::vector<torch::optim::Optimizer*>& optimizers,
+           std::vector<ShardedTensorMetadata> tensors, const std::vector<torch::optim::Optimizer*>& optimizers,
            const LoadOptions& options, InitRecord* init);
   [[nodiscard]] bool empty() const { return loads_.empty(); }
   /// For an optimizer that is attached after it was loaded. Does not communicate.
@@ -43,7 +43,7 @@ class EarlyLoads {
   void require_same_groups(const torch::optim::Optimizer& optimizer) const;
 
   /// Reads the rest. Collective. `take_over` throws the errors; the model is then made with only what `add` loaded.
-  void bring(World& world, const std::vector<PlacedTensor>& placed, InitRecord* init);
+  void bring(World& world, const std::vector<ShardedTensorMetadata>& placed, InitRecord* init);
   /// Puts the data that were read into handles and optimizers, on the ranks that hold them, and forgets all loads.
   /// Collective.
   /// @return the info of the last file that autopar wrote; empty if there is none

@@ -14,24 +14,24 @@
 #include <autopar/runtime/world.hpp>
 #include <autopar/torch/checkpoint_format.hpp>
 
-#include "torch/checkpoint/rows.hpp"
+#include "torch/checkpoint/checkpoint_items.hpp"
 
 namespace autopar::checkpoint {
 
-/// Writes the rows of a checkpoint to disk. Every rank has a writer and passes it the same rows in the same order. The
-/// format decides what ranks send to each other.
+/// Writes the items of a checkpoint to disk. Every rank has a writer and passes it the same items in the same order.
+/// The format decides what ranks send to each other.
 class CheckpointWriter {
  public:
   virtual ~CheckpointWriter() = default;
-  /// Writes a row. Collective. A rank that cannot write continues, so that all ranks stay in step, and reports it in
+  /// Writes a item. Collective. A rank that cannot write continues, so that all ranks stay in step, and reports it in
   /// `commit`.
-  virtual void write(const Row& row) = 0;
+  virtual void write(const CheckpointItem& item) = 0;
   /// Makes the complete checkpoint visible. Does not communicate.
   /// @throws CheckpointError if this rank could not write
   virtual void commit() = 0;
 };
 
-/// Reads the rows of a checkpoint from disk.
+/// Reads the items of a checkpoint from disk.
 class CheckpointReader {
  public:
   virtual ~CheckpointReader() = default;
@@ -44,18 +44,18 @@ class CheckpointReader {
   /// Null if there is no tensor with this name.
   [[nodiscard]] virtual const TensorEntry* find(const std::string& name) const = 0;
 
-  /// Reads a whole row to find damage, and discards it.
-  /// @throws CheckpointError with the row's name, if it is damaged
-  virtual void verify(const Row& /*row*/, const std::string& /*name*/) {}
+  /// Reads a whole item to find damage, and discards it.
+  /// @throws CheckpointError with the item's name, if it is damaged
+  virtual void verify(const CheckpointItem& /*item*/, const std::string& /*name*/) {}
 
   // ---- on every rank
 
-  /// Allocates memory for the largest row, before the first is read; 0 frees it. Does not communicate.
+  /// Allocates memory for the largest item, before the first is read; 0 frees it. Does not communicate.
   virtual void reserve(std::size_t bytes) = 0;
-  /// Reads this rank's part of a row. Collective. A rank that cannot read continues, and reports it in `finish`.
+  /// Reads this rank's part of a item. Collective. A rank that cannot read continues, and reports it in `finish`.
   /// @param name  of the tensor on disk; on rank 0
-  /// @param mine  flat or with the row's sizes, on the CPU; undefined on ranks that hold nothing of it
-  virtual void read(const Row& row, const std::string& name, const at::Tensor& mine) = 0;
+  /// @param mine  flat or with the item's sizes, on the CPU; undefined on ranks that hold nothing of it
+  virtual void read(const CheckpointItem& item, const std::string& name, const at::Tensor& mine) = 0;
   /// Ends reading. Does not communicate.
   /// @throws CheckpointError if this rank could not read, or data were damaged
   virtual void finish() = 0;
@@ -73,7 +73,7 @@ class Format {
   [[nodiscard]] virtual std::filesystem::path file(const std::filesystem::path& folder) const = 0;
   /// Begins a checkpoint and removes files that killed saves left. Does not communicate. A rank that cannot write
   /// reports it in `CheckpointWriter::commit`.
-  /// @param entries  of all rows, in the order in which they will be written
+  /// @param entries  of all items, in the order in which they will be written
   [[nodiscard]] virtual std::unique_ptr<CheckpointWriter> writer(
       World& world, const std::filesystem::path& folder, const std::vector<TensorEntry>& entries,
       const std::map<std::string, std::string>& metadata) const = 0;

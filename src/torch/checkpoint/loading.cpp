@@ -52,7 +52,7 @@ std::size_t position_of(Rank rank, const std::vector<Rank>& holders) {
 }  // namespace
 
 Loading::Loading(World& world, const CheckpointFormat& format, std::filesystem::path folder,
-                 std::vector<PlacedTensor> tensors, std::vector<torch::optim::Optimizer*> optimizers,
+                 std::vector<ShardedTensorMetadata> tensors, std::vector<torch::optim::Optimizer*> optimizers,
                  const LoadOptions& options)
     : world_(world),
       format_(format),
@@ -80,13 +80,13 @@ void Loading::read_header() {
 void Loading::match() {
   all_or_none(world_, kAction, subject_, [&] {
     match_optimizers();
-    rows_ = in_file_order(model_rows(tensors_), state_rows(tensors_, loaded(), [&](GroupMember member) {
-                            return parameters::state_slots(*optimizers_[member.optimizer],
-                                                           *new_options_[member.optimizer][member.group]);
-                          }));
+    items_ = in_file_order(model_items(tensors_), state_items(tensors_, loaded(), [&](GroupMember member) {
+                             return parameters::state_slots(*optimizers_[member.optimizer],
+                                                            *new_options_[member.optimizer][member.group]);
+                           }));
     if (world_.rank() == 0) find_entries();
   });
-  require_same_rows(world_, rows_, subject_);
+  require_same_items(world_, items_, subject_);
   for (const auto& name : names_) there_ += name.empty() ? '0' : '1';
   there_ = told_by_rank_0(world_, there_, kAction);
 }
@@ -122,19 +122,19 @@ void Loading::find_entries() {
     if (is_state(entry.name)) stepped.insert(without_state_name(entry.name));
   }
   const bool bare = named_as_in_the_model();
-  for (const auto& row : rows_) {
-    const auto& name = bare && row.optimizer == nullptr ? row.tensor->name : row.entry.name;
+  for (const auto& item : items_) {
+    const auto& name = bare && item.optimizer == nullptr ? item.tensor->name : item.entry.name;
     const auto* entry = reader_->find(name);
     names_.push_back(entry == nullptr ? "" : name);
     if (entry == nullptr) {
-      const bool may_lack = row.is_optional || !stepped.contains(without_state_name(name));
-      if (row.optimizer != nullptr && may_lack) continue;
+      const bool may_lack = item.is_optional || !stepped.contains(without_state_name(name));
+      if (item.optimizer != nullptr && may_lack) continue;
       throw CheckpointError("it lacks '" + name + "'");
     }
-    if (entry->dtype == row.entry.dtype && entry->shape == row.entry.shape) continue;
+    if (entry->dtype == item.entry.dtype && entry->shape == item.entry.shape) continue;
     std::ostringstream out;
     out << '\'' << name << "' is " << name_of(entry->dtype) << " with sizes " << at::IntArrayRef(entry->shape)
-        << ", the model has " << name_of(row.entry.dtype) << ' ' << at::IntArrayRef(row.entry.shape);
+        << ", the model has " << name_of(item.entry.dtype) << ' ' << at::IntArrayRef(item.entry.shape);
     throw CheckpointError(out.str());
   }
   require_known_entries();
@@ -159,8 +159,8 @@ void Loading::verify() {
     all_or_none(world_, kAction, subject_, [&] {
       for (std::int64_t bytes = 0; next < names_.size() && bytes < kPortion; ++next) {  // empty on other ranks
         if (names_[next].empty()) continue;
-        reader_->verify(rows_[next], names_[next]);
-        bytes += rows_[next].entry.bytes().value();
+        reader_->verify(items_[next], names_[next]);
+        bytes += items_[next].entry.bytes().value();
       }
     });
     more = told_by_rank_0(world_, next < names_.size() ? "1" : "", kAction) == "1";
@@ -181,57 +181,58 @@ void Loading::require_same_groups(const torch::optim::Optimizer& optimizer) cons
 
 // ---------------------------------------------------------------- data
 
-void Loading::place(const std::vector<PlacedTensor>& tensors) {
+void Loading::place(const std::vector<ShardedTensorMetadata>& tensors) {
   AUTOPAR_ASSERT(tensors.size() == tensors_.size(), "a model has the tensors that it had when it was loaded");
   std::copy(tensors.begin(), tensors.end(), tensors_.begin());
 }
 
 std::vector<at::Tensor> Loading::transfer(const std::vector<std::size_t>& numbers) {
-  std::vector<Row> rows;
-  for (const auto i : numbers) rows.push_back(rows_[i]);
-  return receive(rows, numbers);
+  std::vector<CheckpointItem> items;
+  for (const auto i : numbers) items.push_back(items_[i]);
+  return receive(items, numbers);
 }
 
 std::vector<at::Tensor> Loading::transfer_whole(const std::vector<std::size_t>& numbers,
                                                 const std::vector<std::vector<Rank>>& holders) {
-  std::vector<PlacedTensor> whole;
+  std::vector<ShardedTensorMetadata> whole;
   for (std::size_t k = 0; k < numbers.size(); ++k) {
-    const auto& tensor = *rows_[numbers[k]].tensor;
+    const auto& tensor = *items_[numbers[k]].tensor;
     whole.push_back({tensor.name, tensor.handle, holders[k]});
   }
-  std::vector<Row> rows;
+  std::vector<CheckpointItem> items;
   for (std::size_t k = 0; k < numbers.size(); ++k) {
-    rows.push_back(rows_[numbers[k]]);
-    rows.back().tensor = &whole[k];
+    items.push_back(items_[numbers[k]]);
+    items.back().tensor = &whole[k];
   }
-  return receive(rows, numbers);
+  return receive(items, numbers);
 }
 
 // Allocates all memory at once, so that no rank runs out of memory while others wait for it.
-std::vector<at::Tensor> Loading::receive(const std::vector<Row>& rows, const std::vector<std::size_t>& numbers) {
-  std::vector<at::Tensor> arrived(rows.size());
+std::vector<at::Tensor> Loading::receive(const std::vector<CheckpointItem>& items,
+                                         const std::vector<std::size_t>& numbers) {
+  std::vector<at::Tensor> arrived(items.size());
   all_or_none(world_, kAction, subject_, [&] {
     std::size_t most = 0;
-    for (std::size_t k = 0; k < rows.size(); ++k) {
-      const auto& row = rows[k];
-      most = std::max(most, static_cast<std::size_t>(row.entry.bytes().value()));
-      const auto position = position_of(world_.rank_id(), row.holders());
-      if (position == row.holders().size()) continue;
-      const auto type = at::dtype(parameters::scalar_type_of(row.entry.dtype));
-      arrived[k] = row.shards().empty() ? empty_for(row.entry) : at::empty({row.shards()[position].size()}, type);
+    for (std::size_t k = 0; k < items.size(); ++k) {
+      const auto& item = items[k];
+      most = std::max(most, static_cast<std::size_t>(item.entry.bytes().value()));
+      const auto position = position_of(world_.rank_id(), item.holders());
+      if (position == item.holders().size()) continue;
+      const auto type = at::dtype(parameters::scalar_type_of(item.entry.dtype));
+      arrived[k] = item.shards().empty() ? empty_for(item.entry) : at::empty({item.shards()[position].size()}, type);
     }
     reader_->reserve(most);
   });
-  for (std::size_t k = 0; k < rows.size(); ++k) {
-    reader_->read(rows[k], world_.rank() == 0 ? names_[numbers[k]] : std::string(), arrived[k]);
+  for (std::size_t k = 0; k < items.size(); ++k) {
+    reader_->read(items[k], world_.rank() == 0 ? names_[numbers[k]] : std::string(), arrived[k]);
   }
   all_or_none(world_, kAction, subject_, [&] {
     reader_->finish();
     reader_->reserve(0);
-    for (std::size_t k = 0; k < rows.size(); ++k) {
-      if (!arrived[k].defined() || rows[k].kind != parameters::StateKind::kCounter) continue;
+    for (std::size_t k = 0; k < items.size(); ++k) {
+      if (!arrived[k].defined() || items[k].kind != parameters::StateKind::kCounter) continue;
       const auto count = arrived[k].item<std::int64_t>();
-      if (count < 0) throw CheckpointError("'" + rows[k].entry.name + "' counts " + std::to_string(count) + " steps");
+      if (count < 0) throw CheckpointError("'" + items[k].entry.name + "' counts " + std::to_string(count) + " steps");
     }
   });
   return arrived;
@@ -240,14 +241,14 @@ std::vector<at::Tensor> Loading::receive(const std::vector<Row>& rows, const std
 void Loading::fit_state(const std::vector<std::size_t>& numbers, std::vector<at::Tensor>& arrived) {
   all_or_none(world_, kAction, subject_, [&] {
     for (std::size_t k = 0; k < numbers.size(); ++k) {
-      const auto& row = rows_[numbers[k]];
+      const auto& item = items_[numbers[k]];
       if (!arrived[k].defined()) continue;
-      const bool is_like_parameter = row.optimizer == nullptr || row.kind == parameters::StateKind::kLikeParameter;
-      if (is_like_parameter && row.tensor->handle.numel() != arrived[k].numel()) {
-        throw CheckpointError("'" + row.entry.name + "' has " + std::to_string(row.tensor->handle.numel()) +
+      const bool is_like_parameter = item.optimizer == nullptr || item.kind == parameters::StateKind::kLikeParameter;
+      if (is_like_parameter && item.tensor->handle.numel() != arrived[k].numel()) {
+        throw CheckpointError("'" + item.entry.name + "' has " + std::to_string(item.tensor->handle.numel()) +
                               " elements here, of the file's come " + std::to_string(arrived[k].numel()));
       }
-      if (row.optimizer != nullptr && !row.is_number()) arrived[k] = arrived[k].to(row.tensor->handle.device());
+      if (item.optimizer != nullptr && !item.is_number()) arrived[k] = arrived[k].to(item.tensor->handle.device());
     }
   });
 }
@@ -257,9 +258,9 @@ void Loading::fit_state(const std::vector<std::size_t>& numbers, std::vector<at:
 void Loading::take_values(const std::vector<std::size_t>& numbers, const std::vector<at::Tensor>& arrived) const {
   const at::NoGradGuard no_grad;
   for (std::size_t k = 0; k < numbers.size(); ++k) {
-    const auto& row = rows_[numbers[k]];
-    if (row.optimizer != nullptr || !arrived[k].defined()) continue;
-    const auto& handle = row.tensor->handle;
+    const auto& item = items_[numbers[k]];
+    if (item.optimizer != nullptr || !arrived[k].defined()) continue;
+    const auto& handle = item.tensor->handle;
     handle.detach().copy_(arrived[k].view(handle.sizes()));
   }
 }
@@ -268,11 +269,11 @@ void Loading::take_state(const std::vector<std::size_t>& numbers, const std::vec
                          const std::set<const void*>& kept) const {
   std::map<const void*, std::vector<parameters::StateEntry>> states;  // by handle
   for (std::size_t k = 0; k < numbers.size(); ++k) {
-    const auto& row = rows_[numbers[k]];
-    if (row.optimizer == nullptr || !arrived[k].defined()) continue;
-    const auto& handle = row.tensor->handle;
+    const auto& item = items_[numbers[k]];
+    if (item.optimizer == nullptr || !arrived[k].defined()) continue;
+    const auto& handle = item.tensor->handle;
     states[handle.unsafeGetTensorImpl()].emplace_back(
-        row.state, row.kind == parameters::StateKind::kLikeParameter ? arrived[k].view(handle.sizes()) : arrived[k]);
+        item.state, item.kind == parameters::StateKind::kLikeParameter ? arrived[k].view(handle.sizes()) : arrived[k]);
   }
   const auto members = members_of(loaded());
   for (const auto& tensor : tensors_) {
@@ -296,21 +297,21 @@ void Loading::take_options() const {
 
 std::optional<CheckpointInfo> load_checkpoint(World& world, const CheckpointFormat& format,
                                               const std::filesystem::path& folder,
-                                              const std::vector<PlacedTensor>& tensors,
+                                              const std::vector<ShardedTensorMetadata>& tensors,
                                               const std::vector<torch::optim::Optimizer*>& optimizers,
                                               const LoadOptions& options) {
   for (const auto* optimizer : optimizers) static_cast<void>(parameters::descriptor_of(*optimizer));
   Loading loading(world, format, folder, tensors, optimizers, options);
   loading.read_header();
   loading.match();
-  std::vector<std::size_t> rows;
-  for (std::size_t i = 0; i < loading.rows().size(); ++i) {
-    if (loading.is_there(i)) rows.push_back(i);
+  std::vector<std::size_t> items;
+  for (std::size_t i = 0; i < loading.items().size(); ++i) {
+    if (loading.is_there(i)) items.push_back(i);
   }
-  auto arrived = loading.transfer(rows);
-  loading.fit_state(rows, arrived);
-  loading.take_values(rows, arrived);
-  loading.take_state(rows, arrived);
+  auto arrived = loading.transfer(items);
+  loading.fit_state(items, arrived);
+  loading.take_values(items, arrived);
+  loading.take_state(items, arrived);
   loading.take_options();
   return loading.info();
 }

@@ -17,9 +17,9 @@
 #include <autopar/torch/load_options.hpp>
 
 #include "torch/checkpoint/checkpoint.hpp"
+#include "torch/checkpoint/checkpoint_items.hpp"
 #include "torch/checkpoint/format.hpp"
 #include "torch/checkpoint/metadata.hpp"
-#include "torch/checkpoint/rows.hpp"
 
 namespace autopar::checkpoint {
 
@@ -28,9 +28,10 @@ namespace autopar::checkpoint {
 /// lives, even if the file is renamed.
 class Loading {
  public:
-  /// @param tensors  their holders, sizes and slabs may be set later, before a transfer
-  Loading(World& world, const CheckpointFormat& format, std::filesystem::path folder, std::vector<PlacedTensor> tensors,
-          std::vector<torch::optim::Optimizer*> optimizers, const LoadOptions& options);
+  /// @param tensors  their holders, sizes and slices may be set later, before a transfer
+  Loading(World& world, const CheckpointFormat& format, std::filesystem::path folder,
+          std::vector<ShardedTensorMetadata> tensors, std::vector<torch::optim::Optimizer*> optimizers,
+          const LoadOptions& options);
   Loading(const Loading&) = delete;
   Loading& operator=(const Loading&) = delete;
 
@@ -40,28 +41,28 @@ class Loading {
   /// Rank 0 reads everything that will be needed, to find damage before anything is changed. It is read again later.
   void verify();
 
-  /// The rows to load, in file order; the same on all ranks.
-  [[nodiscard]] const std::vector<Row>& rows() const { return rows_; }
-  [[nodiscard]] bool is_there(std::size_t row) const { return there_[row] == '1'; }
+  /// The items to load, in file order; the same on all ranks.
+  [[nodiscard]] const std::vector<CheckpointItem>& items() const { return items_; }
+  [[nodiscard]] bool is_there(std::size_t item) const { return there_[item] == '1'; }
   /// Sets the holders of the tensors, which have the same order as before.
-  void place(const std::vector<PlacedTensor>& tensors);
-  [[nodiscard]] const std::vector<PlacedTensor>& tensors() const { return tensors_; }
+  void place(const std::vector<ShardedTensorMetadata>& tensors);
+  [[nodiscard]] const std::vector<ShardedTensorMetadata>& tensors() const { return tensors_; }
 
-  /// This rank's parts of these rows, on the CPU; undefined for rows that it does not hold. All are verified.
-  [[nodiscard]] std::vector<at::Tensor> transfer(const std::vector<std::size_t>& rows);
-  /// Whole tensors of these rows for the given holders.
-  /// @param holders  by row, may be empty
-  [[nodiscard]] std::vector<at::Tensor> transfer_whole(const std::vector<std::size_t>& rows,
+  /// This rank's parts of these items, on the CPU; undefined for items that it does not hold. All are verified.
+  [[nodiscard]] std::vector<at::Tensor> transfer(const std::vector<std::size_t>& items);
+  /// Whole tensors of these items for the given holders.
+  /// @param holders  by item, may be empty
+  [[nodiscard]] std::vector<at::Tensor> transfer_whole(const std::vector<std::size_t>& items,
                                                        const std::vector<std::vector<Rank>>& holders);
   /// Moves state to the devices of its parameters.
-  /// @param arrived  by row, as `transfer` returned it
-  void fit_state(const std::vector<std::size_t>& rows, std::vector<at::Tensor>& arrived);
+  /// @param arrived  by item, as `transfer` returned it
+  void fit_state(const std::vector<std::size_t>& items, std::vector<at::Tensor>& arrived);
 
   /// Sets parameters and buffers. Does not communicate.
-  void take_values(const std::vector<std::size_t>& rows, const std::vector<at::Tensor>& arrived) const;
+  void take_values(const std::vector<std::size_t>& items, const std::vector<at::Tensor>& arrived) const;
   /// Sets the state of parameters that are not in `kept`. Parameters without state in the file lose theirs. Does not
   /// communicate.
-  void take_state(const std::vector<std::size_t>& rows, const std::vector<at::Tensor>& arrived,
+  void take_state(const std::vector<std::size_t>& items, const std::vector<at::Tensor>& arrived,
                   const std::set<const void*>& kept = {}) const;
   /// Sets the options of optimizers. Does not communicate, does not throw.
   void take_options() const;
@@ -82,22 +83,23 @@ class Loading {
   void find_entries();
   [[nodiscard]] bool named_as_in_the_model() const;
   void require_known_entries() const;
-  [[nodiscard]] std::vector<at::Tensor> receive(const std::vector<Row>& rows, const std::vector<std::size_t>& numbers);
+  [[nodiscard]] std::vector<at::Tensor> receive(const std::vector<CheckpointItem>& items,
+                                                const std::vector<std::size_t>& numbers);
 
   World& world_;
   CheckpointFormat format_;
   std::filesystem::path folder_;
   std::string subject_;
-  std::vector<PlacedTensor> tensors_;
+  std::vector<ShardedTensorMetadata> tensors_;
   std::vector<torch::optim::Optimizer*> optimizers_;
   LoadOptions options_;
   std::unique_ptr<CheckpointReader> reader_;
   std::optional<SavedInfo> saved_;  ///< empty: another program wrote the file
   /// By optimizer, for those in the file.
   std::vector<std::vector<std::unique_ptr<torch::optim::OptimizerOptions>>> new_options_;
-  std::vector<Row> rows_;
-  std::vector<std::string> names_;  ///< rank 0: by row, its name in the file; empty if it is not in the file
-  std::string there_;               ///< by row: whether it is in the file, '1' or '0'
+  std::vector<CheckpointItem> items_;
+  std::vector<std::string> names_;  ///< rank 0: by item, its name in the file; empty if it is not in the file
+  std::string there_;               ///< by item: whether it is in the file, '1' or '0'
 };
 
 }  // namespace autopar::checkpoint

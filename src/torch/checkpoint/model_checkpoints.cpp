@@ -36,13 +36,13 @@ void in_step(ranks::Ranks& ranks, const char* action, Work&& work) {
 
 }  // namespace
 
-std::vector<PlacedTensor> ModelCheckpoints::placed() const {
-  std::vector<PlacedTensor> tensors;
+std::vector<ShardedTensorMetadata> ModelCheckpoints::placed() const {
+  std::vector<ShardedTensorMetadata> tensors;
   for (const auto& tensor : parts_.parameters.tensors()) tensors.push_back(placed(tensor));
   return tensors;
 }
 
-PlacedTensor ModelCheckpoints::placed(const parameters::StateTensor& tensor) const {
+ShardedTensorMetadata ModelCheckpoints::placed(const parameters::ManagedTensor& tensor) const {
   return {tensor.name(), tensor.handle, tensor.holders, tensor.sizes, parts_.parameters.elements_of_holders(tensor)};
 }
 

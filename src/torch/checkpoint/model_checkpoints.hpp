@@ -57,8 +57,8 @@ class ModelCheckpoints {
   void take_over();
 
  private:
-  [[nodiscard]] std::vector<PlacedTensor> placed() const;
-  [[nodiscard]] PlacedTensor placed(const parameters::StateTensor& tensor) const;
+  [[nodiscard]] std::vector<ShardedTensorMetadata> placed() const;
+  [[nodiscard]] ShardedTensorMetadata placed(const parameters::ManagedTensor& tensor) const;
   void take_info(const std::optional<CheckpointInfo>& info);
 
   Parts parts_;

@@ -50,8 +50,8 @@ class SingleFileWriter : public CheckpointWriter {
     });
   }
 
-  void write(const Row& row) override {
-    const auto data = to_root(world_, row);
+  void write(const CheckpointItem& item) override {
+    const auto data = to_root(world_, item);
     if (world_.rank() == 0) error_.attempt([&] { file_->write(memory_of(data)); });
   }
   void commit() override {
@@ -78,26 +78,26 @@ class SingleFileReader : public CheckpointReader {
   const std::vector<TensorEntry>& entries() const override { return file_->entries(); }
   const TensorEntry* find(const std::string& name) const override { return file_->find(name); }
 
-  void verify(const Row& row, const std::string& name) override {
+  void verify(const CheckpointItem& item, const std::string& name) override {
     if (!file_->has_checksums()) return;
-    whole_.resize(std::max(whole_.size(), static_cast<std::size_t>(row.entry.bytes().value())));
-    file_->read(name, std::span(whole_).first(static_cast<std::size_t>(row.entry.bytes().value())));
+    whole_.resize(std::max(whole_.size(), static_cast<std::size_t>(item.entry.bytes().value())));
+    file_->read(name, std::span(whole_).first(static_cast<std::size_t>(item.entry.bytes().value())));
   }
 
   void reserve(std::size_t bytes) override {
     if (world_.rank() == 0) whole_ = std::vector<std::byte>(bytes);
   }
-  void read(const Row& row, const std::string& name, const at::Tensor& mine) override {
-    const auto bytes = static_cast<std::size_t>(row.entry.bytes().value());
+  void read(const CheckpointItem& item, const std::string& name, const at::Tensor& mine) override {
+    const auto bytes = static_cast<std::size_t>(item.entry.bytes().value());
     if (world_.rank() == 0) error_.attempt([&] { file_->read(name, std::span(whole_).first(bytes)); });
-    const auto whole = world_.rank() == 0
-                           ? at::from_blob(whole_.data(), row.entry.shape, parameters::scalar_type_of(row.entry.dtype))
-                           : at::Tensor();
-    for (std::size_t h = 0; h < row.holders().size(); ++h) {
-      const auto part = row.shards().empty() ? parameters::Slab() : row.shards()[h];
-      if (row.entry.bytes() == Bytes(0) || (!row.shards().empty() && part.empty())) continue;
-      const auto own = world_.rank() != 0 || row.shards().empty() ? whole : part.of(whole);
-      hand_out(row, own, row.holders()[h], mine);
+    const auto whole = world_.rank() == 0 ? at::from_blob(whole_.data(), item.entry.shape,
+                                                          parameters::scalar_type_of(item.entry.dtype))
+                                          : at::Tensor();
+    for (std::size_t h = 0; h < item.holders().size(); ++h) {
+      const auto part = item.shards().empty() ? parameters::ShardSlices() : item.shards()[h];
+      if (item.entry.bytes() == Bytes(0) || (!item.shards().empty() && part.empty())) continue;
+      const auto own = world_.rank() != 0 || item.shards().empty() ? whole : part.of(whole);
+      hand_out(item, own, item.holders()[h], mine);
     }
   }
   void finish() override { error_.require_none(); }
@@ -105,20 +105,20 @@ class SingleFileReader : public CheckpointReader {
  private:
   /// Sends data from rank 0 to a holder.
   /// @param part  on rank 0
-  void hand_out(const Row& row, const at::Tensor& part, Rank holder, const at::Tensor& mine) {
+  void hand_out(const CheckpointItem& item, const at::Tensor& part, Rank holder, const at::Tensor& mine) {
     const at::NoGradGuard no_grad;
     const bool is_mine = holder == world_.rank_id();
     if (world_.rank() == 0 && is_mine)
       mine.view(part.sizes()).copy_(part);
     else if (world_.rank() == 0)
-      world_.send(memory_of(part.contiguous()), holder, row.entry.name);
+      world_.send(memory_of(part.contiguous()), holder, item.entry.name);
     else if (is_mine)
-      world_.receive(memory_of(mine), Rank(0), row.entry.name);
+      world_.receive(memory_of(mine), Rank(0), item.entry.name);
   }
 
   World& world_;
   std::optional<SafetensorsReader> file_;  // on rank 0
-  std::vector<std::byte> whole_;           // on rank 0: one row at a time
+  std::vector<std::byte> whole_;           // on rank 0: one item at a time
   FirstError error_;
 };
 

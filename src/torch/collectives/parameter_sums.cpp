@@ -165,7 +165,7 @@ at::Tensor ParameterSums::clip_grad_norm(const std::vector<at::Tensor>& handles,
                                          bool error_if_nonfinite) {
   const at::NoGradGuard no_grad;
   const parameters::PartAccess access;
-  std::vector<const parameters::StateTensor*> parameters;
+  std::vector<const parameters::ManagedTensor*> parameters;
   std::ostringstream details;
   const auto error = error_of([&] {
     require_order("clip_grad_norm_", norm_type);

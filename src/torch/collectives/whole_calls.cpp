@@ -39,7 +39,7 @@ std::string key_of(const std::string& state, int number) {
 }
 
 /// Whether `tensors` are this rank's parts of a parameter.
-void require_parts(const parameters::StateTensor& tensor, const std::vector<at::Tensor>& tensors,
+void require_parts(const parameters::ManagedTensor& tensor, const std::vector<at::Tensor>& tensors,
                    std::int64_t elements) {
   if (tensors.size() > WholeParameters::kMostTensors) {
     throw InvalidArgument("for_whole_parameters: '" + tensor.name() + "' has " + std::to_string(tensors.size()) +
@@ -120,7 +120,7 @@ void WholeCalls::run(const std::vector<at::Tensor>& handles, const std::vector<s
 }
 
 /// Value, gradient and state, but counters.
-WholeParameters::Parts WholeCalls::parts_with_state(const parameters::StateTensor& tensor) const {
+WholeParameters::Parts WholeCalls::parts_with_state(const parameters::ManagedTensor& tensor) const {
   WholeParameters::Parts parts{&tensor, {tensor.handle, tensor.handle.grad()}, {"value", "gradient"}};
   int number = 0;
   for (auto* optimizer : parts_.optimizers.all()) {

@@ -40,7 +40,7 @@ class WholeCalls {
   void run(const WholeParameterFunction& function);
 
  private:
-  [[nodiscard]] WholeParameters::Parts parts_with_state(const parameters::StateTensor& tensor) const;
+  [[nodiscard]] WholeParameters::Parts parts_with_state(const parameters::ManagedTensor& tensor) const;
   void run_alone(const std::vector<WholeParameters::Parts>& parts, std::size_t written,
                  const WholeParameters::Function& function);
   [[nodiscard]] interpret::RngKey next_draws();

@@ -101,7 +101,7 @@ void require_same_forms(const WholeParameters::Parts& parts, const std::vector<a
 
 /// One parameter on its way.
 struct WholeParameters::Item {
-  const parameters::StateTensor* tensor = nullptr;
+  const parameters::ManagedTensor* tensor = nullptr;
   parameters::ExchangeOrder order;
   std::vector<std::optional<at::ScalarType>> types{};  ///< by tensor; nothing: undefined
   std::vector<at::Tensor> local{};                     ///< flat, of this rank; undefined where it holds nothing

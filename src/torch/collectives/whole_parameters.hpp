@@ -32,7 +32,7 @@ class WholeParameters {
   /// What this rank has of one parameter: tensors of its layout (value, gradient, state), each of which may be
   /// undefined. On ranks that hold nothing of it they are not looked at.
   struct Parts {
-    const parameters::StateTensor* tensor = nullptr;
+    const parameters::ManagedTensor* tensor = nullptr;
     std::vector<at::Tensor> tensors;
     std::vector<std::string> labels{};  ///< what messages call them
   };

@@ -37,7 +37,7 @@ class RankRuntime {
   RankRuntime(const RankRuntime&) = delete;
   RankRuntime& operator=(const RankRuntime&) = delete;
 
-  [[nodiscard]] const DividedProgram& program() const { return program_; }
+  [[nodiscard]] const PartitionedProgram& program() const { return program_; }
   [[nodiscard]] const OpGraph& graph() const { return *program_.graph; }
   [[nodiscard]] const algebra::BatchSemantics& plan() const { return *program_.plan; }
   [[nodiscard]] const Pipeline& pipeline() const { return program_.pipeline; }
@@ -84,7 +84,7 @@ class RankRuntime {
   [[nodiscard]] parameters::BucketLayout layout_in(const parameters::ShardUnit& unit,
                                                    const std::vector<ValueId>& parameters) const;
 
-  DividedProgram program_;
+  PartitionedProgram program_;
   Rank rank_;
   std::vector<ValueId> parameters_;
   std::vector<std::size_t> position_;  ///< by ValueId: index in parameters()

@@ -34,7 +34,7 @@ std::vector<bool> resident_values(const OpGraph& graph, const algebra::BatchSema
 
 }  // namespace
 
-Stage::Stage(const DividedProgram& program, StageId stage, const Leaves& leaves, const std::vector<bool>& reduced)
+Stage::Stage(const PartitionedProgram& program, StageId stage, const Leaves& leaves, const std::vector<bool>& reduced)
     : program_(program),
       stage_(stage),
       compute_(leaves.compute),

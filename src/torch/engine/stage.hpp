@@ -27,7 +27,7 @@
 namespace autopar::engine {
 
 /// A captured program and its partition among the ranks, shared by all stages.
-struct DividedProgram {
+struct PartitionedProgram {
   const OpGraph* graph = nullptr;
   const algebra::BatchSemantics* plan = nullptr;
   Pipeline pipeline;
@@ -97,11 +97,11 @@ class Stage {
 
   /// @param program  must outlive the stage
   /// @param reduced  by ValueId: whether a parameter is in a reduction group of this rank; must outlive the stage
-  Stage(const DividedProgram& program, StageId stage, const Leaves& leaves, const std::vector<bool>& reduced);
+  Stage(const PartitionedProgram& program, StageId stage, const Leaves& leaves, const std::vector<bool>& reduced);
 
   [[nodiscard]] const OpGraph& graph() const { return *program_.graph; }
   [[nodiscard]] const algebra::BatchSemantics& plan() const { return *program_.plan; }
-  [[nodiscard]] const DividedProgram& program() const { return program_; }
+  [[nodiscard]] const PartitionedProgram& program() const { return program_; }
   [[nodiscard]] StageId stage() const { return stage_; }
   [[nodiscard]] c10::Device device() const { return program_.device; }
 
@@ -152,7 +152,7 @@ class Stage {
   [[nodiscard]] interpret::OpHooks hooks(const std::vector<interpret::StagePart>& parts);
   [[nodiscard]] std::shared_ptr<const interpret::TensorShards> tensor_shards() const;
 
-  const DividedProgram& program_;
+  const PartitionedProgram& program_;
   StageId stage_;
   StageBoundary boundary_;
   StageState state_;

@@ -156,7 +156,7 @@ void StageExecution::release_sent() {
 
 // ---------------------------------------------------------------- messages
 
-at::Tensor StageExecution::departing(const Action& action, const Channel& channel, ValueId value) {
+at::Tensor StageExecution::pack(const Action& action, const Channel& channel, ValueId value) {
   auto& slice = this->slice(action);
   const auto& type = stage_.plan().type(value);
   const bool batched = channel.kind == ChannelKind::kBatched;
@@ -186,17 +186,17 @@ bool StageExecution::goes_to_stages(ValueId value) const {
 }
 
 // If nothing else holds the operator's output, it is the result itself; its autograd node keeps only the sizes.
-at::Tensor StageExecution::departing_result(const Action& action, const Channel& channel, ValueId value,
-                                            std::int64_t samples) {
+at::Tensor StageExecution::pack_result(const Action& action, const Channel& channel, ValueId value,
+                                       std::int64_t samples) {
   const bool whole = channel.kind != ChannelKind::kBatched || action.samples.size() == samples;
   const bool all_made = channel.kind != ChannelKind::kBatched || action.samples.size() == slice(action).samples.size();
   const auto& made = slice(action).results[value];
   if (whole && all_made && ir::is_only_owner(made) && !goes_to_stages(value)) return ir::with_own_version(made);
-  const auto piece = departing(action, channel, value).detach();
+  const auto piece = pack(action, channel, value).detach();
   return whole ? piece.clone() : piece;
 }
 
-void StageExecution::arrive(const Action& action, const Channel& channel, ValueId value, const at::Tensor& piece) {
+void StageExecution::unpack(const Action& action, const Channel& channel, ValueId value, const at::Tensor& piece) {
   auto& slice = this->slice(action);
   if (channel.kind != ChannelKind::kBatched) {
     slice.arriving[value].add(piece);

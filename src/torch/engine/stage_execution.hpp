@@ -58,13 +58,13 @@ class StageExecution {
   [[nodiscard]] bool is_last_backward() { return --backwards_left_ == 0; }
 
   /// The content of a message: the samples of a value, or of its gradient.
-  [[nodiscard]] at::Tensor departing(const Action& action, const Channel& channel, ValueId value);
-  /// As departing(), for a value that becomes a result of this rank, which has `samples` samples. A tensor of all of
+  [[nodiscard]] at::Tensor pack(const Action& action, const Channel& channel, ValueId value);
+  /// As pack(), for a value that becomes a result of this rank, which has `samples` samples. A tensor of all of
   /// them has its own memory, not shared with the stage or an argument. This needs fewer copies.
-  [[nodiscard]] at::Tensor departing_result(const Action& action, const Channel& channel, ValueId value,
-                                            std::int64_t samples);
+  [[nodiscard]] at::Tensor pack_result(const Action& action, const Channel& channel, ValueId value,
+                                       std::int64_t samples);
   /// Adds a piece or an addend of a value, or of its gradient, that a message brought.
-  void arrive(const Action& action, const Channel& channel, ValueId value, const at::Tensor& piece);
+  void unpack(const Action& action, const Channel& channel, ValueId value, const at::Tensor& piece);
 
   /// The sum over the slices; undefined if none ran here.
   [[nodiscard]] at::Tensor sum(ValueId value) const;

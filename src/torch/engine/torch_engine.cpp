@@ -121,9 +121,9 @@ Buffer TorchEngine::pack(const Action& action) {
     if (!stage.valid())
       parts.push_back(edges_.pack(action, value));
     else if (becomes_result)
-      parts.push_back(run_of(stage).departing_result(action, channel, value, messages_.local_samples()));
+      parts.push_back(run_of(stage).pack_result(action, channel, value, messages_.local_samples()));
     else
-      parts.push_back(run_of(stage).departing(action, channel, value));
+      parts.push_back(run_of(stage).pack(action, channel, value));
   }
   const auto forms = messages_.forms(action);
   if (action.peer != context_.rank) return pack_tensors(parts, forms, runtime_.device());
@@ -150,7 +150,7 @@ void TorchEngine::accept(const Action& action, const Buffer& buffer) {
   }
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (stage.valid())
-      run_of(stage).arrive(action, channel, values[i], pieces[i]);
+      run_of(stage).unpack(action, channel, values[i], pieces[i]);
     else
       edges_.unpack(action, values[i], pieces[i]);
   }

@@ -41,7 +41,7 @@ void add_to(at::Tensor& sum, const at::Tensor& gradient, bool may_take) {
     sum = may_take ? gradient : gradient.clone();
 }
 
-void GradientStore::accumulate(const parameters::StateTensor& tensor, const at::Tensor& gradient, bool may_take) {
+void GradientStore::accumulate(const parameters::ManagedTensor& tensor, const at::Tensor& gradient, bool may_take) {
   auto& sum = accumulated_[tensor.id];
   sum.handle = tensor.handle;
   add_to(sum.gradient, gradient, may_take);

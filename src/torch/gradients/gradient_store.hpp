@@ -37,7 +37,7 @@ struct GradientSums {
 class GradientStore {
  public:
   /// @param may_take  see `add_to`
-  void accumulate(const parameters::StateTensor& tensor, const at::Tensor& gradient, bool may_take);
+  void accumulate(const parameters::ManagedTensor& tensor, const at::Tensor& gradient, bool may_take);
   [[nodiscard]] bool has_accumulated() const { return !accumulated_.empty(); }
   [[nodiscard]] Bytes accumulated() const;
 

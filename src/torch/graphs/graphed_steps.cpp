@@ -121,7 +121,7 @@ bool GraphedSteps::may_repeat(const Call& call) const {
 
 /// Whether `.grad` of some parameter is defined.
 bool GraphedSteps::has_gradients() const {
-  return std::ranges::any_of(parameters_.tensors(), [&](const parameters::StateTensor& tensor) {
+  return std::ranges::any_of(parameters_.tensors(), [&](const parameters::ManagedTensor& tensor) {
     return tensor.is_parameter && tensor.handle.grad().defined();
   });
 }

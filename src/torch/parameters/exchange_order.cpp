@@ -8,7 +8,7 @@
 
 namespace autopar::parameters {
 
-ExchangeOrder::ExchangeOrder(const ParameterStore& parameters, const StateTensor& tensor)
+ExchangeOrder::ExchangeOrder(const ParameterStore& parameters, const ManagedTensor& tensor)
     : size_(c10::multiply_integers(tensor.sizes)) {
   const auto parts = parameters.elements_of_holders(tensor);
   const auto hold = [&](Rank rank, std::int64_t piece_begin) {
@@ -18,7 +18,7 @@ ExchangeOrder::ExchangeOrder(const ParameterStore& parameters, const StateTensor
     held_[rank] = {piece_begin + first + part.begin, piece_begin + first + part.end};
   };
   if (!tensor.slices) {
-    pieces_.push_back({Slab(Interval{0, size_}), 0});
+    pieces_.push_back({ShardSlices(Interval{0, size_}), 0});
     for (const auto holder : tensor.holders) {
       if (parts.empty())
         held_[holder] = {0, size_};
@@ -29,9 +29,9 @@ ExchangeOrder::ExchangeOrder(const ParameterStore& parameters, const StateTensor
   }
   std::int64_t begin = 0;
   for (int shard = 0; shard < tensor.shards(); ++shard) {
-    pieces_.push_back({slab_of(*tensor.slices, tensor.sizes, tensor.shards(), shard), begin});
+    pieces_.push_back({slices_of_shard(*tensor.slices, tensor.sizes, tensor.shards(), shard), begin});
     for (const auto holder : tensor.holders_of_shard(shard)) hold(holder, begin);
-    begin += pieces_.back().slab.size();
+    begin += pieces_.back().slices.size();
   }
 }
 
@@ -42,25 +42,25 @@ Interval ExchangeOrder::of(Rank rank) const {
 
 std::vector<ExchangeOrder::Piece> ExchangeOrder::pieces_of(Interval elements) const {
   std::vector<Piece> found;
-  for (const auto& [slab, begin] : pieces_) {
-    const auto both = intersect(elements, {begin, begin + slab.size()});
+  for (const auto& [slices, begin] : pieces_) {
+    const auto both = intersect(elements, {begin, begin + slices.size()});
     if (both.empty()) continue;
-    found.push_back({slab, both.begin});
-    found.back().slab.part = {both.begin - begin, both.end - begin};
+    found.push_back({slices, both.begin});
+    found.back().slices.part = {both.begin - begin, both.end - begin};
   }
   return found;
 }
 
 at::Tensor ExchangeOrder::read(const at::Tensor& whole, Interval elements) const {
   std::vector<at::Tensor> parts;
-  for (const auto& [slab, begin] : pieces_of(elements)) parts.push_back(slab.of(whole).reshape({-1}));
+  for (const auto& [slices, begin] : pieces_of(elements)) parts.push_back(slices.of(whole).reshape({-1}));
   if (parts.empty()) return whole.view({-1}).narrow(0, 0, 0);
   return parts.size() == 1 ? parts.front() : at::cat(parts);
 }
 
 void ExchangeOrder::write(const at::Tensor& flat, Interval elements, const at::Tensor& whole) const {
-  for (const auto& [slab, begin] : pieces_of(elements))
-    slab.put(flat.narrow(0, begin - elements.begin, slab.size()), whole);
+  for (const auto& [slices, begin] : pieces_of(elements))
+    slices.put(flat.narrow(0, begin - elements.begin, slices.size()), whole);
 }
 
 }  // namespace autopar::parameters

@@ -20,7 +20,7 @@ namespace autopar::parameters {
 ///   order.write(shard, order.of(rank), whole);   // puts what a rank holds into its place
 class ExchangeOrder {
  public:
-  ExchangeOrder(const ParameterStore& parameters, const StateTensor& tensor);
+  ExchangeOrder(const ParameterStore& parameters, const ManagedTensor& tensor);
 
   /// Number of elements of the unsharded parameter.
   [[nodiscard]] std::int64_t size() const { return size_; }
@@ -35,7 +35,7 @@ class ExchangeOrder {
  private:
   /// A part of the unsharded tensor, and its position in the order.
   struct Piece {
-    Slab slab;
+    ShardSlices slices;
     std::int64_t begin = 0;
   };
   /// The pieces that `elements` lie in, restricted to them, ascending.

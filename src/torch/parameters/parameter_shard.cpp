@@ -2,7 +2,7 @@
 
 namespace autopar::parameters {
 
-ParameterShard shard_here(const ParameterStore& parameters, const StateTensor& tensor) {
+ParameterShard shard_here(const ParameterStore& parameters, const ManagedTensor& tensor) {
   const auto here = parameters.elements_here(tensor);
   const auto begin = here.ranges.empty() ? 0 : here.ranges.front().begin + here.part.begin;
   ParameterShard shard{tensor.sizes, begin, begin + here.size(), parameters.is_whole(tensor)};

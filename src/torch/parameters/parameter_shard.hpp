@@ -7,6 +7,6 @@
 namespace autopar::parameters {
 
 /// What this rank holds of a parameter or buffer, for users.
-[[nodiscard]] ParameterShard shard_here(const ParameterStore& parameters, const StateTensor& tensor);
+[[nodiscard]] ParameterShard shard_here(const ParameterStore& parameters, const ManagedTensor& tensor);
 
 }  // namespace autopar::parameters

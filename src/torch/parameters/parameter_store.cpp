@@ -44,11 +44,11 @@ std::vector<std::span<const ShardUnit::Place>> rows_of(const ShardUnit& unit, st
 
 // ---------------------------------------------------------------- who holds what
 
-bool ParameterStore::holds(const StateTensor& tensor) const {
+bool ParameterStore::holds(const ManagedTensor& tensor) const {
   return std::binary_search(tensor.holders.begin(), tensor.holders.end(), self_);
 }
 
-bool ParameterStore::is_sharded(const StateTensor& tensor) const {
+bool ParameterStore::is_sharded(const ManagedTensor& tensor) const {
   const auto* unit = unit_of(tensor);
   return unit != nullptr && unit->zero > 0;
 }
@@ -56,43 +56,43 @@ bool ParameterStore::is_sharded(const StateTensor& tensor) const {
 namespace {
 
 /// The index of the rank's tensor shard; empty if there are none, or the rank holds nothing of the tensor.
-std::optional<std::size_t> shard_on(const StateTensor& tensor, Rank rank) {
+std::optional<std::size_t> shard_on(const ManagedTensor& tensor, Rank rank) {
   const auto& shards = tensor.replicas_of_shard;
   const auto found = std::ranges::find_if(
       shards, [rank](const auto& replicas) { return std::binary_search(replicas.begin(), replicas.end(), rank); });
   return found == shards.end() ? std::nullopt : std::optional(static_cast<std::size_t>(found - shards.begin()));
 }
 
-Slab slab_on(const StateTensor& tensor, Rank rank) {
+ShardSlices slices_on(const ManagedTensor& tensor, Rank rank) {
   const auto shard = shard_on(tensor, rank);
   if (!shard) return {};
-  return slab_of(*tensor.slices, tensor.sizes, tensor.shards(), static_cast<int>(*shard));
+  return slices_of_shard(*tensor.slices, tensor.sizes, tensor.shards(), static_cast<int>(*shard));
 }
 
 /// @pre the tensor is in a unit
-std::size_t unit_number_on(const StateTensor& tensor, Rank rank) {
+std::size_t unit_number_on(const ManagedTensor& tensor, Rank rank) {
   const auto shard = tensor.units.size() == 1 ? 0 : shard_on(tensor, rank).value_or(0);
   return static_cast<std::size_t>(tensor.units[shard]);
 }
 
 }  // namespace
 
-const std::vector<Rank>& ParameterStore::replicas_of(const StateTensor& tensor) const {
+const std::vector<Rank>& ParameterStore::replicas_of(const ManagedTensor& tensor) const {
   const auto shard = shard_on(tensor, self_);
   return shard ? tensor.replicas_of_shard[*shard] : tensor.holders;
 }
 
-int ParameterStore::shard_of(const StateTensor& tensor) const {
+int ParameterStore::shard_of(const ManagedTensor& tensor) const {
   const auto shard = shard_on(tensor, self_);
   AUTOPAR_ASSERT(shard, "a rank is asked for its tensor shard and is none");
   return static_cast<int>(*shard);
 }
 
-Slab ParameterStore::elements_here(const StateTensor& tensor) const { return elements_on(tensor, self_); }
+ShardSlices ParameterStore::elements_here(const ManagedTensor& tensor) const { return elements_on(tensor, self_); }
 
-Slab ParameterStore::elements_on(const StateTensor& tensor, Rank holder) const {
+ShardSlices ParameterStore::elements_on(const ManagedTensor& tensor, Rank holder) const {
   if (!std::ranges::binary_search(tensor.holders, holder)) return {};
-  Slab elements = tensor.slices ? slab_on(tensor, holder) : Interval{0, c10::multiply_integers(tensor.sizes)};
+  ShardSlices elements = tensor.slices ? slices_on(tensor, holder) : Interval{0, c10::multiply_integers(tensor.sizes)};
   if (!is_sharded(tensor)) return elements;
   const auto& unit = *unit_on(tensor, holder);
   const auto part = unit.shard_of(*unit.find(tensor.name()), holder);
@@ -101,14 +101,14 @@ Slab ParameterStore::elements_on(const StateTensor& tensor, Rank holder) const {
   return elements;
 }
 
-std::vector<Slab> ParameterStore::elements_of_holders(const StateTensor& tensor) const {
-  std::vector<Slab> shards;
+std::vector<ShardSlices> ParameterStore::elements_of_holders(const ManagedTensor& tensor) const {
+  std::vector<ShardSlices> shards;
   if (is_whole(tensor)) return shards;
   for (const auto holder : tensor.holders) shards.push_back(elements_on(tensor, holder));
   return shards;
 }
 
-bool ParameterStore::counts_on(const StateTensor& tensor, Rank rank) const {
+bool ParameterStore::counts_on(const ManagedTensor& tensor, Rank rank) const {
   if (!std::ranges::binary_search(tensor.holders, rank)) return false;
   if (is_whole(tensor)) return tensor.holders.front() == rank;
   const auto shard = shard_on(tensor, rank).value_or(0);
@@ -124,21 +124,21 @@ void ParameterStore::hold_slices(InitRecord* init, c10::Device device) {
   }
 }
 
-void ParameterStore::hold_slice(const StateTensor& tensor, InitRecord* init, c10::Device device) {
+void ParameterStore::hold_slice(const ManagedTensor& tensor, InitRecord* init, c10::Device device) {
   if (!tensor.slices || !holds(tensor)) return;
   const at::NoGradGuard no_grad;
   auto handle = tensor.handle;
   const auto sizes = tensor.sizes_of_shard(shard_of(tensor));
-  const auto slab = slab_on(tensor, self_);
+  const auto slices = slices_on(tensor, self_);
   if (init != nullptr && trace::is_fake(handle)) {
-    if (const auto alone = made_alone(*init, handle, slab)) {
+    if (const auto alone = made_alone(*init, handle, slices)) {
       give_data(handle, alone->to(device).reshape(sizes));
       return;
     }
     init->materialise({handle});
   }
   const auto own = [&](const at::Tensor& whole) {
-    return slab.of(whole.detach().contiguous()).to(device, whole.scalar_type(), false, /*copy=*/true).reshape(sizes);
+    return slices.of(whole.detach().contiguous()).to(device, whole.scalar_type(), false, /*copy=*/true).reshape(sizes);
   };
   const auto gradient = std::exchange(handle.mutable_grad(), at::Tensor());
   give_data(handle, own(handle));
@@ -148,16 +148,16 @@ void ParameterStore::hold_slice(const StateTensor& tensor, InitRecord* init, c10
 
 // ---------------------------------------------------------------- units
 
-const ShardUnit* ParameterStore::unit_on(const StateTensor& tensor, Rank rank) const {
+const ShardUnit* ParameterStore::unit_on(const ManagedTensor& tensor, Rank rank) const {
   return tensor.units.empty() ? nullptr : &units_[unit_number_on(tensor, rank)];
 }
 
-ShardMemory& ParameterStore::memory_of(const StateTensor& tensor) const {
+ShardMemory& ParameterStore::memory_of(const ManagedTensor& tensor) const {
   AUTOPAR_ASSERT(!tensor.units.empty(), "a parameter that is in no unit has no memory there");
   return *memories_[unit_number_on(tensor, self_)];
 }
 
-const ShardUnit::Place* ParameterStore::place_of(const StateTensor& tensor) const {
+const ShardUnit::Place* ParameterStore::place_of(const ManagedTensor& tensor) const {
   const auto* unit = unit_of(tensor);
   return unit == nullptr ? nullptr : unit->find(tensor.name());
 }
@@ -222,7 +222,7 @@ void ParameterStore::move_into(ShardMemory& memory, const ShardUnit::Place& plac
 
 namespace {
 
-[[noreturn]] void refuse_shared(const StateTensor& tensor, const std::string& what) {
+[[noreturn]] void refuse_shared(const ManagedTensor& tensor, const std::string& what) {
   throw InvalidArgument("parameter '" + tensor.name() + "' is another AutoParallel model's as well: " + what +
                         ". Two models cannot share a parameter that one of them divides. Wrap one module that has "
                         "both and run its parts with model->call(&Net::method, arguments...), or set zero = 0, "
@@ -265,7 +265,7 @@ ParameterStore::~ParameterStore() {
   }
 }
 
-PartLayout ParameterStore::layout_here(const StateTensor& tensor) const {
+PartLayout ParameterStore::layout_here(const ManagedTensor& tensor) const {
   PartLayout layout{PartLayout::Kind::kCopy, tensor.name(), tensor.sizes, elements_here(tensor), {}};
   if (is_sharded(tensor)) {
     layout.kind = PartLayout::Kind::kShard;
@@ -305,7 +305,7 @@ at::Tensor ParameterStore::compute_copy(const std::string& name) const {
 
 // Casts of parameters that are gathered within compute actions would outlive them. Copies are gathered in one element
 // type.
-void ParameterStore::require_readable(const StateTensor& tensor, const algebra::ParameterReads& reads) const {
+void ParameterStore::require_readable(const ManagedTensor& tensor, const algebra::ParameterReads& reads) const {
   const auto* unit = unit_of(tensor);
   if (unit == nullptr || reads.none()) return;
   if (unit->gathers_copies() ? reads.only_copy() == unit->gathered : unit->zero < 3 || reads.copies.empty()) return;

@@ -16,8 +16,8 @@
 #include "torch/device/host_copies.hpp"
 #include "torch/parameters/compute_copy.hpp"
 #include "torch/parameters/part_mark.hpp"
+#include "torch/parameters/shard_slices.hpp"
 #include "torch/parameters/shards.hpp"
-#include "torch/parameters/slab.hpp"
 #include "torch/parameters/state_registry.hpp"
 
 namespace autopar::parameters {
@@ -47,13 +47,13 @@ class ParameterStore {
   // ---- names and handles
 
   [[nodiscard]] const StateRegistry& registry() const { return registry_; }
-  [[nodiscard]] std::vector<StateTensor>& tensors() { return registry_.tensors(); }
-  [[nodiscard]] const std::vector<StateTensor>& tensors() const { return registry_.tensors(); }
-  [[nodiscard]] const StateTensor& at(StateId id) const { return registry_.at(id); }
+  [[nodiscard]] std::vector<ManagedTensor>& tensors() { return registry_.tensors(); }
+  [[nodiscard]] const std::vector<ManagedTensor>& tensors() const { return registry_.tensors(); }
+  [[nodiscard]] const ManagedTensor& at(StateId id) const { return registry_.at(id); }
   /// @throws InvalidArgument if the module has no such parameter or buffer
-  [[nodiscard]] StateTensor& named(const std::string& name) { return registry_.named(name); }
-  [[nodiscard]] const StateTensor& named(const std::string& name) const { return registry_.named(name); }
-  [[nodiscard]] const StateTensor& of(const at::Tensor& handle) const { return registry_.of(handle); }
+  [[nodiscard]] ManagedTensor& named(const std::string& name) { return registry_.named(name); }
+  [[nodiscard]] const ManagedTensor& named(const std::string& name) const { return registry_.named(name); }
+  [[nodiscard]] const ManagedTensor& of(const at::Tensor& handle) const { return registry_.of(handle); }
   [[nodiscard]] bool has(const at::Tensor& handle) const { return registry_.has(handle); }
   /// Of a parameter or buffer of a program.
   [[nodiscard]] const at::Tensor& handle_of(const OpGraph& graph, ValueId leaf) const {
@@ -63,27 +63,27 @@ class ParameterStore {
   // ---- who holds what
 
   /// Whether this rank holds the tensor or a shard of it.
-  [[nodiscard]] bool holds(const StateTensor& tensor) const;
+  [[nodiscard]] bool holds(const ManagedTensor& tensor) const;
   /// Whether holders have flat shards of it (ZeRO), and none holds all of it.
-  [[nodiscard]] bool is_sharded(const StateTensor& tensor) const;
+  [[nodiscard]] bool is_sharded(const ManagedTensor& tensor) const;
   /// Whether every holder has all of it.
-  [[nodiscard]] bool is_whole(const StateTensor& tensor) const { return !is_sharded(tensor) && !tensor.slices; }
+  [[nodiscard]] bool is_whole(const ManagedTensor& tensor) const { return !is_sharded(tensor) && !tensor.slices; }
   /// The holders that have the same part of it as this rank and with which its gradients are summed.
   /// @pre holds(tensor)
-  [[nodiscard]] const std::vector<Rank>& replicas_of(const StateTensor& tensor) const;
+  [[nodiscard]] const std::vector<Rank>& replicas_of(const ManagedTensor& tensor) const;
   /// The index of this rank's tensor shard.
   /// @pre the rank holds one of several
-  [[nodiscard]] int shard_of(const StateTensor& tensor) const;
+  [[nodiscard]] int shard_of(const ManagedTensor& tensor) const;
   /// The elements that this rank holds, in the memory order of the unsharded tensor.
-  [[nodiscard]] Slab elements_here(const StateTensor& tensor) const;
+  [[nodiscard]] ShardSlices elements_here(const ManagedTensor& tensor) const;
   /// The elements that a rank holds; none if it holds nothing.
-  [[nodiscard]] Slab elements_on(const StateTensor& tensor, Rank rank) const;
+  [[nodiscard]] ShardSlices elements_on(const ManagedTensor& tensor, Rank rank) const;
   /// The elements of each holder, in the order of `holders`; empty if each has all of it.
-  [[nodiscard]] std::vector<Slab> elements_of_holders(const StateTensor& tensor) const;
+  [[nodiscard]] std::vector<ShardSlices> elements_of_holders(const ManagedTensor& tensor) const;
   /// Whether this rank counts its elements in sums over all ranks in which every element counts once.
-  [[nodiscard]] bool counts(const StateTensor& tensor) const { return counts_on(tensor, self_); }
+  [[nodiscard]] bool counts(const ManagedTensor& tensor) const { return counts_on(tensor, self_); }
   /// As counts(), for any rank.
-  [[nodiscard]] bool counts_on(const StateTensor& tensor, Rank rank) const;
+  [[nodiscard]] bool counts_on(const ManagedTensor& tensor, Rank rank) const;
 
   // ---- tensor shards
 
@@ -104,11 +104,11 @@ class ParameterStore {
   [[nodiscard]] const std::vector<std::shared_ptr<ShardMemory>>& memories() const { return memories_; }
   /// The unit of the tensor. Null if every holder has the whole tensor or a whole slice. On ranks that hold none of
   /// several tensor shards, the first shard's unit, which differs from the others' in ranks and sizes only.
-  [[nodiscard]] const ShardUnit* unit_of(const StateTensor& tensor) const { return unit_on(tensor, self_); }
+  [[nodiscard]] const ShardUnit* unit_of(const ManagedTensor& tensor) const { return unit_on(tensor, self_); }
   /// @pre this rank is a member of the tensor's unit
-  [[nodiscard]] ShardMemory& memory_of(const StateTensor& tensor) const;
+  [[nodiscard]] ShardMemory& memory_of(const ManagedTensor& tensor) const;
   /// Null if the tensor is in no unit.
-  [[nodiscard]] const ShardUnit::Place* place_of(const StateTensor& tensor) const;
+  [[nodiscard]] const ShardUnit::Place* place_of(const ManagedTensor& tensor) const;
   /// Updates devices' copies of offloaded parameters, since optimizers may have stepped on the host.
   void upload();
   /// Waits until the latest `upload` is complete: an optimizer may then step.
@@ -134,15 +134,15 @@ class ParameterStore {
   /// The unsharded parameter in the gathered element type; undefined unless that is another type.
   [[nodiscard]] at::Tensor compute_copy(const std::string& name) const;
   /// The copy that programs read in place of the parameter stays from call to call, as plans count it.
-  void keep_copy(const StateTensor& tensor, c10::ScalarType type) { ComputeCopy::keep(tensor.handle, type); }
+  void keep_copy(const ManagedTensor& tensor, c10::ScalarType type) { ComputeCopy::keep(tensor.handle, type); }
   /// @throws InvalidArgument if what is gathered for the parameter does not provide what `reads` need
-  void require_readable(const StateTensor& tensor, const algebra::ParameterReads& reads) const;
+  void require_readable(const ManagedTensor& tensor, const algebra::ParameterReads& reads) const;
 
  private:
-  [[nodiscard]] const ShardUnit* unit_on(const StateTensor& tensor, Rank rank) const;
-  void hold_slice(const StateTensor& tensor, InitRecord* init, c10::Device device);
+  [[nodiscard]] const ShardUnit* unit_on(const ManagedTensor& tensor, Rank rank) const;
+  void hold_slice(const ManagedTensor& tensor, InitRecord* init, c10::Device device);
   void move_into(ShardMemory& memory, const ShardUnit::Place& place, const at::Tensor& handle);
-  [[nodiscard]] PartLayout layout_here(const StateTensor& tensor) const;
+  [[nodiscard]] PartLayout layout_here(const ManagedTensor& tensor) const;
 
   StateRegistry registry_;
   Rank self_;

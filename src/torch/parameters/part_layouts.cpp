@@ -13,7 +13,7 @@ std::string text_of(std::int64_t begin, std::int64_t end) {
 }
 
 /// "indices [0, 6) of dim 0, which has 12"
-std::string indices_of(const StateTensor& tensor, int shard) {
+std::string indices_of(const ManagedTensor& tensor, int shard) {
   constexpr std::size_t kShown = 4;
   const auto& slices = *tensor.slices;
   std::string ranges;
@@ -31,7 +31,7 @@ std::string indices_of(const StateTensor& tensor, int shard) {
 
 }  // namespace
 
-std::string describe_shard(const StateTensor& tensor, const Slab& elements, int zero, Rank self) {
+std::string describe_shard(const ManagedTensor& tensor, const ShardSlices& elements, int zero, Rank self) {
   const auto rank = "rank " + std::to_string(self.value());
   const auto level = "is held in shards (ZeRO " + std::to_string(zero) + ")";
   const auto whole = tensor.slices ? elements.blocks * elements.block_size() : c10::multiply_integers(tensor.sizes);
@@ -41,7 +41,7 @@ std::string describe_shard(const StateTensor& tensor, const Slab& elements, int 
   return level + ": " + rank + " has elements " + text_of(own.begin, own.end) + " of " + of_what;
 }
 
-std::string describe_slice(const StateTensor& tensor, int shard, Rank self) {
+std::string describe_slice(const ManagedTensor& tensor, int shard, Rank self) {
   return "is held in slices: rank " + std::to_string(self.value()) + " has " + indices_of(tensor, shard);
 }
 

@@ -10,7 +10,7 @@
 #include <c10/core/TensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
-#include "torch/parameters/slab.hpp"
+#include "torch/parameters/shard_slices.hpp"
 
 namespace autopar::parameters {
 
@@ -25,7 +25,7 @@ struct PartLayout {
   Kind kind = Kind::kCopy;
   std::string name;                 ///< of the parameter
   std::vector<std::int64_t> sizes;  ///< of the unsharded parameter
-  Slab elements;
+  ShardSlices elements;
   std::string description;  ///< for messages: "rank 1 has elements [12, 24) of 24"
 
   [[nodiscard]] bool is_part() const { return kind != Kind::kCopy; }

@@ -20,7 +20,7 @@ StateRegistry::StateRegistry(const torch::nn::Module& module) {
   for (const auto& item : module.named_buffers()) add(item.key(), item.value(), false);
 }
 
-const StateTensor& StateRegistry::named(const std::string& name) const {
+const ManagedTensor& StateRegistry::named(const std::string& name) const {
   const auto found = by_name_.find(name);
   if (found == by_name_.end()) {
     throw InvalidArgument("the model has no parameter or buffer '" + name +
@@ -29,11 +29,11 @@ const StateTensor& StateRegistry::named(const std::string& name) const {
   return tensors_[found->second];
 }
 
-StateTensor& StateRegistry::named(const std::string& name) {
-  return const_cast<StateTensor&>(static_cast<const StateRegistry&>(*this).named(name));
+ManagedTensor& StateRegistry::named(const std::string& name) {
+  return const_cast<ManagedTensor&>(static_cast<const StateRegistry&>(*this).named(name));
 }
 
-const StateTensor& StateRegistry::of(const at::Tensor& handle) const {
+const ManagedTensor& StateRegistry::of(const at::Tensor& handle) const {
   const auto found = by_impl_.find(handle.defined() ? handle.unsafeGetTensorImpl() : nullptr);
   if (found == by_impl_.end()) {
     throw InvalidArgument("this tensor is no parameter or buffer of the model; take it from parameters() or buffers()");
@@ -41,8 +41,8 @@ const StateTensor& StateRegistry::of(const at::Tensor& handle) const {
   return tensors_[found->second];
 }
 
-StateTensor& StateRegistry::of(const at::Tensor& handle) {
-  return const_cast<StateTensor&>(static_cast<const StateRegistry&>(*this).of(handle));
+ManagedTensor& StateRegistry::of(const at::Tensor& handle) {
+  return const_cast<ManagedTensor&>(static_cast<const StateRegistry&>(*this).of(handle));
 }
 
 bool StateRegistry::has(const at::Tensor& handle) const {

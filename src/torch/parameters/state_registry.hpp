@@ -14,7 +14,7 @@
 #include <autopar/core/ids.hpp>
 
 #include <autopar/capture/unit_slices.hpp>
-#include "torch/parameters/slab.hpp"
+#include "torch/parameters/shard_slices.hpp"
 
 namespace torch::nn {
 class Module;
@@ -27,7 +27,7 @@ namespace autopar::parameters {
 using StateId = Index<struct StateTag>;
 
 /// A parameter or buffer of the user's module: one tensor, all its names, and its holders.
-struct StateTensor {
+struct ManagedTensor {
   StateId id;
   std::vector<std::string> names;   ///< in the module's order; several if it is tied
   at::Tensor handle;                ///< the user's tensor; its data are flat if it is sharded (ZeRO), or a slice
@@ -61,19 +61,19 @@ class StateRegistry {
  public:
   explicit StateRegistry(const torch::nn::Module& module);
 
-  [[nodiscard]] std::vector<StateTensor>& tensors() { return tensors_; }
-  [[nodiscard]] const std::vector<StateTensor>& tensors() const { return tensors_; }
+  [[nodiscard]] std::vector<ManagedTensor>& tensors() { return tensors_; }
+  [[nodiscard]] const std::vector<ManagedTensor>& tensors() const { return tensors_; }
   /// @pre id.valid()
-  [[nodiscard]] const StateTensor& at(StateId id) const { return tensors_.at(id.index()); }
+  [[nodiscard]] const ManagedTensor& at(StateId id) const { return tensors_.at(id.index()); }
   /// @throws InvalidArgument if the module has no such parameter or buffer
-  [[nodiscard]] const StateTensor& named(const std::string& name) const;
-  [[nodiscard]] StateTensor& named(const std::string& name);
-  [[nodiscard]] StateTensor& of(const at::Tensor& handle);
-  [[nodiscard]] const StateTensor& of(const at::Tensor& handle) const;
+  [[nodiscard]] const ManagedTensor& named(const std::string& name) const;
+  [[nodiscard]] ManagedTensor& named(const std::string& name);
+  [[nodiscard]] ManagedTensor& of(const at::Tensor& handle);
+  [[nodiscard]] const ManagedTensor& of(const at::Tensor& handle) const;
   [[nodiscard]] bool has(const at::Tensor& handle) const;
 
  private:
-  std::vector<StateTensor> tensors_;
+  std::vector<ManagedTensor> tensors_;
   std::unordered_map<std::string, std::size_t> by_name_;
   std::unordered_map<const void*, std::size_t> by_impl_;
 };

@@ -29,7 +29,7 @@ std::size_t common_parts(const std::string& a, const std::string& b) {
 }
 
 /// What reading a tensor that this rank does not hold says.
-std::string describe_absence(const parameters::StateTensor& tensor, int rank) {
+std::string describe_absence(const parameters::ManagedTensor& tensor, int rank) {
   std::string ranks;
   for (const auto holder : tensor.holders) ranks += (ranks.empty() ? "" : ", ") + std::to_string(holder.value());
   return std::string(tensor.is_parameter ? "parameter '" : "buffer '") + tensor.name() + "' has no data on rank " +
@@ -81,7 +81,7 @@ struct UnitInMaking {
 };
 
 /// What no known mode uses may be needed by another: it goes with what is registered nearest to it.
-void place_unused(std::vector<parameters::StateTensor>& tensors) {
+void place_unused(std::vector<parameters::ManagedTensor>& tensors) {
   const auto placed = tensors;
   for (auto& tensor : tensors) {
     if (!tensor.stages.empty()) continue;
@@ -97,7 +97,7 @@ void place_unused(std::vector<parameters::StateTensor>& tensors) {
 }
 
 /// The ranks of its stages.
-void find_holders(parameters::StateTensor& tensor, const Plan& plan) {
+void find_holders(parameters::ManagedTensor& tensor, const Plan& plan) {
   for (const auto stage : tensor.stages) {
     const auto& ranks = plan.stages[stage.index()].mesh.ranks();
     tensor.holders.insert(tensor.holders.end(), ranks.begin(), ranks.end());
@@ -246,7 +246,7 @@ void StatePlacer::take_values_of_rank_0() {
 void StatePlacer::add_units(const programs::CapturedProgram& program, const cost::AtomPartition& atoms) {
   const auto& plan = deployment_.plan();
   if (plan.zero > 0) {
-    const auto tensor_of = [&](ValueId value) -> const parameters::StateTensor& {
+    const auto tensor_of = [&](ValueId value) -> const parameters::ManagedTensor& {
       return parameters_.named(program.graph.value(value).name);
     };
     for (auto& unit :
@@ -265,7 +265,7 @@ void StatePlacer::offload_rest(const programs::CapturedProgram& program) {
   const auto reads = algebra::parameter_reads(program.graph, program.plan);
   using Kind = std::tuple<int, std::vector<Rank>, c10::ScalarType>;  // tensor shard, holders, what they compute with
   std::map<Kind, UnitInMaking> by_kind;
-  std::set<const parameters::StateTensor*> seen;  // what has several names comes once for each
+  std::set<const parameters::ManagedTensor*> seen;  // what has several names comes once for each
   for (const auto& [name, value] : program.graph.parameters) {
     const auto& tensor = parameters_.named(name);
     if (!seen.insert(&tensor).second) continue;

@@ -73,7 +73,7 @@ const std::vector<Action>& CapturedProgram::actions(const BatchLayout& layout, c
   // Every member leaves out the same sums, so what is left waits for nothing new. Those within compute actions stay:
   // they make room.
   const auto is_sum_of_call = [](const Action& action) {
-    const bool is_sum = action.kind == ActionKind::kReduce || action.kind == ActionKind::kReduceScatter;
+    const bool is_sum = action.kind == ActionKind::kAllReduce || action.kind == ActionKind::kReduceScatter;
     return is_sum && action.microbatch < 0;
   };
   if (!reduce) std::erase_if(own, is_sum_of_call);

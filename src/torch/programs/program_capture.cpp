@@ -199,7 +199,7 @@ PlannedModes ProgramCapture::capture_other_modes(const calls::CallArguments& arg
   if (options_.inference) return modes;
   const bool training = module_.is_training(), gradients = at::GradMode::is_enabled();
   const auto& tensors = parameters_.tensors();
-  const bool trains = std::any_of(tensors.begin(), tensors.end(), [](const parameters::StateTensor& tensor) {
+  const bool trains = std::any_of(tensors.begin(), tensors.end(), [](const parameters::ManagedTensor& tensor) {
     return tensor.is_parameter && tensor.handle.requires_grad();
   });
   if (trains && !(training && gradients)) {

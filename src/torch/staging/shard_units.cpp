@@ -23,7 +23,7 @@ namespace {
 
 std::int64_t element_size(c10::ScalarType type) { return static_cast<std::int64_t>(c10::elementSize(type)); }
 
-using TensorOf = std::function<const parameters::StateTensor&(ValueId)>;
+using TensorOf = std::function<const parameters::ManagedTensor&(ValueId)>;
 
 /// The value that the operator reads if no tensor shards exchanged it: the value before the moves.
 ValueId before_moves(const OpGraph& graph, ValueId value) {
@@ -58,7 +58,7 @@ class GroupCut {
  public:
   using Kind = std::tuple<int, c10::ScalarType, c10::ScalarType>;  // ZeRO level, parameter's type, gathered type
 
-  void add(const parameters::StateTensor& tensor, const Kind& kind) {
+  void add(const parameters::ManagedTensor& tensor, const Kind& kind) {
     const int number = kinds_.emplace(kind, static_cast<int>(kinds_.size())).first->second;
     members_.emplace_back(&tensor, kind);
     items_.push_back(
@@ -96,7 +96,7 @@ class GroupCut {
   }
 
   std::map<Kind, int> kinds_;
-  std::vector<std::pair<const parameters::StateTensor*, Kind>> members_;
+  std::vector<std::pair<const parameters::ManagedTensor*, Kind>> members_;
   std::vector<BucketItem> items_;
 };
 

@@ -24,6 +24,6 @@ namespace autopar::staging {
 [[nodiscard]] std::vector<parameters::ShardUnit> shard_units(
     const OpGraph& graph, const algebra::BatchSemantics& batch_plan, const StagedGraph& division,
     const cost::AtomPartition& atoms, const Plan& plan,
-    const std::function<const parameters::StateTensor&(ValueId)>& tensor_of);
+    const std::function<const parameters::ManagedTensor&(ValueId)>& tensor_of);
 
 }  // namespace autopar::staging

@@ -20,7 +20,7 @@ Action backward(int microbatch, int stage = 0) {
           .samples = {0, 1}};
 }
 Action sum(int bucket, int group = 0, StageId stage = StageId(0)) {
-  return {.kind = ActionKind::kReduce, .stage = stage, .flow = Flow::kGradient, .group = group, .bucket = bucket};
+  return {.kind = ActionKind::kAllReduce, .stage = stage, .flow = Flow::kGradient, .group = group, .bucket = bucket};
 }
 Action share(int bucket, int microbatch, int after = 0) {
   return {.kind = ActionKind::kReduceScatter,

@@ -268,7 +268,7 @@ TEST_CASE("make_program: phases omit result gradients and reductions", "[schedul
     return n;
   };
   const auto result_gradient = [](const Action& a) { return a.channel == 2 && a.flow == Flow::kGradient; };
-  const auto reduces = [](const Action& a) { return a.kind == ActionKind::kReduce; };
+  const auto reduces = [](const Action& a) { return a.kind == ActionKind::kAllReduce; };
   CHECK(count(Phase::kStep, result_gradient) == 0);
   CHECK(count(Phase::kBackward, result_gradient) == 4);
   CHECK(count(Phase::kStep, reduces) == 4);

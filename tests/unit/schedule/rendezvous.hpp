@@ -38,7 +38,7 @@ inline std::string run_blocking(const Pipeline& pipeline, const BatchLayout& lay
   const auto require_neighbour = [&](Rank r, const Action& action) {
     if (action.microbatch < 0 || !computes(r, action)) return;
     const auto& all = program.ranks[r.index()];
-    const bool gathers = action.kind == ActionKind::kGather;
+    const bool gathers = action.kind == ActionKind::kAllGather;
     const auto i = at[r.index()];
     const Action* other = gathers ? (i + 1 < all.size() ? &all[i + 1] : nullptr) : (i > 0 ? &all[i - 1] : nullptr);
     const bool near = other != nullptr && other->stage == action.stage && other->microbatch == action.microbatch &&
@@ -95,7 +95,7 @@ inline std::string run_blocking(const Pipeline& pipeline, const BatchLayout& lay
         mine.accept(action, own[r.index()].front().second);
         own[r.index()].pop_front();
         break;
-      case ActionKind::kGather:
+      case ActionKind::kAllGather:
         require_neighbour(r, action);
         for (const Rank member : pipeline.groups[static_cast<std::size_t>(action.group)].ranks) {
           if (head(member) == nullptr || !(*head(member) == action)) return false;
@@ -107,7 +107,7 @@ inline std::string run_blocking(const Pipeline& pipeline, const BatchLayout& lay
         }
         break;
       case ActionKind::kReduceScatter:
-      case ActionKind::kReduce: {
+      case ActionKind::kAllReduce: {
         if (action.kind == ActionKind::kReduceScatter) require_neighbour(r, action);
         const auto& members = pipeline.groups[static_cast<std::size_t>(action.group)].ranks;
         Word sum = 0;

@@ -168,7 +168,7 @@ TEST_CASE("simulate: reductions start in the last backward", "[schedule]") {
     const auto timeline = simulate(pipeline, program, costs);
     std::vector<double> starts;
     for (std::size_t i = 0; i < program.ranks[0].size(); ++i) {
-      if (program.ranks[0][i].kind == ActionKind::kReduce) starts.push_back(timeline.spans[0][i].start.value());
+      if (program.ranks[0][i].kind == ActionKind::kAllReduce) starts.push_back(timeline.spans[0][i].start.value());
     }
     return starts;
   };

@@ -34,7 +34,7 @@ struct CallTimeline {
         const ActionKind kind = actions.ranks[r][i].kind;
         end[r] = std::max(end[r], before + span.end);
         if (kind == ActionKind::kSend || kind == ActionKind::kReceive) communicating[r] += span.end - span.start;
-        if (kind == ActionKind::kReduce) summing[r] += span.end - span.start;
+        if (kind == ActionKind::kAllReduce) summing[r] += span.end - span.start;
       }
     }
   }

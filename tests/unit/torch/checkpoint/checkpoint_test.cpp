@@ -24,7 +24,7 @@ namespace {
 /// Two tensors on two ranks, the first on rank 0 and rank 1, the second on rank 1 only.
 struct Fixture {
   std::vector<at::Tensor> tensors;
-  std::vector<checkpoint::PlacedTensor> placed;
+  std::vector<checkpoint::ShardedTensorMetadata> placed;
   std::unique_ptr<torch::optim::Optimizer> optimizer;
 
   Fixture(int rank, int ranks, double value, bool adam = true) {
@@ -115,21 +115,21 @@ class PartsInMemory : public checkpoint::Format {
   }
 
  private:
-  /// Where this rank's part of a row lies in the whole; undefined if it holds none.
-  static at::Tensor own_part(const World& world, Kept& kept, const checkpoint::Row& row) {
-    const auto holder = std::ranges::find(row.holders(), world.rank_id());
-    if (holder == row.holders().end()) return {};
-    const auto& whole = kept.wholes.at(row.entry.name);
-    const auto position = static_cast<std::size_t>(holder - row.holders().begin());
-    return row.shards().empty() ? whole : row.shards()[position].of(whole);
+  /// Where this rank's part of a item lies in the whole; undefined if it holds none.
+  static at::Tensor own_part(const World& world, Kept& kept, const checkpoint::CheckpointItem& item) {
+    const auto holder = std::ranges::find(item.holders(), world.rank_id());
+    if (holder == item.holders().end()) return {};
+    const auto& whole = kept.wholes.at(item.entry.name);
+    const auto position = static_cast<std::size_t>(holder - item.holders().begin());
+    return item.shards().empty() ? whole : item.shards()[position].of(whole);
   }
   struct Writer : checkpoint::CheckpointWriter {
     Writer(World& at, Kept& in) : world(at), kept(in) {}
-    void write(const checkpoint::Row& row) override {
+    void write(const checkpoint::CheckpointItem& item) override {
       const std::lock_guard lock(kept.mutex);
       const torch::NoGradGuard no_grad;
-      if (auto part = own_part(world, kept, row); part.defined())
-        part.copy_(checkpoint::to_cpu(row.value()).view_as(part));
+      if (auto part = own_part(world, kept, item); part.defined())
+        part.copy_(checkpoint::to_cpu(item.value()).view_as(part));
     }
     void commit() override {}
     World& world;
@@ -145,9 +145,9 @@ class PartsInMemory : public checkpoint::Format {
       return found == kept.entries.end() ? nullptr : &*found;
     }
     void reserve(std::size_t) override {}
-    void read(const checkpoint::Row& row, const std::string&, const at::Tensor& mine) override {
+    void read(const checkpoint::CheckpointItem& item, const std::string&, const at::Tensor& mine) override {
       const std::lock_guard lock(kept.mutex);
-      if (mine.defined()) mine.copy_(own_part(world, kept, row).view_as(mine));
+      if (mine.defined()) mine.copy_(own_part(world, kept, item).view_as(mine));
     }
     void finish() override {}
     World& world;
@@ -163,25 +163,25 @@ TEST_CASE("checkpoint: a sharded format is read under any plan") {
   const CheckpointFormat format(std::make_shared<PartsInMemory>());
   const auto placed = [](at::Tensor tensor, int rank, int ranks) {
     std::vector<Rank> holders;
-    std::vector<parameters::Slab> shards;
+    std::vector<parameters::ShardSlices> shards;
     for (int r = 0; r < ranks; ++r) {
       holders.emplace_back(r);
       shards.emplace_back(Interval{tensor.numel() * r / ranks, tensor.numel() * (r + 1) / ranks});
     }
     const auto mine = shards[static_cast<std::size_t>(rank)].ranges.front();
     const auto handle = tensor.view({-1}).narrow(0, mine.begin, mine.size()).clone().set_requires_grad(true);
-    return checkpoint::PlacedTensor{"a", handle, holders, tensor.sizes().vec(), shards};
+    return checkpoint::ShardedTensorMetadata{"a", handle, holders, tensor.sizes().vec(), shards};
   };
   const auto values = torch::arange(10, torch::kDouble).view({2, 5});
   loopback::run(3, [&](World& world) {
-    const std::vector<checkpoint::PlacedTensor> tensors{placed(values, world.rank(), 3)};
+    const std::vector<checkpoint::ShardedTensorMetadata> tensors{placed(values, world.rank(), 3)};
     torch::optim::SGD sgd(std::vector<at::Tensor>{tensors[0].handle}, torch::optim::SGDOptions(0.1).momentum(0.9));
     checkpoint::save_checkpoint(world, format, "anywhere", tensors, {&sgd}, {7, 42});
   });
   std::mutex mutex;
   for (const int ranks : {1, 2, 4}) {
     loopback::run(ranks, [&](World& world) {
-      const std::vector<checkpoint::PlacedTensor> tensors{
+      const std::vector<checkpoint::ShardedTensorMetadata> tensors{
           placed(torch::zeros({2, 5}, torch::kDouble), world.rank(), ranks)};
       torch::optim::SGD sgd(std::vector<at::Tensor>{tensors[0].handle}, torch::optim::SGDOptions(0.2).momentum(0.9));
       const auto info = checkpoint::load_checkpoint(world, format, "anywhere", tensors, {&sgd});

@@ -26,7 +26,7 @@ using torch::optim::AdamOptions;
 
 std::mutex mutex;  // of Catch's macros
 
-const std::vector<parameters::Slab> kShards{Interval{0, 2}, Interval{2, 6}};
+const std::vector<parameters::ShardSlices> kShards{Interval{0, 2}, Interval{2, 6}};
 
 /// Recorded, but for `c`.
 struct Recorded {
@@ -41,8 +41,8 @@ struct Recorded {
     optimizer = std::make_unique<Adam>(std::vector<at::Tensor>{a, b, c}, AdamOptions(0.5));
   }
 
-  std::vector<checkpoint::PlacedTensor> unplaced() const { return {{"a", a, {}}, {"b", b, {}}, {"c", c, {}}}; }
-  std::vector<checkpoint::PlacedTensor> placed() const {
+  std::vector<checkpoint::ShardedTensorMetadata> unplaced() const { return {{"a", a, {}}, {"b", b, {}}, {"c", c, {}}}; }
+  std::vector<checkpoint::ShardedTensorMetadata> placed() const {
     const std::vector<Rank> both{Rank(0), Rank(1)};
     return {{"a", a, both, {2, 3}, kShards}, {"b", b, {Rank(1)}}, {"c", c, both}};
   }

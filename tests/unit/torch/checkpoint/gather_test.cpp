@@ -26,7 +26,7 @@ struct Form {
 };
 
 /// What a rank has of it.
-checkpoint::PlacedTensor placed(const Form& form, const nets::CountedWeight& module, Rank rank) {
+checkpoint::ShardedTensorMetadata placed(const Form& form, const nets::CountedWeight& module, Rank rank) {
   parameters::ParameterStore store(module, rank);
   auto& tensor = store.named("weight");
   tensor.slices = form.slices;
@@ -40,8 +40,8 @@ checkpoint::PlacedTensor placed(const Form& form, const nets::CountedWeight& mod
                                            tensor.holders_of_shard(s), form.zero),
                     at::kDouble);
   }
-  checkpoint::PlacedTensor out{"weight", module.weight.detach(), tensor.holders, tensor.sizes,
-                               store.elements_of_holders(tensor)};
+  checkpoint::ShardedTensorMetadata out{"weight", module.weight.detach(), tensor.holders, tensor.sizes,
+                                        store.elements_of_holders(tensor)};
   if (out.shards.empty()) return out;
   out.handle = out.shards[rank.index()].of(out.handle).clone();
   if (form.zero == 0) out.handle = out.handle.reshape(tensor.sizes_of_shard(store.shard_of(tensor)));

@@ -50,12 +50,12 @@ std::mutex mutex;  // of Catch's macros, and of the file that ranks share
 /// On two ranks: `all` on both, `own` on the last, `shared` in shards, `count` a buffer. Two groups.
 struct Model {
   std::vector<at::Tensor> tensors;
-  std::vector<checkpoint::PlacedTensor> placed;
+  std::vector<checkpoint::ShardedTensorMetadata> placed;
   std::unique_ptr<torch::optim::Optimizer> optimizer;
 
   explicit Model(const World& world, double value = 5) {
     const int rank = world.rank();
-    const std::vector<parameters::Slab> shares{Interval{0, 3}, Interval{3, 5}};
+    const std::vector<parameters::ShardSlices> shares{Interval{0, 3}, Interval{3, 5}};
     const auto mine = shares[static_cast<std::size_t>(rank)];
     tensors = {torch::full({3}, value), torch::full({2, 2}, value + 1, torch::kDouble),
                torch::full({mine.size()}, value + 2), torch::full({}, static_cast<int64_t>(value), torch::kLong)};

@@ -239,7 +239,7 @@ TEST_CASE("LBFGS: resumes exactly after torch::save and checkpoints") {
       ap::optim::LBFGS to(second, optim::LBFGSOptions(9));
       if (by_checkpoint) {
         ap::loopback::run(1, [&](ap::World& world) {
-          std::vector<ap::checkpoint::PlacedTensor> saved, loaded;
+          std::vector<ap::checkpoint::ShardedTensorMetadata> saved, loaded;
           for (std::size_t i = 0; i < first.size(); ++i) {
             saved.push_back({"p" + std::to_string(i), first[i], {ap::Rank(0)}});
             loaded.push_back({"p" + std::to_string(i), second[i], {ap::Rank(0)}});

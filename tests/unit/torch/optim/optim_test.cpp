@@ -332,7 +332,7 @@ void check_files(const Options& options) {
   const auto folder = std::filesystem::temp_directory_path() / ("autopar-optim-" + std::to_string(::getpid()));
   const auto checkpoint = [&](auto& from, auto& to, const Tensors& first, const Tensors& second) {
     ap::loopback::run(1, [&](ap::World& world) {
-      std::vector<ap::checkpoint::PlacedTensor> saved, loaded;
+      std::vector<ap::checkpoint::ShardedTensorMetadata> saved, loaded;
       for (std::size_t i = 0; i < first.size(); ++i) {
         saved.push_back({"p" + std::to_string(i), first[i], {ap::Rank(0)}});
         loaded.push_back({"p" + std::to_string(i), second[i], {ap::Rank(0)}});

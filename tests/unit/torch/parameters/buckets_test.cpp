@@ -96,12 +96,12 @@ struct Divided {
     }
   }
 
-  [[nodiscard]] const parameters::StateTensor& tensor_of(ValueId value) const {
+  [[nodiscard]] const parameters::ManagedTensor& tensor_of(ValueId value) const {
     return store.named(graph.value(value).name);
   }
   [[nodiscard]] std::vector<parameters::ShardUnit> units() const {
     return staging::shard_units(graph, batch_plan, division, profile.atoms, plan,
-                                [&](ValueId value) -> const parameters::StateTensor& { return tensor_of(value); });
+                                [&](ValueId value) -> const parameters::ManagedTensor& { return tensor_of(value); });
   }
   [[nodiscard]] std::string name_of(ParameterId id) const {
     return store.named(profile.model.parameters[id.index()].name).name();

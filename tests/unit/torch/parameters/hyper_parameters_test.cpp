@@ -43,8 +43,8 @@ void two_steps(Optimizer& optimizer, const Tensors& tensors) {
   }
 }
 
-std::vector<checkpoint::PlacedTensor> on_rank_0(const Tensors& tensors) {
-  std::vector<checkpoint::PlacedTensor> placed;
+std::vector<checkpoint::ShardedTensorMetadata> on_rank_0(const Tensors& tensors) {
+  std::vector<checkpoint::ShardedTensorMetadata> placed;
   for (std::size_t i = 0; i < tensors.size(); ++i) placed.push_back({"p" + std::to_string(i), tensors[i], {Rank(0)}});
   return placed;
 }

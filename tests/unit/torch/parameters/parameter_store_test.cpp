@@ -167,7 +167,7 @@ TEST_CASE("ParameterStore: tensor shards are summed and counted once") {
     auto joined = torch::zeros({4, 6});
     const auto of_holders = parameters.elements_of_holders(weight);
     REQUIRE(of_holders.size() == 4);
-    for (const auto& slab : of_holders) slab.of(joined).add_(1);
+    for (const auto& slices : of_holders) slices.of(joined).add_(1);
     CHECK(torch::equal(joined, torch::full({4, 6}, 2.0)));  // each element on two ranks
     CHECK(torch::equal(of_holders[static_cast<std::size_t>(rank)].of(whole.contiguous()).flatten(), wanted.flatten()));
   }
@@ -205,13 +205,13 @@ TEST_CASE("ParameterStore: ZeRO shards within replicas of a slice") {
       CHECK(values_of(layer->weight.grad()) == values_of(here.of(whole) + 10));
       CHECK(values_of(layer->bias) == values_of(parameters.elements_here(parameters.named("bias")).of(bias)));
       auto joined = torch::zeros({20, 30}), times = torch::zeros({20});
-      for (const auto& slab : parameters.elements_of_holders(weight)) {
-        CHECK(slab.is_partial());
-        slab.put(slab.of(whole) + slab.of(joined), joined);
+      for (const auto& slices : parameters.elements_of_holders(weight)) {
+        CHECK(slices.is_partial());
+        slices.put(slices.of(whole) + slices.of(joined), joined);
       }
       CHECK(torch::equal(joined, whole));  // each element on one rank
-      for (const auto& slab : parameters.elements_of_holders(parameters.named("bias")))
-        slab.put(slab.of(times) + 1, times);
+      for (const auto& slices : parameters.elements_of_holders(parameters.named("bias")))
+        slices.put(slices.of(times) + 1, times);
       CHECK(torch::equal(times, torch::full({20}, 2.0)));  // on one of each shard's
     }
   }
@@ -220,21 +220,22 @@ TEST_CASE("ParameterStore: ZeRO shards within replicas of a slice") {
 TEST_CASE("shard slices: a part is located at any begin and end") {
   const auto whole = torch::arange(60).reshape({5, 12});
   // Columns 3 to 6; 1, 2, 5, 8 and 9; three ranges of all elements.
-  for (const parameters::Slab& slab : {parameters::Slab(5, {{3, 7}}), parameters::Slab(5, {{1, 3}, {5, 6}, {8, 10}}),
-                                       parameters::Slab(1, {{2, 20}, {20, 22}, {50, 60}})}) {
-    const auto elements = slab.of(whole).reshape({-1});
-    REQUIRE(elements.numel() == slab.size());
-    for (std::int64_t begin = 0; begin <= slab.size(); ++begin) {
-      for (std::int64_t end = begin; end <= slab.size(); ++end) {
-        auto part = slab;
+  for (const parameters::ShardSlices& slices :
+       {parameters::ShardSlices(5, {{3, 7}}), parameters::ShardSlices(5, {{1, 3}, {5, 6}, {8, 10}}),
+        parameters::ShardSlices(1, {{2, 20}, {20, 22}, {50, 60}})}) {
+    const auto elements = slices.of(whole).reshape({-1});
+    REQUIRE(elements.numel() == slices.size());
+    for (std::int64_t begin = 0; begin <= slices.size(); ++begin) {
+      for (std::int64_t end = begin; end <= slices.size(); ++end) {
+        auto part = slices;
         part.part = {begin, end};
         const auto wanted = elements.slice(0, begin, end);
-        CAPTURE(slab.blocks, begin, end);
+        CAPTURE(slices.blocks, begin, end);
         CHECK(part.size() == end - begin);
         CHECK(torch::equal(part.of(whole).reshape({-1}), wanted));
         auto copy = torch::zeros_like(whole);
         part.put(wanted, copy);
-        CHECK(torch::equal(slab.of(copy).reshape({-1}).slice(0, begin, end), wanted));
+        CHECK(torch::equal(slices.of(copy).reshape({-1}).slice(0, begin, end), wanted));
         CHECK(copy.sum().item<std::int64_t>() == wanted.sum().item<std::int64_t>());
       }
     }
@@ -248,8 +249,8 @@ TEST_CASE("shard slices: a shard has its units of a fused projection") {
   const std::vector<std::vector<std::int64_t>> wanted{{0, 1, 4, 6}, {2, 3, 5, 7}};
   for (const int place : {0, 1}) {
     const auto own = whole.index_select(0, torch::tensor(wanted[static_cast<std::size_t>(place)]));
-    CHECK(torch::equal(parameters::slab_of(rows, {8, 2}, 2, place).of(whole).reshape({4, 2}), own));
-    const auto columns = parameters::slab_of(rows.at_dim(1), {2, 8}, 2, place);
+    CHECK(torch::equal(parameters::slices_of_shard(rows, {8, 2}, 2, place).of(whole).reshape({4, 2}), own));
+    const auto columns = parameters::slices_of_shard(rows.at_dim(1), {2, 8}, 2, place);
     CHECK(torch::equal(columns.of(whole.t().contiguous()).reshape({2, 4}), own.t()));
     CHECK((parameters::sliced_sizes(rows, {8, 2}, 2, place) == std::vector<std::int64_t>{4, 2}));
   }

@@ -35,7 +35,7 @@ parameters::PartMarkPtr shard_mark(const std::string& name = "fc.weight", std::i
   return c10::make_intrusive<parameters::PartMark>(parameters::PartLayout{parameters::PartLayout::Kind::kShard,
                                                                           name,
                                                                           {4, 6},
-                                                                          parameters::Slab(Interval{begin, end}),
+                                                                          parameters::ShardSlices(Interval{begin, end}),
                                                                           "is held in shards (ZeRO 1)"});
 }
 
@@ -43,7 +43,7 @@ parameters::PartMarkPtr copy_mark() {
   return c10::make_intrusive<parameters::PartMark>(parameters::PartLayout{parameters::PartLayout::Kind::kCopy,
                                                                           "fc.bias",
                                                                           {kWhole},
-                                                                          parameters::Slab(Interval{0, kWhole}),
+                                                                          parameters::ShardSlices(Interval{0, kWhole}),
                                                                           "has copies on ranks 0, 1"});
 }
 
@@ -385,7 +385,7 @@ TEST_CASE("part_guard: results of operators on shards are shards") {
       slice, c10::make_intrusive<parameters::PartMark>(parameters::PartLayout{parameters::PartLayout::Kind::kSlice,
                                                                               "fc.weight",
                                                                               {4, 6},
-                                                                              parameters::Slab(Interval{0, 12}),
+                                                                              parameters::ShardSlices(Interval{0, 12}),
                                                                               "is held in slices"}));
   slice.set_data(torch::zeros({2, 6}, torch::kDouble));
   CHECK(is_part(slice));

@@ -16,8 +16,8 @@
 namespace autopar::checkpoint {
 
 /// A tensor of a checkpoint: a parameter or buffer, or one tensor of an optimizer's state for a parameter.
-struct Row {
-  const PlacedTensor* tensor = nullptr;
+struct CheckpointItem {
+  const ShardedTensorMetadata* tensor = nullptr;
   torch::optim::Optimizer* optimizer = nullptr;  ///< null: the parameter or buffer
   std::string state{};                           ///< name of the state in the optimizer
   TensorEntry entry{};                           ///< of the unsharded tensor
@@ -30,7 +30,7 @@ struct Row {
     return kind == parameters::StateKind::kCounter || kind == parameters::StateKind::kScalar;
   }
   /// By holder; empty: each has the whole tensor.
-  [[nodiscard]] const std::vector<parameters::Slab>& shards() const;
+  [[nodiscard]] const std::vector<parameters::ShardSlices>& shards() const;
   /// On a holder: its part, not a copy. Undefined if there is none, as before an optimizer's first step.
   [[nodiscard]] at::Tensor value() const;
 };
@@ -43,28 +43,29 @@ struct GroupMember {
 /// By handle, for parameters that one of the optimizers holds.
 [[nodiscard]] std::map<const void*, GroupMember> members_of(std::span<torch::optim::Optimizer* const> optimizers);
 
-/// Rows refer to `tensors`, which must outlive them.
-[[nodiscard]] std::vector<Row> model_rows(const std::vector<PlacedTensor>& tensors);
+/// Items refer to `tensors`, which must outlive them.
+[[nodiscard]] std::vector<CheckpointItem> model_items(const std::vector<ShardedTensorMetadata>& tensors);
 /// @param slots  returns the state slots of a parameter of this group
-[[nodiscard]] std::vector<Row> state_rows(const std::vector<PlacedTensor>& tensors,
-                                          std::span<torch::optim::Optimizer* const> optimizers,
-                                          const std::function<std::vector<parameters::StateSlot>(GroupMember)>& slots);
+[[nodiscard]] std::vector<CheckpointItem> state_items(
+    const std::vector<ShardedTensorMetadata>& tensors, std::span<torch::optim::Optimizer* const> optimizers,
+    const std::function<std::vector<parameters::StateSlot>(GroupMember)>& slots);
 /// With the slots of the optimizers' current options.
-[[nodiscard]] std::vector<Row> state_rows(const std::vector<PlacedTensor>& tensors,
-                                          std::span<torch::optim::Optimizer* const> optimizers);
+[[nodiscard]] std::vector<CheckpointItem> state_items(const std::vector<ShardedTensorMetadata>& tensors,
+                                                      std::span<torch::optim::Optimizer* const> optimizers);
 
-/// All rows in the order of the file's data: by descending element size, so that each is aligned to its element size.
-[[nodiscard]] std::vector<Row> in_file_order(std::vector<Row> model, std::vector<Row> state);
+/// All items in the order of the file's data: by descending element size, so that each is aligned to its element size.
+[[nodiscard]] std::vector<CheckpointItem> in_file_order(std::vector<CheckpointItem> model,
+                                                        std::vector<CheckpointItem> state);
 
-/// Checks that all ranks have the same rows. Collective.
-/// @throws CheckpointError, on every rank, if some ranks have other rows, for example because of other optimizers
-void require_same_rows(World& world, const std::vector<Row>& rows, const std::string& subject);
+/// Checks that all ranks have the same items. Collective.
+/// @throws CheckpointError, on every rank, if some ranks have other items, for example because of other optimizers
+void require_same_items(World& world, const std::vector<CheckpointItem>& items, const std::string& subject);
 
-/// By row, whether its first holder has it. Collective.
-[[nodiscard]] std::vector<char> existing(World& world, const std::vector<Row>& rows);
+/// By item, whether its first holder has it. Collective.
+[[nodiscard]] std::vector<char> existing(World& world, const std::vector<CheckpointItem>& items);
 
-/// The row's data on rank 0's CPU; undefined on other ranks. Collective.
-[[nodiscard]] at::Tensor to_root(World& world, const Row& row);
+/// The item's data on rank 0's CPU; undefined on other ranks. Collective.
+[[nodiscard]] at::Tensor to_root(World& world, const CheckpointItem& item);
 
 [[nodiscard]] at::Tensor to_cpu(const at::Tensor& tensor);
 [[nodiscard]] at::Tensor empty_for(const TensorEntry& entry);

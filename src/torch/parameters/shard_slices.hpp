@@ -22,14 +22,14 @@ namespace autopar::parameters {
 /// elements, concatenated, a part. A flat shard (ZeRO) is a range of one block. A tensor shard has as many blocks as
 /// there are rows before the sliced dim. It has several ranges in each if units have several parts (fused projections).
 /// With ZeRO, its replicas own a part each.
-struct Slab {
+struct ShardSlices {
   std::int64_t blocks = 1;
   std::vector<Interval> ranges{};  ///< ascending
   Interval part{};
 
-  Slab() = default;
-  Slab(Interval elements) : Slab(1, {elements}) {}  // NOLINT(google-explicit-constructor)
-  Slab(std::int64_t count, std::vector<Interval> of_each)
+  ShardSlices() = default;
+  ShardSlices(Interval elements) : ShardSlices(1, {elements}) {}  // NOLINT(google-explicit-constructor)
+  ShardSlices(std::int64_t count, std::vector<Interval> of_each)
       : blocks(count), ranges(std::move(of_each)), part{0, count * block_size()} {}
 
   /// Number of elements in each block.
@@ -51,16 +51,18 @@ struct Slab {
   /// @param own  as many elements, without gaps
   void put(const at::Tensor& own, const at::Tensor& whole) const;
 
-  friend bool operator==(const Slab&, const Slab&) = default;
+  friend bool operator==(const ShardSlices&, const ShardSlices&) = default;
 };
 
 /// These elements of a tensor that consists of placeholders, flat and without `part`. Empty if they cannot be made
 /// without the other elements.
 /// @cost as `InitRecord::part`, for each range
-[[nodiscard]] std::optional<at::Tensor> made_alone(InitRecord& record, const at::Tensor& placeholder, const Slab& slab);
+[[nodiscard]] std::optional<at::Tensor> made_alone(InitRecord& record, const at::Tensor& placeholder,
+                                                   const ShardSlices& slices);
 
 /// The elements of one of `shards` tensor shards in a tensor of these sizes.
-[[nodiscard]] Slab slab_of(const UnitSlices& slices, const std::vector<std::int64_t>& sizes, int shards, int place);
+[[nodiscard]] ShardSlices slices_of_shard(const UnitSlices& slices, const std::vector<std::int64_t>& sizes, int shards,
+                                          int place);
 
 /// Sizes of a tensor shard's slice.
 [[nodiscard]] std::vector<std::int64_t> sliced_sizes(const UnitSlices& slices, std::vector<std::int64_t> sizes,

@@ -1,4 +1,4 @@
-#include "torch/parameters/slab.hpp"
+#include "torch/parameters/shard_slices.hpp"
 
 #include <algorithm>
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace autopar::parameters {
 
-std::vector<at::Tensor> Slab::views(const at::Tensor& whole) const {
+std::vector<at::Tensor> ShardSlices::views(const at::Tensor& whole) const {
   if (is_one_range()) return {whole.view({-1}).narrow(0, ranges.front().begin + part.begin, part.size())};
   if (whole.numel() == 0) return {whole.view({blocks, 0})};
   const auto rows = whole.view({blocks, -1});
@@ -24,7 +24,7 @@ std::vector<at::Tensor> Slab::views(const at::Tensor& whole) const {
       begin += whole_blocks * length;
       continue;
     }
-    auto at = block * length;  // index of the range's start among the slab's elements
+    auto at = block * length;  // index of the range's start among the slices' elements
     for (const auto& range : ranges) {
       const auto from = std::max(begin, at), to = std::min(part.end, at + range.size());
       if (from < to) out.push_back(rows.select(0, block).narrow(0, range.begin + from - at, to - from));
@@ -35,7 +35,7 @@ std::vector<at::Tensor> Slab::views(const at::Tensor& whole) const {
   return out;
 }
 
-at::Tensor Slab::of(const at::Tensor& whole) const {
+at::Tensor ShardSlices::of(const at::Tensor& whole) const {
   auto found = views(whole);
   if (found.size() == 1) return found.front();
   if (found.empty()) return whole.view({-1}).narrow(0, 0, 0);
@@ -43,7 +43,7 @@ at::Tensor Slab::of(const at::Tensor& whole) const {
   return at::cat(found);
 }
 
-void Slab::put(const at::Tensor& own, const at::Tensor& whole) const {
+void ShardSlices::put(const at::Tensor& own, const at::Tensor& whole) const {
   const auto flat = own.reshape({-1});
   std::int64_t begin = 0;
   for (const auto& view : views(whole)) {
@@ -52,17 +52,17 @@ void Slab::put(const at::Tensor& own, const at::Tensor& whole) const {
   }
 }
 
-std::optional<at::Tensor> made_alone(InitRecord& record, const at::Tensor& placeholder, const Slab& slab) {
+std::optional<at::Tensor> made_alone(InitRecord& record, const at::Tensor& placeholder, const ShardSlices& slices) {
   std::vector<at::Tensor> made;
-  for (const auto& range : slab.ranges) {
-    auto each = record.part(placeholder, slab.blocks, range.begin, range.end);
+  for (const auto& range : slices.ranges) {
+    auto each = record.part(placeholder, slices.blocks, range.begin, range.end);
     if (!each) return std::nullopt;
     made.push_back(std::move(*each));
   }
   return (made.size() == 1 ? made.front() : at::cat(made, 1)).flatten();
 }
 
-Slab slab_of(const UnitSlices& slices, const std::vector<std::int64_t>& sizes, int shards, int place) {
+ShardSlices slices_of_shard(const UnitSlices& slices, const std::vector<std::int64_t>& sizes, int shards, int place) {
   const auto dim = static_cast<std::size_t>(slices.dim);
   std::int64_t blocks = slices.outer.fixed, row = 1;
   for (std::size_t i = 0; i < dim; ++i) blocks *= sizes[i];

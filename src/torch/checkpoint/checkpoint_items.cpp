@@ -1,4 +1,4 @@
-#include "torch/checkpoint/rows.hpp"
+#include "torch/checkpoint/checkpoint_items.hpp"
 
 #include <algorithm>
 #include <cstdint>
@@ -18,11 +18,11 @@ namespace autopar::checkpoint {
 
 namespace {
 
-std::vector<std::int64_t> sizes_of(const PlacedTensor& tensor) {
+std::vector<std::int64_t> sizes_of(const ShardedTensorMetadata& tensor) {
   return tensor.shards.empty() ? tensor.handle.sizes().vec() : tensor.sizes;
 }
 
-TensorEntry entry_of(const parameters::StateSlot& slot, const PlacedTensor& tensor, std::string name) {
+TensorEntry entry_of(const parameters::StateSlot& slot, const ShardedTensorMetadata& tensor, std::string name) {
   if (slot.kind() == parameters::StateKind::kCounter) return {std::move(name), DType::kI64, {}};
   if (slot.kind() == parameters::StateKind::kScalar) return {std::move(name), DType::kF64, {}};
   auto sizes = sizes_of(tensor);
@@ -30,11 +30,11 @@ TensorEntry entry_of(const parameters::StateSlot& slot, const PlacedTensor& tens
   return {std::move(name), parameters::dtype_of(tensor.handle.scalar_type()), std::move(sizes)};
 }
 
-std::uint64_t fingerprint_of(const std::vector<Row>& rows) {
+std::uint64_t fingerprint_of(const std::vector<CheckpointItem>& items) {
   std::string text;
-  for (const auto& row : rows) {
-    text += row.entry.name + '\n' + std::to_string(static_cast<int>(row.entry.dtype));
-    for (const auto size : row.entry.shape) text += ' ' + std::to_string(size);
+  for (const auto& item : items) {
+    text += item.entry.name + '\n' + std::to_string(static_cast<int>(item.entry.dtype));
+    for (const auto size : item.entry.shape) text += ' ' + std::to_string(size);
     text += '\n';
   }
   return checksum(std::as_bytes(std::span(text)));
@@ -42,12 +42,12 @@ std::uint64_t fingerprint_of(const std::vector<Row>& rows) {
 
 }  // namespace
 
-const std::vector<parameters::Slab>& Row::shards() const {
-  static const std::vector<parameters::Slab> kNone;
+const std::vector<parameters::ShardSlices>& CheckpointItem::shards() const {
+  static const std::vector<parameters::ShardSlices> kNone;
   return kind == parameters::StateKind::kLikeParameter ? tensor->shards : kNone;
 }
 
-at::Tensor Row::value() const {
+at::Tensor CheckpointItem::value() const {
   if (optimizer == nullptr) return tensor->handle;
   return parameters::state_of(*optimizer, tensor->handle, state);
 }
@@ -65,51 +65,52 @@ std::map<const void*, GroupMember> members_of(std::span<torch::optim::Optimizer*
   return members;
 }
 
-std::vector<Row> model_rows(const std::vector<PlacedTensor>& tensors) {
-  std::vector<Row> rows;
+std::vector<CheckpointItem> model_items(const std::vector<ShardedTensorMetadata>& tensors) {
+  std::vector<CheckpointItem> items;
   for (const auto& tensor : tensors) {
     const auto type = parameters::dtype_of(tensor.handle.scalar_type());
-    rows.push_back({&tensor, nullptr, {}, {"model." + tensor.name, type, sizes_of(tensor)}});
+    items.push_back({&tensor, nullptr, {}, {"model." + tensor.name, type, sizes_of(tensor)}});
   }
-  return rows;
+  return items;
 }
 
-std::vector<Row> state_rows(const std::vector<PlacedTensor>& tensors,
-                            std::span<torch::optim::Optimizer* const> optimizers,
-                            const std::function<std::vector<parameters::StateSlot>(GroupMember)>& slots) {
+std::vector<CheckpointItem> state_items(const std::vector<ShardedTensorMetadata>& tensors,
+                                        std::span<torch::optim::Optimizer* const> optimizers,
+                                        const std::function<std::vector<parameters::StateSlot>(GroupMember)>& slots) {
   const auto members = members_of(optimizers);
-  std::vector<Row> rows;
+  std::vector<CheckpointItem> items;
   for (const auto& tensor : tensors) {
     const auto member = members.find(tensor.handle.unsafeGetTensorImpl());
     if (member == members.end()) continue;
     for (const auto& slot : slots(member->second)) {
       const auto name = slot.name();
-      rows.push_back({&tensor, optimizers[member->second.optimizer], name,
-                      entry_of(slot, tensor, "optimizer." + tensor.name + "." + name), slot.kind(),
-                      slot.entry->is_list});
+      items.push_back({&tensor, optimizers[member->second.optimizer], name,
+                       entry_of(slot, tensor, "optimizer." + tensor.name + "." + name), slot.kind(),
+                       slot.entry->is_list});
     }
   }
-  return rows;
+  return items;
 }
 
-std::vector<Row> state_rows(const std::vector<PlacedTensor>& tensors,
-                            std::span<torch::optim::Optimizer* const> optimizers) {
-  return state_rows(tensors, optimizers, [&](GroupMember member) {
+std::vector<CheckpointItem> state_items(const std::vector<ShardedTensorMetadata>& tensors,
+                                        std::span<torch::optim::Optimizer* const> optimizers) {
+  return state_items(tensors, optimizers, [&](GroupMember member) {
     const auto& optimizer = *optimizers[member.optimizer];
     return parameters::state_slots(optimizer, optimizer.param_groups()[member.group].options());
   });
 }
 
-std::vector<Row> in_file_order(std::vector<Row> model, std::vector<Row> state) {
-  auto rows = std::move(model);
-  rows.insert(rows.end(), std::make_move_iterator(state.begin()), std::make_move_iterator(state.end()));
-  std::stable_sort(rows.begin(), rows.end(),
-                   [](const Row& a, const Row& b) { return size_of(a.entry.dtype) > size_of(b.entry.dtype); });
-  return rows;
+std::vector<CheckpointItem> in_file_order(std::vector<CheckpointItem> model, std::vector<CheckpointItem> state) {
+  auto items = std::move(model);
+  items.insert(items.end(), std::make_move_iterator(state.begin()), std::make_move_iterator(state.end()));
+  std::stable_sort(items.begin(), items.end(), [](const CheckpointItem& a, const CheckpointItem& b) {
+    return size_of(a.entry.dtype) > size_of(b.entry.dtype);
+  });
+  return items;
 }
 
-void require_same_rows(World& world, const std::vector<Row>& rows, const std::string& subject) {
-  const auto mine = fingerprint_of(rows);
+void require_same_items(World& world, const std::vector<CheckpointItem>& items, const std::string& subject) {
+  const auto mine = fingerprint_of(items);
   const auto all = world.all_gather(std::as_bytes(std::span(&mine, 1)), "list of a checkpoint's tensors");
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
@@ -118,28 +119,28 @@ void require_same_rows(World& world, const std::vector<Row>& rows, const std::st
   }
 }
 
-std::vector<char> existing(World& world, const std::vector<Row>& rows) {
-  std::vector<std::int64_t> there(rows.size(), 0);
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (rows[i].holders().front() == world.rank_id() && rows[i].value().defined()) there[i] = 1;
+std::vector<char> existing(World& world, const std::vector<CheckpointItem>& items) {
+  std::vector<std::int64_t> there(items.size(), 0);
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    if (items[i].holders().front() == world.rank_id() && items[i].value().defined()) there[i] = 1;
   }
   world.all_reduce_sum(std::span(there), "list of a checkpoint's tensors");
   return {there.begin(), there.end()};
 }
 
-at::Tensor to_root(World& world, const Row& row) {
-  const bool root = world.rank() == 0, all = row.shards().empty();
+at::Tensor to_root(World& world, const CheckpointItem& item) {
+  const bool root = world.rank() == 0, all = item.shards().empty();
   at::Tensor data;
-  const std::size_t senders = all ? 1 : row.holders().size();
+  const std::size_t senders = all ? 1 : item.holders().size();
   for (std::size_t h = 0; h < senders; ++h) {
-    const Rank from = row.holders()[h];
-    if (!all && row.shards()[h].empty()) continue;
-    const at::Tensor mine = from == world.rank_id() ? to_cpu(row.value()) : at::Tensor();
-    if (mine.defined() && !root) world.send(memory_of(mine), Rank(0), row.entry.name);
+    const Rank from = item.holders()[h];
+    if (!all && item.shards()[h].empty()) continue;
+    const at::Tensor mine = from == world.rank_id() ? to_cpu(item.value()) : at::Tensor();
+    if (mine.defined() && !root) world.send(memory_of(mine), Rank(0), item.entry.name);
     if (!root) continue;
     if (mine.defined() && all) return mine;
-    if (!data.defined()) data = empty_for(row.entry);
-    const auto part = all ? parameters::Slab(Interval{0, data.numel()}) : row.shards()[h];
+    if (!data.defined()) data = empty_for(item.entry);
+    const auto part = all ? parameters::ShardSlices(Interval{0, data.numel()}) : item.shards()[h];
     if (mine.defined()) {
       part.put(mine, data);
       continue;
@@ -147,10 +148,10 @@ at::Tensor to_root(World& world, const Row& row) {
     const auto places = part.views(data);
     const bool in_place = places.size() == 1 && places.front().is_contiguous();
     const auto arriving = in_place ? places.front() : at::empty({part.size()}, data.options());
-    world.receive(memory_of(arriving), from, row.entry.name);
+    world.receive(memory_of(arriving), from, item.entry.name);
     if (!in_place) part.put(arriving, data);
   }
-  if (root && !data.defined()) data = empty_for(row.entry);  // the row has no elements
+  if (root && !data.defined()) data = empty_for(item.entry);  // the item has no elements
   return data;
 }
 
