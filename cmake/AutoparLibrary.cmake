@@ -21,8 +21,8 @@ if(AUTOPAR_SANITIZE)
   add_link_options(-fsanitize=${AUTOPAR_SANITIZE})
 endif()
 
-# For code whose time goes into libtorch's operators: benchmarks/replay_overhead is as fast as at -O3, and it compiles in
-# two thirds of the time.
+# For code of which more optimisation takes a compiler longer than it saves: tests, examples, and what waits for libtorch's
+# operators (benchmarks/replay_overhead is as fast as at -O3).
 add_library(autopar_light_optimisation INTERFACE)
 target_compile_options(autopar_light_optimisation INTERFACE $<$<AND:$<CONFIG:Release>,$<CXX_COMPILER_ID:GNU,Clang>>:-O1>)
 

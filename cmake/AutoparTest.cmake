@@ -35,7 +35,7 @@ function(autopar_add_test_program name)
       set_target_properties(${name} PROPERTIES UNITY_BUILD_BATCH_SIZE ${AUTOPAR_UNITY_BATCH})
     endif()
   else()
-    target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>) # more takes a compiler longer than it saves
+    target_link_libraries(${name} PRIVATE autopar_light_optimisation)
   endif()
 endfunction()
 

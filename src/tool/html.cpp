@@ -26,7 +26,7 @@ constexpr std::array<Look, 8> kLooks{{{BarKind::kForward, "#4c8bd6"},
                                       {BarKind::kBackwardWeight, "#7fb069"},
                                       {BarKind::kSend, "#e0a030"},
                                       {BarKind::kReceive, "#c9c24a"},
-                                      {BarKind::kAllReduce, "#b45fc4"},
+                                      {BarKind::kCollective, "#b45fc4"},
                                       {BarKind::kUpdate, "#8a8f98"}}};
 
 std::string escaped(const std::string& text) {

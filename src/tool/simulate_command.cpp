@@ -23,9 +23,9 @@ namespace {
 std::vector<TraceEvent> events_of(const StepTimeline& timeline) {
   std::vector<TraceEvent> events;
   for (const Bar& bar : timeline.bars) {
-    const std::string lane = computes(bar.kind)                ? "compute"
-                             : bar.kind == BarKind::kAllReduce ? "gradient sums"
-                                                               : name_of(bar.kind);
+    const std::string lane = computes(bar.kind)                 ? "compute"
+                             : bar.kind == BarKind::kCollective ? "gradient sums"
+                                                                : name_of(bar.kind);
     events.push_back({bar.rank, lane, bar.what, bar.begin, bar.end});
   }
   return events;

@@ -23,7 +23,7 @@ BarKind kind_of(const Action& action) {
     case ActionKind::kAllReduce:
     case ActionKind::kReduceScatter:
     case ActionKind::kAllGather:
-      return BarKind::kAllReduce;
+      return BarKind::kCollective;
     case ActionKind::kBackwardInput:
       return BarKind::kBackwardInput;
     case ActionKind::kBackwardWeight:
@@ -138,7 +138,7 @@ std::string name_of(BarKind kind) {
       return "send";
     case BarKind::kReceive:
       return "receive";
-    case BarKind::kAllReduce:
+    case BarKind::kCollective:
       return "reduce";
     case BarKind::kUpdate:
       return "update";

@@ -19,13 +19,13 @@ enum class BarKind : std::uint8_t {
   kBackwardWeight,
   kSend,
   kReceive,
-  kAllReduce,
+  kCollective,
   kUpdate
 };
 
 /// Whether a rank can do nothing else of its kind meanwhile, as opposed to what travels beside it.
 [[nodiscard]] constexpr bool computes(BarKind kind) {
-  return kind != BarKind::kSend && kind != BarKind::kReceive && kind != BarKind::kAllReduce;
+  return kind != BarKind::kSend && kind != BarKind::kReceive && kind != BarKind::kCollective;
 }
 
 /// One thing that a rank does, in predicted time.

@@ -39,9 +39,9 @@ concept StageEngine = requires(E& engine, const Action& action, const Buffer& bu
   { engine.pack(action) } -> std::same_as<Buffer>;            ///< kSend: the message's bytes
   { engine.receive_buffer(action) } -> std::same_as<Buffer>;  ///< kReceive: the memory that the message is written to
   engine.accept(action, buffer);                              ///< kReceive: the message has arrived
-  { engine.bucket(action) } -> std::same_as<Buffer>;          ///< kAllReduce(Scatter): gradients, reduced in place
+  { engine.bucket(action) } -> std::same_as<Buffer>;  ///< kAllReduce, kReduceScatter: gradients, reduced in place
   { engine.bucket_dtype(action) } -> std::same_as<DType>;
-  engine.reduced(action);  ///< kAllReduce(Scatter): the sum, or this rank's shard of it, is in the bucket
+  engine.reduced(action);  ///< kAllReduce, kReduceScatter: the sum, or this rank's shard of it, is in the bucket
 };
 
 /// An engine that holds parameters, or the state that belongs to them, in shards.

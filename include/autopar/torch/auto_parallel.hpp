@@ -173,7 +173,7 @@ class AutoParallelImpl : public ParallelModule {
 
   static PlanFunction plan_function() {
     if constexpr (std::same_as<PlannerType, Planner<>>) {
-      return default_planner();
+      return try_plan_with_defaults;
     } else {
       return plan_function(PlannerType{});
     }

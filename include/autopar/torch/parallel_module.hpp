@@ -181,8 +181,6 @@ class ParallelModule : public torch::nn::Module {
   ParallelModule(World& world, std::shared_ptr<torch::nn::Module> module, Options&& options, PlanFunction planner,
                  std::shared_ptr<InitRecord> init, std::span<const std::byte> members);
 
-  /// The planner of plan_with_defaults.
-  [[nodiscard]] static PlanFunction default_planner();
   /// Runs a construction and records it. Random values are drawn only on request if these options ask for a plan alone.
   [[nodiscard]] static std::shared_ptr<InitRecord> record(const std::function<void()>& construct,
                                                           const Options& options);

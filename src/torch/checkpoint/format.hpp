@@ -23,7 +23,7 @@ namespace autopar::checkpoint {
 class CheckpointWriter {
  public:
   virtual ~CheckpointWriter() = default;
-  /// Writes a item. Collective. A rank that cannot write continues, so that all ranks stay in step, and reports it in
+  /// Writes an item. Collective. A rank that cannot write continues, so that all ranks stay in step, and reports it in
   /// `commit`.
   virtual void write(const CheckpointItem& item) = 0;
   /// Makes the complete checkpoint visible. Does not communicate.
@@ -52,7 +52,7 @@ class CheckpointReader {
 
   /// Allocates memory for the largest item, before the first is read; 0 frees it. Does not communicate.
   virtual void reserve(std::size_t bytes) = 0;
-  /// Reads this rank's part of a item. Collective. A rank that cannot read continues, and reports it in `finish`.
+  /// Reads this rank's part of an item. Collective. A rank that cannot read continues, and reports it in `finish`.
   /// @param name  of the tensor on disk; on rank 0
   /// @param mine  flat or with the item's sizes, on the CPU; undefined on ranks that hold nothing of it
   virtual void read(const CheckpointItem& item, const std::string& name, const at::Tensor& mine) = 0;

@@ -21,10 +21,6 @@ ParallelModule::ParallelModule(World& world, std::shared_ptr<torch::nn::Module> 
       std::make_shared<Session>(world, module_, std::move(options), std::move(planner), std::move(init), members);
 }
 
-PlanFunction ParallelModule::default_planner() {
-  return [](const auto&... problem) { return try_plan_with_defaults(problem...); };
-}
-
 std::shared_ptr<InitRecord> ParallelModule::record(const std::function<void()>& construct, const Options& options) {
   const auto drawing = Session::only_plans(options) ? Drawing::kAtMaterialisation : Drawing::kAtOnce;
   return std::make_shared<InitRecord>(InitRecord::record(construct, drawing));

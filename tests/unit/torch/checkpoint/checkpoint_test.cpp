@@ -115,7 +115,7 @@ class PartsInMemory : public checkpoint::Format {
   }
 
  private:
-  /// Where this rank's part of a item lies in the whole; undefined if it holds none.
+  /// Where this rank's part of an item lies in the whole; undefined if it holds none.
   static at::Tensor own_part(const World& world, Kept& kept, const checkpoint::CheckpointItem& item) {
     const auto holder = std::ranges::find(item.holders(), world.rank_id());
     if (holder == item.holders().end()) return {};
