@@ -26,9 +26,8 @@ autopar::Plan in_chunks(const Setup& setup, const autopar::ModelProfile& profile
   while (static_cast<int>(replicas.size()) * chunks > nodes) replicas.pop_back();
   request.options.stages = static_cast<int>(replicas.size());
   if (chunks == 1) request.options.schedule = "zb-h1";
-  autopar::Planner<autopar::ChunkedStaging> planner;
-  planner.staging.max_chunks = chunks;
-  return planner.plan(pipelined, costs, cluster, request);
+  request.budget.chunks = chunks;
+  return autopar::Planner<autopar::ChunkedStaging>{}.plan(pipelined, costs, cluster, request);
 }
 
 void synthesise(autopar::Plan& plan) {

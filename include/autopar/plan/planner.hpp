@@ -72,10 +72,10 @@ struct DefaultStaging<O> {
 /// input gives the same plan, byte for byte.
 ///
 /// Policies come in any order, and defaults replace missing ones: `Planner<>`, `Planner<UniformStaging>`,
-/// `Planner<MyCoarsening, MyStaging>`. Their knobs are members: `planner.staging.max_states = …` or
-/// `Planner{MyStaging{.width = 8}}`. An objective is a policy, too. `Planner<SlowestStage>` uses the staging policy
-/// that the objective names, `Planner<MyObjective, MyStaging>` the user's. A `CostPolicy` decides what operators of a
-/// captured model cost.
+/// `Planner<MyCoarsening, MyStaging>`. Their knobs are members: `Planner{MyStaging{.width = 8}}`. What a
+/// search may spend is `PlanRequest::budget`. An objective is a policy, too. `Planner<SlowestStage>` uses the staging
+/// policy that the objective names, `Planner<MyObjective, MyStaging>` the user's. A `CostPolicy` decides what operators
+/// of a captured model cost.
 template <class... Policies>
 class Planner {
  public:

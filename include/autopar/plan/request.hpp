@@ -11,6 +11,7 @@
 #include <autopar/plan/buckets.hpp>
 #include <autopar/plan/options.hpp>
 #include <autopar/plan/plan.hpp>
+#include <autopar/plan/search_budget.hpp>
 #include <autopar/plan/variant.hpp>
 #include <autopar/schedule/kind.hpp>
 #include <autopar/schedule/traits.hpp>
@@ -47,6 +48,7 @@ struct PlanRequest {
   int world = 0;           ///< ranks; 0 = all devices of the cluster
   std::int64_t batch = 1;  ///< samples of a step, all ranks together
   Capabilities runtime{};
+  SearchBudget budget{};
   std::optional<BucketPolicy> buckets{};   ///< none: the planner chooses, see `chosen_buckets`
   bool remedies = true;                    ///< an Infeasible answer looks for changes that fit, which may take seconds
   std::vector<ProgramVariant> variants{};  ///< of captured models
@@ -97,6 +99,7 @@ struct Constraints {
   double optimizer_state_factor = 2;
   int gradient_copies = 1;  ///< of each gradient that a rank holds at the peak
   BucketPolicy buckets{};
+  SearchBudget budget{};
   /// A search may skip stagings that are not faster than this.
   Seconds to_beat{std::numeric_limits<double>::infinity()};
   std::vector<std::string> notes;  ///< what the plan should tell the user

@@ -30,6 +30,7 @@ struct StagingLawOptions {
   int inputs = 300;
   int max_nodes = 5;
   int max_devices = 4;
+  SearchBudget budget{};  ///< of every search
 };
 
 /// What the inputs covered: if few pipelines fit, the laws say little about the policy.
@@ -47,9 +48,9 @@ namespace detail {
 class StagingProblem {
  public:
   /// @throws CaptureError if the options force a plan that mixes samples
-  StagingProblem(std::uint64_t seed, int max_nodes, int max_devices)
+  StagingProblem(std::uint64_t seed, const StagingLawOptions& options)
       : seed_(seed),
-        instance_(random_instance(seed, max_nodes, max_devices)),
+        instance_(within(random_instance(seed, options.max_nodes, options.max_devices), options.budget)),
         cost_(instance_.cluster),
         work_(make_workload(instance_.model, cost_)),
         constraints_(resolve(instance_.request, work_, instance_.cluster)),
@@ -120,6 +121,10 @@ class StagingProblem {
   }
 
  private:
+  [[nodiscard]] static Instance within(Instance instance, const SearchBudget& budget) {
+    instance.request.budget = budget;
+    return instance;
+  }
   [[nodiscard]] const Workload& in_segments() {
     work_.segment_of = recompute_segments(work_, constraints_, 1 + static_cast<int>(seed_ % 4));
     return work_;
@@ -159,7 +164,7 @@ StagingTally check_staging_laws(const P& policy, const StagingLawOptions& option
   for (std::uint64_t seed = options.first_seed; seed < options.first_seed + static_cast<std::uint64_t>(options.inputs);
        ++seed) {
     try {
-      const detail::StagingProblem problem(seed, options.max_nodes, options.max_devices);
+      const detail::StagingProblem problem(seed, options);
       const SearchResult found = problem.search(policy);
       problem.check_same(found, problem.search(policy));
       for (const Candidate& candidate : found.candidates.ranked()) problem.check(candidate);

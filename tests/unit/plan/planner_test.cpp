@@ -177,8 +177,8 @@ TEST_CASE("Planner: plans of random models obey the laws", "[laws]") {
     request.options.max_microbatches = dice(1, 8);
     if (dice.chance(30))
       request.options.stages = dice(1, std::min<int>(cluster.devices, static_cast<int>(model.graph.node_count())));
-    Planner<> planner;
-    planner.staging.max_states = 20'000;
+    request.budget.states = 20'000;
+    const Planner<> planner;
     try {
       const Plan plan = planner.plan(model, cluster, request);
       check_laws(plan, model, request);

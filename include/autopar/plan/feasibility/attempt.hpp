@@ -12,9 +12,9 @@
 #include <autopar/plan/model/segments.hpp>
 #include <autopar/plan/multilevel/coarsened.hpp>
 #include <autopar/plan/request.hpp>
-#include <autopar/plan/search/effort.hpp>
 #include <autopar/plan/search/least_memory.hpp>
 #include <autopar/plan/search/tensor_degrees.hpp>
+#include <autopar/plan/search_budget.hpp>
 
 namespace autopar::detail {
 

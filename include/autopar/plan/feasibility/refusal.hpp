@@ -46,7 +46,7 @@ class Refusal {
       peak = of(one) + coarse.rounding(work_);
       host = StepObjective::host_peak(one.terms) + coarse.rounding(work_);
     }
-    const bool slow = work_.graph.node_count() >= kMany || (is_lawful && !least->proven);
+    const bool slow = work_.graph.node_count() >= constraints_.budget.many_nodes || (is_lawful && !least->proven);
     const Trials quick = [&](const PlanRequest& request, const Cluster& cluster) {
       return quick_trial(coarse, request, cluster);
     };

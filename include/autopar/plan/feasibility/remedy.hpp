@@ -13,8 +13,8 @@
 #include <autopar/plan/model/constraints.hpp>
 #include <autopar/plan/model/segments.hpp>
 #include <autopar/plan/request.hpp>
-#include <autopar/plan/search/effort.hpp>
 #include <autopar/plan/search/least_cuts.hpp>
+#include <autopar/plan/search_budget.hpp>
 #include <autopar/plan/text.hpp>
 
 namespace autopar {
@@ -67,7 +67,7 @@ class RemedySearch {
         constraints_(constraints),
         exact_(std::move(exact)),
         quick_(std::move(quick)),
-        budget_(slow ? 0 : kRemedySteps) {}
+        budget_(slow ? 0 : constraints.budget.remedy_steps) {}
 
   /// @param peak       peak memory of some plan; 0 = none is known
   /// @param host_peak  likewise in host memory

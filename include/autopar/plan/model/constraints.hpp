@@ -405,6 +405,7 @@ inline void apply_whole_batch(const Workload& work, const Options& options, Cons
           "or a loss that forward returns, lets it mix them");
     }
   }
+  out.budget = request.budget;
   out.buckets = request.buckets ? *request.buckets : chosen_buckets(work, cluster, out);
   if (!out.buckets.is_valid())
     detail::refuse("buckets of " + std::to_string(out.buckets.size.value()) + " bytes; use 1 byte to 1 TiB");

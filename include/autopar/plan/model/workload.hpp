@@ -23,6 +23,7 @@
 #include <autopar/graph/algorithms/topological_order.hpp>
 #include <autopar/graph/graph.hpp>
 #include <autopar/graph/iteration.hpp>
+#include <autopar/plan/search_budget.hpp>
 
 namespace autopar {
 
@@ -176,9 +177,6 @@ template <BidirectionalGraph G, CostModel<G> M>
 
 namespace detail {
 
-/// From so many nodes or parameters on, equal nodes are evaluated once and parameters are bundled.
-inline constexpr std::size_t kMany = 4096;
-
 /// [node] class of equal operators, in order of first appearance. An equal structure is only a hint.
 [[nodiscard]] inline std::vector<int> classes_of(const Graph<OpProfile, ValueProfile>& graph,
                                                  std::vector<NodeId>& representatives) {
@@ -206,7 +204,7 @@ inline constexpr std::size_t kMany = 4096;
 
 /// Costs of many nodes by their classes, if that saves work.
 inline void set_classes(Workload& work, const Graph<OpProfile, ValueProfile>& graph) {
-  if (graph.node_count() < kMany) return;
+  if (graph.node_count() < SearchBudget{}.many_nodes) return;
   auto representatives = std::make_shared<std::vector<NodeId>>();
   work.class_of = classes_of(graph, *representatives);
   if (2 * representatives->size() > graph.node_count()) {
@@ -549,7 +547,8 @@ inline void bundle_parameters(Workload& work, Bytes bundle) {
   coarse.least_all_reduce = fine.least_all_reduce;
   coarse.least_transfer = fine.least_transfer;
   coarse.computes_while_exchanging = fine.computes_while_exchanging;
-  if (bundle > Bytes(0) && fine.parameters.size() >= detail::kMany) detail::bundle_parameters(coarse, bundle);
+  if (bundle > Bytes(0) && fine.parameters.size() >= SearchBudget{}.many_nodes)
+    detail::bundle_parameters(coarse, bundle);
   return coarse;
 }
 

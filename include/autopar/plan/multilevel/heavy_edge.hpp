@@ -13,7 +13,7 @@
 #include <autopar/graph/algorithms/topological_order.hpp>
 #include <autopar/graph/graph.hpp>
 #include <autopar/plan/concepts.hpp>
-#include <autopar/plan/search/effort.hpp>
+#include <autopar/plan/search_budget.hpp>
 
 namespace autopar {
 
@@ -35,7 +35,7 @@ static_assert(CoarseningPolicy<NoCoarsening>);
 struct HeavyEdge {
   using policy_category = coarsening_policy_tag;
   int max_blocks = 40;
-  std::size_t max_tails = detail::kSearchTails;
+  std::size_t max_tails = SearchBudget{}.downsets;
 
   /// @param samples       the slice at which nodes and values are weighed
   /// @param least_blocks  stages that the user asks for: at least so many blocks are left, if the graph has the nodes

@@ -24,9 +24,13 @@ class Uncoarsening {
  public:
   /// @param objective  of the nodes @pre the arguments outlive it
   Uncoarsening(const StepObjective& objective, const Coarsened& coarse)
-      : objective_(objective), work_(objective.work()), constraints_(objective.constraints()), coarse_(coarse) {
-    if (coarse.whole() || (work_.graph.node_count() < kMany && coarse.rounding(work_) == Bytes(0))) return;
-    pieces_.emplace(work_, cut_into_pieces(work_, coarse.blocks, kPieces), objective.cluster(), constraints_);
+      : objective_(objective),
+        work_(objective.work()),
+        constraints_(objective.constraints()),
+        budget_(constraints_.budget),
+        coarse_(coarse) {
+    if (coarse.whole() || (work_.graph.node_count() < budget_.many_nodes && coarse.rounding(work_) == Bytes(0))) return;
+    pieces_.emplace(work_, cut_into_pieces(work_, coarse.blocks, budget_.pieces), objective.cluster(), constraints_);
     if (work_.segment_of.empty()) return;
     for (const NodeId piece : pieces_->work.graph.nodes()) {
       const NodeId first = pieces_->blocks.members(BlockId(piece.value())).front();
@@ -53,12 +57,6 @@ class Uncoarsening {
   }
 
  private:
-  static constexpr std::size_t kRefined = 4;  // of the best
-  static constexpr double kHopeless = 1.5;    // times the best step: moving parts of blocks does not make up for more
-  static constexpr int kEstimates = 1500;
-  static constexpr int kEstimatesOfPieces = 300;
-  static constexpr std::size_t kPieces = 640;
-
   /// Whether local search applies. It knows neither stages that share ranks nor different tensor degrees.
   [[nodiscard]] static bool moves_improve(const Staging& staging) {
     return staging.position_of.empty() &&
@@ -94,13 +92,13 @@ class Uncoarsening {
   [[nodiscard]] Candidates refined_in_nodes(const SearchResult& found) const {
     Candidates fine(constraints_.memory);
     LocalSearch local(objective_);
-    const Seconds hopeless = found.candidates.best_step() * kHopeless;
+    const Seconds hopeless = found.candidates.best_step() * budget_.refined_slack;
     std::map<int, std::size_t> rank;  // by tensor degree
     for (const Candidate& candidate : found.candidates.ranked()) {
       Candidate own = projected_from(coarse_.blocks, candidate);
       const bool improvable = moves_improve(candidate.staging) && candidate.terms.step <= hopeless;
-      if (!coarse_.whole() && improvable && rank[degree_of(candidate.staging)]++ < kRefined) {
-        const Staging better = improved(objective_, local, own.staging, kEstimates);
+      if (!coarse_.whole() && improvable && rank[degree_of(candidate.staging)]++ < budget_.refined) {
+        const Staging better = improved(objective_, local, own.staging, budget_.estimates_of_nodes);
         if (better != own.staging)
           fine.offer({better, predicted(better, std::min(found.candidates.best_step(), fine.best_step()))});
       }
@@ -121,7 +119,7 @@ class Uncoarsening {
   /// @param limit  as the objective's. With many actions, orders are synthesised on the ranks and at the ZeRO level of
   /// the schedule that they start from.
   [[nodiscard]] StepTerms predicted(const Staging& staging, Seconds limit) const {
-    const bool many = objective_.actions(staging) > StepObjective::kManyActions;
+    const bool many = objective_.actions(staging) > budget_.many_actions;
     if (!many || !traits_of(staging.schedule).orders_in_plan) return objective_(staging, limit);
     Staging start = staging;
     start.schedule = kSplitStraight;
@@ -141,13 +139,15 @@ class Uncoarsening {
     LocalSearch local(pieces_->objective);
     std::map<int, std::size_t> rank_of;  // by tensor degree
     for (const Candidate& candidate : ranked) {
-      if (!found.candidates.fits(candidate) || candidate.terms.step > found.candidates.best_step() * kHopeless) break;
-      if (rank_of[degree_of(candidate.staging)]++ >= kRefined) continue;
+      if (!found.candidates.fits(candidate) ||
+          candidate.terms.step > found.candidates.best_step() * budget_.refined_slack)
+        break;
+      if (rank_of[degree_of(candidate.staging)]++ >= budget_.refined) continue;
       finalists.push_back(projected_from(coarse_.blocks, candidate));
       // The comparison does not cover synthesised orders.
       if (!moves_improve(candidate.staging) || traits_of(candidate.staging.schedule).orders_in_plan) continue;
       const Staging staging = restricted(finalists.back().staging, pieces_->blocks);
-      Staging better = improved(pieces_->objective, local, staging, kEstimatesOfPieces);
+      Staging better = improved(pieces_->objective, local, staging, budget_.estimates_of_pieces);
       if (better == staging) continue;
       StepTerms terms = pieces_->objective(better, found.candidates.best_step());
       finalists.push_back(projected_from(pieces_->blocks, {std::move(better), std::move(terms)}));
@@ -179,6 +179,7 @@ class Uncoarsening {
   const StepObjective& objective_;
   const Workload& work_;
   const Constraints& constraints_;
+  const SearchBudget& budget_;
   const Coarsened& coarse_;
   std::optional<Coarsened> pieces_;
 };

@@ -277,7 +277,7 @@ class PlanMaker {
     free_links.all_reduce = [](Bytes, std::span<const Rank>) { return Seconds{}; };
     const StepObjective free(free_links, cluster_, objective.constraints());
     const auto [staging, terms] = uncoarsening.comparable(best);
-    const bool many = objective.actions(staging) > StepObjective::kManyActions || !terms.orders.empty();
+    const bool many = objective.actions(staging) > objective.constraints().budget.many_actions || !terms.orders.empty();
     const SizedPipeline sized = free.pipeline(staging, terms.meshes);
     const StepTerms unhindered =
         many ? free.folded(staging, sized, terms.optimizations, terms.orders) : free.evaluate(staging, terms.meshes);

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include <autopar/plan/concepts.hpp>
-#include <autopar/plan/search/effort.hpp>
 #include <autopar/plan/search/uniform_staging.hpp>
 #include <autopar/schedule/traits.hpp>
 
@@ -23,12 +22,6 @@ namespace autopar {
 /// Other policies search the plain schedules.
 struct ChunkedStaging {
   using policy_category = staging_policy_tag;
-  int max_chunks = 4;                        ///< most stages a position
-  int synthesised = 6;                       ///< stagings for which orders are synthesised
-  std::int64_t simulated = 300'000;          ///< all shapes are simulated if they have no more actions together
-  std::int64_t compared = 300'000;           ///< otherwise: actions of the shapes that are compared, one rank a
-                                             ///< position
-  std::int64_t simulated_of_best = 150'000;  ///< and actions of the best of these, which are simulated
   bool only_fits = false;  ///< only whether anything fits matters: nothing is simulated if nothing can fit
 
   [[nodiscard]] static bool is_plain(ScheduleKind kind) { return has_closed_form(kind); }
@@ -42,12 +35,12 @@ struct ChunkedStaging {
   /// Adds what it finds to the result of a search of the plain schedules.
   void add_to(SearchResult& result, const StepObjective& objective) const {
     const Shapes shapes(objective);
-    std::vector<Shape> all = shapes.all(max_chunks);
+    std::vector<Shape> all = shapes.all();
     const bool has_misfits_alone = !result.candidates.any_fits() && !result.candidates.empty();
     if ((only_fits || has_misfits_alone) && !any_may_fit(shapes, all, objective)) return;
     std::int64_t actions = 0;
     for (const Shape& shape : all) actions += shape.actions(objective.constraints().ranks());
-    if (actions <= simulated)
+    if (actions <= objective.constraints().budget.chunk_actions)
       simulate_all(shapes, all, objective, result);
     else
       simulate_best(shapes, std::move(all), objective, result);
@@ -69,7 +62,8 @@ struct ChunkedStaging {
     return allows(objective.constraints(), kSynthesisedSchedule);
   }
   [[nodiscard]] static bool may_synthesise(const StepObjective& objective, const Staging& from) {
-    return from.microbatches <= detail::kSynthesisedMicrobatches || objective.constraints().schedules.size() == 1;
+    return from.microbatches <= objective.constraints().budget.synthesised_microbatches ||
+           objective.constraints().schedules.size() == 1;
   }
 
   class Shapes;
@@ -104,7 +98,8 @@ struct ChunkedStaging {
     }
     if (!synthesises(objective)) return;
     Candidates::rank(tried, objective.constraints().memory);
-    if (static_cast<int>(tried.size()) > synthesised) tried.resize(static_cast<std::size_t>(synthesised));
+    const auto most = static_cast<std::size_t>(constraints.budget.synthesised);
+    if (tried.size() > most) tried.resize(most);
     for (Candidate& candidate : tried) {
       if (!may_synthesise(objective, candidate.staging)) continue;
       candidate.staging.schedule = kSynthesisedSchedule;
@@ -115,17 +110,15 @@ struct ChunkedStaging {
     }
   }
 
-  /// Shapes that promise a step longer than this multiple of the best one are skipped.
-  static constexpr double kHopeless = 1.05;
-
   void simulate_best(const Shapes& shapes, std::vector<Shape> all, const StepObjective& objective,
                      SearchResult& result) const {
     std::stable_sort(all.begin(), all.end(), [](const Shape& a, const Shape& b) { return a.promise < b.promise; });
     std::vector<Candidate> tried;
     double best = result.candidates.best_step().value();
-    std::int64_t left = compared;
+    const SearchBudget& budget = objective.constraints().budget;
+    std::int64_t left = budget.compared_chunk_actions;
     for (const Shape& shape : all) {
-      if (left <= 0 || shape.promise > best * kHopeless) break;
+      if (left <= 0 || shape.promise > best * budget.chunk_slack) break;
       auto staging = shapes.make(shape);
       if (!staging) continue;
       left -= objective.comparison(*staging);
@@ -140,10 +133,11 @@ struct ChunkedStaging {
 
   /// Simulates at least one, so that there is something to report if nothing fits.
   void offer_best(const std::vector<Candidate>& tried, const StepObjective& objective, SearchResult& result) const {
-    std::int64_t left = simulated_of_best;
+    const SearchBudget& budget = objective.constraints().budget;
+    std::int64_t left = budget.simulated_chunk_actions;
     for (const Candidate& candidate : tried) {
       const Staging& staging = candidate.staging;
-      if (left <= 0 || candidate.terms.step > result.candidates.best_step() * kHopeless) break;
+      if (left <= 0 || candidate.terms.step > result.candidates.best_step() * budget.chunk_slack) break;
       if (!allows(objective.constraints(), staging.schedule)) continue;
       if (!meets(objective.constraints(), objective.work(), staging)) continue;
       left -= objective.actions(staging);
@@ -154,11 +148,12 @@ struct ChunkedStaging {
 
   /// Synthesises orders on the ranks and with the memory optimizations of the schedule that they start from.
   void synthesise_best(std::vector<Candidate> tried, const StepObjective& objective, SearchResult& result) const {
-    std::int64_t left = simulated_of_best;
+    const SearchBudget& budget = objective.constraints().budget;
+    std::int64_t left = budget.simulated_chunk_actions;
     int count = 0;
-    const Seconds limit = result.candidates.best_step() * kHopeless;
+    const Seconds limit = result.candidates.best_step() * budget.chunk_slack;
     for (Candidate& candidate : tried) {
-      if (left <= 0 || count == synthesised || candidate.terms.step > limit) break;
+      if (left <= 0 || count == budget.synthesised || candidate.terms.step > limit) break;
       Staging& staging = candidate.staging;
       if (!may_synthesise(objective, staging)) continue;
       staging.schedule = kSynthesisedSchedule;
@@ -181,7 +176,7 @@ struct ChunkedStaging {
 
     /// The shapes of all allowed schedules; if orders are to be synthesised, of all schedules that they could start
     /// from.
-    [[nodiscard]] std::vector<Shape> all(int max_chunks) const {
+    [[nodiscard]] std::vector<Shape> all() const {
       const Constraints& constraints = objective_.constraints();
       const int nodes = static_cast<int>(objective_.work().graph.node_count());
       const auto kinds = kinds_by_layout();
@@ -196,7 +191,7 @@ struct ChunkedStaging {
         for (const int microbatches : constraints.microbatches) {
           for (const ScheduleKind kind : kinds) {
             if (!allows(constraints, kind) && !synthesises(objective_)) continue;
-            for (int chunks = 1; chunks <= max_chunks; ++chunks) {
+            for (int chunks = 1; chunks <= constraints.budget.chunks; ++chunks) {
               if (!allows_chunks(traits_of(kind).layout, chunks) || positions * chunks > nodes) continue;
               out.push_back({positions, chunks, microbatches, kind});
               out.back().promise = promise(out.back(), *std::min_element(replicas.begin(), replicas.end()));

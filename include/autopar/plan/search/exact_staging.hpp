@@ -11,7 +11,6 @@
 
 #include <autopar/plan/concepts.hpp>
 #include <autopar/plan/search/chunked_staging.hpp>
-#include <autopar/plan/search/effort.hpp>
 #include <autopar/plan/search/least_memory.hpp>
 #include <autopar/plan/search/lower_bound.hpp>
 #include <autopar/plan/search/refine.hpp>
@@ -119,7 +118,7 @@ class BranchAndBound {
           degree.tables->recomputing_to_fit(from, to, nodes, in_flight, microbatches_, replicas, only);
       if (recompute == std::numeric_limits<double>::infinity()) continue;
       chosen_.push_back(bound_.choose(degree, from, to, nodes, replicas, only, recompute, chosen_));
-      if (!hopeless(bound_(chosen_, left))) {
+      if (!constraints_.budget.bounds_partial_stagings || !hopeless(bound_(chosen_, left))) {
         if (first)
           evaluate();
         else
@@ -173,13 +172,9 @@ class BranchAndBound {
 /// The fastest staging: stages, replicas, micro-batches and schedules over convex cuts, by branch and bound on the
 /// simulated step. It starts from even stagings and local search. The result is proven to be the fastest unless the
 /// budget ends first; then `lower_bound` says how much faster a staging could be.
-/// @cost at most `max_states` states of some tenths of a microsecond each
+/// @cost at most `SearchBudget::states` states of some tenths of a microsecond each
 struct ExactStaging {
   using policy_category = staging_policy_tag;
-  std::int64_t max_states = detail::kSearchStates;
-  std::size_t max_tails = detail::kSearchTails;  ///< with more cuts nothing is searched, only the starts are tried
-  int seeds = 24;                                ///< stagings that local search starts from
-  int estimates = 400;                           ///< most estimates of each local search
 
   /// Workloads of more than 64 nodes are not searched, only starts are tried: use a coarsening policy. Schedules that
   /// are not plain are searched by ChunkedStaging afterwards; then nothing is proven.
@@ -209,9 +204,9 @@ struct ExactStaging {
  private:
   /// One of the tensor degrees that stages may have.
   struct Degree {
-    Degree(const StepObjective& objective, int degree, std::size_t max_tails)
+    Degree(const StepObjective& objective, int degree)
         : constraints(objective.constraints().at_degree(degree)), under(objective.under(constraints)) {
-      tables = detail::CutTables::make(under, max_tails);
+      tables = detail::CutTables::make(under, constraints.budget.downsets);
     }
     Degree(const Degree&) = delete;  // its members refer to one another
     Degree& operator=(const Degree&) = delete;
@@ -229,13 +224,13 @@ struct ExactStaging {
     std::vector<const StepObjective*> objectives;
     std::vector<detail::StageDegree> choices;
     for (const int degree : constraints.tensor_degrees) {
-      degrees.emplace_back(objective, degree, max_tails);
+      degrees.emplace_back(objective, degree);
       if (!degrees.back().tables) return false;
       objectives.push_back(&degrees.back().under);
       choices.push_back({degree, &*degrees.back().tables});
     }
-    auto tables = detail::CutTables::make(objective, max_tails, objectives);
-    const std::int64_t last = result.states + most_states(objective) / detail::kPartOfDegrees;
+    auto tables = detail::CutTables::make(objective, constraints.budget.downsets, objectives);
+    const std::int64_t last = result.states + most_states(objective) / constraints.budget.part_of_degrees;
     bool ended = true;
     for (const int microbatches : constraints.microbatches) {
       for (std::size_t i = 0; i < constraints.schedules.size(); ++i) {
@@ -254,7 +249,7 @@ struct ExactStaging {
     SearchResult result{Candidates(objective.constraints().memory)};
     std::optional<detail::CutTables> tables;
     if (objective.work().graph.node_count() <= detail::kMaskNodes)
-      tables = detail::CutTables::make(objective, max_tails);
+      tables = detail::CutTables::make(objective, objective.constraints().budget.downsets);
     std::vector<Configuration> configurations;
     if (tables) configurations = all_configurations(objective, *tables, result);
     seed(objective, configurations, result);
@@ -303,8 +298,8 @@ struct ExactStaging {
         all.push_back({microbatches, schedule});
       }
     }
-    const auto share =
-        states_of_search(objective) / 4 / static_cast<std::int64_t>(all.size()) * detail::kTableStepsAState;
+    const auto share = states_of_search(objective) / objective.constraints().budget.part_of_rest /
+                       static_cast<std::int64_t>(all.size()) * detail::kTableStepsAState;
     for (Configuration& one : all) {
       auto table = detail::RestBottleneck::make(tables, objective, one.microbatches, one.schedule, share);
       if (table) one.rest = std::make_shared<detail::RestBottleneck>(std::move(*table));
@@ -354,13 +349,13 @@ struct ExactStaging {
     }
     std::stable_sort(found.begin(), found.end(), [](const Seed& a, const Seed& b) { return a.estimate < b.estimate; });
     std::vector<Staging> stagings;
-    std::int64_t left = kEstimateWork;
+    std::int64_t left = constraints.budget.estimate_steps;
     for (std::size_t i = 0; i < found.size(); ++i) {
       const bool plain = found[i].staging.stages() == 1;  // the plan that everybody knows, for comparison
-      if (static_cast<int>(i) >= seeds && !plain) continue;
+      if (static_cast<int>(i) >= constraints.budget.starts && !plain) continue;
       add_new(stagings, found[i].staging);
       const std::int64_t each = work_of_estimate(objective, found[i].staging);
-      const auto budget = static_cast<int>(std::min<std::int64_t>(estimates, left / each));
+      const auto budget = static_cast<int>(std::min<std::int64_t>(constraints.budget.estimates, left / each));
       if (budget <= 0) continue;
       left -= budget * each;
       add_new(stagings, local.improve(std::move(found[i].staging), budget).first);
@@ -372,8 +367,7 @@ struct ExactStaging {
     if (std::find(stagings.begin(), stagings.end(), staging) == stagings.end()) stagings.push_back(std::move(staging));
   }
 
-  /// Elementary steps of all local searches.
-  static constexpr std::int64_t kEstimateWork = 6'000'000;
+  /// Elementary steps of an estimate.
   [[nodiscard]] static std::int64_t work_of_estimate(const StepObjective& objective, const Staging& staging) {
     const std::int64_t stages = staging.stages();
     return static_cast<std::int64_t>(objective.work().graph.node_count()) + stages * stages +
@@ -385,9 +379,10 @@ struct ExactStaging {
   /// closely enough.
   static void offer_all(const StepObjective& objective, const std::vector<Staging>& stagings, SearchResult& result) {
     std::vector<Candidate> many;
-    std::int64_t left = kCompared;
+    const SearchBudget& budget = objective.constraints().budget;
+    std::int64_t left = budget.compared_steps;
     for (const Staging& staging : stagings) {
-      if (objective.actions(staging) <= StepObjective::kManyActions) {
+      if (objective.actions(staging) <= budget.many_actions) {
         offer(objective, staging, result);
       } else if (left > 0 || staging.stages() == 1) {
         left -= objective.comparison(staging);
@@ -399,7 +394,7 @@ struct ExactStaging {
     for (Candidate& candidate : many) {
       const bool fits = objective.fits(candidate.terms);
       const bool faster = fits && candidate.terms.step < result.candidates.best_step();
-      if (faster && simulated < kSimulated && as_compared < kAsCompared) {
+      if (faster && simulated < budget.simulated && as_compared < budget.as_compared) {
         const Seconds compared = candidate.terms.step;
         StepTerms terms = objective.simulated(candidate.staging, std::move(candidate.terms));
         ++simulated;
@@ -410,22 +405,20 @@ struct ExactStaging {
       }
     }
   }
-  static constexpr int kAsCompared = 2, kSimulated = 6;
-  static constexpr std::int64_t kCompared = 400'000;  // elementary steps
 
   static void offer(const StepObjective& objective, const Staging& staging, SearchResult& result) {
     result.candidates.offer({staging, objective(staging)});
   }
 
   [[nodiscard]] std::int64_t states_of_search(const StepObjective& objective) const {
-    const int searches = objective.constraints().searches;
-    return searches == 1 ? max_states : max_states / detail::kPartOfDegrees / searches;
+    const auto& [searches, budget] = std::tie(objective.constraints().searches, objective.constraints().budget);
+    return searches == 1 ? budget.states : budget.states / budget.part_of_degrees / searches;
   }
 
   /// With more ranks less of everything can be searched, and a state takes longer.
   [[nodiscard]] std::int64_t most_states(const StepObjective& objective) const {
-    constexpr int kFull = 8;
-    return states_of_search(objective) / std::max(1, objective.constraints().ranks() / kFull);
+    return states_of_search(objective) /
+           std::max(1, objective.constraints().ranks() / objective.constraints().budget.full_ranks);
   }
 
   void branch(const StepObjective& objective, detail::CutTables& tables,

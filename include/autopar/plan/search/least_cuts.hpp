@@ -88,7 +88,7 @@ class LeastMemoryCuts {
     if (constraints.replicas_are_fixed()) return {constraints.fixed_replicas(stages)};
     std::vector<std::vector<int>> choices;
     std::vector<int> chosen;
-    if (constraints.world <= kFewRanks) {
+    if (constraints.world <= constraints.budget.listed_ranks) {
       add_all(choices, chosen, stages, constraints.world);
     } else {
       choices.push_back(even_replicas(constraints.world, stages));
@@ -99,7 +99,6 @@ class LeastMemoryCuts {
     choices.emplace_back(static_cast<std::size_t>(stages), 1);
     return choices;
   }
-  static constexpr int kFewRanks = 8;
 
   static void add_all(std::vector<std::vector<int>>& choices, std::vector<int>& chosen, int stages, int ranks) {
     if (stages == 1) {
@@ -117,7 +116,7 @@ class LeastMemoryCuts {
   /// More micro-batches make slices smaller; with few, fixed bytes are held less often.
   [[nodiscard]] std::vector<int> microbatch_choices() const {
     const auto& allowed = objective_.constraints().microbatches;
-    if (objective_.constraints().world <= kFewRanks) return allowed;
+    if (objective_.constraints().world <= objective_.constraints().budget.listed_ranks) return allowed;
     return {allowed.front(), allowed.back()};
   }
 

@@ -11,7 +11,6 @@
 
 #include <autopar/graph/algorithms/downsets.hpp>
 #include <autopar/plan/search/cut_tables.hpp>
-#include <autopar/plan/search/effort.hpp>
 #include <autopar/plan/search/least_cuts.hpp>
 #include <autopar/plan/search/limited_stagings.hpp>
 #include <autopar/plan/search/stage_floor.hpp>
@@ -141,8 +140,8 @@ class LeastStaging {
 /// Whether stagings are few enough for a proof, and have schedules with closed forms.
 [[nodiscard]] inline bool least_memory_is_provable(const StepObjective& objective) {
   const Constraints& constraints = objective.constraints();
-  return objective.work().graph.node_count() <= kMaskNodes && constraints.world <= kLeastMemoryRanks &&
-         count_downsets(objective.work().graph, kSearchTails).has_value() &&
+  return objective.work().graph.node_count() <= kMaskNodes && constraints.world <= constraints.budget.memory_ranks &&
+         count_downsets(objective.work().graph, constraints.budget.downsets).has_value() &&
          std::ranges::any_of(constraints.schedules, has_closed_form);
 }
 
@@ -156,7 +155,7 @@ class LeastStaging {
                                                              std::optional<Bytes> asked = {}) {
   auto start = detail::LeastMemoryCuts(objective).best();
   if (!detail::least_memory_is_provable(objective)) return start;
-  return detail::LeastStaging(objective, detail::kLeastMemorySteps).best(std::move(start), asked);
+  return detail::LeastStaging(objective, objective.constraints().budget.memory_steps).best(std::move(start), asked);
 }
 
 }  // namespace autopar

@@ -29,7 +29,8 @@ class RestBottleneck {
     RestBottleneck table(tables, objective, microbatches, schedule);
     const auto a_pair = table.world_ * table.world_ * table.depth_ / 2 + 1;
     const auto cells = tables.tails().size() * static_cast<std::size_t>((table.world_ + 1) * table.depth_);
-    if (cells > kMostCells || !table.collect_pairs(max_work / a_pair)) return std::nullopt;
+    if (cells > objective.constraints().budget.rest_cells || !table.collect_pairs(max_work / a_pair))
+      return std::nullopt;
     table.work_ = static_cast<std::int64_t>(table.pairs_.size()) * a_pair;
     table.fill();
     return table;
@@ -63,8 +64,6 @@ class RestBottleneck {
   }
 
  private:
-  static constexpr std::size_t kMostCells = 250'000;  // 4 MB
-
   struct Cell {
     double seconds = std::numeric_limits<double>::infinity();
     DownsetId to;

@@ -9,7 +9,6 @@
 
 #include <autopar/graph/algorithms/topological_order.hpp>
 #include <autopar/plan/concepts.hpp>
-#include <autopar/plan/search/effort.hpp>
 #include <autopar/plan/search/least_memory.hpp>
 #include <autopar/plan/step/timeline.hpp>
 #include <autopar/schedule/program.hpp>
@@ -45,11 +44,13 @@ namespace autopar::detail {
     if (!least || own.peak < least->peak) least = std::move(own);
   }
   if (!least_memory_is_provable(objective)) return least;
-  if (mixes) return LeastStaging(objective, kLeastMemorySteps, degrees).best(std::move(least), asked);
+  if (mixes)
+    return LeastStaging(objective, objective.constraints().budget.memory_steps, degrees).best(std::move(least), asked);
   bool proven = true;
   std::int64_t steps = 0;
   for (const int degree : degrees) {
-    least = LeastStaging(objective, kLeastMemorySteps, {degree}).best(std::move(least), asked);
+    least =
+        LeastStaging(objective, objective.constraints().budget.memory_steps, {degree}).best(std::move(least), asked);
     if (!least) continue;
     proven = proven && least->proven;
     steps += least->steps;
@@ -81,13 +82,12 @@ template <class Search>
 }
 
 /// Changes the tensor degrees of single stages of the best stagings, one at a time, as long as the step gets shorter.
-/// @cost no more actions than `kActionsOfDegrees`
+/// @cost no more actions than `SearchBudget::degree_actions`
 inline void vary_degrees(const StepObjective& objective, SearchResult& result) {
-  constexpr std::size_t kStarts = 4;
-  std::int64_t left = kActionsOfDegrees;
   const Constraints& constraints = objective.constraints();
+  std::int64_t left = constraints.budget.degree_actions;
   std::vector<Candidate> starts = result.candidates.ranked();
-  if (starts.size() > kStarts) starts.resize(kStarts);
+  if (starts.size() > constraints.budget.varied_stagings) starts.resize(constraints.budget.varied_stagings);
   for (Candidate& start : starts) {
     if (!start.staging.position_of.empty() || traits_of(start.staging.schedule).orders_in_plan) continue;
     for (std::size_t s = 0; s < start.staging.replicas.size(); ++s) {
@@ -113,7 +113,7 @@ inline void vary_degrees(const StepObjective& objective, SearchResult& result) {
 /// Two stages on all ranks, one after the other, each in its own shape. Examples are replicas up to a class head that
 /// all ranks compute together, or from an embedding on. The second stage begins, or the first ends, with a region. One
 /// position has no bubble to fill, so the first number of micro-batches that fits is used.
-/// @cost no more actions than `kActionsOfDegrees`
+/// @cost no more actions than `SearchBudget::degree_actions`
 class SharedRanks {
  public:
   /// @param only_fits  whether only stagings that fit matter
@@ -140,8 +140,6 @@ class SharedRanks {
   }
 
  private:
-  static constexpr std::size_t kHalves = 4;
-
   /// Cuts into two stages: the second is a region and all nodes behind it, or the first is a region and all nodes
   /// before it. No stage is empty; small regions' cuts come first.
   [[nodiscard]] std::vector<std::vector<int>> halves() const {
@@ -171,7 +169,7 @@ class SharedRanks {
     found.erase(std::unique(found.begin(), found.end()), found.end());
     std::vector<std::vector<int>> out;
     for (auto& [count, stage_of] : found) {
-      if (out.size() < kHalves) out.push_back(std::move(stage_of));
+      if (out.size() < constraints_.budget.halves) out.push_back(std::move(stage_of));
     }
     return out;
   }
@@ -199,7 +197,7 @@ class SharedRanks {
   const Constraints& constraints_;
   SearchResult& result_;
   bool only_fits_;
-  std::int64_t left_ = kActionsOfDegrees;
+  std::int64_t left_ = constraints_.budget.degree_actions;
 };
 
 }  // namespace autopar::detail

@@ -46,7 +46,8 @@ class LinearCuts {
         held_[i * (n + 1) + j + 1] = held;
       }
     }
-    if (n <= kBoundaries) add_boundaries();
+    // Those of all pairs take O(nodes^2 * edges).
+    if (n <= objective.constraints().budget.boundary_nodes) add_boundaries();
   }
 
   struct Cut {
@@ -65,9 +66,6 @@ class LinearCuts {
   }
 
  private:
-  // Boundaries of all pairs take O(nodes^2 * edges); with more nodes they are small against what stages hold.
-  static constexpr std::size_t kBoundaries = 100;
-
   struct Sums {
     std::vector<double> time, forward;
     std::vector<std::int64_t> saved, workspace;  // workspace: of each node

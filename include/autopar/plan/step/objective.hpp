@@ -181,9 +181,6 @@ class StepObjective {
   /// Part of `folded` by which the step exceeds it at most if slices align.
   static constexpr double kFoldedClose = 0.05;
 
-  /// With more actions, a simulation takes longer than comparing placements and ZeRO levels by `folded`.
-  static constexpr std::int64_t kManyActions = 30'000;
-
   /// The memory of each stage under the memory optimizations that leave least, by the laws of schedules with one stage
   /// a rank. Nothing is offloaded that the host cannot hold, unless it must be.
   [[nodiscard]] std::vector<StageMemory> least_memory(const Staging& staging) const {
@@ -296,7 +293,7 @@ class StepObjective {
   }
 
   [[nodiscard]] bool is_compared_first(const Staging& staging) const {
-    return actions(staging) > kManyActions && !traits_of(staging.schedule).orders_in_plan;
+    return actions(staging) > constraints_.budget.many_actions && !traits_of(staging.schedule).orders_in_plan;
   }
 
   /// The ZeRO levels that differ: without replicas there is nothing to shard.
@@ -404,9 +401,6 @@ class StepObjective {
     return true;
   }
 
-  /// States that a synthesiser may use on one staging.
-  static constexpr std::int64_t kSynthesisBudget = 200;
-
   /// Micro-batches that each stage holds; an estimate for synthesised schedules. Replicas of a stage are alike.
   [[nodiscard]] std::vector<InFlight> in_flight_of_positions(const Staging& staging, const SizedPipeline& sized,
                                                              const MemoryOptimizations& optimizations) const {
@@ -444,7 +438,7 @@ class StepObjective {
                                  const MemoryOptimizations& optimizations) const {
     const Pipeline& pipeline = sized.pipeline;
     const int microbatches = staging.microbatches;
-    if (actions(staging) <= kFewActions)
+    if (actions(staging) <= constraints_.budget.synthesised_actions)
       return synthesised(staging, sized, optimizations, pipeline, {slices_.local(), microbatches}, costs);
     // Replicas run their compute actions in the same order, so one of each decides it.
     const detail::FoldedPipeline folded(as_run(staging, optimizations.sequence), staging, sized,
@@ -458,15 +452,13 @@ class StepObjective {
     return orders;
   }
 
-  /// With more actions, the many simulations to synthesise one order would take too long.
-  static constexpr std::int64_t kFewActions = 4'000;
-
   /// @param pipeline  of the staging, or with one rank a position
   template <SplitBackwardCosts Costs>
   [[nodiscard]] Orders synthesised(const Staging& staging, const SizedPipeline& sized,
                                    const MemoryOptimizations& optimizations, const Pipeline& pipeline,
                                    const BatchLayout& layout, const Costs& costs) const {
-    Synthesised<Costs> policy{.costs = costs, .local = layout.local, .held = {}, .budget = kSynthesisBudget};
+    Synthesised<Costs> policy{
+        .costs = costs, .local = layout.local, .held = {}, .budget = constraints_.budget.synthesised_orders};
     const auto bytes =
         held_by_microbatch(as_run(staging, optimizations.sequence), staging, sized, slices_, optimizations);
     for (std::size_t s = 0; s < bytes.read.size(); ++s)

@@ -91,18 +91,16 @@ std::optional<Plan> planned_with(const Planner<Policies...>& planner, const Chec
   }
 }
 
-std::optional<Plan> planned_by(const CheckedCase& c, bool exact) {
+std::optional<Plan> planned_by(CheckedCase c, bool exact) {
   if (!exact) return planned_with(Planner<ChunkedStaging>{}, c);
-  Planner<> planner;
-  planner.staging.max_states = 500;
-  return planned_with(planner, c);
+  c.request.budget.states = 500;
+  return planned_with(Planner<>{}, c);
 }
 
-std::optional<Plan> planned(const CheckedCase& c) {
-  Planner<> planner;
-  planner.staging.max_states = 3000;
+std::optional<Plan> planned(CheckedCase c) {
+  c.request.budget.states = 3000;
   try {
-    return planner.plan(c.model, c.cluster, c.request);
+    return Planner<>{}.plan(c.model, c.cluster, c.request);
   } catch (const InfeasiblePlan&) {
     return std::nullopt;
   }

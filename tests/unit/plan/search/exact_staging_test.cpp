@@ -12,9 +12,9 @@
 using namespace autopar;
 
 TEST_CASE("ExactStaging: obeys the staging laws, equals brute force", "[laws]") {
-  for (const int seeds : {0, 4}) {
+  for (const int starts : {0, 4}) {
     const testing::StagingTally tally =
-        testing::check_staging_laws(ExactStaging{.seeds = seeds}, {.exact = true, .inputs = 1000});
+        testing::check_staging_laws(ExactStaging{}, {.exact = true, .inputs = 1000, .budget = {.starts = starts}});
     CHECK(tally.searched > 850);  // where options force a plan that mixes samples there is nothing to search
     CHECK(tally.fitting > 500);
     CHECK(tally.pipelined > 150);
@@ -110,8 +110,9 @@ TEST_CASE("ExactStaging: a first stage that fits only sharded is found") {
   request.options.memory_margin = 0;
   request.options.optimizer_state_factor = 10;
   request.runtime.max_zero = 1;
+  request.budget.starts = 0;
   const Constraints constraints = resolve(request, work, cluster);
-  const SearchResult found = ExactStaging{.seeds = 0}.search(StepObjective(work, cluster, constraints));
+  const SearchResult found = ExactStaging{}.search(StepObjective(work, cluster, constraints));
   REQUIRE(found.candidates.any_fits());
   CHECK(found.candidates.best().staging.replicas == std::vector{2, 1});
   CHECK(found.candidates.best().staging.stage_of == std::vector{0, 0, 1});
