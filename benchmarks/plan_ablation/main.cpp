@@ -58,7 +58,7 @@ std::vector<Part> parts() {
       {"starts", budget([](Budget& b) { b.starts = 0; })},
       {"local search of starts", budget([](Budget& b) { b.estimates = 0; })},
       {"local search of nodes", budget([](Budget& b) { b.estimates_of_nodes = b.estimates_of_pieces = 0; })},
-      {"pieces", budget([](Budget& b) { b.many_nodes = std::numeric_limits<std::size_t>::max(); })},
+      {"pieces", budget([](Budget& b) { b.pieces = 0; })},
       {"comparison before simulation", budget([=](Budget& b) { b.many_actions = kNever; })},
       {"several stages a rank", budget([](Budget& b) { b.chunks = 0; })},
       {"synthesised orders", budget([](Budget& b) { b.synthesised = 0; })},

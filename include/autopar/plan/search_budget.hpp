@@ -42,12 +42,14 @@ struct SearchBudget {
   std::size_t varied_stagings = 4;        ///< stagings whose degrees are varied
   std::size_t halves = 4;                 ///< cuts into two stages that share all ranks in two shapes
   // From blocks back to nodes.
-  std::size_t refined = 4;        ///< stagings that are improved, for each tensor degree
-  double refined_slack = 1.5;     ///< one that takes more than this times the best step is left as it is
-  int estimates_of_nodes = 1500;  ///< most estimates to improve one of them
-  int estimates_of_pieces = 300;  ///< likewise, where pieces of blocks are moved
-  std::size_t pieces = 640;       ///< of a graph with `many_nodes`
-  std::size_t many_nodes = 4096;  ///< from here on equal nodes are evaluated once and pieces are moved
+  std::size_t refined = 4;                ///< stagings that are improved, for each tensor degree
+  double refined_slack = 1.5;             ///< one that takes more than this times the best step is left as it is
+  int estimates_of_nodes = 1500;          ///< most estimates to improve one of them
+  int estimates_of_pieces = 300;          ///< likewise, where pieces of blocks are moved
+  std::size_t deepened = 3;               ///< pipelines that are divided into more stages a position
+  std::int64_t deeper_actions = 200'000;  ///< of the comparisons of their divisions
+  std::size_t pieces = 640;               ///< of a graph with `many_nodes`
+  std::size_t many_nodes = 4096;          ///< from here on equal nodes are evaluated once and pieces are moved
   // Least memory and remedies.
   std::size_t boundary_nodes = 100;         ///< cuts of longer orders are compared without what crosses them
   int listed_ranks = 8;                     ///< on more ranks a few choices of replicas stand for all

@@ -9,7 +9,9 @@
 
 #include <autopar/plan/concepts.hpp>
 #include <autopar/plan/model/pipeline_of.hpp>
+#include <autopar/plan/multilevel/balanced_chunks.hpp>
 #include <autopar/plan/multilevel/coarsened.hpp>
+#include <autopar/plan/multilevel/deeper_chunks.hpp>
 #include <autopar/plan/multilevel/pieces.hpp>
 #include <autopar/plan/search/refine.hpp>
 #include <autopar/plan/search/tensor_degrees.hpp>
@@ -29,7 +31,9 @@ class Uncoarsening {
         constraints_(objective.constraints()),
         budget_(constraints_.budget),
         coarse_(coarse) {
-    if (coarse.whole() || (work_.graph.node_count() < budget_.many_nodes && coarse.rounding(work_) == Bytes(0))) return;
+    if (budget_.pieces == 0 || coarse.whole() ||
+        (work_.graph.node_count() < budget_.many_nodes && coarse.rounding(work_) == Bytes(0)))
+      return;
     pieces_.emplace(work_, cut_into_pieces(work_, coarse.blocks, budget_.pieces), objective.cluster(), constraints_);
     if (work_.segment_of.empty()) return;
     for (const NodeId piece : pieces_->work.graph.nodes()) {
@@ -57,15 +61,15 @@ class Uncoarsening {
   }
 
  private:
-  /// Whether local search applies. It knows neither stages that share ranks nor different tensor degrees.
+  /// Whether a staging can be improved in nodes: if all stages have the same tensor degree.
   [[nodiscard]] static bool moves_improve(const Staging& staging) {
-    return staging.position_of.empty() &&
-           std::ranges::adjacent_find(staging.tensor, std::ranges::not_equal_to{}) == staging.tensor.end();
+    return std::ranges::adjacent_find(staging.tensor, std::ranges::not_equal_to{}) == staging.tensor.end();
   }
-  /// Improves a staging; with tensor shards, groups of ranks are moved. @param local  for stagings without tensor
-  /// shards
+  /// Improves a staging: stages that share ranks are balanced, others go through local search. With tensor shards,
+  /// groups of ranks are moved. @param local  for stagings without tensor shards
   [[nodiscard]] static Staging improved(const StepObjective& objective, LocalSearch& local, Staging staging,
                                         int estimates) {
+    if (!staging.position_of.empty()) return balanced_chunks(objective, std::move(staging));
     if (staging.tensor.empty()) return local.improve(std::move(staging), estimates).first;
     const int degree = staging.tensor.front();
     const Constraints constraints = objective.constraints().at_degree(degree);
@@ -109,6 +113,7 @@ class Uncoarsening {
       }
       fine.offer(std::move(own));
     }
+    for (Candidate& deeper : DeeperChunks(objective_).of(fine.ranked())) fine.offer(std::move(deeper));
     return fine;
   }
 
@@ -145,13 +150,20 @@ class Uncoarsening {
       if (rank_of[degree_of(candidate.staging)]++ >= budget_.refined) continue;
       finalists.push_back(projected_from(coarse_.blocks, candidate));
       // The comparison does not cover synthesised orders.
-      if (!moves_improve(candidate.staging) || traits_of(candidate.staging.schedule).orders_in_plan) continue;
+      const bool chunks = !candidate.staging.position_of.empty();
+      if (!moves_improve(candidate.staging) || (!chunks && traits_of(candidate.staging.schedule).orders_in_plan))
+        continue;
       const Staging staging = restricted(finalists.back().staging, pieces_->blocks);
       Staging better = improved(pieces_->objective, local, staging, budget_.estimates_of_pieces);
       if (better == staging) continue;
       StepTerms terms = pieces_->objective(better, found.candidates.best_step());
       finalists.push_back(projected_from(pieces_->blocks, {std::move(better), std::move(terms)}));
     }
+    std::vector<Candidate> in_pieces;
+    for (const Candidate& finalist : finalists) in_pieces.push_back(comparable(finalist));
+    Candidates::rank(in_pieces, pieces_->constraints.memory);
+    for (Candidate& deeper : DeeperChunks(pieces_->objective).of(in_pieces))
+      finalists.push_back(projected_from(pieces_->blocks, std::move(deeper)));
     std::stable_sort(finalists.begin(), finalists.end(),
                      [](const Candidate& a, const Candidate& b) { return a.terms.step < b.terms.step; });
     Candidates fine(constraints_.memory);
