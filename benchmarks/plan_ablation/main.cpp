@@ -63,7 +63,7 @@ std::vector<Part> parts() {
       {"several stages a rank", budget([](Budget& b) { b.chunks = 0; })},
       {"synthesised orders", budget([](Budget& b) { b.synthesised = 0; })},
       {"varied tensor degrees", budget([](Budget& b) { b.degree_actions = 0; })},
-      {"boundaries of even cuts", budget([](Budget& b) { b.boundary_nodes = 0; })},
+      {"deeper pipelines", budget([](Budget& b) { b.deepened = 0; })},
       {"proof of the least memory", budget([](Budget& b) { b.memory_steps = 0; })},
       {"exact remedies", budget([](Budget& b) { b.remedy_steps = 0; })},
   };

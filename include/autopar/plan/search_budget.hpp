@@ -48,10 +48,10 @@ struct SearchBudget {
   int estimates_of_pieces = 300;          ///< likewise, where pieces of blocks are moved
   std::size_t deepened = 3;               ///< pipelines that are divided into more stages a position
   std::int64_t deeper_actions = 200'000;  ///< of the comparisons of their divisions
-  std::size_t pieces = 640;               ///< of a graph with `many_nodes`
-  std::size_t many_nodes = 4096;          ///< from here on equal nodes are evaluated once and pieces are moved
+  double deeper_gain = 0.02;      ///< part by which a division must be shorter: less is below what predictions tell
+  std::size_t pieces = 640;       ///< of a graph with `many_nodes`
+  std::size_t many_nodes = 4096;  ///< from here on equal nodes are evaluated once and pieces are moved
   // Least memory and remedies.
-  std::size_t boundary_nodes = 100;         ///< cuts of longer orders are compared without what crosses them
   int listed_ranks = 8;                     ///< on more ranks a few choices of replicas stand for all
   std::int64_t memory_steps = 60'000'000;   ///< of the proof of the least memory
   int memory_ranks = 64;                    ///< on more ranks it is not proven

@@ -397,8 +397,7 @@ inline void apply_whole_batch(const Workload& work, const Options& options, Cons
   out.gradient_copies = options.gradient_accumulation ? 2 : 1;
   if (!work.loss_mode) {
     if (options.schedule == "auto") {
-      // Between forwards and backwards there is nothing to interleave: the plain schedules run alike.
-      std::erase_if(out.schedules, [](ScheduleKind kind) { return has_closed_form(kind) && kind != kForwardsFirst; });
+      out.schedules = {kForwardsFirst};
     } else if (options.schedule != to_string(kForwardsFirst)) {
       out.notes.push_back(
           "results leave the call before its backwards start: schedule = " + options.schedule +

@@ -36,7 +36,8 @@ class DeeperChunks {
       const auto replicas = start.staging.replicas_of_positions();
       if (replicas.size() < 2 || !start.staging.tensor.empty() || std::ranges::find(seen, replicas) != seen.end())
         continue;
-      if (start.terms.computing > ranked.front().terms.step * (1 - kWorth)) continue;  // whatever the bubble
+      if (start.terms.computing > ranked.front().terms.step * (1 - constraints_.budget.deeper_gain))
+        continue;  // whatever the bubble
       seen.push_back(replicas);
       auto best = deepest(start, replicas);
       if (!best) continue;
@@ -84,10 +85,9 @@ class DeeperChunks {
     }
     return best;
   }
-  /// Part of a step by which a division must be shorter: its messages cost the host more than is predicted.
-  static constexpr double kWorth = 0.01;
   [[nodiscard]] bool is_better(const StepTerms& a, const StepTerms& b) const {
-    return std::pair(!objective_.fits(a), a.step) < std::pair(!objective_.fits(b), b.step * (1 - kWorth));
+    return std::pair(!objective_.fits(a), a.step) <
+           std::pair(!objective_.fits(b), b.step * (1 - constraints_.budget.deeper_gain));
   }
 
   /// This number of micro-batches, its neighbours among those that are allowed, and its neighbours that divide evenly

@@ -12,7 +12,7 @@
 
 namespace autopar::detail {
 
-/// `boundary_of` for any stage of a small graph, from the makers and readers of each value.
+/// What crosses the borders of any stage of a small graph, from the makers and readers of each value.
 /// @cost O(different makers and readers) a call; nothing is stored for a stage
 class BoundaryMasks {
  public:

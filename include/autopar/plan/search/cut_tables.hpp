@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <autopar/graph/algorithms/downsets.hpp>
+#include <autopar/plan/memory/held_by_nodes.hpp>
 #include <autopar/plan/memory/microbatch_memory.hpp>
 #include <autopar/plan/model/node_mask.hpp>
 #include <autopar/plan/search/boundary_masks.hpp>
@@ -205,29 +206,17 @@ class CutTables {
   }
 
   void add_parameters() {
-    const Workload& work = objective_->work();
-    std::vector<Tied> parameters(work.parameters.size());
-    for (const NodeId node : work.graph.nodes()) {
-      for (const ParameterId p : work.graph[node].parameters) parameters[p.index()].readers |= bit(node);
-    }
-    std::vector<LeastHeld> held(work.graph.node_count());
-    std::vector<std::int64_t> trainable(held.size(), 0);
-    for (const NodeId node : work.graph.nodes()) held[node.index()].whole = work.graph[node].resident.value();
-    for (std::size_t p = 0; p < parameters.size(); ++p) {
-      Tied& parameter = parameters[p];
-      const int readers = std::popcount(parameter.readers);
-      parameter.held = least_held(work.parameters[p], objective_->constraints(), static_cast<std::size_t>(readers));
-      parameter.trainable = work.parameters[p].trainable ? work.parameters[p].bytes.value() : 0;
-      if (readers > 1) tied_.push_back(parameter);
-      if (readers != 1) continue;
-      held[static_cast<std::size_t>(std::countr_zero(parameter.readers))] += parameter.held;
-      trainable[static_cast<std::size_t>(std::countr_zero(parameter.readers))] += parameter.trainable;
-    }
+    const HeldByNodes nodes(objective_->work(), objective_->constraints());
     everything_ = 0;
-    for (const auto& own : held) everything_ += own.at(1);
-    for (const auto& tied : tied_) everything_ += tied.held.at(1);
-    held_ = summed<LeastHeld>([&](NodeId id) { return held[id.index()]; });
-    trainable_ = summed<std::int64_t>([&](NodeId id) { return trainable[id.index()]; });
+    for (const LeastHeld& own : nodes.held) everything_ += own.at(1);
+    for (const auto& tied : nodes.tied) {
+      NodeMask readers = 0;
+      for (const NodeId node : tied.readers) readers |= bit(node);
+      tied_.push_back({readers, tied.held, tied.trained.value()});
+      everything_ += tied.held.at(1);
+    }
+    held_ = summed<LeastHeld>([&](NodeId id) { return nodes.held[id.index()]; });
+    trainable_ = summed<std::int64_t>([&](NodeId id) { return nodes.trained[id.index()].value(); });
   }
 
   /// Sum of a value of the nodes over each tail.

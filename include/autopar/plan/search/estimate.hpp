@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include <autopar/plan/memory/held_by_nodes.hpp>
 #include <autopar/plan/step/objective.hpp>
 #include <autopar/schedule/traits.hpp>
 
@@ -17,28 +18,7 @@ namespace autopar {
 class QuickEstimate {
  public:
   explicit QuickEstimate(const StepObjective& objective)
-      : objective_(objective),
-        work_(objective.work()),
-        held_of_(work_.graph.node_count()),
-        trained_by_(work_.graph.node_count()) {
-    std::vector<std::vector<NodeId>> readers(work_.parameters.size());
-    for (const NodeId node : work_.graph.nodes()) {
-      held_of_[node.index()].whole = work_.graph[node].resident.value();
-      for (const ParameterId parameter : work_.graph[node].parameters) readers[parameter.index()].push_back(node);
-    }
-    for (std::size_t p = 0; p < readers.size(); ++p) {
-      if (readers[p].empty()) continue;
-      const ParameterProfile& parameter = work_.parameters[p];
-      const LeastHeld held = least_held(parameter, objective.constraints(), readers[p].size());
-      const Bytes trained = parameter.trainable ? parameter.bytes : Bytes(0);
-      if (readers[p].size() > 1) {
-        tied_.push_back({std::move(readers[p]), held, trained});
-        continue;
-      }
-      held_of_[readers[p].front().index()] += held;
-      trained_by_[readers[p].front().index()] += trained;
-    }
-  }
+      : objective_(objective), work_(objective.work()), nodes_(work_, objective.constraints()) {}
 
   /// Seconds of a step. Infinite if a stage does not fit, or if the compute actions and update of one stage alone take
   /// `limit` or longer.
@@ -74,14 +54,14 @@ class QuickEstimate {
       stage.backward += cost.backward.value();
       stage.saved += cost.saved;
       stage.workspace = std::max(stage.workspace - cost.saved, cost.workspace);
-      stage.held += held_of_[node];
-      stage.trainable += trained_by_[node];
+      stage.held += nodes_.held[node];
+      stage.trainable += nodes_.trained[node];
     }
   }
 
   /// Adds parameters that several nodes read.
   void add_tied(const Staging& staging) {
-    for (const Tied& tied : tied_) {
+    for (const auto& tied : nodes_.tied) {
       for (std::size_t i = 0; i < tied.readers.size(); ++i) {
         const int stage = staging.stage_of[tied.readers[i].index()];
         const auto same = [&](NodeId earlier) { return staging.stage_of[earlier.index()] == stage; };
@@ -222,14 +202,7 @@ class QuickEstimate {
 
   const StepObjective& objective_;
   const Workload& work_;
-  struct Tied {
-    std::vector<NodeId> readers;
-    LeastHeld held;
-    Bytes trained{};
-  };
-  std::vector<LeastHeld> held_of_;  // by node: its own parameters, and what it holds besides
-  std::vector<Bytes> trained_by_;   // by node: the trainable bytes among its own parameters
-  std::vector<Tied> tied_;
+  detail::HeldByNodes nodes_;
   std::vector<Stage> stages_;
   std::vector<int> placed_;  // replicas that are on `meshes_`
   std::vector<Mesh> meshes_;

@@ -4,11 +4,14 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include <autopar/graph/algorithms/topological_order.hpp>
 #include <autopar/plan/concepts.hpp>
-#include <autopar/plan/search/boundary.hpp>
+#include <autopar/plan/memory/held_by_nodes.hpp>
+#include <autopar/plan/step/objective.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar {
 
@@ -24,30 +27,33 @@ class LinearCuts {
  public:
   explicit LinearCuts(const StepObjective& objective)
       : objective_(objective), order_(topological_order(objective.work().graph)) {
-    const Workload& work = objective.work();
+    const HeldByNodes nodes(objective.work(), objective.constraints());
     const std::size_t n = order_.size();
-    held_.assign((n + 1) * (n + 1), {});
-    std::vector<std::size_t> readers(work.parameters.size(), 0);
-    for (const NodeId node : work.graph.nodes()) {
-      for (const ParameterId p : work.graph[node].parameters) ++readers[p.index()];
+    const auto position = positions_in(objective.work().graph, order_);
+    std::vector<std::vector<std::pair<std::size_t, LeastHeld>>> again(
+        n);  // by reader: the reader before, what both share
+    std::vector<LeastHeld> own(n);
+    for (std::size_t i = 0; i < n; ++i) own[i] = nodes.held[order_[i].index()];
+    for (const auto& tied : nodes.tied) {
+      std::vector<std::size_t> readers;
+      for (const NodeId node : tied.readers) readers.push_back(position[node.index()]);
+      std::sort(readers.begin(), readers.end());
+      for (std::size_t r = 0; r < readers.size(); ++r) {
+        own[readers[r]] += tied.held;
+        if (r > 0) again[readers[r]].emplace_back(readers[r - 1], tied.held);
+      }
     }
-    std::vector<std::size_t> seen(work.parameters.size());
+    held_.assign((n + 1) * (n + 1), {});
     for (std::size_t i = 0; i < n; ++i) {
-      std::fill(seen.begin(), seen.end(), n);
       LeastHeld held;
       for (std::size_t j = i; j < n; ++j) {
-        const WorkNode& node = work.graph[order_[j]];
-        held.whole += node.resident.value();
-        for (const ParameterId p : node.parameters) {
-          if (seen[p.index()] == i) continue;
-          seen[p.index()] = i;
-          held += least_held(work.parameters[p.index()], objective.constraints(), readers[p.index()]);
+        held += own[j];
+        for (const auto& [before, shared] : again[j]) {
+          if (before >= i) held = held - shared;
         }
         held_[i * (n + 1) + j + 1] = held;
       }
     }
-    // Those of all pairs take O(nodes^2 * edges).
-    if (n <= objective.constraints().budget.boundary_nodes) add_boundaries();
   }
 
   struct Cut {
@@ -70,20 +76,6 @@ class LinearCuts {
     std::vector<double> time, forward;
     std::vector<std::int64_t> saved, workspace;  // workspace: of each node
   };
-
-  /// What crosses the borders of the stage [begin, end), each value once a side.
-  void add_boundaries() {
-    const auto& work = objective_.work();
-    const std::size_t n = order_.size();
-    const auto position = positions_in(work.graph, order_);
-    boundary_.resize((n + 1) * (n + 1));
-    for (std::size_t begin = 0; begin < n; ++begin) {
-      for (std::size_t end = begin + 1; end <= n; ++end) {
-        boundary_[begin * (n + 1) + end] = boundary_of(
-            work, [&](NodeId node) { return position[node.index()] >= begin && position[node.index()] < end; });
-      }
-    }
-  }
 
   [[nodiscard]] Sums sums(std::int64_t slice) const {
     const auto& costs = objective_.work().node_costs(slice);
@@ -117,8 +109,7 @@ class LinearCuts {
           workspace = std::max(workspace, total.workspace[i] - (total.saved[j] - total.saved[i + 1]));
           if (best[i] == kNever) continue;
           const std::int64_t saved = (total.saved[j] - total.saved[i]) * in_flight;
-          const std::int64_t held = held_[i * (n + 1) + j].at(staging.replicas[s]) + workspace +
-                                    boundary_bytes(i, j, slice, in_flight, staging.microbatches);
+          const std::int64_t held = held_[i * (n + 1) + j].at(staging.replicas[s]) + workspace;
           const double recompute = recomputes() ? recomputed(held, saved) : 0;
           const double own = goal == CutGoal::kTime
                                  ? total.time[j] - total.time[i] + recompute * (total.forward[j] - total.forward[i])
@@ -150,13 +141,6 @@ class LinearCuts {
     return over < saved ? static_cast<double>(over) / static_cast<double>(saved) : 1;
   }
 
-  /// As predict_memory counts them.
-  [[nodiscard]] std::int64_t boundary_bytes(std::size_t begin, std::size_t end, std::int64_t slice, int in_flight,
-                                            int microbatches) const {
-    if (boundary_.empty()) return 0;
-    return boundary_[begin * (order_.size() + 1) + end].bytes(slice, in_flight, microbatches);
-  }
-
   [[nodiscard]] bool mixes_samples(std::size_t begin, std::size_t end) const {
     return std::any_of(order_.begin() + static_cast<std::ptrdiff_t>(begin),
                        order_.begin() + static_cast<std::ptrdiff_t>(end),
@@ -165,8 +149,7 @@ class LinearCuts {
 
   const StepObjective& objective_;
   std::vector<NodeId> order_;
-  std::vector<Boundary> boundary_;  // [begin * (n + 1) + end], empty if not counted
-  std::vector<LeastHeld> held_;     // [begin * (n + 1) + end] parameters, gradients, states
+  std::vector<LeastHeld> held_;  // [begin * (n + 1) + end] parameters, gradients, states
 };
 
 /// As equal as possible; the last stages have no fewer than the first.
