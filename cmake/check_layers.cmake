@@ -35,11 +35,14 @@ set(runtime_may_see
 set(mpi_headers include/autopar/runtime/mpi_comm.hpp)
 set(schedules_named_in include/autopar/schedule/kind.hpp include/autopar/schedule/traits.hpp)
 # The folders of a layer, each of which knows those before it. Files beside them (plan.hpp below, planner.hpp above) are free.
-set(rooms_plan model memory step search multilevel feasibility report check)
+set(rooms_plan verify model memory step search multilevel feasibility report)
 set(rooms_capture detail ir ops replay shapes trace init algebra)
 set(rooms_torch device ranks fused passes tensor_parallel autograd interpret parameters optim cost planning staging engine
   deployment results calls programs placement steps graphs gradients collectives checkpoint session)
 set(violations)
+
+# The verifier of plans shares with the planner the values of a plan, and plays programs in time by a clock of its own.
+set(verifier_may_not_see "^autopar/plan/(model|memory|step|search|multilevel|feasibility|report)/|^autopar/plan/(planner|request|options|concepts|plan_with_defaults)|^autopar/schedule/(simulate|synthes)")
 
 macro(violation rule)
   list(APPEND violations "${file}: #include <${included}>: ${rule}")
@@ -94,6 +97,8 @@ macro(check_own_include)
   endif()
   if(NOT DEFINED rank_${target})
     violation("there is no layer '${target}'")
+  elseif(file MATCHES "^include/autopar/plan/verify/" AND included MATCHES "${verifier_may_not_see}")
+    violation("the verifier is independent of the planner and the simulator")
   elseif(target STREQUAL "testing" AND NOT layer MATCHES "^testing(_torch)?$")
     violation("testing is for tests alone")
   elseif(NOT target STREQUAL layer AND NOT rank_${target} LESS rank_${layer})

@@ -11,8 +11,8 @@
 #include <autopar/io/file.hpp>
 #include <autopar/io/plan_file.hpp>
 #include <autopar/io/variant_file.hpp>
-#include <autopar/plan/check/check_plan.hpp>
 #include <autopar/plan/text.hpp>
+#include <autopar/plan/verify/check_plan.hpp>
 
 #include "commands.hpp"
 #include "tool.hpp"

@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include <autopar/core/error.hpp>
-#include <autopar/plan/check/shape.hpp>
 #include <autopar/plan/model/tensor_shards.hpp>
 #include <autopar/plan/report/make_plan.hpp>
 #include <autopar/plan/step/objective.hpp>
+#include <autopar/plan/verify/shape.hpp>
 
 namespace autopar::tool {
 
@@ -154,7 +154,7 @@ std::string stages_of(const StepTimeline& timeline, Rank rank) {
 }
 
 StepTimeline timeline_of(const Plan& plan, const ModelProfile& profile, const ProfiledCost& costs) {
-  const auto fault = detail::fault_in_shape(profile, plan);
+  const auto fault = verify::fault_in_shape(profile, plan);
   if (!fault.empty()) throw InvalidArgument("the plan does not divide this model: " + fault);
   return TimelineMaker(plan, profile, costs).make();
 }

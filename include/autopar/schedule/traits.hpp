@@ -20,7 +20,6 @@
 #include <autopar/schedule/interleaved.hpp>
 #include <autopar/schedule/kind.hpp>
 #include <autopar/schedule/one_f_one_b.hpp>
-#include <autopar/schedule/restated_orders.hpp>
 #include <autopar/schedule/zb_h1.hpp>
 #include <autopar/schedule/zb_v.hpp>
 
@@ -52,9 +51,6 @@ struct ScheduleTraits {
   double (*bubble)(double pass, double weight, int chunks) = nullptr;
   /// The number of micro-batches from which on `bubble` holds, if forward, input and weight backward take equally long.
   int (*filled_by)(int positions) = nullptr;
-
-  /// Its order, stated a second time to check plans; null if plans store the order.
-  detail::RestatedOrder restated = nullptr;
 };
 
 namespace detail {
@@ -85,7 +81,6 @@ inline constexpr std::tuple kScheduleTable{
         .peak = [](int s, int p, int, int m) { return GPipe{}.peak_activations(StageId(s), p, m); },
         .bubble = bubble_of_whole,
         .filled_by = one,
-        .restated = &ScheduleLaws::gpipe,
     }},
     ScheduleRow<OneFOneB>{{
         .kind = ScheduleKind::kOneFOneB,
@@ -95,7 +90,6 @@ inline constexpr std::tuple kScheduleTable{
         .peak = [](int s, int p, int, int m) { return OneFOneB{}.peak_activations(StageId(s), p, m); },
         .bubble = bubble_of_whole,
         .filled_by = one,
-        .restated = &ScheduleLaws::one_f_one_b,
     }},
     ScheduleRow<Interleaved>{{
         .kind = ScheduleKind::kInterleaved,
@@ -104,7 +98,6 @@ inline constexpr std::tuple kScheduleTable{
         .peak = [](int d, int p, int v, int m) { return Interleaved::peak_activations(d, p, v, m); },
         .bubble = bubble_of_whole,
         .filled_by = one_each,
-        .restated = &ScheduleLaws::interleaved,
     }},
     ScheduleRow<ZbH1>{{
         .kind = ScheduleKind::kZbH1,
@@ -114,7 +107,6 @@ inline constexpr std::tuple kScheduleTable{
         .peak = [](int s, int p, int, int m) { return ZbH1{}.peak_activations(StageId(s), p, m); },
         .bubble = bubble_of_split,
         .filled_by = one_each,
-        .restated = &ScheduleLaws::zb_h1,
     }},
     ScheduleRow<ZbV>{{
         .kind = ScheduleKind::kZbV,
@@ -124,7 +116,6 @@ inline constexpr std::tuple kScheduleTable{
         .peak = [](int d, int p, int, int m) { return ZbV::peak_activations(d, p, m); },
         .bubble = bubble_of_split,
         .filled_by = there_and_back,
-        .restated = &ScheduleLaws::zb_v,
     }},
     ScheduleRow<GivenOrders>{{
         .kind = ScheduleKind::kSynthesised,

@@ -11,11 +11,10 @@
 
 #include <autopar/core/error.hpp>
 #include <autopar/cost/precision.hpp>
-#include <autopar/plan/check/checked_costs.hpp>
-#include <autopar/plan/check/compute_orders.hpp>
-#include <autopar/plan/check/held.hpp>
-#include <autopar/plan/check/stated_plan.hpp>
 #include <autopar/plan/text.hpp>
+#include <autopar/plan/verify/costs.hpp>
+#include <autopar/plan/verify/ledger.hpp>
+#include <autopar/plan/verify/stated_plan.hpp>
 
 #include "torch/cost/held_beside.hpp"
 #include "torch/cost/profile.hpp"
@@ -38,15 +37,23 @@ Plan with_program(Plan plan, const programs::CapturedProgram& program, const cos
   for (auto& stage : plan.stages) {
     stage.atoms.clear();
     stage.recomputed.clear();
+    stage.parameters.clear();
   }
   std::map<int, std::vector<NodeId>> segments;
   const auto& again = program.partition.recomputed;
   for (std::size_t atom = 0; atom < profile.atoms.atoms.size(); ++atom) {
     const auto op = profile.atoms.atoms[atom].front();
-    plan.stages[stage_of[op.index()]].atoms.push_back(NodeId::of(atom));
+    StagePlan& stage = plan.stages[stage_of[op.index()]];
+    stage.atoms.push_back(NodeId::of(atom));
+    const auto& read = profile.model.graph[NodeId::of(atom)].parameters;
+    stage.parameters.insert(stage.parameters.end(), read.begin(), read.end());
     const auto known = again.segment_of.empty() ? NodeId::none() : again.atom_of[op.index()];
     if (known.valid() && again.segment_of[known.index()] >= 0)
       segments[again.segment_of[known.index()]].push_back(NodeId::of(atom));
+  }
+  for (auto& stage : plan.stages) {
+    std::ranges::sort(stage.parameters);
+    stage.parameters.erase(std::ranges::unique(stage.parameters).begin(), stage.parameters.end());
   }
   for (const auto& [segment, atoms] : segments) {
     const auto op = profile.atoms.atoms[atoms.front().index()].front();
@@ -114,13 +121,13 @@ void BatchChecks::check_memory(programs::CapturedProgram& program, std::int64_t 
   const auto plan = with_program(deployment_.plan(), program, profile, batch);
   const auto cluster = describe_cluster_();
   const ProfiledCost costs(cluster, {}, Bytes(1));
-  const detail::StatedPlan stated(profile.model, plan);
-  const detail::CheckedCosts<ProfiledCost> checked(stated, costs);
-  const auto peaks = detail::CheckedMemory<ProfiledCost>(stated, checked).peaks(detail::compute_orders(stated));
+  const verify::StatedPlan stated(profile.model, plan);
+  const verify::StatedCosts<ProfiledCost> stated_costs(stated, costs);
+  const auto peaks = verify::Ledger<ProfiledCost>(stated, stated_costs).peaks();
   for (std::size_t stage = 0; stage < peaks.size(); ++stage) {
-    if (Bytes(peaks[stage]) <= plan.device_memory) continue;
+    if (peaks[stage] <= plan.device_memory) continue;
     ranks_.logger(LogModule::kSession)
-        .warn("a call with " + std::to_string(batch) + " samples needs about " + readable(Bytes(peaks[stage])) +
+        .warn("a call with " + std::to_string(batch) + " samples needs about " + readable(peaks[stage]) +
               " on a rank of stage " + std::to_string(stage) + ", which has " + readable(plan.device_memory) +
               ": the plan was made for " + std::to_string(deployment_.plan().batch) +
               " samples, and maybe for another mode or other arguments; bring fewer samples a "

@@ -10,10 +10,10 @@
 #include <autopar/io/cluster_file.hpp>
 #include <autopar/io/plan_file.hpp>
 #include <autopar/io/progress.hpp>
-#include <autopar/plan/check/require_sound.hpp>
 #include <autopar/plan/plan_with_defaults.hpp>
 #include <autopar/plan/report/runnable.hpp>
 #include <autopar/plan/text.hpp>
+#include <autopar/plan/verify/require_sound.hpp>
 
 #include "ops/registry.hpp"
 #include "torch/fused/linear_cross_entropy.hpp"

@@ -9,17 +9,18 @@
 #include <vector>
 
 #include <autopar/cost/roofline.hpp>
-#include <autopar/plan/check/check_plan.hpp>
-#include <autopar/plan/check/require_sound.hpp>
 #include <autopar/plan/model/constraints.hpp>
 #include <autopar/plan/plan_with_defaults.hpp>
 #include <autopar/plan/report/print.hpp>
 #include <autopar/plan/search/exact_staging.hpp>
 #include <autopar/plan/search/lower_bound.hpp>
+#include <autopar/plan/verify/check_plan.hpp>
+#include <autopar/plan/verify/require_sound.hpp>
 #include <autopar/testing/brute_force.hpp>
 #include <autopar/testing/random_models.hpp>
 
 #include "unit/plan/random_stagings.hpp"
+#include "unit/plan/verify/oracles.hpp"
 
 using namespace autopar;
 using testing::Dice;
@@ -253,6 +254,7 @@ Checked check_plans(int first, int last) {
     CAPTURE(seed, to_text(*plan));
     CHECK(faults(c, *plan) == "");
     CHECK_NOTHROW(require_sound(c.model, *plan));
+    test::check_with_oracles(c.model, RooflineCost(c.cluster), *plan);
     if (!has_shards(*plan)) continue;
     ++out.with_shards;
     out.by_tokens += plan->sequence_parallel ? 1 : 0;
@@ -565,8 +567,8 @@ TEST_CASE("require_sound: stages that shards cannot run are refused") {
   Plan sharded = *plan;
   sharded.stages[1].mesh = Mesh(plan->stages[1].mesh.ranks(), 2);
   CHECK_THROWS_WITH(require_sound(c.model, sharded),
-                    Catch::Matchers::Contains("stage 1 shares parameter 1 with stage 0, "
-                                              "but tensor shards run one of them"));
+                    Catch::Matchers::Contains("the stage shares parameter 1 with stage 0, "
+                                              "but one of them has tensor shards"));
 }
 
 TEST_CASE("tensor parallel: unused where not wanted or without regions") {

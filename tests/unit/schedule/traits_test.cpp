@@ -3,13 +3,13 @@
 #include <set>
 #include <string>
 
-#include <autopar/schedule/restated_orders.hpp>
 #include <autopar/schedule/schedule.hpp>
 #include <autopar/testing/pipelines.hpp>
 
 #include <catch_shim.hpp>
 
 #include "equal_times.hpp"
+#include "oracle/schedule_laws.hpp"
 
 using namespace autopar;
 
@@ -75,7 +75,6 @@ TEST_CASE("ScheduleTraits: closed forms, unless orders are in the plan", "[sched
     CHECK((row.peak != nullptr) == is_law);
     CHECK((row.bubble != nullptr) == is_law);
     CHECK((row.filled_by != nullptr) == is_law);
-    CHECK((row.restated != nullptr) == is_law);
     CHECK(with_policy(row.kind, [](const auto& policy) {
             return std::same_as<std::remove_cvref_t<decltype(policy)>, GivenOrders>;
           }) == row.orders_in_plan);
@@ -169,7 +168,7 @@ TEST_CASE("ScheduleTraits: simulated bubble equals the closed form", "[schedule]
   });
 }
 
-TEST_CASE("ScheduleTraits: restated orders equal the policy's", "[schedule][traits]") {
+TEST_CASE("ScheduleTraits: orders derived from the papers equal the policy's", "[schedule][traits]") {
   hold([](const ScheduleTraits& row, const Sizes& sizes) {
     const Pipeline pipeline = laid_out(row, sizes);
     const auto orders = orders_of(row, sizes);
@@ -178,9 +177,9 @@ TEST_CASE("ScheduleTraits: restated orders equal the policy's", "[schedule][trai
       for (int s = 0; s < static_cast<int>(pipeline.stages.size()); ++s) {
         if (pipeline.stages[static_cast<std::size_t>(s)].rank(0) == Rank(d)) stages.push_back(s);
       }
-      detail::ActionScribe scribe(stages, sizes.microbatches);
-      detail::ScheduleLaws laws(d, sizes.positions, sizes.chunks, sizes.microbatches, scribe);
-      (laws.*row.restated)();
+      oracle::ActionScribe scribe(stages, sizes.microbatches);
+      oracle::ScheduleLaws laws(d, sizes.positions, sizes.chunks, sizes.microbatches, scribe);
+      oracle::write_order(laws, row.kind);
       REQUIRE(testing::spelled(std::move(scribe).written()) == testing::spelled(orders[static_cast<std::size_t>(d)]));
     }
   });

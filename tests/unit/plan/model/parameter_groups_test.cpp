@@ -8,12 +8,12 @@
 #include <catch_shim.hpp>
 
 #include <autopar/cost/roofline.hpp>
-#include <autopar/plan/check/check_plan.hpp>
 #include <autopar/plan/memory/memory.hpp>
 #include <autopar/plan/model/constraints.hpp>
 #include <autopar/plan/model/pipeline_of.hpp>
 #include <autopar/plan/plan_with_defaults.hpp>
 #include <autopar/plan/report/print.hpp>
+#include <autopar/plan/verify/check_plan.hpp>
 #include <autopar/testing/random_models.hpp>
 
 #include "unit/plan/random_stagings.hpp"

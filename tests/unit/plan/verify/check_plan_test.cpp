@@ -1,4 +1,4 @@
-#include <autopar/plan/check/check_plan.hpp>
+#include <autopar/plan/verify/check_plan.hpp>
 
 #include <catch_shim.hpp>
 
@@ -13,6 +13,8 @@
 #include <autopar/testing/brute_force.hpp>
 #include <autopar/testing/random_instances.hpp>
 #include <autopar/testing/random_models.hpp>
+
+#include "unit/plan/verify/oracles.hpp"
 
 using namespace autopar;
 using testing::Dice;
@@ -188,6 +190,7 @@ void check_full_cases(int cases) {
     REQUIRE(verdict.accepted());
     CHECK(verdict.step.value() == Approx(plan->step.value()).epsilon(1e-9));
     CHECK(verdict.gap >= -1e-9);
+    test::check_with_oracles(c.model, RooflineCost(c.cluster), *plan);
     const auto zero = "zero " + std::to_string(plan->zero);
     const MemoryOptimizations optimizations = memory_optimizations_of(*plan);
     const bool replicated =
@@ -197,9 +200,9 @@ void check_full_cases(int cases) {
     const bool unequal = std::ranges::any_of(
         plan->stages, [&](const auto& stage) { return stage.mesh.replicas() != plan->stages[0].mesh.replicas(); });
     if (unequal && plan->zero > 0) ++met["unequal"];
-    for (int s = 0; plan->zero == 3 && s < static_cast<int>(plan->stages.size()); ++s) {
-      const bool lets_go = detail::checked_regathered(detail::StatedPlan(c.model, *plan), s).once_more > 0;
-      if (lets_go && plan->stages[static_cast<std::size_t>(s)].mesh.replicas() > 1) ++met["gathers once more"];
+    for (std::size_t s = 0; plan->zero == 3 && s < plan->stages.size(); ++s) {
+      const bool lets_go = verify::regathered(verify::StatedPlan(c.model, *plan), s).once_more > Bytes(0);
+      if (lets_go && plan->stages[s].mesh.replicas() > 1) ++met["gathers once more"];
     }
     if (optimizations.offload == Offload::kOptimizer) ++met[c.cluster.host ? "offloaded" : "offloaded in place"];
     if (optimizations.offload == Offload::kOptimizer && c.request.options.offload == "auto") ++met["offloaded to fit"];
@@ -307,22 +310,23 @@ TEST_CASE("check_plan: raised bounds and tampered fields are rejected", "[check]
   rejected("backward", [&](Plan& p) { raise(p.stages[1].backward); });
   rejected("messages", [&](Plan& p) { raise(p.stages[0].communication); });
   rejected("gradient sums", [](Plan& p) { p.stages[0].reduction += Seconds(1e-6); });
-  rejected("parameter bytes", [](Plan& p) { p.stages[0].parameter_bytes += Bytes(4); });
-  rejected("elements", [](Plan& p) { p.stages[0].parameter_elements += 1; });
+  rejected("parameter_bytes", [](Plan& p) { p.stages[0].parameter_bytes += Bytes(4); });
+  rejected("parameter_elements", [](Plan& p) { p.stages[0].parameter_elements += 1; });
   rejected("not those that its atoms read", [](Plan& p) { p.stages[0].parameters.pop_back(); });
   rejected("not those of its atoms", [](Plan& p) { p.stages[0].ops.pop_back(); });
   rejected("in no stage", [](Plan& p) { p.stages[0].atoms.pop_back(); });
   rejected("in two stages", [](Plan& p) { p.stages[1].atoms.push_back(p.stages[0].atoms[0]); });
-  rejected("has not", [](Plan& p) { p.stages[1].atoms.push_back(NodeId(99)); });
+  rejected("has no atom 99", [](Plan& p) { p.stages[1].atoms.push_back(NodeId(99)); });
   rejected("back to stage 0", [](Plan& p) { std::swap(p.stages[0].atoms, p.stages[1].atoms); });
   rejected("runs two stages", [](Plan& p) { p.stages[0].mesh = p.stages[1].mesh; });
   rejected("outside the world", [](Plan& p) { p.stages[0].mesh = {Rank(7)}; });
   rejected("another", [](Plan& p) { p.device = "another"; });
-  rejected("made for model", [](Plan& p) { ++p.model; });
-  rejected("logits of class heads piece by piece", [](Plan& p) { p.chunked_heads = true; });
-  rejected("single linear layers by inputs", [](Plan& p) { p.layers_by_inputs = true; });
+  rejected("states model", [](Plan& p) { ++p.model; });
+  rejected("states logits of class heads in chunks", [](Plan& p) { p.chunked_heads = true; });
+  rejected("states single linear layers row-parallel", [](Plan& p) { p.layers_by_inputs = true; });
   rejected("5 ranks", [](Plan& p) { p.world = 5; });
   rejected("samples", [](Plan& p) { p.batch = 0; });
+  rejected("batch: there are", [](Plan& p) { p.batch = std::int64_t{1} << 40; });
   rejected("step", [](Plan& p) {
     p.schedule = p.schedule == ScheduleKind::kGPipe ? ScheduleKind::kOneFOneB : ScheduleKind::kGPipe;
   });
@@ -360,7 +364,7 @@ TEST_CASE("check_plan: tampered memory optimizations are rejected", "[check]") {
     segments.erase(segments.begin() + 1);
   });
   rejected("peak memory", [](Plan& p) { p.stages[1].peak_memory += Bytes(1000); });
-  rejected("parameter bytes", [](Plan& p) { p.stages[1].parameter_bytes -= Bytes(4); });
+  rejected("parameter_bytes", [](Plan& p) { p.stages[1].parameter_bytes -= Bytes(4); });
   rejected("support no more", [](Plan& p) { raise(p.certificate.lower_bound); });
   c.model.graph[plan->stages[0].recomputed[0][0]].totals = Bytes(1000);
   c.request.options.microbatches = 1;
@@ -412,15 +416,17 @@ TEST_CASE("check_plan: tampered interleaved and V stages are rejected", "[check]
     REQUIRE(plan->stages.size() >= 4);
     REQUIRE(verdict_on(c, *plan).accepted());
     const Tampering rejected{c, *plan};
-    rejected(schedule == "zb-v" ? "and back" : "come round",
+    rejected(schedule == "zb-v" ? "and back" : "pass all positions again",
              [](Plan& p) { std::swap(p.stages[0].mesh, p.stages[1].mesh); });
-    rejected(schedule == "zb-v" ? "come round" : "and back",
+    rejected(schedule == "zb-v" ? "pass all positions again" : "and back",
              [&](Plan& p) { p.schedule = schedule == "zb-v" ? ScheduleKind::kInterleaved : ScheduleKind::kZbV; });
     for (const auto plain : {ScheduleKind::kGPipe, ScheduleKind::kOneFOneB, ScheduleKind::kZbH1})
       rejected("runs two stages", [&](Plan& p) { p.schedule = plain; });
-    rejected("in one order", [](Plan& p) { p.stages[0].mesh = {p.stages[0].mesh.rank(1), p.stages[0].mesh.rank(0)}; });
-    rejected("in common", [](Plan& p) { p.stages[0].mesh = {Rank(0)}; });
-    rejected("in common", [](Plan& p) { p.stages[0].mesh = {Rank(0), Rank(1), Rank(2)}; });
+    rejected("the same ranks in the same order", [](Plan& p) {
+      p.stages[0].mesh = {p.stages[0].mesh.rank(1), p.stages[0].mesh.rank(0)};
+    });
+    rejected("the same ranks in the same order", [](Plan& p) { p.stages[0].mesh = {Rank(0)}; });
+    rejected("the same ranks in the same order", [](Plan& p) { p.stages[0].mesh = {Rank(0), Rank(1), Rank(2)}; });
     rejected("has its own", [](Plan& p) { p.orders.resize(4); });
     rejected("orders of 0 ranks", [](Plan& p) { p.schedule = ScheduleKind::kSynthesised; });
     rejected("step", [](Plan& p) { p.microbatches = 5; });
@@ -447,18 +453,24 @@ TEST_CASE("check_plan: tampered or deadlocked orders are rejected", "[check]") {
   REQUIRE(verdict_on(c, *plan).accepted());
   const Tampering rejected{c, *plan};
   rejected("orders of 3 ranks", [](Plan& p) { p.orders.pop_back(); });
-  rejected("leaves out", [](Plan& p) { p.orders[0].pop_back(); });
-  rejected("leaves out", [](Plan& p) { p.orders[3].clear(); });
-  rejected("once forward", [](Plan& p) { p.orders[0].push_back(p.orders[0].front()); });
-  rejected("once forward", [](Plan& p) { p.orders[0].push_back(p.orders[0].back()); });
-  rejected("once forward", [](Plan& p) { p.orders[0].erase(p.orders[0].begin()); });
-  rejected("once forward", [](Plan& p) { std::swap(p.orders[0].front(), p.orders[0].back()); });
-  rejected("once forward", [](Plan& p) { p.orders[0].front().kind = ActionKind::kSend; });
-  rejected("not to run", [](Plan& p) { p.orders[0][0].microbatch = p.microbatches; });
-  rejected("not to run", [](Plan& p) { p.orders[0][0].microbatch = -1; });
-  rejected("not to run", [](Plan& p) { p.orders[0][0].stage = StageId(77); });
-  rejected("not to run", [](Plan& p) { p.orders[0][0].stage = StageId::none(); });
-  rejected("leaves out", [](Plan& p) { ++p.microbatches; });
+  rejected("must name each of the", [](Plan& p) { p.orders[0].pop_back(); });
+  rejected("must name each of the", [](Plan& p) { p.orders[3].clear(); });
+  rejected("once as forward", [](Plan& p) { p.orders[0].push_back(p.orders[0].front()); });
+  rejected("once as forward", [](Plan& p) { p.orders[0].push_back(p.orders[0].back()); });
+  rejected("once as forward", [](Plan& p) { p.orders[0].erase(p.orders[0].begin()); });
+  rejected("once as forward", [](Plan& p) { std::swap(p.orders[0].front(), p.orders[0].back()); });
+  rejected("once as forward", [](Plan& p) { p.orders[0].front().kind = ActionKind::kSend; });
+  rejected("must name each of the", [](Plan& p) { p.orders[0][0].microbatch = p.microbatches; });
+  rejected("must name each of the", [](Plan& p) { p.orders[0][0].microbatch = -1; });
+  rejected("must name each of the", [](Plan& p) { p.orders[0][0].stage = StageId(77); });
+  rejected("must name each of the", [](Plan& p) { p.orders[0][0].stage = StageId::none(); });
+  rejected("names stage 77, which that rank does not run", [](Plan& p) {
+    p.orders[0].push_back({ActionKind::kForward, 0, StageId(77)});
+  });
+  rejected("once as forward", [](Plan& p) {
+    p.orders[0].push_back({ActionKind::kForward, p.microbatches, p.orders[0][0].stage});
+  });
+  rejected("must name each of the", [](Plan& p) { ++p.microbatches; });
   rejected("has its own", [](Plan& p) { p.schedule = ScheduleKind::kInterleaved; });
   rejected("step", [](Plan& p) {
     for (auto& computes : p.orders)
@@ -480,7 +492,7 @@ TEST_CASE("check_plan: tampered or deadlocked orders are rejected", "[check]") {
   const auto verdict = verdict_on(c, waits);
   CAPTURE(joined(verdict.faults));
   REQUIRE(verdict.faults.size() == 1);
-  CHECK(verdict.faults[0].find("wait for each other: rank 0 never gets what it needs for the backward of stage 0") !=
+  CHECK(verdict.faults[0].find("wait for each other; stage 0 never gets what it needs for the backward") !=
         std::string::npos);
 }
 

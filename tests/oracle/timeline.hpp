@@ -9,14 +9,16 @@
 
 #include <autopar/core/error.hpp>
 #include <autopar/cost/concepts.hpp>
-#include <autopar/plan/check/checked_order.hpp>
-#include <autopar/plan/check/stated_plan.hpp>
+#include <autopar/plan/verify/stated_plan.hpp>
 #include <autopar/schedule/action.hpp>
 
-namespace autopar::detail {
+#include "oracle/batch.hpp"
+#include "oracle/order.hpp"
+
+namespace autopar::oracle {
 
 /// Predicted seconds of each rank in one phase of a step.
-struct CheckedTimeline {
+struct PhaseTimes {
   double end = 0;                                               ///< of all ranks
   std::vector<double> ends, computing, communicating, summing;  ///< by rank
 };
@@ -28,9 +30,10 @@ struct CheckedTimeline {
 template <class Costs>
 class TimelinePlayer {
  public:
-  /// @param costs  see `CheckedCosts`
-  TimelinePlayer(const StatedPlan& stated, CheckedOrder& order, const Costs& costs)
+  /// @param costs  see `verify::StatedCosts`
+  TimelinePlayer(const verify::StatedPlan& stated, Order& order, const Costs& costs)
       : stated_(stated),
+        batch_(stated.plan),
         order_(order),
         costs_(costs),
         ranks_(order.computes.size()),
@@ -41,7 +44,7 @@ class TimelinePlayer {
     for (std::size_t r = 0; r < ranks_.size(); ++r) ready_at_[r].assign(order.computes[r].size(), 0);
   }
 
-  [[nodiscard]] CheckedTimeline play(bool sums) && {
+  [[nodiscard]] PhaseTimes play(bool sums) && {
     for (std::size_t r = 0; r < ranks_.size(); ++r) agenda_.insert({0, r});
     while (!agenda_.empty()) {
       const auto [now, rank] = *agenda_.begin();
@@ -50,7 +53,7 @@ class TimelinePlayer {
     }
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
       if (ranks_[r].next + 1 < order_.computes[r].size())
-        throw InvalidArgument("check: the plan never comes to its end");
+        throw InvalidArgument("oracle: the plan never comes to its end");
     }
     if (sums) play_sums();
     for (const double end : timeline_.ends) timeline_.end = std::max(timeline_.end, end);
@@ -97,7 +100,7 @@ class TimelinePlayer {
       issued_[id] = true;
       return;
     }
-    const CheckedMessage& message = order_.messages[id];
+    const OrderedMessage& message = order_.messages[id];
     double start = now, end = now;
     if (message.from != message.to) {
       State &sender = ranks_[message.from], &receiver = ranks_[message.to];
@@ -126,17 +129,17 @@ class TimelinePlayer {
   /// Starts a rank's compute action if it can start; shards that exchange values start together.
   void try_compute(std::size_t rank) {
     if (!can_compute(rank)) return;
-    const CheckedAction& compute = order_.computes[rank][ranks_[rank].next];
+    const OrderedAction& compute = order_.computes[rank][ranks_[rank].next];
     std::vector<std::size_t> together{rank};
-    if (stated_.shards(compute.stage) > 1 && compute.has_messages()) {
-      for (const auto& [ranks, samples] : stated_.holders(compute.stage, compute.microbatch)) {
+    if (batch_.shards(compute.stage) > 1 && compute.has_messages()) {
+      for (const auto& [ranks, samples] : batch_.holders(compute.stage, compute.microbatch)) {
         if (std::find(ranks.begin(), ranks.end(), rank) != ranks.end()) together = ranks;
       }
     }
     double begin = 0;
     for (const std::size_t other : together) {
       if (!can_compute(other)) return;
-      const CheckedAction& same = order_.computes[other][ranks_[other].next];
+      const OrderedAction& same = order_.computes[other][ranks_[other].next];
       if (same.stage != compute.stage || same.kind != compute.kind || same.microbatch != compute.microbatch) return;
       begin = std::max({begin, ranks_[other].since, ready_at_[other][ranks_[other].next]});
     }
@@ -145,7 +148,7 @@ class TimelinePlayer {
 
   void run_compute(std::size_t rank, double begin) {
     State& state = ranks_[rank];
-    const CheckedAction& compute = order_.computes[rank][state.next];
+    const OrderedAction& compute = order_.computes[rank][state.next];
     const double takes = seconds_of(compute), end = begin + takes;
     state.waiting = false;
     state.last[compute.stage] = {begin, end};
@@ -155,8 +158,8 @@ class TimelinePlayer {
     agenda_.insert({end, rank});
   }
 
-  [[nodiscard]] double seconds_of(const CheckedAction& compute) const {
-    const NodeCost& cost = costs_.of_stage(compute.stage, compute.samples);
+  [[nodiscard]] double seconds_of(const OrderedAction& compute) const {
+    const NodeCost& cost = costs_.of_stage(static_cast<std::size_t>(compute.stage), compute.samples);
     switch (compute.kind) {
       case ActionKind::kForward:
         return cost.forward.value();
@@ -171,32 +174,35 @@ class TimelinePlayer {
 
   void play_sums() {
     std::vector<double> free_at(ranks_.size(), 0);
-    for (const GradientSum& sum : stated_.sums()) {
-      const auto count = static_cast<double>(sum.buckets.size());
-      for (std::size_t b = 0; b < sum.buckets.size(); ++b) {
+    for (std::size_t g = 0; g < stated_.buckets.size(); ++g) {
+      const ReduceGroup& group = stated_.pipeline.groups[g];
+      const auto& buckets = stated_.buckets[g];
+      for (std::size_t b = 0; b < buckets.size(); ++b) {
         double start = 0;
-        for (const std::size_t rank : sum.ranks) {
-          const double full = ranks_[rank].filled_at(sum.stage, (static_cast<double>(b) + 1) / count);
-          start = std::max({start, full, free_at[rank]});
+        for (const Rank rank : group.ranks) {
+          const double part = (static_cast<double>(b) + 1) / static_cast<double>(buckets.size());
+          const double full = ranks_[rank.index()].filled_at(group.stage.value(), part);
+          start = std::max({start, full, free_at[rank.index()]});
         }
-        const double takes = costs_.sum(sum, Bytes(sum.buckets[b])).value();
-        for (const std::size_t rank : sum.ranks) {
-          free_at[rank] = start + takes;
-          timeline_.summing[rank] += takes;
-          timeline_.ends[rank] = std::max(timeline_.ends[rank], free_at[rank]);
+        const double takes = costs_.sum(group, buckets[b]).value();
+        for (const Rank rank : group.ranks) {
+          free_at[rank.index()] = start + takes;
+          timeline_.summing[rank.index()] += takes;
+          timeline_.ends[rank.index()] = std::max(timeline_.ends[rank.index()], free_at[rank.index()]);
         }
       }
     }
   }
 
-  const StatedPlan& stated_;
-  CheckedOrder& order_;
+  const verify::StatedPlan& stated_;
+  Batch batch_;
+  Order& order_;
   const Costs& costs_;
   std::vector<State> ranks_;
   std::vector<bool> issued_;
   std::vector<std::vector<double>> ready_at_;
   std::set<std::pair<double, std::size_t>> agenda_;
-  CheckedTimeline timeline_;
+  PhaseTimes timeline_;
 };
 
-}  // namespace autopar::detail
+}  // namespace autopar::oracle

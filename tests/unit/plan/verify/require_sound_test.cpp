@@ -1,4 +1,4 @@
-#include <autopar/plan/check/require_sound.hpp>
+#include <autopar/plan/verify/require_sound.hpp>
 
 #include <catch_shim.hpp>
 

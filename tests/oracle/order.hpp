@@ -8,14 +8,16 @@
 #include <utility>
 #include <vector>
 
-#include <autopar/plan/check/stated_plan.hpp>
+#include <autopar/plan/verify/stated_plan.hpp>
 #include <autopar/schedule/action.hpp>
 #include <autopar/schedule/traits.hpp>
 
-namespace autopar::detail {
+#include "oracle/batch.hpp"
+
+namespace autopar::oracle {
 
 /// One compute action of a rank.
-struct CheckedAction {
+struct OrderedAction {
   ActionKind kind = ActionKind::kForward;
   int stage = 0;
   int microbatch = 0;
@@ -28,7 +30,7 @@ struct CheckedAction {
   [[nodiscard]] bool has_messages() const { return kind != ActionKind::kBackwardWeight; }
 };
 
-struct CheckedMessage {
+struct OrderedMessage {
   std::size_t from = 0, to = 0;  ///< ranks
   Bytes bytes{};
   int awaited_by = -1;  ///< the receiver's compute action
@@ -40,14 +42,15 @@ struct CheckedMessage {
 
 /// The compute actions of every rank and the messages between them, in one order that all ranks agree on. Ranks are
 /// simulated with nominal durations: forward 1, backward 2, each part of a backward 1. A compute action is written when
-/// it starts, its messages right after it. What the callers send is written two compute actions ahead.
-class CheckedOrder {
+/// it starts, its messages right after it. What the callers send is written two compute actions ahead. Independent of
+/// `make_program`.
+class Order {
  public:
   /// @param orders  [rank], see `compute_orders`
   /// @param forwards, backwards  which phases of a step are simulated, one or both
-  CheckedOrder(const StatedPlan& stated, const std::vector<std::vector<ComputeAction>>& orders, bool forwards,
-               bool backwards)
-      : stated_(stated), forwards_(forwards), backwards_(backwards) {
+  Order(const verify::StatedPlan& stated, const std::vector<std::vector<ComputeAction>>& orders, bool forwards,
+        bool backwards)
+      : batch_(stated.plan), forwards_(forwards), backwards_(backwards) {
     computes.resize(orders.size());
     lanes_.resize(orders.size());
     written_.assign(orders.size(), 0);
@@ -56,14 +59,14 @@ class CheckedOrder {
     for (std::size_t r = 0; r < orders.size(); ++r) add_lane(r, orders[r], samples[r]);
     find_precedence();
     for (auto& list : computes) list.emplace_back();  // what follows the last compute action
-    for (int m = 0; m < stated.plan().microbatches; ++m) {
-      for (const Crossing& crossing : stated.crossings()) add_messages(crossing, m);
+    for (int m = 0; m < batch_.plan().microbatches; ++m) {
+      for (const Crossing& crossing : crossings(stated)) add_messages(crossing, m);
     }
     play();
   }
 
-  std::vector<std::vector<CheckedAction>> computes;  ///< by rank; the last entry is no compute action
-  std::vector<CheckedMessage> messages;
+  std::vector<std::vector<OrderedAction>> computes;  ///< by rank; the last entry is no compute action
+  std::vector<OrderedMessage> messages;
 
   /// A rank whose next compute action never gets what it needs, -1 if there is none.
   [[nodiscard]] int stuck() const {
@@ -73,7 +76,7 @@ class CheckedOrder {
     return -1;
   }
   /// The compute action that a rank has reached. @pre it is stuck
-  [[nodiscard]] const CheckedAction& next_compute(int rank) const {
+  [[nodiscard]] const OrderedAction& next_compute(int rank) const {
     const auto r = static_cast<std::size_t>(rank);
     return computes[r][lanes_[r].next];
   }
@@ -94,9 +97,9 @@ class CheckedOrder {
 
   [[nodiscard]] std::vector<Samples> samples_of_computes() const {
     std::vector<Samples> out(computes.size());
-    for (int s = 0; s < stated_.stages(); ++s) {
-      for (int m = 0; m < stated_.plan().microbatches; ++m) {
-        for (const auto& [ranks, range] : stated_.holders(s, m)) {
+    for (int s = 0; s < batch_.stages(); ++s) {
+      for (int m = 0; m < batch_.plan().microbatches; ++m) {
+        for (const auto& [ranks, range] : batch_.holders(s, m)) {
           for (const std::size_t rank : ranks) out[rank][{s, m}] = range.size();
         }
       }
@@ -109,7 +112,7 @@ class CheckedOrder {
     for (const ComputeAction& said : order) {
       const int stage = said.stage.value();
       const auto held = samples.find({stage, said.microbatch});
-      const CheckedAction compute{said.kind, stage, said.microbatch, held == samples.end() ? 0 : held->second};
+      const OrderedAction compute{said.kind, stage, said.microbatch, held == samples.end() ? 0 : held->second};
       if (compute.samples == 0 || !(compute.is_forward() ? forwards_ : backwards_)) continue;
       if (compute.has_messages())
         compute_at_[{rank, stage, !compute.is_forward(), compute.microbatch}] = computes[rank].size();
@@ -121,17 +124,17 @@ class CheckedOrder {
   /// Precedence of ranks that could start at the same time. By stages if each stage has its own order, by ranks if each
   /// rank has one.
   void find_precedence() {
-    if (traits_of(stated_.plan().schedule).layout != StageLayout::kStraight) {
+    if (traits_of(batch_.plan().schedule).layout != StageLayout::kStraight) {
       for (std::size_t r = 0; r < lanes_.size(); ++r) precedence_.push_back(r);
       return;
     }
-    for (int s = 0; s < stated_.stages(); ++s) {
-      for (const Rank rank : stated_.ranks_of(s)) precedence_.push_back(rank.index());
+    for (int s = 0; s < batch_.stages(); ++s) {
+      for (const Rank rank : batch_.ranks_of(s)) precedence_.push_back(rank.index());
     }
   }
 
   void add_messages(const Crossing& crossing, int m) {
-    const auto holders = stated_.holders(crossing.from, m), readers = stated_.holders(crossing.to, m);
+    const auto holders = batch_.holders(crossing.from, m), readers = batch_.holders(crossing.to, m);
     using Ranks = std::vector<std::size_t>;
     std::vector<std::tuple<Ranks, Ranks, std::int64_t>> ways;  // from, to, samples
     if (crossing.whole) {
@@ -157,7 +160,7 @@ class CheckedOrder {
       }
     }
     // In a whole step the loss starts its own backward; results have a gradient only when they left the call.
-    const bool comes_back = crossing.returns && (crossing.to < stated_.stages() || !forwards_);
+    const bool comes_back = crossing.returns && (crossing.to < batch_.stages() || !forwards_);
     if (backwards_ && comes_back) {
       for (const auto& [from, to, samples] : ways) {
         for (std::size_t t = 0; t < from.size(); ++t)
@@ -169,9 +172,9 @@ class CheckedOrder {
   void add_message(int from_stage, int to_stage, std::size_t from, std::size_t to, const Affine& size,
                    std::int64_t samples, bool backward, int m) {
     const double bytes = std::ceil(std::max(0.0, size.at(static_cast<double>(samples))));
-    CheckedMessage message{from, to, Bytes(static_cast<std::int64_t>(bytes)), -1, -1, -1, backward, m};
-    if (stated_.is_stage(from_stage)) message.maker = from_stage;
-    if (stated_.is_stage(to_stage)) message.reader = to_stage;
+    OrderedMessage message{from, to, Bytes(static_cast<std::int64_t>(bytes)), -1, -1, -1, backward, m};
+    if (batch_.is_stage(from_stage)) message.maker = from_stage;
+    if (batch_.is_stage(to_stage)) message.reader = to_stage;
     const std::size_t id = messages.size();
     if (message.reader >= 0) {
       Slot& slot = lanes_[to].slots[compute_at_.at({to, to_stage, backward, m})];
@@ -212,11 +215,11 @@ class CheckedOrder {
     };
     long start = alone(rank);
     if (start < 0 || !exchanges(rank)) return start;
-    const CheckedAction& compute = computes[rank][lanes_[rank].next];
+    const OrderedAction& compute = computes[rank][lanes_[rank].next];
     for (const std::size_t other : who_starts(rank)) {
       const long own_start = alone(other);
       if (own_start < 0) return -1;
-      const CheckedAction& own = computes[other][lanes_[other].next];
+      const OrderedAction& own = computes[other][lanes_[other].next];
       if (own.kind != compute.kind || own.stage != compute.stage || own.microbatch != compute.microbatch) return -1;
       start = std::max(start, own_start);
     }
@@ -225,16 +228,16 @@ class CheckedOrder {
 
   /// Whether a rank's next compute action exchanges values among tensor shards.
   [[nodiscard]] bool exchanges(std::size_t rank) const {
-    const CheckedAction& compute = computes[rank][lanes_[rank].next];
-    return stated_.shards(compute.stage) > 1 && compute.has_messages();
+    const OrderedAction& compute = computes[rank][lanes_[rank].next];
+    return batch_.shards(compute.stage) > 1 && compute.has_messages();
   }
 
   /// The ranks that start together: the tensor shards of a replica if they exchange values, as in all but weight
   /// backwards.
   [[nodiscard]] std::vector<std::size_t> who_starts(std::size_t rank) const {
     if (!exchanges(rank)) return {rank};
-    const CheckedAction& compute = computes[rank][lanes_[rank].next];
-    for (const auto& [ranks, samples] : stated_.holders(compute.stage, compute.microbatch)) {
+    const OrderedAction& compute = computes[rank][lanes_[rank].next];
+    for (const auto& [ranks, samples] : batch_.holders(compute.stage, compute.microbatch)) {
       if (std::find(ranks.begin(), ranks.end(), rank) != ranks.end()) return ranks;
     }
     return {rank};
@@ -243,7 +246,7 @@ class CheckedOrder {
   void start_compute(std::size_t rank, long start) {
     Lane& lane = lanes_[rank];
     const std::size_t position = lane.next++;
-    CheckedAction& compute = computes[rank][position];
+    OrderedAction& compute = computes[rank][position];
     if (compute.has_messages()) {
       auto& arrived = unclaimed_[rank][{compute.stage, !compute.is_forward(), compute.microbatch}];
       compute.missing = static_cast<int>(arrived.size());
@@ -268,7 +271,7 @@ class CheckedOrder {
   }
 
   void write(std::size_t id, long arrival) {
-    const CheckedMessage& message = messages[id];
+    const OrderedMessage& message = messages[id];
     computes[message.from][written_[message.from]].sends.push_back(id);
     computes[message.to][written_[message.to]].receives.push_back(id);
     if (message.reader < 0) return;
@@ -281,7 +284,7 @@ class CheckedOrder {
 
   static constexpr std::size_t kCallersAhead = 2;
 
-  const StatedPlan& stated_;
+  Batch batch_;
   bool forwards_, backwards_;
   std::vector<Lane> lanes_;              // by rank
   std::vector<std::size_t> precedence_;  // ranks
@@ -290,4 +293,4 @@ class CheckedOrder {
   std::map<std::tuple<std::size_t, int, bool, int>, std::size_t> compute_at_;  // of rank, stage, direction, micro-batch
 };
 
-}  // namespace autopar::detail
+}  // namespace autopar::oracle

@@ -8,11 +8,13 @@
 #include <utility>
 #include <vector>
 
+#include <autopar/core/error.hpp>
 #include <autopar/core/ids.hpp>
 #include <autopar/schedule/action.hpp>
 #include <autopar/schedule/concepts.hpp>
+#include <autopar/schedule/kind.hpp>
 
-namespace autopar::detail {
+namespace autopar::oracle {
 
 /// One compute action of a rank, without its micro-batch.
 struct SaidAction {
@@ -51,8 +53,7 @@ class ActionScribe {
 };
 
 /// The orders of the schedules, stated a second time, for rank number `place` of `places` (replicas count once) with
-/// this number of chunks. Derived from the papers and not from the policies: the checker of a plan shares no code with
-/// the planner.
+/// this number of chunks. Derived from the papers and not from the policies.
 class ScheduleLaws {
  public:
   ScheduleLaws(int place, int places, int chunks, int microbatches, ActionScribe& scribe)
@@ -129,7 +130,23 @@ class ScheduleLaws {
   ActionScribe& scribe_;
 };
 
-/// The member that writes a rank's order.
-using RestatedOrder = void (ScheduleLaws::*)();
+/// Writes a rank's order. @throws InvalidArgument if plans store the orders of such schedules
+inline void write_order(ScheduleLaws& laws, ScheduleKind schedule) {
+  switch (schedule) {
+    case ScheduleKind::kGPipe:
+      return laws.gpipe();
+    case ScheduleKind::kOneFOneB:
+      return laws.one_f_one_b();
+    case ScheduleKind::kInterleaved:
+      return laws.interleaved();
+    case ScheduleKind::kZbH1:
+      return laws.zb_h1();
+    case ScheduleKind::kZbV:
+      return laws.zb_v();
+    case ScheduleKind::kSynthesised:
+      break;
+  }
+  throw InvalidArgument("oracle: there is no law of this schedule");
+}
 
-}  // namespace autopar::detail
+}  // namespace autopar::oracle

@@ -1,0 +1,188 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include <autopar/cost/concepts.hpp>
+#include <autopar/cost/model_profile.hpp>
+#include <autopar/cost/overlap.hpp>
+#include <autopar/cost/tensor_regions.hpp>
+#include <autopar/plan/verify/stated_plan.hpp>
+
+namespace autopar::verify {
+
+/// The cost of an atom on the largest of a region's tensor shards.
+template <class M>
+[[nodiscard]] NodeCost cost_of_shard(const ModelProfile& model, const M& costs, NodeId atom, std::int64_t samples,
+                                     const TensorRegion& region, int shards) {
+  const auto count = static_cast<double>(samples);
+  NodeCost cost = costs.node(model.graph, atom, count);
+  ShardShare share{share_of_shard(region, shards), share_of_shard(region, shards)};
+  if constexpr (CostsShards<M, Graph<OpProfile, ValueProfile>>)
+    share = costs.shard_share(model.graph, atom, count, share.forward);
+  cost.forward *= share.forward;
+  cost.backward *= share.backward;
+  cost.backward_weight *= share.backward;
+  const AtomMemory& on_each = model.graph[atom].on_each_shard;
+  cost.saved = memory_of_shard(cost.saved, on_each.saved, count, region, shards);
+  cost.workspace = memory_of_shard(cost.workspace, on_each.workspace, count, region, shards);
+  cost.deferred_weight = memory_of_shard(cost.deferred_weight, on_each.deferred_weight, count, region, shards);
+  cost.forward_workspace = memory_of_shard(cost.forward_workspace, on_each.forward_workspace, count, region, shards);
+  return cost;
+}
+
+/// Bytes that recomputed segments of a stage gather under ZeRO 3. Parameters that atoms outside a segment read as well
+/// stay unsharded, and all do if backwards are split. Of the rest a segment keeps up to 256 MiB.
+struct Regathered {
+  Bytes held{};       ///< at a time, until their gradients are made
+  Bytes once_more{};  ///< resharded after the second forward, and gathered again
+};
+[[nodiscard]] inline Regathered regathered(const StatedPlan& stated, std::size_t stage) {
+  constexpr Bytes kKept{256 << 20};
+  std::set<ParameterId> always;
+  Bytes most{};
+  Regathered out;
+  for (const auto& segment : stated.plan.stages[stage].recomputed) {
+    Bytes alone{};
+    for (const auto& [id, readers] : stated.stages[stage].trained) {
+      const ParameterProfile& parameter = stated.model.parameters[id.index()];
+      const auto is_inside = [&](NodeId reader) { return std::ranges::find(segment, reader) != segment.end(); };
+      if (parameter.highest_zero < 3 || std::ranges::none_of(readers, is_inside)) continue;
+      const bool stays = stated.splits_backwards() || !std::ranges::all_of(readers, is_inside);
+      if (!stays) alone += parameter.computed_with();
+      if (stays && always.insert(id).second) out.held += parameter.computed_with();
+    }
+    most = std::max(most, std::min(alone, kKept));
+    out.once_more += alone - std::min(alone, kKept);
+  }
+  out.held += most;
+  return out;
+}
+
+/// Costs of a plan's stages under its ZeRO level, with what they recompute; cached.
+///
+/// ZeRO 1 and above: gradients are reduce-scattered, which is half of an all-reduce, and every rank updates its shard.
+/// Under 1 and 2 the other half, an all-gather of what stages compute with, follows the update. Under 2 and 3 every
+/// backward reduce-scatters. Under 3 every forward and backward also all-gathers. Gradients of parameters tied across
+/// stages go to every holder. What is offloaded is updated on the host, with copies there and back.
+/// @source Rajbhandari et al., "ZeRO", SC 2020
+template <class M>
+class StatedCosts {
+ public:
+  StatedCosts(const StatedPlan& stated, const M& costs) : stated_(stated), costs_(costs), zero_(stated.plan.zero) {}
+
+  [[nodiscard]] const NodeCost& of_stage(std::size_t stage, std::int64_t samples) const {
+    const auto [entry, added] = known_.try_emplace({stage, samples});
+    if (added) entry->second = with_collectives(stage, samples);
+    return entry->second;
+  }
+  [[nodiscard]] NodeCost of_atom(NodeId atom, std::int64_t samples) const {
+    const TensorRegion* region = stated_.sliced_in[atom.index()];
+    if (region == nullptr) return costs_.node(stated_.model.graph, atom, static_cast<double>(samples));
+    const int shards = stated_.pipeline.stages[stated_.stage_of[atom.index()]].tensor();
+    return cost_of_shard(stated_.model, costs_, atom, samples, *region, shards);
+  }
+  /// Bytes that an atom holds permanently.
+  [[nodiscard]] Bytes resident(NodeId atom) const {
+    if constexpr (HasResidentBytes<M, Graph<OpProfile, ValueProfile>>)
+      return costs_.resident(stated_.model.graph, atom);
+    return {};
+  }
+  /// @param action  the message's send or its receive
+  [[nodiscard]] Seconds message(const Action& action, Rank from, Rank to) const {
+    const StatedChannel& size = stated_.channels[static_cast<std::size_t>(action.channel)];
+    const Affine& bytes = action.flow == Flow::kValue ? size.value : size.gradient;
+    return costs_.transfer(bytes_of(bytes, action.samples.size()), from, to);
+  }
+  /// The sum of a bucket of gradients at the end of a call.
+  [[nodiscard]] Seconds sum(const ReduceGroup& group, Bytes bytes) const {
+    if (bytes == Bytes(0) && zero_ >= 2 && group.stage.valid()) return {};  // summed within backwards
+    return costs_.all_reduce(bytes, group.ranks) * (zero_ > 0 && group.stage.valid() ? 0.5 : 1);
+  }
+  /// The optimizer step of a stage, and what its ranks gather after it.
+  [[nodiscard]] Seconds update(std::size_t stage) const {
+    const double factor = stated_.plan.optimizer_state_factor;
+    const StatedStage& own = stated_.stages[stage];
+    const Bytes bytes = part_of(own.trained_bytes, zero_ > 0 ? stated_.pipeline.stages[stage].replicas() : 1);
+    Seconds step = costs_.update(bytes, factor);
+    if constexpr (UpdatesOnHost<M>) {
+      if (stated_.plan.offload == Offload::kOptimizer) step = std::max(step, costs_.offloaded_update(bytes, factor));
+    }
+    return zero_ == 1 || zero_ == 2 ? step + all_reduce(stage, own.computed_with) * 0.5 : step;
+  }
+
+ private:
+  /// Among the replicas of a stage, which are the same for each tensor shard.
+  [[nodiscard]] Seconds all_reduce(std::size_t stage, Bytes bytes) const {
+    const Mesh& mesh = stated_.pipeline.stages[stage];
+    return mesh.replicas() < 2 || bytes == Bytes(0) ? Seconds{} : costs_.all_reduce(bytes, mesh.replica_group(0));
+  }
+  /// What the shards of a replica exchange in one direction of a region, for the slowest replica.
+  [[nodiscard]] Seconds exchanged(const Mesh& mesh, const Affine& bytes, int calls, std::int64_t samples) const {
+    if (calls == 0) return {};
+    const Bytes each = bytes_of_call(bytes, calls, samples);
+    Seconds longest{};
+    for (int q = 0; q < mesh.replicas(); ++q)
+      longest = std::max(longest, costs_.all_reduce(each, mesh.tensor_group(q)));
+    return longest * static_cast<double>(calls);
+  }
+
+  /// What a stage computes and what its tensor shards exchange. Nothing of what is recomputed is deferred.
+  [[nodiscard]] NodeCost computed(std::size_t stage, std::int64_t samples) const {
+    const StagePlan& plan = stated_.plan.stages[stage];
+    std::set<NodeId> recomputed;
+    for (const auto& segment : plan.recomputed) recomputed.insert(segment.begin(), segment.end());
+    NodeCost sum;
+    std::map<const TensorRegion*, bool> regions;  // whether some of it is recomputed
+    for (const NodeId atom : plan.atoms) {
+      const NodeCost one = of_atom(atom, samples);
+      const Seconds totals = all_reduce(stage, stated_.model.graph[atom].totals);
+      const bool again = recomputed.contains(atom);
+      sum.forward += one.forward + totals;
+      sum.backward += one.backward + totals + (again ? one.forward : Seconds{});
+      sum.backward_weight += again ? Seconds{} : one.backward_weight;
+      if (const TensorRegion* region = stated_.sliced_in[atom.index()]) regions[region] |= again;
+    }
+    for (const auto& [region, again] : regions) {
+      const Seconds forward = exchanged(plan.mesh, region->forward, region->forward_calls, samples);
+      sum.forward += forward;
+      sum.backward += exchanged(plan.mesh, region->backward, region->backward_calls, samples);
+      sum.backward += again ? forward : Seconds{};
+    }
+    return sum;
+  }
+
+  /// Adds what is gathered and summed within compute actions, bucket by bucket. They wait for the first gather and the
+  /// last sum, or take as long as all of them if that is longer. On CPUs they take as long as everything together.
+  [[nodiscard]] NodeCost with_collectives(std::size_t stage, std::int64_t samples) const {
+    NodeCost cost = computed(stage, samples);
+    if (zero_ < 2) return cost;
+    const auto half = [&](Bytes bytes) { return all_reduce(stage, bytes) * 0.5; };
+    const auto beside = [&](Seconds compute, Seconds exposed, Seconds all) {
+      return computes_while_exchanging(costs_) ? std::max(compute + exposed, all) : compute + all;
+    };
+    const Bytes trained = stated_.stages[stage].trained_bytes, computed_with = stated_.stages[stage].computed_with;
+    const Bytes unit = std::min(trained, stated_.unit_limit);
+    Seconds first{}, gathered{}, again{};
+    if (zero_ == 3) {
+      const double part = trained > Bytes(0) ? computed_with / trained : 1;
+      first = half(Bytes(static_cast<std::int64_t>(static_cast<double>(unit.value()) * part)));
+      gathered = half(computed_with);
+      again = half(regathered(stated_, stage).once_more);
+    }
+    cost.forward = beside(cost.forward, first, gathered);
+    cost.backward = beside(cost.backward, first + half(unit), gathered + again + half(trained));
+    return cost;
+  }
+
+  const StatedPlan& stated_;
+  const M& costs_;
+  int zero_;
+  mutable std::map<std::pair<std::size_t, std::int64_t>, NodeCost> known_;
+};
+
+}  // namespace autopar::verify

@@ -1,0 +1,317 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <numeric>
+#include <set>
+#include <vector>
+
+#include <autopar/plan/verify/costs.hpp>
+#include <autopar/plan/verify/stated_plan.hpp>
+
+namespace autopar::verify {
+
+/// Bytes that the ranks of a plan hold: permanently, and for micro-batches in flight.
+template <class M>
+class Ledger {
+ public:
+  Ledger(const StatedPlan& stated, const StatedCosts<M>& costs)
+      : stated_(stated), plan_(stated.plan), costs_(costs), stages_(plan_.stages.size()) {
+    for (std::size_t s = 0; s < stages_.size(); ++s) {
+      add_atoms(s);
+      add_parameters(s);
+      add_units(s);
+    }
+    for (const auto& together : stated.stages_on) {  // they run one at a time, in the memory of the one that needs most
+      for (const auto what : {&Stage::working, &Stage::summing}) {
+        for (const std::size_t s : together) {
+          if (s != first_with_most(together, what)) stages_[s].*what = Bytes(0);
+        }
+      }
+    }
+    for (std::size_t c = 0; c < stated.channels.size(); ++c)
+      add_channel(stated.pipeline.channels[c], stated.channels[c]);
+  }
+
+  /// What a stage has in its ranks' host memory, if that is separate from device memory.
+  [[nodiscard]] Bytes on_host(std::size_t stage) const { return stages_[stage].on_host; }
+
+  /// Bytes of each stage when its rank holds most; of its ranks, those of the one that holds most. A micro-batch counts
+  /// on a rank with samples of it or without. Updates go one parameter at a time, when all compute actions are over:
+  /// the largest one counts, at the first stage that has it.
+  [[nodiscard]] std::vector<Bytes> peaks() const {
+    const auto orders = stated_.orders();
+    std::vector<Bytes> computes(stages_.size(), kNothing), out;
+    for (std::size_t r = 0; r < orders.size(); ++r) {
+      const std::vector<Flying> flying = at_peak(orders[r]);
+      for (const std::size_t s : stated_.stages_on[r]) {
+        const Stage& stage = stages_[s];
+        computes[s] = std::max(computes[s], in_flight(stage, flying[s], stage.summing) + stage.working + stage.always);
+      }
+    }
+    for (std::size_t s = 0; s < stages_.size(); ++s) {
+      Bytes update = stages_[s].update;
+      for (const std::size_t other : stated_.beside(s)) update -= other == s ? Bytes(0) : computes[other];
+      const bool counts = s == first_with_most(stated_.beside(s), &Stage::update);
+      out.push_back(stages_[s].owned + (counts ? std::max(computes[s], update) : computes[s]));
+    }
+    return out;
+  }
+
+ private:
+  struct Stage {
+    Bytes owned{}, on_host{};     // permanently
+    Bytes update{};               // of the optimizer's step
+    Bytes working{};              // of a compute action while it runs
+    Bytes summing{};              // when no activations are left
+    Bytes always{};               // of the rest, independent of what is in flight
+    Bytes kept{}, parted{};       // for a micro-batch until its backward; from then until the second part
+    Bytes arriving{}, leaving{};  // values of a micro-batch from and to other stages
+  };
+  /// Micro-batches that are forward. `whole`: not yet backward. `parted`: backward except for parameter gradients.
+  struct Flying {
+    int whole = 0, parted = 0;
+  };
+  struct Atom {
+    Bytes keeps{}, needs{};       // for a micro-batch; while it works
+    Bytes gradients{}, copies{};  // of parameters: its backward makes the first, and frees the second
+  };
+  using Atoms = std::map<NodeId, Atom>;
+
+  static constexpr Bytes kNothing{std::numeric_limits<std::int64_t>::min()};
+
+  [[nodiscard]] bool offloads() const { return plan_.offload == Offload::kOptimizer; }
+  /// Of the stages of a rank.
+  [[nodiscard]] std::size_t first_with_most(const std::vector<std::size_t>& stages, Bytes Stage::*what) const {
+    return *std::ranges::max_element(stages, {}, [&](std::size_t s) { return stages_[s].*what; });
+  }
+
+  /// Activations, at least `least`, and values from and to other stages.
+  [[nodiscard]] Bytes in_flight(const Stage& stage, const Flying& now, Bytes least = {}) const {
+    return std::max(stage.kept * now.whole + stage.parted * now.parted, least) + stage.leaving * now.whole +
+           stage.arriving * std::min(plan_.microbatches, now.whole + now.parted + 1);
+  }
+  /// By stage, when a rank holds most.
+  [[nodiscard]] std::vector<Flying> at_peak(const std::vector<ComputeAction>& order) const {
+    if (!stated_.model.loss_mode)
+      return std::vector<Flying>(stages_.size(), {plan_.microbatches});  // results leave first
+    std::vector<Flying> now(stages_.size()), peak = now;
+    Bytes sum{}, most{};
+    for (const ComputeAction& compute : order) {
+      Flying& own = now[compute.stage.index()];
+      const Stage& stage = stages_[compute.stage.index()];
+      sum -= in_flight(stage, own);
+      if (compute.kind == ActionKind::kForward) ++own.whole;
+      if (gives_input_gradients(compute.kind)) --own.whole;
+      if (compute.kind == ActionKind::kBackwardInput) ++own.parted;
+      if (compute.kind == ActionKind::kBackwardWeight) --own.parted;
+      sum += in_flight(stage, own);
+      if (sum > most) peak = now;
+      most = std::max(most, sum);
+    }
+    return peak;
+  }
+
+  /// The maker has results until their backward; one gradient of them is in use while the next one arrives. While an
+  /// atom of the reader makes one gradient, in its workspace, the previous one may still be sent. A value that is alone
+  /// in a message within a rank is not copied.
+  void add_channel(const Channel& channel, const StatedChannel& size) {
+    const auto add = [&](StageId of, Bytes Stage::*what, const Affine& values, int gradients) {
+      const std::int64_t slice = stated_.stages[of.index()].slice;
+      stages_[of.index()].*what += bytes_of(values, slice);
+      stages_[of.index()].always += bytes_of(size.gradient, slice) * gradients;
+    };
+    const auto& meshes = stated_.pipeline.stages;
+    const bool made = channel.from.valid(), read = channel.to.valid();
+    const bool within = made && read && meshes[channel.from.index()] == meshes[channel.to.index()];
+    if (made) add(channel.from, &Stage::leaving, size.held, std::min(plan_.microbatches, 2));
+    if (read && !(within && size.values == 1))
+      add(channel.to, &Stage::arriving, size.value, std::min(plan_.microbatches - 1, 1));
+  }
+
+  /// An atom works beside what earlier atoms keep; if backwards are split, beside what all atoms keep. The gradients of
+  /// the only micro-batch come while it goes, on ranks that sum with no others and have no other stage. Casts of
+  /// parameters go with it if they are neither gathered nor fetched from a host.
+  void add_atoms(std::size_t s) {
+    const StagePlan& plan = plan_.stages[s];
+    Stage& stage = stages_[s];
+    Atoms atoms;
+    std::map<NodeId, NodeId> first;  // atom of its segment
+    for (const auto& segment : plan.recomputed) {
+      for (const NodeId atom : segment) first[atom] = *std::ranges::min_element(segment);
+      add_segment(s, {segment.begin(), segment.end()}, atoms);
+    }
+    for (const NodeId atom : plan.atoms) {
+      stage.owned += costs_.resident(atom);
+      if (first.contains(atom)) continue;
+      const NodeCost cost = costs_.of_atom(atom, stated_.stages[s].slice);
+      atoms[atom] = {cost.saved, cost.workspace};
+      if (stated_.splits_backwards()) stage.parted += cost.deferred_weight;
+    }
+    const bool once = plan_.microbatches == 1 && plan.mesh.replicas() == 1 && stated_.beside(s).size() == 1;
+    Bytes to_come{}, gone{}, working = atoms.empty() ? Bytes(0) : kNothing;
+    for (const auto& [id, readers] : stated_.stages[s].trained) {
+      const ParameterProfile& parameter = stated_.parameter(id);
+      if (readers.size() > 1) stage.working += parameter.bytes * 2;  // until they are summed
+      if (!once) continue;
+      atoms[readers.back()].gradients += parameter.bytes;
+      to_come += parameter.bytes;
+      if (!parameter.copy_by_call || plan_.zero > 0 || offloads()) continue;
+      for (const NodeId reader : readers)
+        atoms[first.contains(reader) ? first.at(reader) : reader].copies += parameter.copy;
+    }
+    for (auto atom = atoms.rbegin(); atom != atoms.rend(); ++atom) {
+      const auto& [keeps, needs, gradients, copies] = atom->second;
+      to_come -= gradients;
+      working = std::max(working, stated_.splits_backwards() ? needs : needs - stage.kept - to_come - gone);
+      stage.kept += keeps;
+      gone += copies;
+    }
+    stage.working += working + outside_stages();
+    stage.update -= gone;
+  }
+
+  /// A segment that is recomputed keeps what enters it from its stage, unless that is kept there, and what it keeps for
+  /// others. Its atoms work beside what it has rebuilt so far, and without what it has kept for the stage alone. While
+  /// it is rebuilt the gradients of what its stage reads of it are there. What atoms keep for readers outside alone
+  /// goes when all is rebuilt; where such readers give two gradients, the atom receives their sum.
+  void add_segment(std::size_t s, const std::set<NodeId>& segment, Atoms& atoms) {
+    using ByValue = std::map<std::int32_t, Bytes>;
+    const auto total = [](const ByValue& values) {
+      return std::accumulate(values.begin(), values.end(), Bytes(0),
+                             [](Bytes sum, const auto& v) { return sum + v.second; });
+    };
+    const auto& graph = stated_.model.graph;
+    const std::int64_t slice = stated_.stages[s].slice;
+    ByValue entering, leaving, answered;
+    std::set<std::int32_t> goes_on;
+    std::map<NodeId, ByValue> summed, until_rebuilt;
+    for (const OutputProfile& output : stated_.model.outputs) {
+      if (!segment.contains(output.writer)) continue;
+      goes_on.insert(output.value);
+      if (output.kept) leaving[output.value] = bytes_of(output.bytes, slice);
+    }
+    for (const NodeId atom : segment) {
+      for (const EdgeId edge : graph.in_edges(atom)) {
+        const NodeId source = graph.source(edge);
+        if (stated_.stage_of[source.index()] == s && !segment.contains(source) && !graph[edge].kept)
+          entering[graph[edge].value] = bytes_of(graph[edge].bytes, slice);
+      }
+      for (const EdgeId edge : graph.out_edges(atom)) {
+        const ValueProfile& value = graph[edge];
+        if (segment.contains(graph.target(edge))) continue;
+        const Bytes bytes = bytes_of(value.bytes, slice);
+        const bool here = stated_.stage_of[graph.target(edge).index()] == s;
+        if (value.kept) leaving[value.value] = bytes;
+        if (here && value.differentiable) answered[value.value] = bytes;
+        if (!here) goes_on.insert(value.value);
+        const bool is_read_inside = std::ranges::any_of(graph.out_edges(atom), [&](EdgeId other) {
+          return graph[other].value == value.value && segment.contains(graph.target(other));
+        });
+        if (is_read_inside || stated_.sliced_in[atom.index()] != nullptr) continue;
+        if (value.two_gradients) summed[atom][value.value] = bytes;
+        if (value.kept && value.for_readers) until_rebuilt[atom][value.value] = bytes;
+      }
+    }
+    atoms[*segment.begin()].keeps = total(entering) + total(leaving);
+    std::erase_if(leaving, [&](const auto& value) { return goes_on.contains(value.first); });
+    Bytes rebuilt = stated_.splits_backwards() ? Bytes(0) : Bytes(0) - total(leaving), gradients = total(answered);
+    for (const NodeId atom : segment) {
+      const NodeCost cost = costs_.of_atom(atom, slice);
+      rebuilt += cost.saved - total(until_rebuilt[atom]);
+      gradients += total(until_rebuilt[atom]);
+      const Bytes workspace = cost.workspace - total(summed[atom]);
+      atoms[atom].needs = rebuilt + std::max(workspace, cost.forward_workspace + gradients);
+    }
+  }
+
+  /// On a rank with most samples: the caller's copies of results, and what belongs to no stage.
+  [[nodiscard]] Bytes outside_stages() const {
+    const std::int64_t samples = (plan_.batch + plan_.world - 1) / plan_.world;
+    std::map<std::int32_t, Affine> results;
+    for (const auto& output : stated_.model.outputs) results[output.value] = output.bytes;
+    Bytes sum = bytes_of(stated_.model.held_beside, samples);
+    for (const auto& [value, size] : results) sum += size.per_sample != 0 ? bytes_of(size, samples) : Bytes(0);
+    return sum;
+  }
+
+  /// Under ZeRO a rank holds shards of what the level shards, up to the parameter's own highest level. If several
+  /// stages read a parameter, they shard its optimizer state only, and a rank holds it once. If it is offloaded, the
+  /// host has what the optimizer works with. Gradients are made on the device, where a copy that is read replaces the
+  /// parameter; new copies come in pieces.
+  void add_parameters(std::size_t s) {
+    Stage& stage = stages_[s];
+    const int replicas = plan_.stages[s].mesh.replicas();
+    const bool to_host = offloads() && plan_.host_memory > Bytes(0);
+    Bytes copied{};
+    for (const ParameterId id : plan_.stages[s].parameters) {
+      const ParameterProfile& own = stated_.parameter(id);
+      const auto& readers = stated_.readers[id.index()];
+      if (*std::ranges::find_first_of(stated_.beside(s), readers) != s) continue;
+      if (!own.trainable) {
+        stage.owned += own.bytes + own.copy;
+        continue;
+      }
+      const auto is_replicated = [&](std::size_t reader) { return plan_.stages[reader].mesh.replicas() > 1; };
+      const bool tied = readers.size() > 1, leaves = offloads() && own.highest_zero > 0;
+      const int highest = !tied ? 3 : std::ranges::any_of(readers, is_replicated) ? 1 : 0;
+      const int level = std::min({plan_.zero, own.highest_zero, highest});
+      const auto parts = tied ? static_cast<std::int64_t>(stated_.ranks_of(readers).size()) : replicas;
+      const auto share = [&](Bytes whole, int from) { return level >= from ? part_of(whole, parts) : whole; };
+      const double state = std::ceil(static_cast<double>(own.bytes.value()) * plan_.optimizer_state_factor);
+      const Bytes states = share(Bytes(static_cast<std::int64_t>(state)), 1), stepped = share(own.bytes, 1);
+      stage.owned += share(own.bytes, 2) * plan_.gradient_copies;
+      if (own.copy == Bytes(0))
+        stage.owned += share(own.bytes, 3);
+      else
+        stage.owned += leaves ? share(own.copy, 3) : stepped + (level == 3 && parts > 1 ? Bytes(0) : own.copy);
+      if (leaves && to_host)
+        stage.on_host += states + stepped * (1 + plan_.gradient_copies);
+      else
+        stage.owned += states + (leaves ? stepped : Bytes(0));
+      if (leaves && own.copy > Bytes(0)) copied += stepped;
+    }
+    const auto temporaries = static_cast<std::int64_t>(std::ceil(std::min(plan_.optimizer_state_factor, 2.0)));
+    (to_host ? stage.on_host : stage.update) +=
+        part_of(stated_.stages[s].most_read, plan_.zero > 0 ? replicas : 1) * temporaries;
+    if (to_host) stage.update += std::min(copied, Bytes(8 << 20));
+  }
+
+  /// What is unsharded beside the shards. ZeRO 1: the shard of a sum before the sum is freed. ZeRO 2 and 3: units of
+  /// gradients that fill and that are summed. It is all units if they wait for a parameter that several atoms read, or
+  /// for the second half of a backward. ZeRO 3: also units of parameters, of one atom and the next.
+  void add_units(std::size_t s) {
+    const int replicas = plan_.stages[s].mesh.replicas();
+    if (plan_.zero == 0 || replicas < 2) return;
+    Bytes shared{}, gathered{};
+    bool at_once = stated_.splits_backwards();
+    for (const auto& [id, atoms] : stated_.stages[s].trained) {
+      const ParameterProfile& own = stated_.parameter(id);
+      if (stated_.readers[id.index()].size() > 1 || own.highest_zero == 0) continue;
+      shared += own.bytes;
+      gathered += own.computed_with();
+      at_once |= atoms.size() > 1;
+    }
+    const Bytes bucket = plan_.buckets.size, largest = stated_.stages[s].most_read;
+    const Bytes unit = std::min(shared, largest > bucket ? largest : stated_.unit_limit);
+    if (plan_.zero == 1) {
+      (unit == shared ? stages_[s].summing : stages_[s].working) += part_of(unit, replicas);
+      return;
+    }
+    stages_[s].working += std::min(at_once ? shared + unit : unit * 2, shared * plan_.microbatches);
+    if (plan_.zero == 2 || shared == Bytes(0)) return;
+    const Bytes units = std::min(largest > bucket ? (largest + bucket) * 2 : unit * 3, shared);
+    const Bytes brought(static_cast<std::int64_t>(static_cast<double>(units.value()) * (gathered / shared)));
+    stages_[s].working += std::min(brought + regathered(stated_, s).held, gathered);
+  }
+
+  const StatedPlan& stated_;
+  const Plan& plan_;
+  const StatedCosts<M>& costs_;
+  std::vector<Stage> stages_;
+};
+
+}  // namespace autopar::verify
