@@ -19,7 +19,7 @@
 #include <variant>
 #include <vector>
 
-#include <autopar/plan/plan_with_defaults.hpp>
+#include <autopar/plan/planner.hpp>
 #include <autopar/testing/random_instances.hpp>
 #include <autopar/testing/random_models.hpp>
 
@@ -147,13 +147,14 @@ struct Answer {
 Answer answer_to(Case one, const Part& part) {
   part.leave_out(one.request);
   Answer answer;
-  const auto observer = [&](const std::string& phase) {
+  ap::Planner<> planner;
+  planner.observer = [&](const std::string& phase) {
     if (phase.starts_with("searched ")) answer.states += std::stod(phase.substr(9));
   };
   const std::clock_t start = std::clock();
   try {
     const ap::PlanOutcome outcome =
-        ap::try_plan_with_defaults(one.model, ap::ProfiledCost(one.cluster, {}), one.cluster, one.request, observer);
+        planner.try_plan(one.model, ap::ProfiledCost(one.cluster, {}), one.cluster, one.request);
     if (const auto* plan = std::get_if<ap::Plan>(&outcome))
       answer.step = plan->step.value();
     else

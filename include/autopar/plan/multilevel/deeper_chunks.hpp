@@ -128,10 +128,14 @@ class DeeperChunks {
     return Candidate{std::move(staging), std::move(terms)};
   }
 
-  /// With synthesised orders, on the ranks and with the memory optimizations of the looped schedule.
+  /// With synthesised orders; of many actions, on the ranks and with the memory optimizations of the looped schedule.
   [[nodiscard]] Candidate with_orders(const Candidate& looped) const {
     Staging staging = looped.staging;
     staging.schedule = kSynthesisedSchedule;
+    if (objective_.actions(staging) <= constraints_.budget.synthesised_actions) {
+      StepTerms terms = objective_(staging);
+      return {std::move(staging), std::move(terms)};
+    }
     const SizedPipeline sized = objective_.pipeline(staging, looped.terms.meshes);
     StepTerms terms = objective_.folded(staging, sized, looped.terms.optimizations);
     terms = objective_.evaluate(staging, sized, std::move(terms.optimizations), std::move(terms.orders));

@@ -5,8 +5,6 @@
 #include <autopar/cost/roofline.hpp>
 #include <autopar/testing/random_models.hpp>
 
-#include "oracle/boundary_of.hpp"
-
 using namespace autopar;
 
 TEST_CASE("BoundaryMasks: traffic equals the sum over edges", "[equality]") {
@@ -27,7 +25,7 @@ TEST_CASE("BoundaryMasks: traffic equals the sum over edges", "[equality]") {
     for (int draw = 0; draw < 20; ++draw) {
       detail::NodeMask stage = 0;
       for (const NodeId node : work.graph.nodes()) stage |= dice.chance(50) ? detail::bit(node) : 0;
-      const auto by_edges = oracle::boundary_of(work, [&](NodeId node) { return (stage & detail::bit(node)) != 0; });
+      const auto by_edges = detail::boundary_of(work, [&](NodeId node) { return (stage & detail::bit(node)) != 0; });
       REQUIRE(masks(stage) == by_edges);
       differing += by_edges == detail::Boundary{} ? 0 : 1;
       for (const std::int64_t slice : {1, 7}) REQUIRE(masks.most().bytes(slice, 2, 3) >= by_edges.bytes(slice, 2, 3));
