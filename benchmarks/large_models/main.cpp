@@ -142,7 +142,7 @@ void run(ap::World& world, const Job& job, const Make& make, const at::Tensor& x
                               {"parameters", model->parameter_count()},
                               {"ranks", world.size()},
                               {"optimizer", job.optimizer},
-                              {"precision", plan.precision},
+                              {"precision", ap::to_string(plan.precision)},
                               {"plan", ap::describe(ap::replicas_of(plan), plan.microbatches, plan.schedule) +
                                            ap::describe(ap::memory_optimizations_of(plan))},
                               {"setup_seconds", setup},

@@ -13,7 +13,7 @@ struct Case {
   int stages = 1;
   int replicas = 1;
   int microbatches = 1;
-  const char* schedule = "1f1b";
+  autopar::ScheduleKind schedule = autopar::ScheduleKind::kOneFOneB;
   double first_share = 0;  ///< of the work, that the first of two stages gets; 0 = the planner cuts
 };
 
@@ -25,7 +25,7 @@ inline const std::vector<Case> kCases{
     {.name = "2 stages, m2", .stages = 2, .microbatches = 2},
     {.name = "2 stages, m4", .stages = 2, .microbatches = 4},
     {.name = "2 stages, m8", .stages = 2, .microbatches = 8},
-    {.name = "2 stages, m4, gpipe", .stages = 2, .microbatches = 4, .schedule = "gpipe"},
+    {.name = "2 stages, m4, gpipe", .stages = 2, .microbatches = 4, .schedule = autopar::ScheduleKind::kGPipe},
     {.name = "2 stages, m4, cut at 1/4", .stages = 2, .microbatches = 4, .first_share = 0.25},
 };
 inline const std::vector<std::string> kModels{"mlp", "resnet", "transformer"};
@@ -36,7 +36,7 @@ inline const std::vector<std::string> kModels{"mlp", "resnet", "transformer"};
   options.replicas = {wanted.replicas};
   options.microbatches = wanted.microbatches;
   options.schedule = wanted.schedule;
-  options.costs = "profiled";
+  options.costs = autopar::CostChoice::kProfiled;
   options.cost_file = cost_file;
   return options;
 }

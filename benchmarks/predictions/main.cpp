@@ -6,7 +6,7 @@
 //
 // Time: the least of three rounds, some time apart, as whatever else a machine does only takes time; of each round the
 // median over the steps, after three to warm up, of the slowest rank's zero_grad, forward, backward and
-// optimizer step, which all ranks start together; predicted is Plan::step with costs = "profiled", measured once a
+// optimizer step, which all ranks start together; predicted is Plan::step with costs = profiled, measured once a
 // model.
 // Memory: VmHWM, reset when the model is warm, less what was resident before the model was deployed, of the worst
 // rank: parameters, gradients, optimizer state, activations and messages that are alive, and the session's own few

@@ -34,6 +34,7 @@
 #include "meter.hpp"
 #include "other_half.hpp"
 #include "trace.hpp"
+#include "training/command_line.hpp"
 #include "training/memory.hpp"
 #include "training/peak_flops.hpp"
 #include "works.hpp"
@@ -49,7 +50,8 @@ constexpr int kWarmUps = 4;
 
 struct Job {
   train::Request request;
-  std::string mode = "both", device = "auto";
+  std::string mode = "both";
+  ap::DeviceChoice device = ap::DeviceChoice::kAuto;
   int steps = 10, threads = 0;
   bool trace = false, on_demand = false;
 };
@@ -85,8 +87,8 @@ struct Half {
 
 /// Runs the module's forward as the reference does: in libtorch's autocast, or with products in TF32.
 at::Tensor unwrapped_forward(auto& model, const Work& work, c10::Device device) {
-  const bool brain = work.precision == "bf16" || work.precision == "bf16-compute";
-  if (!brain && work.precision != "fp16") return model(work.x, work.y);
+  const bool brain = work.precision == ap::Precision::kBf16 || work.precision == ap::Precision::kBf16Compute;
+  if (!brain && work.precision != ap::Precision::kFp16) return model(work.x, work.y);
   at::autocast::set_autocast_enabled(device.type(), true);
   at::autocast::set_autocast_dtype(device.type(), brain ? at::kBFloat16 : at::kHalf);
   auto loss = model(work.x, work.y);
@@ -113,8 +115,8 @@ template <class Make>
 void make_wrapped(ap::World& world, Half& half, const Work& work, const Make& make) {
   ap::Options options;
   options.precision = work.precision;
-  options.device = half.device.is_cuda() ? "cuda" : "cpu";
-  if (half.device.is_cpu()) options.costs = "profiled";  // what a CPU does a second is a guess otherwise
+  options.device = half.device.is_cuda() ? ap::DeviceChoice::kCuda : ap::DeviceChoice::kCpu;
+  if (half.device.is_cpu()) options.costs = ap::CostChoice::kProfiled;  // what a CPU does a second is a guess otherwise
   using Net = std::invoke_result_t<const Make&>;
   ap::AutoParallel<Net> model(world, make, options);
   const std::shared_ptr<torch::optim::Optimizer> optimizer = train::made_optimizer(work, model->parameters());
@@ -178,7 +180,7 @@ nlohmann::json finished(ap::World& world, Half& half, const Work& work, const Jo
   line["device"] = device;
   line["ranks"] = ranks;
   line["batch"] = work.batch * ranks;
-  line["precision"] = work.precision;
+  line["precision"] = ap::option_text(work.precision);
   line["optimizer"] = work.optimizer;
   line["steps"] = half.seconds.size();
   line["step_ms"] = step * 1e3;
@@ -234,7 +236,7 @@ void prepare_libtorch(const Job& job) {
 void run_unwrapped(ap::World& world, const Job& job) {
   prepare_libtorch(job);
   train::with_work(job.request, [&](const Work& work, const auto& make) {
-    if (work.precision == "tf32") at::globalContext().setAllowTF32CuBLAS(true);
+    if (work.precision == ap::Precision::kTf32) at::globalContext().setAllowTF32CuBLAS(true);
     Half half;
     half.device = job.request.device;
     start(half, [&] { make_unwrapped(half, work, make); });
@@ -296,9 +298,8 @@ int main(int argc, char** argv) try {
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   app.add_option("--batch", job.request.batch, "samples of each rank")->check(CLI::PositiveNumber);
   app.add_option("--steps", job.steps)->check(CLI::PositiveNumber);
-  app.add_option("--device", job.device)->check(CLI::IsMember({"auto", "cpu", "cuda"}));
-  app.add_option("--precision", job.request.precision, "instead of the work's own")
-      ->check(CLI::IsMember({"module", "tf32", "bf16", "bf16-compute", "fp16"}));
+  training::add_choice(app, "--device", job.device);
+  training::add_choice(app, "--precision", job.request.precision, "instead of the work's own");
   app.add_option("--threads", job.threads, "of a rank on CPUs; as many as there are cores without it")
       ->check(CLI::PositiveNumber);
   app.add_flag("--written-attention", job.request.written_attention, "of gpt and bert: no kernel that does it all");

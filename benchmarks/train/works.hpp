@@ -3,11 +3,13 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <torch/types.h>
 #include <autopar/core/error.hpp>
+#include <autopar/cost/precision.hpp>
 #include <autopar/torch/optim/fused.hpp>
 
 #include "models/mlp.hpp"
@@ -20,17 +22,18 @@ namespace train {
 struct Work {
   std::string name;
   std::int64_t batch = 0;  ///< samples of a rank
-  std::string precision;   ///< as Options::precision
-  std::string optimizer;   ///< adamw | sgd
-  double flops = 0;        ///< of a sample's forward and backward, matrix products alone
-  std::string formula{};   ///< of `flops`
-  at::Tensor x{}, y{};     ///< a rank's batch, on its device
+  autopar::Precision precision = autopar::Precision::kModule;
+  std::string optimizer;  ///< adamw | sgd
+  double flops = 0;       ///< of a sample's forward and backward, matrix products alone
+  std::string formula{};  ///< of `flops`
+  at::Tensor x{}, y{};    ///< a rank's batch, on its device
 };
 
 struct Request {
-  std::string work, precision;
-  std::int64_t batch = 0;  ///< 0: the work's own
-  bool small = false;      ///< seconds on two cores
+  std::string work;
+  std::optional<autopar::Precision> precision;  ///< none: the work's own
+  std::int64_t batch = 0;                       ///< 0: the work's own
+  bool small = false;                           ///< seconds on two cores
   bool written_attention = false;
   c10::Device device = c10::kCPU;
 };
@@ -38,7 +41,7 @@ struct Request {
 namespace detail {
 
 inline Work transformer_work(const Request& request, const models::TransformerSize& size, std::int64_t batch) {
-  Work work{request.work, request.batch > 0 ? request.batch : batch, "bf16", "adamw"};
+  Work work{request.work, request.batch > 0 ? request.batch : batch, autopar::Precision::kBf16, "adamw"};
   const auto width = static_cast<double>(size.width), layers = static_cast<double>(size.layers);
   const auto length = static_cast<double>(size.length);
   const double parameters = 12 * layers * width * width + static_cast<double>(size.words) * width;
@@ -52,7 +55,7 @@ inline Work transformer_work(const Request& request, const models::TransformerSi
 
 inline Work resnet_work(const Request& request, const models::ResNetSize& size, std::int64_t batch,
                         std::int64_t pixels) {
-  Work work{request.work, request.batch > 0 ? request.batch : batch, "bf16", "sgd"};
+  Work work{request.work, request.batch > 0 ? request.batch : batch, autopar::Precision::kBf16, "sgd"};
   work.flops = 6 * size.multiply_adds(pixels);
   work.formula = "6 x multiply-adds of the forward a sample";
   work.x = torch::randn({work.batch, 3, pixels, pixels}).to(request.device).contiguous(at::MemoryFormat::ChannelsLast);
@@ -61,7 +64,7 @@ inline Work resnet_work(const Request& request, const models::ResNetSize& size, 
 }
 
 inline Work mlp_work(const Request& request, std::int64_t width, std::int64_t layers, std::int64_t batch) {
-  Work work{request.work, request.batch > 0 ? request.batch : batch, "tf32", "sgd"};
+  Work work{request.work, request.batch > 0 ? request.batch : batch, autopar::Precision::kTf32, "sgd"};
   work.flops = 6 * static_cast<double>(layers * width * width);
   work.formula = "6 L h^2 a sample";
   work.x = torch::randn({work.batch, width}).to(request.device);
@@ -94,8 +97,8 @@ inline const std::vector<std::string> kWorks{"gpt", "bert24", "bert", "resnet50"
 template <class Run>
 void with_work(const Request& request, const Run& run) {
   const auto settled = [&](Work work) {
-    if (request.device.is_cpu()) work.precision = "module";
-    if (!request.precision.empty()) work.precision = request.precision;
+    if (request.device.is_cpu()) work.precision = autopar::Precision::kModule;
+    if (request.precision) work.precision = *request.precision;
     return work;
   };
   if (request.work == "mlp") {

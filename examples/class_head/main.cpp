@@ -159,7 +159,7 @@ class Automatic : public Training {
   Automatic(ap::World& world, const Settings& settings, int64_t classes)
       : model_(
             world, [&] { return NetImpl(settings.width, classes); },
-            ap::Options{.precision = settings.precision == "bf16" ? "bf16" : "module"}),
+            ap::Options{.precision = settings.precision == "bf16" ? ap::Precision::kBf16 : ap::Precision::kModule}),
         optimizer_(model_->parameters(), settings.sgd()) {
     model_->attach(optimizer_);
   }

@@ -8,6 +8,7 @@
 
 #include <autopar/core/error.hpp>
 
+#include "training/command_line.hpp"
 #include "training/schedules.hpp"
 
 Settings::Settings() {
@@ -71,9 +72,8 @@ void add_model(CLI::App& app, Settings& settings) {
   app.add_option("--classes", settings.classes, "0 = as many as --data has, 1000 without")
       ->check(CLI::NonNegativeNumber)
       ->group(group);
-  app.add_option("--batch-norm", settings.options.batch_norm,
-                 "statistics of a replica's micro-batch, or exact: of the whole batch, summed over replicas")
-      ->check(CLI::IsMember({"microbatch", "exact"}))
+  training::add_choice(app, "--batch-norm", settings.options.batch_norm,
+                       "statistics of a replica's micro-batch, or exact: of the whole batch, summed over replicas")
       ->group(group);
   app.add_option("--load-weights", settings.load_weights,
                  "begin with a safetensors file: of torchvision's state_dict, or of --export")

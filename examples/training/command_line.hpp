@@ -9,8 +9,19 @@
 #include <CLI/CLI.hpp>
 
 #include <autopar/io/config.hpp>
+#include <autopar/plan/option_text.hpp>
 
 namespace training {
+
+/// An option of autopar's Options that is a word, such as Options::precision.
+template <autopar::WordOption T>
+CLI::Option* add_choice(CLI::App& app, const std::string& name, T& value, const std::string& description = {}) {
+  return app
+      .add_option_function<std::string>(
+          name, [&value](const std::string& word) { value = autopar::option_named<T>(word).value(); }, description)
+      ->check(CLI::IsMember(autopar::option_words<T>()))
+      ->default_str(autopar::option_text(value));
+}
 
 /// The status to end with after a command line that was not understood, or that asked for help.
 /// @param speaks  one rank does for all

@@ -3,15 +3,18 @@
 #include <optional>
 #include <string>
 
+#include <autopar/cost/precision.hpp>
+
 namespace training {
 
 /// Dense peak of matrix products in NVIDIA's data sheets, in floating-point operations a second.
 /// @param device     its name, as CUDA gives it
-/// @param precision  as ap::Options::precision
+/// @param precision  as autopar::Options::precision
 /// @return nothing for devices and precisions that are not in the table
-inline std::optional<double> peak_flops(const std::string& device, const std::string& precision) {
-  const bool half = precision.starts_with("bf16") || precision == "fp16";
-  if (!half && precision != "tf32") return std::nullopt;
+inline std::optional<double> peak_flops(const std::string& device, autopar::Precision precision) {
+  using enum autopar::Precision;
+  const bool half = precision == kBf16 || precision == kBf16Compute || precision == kFp16;
+  if (!half && precision != kTf32) return std::nullopt;
   for (const char* hopper : {"H200", "H100", "GH200"}) {
     if (device.find(hopper) != std::string::npos) return half ? 989e12 : 494.5e12;
   }

@@ -11,6 +11,7 @@
 #include <autopar/core/error.hpp>
 #include <autopar/io/cluster_file.hpp>
 #include <autopar/io/file.hpp>
+#include <autopar/plan/option_text.hpp>
 
 #include "training/command_line.hpp"
 #include "training/from_first.hpp"
@@ -54,9 +55,8 @@ void add_files(CLI::App& app, Settings& settings) {
 void add_plan(CLI::App& app, Settings& settings) {
   auto& options = settings.options;
   const auto group = "The plan (unset: autopar's choice; all options: docs/options.md, as AUTOPAR_* or autopar.toml)";
-  app.add_option("--precision", options.precision,
-                 "of matrix products, as in libtorch's autocast: tf32, bf16, fp16; or of all: bf16-compute")
-      ->check(CLI::IsMember({"module", "tf32", "bf16", "bf16-compute", "fp16"}))
+  add_choice(app, "--precision", options.precision,
+             "of matrix products, as in libtorch's autocast: tf32, bf16, fp16; or of all: bf16-compute")
       ->group(group);
   app.add_option("--stages", options.stages, "of the pipeline")->group(group);
   app.add_option("--replicas", options.replicas, "of each stage, or of all")->delimiter(',')->group(group);
@@ -99,9 +99,9 @@ nlohmann::json settings_of_run(autopar::World& world, const std::string& folder)
 }
 
 void require_consistent(const Settings& settings) {
-  if (settings.fp64 && settings.options.precision != "module") {
-    throw autopar::InvalidArgument("--fp64 computes in double precision, --precision " + settings.options.precision +
-                                   " in less: leave one out");
+  if (settings.fp64 && settings.options.precision != autopar::Precision::kModule) {
+    throw autopar::InvalidArgument("--fp64 computes in double precision, --precision " +
+                                   autopar::option_text(settings.options.precision) + " in less: leave one out");
   }
   if (settings.batch % settings.accumulate != 0) {
     throw autopar::InvalidArgument("--batch " + std::to_string(settings.batch) + " cannot come in --accumulate " +

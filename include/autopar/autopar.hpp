@@ -4,6 +4,7 @@
 #include <autopar/fwd.hpp>
 
 #include <autopar/core/error.hpp>
+#include <autopar/plan/option_text.hpp>
 #include <autopar/plan/options.hpp>
 #include <autopar/plan/plan.hpp>
 #include <autopar/plan/report/print.hpp>

@@ -14,6 +14,7 @@
 
 #include <autopar/core/error.hpp>
 #include <autopar/io/file.hpp>
+#include <autopar/plan/option_text.hpp>
 #include <autopar/schedule/traits.hpp>
 
 #include "toml.hpp"
@@ -25,22 +26,19 @@ namespace autopar {
 namespace {
 
 using Member = std::variant<int Options::*, double Options::*, bool Options::*, std::string Options::*,
-                            std::vector<int> Options::*, Bytes Options::*, Seconds Options::*>;
+                            std::vector<int> Options::*, Bytes Options::*, Seconds Options::*, Switch Options::*,
+                            ClassHead Options::*, CudaGraphs Options::*, std::optional<Offload> Options::*,
+                            std::optional<ScheduleKind> Options::*, RecomputeOption Options::*, Precision Options::*,
+                            BatchNorm Options::*, DeviceChoice Options::*, CostChoice Options::*>;
 
-/// One option: its name, where it lives and which values it may have.
+/// One option: its name, where it lives and which numbers it may have.
 struct Field {
   const char* name;
   Member member;
   double least = std::numeric_limits<double>::lowest();
   double most = std::numeric_limits<double>::max();
-  std::vector<std::string> words = {};  ///< of a number: the first stands for `least`
+  std::string_view least_word = {};  ///< stands for `least`
 };
-
-std::vector<std::string> schedule_words() {
-  auto words = schedule_names();
-  words.insert(words.begin(), "auto");
-  return words;
-}
 
 const std::vector<Field>& fields() {
   static const std::vector<Field> table = {
@@ -48,20 +46,20 @@ const std::vector<Field>& fields() {
       {"microbatches", &Options::microbatches, 0, 1e6},
       {"min_microbatches", &Options::min_microbatches, 1, 1e6},
       {"max_microbatches", &Options::max_microbatches, 1, 1e6},
-      {"tensor_parallel", &Options::tensor_parallel, 0, 1e6, {"auto"}},
-      {"sequence_parallel", &Options::sequence_parallel, 0, 0, {"auto", "on", "off"}},
-      {"class_head", &Options::class_head, 0, 0, {"auto", "whole", "chunked"}},
-      {"fusion", &Options::fusion, 0, 0, {"auto", "on", "off"}},
-      {"cuda_graphs", &Options::cuda_graphs, 0, 0, {"auto", "off"}},
+      {"tensor_parallel", &Options::tensor_parallel, 0, 1e6, "auto"},
+      {"sequence_parallel", &Options::sequence_parallel},
+      {"class_head", &Options::class_head},
+      {"fusion", &Options::fusion},
+      {"cuda_graphs", &Options::cuda_graphs},
       {"zero", &Options::zero, -1, 3},
-      {"offload", &Options::offload, 0, 0, {"auto", "none", "optimizer"}},
+      {"offload", &Options::offload},
       {"replicas", &Options::replicas, 1, 1e6},
       {"batch_dims", &Options::batch_dims, -1, 63},
       {"local_indices", &Options::local_indices, 0, 63},
-      {"schedule", &Options::schedule, 0, 0, schedule_words()},
+      {"schedule", &Options::schedule},
       {"recompute", &Options::recompute},
-      {"precision", &Options::precision, 0, 0, {"module", "tf32", "bf16", "bf16-compute", "fp16"}},
-      {"batch_norm", &Options::batch_norm, 0, 0, {"microbatch", "exact"}},
+      {"precision", &Options::precision},
+      {"batch_norm", &Options::batch_norm},
       {"device_memory", &Options::device_memory, 0, 9e18},
       {"memory_margin", &Options::memory_margin, 0, 0.999},
       {"gradient_accumulation", &Options::gradient_accumulation},
@@ -75,10 +73,10 @@ const std::vector<Field>& fields() {
       {"trace_file", &Options::trace_file},
       {"report_file", &Options::report_file},
       {"overwrite", &Options::overwrite},
-      {"device", &Options::device, 0, 0, {"auto", "cpu", "cuda"}},
+      {"device", &Options::device},
       {"keep_memory", &Options::keep_memory},
       {"cluster_file", &Options::cluster_file},
-      {"costs", &Options::costs, 0, 0, {"auto", "roofline", "profiled"}},
+      {"costs", &Options::costs},
       {"cost_file", &Options::cost_file},
       {"log_level", &Options::log_level},
       {"plan_only", &Options::plan_only},
@@ -186,16 +184,23 @@ bool bool_of(const Setting& setting) {
   setting.fail("expected true or false");
 }
 
-std::string text_of(const Setting& setting, const Field& field) {
+const std::string& text_of(const Setting& setting) {
   const auto* text = std::get_if<std::string>(&setting.value);
   if (text == nullptr) setting.fail("expected text in quotes");
-  if (!field.words.empty() && std::find(field.words.begin(), field.words.end(), *text) == field.words.end()) {
-    std::string known;
-    for (const auto& word : field.words) known += (known.empty() ? "" : " | ") + word;
-    throw ConfigError(setting.key + ": '" + *text + "' is not one of " + known, setting.file, setting.line, setting.key,
-                      nearest_word(*text, field.words));
-  }
   return *text;
+}
+
+template <WordOption T>
+T word_of(const Setting& setting) {
+  const std::string& text = text_of(setting);
+  if (const auto value = option_named<T>(text)) return *value;
+  throw ConfigError(setting.key + ": " + not_an_option<T>(text), setting.file, setting.line, setting.key,
+                    nearest_word(text, option_words<T>()));
+}
+
+RecomputeOption recompute_of(const Setting& setting) {
+  if (auto option = RecomputeOption::named(text_of(setting))) return *std::move(option);
+  setting.fail("is empty; use 'auto', 'none', 'full' or names of modules, with commas between them");
 }
 
 std::vector<int> list_of(const Setting& setting, const Field& field) {
@@ -227,13 +232,15 @@ void assign(Options& options, const Field& field, const Setting& setting) {
     return number;
   };
   const auto* word = std::get_if<std::string>(&setting.value);
-  const bool is_word = word != nullptr && !field.words.empty() && *word == field.words.front();
+  const bool is_word = word != nullptr && !field.least_word.empty() && *word == field.least_word;
   std::visit(Overload{[&](int Options::*m) {
                         options.*m = static_cast<int>(is_word ? field.least : checked(whole_number_of(setting)));
                       },
                       [&](double Options::*m) { options.*m = checked(number_of(setting, "a number")); },
                       [&](bool Options::*m) { options.*m = bool_of(setting); },
-                      [&](std::string Options::*m) { options.*m = text_of(setting, field); },
+                      [&](std::string Options::*m) { options.*m = text_of(setting); },
+                      [&]<WordOption T>(T Options::*m) { options.*m = word_of<T>(setting); },
+                      [&](RecomputeOption Options::*m) { options.*m = recompute_of(setting); },
                       [&](std::vector<int> Options::*m) { options.*m = list_of(setting, field); },
                       [&](Bytes Options::*m) {
                         const auto* text = std::get_if<std::string>(&setting.value);
@@ -260,7 +267,10 @@ std::string value_text(const Options& options, const Field& field) {
                           out << (i == 0 ? "" : ",") << (options.*m)[i];
                       },
                       [&](Bytes Options::*m) { out << (options.*m).value(); },
-                      [&](Seconds Options::*m) { out << (options.*m).value(); }, [&](auto m) { out << options.*m; }},
+                      [&](Seconds Options::*m) { out << (options.*m).value(); },
+                      [&](RecomputeOption Options::*m) { out << option_text(options.*m); },
+                      [&]<WordOption T>(T Options::*m) { out << option_text(options.*m); },
+                      [&](auto m) { out << options.*m; }},
              field.member);
   return out.str();
 }
@@ -284,7 +294,7 @@ void assign_alias(ResolvedOptions& out, const RanncAlias& alias, Setting setting
   const std::string key = setting.key;
   auto& options = out.options;
   if (alias.rannc == "checkpointing") {
-    options.recompute = bool_of(setting) ? "full" : "none";
+    options.recompute = bool_of(setting) ? Recompute::kAlways : Recompute::kNever;
   } else if (alias.rannc == "trace_events") {
     if (!bool_of(setting))
       options.trace_file.clear();
@@ -409,18 +419,18 @@ void check_code(const Options& code) {
     try {
       std::visit(
           Overload{[&](int Options::*m) { check_range(setting, field, code.*m); },
-                   [&](double Options::*m) { check_range(setting, field, code.*m); }, [](bool Options::*) {},
-                   [&](std::string Options::*m) {
-                     text_of(Setting{field.name, code.*m, false, "", 0}, field);
-                   },
+                   [&](double Options::*m) { check_range(setting, field, code.*m); },
+                   [&]<WordOption T>(T Options::*m) { static_cast<void>(option_text(code.*m)); },
                    [&](std::vector<int> Options::*m) {
                      for (const int item : code.*m) check_range(setting, field, item);
                    },
                    [&](Bytes Options::*m) { check_range(setting, field, static_cast<double>((code.*m).value())); },
-                   [&](Seconds Options::*m) { check_range(setting, field, (code.*m).value()); }},
+                   [&](Seconds Options::*m) { check_range(setting, field, (code.*m).value()); }, [](auto) {}},
           field.member);
     } catch (const ConfigError& error) {
       throw InvalidArgument(std::string("Options::") + error.what());
+    } catch (const InvalidArgument& error) {
+      throw InvalidArgument(std::string("Options::") + field.name + ": " + error.what());
     }
   }
 }

@@ -13,6 +13,7 @@
 
 #include <autopar/core/error.hpp>
 #include <autopar/io/config.hpp>
+#include <autopar/plan/option_text.hpp>
 
 #include "hash_text.hpp"
 #include "json_text.hpp"
@@ -72,6 +73,13 @@ class JsonReader {
       known += std::string(known.empty() ? "" : " | ") + name;
     }
     fail(key, "'" + found + "' is not one of " + known);
+  }
+  /// One of an enum's texts.
+  template <TextEnum Enum>
+  [[nodiscard]] Enum word(const char* key) {
+    const auto found = text(key);
+    if (const auto value = enum_named<Enum>(found)) return *value;
+    fail(key, not_an_option<Enum>(found));
   }
   [[nodiscard]] std::uint64_t hash(const char* key) {
     const auto found = text(key);

@@ -29,11 +29,6 @@ constexpr double kMaxStateFactor = 1e3;
 
 Seconds read_seconds(JsonReader& reader, const char* key) { return Seconds(reader.number(key, 0, kMaxSeconds)); }
 
-const std::vector<std::pair<ScheduleKind, const char*>> kSchedules = [] {
-  std::vector<std::pair<ScheduleKind, const char*>> words;
-  for (const ScheduleTraits& row : kScheduleTraits) words.emplace_back(row.kind, row.name.data());
-  return words;
-}();
 /// What a rank of a synthesised schedule does in turn: "F2.0" is the forward of stage 2, micro-batch 0; D a whole
 /// backward, B that of inputs, W that of weights.
 constexpr std::string_view kComputeLetters = "FDBW";
@@ -45,10 +40,6 @@ const std::vector<std::pair<Binding, const char*>> kBindings{{Binding::kCompute,
                                                              {Binding::kBubble, "bubble"},
                                                              {Binding::kMemory, "memory"}};
 
-constexpr std::array<std::string_view, 5> kPrecisions{"module", "tf32", "bf16", "bf16-compute", "fp16"};
-
-const std::vector<std::pair<Offload, const char*>> kOffloads{{Offload::kNone, "none"},
-                                                             {Offload::kOptimizer, "optimizer"}};
 const std::vector<std::pair<BoundKind, const char*>> kBoundKinds{{BoundKind::kWork, "work"},
                                                                  {BoundKind::kPath, "path"}};
 
@@ -226,11 +217,11 @@ std::string to_json(const Plan& plan) {
                    {"world", plan.world},
                    {"batch", plan.batch},
                    {"microbatches", plan.microbatches},
-                   {"schedule", word_of(plan.schedule, kSchedules)},
+                   {"schedule", to_string(plan.schedule)},
                    {"zero", plan.zero},
-                   {"offload", word_of(plan.offload, kOffloads)},
+                   {"offload", to_string(plan.offload)},
                    {"bucket_bytes", plan.buckets.size.value()},
-                   {"precision", plan.precision},
+                   {"precision", to_string(plan.precision)},
                    {"stages", std::move(stages)},
                    {"device", plan.device},
                    {"device_memory_bytes", plan.device_memory.value()},
@@ -264,17 +255,14 @@ Plan parse_plan(std::string_view json, const std::string& file) {
   plan.world = static_cast<int>(reader.whole("world", 1, 1 << 24));
   plan.batch = reader.whole("batch", 0, kMaxSamples);
   plan.microbatches = static_cast<int>(reader.whole("microbatches", 1, kMaxMicrobatches));
-  plan.schedule = reader.word("schedule", kSchedules);
+  plan.schedule = reader.word<ScheduleKind>("schedule");
   if (reader.has("sequence_parallel")) plan.sequence_parallel = reader.flag("sequence_parallel");
   if (reader.has("chunked_heads")) plan.chunked_heads = reader.flag("chunked_heads");
   if (reader.has("layers_by_inputs")) plan.layers_by_inputs = reader.flag("layers_by_inputs");
   plan.zero = static_cast<int>(reader.whole("zero", 0, 3));
-  plan.offload = reader.word("offload", kOffloads);
+  plan.offload = reader.word<Offload>("offload");
   plan.buckets.size = Bytes(reader.whole("bucket_bytes", 1, BucketPolicy::kLargest.value()));
-  plan.precision = reader.text("precision");
-  if (std::find(kPrecisions.begin(), kPrecisions.end(), plan.precision) == kPrecisions.end()) {
-    reader.fail("precision", "'" + plan.precision + "' is none of module, tf32, bf16, bf16-compute, fp16");
-  }
+  plan.precision = reader.word<Precision>("precision");
   if (traits_of(plan.schedule).orders_in_plan) plan.orders = read_orders(reader);
   reader.each("stages", [&](JsonReader& stage) { plan.stages.push_back(read_stage(stage, plan.world)); });
   if (plan.stages.empty()) reader.fail("stages", "a plan needs at least one stage");

@@ -7,6 +7,7 @@
 
 #include <autopar/core/printable.hpp>
 #include <autopar/io/plan_file.hpp>
+#include <autopar/plan/option_text.hpp>
 #include <autopar/plan/report/print.hpp>
 
 #include "commands.hpp"
@@ -49,7 +50,7 @@ class PlanDifferences {
     add("ZeRO level", first.zero, second.zero);
     add("offloaded", name_of(first.offload), name_of(second.offload));
     add("host memory of a rank", first.host_memory, second.host_memory);
-    add("precision", first.precision, second.precision);
+    add("precision", option_text(first.precision), option_text(second.precision));
     add("constraints", joined(first.constraints), joined(second.constraints));
     const std::size_t common = std::min(first.stages.size(), second.stages.size());
     for (std::size_t s = 0; s < common; ++s) add_stage("stage " + std::to_string(s), first.stages[s], second.stages[s]);

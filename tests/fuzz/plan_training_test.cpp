@@ -183,10 +183,10 @@ int train_by_altered(const ap::Options& planned, int rounds, unsigned seed) {
 }
 
 const std::vector<ap::Options> kPlanned{
-    {.stages = 2, .microbatches = 2, .schedule = "1f1b"},
-    {.stages = 1, .microbatches = 2, .replicas = {2}, .schedule = "gpipe"},
-    {.stages = 2, .microbatches = 2, .schedule = "interleaved"},
-    {.stages = 2, .microbatches = 3, .schedule = "synth", .recompute = "full"},
+    {.stages = 2, .microbatches = 2, .schedule = ap::ScheduleKind::kOneFOneB},
+    {.stages = 1, .microbatches = 2, .replicas = {2}, .schedule = ap::ScheduleKind::kGPipe},
+    {.stages = 2, .microbatches = 2, .schedule = ap::ScheduleKind::kInterleaved},
+    {.stages = 2, .microbatches = 3, .schedule = ap::ScheduleKind::kSynthesised, .recompute = ap::Recompute::kAlways},
 };
 
 TEST_CASE("altered plan file: refused, or trains as one process", "[fuzz]") {

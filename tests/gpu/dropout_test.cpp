@@ -20,7 +20,7 @@ struct Passes {
 };
 
 /// Two calls with the same values.
-Passes passes(autopar::World& world, const std::string& recompute) {
+Passes passes(autopar::World& world, autopar::Recompute recompute) {
   torch::manual_seed(7);
   Dropping net;
   {
@@ -49,7 +49,7 @@ Passes passes(autopar::World& world, const std::string& recompute) {
 TEST_CASE("dropout: keep rate and scale hold, mask is reproducible", "[gpu]") {
   autopar::World world(0, nullptr);
   REQUIRE(autopar::device(world).is_cuda());
-  const auto plain = passes(world, "none"), again = passes(world, "full");
+  const auto plain = passes(world, autopar::Recompute::kNever), again = passes(world, autopar::Recompute::kAlways);
   const double unit = std::tanh(1.0) / 0.75;
   for (std::size_t i = 0; i < 2; ++i) {
     const auto kept = plain.results[i] / unit;

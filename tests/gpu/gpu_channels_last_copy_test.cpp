@@ -80,7 +80,7 @@ std::vector<Tensor> gradients_of(ap::World& world, const Tensor& x, const Tensor
   options.stages = 1;
   options.replicas = {world.size()};
   options.microbatches = microbatches;
-  options.precision = "bf16";
+  options.precision = ap::Precision::kBf16;
   auto net = made(at::kFloat, ap::device(world));
   ap::AutoParallel<Net> model(world, net, options);
   model(x.to(at::kFloat).contiguous(kLast), y).backward();

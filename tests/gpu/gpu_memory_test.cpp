@@ -98,17 +98,19 @@ int64_t predicted_here(const ap::Plan& plan, ap::Rank rank) {
 /// Prints what is predicted and held. @return their ratio
 /// @param before_all  what products of other models have taken
 template <class Net>
-double predicted_over_held(ap::World& world, const std::string& name, const std::string& precision,
-                           int64_t before_all) {
+double predicted_over_held(ap::World& world, const std::string& name, ap::Precision precision, int64_t before_all) {
   torch::manual_seed(3);
   const auto device = ap::device(world);
   const auto [x, y] = Net::batch();
   const auto own_x = x.to(device), own_y = y.to(device);
   at::accelerator::emptyCache();
   const auto before = allocated(device) - (Net::kMultiplies ? before_all : 0);
-  ap::AutoParallel<Net> model(
-      world, [] { return std::make_shared<Net>(); },
-      {.stages = 1, .microbatches = 1, .recompute = "none", .precision = precision, .costs = "roofline"});
+  ap::AutoParallel<Net> model(world, [] { return std::make_shared<Net>(); },
+                              {.stages = 1,
+                               .microbatches = 1,
+                               .recompute = ap::Recompute::kNever,
+                               .precision = precision,
+                               .costs = ap::CostChoice::kRoofline});
   torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
   model->attach(optimizer);
   for (int step = 0; step < kSteps; ++step) {
@@ -122,7 +124,7 @@ double predicted_over_held(ap::World& world, const std::string& name, const std:
   const auto predicted = predicted_here(model->plan(), world.rank_id());
   const auto ratio = static_cast<double>(predicted) / static_cast<double>(held);
   if (world.rank() == 0) {
-    std::cout << "{\"model\": \"" << name << "\", \"precision\": \"" << precision
+    std::cout << "{\"model\": \"" << name << "\", \"precision\": \"" << ap::option_text(precision)
               << "\", \"predicted_mib\": " << (predicted >> 20) << ", \"held_mib\": " << (held >> 20)
               << ", \"ratio\": " << ratio << "}" << std::endl;
   }
@@ -130,9 +132,9 @@ double predicted_over_held(ap::World& world, const std::string& name, const std:
 }
 
 template <class Net>
-void check(ap::World& world, const std::string& name, const std::string& precision, int64_t before_all) {
+void check(ap::World& world, const std::string& name, ap::Precision precision, int64_t before_all) {
   const auto ratio = predicted_over_held<Net>(world, name, precision, before_all);
-  CAPTURE(name, precision, ratio);
+  CAPTURE(name, ap::option_text(precision), ratio);
   CHECK(ratio >= 0.95);
   CHECK(ratio <= 1.25);
 }
@@ -142,15 +144,15 @@ TEST_CASE("stage memory on a GPU: equals the plan's prediction", "[gpu]") {
   REQUIRE(ap::device(world).is_cuda());
   const auto before = taken_by_products(ap::device(world));
   std::cout << "{\"before_mib\": " << (before >> 20) << "}" << std::endl;
-  check<Attending>(world, "attention that drops", "bf16", before);
-  check<Attending>(world, "attention that drops", "bf16-compute", before);
-  check<Attending>(world, "attention that drops", "tf32", before);
-  check<Convolving>(world, "convolutions", "bf16", before);
-  check<Convolving>(world, "convolutions", "bf16-compute", before);
-  check<Convolving>(world, "convolutions", "tf32", before);
-  check<Recurrent<nn::LSTM, nn::LSTMOptions>>(world, "LSTM", "module", before);
-  check<Recurrent<nn::GRU, nn::GRUOptions>>(world, "GRU", "module", before);
-  check<Recurrent<nn::RNN, nn::RNNOptions>>(world, "RNN", "module", before);
+  check<Attending>(world, "attention that drops", ap::Precision::kBf16, before);
+  check<Attending>(world, "attention that drops", ap::Precision::kBf16Compute, before);
+  check<Attending>(world, "attention that drops", ap::Precision::kTf32, before);
+  check<Convolving>(world, "convolutions", ap::Precision::kBf16, before);
+  check<Convolving>(world, "convolutions", ap::Precision::kBf16Compute, before);
+  check<Convolving>(world, "convolutions", ap::Precision::kTf32, before);
+  check<Recurrent<nn::LSTM, nn::LSTMOptions>>(world, "LSTM", ap::Precision::kModule, before);
+  check<Recurrent<nn::GRU, nn::GRUOptions>>(world, "GRU", ap::Precision::kModule, before);
+  check<Recurrent<nn::RNN, nn::RNNOptions>>(world, "RNN", ap::Precision::kModule, before);
 }
 
 }  // namespace gpu_memory_test

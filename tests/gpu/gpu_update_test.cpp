@@ -209,7 +209,7 @@ struct Trained {
 };
 
 template <class Optimizer, class Options>
-Trained trained(ap::World& world, const Options& how, const std::string& precision, bool keeps, bool writes) {
+Trained trained(ap::World& world, const Options& how, ap::Precision precision, bool keeps, bool writes) {
   torch::manual_seed(4);
   Net net;
   ap::Options options;
@@ -249,15 +249,16 @@ Trained trained(ap::World& world, const Options& how, const std::string& precisi
 
 template <class Optimizer, class Options>
 void check_casts(ap::World& world, const Options& how) {
-  for (const std::string precision : {"bf16-compute", "bf16"}) {
+  for (const ap::Precision precision : {ap::Precision::kBf16Compute, ap::Precision::kBf16}) {
     for (const bool writes : {false, true}) {
       const auto kept = trained<Optimizer>(world, how, precision, true, writes);
       const auto cast = trained<Optimizer>(world, how, precision, false, writes);
-      INFO(precision << (writes ? ", written to" : "") << ": " << kept.names << " where all are cast: " << cast.names);
+      INFO(ap::option_text(precision) << (writes ? ", written to" : "") << ": " << kept.names
+                                      << " where all are cast: " << cast.names);
       CHECK(kept.losses == cast.losses);
       CHECK(kept.casts[0] == cast.casts[0]);
       CHECK((kept.casts[3] < cast.casts[3]) == !writes);
-      if (precision == "bf16-compute" && !writes) CHECK(kept.casts[3] == 0);
+      if (precision == ap::Precision::kBf16Compute && !writes) CHECK(kept.casts[3] == 0);
     }
   }
 }

@@ -55,7 +55,8 @@ struct Net : torch::nn::Module {
 };
 
 struct Setting {
-  std::string graphs = "auto", precision = "module";
+  ap::CudaGraphs graphs = ap::CudaGraphs::kAuto;
+  ap::Precision precision = ap::Precision::kModule;
   bool is_loss_outside = false;
   double dropout = 0;
 };
@@ -125,11 +126,12 @@ void zero_grad(int, Model&, Net&, torch::optim::Optimizer& optimizer) { optimize
 TEST_CASE("CUDA graphs: repeated steps are replayed bit for bit", "[gpu]") {
   ap::World world(0, nullptr);
   const DeterministicCuDnn kernels;
-  for (const std::string precision : {"module", "bf16", "bf16-compute", "fp16"}) {
+  for (const ap::Precision precision :
+       {ap::Precision::kModule, ap::Precision::kBf16, ap::Precision::kBf16Compute, ap::Precision::kFp16}) {
     for (const bool is_loss_outside : {false, true}) {
-      INFO(precision << (is_loss_outside ? ", loss outside" : ""));
-      const auto replayed = train(world, {"auto", precision, is_loss_outside}, 10, zero_grad);
-      const auto launched = train(world, {"off", precision, is_loss_outside}, 10, zero_grad);
+      INFO(ap::option_text(precision) << (is_loss_outside ? ", loss outside" : ""));
+      const auto replayed = train(world, {ap::CudaGraphs::kAuto, precision, is_loss_outside}, 10, zero_grad);
+      const auto launched = train(world, {ap::CudaGraphs::kOff, precision, is_loss_outside}, 10, zero_grad);
       CHECK(replayed.replayed == 6);
       CHECK(launched.replayed == 0);
       check_same(replayed, launched);
@@ -145,9 +147,11 @@ TEST_CASE("CUDA graphs: zero_grad may precede the outside loss backward", "[gpu]
     const Between drop = [accumulates](int step, Model&, Net&, torch::optim::Optimizer& optimizer) {
       if (!accumulates || step != 7) optimizer.zero_grad();
     };
-    const auto replayed = train(world, {"auto", "module", true}, 12, nothing, samples, drop);
+    const auto replayed =
+        train(world, {ap::CudaGraphs::kAuto, ap::Precision::kModule, true}, 12, nothing, samples, drop);
     CHECK(replayed.replayed == (accumulates ? 4 : 8));  // none after one whose gradients cannot be replayed
-    check_same(replayed, train(world, {"off", "module", true}, 12, nothing, samples, drop));
+    check_same(replayed,
+               train(world, {ap::CudaGraphs::kOff, ap::Precision::kModule, true}, 12, nothing, samples, drop));
   }
 }
 
@@ -156,7 +160,7 @@ TEST_CASE("CUDA graphs: several forwards precede or lack a backward", "[gpu]") {
   const DeterministicCuDnn kernels;
   std::vector<std::vector<Tensor>> trained;
   std::vector<std::int64_t> replayed;
-  for (const std::string graphs : {"auto", "off"}) {
+  for (const ap::CudaGraphs graphs : {ap::CudaGraphs::kAuto, ap::CudaGraphs::kOff}) {
     torch::manual_seed(3);
     const auto net = std::make_shared<Net>();
     ap::Options options;
@@ -197,7 +201,7 @@ TEST_CASE("CUDA graphs: parameter write before backward is an error", "[gpu]") {
     if (step == 8) net.head->weight.mul_(0.5);
   };
   const auto samples = [](int) { return kImages; };
-  CHECK_THROWS_WITH(train(world, {"auto", "module", true}, 10, zero_grad, samples, write),
+  CHECK_THROWS_WITH(train(world, {ap::CudaGraphs::kAuto, ap::Precision::kModule, true}, 10, zero_grad, samples, write),
                     Catch::Matchers::ContainsSubstring("was written between the forward and the backward"));
 }
 
@@ -254,13 +258,14 @@ TEST_CASE("CUDA graphs: user changes between steps take effect", "[gpu]") {
   };
   for (const auto& [name, between] : cases) {
     INFO(name);
-    const std::pair<std::string, bool> settings[] = {{"module", false}, {"module", true}, {"bf16-compute", false}};
+    const std::pair<ap::Precision, bool> settings[] = {
+        {ap::Precision::kModule, false}, {ap::Precision::kModule, true}, {ap::Precision::kBf16Compute, false}};
     for (const auto& [precision, is_loss_outside] : settings) {
-      INFO(precision << (is_loss_outside ? ", loss outside" : ", loss in forward"));
-      const auto replayed = train(world, {"auto", precision, is_loss_outside}, 13, between);
+      INFO(ap::option_text(precision) << (is_loss_outside ? ", loss outside" : ", loss in forward"));
+      const auto replayed = train(world, {ap::CudaGraphs::kAuto, precision, is_loss_outside}, 13, between);
       const bool can_be = is_loss_outside || name != "gradients set to zero";
       CHECK((replayed.replayed > 0) == can_be);
-      check_same(replayed, train(world, {"off", precision, is_loss_outside}, 13, between));
+      check_same(replayed, train(world, {ap::CudaGraphs::kOff, precision, is_loss_outside}, 13, between));
     }
   }
 }
@@ -269,13 +274,13 @@ TEST_CASE("CUDA graphs: smaller last batch runs eagerly, graph is kept", "[gpu]"
   ap::World world(0, nullptr);
   const DeterministicCuDnn kernels;
   const auto samples = [](int step) { return step % 6 == 5 ? kImages / 2 : kImages; };
-  const auto replayed = train(world, {"auto"}, 14, zero_grad, samples);
+  const auto replayed = train(world, {ap::CudaGraphs::kAuto}, 14, zero_grad, samples);
   CHECK(replayed.replayed >= 7);
-  check_same(replayed, train(world, {"off"}, 14, zero_grad, samples));
+  check_same(replayed, train(world, {ap::CudaGraphs::kOff}, 14, zero_grad, samples));
 }
 
 /// Steps, then one call without gradients, for which the device has too little memory beside a recording, then steps.
-std::pair<Training, Tensor> with_evaluation(ap::World& world, const std::string& graphs) {
+std::pair<Training, Tensor> with_evaluation(ap::World& world, ap::CudaGraphs graphs) {
   constexpr std::int64_t kMany = 32768, kLeft = 64 << 20;  // samples, bytes: two results of a convolution
   constexpr int kSteps = 12;
   Tensor evaluated;
@@ -287,7 +292,8 @@ std::pair<Training, Tensor> with_evaluation(ap::World& world, const std::string&
     at::accelerator::emptyCache();
     const auto free = static_cast<std::int64_t>(at::accelerator::getMemoryInfo(device.index()).first);
     Tensor others;
-    if (graphs != "off") others = torch::empty({free - kLeft}, torch::dtype(torch::kByte).device(device));
+    if (graphs != ap::CudaGraphs::kOff)
+      others = torch::empty({free - kLeft}, torch::dtype(torch::kByte).device(device));
     const torch::NoGradGuard no_grad;
     net.eval();
     evaluated = model(images, Tensor());
@@ -300,10 +306,10 @@ std::pair<Training, Tensor> with_evaluation(ap::World& world, const std::string&
 TEST_CASE("CUDA graphs: graph memory is freed for an eager call", "[gpu]") {
   ap::World world(0, nullptr);
   const DeterministicCuDnn kernels;
-  const auto [recorded, result] = with_evaluation(world, "auto");
+  const auto [recorded, result] = with_evaluation(world, ap::CudaGraphs::kAuto);
   CHECK(recorded.replayed > 0);
   CHECK(recorded.replayed < 4);  // none after that
-  const auto [launched, expected] = with_evaluation(world, "off");
+  const auto [launched, expected] = with_evaluation(world, ap::CudaGraphs::kOff);
   check_same(recorded, launched);
   CHECK(torch::equal(result, expected));
 }
@@ -335,9 +341,11 @@ TEST_CASE("CUDA graphs: replayed dropout equals the eager call's", "[gpu]") {
   const DeterministicCuDnn kernels;
   for (const bool is_loss_outside : {false, true}) {
     INFO((is_loss_outside ? "loss outside" : "loss in forward"));
-    const auto training = train(world, {"auto", "module", is_loss_outside, 0.5}, 10, zero_grad);
+    const auto training =
+        train(world, {ap::CudaGraphs::kAuto, ap::Precision::kModule, is_loss_outside, 0.5}, 10, zero_grad);
     CHECK(training.replayed == 6);
-    check_same(training, train(world, {"off", "module", is_loss_outside, 0.5}, 10, zero_grad));
+    check_same(training,
+               train(world, {ap::CudaGraphs::kOff, ap::Precision::kModule, is_loss_outside, 0.5}, 10, zero_grad));
     CHECK(training.losses[8] != training.losses[9]);
   }
 }
@@ -371,7 +379,9 @@ struct Block : torch::nn::Module {
 };
 
 struct BlockSetting {
-  std::string graphs = "auto", precision = "bf16-compute", recompute = "auto";
+  ap::CudaGraphs graphs = ap::CudaGraphs::kAuto;
+  ap::Precision precision = ap::Precision::kBf16Compute;
+  ap::Recompute recompute = ap::Recompute::kToFit;
   int microbatches = 0;
   bool is_loss_outside = false, checks_between = false;
 };
@@ -418,15 +428,16 @@ BlockTraining train_block(ap::World& world, const BlockSetting& setting) {
 TEST_CASE("CUDA graphs: dropout, micro-batches and recompute replay", "[gpu]") {
   ap::World world(0, nullptr);
   const DeterministicCuDnn kernels;
-  for (const std::string precision : {"module", "bf16-compute"}) {
-    for (const std::string recompute : {"none", "full"}) {
+  for (const ap::Precision precision : {ap::Precision::kModule, ap::Precision::kBf16Compute}) {
+    for (const ap::Recompute recompute : {ap::Recompute::kNever, ap::Recompute::kAlways}) {
       for (const int microbatches : {1, 2}) {
         for (const bool is_loss_outside : {false, true}) {
-          INFO(precision << ", recompute " << recompute << ", " << microbatches << " micro-batches"
-                         << (is_loss_outside ? ", loss outside" : ""));
-          BlockSetting setting{"auto", precision, recompute, microbatches, is_loss_outside, is_loss_outside};
+          INFO(ap::option_text(precision) << ", recompute " << ap::option_text(recompute) << ", " << microbatches
+                                          << " micro-batches" << (is_loss_outside ? ", loss outside" : ""));
+          BlockSetting setting{ap::CudaGraphs::kAuto, precision,       recompute,
+                               microbatches,          is_loss_outside, is_loss_outside};
           const auto replayed = train_block(world, setting);
-          setting.graphs = "off";
+          setting.graphs = ap::CudaGraphs::kOff;
           const auto launched = train_block(world, setting);
           CHECK(replayed.replayed >= 4);
           CHECK(launched.replayed == 0);
@@ -454,7 +465,7 @@ struct Waiting : torch::nn::Module {
 TEST_CASE("CUDA graphs: step that synchronises runs eagerly, as before", "[gpu]") {
   ap::World world(0, nullptr);
   std::vector<Tensor> trained;
-  for (const std::string graphs : {"auto", "off"}) {
+  for (const ap::CudaGraphs graphs : {ap::CudaGraphs::kAuto, ap::CudaGraphs::kOff}) {
     torch::manual_seed(3);
     const auto net = std::make_shared<Waiting>();
     ap::Options options;

@@ -36,7 +36,8 @@ struct Sharing : Chain {
 };
 
 struct Setting {
-  std::string precision = "module", recompute = "none";
+  autopar::Precision precision = autopar::Precision::kModule;
+  autopar::Recompute recompute = autopar::Recompute::kNever;
   int microbatches = 1;
 };
 
@@ -56,7 +57,7 @@ std::vector<torch::Tensor> train(autopar::World& world, const std::function<std:
     options.precision = setting->precision;
     options.recompute = setting->recompute;
     options.microbatches = setting->microbatches;
-    options.fusion = "off";  // joined sums round once
+    options.fusion = autopar::Switch::kOff;  // joined sums round once
     model = std::make_shared<autopar::AutoParallel<std::shared_ptr<Net>>>(world, net, options);
   }
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(1e-3).momentum(0.9));
@@ -116,10 +117,11 @@ TEST_CASE("side stream: shared gradients are summed before any read", "[gpu]") {
 TEST_CASE("side stream: no bit changes in 16 bits, with micro-batches", "[gpu]") {
   autopar::World world(0, nullptr);
   const std::function<std::shared_ptr<Chain>()> make = [] { return std::make_shared<Chain>(true); };
-  for (const auto* precision : {"bf16", "module"}) {
+  for (const autopar::Precision precision : {autopar::Precision::kBf16, autopar::Precision::kModule}) {
     for (const int microbatches : {1, 2}) {
-      INFO(precision << ", " << microbatches << " micro-batches");
-      const Setting beside{precision, "none", microbatches}, again{precision, "full", microbatches};  // runs without
+      INFO(autopar::option_text(precision) << ", " << microbatches << " micro-batches");
+      const Setting beside{precision, autopar::Recompute::kNever, microbatches},
+          again{precision, autopar::Recompute::kAlways, microbatches};  // runs without
       check_equal(train(world, make, &beside), train(world, make, &again));
     }
   }

@@ -31,8 +31,10 @@ struct Step {
 };
 
 template <class Net>
-Step recorded_step(ap::World& world, const Task<Net>& task, const std::string& precision) {
-  auto model = wrapped(world, task, {precision, "on", 1, "off"});  // the parts of a replay belong to no operator
+Step recorded_step(ap::World& world, const Task<Net>& task, ap::Precision precision) {
+  auto model =
+      wrapped(world, task,
+              {precision, ap::Switch::kOn, 1, ap::CudaGraphs::kOff});  // the parts of a replay belong to no operator
   const auto optimizer = optimizer_of<ap::optim::AdamW, ap::optim::SGD>(task.stepping, model->parameters());
   model->attach(*optimizer);
   const auto& [x, y] = task.batches.front();
@@ -154,7 +156,7 @@ std::int64_t passes_over_parts(const Step& step) {
 TEST_CASE("pure bf16 transformer step: no parameter casts, known copies", "[gpu][training]") {
   ap::World world(0, nullptr);
   const models::TransformerSize size{5003, 256, 3, 4, 128};  // four times as many words as a batch has tokens
-  const auto step = recorded_step(world, transformer_task(ap::device(world), size), "bf16-compute");
+  const auto step = recorded_step(world, transformer_task(ap::device(world), size), ap::Precision::kBf16Compute);
   constexpr std::int64_t kTables = 2, kOfWeightAndBias = 2;
   // Norms of sums make gradients in single precision; the first is of a sum of other sizes.
   check(step, {{"gradients of the first norm, made in 16 bits", is_in("CastOfParameterBackward"), kOfWeightAndBias},
@@ -172,7 +174,7 @@ TEST_CASE("transformer with dropout: residual adds need no own kernel", "[gpu][t
   ap::World world(0, nullptr);
   models::TransformerSize size{4003, 256, 3, 4, 128};
   size.dropout = 0.1;
-  const auto step = recorded_step(world, transformer_task(ap::device(world), size), "bf16-compute");
+  const auto step = recorded_step(world, transformer_task(ap::device(world), size), ap::Precision::kBf16Compute);
   check_kernels(step, {"dropout_add_layer_norm_bf16", "dropout_add_layer_norm_gradient_", "add_layer_norm_sums_"});
   CHECK(launches_of(step, "dropout_add_layer_norm_bf16") == 2 * size.layers);
   CHECK(std::ranges::none_of(traces::spans_of(*step.recorded, c10::DeviceType::CPU), [](const auto& span) {
@@ -183,7 +185,7 @@ TEST_CASE("transformer with dropout: residual adds need no own kernel", "[gpu][t
 
 TEST_CASE("pure bf16 gated layers: no parameter casts, pointwise fused", "[gpu][training]") {
   ap::World world(0, nullptr);
-  const auto step = recorded_step(world, gates_task(ap::device(world)), "bf16-compute");
+  const auto step = recorded_step(world, gates_task(ap::device(world)), ap::Precision::kBf16Compute);
   check(step, {{"what is given in single precision",
                 [](const Pass& pass) { return pass.operators.starts_with("aten::to"); }, 1}});
   check_kernels(step, {"pointwise_packs", "column_sums_", "adam_bf16"});
@@ -203,7 +205,7 @@ TEST_CASE("bf16 ResNet step: no parameter casts, known copies", "[gpu][training]
   std::int64_t convolutions = 0;
   for (const auto& parameter : task.make()->parameters()) convolutions += parameter.dim() == 4 ? 1 : 0;
   task.make = [make = task.make] { return channels_last(make()); };
-  const auto step = recorded_step(world, task, "bf16");
+  const auto step = recorded_step(world, task, ap::Precision::kBf16);
   check(step, {{"gradients of convolutions, made in 16 bits", is_in("SplitBackward > aten::copy_"), convolutions},
                {"the images, given in single precision",
                 [](const Pass& pass) {

@@ -9,6 +9,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -132,13 +133,15 @@ inline Task<Gates> gates_task(c10::Device device) {
 
 /// How a task is computed.
 struct Setting {
-  std::string precision = "module", fusion = "on";
+  ap::Precision precision = ap::Precision::kModule;
+  ap::Switch fusion = ap::Switch::kOn;
   int microbatches = 1;
-  std::string cuda_graphs = "auto";
+  ap::CudaGraphs cuda_graphs = ap::CudaGraphs::kAuto;
 
   [[nodiscard]] std::string describe() const {
     std::ostringstream out;
-    out << "precision " << precision << ", fusion " << fusion << ", " << microbatches << " micro-batches";
+    out << "precision " << ap::option_text(precision) << ", fusion " << ap::option_text(fusion) << ", " << microbatches
+        << " micro-batches";
     return out.str();
   }
 };
@@ -181,12 +184,12 @@ ap::AutoParallel<Net> wrapped(ap::World& world, const Task<Net>& task, const Set
   options.stages = 1;
   options.microbatches = setting.microbatches;
   options.replicas = {1};
-  options.recompute = "none";
+  options.recompute = ap::Recompute::kNever;
   options.fusion = setting.fusion;
   options.cuda_graphs = setting.cuda_graphs;
   options.precision = setting.precision;
-  options.costs = "roofline";
-  options.device = task.device.is_cuda() ? "cuda" : "cpu";
+  options.costs = ap::CostChoice::kRoofline;
+  options.device = task.device.is_cuda() ? ap::DeviceChoice::kCuda : ap::DeviceChoice::kCpu;
   options.log_level = "error";  // not that norms take their statistics from micro-batches
   return {world, seeded(task), options};
 }
@@ -212,10 +215,11 @@ Snapshot trained(ap::World& world, const Task<Net>& task, const Setting& setting
 
 /// A part of a step's batch through the module, and its gradients, added where there are some.
 template <class Net>
-Tensor run_part(Net& net, const Tensor& x, const Tensor& y, const std::string& precision, double factor) {
+Tensor run_part(Net& net, const Tensor& x, const Tensor& y, std::optional<ap::Precision> precision, double factor) {
   const auto loss = [&] {
-    if (precision != "bf16" && precision != "fp16") return net.forward(x, y);
-    const precision_test::AutocastScope autocast(precision == "bf16" ? at::kBFloat16 : at::kHalf, x.device().type());
+    if (precision != ap::Precision::kBf16 && precision != ap::Precision::kFp16) return net.forward(x, y);
+    const precision_test::AutocastScope autocast(precision == ap::Precision::kBf16 ? at::kBFloat16 : at::kHalf,
+                                                 x.device().type());
     return net.forward(x, y);
   }();
   (loss * factor).backward();
@@ -258,9 +262,9 @@ struct Plain {
   std::shared_ptr<Net> net;
   std::vector<Tensor> masters;
 
-  Plain(const Task<Net>& task, const std::string& precision) : net(seeded(task)) {
-    const bool brain = precision == "bf16-compute";
-    const auto type = precision == "fp64" ? at::kDouble : brain ? at::kBFloat16 : at::kFloat;
+  Plain(const Task<Net>& task, std::optional<ap::Precision> precision) : net(seeded(task)) {
+    const bool brain = precision == ap::Precision::kBf16Compute;
+    const auto type = precision == precision_test::kExactly ? at::kDouble : brain ? at::kBFloat16 : at::kFloat;
     net->to(task.device);
     for (const auto& parameter : net->parameters())
       masters.push_back(brain ? parameter.detach().clone() : Tensor(parameter));
@@ -286,10 +290,10 @@ struct Plain {
 
 /// By libtorch alone, in `parts` of each batch, whose mean loss it is. fp16 has a constant loss scale.
 template <class Net>
-Snapshot trained_by_libtorch(const Task<Net>& task, const std::string& precision, int parts) {
+Snapshot trained_by_libtorch(const Task<Net>& task, std::optional<ap::Precision> precision, int parts) {
   std::unique_ptr<precision_test::Tf32OfProcess> tf32;
-  if (precision == "tf32") tf32 = std::make_unique<precision_test::Tf32OfProcess>();
-  const double scale = precision == "fp16" ? 1024 : 1;
+  if (precision == ap::Precision::kTf32) tf32 = std::make_unique<precision_test::Tf32OfProcess>();
+  const double scale = precision == ap::Precision::kFp16 ? 1024 : 1;
   Plain<Net> plain(task, precision);
   const auto optimizer = optimizer_of<torch::optim::AdamW, torch::optim::SGD>(task.stepping, plain.masters);
   std::vector<Tensor> losses;

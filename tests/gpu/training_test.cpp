@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,10 +31,11 @@ double error_norm(const Tensor& a, const Tensor& b) { return (a - b).norm().item
 /// 1.5 times libtorch's error; in fp32 as much again as rounding one number gives, else, where libtorch was lucky, as
 /// with the loss, a sixteenth of the type's epsilon. On average over tensors: of two such errors one is larger by
 /// chance.
-double allowed(const std::string& precision, double of_libtorch, const Tensor& exact) {
+double allowed(ap::Precision precision, double of_libtorch, const Tensor& exact) {
   const double size = exact.norm().item<double>();
-  if (precision == "module") return 1.5 * of_libtorch + 1e-6 * size;
-  const double luck = precision.starts_with("bf16") ? 0x1p-12 : 0x1p-14;
+  if (precision == ap::Precision::kModule) return 1.5 * of_libtorch + 1e-6 * size;
+  const bool brain = precision == ap::Precision::kBf16 || precision == ap::Precision::kBf16Compute;
+  const double luck = brain ? 0x1p-12 : 0x1p-14;
   return 1.5 * std::max(of_libtorch, luck * size);
 }
 
@@ -44,7 +46,7 @@ class Beside {
   explicit Beside(const Task<Net>& task) : task_(task) {}
 
   /// @param parts  of a batch: micro-batches, where norms take their statistics from one
-  const Snapshot& of(const std::string& precision, int parts) {
+  const Snapshot& of(std::optional<ap::Precision> precision, int parts) {
     auto& known = known_[{precision, parts}];
     if (known.empty()) known = trained_by_libtorch(task_, precision, parts);
     return known;
@@ -52,7 +54,7 @@ class Beside {
 
  private:
   const Task<Net>& task_;
-  std::map<std::pair<std::string, int>, Snapshot> known_;
+  std::map<std::pair<std::optional<ap::Precision>, int>, Snapshot> known_;
 };
 
 /// A line for people who look for what is lost, or nearly.
@@ -81,7 +83,7 @@ void check_beside_libtorch(ap::World& world, const Task<Net>& task, const std::v
   for (const auto& setting : settings) {
     INFO(task.name << ": " << setting.describe());
     const auto made = trained(world, task, setting);
-    const auto &exact = beside.of("fp64", setting.microbatches),
+    const auto &exact = beside.of(precision_test::kExactly, setting.microbatches),
                &rounded = beside.of(setting.precision, setting.microbatches);
     std::vector<Comparison> compared;
     for (std::size_t i = 0; i < exact.size(); ++i) {
@@ -98,10 +100,10 @@ void check_beside_libtorch(ap::World& world, const Task<Net>& task, const std::v
   }
 }
 
-std::vector<Setting> with_all_choices(const std::vector<std::string>& precisions) {
+std::vector<Setting> with_all_choices(const std::vector<ap::Precision>& precisions) {
   std::vector<Setting> all;
-  for (const auto& precision : precisions) {
-    for (const std::string fusion : {"on", "off"}) {
+  for (const ap::Precision precision : precisions) {
+    for (const ap::Switch fusion : {ap::Switch::kOn, ap::Switch::kOff}) {
       for (const int microbatches : {1, 2}) all.push_back({precision, fusion, microbatches});
     }
   }
@@ -109,11 +111,11 @@ std::vector<Setting> with_all_choices(const std::vector<std::string>& precisions
 }
 
 /// Two of the four, in each of which another choice is made.
-std::vector<Setting> with_each_choice(const std::vector<std::string>& precisions) {
+std::vector<Setting> with_each_choice(const std::vector<ap::Precision>& precisions) {
   std::vector<Setting> all;
-  for (const auto& precision : precisions) {
-    all.push_back({precision, "on", 2});
-    all.push_back({precision, "off", 1});
+  for (const ap::Precision precision : precisions) {
+    all.push_back({precision, ap::Switch::kOn, 2});
+    all.push_back({precision, ap::Switch::kOff, 1});
   }
   return all;
 }
@@ -121,8 +123,9 @@ std::vector<Setting> with_each_choice(const std::vector<std::string>& precisions
 TEST_CASE("transformer: trains as libtorch, any precision, fused or not", "[gpu][training]") {
   ap::World world(0, nullptr);
   const auto task = small_transformer_task(ap::device(world));
-  check_beside_libtorch(world, task, with_all_choices({"module", "bf16", "bf16-compute"}));
-  check_beside_libtorch(world, task, with_each_choice({"tf32", "fp16"}));
+  check_beside_libtorch(world, task,
+                        with_all_choices({ap::Precision::kModule, ap::Precision::kBf16, ap::Precision::kBf16Compute}));
+  check_beside_libtorch(world, task, with_each_choice({ap::Precision::kTf32, ap::Precision::kFp16}));
 }
 
 TEST_CASE("ResNet: trains as libtorch, any precision, fused or not", "[gpu][training]") {
@@ -130,19 +133,20 @@ TEST_CASE("ResNet: trains as libtorch, any precision, fused or not", "[gpu][trai
   const auto narrow = narrow_resnet_task(ap::device(world)), wide = wide_resnet_task(ap::device(world));
   {
     const NearestBend bend;
-    for (const int parts : {1, 2}) static_cast<void>(trained_by_libtorch(narrow, "fp64", parts));
+    for (const int parts : {1, 2}) static_cast<void>(trained_by_libtorch(narrow, precision_test::kExactly, parts));
     CHECK(bend.distance() > 1e-5);
   }
-  check_beside_libtorch(world, narrow, with_all_choices({"module"}));
-  check_beside_libtorch(world, wide, with_all_choices({"bf16", "bf16-compute"}));
-  check_beside_libtorch(world, wide, with_each_choice({"tf32", "fp16"}));
+  check_beside_libtorch(world, narrow, with_all_choices({ap::Precision::kModule}));
+  check_beside_libtorch(world, wide, with_all_choices({ap::Precision::kBf16, ap::Precision::kBf16Compute}));
+  check_beside_libtorch(world, wide, with_each_choice({ap::Precision::kTf32, ap::Precision::kFp16}));
 }
 
 TEST_CASE("gated layers: train as libtorch, any precision, fused or not", "[gpu][training]") {
   ap::World world(0, nullptr);
   const auto task = gates_task(ap::device(world));
-  check_beside_libtorch(world, task, with_all_choices({"module", "bf16", "bf16-compute"}));
-  check_beside_libtorch(world, task, with_each_choice({"tf32", "fp16"}));
+  check_beside_libtorch(world, task,
+                        with_all_choices({ap::Precision::kModule, ap::Precision::kBf16, ap::Precision::kBf16Compute}));
+  check_beside_libtorch(world, task, with_each_choice({ap::Precision::kTf32, ap::Precision::kFp16}));
 }
 
 template <class Net>
@@ -164,9 +168,12 @@ TEST_CASE("training with dropout: bitwise repeatable with all kernels", "[gpu][t
   ap::World world(0, nullptr);
   const auto device = ap::device(world);
   check_repeats(world, small_transformer_task(device, 0.1),
-                {{"module", "on", 2}, {"bf16", "off", 1}, {"bf16-compute", "on", 1}});
-  check_repeats(world, wide_resnet_task(device), {{"module", "on", 1}, {"bf16", "on", 2}});
-  check_repeats(world, gates_task(device), {{"bf16-compute", "on", 2}});
+                {{ap::Precision::kModule, ap::Switch::kOn, 2},
+                 {ap::Precision::kBf16, ap::Switch::kOff, 1},
+                 {ap::Precision::kBf16Compute, ap::Switch::kOn, 1}});
+  check_repeats(world, wide_resnet_task(device),
+                {{ap::Precision::kModule, ap::Switch::kOn, 1}, {ap::Precision::kBf16, ap::Switch::kOn, 2}});
+  check_repeats(world, gates_task(device), {{ap::Precision::kBf16Compute, ap::Switch::kOn, 2}});
 }
 
 }  // namespace gpu_training_test

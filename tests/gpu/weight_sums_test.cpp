@@ -42,8 +42,8 @@ Net made(at::ScalarType type, c10::Device device, const Widths& widths = {}) {
 }
 
 std::vector<Tensor> gradients_of(ap::World& world, const Tensor& x, const Tensor& y, int microbatches,
-                                 const std::string& precision = "bf16-compute", const Widths& widths = {},
-                                 const std::string& recompute = "none") {
+                                 ap::Precision precision = ap::Precision::kBf16Compute, const Widths& widths = {},
+                                 ap::RecomputeOption recompute = ap::Recompute::kNever) {
   ap::Options options;
   options.stages = 1;
   options.replicas = {world.size()};
@@ -78,11 +78,11 @@ TEST_CASE("large weight gradients: error as of one batch, recompute too", "[gpu]
   const auto y = torch::randint(kWide.classes, {kWideRows}, at::TensorOptions(at::kLong).device(device));
   auto exact = made(at::kDouble, device, kWide);
   exact->forward(x, y).backward();
-  for (const std::string precision : {"bf16", "bf16-compute"}) {
-    INFO(precision);
+  for (const ap::Precision precision : {ap::Precision::kBf16, ap::Precision::kBf16Compute}) {
+    INFO(ap::option_text(precision));
     const auto whole = gradients_of(world, x, y, 1, precision, kWide);
     gpu_test::check_slices(whole, gradients_of(world, x, y, 2, precision, kWide), exact->parameters());
-    const auto again = gradients_of(world, x, y, 1, precision, kWide, "full");
+    const auto again = gradients_of(world, x, y, 1, precision, kWide, ap::Recompute::kAlways);
     for (std::size_t i = 0; i < whole.size(); ++i) CHECK(torch::equal(whole[i], again[i]));
   }
 }
@@ -108,7 +108,7 @@ TEST_CASE("embedding gradient: fp32 sums for many rows, else rounded", "[gpu][we
       options.stages = 1;
       options.replicas = {world.size()};
       options.microbatches = microbatches;
-      options.precision = "bf16-compute";
+      options.precision = ap::Precision::kBf16Compute;
       Table net(words);
       net->to(device);
       ap::AutoParallel<Table> model(world, net, options);
@@ -130,7 +130,8 @@ TEST_CASE("fp32 layer gradients: error <= 1.5x libtorch's, repeatable", "[gpu][w
   auto exact = made(at::kDouble, device), plain = made(at::kFloat, device);
   exact->forward(x, y).backward();
   plain->forward(x.to(at::kFloat), y).backward();
-  const auto ours = gradients_of(world, x, y, 1, "module"), again = gradients_of(world, x, y, 1, "module");
+  const auto ours = gradients_of(world, x, y, 1, ap::Precision::kModule),
+             again = gradients_of(world, x, y, 1, ap::Precision::kModule);
   const auto wanted = exact->parameters(), theirs = plain->parameters();
   for (std::size_t i = 0; i < wanted.size(); ++i) {
     const auto own = gpu_test::distance(ours[i], wanted[i].grad()),

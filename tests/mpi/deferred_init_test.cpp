@@ -137,7 +137,8 @@ double check(const ap::Options& options, const Eager<Net>& eager, const std::fun
                        std::to_string(model->plan().zero) + " of " + std::to_string(model->plan().stages.size()) +
                        " stages";
   CAPTURE(figures);
-  const bool twice = options.offload == "optimizer";  // devices that are the host have their copy there, too
+  const bool twice =
+      options.offload == ap::Offload::kOptimizer;  // devices that are the host have their copy there, too
   if (resident_memory::kIsOnlyTheProgram) CHECK(peak <= owned * (twice ? 2 : 1) + 2 * largest);
 
   CHECK(torch::equal(next, eager.next));
@@ -159,7 +160,7 @@ std::vector<ap::Options> plans(int ranks) {
   for (const int zero : {1, 2, 3}) {
     if (ranks > 1) all.push_back({.stages = 1, .zero = zero, .replicas = {ranks}});
   }
-  if (ranks > 1) all.push_back({.stages = 1, .zero = 3, .offload = "optimizer", .replicas = {ranks}});
+  if (ranks > 1) all.push_back({.stages = 1, .zero = 3, .offload = ap::Offload::kOptimizer, .replicas = {ranks}});
   if (ranks > 2) all.push_back({.stages = 2, .replicas = {1, ranks - 1}});
   if (ranks > 2) all.push_back({.stages = 2, .zero = 3, .replicas = {1, ranks - 1}});
   return all;

@@ -56,14 +56,14 @@ struct NoHead : nets::MeanSquare<nets::Linears> {
 };
 
 /// Plans one step of a large batch under a limit of memory, and runs it.
-ap::Plan planned(const std::string& class_head, ap::Bytes memory, std::int64_t samples) {
+ap::Plan planned(ap::ClassHead class_head, ap::Bytes memory, std::int64_t samples) {
   ap::Plan plan;
   ap::loopback::run(1, [&](ap::World& world) {
     ap::Options options;
     options.class_head = class_head;
     options.device_memory = memory;
     options.microbatches = 1;
-    options.recompute = "none";
+    options.recompute = ap::Recompute::kNever;
     ap::AutoParallel<ManyClasses> model(world, std::make_shared<ManyClasses>(), options);
     const auto [x, y] = ManyClasses::batch(samples);
     model(x, y).backward();
@@ -80,14 +80,14 @@ TEST_CASE("class head: logits are chunked only where memory needs it") {
   const DoublePrecision fp64;
   constexpr std::int64_t kSamples = 4096;  // 188 MiB of logits
   const ap::Bytes scarce(std::int64_t{360} << 20), ample(std::int64_t{8} << 30);
-  CHECK_THROWS_AS(planned("whole", scarce, kSamples), ap::InfeasiblePlan);
-  const auto chunked = planned("auto", scarce, kSamples);
+  CHECK_THROWS_AS(planned(ap::ClassHead::kWhole, scarce, kSamples), ap::InfeasiblePlan);
+  const auto chunked = planned(ap::ClassHead::kAuto, scarce, kSamples);
   CHECK(chunked.chunked_heads);
   CHECK(has_note(chunked, "whole they do not fit"));
-  CHECK_FALSE(planned("auto", ample, kSamples).chunked_heads);
-  const auto forced = planned("chunked", ample, kSamples);
+  CHECK_FALSE(planned(ap::ClassHead::kAuto, ample, kSamples).chunked_heads);
+  const auto forced = planned(ap::ClassHead::kChunked, ample, kSamples);
   CHECK(forced.chunked_heads);
-  CHECK(forced.stages[0].peak_memory < planned("whole", ample, kSamples).stages[0].peak_memory);
+  CHECK(forced.stages[0].peak_memory < planned(ap::ClassHead::kWhole, ample, kSamples).stages[0].peak_memory);
 }
 
 TEST_CASE("chunked logits: equal one process on all parallel layouts") {
@@ -95,11 +95,11 @@ TEST_CASE("chunked logits: equal one process on all parallel layouts") {
   for (const int tensor : {1, 2, 3}) {
     for (const int replicas : {1, 2}) {
       Setup setup;
-      setup.options.class_head = "chunked";
+      setup.options.class_head = ap::ClassHead::kChunked;
       setup.options.tensor_parallel = tensor;
       setup.options.replicas = {replicas};
       setup.options.zero = replicas == 2 ? 2 : 0;
-      setup.options.recompute = tensor == 2 ? "full" : "none";
+      setup.options.recompute = tensor == 2 ? ap::Recompute::kAlways : ap::Recompute::kNever;
       setup.optimizer = numerics::Optimizer::kAdamW;
       setup.clip_norm = 1;
       setup.local.assign(2, std::vector<std::int64_t>(static_cast<std::size_t>(tensor * replicas), 3));
@@ -120,7 +120,7 @@ TEST_CASE("plan file: records whether logits are chunked") {
   const DoublePrecision fp64;
   const TempFolder folder;
   const auto file = folder / "plan.json";
-  const auto train = [&](const std::string& class_head) {
+  const auto train = [&](ap::ClassHead class_head) {
     bool chunked = false;
     ap::loopback::run(2, [&](ap::World& world) {
       ap::Options options;
@@ -133,9 +133,10 @@ TEST_CASE("plan file: records whether logits are chunked") {
     });
     return chunked;
   };
-  CHECK(train("chunked"));
-  CHECK(train("auto"));  // as the file says
-  CHECK(said_by([&] { static_cast<void>(train("whole")); }).find("class_head = whole is set") != std::string::npos);
+  CHECK(train(ap::ClassHead::kChunked));
+  CHECK(train(ap::ClassHead::kAuto));  // as the file says
+  CHECK(said_by([&] { static_cast<void>(train(ap::ClassHead::kWhole)); }).find("class_head = whole is set") !=
+        std::string::npos);
 }
 
 TEST_CASE("row-parallel class head: is chosen, equals one process") {
@@ -145,7 +146,7 @@ TEST_CASE("row-parallel class head: is chosen, equals one process") {
     Setup setup;
     setup.options.tensor_parallel = shards;
     setup.options.replicas = {replicas};
-    setup.options.recompute = shards == 3 ? "full" : "none";
+    setup.options.recompute = shards == 3 ? ap::Recompute::kAlways : ap::Recompute::kNever;
     setup.optimizer = numerics::Optimizer::kAdamW;
     setup.clip_norm = 1;
     setup.local.assign(2, std::vector<std::int64_t>(static_cast<std::size_t>(shards * replicas), 5));
@@ -201,7 +202,7 @@ TEST_CASE("plan file: records row-parallel layers") {
 TEST_CASE("chunked logits: refused without a class head") {
   ap::loopback::run(2, [](ap::World& world) {
     ap::Options options;
-    options.class_head = "chunked";
+    options.class_head = ap::ClassHead::kChunked;
     ap::AutoParallel<NoHead> model(world, std::make_shared<NoHead>(), options);
     check_says({"class_head = chunked, but no linear layer"}, [&] { static_cast<void>(model(torch::randn({4, 4}))); });
   });

@@ -119,7 +119,9 @@ Run trained(ap::Options options, const Make& make, const Tensor& x) {
 struct Way {
   int zero = 3;
   bool linear = true;
-  std::string precision = "module", recompute = "none", schedule = "1f1b";
+  ap::Precision precision = ap::Precision::kModule;
+  ap::RecomputeOption recompute = ap::Recompute::kNever;
+  ap::ScheduleKind schedule = ap::ScheduleKind::kOneFOneB;
 
   [[nodiscard]] ap::Options options() const {
     return {.stages = 1,
@@ -137,8 +139,8 @@ Run trained(const Way& way) {
 }
 
 std::string describe(const Way& way) {
-  return "zero " + std::to_string(way.zero) + (way.linear ? ", linear, " : ", matrices, ") + way.precision +
-         ", recompute " + way.recompute + ", " + way.schedule;
+  return "zero " + std::to_string(way.zero) + (way.linear ? ", linear, " : ", matrices, ") +
+         ap::option_text(way.precision) + ", recompute " + way.recompute.text() + ", " + ap::name_of(way.schedule);
 }
 
 /// How many units are gathered and not yet summed, at most. Throws if one is summed before it is gathered, or out of
@@ -159,7 +161,8 @@ int most_whole(const std::vector<std::pair<char, int>>& issued) {
 }
 
 TEST_CASE("ZeRO 3: buckets reduce when full, few layers are unsharded") {
-  for (const Way& way : {Way{}, Way{3, false}, Way{3, true, "bf16"}, Way{3, false, "bf16"}}) {
+  for (const Way& way :
+       {Way{}, Way{3, false}, Way{3, true, ap::Precision::kBf16}, Way{3, false, ap::Precision::kBf16}}) {
     INFO(describe(way));
     const auto run = trained(way);
     for (int microbatch = 0; microbatch < 2; ++microbatch) {
@@ -174,7 +177,8 @@ TEST_CASE("ZeRO 3: buckets reduce when full, few layers are unsharded") {
 
 // What is recomputed needs all its parameters before its backward begins.
 TEST_CASE("ZeRO 3 recompute: bucket reduces before next segment gathers") {
-  for (const Way& way : {Way{3, true, "module", "full"}, Way{3, false, "bf16", "full"}}) {
+  for (const Way& way : {Way{3, true, ap::Precision::kModule, ap::Recompute::kAlways},
+                         Way{3, false, ap::Precision::kBf16, ap::Recompute::kAlways}}) {
     INFO(describe(way));
     const auto run = trained(way);
     const auto issued = issued_in_backward(run.traces[0], 1);
@@ -187,7 +191,8 @@ TEST_CASE("ZeRO 3 recompute: bucket reduces before next segment gathers") {
 }
 
 TEST_CASE("ZeRO 2: gradient buckets are reduced one at a time") {
-  for (const Way& way : {Way{2}, Way{2, false}, Way{2, true, "bf16"}, Way{2, false, "bf16"}}) {
+  for (const Way& way :
+       {Way{2}, Way{2, false}, Way{2, true, ap::Precision::kBf16}, Way{2, false, ap::Precision::kBf16}}) {
     INFO(describe(way));
     const auto run = trained(way);
     const auto issued = issued_in_backward(run.traces[0], 1);
@@ -199,7 +204,7 @@ TEST_CASE("ZeRO 2: gradient buckets are reduced one at a time") {
 }
 
 TEST_CASE("ZeRO 3, split backward: reduces after gathers, in one order") {
-  const auto run = trained({3, true, "module", "none", "zb-h1"});
+  const auto run = trained({3, true, ap::Precision::kModule, ap::Recompute::kNever, ap::ScheduleKind::kZbH1});
   const auto issued = issued_in_backward(run.traces[0], 0);
   REQUIRE(issued.size() == 3 * kLayers);
   for (std::size_t i = 0; i < issued.size(); ++i) CHECK(issued[i].first == (i < 2 * kLayers ? 'g' : 's'));
@@ -234,15 +239,16 @@ struct Wide : nn::Module {
 
 Run trained_wide(int in_block, const Way& way) {
   auto options = way.options();
-  options.microbatches = way.precision == "module" ? 1 : 2;
+  options.microbatches = way.precision == ap::Precision::kModule ? 1 : 2;
   return trained(
       options, [&] { return Wide(in_block); }, torch::linspace(-1, 1, 2 * kWide).view({2, kWide}));
 }
 
-void check_wide_segment(const std::string& precision) {
-  const int bytes = precision == "bf16" ? 2 : 4;
+void check_wide_segment(ap::Precision precision) {
+  const int bytes = precision == ap::Precision::kBf16 ? 2 : 4;
   const int kept = static_cast<int>(ap::kKeptForBackward.value() / (kWide * kWide * bytes)), in_block = kept + 3;
-  const auto again = trained_wide(in_block, {.precision = precision, .recompute = "block,last"}),
+  const auto again = trained_wide(
+                 in_block, {.precision = precision, .recompute = ap::RecomputeOption::of_modules({"block", "last"})}),
              once = trained_wide(in_block, {.precision = precision});
   const auto issued = issued_in_backward(again.traces[0], 0);
   CHECK(issued_in_backward(again.traces[1], 0) == issued);
@@ -260,12 +266,15 @@ void check_wide_segment(const std::string& precision) {
     CHECK_NOTHROW(check_close(numerics::find(again.state, name), tensor, 0, name));
 }
 
-TEST_CASE("wide segment: reshards what it needs last and gathers again") { check_wide_segment("module"); }
+TEST_CASE("wide segment: reshards what it needs last and gathers again") { check_wide_segment(ap::Precision::kModule); }
 
-TEST_CASE("wide segment in bf16: reshards and gathers again", "[.nightly]") { check_wide_segment("bf16"); }
+TEST_CASE("wide segment in bf16: reshards and gathers again", "[.nightly]") {
+  check_wide_segment(ap::Precision::kBf16);
+}
 
 TEST_CASE("wide segment, split backward: memory is as planned", "[.nightly]") {
-  const auto run = trained_wide(12, {.recompute = "block", .schedule = "zb-h1"});
+  const auto run =
+      trained_wide(12, {.recompute = ap::RecomputeOption::of_modules({"block"}), .schedule = ap::ScheduleKind::kZbH1});
   for (const double error : run.errors) CHECK(error > -kMargin);
 }
 
@@ -301,10 +310,12 @@ TEST_CASE("parameter views: see current values after free and regather") {
   torch::set_num_threads(1);
   constexpr int64_t kSamples = 4;
   for (const int zero : {1, 2, 3}) {
-    for (const std::string recompute : {"none", "full"}) {
-      for (const std::string schedule : {"1f1b", "gpipe", "zb-h1"}) {
+    for (const ap::Recompute recompute : {ap::Recompute::kNever, ap::Recompute::kAlways}) {
+      for (const ap::ScheduleKind schedule :
+           {ap::ScheduleKind::kOneFOneB, ap::ScheduleKind::kGPipe, ap::ScheduleKind::kZbH1}) {
         for (const int stages : {1, 2}) {
-          INFO("zero " << zero << ", recompute " << recompute << ", " << schedule << ", " << stages << " stages");
+          INFO("zero " << zero << ", recompute " << ap::option_text(recompute) << ", " << ap::option_text(schedule)
+                       << ", " << stages << " stages");
           const int ranks = 2 * stages;
           const auto net = made_views();
           torch::optim::SGD expected(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));

@@ -363,8 +363,8 @@ std::vector<Tensor> masks_of(int ranks, const ap::Options& options) {
 
 void check_masks(std::vector<Tensor> (*masks_of)(int, const ap::Options&)) {
   const DoublePrecision guard;
-  const ap::Options plans[] = {{.stages = 1, .microbatches = 3, .fusion = "on", .replicas = {2}},
-                               {.stages = 1, .microbatches = 6, .fusion = "on", .replicas = {1}}};
+  const ap::Options plans[] = {{.stages = 1, .microbatches = 3, .fusion = ap::Switch::kOn, .replicas = {2}},
+                               {.stages = 1, .microbatches = 6, .fusion = ap::Switch::kOn, .replicas = {1}}};
   for (const auto& options : plans) {
     const auto masks = masks_of(2, options), again = masks_of(2, options);
     std::set<std::string> distinct;
@@ -433,10 +433,10 @@ TEST_CASE("fused dropout + norm: gradient and recompute use one mask") {
   const DoublePrecision guard;
   torch::manual_seed(6);
   const auto x = torch::randn({8, 3, 6});
-  const ap::Options plans[] = {{.stages = 1, .microbatches = 2, .fusion = "on", .replicas = {2}},
-                               {.stages = 2, .microbatches = 3, .fusion = "on", .replicas = {1}}};
+  const ap::Options plans[] = {{.stages = 1, .microbatches = 2, .fusion = ap::Switch::kOn, .replicas = {2}},
+                               {.stages = 2, .microbatches = 3, .fusion = ap::Switch::kOn, .replicas = {1}}};
   for (auto options : plans) {
-    options.recompute = "none";
+    options.recompute = ap::Recompute::kNever;
     const auto kept = dropped_run(x, options);
     const auto net = made<DroppingBlocks>();
     const auto mask = [](const Tensor& added) { return added.ne(0).to(torch::kDouble) / 0.75; };
@@ -448,7 +448,7 @@ TEST_CASE("fused dropout + norm: gradient and recompute use one mask") {
       CHECK_NOTHROW(check_close(kept.results[i], wanted[i], kTolerance, "result"));
     for (const auto& item : net->named_parameters())
       CHECK_NOTHROW(check_close(kept.gradients.at(item.key()), item.value().grad(), kTolerance, item.key()));
-    options.recompute = "full";
+    options.recompute = ap::Recompute::kAlways;
     const auto again = dropped_run(x, options);
     for (const auto& [name, gradient] : kept.gradients) CHECK(torch::equal(again.gradients.at(name), gradient));
   }

@@ -134,10 +134,15 @@ std::vector<double> losses_of(const ap::Options& options, int ranks, const Habit
 }
 
 const std::vector<std::pair<int, ap::Options>> kPlans{
-    {1, {.stages = 1, .microbatches = 2, .replicas = {1}, .precision = "bf16-compute"}},
-    {2, {.stages = 1, .microbatches = 1, .replicas = {2}, .precision = "bf16"}},
-    {2, {.stages = 2, .microbatches = 2, .replicas = {1, 1}, .schedule = "zb-h1", .precision = "bf16-compute"}},
-    {2, {.stages = 1, .microbatches = 2, .zero = 1, .replicas = {2}, .precision = "bf16-compute"}},
+    {1, {.stages = 1, .microbatches = 2, .replicas = {1}, .precision = ap::Precision::kBf16Compute}},
+    {2, {.stages = 1, .microbatches = 1, .replicas = {2}, .precision = ap::Precision::kBf16}},
+    {2,
+     {.stages = 2,
+      .microbatches = 2,
+      .replicas = {1, 1},
+      .schedule = ap::ScheduleKind::kZbH1,
+      .precision = ap::Precision::kBf16Compute}},
+    {2, {.stages = 1, .microbatches = 2, .zero = 1, .replicas = {2}, .precision = ap::Precision::kBf16Compute}},
 };
 
 TEST_CASE("cached parameter casts: are never older than parameters") {

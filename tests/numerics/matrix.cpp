@@ -43,16 +43,16 @@ MatrixModel model(
       autopar::AutoParallel<Net, MatrixPlanner> distributed(world, net, options);
       check_rank<Net>(world, distributed, *reference, setup, traits);
       const auto once = [](const autopar::StagePlan& stage) { return stage.recomputed.empty(); };
-      if (options.recompute == "full" && std::ranges::any_of(distributed->plan().stages, once)) {
+      if (options.recompute == autopar::Recompute::kAlways && std::ranges::any_of(distributed->plan().stages, once)) {
         throw Failure("a stage runs nothing again");
       }
-      if (options.recompute == "none" && !std::ranges::all_of(distributed->plan().stages, once)) {
+      if (options.recompute == autopar::Recompute::kNever && !std::ranges::all_of(distributed->plan().stages, once)) {
         throw Failure("a stage runs something again");
       }
     };
   };
   MatrixModel made{.name = std::move(name), .max_stages = max_stages, .prepare = prepare};
-  made.one_microbatch = extra.batch_norm == "exact";
+  made.one_microbatch = extra.batch_norm == autopar::BatchNorm::kExact;
   return made;
 }
 
@@ -95,13 +95,15 @@ int ranks_of(int positions, Replicas kind) {
 
 /// A schedule, with several stages a rank or with orders made for its stages.
 struct ScheduleLevel {
-  const char* name;
+  autopar::ScheduleKind kind;
   int chunks;
   bool synthesise;
 };
-constexpr ScheduleLevel kSchedules[] = {{"gpipe", 0, false},       {"1f1b", 0, false},      {"interleaved", 2, false},
-                                        {"interleaved", 3, false}, {"zb-h1", 1, false},     {"zb-v", 2, false},
-                                        {"zb-v", 2, true},         {"interleaved", 2, true}};
+using Kind = autopar::ScheduleKind;
+constexpr ScheduleLevel kSchedules[] = {{Kind::kGPipe, 0, false},       {Kind::kOneFOneB, 0, false},
+                                        {Kind::kInterleaved, 2, false}, {Kind::kInterleaved, 3, false},
+                                        {Kind::kZbH1, 1, false},        {Kind::kZbV, 2, false},
+                                        {Kind::kZbV, 2, true},          {Kind::kInterleaved, 2, true}};
 
 constexpr int kMicrobatchCounts[] = {1, 2, 4, 3, 40};
 constexpr int kCallsOfAStep[] = {1, 2, 4};
@@ -111,10 +113,10 @@ constexpr int kZeroLevels = 4;
 enum class Again : std::uint8_t { kNone, kFull, kSome };
 constexpr int kAgain = 3;
 // bf16 and fp16 need float32 and have a law of their own (precision_test.cpp).
-constexpr const char* kPrecisions[] = {"module", "tf32"};
+constexpr autopar::Precision kPrecisions[] = {autopar::Precision::kModule, autopar::Precision::kTf32};
 constexpr int kTensorShards[] = {1, 2};
-constexpr const char* kClassHeads[] = {"auto", "chunked"};
-constexpr const char* kFusions[] = {"auto", "on"};
+constexpr autopar::ClassHead kClassHeads[] = {autopar::ClassHead::kAuto, autopar::ClassHead::kChunked};
+constexpr autopar::Switch kFusions[] = {autopar::Switch::kAuto, autopar::Switch::kOn};
 
 /// Samples of each rank: even, ragged, one rank with none, or another number at each step.
 std::vector<std::vector<int64_t>> layout(int kind, int ranks) {
@@ -137,7 +139,7 @@ std::vector<std::vector<int64_t>> layout(int kind, int ranks) {
 }  // namespace
 
 const std::vector<MatrixModel>& matrix_models() {
-  const autopar::Options exact{.batch_norm = "exact"};
+  const autopar::Options exact{.batch_norm = autopar::BatchNorm::kExact};
   own_operators::register_all();
   static const std::vector<MatrixModel> all = {
       with_head(model<zoo::LeNet>("LeNet", 4)),
@@ -224,7 +226,7 @@ bool MatrixFactors::possible(std::size_t f, int a, std::size_t g, int b) {
       return static_cast<Replicas>(b) == Replicas::kOne || static_cast<Replicas>(b) == Replicas::kOneAndIdle;
     }
     // What a user does between the directions leaves nothing to alternate.
-    if (g == kSchedule) return model.loss_inside || std::string(kSchedules[b].name) != "1f1b";
+    if (g == kSchedule) return model.loss_inside || kSchedules[b].kind != Kind::kOneFOneB;
   }
   if (f == kPositions && g == kReplicas) {
     const auto kind = static_cast<Replicas>(b);
@@ -282,7 +284,7 @@ Setup MatrixFactors::setup(const std::vector<int>& row) {
   Setup setup;
   setup.chunks = schedule.chunks;
   setup.synthesise = schedule.synthesise;
-  setup.options.schedule = schedule.name;
+  setup.options.schedule = schedule.kind;
   setup.options.stages = row[kPositions] + 1;
   setup.options.replicas = replicas_of(row[kPositions] + 1, static_cast<Replicas>(row[kReplicas]));
   setup.options.microbatches = model.one_microbatch ? 1 : kMicrobatchCounts[row[kMicrobatches]];
@@ -291,7 +293,7 @@ Setup MatrixFactors::setup(const std::vector<int>& row) {
   setup.accumulate = kCallsOfAStep[row[kAccumulate]];
   setup.clip_norm = kClipNorms[row[kClip]];
   setup.options.zero = row[kZero];
-  setup.options.recompute = again == Again::kNone ? "none" : "full";
+  setup.options.recompute = again == Again::kNone ? autopar::Recompute::kNever : autopar::Recompute::kAlways;
   setup.some_recomputed = again == Again::kSome;
   setup.options.precision = kPrecisions[row[kPrecision]];
   setup.tensor = kTensorShards[row[kTensor]];

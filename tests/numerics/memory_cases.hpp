@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <random>
 #include <sstream>
 #include <string>
@@ -218,8 +219,9 @@ struct Case {
         << kNorms[static_cast<int>(recipe.norm)] << (recipe.dropout ? ", dropout" : "") << (recipe.tied ? ", tied" : "")
         << (recipe.frozen ? ", frozen" : "") << (recipe.fused_attention ? ", fused attention" : "")
         << (recipe.returns_outputs ? ", outputs" : "") << "; " << ranks << " ranks, batch " << batch << ", stages "
-        << options.stages << ", micro-batches " << options.microbatches << ", " << options.schedule << ", zero "
-        << options.zero << ", recompute " << options.recompute << ", shards " << options.tensor_parallel << ", "
+        << options.stages << ", micro-batches " << options.microbatches << ", "
+        << autopar::option_text(options.schedule) << ", zero " << options.zero << ", recompute "
+        << autopar::option_text(options.recompute) << ", shards " << options.tensor_parallel << ", "
         << kSteppers[static_cast<int>(stepper)] << kAccumulations[static_cast<int>(accumulation)] << ", memory " << cap;
     return out.str();
   }
@@ -314,8 +316,12 @@ inline Case draw(int number) {
   options.gradient_accumulation = one.accumulation != Accumulation::kNone;
   options.microbatches = draws.of({0, 0, 1, 2, 4});
   options.zero = draws.of({-1, -1, 0, 1, 2, 3});
-  options.recompute = draws.of<std::string>({"auto", "auto", "none", "full"});
-  options.schedule = draws.of<std::string>({"auto", "auto", "gpipe", "1f1b", "zb-h1", "interleaved", "zb-v", "synth"});
+  options.recompute = draws.of({autopar::Recompute::kToFit, autopar::Recompute::kToFit, autopar::Recompute::kNever,
+                                autopar::Recompute::kAlways});
+  options.schedule = draws.of<std::optional<autopar::ScheduleKind>>(
+      {std::nullopt, std::nullopt, autopar::ScheduleKind::kGPipe, autopar::ScheduleKind::kOneFOneB,
+       autopar::ScheduleKind::kZbH1, autopar::ScheduleKind::kInterleaved, autopar::ScheduleKind::kZbV,
+       autopar::ScheduleKind::kSynthesised});
   options.stages = draws.one_in(2) ? 0 : 1 + static_cast<int>(draws.uniform(0, one.ranks));
   one.cap = std::exp(draws.uniform(std::log(0.1), std::log(1.5)));
   return one;
@@ -329,7 +335,7 @@ inline Case draw_in_shards(int number) {
   one.ranks = one.ranks % 2 == 0 ? one.ranks : 4;
   one.batch = samples * one.ranks;
   one.options.tensor_parallel = number % 3 == 0 ? one.ranks : 2;
-  one.options.sequence_parallel = number % 2 == 0 ? "on" : "auto";
+  one.options.sequence_parallel = number % 2 == 0 ? autopar::Switch::kOn : autopar::Switch::kAuto;
   one.options.stages = std::min(one.options.stages, one.ranks / one.options.tensor_parallel);
   one.cap *= 1.5;
   return one;

@@ -118,7 +118,7 @@ Run run(const Case& one, std::int64_t memory, int steps, const Tensor& x, const 
   Run out;
   out.ranks.resize(static_cast<std::size_t>(one.ranks));
   auto options = one.options;
-  options.device = "cpu";
+  options.device = ap::DeviceChoice::kCpu;
   options.device_memory = ap::Bytes(memory);
   options.log_level = "error";
   ap::loopback::run(one.ranks, [&](ap::World& world) {
@@ -173,9 +173,10 @@ std::vector<std::pair<std::string, Case>> changed(const Case& one, const std::st
     options.microbatches = std::stoi(*count);
     options.max_microbatches = std::max(options.max_microbatches, options.microbatches);
   }
-  if (remedy.find("recompute = auto") != std::string::npos) add("recompute = auto").options.recompute = "auto";
+  if (remedy.find("recompute = auto") != std::string::npos)
+    add("recompute = auto").options.recompute = ap::Recompute::kToFit;
   if (const auto level = named(remedy, "zero = ([0-9])")) add("zero = " + *level).options.zero = std::stoi(*level);
-  if (remedy.find("schedule = auto") != std::string::npos) add("schedule = auto").options.schedule = "auto";
+  if (remedy.find("schedule = auto") != std::string::npos) add("schedule = auto").options.schedule = std::nullopt;
   if (const auto factor = named(remedy, "optimizer_state_factor = ([0-9.]+)")) {
     add("optimizer_state_factor = " + *factor).stepper =
         std::stod(*factor) >= 1 ? memory_cases::Stepper::kMomentum : memory_cases::Stepper::kSgd;
@@ -380,8 +381,8 @@ TEST_CASE("ZeRO 2 and 3 in bf16: gradients shard before backward ends") {
   torch::set_num_threads(1);
   RankMemory::install();
   for (const int zero : {2, 3}) {
-    for (const char* const recompute : {"none", "full"}) {
-      CAPTURE(zero, recompute);
+    for (const ap::Recompute recompute : {ap::Recompute::kNever, ap::Recompute::kAlways}) {
+      CAPTURE(zero, ap::option_text(recompute));
       Case one;
       one.recipe = {
           .family = memory_cases::Family::kTransformer, .width = 128, .depth = 8, .length = 16, .classes = 512};
@@ -391,7 +392,7 @@ TEST_CASE("ZeRO 2 and 3 in bf16: gradients shard before backward ends") {
       one.options.zero = zero;
       one.options.recompute = recompute;
       one.options.stages = one.options.microbatches = 1;
-      one.options.precision = "bf16";
+      one.options.precision = ap::Precision::kBf16;
       const auto [x, y] = memory_cases::batch_of(one);
       const auto most = run(one, std::int64_t{1} << 30, kSteps, x, y).worst();
       CHECK(static_cast<double>(most.running) * (1 - one.options.memory_margin) <= static_cast<double>(most.predicted));
@@ -403,7 +404,7 @@ TEST_CASE("chunked class head: memory is as predicted") {
   torch::set_num_threads(1);
   RankMemory::install();
   for (const int shards : {1, 2}) {
-    for (const char* const precision : {"module", "bf16"}) {
+    for (const ap::Precision precision : {ap::Precision::kModule, ap::Precision::kBf16}) {
       Case one;
       one.recipe = {.width = 64, .depth = 1, .classes = 60'000};
       one.ranks = shards;
@@ -411,11 +412,11 @@ TEST_CASE("chunked class head: memory is as predicted") {
       one.stepper = memory_cases::Stepper::kAdamW;
       one.options.tensor_parallel = shards;
       one.options.precision = precision;
-      one.options.class_head = "chunked";
+      one.options.class_head = ap::ClassHead::kChunked;
       one.options.stages = one.options.microbatches = 1;
       const auto [x, y] = memory_cases::batch_of(one);
       const auto most = run(one, std::int64_t{1} << 30, 1, x, y).worst();
-      CAPTURE(shards, precision, most.running, most.predicted);
+      CAPTURE(shards, ap::option_text(precision), most.running, most.predicted);
       CHECK(static_cast<double>(most.running) * (1 - one.options.memory_margin) <= static_cast<double>(most.predicted));
       CHECK(most.predicted < std::int64_t{200} << 20);  // less than half of what the logits alone would take
     }
@@ -424,7 +425,8 @@ TEST_CASE("chunked class head: memory is as predicted") {
 
 /// How a model is run whose memory is measured.
 struct Ways {
-  std::string fusion = "auto", recompute = "none";
+  ap::Switch fusion = ap::Switch::kAuto;
+  ap::RecomputeOption recompute = ap::Recompute::kNever;
   torch::optim::SGDOptions sgd{0.01};
 };
 
@@ -439,7 +441,7 @@ void check_held(const Make& make, const Ways& ways, const Tensor& x, const Tenso
                                  .microbatches = 1,
                                  .fusion = ways.fusion,
                                  .recompute = ways.recompute,
-                                 .device = "cpu",
+                                 .device = ap::DeviceChoice::kCpu,
                                  .log_level = "error"});
     torch::optim::SGD optimizer(model->parameters(), ways.sgd);
     model->attach(optimizer);
@@ -495,8 +497,8 @@ struct DroppingBlocks : torch::nn::Module {
 TEST_CASE("dropout + add + norm: memory is as predicted, fused or not") {
   torch::set_num_threads(1);
   const auto x = torch::ones({32, 64, DroppingBlocks::kWidth}), y = torch::arange(32, torch::kLong);
-  for (const char* fusion : {"off", "on"}) {
-    CAPTURE(fusion);
+  for (const ap::Switch fusion : {ap::Switch::kOff, ap::Switch::kOn}) {
+    CAPTURE(ap::option_text(fusion));
     check_held<DroppingBlocks>([] { return DroppingBlocks(); }, {.fusion = fusion}, x, y, 1.3);
   }
 }
@@ -541,10 +543,11 @@ struct LinearBlocks : torch::nn::Module {
 TEST_CASE("recomputed segment: output and gradient memory as predicted") {
   torch::set_num_threads(1);
   const auto x = torch::ones({4096, LinearBlocks::kNarrow}), y = torch::zeros({4096}, torch::kLong);
-  for (const char* const fusion : {"off", "on"}) {
+  for (const ap::Switch fusion : {ap::Switch::kOff, ap::Switch::kOn}) {
     for (const bool residual : {false, true}) {
-      for (const char* const recompute : {"block0,block1,block2,block3", "block1,block3", "full"}) {
-        CAPTURE(fusion, residual, recompute);
+      for (const char* const text : {"block0,block1,block2,block3", "block1,block3", "full"}) {
+        const auto recompute = ap::RecomputeOption::named(text).value();
+        CAPTURE(ap::option_text(fusion), residual, recompute.text());
         check_held<LinearBlocks>([&] { return LinearBlocks(residual); }, {.fusion = fusion, .recompute = recompute}, x,
                                  y, 1.02, 0.99);
       }

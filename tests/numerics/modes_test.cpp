@@ -263,12 +263,12 @@ struct Case {
   std::vector<int64_t> local;
 };
 const std::vector<Case> kExact{
-    {{.stages = 2, .batch_norm = "exact"}, {4, 2}},
-    {{.stages = 2, .replicas = {2, 1}, .batch_norm = "exact"}, {3, 1, 2}},
+    {{.stages = 2, .batch_norm = ap::BatchNorm::kExact}, {4, 2}},
+    {{.stages = 2, .replicas = {2, 1}, .batch_norm = ap::BatchNorm::kExact}, {3, 1, 2}},
 };
 const std::vector<Case> kTwoStages(kExact.begin(), kExact.begin() + 1);
-const std::vector<Case> kJoined{{{.stages = 2, .microbatches = 1, .fusion = "on", .replicas = {1}}, {4, 2}}};
-const std::vector<Case> kThreeStages{{{.stages = 3, .batch_norm = "exact"}, {2, 2, 2}}};
+const std::vector<Case> kJoined{{{.stages = 2, .microbatches = 1, .fusion = ap::Switch::kOn, .replicas = {1}}, {4, 2}}};
+const std::vector<Case> kThreeStages{{{.stages = 3, .batch_norm = ap::BatchNorm::kExact}, {2, 2, 2}}};
 
 template <class Net>
 void check_course(const std::string& name, const Course& course, LossIs loss_is,
@@ -313,15 +313,15 @@ TEST_CASE("fused batch norms: train fused and evaluate unfused") {
 TEST_CASE("pointwise fusion: trains and evaluates in every parallelism") {
   const DoublePrecision guard;
   torch::set_num_threads(1);
-  const std::vector<Case> cases{{{.stages = 2, .fusion = "on"}, {4, 2}},
-                                {{.stages = 1, .microbatches = 2, .fusion = "on", .replicas = {2}}, {4, 2}},
-                                {{.stages = 1, .tensor_parallel = 2, .fusion = "on"}, {4, 2}}};
+  const std::vector<Case> cases{{{.stages = 2, .fusion = ap::Switch::kOn}, {4, 2}},
+                                {{.stages = 1, .microbatches = 2, .fusion = ap::Switch::kOn, .replicas = {2}}, {4, 2}},
+                                {{.stages = 1, .tensor_parallel = 2, .fusion = ap::Switch::kOn}, {4, 2}}};
   check_course<SmallGates>("gates", kTrainFirst, LossIs::kInTrainStep, cases);
   check_course<SmallGates>("gates", kEvaluateFirst, LossIs::kOutside, kJoined);
 }
 
 /// What rank 0 has after three steps on two replicas of two micro-batches, whose statistics are their own.
-std::map<std::string, Tensor> trained_on_replicas(const std::string& fusion) {
+std::map<std::string, Tensor> trained_on_replicas(ap::Switch fusion) {
   std::map<std::string, Tensor> state;
   ap::loopback::run(4, [&](ap::World& world) {
     const ap::Options options{.stages = 2, .microbatches = 2, .fusion = fusion, .replicas = {2}};
@@ -348,7 +348,7 @@ std::map<std::string, Tensor> trained_on_replicas(const std::string& fusion) {
 TEST_CASE("fused batch norms: equal unfused bits in replicated training") {
   const DoublePrecision guard;
   torch::set_num_threads(1);
-  const auto apart = trained_on_replicas("off"), joined = trained_on_replicas("on");
+  const auto apart = trained_on_replicas(ap::Switch::kOff), joined = trained_on_replicas(ap::Switch::kOn);
   CHECK(apart.size() > 20);
   CHECK(apart.size() == joined.size());
   for (const auto& [name, value] : apart) {
@@ -436,11 +436,11 @@ TEST_CASE("first plan: is for training whatever is called first") {
          const torch::NoGradGuard no_grad;
          model->prepare(x);
        }}};
-  for (const auto& batch_norm : {"exact", "microbatch"}) {
+  for (const ap::BatchNorm batch_norm : {ap::BatchNorm::kExact, ap::BatchNorm::kMicrobatch}) {
     const ap::Options options{.batch_norm = batch_norm};
     const auto want = plan_after<SmallResNet>(options, [](Model& model, const Tensor& x) { model(x); });
     for (const auto& [name, first] : firsts) {
-      INFO(name << ", batch_norm = " << batch_norm);
+      INFO(name << ", batch_norm = " << ap::option_text(batch_norm));
       const auto got = plan_after<SmallResNet>(options, first);
       CHECK(got == want);
     }
@@ -487,14 +487,14 @@ TEST_CASE("forced schedule: used with an outside loss, trains the same") {
   const DoublePrecision guard;
   torch::set_num_threads(1);
   const auto want = one_process<Reversed>(kTrainFirst);
-  for (const std::string schedule : {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "synth"}) {
-    INFO(schedule);
+  for (const ap::ScheduleKind schedule : ap::kScheduleKinds) {
+    INFO(ap::option_text(schedule));
     const ap::Options options{.stages = 2, .microbatches = 2, .schedule = schedule};
     CHECK_NOTHROW(ap::loopback::run(2, [&](ap::World& world) {
       check_rank<Reversed>(world, options, LossIs::kOutside, kTrainFirst, want, {3, 3});
     }));
     const auto plan = plan_after<Reversed>(options, [](auto& model, const Tensor& x) { model(x); });
-    CHECK(ap::name_of(plan.schedule) == schedule);
+    CHECK(plan.schedule == schedule);
   }
 }
 
@@ -528,8 +528,8 @@ TEST_CASE("partial-batch batch norm: one warning with size and option") {
   const auto lines = said<SmallResNet>(2, {.stages = 1, .microbatches = 2, .replicas = {2}}, train);
   CHECK(count_of(lines, "batch norm: each statistic is of 2 of the 8 samples") == 1);
   CHECK(count_of(lines, "batch_norm = exact") == 1);
-  CHECK(count_of(said<SmallResNet>(2, {.stages = 1, .replicas = {2}, .batch_norm = "exact"}, train), "batch norm") ==
-        0);
+  CHECK(count_of(said<SmallResNet>(2, {.stages = 1, .replicas = {2}, .batch_norm = ap::BatchNorm::kExact}, train),
+                 "batch norm") == 0);
   CHECK(count_of(said<SmallResNet>(1, {.microbatches = 1}, train), "batch norm") == 0);
   CHECK(count_of(said<SmallResNet>(2, {.stages = 1, .microbatches = 2, .replicas = {2}},
                                    [](ap::World&, ap::AutoParallel<SmallResNet>& model) {
@@ -579,7 +579,7 @@ TEST_CASE("batch norm: no plan leaves one sample, forcing is reported") {
     for (const std::string part : {"norm", "one sample", "microbatches = ", "replicas", "batch_norm = exact"})
       CHECK(message.find(part) != std::string::npos);
     auto exact = options;
-    exact.batch_norm = "exact";
+    exact.batch_norm = ap::BatchNorm::kExact;
     exact.microbatches = 1;
     CHECK_NOTHROW(said<RowNorms>(2, exact, step));
   }

@@ -183,8 +183,9 @@ std::shared_ptr<Net> made(at::MemoryFormat format, Args... args) {
   return net;
 }
 
-ap::Options plan(std::vector<int> replicas, int microbatches, int zero = 0, const std::string& recompute = "none",
-                 const std::string& schedule = "1f1b") {
+ap::Options plan(std::vector<int> replicas, int microbatches, int zero = 0,
+                 ap::RecomputeOption recompute = ap::Recompute::kNever,
+                 ap::ScheduleKind schedule = ap::ScheduleKind::kOneFOneB) {
   return {.stages = static_cast<int>(replicas.size()),
           .microbatches = microbatches,
           .zero = zero,
@@ -202,9 +203,9 @@ const std::vector<ap::Options> kPlans{plan({1}, 1),
                                       plan({2}, 1, 1),
                                       plan({2}, 2, 2),
                                       plan({2}, 2, 3),
-                                      plan({1, 1}, 2, 0, "full"),
-                                      plan({2}, 2, 3, "full"),
-                                      plan({1, 1}, 2, 0, "none", "zb-h1")};
+                                      plan({1, 1}, 2, 0, ap::Recompute::kAlways),
+                                      plan({2}, 2, 3, ap::Recompute::kAlways),
+                                      plan({1, 1}, 2, 0, ap::Recompute::kNever, ap::ScheduleKind::kZbH1)};
 
 std::string describe(const ap::Options& options) { return numerics::Setup{.options = options, .local = {}}.describe(); }
 
@@ -360,9 +361,10 @@ TEST_CASE("channels-last in 16 bits: data and gradients keep layouts") {
   constexpr auto kFormat = at::MemoryFormat::ChannelsLast;
   torch::set_num_threads(1);
   for (const auto of_parameters : {at::MemoryFormat::Contiguous, kFormat}) {
-    for (auto options : {plan({2}, 2), plan({1}, 2), plan({1, 1}, 2, 0, "none", "zb-h1"), plan({1}, 1, 0, "full")}) {
+    for (auto options : {plan({2}, 2), plan({1}, 2), plan({1, 1}, 2, 0, ap::Recompute::kNever, ap::ScheduleKind::kZbH1),
+                         plan({1}, 1, 0, ap::Recompute::kAlways)}) {
       INFO(describe(options));
-      options.precision = "bf16";
+      options.precision = ap::Precision::kBf16;
       const int ranks = tied_net::ranks_of(options);
       const auto reference = made<ResNet>(kFormat, false);
       {

@@ -34,7 +34,8 @@ namespace nn = torch::nn;
 namespace F = torch::nn::functional;
 using torch::Tensor;
 
-const std::vector<std::string> kSchedules{"interleaved", "zb-h1", "zb-v", "synth"};
+const std::vector<ap::ScheduleKind> kSchedules{ap::ScheduleKind::kInterleaved, ap::ScheduleKind::kZbH1,
+                                               ap::ScheduleKind::kZbV, ap::ScheduleKind::kSynthesised};
 
 /// Draws, statistics of micro-batches, an embedding, a convolution, and a table that the first and the last operators
 /// read.
@@ -103,7 +104,7 @@ Trained train(int ranks, const ap::Options& options, const std::string& load = "
 }
 
 /// On two positions, or as many as one rank a position gives.
-ap::Options options_for(const std::string& schedule, int replicas) {
+ap::Options options_for(ap::ScheduleKind schedule, int replicas) {
   return {.stages = 2, .microbatches = 3, .zero = 0, .replicas = {replicas, replicas}, .schedule = schedule};
 }
 
@@ -120,12 +121,13 @@ void check_same(const Trained& got, const Trained& want, double tolerance) {
 TEST_CASE("every schedule: same RNG, batch statistics, tied parameters") {
   const DoublePrecision guard;
   for (const int replicas : {1, 2}) {
-    const auto plain = train(2 * replicas, options_for("1f1b", replicas));
+    const auto plain = train(2 * replicas, options_for(ap::ScheduleKind::kOneFOneB, replicas));
     for (const auto& schedule : kSchedules) {
-      INFO(schedule << ", " << replicas << " replicas");
+      INFO(ap::option_text(schedule) << ", " << replicas << " replicas");
       const auto other = train(2 * replicas, options_for(schedule, replicas));
-      CHECK(ap::name_of(other.plan.schedule) == schedule);
-      CHECK_NOTHROW(check_same(other, plain, schedule == "zb-h1" ? 0 : 1e-12));  // to the bit: the sums have one order
+      CHECK(other.plan.schedule == schedule);
+      CHECK_NOTHROW(check_same(
+          other, plain, schedule == ap::ScheduleKind::kZbH1 ? 0 : 1e-12));  // to the bit: the sums have one order
     }
   }
 }
@@ -133,13 +135,13 @@ TEST_CASE("every schedule: same RNG, batch statistics, tied parameters") {
 TEST_CASE("checkpoint: resumes under another schedule") {
   const DoublePrecision guard;
   const TempFolder folder;
-  static_cast<void>(train(2, options_for("interleaved", 1), "", folder / "interleaved"));
-  static_cast<void>(train(2, options_for("zb-v", 1), "", folder / "zb-v"));
-  const auto plain = train(2, options_for("1f1b", 1), folder / "interleaved");
-  CHECK_NOTHROW(check_same(train(2, options_for("zb-v", 1), folder / "interleaved"), plain, 1e-12));
-  CHECK_NOTHROW(check_same(train(2, options_for("1f1b", 1), folder / "zb-v"), plain, 1e-12));
-  CHECK_NOTHROW(check_same(train(4, options_for("interleaved", 2), folder / "zb-v"),
-                           train(4, options_for("1f1b", 2), folder / "interleaved"), 1e-12));
+  static_cast<void>(train(2, options_for(ap::ScheduleKind::kInterleaved, 1), "", folder / "interleaved"));
+  static_cast<void>(train(2, options_for(ap::ScheduleKind::kZbV, 1), "", folder / "zb-v"));
+  const auto plain = train(2, options_for(ap::ScheduleKind::kOneFOneB, 1), folder / "interleaved");
+  CHECK_NOTHROW(check_same(train(2, options_for(ap::ScheduleKind::kZbV, 1), folder / "interleaved"), plain, 1e-12));
+  CHECK_NOTHROW(check_same(train(2, options_for(ap::ScheduleKind::kOneFOneB, 1), folder / "zb-v"), plain, 1e-12));
+  CHECK_NOTHROW(check_same(train(4, options_for(ap::ScheduleKind::kInterleaved, 2), folder / "zb-v"),
+                           train(4, options_for(ap::ScheduleKind::kOneFOneB, 2), folder / "interleaved"), 1e-12));
 }
 
 /// Names of the compute actions in a recorded trace, in its order.
@@ -168,16 +170,16 @@ std::vector<std::string> simulated(const ap::Program& program, const ap::Timelin
 TEST_CASE("trace: ranks follow the schedule and simulated timeline") {
   const DoublePrecision guard;
   const TempFolder folder;
-  for (const std::string schedule : {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "synth"}) {
+  for (const ap::ScheduleKind schedule : ap::kScheduleKinds) {
     for (const int replicas : {1, 2}) {
       auto options = options_for(schedule, replicas);
-      options.trace_file = folder / (schedule + ".json");
+      options.trace_file = folder / (ap::name_of(schedule) + ".json");
       if (replicas > 1) {
         options.zero = 3;
-        options.recompute = "full";
+        options.recompute = ap::Recompute::kAlways;
       }
       const auto plan = train(2 * replicas, options).plan;
-      REQUIRE(ap::name_of(plan.schedule) == schedule);
+      REQUIRE(plan.schedule == schedule);
       REQUIRE(plan.zero == (replicas > 1 ? 3 : 0));
       const std::vector<std::int64_t> local(static_cast<std::size_t>(2 * replicas), kSamples);
       const auto pipeline = ap::stages_of(plan);
@@ -185,11 +187,11 @@ TEST_CASE("trace: ranks follow the schedule and simulated timeline") {
                                             {plan.orders, plan.microbatches});
       const auto timeline = ap::simulate(pipeline, program, ap::testing::EqualTimes{});
       for (std::size_t rank = 0; rank < local.size(); ++rank) {
-        INFO(schedule << ", " << replicas << " replicas, rank " << rank);
+        INFO(ap::option_text(schedule) << ", " << replicas << " replicas, rank " << rank);
         std::vector<std::string> planned;
         for (const auto& action : program.ranks[rank]) planned.push_back(ap::describe(action));
         const auto recorded =
-            computes_in(ap::read_text_file(folder / (schedule + "." + std::to_string(rank) + ".json")));
+            computes_in(ap::read_text_file(folder / (ap::name_of(schedule) + "." + std::to_string(rank) + ".json")));
         CHECK(recorded == planned);
         CHECK(recorded == simulated(program, timeline, rank));
       }
@@ -225,7 +227,7 @@ TEST_CASE("view gradients: are own copies across micro-batches") {
   reference->forward(x).backward();
   for (const auto& schedule : kSchedules) {
     for (const int stages : {1, 2, 4}) {
-      INFO(schedule << ", " << stages << " stages");
+      INFO(ap::option_text(schedule) << ", " << stages << " stages");
       CHECK_NOTHROW(ap::loopback::run(stages, [&](ap::World& world) {
         ap::AutoParallel<Positions> model(world, make(), {.stages = stages, .microbatches = 8, .schedule = schedule});
         const auto share = 8 / world.size();

@@ -192,7 +192,7 @@ TEST_CASE("remedy for a refused optimizer: named replacements train") {
 
 TEST_CASE("remedy for ZeRO, offload without optimizer: attach or unset") {
   const auto zero = with(kReplicas, [](auto& o) { o.zero = 1; });
-  const auto offload = with(kReplicas, [](auto& o) { o.offload = "optimizer"; });
+  const auto offload = with(kReplicas, [](auto& o) { o.offload = ap::Offload::kOptimizer; });
   check({{"ZeRO",
           2,
           trains({.options = zero, .attached = false}),
@@ -203,7 +203,7 @@ TEST_CASE("remedy for ZeRO, offload without optimizer: attach or unset") {
           trains({.options = offload, .attached = false}),
           {"offload = optimizer", "call model->attach(optimizer) before the first call, or set offload = none"},
           {trains({.options = offload}),
-           trains({.options = with(kReplicas, [](auto& o) { o.offload = "none"; }), .attached = false})}}});
+           trains({.options = with(kReplicas, [](auto& o) { o.offload = ap::Offload::kNone; }), .attached = false})}}});
 }
 
 // ---------------------------------------------------------------- gradients
@@ -330,7 +330,7 @@ TEST_CASE("remedy for a foreign plan file: remove it, or set the option") {
       loop(world);
     };
   };
-  const auto lowered = keeps([](auto& o) { o.precision = "tf32"; });
+  const auto lowered = keeps([](auto& o) { o.precision = ap::Precision::kTf32; });
   const auto writes_one = trains({.options = plain});
   const auto write = [&] {
     const DoublePrecision guard;
@@ -363,9 +363,9 @@ TEST_CASE("remedy for a missing device: device = auto") {
   if (torch::cuda::is_available()) return;
   check({{"CUDA",
           2,
-          trains({.options = {.device = "cuda"}}),
+          trains({.options = {.device = ap::DeviceChoice::kCuda}}),
           {"device = cuda", "use device = auto"},
-          {trains({.options = {.device = "auto"}})}}});
+          {trains({.options = {.device = ap::DeviceChoice::kAuto}})}}});
 }
 
 TEST_CASE("remedy for method reaching back: call first, or one stage") {
@@ -452,7 +452,7 @@ Loop trains_under_autocast(const ap::Options& options, Evaluates evaluates) {
 }
 
 TEST_CASE("remedy for mixed autocast: one setting in all modes") {
-  const auto offload = with(kReplicas, [](auto& o) { o.offload = "optimizer"; });
+  const auto offload = with(kReplicas, [](auto& o) { o.offload = ap::Offload::kOptimizer; });
   const auto zero = with(kReplicas, [](auto& o) { o.zero = 3; });
   const auto as = [](const ap::Options& options, Evaluates how) { return trains_under_autocast(options, how); };
   check({{"offload",
@@ -470,7 +470,7 @@ TEST_CASE("remedy for mixed autocast: one setting in all modes") {
 // ---------------------------------------------------------------- batch_norm = exact
 
 ap::Options exact(ap::Options options) {
-  options.batch_norm = "exact";
+  options.batch_norm = ap::BatchNorm::kExact;
   return options;
 }
 

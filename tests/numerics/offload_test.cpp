@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,7 +39,7 @@ TEST_CASE("offloaded optimizer: pairwise matrix equals one process") {
   constexpr std::size_t kEvery = 3;
   for (std::size_t i = 1; i < rows.size(); i += kEvery) {
     auto setup = MatrixFactors::setup(rows[i]);
-    setup.options.offload = "optimizer";
+    setup.options.offload = ap::Offload::kOptimizer;
     INFO(MatrixFactors::describe(rows[i]) << ", offloaded");
     const auto body =
         numerics::matrix_models()[static_cast<std::size_t>(rows[i][MatrixFactors::kModel])].prepare(setup, 17);
@@ -46,8 +47,8 @@ TEST_CASE("offloaded optimizer: pairwise matrix equals one process") {
   }
 }
 
-ap::Options options_for(std::vector<int> replicas, int zero, const std::string& offload,
-                        const std::string& schedule = "1f1b") {
+ap::Options options_for(std::vector<int> replicas, int zero, std::optional<ap::Offload> offload,
+                        ap::ScheduleKind schedule = ap::ScheduleKind::kOneFOneB) {
   return {.stages = static_cast<int>(replicas.size()),
           .microbatches = 2,
           .zero = zero,
@@ -66,9 +67,10 @@ void require(bool holds, const std::string& what) {
 
 TEST_CASE("offload checkpoint: loads with and without offload") {
   const DoublePrecision guard;
-  const std::vector<ap::Options> plans{options_for({1}, 0, "optimizer"), options_for({2}, 0, "optimizer"),
-                                       options_for({2, 1}, 1, "optimizer"), options_for({2}, 3, "optimizer"),
-                                       options_for({1, 1}, 0, "none")};
+  const std::vector<ap::Options> plans{
+      options_for({1}, 0, ap::Offload::kOptimizer), options_for({2}, 0, ap::Offload::kOptimizer),
+      options_for({2, 1}, 1, ap::Offload::kOptimizer), options_for({2}, 3, ap::Offload::kOptimizer),
+      options_for({1, 1}, 0, ap::Offload::kNone)};
   for (std::size_t from = 0; from < plans.size(); ++from) {
     const TempFolder folder;
     check_ranks(ranks_of(plans[from]), [&](ap::World& world) {
@@ -106,7 +108,7 @@ TEST_CASE("offloaded parameters: flat under ZeRO, else sizes unchanged") {
   for (const int zero : {0, 1, 2, 3}) {
     INFO("zero " << zero);
     check_ranks(2, [&](ap::World& world) {
-      ap::AutoParallel<Net> model(world, made(), options_for({2}, zero, "optimizer"));
+      ap::AutoParallel<Net> model(world, made(), options_for({2}, zero, ap::Offload::kOptimizer));
       auto optimizer = adamw(model->parameters());
       model->attach(optimizer);
       train_step(world, model, optimizer, 0);
@@ -150,7 +152,7 @@ TEST_CASE("offload: frozen weights, old gradients, evaluation are exact") {
     check_ranks(ranks, [&](ap::World& world) {
       const auto own = made();
       own->b->weight.mutable_grad() = torch::ones_like(own->b->weight);
-      ap::AutoParallel<Net> model(world, own, options_for({2}, zero, "optimizer"));
+      ap::AutoParallel<Net> model(world, own, options_for({2}, zero, ap::Offload::kOptimizer));
       torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
       model->attach(optimizer);
       const auto begin = world.rank() * kSamples;
@@ -185,7 +187,7 @@ TEST_CASE("offload: fused optimizers and LAMB norms equal one process") {
     }
     INFO("zero " << zero);
     check_ranks(ranks, [&](ap::World& world) {
-      ap::AutoParallel<Net> model(world, made(), options_for({2}, zero, "optimizer"));
+      ap::AutoParallel<Net> model(world, made(), options_for({2}, zero, ap::Offload::kOptimizer));
       ap::optim::LAMB optimizer(model->parameters(), ap::optim::LAMBOptions(0.01).eps(1e-3));
       model->attach(optimizer);
       for (int step = 0; step < 3; ++step) train_step(world, model, optimizer, step);
@@ -236,25 +238,26 @@ TEST_CASE("offload: changes no bit in any precision, loss scale goes on") {
   struct Way {
     std::vector<int> replicas;
     int zero = 0;
-    std::string schedule = "1f1b";
-    std::string recompute = "none";
+    ap::ScheduleKind schedule = ap::ScheduleKind::kOneFOneB;
+    ap::RecomputeOption recompute = ap::Recompute::kNever;
     bool accumulates = false;
   };
   const std::vector<Way> ways{{{2}},
-                              {{1, 1}, 0, "zb-h1"},
-                              {{2}, 1, "gpipe", "full", true},
-                              {{2, 1}, 2, "1f1b", "none", true},
-                              {{2, 2}, 3, "zb-h1", "full"},
-                              {{2}, 3, "1f1b", "none", true}};
-  for (const std::string precision : {"module", "bf16", "fp16"}) {
+                              {{1, 1}, 0, ap::ScheduleKind::kZbH1},
+                              {{2}, 1, ap::ScheduleKind::kGPipe, ap::Recompute::kAlways, true},
+                              {{2, 1}, 2, ap::ScheduleKind::kOneFOneB, ap::Recompute::kNever, true},
+                              {{2, 2}, 3, ap::ScheduleKind::kZbH1, ap::Recompute::kAlways},
+                              {{2}, 3, ap::ScheduleKind::kOneFOneB, ap::Recompute::kNever, true}};
+  for (const ap::Precision precision : {ap::Precision::kModule, ap::Precision::kBf16, ap::Precision::kFp16}) {
     for (const auto& way : ways) {
-      INFO(precision << ", " << way.replicas.size() << " stages, zero " << way.zero << ", " << way.schedule
-                     << ", recompute " << way.recompute << (way.accumulates ? ", accumulates" : ""));
-      auto options = options_for(way.replicas, way.zero, "none", way.schedule);
+      INFO(ap::option_text(precision) << ", " << way.replicas.size() << " stages, zero " << way.zero << ", "
+                                      << ap::option_text(way.schedule) << ", recompute "
+                                      << ap::option_text(way.recompute) << (way.accumulates ? ", accumulates" : ""));
+      auto options = options_for(way.replicas, way.zero, ap::Offload::kNone, way.schedule);
       options.precision = precision;
       options.recompute = way.recompute;
       const auto plain = trained(options, way.accumulates);
-      options.offload = "optimizer";
+      options.offload = ap::Offload::kOptimizer;
       check_same(plain, trained(options, way.accumulates));
     }
   }
@@ -262,9 +265,10 @@ TEST_CASE("offload: changes no bit in any precision, loss scale goes on") {
 
 TEST_CASE("16-bit checkpoint: offload may change, bits do not") {
   for (const int zero : {0, 3}) {
-    for (const std::string precision : {"bf16", "fp16"}) {
-      INFO(precision << ", zero " << zero);
-      auto plain = options_for({2}, zero, "none"), offloading = options_for({2}, zero, "optimizer");
+    for (const ap::Precision precision : {ap::Precision::kBf16, ap::Precision::kFp16}) {
+      INFO(ap::option_text(precision) << ", zero " << zero);
+      auto plain = options_for({2}, zero, ap::Offload::kNone),
+           offloading = options_for({2}, zero, ap::Offload::kOptimizer);
       plain.precision = offloading.precision = precision;
       const TempFolder folder;
       static_cast<void>(trained(plain, false, {}, folder / "plain"));
@@ -278,7 +282,7 @@ TEST_CASE("offloaded parameter: a mode with another dtype is refused") {
   std::string refused;
   try {
     ap::loopback::run(1, [&](ap::World& world) {
-      ap::AutoParallel<Net> model(world, made(), options_for({1}, 0, "optimizer"));
+      ap::AutoParallel<Net> model(world, made(), options_for({1}, 0, ap::Offload::kOptimizer));
       auto optimizer = adamw(model->parameters());
       model->attach(optimizer);
       {
@@ -354,10 +358,10 @@ TEST_CASE("offload memory: as predicted, 16-bit copies on the device") {
   // What no plan may lack, it may have too much: units of shares are counted as large as they may be.
   constexpr double kUnits = 0.1;
   for (const auto reads : {LargeNet::Reads::kOnce, LargeNet::Reads::kAveraged, LargeNet::Reads::kTied}) {
-    for (const std::string precision : {"module", "bf16"}) {
+    for (const ap::Precision precision : {ap::Precision::kModule, ap::Precision::kBf16}) {
       for (const int zero : {0, 1, 2, 3}) {
-        INFO(precision << ", zero " << zero << ", reads " << static_cast<int>(reads));
-        auto options = options_for({2}, zero, "optimizer");
+        INFO(ap::option_text(precision) << ", zero " << zero << ", reads " << static_cast<int>(reads));
+        auto options = options_for({2}, zero, ap::Offload::kOptimizer);
         options.precision = precision;
         for (const double error : errors_of(options, reads)) {
           CHECK(error > -kWithin);
@@ -386,7 +390,7 @@ TEST_CASE("parameter read outside the stages: is not offloaded, trains") {
       expected.step();
     }
     check_ranks(2, [&](ap::World& world) {
-      ap::AutoParallel<LargeNet> model(world, made_large(), options_for({2}, zero, "optimizer"));
+      ap::AutoParallel<LargeNet> model(world, made_large(), options_for({2}, zero, ap::Offload::kOptimizer));
       auto optimizer = adamw(model->parameters());
       model->attach(optimizer);
       for (int step = 0; step < 2; ++step) {
@@ -404,7 +408,7 @@ TEST_CASE("parameter read outside the stages: is not offloaded, trains") {
 TEST_CASE("offload on the CPU: not automatic, refused if unattached") {
   const DoublePrecision guard;
   check_ranks(2, [&](ap::World& world) {
-    ap::AutoParallel<Net> model(world, made(), options_for({2}, -1, "auto"));
+    ap::AutoParallel<Net> model(world, made(), options_for({2}, -1, std::nullopt));
     auto optimizer = adamw(model->parameters());
     model->attach(optimizer);
     train_step(world, model, optimizer, 0);
@@ -413,7 +417,7 @@ TEST_CASE("offload on the CPU: not automatic, refused if unattached") {
   std::string refused;
   try {
     ap::loopback::run(2, [&](ap::World& world) {
-      ap::AutoParallel<Net> model(world, made(), options_for({2}, 0, "optimizer"));
+      ap::AutoParallel<Net> model(world, made(), options_for({2}, 0, ap::Offload::kOptimizer));
       const auto begin = world.rank() * kSamples;
       static_cast<void>(model(ids(0, begin, begin + kSamples), labels(0, begin, begin + kSamples)));
     });

@@ -50,7 +50,7 @@ TEST_CASE("user operators: tensor shards equal one process") {
   check_shards(4, {1}, 1);
   Setup setup;
   setup.options.zero = 3;
-  setup.options.recompute = "full";
+  setup.options.recompute = ap::Recompute::kAlways;
   setup.optimizer = numerics::Optimizer::kAdamW;
   setup.clip_norm = 2;
   check_shards(2, {2}, 1, setup);
@@ -136,7 +136,8 @@ TEST_CASE("user operators: undefined ones see whole batch, or refusal") {
 }
 
 TEST_CASE("user operators: autocast follows their definition") {
-  ap::loopback::run(2, [&](ap::World& world) { train(world, made(), {.stages = 2, .precision = "bf16"}); });
+  ap::loopback::run(2,
+                    [&](ap::World& world) { train(world, made(), {.stages = 2, .precision = ap::Precision::kBf16}); });
 }
 
 TEST_CASE("register_op: once per operator, before the first capture") {

@@ -356,7 +356,7 @@ std::vector<Plan> plans() {
     options.zero = zero;
     options.microbatches = microbatches;
     options.tensor_parallel = 1;
-    options.offload = "none";
+    options.offload = ap::Offload::kNone;
     options.gradient_accumulation = true;
     options.verify_replicas = 1;  // to the bit
     return options;
@@ -368,7 +368,7 @@ std::vector<Plan> plans() {
   };
   const auto offloaded = [&](int zero) {
     auto options = of({2}, zero);
-    options.offload = "optimizer";
+    options.offload = ap::Offload::kOptimizer;
     return options;
   };
   return {{"one rank", 1, of({1}, 0)},

@@ -44,7 +44,7 @@ std::vector<ap::Options> plans() {
   std::vector<ap::Options> all;
   for (const int zero : {0, 1, 2, 3}) all.push_back({.stages = 1, .microbatches = 1, .zero = zero, .replicas = {2}});
   all.push_back({.stages = 2, .microbatches = 2, .zero = 0, .replicas = {1, 1}});
-  all.push_back({.stages = 1, .microbatches = 1, .zero = 1, .offload = "optimizer", .replicas = {2}});
+  all.push_back({.stages = 1, .microbatches = 1, .zero = 1, .offload = ap::Offload::kOptimizer, .replicas = {2}});
   return all;
 }
 

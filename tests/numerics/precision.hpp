@@ -9,6 +9,7 @@
 #include <array>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <tuple>
@@ -177,10 +178,11 @@ struct Way {
   double clip = 0;  ///< 2-norm that gradients are clipped to; 0 = not
   std::string describe() const {
     std::ostringstream out;
-    out << options.precision << ", " << local.size() << " ranks, " << options.stages << " stages, replicas";
+    out << ap::option_text(options.precision) << ", " << local.size() << " ranks, " << options.stages
+        << " stages, replicas";
     for (const int r : options.replicas) out << ' ' << r;
-    out << ", " << options.microbatches << " micro-batches, " << options.schedule << ", zero " << options.zero
-        << ", recompute " << options.recompute << ", clip " << clip;
+    out << ", " << options.microbatches << " micro-batches, " << ap::option_text(options.schedule) << ", zero "
+        << options.zero << ", recompute " << ap::option_text(options.recompute) << ", clip " << clip;
     return out.str();
   }
 };
@@ -226,14 +228,17 @@ Snapshot one_process_in_bf16(const std::vector<Args>& calls, double clip, c10::D
   return out;
 }
 
+/// In place of a precision: all in double precision.
+inline constexpr std::optional<ap::Precision> kExactly = std::nullopt;
+
 /// Loss of the last call, gradients of all calls' sum, and buffers, on the CPU.
 /// @param images  how tensors of four dims lie: kernels of another layout round elsewhere
 template <class Net, class Args>
-Snapshot one_process(const std::vector<Args>& calls, const std::string& precision, double clip = 0,
+Snapshot one_process(const std::vector<Args>& calls, std::optional<ap::Precision> precision, double clip = 0,
                      c10::Device device = at::kCPU, double scale = 1,
                      at::MemoryFormat images = at::MemoryFormat::Contiguous) {
   const auto net = made<Net>();
-  const bool exact = precision == "fp64";
+  const bool exact = precision == kExactly;
   const auto type = exact ? torch::kDouble : torch::kFloat;
   if (exact) net->to(type);
   net->to(device);
@@ -247,15 +252,15 @@ Snapshot one_process(const std::vector<Args>& calls, const std::string& precisio
   for (const auto& args : calls) {
     const auto given = moved(args, type, device, images);
     const auto loss = [&] {
-      if (precision == "tf32") {
+      if (precision == ap::Precision::kTf32) {
         const Tf32OfProcess tf32;
         return run(given);
       }
-      if (precision != "bf16" && precision != "fp16") return run(given);
-      const AutocastScope autocast(precision == "bf16" ? at::kBFloat16 : at::kHalf, device.type());
+      if (precision != ap::Precision::kBf16 && precision != ap::Precision::kFp16) return run(given);
+      const AutocastScope autocast(precision == ap::Precision::kBf16 ? at::kBFloat16 : at::kHalf, device.type());
       return run(given);
     }();
-    if (precision == "tf32") {
+    if (precision == ap::Precision::kTf32) {
       const Tf32OfProcess tf32;
       loss.backward();
     } else {
@@ -332,9 +337,9 @@ std::vector<Comparison> compare_rank(ap::World& world, const std::vector<Args>& 
     if (model->owns(item.value())) compare("buffer " + item.key(), item.value(), {{}, 0, 0, true});
   }
   if (model->plan().precision != way.options.precision || model->plan().zero != std::max(0, way.options.zero)) {
-    out.push_back(
-        {"the plan has precision " + model->plan().precision + " and ZeRO " + std::to_string(model->plan().zero), 1, 0,
-         false});
+    out.push_back({"the plan has precision " + ap::option_text(model->plan().precision) + " and ZeRO " +
+                       std::to_string(model->plan().zero),
+                   1, 0, false});
   }
   return out;
 }

@@ -33,23 +33,23 @@ constexpr int64_t kBatch = 48;
 std::vector<Way> ways(bool whole_statistics) {
   std::vector<Way> out;
   const auto add = [&](std::vector<int64_t> local, int stages, std::vector<int> replicas, int microbatches,
-                       const std::string& schedule) {
+                       ap::ScheduleKind schedule) {
     ap::Options options{.stages = stages,
                         .microbatches = whole_statistics ? 1 : microbatches,
                         .zero = 0,
                         .replicas = replicas,
                         .schedule = schedule,
-                        .precision = "bf16"};
-    if (whole_statistics) options.batch_norm = "exact";
+                        .precision = ap::Precision::kBf16};
+    if (whole_statistics) options.batch_norm = ap::BatchNorm::kExact;
     out.push_back({std::move(local), options});
   };
-  add({48}, 1, {1}, 1, "1f1b");
-  add({48}, 1, {1}, 6, "gpipe");
-  add({20, 28}, 1, {2}, 2, "1f1b");
-  add({24, 24}, 2, {1, 1}, 4, "1f1b");
-  add({30, 18}, 2, {1, 1}, 4, "zb-h1");
-  add({16, 16, 16}, 2, {2, 1}, 3, "gpipe");
-  add({10, 30, 8}, 3, {1, 1, 1}, 4, "zb-h1");
+  add({48}, 1, {1}, 1, ap::ScheduleKind::kOneFOneB);
+  add({48}, 1, {1}, 6, ap::ScheduleKind::kGPipe);
+  add({20, 28}, 1, {2}, 2, ap::ScheduleKind::kOneFOneB);
+  add({24, 24}, 2, {1, 1}, 4, ap::ScheduleKind::kOneFOneB);
+  add({30, 18}, 2, {1, 1}, 4, ap::ScheduleKind::kZbH1);
+  add({16, 16, 16}, 2, {2, 1}, 3, ap::ScheduleKind::kGPipe);
+  add({10, 30, 8}, 3, {1, 1, 1}, 4, ap::ScheduleKind::kZbH1);
   return out;
 }
 
@@ -65,16 +65,17 @@ void check_error_law(const std::vector<Way>& ways, int calls = 1, uint64_t seed 
     INFO(way.describe());
     const auto [known, is_new] = by_clip.try_emplace(way.clip);
     const auto with_setting = [&] {
-      if (way.options.precision == "bf16-compute") return one_process_in_bf16<Net>(args, way.clip, at::kCPU);
-      return one_process<Net>(args, "bf16", way.clip);
+      if (way.options.precision == ap::Precision::kBf16Compute)
+        return one_process_in_bf16<Net>(args, way.clip, at::kCPU);
+      return one_process<Net>(args, ap::Precision::kBf16, way.clip);
     };
-    if (is_new) known->second = {one_process<Net>(args, "fp64", way.clip), {with_setting()}};
+    if (is_new) known->second = {one_process<Net>(args, kExactly, way.clip), {with_setting()}};
     const auto& want = known->second;
     std::mutex mutex;
     ap::loopback::run(static_cast<int>(way.local.size()), [&](ap::World& world) {
       const auto compared = compare_rank<Net>(world, args, way, want);
       const std::lock_guard lock(mutex);
-      check_law(compared, world.rank(), way.options.precision == "bf16-compute");
+      check_law(compared, world.rank(), way.options.precision == ap::Precision::kBf16Compute);
     });
   }
 }
@@ -82,36 +83,36 @@ void check_error_law(const std::vector<Way>& ways, int calls = 1, uint64_t seed 
 /// Shares among replicas (ZeRO) with schedules, segments that are recomputed, and clipping.
 std::vector<Way> ways_with_shares(bool whole_statistics = false) {
   std::vector<Way> out;
-  const auto add = [&](std::vector<int64_t> local, std::vector<int> replicas, int zero, const std::string& schedule,
-                       const std::string& recompute, double clip) {
+  const auto add = [&](std::vector<int64_t> local, std::vector<int> replicas, int zero, ap::ScheduleKind schedule,
+                       ap::Recompute recompute, double clip) {
     ap::Options options{.stages = static_cast<int>(replicas.size()),
                         .microbatches = whole_statistics ? 1 : 3,
                         .zero = zero,
                         .replicas = replicas,
                         .schedule = schedule,
                         .recompute = recompute,
-                        .precision = "bf16"};
-    if (whole_statistics) options.batch_norm = "exact";
+                        .precision = ap::Precision::kBf16};
+    if (whole_statistics) options.batch_norm = ap::BatchNorm::kExact;
     out.push_back({std::move(local), options, clip});
   };
-  add({20, 28}, {2}, 1, "1f1b", "full", 0.5);
-  add({20, 28}, {2}, 2, "zb-h1", "none", 0);
-  add({20, 28}, {2}, 3, "gpipe", "full", 0.5);
-  add({13, 0, 35}, {3}, 3, "1f1b", "none", 0);
+  add({20, 28}, {2}, 1, ap::ScheduleKind::kOneFOneB, ap::Recompute::kAlways, 0.5);
+  add({20, 28}, {2}, 2, ap::ScheduleKind::kZbH1, ap::Recompute::kNever, 0);
+  add({20, 28}, {2}, 3, ap::ScheduleKind::kGPipe, ap::Recompute::kAlways, 0.5);
+  add({13, 0, 35}, {3}, 3, ap::ScheduleKind::kOneFOneB, ap::Recompute::kNever, 0);
   if (whole_statistics) return out;
-  add({24, 24}, {1, 1}, 0, "zb-h1", "full", 0.5);
-  add({20, 12, 16}, {2, 1}, 3, "zb-h1", "full", 0);
-  add({20, 12, 16}, {1, 2}, 2, "1f1b", "full", 0.5);
-  add({6, 18, 10, 14}, {2, 2}, 1, "1f1b", "none", 0);
+  add({24, 24}, {1, 1}, 0, ap::ScheduleKind::kZbH1, ap::Recompute::kAlways, 0.5);
+  add({20, 12, 16}, {2, 1}, 3, ap::ScheduleKind::kZbH1, ap::Recompute::kAlways, 0);
+  add({20, 12, 16}, {1, 2}, 2, ap::ScheduleKind::kOneFOneB, ap::Recompute::kAlways, 0.5);
+  add({6, 18, 10, 14}, {2, 2}, 1, ap::ScheduleKind::kOneFOneB, ap::Recompute::kNever, 0);
   return out;
 }
 
 TEST_CASE("bf16 with ZeRO and recompute: error <= 1.5x autocast") {
   auto chunked = ways_with_shares();
-  for (const auto* schedule : {"interleaved", "zb-v"}) {
+  for (const ap::ScheduleKind schedule : {ap::ScheduleKind::kInterleaved, ap::ScheduleKind::kZbV}) {
     chunked.push_back(chunked.back());
     chunked.back().options.schedule = schedule;
-    chunked.back().options.zero = schedule == std::string("zb-v") ? 3 : 2;
+    chunked.back().options.zero = schedule == ap::ScheduleKind::kZbV ? 3 : 2;
   }
   check_error_law<Mlp>(chunked, 2);
   check_error_law<Transformer>(ways_with_shares(), 2);
@@ -121,7 +122,7 @@ TEST_CASE("bf16 with ZeRO and recompute: error <= 1.5x autocast") {
 
 /// The same in bf16 throughout.
 std::vector<Way> in_bf16_throughout(std::vector<Way> ways) {
-  for (auto& way : ways) way.options.precision = "bf16-compute";
+  for (auto& way : ways) way.options.precision = ap::Precision::kBf16Compute;
   return ways;
 }
 
@@ -151,7 +152,7 @@ TEST_CASE("planned memory: counts shards, under ZeRO 3 no full copy") {
   for (int zero = 0; zero <= 3; ++zero) {
     ap::loopback::run(2, [&](ap::World& world) {
       ap::AutoParallel<Deep> model(world, made<Deep>(),
-                                   {.stages = 1, .zero = zero, .replicas = {2}, .precision = "bf16"});
+                                   {.stages = 1, .zero = zero, .replicas = {2}, .precision = ap::Precision::kBf16});
       torch::optim::AdamW optimizer(model->parameters());
       model->attach(optimizer);
       model->prepare(torch::randn({4, 48}));
@@ -181,7 +182,7 @@ TEST_CASE("parameter gathered in 16 bits: reading it in fp32 is refused") {
     try {
       ap::loopback::run(2, [&](ap::World& world) {
         ap::AutoParallel<Switch> model(world, made<Switch>(),
-                                       {.stages = 1, .zero = zero, .replicas = {2}, .precision = "bf16"});
+                                       {.stages = 1, .zero = zero, .replicas = {2}, .precision = ap::Precision::kBf16});
         torch::optim::SGD optimizer(model->parameters(), 0.1);
         model->attach(optimizer);
         model(torch::ones({2, 16})).backward();
@@ -281,7 +282,8 @@ struct Biased : nn::Module {
 /// Many stages, and micro-batches of one sample.
 std::vector<Way> fine_ways() {
   auto out = ways(false);
-  for (const auto& [stages, schedule] : {std::pair{4, "1f1b"}, {4, "zb-h1"}, {2, "gpipe"}}) {
+  for (const auto& [stages, schedule] :
+       {std::pair{4, ap::ScheduleKind::kOneFOneB}, {4, ap::ScheduleKind::kZbH1}, {2, ap::ScheduleKind::kGPipe}}) {
     const auto size = static_cast<std::size_t>(stages);
     const int microbatches = stages == 2 ? static_cast<int>(kBatch) : 4;
     out.push_back({std::vector<int64_t>(size, kBatch / stages),
@@ -290,7 +292,7 @@ std::vector<Way> fine_ways() {
                     .zero = 0,
                     .replicas = std::vector<int>(size, 1),
                     .schedule = schedule,
-                    .precision = "bf16"}});
+                    .precision = ap::Precision::kBf16}});
   }
   return out;
 }
@@ -305,7 +307,8 @@ TEST_CASE("bf16 profile: atoms run in bf16, copies count as memory") {
   const auto args = Mlp::batch(kBatch);
   std::mutex mutex;
   ap::loopback::run(2, [&](ap::World& world) {
-    ap::AutoParallel<Mlp> model(world, made<Mlp>(), {.stages = 2, .precision = "bf16", .costs = "profiled"});
+    ap::AutoParallel<Mlp> model(world, made<Mlp>(),
+                                {.stages = 2, .precision = ap::Precision::kBf16, .costs = ap::CostChoice::kProfiled});
     const auto mine = local(args, {24, 24}, world.rank());
     std::apply([&](const auto&... each) { return model(each...); }, mine).backward();
     const std::lock_guard lock(mutex);
@@ -336,20 +339,29 @@ struct Halves {
 /// Also with parameters in shards, for what attaches an optimizer.
 std::vector<Way> half_ways() {
   std::vector<Way> out;
-  for (const auto& [stages, replicas, schedule] : std::vector<std::tuple<int, std::vector<int>, std::string>>{
-           {1, {2}, "1f1b"}, {2, {1, 1}, "1f1b"}, {2, {1, 1}, "zb-h1"}}) {
+  for (const auto& [stages, replicas, schedule] :
+       std::vector<std::tuple<int, std::vector<int>, ap::ScheduleKind>>{{1, {2}, ap::ScheduleKind::kOneFOneB},
+                                                                        {2, {1, 1}, ap::ScheduleKind::kOneFOneB},
+                                                                        {2, {1, 1}, ap::ScheduleKind::kZbH1}}) {
     out.push_back({{4, 4},
                    {.stages = stages,
                     .microbatches = 2,
                     .zero = 0,
                     .replicas = replicas,
                     .schedule = schedule,
-                    .precision = "fp16"}});
+                    .precision = ap::Precision::kFp16}});
   }
-  for (const auto& [zero, recompute] : {std::pair{1, "full"}, {2, "none"}, {3, "none"}, {3, "full"}}) {
-    out.push_back(
-        {{4, 4},
-         {.stages = 1, .microbatches = 2, .zero = zero, .replicas = {2}, .recompute = recompute, .precision = "fp16"}});
+  for (const auto& [zero, recompute] : {std::pair{1, ap::Recompute::kAlways},
+                                        {2, ap::Recompute::kNever},
+                                        {3, ap::Recompute::kNever},
+                                        {3, ap::Recompute::kAlways}}) {
+    out.push_back({{4, 4},
+                   {.stages = 1,
+                    .microbatches = 2,
+                    .zero = zero,
+                    .replicas = {2},
+                    .recompute = recompute,
+                    .precision = ap::Precision::kFp16}});
   }
   return out;
 }
@@ -483,9 +495,10 @@ void check_half() {
   torch::manual_seed(4);
   const std::vector calls{Net::batch(8)};
   constexpr double kScale = 1024;
-  const Expected want{one_process<Net>(calls, "fp64"), {one_process<Net>(calls, "fp16", 0, at::kCPU, kScale)}};
+  const Expected want{one_process<Net>(calls, kExactly),
+                      {one_process<Net>(calls, ap::Precision::kFp16, 0, at::kCPU, kScale)}};
   for (const int microbatches : {2, 8}) {
-    const Way way{{4, 4}, {.stages = 2, .microbatches = microbatches, .zero = 0, .precision = "fp16"}};
+    const Way way{{4, 4}, {.stages = 2, .microbatches = microbatches, .zero = 0, .precision = ap::Precision::kFp16}};
     INFO(way.describe());
     std::mutex mutex;
     ap::loopback::run(2, [&](ap::World& world) {
@@ -546,11 +559,12 @@ TEST_CASE("loss scale: is saved in the checkpoint") {
   const Halves data;
   std::mutex mutex;
   for (const int ranks : {1, 2}) {  // of two, the first model has shares, the second has not
-    const ap::Options options{.stages = 1, .zero = ranks == 1 ? 0 : 3, .replicas = {ranks}, .precision = "fp16"};
+    const ap::Options options{
+        .stages = 1, .zero = ranks == 1 ? 0 : 3, .replicas = {ranks}, .precision = ap::Precision::kFp16};
     const auto file = (folder / ("step" + std::to_string(ranks))).string();
     ap::loopback::run(ranks, [&](ap::World& world) {
       ap::AutoParallel<Sums> first(world, made<Sums>(), options),
-          second(world, made<Sums>(), {.zero = 0, .precision = "fp16"}), third(world, made<Sums>(), {});
+          second(world, made<Sums>(), {.zero = 0, .precision = ap::Precision::kFp16}), third(world, made<Sums>(), {});
       torch::optim::SGD sgd(first->parameters(), 0.1), other(second->parameters(), 0.1),
           plain(third->parameters(), 0.1);
       first->attach(sgd);
@@ -591,7 +605,7 @@ TEST_CASE("tf32: CPU results and process settings stay unchanged") {
   const auto before = at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL);
   std::vector<Tensor> losses;
   ap::loopback::run(1, [&, x = x, y = y](ap::World& world) {
-    for (const auto* precision : {"module", "tf32"}) {
+    for (const ap::Precision precision : {ap::Precision::kModule, ap::Precision::kTf32}) {
       ap::AutoParallel<Mlp> model(world, made<Mlp>(), {.precision = precision});
       losses.push_back(model(x, y).detach());
       CHECK(model->plan().precision == precision);
@@ -605,7 +619,7 @@ TEST_CASE("two precision settings, or one without effect: are refused") {
   torch::manual_seed(6);
   const auto [x, y] = Mlp::batch(16);
   ap::loopback::run(1, [&, x = x, y = y](ap::World& world) {
-    ap::AutoParallel<Mlp> model(world, made<Mlp>(), {.precision = "bf16"});
+    ap::AutoParallel<Mlp> model(world, made<Mlp>(), {.precision = ap::Precision::kBf16});
     const auto both = message_of([&] {
       const AutocastScope autocast(at::kBFloat16);
       model(x, y);
@@ -616,7 +630,7 @@ TEST_CASE("two precision settings, or one without effect: are refused") {
   ap::loopback::run(1, [&, x = x, y = y](ap::World& world) {
     const auto net = made<Mlp>();
     net->to(torch::kDouble);
-    ap::AutoParallel<Mlp> model(world, net, {.precision = "fp16"});
+    ap::AutoParallel<Mlp> model(world, net, {.precision = ap::Precision::kFp16});
     const auto message = message_of([&] { model(x.to(torch::kDouble), y); });
     CHECK(contains(message, "precision = fp16"));
     CHECK(contains(message, "net.0.weight"));
@@ -642,7 +656,7 @@ TEST_CASE("mixed-dtype product: is refused by name before running") {
   for (const bool adds : {false, true}) {
     const auto message = message_of([&] {
       ap::loopback::run(1, [&](ap::World& world) {
-        ap::AutoParallel<Product> model(world, std::make_shared<Product>(adds), {.precision = "bf16"});
+        ap::AutoParallel<Product> model(world, std::make_shared<Product>(adds), {.precision = ap::Precision::kBf16});
         model(torch::ones({4, 8}));
       });
     });
@@ -657,7 +671,7 @@ TEST_CASE("plan file: records precision, refused for another") {
   torch::manual_seed(6);
   const auto [x, y] = Mlp::batch(16);
   const auto file = (folder / "plan.json").string();
-  const auto train = [&, x = x, y = y](const std::string& precision) {
+  const auto train = [&, x = x, y = y](ap::Precision precision) {
     return message_of([&] {
       ap::loopback::run(1, [&](ap::World& world) {
         ap::AutoParallel<Mlp> model(world, made<Mlp>(), {.precision = precision, .plan_file = file});
@@ -665,13 +679,13 @@ TEST_CASE("plan file: records precision, refused for another") {
       });
     });
   };
-  CHECK(train("bf16").empty());
+  CHECK(train(ap::Precision::kBf16).empty());
   CHECK(contains(ap::read_text_file(file), "\"precision\": \"bf16\""));
-  CHECK(train("bf16").empty());
-  for (const auto* other : {"module", "tf32", "fp16"}) {
+  CHECK(train(ap::Precision::kBf16).empty());
+  for (const ap::Precision other : {ap::Precision::kModule, ap::Precision::kTf32, ap::Precision::kFp16}) {
     const auto message = train(other);
     CHECK(contains(message, "precision = bf16"));
-    CHECK(contains(message, std::string("precision = ") + other));
+    CHECK(contains(message, "precision = " + ap::option_text(other)));
   }
 }
 
@@ -679,7 +693,7 @@ TEST_CASE("caller's own autocast: keeps working bitwise") {
   torch::manual_seed(6);
   const auto [x, y] = Mlp::batch(kBatch);
   const std::vector samples{std::tuple(x, y)};
-  const auto exact = one_process<Mlp>(samples, "fp64"), want = one_process<Mlp>(samples, "bf16");
+  const auto exact = one_process<Mlp>(samples, kExactly), want = one_process<Mlp>(samples, ap::Precision::kBf16);
   ap::loopback::run(1, [&, x = x, y = y](ap::World& world) {
     ap::AutoParallel<Mlp> model(world, made<Mlp>(), {.microbatches = 1});
     Tensor loss;

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -141,7 +142,8 @@ void check_same(const Trained& got, const Trained& want, double tolerance) {
   }
 }
 
-ap::Options options_for(const std::string& schedule, int positions, int replicas, const std::string& recompute) {
+ap::Options options_for(std::optional<ap::ScheduleKind> schedule, int positions, int replicas,
+                        ap::RecomputeOption recompute) {
   return {.stages = positions,
           .microbatches = 3,
           .replicas = std::vector<int>(static_cast<size_t>(positions), replicas),
@@ -153,13 +155,14 @@ TEST_CASE("recompute: same RNG, statistics, counters in every schedule") {
   const DoublePrecision guard;
   const TempFolder folder;
   for (const int replicas : {1, 2}) {
-    for (const std::string schedule : {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "synth"}) {
-      for (const std::string recompute : {"full", "heads,conv,table"}) {
-        INFO(schedule << ", " << replicas << " replicas, recompute = " << recompute);
+    for (const ap::ScheduleKind schedule : ap::kScheduleKinds) {
+      for (const char* const text : {"full", "heads,conv,table"}) {
+        const auto recompute = ap::RecomputeOption::named(text).value();
+        INFO(ap::option_text(schedule) << ", " << replicas << " replicas, recompute = " << text);
         auto options = options_for(schedule, 2, replicas, recompute);
         const auto again = train(2 * replicas, options);
         CHECK(again.segments() > 0);
-        CHECK(ap::name_of(again.plan.schedule) == schedule);
+        CHECK(again.plan.schedule == schedule);
         auto plan = again.plan;  // the same cuts and orders
         for (auto& stage : plan.stages) stage.recomputed.clear();
         options.plan_file = folder / "once.json";
@@ -167,7 +170,7 @@ TEST_CASE("recompute: same RNG, statistics, counters in every schedule") {
         const auto once = train(2 * replicas, options);
         REQUIRE(once.segments() == 0);
         // To the bit, where what runs once has libtorch's own backwards and not the formulas of parted ones.
-        const bool parts = schedule.starts_with("zb") || schedule == "synth";
+        const bool parts = ap::traits_of(schedule).splits_backwards;
         CHECK_NOTHROW(check_same(again, once, parts ? 1e-12 : 0));
       }
     }
@@ -177,15 +180,15 @@ TEST_CASE("recompute: same RNG, statistics, counters in every schedule") {
 TEST_CASE("plan file: recomputed segments are read and run") {
   const DoublePrecision guard;
   const TempFolder folder;
-  auto options = options_for("1f1b", 2, 1, "full");
+  auto options = options_for(ap::ScheduleKind::kOneFOneB, 2, 1, ap::Recompute::kAlways);
   options.plan_file = folder / "plan.json";
   const auto written = train(2, options);
   REQUIRE(written.segments() > 0);
-  options.recompute = "none";  // what the file says is run
+  options.recompute = ap::Recompute::kNever;  // what the file says is run
   const auto read = train(2, options);
   CHECK(read.plan == written.plan);
   CHECK_NOTHROW(check_same(read, written, 0));
-  CHECK_NOTHROW(check_same(read, train(2, options_for("1f1b", 2, 1, "none")), 0));
+  CHECK_NOTHROW(check_same(read, train(2, options_for(ap::ScheduleKind::kOneFOneB, 2, 1, ap::Recompute::kNever)), 0));
   auto plan = written.plan;
   plan.stages[0].recomputed[0].push_back(plan.stages[1].atoms[0]);
   ap::write_plan(options.plan_file, plan);
@@ -195,10 +198,10 @@ TEST_CASE("plan file: recomputed segments are read and run") {
 TEST_CASE("recompute: backward is exact after calls and buffer changes") {
   const DoublePrecision guard;
   torch::set_num_threads(1);
-  const auto train_features = [](const std::string& recompute) {
+  const auto train_features = [](ap::Recompute recompute) {
     numerics::Snapshot out;
     ap::loopback::run(2, [&](ap::World& world) {
-      ap::AutoParallel<Features> model(world, made<Features>(), options_for("auto", 2, 1, recompute));
+      ap::AutoParallel<Features> model(world, made<Features>(), options_for(std::nullopt, 2, 1, recompute));
       const auto first = model(ids(0, world.rank())), second = model(ids(1, world.rank()));
       (first * second).sum().backward();
       const auto gradients = numerics::gradients_of(model->named_parameters());
@@ -210,7 +213,7 @@ TEST_CASE("recompute: backward is exact after calls and buffer changes") {
     });
     return out;
   };
-  const auto once = train_features("none"), again = train_features("full");
+  const auto once = train_features(ap::Recompute::kNever), again = train_features(ap::Recompute::kAlways);
   REQUIRE(once.size() == again.size());
   for (const auto& [name, tensor] : once)
     CHECK_NOTHROW(numerics::check_close(numerics::find(again, name), tensor, 0, name));
@@ -293,10 +296,13 @@ template <class Module>
 void check_memory(const std::string& name) {
   constexpr int64_t kBatch = 2048;
   for (const int microbatches : {1, 4}) {
-    ap::Options options{
-        .stages = 1, .microbatches = microbatches, .replicas = {1}, .schedule = "gpipe", .recompute = "none"};
+    ap::Options options{.stages = 1,
+                        .microbatches = microbatches,
+                        .replicas = {1},
+                        .schedule = ap::ScheduleKind::kGPipe,
+                        .recompute = ap::Recompute::kNever};
     const auto once = measure<Module>(options, kBatch);
-    options.recompute = "full";
+    options.recompute = ap::Recompute::kAlways;
     const auto again = measure<Module>(options, kBatch);
     INFO(name << ", " << microbatches << " micro-batches: without " << once.measured / 1e6 << " of "
               << once.predicted() / 1e6 << " MB, with " << again.measured / 1e6 << " of " << again.predicted() / 1e6
@@ -305,7 +311,7 @@ void check_memory(const std::string& name) {
     CHECK(again.measured >= 0.75 * again.predicted());
     CHECK(again.measured < 0.6 * once.measured);
     // Between the two: as few segments as fit.
-    options.recompute = "auto";
+    options.recompute = ap::Recompute::kToFit;
     options.memory_margin = 0;
     options.device_memory =
         ap::Bytes((once.plan.stages[0].peak_memory.value() + again.plan.stages[0].peak_memory.value()) / 2);
@@ -313,7 +319,7 @@ void check_memory(const std::string& name) {
     CHECK(fits.plan.stages[0].recomputed.size() > 0);
     CHECK(fits.plan.stages[0].recomputed.size() < again.plan.stages[0].recomputed.size());
     CHECK(fits.measured <= static_cast<double>(options.device_memory.value()));
-    options.recompute = "none";
+    options.recompute = ap::Recompute::kNever;
     CHECK_THROWS_AS(measure<Module>(options, kBatch), ap::InfeasiblePlan);
   }
 }

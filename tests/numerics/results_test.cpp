@@ -86,7 +86,7 @@ const std::vector<Case> kCases{
     {{.stages = 2, .microbatches = 1, .replicas = {1, 1}}, {8, 0}},
     {{.stages = 2, .microbatches = 2, .replicas = {1, 1}}, {0, 8}},
     {{.stages = 1, .microbatches = 1, .replicas = {2}}, {4, 4}},
-    {{.stages = 1, .microbatches = 2, .replicas = {2}, .recompute = "full"}, {6, 2}},
+    {{.stages = 1, .microbatches = 2, .replicas = {2}, .recompute = ap::Recompute::kAlways}, {6, 2}},
     {{.stages = 1, .microbatches = 1, .replicas = {2}}, {7, 1}},
 };
 

@@ -71,7 +71,7 @@ const std::vector<Case>& cases() {
       {"ZeRO 3", 2, {.stages = 1, .zero = 3, .replicas = {2}}},
       {"stages", 2, {.stages = 2, .microbatches = 2, .zero = 0}},
       {"tensor shards", 2, {.stages = 1, .tensor_parallel = 2, .zero = 0}},
-      {"recomputed", 2, {.stages = 2, .microbatches = 2, .zero = 0, .recompute = "full"}},
+      {"recomputed", 2, {.stages = 2, .microbatches = 2, .zero = 0, .recompute = ap::Recompute::kAlways}},
   };
   return all;
 }

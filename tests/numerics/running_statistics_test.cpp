@@ -84,7 +84,7 @@ TEST_CASE("batch norm statistics: empty images leave them unchanged") {
 
 TEST_CASE("batch norm statistics: full-batch share equals one process") {
   SECTION("one rank") { check({8}, {.microbatches = 1}); }
-  SECTION("one rank that recomputes segments") { check({8}, {.microbatches = 1, .recompute = "full"}); }
+  SECTION("one rank that recomputes segments") { check({8}, {.microbatches = 1, .recompute = ap::Recompute::kAlways}); }
   SECTION("two stages") { check({5, 3}, {.stages = 2, .microbatches = 1, .replicas = {1}}); }
   SECTION("two replicas, of which one has all samples") {
     check({8, 0}, {.stages = 1, .microbatches = 1, .replicas = {2}});

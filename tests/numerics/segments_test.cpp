@@ -156,7 +156,7 @@ TEST_CASE("sharded parameters: present whenever a segment is recomputed") {
   torch::set_num_threads(1);
   const std::vector<std::vector<int>> shapes{{2, 1}, {1, 2}, {3}, {2, 2}};
   std::size_t turn = 0;
-  for (const std::string schedule : {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "synth"}) {
+  for (const ap::ScheduleKind schedule : ap::kScheduleKinds) {
     for (std::size_t s = 0; s < 2; ++s) {
       const auto& replicas = shapes[(turn++ + s) % shapes.size()];
       const ap::Options options{.stages = static_cast<int>(replicas.size()),
@@ -164,7 +164,7 @@ TEST_CASE("sharded parameters: present whenever a segment is recomputed") {
                                 .zero = 0,
                                 .replicas = replicas,
                                 .schedule = schedule,
-                                .recompute = "full"};
+                                .recompute = ap::Recompute::kAlways};
       const auto planned = train(replicas, options, nullptr);
       const auto once = with_segments(planned.plan, Again::kNothing, 0, 0);
       const auto want = train(replicas, options, &once);
@@ -172,8 +172,8 @@ TEST_CASE("sharded parameters: present whenever a segment is recomputed") {
       for (int zero = 1; zero <= 3; ++zero) {
         for (const auto way : kWays) {
           if (zero < 3 && (static_cast<std::size_t>(way) + turn) % 2 == 0) continue;  // level 3 is what lets go
-          INFO(schedule << ", shape " << (turn - 1 + s) % shapes.size() << ", zero " << zero << ", way "
-                        << static_cast<int>(way));
+          INFO(ap::option_text(schedule) << ", shape " << (turn - 1 + s) % shapes.size() << ", zero " << zero
+                                         << ", way " << static_cast<int>(way));
           const auto plan = with_segments(planned.plan, way, zero, static_cast<unsigned>(turn));
           check_same(train(replicas, options, &plan), want, 1e-12);
         }
@@ -197,14 +197,14 @@ struct Mixed : nn::Module {
   nn::Linear a{24, 8}, b{8, 8}, last{8, 5};
 };
 
-Trained train_mixed(const std::vector<int>& replicas, const std::string& schedule, const std::string& precision,
+Trained train_mixed(const std::vector<int>& replicas, ap::ScheduleKind schedule, ap::Precision precision,
                     const ap::Plan* plan) {
   Trained out;
   const ap::Options options{.stages = static_cast<int>(replicas.size()),
                             .microbatches = 2,
                             .replicas = replicas,
                             .schedule = schedule,
-                            .recompute = "full",
+                            .recompute = ap::Recompute::kAlways,
                             .precision = precision};
   ap::loopback::run(2, [&](ap::World& world) {
     ap::AutoParallel<Mixed> model(world, made<Mixed>(), options);
@@ -229,16 +229,19 @@ Trained train_mixed(const std::vector<int>& replicas, const std::string& schedul
 TEST_CASE("recomputed segments: gradients pass casts of parameters") {
   torch::set_num_threads(1);
   for (const auto& replicas : {std::vector{1, 1}, std::vector{2}}) {  // the sum over replicas counts gradients
-    for (const std::string precision : {"bf16", "fp16"}) {
-      for (const std::string schedule : {"1f1b", "zb-h1", "interleaved"}) {
+    for (const ap::Precision precision : {ap::Precision::kBf16, ap::Precision::kFp16}) {
+      for (const ap::ScheduleKind schedule :
+           {ap::ScheduleKind::kOneFOneB, ap::ScheduleKind::kZbH1, ap::ScheduleKind::kInterleaved}) {
         const auto planned = train_mixed(replicas, schedule, precision, nullptr);
         const auto once = with_segments(planned.plan, Again::kNothing, 0, 0);
         const auto want = train_mixed(replicas, schedule, precision, &once);
         for (const auto way : kWays) {
-          INFO(replicas.size() << " stages, " << precision << ", " << schedule << ", way " << static_cast<int>(way));
+          INFO(replicas.size() << " stages, " << ap::option_text(precision) << ", " << ap::option_text(schedule)
+                               << ", way " << static_cast<int>(way));
           const auto plan = with_segments(planned.plan, way, 0, 5);
           // To the bit, unless weight gradients that are deferred are added up in another order.
-          check_same(train_mixed(replicas, schedule, precision, &plan), want, schedule == "zb-h1" ? 1e-6 : 0);
+          check_same(train_mixed(replicas, schedule, precision, &plan), want,
+                     schedule == ap::ScheduleKind::kZbH1 ? 1e-6 : 0);
         }
       }
     }
@@ -320,14 +323,14 @@ TEST_CASE("readers of segment parameters: rerun in other modes, sizes") {
                         .microbatches = 1,
                         .zero = zero,
                         .replicas = {ranks},
-                        .recompute = "none",
+                        .recompute = ap::Recompute::kNever,
                         .verify_capture = false};
     Trained once, again;
     for (const auto& [name, count] : run_modes(options, ranks, once)) {
       INFO("zero " << zero << ", " << name);
       CHECK(count == 3);
     }
-    options.recompute = "second";
+    options.recompute = ap::RecomputeOption::of_modules({"second"});
     for (const auto& [name, count] : run_modes(options, ranks, again)) {
       INFO("zero " << zero << ", " << name);
       CHECK(count == (name == "evaluation without gradients" ? 3 : 4));

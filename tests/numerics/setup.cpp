@@ -25,7 +25,7 @@ autopar::Plan in_chunks(const Setup& setup, const autopar::ModelProfile& profile
   const int nodes = static_cast<int>(profile.graph.node_count()), chunks = std::min(nodes, setup.chunks);
   while (static_cast<int>(replicas.size()) * chunks > nodes) replicas.pop_back();
   request.options.stages = static_cast<int>(replicas.size());
-  if (chunks == 1) request.options.schedule = "zb-h1";
+  if (chunks == 1) request.options.schedule = autopar::ScheduleKind::kZbH1;
   request.budget.chunks = chunks;
   return autopar::Planner<autopar::ChunkedStaging>{}.plan(pipelined, costs, cluster, request);
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <autopar/cost/profiled.hpp>
+#include <autopar/plan/option_text.hpp>
 #include <autopar/plan/options.hpp>
 #include <autopar/plan/plan.hpp>
 #include <autopar/plan/request.hpp>
@@ -31,7 +32,7 @@ struct Setup {
     out << options.stages << " stages, replicas";
     for (const int r : options.replicas) out << ' ' << r;
     if (tensor > 1) out << ", " << tensor << " tensor shards each";
-    out << ", " << options.microbatches << " micro-batches, " << options.schedule;
+    out << ", " << options.microbatches << " micro-batches, " << autopar::option_text(options.schedule);
     if (chunks > 0) out << (synthesise ? ", synthesised" : "") << ", stages in " << chunks << " chunks";
     out << ", samples";
     for (const auto& step : local) {
@@ -41,8 +42,8 @@ struct Setup {
     }
     constexpr const char* kNames[] = {", sgd", ", adamw", ", rmsprop", ", adagrad", ", lars", ", muon and adamw"};
     out << ", accumulate " << accumulate << ", clip " << clip_norm << kNames[static_cast<int>(optimizer)] << ", zero "
-        << options.zero << ", recompute " << (some_recomputed ? "half of " : "") << options.recompute << ", precision "
-        << options.precision;
+        << options.zero << ", recompute " << (some_recomputed ? "half of " : "")
+        << autopar::option_text(options.recompute) << ", precision " << autopar::option_text(options.precision);
     return out.str();
   }
 };

@@ -42,7 +42,8 @@ std::vector<std::int64_t> train(const std::vector<int>& at) {
   torch::set_num_threads(1);
   ap::loopback::run(2, [&](ap::World& world) {
     const auto net = nets::made<Net>(7);
-    const ap::Options options{.stages = 1, .microbatches = 2, .zero = 2, .replicas = {2}, .recompute = "full"};
+    const ap::Options options{
+        .stages = 1, .microbatches = 2, .zero = 2, .replicas = {2}, .recompute = ap::Recompute::kAlways};
     ap::AutoParallel<Net> model(world, net, options);
     torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-3));
     model->attach(optimizer);

@@ -244,7 +244,7 @@ Seen check_on(ap::World& world, const Make& make, const numerics::Reference<decl
     if (stage.mesh.tensor() != setup.options.tensor_parallel) throw numerics::Failure("a stage has other shards");
     all_share = all_share && stage.mesh.replicas() > 1;
   }
-  if (model->plan().sequence_parallel && setup.options.sequence_parallel == "off")
+  if (model->plan().sequence_parallel && setup.options.sequence_parallel == ap::Switch::kOff)
     throw numerics::Failure("what lies between the shards' parts is cut by tokens");
   Seen seen{0, model->plan().sequence_parallel};
   for (const auto& parameter : model->parameters()) {
@@ -267,7 +267,7 @@ inline Setup setup_of(int shards, const std::vector<int>& replicas, int microbat
   int ranks = 0;
   for (const int r : replicas) ranks += r * shards;
   setup.options.tensor_parallel = shards;
-  if (setup.options.sequence_parallel == "auto") setup.options.sequence_parallel = "off";
+  if (setup.options.sequence_parallel == ap::Switch::kAuto) setup.options.sequence_parallel = ap::Switch::kOff;
   setup.options.stages = static_cast<int>(replicas.size());
   setup.options.replicas = replicas;
   setup.options.microbatches = microbatches;

@@ -43,7 +43,7 @@ bool check(const std::function<std::shared_ptr<Net>()>& make, int shards, const 
 template <class Net>
 void check(int shards, const std::vector<int>& replicas, int microbatches, const Setup& given = {}) {
   const bool by_tokens = check<Net>([] { return std::make_shared<Net>(); }, shards, replicas, microbatches, given);
-  CHECK(by_tokens == (given.options.sequence_parallel == "on"));
+  CHECK(by_tokens == (given.options.sequence_parallel == ap::Switch::kOn));
 }
 
 /// Each on two shards, on three, which have unequal parts of it, and on four, as far as it can be cut in so many; the
@@ -58,8 +58,8 @@ void check_forms(const std::vector<tensor_forms::Form>& forms) {
       check<tensor_forms::Net>(make, shards, {1}, shards == 4 ? 2 : 1, {}, parameters);
     }
     Setup again;
-    again.options.recompute = "full";
-    again.options.sequence_parallel = "on";
+    again.options.recompute = ap::Recompute::kAlways;
+    again.options.sequence_parallel = ap::Switch::kOn;
     again.optimizer = numerics::Optimizer::kAdamW;
     again.clip_norm = 2;
     check<tensor_forms::Net>(make, 2, {1}, 2, again, parameters);
@@ -77,11 +77,11 @@ TEST_CASE("row-parallel layers: go with token slices, stages, replicas") {
   check<Singles>(2, {1}, 1);
   check<Singles>(3, {1, 1}, 2);  // 10 inputs: slices that are not equal
   Setup setup;
-  setup.options.sequence_parallel = "on";
+  setup.options.sequence_parallel = ap::Switch::kOn;
   check<Singles>(2, {1}, 2, setup);
   check<Singles>(3, {1}, 1, setup);
   setup.options.zero = 3;
-  setup.options.recompute = "full";
+  setup.options.recompute = ap::Recompute::kAlways;
   setup.optimizer = numerics::Optimizer::kAdamW;
   setup.clip_norm = 2;
   check<Singles>(2, {2}, 1, setup);
@@ -117,7 +117,7 @@ TEST_CASE("tensor parallel: ten-class head equals one process") {
   check<Classifier>(2, {1}, 1);
   check<Classifier>(3, {1}, 1);
   Setup exact;
-  exact.options.batch_norm = "exact";
+  exact.options.batch_norm = ap::BatchNorm::kExact;
   check<Classifier>(2, {2}, 1, exact);
 }
 
@@ -129,13 +129,14 @@ TEST_CASE("tensor parallel: consecutive stages equal one process") {
 
 TEST_CASE("tensor parallel: works with schedules, recompute, clipping") {
   const DoublePrecision fp64;
-  for (const auto* schedule : {"gpipe", "1f1b", "zb-h1"}) {
+  for (const ap::ScheduleKind schedule :
+       {ap::ScheduleKind::kGPipe, ap::ScheduleKind::kOneFOneB, ap::ScheduleKind::kZbH1}) {
     Setup setup;
     setup.options.schedule = schedule;
     check<Deep>(2, {1, 1}, 2, setup);
   }
   Setup setup;
-  setup.options.recompute = "full";
+  setup.options.recompute = ap::Recompute::kAlways;
   setup.optimizer = numerics::Optimizer::kAdamW;
   setup.clip_norm = 2;
   setup.accumulate = 2;
@@ -146,7 +147,7 @@ TEST_CASE("tensor parallel: works with schedules, recompute, clipping") {
 TEST_CASE("sequence parallel: norms and residuals are split by tokens") {
   const DoublePrecision fp64;
   Setup setup;
-  setup.options.sequence_parallel = "on";
+  setup.options.sequence_parallel = ap::Switch::kOn;
   check<FeedForward>(2, {1}, 1, setup);
   check<FeedForward>(2, {2}, 1, setup);
   check<Gpt>(2, {1}, 1, setup);
@@ -154,14 +155,15 @@ TEST_CASE("sequence parallel: norms and residuals are split by tokens") {
   check<Encoder>(2, {1}, 1, setup);
   check<Blocks>(2, {1}, 2, setup);
   check<Blocks>(3, {1}, 1, setup);
-  setup.options.schedule = "1f1b";
+  setup.options.schedule = ap::ScheduleKind::kOneFOneB;
   check<Blocks>(2, {1, 2}, 2, setup);
-  setup.options.recompute = "full";
+  setup.options.recompute = ap::Recompute::kAlways;
   setup.optimizer = numerics::Optimizer::kAdamW;
   setup.clip_norm = 2;
   setup.accumulate = 2;
   check<Gpt>(2, {1}, 2, setup);
-  for (const auto* schedule : {"gpipe", "1f1b", "zb-h1"}) {
+  for (const ap::ScheduleKind schedule :
+       {ap::ScheduleKind::kGPipe, ap::ScheduleKind::kOneFOneB, ap::ScheduleKind::kZbH1}) {
     setup.options.schedule = schedule;
     check<Blocks>(2, {1, 1}, 2, setup);
   }
@@ -181,21 +183,21 @@ TEST_CASE("tensor parallel with ZeRO 1-3: equals one process") {
     setup.clip_norm = 2;
     check<Deep>(2, {1, 2}, 2, setup);
     setup.accumulate = 2;
-    setup.options.recompute = "full";
+    setup.options.recompute = ap::Recompute::kAlways;
     check<Gpt>(2, {2}, 2, setup);
-    setup.options.sequence_parallel = "on";
+    setup.options.sequence_parallel = ap::Switch::kOn;
     check<Gpt>(2, {2}, 2, setup);
-    setup.options.sequence_parallel = "auto";
-    setup.options.schedule = "zb-h1";
+    setup.options.sequence_parallel = ap::Switch::kAuto;
+    setup.options.schedule = ap::ScheduleKind::kZbH1;
     check<Deep>(2, {2, 1}, 2, setup);
     Setup exact;
     exact.options.zero = zero;
-    exact.options.batch_norm = "exact";
+    exact.options.batch_norm = ap::BatchNorm::kExact;
     check<Classifier>(3, {2}, 1, exact);  // slices that are not equal
   }
   Setup setup;
   setup.options.zero = 2;
-  setup.options.offload = "optimizer";
+  setup.options.offload = ap::Offload::kOptimizer;
   check<Gpt>(2, {2}, 1, setup);
 }
 
@@ -220,7 +222,7 @@ TEST_CASE("ZeRO 0-3: replicated and tensor-parallel stages can mix") {
     setup.options.tensor_parallel = 1;
     setup.options.stages = 2;
     setup.options.replicas = {2, 2};
-    setup.options.schedule = "1f1b";
+    setup.options.schedule = ap::ScheduleKind::kOneFOneB;
     setup.options.microbatches = 2;
     setup.optimizer = numerics::Optimizer::kAdamW;
     setup.clip_norm = 2;

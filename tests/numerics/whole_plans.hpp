@@ -90,7 +90,7 @@ inline std::vector<Kind> kinds() {
     return options;
   };
   auto offloaded = replicas({2}, 1), offloaded_whole = replicas({2}, 0), offloaded_slices = shards(2, 1, 0);
-  offloaded.offload = offloaded_whole.offload = offloaded_slices.offload = "optimizer";
+  offloaded.offload = offloaded_whole.offload = offloaded_slices.offload = ap::Offload::kOptimizer;
   std::vector<Kind> all{{"one rank", 1, replicas({1}, 0)}, {"replicas", 2, replicas({2}, 0)},
                         {"zero 1", 2, replicas({2}, 1)},   {"zero 2", 3, replicas({3}, 2)},
                         {"zero 3", 2, replicas({2}, 3)},   {"stages", 2, replicas({1, 1}, 0)}};

@@ -66,7 +66,7 @@ std::vector<numerics::Snapshot> reference(const std::string& kind, int ranks, in
   return out;
 }
 
-ap::Options options_for(std::vector<int> replicas, int zero, const std::string& schedule = "1f1b") {
+ap::Options options_for(std::vector<int> replicas, int zero, ap::ScheduleKind schedule = ap::ScheduleKind::kOneFOneB) {
   return {.stages = static_cast<int>(replicas.size()),
           .microbatches = 2,
           .zero = zero,
@@ -74,8 +74,9 @@ ap::Options options_for(std::vector<int> replicas, int zero, const std::string& 
           .schedule = schedule};
 }
 
-const std::vector<ap::Options> kPlans{options_for({2}, 1),    options_for({3}, 2),    options_for({2}, 3),
-                                      options_for({2, 1}, 1), options_for({1, 2}, 2), options_for({2, 2}, 3, "zb-h1")};
+const std::vector<ap::Options> kPlans{options_for({2}, 1),    options_for({3}, 2),
+                                      options_for({2}, 3),    options_for({2, 1}, 1),
+                                      options_for({1, 2}, 2), options_for({2, 2}, 3, ap::ScheduleKind::kZbH1)};
 
 TEST_CASE("ZeRO: any torch::optim optimizer steps on shards") {
   const DoublePrecision guard;

@@ -179,12 +179,14 @@ TEST_CASE("contradictory options: error names both values") {
 TEST_CASE("unsupported options: are refused by name") {
   check_all(train(2, {.stages = 1, .zero = 1, .replicas = {2}}), "InvalidArgument", {"ZeRO 1", "attach"});
   check_all(train(1, {.tensor_parallel = 2}), "InvalidArgument", {"tensor_parallel"});
-  check_all(train(1, {.precision = "fp8"}), "InvalidArgument", {"precision", "fp8", "bf16"});
+  ::setenv("AUTOPAR_PRECISION", "fp8", 1);
+  check_all(train(1, {}), "ConfigError", {"precision", "fp8", "bf16"});
+  ::unsetenv("AUTOPAR_PRECISION");
 }
 
 TEST_CASE("recompute: unknown modules are refused by name") {
-  check_all(train(1, {.recompute = "nowhere"}), "InvalidArgument", {"recompute", "nowhere"});
-  check_all(train(1, {.recompute = ""}), "InvalidArgument", {"recompute"});
+  check_all(train(1, {.recompute = ap::RecomputeOption::of_modules({"nowhere"})}), "InvalidArgument",
+            {"recompute", "nowhere"});
 }
 
 TEST_CASE("options differing between ranks: values and ranks are named") {
@@ -572,7 +574,7 @@ TEST_CASE("invalid member calls: remedies work") {
     CHECK(torch::allclose(copy->forward(x), model(x)));
 
     check_says({"choose devices with Options::device"}, [&] { model->to(torch::Device(torch::kCUDA, 0)); });
-    ap::AutoParallel<Net> on_cpu(world, make_net(), {.device = "cpu"});
+    ap::AutoParallel<Net> on_cpu(world, make_net(), {.device = ap::DeviceChoice::kCpu});
     on_cpu(x).backward();
 
     check_says({"use a positive number or infinity"}, [&] { static_cast<void>(on_cpu->clip_grad_norm_(1.0, -1.0)); });

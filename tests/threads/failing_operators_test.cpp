@@ -145,17 +145,28 @@ TEST_CASE("throwing operator on one rank: ends all ranks, anywhere") {
   torch::set_num_threads(1);
   register_key();
   const std::vector<Training> trainings{
-      {"1f1b", false, 2, {.stages = 2, .microbatches = 2, .schedule = "1f1b"}},
-      {"gpipe, results and an epilogue", true, 2, {.stages = 2, .microbatches = 2, .schedule = "gpipe"}},
+      {"1f1b", false, 2, {.stages = 2, .microbatches = 2, .schedule = ap::ScheduleKind::kOneFOneB}},
+      {"gpipe, results and an epilogue",
+       true,
+       2,
+       {.stages = 2, .microbatches = 2, .schedule = ap::ScheduleKind::kGPipe}},
       {"interleaved, ZeRO 1",
        false,
        3,
-       {.stages = 2, .microbatches = 2, .zero = 1, .replicas = {2, 1}, .schedule = "interleaved"}},
-      {"zb-h1, ZeRO 2", false, 3, {.stages = 2, .microbatches = 2, .zero = 2, .replicas = {1, 2}, .schedule = "zb-h1"}},
+       {.stages = 2, .microbatches = 2, .zero = 1, .replicas = {2, 1}, .schedule = ap::ScheduleKind::kInterleaved}},
+      {"zb-h1, ZeRO 2",
+       false,
+       3,
+       {.stages = 2, .microbatches = 2, .zero = 2, .replicas = {1, 2}, .schedule = ap::ScheduleKind::kZbH1}},
       {"zb-v, ZeRO 3, everything is recomputed",
        false,
        3,
-       {.stages = 2, .microbatches = 2, .zero = 3, .replicas = {2, 1}, .schedule = "zb-v", .recompute = "full"}},
+       {.stages = 2,
+        .microbatches = 2,
+        .zero = 3,
+        .replicas = {2, 1},
+        .schedule = ap::ScheduleKind::kZbV,
+        .recompute = ap::Recompute::kAlways}},
   };
   constexpr int kPlaces = 36;
   // As the others are told of them: "forward" is what is before and behind the pipeline, "its program" the optimizer.

@@ -116,9 +116,9 @@ TEST_CASE("failing loads: leave training bitwise unaffected", "[files]") {
   const TempFolder folder;
   const std::vector<ap::Options> plans{{.stages = 2, .microbatches = 2, .replicas = {1, 1}},
                                        {.stages = 1, .zero = 3, .replicas = {2}},
-                                       {.stages = 1, .zero = 0, .replicas = {2}, .precision = "fp16"}};
+                                       {.stages = 1, .zero = 0, .replicas = {2}, .precision = ap::Precision::kFp16}};
   for (const auto& options : plans) {
-    CAPTURE(options.stages, options.zero, options.precision);
+    CAPTURE(options.stages, options.zero, ap::option_text(options.precision));
     const auto saves = [&](Model& model, torch::optim::AdamW& optimizer, ap::World& world) {
       model->save(folder / "good", optimizer);
       model->save(folder / "weights");

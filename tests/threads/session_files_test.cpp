@@ -117,16 +117,15 @@ TEST_CASE("plan file: another model, world or version is refused", "[files]") {
 
 TEST_CASE("plan file: every schedule runs, misplaced stages are refused", "[files]") {
   const TempFolder folder;
-  const auto file = [&](std::string_view schedule) { return folder / (std::string(schedule) + ".json").c_str(); };
+  const auto file = [&](ap::ScheduleKind schedule) { return folder / (ap::name_of(schedule) + ".json").c_str(); };
   for (const auto kind : ap::kScheduleKinds) {
-    const std::string schedule(to_string(kind));
-    CAPTURE(schedule);
-    const auto made = train(2, {.stages = 2, .microbatches = 3, .schedule = schedule, .plan_file = file(schedule)});
+    CAPTURE(ap::name_of(kind));
+    const auto made = train(2, {.stages = 2, .microbatches = 3, .schedule = kind, .plan_file = file(kind)});
     CHECK(made.schedule == kind);
     if (wants_chunks(kind)) CHECK(made.stages.size() >= 4);
-    CHECK(train(2, {.plan_file = file(schedule)}) == made);
+    CHECK(train(2, {.plan_file = file(kind)}) == made);
   }
-  for (const char* schedule : {"interleaved", "zb-v"}) {
+  for (const ap::ScheduleKind schedule : {ap::ScheduleKind::kInterleaved, ap::ScheduleKind::kZbV}) {
     auto elsewhere = ap::read_plan(file(schedule));
     std::swap(elsewhere.stages[0].mesh, elsewhere.stages[1].mesh);
     ap::write_plan(file(schedule), elsewhere);
@@ -186,7 +185,7 @@ TEST_CASE("foreign output file: replaced only where allowed", "[files]") {
       [&](ap::Options& options) { options.graph_file = path; },
       [&](ap::Options& options) { options.report_file = path; },
       [&](ap::Options& options) { options.plan_file = path, options.load_plan = false; },
-      [&](ap::Options& options) { options.costs = "profiled", options.cost_file = path; },
+      [&](ap::Options& options) { options.costs = ap::CostChoice::kProfiled, options.cost_file = path; },
       [&](ap::Options& options) { options.trace_file = path; }};
   for (std::size_t i = 0; i < names.size(); ++i) {
     ap::Options options;
@@ -228,7 +227,8 @@ TEST_CASE("plan file: partition of another program is refused by field", "[files
 
 TEST_CASE("trace_file: has each action of the latest step once", "[files]") {
   const TempFolder folder;
-  train(2, {.stages = 2, .microbatches = 3, .schedule = "1f1b", .trace_file = folder / "trace.json"});
+  train(2,
+        {.stages = 2, .microbatches = 3, .schedule = ap::ScheduleKind::kOneFOneB, .trace_file = folder / "trace.json"});
   for (int rank = 0; rank < 2; ++rank) {
     const auto trace = ap::read_text_file(folder / ("trace." + std::to_string(rank) + ".json").c_str());
     CAPTURE(trace);
@@ -243,7 +243,7 @@ TEST_CASE("trace_file: has each action of the latest step once", "[files]") {
 
 TEST_CASE("profiled costs: measured once, again if the file is damaged", "[files]") {
   const TempFolder folder;
-  const ap::Options options{.microbatches = 2, .costs = "profiled", .cost_file = folder / "costs.json"};
+  const ap::Options options{.microbatches = 2, .costs = ap::CostChoice::kProfiled, .cost_file = folder / "costs.json"};
   static_cast<void>(train(2, options));
   const auto text = ap::read_text_file(options.cost_file);
   CHECK(contains(text, "\"device\":\"cpu: "));
@@ -281,20 +281,20 @@ TEST_CASE("profiled costs: cached per user unless a file is named", "[files]") {
     if (fs::exists(cache)) files.assign(fs::directory_iterator(cache), fs::directory_iterator());
     return files;
   };
-  static_cast<void>(train(2, {.costs = "profiled", .cost_file = "none"}));
-  static_cast<void>(train(2, {.costs = "profiled", .cost_file = folder / "named.json"}));
-  static_cast<void>(train(2, {.costs = "roofline"}));
+  static_cast<void>(train(2, {.costs = ap::CostChoice::kProfiled, .cost_file = "none"}));
+  static_cast<void>(train(2, {.costs = ap::CostChoice::kProfiled, .cost_file = folder / "named.json"}));
+  static_cast<void>(train(2, {.costs = ap::CostChoice::kRoofline}));
   CHECK(kept().empty());
-  static_cast<void>(train(2, {.costs = "profiled"}));
+  static_cast<void>(train(2, {.costs = ap::CostChoice::kProfiled}));
   REQUIRE(kept().size() == 1);
   const auto file = kept()[0];
   const auto text = ap::read_text_file(file);
-  static_cast<void>(train(2, {.costs = "profiled"}));
+  static_cast<void>(train(2, {.costs = ap::CostChoice::kProfiled}));
   CHECK(ap::read_text_file(file) == text);  // nothing is measured twice
-  static_cast<void>(train(2, {.costs = "profiled"}, 7));
+  static_cast<void>(train(2, {.costs = ap::CostChoice::kProfiled}, 7));
   CHECK(count(ap::read_text_file(file), "\"structure\"") > count(text, "\"structure\""));  // what is new is added
   ap::write_text_file(file, text.substr(0, text.size() / 2));
-  static_cast<void>(train(2, {.costs = "profiled"}));
+  static_cast<void>(train(2, {.costs = ap::CostChoice::kProfiled}));
   CHECK(count(ap::read_text_file(file), "\"structure\"") == count(text, "\"structure\""));
   REQUIRE(kept().size() == 1);
 }
@@ -303,7 +303,7 @@ TEST_CASE("unwritable cache folder: training still runs", "[files]") {
   const TempFolder folder;
   ap::write_text_file(folder / "home", "a file where a folder is wanted");
   const CacheHome home(folder / "home");
-  CHECK_NOTHROW(train(2, {.costs = "profiled"}));
+  CHECK_NOTHROW(train(2, {.costs = ap::CostChoice::kProfiled}));
 }
 
 /// Two steps on each rank, as `train`. @return what the ranks warn of
@@ -329,19 +329,19 @@ TEST_CASE("symlink at the cost file's name: replaced, its target stays", "[files
   const TempFolder folder;
   const CacheHome home(folder / "home");
   const fs::path cache = fs::path(folder / "home") / "autopar";
-  static_cast<void>(train(2, {.costs = "profiled"}));
+  static_cast<void>(train(2, {.costs = ap::CostChoice::kProfiled}));
   REQUIRE(fs::exists(cache));
   const auto file = fs::directory_iterator(cache)->path();
   ap::write_text_file(folder / "thesis", ap::read_text_file(file));
   const auto text = ap::read_text_file(folder / "thesis");
   fs::remove(file);
   fs::create_symlink(folder / "thesis", file);
-  const auto refused = warnings(2, {.costs = "profiled"});
+  const auto refused = warnings(2, {.costs = ap::CostChoice::kProfiled});
   CAPTURE(refused);
   CHECK(count(refused, file.string() + " is not used: it is a link") == 1);
   CHECK_FALSE(fs::is_symlink(file));
   CHECK(ap::read_text_file(folder / "thesis") == text);
-  CHECK(warnings(2, {.costs = "profiled"}).empty());  // what was made again is used
+  CHECK(warnings(2, {.costs = ap::CostChoice::kProfiled}).empty());  // what was made again is used
 }
 
 TEST_CASE("world-writable cache: refused once, usable by the remedy", "[files]") {
@@ -350,13 +350,13 @@ TEST_CASE("world-writable cache: refused once, usable by the remedy", "[files]")
   const fs::path cache = fs::path(folder / "home") / "autopar";
   fs::create_directories(cache);
   fs::permissions(cache, fs::perms(0777));
-  const auto refused = warnings(2, {.costs = "profiled"});
+  const auto refused = warnings(2, {.costs = ap::CostChoice::kProfiled});
   REQUIRE(count(refused, "the cache " + cache.string() + " is not used: others may write to it") == 1);
   CHECK(fs::is_empty(cache));
   const auto at = refused[0].find("chmod 700");
   REQUIRE(at != std::string::npos);
   REQUIRE(std::system(refused[0].substr(at).c_str()) == 0);
-  CHECK(warnings(2, {.costs = "profiled"}).empty());
+  CHECK(warnings(2, {.costs = ap::CostChoice::kProfiled}).empty());
   CHECK_FALSE(fs::is_empty(cache));
 }
 
@@ -366,7 +366,7 @@ TEST_CASE("unwritable optional files: one warning, training continues", "[files]
   for (const auto& nowhere : {fs::path("/dev/full"), folder / "file" / "below", fs::path(folder / "")}) {
     for (const int ranks : {1, 2}) {
       const bool measures = ranks == 1 && nowhere == "/dev/full";  // which takes seconds
-      ap::Options options{.microbatches = 2, .costs = measures ? "profiled" : "roofline"};
+      ap::Options options{.microbatches = 2, .costs = measures ? ap::CostChoice::kProfiled : ap::CostChoice::kRoofline};
       options.plan_file = options.profile_file = options.graph_file = options.report_file = nowhere;
       options.load_plan = false;
       if (ranks == 1) options.trace_file = nowhere;  // of several each has a name of its own
@@ -396,7 +396,7 @@ TEST_CASE("named pipe as input file: is refused by name", "[files]") {
     const std::string reason = "pipe: it is a pipe, and must be a regular file";
     CHECK(contains(refusal([&] { train(ranks, {.plan_file = pipe}); }), reason));
     CHECK(contains(refusal([&] { train(ranks, {.cluster_file = pipe}); }), reason));
-    const auto lines = warnings(ranks, {.microbatches = 2, .costs = "profiled", .cost_file = pipe});
+    const auto lines = warnings(ranks, {.microbatches = 2, .costs = ap::CostChoice::kProfiled, .cost_file = pipe});
     CHECK(count(lines, reason) == 1);
   }
 }
@@ -435,7 +435,7 @@ TEST_CASE("module names: escaped in graphs, reports, profiles, messages", "[file
 
 TEST_CASE("plan: follows the costs in cost_file", "[files]") {
   const TempFolder folder;
-  ap::Options options{.stages = 2, .costs = "profiled", .cost_file = folder / "costs.json"};
+  ap::Options options{.stages = 2, .costs = ap::CostChoice::kProfiled, .cost_file = folder / "costs.json"};
   static_cast<void>(train(2, options));
   ap::CostOrigin origin;
   ap::loopback::run(2, [&](ap::World& world) {
@@ -450,7 +450,7 @@ TEST_CASE("plan: follows the costs in cost_file", "[files]") {
   ap::write_costs(options.cost_file, costs, origin);
   const auto plan = train(2, options);
   CHECK(plan.step >= ap::Seconds(3));  // one micro-batch takes three seconds an atom
-  options.costs = "roofline";
+  options.costs = ap::CostChoice::kRoofline;
   CHECK(train(2, options).step < ap::Seconds(1));
 }
 

@@ -1,16 +1,33 @@
 #pragma once
 
-#include <string_view>
-#include <utility>
+#include <array>
+#include <cstdint>
 
 #include <autopar/core/cluster.hpp>
+#include <autopar/core/enum_text.hpp>
 
 namespace autopar {
 
-/// The cluster for a model with `Options::precision`: with "tf32", float32 products run at the rate of TF32. Other
-/// element types appear in the captured graph.
-[[nodiscard]] inline Cluster at_precision(Cluster cluster, std::string_view precision) {
-  if (precision == "tf32") cluster.device.f32 = cluster.device.tf32;
+/// The element types that a model computes in. Parameters, sums of gradients and the optimizer stay in float32.
+enum class Precision : std::uint8_t {
+  kModule,       ///< the module's own
+  kTf32,         ///< float32, with products in TF32
+  kBf16,         ///< as in autocast
+  kBf16Compute,  ///< all in bf16, except losses and sums over the batch
+  kFp16,         ///< as in autocast, with a loss scale
+};
+template <>
+inline constexpr auto kEnumTexts<Precision> = std::to_array<EnumText<Precision>>({{Precision::kModule, "module"},
+                                                                                  {Precision::kTf32, "tf32"},
+                                                                                  {Precision::kBf16, "bf16"},
+                                                                                  {Precision::kBf16Compute,
+                                                                                   "bf16-compute"},
+                                                                                  {Precision::kFp16, "fp16"}});
+
+/// The cluster for a model with `Options::precision`: with TF32, float32 products run at its rate. Other element types
+/// appear in the captured graph.
+[[nodiscard]] inline Cluster at_precision(Cluster cluster, Precision precision) {
+  if (precision == Precision::kTf32) cluster.device.f32 = cluster.device.tf32;
   return cluster;
 }
 

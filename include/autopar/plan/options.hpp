@@ -1,10 +1,15 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <autopar/core/units.hpp>
+#include <autopar/cost/precision.hpp>
+#include <autopar/plan/choices.hpp>
+#include <autopar/plan/recompute.hpp>
+#include <autopar/schedule/kind.hpp>
 
 namespace autopar {
 
@@ -13,7 +18,7 @@ inline constexpr int kShared = -1;
 
 /// What a user may fix. Everything set is a constraint: the plan meets it, or planning fails and says why. The names
 /// are also keys of autopar.toml and, in capitals after AUTOPAR_, environment variables. Later ones win: defaults,
-/// file, code, environment.
+/// file, code, environment. Comments name words as files have them; `option_text.hpp` turns them into values.
 struct Options {
   int stages = 0;        ///< pipeline stages, or positions if a rank runs several; 0 = the planner chooses
   int microbatches = 0;  ///< micro-batches of a step; 0 = the planner chooses
@@ -21,33 +26,35 @@ struct Options {
   int max_microbatches = 64;
   int tensor_parallel = 0;  ///< tensor shards of each replica of every stage; 0 = the planner chooses, 1 = none
   /// auto | on | off: sequence parallelism: norms and residuals between tensor regions are cut by tokens
-  std::string sequence_parallel = "auto";
+  Switch sequence_parallel = Switch::kAuto;
   /// auto | whole | chunked: how a linear layer whose result only a cross entropy reads computes its logits: at once,
   /// or in chunks and again in the backward
-  std::string class_head = "auto";
+  ClassHead class_head = ClassHead::kAuto;
   /// auto | on | off: whether operators that follow each other run as one, in the library's own kernels where there are
   /// some; auto: on CUDA devices
-  std::string fusion = "auto";
+  Switch fusion = Switch::kAuto;
   /// auto | off: whether the device's work of repeated steps is recorded and replayed (CUDA graphs)
-  std::string cuda_graphs = "auto";
+  CudaGraphs cuda_graphs = CudaGraphs::kAuto;
   int zero = -1;  ///< ZeRO level among replicas; -1 = the planner chooses (0 without model->attach(optimizer))
-  /// auto | none | optimizer: the optimizer's state and the parameters that it steps are in host memory
-  std::string offload = "auto";
+  /// auto | none | optimizer: the optimizer's state and the parameters that it steps are in host memory. auto, no
+  /// value: the planner chooses
+  std::optional<Offload> offload{};
   std::vector<int> replicas{};    ///< of each stage, or one entry for all stages; empty = the planner chooses
   std::vector<int> batch_dims{};  ///< one for each tensor argument, default 0; kShared = the same on all ranks
   /// Tensor arguments, by position as in `batch_dims`, whose integers count samples within the rank's own batch.
   /// Examples are edges of a graph and `arange` labels. The index of the rank's first sample is added to a copy of
   /// them; negative integers stay as they are. A call with fewer tensors ignores positions that it does not have.
   std::vector<int> local_indices{};
-  std::string schedule = "auto";  ///< auto | gpipe | 1f1b | interleaved | zb-h1 | zb-v | synth
+  /// auto | gpipe | 1f1b | interleaved | zb-h1 | zb-v | synth. auto, no value: the planner chooses
+  std::optional<ScheduleKind> schedule{};
   /// auto | none | full | names of modules, with commas: what recomputes its forward before its backward
-  std::string recompute = "auto";
+  RecomputeOption recompute{};
   /// module (its own element types) | tf32 | bf16 | fp16 (as in autocast) | bf16-compute (all in bf16, except losses
   /// and sums over the batch). Parameters, sums of gradients and the optimizer stay in float32.
-  std::string precision = "module";
-  std::string batch_norm = "microbatch";  ///< microbatch | exact (synchronised, one micro-batch)
-  Bytes device_memory{0};                 ///< of one rank; 0 = what the device has
-  double memory_margin = 0.1;             ///< share of it kept free, [0, 1)
+  Precision precision = Precision::kModule;
+  BatchNorm batch_norm = BatchNorm::kMicrobatch;  ///< microbatch | exact (synchronised, one micro-batch)
+  Bytes device_memory{0};                         ///< of one rank; 0 = what the device has
+  double memory_margin = 0.1;                     ///< share of it kept free, [0, 1)
   /// Calls find gradients of earlier calls in `.grad`, or run under no_sync(): reserves memory for both
   bool gradient_accumulation = false;
   double optimizer_state_factor = 2;  ///< optimizer state bytes / parameter bytes, unless an optimizer is attached
@@ -61,11 +68,11 @@ struct Options {
   std::string report_file{};  ///< the plan as text is written there
   bool overwrite = false;  ///< files named here replace existing files, also those that autopar did not write or that
                            ///< belong to another model
-  std::string device = "auto";  ///< auto | cpu | cuda
-  bool keep_memory = true;      ///< on CPUs, memory that a step frees stays with the process for the next one
-  std::string cluster_file{};   ///< plan for this cluster instead of the devices at hand
-  std::string costs = "auto";   ///< roofline: from peak rates | profiled: operators and links are run and timed | auto:
-                                ///< profiled on CUDA devices
+  DeviceChoice device = DeviceChoice::kAuto;  ///< auto | cpu | cuda
+  bool keep_memory = true;     ///< on CPUs, memory that a step frees stays with the process for the next one
+  std::string cluster_file{};  ///< plan for this cluster instead of the devices at hand
+  /// roofline: from peak rates | profiled: operators and links are run and timed | auto: profiled on CUDA devices
+  CostChoice costs = CostChoice::kAuto;
   /// Profiled costs are kept in this file and read again. Costs that are damaged, or of another device or version, are
   /// measured again. Empty: in ${XDG_CACHE_HOME:-~/.cache}/autopar. none: not kept
   std::string cost_file{};

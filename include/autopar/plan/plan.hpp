@@ -6,7 +6,9 @@
 
 #include <autopar/core/ids.hpp>
 #include <autopar/core/units.hpp>
+#include <autopar/cost/precision.hpp>
 #include <autopar/plan/buckets.hpp>
+#include <autopar/plan/choices.hpp>
 #include <autopar/schedule/concepts.hpp>
 #include <autopar/schedule/kind.hpp>
 #include <autopar/schedule/mesh.hpp>
@@ -16,16 +18,6 @@ namespace autopar {
 /// Version 2 added the certificate, 3 ZeRO levels and recomputed segments, 4 copies of gradients and element types.
 /// Version 5 added host memory, 6 bucket sizes and tensor shards.
 inline constexpr int kPlanVersion = 6;
-
-/// What is kept in host memory instead of device memory.
-enum class Offload : std::uint8_t {
-  kNone,
-  kOptimizer,  ///< gradients, optimizer state and the parameters that the optimizer steps; it runs on the host
-};
-
-[[nodiscard]] inline std::string name_of(Offload offload) {
-  return offload == Offload::kOptimizer ? "optimizer" : "none";
-}
 
 /// What bounds the step time or the choice of a plan.
 enum class Binding : std::uint8_t { kCompute, kBandwidth, kBubble, kMemory };
@@ -101,8 +93,8 @@ struct Plan {
   bool layers_by_inputs = false;   ///< single row-parallel linear layers, including class heads with few classes
   int zero = 0;                    ///< ZeRO level, among the replicas of each stage
   Offload offload = Offload::kNone;
-  BucketPolicy buckets{};            ///< of gradient sums and of parameter shards
-  std::string precision = "module";  ///< Options::precision that it was made for
+  BucketPolicy buckets{};                    ///< of gradient sums and of parameter shards
+  Precision precision = Precision::kModule;  ///< Options::precision that it was made for
   std::vector<std::vector<ComputeAction>>
       orders;               ///< [rank] of kSynthesised, for `microbatches`; other schedules derive theirs
   std::string device;       ///< name of the device model the predictions come from

@@ -11,6 +11,7 @@
 #include <autopar/plan/buckets.hpp>
 #include <autopar/plan/options.hpp>
 #include <autopar/plan/plan.hpp>
+#include <autopar/plan/recompute.hpp>
 #include <autopar/plan/search_budget.hpp>
 #include <autopar/plan/variant.hpp>
 #include <autopar/schedule/kind.hpp>
@@ -21,7 +22,7 @@ namespace autopar {
 /// What the runtime that will run a plan can do. The defaults are the least that any runtime can do; plans for them are
 /// searched exactly.
 struct Capabilities {
-  std::vector<std::string> schedules = schedule_names(has_closed_form);
+  std::vector<ScheduleKind> schedules = schedules_where(has_closed_form);
   int max_tensor_parallel = 1;  ///< shards of a replica that compute a profile's `tensor_regions` together
   int max_zero = 0;
   bool recompute = false;
@@ -33,7 +34,7 @@ struct Capabilities {
 /// What autopar's own runtime can do. Plans that it runs use no more.
 [[nodiscard]] inline Capabilities runtime_capabilities() {
   Capabilities runtime;
-  runtime.schedules = schedule_names();
+  runtime.schedules.assign(kScheduleKinds.begin(), kScheduleKinds.end());
   runtime.max_tensor_parallel = std::numeric_limits<int>::max();
   runtime.max_zero = 3;
   runtime.recompute = true;
@@ -55,13 +56,6 @@ struct PlanRequest {
   /// Whether a plan's replicas give some operator too few samples. If so, a plan without replicas is preferred, if one
   /// fits.
   std::function<bool(const Plan&)> starves{};
-};
-
-/// Whether forwards may be recomputed before their backwards, instead of saving activations.
-enum class Recompute : std::uint8_t {
-  kNever,
-  kToFit,   ///< the fewest segments with which a stage fits
-  kAlways,  ///< every segment
 };
 
 /// For entry points: a planner accepts empty micro-batches, but no user wants them.

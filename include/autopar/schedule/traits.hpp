@@ -5,12 +5,12 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
-#include <string>
+#include <iterator>
 #include <string_view>
 #include <tuple>
 #include <vector>
 
+#include <autopar/core/enum_text.hpp>
 #include <autopar/core/error.hpp>
 #include <autopar/core/ids.hpp>
 #include <autopar/schedule/chunks.hpp>
@@ -140,14 +140,13 @@ static_assert(std::ranges::equal(kScheduleTraits, kScheduleKinds, {}, &ScheduleT
   return kScheduleTraits[row];
 }
 
-/// The name in options and files.
-[[nodiscard]] constexpr std::string_view to_string(ScheduleKind kind) { return traits_of(kind).name; }
-
-/// Empty if there is no schedule of this name.
-[[nodiscard]] constexpr std::optional<ScheduleKind> schedule_named(std::string_view name) {
-  const auto row = std::ranges::find(kScheduleTraits, name, &ScheduleTraits::name);
-  return row == kScheduleTraits.end() ? std::nullopt : std::optional(row->kind);
-}
+/// The names in options and files. `to_string` and `enum_named` read them.
+template <>
+inline constexpr auto kEnumTexts<ScheduleKind> = std::apply(
+    [](const auto&... rows) {
+      return std::array{EnumText<ScheduleKind>{rows.traits.kind, rows.traits.name}...};
+    },
+    detail::kScheduleTable);
 
 /// Whether the runtime need not split backwards.
 [[nodiscard]] constexpr bool keeps_backwards_whole(ScheduleKind kind) { return !traits_of(kind).splits_backwards; }
@@ -180,17 +179,12 @@ inline constexpr ScheduleKind kForwardsFirst =
 /// The schedule whose orders a synthesiser makes and a plan states.
 inline constexpr ScheduleKind kSynthesisedSchedule = first_schedule([](const auto& row) { return row.orders_in_plan; });
 
-/// Names of the schedules with a property.
+/// The schedules with a property.
 template <std::predicate<ScheduleKind> Is>
-[[nodiscard]] std::vector<std::string> schedule_names(Is is) {
-  std::vector<std::string> names;
-  for (const ScheduleTraits& row : kScheduleTraits) {
-    if (is(row.kind)) names.emplace_back(row.name);
-  }
-  return names;
-}
-[[nodiscard]] inline std::vector<std::string> schedule_names() {
-  return schedule_names([](ScheduleKind) { return true; });
+[[nodiscard]] std::vector<ScheduleKind> schedules_where(Is is) {
+  std::vector<ScheduleKind> kinds;
+  std::ranges::copy_if(kScheduleKinds, std::back_inserter(kinds), is);
+  return kinds;
 }
 
 }  // namespace autopar

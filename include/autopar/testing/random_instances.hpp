@@ -26,14 +26,15 @@ inline void allow_optimizations(Dice& dice, PlanRequest& request) {
   request.runtime.max_zero = dice(0, 3);
   request.runtime.recompute = dice.chance(80);
   if (dice.chance(20)) request.options.zero = dice(0, request.runtime.max_zero);
-  if (request.runtime.recompute && dice.chance(40)) request.options.recompute = dice.chance(50) ? "full" : "none";
+  if (request.runtime.recompute && dice.chance(40))
+    request.options.recompute = dice.chance(50) ? Recompute::kAlways : Recompute::kNever;
 }
 
 /// Adds hosts with much, little or no memory, and says what may be offloaded.
 inline void allow_offload(Dice& dice, Instance& out) {
   out.request.runtime.offload = true;
   if (dice.chance(75)) out.cluster.host = small_host(Bytes(dice.chance(50) ? 1 << 30 : dice(20, 500) * 1000));
-  if (dice.chance(30)) out.request.options.offload = dice.chance(50) ? "optimizer" : "none";
+  if (dice.chance(30)) out.request.options.offload = dice.chance(50) ? Offload::kOptimizer : Offload::kNone;
   if (dice.chance(20)) out.request.options.gradient_accumulation = true;
 }
 
@@ -47,7 +48,7 @@ inline Instance random_shape(Dice& dice, int max_nodes, int max_devices) {
     options.microbatches = dice(1, 5);
   else
     options.max_microbatches = dice(1, 4);
-  if (dice.chance(20)) options.schedule = dice.chance(50) ? "gpipe" : "1f1b";
+  if (dice.chance(20)) options.schedule = dice.chance(50) ? kForwardsFirst : kDefaultSchedule;
   const int most = std::min<int>(out.cluster.devices, static_cast<int>(out.model.graph.node_count()));
   if (dice.chance(20)) options.stages = dice(1, most);
   if (dice.chance(15)) {

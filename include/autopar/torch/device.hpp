@@ -1,19 +1,18 @@
 #pragma once
 
-#include <string>
-
 #include <c10/core/Device.h>
 
 #include <autopar/core/cluster.hpp>
+#include <autopar/plan/choices.hpp>
 #include <autopar/runtime/world.hpp>
 #include <autopar/shard/group.hpp>
 
 namespace autopar {
 
 /// The device of this rank: CUDA device `local_rank` if there are CUDA devices, else the CPU.
-/// @param wanted  "auto", "cpu" or "cuda"
-/// @throws InvalidArgument if a host has more ranks than CUDA devices and `wanted` is not "cpu"
-[[nodiscard]] c10::Device device_of(const World& world, const std::string& wanted);
+/// @throws InvalidArgument if `wanted` is kCuda and there are none, or if a host has more ranks than CUDA devices and
+/// `wanted` is not kCpu
+[[nodiscard]] c10::Device device_of(const World& world, DeviceChoice wanted);
 
 /// The device of this rank, as autopar.toml or AUTOPAR_DEVICE names it.
 [[nodiscard]] c10::Device device(const World& world);

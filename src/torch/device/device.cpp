@@ -9,12 +9,12 @@
 
 namespace autopar {
 
-c10::Device device_of(const World& world, const std::string& wanted) {
-  if (wanted == "cpu") return c10::Device(c10::kCPU);
+c10::Device device_of(const World& world, DeviceChoice wanted) {
+  if (wanted == DeviceChoice::kCpu) return c10::Device(c10::kCPU);
   const auto* const cuda = devices::cuda_context();
   const int devices = cuda == nullptr ? 0 : cuda->count();
   if (devices == 0) {
-    if (wanted == "cuda") {
+    if (wanted == DeviceChoice::kCuda) {
       throw InvalidArgument(
           "device = cuda, but this host has no CUDA device that this build can use; use device = auto");
     }

@@ -155,7 +155,7 @@ std::vector<at::Tensor> ResultHistory::gradients_behind(Call& call, const std::v
                                                         const std::vector<at::Tensor>& of_results,
                                                         const results::GradientRequest& request) {
   const at::NoGradGuard no_grad;
-  const devices::Tf32Scope tf32(parts_.options.precision == "tf32", parts_.deployment.device());
+  const devices::Tf32Scope tf32(parts_.options.precision == Precision::kTf32, parts_.deployment.device());
   const auto agreed = agree(call, of_results, request);
   parts_.graphed.require_same_parameters(call);
   const auto common = common_gradients(call, outputs, of_results, agreed.defined);

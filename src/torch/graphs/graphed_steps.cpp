@@ -107,7 +107,7 @@ void GraphedSteps::run_beside_recording(Call& call) {
 
 // What is sent or written to a timeline is the host's work, and so is a gradient of an argument.
 bool GraphedSteps::may_record(programs::CapturedProgram& program) const {
-  const bool is_asked = options_.cuda_graphs != "off" && deployment_.device().is_cuda();
+  const bool is_asked = options_.cuda_graphs != CudaGraphs::kOff && deployment_.device().is_cuda();
   if (!is_asked || ranks_.size() > 1 || options_.plan_only || !options_.trace_file.empty()) return false;
   return program.repeatable_work().is_whole &&
          std::ranges::none_of(program.inputs, [](const trace::InputSpec& input) { return input.requires_grad; });

@@ -40,8 +40,8 @@ std::string cached_name(const CostOrigin& origin) {
 }  // namespace
 
 bool DeviceCosts::measures() const {
-  const auto& named = setting_.options.costs;
-  return named != "roofline" && (named != "auto" || setting_.device.is_cuda());
+  const CostChoice costs = setting_.options.costs;
+  return costs == CostChoice::kProfiled || (costs == CostChoice::kAuto && setting_.device.is_cuda());
 }
 
 Cluster DeviceCosts::cluster() const {
@@ -56,7 +56,7 @@ MeasuredCosts DeviceCosts::costs(const ModelProgram& program, const cost::GraphP
   if (!measures()) return {};
   const auto here = describe_cluster(world_, device);
   auto origin = cost::cost_origin(world_, here, device);
-  if (options.precision == "tf32") origin.device += ", tf32";
+  if (options.precision == Precision::kTf32) origin.device += ", tf32";
   if (recorded) origin.device += ", recorded steps";
   std::string text;  // rank 0 alone looks at files
   ranks::collective_try(world_, "reading measured costs", [&] {

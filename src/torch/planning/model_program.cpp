@@ -11,7 +11,7 @@ namespace autopar::planning {
 
 AlgebraOptions algebra_options(const Options& options) {
   AlgebraOptions algebra;
-  algebra.batch_norm = options.batch_norm == "exact" ? BatchNormMode::kExact : BatchNormMode::kMicrobatch;
+  algebra.batch_norm = options.batch_norm == BatchNorm::kExact ? BatchNormMode::kExact : BatchNormMode::kMicrobatch;
   return algebra;
 }
 

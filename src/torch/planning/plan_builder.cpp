@@ -10,6 +10,7 @@
 #include <autopar/io/cluster_file.hpp>
 #include <autopar/io/plan_file.hpp>
 #include <autopar/io/progress.hpp>
+#include <autopar/plan/option_text.hpp>
 #include <autopar/plan/plan_with_defaults.hpp>
 #include <autopar/plan/report/runnable.hpp>
 #include <autopar/plan/text.hpp>
@@ -126,7 +127,7 @@ Plan PlanBuilder::build(ModelPrograms& programs, cost::GraphProfile& profile, st
       plan = plan_of(
           planner_(profile.model, *costs, cluster, request, [&](const std::string& phase) { progress.now(phase); }));
       note_batch_statistics(*plan, programs.planned->plan, request.batch);
-      if (options_.precision == "tf32" && device_.is_cpu())
+      if (options_.precision == Precision::kTf32 && device_.is_cpu())
         plan->notes.push_back("precision = tf32 changes nothing on CPUs, which have no such products");
       plan->operators = ops::operators_of_users(programs.planned->graph);
     } else {
@@ -165,7 +166,7 @@ PlanRequest PlanBuilder::request_of(const ModelProgram& program, const Cluster& 
   } else {  // nobody says how much state there is, nor that it is stepped element by element
     if (options_.zero < 0) request.runtime.max_zero = 0;
     if (!options_.inference && options_.tensor_parallel == 0) request.runtime.max_tensor_parallel = 1;
-    if (options_.offload == "auto") request.runtime.offload = false;
+    if (!options_.offload) request.runtime.offload = false;
   }
   request.world = is_elsewhere() ? cluster.devices : ranks_.size();
   request.batch = is_elsewhere() ? batch / ranks_.size() * cluster.devices : batch;
@@ -182,13 +183,13 @@ MeasuredCosts PlanBuilder::costs_of(const ModelPrograms& programs, const cost::G
                                     std::int64_t batch, const Cluster& cluster, const PlanRequest& request) {
   if (!costs_.measures()) return {};
   const bool is_alone = ranks_.size() == 1 && !is_elsewhere();
-  if (options_.costs == "auto" && is_alone && !depends_on_costs(profile.model, cluster, request)) return {};
+  if (options_.costs == CostChoice::kAuto && is_alone && !depends_on_costs(profile.model, cluster, request)) return {};
   return costs_.costs(*programs.planned, profile, batch, programs.recorded);
 }
 
 std::optional<ProgramVariant> PlanBuilder::chunked_variant(const ModelPrograms& programs, std::int64_t batch,
                                                            const Cluster& cluster, const PlanRequest& request) {
-  if (options_.class_head != "auto") return std::nullopt;
+  if (options_.class_head != ClassHead::kAuto) return std::nullopt;
   const double logits = fused::bytes_of_chunked_logits(
       programs.planned->graph, std::max<std::int64_t>(1, batch / ranks_.size()));  // of a rank's samples
   constexpr double kOfManyChunks = 4 * fused::kLeastLogitsChunk * sizeof(float);
@@ -250,13 +251,15 @@ void PlanBuilder::follow(const Plan& plan, ModelPrograms& programs, cost::GraphP
 
 void PlanBuilder::require_plan_of(const cost::GraphProfile& profile, const Plan& plan) const {
   if (plan.precision != options_.precision) {
-    throw InvalidArgument("the plan was made for precision = " + plan.precision + ", but precision = " +
-                          options_.precision + " is set; set it to the plan's, or remove the plan to plan again");
+    throw InvalidArgument("the plan was made for precision = " + option_text(plan.precision) +
+                          ", but precision = " + option_text(options_.precision) +
+                          " is set; set it to the plan's, or remove the plan to plan again");
   }
-  if (options_.class_head != "auto" && plan.chunked_heads != (options_.class_head == "chunked")) {
-    throw InvalidArgument(
-        "the plan makes logits of class heads " + std::string(plan.chunked_heads ? "in chunks" : "whole") +
-        ", but class_head = " + options_.class_head + " is set; set it to auto, or remove the plan to plan again");
+  if (options_.class_head != ClassHead::kAuto && plan.chunked_heads != (options_.class_head == ClassHead::kChunked)) {
+    throw InvalidArgument("the plan makes logits of class heads " +
+                          std::string(plan.chunked_heads ? "in chunks" : "whole") +
+                          ", but class_head = " + option_text(options_.class_head) +
+                          " is set; set it to auto, or remove the plan to plan again");
   }
   if (plan.model != profile.model.hash) {
     std::size_t planned = 0, captured = 0;

@@ -12,6 +12,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <autopar/core/error.hpp>
+#include <autopar/plan/option_text.hpp>
 
 #include "kernels/all_kernels.hpp"
 #include "torch/device/device_context.hpp"
@@ -73,7 +74,7 @@ ProgramCapture::ProgramCapture(ranks::Ranks& ranks, torch::nn::Module& module, s
 
 void ProgramCapture::compile_kernels_ahead() {
   const auto device = deployment_.device();
-  if (device.is_cuda() && options_.fusion != "off")
+  if (device.is_cuda() && options_.fusion != Switch::kOff)
     kernels_ahead_.emplace(devices::context_of(device.type()), device.index(), kernels::all_kernels());
 }
 
@@ -81,21 +82,21 @@ void ProgramCapture::compile_kernels_ahead() {
 
 trace::CaptureOptions ProgramCapture::capture_options() const {
   trace::CaptureOptions capture;
-  capture.exact_batch_norm = options_.batch_norm == "exact";
+  capture.exact_batch_norm = options_.batch_norm == BatchNorm::kExact;
   const auto device = deployment_.device().type();
   capture.device = device;
   capture.on_constant = require_no_part;
-  if (options_.precision == "bf16") capture.autocast = trace::Autocast{at::kBFloat16, device};
-  if (options_.precision == "bf16-compute")
+  if (options_.precision == Precision::kBf16) capture.autocast = trace::Autocast{at::kBFloat16, device};
+  if (options_.precision == Precision::kBf16Compute)
     capture.autocast = trace::Autocast{at::kBFloat16, device, /*everywhere=*/true};
-  if (options_.precision == "fp16") capture.autocast = trace::Autocast{at::kHalf, device};
+  if (options_.precision == Precision::kFp16) capture.autocast = trace::Autocast{at::kHalf, device};
   return capture;
 }
 
 // Autocast lowers single precision only, and one of several settings of element types would be silently without effect.
 void ProgramCapture::require_one_precision() const {
-  if (options_.precision == "module" || options_.precision == "tf32") return;
-  const auto setting = "precision = " + options_.precision;
+  if (options_.precision == Precision::kModule || options_.precision == Precision::kTf32) return;
+  const auto setting = "precision = " + option_text(options_.precision);
   for (const auto type : {at::kCPU, at::kCUDA}) {
     if (!at::autocast::is_autocast_enabled(type)) continue;
     throw InvalidArgument("autocast is on around the call, but " + setting +
@@ -116,13 +117,13 @@ void ProgramCapture::require_one_precision() const {
 }
 
 bool ProgramCapture::chunks_logits() const {
-  return deployment_.has_plan() ? deployment_.plan().chunked_heads : options_.class_head == "chunked";
+  return deployment_.has_plan() ? deployment_.plan().chunked_heads : options_.class_head == ClassHead::kChunked;
 }
 
 bool ProgramCapture::fuses() const {
   const auto device = deployment_.device();
-  if (!device.is_cuda()) return options_.fusion == "on";
-  return options_.fusion != "off" && devices::context_of(device.type()).compiles_kernels(device.index());
+  if (!device.is_cuda()) return options_.fusion == Switch::kOn;
+  return options_.fusion != Switch::kOff && devices::context_of(device.type()).compiles_kernels(device.index());
 }
 
 // ---------------------------------------------------------------- capture

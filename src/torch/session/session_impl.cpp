@@ -71,7 +71,7 @@ void Impl::resolve_once() {
   if (parts_.options.resolved()) return;
   parts_.options.resolve(*parts_.ranks);
   choose_device();
-  if (parts_.options.get().precision == "fp16") parts_.gradients.start_scaling();
+  if (parts_.options.get().precision == Precision::kFp16) parts_.gradients.start_scaling();
 }
 
 void Impl::choose_device() {
@@ -92,7 +92,7 @@ CallResult Impl::call(const Flattened& flattened, const ForwardFunction& forward
   const auto start = std::chrono::steady_clock::now();
   resolve_once();
   const auto& options = parts_.options.get();
-  const devices::Tf32Scope tf32(options.precision == "tf32", parts_.deployment.device());
+  const devices::Tf32Scope tf32(options.precision == Precision::kTf32, parts_.deployment.device());
   const at::AutoGradMode gradients(at::GradMode::is_enabled() && !options.inference);
   if (options.plan_only) {
     prepare(flattened, forward);
@@ -191,7 +191,7 @@ void Impl::count(const steps::Call& call, const std::vector<at::Tensor>& results
 void Impl::prepare(const Flattened& flattened, const ForwardFunction& forward) {
   resolve_once();
   const auto& options = parts_.options.get();
-  const devices::Tf32Scope tf32(options.precision == "tf32", parts_.deployment.device());
+  const devices::Tf32Scope tf32(options.precision == Precision::kTf32, parts_.deployment.device());
   const at::AutoGradMode gradients(at::GradMode::is_enabled() && !options.inference);
   calls::CallArguments arguments;
   const auto error = parts_.validator.inspect(flattened, arguments);

@@ -116,15 +116,15 @@ void train(const char* name, const ap::Options& options) {
     const auto state = model->gather_state();
     if (world.rank() != 0) return;
     for (const auto& item : state) hash = hash_of(item.value(), hash);
-    std::printf("%s, precision %s, fusion %s, stages %d: %016llx\n", name, options.precision.c_str(),
-                options.fusion.c_str(), options.stages, static_cast<unsigned long long>(hash));
+    std::printf("%s, precision %s, fusion %s, stages %d: %016llx\n", name, ap::option_text(options.precision).c_str(),
+                ap::option_text(options.fusion).c_str(), options.stages, static_cast<unsigned long long>(hash));
   });
 }
 
 template <class Net>
 void train_all(const char* name) {
-  for (const char* precision : {"module", "bf16"}) {
-    for (const char* fusion : {"off", "on"}) {
+  for (const ap::Precision precision : {ap::Precision::kModule, ap::Precision::kBf16}) {
+    for (const ap::Switch fusion : {ap::Switch::kOff, ap::Switch::kOn}) {
       for (const int stages : {1, 2}) {
         ap::Options options;
         options.precision = precision;

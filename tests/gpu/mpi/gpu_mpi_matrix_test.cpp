@@ -27,7 +27,9 @@ TEST_CASE("pairwise matrix slice: NCCL equals one CPU process") {
     const auto& row = rows[i * rows.size() / kRows];
     INFO(MatrixFactors::describe(row));
     auto setup = MatrixFactors::setup(row);
-    if (i % 8 > 0) setup.options.costs = "roofline";  // measuring takes seconds, and plans are given nearly whole
+    if (i % 8 > 0)
+      setup.options.costs =
+          autopar::CostChoice::kRoofline;  // measuring takes seconds, and plans are given nearly whole
     matrix_models()[static_cast<std::size_t>(row[0])].prepare(setup, 17)(world);
   }
 }

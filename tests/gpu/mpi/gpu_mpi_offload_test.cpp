@@ -26,8 +26,8 @@ void run_slice(autopar::World& world, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) {
     const auto& row = rows[i * rows.size() / count];
     auto setup = MatrixFactors::setup(row);
-    setup.options.offload = "optimizer";
-    if (i % 8 > 0) setup.options.costs = "roofline";  // measuring takes seconds
+    setup.options.offload = autopar::Offload::kOptimizer;
+    if (i % 8 > 0) setup.options.costs = autopar::CostChoice::kRoofline;  // measuring takes seconds
     INFO(MatrixFactors::describe(row) << ", offloaded");
     matrix_models()[static_cast<std::size_t>(row[0])].prepare(setup, 17)(world);
   }
@@ -78,7 +78,7 @@ TEST_CASE("offloaded optimizer: waits for the device, memory is pinned") {
       expected.step();
     }
     autopar::AutoParallel<torch::nn::Sequential> model(
-        world, layers(kWidth), {.zero = zero, .offload = "optimizer", .replicas = {world.size()}});
+        world, layers(kWidth), {.zero = zero, .offload = autopar::Offload::kOptimizer, .replicas = {world.size()}});
     torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(1e-3).momentum(0.9));
     model->attach(optimizer);
     for (int step = 0; step < 4; ++step) {
@@ -116,8 +116,11 @@ TEST_CASE("16-bit offload: device computes with casts of current values") {
   const auto input = [&](int step) { return samples(step, world.rank(), kWidth).to(torch::kFloat); };
   for (const int zero : {0, 1, 2, 3}) {
     INFO("zero " << zero);
-    autopar::AutoParallel<torch::nn::Sequential> model(
-        world, layers(kWidth), {.zero = zero, .offload = "optimizer", .replicas = {world.size()}, .precision = "bf16"});
+    autopar::AutoParallel<torch::nn::Sequential> model(world, layers(kWidth),
+                                                       {.zero = zero,
+                                                        .offload = autopar::Offload::kOptimizer,
+                                                        .replicas = {world.size()},
+                                                        .precision = autopar::Precision::kBf16});
     torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(1e-2).momentum(0.9));
     model->attach(optimizer);
     for (int step = 0; step < 3; ++step) {
@@ -132,8 +135,11 @@ TEST_CASE("16-bit offload: device computes with casts of current values") {
       const torch::NoGradGuard no_grad;
       copy->named_parameters()[item.key()].copy_(model->gather(item.value()));
     }
-    autopar::AutoParallel<torch::nn::Sequential> plain(
-        world, copy, {.zero = 0, .offload = "none", .replicas = {world.size()}, .precision = "bf16"});
+    autopar::AutoParallel<torch::nn::Sequential> plain(world, copy,
+                                                       {.zero = 0,
+                                                        .offload = autopar::Offload::kNone,
+                                                        .replicas = {world.size()},
+                                                        .precision = autopar::Precision::kBf16});
     const torch::NoGradGuard no_grad;
     require(torch::equal(model(input(9)), plain(input(9))),
             "the device computes with other values than the host holds");

@@ -27,24 +27,25 @@ std::vector<int64_t> ragged(int ranks) {
 }
 
 /// Batches of other sizes round elsewhere: where one process was lucky, it is taken to be off by this share.
-double luck(const std::string& precision) {
-  return precision == "bf16" ? 0x1p-12 : 0x1p-14;  // a sixteenth of the type's epsilon (fp16 and TF32: 10 bits)
+double luck(ap::Precision precision) {
+  return precision == ap::Precision::kBf16 ? 0x1p-12
+                                           : 0x1p-14;  // a sixteenth of the type's epsilon (fp16 and TF32: 10 bits)
 }
 
 template <class Net>
 void check_row(ap::World& world, const std::string& model, Way way, bool whole_statistics = false) {
   if (whole_statistics) {
     way.options.microbatches = 1;
-    way.options.batch_norm = "exact";
+    way.options.batch_norm = ap::BatchNorm::kExact;
   }
   torch::manual_seed(3);
   const std::vector calls{Net::batch(kBatch), Net::batch(kBatch)};
   const auto device = ap::device(world);
-  const double scale = way.options.precision == "fp16" ? 1024 : 1;
+  const double scale = way.options.precision == ap::Precision::kFp16 ? 1024 : 1;
   const auto rounded = [&](at::MemoryFormat images) {
     return one_process<Net>(calls, way.options.precision, way.clip, device, scale, images);
   };
-  const Expected want{one_process<Net>(calls, "fp64", way.clip),
+  const Expected want{one_process<Net>(calls, kExactly, way.clip),
                       {rounded(at::MemoryFormat::Contiguous), rounded(at::MemoryFormat::ChannelsLast)}};
   INFO(model << ": " << way.describe() << ", rank " << world.rank());
   const auto compared = compare_rank<Net>(world, calls, way, want, luck(way.options.precision));
@@ -62,8 +63,9 @@ void check_row(ap::World& world, const std::string& model, Way way, bool whole_s
                way.describe().c_str(), worst.name.c_str(), worst.error, worst.allowed, ratio);
 }
 
-Way way_of(int ranks, std::vector<int> replicas, const std::string& precision, int zero,
-           const std::string& schedule = "1f1b", const std::string& recompute = "none", double clip = 0) {
+Way way_of(int ranks, std::vector<int> replicas, ap::Precision precision, int zero,
+           ap::ScheduleKind schedule = ap::ScheduleKind::kOneFOneB,
+           ap::RecomputeOption recompute = ap::Recompute::kNever, double clip = 0) {
   return {ragged(ranks),
           {.stages = static_cast<int>(replicas.size()),
            .microbatches = 3,
@@ -72,7 +74,7 @@ Way way_of(int ranks, std::vector<int> replicas, const std::string& precision, i
            .schedule = schedule,
            .recompute = recompute,
            .precision = precision,
-           .costs = zero == 0 ? "profiled" : "roofline"},  // measuring takes seconds
+           .costs = zero == 0 ? ap::CostChoice::kProfiled : ap::CostChoice::kRoofline},  // measuring takes seconds
           clip};
 }
 
@@ -81,14 +83,15 @@ TEST_CASE("ZeRO 0-3 in bf16/fp16/tf32: error <= 1.5x one GPU process") {
   const int ranks = world.size();
   REQUIRE(ap::device(world).is_cuda());
   const auto replicas = ranks == 4 ? std::vector{2, 2} : std::vector{ranks};
-  for (const std::string precision : {"tf32", "bf16", "fp16"}) {
+  for (const ap::Precision precision : {ap::Precision::kTf32, ap::Precision::kBf16, ap::Precision::kFp16}) {
     for (int zero = 0; zero <= 3; ++zero) {
       const bool odd = zero % 2 == 1;
       check_row<Transformer>(world, "transformer",
-                             way_of(ranks, replicas, precision, zero, "1f1b", odd ? "full" : "none", odd ? 0 : 0.5));
+                             way_of(ranks, replicas, precision, zero, ap::ScheduleKind::kOneFOneB,
+                                    odd ? ap::Recompute::kAlways : ap::Recompute::kNever, odd ? 0 : 0.5));
     }
-    check_row<Transformer>(world, "transformer", way_of(ranks, {1, 1}, precision, 0, "zb-h1"));
-    check_row<Mlp>(world, "MLP", way_of(ranks, replicas, precision, 3, "zb-h1"));
+    check_row<Transformer>(world, "transformer", way_of(ranks, {1, 1}, precision, 0, ap::ScheduleKind::kZbH1));
+    check_row<Mlp>(world, "MLP", way_of(ranks, replicas, precision, 3, ap::ScheduleKind::kZbH1));
     check_row<Embedding>(world, "embedding", way_of(ranks, {ranks}, precision, 2));
     check_row<ConvNet>(world, "convolutions and batch norms", way_of(ranks, {ranks}, precision, 3), true);
   }
@@ -96,14 +99,14 @@ TEST_CASE("ZeRO 0-3 in bf16/fp16/tf32: error <= 1.5x one GPU process") {
 
 template <class Net>
 void check_throughout(ap::World& world, Way way, bool whole_statistics = false) {
-  way.options.precision = "bf16-compute";
+  way.options.precision = ap::Precision::kBf16Compute;
   if (whole_statistics) {
     way.options.microbatches = 1;
-    way.options.batch_norm = "exact";
+    way.options.batch_norm = ap::BatchNorm::kExact;
   }
   torch::manual_seed(3);
   const std::vector calls{Net::batch(kBatch), Net::batch(kBatch)};
-  const Expected want{one_process<Net>(calls, "fp64", way.clip),
+  const Expected want{one_process<Net>(calls, kExactly, way.clip),
                       {one_process_in_bf16<Net>(calls, way.clip, ap::device(world))}};
   INFO(way.describe());
   check_law(compare_rank<Net>(world, calls, way, want), world.rank(), true);
@@ -115,12 +118,13 @@ TEST_CASE("ZeRO 0-3 in pure bf16: error <= 1.5x a bf16 module") {
   REQUIRE(ap::device(world).is_cuda());
   for (int zero = 0; zero <= 3; ++zero) {
     const bool odd = zero % 2 == 1;
-    check_throughout<Transformer>(
-        world, way_of(ranks, {ranks}, "bf16-compute", zero, "1f1b", odd ? "full" : "none", odd ? 0 : 0.5));
+    check_throughout<Transformer>(world,
+                                  way_of(ranks, {ranks}, ap::Precision::kBf16Compute, zero, ap::ScheduleKind::kOneFOneB,
+                                         odd ? ap::Recompute::kAlways : ap::Recompute::kNever, odd ? 0 : 0.5));
   }
-  check_throughout<Mlp>(world, way_of(ranks, {1, 1}, "bf16-compute", 0, "zb-h1"));
-  check_throughout<Embedding>(world, way_of(ranks, {ranks}, "bf16-compute", 2));
-  check_throughout<ConvNet>(world, way_of(ranks, {ranks}, "bf16-compute", 3), true);
+  check_throughout<Mlp>(world, way_of(ranks, {1, 1}, ap::Precision::kBf16Compute, 0, ap::ScheduleKind::kZbH1));
+  check_throughout<Embedding>(world, way_of(ranks, {ranks}, ap::Precision::kBf16Compute, 2));
+  check_throughout<ConvNet>(world, way_of(ranks, {ranks}, ap::Precision::kBf16Compute, 3), true);
 }
 
 struct Squares : SumOfSquares {
@@ -138,9 +142,12 @@ TEST_CASE("ZeRO 0-3 in fp16: overflow on one GPU skips the step on all") {
     const auto near = torch::zeros({4 * ranks, 32});
     auto far = near.clone();
     far.slice(0, 4 * (ranks - 1)).fill_(500.0);
-    ap::AutoParallel<Squares> model(
-        world, made<Squares>(),
-        {.microbatches = 2, .zero = zero, .replicas = {ranks}, .precision = "fp16", .costs = "roofline"});
+    ap::AutoParallel<Squares> model(world, made<Squares>(),
+                                    {.microbatches = 2,
+                                     .zero = zero,
+                                     .replicas = {ranks},
+                                     .precision = ap::Precision::kFp16,
+                                     .costs = ap::CostChoice::kRoofline});
     torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.1));
     model->attach(optimizer);
     const auto mine = [&](const Tensor& all) { return all.slice(0, 4 * world.rank(), 4 * world.rank() + 4); };

@@ -25,7 +25,7 @@ std::vector<Kind> kinds_here(const ap::World& world) {
   std::vector<Kind> here;
   for (auto& kind : kinds()) {
     if (kind.ranks != world.size()) continue;
-    kind.options.costs = "roofline";  // measuring takes seconds
+    kind.options.costs = ap::CostChoice::kRoofline;  // measuring takes seconds
     here.push_back(kind);
   }
   return here;
@@ -113,7 +113,7 @@ TEST_CASE("load before first call on GPUs: later settings stay") {
   const auto folder = std::filesystem::temp_directory_path() / "autopar_gpu_silent_test";
   const auto options = [](double rate) { return torch::optim::SGDOptions(rate).momentum(0.9); };
   {
-    Model model(world, Net(), ap::Options{.costs = "roofline"});
+    Model model(world, Net(), ap::Options{.costs = ap::CostChoice::kRoofline});
     torch::optim::SGD optimizer(model->parameters(), options(0.1));
     model->attach(optimizer);
     loss_on(model, world).backward();
@@ -132,7 +132,7 @@ TEST_CASE("load before first call on GPUs: later settings stay") {
     loss_of(net, world.size()).backward();
     expected.step();
   }
-  Model model(world, Net(), ap::Options{.costs = "roofline"});
+  Model model(world, Net(), ap::Options{.costs = ap::CostChoice::kRoofline});
   torch::optim::SGD optimizer(model->parameters(), options(0.5));
   model->attach(optimizer);
   model->load(folder.string(), optimizer);
@@ -150,7 +150,7 @@ TEST_CASE("load before first call on GPUs: later settings stay") {
 
 /// Everything on every rank.
 ap::Options replicas(const ap::World& world) {
-  return {.stages = 1, .microbatches = 1, .zero = 0, .replicas = {world.size()}, .costs = "roofline"};
+  return {.stages = 1, .microbatches = 1, .zero = 0, .replicas = {world.size()}, .costs = ap::CostChoice::kRoofline};
 }
 
 TEST_CASE("loss on GPUs: penalty term exact, unwrapped backward refused") {
@@ -218,7 +218,7 @@ TEST_CASE("local indices on GPUs: equal one process") {
   };
   const DoublePrecision guard;
   ap::World world(0, nullptr);
-  ap::Options options{.local_indices = {1}, .costs = "roofline"};
+  ap::Options options{.local_indices = {1}, .costs = ap::CostChoice::kRoofline};
   ap::AutoParallel<Neighbours> model(world, Neighbours(), options);
   const auto own = torch::arange(kSamples).flip(0);
   model(samples(world.rank() * kSamples, (world.rank() + 1) * kSamples), own).backward();

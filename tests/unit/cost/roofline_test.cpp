@@ -38,9 +38,9 @@ TEST_CASE("RooflineCost: maximum of compute and traffic, plus latency") {
 TEST_CASE("at_precision: tf32 changes only the rate of float32 products") {
   Cluster cluster = toy();
   cluster.device.tf32 = FlopsPerSecond(4e12);
-  CHECK(at_precision(cluster, "module") == cluster);
-  CHECK(at_precision(cluster, "bf16") == cluster);
-  const Cluster faster = at_precision(cluster, "tf32");
+  CHECK(at_precision(cluster, Precision::kModule) == cluster);
+  CHECK(at_precision(cluster, Precision::kBf16) == cluster);
+  const Cluster faster = at_precision(cluster, Precision::kTf32);
   CHECK(faster.device.peak(DType::kF32).value() == 4e12);
   CHECK(faster.device.peak(DType::kF64) == cluster.device.peak(DType::kF64));
   CHECK(faster.device.peak(DType::kF16) == cluster.device.peak(DType::kF16));

@@ -3,10 +3,15 @@
 #include <catch_shim.hpp>
 #include <refusal.hpp>
 
+#include <algorithm>
+#include <cctype>
 #include <cstdlib>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <autopar/core/error.hpp>
+#include <autopar/schedule/traits.hpp>
 
 using namespace autopar;
 
@@ -52,7 +57,7 @@ stall_timeout = 5
   CHECK(from_file.batch_dims == std::vector<int>{0, kShared});
   CHECK(from_file.local_indices == std::vector<int>{1, 2});
   CHECK_THROWS_AS(resolve("local_indices = -1"), ConfigError);
-  CHECK(from_file.schedule == "gpipe");
+  CHECK(from_file.schedule == ScheduleKind::kGPipe);
   CHECK(from_file.device_memory == Bytes(std::int64_t{16} << 30));
   CHECK(from_file.memory_margin == 0.25);
   CHECK(from_file.plan_only);
@@ -130,6 +135,79 @@ TEST_CASE("resolve_options: a wrong type or value is named with its key") {
                  "exceeds"));
 }
 
+namespace {
+
+/// An unknown word is refused where it stands, with the known ones and the nearest.
+void check_refused(const std::string& key, const std::string& word, const std::string& known,
+                   const std::string& nearest) {
+  CAPTURE(key, word);
+  const auto error = error_of<ConfigError>([&] { (void)resolve("\n" + key + " = \"" + word + "\"\n"); });
+  const std::string text = key + ": '" + word + "' is not one of " + known;
+  CHECK_THAT(error.what(), Catch::Matchers::Contains(text) && Catch::Matchers::Contains("autopar.toml:2"));
+  CHECK(error.key() == key);
+  CHECK(error.nearest() == nearest);
+  auto variable = "AUTOPAR_" + key;
+  std::ranges::transform(variable, variable.begin(), [](unsigned char c) { return std::toupper(c); });
+  const auto outside = error_of<ConfigError>([&] { (void)resolve("", {variable + "=" + word}); });
+  CHECK_THAT(outside.what(), Catch::Matchers::Contains(text) && Catch::Matchers::Contains(variable));
+}
+
+}  // namespace
+
+TEST_CASE("resolve_options: an unknown word names the known ones") {
+  check_refused("sequence_parallel", "onn", "auto | on | off", "on");
+  check_refused("class_head", "hole", "auto | whole | chunked", "whole");
+  check_refused("fusion", "offf", "auto | on | off", "off");
+  check_refused("cuda_graphs", "on", "auto | off", "off");
+  check_refused("offload", "optimiser", "auto | none | optimizer", "optimizer");
+  check_refused("schedule", "zb-h", "auto | gpipe | 1f1b | interleaved | zb-h1 | zb-v | synth", "zb-h1");
+  check_refused("precision", "bf32", "module | tf32 | bf16 | bf16-compute | fp16", "tf32");
+  check_refused("batch_norm", "exakt", "microbatch | exact", "exact");
+  check_refused("device", "cud", "auto | cpu | cuda", "cuda");
+  check_refused("costs", "profile", "auto | roofline | profiled", "profiled");
+  const auto no_text = error_of<ConfigError>([] { (void)resolve("fusion = true"); });
+  CHECK(contains(no_text.what(), "expected text in quotes"));
+  const auto empty = error_of<ConfigError>([] { (void)resolve("recompute = \"\""); });
+  CHECK(contains(empty.what(), "recompute: is empty; use 'auto', 'none', 'full' or names of modules"));
+}
+
+TEST_CASE("resolve_options: words are read, shown and compared as text") {
+  const std::vector<std::pair<std::string, std::string>> words{
+      {"sequence_parallel", "on"}, {"class_head", "chunked"}, {"fusion", "off"},      {"cuda_graphs", "off"},
+      {"offload", "none"},         {"schedule", "zb-h1"},     {"recompute", "a,b.0"}, {"precision", "bf16-compute"},
+      {"batch_norm", "exact"},     {"device", "cpu"},         {"costs", "roofline"}};
+  std::string file;
+  for (const auto& [key, word] : words) file += key + " = \"" + word + "\"\n";
+  const Options read = resolve(file);
+  const Options in_code{.sequence_parallel = Switch::kOn,
+                        .class_head = ClassHead::kChunked,
+                        .fusion = Switch::kOff,
+                        .cuda_graphs = CudaGraphs::kOff,
+                        .offload = Offload::kNone,
+                        .schedule = ScheduleKind::kZbH1,
+                        .recompute = RecomputeOption::of_modules({"a", "b.0"}),
+                        .precision = Precision::kBf16Compute,
+                        .batch_norm = BatchNorm::kExact,
+                        .device = DeviceChoice::kCpu,
+                        .costs = CostChoice::kRoofline};
+  CHECK(read == in_code);
+  CHECK(resolve("", {}, in_code) == in_code);
+  const auto shown = describe_options(in_code), usual = describe_options({});
+  for (const auto& row : words) CHECK(std::ranges::count(shown, row) == 1);
+  for (const char* key : {"offload", "schedule", "recompute", "costs", "device"})
+    CHECK(std::ranges::count(usual, std::pair<std::string, std::string>(key, "auto")) == 1);
+  CHECK(std::ranges::count(usual, std::pair<std::string, std::string>("precision", "module")) == 1);
+  // Code is stronger than the file, the environment than code.
+  CHECK(resolve("schedule = \"gpipe\"", {}, in_code).schedule == ScheduleKind::kZbH1);
+  CHECK(resolve("", {"AUTOPAR_SCHEDULE=auto", "AUTOPAR_RECOMPUTE=none"}, in_code).schedule == std::nullopt);
+  CHECK(resolve("", {"AUTOPAR_RECOMPUTE=none"}, in_code).recompute == Recompute::kNever);
+}
+
+TEST_CASE("resolve_options: a value that its type does not have is refused") {
+  const auto error = error_of<InvalidArgument>([] { (void)resolve("", {}, {.fusion = static_cast<Switch>(7)}); });
+  CHECK(contains(error.what(), "Options::fusion"));
+}
+
 TEST_CASE("resolve_options: RaNNC's keys are understood, with a note") {
   const auto out = resolve_options({}, {R"(
 mem_margin = 0.2
@@ -158,7 +236,7 @@ auto_parallel = false
   CHECK(out.options.plan_file == "plan.json");
   CHECK_FALSE(out.options.save_plan);
   CHECK(out.options.trace_file == "autopar_trace.json");
-  CHECK(out.options.recompute == "full");
+  CHECK(out.options.recompute == Recompute::kAlways);
   CHECK(out.notes.size() == 14);
   for (const auto& alias : rannc_aliases()) CHECK_FALSE(alias.meaning.empty());
 }

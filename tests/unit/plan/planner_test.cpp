@@ -319,7 +319,7 @@ TEST_CASE("Planner: results outside the call make forwards run first") {
   auto request = request_for(2, 16, 0);
   request.options.stages = 2;
   CHECK(plan_with_defaults(model, testing::small_cluster(2), request).schedule == ScheduleKind::kGPipe);
-  request.options.schedule = "1f1b";
+  request.options.schedule = ScheduleKind::kOneFOneB;
   const Plan plan = plan_with_defaults(model, testing::small_cluster(2), request);
   CHECK(plan.schedule == ScheduleKind::kOneFOneB);
   CHECK(std::any_of(plan.notes.begin(), plan.notes.end(),

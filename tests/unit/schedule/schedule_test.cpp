@@ -31,14 +31,14 @@ Placed random_placed(ScheduleKind kind, std::uint32_t seed, int max_ranks, int m
 
 }  // namespace
 
-TEST_CASE("schedule_named: names are those of the options", "[schedule]") {
+TEST_CASE("ScheduleKind: names are those of the options", "[schedule]") {
   std::string all;
   for (const ScheduleKind kind : kScheduleKinds) {
     all += std::string(to_string(kind)) + " ";
-    CHECK(schedule_named(to_string(kind)) == kind);
+    CHECK(enum_named<ScheduleKind>(to_string(kind)) == kind);
   }
   CHECK(all == "gpipe 1f1b interleaved zb-h1 zb-v synth ");
-  CHECK(!schedule_named("zb"));
+  CHECK(!enum_named<ScheduleKind>("zb"));
 }
 
 TEST_CASE("schedules: 1,000 random pipelines match the reference", "[schedule]") {

@@ -3,6 +3,7 @@
 #include <catch_shim.hpp>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <optional>
 #include <string>
@@ -23,6 +24,9 @@ using test::ToolFolder;
 using testing::Dice;
 
 namespace {
+
+constexpr std::array kNotPlain{ScheduleKind::kInterleaved, ScheduleKind::kZbH1, ScheduleKind::kZbV,
+                               ScheduleKind::kSynthesised};
 
 /// One drawn bar.
 struct Drawn {
@@ -92,8 +96,8 @@ TEST_CASE("timeline_of: exact for chunked, split, memory-saving plans", "[tool]"
     request.batch = dice(1, 30);
     request.runtime = runtime_capabilities();
     request.options.zero = dice(0, 3);
-    request.options.recompute = dice.chance(50) ? "full" : "none";
-    request.options.offload = dice.chance(30) ? "optimizer" : "none";
+    request.options.recompute = dice.chance(50) ? Recompute::kAlways : Recompute::kNever;
+    request.options.offload = dice.chance(30) ? Offload::kOptimizer : Offload::kNone;
     request.options.schedule = request.runtime.schedules[static_cast<std::size_t>(dice(2, 5))];
     std::optional<Plan> plan;
     try {
@@ -129,7 +133,7 @@ TEST_CASE("timeline_of: exact for chunked, split, memory-saving plans", "[tool]"
   }
   CHECK(met["several stages"] > 50);
   CHECK(met["parted"] > 20);
-  for (const std::string schedule : {"interleaved", "zb-h1", "zb-v", "synth"}) CHECK(met[schedule] > 5);
+  for (const ScheduleKind schedule : kNotPlain) CHECK(met[name_of(schedule)] > 5);
 }
 
 TEST_CASE("to_html: self-contained, bars match the step", "[tool]") {
@@ -193,11 +197,11 @@ TEST_CASE("to_html: self-contained, bars match the step", "[tool]") {
 
 TEST_CASE("tool: plans of all schedules are drawn, checked, explained", "[tool]") {
   const ToolFolder folder("tool_all");
-  for (const std::string schedule : {"interleaved", "zb-h1", "zb-v", "synth"}) {
-    CAPTURE(schedule);
+  for (const ScheduleKind schedule : kNotPlain) {
+    CAPTURE(to_string(schedule));
     REQUIRE(folder
                 .plan({"--batch", "32", "--stages", "2", "--replicas", "2", "--microbatches", "4", "--schedule",
-                       schedule, "--zero", "2", "--recompute", "layer.0", "--out", folder.at("plan.json")})
+                       name_of(schedule), "--zero", "2", "--recompute", "layer.0", "--out", folder.at("plan.json")})
                 .status == 0);
     const std::vector<std::string> files{folder.at("plan.json"), folder.at("profile.json"), folder.at("cluster.toml")};
     const auto with = [&](std::vector<std::string> arguments) {
@@ -219,9 +223,9 @@ TEST_CASE("tool: plans of all schedules are drawn, checked, explained", "[tool]"
     CHECK(kinds["forward"] == 4 * 4 * stages_of_rank);  // 4 micro-batches on 4 ranks
     CHECK(kinds["backward"] + kinds["backward-input"] == kinds["forward"]);
     CHECK(kinds["backward-input"] >= kinds["backward-weight"]);  // what is recomputed defers nothing
-    CHECK((kinds["backward-weight"] > 0) == (schedule != "interleaved"));
+    CHECK((kinds["backward-weight"] > 0) == (schedule != ScheduleKind::kInterleaved));
     CHECK(kinds["update"] == 4 * stages_of_rank);
-    const bool several = schedule == "interleaved" || schedule == "zb-v";
+    const bool several = schedule == ScheduleKind::kInterleaved || schedule == ScheduleKind::kZbV;
     if (several) CHECK(stages_of_rank > 1);
     if (several) CHECK_THAT(drawn.out, Catch::Matchers::Contains("stages 0, "));
     if (several) CHECK(html.find("rank 0, stages 0, ") != std::string::npos);

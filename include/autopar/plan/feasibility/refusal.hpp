@@ -13,6 +13,7 @@
 #include <autopar/plan/feasibility/remedy.hpp>
 #include <autopar/plan/model/constraints.hpp>
 #include <autopar/plan/multilevel/coarsened.hpp>
+#include <autopar/plan/option_text.hpp>
 #include <autopar/plan/request.hpp>
 #include <autopar/plan/search/least_memory.hpp>
 #include <autopar/plan/text.hpp>
@@ -146,7 +147,7 @@ class Refusal {
     }
     return {"no division into stages meets stages = " + std::to_string(constraints_.stages) +
             " and replicas = " + listed(request_.options.replicas) +
-            (request_.options.schedule == "auto" ? "" : " under schedule = " + request_.options.schedule) +
+            (request_.options.schedule ? " under schedule = " + option_text(request_.options.schedule) : "") +
             "; leave them to the planner"};
   }
 

@@ -12,6 +12,7 @@
 #include <autopar/plan/feasibility/attempt.hpp>
 #include <autopar/plan/model/constraints.hpp>
 #include <autopar/plan/model/segments.hpp>
+#include <autopar/plan/option_text.hpp>
 #include <autopar/plan/request.hpp>
 #include <autopar/plan/search/least_cuts.hpp>
 #include <autopar/plan/search_budget.hpp>
@@ -32,7 +33,7 @@ struct Remedies {
   std::optional<int> zero;                       ///< least level that fits, if another one was fixed
   bool recompute = false;                        ///< leaving recomputation to the planner is enough
   bool schedule = false;                         ///< leaving the schedule to the planner is enough
-  std::optional<std::string> offload;            ///< another place for the optimizer is enough
+  std::optional<Offload> offload;                ///< another place for the optimizer is enough
   std::optional<detail::Fit> fit;                ///< a plan for `device_memory`
   bool least = true;                             ///< false: smaller changes may be enough, but a proof would take too
                                                  ///< long
@@ -81,9 +82,9 @@ class RemedySearch {
     out.microbatches = least_microbatches();
     out.optimizer_state_factor = largest_factor();
     out.zero = least_zero();
-    out.recompute = request_.options.recompute != "auto" && request_.runtime.recompute &&
-                    fits([](Options& options) { options.recompute = "auto"; });
-    out.schedule = request_.options.schedule != "auto" && fits([](Options& options) { options.schedule = "auto"; });
+    out.recompute = request_.options.recompute != Recompute::kToFit && request_.runtime.recompute &&
+                    fits([](Options& options) { options.recompute = Recompute::kToFit; });
+    out.schedule = request_.options.schedule && fits([](Options& options) { options.schedule.reset(); });
     out.offload = other_offload();
     out.least = !shortened_;
     return out;
@@ -264,11 +265,12 @@ class RemedySearch {
     return std::nullopt;
   }
 
-  [[nodiscard]] std::optional<std::string> other_offload() {
-    const std::string& now = request_.options.offload;
-    if (now == "auto") return std::nullopt;  // already tried if there is a host
-    if (now == "none" && (!request_.runtime.offload || !work_.offloaded_update)) return std::nullopt;
-    const std::string other = now == "none" ? "optimizer" : "none";
+  [[nodiscard]] std::optional<Offload> other_offload() {
+    const std::optional<Offload> now = request_.options.offload;
+    if (!now) return std::nullopt;  // already tried if there is a host
+    const bool is_none = now == Offload::kNone;
+    if (is_none && (!request_.runtime.offload || !work_.offloaded_update)) return std::nullopt;
+    const Offload other = is_none ? Offload::kOptimizer : Offload::kNone;
     if (!fits([&](Options& options) { options.offload = other; })) return std::nullopt;
     return other;
   }
@@ -316,12 +318,13 @@ class RemedySearch {
     ways.push_back("optimizer_state_factor = " + detail::number(*remedies.optimizer_state_factor) + " instead of " +
                    detail::number(constraints.optimizer_state_factor) + " (an optimizer with less state)");
   }
-  if (remedies.recompute) ways.push_back("recompute = auto instead of " + request.options.recompute);
+  if (remedies.recompute) ways.push_back("recompute = auto instead of " + option_text(request.options.recompute));
   if (remedies.zero) {
     ways.push_back("zero = " + std::to_string(*remedies.zero) + " instead of " + std::to_string(request.options.zero));
   }
-  if (remedies.offload) ways.push_back("offload = " + *remedies.offload + " instead of " + request.options.offload);
-  if (remedies.schedule) ways.push_back("schedule = auto instead of " + request.options.schedule);
+  if (remedies.offload)
+    ways.push_back("offload = " + name_of(*remedies.offload) + " instead of " + option_text(request.options.offload));
+  if (remedies.schedule) ways.push_back("schedule = auto instead of " + option_text(request.options.schedule));
   std::string text = ways.size() == 1 ? "this " : "any one of these ";
   text += remedies.least ? "fits: " : "is enough, less may do: ";
   for (std::size_t i = 0; i < ways.size(); ++i) text += (i > 0 ? "; " : "") + ways[i];

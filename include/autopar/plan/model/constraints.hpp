@@ -1,13 +1,12 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <numeric>
 #include <string>
-#include <string_view>
+#include <type_traits>
 #include <variant>
 #include <vector>
 
@@ -15,6 +14,7 @@
 #include <autopar/core/error.hpp>
 #include <autopar/plan/model/bucket_choice.hpp>
 #include <autopar/plan/model/workload.hpp>
+#include <autopar/plan/option_text.hpp>
 #include <autopar/plan/options.hpp>
 #include <autopar/plan/request.hpp>
 #include <autopar/schedule/traits.hpp>
@@ -36,7 +36,7 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
     if constexpr (std::is_arithmetic_v<std::decay_t<decltype(value)>>)
       return key + " = " + std::to_string(value);
     else
-      return key + " = " + value;
+      return key + " = " + option_text(value);
   };
   if (options.tensor_parallel < 0)
     refuse(setting("tensor_parallel", options.tensor_parallel) + " is negative; use 0 or 1");
@@ -44,58 +44,36 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
     refuse(setting("tensor_parallel", options.tensor_parallel) + " is not run by this version, which has at most " +
            std::to_string(runtime.max_tensor_parallel) + "; leave it at 0");
   }
-  const std::string& sequence = options.sequence_parallel;
-  if (sequence != "auto" && sequence != "on" && sequence != "off")
-    refuse(setting("sequence_parallel", sequence) + " is unknown; use 'auto', 'on' or 'off'");
-  if (options.class_head != "auto" && options.class_head != "whole" && options.class_head != "chunked")
-    refuse(setting("class_head", options.class_head) + " is unknown; use 'auto', 'whole' or 'chunked'");
-  if (options.fusion != "auto" && options.fusion != "on" && options.fusion != "off")
-    refuse(setting("fusion", options.fusion) + " is unknown; use 'auto', 'on' or 'off'");
-  if (options.cuda_graphs != "auto" && options.cuda_graphs != "off")
-    refuse(setting("cuda_graphs", options.cuda_graphs) + " is unknown; use 'auto' or 'off'");
   if (options.zero < -1 || options.zero > 3) refuse(setting("zero", options.zero) + " is not a level; use -1 or 0");
   if (options.zero > runtime.max_zero) {
     refuse(setting("zero", options.zero) + " is not run by this version, which has at most " +
            std::to_string(runtime.max_zero) + "; leave it at -1");
   }
-  if (options.recompute != "auto" && options.recompute != "none" && !runtime.recompute) {
+  if (options.recompute.when() == Recompute::kAlways && !runtime.recompute) {
     refuse(setting("recompute", options.recompute) + " is not run by this version; use 'auto' or 'none'");
   }
-  if (options.recompute.empty())
-    refuse("recompute is empty; use 'auto', 'none', 'full' or names of modules, with commas between them");
-  if (options.offload != "auto" && options.offload != "none" && options.offload != "optimizer") {
-    refuse(setting("offload", options.offload) + " is unknown; use 'auto', 'none' or 'optimizer'");
-  }
-  if (options.offload == "optimizer" && !runtime.offload) {
+  if (options.offload == Offload::kOptimizer && !runtime.offload) {
     refuse(setting("offload", options.offload) + " is not run by this version; use 'auto' or 'none'");
   }
-  constexpr std::array<std::string_view, 5> kPrecisions{"module", "tf32", "bf16", "bf16-compute", "fp16"};
-  if (std::ranges::find(kPrecisions, options.precision) == kPrecisions.end()) {
-    refuse(setting("precision", options.precision) +
-           " is unknown; use 'module', 'tf32', 'bf16', 'bf16-compute' or 'fp16'");
-  }
-  if (options.precision != "module" && !runtime.precision) {
+  if (options.precision != Precision::kModule && !runtime.precision) {
     refuse(setting("precision", options.precision) + " is not run by this version; use 'module'");
-  }
-  if (options.batch_norm != "microbatch" && options.batch_norm != "exact") {
-    refuse(setting("batch_norm", options.batch_norm) + " is unknown; use 'microbatch' or 'exact'");
   }
 }
 
 [[nodiscard]] inline std::vector<ScheduleKind> allowed_schedules(const Options& options, const Capabilities& runtime) {
-  const auto runs = [&](const std::string& name) {
-    return std::find(runtime.schedules.begin(), runtime.schedules.end(), name) != runtime.schedules.end();
+  const auto runs = [&](ScheduleKind kind) {
+    return std::ranges::find(runtime.schedules, kind) != runtime.schedules.end();
   };
   auto all = kScheduleKinds;
   std::stable_partition(all.begin(), all.end(), [](ScheduleKind kind) { return kind == kDefaultSchedule; });
   std::vector<ScheduleKind> kinds;
   for (const ScheduleKind kind : all) {
-    if ((options.schedule == "auto" || options.schedule == name_of(kind)) && runs(name_of(kind))) kinds.push_back(kind);
+    if (options.schedule.value_or(kind) == kind && runs(kind)) kinds.push_back(kind);
   }
   if (kinds.empty()) {
     std::string known = "'auto'";
-    for (const auto& name : runtime.schedules) known += ", '" + name + "'";
-    refuse("schedule = " + options.schedule + " is not run by this runtime; use one of " + known);
+    for (const ScheduleKind kind : runtime.schedules) known += ", '" + name_of(kind) + "'";
+    refuse("schedule = " + option_text(options.schedule) + " is not run by this runtime; use one of " + known);
   }
   return kinds;
 }
@@ -152,13 +130,13 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
 
 /// A program computes its class heads in one way, which a plan cannot change.
 inline void check_class_heads(const Options& options, const Workload& work) {
-  if (options.class_head == "chunked" && !work.chunked_heads) {
+  if (options.class_head == ClassHead::kChunked && !work.chunked_heads) {
     refuse(
         "class_head = chunked, but no linear layer of this program is followed by a cross entropy of class indices "
         "that alone reads its result, or the profile was written without that setting; leave it at 'auto', or write "
         "the profile with it");
   }
-  if (options.class_head == "whole" && work.chunked_heads) {
+  if (options.class_head == ClassHead::kWhole && work.chunked_heads) {
     refuse("class_head = whole, but the profile is of the program with logits in chunks; write it with that setting");
   }
 }
@@ -166,8 +144,8 @@ inline void check_class_heads(const Options& options, const Workload& work) {
 /// Whether sequence parallelism is used. Both values, if the user leaves it open and some region follows another.
 [[nodiscard]] inline std::vector<bool> allowed_sequences(const Options& options, const Workload& work) {
   const bool any = std::ranges::any_of(work.regions, [](const TensorRegion& region) { return region.follows >= 0; });
-  if (options.sequence_parallel == "off" || !any) return {false};
-  if (options.sequence_parallel == "on") return {true};
+  if (options.sequence_parallel == Switch::kOff || !any) return {false};
+  if (options.sequence_parallel == Switch::kOn) return {true};
   return {false, true};
 }
 
@@ -183,34 +161,25 @@ inline void apply_offload(const Options& options, const Capabilities& runtime, c
     constraints.host_memory =
         Bytes(static_cast<std::int64_t>(std::floor(static_cast<double>(cluster.host->memory.value()) * share)));
   }
-  if (options.offload == "optimizer" && !work.offloaded_update)
+  if (options.offload == Offload::kOptimizer && !work.offloaded_update)
     refuse("offload = optimizer, but the cost model does not say what an update on the host takes; use 'none'");
-  if (options.offload == "optimizer") constraints.offloads = {Offload::kOptimizer};
-  const bool may = options.offload == "auto" && runtime.offload && work.offloaded_update;
+  if (options.offload == Offload::kOptimizer) constraints.offloads = {Offload::kOptimizer};
+  const bool may = !options.offload && runtime.offload && work.offloaded_update;
   if (may && cluster.host) constraints.offloads.push_back(Offload::kOptimizer);
 }
 
-/// Sets what is recomputed. Besides none and auto: "full", or names of modules with commas between them.
+/// Sets what is recomputed.
 inline void apply_recompute(const Options& options, const Capabilities& runtime, const Workload& work,
                             Constraints& constraints) {
-  if (options.recompute == "none") return;
-  if (options.recompute == "auto") {
-    constraints.recompute = runtime.recompute ? Recompute::kToFit : Recompute::kNever;
-    return;
-  }
-  constraints.recompute = Recompute::kAlways;
-  if (options.recompute == "full") return;
-  for (std::size_t begin = 0; begin <= options.recompute.size();) {
-    const auto end = std::min(options.recompute.find(',', begin), options.recompute.size());
-    const std::string module = options.recompute.substr(begin, end - begin);
+  constraints.recompute = runtime.recompute ? options.recompute.when() : Recompute::kNever;
+  for (const std::string& module : options.recompute.modules()) {
     if (std::ranges::none_of(work.graph.nodes(),
                              [&](NodeId node) { return is_within(work.graph[node].path, module); })) {
-      refuse("recompute = " + options.recompute + " names '" + module +
+      refuse("recompute = " + options.recompute.text() + " names '" + module +
              "', but no operator of the model belongs to such a module; use 'auto', 'none', 'full' or modules' names");
     }
-    constraints.recomputed_modules.push_back(module);
-    begin = end + 1;
   }
+  constraints.recomputed_modules = options.recompute.modules();
 }
 
 inline void check_shape(const Options& options, int ranks, std::size_t nodes) {
@@ -396,11 +365,11 @@ inline void apply_whole_batch(const Workload& work, const Options& options, Cons
   // Backwards add to one sum that becomes `.grad`; a second copy exists only if there is a `.grad` already.
   out.gradient_copies = options.gradient_accumulation ? 2 : 1;
   if (!work.loss_mode) {
-    if (options.schedule == "auto") {
+    if (!options.schedule) {
       out.schedules = {kForwardsFirst};
-    } else if (options.schedule != to_string(kForwardsFirst)) {
+    } else if (*options.schedule != kForwardsFirst) {
       out.notes.push_back(
-          "results leave the call before its backwards start: schedule = " + options.schedule +
+          "results leave the call before its backwards start: schedule = " + option_text(options.schedule) +
           " orders the forwards among themselves, and the backwards; train_step(loss, inputs, targets), "
           "or a loss that forward returns, lets it mix them");
     }

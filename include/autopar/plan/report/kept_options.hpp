@@ -6,7 +6,9 @@
 #include <string_view>
 #include <vector>
 
+#include <autopar/plan/option_text.hpp>
 #include <autopar/plan/options.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar {
 
@@ -23,13 +25,16 @@ inline constexpr std::array<std::string_view, 11> kKeptOptions{
   const auto add_number = [&](const char* name, int value, int usual) {
     if (value != usual) out.push_back(std::string(name) + "=" + std::to_string(value));
   };
-  const auto add_word = [&](const char* name, const std::string& value, const std::string& usual) {
-    if (value != usual) out.push_back(std::string(name) + "=" + value);
+  const auto add_text = [&](const char* name, const std::string& text) {
+    out.push_back(std::string(name) + "=" + text);
+  };
+  const auto add_word = [&](const char* name, const auto& value, const auto& usual) {
+    if (value != usual) add_text(name, option_text(value));
   };
   add_number("stages", options.stages, defaults.stages);
   std::string replicas;
   for (const int count : options.replicas) replicas += (replicas.empty() ? "" : ",") + std::to_string(count);
-  add_word("replicas", replicas, "");
+  if (!replicas.empty()) add_text("replicas", replicas);
   add_number("microbatches", options.microbatches, defaults.microbatches);
   add_number("min_microbatches", options.min_microbatches, defaults.min_microbatches);
   add_number("max_microbatches", options.max_microbatches, defaults.max_microbatches);

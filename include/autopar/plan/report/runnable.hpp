@@ -57,8 +57,7 @@ inline void require_runnable(const Plan& plan, const Capabilities& runtime) {
     throw InvalidArgument("the plan asks for " + what + ", which this version does not run yet; plan again without it");
   };
   const auto& known = runtime.schedules;
-  if (std::find(known.begin(), known.end(), name_of(plan.schedule)) == known.end())
-    refuse("schedule " + name_of(plan.schedule));
+  if (std::find(known.begin(), known.end(), plan.schedule) == known.end()) refuse("schedule " + name_of(plan.schedule));
   for (const StagePlan& stage : plan.stages) {
     if (stage.mesh.tensor() > runtime.max_tensor_parallel) refuse("tensor = " + std::to_string(stage.mesh.tensor()));
   }

@@ -67,14 +67,11 @@ Instance draw(std::uint64_t seed, int most_nodes, int most_devices) {
   cluster.device.memory = Bytes(dice(20, 350) * 1000);
   if (dice.chance(70)) {
     request.runtime = runtime_capabilities();
-    if (dice.chance(60)) {
-      constexpr std::array kSchedules{"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "synth"};
-      options.schedule = kSchedules[static_cast<std::size_t>(dice(0, 5))];
-    }
+    if (dice.chance(60)) options.schedule = kScheduleKinds[static_cast<std::size_t>(dice(0, 5))];
     if (dice.chance(40)) options.zero = dice(0, 3);
-    if (dice.chance(40)) options.recompute = dice.chance(50) ? "full" : "none";
+    if (dice.chance(40)) options.recompute = dice.chance(50) ? Recompute::kAlways : Recompute::kNever;
   }
-  if (cluster.host && dice.chance(30)) options.offload = dice.chance(50) ? "optimizer" : "none";
+  if (cluster.host && dice.chance(30)) options.offload = dice.chance(50) ? Offload::kOptimizer : Offload::kNone;
   request.world = cluster.devices;
   if (dice.chance(15)) request.batch = dice(1, cluster.devices);  // fewer samples than ranks
   return out;
@@ -99,14 +96,14 @@ class Remedy {
     check_microbatches();
     check_factor();
     check_zero();
-    check_switch("recompute = auto", options.recompute != "auto" && instance_.request.runtime.recompute,
-                 [](Instance& one) { one.request.options.recompute = "auto"; });
-    check_switch("schedule = auto", options.schedule != "auto",
-                 [](Instance& one) { one.request.options.schedule = "auto"; });
-    check_switch("offload = none", options.offload == "optimizer",
-                 [](Instance& one) { one.request.options.offload = "none"; });
-    check_switch("offload = optimizer", options.offload == "none" && instance_.request.runtime.offload,
-                 [](Instance& one) { one.request.options.offload = "optimizer"; });
+    check_switch("recompute = auto", options.recompute != Recompute::kToFit && instance_.request.runtime.recompute,
+                 [](Instance& one) { one.request.options.recompute = Recompute::kToFit; });
+    check_switch("schedule = auto", options.schedule.has_value(),
+                 [](Instance& one) { one.request.options.schedule = std::nullopt; });
+    check_switch("offload = none", options.offload == Offload::kOptimizer,
+                 [](Instance& one) { one.request.options.offload = Offload::kNone; });
+    check_switch("offload = optimizer", options.offload == Offload::kNone && instance_.request.runtime.offload,
+                 [](Instance& one) { one.request.options.offload = Offload::kOptimizer; });
   }
 
  private:
@@ -132,7 +129,7 @@ class Remedy {
     CHECK(fits([&](Instance& one) { change(one, bytes); }));
     CHECK_FALSE(fits([&](Instance& one) { change(one, bytes - 1); }));
     // Nor anywhere between, but that orders which are synthesised for less memory may happen to take less.
-    if (instance_.request.options.schedule == "synth") return;
+    if (instance_.request.options.schedule == ScheduleKind::kSynthesised) return;
     const std::int64_t half = now + (bytes - now) / 2;
     CHECK_FALSE(fits([&](Instance& one) { change(one, half); }));
   }
@@ -342,7 +339,7 @@ TEST_CASE("InfeasiblePlan: a host that is too small is named") {
   PlanRequest request;
   request.runtime.offload = true;
   request.options.memory_margin = 0;
-  request.options.offload = "optimizer";
+  request.options.offload = Offload::kOptimizer;
   try {
     (void)plan_with_defaults(model, cluster, request);
     FAIL("accepted");

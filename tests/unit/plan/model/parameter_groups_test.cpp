@@ -266,7 +266,7 @@ TEST_CASE("buckets: size follows latency, an eighth of a stage at most") {
 TEST_CASE("buckets: large ones are noted, small ones are the fallback") {
   const ModelProfile model = testing::chain(64, 1e9, 80 << 20, 4096);
   Cluster cluster = pair_of(Seconds(5e-6), 3.8e11);
-  PlanRequest request{.options = {.zero = 3, .offload = "none"}, .batch = 8, .runtime = runtime_capabilities()};
+  PlanRequest request{.options = {.zero = 3, .offload = Offload::kNone}, .batch = 8, .runtime = runtime_capabilities()};
   request.options.stages = 1;
   request.options.memory_margin = 0;
   const Plan large = plan_with_defaults(model, cluster, request);

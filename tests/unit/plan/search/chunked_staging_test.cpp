@@ -23,7 +23,7 @@ Staging chunked(ScheduleKind kind, int microbatches) {
   return {eight, ones, microbatches, kind, {0, 1, 2, 3, 0, 1, 2, 3}};
 }
 
-PlanRequest request_for_all(int world, std::int64_t batch, const std::string& schedule = "auto") {
+PlanRequest request_for_all(int world, std::int64_t batch, std::optional<ScheduleKind> schedule = std::nullopt) {
   PlanRequest request;
   request.world = world;
   request.batch = batch;
@@ -107,7 +107,7 @@ TEST_CASE("Planner: every schedule can be requested if supported") {
   const auto model = testing::chain(24, 2e6, 1000, 40);
   const auto cluster = testing::small_cluster(4, Bytes(1 << 28));
   for (const ScheduleKind kind : kScheduleKinds) {
-    auto request = request_for_all(4, 64, std::string(to_string(kind)));
+    auto request = request_for_all(4, 64, kind);
     request.options.max_microbatches = 16;
     const Plan plan = plan_with_defaults(model, cluster, request);
     INFO(to_string(kind));
@@ -124,10 +124,10 @@ TEST_CASE("Planner: a requested schedule that does not fit is named") {
   using Catch::Matchers::ContainsSubstring;
   const auto model = testing::chain(8, 2e6, 100'000, 40);
   const auto small = testing::small_cluster(4, Bytes(300'000));
-  CHECK_THROWS_WITH(plan_with_defaults(model, small, request_for_all(4, 64, "zb-v")),
+  CHECK_THROWS_WITH(plan_with_defaults(model, small, request_for_all(4, 64, ScheduleKind::kZbV)),
                     ContainsSubstring("zb-v, needs") && ContainsSubstring("device_memory = 446092"));
   const auto short_model = testing::chain(3, 2e6, 1000, 40);
-  auto request = request_for_all(4, 64, "interleaved");
+  auto request = request_for_all(4, 64, ScheduleKind::kInterleaved);
   request.options.stages = 2;
   CHECK_THROWS_WITH(plan_with_defaults(short_model, testing::small_cluster(4, Bytes(1 << 28)), request),
                     ContainsSubstring("schedule = interleaved"));

@@ -69,7 +69,7 @@ TEST_CASE("ExactStaging: equivalent schedules are searched once") {
   ModelProfile model = branches(3, 2);
   Options one, any, plain;
   one.microbatches = any.microbatches = 1;
-  one.schedule = plain.schedule = "gpipe";
+  one.schedule = plain.schedule = ScheduleKind::kGPipe;
   const auto once = searched(model, 4, one), both = searched(model, 4, any);
   REQUIRE((once.proven && both.proven));
   CHECK(both.states < once.states + once.states / 4);  // starts are made for each

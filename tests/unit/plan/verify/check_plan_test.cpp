@@ -34,7 +34,7 @@ CheckedCase random_case(int seed) {
   auto& options = out.request.options;
   options.optimizer_state_factor = dice(0, 2);
   options.max_microbatches = dice(1, 9);
-  if (dice.chance(30)) options.schedule = dice.chance(50) ? "gpipe" : "1f1b";
+  if (dice.chance(30)) options.schedule = dice.chance(50) ? ScheduleKind::kGPipe : ScheduleKind::kOneFOneB;
   if (dice.chance(30)) options.memory_margin = 0.8;
   return out;
 }
@@ -53,12 +53,11 @@ CheckedCase random_full_case(int seed) {
   options.memory_margin = 0.05 * dice(0, 3);
   if (dice.chance(50)) options.zero = dice(0, 3);
   if (dice.chance(60)) out.cluster.host = testing::small_host(Bytes(dice.chance(50) ? 1 << 20 : dice(50, 400) * 1000));
-  if (dice.chance(40)) options.offload = dice.chance(60) ? "optimizer" : "none";
+  if (dice.chance(40)) options.offload = dice.chance(60) ? Offload::kOptimizer : Offload::kNone;
   options.gradient_accumulation = dice.chance(20);
-  const int recompute = dice(0, 2);
-  options.recompute = recompute == 0 ? "auto" : recompute == 1 ? "full" : "none";
+  options.recompute = std::array{Recompute::kToFit, Recompute::kAlways, Recompute::kNever}[std::size_t(dice(0, 2))];
   const int schedule = dice(0, 7);
-  if (schedule > 1) options.schedule = runtime_capabilities().schedules[static_cast<std::size_t>(schedule - 2)];
+  if (schedule > 1) options.schedule = kScheduleKinds[static_cast<std::size_t>(schedule - 2)];
   const int most = std::min<int>(out.cluster.devices, static_cast<int>(out.model.graph.node_count()));
   const auto once = [&](NodeId n) { return out.model.graph[n].whole_batch || out.model.graph[n].totals > Bytes(0); };
   if (dice.chance(40) && std::ranges::none_of(out.model.graph.nodes(), once)) {
@@ -75,7 +74,7 @@ CheckedCase random_full_case(int seed) {
     for (auto& parameter : out.model.parameters) parameter.bytes *= kTimes, parameter.copy *= kTimes;
     out.cluster.device.memory *= kTimes;
     if (out.cluster.host) out.cluster.host->memory *= kTimes;
-    if (dice.chance(60)) options.zero = 3, options.recompute = "full";
+    if (dice.chance(60)) options.zero = 3, options.recompute = Recompute::kAlways;
   }
   return out;
 }
@@ -134,7 +133,7 @@ struct Tampering {
 void raise(Seconds& seconds) { seconds = seconds * 1.001; }
 
 /// Eight equal atoms on four ranks with all that the planner has.
-CheckedCase eight_atoms(const std::string& schedule, int zero, const std::string& recompute) {
+CheckedCase eight_atoms(ScheduleKind schedule, int zero, const RecomputeOption& recompute) {
   CheckedCase c{testing::chain(8, 3e5, 40000, 4000), testing::small_cluster(4, Bytes(4 << 20)), {.batch = 32}};
   c.request.runtime = runtime_capabilities();
   c.request.options.schedule = schedule;
@@ -149,7 +148,7 @@ CheckedCase eight_atoms(const std::string& schedule, int zero, const std::string
 /// Two stages on a rank each, in these orders, with figures that are not right.
 Plan in_orders(const CheckedCase& c, const std::vector<std::vector<ComputeAction>>& orders) {
   CheckedCase two = c;
-  two.request.options.schedule = "1f1b";
+  two.request.options.schedule = ScheduleKind::kOneFOneB;
   two.request.options.replicas = {1};
   two.request.options.microbatches = 2;
   Plan plan = *planned_by(two, true);
@@ -205,7 +204,7 @@ void check_full_cases(int cases) {
       if (lets_go && plan->stages[s].mesh.replicas() > 1) ++met["gathers once more"];
     }
     if (optimizations.offload == Offload::kOptimizer) ++met[c.cluster.host ? "offloaded" : "offloaded in place"];
-    if (optimizations.offload == Offload::kOptimizer && c.request.options.offload == "auto") ++met["offloaded to fit"];
+    if (optimizations.offload == Offload::kOptimizer && !c.request.options.offload) ++met["offloaded to fit"];
     if (optimizations.recomputes()) ++met["recomputed"];
     if (optimizations.recomputes() && !ChunkedStaging::is_plain(plan->schedule)) ++met["recomputed, chunked"];
   }
@@ -217,7 +216,7 @@ void check_full_cases(int cases) {
   CHECK(met["offloaded"] * 700 > 30 * cases);
   CHECK(met["offloaded in place"] * 700 > 15 * cases);
   if (cases >= 700) CHECK(met["offloaded to fit"] > 5);  // too rare for fewer
-  for (const std::string& schedule : runtime_capabilities().schedules) CHECK(met[schedule] * 700 > 30 * cases);
+  for (const ScheduleKind schedule : kScheduleKinds) CHECK(met[name_of(schedule)] * 700 > 30 * cases);
   for (const std::string level : {"zero 0", "zero 1", "zero 2", "zero 3"}) CHECK(met[level] * 700 > 30 * cases);
 }
 
@@ -235,7 +234,7 @@ TEST_CASE("check_plan: agrees where casts of parameters are freed early", "[chec
     options.microbatches = options.max_microbatches = 1;
     options.replicas = {1};
     options.stages = std::min<int>(c.cluster.devices, static_cast<int>(c.model.graph.node_count()));
-    options.offload = "none";
+    options.offload = Offload::kNone;
     options.zero = 0;
     const auto plan = planned_by(c, seed % 2 == 0);
     if (!plan) continue;
@@ -265,7 +264,7 @@ TEST_CASE("check_plan: no staging is below the certified bound", "[check]") {
       const bool mixes = std::ranges::any_of(c.model.graph.nodes(), [&](NodeId n) {
         return c.model.graph[n].whole_batch || c.model.graph[n].totals > Bytes(0);
       });
-      options.schedule = other % 2 == 0 ? "gpipe" : "1f1b";
+      options.schedule = other % 2 == 0 ? ScheduleKind::kGPipe : ScheduleKind::kOneFOneB;
       if (!mixes) options.microbatches = dice(1, 12), options.max_microbatches = 64;
       options.memory_margin = 0;
       options.stages = dice(0, std::min<int>(forced.cluster.devices, static_cast<int>(c.model.graph.node_count())));
@@ -335,7 +334,7 @@ TEST_CASE("check_plan: raised bounds and tampered fields are rejected", "[check]
 }
 
 TEST_CASE("check_plan: tampered memory optimizations are rejected", "[check]") {
-  CheckedCase c = eight_atoms("1f1b", 2, "full");
+  CheckedCase c = eight_atoms(ScheduleKind::kOneFOneB, 2, Recompute::kAlways);
   c.model.parameters[0].bytes += Bytes(400);  // of equal parameters half a stage's are as much as two of its buckets
   const auto plan = planned_by(c, true);
   REQUIRE(plan);
@@ -376,9 +375,9 @@ TEST_CASE("check_plan: tampered memory optimizations are rejected", "[check]") {
 }
 
 TEST_CASE("check_plan: tampered offload is rejected", "[check]") {
-  CheckedCase c = eight_atoms("1f1b", 1, "none");
+  CheckedCase c = eight_atoms(ScheduleKind::kOneFOneB, 1, Recompute::kNever);
   c.cluster.host = testing::small_host(Bytes(4 << 20));
-  c.request.options.offload = "optimizer";
+  c.request.options.offload = Offload::kOptimizer;
   const auto plan = planned_by(c, true);
   REQUIRE(plan);
   REQUIRE(plan->offload == Offload::kOptimizer);
@@ -409,17 +408,18 @@ TEST_CASE("check_plan: tampered offload is rejected", "[check]") {
 }
 
 TEST_CASE("check_plan: tampered interleaved and V stages are rejected", "[check]") {
-  for (const std::string schedule : {"interleaved", "zb-v"}) {
-    const CheckedCase c = eight_atoms(schedule, 1, "none");
+  for (const ScheduleKind schedule : {ScheduleKind::kInterleaved, ScheduleKind::kZbV}) {
+    const CheckedCase c = eight_atoms(schedule, 1, Recompute::kNever);
     const auto plan = planned_by(c, true);
     REQUIRE(plan);
     REQUIRE(plan->stages.size() >= 4);
     REQUIRE(verdict_on(c, *plan).accepted());
     const Tampering rejected{c, *plan};
-    rejected(schedule == "zb-v" ? "and back" : "pass all positions again",
+    const bool is_v = schedule == ScheduleKind::kZbV;
+    rejected(is_v ? "and back" : "pass all positions again",
              [](Plan& p) { std::swap(p.stages[0].mesh, p.stages[1].mesh); });
-    rejected(schedule == "zb-v" ? "pass all positions again" : "and back",
-             [&](Plan& p) { p.schedule = schedule == "zb-v" ? ScheduleKind::kInterleaved : ScheduleKind::kZbV; });
+    rejected(is_v ? "pass all positions again" : "and back",
+             [&](Plan& p) { p.schedule = is_v ? ScheduleKind::kInterleaved : ScheduleKind::kZbV; });
     for (const auto plain : {ScheduleKind::kGPipe, ScheduleKind::kOneFOneB, ScheduleKind::kZbH1})
       rejected("runs two stages", [&](Plan& p) { p.schedule = plain; });
     rejected("the same ranks in the same order", [](Plan& p) {
@@ -438,7 +438,8 @@ TEST_CASE("check_plan: tampered interleaved and V stages are rejected", "[check]
       p.device_memory = std::ranges::max(p.stages, {}, &StagePlan::peak_memory).peak_memory + Bytes(1000);
     });
   }
-  const CheckedCase h1 = eight_atoms("zb-h1", 3, "layer.0,layer.5");  // of what is recomputed nothing is deferred
+  const auto two_layers = RecomputeOption::of_modules({"layer.0", "layer.5"});  // nothing of them is deferred
+  const CheckedCase h1 = eight_atoms(ScheduleKind::kZbH1, 3, two_layers);
   const auto parted = planned_by(h1, true);
   REQUIRE(parted);
   REQUIRE(verdict_on(h1, *parted).accepted());
@@ -446,7 +447,7 @@ TEST_CASE("check_plan: tampered interleaved and V stages are rejected", "[check]
 }
 
 TEST_CASE("check_plan: tampered or deadlocked orders are rejected", "[check]") {
-  const CheckedCase c = eight_atoms("synth", 2, "layer.0,layer.5");
+  const CheckedCase c = eight_atoms(ScheduleKind::kSynthesised, 2, RecomputeOption::of_modules({"layer.0", "layer.5"}));
   const auto plan = planned_by(c, true);
   REQUIRE(plan);
   REQUIRE(plan->schedule == ScheduleKind::kSynthesised);
@@ -497,7 +498,7 @@ TEST_CASE("check_plan: tampered or deadlocked orders are rejected", "[check]") {
 }
 
 TEST_CASE("check_plan: ZeRO without replicas changes nothing", "[check]") {
-  CheckedCase c = eight_atoms("1f1b", 0, "none");
+  CheckedCase c = eight_atoms(ScheduleKind::kOneFOneB, 0, Recompute::kNever);
   c.model.graph[NodeId(7)].parameters = {ParameterId(0)};
   c.request.options.replicas = {1};
   const auto plain = planned_by(c, true);
@@ -522,9 +523,9 @@ TEST_CASE("check_plan: the bound holds for deferred weight gradients", "[check]"
   c.request.runtime = runtime_capabilities();
   c.request.options.stages = 4;
   c.request.options.microbatches = 1;
-  c.request.options.schedule = "1f1b";
+  c.request.options.schedule = ScheduleKind::kOneFOneB;
   const auto whole = planned_by(c, true);
-  c.request.options.schedule = "zb-h1";
+  c.request.options.schedule = ScheduleKind::kZbH1;
   const auto parted = planned_by(c, true);
   REQUIRE(whole);
   REQUIRE(parted);

@@ -12,7 +12,7 @@ using namespace autopar;
 
 namespace require_sound_test {
 
-PlanRequest request_of(const std::string& schedule, int stages) {
+PlanRequest request_of(ScheduleKind schedule, int stages) {
   PlanRequest request;
   request.batch = 32;
   request.runtime = runtime_capabilities();
@@ -35,18 +35,18 @@ TEST_CASE("require_sound: accepts the planner's plans of all schedules", "[check
   const ModelProfile model = testing::chain(8, 3e5, 40000, 4000);
   const Cluster cluster = testing::small_cluster(4);
   for (const auto kind : kScheduleKinds) {
-    const Plan plan = plan_with_defaults(model, cluster, request_of(std::string(to_string(kind)), 2));
+    const Plan plan = plan_with_defaults(model, cluster, request_of(kind, 2));
     CAPTURE(to_string(kind));
     CHECK(refusal(model, plan).empty());
   }
   ModelProfile own_loss = model;
   own_loss.loss_mode = false;
-  CHECK(refusal(own_loss, plan_with_defaults(own_loss, cluster, request_of("gpipe", 2))).empty());
+  CHECK(refusal(own_loss, plan_with_defaults(own_loss, cluster, request_of(ScheduleKind::kGPipe, 2))).empty());
 }
 
 TEST_CASE("require_sound: an unsound plan is refused by field", "[check]") {
   const ModelProfile model = testing::chain(6, 3e5, 40000, 4000);
-  const Plan good = plan_with_defaults(model, testing::small_cluster(4), request_of("1f1b", 2));
+  const Plan good = plan_with_defaults(model, testing::small_cluster(4), request_of(ScheduleKind::kOneFOneB, 2));
   REQUIRE(good.stages.size() == 2);
   const auto refused = [&](const std::string& field, const std::function<void(Plan&)>& damage) {
     Plan plan = good;
@@ -82,7 +82,7 @@ TEST_CASE("require_sound: an unsound plan is refused by field", "[check]") {
 TEST_CASE("require_sound: deadlocked orders are refused", "[check]") {
   const ModelProfile model = testing::chain(6, 3e5, 40000, 4000);
   Plan plan = plan_with_defaults(model, testing::small_cluster(2), [] {
-    auto request = request_of("synth", 2);
+    auto request = request_of(ScheduleKind::kSynthesised, 2);
     request.options.replicas = {1};
     return request;
   }());

@@ -68,14 +68,14 @@ TEST_CASE("PlanBuilder: measures only where costs decide") {
   Fixture fixture;
   static_cast<void>(fixture.build());
   CHECK(fixture.costs.asked.empty());
-  fixture.options.costs = "measured";
+  fixture.options.costs = CostChoice::kProfiled;
   static_cast<void>(fixture.build());
   CHECK(fixture.costs.asked == std::vector{kBatch});
 }
 
 TEST_CASE("PlanBuilder: a plan given or read is not searched for") {
   Fixture fixture;
-  fixture.options.costs = "measured";
+  fixture.options.costs = CostChoice::kProfiled;
   const Plan plan = fixture.build();
   fixture.requests.clear();
   fixture.costs.asked.clear();

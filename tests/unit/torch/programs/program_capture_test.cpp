@@ -82,7 +82,7 @@ TEST_CASE("ProgramCapture: training is captured when evaluation comes first") {
 
 TEST_CASE("ProgramCapture: two settings of element types are refused") {
   Options options;
-  options.precision = "bf16";
+  options.precision = Precision::kBf16;
   auto net = std::make_shared<ScaledImpl>();
   net->to(torch::kDouble);
   Fixture fixture(net, options);
