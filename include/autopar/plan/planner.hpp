@@ -158,7 +158,7 @@ class Planner {
   [[nodiscard]] bool depends_on_costs(const ModelProfile& profile, const Cluster& cluster,
                                       const PlanRequest& request) const requires kSimulates {
     const ProfiledCost peak_rates(at_precision(cluster, request.options.precision), {});
-    Workload work = make_workload(profile, peak_rates);
+    const Workload work = make_workload(profile, peak_rates);
     const Resolved resolved = try_resolve(request, work, cluster);
     if (std::holds_alternative<Contradiction>(resolved)) return false;
     const auto& constraints = std::get<Constraints>(resolved);
@@ -179,9 +179,9 @@ class Planner {
   requires(kSimulates&& kTakesCosts) [[nodiscard]] Plan
       plan(const G& graph, const M& costs, const Cluster& cluster, const PlanRequest& request) const {
     require_cost_model<M, G>();
-    Workload work = make_workload(graph, costs);
+    const Workload work = make_workload(graph, costs);
     const Constraints constraints = resolve(request, work, cluster);
-    return plan_of(plan_workload(std::move(work), cluster, request, constraints));
+    return plan_of(plan_workload(work, cluster, request, constraints));
   }
 
   /// What the staging policy finds under another objective than the simulated step. Takes any graph, with costs and
@@ -226,21 +226,19 @@ class Planner {
     own.variants.clear();
     own.remedies = remedies;
     const auto& costs = costing.costs(profile, given);  // a workload refers to its costs
-    Workload work = make_workload(profile, costs);
+    const Workload work = make_workload(profile, costs);
     Resolved resolved = try_resolve(own, work, cluster);
     if (auto* contradiction = std::get_if<Contradiction>(&resolved)) return std::move(*contradiction);
-    std::optional<Workload> again;  // a search changes its workload
-    if (request.starves) again = work;
-    PlanOutcome outcome = plan_workload(std::move(work), cluster, own, std::get<Constraints>(std::move(resolved)));
+    PlanOutcome outcome = plan_workload(work, cluster, own, std::get<Constraints>(std::move(resolved)));
     auto* plan = std::get_if<Plan>(&outcome);
     if (plan == nullptr) return std::get<Infeasible>(std::move(outcome));
     state_operators(profile, *plan);
     if (!request.starves || !request.starves(*plan)) return std::move(*plan);
     own.options.replicas = {1};
     own.remedies = false;
-    resolved = try_resolve(own, *again, cluster);
+    resolved = try_resolve(own, work, cluster);
     if (std::holds_alternative<Contradiction>(resolved)) return std::move(*plan);
-    PlanOutcome without = plan_workload(*std::move(again), cluster, own, std::get<Constraints>(std::move(resolved)));
+    PlanOutcome without = plan_workload(work, cluster, own, std::get<Constraints>(std::move(resolved)));
     auto* without_replicas = std::get_if<Plan>(&without);
     if (without_replicas == nullptr) return std::move(*plan);
     state_operators(profile, *without_replicas);
@@ -262,7 +260,7 @@ class Planner {
     }
   }
 
-  [[nodiscard]] PlanOutcome plan_workload(Workload work, const Cluster& cluster, const PlanRequest& request,
+  [[nodiscard]] PlanOutcome plan_workload(const Workload& work, const Cluster& cluster, const PlanRequest& request,
                                           const Constraints& resolved) const {
     observe("putting " + std::to_string(work.graph.node_count()) + " nodes together");
     const Attempt attempt(staging, coarsening, work, cluster, resolved);
@@ -282,11 +280,11 @@ class Planner {
         PlanRequest smaller = request;
         smaller.buckets = BucketPolicy{};
         const Constraints with_smaller = resolve(smaller, work, cluster);
-        return plan_workload(std::move(work), cluster, smaller, with_smaller);
+        return plan_workload(work, cluster, smaller, with_smaller);
       }
       if (!found.candidates.any_fits()) return reason(work, attempt, found, least, cluster, request);
     }
-    Plan result = detail::PlanMaker(work, cluster, request, constraints).make(coarse, found);
+    Plan result = detail::PlanMaker(attempt.work(), cluster, request, constraints).make(coarse, found);
     observe("planned " + describe(result));
     return result;
   }
@@ -294,25 +292,22 @@ class Planner {
   using Attempt = detail::Attempt<StagingSearch, Coarsening>;
 
   /// Why there is no plan, and which changes make one feasible.
-  [[nodiscard]] Infeasible reason(Workload& work, const Attempt& attempt, const SearchResult& found,
+  [[nodiscard]] Infeasible reason(const Workload& work, const Attempt& attempt, const SearchResult& found,
                                   const std::optional<LeastMemory>& least, const Cluster& cluster,
                                   const PlanRequest& request) const {
-    const auto transfer = work.transfer;
-    const auto all_reduce = work.all_reduce;
     const auto trials = [&](const PlanRequest& changed, const Cluster& other) -> detail::Trial {
-      work.transfer = transfer;
-      work.all_reduce = all_reduce;
+      Workload on_other = work;
       if (other.devices > cluster.devices) {  // costs do not know the links of additional ranks
-        work.transfer = [&](Bytes bytes, Rank from, Rank to) { return point_to_point(other, bytes, from, to); };
-        work.all_reduce = [&](Bytes bytes, std::span<const Rank> ranks) {
+        on_other.transfer = [&](Bytes bytes, Rank from, Rank to) { return point_to_point(other, bytes, from, to); };
+        on_other.all_reduce = [&](Bytes bytes, std::span<const Rank> ranks) {
           return all_reduce_time(other, bytes, ranks);
         };
       }
-      Resolved resolved = try_resolve(changed, work, other);
+      Resolved resolved = try_resolve(changed, on_other, other);
       if (std::holds_alternative<Contradiction>(resolved)) return {};
-      return Attempt(staging, coarsening, work, other, std::get<Constraints>(std::move(resolved))).trial();
+      return Attempt(staging, coarsening, on_other, other, std::get<Constraints>(std::move(resolved))).trial();
     };
-    return detail::Refusal(work, cluster, request, attempt.constraints(), trials)
+    return detail::Refusal(attempt.work(), cluster, request, attempt.constraints(), trials)
         .reason(attempt.coarse(), found.candidates.ranked(), least);
   }
 

@@ -49,16 +49,19 @@ template <class StagingSearch, class Coarsening>
 class Attempt {
  public:
   /// @param constraints  of the request, as `resolve` made them
-  /// @pre the other arguments outlive it
-  Attempt(const StagingSearch& staging, const Coarsening& coarsening, Workload& work, const Cluster& cluster,
+  /// @param work  is copied, as an attempt decides its segments @pre the other arguments outlive it
+  Attempt(const StagingSearch& staging, const Coarsening& coarsening, const Workload& work, const Cluster& cluster,
           Constraints constraints)
       : staging_(staging),
         constraints_(std::move(constraints)),
         samples_(std::max<std::int64_t>(1, constraints_.batch / constraints_.world)),
-        coarse_(work, coarsening.coarsen(work, samples_, std::max(1, constraints_.stages)), cluster, constraints_) {
-    set_segments(work, coarse_.work, coarse_.blocks, constraints_, samples_);
+        work_(work),
+        coarse_(work_, coarsening.coarsen(work, samples_, std::max(1, constraints_.stages)), cluster, constraints_) {
+    set_segments(work_, coarse_.work, coarse_.blocks, constraints_, samples_);
   }
 
+  /// The workload in nodes, with the segments that may be recomputed.
+  [[nodiscard]] const Workload& work() const { return work_; }
   [[nodiscard]] const Constraints& constraints() const { return constraints_; }
   [[nodiscard]] const Coarsened& coarse() const { return coarse_; }
 
@@ -145,6 +148,7 @@ class Attempt {
   const StagingSearch& staging_;
   Constraints constraints_;
   std::int64_t samples_;
+  Workload work_;
   Coarsened coarse_;
 };
 

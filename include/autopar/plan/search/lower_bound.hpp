@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <vector>
 
+#include <autopar/plan/model/pipeline_bound.hpp>
 #include <autopar/plan/search/cut_tables.hpp>
 #include <autopar/schedule/traits.hpp>
 
@@ -30,17 +31,9 @@ struct StageDegree {
   CutTables* tables;  ///< of stages of this degree
 };
 
-/// A lower bound on the step, however the remaining nodes are staged. For every stage:
-///
-/// - It cannot start before the longest path of forwards that leads to it, and it must run all its forwards and
-///   backwards. Then the longest path of backwards follows, or its gradient sums and update.
-/// - A micro-batch that leaves it downwards comes back only after the longest path below. Until then 1F1B runs at most
-///   `peak_activations` forwards, and GPipe starts no backward below before the last forward has arrived.
-/// - The remaining nodes need their least device-seconds on the remaining devices.
-///
-/// Costs are for the smallest slice, messages are as short as possible, and waits on links are left out. All this only
-/// lowers the bound.
-/// waits on links are left out: that only makes it smaller.
+/// A lower bound on the step, however the remaining nodes are staged: `pipeline_bound` of each chosen stage, and the
+/// least device-seconds of the remaining nodes on the remaining devices. Costs are for the smallest slice, messages are
+/// as short as possible, and waits on links are left out, which only lowers the bound.
 class LowerBound {
  public:
   LowerBound(CutTables& tables, const StepObjective& objective, int microbatches, ScheduleKind schedule)
@@ -105,7 +98,14 @@ class LowerBound {
     for (const ChosenStage& stage : chosen) regular = regular && stage.regular;
     for (std::size_t i = chosen.size(); i-- > 0;) {
       path_to(chosen, i, rest);
-      bound = std::max(bound, of_stage(chosen[i], heads_[i], feet_[i], static_cast<int>(i), regular));
+      const ChosenStage& stage = chosen[i];
+      const StagePath own{.forward = stage.forward,
+                          .backward = stage.backward,
+                          .busy = stage.busy,
+                          .head = heads_[i],
+                          .foot = std::max(feet_[i], stage.after),
+                          .below = stage.below};
+      bound = std::max(bound, pipeline_bound(own, microbatches_, static_cast<int>(i), forwards_first_, regular));
     }
     return bound;
   }
@@ -141,16 +141,6 @@ class LowerBound {
       if ((stage.before_gradient & chosen[j].nodes) != 0)
         feet_[i] = std::max(feet_[i], feet_[j] + chosen[j].backward + message_);
     }
-  }
-
-  /// @param later  number of stages after it
-  [[nodiscard]] double of_stage(const ChosenStage& stage, double head, double foot, int later, bool regular) const {
-    double bound = head + stage.busy + std::max(foot, stage.after);
-    if (!regular) return bound;  // with an empty slice there is nothing to wait for
-    const int forwards_before = forwards_first_ ? microbatches_ : std::min(later + 1, microbatches_);
-    const double forwards = forwards_first_ ? microbatches_ : 1 + (microbatches_ - forwards_before);
-    const double round = forwards * stage.forward + stage.below + microbatches_ * stage.backward;
-    return std::max(bound, head + round + std::max(foot, stage.after));
   }
 
   CutTables& tables_;

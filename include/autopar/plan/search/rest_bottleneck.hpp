@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include <autopar/plan/model/pipeline_bound.hpp>
 #include <autopar/plan/search/cut_tables.hpp>
 #include <autopar/schedule/traits.hpp>
 
@@ -15,10 +16,7 @@ namespace autopar::detail {
 /// How fast the nodes without a stage can run at best. A dynamic program over tails, ranks left and stages chosen, with
 /// the static memory of stages. Unlike a sum of work, it sees that memory and whole operators prevent even slices. Its
 /// staging is a good start.
-///
-/// A stage between two tails takes at least its own forwards and backwards, and what a micro-batch needs below it.
-/// Before that comes the longest path of forwards to the stage, after that the path of backwards from it. All are for
-/// the smallest slice.
+/// Each stage is bounded by `pipeline_bound`.
 class RestBottleneck {
  public:
   /// @param max_work  most elementary steps, about a nanosecond each
@@ -73,11 +71,6 @@ class RestBottleneck {
     DownsetId from, to;
     NodeMask nodes = 0;
   };
-  /// The paths around a stage, whatever its replicas.
-  struct Surroundings {
-    double head = 0, foot = 0, round_below = 0, forward_below = 0;
-  };
-
   RestBottleneck(CutTables& tables, const StepObjective& objective, int microbatches, ScheduleKind schedule)
       : tables_(&tables),
         objective_(&objective),
@@ -132,14 +125,14 @@ class RestBottleneck {
       for (int later = 0; later < depth_; ++later) cells_[cell(tails.all_nodes(), ranks, later)].seconds = 0;
     }
     for (const Pair& pair : pairs_) {
-      const Surroundings around = surroundings(pair.nodes);
+      const StagePath around = surroundings(pair.nodes);
       const int each = objective_->constraints().replicas_of_each;
       const int most = (pair.nodes & tables_->whole_batch()) != 0 ? 1 : each > 0 ? each : world_;
       for (int replicas = std::max(1, each); replicas <= most; ++replicas) try_stage(pair, around, replicas);
     }
   }
 
-  void try_stage(const Pair& pair, const Surroundings& around, int replicas) {
+  void try_stage(const Pair& pair, StagePath path, int replicas) {
     const auto& tails = tables_->tails();
     const bool all = pair.from == tails.empty_set() && pair.to == tails.all_nodes();
     for (int later = 0; later < depth_; ++later) {
@@ -152,8 +145,10 @@ class RestBottleneck {
           tables_->recomputing_to_fit(pair.from, pair.to, pair.nodes, in_flight, microbatches_, replicas, only);
       if (recompute == std::numeric_limits<double>::infinity()) continue;
       const double all_recomputed = recompute > 0 ? recompute * size.slices->busy_times() : 0;
-      const double own = seconds(around, high.forward - low.forward, high.backward - low.backward + recompute,
-                                 high.busy - low.busy + all_recomputed, later);
+      path.forward = high.forward - low.forward;
+      path.backward = high.backward - low.backward + recompute;
+      path.busy = high.busy - low.busy + all_recomputed;
+      const double own = pipeline_bound(path, microbatches_, later, forwards_first_, regular_);
       for (int ranks = replicas; ranks <= world_; ++ranks) {
         const double rest = cells_[cell(pair.to, ranks - replicas, std::min(later + 1, depth_ - 1))].seconds;
         Cell& best = cells_[cell(pair.from, ranks, later)];
@@ -162,19 +157,10 @@ class RestBottleneck {
     }
   }
 
-  [[nodiscard]] double seconds(const Surroundings& around, double forward, double backward, double busy,
-                               int later) const {
-    const double bound = around.head + busy + around.foot;
-    if (!regular_) return bound;  // with an empty slice there is nothing to wait for
-    const int forwards_before = forwards_first_ ? microbatches_ : std::min(later + 1, microbatches_);
-    const double forwards = forwards_first_ ? microbatches_ : 1 + (microbatches_ - forwards_before);
-    const double round = forwards * forward + around.round_below + microbatches_ * backward + around.foot;
-    return std::max({bound, around.head + round, around.head + microbatches_ * forward + around.forward_below});
-  }
-
-  [[nodiscard]] Surroundings surroundings(NodeMask nodes) const {
+  /// The paths around a stage, whatever its replicas.
+  [[nodiscard]] StagePath surroundings(NodeMask nodes) const {
     const auto& paths = tables_->paths(microbatches_);
-    Surroundings out;
+    StagePath out;
     const double message = tables_->least_message();
     const auto longest = [](NodeMask mask, const std::vector<double>& path, double messages) {
       double most = 0;
@@ -192,7 +178,7 @@ class RestBottleneck {
     }
     out.head = longest(before & ~nodes, paths.forward, message);
     out.foot = longest(before_gradient & ~nodes, paths.backward, message);
-    out.round_below = longest(after_gradient & ~nodes, paths.round_below, 2 * message);
+    out.below = longest(after_gradient & ~nodes, paths.round_below, 2 * message);
     out.forward_below = longest(after & ~nodes, paths.forward_below, message);
     return out;
   }
