@@ -57,6 +57,9 @@ Messages messages(int ranks, Body body) {
       } catch (const ap::TransportError& error) {
         note(world.rank(), "TransportError", error);
         throw;
+      } catch (const ap::ConfigError& error) {
+        note(world.rank(), "ConfigError", error);
+        throw;
       } catch (const std::exception& error) {
         note(world.rank(), "exception", error);
         throw;

@@ -23,7 +23,7 @@ class ShapeCheck {
   [[nodiscard]] std::string run() && {
     std::string fault = of_plan();
     for (const auto part : {&ShapeCheck::of_atoms, &ShapeCheck::of_edges, &ShapeCheck::of_lists, &ShapeCheck::of_ranks,
-                            &ShapeCheck::of_shards, &ShapeCheck::of_segments}) {
+                            &ShapeCheck::of_places, &ShapeCheck::of_shards, &ShapeCheck::of_segments}) {
       for (std::size_t s = 0; s < plan_.stages.size() && fault.empty(); ++s) fault = (this->*part)(s, plan_.stages[s]);
     }
     return fault;
@@ -124,6 +124,21 @@ class ShapeCheck {
       return name + " runs two stages" + (may_share ? " that do not have the same ranks in the same order" : "");
     }
     return "";
+  }
+
+  /// Stages that share ranks are where the schedule has them.
+  std::string of_places(std::size_t s, const StagePlan& stage) {
+    const auto first = [&](const StagePlan& one) { return stage_on_.at(one.mesh.ranks().front()); };
+    std::size_t places = 0;
+    for (std::size_t t = 0; t < plan_.stages.size(); ++t) places += first(plan_.stages[t]) == t ? 1 : 0;
+    const StageLayout layout = traits_of(plan_.schedule).layout;
+    const std::size_t stages = plan_.stages.size(), mirrored = std::min(s, stages - 1 - s);
+    const bool loops = stages % places == 0 && first(stage) == s % places;
+    const bool returns = stages == 2 * places && first(stage) == mirrored;
+    if ((layout != StageLayout::kLooped || loops) && (layout != StageLayout::kVShaped || returns)) return "";
+    return field(s, "ranks") + "stage " + number(s) + " is not where " + std::string(to_string(plan_.schedule)) +
+           " has it: stages " +
+           (layout == StageLayout::kLooped ? "pass all positions again and again" : "go to the last position and back");
   }
 
   /// Only replicas of a shard sum its gradients: no other stage reads a trained parameter of a stage with tensor
