@@ -38,9 +38,11 @@ template <WordOption T>
 template <WordOption T>
 [[nodiscard]] std::optional<T> option_named(std::string_view word) {
   if constexpr (TextChoice<T>) {
-    if (word == "auto") return T{};
+    std::optional<T> out;
     const auto value = enum_named<typename T::value_type>(word);
-    return value ? std::optional<T>(T{*value}) : std::nullopt;
+    if (value) out.emplace(*value);
+    if (word == "auto") out.emplace(std::nullopt);
+    return out;
   } else {
     return enum_named<T>(word);
   }
