@@ -305,7 +305,8 @@ class Planner {
       }
       Resolved resolved = try_resolve(changed, on_other, other);
       if (std::holds_alternative<Contradiction>(resolved)) return {};
-      return Attempt(staging, coarsening, on_other, other, std::get<Constraints>(std::move(resolved))).trial();
+      return Attempt(staging, coarsening, std::move(on_other), other, std::get<Constraints>(std::move(resolved)))
+          .trial();
     };
     return detail::Refusal(attempt.work(), cluster, request, attempt.constraints(), trials)
         .reason(attempt.coarse(), found.candidates.ranked(), least);

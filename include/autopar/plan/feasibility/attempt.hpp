@@ -49,14 +49,14 @@ template <class StagingSearch, class Coarsening>
 class Attempt {
  public:
   /// @param constraints  of the request, as `resolve` made them
-  /// @param work  is copied, as an attempt decides its segments @pre the other arguments outlive it
-  Attempt(const StagingSearch& staging, const Coarsening& coarsening, const Workload& work, const Cluster& cluster,
+  /// @param work  its own, as an attempt decides the segments @pre the other arguments outlive it
+  Attempt(const StagingSearch& staging, const Coarsening& coarsening, Workload work, const Cluster& cluster,
           Constraints constraints)
       : staging_(staging),
         constraints_(std::move(constraints)),
         samples_(std::max<std::int64_t>(1, constraints_.batch / constraints_.world)),
-        work_(work),
-        coarse_(work_, coarsening.coarsen(work, samples_, std::max(1, constraints_.stages)), cluster, constraints_) {
+        work_(std::move(work)),
+        coarse_(work_, coarsening.coarsen(work_, samples_, std::max(1, constraints_.stages)), cluster, constraints_) {
     set_segments(work_, coarse_.work, coarse_.blocks, constraints_, samples_);
   }
 

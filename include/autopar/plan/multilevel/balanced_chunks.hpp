@@ -18,7 +18,7 @@ namespace autopar::detail {
 /// round about the same. Rounds of more nodes come first: a micro-batch that reaches a shorter round waits for the
 /// longer one before it, and forwards are shorter than backwards. Stages become intervals of one topological order,
 /// with at least one node each.
-/// @pre several stages share their ranks
+/// @pre the staging says which stages share their ranks, or each has its own
 /// @cost O(edges + nodes log nodes)
 class BalancedChunks {
  public:
@@ -46,7 +46,8 @@ class BalancedChunks {
       const auto p = static_cast<std::size_t>(staging_.position(s));
       const auto round =
           static_cast<std::size_t>(std::ranges::find(positions_[p], std::size_t(s)) - positions_[p].begin());
-      due[p] += nodes_of_round(round, positions_[p].size()) / nodes_each() * speed_[p];
+      const double nodes = nodes_of_round(round, positions_[p].size());
+      due[p] += nodes / nodes_each() * speed_[p];
       const std::size_t last = order_.size() - static_cast<std::size_t>(staging_.stages() - 1 - s);
       for (bool is_first = true; next < last; is_first = false, ++next) {
         const double own = share_[order_[next].index()];
@@ -54,7 +55,6 @@ class BalancedChunks {
         staging_.stage_of[order_[next].index()] = s;
         done[p] += own;
       }
-      const double nodes = nodes_of_round(round, positions_[p].size());
       if (nodes != std::floor(nodes)) due[p] = done[p];  // the odd nodes are distributed in this round alone
     }
     return std::move(staging_);

@@ -18,6 +18,8 @@
 #include <autopar/testing/brute_force.hpp>
 #include <autopar/testing/random_instances.hpp>
 
+#include "unit/plan/whole_memory_request.hpp"
+
 using namespace autopar;
 using testing::Dice;
 
@@ -92,14 +94,6 @@ ModelProfile deep(double saved) {
   ModelProfile model = testing::chain(12, 1e6, 1000, 400);
   for (const NodeId node : model.graph.nodes()) model.graph[node].saved = {saved, 0};
   return model;
-}
-
-PlanRequest optimizing_request(std::int64_t batch) {
-  PlanRequest request;
-  request.batch = batch;
-  request.runtime = runtime_capabilities();
-  request.options.memory_margin = 0;
-  return request;
 }
 
 }  // namespace
@@ -435,7 +429,7 @@ TEST_CASE("offload: states are on the host, sharded under ZeRO") {
 TEST_CASE("offload: makes a plan fit, and the plan says so") {
   const ModelProfile model = testing::chain(4, 1e6, 40'000, 400);
   Cluster cluster = testing::small_cluster(1, Bytes(600'000));  // parameters, gradients and states are 640,000
-  PlanRequest request = optimizing_request(8);
+  PlanRequest request = test::whole_memory_request(8);
   CHECK_THROWS_WITH(plan_with_defaults(model, cluster, request), !Catch::Contains("offload"));  // these are CPUs
   cluster.host = testing::small_host(Bytes(1 << 20));
   const Plan plan = plan_with_defaults(model, cluster, request);
@@ -490,7 +484,7 @@ TEST_CASE("recompute_segments: cover every node once, with cheap cuts", "[laws]"
 TEST_CASE("recompute: makes a plan fit, and the plan says so") {
   const ModelProfile model = deep(40'000);
   const Cluster cluster = testing::small_cluster(1, Bytes(1'500'000));  // 12 x 40,000 x 8 samples are 3.84 MB
-  PlanRequest request = optimizing_request(8);
+  PlanRequest request = test::whole_memory_request(8);
   request.options.microbatches = 1;
   const Plan plan = plan_with_defaults(model, cluster, request);
   REQUIRE(plan.stages.size() == 1);
@@ -511,7 +505,7 @@ TEST_CASE("recompute: makes a plan fit, and the plan says so") {
 TEST_CASE("recompute: everything, or modules chosen by name") {
   const ModelProfile model = deep(400);
   const Cluster cluster = testing::small_cluster(1, Bytes(1 << 30));
-  PlanRequest request = optimizing_request(8);
+  PlanRequest request = test::whole_memory_request(8);
   request.options.microbatches = 1;
   const auto recomputed_by = [&](const std::string& recompute) {
     request.options.recompute = RecomputeOption::named(recompute).value();
@@ -539,7 +533,7 @@ TEST_CASE("recompute: a non-convex segment is split, and so is its cost") {
   ModelProfile model = deep(400);
   model.graph[NodeId(5)].path = "between.0";
   const Cluster cluster = testing::small_cluster(1, Bytes(1 << 30));
-  PlanRequest request = optimizing_request(8);
+  PlanRequest request = test::whole_memory_request(8);
   request.options.microbatches = 1;
   request.options.recompute = RecomputeOption::of_modules({"layer"});
   const auto segments = plan_with_defaults(model, cluster, request).stages[0].recomputed;
@@ -601,7 +595,7 @@ TEST_CASE("require_runnable: segments outside their stage are refused") {
 TEST_CASE("ZeRO: level is chosen, fixed or refused by name") {
   const ModelProfile model = testing::chain(4, 1e6, 40'000, 400);
   const Cluster cluster = testing::small_cluster(4);
-  PlanRequest request = optimizing_request(16);
+  PlanRequest request = test::whole_memory_request(16);
   request.options.replicas = {4};
   for (int zero = 0; zero <= 3; ++zero) {
     request.options.zero = zero;

@@ -11,6 +11,8 @@
 #include <autopar/plan/search/uniform_staging.hpp>
 #include <autopar/testing/random_models.hpp>
 
+#include "unit/plan/whole_memory_request.hpp"
+
 using namespace autopar;
 using testing::Dice;
 
@@ -36,14 +38,6 @@ std::vector<double> seconds_of_positions(const Workload& work, const Staging& st
   return seconds;
 }
 
-PlanRequest request_for(std::int64_t batch) {
-  PlanRequest request;
-  request.batch = batch;
-  request.runtime = runtime_capabilities();
-  request.options.memory_margin = 0;
-  return request;
-}
-
 }  // namespace
 
 TEST_CASE("BalancedChunks: positions differ by two nodes, stages stay convex", "[laws]") {
@@ -55,7 +49,7 @@ TEST_CASE("BalancedChunks: positions differ by two nodes, stages stay convex", "
         const Cluster cluster = testing::small_cluster(positions);
         const RooflineCost cost(cluster);
         const Workload work = make_workload(model, cost);
-        const Constraints constraints = resolve(request_for(positions), work, cluster);
+        const Constraints constraints = resolve(test::whole_memory_request(positions), work, cluster);
         const StepObjective objective(work, cluster, constraints);
         const Staging staging = detail::balanced_chunks(objective, looped(work, positions, chunks, 1, positions));
         REQUIRE(std::ranges::is_sorted(staging.stage_of));
@@ -78,7 +72,7 @@ TEST_CASE("BalancedChunks: random graphs keep the order of their stages", "[laws
     const Cluster cluster = testing::small_cluster(4);
     const RooflineCost cost(cluster);
     const Workload work = make_workload(model, cost);
-    const Constraints constraints = resolve(request_for(8), work, cluster);
+    const Constraints constraints = resolve(test::whole_memory_request(8), work, cluster);
     const StepObjective objective(work, cluster, constraints);
     const int positions = dice(1, 3), nodes = static_cast<int>(work.graph.node_count());
     if (positions > nodes) continue;
@@ -101,7 +95,7 @@ TEST_CASE("DeeperChunks: divisions are faster, meet the constraints, and are as 
     const Cluster cluster = testing::small_cluster(dice(2, 6), Bytes(dice(200, 4000) * 1000));
     const RooflineCost cost(cluster);
     const Workload work = make_workload(model, cost);
-    PlanRequest request = request_for(dice(4, 48));
+    PlanRequest request = test::whole_memory_request(dice(4, 48));
     if (dice.chance(30)) request.options.stages = dice(1, cluster.devices);
     const Constraints constraints = resolve(request, work, cluster);
     const StepObjective objective(work, cluster, constraints);
@@ -121,7 +115,7 @@ TEST_CASE("DeeperChunks: divisions are faster, meet the constraints, and are as 
 TEST_CASE("DeeperChunks: a deep model gets a shorter step than without", "[equality]") {
   const ModelProfile model = testing::chain(200, 4e8, 4000, 100);
   const Cluster cluster = testing::small_cluster(4, Bytes(1 << 22));
-  PlanRequest request = request_for(16);
+  PlanRequest request = test::whole_memory_request(16);
   const Plan deeper = plan_with_defaults(model, cluster, request);
   request.budget.deepened = 0;
   const Plan shallow = plan_with_defaults(model, cluster, request);
