@@ -11,8 +11,9 @@
 #include <vector>
 
 #include <autopar/plan/concepts.hpp>
-#include <autopar/plan/search/boundary.hpp>
+#include <autopar/plan/memory/boundary_masks.hpp>
 
+#include "baselines/boundary_of.hpp"
 #include "baselines/rannc_blocks.hpp"
 
 namespace autopar {
@@ -93,7 +94,7 @@ class RanncSegments {
     std::int64_t held = 0;
     Bytes trainable{};
     bool whole_batch = false;
-    Boundary boundary;
+    BoundaryOfRun boundary;
   };
   struct Sums {
     std::vector<double> forward, backward;

@@ -13,7 +13,7 @@
 #include <autopar/plan/plan_with_defaults.hpp>
 #include <autopar/plan/report/print.hpp>
 #include <autopar/plan/search/exact_staging.hpp>
-#include <autopar/plan/search/lower_bound.hpp>
+#include <autopar/plan/step/lower_bound.hpp>
 #include <autopar/plan/verify/check_plan.hpp>
 #include <autopar/plan/verify/require_sound.hpp>
 #include <autopar/testing/brute_force.hpp>
@@ -375,17 +375,17 @@ TEST_CASE("LowerBound: never above the step with tensor shards", "[laws]") {
 
     std::deque<Constraints> of_degrees;
     std::deque<StepObjective> objectives;
-    std::deque<detail::CutTables> tables_of;
+    std::deque<detail::StageTable> tables_of;
     std::vector<const StepObjective*> all;
     std::map<int, detail::StageDegree> degrees;
     for (const int degree : constraints.tensor_degrees) {
       of_degrees.push_back(constraints.at_degree(degree));
       objectives.push_back(objective.under(of_degrees.back()));
-      tables_of.push_back(std::move(*detail::CutTables::make(objectives.back(), 100'000)));
+      tables_of.push_back(std::move(*detail::StageTable::make(objectives.back(), 100'000)));
       all.push_back(&objectives.back());
       degrees[degree] = {degree, &tables_of.back()};
     }
-    auto tables = detail::CutTables::make(objective, 100'000, all);
+    auto tables = detail::StageTable::make(objective, 100'000, all);
     detail::LowerBound bound(*tables, objective, staging.microbatches, staging.schedule);
     double before = bound({}, constraints.world);
     REQUIRE(before <= step * (1 + 1e-9));
@@ -401,8 +401,8 @@ TEST_CASE("LowerBound: never above the step with tensor shards", "[laws]") {
         mask |= detail::bit(node);
       }
       const auto to = tables->tails().find(tail);
-      chosen.push_back(
-          bound.choose(degrees[staging.tensor[s]], from, *to, mask, staging.replicas[s], nodes.size() == 1, 0, chosen));
+      chosen.push_back(bound.choose(degrees[staging.tensor[s]], {from, *to, mask}, staging.replicas[s],
+                                    nodes.size() == 1, 0, chosen));
       left -= staging.replicas[s] * staging.tensor[s];
       from = *to;
       before = bound(chosen, left);

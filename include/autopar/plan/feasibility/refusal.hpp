@@ -54,8 +54,7 @@ class Refusal {
     const Remedies remedies =
         request_.remedies ? RemedySearch(work_, cluster_, request_, constraints_, exact_, quick, slow).find(peak, host)
                           : Remedies();
-    const std::string ways =
-        request_.remedies ? describe(remedies, cluster_, request_, constraints_) : "no remedy was looked for";
+    const std::string ways = request_.remedies ? remedies.text() : "no remedy was looked for";
     const bool must_be_there = constraints_.host_memory && constraints_.offloads.front() == Offload::kOptimizer;
     if (must_be_there && host > *constraints_.host_memory)
       return host_too_small(least ? least->stage : StageId(0), host, ways);

@@ -20,27 +20,20 @@
 
 namespace autopar {
 
-/// Changes to a request that does not fit; each of them is enough alone. They are found by asking the planner: for a
-/// number, the next smaller change is refused, too.
+/// Changes to a request that does not fit; each of them is enough alone.
 struct Remedies {
+  std::vector<std::string> ways;       ///< as texts
   std::optional<Bytes> device_memory;  ///< least Options::device_memory that fits
-  std::optional<Bytes> host_memory;    ///< least part of the host's memory for a device that fits, if it may be used
-  /// Ranks of a larger cluster of the same devices: the least if it is near, otherwise a number that fits.
-  std::optional<int> world;
-  std::optional<int> stages;                     ///< least number of stages, if stages were fixed
-  std::optional<int> microbatches;               ///< least number of micro-batches, if more than allowed help
-  std::optional<double> optimizer_state_factor;  ///< largest factor that fits, in sixteenths
-  std::optional<int> zero;                       ///< least level that fits, if another one was fixed
-  bool recompute = false;                        ///< leaving recomputation to the planner is enough
-  bool schedule = false;                         ///< leaving the schedule to the planner is enough
-  std::optional<Offload> offload;                ///< another place for the optimizer is enough
-  std::optional<detail::Fit> fit;                ///< a plan for `device_memory`
-  bool least = true;                             ///< false: smaller changes may be enough, but a proof would take too
-                                                 ///< long
+  std::optional<detail::Fit> fit;      ///< a plan for `device_memory`
+  bool least = true;                   ///< false: smaller changes may be enough, but a proof would take too long
 
-  [[nodiscard]] bool any() const {
-    return device_memory || host_memory || world || stages || microbatches || optimizer_state_factor || zero ||
-           recompute || schedule || offload;
+  /// "any one of these fits: device_memory = 45097156608 (42.0 GiB, 2.0 GiB more); 10 ranks instead of 8; …"
+  [[nodiscard]] std::string text() const {
+    if (ways.empty()) return "no single change that was tried fits";
+    std::string out = ways.size() == 1 ? "this " : "any one of these ";
+    out += least ? "fits: " : "is enough, less may do: ";
+    for (std::size_t i = 0; i < ways.size(); ++i) out += (i > 0 ? "; " : "") + ways[i];
+    return out;
   }
 };
 
@@ -54,7 +47,8 @@ struct Remedies {
 
 namespace detail {
 
-/// Searches for the changes that a request needs.
+/// Searches for the changes that a request needs, by asking the planner. For a number, the next smaller change is
+/// refused, too.
 class RemedySearch {
  public:
   /// @param exact  the planner's own answers
@@ -76,16 +70,17 @@ class RemedySearch {
     Remedies out;
     excess_ = static_cast<double>(peak.value()) / std::max(1.0, static_cast<double>(constraints_.memory.value()));
     out.device_memory = least_device_memory(peak, out.fit);
-    out.host_memory = least_host_memory(host_peak);
-    out.world = least_world();
-    if (constraints_.stages > 0 && constraints_.replicas.empty()) out.stages = least_stages();
-    out.microbatches = least_microbatches();
-    out.optimizer_state_factor = largest_factor();
-    out.zero = least_zero();
-    out.recompute = request_.options.recompute != Recompute::kToFit && request_.runtime.recompute &&
-                    fits([](Options& options) { options.recompute = Recompute::kToFit; });
-    out.schedule = request_.options.schedule && fits([](Options& options) { options.schedule.reset(); });
-    out.offload = other_offload();
+    const auto host = more_host_memory(host_peak), world = more_ranks(), stages = more_stages(),
+               microbatches = more_microbatches(), factor = less_optimizer_state(), zero = other_zero(),
+               recompute = recompute_to_fit(), schedule = other_schedule(), offload = other_offload();
+    if (out.device_memory) {
+      const Bytes more = *out.device_memory - device_memory(request_.options, cluster_);
+      out.ways.push_back("device_memory = " + std::to_string(out.device_memory->value()) + " (" +
+                         readable(*out.device_memory) + ", " + readable(more) + " more)");
+    }
+    for (const auto* way : {&host, &stages, &world, &microbatches, &factor, &recompute, &zero, &offload, &schedule}) {
+      if (*way) out.ways.push_back(**way);
+    }
     out.least = !shortened_;
     return out;
   }
@@ -164,7 +159,11 @@ class RemedySearch {
         [&](const Fit& own) { return memory_for(own.peak, margin); }, fit);
   }
 
-  [[nodiscard]] std::optional<Bytes> least_host_memory(Bytes peak) {
+  /// Each of the following: the smallest such change that fits, as a text; nothing if none does, or if it is no change.
+  using Way = std::optional<std::string>;
+
+  /// The least part of the host's memory for a device, if it may be used.
+  [[nodiscard]] Way more_host_memory(Bytes peak) {
     if (!cluster_.host || constraints_.offloads.back() != Offload::kOptimizer) return std::nullopt;
     Cluster larger = cluster_;
     const auto fit_at = [&](Bytes bytes) {
@@ -175,8 +174,11 @@ class RemedySearch {
     if (!fit_at(kPlenty)) return std::nullopt;
     std::optional<Fit> fit;
     const Bytes guess = peak > Bytes(0) ? memory_for(peak, request_.options.memory_margin) : Bytes(0);
-    return least_bytes(
+    const auto least = least_bytes(
         cluster_.host->memory, guess, fit_at, [&](const Fit&) { return kPlenty; }, fit);
+    if (!least) return std::nullopt;
+    return "host memory of " + std::to_string(least->value()) + " bytes a rank (" +
+           readable(*least - cluster_.host->memory) + " more)";
   }
 
   [[nodiscard]] std::pair<PlanRequest, Cluster> with_ranks(int world) const {
@@ -187,31 +189,43 @@ class RemedySearch {
     return out;
   }
 
-  [[nodiscard]] std::optional<int> least_world() {
+  [[nodiscard]] static std::string instead(const std::string& value, const std::string& now) {
+    return value + " instead of " + now;
+  }
+
+  /// Ranks of a larger cluster of the same devices: the least if it is near, otherwise a number that fits.
+  [[nodiscard]] Way more_ranks() {
+    const auto way = [&](int world) {
+      return instead(std::to_string(world) + " ranks", std::to_string(constraints_.world));
+    };
     // Slices are rounded, so one rank more may need more memory: every nearby number is tried.
     const int near = std::min(2 * constraints_.world, constraints_.world + 16);
     for (int world = constraints_.world + 1; world <= near; ++world) {
       if (hopeless(static_cast<double>(world) / constraints_.world)) continue;
       const auto [more, larger] = with_ranks(world);
-      if (fits_for_sure(more, larger)) return world;
+      if (fits_for_sure(more, larger)) return way(world);
     }
     for (int world = 2 * near; world <= std::min(16 * constraints_.world, 4096); world *= 2) {
       const auto [more, larger] = with_ranks(world);
-      if (quick_(more, larger).fit && exact_(more, larger).fit) return world;
+      if (quick_(more, larger).fit && exact_(more, larger).fit) return way(world);
     }
     return std::nullopt;
   }
 
-  [[nodiscard]] std::optional<int> least_stages() {
+  [[nodiscard]] Way more_stages() {
+    if (constraints_.stages == 0 || !constraints_.replicas.empty()) return std::nullopt;
     PlanRequest more = request_;
+    int& stages = more.options.stages;
     const int most = std::min(constraints_.world, static_cast<int>(work_.graph.node_count()));
-    for (more.options.stages = constraints_.stages + 1; more.options.stages <= most; ++more.options.stages) {
-      if (fits_for_sure(more, cluster_)) return more.options.stages;
+    for (stages = constraints_.stages + 1; stages <= most; ++stages) {
+      if (fits_for_sure(more, cluster_))
+        return instead("stages = " + std::to_string(stages), std::to_string(constraints_.stages));
     }
     return std::nullopt;
   }
 
-  [[nodiscard]] std::optional<int> least_microbatches() {
+  /// More micro-batches than allowed.
+  [[nodiscard]] Way more_microbatches() {
     for (const NodeId node : work_.graph.nodes()) {
       if (work_.graph[node].whole_batch || work_.graph[node].totals > Bytes(0)) return std::nullopt;
     }
@@ -227,23 +241,22 @@ class RemedySearch {
     int low = used;
     for (const int microbatches : microbatch_candidates(1, most, constraints_.largest_local_batch())) {
       if (microbatches <= used) continue;
-      if (hopeless(static_cast<double>(microbatches) / used) || !fits_with(microbatches)) {
-        low = microbatches;
-        continue;
-      }
-      return last_of(microbatches, low, fits_with);
+      if (!hopeless(static_cast<double>(microbatches) / used) && fits_with(microbatches))
+        return instead("microbatches = " + std::to_string(last_of(microbatches, low, fits_with)), std::to_string(used));
+      low = microbatches;
     }
     return std::nullopt;
   }
 
   /// The largest factor that fits, in steps of 1/16, which a user can type.
-  [[nodiscard]] std::optional<double> largest_factor() {
+  [[nodiscard]] Way less_optimizer_state() {
     const auto fits_with = [&](int sixteenths) {
       return fits([&](Options& options) { options.optimizer_state_factor = sixteenths / 16.0; });
     };
     const int now = static_cast<int>(std::ceil(constraints_.optimizer_state_factor * 16));
     if (now == 0 || !fits_with(0)) return std::nullopt;
-    return last_of(0, now, fits_with) / 16.0;
+    return instead("optimizer_state_factor = " + formatted("%g", last_of(0, now, fits_with) / 16.0),
+                   formatted("%g", constraints_.optimizer_state_factor) + " (an optimizer with less state)");
   }
 
   /// By bisection, the last number that is enough, next to one that is not.
@@ -257,22 +270,36 @@ class RemedySearch {
   }
 
   /// Unsharded units may take more than shards save, so a lower level may be enough, too.
-  [[nodiscard]] std::optional<int> least_zero() {
-    if (request_.options.zero < 0) return std::nullopt;
-    for (int level = 0; level <= request_.runtime.max_zero; ++level) {
-      if (level != request_.options.zero && fits([&](Options& options) { options.zero = level; })) return level;
+  [[nodiscard]] Way other_zero() {
+    const int now = request_.options.zero;
+    for (int level = 0; now >= 0 && level <= request_.runtime.max_zero; ++level) {
+      if (level != now && fits([&](Options& options) { options.zero = level; }))
+        return instead("zero = " + std::to_string(level), std::to_string(now));
     }
     return std::nullopt;
   }
 
-  [[nodiscard]] std::optional<Offload> other_offload() {
+  [[nodiscard]] Way recompute_to_fit() {
+    const RecomputeOption& now = request_.options.recompute;
+    const bool may = now != Recompute::kToFit && request_.runtime.recompute;
+    if (!may || !fits([](Options& options) { options.recompute = Recompute::kToFit; })) return std::nullopt;
+    return instead("recompute = auto", option_text(now));
+  }
+
+  [[nodiscard]] Way other_schedule() {
+    const auto& now = request_.options.schedule;
+    if (!now || !fits([](Options& options) { options.schedule.reset(); })) return std::nullopt;
+    return instead("schedule = auto", option_text(now));
+  }
+
+  [[nodiscard]] Way other_offload() {
     const std::optional<Offload> now = request_.options.offload;
     if (!now) return std::nullopt;  // already tried if there is a host
     const bool is_none = now == Offload::kNone;
     if (is_none && (!request_.runtime.offload || !work_.offloaded_update)) return std::nullopt;
     const Offload other = is_none ? Offload::kOptimizer : Offload::kNone;
     if (!fits([&](Options& options) { options.offload = other; })) return std::nullopt;
-    return other;
+    return instead("offload = " + name_of(other), option_text(now));
   }
 
   const Workload& work_;
@@ -285,50 +312,6 @@ class RemedySearch {
   bool shortened_ = false;
 };
 
-[[nodiscard]] inline std::string number(double value) { return formatted("%g", value); }
-
 }  // namespace detail
-
-/// "any one of these fits: device_memory = 45097156608 (42.0 GiB, 2.0 GiB more); 10 ranks instead of 8; …"
-[[nodiscard]] inline std::string describe(const Remedies& remedies, const Cluster& cluster, const PlanRequest& request,
-                                          const Constraints& constraints) {
-  if (!remedies.any()) return "no single change that was tried fits";
-  std::vector<std::string> ways;
-  if (remedies.device_memory) {
-    const Bytes more = *remedies.device_memory - detail::device_memory(request.options, cluster);
-    ways.push_back("device_memory = " + std::to_string(remedies.device_memory->value()) + " (" +
-                   readable(*remedies.device_memory) + ", " + readable(more) + " more)");
-  }
-  if (remedies.host_memory) {
-    ways.push_back("host memory of " + std::to_string(remedies.host_memory->value()) + " bytes a rank (" +
-                   readable(*remedies.host_memory - cluster.host->memory) + " more)");
-  }
-  if (remedies.stages) {
-    ways.push_back("stages = " + std::to_string(*remedies.stages) + " instead of " +
-                   std::to_string(constraints.stages));
-  }
-  if (remedies.world) {
-    ways.push_back(std::to_string(*remedies.world) + " ranks instead of " + std::to_string(constraints.world));
-  }
-  if (remedies.microbatches) {
-    ways.push_back("microbatches = " + std::to_string(*remedies.microbatches) + " instead of " +
-                   std::to_string(constraints.microbatches.back()));
-  }
-  if (remedies.optimizer_state_factor) {
-    ways.push_back("optimizer_state_factor = " + detail::number(*remedies.optimizer_state_factor) + " instead of " +
-                   detail::number(constraints.optimizer_state_factor) + " (an optimizer with less state)");
-  }
-  if (remedies.recompute) ways.push_back("recompute = auto instead of " + option_text(request.options.recompute));
-  if (remedies.zero) {
-    ways.push_back("zero = " + std::to_string(*remedies.zero) + " instead of " + std::to_string(request.options.zero));
-  }
-  if (remedies.offload)
-    ways.push_back("offload = " + name_of(*remedies.offload) + " instead of " + option_text(request.options.offload));
-  if (remedies.schedule) ways.push_back("schedule = auto instead of " + option_text(request.options.schedule));
-  std::string text = ways.size() == 1 ? "this " : "any one of these ";
-  text += remedies.least ? "fits: " : "is enough, less may do: ";
-  for (std::size_t i = 0; i < ways.size(); ++i) text += (i > 0 ? "; " : "") + ways[i];
-  return text;
-}
 
 }  // namespace autopar

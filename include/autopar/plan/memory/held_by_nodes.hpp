@@ -23,9 +23,10 @@ struct HeldByNodes {
   std::vector<LeastHeld> held;  ///< by node: parameters that it alone reads, and what it holds besides
   std::vector<Bytes> trained;   ///< by node: trainable bytes among these
   std::vector<Tied> tied;
+  std::vector<std::vector<std::size_t>> tied_of;  ///< by node: indices of `tied`
 
   HeldByNodes(const Workload& work, const Constraints& constraints)
-      : held(work.graph.node_count()), trained(held.size()) {
+      : held(work.graph.node_count()), trained(held.size()), tied_of(held.size()) {
     std::vector<std::vector<NodeId>> readers(work.parameters.size());
     for (const NodeId node : work.graph.nodes()) {
       held[node.index()].whole = work.graph[node].resident.value();
@@ -37,6 +38,7 @@ struct HeldByNodes {
       const LeastHeld own = least_held(parameter, constraints, readers[p].size());
       const Bytes bytes = parameter.trainable ? parameter.bytes : Bytes(0);
       if (readers[p].size() > 1) {
+        for (const NodeId node : readers[p]) tied_of[node.index()].push_back(tied.size());
         tied.push_back({std::move(readers[p]), own, bytes});
         continue;
       }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -12,5 +13,11 @@ using NodeMask = std::uint64_t;
 inline constexpr std::size_t kMaskNodes = 64;
 
 [[nodiscard]] constexpr NodeMask bit(NodeId node) { return NodeMask{1} << node.index(); }
+
+/// Calls visit(NodeId) for each member.
+template <class Visit>
+constexpr void for_each_node(NodeMask nodes, const Visit& visit) {
+  for (; nodes != 0; nodes &= nodes - 1) visit(NodeId(std::countr_zero(nodes)));
+}
 
 }  // namespace autopar::detail

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include <autopar/plan/concepts.hpp>
-#include <autopar/plan/search/uniform_staging.hpp>
+#include <autopar/plan/search/linear_cuts.hpp>
 #include <autopar/schedule/traits.hpp>
 
 namespace autopar {
@@ -229,9 +229,7 @@ struct ChunkedStaging {
       return kinds;
     }
     [[nodiscard]] std::vector<int> of_positions(int positions) const {
-      const Constraints& constraints = objective_.constraints();
-      return constraints.replicas_are_fixed() ? constraints.fixed_replicas(positions)
-                                              : detail::even_replicas(constraints.world, positions);
+      return detail::even_replicas(objective_.constraints(), positions);
     }
 
     /// All micro-batches through one of equal positions, plus the bubble of the schedule's closed form.

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include <autopar/plan/search/uniform_staging.hpp>
+#include <autopar/plan/search/linear_cuts.hpp>
 #include <autopar/plan/step/objective.hpp>
 #include <autopar/schedule/traits.hpp>
 
@@ -51,10 +51,8 @@ class LeastMemoryCuts {
 
   [[nodiscard]] std::optional<LeastMemory> best() {
     const Constraints& constraints = objective_.constraints();
-    const int nodes = static_cast<int>(objective_.work().graph.node_count());
     std::optional<LeastMemory> least;
-    for (int stages = 1; stages <= std::min(constraints.world, nodes); ++stages) {
-      if (constraints.stages > 0 && stages != constraints.stages) continue;
+    for (const int stages : stage_counts(objective_)) {
       for (const auto& replicas : replica_choices(stages)) {
         for (const int microbatches : microbatch_choices()) {
           auto cut = cuts_.cut(replicas, microbatches, least_in_flight(), CutGoal::kMemory);
@@ -91,7 +89,7 @@ class LeastMemoryCuts {
     if (constraints.world <= constraints.budget.listed_ranks) {
       add_all(choices, chosen, stages, constraints.world);
     } else {
-      choices.push_back(even_replicas(constraints.world, stages));
+      choices.push_back(even_replicas(constraints, stages));
       choices.emplace_back(choices.front().rbegin(), choices.front().rend());
       choices.emplace_back(static_cast<std::size_t>(stages), 1);
       choices.back().front() += constraints.world - stages;  // the first stages hold the most micro-batches

@@ -10,10 +10,10 @@
 #include <vector>
 
 #include <autopar/graph/algorithms/downsets.hpp>
-#include <autopar/plan/search/cut_tables.hpp>
 #include <autopar/plan/search/least_cuts.hpp>
 #include <autopar/plan/search/limited_stagings.hpp>
 #include <autopar/plan/search/stage_floor.hpp>
+#include <autopar/plan/step/stage_table.hpp>
 #include <autopar/schedule/traits.hpp>
 
 namespace autopar {
@@ -94,22 +94,7 @@ class LeastStaging {
     return out;
   }
 
-  /// Tables of the least that a ZeRO level and a place of the optimizer leave.
-  struct Tables {
-    Tables(const StepObjective& objective, const Constraints& own, const MemoryVariant& variant)
-        : constraints(own), under(objective.under(constraints)) {
-      constraints.zero_levels = {variant.zero};
-      constraints.offloads = {variant.offload};
-      cuts = CutTables::make(under, std::numeric_limits<std::int32_t>::max());
-    }
-    Tables(const Tables&) = delete;  // the objective refers to the other members
-    Tables& operator=(const Tables&) = delete;
-
-    Constraints constraints;
-    StepObjective under;
-    std::optional<CutTables> cuts;
-  };
-  /// A tensor degree that stages may have.
+  /// A tensor degree that stages may have, with a table for each ZeRO level and place of the optimizer.
   struct Degree {
     Degree(const StepObjective& whole, int ranks, Constraints own)
         : degree(ranks), constraints(std::move(own)), objective(whole.under(constraints)), floor(objective) {}
@@ -120,14 +105,19 @@ class LeastStaging {
     Constraints constraints;
     StepObjective objective;
     StageFloor floor;
-    std::map<std::pair<int, Offload>, Tables> tables{};
+    std::map<std::pair<int, Offload>, TableUnder> tables{};
   };
   [[nodiscard]] std::vector<DegreeOfStages> degrees_under(const MemoryVariant& variant) {
     std::vector<DegreeOfStages> out;
     for (Degree& each : degrees_) {
-      const auto [tables, added] =
-          each.tables.try_emplace({variant.zero, variant.offload}, objective_, each.constraints, variant);
-      out.push_back({each.degree, each.objective, *tables->second.cuts, each.floor});
+      Constraints own = each.constraints;
+      own.zero_levels = {variant.zero};
+      own.offloads = {variant.offload};
+      TableUnder& under = each.tables
+                              .try_emplace({variant.zero, variant.offload}, objective_, std::move(own),
+                                           std::numeric_limits<std::int32_t>::max())
+                              .first->second;
+      out.push_back({each.degree, under.objective, *under.table, each.floor});
     }
     return out;
   }

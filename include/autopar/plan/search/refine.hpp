@@ -7,7 +7,7 @@
 #include <vector>
 
 #include <autopar/plan/concepts.hpp>
-#include <autopar/plan/search/estimate.hpp>
+#include <autopar/plan/step/estimate.hpp>
 
 namespace autopar {
 

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <tuple>
@@ -22,23 +21,6 @@ struct MemoryVariant {
   Offload offload = Offload::kNone;
 };
 
-/// The predicted memory of every stage, with what leaves least recomputed.
-/// @param fixed     `fixed_memory` of the staging under the variant
-/// @param segments  that may be recomputed
-[[nodiscard]] inline std::vector<StageMemory> least_predicted(const StepObjective& objective, const Staging& staging,
-                                                              const SizedPipeline& sized, const MemoryVariant& variant,
-                                                              const std::vector<InFlight>& in_flight,
-                                                              const std::vector<StageMemory>& fixed,
-                                                              const StageSegments& segments) {
-  const Recompute recompute = objective.constraints().recompute;
-  MemoryOptimizations optimizations{variant.zero, {}, variant.offload};
-  if (recompute != Recompute::kNever) {
-    const RecomputeChoice choice(objective.work(), staging, sized, objective.slices(), segments, in_flight, fixed);
-    optimizations.recomputed = recompute == Recompute::kAlways ? choice.everything() : choice.to_fit(Bytes(0));
-  }
-  return predict_memory(objective.work(), staging, sized, objective.slices(), in_flight, optimizations, fixed);
-}
-
 /// A lower bound on what a stage holds, whatever the stages around it. It is the planner's own prediction, with all
 /// other nodes in one other stage on all ranks. A value that several stages read counts once; a tied parameter's state
 /// is shared by the most ranks.
@@ -54,7 +36,7 @@ class StageFloor {
   [[nodiscard]] const Held& operator()(NodeMask nodes, bool only, int in_flight, int replicas,
                                        const MemoryVariant& variant) {
     const auto [entry, added] = held_.try_emplace(key_of(nodes, in_flight, replicas, variant));
-    if (added) entry->second = worked_out(nodes, only, in_flight, replicas, variant);
+    if (added) entry->second = least_held(nodes, only, in_flight, replicas, variant);
     return entry->second;
   }
   /// The number of cached results.
@@ -83,27 +65,33 @@ class StageFloor {
     }
   };
 
-  [[nodiscard]] Held worked_out(NodeMask nodes, bool only, int in_flight, int replicas, const MemoryVariant& variant) {
+  [[nodiscard]] Held least_held(NodeMask nodes, bool only, int in_flight, int replicas, const MemoryVariant& variant) {
     const Workload& work = objective_.work();
+    const Constraints& constraints = objective_.constraints();
     Staging staging{std::vector<int>(work.graph.node_count(), 1), {replicas}, variant.microbatches, variant.schedule};
-    if (!only) staging.replicas.push_back(objective_.constraints().world);
-    for (NodeMask rest = nodes; rest != 0; rest &= rest - 1)
-      staging.stage_of[static_cast<std::size_t>(std::countr_zero(rest))] = 0;
+    if (!only) staging.replicas.push_back(constraints.world);
+    for_each_node(nodes, [&](NodeId node) { staging.stage_of[node.index()] = 0; });
     const auto [shape, added] = shapes_.try_emplace(nodes);
     if (added) {
       std::vector<Mesh> meshes;  // only which meshes are equal matters
       for (int s = 0; s < staging.stages(); ++s) meshes.push_back({Rank(s)});
-      shape->second.sized = make_pipeline(work, staging, std::move(meshes), 2, objective_.constraints().buckets);
-      shape->second.segments = segments_in_stages(work, staging);
+      shape->second = {make_pipeline(work, staging, std::move(meshes), 2, constraints.buckets),
+                       segments_in_stages(work, staging)};
       if (!only) shape->second.segments.back().clear();
     }
+    const auto& [sized, segments] = shape->second;
     const auto [fixed, is_new] = fixed_.try_emplace(key_of(nodes, 0, replicas, variant));
-    if (is_new) fixed->second = fixed_memory(work, objective_.constraints(), staging, variant.zero, variant.offload);
+    if (is_new) fixed->second = fixed_memory(work, constraints, staging, variant.zero, variant.offload);
     std::vector<InFlight> held(staging.replicas.size());
     held.front().whole = in_flight;
+    MemoryOptimizations optimizations{variant.zero, {}, variant.offload};
+    if (constraints.recompute != Recompute::kNever) {
+      const RecomputeChoice choice(work, staging, sized, objective_.slices(), segments, held, fixed->second);
+      optimizations.recomputed =
+          constraints.recompute == Recompute::kAlways ? choice.everything() : choice.to_fit(Bytes(0));
+    }
     const StageMemory memory =
-        least_predicted(objective_, staging, shape->second.sized, variant, held, fixed->second, shape->second.segments)
-            .front();
+        predict_memory(work, staging, sized, objective_.slices(), held, optimizations, fixed->second).front();
     return {memory.total(), memory.host};
   }
 

@@ -4,7 +4,7 @@
 
 #include <autopar/cost/roofline.hpp>
 #include <autopar/cost/weighted.hpp>
-#include <autopar/plan/search/estimate.hpp>
+#include <autopar/plan/step/estimate.hpp>
 #include <autopar/testing/random_models.hpp>
 
 #include "unit/plan/equal_nodes.hpp"

@@ -1,4 +1,4 @@
-#include <autopar/plan/search/lower_bound.hpp>
+#include <autopar/plan/step/lower_bound.hpp>
 
 #include <catch_shim.hpp>
 
@@ -48,7 +48,7 @@ TEST_CASE("LowerBound: never above the step of a staging", "[laws]") {
     const StepTerms terms = objective(staging);
     const double step = terms.step.value();
 
-    auto tables = detail::CutTables::make(objective, 100'000);
+    auto tables = detail::StageTable::make(objective, 100'000);
     REQUIRE(tables);
     detail::LowerBound bound(*tables, objective, staging.microbatches, staging.schedule);
     const double slack = 1 + 1e-9;
@@ -84,14 +84,14 @@ TEST_CASE("LowerBound: never above the step of a staging", "[laws]") {
       const bool only = nodes.size() == 1;
       const int later = static_cast<int>(chosen.size());
       const double recompute = tables->recomputing_to_fit(
-          from, *to, mask, peak_in_flight(staging.schedule, work.loss_mode, 0, later + 1, staging.microbatches),
+          {from, *to, mask}, peak_in_flight(staging.schedule, work.loss_mode, 0, later + 1, staging.microbatches),
           staging.microbatches, staging.replicas[s], only);
       if (legal) REQUIRE(recompute < std::numeric_limits<double>::infinity());
       recomputed += legal && recompute > 0 ? 1 : 0;
       // What cannot fit is no plan; how long it takes is bounded all the same.
       const double least = recompute < std::numeric_limits<double>::infinity() ? recompute : 0;
       chosen.push_back(
-          bound.choose({1, &*tables}, from, *to, mask, staging.replicas[s], only, legal ? least : 0, chosen));
+          bound.choose({1, &*tables}, {from, *to, mask}, staging.replicas[s], only, legal ? least : 0, chosen));
       used += staging.replicas[s];
       from = *to;
       before = bound(chosen, constraints.world - used);
@@ -116,7 +116,7 @@ TEST_CASE("LowerBound: counts a message where a path leaves a stage") {
   constraints.batch = 3;
   constraints.memory = cluster.device.memory;
   const StepObjective objective(work, cluster, constraints);
-  auto tables = detail::CutTables::make(objective, 1000);
+  auto tables = detail::StageTable::make(objective, 1000);
   REQUIRE(tables);
   const double message = cost.least_transfer(Bytes(40)).value();  // of one sample
   CHECK(tables->least_message() == message);
@@ -126,7 +126,7 @@ TEST_CASE("LowerBound: counts a message where a path leaves a stage") {
   double computes = 0;
   for (const NodeId node : {NodeId(2), NodeId(1), NodeId(0)}) {
     const DownsetId to = tables->tails().covers(from).front().result;
-    chosen.push_back(bound.choose({1, &*tables}, from, to, detail::bit(node), 1, false, 0, chosen));
+    chosen.push_back(bound.choose({1, &*tables}, {from, to, detail::bit(node)}, 1, false, 0, chosen));
     from = to;
     const NodeCost each = work.node_cost(node, 3);
     computes += (each.forward + each.backward).value();

@@ -1,9 +1,11 @@
-#include <autopar/plan/search/boundary_masks.hpp>
+#include <autopar/plan/memory/boundary_masks.hpp>
 
 #include <catch_shim.hpp>
 
 #include <autopar/cost/roofline.hpp>
 #include <autopar/testing/random_models.hpp>
+
+#include "baselines/boundary_of.hpp"
 
 using namespace autopar;
 

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
 #include <limits>
 #include <map>
@@ -11,26 +10,53 @@
 #include <vector>
 
 #include <autopar/graph/algorithms/downsets.hpp>
+#include <autopar/plan/memory/boundary_masks.hpp>
 #include <autopar/plan/memory/held_by_nodes.hpp>
 #include <autopar/plan/memory/microbatch_memory.hpp>
 #include <autopar/plan/model/node_mask.hpp>
-#include <autopar/plan/search/boundary_masks.hpp>
 #include <autopar/plan/step/objective.hpp>
 
 namespace autopar::detail {
 
-/// What pipelines of a workload consist of, last stage first. *Tails* are sets that contain all successors of their
-/// members, so downsets of the reversed graph. Costs are summed over tails, so the cost of a stage is the difference of
-/// two tails.
-class CutTables {
+/// A stage as the difference of two tails. A *tail* contains all successors of its members: a downset of the reversed
+/// graph.
+struct StageNodes {
+  DownsetId from, to;  ///< its nodes are those of `to` without those of `from`
+  NodeMask nodes = 0;
+};
+
+/// The staging of stages that were chosen from the last one to the first.
+/// @param chosen  each with `nodes` and `replicas`
+template <class Stages>
+[[nodiscard]] Staging staging_of(const Stages& chosen, std::size_t nodes, int microbatches, ScheduleKind schedule) {
+  Staging staging{std::vector<int>(nodes), {}, microbatches, schedule};
+  for (auto stage = chosen.rbegin(); stage != chosen.rend(); ++stage) {
+    for_each_node(stage->nodes, [&](NodeId node) { staging.stage_of[node.index()] = staging.stages(); });
+    staging.replicas.push_back(stage->replicas);
+  }
+  return staging;
+}
+
+/// What any stage of a small graph takes: seconds, bytes, and what surrounds it. Costs are summed over tails, so the
+/// cost of a stage is the difference of two sums.
+class StageTable {
  public:
-  /// Sums over a tail for one number of micro-batches and one number of replicas.
+  /// Of a tail or a stage, for one number of micro-batches and one number of replicas.
   struct Sums {
     double forward = 0;  ///< of the smallest slice
     double backward = 0;
     double busy = 0;              ///< forwards and backwards of a step, of the replica with the most samples
     double largest_backward = 0;  ///< of the largest slice
     std::int64_t saved = 0;       ///< bytes of the largest slice
+
+    friend Sums operator+(const Sums& a, const Sums& b) {
+      return {a.forward + b.forward, a.backward + b.backward, a.busy + b.busy, a.largest_backward + b.largest_backward,
+              a.saved + b.saved};
+    }
+    friend Sums operator-(const Sums& a, const Sums& b) {
+      return {a.forward - b.forward, a.backward - b.backward, a.busy - b.busy, a.largest_backward - b.largest_backward,
+              a.saved - b.saved};
+    }
   };
   /// Tables for stages with so many replicas.
   struct Sized {
@@ -38,14 +64,16 @@ class CutTables {
     std::vector<Sums> sums;      ///< by tail
     double least_recompute = 0;  ///< least seconds by which a backward grows for each byte that is not kept
     bool is_ample = false;       ///< no stage is large enough for memory to matter
+
+    [[nodiscard]] Sums of(const StageNodes& stage) const { return sums[stage.to.index()] - sums[stage.from.index()]; }
   };
 
   /// @param degrees  objectives of the tensor degrees, if each stage may have its own. What holds for nodes without a
   /// stage is then the least over all degrees
   /// @pre at most 64 nodes
   /// @return nullopt if there are more than `max_tails` tails
-  [[nodiscard]] static std::optional<CutTables> make(const StepObjective& objective, std::size_t max_tails,
-                                                     std::vector<const StepObjective*> degrees = {}) {
+  [[nodiscard]] static std::optional<StageTable> make(const StepObjective& objective, std::size_t max_tails,
+                                                      std::vector<const StepObjective*> degrees = {}) {
     const auto& graph = objective.work().graph;
     AUTOPAR_ASSERT(graph.node_count() <= kMaskNodes, "a node mask holds 64 nodes");
     Graph<char, char> reversed;
@@ -54,61 +82,104 @@ class CutTables {
     auto lattice = enumerate_downsets(reversed, max_tails);
     if (!lattice) return std::nullopt;
     if (degrees.empty()) degrees = {&objective};
-    return CutTables(objective, std::move(*lattice), std::move(degrees));
+    return StageTable(objective, std::move(*lattice), std::move(degrees));
   }
 
   [[nodiscard]] const DownsetLattice& tails() const { return lattice_; }
-  [[nodiscard]] NodeMask all() const { return all_; }
-  [[nodiscard]] NodeMask successors(NodeId node) const { return successors_[node.index()]; }
-  [[nodiscard]] NodeMask predecessors(NodeId node) const { return predecessors_[node.index()]; }
-  /// Successors along edges whose value has a gradient.
-  [[nodiscard]] NodeMask gradient_successors(NodeId node) const { return gradient_successors_[node.index()]; }
-  [[nodiscard]] NodeMask gradient_predecessors(NodeId node) const { return gradient_predecessors_[node.index()]; }
-  [[nodiscard]] NodeMask whole_batch() const { return whole_batch_; }
+  [[nodiscard]] bool mixes_samples(const StageNodes& stage) const { return (stage.nodes & whole_batch_) != 0; }
 
-  /// Least bytes that each of so many replicas of the stage between two tails holds, whatever the batch.
-  [[nodiscard]] std::int64_t held(DownsetId from, DownsetId to, NodeMask stage, int replicas) const {
-    LeastHeld sum = held_[to.index()] - held_[from.index()];
+  /// The fewest and the most replicas that a stage may have on so many groups of ranks; at most 0 if it may have none.
+  /// @param later  number of stages after it
+  [[nodiscard]] std::pair<int, int> replicas(const StageNodes& stage, int later, int groups) const {
+    const Constraints& constraints = objective_->constraints();
+    const int most = mixes_samples(stage) ? std::min(1, groups) : groups;
+    int fixed = constraints.replicas_of_each;
+    if (!constraints.replicas.empty())
+      fixed = constraints.replicas[constraints.replicas.size() - 1 - static_cast<std::size_t>(later)];
+    if (fixed == 0) return {1, most};
+    return {fixed, fixed <= most ? fixed : 0};
+  }
+
+  /// Visits the stages that end before a tail, each with its nodes in topological order of the reversed graph.
+  /// @param visit  visit(const StageNodes&): whether stages with more nodes are of interest
+  template <class Visit>
+  void for_each_stage(DownsetId from, const Visit& visit) const {
+    StageNodes stage{from, from, 0};
+    lattice_.for_each_superset(
+        from,
+        [&](NodeId node, DownsetId to) {
+          stage.nodes |= bit(node);
+          stage.to = to;
+          return visit(std::as_const(stage));
+        },
+        [&](NodeId node) { stage.nodes &= ~bit(node); });
+  }
+
+  /// The nodes next to a stage, outside it.
+  struct Neighbours {
+    NodeMask before = 0, after = 0;                    ///< whose values it reads, that read its values
+    NodeMask gradient_before = 0, gradient_after = 0;  ///< likewise along values that have a gradient
+  };
+  [[nodiscard]] Neighbours neighbours(NodeMask nodes) const {
+    Neighbours out;
+    for_each_node(nodes, [&](NodeId node) {
+      const Neighbours& own = neighbours_[node.index()];
+      out.before |= own.before;
+      out.after |= own.after;
+      out.gradient_before |= own.gradient_before;
+      out.gradient_after |= own.gradient_after;
+    });
+    for (NodeMask* mask : {&out.before, &out.after, &out.gradient_before, &out.gradient_after}) *mask &= ~nodes;
+    return out;
+  }
+
+  /// Least bytes that each of so many replicas of a stage holds, whatever the batch.
+  [[nodiscard]] std::int64_t held(const StageNodes& stage, int replicas) const {
+    LeastHeld sum = held_[stage.to.index()] - held_[stage.from.index()];
     for (const auto& tied : tied_) {
-      if ((tied.readers & stage) != 0) sum += tied.held;
+      if ((tied.readers & stage.nodes) != 0) sum += tied.held;
     }
     return sum.at(replicas);
   }
-  /// Upper bound on the bytes of saved activations, and of gradients in `held`, that never exist together.
-  [[nodiscard]] std::int64_t not_at_once(DownsetId from, DownsetId to, NodeMask stage, std::int64_t saved,
-                                         int microbatches, int replicas) const {
-    if (!gradients_follow_activations(microbatches, replicas)) return 0;
-    return std::min(saved, trainable(from, to, stage, false));
-  }
   /// Whether `held` is within the memory.
-  [[nodiscard]] bool holds(DownsetId from, DownsetId to, NodeMask stage, int replicas) const {
+  [[nodiscard]] bool holds(const StageNodes& stage, int replicas) const {
     const std::int64_t memory = objective_->constraints().memory.value();
-    return everything_ <= memory || held(from, to, stage, replicas) <= memory;
+    return everything_ <= memory || held(stage, replicas) <= memory;
   }
-  /// Least seconds by which a micro-batch's backward grows so that the stage between two tails fits. Leaves out
-  /// workspace, values that several stages read, and what is kept between segments. Infinite if the stage cannot fit.
+  /// Least bytes of a stage's saved activations, beside `held`, whose gradients may not exist yet while they do.
+  [[nodiscard]] std::int64_t saved(const StageNodes& stage, const Sums& sums, int in_flight, int microbatches,
+                                   int replicas) const {
+    const std::int64_t saved = sums.saved * in_flight;
+    if (!gradients_follow_activations(microbatches, replicas)) return saved;
+    return saved - std::min(saved, trainable(stage, false));
+  }
+  /// Bytes of the values that cross the borders of a stage, and of their gradients.
+  [[nodiscard]] std::int64_t boundary(const StageNodes& stage, std::int64_t slice, int in_flight,
+                                      int microbatches) const {
+    return boundaries_(stage.nodes).bytes(slice, in_flight, microbatches);
+  }
+  /// Least seconds by which a micro-batch's backward grows so that a stage fits. Leaves out workspace, values that
+  /// several stages read, and what is kept between segments. Infinite if the stage cannot fit.
   /// @param only  whether it is the only stage
-  [[nodiscard]] double recomputing_to_fit(DownsetId from, DownsetId to, NodeMask nodes, int in_flight, int microbatches,
-                                          int replicas, bool only) {
+  [[nodiscard]] double recomputing_to_fit(const StageNodes& stage, int in_flight, int microbatches, int replicas,
+                                          bool only) {
     const Sized& size = sized(microbatches, replicas, only);
     if (size.is_ample) return 0;
-    const std::int64_t saved = (size.sums[to.index()].saved - size.sums[from.index()].saved) * in_flight;
-    const std::int64_t over =
-        held(from, to, nodes, replicas) + saved - not_at_once(from, to, nodes, saved, microbatches, replicas) +
-        boundary(nodes).bytes(size.slices->largest, in_flight, microbatches) - objective_->constraints().memory.value();
+    const Sums sums = size.of(stage);
+    const std::int64_t over = held(stage, replicas) + saved(stage, sums, in_flight, microbatches, replicas) +
+                              boundary(stage, size.slices->largest, in_flight, microbatches) -
+                              objective_->constraints().memory.value();
     if (over <= 0) return 0;
-    if (over > saved || objective_->constraints().recompute == Recompute::kNever)
+    if (over > sums.saved * in_flight || objective_->constraints().recompute == Recompute::kNever)
       return std::numeric_limits<double>::infinity();
     return static_cast<double>(over) / in_flight * size.least_recompute;
   }
-  /// What crosses the borders of a stage.
-  [[nodiscard]] Boundary boundary(NodeMask stage) const { return boundaries_(stage); }
-  /// Trainable bytes read by the stage between two tails. `own` leaves out parameters with several readers, whose
-  /// gradients may be summed elsewhere.
-  [[nodiscard]] std::int64_t trainable(DownsetId from, DownsetId to, NodeMask stage, bool own) const {
-    std::int64_t sum = trainable_[to.index()] - trainable_[from.index()];
+  /// Trainable bytes that a stage reads. `own` leaves out parameters with several readers, whose gradients may be
+  /// summed elsewhere.
+  [[nodiscard]] std::int64_t trainable(const StageNodes& stage, bool own) const {
+    std::int64_t sum = trainable_[stage.to.index()] - trainable_[stage.from.index()];
     if (own) return sum;
-    for (const auto& tied : tied_) sum += (tied.readers & stage) != 0 ? tied.trainable : 0;
+    for (const auto& tied : tied_) sum += (tied.readers & stage.nodes) != 0 ? tied.trainable : 0;
     return sum;
   }
 
@@ -124,8 +195,14 @@ class CutTables {
     }
     return *size;
   }
-  /// Least seconds of any message between stages; 0 if there may be none.
-  [[nodiscard]] double least_message() const { return least_message_; }
+  /// Least seconds of any message between stages: of the smallest value for one sample. 0 if there may be none.
+  /// @cost O(edges)
+  [[nodiscard]] double least_message() const {
+    const auto& graph = objective_->work().graph;
+    Bytes least(std::numeric_limits<std::int64_t>::max());
+    for (const EdgeId edge : graph.edges()) least = std::min(least, bytes_at(graph[edge].bytes, 1));
+    return graph.edge_count() > 0 && least > Bytes(0) ? objective_->work().least_transfer(least).value() : 0;
+  }
 
   /// Least device-seconds of the nodes of a tail, whatever the replicas of their stages.
   [[nodiscard]] const std::vector<double>& least_work(int microbatches) {
@@ -165,54 +242,35 @@ class CutTables {
     std::int64_t trainable = 0;
   };
 
-  CutTables(const StepObjective& objective, DownsetLattice lattice, std::vector<const StepObjective*> degrees)
+  StageTable(const StepObjective& objective, DownsetLattice lattice, std::vector<const StepObjective*> degrees)
       : objective_(&objective),
         degrees_(std::move(degrees)),
         lattice_(std::move(lattice)),
-        boundaries_(objective.work()) {
+        boundaries_(objective.work()),
+        neighbours_(lattice_.node_count()),
+        parents_(lattice_.size()) {
     const auto& graph = objective.work().graph;
-    const std::size_t n = graph.node_count();
-    all_ = n == kMaskNodes ? ~NodeMask{0} : (NodeMask{1} << n) - 1;
-    for (auto* masks : {&successors_, &predecessors_, &gradient_successors_, &gradient_predecessors_})
-      masks->assign(n, 0);
     for (const EdgeId edge : graph.edges()) {
-      const NodeId from = graph.source(edge), to = graph.target(edge);
-      successors_[from.index()] |= bit(to);
-      predecessors_[to.index()] |= bit(from);
+      Neighbours &from = neighbours_[graph.source(edge).index()], &to = neighbours_[graph.target(edge).index()];
+      from.after |= bit(graph.target(edge));
+      to.before |= bit(graph.source(edge));
       if (!graph[edge].differentiable) continue;
-      gradient_successors_[from.index()] |= bit(to);
-      gradient_predecessors_[to.index()] |= bit(from);
+      from.gradient_after |= bit(graph.target(edge));
+      to.gradient_before |= bit(graph.source(edge));
     }
     for (const NodeId node : graph.nodes()) whole_batch_ |= graph[node].whole_batch ? bit(node) : 0;
-    find_parents();
-    add_parameters();
-    add_messages();
-  }
-
-  /// For each tail a tail with one node less.
-  void find_parents() {
-    parents_.resize(lattice_.size());
     for (std::size_t i = 0; i < lattice_.size(); ++i) {
       for (const auto& cover : lattice_.covers(DownsetId::of(i))) parents_[cover.result.index()] = {i, cover.added};
     }
-  }
-
-  /// A message between stages takes at least as long as the smallest of all values for one sample.
-  void add_messages() {
-    const auto& graph = objective_->work().graph;
-    std::int64_t least = std::numeric_limits<std::int64_t>::max();
-    for (const EdgeId edge : graph.edges()) least = std::min(least, bytes_at(graph[edge].bytes, 1).value());
-    if (graph.edge_count() > 0 && least > 0) least_message_ = objective_->work().least_transfer(Bytes(least)).value();
+    add_parameters();
   }
 
   void add_parameters() {
     const HeldByNodes nodes(objective_->work(), objective_->constraints());
-    everything_ = 0;
     for (const LeastHeld& own : nodes.held) everything_ += own.at(1);
     for (const auto& tied : nodes.tied) {
-      NodeMask readers = 0;
-      for (const NodeId node : tied.readers) readers |= bit(node);
-      tied_.push_back({readers, tied.held, tied.trained.value()});
+      tied_.push_back({0, tied.held, tied.trained.value()});
+      for (const NodeId node : tied.readers) tied_.back().readers |= bit(node);
       everything_ += tied.held.at(1);
     }
     held_ = summed<LeastHeld>([&](NodeId id) { return nodes.held[id.index()]; });
@@ -252,22 +310,14 @@ class CutTables {
   }
 
   [[nodiscard]] Sized made(int microbatches, const SliceSizes& slices) const {
-    Sized out;
-    out.slices = &slices;
-    out.least_recompute = least_recompute(slices);
     const auto& small = objective_->work().node_costs(slices.smallest);
     const auto& large = objective_->work().node_costs(slices.largest);
-    std::vector<Sums> each(small.size());
-    for (std::size_t i = 0; i < each.size(); ++i) {
-      each[i] = {small[i].forward.value(), small[i].backward.value(), busy(objective_->work(), slices, i),
-                 large[i].backward.value(), large[i].saved.value()};
-    }
-    out.sums.resize(lattice_.size());
-    for (std::size_t i = 1; i < out.sums.size(); ++i) {
-      const Sums &before = out.sums[parents_[i].tail], &own = each[parents_[i].added.index()];
-      out.sums[i] = {before.forward + own.forward, before.backward + own.backward, before.busy + own.busy,
-                     before.largest_backward + own.largest_backward, before.saved + own.saved};
-    }
+    Sized out{&slices, summed<Sums>([&](NodeId node) {
+                const std::size_t i = node.index();
+                return Sums{small[i].forward.value(), small[i].backward.value(), busy(objective_->work(), slices, i),
+                            large[i].backward.value(), large[i].saved.value()};
+              }),
+              least_recompute(slices)};
     const std::int64_t most = everything_ + out.sums.back().saved * microbatches +
                               boundaries_.most().bytes(slices.largest, microbatches, microbatches);
     out.is_ample = most <= objective_->constraints().memory.value();
@@ -289,54 +339,64 @@ class CutTables {
         costs[i].backward = std::min(costs[i].backward, own[i].backward);
       }
     }
-    paths.forward.assign(graph.node_count(), 0);
-    paths.backward.assign(graph.node_count(), 0);
+    for (auto* path : {&paths.forward, &paths.backward, &paths.forward_below, &paths.round_below})
+      path->assign(graph.node_count(), 0);
     const auto order = topological_order(graph);
     for (const NodeId node : order) {
-      double forward = 0, backward = 0;
+      double &forward = paths.forward[node.index()], &backward = paths.backward[node.index()];
       for (const EdgeId edge : graph.in_edges(node)) {
         const std::size_t before = graph.source(edge).index();
         forward = std::max(forward, paths.forward[before]);
         if (graph[edge].differentiable) backward = std::max(backward, paths.backward[before]);
       }
-      paths.forward[node.index()] = forward + costs[node.index()].forward.value();
-      paths.backward[node.index()] = backward + costs[node.index()].backward.value();
+      forward += costs[node.index()].forward.value();
+      backward += costs[node.index()].backward.value();
     }
-    paths.forward_below.assign(graph.node_count(), 0);
-    paths.round_below.assign(graph.node_count(), 0);
-    for (std::size_t i = order.size(); i-- > 0;) {
-      const NodeId node = order[i];
-      double forward = 0, round = 0;
-      for (const EdgeId edge : graph.out_edges(node)) {
+    for (auto at = order.rbegin(); at != order.rend(); ++at) {
+      double &forward = paths.forward_below[at->index()], &round = paths.round_below[at->index()];
+      for (const EdgeId edge : graph.out_edges(*at)) {
         const std::size_t after = graph.target(edge).index();
         forward = std::max(forward, paths.forward_below[after]);
         if (graph[edge].differentiable) round = std::max(round, paths.round_below[after]);
       }
-      const NodeCost& cost = costs[node.index()];
-      paths.forward_below[node.index()] = forward + cost.forward.value();
-      paths.round_below[node.index()] = round + (cost.forward + cost.backward).value();
+      const NodeCost& cost = costs[at->index()];
+      forward += cost.forward.value();
+      round += (cost.forward + cost.backward).value();
     }
   }
 
   const StepObjective* objective_;
   std::vector<const StepObjective*> degrees_;
   DownsetLattice lattice_;
-  NodeMask all_ = 0, whole_batch_ = 0;
-  std::vector<NodeMask> successors_, predecessors_, gradient_successors_, gradient_predecessors_;
-  std::vector<Tied> tied_;
   BoundaryMasks boundaries_;
+  std::vector<Neighbours> neighbours_;  // by node
   struct Parent {
     std::size_t tail = 0;
     NodeId added;
   };
-  std::vector<Parent> parents_;  // by tail
-  double least_message_ = 0;
+  std::vector<Parent> parents_;  // by tail: a tail with one node less
+  NodeMask whole_batch_ = 0;
+  std::vector<Tied> tied_;
   std::int64_t everything_ = 0;                               // bytes that a rank holds of all nodes, at least
   std::vector<LeastHeld> held_;                               // by tail, without tied parameters
   std::vector<std::int64_t> trainable_;                       // likewise
   std::map<int, std::vector<std::unique_ptr<Sized>>> sized_;  // by micro-batches and replicas; 0: all, of one stage
   std::map<int, std::vector<double>> least_work_;
   std::map<int, Paths> paths_;
+};
+
+/// An objective under other constraints, and its table.
+struct TableUnder {
+  TableUnder(const StepObjective& from, Constraints own, std::size_t max_tails)
+      : constraints(std::move(own)),
+        objective(from.under(constraints)),
+        table(StageTable::make(objective, max_tails)) {}
+  TableUnder(const TableUnder&) = delete;  // its members refer to one another
+  TableUnder& operator=(const TableUnder&) = delete;
+
+  Constraints constraints;
+  StepObjective objective;
+  std::optional<StageTable> table;  ///< none if there are too many tails
 };
 
 }  // namespace autopar::detail

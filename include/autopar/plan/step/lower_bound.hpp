@@ -1,20 +1,18 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 #include <cstddef>
+#include <limits>
 #include <vector>
 
 #include <autopar/plan/model/pipeline_bound.hpp>
-#include <autopar/plan/search/cut_tables.hpp>
+#include <autopar/plan/step/stage_table.hpp>
 #include <autopar/schedule/traits.hpp>
 
 namespace autopar::detail {
 
 /// A stage of a partial staging; the last stage of the pipeline is chosen first.
-struct ChosenStage {
-  DownsetId from, to;  ///< tails: its nodes are those of `to` without those of `from`
-  NodeMask nodes = 0;
+struct ChosenStage : StageNodes {
   int replicas = 1;
   int tensor = 1;  ///< one of the degrees of a search, see `StageDegree`
   bool regular = true;
@@ -28,7 +26,7 @@ struct ChosenStage {
 /// A tensor degree that stages may have.
 struct StageDegree {
   int tensor = 1;     ///< ranks of a replica
-  CutTables* tables;  ///< of stages of this degree
+  StageTable* table;  ///< of stages of this degree
 };
 
 /// A lower bound on the step, however the remaining nodes are staged: `pipeline_bound` of each chosen stage, and the
@@ -36,45 +34,34 @@ struct StageDegree {
 /// as short as possible, and waits on links are left out, which only lowers the bound.
 class LowerBound {
  public:
-  LowerBound(CutTables& tables, const StepObjective& objective, int microbatches, ScheduleKind schedule)
-      : tables_(tables),
+  LowerBound(StageTable& table, const StepObjective& objective, int microbatches, ScheduleKind schedule)
+      : table_(table),
         objective_(objective),
         microbatches_(microbatches),
-        message_(tables.least_message()),
+        message_(table.least_message()),
         forwards_first_(puts_forwards_first(schedule) || !objective.work().loss_mode),
         is_gathered_as_it_is_(std::ranges::all_of(objective.work().parameters, [](const ParameterProfile& parameter) {
           return parameter.computed_with() == parameter.bytes;
         })) {}
 
-  /// The stage between two tails in front of `later` stages, with everything that depends on these alone.
+  /// A stage in front of `later` stages, with everything that depends on these alone.
   /// @param only   whether it is the only stage
   /// @param recompute  least seconds by which a backward grows so that the stage fits
-  [[nodiscard]] ChosenStage choose(const StageDegree& degree, DownsetId from, DownsetId to, NodeMask nodes,
-                                   int replicas, bool only, double recompute, const std::vector<ChosenStage>& later) {
-    ChosenStage stage{.from = from, .to = to, .nodes = nodes, .replicas = replicas, .tensor = degree.tensor};
-    const auto& size = degree.tables->sized(microbatches_, replicas, only);
-    const auto &low = size.sums[from.index()], &high = size.sums[to.index()];
-    stage.forward = high.forward - low.forward;
-    const SliceSizes& slices = *size.slices;
-    stage.backward = high.backward - low.backward + recompute;
-    stage.busy = high.busy - low.busy + recompute * slices.busy_times();
-    stage.regular = slices.regular;
-    const Workload& work = objective_.work();
-    const Bytes own(degree.tables->trainable(from, to, nodes, true));
-    const Bytes read(degree.tables->trainable(from, to, nodes, false));
-    const double sum = replicas > 1 && own > Bytes(0) ? work.least_all_reduce(own, replicas).value() : 0;
-    stage.after = least_after(sum, high.largest_backward - low.largest_backward + recompute, read, replicas);
-    NodeMask below = 0;
-    for (NodeMask rest = nodes; rest != 0; rest &= rest - 1) {
-      const NodeId node(std::countr_zero(rest));
-      stage.before |= tables_.predecessors(node);
-      stage.before_gradient |= tables_.gradient_predecessors(node);
-      below |= tables_.gradient_successors(node);
-    }
-    stage.before &= ~nodes;
-    stage.before_gradient &= ~nodes;
+  [[nodiscard]] ChosenStage choose(const StageDegree& degree, const StageNodes& nodes, int replicas, bool only,
+                                   double recompute, const std::vector<ChosenStage>& later) const {
+    ChosenStage stage{nodes, replicas, degree.tensor};
+    const auto& size = degree.table->sized(microbatches_, replicas, only);
+    const StageTable::Sums sums = size.of(nodes);
+    stage.regular = size.slices->regular;
+    stage.forward = sums.forward;
+    stage.backward = sums.backward + recompute;
+    stage.busy = sums.busy + recompute * size.slices->busy_times();
+    stage.after = least_after(*degree.table, nodes, sums.largest_backward + recompute, replicas);
+    const auto around = table_.neighbours(nodes.nodes);
+    stage.before = around.before;
+    stage.before_gradient = around.gradient_before;
     for (const ChosenStage& reader : later) {
-      if ((below & reader.nodes) != 0)
+      if ((around.gradient_after & reader.nodes) != 0)
         stage.below = std::max(stage.below, reader.forward + reader.backward + reader.below + 2 * message_);
     }
     return stage;
@@ -83,21 +70,22 @@ class LowerBound {
   /// @param chosen   last stage of the pipeline first
   /// @param devices  left for the nodes without a stage
   [[nodiscard]] double operator()(const std::vector<ChosenStage>& chosen, int devices) {
-    const DownsetId tail = chosen.empty() ? tables_.tails().empty_set() : chosen.back().to;
+    const DownsetId tail = chosen.empty() ? table_.tails().empty_set() : chosen.back().to;
     double bound = 0;
+    if (tail != table_.tails().all_nodes()) {
+      const auto& work = table_.least_work(microbatches_);
+      bound = (work.back() - work[tail.index()]) / std::max(1, devices);
+    }
     NodeMask staged = 0;
-    for (const ChosenStage& stage : chosen) staged |= stage.nodes;
-    const NodeMask rest = tables_.all() & ~staged;
-    if (rest != 0) {
-      const auto& work = tables_.least_work(microbatches_);
-      bound = (work[tables_.tails().all_nodes().index()] - work[tail.index()]) / std::max(1, devices);
+    bool regular = true;
+    for (const ChosenStage& stage : chosen) {
+      staged |= stage.nodes;
+      regular = regular && stage.regular;
     }
     heads_.assign(chosen.size(), 0);
     feet_.assign(chosen.size(), 0);
-    bool regular = true;
-    for (const ChosenStage& stage : chosen) regular = regular && stage.regular;
     for (std::size_t i = chosen.size(); i-- > 0;) {
-      path_to(chosen, i, rest);
+      path_to(chosen, i, ~staged);
       const ChosenStage& stage = chosen[i];
       const StagePath own{.forward = stage.forward,
                           .backward = stage.backward,
@@ -113,11 +101,15 @@ class LowerBound {
  private:
   /// Least seconds after the last backward: gradient sums that no backward hides, the update, and what ZeRO gathers
   /// after it unless that may be copies.
-  [[nodiscard]] double least_after(double sum, double hidden, Bytes read, int replicas) const {
+  /// @param hidden  seconds of a backward, in which sums may run
+  [[nodiscard]] double least_after(const StageTable& table, const StageNodes& nodes, double hidden,
+                                   int replicas) const {
     const Constraints& constraints = objective_.constraints();
+    const Bytes own(table.trainable(nodes, true)), read(table.trainable(nodes, false));
+    const double sum = replicas > 1 && own > Bytes(0) ? objective_.work().least_all_reduce(own, replicas).value() : 0;
+    const double half = sum * kHalfOfASum;
     double least = std::numeric_limits<double>::infinity();
     for (const int zero : constraints.zero_levels) {
-      const double half = sum * kHalfOfASum;
       const Bytes updated = updated_bytes(read, zero, static_cast<std::size_t>(replicas));
       least = std::min(least, std::max(0.0, (zero > 0 ? half : sum) - hidden) +
                                   (is_gathered_as_it_is_ && (zero == 1 || zero == 2) ? half : 0) +
@@ -127,14 +119,15 @@ class LowerBound {
   }
 
   /// Longest paths of forwards to a stage and of backwards from it, through stages and nodes before it.
+  /// @param rest  the nodes without a stage
   void path_to(const std::vector<ChosenStage>& chosen, std::size_t i, NodeMask rest) {
     const ChosenStage& stage = chosen[i];
-    const auto& paths = tables_.paths(microbatches_);
-    for (NodeMask mask = stage.before & rest; mask != 0; mask &= mask - 1) {
-      const auto node = static_cast<std::size_t>(std::countr_zero(mask));
-      heads_[i] = std::max(heads_[i], paths.forward[node] + message_);
-      if ((stage.before_gradient >> node & 1) != 0) feet_[i] = std::max(feet_[i], paths.backward[node] + message_);
-    }
+    const auto& paths = table_.paths(microbatches_);
+    for_each_node(stage.before & rest, [&](NodeId node) {
+      heads_[i] = std::max(heads_[i], paths.forward[node.index()] + message_);
+      if ((stage.before_gradient & bit(node)) != 0)
+        feet_[i] = std::max(feet_[i], paths.backward[node.index()] + message_);
+    });
     for (std::size_t j = i + 1; j < chosen.size(); ++j) {
       if ((stage.before & chosen[j].nodes) != 0)
         heads_[i] = std::max(heads_[i], heads_[j] + chosen[j].forward + message_);
@@ -143,7 +136,7 @@ class LowerBound {
     }
   }
 
-  CutTables& tables_;
+  StageTable& table_;
   const StepObjective& objective_;
   int microbatches_;
   double message_;

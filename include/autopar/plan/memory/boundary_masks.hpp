@@ -7,10 +7,41 @@
 #include <utility>
 #include <vector>
 
+#include <autopar/plan/memory/memory.hpp>
 #include <autopar/plan/model/node_mask.hpp>
-#include <autopar/plan/search/boundary.hpp>
+#include <autopar/plan/model/workload.hpp>
 
 namespace autopar::detail {
+
+/// What crosses the borders of one stage; each value counts once a side. A value that two stages read is held for each
+/// of them, so this is never more than what `predict_memory` counts.
+struct Boundary {
+  Affine in;               ///< values read
+  Affine held;             ///< values made that their makers would not keep anyway
+  Affine arriving, going;  ///< gradients of values made, and of values read
+
+  /// Bytes for one slice, as `add_boundary` counts them.
+  [[nodiscard]] std::int64_t bytes(std::int64_t slice, int in_flight, int microbatches) const {
+    return bytes_at(held, slice).value() * std::min(microbatches, in_flight) +
+           bytes_at(in, slice).value() * std::min(microbatches, in_flight + 1) +
+           bytes_at(arriving, slice).value() * gradients_arriving(microbatches) +
+           bytes_at(going, slice).value() * gradients_going(microbatches);
+  }
+
+  Boundary& operator+=(const Boundary& other) {
+    in += other.in;
+    held += other.held;
+    arriving += other.arriving;
+    going += other.going;
+    return *this;
+  }
+  /// Clamped at 0, so that nothing shrinks as slices grow.
+  [[nodiscard]] Boundary at_least_nothing() const {
+    const auto clamped = [](Affine size) { return Affine{std::max(0.0, size.per_sample), std::max(0.0, size.fixed)}; };
+    return {clamped(in), clamped(held), clamped(arriving), clamped(going)};
+  }
+  friend bool operator==(const Boundary&, const Boundary&) = default;
+};
 
 /// What crosses the borders of any stage of a small graph, from the makers and readers of each value.
 /// @cost O(different makers and readers) a call; nothing is stored for a stage
@@ -61,7 +92,6 @@ class BoundaryMasks {
     [[nodiscard]] bool crosses(NodeMask stage) const { return is_made(stage) || is_read(stage); }
     void add_to(Boundary& sum, NodeMask stage) const {
       if (is_made(stage)) {
-        sum.out += bytes.out;
         sum.held += bytes.held;
         sum.arriving += bytes.arriving;
       } else if (is_read(stage)) {
@@ -83,7 +113,6 @@ class BoundaryMasks {
   template <class Value>
   [[nodiscard]] static Boundary both(const Value& value, bool differentiable) {
     Boundary boundary = read(value.bytes, differentiable);
-    boundary.out = value.bytes;
     if (!value.kept) boundary.held = value.bytes;
     if (differentiable) boundary.arriving = value.bytes;
     return boundary;
