@@ -143,8 +143,7 @@ void run(ap::World& world, const Job& job, const Make& make, const at::Tensor& x
                               {"ranks", world.size()},
                               {"optimizer", job.optimizer},
                               {"precision", ap::to_string(plan.precision)},
-                              {"plan", ap::describe(ap::replicas_of(plan), plan.microbatches, plan.schedule) +
-                                           ap::describe(ap::memory_optimizations_of(plan))},
+                              {"plan", ap::describe(plan) + ap::describe(ap::memory_optimizations_of(plan))},
                               {"setup_seconds", setup},
                               {"predicted_step_ms", plan.step.value() * 1e3},
                               {"step_ms", times[times.size() / 2] * 1e3},

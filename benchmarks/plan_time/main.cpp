@@ -54,8 +54,7 @@ std::optional<ap::Plan> planned(const ap::ModelProfile& model, const ap::Cluster
 }
 
 std::string shape_of(const ap::Plan& plan) {
-  return ap::describe(ap::replicas_of(plan), plan.microbatches, plan.schedule) +
-         ap::describe(ap::memory_optimizations_of(plan));
+  return ap::describe(plan) + ap::describe(ap::memory_optimizations_of(plan));
 }
 
 struct Timed {
@@ -114,7 +113,7 @@ void against_rannc(const std::string& name, const ap::RanncStaging& rannc, const
   if (found.candidates.any_fits()) {
     const ap::Candidate& best = found.candidates.best();
     std::cout << R"(,"step":)" << best.terms.step.value() << R"(,"plan":")"
-              << ap::describe(best.staging.replicas, best.staging.microbatches, best.staging.schedule) << '"';
+              << ap::describe(best.staging) << '"';
     if (plan) std::cout << R"(,"speedup":)" << best.terms.step / plan->step;
   } else {
     std::cout << R"(,"plan":"none fits")";

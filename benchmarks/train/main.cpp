@@ -135,8 +135,7 @@ void make_wrapped(ap::World& world, Half& half, const Work& work, const Make& ma
       const auto most = std::ranges::max_element(bytes, {}, [](const auto& each) { return each.second; });
       half.line["predicted_ms"] = plan.step.value() * 1e3;
       half.line["predicted_gib"] = most->second / (1 << 30);
-      half.line["plan"] = ap::describe(ap::replicas_of(plan), plan.microbatches, plan.schedule) +
-                          ap::describe(ap::memory_optimizations_of(plan));
+      half.line["plan"] = ap::describe(plan) + ap::describe(ap::memory_optimizations_of(plan));
     }
     return loss.detach();
   };

@@ -24,6 +24,18 @@ namespace autopar {
 namespace detail {
 
 [[noreturn]] inline void refuse(const std::string& what) { throw InvalidArgument(what); }
+inline void refuse_if(bool contradicts, const std::string& what) {
+  if (contradicts) refuse(what);
+}
+
+/// "stages = 4", as a message names an option.
+template <class T>
+[[nodiscard]] std::string setting(const std::string& key, const T& value) {
+  if constexpr (std::is_arithmetic_v<T>)
+    return key + " = " + std::to_string(value);
+  else
+    return key + " = " + option_text(value);
+}
 
 [[nodiscard]] inline std::string listed(const std::vector<int>& values) {
   std::string out;
@@ -32,32 +44,22 @@ namespace detail {
 }
 
 inline void check_not_run_yet(const Options& options, const Capabilities& runtime) {
-  const auto setting = [](const std::string& key, const auto& value) {
-    if constexpr (std::is_arithmetic_v<std::decay_t<decltype(value)>>)
-      return key + " = " + std::to_string(value);
-    else
-      return key + " = " + option_text(value);
+  const auto check = [](bool runs, const std::string& asked, const std::string& instead) {
+    refuse_if(!runs, asked + " is not run by this version" + instead);
   };
-  if (options.tensor_parallel < 0)
-    refuse(setting("tensor_parallel", options.tensor_parallel) + " is negative; use 0 or 1");
-  if (options.tensor_parallel > runtime.max_tensor_parallel) {
-    refuse(setting("tensor_parallel", options.tensor_parallel) + " is not run by this version, which has at most " +
-           std::to_string(runtime.max_tensor_parallel) + "; leave it at 0");
-  }
-  if (options.zero < -1 || options.zero > 3) refuse(setting("zero", options.zero) + " is not a level; use -1 or 0");
-  if (options.zero > runtime.max_zero) {
-    refuse(setting("zero", options.zero) + " is not run by this version, which has at most " +
-           std::to_string(runtime.max_zero) + "; leave it at -1");
-  }
-  if (options.recompute.when() == Recompute::kAlways && !runtime.recompute) {
-    refuse(setting("recompute", options.recompute) + " is not run by this version; use 'auto' or 'none'");
-  }
-  if (options.offload == Offload::kOptimizer && !runtime.offload) {
-    refuse(setting("offload", options.offload) + " is not run by this version; use 'auto' or 'none'");
-  }
-  if (options.precision != Precision::kModule && !runtime.precision) {
-    refuse(setting("precision", options.precision) + " is not run by this version; use 'module'");
-  }
+  const auto at_most = [](int most) { return ", which has at most " + std::to_string(most); };
+  const std::string shards = setting("tensor_parallel", options.tensor_parallel), zero = setting("zero", options.zero);
+  refuse_if(options.tensor_parallel < 0, shards + " is negative; use 0 or 1");
+  check(options.tensor_parallel <= runtime.max_tensor_parallel, shards,
+        at_most(runtime.max_tensor_parallel) + "; leave it at 0");
+  refuse_if(options.zero < -1 || options.zero > 3, zero + " is not a level; use -1 or 0");
+  check(options.zero <= runtime.max_zero, zero, at_most(runtime.max_zero) + "; leave it at -1");
+  check(options.recompute.when() != Recompute::kAlways || runtime.recompute, setting("recompute", options.recompute),
+        "; use 'auto' or 'none'");
+  check(options.offload != Offload::kOptimizer || runtime.offload, setting("offload", options.offload),
+        "; use 'auto' or 'none'");
+  check(options.precision == Precision::kModule || runtime.precision, setting("precision", options.precision),
+        "; use 'module'");
 }
 
 [[nodiscard]] inline std::vector<ScheduleKind> allowed_schedules(const Options& options, const Capabilities& runtime) {
@@ -73,7 +75,7 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
   if (kinds.empty()) {
     std::string known = "'auto'";
     for (const ScheduleKind kind : runtime.schedules) known += ", '" + name_of(kind) + "'";
-    refuse("schedule = " + option_text(options.schedule) + " is not run by this runtime; use one of " + known);
+    refuse(setting("schedule", options.schedule) + " is not run by this runtime; use one of " + known);
   }
   return kinds;
 }
@@ -111,11 +113,11 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
     return degrees;
   }
   if (std::ranges::find(degrees, asked) != degrees.end()) return {asked};
-  const std::string setting = "tensor_parallel = " + std::to_string(asked);
-  if (degrees.size() == 1 && work.regions.empty())
-    refuse(setting + ", but the model has nothing that tensor shards can compute together; use 1");
+  const std::string shards = setting("tensor_parallel", asked);
+  refuse_if(degrees.size() == 1 && work.regions.empty(),
+            shards + ", but the model has nothing that tensor shards can compute together; use 1");
   const int nearest = *std::ranges::min_element(degrees, {}, [&](int degree) { return std::abs(degree - asked); });
-  refuse(setting +
+  refuse(shards +
          (world % asked != 0 ? " does not divide the world of " + std::to_string(world) + " ranks"
                              : ", but no part of the model can be computed by so many shards together") +
          "; the nearest that can be is " + std::to_string(nearest));
@@ -123,47 +125,48 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
 
 [[nodiscard]] inline std::vector<int> allowed_zero(const Options& options, const Capabilities& runtime) {
   if (options.zero >= 0) return {options.zero};
-  std::vector<int> levels;
-  for (int level = 0; level <= runtime.max_zero; ++level) levels.push_back(level);
+  std::vector<int> levels(static_cast<std::size_t>(runtime.max_zero) + 1);
+  std::iota(levels.begin(), levels.end(), 0);
   return levels;
 }
 
 /// A program computes its class heads in one way, which a plan cannot change.
 inline void check_class_heads(const Options& options, const Workload& work) {
-  if (options.class_head == ClassHead::kChunked && !work.chunked_heads) {
-    refuse(
-        "class_head = chunked, but no linear layer of this program is followed by a cross entropy of class indices "
-        "that alone reads its result, or the profile was written without that setting; leave it at 'auto', or write "
-        "the profile with it");
-  }
-  if (options.class_head == ClassHead::kWhole && work.chunked_heads) {
-    refuse("class_head = whole, but the profile is of the program with logits in chunks; write it with that setting");
-  }
+  refuse_if(
+      options.class_head == ClassHead::kChunked && !work.chunked_heads,
+      "class_head = chunked, but no linear layer of this program is followed by a cross entropy of class indices that "
+      "alone reads its result, or the profile was written without that setting; leave it at 'auto', or write the "
+      "profile with it");
+  refuse_if(options.class_head == ClassHead::kWhole && work.chunked_heads,
+            "class_head = whole, but the profile is of the program with logits in chunks; write it with that setting");
 }
 
 /// Whether sequence parallelism is used. Both values, if the user leaves it open and some region follows another.
 [[nodiscard]] inline std::vector<bool> allowed_sequences(const Options& options, const Workload& work) {
   const bool any = std::ranges::any_of(work.regions, [](const TensorRegion& region) { return region.follows >= 0; });
   if (options.sequence_parallel == Switch::kOff || !any) return {false};
-  if (options.sequence_parallel == Switch::kOn) return {true};
-  return {false, true};
+  return options.sequence_parallel == Switch::kOn ? std::vector{true} : std::vector{false, true};
+}
+
+/// What the margin leaves.
+[[nodiscard]] inline Bytes without_margin(Bytes memory, const Options& options) {
+  return Bytes(
+      static_cast<std::int64_t>(std::floor(static_cast<double>(memory.value()) * (1 - options.memory_margin))));
 }
 
 /// Sets where the optimizer may be. Without separate host memory offloading gains nothing, so it must be asked for.
 inline void apply_offload(const Options& options, const Capabilities& runtime, const Workload& work,
                           const Cluster& cluster, Constraints& constraints) {
   if (cluster.host) {
-    if (cluster.host->memory <= Bytes(0)) {
-      refuse("the host memory of cluster '" + cluster.name + "' is " + std::to_string(cluster.host->memory.value()) +
-             " bytes a device; state it, or leave the host out");
-    }
-    const double share = 1 - options.memory_margin;
-    constraints.host_memory =
-        Bytes(static_cast<std::int64_t>(std::floor(static_cast<double>(cluster.host->memory.value()) * share)));
+    refuse_if(cluster.host->memory <= Bytes(0), "the host memory of cluster '" + cluster.name + "' is " +
+                                                    std::to_string(cluster.host->memory.value()) +
+                                                    " bytes a device; state it, or leave the host out");
+    constraints.host_memory = without_margin(cluster.host->memory, options);
   }
-  if (options.offload == Offload::kOptimizer && !work.offloaded_update)
-    refuse("offload = optimizer, but the cost model does not say what an update on the host takes; use 'none'");
-  if (options.offload == Offload::kOptimizer) constraints.offloads = {Offload::kOptimizer};
+  const bool asked = options.offload == Offload::kOptimizer;
+  refuse_if(asked && !work.offloaded_update,
+            "offload = optimizer, but the cost model does not say what an update on the host takes; use 'none'");
+  if (asked) constraints.offloads = {Offload::kOptimizer};
   const bool may = !options.offload && runtime.offload && work.offloaded_update;
   if (may && cluster.host) constraints.offloads.push_back(Offload::kOptimizer);
 }
@@ -173,47 +176,37 @@ inline void apply_recompute(const Options& options, const Capabilities& runtime,
                             Constraints& constraints) {
   constraints.recompute = runtime.recompute ? options.recompute.when() : Recompute::kNever;
   for (const std::string& module : options.recompute.modules()) {
-    if (std::ranges::none_of(work.graph.nodes(),
-                             [&](NodeId node) { return is_within(work.graph[node].path, module); })) {
-      refuse("recompute = " + options.recompute.text() + " names '" + module +
-             "', but no operator of the model belongs to such a module; use 'auto', 'none', 'full' or modules' names");
-    }
+    const auto inside = [&](NodeId node) { return is_within(work.graph[node].path, module); };
+    refuse_if(std::ranges::none_of(work.graph.nodes(), inside),
+              setting("recompute", options.recompute) + " names '" + module +
+                  "', but no operator of the model belongs to such a module; use 'auto', 'none', 'full' or modules' "
+                  "names");
   }
   constraints.recomputed_modules = options.recompute.modules();
 }
 
 inline void check_shape(const Options& options, int ranks, std::size_t nodes) {
   const int shards = std::max(1, options.tensor_parallel), world = ranks / shards;
-  const std::string of_shards = shards == 1 ? "" : " of tensor_parallel = " + std::to_string(shards);
-  if (options.stages < 0)
-    refuse("stages = " + std::to_string(options.stages) + " is negative; 0 lets the planner choose");
-  for (const int replicas : options.replicas) {
-    if (replicas < 1) refuse("replicas = " + listed(options.replicas) + ": every stage needs at least one replica");
-  }
-  if (options.stages > 0 && options.replicas.size() > 1 && options.replicas.size() != std::size_t(options.stages)) {
-    refuse("stages = " + std::to_string(options.stages) + " contradicts replicas = " + listed(options.replicas) +
-           ", which names " + std::to_string(options.replicas.size()) +
-           " stages; give one number a stage, or a single one for all of them");
-  }
+  const std::string of_shards = shards == 1 ? "" : " of " + setting("tensor_parallel", shards);
+  const std::string stages = setting("stages", options.stages), replicas = "replicas = " + listed(options.replicas);
+  const std::string of_ranks =
+      " ranks, but the world has " + std::to_string(ranks) + "; start more ranks or ask for fewer ";
+  refuse_if(options.stages < 0, stages + " is negative; 0 lets the planner choose");
+  refuse_if(std::ranges::any_of(options.replicas, [](int each) { return each < 1; }),
+            replicas + ": every stage needs at least one replica");
+  const std::size_t listed_stages = options.replicas.size();
+  refuse_if(options.stages > 0 && listed_stages > 1 && listed_stages != std::size_t(options.stages),
+            stages + " contradicts " + replicas + ", which names " + std::to_string(listed_stages) +
+                " stages; give one number a stage, or a single one for all of them");
   const int used = asked_replicas(options);
-  if (used > world) {
-    refuse("replicas = " + listed(options.replicas) +
-           (options.replicas.size() == 1 && options.stages > 1
-                ? " for each of stages = " + std::to_string(options.stages)
-                : "") +
-           of_shards + " need " + std::to_string(used * shards) + " ranks, but the world has " + std::to_string(ranks) +
-           "; start more ranks or ask for fewer replicas");
-  }
-  const auto stages = static_cast<std::size_t>(least_stages(options));
-  if (stages > static_cast<std::size_t>(world)) {
-    refuse("stages = " + std::to_string(stages) + of_shards + " need " +
-           (shards == 1 ? "as many" : std::to_string(stages * static_cast<std::size_t>(shards))) +
-           " ranks, but the world has " + std::to_string(ranks) + "; start more ranks or ask for fewer stages");
-  }
-  if (stages > nodes) {
-    refuse("stages = " + std::to_string(stages) + ", but the model has only " + std::to_string(nodes) +
-           " operators that can be separated; ask for fewer stages");
-  }
+  refuse_if(used > world, replicas + (listed_stages == 1 && options.stages > 1 ? " for each of " + stages : "") +
+                              of_shards + " need " + std::to_string(used * shards) + of_ranks + "replicas");
+  const int least = least_stages(options);
+  const std::string asked = setting("stages", least);
+  refuse_if(least > world, asked + of_shards + " need " + (shards == 1 ? "as many" : std::to_string(least * shards)) +
+                               of_ranks + "stages");
+  refuse_if(std::size_t(least) > nodes, asked + ", but the model has only " + std::to_string(nodes) +
+                                            " operators that can be separated; ask for fewer stages");
 }
 
 /// Numbers of micro-batches to try: 1, 2, 3, 4, 6, 8, 12, 16, 24, … within the limits, the limits themselves, and the
@@ -228,31 +221,25 @@ inline void check_shape(const Options& options, int ranks, std::size_t nodes) {
       if (m >= low && m <= high) out.push_back(m);
     }
   }
-  std::sort(out.begin(), out.end());
-  out.erase(std::unique(out.begin(), out.end()), out.end());
+  make_set(out);
   return out;
 }
 
 /// Numbers of micro-batches to try; none is above `largest_count` unless options ask for it.
 [[nodiscard]] inline std::vector<int> allowed_microbatches(const Options& options, std::int64_t largest_count,
                                                            std::int64_t largest_local) {
-  const auto text = [](int value) { return std::to_string(value); };
-  if (options.microbatches < 0) refuse("microbatches = " + text(options.microbatches) + " is negative");
-  if (options.min_microbatches < 1) refuse("min_microbatches = " + text(options.min_microbatches) + " is below 1");
-  if (options.max_microbatches < options.min_microbatches) {
-    refuse("min_microbatches = " + text(options.min_microbatches) +
-           " is above max_microbatches = " + text(options.max_microbatches));
-  }
+  const std::string asked = setting("microbatches", options.microbatches);
+  const std::string least = setting("min_microbatches", options.min_microbatches);
+  const std::string most = setting("max_microbatches", options.max_microbatches);
+  refuse_if(options.microbatches < 0, asked + " is negative");
+  refuse_if(options.min_microbatches < 1, least + " is below 1");
+  refuse_if(options.max_microbatches < options.min_microbatches, least + " is above " + most);
   if (options.microbatches > 0) {
     const Options defaults;
-    if (options.min_microbatches != defaults.min_microbatches && options.microbatches < options.min_microbatches) {
-      refuse("microbatches = " + text(options.microbatches) +
-             " is below min_microbatches = " + text(options.min_microbatches));
-    }
-    if (options.max_microbatches != defaults.max_microbatches && options.microbatches > options.max_microbatches) {
-      refuse("microbatches = " + text(options.microbatches) +
-             " is above max_microbatches = " + text(options.max_microbatches));
-    }
+    const bool below = options.microbatches < options.min_microbatches;
+    const bool above = options.microbatches > options.max_microbatches;
+    refuse_if(below && options.min_microbatches != defaults.min_microbatches, asked + " is below " + least);
+    refuse_if(above && options.max_microbatches != defaults.max_microbatches, asked + " is above " + most);
     return {options.microbatches};
   }
   const auto high =
@@ -263,29 +250,22 @@ inline void check_shape(const Options& options, int ranks, std::size_t nodes) {
 /// The most micro-batches that are tried: one for each sample of the batch, since more would be empty. With batch
 /// statistics one for each sample of the largest local batch, as smaller slices change the statistics.
 [[nodiscard]] inline std::int64_t most_microbatches(const Workload& work, const Constraints& constraints) {
-  for (const NodeId node : work.graph.nodes()) {
-    if (work.graph[node].batch_statistic) return constraints.largest_local_batch();
-  }
-  return constraints.batch;
+  const auto is_statistic = [&](NodeId node) { return work.graph[node].batch_statistic; };
+  return std::ranges::any_of(work.graph.nodes(), is_statistic) ? constraints.largest_local_batch() : constraints.batch;
 }
 
 /// Memory of one device, margin included.
 [[nodiscard]] inline Bytes device_memory(const Options& options, const Cluster& cluster) {
   return options.device_memory > Bytes(0) ? options.device_memory : cluster.device.memory;
 }
-
 [[nodiscard]] inline Bytes usable_memory(const Options& options, const Cluster& cluster) {
-  if (options.device_memory < Bytes(0)) {
-    refuse("device_memory = " + std::to_string(options.device_memory.value()) + " bytes is negative");
-  }
-  if (!(options.memory_margin >= 0 && options.memory_margin < 1)) {
-    refuse("memory_margin = " + std::to_string(options.memory_margin) + " is not a share; use 0 <= memory_margin < 1");
-  }
+  refuse_if(options.device_memory < Bytes(0),
+            setting("device_memory", options.device_memory.value()) + " bytes is negative");
+  refuse_if(!(options.memory_margin >= 0 && options.memory_margin < 1),
+            setting("memory_margin", options.memory_margin) + " is not a share; use 0 <= memory_margin < 1");
   const Bytes whole = device_memory(options, cluster);
-  if (whole <= Bytes(0)) {
-    refuse("the memory of device '" + cluster.device.name + "' is not known; set device_memory");
-  }
-  return Bytes(static_cast<std::int64_t>(std::floor(static_cast<double>(whole.value()) * (1 - options.memory_margin))));
+  refuse_if(whole <= Bytes(0), "the memory of device '" + cluster.device.name + "' is not known; set device_memory");
+  return without_margin(whole, options);
 }
 
 /// Operators that need the whole batch at once allow one micro-batch only. Their stage has one replica, unless replicas
@@ -304,8 +284,8 @@ inline void apply_whole_batch(const Workload& work, const Options& options, Cons
           needs + ", so it is exact only with " + with + ", but " + option + "; leave that to the planner");
     };
     if (constraints.microbatches.front() > 1) {
-      impossible(options.microbatches > 1 ? "microbatches = " + std::to_string(options.microbatches)
-                                          : "min_microbatches = " + std::to_string(options.min_microbatches));
+      impossible(options.microbatches > 1 ? setting("microbatches", options.microbatches)
+                                          : setting("min_microbatches", options.min_microbatches));
     }
     const auto& replicas = constraints.replicas;
     const bool none_single = !replicas.empty() && std::find(replicas.begin(), replicas.end(), 1) == replicas.end();
@@ -330,37 +310,32 @@ inline void apply_whole_batch(const Workload& work, const Options& options, Cons
 [[nodiscard]] inline Constraints resolve(const PlanRequest& request, const Workload& work, const Cluster& cluster) {
   const Options& options = request.options;
   Constraints out;
-  if (cluster.devices < 1)
-    detail::refuse("cluster '" + cluster.name + "' has " + std::to_string(cluster.devices) + " devices");
+  detail::refuse_if(cluster.devices < 1,
+                    "cluster '" + cluster.name + "' has " + std::to_string(cluster.devices) + " devices");
   out.world = request.world == 0 ? cluster.devices : request.world;
-  if (out.world < 1) detail::refuse("a world of " + std::to_string(out.world) + " ranks; at least 1 is needed");
-  if (out.world > cluster.devices) {
-    detail::refuse("a world of " + std::to_string(out.world) + " ranks does not fit cluster '" + cluster.name +
-                   "' with " + std::to_string(cluster.devices) + " devices");
-  }
-  if (request.batch < 1)
-    detail::refuse("a batch of " + std::to_string(request.batch) + " samples; at least 1 is needed");
+  const std::string world = "a world of " + std::to_string(out.world) + " ranks";
+  detail::refuse_if(out.world < 1, world + "; at least 1 is needed");
+  detail::refuse_if(out.world > cluster.devices, world + " does not fit cluster '" + cluster.name + "' with " +
+                                                     std::to_string(cluster.devices) + " devices");
+  detail::refuse_if(request.batch < 1,
+                    "a batch of " + std::to_string(request.batch) + " samples; at least 1 is needed");
   out.batch = request.batch;
   detail::check_not_run_yet(options, request.runtime);
   out.tensor_degrees = detail::allowed_degrees(options, request.runtime, work, out.world);
   detail::check_shape(options, out.world, work.graph.node_count());
-  if (options.replicas.size() == 1 && options.stages == 0) {
+  const bool same_for_all = options.replicas.size() == 1;
+  if (same_for_all && options.stages == 0)
     out.replicas_of_each = options.replicas.front();
-  } else if (options.replicas.size() == 1) {
-    out.replicas.assign(static_cast<std::size_t>(options.stages), options.replicas.front());
-  } else {
-    out.replicas = options.replicas;
-  }
+  else
+    out.replicas = same_for_all ? std::vector(std::size_t(options.stages), options.replicas.front()) : options.replicas;
   out.stages = std::max(options.stages, static_cast<int>(out.replicas.size()));
   out.schedules = detail::allowed_schedules(options, request.runtime);
   out.microbatches =
       detail::allowed_microbatches(options, detail::most_microbatches(work, out), out.largest_local_batch());
   out.memory = detail::usable_memory(options, cluster);
-  if (!(options.optimizer_state_factor >= 0 && options.optimizer_state_factor < 1e6)) {
-    detail::refuse("optimizer_state_factor = " + std::to_string(options.optimizer_state_factor) +
-                   " is not a size ratio; "
-                   "use 0 for plain SGD, 2 for Adam");
-  }
+  detail::refuse_if(!(options.optimizer_state_factor >= 0 && options.optimizer_state_factor < 1e6),
+                    detail::setting("optimizer_state_factor", options.optimizer_state_factor) +
+                        " is not a size ratio; use 0 for plain SGD, 2 for Adam");
   out.optimizer_state_factor = options.optimizer_state_factor;
   // Backwards add to one sum that becomes `.grad`; a second copy exists only if there is a `.grad` already.
   out.gradient_copies = options.gradient_accumulation ? 2 : 1;
@@ -369,15 +344,15 @@ inline void apply_whole_batch(const Workload& work, const Options& options, Cons
       out.schedules = {kForwardsFirst};
     } else if (*options.schedule != kForwardsFirst) {
       out.notes.push_back(
-          "results leave the call before its backwards start: schedule = " + option_text(options.schedule) +
+          "results leave the call before its backwards start: " + detail::setting("schedule", options.schedule) +
           " orders the forwards among themselves, and the backwards; train_step(loss, inputs, targets), "
           "or a loss that forward returns, lets it mix them");
     }
   }
   out.budget = request.budget;
   out.buckets = request.buckets ? *request.buckets : chosen_buckets(work, cluster, out);
-  if (!out.buckets.is_valid())
-    detail::refuse("buckets of " + std::to_string(out.buckets.size.value()) + " bytes; use 1 byte to 1 TiB");
+  detail::refuse_if(!out.buckets.is_valid(),
+                    "buckets of " + std::to_string(out.buckets.size.value()) + " bytes; use 1 byte to 1 TiB");
   detail::check_class_heads(options, work);
   out.sequences = detail::allowed_sequences(options, work);
   out.zero_levels = detail::allowed_zero(options, request.runtime);

@@ -72,8 +72,7 @@ struct ReadingStages {
                                                                   const std::vector<Mesh>& meshes) {
   std::vector<ParameterGroup> groups;
   const auto add = [&](std::vector<Rank> members, StageId stage, std::vector<ParameterId> parameters) {
-    std::sort(members.begin(), members.end());
-    members.erase(std::unique(members.begin(), members.end()), members.end());  // tied stages may share ranks
+    detail::make_set(members);  // tied stages may share ranks
     if (members.size() > 1 && !parameters.empty()) groups.push_back({std::move(members), stage, std::move(parameters)});
   };
   const detail::ReadingStages stages = detail::stages_of_parameters(work, staging);

@@ -55,26 +55,24 @@ class SegmentCuts {
     const auto position = positions_in(work.graph, order_);
     std::vector<double> change(order_.size() + 1, 0);
     for (const NodeId node : order_) {
-      std::vector<std::pair<std::int32_t, std::size_t>> last_reads;  // of each value
+      struct Read {
+        std::int32_t value;
+        std::size_t last;
+        double bytes;
+      };
+      std::vector<Read> reads;  // each value once
       for (const EdgeId edge : work.graph.out_edges(node)) {
-        const std::int32_t value = work.graph[edge].value;
+        const ValueProfile& value = work.graph[edge];
         const std::size_t at = position[work.graph.target(edge).index()];
-        const auto known =
-            std::find_if(last_reads.begin(), last_reads.end(), [&](auto& l) { return l.first == value; });
-        if (known != last_reads.end()) {
-          known->second = std::max(known->second, at);
-          continue;
-        }
-        last_reads.emplace_back(value, at);
+        const auto known = std::ranges::find(reads, value.value, &Read::value);
+        if (known != reads.end())
+          known->last = std::max(known->last, at);
+        else
+          reads.push_back({value.value, at, std::max(0.0, value.bytes.at(static_cast<double>(samples)))});
       }
-      for (const EdgeId edge : work.graph.out_edges(node)) {
-        const auto known = std::find_if(last_reads.begin(), last_reads.end(),
-                                        [&](auto& l) { return l.first == work.graph[edge].value; });
-        if (known == last_reads.end()) continue;
-        const double bytes = std::max(0.0, work.graph[edge].bytes.at(static_cast<double>(samples)));
-        change[position[node.index()] + 1] += bytes;
-        change[known->second + 1] -= bytes;
-        last_reads.erase(known);
+      for (const Read& read : reads) {
+        change[position[node.index()] + 1] += read.bytes;
+        change[read.last + 1] -= read.bytes;
       }
     }
     double now = 0;

@@ -16,6 +16,13 @@
 
 namespace autopar {
 
+/// The ranks of so many replicas, by stage or position.
+/// @param tensor  shards of each replica; empty = one
+[[nodiscard]] inline int ranks_of(const std::vector<int>& replicas, const std::vector<int>& tensor) {
+  if (tensor.empty()) return std::accumulate(replicas.begin(), replicas.end(), 0);
+  return std::inner_product(replicas.begin(), replicas.end(), tensor.begin(), 0);
+}
+
 /// One point of the search: which ranks run what, in which order. Stages are in pipeline order; none is empty.
 struct Staging {
   std::vector<int> stage_of;  ///< by node of the workload
@@ -33,29 +40,18 @@ struct Staging {
     return position_of.empty() ? stage : position_of[static_cast<std::size_t>(stage)];
   }
   [[nodiscard]] int tensor_of(int stage) const { return tensor.empty() ? 1 : tensor[static_cast<std::size_t>(stage)]; }
-  /// By position: the replicas of its first stage.
-  [[nodiscard]] std::vector<int> replicas_of_positions() const {
+  /// By position: the number of its first stage. @param by_stage  numbers; none if it is empty
+  [[nodiscard]] std::vector<int> of_positions(const std::vector<int>& by_stage) const {
+    if (position_of.empty()) return by_stage;
     std::vector<int> out;
-    for (int s = 0; s < stages(); ++s) {
-      if (position(s) == static_cast<int>(out.size())) out.push_back(replicas[static_cast<std::size_t>(s)]);
+    for (std::size_t s = 0; s < by_stage.size(); ++s) {
+      if (position_of[s] == static_cast<int>(out.size())) out.push_back(by_stage[s]);
     }
     return out;
   }
-  /// By position: the tensor shards of each replica of its first stage; empty = one.
-  [[nodiscard]] std::vector<int> tensor_of_positions() const {
-    std::vector<int> out;
-    if (tensor.empty()) return out;
-    for (int s = 0; s < stages(); ++s) {
-      if (position(s) == static_cast<int>(out.size())) out.push_back(tensor_of(s));
-    }
-    return out;
-  }
-  [[nodiscard]] int ranks() const {
-    const auto positions = position_of.empty() ? replicas : replicas_of_positions();
-    if (tensor.empty()) return std::accumulate(positions.begin(), positions.end(), 0);
-    const auto shards = tensor_of_positions();
-    return std::inner_product(positions.begin(), positions.end(), shards.begin(), 0);
-  }
+  [[nodiscard]] std::vector<int> replicas_of_positions() const { return of_positions(replicas); }
+  [[nodiscard]] std::vector<int> tensor_of_positions() const { return of_positions(tensor); }
+  [[nodiscard]] int ranks() const { return ranks_of(replicas_of_positions(), tensor_of_positions()); }
   friend bool operator==(const Staging&, const Staging&) = default;
 };
 
@@ -95,46 +91,29 @@ namespace detail {
 }
 
 /// One number for each position if its stages agree everywhere; otherwise one for each stage.
-[[nodiscard]] inline std::vector<int> by_position(const std::vector<int>& by_stage,
-                                                  const std::vector<int>& position_of) {
-  std::vector<int> out;
-  for (std::size_t s = 0; s < by_stage.size(); ++s) {
-    const auto position = static_cast<std::size_t>(position_of[s]);
-    if (position == out.size()) out.push_back(by_stage[s]);
-    if (out[position] != by_stage[s]) return by_stage;
+[[nodiscard]] inline std::vector<int> by_position(const std::vector<int>& by_stage, const Staging& staging) {
+  auto out = staging.of_positions(by_stage);
+  for (int s = 0; s < staging.stages(); ++s) {
+    if (out[static_cast<std::size_t>(staging.position(s))] != by_stage[static_cast<std::size_t>(s)]) return by_stage;
   }
   return out;
 }
 
 }  // namespace detail
 
-/// "2 stages x 3+1 replicas, 4 micro-batches, 1f1b". If ranks run several stages of the schedule each: "2 stages x 2
-/// chunks x 1 replica, …", with positions as stages, as in `Options::stages`.
-/// @param tensor  shards of each replica, by stage; empty = one: "2 stages x 3+1 replicas x 2 shards, …"
-/// @param position_of  Staging::position_of
-[[nodiscard]] inline std::string describe(const std::vector<int>& replicas, int microbatches, ScheduleKind schedule,
-                                          const std::vector<int>& tensor = {},
-                                          const std::vector<int>& position_of = {}) {
-  std::vector<int> own(replicas.size());
-  std::iota(own.begin(), own.end(), 0);
-  const auto& positions = position_of.empty() ? own : position_of;
-  std::vector<int> chunks;
-  for (const int position : positions) {
-    if (static_cast<std::size_t>(position) >= chunks.size()) chunks.resize(static_cast<std::size_t>(position) + 1, 0);
-    ++chunks[static_cast<std::size_t>(position)];
-  }
-  std::string text = detail::counted(chunks.size(), "stage", "stages");
-  if (chunks.size() < replicas.size()) text += " x " + detail::of_each(chunks, "chunk", "chunks");
-  text += " x " + detail::of_each(detail::by_position(replicas, positions), "replica", "replicas");
-  if (std::ranges::any_of(tensor, [](int shards) { return shards > 1; }))
-    text += " x " + detail::of_each(detail::by_position(tensor, positions), "shard", "shards");
-  text += ", " + detail::counted(static_cast<std::size_t>(microbatches), "micro-batch", "micro-batches");
-  if (replicas.size() > 1) text += ", " + std::string(to_string(schedule));
-  return text;
-}
-
+/// "2 stages x 3+1 replicas x 2 shards, 4 micro-batches, 1f1b". If ranks run several stages of the schedule each: "2
+/// stages x 2 chunks x 1 replica, …", with positions as stages, as in `Options::stages`.
 [[nodiscard]] inline std::string describe(const Staging& staging) {
-  return describe(staging.replicas, staging.microbatches, staging.schedule, staging.tensor, staging.position_of);
+  std::vector<int> chunks;
+  for (const auto& stages : stages_of_positions(staging)) chunks.push_back(static_cast<int>(stages.size()));
+  std::string text = detail::counted(chunks.size(), "stage", "stages");
+  if (chunks.size() < staging.replicas.size()) text += " x " + detail::of_each(chunks, "chunk", "chunks");
+  text += " x " + detail::of_each(detail::by_position(staging.replicas, staging), "replica", "replicas");
+  if (std::ranges::any_of(staging.tensor, [](int shards) { return shards > 1; }))
+    text += " x " + detail::of_each(detail::by_position(staging.tensor, staging), "shard", "shards");
+  text += ", " + detail::counted(static_cast<std::size_t>(staging.microbatches), "micro-batch", "micro-batches");
+  if (staging.stages() > 1) text += ", " + std::string(to_string(staging.schedule));
+  return text;
 }
 
 /// The mesh of each stage.
@@ -144,38 +123,25 @@ namespace detail {
   return meshes;
 }
 
-/// The replicas of each stage.
-[[nodiscard]] inline std::vector<int> replicas_of(const Plan& plan) {
-  std::vector<int> replicas;
-  for (const auto& stage : plan.stages) replicas.push_back(stage.mesh.replicas());
-  return replicas;
-}
-
-/// The tensor shards of each replica, by stage.
-[[nodiscard]] inline std::vector<int> tensor_of(const Plan& plan) {
-  std::vector<int> tensor;
-  for (const auto& stage : plan.stages) tensor.push_back(stage.mesh.tensor());
-  return tensor;
-}
-
-/// Staging::position_of: stages with the same ranks are chunks of one position.
-[[nodiscard]] inline std::vector<int> positions_of(const Plan& plan) {
-  std::vector<int> out;
+/// The staging that a plan describes, without nodes. Stages with the same ranks are chunks of one position.
+[[nodiscard]] inline Staging shape_of_plan(const Plan& plan) {
+  Staging shape{{}, {}, plan.microbatches, plan.schedule};
   std::vector<const Mesh*> positions;
   for (const StagePlan& stage : plan.stages) {
+    shape.replicas.push_back(stage.mesh.replicas());
+    shape.tensor.push_back(stage.mesh.tensor());
     const auto same =
         std::ranges::find_if(positions, [&](const Mesh* mesh) { return mesh->ranks() == stage.mesh.ranks(); });
-    out.push_back(static_cast<int>(same - positions.begin()));
+    shape.position_of.push_back(static_cast<int>(same - positions.begin()));
     if (same == positions.end()) positions.push_back(&stage.mesh);
   }
-  if (positions.size() == plan.stages.size()) out.clear();
-  return out;
+  if (positions.size() == plan.stages.size()) shape.position_of.clear();
+  if (std::ranges::all_of(shape.tensor, [](int shards) { return shards == 1; })) shape.tensor.clear();
+  return shape;
 }
 
 /// The shape of a plan with at least one stage, as `describe` gives a staging's shape.
-[[nodiscard]] inline std::string describe(const Plan& plan) {
-  return describe(replicas_of(plan), plan.microbatches, plan.schedule, tensor_of(plan), positions_of(plan));
-}
+[[nodiscard]] inline std::string describe(const Plan& plan) { return describe(shape_of_plan(plan)); }
 
 /// Which ranks are neighbours in rank order.
 enum class RankPlacement : std::uint8_t {
@@ -221,9 +187,8 @@ enum class RankPlacement : std::uint8_t {
                                                                 const Cluster& cluster,
                                                                 const std::vector<int>& tensor = {}) {
   const int units = std::accumulate(replicas.begin(), replicas.end(), 0);
-  const int used = tensor.empty() ? units : std::inner_product(replicas.begin(), replicas.end(), tensor.begin(), 0);
   const bool same = replicas.size() == 1 || units == static_cast<int>(replicas.size());
-  const bool one_level = cluster.levels.empty() || cluster.levels.front().span >= used;
+  const bool one_level = cluster.levels.empty() || cluster.levels.front().span >= ranks_of(replicas, tensor);
   if (same || one_level) return {RankPlacement::kReplicasTogether};
   return {RankPlacement::kReplicasTogether, RankPlacement::kStagesTogether};
 }

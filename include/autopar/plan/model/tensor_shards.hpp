@@ -4,13 +4,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <map>
-#include <memory>
 #include <set>
 #include <utility>
 #include <vector>
 
 #include <autopar/cost/tensor_regions.hpp>
+#include <autopar/plan/model/parameter_groups.hpp>
 #include <autopar/plan/model/staging.hpp>
 #include <autopar/plan/model/workload.hpp>
 
@@ -49,7 +48,8 @@ namespace detail {
 /// The same for a plan of a model, for the runtime.
 /// @pre the plan divides this model
 [[nodiscard]] inline std::vector<int> region_shards_of(const ModelProfile& model, const Plan& plan) {
-  Staging staging{std::vector<int>(model.graph.node_count(), 0), {}, 1, kDefaultSchedule, {}, tensor_of(plan)};
+  Staging staging = shape_of_plan(plan);
+  staging.stage_of.assign(model.graph.node_count(), 0);
   for (std::size_t s = 0; s < plan.stages.size(); ++s) {
     for (const NodeId atom : plan.stages[s].atoms) staging.stage_of[atom.index()] = static_cast<int>(s);
   }
@@ -62,17 +62,8 @@ namespace detail {
 [[nodiscard]] inline bool ties_tensor_shards(const Workload& work, const Staging& staging, int tensor = 1) {
   const auto is_sharded = [&](int stage) { return (staging.tensor.empty() ? tensor : staging.tensor_of(stage)) > 1; };
   if (staging.tensor.empty() && tensor == 1) return false;
-  std::vector<int> reader(work.parameters.size(), -1);
-  for (const NodeId node : work.graph.nodes()) {
-    const int stage = staging.stage_of[node.index()];
-    for (const ParameterId parameter : work.graph[node].parameters) {
-      int& known = reader[parameter.index()];
-      if (!work.parameters[parameter.index()].trainable || known == stage) continue;
-      if (known >= 0 && (is_sharded(known) || is_sharded(stage))) return true;
-      known = stage;
-    }
-  }
-  return false;
+  return std::ranges::any_of(detail::stages_of_parameters(work, staging).tied,
+                             [&](const auto& tied) { return std::ranges::any_of(tied.second, is_sharded); });
 }
 
 namespace detail {
@@ -99,12 +90,7 @@ namespace detail {
   out.region_shards = std::move(region_shards);
   out.class_of.clear();
   out.class_costs = nullptr;
-  auto rows = std::make_shared<std::map<std::int64_t, std::vector<NodeCost>>>();
-  out.node_costs = [rows, costs = std::move(costs)](std::int64_t samples) -> const std::vector<NodeCost>& {
-    auto& row = (*rows)[samples];
-    if (row.empty()) row = costs(samples);
-    return row;
-  };
+  out.node_costs = tabulated(std::move(costs));
   out.node_cost = [costs = out.node_costs](NodeId node, std::int64_t samples) { return costs(samples)[node.index()]; };
   return out;
 }

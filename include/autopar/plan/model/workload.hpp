@@ -42,9 +42,24 @@ struct WorkNode {
   std::vector<NodeId> members;               ///< nodes of the original graph, ascending
 };
 
+/// Seconds of what nodes do not do themselves. The same for a graph and for its blocks.
+struct LinkCosts {
+  std::function<Seconds(Bytes, Rank, Rank)> transfer;
+  std::function<Seconds(Bytes, std::span<const Rank>)> all_reduce;
+  std::function<Seconds(Bytes, double)> update;
+  /// The update of offloaded parameters, at least `update`; empty if the cost model does not predict it.
+  std::function<Seconds(Bytes, double)> offloaded_update;
+  std::function<Seconds(Bytes, int)> least_all_reduce;  ///< a lower bound for any placement of the replicas
+  std::function<Seconds(Bytes)> least_transfer;         ///< a lower bound for any ranks
+  bool computes_while_exchanging = true;                ///< exchanges within compute actions overlap the computation
+};
+
+/// Costs of many nodes for a slice of `samples` > 0; the reference stays valid as long as the function.
+using CostTable = std::function<const std::vector<NodeCost>&(std::int64_t samples)>;
+
 /// What a planner knows of a task graph. Values only: the types of graph and cost model are erased. Coarsening gives
 /// another workload, with the same costs for the same sets of original nodes.
-struct Workload {
+struct Workload : LinkCosts {
   Graph<WorkNode, ValueProfile> graph;
   std::vector<ParameterProfile> parameters;  ///< by ParameterId
   std::vector<InputProfile> inputs;          ///< readers are nodes of `graph`
@@ -60,8 +75,7 @@ struct Workload {
 
   /// By node, if the cost model reads values only: equal nodes have equal classes. Otherwise empty.
   std::vector<int> class_of;
-  /// Costs of the classes, if there are any.
-  std::function<const std::vector<NodeCost>&(std::int64_t samples)> class_costs;
+  CostTable class_costs;  ///< of the classes, if there are any
 
   std::vector<TensorRegion> regions;         ///< `atoms` are nodes of `graph`, of which a part may lie outside
   std::vector<std::vector<int>> regions_of;  ///< by node: the regions that have a part of it; empty = no regions
@@ -74,16 +88,7 @@ struct Workload {
 
   /// Costs of one node for a slice of `samples` > 0, computed anew.
   std::function<NodeCost(NodeId, std::int64_t samples)> node_cost;
-  /// Costs of all nodes of `graph` for a slice of `samples` > 0; the reference stays valid as long as the workload.
-  std::function<const std::vector<NodeCost>&(std::int64_t samples)> node_costs;
-  std::function<Seconds(Bytes, Rank, Rank)> transfer;
-  std::function<Seconds(Bytes, std::span<const Rank>)> all_reduce;
-  std::function<Seconds(Bytes, double)> update;
-  /// The update of offloaded parameters, at least `update`; empty if the cost model does not predict it.
-  std::function<Seconds(Bytes, double)> offloaded_update;
-  std::function<Seconds(Bytes, int)> least_all_reduce;  ///< a lower bound for any placement of the replicas
-  std::function<Seconds(Bytes)> least_transfer;         ///< a lower bound for any ranks
-  bool computes_while_exchanging = true;                ///< exchanges within compute actions overlap the computation
+  CostTable node_costs;  ///< of all nodes of `graph`
 };
 
 /// The most trainable bytes that one node reads.
@@ -112,38 +117,52 @@ namespace detail {
   return cost;
 }
 
+/// Each value once, ascending.
+template <class T>
+void make_set(std::vector<T>& values) {
+  std::sort(values.begin(), values.end());
+  values.erase(std::unique(values.begin(), values.end()), values.end());
+}
+
 /// Tabulates costs, which depend on the slice only: each slice is evaluated once, for all nodes together.
-[[nodiscard]] inline std::function<const std::vector<NodeCost>&(std::int64_t)> tabulated(
-    std::size_t nodes, std::function<NodeCost(NodeId, std::int64_t)> cost) {
+[[nodiscard]] inline CostTable tabulated(std::function<std::vector<NodeCost>(std::int64_t)> costs) {
   auto rows = std::make_shared<std::map<std::int64_t, std::vector<NodeCost>>>();
-  return [nodes, cost = std::move(cost), rows](std::int64_t samples) -> const std::vector<NodeCost>& {
+  return [rows, costs = std::move(costs)](std::int64_t samples) -> const std::vector<NodeCost>& {
     auto& row = (*rows)[samples];
-    if (!row.empty()) return row;
-    row.reserve(nodes);
-    for (const NodeId node : id_range<NodeId>(nodes)) row.push_back(cost(node, samples));
+    if (row.empty()) row = costs(samples);
     return row;
   };
 }
+[[nodiscard]] inline CostTable tabulated(std::size_t nodes, std::function<NodeCost(NodeId, std::int64_t)> cost) {
+  return tabulated([nodes, cost = std::move(cost)](std::int64_t samples) {
+    std::vector<NodeCost> row;
+    row.reserve(nodes);
+    for (const NodeId node : id_range<NodeId>(nodes)) row.push_back(cost(node, samples));
+    return row;
+  });
+}
 
 template <class M>
-void set_link_costs(Workload& work, const M& model) {
-  work.transfer = [&model](Bytes bytes, Rank from, Rank to) { return model.transfer(bytes, from, to); };
-  work.all_reduce = [&model](Bytes bytes, std::span<const Rank> ranks) { return model.all_reduce(bytes, ranks); };
-  work.update = [&model](Bytes bytes, double factor) { return model.update(bytes, factor); };
-  work.computes_while_exchanging = computes_while_exchanging(model);
+[[nodiscard]] LinkCosts link_costs(const M& model) {
+  LinkCosts costs;
+  costs.transfer = [&model](Bytes bytes, Rank from, Rank to) { return model.transfer(bytes, from, to); };
+  costs.all_reduce = [&model](Bytes bytes, std::span<const Rank> ranks) { return model.all_reduce(bytes, ranks); };
+  costs.update = [&model](Bytes bytes, double factor) { return model.update(bytes, factor); };
   if constexpr (UpdatesOnHost<M>) {
-    work.offloaded_update = [&model](Bytes bytes, double factor) {
+    costs.offloaded_update = [&model](Bytes bytes, double factor) {
       return std::max(model.update(bytes, factor), model.offloaded_update(bytes, factor));
     };
   }
-  work.least_all_reduce = [&model](Bytes bytes, int replicas) -> Seconds {
+  costs.least_all_reduce = [&model](Bytes bytes, int replicas) -> Seconds {
     if constexpr (BoundsAllReduce<M>) return model.least_all_reduce(bytes, replicas);
     return {};
   };
-  work.least_transfer = [&model](Bytes bytes) -> Seconds {
+  costs.least_transfer = [&model](Bytes bytes) -> Seconds {
     if constexpr (BoundsTransfer<M>) return model.least_transfer(bytes);
     return {};
   };
+  costs.computes_while_exchanging = computes_while_exchanging(model);
+  return costs;
 }
 
 }  // namespace detail
@@ -155,6 +174,7 @@ template <BidirectionalGraph G, CostModel<G> M>
   expect(graph.node_count() > 0, "the graph to plan has no node; there is nothing to divide");
   (void)topological_order(graph);
   Workload work;
+  static_cast<LinkCosts&>(work) = detail::link_costs(model);
   work.graph.reserve(graph.node_count(), graph.edge_count());
   for (const NodeId node : nodes_of(graph)) {
     WorkNode unit;
@@ -171,7 +191,6 @@ template <BidirectionalGraph G, CostModel<G> M>
     return detail::checked(model.node(graph, node, static_cast<double>(samples)), node, samples);
   };
   work.node_costs = detail::tabulated(graph.node_count(), work.node_cost);
-  detail::set_link_costs(work, model);
   return work;
 }
 
@@ -215,21 +234,14 @@ inline void set_classes(Workload& work, const Graph<OpProfile, ValueProfile>& gr
                                [node_cost = work.node_cost, representatives](NodeId one, std::int64_t samples) {
                                  return node_cost((*representatives)[one.index()], samples);
                                });
-  auto rows = std::make_shared<std::map<std::int64_t, std::vector<NodeCost>>>();
-  work.node_costs = [rows, class_of = work.class_of,
-                     of_classes = work.class_costs](std::int64_t samples) -> const std::vector<NodeCost>& {
-    auto& row = (*rows)[samples];
-    if (!row.empty()) return row;
+  work.node_costs = tabulated([class_of = work.class_of, of_classes = work.class_costs](std::int64_t samples) {
     const auto& costs = of_classes(samples);
+    std::vector<NodeCost> row;
     row.reserve(class_of.size());
     for (const int one : class_of) row.push_back(costs[static_cast<std::size_t>(one)]);
     return row;
-  };
+  });
 }
-
-}  // namespace detail
-
-namespace detail {
 
 /// By node, the regions that have a part of it.
 [[nodiscard]] inline std::vector<std::vector<int>> regions_of_nodes(const std::vector<TensorRegion>& regions,
@@ -258,6 +270,17 @@ namespace detail {
   return cost;
 }
 
+/// By id: the region that lists it; -1 = none.
+template <class Id>
+[[nodiscard]] std::vector<int> region_of_each(const std::vector<TensorRegion>& regions,
+                                              std::vector<Id> TensorRegion::*listed, std::size_t count) {
+  std::vector<int> region_of(count, -1);
+  for (std::size_t r = 0; r < regions.size(); ++r) {
+    for (const Id id : regions[r].*listed) region_of[id.index()] = static_cast<int>(r);
+  }
+  return region_of;
+}
+
 template <class M>
 void set_regions(Workload& work, const ModelProfile& profile, const M& model) {
   const std::string fault = fault_in_tensor_regions(profile);
@@ -265,11 +288,8 @@ void set_regions(Workload& work, const ModelProfile& profile, const M& model) {
   work.regions = profile.tensor_regions;
   work.regions_of = regions_of_nodes(work.regions, profile.graph.node_count());
   if (work.regions.empty()) return;
-  std::vector<int> region_of(profile.graph.node_count(), -1), of_parameter(profile.parameters.size(), -1);
-  for (std::size_t r = 0; r < work.regions.size(); ++r) {
-    for (const NodeId node : work.regions[r].atoms) region_of[node.index()] = static_cast<int>(r);
-    for (const ParameterId id : work.regions[r].parameters) of_parameter[id.index()] = static_cast<int>(r);
-  }
+  const auto region_of = region_of_each(work.regions, &TensorRegion::atoms, profile.graph.node_count());
+  const auto of_parameter = region_of_each(work.regions, &TensorRegion::parameters, profile.parameters.size());
   work.node_cost_in_shards = [&profile, &model, whole = work.node_cost, region_of](
                                  NodeId node, std::int64_t samples, const std::vector<int>& region_shards) {
     const NodeCost cost = whole(node, samples);
@@ -286,8 +306,7 @@ void set_regions(Workload& work, const ModelProfile& profile, const M& model) {
   work.largest_trained_in_shards = [&profile, of_parameter](NodeId node, const std::vector<int>& region_shards) {
     Bytes sum{};
     std::vector<ParameterId> read = profile.graph[node].parameters;
-    std::sort(read.begin(), read.end());
-    read.erase(std::unique(read.begin(), read.end()), read.end());
+    make_set(read);
     for (const ParameterId id : read) {
       if (!profile.parameters[id.index()].trainable) continue;
       const int r = of_parameter[id.index()];
@@ -317,8 +336,7 @@ template <CostModel<Graph<OpProfile, ValueProfile>> M>
     unit.totals = op.totals;
     unit.batch_statistic = op.batch_statistic;
     unit.parameters = op.parameters;
-    std::sort(unit.parameters.begin(), unit.parameters.end());
-    unit.parameters.erase(std::unique(unit.parameters.begin(), unit.parameters.end()), unit.parameters.end());
+    detail::make_set(unit.parameters);
     for (const ParameterId parameter : unit.parameters) {
       expect(parameter.index() < profile.parameters.size(), "an atom reads a parameter that the profile does not list");
       const ParameterProfile& read = profile.parameters[parameter.index()];
@@ -372,10 +390,8 @@ namespace detail {
   for (std::size_t i = 1; i < block.parameters.size(); ++i) {
     if (block.parameters[i] == block.parameters[i - 1]) block.read_by_several.push_back(block.parameters[i]);
   }
-  block.parameters.erase(std::unique(block.parameters.begin(), block.parameters.end()), block.parameters.end());
-  std::sort(block.read_by_several.begin(), block.read_by_several.end());
-  block.read_by_several.erase(std::unique(block.read_by_several.begin(), block.read_by_several.end()),
-                              block.read_by_several.end());
+  make_set(block.parameters);
+  make_set(block.read_by_several);
   std::sort(block.members.begin(), block.members.end());
   return block;
 }
@@ -431,8 +447,7 @@ inline void set_regions(Workload& coarse, const Workload& fine, const Partition&
   coarse.regions = fine.regions;
   for (TensorRegion& region : coarse.regions) {
     for (NodeId& node : region.atoms) node = node_of(partition.block_of(node));
-    std::sort(region.atoms.begin(), region.atoms.end());
-    region.atoms.erase(std::unique(region.atoms.begin(), region.atoms.end()), region.atoms.end());
+    make_set(region.atoms);
   }
   coarse.regions_of = regions_of_nodes(coarse.regions, partition.block_count());
   if (coarse.regions.empty()) return;
@@ -468,11 +483,7 @@ inline void bundle_parameters(Workload& work, Bytes bundle) {
     }
     for (const ParameterId parameter : work.graph[node].read_by_several) reader[parameter.index()] = kSeveral;
   }
-  constexpr int kWhole = -1;
-  std::vector<int> region_of(work.parameters.size(), kWhole);
-  for (std::size_t r = 0; r < work.regions.size(); ++r) {
-    for (const ParameterId id : work.regions[r].parameters) region_of[id.index()] = static_cast<int>(r);
-  }
+  const auto region_of = region_of_each(work.regions, &TensorRegion::parameters, work.parameters.size());
   std::vector<ParameterProfile> bundles;
   std::vector<ParameterId> bundle_of(work.parameters.size());
   std::map<std::tuple<int, bool, bool, bool, int, int>, std::size_t>
@@ -495,20 +506,15 @@ inline void bundle_parameters(Workload& work, Bytes bundle) {
   }
   const std::size_t last = bundles.size() - 1;
   std::reverse(bundles.begin(), bundles.end());
+  const auto renumber = [&](std::vector<ParameterId>& ids) {
+    for (ParameterId& id : ids) id = ParameterId::of(last - bundle_of[id.index()].index());
+    make_set(ids);
+  };
   for (const NodeId node : work.graph.nodes()) {
-    auto& parameters = work.graph[node].parameters;
-    for (auto* ids : {&parameters, &work.graph[node].read_by_several}) {
-      for (ParameterId& parameter : *ids) parameter = ParameterId::of(last - bundle_of[parameter.index()].index());
-    }
-    std::sort(parameters.begin(), parameters.end());
-    parameters.erase(std::unique(parameters.begin(), parameters.end()), parameters.end());
+    renumber(work.graph[node].parameters);
+    renumber(work.graph[node].read_by_several);
   }
-  for (TensorRegion& region : work.regions) {
-    for (ParameterId& parameter : region.parameters)
-      parameter = ParameterId::of(last - bundle_of[parameter.index()].index());
-    std::sort(region.parameters.begin(), region.parameters.end());
-    region.parameters.erase(std::unique(region.parameters.begin(), region.parameters.end()), region.parameters.end());
-  }
+  for (TensorRegion& region : work.regions) renumber(region.parameters);
   work.parameters = std::move(bundles);
 }
 
@@ -521,6 +527,7 @@ inline void bundle_parameters(Workload& work, Bytes bundle) {
 [[nodiscard]] inline Workload contracted(const Workload& fine, const Partition& partition, Bytes bundle = Bytes(0)) {
   const QuotientGraph blocks = quotient(fine.graph, partition);
   Workload coarse;
+  static_cast<LinkCosts&>(coarse) = fine;
   for (const NodeId block : blocks.nodes()) coarse.graph.add_node(detail::merged(fine.graph, blocks[block]));
   for (const EdgeId edge : blocks.edges()) {
     for (const EdgeId original : blocks[edge]) {
@@ -540,13 +547,6 @@ inline void bundle_parameters(Workload& work, Bytes bundle) {
   coarse.node_cost = detail::block_cost(fine, partition);
   coarse.node_costs = detail::tabulated(partition.block_count(), coarse.node_cost);
   detail::set_regions(coarse, fine, partition);
-  coarse.transfer = fine.transfer;
-  coarse.all_reduce = fine.all_reduce;
-  coarse.update = fine.update;
-  coarse.offloaded_update = fine.offloaded_update;
-  coarse.least_all_reduce = fine.least_all_reduce;
-  coarse.least_transfer = fine.least_transfer;
-  coarse.computes_while_exchanging = fine.computes_while_exchanging;
   if (bundle > Bytes(0) && fine.parameters.size() >= SearchBudget{}.many_nodes)
     detail::bundle_parameters(coarse, bundle);
   return coarse;

@@ -24,11 +24,9 @@ namespace autopar {
 /// The staging that a plan describes, for a graph of `nodes` nodes.
 /// @throws InvalidArgument unless the plan puts each node into one stage
 [[nodiscard]] inline Staging staging_of(const Plan& plan, std::size_t nodes) {
-  Staging staging{std::vector<int>(nodes, -1), {}, plan.microbatches, plan.schedule};
-  staging.position_of = positions_of(plan);
+  Staging staging = shape_of_plan(plan);
+  staging.stage_of.assign(nodes, -1);
   for (std::size_t s = 0; s < plan.stages.size(); ++s) {
-    staging.replicas.push_back(plan.stages[s].mesh.replicas());
-    staging.tensor.push_back(plan.stages[s].mesh.tensor());
     for (const NodeId atom : plan.stages[s].atoms) {
       if (atom.index() >= nodes || staging.stage_of[atom.index()] >= 0) {
         throw InvalidArgument("the plan puts atom " + std::to_string(atom.value()) + " of " + std::to_string(nodes) +
@@ -37,7 +35,6 @@ namespace autopar {
       staging.stage_of[atom.index()] = static_cast<int>(s);
     }
   }
-  if (std::ranges::all_of(staging.tensor, [](int shards) { return shards == 1; })) staging.tensor.clear();
   if (std::find(staging.stage_of.begin(), staging.stage_of.end(), -1) != staging.stage_of.end()) {
     throw InvalidArgument("the plan leaves out an atom of the model; it was made for another one");
   }
