@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <map>
+#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
@@ -107,23 +107,17 @@ inline void take_turns(std::vector<StageMemory>& memory, const Staging& staging)
   std::vector<StageMemory> memory(nodes.size());
   std::vector<std::size_t> counted(work.parameters.size(), nodes.size());  // the last stage in which it was
   std::set<std::pair<std::size_t, int>> there;  // (parameter, position): ranks with several stages hold it once
-  // If a parameter has several readers, one gradient waits for the next, and both for their sum.
-  std::vector<std::map<std::size_t, Bytes>> waiting(nodes.size());
-  const auto add_waiting = [&](std::size_t s, ParameterId parameter) {
-    const ParameterProfile& profile = work.parameters[parameter.index()];
-    if (profile.trainable) waiting[s][parameter.index()] = profile.bytes * 2;
-  };
   for (std::size_t s = 0; s < nodes.size(); ++s) {
-    Bytes largest{}, landing{};
+    Bytes largest{}, landing{}, copies{};
+    std::set<ParameterId> waiting;  // with several readers: one gradient waits for the next, and both for their sum
     detail::GatheredUnits units{.of_all = of_all, .buckets = constraints.buckets};
     for (const NodeId node : nodes[s]) {
       for (const ParameterId parameter : work.graph[node].parameters) {
         const ParameterProfile& profile = work.parameters[parameter.index()];
-        if (counted[parameter.index()] == s) {
-          add_waiting(s, parameter);
+        if (std::exchange(counted[parameter.index()], s) == s) {
+          waiting.insert(parameter);
           continue;
         }
-        counted[parameter.index()] = s;
         if (!staging.position_of.empty() && !there.emplace(parameter.index(), staging.position_of[s]).second) continue;
         const auto level = sharing.of(parameter, s);
         const StageMemory one = parameter_memory(profile, constraints, level.zero, level.ranks, offload);
@@ -131,19 +125,21 @@ inline void take_turns(std::vector<StageMemory>& memory, const Staging& staging)
         memory[s].parameters += one.parameters;
         memory[s].gradients += one.gradients;
         memory[s].optimizer += one.optimizer;
-        const bool is_shared = profile.trainable && profile.highest_zero > 0;
-        if (is_shared && !level.tied) units.add(profile);
-        if (is_shared && profile.copy > Bytes(0))
-          landing += detail::updated_bytes(profile.bytes, level.zero, static_cast<std::size_t>(level.ranks));
+        if (!profile.trainable) continue;
+        if (profile.highest_zero > 0 && !level.tied) units.add(profile);
+        if (profile.highest_zero > 0 && profile.copy > Bytes(0))
+          landing += detail::updated_bytes(profile.bytes, level.zero, level.ranks);
+        if (profile.copy_by_call) copies += profile.copy;
       }
-      for (const ParameterId parameter : work.graph[node].read_by_several) add_waiting(s, parameter);
+      waiting.insert(work.graph[node].read_by_several.begin(), work.graph[node].read_by_several.end());
       largest = std::max(largest, work.graph[node].largest_trained);
       memory[s].parameters += work.graph[node].resident;
     }
-    for (const auto& [parameter, bytes] : waiting[s]) {
-      memory[s].workspace += bytes;
-      const bool is_shared = work.parameters[parameter].highest_zero > 0;
-      units.read_by_several = units.read_by_several || (is_shared && !sharing.of(ParameterId::of(parameter), s).tied);
+    for (const ParameterId parameter : waiting) {
+      const ParameterProfile& profile = work.parameters[parameter.index()];
+      if (!profile.trainable) continue;
+      memory[s].workspace += profile.bytes * 2;
+      if (profile.highest_zero > 0 && !sharing.of(parameter, s).tied) units.read_by_several = true;
     }
     memory[s].workspace += beside;
     memory[s].update = update_memory(largest, constraints.optimizer_state_factor, zero > 0 ? staging.replicas[s] : 1);
@@ -152,8 +148,7 @@ inline void take_turns(std::vector<StageMemory>& memory, const Staging& staging)
     units.largest = largest;
     units.add_to(memory[s], zero, staging, staging.replicas[s]);
     memory[s].copies_go = zero == 0 && offload == Offload::kNone;
-    if (!memory[s].copies_go) continue;
-    for (const Bytes copies : copies_let_go(work, staging, s, nodes[s])) memory[s].update -= copies;
+    if (memory[s].copies_go && gradients_follow_activations(staging, s)) memory[s].update -= copies;
   }
   return memory;
 }
@@ -168,73 +163,71 @@ namespace detail {
   return slice;
 }
 
-/// Adds the unsharded parameters that recomputed segments keep under ZeRO 3.
-inline void add_regathered(StageMemory& memory, const StageMemory& fixed, const Regathered& read) {
-  memory.brought = std::min(fixed.in_shards, fixed.brought + read.held());
-}
-
 /// Adds what compute actions of a stage take with so many micro-batches in flight.
 inline void add_microbatches(StageMemory& memory, const MicrobatchMemory& compute, const InFlight& in_flight) {
   memory.saved = compute.kept * in_flight.whole + compute.deferred_weight * in_flight.waiting;
   memory.workspace += compute.work;
 }
 
-/// What compute actions of a stage take if none of its segments is recomputed.
-/// @param nodes  of the stage, ascending
-/// @param costs  of all nodes, for the stage's slice
-[[nodiscard]] inline StageMicrobatch nothing_recomputed(const Workload& work, const Staging& staging, std::size_t stage,
-                                                        const std::vector<NodeId>& nodes,
-                                                        const std::vector<NodeCost>& costs, const StageMemory& fixed) {
-  const auto copies = fixed.copies_go ? copies_let_go(work, staging, stage, nodes) : std::vector<Bytes>{};
-  return {work, nodes, costs, staging.schedule, gradients_made(work, staging, stage, nodes), copies};
-}
+/// The memory of one stage as more and more of its segments are recomputed.
+class RecomputedStage {
+ public:
+  /// @param nodes  of the stage, ascending
+  /// @param costs  of all nodes, for the stage's slice
+  /// @param fixed  `fixed_memory` of the stage @pre the arguments outlive it
+  RecomputedStage(const Workload& work, const Staging& staging, std::size_t stage, const std::vector<NodeId>& nodes,
+                  const std::vector<NodeCost>& costs, const InFlight& in_flight, const StageMemory& fixed)
+      : compute_(nodes, costs, staging.schedule, nodes_apart(work, staging, stage, nodes, costs, fixed.copies_go)),
+        in_flight_(in_flight),
+        fixed_(&fixed) {
+    if (fixed.brought > Bytes(0)) gathered_.emplace(work, nodes, keeps_backwards_whole(staging.schedule));
+  }
 
-/// Memory if nothing is recomputed and each stage has its ranks to itself.
-/// @param memory  `fixed_memory`
+  void recompute(const SegmentPiece& piece) {
+    compute_.recompute(piece);
+    if (gathered_) gathered_->add(piece.nodes);
+  }
+  /// Sets what recomputation changes.
+  void apply_to(StageMemory& memory) const {
+    if (gathered_) memory.brought = std::min(fixed_->in_shards, fixed_->brought + gathered_->held());
+    memory.workspace = fixed_->workspace;
+    add_microbatches(memory, compute_.memory(), in_flight_);
+  }
+
+ private:
+  StageMicrobatch compute_;
+  InFlight in_flight_;
+  const StageMemory* fixed_;
+  std::optional<Regathered> gathered_;  // under ZeRO 3
+};
+
+/// Memory if each stage has its ranks to itself.
+/// @param fixed       `fixed_memory`
+/// @param recomputed  [stage] segments; empty = none
 [[nodiscard]] inline std::vector<StageMemory> memory_apart(const Workload& work, const Staging& staging,
                                                            const SizedPipeline& sized, const SliceTable& slices,
                                                            const std::vector<InFlight>& in_flight,
-                                                           std::vector<StageMemory> memory) {
+                                                           const std::vector<StageMemory>& fixed,
+                                                           const StageSegments& recomputed = {}) {
   const auto nodes = nodes_by_stage(staging);
   const auto slice = largest_slices(staging, slices);
+  const auto pieces = measured_pieces(work, staging, recomputed, slice);
+  std::vector<StageMemory> memory = fixed;
   for (std::size_t s = 0; s < nodes.size(); ++s) {
     const auto& costs = work.node_costs(slice[s]);
-    const auto made = gradients_made(work, staging, s, nodes[s]);
-    const auto copies = memory[s].copies_go ? copies_let_go(work, staging, s, nodes[s]) : std::vector<Bytes>{};
-    MicrobatchMemory compute;
-    for (std::size_t i = 0; i < nodes[s].size(); ++i) {
-      const NodeId node = nodes[s][i];
-      const auto own = [i](const std::vector<Bytes>& bytes) { return bytes.empty() ? Bytes(0) : bytes[i]; };
-      compute = compute.with(
-          MicrobatchMemory::of(work.graph[node], costs[node.index()], staging.schedule, own(made), own(copies)),
-          staging.schedule);
+    if (s < pieces.size() && !pieces[s].empty()) {
+      RecomputedStage stage(work, staging, s, nodes[s], costs, in_flight[s], fixed[s]);
+      for (const SegmentPiece& piece : pieces[s]) stage.recompute(piece);
+      stage.apply_to(memory[s]);
+      continue;
     }
+    MicrobatchMemory compute;
+    for (const auto& node : nodes_apart(work, staging, s, nodes[s], costs, fixed[s].copies_go))
+      compute = compute.with(node, staging.schedule);
     add_microbatches(memory[s], compute, in_flight[s]);
   }
   add_boundary(memory, sized, slice, in_flight, staging.microbatches);
   return memory;
-}
-
-/// Recomputes some segments of each stage: changes the memory accordingly.
-inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload& work, const Staging& staging,
-                                const SliceTable& slices, const std::vector<InFlight>& in_flight,
-                                const std::vector<StageMemory>& fixed, const MemoryOptimizations& optimizations) {
-  if (!optimizations.recomputes()) return;
-  const auto nodes = nodes_by_stage(staging);
-  const auto slice = largest_slices(staging, slices);
-  const auto pieces = measured_pieces(work, staging, optimizations.recomputed, slice);
-  for (std::size_t s = 0; s < memory.size(); ++s) {
-    if (pieces[s].empty()) continue;
-    StageMicrobatch compute = nothing_recomputed(work, staging, s, nodes[s], work.node_costs(slice[s]), fixed[s]);
-    for (const SegmentPiece& piece : pieces[s]) compute.recompute(piece);
-    if (fixed[s].brought > Bytes(0)) {
-      Regathered read(work, nodes[s], keeps_backwards_whole(staging.schedule));
-      for (const SegmentPiece& piece : pieces[s]) read.add(piece.nodes);
-      add_regathered(memory[s], fixed[s], read);
-    }
-    memory[s].workspace = fixed[s].workspace;
-    add_microbatches(memory[s], compute.memory(), in_flight[s]);
-  }
 }
 
 }  // namespace detail
@@ -247,25 +240,9 @@ inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload
                                                              const std::vector<InFlight>& in_flight,
                                                              const MemoryOptimizations& optimizations,
                                                              const std::vector<StageMemory>& fixed) {
-  auto memory = detail::memory_apart(work, staging, sized, slices, in_flight, fixed);
-  detail::apply_recomputation(memory, work, staging, slices, in_flight, fixed, optimizations);
+  auto memory = detail::memory_apart(work, staging, sized, slices, in_flight, fixed, optimizations.recomputed);
   detail::take_turns(memory, staging);
   return memory;
-}
-[[nodiscard]] inline std::vector<StageMemory> predict_memory(const Workload& work, const Constraints& constraints,
-                                                             const Staging& staging, const SizedPipeline& sized,
-                                                             const SliceTable& slices,
-                                                             const std::vector<InFlight>& in_flight,
-                                                             const MemoryOptimizations& optimizations = {}) {
-  return predict_memory(work, staging, sized, slices, in_flight, optimizations,
-                        fixed_memory(work, constraints, staging, optimizations.zero, optimizations.offload));
-}
-
-/// Likewise under a schedule with a law.
-[[nodiscard]] inline std::vector<StageMemory> predict_memory(const Workload& work, const Constraints& constraints,
-                                                             const Staging& staging, const SizedPipeline& sized,
-                                                             const SliceTable& slices) {
-  return predict_memory(work, constraints, staging, sized, slices, in_flight_by_law(work, staging));
 }
 
 /// Bytes for each micro-batch in flight: the difference that one makes to the prediction.

@@ -25,19 +25,16 @@ struct MicrobatchMemory {
   Bytes deferred_weight{};  ///< of a split backward, from its first part until its second
   Bytes work{};    ///< beside `kept`, `copies` and all parameter gradients, of the node that takes most when it works;
                    ///< may be negative, as not all of these are there at once
-  Bytes made{};    ///< parameter gradients that did not exist before, see `gradients_made`
-  Bytes copies{};  ///< parameter copies that its backward frees, see `copies_let_go`; counted with parameters
+  Bytes made{};    ///< parameter gradients that did not exist before
+  Bytes copies{};  ///< parameter copies that its backward frees; counted with parameters
 
   /// The first and the last of its nodes in the captured graph.
   NodeId first{std::numeric_limits<std::int32_t>::max()}, last{-1};
 
-  /// Memory of a node that is not recomputed.
-  [[nodiscard]] static MicrobatchMemory of(const WorkNode& node, const NodeCost& cost, ScheduleKind schedule,
-                                           Bytes made = Bytes(0), Bytes copies = Bytes(0)) {
-    const bool parts = !keeps_backwards_whole(schedule);
-    return {
-        cost.saved,         parts ? cost.deferred_weight : Bytes(0), cost.workspace, made, copies, node.members.front(),
-        node.members.back()};
+  /// Memory of a node that is not recomputed, parameters apart.
+  [[nodiscard]] static MicrobatchMemory of(const WorkNode& node, const NodeCost& cost, ScheduleKind schedule) {
+    const Bytes deferred = keeps_backwards_whole(schedule) ? Bytes(0) : cost.deferred_weight;
+    return {cost.saved, deferred, cost.workspace, {}, {}, node.members.front(), node.members.back()};
   }
 
   /// Memory of both. If their nodes interleave, or if backwards are split, everything that both keep is there while
@@ -58,45 +55,36 @@ struct MicrobatchMemory {
 [[nodiscard]] constexpr bool gradients_follow_activations(int microbatches, int replicas) {
   return microbatches == 1 && replicas == 1;
 }
-
-/// Parameter gradients that each node's backward is the first to make, while activations are freed. A parameter's
-/// gradient counts at its last reader. None if gradients exist when a backward begins, from another micro-batch or
-/// another stage of the rank. None either if replicas sum them in separate memory.
-/// @param nodes  of the stage, ascending
-/// @return by position in `nodes`; empty = none
-[[nodiscard]] inline std::vector<Bytes> gradients_made(const Workload& work, const Staging& staging, std::size_t stage,
-                                                       const std::vector<NodeId>& nodes) {
-  const bool shares_ranks = !staging.position_of.empty();
-  if (shares_ranks || !gradients_follow_activations(staging.microbatches, staging.replicas[stage])) return {};
-  std::vector<Bytes> made(nodes.size());
-  std::vector<bool> read(work.parameters.size(), false);
-  for (std::size_t i = nodes.size(); i-- > 0;) {
-    for (const ParameterId parameter : work.graph[nodes[i]].parameters) {
-      if (read[parameter.index()]) continue;
-      read[parameter.index()] = true;
-      const ParameterProfile& profile = work.parameters[parameter.index()];
-      if (profile.trainable) made[i] += profile.bytes;
-    }
-  }
-  return made;
+[[nodiscard]] inline bool gradients_follow_activations(const Staging& staging, std::size_t stage) {
+  return staging.position_of.empty() && gradients_follow_activations(staging.microbatches, staging.replicas[stage]);
 }
 
-/// Parameter copies that the call makes and that each node's backward frees. For parameters that are neither sharded
-/// nor offloaded, and only if gradients follow activations. Gradients are larger than copies, so a forward, which makes
-/// all copies, takes less than the backward.
-/// @return by position in `nodes`; empty = none
-[[nodiscard]] inline std::vector<Bytes> copies_let_go(const Workload& work, const Staging& staging, std::size_t stage,
-                                                      const std::vector<NodeId>& nodes) {
-  const bool shares_ranks = !staging.position_of.empty();
-  if (shares_ranks || !gradients_follow_activations(staging.microbatches, staging.replicas[stage])) return {};
-  std::vector<Bytes> copies(nodes.size());
-  for (std::size_t i = 0; i < nodes.size(); ++i) {
-    for (const ParameterId parameter : work.graph[nodes[i]].parameters) {
-      const ParameterProfile& profile = work.parameters[parameter.index()];
-      if (profile.trainable && profile.copy_by_call) copies[i] += profile.copy;
+/// The memory of each node of a stage, none of which is recomputed. If gradients follow activations, a node's backward
+/// may be the first to make a parameter's gradient, which counts at its last reader. And it frees the parameter copies
+/// that the call made. Gradients are larger than copies, so a forward, which makes all copies, takes less than the
+/// backward. Otherwise gradients exist before, or replicas sum them in separate memory.
+/// @param nodes      of the stage, ascending
+/// @param costs      of all nodes, for the stage's slice
+/// @param copies_go  whether the stage's parameters are neither sharded nor offloaded
+[[nodiscard]] inline std::vector<MicrobatchMemory> nodes_apart(const Workload& work, const Staging& staging,
+                                                               std::size_t stage, const std::vector<NodeId>& nodes,
+                                                               const std::vector<NodeCost>& costs, bool copies_go) {
+  std::vector<MicrobatchMemory> out;
+  out.reserve(nodes.size());
+  for (const NodeId node : nodes)
+    out.push_back(MicrobatchMemory::of(work.graph[node], costs[node.index()], staging.schedule));
+  if (!gradients_follow_activations(staging, stage)) return out;
+  std::vector<bool> read(work.parameters.size(), false);
+  for (std::size_t i = nodes.size(); i-- > 0;) {
+    for (const ParameterId id : work.graph[nodes[i]].parameters) {
+      const ParameterProfile& parameter = work.parameters[id.index()];
+      if (!parameter.trainable) continue;
+      if (!read[id.index()]) out[i].made += parameter.bytes;
+      read[id.index()] = true;
+      if (copies_go && parameter.copy_by_call) out[i].copies += parameter.copy;
     }
   }
-  return copies;
+  return out;
 }
 
 namespace detail {
@@ -104,19 +92,13 @@ namespace detail {
 /// The memory of one micro-batch in a stage, as more and more of its segments are recomputed.
 class StageMicrobatch {
  public:
-  /// @param nodes   of the stage, ascending
-  /// @param costs   of all nodes, for the stage's slice
-  /// @param made    `gradients_made`
-  /// @param copies  `copies_let_go`
-  StageMicrobatch(const Workload& work, const std::vector<NodeId>& nodes, const std::vector<NodeCost>& costs,
-                  ScheduleKind schedule, const std::vector<Bytes>& made = {}, const std::vector<Bytes>& copies = {})
-      : nodes_(&nodes), costs_(&costs), schedule_(schedule), leaves_(std::bit_ceil(nodes.size())) {
-    tree_.resize(2 * leaves_);
-    for (std::size_t i = 0; i < nodes.size(); ++i) {
-      const auto own = [i](const std::vector<Bytes>& bytes) { return bytes.empty() ? Bytes(0) : bytes[i]; };
-      tree_[leaves_ + i] =
-          MicrobatchMemory::of(work.graph[nodes[i]], costs[nodes[i].index()], schedule, own(made), own(copies));
-    }
+  /// @param nodes  of the stage, ascending
+  /// @param costs  of all nodes, for the stage's slice
+  /// @param apart  `nodes_apart`
+  StageMicrobatch(const std::vector<NodeId>& nodes, const std::vector<NodeCost>& costs, ScheduleKind schedule,
+                  const std::vector<MicrobatchMemory>& apart)
+      : nodes_(&nodes), costs_(&costs), schedule_(schedule), leaves_(std::bit_ceil(nodes.size())), tree_(2 * leaves_) {
+    std::copy(apart.begin(), apart.end(), tree_.begin() + static_cast<std::ptrdiff_t>(leaves_));
     for (std::size_t at = leaves_; at-- > 1;) join(at);
   }
 

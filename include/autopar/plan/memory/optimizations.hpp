@@ -21,6 +21,8 @@ namespace autopar {
 /// smaller element type. A piece is on the device in the host's element type.
 inline constexpr Bytes kLandingBytes{8 << 20};
 
+using StageSegments = std::vector<std::vector<std::vector<NodeId>>>;  ///< [stage][segment] nodes, ascending
+
 /// What the stages of a staging spend time on to hold less memory.
 struct MemoryOptimizations {
   /// ZeRO level of all stages, among the replicas of each. 1: optimizer state is sharded, and updated parameters are
@@ -28,9 +30,9 @@ struct MemoryOptimizations {
   /// too, and gathered ahead of every forward and every backward.
   /// @source Rajbhandari et al., "ZeRO", SC 2020
   int zero = 0;
-  /// [stage][segment]: nodes that keep only what enters the segment and recompute their forward before their backward.
-  /// That backward is whole under every schedule.
-  std::vector<std::vector<std::vector<NodeId>>> recomputed{};
+  /// Nodes that keep only what enters the segment and recompute their forward before their backward. That backward is
+  /// whole under every schedule.
+  StageSegments recomputed{};
   /// For all stages. Complete gradients go to the rank's host, where the optimizer steps, on the rank's shard under
   /// ZeRO. Updated parameters come back before the next forward.
   /// @source Ren et al., "ZeRO-Offload", USENIX ATC 2021
@@ -55,30 +57,14 @@ struct MemoryOptimizations {
 
 namespace detail {
 
+/// The largest of equal shards.
+[[nodiscard]] constexpr Bytes shard_of(Bytes whole, std::int64_t shards) {
+  return Bytes((whole.value() + shards - 1) / shards);
+}
 /// Bytes that one of several replicas updates, under ZeRO its shard.
-[[nodiscard]] constexpr Bytes updated_bytes(Bytes trainable, int zero, std::size_t replicas) {
-  const auto parts = zero > 0 ? static_cast<std::int64_t>(replicas) : 1;
-  return Bytes((trainable.value() + parts - 1) / parts);
+[[nodiscard]] constexpr Bytes updated_bytes(Bytes trainable, int zero, int replicas) {
+  return shard_of(trainable, zero > 0 ? replicas : 1);
 }
-
-}  // namespace detail
-
-/// " (ZeRO 1, optimizer offloaded, 12 segments recomputed)", or nothing.
-[[nodiscard]] inline std::string describe(const MemoryOptimizations& optimizations) {
-  std::string text;
-  if (optimizations.zero > 0) text = "ZeRO " + std::to_string(optimizations.zero);
-  if (optimizations.offload == Offload::kOptimizer)
-    text += text.empty() ? "optimizer offloaded" : ", optimizer offloaded";
-  std::size_t segments = 0;
-  for (const auto& stage : optimizations.recomputed) segments += stage.size();
-  if (segments > 0) {
-    text += (text.empty() ? "" : ", ") + std::to_string(segments) + (segments == 1 ? " segment" : " segments") +
-            " recomputed";
-  }
-  return text.empty() ? "" : " (" + text + ")";
-}
-
-namespace detail {
 
 [[nodiscard]] inline Bytes bytes_at(const Affine& size, std::int64_t samples) {
   return Bytes(static_cast<std::int64_t>(std::ceil(std::max(0.0, size.at(static_cast<double>(samples))))));
@@ -90,6 +76,22 @@ namespace detail {
   const double smaller = static_cast<double>(computed_with.value()) / static_cast<double>(trained.value());
   return Bytes(static_cast<std::int64_t>(static_cast<double>(bytes.value()) * smaller));
 }
+
+}  // namespace detail
+
+/// " (ZeRO 1, optimizer offloaded, 12 segments recomputed)", or nothing.
+[[nodiscard]] inline std::string describe(const MemoryOptimizations& optimizations) {
+  std::string text;
+  const auto add = [&](const std::string& one) { text += (text.empty() ? " (" : ", ") + one; };
+  if (optimizations.zero > 0) add("ZeRO " + std::to_string(optimizations.zero));
+  if (optimizations.offload == Offload::kOptimizer) add("optimizer offloaded");
+  std::size_t segments = 0;
+  for (const auto& stage : optimizations.recomputed) segments += stage.size();
+  if (segments > 0) add(detail::counted(segments, "segment", "segments") + " recomputed");
+  return text.empty() ? "" : text + ")";
+}
+
+namespace detail {
 
 /// The part of a segment that is in one stage, and what recomputing it takes.
 struct SegmentPiece {
@@ -111,15 +113,14 @@ struct SegmentPiece {
 
 /// [stage][segment]: the segments that may be recomputed, as far as they are in one stage. Nodes that take totals over
 /// the whole batch are in none.
-[[nodiscard]] inline std::vector<std::vector<std::vector<NodeId>>> segments_in_stages(const Workload& work,
-                                                                                      const Staging& staging) {
+[[nodiscard]] inline StageSegments segments_in_stages(const Workload& work, const Staging& staging) {
   std::vector<std::map<int, std::vector<NodeId>>> by_segment(staging.replicas.size());
   for (const NodeId node : work.graph.nodes()) {
     const int segment = work.segment_of.empty() ? node.value() : work.segment_of[node.index()];
     if (segment < 0 || work.graph[node].totals > Bytes(0)) continue;
     by_segment[static_cast<std::size_t>(staging.stage_of[node.index()])][segment].push_back(node);
   }
-  std::vector<std::vector<std::vector<NodeId>>> out(by_segment.size());
+  StageSegments out(by_segment.size());
   for (std::size_t s = 0; s < out.size(); ++s) {
     for (auto& [segment, nodes] : by_segment[s]) out[s].push_back(std::move(nodes));
   }
@@ -128,7 +129,6 @@ struct SegmentPiece {
 
 /// A value of a piece that others read.
 struct LeavingValue {
-  std::int32_t value = -1;
   NodeId maker;
   Bytes bytes{};
   bool kept = false;      ///< by its maker
@@ -144,17 +144,15 @@ struct LeavingValue {
                              [&](int region) { return work.region_shards[static_cast<std::size_t>(region)] == 1; });
 }
 
-/// Adds what a piece takes beside what its nodes keep. @param values  that leave it, each once
-inline void add_leaving(SegmentPiece& piece, const Workload& work, const std::vector<LeavingValue>& values) {
-  for (const LeavingValue& value : values) {
-    if (value.kept) piece.leaving += value.bytes;
-    if (value.kept && !value.stays) piece.let_go += value.bytes;
-    if (value.gradient) piece.gradients += value.bytes;
-    // In a block another node may take most, or read the value; and a shard takes only a part of it.
-    if (work.graph[value.maker].members.size() > 1 || !is_computed_whole(work, value.maker)) continue;
-    if (value.two_gradients) piece.summed[value.maker] += value.bytes;
-    if (value.for_readers) piece.for_others[value.maker] += value.bytes;
-  }
+/// Adds what a value that leaves a piece takes beside what its nodes keep.
+inline void add_leaving(SegmentPiece& piece, const Workload& work, const LeavingValue& value) {
+  if (value.kept) piece.leaving += value.bytes;
+  if (value.kept && !value.stays) piece.let_go += value.bytes;
+  if (value.gradient) piece.gradients += value.bytes;
+  // In a block another node may take most, or read the value; and a shard takes only a part of it.
+  if (work.graph[value.maker].members.size() > 1 || !is_computed_whole(work, value.maker)) return;
+  if (value.two_gradients) piece.summed[value.maker] += value.bytes;
+  if (value.for_readers) piece.for_others[value.maker] += value.bytes;
 }
 
 /// By node: the piece that contains it, or null.
@@ -164,24 +162,16 @@ using PieceOfNode = std::vector<SegmentPiece*>;
 /// @param slice  [stage] samples
 inline void add_values_between(const PieceOfNode& piece_of, const Workload& work, const Staging& staging,
                                const std::vector<std::int64_t>& slice) {
-  std::map<SegmentPiece*, std::vector<std::int32_t>> entered;
-  std::map<SegmentPiece*, std::vector<LeavingValue>> left;
-  std::set<std::pair<SegmentPiece*, std::int32_t>> read_inside;
+  using ValueOfPiece = std::pair<SegmentPiece*, std::int32_t>;
+  std::set<ValueOfPiece> entered, read_inside;
+  std::map<ValueOfPiece, LeavingValue> left;
   const auto bytes_in = [&](int stage, const Affine& bytes) {
     return bytes_at(bytes, slice[static_cast<std::size_t>(stage)]);
   };
-  const auto enter = [&](SegmentPiece* piece, const ValueProfile& value, int stage) {
-    auto& known = entered[piece];
-    if (std::find(known.begin(), known.end(), value.value) != known.end()) return;
-    known.push_back(value.value);
-    piece->entering += bytes_in(stage, value.bytes);
-  };
   const auto leave = [&](NodeId maker, const auto& value) -> LeavingValue& {
-    auto& known = left[piece_of[maker.index()]];
-    const auto found = std::ranges::find(known, value.value, &LeavingValue::value);
-    if (found != known.end()) return *found;
-    const int stage = staging.stage_of[maker.index()];
-    return known.emplace_back(LeavingValue{value.value, maker, bytes_in(stage, value.bytes), value.kept});
+    const auto [entry, added] = left.try_emplace({piece_of[maker.index()], value.value});
+    if (added) entry->second = {maker, bytes_in(staging.stage_of[maker.index()], value.bytes), value.kept};
+    return entry->second;
   };
   for (const EdgeId edge : work.graph.edges()) {
     const NodeId from = work.graph.source(edge), to = work.graph.target(edge);
@@ -200,25 +190,26 @@ inline void add_values_between(const PieceOfNode& piece_of, const Workload& work
       leaving.two_gradients = value.two_gradients;
       leaving.for_readers = value.kept && value.for_readers;
     }
-    if (!value.kept && reader != nullptr && within) enter(reader, value, stage);
+    if (!value.kept && reader != nullptr && within && entered.emplace(reader, value.value).second)
+      reader->entering += bytes_in(stage, value.bytes);
   }
   for (const OutputProfile& output : work.outputs) {
     if (piece_of[output.writer.index()] != nullptr) leave(output.writer, output).stays = true;
   }
-  for (auto& [piece, values] : left) {
-    for (LeavingValue& value : values) {
-      if (read_inside.contains({piece, value.value})) value.two_gradients = value.for_readers = false;
-    }
-    add_leaving(*piece, work, values);
+  for (auto& [of_piece, value] : left) {
+    if (read_inside.contains(of_piece)) value.two_gradients = value.for_readers = false;
+    add_leaving(*of_piece.first, work, value);
   }
 }
 
 /// [stage][segment]: the pieces, measured at the stage's largest slice.
 /// @param slice  [stage] samples
-[[nodiscard]] inline std::vector<std::vector<SegmentPiece>> measured_pieces(
-    const Workload& work, const Staging& staging, const std::vector<std::vector<std::vector<NodeId>>>& segments,
-    const std::vector<std::int64_t>& slice) {
+[[nodiscard]] inline std::vector<std::vector<SegmentPiece>> measured_pieces(const Workload& work,
+                                                                            const Staging& staging,
+                                                                            const StageSegments& segments,
+                                                                            const std::vector<std::int64_t>& slice) {
   std::vector<std::vector<SegmentPiece>> pieces(segments.size());
+  if (std::ranges::all_of(segments, [](const auto& stage) { return stage.empty(); })) return pieces;
   PieceOfNode piece_of(work.graph.node_count(), nullptr);
   for (std::size_t s = 0; s < segments.size(); ++s) {
     const auto& costs = work.node_costs(slice[s]);

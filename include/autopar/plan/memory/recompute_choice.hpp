@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <map>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -16,9 +16,6 @@
 #include <autopar/schedule/traits.hpp>
 
 namespace autopar::detail {
-
-/// Segments of each stage.
-using StageSegments = std::vector<std::vector<std::vector<NodeId>>>;
 
 /// Chooses what every stage recomputes: as few pieces as fit, those first that free most bytes per second.
 class RecomputeChoice {
@@ -38,13 +35,17 @@ class RecomputeChoice {
         plain_(memory_apart(work, staging, sized, slices, in_flight, fixed)),
         positions_(stages_of_positions(staging)) {}
 
-  [[nodiscard]] StageSegments to_fit(Bytes memory) const {
-    return chosen([&](const std::vector<Item>& items, const std::vector<std::size_t>& stages) {
-      return fewest(items, stages, memory);
-    });
-  }
-  [[nodiscard]] StageSegments everything() const {
-    return chosen([](const std::vector<Item>& items, const auto&) { return items.size(); }, true);
+  /// @param memory  that each rank has; nothing = everything is recomputed
+  [[nodiscard]] StageSegments chosen(std::optional<Bytes> memory) const {
+    StageSegments out(pieces_.size());
+    for (const auto& stages : positions_) {
+      const std::vector<Item> items = ranked(stages, !memory);
+      const std::size_t count = memory ? fewest(items, stages, *memory) : items.size();
+      for (std::size_t i = 0; i < count; ++i)
+        out[items[i].stage].push_back(pieces_[items[i].stage][items[i].piece].nodes);
+    }
+    for (auto& segments : out) std::sort(segments.begin(), segments.end());
+    return out;
   }
 
  private:
@@ -54,55 +55,39 @@ class RecomputeChoice {
     double seconds = 0;  ///< of a micro-batch
   };
 
-  template <class HowMany>
-  [[nodiscard]] StageSegments chosen(const HowMany& how_many, bool useless = false) const {
-    StageSegments out(pieces_.size());
-    for (const auto& stages : positions_) {
-      std::vector<Item> items;
-      for (const std::size_t s : stages) {
-        for (std::size_t p = 0; p < pieces_[s].size(); ++p) {
-          const SegmentPiece& piece = pieces_[s][p];
-          if (useless || piece.freed() > Bytes(0))
-            items.push_back({s, p, piece.freed() * in_flight_[s].whole, piece.forward.value()});
-        }
-      }
-      std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
-        return static_cast<double>(a.freed.value()) * b.seconds > static_cast<double>(b.freed.value()) * a.seconds;
-      });
-      const std::size_t count = how_many(items, stages);
-      for (std::size_t i = 0; i < count; ++i) {
-        const auto& item = items[i];
-        out[item.stage].push_back(pieces_[item.stage][item.piece].nodes);
+  /// @param useless  whether pieces count that free nothing
+  [[nodiscard]] std::vector<Item> ranked(const std::vector<std::size_t>& stages, bool useless) const {
+    std::vector<Item> items;
+    for (const std::size_t s : stages) {
+      for (std::size_t p = 0; p < pieces_[s].size(); ++p) {
+        const SegmentPiece& piece = pieces_[s][p];
+        if (useless || piece.freed() > Bytes(0))
+          items.push_back({s, p, piece.freed() * in_flight_[s].whole, piece.forward.value()});
       }
     }
-    for (auto& segments : out) std::sort(segments.begin(), segments.end());
-    return out;
+    std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
+      return static_cast<double>(a.freed.value()) * b.seconds > static_cast<double>(b.freed.value()) * a.seconds;
+    });
+    return items;
   }
 
   /// The fewest items with which these stages together fit; if none fits, the number with the least memory.
   [[nodiscard]] std::size_t fewest(const std::vector<Item>& items, const std::vector<std::size_t>& stages,
                                    Bytes memory) const {
     std::vector<StageMemory> now;  // by number in `stages`
-    std::vector<StageMicrobatch> computes;
-    std::map<std::size_t, Regathered> read;  // of stages that gather
+    std::vector<RecomputedStage> recomputed;
     for (const std::size_t s : stages) {
       now.push_back(plain_[s]);
-      computes.push_back(nothing_recomputed(work_, staging_, s, nodes_[s], work_.node_costs(slice_[s]), fixed_[s]));
-      if (fixed_[s].brought > Bytes(0)) read.try_emplace(s, work_, nodes_[s], keeps_backwards_whole(staging_.schedule));
+      recomputed.emplace_back(work_, staging_, s, nodes_[s], work_.node_costs(slice_[s]), in_flight_[s], fixed_[s]);
     }
     std::size_t best = 0;
     Bytes least = total(now);
     for (std::size_t count = 0; count <= items.size(); ++count) {
       if (count > 0) {
-        const auto [s, piece, freed, seconds] = items[count - 1];
-        const auto own = static_cast<std::size_t>(std::ranges::find(stages, s) - stages.begin());
-        computes[own].recompute(pieces_[s][piece]);
-        if (const auto gathers = read.find(s); gathers != read.end()) {
-          gathers->second.add(pieces_[s][piece].nodes);
-          add_regathered(now[own], fixed_[s], gathers->second);
-        }
-        now[own].workspace = fixed_[s].workspace;
-        add_microbatches(now[own], computes[own].memory(), in_flight_[s]);
+        const Item& item = items[count - 1];
+        const auto own = static_cast<std::size_t>(std::ranges::find(stages, item.stage) - stages.begin());
+        recomputed[own].recompute(pieces_[item.stage][item.piece]);
+        recomputed[own].apply_to(now[own]);
       }
       const Bytes held = total(now);
       if (held <= memory) return count;

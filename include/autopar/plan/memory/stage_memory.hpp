@@ -4,11 +4,13 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include <autopar/core/units.hpp>
 #include <autopar/cost/model_profile.hpp>
 #include <autopar/plan/memory/optimizations.hpp>
 #include <autopar/plan/request.hpp>
+#include <autopar/schedule/mesh.hpp>
 
 namespace autopar {
 
@@ -42,40 +44,46 @@ struct StageMemory {
   friend bool operator==(const StageMemory&, const StageMemory&) = default;
 };
 
-/// The memory of one parameter on a rank that holds it or its shard. If it is offloaded, the device keeps what stages
-/// compute with (a copy, if they read one) and makes the gradients. The host has what the optimizer works with.
+namespace detail {
+
+/// What one parameter makes a rank hold: add(term, bytes, level) for each part that ZeRO shards from a level on. If it
+/// is offloaded, the device keeps what stages compute with (a copy, if they read one) and makes the gradients. The host
+/// has what the optimizer works with. Otherwise, if all operators read a copy, the copy is gathered and comes on top,
+/// see `copy_beside`.
+template <class Add>
+void for_each_part(const ParameterProfile& parameter, const Constraints& constraints, Offload offload, const Add& add) {
+  constexpr int kNever = 4;
+  if (!parameter.trainable) return add(&StageMemory::parameters, parameter.bytes + parameter.copy, kNever);
+  const bool offloaded = offload == Offload::kOptimizer && parameter.highest_zero > 0;
+  const bool to_host = offloaded && constraints.host_memory;
+  const bool is_copied = parameter.copy > Bytes(0) && !offloaded;
+  add(&StageMemory::parameters, is_copied ? parameter.bytes : parameter.computed_with(), is_copied ? 1 : 3);
+  if (offloaded) add(to_host ? &StageMemory::host : &StageMemory::parameters, parameter.bytes, 1);
+  for (int copy = 0; copy < constraints.gradient_copies; ++copy) {
+    add(&StageMemory::gradients, parameter.bytes, 2);  // unsharded at level 1, because no_sync keeps them so
+    if (to_host) add(&StageMemory::host, parameter.bytes, 1);
+  }
+  const double state = static_cast<double>(parameter.bytes.value()) * constraints.optimizer_state_factor;
+  add(to_host ? &StageMemory::host : &StageMemory::optimizer, Bytes(static_cast<std::int64_t>(std::ceil(state))), 1);
+}
+
+/// A copy that is held whole beside the parameter, below ZeRO 3.
+[[nodiscard]] inline Bytes copy_beside(const ParameterProfile& parameter, Offload offload) {
+  const bool offloaded = offload == Offload::kOptimizer && parameter.highest_zero > 0;
+  return parameter.trainable && !offloaded ? parameter.copy : Bytes(0);
+}
+
+}  // namespace detail
+
+/// The memory of one parameter on a rank that holds it or its shard.
 [[nodiscard]] inline StageMemory parameter_memory(const ParameterProfile& parameter, const Constraints& constraints,
                                                   int zero = 0, int replicas = 1, Offload offload = Offload::kNone) {
   StageMemory memory;
   zero = std::min(zero, parameter.highest_zero);
-  if (parameter.highest_zero == 0) offload = Offload::kNone;
-  const auto share = [&](Bytes bytes, int level) {
-    return zero >= level ? Bytes((bytes.value() + replicas - 1) / replicas) : bytes;
-  };
-  memory.parameters = parameter.bytes + parameter.copy;
-  if (parameter.trainable) {
-    // If all operators read a copy, the copy is gathered, and the parameter itself is sharded from level 1 on. If it is
-    // offloaded, only the shard of the copy remains on the device.
-    const bool is_copied = parameter.copy > Bytes(0);
-    if (is_copied && offload == Offload::kNone) {
-      memory.parameters = share(parameter.bytes, 1);
-      if (zero < 3 || replicas < 2) memory.parameters += parameter.copy;
-    } else {
-      memory.parameters = share(parameter.computed_with(), 3);
-    }
-    // Unsharded at level 1, because no_sync keeps them so.
-    memory.gradients = share(parameter.bytes, 2) * constraints.gradient_copies;
-    memory.optimizer = share(Bytes(static_cast<std::int64_t>(std::ceil(static_cast<double>(parameter.bytes.value()) *
-                                                                       constraints.optimizer_state_factor))),
-                             1);
-    const Bytes stepped = share(parameter.bytes, 1);
-    if (offload == Offload::kOptimizer && constraints.host_memory) {
-      memory.host = stepped + stepped * constraints.gradient_copies + memory.optimizer;
-      memory.optimizer = {};
-    } else if (offload == Offload::kOptimizer) {
-      memory.parameters += stepped;
-    }
-  }
+  detail::for_each_part(parameter, constraints, offload, [&](Bytes StageMemory::*term, Bytes bytes, int level) {
+    memory.*term += zero >= level ? detail::shard_of(bytes, replicas) : bytes;
+  });
+  if (zero < 3 || replicas < 2) memory.parameters += detail::copy_beside(parameter, offload);
   return memory;
 }
 
@@ -97,31 +105,17 @@ struct LeastHeld {
 /// @param readers  number of nodes that read it; if several stages do, all their ranks may shard it
 [[nodiscard]] inline LeastHeld least_held(const ParameterProfile& parameter, const Constraints& constraints,
                                           std::size_t readers) {
-  const Offload offload = parameter.highest_zero > 0 ? constraints.offloads.back() : Offload::kNone;
-  const StageMemory least = parameter_memory(parameter, constraints, 0, 1, offload);
+  const Offload offload = constraints.offloads.back();
   const int zero = std::min(constraints.zero_levels.back(), parameter.highest_zero);
   LeastHeld held;
-  const auto add = [&](Bytes bytes, int level) { (zero >= level ? held.shared : held.whole) += bytes.value(); };
-  const auto add_among_all = [&](Bytes bytes) {
-    if (zero >= 1 && readers > 1)
+  detail::for_each_part(parameter, constraints, offload, [&](Bytes StageMemory::*term, Bytes bytes, int level) {
+    if (term == &StageMemory::host) return;
+    if (level == 1 && zero >= 1 && readers > 1)
       held.whole += bytes.value() / constraints.ranks();
     else
-      add(bytes, 1);
-  };
-  if (!parameter.trainable) {
-    held.whole += parameter.bytes.value() + parameter.copy.value();
-    return held;
-  }
-  if (parameter.copy > Bytes(0) && offload == Offload::kNone) {
-    if (zero < 3 && !parameter.copy_by_call) held.whole += parameter.copy.value();
-    add_among_all(parameter.bytes);
-  } else {
-    add(parameter.computed_with(), 3);
-    add_among_all(least.parameters -
-                  parameter.computed_with());  // the optimizer's own, if it is offloaded within one memory
-  }
-  add(least.gradients, 2);
-  add_among_all(least.optimizer);
+      (zero >= level ? held.shared : held.whole) += bytes.value();
+  });
+  if (zero < 3 && !parameter.copy_by_call) held.whole += detail::copy_beside(parameter, offload).value();
   return held;
 }
 
@@ -130,7 +124,22 @@ struct LeastHeld {
 /// @param largest  bytes of the largest parameter, of which a rank steps one of `shares` shards
 [[nodiscard]] inline Bytes update_memory(Bytes largest, double optimizer_state_factor, int shares) {
   const auto tensors = static_cast<std::int64_t>(std::min(2.0, std::ceil(optimizer_state_factor)));
-  return Bytes((largest.value() + shares - 1) / shares * tensors);
+  return detail::shard_of(largest, shares) * tensors;
+}
+
+/// Peak bytes of the rank that needs most; stages on one rank add up.
+/// @param meshes  by stage
+/// @param bytes_of  peak bytes of a stage, by its position in `meshes`
+template <class BytesOf>
+[[nodiscard]] Bytes peak_of_ranks(const std::vector<Mesh>& meshes, const BytesOf& bytes_of) {
+  std::vector<Bytes> of_rank;
+  for (std::size_t s = 0; s < meshes.size(); ++s) {
+    for (const Rank rank : meshes[s].ranks()) {
+      if (rank.index() >= of_rank.size()) of_rank.resize(rank.index() + 1);
+      of_rank[rank.index()] += bytes_of(s);
+    }
+  }
+  return of_rank.empty() ? Bytes{} : *std::max_element(of_rank.begin(), of_rank.end());
 }
 
 }  // namespace autopar

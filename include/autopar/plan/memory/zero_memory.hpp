@@ -130,7 +130,7 @@ struct GatheredUnits {
     const Bytes bucket = buckets.size;
     const Bytes unit = std::min(owned, largest > bucket ? largest : buckets.unit_size(zero, of_all));
     if (zero == 1) {
-      (unit == owned ? memory.summed : memory.gathered) = Bytes((unit.value() + replicas - 1) / replicas);
+      (unit == owned ? memory.summed : memory.gathered) = shard_of(unit, replicas);
       return;
     }
     const bool at_once = read_by_several || !keeps_backwards_whole(staging.schedule);

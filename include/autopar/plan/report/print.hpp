@@ -6,7 +6,7 @@
 #include <vector>
 
 #include <autopar/plan/memory/optimizations.hpp>
-#include <autopar/plan/memory/peak_of_ranks.hpp>
+#include <autopar/plan/memory/stage_memory.hpp>
 #include <autopar/plan/model/staging.hpp>
 #include <autopar/plan/plan.hpp>
 #include <autopar/plan/text.hpp>

@@ -88,7 +88,7 @@ class StageFloor {
     if (constraints.recompute != Recompute::kNever) {
       const RecomputeChoice choice(work, staging, sized, objective_.slices(), segments, held, fixed->second);
       optimizations.recomputed =
-          constraints.recompute == Recompute::kAlways ? choice.everything() : choice.to_fit(Bytes(0));
+          choice.chosen(constraints.recompute == Recompute::kAlways ? std::nullopt : std::optional(Bytes(0)));
     }
     const StageMemory memory =
         predict_memory(work, staging, sized, objective_.slices(), held, optimizations, fixed->second).front();

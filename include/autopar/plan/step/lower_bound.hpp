@@ -110,7 +110,7 @@ class LowerBound {
     const double half = sum * kHalfOfASum;
     double least = std::numeric_limits<double>::infinity();
     for (const int zero : constraints.zero_levels) {
-      const Bytes updated = updated_bytes(read, zero, static_cast<std::size_t>(replicas));
+      const Bytes updated = updated_bytes(read, zero, replicas);
       least = std::min(least, std::max(0.0, (zero > 0 ? half : sum) - hidden) +
                                   (is_gathered_as_it_is_ && (zero == 1 || zero == 2) ? half : 0) +
                                   least_update(objective_.work(), constraints, updated).value());

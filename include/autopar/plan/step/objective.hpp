@@ -12,7 +12,6 @@
 #include <vector>
 
 #include <autopar/plan/memory/memory.hpp>
-#include <autopar/plan/memory/peak_of_ranks.hpp>
 #include <autopar/plan/memory/recompute_choice.hpp>
 #include <autopar/plan/model/pipeline_of.hpp>
 #include <autopar/plan/model/slices.hpp>
@@ -385,7 +384,7 @@ class StepObjective {
     const Workload& run = as_run(staging, out.sequence);
     const auto segments = detail::segments_in_stages(run, staging);
     const detail::RecomputeChoice choice(run, staging, sized, slices_, segments, in_flight, fixed_of(staging, out));
-    out.recomputed = constraints_.recompute == Recompute::kAlways ? choice.everything() : choice.to_fit(memory);
+    out.recomputed = choice.chosen(constraints_.recompute == Recompute::kAlways ? std::nullopt : std::optional(memory));
     return out;
   }
 

@@ -125,7 +125,7 @@ class StagingCosts {
   /// before the next step's first forward.
   [[nodiscard]] Seconds update(StageId stage, double state_factor) const {
     const auto& parameters = parameters_[stage.index()];
-    const auto replicas = static_cast<std::size_t>(sized_.pipeline.stages[stage.index()].replicas());
+    const int replicas = sized_.pipeline.stages[stage.index()].replicas();
     const Bytes updated = detail::updated_bytes(parameters.trained, zero_, replicas);
     const Seconds own = offload_ == Offload::kOptimizer ? work_.offloaded_update(updated, state_factor)
                                                         : work_.update(updated, state_factor);

@@ -26,13 +26,18 @@ struct Nodes {
     ids.push_back(work.graph.add_node(std::move(node)));
     costs.push_back(cost);
   }
+  [[nodiscard]] std::vector<MicrobatchMemory> apart(ScheduleKind schedule) const {
+    std::vector<MicrobatchMemory> out;
+    for (const NodeId id : ids) {
+      out.push_back(MicrobatchMemory::of(work.graph[id], costs[id.index()], schedule));
+      if (!made.empty()) out.back().made = made[id.index()];
+      if (!copies.empty()) out.back().copies = copies[id.index()];
+    }
+    return out;
+  }
   [[nodiscard]] MicrobatchMemory compute(ScheduleKind schedule) const {
     MicrobatchMemory sum;
-    for (const NodeId id : ids) {
-      const auto own = [id](const std::vector<Bytes>& of) { return of.empty() ? Bytes(0) : of[id.index()]; };
-      sum =
-          sum.with(MicrobatchMemory::of(work.graph[id], costs[id.index()], schedule, own(made), own(copies)), schedule);
-    }
+    for (const MicrobatchMemory& node : apart(schedule)) sum = sum.with(node, schedule);
     return sum;
   }
 };
@@ -161,8 +166,8 @@ TEST_CASE("microbatch_memory: equals a byte-by-byte simulation", "[laws]") {
     REQUIRE(compute.made == Bytes(plain.gradients));
     REQUIRE(compute.made + compute.copies + compute.kept + compute.work == Bytes(plain.peak));
     REQUIRE(compute.deferred_weight == Bytes(0));
-    detail::StageMicrobatch stage(nodes.work, nodes.ids, nodes.costs, ScheduleKind::kOneFOneB, nodes.made,
-                                  nodes.copies);
+    detail::StageMicrobatch stage(nodes.ids, nodes.costs, ScheduleKind::kOneFOneB,
+                                  nodes.apart(ScheduleKind::kOneFOneB));
     REQUIRE(stage.memory().work == compute.work);
     std::vector<detail::SegmentPiece> again;
     for (const auto& piece : drawn_pieces(dice, nodes)) {
@@ -226,7 +231,7 @@ TEST_CASE("microbatch_memory: split backwards keep all saved values") {
   const MicrobatchMemory parted = nodes.compute(ScheduleKind::kZbH1);
   CHECK(parted.work == Bytes(100));
   CHECK(parted.deferred_weight == Bytes(12));
-  detail::StageMicrobatch stage(nodes.work, nodes.ids, nodes.costs, ScheduleKind::kZbH1);
+  detail::StageMicrobatch stage(nodes.ids, nodes.costs, ScheduleKind::kZbH1, nodes.apart(ScheduleKind::kZbH1));
   detail::SegmentPiece piece;
   piece.nodes = {nodes.ids[1]};
   piece.entering = Bytes(3);
