@@ -112,8 +112,7 @@ void against_rannc(const std::string& name, const ap::RanncStaging& rannc, const
   std::cout << ",\"" << name << R"(":{"seconds":)" << since(start);
   if (found.candidates.any_fits()) {
     const ap::Candidate& best = found.candidates.best();
-    std::cout << R"(,"step":)" << best.terms.step.value() << R"(,"plan":")"
-              << ap::describe(best.staging) << '"';
+    std::cout << R"(,"step":)" << best.terms.step.value() << R"(,"plan":")" << ap::describe(best.staging) << '"';
     if (plan) std::cout << R"(,"speedup":)" << best.terms.step / plan->step;
   } else {
     std::cout << R"(,"plan":"none fits")";

@@ -164,7 +164,8 @@ TEST_CASE("tensor parallel: a cut or indivisible region is not sharded", "[laws]
   const Workload work = make_workload(model, cost);
   const auto shards = [&](std::vector<int> stage_of, std::vector<int> tensor) {
     return region_shards_of(
-        work, {std::move(stage_of), std::vector<int>(tensor.size(), 1), 1, ScheduleKind::kGPipe, {}, std::move(tensor)},
+        work.regions,
+        {std::move(stage_of), std::vector<int>(tensor.size(), 1), 1, ScheduleKind::kGPipe, {}, std::move(tensor)},
         false);
   };
   CHECK(shards({0, 0, 0, 0}, {2}) == std::vector{2, 2});
@@ -195,7 +196,7 @@ TEST_CASE("tensor parallel: sequence-parallel needs its region sharded", "[laws]
                    std::move(tensor)};
   };
   const auto shards = [&](std::vector<int> stage_of, std::vector<int> tensor, bool sequence) {
-    return region_shards_of(work, staging(std::move(stage_of), std::move(tensor)), sequence);
+    return region_shards_of(work.regions, staging(std::move(stage_of), std::move(tensor)), sequence);
   };
   CHECK(shards({0, 0, 0, 0}, {2}, false) == std::vector{2, 2, 1, 1});
   CHECK(shards({0, 0, 0, 0}, {2}, true) == std::vector{2, 2, 2, 2});
@@ -410,7 +411,7 @@ TEST_CASE("LowerBound: never above the step with tensor shards", "[laws]") {
     }
     tightness += step > 0 ? before / step : 1;
     ++stagings;
-    const auto shards = region_shards_of(work, staging, true);
+    const auto shards = region_shards_of(work.regions, staging, true);
     with_shards += std::ranges::any_of(shards, [](int count) { return count > 1; }) ? 1 : 0;
     cut += std::ranges::any_of(staging.tensor, [](int count) { return count > 1; }) && std::ranges::count(shards, 1) > 0
                ? 1

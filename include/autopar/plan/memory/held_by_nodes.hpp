@@ -4,11 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include <autopar/core/ids.hpp>
-#include <autopar/core/units.hpp>
 #include <autopar/plan/memory/stage_memory.hpp>
-#include <autopar/plan/model/workload.hpp>
-#include <autopar/plan/request.hpp>
 
 namespace autopar::detail {
 

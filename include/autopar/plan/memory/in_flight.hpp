@@ -4,12 +4,8 @@
 #include <cstddef>
 #include <vector>
 
-#include <autopar/core/ids.hpp>
-#include <autopar/core/units.hpp>
 #include <autopar/plan/model/staging.hpp>
-#include <autopar/plan/model/workload.hpp>
 #include <autopar/schedule/action.hpp>
-#include <autopar/schedule/kind.hpp>
 #include <autopar/schedule/traits.hpp>
 
 namespace autopar {

@@ -9,15 +9,8 @@
 
 #include <autopar/plan/memory/in_flight.hpp>
 #include <autopar/plan/memory/microbatch_memory.hpp>
-#include <autopar/plan/memory/optimizations.hpp>
-#include <autopar/plan/memory/stage_memory.hpp>
 #include <autopar/plan/memory/zero_memory.hpp>
-#include <autopar/plan/model/pipeline_of.hpp>
-#include <autopar/plan/model/slices.hpp>
-#include <autopar/plan/model/staging.hpp>
-#include <autopar/plan/model/workload.hpp>
 #include <autopar/plan/request.hpp>
-#include <autopar/schedule/traits.hpp>
 
 namespace autopar {
 
@@ -32,10 +25,12 @@ namespace detail {
 /// Adds the values and gradients between stages. The maker of a value holds it until the micro-batch's backward, unless
 /// it keeps the value anyway. A reader holds it until parameter gradients are made, while one more arrives ahead of its
 /// use. Within a rank a value that is alone in its message is the same memory on both sides.
-inline void add_boundary(std::vector<StageMemory>& memory, const SizedPipeline& sized,
-                         const std::vector<std::int64_t>& slice, const std::vector<InFlight>& in_flight,
-                         int microbatches) {
+inline void add_boundary(std::vector<StageMemory>& memory, const SizedStages& all,
+                         const std::vector<InFlight>& in_flight) {
+  const SizedPipeline& sized = all.sized;
   const auto& stages = sized.pipeline.stages;
+  const auto& slice = all.slice;
+  const int microbatches = all.staging.microbatches;
   for (std::size_t c = 0; c < sized.channels.size(); ++c) {
     const auto [from, to] = std::pair(sized.pipeline.channels[c].from, sized.pipeline.channels[c].to);
     const SizedPipeline::ChannelSize& size = sized.channels[c];
@@ -90,6 +85,68 @@ inline void take_turns(std::vector<StageMemory>& memory, const Staging& staging)
     take_turns(own);
     for (std::size_t i = 0; i < stages.size(); ++i) memory[stages[i]] = own[i];
   }
+}
+
+/// Adds what compute actions of a stage take with so many micro-batches in flight.
+inline void add_microbatches(StageMemory& memory, const MicrobatchMemory& compute, const InFlight& in_flight) {
+  memory.saved = compute.kept * in_flight.whole + compute.deferred_weight * in_flight.waiting;
+  memory.workspace += compute.work;
+}
+
+/// The memory of one stage as more and more of its segments are recomputed.
+class RecomputedStage {
+ public:
+  /// @param fixed  `fixed_memory` of the stage @pre the arguments outlive it
+  RecomputedStage(const SizedStages& stages, std::size_t stage, const InFlight& in_flight, const StageMemory& fixed)
+      : compute_(stages.nodes[stage], stages.costs(stage), stages.staging.schedule,
+                 nodes_apart(stages, stage, fixed.copies_go)),
+        in_flight_(in_flight),
+        fixed_(&fixed) {
+    if (fixed.brought > Bytes(0))
+      gathered_.emplace(stages.work, stages.nodes[stage], keeps_backwards_whole(stages.staging.schedule));
+  }
+
+  void recompute(const SegmentPiece& piece) {
+    compute_.recompute(piece);
+    if (gathered_) gathered_->add(piece.nodes);
+  }
+  /// Sets what recomputation changes.
+  void apply_to(StageMemory& memory) const {
+    if (gathered_) memory.brought = std::min(fixed_->in_shards, fixed_->brought + gathered_->held());
+    memory.workspace = fixed_->workspace;
+    add_microbatches(memory, compute_.memory(), in_flight_);
+  }
+
+ private:
+  StageMicrobatch compute_;
+  InFlight in_flight_;
+  const StageMemory* fixed_;
+  std::optional<Regathered> gathered_;  // under ZeRO 3
+};
+
+/// Memory if each stage has its ranks to itself.
+/// @param fixed       `fixed_memory`
+/// @param recomputed  [stage] segments; empty = none
+[[nodiscard]] inline std::vector<StageMemory> memory_apart(const SizedStages& stages,
+                                                           const std::vector<InFlight>& in_flight,
+                                                           const std::vector<StageMemory>& fixed,
+                                                           const StageSegments& recomputed = {}) {
+  const ScheduleKind schedule = stages.staging.schedule;
+  const auto pieces = measured_pieces(stages.work, stages.staging, recomputed, stages.slice);
+  std::vector<StageMemory> memory = fixed;
+  for (std::size_t s = 0; s < memory.size(); ++s) {
+    if (s < pieces.size() && !pieces[s].empty()) {
+      RecomputedStage stage(stages, s, in_flight[s], fixed[s]);
+      for (const SegmentPiece& piece : pieces[s]) stage.recompute(piece);
+      stage.apply_to(memory[s]);
+      continue;
+    }
+    MicrobatchMemory compute;
+    for (const auto& node : nodes_apart(stages, s, fixed[s].copies_go)) compute = compute.with(node, schedule);
+    add_microbatches(memory[s], compute, in_flight[s]);
+  }
+  add_boundary(memory, stages, in_flight);
+  return memory;
 }
 
 }  // namespace detail
@@ -153,110 +210,27 @@ inline void take_turns(std::vector<StageMemory>& memory, const Staging& staging)
   return memory;
 }
 
-namespace detail {
-
-/// Samples that the largest replica of each stage runs at a time.
-[[nodiscard]] inline std::vector<std::int64_t> largest_slices(const Staging& staging, const SliceTable& slices) {
-  std::vector<std::int64_t> slice;
-  for (const int replicas : staging.replicas)
-    slice.push_back(slices.at(staging.microbatches, replicas, staging.stages()).largest);
-  return slice;
-}
-
-/// Adds what compute actions of a stage take with so many micro-batches in flight.
-inline void add_microbatches(StageMemory& memory, const MicrobatchMemory& compute, const InFlight& in_flight) {
-  memory.saved = compute.kept * in_flight.whole + compute.deferred_weight * in_flight.waiting;
-  memory.workspace += compute.work;
-}
-
-/// The memory of one stage as more and more of its segments are recomputed.
-class RecomputedStage {
- public:
-  /// @param nodes  of the stage, ascending
-  /// @param costs  of all nodes, for the stage's slice
-  /// @param fixed  `fixed_memory` of the stage @pre the arguments outlive it
-  RecomputedStage(const Workload& work, const Staging& staging, std::size_t stage, const std::vector<NodeId>& nodes,
-                  const std::vector<NodeCost>& costs, const InFlight& in_flight, const StageMemory& fixed)
-      : compute_(nodes, costs, staging.schedule, nodes_apart(work, staging, stage, nodes, costs, fixed.copies_go)),
-        in_flight_(in_flight),
-        fixed_(&fixed) {
-    if (fixed.brought > Bytes(0)) gathered_.emplace(work, nodes, keeps_backwards_whole(staging.schedule));
-  }
-
-  void recompute(const SegmentPiece& piece) {
-    compute_.recompute(piece);
-    if (gathered_) gathered_->add(piece.nodes);
-  }
-  /// Sets what recomputation changes.
-  void apply_to(StageMemory& memory) const {
-    if (gathered_) memory.brought = std::min(fixed_->in_shards, fixed_->brought + gathered_->held());
-    memory.workspace = fixed_->workspace;
-    add_microbatches(memory, compute_.memory(), in_flight_);
-  }
-
- private:
-  StageMicrobatch compute_;
-  InFlight in_flight_;
-  const StageMemory* fixed_;
-  std::optional<Regathered> gathered_;  // under ZeRO 3
-};
-
-/// Memory if each stage has its ranks to itself.
-/// @param fixed       `fixed_memory`
-/// @param recomputed  [stage] segments; empty = none
-[[nodiscard]] inline std::vector<StageMemory> memory_apart(const Workload& work, const Staging& staging,
-                                                           const SizedPipeline& sized, const SliceTable& slices,
-                                                           const std::vector<InFlight>& in_flight,
-                                                           const std::vector<StageMemory>& fixed,
-                                                           const StageSegments& recomputed = {}) {
-  const auto nodes = nodes_by_stage(staging);
-  const auto slice = largest_slices(staging, slices);
-  const auto pieces = measured_pieces(work, staging, recomputed, slice);
-  std::vector<StageMemory> memory = fixed;
-  for (std::size_t s = 0; s < nodes.size(); ++s) {
-    const auto& costs = work.node_costs(slice[s]);
-    if (s < pieces.size() && !pieces[s].empty()) {
-      RecomputedStage stage(work, staging, s, nodes[s], costs, in_flight[s], fixed[s]);
-      for (const SegmentPiece& piece : pieces[s]) stage.recompute(piece);
-      stage.apply_to(memory[s]);
-      continue;
-    }
-    MicrobatchMemory compute;
-    for (const auto& node : nodes_apart(work, staging, s, nodes[s], costs, fixed[s].copies_go))
-      compute = compute.with(node, staging.schedule);
-    add_microbatches(memory[s], compute, in_flight[s]);
-  }
-  add_boundary(memory, sized, slice, in_flight, staging.microbatches);
-  return memory;
-}
-
-}  // namespace detail
-
 /// Peak memory of each stage's worst rank, with so many micro-batches of each stage in flight.
-/// @param optimizations  of the staging
-/// @param fixed    `fixed_memory` of the same staging, ZeRO level and offload
-[[nodiscard]] inline std::vector<StageMemory> predict_memory(const Workload& work, const Staging& staging,
-                                                             const SizedPipeline& sized, const SliceTable& slices,
+/// @param fixed  `fixed_memory` of the same staging, ZeRO level and offload
+[[nodiscard]] inline std::vector<StageMemory> predict_memory(const SizedStages& stages,
                                                              const std::vector<InFlight>& in_flight,
                                                              const MemoryOptimizations& optimizations,
                                                              const std::vector<StageMemory>& fixed) {
-  auto memory = detail::memory_apart(work, staging, sized, slices, in_flight, fixed, optimizations.recomputed);
-  detail::take_turns(memory, staging);
+  auto memory = detail::memory_apart(stages, in_flight, fixed, optimizations.recomputed);
+  detail::take_turns(memory, stages.staging);
   return memory;
 }
 
 /// Bytes for each micro-batch in flight: the difference that one makes to the prediction.
-[[nodiscard]] inline HeldByMicrobatch held_by_microbatch(const Workload& work, const Staging& staging,
-                                                         const SizedPipeline& sized, const SliceTable& slices,
-                                                         const MemoryOptimizations& optimizations = {}) {
-  const std::vector<StageMemory> fixed(staging.replicas.size());  // does not change
+[[nodiscard]] inline HeldByMicrobatch held_by_microbatch(const SizedStages& stages,
+                                                         const MemoryOptimizations& optimizations) {
+  const std::vector<StageMemory> fixed(stages.nodes.size());  // does not change
   const auto memory = [&](InFlight each) {
-    const std::vector<InFlight> in_flight(staging.replicas.size(), each);
-    return predict_memory(work, staging, sized, slices, in_flight, optimizations, fixed);
+    return predict_memory(stages, std::vector(fixed.size(), each), optimizations, fixed);
   };
   const auto none = memory({}), whole = memory({1, 0}), waiting = memory({0, 1});
   HeldByMicrobatch out;
-  out.microbatches = staging.microbatches;
+  out.microbatches = stages.staging.microbatches;
   for (std::size_t s = 0; s < none.size(); ++s) {
     out.whole.push_back(whole[s].saved + whole[s].boundary - waiting[s].boundary);
     out.waiting.push_back(waiting[s].saved);

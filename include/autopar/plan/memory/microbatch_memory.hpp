@@ -7,15 +7,34 @@
 #include <utility>
 #include <vector>
 
-#include <autopar/core/ids.hpp>
-#include <autopar/core/units.hpp>
 #include <autopar/plan/memory/optimizations.hpp>
-#include <autopar/plan/model/staging.hpp>
-#include <autopar/plan/model/workload.hpp>
-#include <autopar/schedule/kind.hpp>
+#include <autopar/plan/model/pipeline_of.hpp>
+#include <autopar/plan/model/slices.hpp>
 #include <autopar/schedule/traits.hpp>
 
 namespace autopar {
+
+/// The stages of a staging on their ranks, at work on their largest slices.
+struct SizedStages {
+  const Workload& work;
+  const Staging& staging;
+  const SizedPipeline& sized;
+  std::vector<std::int64_t> slice;         ///< [stage] samples that the largest replica runs at a time
+  std::vector<std::vector<NodeId>> nodes;  ///< [stage] ascending
+
+  [[nodiscard]] const std::vector<NodeCost>& costs(std::size_t stage) const { return work.node_costs(slice[stage]); }
+};
+[[nodiscard]] inline std::vector<std::int64_t> largest_slices(const Staging& staging, const SliceTable& slices) {
+  std::vector<std::int64_t> slice;
+  for (const int replicas : staging.replicas)
+    slice.push_back(slices.at(staging.microbatches, replicas, staging.stages()).largest);
+  return slice;
+}
+/// @pre the arguments outlive it
+[[nodiscard]] inline SizedStages sized_stages(const Workload& work, const Staging& staging, const SizedPipeline& sized,
+                                              const SliceTable& slices) {
+  return {work, staging, sized, largest_slices(staging, slices), nodes_by_stage(staging)};
+}
 
 /// The memory that one micro-batch takes in a stage. A stage runs its nodes in the order of the captured graph, and
 /// their backwards in reverse. So while a node works, later nodes keep nothing, and earlier nodes have not made
@@ -63,16 +82,15 @@ struct MicrobatchMemory {
 /// may be the first to make a parameter's gradient, which counts at its last reader. And it frees the parameter copies
 /// that the call made. Gradients are larger than copies, so a forward, which makes all copies, takes less than the
 /// backward. Otherwise gradients exist before, or replicas sum them in separate memory.
-/// @param nodes      of the stage, ascending
-/// @param costs      of all nodes, for the stage's slice
 /// @param copies_go  whether the stage's parameters are neither sharded nor offloaded
-[[nodiscard]] inline std::vector<MicrobatchMemory> nodes_apart(const Workload& work, const Staging& staging,
-                                                               std::size_t stage, const std::vector<NodeId>& nodes,
-                                                               const std::vector<NodeCost>& costs, bool copies_go) {
+[[nodiscard]] inline std::vector<MicrobatchMemory> nodes_apart(const SizedStages& stages, std::size_t stage,
+                                                               bool copies_go) {
+  const auto& [work, staging, sized, slice, all_nodes] = stages;
+  const std::vector<NodeId>& nodes = all_nodes[stage];
   std::vector<MicrobatchMemory> out;
   out.reserve(nodes.size());
   for (const NodeId node : nodes)
-    out.push_back(MicrobatchMemory::of(work.graph[node], costs[node.index()], staging.schedule));
+    out.push_back(MicrobatchMemory::of(work.graph[node], stages.costs(stage)[node.index()], staging.schedule));
   if (!gradients_follow_activations(staging, stage)) return out;
   std::vector<bool> read(work.parameters.size(), false);
   for (std::size_t i = nodes.size(); i-- > 0;) {
@@ -93,8 +111,7 @@ namespace detail {
 class StageMicrobatch {
  public:
   /// @param nodes  of the stage, ascending
-  /// @param costs  of all nodes, for the stage's slice
-  /// @param apart  `nodes_apart`
+  /// @param apart  `nodes_apart` @pre the other arguments outlive it
   StageMicrobatch(const std::vector<NodeId>& nodes, const std::vector<NodeCost>& costs, ScheduleKind schedule,
                   const std::vector<MicrobatchMemory>& apart)
       : nodes_(&nodes), costs_(&costs), schedule_(schedule), leaves_(std::bit_ceil(nodes.size())), tree_(2 * leaves_) {

@@ -9,11 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include <autopar/core/ids.hpp>
-#include <autopar/core/units.hpp>
-#include <autopar/plan/model/slices.hpp>
 #include <autopar/plan/model/staging.hpp>
-#include <autopar/plan/model/workload.hpp>
 
 namespace autopar {
 
@@ -55,6 +51,18 @@ struct MemoryOptimizations {
   return optimizations;
 }
 
+/// " (ZeRO 1, optimizer offloaded, 12 segments recomputed)", or nothing.
+[[nodiscard]] inline std::string describe(const MemoryOptimizations& optimizations) {
+  std::string text;
+  const auto add = [&](const std::string& one) { text += (text.empty() ? " (" : ", ") + one; };
+  if (optimizations.zero > 0) add("ZeRO " + std::to_string(optimizations.zero));
+  if (optimizations.offload == Offload::kOptimizer) add("optimizer offloaded");
+  std::size_t segments = 0;
+  for (const auto& stage : optimizations.recomputed) segments += stage.size();
+  if (segments > 0) add(detail::counted(segments, "segment", "segments") + " recomputed");
+  return text.empty() ? "" : text + ")";
+}
+
 namespace detail {
 
 /// The largest of equal shards.
@@ -76,22 +84,6 @@ namespace detail {
   const double smaller = static_cast<double>(computed_with.value()) / static_cast<double>(trained.value());
   return Bytes(static_cast<std::int64_t>(static_cast<double>(bytes.value()) * smaller));
 }
-
-}  // namespace detail
-
-/// " (ZeRO 1, optimizer offloaded, 12 segments recomputed)", or nothing.
-[[nodiscard]] inline std::string describe(const MemoryOptimizations& optimizations) {
-  std::string text;
-  const auto add = [&](const std::string& one) { text += (text.empty() ? " (" : ", ") + one; };
-  if (optimizations.zero > 0) add("ZeRO " + std::to_string(optimizations.zero));
-  if (optimizations.offload == Offload::kOptimizer) add("optimizer offloaded");
-  std::size_t segments = 0;
-  for (const auto& stage : optimizations.recomputed) segments += stage.size();
-  if (segments > 0) add(detail::counted(segments, "segment", "segments") + " recomputed");
-  return text.empty() ? "" : text + ")";
-}
-
-namespace detail {
 
 /// The part of a segment that is in one stage, and what recomputing it takes.
 struct SegmentPiece {

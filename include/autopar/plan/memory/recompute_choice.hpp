@@ -3,17 +3,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <optional>
-#include <utility>
 #include <vector>
 
-#include <autopar/plan/memory/in_flight.hpp>
 #include <autopar/plan/memory/memory.hpp>
-#include <autopar/plan/memory/microbatch_memory.hpp>
-#include <autopar/plan/memory/optimizations.hpp>
-#include <autopar/plan/model/slices.hpp>
-#include <autopar/plan/model/staging.hpp>
-#include <autopar/plan/model/workload.hpp>
-#include <autopar/schedule/traits.hpp>
 
 namespace autopar::detail {
 
@@ -22,18 +14,14 @@ class RecomputeChoice {
  public:
   /// @param segments  that may be recomputed
   /// @param fixed     `fixed_memory` of the staging
-  RecomputeChoice(const Workload& work, const Staging& staging, const SizedPipeline& sized, const SliceTable& slices,
-                  const StageSegments& segments, const std::vector<InFlight>& in_flight,
+  RecomputeChoice(const SizedStages& stages, const StageSegments& segments, const std::vector<InFlight>& in_flight,
                   const std::vector<StageMemory>& fixed)
-      : work_(work),
-        staging_(staging),
-        slice_(largest_slices(staging, slices)),
-        nodes_(nodes_by_stage(staging)),
-        pieces_(measured_pieces(work, staging, segments, slice_)),
+      : stages_(stages),
+        pieces_(measured_pieces(stages.work, stages.staging, segments, stages.slice)),
         in_flight_(in_flight),
         fixed_(fixed),
-        plain_(memory_apart(work, staging, sized, slices, in_flight, fixed)),
-        positions_(stages_of_positions(staging)) {}
+        plain_(memory_apart(stages, in_flight, fixed)),
+        positions_(stages_of_positions(stages.staging)) {}
 
   /// @param memory  that each rank has; nothing = everything is recomputed
   [[nodiscard]] StageSegments chosen(std::optional<Bytes> memory) const {
@@ -78,7 +66,7 @@ class RecomputeChoice {
     std::vector<RecomputedStage> recomputed;
     for (const std::size_t s : stages) {
       now.push_back(plain_[s]);
-      recomputed.emplace_back(work_, staging_, s, nodes_[s], work_.node_costs(slice_[s]), in_flight_[s], fixed_[s]);
+      recomputed.emplace_back(stages_, s, in_flight_[s], fixed_[s]);
     }
     std::size_t best = 0;
     Bytes least = total(now);
@@ -106,10 +94,7 @@ class RecomputeChoice {
     return sum;
   }
 
-  const Workload& work_;
-  const Staging& staging_;
-  std::vector<std::int64_t> slice_;         // samples
-  std::vector<std::vector<NodeId>> nodes_;  // by stage
+  const SizedStages& stages_;
   std::vector<std::vector<SegmentPiece>> pieces_;
   const std::vector<InFlight>& in_flight_;
   const std::vector<StageMemory>& fixed_;

@@ -6,8 +6,6 @@
 #include <cstdint>
 #include <vector>
 
-#include <autopar/core/units.hpp>
-#include <autopar/cost/model_profile.hpp>
 #include <autopar/plan/memory/optimizations.hpp>
 #include <autopar/plan/request.hpp>
 #include <autopar/schedule/mesh.hpp>

@@ -6,13 +6,8 @@
 #include <set>
 #include <vector>
 
-#include <autopar/core/ids.hpp>
-#include <autopar/core/units.hpp>
-#include <autopar/plan/memory/optimizations.hpp>
 #include <autopar/plan/memory/stage_memory.hpp>
 #include <autopar/plan/model/pipeline_of.hpp>
-#include <autopar/plan/model/staging.hpp>
-#include <autopar/plan/model/workload.hpp>
 #include <autopar/schedule/traits.hpp>
 
 namespace autopar {

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include <autopar/core/cluster.hpp>
-#include <autopar/plan/buckets.hpp>
 #include <autopar/plan/model/workload.hpp>
 #include <autopar/plan/request.hpp>
 

@@ -5,15 +5,11 @@
 #include <cstdint>
 #include <map>
 #include <set>
-#include <span>
 #include <utility>
 #include <vector>
 
-#include <autopar/core/ids.hpp>
-#include <autopar/core/units.hpp>
 #include <autopar/plan/buckets.hpp>
 #include <autopar/plan/model/staging.hpp>
-#include <autopar/plan/model/workload.hpp>
 
 namespace autopar {
 
@@ -31,6 +27,13 @@ struct ReadingStages {
   static constexpr int kNone = -1, kSeveral = -2;
   std::vector<int> only;                      ///< [parameter] the only stage that reads it; else kNone or kSeveral
   std::map<std::size_t, std::set<int>> tied;  ///< [parameter] the stages, if several read it
+
+  /// @param visit  visit(int stage), for each stage that reads a parameter
+  template <class Visit>
+  void for_each(std::size_t parameter, const Visit& visit) const {
+    if (only[parameter] >= 0) visit(only[parameter]);
+    if (only[parameter] == kSeveral) std::ranges::for_each(tied.at(parameter), visit);
+  }
 };
 [[nodiscard]] inline ReadingStages stages_of_parameters(const Workload& work, const Staging& staging) {
   ReadingStages out{std::vector<int>(work.parameters.size(), ReadingStages::kNone), {}};
@@ -101,21 +104,12 @@ struct ReadingStages {
   return groups;
 }
 
-/// The buckets in which a group's gradients are summed if each of its ranks holds whole gradients.
-[[nodiscard]] inline BucketCut buckets_of(const Workload& work, const ParameterGroup& group,
-                                          const BucketPolicy& policy) {
-  std::vector<BucketItem> items;
-  items.reserve(group.parameters.size());
-  for (const ParameterId id : group.parameters) items.push_back(detail::bucket_item(work.parameters[id.index()], 0));
-  return cut_into_buckets(items, policy.size);
-}
-
-/// The same for a group with sharded parameters (ZeRO): units, and buckets of the parameters that are not sharded.
+/// The buckets of a group's parameters: units of those that ZeRO shards, and buckets of the others.
 struct ShardedBuckets {
   BucketCut units;
   BucketCut whole;
 };
-/// @param zero  the plan's level, at least 1; tied parameters are sharded at level 1
+/// @param zero  the plan's level; tied parameters are sharded at level 1 at most
 [[nodiscard]] inline ShardedBuckets sharded_buckets_of(const Workload& work, const ParameterGroup& group,
                                                        const BucketPolicy& policy, int zero) {
   std::vector<BucketItem> in_units, others;
@@ -124,8 +118,14 @@ struct ShardedBuckets {
     const int level = std::min({zero, parameter.highest_zero, group.stage.valid() ? 3 : 1});
     (level > 0 ? in_units : others).push_back(detail::bucket_item(parameter, level));
   }
-  return {cut_into_buckets(in_units, policy.unit_size(zero, largest_trained(work))),
-          cut_into_buckets(others, policy.size)};
+  const Bytes largest = in_units.empty() ? Bytes(0) : largest_trained(work);
+  return {cut_into_buckets(in_units, policy.unit_size(zero, largest)), cut_into_buckets(others, policy.size)};
+}
+
+/// The buckets in which a group's gradients are summed if each of its ranks holds whole gradients.
+[[nodiscard]] inline BucketCut buckets_of(const Workload& work, const ParameterGroup& group,
+                                          const BucketPolicy& policy) {
+  return sharded_buckets_of(work, group, policy, 0).whole;
 }
 
 }  // namespace autopar

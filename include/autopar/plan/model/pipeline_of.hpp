@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <limits>
 #include <map>
 #include <set>
@@ -8,11 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include <autopar/plan/buckets.hpp>
 #include <autopar/plan/model/parameter_groups.hpp>
-#include <autopar/plan/model/staging.hpp>
-#include <autopar/plan/model/workload.hpp>
-#include <autopar/plan/request.hpp>
 #include <autopar/schedule/pipeline.hpp>
 
 namespace autopar {
@@ -54,30 +49,27 @@ class ChannelCollector {
     if (from == to) return;
     const ChannelKind kind = bytes.per_sample != 0 ? ChannelKind::kBatched : ChannelKind::kReplicated;
     if (to == kSink && kind != ChannelKind::kBatched) return;  // results that are not batched are summed by the session
-    auto& entry = channels_[{order(from), order(to), kind}];
-    entry.from = from;
-    entry.to = to;
-    if (entry.values.insert(value).second) {
-      ++entry.size.values;
-      entry.size.value += bytes;
-      if (!kept) entry.size.held += bytes;
+    auto& [channel, size, values, gradients] = channels_[{order(from), order(to), kind}];
+    channel = {from, to, kind, channel.differentiable || differentiable};
+    if (values.insert(value).second) {
+      ++size.values;
+      size.value += bytes;
+      if (!kept) size.held += bytes;
     }
-    if (differentiable && entry.gradients.insert(value).second) entry.size.gradient += bytes;
-    entry.differentiable |= differentiable;
+    if (differentiable && gradients.insert(value).second) size.gradient += bytes;
   }
   void move_into(SizedPipeline& out) const {
     for (const auto& [key, entry] : channels_) {
-      out.pipeline.channels.push_back({entry.from, entry.to, std::get<2>(key), entry.differentiable});
+      out.pipeline.channels.push_back(entry.channel);
       out.channels.push_back(entry.size);
     }
   }
 
  private:
   struct Entry {
-    StageId from, to;
-    std::set<std::int32_t> values, gradients;
+    Channel channel{{}, {}, {}, false};
     SizedPipeline::ChannelSize size;
-    bool differentiable = false;
+    std::set<std::int32_t> values, gradients;
   };
   static int order(StageId stage) {
     return stage == kSource ? -1 : stage == kSink ? std::numeric_limits<int>::max() : stage.value();
@@ -127,11 +119,6 @@ class ChannelCollector {
     out.pipeline.groups.push_back({std::move(group.ranks), group.stage, static_cast<int>(sizes.size())});
   }
   return out;
-}
-/// The same on the ranks and with the buckets of a request.
-[[nodiscard]] inline SizedPipeline make_pipeline(const Workload& work, const Staging& staging, std::vector<Mesh> meshes,
-                                                 const Constraints& constraints) {
-  return make_pipeline(work, staging, std::move(meshes), constraints.ranks(), constraints.buckets);
 }
 
 }  // namespace autopar

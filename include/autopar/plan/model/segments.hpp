@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <deque>
 #include <limits>
-#include <set>
 #include <utility>
 #include <vector>
 
@@ -97,14 +96,13 @@ class SegmentCuts {
     return kept[n];
   }
 
+  /// @param begins  of the runs, the last first
   [[nodiscard]] std::vector<int> numbered(const std::vector<std::size_t>& begins) const {
     std::vector<int> segment_of(order_.size(), 0);
-    std::vector<bool> is_begin(order_.size(), false);
-    for (const std::size_t begin : begins) is_begin[begin] = true;
-    int segment = -1;
-    for (std::size_t i = 0; i < order_.size(); ++i) {
-      segment += is_begin[i] ? 1 : 0;
-      segment_of[order_[i].index()] = segment;
+    std::size_t end = order_.size();
+    for (std::size_t i = 0; i < begins.size(); end = begins[i++]) {
+      for (std::size_t at = begins[i]; at < end; ++at)
+        segment_of[order_[at].index()] = static_cast<int>(begins.size() - 1 - i);
     }
     return segment_of;
   }
@@ -113,10 +111,6 @@ class SegmentCuts {
   std::vector<double> saved_;     // of the first nodes of the order
   std::vector<double> crossing_;  // by position
 };
-
-}  // namespace detail
-
-namespace detail {
 
 /// Segments as they can run. Nodes that take totals over the whole batch are in none. A segment is split if a node
 /// outside it comes between two parts of it.
@@ -148,10 +142,10 @@ namespace detail {
   if (constraints.recomputed_modules.empty()) return detail::SegmentCuts(work, samples).best();
   std::vector<int> segment_of(work.graph.node_count(), -1);
   for (const NodeId node : work.graph.nodes()) {
-    for (std::size_t m = 0; m < constraints.recomputed_modules.size() && segment_of[node.index()] < 0; ++m) {
-      if (is_within(work.graph[node].path, constraints.recomputed_modules[m]))
-        segment_of[node.index()] = static_cast<int>(m);
-    }
+    const auto& modules = constraints.recomputed_modules;
+    const auto inside = [&](const std::string& module) { return is_within(work.graph[node].path, module); };
+    const auto found = std::ranges::find_if(modules, inside);
+    if (found != modules.end()) segment_of[node.index()] = static_cast<int>(found - modules.begin());
   }
   return detail::runnable_segments(work, std::move(segment_of));
 }

@@ -11,7 +11,6 @@
 #include <autopar/core/cluster.hpp>
 #include <autopar/plan/model/workload.hpp>
 #include <autopar/plan/plan.hpp>
-#include <autopar/schedule/kind.hpp>
 #include <autopar/schedule/traits.hpp>
 
 namespace autopar {

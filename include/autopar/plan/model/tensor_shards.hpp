@@ -10,13 +10,12 @@
 
 #include <autopar/cost/tensor_regions.hpp>
 #include <autopar/plan/model/parameter_groups.hpp>
-#include <autopar/plan/model/staging.hpp>
-#include <autopar/plan/model/workload.hpp>
 
 namespace autopar {
 
-namespace detail {
-
+/// By region: how many shards compute it together. That is the tensor degree of the stage that has all of it, if the
+/// region admits that number; otherwise 1. A region that follows another is computed together only if `sequence` is set
+/// and its leader, in the same stage, is.
 [[nodiscard]] inline std::vector<int> region_shards_of(const std::vector<TensorRegion>& regions, const Staging& staging,
                                                        bool sequence) {
   std::vector<int> shards(regions.size(), 1);
@@ -37,14 +36,6 @@ namespace detail {
   return shards;
 }
 
-}  // namespace detail
-
-/// By region: how many shards compute it together. That is the tensor degree of the stage that has all of it, if the
-/// region admits that number; otherwise 1. A region that follows another is computed together only if `sequence` is set
-/// and its leader, in the same stage, is.
-[[nodiscard]] inline std::vector<int> region_shards_of(const Workload& work, const Staging& staging, bool sequence) {
-  return detail::region_shards_of(work.regions, staging, sequence);
-}
 /// The same for a plan of a model, for the runtime.
 /// @pre the plan divides this model
 [[nodiscard]] inline std::vector<int> region_shards_of(const ModelProfile& model, const Plan& plan) {
@@ -53,7 +44,7 @@ namespace detail {
   for (std::size_t s = 0; s < plan.stages.size(); ++s) {
     for (const NodeId atom : plan.stages[s].atoms) staging.stage_of[atom.index()] = static_cast<int>(s);
   }
-  return detail::region_shards_of(model.tensor_regions, staging, plan.sequence_parallel);
+  return region_shards_of(model.tensor_regions, staging, plan.sequence_parallel);
 }
 
 /// Whether a stage with tensor shards reads a trained parameter that another stage reads as well. Its gradient would
@@ -107,6 +98,36 @@ namespace detail {
   return costs;
 }
 
+/// Adds to the costs of a region's nodes the least that its exchanges take. They are spread over the nodes in
+/// proportion to what slices save there, and never exceed that.
+inline void add_least_exchanges(std::vector<NodeCost>& least, const Workload& work, std::int64_t samples, std::size_t r,
+                                int shards) {
+  const TensorRegion& region = work.regions[r];
+  const auto& whole = work.node_costs(samples);
+  std::vector<int> alone(work.regions.size(), 1);
+  alone[r] = shards;
+  std::vector<NodeCost> sliced;  // by node of the region
+  for (const NodeId node : region.atoms) sliced.push_back(work.node_cost_in_shards(node, samples, alone));
+  const auto add = [&](Seconds NodeCost::*seconds, const Affine& bytes, int calls) {
+    Seconds saved{};
+    for (std::size_t i = 0; i < sliced.size(); ++i)
+      saved += whole[region.atoms[i].index()].*seconds - sliced[i].*seconds;
+    if (calls == 0 || saved <= Seconds{}) return;
+    const Seconds exchanged = work.least_all_reduce(bytes_of_call(bytes, calls, samples), shards);
+    const double part = std::min(1.0, exchanged * static_cast<double>(calls) / saved);
+    for (std::size_t i = 0; i < sliced.size(); ++i) {
+      const std::size_t node = region.atoms[i].index();
+      least[node].*seconds += (whole[node].*seconds - sliced[i].*seconds) * part;
+    }
+  };
+  add(&NodeCost::forward, region.forward, region.forward_calls);
+  add(&NodeCost::backward, region.backward, region.backward_calls);
+  for (const NodeId node : region.atoms) {
+    for (Bytes NodeCost::*memory : kMemoryOfCost)  // what is exchanged may take more than slices save
+      least[node.index()].*memory = std::min(least[node.index()].*memory, whole[node.index()].*memory);
+  }
+}
+
 }  // namespace detail
 
 /// The workload as the stages of a staging compute it: the work of one rank. Refers to `work`.
@@ -114,15 +135,14 @@ namespace detail {
 /// @param sequence  whether regions that follow others are cut by tokens
 /// @cost O(nodes + edges), and O(nodes) for each slice whose costs are asked for
 [[nodiscard]] inline Workload in_shards(const Workload& work, const Staging& staging, bool sequence) {
-  auto region_shards = region_shards_of(work, staging, sequence);
+  auto region_shards = region_shards_of(work.regions, staging, sequence);
   auto costs = [&work, region_shards](std::int64_t samples) {
     return detail::costs_in_shards(work, samples, region_shards);
   };
   return detail::with_shards(work, std::move(region_shards), std::move(costs));
 }
 
-/// A lower bound on the costs of each node in stages with `tensor` shards a replica, wherever stages are cut. What a
-/// region exchanges is spread over its nodes in proportion to what slices save there, and never exceeds that.
+/// A lower bound on the costs of each node in stages with `tensor` shards a replica, wherever stages are cut.
 /// @param work  nothing in it is sharded
 [[nodiscard]] inline Workload least_in_shards(const Workload& work, int tensor) {
   std::vector<int> region_shards;
@@ -131,39 +151,9 @@ namespace detail {
     region_shards.push_back(is_led && region.admits(tensor) ? tensor : 1);
   }
   auto costs = [&work, region_shards](std::int64_t samples) {
-    const auto& whole = work.node_costs(samples);
     std::vector<NodeCost> least = detail::costs_in_shards(work, samples, region_shards);
     for (std::size_t r = 0; r < region_shards.size(); ++r) {
-      if (region_shards[r] == 1) continue;
-      const TensorRegion& region = work.regions[r];
-      std::vector<int> alone(region_shards.size(), 1);
-      alone[r] = region_shards[r];
-      std::vector<Seconds> forward, backward;  // that slices save, by node of the region
-      Seconds all_forward{}, all_backward{};
-      for (const NodeId node : region.atoms) {
-        const NodeCost cost = work.node_cost_in_shards(node, samples, alone);
-        forward.push_back(whole[node.index()].forward - cost.forward);
-        backward.push_back(whole[node.index()].backward - cost.backward);
-        all_forward += forward.back();
-        all_backward += backward.back();
-      }
-      const auto part = [&](const Affine& bytes, int calls, Seconds saved) {
-        if (calls == 0 || saved <= Seconds{}) return 0.0;
-        const Bytes each = bytes_of_call(bytes, calls, samples);
-        return std::min(1.0, work.least_all_reduce(each, region_shards[r]) * static_cast<double>(calls) / saved);
-      };
-      const double of_forward = part(region.forward, region.forward_calls, all_forward);
-      const double of_backward = part(region.backward, region.backward_calls, all_backward);
-      for (std::size_t i = 0; i < region.atoms.size(); ++i) {
-        NodeCost& cost = least[region.atoms[i].index()];
-        const NodeCost& all = whole[region.atoms[i].index()];
-        cost.forward += forward[i] * of_forward;
-        cost.backward += backward[i] * of_backward;
-        cost.saved = std::min(cost.saved, all.saved);  // what is exchanged may take more than slices save
-        cost.workspace = std::min(cost.workspace, all.workspace);
-        cost.deferred_weight = std::min(cost.deferred_weight, all.deferred_weight);
-        cost.forward_workspace = std::min(cost.forward_workspace, all.forward_workspace);
-      }
+      if (region_shards[r] > 1) detail::add_least_exchanges(least, work, samples, r, region_shards[r]);
     }
     return least;
   };

@@ -105,12 +105,16 @@ struct Workload : LinkCosts {
 
 namespace detail {
 
+/// The bytes among the costs of a node.
+inline constexpr Bytes NodeCost::*kMemoryOfCost[] = {&NodeCost::saved, &NodeCost::workspace, &NodeCost::deferred_weight,
+                                                     &NodeCost::forward_workspace};
+
 /// @throws InvalidArgument if a cost is negative, infinite or not a number
 [[nodiscard]] inline const NodeCost& checked(const NodeCost& cost, NodeId node, std::int64_t samples) {
   const auto legal = [](Seconds s) { return s.value() >= 0 && s.value() < 1e18; };  // false for NaN
   const bool parts = cost.backward_weight >= Seconds{} && cost.backward_weight <= cost.backward;
-  if (!legal(cost.forward) || !legal(cost.backward) || !parts || cost.saved < Bytes(0) || cost.workspace < Bytes(0) ||
-      cost.deferred_weight < Bytes(0) || cost.forward_workspace < Bytes(0)) {
+  const auto is_negative = [&](Bytes NodeCost::*memory) { return cost.*memory < Bytes(0); };
+  if (!legal(cost.forward) || !legal(cost.backward) || !parts || std::ranges::any_of(kMemoryOfCost, is_negative)) {
     throw InvalidArgument("the cost of node " + std::to_string(node.value()) + " on " + std::to_string(samples) +
                           " samples is negative, infinite or not a number; correct the cost model");
   }
@@ -164,37 +168,6 @@ template <class M>
   costs.computes_while_exchanging = computes_while_exchanging(model);
   return costs;
 }
-
-}  // namespace detail
-
-/// A workload of any graph with any cost model. Refers to `graph` and `model`, which must outlive it.
-/// @throws InvalidArgument if the graph is empty or has a cycle (named)
-template <BidirectionalGraph G, CostModel<G> M>
-[[nodiscard]] Workload make_workload(const G& graph, const M& model) {
-  expect(graph.node_count() > 0, "the graph to plan has no node; there is nothing to divide");
-  (void)topological_order(graph);
-  Workload work;
-  static_cast<LinkCosts&>(work) = detail::link_costs(model);
-  work.graph.reserve(graph.node_count(), graph.edge_count());
-  for (const NodeId node : nodes_of(graph)) {
-    WorkNode unit;
-    unit.name = "node " + std::to_string(node.value());
-    unit.members = {node};
-    if constexpr (HasResidentBytes<M, G>) unit.resident = model.resident(graph, node);
-    if constexpr (HasEconomyOfScale<M, G>) unit.economy_of_scale = model.economy_of_scale(graph, node);
-    work.graph.add_node(std::move(unit));
-  }
-  for (const EdgeId edge : edges_of(graph)) {
-    work.graph.add_edge(graph.source(edge), graph.target(edge), model.value(graph, edge));
-  }
-  work.node_cost = [&graph, &model](NodeId node, std::int64_t samples) {
-    return detail::checked(model.node(graph, node, static_cast<double>(samples)), node, samples);
-  };
-  work.node_costs = detail::tabulated(graph.node_count(), work.node_cost);
-  return work;
-}
-
-namespace detail {
 
 /// [node] class of equal operators, in order of first appearance. An equal structure is only a hint.
 [[nodiscard]] inline std::vector<int> classes_of(const Graph<OpProfile, ValueProfile>& graph,
@@ -319,6 +292,33 @@ void set_regions(Workload& work, const ModelProfile& profile, const M& model) {
 }
 
 }  // namespace detail
+
+/// A workload of any graph with any cost model. Refers to `graph` and `model`, which must outlive it.
+/// @throws InvalidArgument if the graph is empty or has a cycle (named)
+template <BidirectionalGraph G, CostModel<G> M>
+[[nodiscard]] Workload make_workload(const G& graph, const M& model) {
+  expect(graph.node_count() > 0, "the graph to plan has no node; there is nothing to divide");
+  (void)topological_order(graph);
+  Workload work;
+  static_cast<LinkCosts&>(work) = detail::link_costs(model);
+  work.graph.reserve(graph.node_count(), graph.edge_count());
+  for (const NodeId node : nodes_of(graph)) {
+    WorkNode unit;
+    unit.name = "node " + std::to_string(node.value());
+    unit.members = {node};
+    if constexpr (HasResidentBytes<M, G>) unit.resident = model.resident(graph, node);
+    if constexpr (HasEconomyOfScale<M, G>) unit.economy_of_scale = model.economy_of_scale(graph, node);
+    work.graph.add_node(std::move(unit));
+  }
+  for (const EdgeId edge : edges_of(graph)) {
+    work.graph.add_edge(graph.source(edge), graph.target(edge), model.value(graph, edge));
+  }
+  work.node_cost = [&graph, &model](NodeId node, std::int64_t samples) {
+    return detail::checked(model.node(graph, node, static_cast<double>(samples)), node, samples);
+  };
+  work.node_costs = detail::tabulated(graph.node_count(), work.node_cost);
+  return work;
+}
 
 /// A workload of a captured model. Refers to `profile` and `model`, which must outlive it.
 /// @throws InvalidArgument if the graph is empty or has a cycle, a parameter, reader or writer does not exist, or a

@@ -123,8 +123,8 @@ class DeeperChunks {
     if (chunks == 1) staging.position_of.clear();
     const SizedPipeline sized = objective_.pipeline(staging, place(staging, placement));
     const auto& [zero, recomputed, offload, sequence] = start.terms.optimizations;
-    StepTerms terms =
-        objective_.folded(staging, sized, objective_.optimizations(staging, sized, zero, offload, sequence));
+    StepTerms terms = objective_.folded(
+        staging, sized, objective_.optimizations(staging, sized, {zero, {}, offload, sequence}, constraints_.memory));
     return Candidate{std::move(staging), std::move(terms)};
   }
 
@@ -132,13 +132,8 @@ class DeeperChunks {
   [[nodiscard]] Candidate with_orders(const Candidate& looped) const {
     Staging staging = looped.staging;
     staging.schedule = kSynthesisedSchedule;
-    if (objective_.actions(staging) <= constraints_.budget.synthesised_actions) {
-      StepTerms terms = objective_(staging);
-      return {std::move(staging), std::move(terms)};
-    }
-    const SizedPipeline sized = objective_.pipeline(staging, looped.terms.meshes);
-    StepTerms terms = objective_.folded(staging, sized, looped.terms.optimizations);
-    terms = objective_.evaluate(staging, sized, std::move(terms.optimizations), std::move(terms.orders));
+    const bool few = objective_.actions(staging) <= constraints_.budget.synthesised_actions;
+    StepTerms terms = few ? objective_(staging) : objective_.with_orders(staging, looped.terms);
     return {std::move(staging), std::move(terms)};
   }
 

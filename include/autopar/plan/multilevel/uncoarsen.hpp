@@ -128,11 +128,7 @@ class Uncoarsening {
     if (!many || !traits_of(staging.schedule).orders_in_plan) return objective_(staging, limit);
     Staging start = staging;
     start.schedule = kSplitStraight;
-    StepTerms terms = objective_.folded(start);
-    const SizedPipeline sized = objective_.pipeline(staging, std::move(terms.meshes));
-    terms = objective_.folded(staging, sized, std::move(terms.optimizations));
-    if (terms.step > limit * (1 + StepObjective::kFoldedAbove)) return terms;
-    return objective_.evaluate(staging, sized, std::move(terms.optimizations), std::move(terms.orders));
+    return objective_.with_orders(staging, objective_.folded(start), limit);
   }
 
   /// Improves the best stagings in pieces, and predicts the best of all with all nodes. The others keep their

@@ -102,7 +102,7 @@ class PlanMaker {
   /// Notes what tensor shards compute in slices.
   void add_regions_note(Plan& plan, const Candidate& best) const {
     if (best.staging.tensor.empty()) return;
-    const auto all = region_shards_of(work_, best.staging, best.terms.optimizations.sequence);
+    const auto all = region_shards_of(work_.regions, best.staging, best.terms.optimizations.sequence);
     std::vector<int> shards;
     std::ptrdiff_t followers = 0;
     for (std::size_t r = 0; r < all.size(); ++r) {

@@ -161,10 +161,7 @@ struct ChunkedStaging {
       left -= objective.actions(staging);
       ++count;
       ++result.states;
-      const SizedPipeline sized = objective.pipeline(staging, std::move(candidate.terms.meshes));
-      StepTerms terms = objective.folded(staging, sized, std::move(candidate.terms.optimizations));
-      if (terms.step <= result.candidates.best_step() * (1 + StepObjective::kFoldedAbove))
-        terms = objective.evaluate(staging, sized, std::move(terms.optimizations), std::move(terms.orders));
+      StepTerms terms = objective.with_orders(staging, std::move(candidate.terms), result.candidates.best_step());
       result.candidates.offer({std::move(staging), std::move(terms)});
     }
   }

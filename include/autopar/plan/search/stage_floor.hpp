@@ -84,14 +84,14 @@ class StageFloor {
     if (is_new) fixed->second = fixed_memory(work, constraints, staging, variant.zero, variant.offload);
     std::vector<InFlight> held(staging.replicas.size());
     held.front().whole = in_flight;
+    const SizedStages stages = sized_stages(work, staging, sized, objective_.slices());
     MemoryOptimizations optimizations{variant.zero, {}, variant.offload};
     if (constraints.recompute != Recompute::kNever) {
-      const RecomputeChoice choice(work, staging, sized, objective_.slices(), segments, held, fixed->second);
+      const RecomputeChoice choice(stages, segments, held, fixed->second);
       optimizations.recomputed =
           choice.chosen(constraints.recompute == Recompute::kAlways ? std::nullopt : std::optional(Bytes(0)));
     }
-    const StageMemory memory =
-        predict_memory(work, staging, sized, objective_.slices(), held, optimizations, fixed->second).front();
+    const StageMemory memory = predict_memory(stages, held, optimizations, fixed->second).front();
     return {memory.total(), memory.host};
   }
 

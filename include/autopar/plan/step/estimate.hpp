@@ -81,7 +81,7 @@ class QuickEstimate {
                                            staging.microbatches);
       Stage& stage = stages_[s];
       const Bytes saved = stage.saved * in_flight;
-      const bool in_turn = staging.microbatches == 1 && staging.replicas[s] == 1;  // see gradients_made
+      const bool in_turn = gradients_follow_activations(staging.microbatches, staging.replicas[s]);
       const Bytes apart = in_turn ? std::min(saved, stage.trainable) : Bytes(0);
       const Bytes over =
           Bytes(stage.held.at(staging.replicas[s])) + saved - apart + stage.workspace - constraints.memory;

@@ -5,40 +5,79 @@
 #include <cstdint>
 #include <numeric>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include <autopar/plan/memory/memory.hpp>
-#include <autopar/plan/model/pipeline_of.hpp>
-#include <autopar/plan/model/staging.hpp>
-#include <autopar/plan/model/workload.hpp>
-#include <autopar/plan/step/staging_costs.hpp>
 #include <autopar/plan/step/timeline.hpp>
-#include <autopar/schedule/program.hpp>
-#include <autopar/schedule/schedule.hpp>
-#include <autopar/schedule/simulate.hpp>
 
 namespace autopar::detail {
 
-/// Seconds of the messages that a rank sends or receives for a micro-batch over one channel, one after the other. For
-/// the rank that has most of them.
-class RankMessages {
+/// The pipeline of a staging with one rank for each position.
+[[nodiscard]] inline Pipeline one_rank_a_position(const Staging& staging) {
+  Pipeline pipeline;
+  pipeline.ranks = static_cast<int>(staging.replicas_of_positions().size());
+  for (int s = 0; s < staging.stages(); ++s) pipeline.stages.push_back({Rank(staging.position(s))});
+  return pipeline;
+}
+
+/// The most micro-batches in which one replica has samples.
+[[nodiscard]] inline int busy_times(const Staging& staging, const SliceTable& slices) {
+  int times = 1;
+  for (const int replicas : staging.replicas)
+    times = std::max(times, slices.at(staging.microbatches, replicas, staging.stages()).busy_times());
+  return times;
+}
+
+/// The pipeline of a staging with one rank for each position, and its costs. Compute actions take as long as the
+/// largest slice. Messages take as long as those of a micro-batch over one channel, one after the other, on the rank
+/// that has most of them. One more rank, without compute actions, stands for all callers.
+class FoldedPipeline {
  public:
-  /// @param slice  [stage] samples, the largest of any replica @pre the arguments outlive it
-  RankMessages(const Workload& work, const SizedPipeline& sized, std::vector<std::int64_t> slice)
-      : work_(work), sized_(sized), slice_(std::move(slice)), known_(2 * sized.channels.size()) {}
-
-  [[nodiscard]] std::int64_t slice(StageId stage) const { return slice_[stage.index()]; }
-
-  /// @param c  a channel of the staging with a stage at one end at least
-  [[nodiscard]] Seconds over(std::size_t c, Flow flow) const {
-    auto& known = known_[2 * c + (flow == Flow::kGradient ? 1 : 0)];
-    if (!known) known = all(c, flow);
-    return *known;
+  /// @pre the arguments outlive it
+  FoldedPipeline(const Workload& work, const Staging& staging, const SizedPipeline& sized, const SliceTable& slices,
+                 int microbatches, const StagingCosts& costs)
+      : work_(work),
+        sized_(sized),
+        costs_(costs),
+        slice_(largest_slices(staging, slices)),
+        pipeline_(one_rank_a_position(staging)),
+        layout_{std::vector<std::int64_t>(static_cast<std::size_t>(pipeline_.ranks), 0), microbatches} {
+    layout_.local.push_back(microbatches);
+    ++pipeline_.ranks;
+    const bool callers_run_it = staging.stages() == 1 && staging.replicas.front() == sized.pipeline.ranks;
+    for (std::size_t c = 0; c < sized.channels.size(); ++c) {
+      const Channel& channel = sized.pipeline.channels[c];
+      const bool inside = channel.from.valid() && channel.to.valid();
+      // Every caller has unbatched values, or gets them by itself.
+      if (!inside && (callers_run_it || channel.kind != ChannelKind::kBatched)) continue;
+      if (!channel.from.valid() && !channel.to.valid()) continue;
+      pipeline_.channels.push_back(channel);
+      channel_.push_back(c);
+    }
+    known_.resize(2 * channel_.size());
   }
 
+  [[nodiscard]] const Pipeline& pipeline() const { return pipeline_; }
+  [[nodiscard]] const BatchLayout& layout() const { return layout_; }
+
+  [[nodiscard]] Seconds forward(StageId stage, std::int64_t) const { return costs_.forward(stage, slice(stage)); }
+  [[nodiscard]] Seconds backward(StageId stage, std::int64_t) const { return costs_.backward(stage, slice(stage)); }
+  [[nodiscard]] Seconds backward_input(StageId stage, std::int64_t) const {
+    return costs_.backward_input(stage, slice(stage));
+  }
+  [[nodiscard]] Seconds backward_weight(StageId stage, std::int64_t) const {
+    return costs_.backward_weight(stage, slice(stage));
+  }
+  [[nodiscard]] Seconds message(Rank, const Action& action) const {
+    const auto c = static_cast<std::size_t>(action.channel);
+    auto& known = known_[2 * c + (action.flow == Flow::kGradient ? 1 : 0)];
+    if (!known) known = messages(channel_[c], action.flow);
+    return *known;
+  }
+  [[nodiscard]] Seconds reduce(const Action&) const { return {}; }  // it has no groups
+
  private:
-  [[nodiscard]] Seconds all(std::size_t c, Flow flow) const {
+  [[nodiscard]] Seconds messages(std::size_t c, Flow flow) const {
     const Channel& channel = sized_.pipeline.channels[c];
     const StageId from = writer_of(channel, flow), to = reader_of(channel, flow);
     const Affine& size = flow == Flow::kValue ? sized_.channels[c].value : sized_.channels[c].gradient;
@@ -79,63 +118,16 @@ class RankMessages {
   [[nodiscard]] const Mesh& mesh(StageId stage) const { return sized_.pipeline.stages[stage.index()]; }
   [[nodiscard]] std::size_t replicas(StageId stage) const { return static_cast<std::size_t>(mesh(stage).replicas()); }
 
+  [[nodiscard]] std::int64_t slice(StageId stage) const { return slice_[stage.index()]; }
+
   const Workload& work_;
   const SizedPipeline& sized_;
-  std::vector<std::int64_t> slice_;
-  mutable std::vector<std::optional<Seconds>> known_;  // [2 * channel + flow]
-};
-
-/// The pipeline of a staging with one rank for each position, and its costs. Compute actions take as long as the
-/// largest slice, messages as long as on the rank that has most. One more rank, without compute actions, stands for all
-/// callers.
-class FoldedPipeline {
- public:
-  /// @param slice         [stage] samples, the largest of any replica
-  /// @param microbatches  number in which a replica has samples @pre the arguments outlive it
-  FoldedPipeline(const Workload& work, const Staging& staging, const SizedPipeline& sized,
-                 std::vector<std::int64_t> slice, int microbatches, const StagingCosts& costs)
-      : costs_(costs), messages_(work, sized, std::move(slice)) {
-    const auto positions = staging.replicas_of_positions().size();
-    for (int s = 0; s < staging.stages(); ++s) pipeline_.stages.push_back({Rank(staging.position(s))});
-    layout_ = {std::vector<std::int64_t>(positions, 0), microbatches};
-    layout_.local.push_back(microbatches);
-    pipeline_.ranks = static_cast<int>(layout_.local.size());
-    const bool callers_run_it = staging.stages() == 1 && staging.replicas.front() == sized.pipeline.ranks;
-    for (std::size_t c = 0; c < sized.channels.size(); ++c) {
-      const Channel& channel = sized.pipeline.channels[c];
-      const bool inside = channel.from.valid() && channel.to.valid();
-      // Every caller has unbatched values, or gets them by itself.
-      if (!inside && (callers_run_it || channel.kind != ChannelKind::kBatched)) continue;
-      if (!channel.from.valid() && !channel.to.valid()) continue;
-      pipeline_.channels.push_back(channel);
-      channel_.push_back(c);
-    }
-  }
-
-  [[nodiscard]] const Pipeline& pipeline() const { return pipeline_; }
-  [[nodiscard]] const BatchLayout& layout() const { return layout_; }
-
-  [[nodiscard]] Seconds forward(StageId stage, std::int64_t) const { return costs_.forward(stage, slice(stage)); }
-  [[nodiscard]] Seconds backward(StageId stage, std::int64_t) const { return costs_.backward(stage, slice(stage)); }
-  [[nodiscard]] Seconds backward_input(StageId stage, std::int64_t) const {
-    return costs_.backward_input(stage, slice(stage));
-  }
-  [[nodiscard]] Seconds backward_weight(StageId stage, std::int64_t) const {
-    return costs_.backward_weight(stage, slice(stage));
-  }
-  [[nodiscard]] Seconds message(Rank, const Action& action) const {
-    return messages_.over(channel_[static_cast<std::size_t>(action.channel)], action.flow);
-  }
-  [[nodiscard]] Seconds reduce(const Action&) const { return {}; }  // it has no groups
-
- private:
-  [[nodiscard]] std::int64_t slice(StageId stage) const { return messages_.slice(stage); }
-
   const StagingCosts& costs_;
-  RankMessages messages_;
+  std::vector<std::int64_t> slice_;  // [stage] samples, the largest of any replica
   Pipeline pipeline_;
   BatchLayout layout_;
-  std::vector<std::size_t> channel_;  // of the staging, by the folded pipeline's
+  std::vector<std::size_t> channel_;                   // of the staging, by the folded pipeline's
+  mutable std::vector<std::optional<Seconds>> known_;  // [2 * channel + flow]
 };
 static_assert(SplitBackwardCosts<FoldedPipeline>);
 
@@ -144,17 +136,15 @@ class FoldedTimeline {
  public:
   /// @param orders  [rank] of a synthesised schedule, else none
   /// @pre the workload, the staging and its pipeline outlive it
-  FoldedTimeline(const Workload& work, const Staging& staging, const SizedPipeline& sized,
-                 std::vector<std::int64_t> slice, int microbatches,
-                 const std::vector<std::vector<ComputeAction>>& orders, const StagingCosts& costs)
-      : staging_(staging),
-        sized_(sized),
-        costs_(costs),
-        last_(staging.replicas.size()),
-        positions_(staging.replicas_of_positions().size()) {
-    const FoldedPipeline folded(work, staging, sized, std::move(slice), microbatches, costs_);
+  FoldedTimeline(const Workload& work, const Staging& staging, const SizedPipeline& sized, const SliceTable& slices,
+                 const Orders& orders, const StagingCosts& costs)
+      : staging_(staging), sized_(sized), costs_(costs), last_(staging.replicas.size()) {
+    const FoldedPipeline folded(work, staging, sized, slices, busy_times(staging, slices), costs_);
     GivenOrders given{orders, staging.microbatches};
-    if (!orders.empty()) given.orders = of_positions(orders, static_cast<std::size_t>(folded.pipeline().ranks));
+    const auto ranks = static_cast<std::size_t>(folded.pipeline().ranks);
+    if (!orders.empty()) given.orders = of_positions(orders, ranks);
+    positions_ = CallTimeline(ranks);
+    computed_.resize(ranks);
     for (const Phase phase : phases(work.loss_mode)) {
       const Program program = make_program(folded.pipeline(), folded.layout(), staging.schedule, phase, given);
       read(program, simulate(folded.pipeline(), program, folded));
@@ -165,7 +155,7 @@ class FoldedTimeline {
 
   /// The timeline with these gradient sums; every rank does what its position does.
   [[nodiscard]] CallTimeline timeline(const StagingCosts& costs) const {
-    std::vector<double> free_at(positions_.size(), 0), summing(positions_.size(), 0);
+    std::vector<double> free_at(computed_.size(), 0), summing(computed_.size(), 0);
     const std::vector<std::size_t> position_of = positions_of_ranks();
     for (std::size_t g = 0; g < sized_.pipeline.groups.size(); ++g) {
       const ReduceGroup& group = sized_.pipeline.groups[g];
@@ -176,8 +166,7 @@ class FoldedTimeline {
       if (!is_first) continue;
       std::vector<std::size_t> positions;
       for (const Rank rank : group.ranks) positions.push_back(position_of[rank.index()]);
-      std::sort(positions.begin(), positions.end());
-      positions.erase(std::unique(positions.begin(), positions.end()), positions.end());
+      make_set(positions);
       const auto& buckets = costs.summed_at_end(g);
       const Bytes whole = std::accumulate(buckets.begin(), buckets.end(), Bytes(0));
       const Bytes mean(whole.value() / static_cast<std::int64_t>(buckets.size()));
@@ -201,31 +190,19 @@ class FoldedTimeline {
   struct Last {
     double start = 0, end = 0;
   };
-  struct Position {
-    double busy = 0, communicating = 0;
-    double computed = 0;  // end of the last compute action
-    double end = 0;       // of the last compute action or message
-  };
-
   /// Adds one phase after the other.
   void read(const Program& program, const Timeline& timeline) {
-    const double before = begin_;
-    for (std::size_t p = 0; p < positions_.size(); ++p) {
-      Position& mine = positions_[p];
-      mine.busy += timeline.busy[p].value();
+    const double before = positions_.step.value();
+    positions_.add(program, timeline);
+    for (std::size_t p = 0; p < computed_.size(); ++p) {
       for (std::size_t i = 0; i < program.ranks[p].size(); ++i) {
         const Action& action = program.ranks[p][i];
-        const double start = before + timeline.spans[p][i].start.value(),
-                     end = before + timeline.spans[p][i].end.value();
-        mine.end = std::max(mine.end, end);
-        if (is_compute(action.kind))
-          mine.computed = std::max(mine.computed, end);
-        else
-          mine.communicating += end - start;
-        if (gives_weight_gradients(action.kind)) last_[action.stage.index()] = {start, end};
+        const Span& span = timeline.spans[p][i];
+        const double end = before + span.end.value();
+        if (is_compute(action.kind)) computed_[p] = std::max(computed_[p], end);
+        if (gives_weight_gradients(action.kind)) last_[action.stage.index()] = {before + span.start.value(), end};
       }
     }
-    begin_ += timeline.step.value();
   }
 
   [[nodiscard]] CallTimeline of_ranks(const std::vector<std::size_t>& position_of, const std::vector<double>& free_at,
@@ -234,9 +211,9 @@ class FoldedTimeline {
     for (const Mesh& mesh : sized_.pipeline.stages) {
       for (const Rank rank : mesh.ranks()) {
         const std::size_t r = rank.index(), p = position_of[r];
-        out.busy[r] = Seconds(positions_[p].busy);
-        out.end[r] = Seconds(std::max(positions_[p].end, free_at[p]));
-        out.communicating[r] = Seconds(positions_[p].communicating);
+        out.busy[r] = positions_.busy[p];
+        out.end[r] = std::max(positions_.end[p], Seconds(free_at[p]));
+        out.communicating[r] = positions_.communicating[p];
         out.summing[r] = Seconds(summing[p]);
         out.step = std::max(out.step, out.end[r]);
       }
@@ -245,7 +222,7 @@ class FoldedTimeline {
   }
 
   [[nodiscard]] double filled(const ReduceGroup& group, std::size_t p, int b) const {
-    if (!group.stage.valid()) return positions_[p].computed;
+    if (!group.stage.valid()) return computed_[p];
     const Last& last = last_[group.stage.index()];
     return last.start + (b + 1.0) / group.buckets * (last.end - last.start);
   }
@@ -257,9 +234,8 @@ class FoldedTimeline {
     return position_of;
   }
   /// The orders of the first rank at each position. @param ranks  of the folded pipeline
-  [[nodiscard]] std::vector<std::vector<ComputeAction>> of_positions(
-      const std::vector<std::vector<ComputeAction>>& orders, std::size_t ranks) const {
-    std::vector<std::vector<ComputeAction>> out(ranks);
+  [[nodiscard]] Orders of_positions(const Orders& orders, std::size_t ranks) const {
+    Orders out(ranks);
     for (std::size_t s = 0; s < last_.size(); ++s) out[position(s)] = orders[sized_.pipeline.stages[s].rank(0).index()];
     return out;
   }
@@ -269,10 +245,10 @@ class FoldedTimeline {
 
   const Staging& staging_;
   const SizedPipeline& sized_;
-  StagingCosts costs_;      // with which it was simulated
-  std::vector<Last> last_;  // by stage: backward
-  std::vector<Position> positions_;
-  double begin_ = 0;  // of the phase that comes next
+  StagingCosts costs_;            // with which it was simulated
+  std::vector<Last> last_;        // by stage: backward
+  CallTimeline positions_{0};     // without sums
+  std::vector<double> computed_;  // by position: end of the last compute action
 };
 
 }  // namespace autopar::detail

@@ -4,27 +4,15 @@
 #include <limits>
 #include <map>
 #include <memory>
-#include <numeric>
 #include <optional>
-#include <span>
 #include <tuple>
 #include <utility>
 #include <vector>
 
-#include <autopar/plan/memory/memory.hpp>
 #include <autopar/plan/memory/recompute_choice.hpp>
-#include <autopar/plan/model/pipeline_of.hpp>
-#include <autopar/plan/model/slices.hpp>
-#include <autopar/plan/model/staging.hpp>
 #include <autopar/plan/model/tensor_shards.hpp>
-#include <autopar/plan/request.hpp>
 #include <autopar/plan/step/folded.hpp>
-#include <autopar/plan/step/staging_costs.hpp>
 #include <autopar/plan/step/step_terms.hpp>
-#include <autopar/plan/step/timeline.hpp>
-#include <autopar/schedule/program.hpp>
-#include <autopar/schedule/schedule.hpp>
-#include <autopar/schedule/simulate.hpp>
 #include <autopar/schedule/synthesised.hpp>
 #include <autopar/schedule/traits.hpp>
 
@@ -42,6 +30,7 @@ class StepObjective {
   using policy_category = objective_policy_tag;
   using Solution = Staging;
   using Found = SearchResult;
+  static constexpr Seconds kNoLimit{std::numeric_limits<double>::infinity()};
 
   StepObjective(const Workload& work, const Cluster& cluster, const Constraints& constraints)
       : work_(work), cluster_(cluster), constraints_(constraints), slices_(constraints) {
@@ -66,7 +55,7 @@ class StepObjective {
   }
   /// The pipeline of a staging on given ranks.
   [[nodiscard]] SizedPipeline pipeline(const Staging& staging, std::vector<Mesh> meshes) const {
-    return make_pipeline(as_run(staging), staging, std::move(meshes), constraints_);
+    return make_pipeline(as_run(staging), staging, std::move(meshes), constraints_.ranks(), constraints_.buckets);
   }
   [[nodiscard]] const Cluster& cluster() const { return cluster_; }
   [[nodiscard]] const Constraints& constraints() const { return constraints_; }
@@ -75,22 +64,16 @@ class StepObjective {
   /// Time and memory under the best placement and memory optimizations, also of stagings that do not fit. With many
   /// actions, placement and ZeRO level are those that are best if each stage's replicas count as one.
   /// @param limit  longer steps need only a rough prediction: with many actions, that of `folded`
-  [[nodiscard]] StepTerms operator()(const Staging& staging,
-                                     Seconds limit = Seconds(std::numeric_limits<double>::infinity())) const {
+  [[nodiscard]] StepTerms operator()(const Staging& staging, Seconds limit = kNoLimit) const {
     if (is_compared_first(staging)) return simulated(staging, folded(staging), limit);
-    std::optional<StepTerms> best;
-    for (const RankPlacement placement : placements(staging))
-      keep_better(best, evaluate(staging, placed(staging, placement)));
-    return std::move(*best);
+    return best_placed<detail::PlayedPipeline>(staging);
   }
 
   /// Likewise, for a staging that was compared. @param choice  what `folded` returned for it
-  [[nodiscard]] StepTerms simulated(const Staging& staging, StepTerms choice,
-                                    Seconds limit = Seconds(std::numeric_limits<double>::infinity())) const {
+  [[nodiscard]] StepTerms simulated(const Staging& staging, StepTerms choice, Seconds limit = kNoLimit) const {
     if (!is_compared_first(staging)) return (*this)(staging, limit);
     if (choice.step > limit * (1 + kFoldedAbove)) return choice;
-    const SizedPipeline sized = make_pipeline(as_run(staging), staging, std::move(choice.meshes), constraints_);
-    return evaluate(staging, sized, std::move(choice.optimizations));
+    return evaluate(staging, pipeline(staging, std::move(choice.meshes)), std::move(choice.optimizations));
   }
 
   /// Time and memory on given ranks, under the best memory optimizations.
@@ -98,28 +81,24 @@ class StepObjective {
   /// For each ZeRO level, offloaded or not, the fewest segments with which the ranks fit are recomputed, those first
   /// that free most bytes per second. Recomputing more shortens no compute action, so it is never faster.
   [[nodiscard]] StepTerms evaluate(const Staging& staging, std::vector<Mesh> meshes) const {
-    const SizedPipeline sized = make_pipeline(as_run(staging), staging, std::move(meshes), constraints_);
     std::optional<StepTerms> best;
-    std::optional<detail::PlayedPipeline> played;
-    keep_best_optimizations(best, staging, sized, [&](MemoryOptimizations optimizations) {
-      return evaluate(staging, sized, std::move(optimizations), {}, played);
-    });
+    keep_best<detail::PlayedPipeline>(best, staging, std::move(meshes));
     return std::move(*best);
   }
 
-  using Orders = std::vector<std::vector<ComputeAction>>;
+  using Orders = detail::Orders;
 
   /// Time and memory on given ranks, under given memory optimizations.
   /// @param orders  [rank] of a synthesised schedule; if empty, they are synthesised
   [[nodiscard]] StepTerms evaluate(const Staging& staging, const SizedPipeline& sized,
                                    MemoryOptimizations optimizations, Orders orders = {}) const {
     std::optional<detail::PlayedPipeline> played;
-    return evaluate(staging, sized, std::move(optimizations), std::move(orders), played);
+    return timed(staging, sized, std::move(optimizations), std::move(orders), played);
   }
 
   /// The prediction of a staging of blocks, with the memory of their nodes, which is at most that of the blocks.
   [[nodiscard]] StepTerms of_nodes(const Staging& staging, StepTerms terms) const {
-    set_memory(terms, staging, make_pipeline(as_run(staging), staging, terms.meshes, constraints_));
+    set_memory(terms, staging, pipeline(staging, terms.meshes));
     return terms;
   }
 
@@ -128,31 +107,41 @@ class StepObjective {
   /// of neighbouring stages do not align, replicas wait for one another, and the step may be half as long again.
   /// @pre the schedule is not synthesised
   /// @cost O(actions of one rank a position)
-  [[nodiscard]] StepTerms folded(const Staging& staging) const {
-    std::optional<StepTerms> best;
-    for (const RankPlacement placement : placements(staging)) {
-      const SizedPipeline sized = make_pipeline(as_run(staging), staging, placed(staging, placement), constraints_);
-      std::optional<detail::FoldedTimeline> timeline;
-      keep_best_optimizations(best, staging, sized, [&](MemoryOptimizations optimizations) {
-        return folded(staging, sized, std::move(optimizations), {}, timeline);
-      });
-    }
-    return std::move(*best);
-  }
+  [[nodiscard]] StepTerms folded(const Staging& staging) const { return best_placed<detail::FoldedTimeline>(staging); }
 
   /// Likewise on given ranks, under given memory optimizations; the schedule may be synthesised.
   /// @param orders  as for `evaluate`
   [[nodiscard]] StepTerms folded(const Staging& staging, const SizedPipeline& sized, MemoryOptimizations optimizations,
                                  Orders orders = {}) const {
     std::optional<detail::FoldedTimeline> timeline;
-    return folded(staging, sized, std::move(optimizations), std::move(orders), timeline);
+    return timed(staging, sized, std::move(optimizations), std::move(orders), timeline);
   }
 
-  /// The fewest segments to recompute with which the ranks fit under a ZeRO level; if they cannot fit, those with the
-  /// least memory.
-  [[nodiscard]] MemoryOptimizations optimizations(const Staging& staging, const SizedPipeline& sized, int zero,
-                                                  Offload offload = Offload::kNone, bool sequence = false) const {
-    return optimizations(staging, sized, MemoryOptimizations{zero, {}, offload, sequence}, constraints_.memory);
+  /// Of a staging with synthesised orders, on the ranks and with the memory optimizations of a prediction that they
+  /// start from.
+  /// @param limit  as above
+  [[nodiscard]] StepTerms with_orders(const Staging& staging, StepTerms start, Seconds limit = kNoLimit) const {
+    const SizedPipeline sized = pipeline(staging, std::move(start.meshes));
+    StepTerms terms = folded(staging, sized, std::move(start.optimizations));
+    if (terms.step > limit * (1 + kFoldedAbove)) return terms;
+    return evaluate(staging, sized, std::move(terms.optimizations), std::move(terms.orders));
+  }
+
+  /// With the fewest segments to recompute with which the ranks fit; if they cannot fit, those with the least memory.
+  /// @param out     nothing recomputed yet
+  /// @param memory  that the ranks should fit
+  [[nodiscard]] MemoryOptimizations optimizations(const Staging& staging, const SizedPipeline& sized,
+                                                  MemoryOptimizations out, Bytes memory) const {
+    if (constraints_.recompute == Recompute::kNever) return out;
+    const auto in_flight = in_flight_in(staging, sized, out);
+    if (constraints_.recompute == Recompute::kToFit &&
+        peak(sized.pipeline.stages, memory_of(staging, sized, in_flight, out)) <= memory)
+      return out;
+    const SizedStages stages = stages_of(staging, sized, out);
+    const auto segments = detail::segments_in_stages(stages.work, staging);
+    const detail::RecomputeChoice choice(stages, segments, in_flight, fixed_of(staging, out));
+    out.recomputed = choice.chosen(constraints_.recompute == Recompute::kAlways ? std::nullopt : std::optional(memory));
+    return out;
   }
 
   /// About how many actions one simulation of a staging has: compute actions, their messages, and gradient sums.
@@ -165,8 +154,7 @@ class StepObjective {
 
   /// The most memory optimizations and placements that are predicted for a staging, of which the best counts.
   [[nodiscard]] std::int64_t variants(const Staging& staging) const {
-    return static_cast<std::int64_t>(sequences(staging).size() * zero_levels(staging).size() *
-                                     constraints_.offloads.size() * placements(staging).size());
+    return static_cast<std::int64_t>(all_optimizations(staging).size() * placements(staging).size());
   }
 
   /// Elementary steps that `folded` takes.
@@ -184,18 +172,14 @@ class StepObjective {
   /// a rank. Nothing is offloaded that the host cannot hold, unless it must be.
   [[nodiscard]] std::vector<StageMemory> least_memory(const Staging& staging) const {
     const auto meshes = placed(staging, RankPlacement::kReplicasTogether);
-    const SizedPipeline sized = make_pipeline(as_run(staging), staging, meshes, constraints_);
-    const auto worst = [](const std::vector<StageMemory>& memory) {
-      Bytes most{};
-      for (const StageMemory& stage : memory) most = std::max(most, stage.total());
-      return most;
-    };
-    const auto in_flight = in_flight_by_law(as_run(staging), staging);
+    const SizedPipeline sized = pipeline(staging, meshes);
+    const auto in_flight = in_flight_by_law(work_, staging);
     std::vector<StageMemory> least;  // units that are whole may take more than shards save
     std::pair<bool, Bytes> least_of{};
     for (const MemoryOptimizations& each : all_optimizations(staging)) {
       auto memory = memory_of(staging, sized, in_flight, optimizations(staging, sized, each, Bytes(0)));
-      const std::pair own(!host_holds(meshes, memory), worst(memory));
+      const auto worst = std::ranges::max_element(memory, {}, &StageMemory::total);
+      const std::pair own(!host_holds(meshes, memory), worst->total());
       if (!least.empty() && !(own < least_of)) continue;
       least = std::move(memory);
       least_of = own;
@@ -207,15 +191,14 @@ class StepObjective {
   /// tried. For synthesised orders, if it fits under none.
   [[nodiscard]] bool may_fit(const Staging& staging) const {
     const auto meshes = placed(staging, RankPlacement::kReplicasTogether);
-    const SizedPipeline sized = make_pipeline(as_run(staging), staging, meshes, constraints_);
+    const SizedPipeline sized = pipeline(staging, meshes);
     const bool synthesised = traits_of(staging.schedule).orders_in_plan;
     return std::ranges::any_of(all_optimizations(staging), [&](const MemoryOptimizations& each) {
       const MemoryOptimizations own = optimizations(staging, sized, each, constraints_.memory);
       const auto in_flight =
-          synthesised ? std::vector<InFlight>(staging.replicas.size()) : in_flight_of_positions(staging, sized, own);
+          synthesised ? std::vector<InFlight>(staging.replicas.size()) : in_flight_in(staging, sized, own);
       const auto memory = memory_of(staging, sized, in_flight, own);
-      const auto total = [&](std::size_t stage) { return memory[stage].total(); };
-      return peak_of_ranks(meshes, total) <= constraints_.memory && host_holds(meshes, memory);
+      return peak(meshes, memory) <= constraints_.memory && host_holds(meshes, memory);
     });
   }
 
@@ -239,6 +222,9 @@ class StepObjective {
   }
 
  private:
+  [[nodiscard]] static Bytes peak(const std::vector<Mesh>& meshes, const std::vector<StageMemory>& stages) {
+    return peak_of_ranks(meshes, [&](std::size_t stage) { return stages[stage].total(); });
+  }
   /// With the tensor shards of its stages, which stagings of a search do not state.
   [[nodiscard]] Staging shaped(Staging staging) const {
     if (staging.tensor.empty()) staging.tensor = constraints_.tensor_of_each(staging.replicas.size());
@@ -262,163 +248,109 @@ class StepObjective {
     return *run.work;
   }
 
-  /// Keeps the best of what `terms_of` returns for the memory optimizations. Offloading what fits without it is never
+  /// Keeps the best prediction on given ranks under any memory optimizations. Offloading what fits without it is never
   /// faster.
-  template <class TermsOf>
-  void keep_best_optimizations(std::optional<StepTerms>& best, const Staging& staging, const SizedPipeline& sized,
-                               const TermsOf& terms_of) const {
+  template <class Clock>
+  void keep_best(std::optional<StepTerms>& best, const Staging& staging, std::vector<Mesh> meshes) const {
+    const SizedPipeline sized = pipeline(staging, std::move(meshes));
+    std::optional<Clock> clock;
     bool fits_as_it_is = false;
     for (const MemoryOptimizations& each : all_optimizations(staging)) {
       if (each.offload == constraints_.offloads.front()) fits_as_it_is = false;
       if (fits_as_it_is) continue;
-      StepTerms terms = terms_of(optimizations(staging, sized, each, constraints_.memory));
+      StepTerms terms = timed(staging, sized, optimizations(staging, sized, each, constraints_.memory), {}, clock);
       fits_as_it_is = fits(terms) && !terms.optimizations.recomputes();
-      keep_better(best, std::move(terms));
+      if (!best || is_better(terms, *best)) best = std::move(terms);
     }
   }
+  template <class Clock>
+  [[nodiscard]] StepTerms best_placed(const Staging& staging) const {
+    std::optional<StepTerms> best;
+    for (const RankPlacement placement : placements(staging))
+      keep_best<Clock>(best, staging, placed(staging, placement));
+    return std::move(*best);
+  }
   /// The memory optimizations that may be tried for a staging, nothing recomputed. Places of the optimizer vary
-  /// fastest.
+  /// fastest. Without replicas there is nothing to shard, so ZeRO levels do not differ.
   [[nodiscard]] std::vector<MemoryOptimizations> all_optimizations(const Staging& staging) const {
     std::vector<MemoryOptimizations> out;
-    for (const bool sequence : sequences(staging)) {
-      for (const int level : zero_levels(staging)) {
+    const bool replicated = std::ranges::any_of(staging.replicas, [](int replicas) { return replicas > 1; });
+    for (const bool sequence : has_tensor_shards(staging) ? constraints_.sequences : std::vector<bool>{false}) {
+      for (const int level : constraints_.zero_levels) {
+        if (!replicated && level != constraints_.zero_levels.front()) break;
         for (const Offload offload : constraints_.offloads) out.push_back({level, {}, offload, sequence});
       }
     }
     return out;
-  }
-  [[nodiscard]] std::vector<bool> sequences(const Staging& staging) const {
-    return has_tensor_shards(staging) ? constraints_.sequences : std::vector<bool>{false};
   }
 
   [[nodiscard]] bool is_compared_first(const Staging& staging) const {
     return actions(staging) > constraints_.budget.many_actions && !traits_of(staging.schedule).orders_in_plan;
   }
 
-  /// The ZeRO levels that differ: without replicas there is nothing to shard.
-  [[nodiscard]] std::span<const int> zero_levels(const Staging& staging) const {
-    const bool replicated = std::any_of(staging.replicas.begin(), staging.replicas.end(), [](int r) { return r > 1; });
-    const std::span<const int> all(constraints_.zero_levels);
-    return replicated ? all : all.first(1);
-  }
-
-  /// @param played  of the same staging on the same ranks; simulated again unless its compute actions last as long
-  [[nodiscard]] StepTerms evaluate(const Staging& staging, const SizedPipeline& sized,
-                                   MemoryOptimizations optimizations, Orders orders,
-                                   std::optional<detail::PlayedPipeline>& played) const {
-    const StagingCosts costs(as_run(staging, optimizations.sequence), staging, sized, optimizations);
-    const BatchLayout layout{slices_.local(), staging.microbatches};
-    StepTerms terms = untimed(staging, sized, costs, std::move(optimizations), std::move(orders));
-    if (!terms.orders.empty() || !played || !played->holds_for(costs)) {
-      const GivenOrders given{terms.orders, staging.microbatches};
-      played.emplace(work_.loss_mode, sized.pipeline, layout, staging.schedule, given, costs);
-    }
-    explain(terms, staging, sized, costs, played->timeline(costs));
-    return terms;
-  }
-
-  /// @param timeline  of the same staging on the same ranks; simulated again unless its compute actions last as long
-  [[nodiscard]] StepTerms folded(const Staging& staging, const SizedPipeline& sized, MemoryOptimizations optimizations,
-                                 Orders orders, std::optional<detail::FoldedTimeline>& timeline) const {
-    const StagingCosts costs(as_run(staging, optimizations.sequence), staging, sized, optimizations);
+  /// @param clock  of the same staging on the same ranks; simulated again unless its compute actions last as long
+  template <class Clock>
+  [[nodiscard]] StepTerms timed(const Staging& staging, const SizedPipeline& sized, MemoryOptimizations optimizations,
+                                Orders orders, std::optional<Clock>& clock) const {
     const Workload& run = as_run(staging, optimizations.sequence);
-    StepTerms terms = untimed(staging, sized, costs, std::move(optimizations), std::move(orders));
-    if (!terms.orders.empty() || !timeline || !timeline->holds_for(costs))
-      timeline.emplace(run, staging, sized, detail::largest_slices(staging, slices_), busy_times(staging), terms.orders,
-                       costs);
-    explain(terms, staging, sized, costs, timeline->timeline(costs));
-    return terms;
-  }
-
-  /// Memory and, for a synthesised schedule, orders.
-  [[nodiscard]] StepTerms untimed(const Staging& staging, const SizedPipeline& sized, const StagingCosts& costs,
-                                  MemoryOptimizations optimizations, Orders orders) const {
-    const bool synthesised = traits_of(staging.schedule).orders_in_plan;
+    const StagingCosts costs(run, staging, sized, optimizations);
     StepTerms terms;
     terms.meshes = sized.pipeline.stages;
-    if (synthesised)
+    if (traits_of(staging.schedule).orders_in_plan)
       terms.orders = orders.empty() ? orders_of(staging, sized, costs, optimizations) : std::move(orders);
     terms.optimizations = std::move(optimizations);
     terms.stages.resize(terms.meshes.size());
     set_memory(terms, staging, sized);
+    if (!terms.orders.empty() || !clock || !clock->holds_for(costs))
+      clock.emplace(run, staging, sized, slices_, terms.orders, costs);
+    explain(terms, staging, sized, costs, clock->timeline(costs));
     return terms;
   }
 
   /// Sets the memory, given everything else in the terms.
   void set_memory(StepTerms& terms, const Staging& staging, const SizedPipeline& sized) const {
-    // Results that leave the call are all forward before the first backward, whatever the orders.
-    const auto in_flight =
-        terms.orders.empty() || !work_.loss_mode
-            ? in_flight_of_positions(staging, sized, terms.optimizations)
-            : in_flight_of(terms.orders, held_by_microbatch(as_run(staging, terms.optimizations.sequence), staging,
-                                                            sized, slices_, terms.optimizations));
+    const auto in_flight = in_flight_in(staging, sized, terms.optimizations, terms.orders);
     const auto stages = memory_of(staging, sized, in_flight, terms.optimizations);
     terms.host_holds = host_holds(terms.meshes, stages);
     for (std::size_t s = 0; s < stages.size(); ++s) terms.stages[s].memory = stages[s];
   }
 
-  /// The most micro-batches in which one replica has samples.
-  [[nodiscard]] int busy_times(const Staging& staging) const {
-    int times = 1;
-    for (const int replicas : staging.replicas)
-      times = std::max(times, slices_.at(staging.microbatches, replicas, staging.stages()).busy_times());
-    return times;
-  }
-
-  /// What fits comes before what does not, then the shorter step, then the earlier one.
-  void keep_better(std::optional<StepTerms>& best, StepTerms terms) const {
-    if (!best || is_better(terms, *best)) best = std::move(terms);
-  }
+  /// What fits comes before what does not, then the shorter step.
   [[nodiscard]] bool is_better(const StepTerms& a, const StepTerms& b) const {
     return std::pair(!fits(a), a.step) < std::pair(!fits(b), b.step);
   }
 
-  /// @param memory  that the ranks should fit; if they cannot, the result has the least memory
-  [[nodiscard]] MemoryOptimizations optimizations(const Staging& staging, const SizedPipeline& sized,
-                                                  MemoryOptimizations out, Bytes memory) const {
-    if (constraints_.recompute == Recompute::kNever) return out;
-    const auto in_flight = in_flight_of_positions(staging, sized, out);
-    if (constraints_.recompute == Recompute::kToFit &&
-        positions_fit(staging, memory_of(staging, sized, in_flight, out), memory))
-      return out;
-    const Workload& run = as_run(staging, out.sequence);
-    const auto segments = detail::segments_in_stages(run, staging);
-    const detail::RecomputeChoice choice(run, staging, sized, slices_, segments, in_flight, fixed_of(staging, out));
-    out.recomputed = choice.chosen(constraints_.recompute == Recompute::kAlways ? std::nullopt : std::optional(memory));
-    return out;
-  }
-
-  /// Whether the stages of each position fit together.
-  [[nodiscard]] static bool positions_fit(const Staging& staging, const std::vector<StageMemory>& stages,
-                                          Bytes memory) {
-    std::vector<Bytes> held(staging.replicas_of_positions().size());
-    for (int s = 0; s < staging.stages(); ++s) {
-      Bytes& sum = held[static_cast<std::size_t>(staging.position(s))];
-      sum += stages[static_cast<std::size_t>(s)].total();
-      if (sum > memory) return false;
-    }
-    return true;
-  }
-
-  /// Micro-batches that each stage holds; an estimate for synthesised schedules. Replicas of a stage are alike.
-  [[nodiscard]] std::vector<InFlight> in_flight_of_positions(const Staging& staging, const SizedPipeline& sized,
-                                                             const MemoryOptimizations& optimizations) const {
-    if (has_closed_form(staging.schedule) || traits_of(staging.schedule).orders_in_plan || !work_.loss_mode)
-      return in_flight_by_law(as_run(staging), staging);
-    Pipeline positions;
-    positions.ranks = static_cast<int>(staging.replicas_of_positions().size());
-    for (int s = 0; s < staging.stages(); ++s) positions.stages.push_back({Rank(staging.position(s))});
-    const auto orders = with_policy(
-        staging.schedule, [&](const auto& policy) { return rank_orders_of(policy, positions, staging.microbatches); });
+  /// Micro-batches that each stage holds; an estimate for schedules whose orders are still to be synthesised. Replicas
+  /// of a stage are alike. Results that leave the call are all forward before the first backward, whatever the orders.
+  /// @param orders  [rank] of a synthesised schedule, if they are known
+  [[nodiscard]] std::vector<InFlight> in_flight_in(const Staging& staging, const SizedPipeline& sized,
+                                                   const MemoryOptimizations& optimizations,
+                                                   const Orders& orders = {}) const {
+    const bool unknown = traits_of(staging.schedule).orders_in_plan && orders.empty();
+    if (has_closed_form(staging.schedule) || unknown || !work_.loss_mode) return in_flight_by_law(work_, staging);
+    const HeldByMicrobatch held = held_in(staging, sized, optimizations);
+    if (!orders.empty()) return in_flight_of(orders, held);
+    const Pipeline positions = detail::one_rank_a_position(staging);
     return in_flight_of(
-        orders, held_by_microbatch(as_run(staging, optimizations.sequence), staging, sized, slices_, optimizations));
+        with_policy(staging.schedule,
+                    [&](const auto& policy) { return rank_orders_of(policy, positions, staging.microbatches); }),
+        held);
+  }
+  [[nodiscard]] HeldByMicrobatch held_in(const Staging& staging, const SizedPipeline& sized,
+                                         const MemoryOptimizations& optimizations) const {
+    return held_by_microbatch(stages_of(staging, sized, optimizations), optimizations);
+  }
+
+  [[nodiscard]] SizedStages stages_of(const Staging& staging, const SizedPipeline& sized,
+                                      const MemoryOptimizations& optimizations) const {
+    return sized_stages(as_run(staging, optimizations.sequence), staging, sized, slices_);
   }
 
   /// `predict_memory`; what depends on neither micro-batches in flight nor recomputation is cached for a staging.
   [[nodiscard]] std::vector<StageMemory> memory_of(const Staging& staging, const SizedPipeline& sized,
                                                    const std::vector<InFlight>& in_flight,
                                                    const MemoryOptimizations& optimizations) const {
-    return predict_memory(as_run(staging, optimizations.sequence), staging, sized, slices_, in_flight, optimizations,
+    return predict_memory(stages_of(staging, sized, optimizations), in_flight, optimizations,
                           fixed_of(staging, optimizations));
   }
   [[nodiscard]] const std::vector<StageMemory>& fixed_of(const Staging& staging,
@@ -440,8 +372,8 @@ class StepObjective {
     if (actions(staging) <= constraints_.budget.synthesised_actions)
       return synthesised(staging, sized, optimizations, pipeline, {slices_.local(), microbatches}, costs);
     // Replicas run their compute actions in the same order, so one of each decides it.
-    const detail::FoldedPipeline folded(as_run(staging, optimizations.sequence), staging, sized,
-                                        detail::largest_slices(staging, slices_), microbatches, costs);
+    const detail::FoldedPipeline folded(as_run(staging, optimizations.sequence), staging, sized, slices_, microbatches,
+                                        costs);
     const Orders of_positions = synthesised(staging, sized, optimizations, folded.pipeline(), folded.layout(), folded);
     Orders orders(static_cast<std::size_t>(pipeline.ranks));
     for (int s = 0; s < staging.stages(); ++s) {
@@ -458,8 +390,7 @@ class StepObjective {
                                    const BatchLayout& layout, const Costs& costs) const {
     Synthesised<Costs> policy{
         .costs = costs, .local = layout.local, .held = {}, .budget = constraints_.budget.synthesised_orders};
-    const auto bytes =
-        held_by_microbatch(as_run(staging, optimizations.sequence), staging, sized, slices_, optimizations);
+    const HeldByMicrobatch bytes = held_in(staging, sized, optimizations);
     for (std::size_t s = 0; s < bytes.read.size(); ++s)
       policy.held.push_back(std::max(bytes.whole[s], bytes.waiting[s]) + bytes.read[s]);
     const std::vector<InFlight> none(staging.replicas.size());
@@ -472,10 +403,8 @@ class StepObjective {
         least[rank.index()] += policy.held[s];
       }
     }
-    for (std::size_t r = 0; r < least.size(); ++r) {  // it cannot fit: the time that it would take is still of interest
-      if (least[r] > policy.limits[r]) policy.limits.clear();
-      if (policy.limits.empty()) break;
-    }
+    const bool fits = std::ranges::equal(least, policy.limits, std::ranges::less_equal{});
+    if (!fits) policy.limits.clear();  // the time that it would take is still of interest
     return policy.synthesise(pipeline, layout.microbatches).orders.orders;
   }
 
@@ -483,11 +412,11 @@ class StepObjective {
                const detail::CallTimeline& timeline) const {
     terms.step = timeline.step;
     std::vector<Seconds> updates(timeline.busy.size());  // of all stages of a rank
+    const auto slice = largest_slices(staging, slices_);
     for (std::size_t s = 0; s < terms.stages.size(); ++s) {
       StageTerms& stage = terms.stages[s];
-      const auto slice = slices_.at(staging.microbatches, staging.replicas[s], staging.stages()).largest;
-      stage.forward = costs.forward(StageId::of(s), slice);
-      stage.backward = costs.backward(StageId::of(s), slice);
+      stage.forward = costs.forward(StageId::of(s), slice[s]);
+      stage.backward = costs.backward(StageId::of(s), slice[s]);
       stage.update = costs.update(StageId::of(s), constraints_.optimizer_state_factor);
       for (const Rank rank : sized.pipeline.stages[s].ranks()) updates[rank.index()] += stage.update;
     }

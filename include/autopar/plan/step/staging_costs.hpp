@@ -2,17 +2,11 @@
 
 #include <algorithm>
 #include <map>
-#include <tuple>
 #include <utility>
 #include <vector>
 
-#include <autopar/plan/memory/optimizations.hpp>
 #include <autopar/plan/memory/zero_memory.hpp>
-#include <autopar/plan/model/pipeline_of.hpp>
-#include <autopar/plan/model/staging.hpp>
-#include <autopar/plan/model/workload.hpp>
 #include <autopar/plan/request.hpp>
-#include <autopar/schedule/mesh.hpp>
 #include <autopar/schedule/simulate.hpp>
 #include <autopar/schedule/traits.hpp>
 
@@ -26,18 +20,12 @@ struct TrainedBytes {
 };
 [[nodiscard]] inline std::vector<TrainedBytes> trained_by_stage(const Workload& work, const Staging& staging) {
   std::vector<TrainedBytes> bytes(staging.replicas.size());
-  std::vector<int> counted(work.parameters.size(), -1);
-  const auto nodes = nodes_by_stage(staging);
-  for (std::size_t s = 0; s < nodes.size(); ++s) {
-    for (const NodeId node : nodes[s]) {
-      for (const ParameterId parameter : work.graph[node].parameters) {
-        const ParameterProfile& profile = work.parameters[parameter.index()];
-        if (counted[parameter.index()] == static_cast<int>(s) || !profile.trainable) continue;
-        counted[parameter.index()] = static_cast<int>(s);
-        bytes[s].trained += profile.bytes;
-        bytes[s].computed_with += profile.computed_with();
-      }
-    }
+  const ReadingStages readers = stages_of_parameters(work, staging);
+  for (std::size_t p = 0; p < work.parameters.size(); ++p) {
+    readers.for_each(p, [&](int stage) {
+      bytes[static_cast<std::size_t>(stage)].trained += work.parameters[p].bytes;
+      bytes[static_cast<std::size_t>(stage)].computed_with += work.parameters[p].computed_with();
+    });
   }
   return bytes;
 }
@@ -69,6 +57,7 @@ class StagingCosts {
         recomputed_(optimizations.recomputed),
         parameters_(detail::trained_by_stage(work, staging)),
         known_(nodes_.size()) {
+    recomputed_.resize(nodes_.size());
     if (zero_ >= 2) unit_size_ = sized.buckets.unit_size(zero_, largest_trained(work));
     find_exchanges(staging);
   }
@@ -112,11 +101,7 @@ class StagingCosts {
   [[nodiscard]] bool computes_last_as_long(const StagingCosts& others) const {
     for (std::size_t s = 0; s < known_.size(); ++s) {
       for (const Known& known : known_[s]) {
-        const Known& other = others.at(StageId::of(s), known.samples);
-        if (std::tie(known.forward, known.backward, known.backward_weight) !=
-            std::tie(other.forward, other.backward, other.backward_weight)) {
-          return false;
-        }
+        if (known != others.at(StageId::of(s), known.samples)) return false;
       }
     }
     return true;
@@ -141,6 +126,7 @@ class StagingCosts {
   struct Known {
     std::int64_t samples;
     Seconds forward, backward, backward_weight;
+    friend bool operator==(const Known&, const Known&) = default;
   };
   [[nodiscard]] const Known& at(StageId stage, std::int64_t samples) const {
     auto& row = known_[stage.index()];
@@ -162,31 +148,28 @@ class StagingCosts {
       sum.backward += exchanged(exchange, exchange.region->backward, exchange.region->backward_calls, samples);
       if (exchange.is_recomputed) sum.backward += forward;
     }
-    if (!recomputed_.empty()) {
-      for (const auto& segment : recomputed_[stage.index()]) {
-        for (const NodeId node : segment) {
-          sum.backward += costs[node.index()].forward;
-          sum.backward_weight = std::max(Seconds{}, sum.backward_weight - costs[node.index()].backward_weight);
-        }
+    for (const auto& segment : recomputed_[stage.index()]) {
+      for (const NodeId node : segment) {
+        sum.backward += costs[node.index()].forward;
+        sum.backward_weight = std::max(Seconds{}, sum.backward_weight - costs[node.index()].backward_weight);
       }
     }
-    // Gathers and sums run beside the computation, bucket by bucket. The computation waits for the first gather, and
-    // the last sum waits for the computation. If gathers and sums take longer, they decide. On CPUs the times add up.
-    if (zero_ >= 2) {
-      const auto [trained, computed_with] = parameters_[stage.index()];
-      const Bytes unit = std::min(trained, unit_size_);
-      const Seconds summing = half_of_a_sum(stage, trained), last = half_of_a_sum(stage, unit);
-      const bool gathers = zero_ >= 3;
-      const Seconds gathering = gathers ? half_of_a_sum(stage, computed_with) : Seconds{};
-      const Seconds first =
-          gathers ? half_of_a_sum(stage, detail::in_proportion(unit, computed_with, trained)) : Seconds{};
-      const Seconds again = gathers ? half_of_a_sum(stage, regathered_bytes(stage)) : Seconds{};
-      sum.forward = beside(sum.forward, first, gathering);
-      sum.backward = beside(sum.backward, first + last, gathering + again + summing);
-    }
+    if (zero_ >= 2) add_zero(stage, sum);
     return row.emplace_back(sum);
   }
 
+  /// Gathers and sums run beside the computation, bucket by bucket. The computation waits for the first gather, and the
+  /// last sum waits for the computation. If gathers and sums take longer, they decide. On CPUs the times add up.
+  void add_zero(StageId stage, Known& sum) const {
+    const auto [trained, computed_with] = parameters_[stage.index()];
+    const Bytes unit = std::min(trained, unit_size_), gathered = zero_ >= 3 ? computed_with : Bytes(0);
+    const Seconds summing = half_of_a_sum(stage, trained), last = half_of_a_sum(stage, unit);
+    const Seconds gathering = half_of_a_sum(stage, gathered);
+    const Seconds first = half_of_a_sum(stage, detail::in_proportion(unit, gathered, trained));
+    const Seconds again = half_of_a_sum(stage, regathered_bytes(stage));
+    sum.forward = beside(sum.forward, first, gathering);
+    sum.backward = beside(sum.backward, first + last, gathering + again + summing);
+  }
   /// A compute action with what is exchanged within it. @param exposed  the part that nothing hides on any device
   [[nodiscard]] Seconds beside(Seconds compute, Seconds exposed, Seconds exchanged) const {
     return work_.computes_while_exchanging ? std::max(compute + exposed, exchanged) : compute + exchanged;
@@ -203,12 +186,9 @@ class StagingCosts {
       if (work_.region_shards[r] == 1) continue;
       const TensorRegion& region = work_.regions[r];
       const StageId stage(staging.stage_of[region.atoms.front().index()]);
-      bool again = false;
-      for (std::size_t i = 0; !recomputed_.empty() && i < recomputed_[stage.index()].size(); ++i) {
-        again = again || std::ranges::any_of(recomputed_[stage.index()][i], [&](NodeId node) {
-                  return std::ranges::binary_search(region.atoms, node);
-                });
-      }
+      const auto is_inside = [&](NodeId node) { return std::ranges::binary_search(region.atoms, node); };
+      const auto meets_it = [&](const auto& segment) { return std::ranges::any_of(segment, is_inside); };
+      const bool again = std::ranges::any_of(recomputed_[stage.index()], meets_it);
       exchanges_.push_back({stage, &region, again});
     }
   }
@@ -226,7 +206,7 @@ class StagingCosts {
 
   /// Bytes that recomputed segments reshard before their backwards and gather again.
   [[nodiscard]] Bytes regathered_bytes(StageId stage) const {
-    if (recomputed_.empty() || recomputed_[stage.index()].empty() || !whole_backwards_) return {};
+    if (zero_ < 3 || recomputed_[stage.index()].empty() || !whole_backwards_) return {};
     detail::Regathered read(work_, nodes_[stage.index()], whole_backwards_);
     for (const auto& segment : recomputed_[stage.index()]) read.add(segment);
     return read.gathered_once_more();
@@ -249,8 +229,8 @@ class StagingCosts {
   bool whole_backwards_;
   Bytes unit_size_{};  // of what is summed, and gathered, within compute actions
   std::vector<std::vector<NodeId>> nodes_;
-  std::vector<std::vector<std::vector<NodeId>>> recomputed_;  // [stage][segment]
-  std::vector<detail::TrainedBytes> parameters_;              // by stage
+  StageSegments recomputed_;
+  std::vector<detail::TrainedBytes> parameters_;  // by stage
   std::vector<Exchange> exchanges_;
   mutable std::vector<std::vector<Known>> known_;                     // by stage; a handful of different shares
   mutable std::vector<std::pair<Bytes, Seconds>> sums_;               // the last of each group

@@ -2,10 +2,7 @@
 
 #include <vector>
 
-#include <autopar/core/ids.hpp>
-#include <autopar/core/units.hpp>
 #include <autopar/plan/memory/memory.hpp>
-#include <autopar/plan/memory/optimizations.hpp>
 #include <autopar/schedule/concepts.hpp>
 
 namespace autopar {

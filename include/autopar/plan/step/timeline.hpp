@@ -5,6 +5,7 @@
 #include <deque>
 #include <vector>
 
+#include <autopar/plan/model/slices.hpp>
 #include <autopar/plan/step/staging_costs.hpp>
 #include <autopar/schedule/given_orders.hpp>
 #include <autopar/schedule/program.hpp>
@@ -12,6 +13,8 @@
 #include <autopar/schedule/simulate.hpp>
 
 namespace autopar::detail {
+
+using Orders = std::vector<std::vector<ComputeAction>>;  ///< [rank]
 
 /// The phases that a call consists of.
 [[nodiscard]] inline std::vector<Phase> phases(bool loss_mode) {
@@ -43,17 +46,19 @@ struct CallTimeline {
   std::vector<Seconds> busy, end, communicating, summing;  // by rank
 };
 
-/// The programs of a pipeline, simulated once. Gradient sums can be added for all costs under which compute actions
-/// last as long.
+/// The programs of a staging, simulated once. Gradient sums can be added for all costs under which compute actions last
+/// as long.
 class PlayedPipeline {
  public:
-  /// @pre pipeline and workload of the costs outlive it
-  PlayedPipeline(bool loss_mode, const Pipeline& pipeline, const BatchLayout& layout, ScheduleKind schedule,
-                 const GivenOrders& orders, const StagingCosts& costs)
-      : ranks_(layout.local.size()), costs_(costs) {
-    for (const Phase phase : phases(loss_mode)) {
-      programs_.push_back(make_program(pipeline, layout, schedule, phase, orders));
-      simulations_.emplace_back(pipeline, programs_.back(), costs_).play();
+  /// @param orders  [rank] of a synthesised schedule, else none @pre the workload and the pipeline outlive it
+  PlayedPipeline(const Workload& work, const Staging& staging, const SizedPipeline& sized, const SliceTable& slices,
+                 const Orders& orders, const StagingCosts& costs)
+      : costs_(costs) {
+    const BatchLayout layout{slices.local(), staging.microbatches};
+    const GivenOrders given{orders, staging.microbatches};
+    for (const Phase phase : phases(work.loss_mode)) {
+      programs_.push_back(make_program(sized.pipeline, layout, staging.schedule, phase, given));
+      simulations_.emplace_back(sized.pipeline, programs_.back(), costs_).play();
     }
   }
   PlayedPipeline(const PlayedPipeline&) = delete;  // simulations refer to its programs and costs
@@ -63,13 +68,12 @@ class PlayedPipeline {
 
   /// With gradient sums at these costs.
   [[nodiscard]] CallTimeline timeline(const StagingCosts& costs) {
-    CallTimeline timeline(ranks_);
+    CallTimeline timeline(programs_.front().ranks.size());
     for (std::size_t p = 0; p < programs_.size(); ++p) timeline.add(programs_[p], simulations_[p].sum(costs));
     return timeline;
   }
 
  private:
-  std::size_t ranks_;
   StagingCosts costs_;  // with which it was simulated
   std::deque<Program> programs_;
   std::deque<Simulation<StagingCosts>> simulations_;

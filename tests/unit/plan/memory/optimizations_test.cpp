@@ -185,8 +185,9 @@ TEST_CASE("recompute: an output is freed once read in its own stage") {
   CHECK(piece.gradients == Bytes(4 + 8 + 16));
   CHECK(piece.summed == std::map<NodeId, Bytes>{{NodeId(2), Bytes(16)}});  // 1 is read within as well
   const std::vector<NodeId> nodes{NodeId(0), NodeId(1), NodeId(2), NodeId(3)};
+  const SizedPipeline sized = make_pipeline(work, staging, place(staging, RankPlacement::kReplicasTogether), 2);
   detail::StageMicrobatch stage(nodes, work.node_costs(1), ScheduleKind::kOneFOneB,
-                                nodes_apart(work, staging, 0, nodes, work.node_costs(1), true));
+                                nodes_apart({work, staging, sized, {1, 1}, {nodes, {}}}, 0, true));
   CHECK(stage.memory().kept + stage.memory().work == Bytes(300 + 50));
   stage.recompute(piece);
   // 3 works beside all that leaves; then 2 runs again beside what the other stage has read.
@@ -566,8 +567,9 @@ TEST_CASE("recompute: a recomputed segment has its backward unsplit") {
   const SliceTable slices(constraints);
   const std::vector<InFlight> in_flight{{2, 0}, {1, 1}};
   const auto fixed = fixed_memory(work, constraints, staging, 0);
-  const auto plain = predict_memory(work, staging, sized, slices, in_flight, {}, fixed);
-  const auto saving = predict_memory(work, staging, sized, slices, in_flight, again, fixed);
+  const SizedStages stages = sized_stages(work, staging, sized, slices);
+  const auto plain = predict_memory(stages, in_flight, {}, fixed);
+  const auto saving = predict_memory(stages, in_flight, again, fixed);
   const auto slice = slices.at(4, 1, 2).largest;
   CHECK((plain[0].saved - saving[0].saved).value() == 3 * 40'000 * slice * 2);
   CHECK((saving[0].workspace - plain[0].workspace).value() == 3 * 40'000 * slice);
