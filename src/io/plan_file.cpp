@@ -35,21 +35,6 @@ constexpr std::string_view kComputeLetters = "FDBW";
 constexpr int kMostShards = 1 << 16;
 constexpr std::array kComputeKinds{ActionKind::kForward, ActionKind::kBackward, ActionKind::kBackwardInput,
                                    ActionKind::kBackwardWeight};
-const std::vector<std::pair<Binding, const char*>> kBindings{{Binding::kCompute, "compute"},
-                                                             {Binding::kBandwidth, "bandwidth"},
-                                                             {Binding::kBubble, "bubble"},
-                                                             {Binding::kMemory, "memory"}};
-
-const std::vector<std::pair<BoundKind, const char*>> kBoundKinds{{BoundKind::kWork, "work"},
-                                                                 {BoundKind::kPath, "path"}};
-
-template <class Enum>
-const char* word_of(Enum value, const std::vector<std::pair<Enum, const char*>>& words) {
-  for (const auto& [known, name] : words) {
-    if (known == value) return name;
-  }
-  throw InvalidArgument("a plan holds an enumerator that has no name");
-}
 
 OrderedJson stage_json(const StagePlan& stage) {
   OrderedJson recomputed = OrderedJson::array();
@@ -135,7 +120,7 @@ std::vector<std::vector<ComputeAction>> read_orders(JsonReader& reader) {
 OrderedJson certificate_json(const Certificate& certificate) {
   OrderedJson cases = OrderedJson::array();
   for (const auto& one : certificate.cases) {
-    cases.push_back({{"because", word_of(one.kind, kBoundKinds)},
+    cases.push_back({{"because", to_string(one.kind)},
                      {"microbatches_from", one.from},
                      {"microbatches_to", one.to},
                      {"seconds", one.seconds.value()}});
@@ -154,7 +139,7 @@ Certificate read_certificate(JsonReader reader) {
   certificate.lower_bound = read_seconds(reader, "lower_bound_s");
   certificate.gap = reader.number("gap", -1, kMaxGap);
   reader.each("cases", [&](JsonReader& one) {
-    const auto kind = one.word("because", kBoundKinds);
+    const auto kind = one.word<BoundKind>("because");
     const auto from = static_cast<int>(one.whole("microbatches_from", 1, kMaxId));
     const auto to = static_cast<int>(one.whole("microbatches_to", 0, kMaxId));
     certificate.cases.push_back({kind, from, to, read_seconds(one, "seconds")});
@@ -230,7 +215,7 @@ std::string to_json(const Plan& plan) {
                    {"optimizer_state_factor", plan.optimizer_state_factor},
                    {"step_s", plan.step.value()},
                    {"bubble", plan.bubble},
-                   {"binding", word_of(plan.binding, kBindings)},
+                   {"binding", to_string(plan.binding)},
                    {"runners_up", std::move(runners_up)},
                    {"notes", plan.notes},
                    {"certificate", certificate_json(plan.certificate)}};
@@ -273,7 +258,7 @@ Plan parse_plan(std::string_view json, const std::string& file) {
   plan.optimizer_state_factor = reader.number("optimizer_state_factor", 0, kMaxStateFactor);
   plan.step = read_seconds(reader, "step_s");
   plan.bubble = reader.number("bubble", 0, 1);
-  plan.binding = reader.word("binding", kBindings);
+  plan.binding = reader.word<Binding>("binding");
   reader.each("runners_up", [&](JsonReader& other) {
     RunnerUp row;
     row.summary = other.text("summary");

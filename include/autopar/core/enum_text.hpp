@@ -36,6 +36,12 @@ template <TextEnum Enum>
   return row->text;
 }
 
+/// Likewise, for texts that are put together.
+template <TextEnum Enum>
+[[nodiscard]] std::string name_of(Enum value) {
+  return std::string(to_string(value));
+}
+
 /// The value of a text; empty if there is none.
 template <TextEnum Enum>
 [[nodiscard]] constexpr std::optional<Enum> enum_named(std::string_view text) {

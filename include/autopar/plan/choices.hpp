@@ -2,7 +2,6 @@
 
 #include <array>
 #include <cstdint>
-#include <string>
 
 #include <autopar/core/enum_text.hpp>
 
@@ -40,8 +39,6 @@ enum class Offload : std::uint8_t {
 template <>
 inline constexpr auto kEnumTexts<Offload> = std::to_array<EnumText<Offload>>({{Offload::kNone, "none"},
                                                                               {Offload::kOptimizer, "optimizer"}});
-
-[[nodiscard]] inline std::string name_of(Offload offload) { return std::string(to_string(offload)); }
 
 /// The samples that a batch norm in training mode normalises by.
 enum class BatchNorm : std::uint8_t {

@@ -1,9 +1,11 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include <autopar/core/enum_text.hpp>
 #include <autopar/core/ids.hpp>
 #include <autopar/core/units.hpp>
 #include <autopar/cost/precision.hpp>
@@ -21,6 +23,11 @@ inline constexpr int kPlanVersion = 6;
 
 /// What bounds the step time or the choice of a plan.
 enum class Binding : std::uint8_t { kCompute, kBandwidth, kBubble, kMemory };
+template <>
+inline constexpr auto kEnumTexts<Binding> = std::to_array<EnumText<Binding>>({{Binding::kCompute, "compute"},
+                                                                              {Binding::kBandwidth, "bandwidth"},
+                                                                              {Binding::kBubble, "bubble"},
+                                                                              {Binding::kMemory, "memory"}});
 
 /// One stage: a convex set of atoms. Each replica runs on one rank, or on one rank for each tensor shard. Under some
 /// schedules a rank runs several stages.
@@ -55,6 +62,9 @@ enum class BoundKind : std::uint8_t {
   kWork,  ///< all ranks together must do this much, the optimizer's update included
   kPath,  ///< one micro-batch must pass this chain of atoms forward and backward
 };
+template <>
+inline constexpr auto kEnumTexts<BoundKind> = std::to_array<EnumText<BoundKind>>({{BoundKind::kWork, "work"},
+                                                                                  {BoundKind::kPath, "path"}});
 
 /// No plan with `from` to `to` micro-batches has a predicted step below `seconds`.
 struct BoundCase {

@@ -1,13 +1,15 @@
 #pragma once
 
+#include <algorithm>
 #include <concepts>
-#include <functional>
 #include <optional>
 #include <span>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include <autopar/core/error.hpp>
 #include <autopar/cost/concepts.hpp>
@@ -37,19 +39,16 @@ namespace detail {
 template <class Tag, class Policy>
 concept InCategory = std::same_as<typename Policy::policy_category, Tag>;
 
-/// The first policy of a category, or the default.
-template <class Tag, class Default, class... Policies>
-struct Pick {
-  using type = Default;
-};
-template <class Tag, class Default, class First, class... Rest>
-struct Pick<Tag, Default, First, Rest...> {
-  using type =
-      typename std::conditional_t<InCategory<Tag, First>, std::type_identity<First>, Pick<Tag, Default, Rest...>>::type;
-};
-
+/// The policies of a category, as a tuple.
 template <class Tag, class... Policies>
-inline constexpr int kInCategory = (0 + ... + (InCategory<Tag, Policies> ? 1 : 0));
+using OfCategory = decltype(std::tuple_cat(
+    std::declval<std::conditional_t<InCategory<Tag, Policies>, std::tuple<Policies>, std::tuple<>>>()...));
+/// The first of them, or the default.
+template <class Tag, class Default, class... Policies>
+using Pick = std::tuple_element_t<0, decltype(std::tuple_cat(std::declval<OfCategory<Tag, Policies...>>(),
+                                                             std::declval<std::tuple<Default>>()))>;
+template <class Tag, class... Policies>
+inline constexpr bool kAtMostOne = std::tuple_size_v<OfCategory<Tag, Policies...>> <= 1;
 
 template <class Policy>
 concept KnownPolicy = InCategory<staging_policy_tag, Policy> || InCategory<coarsening_policy_tag, Policy> ||
@@ -82,16 +81,14 @@ class Planner {
   static_assert((detail::KnownPolicy<Policies> && ...),
                 "Planner: one of the policies is of no kind that a planner takes: its `policy_category` must be "
                 "staging_policy_tag, coarsening_policy_tag, objective_policy_tag or cost_policy_tag");
-  using Minimised = typename detail::Pick<objective_policy_tag, StepObjective, Policies...>::type;
-  using StagingSearch =
-      typename detail::Pick<staging_policy_tag, typename detail::DefaultStaging<Minimised>::type, Policies...>::type;
-  using Coarsening = typename detail::Pick<coarsening_policy_tag, HeavyEdge, Policies...>::type;
-  using Costing = typename detail::Pick<cost_policy_tag, CostsAsGiven, Policies...>::type;
-  static_assert(detail::kInCategory<staging_policy_tag, Policies...> <= 1, "Planner: more than one staging policy");
-  static_assert(detail::kInCategory<coarsening_policy_tag, Policies...> <= 1,
-                "Planner: more than one coarsening policy");
-  static_assert(detail::kInCategory<objective_policy_tag, Policies...> <= 1, "Planner: more than one objective");
-  static_assert(detail::kInCategory<cost_policy_tag, Policies...> <= 1, "Planner: more than one cost policy");
+  using Minimised = detail::Pick<objective_policy_tag, StepObjective, Policies...>;
+  using StagingSearch = detail::Pick<staging_policy_tag, typename detail::DefaultStaging<Minimised>::type, Policies...>;
+  using Coarsening = detail::Pick<coarsening_policy_tag, HeavyEdge, Policies...>;
+  using Costing = detail::Pick<cost_policy_tag, CostsAsGiven, Policies...>;
+  static_assert(detail::kAtMostOne<staging_policy_tag, Policies...>, "Planner: more than one staging policy");
+  static_assert(detail::kAtMostOne<coarsening_policy_tag, Policies...>, "Planner: more than one coarsening policy");
+  static_assert(detail::kAtMostOne<objective_policy_tag, Policies...>, "Planner: more than one objective");
+  static_assert(detail::kAtMostOne<cost_policy_tag, Policies...>, "Planner: more than one cost policy");
   static_assert(
       Objective<Minimised>,
       "Planner: the objective does not model Objective: it needs the types `Solution` and `Found`, `operator()(const "
@@ -163,14 +160,16 @@ class Planner {
     if (std::holds_alternative<Contradiction>(resolved)) return false;
     const auto& constraints = std::get<Constraints>(resolved);
     if (constraints.ranks() > 1 || constraints.stages > 1) return true;
-    Staging as_it_is;
-    as_it_is.stage_of.assign(work.graph.node_count(), 0);
-    as_it_is.replicas = {1};
-    as_it_is.microbatches = constraints.microbatches.front();
-    as_it_is.schedule = constraints.schedules.front();
-    const bool may = constraints.recompute != Recompute::kAlways && constraints.offloads.front() == Offload::kNone &&
-                     allows_chunks(traits_of(as_it_is.schedule).layout, 1);
-    if (may && fits_as_it_is(StepObjective(work, cluster, constraints), as_it_is)) return false;
+    const Staging as_it_is{std::vector<int>(work.graph.node_count(), 0),
+                           {1},
+                           constraints.microbatches.front(),
+                           constraints.schedules.front()};
+    if (constraints.recompute != Recompute::kAlways && constraints.offloads.front() == Offload::kNone &&
+        allows_chunks(traits_of(as_it_is.schedule).layout, 1)) {
+      const StepTerms terms = StepObjective(work, cluster, constraints)(as_it_is);
+      const bool changed = terms.optimizations.recomputes() || terms.optimizations.offload != Offload::kNone;
+      if (!changed && StepObjective::fits(terms, constraints.memory)) return false;
+    }
     return Attempt(staging, coarsening, work, cluster, constraints).trial().fit.has_value();
   }
 
@@ -180,8 +179,10 @@ class Planner {
       plan(const G& graph, const M& costs, const Cluster& cluster, const PlanRequest& request) const {
     require_cost_model<M, G>();
     const Workload work = make_workload(graph, costs);
-    const Constraints constraints = resolve(request, work, cluster);
-    return plan_of(plan_workload(work, cluster, request, constraints));
+    detail::ProgramAnswer answer = search_workload(work, cluster, request);
+    if (const auto* contradiction = std::get_if<Contradiction>(&answer)) contradiction->raise();
+    if (auto* why = std::get_if<Infeasible>(&answer)) throw InfeasiblePlan(std::move(*why));
+    return std::get<Plan>(std::move(answer));
   }
 
   /// What the staging policy finds under another objective than the simulated step. Takes any graph, with costs and
@@ -217,6 +218,7 @@ class Planner {
         "double factor) const`");
   }
 
+  /// One program of a request, without replicas if they would starve an operator.
   template <class M>
   [[nodiscard]] detail::ProgramAnswer search_program(const ModelProfile& profile, const M& given,
                                                      const Cluster& cluster, const PlanRequest& request,
@@ -227,31 +229,21 @@ class Planner {
     own.remedies = remedies;
     const auto& costs = costing.costs(profile, given);  // a workload refers to its costs
     const Workload work = make_workload(profile, costs);
-    Resolved resolved = try_resolve(own, work, cluster);
-    if (auto* contradiction = std::get_if<Contradiction>(&resolved)) return std::move(*contradiction);
-    PlanOutcome outcome = plan_workload(work, cluster, own, std::get<Constraints>(std::move(resolved)));
-    auto* plan = std::get_if<Plan>(&outcome);
-    if (plan == nullptr) return std::get<Infeasible>(std::move(outcome));
-    state_operators(profile, *plan);
-    if (!request.starves || !request.starves(*plan)) return std::move(*plan);
+    detail::ProgramAnswer answer = search_workload(work, cluster, own);
+    state_operators(profile, answer);
+    const auto* plan = std::get_if<Plan>(&answer);
+    if (plan == nullptr || !request.starves || !request.starves(*plan)) return answer;
     own.options.replicas = {1};
     own.remedies = false;
-    resolved = try_resolve(own, work, cluster);
-    if (std::holds_alternative<Contradiction>(resolved)) return std::move(*plan);
-    PlanOutcome without = plan_workload(work, cluster, own, std::get<Constraints>(std::move(resolved)));
-    auto* without_replicas = std::get_if<Plan>(&without);
-    if (without_replicas == nullptr) return std::move(*plan);
-    state_operators(profile, *without_replicas);
-    return std::move(*without_replicas);
+    detail::ProgramAnswer without_replicas = search_workload(work, cluster, own);
+    state_operators(profile, without_replicas);
+    return std::holds_alternative<Plan>(without_replicas) ? without_replicas : answer;
   }
 
-  [[nodiscard]] static bool fits_as_it_is(const StepObjective& objective, const Staging& one_stage) {
-    const StepTerms terms = objective(one_stage);
-    return objective.fits(terms) && !terms.optimizations.recomputes() && terms.optimizations.offload == Offload::kNone;
-  }
-
-  static void state_operators(const ModelProfile& profile, Plan& plan) {
-    for (StagePlan& stage : plan.stages) {
+  static void state_operators(const ModelProfile& profile, detail::ProgramAnswer& answer) {
+    auto* plan = std::get_if<Plan>(&answer);
+    if (plan == nullptr) return;
+    for (StagePlan& stage : plan->stages) {
       for (const NodeId atom : stage.atoms) {
         const auto& ops = profile.graph[atom].ops;
         stage.ops.insert(stage.ops.end(), ops.begin(), ops.end());
@@ -260,10 +252,13 @@ class Planner {
     }
   }
 
-  [[nodiscard]] PlanOutcome plan_workload(const Workload& work, const Cluster& cluster, const PlanRequest& request,
-                                          const Constraints& resolved) const {
+  /// Searches all tensor degrees, for each all stagings, and describes the fastest plan or why there is none.
+  [[nodiscard]] detail::ProgramAnswer search_workload(const Workload& work, const Cluster& cluster,
+                                                      const PlanRequest& request) const {
+    Resolved resolved = try_resolve(request, work, cluster);
+    if (auto* contradiction = std::get_if<Contradiction>(&resolved)) return std::move(*contradiction);
     observe("putting " + std::to_string(work.graph.node_count()) + " nodes together");
-    const Attempt attempt(staging, coarsening, work, cluster, resolved);
+    const Attempt attempt(staging, coarsening, work, cluster, std::get<Constraints>(std::move(resolved)));
     const Constraints& constraints = attempt.constraints();
     const detail::Coarsened& coarse = attempt.coarse();
     observe("searching cuts of " + std::to_string(coarse.blocks.block_count()) + " blocks of " +
@@ -279,8 +274,7 @@ class Planner {
         observe("the smallest buckets may");
         PlanRequest smaller = request;
         smaller.buckets = BucketPolicy{};
-        const Constraints with_smaller = resolve(smaller, work, cluster);
-        return plan_workload(work, cluster, smaller, with_smaller);
+        return search_workload(work, cluster, smaller);
       }
       if (!found.candidates.any_fits()) return reason(work, attempt, found, least, cluster, request);
     }

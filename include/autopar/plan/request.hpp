@@ -128,6 +128,4 @@ struct Constraints {
   [[nodiscard]] std::int64_t largest_local_batch() const { return (batch + ranks() - 1) / ranks(); }
 };
 
-[[nodiscard]] inline std::string name_of(ScheduleKind kind) { return std::string(to_string(kind)); }
-
 }  // namespace autopar

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -23,49 +24,33 @@ namespace detail {
   return buffer.data();
 }
 
+/// Three digits of a number in the unit in which it is below `most`; `whole`: without digits behind the point.
+[[nodiscard]] inline std::string in_units(double value, std::initializer_list<const char*> units, double most,
+                                          double ratio, bool whole = false) {
+  std::size_t unit = 0;
+  for (; std::abs(value) >= most && unit + 1 < units.size(); ++unit) value /= ratio;
+  const double size = std::abs(value);
+  const char* format = whole || size >= 99.95 ? "%.0f" : size < 9.995 ? "%.2f" : "%.1f";
+  return formatted(format, value) + units.begin()[unit];
+}
+
 }  // namespace detail
 
 /// "512 B", "1.50 MiB", "38.2 GiB": three digits.
 [[nodiscard]] inline std::string readable(Bytes bytes) {
-  constexpr std::array kUnits{"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
-  double value = static_cast<double>(bytes.value());
-  std::size_t unit = 0;
-  while (std::abs(value) >= 1000 && unit + 1 < kUnits.size()) {
-    value /= 1024;
-    ++unit;
-  }
-  const char* format = unit == 0                 ? "%.0f"
-                       : std::abs(value) < 9.995 ? "%.2f"
-                       : std::abs(value) < 99.95 ? "%.1f"
-                                                 : "%.0f";
-  return detail::formatted(format, value) + " " + kUnits[unit];
+  const auto value = static_cast<double>(bytes.value());
+  return detail::in_units(value, {" B", " KiB", " MiB", " GiB", " TiB", " PiB"}, 1000, 1024, std::abs(value) < 1000);
 }
 
 /// "0", "950", "2.63 M", "1.50 G": three digits.
 [[nodiscard]] inline std::string readable_count(std::int64_t count) {
-  constexpr std::array kUnits{"", " k", " M", " G", " T", " P"};
-  auto value = static_cast<double>(count);
-  std::size_t unit = 0;
-  while (value >= 999.5 && unit + 1 < kUnits.size()) {
-    value /= 1000;
-    ++unit;
-  }
-  const char* format = unit == 0 ? "%.0f" : value < 9.995 ? "%.2f" : value < 99.95 ? "%.1f" : "%.0f";
-  return detail::formatted(format, value) + kUnits[unit];
+  return detail::in_units(static_cast<double>(count), {"", " k", " M", " G", " T", " P"}, 999.5, 1000, count < 1000);
 }
 
 /// "1.23 ms", "0", "45.0 us": three digits.
 [[nodiscard]] inline std::string readable(Seconds seconds) {
   if (seconds == Seconds{}) return "0";
-  constexpr std::array kUnits{"ns", "us", "ms", "s"};
-  double value = seconds.value() * 1e9;
-  std::size_t unit = 0;
-  while (std::abs(value) >= 1000 && unit + 1 < kUnits.size()) {
-    value /= 1000;
-    ++unit;
-  }
-  const char* format = std::abs(value) < 9.995 ? "%.2f" : std::abs(value) < 99.95 ? "%.1f" : "%.0f";
-  return detail::formatted(format, value) + " " + kUnits[unit];
+  return detail::in_units(seconds.value() * 1e9, {" ns", " us", " ms", " s"}, 1000, 1000);
 }
 
 /// "37 %"

@@ -151,6 +151,4 @@ class StepBound {
   return out;
 }
 
-[[nodiscard]] inline std::string name_of(BoundKind kind) { return kind == BoundKind::kWork ? "work" : "path"; }
-
 }  // namespace autopar

@@ -13,20 +13,6 @@
 
 namespace autopar {
 
-[[nodiscard]] inline std::string name_of(Binding binding) {
-  switch (binding) {
-    case Binding::kCompute:
-      return "compute";
-    case Binding::kBandwidth:
-      return "bandwidth";
-    case Binding::kBubble:
-      return "bubble";
-    case Binding::kMemory:
-      return "memory";
-  }
-  return "unknown";
-}
-
 namespace detail {
 
 /// The number of parameters if it is known (captured models), otherwise their bytes.

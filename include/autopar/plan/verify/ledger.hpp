@@ -25,13 +25,6 @@ class Ledger {
       add_parameters(s);
       add_units(s);
     }
-    for (const auto& together : stated.stages_on) {  // they run one at a time, in the memory of the one that needs most
-      for (const auto what : {&Stage::working, &Stage::summing}) {
-        for (const std::size_t s : together) {
-          if (s != first_with_most(together, what)) stages_[s].*what = Bytes(0);
-        }
-      }
-    }
     for (std::size_t c = 0; c < stated.channels.size(); ++c)
       add_channel(stated.pipeline.channels[c], stated.channels[c]);
   }
@@ -41,22 +34,21 @@ class Ledger {
 
   /// Bytes of each stage when its rank holds most; of its ranks, those of the one that holds most. A micro-batch counts
   /// on a rank with samples of it or without. Updates go one parameter at a time, when all compute actions are over:
-  /// the largest one counts, at the first stage that has it.
+  /// the largest one counts.
   [[nodiscard]] std::vector<Bytes> peaks() const {
     const auto orders = stated_.orders();
     std::vector<Bytes> computes(stages_.size(), kNothing), out;
     for (std::size_t r = 0; r < orders.size(); ++r) {
       const std::vector<Flying> flying = at_peak(orders[r]);
       for (const std::size_t s : stated_.stages_on[r]) {
-        const Stage& stage = stages_[s];
-        computes[s] = std::max(computes[s], in_flight(stage, flying[s], stage.summing) + stage.working + stage.always);
+        const Bytes working = if_most(s, &Stage::working, Bytes(0)), summing = if_most(s, &Stage::summing, Bytes(0));
+        computes[s] = std::max(computes[s], in_flight(stages_[s], flying[s], summing) + working + stages_[s].always);
       }
     }
     for (std::size_t s = 0; s < stages_.size(); ++s) {
-      Bytes update = stages_[s].update;
+      Bytes update = if_most(s, &Stage::update, kNothing);
       for (const std::size_t other : stated_.beside(s)) update -= other == s ? Bytes(0) : computes[other];
-      const bool counts = s == first_with_most(stated_.beside(s), &Stage::update);
-      out.push_back(stages_[s].owned + (counts ? std::max(computes[s], update) : computes[s]));
+      out.push_back(stages_[s].owned + std::max(computes[s], update));
     }
     return out;
   }
@@ -81,12 +73,13 @@ class Ledger {
   };
   using Atoms = std::map<NodeId, Atom>;
 
-  static constexpr Bytes kNothing{std::numeric_limits<std::int64_t>::min()};
+  static constexpr Bytes kNothing{std::numeric_limits<std::int64_t>::min() / 2};
 
   [[nodiscard]] bool offloads() const { return plan_.offload == Offload::kOptimizer; }
-  /// Of the stages of a rank.
-  [[nodiscard]] std::size_t first_with_most(const std::vector<std::size_t>& stages, Bytes Stage::*what) const {
-    return *std::ranges::max_element(stages, {}, [&](std::size_t s) { return stages_[s].*what; });
+  /// Bytes that the stages of a rank hold one at a time, in the memory of the one that needs most: the first such.
+  [[nodiscard]] Bytes if_most(std::size_t s, Bytes Stage::*what, Bytes otherwise) const {
+    const auto of = [&](std::size_t stage) { return stages_[stage].*what; };
+    return *std::ranges::max_element(stated_.beside(s), {}, of) == s ? of(s) : otherwise;
   }
 
   /// Activations, at least `least`, and values from and to other stages.

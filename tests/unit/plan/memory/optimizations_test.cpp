@@ -582,20 +582,6 @@ TEST_CASE("recompute: a recomputed segment has its backward unsplit") {
         Approx((before.backward(StageId(0), 1) + before.forward(StageId(0), 1) * 0.5).value()));
 }
 
-TEST_CASE("require_runnable: segments outside their stage are refused") {
-  Plan plan;
-  plan.world = 1;
-  plan.stages.resize(1);
-  plan.stages[0].mesh = {Rank(0)};
-  plan.stages[0].atoms = {NodeId(0), NodeId(1)};
-  plan.stages[0].recomputed = {{NodeId(0)}, {NodeId(1)}};
-  CHECK_NOTHROW(require_runnable(plan, runtime_capabilities()));
-  plan.stages[0].recomputed = {{NodeId(0)}, {NodeId(1), NodeId(0)}};
-  CHECK_THROWS_WITH(require_runnable(plan, runtime_capabilities()), Catch::Contains("atom 0"));
-  plan.stages[0].recomputed = {{NodeId(2)}};
-  CHECK_THROWS_WITH(require_runnable(plan, runtime_capabilities()), Catch::Contains("atom 2"));
-}
-
 TEST_CASE("ZeRO: level is chosen, fixed or refused by name") {
   const ModelProfile model = testing::chain(4, 1e6, 40'000, 400);
   const Cluster cluster = testing::small_cluster(4);

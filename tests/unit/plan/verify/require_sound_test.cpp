@@ -76,6 +76,10 @@ TEST_CASE("require_sound: an unsound plan is refused by field", "[check]") {
   refused("stages[0].ranks", [](Plan& p) { p.stages[0].mesh = {Rank(9)}; });
   refused("stages[1].ranks", [](Plan& p) { p.stages[1].mesh = p.stages[0].mesh; });
   refused("stages[0].recomputed", [](Plan& p) { p.stages[0].recomputed = {{p.stages[1].atoms[0]}}; });
+  refused("stages[0].recomputed", [](Plan& p) {
+    const NodeId first = p.stages[0].atoms[0];
+    p.stages[0].recomputed = {{first}, {p.stages[0].atoms[1], first}};
+  });
   refused("orders", [](Plan& p) { p.orders.resize(4); });
 }
 
