@@ -1,5 +1,7 @@
 #pragma once
 
+#include <functional>
+#include <string>
 #include <utility>
 #include <variant>
 
@@ -7,6 +9,9 @@
 #include <autopar/plan/plan.hpp>
 
 namespace autopar {
+
+/// Receives one line for each phase of a planner, as the phase begins. The plan does not depend on it.
+using PlanObserver = std::function<void(const std::string& phase)>;
 
 /// What a planner answers: a plan, or why there is none.
 using PlanOutcome = std::variant<Plan, Infeasible>;

@@ -22,7 +22,6 @@
 #include <autopar/plan/model/workload.hpp>
 #include <autopar/plan/multilevel/coarsened.hpp>
 #include <autopar/plan/multilevel/heavy_edge.hpp>
-#include <autopar/plan/observer.hpp>
 #include <autopar/plan/outcome.hpp>
 #include <autopar/plan/plan.hpp>
 #include <autopar/plan/report/make_plan.hpp>

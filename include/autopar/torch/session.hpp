@@ -19,7 +19,6 @@
 #include <autopar/core/cluster.hpp>
 #include <autopar/cost/model_profile.hpp>
 #include <autopar/cost/profiled.hpp>
-#include <autopar/plan/observer.hpp>
 #include <autopar/plan/options.hpp>
 #include <autopar/plan/plan.hpp>
 #include <autopar/plan/plan_with_defaults.hpp>

@@ -9,6 +9,7 @@
 #include <autopar/cost/weighted.hpp>
 #include <autopar/graph/algorithms/convexity.hpp>
 #include <autopar/plan/report/print.hpp>
+#include <autopar/plan/verify/shape.hpp>
 #include <autopar/testing/brute_force.hpp>
 #include <autopar/testing/random_models.hpp>
 
@@ -63,7 +64,8 @@ PlanRequest request_for(int world, std::int64_t batch, double factor) {
 /// Every law that an accepted plan keeps, whatever made it.
 void check_laws(const Plan& plan, const ModelProfile& model, const PlanRequest& request) {
   REQUIRE_FALSE(plan.stages.empty());
-  const Staging staging = staging_of(plan, model.graph.node_count());  // throws unless it is a partition
+  REQUIRE(verify::fault_in_shape(model, plan).empty());
+  const Staging staging = staging_of(plan, model.graph.node_count());
   std::vector<bool> used(static_cast<std::size_t>(plan.world), false);
   for (const StagePlan& stage : plan.stages) {
     CHECK_FALSE(stage.atoms.empty());

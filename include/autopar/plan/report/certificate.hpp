@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <utility>
+#include <set>
 #include <vector>
 
 #include <autopar/graph/algorithms/topological_order.hpp>
@@ -24,28 +24,24 @@ class StepBound {
  public:
   StepBound(const Workload& work, const Constraints& constraints)
       : work_(work), constraints_(constraints), order_(topological_order(work.graph)) {
-    std::vector<bool> counted(work.parameters.size(), false);
+    std::set<ParameterId> read;
+    scaling_.resize(work.graph.node_count(), 0);
     for (const NodeId node : work.graph.nodes()) {
-      count_work(node);
+      scaling_[class_of(node)] += work.graph[node].economy_of_scale ? 1 : 0;
       mixes_ = mixes_ || work.graph[node].whole_batch;
       once_ = once_ || mixes_ || work.graph[node].totals > Bytes(0);
-      for (const ParameterId parameter : work.graph[node].parameters) {
-        if (counted[parameter.index()]) continue;
-        counted[parameter.index()] = true;
-        if (work.parameters[parameter.index()].trainable) trainable_ += work.parameters[parameter.index()].bytes;
-      }
+      read.insert(work.graph[node].parameters.begin(), work.graph[node].parameters.end());
     }
+    for (const ParameterId id : read)
+      trainable_ += work.parameters[id.index()].trainable ? work.parameters[id.index()].bytes : Bytes(0);
   }
 
   /// Cases that cover every number of micro-batches; none if no node is known to have economy of scale.
   [[nodiscard]] std::vector<BoundCase> cases() const {
     if (std::all_of(scaling_.begin(), scaling_.end(), [](int nodes) { return nodes == 0; })) return {};
-    if (once_) {
-      const Seconds work = work_seconds(1), path = path_seconds(1);
-      return {work >= path ? BoundCase{BoundKind::kWork, 1, 1, work} : BoundCase{BoundKind::kPath, 1, 1, path}};
-    }
+    const int most = once_ ? 1 : kMost, last = once_ ? 1 : 0;
     // The smallest number of micro-batches for which work is no smaller a bound than the path.
-    int low = 1, high = static_cast<int>(std::min<std::int64_t>(constraints_.largest_local_batch(), kMost)) + 1;
+    int low = 1, high = static_cast<int>(std::min<std::int64_t>(constraints_.largest_local_batch(), most)) + 1;
     const int beyond = high;
     while (low < high) {
       const int middle = low + (high - low) / 2;
@@ -55,9 +51,9 @@ class StepBound {
         low = middle + 1;
     }
     std::vector<BoundCase> out;
-    if (low == beyond) return {{BoundKind::kPath, 1, 0, path_seconds(kMost)}};
+    if (low == beyond) return {{BoundKind::kPath, 1, last, path_seconds(most)}};
     if (low > 1) out.push_back({BoundKind::kPath, 1, low - 1, path_seconds(low - 1)});
-    out.push_back({BoundKind::kWork, low, 0, work_seconds(low)});
+    out.push_back({BoundKind::kWork, low, last, work_seconds(low)});
     return out;
   }
 
@@ -123,11 +119,6 @@ class StepBound {
   }
   [[nodiscard]] const std::vector<NodeCost>& costs_of_classes(std::int64_t samples) const {
     return work_.class_of.empty() ? work_.node_costs(samples) : work_.class_costs(samples);
-  }
-  void count_work(NodeId node) {
-    const std::size_t one = class_of(node);
-    if (one >= scaling_.size()) scaling_.resize(one + 1, 0);
-    scaling_[one] += work_.graph[node].economy_of_scale ? 1 : 0;
   }
 
   const Workload& work_;

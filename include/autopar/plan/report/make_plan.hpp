@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -22,21 +23,12 @@
 namespace autopar {
 
 /// The staging that a plan describes, for a graph of `nodes` nodes.
-/// @throws InvalidArgument unless the plan puts each node into one stage
+/// @pre the plan puts each node into one stage, see `fault_in_shape`
 [[nodiscard]] inline Staging staging_of(const Plan& plan, std::size_t nodes) {
   Staging staging = shape_of_plan(plan);
   staging.stage_of.assign(nodes, -1);
   for (std::size_t s = 0; s < plan.stages.size(); ++s) {
-    for (const NodeId atom : plan.stages[s].atoms) {
-      if (atom.index() >= nodes || staging.stage_of[atom.index()] >= 0) {
-        throw InvalidArgument("the plan puts atom " + std::to_string(atom.value()) + " of " + std::to_string(nodes) +
-                              " into a second stage, or the model has no such atom");
-      }
-      staging.stage_of[atom.index()] = static_cast<int>(s);
-    }
-  }
-  if (std::find(staging.stage_of.begin(), staging.stage_of.end(), -1) != staging.stage_of.end()) {
-    throw InvalidArgument("the plan leaves out an atom of the model; it was made for another one");
+    for (const NodeId atom : plan.stages[s].atoms) staging.stage_of[atom.index()] = static_cast<int>(s);
   }
   return staging;
 }
@@ -103,20 +95,18 @@ class PlanMaker {
   void add_regions_note(Plan& plan, const Candidate& best) const {
     if (best.staging.tensor.empty()) return;
     const auto all = region_shards_of(work_.regions, best.staging, best.terms.optimizations.sequence);
-    std::vector<int> shards;
-    std::ptrdiff_t followers = 0;
+    const TensorRegion* first = nullptr;
+    int sliced = 0, whole = 0, followers = 0;
     for (std::size_t r = 0; r < all.size(); ++r) {
-      if (work_.regions[r].follows < 0) shards.push_back(all[r]);
-      if (work_.regions[r].follows >= 0 && all[r] > 1) ++followers;
+      const bool is_sliced = all[r] > 1, follows = work_.regions[r].follows >= 0;
+      if (is_sliced && first == nullptr) first = &work_.regions[r];
+      if (is_sliced) ++(follows ? followers : sliced);
+      if (!is_sliced && !follows) ++whole;
     }
-    const auto first = std::ranges::find_if(all, [](int count) { return count > 1; });
-    const auto sliced = std::ranges::count_if(shards, [](int count) { return count > 1; });
-    const auto whole = static_cast<std::ptrdiff_t>(shards.size()) - sliced;
-    std::string note = "tensor shards compute " + std::to_string(sliced) + " of " + std::to_string(shards.size()) +
+    std::string note = "tensor shards compute " + std::to_string(sliced) + " of " + std::to_string(sliced + whole) +
                        " parts of the model in slices";
-    if (first != all.end()) {
-      const TensorRegion& region = work_.regions[static_cast<std::size_t>(first - all.begin())];
-      const WorkNode& node = work_.graph[region.atoms.front()];
+    if (first != nullptr) {
+      const WorkNode& node = work_.graph[first->atoms.front()];
       note += ", the first of them near " + (node.path.empty() ? node.name : node.path);
     }
     if (whole > 0)
@@ -181,13 +171,11 @@ class PlanMaker {
       const StageTerms& terms = best.terms.stages[s];
       StagePlan stage;
       stage.atoms = members_of(nodes[s]);
-      for (const NodeId node : nodes[s]) {
-        const WorkNode& unit = work_.graph[node];
-        stage.parameters.insert(stage.parameters.end(), unit.parameters.begin(), unit.parameters.end());
-      }
-      std::sort(stage.parameters.begin(), stage.parameters.end());
-      stage.parameters.erase(std::unique(stage.parameters.begin(), stage.parameters.end()), stage.parameters.end());
-      for (const ParameterId parameter : stage.parameters) {
+      std::set<ParameterId> read;
+      for (const NodeId node : nodes[s])
+        read.insert(work_.graph[node].parameters.begin(), work_.graph[node].parameters.end());
+      stage.parameters.assign(read.begin(), read.end());
+      for (const ParameterId parameter : read) {
         stage.parameter_elements += work_.parameters[parameter.index()].elements;
         stage.parameter_bytes += work_.parameters[parameter.index()].bytes;
       }
@@ -295,21 +283,17 @@ class PlanMaker {
       if (!used[r]) idle.push_back(static_cast<int>(r));
     }
     if (idle.empty()) return;
-    plan.notes.push_back((idle.size() == 1 ? "rank " : "ranks ") + ranges(idle) +
-                         " idle: " + why_idle(candidates, constraints_.world - static_cast<int>(idle.size())));
-  }
-
-  [[nodiscard]] std::string why_idle(const Candidates& candidates, int used) const {
-    if (!constraints_.replicas.empty()) return "the replicas asked for leave them over";
     bool fit = false, found = false;
     for (const Candidate& other : candidates.ranked()) {
-      if (other.staging.ranks() <= used) continue;
+      if (other.staging.ranks() + static_cast<int>(idle.size()) <= constraints_.world) continue;
       found = true;
       fit = fit || candidates.fits(other);
     }
-    if (fit) return "plans that use more ranks are slower";
-    return found ? "plans that use more ranks and were looked at do not fit"
-                 : "no plan that uses more ranks came out of the search";
+    const char* why = !constraints_.replicas.empty() ? "the replicas asked for leave them over"
+                      : fit                          ? "plans that use more ranks are slower"
+                      : found                        ? "plans that use more ranks and were looked at do not fit"
+                                                     : "no plan that uses more ranks came out of the search";
+    plan.notes.push_back((idle.size() == 1 ? "rank " : "ranks ") + ranges(idle) + " idle: " + why);
   }
 
   void add_proof(Plan& plan, const SearchResult& found, const Coarsened& coarse) const {

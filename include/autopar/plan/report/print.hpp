@@ -15,11 +15,6 @@ namespace autopar {
 
 namespace detail {
 
-/// The number of parameters if it is known (captured models), otherwise their bytes.
-[[nodiscard]] inline std::string parameters_of(const StagePlan& stage) {
-  return stage.parameter_elements > 0 ? readable_count(stage.parameter_elements) : readable(stage.parameter_bytes);
-}
-
 /// The share of the stage's atoms that are recomputed.
 [[nodiscard]] inline std::string describe_recomputed(const StagePlan& stage) {
   std::size_t atoms = 0;
@@ -27,23 +22,19 @@ namespace detail {
   return percent(stage.atoms.empty() ? 0 : static_cast<double>(atoms) / static_cast<double>(stage.atoms.size()));
 }
 
-/// "4", or "2 x 2" if each replica has tensor shards.
-[[nodiscard]] inline std::string replicas_and_shards(const Mesh& mesh) {
-  const auto replicas = std::to_string(mesh.replicas());
-  return mesh.tensor() == 1 ? replicas : replicas + " x " + std::to_string(mesh.tensor());
-}
-
 [[nodiscard]] inline std::vector<std::string> cells(const StagePlan& stage, std::size_t index, Bytes available) {
   std::vector<int> ranks;
   for (const Rank rank : stage.mesh.ranks()) ranks.push_back(rank.value());
   std::sort(ranks.begin(), ranks.end());
-  // A graph that was not captured has atoms only.
+  // A graph that was not captured has atoms only, and bytes of parameters.
   const auto operators = stage.ops.empty() ? stage.atoms.size() : stage.ops.size();
+  const auto elements = stage.parameter_elements;
+  const std::string shards = stage.mesh.tensor() == 1 ? "" : " x " + std::to_string(stage.mesh.tensor());
   const double share = available > Bytes(0) ? stage.peak_memory / available : 0;
   return {std::to_string(index),
           std::to_string(operators),
-          parameters_of(stage),
-          replicas_and_shards(stage.mesh),
+          elements > 0 ? readable_count(elements) : readable(stage.parameter_bytes),
+          std::to_string(stage.mesh.replicas()) + shards,
           short_ranges(ranks),
           readable(stage.forward),
           readable(stage.backward),

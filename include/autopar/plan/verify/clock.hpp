@@ -37,8 +37,6 @@ class Clock {
       for (std::size_t r = 0; r < lanes_.size(); ++r) {
         times_[r].end = begin;
         agenda_.insert({begin, r});
-        for (const Action& action : program_.ranks[r])
-          lanes_[r].awaited[read_by(action)].missing += action.kind == ActionKind::kReceive ? 1 : 0;
       }
       while (!agenda_.empty()) {
         const auto [now, rank] = agenda_.extract(agenda_.begin()).value();
@@ -77,8 +75,10 @@ class Clock {
     const auto& actions = program_.ranks[rank];
     for (; lane.posted < actions.size() && lane.ahead <= kReceivesAhead; ++lane.posted) {
       const Action& action = actions[lane.posted];
-      if (action.kind == ActionKind::kReceive) issue(action.peer.index(), rank, action, now);
       if (is_compute(action.kind)) ++lane.ahead;
+      if (action.kind != ActionKind::kReceive) continue;
+      ++lane.awaited[read_by(action)].missing;
+      issue(action.peer.index(), rank, action, now);
     }
     for (; lane.next < actions.size() && !is_compute(actions[lane.next].kind); ++lane.next) {
       const Action& action = actions[lane.next];
@@ -102,7 +102,7 @@ class Clock {
     }
     for (const std::size_t rank : {from, to}) occupy(rank, &RankTimes::communicating, takes, arrival);
     const Channel& channel = pipeline_.channels[static_cast<std::size_t>(action.channel)];
-    Awaited& awaited = lanes_[to].awaited.at({reader_of(channel, action.flow), action.flow, action.microbatch});
+    Awaited& awaited = lanes_[to].awaited[{reader_of(channel, action.flow), action.flow, action.microbatch}];
     --awaited.missing;
     awaited.ready_at = std::max(awaited.ready_at, arrival);
     start_if_ready(to);
@@ -116,7 +116,7 @@ class Clock {
   /// The compute action that a rank has reached if it has what it needs, else null.
   [[nodiscard]] const Action* ready(std::size_t rank) {
     const Action* compute = lanes_[rank].waiting ? &program_.ranks[rank][lanes_[rank].next] : nullptr;
-    return compute != nullptr && lanes_[rank].awaited.at(read_by(*compute)).missing == 0 ? compute : nullptr;
+    return compute != nullptr && lanes_[rank].awaited[read_by(*compute)].missing == 0 ? compute : nullptr;
   }
 
   void start_if_ready(std::size_t rank) {
