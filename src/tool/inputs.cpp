@@ -106,6 +106,19 @@ void require_few(const PlanRequest& request) {
   }
 }
 
+/// A planner accepts empty micro-batches, but no user wants them.
+/// @throws InvalidArgument if options ask for more micro-batches than the batch has samples
+void require_samples(const PlanRequest& request) {
+  const auto require = [&](const char* name, int value) {
+    if (value <= request.batch) return;
+    throw InvalidArgument(std::string(name) + " = " + std::to_string(value) + " is more than the " +
+                          std::to_string(request.batch) +
+                          " samples of the batch, so that some would be empty; lower it, or bring more samples");
+  };
+  require("microbatches", request.options.microbatches);
+  require("min_microbatches", request.options.min_microbatches);
+}
+
 }  // namespace
 
 ModelProfile load_profile(const std::string& path) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include <autopar/cost/concepts.hpp>
 #include <autopar/cost/model_profile.hpp>
 
 namespace autopar {
@@ -33,6 +34,28 @@ namespace autopar {
                                            const TensorRegion& region, int shards) {
   const double each = std::max(0.0, on_each.at(samples)), share = share_of_shard(region, shards);
   return Bytes(static_cast<std::int64_t>(std::ceil(each + (static_cast<double>(whole.value()) - each) * share)));
+}
+
+/// A node's cost on the largest of its region's tensor shards.
+/// @param whole  the node's cost on `samples` samples
+/// @param model  predicts what share of the time a shard takes, if it can
+/// @pre region.admits(shards)
+template <class M>
+[[nodiscard]] NodeCost cost_of_shard(const NodeCost& whole, const Graph<OpProfile, ValueProfile>& graph, const M& model,
+                                     NodeId node, double samples, const TensorRegion& region, int shards) {
+  NodeCost cost = whole;
+  ShardShare share{share_of_shard(region, shards), share_of_shard(region, shards)};
+  if constexpr (CostsShards<M, Graph<OpProfile, ValueProfile>>)
+    share = model.shard_share(graph, node, samples, share.forward);
+  cost.forward *= share.forward;
+  cost.backward *= share.backward;
+  cost.backward_weight *= share.backward;
+  const AtomMemory& on_each = graph[node].on_each_shard;
+  cost.saved = memory_of_shard(whole.saved, on_each.saved, samples, region, shards);
+  cost.workspace = memory_of_shard(whole.workspace, on_each.workspace, samples, region, shards);
+  cost.deferred_weight = memory_of_shard(whole.deferred_weight, on_each.deferred_weight, samples, region, shards);
+  cost.forward_workspace = memory_of_shard(whole.forward_workspace, on_each.forward_workspace, samples, region, shards);
+  return cost;
 }
 
 /// Bytes of one of `calls` equal all-reduces.

@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include <autopar/core/error.hpp>
 #include <autopar/plan/buckets.hpp>
 #include <autopar/plan/options.hpp>
 #include <autopar/plan/plan.hpp>
@@ -57,19 +56,6 @@ struct PlanRequest {
   /// fits.
   std::function<bool(const Plan&)> starves{};
 };
-
-/// For entry points: a planner accepts empty micro-batches, but no user wants them.
-/// @throws InvalidArgument if options ask for more micro-batches than the batch has samples
-inline void require_samples(const PlanRequest& request) {
-  const auto require = [&](const char* name, int value) {
-    if (value <= request.batch) return;
-    throw InvalidArgument(std::string(name) + " = " + std::to_string(value) + " is more than the " +
-                          std::to_string(request.batch) +
-                          " samples of the batch, so that some would be empty; lower it, or bring more samples");
-  };
-  require("microbatches", request.options.microbatches);
-  require("min_microbatches", request.options.min_microbatches);
-}
 
 /// A checked request: what a search may choose from. Values only.
 struct Constraints {

@@ -227,22 +227,6 @@ inline void set_classes(Workload& work, const Graph<OpProfile, ValueProfile>& gr
   return out;
 }
 
-/// The cost of a region's node on one shard.
-[[nodiscard]] inline NodeCost of_shard(NodeCost cost, const ShardShare& share, const AtomMemory& on_each,
-                                       double samples, const TensorRegion& region, int shards) {
-  cost.forward = cost.forward * share.forward;
-  cost.backward = cost.backward * share.backward;
-  cost.backward_weight = cost.backward_weight * share.backward;
-  const auto part = [&](Bytes whole, const Affine& each) {
-    return memory_of_shard(whole, each, samples, region, shards);
-  };
-  cost.saved = part(cost.saved, on_each.saved);
-  cost.workspace = part(cost.workspace, on_each.workspace);
-  cost.deferred_weight = part(cost.deferred_weight, on_each.deferred_weight);
-  cost.forward_workspace = part(cost.forward_workspace, on_each.forward_workspace);
-  return cost;
-}
-
 /// By id: the region that lists it; -1 = none.
 template <class Id>
 [[nodiscard]] std::vector<int> region_of_each(const std::vector<TensorRegion>& regions,
@@ -270,11 +254,7 @@ void set_regions(Workload& work, const ModelProfile& profile, const M& model) {
     const int shards = r < 0 ? 1 : region_shards[static_cast<std::size_t>(r)];
     if (shards == 1) return cost;
     const TensorRegion& region = profile.tensor_regions[static_cast<std::size_t>(r)];
-    const double part = share_of_shard(region, shards);
-    ShardShare share{part, part};
-    if constexpr (CostsShards<M, Graph<OpProfile, ValueProfile>>)
-      share = model.shard_share(profile.graph, node, static_cast<double>(samples), part);
-    return of_shard(cost, share, profile.graph[node].on_each_shard, static_cast<double>(samples), region, shards);
+    return cost_of_shard(cost, profile.graph, model, node, static_cast<double>(samples), region, shards);
   };
   work.largest_trained_in_shards = [&profile, of_parameter](NodeId node, const std::vector<int>& region_shards) {
     Bytes sum{};

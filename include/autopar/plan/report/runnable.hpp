@@ -5,6 +5,7 @@
 
 #include <autopar/core/error.hpp>
 #include <autopar/plan/memory/optimizations.hpp>
+#include <autopar/plan/model/staging.hpp>
 #include <autopar/plan/plan.hpp>
 #include <autopar/plan/request.hpp>
 #include <autopar/schedule/pipeline.hpp>
@@ -22,12 +23,7 @@ namespace autopar {
 }
 
 /// The stages of a plan as a pipeline without channels and groups.
-[[nodiscard]] inline Pipeline stages_of(const Plan& plan) {
-  Pipeline pipeline;
-  pipeline.ranks = plan.world;
-  for (const auto& stage : plan.stages) pipeline.stages.push_back(stage.mesh);
-  return pipeline;
-}
+[[nodiscard]] inline Pipeline stages_of(const Plan& plan) { return {plan.world, meshes_of(plan), {}, {}}; }
 
 /// Refuses a plan, from a file or a caller, that needs more than a runtime can do. Whether it is sound is for
 /// `require_sound` to say.

@@ -68,9 +68,9 @@ class BoundCheck {
  private:
   /// Least seconds for all work, spread evenly over the ranks, in the largest slices that `microbatches` or more allow.
   [[nodiscard]] double work(std::int64_t microbatches) const {
-    const std::int64_t low = plan_.batch / plan_.world, more = plan_.batch % plan_.world;
-    const auto piece = [&](std::int64_t local) { return (local + microbatches - 1) / microbatches; };
-    const auto slice = static_cast<double>(piece(low) * (plan_.world - more) + piece(low + 1) * more);
+    std::int64_t slices = 0;
+    for (const std::int64_t local : stated_.layout.local) slices += (local + microbatches - 1) / microbatches;
+    const auto slice = static_cast<double>(slices);
     double seconds = 0;
     for (const NodeId atom : counted_) {
       const NodeCost cost = costs_.node(model_.graph, atom, slice);
@@ -108,14 +108,14 @@ class BoundCheck {
 
   /// On as many tensor shards as the certificate and the atom's region allow.
   [[nodiscard]] NodeCost least_cost(NodeId atom, std::int64_t samples) const {
+    const auto count = static_cast<double>(samples);
+    const NodeCost whole = costs_.node(model_.graph, atom, count);
     const auto has_atom = [&](const TensorRegion& one) { return std::ranges::binary_search(one.atoms, atom); };
     const auto region = std::ranges::find_if(model_.tensor_regions, has_atom);
-    if (region != model_.tensor_regions.end()) {
-      for (auto shards = static_cast<int>(std::min<std::int64_t>(plan_.certificate.tensor_parallel, region->units));
-           shards > 1; --shards)
-        if (region->admits(shards)) return cost_of_shard(model_, costs_, atom, samples, *region, shards);
-    }
-    return costs_.node(model_.graph, atom, static_cast<double>(samples));
+    if (region == model_.tensor_regions.end()) return whole;
+    auto shards = static_cast<int>(std::min<std::int64_t>(plan_.certificate.tensor_parallel, region->units));
+    while (shards > 1 && !region->admits(shards)) --shards;
+    return shards > 1 ? cost_of_shard(whole, model_.graph, costs_, atom, count, *region, shards) : whole;
   }
 
   static constexpr double kRounded = 1 + 1e-9;

@@ -15,26 +15,6 @@
 
 namespace autopar::verify {
 
-/// The cost of an atom on the largest of a region's tensor shards.
-template <class M>
-[[nodiscard]] NodeCost cost_of_shard(const ModelProfile& model, const M& costs, NodeId atom, std::int64_t samples,
-                                     const TensorRegion& region, int shards) {
-  const auto count = static_cast<double>(samples);
-  NodeCost cost = costs.node(model.graph, atom, count);
-  ShardShare share{share_of_shard(region, shards), share_of_shard(region, shards)};
-  if constexpr (CostsShards<M, Graph<OpProfile, ValueProfile>>)
-    share = costs.shard_share(model.graph, atom, count, share.forward);
-  cost.forward *= share.forward;
-  cost.backward *= share.backward;
-  cost.backward_weight *= share.backward;
-  const AtomMemory& on_each = model.graph[atom].on_each_shard;
-  cost.saved = memory_of_shard(cost.saved, on_each.saved, count, region, shards);
-  cost.workspace = memory_of_shard(cost.workspace, on_each.workspace, count, region, shards);
-  cost.deferred_weight = memory_of_shard(cost.deferred_weight, on_each.deferred_weight, count, region, shards);
-  cost.forward_workspace = memory_of_shard(cost.forward_workspace, on_each.forward_workspace, count, region, shards);
-  return cost;
-}
-
 /// Bytes that recomputed segments of a stage gather under ZeRO 3. Parameters that atoms outside a segment read as well
 /// stay unsharded, and all do if backwards are split. Of the rest a segment keeps up to 256 MiB.
 struct Regathered {
@@ -81,10 +61,13 @@ class StatedCosts {
     return entry->second;
   }
   [[nodiscard]] NodeCost of_atom(NodeId atom, std::int64_t samples) const {
+    const auto& graph = stated_.model.graph;
+    const auto count = static_cast<double>(samples);
+    const NodeCost whole = costs_.node(graph, atom, count);
     const TensorRegion* region = stated_.sliced_in[atom.index()];
-    if (region == nullptr) return costs_.node(stated_.model.graph, atom, static_cast<double>(samples));
+    if (region == nullptr) return whole;
     const int shards = stated_.pipeline.stages[stated_.stage_of[atom.index()]].tensor();
-    return cost_of_shard(stated_.model, costs_, atom, samples, *region, shards);
+    return cost_of_shard(whole, graph, costs_, atom, count, *region, shards);
   }
   /// Bytes that an atom holds permanently.
   [[nodiscard]] Bytes resident(NodeId atom) const {
