@@ -7,12 +7,13 @@
 #include <string>
 #include <vector>
 
+#include <autopar/cost/model_profile.hpp>
+#include <autopar/cost/profiled.hpp>
 #include <autopar/plan/buckets.hpp>
 #include <autopar/plan/options.hpp>
 #include <autopar/plan/plan.hpp>
 #include <autopar/plan/recompute.hpp>
 #include <autopar/plan/search_budget.hpp>
-#include <autopar/plan/variant.hpp>
 #include <autopar/schedule/kind.hpp>
 #include <autopar/schedule/traits.hpp>
 
@@ -32,15 +33,28 @@ struct Capabilities {
 
 /// What autopar's own runtime can do. Plans that it runs use no more.
 [[nodiscard]] inline Capabilities runtime_capabilities() {
-  Capabilities runtime;
-  runtime.schedules.assign(kScheduleKinds.begin(), kScheduleKinds.end());
-  runtime.max_tensor_parallel = std::numeric_limits<int>::max();
-  runtime.max_zero = 3;
-  runtime.recompute = true;
-  runtime.offload = true;
-  runtime.precision = true;
-  return runtime;
+  return {.schedules = {kScheduleKinds.begin(), kScheduleKinds.end()},
+          .max_tensor_parallel = std::numeric_limits<int>::max(),
+          .max_zero = 3,
+          .recompute = true,
+          .offload = true,
+          .precision = true};
 }
+
+/// Another program that trains the request's model, such as one whose class head makes its logits in chunks. A planner
+/// searches the variants of a request after its own program, in their order, and answers with the fastest plan.
+///
+///   request.variants.push_back({.profile = chunked, .costs = measured, .is_worth = [](const Plan* best) { … }});
+struct ProgramVariant {
+  ModelProfile profile;
+  ProfiledCost costs;
+  /// Whether a search may pay, given the best plan so far (null: none fits). Empty: it always may.
+  std::function<bool(const Plan* best)> is_worth{};
+  /// Note of a plan of this variant. @param other  step of the best plan of the earlier programs, if one fits
+  std::function<std::string(std::optional<Seconds> other)> chosen_note{};
+  /// Note of another program's better plan. @param own  step of this variant's plan
+  std::function<std::string(Seconds own)> passed_note{};
+};
 
 /// What to plan for, besides the model and the cluster.
 struct PlanRequest {

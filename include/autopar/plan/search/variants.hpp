@@ -11,7 +11,6 @@
 #include <autopar/plan/outcome.hpp>
 #include <autopar/plan/plan.hpp>
 #include <autopar/plan/request.hpp>
-#include <autopar/plan/variant.hpp>
 
 namespace autopar::detail {
 

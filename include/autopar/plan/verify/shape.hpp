@@ -13,13 +13,11 @@
 
 namespace autopar::verify {
 
-/// Finds why a plan does not divide a model into stages, by definitions alone. A fault begins with the plan's field.
 class ShapeCheck {
  public:
   ShapeCheck(const ModelProfile& model, const Plan& plan)
       : model_(model), plan_(plan), stage_of_(model.graph.node_count(), -1), recomputed_(stage_of_.size(), false) {}
 
-  /// The first fault; empty if there is none.
   [[nodiscard]] std::string run() && {
     std::string fault = of_plan();
     for (const auto part : {&ShapeCheck::of_atoms, &ShapeCheck::of_edges, &ShapeCheck::of_lists, &ShapeCheck::of_ranks,
@@ -178,8 +176,9 @@ class ShapeCheck {
   std::map<ParameterId, std::size_t> reader_;  // the first stage
 };
 
-/// Why a plan does not divide a model into stages: wrong numbers, atoms, ranks or segments. Empty if it does. Whether
-/// its schedule can run them shows when its program is made and validated.
+/// The first reason why a plan does not divide a model into stages, by definitions alone: wrong numbers, atoms, ranks
+/// or segments. It begins with the plan's field, and is empty if there is none. Whether the schedule can run the stages
+/// shows when a program is made and validated.
 [[nodiscard]] inline std::string fault_in_shape(const ModelProfile& model, const Plan& plan) {
   return ShapeCheck(model, plan).run();
 }

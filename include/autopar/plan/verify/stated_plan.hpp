@@ -176,19 +176,20 @@ struct StatedPlan {
 
   /// Groups trained parameters by the stages that read them, the last parameter first.
   void find_groups() {
-    std::vector<std::vector<ParameterId>> own(plan.stages.size());
-    std::map<std::vector<std::size_t>, std::vector<ParameterId>> tied;
+    std::map<std::vector<std::size_t>, std::vector<ParameterId>> read_by;
     for (std::size_t p = readers.size(); p-- > 0;) {
-      if (!model.parameters[p].trainable || readers[p].empty()) continue;
-      (readers[p].size() > 1 ? tied[readers[p]] : own[readers[p].front()]).push_back(ParameterId::of(p));
+      if (model.parameters[p].trainable) read_by[readers[p]].push_back(ParameterId::of(p));
     }
+    const std::size_t count = plan.stages.size();
     const bool shares = std::ranges::any_of(stages_on, [](const auto& on_rank) { return on_rank.size() > 1; });
-    for (std::size_t i = 0; i < own.size(); ++i) {
-      const std::size_t s = shares ? own.size() - 1 - i : i;  // a rank completes its later stage first
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::size_t s = shares ? count - 1 - i : i;  // a rank completes its later stage first
       const Mesh& mesh = pipeline.stages[s];
-      for (int t = 0; t < mesh.tensor(); ++t) add_group(StageId::of(s), mesh.replica_group(t), own[s]);
+      for (int t = 0; t < mesh.tensor(); ++t) add_group(StageId::of(s), mesh.replica_group(t), read_by[{s}]);
     }
-    for (const auto& [by, parameters] : tied) add_group(StageId::none(), ranks_of(by), parameters);
+    for (const auto& [by, parameters] : read_by) {
+      if (by.size() > 1) add_group(StageId::none(), ranks_of(by), parameters);
+    }
   }
 
   /// Cuts gradients into buckets, which hold elements of one size each.

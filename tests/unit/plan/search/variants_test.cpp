@@ -1,4 +1,4 @@
-#include <autopar/plan/variant.hpp>
+#include <autopar/plan/request.hpp>
 
 #include <algorithm>
 #include <limits>
