@@ -109,7 +109,7 @@ struct ShardedBuckets {
   BucketCut units;
   BucketCut whole;
 };
-/// @param zero  the plan's level; tied parameters are sharded at level 1 at most
+/// @param zero  the plan's level; at 0 nothing is in units, and tied parameters are sharded at level 1
 [[nodiscard]] inline ShardedBuckets sharded_buckets_of(const Workload& work, const ParameterGroup& group,
                                                        const BucketPolicy& policy, int zero) {
   std::vector<BucketItem> in_units, others;

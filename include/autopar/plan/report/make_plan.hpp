@@ -1,7 +1,6 @@
 #pragma once
 
 #include <algorithm>
-#include <map>
 #include <set>
 #include <span>
 #include <string>
@@ -142,20 +141,13 @@ class PlanMaker {
     const Workload work =
         best.staging.tensor.empty() ? work_ : in_shards(work_, best.staging, best.terms.optimizations.sequence);
     const auto most = [&](const BucketPolicy& policy) {
-      std::map<StageId, std::size_t> counts;
+      std::size_t tied = 0, out = 0;
       for (const auto& group : parameter_groups(work, best.staging, best.terms.meshes)) {
-        const bool is_first = !group.stage.valid() ||
-                              std::ranges::binary_search(group.ranks, best.terms.meshes[group.stage.index()].rank(0));
-        if (!is_first) continue;  // tensor shards have as many each
-        if (plan.zero == 0) {
-          counts[group.stage] += buckets_of(work, group, policy).buckets.size();
-          continue;
-        }
-        const auto sharded = sharded_buckets_of(work, group, policy, plan.zero);
-        counts[group.stage] += sharded.units.buckets.size() + sharded.whole.buckets.size();
+        const auto [units, whole] = sharded_buckets_of(work, group, policy, plan.zero);
+        const std::size_t count = units.buckets.size() + whole.buckets.size();
+        if (!group.stage.valid()) tied += count;
+        out = std::max({out, tied, count});  // a stage has one group, or equal ones of its tensor shards
       }
-      std::size_t out = 0;
-      for (const auto& [stage, count] : counts) out = std::max(out, count);
       return out;
     };
     const auto own = most(plan.buckets), usual = most(BucketPolicy{});
