@@ -63,6 +63,19 @@ struct Timeline {
 
 namespace detail {
 
+/// The most that actions hold at once from a forward to the last part of its backward.
+/// @param size  of what one of them holds
+template <class Actions, class Size>
+[[nodiscard]] auto peak_held(const Actions& actions, const Size& size) {
+  std::decay_t<decltype(size(actions.front()))> held{}, peak{};
+  for (const auto& action : actions) {
+    if (action.kind == ActionKind::kForward) held += size(action);
+    peak = std::max(peak, held);
+    if (gives_weight_gradients(action.kind)) held -= size(action);
+  }
+  return peak;
+}
+
 /// A program with messages linked to their sends and receives and compute actions numbered within each rank.
 class LinkedProgram {
  public:
@@ -424,17 +437,9 @@ template <ProgramCosts Costs>
 /// `size(stage, samples)` is what one forward leaves in memory, in any type that adds and compares (bytes, counts).
 template <std::invocable<StageId, std::int64_t> Size>
 [[nodiscard]] auto peak_activations(const Program& program, const Size& size) {
-  using Amount = std::decay_t<std::invoke_result_t<const Size&, StageId, std::int64_t>>;
-  std::vector<Amount> peaks;
-  for (const auto& actions : program.ranks) {
-    Amount held{}, peak{};
-    for (const Action& action : actions) {
-      if (action.kind == ActionKind::kForward) held += size(action.stage, action.samples.size());
-      peak = std::max(peak, held);
-      if (gives_weight_gradients(action.kind)) held -= size(action.stage, action.samples.size());
-    }
-    peaks.push_back(peak);
-  }
+  const auto size_of = [&](const Action& action) { return size(action.stage, action.samples.size()); };
+  std::vector<std::decay_t<std::invoke_result_t<const Size&, StageId, std::int64_t>>> peaks;
+  for (const auto& actions : program.ranks) peaks.push_back(detail::peak_held(actions, size_of));
   return peaks;
 }
 

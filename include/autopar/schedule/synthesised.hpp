@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -81,8 +80,7 @@ struct Synthesised {
           budget_(policy.budget) {
       for (auto& lane : problem_.lanes) {
         // With memory for all micro-batches no limit is needed.
-        if (layout_.microbatches * lane.held * (1 + 1e-9) <= lane.limit)
-          lane.limit = std::numeric_limits<double>::infinity();
+        if (layout_.microbatches * lane.held * (1 + 1e-9) <= lane.limit) lane.limit = detail::kNever;
         if (lane.held <= lane.limit) continue;
         throw InvalidArgument("schedule synth: rank " + std::to_string(lane.ranks.front().value()) + " may hold " +
                               std::to_string(lane.limit) + " bytes, but one micro-batch in its stages takes " +
@@ -91,7 +89,7 @@ struct Synthesised {
     }
 
     [[nodiscard]] Synthesis run() {
-      best_.step = best_.best_fixed = Seconds(std::numeric_limits<double>::infinity());
+      best_.step = Seconds(detail::kNever);
       best_.lower_bound = reader_.lower_bound();
       for (const ScheduleKind kind : kScheduleKinds) try_fixed(kind);
       best_.best_fixed = best_.step;
@@ -99,7 +97,7 @@ struct Synthesised {
         list_rules();
         sharpen();
         improve();
-        for (const Start& start : starts_) judge(start);
+        for (const OrdersFound& found : found_) judge(found);
       }
       best_.states = policy_.budget - budget_;
       best_.orders.microbatches = layout_.microbatches;
@@ -107,14 +105,9 @@ struct Synthesised {
     }
 
    private:
-    using Orders = std::vector<std::vector<detail::SynthesisAction>>;  // by lane
-    struct Start {
-      double makespan;
-      Orders orders;
-      ScheduleKind origin = kSynthesisedSchedule;
-    };
-    static constexpr std::size_t kStarts = 6;  // timelines that are improved further
-    static constexpr int kSharpenings = 6;     // of each
+    using OrdersFound = detail::OrdersFound;
+    static constexpr std::size_t kKept = 6;  // orders that are improved further
+    static constexpr int kSharpenings = 6;   // of each
 
     [[nodiscard]] bool is_bound(double step) const { return step <= best_.lower_bound.value() * (1 + 1e-9); }
 
@@ -123,18 +116,18 @@ struct Synthesised {
       auto orders = fixed_orders(kind);
       if (!orders) return;
       for (std::size_t l = 0; l < orders->size(); ++l) {
-        if (detail::peak_held(problem_, (*orders)[l]) > problem_.lanes[l].limit) return;
+        if (!problem_.fits((*orders)[l], problem_.lanes[l])) return;
       }
       detail::OrderedTimeline timeline(problem_);
       if (!timeline.play(*orders)) return;
-      starts_.push_back({timeline.makespan(), std::move(*orders), kind});
-      judge(starts_.back());
+      found_.push_back({std::move(*orders), timeline.makespan(), kind});
+      judge(found_.back());
     }
 
-    /// The orders of a fixed schedule by lane. All replicas of a stage have the same order, so the orders run whichever
-    /// slices are empty. Each lane is one rank, and all ranks of a stage receive from all ranks of another. Empty if
-    /// the stages do not have the schedule's layout.
-    [[nodiscard]] std::optional<Orders> fixed_orders(ScheduleKind kind) const {
+    /// The orders of a fixed schedule. All replicas of a stage have the same order, so the orders run whichever slices
+    /// are empty. Each lane is one rank, and all ranks of a stage receive from all ranks of another. Empty if the
+    /// stages do not have the schedule's layout.
+    [[nodiscard]] std::optional<detail::LaneOrders> fixed_orders(ScheduleKind kind) const {
       Pipeline lanes{.ranks = static_cast<int>(problem_.lanes.size()), .stages = {}, .channels = {}, .groups = {}};
       for (const auto& stage : problem_.stages) {
         std::vector<Rank> ranks;
@@ -148,12 +141,12 @@ struct Synthesised {
         if (channel.from.valid() && channel.to.valid()) lanes.channels.push_back(channel);
       }
       const int m = layout_.microbatches;
-      Orders orders(problem_.lanes.size());
+      detail::LaneOrders orders(problem_.lanes.size());
       const BatchLayout full{std::vector<std::int64_t>(orders.size(), m), m};
       const Program program = make_program(lanes, full, kind);
       for (std::size_t l = 0; l < orders.size(); ++l) {
         for (const Action& action : program.ranks[l]) {
-          if (is_compute(action.kind)) orders[l].push_back({action.stage.index(), action.kind, action.microbatch});
+          if (is_compute(action.kind)) orders[l].push_back({action.kind, action.microbatch, action.stage});
         }
       }
       return orders;
@@ -161,90 +154,73 @@ struct Synthesised {
 
     void list_rules() {
       using Rule = detail::SynthesisRule;
-      constexpr double kAny = std::numeric_limits<double>::infinity();
       detail::ListScheduler scheduler(problem_);
-      for (const double slack : {kAny, 1.0, 1.2, 1.5, 2.0, 3.0}) {
+      for (const double slack : {detail::kNever, 1.0, 1.2, 1.5, 2.0, 3.0}) {
         for (const auto kinds : {Rule::Kinds::kBackwardFirst, Rule::Kinds::kAlternate, Rule::Kinds::kForwardFirst,
                                  Rule::Kinds::kWeightFirst}) {
           for (const auto chunks : {Rule::Chunks::kFurthest, Rule::Chunks::kEarliest, Rule::Chunks::kNearest}) {
             for (const double patience : {0.0, 0.5, 1.0}) {
-              if (budget_ <= policy_.budget / 4 || (!starts_.empty() && is_bound(fastest().makespan))) return;
+              if (budget_ <= policy_.budget / 4 || any_is_bound()) return;
               --budget_;
+              const double slowest_kept = found_.size() < kKept ? detail::kNever : found_.back().makespan;
               keep(scheduler.run({.kinds = kinds, .chunks = chunks, .slack = slack, .patience = patience},
-                                 slowest_kept()));
+                                 slowest_kept));
             }
           }
         }
       }
     }
 
-    [[nodiscard]] const Start& fastest() const {
-      return *std::min_element(starts_.begin(), starts_.end(),
-                               [](const Start& a, const Start& b) { return a.makespan < b.makespan; });
+    [[nodiscard]] bool any_is_bound() const {
+      return std::ranges::any_of(found_, [&](const OrdersFound& found) { return is_bound(found.makespan); });
     }
 
-    /// The makespan above which timelines are not kept.
-    [[nodiscard]] double slowest_kept() const {
-      return starts_.size() < kStarts ? std::numeric_limits<double>::infinity() : starts_.back().makespan;
-    }
-
-    /// Keeps the fastest timelines, one for each makespan.
-    void keep(detail::SynthesisTimeline timeline) {
-      if (timeline.makespan == std::numeric_limits<double>::infinity()) return;  // aborted
-      for (const Start& start : starts_) {
-        if (start.makespan == timeline.makespan && start.origin == kSynthesisedSchedule) return;
-      }
-      starts_.push_back({timeline.makespan, std::move(timeline.orders)});
-      std::stable_sort(starts_.begin(), starts_.end(),
-                       [](const Start& a, const Start& b) { return a.makespan < b.makespan; });
-      if (starts_.size() > kStarts) starts_.pop_back();
+    /// Keeps the fastest orders, one for each makespan.
+    void keep(OrdersFound made) {
+      const bool known = std::ranges::any_of(found_, [&](const OrdersFound& found) {
+        return found.makespan == made.makespan && found.origin == made.origin;
+      });
+      if (known || made.makespan == detail::kNever) return;  // infinite: aborted
+      found_.push_back(std::move(made));
+      std::ranges::stable_sort(found_, {}, &OrdersFound::makespan);
+      if (found_.size() > kKept) found_.pop_back();
     }
 
     /// Repeats list scheduling with the tail of each compute action in a timeline as its urgency.
     void sharpen() {
       detail::ListScheduler scheduler(problem_);
       detail::OrderedTimeline timeline(problem_);
-      const std::vector<Start> starts = starts_;
-      for (const Start& start : starts) {
-        Orders orders = start.orders;
+      for (OrdersFound found : std::vector(found_)) {
         for (int i = 0; i < kSharpenings && budget_ > policy_.budget / 4; ++i) {
-          if (!timeline.play(orders)) break;
+          if (!timeline.play(found.orders)) break;
           const auto urgency = timeline.tails();
           --budget_;
-          auto listed = scheduler.run({.patience = i % 2 == 0 ? 0.0 : 1.0, .urgency = &urgency});
-          orders = listed.orders;
-          keep(std::move(listed));
+          found = scheduler.run({.patience = i % 2 == 0 ? 0.0 : 1.0, .urgency = &urgency});
+          keep(found);
         }
       }
     }
 
     void improve() {
       detail::OrderSearch search(problem_);
-      for (std::size_t i = 0; i < starts_.size(); ++i) {
-        std::int64_t share = budget_ / static_cast<std::int64_t>(starts_.size() - i);
+      for (std::size_t i = 0; i < found_.size(); ++i) {
+        std::int64_t share = budget_ / static_cast<std::int64_t>(found_.size() - i);
         budget_ -= share;
-        starts_[i].makespan = search.improve(starts_[i].orders, share);
+        search.improve(found_[i], share);
         budget_ += share;
       }
     }
 
-    void judge(const Start& start) {
-      std::vector<std::vector<ComputeAction>> ranks(layout_.local.size());
-      for (std::size_t l = 0; l < start.orders.size(); ++l) {
-        std::vector<ComputeAction> computes;
-        for (const auto& compute : start.orders[l])
-          computes.push_back({compute.kind, compute.microbatch, StageId::of(compute.stage)});
-        for (const Rank rank : problem_.lanes[l].ranks) ranks[rank.index()] = computes;
+    /// Simulates the orders on the pipeline itself, with every rank in its lane's order.
+    void judge(const OrdersFound& found) {
+      GivenOrders orders{detail::LaneOrders(layout_.local.size()), layout_.microbatches};
+      for (std::size_t l = 0; l < found.orders.size(); ++l) {
+        for (const Rank rank : problem_.lanes[l].ranks) orders.orders[rank.index()] = found.orders[l];
       }
-      offer(std::move(ranks), start.origin);
-    }
-
-    void offer(std::vector<std::vector<ComputeAction>> ranks, ScheduleKind origin) {
-      GivenOrders orders{std::move(ranks), layout_.microbatches};
       const Seconds step = simulate(pipeline_, make_program(pipeline_, layout_, orders), policy_.costs).step;
       if (step >= best_.step) return;
       best_.step = step;
-      best_.origin = origin;
+      best_.origin = found.origin;
       best_.orders = std::move(orders);
     }
 
@@ -254,7 +230,7 @@ struct Synthesised {
     detail::ProblemReader<Costs> reader_;
     detail::SynthesisProblem problem_;
     std::int64_t budget_;
-    std::vector<Start> starts_;
+    std::vector<OrdersFound> found_;  // after the fixed schedules: the fastest first
     Synthesis best_;
   };
 };

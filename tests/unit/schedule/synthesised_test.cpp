@@ -119,7 +119,7 @@ class BruteForce {
     const std::size_t stage = problem_.lanes[lane].stages.front();
     const int computes = problem_.stages[stage].split ? 3 : 2;
     if (order.size() == static_cast<std::size_t>(computes * problem_.microbatches)) {
-      if (detail::peak_held(problem_, order) <= problem_.lanes[lane].limit) extend(lane + 1);
+      if (problem_.fits(order, problem_.lanes[lane])) extend(lane + 1);
       return;
     }
     for (int m = 0; m < problem_.microbatches; ++m) {
@@ -128,7 +128,7 @@ class BruteForce {
       if (done == computes) continue;
       const ActionKind kinds[] = {ActionKind::kForward, problem_.stages[stage].first_backward(),
                                   ActionKind::kBackwardWeight};
-      order.push_back({stage, kinds[done], m});
+      order.push_back({kinds[done], m, StageId::of(stage)});
       extend(lane);
       order.pop_back();
     }
@@ -136,7 +136,7 @@ class BruteForce {
 
   const detail::SynthesisProblem& problem_;
   detail::OrderedTimeline timeline_;
-  std::vector<std::vector<detail::SynthesisAction>> orders_;
+  detail::LaneOrders orders_;
   double best_ = std::numeric_limits<double>::infinity();
 };
 

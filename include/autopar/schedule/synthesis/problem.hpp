@@ -16,15 +16,21 @@
 #include <autopar/schedule/concepts.hpp>
 #include <autopar/schedule/pipeline.hpp>
 #include <autopar/schedule/simulate.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar::detail {
 
-/// One compute action of a synthesis problem.
-struct SynthesisAction {
-  std::size_t stage = 0;
-  ActionKind kind = ActionKind::kForward;
-  int microbatch = 0;
-  friend bool operator==(const SynthesisAction&, const SynthesisAction&) = default;
+/// Of an event that never happens.
+inline constexpr double kNever = std::numeric_limits<double>::infinity();
+
+/// Compute actions by lane of a synthesis problem.
+using LaneOrders = std::vector<std::vector<ComputeAction>>;
+
+/// A solution of a synthesis problem.
+struct OrdersFound {
+  LaneOrders orders;
+  double makespan = kNever;
+  ScheduleKind origin = kSynthesisedSchedule;
 };
 
 /// What determines the duration of a step, without its batch. Replicas of a stage run their compute actions together,
@@ -42,17 +48,11 @@ struct SynthesisProblem {
     std::vector<Link> values;     // from stages whose forward comes before
     std::vector<Link> gradients;  // from stages whose backward comes before this stage's
     bool split = false;           // its backwards come in two parts
+
     [[nodiscard]] double seconds(ActionKind kind) const {
-      switch (kind) {
-        case ActionKind::kForward:
-          return forward;
-        case ActionKind::kBackward:
-          return backward;
-        case ActionKind::kBackwardInput:
-          return input;
-        default:
-          return weight;
-      }
+      if (kind == ActionKind::kForward) return forward;
+      if (kind == ActionKind::kBackward) return backward;
+      return kind == ActionKind::kBackwardInput ? input : weight;
     }
     [[nodiscard]] ActionKind first_backward() const {
       return split ? ActionKind::kBackwardInput : ActionKind::kBackward;
@@ -61,38 +61,67 @@ struct SynthesisProblem {
   struct Lane {
     std::vector<Rank> ranks;
     std::vector<std::size_t> stages;
-    double limit = std::numeric_limits<double>::infinity();
-    double held = 0;  // of one micro-batch in all stages of the lane
+    double limit = kNever;
+    double held = 0, work = 0;  // bytes and seconds of one micro-batch in all stages of the lane
   };
   std::vector<Stage> stages;
   std::vector<Lane> lanes;
   int microbatches = 1;
 
-  /// Index of a compute action in tables of all compute actions.
-  [[nodiscard]] std::size_t index(std::size_t stage, ActionKind kind, int microbatch) const {
-    const std::size_t part = kind == ActionKind::kForward ? 0 : kind == ActionKind::kBackwardWeight ? 2 : 1;
-    return (3 * stage + part) * static_cast<std::size_t>(microbatches) + static_cast<std::size_t>(microbatch);
+  [[nodiscard]] const Stage& stage_of(ComputeAction compute) const { return stages[compute.stage.index()]; }
+
+  /// Index of a compute action in tables of all compute actions. A backward has the index of its input backward.
+  [[nodiscard]] std::size_t index(ComputeAction compute) const {
+    const std::size_t part = compute.kind == ActionKind::kForward          ? 0
+                             : compute.kind == ActionKind::kBackwardWeight ? 2
+                                                                           : 1;
+    return (3 * compute.stage.index() + part) * static_cast<std::size_t>(microbatches) +
+           static_cast<std::size_t>(compute.microbatch);
   }
-  [[nodiscard]] std::size_t index(const SynthesisAction& compute) const {
-    return index(compute.stage, compute.kind, compute.microbatch);
+  [[nodiscard]] std::size_t computes() const { return 3 * stages.size() * static_cast<std::size_t>(microbatches); }
+
+  /// Calls `visit(input, delay)` for every compute action whose data an action needs.
+  template <class Visit>
+  void for_each_input(ComputeAction compute, const Visit& visit) const {
+    const auto visit_links = [&](const std::vector<Link>& links, bool backwards) {
+      for (const Link& link : links) {
+        const ActionKind kind = backwards ? stages[link.stage].first_backward() : ActionKind::kForward;
+        visit(ComputeAction{kind, compute.microbatch, StageId::of(link.stage)}, link.delay);
+      }
+    };
+    if (compute.kind == ActionKind::kBackwardWeight) {
+      visit(ComputeAction{ActionKind::kBackwardInput, compute.microbatch, compute.stage}, 0.0);
+    } else if (compute.kind == ActionKind::kForward) {
+      visit_links(stage_of(compute).values, false);
+    } else {
+      visit(ComputeAction{ActionKind::kForward, compute.microbatch, compute.stage}, 0.0);
+      visit_links(stage_of(compute).gradients, true);
+    }
   }
+
+  /// When an action has all data.
+  /// @param end  by index: the end of every compute action
+  [[nodiscard]] double ready(ComputeAction compute, const std::vector<double>& end) const {
+    double ready = 0;
+    for_each_input(compute,
+                   [&](ComputeAction input, double delay) { ready = std::max(ready, end[index(input)] + delay); });
+    return ready;
+  }
+
+  [[nodiscard]] bool fits(const std::vector<ComputeAction>& order, const Lane& lane) const {
+    return peak_held(order, [&](ComputeAction compute) { return stage_of(compute).held; }) <= lane.limit;
+  }
+
   /// By stage: the number of micro-batches that the busiest lane can compute during one round trip. A round trip goes
   /// from the stage's forward to the end of the pipeline and back, including all compute actions and messages on the
   /// way.
   [[nodiscard]] std::vector<double> rounds_in_flight() const {
     std::vector<double> below(stages.size(), 0), way(stages.size(), 0);
     double pace = 0;
-    for (const Lane& lane : lanes) {
-      double work = 0;
-      for (const std::size_t s : lane.stages) {
-        work += stages[s].forward + (stages[s].split ? stages[s].input + stages[s].weight : stages[s].backward);
-      }
-      pace = std::max(pace, work);
-    }
+    for (const Lane& lane : lanes) pace = std::max(pace, lane.work);
     for (std::size_t s = stages.size(); s-- > 0;) {
       const Stage& stage = stages[s];
-      const double own = stage.forward + stage.seconds(stage.first_backward());
-      below[s] += own;
+      below[s] += stage.forward + stage.seconds(stage.first_backward());
       way[s] = pace > 0 ? (below[s] + (stage.split ? stage.weight : 0)) / pace : 1;
       for (const Link& value : stage.values) {
         double back = value.delay;
@@ -104,8 +133,6 @@ struct SynthesisProblem {
     }
     return way;
   }
-
-  [[nodiscard]] std::size_t computes() const { return 3 * stages.size() * static_cast<std::size_t>(microbatches); }
 };
 
 /// Derives a problem from a pipeline with the simulator's costs.
@@ -122,15 +149,16 @@ class ProblemReader {
     SynthesisProblem out;
     out.microbatches = split_.microbatches();
     for (std::size_t s = 0; s < pipeline_.stages.size(); ++s) {
-      SynthesisProblem::Stage stage;
-      const auto largest = largest_slice(StageId::of(s));
-      stage.forward = costs_.forward(StageId::of(s), largest).value();
-      stage.backward = costs_.backward(StageId::of(s), largest).value();
-      stage.input = costs_.backward_input(StageId::of(s), largest).value();
-      stage.weight = costs_.backward_weight(StageId::of(s), largest).value();
+      const auto id = StageId::of(s);
+      const auto sizes = slice_sizes(id);
+      const std::int64_t largest = sizes.empty() ? 1 : *sizes.rbegin();
+      SynthesisProblem::Stage& stage = out.stages.emplace_back();
+      stage.forward = costs_.forward(id, largest).value();
+      stage.backward = costs_.backward(id, largest).value();
+      stage.input = costs_.backward_input(id, largest).value();
+      stage.weight = costs_.backward_weight(id, largest).value();
       stage.split = parts_backwards && stage.weight > 0;
       stage.held = held.empty() ? 1 : static_cast<double>(held[s].value());
-      out.stages.push_back(std::move(stage));
     }
     add_lanes(out, limits);
     for (const Channel& channel : pipeline_.channels) {
@@ -145,43 +173,40 @@ class ProblemReader {
   /// A lower bound on the simulated step of any order. A rank runs all its compute actions after the shortest path from
   /// the source to one of its stages.
   [[nodiscard]] Seconds lower_bound() const {
-    const std::size_t stages = pipeline_.stages.size();
-    std::vector<double> head(stages, 0);  // time before any forward of the stage can start
-    double bound = 0;
-    for (std::size_t s = 0; s < stages; ++s) {
+    std::vector<double> head(pipeline_.stages.size(), 0);  // time before any forward of the stage can start
+    std::vector<double> first(static_cast<std::size_t>(pipeline_.ranks), kNever), work(first.size(), 0);
+    for (std::size_t s = 0; s < head.size(); ++s) {
+      const auto id = StageId::of(s);
       for (const Channel& channel : pipeline_.channels) {
-        if (channel.to != StageId::of(s) || !channel.from.valid()) continue;
-        const std::size_t from = channel.from.index();
-        head[s] = std::max(head[s], head[from] + least_forward(channel.from) + least_delay(channel));
+        if (channel.to != id || !channel.from.valid()) continue;
+        const double before = head[channel.from.index()] + least_forward(channel.from) + least_delay(channel);
+        head[s] = std::max(head[s], before);
       }
-    }
-    for (int r = 0; r < pipeline_.ranks; ++r) {
-      double work = 0, first = std::numeric_limits<double>::infinity();
-      for (std::size_t s = 0; s < stages; ++s) {
-        const auto replica = pipeline_.stages[s].replica_of(Rank(r));
-        if (!replica) continue;
-        for (int m = 0; m < split_.microbatches(); ++m) {
-          const auto slice = split_.slice(StageId::of(s), *replica, m).size();
-          if (slice == 0) continue;
-          first = std::min(first, head[s]);
-          work += costs_.forward(StageId::of(s), slice).value() +
-                  std::min(costs_.backward(StageId::of(s), slice).value(),
-                           costs_.backward_input(StageId::of(s), slice).value() +
-                               costs_.backward_weight(StageId::of(s), slice).value());
+      for (int m = 0; m < split_.microbatches(); ++m) {
+        for (const MicrobatchSlice& slice : split_.slices(id, m)) {
+          const auto samples = slice.samples.size();
+          double& seconds = work[slice.rank.index()];
+          seconds += costs_.forward(id, samples).value() +
+                     std::min(costs_.backward(id, samples).value(),
+                              costs_.backward_input(id, samples).value() + costs_.backward_weight(id, samples).value());
+          first[slice.rank.index()] = std::min(first[slice.rank.index()], head[s]);
         }
       }
-      if (work > 0) bound = std::max(bound, first + work);
+    }
+    double bound = 0;
+    for (std::size_t r = 0; r < work.size(); ++r) {
+      if (work[r] > 0) bound = std::max(bound, first[r] + work[r]);
     }
     return Seconds(bound);
   }
 
  private:
-  [[nodiscard]] std::int64_t largest_slice(StageId stage) const {
-    std::int64_t largest = 0;
+  [[nodiscard]] std::set<std::int64_t> slice_sizes(StageId stage) const {
+    std::set<std::int64_t> sizes;
     for (int m = 0; m < split_.microbatches(); ++m) {
-      for (const MicrobatchSlice& slice : split_.slices(stage, m)) largest = std::max(largest, slice.samples.size());
+      for (const MicrobatchSlice& slice : split_.slices(stage, m)) sizes.insert(slice.samples.size());
     }
-    return std::max<std::int64_t>(1, largest);
+    return sizes;
   }
 
   void add_lanes(SynthesisProblem& out, const std::vector<Bytes>& limits) const {
@@ -193,17 +218,17 @@ class ProblemReader {
       }
       if (mine.empty()) continue;
       const auto [at, added] = lane_of.try_emplace(mine, out.lanes.size());
-      if (added) {
-        out.lanes.push_back({.ranks = {}, .stages = mine});
-        for (const std::size_t s : mine) {
-          out.stages[s].lanes.push_back(at->second);
-          out.lanes.back().held += out.stages[s].held;
-        }
-      }
+      if (added) out.lanes.push_back({.ranks = {}, .stages = mine});
       auto& lane = out.lanes[at->second];
       lane.ranks.push_back(Rank(r));
       if (!limits.empty()) {
         lane.limit = std::min(lane.limit, static_cast<double>(limits[static_cast<std::size_t>(r)].value()));
+      }
+      for (std::size_t i = 0; added && i < mine.size(); ++i) {
+        auto& stage = out.stages[mine[i]];
+        stage.lanes.push_back(at->second);
+        lane.held += stage.held;
+        lane.work += stage.forward + (stage.split ? stage.input + stage.weight : stage.backward);
       }
     }
   }
@@ -211,39 +236,29 @@ class ProblemReader {
   /// The delay for the first micro-batch that has samples, until its last receiver has all messages.
   [[nodiscard]] double delay(const Channel& channel, Flow flow) const {
     std::map<Rank, double> arriving;
-    for_each_message(channel, flow, [&](const Route& route, double seconds) { arriving[route.to] += seconds; });
+    for (int m = 0; m < split_.microbatches() && arriving.empty(); ++m) {
+      for (const Route& route : split_.routes(channel, m, flow)) arriving[route.to] += seconds(channel, m, flow, route);
+    }
     double last = 0;
     for (const auto& [rank, seconds] : arriving) last = std::max(last, seconds);
     return last;
   }
 
   [[nodiscard]] double least_delay(const Channel& channel) const {
-    double least = std::numeric_limits<double>::infinity();
+    double least = kNever;
     for (int m = 0; m < split_.microbatches(); ++m) {
       for (const Route& route : split_.routes(channel, m, Flow::kValue)) {
         least = std::min(least, seconds(channel, m, Flow::kValue, route));
       }
     }
-    return least < std::numeric_limits<double>::infinity() ? least : 0;
+    return least < kNever ? least : 0;
   }
 
   [[nodiscard]] double least_forward(StageId stage) const {
-    double least = std::numeric_limits<double>::infinity();
-    std::set<std::int64_t> sizes;
-    for (int m = 0; m < split_.microbatches(); ++m) {
-      for (const MicrobatchSlice& slice : split_.slices(stage, m)) sizes.insert(slice.samples.size());
-    }
+    const auto sizes = slice_sizes(stage);
+    double least = kNever;
     for (const auto size : sizes) least = std::min(least, costs_.forward(stage, size).value());
     return sizes.empty() ? 0 : least;
-  }
-
-  template <class Visit>
-  void for_each_message(const Channel& channel, Flow flow, const Visit& visit) const {
-    for (int m = 0; m < split_.microbatches(); ++m) {
-      const auto routes = split_.routes(channel, m, flow);
-      for (const Route& route : routes) visit(route, seconds(channel, m, flow, route));
-      if (!routes.empty()) return;
-    }
   }
 
   [[nodiscard]] double seconds(const Channel& channel, int m, Flow flow, const Route& route) const {
