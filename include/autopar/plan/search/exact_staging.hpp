@@ -34,7 +34,7 @@ struct ExactStaging {
   /// @param result  of those searches; is proven if this search is completed, too
   void search_mixed(const StepObjective& objective, SearchResult& result) const {
     Constraints plain = objective.constraints();
-    std::erase_if(plain.schedules, [](ScheduleKind kind) { return !ChunkedStaging::is_plain(kind); });
+    std::erase_if(plain.schedules, [](ScheduleKind kind) { return !has_closed_form(kind); });
     const bool all_plain = plain.schedules.size() == objective.constraints().schedules.size();
     result.proven = search_mixed_plain(objective.under(plain), result) && all_plain;
     result.lower_bound = result.proven ? result.candidates.best_step() : Seconds{};

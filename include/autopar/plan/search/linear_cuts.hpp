@@ -76,9 +76,9 @@ class LinearCuts {
 
   bool fill(Cut& cut, CutGoal goal, bool must_fit) const {
     Staging& staging = cut.staging;
-    constexpr double kNever = std::numeric_limits<double>::infinity();
+    constexpr double kInfinite = std::numeric_limits<double>::infinity();
     const std::size_t n = order_.size(), stages = staging.replicas.size();
-    std::vector<double> best(n + 1, kNever);
+    std::vector<double> best(n + 1, kInfinite);
     best[0] = 0;
     std::vector<std::vector<std::size_t>> from(stages, std::vector<std::size_t>(n + 1, n));
     for (std::size_t s = 0; s < stages; ++s) {
@@ -86,13 +86,13 @@ class LinearCuts {
       const Sums total = sums(slice);
       const int in_flight = peak_in_flight(staging.schedule, objective_.work().loss_mode, static_cast<int>(s),
                                            staging.stages(), staging.microbatches);
-      std::vector<double> next(n + 1, kNever);
+      std::vector<double> next(n + 1, kInfinite);
       for (std::size_t j = s + 1; j + (stages - s - 1) <= n; ++j) {
         std::int64_t workspace = 0;
         for (std::size_t i = j; i-- > s;) {
           // The workspace of each node, beside what it and earlier nodes keep.
           workspace = std::max(workspace, total.workspace[i] - (total.saved[j] - total.saved[i + 1]));
-          if (best[i] == kNever) continue;
+          if (best[i] == kInfinite) continue;
           const std::int64_t saved = (total.saved[j] - total.saved[i]) * in_flight;
           const std::int64_t held = held_[i * (n + 1) + j].at(staging.replicas[s]) + workspace;
           const double recompute = recomputes() ? recomputed(held, saved) : 0;
@@ -110,7 +110,7 @@ class LinearCuts {
       }
       best = std::move(next);
     }
-    if (best[n] == kNever) return false;
+    if (best[n] == kInfinite) return false;
     cut.bottleneck = best[n];
     for (std::size_t s = stages, end = n; s-- > 0; end = from[s][end]) {
       for (std::size_t i = from[s][end]; i < end; ++i) staging.stage_of[order_[i].index()] = static_cast<int>(s);

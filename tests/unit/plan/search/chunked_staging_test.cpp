@@ -116,7 +116,7 @@ TEST_CASE("Planner: every schedule can be requested if supported") {
     CHECK(fault_of(model, cluster, request, plan) == "");
     CHECK(plan_with_defaults(model, cluster, request) == plan);
     request.runtime = {};
-    if (!ChunkedStaging::is_plain(kind)) CHECK_THROWS_AS(plan_with_defaults(model, cluster, request), InvalidArgument);
+    if (!has_closed_form(kind)) CHECK_THROWS_AS(plan_with_defaults(model, cluster, request), InvalidArgument);
   }
 }
 

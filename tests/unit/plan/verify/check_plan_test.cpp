@@ -206,7 +206,7 @@ void check_full_cases(int cases) {
     if (optimizations.offload == Offload::kOptimizer) ++met[c.cluster.host ? "offloaded" : "offloaded in place"];
     if (optimizations.offload == Offload::kOptimizer && !c.request.options.offload) ++met["offloaded to fit"];
     if (optimizations.recomputes()) ++met["recomputed"];
-    if (optimizations.recomputes() && !ChunkedStaging::is_plain(plan->schedule)) ++met["recomputed, chunked"];
+    if (optimizations.recomputes() && !has_closed_form(plan->schedule)) ++met["recomputed, chunked"];
   }
   CHECK(met["all"] * 700 > 400 * cases);
   CHECK(met["recomputed"] * 700 > 100 * cases);
