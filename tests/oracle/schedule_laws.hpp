@@ -149,4 +149,18 @@ inline void write_order(ScheduleLaws& laws, ScheduleKind schedule) {
   throw InvalidArgument("oracle: there is no law of this schedule");
 }
 
+/// The number of micro-batches from which on the closed forms hold, if forward, input and weight backward take equally
+/// long.
+inline int filled_by(ScheduleKind kind, int positions) {
+  switch (kind) {
+    case ScheduleKind::kGPipe:
+    case ScheduleKind::kOneFOneB:
+      return 1;
+    case ScheduleKind::kZbV:
+      return 2 * positions - 1;
+    default:
+      return positions;
+  }
+}
+
 }  // namespace autopar::oracle

@@ -112,7 +112,8 @@ PipelineCase make_case(ScheduleKind kind, int zero) {
   PipelineCase out;
   out.pipeline.ranks = 3;
   const std::vector<Rank> first{Rank(2), Rank(0)};
-  out.pipeline.stages = stages_for(kind, {first, {Rank(1)}}, kind == ScheduleKind::kInterleaved ? 2 : 1);
+  out.pipeline.stages =
+      stages_in(traits_of(kind).layout, {first, {Rank(1)}}, kind == ScheduleKind::kInterleaved ? 2 : 1);
   const auto stages = out.pipeline.stages.size();
   for (std::size_t s = 0; s < stages; ++s) {
     out.pipeline.channels.push_back({s == 0 ? kSource : StageId::of(s - 1), StageId::of(s), kBatched, true});

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <autopar/core/error.hpp>
@@ -36,120 +38,18 @@ struct Route {
   return (samples * m + first % microbatches) / microbatches;
 }
 
-/// The samples of every rank, stage and micro-batch of a call. Programs, engines and checks share this arithmetic.
-///
-/// The global batch is the concatenation of the ranks' local batches in rank order. Micro-batch m concatenates, in rank
-/// order, one piece of each local batch. A piece begins at `piece_begin(b, first, m, M)` (b samples, M micro-batches).
-/// A stage with R replicas divides the B samples of a micro-batch into [B*q/R, B*(q+1)/R). If every stage has a replica
-/// on every rank, each rank keeps its own piece instead, so that no input is sent. Source and sink also hold each
-/// rank's own piece.
-///
-/// Results that are not batched do not go through the sink: the session reduces or broadcasts them over all ranks. An
-/// argument that all ranks share is taken from the rank itself; the session reduces its gradient.
-class BatchSplit {
- public:
-  /// @throws InvalidArgument, with the malformed entry, if the pipeline or the layout is malformed
-  /// @cost O(microbatches * ranks)
-  BatchSplit(const Pipeline& pipeline, const BatchLayout& layout);
-
-  [[nodiscard]] int microbatches() const { return layout_.microbatches; }
-  [[nodiscard]] int ranks() const { return static_cast<int>(layout_.local.size()); }
-
-  /// Samples of micro-batch `m`, over all ranks.
-  [[nodiscard]] std::int64_t size(int m) const { return ends(m).back(); }
-
-  /// A rank's piece, in indices of its local batch.
-  [[nodiscard]] Interval local(Rank rank, int m) const {
-    const auto b = layout_.local[rank.index()];
-    const auto first = first_of_rank_[rank.index()];
-    return {piece_begin(b, first, m, microbatches()), piece_begin(b, first, m + 1, microbatches())};
-  }
-
-  /// A rank's piece, in indices of the micro-batch.
-  [[nodiscard]] Interval piece(Rank rank, int m) const {
-    const auto& piece_ends = ends(m);
-    return {rank.value() == 0 ? 0 : piece_ends[rank.index() - 1], piece_ends[rank.index()]};
-  }
-
-  /// The samples of micro-batch `m` that replica `q` of a stage runs, on each of its tensor shards. For source and
-  /// sink, `q` is the rank.
-  [[nodiscard]] Interval slice(StageId stage, int q, int m) const {
-    if (stage == kSource || stage == kSink) return piece(Rank(q), m);
-    if (keeps_pieces_) return piece(stages_[0].rank(q), m);
-    const std::int64_t replicas = stages_[stage.index()].replicas();
-    return {size(m) * q / replicas, size(m) * (q + 1) / replicas};
-  }
-
-  /// The nonempty slices of all ranks of a stage, ascending by samples, then by tensor shard.
-  [[nodiscard]] std::vector<MicrobatchSlice> slices(StageId stage, int m) const;
-
-  /// The index in the global batch of an interval's first sample. It is the key of random draws, which differs between
-  /// disjoint intervals of a call.
-  /// @pre samples is not empty and within micro-batch `m`
-  [[nodiscard]] std::int64_t first_global_sample(int m, Interval samples) const {
-    const auto& piece_ends = ends(m);
-    const auto holder = std::upper_bound(piece_ends.begin(), piece_ends.end(), samples.begin) - piece_ends.begin();
-    const Rank rank(static_cast<std::int32_t>(holder));
-    return first_of_rank_[rank.index()] + local(rank, m).begin + samples.begin - piece(rank, m).begin;
-  }
-
-  /// The messages of a channel for one micro-batch, from holders to readers of values. Gradients take the same routes
-  /// back. Holders and readers with an empty slice take no part. A channel that is not differentiable has no gradient
-  /// routes.
-  ///
-  /// - Batched: the intersections of both splits.
-  /// - Replicated: reader i receives from holder i mod n. An argument comes from the reader itself.
-  /// - Partial sums: holder i sends its addend to reader i mod n, so a reader may receive several or none.
-  /// - Totals: every holder sends its addend to every reader.
-  ///
-  /// Tensor shards of a replica hold identical copies of values and gradients that are sent. Shard t of the receiver
-  /// receives one copy, from shard t mod T of the sender.
-  [[nodiscard]] std::vector<Route> routes(const Channel& channel, int m, Flow flow) const;
-
-  /// Whether every stage is on all ranks in the same order, so that inputs and results are not moved.
-  [[nodiscard]] bool keeps_pieces() const { return keeps_pieces_; }
-
- private:
-  [[nodiscard]] const std::vector<std::int64_t>& ends(int m) const { return ends_[static_cast<std::size_t>(m)]; }
-  /// A message from one replica to another.
-  struct Hop {
-    int from;
-    int to;
-    Interval samples;
-  };
-  struct ReplicaSlice {
-    int replica;
-    Interval samples;
-  };
-  [[nodiscard]] const Mesh& mesh(StageId stage) const { return stage.valid() ? stages_[stage.index()] : everyone_; }
-  [[nodiscard]] std::vector<ReplicaSlice> replica_slices(StageId stage, int m) const;
-  [[nodiscard]] std::vector<Hop> batched_hops(const Channel& channel, int m) const;
-  [[nodiscard]] std::vector<Hop> whole_hops(const Channel& channel, int m) const;
-
-  BatchLayout layout_;
-  std::vector<Mesh> stages_;
-  Mesh everyone_;  // the source and the sink
-  bool keeps_pieces_ = false;
-  std::vector<std::int64_t> first_of_rank_;      // index in the global batch of each rank's first sample
-  std::vector<std::vector<std::int64_t>> ends_;  // [microbatch][rank]: end of the rank's piece
-};
-
 namespace detail {
 
 inline void check_stages(const Pipeline& pipeline) {
-  std::vector<int> last_stage(static_cast<std::size_t>(pipeline.ranks), -1);
   for (std::size_t s = 0; s < pipeline.stages.size(); ++s) {
     const auto stage = "pipeline: stage " + std::to_string(s);
     if (pipeline.stages[s].empty()) throw InvalidArgument(stage + " has no rank; give it at least one");
+    std::set<Rank> ranks;
     for (const Rank rank : pipeline.stages[s].ranks()) {
-      const auto who = " has rank " + std::to_string(rank.value());
-      if (!rank.valid() || rank.value() >= pipeline.ranks) {
-        throw InvalidArgument(stage + who + ", but ranks are 0 to " + std::to_string(pipeline.ranks - 1));
-      }
-      if (last_stage[rank.index()] == static_cast<int>(s)) {
-        throw InvalidArgument(stage + who + " twice; a rank runs at most one replica of a stage");
-      }
-      last_stage[rank.index()] = static_cast<int>(s);
+      const auto who = stage + " has rank " + std::to_string(rank.value());
+      if (!rank.valid() || rank.value() >= pipeline.ranks)
+        throw InvalidArgument(who + ", but ranks are 0 to " + std::to_string(pipeline.ranks - 1));
+      if (!ranks.insert(rank).second) throw InvalidArgument(who + " twice; a rank runs at most one replica of a stage");
     }
   }
 }
@@ -216,22 +116,21 @@ inline void check_backward_gathers(const Pipeline& pipeline) {
   for (std::size_t s = 0; s < pipeline.backward_gathers.size(); ++s) {
     const auto& listed = pipeline.backward_gathers[s];
     if (listed.empty()) continue;
-    const auto gathers = [&](std::size_t g) {
-      return pipeline.groups[g].stage == StageId::of(s) && gathers_in_computes(pipeline.groups[g]);
-    };
-    std::vector<bool> is_listed(pipeline.groups.size(), false);
-    for (const int group : listed) {
-      const auto g = static_cast<std::size_t>(group);
-      if (group < 0 || g >= pipeline.groups.size() || !gathers(g)) {
-        throw InvalidArgument("pipeline: backwards of stage " + std::to_string(s) + " are to gather group " +
-                              std::to_string(group) + ", which is not gathered within its compute actions");
-      }
-      is_listed[g] = true;
-    }
+    std::set<int> gathered;
     for (std::size_t g = 0; g < pipeline.groups.size(); ++g) {
-      if (!gathers(g) || is_listed[g]) continue;
-      throw InvalidArgument("pipeline: backwards of stage " + std::to_string(s) + " leave out group " +
-                            std::to_string(g) + ", which is gathered within its compute actions");
+      if (pipeline.groups[g].stage == StageId::of(s) && gathers_in_computes(pipeline.groups[g]))
+        gathered.insert(static_cast<int>(g));
+    }
+    const auto stage = "pipeline: backwards of stage " + std::to_string(s);
+    for (const int g : listed) {
+      if (gathered.contains(g)) continue;
+      throw InvalidArgument(stage + " are to gather group " + std::to_string(g) +
+                            ", which is not gathered within its compute actions");
+    }
+    for (const int g : gathered) {
+      if (std::ranges::find(listed, g) != listed.end()) continue;
+      throw InvalidArgument(stage + " leave out group " + std::to_string(g) +
+                            ", which is gathered within its compute actions");
     }
   }
 }
@@ -254,110 +153,176 @@ inline void check_layout(const Pipeline& pipeline, const BatchLayout& layout) {
 
 }  // namespace detail
 
-inline BatchSplit::BatchSplit(const Pipeline& pipeline, const BatchLayout& layout)
-    : layout_(layout), stages_(pipeline.stages) {
-  expect(pipeline.ranks >= 1, "pipeline: at least one rank is needed");
-  detail::check_stages(pipeline);
-  detail::check_channels(pipeline);
-  detail::check_groups(pipeline);
-  detail::check_backward_gathers(pipeline);
-  detail::check_layout(pipeline, layout);
-
-  std::vector<Rank> everyone;
-  for (int r = 0; r < pipeline.ranks; ++r) everyone.emplace_back(r);
-  everyone_ = Mesh(std::move(everyone));
-
-  keeps_pieces_ = !stages_.empty() && stages_[0].replicas() == pipeline.ranks &&
-                  std::all_of(stages_.begin(), stages_.end(), [&](const auto& stage) { return stage == stages_[0]; });
-  std::int64_t first = 0;
-  for (const auto samples : layout_.local) {
-    first_of_rank_.push_back(first);
-    first += samples;
-  }
-  ends_.resize(static_cast<std::size_t>(layout_.microbatches));
-  for (int m = 0; m < layout_.microbatches; ++m) {
-    std::int64_t end = 0;
-    for (int r = 0; r < pipeline.ranks; ++r) {
-      end += local(Rank(r), m).size();
-      ends_[static_cast<std::size_t>(m)].push_back(end);
+/// The samples of every rank, stage and micro-batch of a call. Programs, engines and checks share this arithmetic.
+///
+/// The global batch is the concatenation of the ranks' local batches in rank order. Micro-batch m concatenates, in rank
+/// order, one piece of each local batch. A piece begins at `piece_begin(b, first, m, M)` (b samples, M micro-batches).
+/// A stage with R replicas divides the B samples of a micro-batch into [B*q/R, B*(q+1)/R). If every stage has a replica
+/// on every rank, each rank keeps its own piece instead, so that no input is sent. Source and sink also hold each
+/// rank's own piece.
+///
+/// Results that are not batched do not go through the sink: the session reduces or broadcasts them over all ranks. An
+/// argument that all ranks share is taken from the rank itself; the session reduces its gradient.
+class BatchSplit {
+ public:
+  /// @throws InvalidArgument, with the malformed entry, if the pipeline or the layout is malformed
+  /// @cost O(microbatches * ranks)
+  BatchSplit(const Pipeline& pipeline, const BatchLayout& layout) : layout_(layout), stages_(pipeline.stages) {
+    expect(pipeline.ranks >= 1, "pipeline: at least one rank is needed");
+    detail::check_stages(pipeline);
+    detail::check_channels(pipeline);
+    detail::check_groups(pipeline);
+    detail::check_backward_gathers(pipeline);
+    detail::check_layout(pipeline, layout);
+    std::vector<Rank> everyone;
+    for (int r = 0; r < pipeline.ranks; ++r) everyone.emplace_back(r);
+    everyone_ = Mesh(std::move(everyone));
+    keeps_pieces_ = !stages_.empty() && stages_[0].replicas() == pipeline.ranks &&
+                    std::all_of(stages_.begin(), stages_.end(), [&](const auto& stage) { return stage == stages_[0]; });
+    std::int64_t first = 0;
+    for (const auto samples : layout_.local) {
+      first_of_rank_.push_back(first);
+      first += samples;
+    }
+    ends_.resize(static_cast<std::size_t>(layout_.microbatches));
+    for (int m = 0; m < layout_.microbatches; ++m) {
+      std::int64_t end = 0;
+      for (int r = 0; r < pipeline.ranks; ++r) {
+        end += local(Rank(r), m).size();
+        ends_[static_cast<std::size_t>(m)].push_back(end);
+      }
     }
   }
-}
 
-inline std::vector<BatchSplit::ReplicaSlice> BatchSplit::replica_slices(StageId stage, int m) const {
-  std::vector<ReplicaSlice> out;
-  for (int q = 0; q < mesh(stage).replicas(); ++q) {
-    if (const auto samples = slice(stage, q, m); !samples.empty()) out.push_back({q, samples});
+  [[nodiscard]] int microbatches() const { return layout_.microbatches; }
+  [[nodiscard]] int ranks() const { return static_cast<int>(layout_.local.size()); }
+
+  /// Samples of micro-batch `m`, over all ranks.
+  [[nodiscard]] std::int64_t size(int m) const { return ends(m).back(); }
+
+  /// A rank's piece, in indices of its local batch.
+  [[nodiscard]] Interval local(Rank rank, int m) const {
+    const auto b = layout_.local[rank.index()];
+    const auto first = first_of_rank_[rank.index()];
+    return {piece_begin(b, first, m, microbatches()), piece_begin(b, first, m + 1, microbatches())};
   }
-  std::ranges::sort(out, {}, [](const ReplicaSlice& each) { return each.samples.begin; });
-  return out;
-}
 
-inline std::vector<MicrobatchSlice> BatchSplit::slices(StageId stage, int m) const {
-  std::vector<MicrobatchSlice> out;
-  for (const auto& [replica, samples] : replica_slices(stage, m)) {
-    for (int t = 0; t < mesh(stage).tensor(); ++t) out.push_back({mesh(stage).rank(replica, t), samples});
+  /// A rank's piece, in indices of the micro-batch.
+  [[nodiscard]] Interval piece(Rank rank, int m) const {
+    const auto& piece_ends = ends(m);
+    return {rank.value() == 0 ? 0 : piece_ends[rank.index() - 1], piece_ends[rank.index()]};
   }
-  return out;
-}
 
-inline std::vector<BatchSplit::Hop> BatchSplit::batched_hops(const Channel& channel, int m) const {
-  const auto holders = replica_slices(channel.from, m);
-  const auto readers = replica_slices(channel.to, m);
-  std::vector<Hop> out;
-  for (std::size_t h = 0, r = 0; h < holders.size() && r < readers.size();) {
-    const auto both = intersect(holders[h].samples, readers[r].samples);
-    if (!both.empty()) out.push_back({holders[h].replica, readers[r].replica, both});
-    if (holders[h].samples.end <= readers[r].samples.end)
-      ++h;
-    else
-      ++r;
+  /// The samples of micro-batch `m` that replica `q` of a stage runs, on each of its tensor shards. For source and
+  /// sink, `q` is the rank.
+  [[nodiscard]] Interval slice(StageId stage, int q, int m) const {
+    if (stage == kSource || stage == kSink) return piece(Rank(q), m);
+    if (keeps_pieces_) return piece(stages_[0].rank(q), m);
+    const std::int64_t replicas = stages_[stage.index()].replicas();
+    return {size(m) * q / replicas, size(m) * (q + 1) / replicas};
   }
-  return out;
-}
 
-inline std::vector<BatchSplit::Hop> BatchSplit::whole_hops(const Channel& channel, int m) const {
-  const auto holders = replica_slices(channel.from, m);
-  const auto readers = replica_slices(channel.to, m);
-  std::vector<Hop> out;
-  if (channel.kind == ChannelKind::kTotal) {
-    for (const ReplicaSlice& holder : holders) {
-      for (const ReplicaSlice& reader : readers) out.push_back({holder.replica, reader.replica, {}});
+  /// The nonempty slices of all ranks of a stage, ascending by samples, then by tensor shard.
+  [[nodiscard]] std::vector<MicrobatchSlice> slices(StageId stage, int m) const {
+    std::vector<MicrobatchSlice> out;
+    for (const auto& [replica, samples] : replica_slices(stage, m)) {
+      for (int t = 0; t < mesh(stage).tensor(); ++t) out.push_back({mesh(stage).rank(replica, t), samples});
     }
     return out;
   }
-  if (channel.kind == ChannelKind::kPartialSum) {
-    for (std::size_t i = 0; i < holders.size(); ++i) {
-      out.push_back({holders[i].replica, readers[i % readers.size()].replica, {}});
-    }
-    return out;
-  }
-  for (std::size_t i = 0; i < readers.size(); ++i) {
-    out.push_back({holders[i % holders.size()].replica, readers[i].replica, {}});
-  }
-  return out;
-}
 
-inline std::vector<Route> BatchSplit::routes(const Channel& channel, int m, Flow flow) const {
-  if (flow == Flow::kGradient && !channel.differentiable) return {};
-  const Mesh& from = mesh(channel.from);
-  const Mesh& to = mesh(channel.to);
-  const bool is_argument = channel.from == kSource && channel.kind == ChannelKind::kReplicated;
-  std::vector<Route> out;
-  for (const Hop& hop : channel.kind == ChannelKind::kBatched ? batched_hops(channel, m) : whole_hops(channel, m)) {
-    const auto holder = [&](int shard) {
-      return is_argument ? to.rank(hop.to, shard) : from.rank(hop.from, shard % from.tensor());
-    };
-    const auto reader = [&](int shard) { return to.rank(hop.to, shard % to.tensor()); };
+  /// The index in the global batch of an interval's first sample. It is the key of random draws, which differs between
+  /// disjoint intervals of a call.
+  /// @pre samples is not empty and within micro-batch `m`
+  [[nodiscard]] std::int64_t first_global_sample(int m, Interval samples) const {
+    const auto& piece_ends = ends(m);
+    const auto holder = std::upper_bound(piece_ends.begin(), piece_ends.end(), samples.begin) - piece_ends.begin();
+    const Rank rank(static_cast<std::int32_t>(holder));
+    return first_of_rank_[rank.index()] + local(rank, m).begin + samples.begin - piece(rank, m).begin;
+  }
+
+  /// The messages of a channel for one micro-batch, from holders to readers of values. Gradients take the same routes
+  /// back. Holders and readers with an empty slice take no part. A channel that is not differentiable has no gradient
+  /// routes.
+  ///
+  /// - Batched: the intersections of both splits.
+  /// - Replicated: reader i receives from holder i mod n. An argument comes from the reader itself.
+  /// - Partial sums: holder i sends its addend to reader i mod n, so a reader may receive several or none.
+  /// - Totals: every holder sends its addend to every reader.
+  ///
+  /// Tensor shards of a replica hold identical copies of values and gradients that are sent. Shard t of the receiver
+  /// receives one copy, from shard t mod T of the sender.
+  [[nodiscard]] std::vector<Route> routes(const Channel& channel, int m, Flow flow) const {
+    if (flow == Flow::kGradient && !channel.differentiable) return {};
+    const Mesh& from = mesh(channel.from);
+    const Mesh& to = mesh(channel.to);
+    const bool is_argument = channel.from == kSource && channel.kind == ChannelKind::kReplicated;
     const int copies = flow == Flow::kValue ? to.tensor() : from.tensor();
-    for (int t = 0; t < copies; ++t) {
-      if (flow == Flow::kValue)
-        out.push_back({holder(t), reader(t), hop.samples});
-      else
-        out.push_back({reader(t), holder(t), hop.samples});
+    std::vector<Route> out;
+    for (const auto& [holder, reader] : pairs(channel, m)) {
+      const auto samples =
+          channel.kind == ChannelKind::kBatched ? intersect(holder.samples, reader.samples) : Interval{};
+      for (int t = 0; t < copies; ++t) {
+        const Rank reads = to.rank(reader.replica, t % to.tensor());
+        const Rank holds = is_argument ? reads : from.rank(holder.replica, t % from.tensor());
+        out.push_back(flow == Flow::kValue ? Route{holds, reads, samples} : Route{reads, holds, samples});
+      }
     }
+    return out;
   }
-  return out;
-}
+
+  /// Whether every stage is on all ranks in the same order, so that inputs and results are not moved.
+  [[nodiscard]] bool keeps_pieces() const { return keeps_pieces_; }
+
+ private:
+  [[nodiscard]] const std::vector<std::int64_t>& ends(int m) const { return ends_[static_cast<std::size_t>(m)]; }
+  [[nodiscard]] const Mesh& mesh(StageId stage) const { return stage.valid() ? stages_[stage.index()] : everyone_; }
+
+  struct ReplicaSlice {
+    int replica;
+    Interval samples;
+  };
+  [[nodiscard]] std::vector<ReplicaSlice> replica_slices(StageId stage, int m) const {
+    std::vector<ReplicaSlice> out;
+    for (int q = 0; q < mesh(stage).replicas(); ++q) {
+      if (const auto samples = slice(stage, q, m); !samples.empty()) out.push_back({q, samples});
+    }
+    std::ranges::sort(out, {}, [](const ReplicaSlice& each) { return each.samples.begin; });
+    return out;
+  }
+
+  /// The replicas that hold and those that read a message of a channel.
+  [[nodiscard]] std::vector<std::pair<ReplicaSlice, ReplicaSlice>> pairs(const Channel& channel, int m) const {
+    const auto holders = replica_slices(channel.from, m);
+    const auto readers = replica_slices(channel.to, m);
+    std::vector<std::pair<ReplicaSlice, ReplicaSlice>> out;
+    if (channel.kind == ChannelKind::kBatched) {
+      for (std::size_t h = 0, r = 0; h < holders.size() && r < readers.size();) {
+        const auto holds = holders[h].samples, reads = readers[r].samples;
+        if (!intersect(holds, reads).empty()) out.emplace_back(holders[h], readers[r]);
+        if (holds.end <= reads.end)
+          ++h;
+        else
+          ++r;
+      }
+    } else if (channel.kind == ChannelKind::kReplicated) {
+      for (std::size_t r = 0; r < readers.size(); ++r) out.emplace_back(holders[r % holders.size()], readers[r]);
+    } else if (channel.kind == ChannelKind::kPartialSum) {
+      for (std::size_t h = 0; h < holders.size(); ++h) out.emplace_back(holders[h], readers[h % readers.size()]);
+    } else {
+      for (const ReplicaSlice& holder : holders) {
+        for (const ReplicaSlice& reader : readers) out.emplace_back(holder, reader);
+      }
+    }
+    return out;
+  }
+
+  BatchLayout layout_;
+  std::vector<Mesh> stages_;
+  Mesh everyone_;  // the source and the sink
+  bool keeps_pieces_ = false;
+  std::vector<std::int64_t> first_of_rank_;      // index in the global batch of each rank's first sample
+  std::vector<std::vector<std::int64_t>> ends_;  // [microbatch][rank]: end of the rank's piece
+};
 
 }  // namespace autopar

@@ -18,21 +18,33 @@ namespace autopar {
 /// are disjoint and may have different numbers of ranks.
 using Positions = std::vector<Mesh>;
 
-/// The stages of a pipeline that passes its positions `chunks` times, always from the first to the last. Stage s is at
-/// position s mod p. With one chunk, each position has one stage.
-/// @source Narayanan et al., SC'21, arXiv:2104.04473, section 2.2.2
-[[nodiscard]] inline std::vector<Mesh> looped_stages(const Positions& positions, int chunks) {
-  std::vector<Mesh> stages;
-  for (int c = 0; c < chunks; ++c) stages.insert(stages.end(), positions.begin(), positions.end());
-  return stages;
+/// Where the stages of a pipeline with p positions lie.
+enum class StageLayout : std::uint8_t {
+  kStraight,  ///< each at its own position
+  kLooped,    ///< always from the first position to the last: stage s at position s mod p (arXiv:2104.04473, 2.2.2)
+  kVShaped,   ///< to the last position and back: stages s and 2p - 1 - s at position s (arXiv:2405.15362, 3)
+  kAnywhere,
+};
+
+/// Whether the layout is possible with `chunks` stages at each position.
+[[nodiscard]] constexpr bool allows_chunks(StageLayout layout, int chunks) {
+  if (layout == StageLayout::kStraight) return chunks == 1;
+  if (layout == StageLayout::kVShaped) return chunks == 2;
+  return chunks >= (layout == StageLayout::kLooped ? 2 : 1);
 }
 
-/// The stages of a pipeline that goes to the last position and back: stages s and 2p - 1 - s are at position s. The
-/// first and the last stage are thus on the same ranks, and so are the middle two.
-/// @source Qi et al., NeurIPS 2024, arXiv:2405.15362, section 3
-[[nodiscard]] inline std::vector<Mesh> v_shaped_stages(const Positions& positions) {
-  std::vector<Mesh> stages = positions;
-  stages.insert(stages.end(), positions.rbegin(), positions.rend());
+/// The position of a stage in a pipeline with this layout.
+[[nodiscard]] constexpr int position_in(StageLayout layout, int stage, int positions) {
+  return layout == StageLayout::kVShaped ? std::min(stage, 2 * positions - 1 - stage) : stage % positions;
+}
+
+/// The stages of a pipeline with this layout.
+/// @param chunks  stages at each position; a V has two
+[[nodiscard]] inline std::vector<Mesh> stages_in(StageLayout layout, const Positions& positions, int chunks = 1) {
+  const int p = static_cast<int>(positions.size());
+  std::vector<Mesh> stages;
+  for (int s = 0; s < p * (layout == StageLayout::kVShaped ? 2 : chunks); ++s)
+    stages.push_back(positions[static_cast<std::size_t>(position_in(layout, s, p))]);
   return stages;
 }
 
@@ -43,19 +55,6 @@ struct ChunkLayout {
   [[nodiscard]] int size() const { return static_cast<int>(positions.size()); }
   /// The number of stages at each position, if it is the same for all.
   [[nodiscard]] int chunks() const { return static_cast<int>(at.size() / positions.size()); }
-
-  [[nodiscard]] bool is_looped() const {
-    for (std::size_t s = 0; s < at.size(); ++s) {
-      if (at[s] != s % positions.size()) return false;
-    }
-    return at.size() % positions.size() == 0;
-  }
-  [[nodiscard]] bool is_v_shaped() const {
-    for (std::size_t s = 0; s < at.size(); ++s) {
-      if (at[s] != std::min(s, at.size() - 1 - s)) return false;
-    }
-    return at.size() == 2 * positions.size();
-  }
 };
 
 /// @throws InvalidArgument if two stages share only some of their ranks
@@ -81,59 +80,33 @@ struct ChunkLayout {
   return out;
 }
 
-/// Where a schedule requires the stages of a pipeline.
-enum class StageLayout : std::uint8_t {
-  kStraight,  ///< each at its own position
-  kLooped,    ///< `looped_stages`
-  kVShaped,   ///< `v_shaped_stages`
-  kAnywhere,
-};
-
-/// Whether the layout is possible with `chunks` stages at each position.
-[[nodiscard]] constexpr bool allows_chunks(StageLayout layout, int chunks) {
-  switch (layout) {
-    case StageLayout::kStraight:
-      return chunks == 1;
-    case StageLayout::kLooped:
-      return chunks >= 2;
-    case StageLayout::kVShaped:
-      return chunks == 2;
-    case StageLayout::kAnywhere:
-      return chunks >= 1;
-  }
-  return false;
-}
-
-/// The position of a stage in a pipeline with this layout.
-[[nodiscard]] constexpr int position_in(StageLayout layout, int stage, int positions) {
-  return layout == StageLayout::kVShaped ? std::min(stage, 2 * positions - 1 - stage) : stage % positions;
-}
-
 /// Whether stages have the layout. A straight layout is also a looped one, with one chunk.
 [[nodiscard]] inline bool lies_in(StageLayout layout, const ChunkLayout& stages) {
-  switch (layout) {
-    case StageLayout::kStraight:
-      return stages.at.size() == stages.positions.size();
-    case StageLayout::kLooped:
-      return stages.is_looped();
-    case StageLayout::kVShaped:
-      return stages.is_v_shaped();
-    case StageLayout::kAnywhere:
-      return true;
+  if (layout == StageLayout::kAnywhere) return true;
+  const bool counts = layout == StageLayout::kLooped || allows_chunks(layout, stages.chunks());
+  if (!counts || stages.at.size() % stages.positions.size() != 0) return false;
+  for (std::size_t s = 0; s < stages.at.size(); ++s) {
+    if (static_cast<int>(stages.at[s]) != position_in(layout, static_cast<int>(s), stages.size())) return false;
   }
-  return false;
+  return true;
 }
 
 namespace detail {
 
-/// Turns orders of positions into orders of their ranks.
-[[nodiscard]] inline std::vector<std::vector<ComputeAction>> orders_of_ranks(
-    const Pipeline& pipeline, const ChunkLayout& layout, const std::vector<std::vector<ComputeAction>>& orders) {
-  std::vector<std::vector<ComputeAction>> out(static_cast<std::size_t>(pipeline.ranks));
-  for (std::size_t d = 0; d < orders.size(); ++d) {
-    for (const Rank rank : layout.positions[d]) out[rank.index()] = orders[d];
+/// The orders of ranks, of which those at one position have the same.
+/// @param order  (position, positions, chunks): the order of a position
+/// @throws InvalidArgument with the text `refusal` unless the pipeline's stages have the layout
+template <class Order>
+[[nodiscard]] std::vector<std::vector<ComputeAction>> orders_of_ranks(const Pipeline& pipeline, StageLayout layout,
+                                                                      const char* refusal, const Order& order) {
+  const ChunkLayout stages = chunk_layout(pipeline);
+  expect(lies_in(layout, stages), refusal);
+  std::vector<std::vector<ComputeAction>> orders(static_cast<std::size_t>(pipeline.ranks));
+  for (int d = 0; d < stages.size(); ++d) {
+    const std::vector<ComputeAction> computes = order(d, stages.size(), stages.chunks());
+    for (const Rank rank : stages.positions[static_cast<std::size_t>(d)]) orders[rank.index()] = computes;
   }
-  return out;
+  return orders;
 }
 
 }  // namespace detail

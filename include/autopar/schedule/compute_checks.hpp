@@ -1,8 +1,9 @@
 #pragma once
 
 #include <algorithm>
-#include <cstdint>
+#include <cstddef>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,26 +21,16 @@ namespace autopar::detail {
 /// @throws InvalidArgument otherwise
 inline void check_computes(const std::vector<ComputeAction>& computes, std::size_t stage, int microbatches,
                            const std::string& whose = {}) {
-  enum class Passed : std::uint8_t { kNothing, kForward, kBackwardInput, kAll };
-  std::vector<Passed> passed(static_cast<std::size_t>(microbatches), Passed::kNothing);
-  const auto pass = [&](const ComputeAction compute) {
+  std::vector<std::optional<ActionKind>> last(static_cast<std::size_t>(microbatches));  // of each micro-batch
+  const auto follows = [&](const ComputeAction compute) {
     if (compute.microbatch < 0 || compute.microbatch >= microbatches) return false;
-    Passed& at = passed[static_cast<std::size_t>(compute.microbatch)];
-    switch (compute.kind) {
-      case ActionKind::kForward:
-        return std::exchange(at, Passed::kForward) == Passed::kNothing;
-      case ActionKind::kBackward:
-        return std::exchange(at, Passed::kAll) == Passed::kForward;
-      case ActionKind::kBackwardInput:
-        return std::exchange(at, Passed::kBackwardInput) == Passed::kForward;
-      case ActionKind::kBackwardWeight:
-        return std::exchange(at, Passed::kAll) == Passed::kBackwardInput;
-      default:
-        return false;
-    }
+    const auto before = std::exchange(last[static_cast<std::size_t>(compute.microbatch)], compute.kind);
+    if (compute.kind == ActionKind::kForward) return !before.has_value();
+    if (compute.kind == ActionKind::kBackwardWeight) return before == ActionKind::kBackwardInput;
+    return gives_input_gradients(compute.kind) && before == ActionKind::kForward;
   };
-  const bool sound = std::all_of(computes.begin(), computes.end(), pass) &&
-                     std::all_of(passed.begin(), passed.end(), [](Passed at) { return at == Passed::kAll; });
+  const auto is_through = [](std::optional<ActionKind> kind) { return kind && gives_weight_gradients(*kind); };
+  const bool sound = std::ranges::all_of(computes, follows) && std::ranges::all_of(last, is_through);
   if (!sound) {
     throw InvalidArgument(
         "schedule policy: the order of stage " + std::to_string(stage) + whose + " must name each of the " +

@@ -25,14 +25,13 @@ namespace autopar {
 struct Interleaved {
   using policy_category = schedule_policy_tag;
 
-  /// @throws InvalidArgument unless the pipeline has the layout of looped_stages
+  /// @throws InvalidArgument unless the pipeline has the layout kLooped
   [[nodiscard]] std::vector<std::vector<ComputeAction>> rank_orders(const Pipeline& pipeline, int microbatches) const {
-    const ChunkLayout layout = chunk_layout(pipeline);
-    expect(layout.is_looped() && microbatches >= 1,
-           "Interleaved: the stages must pass all positions again and again; lay them out by looped_stages");
-    std::vector<std::vector<ComputeAction>> orders;
-    for (int d = 0; d < layout.size(); ++d) orders.push_back(order(d, layout.size(), layout.chunks(), microbatches));
-    return detail::orders_of_ranks(pipeline, layout, orders);
+    expect(microbatches >= 1, "Interleaved: at least one micro-batch is needed");
+    return detail::orders_of_ranks(
+        pipeline, StageLayout::kLooped,
+        "Interleaved: the stages must pass all positions again and again; lay them out by stages_in(kLooped)",
+        [&](int position, int positions, int chunks) { return order(position, positions, chunks, microbatches); });
   }
 
   /// The largest number of chunks of micro-batches that the ranks of a position hold:

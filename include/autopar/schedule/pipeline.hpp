@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include <autopar/core/ids.hpp>
@@ -101,18 +102,16 @@ enum class Phase : std::uint8_t {
 
 /// The groups that a whole backward of a stage gathers on the ranks of one tensor shard, in order.
 [[nodiscard]] inline std::vector<int> gathered_by_backward(const Pipeline& pipeline, StageId stage, int shard) {
-  const bool listed =
-      stage.index() < pipeline.backward_gathers.size() && !pipeline.backward_gathers[stage.index()].empty();
   std::vector<int> groups;
-  const auto add = [&](int g) {
-    const ReduceGroup& group = pipeline.groups[static_cast<std::size_t>(g)];
-    if (group.stage == stage && gathers_in_computes(group) && shard_of(pipeline, group) == shard) groups.push_back(g);
-  };
-  if (listed) {
-    for (const int g : pipeline.backward_gathers[stage.index()]) add(g);
-  } else {
-    for (std::size_t g = 0; g < pipeline.groups.size(); ++g) add(static_cast<int>(g));
+  if (stage.index() < pipeline.backward_gathers.size()) groups = pipeline.backward_gathers[stage.index()];
+  if (groups.empty()) {
+    groups.resize(pipeline.groups.size());
+    std::iota(groups.begin(), groups.end(), 0);
   }
+  std::erase_if(groups, [&](int g) {
+    const ReduceGroup& group = pipeline.groups[static_cast<std::size_t>(g)];
+    return group.stage != stage || !gathers_in_computes(group) || shard_of(pipeline, group) != shard;
+  });
   return groups;
 }
 

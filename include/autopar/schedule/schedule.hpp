@@ -8,7 +8,6 @@
 #include <vector>
 
 #include <autopar/core/error.hpp>
-#include <autopar/schedule/chunks.hpp>
 #include <autopar/schedule/given_orders.hpp>
 #include <autopar/schedule/kind.hpp>
 #include <autopar/schedule/program.hpp>
@@ -64,13 +63,6 @@ template <SchedulePolicy Policy>
     }
     return orders;
   }
-}
-
-/// The stages of a pipeline in a schedule's layout.
-/// @param chunks  stages at each position, where there is a choice: ZB-V has two, straight schedules any number
-[[nodiscard]] inline std::vector<Mesh> stages_for(ScheduleKind kind, const Positions& positions, int chunks = 1) {
-  const bool v_shaped = traits_of(kind).layout == StageLayout::kVShaped;
-  return v_shaped ? v_shaped_stages(positions) : looped_stages(positions, chunks);
 }
 
 }  // namespace autopar

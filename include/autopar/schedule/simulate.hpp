@@ -48,17 +48,6 @@ struct Timeline {
   std::vector<std::vector<Span>> spans;  ///< [rank][position], as in the program
   std::vector<Seconds> busy;             ///< [rank] computing
   Seconds step{};                        ///< end of the last rank
-
-  /// The idle share of a step, averaged over the ranks that compute at all, in [0, 1).
-  [[nodiscard]] double idle_share() const {
-    double sum = 0;
-    int computing = 0;
-    for (const Seconds time : busy) {
-      sum += time.value();
-      computing += time.value() > 0 ? 1 : 0;
-    }
-    return computing == 0 || step.value() <= 0 ? 0 : 1 - sum / (computing * step.value());
-  }
 };
 
 namespace detail {
@@ -76,111 +65,87 @@ template <class Actions, class Size>
   return peak;
 }
 
-/// A program with messages linked to their sends and receives and compute actions numbered within each rank.
+/// The messages of a program, linked to their sends and receives and to the compute actions that wait for them.
 class LinkedProgram {
  public:
   struct Message {
     std::size_t from, to;                     // ranks
     std::size_t send_at = 0, receive_at = 0;  // positions
-    std::int32_t compute = -1;  // compute action of the receiver that waits for it; -1: only the end of the step does
-    bool half_ready = false;    // one of send and receive has been issued
+    std::int32_t awaited_at =
+        -1;                   // compute action of the receiver that waits for it; -1: only the end of the step does
+    bool half_ready = false;  // one of send and receive has been issued
   };
-  struct ComputeAction {
-    std::size_t at = 0;                          // position
-    int missing = 0;                             // number of messages
-    double ready_at = 0;                         // when all messages have arrived
-    std::int32_t first_send = 0, last_send = 0;  // messages since the previous compute action
-    std::vector<std::int32_t> receives;          // messages since the previous compute action
-  };
-  struct RankComputes {
-    std::vector<ComputeAction> computes;           // with one extra entry at the end, for what follows the last
-    std::vector<std::size_t> gathers, reductions;  // of the whole call
-    std::vector<std::pair<std::size_t, std::int32_t>>
-        within;  // collectives of compute actions: position, compute action
+  struct Links {                // of an action
+    std::int32_t message = -1;  // of a send or receive
+    int missing = 0;            // number of messages that a compute action waits for
+    double ready_at = 0;        // when all of them have arrived
   };
 
-  explicit LinkedProgram(const Program& program) : ranks(program.ranks.size()) {
-    std::vector<std::vector<std::int32_t>> sent_to(ranks.size());  // in order of sender, then position
-    for (std::size_t r = 0; r < ranks.size(); ++r) read_rank(program, r, sent_to);
-    for (std::size_t r = 0; r < ranks.size(); ++r) join_receives(program, r, sent_to[r]);
+  LinkedProgram(const Program& program, std::size_t stages) : links(program.ranks.size()) {
+    std::vector<std::vector<std::int32_t>> sent_to(links.size());  // in order of sender, then position
+    for (std::size_t r = 0; r < links.size(); ++r) {
+      links[r].resize(program.ranks[r].size());
+      for (std::size_t i = 0; i < links[r].size(); ++i) {
+        const Action& action = program.ranks[r][i];
+        microbatches_ = std::max(microbatches_, static_cast<std::size_t>(action.microbatch + 1));
+        if (action.kind != ActionKind::kSend) continue;
+        links[r][i].message = static_cast<std::int32_t>(messages.size());
+        sent_to[action.peer.index()].push_back(links[r][i].message);
+        messages.push_back({.from = r, .to = action.peer.index(), .send_at = i});
+      }
+    }
+    awaited_.resize(2 * stages * microbatches_);
+    for (std::size_t r = 0; r < links.size(); ++r) join_receives(program.ranks[r], r, sent_to[r]);
   }
 
-  std::vector<RankComputes> ranks;
+  std::vector<std::vector<Links>> links;  // [rank][position]
   std::vector<Message> messages;
 
  private:
-  void read_rank(const Program& program, std::size_t r, std::vector<std::vector<std::int32_t>>& sent_to) {
-    auto& mine = ranks[r];
-    const auto begin = [&] {  // a rank's sends are numbered in its order
-      const auto next = static_cast<std::int32_t>(messages.size());
-      mine.computes.push_back({.first_send = next, .last_send = next, .receives = {}});
-    };
-    begin();
-    const auto& actions = program.ranks[r];
-    for (std::size_t i = 0; i < actions.size(); ++i) {
-      if (actions[i].kind == ActionKind::kSend) {
-        const auto id = static_cast<std::int32_t>(messages.size());
-        messages.push_back({.from = r, .to = actions[i].peer.index(), .send_at = i});
-        mine.computes.back().last_send = id + 1;
-        sent_to[actions[i].peer.index()].push_back(id);
-      } else if (is_collective(actions[i].kind)) {
-        const auto compute = static_cast<std::int32_t>(mine.computes.size()) - 1;
-        const bool gathers = actions[i].kind == ActionKind::kAllGather;
-        if (actions[i].microbatch >= 0)
-          mine.within.emplace_back(i, gathers ? compute : compute - 1);
-        else
-          (gathers ? mine.gathers : mine.reductions).push_back(i);
-      } else if (is_compute(actions[i].kind)) {
-        mine.computes.back().at = i;
-        begin();
-      }
-    }
-  }
-
-  /// Gives each receive its message. Gives each compute action the messages that it waits for: those received before it
-  /// for the same stage, micro-batch and direction.
-  void join_receives(const Program& program, std::size_t r, const std::vector<std::int32_t>& sent) {
-    std::vector<std::size_t> next(ranks.size() + 1, 0);  // by sender: position in `sent`
-    for (const auto id : sent) ++next[messages[static_cast<std::size_t>(id)].from + 1];
+  /// Gives each receive its message, and each message the compute action of its stage, micro-batch and direction. A
+  /// weight backward waits for none: its input backward does.
+  void join_receives(const std::vector<Action>& actions, std::size_t r, const std::vector<std::int32_t>& sent) {
+    std::vector<std::size_t> next(links.size() + 1, 0);  // by sender: position in `sent`
+    for (const auto id : sent) ++next[message(id).from + 1];
     for (std::size_t s = 1; s < next.size(); ++s) next[s] += next[s - 1];
-
-    using BySlot = std::vector<std::vector<std::int32_t>>;  // [2 * microbatch + flow]
-    std::vector<std::pair<StageId, BySlot>> arrived;        // not yet used
-    const auto slot = [&](const Action& action) -> std::vector<std::int32_t>& {
-      auto stage = std::find_if(arrived.begin(), arrived.end(), [&](const auto& a) { return a.first == action.stage; });
-      if (stage == arrived.end()) stage = arrived.insert(stage, {action.stage, {}});
-      const auto index = 2 * static_cast<std::size_t>(action.microbatch) + (action.flow == Flow::kGradient ? 1 : 0);
-      if (index >= stage->second.size()) stage->second.resize(index + 1);
-      return stage->second[index];
-    };
-    std::size_t compute = 0;
-    for (std::size_t i = 0; i < program.ranks[r].size(); ++i) {
-      const Action& action = program.ranks[r][i];
-      if (action.kind == ActionKind::kReceive) {
-        const auto at = next[action.peer.index()]++;
-        if (at >= sent.size() || messages[static_cast<std::size_t>(sent[at])].from != action.peer.index()) {
-          throw InvalidArgument("simulate: rank " + std::to_string(r) + ": " + describe(action) + " meets no send");
-        }
-        messages[static_cast<std::size_t>(sent[at])].receive_at = i;
-        ranks[r].computes[compute].receives.push_back(sent[at]);
-        if (action.stage.valid()) slot(action).push_back(sent[at]);
-      } else if (is_compute(action.kind)) {
-        auto& awaited = slot(action);  // a weight backward has none: its input backward took them
-        for (const auto id : awaited)
-          messages[static_cast<std::size_t>(id)].compute = static_cast<std::int32_t>(compute);
-        ranks[r].computes[compute].missing = static_cast<int>(awaited.size());
-        awaited.clear();
-        ++compute;
+    std::ranges::fill(awaited_, -1);
+    for (std::size_t i = 0; i < actions.size(); ++i) {
+      if (may_exchange(actions[i].kind)) awaited_at(actions[i]) = static_cast<std::int32_t>(i);
+    }
+    for (std::size_t i = 0; i < actions.size(); ++i) {
+      const Action& action = actions[i];
+      if (action.kind != ActionKind::kReceive) continue;
+      const auto at = next[action.peer.index()]++;
+      if (at >= sent.size() || message(sent[at]).from != action.peer.index()) {
+        throw InvalidArgument("simulate: rank " + std::to_string(r) + ": " + describe(action) + " meets no send");
       }
+      links[r][i].message = sent[at];
+      message(sent[at]).receive_at = i;
+      const auto awaited = action.stage.valid() ? awaited_at(action) : -1;
+      message(sent[at]).awaited_at = awaited;
+      if (awaited >= 0) ++links[r][static_cast<std::size_t>(awaited)].missing;
     }
   }
+
+  [[nodiscard]] Message& message(std::int32_t id) { return messages[static_cast<std::size_t>(id)]; }
+  [[nodiscard]] std::int32_t& awaited_at(const Action& action) {
+    const auto of_stage = action.stage.index() * microbatches_ + static_cast<std::size_t>(action.microbatch);
+    return awaited_[2 * of_stage + (action.flow == Flow::kGradient ? 1 : 0)];
+  }
+
+  std::size_t microbatches_ = 0;
+  std::vector<std::int32_t> awaited_;  // of one rank, by stage, micro-batch and direction: position, -1: none
 };
 
 template <ProgramCosts Costs>
 class Simulation {
  public:
   Simulation(const Pipeline& pipeline, const Program& program, const Costs& costs)
-      : pipeline_(pipeline), program_(program), costs_(costs), linked_(program), states_(program.ranks.size()) {
+      : pipeline_(pipeline),
+        program_(program),
+        costs_(costs),
+        linked_(program, pipeline.stages.size()),
+        states_(program.ranks.size()) {
     timeline_.spans.resize(program.ranks.size());
     for (std::size_t r = 0; r < program.ranks.size(); ++r) timeline_.spans[r].resize(program.ranks[r].size());
     timeline_.busy.resize(program.ranks.size());
@@ -188,7 +153,7 @@ class Simulation {
 
   /// Simulates compute actions and messages; call it first.
   void play() {
-    const auto gathered = run_gathers();
+    const auto gathered = run_collectives(true, costs_);
     for (std::size_t r = 0; r < states_.size(); ++r) arrivals_.push({gathered[r], r});
     while (!arrivals_.empty()) {
       const auto [now, r] = arrivals_.top();
@@ -196,22 +161,20 @@ class Simulation {
       come_to_compute(r, now);
     }
     for (std::size_t r = 0; r < states_.size(); ++r) {
-      if (states_[r].next + 1 < linked_.ranks[r].computes.size()) refuse(r);
-      place_collectives_of_computes(r);
+      if (states_[r].at < program_.ranks[r].size()) refuse(r);
+      place_collectives_of_computes(program_.ranks[r], timeline_.spans[r]);
     }
   }
 
   /// The timeline with gradient reductions of these costs. May be called again with other costs.
   const Timeline& sum(const Costs& costs) {
-    run_reductions(costs);
+    (void)run_collectives(false, costs);
     timeline_.step = {};
     for (const auto& spans : timeline_.spans) {
       for (const Span& span : spans) timeline_.step = std::max(timeline_.step, span.end);
     }
     return timeline_;
   }
-
-  [[nodiscard]] Timeline take() && { return std::move(timeline_); }
 
  private:
   struct LastCompute {
@@ -220,21 +183,25 @@ class Simulation {
     bool fills_buckets = false;  // computes weight gradients
   };
   struct State {
-    std::size_t next = 0;    // compute action that the rank has reached
-    std::size_t posted = 0;  // number of compute actions whose receives are posted
-    bool waiting = false;    // for messages
-    double since = 0;        // when it reached the compute action
+    std::size_t at = 0;         // compute action that the rank has reached
+    std::size_t posted_to = 0;  // receives before this position are posted
+    int computes_ahead = 0;     // number of compute actions from `at` to `posted_to`
+    bool waiting = false;       // for messages
+    double since = 0;           // when it reached the compute action
     double egress_free = 0, ingress_free = 0;
     std::vector<LastCompute> last;  // of each stage, in the order of their first compute actions
   };
 
   void come_to_compute(std::size_t r, double now) {
     State& state = states_[r];
-    auto& computes = linked_.ranks[r].computes;
-    for (; state.posted < std::min(state.next + kReceivesAhead + 1, computes.size()); ++state.posted) {
-      for (const auto id : computes[state.posted].receives) issue(id, now);
+    const auto& actions = program_.ranks[r];
+    for (auto& i = state.posted_to; i < actions.size() && state.computes_ahead <= kReceivesAhead; ++i) {
+      if (actions[i].kind == ActionKind::kReceive) issue(linked_.links[r][i].message, now);
+      if (is_compute(actions[i].kind)) ++state.computes_ahead;
     }
-    for (auto id = computes[state.next].first_send; id < computes[state.next].last_send; ++id) issue(id, now);
+    for (auto& i = state.at; i < actions.size() && !is_compute(actions[i].kind); ++i) {
+      if (actions[i].kind == ActionKind::kSend) issue(linked_.links[r][i].message, now);
+    }
     state.waiting = true;
     state.since = now;
     start_if_ready(r);
@@ -257,52 +224,54 @@ class Simulation {
     const Span span{Seconds(start), Seconds(end)};
     timeline_.spans[message.from][message.send_at] = span;
     timeline_.spans[message.to][message.receive_at] = span;
-    if (message.compute < 0) return;
-    auto& compute = linked_.ranks[message.to].computes[static_cast<std::size_t>(message.compute)];
-    --compute.missing;
-    compute.ready_at = std::max(compute.ready_at, end);
+    if (message.awaited_at < 0) return;
+    auto& awaiting = linked_.links[message.to][static_cast<std::size_t>(message.awaited_at)];
+    --awaiting.missing;
+    awaiting.ready_at = std::max(awaiting.ready_at, end);
     start_if_ready(message.to);
   }
 
-  [[nodiscard]] bool is_ready(std::size_t r) const {
+  /// The compute action that a rank could start; null if it computes, waits or is at its end.
+  [[nodiscard]] const Action* startable(std::size_t r) const {
     const State& state = states_[r];
-    const auto& computes = linked_.ranks[r].computes;
-    return state.waiting && computes[state.next].missing == 0 && state.next + 1 < computes.size();
+    const bool is_ready =
+        state.waiting && state.at < program_.ranks[r].size() && linked_.links[r][state.at].missing == 0;
+    return is_ready ? &program_.ranks[r][state.at] : nullptr;
   }
   /// When a waiting rank has everything that its next compute action needs.
   [[nodiscard]] double ready_at(std::size_t r) const {
-    return std::max(states_[r].since, linked_.ranks[r].computes[states_[r].next].ready_at);
+    return std::max(states_[r].since, linked_.links[r][states_[r].at].ready_at);
   }
 
   /// Tensor shards that exchange values start together.
   void start_if_ready(std::size_t r) {
-    if (!is_ready(r)) return;
-    const Action& action = program_.ranks[r][linked_.ranks[r].computes[states_[r].next].at];
-    const Mesh& mesh = pipeline_.stages[action.stage.index()];
-    if (!exchanges_in_compute(mesh, action.kind)) return start(r, ready_at(r));
+    const Action* action = startable(r);
+    if (action == nullptr) return;
+    const Mesh& mesh = pipeline_.stages[action->stage.index()];
+    if (!exchanges_in_compute(mesh, action->kind)) return start(r, ready_at(r));
     const auto shards = mesh.tensor_group(*mesh.replica_of(Rank::of(r)));
     double last = 0;
     for (const Rank shard : shards) {
-      const std::size_t other = shard.index();
-      if (!is_ready(other)) return;
-      const Action& same = program_.ranks[other][linked_.ranks[other].computes[states_[other].next].at];
-      if (same.stage != action.stage || same.kind != action.kind || same.microbatch != action.microbatch) return;
-      last = std::max(last, ready_at(other));
+      const Action* same = startable(shard.index());
+      if (same == nullptr || same->stage != action->stage || same->kind != action->kind ||
+          same->microbatch != action->microbatch)
+        return;
+      last = std::max(last, ready_at(shard.index()));
     }
     for (const Rank shard : shards) start(shard.index(), last);
   }
 
   void start(std::size_t r, double start) {
     State& state = states_[r];
-    const auto& compute = linked_.ranks[r].computes[state.next];
-    const Action& action = program_.ranks[r][compute.at];
+    const Action& action = program_.ranks[r][state.at];
     const Seconds duration = this->duration(action);
     const double end = start + duration.value();
     state.waiting = false;
     last_compute(state, action.stage) = {action.stage, start, end, gives_weight_gradients(action.kind)};
-    timeline_.spans[r][compute.at] = {Seconds(start), Seconds(end)};
+    timeline_.spans[r][state.at] = {Seconds(start), Seconds(end)};
     timeline_.busy[r] += duration;
-    ++state.next;
+    ++state.at;
+    --state.computes_ahead;
     arrivals_.push({end, r});
   }
 
@@ -329,9 +298,9 @@ class Simulation {
 
   /// When a rank has filled bucket `b` of a group. Buckets fill evenly during the stage's last backward; buckets of
   /// parameters tied across stages, at the end of the rank's last compute action.
-  static double filled(const State& state, const ReduceGroup& group, int b) {
+  [[nodiscard]] double filled(Rank rank, const ReduceGroup& group, int b) const {
     double at = 0;
-    for (const LastCompute& last : state.last) {
+    for (const LastCompute& last : states_[rank.index()].last) {
       const double share = group.stage.valid() && last.fills_buckets ? (b + 1.0) / group.buckets : 1.0;
       if (group.stage.valid() && last.stage != group.stage) continue;
       at = std::max(at, last.start + share * (last.end - last.start));
@@ -339,24 +308,32 @@ class Simulation {
     return at;
   }
 
-  /// Gathers at the start of the call, one after the other on each rank.
+  /// Runs the gathers or the reductions of the whole call, one after the other on each rank.
   /// @return [rank] when all are complete
-  [[nodiscard]] std::vector<double> run_gathers() {
+  std::vector<double> run_collectives(bool gathers, const Costs& costs) {
     std::vector<double> free_at(states_.size(), 0);
-    std::vector<std::size_t> done(states_.size(), 0);
-    for (std::size_t g = 0; g < pipeline_.groups.size(); ++g) {
-      const ReduceGroup& group = pipeline_.groups[g];
-      for (int b = 0; b < group.buckets && group.zero > 0 && group.zero < 3; ++b) {
+    std::vector<std::size_t> next(states_.size(), 0);  // position
+    const auto seek = [&](Rank rank) {
+      const auto& actions = program_.ranks[rank.index()];
+      auto& at = next[rank.index()];
+      while (at < actions.size() && (!is_collective(actions[at].kind) || actions[at].microbatch >= 0 ||
+                                     (actions[at].kind == ActionKind::kAllGather) != gathers))
+        ++at;
+      return at < actions.size();
+    };
+    for (const ReduceGroup& group : pipeline_.groups) {
+      const bool takes_part = gathers ? group.zero == 1 || group.zero == 2 : group.zero < 2;
+      for (int b = 0; b < group.buckets && takes_part; ++b) {
         double start = 0;
         for (const Rank rank : group.ranks) {
-          if (done[rank.index()] == linked_.ranks[rank.index()].gathers.size()) return free_at;  // a backward phase
-          start = std::max(start, free_at[rank.index()]);
+          if (!seek(rank)) return free_at;  // a phase without them, or a program without reductions
+          start = std::max({start, gathers ? 0.0 : filled(rank, group, b), free_at[rank.index()]});
         }
         for (const Rank rank : group.ranks) {
-          const auto at = linked_.ranks[rank.index()].gathers[done[rank.index()]++];
-          const double end = start + costs_.reduce(program_.ranks[rank.index()][at]).value();
-          timeline_.spans[rank.index()][at] = {Seconds(start), Seconds(end)};
-          free_at[rank.index()] = end;
+          const auto at = next[rank.index()]++;
+          const Seconds end = Seconds(start) + costs.reduce(program_.ranks[rank.index()][at]);
+          timeline_.spans[rank.index()][at] = {Seconds(start), end};
+          free_at[rank.index()] = end.value();
         }
       }
     }
@@ -364,40 +341,21 @@ class Simulation {
   }
 
   /// They run during the compute action or, on a rank without samples, some time before its next one.
-  void place_collectives_of_computes(std::size_t r) {
-    const auto& linked = linked_.ranks[r];
-    for (const auto& [at, compute] : linked.within) {
-      const bool is_there = compute >= 0 && static_cast<std::size_t>(compute) + 1 < linked.computes.size();
-      if (is_there) timeline_.spans[r][at] = timeline_.spans[r][linked.computes[static_cast<std::size_t>(compute)].at];
-    }
-  }
-
-  void run_reductions(const Costs& costs) {
-    std::vector<std::size_t> done(states_.size(), 0);
-    std::vector<double> free_at(states_.size(), 0);
-    for (std::size_t g = 0; g < pipeline_.groups.size(); ++g) {
-      const ReduceGroup& group = pipeline_.groups[g];
-      for (int b = 0; b < group.buckets && group.zero < 2; ++b) {
-        double start = 0;
-        const Action* action = nullptr;
-        for (const Rank rank : group.ranks) {
-          const auto& reductions = linked_.ranks[rank.index()].reductions;
-          if (done[rank.index()] == reductions.size()) return;  // a forward phase, or a program without reductions
-          action = &program_.ranks[rank.index()][reductions[done[rank.index()]]];
-          start = std::max({start, filled(states_[rank.index()], group, b), free_at[rank.index()]});
-        }
-        const double end = start + costs.reduce(*action).value();
-        for (const Rank rank : group.ranks) {
-          free_at[rank.index()] = end;
-          timeline_.spans[rank.index()][linked_.ranks[rank.index()].reductions[done[rank.index()]++]] = {Seconds(start),
-                                                                                                         Seconds(end)};
-        }
-      }
-    }
+  static void place_collectives_of_computes(const std::vector<Action>& actions, std::vector<Span>& spans) {
+    const Span* compute = nullptr;
+    const auto place = [&](std::size_t i, bool gathers) {
+      if (is_compute(actions[i].kind)) compute = &spans[i];
+      const bool is_one = is_collective(actions[i].kind) && actions[i].microbatch >= 0 &&
+                          (actions[i].kind == ActionKind::kAllGather) == gathers;
+      if (is_one && compute != nullptr) spans[i] = *compute;
+    };
+    for (std::size_t i = 0; i < actions.size(); ++i) place(i, false);
+    compute = nullptr;
+    for (std::size_t i = actions.size(); i-- > 0;) place(i, true);
   }
 
   [[noreturn]] void refuse(std::size_t r) const {
-    const auto at = linked_.ranks[r].computes[states_[r].next].at;
+    const auto at = states_[r].at;
     throw InvalidArgument("simulate: rank " + std::to_string(r) + " waits for ever at action " + std::to_string(at) +
                           ", " + describe(program_.ranks[r][at]) + "; validate the program first");
   }
@@ -429,8 +387,7 @@ template <ProgramCosts Costs>
 [[nodiscard]] Timeline simulate(const Pipeline& pipeline, const Program& program, const Costs& costs) {
   detail::Simulation<Costs> simulation(pipeline, program, costs);
   simulation.play();
-  (void)simulation.sum(costs);
-  return std::move(simulation).take();
+  return simulation.sum(costs);
 }
 
 /// The peak of what each rank holds for forwards whose backward, or its last part, is outstanding.

@@ -42,15 +42,13 @@ struct ScheduleTraits {
   InFlightLaw in_flight = InFlightLaw::kCounted;
 
   /// The largest number of chunks of micro-batches that the ranks of a position hold from forward to whole backward.
-  /// With fewer than `filled_by` micro-batches, an upper bound. Null if there is no closed form.
+  /// An upper bound with fewer micro-batches than fill the pipeline, see `bubble`. Null if there is no closed form.
   int (*peak)(int position, int positions, int chunks, int microbatches) = nullptr;
   /// The bubble, in seconds for each position but one: what a step of equal stages takes beyond the work of one
-  /// position.
+  /// position. It holds for as many micro-batches as positions or more; in a V, for twice as many less one.
   /// @param pass    seconds of one micro-batch's forward and backward in all stages of a position
   /// @param weight  seconds of `pass` for gradients of parameters
   double (*bubble)(double pass, double weight, int chunks) = nullptr;
-  /// The number of micro-batches from which on `bubble` holds, if forward, input and weight backward take equally long.
-  int (*filled_by)(int positions) = nullptr;
 };
 
 namespace detail {
@@ -67,9 +65,6 @@ struct ScheduleRow {
 [[nodiscard]] constexpr double bubble_of_split(double pass, double weight, int chunks) {
   return std::max(0.0, pass - 2 * weight) / chunks;
 }
-[[nodiscard]] constexpr int one(int /*positions*/) { return 1; }
-[[nodiscard]] constexpr int one_each(int positions) { return positions; }
-[[nodiscard]] constexpr int there_and_back(int positions) { return 2 * positions - 1; }
 
 /// The one table of schedules, by `ScheduleKind`. README.md has the sources of the formulas.
 inline constexpr std::tuple kScheduleTable{
@@ -80,7 +75,6 @@ inline constexpr std::tuple kScheduleTable{
         .in_flight = InFlightLaw::kAllMicrobatches,
         .peak = [](int s, int p, int, int m) { return GPipe{}.peak_activations(StageId(s), p, m); },
         .bubble = bubble_of_whole,
-        .filled_by = one,
     }},
     ScheduleRow<OneFOneB>{{
         .kind = ScheduleKind::kOneFOneB,
@@ -89,7 +83,6 @@ inline constexpr std::tuple kScheduleTable{
         .in_flight = InFlightLaw::kStagesBehind,
         .peak = [](int s, int p, int, int m) { return OneFOneB{}.peak_activations(StageId(s), p, m); },
         .bubble = bubble_of_whole,
-        .filled_by = one,
     }},
     ScheduleRow<Interleaved>{{
         .kind = ScheduleKind::kInterleaved,
@@ -97,7 +90,6 @@ inline constexpr std::tuple kScheduleTable{
         .layout = StageLayout::kLooped,
         .peak = [](int d, int p, int v, int m) { return Interleaved::peak_activations(d, p, v, m); },
         .bubble = bubble_of_whole,
-        .filled_by = one_each,
     }},
     ScheduleRow<ZbH1>{{
         .kind = ScheduleKind::kZbH1,
@@ -106,7 +98,6 @@ inline constexpr std::tuple kScheduleTable{
         .splits_backwards = true,
         .peak = [](int s, int p, int, int m) { return ZbH1{}.peak_activations(StageId(s), p, m); },
         .bubble = bubble_of_split,
-        .filled_by = one_each,
     }},
     ScheduleRow<ZbV>{{
         .kind = ScheduleKind::kZbV,
@@ -115,7 +106,6 @@ inline constexpr std::tuple kScheduleTable{
         .splits_backwards = true,
         .peak = [](int d, int p, int, int m) { return ZbV::peak_activations(d, p, m); },
         .bubble = bubble_of_split,
-        .filled_by = there_and_back,
     }},
     ScheduleRow<GivenOrders>{{
         .kind = ScheduleKind::kSynthesised,

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <map>
+#include <numeric>
 #include <optional>
+#include <queue>
 #include <set>
 #include <span>
 #include <string>
@@ -32,18 +34,14 @@ class ProgramCheck {
  public:
   ProgramCheck(const Pipeline& pipeline, const BatchLayout& layout, Phase phase, const Program& program)
       : pipeline_(pipeline), split_(pipeline, layout), phase_(phase), program_(program) {
-    for (const Mesh& mesh : pipeline.stages)
-      gathered_.emplace_back(static_cast<std::size_t>(mesh.tensor()), GatheredByActions{});
-    for (std::size_t g = 0; g < pipeline.groups.size(); ++g) {
-      const ReduceGroup& group = pipeline.groups[g];
-      if (!gathers_in_computes(group)) continue;
-      const auto shard = static_cast<std::size_t>(shard_of(pipeline, group));
-      gathered_[group.stage.index()][shard].once.add(pipeline, static_cast<int>(g));
-    }
-    for (std::size_t s = 0; s < gathered_.size(); ++s) {
-      for (std::size_t shard = 0; shard < gathered_[s].size(); ++shard) {
-        for (const int g : gathered_by_backward(pipeline, StageId::of(s), static_cast<int>(shard)))
-          gathered_[s][shard].by_whole_backward.add(pipeline, g);
+    for (std::size_t s = 0; s < pipeline.stages.size(); ++s) {
+      auto& of_shards = gathered_.emplace_back(static_cast<std::size_t>(pipeline.stages[s].tensor()));
+      for (std::size_t shard = 0; shard < of_shards.size(); ++shard) {
+        auto& [once, by_whole_backward] = of_shards[shard];
+        for (const int g : gathered_by_backward(pipeline, StageId::of(s), static_cast<int>(shard))) {
+          by_whole_backward.add(pipeline, g);
+          if (!once.times.contains({g, 0})) once.add(pipeline, g);
+        }
       }
     }
   }
@@ -54,14 +52,18 @@ class ProgramCheck {
                           "the program has " + std::to_string(program_.ranks.size()) + " ranks, the pipeline " +
                               std::to_string(pipeline_.ranks)};
     }
-    find_split_computes();
+    split_computes_.resize(program_.ranks.size());
+    for (std::size_t r = 0; r < program_.ranks.size(); ++r) {
+      for (const Action& action : program_.ranks[r]) {
+        if (action.kind == ActionKind::kBackwardInput) split_computes_[r].emplace(action.stage, action.microbatch);
+      }
+    }
     if (auto fault = check_contents()) return fault;
     for (std::size_t r = 0; r < program_.ranks.size(); ++r) {
       if (auto fault = check_dependencies(Rank::of(r))) return fault;
       if (auto fault = check_reductions(Rank::of(r))) return fault;
       if (auto fault = check_collectives_of_computes(Rank::of(r))) return fault;
     }
-    if (auto fault = check_pairs()) return fault;
     return check_progress();
   }
 
@@ -155,24 +157,13 @@ class ProgramCheck {
 
   /// Whether this rank's program splits this backward in two parts.
   [[nodiscard]] bool is_split(const Action& compute, Rank rank) const {
-    const auto& split = split_computes_[rank.index()];
-    return std::binary_search(split.begin(), split.end(), std::pair(compute.stage, compute.microbatch));
+    return split_computes_[rank.index()].contains({compute.stage, compute.microbatch});
   }
 
   /// Whether any rank with samples in the backward splits it.
   [[nodiscard]] bool comes_in_parts(const Action& compute) const {
     const auto slices = split_.slices(compute.stage, compute.microbatch);
     return !slices.empty() && is_split(compute, slices.front().rank);
-  }
-
-  void find_split_computes() {
-    split_computes_.resize(program_.ranks.size());
-    for (std::size_t r = 0; r < program_.ranks.size(); ++r) {
-      for (const Action& action : program_.ranks[r]) {
-        if (action.kind == ActionKind::kBackwardInput) split_computes_[r].emplace_back(action.stage, action.microbatch);
-      }
-      std::sort(split_computes_[r].begin(), split_computes_[r].end());
-    }
   }
 
   void expect_messages(std::vector<Actions>& expected, int c, int m, Flow flow) const {
@@ -198,20 +189,16 @@ class ProgramCheck {
     auto expected = expected_actions();
     for (std::size_t r = 0; r < expected.size(); ++r) {
       const Rank rank = Rank::of(r);
-      std::vector<std::size_t> order(actions(rank).size());
-      for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
-      std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-        return std::tuple(key(actions(rank)[a]), a) < std::tuple(key(actions(rank)[b]), b);
-      });
       auto& wanted = expected[r];
-      std::sort(wanted.begin(), wanted.end(), [](const Action& a, const Action& b) { return key(a) < key(b); });
-      for (std::size_t i = 0; i < std::max(order.size(), wanted.size()); ++i) {
-        const bool surplus = i == wanted.size() || (i < order.size() && key(actions(rank)[order[i]]) < key(wanted[i]));
-        if (surplus) return fault_at(rank, order[i], "does not belong there, or is there twice");
-        if (i == order.size() || key(wanted[i]) < key(actions(rank)[order[i]])) {
-          return ProgramFault{rank, -1, describe(wanted[i]) + " is missing"};
-        }
-      }
+      std::ranges::sort(wanted, {}, key);
+      std::vector<std::size_t> found(actions(rank).size());  // positions
+      std::iota(found.begin(), found.end(), 0);
+      const auto key_at = [&](std::size_t position) { return key(actions(rank)[position]); };
+      std::ranges::stable_sort(found, {}, key_at);
+      const auto [want, have] = std::ranges::mismatch(wanted, found, {}, key, key_at);
+      if (have != found.end() && (want == wanted.end() || key_at(*have) < key(*want)))
+        return fault_at(rank, *have, "does not belong there, or is there twice");
+      if (want != wanted.end()) return ProgramFault{rank, -1, describe(*want) + " is missing"};
     }
     return std::nullopt;
   }
@@ -223,48 +210,25 @@ class ProgramCheck {
     for (std::size_t i = 0; i < actions(rank).size(); ++i) {
       const Action& action = actions(rank)[i];
       const std::pair compute(action.stage, action.microbatch);
-      const auto& computed = action.flow == Flow::kValue ? forward_done : gradient_done;
-      const char* computation = action.flow == Flow::kValue ? "forward" : "backward";
-      switch (action.kind) {
-        case ActionKind::kAllReduce:
-        case ActionKind::kReduceScatter:
-          break;
-        case ActionKind::kAllGather:
-          if (action.microbatch < 0 && has_computed(forward_done, action.stage)) {
-            return fault_at(rank, i, "comes after a forward that needs its parameters");
-          }
-          break;
-        case ActionKind::kForward:
-          forward_done.insert(compute);
-          break;
-        case ActionKind::kBackward:
-        case ActionKind::kBackwardInput:
-          if (phase_ == Phase::kStep && !forward_done.contains(compute)) {
-            return fault_at(rank, i, "comes before its forward");
-          }
-          gradient_done.insert(compute);
-          break;
-        case ActionKind::kBackwardWeight:
-          if (!gradient_done.contains(compute)) return fault_at(rank, i, "comes before its input backward");
-          break;
-        case ActionKind::kSend:
-          if (action.stage.valid() && !computed.contains(compute)) {
-            return fault_at(rank, i, std::string("comes before the ") + computation + " that makes its data");
-          }
-          break;
-        case ActionKind::kReceive:
-          if (action.stage.valid() && computed.contains(compute)) {
-            return fault_at(rank, i, std::string("comes after the ") + computation + " that needs its data");
-          }
+      auto& done = action.flow == Flow::kValue ? forward_done : gradient_done;
+      const std::string computation = action.flow == Flow::kValue ? "forward" : "backward";
+      if (gives_input_gradients(action.kind) && phase_ == Phase::kStep && !forward_done.contains(compute))
+        return fault_at(rank, i, "comes before its forward");
+      if (action.kind == ActionKind::kBackwardWeight && !gradient_done.contains(compute))
+        return fault_at(rank, i, "comes before its input backward");
+      if (action.kind == ActionKind::kSend && action.stage.valid() && !done.contains(compute))
+        return fault_at(rank, i, "comes before the " + computation + " that makes its data");
+      if (action.kind == ActionKind::kReceive && action.stage.valid() && done.contains(compute))
+        return fault_at(rank, i, "comes after the " + computation + " that needs its data");
+      if (action.kind == ActionKind::kAllGather && action.microbatch < 0) {
+        const bool needed = std::ranges::any_of(forward_done, [&](const auto& computed) {
+          return !action.stage.valid() || computed.first == action.stage;
+        });
+        if (needed) return fault_at(rank, i, "comes after a forward that needs its parameters");
       }
+      if (is_compute(action.kind)) done.insert(compute);
     }
     return std::nullopt;
-  }
-
-  /// Whether `done` has a micro-batch of the stage, or, if the stage is invalid, of any stage.
-  static bool has_computed(const std::set<std::pair<StageId, int>>& done, StageId stage) {
-    return std::any_of(done.begin(), done.end(),
-                       [&](const auto& compute) { return !stage.valid() || compute.first == stage; });
   }
 
   [[nodiscard]] std::optional<ProgramFault> check_reductions(Rank rank) const {
@@ -294,38 +258,35 @@ class ProgramCheck {
     const Actions& all = actions(rank);
     Gathered gathered;  // right before the action
     for (std::size_t i = 0; i < all.size(); ++i) {
-      const auto near = [&](std::size_t j, ActionKind kind) {
-        return j < all.size() && all[j].stage == all[i].stage && all[j].microbatch == all[i].microbatch &&
-               all[j].flow == all[i].flow && (all[j].kind == kind || is_compute(all[j].kind));
+      const Action& action = all[i];
+      const auto neighbour = [&](std::size_t j) {  // of the same compute action
+        const bool same = j < all.size() && all[j].stage == action.stage && all[j].microbatch == action.microbatch &&
+                          all[j].flow == action.flow;
+        return same ? &all[j] : nullptr;
       };
-      const bool of_compute = is_of_compute(all[i]) && takes_part(rank, all[i]);
-      if (of_compute && all[i].kind == ActionKind::kAllGather) {
-        if (!near(i + 1, ActionKind::kAllGather))
-          return fault_at(rank, i, "does not stand right before the compute action that needs it");
-        const bool is_first =
-            i == 0 || all[i - 1].kind != ActionKind::kAllGather || !near(i - 1, ActionKind::kAllGather);
-        if (all[i].after != (is_first ? 0 : all[i - 1].after + 1)) {
-          return fault_at(rank, i, "is not the next of its compute action");
+      const Action* const before = neighbour(i - 1);
+      const Action* const next = neighbour(i + 1);
+      const bool continues = before != nullptr && before->kind == action.kind;
+      const bool is_gather = action.kind == ActionKind::kAllGather;
+      if (is_of_compute(action) && takes_part(rank, action)) {
+        if (is_gather) {
+          if (next == nullptr || (next->kind != ActionKind::kAllGather && !is_compute(next->kind)))
+            return fault_at(rank, i, "does not stand right before the compute action that needs it");
+          if (action.after != (continues ? before->after + 1 : 0))
+            return fault_at(rank, i, "is not the next of its compute action");
+          gathered.add(action.group, action.bucket);
+          continue;
         }
-        gathered.add(all[i].group, all[i].bucket);
-        continue;
+        if (!continues && (before == nullptr || !gives_weight_gradients(before->kind)))
+          return fault_at(rank, i, "does not stand right behind the compute action that fills its bucket");
       }
-      if (of_compute) {
-        const bool behind = i > 0 && near(i - 1, ActionKind::kReduceScatter) &&
-                            (!is_compute(all[i - 1].kind) || gives_weight_gradients(all[i - 1].kind));
-        if (!behind) return fault_at(rank, i, "does not stand right behind the compute action that fills its bucket");
-      }
-      if (is_of_compute(all[i]) && all[i].kind == ActionKind::kReduceScatter) {
-        const bool is_first =
-            i == 0 || all[i - 1].kind != ActionKind::kReduceScatter || !near(i - 1, ActionKind::kReduceScatter);
-        const int least = is_first ? 0 : all[i - 1].after;
-        if (all[i].after < least || all[i].after > gathered_by(all[i], rank).count) {
+      if (is_of_compute(action) && !is_gather) {
+        const int least = continues ? before->after : 0;
+        if (action.after < least || action.after > gathered_by(action, rank).count)
           return fault_at(rank, i, "stands among the gatherings of its compute action where it cannot be");
-        }
       }
-      if (is_compute(all[i].kind) && gathered.times != gathered_by(all[i], rank).times) {
+      if (is_compute(action.kind) && gathered.times != gathered_by(action, rank).times)
         return fault_at(rank, i, "comes before its parameters were gathered");
-      }
       gathered = {};
     }
     return std::nullopt;
@@ -344,48 +305,19 @@ class ProgramCheck {
     return std::any_of(slices.begin(), slices.end(), [&](const MicrobatchSlice& slice) { return slice.rank == rank; });
   }
 
-  // ---- sender and receiver of every directed pair have their messages in the same order
-
-  [[nodiscard]] std::optional<ProgramFault> check_pairs() const {
-    std::map<std::pair<Rank, Rank>, std::vector<std::size_t>> sends, receives;  // (from, to) -> positions
-    for (std::size_t r = 0; r < program_.ranks.size(); ++r) {
-      const Rank rank = Rank::of(r);
-      for (std::size_t i = 0; i < actions(rank).size(); ++i) {
-        const Action& action = actions(rank)[i];
-        if (action.kind == ActionKind::kSend) sends[{rank, action.peer}].push_back(i);
-        if (action.kind == ActionKind::kReceive) receives[{action.peer, rank}].push_back(i);
-      }
-    }
-    for (const auto& [pair, positions] : receives) {
-      const auto& [from, to] = pair;
-      const auto& sent = sends[pair];
-      for (std::size_t i = 0; i < positions.size(); ++i) {
-        const Action& receive = actions(to)[positions[i]];
-        if (i < sent.size() && same_message(actions(from)[sent[i]], receive)) continue;
-        return fault_at(
-            to, positions[i],
-            i < sent.size() ? "meets the " + describe(actions(from)[sent[i]]) : std::string("meets no send"));
-      }
-    }
-    return std::nullopt;
-  }
-
-  static bool same_message(const Action& send, const Action& receive) {
-    return send.channel == receive.channel && send.microbatch == receive.microbatch && send.flow == receive.flow &&
-           send.samples == receive.samples;
-  }
-
-  // ---- it completes if a send waits for its receive and joint actions wait for all their ranks
+  // ---- it completes if a send waits for its receive and joint actions wait for all their ranks; sender and receiver
+  // of every directed pair have their messages in the same order
 
   [[nodiscard]] std::optional<ProgramFault> check_progress() {
     position_.assign(program_.ranks.size(), 0);
-    to_itself_.assign(program_.ranks.size(), 0);
+    to_itself_.resize(program_.ranks.size());
     for (std::size_t r = 0; r < program_.ranks.size(); ++r) movable_.push_back(Rank::of(r));
     while (!movable_.empty()) {
       const Rank rank = movable_.back();
       movable_.pop_back();
       while (head(rank) != nullptr && step(rank)) {
       }
+      if (mismatch_) return mismatch_;
     }
     for (std::size_t r = 0; r < program_.ranks.size(); ++r) {
       if (head(Rank::of(r)) != nullptr) return deadlock(Rank::of(r));
@@ -398,32 +330,51 @@ class ProgramCheck {
     return at < actions(rank).size() ? &actions(rank)[at] : nullptr;
   }
 
+  /// Advances a rank, and all ranks that its action waits for.
+  /// @return false if one of them has not come to it, or to another message
   [[nodiscard]] bool step(Rank rank) {
     const Action& action = *head(rank);
-    switch (action.kind) {
-      case ActionKind::kSend:
-      case ActionKind::kReceive:
-        if (action.peer == rank) {
-          int& waiting = to_itself_[rank.index()];
-          if (action.kind == ActionKind::kReceive && waiting == 0) return false;
-          waiting += action.kind == ActionKind::kSend ? 1 : -1;
-          break;
-        }
-        if (!meets(rank, action)) return false;
-        advance(action.peer);
-        break;
-      default: {
-        const auto members = doing_together(rank, action);
-        for (const Rank member : members) {
-          if (head(member) == nullptr || !(*head(member) == action)) return false;
-        }
-        for (const Rank member : members) {
-          if (member != rank) advance(member);
-        }
+    if (action.kind == ActionKind::kSend || action.kind == ActionKind::kReceive) {
+      if (action.peer == rank ? !pass_to_itself(rank, action) : !meets(rank, action)) return false;
+      if (action.peer != rank) advance(action.peer);
+    } else {
+      const auto members = doing_together(rank, action);
+      for (const Rank member : members) {
+        if (head(member) == nullptr || !(*head(member) == action)) return false;
+      }
+      for (const Rank member : members) {
+        if (member != rank) advance(member);
       }
     }
     ++position_[rank.index()];
     return true;
+  }
+
+  [[nodiscard]] bool pass_to_itself(Rank rank, const Action& action) {
+    auto& waiting = to_itself_[rank.index()];
+    if (action.kind == ActionKind::kSend) {
+      waiting.push(&action);
+      return true;
+    }
+    if (waiting.empty() || !is_same_message(*waiting.front(), rank, action)) return false;
+    waiting.pop();
+    return true;
+  }
+
+  /// Whether the other end of a message is its rank's next action.
+  [[nodiscard]] bool meets(Rank rank, const Action& action) {
+    const Action* other = head(action.peer);
+    if (other == nullptr || other->peer != rank) return false;
+    if (action.kind == ActionKind::kSend)
+      return other->kind == ActionKind::kReceive && is_same_message(action, action.peer, *other);
+    return other->kind == ActionKind::kSend && is_same_message(*other, rank, action);
+  }
+
+  [[nodiscard]] bool is_same_message(const Action& send, Rank receiver, const Action& receive) {
+    const bool same = send.channel == receive.channel && send.microbatch == receive.microbatch &&
+                      send.flow == receive.flow && send.samples == receive.samples;
+    if (!same) mismatch_ = fault_at(receiver, position_[receiver.index()], "meets the " + describe(send));
+    return same;
   }
 
   /// The ranks that run an action together: none continues before all have reached it. Empty if the rank runs it alone.
@@ -432,12 +383,6 @@ class ProgramCheck {
     if (!may_exchange(action.kind)) return {};
     const Mesh& mesh = pipeline_.stages[action.stage.index()];
     return mesh.tensor() > 1 ? mesh.tensor_group(*mesh.replica_of(rank)) : std::span<const Rank>();
-  }
-
-  [[nodiscard]] bool meets(Rank rank, const Action& action) const {
-    const Action* other = head(action.peer);
-    const auto opposite = action.kind == ActionKind::kSend ? ActionKind::kReceive : ActionKind::kSend;
-    return other != nullptr && other->kind == opposite && other->peer == rank;
   }
 
   void advance(Rank rank) {
@@ -465,10 +410,12 @@ class ProgramCheck {
   BatchSplit split_;
   Phase phase_;
   const Program& program_;
-  std::vector<std::vector<GatheredByActions>> gathered_;              // [stage][tensor shard]
-  std::vector<std::vector<std::pair<StageId, int>>> split_computes_;  // of each rank, ascending: stage, micro-batch
-  std::vector<std::size_t> position_;                                 // check_progress: of each rank
-  std::vector<int> to_itself_;  // check_progress: messages sent and not yet received
+  std::vector<std::vector<GatheredByActions>> gathered_;           // [stage][tensor shard]
+  std::vector<std::set<std::pair<StageId, int>>> split_computes_;  // of each rank: stage, micro-batch
+  // Of check_progress, by rank.
+  std::vector<std::size_t> position_;
+  std::vector<std::queue<const Action*>> to_itself_;  // sends that have no receive yet
+  std::optional<ProgramFault> mismatch_;
   std::vector<Rank> movable_;
 };
 

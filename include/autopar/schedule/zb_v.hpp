@@ -22,14 +22,13 @@ namespace autopar {
 struct ZbV {
   using policy_category = schedule_policy_tag;
 
-  /// @throws InvalidArgument unless the pipeline has the layout of v_shaped_stages
+  /// @throws InvalidArgument unless the pipeline has the layout kVShaped
   [[nodiscard]] std::vector<std::vector<ComputeAction>> rank_orders(const Pipeline& pipeline, int microbatches) const {
-    const ChunkLayout layout = chunk_layout(pipeline);
-    expect(layout.is_v_shaped() && microbatches >= 1,
-           "ZbV: the stages must go to the last position and back, two chunks a rank; lay them out by v_shaped_stages");
-    std::vector<std::vector<ComputeAction>> orders;
-    for (int d = 0; d < layout.size(); ++d) orders.push_back(order(d, layout.size(), microbatches));
-    return detail::orders_of_ranks(pipeline, layout, orders);
+    expect(microbatches >= 1, "ZbV: at least one micro-batch is needed");
+    return detail::orders_of_ranks(
+        pipeline, StageLayout::kVShaped,
+        "ZbV: the stages must go to the last position and back, two chunks a rank; lay them out by stages_in(kVShaped)",
+        [&](int position, int positions, int) { return order(position, positions, microbatches); });
   }
 
   /// The largest number of chunks of micro-batches that the ranks of a position hold from forward to weight backward.

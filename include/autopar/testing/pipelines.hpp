@@ -174,7 +174,7 @@ inline PipelineCase random_placed_case(std::uint64_t seed, StageLayout layout, i
   }
   const Positions positions = detail::random_meshes(ranks, seed);
   const int chunks = layout == StageLayout::kLooped ? dice(1, 3) : 1;
-  pipeline.stages = layout == StageLayout::kVShaped ? v_shaped_stages(positions) : looped_stages(positions, chunks);
+  pipeline.stages = stages_in(layout, positions, chunks);
   detail::add_random_channels(pipeline, dice);
   detail::add_random_groups(pipeline, dice);
   std::reverse(pipeline.groups.begin(), pipeline.groups.end());

@@ -12,17 +12,17 @@ TEST_CASE("chunk_layout: finds looped and V-shaped stages", "[schedule]") {
     const Positions positions = testing::positions_of(replicas);
     const auto p = positions.size();
     for (int v = 1; v <= 3; ++v) {
-      const auto layout = chunk_layout(testing::in_a_row(looped_stages(positions, v)));
+      const auto layout = chunk_layout(testing::in_a_row(stages_in(StageLayout::kLooped, positions, v)));
       CHECK(Positions(layout.positions.begin(), layout.positions.end()) == positions);
       CHECK(layout.chunks() == v);
-      CHECK(layout.is_looped());
-      CHECK(layout.is_v_shaped() == (v == 2 && p == 1));
+      CHECK(lies_in(StageLayout::kLooped, layout));
+      CHECK(lies_in(StageLayout::kVShaped, layout) == (v == 2 && p == 1));
       for (std::size_t s = 0; s < layout.at.size(); ++s) CHECK(layout.at[s] == s % p);
     }
-    const auto layout = chunk_layout(testing::in_a_row(v_shaped_stages(positions)));
+    const auto layout = chunk_layout(testing::in_a_row(stages_in(StageLayout::kVShaped, positions)));
     CHECK(Positions(layout.positions.begin(), layout.positions.end()) == positions);
-    CHECK(layout.is_v_shaped());
-    CHECK(layout.is_looped() == (p == 1));
+    CHECK(lies_in(StageLayout::kVShaped, layout));
+    CHECK(lies_in(StageLayout::kLooped, layout) == (p == 1));
     for (std::size_t s = 0; s < layout.at.size(); ++s) CHECK(layout.at[s] == std::min(s, 2 * p - 1 - s));
   }
 }

@@ -36,6 +36,17 @@ inline Positions single_ranks(int positions) {
   return positions_of(std::vector<int>(static_cast<std::size_t>(positions), 1));
 }
 
+/// The idle share of a step, averaged over the ranks that compute at all, in [0, 1).
+inline double idle_share(const Timeline& timeline) {
+  double sum = 0;
+  int computing = 0;
+  for (const Seconds time : timeline.busy) {
+    sum += time.value();
+    computing += time.value() > 0 ? 1 : 0;
+  }
+  return computing == 0 || timeline.step.value() <= 0 ? 0 : 1 - sum / (computing * timeline.step.value());
+}
+
 struct EqualTimeline {
   double step = 0, idle = 0;
   std::vector<int> peaks;  // of each rank: chunks of micro-batches held
@@ -45,7 +56,7 @@ template <SchedulePolicy Policy>
 EqualTimeline timeline_of(const Pipeline& pipeline, int microbatches, const Policy& policy) {
   const auto program = make_program(pipeline, even_layout(pipeline, microbatches), policy);
   const auto timeline = simulate(pipeline, program, EqualTimes{});
-  return {timeline.step.value(), timeline.idle_share(),
+  return {timeline.step.value(), idle_share(timeline),
           peak_activations(program, [](StageId, std::int64_t) { return 1; })};
 }
 

@@ -24,7 +24,8 @@ TEST_CASE("orders_of_parts: partitioned schedules still run") {
     for (int positions = 1; positions <= 3; ++positions) {
       for (int microbatches = 1; microbatches <= 4; ++microbatches) {
         const auto whole = testing::in_a_row(
-            stages_for(kind, testing::positions_of(std::vector<int>(static_cast<std::size_t>(positions), 2)), 2));
+            stages_in(traits_of(kind).layout,
+                      testing::positions_of(std::vector<int>(static_cast<std::size_t>(positions), 2)), 2));
         std::vector<Mesh> stages;
         std::vector<std::vector<StageId>> parts;
         for (std::size_t s = 0; s < whole.stages.size(); ++s) {

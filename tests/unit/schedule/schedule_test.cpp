@@ -92,8 +92,8 @@ TEST_CASE("schedules: each rank follows its policy, less empty slices", "[schedu
 TEST_CASE("schedules: replicated positions have the same bubble", "[schedule]") {
   for (const ScheduleKind kind : {ScheduleKind::kGPipe, ScheduleKind::kOneFOneB, ScheduleKind::kInterleaved,
                                   ScheduleKind::kZbH1, ScheduleKind::kZbV}) {
-    const auto one = testing::in_a_row(stages_for(kind, testing::single_ranks(3), 2));
-    const auto many = testing::in_a_row(stages_for(kind, testing::positions_of({2, 1, 3}), 2));
+    const auto one = testing::in_a_row(stages_in(traits_of(kind).layout, testing::single_ranks(3), 2));
+    const auto many = testing::in_a_row(stages_in(traits_of(kind).layout, testing::positions_of({2, 1, 3}), 2));
     with_policy(kind, [&](const auto& policy) {
       CHECK(testing::timeline_of(many, 7, policy).step == Approx(testing::timeline_of(one, 7, policy).step));
     });

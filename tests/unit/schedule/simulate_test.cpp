@@ -11,6 +11,7 @@
 
 #include <catch_shim.hpp>
 
+#include "equal_times.hpp"
 #include "random_orders.hpp"
 
 using namespace autopar;
@@ -69,7 +70,7 @@ void check_closed_forms(const Policy& policy) {
       const auto timeline = simulate(pipeline, program, UnitCosts{});
       INFO(p << " stages, " << m << " micro-batches");
       REQUIRE(timeline.step.value() == Approx(3.0 * (m + p - 1)));
-      REQUIRE(timeline.idle_share() == Approx((p - 1.0) / (m + p - 1.0)).margin(1e-12));
+      REQUIRE(testing::idle_share(timeline) == Approx((p - 1.0) / (m + p - 1.0)).margin(1e-12));
       const auto peaks = peak_activations(program, [](StageId, std::int64_t) { return 1; });
       for (int s = 0; s < p; ++s) {
         REQUIRE(peaks[static_cast<std::size_t>(s)] == policy.peak_activations(StageId(s), p, m));
@@ -138,7 +139,7 @@ TEST_CASE("simulate: stages on one rank share its time", "[schedule]") {
     const auto timeline =
         simulate(pipeline, make_program(pipeline, even(pipeline, 4), OneFOneB{}), UnitCosts{.message_seconds = 5});
     CHECK(timeline.step.value() == Approx(3.0 * stages * 4));
-    CHECK(timeline.idle_share() == Approx(0.0).margin(1e-12));
+    CHECK(testing::idle_share(timeline) == Approx(0.0).margin(1e-12));
   }
 }
 

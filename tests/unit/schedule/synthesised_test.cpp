@@ -61,8 +61,8 @@ double best_fixed(const Pipeline& pipeline, const BatchLayout& layout, const Une
   double best = std::numeric_limits<double>::infinity();
   const auto chunks = chunk_layout(pipeline);
   for (const ScheduleKind kind : kScheduleKinds) {
-    if (kind == ScheduleKind::kSynthesised || (kind == ScheduleKind::kZbV && !chunks.is_v_shaped()) ||
-        (kind == ScheduleKind::kInterleaved && !chunks.is_looped())) {
+    if (kind == ScheduleKind::kSynthesised || (kind == ScheduleKind::kZbV && !lies_in(StageLayout::kVShaped, chunks)) ||
+        (kind == ScheduleKind::kInterleaved && !lies_in(StageLayout::kLooped, chunks))) {
       continue;
     }
     const bool replicas = pipeline.ranks > chunks.size();
@@ -84,7 +84,8 @@ Task random_task(Dice& dice) {
   std::vector<int> replicas;
   for (int p = dice(1, 4); p > 0; --p) replicas.push_back(dice.chance(60) ? 1 : dice(2, 3));
   const auto positions = testing::positions_of(replicas);
-  Task out{in_a_row(dice.chance(40) ? v_shaped_stages(positions) : looped_stages(positions, dice(1, 2))),
+  Task out{in_a_row(dice.chance(40) ? stages_in(StageLayout::kVShaped, positions)
+                                    : stages_in(StageLayout::kLooped, positions, dice(1, 2))),
            {},
            {},
            dice(1, 9)};
@@ -189,7 +190,7 @@ TEST_CASE("Synthesised: optimal for small pipelines", "[schedule]") {
 }
 
 TEST_CASE("Synthesised: keeps a fixed schedule that is proven best", "[schedule]") {
-  const auto pipeline = in_a_row(v_shaped_stages(single_ranks(8)));
+  const auto pipeline = in_a_row(stages_in(StageLayout::kVShaped, single_ranks(8)));
   const Synthesised<testing::EqualTimes> policy{
       .costs = {}, .local = testing::even_layout(pipeline, 32).local, .limits = std::vector<Bytes>(8, Bytes(16))};
   const auto found = policy.synthesise(pipeline, 32);
@@ -200,7 +201,7 @@ TEST_CASE("Synthesised: keeps a fixed schedule that is proven best", "[schedule]
 }
 
 TEST_CASE("Synthesised: half of ZB-V's memory costs 14 % more time", "[schedule]") {
-  const auto pipeline = in_a_row(v_shaped_stages(single_ranks(8)));
+  const auto pipeline = in_a_row(stages_in(StageLayout::kVShaped, single_ranks(8)));
   const Synthesised<testing::EqualTimes> policy{.costs = {},
                                                 .local = testing::even_layout(pipeline, 32).local,
                                                 .limits = std::vector<Bytes>(8, Bytes(8)),
@@ -213,7 +214,7 @@ TEST_CASE("Synthesised: half of ZB-V's memory costs 14 % more time", "[schedule]
 
 TEST_CASE("Synthesised: unsplit backwards where the runtime needs them", "[schedule]") {
   Dice dice(1);
-  const auto pipeline = in_a_row(looped_stages(single_ranks(3), 2));
+  const auto pipeline = in_a_row(stages_in(StageLayout::kLooped, single_ranks(3), 2));
   const Synthesised<Uneven> policy{
       .costs = uneven_times(6, dice), .local = testing::even_layout(pipeline, 6).local, .parts_backwards = false};
   const auto found = policy.synthesise(pipeline, 6);
@@ -260,7 +261,7 @@ TEST_CASE("Synthesised: stages that share some ranks are ordered", "[schedule]")
 }
 
 TEST_CASE("Synthesised: a limit below one micro-batch is refused", "[schedule]") {
-  const auto pipeline = in_a_row(looped_stages(single_ranks(2), 2));
+  const auto pipeline = in_a_row(stages_in(StageLayout::kLooped, single_ranks(2), 2));
   const Synthesised<testing::EqualTimes> policy{
       .costs = {}, .local = {2, 2}, .held = {Bytes(3), Bytes(1), Bytes(4), Bytes(1)}, .limits = {Bytes(6), Bytes(9)}};
   CHECK_THROWS_WITH(policy.rank_orders(pipeline, 2), Catch::Matchers::ContainsSubstring("rank 0 may hold 6") &&

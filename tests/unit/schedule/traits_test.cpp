@@ -28,7 +28,7 @@ Sizes random_sizes(const ScheduleTraits& row, testing::Dice& dice) {
 }
 
 Pipeline laid_out(const ScheduleTraits& row, const Sizes& sizes) {
-  return testing::in_a_row(stages_for(row.kind, testing::single_ranks(sizes.positions), sizes.chunks));
+  return testing::in_a_row(stages_in(row.layout, testing::single_ranks(sizes.positions), sizes.chunks));
 }
 
 std::vector<std::vector<ComputeAction>> orders_of(const ScheduleTraits& row, const Sizes& sizes) {
@@ -74,7 +74,6 @@ TEST_CASE("ScheduleTraits: closed forms, unless orders are in the plan", "[sched
     const bool is_law = !row.orders_in_plan;
     CHECK((row.peak != nullptr) == is_law);
     CHECK((row.bubble != nullptr) == is_law);
-    CHECK((row.filled_by != nullptr) == is_law);
     CHECK(with_policy(row.kind, [](const auto& policy) {
             return std::same_as<std::remove_cvref_t<decltype(policy)>, GivenOrders>;
           }) == row.orders_in_plan);
@@ -94,8 +93,8 @@ TEST_CASE("ScheduleTraits: a policy accepts its row's layout alone", "[schedule]
     with_policy(row.kind, [&]<class Policy>(const Policy& policy) {
       REQUIRE(StageOrderPolicy<Policy> == (row.layout == StageLayout::kStraight));
       if constexpr (RankOrderPolicy<Policy>) {
-        for (const auto& other : {looped_stages(testing::single_ranks(sizes.positions), sizes.chunks),
-                                  v_shaped_stages(testing::single_ranks(sizes.positions))}) {
+        for (const auto& other : {stages_in(StageLayout::kLooped, testing::single_ranks(sizes.positions), sizes.chunks),
+                                  stages_in(StageLayout::kVShaped, testing::single_ranks(sizes.positions))}) {
           const Pipeline lying = testing::in_a_row(other);
           if (lies_in(row.layout, chunk_layout(lying))) continue;
           REQUIRE_THROWS_AS(policy.rank_orders(lying, sizes.microbatches), InvalidArgument);
@@ -149,14 +148,14 @@ TEST_CASE("ScheduleTraits: peak activations equal the closed form", "[schedule][
       }
       const int said = row.peak(d, sizes.positions, sizes.chunks, sizes.microbatches);
       REQUIRE(most <= said);
-      if (sizes.microbatches >= row.filled_by(sizes.positions)) REQUIRE(most == said);
+      if (sizes.microbatches >= oracle::filled_by(row.kind, sizes.positions)) REQUIRE(most == said);
     }
   });
 }
 
 TEST_CASE("ScheduleTraits: simulated bubble equals the closed form", "[schedule][traits]") {
   hold([](const ScheduleTraits& row, const Sizes& sizes) {
-    if (sizes.microbatches < row.filled_by(sizes.positions)) return;
+    if (sizes.microbatches < oracle::filled_by(row.kind, sizes.positions)) return;
     const auto timeline = with_policy(row.kind, [&](const auto& policy) {
       return testing::timeline_of(laid_out(row, sizes), sizes.microbatches, policy);
     });

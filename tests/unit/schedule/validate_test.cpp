@@ -120,7 +120,7 @@ std::vector<Subject> small_subjects() {
   const StageId s0(0), s1(1), s2(2), s3(3);
   const Positions positions{{Rank(1)}, {Rank(0), Rank(2)}};
   for (const ScheduleKind kind : {ScheduleKind::kInterleaved, ScheduleKind::kZbV}) {
-    const auto stages = stages_for(kind, positions, 2);
+    const auto stages = stages_in(traits_of(kind).layout, positions, 2);
     const PipelineCase example{
         {3,
          stages,
