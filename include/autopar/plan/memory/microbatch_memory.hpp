@@ -85,13 +85,14 @@ struct MicrobatchMemory {
 /// @param copies_go  whether the stage's parameters are neither sharded nor offloaded
 [[nodiscard]] inline std::vector<MicrobatchMemory> nodes_apart(const SizedStages& stages, std::size_t stage,
                                                                bool copies_go) {
-  const auto& [work, staging, sized, slice, all_nodes] = stages;
-  const std::vector<NodeId>& nodes = all_nodes[stage];
+  const Workload& work = stages.work;
+  const std::vector<NodeId>& nodes = stages.nodes[stage];
+  const std::vector<NodeCost>& costs = stages.costs(stage);
+  const ScheduleKind schedule = stages.staging.schedule;
   std::vector<MicrobatchMemory> out;
   out.reserve(nodes.size());
-  for (const NodeId node : nodes)
-    out.push_back(MicrobatchMemory::of(work.graph[node], stages.costs(stage)[node.index()], staging.schedule));
-  if (!gradients_follow_activations(staging, stage)) return out;
+  for (const NodeId node : nodes) out.push_back(MicrobatchMemory::of(work.graph[node], costs[node.index()], schedule));
+  if (!gradients_follow_activations(stages.staging, stage)) return out;
   std::vector<bool> read(work.parameters.size(), false);
   for (std::size_t i = nodes.size(); i-- > 0;) {
     for (const ParameterId id : work.graph[nodes[i]].parameters) {

@@ -126,18 +126,18 @@ struct LeastHeld {
 }
 
 /// Peak bytes of the rank that needs most; stages on one rank add up.
-/// @param meshes  by stage
+/// @param meshes  by stage; two have the same ranks, in the same order, or none in common
 /// @param bytes_of  peak bytes of a stage, by its position in `meshes`
 template <class BytesOf>
 [[nodiscard]] Bytes peak_of_ranks(const std::vector<Mesh>& meshes, const BytesOf& bytes_of) {
-  std::vector<Bytes> of_rank;
+  std::vector<Bytes> of_first;  // rank of each mesh
   for (std::size_t s = 0; s < meshes.size(); ++s) {
-    for (const Rank rank : meshes[s].ranks()) {
-      if (rank.index() >= of_rank.size()) of_rank.resize(rank.index() + 1);
-      of_rank[rank.index()] += bytes_of(s);
-    }
+    if (meshes[s].empty()) continue;
+    const std::size_t first = meshes[s].rank(0).index();
+    if (first >= of_first.size()) of_first.resize(first + 1);
+    of_first[first] += bytes_of(s);
   }
-  return of_rank.empty() ? Bytes{} : *std::max_element(of_rank.begin(), of_rank.end());
+  return of_first.empty() ? Bytes{} : *std::max_element(of_first.begin(), of_first.end());
 }
 
 }  // namespace autopar

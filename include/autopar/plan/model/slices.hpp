@@ -87,11 +87,14 @@ struct PieceClasses {
   if (keeps_pieces) {
     for (const PieceSizes& pieces : classes.pieces) add_replica(pieces);
   } else {
-    PieceSizes slices;
+    PieceSizes slices(classes.sizes.size());
+    std::vector<std::int64_t> ends(slices.size(), 0);  // of the slices, by size of the micro-batch
     for (std::int64_t q = 0; q < replicas; ++q) {
-      slices.clear();
-      for (const auto& [size, times] : classes.sizes)
-        slices.emplace_back(size * (q + 1) / replicas - size * q / replicas, times);
+      for (std::size_t i = 0; i < slices.size(); ++i) {
+        const auto& [size, times] = classes.sizes[i];
+        const std::int64_t end = size * (q + 1) / replicas;
+        slices[i] = {end - std::exchange(ends[i], end), times};
+      }
       add_replica(slices);
     }
   }

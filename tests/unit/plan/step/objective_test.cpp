@@ -167,8 +167,8 @@ TEST_CASE("StepObjective: ZeRO overlaps on GPUs, not on CPUs") {
     if (!cpus) cluster.host = testing::small_host(Bytes(1 << 20));
     const RooflineCost cost(cluster);
     const Workload work = make_workload(model, cost);
-    const SizedPipeline sized =
-        make_pipeline(work, staging, place(staging.replicas, RankPlacement::kReplicasTogether), constraints);
+    const SizedPipeline sized = make_pipeline(work, staging, place(staging.replicas, RankPlacement::kReplicasTogether),
+                                              constraints.ranks(), constraints.buckets);
     const auto costs = [&](int zero) { return StagingCosts(work, staging, sized, {zero, {}}); };
     const std::vector<Rank> ranks{Rank(0), Rank(1)};
     const Seconds half = work.all_reduce(Bytes(4 * (64 << 20)), ranks) * 0.5;
