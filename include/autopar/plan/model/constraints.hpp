@@ -341,7 +341,10 @@ inline void apply_whole_batch(const Workload& work, const Options& options, Cons
   out.gradient_copies = options.gradient_accumulation ? 2 : 1;
   if (!work.loss_mode) {
     if (!options.schedule) {
-      out.schedules = {kForwardsFirst};
+      // Without a mix of forwards and backwards, schedules differ by where stages lie.
+      std::erase_if(out.schedules, [](ScheduleKind kind) {
+        return kind != kForwardsFirst && traits_of(kind).layout != StageLayout::kLooped;
+      });
     } else if (*options.schedule != kForwardsFirst) {
       out.notes.push_back(
           "results leave the call before its backwards start: " + detail::setting("schedule", options.schedule) +

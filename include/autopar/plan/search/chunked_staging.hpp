@@ -286,13 +286,15 @@ static_assert(StagingPolicy<ChunkedStaging>);
 
 namespace detail {
 
-/// Runs a search on the plain schedules, then ChunkedStaging on the others, if any is allowed.
+/// Runs a search on the plain schedules, then ChunkedStaging on the others, if any is allowed. A single rank waits for
+/// nobody, so no other schedule is faster there.
 template <class Search>
 [[nodiscard]] SearchResult search_all_schedules(const StepObjective& objective, const Search& search,
                                                 const ChunkedStaging& others = {}) {
   Constraints plain = objective.constraints();
   std::erase_if(plain.schedules, [](ScheduleKind kind) { return !has_closed_form(kind); });
   if (plain.schedules.size() == objective.constraints().schedules.size()) return search(objective);
+  if (plain.ranks() == 1 && !plain.schedules.empty()) return search(objective.under(plain));
   SearchResult result{Candidates(plain.memory)};
   if (!plain.schedules.empty()) result = search(objective.under(plain));
   others.add_to(result, objective);
