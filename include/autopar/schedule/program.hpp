@@ -227,7 +227,7 @@ class ProgramBuilder {
     std::int64_t start = 0;
     const auto together = taken_together(l);
     for (const std::size_t each : together) {
-      const auto at = comes_to(each, lane.computes[lane.next]) ? ready_at(each) : kNotStartable;
+      const auto at = ready_at(each, lane.computes[lane.next]);
       if (at == kNotStartable) return;
       start = std::max(start, at);
     }
@@ -261,15 +261,6 @@ class ProgramBuilder {
     return lanes;
   }
 
-  /// Whether a lane's next compute action is the given one, for the lane's own replica.
-  [[nodiscard]] bool comes_to(std::size_t l, LaneAction compute) const {
-    const Lane& lane = lanes_[l];
-    if (lane.next == lane.computes.size()) return false;
-    const LaneAction own = lane.computes[lane.next];
-    return own.kind == compute.kind && own.microbatch == compute.microbatch &&
-           units_[own.unit].stage == units_[compute.unit].stage;
-  }
-
   /// What a lane's next compute action waits for; null if it needs no messages, or there is none.
   [[nodiscard]] const Slot* awaited(const Lane& lane) {
     if (lane.next == lane.computes.size()) return nullptr;
@@ -278,12 +269,16 @@ class ProgramBuilder {
     return &slot(units_[compute.unit], compute.microbatch, flow_of(compute.kind));
   }
 
-  /// When a lane's next compute action can start.
-  [[nodiscard]] std::int64_t ready_at(std::size_t l) {
-    const auto free_at = free_at_[lanes_[l].rank.index()];
-    const Slot* waiting = awaited(lanes_[l]);
-    if (waiting == nullptr) return free_at;
-    return waiting->missing == 0 ? std::max(free_at, waiting->ready_at) : kNotStartable;
+  /// When a lane can start a compute action, for its own replica; kNotStartable if that is not its next one.
+  [[nodiscard]] std::int64_t ready_at(std::size_t l, LaneAction compute) {
+    const Lane& lane = lanes_[l];
+    if (lane.next == lane.computes.size()) return kNotStartable;
+    const LaneAction own = lane.computes[lane.next];
+    const bool is_next = own.kind == compute.kind && own.microbatch == compute.microbatch &&
+                         units_[own.unit].stage == units_[compute.unit].stage;
+    const Slot* waiting = awaited(lane);
+    if (!is_next || (waiting != nullptr && waiting->missing > 0)) return kNotStartable;
+    return std::max(free_at_[lane.rank.index()], waiting == nullptr ? 0 : waiting->ready_at);
   }
 
   /// The lane of a rank whose compute action starts first: the earliest micro-batch, then the earliest stage.
