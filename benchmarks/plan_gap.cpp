@@ -1,6 +1,6 @@
 // What a gap between a plan and its lower bound comes from: deep pipelines, shrunk until all their stagings can be
-// tried. Prints one JSON line a case: the planner's step, the best step of all stagings, and the bound, as ratios to the
-// best. A planner's ratio above 1 says that the plan is off, a bound below 1 that the bound is.
+// tried. Prints one JSON line a case: the planner's step, the best step of all stagings, and the bound, as ratios to
+// the best. A planner's ratio above 1 says that the plan is off, a bound below 1 that the bound is.
 //
 //   plan_gap [layers = 6] [devices = 4]
 #include <algorithm>

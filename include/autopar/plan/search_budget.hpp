@@ -46,7 +46,7 @@ struct SearchBudget {
   double refined_slack = 1.5;             ///< one that takes more than this times the best step is left as it is
   int estimates_of_nodes = 1500;          ///< most estimates to improve one of them
   int estimates_of_pieces = 300;          ///< likewise, where pieces of blocks are moved
-  std::size_t deepened = 3;               ///< pipelines that are divided into more stages a position
+  std::size_t deepened = 4;               ///< pipelines that are divided into more stages a position
   std::int64_t deeper_actions = 200'000;  ///< of the comparisons of their divisions
   double deeper_gain = 0.02;      ///< part by which a division must be shorter: less is below what predictions tell
   std::size_t pieces = 640;       ///< of a graph with `many_nodes`
