@@ -80,7 +80,7 @@ struct Synthesised {
           budget_(policy.budget) {
       for (auto& lane : problem_.lanes) {
         // With memory for all micro-batches no limit is needed.
-        if (layout_.microbatches * lane.held * (1 + 1e-9) <= lane.limit) lane.limit = detail::kNever;
+        if (layout_.microbatches * lane.held * (1 + 1e-9) <= lane.limit) lane.limit = detail::kForever;
         if (lane.held <= lane.limit) continue;
         throw InvalidArgument("schedule synth: rank " + std::to_string(lane.ranks.front().value()) + " may hold " +
                               std::to_string(lane.limit) + " bytes, but one micro-batch in its stages takes " +
@@ -89,7 +89,7 @@ struct Synthesised {
     }
 
     [[nodiscard]] Synthesis run() {
-      best_.step = Seconds(detail::kNever);
+      best_.step = Seconds(detail::kForever);
       best_.lower_bound = reader_.lower_bound();
       for (const ScheduleKind kind : kScheduleKinds) try_fixed(kind);
       best_.best_fixed = best_.step;
@@ -155,14 +155,14 @@ struct Synthesised {
     void list_rules() {
       using Rule = detail::SynthesisRule;
       detail::ListScheduler scheduler(problem_);
-      for (const double slack : {detail::kNever, 1.0, 1.2, 1.5, 2.0, 3.0}) {
+      for (const double slack : {detail::kForever, 1.0, 1.2, 1.5, 2.0, 3.0}) {
         for (const auto kinds : {Rule::Kinds::kBackwardFirst, Rule::Kinds::kAlternate, Rule::Kinds::kForwardFirst,
                                  Rule::Kinds::kWeightFirst}) {
           for (const auto chunks : {Rule::Chunks::kFurthest, Rule::Chunks::kEarliest, Rule::Chunks::kNearest}) {
             for (const double patience : {0.0, 0.5, 1.0}) {
               if (budget_ <= policy_.budget / 4 || any_is_bound()) return;
               --budget_;
-              const double slowest_kept = found_.size() < kKept ? detail::kNever : found_.back().makespan;
+              const double slowest_kept = found_.size() < kKept ? detail::kForever : found_.back().makespan;
               keep(scheduler.run({.kinds = kinds, .chunks = chunks, .slack = slack, .patience = patience},
                                  slowest_kept));
             }
@@ -180,7 +180,7 @@ struct Synthesised {
       const bool known = std::ranges::any_of(found_, [&](const OrdersFound& found) {
         return found.makespan == made.makespan && found.origin == made.origin;
       });
-      if (known || made.makespan == detail::kNever) return;  // infinite: aborted
+      if (known || made.makespan == detail::kForever) return;  // infinite: aborted
       found_.push_back(std::move(made));
       std::ranges::stable_sort(found_, {}, &OrdersFound::makespan);
       if (found_.size() > kKept) found_.pop_back();

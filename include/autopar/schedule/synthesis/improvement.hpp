@@ -21,8 +21,8 @@ class OrderedTimeline {
     orders_ = &orders;
     at_.assign(orders.size(), 0);
     free_at_.assign(orders.size(), 0);
-    start_.assign(problem_.computes(), kNever);
-    end_.assign(problem_.computes(), kNever);
+    start_.assign(problem_.computes(), kForever);
+    end_.assign(problem_.computes(), kForever);
     played_.clear();
     makespan_ = 0;
     for (bool moved = true; moved;) {
@@ -102,7 +102,7 @@ class OrderedTimeline {
       start = std::max(start, free_at_[l]);
     }
     start = std::max(start, problem_.ready(compute, end_));
-    if (start == kNever) return false;
+    if (start == kForever) return false;
     const double end = start + stage.seconds(compute.kind);
     start_[problem_.index(compute)] = start;
     end_[problem_.index(compute)] = end;
@@ -120,7 +120,7 @@ class OrderedTimeline {
   std::vector<std::size_t> at_;
   std::vector<double> free_at_, start_, end_;  // by lane; by SynthesisProblem::index
   std::vector<ComputeAction> played_;
-  double makespan_ = kNever;
+  double makespan_ = kForever;
 };
 
 /// Shortens orders by local moves. If a compute action delays the last one because its lane is busy with another, it is
@@ -133,7 +133,7 @@ class OrderSearch {
   /// @param budget  number of orders to simulate; reduced by those simulated
   void improve(OrdersFound& found, std::int64_t& budget) {
     bool improved = timeline_.play(found.orders);
-    found.makespan = improved ? timeline_.makespan() : kNever;
+    found.makespan = improved ? timeline_.makespan() : kForever;
     while (improved && budget > 0) {
       (void)timeline_.play(found.orders);
       improved = std::ranges::any_of(timeline_.held_up(), [&](const auto& held_up) {

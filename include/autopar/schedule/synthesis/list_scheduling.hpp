@@ -18,8 +18,8 @@ struct SynthesisRule {
   enum class Chunks : std::uint8_t { kFurthest, kNearest, kEarliest };  // in pipeline order; kEarliest: by micro-batch
   Kinds kinds = Kinds::kBackwardFirst;
   Chunks chunks = Chunks::kFurthest;
-  double slack = kNever;  // a stage may have this times its `rounds_in_flight()` micro-batches in flight
-  double patience = 0;    // for something better, a lane waits up to this share of a weight backward
+  double slack = kForever;  // a stage may have this times its `rounds_in_flight()` micro-batches in flight
+  double patience = 0;      // for something better, a lane waits up to this share of a weight backward
   const std::vector<double>* urgency = nullptr;  // by index; if given it decides, largest first
 };
 
@@ -39,17 +39,17 @@ class ListScheduler {
   }
 
   /// @param limit  the run is aborted, with an infinite makespan, when its makespan reaches this
-  [[nodiscard]] OrdersFound run(const SynthesisRule& rule, double limit = kNever) {
+  [[nodiscard]] OrdersFound run(const SynthesisRule& rule, double limit = kForever) {
     reset(rule);
     limit_ = limit * (1 + 1e-9);  // tolerance for sums in another order
-    while (found_.makespan < kNever) {
+    while (found_.makespan < kForever) {
       std::size_t next = 0;
       for (std::size_t l = 0; l < lanes_.size(); ++l) {
         Lane& lane = lanes_[l];
         if (std::exchange(lane.stale, false)) lane.choice = choose(l);
         if (lane.choice.start < lanes_[next].choice.start) next = l;
       }
-      if (lanes_[next].choice.start == kNever) break;
+      if (lanes_[next].choice.start == kForever) break;
       perform(lanes_[next].choice);
     }
     return std::move(found_);
@@ -58,7 +58,7 @@ class ListScheduler {
  private:
   struct Choice {
     ComputeAction compute;
-    double start = kNever;
+    double start = kForever;
   };
   struct Lane {
     Choice choice;  // its next compute action
@@ -78,7 +78,7 @@ class ListScheduler {
   void reset(const SynthesisRule& rule) {
     rule_ = rule;
     found_ = {.orders = LaneOrders(problem_.lanes.size()), .makespan = 0};
-    end_.assign(problem_.computes(), kNever);
+    end_.assign(problem_.computes(), kForever);
     passed_.assign(problem_.stages.size(), {});
     lanes_.assign(problem_.lanes.size(), {});
     for (std::size_t l = 0; l < lanes_.size(); ++l) lanes_[l].left = problem_.microbatches * problem_.lanes[l].work;
@@ -99,7 +99,7 @@ class ListScheduler {
       const auto offer = [&](ActionKind kind, int microbatch) {
         const ComputeAction compute{kind, microbatch, StageId::of(s)};
         const double ready = problem_.ready(compute, end_);
-        if (ready < kNever) candidates_.push_back({compute, std::max(free, ready)});
+        if (ready < kForever) candidates_.push_back({compute, std::max(free, ready)});
       };
       if (passed.forward < std::min(problem_.microbatches, passed.all + most_[s]) && fits(s))
         offer(ActionKind::kForward, passed.forward);
@@ -112,12 +112,12 @@ class ListScheduler {
   /// The preferred compute action among those that could start first. If a better one starts soon, the lane waits for
   /// it.
   [[nodiscard]] Choice best(std::size_t l) const {
-    double now = kNever;
+    double now = kForever;
     for (const Choice& candidate : candidates_) now = std::min(now, candidate.start);
     Choice chosen;
     for (const Choice& candidate : candidates_) {
       if (candidate.start > now) continue;
-      if (chosen.start == kNever || preferred(l, candidate.compute, chosen.compute)) chosen = candidate;
+      if (chosen.start == kForever || preferred(l, candidate.compute, chosen.compute)) chosen = candidate;
     }
     if (rule_.patience <= 0 || chosen.compute.kind != ActionKind::kBackwardWeight) return chosen;
     const double until = now + rule_.patience * problem_.stage_of(chosen.compute).weight;
@@ -126,7 +126,7 @@ class ListScheduler {
       if (candidate.compute.kind == ActionKind::kBackwardWeight || candidate.start >= until) continue;
       if (candidate.start < awaited.start) awaited = candidate;
     }
-    return awaited.start < kNever ? awaited : chosen;
+    return awaited.start < kForever ? awaited : chosen;
   }
 
   [[nodiscard]] bool preferred(std::size_t l, ComputeAction a, ComputeAction b) const {
@@ -157,7 +157,7 @@ class ListScheduler {
     return std::ranges::all_of(problem_.stages[s].lanes, [&](std::size_t l) { return fits(s, problem_.lanes[l]); });
   }
   [[nodiscard]] bool fits(std::size_t s, const SynthesisProblem::Lane& lane) const {
-    if (lane.limit == kNever) return true;
+    if (lane.limit == kForever) return true;
     int earliest = problem_.microbatches, latest = passed_[s].forward;
     for (const std::size_t t : lane.stages) {
       earliest = std::min(earliest, passed_[t].all);
@@ -194,7 +194,7 @@ class ListScheduler {
       found_.orders[l].push_back(compute);
       lane.free_at = end;
       lane.left -= end - choice.start;
-      if (end + lane.left >= limit_) found_.makespan = kNever;
+      if (end + lane.left >= limit_) found_.makespan = kForever;
       if (!weight) lane.last_was_forward = forward;
       lane.stale = true;
     }
@@ -210,7 +210,7 @@ class ListScheduler {
   bool shares_lanes_ = false;       // some stage has several lanes, so a compute action may delay several lanes
   std::vector<Awaiting> awaiting_;  // by stage
   SynthesisRule rule_;
-  double limit_ = kNever;
+  double limit_ = kForever;
   OrdersFound found_;
   std::vector<double> end_;     // by SynthesisProblem::index
   std::vector<Passed> passed_;  // by stage

@@ -20,8 +20,8 @@
 
 namespace autopar::detail {
 
-/// Of an event that never happens.
-inline constexpr double kNever = std::numeric_limits<double>::infinity();
+/// Seconds until what never happens; bytes without a limit.
+inline constexpr double kForever = std::numeric_limits<double>::infinity();
 
 /// Compute actions by lane of a synthesis problem.
 using LaneOrders = std::vector<std::vector<ComputeAction>>;
@@ -29,7 +29,7 @@ using LaneOrders = std::vector<std::vector<ComputeAction>>;
 /// A solution of a synthesis problem.
 struct OrdersFound {
   LaneOrders orders;
-  double makespan = kNever;
+  double makespan = kForever;
   ScheduleKind origin = kSynthesisedSchedule;
 };
 
@@ -61,7 +61,7 @@ struct SynthesisProblem {
   struct Lane {
     std::vector<Rank> ranks;
     std::vector<std::size_t> stages;
-    double limit = kNever;
+    double limit = kForever;
     double held = 0, work = 0;  // bytes and seconds of one micro-batch in all stages of the lane
   };
   std::vector<Stage> stages;
@@ -174,7 +174,7 @@ class ProblemReader {
   /// the source to one of its stages.
   [[nodiscard]] Seconds lower_bound() const {
     std::vector<double> head(pipeline_.stages.size(), 0);  // time before any forward of the stage can start
-    std::vector<double> first(static_cast<std::size_t>(pipeline_.ranks), kNever), work(first.size(), 0);
+    std::vector<double> first(static_cast<std::size_t>(pipeline_.ranks), kForever), work(first.size(), 0);
     for (std::size_t s = 0; s < head.size(); ++s) {
       const auto id = StageId::of(s);
       for (const Channel& channel : pipeline_.channels) {
@@ -245,18 +245,18 @@ class ProblemReader {
   }
 
   [[nodiscard]] double least_delay(const Channel& channel) const {
-    double least = kNever;
+    double least = kForever;
     for (int m = 0; m < split_.microbatches(); ++m) {
       for (const Route& route : split_.routes(channel, m, Flow::kValue)) {
         least = std::min(least, seconds(channel, m, Flow::kValue, route));
       }
     }
-    return least < kNever ? least : 0;
+    return least < kForever ? least : 0;
   }
 
   [[nodiscard]] double least_forward(StageId stage) const {
     const auto sizes = slice_sizes(stage);
-    double least = kNever;
+    double least = kForever;
     for (const auto size : sizes) least = std::min(least, costs_.forward(stage, size).value());
     return sizes.empty() ? 0 : least;
   }
