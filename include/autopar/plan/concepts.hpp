@@ -112,6 +112,7 @@ struct LeastMemory;
 struct SearchResult {
   Candidates candidates;
   bool proven = false;                         ///< no staging of the workload is faster
+  bool plain_proven = false;                   ///< no staging with one stage a rank and whole backwards is faster
   Seconds lower_bound{};                       ///< no staging of the workload is faster than this
   std::int64_t states = 0;                     ///< number of states that were expanded
   bool mixes_degrees = false;                  ///< stages may have different tensor degrees

@@ -128,7 +128,7 @@ class Attempt {
       SharedRanks(coarse_.objective, found).offer();
       staging_.search_mixed(coarse_.objective, found);
     } else {
-      found.proven = false;
+      found.proven = found.plain_proven = false;
       found.lower_bound = {};
     }
   }

@@ -235,8 +235,11 @@ class PlanMaker {
             readable(best.terms.computing);
     } else if (summing >= 0.5 * waiting) {
       why = "gradient sums take " + readable(other.terms.summing) + " instead of " + readable(best.terms.summing);
-    } else {
+    } else if (percent(other.terms.bubble) != percent(best.terms.bubble)) {
       why = "bubble " + percent(other.terms.bubble) + " instead of " + percent(best.terms.bubble);
+    } else {
+      why = "its busiest rank waits " + readable(other.terms.step - other.terms.computing) + " instead of " +
+            readable(best.terms.step - best.terms.computing);
     }
     return formatted("%.2f", ratio) + " x slower: " + why;
   }
@@ -297,6 +300,9 @@ class PlanMaker {
         whole ? "" : " of " + std::to_string(coarse.blocks.block_count()) + " blocks of operators";
     if (found.proven) {
       plan.notes.push_back("searched to the end: no plan" + scope + " has a shorter predicted step");
+    } else if (found.plain_proven) {
+      plan.notes.push_back("searched to the end: no plan" + scope +
+                           " with one stage a rank and whole backwards has a shorter predicted step");
     } else if (found.lower_bound > Seconds(0)) {
       plan.notes.push_back("searched " + std::to_string(found.states) + " states, not to the end: no plan" + scope +
                            " has a predicted step below " + readable(found.lower_bound));

@@ -162,7 +162,7 @@ class ChunkedSearch {
     std::vector<Candidate> tried = few ? simulated(all) : compared(std::move(all));
     Candidates::rank(tried, constraints_.memory);
     if (!few) offer_best(tried);
-    if (synthesises_) synthesise_best(std::move(tried), few);
+    if (synthesises_) synthesise_best(tried, few);
   }
 
  private:
@@ -234,7 +234,7 @@ class ChunkedSearch {
 
   /// Synthesises orders. Those of many actions run on the ranks and with the memory optimizations of the schedule from
   /// which they start.
-  void synthesise_best(std::vector<Candidate> tried, bool few) {
+  void synthesise_best(std::vector<Candidate>& tried, bool few) {
     std::int64_t left = few ? std::numeric_limits<std::int64_t>::max() : budget_.simulated_chunk_actions;
     int count = 0;
     const Seconds limit = few ? StepObjective::kNoLimit : result_.candidates.best_step() * budget_.chunk_slack;
@@ -298,7 +298,7 @@ template <class Search>
   SearchResult result{Candidates(plain.memory)};
   if (!plain.schedules.empty()) result = search(objective.under(plain));
   others.add_to(result, objective);
-  result.proven = false;
+  result.plain_proven = std::exchange(result.proven, false);
   result.lower_bound = {};
   return result;
 }

@@ -36,7 +36,8 @@ struct ExactStaging {
     Constraints plain = objective.constraints();
     std::erase_if(plain.schedules, [](ScheduleKind kind) { return !has_closed_form(kind); });
     const bool all_plain = plain.schedules.size() == objective.constraints().schedules.size();
-    result.proven = search_mixed_plain(objective.under(plain), result) && all_plain;
+    result.plain_proven = search_mixed_plain(objective.under(plain), result);
+    result.proven = result.plain_proven && all_plain;
     result.lower_bound = result.proven ? result.candidates.best_step() : Seconds{};
   }
 

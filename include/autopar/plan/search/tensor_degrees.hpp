@@ -67,7 +67,7 @@ template <class Search>
   const auto& degrees = objective.constraints().tensor_degrees;
   if (degrees == std::vector{1}) return search(objective);
   SearchResult all{Candidates(objective.constraints().memory)};
-  all.proven = true;
+  all.proven = all.plain_proven = true;
   for (const int degree : degrees) {
     Constraints constraints = objective.constraints().at_degree(degree);
     constraints.to_beat = std::min(constraints.to_beat, all.candidates.best_step());
@@ -75,6 +75,7 @@ template <class Search>
     for (Candidate& candidate : own.candidates.ranked())
       all.candidates.offer({at_degree(std::move(candidate.staging), degree), std::move(candidate.terms)});
     all.proven = all.proven && own.proven;
+    all.plain_proven = all.plain_proven && (own.proven || own.plain_proven);
     all.lower_bound = degree == degrees.front() ? own.lower_bound : std::min(all.lower_bound, own.lower_bound);
     all.states += own.states;
   }
