@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -98,6 +99,9 @@ struct Constraints {
   Seconds to_beat{std::numeric_limits<double>::infinity()};
   std::vector<std::string> notes;  ///< what the plan should tell the user
 
+  [[nodiscard]] bool allows(ScheduleKind kind) const {
+    return std::find(schedules.begin(), schedules.end(), kind) != schedules.end();
+  }
   [[nodiscard]] bool replicas_are_fixed() const { return replicas_of_each > 0 || !replicas.empty(); }
   /// The replicas of `count` stages; empty = any.
   [[nodiscard]] std::vector<int> fixed_replicas(int count) const {

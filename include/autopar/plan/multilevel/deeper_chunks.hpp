@@ -27,8 +27,8 @@ class DeeperChunks {
   /// @return divisions that are faster than the candidates from which they come
   [[nodiscard]] std::vector<Candidate> of(const std::vector<Candidate>& ranked) {
     std::vector<Candidate> out;
-    const bool synthesises = allows(kSynthesisedSchedule);
-    if (!synthesises && !allows(kLooped)) return out;
+    const bool synthesises = constraints_.allows(kSynthesisedSchedule);
+    if (!synthesises && !constraints_.allows(kLooped)) return out;
     std::vector<std::vector<int>> seen;  // replicas of positions
     for (const Candidate& start : ranked) {
       if (seen.size() == constraints_.budget.deepened || !objective_.fits(start.terms)) break;
@@ -41,10 +41,14 @@ class DeeperChunks {
       seen.push_back(replicas);
       auto best = deepest(start, replicas);
       if (!best) continue;
-      if (synthesises && best->staging.microbatches <= constraints_.budget.synthesised_microbatches)
-        add(out, with_orders(*best), start);
-      if (allows(kLooped)) {
-        best->terms = objective_.simulated(best->staging, std::move(best->terms));
+      Seconds limit = StepObjective::kNoLimit;  // of two orders of the same stages the faster one counts
+      if (synthesises && best->staging.microbatches <= constraints_.budget.synthesised_microbatches) {
+        Candidate synthesised = with_orders(*best);
+        if (objective_.fits(synthesised.terms)) limit = synthesised.terms.step;
+        add(out, std::move(synthesised), start);
+      }
+      if (constraints_.allows(kLooped)) {
+        best->terms = objective_.simulated(best->staging, std::move(best->terms), limit);
         add(out, std::move(*best), start);
       }
     }
@@ -55,9 +59,6 @@ class DeeperChunks {
   static constexpr ScheduleKind kLooped =
       first_schedule([](const auto& row) { return row.layout == StageLayout::kLooped; });
 
-  [[nodiscard]] bool allows(ScheduleKind kind) const {
-    return std::ranges::find(constraints_.schedules, kind) != constraints_.schedules.end();
-  }
   void add(std::vector<Candidate>& out, Candidate candidate, const Candidate& start) const {
     if (meets(constraints_, objective_.work(), candidate.staging) && candidate.terms.step < start.terms.step)
       out.push_back(std::move(candidate));

@@ -17,10 +17,6 @@ namespace autopar {
 
 namespace detail {
 
-[[nodiscard]] inline bool allows(const Constraints& constraints, ScheduleKind kind) {
-  return std::ranges::find(constraints.schedules, kind) != constraints.schedules.end();
-}
-
 /// Equal stages, the same number at each position.
 struct ChunkShape {
   int positions, chunks, microbatches;
@@ -50,7 +46,7 @@ class ChunkShapes {
       if (std::accumulate(replicas.begin(), replicas.end(), 0) > constraints.world) continue;
       for (const int microbatches : constraints.microbatches) {
         for (const ScheduleKind kind : kinds) {
-          if (!allows(constraints, kind) && !allows(constraints, kSynthesisedSchedule)) continue;
+          if (!constraints.allows(kind) && !constraints.allows(kSynthesisedSchedule)) continue;
           for (int chunks = 1; chunks <= constraints.budget.chunks; ++chunks) {
             if (!allows_chunks(traits_of(kind).layout, chunks) || positions * chunks > nodes) continue;
             out.push_back({positions, chunks, microbatches, kind});
@@ -149,7 +145,7 @@ class ChunkedSearch {
         budget_(constraints_.budget),
         result_(result),
         only_fits_(only_fits),
-        synthesises_(allows(constraints_, kSynthesisedSchedule)),
+        synthesises_(constraints_.allows(kSynthesisedSchedule)),
         shapes_(objective) {}
 
   void run() {
@@ -179,7 +175,7 @@ class ChunkedSearch {
     return std::ranges::any_of(all, [&](const ChunkShape& shape) {
       auto staging = shapes_.make(shape);
       if (!staging) return false;
-      if (allows(constraints_, shape.kind) && objective_.may_fit(*staging)) return true;
+      if (constraints_.allows(shape.kind) && objective_.may_fit(*staging)) return true;
       if (!synthesises_ || !may_synthesise(*staging)) return false;
       staging->schedule = kSynthesisedSchedule;
       return objective_.may_fit(*staging);
@@ -192,7 +188,7 @@ class ChunkedSearch {
     for (const ChunkShape& shape : all) {
       auto staging = shapes_.make(shape);
       if (!staging) continue;
-      const bool allowed = allows(constraints_, shape.kind);
+      const bool allowed = constraints_.allows(shape.kind);
       if (allowed && !meets(constraints_, objective_.work(), *staging)) continue;
       if (only_fits_ && !synthesises_ && !objective_.may_fit(*staging)) continue;
       StepTerms terms = objective_(*staging);

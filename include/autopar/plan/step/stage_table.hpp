@@ -281,7 +281,7 @@ class StageTable {
   template <class T, class F>
   [[nodiscard]] std::vector<T> summed(const F& value) const {
     std::vector<T> sums(lattice_.size(), T{});
-    for (std::size_t i = 1; i < sums.size(); ++i) sums[i] = sums[parents_[i].tail] + value(parents_[i].added);
+    for (std::size_t i = 1; i < sums.size(); ++i) sums[i] = sums[parents_[i].first] + value(parents_[i].second);
     return sums;
   }
 
@@ -369,12 +369,8 @@ class StageTable {
   std::vector<const StepObjective*> degrees_;
   DownsetLattice lattice_;
   BoundaryMasks boundaries_;
-  std::vector<Neighbours> neighbours_;  // by node
-  struct Parent {
-    std::size_t tail = 0;
-    NodeId added;
-  };
-  std::vector<Parent> parents_;  // by tail: a tail with one node less
+  std::vector<Neighbours> neighbours_;                   // by node
+  std::vector<std::pair<std::size_t, NodeId>> parents_;  // by tail: a tail with one node less, and that node
   NodeMask whole_batch_ = 0;
   std::vector<Tied> tied_;
   std::int64_t everything_ = 0;                               // bytes that a rank holds of all nodes, at least
