@@ -185,18 +185,15 @@ static_assert(CostPolicy<CostsAsGiven>);
 
 /// Whether a staging meets what the user fixed and what whole-batch nodes need. Does not check memory.
 [[nodiscard]] inline bool meets(const Constraints& constraints, const Workload& work, const Staging& staging) {
-  const auto allowed = [](const auto& values, const auto& value) {
-    return std::find(values.begin(), values.end(), value) != values.end();
-  };
   if (staging.ranks() > constraints.world) return false;
   const auto positions = staging.position_of.empty() ? staging.replicas : staging.replicas_of_positions();
   const int count = static_cast<int>(positions.size());
   if (constraints.stages > 0 && count != constraints.stages) return false;
   if (constraints.replicas_are_fixed() && positions != constraints.fixed_replicas(count)) return false;
   if (!suits(staging.schedule, staging)) return false;
-  if (!allowed(constraints.microbatches, staging.microbatches) || !allowed(constraints.schedules, staging.schedule)) {
-    return false;
-  }
+  const auto& allowed = constraints.microbatches;
+  if (std::find(allowed.begin(), allowed.end(), staging.microbatches) == allowed.end()) return false;
+  if (!constraints.allows(staging.schedule)) return false;
   if (ties_tensor_shards(work, staging, constraints.tensor)) return false;
   for (const NodeId node : work.graph.nodes()) {
     const auto stage = static_cast<std::size_t>(staging.stage_of[node.index()]);

@@ -291,7 +291,7 @@ class BatchSplit {
     return out;
   }
 
-  /// The replicas that hold and those that read a message of a channel.
+  /// The replicas that hold a message of a channel, and the replicas that read it.
   [[nodiscard]] std::vector<std::pair<ReplicaSlice, ReplicaSlice>> pairs(const Channel& channel, int m) const {
     const auto holders = replica_slices(channel.from, m);
     const auto readers = replica_slices(channel.to, m);

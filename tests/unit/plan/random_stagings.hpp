@@ -5,6 +5,7 @@
 
 #include <autopar/plan/model/staging.hpp>
 #include <autopar/plan/model/workload.hpp>
+#include <autopar/plan/step/stage_table.hpp>
 #include <autopar/testing/dice.hpp>
 
 namespace autopar::test {
@@ -36,6 +37,23 @@ inline Staging random_staging(testing::Dice& dice, const Workload& work, int wor
   staging.microbatches = dice(1, 6);
   staging.schedule = dice.chance(50) ? ScheduleKind::kGPipe : ScheduleKind::kOneFOneB;
   return staging;
+}
+
+/// The stages of a staging with one stage a rank as differences of tails, by stage; `to` is invalid if it is no tail.
+inline std::vector<detail::StageNodes> stages_of(const DownsetLattice& tails, const Staging& staging) {
+  const auto nodes = nodes_by_stage(staging);
+  std::vector<detail::StageNodes> stages(nodes.size());
+  NodeSet tail(tails.node_count());
+  DownsetId from = tails.empty_set();
+  for (std::size_t s = nodes.size(); s-- > 0;) {
+    for (const NodeId node : nodes[s]) {
+      tail.insert(node);
+      stages[s].nodes |= detail::bit(node);
+    }
+    stages[s].from = from;
+    stages[s].to = from = tails.find(tail).value_or(DownsetId::none());
+  }
+  return stages;
 }
 
 }  // namespace autopar::test

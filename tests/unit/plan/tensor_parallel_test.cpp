@@ -390,22 +390,13 @@ TEST_CASE("LowerBound: never above the step with tensor shards", "[laws]") {
     detail::LowerBound bound(*tables, objective, staging.microbatches, staging.schedule);
     double before = bound({}, constraints.world);
     REQUIRE(before <= step * (1 + 1e-9));
-    NodeSet tail(work.graph.node_count());
-    DownsetId from = tables->tails().empty_set();
     std::vector<detail::ChosenStage> chosen;
     int left = constraints.world;
-    const auto nodes = nodes_by_stage(staging);
-    for (std::size_t s = nodes.size(); s-- > 0;) {
-      detail::NodeMask mask = 0;
-      for (const NodeId node : nodes[s]) {
-        tail.insert(node);
-        mask |= detail::bit(node);
-      }
-      const auto to = tables->tails().find(tail);
-      chosen.push_back(bound.choose(degrees[staging.tensor[s]], {from, *to, mask}, staging.replicas[s],
-                                    nodes.size() == 1, 0, chosen));
+    const auto stages = test::stages_of(tables->tails(), staging);
+    for (std::size_t s = stages.size(); s-- > 0;) {
+      chosen.push_back(
+          bound.choose(degrees[staging.tensor[s]], stages[s], staging.replicas[s], stages.size() == 1, 0, chosen));
       left -= staging.replicas[s] * staging.tensor[s];
-      from = *to;
       before = bound(chosen, left);
       REQUIRE(before <= step * (1 + 1e-9));
     }

@@ -104,7 +104,7 @@ struct ReadingStages {
   return groups;
 }
 
-/// The buckets of a group's parameters: units of those that ZeRO shards, and buckets of the others.
+/// The buckets of a group's parameters: units of the parameters that ZeRO shards, and buckets of the others.
 struct ShardedBuckets {
   BucketCut units;
   BucketCut whole;

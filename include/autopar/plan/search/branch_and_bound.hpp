@@ -85,7 +85,7 @@ class BranchAndBound {
     const int widest = table_.replicas(stage, later, left / degree.tensor).second;
     look();
     if (widest < 1 || !degree.table->holds(stage, widest)) return false;
-    const bool first = stage.to == table_.tails().all_nodes(), only = first && later == 0;
+    const bool first = stage.to == table_.tails().all_nodes(), only = table_.is_only(stage);
     const int in_flight = peak_in_flight(schedule_, objective_.work().loss_mode, 0, later + 1, microbatches_);
     for (int replicas = high; replicas >= low; --replicas) {
       look();

@@ -282,13 +282,18 @@ static_assert(StagingPolicy<ChunkedStaging>);
 
 namespace detail {
 
+/// With the plain schedules alone: one stage a rank, whole backwards.
+[[nodiscard]] inline Constraints plain_part(Constraints constraints) {
+  std::erase_if(constraints.schedules, [](ScheduleKind kind) { return !has_closed_form(kind); });
+  return constraints;
+}
+
 /// Runs a search on the plain schedules, then ChunkedStaging on the others, if any is allowed. A single rank waits for
 /// nobody, so no other schedule is faster there.
 template <class Search>
 [[nodiscard]] SearchResult search_all_schedules(const StepObjective& objective, const Search& search,
                                                 const ChunkedStaging& others = {}) {
-  Constraints plain = objective.constraints();
-  std::erase_if(plain.schedules, [](ScheduleKind kind) { return !has_closed_form(kind); });
+  const Constraints plain = plain_part(objective.constraints());
   if (plain.schedules.size() == objective.constraints().schedules.size()) return search(objective);
   if (plain.ranks() == 1 && !plain.schedules.empty()) return search(objective.under(plain));
   SearchResult result{Candidates(plain.memory)};

@@ -33,8 +33,7 @@ struct ExactStaging {
   /// Likewise, with a separate tensor degree for each stage, after each degree was searched for all stages.
   /// @param result  of those searches; is proven if this search is completed, too
   void search_mixed(const StepObjective& objective, SearchResult& result) const {
-    Constraints plain = objective.constraints();
-    std::erase_if(plain.schedules, [](ScheduleKind kind) { return !has_closed_form(kind); });
+    const Constraints plain = detail::plain_part(objective.constraints());
     const bool all_plain = plain.schedules.size() == objective.constraints().schedules.size();
     result.plain_proven = search_mixed_plain(objective.under(plain), result);
     result.proven = result.plain_proven && all_plain;

@@ -164,10 +164,7 @@ class LimitedStagings {
   /// Samples of the largest slice.
   [[nodiscard]] std::int64_t slice_of(const DegreeOfStages& each, const StageNodes& stage, int replicas) const {
     const auto& largest = largest_slice_[static_cast<std::size_t>(&each - degrees_.data())];
-    return largest[static_cast<std::size_t>(replicas)][is_only(stage) ? 1 : 0];
-  }
-  [[nodiscard]] bool is_only(const StageNodes& stage) const {
-    return stage.from == tails_.empty_set() && stage.to == tails_.all_nodes();
+    return largest[static_cast<std::size_t>(replicas)][table_.is_only(stage) ? 1 : 0];
   }
 
   [[nodiscard]] bool fits(const DegreeOfStages& each, const StageNodes& stage, int later, int replicas) {
@@ -175,12 +172,12 @@ class LimitedStagings {
     std::int64_t least = each.table.held(stage, replicas) +
                          each.table.boundary(stage, slice_of(each, stage, replicas), in_flight, variant_.microbatches);
     if (constraints_.recompute == Recompute::kNever) {
-      const auto sums = each.table.sized(variant_.microbatches, replicas, is_only(stage)).of(stage);
+      const auto sums = each.table.sized(variant_.microbatches, replicas, table_.is_only(stage)).of(stage);
       least += each.table.saved(stage, sums, in_flight, variant_.microbatches, replicas);
     }
     if (least > limits_.device.value()) return false;
     const std::size_t known = each.floor.size();
-    const auto& held = each.floor(stage.nodes, is_only(stage), in_flight, replicas, variant_);
+    const auto& held = each.floor(stage.nodes, table_.is_only(stage), in_flight, replicas, variant_);
     if (each.floor.size() > known) (void)spend(steps_of_prediction());
     return held.device <= limits_.device && held.host <= limits_.host;
   }

@@ -108,8 +108,7 @@ class RestBottleneck {
   }
 
   void try_stage(const StageNodes& stage, StagePath path, int replicas) {
-    const auto& tails = table_->tails();
-    const bool all = stage.from == tails.empty_set() && stage.to == tails.all_nodes();
+    const bool all = table_->is_only(stage);
     for (int later = 0; later < depth_; ++later) {
       // A single stage on all ranks keeps each rank's own samples.
       const bool only = all && later == 0;

@@ -86,6 +86,10 @@ class StageTable {
   }
 
   [[nodiscard]] const DownsetLattice& tails() const { return lattice_; }
+  /// Whether a stage has all nodes, so that there is no other.
+  [[nodiscard]] bool is_only(const StageNodes& stage) const {
+    return stage.from == lattice_.empty_set() && stage.to == lattice_.all_nodes();
+  }
   [[nodiscard]] bool mixes_samples(const StageNodes& stage) const { return (stage.nodes & whole_batch_) != 0; }
 
   /// The fewest and the most replicas that a stage may have on so many groups of ranks; at most 0 if it may have none.

@@ -109,8 +109,8 @@ class ListScheduler {
     return best(l);
   }
 
-  /// The preferred compute action among those that could start first. If a better one starts soon, the lane waits for
-  /// it.
+  /// The preferred compute action among the actions that could start first. If a better one starts soon, the lane waits
+  /// for it.
   [[nodiscard]] Choice best(std::size_t l) const {
     double now = kForever;
     for (const Choice& candidate : candidates_) now = std::min(now, candidate.start);

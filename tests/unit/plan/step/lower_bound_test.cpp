@@ -68,35 +68,25 @@ TEST_CASE("LowerBound: never above the step of a staging", "[laws]") {
       if (legal) REQUIRE((*rest)(after, ranks, later) <= step * slack);
     };
     rest_is_admissible(tables->tails().empty_set(), constraints.world, 0);
-    NodeSet tail(work.graph.node_count());
-    DownsetId from = tables->tails().empty_set();
     std::vector<detail::ChosenStage> chosen;
     int used = 0;
-    const auto nodes = nodes_by_stage(staging);
-    for (std::size_t s = nodes.size(); s-- > 0;) {
-      detail::NodeMask mask = 0;
-      for (const NodeId node : nodes[s]) {
-        tail.insert(node);
-        mask |= detail::bit(node);
-      }
-      const auto to = tables->tails().find(tail);
-      REQUIRE(to);
-      const bool only = nodes.size() == 1;
+    const auto stages = test::stages_of(tables->tails(), staging);
+    for (std::size_t s = stages.size(); s-- > 0;) {
+      REQUIRE(stages[s].to.valid());
+      const bool only = stages.size() == 1;
       const int later = static_cast<int>(chosen.size());
       const double recompute = tables->recomputing_to_fit(
-          {from, *to, mask}, peak_in_flight(staging.schedule, work.loss_mode, 0, later + 1, staging.microbatches),
+          stages[s], peak_in_flight(staging.schedule, work.loss_mode, 0, later + 1, staging.microbatches),
           staging.microbatches, staging.replicas[s], only);
       if (legal) REQUIRE(recompute < std::numeric_limits<double>::infinity());
       recomputed += legal && recompute > 0 ? 1 : 0;
       // What cannot fit is no plan; how long it takes is bounded all the same.
       const double least = recompute < std::numeric_limits<double>::infinity() ? recompute : 0;
-      chosen.push_back(
-          bound.choose({1, &*tables}, {from, *to, mask}, staging.replicas[s], only, legal ? least : 0, chosen));
+      chosen.push_back(bound.choose({1, &*tables}, stages[s], staging.replicas[s], only, legal ? least : 0, chosen));
       used += staging.replicas[s];
-      from = *to;
       before = bound(chosen, constraints.world - used);
       REQUIRE(before <= step * slack);
-      rest_is_admissible(from, constraints.world - used, static_cast<int>(chosen.size()));
+      rest_is_admissible(stages[s].to, constraints.world - used, static_cast<int>(chosen.size()));
     }
     tightness += step > 0 ? before / step : 1;
     ++stagings;
