@@ -12,8 +12,8 @@
 #include <string>
 
 #include <autopar/bottleneck/exact_bottleneck_staging.hpp>
+#include <autopar/bottleneck/instance_file.hpp>
 #include <autopar/io/file.hpp>
-#include <autopar/io/variant_file.hpp>
 #include <autopar/plan/planner.hpp>
 
 namespace ap = autopar;

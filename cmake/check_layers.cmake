@@ -1,34 +1,35 @@
 # cmake -DROOT=<repository> -P check_layers.cmake: fails, naming file, line and rule, where an include breaks the layers.
 #
-#   core < graph < { cost, schedule } < plan < bottleneck < io < runtime < shard < torch      (include/autopar/<layer>, src/<layer>)
+#   core < graph < { cost, schedule } < plan < io < runtime < shard < torch      (include/autopar/<layer>, src/<layer>)
 #                                                          capture (with ops) beside io, below torch: libtorch and core alone
 #                                                          kernels beside shard: io, libtorch and CUDA; part of the library of torch
+#                                                          bottleneck (and the command-line tool) beside runtime: only the tool knows it
 #                                                              testing beside io: only tests and testing_torch know it
 #                                                              testing_torch above torch: only tests know it
 #
-# A file includes its own layer or lower ones, never a sibling (cost and schedule meet in plan). core to bottleneck, and testing, know the
+# A file includes its own layer or lower ones, never a sibling (cost and schedule meet in plan). core to plan, and testing, know the
 # standard library only. The runtime sees values of the planning layers, no policies. <torch/…>, <ATen/…> and <c10/…> in
 # capture and from shard on; MPI, CUDA and NCCL in src/ only, but for the opt-in header; compiled fmt and spdlog never where torch is.
 # A kind of schedule is named where kinds are listed and in the table of their traits: everybody else asks what is true of it.
 cmake_minimum_required(VERSION 3.25)
 
-set(layers core graph cost schedule plan bottleneck testing io runtime capture kernels shard torch testing_torch)
+set(layers core graph cost schedule plan testing io bottleneck runtime capture kernels shard torch testing_torch)
 set(rank_core 0)
 set(rank_graph 1)
 set(rank_cost 2)
 set(rank_schedule 2)
 set(rank_plan 3)
-set(rank_bottleneck 4)
-set(rank_testing 5)
-set(rank_io 5)
-set(rank_capture 5)
+set(rank_testing 4)
+set(rank_io 4)
+set(rank_capture 4)
+set(rank_bottleneck 6)
 set(rank_runtime 6)
 set(rank_kernels 7)
 set(rank_shard 7)
 set(rank_torch 8)
 set(rank_testing_torch 9)
 set(rank_umbrella 9) # autopar.hpp and fwd.hpp
-set(std_only_layers core graph cost schedule plan bottleneck testing)
+set(std_only_layers core graph cost schedule plan testing)
 set(runtime_may_see
   schedule/action.hpp schedule/program.hpp schedule/batch_split.hpp schedule/pipeline.hpp
   plan/plan.hpp plan/options.hpp)
@@ -56,8 +57,8 @@ function(layer_of file result)
   elseif(file MATCHES "^(include/autopar|src)/([a-z_]+)/")
     set(layer ${CMAKE_MATCH_2})
   endif()
-  if(layer STREQUAL "tool") # the command-line tool: core and io
-    set(layer io)
+  if(layer STREQUAL "tool") # the command-line tool: core, io and bottleneck
+    set(layer bottleneck)
   elseif(layer STREQUAL "planner") # core's planner, compiled
     set(layer plan)
   elseif(layer STREQUAL "ops") # operators: a room of capture
@@ -103,7 +104,7 @@ macro(check_own_include)
     violation("testing is for tests alone")
   elseif(NOT target STREQUAL layer AND NOT rank_${target} LESS rank_${layer})
     violation("${layer} may not know ${target}")
-  elseif(layer STREQUAL "runtime" AND target MATCHES "^(graph|cost|schedule|plan|bottleneck)$")
+  elseif(layer STREQUAL "runtime" AND target MATCHES "^(graph|cost|schedule|plan)$")
     string(REPLACE "autopar/" "" short "${included}")
     if(NOT short IN_LIST runtime_may_see)
       violation("the runtime sees only value types: ${runtime_may_see}")
@@ -128,7 +129,7 @@ macro(check_foreign_include)
   elseif(included MATCHES "^(fmt|spdlog)/" AND NOT file MATCHES "^src/(io|runtime|tool)/")
     violation("compiled fmt and spdlog only in src/io, src/runtime and src/tool: torch brings another fmt")
   elseif(layer IN_LIST std_only_layers AND NOT included MATCHES "^[a-z_]+$")
-    violation("core to bottleneck, and testing, know the standard library only")
+    violation("core to plan, and testing, know the standard library only")
   elseif(file MATCHES "^include/" AND included MATCHES "^(nlohmann|toml\\+\\+|CLI)/|^xxh")
     violation("file formats belong into src/")
   endif()
@@ -171,8 +172,8 @@ foreach(file IN LISTS files)
         layer_of("${file_of_include}" target)
         if(NOT EXISTS "${ROOT}/${file_of_include}")
           violation("no such file")
-        elseif(NOT target STREQUAL layer AND NOT "${layer} ${target}" MATCHES "^(torch (shard|capture|kernels)|testing_torch (torch|capture))$")
-          violation("private headers stay within their layer, and shard's, capture's and kernels' within libtorch's layers")
+        elseif(NOT target STREQUAL layer AND NOT "${layer} ${target}" MATCHES "^(torch (shard|capture|kernels)|testing_torch (torch|capture)|bottleneck io)$")
+          violation("private headers stay within their layer, shard's, capture's and kernels' within libtorch's layers, io's within io and bottleneck")
         else()
           check_room("${file_of_include}")
         endif()

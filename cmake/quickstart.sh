@@ -225,7 +225,7 @@ configure() {
   cmake_is_new_enough || { echo "cmake $kMinimumCmake or later is needed; $(cmake --version | head -n 1) was found"; return 1; }
   local -a options=(-G Ninja -U 'LibTorch_*' -DCMAKE_BUILD_TYPE=Release "-DLibTorch_ROOT=$libtorch" -DAUTOPAR_UNITY=ON)
   if [ "$mode" = test ]; then
-    options+=(-DAUTOPAR_BUILD_TESTS=ON -DAUTOPAR_PCH=ON)
+    options+=(-DAUTOPAR_BUILD_TESTS=ON -DAUTOPAR_BUILD_BOTTLENECK=ON -DAUTOPAR_PCH=ON)
   else
     options+=(-DAUTOPAR_BUILD_TESTS=OFF)
     # A precompiled header takes longer than one program saves by it.

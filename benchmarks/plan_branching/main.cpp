@@ -18,9 +18,9 @@
 #include <vector>
 
 #include <autopar/bottleneck/exact_bottleneck_staging.hpp>
+#include <autopar/bottleneck/instance_file.hpp>
 #include <autopar/graph/algorithms/downsets.hpp>
 #include <autopar/io/file.hpp>
-#include <autopar/io/variant_file.hpp>
 #include <autopar/plan/planner.hpp>
 
 #include "instances.hpp"

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include <autopar/io/variant_file.hpp>
+#include <autopar/bottleneck/instance_file.hpp>
 
 #include "text.hpp"
 

@@ -3,14 +3,12 @@
 
 #include <nlohmann/json.hpp>
 
-#include <autopar/bottleneck/certificate.hpp>
 #include <autopar/core/printable.hpp>
 #include <autopar/cost/precision.hpp>
 #include <autopar/cost/profiled.hpp>
 #include <autopar/io/cluster_file.hpp>
 #include <autopar/io/file.hpp>
 #include <autopar/io/plan_file.hpp>
-#include <autopar/io/variant_file.hpp>
 #include <autopar/plan/text.hpp>
 #include <autopar/plan/verify/check_plan.hpp>
 
@@ -41,33 +39,6 @@ void print_verdict(const PlanVerdict& verdict, const Certificate& claim, std::os
     out << "claimed by the search, not verified here: no plan under its options takes less than "
         << readable(claim.searched_bound) << '\n';
   }
-}
-
-/// A plan of benchmarks/plan_quality, and the bound that it printed.
-int check_instance(const CheckArguments& arguments, std::ostream& out) {
-  InstanceTarget target;
-  if (arguments.devices > 0) target.devices = static_cast<int>(arguments.devices);
-  if (arguments.memory > 0) target.memory = arguments.memory;
-  if (arguments.bandwidth > 0) target.bandwidth = arguments.bandwidth;
-  const PlanningInstance instance = parse_instance(read_text_file(arguments.profile), arguments.profile, target);
-  const VariantTables tables = make_tables(instance.graph, instance.costs, instance.limits);
-  BottleneckCertificate claim;
-  claim.stages = parse_stages(read_text_file(arguments.plan), arguments.plan, tables);
-  claim.seconds = slowest_stage(tables, claim.stages);
-  claim.lower_bound = arguments.lower_bound;
-  const CertificateVerdict verdict = check_certificate(tables, claim);
-  const bool bounded = verdict.accepted && std::isfinite(verdict.gap);
-  if (arguments.json) {
-    nlohmann::ordered_json json{
-        {"accepted", verdict.accepted}, {"objective", claim.seconds}, {"reason", verdict.reason}};
-    if (bounded) json["gap"] = verdict.gap;
-    out << json.dump() << '\n';
-  } else {
-    out << (verdict.accepted ? "accepted" : "rejected: " + printable_line(verdict.reason)) << '\n';
-    if (verdict.accepted) out << "slowest stage: " << detail::formatted("%.12g", claim.seconds) << " s\n";
-    if (bounded) out << "no plan is below the bound; gap " << gap_percent(verdict.gap, 4) << '\n';
-  }
-  return verdict.accepted ? kDone : kNo;
 }
 
 }  // namespace

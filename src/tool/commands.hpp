@@ -31,6 +31,9 @@ struct CheckArguments {
   bool json = false;
 };
 int check_command(const CheckArguments& arguments, std::ostream& out);
+/// A plan of benchmarks/plan_quality, and the bound that it printed.
+/// @throws InvalidArgument if the tool was built without the component bottleneck
+int check_instance(const CheckArguments& arguments, std::ostream& out);
 
 struct SimulateArguments {
   std::string plan, profile, cluster;

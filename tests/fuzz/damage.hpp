@@ -1,10 +1,14 @@
 #pragma once
 
+#include <catch_shim.hpp>
+
 #include <algorithm>
 #include <cstddef>
 #include <random>
 #include <string>
 #include <vector>
+
+#include <autopar/core/error.hpp>
 
 namespace autopar::test {
 
@@ -101,5 +105,22 @@ class Damage {
 
   std::mt19937 random_;
 };
+
+/// `parse` either takes a damaged text or refuses it with an ap::Error; anything else ends the test.
+template <class Parse>
+void fuzz(const std::string& good, int rounds, unsigned seed, const Parse& parse) {
+  Damage damage(seed);
+  int refused = 0;
+  for (int round = 0; round < rounds; ++round) {
+    const std::string text = damage.on(good);
+    try {
+      parse(text);
+    } catch (const Error& error) {
+      ++refused;
+      REQUIRE(std::string(error.what()).size() < 100'000);
+    }
+  }
+  CHECK(refused > rounds / 2);
+}
 
 }  // namespace autopar::test

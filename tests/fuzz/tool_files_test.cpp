@@ -14,46 +14,23 @@
 #include <autopar/io/file.hpp>
 #include <autopar/io/plan_file.hpp>
 #include <autopar/io/profile_file.hpp>
-#include <autopar/io/variant_file.hpp>
 
 #include "../unit/tool/tool_run.hpp"
 #include "damage.hpp"
 
 using namespace autopar;
 using test::Damage;
+using test::fuzz;
 using test::run_tool;
 using test::ToolFolder;
 
 namespace {
-
-/// `parse` either takes a damaged text or refuses it with an ap::Error; anything else ends the test.
-template <class Parse>
-void fuzz(const std::string& good, int rounds, unsigned seed, const Parse& parse) {
-  Damage damage(seed);
-  int refused = 0;
-  for (int round = 0; round < rounds; ++round) {
-    const std::string text = damage.on(good);
-    try {
-      parse(text);
-    } catch (const Error& error) {
-      ++refused;
-      REQUIRE(std::string(error.what()).size() < 100'000);
-    }
-  }
-  CHECK(refused > rounds / 2);
-}
 
 long peak_kib() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   return usage.ru_maxrss;
 }
-
-const char* const kInstance = R"({"maxDevices":4,"maxMemoryPerDevice":1e9,"bandwidth":1e9,"mbsInBatch":8,
-"nodes":[{"id":0,"TMPCs":{"1":[{"id":"a","timePerSample":1.0,"memoryUsageA":10,"memoryUsageB":5,"parameterSize":100,
-"syncTimeFw":{},"syncTimeBw":{"1":0.5}}]}},{"id":1,"TMPCs":{"1":[{"id":"a","timePerSample":2.0,"memoryUsageA":10,
-"memoryUsageB":5,"parameterSize":100,"syncTimeFw":{"0":0.5},"syncTimeBw":{}}]}}],
-"edges":[{"sourceId":0,"destId":1,"communicationCost":50}]})";
 
 /// So many damaged files of each kind, through its reader.
 void fuzz_readers(int rounds, unsigned seed) {
@@ -62,15 +39,6 @@ void fuzz_readers(int rounds, unsigned seed) {
   fuzz(folder.text("plan.json"), rounds, seed + 1, [](const std::string& text) { (void)parse_plan(text, "f"); });
   fuzz(folder.text("profile.json"), rounds, seed + 2, [](const std::string& text) { (void)parse_profile(text, "f"); });
   fuzz(folder.text("cluster.toml"), rounds, seed + 3, [](const std::string& text) { (void)parse_cluster(text, "f"); });
-  const auto tables_of = [](const std::string& text) {
-    const PlanningInstance instance = parse_instance(text, "f");
-    return make_tables(instance.graph, instance.costs, instance.limits);
-  };
-  fuzz(kInstance, rounds, seed + 4, [&](const std::string& text) { (void)tables_of(text); });
-  const VariantTables tables = tables_of(kInstance);
-  fuzz(R"({"stages":[{"nodes":[0],"dataParallelDegree":1,"tensorParallelDegree":1,"TMPCids":{"0":"a"}},
-          {"nodes":[1],"dataParallelDegree":2,"tensorParallelDegree":1,"TMPCids":{"1":"a"}}]})",
-       rounds, seed + 6, [&](const std::string& text) { (void)parse_stages(text, "f", tables); });
   fuzz("stages = 2\nreplicas = [2, 1]\nschedule = \"gpipe\"\ndevice_memory = \"16 GiB\"\nmemory_margin = 0.2\n", rounds,
        seed + 5, [](const std::string& text) {
          ConfigSources sources;
@@ -130,7 +98,6 @@ TEST_CASE("file readers: memory grows only with the file's length", "[fuzz]") {
     CHECK_THROWS_AS(parse_plan(text, "f"), ConfigError);
     CHECK_THROWS_AS(parse_profile(text, "f"), ConfigError);
     CHECK_THROWS_AS(parse_cluster(text, "f"), ConfigError);
-    CHECK_THROWS_AS(parse_instance(text, "f"), Error);
   }
   std::string numbers = "{\"version\":[1";
   for (int i = 0; i < (1 << 20); ++i) numbers += ",1";

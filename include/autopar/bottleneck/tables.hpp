@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include <autopar/bottleneck/variants.hpp>
 #include <autopar/core/error.hpp>
-#include <autopar/cost/variants.hpp>
 #include <autopar/graph/algorithms/topological_order.hpp>
 #include <autopar/graph/graph.hpp>
 #include <autopar/graph/iteration.hpp>

@@ -8,7 +8,6 @@
 #include <autopar/io/plan_file.hpp>
 #include <autopar/io/profile_file.hpp>
 #include <autopar/io/safetensors.hpp>
-#include <autopar/io/variant_file.hpp>
 #include <refusal.hpp>
 #include <temp_folder.hpp>
 
@@ -67,7 +66,6 @@ TEST_CASE("JSON reader: very many members are refused") {
   const auto many = object_of(kMany, "\"version\":6", "1");
   CHECK_THROWS_AS(parse_plan(many, "f"), ConfigError);
   CHECK_THROWS_AS(parse_profile(many, "f"), ConfigError);
-  CHECK_THROWS_AS(parse_instance(object_of(kMany, "\"maxDevices\":4", "{}"), "f"), Error);
 }
 
 TEST_CASE("JSON reader: duplicate members and deep nesting are refused") {

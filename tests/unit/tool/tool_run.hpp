@@ -1,5 +1,8 @@
 #pragma once
 
+#include <catch_shim.hpp>
+
+#include <algorithm>
 #include <filesystem>
 #include <sstream>
 #include <string>
@@ -26,6 +29,16 @@ inline ToolResult run_tool(std::vector<std::string> arguments) {
   std::ostringstream out, err;
   const int status = tool::run(std::move(arguments), out, err);
   return {status, out.str(), err.str()};
+}
+
+/// One line that starts with the command, says all the parts, and status 2.
+inline void check_trouble(const ToolResult& result, const std::vector<std::string>& parts) {
+  CAPTURE(result.err, result.out);
+  CHECK(result.status == 2);
+  CHECK(result.out.empty());
+  CHECK(std::count(result.err.begin(), result.err.end(), '\n') == 1);
+  CHECK(result.err.starts_with("autopar"));
+  for (const auto& part : parts) CHECK_THAT(result.err, Catch::Matchers::Contains(part));
 }
 
 /// A folder of its own with a profile and a cluster that the tool plans.

@@ -1,4 +1,4 @@
-#include <autopar/io/variant_file.hpp>
+#include <autopar/bottleneck/instance_file.hpp>
 
 #include <catch_shim.hpp>
 

@@ -1,4 +1,4 @@
-#include <autopar/io/variant_file.hpp>
+#include <autopar/bottleneck/instance_file.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -6,7 +6,7 @@
 #include <numeric>
 #include <utility>
 
-#include "json_reader.hpp"
+#include "io/json_reader.hpp"
 
 namespace autopar {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include <autopar/bottleneck/tables.hpp>
-#include <autopar/cost/variants.hpp>
+#include <autopar/bottleneck/variants.hpp>
 #include <autopar/graph/graph.hpp>
 
 namespace autopar {
