@@ -8,7 +8,8 @@
 //
 // step_ms: the median over steps, the device waited for after each. loop_ms: a step of a loop that waits at its end
 // alone, as trainings do: what comes before a step's first kernel is hidden there. peak_gib: during the steps after the
-// first two, of the rank that holds most (setup_peak_gib: before). setup_s: construction and the first step. Options of
+// first two, of the rank that holds most (setup_peak_gib: before). setup_s: construction and the first step. replayed:
+// steps that were CUDA graphs. Options of
 // plans: AUTOPAR_ZERO, AUTOPAR_RECOMPUTE, …
 
 #include <algorithm>
@@ -137,6 +138,7 @@ void make_wrapped(ap::World& world, Half& half, const Work& work, const Make& ma
       half.line["predicted_gib"] = most->second / (1 << 30);
       half.line["plan"] = ap::describe(plan) + ap::describe(ap::memory_optimizations_of(plan));
     }
+    half.line["replayed"] = model->stats().replayed;
     return loss.detach();
   };
 }

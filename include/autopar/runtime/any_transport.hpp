@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -33,6 +34,15 @@ class Operation {
   virtual ~Operation() = default;
 };
 
+/// Operations that were captured with the work of a device, to be run again with it. Kept while that may run.
+class RecordedOperations {
+ public:
+  RecordedOperations() = default;
+  RecordedOperations(const RecordedOperations&) = delete;
+  RecordedOperations& operator=(const RecordedOperations&) = delete;
+  virtual ~RecordedOperations() = default;
+};
+
 /// The interface of every transport; the concept `Transport` states its laws.
 class TransportBackend {
  public:
@@ -55,6 +65,12 @@ class TransportBackend {
   virtual Ticket all_gather(Buffer buffer, GroupId group) = 0;
   [[nodiscard]] virtual bool done(const Ticket& ticket) = 0;
   virtual void wait(const Ticket& ticket) = 0;
+  [[nodiscard]] virtual bool can_record() const { return false; }
+  virtual void begin_recording() {}
+  [[nodiscard]] virtual std::shared_ptr<RecordedOperations> end_recording() { return nullptr; }
+  virtual void replay(const std::shared_ptr<RecordedOperations>& /*operations*/, const std::function<void()>& launch) {
+    launch();
+  }
 };
 
 }  // namespace detail
@@ -105,6 +121,19 @@ class AnyTransport {
   [[nodiscard]] bool done(const Ticket& ticket) { return !ticket || backend_->done(ticket); }
   void wait(const Ticket& ticket) {
     if (ticket) backend_->wait(ticket);
+  }
+
+  /// Whether operations can be captured with the compute stream's work (a CUDA graph) and run again with it.
+  [[nodiscard]] bool can_record() const { return backend_->can_record(); }
+  /// Until `end_recording`, operations are captured in one order, the order of these calls, if the compute stream is
+  /// being captured. `wait` must be called for each before the capture ends. Every rank of an operation captures it.
+  void begin_recording() { backend_->begin_recording(); }
+  [[nodiscard]] std::shared_ptr<detail::RecordedOperations> end_recording() { return backend_->end_recording(); }
+  /// Calls `launch`, which runs captured work again on the compute stream. While its operations run, failures and
+  /// stalls are noticed as those of other operations. Every rank of an operation replays it.
+  /// @throws TransportError if another rank has failed
+  void replay(const std::shared_ptr<detail::RecordedOperations>& operations, const std::function<void()>& launch) {
+    backend_->replay(operations, launch);
   }
 
  private:

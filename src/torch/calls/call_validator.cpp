@@ -123,6 +123,7 @@ AgreedCall CallValidator::agree_on_call(CallArguments& arguments, const std::str
   mine.members_changed = known.members_changed;
   const auto outside = watches_.outside().look();
   mine.outside_gradients = static_cast<std::int64_t>(outside.size());
+  if (known.obstacles) mine.obstacles = known.obstacles();
   const auto common = std::to_string(known.common_ends);
   const auto behind = known.common_ends == 0 ? "" : "; from " + common + " results that all ranks have";
   auto headers = exchange(ranks_, mine, key + behind, error, [&] {
@@ -162,6 +163,7 @@ AgreedCall CallValidator::opened(std::vector<CallHeader> headers) const {
     agreed.is_stale = agreed.is_stale || header.needs_capture;
     agreed.members_changed = agreed.members_changed || header.members_changed;
     agreed.has_pending = agreed.has_pending || header.has_pending;
+    agreed.obstacles |= header.obstacles;
   }
   if (agreed.batch == 0) {
     throw InvalidArgument("the batches of all " + std::to_string(agreed.headers.size()) +

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -43,6 +44,8 @@ struct KnownProgram {
   bool is_stale = false;         ///< it must be captured again
   bool members_changed = false;  ///< since it was last found to be what forward does
   std::size_t common_ends = 0;   ///< results that all ranks have, behind the arguments (OwnRegion)
+  /// To a replay on this rank (graphs/obstacle.hpp); asked for when the watches hold nothing of the last step.
+  std::function<std::uint8_t()> obstacles{};
 };
 
 /// A call that all ranks make alike.
@@ -51,6 +54,7 @@ struct AgreedCall {
   BatchLayout layout;                                                   ///< without micro-batches
   std::int64_t batch = 0;                                               ///< samples of all ranks
   bool is_stale = false, members_changed = false, has_pending = false;  ///< on some rank
+  std::uint8_t obstacles = 0;                                           ///< of some rank
 };
 
 /// Checks what the user asks before anything begins: arguments on this rank, then, in one all-gather, that all ranks

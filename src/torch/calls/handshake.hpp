@@ -44,6 +44,7 @@ struct CallHeader {
   bool members_changed = false;     ///< since the program was last found to be what forward does
   bool accumulates = false;         ///< inside no_sync
   bool has_pending = false;         ///< gradients that were accumulated and not reduced
+  std::uint8_t obstacles = 0;       ///< to a replay (graphs/obstacle.hpp)
   std::uint64_t key = 0;            ///< hash of `details`
   std::uint64_t shared = 0;         ///< hash of the contents of shared arguments
   std::int64_t samples = 0;         ///< local batch

@@ -50,6 +50,8 @@ class Deployment {
   [[nodiscard]] AnyTransport new_transport() const;
   /// Makes the transport that programs use. Collective, once.
   void start();
+  [[nodiscard]] bool is_started() const { return static_cast<bool>(wire_); }
+  /// @pre is_started()
   [[nodiscard]] AnyTransport& wire() { return wire_; }
   /// Groups by their ranks, ascending, made at the first call with such. Collective.
   /// @return none for fewer than two ranks

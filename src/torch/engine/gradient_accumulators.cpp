@@ -13,8 +13,7 @@ GradientAccumulators::GradientAccumulators(const std::vector<bool>& reduced, c10
 void GradientAccumulators::follow_stream() {
   const auto stream = devices::current_stream(device_);
   if (stream == stream_) return;
-  // Accumulators with hooks are kept, since their hooks would be added again.
-  std::erase_if(held_, [&](const auto& each) { return !reduced_[each.first.index()]; });
+  held_.clear();
   stream_ = stream;
 }
 
@@ -23,6 +22,9 @@ void GradientAccumulators::hold(ValueId parameter, const at::Tensor& copy) {
   auto& accumulator = held_[parameter];
   accumulator = torch::autograd::impl::grad_accumulator(copy);
   if (!reduced_[parameter.index()]) return;
+  auto& told_of = told_of_[parameter];
+  if (told_of.lock() == accumulator) return;  // an earlier call's graph has kept it, with its hook
+  told_of = accumulator;
   const auto tell = [added = added_, parameter](const torch::autograd::variable_list& outputs,
                                                 const torch::autograd::variable_list&) {
     if (*added) (*added)(parameter);

@@ -37,6 +37,7 @@ class GradientAccumulators {
   c10::Stream stream_;
   std::shared_ptr<std::function<void(ValueId)>> added_ = std::make_shared<std::function<void(ValueId)>>();
   std::map<ValueId, std::shared_ptr<torch::autograd::Node>> held_;
+  std::map<ValueId, std::weak_ptr<torch::autograd::Node>> told_of_;  ///< that call `added_`
 };
 
 }  // namespace autopar::engine

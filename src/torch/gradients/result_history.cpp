@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <map>
 #include <set>
 #include <span>
@@ -45,6 +46,12 @@ std::string text_of(const results::GradientRequest& request) {
   for (std::size_t k = 0; k < request.parameters.size(); ++k)
     adds = adds || (request.parameters[k] && !request.returned[k]);
   return text + (adds ? ", and .grad of parameters" : "");
+}
+
+std::vector<bool> defined_in(const std::vector<at::Tensor>& tensors) {
+  std::vector<bool> defined;
+  for (const auto& tensor : tensors) defined.push_back(tensor.defined());
+  return defined;
 }
 
 void require_no_single_parameters(const results::GradientRequest& request) {
@@ -157,7 +164,6 @@ std::vector<at::Tensor> ResultHistory::gradients_behind(Call& call, const std::v
   const at::NoGradGuard no_grad;
   const devices::Tf32Scope tf32(parts_.options.precision == Precision::kTf32, parts_.deployment.device());
   const auto agreed = agree(call, of_results, request);
-  parts_.graphed.require_same_parameters(call);
   const auto common = common_gradients(call, outputs, of_results, agreed.defined);
   if (parts_.ranks->size() > 1 && !request.completed && !request.from_user) warn_of_own_loss(call, outputs, of_results);
   return ranks::or_fail(*parts_.ranks, "backward",
@@ -171,7 +177,14 @@ ResultHistory::Agreed ResultHistory::agree(const Call& call, const std::vector<a
   header.absent = absent_parameter(request, call.offered->handles.size());
   for (std::size_t k = 0; k < std::min(of_results.size(), kInHeader); ++k)
     header.word |= of_results[k].defined() ? 1ULL << k : 0;
-  const auto headers = parts_.validator.agree(header, text_of(request));
+  header.obstacles = parts_.graphed.obstacles_behind(call, defined_in(of_results), request.plain);
+  std::exception_ptr error;
+  try {
+    parts_.graphed.require_same_parameters(call);
+  } catch (const InvalidArgument&) {
+    error = std::current_exception();
+  }
+  const auto headers = parts_.validator.agree(header, text_of(request), error);
   Agreed agreed{std::vector<bool>(of_results.size(), false)};
   for (std::size_t r = 0; r < headers.size(); ++r) {
     require_here(headers[r].absent, r);
@@ -179,6 +192,7 @@ ResultHistory::Agreed ResultHistory::agree(const Call& call, const std::vector<a
       agreed.defined[k] = agreed.defined[k] || ((headers[r].word >> k) & 1) != 0;
     }
     agreed.pending = agreed.pending || headers[r].has_pending;
+    agreed.obstacles |= headers[r].obstacles;
   }
   if (of_results.size() > kInHeader) {  // all ranks have as many
     Blob mine(of_results.size(), std::byte{0});
@@ -219,7 +233,7 @@ std::vector<at::Tensor> ResultHistory::run(Call& call, const std::vector<std::si
       given[k] = scaled(of_results[k].to(parts_.deployment.device()));
     }
   }
-  auto of_stages = parts_.graphed.backward(call, outputs, given, roots, request.plain);
+  auto of_stages = parts_.graphed.backward(call, {outputs, given, roots, defined_in(of_results), agreed.obstacles});
   if (agreed.pending && !call.accumulate) parts_.applier.reduce_accumulated();
   auto of_arguments = parts_.runner.argument_gradients(call);
   auto outcome = parts_.applier.unscale(call, of_stages, of_arguments);

@@ -49,8 +49,9 @@ class ResultHistory {
 
  private:
   struct Agreed {
-    std::vector<bool> defined;  ///< by differentiable result: it gets a gradient on some rank
-    bool pending = false;       ///< some rank has accumulated gradients
+    std::vector<bool> defined;             ///< by differentiable result: it gets a gradient on some rank
+    bool pending = false;                  ///< some rank has accumulated gradients
+    graphs::obstacle::Bits obstacles = 0;  ///< to a replay, of all ranks
   };
   void attach_to_loss(const std::shared_ptr<const void>& owner, steps::Call& call, std::vector<at::Tensor>& results);
   void attach_to_outputs(const std::shared_ptr<const void>& owner, const std::shared_ptr<steps::Call>& call,

@@ -17,6 +17,7 @@
 
 #include "capture/replay/plain_message.hpp"
 #include "torch/device/device_context.hpp"
+#include "torch/ranks/collective_try.hpp"
 
 namespace autopar::graphs {
 
@@ -64,16 +65,40 @@ bool is_out_of_memory(const std::exception& error) {
   return false;
 }
 
+/// Why the first rank that has a reason cannot record; empty if none has. Collective.
+std::string first_reason(ranks::Ranks& ranks, const std::string& mine) {
+  const auto reasons = ranks.all_gather(ranks::blob_of(mine), "recording a step");
+  for (std::size_t r = 0; r < reasons.size(); ++r) {
+    if (!reasons[r].empty()) return "rank " + std::to_string(r) + ": " + ranks::text_of(reasons[r]);
+  }
+  return {};
+}
+
 }  // namespace
 
-void GraphedSteps::run(const std::shared_ptr<Call>& call, bool nothing_waits) {
-  call->phase =
-      nothing_waits && may_repeat(*call) ? repeats_.next(call->program, call->layout.local) : CudaGraphPhase::kEager;
-  if (call->phase == CudaGraphPhase::kReplay && !can_replay(*call)) call->phase = CudaGraphPhase::kEager;
-  if (call->phase == CudaGraphPhase::kCapture && !record_step(*call)) call->phase = CudaGraphPhase::kWarmup;
+obstacle::Bits GraphedSteps::obstacles(const programs::CapturedProgram* known, bool sums_wait, double loss_scale) {
+  if (sums_wait || !may_record_here()) return obstacle::kOwnSteps;
+  obstacle::Bits found = has_gradients() ? obstacle::kGradients : 0;
+  if (!recorded_) return found;
+  const auto program = recorded_->program.lock();
+  if (program == nullptr || recorded_->conditions != conditions_of(*program, loss_scale))
+    found |= obstacle::kOtherConditions;
+  if (!recorded_->is_free()) found |= obstacle::kMemoryHeld;
+  // Nobody asked for it, or it could not be recorded.
+  if (program != nullptr && !program->plan.loss_mode && !recorded_->backward && recorded_->last.expired())
+    found |= obstacle::kNoBackward;
+  const bool may_be_replayed = found == 0 && known == program.get();
+  if (!may_be_replayed && ranks_.size() > 1 && !has_memory_for(1)) found |= obstacle::kLittleMemory;
+  return found;
+}
+
+void GraphedSteps::run(const std::shared_ptr<Call>& call, obstacle::Bits of_all) {
+  call->phase = may_repeat(*call, of_all) ? repeats_.next(call->program, call->layout.local) : CudaGraphPhase::kEager;
+  if (call->phase == CudaGraphPhase::kReplay && !can_replay(of_all)) call->phase = CudaGraphPhase::kEager;
+  if (call->phase == CudaGraphPhase::kCapture && !record_step(call)) call->phase = CudaGraphPhase::kWarmup;
   switch (call->phase) {
     case CudaGraphPhase::kEager:
-      return recorded_ ? run_beside_recording(*call) : runner_.forward(*call);
+      return run_eagerly(*call, of_all);
     case CudaGraphPhase::kWarmup: {
       const OnStream here(recording_stream());
       return runner_.forward(*call);
@@ -82,6 +107,18 @@ void GraphedSteps::run(const std::shared_ptr<Call>& call, bool nothing_waits) {
     case CudaGraphPhase::kReplay:
       return replay(call);
   }
+}
+
+// One of several ranks cannot run its part again: they give up a recording before, where memory is scarce.
+void GraphedSteps::run_eagerly(Call& call, obstacle::Bits of_all) {
+  if (recorded_ && ranks_.size() == 1) return run_beside_recording(call);
+  if (recorded_ && (of_all & obstacle::kLittleMemory) != 0) {
+    log("steps are not replayed any more (cuda_graphs): a call that is not replayed may not fit into memory beside "
+        "what was recorded");
+    recorded_.reset();
+    repeats_.give_up();
+  }
+  runner_.forward(call);
 }
 
 // What a recording keeps is there for calls that run: a step that is not replayed takes longer, one that fails is lost.
@@ -105,18 +142,23 @@ void GraphedSteps::run_beside_recording(Call& call) {
   runner_.forward(call);
 }
 
-// What is sent or written to a timeline is the host's work, and so is a gradient of an argument.
+// What is written to a timeline or offloaded is the host's work.
+bool GraphedSteps::may_record_here() const {
+  if (options_.cuda_graphs == CudaGraphs::kOff || !deployment_.device().is_cuda()) return false;
+  if (options_.plan_only || !options_.trace_file.empty()) return false;
+  if (ranks_.size() > 1 && deployment_.is_started() && !deployment_.wire().can_record()) return false;
+  return std::ranges::none_of(parameters_.units(), &parameters::ShardUnit::offloaded);
+}
+
+// A gradient of an argument is the host's work.
 bool GraphedSteps::may_record(programs::CapturedProgram& program) const {
-  const bool is_asked = options_.cuda_graphs != CudaGraphs::kOff && deployment_.device().is_cuda();
-  if (!is_asked || ranks_.size() > 1 || options_.plan_only || !options_.trace_file.empty()) return false;
-  return program.repeatable_work().is_whole &&
+  return may_record_here() && program.repeatable_work().is_whole &&
          std::ranges::none_of(program.inputs, [](const trace::InputSpec& input) { return input.requires_grad; });
 }
 
-// What is offloaded is the host's work.
-bool GraphedSteps::may_repeat(const Call& call) const {
-  if (!call.differentiate || call.accumulate || !parameters_.units().empty()) return false;
-  return may_record(*call.program) && (!call.loss_mode || !has_gradients());
+bool GraphedSteps::may_repeat(const Call& call, obstacle::Bits of_all) const {
+  const obstacle::Bits counted = obstacle::kOwnSteps | (call.loss_mode ? obstacle::kGradients : 0);
+  return call.differentiate && (of_all & counted) == 0 && may_record(*call.program);
 }
 
 /// Whether `.grad` of some parameter is defined.
@@ -127,16 +169,17 @@ bool GraphedSteps::has_gradients() const {
 }
 
 // Stages of calls that may repeat compute with parameters themselves, or with casts of them.
-StepConditions GraphedSteps::conditions_of(const Call& call) {
-  StepConditions conditions{call.program->runtime.stages->kept_casts(), {}, {}};
+StepConditions GraphedSteps::conditions_of(programs::CapturedProgram& program, double loss_scale) {
+  StepConditions conditions{program.runtime.stages->kept_casts(), {}, {}};
   for (const auto& tensor : parameters_.tensors()) {
+    conditions.settings.push_back(tensor.handle.requires_grad());
+    if (!parameters_.holds(tensor)) continue;
     const auto strides = tensor.handle.strides();
     conditions.memory.push_back(tensor.handle.const_data_ptr());
     conditions.strides.insert(conditions.strides.end(), strides.begin(), strides.end());
-    conditions.settings.push_back(tensor.handle.requires_grad());
   }
-  if (call.loss_mode) {
-    const auto& gradient = call.program->loss_gradient(call.loss_scale, deployment_.device());
+  if (program.plan.loss_mode) {
+    const auto& gradient = program.loss_gradient(loss_scale, deployment_.device());
     conditions.memory.push_back(gradient.const_data_ptr());
   }
   const auto& context = at::globalContext();
@@ -149,14 +192,17 @@ StepConditions GraphedSteps::conditions_of(const Call& call) {
   return conditions;
 }
 
-/// Whether a call that cannot be replayed would run beside a recording of the step.
-bool GraphedSteps::has_memory_for_two() const {
+/// Whether so many steps fit into the memory that is free: a call that cannot be replayed runs beside a recording.
+bool GraphedSteps::has_memory_for(int steps) const {
   auto* const allocator = c10::getDeviceAllocator(deployment_.device().type());
   const auto index = deployment_.device().index();
   constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-  const auto held = allocator->getDeviceStats(index).allocated_bytes.at(kAll).current;
+  const auto stats = allocator->getDeviceStats(index);
+  const auto held = stats.allocated_bytes.at(kAll).current;
   const auto of_step = std::max<std::int64_t>(deployment_.planned_memory().value() - held, 0);
-  return static_cast<std::int64_t>(allocator->getMemoryInfo(index).first) >= 2 * of_step;
+  const auto recorded = recorded_ ? of_step : 0;
+  const auto cached = std::max<std::int64_t>(stats.reserved_bytes.at(kAll).current - held - recorded, 0);
+  return static_cast<std::int64_t>(allocator->getMemoryInfo(index).first) + cached >= steps * of_step;
 }
 
 c10::Stream GraphedSteps::recording_stream() {
@@ -165,38 +211,46 @@ c10::Stream GraphedSteps::recording_stream() {
   return *stream_;
 }
 
-/// Null if it cannot be recorded; calls like the latest run from then on, and this one has no results yet.
-std::unique_ptr<devices::DeviceRecording> GraphedSteps::recording_of(Call& call, const std::function<void()>& work,
-                                                                     const devices::DeviceRecording* beside) {
-  std::unique_ptr<devices::DeviceRecording> recording;
-  std::string reason = "they read memory of the host";
+/// Records on all ranks, or on none: then calls like the latest run from then on, and this one has no results yet.
+/// @param reason  why this rank cannot record; empty if it may
+std::optional<GraphedSteps::Recorded> GraphedSteps::recording_of(Call& call, std::string reason,
+                                                                 const std::function<void()>& work,
+                                                                 const devices::DeviceRecording* beside) {
+  Recorded recorded;
+  const bool exchanges = ranks_.size() > 1;
+  if (exchanges) {
+    recorded.exchanges.wire = deployment_.wire();
+    recorded.exchanges.wire.begin_recording();
+  }
   call.state.may_fail = true;
   if (call.draws.recorded) call.draws.recorded->set_recorded(true);
   try {
-    recording = devices::context_of(deployment_.device().type()).record(recording_stream(), work, beside);
+    if (reason.empty()) {
+      recorded.work = devices::context_of(deployment_.device().type()).record(recording_stream(), work, beside);
+      if (recorded.work == nullptr) reason = "they read memory of the host";
+    }
   } catch (const std::exception& error) {
     reason = replay::plain_message(error);
   }
   call.state.may_fail = false;
   if (call.draws.recorded) call.draws.recorded->set_recorded(false);
-  if (recording) return recording;
+  if (exchanges) recorded.exchanges.operations = recorded.exchanges.wire.end_recording();
+  if (exchanges) reason = first_reason(ranks_, reason);
+  if (reason.empty()) return recorded;
   log("steps are not recorded (cuda_graphs): " + reason);
   repeats_.refuse();
   recorded_.reset();
   call.state.drop_run();
-  return nullptr;
+  return std::nullopt;
 }
 
 /// Records forward, with a single loss backward as well.
-bool GraphedSteps::record_step(Call& call) {
+bool GraphedSteps::record_step(const std::shared_ptr<Call>& of) {
+  auto& call = *of;
   recorded_.reset();
   const OnStream here(recording_stream());
   c10::getDeviceAllocator(deployment_.device().type())->emptyCache();
-  if (!has_memory_for_two()) {
-    log("steps are not recorded (cuda_graphs): what a step holds does not fit into memory twice");
-    repeats_.refuse();
-    return false;
-  }
+  const std::string reason = has_memory_for(2) ? "" : "what a step holds does not fit into memory twice";
   for (const auto& tensor : call.arguments.tensors) {
     const auto options = tensor.options().device(deployment_.device()).requires_grad(false);
     call.state.inputs.push_back(at::empty_like(tensor, options).copy_(tensor.detach()));
@@ -204,10 +258,10 @@ bool GraphedSteps::record_step(Call& call) {
   if (const auto draws = call.program->repeatable_work().draws; draws > 0)
     call.draws.recorded =
         std::make_shared<interpret::RecordedSeeds>(deployment_.device(), draws * call.layout.microbatches);
-  auto conditions = conditions_of(call);
+  auto conditions = conditions_of(*call.program, call.loss_scale);
   std::vector<at::Tensor> made;
   std::size_t results = 0;
-  auto recording = recording_of(call, [&] {
+  auto recording = recording_of(call, reason, [&] {
     runner_.forward(call);
     made = runner_.results(call);
     results = made.size();
@@ -221,26 +275,27 @@ bool GraphedSteps::record_step(Call& call) {
     call.state.has_updated_buffers = false;
     return false;
   }
-  recorded_.emplace(RecordedStep{
-      std::move(conditions), {std::move(recording), std::move(inputs), std::move(made), results}, call.draws.recorded});
+  RecordedWork forward(std::move(recording->work), std::move(inputs), std::move(made), results,
+                       std::move(recording->exchanges));
+  recorded_.emplace(RecordedStep{call.program, std::move(conditions), std::move(forward), call.draws.recorded});
   recorded_->shares_memory = !has_gradients();
   repeats_.recorded();
   return true;
 }
 
-bool GraphedSteps::can_replay(const Call& call) {
-  if (recorded_->conditions != conditions_of(call)) {
+/// @pre a step is recorded on all ranks
+bool GraphedSteps::can_replay(obstacle::Bits of_all) {
+  if ((of_all & obstacle::kOtherConditions) != 0) {
     recorded_.reset();
     repeats_.forget();
     return false;
   }
-  const bool has_no_backward = !call.loss_mode && !recorded_->backward && recorded_->last.expired();
-  if (has_no_backward) {  // nobody asked for it, or it could not be recorded
+  if ((of_all & obstacle::kNoBackward) != 0) {
     recorded_.reset();
     repeats_.refuse();
     return false;
   }
-  return recorded_->is_free();
+  return (of_all & obstacle::kMemoryHeld) == 0;
 }
 
 void GraphedSteps::replay(const std::shared_ptr<Call>& call) {
@@ -267,29 +322,23 @@ void GraphedSteps::replay(const std::shared_ptr<Call>& call) {
   for (const auto& update : plan.buffer_updates) count_version(update.buffer);
 }
 
-namespace {
-
-std::vector<bool> defined_in(const std::vector<at::Tensor>& tensors) {
-  std::vector<bool> defined;
-  for (const auto& tensor : tensors) defined.push_back(tensor.defined());
-  return defined;
-}
-
-}  // namespace
-
 // ---------------------------------------------------------------- backward of a loss outside
 
-StageGradients GraphedSteps::backward(Call& call, const std::vector<std::size_t>& outputs,
-                                      const std::vector<at::Tensor>& given, const std::vector<ValueId>& roots,
-                                      bool plain) {
+obstacle::Bits GraphedSteps::obstacles_behind(const Call& call, const std::vector<bool>& asked, bool plain) const {
+  const bool is_last = recorded_ && recorded_->last.lock().get() == &call;
+  if (!plain || !is_last) return obstacle::kOtherRequest;
+  if (!recorded_->backward) return 0;
+  if (recorded_->given != asked) return obstacle::kOtherRequest;
+  return recorded_->backward->is_free() ? 0 : obstacle::kMemoryHeld;
+}
+
+StageGradients GraphedSteps::backward(Call& call, const Backward& asked) {
+  const auto& [outputs, given, roots, own, of_all] = asked;
   if (call.phase == CudaGraphPhase::kEager) return runner_.backward(call, outputs, given, roots);
   const OnStream here(recording_stream());
   if (call.phase == CudaGraphPhase::kWarmup) return runner_.backward(call, outputs, given, roots);
-  const bool is_last = recorded_ && recorded_->last.lock().get() == &call;
-  if (call.phase == CudaGraphPhase::kCapture && is_last && plain) record_backward(call, outputs, given, roots);
-  const bool fits = is_last && recorded_ && recorded_->backward && plain && recorded_->given == defined_in(given) &&
-                    recorded_->backward->is_free();
-  if (fits) {
+  if (call.phase == CudaGraphPhase::kCapture && of_all == 0) record_backward(call, asked);
+  if (of_all == 0 && recorded_ && recorded_->backward) {
     auto made = recorded_->backward->run(given);
     call.state.gradients.emplace(made.begin(), made.end());
     return runner_.gradients(call, roots);
@@ -325,24 +374,24 @@ void GraphedSteps::require_same_parameters(const Call& call) const {
   }
 }
 
-void GraphedSteps::record_backward(Call& call, const std::vector<std::size_t>& outputs,
-                                   const std::vector<at::Tensor>& given, const std::vector<ValueId>& roots) {
+void GraphedSteps::record_backward(Call& call, const Backward& asked) {
   std::vector<at::Tensor> inputs;
-  for (const auto& gradient : given)
+  for (const auto& gradient : asked.given)
     inputs.push_back(gradient.defined() ? at::empty_like(gradient).copy_(gradient) : at::Tensor());
   std::vector<at::Tensor> made;
   const auto* const beside = recorded_->shares_memory ? &recorded_->forward.recording() : nullptr;
   auto recording = recording_of(
-      call,
+      call, "",
       [&] {
-        for (const auto& gradient : runner_.backward(call, outputs, inputs, roots).by_position)
+        for (const auto& gradient : runner_.backward(call, asked.outputs, inputs, asked.roots).by_position)
           made.push_back(gradient);
         call.state.drop_run();
       },
       beside);
   if (!recording) return;
-  recorded_->backward.emplace(std::move(recording), std::move(inputs), std::move(made), 0);
-  recorded_->given = defined_in(given);
+  recorded_->backward.emplace(std::move(recording->work), std::move(inputs), std::move(made), 0,
+                              std::move(recording->exchanges));
+  recorded_->given = asked.asked;
 }
 
 }  // namespace autopar::graphs

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <c10/core/Stream.h>
@@ -12,6 +13,7 @@
 
 #include "torch/deployment/deployment.hpp"
 #include "torch/device/device_recording.hpp"
+#include "torch/graphs/obstacle.hpp"
 #include "torch/graphs/recorded_step.hpp"
 #include "torch/graphs/repeated_calls.hpp"
 #include "torch/parameters/parameter_store.hpp"
@@ -23,9 +25,13 @@ namespace autopar::graphs {
 
 /// Runs steps, and replays their device work as a CUDA graph where calls repeat. Results are those of StepRunner.
 ///
-///   graphed.run(call, /*nothing_waits=*/true);
+/// Ranks run each step alike: before it they tell each other what keeps them from replaying it (obstacle), and what
+/// one of them cannot record, none replays.
+///
+///   const auto of_all = …;  // all ranks' graphed.obstacles(…), combined with |
+///   graphed.run(call, of_all);
 ///   auto results = runner.results(*call);
-///   auto gradients = graphed.backward(*call, outputs, given, roots, request.plain);
+///   auto gradients = graphed.backward(*call, {outputs, given, roots, asked, of_all});
 class GraphedSteps {
  public:
   /// @pre what is referred to outlives this
@@ -35,14 +41,28 @@ class GraphedSteps {
 
   /// Whether steps of the program are captured where they repeat.
   [[nodiscard]] bool may_record(programs::CapturedProgram& program) const;
-  /// Forward, with a single loss the backward pass as well.
-  /// @param nothing_waits  no gradients of earlier calls wait to be summed
-  void run(const std::shared_ptr<steps::Call>& call, bool nothing_waits);
-  /// As StepRunner::backward, of a loss outside the model.
+  /// What keeps this rank from replaying the next call.
+  /// @param known  the program that it will probably run; null: not known
+  /// @param sums_wait  gradients of earlier calls, or of this one, wait to be summed
+  [[nodiscard]] obstacle::Bits obstacles(const programs::CapturedProgram* known, bool sums_wait, double loss_scale);
+  /// Forward, with a single loss the backward pass as well. Collective.
+  /// @param of_all  obstacles of all ranks
+  void run(const std::shared_ptr<steps::Call>& call, obstacle::Bits of_all);
+
+  /// A backward of a loss outside the model, as StepRunner::backward takes it.
+  struct Backward {
+    const std::vector<std::size_t>& outputs;
+    const std::vector<at::Tensor>& given;
+    const std::vector<ValueId>& roots;
+    std::vector<bool> asked;  ///< by output: autograd has given this rank its gradient
+    obstacle::Bits of_all;    ///< obstacles of all ranks
+  };
+  /// What keeps this rank from replaying the backward of a call.
   /// @param plain  autograd asks for the gradients of all parameters
-  [[nodiscard]] steps::StageGradients backward(steps::Call& call, const std::vector<std::size_t>& outputs,
-                                               const std::vector<at::Tensor>& given, const std::vector<ValueId>& roots,
-                                               bool plain);
+  [[nodiscard]] obstacle::Bits obstacles_behind(const steps::Call& call, const std::vector<bool>& asked,
+                                                bool plain) const;
+  /// Collective.
+  [[nodiscard]] steps::StageGradients backward(steps::Call& call, const Backward& asked);
   /// @throws InvalidArgument if the call was replayed and a parameter was written since: a replay reads it where it
   /// lies
   void require_same_parameters(const steps::Call& call) const;
@@ -52,20 +72,26 @@ class GraphedSteps {
   [[nodiscard]] std::int64_t replayed() const { return replayed_; }
 
  private:
-  void run_beside_recording(steps::Call& call);
-  [[nodiscard]] bool may_repeat(const steps::Call& call) const;
+  struct Recorded {
+    std::unique_ptr<devices::DeviceRecording> work;
+    RecordedExchanges exchanges;
+  };
+  [[nodiscard]] bool may_record_here() const;
+  [[nodiscard]] bool may_repeat(const steps::Call& call, obstacle::Bits of_all) const;
   [[nodiscard]] bool has_gradients() const;
-  [[nodiscard]] StepConditions conditions_of(const steps::Call& call);
-  [[nodiscard]] bool has_memory_for_two() const;
+  [[nodiscard]] StepConditions conditions_of(programs::CapturedProgram& program, double loss_scale);
+  [[nodiscard]] bool has_memory_for(int steps) const;
   [[nodiscard]] c10::Stream recording_stream();
-  [[nodiscard]] std::unique_ptr<devices::DeviceRecording> recording_of(
-      steps::Call& call, const std::function<void()>& work, const devices::DeviceRecording* beside = nullptr);
-  [[nodiscard]] bool record_step(steps::Call& call);
-  [[nodiscard]] bool can_replay(const steps::Call& call);
+  void run_eagerly(steps::Call& call, obstacle::Bits of_all);
+  void run_beside_recording(steps::Call& call);
+  [[nodiscard]] std::optional<Recorded> recording_of(steps::Call& call, std::string reason,
+                                                     const std::function<void()>& work,
+                                                     const devices::DeviceRecording* beside = nullptr);
+  [[nodiscard]] bool record_step(const std::shared_ptr<steps::Call>& call);
+  [[nodiscard]] bool can_replay(obstacle::Bits of_all);
   void replay(const std::shared_ptr<steps::Call>& call);
   [[nodiscard]] std::vector<std::int64_t> versions_of_parameters() const;
-  void record_backward(steps::Call& call, const std::vector<std::size_t>& outputs, const std::vector<at::Tensor>& given,
-                       const std::vector<ValueId>& roots);
+  void record_backward(steps::Call& call, const Backward& asked);
   void log(const std::string& text) const { ranks_.logger(LogModule::kSession).info(text); }
 
   ranks::Ranks& ranks_;

@@ -7,6 +7,7 @@
 
 #include "torch/graphs/recorded_work.hpp"
 #include "torch/interpret/recorded_seeds.hpp"
+#include "torch/programs/captured_program.hpp"
 #include "torch/steps/step_call.hpp"
 
 namespace autopar::graphs {
@@ -23,12 +24,13 @@ struct StepConditions {
 /// A step of calls that repeat. With a single loss `forward` makes the gradients, too; else `backward` makes them, from
 /// those of the results, and reads what `forward` left in its memory.
 struct RecordedStep {
+  std::weak_ptr<programs::CapturedProgram> program;
   StepConditions conditions;
   RecordedWork forward;
   std::shared_ptr<interpret::RecordedSeeds> seeds;  ///< of its draws; null: none
   std::optional<RecordedWork> backward{};
   bool shares_memory = true;                ///< what `backward` makes may lie in memory that `forward` writes
-  std::vector<bool> given{};                ///< which results have gradients in `backward`
+  std::vector<bool> given{};                ///< which results have gradients in `backward`, on this rank
   std::weak_ptr<const steps::Call> last{};  ///< whose backward may still come
 
   /// Whether what a forward makes would be written over what users hold, or a backward still needs.

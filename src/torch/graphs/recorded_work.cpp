@@ -11,8 +11,12 @@
 namespace autopar::graphs {
 
 RecordedWork::RecordedWork(std::unique_ptr<devices::DeviceRecording> work, std::vector<at::Tensor> inputs,
-                           std::vector<at::Tensor> made, std::size_t results)
-    : work_(std::move(work)), inputs_(std::move(inputs)), made_(std::move(made)), results_(results) {
+                           std::vector<at::Tensor> made, std::size_t results, RecordedExchanges exchanges)
+    : exchanges_(std::move(exchanges)),
+      work_(std::move(work)),
+      inputs_(std::move(inputs)),
+      made_(std::move(made)),
+      results_(results) {
   std::map<const void*, std::size_t> places;
   for (const auto& tensor : made_) {
     if (!tensor.defined()) continue;
@@ -38,7 +42,10 @@ std::vector<at::Tensor> RecordedWork::run(const std::vector<at::Tensor>& inputs)
   for (std::size_t i = 0; i < inputs_.size(); ++i) {
     if (inputs_[i].defined()) inputs_[i].copy_(inputs[i]);
   }
-  work_->run();
+  if (exchanges_.operations != nullptr)
+    exchanges_.wire.replay(exchanges_.operations, [this] { work_->run(); });
+  else
+    work_->run();
   std::vector<at::Tensor> made;
   for (std::size_t i = 0; i < made_.size(); ++i) {
     const auto& tensor = made_[i];

@@ -105,7 +105,7 @@ CallResult Impl::call(const Flattened& flattened, const ForwardFunction& forward
   parts_.verifier.verify_batch(*call->program, call->arguments, forward, call->batch);
   choose_mode(*call);
   return ranks::or_fail(*parts_.ranks, "forward", [&] {
-    auto result = run(call, agreed.has_pending);
+    auto result = run(call, agreed);
     count(*call, result.tensors, start);
     return result;
   });
@@ -133,6 +133,11 @@ calls::AgreedCall Impl::find_program(steps::Call& call, const Flattened& flatten
   about.is_stale = known != nullptr && known->is_stale();
   about.members_changed = parts_.verifier.members_changed(known, call.arguments);
   about.common_ends = call.region ? call.region->common_ends() : 0;
+  about.obstacles = [this, &known] {
+    const auto& gradients = parts_.gradients;
+    const bool sums_wait = gradients.accumulating() || gradients.has_accumulated();
+    return parts_.graphed.obstacles(known.get(), sums_wait, gradients.loss_scale());
+  };
   auto agreed = validator.agree_on_call(call.arguments, key, about, error, parts_.deployer.deployed());
   call.layout = agreed.layout;
   call.batch = agreed.batch;
@@ -162,11 +167,11 @@ void Impl::choose_mode(steps::Call& call) const {
   call.draws = {parts_.progress.seed, static_cast<std::uint64_t>(parts_.progress.calls)};
 }
 
-CallResult Impl::run(const std::shared_ptr<steps::Call>& call, bool has_pending) {
+CallResult Impl::run(const std::shared_ptr<steps::Call>& call, const calls::AgreedCall& agreed) {
   auto& gradients = parts_.gradients;
   if (call->differentiate) gradients.warn_of_second_gradients();
-  parts_.graphed.run(call, !gradients.has_accumulated());
-  if (has_pending && !call->accumulate) gradients.reduce_accumulated();
+  parts_.graphed.run(call, agreed.obstacles);
+  if (agreed.has_pending && !call->accumulate) gradients.reduce_accumulated();
   auto results = parts_.runner.results(*call);
   if (call->differentiate) parts_.history.attach(shared_from_this(), call, results);
   const auto& returned = call->program->returned;

@@ -55,7 +55,7 @@ class Impl : public std::enable_shared_from_this<Impl> {
   void deploy_state(const programs::PlannedModes& modes, const cost::GraphProfile& profile);
   void make_plan(programs::PlannedModes& modes, cost::GraphProfile& profile, std::int64_t batch);
   void choose_mode(steps::Call& call) const;
-  [[nodiscard]] CallResult run(const std::shared_ptr<steps::Call>& call, bool has_pending);
+  [[nodiscard]] CallResult run(const std::shared_ptr<steps::Call>& call, const calls::AgreedCall& agreed);
   void count(const steps::Call& call, const std::vector<at::Tensor>& results,
              std::chrono::steady_clock::time_point start);
 
