@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <exception>
+#include <map>
+#include <set>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -18,6 +20,7 @@
 
 #include "capture/trace/fake_tensor.hpp"
 #include "capture/trace/fake_tensor_impl.hpp"
+#include "torch/gradients/gradient_factor.hpp"
 #include "torch/parameters/part_access.hpp"
 
 namespace autopar::collectives {
@@ -51,6 +54,21 @@ std::exception_ptr error_of(const Work& work) {
     return nullptr;
   } catch (const InvalidArgument&) {
     return std::current_exception();
+  }
+}
+
+/// @param gradients  one that is given twice is scaled twice, as in libtorch
+void scale(std::vector<at::Tensor> gradients, const at::Tensor& factor) {
+  while (!gradients.empty()) {
+    std::map<c10::DeviceType, std::vector<at::Tensor>> once;
+    std::vector<at::Tensor> again;
+    std::set<const void*> seen;
+    for (const auto& gradient : gradients) {
+      const bool is_first = seen.insert(gradient.unsafeGetTensorImpl()).second;
+      (is_first ? once[gradient.device().type()] : again).push_back(gradient);
+    }
+    for (const auto& [type, list] : once) gradients::multiply_unless_one(list, factor.to(list.front().device()));
+    gradients = std::move(again);
   }
 }
 
@@ -191,10 +209,7 @@ at::Tensor ParameterSums::clip_grad_norm(const std::vector<at::Tensor>& handles,
                           "error_if_nonfinite = false");
   }
   const auto factor = gradients::clip_factor(norm, max_norm);
-  const auto is_elsewhere = [&](const at::Tensor& gradient) { return gradient.device() != deployment_.device(); };
-  const auto on_host = std::ranges::any_of(gradients, is_elsewhere) ? factor.to(at::kCPU) : factor;
-  for (auto& gradient : gradients)
-    gradient.mul_((is_elsewhere(gradient) ? on_host : factor).to(gradient.scalar_type()));
+  scale(gradients, factor);
   return norm.to(type);
 }
 

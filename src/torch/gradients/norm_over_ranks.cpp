@@ -1,8 +1,11 @@
 #include "torch/gradients/norm_over_ranks.hpp"
 
 #include <cmath>
+#include <map>
+#include <tuple>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/stack.h>
@@ -27,24 +30,37 @@ at::Tensor NormOverRanks::norm_of(const at::Tensor& numbers) const {
   return plain(real.div(unit)).mul(unit.to(device_, at::kDouble));
 }
 
-void NormOverRanks::add(const at::Tensor& part, std::int64_t times) {
-  if (part.numel() == 0 || times == 0) return;
-  const at::NoGradGuard no_grad;
-  const auto norm = norm_of(part.detach());
-  norms_.push_back(times == 1 || std::isinf(p_) ? norm : norm.mul(std::pow(static_cast<double>(times), 1 / p_)));
+void NormOverRanks::add(const at::Tensor& part) {
+  if (part.numel() > 0) parts_.push_back(part.detach());
+}
+
+std::vector<at::Tensor> NormOverRanks::norms() const {
+  std::map<std::tuple<c10::DeviceType, c10::DeviceIndex, at::ScalarType>, std::vector<at::Tensor>> alike;
+  std::vector<at::Tensor> norms;
+  const bool has_lists = p_ == 1 || p_ == 2 || std::isinf(p_);
+  for (const auto& part : parts_) {
+    if (has_lists && !part.is_complex())
+      alike[{part.device().type(), part.device().index(), part.scalar_type()}].push_back(part);
+    else
+      norms.push_back(norm_of(part));
+  }
+  for (const auto& [kind, list] : alike) {
+    for (const auto& norm : at::_foreach_norm(list, p_, at::kDouble)) norms.push_back(norm.to(device_));
+  }
+  return norms;
 }
 
 at::Tensor NormOverRanks::by_rank() const {
   const at::NoGradGuard no_grad;
   auto all = at::zeros({ranks_}, at::dtype(at::kDouble).device(device_));
-  if (!norms_.empty()) all.select(0, self_).copy_(norm_of(at::stack(norms_)));
+  if (!parts_.empty()) all.select(0, self_).copy_(norm_of(at::stack(norms())));
   return all;
 }
 
 at::Tensor NormOverRanks::complete(const at::Tensor& summed) const { return norm_of(summed); }
 
 at::Tensor clip_factor(const at::Tensor& norm, double max_norm) {
-  return norm.add(1e-6).reciprocal().mul(max_norm).clamp_max(1.0);
+  return norm.add(1e-6).reciprocal_().mul_(max_norm).clamp_max_(1.0);
 }
 
 }  // namespace autopar::gradients

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <cstdint>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -19,8 +18,8 @@ class NormOverRanks {
   /// @param p  positive, may be infinite
   NormOverRanks(double p, int ranks, int self, c10::Device device);
 
-  /// @param times  how often the part counts
-  void add(const at::Tensor& part, std::int64_t times = 1);
+  /// Read when `by_rank` is called.
+  void add(const at::Tensor& part);
   /// [ranks] in f64: this rank's norm at its index, zeros elsewhere.
   [[nodiscard]] at::Tensor by_rank() const;
   /// The norm over all ranks, 0-dim.
@@ -29,11 +28,13 @@ class NormOverRanks {
 
  private:
   [[nodiscard]] at::Tensor norm_of(const at::Tensor& numbers) const;
+  /// Of the parts, 0-dim; parts of one type at once.
+  [[nodiscard]] std::vector<at::Tensor> norms() const;
 
   double p_;
   int ranks_, self_;
   c10::Device device_;
-  std::vector<at::Tensor> norms_;
+  std::vector<at::Tensor> parts_;
 };
 
 /// The factor that scales gradients of this norm to at most `max_norm`, as in libtorch.

@@ -8,6 +8,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -107,46 +108,84 @@ void BufferUpdates::pool_batch_norms(Call& call) {
   }
 }
 
-// Two passes, so that variances do not suffer from large means: first the pooled means, then squares around them.
+namespace {
+
+/// Statistics of norms, their channels one behind the other, with the number of elements that each is over.
+struct FlatStatistics {
+  at::Tensor mean, variance, count;  ///< f64
+};
+
+/// @param channels  of each norm
+FlatStatistics flat(const std::vector<interpret::NormSample>& samples, const std::vector<std::int64_t>& channels,
+                    const at::TensorOptions& options) {
+  std::vector<at::Tensor> means, variances;
+  std::vector<at::Scalar> counts;
+  for (std::size_t k = 0; k < samples.size(); ++k) {
+    const bool is_empty = samples[k].count == 0;
+    means.push_back(is_empty ? at::zeros({channels[k]}, options) : samples[k].mean.reshape({-1}));
+    variances.push_back(is_empty ? means.back() : samples[k].variance.reshape({-1}));
+    counts.emplace_back(samples[k].count);
+  }
+  FlatStatistics all{at::cat(means), at::cat(variances), {}};
+  all.count = at::zeros_like(all.mean);
+  at::_foreach_add_(all.count.split_with_sizes(channels), counts);
+  return all;
+}
+
+}  // namespace
+
+// Two passes, so that variances do not suffer from large means: first the pooled means, then squares around them. All
+// norms at once: on a device, kernels for each norm would outnumber the kernels of the norms.
 void BufferUpdates::pool_over(const std::vector<Rank>& holders, std::vector<NormPool>& pools, const OpGraph& graph) {
-  std::vector<interpret::NormSample*> all;
-  for (auto& pool : pools) {
-    for (auto& sample : pool.samples) all.push_back(&sample);
-  }
-  interpret::prepare_for_pooling(all);
-  auto total = deployment_.sums_over(holders);
-  std::vector<at::Tensor> addends;
-  for (const auto& pool : pools) {
-    const auto channels = parameters_.handle_of(graph, pool.norm->running_mean).sizes();
-    auto sums = at::zeros(channels, at::TensorOptions().dtype(at::kDouble).device(deployment_.device()));
-    auto count = at::zeros({}, sums.options());
-    for (const auto& sample : pool.samples) {
-      sums.add_(sample.mean, sample.count);
-      count.add_(sample.count);
-    }
-    addends.push_back(sums);
-    addends.push_back(count);
-  }
-  const auto first = total.sum(addends);
-  std::vector<at::Tensor> squares;
+  std::ranges::stable_partition(pools, [](const NormPool& pool) { return !pool.norm->by_sample; });
+  std::vector<std::int64_t> channels;
+  std::vector<interpret::NormSample> pooled(pools.size());
+  std::int64_t of_batches = 0;  // channels of norms over batches, which are the first
   for (std::size_t k = 0; k < pools.size(); ++k) {
-    const auto mean = first[2 * k].div(first[2 * k + 1]);
-    auto sum = at::zeros_like(mean);
-    for (const auto& sample : pools[k].samples) {
-      const bool by_sample = pools[k].norm->by_sample;
-      sum.add_(by_sample ? sample.variance : sample.variance.add(sample.mean.sub(mean).square()), sample.count);
-    }
-    squares.push_back(sum);
+    channels.push_back(parameters_.handle_of(graph, pools[k].norm->running_mean).numel());
+    if (!pools[k].norm->by_sample) of_batches += channels.back();
   }
-  const auto second = total.sum(squares);
+  for (std::size_t i = 0; std::ranges::any_of(pools, [i](const NormPool& pool) { return i < pool.samples.size(); });
+       ++i) {
+    std::vector<interpret::NormSample> next(pools.size());
+    for (std::size_t k = 0; k < pools.size(); ++k) {
+      if (i < pools[k].samples.size()) next[k] = pools[k].samples[i];
+    }
+    interpret::pool(pooled, std::move(next));
+  }
+  std::vector<interpret::NormSample*> all;
+  for (auto& sample : pooled) all.push_back(&sample);
+  interpret::prepare_for_pooling(all);
+  const auto here = flat(pooled, channels, at::TensorOptions().dtype(at::kDouble).device(deployment_.device()));
+  auto total = deployment_.sums_over(holders);
+  const auto first = total.sum({here.mean.mul(here.count), here.count});
+  const auto mean = first[0].div(first[1]);
+  const auto over_batches = [&](const at::Tensor& each) { return each.narrow(0, 0, of_batches); };
+  const auto difference = over_batches(here.mean).sub(over_batches(mean));
+  over_batches(here.variance).addcmul_(difference, difference);
+  const auto squares = total.sum({here.variance.mul(here.count)})[0];
+  over_batches(first[1]).sub_(1);  // unbiased
+  const auto variance = squares.div(first[1]);
+  blend(pools, channels, mean, variance, graph);
+}
+
+/// @param mean, variance  of the norms, their channels one behind the other
+void BufferUpdates::blend(const std::vector<NormPool>& pools, const std::vector<std::int64_t>& channels,
+                          const at::Tensor& mean, const at::Tensor& variance, const OpGraph& graph) {
+  std::map<at::ScalarType, std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>>> in_type;
+  const auto parts_in = [&](at::ScalarType type) {
+    auto& [means, variances] = in_type[type];
+    if (means.empty()) means = mean.to(type).split_with_sizes(channels);
+    if (variances.empty()) variances = variance.to(type).split_with_sizes(channels);
+    return std::pair(&means, &variances);
+  };
   Blends blends;
   for (std::size_t k = 0; k < pools.size(); ++k) {
     const auto& norm = *pools[k].norm;
-    const auto& count = first[2 * k + 1];
-    const auto mean = first[2 * k].div(count);
-    const auto unbiased = second[k].div(norm.by_sample ? count : count.sub(1));
-    blends.add(parameters_.handle_of(graph, norm.running_mean), mean, norm.momentum);
-    blends.add(parameters_.handle_of(graph, norm.running_var), unbiased, norm.momentum);
+    const auto& running_mean = parameters_.handle_of(graph, norm.running_mean);
+    const auto& running_var = parameters_.handle_of(graph, norm.running_var);
+    blends.add(running_mean, (*parts_in(running_mean.scalar_type()).first)[k], norm.momentum);
+    blends.add(running_var, (*parts_in(running_var.scalar_type()).second)[k], norm.momentum);
   }
   blends.run();
 }

@@ -1,6 +1,9 @@
 #pragma once
 
+#include <cstdint>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
 
 #include "torch/deployment/deployment.hpp"
 #include "torch/parameters/parameter_store.hpp"
@@ -23,6 +26,8 @@ class BufferUpdates {
   struct NormPool;
   void pool_batch_norms(Call& call);
   void pool_over(const std::vector<Rank>& holders, std::vector<NormPool>& pools, const OpGraph& graph);
+  void blend(const std::vector<NormPool>& pools, const std::vector<std::int64_t>& channels, const at::Tensor& mean,
+             const at::Tensor& variance, const OpGraph& graph);
 
   parameters::ParameterStore& parameters_;
   deployment::Deployment& deployment_;
