@@ -57,6 +57,9 @@ struct ProgramVariant {
   std::function<std::string(Seconds own)> passed_note{};
 };
 
+/// Steps predicted from measured costs are within about this part of what runs (benchmarks/README.md).
+inline constexpr double kMeasuredTies = 0.02;
+
 /// What to plan for, besides the model and the cluster.
 struct PlanRequest {
   Options options{};       ///< constraints; its files, devices and logging are ignored
@@ -64,6 +67,9 @@ struct PlanRequest {
   std::int64_t batch = 1;  ///< samples of a step, all ranks together
   Capabilities runtime{};
   SearchBudget budget{};
+  /// Predicted steps that are longer than the best by at most this part count as equal: the plan that exchanges least
+  /// is chosen. What predictions from measured costs are worth is `kMeasuredTies`.
+  double ties = 0;
   std::optional<BucketPolicy> buckets{};   ///< none: the planner chooses, see `chosen_buckets`
   bool remedies = true;                    ///< an Infeasible answer looks for changes that fit, which may take seconds
   std::vector<ProgramVariant> variants{};  ///< of captured models

@@ -94,6 +94,7 @@ std::optional<ProfiledCost> PlanBuilder::prepare(const ModelPrograms& programs, 
   ranks::collective_try(ranks_, "planning", [&] {
     if (!ranks_.is_first()) return;
     costs.emplace(model_costs(cluster, options_, measured, profile.model));
+    if (!measured.empty()) request.ties = kMeasuredTies;
     auto row_parallel = row_parallel_variant(programs, measured, cluster, may_slice);
     if (row_parallel) request.variants.push_back(*std::move(row_parallel));
     if (chunked) request.variants.push_back(*std::move(chunked));

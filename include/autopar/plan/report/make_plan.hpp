@@ -15,6 +15,7 @@
 #include <autopar/plan/plan.hpp>
 #include <autopar/plan/report/certificate.hpp>
 #include <autopar/plan/report/kept_options.hpp>
+#include <autopar/plan/report/ties.hpp>
 #include <autopar/plan/request.hpp>
 #include <autopar/plan/search/tensor_degrees.hpp>
 #include <autopar/plan/text.hpp>
@@ -47,14 +48,16 @@ class PlanMaker {
     SearchResult fine{uncoarsening.refined(found)};
     // A block may hold a region together with nodes that are faster in another shape.
     if (!coarse.whole() && !uncoarsening.in_pieces() && found.mixes_degrees) SharedRanks(objective, fine).offer();
-    Plan plan = describe_best(fine.candidates, uncoarsening);
-    add_proof(plan, found, coarse);
+    const Ties::Choice choice = Ties(work_, cluster_, constraints_, request_.ties).choose(fine.candidates);
+    Plan plan = described(choice.candidate, fine.candidates, uncoarsening);
+    add_proof(plan, found, coarse, fine.candidates.best_step());
+    if (!choice.note.empty()) plan.notes.push_back(choice.note);
     return plan;
   }
 
  private:
-  [[nodiscard]] Plan describe_best(const Candidates& candidates, const Uncoarsening& uncoarsening) const {
-    const Candidate& best = candidates.best();
+  [[nodiscard]] Plan described(const Candidate& best, const Candidates& candidates,
+                               const Uncoarsening& uncoarsening) const {
     Plan plan;
     plan.model = work_.hash;
     plan.world = constraints_.world;
@@ -78,8 +81,8 @@ class PlanMaker {
     plan.step = best.terms.step;
     plan.bubble = best.terms.bubble;
     add_stages(plan, best);
-    add_runners_up(plan, candidates);
-    plan.binding = binding(candidates, uncoarsening);
+    add_runners_up(plan, best, candidates);
+    plan.binding = binding(best, candidates, uncoarsening);
     plan.notes = constraints_.notes;
     add_idle_note(plan, candidates);
     add_buckets_note(plan, best);
@@ -197,8 +200,7 @@ class PlanMaker {
   }
 
   /// Adds the next best shapes, and always the plan that everybody knows: one stage on all ranks.
-  void add_runners_up(Plan& plan, const Candidates& candidates) const {
-    const Candidate& best = candidates.best();
+  void add_runners_up(Plan& plan, const Candidate& best, const Candidates& candidates) const {
     std::vector<Candidate> others = candidates.ranked();
     std::erase_if(others, [&](const Candidate& c) {
       return c.staging.replicas == best.staging.replicas && c.staging.position_of == best.staging.position_of &&
@@ -225,6 +227,7 @@ class PlanMaker {
 
   [[nodiscard]] static std::string why_slower(const Candidate& other, const Candidate& best) {
     const double ratio = other.terms.step / best.terms.step;
+    if (ratio < 0.995) return formatted("%.2f", ratio) + " x the step, which predictions do not tell apart";
     if (ratio < 1.005) return "as fast, within 0.5 %";
     const double computing = (other.terms.computing - best.terms.computing).value();
     const double summing = (other.terms.summing - best.terms.summing).value();
@@ -246,8 +249,8 @@ class PlanMaker {
 
   /// Memory if a faster shape does not fit. Otherwise the largest part of the average rank's step. The parts are
   /// computing without exchanges, what free links would save, and the rest, which is waiting for other stages.
-  [[nodiscard]] Binding binding(const Candidates& candidates, const Uncoarsening& uncoarsening) const {
-    const Candidate& best = candidates.best();
+  [[nodiscard]] Binding binding(const Candidate& best, const Candidates& candidates,
+                                const Uncoarsening& uncoarsening) const {
     for (const Candidate& other : candidates.ranked()) {
       if (!candidates.fits(other) && other.terms.step < best.terms.step) return Binding::kMemory;
     }
@@ -291,15 +294,19 @@ class PlanMaker {
     plan.notes.push_back((idle.size() == 1 ? "rank " : "ranks ") + ranges(idle) + " idle: " + why);
   }
 
-  void add_proof(Plan& plan, const SearchResult& found, const Coarsened& coarse) const {
+  /// @param best  predicted step; the plan's may be longer (`Ties`)
+  void add_proof(Plan& plan, const SearchResult& found, const Coarsened& coarse, Seconds best) const {
     const bool whole = coarse.whole();
     plan.certificate = make_certificate(work_, constraints_, plan.step);
-    plan.certificate.searched_to_end = found.proven && whole;
-    if (whole) plan.certificate.searched_bound = found.proven ? plan.step : found.lower_bound;
+    const bool is_best = plan.step <= best;
+    plan.certificate.searched_to_end = found.proven && whole && is_best;
+    if (whole) plan.certificate.searched_bound = found.proven ? best : found.lower_bound;
     const std::string scope =
         whole ? "" : " of " + std::to_string(coarse.blocks.block_count()) + " blocks of operators";
     if (found.proven) {
-      plan.notes.push_back("searched to the end: no plan" + scope + " has a shorter predicted step");
+      plan.notes.push_back(
+          "searched to the end: no plan" + scope +
+          (is_best ? " has a shorter predicted step" : " has a predicted step below " + readable(best)));
     } else if (found.plain_proven) {
       plan.notes.push_back("searched to the end: no plan" + scope +
                            " with one stage a rank and whole backwards has a shorter predicted step");
