@@ -67,8 +67,9 @@ struct PlanRequest {
   std::int64_t batch = 1;  ///< samples of a step, all ranks together
   Capabilities runtime{};
   SearchBudget budget{};
-  /// Predicted steps that are longer than the best by at most this part count as equal: the plan that exchanges least
-  /// is chosen. What predictions from measured costs are worth is `kMeasuredTies`.
+  /// Predicted steps that are longer than the best by at most this part count as equal: of the ZeRO levels of the best
+  /// staging, the level that exchanges least is chosen. What predictions from measured costs are worth is
+  /// `kMeasuredTies`.
   double ties = 0;
   std::optional<BucketPolicy> buckets{};   ///< none: the planner chooses, see `chosen_buckets`
   bool remedies = true;                    ///< an Infeasible answer looks for changes that fit, which may take seconds

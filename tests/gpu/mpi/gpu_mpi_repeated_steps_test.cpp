@@ -3,8 +3,6 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/DeviceAccelerator.h>
-#include <cuda_runtime_api.h>
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
@@ -207,33 +205,6 @@ TEST_CASE("recorded steps on several GPUs: what one rank does takes effect") {
       held.clear();
     }
   }
-}
-
-TEST_CASE("recorded steps on several GPUs: one rank that cannot record stops all") {
-  ap::World world(0, nullptr);
-  const DeterministicCuDnn kernels;
-  constexpr std::int64_t kMany = 1 << 15;
-  // Of the last rank's device as much memory is left as one step takes, and half; the rest is nobody's that torch
-  // knows.
-  void* others = nullptr;
-  const auto fill = [&](int step, int rank, Model& model, torch::optim::Optimizer& optimizer) {
-    optimizer.zero_grad();
-    if (step != 3 || rank != world.size() - 1) return;
-    at::accelerator::emptyCache();
-    const auto held = at::accelerator::getDeviceStats(ap::device(world).index()).allocated_bytes[0].current;
-    const auto step_bytes = static_cast<std::size_t>(model->plan().stages.front().peak_memory.value() - held);
-    std::size_t free = 0, all = 0;
-    REQUIRE(cudaMemGetInfo(&free, &all) == cudaSuccess);
-    REQUIRE(cudaMalloc(&others, free - step_bytes * 3 / 2) == cudaSuccess);
-  };
-  const Setting setting{{.stages = 1, .microbatches = 1, .tensor_parallel = 1, .zero = 1, .replicas = {world.size()}},
-                        false,
-                        0,
-                        [](int, int) { return kMany; }};
-  const auto eager = train(world, setting, ap::CudaGraphs::kAuto, fill);
-  cudaFree(others);
-  CHECK(eager.replayed == 0);
-  check_same(eager, train(world, setting, ap::CudaGraphs::kOff));
 }
 
 }  // namespace gpu_mpi_repeated_steps_test

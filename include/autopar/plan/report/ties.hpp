@@ -1,10 +1,6 @@
 #pragma once
 
-#include <algorithm>
-#include <cstddef>
-#include <optional>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -15,9 +11,10 @@
 
 namespace autopar::detail {
 
-/// Chooses among candidates whose predicted steps differ by less than predictions are worth: least bytes exchanged,
-/// then fewest calls, then least memory. Predictions leave out what exchanging costs beside links: it takes power and
-/// memory's bandwidth from the computation.
+/// Chooses among ZeRO levels of the best staging whose predicted steps differ by less than predictions are worth: least
+/// bytes exchanged, then fewest calls, then least memory. Predictions leave out what exchanging costs beside links: it
+/// takes power and memory's bandwidth from the computation. Predictions of other stagings are too far apart: with 2 %
+/// less predicted, a stage of tensor shards ran 39 % longer (benchmarks/NOTES.md).
 class Ties {
  public:
   /// @param part  of the best step, by which predicted steps may be longer; 0: only the best is chosen
@@ -28,46 +25,41 @@ class Ties {
     Candidate candidate;
     std::string note;  ///< what it was chosen over; empty if it is the best predicted
   };
-  /// @pre some candidate fits
-  [[nodiscard]] Choice choose(const Candidates& candidates) const {
-    const Candidate& best = candidates.best();
-    if (part_ <= 0 || constraints_.ranks() == 1) return {best, ""};
+  /// @pre it fits
+  [[nodiscard]] Choice choose(const Candidate& best) const {
+    if (part_ <= 0 || traits_of(best.staging.schedule).orders_in_plan) return {best, ""};
     const StepObjective objective(work_, cluster_, constraints_);
-    std::vector<Candidate> tied{best};
-    for (const Candidate& other : candidates.ranked()) {
-      if (!candidates.fits(other) || other.terms.step > best.terms.step * (1 + part_) || tied.size() == kMost) break;
-      if (other.staging != best.staging) tied.push_back(other);
-    }
-    const std::size_t shapes = tied.size();
-    for (std::size_t i = 0; i < shapes; ++i) add_zero_levels(tied, i, best.terms.step * (1 + part_));
-    std::optional<Key> least, of_best;
-    std::size_t chosen = 0;
-    for (std::size_t i = 0; i < tied.size(); ++i) {
-      const Key key{exchanged_in(objective, tied[i].staging, tied[i].terms), StepObjective::peak(tied[i].terms)};
-      if (i == 0) of_best = key;
-      if (least && !(key < *least)) continue;
+    const auto key_of = [&](const StepTerms& terms) {
+      return std::pair(exchanged_in(objective, best.staging, terms), StepObjective::peak(terms));
+    };
+    const auto of_best = key_of(best.terms);
+    auto least = of_best;
+    StepTerms chosen = best.terms;
+    for (StepTerms& terms : other_levels(best)) {
+      const auto key = key_of(terms);
+      if (!(key < least)) continue;
       least = key;
-      chosen = i;
+      chosen = std::move(terms);
     }
-    return {tied[chosen], chosen == 0 ? "" : note_of(tied[chosen], least->first, best, of_best->first)};
+    const bool is_best = least == of_best;
+    Choice choice{{best.staging, std::move(chosen)}, ""};
+    if (!is_best) choice.note = note_of(choice.candidate, least.first, best, of_best.first);
+    return choice;
   }
 
  private:
-  using Key = std::pair<Exchanged, Bytes>;
-  static constexpr std::size_t kMost = 16;  ///< shapes that are compared
-
-  /// A candidate has the ZeRO level whose predicted step is shortest, if only by a hair.
-  void add_zero_levels(std::vector<Candidate>& tied, std::size_t of, Seconds limit) const {
-    const Candidate candidate = tied[of];
-    if (traits_of(candidate.staging.schedule).orders_in_plan) return;
+  /// Predictions of the same stages on the same ranks that fit and are as good.
+  [[nodiscard]] std::vector<StepTerms> other_levels(const Candidate& best) const {
+    std::vector<StepTerms> tied;
     for (const int level : constraints_.zero_levels) {
-      if (level == candidate.terms.optimizations.zero) continue;
+      if (level == best.terms.optimizations.zero) continue;
       Constraints own = constraints_;
       own.zero_levels = {level};
-      StepTerms terms = StepObjective(work_, cluster_, own).evaluate(candidate.staging, candidate.terms.meshes);
-      if (StepObjective::fits(terms, constraints_.memory) && terms.step <= limit)
-        tied.push_back({candidate.staging, std::move(terms)});
+      StepTerms terms = StepObjective(work_, cluster_, own).evaluate(best.staging, best.terms.meshes);
+      if (StepObjective::fits(terms, constraints_.memory) && terms.step <= best.terms.step * (1 + part_))
+        tied.push_back(std::move(terms));
     }
+    return tied;
   }
 
   [[nodiscard]] std::string note_of(const Candidate& chosen, const Exchanged& own, const Candidate& best,

@@ -103,7 +103,7 @@ TEST_CASE("exchanged: a pipeline sends values and their gradients") {
   CHECK(sent.calls == 2 * 4);
 }
 
-TEST_CASE("ties: within the part, nothing exchanges less that was compared") {
+TEST_CASE("ties: within the part, the best staging at the level that exchanges least") {
   int changed = 0;
   for (int seed = 0; seed < 120; ++seed) {
     const TiedCase own = random_tied_case(seed);
@@ -121,6 +121,7 @@ TEST_CASE("ties: within the part, nothing exchanges less that was compared") {
       CHECK(verdict.faults == std::vector<std::string>{});
       const Exchanged chosen = own.exchanged(plan), of_best = own.exchanged(*best);
       CHECK_FALSE(of_best < chosen);
+      CHECK(staging_of(plan, own.model.graph.node_count()) == staging_of(*best, own.model.graph.node_count()));
       const bool is_other = plan.step > best->step * (1 + 1e-12);
       if (is_other) CHECK_FALSE(plan.certificate.searched_to_end);
       CHECK(plan.certificate.searched_bound <= best->step * (1 + 1e-12));
