@@ -5,7 +5,6 @@
 #include "nccl_recording.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <utility>
 
 #include <cuda.h>
@@ -50,42 +49,28 @@ NcclRecording::NcclRecording(Rank self) : self_(self) {
 NcclRecording::~NcclRecording() { cudaFreeHost(words_); }
 
 void NcclRecording::begin(cudaStream_t stream, std::string action, Rank peer) {
-  auto& lane = lanes_.try_emplace(stream, Lane{lanes_.size(), {}}).first->second;
-  if (lane.word >= kWords)
-    throw TransportError("a recorded step uses too many communicators", self_, Rank::none(), action);
-  lane.operations.push_back({std::move(action), peer});
-  write(stream, lane.word, 2 * lane.operations.size() - 1);
+  write(stream, lanes_.begin(stream, std::move(action), peer));
 }
 
-void NcclRecording::end(cudaStream_t stream) {
-  const auto& lane = lanes_.at(stream);
-  write(stream, lane.word, 2 * lane.operations.size());
-}
+void NcclRecording::end(cudaStream_t stream) { write(stream, lanes_.end(stream)); }
 
-void NcclRecording::write(cudaStream_t stream, std::size_t word, std::size_t value) {
+void NcclRecording::write(cudaStream_t stream, const RecordedLanes::Mark& mark) {
+  constexpr auto kAction = "recording of a step";
   static const auto write_value = write_value_function(self_);
-  const auto code = write_value(stream, reinterpret_cast<CUdeviceptr>(words_ + word), static_cast<cuuint32_t>(value),
-                                CU_STREAM_WRITE_VALUE_DEFAULT);
+  if (mark.word >= kWords) throw TransportError("it uses too many communicators", self_, Rank::none(), kAction);
+  const auto code =
+      write_value(stream, reinterpret_cast<CUdeviceptr>(words_ + mark.word), mark.value, CU_STREAM_WRITE_VALUE_DEFAULT);
   if (code != CUDA_SUCCESS)
-    throw TransportError("cuStreamWriteValue32 refuses to be recorded", self_, Rank::none(), "recording of a step",
+    throw TransportError("cuStreamWriteValue32 refuses to be recorded", self_, Rank::none(), kAction,
                          static_cast<int>(code));
 }
 
-std::optional<NcclRecording::Waiting> NcclRecording::longest_waiting(Clock::time_point now) {
-  std::optional<Waiting> longest;
-  for (auto& [stream, lane] : lanes_) {
-    const auto value = std::atomic_ref(words_[lane.word]).load(std::memory_order_relaxed);
-    if (std::exchange(lane.seen, value) != value || lane.since == Clock::time_point{}) lane.since = now;
-    if (value % 2 == 0) continue;
-    const Seconds age{std::chrono::duration<double>(now - lane.since).count()};
-    const auto& operation = lane.operations.at(value / 2);
-    if (!longest || longest->age < age) longest = Waiting{operation.action, operation.peer, age};
-  }
-  return longest;
+std::optional<RecordedLanes::Waiting> NcclRecording::longest_waiting(RecordedLanes::Clock::time_point now) {
+  return lanes_.longest_waiting({words_, kWords}, now);
 }
 
 void NcclRecording::restart_watch() {
-  for (auto& [stream, lane] : lanes_) lane.since = {};
+  lanes_.restart();
   warned_ = false;
 }
 

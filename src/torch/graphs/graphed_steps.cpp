@@ -212,26 +212,26 @@ c10::Stream GraphedSteps::recording_stream() {
 }
 
 /// Records on all ranks, or on none: then calls like the latest run from then on, and this one has no results yet.
-/// @param reason  why this rank cannot record; empty if it may
-std::optional<GraphedSteps::Recorded> GraphedSteps::recording_of(Call& call, std::string reason,
+/// @param prepare  allocates what the work reads, and returns why this rank cannot record; empty if it may
+std::optional<GraphedSteps::Recorded> GraphedSteps::recording_of(Call& call,
+                                                                 const std::function<std::string()>& prepare,
                                                                  const std::function<void()>& work,
                                                                  const devices::DeviceRecording* beside) {
   Recorded recorded;
+  std::string reason;
   const bool exchanges = ranks_.size() > 1;
-  if (exchanges) {
-    recorded.exchanges.wire = deployment_.wire();
-    recorded.exchanges.wire.begin_recording();
-  }
+  if (exchanges) recorded.exchanges.wire = deployment_.wire();
   call.state.may_fail = true;
-  if (call.draws.recorded) call.draws.recorded->set_recorded(true);
   try {
-    if (reason.empty()) {
+    reason = prepare();
+    if (call.draws.recorded) call.draws.recorded->set_recorded(true);
+    if (exchanges) recorded.exchanges.wire.begin_recording();
+    if (reason.empty())
       recorded.work = devices::context_of(deployment_.device().type()).record(recording_stream(), work, beside);
-      if (recorded.work == nullptr) reason = "they read memory of the host";
-    }
   } catch (const std::exception& error) {
     reason = replay::plain_message(error);
   }
+  if (recorded.work == nullptr && reason.empty()) reason = "they read memory of the host";
   call.state.may_fail = false;
   if (call.draws.recorded) call.draws.recorded->set_recorded(false);
   if (exchanges) recorded.exchanges.operations = recorded.exchanges.wire.end_recording();
@@ -250,18 +250,21 @@ bool GraphedSteps::record_step(const std::shared_ptr<Call>& of) {
   recorded_.reset();
   const OnStream here(recording_stream());
   c10::getDeviceAllocator(deployment_.device().type())->emptyCache();
-  const std::string reason = has_memory_for(2) ? "" : "what a step holds does not fit into memory twice";
-  for (const auto& tensor : call.arguments.tensors) {
-    const auto options = tensor.options().device(deployment_.device()).requires_grad(false);
-    call.state.inputs.push_back(at::empty_like(tensor, options).copy_(tensor.detach()));
-  }
-  if (const auto draws = call.program->repeatable_work().draws; draws > 0)
-    call.draws.recorded =
-        std::make_shared<interpret::RecordedSeeds>(deployment_.device(), draws * call.layout.microbatches);
+  const auto prepare = [&]() -> std::string {
+    if (!has_memory_for(2)) return "what a step holds does not fit into memory twice";
+    for (const auto& tensor : call.arguments.tensors) {
+      const auto options = tensor.options().device(deployment_.device()).requires_grad(false);
+      call.state.inputs.push_back(at::empty_like(tensor, options).copy_(tensor.detach()));
+    }
+    if (const auto draws = call.program->repeatable_work().draws; draws > 0)
+      call.draws.recorded =
+          std::make_shared<interpret::RecordedSeeds>(deployment_.device(), draws * call.layout.microbatches);
+    return {};
+  };
   auto conditions = conditions_of(*call.program, call.loss_scale);
   std::vector<at::Tensor> made;
   std::size_t results = 0;
-  auto recording = recording_of(call, reason, [&] {
+  auto recording = recording_of(call, prepare, [&] {
     runner_.forward(call);
     made = runner_.results(call);
     results = made.size();
@@ -375,13 +378,15 @@ void GraphedSteps::require_same_parameters(const Call& call) const {
 }
 
 void GraphedSteps::record_backward(Call& call, const Backward& asked) {
-  std::vector<at::Tensor> inputs;
-  for (const auto& gradient : asked.given)
-    inputs.push_back(gradient.defined() ? at::empty_like(gradient).copy_(gradient) : at::Tensor());
-  std::vector<at::Tensor> made;
+  std::vector<at::Tensor> inputs, made;
+  const auto prepare = [&]() -> std::string {
+    for (const auto& gradient : asked.given)
+      inputs.push_back(gradient.defined() ? at::empty_like(gradient).copy_(gradient) : at::Tensor());
+    return {};
+  };
   const auto* const beside = recorded_->shares_memory ? &recorded_->forward.recording() : nullptr;
   auto recording = recording_of(
-      call, "",
+      call, prepare,
       [&] {
         for (const auto& gradient : runner_.backward(call, asked.outputs, inputs, asked.roots).by_position)
           made.push_back(gradient);

@@ -84,7 +84,7 @@ class GraphedSteps {
   [[nodiscard]] c10::Stream recording_stream();
   void run_eagerly(steps::Call& call, obstacle::Bits of_all);
   void run_beside_recording(steps::Call& call);
-  [[nodiscard]] std::optional<Recorded> recording_of(steps::Call& call, std::string reason,
+  [[nodiscard]] std::optional<Recorded> recording_of(steps::Call& call, const std::function<std::string()>& prepare,
                                                      const std::function<void()>& work,
                                                      const devices::DeviceRecording* beside = nullptr);
   [[nodiscard]] bool record_step(const std::shared_ptr<steps::Call>& call);

@@ -106,6 +106,17 @@ TEST_CASE("CallValidator: batches of all ranks add up") {
   CHECK(calls::first_sample(agreed.layout, Rank(1)) == 4);
 }
 
+TEST_CASE("CallValidator: what keeps one rank from a replay keeps all") {
+  Fixture fixture;
+  fixture.ranks.alter = [](CallHeader& other) { other.obstacles = 8; };
+  auto arguments = fixture.arguments({torch::ones({4, 3})});
+  calls::KnownProgram known;
+  known.obstacles = [] { return std::uint8_t{2}; };
+  CHECK(fixture.validator.agree_on_call(arguments, "key", known, nullptr, false).obstacles == 10);
+  REQUIRE_FALSE(fixture.ranks.said.empty());
+  CHECK(fixture.ranks.said.back().obstacles == 2);
+}
+
 TEST_CASE("CallValidator: a batch that is empty everywhere is refused") {
   Fixture fixture;
   auto arguments = fixture.arguments({torch::ones({0, 3})});
