@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <map>
 #include <span>
-#include <vector>
 
 #include <autopar/core/cluster.hpp>
 
@@ -24,20 +23,31 @@ namespace detail {
   return 2 * (n - 1) * (link.latency + Seconds(bytes / n / link.bandwidth.value()));
 }
 
-/// The number of ranks in each group of `span` adjacent ranks, by ascending group.
-[[nodiscard]] inline std::vector<std::size_t> ranks_by_group(std::span<const Rank> ranks, int span) {
-  std::vector<std::size_t> result;
+/// How many of some ranks are in the groups of so many adjacent ranks that have any.
+struct GroupSizes {
+  std::size_t groups = 0, smallest = 0, largest = 0;
+  void add(std::size_t members) {
+    smallest = groups == 0 ? members : std::min(smallest, members);
+    largest = std::max(largest, members);
+    ++groups;
+  }
+};
+[[nodiscard]] inline GroupSizes group_sizes(std::span<const Rank> ranks, int span) {
+  GroupSizes sizes;
   if (std::is_sorted(ranks.begin(), ranks.end())) {
-    for (std::size_t i = 0; i < ranks.size(); ++i) {
-      if (i == 0 || ranks[i].value() / span != ranks[i - 1].value() / span) result.push_back(0);
-      ++result.back();
+    for (std::size_t first = 0; first < ranks.size();) {
+      const int end = (ranks[first].value() / span + 1) * span;
+      std::size_t next = first + 1;
+      while (next < ranks.size() && ranks[next].value() < end) ++next;
+      sizes.add(next - first);
+      first = next;
     }
-    return result;
+    return sizes;
   }
   std::map<int, std::size_t> counts;
   for (const Rank rank : ranks) ++counts[rank.value() / span];
-  for (const auto& [group, count] : counts) result.push_back(count);
-  return result;
+  for (const auto& [group, count] : counts) sizes.add(count);
+  return sizes;
 }
 
 }  // namespace detail
@@ -60,13 +70,12 @@ namespace detail {
   double shard = static_cast<double>(bytes.value());
   std::size_t joined = 1;  // smallest number of ranks in a group of the next inner level
   for (const auto& level : cluster.levels) {
-    const auto groups = detail::ranks_by_group(ranks, level.span);
-    const std::size_t largest = *std::max_element(groups.begin(), groups.end());
-    const std::size_t members = (largest + joined - 1) / joined;
+    const auto sizes = detail::group_sizes(ranks, level.span);
+    const std::size_t members = (sizes.largest + joined - 1) / joined;
     total += detail::ring(level.link, shard, members);
-    joined = std::max<std::size_t>(1, *std::min_element(groups.begin(), groups.end()));
+    joined = std::max<std::size_t>(1, sizes.smallest);
     shard = static_cast<double>(bytes.value()) / static_cast<double>(joined);
-    if (groups.size() == 1) return total;
+    if (sizes.groups == 1) return total;
   }
   throw InvalidArgument("cluster '" + cluster.name + "': no link level joins all ranks of an all-reduce; the last " +
                         "level's span must be at least " + std::to_string(cluster.devices));

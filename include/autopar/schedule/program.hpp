@@ -62,6 +62,11 @@ class ProgramBuilder {
   }
 
   [[nodiscard]] Program build() && {
+    constexpr std::size_t kOfACompute = 3;  // actions: itself, about one message in and one out
+    for (const Lane& lane : lanes_) {
+      auto& actions = program_.ranks[lane.rank.index()];
+      actions.reserve(actions.capacity() + kOfACompute * lane.computes.size());
+    }
     add_messages();
     gather_for_call();
     for (std::size_t ahead = 0; ahead < kInputsAhead; ++ahead) {
