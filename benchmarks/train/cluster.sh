@@ -6,7 +6,8 @@
 #   cluster.sh TRAIN PART...
 #
 # PART is one of: nvlink, shm, socket (NCCL's links: all, without peer to peer, without shared memory too), forced (plans
-# for gpt that were not chosen), like (settings of PyTorch that compute as autopar does), trace, kill.
+# for gpt that were not chosen), like (settings of PyTorch that compute as autopar does), trace, launched (steps with and
+# without CUDA graphs), kill, lose (ranks that are killed or stopped in many small jobs).
 # WORKS="gpt mlp" chooses; GPUS=2 (all that are here), STEPS=6, PYTHON=python3 (one that has torch).
 set -uo pipefail
 train=${1:?usage: cluster.sh TRAIN PART...}; shift
@@ -83,27 +84,56 @@ like() {
 }
 trace() { own gpt --trace; own mlp --trace; own resnet50 --trace; }
 
-# Seconds from kill -9 of the last rank, within a step, until the job's processes are gone; once as the launcher ends
-# such jobs, once with a launcher that leaves it to the ranks.
-kill_one() {
-  local launcher=("$@") job victim begin seconds=0
-  echo "== kill -9 under ${launcher[*]}" >> "$out/log"
-  AUTOPAR_COST_FILE=$costs/$link.json timeout 120 "${launcher[@]}" -n "$gpus" "$train" gpt --steps 2000 \
-    > "$costs/killed" 2>&1 &
+# Running processes of the program that is trained with.
+processes() {
+  local folder
+  for folder in /proc/[0-9]*; do
+    [ "$(cat "$folder/comm" 2> /dev/null)" = "$(basename "$train")" ] || continue
+    [ "$(sed 's/.*) //' "$folder/stat" 2> /dev/null | cut -c 1)" = Z ] || echo "${folder#/proc/}"
+  done
+}
+# lose SIGNAL SECONDS LAUNCHER... -- ARGUMENT...: milliseconds from the signal to the last rank, so many seconds after the
+# start and within a step, until the other ranks are gone.
+lose() {
+  local signal=$1 after=$2 launcher=() job victim pid begin; shift 2
+  while [ "$1" != -- ]; do launcher+=("$1"); shift; done; shift
+  echo "== $signal under ${launcher[*]}: $*" >> "$out/log"
+  AUTOPAR_COST_FILE=$costs/$link.json timeout 120 "${launcher[@]}" -n "$gpus" "$train" "$@" > "$costs/lost" 2>&1 &
   job=$!
-  sleep "${KILL_AFTER:-40}"
-  victim=$(pgrep -f -- "$train gpt --steps 2000" | while read -r pid; do
-    [ "$(tr '\0' '\n' < "/proc/$pid/environ" 2> /dev/null | sed -n 's/^PMI_RANK=//p')" = $((gpus - 1)) ] && echo "$pid"
+  sleep "$after"
+  victim=$(for pid in $(processes); do
+    [ "$(tr '\0' '\n' < "/proc/$pid/environ" | sed -n 's/^PMI_RANK=//p')" = $((gpus - 1)) ] && echo "$pid"
   done | tail -n 1)
   begin=$(date +%s%N)
-  kill -9 "$victim"
-  while pgrep -f -- "$train gpt --steps 2000" > /dev/null && ((seconds < 60)); do
-    sleep 0.05; seconds=$((($(date +%s%N) - begin) / 1000000000))
-  done
-  say "\"work\": \"kill -9\", \"launcher\": \"${launcher[*]}\", \"gone_ms\": $((($(date +%s%N) - begin) / 1000000))}"
-  wait "$job"; tail -n 30 "$costs/killed" >> "$out/log"
+  kill -"$signal" "$victim"
+  while [ -n "$(processes | grep -vx "$victim")" ] && (($(date +%s%N) - begin < 60000000000)); do sleep 0.05; done
+  say "\"work\": \"$signal\", \"launcher\": \"${launcher[*]}\", \"gone_ms\": $((($(date +%s%N) - begin) / 1000000))}"
+  kill -KILL "$victim" 2> /dev/null
+  wait "$job"; tail -n 30 "$costs/lost" >> "$out/log"
 }
-kill_ranks() { kill_one mpiexec; kill_one mpiexec -disable-auto-cleanup; }
+# Once as the launcher ends such jobs, once with a launcher that leaves it to the ranks.
+kill_ranks() {
+  lose KILL "${KILL_AFTER:-40}" mpiexec -- gpt --steps 2000
+  lose KILL "${KILL_AFTER:-40}" mpiexec -disable-auto-cleanup -- gpt --steps 2000
+}
+# TRIES=10 of each signal, with a small net that starts quickly and whose steps are recorded by then.
+lose_ranks() {
+  local try signal
+  export AUTOPAR_STALL_WARNING=1 AUTOPAR_STALL_TIMEOUT=2 AUTOPAR_COSTS=roofline
+  for ((try = 0; try < ${TRIES:-10}; ++try)); do
+    for signal in KILL STOP; do
+      lose $signal "${KILL_AFTER:-8}" mpiexec -disable-auto-cleanup -- mlp --small --steps 1000000 "$@"
+    done
+  done
+}
+# What recording steps is worth.
+launched() {
+  local work
+  for work in gpt resnet50 resnet152x4; do
+    label=recorded own "$work"
+    label="launched kernel by kernel" AUTOPAR_CUDA_GRAPHS=off own "$work"
+  done
+}
 
 for part in "$@"; do
   link=$part
@@ -112,7 +142,9 @@ for part in "$@"; do
     shm) NCCL_P2P_DISABLE=1 shm ;;
     socket) NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 socket ;;
     forced | like | trace) link=nvlink; $part ;;
+    launched) link=nvlink; launched ;;
     kill) link=nvlink; kill_ranks ;;
+    lose) link=nvlink; (lose_ranks ${LOSE_ARGUMENTS:-}) ;;
     *) echo "cluster.sh: no part $part" >&2; exit 1 ;;
   esac
 done
