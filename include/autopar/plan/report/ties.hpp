@@ -13,8 +13,8 @@ namespace autopar::detail {
 
 /// Chooses among ZeRO levels of the best staging whose predicted steps differ by less than predictions are worth: least
 /// bytes exchanged, then fewest calls, then least memory. Predictions leave out what exchanging costs beside links: it
-/// takes power and memory's bandwidth from the computation. Predictions of other stagings are too far apart: with 2 %
-/// less predicted, a stage of tensor shards ran 39 % longer (benchmarks/NOTES.md).
+/// takes power and memory's bandwidth from the computation. Other stagings are not compared, as their
+/// predictions may be further off: a stage of tensor shards ran 38 % longer than predicted (benchmarks/NOTES.md).
 class Ties {
  public:
   /// @param part  of the best step, by which predicted steps may be longer; 0: only the best is chosen
