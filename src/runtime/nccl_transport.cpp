@@ -23,7 +23,6 @@ namespace autopar::detail {
 namespace {
 
 using namespace std::chrono_literals;
-using Clock = std::chrono::steady_clock;
 
 constexpr auto kWatchPeriod = 20ms;
 

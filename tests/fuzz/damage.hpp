@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include <sys/resource.h>
+
 #include <autopar/core/error.hpp>
 
 namespace autopar::test {
@@ -122,5 +124,19 @@ void fuzz(const std::string& good, int rounds, unsigned seed, const Parse& parse
   }
   CHECK(refused > rounds / 2);
 }
+
+/// Megabytes that nest deeper than any reader follows.
+inline std::vector<std::string> deep_texts() {
+  const std::string deep(1 << 20, '['), braces(1 << 20, '{');
+  return {deep, braces, "{\"version\":" + deep, "stages = " + deep, "a" + std::string(1 << 20, '.')};
+}
+
+/// The most memory that this process has had.
+inline long peak_kib() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_maxrss;
+}
+inline constexpr long kMostKib = 600 * 1024;  ///< that readers may take for texts of such a length
 
 }  // namespace autopar::test

@@ -7,8 +7,6 @@
 #include <string>
 #include <vector>
 
-#include <sys/resource.h>
-
 #include <autopar/io/cluster_file.hpp>
 #include <autopar/io/config.hpp>
 #include <autopar/io/file.hpp>
@@ -21,16 +19,11 @@
 using namespace autopar;
 using test::Damage;
 using test::fuzz;
+using test::peak_kib;
 using test::run_tool;
 using test::ToolFolder;
 
 namespace {
-
-long peak_kib() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  return usage.ru_maxrss;
-}
 
 /// So many damaged files of each kind, through its reader.
 void fuzz_readers(int rounds, unsigned seed) {
@@ -92,9 +85,7 @@ TEST_CASE("damaged files: no crash in many reads and commands", "[.nightly]") {
 TEST_CASE("file readers: memory grows only with the file's length", "[fuzz]") {
   const ToolFolder folder("fuzz_size");
   const long before = peak_kib();
-  const std::string deep(1 << 20, '['), braces = std::string(1 << 20, '{');
-  for (const std::string& text :
-       {deep, braces, "{\"version\":" + deep, "stages = " + deep, "a" + std::string(1 << 20, '.')}) {
+  for (const std::string& text : test::deep_texts()) {
     CHECK_THROWS_AS(parse_plan(text, "f"), ConfigError);
     CHECK_THROWS_AS(parse_profile(text, "f"), ConfigError);
     CHECK_THROWS_AS(parse_cluster(text, "f"), ConfigError);
@@ -112,5 +103,5 @@ TEST_CASE("file readers: memory grows only with the file's length", "[fuzz]") {
     CHECK(folder.plan({"--batch", "32"}).status == 2);
     folder.write();
   }
-  CHECK(peak_kib() - before < 600 * 1024);
+  CHECK(peak_kib() - before < test::kMostKib);
 }

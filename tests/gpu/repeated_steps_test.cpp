@@ -14,6 +14,7 @@
 #include <autopar/autopar.hpp>
 
 #include "deterministic_cudnn.hpp"
+#include "replayed_training.hpp"
 
 // Steps that are recorded and replayed beside the same steps launched kernel by kernel: the same bits, whatever happens
 // between them.
@@ -71,11 +72,7 @@ Batch batch_of(std::int64_t samples, c10::Device device) {
   return {torch::randn({samples, 3, kSide, kSide}).to(device), torch::randint(kClasses, {samples}).to(device)};
 }
 
-struct Training {
-  std::vector<std::pair<std::string, Tensor>> state;
-  std::vector<double> losses;
-  std::int64_t replayed = 0;
-};
+using Training = ReplayedTraining;
 
 /// What happens before a step, by its number, in place of zero_grad.
 using Between = std::function<void(int step, Model& model, Net& net, torch::optim::Optimizer& optimizer)>;
@@ -110,15 +107,6 @@ Training train(
   for (const auto& each : net->named_buffers()) training.state.emplace_back(each.key(), each.value().detach().cpu());
   training.replayed = model->stats().replayed;
   return training;
-}
-
-void check_same(const Training& a, const Training& b) {
-  CHECK(a.losses == b.losses);
-  REQUIRE(a.state.size() == b.state.size());
-  for (std::size_t i = 0; i < a.state.size(); ++i) {
-    INFO(a.state[i].first);
-    CHECK(torch::equal(a.state[i].second, b.state[i].second));
-  }
 }
 
 void zero_grad(int, Model&, Net&, torch::optim::Optimizer& optimizer) { optimizer.zero_grad(); }

@@ -172,20 +172,23 @@ void BufferUpdates::pool_over(const std::vector<Rank>& holders, std::vector<Norm
 /// @param mean, variance  of the norms, their channels one behind the other
 void BufferUpdates::blend(const std::vector<NormPool>& pools, const std::vector<std::int64_t>& channels,
                           const at::Tensor& mean, const at::Tensor& variance, const OpGraph& graph) {
-  std::map<at::ScalarType, std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>>> in_type;
-  const auto parts_in = [&](at::ScalarType type) {
-    auto& [means, variances] = in_type[type];
-    if (means.empty()) means = mean.to(type).split_with_sizes(channels);
-    if (variances.empty()) variances = variance.to(type).split_with_sizes(channels);
-    return std::pair(&means, &variances);
+  struct OfNorms {
+    std::vector<at::Tensor> means, variances;
+  };
+  std::map<at::ScalarType, OfNorms> by_type;
+  const auto in_type = [&](at::ScalarType type) -> const OfNorms& {
+    const auto [known, is_new] = by_type.try_emplace(type);
+    if (is_new)
+      known->second = {mean.to(type).split_with_sizes(channels), variance.to(type).split_with_sizes(channels)};
+    return known->second;
   };
   Blends blends;
   for (std::size_t k = 0; k < pools.size(); ++k) {
     const auto& norm = *pools[k].norm;
     const auto& running_mean = parameters_.handle_of(graph, norm.running_mean);
     const auto& running_var = parameters_.handle_of(graph, norm.running_var);
-    blends.add(running_mean, (*parts_in(running_mean.scalar_type()).first)[k], norm.momentum);
-    blends.add(running_var, (*parts_in(running_var.scalar_type()).second)[k], norm.momentum);
+    blends.add(running_mean, in_type(running_mean.scalar_type()).means[k], norm.momentum);
+    blends.add(running_var, in_type(running_var.scalar_type()).variances[k], norm.momentum);
   }
   blends.run();
 }

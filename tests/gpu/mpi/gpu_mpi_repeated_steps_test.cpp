@@ -13,6 +13,7 @@
 #include <autopar/torch/device.hpp>
 
 #include "../deterministic_cudnn.hpp"
+#include "../replayed_training.hpp"
 
 // Steps that all ranks record, exchanges included, and replay, beside the same steps launched kernel by kernel: the
 // same bits, whatever one of the ranks does between them.
@@ -57,11 +58,7 @@ struct Net : torch::nn::Module {
 
 using Model = ap::AutoParallel<std::shared_ptr<Net>>;
 
-struct Training {
-  std::vector<std::pair<std::string, Tensor>> state;  ///< whole, on rank 0
-  std::vector<double> losses;
-  std::int64_t replayed = 0;
-};
+using Training = ReplayedTraining;
 
 struct Setting {
   ap::Options options;
@@ -105,15 +102,6 @@ Training train(ap::World& world, Setting setting, ap::CudaGraphs graphs, const B
   for (const auto& item : whole) training.state.emplace_back(item.key(), item.value().cpu());
   training.replayed = model->stats().replayed;
   return training;
-}
-
-void check_same(const Training& a, const Training& b) {
-  CHECK(a.losses == b.losses);
-  REQUIRE(a.state.size() == b.state.size());
-  for (std::size_t i = 0; i < a.state.size(); ++i) {
-    INFO(a.state[i].first);
-    CHECK(torch::equal(a.state[i].second, b.state[i].second));
-  }
 }
 
 struct Kind {

@@ -1,6 +1,7 @@
 #include <autopar/bottleneck/instance_file.hpp>
 
 #include <catch_shim.hpp>
+#include <many_members.hpp>
 
 #include <string>
 
@@ -67,6 +68,10 @@ TEST_CASE("parse_instance: the target's limits override the file's") {
   CHECK(tables.devices == 1);
   CHECK(tables.memory == 50);
   CHECK(solve_bottleneck(tables).stages.empty());
+}
+
+TEST_CASE("parse_instance: very many members are refused") {
+  CHECK_THROWS_AS(parse_instance(test::object_of(test::kMany, "\"maxDevices\":4", "{}"), "f"), Error);
 }
 
 TEST_CASE("parse_instance: hostile input is refused by name") {

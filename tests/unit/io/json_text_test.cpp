@@ -8,6 +8,7 @@
 #include <autopar/io/plan_file.hpp>
 #include <autopar/io/profile_file.hpp>
 #include <autopar/io/safetensors.hpp>
+#include <many_members.hpp>
 #include <refusal.hpp>
 #include <temp_folder.hpp>
 
@@ -15,15 +16,8 @@ using namespace autopar;
 
 namespace json_text_test {
 
-/// An object of so many members, behind `head` and between them with commas.
-std::string object_of(std::size_t members, const std::string& head, const std::string& value) {
-  std::string text = "{" + head;
-  for (std::size_t i = 0; i < members; ++i) text += ",\"k" + std::to_string(i) + "\":" + value;
-  return text + "}";
-}
-
-// Where members are looked for one after the other, as an ordered_json does, each of these takes minutes.
-constexpr std::size_t kMany = 300'000;
+using test::kMany;
+using test::object_of;
 
 TEST_CASE("SafetensorsReader: a header of very many tensors") {
   const TempFolder folder;
