@@ -172,12 +172,13 @@ std::vector<at::Tensor> ResultHistory::gradients_behind(Call& call, const std::v
 
 ResultHistory::Agreed ResultHistory::agree(const Call& call, const std::vector<at::Tensor>& of_results,
                                            const results::GradientRequest& request) {
+  const auto asked = defined_in(of_results);
+  Agreed agreed{asked, std::vector<bool>(asked.size(), false)};
   auto header = parts_.validator.header(calls::CallKind::kBackward);
   header.accumulates = call.accumulate;
   header.absent = absent_parameter(request, call.offered->handles.size());
-  for (std::size_t k = 0; k < std::min(of_results.size(), kInHeader); ++k)
-    header.word |= of_results[k].defined() ? 1ULL << k : 0;
-  header.obstacles = parts_.graphed.obstacles_behind(call, defined_in(of_results), request.plain);
+  for (std::size_t k = 0; k < std::min(of_results.size(), kInHeader); ++k) header.word |= asked[k] ? 1ULL << k : 0;
+  header.obstacles = parts_.graphed.obstacles_behind(call, asked, request.plain);
   std::exception_ptr error;
   try {
     parts_.graphed.require_same_parameters(call);
@@ -185,7 +186,6 @@ ResultHistory::Agreed ResultHistory::agree(const Call& call, const std::vector<a
     error = std::current_exception();
   }
   const auto headers = parts_.validator.agree(header, text_of(request), error);
-  Agreed agreed{std::vector<bool>(of_results.size(), false)};
   for (std::size_t r = 0; r < headers.size(); ++r) {
     require_here(headers[r].absent, r);
     for (std::size_t k = 0; k < std::min(of_results.size(), kInHeader); ++k) {
@@ -196,7 +196,7 @@ ResultHistory::Agreed ResultHistory::agree(const Call& call, const std::vector<a
   }
   if (of_results.size() > kInHeader) {  // all ranks have as many
     Blob mine(of_results.size(), std::byte{0});
-    for (std::size_t k = 0; k < of_results.size(); ++k) mine[k] = std::byte{of_results[k].defined()};
+    for (std::size_t k = 0; k < of_results.size(); ++k) mine[k] = std::byte{asked[k]};
     for (const auto& theirs : parts_.ranks->all_gather(mine, "agreeing on gradients")) {
       for (std::size_t k = 0; k < theirs.size(); ++k)
         agreed.defined[k] = agreed.defined[k] || theirs[k] != std::byte{0};
@@ -233,7 +233,7 @@ std::vector<at::Tensor> ResultHistory::run(Call& call, const std::vector<std::si
       given[k] = scaled(of_results[k].to(parts_.deployment.device()));
     }
   }
-  auto of_stages = parts_.graphed.backward(call, {outputs, given, roots, defined_in(of_results), agreed.obstacles});
+  auto of_stages = parts_.graphed.backward(call, {outputs, given, roots, agreed.asked, agreed.obstacles});
   if (agreed.pending && !call.accumulate) parts_.applier.reduce_accumulated();
   auto of_arguments = parts_.runner.argument_gradients(call);
   auto outcome = parts_.applier.unscale(call, of_stages, of_arguments);

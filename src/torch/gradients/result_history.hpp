@@ -49,6 +49,7 @@ class ResultHistory {
 
  private:
   struct Agreed {
+    std::vector<bool> asked;               ///< by differentiable result: it gets a gradient on this rank
     std::vector<bool> defined;             ///< by differentiable result: it gets a gradient on some rank
     bool pending = false;                  ///< some rank has accumulated gradients
     graphs::obstacle::Bits obstacles = 0;  ///< to a replay, of all ranks
