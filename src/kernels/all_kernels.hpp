@@ -8,6 +8,7 @@
 #include "kernels/column_sums_source.hpp"
 #include "kernels/gelu_gradient_source.hpp"
 #include "kernels/gelu_source.hpp"
+#include "kernels/gradient_norm_source.hpp"
 #include "kernels/joined_parts_source.hpp"
 #include "kernels/kernel_source.hpp"
 #include "kernels/layer_norm_source.hpp"
@@ -20,9 +21,9 @@ namespace autopar::kernels {
 
 /// All kernels of this layer except point-wise groups. The kernels that compile longest come first.
 [[nodiscard]] inline std::vector<KernelSource> all_kernels() {
-  return {kLayerNormKernels, kBatchNormKernels,   kMaxPoolKernels,          kGeluGradientKernels,
-          kGeluKernels,      kUpdateKernels,      kChannelsLastCopyKernels, kColumnSumsKernels,
-          kClassLossKernels, kJoinedPartsKernels, kStridedCopyKernels,      kTableGradientKernels};
+  return {kLayerNormKernels,   kBatchNormKernels,        kMaxPoolKernels,     kGeluGradientKernels, kGeluKernels,
+          kUpdateKernels,      kChannelsLastCopyKernels, kColumnSumsKernels,  kClassLossKernels,    kJoinedPartsKernels,
+          kStridedCopyKernels, kTableGradientKernels,    kGradientNormKernels};
 }
 
 }  // namespace autopar::kernels

@@ -81,8 +81,9 @@ at::Tensor beside(const at::Tensor& result, const std::vector<at::Tensor>& opera
 
 }  // namespace
 
-at::Tensor ParameterSums::complete(const gradients::NormOverRanks& norm) {
-  return norm.complete(deployment_.sums().sum({norm.by_rank()})[0]);
+/// Collective. @return the ranks' norms, the same on all ranks
+at::Tensor ParameterSums::norms_of_ranks(const gradients::NormOverRanks& norm) {
+  return deployment_.sums().sum({norm.by_rank()})[0];
 }
 
 /// What an operand that is no handle and no gradient belongs to: what its partner does, or its place in parameters().
@@ -118,7 +119,7 @@ at::Tensor ParameterSums::norm(const std::vector<at::Tensor>& tensors, double or
     const auto& tensor = parameters_.at(agreed[i].parameter);
     if (tensors[i].defined() && parameters_.counts(tensor)) norm.add(tensors[i]);
   }
-  return beside(complete(norm), tensors);
+  return beside(norm.complete(norms_of_ranks(norm)), tensors);
 }
 
 at::Tensor ParameterSums::dot(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
@@ -202,15 +203,15 @@ at::Tensor ParameterSums::clip_grad_norm(const std::vector<at::Tensor>& handles,
     gradients.push_back(parameter->handle.grad());
     if (parameters_.counts(*parameter)) parts.add(gradients.back());
   }
-  const auto norm = complete(parts);
-  if (error_if_nonfinite && !std::isfinite(norm.item<double>())) {
-    throw InvalidArgument("clip_grad_norm_: the norm of the gradients is " + std::to_string(norm.item<double>()) +
+  const auto clipped = parts.clip(norms_of_ranks(parts), max_norm, type);
+  if (error_if_nonfinite && !std::isfinite(clipped.norm.item<double>())) {
+    throw InvalidArgument("clip_grad_norm_: the norm of the gradients is " +
+                          std::to_string(clipped.norm.item<double>()) +
                           "; they are as they were. Leave this step out, or scale them with "
                           "error_if_nonfinite = false");
   }
-  const auto factor = gradients::clip_factor(norm, max_norm);
-  scale(gradients, factor);
-  return norm.to(type);
+  scale(gradients, clipped.factor);
+  return clipped.given;
 }
 
 }  // namespace autopar::collectives

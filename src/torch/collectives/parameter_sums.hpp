@@ -32,7 +32,7 @@ class ParameterSums {
                                           bool error_if_nonfinite);
 
  private:
-  [[nodiscard]] at::Tensor complete(const gradients::NormOverRanks& norm);
+  [[nodiscard]] at::Tensor norms_of_ranks(const gradients::NormOverRanks& norm);
   void complete_operands(std::vector<SumOperand>& a, std::vector<SumOperand>& b) const;
   void require_layout(const SumOperand& operand, const at::Tensor& tensor) const;
 

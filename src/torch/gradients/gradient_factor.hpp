@@ -8,7 +8,7 @@
 namespace autopar::gradients {
 
 /// Multiplies gradients in place by the gradient of the loss, which is 1 unless the user scaled the loss. On a GPU the
-/// host does not know the value, and reading it would wait for the whole step. There, one kernel launch for up to 240
+/// host does not know the value, and reading it would wait for the whole step. There, one kernel launch for up to 200
 /// gradients reads it and returns at once if it is 1. The first call on a device compiles the kernel.
 ///
 /// Other gradients are multiplied even by 1: types other than the four real floating point ones, tensors with gaps or

@@ -48,10 +48,14 @@ template <class T>
 constexpr const char* kName = T::kName;
 template <>
 inline constexpr const char* kName<float> = "f32";
+template <>
+inline constexpr const char* kName<double> = "f64";
 template <class T>
 constexpr double kEpsilon = T::kEpsilon;
 template <>
 inline constexpr double kEpsilon<float> = 0x1p-24;
+template <>
+inline constexpr double kEpsilon<double> = 0x1p-53;
 
 template <class T>
 double number_of(T x) {

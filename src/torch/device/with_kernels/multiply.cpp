@@ -1,18 +1,16 @@
 #include "torch/device/with_kernels/multiply.hpp"
 
-#include <algorithm>
-#include <cstddef>
 #include <map>
 
+#include <autopar/core/error.hpp>
+
+#include "kernels/gradient_norm_source.hpp"
 #include "kernels/nvrtc/compiled_kernels.hpp"
-#include "kernels/nvrtc/factor_kernels.hpp"
 #include "torch/device/device_context.hpp"
 
 namespace autopar::devices {
 
 namespace {
-
-constexpr kernels::KernelSource kFactorKernels{"gradient_factor.cu", kernels::kFactorSource};
 
 const char* kernel_of(at::ScalarType type) {
   switch (type) {
@@ -29,31 +27,30 @@ const char* kernel_of(at::ScalarType type) {
   }
 }
 
-/// @param gradients  without gaps, all of one type that has a kernel
-void multiply_in_tables(const std::vector<at::Tensor>& gradients, const at::Tensor& factor) {
-  constexpr unsigned kBlocks = 32, kThreads = 512;
-  const auto type = gradients.front().scalar_type();
-  const auto by = factor.reshape({}).to(type == at::kDouble ? at::kDouble : at::kFloat);
-  const void* number = by.const_data_ptr();
-  for (std::size_t first = 0; first < gradients.size(); first += kernels::FactorTable::kMost) {
-    const auto count = std::min(gradients.size() - first, kernels::FactorTable::kMost);
-    kernels::FactorTable table{};
-    for (std::size_t i = 0; i < count; ++i) {
-      table.data[i] = gradients[first + i].data_ptr();
-      table.size[i] = gradients[first + i].numel();
-    }
-    void* arguments[] = {&table, &number};
-    const kernels::LaunchShape shape{kBlocks, static_cast<unsigned>(count), kThreads, 1};
-    if (kernels::launch_compiled(kFactorKernels, kernel_of(type), shape, arguments, by.get_device())) continue;
-    const auto begin = gradients.begin() + static_cast<std::ptrdiff_t>(first);
-    multiply_each({begin, begin + static_cast<std::ptrdiff_t>(count)}, factor);
+/// @param tensors  without gaps, all of one type that has a kernel
+void multiply_in_tables(const std::vector<at::Tensor>& tensors, const at::Tensor& factor) {
+  const bool is_double = factor.scalar_type() == at::kDouble;
+  const auto by = is_double ? factor : factor.to(at::kFloat);
+  std::vector<kernels::TensorMemory> all;
+  for (const auto& tensor : tensors) all.push_back({tensor.data_ptr(), tensor.numel()});
+  for (auto& table : kernels::tables_of(all)) {
+    const void* number = by.const_data_ptr();
+    int of_double = is_double ? 1 : 0;
+    void* arguments[] = {&table, &number, &of_double};
+    const bool queued =
+        kernels::launch_compiled(kernels::kGradientNormKernels, kernel_of(tensors.front().scalar_type()), table.shape(),
+                                 arguments, by.get_device());
+    if (!queued)
+      throw Error(
+          "the GPU refused to multiply gradients; an earlier error of the device is the likely cause: "
+          "run with CUDA_LAUNCH_BLOCKING=1 to find it");
   }
 }
 
 }  // namespace
 
 void multiply_on_device(const std::vector<at::Tensor>& tensors, const at::Tensor& factor) {
-  const bool has_kernels = kernels::has_compiled(kFactorKernels, factor.get_device());
+  const bool has_kernels = kernels::has_compiled(kernels::kGradientNormKernels, factor.get_device());
   std::map<at::ScalarType, std::vector<at::Tensor>> taken;
   std::vector<at::Tensor> others;
   for (const auto& tensor : tensors) {
