@@ -13,6 +13,7 @@
 #include "kernels/kernel_source.hpp"
 #include "kernels/layer_norm_source.hpp"
 #include "kernels/max_pool_source.hpp"
+#include "kernels/running_statistics_source.hpp"
 #include "kernels/strided_copy_source.hpp"
 #include "kernels/table_gradient_source.hpp"
 #include "kernels/update_source.hpp"
@@ -21,9 +22,10 @@ namespace autopar::kernels {
 
 /// All kernels of this layer except point-wise groups. The kernels that compile longest come first.
 [[nodiscard]] inline std::vector<KernelSource> all_kernels() {
-  return {kLayerNormKernels,   kBatchNormKernels,        kMaxPoolKernels,     kGeluGradientKernels, kGeluKernels,
-          kUpdateKernels,      kChannelsLastCopyKernels, kColumnSumsKernels,  kClassLossKernels,    kJoinedPartsKernels,
-          kStridedCopyKernels, kTableGradientKernels,    kGradientNormKernels};
+  return {kLayerNormKernels,    kBatchNormKernels,        kMaxPoolKernels,          kGeluGradientKernels,
+          kGeluKernels,         kUpdateKernels,           kChannelsLastCopyKernels, kColumnSumsKernels,
+          kClassLossKernels,    kJoinedPartsKernels,      kStridedCopyKernels,      kTableGradientKernels,
+          kGradientNormKernels, kRunningStatisticsKernels};
 }
 
 }  // namespace autopar::kernels

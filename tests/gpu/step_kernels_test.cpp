@@ -31,10 +31,10 @@ struct Step {
 };
 
 template <class Net>
-Step recorded_step(ap::World& world, const Task<Net>& task, ap::Precision precision) {
-  auto model =
-      wrapped(world, task,
-              {precision, ap::Switch::kOn, 1, ap::CudaGraphs::kOff});  // the parts of a replay belong to no operator
+Step recorded_step(ap::World& world, const Task<Net>& task, ap::Precision precision, int microbatches = 1) {
+  auto model = wrapped(
+      world, task,
+      {precision, ap::Switch::kOn, microbatches, ap::CudaGraphs::kOff});  // the parts of a replay belong to no operator
   const auto optimizer = optimizer_of<ap::optim::AdamW, ap::optim::SGD>(task.stepping, model->parameters());
   model->attach(*optimizer);
   const auto& [x, y] = task.batches.front();
@@ -222,6 +222,15 @@ TEST_CASE("bf16 ResNet step: no parameter casts, known copies", "[gpu][training]
   check_kernels(step, {"batch_norm_statistics_bf16", "batch_norm_apply_", "batch_norm_gradient_sums_",
                        "batch_norm_coefficients", "max_pool_bf16", "max_pool_gradient_", "cross_entropy_losses_",
                        "cross_entropy_gradients_", "column_sums_", "momentum_bf16"});
+}
+
+TEST_CASE("statistics of all norms: three kernels a step", "[gpu][training]") {
+  ap::World world(0, nullptr);
+  const auto step = recorded_step(world, narrow_resnet_task(ap::device(world)), ap::Precision::kModule, 2);
+  for (const char* kernel : {"statistics_sums", "statistics_squares", "statistics_blend"}) {
+    INFO(kernel);
+    CHECK(launches_of(step, kernel) == 1);
+  }
 }
 
 }  // namespace gpu_step_kernels_test

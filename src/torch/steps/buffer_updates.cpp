@@ -110,6 +110,20 @@ void BufferUpdates::pool_batch_norms(Call& call) {
 
 namespace {
 
+/// What a rank's slices saw, by norm.
+template <class Pools>
+std::vector<interpret::NormSample> over_slices(const Pools& pools) {
+  std::vector<interpret::NormSample> pooled(pools.size());
+  for (std::size_t i = 0; std::ranges::any_of(pools, [i](const auto& pool) { return i < pool.samples.size(); }); ++i) {
+    std::vector<interpret::NormSample> next(pools.size());
+    for (std::size_t k = 0; k < pools.size(); ++k) {
+      if (i < pools[k].samples.size()) next[k] = pools[k].samples[i];
+    }
+    interpret::pool(pooled, std::move(next));
+  }
+  return pooled;
+}
+
 /// Statistics of norms, their channels one behind the other, with the number of elements that each is over.
 struct FlatStatistics {
   at::Tensor mean, variance, count;  ///< f64
@@ -134,30 +148,41 @@ FlatStatistics flat(const std::vector<interpret::NormSample>& samples, const std
 
 }  // namespace
 
+std::vector<fused::NormStatistics> BufferUpdates::statistics_of(const std::vector<NormPool>& pools,
+                                                                const std::vector<interpret::NormSample>& pooled,
+                                                                const OpGraph& graph) const {
+  std::vector<fused::NormStatistics> norms;
+  for (std::size_t k = 0; k < pools.size(); ++k) {
+    const auto& norm = *pools[k].norm;
+    norms.push_back({pooled[k].mean, pooled[k].variance, pooled[k].count, norm.by_sample, pooled[k].as_given,
+                     parameters_.handle_of(graph, norm.running_mean).detach(),
+                     parameters_.handle_of(graph, norm.running_var).detach(), norm.momentum});
+  }
+  return norms;
+}
+
 // Two passes, so that variances do not suffer from large means: first the pooled means, then squares around them. All
 // norms at once: on a device, kernels for each norm would outnumber the kernels of the norms.
 void BufferUpdates::pool_over(const std::vector<Rank>& holders, std::vector<NormPool>& pools, const OpGraph& graph) {
   std::ranges::stable_partition(pools, [](const NormPool& pool) { return !pool.norm->by_sample; });
-  std::vector<std::int64_t> channels;
-  std::vector<interpret::NormSample> pooled(pools.size());
-  std::int64_t of_batches = 0;  // channels of norms over batches, which are the first
-  for (std::size_t k = 0; k < pools.size(); ++k) {
-    channels.push_back(parameters_.handle_of(graph, pools[k].norm->running_mean).numel());
-    if (!pools[k].norm->by_sample) of_batches += channels.back();
+  auto pooled = over_slices(pools);
+  auto total = deployment_.sums_over(holders);
+  if (const auto norms = statistics_of(pools, pooled, graph); fused::PooledStatistics::takes(norms)) {
+    const fused::PooledStatistics statistics(norms);
+    const auto sums = total.sum({statistics.sums()})[0];
+    const auto squares = total.sum({statistics.squares(sums)})[0];
+    return statistics.blend(sums, squares);
   }
-  for (std::size_t i = 0; std::ranges::any_of(pools, [i](const NormPool& pool) { return i < pool.samples.size(); });
-       ++i) {
-    std::vector<interpret::NormSample> next(pools.size());
-    for (std::size_t k = 0; k < pools.size(); ++k) {
-      if (i < pools[k].samples.size()) next[k] = pools[k].samples[i];
-    }
-    interpret::pool(pooled, std::move(next));
+  std::vector<std::int64_t> channels;
+  std::int64_t of_batches = 0;  // channels of norms over batches, which are the first
+  for (const auto& pool : pools) {
+    channels.push_back(parameters_.handle_of(graph, pool.norm->running_mean).numel());
+    if (!pool.norm->by_sample) of_batches += channels.back();
   }
   std::vector<interpret::NormSample*> all;
   for (auto& sample : pooled) all.push_back(&sample);
   interpret::prepare_for_pooling(all);
   const auto here = flat(pooled, channels, at::TensorOptions().dtype(at::kDouble).device(deployment_.device()));
-  auto total = deployment_.sums_over(holders);
   const auto first = total.sum({here.mean.mul(here.count), here.count});
   const auto mean = first[0].div(first[1]);
   const auto over_batches = [&](const at::Tensor& each) { return each.narrow(0, 0, of_batches); };
