@@ -58,6 +58,8 @@ std::string describe(const HostOperation& operation) {
       return "sum into shards over group " + std::to_string(operation.group.value) + bytes;
     case HostOperation::Kind::kAllGather:
       return "gathering of shards over group " + std::to_string(operation.group.value) + bytes;
+    case HostOperation::Kind::kAllToAll:
+      return "exchange of parts over group " + std::to_string(operation.group.value) + bytes;
     case HostOperation::Kind::kSetUp:
       break;
   }
@@ -147,6 +149,10 @@ HostTransport::Ticket HostTransport::all_gather(Buffer buffer, GroupId group) {
   return start_collective(HostOperation::Kind::kAllGather, std::move(buffer), DType::kU8, group, {});
 }
 
+HostTransport::Ticket HostTransport::all_to_all(Buffer buffer, GroupId group) {
+  return start_collective(HostOperation::Kind::kAllToAll, std::move(buffer), DType::kU8, group, {});
+}
+
 HostTransport::Ticket HostTransport::start_collective(HostOperation::Kind kind, Buffer buffer, DType dtype,
                                                       GroupId group, std::string_view action) {
   if (group.value < 0 || static_cast<std::size_t>(group.value) >= groups_.size()) {
@@ -159,14 +165,16 @@ HostTransport::Ticket HostTransport::start_collective(HostOperation::Kind kind, 
                           " and cannot take part in its collectives");
   }
   const auto element = static_cast<std::size_t>(size_of(dtype).value());
-  if (kind != HostOperation::Kind::kAllGather && (!can_reduce(dtype) || buffer.bytes % element != 0)) {
+  if (adds(kind) && (!can_reduce(dtype) || buffer.bytes % element != 0)) {
     throw InvalidArgument("cannot sum " + std::to_string(buffer.bytes) + " bytes of " + std::string(name_of(dtype)) +
                           "; sums take whole elements of f16, bf16, f32, f64, i32 or i64");
   }
-  if (kind != HostOperation::Kind::kAllReduce && buffer.bytes % (element * ranks.size()) != 0) {
-    throw InvalidArgument(
-        "cannot divide " + std::to_string(buffer.bytes) + " bytes into " + std::to_string(ranks.size()) +
-        " equal parts of whole elements, one for each member of group " + std::to_string(group.value));
+  const std::size_t halves = kind == HostOperation::Kind::kAllToAll ? 2 : 1;
+  if (kind != HostOperation::Kind::kAllReduce && buffer.bytes % (element * halves * ranks.size()) != 0) {
+    throw InvalidArgument("cannot divide " + std::to_string(buffer.bytes) + " bytes into " +
+                          (halves == 2 ? "two halves of " : "") + std::to_string(ranks.size()) +
+                          " equal parts of whole elements, one for each member of group " +
+                          std::to_string(group.value));
   }
   auto operation = std::make_shared<HostOperation>();
   operation->kind = kind;

@@ -18,7 +18,7 @@ namespace autopar::detail {
 /// One send, receive or collective in host memory.
 class HostOperation final : public Operation {
  public:
-  enum class Kind : std::uint8_t { kSend, kReceive, kAllReduce, kReduceScatter, kAllGather, kSetUp };
+  enum class Kind : std::uint8_t { kSend, kReceive, kAllReduce, kReduceScatter, kAllGather, kAllToAll, kSetUp };
 
   Kind kind = Kind::kSetUp;
   Buffer buffer;
@@ -35,6 +35,10 @@ class HostOperation final : public Operation {
 };
 
 [[nodiscard]] std::string describe(const HostOperation& operation);
+/// Whether a collective adds up what its members bring.
+[[nodiscard]] constexpr bool adds(HostOperation::Kind collective) {
+  return collective == HostOperation::Kind::kAllReduce || collective == HostOperation::Kind::kReduceScatter;
+}
 
 /// How a wait treats ranks that have left and limits on time.
 enum class Patience : std::uint8_t {
@@ -56,6 +60,7 @@ class HostTransport : public TransportBackend {
   Ticket all_reduce(Buffer buffer, DType dtype, GroupId group) final;
   Ticket reduce_scatter(Buffer buffer, DType dtype, GroupId group) final;
   Ticket all_gather(Buffer buffer, GroupId group) final;
+  Ticket all_to_all(Buffer buffer, GroupId group) final;
   [[nodiscard]] bool done(const Ticket& ticket) final;
   void wait(const Ticket& ticket) final;
 

@@ -57,6 +57,7 @@ class LoopbackContext {
   static void hand_over(const Posted& send, const Posted& receive);
   static void finish(const Sum& sum);
   static void hand_out(const Sum& sum, const std::vector<const std::byte*>& addends);
+  static void copy_parts(const Sum& sum, std::size_t owner);
 
   const std::size_t ranks_;
   std::mutex mutex_;
@@ -191,15 +192,26 @@ void LoopbackContext::hand_out(const Sum& sum, const std::vector<const std::byte
   }
   const auto part = first.buffer.bytes / sum.parts.size();
   for (std::size_t owner = 0; owner < sum.parts.size(); ++owner) {
-    if (first.kind == HostOperation::Kind::kAllGather) {
-      for (std::size_t i = 0; i < sum.parts.size(); ++i) {
-        if (i != owner) std::copy_n(data_of(owner) + owner * part, part, data_of(i) + owner * part);
-      }
+    if (!adds(first.kind)) {
+      copy_parts(sum, owner);
       continue;
     }
     auto own = addends;
     for (auto& addend : own) addend += owner * part;
     add_in_order(data_of(owner) + owner * part, own, part / element, first.dtype);
+  }
+}
+
+/// What a member gives to the others: its part, or one part to each.
+void LoopbackContext::copy_parts(const Sum& sum, std::size_t owner) {
+  const HostOperation& own = *sum.parts[owner].operation;
+  const bool one_each = own.kind == HostOperation::Kind::kAllToAll;
+  const std::size_t half = one_each ? own.buffer.bytes / 2 : 0;
+  const std::size_t part = (own.buffer.bytes - half) / sum.parts.size();
+  for (std::size_t i = 0; i < sum.parts.size(); ++i) {
+    if (!one_each && i == owner) continue;
+    const std::byte* const from = own.buffer.data + (one_each ? i : owner) * part;
+    std::copy_n(from, part, sum.parts[i].operation->buffer.data + half + owner * part);
   }
 }
 

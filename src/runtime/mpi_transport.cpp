@@ -186,14 +186,7 @@ class MpiTransport::SumTask final : public MpiTask {
 
   bool advance() override {
     if (queue().front() != this) return false;
-    if (step_ == Step::kBegin) {
-      const bool adds = kind_ != HostOperation::Kind::kAllGather;
-      if (adds)
-        exchange();
-      else
-        share();
-      step_ = adds ? Step::kExchange : Step::kShare;
-    }
+    if (step_ == Step::kBegin) begin();
     if (!requests_.test(*operation_)) return false;
     if (requests_.error().empty() && step_ == Step::kExchange) {
       add();
@@ -232,6 +225,16 @@ class MpiTransport::SumTask final : public MpiTask {
   }
 
   [[nodiscard]] int tag(int step) const { return 2 * operation_->group.value + step; }
+
+  void begin() {
+    step_ = adds(kind_) ? Step::kExchange : Step::kShare;
+    if (adds(kind_))
+      exchange();
+    else if (kind_ == HostOperation::Kind::kAllToAll)
+      swap_parts();
+    else
+      share();
+  }
 
   void exchange() {
     const Part own = part(self_);
@@ -272,6 +275,20 @@ class MpiTransport::SumTask final : public MpiTask {
       requests_.receive(operation_->buffer.data + theirs.offset, theirs.bytes, members_[member], tag(1), MPI_ANY_TAG,
                         transport_->sums());
       requests_.send(operation_->buffer.data + own.offset, own.bytes, members_[member], tag(1), transport_->sums());
+    }
+  }
+
+  void swap_parts() {
+    std::byte* const first = operation_->buffer.data;
+    std::byte* const second = first + operation_->buffer.bytes / 2;
+    const std::size_t bytes = operation_->buffer.bytes / 2 / members_.size();
+    for (std::size_t member = 0; member < members_.size(); ++member) {
+      if (member == self_) {
+        std::copy_n(first + member * bytes, bytes, second + member * bytes);
+        continue;
+      }
+      requests_.receive(second + member * bytes, bytes, members_[member], tag(0), MPI_ANY_TAG, transport_->sums());
+      requests_.send(first + member * bytes, bytes, members_[member], tag(0), transport_->sums());
     }
   }
 

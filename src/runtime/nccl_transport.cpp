@@ -144,6 +144,18 @@ class NcclTransport final : public TransportBackend {
                [&] { return ncclAllGather(own, data, part, ncclInt8, communicator.get(), communicator.stream()); });
   }
 
+  Ticket all_to_all(Buffer buffer, GroupId group) override {
+    NcclCommunicator& communicator = communicators_.of_group(group);
+    const std::size_t part = part_of(buffer, 2, communicator) / 2;
+    if (buffer.bytes == 0) return {};
+    const std::byte* const sent = buffer.data;
+    std::byte* const received = buffer.data + buffer.bytes / 2;
+    const std::string action =
+        "exchange of parts over group " + std::to_string(group.value) + " (" + std::to_string(buffer.bytes) + " bytes)";
+    return run(communicator, std::move(buffer), Rank::none(), action,
+               [&] { return swap_parts(communicator, sent, received, part); });
+  }
+
   [[nodiscard]] bool done(const Ticket& ticket) override {
     const auto& operation = static_cast<const NcclOperation&>(*ticket);
     health_->check(operation.action);
@@ -216,6 +228,21 @@ class NcclTransport final : public TransportBackend {
     throw InvalidArgument("cannot divide " + std::to_string(buffer.bytes) + " bytes into " + std::to_string(members) +
                           " equal parts of whole elements, one for each member of communicator " + communicator.name());
   }
+
+  /// One group of messages, so that none waits for another. The group must end, whatever a call in it returns.
+  static ncclResult_t swap_parts(const NcclCommunicator& communicator, const std::byte* sent, std::byte* received,
+                                 std::size_t part) {
+    ncclResult_t first_error = ncclGroupStart();
+    for (int member = 0; member < communicator.members() && is_under_way(first_error); ++member) {
+      const std::size_t at = static_cast<std::size_t>(member) * part;
+      first_error = ncclSend(sent + at, part, ncclInt8, member, communicator.get(), communicator.stream());
+      if (!is_under_way(first_error)) break;
+      first_error = ncclRecv(received + at, part, ncclInt8, member, communicator.get(), communicator.stream());
+    }
+    const ncclResult_t end = ncclGroupEnd();
+    return is_under_way(first_error) ? end : first_error;
+  }
+  static bool is_under_way(ncclResult_t code) { return code == ncclSuccess || code == ncclInProgress; }
 
   /// Runs `call` on the communicator's stream after what is on the compute stream now.
   template <class Call>

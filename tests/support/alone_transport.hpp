@@ -19,6 +19,7 @@ class AloneTransport final : public detail::TransportBackend {
   Ticket all_reduce(Buffer, DType, GroupId) override { return {}; }
   Ticket reduce_scatter(Buffer, DType, GroupId) override { return {}; }
   Ticket all_gather(Buffer, GroupId) override { return {}; }
+  Ticket all_to_all(Buffer, GroupId) override { return {}; }
   [[nodiscard]] bool done(const Ticket&) override { return true; }
   void wait(const Ticket&) override {}
 

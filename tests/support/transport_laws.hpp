@@ -38,7 +38,7 @@ struct Message {
   Tag tag;
 };
 
-enum class Collective : std::uint8_t { kAllReduce, kReduceScatter, kAllGather };
+enum class Collective : std::uint8_t { kAllReduce, kReduceScatter, kAllGather, kAllToAll };
 
 struct SumStep {
   Collective kind = Collective::kAllReduce;
@@ -48,7 +48,8 @@ struct SumStep {
 
   /// Of the whole buffer: those that have a part for each member are larger.
   [[nodiscard]] std::size_t whole(std::size_t members) const {
-    return kind == Collective::kAllReduce ? elements : elements * members;
+    if (kind == Collective::kAllReduce) return elements;
+    return elements * members * (kind == Collective::kAllToAll ? 2 : 1);
   }
   [[nodiscard]] std::size_t element_bytes() const { return doubles ? 8 : 4; }
 };
@@ -69,7 +70,7 @@ inline std::vector<Step> random_traffic(std::uint32_t seed, int ranks, std::size
     Step step;
     step.is_sum = ranks == 1 || below(3) == 0;
     const std::size_t size = sizes[static_cast<std::size_t>(below(static_cast<int>(sizes.size())))];
-    step.sum = {static_cast<Collective>(below(3)), static_cast<std::size_t>(below(static_cast<int>(groups))),
+    step.sum = {static_cast<Collective>(below(4)), static_cast<std::size_t>(below(static_cast<int>(groups))),
                 size / 4 + size % 4, below(2) == 0};
     step.message = {below(ranks), 0, size, {below(9), below(9), below(2)}};
     if (ranks > 1) step.message.to = (step.message.from + 1 + below(ranks - 1)) % ranks;
@@ -119,7 +120,8 @@ inline std::vector<std::byte> own_addend(std::uint32_t seed, std::size_t step, R
   return {raw.begin(), raw.end()};
 }
 
-/// What a collective leaves in the buffer, and where: of a sum into shards only the own part is said.
+/// What a collective leaves in the buffer, and where: of a sum into shards only the own part is said, of an exchange of
+/// parts what it receives.
 struct Outcome {
   std::vector<std::byte> bytes;
   std::size_t begin = 0;
@@ -127,11 +129,13 @@ struct Outcome {
 inline Outcome outcome(std::uint32_t seed, std::size_t step, const std::vector<Rank>& members, Rank self,
                        const SumStep& sum) {
   const auto part = sum.elements * sum.element_bytes();
-  if (sum.kind == Collective::kAllGather) {
-    Outcome all;
+  const auto position = static_cast<std::size_t>(std::find(members.begin(), members.end(), self) - members.begin());
+  if (sum.kind == Collective::kAllGather || sum.kind == Collective::kAllToAll) {
+    const bool one_each = sum.kind == Collective::kAllToAll;
+    Outcome all{{}, one_each ? part * members.size() : 0};
     for (std::size_t i = 0; i < members.size(); ++i) {
       const auto whole = own_addend(seed, step, members[i], sum, members.size());
-      const auto from = whole.begin() + static_cast<std::ptrdiff_t>(i * part);
+      const auto from = whole.begin() + static_cast<std::ptrdiff_t>((one_each ? position : i) * part);
       all.bytes.insert(all.bytes.end(), from, from + static_cast<std::ptrdiff_t>(part));
     }
     return all;
@@ -139,7 +143,6 @@ inline Outcome outcome(std::uint32_t seed, std::size_t step, const std::vector<R
   auto total = sum.doubles ? expected_sum<double>(seed, step, members, sum.whole(members.size()))
                            : expected_sum<float>(seed, step, members, sum.whole(members.size()));
   if (sum.kind == Collective::kAllReduce) return {std::move(total), 0};
-  const auto position = static_cast<std::size_t>(std::find(members.begin(), members.end(), self) - members.begin());
   const auto from = total.begin() + static_cast<std::ptrdiff_t>(position * part);
   return {{from, from + static_cast<std::ptrdiff_t>(part)}, position * part};
 }
@@ -152,14 +155,16 @@ inline AnyTransport::Ticket start(AnyTransport& transport, const SumStep& sum, B
     case Collective::kReduceScatter:
       return transport.reduce_scatter(std::move(buffer), dtype, group);
     case Collective::kAllGather:
+      return transport.all_gather(std::move(buffer), group);
+    case Collective::kAllToAll:
       break;
   }
-  return transport.all_gather(std::move(buffer), group);
+  return transport.all_to_all(std::move(buffer), group);
 }
 
 /// Every message arrives once, unchanged and in order; every sum has the bits of the additions in the order of ranks,
-/// on every member, whole or in shards; what is gathered are the members' parts; nothing waits for ever although ranks
-/// wait at random times.
+/// on every member, whole or in shards; what is gathered are the members' parts, and what is exchanged those for this
+/// rank; nothing waits for ever although ranks wait at random times.
 inline void random_traffic_arrives(World& world, AnyTransport transport, std::uint32_t seed, int steps) {
   const int ranks = world.size();
   std::vector<std::vector<Rank>> groups;

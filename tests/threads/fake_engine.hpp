@@ -307,6 +307,10 @@ class LoggedTransport {
     tell("all_gather");
     return *open_.insert(transport_.all_gather(std::move(buffer), group)).first;
   }
+  Ticket all_to_all(Buffer buffer, GroupId group) {
+    tell("all_to_all");
+    return *open_.insert(transport_.all_to_all(std::move(buffer), group)).first;
+  }
   bool done(const Ticket& ticket) {
     const bool over = transport_.done(ticket);
     if (over) open_.erase(ticket);

@@ -34,6 +34,9 @@ class HoldingTransport {
   Ticket all_gather(Buffer buffer, GroupId group) {
     return ended("gather", Rank::none(), {group.value, 0, 0}, transport_.all_gather(std::move(buffer), group));
   }
+  Ticket all_to_all(Buffer buffer, GroupId group) {
+    return ended("parts", Rank::none(), {group.value, 0, 0}, transport_.all_to_all(std::move(buffer), group));
+  }
   bool done(const Ticket& ticket) { return transport_.done(ticket); }
   void wait(const Ticket& ticket) { transport_.wait(ticket); }
 

@@ -63,6 +63,7 @@ class TransportBackend {
   virtual Ticket all_reduce(Buffer buffer, DType dtype, GroupId group) = 0;
   virtual Ticket reduce_scatter(Buffer buffer, DType dtype, GroupId group) = 0;
   virtual Ticket all_gather(Buffer buffer, GroupId group) = 0;
+  virtual Ticket all_to_all(Buffer buffer, GroupId group) = 0;
   [[nodiscard]] virtual bool done(const Ticket& ticket) = 0;
   virtual void wait(const Ticket& ticket) = 0;
   [[nodiscard]] virtual bool can_record() const { return false; }
@@ -116,6 +117,12 @@ class AnyTransport {
   /// @throws InvalidArgument unless the parts are of equal size
   [[nodiscard]] Ticket all_gather(Buffer buffer, GroupId group) {
     return backend_->all_gather(std::move(buffer), group);
+  }
+  /// The buffer has two halves, each with one part for each member. Part i of the first half is sent to member i, this
+  /// rank's own as well. Part i of the second half becomes what member i sent to this rank.
+  /// @throws InvalidArgument unless the parts are of equal size
+  [[nodiscard]] Ticket all_to_all(Buffer buffer, GroupId group) {
+    return backend_->all_to_all(std::move(buffer), group);
   }
   /// Whether the operation is complete. Detects failures early: throws TransportError as `wait` does.
   [[nodiscard]] bool done(const Ticket& ticket) { return !ticket || backend_->done(ticket); }

@@ -40,6 +40,9 @@ class ErasedTransport final : public TransportBackend {
   Ticket all_gather(Buffer buffer, GroupId group) override {
     return held(transport_.all_gather(std::move(buffer), group));
   }
+  Ticket all_to_all(Buffer buffer, GroupId group) override {
+    return held(transport_.all_to_all(std::move(buffer), group));
+  }
   [[nodiscard]] bool done(const Ticket& ticket) override { return transport_.done(own(ticket)); }
   void wait(const Ticket& ticket) override { transport_.wait(own(ticket)); }
 

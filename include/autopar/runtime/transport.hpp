@@ -38,7 +38,7 @@ struct GroupId {
 /// - A sent message is received once, unchanged, in order for each directed pair.
 /// - `all_reduce` gives the sum on every member, bit-identical on all. `reduce_scatter` gives each member its part of
 ///   that sum, with the same bits; parts are equal, one for each member. `all_gather` gives all members' parts to each,
-///   in place.
+///   in place. `all_to_all` gives member i part i of every member, in the order of the members.
 /// - Operations of one group start in the same order on all its members.
 /// - Work that is enqueued on the compute stream after `wait(ticket)` sees the data; after a send it may overwrite the
 ///   buffer. `wait` blocks the host only for host memory.
@@ -62,6 +62,7 @@ concept Transport = requires(T& transport, Buffer buffer, Rank peer, Tag tag, Gr
   { transport.all_reduce(buffer, dtype, group) } -> std::same_as<typename T::Ticket>;
   { transport.reduce_scatter(buffer, dtype, group) } -> std::same_as<typename T::Ticket>;
   { transport.all_gather(buffer, group) } -> std::same_as<typename T::Ticket>;
+  { transport.all_to_all(buffer, group) } -> std::same_as<typename T::Ticket>;
   { transport.done(ticket) } -> std::convertible_to<bool>;
   transport.wait(ticket);
 };

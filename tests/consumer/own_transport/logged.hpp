@@ -44,6 +44,10 @@ class Logged {
     note(log_->collectives, buffer);
     return inner_.all_gather(std::move(buffer), group);
   }
+  [[nodiscard]] Ticket all_to_all(autopar::Buffer buffer, autopar::GroupId group) {
+    note(log_->collectives, buffer);
+    return inner_.all_to_all(std::move(buffer), group);
+  }
   [[nodiscard]] bool done(const Ticket& ticket) { return inner_.done(ticket); }
   void wait(const Ticket& ticket) { inner_.wait(ticket); }
 

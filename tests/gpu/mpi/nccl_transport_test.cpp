@@ -131,13 +131,15 @@ void random_traffic_arrives(World& world, std::uint32_t seed) {
       Buffer buffer = on_device(addends[self], stream);
       auto ticket = transport_laws::start(transport, step.sum, buffer, ids[step.sum.group]);
       const auto part = step.sum.elements * step.sum.element_bytes();
-      if (step.sum.kind == transport_laws::Collective::kAllGather) {
+      const bool one_each = step.sum.kind == transport_laws::Collective::kAllToAll;
+      if (one_each || step.sum.kind == transport_laws::Collective::kAllGather) {
         std::vector<std::byte> all;
         for (std::size_t i = 0; i < members.size(); ++i) {
-          const auto from = addends[i].begin() + static_cast<std::ptrdiff_t>(i * part);
+          const auto from = addends[i].begin() + static_cast<std::ptrdiff_t>((one_each ? self : i) * part);
           all.insert(all.end(), from, from + static_cast<std::ptrdiff_t>(part));
         }
-        pending.push_back({ticket, buffer, all});
+        const std::size_t begin = one_each ? buffer.bytes / 2 : 0;
+        pending.push_back({ticket, {buffer.data + begin, all.size(), buffer.owner}, all});
         continue;
       }
       auto total = step.sum.doubles ? sum_of<double>(addends) : sum_of<float>(addends);

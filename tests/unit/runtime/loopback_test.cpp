@@ -203,6 +203,7 @@ TEST_CASE("loopback: invalid arguments are named") {
     (void)t.reduce_scatter({nullptr, 12, nullptr}, DType::kF32, t.make_group({Rank(0), Rank(1)}));
   });
   refused([](World&, AnyTransport t) { (void)t.all_gather({nullptr, 3, nullptr}, t.make_group({Rank(0), Rank(1)})); });
+  refused([](World&, AnyTransport t) { (void)t.all_to_all({nullptr, 6, nullptr}, t.make_group({Rank(0), Rank(1)})); });
   refused([](World& w, AnyTransport) { (void)w.broadcast({}, Rank(2), "nobody"); });
   REQUIRE_THROWS_AS(loopback::run(0, [](World&) {}), InvalidArgument);
 }

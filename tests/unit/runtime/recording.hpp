@@ -36,6 +36,7 @@ class RecordingWire {
     return start("reduce-scatter " + std::to_string(group.value));
   }
   Ticket all_gather(const Buffer&, GroupId group) { return start("all-gather " + std::to_string(group.value)); }
+  Ticket all_to_all(const Buffer&, GroupId group) { return start("all-to-all " + std::to_string(group.value)); }
   bool done(Ticket ticket) { return ended_.contains(ticket.number); }
   void wait(Ticket ticket) {
     events_.push_back("wait " + std::to_string(ticket.number));
