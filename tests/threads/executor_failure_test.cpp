@@ -62,7 +62,9 @@ struct Outcome {
   int buffers = 0;
 };
 
-Outcome run(const PipelineCase& example, const Program& program, const std::optional<Fault>& fault) {
+/// @param in_parts  the engine performs some reductions itself
+Outcome run(const PipelineCase& example, const Program& program, const std::optional<Fault>& fault,
+            bool in_parts = false) {
   const auto ranks = program.ranks.size();
   Outcome out{.events = std::vector<std::map<std::string, int>>(ranks),
               .actions = std::vector<std::string>(ranks),
@@ -81,6 +83,7 @@ Outcome run(const PipelineCase& example, const Program& program, const std::opti
     const auto gather_groups = testing::make_groups(transport, example.pipeline);
     const auto tensor_groups = testing::make_tensor_groups(transport, example.pipeline);
     testing::Script script;
+    script.in_parts = in_parts;
     script.log = [&](const std::string& event) { events(event.substr(0, event.find(':'))); };
     testing::FakeEngine engine(models[r], program.ranks[r], Phase::kStep, ledger, script);
     ExecutorHooks hooks;
@@ -202,6 +205,25 @@ TEST_CASE("executor: exception in any action ends all ranks", "[executor]") {
   const auto swept = sweep([&](const std::string&, std::size_t) { return nth++ % kOneIn == 0; });
   CHECK(swept.events == kEvents);
   CHECK(swept.told > 50);
+}
+
+TEST_CASE("executor: exception in a reduction in parts ends all ranks", "[executor]") {
+  for (const int zero : {0, 1, 3}) {
+    const auto example = make_case(ScheduleKind::kOneFOneB, zero);
+    const auto program = make_program_of(ScheduleKind::kOneFOneB, example);
+    const auto whole = run(example, program, {}, true);
+    REQUIRE(whole.results == "");
+    for (const char* event : {"sum_parts", "wire all_to_all", "wire all_gather", "wire wait", "reduced"}) {
+      const auto found = whole.events[0].find(event);
+      if (found == whole.events[0].end()) continue;  // shards need no gather
+      for (const int number : std::set{0, found->second / 2, found->second - 1}) {
+        INFO("zero " << zero << ", " << event << " " << number);
+        const auto out = run(example, program, Fault{0, event, number}, true);
+        if (out.events[0].at(event) <= number) continue;  // what has ended is not waited for
+        check_failure(out, 0);
+      }
+    }
+  }
 }
 
 TEST_CASE("executor: exception in any action on any rank ends all", "[.nightly]") {

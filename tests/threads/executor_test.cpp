@@ -44,7 +44,8 @@ using testing::Script;
 
 /// What a rank's program has other ranks take part in, as HoldingTransport names it.
 std::vector<std::string> taken_part_in(const std::vector<Action>& actions, Rank self, const Pipeline& pipeline,
-                                       const std::vector<GroupId>& groups, const std::vector<GroupId>& tensor_groups) {
+                                       const std::vector<GroupId>& groups, const std::vector<GroupId>& tensor_groups,
+                                       const Script& script) {
   std::vector<std::string> names;
   const auto add = [&](const char* kind, Rank peer, Tag tag) {
     names.push_back(HoldingTransport::name(kind, peer, tag));
@@ -52,10 +53,12 @@ std::vector<std::string> taken_part_in(const std::vector<Action>& actions, Rank 
   for (const Action& action : actions) {
     const Tag tag{action.channel, action.microbatch, static_cast<std::int32_t>(action.flow)};
     if (is_collective(action.kind)) {
-      const char* name = action.kind == ActionKind::kAllReduce   ? "reduce"
-                         : action.kind == ActionKind::kAllGather ? "gather"
-                                                                 : "scatter";
-      add(name, Rank::none(), {groups[static_cast<std::size_t>(action.group)].value, 0, 0});
+      const Tag group{groups[static_cast<std::size_t>(action.group)].value, 0, 0};
+      const bool gathers = action.kind == ActionKind::kAllGather, in_shards = action.kind == ActionKind::kReduceScatter;
+      const bool in_parts = !gathers && script.sums_parts(action);
+      if (in_parts) add("parts", Rank::none(), group);
+      if (!gathers && !in_parts) add(in_shards ? "scatter" : "reduce", Rank::none(), group);
+      if (gathers || (in_parts && !in_shards)) add("gather", Rank::none(), group);
     } else if (is_compute(action.kind)) {
       if (!exchanges_in_compute(pipeline.stages[action.stage.index()], action.kind)) continue;
       for (const char* exchange : {"reduce", "scatter", "gather"})
@@ -85,10 +88,13 @@ std::string run_phases(const PipelineCase& example, const std::vector<Phase>& ph
     std::vector<std::string> expected;
     for (std::size_t p = 0; p < phases.size(); ++p) {
       const auto& actions = programs[p].ranks[r];
-      for (auto& name : taken_part_in(actions, world.rank_id(), pipeline, groups, tensor_groups))
+      const Script script{.throw_at = {},
+                          .bucket_order = seed + 7 * static_cast<std::uint32_t>(r),
+                          .eager = seed % 3 == 0,
+                          .in_parts = seed % 7 < 3,
+                          .log = {}};
+      for (auto& name : taken_part_in(actions, world.rank_id(), pipeline, groups, tensor_groups, script))
         expected.push_back(std::move(name));
-      const Script script{
-          .throw_at = {}, .bucket_order = seed + 7 * static_cast<std::uint32_t>(r), .eager = seed % 3 == 0, .log = {}};
       FakeEngine engine(models[r], actions, phases[p], ledger, script);
       Executor executor(engine, transport, {.sums = groups, .tensor = tensor_groups});
       executor.run(actions);
@@ -215,7 +221,11 @@ TEST_CASE("executor: reductions start in last backward, program order", "[execut
     const auto tell = [&](const std::string& line) { log(line); };
     LoggedTransport transport(world.make_transport(), r == 0 ? tell : std::function<void(const std::string&)>());
     const auto groups = make_groups(transport, example.pipeline);
-    Script script{.throw_at = {}, .bucket_order = 5 + static_cast<std::uint32_t>(r), .eager = false, .log = {}};
+    Script script{.throw_at = {},
+                  .bucket_order = 5 + static_cast<std::uint32_t>(r),
+                  .eager = false,
+                  .in_parts = false,
+                  .log = {}};
     if (r == 0) script.log = tell;
     FakeEngine engine(models[r], program.ranks[r], Phase::kStep, ledger, script);
     Executor(engine, transport, {groups}).run(program.ranks[r]);
@@ -250,7 +260,7 @@ TEST_CASE("executor: reductions start in a stage's own last backward", "[executo
     const auto r = index_of(world);
     auto transport = world.make_transport();
     const auto groups = make_groups(transport, example.pipeline);
-    Script script{.throw_at = {}, .bucket_order = 3, .eager = true, .log = {}};
+    Script script{.throw_at = {}, .bucket_order = 3, .eager = true, .in_parts = false, .log = {}};
     if (r == 0) script.log = [&](const std::string& line) { log(line); };
     FakeEngine engine(models[r], program.ranks[r], Phase::kStep, ledger, script);
     Executor(engine, transport, {groups}).run(program.ranks[r]);

@@ -51,7 +51,10 @@ struct Script {
   std::optional<std::size_t> throw_at;  ///< the call that throws, counted over all calls of the engine
   std::uint32_t bucket_order = 0;       ///< seed of the order in which full buckets are reported
   bool eager = false;                   ///< reports buckets in every backward, although only the last one fills them
+  bool in_parts = false;                ///< performs the reductions of buckets with even numbers itself
   std::function<void(const std::string& event)> log;
+
+  [[nodiscard]] bool sums_parts(const Action& reduction) const { return in_parts && reduction.bucket % 2 == 0; }
 };
 
 /// The symbolic model behind bytes. A bucket's word travels as four limbs of 16 bits, so that sums do not overflow.
@@ -107,23 +110,36 @@ class FakeEngine {
   /// Of a sum into shards every member's part is the whole, so that each can be checked.
   Buffer bucket(const Action& action) {
     count("bucket", action);
-    if (is_awaited(action)) {
-      throw std::logic_error(describe(action) + ": the bucket is not full");
-    }
-    const bool of_compute = action.microbatch >= 0;
-    if (!of_compute) model_.start_reduction(action);
-    const Word word = of_compute ? model_.take_bucket(action) : model_.bucket(action);
-    std::vector<std::int64_t> limbs;
     const auto parts = action.kind == ActionKind::kAllReduce ? 1 : model_.members(action);
-    for (std::size_t part = 0; part < parts; ++part) {
-      for (std::size_t k = 0; k < 4; ++k) limbs.push_back(static_cast<std::int64_t>(word >> (16 * k) & 0xffff));
-    }
-    const Buffer buffer = make_buffer(limbs.size() * sizeof limbs[0], ledger_);
-    std::memcpy(buffer.data, limbs.data(), buffer.bytes);
+    const Buffer buffer = limbs_of(take_bucket(action), parts);
     sums_[{action.group, action.bucket, action.microbatch}] = buffer;
     return buffer;
   }
   DType bucket_dtype(const Action&) { return DType::kI64; }
+
+  [[nodiscard]] bool sums_parts(const Action& action) const { return script_.sums_parts(action); }
+  /// Every part is the whole, as in `bucket`.
+  void sum_parts(const Action& action, PartExchange& exchange) {
+    count("sum_parts", action);
+    const std::size_t members = model_.members(action), part = sizeof(std::array<std::int64_t, 4>);
+    const Buffer halves = limbs_of(take_bucket(action), 2 * members);
+    exchange.all_to_all(halves);
+    std::array<std::int64_t, 4> sum{};
+    for (std::size_t member = 0; member < members; ++member) {
+      std::array<std::int64_t, 4> limbs{};
+      std::memcpy(limbs.data(), halves.data + (members + member) * part, part);
+      for (std::size_t k = 0; k < limbs.size(); ++k) sum[k] += limbs[k];
+    }
+    const bool whole = action.kind == ActionKind::kAllReduce;
+    const Buffer sums = make_buffer(members * part, ledger_);
+    std::memcpy(sums.data + model_.position(action) * part, sum.data(), part);
+    if (whole) exchange.all_gather(sums);
+    for (std::size_t member = 0; member < members && whole; ++member) {
+      if (std::memcmp(sums.data + member * part, sum.data(), part) != 0)
+        throw std::logic_error(describe(action) + ": a member has another sum");
+    }
+    sums_[{action.group, action.bucket, action.microbatch}] = sums;
+  }
 
   /// A part names its owner and the bucket.
   Buffer gathering(const Action& action) {
@@ -160,7 +176,8 @@ class FakeEngine {
   void reduced(const Action& action) {
     count("reduced", action);
     std::array<std::int64_t, 4> limbs{};
-    const auto own = action.kind == ActionKind::kAllReduce ? 0 : model_.position(action);
+    const bool is_one = action.kind == ActionKind::kAllReduce && !sums_parts(action);
+    const auto own = is_one ? 0 : model_.position(action);
     Buffer& sum = sums_.at({action.group, action.bucket, action.microbatch});
     std::memcpy(limbs.data(), sum.data + own * sizeof limbs, sizeof limbs);
     sum = {};
@@ -176,6 +193,24 @@ class FakeEngine {
   [[nodiscard]] std::size_t calls() const { return calls_; }
 
  private:
+  Word take_bucket(const Action& action) {
+    if (is_awaited(action)) {
+      throw std::logic_error(describe(action) + ": the bucket is not full");
+    }
+    const bool of_compute = action.microbatch >= 0;
+    if (!of_compute) model_.start_reduction(action);
+    return of_compute ? model_.take_bucket(action) : model_.bucket(action);
+  }
+  Buffer limbs_of(Word word, std::size_t copies) {
+    std::vector<std::int64_t> limbs;
+    for (std::size_t copy = 0; copy < copies; ++copy) {
+      for (std::size_t k = 0; k < 4; ++k) limbs.push_back(static_cast<std::int64_t>(word >> (16 * k) & 0xffff));
+    }
+    const Buffer buffer = make_buffer(limbs.size() * sizeof limbs[0], ledger_);
+    std::memcpy(buffer.data, limbs.data(), buffer.bytes);
+    return buffer;
+  }
+
   void backward_compute(const char* call, const Action& action) {
     count(call, action);
     need_parameters(action);
@@ -274,7 +309,7 @@ class FakeEngine {
   std::map<StageId, int> backwards_left_;
   std::map<std::tuple<StageId, int, Flow>, std::pair<int, Rank>> last_accepted_;
 };
-static_assert(SplitBackwardEngine<FakeEngine> && ShardingEngine<FakeEngine>);
+static_assert(SplitBackwardEngine<FakeEngine> && ShardingEngine<FakeEngine> && PartSummingEngine<FakeEngine>);
 
 /// A transport that tells what is started, and knows what nobody has seen the end of.
 class LoggedTransport {

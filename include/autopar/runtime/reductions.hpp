@@ -22,6 +22,9 @@ namespace autopar::detail {
 /// starts when its bucket is ready. On a transport that is `in_order()`, everything before it in the program must also
 /// have been issued. Reductions of one group also end in that order, so what is accumulated from them is bit-identical
 /// in every run. The thread that completes a bucket starts the reductions that may start.
+///
+/// A reduction that the engine performs itself is several exchanges, and starts where it would on a transport that is
+/// `in_order()`: in host memory the thread waits for each.
 template <StageEngine Engine, Transport Wire>
 class Reductions {
  public:
@@ -77,9 +80,10 @@ class Reductions {
   /// Passes completed reductions to the engine. Does not wait.
   void settle() {
     std::vector<int> waiting;  // groups whose later reductions must wait, too
+    const auto is_over = [&](const Sum& sum) { return !sum.travels || wire_.done(sum.ticket); };
     for (std::size_t i = 0; i < in_flight_.size();) {
       const int group = in_flight_[i]->action->group;
-      if (std::find(waiting.begin(), waiting.end(), group) == waiting.end() && wire_.done(in_flight_[i]->ticket)) {
+      if (std::find(waiting.begin(), waiting.end(), group) == waiting.end() && is_over(*in_flight_[i])) {
         finish(i);
       } else {
         waiting.push_back(group);
@@ -102,6 +106,31 @@ class Reductions {
     bool full = false;
   };
   static constexpr int kSumsInFlight = 1;
+
+  /// Exchanges of one sum, one after the other.
+  class Parts final : public PartExchange {
+   public:
+    Parts(Wire& wire, Sum& sum, GroupId group) : wire_(wire), sum_(sum), group_(group) {}
+
+    void all_to_all(const Buffer& buffer) override { complete(buffer, wire_.all_to_all(buffer, group_)); }
+    void all_gather(const Buffer& buffer) override { complete(buffer, wire_.all_gather(buffer, group_)); }
+
+   private:
+    /// On a device the last one may be under way when the sum has started.
+    void complete(const Buffer& buffer, typename Wire::Ticket ticket) {
+      sum_.buffer = buffer;
+      sum_.ticket = std::move(ticket);
+      sum_.travels = true;
+      wire_.wait(sum_.ticket);
+      sum_.buffer = {};
+      sum_.travels = !wire_.done(sum_.ticket);
+      if (!sum_.travels) sum_.ticket = {};  // it may own the buffer, too
+    }
+
+    Wire& wire_;
+    Sum& sum_;
+    GroupId group_;
+  };
 
   static bool is_backward(const Action& action) {
     return is_compute(action.kind) && action.kind != ActionKind::kForward;
@@ -139,22 +168,38 @@ class Reductions {
     const auto left = backwards_left_of_.find(action.stage);
     return left != backwards_left_of_.end() && left->second > 0;
   }
+  /// Whether the engine performs the reduction itself.
+  [[nodiscard]] bool is_in_parts(const Action& action) const {
+    if constexpr (PartSummingEngine<Engine>) return engine_.sums_parts(action);
+    return false;
+  }
   /// On a device all members must issue the same operations in the same order.
   [[nodiscard]] bool may_start(std::size_t i) const {
     const Action* const before = sums_[i].shared_before;
-    return !in_order_ || i < end_of_compute_ || before == nullptr || before <= progress_.reached();
+    const bool anywhere = !in_order_ && !is_in_parts(*sums_[i].action);
+    return anywhere || i < end_of_compute_ || before == nullptr || before <= progress_.reached();
   }
 
   void start(Sum& sum) {
     const Action& action = *sum.action;
     const GroupId group = groups_.at(static_cast<std::size_t>(action.group));
     sum.start = progress_.now();
-    sum.buffer = engine_.bucket(action);
-    const DType dtype = engine_.bucket_dtype(action);
-    sum.ticket = action.kind == ActionKind::kAllReduce ? wire_.all_reduce(sum.buffer, dtype, group)
-                                                       : wire_.reduce_scatter(sum.buffer, dtype, group);
-    sum.travels = true;
+    if (is_in_parts(action)) {
+      sum_parts(sum, group);
+    } else {
+      sum.buffer = engine_.bucket(action);
+      const DType dtype = engine_.bucket_dtype(action);
+      sum.ticket = action.kind == ActionKind::kAllReduce ? wire_.all_reduce(sum.buffer, dtype, group)
+                                                         : wire_.reduce_scatter(sum.buffer, dtype, group);
+      sum.travels = true;
+    }
     in_flight_.push_back(&sum);
+  }
+  void sum_parts(Sum& sum, GroupId group) {
+    if constexpr (PartSummingEngine<Engine>) {
+      Parts exchange(wire_, sum, group);
+      engine_.sum_parts(*sum.action, exchange);
+    }
   }
   /// Waits until at most kSumsInFlight reductions of compute actions are in flight. A rank that reduces into shards has
   /// memory for their buckets and the one being filled. All members issue the operations of such a compute action in
@@ -169,7 +214,7 @@ class Reductions {
   void finish(std::size_t i) {
     Sum& sum = *in_flight_[i];
     const Action* const outer = progress_.turn_to(sum.action);
-    wire_.wait(sum.ticket);
+    if (sum.travels) wire_.wait(sum.ticket);
     sum.travels = false;
     engine_.reduced(*sum.action);
     sum.buffer = {};

@@ -62,6 +62,30 @@ concept ShardingEngine = StageEngine<E> && requires(E& engine, const Action& act
   engine.reshard(action);
 };
 
+/// What an engine that sums parts itself asks of its run: exchanges among the members of the reduction's group, with
+/// buffers as `AnyTransport` describes them. Each returns when it is complete; on a device, complete for work that is
+/// enqueued afterwards on the thread's current stream.
+class PartExchange {
+ public:
+  PartExchange() = default;
+  PartExchange(const PartExchange&) = delete;
+  PartExchange& operator=(const PartExchange&) = delete;
+  virtual void all_to_all(const Buffer& buffer) = 0;
+  virtual void all_gather(const Buffer& buffer) = 0;
+
+ protected:
+  ~PartExchange() = default;
+};
+
+/// An engine that performs some reductions itself: every member sends each other member its part once, in a smaller
+/// element type, and adds what it receives. `sum_parts` stands for `bucket` in such a reduction. On a device it may
+/// make another stream current, so that computation goes on beside it; `reduced` makes the computation wait.
+template <class E>
+concept PartSummingEngine = StageEngine<E> && requires(E& engine, const Action& action, PartExchange& exchange) {
+  { engine.sums_parts(action) } -> std::same_as<bool>;  ///< the same on all members
+  engine.sum_parts(action, exchange);
+};
+
 /// An engine that can also run a backward in two parts. `backward_input` computes the gradients that are sent on. It
 /// may leave parameter gradients to the `backward_weight` of the same slice, which is called later.
 template <class E>

@@ -69,6 +69,12 @@ class RecordingEngine {
   Buffer bucket(const Action&) { return {}; }
   DType bucket_dtype(const Action&) { return DType::kF32; }
   void reduced(const Action& action) { tell("reduced", action.bucket); }
+  bool in_parts = false;  ///< whether it performs reductions itself
+  [[nodiscard]] bool sums_parts(const Action&) const { return in_parts; }
+  void sum_parts(const Action& action, PartExchange& exchange) {
+    exchange.all_to_all(tell("sum parts", action.bucket));
+    if (action.kind == ActionKind::kAllReduce) exchange.all_gather({});
+  }
 
  private:
   Buffer tell(const char* what, int number) {
@@ -77,7 +83,7 @@ class RecordingEngine {
   }
   Events& events_;
 };
-static_assert(StageEngine<RecordingEngine>);
+static_assert(PartSummingEngine<RecordingEngine>);
 
 /// A program, and what a part of the executor did with it.
 struct RecordedRun {

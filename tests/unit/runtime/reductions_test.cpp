@@ -111,6 +111,23 @@ TEST_CASE("Reductions: program order holds within one group alone") {
   CHECK(f.take() == Events{"wait 0", "reduced 0", "wait 1", "reduced 1"});
 }
 
+TEST_CASE("Reductions: in parts, exchanges follow each other at one place") {
+  for (const bool in_order : {false, true}) {
+    Fixture f({backward(0), send(), sum(0), sum(1)}, in_order);
+    f.engine.in_parts = true;
+    f.begin(0);
+    f.fill(0, 0);
+    f.fill(0, 1);
+    CHECK(f.take().empty());  // the message has not been issued
+    f.progress.reach(f.actions[2]);
+    f.fill(0, 0);
+    CHECK(f.take() == Events{"sum parts 0", "all-to-all 0", "wait 0", "all-gather 0", "wait 1",  //
+                             "sum parts 1", "all-to-all 0", "wait 2", "all-gather 0", "wait 3"});
+    f.reductions.finish();
+    CHECK(f.take() == Events{"reduced 0", "reduced 1"});  // all has ended, and is not waited for again
+  }
+}
+
 TEST_CASE("Reductions: within an action one overlaps the next bucket") {
   Fixture f({backward(0), share(0, 0), share(1, 0), share(2, 0)});
   f.begin(0);
