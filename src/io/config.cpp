@@ -29,7 +29,8 @@ using Member = std::variant<int Options::*, double Options::*, bool Options::*, 
                             std::vector<int> Options::*, Bytes Options::*, Seconds Options::*, Switch Options::*,
                             ClassHead Options::*, CudaGraphs Options::*, std::optional<Offload> Options::*,
                             std::optional<ScheduleKind> Options::*, RecomputeOption Options::*, Precision Options::*,
-                            BatchNorm Options::*, DeviceChoice Options::*, CostChoice Options::*>;
+                            std::optional<ReduceDtype> Options::*, BatchNorm Options::*, DeviceChoice Options::*,
+                            CostChoice Options::*>;
 
 /// One option: its name, where it lives and which numbers it may have.
 struct Field {
@@ -59,6 +60,7 @@ const std::vector<Field>& fields() {
       {"schedule", &Options::schedule},
       {"recompute", &Options::recompute},
       {"precision", &Options::precision},
+      {"reduce_dtype", &Options::reduce_dtype},
       {"batch_norm", &Options::batch_norm},
       {"device_memory", &Options::device_memory, 0, 9e18},
       {"memory_margin", &Options::memory_margin, 0, 0.999},

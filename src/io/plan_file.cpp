@@ -222,6 +222,7 @@ std::string to_json(const Plan& plan) {
   if (plan.sequence_parallel) root["sequence_parallel"] = true;
   if (plan.chunked_heads) root["chunked_heads"] = true;
   if (plan.layers_by_inputs) root["layers_by_inputs"] = true;
+  if (plan.buckets.reduce_dtype != ReduceDtype::kFp32) root["reduce_dtype"] = to_string(plan.buckets.reduce_dtype);
   if (!plan.operators.empty()) root["operators"] = plan.operators;
   if (!plan.constraints.empty()) root["constraints"] = plan.constraints;
   if (traits_of(plan.schedule).orders_in_plan) root["orders"] = orders_json(plan.orders);
@@ -247,6 +248,7 @@ Plan parse_plan(std::string_view json, const std::string& file) {
   plan.zero = static_cast<int>(reader.whole("zero", 0, 3));
   plan.offload = reader.word<Offload>("offload");
   plan.buckets.size = Bytes(reader.whole("bucket_bytes", 1, BucketPolicy::kLargest.value()));
+  if (reader.has("reduce_dtype")) plan.buckets.reduce_dtype = reader.word<ReduceDtype>("reduce_dtype");
   plan.precision = reader.word<Precision>("precision");
   if (traits_of(plan.schedule).orders_in_plan) plan.orders = read_orders(reader);
   reader.each("stages", [&](JsonReader& stage) { plan.stages.push_back(read_stage(stage, plan.world)); });

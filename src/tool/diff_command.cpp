@@ -51,6 +51,7 @@ class PlanDifferences {
     add("offloaded", name_of(first.offload), name_of(second.offload));
     add("host memory of a rank", first.host_memory, second.host_memory);
     add("precision", option_text(first.precision), option_text(second.precision));
+    add("reduce_dtype", name_of(first.buckets.reduce_dtype), name_of(second.buckets.reduce_dtype));
     add("constraints", joined(first.constraints), joined(second.constraints));
     const std::size_t common = std::min(first.stages.size(), second.stages.size());
     for (std::size_t s = 0; s < common; ++s) add_stage("stage " + std::to_string(s), first.stages[s], second.stages[s]);

@@ -117,6 +117,8 @@ constexpr autopar::Precision kPrecisions[] = {autopar::Precision::kModule, autop
 constexpr int kTensorShards[] = {1, 2};
 constexpr autopar::ClassHead kClassHeads[] = {autopar::ClassHead::kAuto, autopar::ClassHead::kChunked};
 constexpr autopar::Switch kFusions[] = {autopar::Switch::kAuto, autopar::Switch::kOn};
+// Gradients in double precision are never rounded.
+constexpr autopar::ReduceDtype kReduceDtypes[] = {autopar::ReduceDtype::kFp32, autopar::ReduceDtype::kBf16};
 
 /// Samples of each rank: even, ragged, one rank with none, or another number at each step.
 std::vector<std::vector<int64_t>> layout(int kind, int ranks) {
@@ -212,6 +214,7 @@ std::vector<int> MatrixFactors::levels() {
   levels[kTensor] = static_cast<int>(std::size(kTensorShards));
   levels[kClassHead] = static_cast<int>(std::size(kClassHeads));
   levels[kFusion] = static_cast<int>(std::size(kFusions));
+  levels[kReduceDtype] = static_cast<int>(std::size(kReduceDtypes));
   return levels;
 }
 
@@ -239,7 +242,7 @@ bool MatrixFactors::possible(std::size_t f, int a, std::size_t g, int b) {
 std::vector<std::vector<int>> MatrixFactors::pairwise() { return pairwise_rows(levels(), 20261122, possible); }
 
 void MatrixFactors::for_each_choice(const std::function<void(const std::vector<int>& row)>& visit) {
-  constexpr Factor kTurns[] = {kModel, kPositions, kMicrobatches, kOptimizer, kClassHead, kFusion};
+  constexpr Factor kTurns[] = {kModel, kPositions, kMicrobatches, kOptimizer, kClassHead, kFusion, kReduceDtype};
   const auto levels = MatrixFactors::levels();
   const auto takes_turns = [&](std::size_t f) {
     return std::ranges::any_of(kTurns, [f](Factor factor) { return static_cast<std::size_t>(factor) == f; });
@@ -299,6 +302,7 @@ Setup MatrixFactors::setup(const std::vector<int>& row) {
   setup.tensor = kTensorShards[row[kTensor]];
   setup.options.class_head = kClassHeads[row[kClassHead]];
   setup.options.fusion = kFusions[row[kFusion]];
+  setup.options.reduce_dtype = kReduceDtypes[row[kReduceDtype]];
   return setup;
 }
 

@@ -43,6 +43,7 @@ struct MatrixFactors {
     kTensor,
     kClassHead,
     kFusion,
+    kReduceDtype,
     kFactors
   };
   static std::vector<int> levels();
@@ -52,7 +53,7 @@ struct MatrixFactors {
   static std::vector<std::vector<int>> pairwise();
   /// Calls `visit` with every combination of what a plan and a training loop may choose: schedule, replicas, layout of
   /// samples, accumulation, clipping, ZeRO, recompute, precision. Models, positions, micro-batches, optimizers, heads,
-  /// fusion take turns.
+  /// fusion, element types of sums take turns.
   static void for_each_choice(const std::function<void(const std::vector<int>& row)>& visit);
 
   /// Ranks that a row needs.

@@ -43,7 +43,8 @@ struct Setup {
     constexpr const char* kNames[] = {", sgd", ", adamw", ", rmsprop", ", adagrad", ", lars", ", muon and adamw"};
     out << ", accumulate " << accumulate << ", clip " << clip_norm << kNames[static_cast<int>(optimizer)] << ", zero "
         << options.zero << ", recompute " << (some_recomputed ? "half of " : "")
-        << autopar::option_text(options.recompute) << ", precision " << autopar::option_text(options.precision);
+        << autopar::option_text(options.recompute) << ", precision " << autopar::option_text(options.precision)
+        << ", reduce_dtype " << autopar::option_text(options.reduce_dtype);
     return out.str();
   }
 };

@@ -14,7 +14,7 @@ namespace autopar::oracle {
 struct GradientSum {
   std::vector<std::size_t> ranks;     ///< ascending
   int stage = -1;                     ///< -1 = parameters tied across stages
-  std::vector<std::int64_t> buckets;  ///< bytes that are summed at the end of a call
+  std::vector<std::int64_t> buckets;  ///< bytes that are sent for it at the end of a call
 };
 
 /// A plan's sums in the order of its groups, and their buckets, written independently of `cut_into_buckets`.
@@ -84,7 +84,8 @@ class GradientSums {
       }
       used[filling.at(element)] += room;
       const bool in_backwards = plan_.zero >= 2 && sum.stage >= 0 && held.highest_zero >= 2;
-      if (!in_backwards) sum.buckets[filling.at(element)] += held.bytes.value();
+      const bool halved = plan_.buckets.reduce_dtype == ReduceDtype::kBf16 && element == 4;
+      if (!in_backwards) sum.buckets[filling.at(element)] += held.bytes.value() / (halved ? 2 : 1);
     }
     sums_.push_back(std::move(sum));
   }

@@ -8,17 +8,20 @@
 #include <vector>
 
 #include <autopar/core/units.hpp>
+#include <autopar/plan/choices.hpp>
 
 namespace autopar {
 
 /// The size of the buckets in which gradients are reduced and, under ZeRO, parameters are gathered: large enough for
-/// the links, small enough to overlap. It is part of the plan, so prediction and runtime cut tensors alike.
+/// the links, small enough to overlap. And the element type in which gradients are sent. It is part of the plan, so
+/// prediction and runtime cut tensors alike.
 struct BucketPolicy {
   static constexpr Bytes kLeast{32 << 20};                 ///< least that a planner chooses, also on slow links
   static constexpr Bytes kMost{256 << 20};                 ///< most that a planner chooses
   static constexpr Bytes kLargest{std::int64_t{1} << 40};  ///< most that a plan may state
 
   Bytes size = kLeast;  ///< most bytes of a bucket, unless it is one tensor
+  ReduceDtype reduce_dtype = ReduceDtype::kFp32;
 
   /// The largest unit of what is sharded. From ZeRO 2 on several units are unsharded at a time. So units of small
   /// buckets hold no more than what the operator with the most parameters reads. Larger buckets are for links that need
@@ -27,6 +30,19 @@ struct BucketPolicy {
   /// @param largest_read  bytes of the trainable parameters of that operator
   [[nodiscard]] constexpr Bytes unit_size(int zero, Bytes largest_read) const {
     return zero < 2 || size > kLeast ? size : std::min(size, std::max(largest_read, Bytes(1)));
+  }
+  /// Whether gradients of so many bytes are rounded when they are sent: fp32 alone. Trained parameters of four bytes an
+  /// element are fp32.
+  [[nodiscard]] constexpr bool rounds(Bytes gradients, std::int64_t elements) const {
+    return reduce_dtype == ReduceDtype::kBf16 && elements > 0 && gradients.value() == 4 * elements;
+  }
+  /// Bytes that stand for gradients of so many bytes when they are sent.
+  [[nodiscard]] constexpr Bytes sent(Bytes gradients, std::int64_t elements) const {
+    return rounds(gradients, elements) ? Bytes(gradients.value() / 2) : gradients;
+  }
+  /// Likewise, whatever their element types: at least so many.
+  [[nodiscard]] constexpr Bytes least_sent(Bytes gradients) const {
+    return reduce_dtype == ReduceDtype::kBf16 ? Bytes(gradients.value() / 2) : gradients;
   }
   [[nodiscard]] constexpr bool is_valid() const { return size > Bytes(0) && size <= kLargest; }
   friend bool operator==(const BucketPolicy&, const BucketPolicy&) = default;

@@ -31,6 +31,16 @@ template <>
 inline constexpr auto kEnumTexts<CudaGraphs> = std::to_array<EnumText<CudaGraphs>>({{CudaGraphs::kAuto, "auto"},
                                                                                     {CudaGraphs::kOff, "off"}});
 
+/// The element type in which ranks send each other partial sums of fp32 gradients. Other gradients are sent as they
+/// are.
+enum class ReduceDtype : std::uint8_t {
+  kFp32,
+  kBf16,  ///< each partial sum is rounded and sent once; receivers add in fp32
+};
+template <>
+inline constexpr auto kEnumTexts<ReduceDtype> = std::to_array<EnumText<ReduceDtype>>({{ReduceDtype::kFp32, "fp32"},
+                                                                                      {ReduceDtype::kBf16, "bf16"}});
+
 /// What is kept in host memory instead of device memory.
 enum class Offload : std::uint8_t {
   kNone,

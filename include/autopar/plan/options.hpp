@@ -52,6 +52,9 @@ struct Options {
   /// module (its own element types) | tf32 | bf16 | fp16 (as in autocast) | bf16-compute (all in bf16, except losses
   /// and sums over the batch). Parameters, sums of gradients and the optimizer stay in float32.
   Precision precision = Precision::kModule;
+  /// auto | fp32 | bf16: the element type in which ranks send partial sums of fp32 gradients, which are added in fp32.
+  /// auto, no value: see `chosen_reduce_dtype`
+  std::optional<ReduceDtype> reduce_dtype{};
   BatchNorm batch_norm = BatchNorm::kMicrobatch;  ///< microbatch | exact (synchronised, one micro-batch)
   Bytes device_memory{0};                         ///< of one rank; 0 = what the device has
   double memory_margin = 0.1;                     ///< share of it kept free, [0, 1)

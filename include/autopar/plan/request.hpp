@@ -71,7 +71,7 @@ struct PlanRequest {
   /// staging, the level that exchanges least is chosen. What predictions from measured costs are worth is
   /// `kMeasuredTies`.
   double ties = 0;
-  std::optional<BucketPolicy> buckets{};   ///< none: the planner chooses, see `chosen_buckets`
+  std::optional<BucketPolicy> buckets{};   ///< only `size` counts; none: see `chosen_bucket_size`
   bool remedies = true;                    ///< an Infeasible answer looks for changes that fit, which may take seconds
   std::vector<ProgramVariant> variants{};  ///< of captured models
   /// Whether a plan's replicas give some operator too few samples. If so, a plan without replicas is preferred, if one

@@ -28,7 +28,8 @@ RankRuntime::RankRuntime(const OpGraph& graph, const algebra::BatchSemantics& pl
                .gathered_by = {},
                .resharded_after = division.resharded_after},
       rank_(rank),
-      sharded_(std::move(sharded)) {
+      sharded_(std::move(sharded)),
+      buckets_(buckets) {
   for (const auto& values : program_.channel_values) {
     auto& gradients = program_.channel_gradients.emplace_back();
     for (const auto value : values) {
@@ -40,7 +41,7 @@ RankRuntime::RankRuntime(const OpGraph& graph, const algebra::BatchSemantics& pl
     if (program_.pipeline.stages[s].contains(rank)) own.push_back(StageId::of(s));
   }
   find_parameters(division, own, leaves.handle);
-  lay_out_buckets(division, buckets);
+  lay_out_buckets(division);
   find_gathers(division, own);
   for (const auto stage : own) stages_.push_back(std::make_unique<Stage>(program_, stage, leaves, reduced_));
 }
@@ -68,8 +69,9 @@ void RankRuntime::find_parameters(const staging::StagedGraph& division, const st
 }
 
 // Includes the groups of other ranks, since this rank makes programs for all.
-void RankRuntime::lay_out_buckets(const staging::StagedGraph& division, const BucketPolicy& buckets) {
+void RankRuntime::lay_out_buckets(const staging::StagedGraph& division) {
   reduced_.resize(graph().values.size(), false);
+  if (buckets_.reduce_dtype != ReduceDtype::kFp32) summing_stream_.emplace(device());
   for (std::size_t g = 0; g < division.group_parameters.size(); ++g) {
     const auto& group = division.group_parameters[g];
     const auto& ranks = program_.pipeline.groups[g].ranks;
@@ -93,8 +95,9 @@ void RankRuntime::lay_out_buckets(const staging::StagedGraph& division, const Bu
       std::copy_if(group.begin(), group.end(), std::back_inserter(read), is_read);
       bucket_layouts_.push_back(layout_in(*sharded_[g].unit, read));
     } else {
-      bucket_layouts_.emplace_back(forms, buckets.size);
+      bucket_layouts_.emplace_back(forms, buckets_.size);
     }
+    if (summing_stream_) bucket_layouts_.back().divide_among(static_cast<std::int64_t>(ranks.size()));
     member_.push_back(member);
     for (const auto& form : forms) reduced_[form.key] = reduced_[form.key] || member;
   }
@@ -118,6 +121,12 @@ parameters::BucketLayout RankRuntime::layout_in(const parameters::ShardUnit& uni
 Interval RankRuntime::within_part(int group, const parameters::BucketLayout::Place& place) const {
   const auto& memory = *shards_of(group);
   return memory.within_part(parameters::ShardUnit::Place{{}, place.form.sizes, place.offset});
+}
+
+const SummingStream* RankRuntime::summing_stream_of(const Action& action) const {
+  const auto& of_group = bucket_layouts_[static_cast<std::size_t>(action.group)].buckets();
+  const auto& [dtype, elements] = of_group[static_cast<std::size_t>(action.bucket)];
+  return summing_stream_ && are_rounded(dtype, buckets_) && elements > 0 ? &*summing_stream_ : nullptr;
 }
 
 void RankRuntime::find_gathers(const staging::StagedGraph& division, const std::vector<StageId>& own) {

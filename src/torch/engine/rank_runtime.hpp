@@ -3,11 +3,13 @@
 #include <cstddef>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
+#include "torch/engine/rounded_sums.hpp"
 #include "torch/engine/stage.hpp"
 #include "torch/parameters/gradient_buckets.hpp"
 #include "torch/parameters/shards.hpp"
@@ -23,7 +25,7 @@ class RankRuntime {
   /// @param splits_backwards  whether programs have backwards in two parts
   /// @param recomputed        atoms that stages recompute before their backward
   /// @param sharded           by reduction group: what it shards; empty: nothing
-  /// @param buckets           the buckets of gradients that are not reduced into shards
+  /// @param buckets           the buckets of gradients that are not reduced into shards, and how all are sent
   RankRuntime(const OpGraph& graph, const algebra::BatchSemantics& plan, const staging::StagedGraph& division,
               Rank rank, c10::Device device, const Stage::Leaves& leaves, bool splits_backwards = false,
               interpret::RecomputedAtoms recomputed = {}, std::vector<parameters::ShardedGroup> sharded = {},
@@ -73,13 +75,16 @@ class RankRuntime {
   /// The elements of a parameter of `bucket_layouts()[group]` in this rank's part, as indices of the part.
   /// @pre shards_of(group)
   [[nodiscard]] Interval within_part(int group, const parameters::BucketLayout::Place& place) const;
+  /// Where the gradients of an action's bucket are summed, if they are rounded to be sent; null if they are not. Null
+  /// on one member means null on all.
+  [[nodiscard]] const SummingStream* summing_stream_of(const Action& action) const;
   /// The ZeRO level of a group.
   [[nodiscard]] int zero_of(int group) const { return program_.pipeline.groups[static_cast<std::size_t>(group)].zero; }
 
  private:
   void find_parameters(const staging::StagedGraph& division, const std::vector<StageId>& own,
                        const Stage::Lookup& handle);
-  void lay_out_buckets(const staging::StagedGraph& division, const BucketPolicy& buckets);
+  void lay_out_buckets(const staging::StagedGraph& division);
   void find_gathers(const staging::StagedGraph& division, const std::vector<StageId>& own);
   [[nodiscard]] parameters::BucketLayout layout_in(const parameters::ShardUnit& unit,
                                                    const std::vector<ValueId>& parameters) const;
@@ -91,7 +96,9 @@ class RankRuntime {
   std::vector<parameters::BucketLayout> bucket_layouts_;
   std::vector<bool> member_;
   std::vector<parameters::ShardedGroup> sharded_;  ///< by group; or empty
-  std::vector<bool> reduced_;                      ///< by ValueId: in a reduction group of this rank
+  BucketPolicy buckets_;
+  std::optional<SummingStream> summing_stream_;  ///< if gradients are rounded to be sent
+  std::vector<bool> reduced_;                    ///< by ValueId: in a reduction group of this rank
   std::vector<std::unique_ptr<Stage>> stages_;
   std::map<ValueId, at::Tensor> unread_;  ///< handles of parameters that no stage of this rank reads
 };

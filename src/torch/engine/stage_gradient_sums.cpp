@@ -18,7 +18,7 @@ void StageGradientSums::start() {
   buckets_.clear();
   buckets_.resize(groups);
   shares_.assign(groups, at::Tensor());
-  on_their_way_.assign(groups, {});
+  on_their_way_.clear();
   sums_.assign(runtime_.parameters().size(), at::Tensor());
   for (std::size_t group = 0; group < groups; ++group) {
     const int number = static_cast<int>(group);
@@ -159,32 +159,54 @@ void StageGradientSums::unbind(Stage& stage) {
 
 // ---------------------------------------------------------------- reductions
 
-Buffer StageGradientSums::bucket(const Action& action) {
+at::Tensor StageGradientSums::take_bucket(const Action& action) {
   const auto group = static_cast<std::size_t>(action.group);
   auto& buckets = buckets_[group];
-  if (action.microbatch >= 0) {
-    if (buckets == nullptr)
-      buckets = std::make_unique<parameters::GradientBuckets>(runtime_.bucket_layouts()[group], runtime_.device());
-    summed_.insert(action.group);
-    on_their_way_[group].push_back(buckets->flat(action.bucket));
-    buckets.reset();
-    return buffer_of(on_their_way_[group].back());
+  if (action.microbatch < 0) {
+    AUTOPAR_ASSERT(buckets != nullptr, "a rank reduces gradients that it does not have");
+    return buckets->flat(action.bucket);
   }
-  AUTOPAR_ASSERT(buckets != nullptr, "a rank reduces gradients that it does not have");
-  return buffer_of(buckets->flat(action.bucket));
+  if (buckets == nullptr)
+    buckets = std::make_unique<parameters::GradientBuckets>(runtime_.bucket_layouts()[group], runtime_.device());
+  summed_.insert(action.group);
+  const auto flat = buckets->flat(action.bucket);
+  buckets.reset();
+  return flat;
+}
+
+Buffer StageGradientSums::bucket(const Action& action) {
+  return buffer_of(on_their_way_[action.group].emplace_back(Sum{take_bucket(action)}).flat);
+}
+
+void StageGradientSums::sum_parts(const Action& action, PartExchange& exchange) {
+  const auto group = static_cast<std::size_t>(action.group);
+  const auto& stream = *runtime_.summing_stream_of(action);
+  auto& sum = on_their_way_[action.group].emplace_back(Sum{take_bucket(action)});
+  const RoundedBucket bucket(sum.flat, runtime_.pipeline().groups[group].ranks, runtime_.rank());
+  if (action.kind == ActionKind::kAllReduce) {
+    sum.done = stream.run([&] { all_reduce(bucket, exchange); });
+    return;
+  }
+  if (!shares_[group].defined()) shares_[group] = at::zeros({bucket.part()}, sum.flat.options());
+  sum.done = stream.run([&] { reduce_scatter(bucket, shares_[group], exchange); });
 }
 
 void StageGradientSums::reduced(const Action& action) {
-  if (action.kind != ActionKind::kReduceScatter) return;
   const at::NoGradGuard no_grad;
   const auto group = static_cast<std::size_t>(action.group);
+  auto& sums = on_their_way_.at(action.group);
+  auto sum = std::move(sums.front());
+  sums.pop_front();
+  const auto* const stream = runtime_.summing_stream_of(action);
+  if (stream != nullptr) stream->wait_for(sum.done);
+  if (action.kind != ActionKind::kReduceScatter) return;
   const auto own = runtime_.shards_of(action.group)->own();
+  const auto part = sum.flat.narrow(0, own.begin, own.size());
   if (action.microbatch >= 0) {
-    shares_[group].add_(on_their_way_[group].front().narrow(0, own.begin, own.size()));
-    on_their_way_[group].pop_front();
+    if (stream == nullptr) shares_[group].add_(part);
     return;
   }
-  shares_[group] = buckets_[group]->flat(action.bucket).narrow(0, own.begin, own.size()).clone();
+  if (stream == nullptr) shares_[group] = part.clone();
   for (const auto& place : runtime_.bucket_layouts()[group].places()) {
     sums_[runtime_.position_of(ValueId::of(place.form.key))].reset();
   }

@@ -60,6 +60,8 @@ class StageGradientSums {
 
   [[nodiscard]] Buffer bucket(const Action& action);
   [[nodiscard]] DType bucket_dtype(const Action& action) const;
+  [[nodiscard]] bool sums_parts(const Action& action) const { return runtime_.summing_stream_of(action) != nullptr; }
+  void sum_parts(const Action& action, PartExchange& exchange);
   void reduced(const Action& action);
 
   /// By RankRuntime::parameters, after the last backward; undefined if no slice reached the parameter. For sharded
@@ -68,6 +70,13 @@ class StageGradientSums {
 
  private:
   [[nodiscard]] at::Tensor& sum_of(ValueId parameter) { return sums_[runtime_.position_of(parameter)]; }
+  /// A sum whose bucket exists until it is complete.
+  struct Sum {
+    at::Tensor flat;
+    SummingStream::Done done{};  ///< if it is rounded
+  };
+  /// The bucket of a reduction that starts; one within a compute action is the caller's from now on.
+  [[nodiscard]] at::Tensor take_bucket(const Action& action);
   void move_into_bucket(ValueId parameter);
   void count_down(ValueId parameter);
 
@@ -77,10 +86,9 @@ class StageGradientSums {
   /// memory of the last call's graph, more than 1 % of a call of tiny operators.
   std::deque<at::Tensor> sums_;
   std::vector<std::unique_ptr<parameters::GradientBuckets>> buckets_;  ///< by group, null if this rank is not a member
-  std::vector<std::deque<at::Tensor>> on_their_way_;  ///< by group: buckets in flight that are reduced into shards
-                                                      ///< within compute actions
-  std::vector<at::Tensor> shares_;                    ///< by group: this rank's shard of the reduced gradients
-  std::set<int> summed_;                              ///< groups whose reduction within this compute action has started
+  std::map<int, std::deque<Sum>> on_their_way_;  ///< by group: in flight, which end in their order
+  std::vector<at::Tensor> shares_;               ///< by group: this rank's shard of the reduced gradients
+  std::set<int> summed_;                         ///< groups whose reduction within this compute action has started
   bool sums_in_some_computes_ = false;
   std::map<ValueId, std::pair<int, int>> bucket_of_;  ///< parameter to (group, bucket)
   std::map<ValueId, std::size_t> place_of_;           ///< parameter to index in the group's layout

@@ -20,6 +20,7 @@
 namespace autopar::engine {
 
 /// Runs this rank's slices of one call: models SplitBackwardEngine. Made for each call; backwards may come much later.
+/// Size: a function for each that the concepts of engines (`runtime/stage_engine.hpp`) ask for.
 class TorchEngine {
  public:
   TorchEngine(RankRuntime& runtime, CallContext context);
@@ -51,6 +52,10 @@ class TorchEngine {
   [[nodiscard]] Buffer bucket(const Action& action) { return gradients_.bucket(action); }
   [[nodiscard]] DType bucket_dtype(const Action& action) const { return gradients_.bucket_dtype(action); }
   void reduced(const Action& action) { gradients_.reduced(action); }
+
+  // PartSummingEngine
+  [[nodiscard]] bool sums_parts(const Action& action) const { return gradients_.sums_parts(action); }
+  void sum_parts(const Action& action, PartExchange& exchange) { gradients_.sum_parts(action, exchange); }
 
   // ShardingEngine
   [[nodiscard]] Buffer gathering(const Action& action);
@@ -95,6 +100,6 @@ class TorchEngine {
   ComputeGate* gate_ = nullptr;
 };
 
-static_assert(SplitBackwardEngine<TorchEngine> && ShardingEngine<TorchEngine>);
+static_assert(SplitBackwardEngine<TorchEngine> && ShardingEngine<TorchEngine> && PartSummingEngine<TorchEngine>);
 
 }  // namespace autopar::engine

@@ -56,7 +56,9 @@ class GradientApplier final : public calls::PendingGradients {
   [[nodiscard]] bool accumulating() const override { return accumulating_; }
   [[nodiscard]] bool has_accumulated() const override { return store_.has_accumulated(); }
   /// Sums what calls inside no_sync have made. Collective.
-  void reduce_accumulated() { store_.reduce({deployment_.wire(), deployment_.groups(), parameters_}); }
+  void reduce_accumulated() {
+    store_.reduce({deployment_.wire(), deployment_.groups(), parameters_, deployment_.plan().buckets});
+  }
   /// Sums, and adds to `.grad`. Collective. @param pending  some rank has accumulated gradients
   void sync(bool pending);
   /// The user zeroes gradients: what is accumulated goes.

@@ -1,5 +1,6 @@
 #include "torch/gradients/gradient_store.hpp"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -9,26 +10,81 @@
 #include <ATen/ops/zeros.h>
 
 #include "shard/tensor_buffer.hpp"
+#include "torch/engine/rounded_sums.hpp"
 #include "torch/gradients/gradient_factor.hpp"
 
 namespace autopar::gradients {
 
 namespace {
 
+/// Exchanges over one group that have ended when they return.
+class GroupExchange final : public PartExchange {
+ public:
+  GroupExchange(AnyTransport& wire, GroupId group) : wire_(wire), group_(group) {}
+  void all_to_all(const Buffer& buffer) override { wire_.wait(wire_.all_to_all(buffer, group_)); }
+  void all_gather(const Buffer& buffer) override { wire_.wait(wire_.all_gather(buffer, group_)); }
+
+ private:
+  AnyTransport& wire_;
+  GroupId group_;
+};
+
+/// This rank's shard of the sum.
+at::Tensor shard_of_sum(GradientSums& sums, const parameters::ShardMemory& memory, const at::Tensor& flat) {
+  const auto& ranks = memory.unit().ranks;
+  const GroupId group = sums.groups.at(ranks);
+  if (engine::are_rounded(flat.scalar_type(), sums.buckets)) {
+    GroupExchange exchange(sums.wire, group);
+    const auto shard = at::zeros({memory.own().size()}, flat.options());
+    engine::reduce_scatter(engine::RoundedBucket(flat, ranks, sums.wire.rank()), shard, exchange);
+    return shard;
+  }
+  const auto buffer = buffer_of(flat);
+  sums.wire.wait(sums.wire.reduce_scatter(buffer, summed_dtype(flat.scalar_type()), group));
+  return flat.narrow(0, memory.own().begin, memory.own().size()).clone();
+}
+
 /// Gradients of some parameters of a unit, each whole on every member: afterwards each member has its shards of the
 /// sums.
-void sum_into_shards(AnyTransport& wire, GroupId group, const parameters::ShardMemory& memory,
+void sum_into_shards(GradientSums& sums, const parameters::ShardMemory& memory,
                      const std::vector<std::pair<const parameters::ShardUnit::Place*, at::Tensor*>>& gradients) {
   const auto& whole = memory.whole();
   const auto flat = at::zeros({memory.unit().elements}, whole.options().dtype(memory.unit().dtype));
   for (const auto& [place, gradient] : gradients)
     parameters::part_of(flat, place->offset, place->sizes).copy_(*gradient);
-  const auto buffer = buffer_of(flat);
-  wire.wait(wire.reduce_scatter(buffer, summed_dtype(flat.scalar_type()), group));
-  const auto share = flat.narrow(0, memory.own().begin, memory.own().size()).clone();
+  const auto share = shard_of_sum(sums, memory, flat);
   for (const auto& [place, gradient] : gradients) {
     const auto within = memory.within_part(*place);
     *gradient = parameters::part_of(share, within.begin, {within.size()});
+  }
+}
+
+/// Gradients one after the other, padded to an equal part for each rank.
+at::Tensor joined(const std::vector<HandleGradient*>& gradients, std::int64_t ranks) {
+  std::vector<at::Tensor> parts;
+  std::int64_t elements = 0;
+  for (const auto* one : gradients) {
+    parts.push_back(one->gradient.reshape({-1}));
+    elements += parts.back().numel();
+  }
+  const std::int64_t padded = BucketCut::Bucket{elements}.elements_in_shards(ranks);
+  parts.push_back(at::zeros({padded - elements}, parts.front().options()));
+  return at::cat(parts);
+}
+
+/// Replaces flat gradients by their sum. Rounded ones are exchanged a bucket at a time, since their copies take memory.
+void sum_whole(GradientSums& sums, const std::vector<Rank>& ranks, const at::Tensor& flat) {
+  const GroupId group = sums.groups.at(ranks);
+  if (!engine::are_rounded(flat.scalar_type(), sums.buckets)) {
+    sums.wire.wait(sums.wire.all_reduce(buffer_of(flat), summed_dtype(flat.scalar_type()), group));
+    return;
+  }
+  GroupExchange exchange(sums.wire, group);
+  const std::int64_t most = sums.buckets.size.value() / static_cast<std::int64_t>(flat.element_size());
+  const std::int64_t piece = BucketCut::Bucket{most}.elements_in_shards(std::ssize(ranks));
+  for (std::int64_t begin = 0; begin < flat.numel(); begin += piece) {
+    const auto part = flat.narrow(0, begin, std::min(piece, flat.numel() - begin));
+    engine::all_reduce(engine::RoundedBucket(part, ranks, sums.wire.rank()), exchange);
   }
 }
 
@@ -74,11 +130,8 @@ void GradientStore::reduce_whole(GradientSums& sums) {
   for (auto& [key, members] : groups) {
     const auto& ranks = key.first;
     if (ranks.size() < 2) continue;
-    std::vector<at::Tensor> parts;
-    for (const auto* member : members) parts.push_back(member->gradient.reshape({-1}));
-    auto flat = at::cat(parts);
-    const auto buffer = buffer_of(flat);
-    sums.wire.wait(sums.wire.all_reduce(buffer, summed_dtype(flat.scalar_type()), sums.groups.at(ranks)));
+    const auto flat = joined(members, std::ssize(ranks));
+    sum_whole(sums, ranks, flat);
     std::int64_t offset = 0;
     for (auto* member : members) {
       const auto elements = member->gradient.numel();
@@ -97,7 +150,7 @@ void GradientStore::reduce_into_shards(GradientSums& sums) {
       const auto found = accumulated_.find(sums.parameters.named(place.names.front()).id);
       if (found != accumulated_.end()) gradients.emplace_back(&place, &found->second.gradient);
     }
-    if (!gradients.empty()) sum_into_shards(sums.wire, sums.groups.at(unit.ranks), *memory, gradients);
+    if (!gradients.empty()) sum_into_shards(sums, *memory, gradients);
   }
 }
 

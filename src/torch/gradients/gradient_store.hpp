@@ -9,6 +9,7 @@
 
 #include <autopar/core/ids.hpp>
 #include <autopar/core/units.hpp>
+#include <autopar/plan/buckets.hpp>
 #include <autopar/runtime/any_transport.hpp>
 
 #include "torch/parameters/parameter_store.hpp"
@@ -30,6 +31,7 @@ struct GradientSums {
   AnyTransport& wire;
   const std::map<std::vector<Rank>, GroupId>& groups;  ///< by holders, of all that there are
   const parameters::ParameterStore& parameters;
+  BucketPolicy buckets{};  ///< how gradients are sent
 };
 
 /// Gradients of this rank that are not in `.grad` yet, by parameter: those that calls inside no_sync accumulate, then

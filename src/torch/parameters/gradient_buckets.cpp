@@ -52,6 +52,10 @@ BucketLayout::BucketLayout(const std::vector<GradientForm>& forms, Bytes limit) 
     places_.push_back({forms[i], cut.places[i].bucket, cut.places[i].offset});
 }
 
+void BucketLayout::divide_among(std::int64_t ranks) {
+  for (auto& bucket : buckets_) bucket.elements = BucketCut::Bucket{bucket.elements}.elements_in_shards(ranks);
+}
+
 GradientBuckets::GradientBuckets(const BucketLayout& layout, c10::Device device) {
   for (const auto& bucket : layout.buckets()) {
     flat_.push_back(at::zeros({bucket.elements}, at::TensorOptions().dtype(bucket.dtype).device(device)));

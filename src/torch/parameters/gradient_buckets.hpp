@@ -41,6 +41,8 @@ class BucketLayout {
   /// One bucket with a given layout.
   BucketLayout(Bucket bucket, std::vector<Place> places) : places_(std::move(places)), buckets_{bucket} {}
 
+  /// Makes buckets as long as an equal, aligned part for each of so many ranks needs.
+  void divide_among(std::int64_t ranks);
   [[nodiscard]] const std::vector<Place>& places() const { return places_; }
   [[nodiscard]] const std::vector<Bucket>& buckets() const { return buckets_; }
 

@@ -256,6 +256,11 @@ void PlanBuilder::require_plan_of(const cost::GraphProfile& profile, const Plan&
                           ", but precision = " + option_text(options_.precision) +
                           " is set; set it to the plan's, or remove the plan to plan again");
   }
+  if (options_.reduce_dtype.value_or(plan.buckets.reduce_dtype) != plan.buckets.reduce_dtype) {
+    throw InvalidArgument("the plan was made for reduce_dtype = " + std::string(to_string(plan.buckets.reduce_dtype)) +
+                          ", but reduce_dtype = " + option_text(options_.reduce_dtype) +
+                          " is set; set it to the plan's, or remove the plan to plan again");
+  }
   if (options_.class_head != ClassHead::kAuto && plan.chunked_heads != (options_.class_head == ClassHead::kChunked)) {
     throw InvalidArgument("the plan makes logits of class heads " +
                           std::string(plan.chunked_heads ? "in chunks" : "whole") +

@@ -162,6 +162,7 @@ TEST_CASE("resolve_options: an unknown word names the known ones") {
   check_refused("offload", "optimiser", "auto | none | optimizer", "optimizer");
   check_refused("schedule", "zb-h", "auto | gpipe | 1f1b | interleaved | zb-h1 | zb-v | synth", "zb-h1");
   check_refused("precision", "bf32", "module | tf32 | bf16 | bf16-compute | fp16", "tf32");
+  check_refused("reduce_dtype", "fp23", "auto | fp32 | bf16", "fp32");
   check_refused("batch_norm", "exakt", "microbatch | exact", "exact");
   check_refused("device", "cud", "auto | cpu | cuda", "cuda");
   check_refused("costs", "profile", "auto | roofline | profiled", "profiled");
@@ -175,7 +176,7 @@ TEST_CASE("resolve_options: words are read, shown and compared as text") {
   const std::vector<std::pair<std::string, std::string>> words{
       {"sequence_parallel", "on"}, {"class_head", "chunked"}, {"fusion", "off"},      {"cuda_graphs", "off"},
       {"offload", "none"},         {"schedule", "zb-h1"},     {"recompute", "a,b.0"}, {"precision", "bf16-compute"},
-      {"batch_norm", "exact"},     {"device", "cpu"},         {"costs", "roofline"}};
+      {"reduce_dtype", "bf16"},    {"batch_norm", "exact"},   {"device", "cpu"},      {"costs", "roofline"}};
   std::string file;
   for (const auto& [key, word] : words) file += key + " = \"" + word + "\"\n";
   const Options read = resolve(file);
@@ -187,6 +188,7 @@ TEST_CASE("resolve_options: words are read, shown and compared as text") {
                         .schedule = ScheduleKind::kZbH1,
                         .recompute = RecomputeOption::of_modules({"a", "b.0"}),
                         .precision = Precision::kBf16Compute,
+                        .reduce_dtype = ReduceDtype::kBf16,
                         .batch_norm = BatchNorm::kExact,
                         .device = DeviceChoice::kCpu,
                         .costs = CostChoice::kRoofline};
@@ -194,7 +196,7 @@ TEST_CASE("resolve_options: words are read, shown and compared as text") {
   CHECK(resolve("", {}, in_code) == in_code);
   const auto shown = describe_options(in_code), usual = describe_options({});
   for (const auto& row : words) CHECK(std::ranges::count(shown, row) == 1);
-  for (const char* key : {"offload", "schedule", "recompute", "costs", "device"})
+  for (const char* key : {"offload", "schedule", "recompute", "reduce_dtype", "costs", "device"})
     CHECK(std::ranges::count(usual, std::pair<std::string, std::string>(key, "auto")) == 1);
   CHECK(std::ranges::count(usual, std::pair<std::string, std::string>("precision", "module")) == 1);
   // Code is stronger than the file, the environment than code.

@@ -22,7 +22,7 @@ Plan sample_plan() {
   plan.zero = 2;
   plan.offload = Offload::kOptimizer;
   plan.host_memory = Bytes(std::int64_t{256} << 30);
-  plan.buckets.size = Bytes(std::int64_t{96} << 20);
+  plan.buckets = {Bytes(std::int64_t{96} << 20), ReduceDtype::kBf16};
   plan.precision = Precision::kBf16;
   plan.device = "A \"100\"";
   plan.device_memory = Bytes(std::int64_t{40} << 30);

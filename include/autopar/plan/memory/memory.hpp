@@ -157,7 +157,7 @@ class RecomputedStage {
                                                            const Staging& staging, int zero,
                                                            Offload offload = Offload::kNone) {
   const auto nodes = nodes_by_stage(staging);
-  const detail::Sharing sharing(work, staging, zero);
+  const detail::Sharing sharing(work, staging, zero, constraints.buckets.reduce_dtype != ReduceDtype::kFp32);
   const Bytes of_all = largest_trained(work);
   const std::int64_t samples = constraints.largest_local_batch();
   const Bytes beside = detail::results_of(work, samples) + detail::bytes_at(work.held_beside, samples);
@@ -184,6 +184,8 @@ class RecomputedStage {
         memory[s].optimizer += one.optimizer;
         if (!profile.trainable) continue;
         if (profile.highest_zero > 0 && !level.tied) units.add(profile);
+        if (constraints.buckets.rounds(profile.bytes, profile.elements) && sharing.is_summed(parameter, s))
+          (std::min(level.zero, profile.highest_zero) > 0 ? units.rounded_units : units.rounded_whole) += profile.bytes;
         if (profile.highest_zero > 0 && profile.copy > Bytes(0))
           landing += detail::updated_bytes(profile.bytes, level.zero, level.ranks);
         if (profile.copy_by_call) copies += profile.copy;

@@ -24,10 +24,11 @@ struct StageMemory {
   Bytes workspace{};   ///< of a compute action beside these, see MicrobatchMemory; negative if gradients come while
                        ///< activations and parameter copies are freed. Also: parameter gradients that wait for other
                        ///< readers, results that the caller has, what a rank holds beside its stages
-  Bytes gathered{};    ///< under ZeRO, unsharded or summed units of gradients, beside the shards
+  Bytes gathered{};    ///< under ZeRO, unsharded or summed units of gradients, beside the shards; and the copy of a
+                       ///< bucket that is sent rounded
   Bytes brought{};     ///< under ZeRO 3, unsharded parameters beside the shards
-  Bytes summed{};      ///< under ZeRO 1, the shard of a sum beside the sum, if all is summed at once, when no
-                       ///< activations are left
+  Bytes summed{};      ///< under ZeRO 1, the shard of a sum beside the sum, and a bucket's copy, if all is summed at
+                       ///< once, when no activations are left
   Bytes update{};      ///< temporaries of the optimizer's step, when only parameters and their state are left, less
                        ///< parameter copies that were freed; or of fetching new values from the host
   Bytes host{};        ///< in host memory, of what is offloaded; if that is device memory, it is in the terms above

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <map>
+#include <numeric>
 #include <set>
 #include <vector>
 
@@ -18,8 +19,11 @@ namespace detail {
 /// shard its optimizer state only.
 class Sharing {
  public:
-  Sharing(const Workload& work, const Staging& staging, int zero)
-      : staging_(staging), zero_(zero), readers_(zero > 0 ? stages_of_parameters(work, staging) : ReadingStages{}) {}
+  /// @param sums  whether `is_summed` is asked for
+  Sharing(const Workload& work, const Staging& staging, int zero, bool sums)
+      : staging_(staging),
+        zero_(zero),
+        readers_(zero > 0 || sums ? stages_of_parameters(work, staging) : ReadingStages{}) {}
 
   struct Level {
     int zero = 0, ranks = 1;
@@ -29,15 +33,22 @@ class Sharing {
     if (zero_ == 0) return {};
     const auto tied = readers_.tied.find(parameter.index());
     if (tied == readers_.tied.end()) return {zero_, staging_.replicas[stage], false};
+    const auto is_replicated = [&](int s) { return staging_.replicas[static_cast<std::size_t>(s)] > 1; };
+    return {std::ranges::any_of(tied->second, is_replicated) ? 1 : 0, ranks_of(parameter, stage), true};
+  }
+  /// Ranks, or groups of tensor shards, that read the parameter.
+  [[nodiscard]] int ranks_of(ParameterId parameter, std::size_t stage) const {
+    const auto tied = readers_.tied.find(parameter.index());
+    if (tied == readers_.tied.end()) return staging_.replicas[stage];
     std::map<int, int> replicas;  // by position
-    int most = 0;
-    for (const int s : tied->second) {
-      replicas[staging_.position(s)] = staging_.replicas[static_cast<std::size_t>(s)];
-      most = std::max(most, staging_.replicas[static_cast<std::size_t>(s)]);
-    }
-    int ranks = 0;
-    for (const auto& [position, count] : replicas) ranks += count;
-    return {most > 1 ? 1 : 0, ranks, true};
+    for (const int s : tied->second) replicas[staging_.position(s)] = staging_.replicas[static_cast<std::size_t>(s)];
+    return std::accumulate(replicas.begin(), replicas.end(), 0,
+                           [](int sum, const auto& of) { return sum + of.second; });
+  }
+  /// Whether several ranks add up its gradients. Of a tied parameter, all tensor shards do.
+  [[nodiscard]] bool is_summed(ParameterId parameter, std::size_t stage) const {
+    const bool has_shards = !staging_.tensor.empty() && staging_.tensor[stage] > 1;
+    return ranks_of(parameter, stage) > 1 || (has_shards && readers_.tied.contains(parameter.index()));
   }
 
  private:
@@ -106,6 +117,9 @@ class Regathered {
 /// - ZeRO 3: an operator reads parameters of at most two units, one of them no larger than a bucket, while the next
 ///   operator's units arrive. The input half of a split backward makes no parameter gradients. It ends with all that it
 ///   gathered, and the other half begins with units for what was not deferred.
+///
+/// At every level, gradients that are sent rounded are copied: what is sent and what is received together are as large
+/// as the bucket. One bucket at a time is in such a copy.
 struct GatheredUnits {
   Bytes largest{};  ///< most trainable bytes that one operator of the stage reads
   Bytes of_all{};   ///< likewise, of any stage
@@ -113,25 +127,30 @@ struct GatheredUnits {
   Bytes owned{};                 ///< trainable bytes of the stage that are held in shards
   Bytes computed_with{};         ///< bytes that are computed with in their place
   bool read_by_several = false;  ///< whether several operators read one of them
+  Bytes rounded_units{};         ///< of gradients that are sent rounded, those that are summed into shards
+  Bytes rounded_whole{};         ///< and those that are summed whole
 
   /// Adds a parameter of the stage.
   void add(const ParameterProfile& profile) {
     owned += profile.bytes;
     computed_with += profile.computed_with();
   }
-  /// Adds the units of a stage with several replicas.
+  /// Adds the units of a stage with several replicas, and the copy.
   void add_to(StageMemory& memory, int zero, const Staging& staging, int replicas) const {
-    if (zero == 0 || replicas < 2) return;
     const Bytes bucket = buckets.size;
-    const Bytes unit = std::min(owned, largest > bucket ? largest : buckets.unit_size(zero, of_all));
-    if (zero == 1) {
-      (unit == owned ? memory.summed : memory.gathered) = shard_of(unit, replicas);
+    const Bytes limit = largest > bucket ? largest : buckets.unit_size(zero, of_all), unit = std::min(owned, limit);
+    const Bytes whole = std::min(rounded_whole, std::max(largest, bucket));
+    const Bytes copy = std::max(std::min(rounded_units, limit), whole);
+    const bool in_shards = zero > 0 && replicas > 1;
+    if (zero < 2 || !in_shards) {
+      const bool all_in_one = copy == rounded_units + rounded_whole && (!in_shards || unit == owned);
+      (all_in_one ? memory.summed : memory.gathered) = copy + (in_shards ? shard_of(unit, replicas) : Bytes(0));
       return;
     }
     const bool at_once = read_by_several || !keeps_backwards_whole(staging.schedule);
     const Bytes gradients = std::min(at_once ? owned + unit : unit * 2, owned * staging.microbatches);
     const Bytes parameters = largest > bucket ? (largest + bucket) * 2 : unit * 3;
-    memory.gathered = gradients;
+    memory.gathered = gradients + copy;
     if (zero < 3) return;
     memory.in_shards = computed_with;
     memory.brought = owned > Bytes(0) ? in_proportion(std::min(parameters, owned), computed_with, owned) : Bytes(0);

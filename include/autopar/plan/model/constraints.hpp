@@ -13,6 +13,7 @@
 #include <autopar/core/cluster.hpp>
 #include <autopar/core/error.hpp>
 #include <autopar/plan/model/bucket_choice.hpp>
+#include <autopar/plan/model/reduce_choice.hpp>
 #include <autopar/plan/model/workload.hpp>
 #include <autopar/plan/option_text.hpp>
 #include <autopar/plan/options.hpp>
@@ -60,6 +61,8 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
         "; use 'auto' or 'none'");
   check(options.precision == Precision::kModule || runtime.precision, setting("precision", options.precision),
         "; use 'module'");
+  check(options.reduce_dtype != ReduceDtype::kBf16 || runtime.precision, setting("reduce_dtype", options.reduce_dtype),
+        "; use 'auto' or 'fp32'");
 }
 
 [[nodiscard]] inline std::vector<ScheduleKind> allowed_schedules(const Options& options, const Capabilities& runtime) {
@@ -353,7 +356,8 @@ inline void apply_whole_batch(const Workload& work, const Options& options, Cons
     }
   }
   out.budget = request.budget;
-  out.buckets = request.buckets ? *request.buckets : chosen_buckets(work, cluster, out);
+  out.buckets.reduce_dtype = chosen_reduce_dtype(options, cluster);
+  out.buckets.size = request.buckets ? request.buckets->size : chosen_bucket_size(work, cluster, out);
   detail::refuse_if(!out.buckets.is_valid(),
                     "buckets of " + std::to_string(out.buckets.size.value()) + " bytes; use 1 byte to 1 TiB");
   detail::check_class_heads(options, work);

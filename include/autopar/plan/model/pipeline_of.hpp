@@ -26,7 +26,7 @@ struct SizedPipeline {
   };
   Pipeline pipeline;
   std::vector<ChannelSize> channels;             ///< by channel
-  std::vector<std::vector<Bytes>> bucket_bytes;  ///< [group][bucket]
+  std::vector<std::vector<Bytes>> bucket_bytes;  ///< [group][bucket] what is sent for its gradients
   std::vector<std::vector<Bytes>> left_whole;    ///< of these, gradients that no ZeRO level above 1 shards
   BucketPolicy buckets{};
 
@@ -113,8 +113,9 @@ class ChannelCollector {
     for (std::size_t i = 0; i < cut.places.size(); ++i) {  // padding between tensors takes no time
       const ParameterProfile& parameter = work.parameters[group.parameters[i].index()];
       const auto bucket = static_cast<std::size_t>(cut.places[i].bucket);
-      sizes[bucket] += parameter.bytes;
-      if (parameter.highest_zero < 2) whole[bucket] += parameter.bytes;
+      const Bytes sent = buckets.sent(parameter.bytes, parameter.elements);
+      sizes[bucket] += sent;
+      if (parameter.highest_zero < 2) whole[bucket] += sent;
     }
     out.pipeline.groups.push_back({std::move(group.ranks), group.stage, static_cast<int>(sizes.size())});
   }

@@ -18,7 +18,7 @@ struct KeptOption {
   std::string_view name;
   std::string (*text)(const Options&);
 };
-inline constexpr std::array<KeptOption, 11> kKeptOptions{{
+inline constexpr std::array<KeptOption, 12> kKeptOptions{{
     {"stages", [](const Options& all) { return std::to_string(all.stages); }},
     {"replicas",
      [](const Options& all) {
@@ -35,6 +35,7 @@ inline constexpr std::array<KeptOption, 11> kKeptOptions{{
     {"zero", [](const Options& all) { return std::to_string(all.zero); }},
     {"offload", [](const Options& all) { return option_text(all.offload); }},
     {"recompute", [](const Options& all) { return option_text(all.recompute); }},
+    {"reduce_dtype", [](const Options& all) { return option_text(all.reduce_dtype); }},
 }};
 
 /// Those that differ from their defaults, as "stages=4".

@@ -140,7 +140,7 @@ class PlanMaker {
 
   /// Notes a bucket size that is not the default, with the number of sums that it saves in the stage that has most.
   void add_buckets_note(Plan& plan, const Candidate& best) const {
-    if (plan.buckets == BucketPolicy{}) return;
+    if (plan.buckets.size == BucketPolicy{}.size) return;
     const Workload work =
         best.staging.tensor.empty() ? work_ : in_shards(work_, best.staging, best.terms.optimizations.sequence);
     const auto most = [&](const BucketPolicy& policy) {

@@ -62,10 +62,12 @@ namespace detail {
 /// characters are escaped, so a terminal only shows it.
 [[nodiscard]] inline std::string to_text(const Plan& plan) {
   if (plan.stages.empty()) return "empty plan\n";
-  std::string text = "plan: " + describe(plan) + describe(memory_optimizations_of(plan)) +
-                     (plan.precision == Precision::kModule ? "" : ", " + std::string(to_string(plan.precision))) +
-                     "; " + std::to_string(plan.world) + (plan.world == 1 ? " rank" : " ranks") + " of " +
-                     printable_line(plan.device) + ", batch " + std::to_string(plan.batch) + "\n";
+  std::string text =
+      "plan: " + describe(plan) + describe(memory_optimizations_of(plan)) +
+      (plan.precision == Precision::kModule ? "" : ", " + std::string(to_string(plan.precision))) +
+      (plan.world == 1 || plan.buckets.reduce_dtype == ReduceDtype::kFp32 ? "" : ", gradients sent in bf16") + "; " +
+      std::to_string(plan.world) + (plan.world == 1 ? " rank" : " ranks") + " of " + printable_line(plan.device) +
+      ", batch " + std::to_string(plan.batch) + "\n";
   text += "predicted: step " + readable(plan.step);
   if (plan.step > Seconds(0)) {
     text += " (" + detail::formatted("%.4g", static_cast<double>(plan.batch) / plan.step.value()) + " samples/s)";

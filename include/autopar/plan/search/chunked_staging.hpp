@@ -116,11 +116,12 @@ class ChunkShapes {
     for (const ParameterProfile& parameter : work.parameters)
       trained += parameter.trainable ? parameter.bytes : Bytes(0);
     trained = Bytes(trained.value() / positions);
+    const Bytes sent = objective_.constraints().buckets.least_sent(trained);
     const auto tensor = objective_.constraints().tensor_of_each(counts.size());
     for (const RankPlacement placement : rank_placements(counts, objective_.cluster(), tensor)) {
       double slowest = 0;
       for (const Mesh& mesh : place(counts, placement, tensor)) {
-        if (mesh.replicas() > 1) slowest = std::max(slowest, work.all_reduce(trained, mesh.replica_group(0)).value());
+        if (mesh.replicas() > 1) slowest = std::max(slowest, work.all_reduce(sent, mesh.replica_group(0)).value());
       }
       entry->second = std::min(entry->second, slowest);
     }

@@ -138,8 +138,8 @@ class QuickEstimate {
     double step = 0;
     for (std::size_t s = 0; s < n; ++s) {
       const Stage& stage = stages_[s];
-      const double sum =
-          meshes_[s].replicas() > 1 ? work_.all_reduce(stage.trainable, meshes_[s].replica_group(0)).value() : 0;
+      const Bytes sent = objective_.constraints().buckets.least_sent(stage.trainable);
+      const double sum = meshes_[s].replicas() > 1 ? work_.all_reduce(sent, meshes_[s].replica_group(0)).value() : 0;
       const double hidden =
           stage.trainable > objective_.constraints().buckets.size ? stage.backward : 0;  // sums start as buckets fill
       const double summed = std::max(free_at_[s], free_at_[s] - hidden + sum);

@@ -106,13 +106,15 @@ class LowerBound {
                                    int replicas) const {
     const Constraints& constraints = objective_.constraints();
     const Bytes own(table.trainable(nodes, true)), read(table.trainable(nodes, false));
-    const double sum = replicas > 1 && own > Bytes(0) ? objective_.work().least_all_reduce(own, replicas).value() : 0;
-    const double half = sum * kHalfOfASum;
+    const auto least_sum = [&](Bytes bytes) {
+      return replicas > 1 && own > Bytes(0) ? objective_.work().least_all_reduce(bytes, replicas).value() : 0;
+    };
+    const double sum = least_sum(constraints.buckets.least_sent(own)), gathers = least_sum(own) * kHalfOfASum;
     double least = std::numeric_limits<double>::infinity();
     for (const int zero : constraints.zero_levels) {
       const Bytes updated = updated_bytes(read, zero, replicas);
-      least = std::min(least, std::max(0.0, (zero > 0 ? half : sum) - hidden) +
-                                  (is_gathered_as_it_is_ && (zero == 1 || zero == 2) ? half : 0) +
+      least = std::min(least, std::max(0.0, sum * (zero > 0 ? kHalfOfASum : 1) - hidden) +
+                                  (is_gathered_as_it_is_ && (zero == 1 || zero == 2) ? gathers : 0) +
                                   least_update(objective_.work(), constraints, updated).value());
     }
     return least;

@@ -14,17 +14,22 @@ namespace autopar {
 
 namespace detail {
 
-/// Bytes of the trainable parameters that a stage reads, and of what it computes with in their place.
+/// Bytes of the trainable parameters that a stage reads, of what it computes with in their place, and of what is sent
+/// for their gradients.
 struct TrainedBytes {
-  Bytes trained{}, computed_with{};
+  Bytes trained{}, computed_with{}, sent{};
 };
-[[nodiscard]] inline std::vector<TrainedBytes> trained_by_stage(const Workload& work, const Staging& staging) {
+[[nodiscard]] inline std::vector<TrainedBytes> trained_by_stage(const Workload& work, const Staging& staging,
+                                                                const BucketPolicy& buckets) {
   std::vector<TrainedBytes> bytes(staging.replicas.size());
   const ReadingStages readers = stages_of_parameters(work, staging);
   for (std::size_t p = 0; p < work.parameters.size(); ++p) {
+    const ParameterProfile& parameter = work.parameters[p];
     readers.for_each(p, [&](int stage) {
-      bytes[static_cast<std::size_t>(stage)].trained += work.parameters[p].bytes;
-      bytes[static_cast<std::size_t>(stage)].computed_with += work.parameters[p].computed_with();
+      TrainedBytes& own = bytes[static_cast<std::size_t>(stage)];
+      own.trained += parameter.bytes;
+      own.computed_with += parameter.computed_with();
+      own.sent += buckets.sent(parameter.bytes, parameter.elements);
     });
   }
   return bytes;
@@ -55,7 +60,7 @@ class StagingCosts {
         whole_backwards_(keeps_backwards_whole(staging.schedule)),
         nodes_(nodes_by_stage(staging)),
         recomputed_(optimizations.recomputed),
-        parameters_(detail::trained_by_stage(work, staging)),
+        parameters_(detail::trained_by_stage(work, staging, sized.buckets)),
         known_(nodes_.size()) {
     recomputed_.resize(nodes_.size());
     if (zero_ >= 2) unit_size_ = sized.buckets.unit_size(zero_, largest_trained(work));
@@ -91,7 +96,7 @@ class StagingCosts {
   [[nodiscard]] const std::vector<Bytes>& summed_at_end(std::size_t group) const {
     return sized_.summed_at_end(group, zero_);
   }
-  /// Seconds to sum so many bytes of gradients over a group, at the end of a call.
+  /// Seconds to sum gradients over a group at the end of a call, for which so many bytes are sent.
   [[nodiscard]] Seconds sum_of(std::size_t group, Bytes bytes) const {
     if (bytes == Bytes(0) && sized_.sums_in_backwards(group, zero_)) return {};
     const Seconds sum = work_.all_reduce(bytes, sized_.pipeline.groups[group].ranks);
@@ -161,9 +166,10 @@ class StagingCosts {
   /// Gathers and sums run beside the computation, bucket by bucket. The computation waits for the first gather, and the
   /// last sum waits for the computation. If gathers and sums take longer, they decide. On CPUs the times add up.
   void add_zero(StageId stage, Known& sum) const {
-    const auto [trained, computed_with] = parameters_[stage.index()];
+    const auto [trained, computed_with, sent] = parameters_[stage.index()];
     const Bytes unit = std::min(trained, unit_size_), gathered = zero_ >= 3 ? computed_with : Bytes(0);
-    const Seconds summing = half_of_a_sum(stage, trained), last = half_of_a_sum(stage, unit);
+    const Seconds summing = half_of_a_sum(stage, sent);
+    const Seconds last = half_of_a_sum(stage, detail::in_proportion(unit, sent, trained));
     const Seconds gathering = half_of_a_sum(stage, gathered);
     const Seconds first = half_of_a_sum(stage, detail::in_proportion(unit, gathered, trained));
     const Seconds again = half_of_a_sum(stage, regathered_bytes(stage));

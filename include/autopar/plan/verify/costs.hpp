@@ -46,9 +46,10 @@ struct Regathered {
 /// Costs of a plan's stages under its ZeRO level, with what they recompute; cached.
 ///
 /// ZeRO 1 and above: gradients are reduce-scattered, which is half of an all-reduce, and every rank updates its shard.
-/// Under 1 and 2 the other half, an all-gather of what stages compute with, follows the update. Under 2 and 3 every
-/// backward reduce-scatters. Under 3 every forward and backward also all-gathers. Gradients of parameters tied across
-/// stages go to every holder. What is offloaded is updated on the host, with copies there and back.
+/// A sum takes as long as what is sent for it. Under 1 and 2 the other half, an all-gather of what stages compute with,
+/// follows the update. Under 2 and 3 every backward reduce-scatters. Under 3 every forward and backward also
+/// all-gathers. Gradients of parameters tied across stages go to every holder. What is offloaded is updated on the
+/// host, with copies there and back.
 /// @source Rajbhandari et al., "ZeRO", SC 2020
 template <class M>
 class StatedCosts {
@@ -149,16 +150,19 @@ class StatedCosts {
       return computes_while_exchanging(costs_) ? std::max(compute + exposed, all) : compute + all;
     };
     const Bytes trained = stated_.stages[stage].trained_bytes, computed_with = stated_.stages[stage].computed_with;
-    const Bytes unit = std::min(trained, stated_.unit_limit);
+    const Bytes unit = std::min(trained, stated_.unit_limit), sent = stated_.stages[stage].sent;
+    const auto of_unit = [&](Bytes all) {
+      const double part = trained > Bytes(0) ? all / trained : 1;
+      return Bytes(static_cast<std::int64_t>(static_cast<double>(unit.value()) * part));
+    };
     Seconds first{}, gathered{}, again{};
     if (zero_ == 3) {
-      const double part = trained > Bytes(0) ? computed_with / trained : 1;
-      first = half(Bytes(static_cast<std::int64_t>(static_cast<double>(unit.value()) * part)));
+      first = half(of_unit(computed_with));
       gathered = half(computed_with);
       again = half(regathered(stated_, stage).once_more);
     }
     cost.forward = beside(cost.forward, first, gathered);
-    cost.backward = beside(cost.backward, first + half(unit), gathered + again + half(trained));
+    cost.backward = beside(cost.backward, first + half(of_unit(sent)), gathered + again + half(sent));
     return cost;
   }
 

@@ -273,12 +273,16 @@ class Ledger {
     if (to_host) stage.update += std::min(copied, Bytes(8 << 20));
   }
 
-  /// What is unsharded beside the shards. ZeRO 1: the shard of a sum before the sum is freed. ZeRO 2 and 3: units of
-  /// gradients that fill and that are summed. It is all units if they wait for a parameter that several atoms read, or
-  /// for the second half of a backward. ZeRO 3: also units of parameters, of one atom and the next.
+  /// What is unsharded beside the shards, and what is sent. ZeRO 1: the shard of a sum before the sum is freed. ZeRO 2
+  /// and 3: units of gradients that fill and that are summed. It is all units if they wait for a parameter that several
+  /// atoms read, or for the second half of a backward. ZeRO 3: also units of parameters, of one atom and the next.
   void add_units(std::size_t s) {
     const int replicas = plan_.stages[s].mesh.replicas();
-    if (plan_.zero == 0 || replicas < 2) return;
+    const SentCopy copy = sent_copy(s);
+    if (plan_.zero == 0 || replicas < 2) {
+      (copy.is_all ? stages_[s].summing : stages_[s].working) += copy.bytes;
+      return;
+    }
     Bytes shared{}, gathered{};
     bool at_once = stated_.splits_backwards();
     for (const auto& [id, atoms] : stated_.stages[s].trained) {
@@ -291,14 +295,41 @@ class Ledger {
     const Bytes bucket = plan_.buckets.size, largest = stated_.stages[s].most_read;
     const Bytes unit = std::min(shared, largest > bucket ? largest : stated_.unit_limit);
     if (plan_.zero == 1) {
-      (unit == shared ? stages_[s].summing : stages_[s].working) += part_of(unit, replicas);
+      const bool in_one = unit == shared && copy.is_all;
+      (in_one ? stages_[s].summing : stages_[s].working) += part_of(unit, replicas) + copy.bytes;
       return;
     }
+    stages_[s].working += copy.bytes;
     stages_[s].working += std::min(at_once ? shared + unit : unit * 2, shared * plan_.microbatches);
     if (plan_.zero == 2 || shared == Bytes(0)) return;
     const Bytes units = std::min(largest > bucket ? (largest + bucket) * 2 : unit * 3, shared);
     const Bytes brought(static_cast<std::int64_t>(static_cast<double>(units.value()) * (gathered / shared)));
     stages_[s].working += std::min(brought + regathered(stated_, s).held, gathered);
+  }
+
+  /// Gradients that are sent in another element type: half a bucket is sent, and as much comes. Of one bucket at a
+  /// time.
+  struct SentCopy {
+    Bytes bytes{};
+    bool is_all = true;  ///< one bucket has all that is sent so
+  };
+  [[nodiscard]] SentCopy sent_copy(std::size_t s) const {
+    Bytes in_shards{}, whole{};
+    for (const ParameterId id : plan_.stages[s].parameters) {
+      const ParameterProfile& own = stated_.parameter(id);
+      const auto& readers = stated_.readers[id.index()];
+      const bool first = *std::ranges::find_first_of(stated_.beside(s), readers) == s;
+      const std::size_t replicas = plan_.stages[s].mesh.replica_group(0).size();
+      const std::size_t ranks = readers.size() > 1 ? stated_.ranks_of(readers).size() : replicas;
+      if (!own.trainable || !first || !is_rounded(plan_, own) || ranks < 2) continue;
+      const auto is_replicated = [&](std::size_t reader) { return plan_.stages[reader].mesh.replicas() > 1; };
+      const bool sharded = plan_.zero > 0 && own.highest_zero > 0 && std::ranges::any_of(readers, is_replicated);
+      (sharded ? in_shards : whole) += own.bytes;
+    }
+    const Bytes bucket = plan_.buckets.size, largest = stated_.stages[s].most_read;
+    const Bytes copy = std::max(std::min(in_shards, largest > bucket ? largest : stated_.unit_limit),
+                                std::min(whole, std::max(largest, bucket)));
+    return {copy, copy == in_shards + whole};
   }
 
   const StatedPlan& stated_;

@@ -35,11 +35,20 @@ struct StatedChannel {
   return Bytes((whole.value() + parts - 1) / parts);
 }
 
+/// Whether a plan sends a parameter's gradients in bf16. Only fp32 is rounded, of which an element has four bytes.
+[[nodiscard]] inline bool is_rounded(const Plan& plan, const ParameterProfile& parameter) {
+  if (plan.buckets.reduce_dtype != ReduceDtype::kBf16 || parameter.elements < 1) return false;
+  return parameter.bytes == Bytes(4) * parameter.elements;
+}
+[[nodiscard]] inline Bytes sent_bytes(const Plan& plan, const ParameterProfile& parameter) {
+  return is_rounded(plan, parameter) ? Bytes(2) * parameter.elements : parameter.bytes;
+}
+
 /// What a stage computes with, and on how much.
 struct StatedStage {
   std::int64_t slice = 0;                                ///< most samples that a replica runs at a time
   std::map<ParameterId, std::vector<NodeId>> trained{};  ///< trained parameters, and the atoms that read each
-  Bytes trained_bytes{}, computed_with{};                ///< of all of them
+  Bytes trained_bytes{}, computed_with{}, sent{};        ///< of all of them; `sent` for their gradients
   Bytes most_read{};                                     ///< trained bytes that one atom reads, at most
 };
 
@@ -51,7 +60,7 @@ struct StatedPlan {
   Pipeline pipeline{};
   BatchLayout layout{};                               ///< samples that each rank brings
   std::vector<StatedChannel> channels{};              ///< by channel of the pipeline
-  std::vector<std::vector<Bytes>> buckets{};          ///< [group][bucket] what is summed at the end of a call
+  std::vector<std::vector<Bytes>> buckets{};          ///< [group][bucket] what is sent to sum at the end of a call
   std::vector<std::size_t> stage_of{};                ///< by atom
   std::vector<std::vector<std::size_t>> stages_on{};  ///< by rank, ascending
   std::vector<std::vector<std::size_t>> readers{};    ///< by parameter: the stages that read it, ascending
@@ -208,7 +217,7 @@ struct StatedPlan {
     for (std::size_t i = 0; i < items.size(); ++i) {
       const ParameterProfile& one = parameter(parameters[i]);
       const bool in_backwards = plan.zero >= 2 && stage.valid() && one.highest_zero >= 2;
-      if (!in_backwards) summed[static_cast<std::size_t>(cut.places[i].bucket)] += one.bytes;
+      if (!in_backwards) summed[static_cast<std::size_t>(cut.places[i].bucket)] += sent_bytes(plan, one);
     }
     pipeline.groups.push_back({std::move(ranks), stage, static_cast<int>(summed.size())});
   }
@@ -236,6 +245,7 @@ struct StatedPlan {
       for (const auto& [id, by] : stage.trained) {
         stage.trained_bytes += parameter(id).bytes;
         stage.computed_with += parameter(id).computed_with();
+        stage.sent += sent_bytes(plan, parameter(id));
       }
       most_read = std::max(most_read, stage.most_read);
     }

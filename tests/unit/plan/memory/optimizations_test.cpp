@@ -389,6 +389,40 @@ TEST_CASE("ZeRO: 16-bit copies halve all-gathers, not reductions") {
   }
 }
 
+TEST_CASE("gradients sent in bf16: half the sums, a bucket's copy more") {
+  constexpr std::int64_t kElements = 10'000'000;  // of each atom: 40 MB, more than a bucket
+  ModelProfile model = testing::chain(4, 1e6, 4 * kElements, 400);
+  for (auto& parameter : model.parameters) parameter.elements = kElements;
+  const Cluster cluster = four_devices_of_a_host();
+  const RooflineCost cost(cluster);
+  const Workload work = make_workload(model, cost);
+  const Staging staging{std::vector<int>(4, 0), {4}, 1, ScheduleKind::kGPipe};
+  const auto meshes = place({4}, RankPlacement::kReplicasTogether);
+  const Bytes whole(16 * kElements), bucket(4 * kElements);
+  for (int zero = 0; zero <= 3; ++zero) {
+    CAPTURE(zero);
+    const auto sums = [&](ReduceDtype dtype) {
+      Constraints constraints;
+      constraints.world = 4;
+      constraints.batch = 8;
+      constraints.memory = cluster.device.memory;
+      constraints.buckets.reduce_dtype = dtype;
+      const StepObjective objective(work, cluster, constraints);
+      const StepTerms terms =
+          objective.evaluate(staging, make_pipeline(work, staging, meshes, 4, constraints.buckets), {zero, {}});
+      return std::pair(terms, fixed_memory(work, constraints, staging, zero)[0]);
+    };
+    const auto [fp32, memory_fp32] = sums(ReduceDtype::kFp32);
+    const auto [bf16, memory_bf16] = sums(ReduceDtype::kBf16);
+    const auto half = [&](Bytes bytes) { return cost.all_reduce(bytes, meshes[0].ranks()).value() * 0.5; };
+    const Seconds StageTerms::*summing = zero < 2 ? &StageTerms::reduction : &StageTerms::backward;
+    const double saved = (half(whole) - half(whole / 2)) * (zero == 0 ? 2 : 1);
+    CHECK((fp32.stages[0].*summing - bf16.stages[0].*summing).value() == Approx(saved).epsilon(0.01));
+    CHECK(memory_bf16.gathered == memory_fp32.gathered + bucket);
+    CHECK(memory_bf16.total() <= memory_fp32.total() + bucket);
+  }
+}
+
 TEST_CASE("offload: states are on the host, sharded under ZeRO") {
   const ModelProfile model = testing::chain(4, 1e6, 40'000, 400);
   Cluster cluster = testing::small_cluster(4);

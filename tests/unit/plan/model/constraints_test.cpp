@@ -67,6 +67,7 @@ TEST_CASE("Constraints: unsupported options are refused by name") {
   refused({.schedule = ScheduleKind::kZbH1}, {"zb-h1", "'1f1b'"});
   refused({.recompute = Recompute::kAlways}, {"recompute = full"});
   refused({.precision = Precision::kBf16}, {"precision = bf16"});
+  refused({.reduce_dtype = ReduceDtype::kBf16}, {"reduce_dtype = bf16", "'auto' or 'fp32'"});
   refused({.memory_margin = 1.0}, {"memory_margin"});
   refused({.optimizer_state_factor = -1}, {"optimizer_state_factor"});
   refused({.device_memory = Bytes(-5)}, {"device_memory = -5"});
@@ -83,6 +84,28 @@ TEST_CASE("Constraints: open options become candidates") {
   CHECK(resolved({.replicas = {1, 2}}).stages == 2);
   CHECK(resolved({.device_memory = Bytes(1000), .memory_margin = 0.25}).memory == Bytes(750));
   CHECK(resolved({}, 3, 8).local_batches() == std::vector<std::int64_t>{2, 3, 3});
+}
+
+TEST_CASE("Constraints: bf16-compute on devices sends gradients in bf16") {
+  const ModelProfile model = testing::chain(2, 1e6, 1000, 400);
+  const auto sent = [&](Precision precision, std::optional<ReduceDtype> asked, bool devices) {
+    Cluster cluster = testing::small_cluster(2);
+    if (devices) cluster.host = testing::small_host(Bytes(1 << 30));
+    const RooflineCost cost(cluster);
+    PlanRequest request{.world = 2, .runtime = runtime_capabilities()};
+    request.options.precision = precision;
+    request.options.reduce_dtype = asked;
+    return resolve(request, make_workload(model, cost), cluster).buckets.reduce_dtype;
+  };
+  for (const auto& word : kEnumTexts<Precision>) {
+    const bool rounds = word.value == Precision::kBf16Compute;
+    CHECK(sent(word.value, {}, true) == (rounds ? ReduceDtype::kBf16 : ReduceDtype::kFp32));
+    CHECK(sent(word.value, {}, false) == ReduceDtype::kFp32);
+    for (const bool devices : {false, true}) {
+      for (const ReduceDtype asked : {ReduceDtype::kFp32, ReduceDtype::kBf16})
+        CHECK(sent(word.value, asked, devices) == asked);
+    }
+  }
 }
 
 TEST_CASE("Constraints: offload needs host memory or a request") {

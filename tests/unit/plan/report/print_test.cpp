@@ -35,6 +35,8 @@ TEST_CASE("to_text: tensor shards are shown beside replicas") {
   const std::string text = to_text(plan);
   CHECK(text.find("plan: 2 stages x 2 replicas x 2+1 shards, 1 micro-batch, 1f1b;") == 0);
   CHECK(text.find("     2 x 2    0-3") != std::string::npos);
+  plan.buckets.reduce_dtype = ReduceDtype::kBf16;
+  CHECK(to_text(plan).find("1f1b, gradients sent in bf16; 6 ranks") != std::string::npos);
   plan.stages[1].mesh = Mesh({Rank(4), Rank(5)}, 2);
   CHECK(to_text(plan).find("plan: 2 stages x 2+1 replicas x 2 shards") == 0);
 }

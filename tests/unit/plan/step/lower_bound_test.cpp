@@ -43,6 +43,10 @@ TEST_CASE("LowerBound: never above the step of a staging", "[laws]") {
       if (dice.chance(30)) constraints.offloads = {Offload::kOptimizer};
       constraints.gradient_copies = dice(1, 2);
     }
+    if (dice.chance(30)) {
+      constraints.buckets.reduce_dtype = ReduceDtype::kBf16;
+      for (ParameterProfile& parameter : work.parameters) parameter.elements = parameter.bytes.value() / 4;
+    }
     const StepObjective objective(work, cluster, constraints);
     const Staging staging = test::random_staging(dice, work, constraints.world);
     const StepTerms terms = objective(staging);

@@ -224,6 +224,36 @@ TEST_CASE("check_plan: agrees for all memory options and schedules", "[check]") 
 
 TEST_CASE("check_plan: agrees for all options, many cases", "[check][.nightly]") { check_full_cases(700); }
 
+TEST_CASE("check_plan: agrees where gradients are sent in bf16", "[check]") {
+  std::map<int, int> by_zero;
+  int slower = 0;
+  for (int seed = 0; seed < 200; ++seed) {
+    CheckedCase c = random_full_case(seed);
+    Dice dice(static_cast<std::uint64_t>(seed) + 104'729);
+    for (ParameterProfile& parameter : c.model.parameters) {
+      const std::int64_t size = dice.chance(70) ? 4 : 8;  // the larger are not rounded
+      parameter.elements = std::max<std::int64_t>(1, parameter.bytes.value() / size);
+      parameter.bytes = Bytes(parameter.elements * size);
+    }
+    c.request.options.reduce_dtype = ReduceDtype::kBf16;
+    const auto plan = planned_by(c, seed % 2 == 0);
+    if (!plan || plan->world < 2) continue;
+    const PlanVerdict verdict = verdict_on(c, *plan);
+    CAPTURE(seed, joined(verdict.faults), to_text(*plan));
+    REQUIRE(plan->buckets.reduce_dtype == ReduceDtype::kBf16);
+    REQUIRE(verdict.accepted());
+    CHECK(verdict.step.value() == Approx(plan->step.value()).epsilon(1e-9));
+    test::check_with_oracles(c.model, RooflineCost(c.cluster), *plan);
+    if (std::ranges::any_of(plan->stages, [](const auto& stage) { return stage.mesh.replicas() > 1; }))
+      ++by_zero[plan->zero];
+    Plan in_fp32 = *plan;
+    in_fp32.buckets.reduce_dtype = ReduceDtype::kFp32;
+    slower += verdict_on(c, in_fp32).accepted() ? 0 : 1;  // it predicts something else
+  }
+  for (int zero = 0; zero <= 3; ++zero) CHECK(by_zero[zero] > 5);
+  CHECK(slower > 50);
+}
+
 TEST_CASE("check_plan: agrees where casts of parameters are freed early", "[check]") {
   int checked = 0, recomputed = 0;
   for (int seed = 0; seed < 600; ++seed) {

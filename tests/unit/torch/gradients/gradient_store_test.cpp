@@ -20,12 +20,13 @@ struct Shared {
     parameters.named("bias").holders = {Rank(0)};
     groups[{Rank(0), Rank(1)}] = wire.make_group({Rank(0), Rank(1)});
   }
-  gradients::GradientSums sums() { return {wire, groups, parameters}; }
+  gradients::GradientSums sums() { return {wire, groups, parameters, buckets}; }
 
   torch::nn::Linear layer{2, 3};
   AnyTransport wire;
   parameters::ParameterStore parameters;
   std::map<std::vector<Rank>, GroupId> groups;
+  BucketPolicy buckets;
 };
 
 double value_of(const std::vector<gradients::HandleGradient>& gradients, const at::Tensor& handle) {
@@ -33,6 +34,27 @@ double value_of(const std::vector<gradients::HandleGradient>& gradients, const a
     if (each.handle.is_same(handle)) return each.gradient.flatten()[0].item<double>();
   }
   return std::numeric_limits<double>::quiet_NaN();
+}
+
+TEST_CASE("GradientStore: sends fp32 in bf16 if asked, bucket by bucket") {
+  for (const auto type : {at::kFloat, at::kDouble}) {
+    std::mutex mutex;
+    loopback::run(2, [&](World& world) {
+      const torch::NoGradGuard no_grad;
+      Shared shared(world);
+      shared.buckets = {.size = Bytes(128), .reduce_dtype = ReduceDtype::kBf16};  // 32 elements
+      gradients::GradientStore store;
+      const auto given = torch::linspace(1, 2, 100, type) + world.rank();
+      store.accumulate(shared.parameters.of(shared.layer->weight), given, false);
+      store.reduce(shared.sums());
+      const auto sum = store.take_reduced().at(0).gradient;
+      const auto addend = [&](int rank) { return torch::linspace(1, 2, 100, type) + rank; };
+      const auto rounded = [&](int rank) { return addend(rank).to(at::kBFloat16).to(at::kFloat); };
+      const auto in_fp32 = (rounded(0) + rounded(1)).to(at::kBFloat16).to(at::kFloat);
+      const std::lock_guard lock(mutex);
+      CHECK(torch::equal(sum, type == at::kFloat ? in_fp32 : addend(0) + addend(1)));
+    });
+  }
 }
 
 TEST_CASE("GradientStore: sums over holders exactly once") {
