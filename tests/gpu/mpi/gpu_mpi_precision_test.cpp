@@ -108,8 +108,22 @@ void check_throughout(ap::World& world, Way way, bool whole_statistics = false) 
   const std::vector calls{Net::batch(kBatch), Net::batch(kBatch)};
   const Expected want{one_process<Net>(calls, kExactly, way.clip),
                       {one_process_in_bf16<Net>(calls, way.clip, ap::device(world))}};
-  INFO(way.describe());
-  check_law(compare_rank<Net>(world, calls, way, want), world.rank(), true);
+  for (const auto sent : {ap::ReduceDtype::kFp32, ap::ReduceDtype::kBf16}) {
+    way.options.reduce_dtype = sent;
+    INFO(way.describe() << ", reduce_dtype " << ap::option_text(way.options.reduce_dtype));
+    check_law(compare_rank<Net>(world, calls, way, want), world.rank(), true);
+  }
+}
+
+TEST_CASE("reduce_dtype: auto is bf16 in pure bf16 on GPUs alone") {
+  ap::World world(0, nullptr);
+  REQUIRE(ap::device(world).is_cuda());
+  for (const auto precision : {ap::Precision::kModule, ap::Precision::kBf16, ap::Precision::kBf16Compute}) {
+    ap::AutoParallel<Mlp> model(world, made<Mlp>(), {.precision = precision, .costs = ap::CostChoice::kRoofline});
+    std::apply([&](const auto&... each) { model->prepare(each...); }, Mlp::batch(4));
+    const bool rounds = precision == ap::Precision::kBf16Compute;
+    CHECK(model->plan().buckets.reduce_dtype == (rounds ? ap::ReduceDtype::kBf16 : ap::ReduceDtype::kFp32));
+  }
 }
 
 TEST_CASE("ZeRO 0-3 in pure bf16: error <= 1.5x a bf16 module") {

@@ -117,6 +117,12 @@ std::vector<Kind> kinds(int ranks) {
     kinds.push_back({"replicas, ZeRO " + std::to_string(zero),
                      {.stages = 1, .microbatches = 2, .tensor_parallel = 1, .zero = zero, .replicas = {ranks}},
                      zero == 1});
+  for (const int zero : {0, 1, 2, 3}) {
+    Kind rounded = kinds[static_cast<std::size_t>(zero)];
+    rounded.name += ", gradients sent in bf16";
+    rounded.options.reduce_dtype = ap::ReduceDtype::kBf16;
+    kinds.push_back(rounded);
+  }
   for (const auto schedule : {ap::ScheduleKind::kGPipe, ap::ScheduleKind::kOneFOneB, ap::ScheduleKind::kInterleaved,
                               ap::ScheduleKind::kZbH1, ap::ScheduleKind::kZbV, ap::ScheduleKind::kSynthesised}) {
     ap::Options options{.stages = 2, .microbatches = 4, .tensor_parallel = 1, .replicas = {ranks / 2}};
