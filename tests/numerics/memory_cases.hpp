@@ -327,6 +327,15 @@ inline Case draw(int number) {
   return one;
 }
 
+/// The same with gradients that are sent in bf16, on several ranks.
+inline Case draw_rounded(int number) {
+  Case one = draw(number);
+  one.batch = one.batch / one.ranks * std::max(2, one.ranks);
+  one.ranks = std::max(2, one.ranks);
+  one.options.reduce_dtype = autopar::ReduceDtype::kBf16;
+  return one;
+}
+
 /// The same in tensor shards, on two ranks or four.
 inline Case draw_in_shards(int number) {
   Case one = draw(number);

@@ -368,6 +368,14 @@ TEST_CASE("accepted plan: fits in memory, a refusal says what fits") {
   CHECK(tally.refused >= kCases / 40);
 }
 
+TEST_CASE("gradients sent in bf16: plan fits in memory with their copies") {
+  const auto tally = judged(numbers(kCases / 4, kCases * 3 / 8), false, memory_cases::draw_rounded);
+  INFO(listed(tally.faults));
+  CHECK(tally.faults.empty());
+  CHECK(tally.accepted >= kCases / 40);
+  CHECK(tally.refused >= kCases / 80);
+}
+
 TEST_CASE("tensor-parallel plan: fits in memory, refusal says what fits") {
   const auto tally = judged(numbers(kOfShardsFrom, kOfShardsFrom + kOfShards), false, memory_cases::draw_in_shards);
   INFO(listed(tally.faults));
