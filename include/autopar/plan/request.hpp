@@ -28,7 +28,7 @@ struct Capabilities {
   int max_zero = 0;
   bool recompute = false;
   bool offload = false;
-  bool precision = false;  ///< other element types than the module's: tf32, bf16, fp16
+  bool precision = false;  ///< other element types than the module's: tf32, bf16, fp16; gradients sent in bf16
   friend bool operator==(const Capabilities&, const Capabilities&) = default;
 };
 

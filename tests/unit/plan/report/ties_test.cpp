@@ -93,6 +93,20 @@ TEST_CASE("exchanged: what replicas send, by ZeRO level and micro-batches") {
   CHECK(calls(1) < calls(3));
 }
 
+TEST_CASE("exchanged: gradients sent in bf16 are half as many bytes") {
+  constexpr std::int64_t kHalf = 2 << 20;  // of the bytes of parameters
+  const auto bytes = [&](int zero, int microbatches) {
+    TiedCase own = replicas(zero, microbatches);
+    for (ParameterProfile& parameter : own.model.parameters) parameter.elements = parameter.bytes.value() / 4;
+    own.request.options.reduce_dtype = ReduceDtype::kBf16;
+    return own.exchanged(own.plan(0)).bytes.value();
+  };
+  CHECK(bytes(0, 1) == 2 * kHalf);
+  CHECK(bytes(1, 1) == 3 * kHalf);  // what is gathered stays as it is
+  CHECK(bytes(2, 4) == (4 + 2) * kHalf);
+  CHECK(bytes(3, 4) == (4 + 8 * 2) * kHalf);
+}
+
 TEST_CASE("exchanged: a pipeline sends values and their gradients") {
   TiedCase own = replicas(0, 4);
   own.request.options.stages = 2;
