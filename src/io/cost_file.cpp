@@ -3,7 +3,9 @@
 #include <limits>
 #include <optional>
 #include <utility>
+#include <vector>
 
+#include <autopar/core/error.hpp>
 #include <autopar/io/file.hpp>
 
 #include "json_reader.hpp"
@@ -16,10 +18,14 @@ using detail::Json;
 using detail::JsonReader;
 using detail::OrderedJson;
 
-// 2: updates. 3: the host. 4: the checksum sorts members. 5: joint updates. 6: samples
-constexpr std::int64_t kCostFormat = 6;
+// 2: updates. 3: the host. 4: the checksum sorts members. 5: joint updates. 6: samples. 7: transfers by size
+constexpr std::int64_t kCostFormat = 7;
 constexpr std::int64_t kMaxRanks = 1 << 24;
 constexpr double kMaxCost = 1e18;  // seconds or bytes
+
+bool is_part(const Json& number) {
+  return number.is_number() && number.get<double>() >= 0 && number.get<double>() <= 1;
+}
 
 OrderedJson line_json(const FittedLine& line) { return {line.slope, line.intercept, line.residual}; }
 
@@ -32,6 +38,36 @@ FittedLine read_line(JsonReader& reader, const char* key) {
     if (!(values[i] >= 0 && values[i] <= kMaxCost)) reader.fail(key, "expected finite numbers of at least 0");
   }
   return {values[0], values[1], values[2]};
+}
+
+OrderedJson curve_json(const TransferCurve& curve) {
+  OrderedJson points = OrderedJson::array();
+  for (const MeasuredPoint& point : curve.points()) points.push_back({point.x, point.y});
+  return points;
+}
+
+TransferCurve read_curve(JsonReader& reader, const char* key) {
+  std::vector<MeasuredPoint> points;
+  for (const auto& pair : reader.list(key)) {
+    const bool is_pair = pair.is_array() && pair.size() == 2 && pair[0].is_number() && pair[1].is_number();
+    if (!is_pair) reader.fail(key, "expected pairs [bytes, seconds]");
+    points.push_back({pair[0].get<double>(), pair[1].get<double>()});
+    if (!(points.back().x <= kMaxCost && points.back().y <= kMaxCost)) reader.fail(key, "expected finite numbers");
+  }
+  try {
+    TransferCurve curve(points);
+    if (curve.points() != points) reader.fail(key, "more bytes take less time, or more time for each byte");
+    return curve;
+  } catch (const InvalidArgument& error) {
+    reader.fail(key, error.what());
+  }
+}
+
+Contention read_contention(JsonReader& reader, const char* key) {
+  const auto& parts = reader.list(key);
+  if (parts.size() != 2 || !is_part(parts[0]) || !is_part(parts[1]))
+    reader.fail(key, "expected [of computing, of exchange], each from 0 to 1");
+  return {parts[0].get<double>(), parts[1].get<double>()};
 }
 
 OrderedJson optional_json(const std::optional<FittedLine>& line) {
@@ -71,12 +107,17 @@ void read_links(JsonReader links, MeasuredLinks& out) {
   const auto class_of = [](JsonReader& row) { return static_cast<LinkClass>(row.whole("class", 1, kMaxRanks)); };
   links.each("messages", [&](JsonReader& row) {
     const auto link = class_of(row);
-    if (!out.messages.emplace(link, read_line(row, "seconds")).second) taken(row);
+    if (!out.messages.emplace(link, read_curve(row, "seconds")).second) taken(row);
   });
   links.each("all_reduces", [&](JsonReader& row) {
     const auto link = class_of(row);
     const auto ranks = static_cast<int>(row.whole("ranks", 2, kMaxRanks));
-    if (!out.all_reduces.emplace(std::pair(link, ranks), read_line(row, "seconds")).second) taken(row);
+    if (!out.all_reduces.emplace(std::pair(link, ranks), read_curve(row, "seconds")).second) taken(row);
+  });
+  links.each("contention", [&](JsonReader& row) {
+    const auto link = class_of(row);
+    const auto ranks = static_cast<int>(row.whole("ranks", 2, kMaxRanks));
+    if (!out.contention.emplace(std::pair(link, ranks), read_contention(row, "delays")).second) taken(row);
   });
   links.finish();
 }
@@ -107,19 +148,27 @@ std::string to_json(const MeasuredCosts& costs, const CostOrigin& origin) {
                      {"workspace", optional_json(atom.workspace)},
                      {"samples", {atom.samples.least, atom.samples.most}}});
   }
-  for (const auto& [link, line] : costs.links.messages) {
-    messages.push_back({{"class", link}, {"seconds", line_json(line)}});
+  for (const auto& [link, curve] : costs.links.messages) {
+    messages.push_back({{"class", link}, {"seconds", curve_json(curve)}});
   }
-  for (const auto& [group, line] : costs.links.all_reduces) {
-    all_reduces.push_back({{"class", group.first}, {"ranks", group.second}, {"seconds", line_json(line)}});
+  for (const auto& [group, curve] : costs.links.all_reduces) {
+    all_reduces.push_back({{"class", group.first}, {"ranks", group.second}, {"seconds", curve_json(curve)}});
   }
+  OrderedJson contention = OrderedJson::array();
+  for (const auto& [group, measured] : costs.links.contention) {
+    contention.push_back(
+        {{"class", group.first}, {"ranks", group.second}, {"delays", {measured.of_computing, measured.of_exchange}}});
+  }
+  OrderedJson links{{"messages", std::move(messages)},
+                    {"all_reduces", std::move(all_reduces)},
+                    {"contention", std::move(contention)}};
   OrderedJson root{{"format", kCostMark},
                    {"version", kCostFormat},
                    {"device", origin.device},
                    {"libtorch", origin.libtorch},
                    {"autopar", origin.autopar},
                    {"atoms", std::move(atoms)},
-                   {"links", {{"messages", std::move(messages)}, {"all_reduces", std::move(all_reduces)}}},
+                   {"links", std::move(links)},
                    {"updates", updates_json(costs.updates)},
                    {"joint_updates", updates_json(costs.joint_updates)},
                    {"host", {{"copy", optional_json(costs.host.copy)}, {"updates", updates_json(costs.host.updates)}}}};

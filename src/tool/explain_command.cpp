@@ -123,12 +123,8 @@ std::vector<WhatIf> changes_of(const Plan& plan, const Problem& problem) {
       level.link.bandwidth *= 1.1;
       level.link.latency *= 1 / 1.1;
     }
-    const auto faster = [](FittedLine& line) {
-      line.intercept /= 1.1;
-      line.slope /= 1.1;
-    };
-    for (auto& [link, line] : p.measured.links.messages) faster(line);
-    for (auto& [group, line] : p.measured.links.all_reduces) faster(line);
+    for (auto& [link, curve] : p.measured.links.messages) curve = curve.scaled(1 / 1.1);
+    for (auto& [group, curve] : p.measured.links.all_reduces) curve = curve.scaled(1 / 1.1);
   }));
   for (const int degree : other_degrees(plan, problem)) {
     out.push_back(try_change(degree == 1 ? "no tensor shards" : std::to_string(degree) + " tensor shards a replica",

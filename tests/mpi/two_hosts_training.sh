@@ -34,7 +34,7 @@ for run in 'unmeasured', 'measured':
     assert max(abs(a[2] - b[2]) for a, b in zip(one, other)) <= 1e-9, (run, one, other)
 
 links = json.load(open('costs.json'))['links']['messages']
-seconds_a_byte = {link['class']: link['seconds'][0] for link in links}
+seconds_a_byte = {link['class']: link['seconds'][-1][1] / link['seconds'][-1][0] for link in links}  # of the largest
 assert sorted(seconds_a_byte) == [2, 4], links                   # ranks that the innermost joining level spans
 assert seconds_a_byte[2] < 0.5 * seconds_a_byte[4], links        # the wire is some 20 times slower
 

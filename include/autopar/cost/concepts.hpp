@@ -85,6 +85,12 @@ concept CostsByValue = requires {
   requires M::kCostsByValue;
 };
 
+/// A cost model that predicts passes over a device's memory: bytes that are read or written once, one after the other.
+template <class M>
+concept CostsPasses = requires(const M& model, Bytes bytes) {
+  { model.passes(bytes) } -> std::same_as<Seconds>;
+};
+
 /// A cost model that bounds an all-reduce over any `replicas` ranks from below. Prunes the search.
 template <class M>
 concept BoundsAllReduce = requires(const M& model, Bytes bytes, int replicas) {

@@ -13,6 +13,7 @@ namespace autopar {
 struct MeasuredPoint {
   double x = 0;
   double y = 0;
+  friend bool operator==(const MeasuredPoint&, const MeasuredPoint&) = default;
 };
 
 /// A measured cost as a linear function of a size x. Non-negative and non-decreasing for x >= 0.

@@ -10,8 +10,10 @@
 
 #include <autopar/core/cluster.hpp>
 #include <autopar/core/ids.hpp>
+#include <autopar/cost/contention.hpp>
 #include <autopar/cost/fit.hpp>
 #include <autopar/cost/model_profile.hpp>
+#include <autopar/cost/transfer_curve.hpp>
 
 namespace autopar {
 
@@ -37,10 +39,12 @@ struct MeasuredAtom {
 /// The span of the innermost level that joins some ranks. Pairs or groups of one class take equally long.
 using LinkClass = int;
 
-/// Measured messages and all-reduces, in seconds by bytes: the intercept is the latency, 1 / slope the bandwidth.
+/// Measured messages and all-reduces.
 struct MeasuredLinks {
-  std::map<LinkClass, FittedLine> messages;
-  std::map<std::pair<LinkClass, int>, FittedLine> all_reduces;  ///< by class and number of ranks
+  std::map<LinkClass, TransferCurve> messages;
+  std::map<std::pair<LinkClass, int>, TransferCurve> all_reduces;  ///< by class and number of ranks
+  /// Of all-reduces, likewise, with products and passes over memory in turn. None on CPUs.
+  std::map<std::pair<LinkClass, int>, Contention> contention;
   friend bool operator==(const MeasuredLinks&, const MeasuredLinks&) = default;
 };
 

@@ -39,9 +39,9 @@ class ProfiledCost {
     const auto found = measured_.atoms.find(graph[id].structure);
     if (found == measured_.atoms.end()) return cost;
     const MeasuredAtom& atom = found->second;
-    cost.forward = Seconds(atom.forward.at(samples));
     // Only whole backwards are measured; the part that can be deferred has the roofline's share.
     const double deferred_weight = cost.backward > Seconds{} ? cost.backward_weight / cost.backward : 0;
+    cost.forward = Seconds(atom.forward.at(samples));
     cost.backward = Seconds(atom.backward.at(samples));
     cost.backward_weight = cost.backward * deferred_weight;
     if (atom.saved) cost.saved = whole_bytes(*atom.saved, samples);
@@ -79,15 +79,24 @@ class ProfiledCost {
   [[nodiscard]] Seconds transfer(Bytes bytes, Rank from, Rank to) const {
     if (from == to) return {};
     const auto found = measured_.links.messages.find(link_class(cluster(), from, to));
-    return found == measured_.links.messages.end() ? roofline_.transfer(bytes, from, to)
-                                                   : seconds(found->second, bytes);
+    return found == measured_.links.messages.end() ? roofline_.transfer(bytes, from, to) : found->second(bytes);
   }
 
   [[nodiscard]] Seconds all_reduce(Bytes bytes, std::span<const Rank> ranks) const {
     if (ranks.size() < 2) return {};
-    const auto [low, high] = std::minmax_element(ranks.begin(), ranks.end());
-    const auto line = sum_line(link_class(cluster(), *low, *high), static_cast<int>(ranks.size()));
-    return line ? seconds(*line, bytes) : roofline_.all_reduce(bytes, ranks);
+    const auto measured = measured_sum(class_of(ranks), static_cast<int>(ranks.size()), bytes);
+    return measured ? *measured : roofline_.all_reduce(bytes, ranks);
+  }
+
+  [[nodiscard]] Contention contention(std::span<const Rank> ranks) const {
+    return ranks.size() < 2 ? roofline_.contention(ranks)
+                            : measured_contention(class_of(ranks), static_cast<std::int64_t>(ranks.size()));
+  }
+
+  /// As an all-reduce of two ranks that are close. 0 if none was measured.
+  [[nodiscard]] double message_delay() const {
+    const auto& contention = measured_.links.contention;
+    return contention.empty() ? 0 : contention.begin()->second.of_computing;
   }
 
   /// The fastest among the link classes that contain this number of ranks.
@@ -96,16 +105,33 @@ class ProfiledCost {
     if (replicas < 2) return unmeasured;
     return least(unmeasured, [&](const LinkLevel& level) -> std::optional<Seconds> {
       if (level.span < replicas) return std::nullopt;
-      const auto line = sum_line(level.span, replicas);
-      return line ? seconds(*line, bytes) : unmeasured;
+      return measured_sum(level.span, replicas, bytes).value_or(unmeasured);
     });
+  }
+  [[nodiscard]] Contention least_contention(int replicas) const {
+    Contention least = kOneAfterTheOther;
+    for (const auto& level : cluster().levels) {
+      if (level.span < replicas) continue;
+      const Contention own = measured_contention(level.span, replicas);
+      least.of_computing = std::min(least.of_computing, own.of_computing);
+      least.of_exchange = std::min(least.of_exchange, own.of_exchange);
+    }
+    return least;
   }
   [[nodiscard]] Seconds least_transfer(Bytes bytes) const {
     return least(roofline_.least_transfer(bytes), [&](const LinkLevel& level) -> std::optional<Seconds> {
       if (level.span < 2) return std::nullopt;
       const auto found = measured_.links.messages.find(level.span);
-      return found == measured_.links.messages.end() ? level.link.transfer(bytes) : seconds(found->second, bytes);
+      return found == measured_.links.messages.end() ? level.link.transfer(bytes) : found->second(bytes);
     });
+  }
+
+  /// At the rate of the measured optimizer with the smallest state; 0 if none was measured.
+  [[nodiscard]] Seconds passes(Bytes bytes) const {
+    if (measured_.updates.empty()) return {};
+    const auto& [state, line] = *measured_.updates.begin();
+    const double of_an_update = 3 + 2.0 * state;  // reads parameters, gradients and state, writes parameters and state
+    return Seconds(line.slope * static_cast<double>(bytes.value()) / of_an_update);
   }
 
   /// The measured optimizer with the nearest state size, tensor by tensor.
@@ -155,21 +181,35 @@ class ProfiledCost {
     return best.value_or(otherwise);
   }
 
-  /// A ring of n ranks makes 2 (n-1) steps with 1/n of the bytes each.
-  [[nodiscard]] std::optional<FittedLine> sum_line(LinkClass link, int ranks) const {
-    const auto& sums = measured_.links.all_reduces;
-    const auto none = std::pair(link, std::numeric_limits<int>::min());
-    auto nearest = sums.end();
-    for (auto at = sums.lower_bound(none); at != sums.end() && at->first.first == link; ++at) {
+  [[nodiscard]] LinkClass class_of(std::span<const Rank> ranks) const {
+    const auto [low, high] = std::minmax_element(ranks.begin(), ranks.end());
+    return link_class(cluster(), *low, *high);
+  }
+
+  /// What was measured in a class of links for the nearest number of ranks; the end if nothing was.
+  template <class Measured>
+  [[nodiscard]] static typename Measured::const_iterator nearest(const Measured& measured, LinkClass link,
+                                                                 std::int64_t ranks) {
+    auto nearest = measured.end();
+    for (auto at = measured.lower_bound({link, 2}); at != measured.end() && at->first.first == link; ++at) {
       const auto distance = [&](const auto& entry) { return std::abs(entry->first.second - ranks); };
-      if (at->first.second >= 2 && (nearest == sums.end() || distance(at) < distance(nearest))) nearest = at;
+      if (nearest == measured.end() || distance(at) < distance(nearest)) nearest = at;
     }
-    if (nearest == sums.end()) return std::nullopt;
-    const double n = ranks, m = nearest->first.second;
-    FittedLine line = nearest->second;
-    line.intercept *= (n - 1) / (m - 1);
-    line.slope *= ((n - 1) / n) / ((m - 1) / m);
-    return line;
+    return nearest;
+  }
+
+  [[nodiscard]] Contention measured_contention(LinkClass link, std::int64_t ranks) const {
+    const auto measured = nearest(measured_.links.contention, link, ranks);
+    return measured == measured_.links.contention.end() ? roofline_.least_contention(0) : measured->second;
+  }
+
+  /// From the nearest number of ranks that was measured: a ring of n ranks makes 2 (n-1) steps with 1/n of the bytes
+  /// each.
+  [[nodiscard]] std::optional<Seconds> measured_sum(LinkClass link, int ranks, Bytes bytes) const {
+    const auto measured = nearest(measured_.links.all_reduces, link, ranks);
+    if (measured == measured_.links.all_reduces.end()) return std::nullopt;
+    const double n = ranks, m = measured->first.second;
+    return measured->second.at(static_cast<double>(bytes.value()) * (m / n)) * ((n - 1) / (m - 1));
   }
 
   RooflineCost roofline_;
@@ -180,6 +220,6 @@ class ProfiledCost {
 static_assert(CostModel<ProfiledCost, ModelGraph>);
 static_assert(BoundsAllReduce<ProfiledCost> && BoundsTransfer<ProfiledCost> &&
               HasEconomyOfScale<ProfiledCost, ModelGraph> && UpdatesOnHost<ProfiledCost> &&
-              CostsShards<ProfiledCost, ModelGraph>);
+              CostsShards<ProfiledCost, ModelGraph> && CostsContention<ProfiledCost> && DelaysByMessages<ProfiledCost>);
 
 }  // namespace autopar

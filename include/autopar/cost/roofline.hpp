@@ -6,6 +6,7 @@
 
 #include <autopar/core/cluster.hpp>
 #include <autopar/cost/concepts.hpp>
+#include <autopar/cost/contention.hpp>
 #include <autopar/cost/links.hpp>
 #include <autopar/cost/model_profile.hpp>
 
@@ -106,6 +107,8 @@ class RooflineCost {
     return least_all_reduce_time(cluster_, bytes, replicas);
   }
   [[nodiscard]] Seconds least_transfer(Bytes bytes) const { return fastest_.transfer(bytes); }
+  [[nodiscard]] Contention contention(std::span<const Rank>) const { return least_contention(0); }
+  [[nodiscard]] Contention least_contention(int) const { return cluster_.host ? kNoContention : kOneAfterTheOther; }
 
   /// Reads parameters, gradients and state and writes parameters and state, at memory bandwidth.
   [[nodiscard]] Seconds update(Bytes parameters, double state_factor) const {

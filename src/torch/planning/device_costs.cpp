@@ -76,6 +76,7 @@ MeasuredCosts DeviceCosts::costs(const ModelProgram& program, const cost::GraphP
     auto links = cost::measure_links(world_, wire, here, device);
     links.messages.merge(costs.links.messages);
     links.all_reduces.merge(costs.links.all_reduces);
+    links.contention.merge(costs.links.contention);
     costs.links = std::move(links);
   }
   const bool at_once = setting_.steps_at_once;

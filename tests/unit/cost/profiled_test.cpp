@@ -42,6 +42,11 @@ MeasuredCosts sample_costs(double scale = 1) {
   return costs;
 }
 
+/// Of transfers from a byte to a GB.
+TransferCurve straight(double per_byte, double latency) {
+  return TransferCurve({{1, latency + per_byte}, {1e9, latency + 1e9 * per_byte}});
+}
+
 std::vector<Rank> ranks(int count, int stride = 1) {
   std::vector<Rank> out;
   for (int i = 0; i < count; ++i) out.push_back(Rank(i * stride));
@@ -194,8 +199,11 @@ TEST_CASE("ProfiledCost: non-negative, monotone in samples and bytes") {
       return fit_line(points);
     };
     for (const std::uint64_t structure : {100, 101, 102}) costs.atoms[structure] = {noisy(), noisy(), noisy(), noisy()};
-    costs.links.messages[4] = noisy();
-    costs.links.all_reduces[{8, 2}] = noisy();
+    const auto noisy_transfer = [&] {
+      return TransferCurve({{1, time(random)}, {10'000, time(random)}, {20'000, time(random)}});
+    };
+    costs.links.messages[4] = noisy_transfer();
+    costs.links.all_reduces[{8, 2}] = noisy_transfer();
     const ProfiledCost cost(test::two_nodes_of_four(), costs);
     NodeCost last;
     Seconds message, sum;
@@ -216,9 +224,9 @@ TEST_CASE("ProfiledCost: non-negative, monotone in samples and bytes") {
 
 TEST_CASE("ProfiledCost: links use their class, else the cluster file") {
   MeasuredCosts costs;
-  costs.links.messages[4] = {1e-9, 5e-6, 0};
-  costs.links.all_reduces[{4, 2}] = {2e-9, 8e-6, 0};
-  costs.links.all_reduces[{4, 4}] = {4e-9, 30e-6, 0};
+  costs.links.messages[4] = straight(1e-9, 5e-6);
+  costs.links.all_reduces[{4, 2}] = straight(2e-9, 8e-6);
+  costs.links.all_reduces[{4, 4}] = straight(4e-9, 30e-6);
   const ProfiledCost cost(test::two_nodes_of_four(), costs);
   const RooflineCost roofline(test::two_nodes_of_four());
   const Bytes bytes(1'000'000);
@@ -233,12 +241,39 @@ TEST_CASE("ProfiledCost: links use their class, else the cluster file") {
   CHECK_THROWS_AS(cost.transfer(bytes, Rank(0), Rank(8)), InvalidArgument);
 }
 
+TEST_CASE("ProfiledCost: contention as measured, else the roofline's") {
+  MeasuredCosts costs;
+  const auto contention = [&](int count) {
+    return ProfiledCost(test::two_nodes_of_four(), costs).contention(ranks(count));
+  };
+  const auto least = [&](int count) { return ProfiledCost(test::two_nodes_of_four(), costs).least_contention(count); };
+  CHECK(contention(2) == kOneAfterTheOther);  // its devices are CPUs
+  CHECK(least(2) == kOneAfterTheOther);
+  costs.links.contention[{4, 2}] = {0.4, 0.3};
+  costs.links.contention[{8, 8}] = {0.5, 0.2};
+  CHECK(contention(3) == Contention{0.4, 0.3});
+  CHECK(contention(6) == Contention{0.5, 0.2});
+  CHECK(least(2) == Contention{0.4, 0.2});
+  CHECK(least(6) == Contention{0.5, 0.2});
+}
+
+TEST_CASE("ProfiledCost: passes over memory at the rate of updates") {
+  MeasuredCosts costs;
+  CHECK(ProfiledCost(test::two_nodes_of_four(), costs).passes(Bytes(1000)) == Seconds{});
+  costs.updates[1] = {5e-12, 1e-6, 0};  // reads three values and writes two for each element
+  CHECK(ProfiledCost(test::two_nodes_of_four(), costs).passes(Bytes(1000)).value() == Approx(1e-9));
+}
+
 TEST_CASE("ProfiledCost: messages and all-reduces never below the bound") {
   std::mt19937 random(7);
   std::uniform_real_distribution<double> factor(0.1, 10);
   for (int trial = 0; trial < 300; ++trial) {
     MeasuredCosts costs;
-    const auto line = [&] { return FittedLine{1e-10 * factor(random), 3e-6 * factor(random), 0}; };
+    const auto line = [&] {
+      const double latency = 3e-6 * factor(random), slope = 1e-10 * factor(random);
+      return TransferCurve(
+          {{1e3, latency}, {1e5, latency + 1e5 * slope * factor(random)}, {1e7, latency + 1e7 * slope}});
+    };
     if (random() % 2 == 0) costs.links.messages[4] = line();
     if (random() % 2 == 0) costs.links.messages[8] = line();
     for (const int span : {4, 8}) {

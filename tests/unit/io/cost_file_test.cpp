@@ -23,9 +23,10 @@ MeasuredCosts sample_costs() {
   MeasuredCosts costs;
   costs.atoms[7] = {{1.25e-5, 3e-6, 0.01}, {2.5e-5, 0, 0.02}, FittedLine{640, 64, 0}, {}, {2, 16}};
   costs.atoms[std::numeric_limits<std::uint64_t>::max()] = {{1.0 / 3, 0, 0}, {}, {}, FittedLine{1, 2, 3}};
-  costs.links.messages[2] = {1e-10, 2e-6, 0.1};
-  costs.links.all_reduces[{2, 2}] = {3e-10, 5e-6, 0.2};
-  costs.links.all_reduces[{8, 4}] = {3e-9, 5e-5, 0.2};
+  costs.links.messages[2] = TransferCurve({{1024, 2e-6}, {1 << 20, 1.0 / 3}});
+  costs.links.all_reduces[{2, 2}] = TransferCurve({{1024, 5e-6}});
+  costs.links.all_reduces[{8, 4}] = TransferCurve({{1024, 5e-5}, {1 << 16, 5e-5}, {1 << 26, 0.02}});
+  costs.links.contention[{8, 4}] = {0.55, 1.0 / 3};
   costs.updates[0] = {4e-10, 1e-6, 0.3};
   costs.updates[2] = {9e-10, 3e-6, 0.3};
   costs.joint_updates[2] = {9e-12, 3e-7, 0.3};
@@ -86,9 +87,9 @@ TEST_CASE("cost file: another device or version is refused and named") {
   CHECK(mentions(library, "libtorch"));
   CHECK(mentions(library, "'2.12.0'"));
   CHECK(mentions(message_of(text, {kHere.device, "2.11.0", "9.9.9"}), "autopar"));
-  CHECK(mentions(message_of(replaced(text, "\"version\":6", "\"version\":7")), "format 7"));
-  CHECK(mentions(message_of(replaced(text, "\"version\":6", "\"version\":1")), "format 1"));
-  CHECK(mentions(message_of(R"({"version":6,"hash":"0000000000000000","atoms":[]})"), "device: is missing"));
+  CHECK(mentions(message_of(replaced(text, "\"version\":7", "\"version\":8")), "format 8"));
+  CHECK(mentions(message_of(replaced(text, "\"version\":7", "\"version\":1")), "format 1"));
+  CHECK(mentions(message_of(R"({"version":7,"hash":"0000000000000000","atoms":[]})"), "device: is missing"));
 }
 
 TEST_CASE("cost file: one altered digit is noticed") {
@@ -112,6 +113,14 @@ TEST_CASE("cost file: invalid numbers are refused despite the checksum") {
   CHECK(mentions(message_of(resealed(replaced(text, "[2,16]", "[16,2]"))), "least <= most"));
   CHECK(mentions(message_of(resealed(replaced(text, "[2,16]", "[2]"))), "[least, most]"));
   CHECK(mentions(message_of(resealed(replaced(text, "\"ranks\":2", "\"ranks\":1"))), "ranks"));
+  CHECK(mentions(message_of(resealed(replaced(text, "[[1024.0,5e-06]]", "[]"))), "measure at least one size"));
+  CHECK(mentions(message_of(resealed(replaced(text, "[[1024.0,5e-06]]", "[[0.0,5e-06]]"))), "must ascend"));
+  CHECK(mentions(message_of(resealed(replaced(text, "[[1024.0,5e-06]]", "[[1024.0,-5e-06]]"))), "at least 0"));
+  CHECK(mentions(message_of(resealed(replaced(text, "[[1024.0,5e-06]]", "[[1024.0,1e+300]]"))), "finite"));
+  CHECK(mentions(message_of(resealed(replaced(text, "[[1024.0,5e-06]]", "[[1024.0,null]]"))), "pairs"));
+  CHECK(mentions(message_of(resealed(replaced(text, "[65536.0,5e-05]", "[65536.0,4e-05]"))), "take less time"));
+  CHECK(mentions(message_of(resealed(replaced(text, "[0.55,", "[1.55,"))), "from 0 to 1"));
+  CHECK(mentions(message_of(resealed(replaced(text, "[0.55,", "[0.55,0.5,"))), "from 0 to 1"));
   CHECK(mentions(message_of(resealed(replaced(text, "\"class\":8", "\"class\":0"))), "class"));
   CHECK(mentions(message_of(resealed(replaced(text, "\"state_factor\":2", "\"state_factor\":0"))), "twice"));
   CHECK(mentions(message_of(resealed(replaced(text, "\"state_factor\":2", "\"state_factor\":-1"))), "state_factor"));

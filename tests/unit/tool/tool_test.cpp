@@ -115,7 +115,7 @@ TEST_CASE("tool: measured costs apply to every command", "[tool]") {
   folder.write();
   MeasuredCosts measured;
   measured.atoms[7] = {{1e-3, 2e-4, 0}, {2e-3, 5e-4, 0}, {}, {}};
-  measured.links.messages[2] = {5e-5, 1e-9, 0};
+  measured.links.messages[2] = TransferCurve({{1, 5e-5}, {1e6, 50}});
   write_costs(folder.at("costs.json"), measured, {"somewhere", "2.11.0"});
   const std::vector<std::string> costs{"--costs", folder.at("costs.json")};
   const auto with = [&](std::vector<std::string> arguments) {

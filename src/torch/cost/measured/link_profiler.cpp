@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -8,16 +9,25 @@
 #include <utility>
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include "shard/tensor_buffer.hpp"
 #include "torch/cost/measured/profiler.hpp"
+#include "torch/cost/measured/step_stopwatch.hpp"
 #include "torch/cost/measured/stopwatch.hpp"
+#include "torch/cost/measured/sums_beside.hpp"
 
 namespace autopar::cost {
 
 namespace {
 
-constexpr std::int64_t kLinkProbes[] = {1 << 10, 1 << 16, 1 << 20, 1 << 23};  // bytes
+/// Bytes of a transfer: from what latency decides to the largest buckets.
+std::vector<std::int64_t> probe_sizes(c10::Device device) {
+  std::vector<std::int64_t> sizes{1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 23};
+  if (!device.is_cpu()) sizes.insert(sizes.end(), {1 << 26, 1 << 28});
+  return sizes;
+}
+constexpr double kLongTransfer = 0.03;  // seconds; what takes longer tells how long more bytes take
 constexpr int kLinkRepetitions = 7;
 
 /// A pair or a group that represents its class and contains rank 0.
@@ -84,34 +94,54 @@ class Computing {
   std::size_t position_ = 0;
 };
 
+/// One probe's transfers, as its ranks measure them.
 class LinkBench {
  public:
-  LinkBench(AnyTransport& wire, c10::Device device) : wire_(wire), device_(device) {}
+  LinkBench(AnyTransport& wire, detail::StepStopwatch& stopwatch, const LinkProbe& probe, GroupId group)
+      : wire_(wire), stopwatch_(stopwatch), device_(stopwatch.device()), probe_(probe), group_(group) {
+    stopwatch_.run_beside({[this, token = buffer_of_size(4)] { transfer(token); }, [] {}, [] {}});
+  }
+  LinkBench(const LinkBench&) = delete;
+  LinkBench& operator=(const LinkBench&) = delete;
+  ~LinkBench() {
+    stopwatch_.run_beside({[] {}, [] {}, [] {}});
+  }
 
-  /// Seconds by bytes, as measured on this rank.
-  [[nodiscard]] FittedLine measure(const LinkProbe& probe, GroupId group) {
-    std::vector<MeasuredPoint> points;
-    for (const auto bytes : kLinkProbes) {
-      const auto buffer = buffer_of(at::empty({bytes / 4}, at::TensorOptions(at::kFloat).device(device_)));
-      std::vector<double> times;
-      for (int i = 0; i <= kLinkRepetitions; ++i) {
-        const double seconds = detail::seconds_of(device_, [&] {
-          if (probe.is_sum)
-            wire_.wait(wire_.all_reduce(buffer, DType::kF32, group));
-          else
-            there_and_back(probe, buffer);
-        });
-        if (i > 0) times.push_back(probe.is_sum ? seconds : one_way(seconds));  // the first one sets up connections
-      }
-      points.push_back({static_cast<double>(bytes), detail::median(times)});
-    }
-    return fit_line(points);
+  /// Seconds.
+  [[nodiscard]] double of_transfer(std::int64_t bytes) {
+    const Buffer buffer = buffer_of_size(bytes);
+    if (device_.is_cpu()) return on_host(buffer);
+    constexpr std::int64_t kTogether = 1 << 26;  // bytes that follow one another
+    const auto count = static_cast<int>(std::clamp<std::int64_t>(kTogether / bytes, 1, 20));
+    return seconds_of([&] {
+             for (int i = 0; i < count; ++i) transfer(buffer);
+           }) /
+           (probe_.is_sum ? count : 2 * count);
   }
 
  private:
-  void there_and_back(const LinkProbe& probe, const Buffer& buffer) {
-    const bool first = wire_.rank() == probe.ranks.front();
-    const Rank peer = first ? probe.ranks.back() : probe.ranks.front();
+  [[nodiscard]] Buffer buffer_of_size(std::int64_t bytes) const {
+    return buffer_of(at::zeros({bytes / 4}, at::TensorOptions(at::kFloat).device(device_)));
+  }
+
+  [[nodiscard]] double on_host(const Buffer& buffer) {
+    std::vector<double> times;
+    for (int i = 0; i <= kLinkRepetitions; ++i) {
+      const double seconds = detail::seconds_of(device_, [&] { transfer(buffer); });
+      if (i > 0) times.push_back(probe_.is_sum ? seconds : one_way(seconds));  // the first one sets up connections
+    }
+    return detail::median(times);
+  }
+  /// @param seconds  of a message there, one back, and the computation before them
+  [[nodiscard]] static double one_way(double seconds) {
+    return std::max(0.0, seconds / 2 - std::chrono::duration<double>(Computing::kLength).count());
+  }
+
+  /// A sum, or a message there and one back.
+  void transfer(const Buffer& buffer) {
+    if (probe_.is_sum) return wire_.wait(wire_.all_reduce(buffer, DType::kF32, group_));
+    const bool first = wire_.rank() == probe_.ranks.front();
+    const Rank peer = first ? probe_.ranks.back() : probe_.ranks.front();
     const auto send = [&] {
       if (device_.is_cpu()) computing_.take();
       wire_.wait(wire_.send(buffer, peer, {}));
@@ -122,14 +152,19 @@ class LinkBench {
     if (!first) send();
   }
 
-  /// @param seconds  of a message there, one back, and the computation before them
-  [[nodiscard]] double one_way(double seconds) const {
-    const double before = device_.is_cpu() ? std::chrono::duration<double>(Computing::kLength).count() : 0;
-    return std::max(0.0, seconds / 2 - before);
+  /// Median device time of work that the probe's ranks start together.
+  [[nodiscard]] double seconds_of(const std::function<void()>& work) {
+    std::vector<double> times;
+    static_cast<void>(stopwatch_.time(work));
+    for (int i = 0; i < kLinkRepetitions; ++i) times.push_back(stopwatch_.time(work).device);
+    return detail::median(times);
   }
 
   AnyTransport& wire_;
+  detail::StepStopwatch& stopwatch_;
   c10::Device device_;
+  const LinkProbe& probe_;
+  GroupId group_;
   Computing computing_;
 };
 
@@ -147,22 +182,31 @@ MeasuredLinks measure_links(World& world, AnyTransport& wire, const Cluster& clu
     pairs.push_back({probe.ranks.back(), probe.ranks.front()});
   }
   wire.connect(pairs);
-  LinkBench bench(wire, device);
-  std::vector<FittedLine> lines;
+  detail::StepStopwatch stopwatch(device);
+  MeasuredLinks links;
   for (const auto& probe : probes) {
     const auto group = probe.is_sum ? wire.make_group(probe.ranks) : GroupId{};
     world.barrier("measuring links");
     const bool takes_part = std::find(probe.ranks.begin(), probe.ranks.end(), world.rank_id()) != probe.ranks.end();
-    lines.push_back(takes_part ? bench.measure(probe, group) : FittedLine{});
-  }
-  lines = of_rank_0(world, lines, "sharing measured links");  // rank 0 is in every pair and group
-  MeasuredLinks links;
-  for (std::size_t i = 0; i < probes.size(); ++i) {
-    const auto& probe = probes[i];
-    if (probe.is_sum)
-      links.all_reduces[{probe.link, static_cast<int>(probe.ranks.size())}] = lines[i];
-    else
-      links.messages[probe.link] = lines[i];
+    LinkBench bench(wire, stopwatch, probe, group);
+    // Rank 0 is in every pair and group; what it has measured decides what all do next.
+    std::vector<MeasuredPoint> points;
+    for (const auto bytes : probe_sizes(device)) {
+      const double own = takes_part ? bench.of_transfer(bytes) : 0;
+      points.push_back({static_cast<double>(bytes), of_rank_0(world, std::vector{own}, "sharing measured links")[0]});
+      if (points.back().y > kLongTransfer) break;
+    }
+    const TransferCurve curve(points);
+    if (!probe.is_sum) {
+      links.messages[probe.link] = curve;
+      continue;
+    }
+    const std::pair key(probe.link, static_cast<int>(probe.ranks.size()));
+    links.all_reduces[key] = curve;
+    if (device.is_cpu()) continue;
+    detail::SumsBeside sums(wire, group, curve, device);
+    const std::vector own{takes_part ? sums.contention(stopwatch) : Contention{}};
+    links.contention[key] = of_rank_0(world, own, "sharing measured contention")[0];
   }
   return links;
 }

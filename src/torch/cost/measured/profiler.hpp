@@ -57,7 +57,9 @@ struct MeasureOptions {
 
 /// Measures messages and all-reduces over each class of links of `cluster` that the world has. A message goes between
 /// rank 0 and the first rank beyond the next inner level. All-reduces are over 2, 4, 8, … and all ranks of the level.
-/// Rank 0's levels are used. Collective.
+/// On devices, several follow one another, and all-reduces run beside computation to measure how much both delay each
+/// other. Rank 0's levels are used. Collective.
+/// @cost on a device some tenths of a second a class and number of ranks; transfers of over 30 ms end the sizes
 [[nodiscard]] MeasuredLinks measure_links(World& world, AnyTransport& wire, const Cluster& cluster, c10::Device device);
 
 /// Measures optimizer steps on all ranks concurrently, as in training. The optimizers keep no state (SGD), one number

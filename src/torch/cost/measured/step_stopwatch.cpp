@@ -32,6 +32,7 @@ at::Tensor random_matrix(c10::Device device) {
 }  // namespace
 
 void StepStopwatch::keep_busy(double seconds) {
+  if (device_.is_cpu()) return;
   const at::NoGradGuard no_grad;
   if (!product_.defined()) measure_turn();
   const auto turns = static_cast<int>(std::ceil(seconds / of_turn_));
@@ -70,9 +71,12 @@ StepStopwatch::Seconds StepStopwatch::time(const std::function<void()>& work) {
       end(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
   synchronise(device_);
   keep_busy(std::clamp(kAhead * of_queueing_, kBusy, kLongest));
+  together_.meet();
   begin.record(stream);
   const auto start = std::chrono::steady_clock::now();
+  together_.begin();
   work();
+  together_.end();
   of_queueing_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   end.record(stream);
   synchronise(device_);

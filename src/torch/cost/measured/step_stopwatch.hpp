@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <functional>
+#include <utility>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
@@ -31,16 +32,28 @@ class StepStopwatch {
   /// are counted; the next call adapts (up to 30 ms). So do not use the first time of any work.
   [[nodiscard]] Seconds time(const std::function<void()>& work);
 
+  /// What ranks do together beside timed work, on other streams of their devices.
+  struct Together {
+    std::function<void()> meet;   ///< queued just before the work, so that all ranks start it at the same time
+    std::function<void()> begin;  ///< queues what runs beside the work
+    std::function<void()> end;    ///< lets the device's stream wait for it
+  };
+  /// From now on, `time` does this, until it is given something else. Collective then.
+  void run_beside(Together together) { together_ = std::move(together); }
+
+  /// Queues work of about so many seconds: products and passes over memory in turn. Nothing on CPUs.
+  void keep_busy(double seconds);
+
   [[nodiscard]] c10::Device device() const { return device_; }
 
  private:
-  void keep_busy(double seconds);
   void take_turn();
   void measure_turn();
 
   c10::Device device_;
   std::array<at::Tensor, 2> factors_;
   at::Tensor product_, numbers_;
+  Together together_{[] {}, [] {}, [] {}};
   double of_turn_ = 0;      ///< seconds
   double of_queueing_ = 0;  ///< host time to queue the latest work
 };
