@@ -68,7 +68,8 @@ class TimelinePlayer {
     std::size_t next = 0, posted = 0;
     bool waiting = false;
     double since = 0, out_free = 0, in_free = 0;
-    std::map<int, LastCompute> last{};  // of each stage
+    double computing_to = 0, behind = 0;  // seconds that messages of the current action take from the next
+    std::map<int, LastCompute> last{};    // of each stage
 
     /// When the rank has a part of the gradients of `stage`, which come evenly during its last backward. With stage -1:
     /// when it has all gradients of its stages.
@@ -107,6 +108,10 @@ class TimelinePlayer {
       start = std::max({now, sender.out_free, receiver.in_free});
       end = start + costs_.transfer(message.bytes, Rank::of(message.from), Rank::of(message.to)).value();
       sender.out_free = receiver.in_free = end;
+      for (const std::size_t rank : {message.from, message.to}) {
+        if (ranks_[rank].computing_to > start)
+          ranks_[rank].behind += costs_.message_delay() * (std::min(ranks_[rank].computing_to, end) - start);
+      }
     }
     for (const std::size_t rank : {message.from, message.to}) {
       timeline_.ends[rank] = std::max(timeline_.ends[rank], end);
@@ -149,7 +154,13 @@ class TimelinePlayer {
   void run_compute(std::size_t rank, double begin) {
     State& state = ranks_[rank];
     const OrderedAction& compute = order_.computes[rank][state.next];
-    const double takes = seconds_of(compute), end = begin + takes;
+    const double alone = seconds_of(compute) + delay_by_sums(rank);
+    double with_messages = 0;
+    if (state.out_free > begin) with_messages += std::min(alone, state.out_free - begin);
+    if (state.in_free > begin) with_messages += std::min(alone, state.in_free - begin);
+    const double takes = alone + costs_.message_delay() * with_messages + state.behind, end = begin + takes;
+    state.behind = 0;
+    state.computing_to = end;
     state.waiting = false;
     state.last[compute.stage] = {begin, end};
     timeline_.computing[rank] += takes;
@@ -172,6 +183,46 @@ class TimelinePlayer {
     }
   }
 
+  /// Seconds by which gradient sums delay the compute action that a rank starts. In each second that a sum takes alone,
+  /// the computation loses a part of it; but no sum runs before the first bucket is full.
+  [[nodiscard]] double delay_by_sums(std::size_t rank) const {
+    const auto& computes = order_.computes[rank];
+    const OrderedAction& compute = computes[ranks_[rank].next];
+    const auto fills = [&](const OrderedAction& action) {
+      return action.stage == compute.stage && gives_weight_gradients(action.kind);
+    };
+    if (!fills(compute)) return 0;
+    for (std::size_t i = ranks_[rank].next + 1; i + 1 < computes.size(); ++i) {
+      if (fills(computes[i])) return 0;
+    }
+    const auto& groups = stated_.pipeline.groups;
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      if (groups[g].stage.value() != compute.stage) continue;
+      const auto both = costs_.contention(static_cast<std::size_t>(compute.stage));
+      double sums = 0;
+      for (std::size_t b = 0; b + 1 < stated_.buckets[g].size(); ++b)
+        sums += costs_.sum(groups[g], stated_.buckets[g][b]).value();
+      const double open = seconds_of(compute) * (1 - 1.0 / static_cast<double>(stated_.buckets[g].size()));
+      const double a = both.computing_rate();
+      return a > 0 ? std::min(both.of_computing * sums, open * (1 - a) / a) : both.of_computing * sums;
+    }
+    return 0;
+  }
+
+  /// Of a sum that takes `alone` alone and begins while members compute until `end`.
+  [[nodiscard]] double delayed_sum(const ReduceGroup& group, double begin, double alone) const {
+    double end = begin;
+    for (const Rank rank : group.ranks) {
+      for (const auto& [stage, compute] : ranks_[rank.index()].last) {
+        if (stage == group.stage.value()) end = std::max(end, compute.end);
+      }
+    }
+    if (end <= begin) return alone;
+    const double b = costs_.contention(group.stage.index()).exchange_rate();
+    const double done = b * (end - begin);  // of the sum, until the computation ends
+    return done >= alone ? alone / b : end - begin + alone - done;
+  }
+
   void play_sums() {
     std::vector<double> free_at(ranks_.size(), 0);
     for (std::size_t g = 0; g < stated_.buckets.size(); ++g) {
@@ -184,7 +235,8 @@ class TimelinePlayer {
           const double full = ranks_[rank.index()].filled_at(group.stage.value(), part);
           start = std::max({start, full, free_at[rank.index()]});
         }
-        const double takes = costs_.sum(group, buckets[b]).value();
+        double takes = costs_.sum(group, buckets[b]).value();
+        if (group.stage.valid()) takes = delayed_sum(group, start, takes);
         for (const Rank rank : group.ranks) {
           free_at[rank.index()] = start + takes;
           timeline_.summing[rank.index()] += takes;

@@ -295,6 +295,9 @@ class Planner {
         on_other.all_reduce = [&](Bytes bytes, std::span<const Rank> ranks) {
           return all_reduce_time(other, bytes, ranks);
         };
+        on_other.contention = [&](std::span<const Rank> ranks) {
+          return work.least_contention(static_cast<int>(ranks.size()));
+        };
       }
       Resolved resolved = try_resolve(changed, on_other, other);
       if (std::holds_alternative<Contradiction>(resolved)) return {};

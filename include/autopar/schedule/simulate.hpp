@@ -37,6 +37,17 @@ concept SplitBackwardCosts = ProgramCosts<C> && requires(const C& costs, StageId
   { costs.backward_weight(stage, samples) } -> std::same_as<Seconds>;
 };
 
+/// Durations for ranks whose computation and reductions delay each other while both run.
+template <class C>
+concept ContendingCosts = requires(const C& costs, StageId stage, Seconds seconds, const Action& action) {
+  /// Seconds by which a message delays the computation of both its ranks, for each second that it takes.
+  { costs.message_delay() } -> std::same_as<double>;
+  /// A stage's last backward, which takes so long alone, while the stage's buckets are reduced as they fill.
+  { costs.beside_reductions(stage, seconds) } -> std::same_as<Seconds>;
+  /// A reduction by ranks that are still so long in this last backward.
+  { costs.reduce_beside(action, seconds) } -> std::same_as<Seconds>;
+};
+
 /// When one action was in progress; for a message the time of transfer, at sender and receiver.
 struct Span {
   Seconds start{};
@@ -79,6 +90,7 @@ class LinkedProgram {
     std::int32_t message = -1;  // of a send or receive
     int missing = 0;            // number of messages that a compute action waits for
     double ready_at = 0;        // when all of them have arrived
+    bool is_last = false;       // no later compute action of its stage gives weight gradients
   };
 
   LinkedProgram(const Program& program, std::size_t stages) : links(program.ranks.size()) {
@@ -95,7 +107,10 @@ class LinkedProgram {
       }
     }
     awaited_.resize(2 * stages * microbatches_);
-    for (std::size_t r = 0; r < links.size(); ++r) join_receives(program.ranks[r], r, sent_to[r]);
+    for (std::size_t r = 0; r < links.size(); ++r) {
+      join_receives(program.ranks[r], r, sent_to[r]);
+      find_last(program.ranks[r], r);
+    }
   }
 
   std::vector<std::vector<Links>> links;  // [rank][position]
@@ -124,6 +139,15 @@ class LinkedProgram {
       const auto awaited = action.stage.valid() ? awaited_at(action) : -1;
       message(sent[at]).awaited_at = awaited;
       if (awaited >= 0) ++links[r][static_cast<std::size_t>(awaited)].missing;
+    }
+  }
+
+  void find_last(const std::vector<Action>& actions, std::size_t r) {
+    std::vector<StageId> seen;
+    for (std::size_t i = actions.size(); i-- > 0;) {
+      if (!gives_weight_gradients(actions[i].kind) || std::ranges::find(seen, actions[i].stage) != seen.end()) continue;
+      seen.push_back(actions[i].stage);
+      links[r][i].is_last = true;
     }
   }
 
@@ -189,6 +213,8 @@ class Simulation {
     bool waiting = false;       // for messages
     double since = 0;           // when it reached the compute action
     double egress_free = 0, ingress_free = 0;
+    double computes_until = 0;      // end of its latest compute action
+    double delay = 0;               // by messages that began in this action: it adds to the next one
     std::vector<LastCompute> last;  // of each stage, in the order of their first compute actions
   };
 
@@ -220,6 +246,8 @@ class Simulation {
       const Action& send = program_.ranks[message.from][message.send_at];
       end = start + costs_.message(Rank::of(message.from), send).value();
       sender.egress_free = receiver.ingress_free = end;
+      for (State* state : {&sender, &receiver})
+        state->delay += message_delay() * std::max(0.0, std::min(end, state->computes_until) - start);
     }
     const Span span{Seconds(start), Seconds(end)};
     timeline_.spans[message.from][message.send_at] = span;
@@ -264,8 +292,13 @@ class Simulation {
   void start(std::size_t r, double start) {
     State& state = states_[r];
     const Action& action = program_.ranks[r][state.at];
-    const Seconds duration = this->duration(action);
+    Seconds duration = this->duration(action);
+    if constexpr (ContendingCosts<Costs>) {
+      if (linked_.links[r][state.at].is_last) duration = costs_.beside_reductions(action.stage, duration);
+    }
+    duration += Seconds(delay_by_messages(state, start, duration.value()));
     const double end = start + duration.value();
+    state.computes_until = end;
     state.waiting = false;
     last_compute(state, action.stage) = {action.stage, start, end, gives_weight_gradients(action.kind)};
     timeline_.spans[r][state.at] = {Seconds(start), Seconds(end)};
@@ -273,6 +306,18 @@ class Simulation {
     ++state.at;
     --state.computes_ahead;
     arrivals_.push({end, r});
+  }
+
+  [[nodiscard]] double message_delay() const {
+    if constexpr (ContendingCosts<Costs>) return costs_.message_delay();
+    return 0;
+  }
+  /// Of a compute action that starts: by messages under way, and what is left of earlier ones.
+  double delay_by_messages(State& state, double start, double duration) {
+    double beside = 0;
+    for (const double until : {state.egress_free, state.ingress_free})
+      beside += std::clamp(until - start, 0.0, duration);
+    return message_delay() * beside + std::exchange(state.delay, 0);
   }
 
   static LastCompute& last_compute(State& state, StageId stage) {
@@ -308,6 +353,24 @@ class Simulation {
     return at;
   }
 
+  /// Of the compute actions in which the members fill a group's buckets, the one that ends last.
+  [[nodiscard]] LastCompute last_of(const ReduceGroup& group) const {
+    LastCompute latest;
+    for (const Rank rank : group.ranks) {
+      for (const LastCompute& last : states_[rank.index()].last) {
+        if (last.stage == group.stage && last.fills_buckets && last.end > latest.end) latest = last;
+      }
+    }
+    return latest;
+  }
+  [[nodiscard]] static Seconds reduction(const Costs& costs, const Action& action, const LastCompute& last,
+                                         double start) {
+    if constexpr (ContendingCosts<Costs>) {
+      if (last.end > start) return costs.reduce_beside(action, Seconds(last.end - start));
+    }
+    return costs.reduce(action);
+  }
+
   /// Runs the gathers or the reductions of the whole call, one after the other on each rank.
   /// @return [rank] when all are complete
   std::vector<double> run_collectives(bool gathers, const Costs& costs) {
@@ -329,9 +392,10 @@ class Simulation {
           if (!seek(rank)) return free_at;  // a phase without them, or a program without reductions
           start = std::max({start, gathers ? 0.0 : filled(rank, group, b), free_at[rank.index()]});
         }
+        const LastCompute last = gathers ? LastCompute{} : last_of(group);
         for (const Rank rank : group.ranks) {
           const auto at = next[rank.index()]++;
-          const Seconds end = Seconds(start) + costs.reduce(program_.ranks[rank.index()][at]);
+          const Seconds end = Seconds(start) + reduction(costs, program_.ranks[rank.index()][at], last, start);
           timeline_.spans[rank.index()][at] = {Seconds(start), end};
           free_at[rank.index()] = end.value();
         }
@@ -377,7 +441,8 @@ class Simulation {
 /// - A rank runs one compute action after the other. An action waits only for its own messages.
 /// - Messages are transferred asynchronously, one at a time out of a rank and one at a time into it, once both ends are
 ///   issued. The receive is issued kReceivesAhead compute actions before its use. Copies within a rank take no time.
-/// - A stage's buckets are reduced one after the other as they fill during its last backward.
+/// - A stage's buckets are reduced one after the other as they fill during its last backward. If the costs say so, both
+///   then take longer, and messages delay the computation of both ranks (`ContendingCosts`).
 /// - Tensor shards that exchange values in an action start it together.
 ///
 /// @pre `validate` accepts the program

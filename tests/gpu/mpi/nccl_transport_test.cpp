@@ -134,8 +134,8 @@ void random_traffic_arrives(World& world, std::uint32_t seed) {
       const bool one_each = step.sum.kind == transport_laws::Collective::kAllToAll;
       if (one_each || step.sum.kind == transport_laws::Collective::kAllGather) {
         std::vector<std::byte> all;
-        for (std::size_t i = 0; i < members.size(); ++i) {
-          const auto from = addends[i].begin() + static_cast<std::ptrdiff_t>((one_each ? self : i) * part);
+        for (std::size_t m = 0; m < members.size(); ++m) {
+          const auto from = addends[m].begin() + static_cast<std::ptrdiff_t>((one_each ? self : m) * part);
           all.insert(all.end(), from, from + static_cast<std::ptrdiff_t>(part));
         }
         const std::size_t begin = one_each ? buffer.bytes / 2 : 0;

@@ -16,8 +16,8 @@
 #include <autopar/core/assert.hpp>
 #include <autopar/core/error.hpp>
 #include <autopar/cost/concepts.hpp>
+#include <autopar/cost/contention.hpp>
 #include <autopar/cost/model_profile.hpp>
-#include <autopar/cost/overlap.hpp>
 #include <autopar/cost/tensor_regions.hpp>
 #include <autopar/graph/algorithms/quotient.hpp>
 #include <autopar/graph/algorithms/topological_order.hpp>
@@ -49,9 +49,12 @@ struct LinkCosts {
   std::function<Seconds(Bytes, double)> update;
   /// The update of offloaded parameters, at least `update`; empty if the cost model does not predict it.
   std::function<Seconds(Bytes, double)> offloaded_update;
-  std::function<Seconds(Bytes, int)> least_all_reduce;  ///< a lower bound for any placement of the replicas
-  std::function<Seconds(Bytes)> least_transfer;         ///< a lower bound for any ranks
-  bool computes_while_exchanging = true;                ///< exchanges within compute actions overlap the computation
+  std::function<Seconds(Bytes, int)> least_all_reduce;          ///< a lower bound for any placement of the replicas
+  std::function<Seconds(Bytes)> least_transfer;                 ///< a lower bound for any ranks
+  std::function<Contention(std::span<const Rank>)> contention;  ///< of exchanges among ranks with their computation
+  double message_delay = 0;                                     ///< see `DelaysByMessages`
+  std::function<Contention(int)> least_contention;              ///< a lower bound for any placement of the replicas
+  std::function<Seconds(Bytes)> passes;                         ///< over the device's memory
 };
 
 /// Costs of many nodes for a slice of `samples` > 0; the reference stays valid as long as the function.
@@ -165,7 +168,16 @@ template <class M>
     if constexpr (BoundsTransfer<M>) return model.least_transfer(bytes);
     return {};
   };
-  costs.computes_while_exchanging = computes_while_exchanging(model);
+  if constexpr (DelaysByMessages<M>) costs.message_delay = model.message_delay();
+  costs.contention = [&model](std::span<const Rank> ranks) { return contention_of(model, ranks); };
+  costs.least_contention = [&model](int replicas) -> Contention {
+    if constexpr (BoundsContention<M>) return model.least_contention(replicas);
+    return kNoContention;
+  };
+  costs.passes = [&model](Bytes bytes) -> Seconds {
+    if constexpr (CostsPasses<M>) return model.passes(bytes);
+    return {};
+  };
   return costs;
 }
 

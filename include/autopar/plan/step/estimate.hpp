@@ -138,11 +138,14 @@ class QuickEstimate {
     double step = 0;
     for (std::size_t s = 0; s < n; ++s) {
       const Stage& stage = stages_[s];
-      const Bytes sent = objective_.constraints().buckets.least_sent(stage.trainable);
-      const double sum = meshes_[s].replicas() > 1 ? work_.all_reduce(sent, meshes_[s].replica_group(0)).value() : 0;
-      const double hidden =
-          stage.trainable > objective_.constraints().buckets.size ? stage.backward : 0;  // sums start as buckets fill
-      const double summed = std::max(free_at_[s], free_at_[s] - hidden + sum);
+      double summed = free_at_[s];
+      if (meshes_[s].replicas() > 1) {
+        const auto group = meshes_[s].replica_group(0);
+        const Seconds sum = work_.all_reduce(objective_.constraints().buckets.least_sent(stage.trainable), group);
+        // Sums start as buckets fill.
+        const Seconds beside(stage.trainable > objective_.constraints().buckets.size ? stage.backward : 0.0);
+        summed += (work_.contention(group).together(beside, sum) - beside).value();
+      }
       step = std::max(step, summed + detail::least_update(work_, objective_.constraints(), stage.trainable).value());
     }
     return step;

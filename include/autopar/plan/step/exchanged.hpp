@@ -54,7 +54,7 @@ namespace detail {
   const Workload& whole = objective.whole();
   const MemoryOptimizations& optimizations = terms.optimizations;
   Workload run = staging.tensor.empty() ? whole : in_shards(whole, staging, optimizations.sequence);
-  run.computes_while_exchanging = false;  // nothing hides
+  run.contention = [](std::span<const Rank>) { return kOneAfterTheOther; };  // nothing hides
   const SizedPipeline sized = objective.pipeline(staging, terms.meshes);
   const auto with_sums = [&](const auto& sum) {
     run.all_reduce = [&](Bytes bytes, std::span<const Rank> ranks) {

@@ -68,6 +68,10 @@ class FoldedPipeline {
   [[nodiscard]] Seconds backward_weight(StageId stage, std::int64_t) const {
     return costs_.backward_weight(stage, slice(stage));
   }
+  [[nodiscard]] double message_delay() const { return costs_.message_delay(); }
+  [[nodiscard]] Seconds beside_reductions(StageId stage, Seconds alone) const {
+    return costs_.beside_reductions(stage, alone);
+  }
   [[nodiscard]] Seconds message(Rank, const Action& action) const {
     const auto c = static_cast<std::size_t>(action.channel);
     auto& known = known_[2 * c + (action.flow == Flow::kGradient ? 1 : 0)];
@@ -75,6 +79,7 @@ class FoldedPipeline {
     return *known;
   }
   [[nodiscard]] Seconds reduce(const Action&) const { return {}; }  // it has no groups
+  [[nodiscard]] Seconds reduce_beside(const Action&, Seconds) const { return {}; }
 
  private:
   [[nodiscard]] Seconds messages(std::size_t c, Flow flow) const {
@@ -129,7 +134,7 @@ class FoldedPipeline {
   std::vector<std::size_t> channel_;                   // of the staging, by the folded pipeline's
   mutable std::vector<std::optional<Seconds>> known_;  // [2 * channel + flow]
 };
-static_assert(SplitBackwardCosts<FoldedPipeline>);
+static_assert(SplitBackwardCosts<FoldedPipeline> && ContendingCosts<FoldedPipeline>);
 
 /// The timeline of a folded pipeline, to which gradient sums are added. Buckets count as equally large.
 class FoldedTimeline {
@@ -177,7 +182,12 @@ class FoldedTimeline {
         first = std::max({first, free_at[p], filled(group, p, 0)});
         last = std::max(last, filled(group, p, group.buckets - 1));
       }
-      const double end = std::max(first + each * group.buckets, last + each);
+      double summed = each * group.buckets;
+      if (group.stage.valid()) {
+        const Seconds computing(std::max(0.0, last - first));
+        summed = costs.sums_beside(group.stage, Seconds(summed), computing).value();
+      }
+      const double end = std::max(first + summed, last + each);
       for (const std::size_t p : positions) {
         free_at[p] = end;
         summing[p] += each * group.buckets;

@@ -110,10 +110,14 @@ class LowerBound {
       return replicas > 1 && own > Bytes(0) ? objective_.work().least_all_reduce(bytes, replicas).value() : 0;
     };
     const double sum = least_sum(constraints.buckets.least_sent(own)), gathers = least_sum(own) * kHalfOfASum;
+    const Contention contention = objective_.work().least_contention(replicas);
+    const auto after_backward = [&](double sums) {
+      return std::max(contention.of_computing * sums, sums - (1 - contention.of_exchange) * hidden);
+    };
     double least = std::numeric_limits<double>::infinity();
     for (const int zero : constraints.zero_levels) {
       const Bytes updated = updated_bytes(read, zero, replicas);
-      least = std::min(least, std::max(0.0, sum * (zero > 0 ? kHalfOfASum : 1) - hidden) +
+      least = std::min(least, after_backward(sum * (zero > 0 ? kHalfOfASum : 1)) +
                                   (is_gathered_as_it_is_ && (zero == 1 || zero == 2) ? gathers : 0) +
                                   least_update(objective_.work(), constraints, updated).value());
     }

@@ -164,7 +164,7 @@ class StepObjective {
   }
 
   /// Part of the step by which `folded` may exceed it, unless replicas are very uneven.
-  static constexpr double kFoldedAbove = 0.02;
+  static constexpr double kFoldedAbove = 0.03;
   /// Part of `folded` by which the step exceeds it at most if slices align.
   static constexpr double kFoldedClose = 0.05;
 

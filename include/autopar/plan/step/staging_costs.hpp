@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -92,6 +93,29 @@ class StagingCosts {
     }
     return sum;
   }
+  [[nodiscard]] double message_delay() const { return work_.message_delay; }
+  /// A stage's last backward, which takes so long alone, while its gradients are summed. The first bucket fills alone.
+  [[nodiscard]] Seconds beside_reductions(StageId stage, Seconds alone) const {
+    const auto group = std::ranges::find(sized_.pipeline.groups, stage, &ReduceGroup::stage);
+    const Contention both = contention(stage);
+    if (both == kNoContention || group == sized_.pipeline.groups.end()) return alone;
+    const Seconds delay = both.of_computing * sums_before_the_last(stage);
+    const double rate = both.computing_rate();
+    if (rate == 0) return alone + delay;
+    const Seconds at_once = alone * (1 - 1.0 / group->buckets);
+    return alone + std::min(delay, at_once * (1 / rate - 1));
+  }
+  /// A sum by ranks that still compute for so long.
+  [[nodiscard]] Seconds reduce_beside(const Action& action, Seconds computing) const {
+    const ReduceGroup& group = sized_.pipeline.groups[static_cast<std::size_t>(action.group)];
+    return sums_beside(group.stage, reduce(action), computing);
+  }
+  /// Sums of a stage's gradients that take `alone` alone, likewise.
+  [[nodiscard]] Seconds sums_beside(StageId stage, Seconds alone, Seconds computing) const {
+    const double rate = contention(stage).exchange_rate();
+    const Seconds delayed = alone + (1 - rate) * computing;
+    return rate > 0 ? std::min(alone / rate, delayed) : delayed;
+  }
   /// Bytes that are summed at the end of a call, by bucket.
   [[nodiscard]] const std::vector<Bytes>& summed_at_end(std::size_t group) const {
     return sized_.summed_at_end(group, zero_);
@@ -108,6 +132,9 @@ class StagingCosts {
       for (const Known& known : known_[s]) {
         if (known != others.at(StageId::of(s), known.samples)) return false;
       }
+      const StageId stage = StageId::of(s);
+      const bool contends = !hidden_.empty() && hidden_[s];
+      if (contends && hidden_[s] != others.sums_before_the_last(stage)) return false;
     }
     return true;
   }
@@ -117,8 +144,9 @@ class StagingCosts {
     const auto& parameters = parameters_[stage.index()];
     const int replicas = sized_.pipeline.stages[stage.index()].replicas();
     const Bytes updated = detail::updated_bytes(parameters.trained, zero_, replicas);
-    const Seconds own = offload_ == Offload::kOptimizer ? work_.offloaded_update(updated, state_factor)
-                                                        : work_.update(updated, state_factor);
+    const Seconds own = (offload_ == Offload::kOptimizer ? work_.offloaded_update(updated, state_factor)
+                                                         : work_.update(updated, state_factor)) +
+                        passes_around_update(stage);
     return zero_ == 1 || zero_ == 2 ? own + half_of_a_sum(stage, parameters.computed_with) : own;
   }
 
@@ -163,8 +191,27 @@ class StagingCosts {
     return row.emplace_back(sum);
   }
 
+  /// Of its computation with exchanges among its replicas.
+  [[nodiscard]] Contention contention(StageId stage) const {
+    const Mesh& mesh = sized_.pipeline.stages[stage.index()];
+    return mesh.replicas() < 2 ? kNoContention : work_.contention(mesh.replica_group(0));
+  }
+  /// Seconds of a stage's gradient sums at the end of a call, but for the last bucket.
+  [[nodiscard]] Seconds sums_before_the_last(StageId stage) const {
+    if (hidden_.empty()) hidden_.resize(nodes_.size());
+    auto& hidden = hidden_[stage.index()];
+    if (hidden) return *hidden;
+    hidden = Seconds{};
+    const auto& groups = sized_.pipeline.groups;
+    const auto own = std::ranges::find(groups, stage, &ReduceGroup::stage);  // of the first tensor shard
+    const auto group = static_cast<std::size_t>(own - groups.begin());
+    const auto& buckets = summed_at_end(group);
+    for (std::size_t b = 0; b + 1 < buckets.size(); ++b) *hidden += sum_of(group, buckets[b]);
+    return *hidden;
+  }
+
   /// Gathers and sums run beside the computation, bucket by bucket. The computation waits for the first gather, and the
-  /// last sum waits for the computation. If gathers and sums take longer, they decide. On CPUs the times add up.
+  /// last sum waits for the computation. Between them both contend.
   void add_zero(StageId stage, Known& sum) const {
     const auto [trained, computed_with, sent] = parameters_[stage.index()];
     const Bytes unit = std::min(trained, unit_size_), gathered = zero_ >= 3 ? computed_with : Bytes(0);
@@ -173,12 +220,48 @@ class StagingCosts {
     const Seconds gathering = half_of_a_sum(stage, gathered);
     const Seconds first = half_of_a_sum(stage, detail::in_proportion(unit, gathered, trained));
     const Seconds again = half_of_a_sum(stage, regathered_bytes(stage));
+    const Contention both = contention(stage);
+    const auto beside = [&](Seconds computing, Seconds exposed, Seconds exchanged) {
+      return exposed + both.together(computing, std::max(Seconds{}, exchanged - exposed));
+    };
+    const int replicas = sized_.pipeline.stages[stage.index()].replicas();
+    if (replicas > 1) {
+      // Gradients are added into zeroed buckets, and the rank's part of the sums to those of earlier micro-batches.
+      sum.backward +=
+          work_.passes(4 * trained + 3 * detail::updated_bytes(trained, zero_, replicas)) + passes_to_round(stage);
+    }
+    if (zero_ >= 3) {
+      sum.forward += passes_to_cast(stage);
+      sum.backward += passes_to_cast(stage);
+    }
     sum.forward = beside(sum.forward, first, gathering);
     sum.backward = beside(sum.backward, first + last, gathering + again + summing);
   }
-  /// A compute action with what is exchanged within it. @param exposed  the part that nothing hides on any device
-  [[nodiscard]] Seconds beside(Seconds compute, Seconds exposed, Seconds exchanged) const {
-    return work_.computes_while_exchanging ? std::max(compute + exposed, exchanged) : compute + exchanged;
+  /// A rank casts its part of parameters that stages compute with in another element type, before it is gathered.
+  [[nodiscard]] Seconds passes_to_cast(StageId stage) const {
+    const auto& [trained, computed_with, sent] = parameters_[stage.index()];
+    const int replicas = sized_.pipeline.stages[stage.index()].replicas();
+    if (replicas < 2 || trained == computed_with) return {};
+    return work_.passes(detail::updated_bytes(trained, zero_, replicas) +
+                        detail::updated_bytes(computed_with, zero_, replicas));
+  }
+  /// What is sent in half its bytes is cast before; it is read, added and written in whole bytes after.
+  [[nodiscard]] Seconds passes_to_round(StageId stage) const {
+    const Bytes rounded = 2 * (parameters_[stage.index()].trained - parameters_[stage.index()].sent);
+    const int replicas = sized_.pipeline.stages[stage.index()].replicas();
+    return replicas < 2 ? Seconds{} : work_.passes(2 * rounded + Bytes(rounded.value() / replicas));
+  }
+  /// Passes over memory once a step: gradients are added into zeroed buckets, of which a rank keeps a copy of its part.
+  [[nodiscard]] Seconds passes_around_update(StageId stage) const {
+    const Bytes trained = parameters_[stage.index()].trained;
+    const int replicas = sized_.pipeline.stages[stage.index()].replicas();
+    if (replicas < 2) return {};
+    if (zero_ == 0) return work_.passes(trained) + passes_to_round(stage);
+    if (zero_ == 1) {
+      return work_.passes(trained + 2 * detail::updated_bytes(trained, 1, replicas)) + passes_to_round(stage) +
+             passes_to_cast(stage);
+    }
+    return zero_ == 2 ? passes_to_cast(stage) : Seconds{};
   }
 
   /// A region that shards of a stage compute together.
@@ -239,9 +322,10 @@ class StagingCosts {
   std::vector<detail::TrainedBytes> parameters_;  // by stage
   std::vector<Exchange> exchanges_;
   mutable std::vector<std::vector<Known>> known_;                     // by stage; a handful of different shares
+  mutable std::vector<std::optional<Seconds>> hidden_;                // by stage, of gradient sums
   mutable std::vector<std::pair<Bytes, Seconds>> sums_;               // the last of each group
   mutable std::map<std::pair<StageId, Bytes>, Seconds> all_reduces_;  // of tensor shards: layers exchange as much
 };
-static_assert(SplitBackwardCosts<StagingCosts>);
+static_assert(SplitBackwardCosts<StagingCosts> && ContendingCosts<StagingCosts>);
 
 }  // namespace autopar

@@ -20,7 +20,8 @@ struct RankTimes {
 /// Plays the programs of a step in time, one phase after the other. A rank runs its compute actions one after the
 /// other. A message is transferred beside them once both its ends are issued, one at a time out of a rank and into it;
 /// its compute action waits for it. Receives are issued `kReceivesAhead` compute actions early. Tensor shards that
-/// exchange values start together. Buckets are summed as they fill during the last backward of their stage.
+/// exchange values start together. Buckets are summed as they fill during the last backward of their stage. As far as
+/// costs say so, sums and messages delay the computation beside them, and it delays sums.
 template <class Costs>
 class Clock {
  public:
@@ -35,6 +36,10 @@ class Clock {
       const double begin = end();
       lanes_.assign(times_.size(), {});
       for (std::size_t r = 0; r < lanes_.size(); ++r) {
+        const auto& actions = program_.ranks[r];
+        for (std::size_t i = 0; i < actions.size(); ++i) {
+          if (gives_weight_gradients(actions[i].kind)) lanes_[r].fills_buckets[actions[i].stage] = i;
+        }
         times_[r].end = begin;
         agenda_.insert({begin, r});
       }
@@ -53,6 +58,9 @@ class Clock {
  private:
   using Read = std::tuple<StageId, Flow, int>;                           // stage, direction, micro-batch
   using Message = std::tuple<std::size_t, std::size_t, int, Flow, int>;  // from, to, channel, direction, micro-batch
+  struct LastCompute {
+    double begin = 0, end = 0;
+  };
   struct Awaited {
     int missing = 0;
     double ready_at = 0;
@@ -63,8 +71,10 @@ class Clock {
     int ahead = 0;           // number of compute actions from `next` to `posted`
     bool waiting = false;
     double since = 0, out_free = 0, in_free = 0;
+    double computes_until = 0, owed = 0;  // by messages that began within the latest compute action
     std::map<Read, Awaited> awaited{};
-    std::map<StageId, std::pair<double, double>> last{};  // begin and end of the last compute action of each stage
+    std::map<StageId, LastCompute> last{};         // of each stage
+    std::map<StageId, std::size_t> fills_buckets;  // position of each stage's last action that gives weight gradients
   };
 
   static Read read_by(const Action& action) { return {action.stage, action.flow, action.microbatch}; }
@@ -99,6 +109,10 @@ class Clock {
       takes = costs_.message(action, Rank::of(from), Rank::of(to)).value();
       arrival = std::max({now, lanes_[from].out_free, lanes_[to].in_free}) + takes;
       lanes_[from].out_free = lanes_[to].in_free = arrival;
+      for (const std::size_t rank : {from, to}) {
+        const double shared = std::min(arrival, lanes_[rank].computes_until) - (arrival - takes);
+        lanes_[rank].owed += costs_.message_delay() * std::max(0.0, shared);
+      }
     }
     for (const std::size_t rank : {from, to}) occupy(rank, &RankTimes::communicating, takes, arrival);
     const Channel& channel = pipeline_.channels[static_cast<std::size_t>(action.channel)];
@@ -134,9 +148,11 @@ class Clock {
       const Lane& lane = lanes_[other.index()];
       begin = std::max({begin, lane.since, lane.awaited.at(read_by(*same)).ready_at});
     }
-    const double takes = seconds_of(*compute), end = begin + takes;
+    const double alone = is_last(*compute, rank) ? beside_sums(*compute) : seconds_of(*compute);
     for (const Rank other : together) {
       Lane& lane = lanes_[other.index()];
+      const double takes = alone + beside_messages(lane, begin, alone), end = begin + takes;
+      lane.computes_until = end;
       lane.waiting = false;
       lane.last[compute->stage] = {begin, end};
       ++lane.next;
@@ -153,6 +169,50 @@ class Clock {
     return (compute.kind == ActionKind::kBackwardWeight ? cost.backward_weight : cost.backward).value();
   }
 
+  /// By how much messages delay a compute action that begins: those under way, and those that began in the last one.
+  double beside_messages(Lane& lane, double begin, double alone) {
+    double shared = 0;
+    for (const double busy_until : {lane.out_free, lane.in_free})
+      shared += std::min(std::max(busy_until - begin, 0.0), alone);
+    return costs_.message_delay() * shared + std::exchange(lane.owed, 0.0);
+  }
+
+  /// Whether a rank's buckets of the stage are full after this action.
+  [[nodiscard]] bool is_last(const Action& compute, std::size_t rank) const {
+    const auto last = lanes_[rank].fills_buckets.find(compute.stage);
+    return last != lanes_[rank].fills_buckets.end() && last->second == lanes_[rank].next;
+  }
+
+  /// Seconds of a stage's last backward. From the first full bucket on, sums run beside it; only the last sum follows.
+  /// It cannot be delayed for longer than it runs.
+  [[nodiscard]] double beside_sums(const Action& compute) const {
+    const double alone = seconds_of(compute);
+    const Contention both = costs_.contention(compute.stage.index());
+    if (both == kNoContention) return alone;
+    const auto of_stage = [&](const ReduceGroup& group) { return group.stage == compute.stage; };
+    const auto group = std::ranges::find_if(pipeline_.groups, of_stage);
+    if (group == pipeline_.groups.end()) return alone;
+    const auto& buckets = stated_.buckets[static_cast<std::size_t>(group - pipeline_.groups.begin())];
+    double sums = 0;
+    for (std::size_t b = 0; b + 1 < buckets.size(); ++b) sums += costs_.sum(*group, buckets[b]).value();
+    const double delay = both.of_computing * sums, speed = both.computing_rate();
+    const double shared = alone * (1 - 1 / static_cast<double>(buckets.size()));
+    return alone + (speed > 0 ? std::min(delay, shared / speed - shared) : delay);
+  }
+
+  /// Seconds of a sum that begins while some members still compute.
+  [[nodiscard]] double beside_compute(const ReduceGroup& group, double begin, double alone) const {
+    LastCompute latest;
+    for (const Rank rank : group.ranks) {
+      const auto last = lanes_[rank.index()].last.find(group.stage);
+      if (last != lanes_[rank.index()].last.end() && last->second.end > latest.end) latest = last->second;
+    }
+    if (!(latest.end > begin)) return alone;
+    const double speed = costs_.contention(group.stage.index()).exchange_rate();
+    const double outlasts = alone + (latest.end - begin) * (1 - speed);
+    return speed > 0 ? std::min(alone / speed, outlasts) : outlasts;
+  }
+
   /// Gradients of a stage come evenly during its last backward; those of tied parameters are there when the rank's last
   /// compute action is over.
   void sum_gradients() {
@@ -167,10 +227,11 @@ class Clock {
           begin = std::max(begin, free_at[rank.index()]);
           for (const auto& [stage, last] : lanes_[rank.index()].last) {
             if (group.stage.valid() && stage != group.stage) continue;
-            begin = std::max(begin, last.first + part * (last.second - last.first));
+            begin = std::max(begin, last.begin + part * (last.end - last.begin));
           }
         }
-        const double takes = costs_.sum(group, stated_.buckets[g][b]).value(), end = begin + takes;
+        const double alone = costs_.sum(group, stated_.buckets[g][b]).value();
+        const double takes = group.stage.valid() ? beside_compute(group, begin, alone) : alone, end = begin + takes;
         for (const Rank rank : group.ranks) {
           free_at[rank.index()] = end;
           occupy(rank.index(), &RankTimes::summing, takes, end);

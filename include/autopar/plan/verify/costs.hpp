@@ -8,8 +8,8 @@
 #include <vector>
 
 #include <autopar/cost/concepts.hpp>
+#include <autopar/cost/contention.hpp>
 #include <autopar/cost/model_profile.hpp>
-#include <autopar/cost/overlap.hpp>
 #include <autopar/cost/tensor_regions.hpp>
 #include <autopar/plan/verify/stated_plan.hpp>
 
@@ -87,6 +87,16 @@ class StatedCosts {
     if (bytes == Bytes(0) && zero_ >= 2 && group.stage.valid()) return {};  // summed within backwards
     return costs_.all_reduce(bytes, group.ranks) * (zero_ > 0 && group.stage.valid() ? 0.5 : 1);
   }
+  /// What the computation of a stage and the exchanges among its replicas cost each other.
+  [[nodiscard]] Contention contention(std::size_t stage) const {
+    const Mesh& mesh = stated_.pipeline.stages[stage];
+    return mesh.replicas() < 2 ? kNoContention : contention_of(costs_, mesh.replica_group(0));
+  }
+  /// What each second of a message adds to the computation of its ranks.
+  [[nodiscard]] double message_delay() const {
+    if constexpr (DelaysByMessages<M>) return costs_.message_delay();
+    return 0;
+  }
   /// The optimizer step of a stage, and what its ranks gather after it.
   [[nodiscard]] Seconds update(std::size_t stage) const {
     const double factor = stated_.plan.optimizer_state_factor;
@@ -96,10 +106,37 @@ class StatedCosts {
     if constexpr (UpdatesOnHost<M>) {
       if (stated_.plan.offload == Offload::kOptimizer) step = std::max(step, costs_.offloaded_update(bytes, factor));
     }
+    const auto& [once, per_backward, per_gather] = passes(stage);
+    step += once + (zero_ == 1 || zero_ == 2 ? per_gather : Seconds{});
     return zero_ == 1 || zero_ == 2 ? step + all_reduce(stage, own.computed_with) * 0.5 : step;
   }
 
  private:
+  /// Seconds in which a rank's memory moves gradients and parameters of a replicated stage. Whole gradients: buckets
+  /// are zeroed once a step, and under ZeRO 1 the rank's part is copied. Gradients in shards: every backward zeroes
+  /// buckets, adds gradients to them (three passes), and adds the rank's part to what it has. What is sent in half its
+  /// bytes is cast, and comes to be added: twice a half, besides what is read before and written after. Before a
+  /// gather, a rank casts its part of parameters that are computed with in another type.
+  struct Passes {
+    Seconds once{}, per_backward{}, per_gather{};
+  };
+  [[nodiscard]] Passes passes(std::size_t stage) const {
+    Passes seconds;
+    if constexpr (CostsPasses<M>) {
+      const int replicas = stated_.pipeline.stages[stage].replicas();
+      if (replicas < 2) return seconds;
+      const StatedStage& own = stated_.stages[stage];
+      const Bytes part = part_of(own.trained_bytes, replicas);
+      const Bytes rounded = (own.trained_bytes - own.sent) * 2;
+      const Seconds rounding = costs_.passes(rounded + rounded + Bytes(rounded.value() / replicas));
+      if (zero_ == 0) seconds.once = costs_.passes(own.trained_bytes) + rounding;
+      if (zero_ == 1) seconds.once = costs_.passes(own.trained_bytes + part + part) + rounding;
+      if (zero_ >= 2) seconds.per_backward = costs_.passes(own.trained_bytes * 4 + part * 3) + rounding;
+      if (own.trained_bytes != own.computed_with)
+        seconds.per_gather = costs_.passes(part + part_of(own.computed_with, replicas));
+    }
+    return seconds;
+  }
   /// Among the replicas of a stage, which are the same for each tensor shard.
   [[nodiscard]] Seconds all_reduce(std::size_t stage, Bytes bytes) const {
     const Mesh& mesh = stated_.pipeline.stages[stage];
@@ -141,13 +178,15 @@ class StatedCosts {
   }
 
   /// Adds what is gathered and summed within compute actions, bucket by bucket. They wait for the first gather and the
-  /// last sum, or take as long as all of them if that is longer. On CPUs they take as long as everything together.
+  /// last sum. What lies between runs beside the computation, and each delays the other.
   [[nodiscard]] NodeCost with_collectives(std::size_t stage, std::int64_t samples) const {
     NodeCost cost = computed(stage, samples);
     if (zero_ < 2) return cost;
     const auto half = [&](Bytes bytes) { return all_reduce(stage, bytes) * 0.5; };
+    const Contention both = contention(stage);
     const auto beside = [&](Seconds compute, Seconds exposed, Seconds all) {
-      return computes_while_exchanging(costs_) ? std::max(compute + exposed, all) : compute + all;
+      const Seconds other = std::max(Seconds{}, all - exposed);
+      return exposed + std::max(compute + other * both.of_computing, other + compute * both.of_exchange);
     };
     const Bytes trained = stated_.stages[stage].trained_bytes, computed_with = stated_.stages[stage].computed_with;
     const Bytes unit = std::min(trained, stated_.unit_limit), sent = stated_.stages[stage].sent;
@@ -161,6 +200,9 @@ class StatedCosts {
       gathered = half(computed_with);
       again = half(regathered(stated_, stage).once_more);
     }
+    const Passes over_memory = passes(stage);
+    cost.forward += zero_ == 3 ? over_memory.per_gather : Seconds{};
+    cost.backward += over_memory.per_backward + (zero_ == 3 ? over_memory.per_gather : Seconds{});
     cost.forward = beside(cost.forward, first, gathered);
     cost.backward = beside(cost.backward, first + half(of_unit(sent)), gathered + again + half(sent));
     return cost;

@@ -10,6 +10,7 @@
 #include <autopar/plan/step/objective.hpp>
 #include <autopar/testing/random_models.hpp>
 
+#include "contending_cost.hpp"
 #include "unit/plan/random_stagings.hpp"
 
 using namespace autopar;
@@ -29,6 +30,7 @@ struct Foldable {
     constraints.world = 6;
     constraints.memory = Bytes(dice(50, 800) * 1000);
     constraints.zero_levels = {0, 1, 2, 3};
+    if (seed % 2 == 0) constraints.buckets.size = Bytes(1000 * (1 + static_cast<std::int64_t>(seed % 20)));
     constraints.recompute = dice.chance(50) ? Recompute::kToFit : Recompute::kNever;
     work.segment_of = recompute_segments(work, constraints, 2);
     staging = test::random_staging(dice, work, constraints.world);
@@ -40,7 +42,7 @@ struct Foldable {
   Dice dice;
   ModelProfile model;
   Cluster cluster = testing::small_cluster(18);
-  RooflineCost cost{cluster};
+  test::ContendingCost cost{cluster, test::random_contention(dice, cluster)};
   Workload work;
   Constraints constraints;
   Staging staging;

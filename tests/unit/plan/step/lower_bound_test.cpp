@@ -8,6 +8,7 @@
 #include <autopar/plan/search/rest_bottleneck.hpp>
 #include <autopar/testing/random_models.hpp>
 
+#include "contending_cost.hpp"
 #include "unit/plan/random_stagings.hpp"
 
 using namespace autopar;
@@ -26,12 +27,13 @@ TEST_CASE("LowerBound: never above the step of a staging", "[laws]") {
     }
     Cluster cluster = testing::small_cluster(dice(1, 6));
     if (dice.chance(50)) cluster.host = testing::small_host(Bytes(1 << 30));
-    const RooflineCost cost(cluster);
+    const test::ContendingCost cost(cluster, test::random_contention(Dice(seed + 31'000), cluster));
     Workload work = make_workload(model, cost);
     Constraints constraints;
     constraints.world = cluster.devices;
     constraints.batch = dice(1, 30);
     constraints.memory = cluster.device.memory;
+    if (seed % 2 == 0) constraints.buckets.size = Bytes(1000 * (1 + static_cast<std::int64_t>(seed % 20)));
     if (saves) {
       constraints.memory = Bytes(dice(50, 600) * 1000);
       constraints.recompute = static_cast<Recompute>(dice(0, 2));

@@ -14,6 +14,7 @@
 #include <autopar/testing/random_instances.hpp>
 #include <autopar/testing/random_models.hpp>
 
+#include "contending_cost.hpp"
 #include "unit/plan/verify/oracles.hpp"
 
 using namespace autopar;
@@ -25,6 +26,9 @@ struct CheckedCase {
   ModelProfile model;
   Cluster cluster;
   PlanRequest request;
+  test::ContendingCost::Given contention{kOneAfterTheOther};
+
+  [[nodiscard]] test::ContendingCost costs() const { return {cluster, contention}; }
 };
 
 CheckedCase random_case(int seed) {
@@ -76,13 +80,16 @@ CheckedCase random_full_case(int seed) {
     if (out.cluster.host) out.cluster.host->memory *= kTimes;
     if (dice.chance(60)) options.zero = 3, options.recompute = Recompute::kAlways;
   }
+  Dice links(static_cast<std::uint64_t>(seed) + 31'000);
+  out.contention = test::random_contention(links, out.cluster);
+  if (links.chance(50)) out.request.buckets = BucketPolicy{Bytes(links(1, 20) * 1000)};
   return out;
 }
 
 template <class... Policies>
 std::optional<Plan> planned_with(const Planner<Policies...>& planner, const CheckedCase& c) {
   try {
-    return planner.plan(c.model, c.cluster, c.request);
+    return planner.plan(c.model, c.costs(), c.cluster, c.request);
   } catch (const InfeasiblePlan&) {
     return std::nullopt;
   } catch (const InvalidArgument&) {  // a schedule that the model cannot have
@@ -101,14 +108,14 @@ std::optional<Plan> planned_by(CheckedCase c, bool exact) {
 std::optional<Plan> planned(CheckedCase c) {
   c.request.budget.states = 3000;
   try {
-    return Planner<>{}.plan(c.model, c.cluster, c.request);
+    return Planner<>{}.plan(c.model, c.costs(), c.cluster, c.request);
   } catch (const InfeasiblePlan&) {
     return std::nullopt;
   }
 }
 
 PlanVerdict verdict_on(const CheckedCase& c, const Plan& plan) {
-  return check_plan(c.model, RooflineCost(c.cluster), c.cluster, plan);
+  return check_plan(c.model, c.costs(), c.cluster, plan);
 }
 
 std::string joined(const std::vector<std::string>& faults) {
@@ -189,7 +196,7 @@ void check_full_cases(int cases) {
     REQUIRE(verdict.accepted());
     CHECK(verdict.step.value() == Approx(plan->step.value()).epsilon(1e-9));
     CHECK(verdict.gap >= -1e-9);
-    test::check_with_oracles(c.model, RooflineCost(c.cluster), *plan);
+    test::check_with_oracles(c.model, c.costs(), *plan);
     const auto zero = "zero " + std::to_string(plan->zero);
     const MemoryOptimizations optimizations = memory_optimizations_of(*plan);
     const bool replicated =

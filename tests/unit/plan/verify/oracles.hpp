@@ -97,6 +97,8 @@ struct OracleCosts {
   }
   [[nodiscard]] Seconds transfer(Bytes bytes, Rank from, Rank to) const { return costs.transfer(bytes, from, to); }
   [[nodiscard]] Seconds sum(const ReduceGroup& group, Bytes bytes) const { return stated.sum(group, bytes); }
+  [[nodiscard]] Contention contention(std::size_t stage) const { return stated.contention(stage); }
+  [[nodiscard]] double message_delay() const { return stated.message_delay(); }
 };
 
 inline void check_close(double a, double b) { CHECK(std::abs(a - b) <= 1e-9 * std::max({a, b, 1e-12})); }
