@@ -199,6 +199,7 @@ class TimelinePlayer {
     for (std::size_t g = 0; g < groups.size(); ++g) {
       if (groups[g].stage.value() != compute.stage) continue;
       const auto both = costs_.contention(static_cast<std::size_t>(compute.stage));
+      if (both == kOneAfterTheOther) return 0;  // on CPUs, where other threads sum
       double sums = 0;
       for (std::size_t b = 0; b + 1 < stated_.buckets[g].size(); ++b)
         sums += costs_.sum(groups[g], stated_.buckets[g][b]).value();
@@ -218,7 +219,8 @@ class TimelinePlayer {
       }
     }
     if (end <= begin) return alone;
-    const double b = costs_.contention(group.stage.index()).exchange_rate();
+    const auto both = costs_.contention(group.stage.index());
+    const double b = both == kOneAfterTheOther ? 1 : both.exchange_rate();
     const double done = b * (end - begin);  // of the sum, until the computation ends
     return done >= alone ? alone / b : end - begin + alone - done;
   }

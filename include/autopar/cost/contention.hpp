@@ -37,6 +37,12 @@ inline constexpr Contention kNoContention{0, 0};
 /// One waits for the other: on CPUs the same processors do both.
 inline constexpr Contention kOneAfterTheOther{1, 1};
 
+/// With gradient sums at the end of a call. On CPUs they run on other threads than the last backward, and no delay of
+/// either was measured.
+[[nodiscard]] inline Contention with_last_sums(const Contention& within_actions) {
+  return within_actions == kOneAfterTheOther ? kNoContention : within_actions;
+}
+
 /// A cost model that knows how much computation and an exchange among some ranks delay each other.
 template <class M>
 concept CostsContention = requires(const M& model, std::span<const Rank> ranks) {

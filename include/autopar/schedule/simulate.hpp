@@ -386,16 +386,18 @@ class Simulation {
     };
     for (const ReduceGroup& group : pipeline_.groups) {
       const bool takes_part = gathers ? group.zero == 1 || group.zero == 2 : group.zero < 2;
+      const LastCompute last = takes_part && !gathers ? last_of(group) : LastCompute{};
       for (int b = 0; b < group.buckets && takes_part; ++b) {
         double start = 0;
         for (const Rank rank : group.ranks) {
           if (!seek(rank)) return free_at;  // a phase without them, or a program without reductions
           start = std::max({start, gathers ? 0.0 : filled(rank, group, b), free_at[rank.index()]});
         }
-        const LastCompute last = gathers ? LastCompute{} : last_of(group);
+        const Rank first = group.ranks.front();  // all members' actions take as long
+        const Action& action = program_.ranks[first.index()][next[first.index()]];
+        const Seconds end = Seconds(start) + reduction(costs, action, last, start);
         for (const Rank rank : group.ranks) {
           const auto at = next[rank.index()]++;
-          const Seconds end = Seconds(start) + reduction(costs, program_.ranks[rank.index()][at], last, start);
           timeline_.spans[rank.index()][at] = {Seconds(start), end};
           free_at[rank.index()] = end.value();
         }

@@ -144,7 +144,7 @@ class QuickEstimate {
         const Seconds sum = work_.all_reduce(objective_.constraints().buckets.least_sent(stage.trainable), group);
         // Sums start as buckets fill.
         const Seconds beside(stage.trainable > objective_.constraints().buckets.size ? stage.backward : 0.0);
-        summed += (work_.contention(group).together(beside, sum) - beside).value();
+        summed += (with_last_sums(work_.contention(group)).together(beside, sum) - beside).value();
       }
       step = std::max(step, summed + detail::least_update(work_, objective_.constraints(), stage.trainable).value());
     }

@@ -110,7 +110,7 @@ class LowerBound {
       return replicas > 1 && own > Bytes(0) ? objective_.work().least_all_reduce(bytes, replicas).value() : 0;
     };
     const double sum = least_sum(constraints.buckets.least_sent(own)), gathers = least_sum(own) * kHalfOfASum;
-    const Contention contention = objective_.work().least_contention(replicas);
+    const Contention contention = with_last_sums(objective_.work().least_contention(replicas));
     const auto after_backward = [&](double sums) {
       return std::max(contention.of_computing * sums, sums - (1 - contention.of_exchange) * hidden);
     };

@@ -97,7 +97,7 @@ class StagingCosts {
   /// A stage's last backward, which takes so long alone, while its gradients are summed. The first bucket fills alone.
   [[nodiscard]] Seconds beside_reductions(StageId stage, Seconds alone) const {
     const auto group = std::ranges::find(sized_.pipeline.groups, stage, &ReduceGroup::stage);
-    const Contention both = contention(stage);
+    const Contention both = with_last_sums(contention(stage));
     if (both == kNoContention || group == sized_.pipeline.groups.end()) return alone;
     const Seconds delay = both.of_computing * sums_before_the_last(stage);
     const double rate = both.computing_rate();
@@ -112,7 +112,7 @@ class StagingCosts {
   }
   /// Sums of a stage's gradients that take `alone` alone, likewise.
   [[nodiscard]] Seconds sums_beside(StageId stage, Seconds alone, Seconds computing) const {
-    const double rate = contention(stage).exchange_rate();
+    const double rate = with_last_sums(contention(stage)).exchange_rate();
     const Seconds delayed = alone + (1 - rate) * computing;
     return rate > 0 ? std::min(alone / rate, delayed) : delayed;
   }
@@ -193,8 +193,13 @@ class StagingCosts {
 
   /// Of its computation with exchanges among its replicas.
   [[nodiscard]] Contention contention(StageId stage) const {
-    const Mesh& mesh = sized_.pipeline.stages[stage.index()];
-    return mesh.replicas() < 2 ? kNoContention : work_.contention(mesh.replica_group(0));
+    if (contention_.empty()) contention_.resize(nodes_.size());
+    auto& own = contention_[stage.index()];
+    if (!own) {
+      const Mesh& mesh = sized_.pipeline.stages[stage.index()];
+      own = mesh.replicas() < 2 ? kNoContention : work_.contention(mesh.replica_group(0));
+    }
+    return *own;
   }
   /// Seconds of a stage's gradient sums at the end of a call, but for the last bucket.
   [[nodiscard]] Seconds sums_before_the_last(StageId stage) const {
@@ -322,6 +327,7 @@ class StagingCosts {
   std::vector<detail::TrainedBytes> parameters_;  // by stage
   std::vector<Exchange> exchanges_;
   mutable std::vector<std::vector<Known>> known_;                     // by stage; a handful of different shares
+  mutable std::vector<std::optional<Contention>> contention_;         // by stage
   mutable std::vector<std::optional<Seconds>> hidden_;                // by stage, of gradient sums
   mutable std::vector<std::pair<Bytes, Seconds>> sums_;               // the last of each group
   mutable std::map<std::pair<StageId, Bytes>, Seconds> all_reduces_;  // of tensor shards: layers exchange as much

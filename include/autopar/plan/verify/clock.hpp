@@ -187,7 +187,7 @@ class Clock {
   /// It cannot be delayed for longer than it runs.
   [[nodiscard]] double beside_sums(const Action& compute) const {
     const double alone = seconds_of(compute);
-    const Contention both = costs_.contention(compute.stage.index());
+    const Contention both = with_last_sums(costs_.contention(compute.stage.index()));
     if (both == kNoContention) return alone;
     const auto of_stage = [&](const ReduceGroup& group) { return group.stage == compute.stage; };
     const auto group = std::ranges::find_if(pipeline_.groups, of_stage);
@@ -208,7 +208,7 @@ class Clock {
       if (last != lanes_[rank.index()].last.end() && last->second.end > latest.end) latest = last->second;
     }
     if (!(latest.end > begin)) return alone;
-    const double speed = costs_.contention(group.stage.index()).exchange_rate();
+    const double speed = with_last_sums(costs_.contention(group.stage.index())).exchange_rate();
     const double outlasts = alone + (latest.end - begin) * (1 - speed);
     return speed > 0 ? std::min(alone / speed, outlasts) : outlasts;
   }
