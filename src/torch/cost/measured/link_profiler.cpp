@@ -99,13 +99,13 @@ class LinkBench {
  public:
   LinkBench(AnyTransport& wire, detail::StepStopwatch& stopwatch, const LinkProbe& probe, GroupId group)
       : wire_(wire), stopwatch_(stopwatch), device_(stopwatch.device()), probe_(probe), group_(group) {
-    stopwatch_.run_beside({[this, token = buffer_of_size(4)] { transfer(token); }, [] {}, [] {}});
+    detail::StepStopwatch::Together together;
+    together.meet = [this, token = buffer_of_size(4)] { transfer(token); };
+    stopwatch_.run_beside(std::move(together));
   }
   LinkBench(const LinkBench&) = delete;
   LinkBench& operator=(const LinkBench&) = delete;
-  ~LinkBench() {
-    stopwatch_.run_beside({[] {}, [] {}, [] {}});
-  }
+  ~LinkBench() { stopwatch_.run_beside({}); }
 
   /// Seconds.
   [[nodiscard]] double of_transfer(std::int64_t bytes) {

@@ -34,9 +34,9 @@ class StepStopwatch {
 
   /// What ranks do together beside timed work, on other streams of their devices.
   struct Together {
-    std::function<void()> meet;   ///< queued just before the work, so that all ranks start it at the same time
-    std::function<void()> begin;  ///< queues what runs beside the work
-    std::function<void()> end;    ///< lets the device's stream wait for it
+    std::function<void()> meet = [] {};   ///< queued just before the work, so that all ranks start it at the same time
+    std::function<void()> begin = [] {};  ///< queues what runs beside the work
+    std::function<void()> end = [] {};    ///< lets the device's stream wait for it
   };
   /// From now on, `time` does this, until it is given something else. Collective then.
   void run_beside(Together together) { together_ = std::move(together); }
@@ -53,7 +53,7 @@ class StepStopwatch {
   c10::Device device_;
   std::array<at::Tensor, 2> factors_;
   at::Tensor product_, numbers_;
-  Together together_{[] {}, [] {}, [] {}};
+  Together together_;
   double of_turn_ = 0;      ///< seconds
   double of_queueing_ = 0;  ///< host time to queue the latest work
 };

@@ -37,7 +37,8 @@ double SumsBeside::choose(double seconds) {
 double SumsBeside::timed(StepStopwatch& stopwatch, const std::function<double()>& compute, bool beside) {
   const Buffer token = zeros_of(4, device_), bucket = zeros_of(bytes_, device_);
   std::vector<AnyTransport::Ticket> under_way;
-  StepStopwatch::Together together{[&] { wire_.wait(wire_.all_reduce(token, DType::kF32, group_)); }, [] {}, [] {}};
+  StepStopwatch::Together together;
+  together.meet = [&] { wire_.wait(wire_.all_reduce(token, DType::kF32, group_)); };
   if (beside) {
     together.begin = [&] {
       for (int i = 0; i < count_; ++i) under_way.push_back(wire_.all_reduce(bucket, DType::kF32, group_));
@@ -50,7 +51,7 @@ double SumsBeside::timed(StepStopwatch& stopwatch, const std::function<double()>
   std::vector<double> times;
   static_cast<void>(compute());
   for (int i = 0; i < kRuns; ++i) times.push_back(compute());
-  stopwatch.run_beside({[] {}, [] {}, [] {}});
+  stopwatch.run_beside({});
   return median(times);
 }
 
