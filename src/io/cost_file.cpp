@@ -19,7 +19,7 @@ using detail::JsonReader;
 using detail::OrderedJson;
 
 // 2: updates. 3: the host. 4: the checksum sorts members. 5: joint updates. 6: samples. 7: transfers by size
-constexpr std::int64_t kCostFormat = 7;
+constexpr std::int64_t kCostFormat = 8;
 constexpr std::int64_t kMaxRanks = 1 << 24;
 constexpr double kMaxCost = 1e18;  // seconds or bytes
 
@@ -119,6 +119,11 @@ void read_links(JsonReader links, MeasuredLinks& out) {
     const auto ranks = static_cast<int>(row.whole("ranks", 2, kMaxRanks));
     if (!out.contention.emplace(std::pair(link, ranks), read_contention(row, "delays")).second) taken(row);
   });
+  links.each("message_delays", [&](JsonReader& row) {
+    const auto link = class_of(row);
+    const double delay = row.number("delay", 0, 1);
+    if (!out.message_delays.emplace(link, delay).second) taken(row);
+  });
   links.finish();
 }
 
@@ -159,9 +164,14 @@ std::string to_json(const MeasuredCosts& costs, const CostOrigin& origin) {
     contention.push_back(
         {{"class", group.first}, {"ranks", group.second}, {"delays", {measured.of_computing, measured.of_exchange}}});
   }
+  OrderedJson message_delays = OrderedJson::array();
+  for (const auto& [link, delay] : costs.links.message_delays) {
+    message_delays.push_back({{"class", link}, {"delay", delay}});
+  }
   OrderedJson links{{"messages", std::move(messages)},
                     {"all_reduces", std::move(all_reduces)},
-                    {"contention", std::move(contention)}};
+                    {"contention", std::move(contention)},
+                    {"message_delays", std::move(message_delays)}};
   OrderedJson root{{"format", kCostMark},
                    {"version", kCostFormat},
                    {"device", origin.device},

@@ -24,11 +24,12 @@ void check_cuda(const char* function, cudaError_t code, Rank self) {
                        static_cast<int>(code));
 }
 
-NcclCommunicator::NcclCommunicator(std::string name, const ncclUniqueId& id, int members, int position,
+NcclCommunicator::NcclCommunicator(std::string name, const ncclUniqueId& id, int members, int position, int blocks,
                                    std::shared_ptr<Health> health)
     : name_(std::move(name)), members_(members), position_(position), health_(std::move(health)) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
+  config.maxCTAs = blocks;
   int lowest = 0;
   int highest = 0;
   check_cuda("cudaDeviceGetStreamPriorityRange", cudaDeviceGetStreamPriorityRange(&lowest, &highest), health_->self());

@@ -56,8 +56,14 @@ class Event {
 /// every call.
 class NcclCommunicator {
  public:
-  /// Collective over its members; returns when all have joined. @param name for errors, e.g. "0 -> 2".
-  NcclCommunicator(std::string name, const ncclUniqueId& id, int members, int position, std::shared_ptr<Health> health);
+  /// As NCCL chooses it.
+  static constexpr int kAnyBlocks = NCCL_CONFIG_UNDEF_INT;
+
+  /// Collective over its members; returns when all have joined.
+  /// @param name    for errors, e.g. "0 -> 2"
+  /// @param blocks  at most so many thread blocks an operation
+  NcclCommunicator(std::string name, const ncclUniqueId& id, int members, int position, int blocks,
+                   std::shared_ptr<Health> health);
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
   ~NcclCommunicator();

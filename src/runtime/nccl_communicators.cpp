@@ -11,6 +11,13 @@
 #include "names.hpp"
 
 namespace autopar::detail {
+namespace {
+
+// A message waits within its kernel, beside the receiver's computation. Matrix products that find more than two
+// multiprocessors occupied take up to twice as long (benchmarks/NOTES.md).
+constexpr int kBlocksOfMessages = 2;
+
+}  // namespace
 
 void NcclCommunicators::connect(const std::vector<DirectedPair>& pairs) {
   const auto ids = exchange_ids(pairs.size(), [&](std::size_t i) { return pairs[i].from; });
@@ -20,9 +27,9 @@ void NcclCommunicators::connect(const std::vector<DirectedPair>& pairs) {
     if (pair.from != rank() && pair.to != rank()) continue;
     const auto key = std::pair(pair.from, pair.to);
     if (pairs_.contains(key)) continue;
-    auto communicator =
-        std::make_unique<NcclCommunicator>(std::to_string(pair.from.value()) + " -> " + std::to_string(pair.to.value()),
-                                           ids[i], 2, pair.from == rank() ? 0 : 1, world_.shared_health());
+    auto communicator = std::make_unique<NcclCommunicator>(
+        std::to_string(pair.from.value()) + " -> " + std::to_string(pair.to.value()), ids[i], 2,
+        pair.from == rank() ? 0 : 1, kBlocksOfMessages, world_.shared_health());
     first_message(*communicator, pair.from == rank());
     const std::lock_guard lock(mutex_);
     pairs_.emplace(key, std::move(communicator));
@@ -41,9 +48,9 @@ GroupId NcclCommunicators::make_group(const std::vector<Rank>& ranks) {
   std::unique_ptr<NcclCommunicator> communicator;
   if (self != ranks.end()) {
     const DeviceGuard guard(device_);
-    communicator = std::make_unique<NcclCommunicator>("group " + std::to_string(group.value), ids.front(),
-                                                      static_cast<int>(ranks.size()),
-                                                      static_cast<int>(self - ranks.begin()), world_.shared_health());
+    communicator = std::make_unique<NcclCommunicator>(
+        "group " + std::to_string(group.value), ids.front(), static_cast<int>(ranks.size()),
+        static_cast<int>(self - ranks.begin()), NcclCommunicator::kAnyBlocks, world_.shared_health());
     first_sum(*communicator);
   }
   const std::lock_guard lock(mutex_);

@@ -45,6 +45,8 @@ struct MeasuredLinks {
   std::map<std::pair<LinkClass, int>, TransferCurve> all_reduces;  ///< by class and number of ranks
   /// Of all-reduces, likewise, with products and passes over memory in turn. None on CPUs.
   std::map<std::pair<LinkClass, int>, Contention> contention;
+  /// See `DelaysByMessages`; likewise.
+  std::map<LinkClass, double> message_delays;
   friend bool operator==(const MeasuredLinks&, const MeasuredLinks&) = default;
 };
 

@@ -93,10 +93,11 @@ class ProfiledCost {
                             : measured_contention(class_of(ranks), static_cast<std::int64_t>(ranks.size()));
   }
 
-  /// As an all-reduce of two ranks that are close. 0 if none was measured.
+  /// The longest of all classes. 0 if none was measured.
   [[nodiscard]] double message_delay() const {
-    const auto& contention = measured_.links.contention;
-    return contention.empty() ? 0 : contention.begin()->second.of_computing;
+    double longest = 0;
+    for (const auto& [link, delay] : measured_.links.message_delays) longest = std::max(longest, delay);
+    return longest;
   }
 
   /// The fastest among the link classes that contain this number of ranks.

@@ -12,8 +12,8 @@ namespace autopar::kernels {
 
 namespace {
 
-constexpr std::string_view kTitle = "products 2";  ///< and the version of what follows
-constexpr std::size_t kNumbers = 12;
+constexpr std::string_view kTitle = "products 3";  ///< and the version of what follows
+constexpr std::size_t kNumbers = 13;
 
 /// A form in numbers, for a line of the file.
 std::array<std::int64_t, kNumbers> numbers_of(const ProductForm& form) {
@@ -28,12 +28,13 @@ std::array<std::int64_t, kNumbers> numbers_of(const ProductForm& form) {
           form.has_bias ? 1 : 0,
           static_cast<std::int64_t>(form.type),
           static_cast<std::int64_t>(form.type_to),
-          form.alignment};
+          form.alignment,
+          form.left_free};
 }
 
 ProductForm form_of(const std::array<std::int64_t, kNumbers>& numbers) {
   const auto& [rows, inner, columns, pitch_a, pitch_b, pitch, a_by_columns, b_by_columns, has_bias, type, type_to,
-               alignment] = numbers;
+               alignment, left_free] = numbers;
   return {rows,
           inner,
           columns,
@@ -45,7 +46,8 @@ ProductForm form_of(const std::array<std::int64_t, kNumbers>& numbers) {
           has_bias != 0,
           static_cast<c10::ScalarType>(type),
           static_cast<c10::ScalarType>(type_to),
-          alignment};
+          alignment,
+          left_free};
 }
 
 }  // namespace

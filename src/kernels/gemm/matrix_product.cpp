@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <ATen/Context.h>
+
 namespace autopar::kernels {
 
 namespace {
@@ -64,7 +66,8 @@ std::optional<ProductForm> form_of_product(const MatrixProduct& product) {
                      .has_bias = bias.defined(),
                      .type = a.scalar_type(),
                      .type_to = to.scalar_type(),
-                     .alignment = alignment};
+                     .alignment = alignment,
+                     .left_free = at::globalContext()._SMCarveout_EXPERIMENTAL().value_or(0)};
 }
 
 std::size_t fastest_alike(const std::vector<AlgorithmTrial>& trials) {

@@ -27,12 +27,14 @@ struct ProductForm {
   bool has_bias = false;
   c10::ScalarType type = c10::kHalf, type_to = c10::kHalf;
   std::int64_t alignment = 0;  ///< bytes, of all addresses
+  std::int64_t left_free = 0;  ///< multiprocessors that other kernels may occupy
 
   friend auto operator<=>(const ProductForm&, const ProductForm&) = default;
 };
 
-/// The form of a product; none for other types and layouts. Rows or columns are contiguous and consist of whole packs
-/// of 16 bytes. For other layouts cuBLASLt's kernels read element by element, and libtorch's products are faster.
+/// The form of a product that leaves libtorch's SM carve-out free; none for other types and layouts. Rows or columns
+/// are contiguous and consist of whole packs of 16 bytes. For other layouts cuBLASLt's kernels read element by element,
+/// and libtorch's products are faster.
 [[nodiscard]] std::optional<ProductForm> form_of_product(const MatrixProduct& product);
 
 /// The result of one algorithm's trial.

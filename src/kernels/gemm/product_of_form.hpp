@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -33,6 +34,7 @@ class ProductOfForm {
       set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, reinterpret_cast<const void*>(form.alignment));  // a pointer with the
                                                                                               // form's alignment
     }
+    if (form.left_free > 0) set(CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, multiprocessors_without(form.left_free));
     a_ = matrix(type, form.rows, form.inner, form.pitch_a, form.a_by_columns);
     b_ = matrix(type, form.inner, form.columns, form.pitch_b, form.b_by_columns);
     to_ = matrix(type_to, form.rows, form.columns, form.pitch, false);
@@ -60,6 +62,12 @@ class ProductOfForm {
   }
 
  private:
+  [[nodiscard]] static std::int32_t multiprocessors_without(std::int64_t left_free) {
+    int device = 0, all = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&all, cudaDevAttrMultiProcessorCount, device);
+    return std::max(1, all - static_cast<std::int32_t>(left_free));
+  }
   void check(cublasStatus_t status) { is_there_ = is_there_ && status == CUBLAS_STATUS_SUCCESS; }
   template <class T>
   void set(cublasLtMatmulDescAttributes_t what, T value) {

@@ -68,6 +68,7 @@ void Deployment::connect(const Pipeline& pipeline) {
   const auto ends = [](const DirectedPair& pair) { return std::pair(pair.from, pair.to); };
   std::ranges::sort(pairs, {}, ends);
   pairs.erase(std::unique(pairs.begin(), pairs.end()), pairs.end());
+  sends_messages_ = sends_messages_ || !pairs.empty();
   wire_.connect(pairs);
 }
 

@@ -66,6 +66,8 @@ class Deployment {
   [[nodiscard]] GroupId group_of_all() const { return ranks_.size() == 1 ? GroupId{} : groups_.at(everyone()); }
   /// For the messages of a pipeline. Collective.
   void connect(const Pipeline& pipeline);
+  /// Whether `connect` was called for a pipeline whose ranks send messages.
+  [[nodiscard]] bool sends_messages() const { return sends_messages_; }
   /// Sums over all ranks. @pre start()
   [[nodiscard]] WorldSums& sums() { return sums_; }
   /// Sums over some. Collective.
@@ -81,6 +83,7 @@ class Deployment {
   AnyTransport wire_;
   std::map<std::vector<Rank>, GroupId> groups_, gather_groups_, tensor_groups_;
   WorldSums sums_;
+  bool sends_messages_ = false;
 };
 
 }  // namespace autopar::deployment

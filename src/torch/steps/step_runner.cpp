@@ -11,6 +11,7 @@
 #include <autopar/runtime/executor.hpp>
 
 #include "capture/replay/plain_message.hpp"
+#include "torch/device/room_for_messages.hpp"
 
 namespace autopar::steps {
 
@@ -95,6 +96,7 @@ void StepRunner::execute(Call& call, Phase phase) {
     hooks.trace = [this](const Action& action, ExecutorHooks::Clock::time_point begin,
                          ExecutorHooks::Clock::time_point end) { trace_.add(action, begin, end); };
   }
+  const devices::RoomForMessages room(deployment_.sends_messages(), deployment_.device());
   const auto& runtime = program.runtime;
   Executor executor(*call.state.engine, deployment_.wire(),
                     {runtime.groups, runtime.gather_groups, runtime.tensor_groups}, hooks);

@@ -257,6 +257,15 @@ TEST_CASE("ProfiledCost: contention as measured, else the roofline's") {
   CHECK(least(6) == Contention{0.5, 0.2});
 }
 
+TEST_CASE("ProfiledCost: messages delay computation as on the slowest class") {
+  MeasuredCosts costs;
+  const auto delay = [&] { return ProfiledCost(test::two_nodes_of_four(), costs).message_delay(); };
+  CHECK(delay() == 0);
+  costs.links.message_delays[4] = 0.25;
+  costs.links.message_delays[8] = 0.125;
+  CHECK(delay() == 0.25);
+}
+
 TEST_CASE("ProfiledCost: passes over memory at the rate of updates") {
   MeasuredCosts costs;
   CHECK(ProfiledCost(test::two_nodes_of_four(), costs).passes(Bytes(1000)) == Seconds{});

@@ -27,6 +27,7 @@ MeasuredCosts sample_costs() {
   costs.links.all_reduces[{2, 2}] = TransferCurve({{1024, 5e-6}});
   costs.links.all_reduces[{8, 4}] = TransferCurve({{1024, 5e-5}, {1 << 16, 5e-5}, {1 << 26, 0.02}});
   costs.links.contention[{8, 4}] = {0.55, 1.0 / 3};
+  costs.links.message_delays[2] = 0.125;
   costs.updates[0] = {4e-10, 1e-6, 0.3};
   costs.updates[2] = {9e-10, 3e-6, 0.3};
   costs.joint_updates[2] = {9e-12, 3e-7, 0.3};
@@ -87,9 +88,9 @@ TEST_CASE("cost file: another device or version is refused and named") {
   CHECK(mentions(library, "libtorch"));
   CHECK(mentions(library, "'2.12.0'"));
   CHECK(mentions(message_of(text, {kHere.device, "2.11.0", "9.9.9"}), "autopar"));
-  CHECK(mentions(message_of(replaced(text, "\"version\":7", "\"version\":8")), "format 8"));
-  CHECK(mentions(message_of(replaced(text, "\"version\":7", "\"version\":1")), "format 1"));
-  CHECK(mentions(message_of(R"({"version":7,"hash":"0000000000000000","atoms":[]})"), "device: is missing"));
+  CHECK(mentions(message_of(replaced(text, "\"version\":8", "\"version\":9")), "format 9"));
+  CHECK(mentions(message_of(replaced(text, "\"version\":8", "\"version\":1")), "format 1"));
+  CHECK(mentions(message_of(R"({"version":8,"hash":"0000000000000000","atoms":[]})"), "device: is missing"));
 }
 
 TEST_CASE("cost file: one altered digit is noticed") {
@@ -121,6 +122,7 @@ TEST_CASE("cost file: invalid numbers are refused despite the checksum") {
   CHECK(mentions(message_of(resealed(replaced(text, "[65536.0,5e-05]", "[65536.0,4e-05]"))), "take less time"));
   CHECK(mentions(message_of(resealed(replaced(text, "[0.55,", "[1.55,"))), "from 0 to 1"));
   CHECK(mentions(message_of(resealed(replaced(text, "[0.55,", "[0.55,0.5,"))), "from 0 to 1"));
+  CHECK(mentions(message_of(resealed(replaced(text, "\"delay\":0.125", "\"delay\":1.125"))), "delay"));
   CHECK(mentions(message_of(resealed(replaced(text, "\"class\":8", "\"class\":0"))), "class"));
   CHECK(mentions(message_of(resealed(replaced(text, "\"state_factor\":2", "\"state_factor\":0"))), "twice"));
   CHECK(mentions(message_of(resealed(replaced(text, "\"state_factor\":2", "\"state_factor\":-1"))), "state_factor"));

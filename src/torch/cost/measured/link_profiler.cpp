@@ -15,7 +15,7 @@
 #include "torch/cost/measured/profiler.hpp"
 #include "torch/cost/measured/step_stopwatch.hpp"
 #include "torch/cost/measured/stopwatch.hpp"
-#include "torch/cost/measured/sums_beside.hpp"
+#include "torch/device/room_for_messages.hpp"
 
 namespace autopar::cost {
 
@@ -99,9 +99,7 @@ class LinkBench {
  public:
   LinkBench(AnyTransport& wire, detail::StepStopwatch& stopwatch, const LinkProbe& probe, GroupId group)
       : wire_(wire), stopwatch_(stopwatch), device_(stopwatch.device()), probe_(probe), group_(group) {
-    detail::StepStopwatch::Together together;
-    together.meet = [this, token = buffer_of_size(4)] { transfer(token); };
-    stopwatch_.run_beside(std::move(together));
+    stopwatch_.run_beside(meeting());
   }
   LinkBench(const LinkBench&) = delete;
   LinkBench& operator=(const LinkBench&) = delete;
@@ -119,7 +117,72 @@ class LinkBench {
            (probe_.is_sum ? count : 2 * count);
   }
 
+  /// How much computation and these transfers delay each other, with the stopwatch's own work; messages go one way.
+  /// @pre the device computes while it exchanges
+  [[nodiscard]] Contention contention(const TransferCurve& curve) {
+    constexpr double kTransfers = 5e-3;        // seconds together, about
+    constexpr double kLong = 3, kShort = 0.4;  // of the transfers' time: they end first, or last
+    const devices::RoomForMessages room(!probe_.is_sum, device_);
+    const Several several = several_of(kTransfers, curve);
+    const double transfers = median_of([] {}, several);
+    const auto delayed = [&](double share, double& computing) {
+      const auto compute = [&] { stopwatch_.keep_busy(share * transfers); };
+      computing = median_of(compute, {});
+      return median_of(compute, several);
+    };
+    double of_long = 0, of_short = 0;
+    const double with_long = delayed(kLong, of_long), with_short = delayed(kShort, of_short);
+    return {std::clamp((with_long - of_long) / transfers, 0.0, 1.0),
+            std::clamp((with_short - transfers) / of_short, 0.0, 1.0)};
+  }
+
  private:
+  struct Several {
+    std::int64_t bytes = 4;  ///< of each
+    int count = 0;
+  };
+
+  /// Of the size of gradient buckets or smaller, so many as take about this time together.
+  [[nodiscard]] static Several several_of(double seconds, const TransferCurve& curve) {
+    constexpr std::int64_t kSizes[] = {1 << 25, 1 << 23, 1 << 20};
+    constexpr int kMost = 200;
+    const auto of_one = [&](std::int64_t bytes) { return curve(Bytes(bytes)).value(); };
+    const auto fits = std::ranges::find_if(kSizes, [&](std::int64_t bytes) { return of_one(bytes) <= seconds; });
+    const auto bytes = fits == std::end(kSizes) ? *std::rbegin(kSizes) : *fits;
+    return {bytes, std::clamp(static_cast<int>(seconds / of_one(bytes)), 1, kMost)};
+  }
+
+  /// Median device time of work that the probe's ranks start together, with several transfers beside it.
+  [[nodiscard]] double median_of(const std::function<void()>& work, const Several& several) {
+    const Buffer buffer = buffer_of_size(several.bytes);
+    std::vector<AnyTransport::Ticket> under_way;
+    auto together = meeting();
+    together.begin = [&] {
+      for (int i = 0; i < several.count; ++i) under_way.push_back(started(buffer));
+    };
+    together.end = [&] {
+      for (const auto& transfer : std::exchange(under_way, {})) wire_.wait(transfer);
+    };
+    stopwatch_.run_beside(std::move(together));
+    const double seconds = seconds_of(work);
+    stopwatch_.run_beside(meeting());
+    return seconds;
+  }
+
+  [[nodiscard]] detail::StepStopwatch::Together meeting() {
+    detail::StepStopwatch::Together together;
+    together.meet = [this, token = buffer_of_size(4)] { transfer(token); };
+    return together;
+  }
+
+  [[nodiscard]] bool is_first() const { return wire_.rank() == probe_.ranks.front(); }
+  [[nodiscard]] Rank peer() const { return is_first() ? probe_.ranks.back() : probe_.ranks.front(); }
+  /// A sum, or a message from the first rank to the last.
+  [[nodiscard]] AnyTransport::Ticket started(const Buffer& buffer) {
+    if (probe_.is_sum) return wire_.all_reduce(buffer, DType::kF32, group_);
+    return is_first() ? wire_.send(buffer, peer(), {}) : wire_.receive(buffer, peer(), {});
+  }
+
   [[nodiscard]] Buffer buffer_of_size(std::int64_t bytes) const {
     return buffer_of(at::zeros({bytes / 4}, at::TensorOptions(at::kFloat).device(device_)));
   }
@@ -140,16 +203,14 @@ class LinkBench {
   /// A sum, or a message there and one back.
   void transfer(const Buffer& buffer) {
     if (probe_.is_sum) return wire_.wait(wire_.all_reduce(buffer, DType::kF32, group_));
-    const bool first = wire_.rank() == probe_.ranks.front();
-    const Rank peer = first ? probe_.ranks.back() : probe_.ranks.front();
     const auto send = [&] {
       if (device_.is_cpu()) computing_.take();
-      wire_.wait(wire_.send(buffer, peer, {}));
+      wire_.wait(wire_.send(buffer, peer(), {}));
     };
-    const auto receive = [&] { wire_.wait(wire_.receive(buffer, peer, {})); };
-    if (first) send();
+    const auto receive = [&] { wire_.wait(wire_.receive(buffer, peer(), {})); };
+    if (is_first()) send();
     receive();
-    if (!first) send();
+    if (!is_first()) send();
   }
 
   /// Median device time of work that the probe's ranks start together.
@@ -197,16 +258,18 @@ MeasuredLinks measure_links(World& world, AnyTransport& wire, const Cluster& clu
       if (points.back().y > kLongTransfer) break;
     }
     const TransferCurve curve(points);
-    if (!probe.is_sum) {
-      links.messages[probe.link] = curve;
-      continue;
-    }
     const std::pair key(probe.link, static_cast<int>(probe.ranks.size()));
-    links.all_reduces[key] = curve;
+    if (probe.is_sum)
+      links.all_reduces[key] = curve;
+    else
+      links.messages[probe.link] = curve;
     if (device.is_cpu()) continue;
-    detail::SumsBeside sums(wire, group, curve, device);
-    const std::vector own{takes_part ? sums.contention(stopwatch) : Contention{}};
-    links.contention[key] = of_rank_0(world, own, "sharing measured contention")[0];
+    const std::vector own{takes_part ? bench.contention(curve) : Contention{}};
+    const auto contention = of_rank_0(world, own, "sharing measured contention")[0];
+    if (probe.is_sum)
+      links.contention[key] = contention;
+    else
+      links.message_delays[probe.link] = contention.of_computing;
   }
   return links;
 }

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include <ATen/Context.h>
+#include <c10/core/Device.h>
+
+namespace autopar::devices {
+
+/// While it lives, large matrix products on CUDA devices leave multiprocessors to messages, whose kernels occupy two
+/// while they wait for the other rank. A product that misses some of its multiprocessors takes up to twice as long; one
+/// that counts on fewer from the start takes as long as with all of them (benchmarks/NOTES.md). The room is libtorch's
+/// SM carve-out, which is restored afterwards. Does nothing on CPUs.
+class RoomForMessages {
+ public:
+  RoomForMessages(bool wanted, c10::Device device) : is_made_(wanted && device.is_cuda()) {
+    if (!is_made_) return;
+    before_ = at::globalContext()._SMCarveout_EXPERIMENTAL();
+    at::globalContext()._setSMCarveout_EXPERIMENTAL(kMultiprocessors);
+  }
+  ~RoomForMessages() {
+    if (is_made_) at::globalContext()._setSMCarveout_EXPERIMENTAL(before_);
+  }
+  RoomForMessages(const RoomForMessages&) = delete;
+  RoomForMessages& operator=(const RoomForMessages&) = delete;
+
+ private:
+  // Products start in pairs of multiprocessors: each of a message's two can keep a neighbour idle.
+  static constexpr std::int32_t kMultiprocessors = 4;
+  std::optional<std::int32_t> before_;
+  bool is_made_;
+};
+
+}  // namespace autopar::devices
