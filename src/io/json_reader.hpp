@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <set>
 #include <string>
 #include <string_view>
@@ -35,16 +36,21 @@ class JsonReader {
   [[nodiscard]] bool has(const char* key) const { return json_.contains(key); }
 
   [[nodiscard]] std::int64_t whole(const char* key, std::int64_t least, std::int64_t most) {
-    const auto& value = member(key);
-    if (!value.is_number_integer() ||
-        (value.is_number_unsigned() && value.get<std::uint64_t>() > static_cast<std::uint64_t>(most))) {
-      fail(key, "expected a whole number from " + std::to_string(least) + " to " + std::to_string(most));
+    return whole_of(key, member(key), least, most);
+  }
+  /// Whole numbers, each within [least, most].
+  [[nodiscard]] std::vector<std::int64_t> wholes(const char* key, std::int64_t least, std::int64_t most) {
+    return wholes_of(key, list(key), least, most);
+  }
+  /// Lists of such numbers.
+  [[nodiscard]] std::vector<std::vector<std::int64_t>> whole_lists(const char* key, std::int64_t least,
+                                                                   std::int64_t most) {
+    std::vector<std::vector<std::int64_t>> out;
+    for (const auto& items : list(key)) {
+      if (!items.is_array()) fail(key, "expected lists of whole numbers");
+      out.push_back(wholes_of(key, items, least, most));
     }
-    const auto number = value.get<std::int64_t>();
-    if (number < least || number > most) {
-      fail(key, std::to_string(number) + " is not within " + std::to_string(least) + " to " + std::to_string(most));
-    }
-    return number;
+    return out;
   }
   [[nodiscard]] double number(const char* key, double least = 0, double most = std::numeric_limits<double>::max()) {
     const auto& value = member(key);
@@ -62,6 +68,25 @@ class JsonReader {
     const auto& value = member(key);
     if (!value.is_string()) fail(key, "expected text");
     return value.get<std::string>();
+  }
+  [[nodiscard]] std::vector<std::string> texts(const char* key) {
+    std::vector<std::string> out;
+    for (const auto& item : list(key)) {
+      if (!item.is_string()) fail(key, "expected a list of texts");
+      out.push_back(item.get<std::string>());
+    }
+    return out;
+  }
+  /// An object whose members, of any names, are texts.
+  [[nodiscard]] std::map<std::string, std::string> text_members(const char* key) {
+    const auto& object = member(key);
+    if (!object.is_object()) fail(key, "expected an object");
+    std::map<std::string, std::string> out;
+    for (const auto& [name, value] : object.items()) {
+      if (!value.is_string()) fail(key, "expected text as '" + name + "'");
+      out.emplace_hint(out.end(), name, value.template get<std::string>());
+    }
+    return out;
   }
   /// One of a closed set of words.
   template <class Enum>
@@ -138,6 +163,23 @@ class JsonReader {
   }
 
  private:
+  [[nodiscard]] std::int64_t whole_of(const char* key, const Json& value, std::int64_t least, std::int64_t most) const {
+    if (!value.is_number_integer() ||
+        (value.is_number_unsigned() && value.get<std::uint64_t>() > static_cast<std::uint64_t>(most))) {
+      fail(key, "expected a whole number from " + std::to_string(least) + " to " + std::to_string(most));
+    }
+    const auto number = value.get<std::int64_t>();
+    if (number < least || number > most) {
+      fail(key, std::to_string(number) + " is not within " + std::to_string(least) + " to " + std::to_string(most));
+    }
+    return number;
+  }
+  [[nodiscard]] std::vector<std::int64_t> wholes_of(const char* key, const Json& items, std::int64_t least,
+                                                    std::int64_t most) const {
+    std::vector<std::int64_t> out;
+    for (const auto& item : items) out.push_back(whole_of(key, item, least, most));
+    return out;
+  }
   template <class Id>
   [[nodiscard]] std::vector<Id> ids_of(const char* key, const Json& items, std::int64_t least,
                                        std::int64_t most) const {
