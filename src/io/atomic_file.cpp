@@ -21,11 +21,15 @@ namespace {
 
 [[noreturn]] void fail(const std::string& what) { throw std::system_error(errno, std::generic_category(), what); }
 
+/// A file system that cannot sync folders has the renamed file all the same, so only a failing disk is an error.
 void sync_folder(const fs::path& folder) {
   const int descriptor = ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (descriptor < 0) return;  // a file system without folder sync still has the renamed file
-  ::fsync(descriptor);
+  if (descriptor < 0) return;
+  const int error = ::fsync(descriptor) == 0 ? 0 : errno;
   ::close(descriptor);
+  if (error != EIO) return;
+  errno = error;
+  fail(folder.string());
 }
 
 /// Whether a link is what the system shows of an open descriptor: it leads to what is open, whatever it says.
@@ -49,6 +53,12 @@ int open_directly(const fs::path& path) {
 }
 
 }  // namespace
+
+void make_folders(const fs::path& folder) {
+  if (folder.empty() || fs::is_directory(folder)) return;
+  make_folders(folder.parent_path());
+  if (fs::create_directory(folder)) sync_folder(folder.parent_path());
+}
 
 std::string random_ending() {
   constexpr char kLetters[] = "0123456789abcdefghijklmnopqrstuv";
@@ -88,7 +98,7 @@ AtomicFile::AtomicFile(const fs::path& path) : to_(destination_of(path)) {
     if (descriptor_ < 0) fail(to_.path.string());
     return;
   }
-  if (to_.path.has_parent_path()) fs::create_directories(to_.path.parent_path());
+  make_folders(to_.path.parent_path());
   if (to_.there && ::faccessat(AT_FDCWD, to_.path.c_str(), W_OK, AT_EACCESS) != 0) fail(to_.path.string());
   open_aside();
 }

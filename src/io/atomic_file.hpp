@@ -16,6 +16,10 @@ inline constexpr const char* kPartialMark = ".partial-";
 inline constexpr std::size_t kPartialLetters = 6;
 [[nodiscard]] std::string random_ending();
 
+/// Makes a folder and its parents, and syncs each one's name, so that a power cut does not take files with a folder.
+/// @throws std::system_error with the system's reason
+void make_folders(const std::filesystem::path& folder);
+
 /// Where a file's name leads.
 struct Destination {
   std::filesystem::path path;  ///< behind symbolic links

@@ -14,6 +14,7 @@
 
 #include <autopar/core/error.hpp>
 
+#include "atomic_file.hpp"
 #include "lock_holder.hpp"
 
 namespace autopar {
@@ -107,7 +108,7 @@ void remove_lease_of_the_gone(const fs::path& path, const std::optional<LockHold
 
 FolderLock::FolderLock(const fs::path& folder, LockKind kind) : owner_(::getpid()) {
   try {
-    fs::create_directories(folder);
+    detail::make_folders(folder);
     path_ = fs::absolute(folder) / kLockFile;
   } catch (const std::system_error& error) {
     throw CheckpointError(folder.string() + ": cannot make the folder: " + error.what());

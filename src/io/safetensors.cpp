@@ -75,8 +75,10 @@ const std::string kUnknownChecksum(16, '0');
 
 std::string checksum_text(std::span<const std::byte> bytes) { return detail::hash_text(checksum(bytes)); }
 
+std::uint64_t text_checksum(const std::string& text) { return checksum(std::as_bytes(std::span(text))); }
+
 /// Of what a header says, however it is written: entries in the order of their data, metadata in that of their keys.
-std::string header_checksum(const std::vector<TensorEntry>& entries, const Metadata& metadata) {
+std::string stated_checksum(const std::vector<TensorEntry>& entries, const Metadata& metadata) {
   std::string all;
   const auto add = [&](const std::string& text) { all += std::to_string(text.size()) + ':' + text; };
   for (const auto& entry : entries) {
@@ -122,6 +124,8 @@ struct SafetensorsWriter::State {
   Metadata metadata;
   detail::AtomicFile file;
   std::size_t next = 0;
+  std::int64_t size = 0;
+  std::optional<std::uint64_t> header_checksum;  ///< when committed
 
   State(std::filesystem::path path_in, std::vector<TensorEntry> entries_in, Metadata metadata_in)
       : path(std::move(path_in)), entries(std::move(entries_in)), metadata(std::move(metadata_in)), file(path) {}
@@ -133,6 +137,7 @@ struct SafetensorsWriter::State {
     } catch (const std::system_error& error) {
       fail(std::string("cannot write: ") + error.what());
     }
+    size += static_cast<std::int64_t>(data.size());
   }
 };
 
@@ -192,7 +197,7 @@ void SafetensorsWriter::commit() {
   if (state_->next != state_->entries.size()) {
     state_->fail("tensor '" + state_->entries[state_->next].name + "' was not written");
   }
-  state_->metadata[kHeaderChecksum] = header_checksum(state_->entries, state_->metadata);
+  state_->metadata[kHeaderChecksum] = stated_checksum(state_->entries, state_->metadata);
   const auto text = header_text(state_->entries, state_->metadata);  // as long as it was: checksums are of one length
   try {
     state_->file.rewrite(sizeof(std::uint64_t), std::as_bytes(std::span(text)));
@@ -200,11 +205,23 @@ void SafetensorsWriter::commit() {
   } catch (const std::system_error& error) {
     state_->fail(std::string("cannot complete the file: ") + error.what());
   }
+  state_->header_checksum = text_checksum(text);
+}
+
+std::uint64_t SafetensorsWriter::header_checksum() const {
+  expect(state_->header_checksum.has_value(), "the header of a file is complete after commit()");
+  return *state_->header_checksum;
+}
+Bytes SafetensorsWriter::size() const {
+  expect(state_->header_checksum.has_value(), "a file has its size after commit()");
+  return Bytes(state_->size);
 }
 
 struct SafetensorsReader::State {
   std::filesystem::path path;
   RegularFile file;
+  std::int64_t size = 0;
+  std::uint64_t header_checksum = 0;
   std::int64_t data_begin = 0;
   std::vector<TensorEntry> entries;
   std::vector<std::int64_t> offsets;
@@ -236,6 +253,7 @@ struct SafetensorsReader::State {
     }
     struct stat status {};
     if (::fstat(file.descriptor(), &status) != 0) fail(std::string("cannot read: ") + std::strerror(errno));
+    size = status.st_size;
     std::uint64_t length = 0;
     if (status.st_size < 8)
       fail("the file has " + std::to_string(status.st_size) + " bytes, less than any safetensors file");
@@ -245,6 +263,7 @@ struct SafetensorsReader::State {
     }
     std::string text(length, '\0');
     read_at(std::as_writable_bytes(std::span(text)), 8);
+    header_checksum = text_checksum(text);
     data_begin = 8 + static_cast<std::int64_t>(length);
     require_format(text);
     parse(text, status.st_size - data_begin);
@@ -262,7 +281,7 @@ struct SafetensorsReader::State {
     auto key = metadata.lower_bound(kHeaderChecksum);
     if (key == metadata.end() || !key->first.starts_with(kHeaderChecksum)) return;
     if (key->first != kHeaderChecksum) fail("its header is damaged: it has checksums of tensors and none of itself");
-    const auto actual = header_checksum(entries, metadata);
+    const auto actual = stated_checksum(entries, metadata);
     if (key->second != actual) {
       fail("its header is damaged: the checksum is " + actual + ", the file says " + key->second);
     }
@@ -332,6 +351,8 @@ const std::vector<TensorEntry>& SafetensorsReader::entries() const { return stat
 const std::map<std::string, std::string>& SafetensorsReader::metadata() const { return state_->metadata; }
 
 bool SafetensorsReader::has_checksums() const { return state_->has_checksums; }
+std::uint64_t SafetensorsReader::header_checksum() const { return state_->header_checksum; }
+Bytes SafetensorsReader::size() const { return Bytes(state_->size); }
 
 const TensorEntry* SafetensorsReader::find(const std::string& name) const {
   const auto found = state_->by_name.find(name);

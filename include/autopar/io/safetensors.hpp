@@ -26,7 +26,7 @@ struct TensorEntry {
 
 /// Writes one safetensors file tensor after tensor, so only one of them is in memory.
 ///
-/// The final name appears at `commit`, which syncs and renames; a writer destroyed before removes what it wrote.
+/// The final name appears at `commit`, which syncs file and folder; a writer destroyed before removes what it wrote.
 /// Python's `safetensors` reads the files. Some readers need data aligned to the size of their elements: pass entries
 /// by descending element size. The metadata have a checksum of each tensor and one of the header, under keys that begin
 /// with `autopar.xxh3`.
@@ -44,8 +44,14 @@ class SafetensorsWriter {
   /// Writes the bytes of the next entry, in the order of the constructor.
   /// @throws CheckpointError on a wrong size or a full disk
   void write(std::span<const std::byte> data);
-  /// @throws CheckpointError if an entry is missing
+  /// @throws CheckpointError if an entry is missing or the file cannot be made durable
   void commit();
+
+  /// XXH3 of the header's text on disk, and the size of the whole file, as a reader has them: they name exactly this
+  /// file.
+  /// @throws InvalidArgument before `commit`
+  [[nodiscard]] std::uint64_t header_checksum() const;
+  [[nodiscard]] Bytes size() const;
 
  private:
   struct State;
@@ -68,6 +74,11 @@ class SafetensorsReader {
   /// Without the checksums.
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const;
   [[nodiscard]] bool has_checksums() const;
+  /// XXH3 of the header's text on disk, also of other writers' files. If it is right and has_checksums(), so are data
+  /// that `read` returns.
+  [[nodiscard]] std::uint64_t header_checksum() const;
+  /// Of the whole file.
+  [[nodiscard]] Bytes size() const;
   /// nullptr if there is no tensor with this name.
   [[nodiscard]] const TensorEntry* find(const std::string& name) const;
   /// Reads bytes [offset, offset + out.size()) of a tensor. Its checksum is verified only if these are all bytes.

@@ -91,6 +91,32 @@ TEST_CASE("SafetensorsWriter: an unfinished file leaves the old one") {
   CHECK_THROWS_AS(SafetensorsWriter(folder / "y", {{"a", DType::kU8, {1}}, {"a", DType::kU8, {1}}}), CheckpointError);
 }
 
+TEST_CASE("safetensors: writer and reader name a file by its size and header") {
+  const Folder folder;
+  const auto write = [&](const char* name, unsigned seed) {
+    SafetensorsWriter writer(folder / name, {{"a", DType::kF32, {2, 3}}, {"none", DType::kI64, {0}}}, {{"k", "v"}});
+    CHECK_THROWS_AS(writer.size(), InvalidArgument);
+    writer.write(bytes_of(24, seed));
+    writer.write({});
+    CHECK_THROWS_AS(writer.header_checksum(), InvalidArgument);
+    writer.commit();
+    const SafetensorsReader reader(folder / name);
+    CHECK(reader.size() == writer.size());
+    CHECK(reader.header_checksum() == writer.header_checksum());
+    const auto text = read_text_file(folder / name);
+    CHECK(writer.size() == Bytes(static_cast<std::int64_t>(text.size())));
+    CHECK(writer.header_checksum() == checksum(std::as_bytes(std::span(text).subspan(8, text.size() - 8 - 24))));
+    return writer.header_checksum();
+  };
+  CHECK(write("x", 1) == write("y", 1));
+  CHECK(write("x", 1) != write("x", 2));  // the header has the checksums of the data
+  const std::string foreign = R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}  )";
+  write_raw(folder / "foreign", foreign, 2);
+  const SafetensorsReader reader(folder / "foreign");
+  CHECK(reader.size() == Bytes(static_cast<std::int64_t>(8 + foreign.size() + 2)));
+  CHECK(reader.header_checksum() == checksum(std::as_bytes(std::span(foreign))));
+}
+
 TEST_CASE("SafetensorsReader: hostile headers are refused") {
   const Folder folder;
   const auto refused = [&](const std::string& header, std::size_t data) {
