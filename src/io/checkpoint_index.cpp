@@ -100,7 +100,13 @@ void require_seal(const JsonReader& reader, std::string_view json) {
 }
 
 CheckpointIndex read_index(std::string_view json, const std::string& file) {
-  const auto root = detail::parse_json(json, file);
+  const auto root = [&] {
+    try {
+      return detail::parse_json(json, file);
+    } catch (const ConfigError& error) {
+      throw CheckpointError(std::string(error.what()) + "; the index is damaged: load the checkpoint before it");
+    }
+  }();
   JsonReader reader(root, file, "");
   const auto mark = reader.text("format");
   if (mark != kCheckpointMark) reader.fail("format", "'" + mark + "' is no '" + kCheckpointMark + "'");

@@ -128,6 +128,13 @@ FolderLock& FolderLock::operator=(FolderLock&& other) noexcept {
   return *this;
 }
 
+bool FolderLock::is_held_here(const fs::path& folder) {
+  const RegularFile file(open_lock(folder / kLockFile, 0));
+  const auto holder = file.descriptor() < 0 ? std::nullopt : holder_in(file.descriptor());
+  const auto here = detail::this_process(false);
+  return holder && holder->process == here.process && holder->started == here.started && holder->system == here.system;
+}
+
 /// @return false: another job released its lock meanwhile, or left one that is removed now
 bool FolderLock::acquire(LockKind kind) {
   RegularFile file(open_lock(path_, O_CREAT | O_EXCL));

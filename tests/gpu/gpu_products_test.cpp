@@ -17,6 +17,7 @@
 
 #include "kernels/gemm/measured_products.hpp"
 #include "torch/autograd/row_products.hpp"
+#include "torch/device/room_for_messages.hpp"
 #include "torch/fused/products.hpp"
 #include "torch/fused/vectorised_rows.hpp"
 
@@ -68,6 +69,14 @@ void check_sum(const Tensor& a, const Tensor& b) {
   CHECK(error(sum, start.to(at::kDouble) + product.to(at::kDouble)) <= rounding(at::kFloat));
   autopar::autograd::add_product_over_rows(a, b, again);
   CHECK(torch::equal(sum, again));
+}
+
+TEST_CASE("large matmul: with room for messages too", "[gpu][products]") {
+  torch::manual_seed(13);
+  const auto x = random({4096, 2048}, at::kBFloat16), weight = random({6144, 2048}, at::kBFloat16);
+  const autopar::devices::RoomForMessages room(true, x.device());
+  check_linear(x, weight, {});
+  check_product(x, weight.t(), at::kFloat);
 }
 
 TEST_CASE("large matmul: equals libtorch up to rounding, repeatable", "[gpu][products]") {

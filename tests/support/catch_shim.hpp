@@ -1,5 +1,9 @@
 #pragma once
 
+#if __has_include(<c10/util/Logging.h>)
+#include <c10/util/Logging.h>  // defines another CHECK, which must not come later
+#endif
+
 /// Catch2 in its second and third version, under the names of the second.
 #if __has_include(<catch2/catch_all.hpp>)
 #include <catch2/catch_all.hpp>

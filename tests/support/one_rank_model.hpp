@@ -91,12 +91,13 @@ struct OneRankModel {
   Options options;
   planning::OptionalFiles files{Logger()};
   calls::Progress progress;
+  calls::LateFailure late_failure;
   parameters::ParameterStore parameters{*module, Rank(0)};
   parameters::AttachedOptimizers optimizers{parameters, nullptr};
   deployment::Deployment deployment{*ranks, [](const TransportOptions&) { return alone_transport(); }};
   calls::StepWatches watches{parameters, /*several_ranks=*/false};
   gradients::GradientApplier applier{*ranks, parameters, deployment, watches};
-  calls::CallValidator validator{*ranks, *module, 1, options, parameters, watches, applier, progress};
+  calls::CallValidator validator{*ranks, *module, 1, options, parameters, watches, applier, progress, late_failure};
   programs::ProgramCapture capture{*ranks, *module, {}, options, parameters, deployment};
   placement::Deployer deployer{{*ranks, options, parameters, optimizers, deployment, watches, nullptr}};
   steps::StepRunner runner{*ranks, options, parameters, deployment, files};

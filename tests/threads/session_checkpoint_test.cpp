@@ -1,13 +1,20 @@
+#include <algorithm>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <map>
 #include <mutex>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <torch/nn.h>
 #include <torch/optim.h>
@@ -16,6 +23,8 @@
 
 #include <autopar/autopar.hpp>
 #include <autopar/io/file.hpp>
+#include <autopar/io/folder_lock.hpp>
+#include <autopar/io/safetensors.hpp>
 #include <autopar/runtime/loopback.hpp>
 
 #include <catch_shim.hpp>
@@ -103,13 +112,22 @@ std::string message_of(const std::function<void()>& work) {
   return "";
 }
 
-fs::path checkpoint_in(const fs::path& folder) { return folder / ap::checkpoint::kCheckpointFile; }
+/// One of its data files.
+fs::path data_file_in(const fs::path& folder) {
+  fs::path last;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (entry.path().extension() == ".safetensors") last = std::max(last, entry.path());
+  }
+  return last;
+}
 
-/// The file of `good` with its last byte changed, which is data of what is read last.
+/// A copy of `good` with the last byte of a data file changed, which is data of what is read last.
 void write_damaged(const fs::path& good, const fs::path& bad) {
-  auto text = ap::read_text_file(checkpoint_in(good));
+  fs::remove_all(bad);
+  fs::copy(good, bad, fs::copy_options::recursive);
+  auto text = ap::read_text_file(data_file_in(bad));
   text.back() = static_cast<char>(text.back() ^ 4);
-  ap::write_text_file(checkpoint_in(bad), text);
+  ap::write_text_file(data_file_in(bad), text);
 }
 
 TEST_CASE("failing loads: leave training bitwise unaffected", "[files]") {
@@ -201,10 +219,13 @@ TEST_CASE("SaveOptions: a format named is the format of a save", "[files]") {
     model->save(folder / "listed", {&optimizer}, {.format = ap::single_file()});
     model->load(folder / "named", optimizer);
   }));
-  const auto bytes = ap::read_text_file(checkpoint_in(folder / "default"));
-  CHECK(ap::read_text_file(checkpoint_in(folder / "named")) == bytes);
-  CHECK(ap::read_text_file(checkpoint_in(folder / "listed")) == bytes);
-  CHECK(ap::single_file().name() == "single_file");
+  CHECK(fs::exists(folder / "default" / "model-0001-g1.safetensors"));  // of both ranks
+  for (const auto* name : {"named", "listed"}) {
+    const auto files = fs::directory_iterator(folder / name);
+    CHECK(std::distance(begin(files), end(files)) == 3);
+    CHECK(ap::read_text_file(folder / name / "model.safetensors") ==
+          ap::read_text_file(folder / "named" / "model.safetensors"));
+  }
 }
 
 TEST_CASE("load before first call: refusal is immediate, retry works", "[files]") {
@@ -215,11 +236,12 @@ TEST_CASE("load before first call: refusal is immediate, retry works", "[files]"
     model->save(folder / "weights");
     if (world.rank() == 0) write_damaged(folder / "good", folder / "damaged");
   }));
-  fs::create_directories(checkpoint_in(folder / "a folder"));
+  const char* kFile = "model.safetensors";
+  fs::create_directories(folder / "a folder" / kFile);
   fs::create_directories(folder / "a pipe");
-  REQUIRE(::mkfifo(checkpoint_in(folder / "a pipe").c_str(), 0600) == 0);
+  REQUIRE(::mkfifo((folder / "a pipe" / kFile).c_str(), 0600) == 0);
   fs::create_directories(folder / "a device");
-  fs::create_symlink("/dev/zero", checkpoint_in(folder / "a device"));
+  fs::create_symlink("/dev/zero", folder / "a device" / kFile);
   const std::vector<std::pair<std::string, std::string>> bad{
       {"nowhere", "No such file"},
       {"damaged", "are damaged"},
@@ -247,7 +269,7 @@ TEST_CASE("load before first call: refusal is immediate, retry works", "[files]"
                                : state_here(model, optimizer);
         const std::lock_guard lock(mutex);
         CAPTURE(name, message, recorded, world.rank());
-        CHECK(message.find("cannot load " + checkpoint_in(folder / name).string()) != std::string::npos);
+        CHECK(message.find("cannot load " + (folder / name).string()) != std::string::npos);
         CHECK(message.find(part) != std::string::npos);
         CHECK(before == after);
       }
@@ -269,9 +291,7 @@ TEST_CASE("load before first call: later damage fails that call only", "[files]"
   }));
   const auto train_step = [](Model& model) { model(torch::ones({4, 4})).backward(); };
   for (const bool writes : {false, true}) {
-    fs::create_directories(folder / "damaged");
-    fs::copy_file(checkpoint_in(folder / "good"), checkpoint_in(folder / "damaged"),
-                  fs::copy_options::overwrite_existing);
+    fs::copy(folder / "good", folder / "damaged", fs::copy_options::recursive | fs::copy_options::overwrite_existing);
     std::vector<double> losses;
     ap::loopback::run(2, [&](ap::World& world) {
       const auto make = [] {
@@ -289,8 +309,9 @@ TEST_CASE("load before first call: later damage fails that call only", "[files]"
         if (writes) (*each)->module().second->weight.mul_(2);
       }
       if (world.rank() == 0) {  // in place: the same file
-        std::fstream file(checkpoint_in(folder / "damaged"), std::ios::in | std::ios::out | std::ios::binary);
-        const auto size = static_cast<std::streamoff>(fs::file_size(checkpoint_in(folder / "damaged")));
+        const auto name = data_file_in(folder / "damaged");
+        std::fstream file(name, std::ios::in | std::ios::out | std::ios::binary);
+        const auto size = static_cast<std::streamoff>(fs::file_size(name));
         for (std::streamoff at = size / 2; at < size; ++at) file.seekp(at).put('x');
       }
       world.barrier();
@@ -330,13 +351,17 @@ TEST_CASE("differing loads before first call: reported, no rank waits", "[files]
   check_refused(folders, "one");
   check_refused(folders, "two");
   const auto calls = body([&](Model& model, torch::optim::AdamW& optimizer, int rank) {
-    if (rank == 0) return model->load(folder / "one", optimizer);
-    model(torch::ones({4, 4})).backward();
+    if (rank == 0)
+      model->load(folder / "one", optimizer);
+    else
+      model(torch::ones({4, 4})).backward();
   });
   check_refused(calls, "rank 0 is in 'load', rank 1 is in 'forward'");
   const auto optimizers = body([&](Model& model, torch::optim::AdamW& optimizer, int rank) {
-    if (rank == 0) return model->load(folder / "one", optimizer);
-    model->load(folder / "one");
+    if (rank == 0)
+      model->load(folder / "one", optimizer);
+    else
+      model->load(folder / "one");
   });
   check_refused(optimizers, "rank 0 and rank 1 would keep other tensors");
 }
@@ -382,16 +407,17 @@ TEST_CASE("plan_only: load does nothing and needs no file", "[files]") {
 TEST_CASE("named pipe as checkpoint: load and save refuse it by name", "[files]") {
   const TempFolder folder;
   fs::create_directories(folder / "run");
-  REQUIRE(::mkfifo(checkpoint_in(folder / "run").c_str(), 0600) == 0);
-  static_cast<void>(
-      train({.stages = 2, .replicas = {1, 1}}, [&](Model& model, torch::optim::AdamW& optimizer, ap::World&) {
-        const auto loaded = message_of<ap::CheckpointError>([&] { model->load(folder / "run", optimizer); });
-        const auto saved = message_of<ap::CheckpointError>([&] { model->save(folder / "run", optimizer); });
-        const std::lock_guard lock(mutex);
-        CAPTURE(loaded, saved);
-        CHECK(loaded.find("it is a pipe, and must be a regular file") != std::string::npos);
-        CHECK(saved.find("it is a pipe, and must be a regular file") != std::string::npos);
-      }));
+  REQUIRE(::mkfifo((folder / "run" / "model.safetensors").c_str(), 0600) == 0);
+  static_cast<void>(train({.stages = 2, .replicas = {1, 1}}, [&](Model& model, torch::optim::AdamW& optimizer,
+                                                                 ap::World&) {
+    const auto loaded = message_of<ap::CheckpointError>([&] { model->load(folder / "run", optimizer); });
+    const auto saved =
+        message_of<ap::CheckpointError>([&] { model->save(folder / "run", optimizer, {.format = ap::single_file()}); });
+    const std::lock_guard lock(mutex);
+    CAPTURE(loaded, saved);
+    CHECK(loaded.find("it is a pipe, and must be a regular file") != std::string::npos);
+    CHECK(saved.find("it is a pipe, and must be a regular file") != std::string::npos);
+  }));
 }
 
 TEST_CASE("optimizers of unknown state: refused on every rank", "[files]") {
@@ -411,6 +437,253 @@ TEST_CASE("optimizers of unknown state: refused on every rank", "[files]") {
     CHECK(saved.find("LBFGS") != std::string::npos);
     CHECK(loaded.find("LBFGS") != std::string::npos);
   });
+}
+
+TEST_CASE("save in the background: what was there when it was called", "[files]") {
+  const TempFolder folder;
+  const std::vector<ap::Options> plans{{.stages = 2, .microbatches = 2, .replicas = {1, 1}},
+                                       {.stages = 1, .zero = 3, .replicas = {2}},
+                                       {.stages = 1, .zero = 0, .replicas = {2}}};
+  for (const auto& options : plans) {
+    for (const auto format : {ap::single_file(), ap::sharded()}) {
+      CAPTURE(options.stages, options.zero, format == ap::sharded());
+      const auto undisturbed = train(options, [](Model&, torch::optim::AdamW&, ap::World&) {});
+      const auto disturbed = train(options, [&](Model& model, torch::optim::AdamW& optimizer, ap::World&) {
+        model->save(folder / "there", optimizer, {.format = format, .wait = false});
+      });
+      const auto resumed = train(options, [&](Model& model, torch::optim::AdamW& optimizer, ap::World&) {
+        for (auto& parameter : model->owned_parameters()) parameter.detach().fill_(0.5);
+        model->load(folder / "there", optimizer);
+      });
+      CHECK(disturbed == undisturbed);
+      CHECK(resumed == undisturbed);
+      std::error_code ignored;
+      fs::remove_all(folder / "there", ignored);
+    }
+  }
+}
+
+/// While it lives, this process writes no file of more than some bytes, as on a full disk.
+class SmallFiles {
+ public:
+  SmallFiles() : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
+    ::getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit small{256, before_.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &small);
+  }
+  SmallFiles(const SmallFiles&) = delete;
+  SmallFiles& operator=(const SmallFiles&) = delete;
+  ~SmallFiles() {
+    ::setrlimit(RLIMIT_FSIZE, &before_);
+    std::signal(SIGXFSZ, handler_);
+  }
+
+ private:
+  void (*handler_)(int);
+  rlimit before_{};
+};
+
+TEST_CASE("save in the background: an error is thrown by a later call on all", "[files]") {
+  const TempFolder folder;
+  static_cast<void>(
+      train({.stages = 2, .replicas = {1, 1}}, [&](Model& model, torch::optim::AdamW& optimizer, ap::World& world) {
+        const auto x = torch::ones({4, 4});
+        const auto broken = folder / "broken";
+        model->save(broken, optimizer);
+        world.barrier();
+        auto limit = world.rank() == 0 ? std::optional<SmallFiles>(std::in_place) : std::nullopt;
+        world.barrier();
+        model->save(broken, optimizer, {.wait = false});
+        const auto waited = message_of<ap::CheckpointError>([&] { model->wait(); });
+        model->wait();
+        model->save(broken, optimizer, {.wait = false});
+        std::string called;
+        for (int k = 0; k < 500 && called.empty(); ++k) {
+          called = message_of<ap::CheckpointError>([&] { model(x).backward(); });
+          optimizer.zero_grad();
+        }
+        world.barrier();
+        limit.reset();
+        world.barrier();
+        const auto later = model(x).item<float>();
+        model->load(broken, optimizer);  // the first is there
+        model->save(folder / "good", optimizer, {.wait = false});
+        model->save(folder / "good", optimizer, {.wait = false});
+        model->load(folder / "good", optimizer);
+        const std::lock_guard lock(mutex);
+        CAPTURE(waited, called);
+        CHECK(waited.find("cannot save " + broken.string()) != std::string::npos);
+        CHECK(called.find("cannot save " + broken.string()) != std::string::npos);
+        CHECK(later == later);
+      }));
+}
+
+TEST_CASE("save in the background: the end of the model completes it", "[files]") {
+  const TempFolder folder;
+  const ap::Options options{.stages = 2, .replicas = {1, 1}};
+  ap::loopback::run(2, [&](ap::World& world) {
+    Model model(world, Net(), options);
+    model(torch::ones({4, 4})).backward();
+    model->save(folder / "state", {.wait = false});
+  });
+  ap::loopback::run(2, [&](ap::World& world) {
+    Model model(world, Net(), options);
+    model->load(folder / "state");
+    model(torch::ones({4, 4})).backward();
+    const std::lock_guard lock(mutex);
+    CHECK(model->stats().calls == 2);
+  });
+}
+
+TEST_CASE("one job a folder: another is refused, with its process", "[files]") {
+  const TempFolder folder;
+  int ready[2], done[2];
+  REQUIRE(::pipe(ready) == 0);
+  REQUIRE(::pipe(done) == 0);
+  const auto child = ::fork();
+  if (child == 0) {  // the other job
+    const ap::FolderLock lock(folder / "state");
+    char byte = 0;
+    static_cast<void>(::write(ready[1], &byte, 1));
+    static_cast<void>(::read(done[0], &byte, 1));
+    ::_exit(0);
+  }
+  char byte = 0;
+  REQUIRE(::read(ready[0], &byte, 1) == 1);
+  static_cast<void>(
+      train({.stages = 2, .replicas = {1, 1}}, [&](Model& model, torch::optim::AdamW& optimizer, ap::World& world) {
+        const auto refused = message_of<ap::CheckpointError>([&] { model->save(folder / "state", optimizer); });
+        world.barrier();
+        if (world.rank() == 0) {
+          REQUIRE(::kill(child, SIGKILL) == 0);
+          int status = 0;
+          REQUIRE(::waitpid(child, &status, 0) == child);
+        }
+        world.barrier();
+        model->save(folder / "state", optimizer);
+        const std::lock_guard lock(mutex);
+        CAPTURE(refused);
+        CHECK(refused.find("another job writes to this folder: process " + std::to_string(child)) != std::string::npos);
+      }));
+  for (const int end : {ready[0], ready[1], done[0], done[1]}) ::close(end);
+}
+
+TEST_CASE("one job a folder: several of its models may save there", "[files]") {
+  const TempFolder folder;
+  ap::loopback::run(2, [&](ap::World& world) {
+    const ap::Options options{.stages = 2, .replicas = {1, 1}};
+    Model first(world, Net(), options), second(world, Net(), options);
+    for (auto* model : {&first, &second}) {
+      (*model)(torch::ones({4, 4})).backward();
+      CHECK_NOTHROW((*model)->save(folder / "state"));
+    }
+  });
+}
+
+/// Without dropout, in double precision: a step on any ranks is the step of one process.
+struct ExactNetImpl : torch::nn::Module {
+  ExactNetImpl() {
+    nets::register_all(*this, "first", first, "second", second, "third", third);
+    to(torch::kDouble);
+    const torch::NoGradGuard no_grad;
+    double phase = 0;
+    for (auto& parameter : parameters())
+      parameter.copy_(torch::sin(torch::arange(parameter.numel(), torch::kDouble) + ++phase).view(parameter.sizes()));
+  }
+  at::Tensor forward(const at::Tensor& x) { return third(torch::tanh(second(torch::relu(first(x))))).pow(2).mean(); }
+  torch::nn::Linear first{4, 8}, second{8, 8}, third{8, 3};
+};
+TORCH_MODULE(ExactNet);
+
+constexpr std::int64_t kBatch = 12;
+constexpr int kStepsInAWorld = 2;
+
+at::Tensor exact_batch(int step) {
+  return torch::cos(torch::arange(kBatch * 4, torch::kDouble) + step).view({kBatch, 4});
+}
+
+TEST_CASE("checkpoint: 4 ranks, 3, 1 and 4 again train as one process", "[files]") {
+  const TempFolder folder;
+  const std::vector<ap::Options> worlds{{.stages = 2, .microbatches = 3, .replicas = {2, 2}},
+                                        {.stages = 1, .zero = 3, .replicas = {3}},
+                                        {},
+                                        {.stages = 1, .zero = 1, .replicas = {4}}};
+  const std::vector<int> sizes{4, 3, 1, 4};
+  const auto options = torch::optim::AdamOptions(0.01).weight_decay(0.1).amsgrad(true);
+  std::map<std::string, at::Tensor> made;
+  for (std::size_t w = 0; w < worlds.size(); ++w) {
+    ap::loopback::run(sizes[w], [&](ap::World& world) {
+      ap::AutoParallel<ExactNet> model(world, ExactNet(), worlds[w]);
+      torch::optim::Adam optimizer(model->parameters(), options);
+      model->attach(optimizer);
+      if (w > 0) model->load(folder / "run", optimizer);
+      for (int k = 0; k < kStepsInAWorld; ++k) {
+        const auto mine = kBatch / world.size();
+        optimizer.zero_grad();
+        model(exact_batch(static_cast<int>(w) * kStepsInAWorld + k).narrow(0, world.rank() * mine, mine)).backward();
+        optimizer.step();
+      }
+      model->save(folder / "run", optimizer, {.wait = w % 2 == 0});
+      const auto state = model->gather_state();
+      const std::lock_guard lock(mutex);
+      if (world.rank() == 0) {
+        for (const auto& item : state) made[item.key()] = item.value();
+      }
+    });
+  }
+  ExactNet net;
+  torch::optim::Adam optimizer(net->parameters(), options);
+  for (int step = 0; step < kStepsInAWorld * 4; ++step) {
+    optimizer.zero_grad();
+    net(exact_batch(step)).backward();
+    optimizer.step();
+  }
+  for (const auto& item : net->named_parameters()) {
+    CAPTURE(item.key());
+    CHECK((made.at(item.key()) - item.value()).abs().max().item<double>() <= 1e-13);
+  }
+}
+
+/// As the program in tests/data/391ef30 has it.
+struct EarlierNetImpl : torch::nn::Module {
+  EarlierNetImpl() { nets::register_all(*this, "first", first, "norm", norm, "second", second); }
+  at::Tensor forward(const at::Tensor& x) { return second(torch::relu(norm(first(x)))).pow(2).mean(); }
+  torch::nn::Linear first{6, 8}, second{8, 3};
+  torch::nn::BatchNorm1d norm{8};
+};
+TORCH_MODULE(EarlierNet);
+
+TEST_CASE("a checkpoint of 391ef30 loads under any plan", "[files]") {
+  for (const auto* name : {"one-rank", "two-ranks"}) {
+    const auto folder = fs::path(AUTOPAR_TEST_DATA) / "391ef30" / name;
+    const ap::SafetensorsReader file(folder / "model.safetensors");
+    for (const int ranks : {1, 2}) {
+      for (const bool early : {false, true}) {
+        CAPTURE(name, ranks, early);
+        ap::loopback::run(ranks, [&](ap::World& world) {
+          ap::AutoParallel<EarlierNet> model(world, EarlierNet(), ap::Options{.stages = ranks});
+          torch::optim::Adam optimizer(model->parameters(), torch::optim::AdamOptions(3));
+          model->attach(optimizer);
+          if (early) model->load(folder, optimizer);
+          model->prepare(torch::ones({4, 6}));
+          if (!early) model->load(folder, optimizer);
+          const auto state = model->gather_state();
+          const auto whole = model->gather_optimizer(optimizer);
+          const std::lock_guard lock(mutex);
+          CHECK(model->stats().calls == 3);
+          CHECK(optimizer.param_groups()[0].options().get_lr() == 0.01);
+          if (world.rank() != 0) return;
+          for (const auto& item : state) {
+            auto saved = at::empty_like(item.value());
+            file.read("model." + item.key(), {static_cast<std::byte*>(saved.data_ptr()), saved.nbytes()});
+            CHECK(torch::equal(item.value(), saved));
+          }
+          const auto steps = ap::parameters::state_of(*whole, whole->param_groups()[0].params()[0]).front().second;
+          CHECK(steps.item<std::int64_t>() == 3);
+        });
+      }
+    }
+  }
 }
 
 }  // namespace session_checkpoint_test

@@ -35,6 +35,9 @@ class FolderLock {
   FolderLock(FolderLock&&) noexcept = default;
   FolderLock& operator=(FolderLock&& other) noexcept;  ///< releases the lock that it had
 
+  /// Whether an object of this process holds the folder's lock.
+  [[nodiscard]] static bool is_held_here(const std::filesystem::path& folder);
+
  private:
   [[nodiscard]] bool acquire(LockKind kind);
   void release() noexcept;

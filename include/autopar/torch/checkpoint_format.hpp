@@ -1,35 +1,28 @@
 #pragma once
 
-#include <memory>
-#include <string_view>
-#include <utility>
+#include <cstdint>
+#include <optional>
 
 namespace autopar {
 
-namespace checkpoint {
-class Format;
-}
-
-/// How a checkpoint lies on disk, as a value: `model->save(folder, optimizer, {.format = ap::single_file()})`.
-class CheckpointFormat {
- public:
-  explicit CheckpointFormat(std::shared_ptr<const checkpoint::Format> format) : format_(std::move(format)) {}
-
-  /// For messages and comparisons between ranks, such as "single_file".
-  [[nodiscard]] std::string_view name() const;
-  /// For autopar itself.
-  [[nodiscard]] const checkpoint::Format& get() const { return *format_; }
-
- private:
-  std::shared_ptr<const checkpoint::Format> format_;
+/// How a checkpoint lies in its folder. A checkpoint of either format loads under any plan and number of ranks.
+enum class CheckpointFormat : std::uint8_t {
+  /// `model.safetensors` with the module's own names, and `optimizer.safetensors`. Rank 0 writes both; the others send
+  /// it what they hold.
+  kSingleFile,
+  /// Files of each rank with what it holds. All ranks must see the folder, as on a shared file system.
+  kSharded,
 };
 
-/// One safetensors file, `model.safetensors` in the folder. Rank 0 writes and reads it, one tensor at a time.
-[[nodiscard]] CheckpointFormat single_file();
+[[nodiscard]] constexpr CheckpointFormat single_file() { return CheckpointFormat::kSingleFile; }
+[[nodiscard]] constexpr CheckpointFormat sharded() { return CheckpointFormat::kSharded; }
 
-/// How to save a checkpoint; equal on all ranks.
+/// How to save a checkpoint; equal on all ranks: `model->save(folder, optimizer, {.wait = false})`.
 struct SaveOptions {
-  CheckpointFormat format = single_file();
+  std::optional<CheckpointFormat> format{};  ///< none: a single file on one rank, else sharded
+  /// false: `save` returns when this rank has copied what it holds to host memory, and a thread writes it. Errors are
+  /// thrown by a later call of the model, on all ranks. `model->wait()` waits for the end.
+  bool wait = true;
 };
 
 }  // namespace autopar

@@ -19,6 +19,7 @@
 
 #include <autopar/capture/init_record.hpp>
 #include <autopar/plan/plan_with_defaults.hpp>
+#include <autopar/torch/kept.hpp>
 #include <autopar/torch/parameter_handles.hpp>
 #include <autopar/torch/session.hpp>
 
@@ -121,14 +122,48 @@ class ParallelModule : public torch::nn::Module {
   void zero_grad(bool set_to_none = true) override;
   void train(bool on = true) override;
 
-  // ---- files. Collective.
+  // ---- files. Collective, except `keep`.
+  /// Registers an object outside the model, by reference: each `save` saves its value, each `load` sets it. Does not
+  /// communicate. It may be called before or after the first call; every rank registers the same names before a save
+  /// or load.
+  ///
+  ///   model->keep("epoch", epoch);
+  ///   model->keep("sampler", sampler, ap::kPerRank);
+  ///
+  /// Integers of all sizes are one kind, and so are enums; a value that does not fit is refused. Sizes of tensors may
+  /// change in a load; their device and type do not. A value has at most 16 MiB, with kPerRank those of all ranks.
+  /// `load` works as for the rest: all values are set, or none. A name that the checkpoint lacks is refused unless
+  /// `LoadOptions::missing` allows it. A name that nobody registered is ignored, with a warning in rank 0's log.
+  /// @param object  a bool, integer, float, double, enum, std::string, std::vector of numbers, torch::Tensor, or an
+  /// object with `save` and `load` (KeptAsArchive, such as a sampler of torch::data; KeptAsText). It must outlive the
+  /// model.
+  /// @param scope  kAllRanks: a save throws CheckpointError, on every rank, if ranks have different values. kPerRank:
+  /// each rank has its own, and only a world of the same size loads it.
+  /// @throws InvalidArgument if the name is taken, empty, or has control characters
+  template <class T>
+  void keep(const std::string& name, T& object, KeptScope scope = KeptScope::kAllRanks) {
+    static_assert(
+        Keepable<T>,
+        "autopar: keep takes a bool, integer, float, double, enum, std::string, std::vector of numbers or "
+        "torch::Tensor that is not const, or an object with save and load (ap::KeptAsArchive, ap::KeptAsText)");
+    if constexpr (Keepable<T>) session_->keep(name, detail::kept_object(object), scope);
+  }
   /// Saves parameters, buffers, and the optimizers' state and hyper-parameters. The checkpoint loads under any plan and
-  /// number of ranks.
+  /// number of ranks. It replaces the folder's previous one when it is complete; a save that ends early changes
+  /// nothing. One job at a time saves to a folder. From two ranks on the default format is sharded: all ranks must see
+  /// the folder.
+  /// @throws CheckpointError, on every rank, for example if the disk is full, another job or model is saving to the
+  /// folder, or it has a `model.safetensors` of another program
   template <std::derived_from<torch::optim::Optimizer>... Optimizers>
   void save(const std::string& folder, Optimizers&... optimizers) {
     session_->save(folder, {&optimizers...});
   }
-  /// In another format than the default: `model->save(folder, optimizer, {.format = ap::single_file()})`.
+  /// In another format than the default, or in the background:
+  /// `model->save(folder, optimizer, {.format = ap::single_file(), .wait = false})`.
+  ///
+  /// In the background, the call returns when each rank has copied what it will write to host memory, which is checked
+  /// before. A later call of the model throws what went wrong, on all ranks. The next save, load or `wait` waits for
+  /// the end. The end of the model completes the save within 30 s or abandons it, and the log says which.
   void save(const std::string& folder, torch::optim::Optimizer& optimizer, const SaveOptions& options) {
     session_->save(folder, {&optimizer}, options);
   }
@@ -136,27 +171,45 @@ class ParallelModule : public torch::nn::Module {
             const SaveOptions& options) {
     session_->save(folder, optimizers, options);
   }
-  /// Loads a checkpoint. A `folder` that ends in .safetensors is a file with the weights of another writer, such as
-  /// torchvision's state_dict.
+  void save(const std::string& folder, const SaveOptions& options) { session_->save(folder, {}, options); }
+  /// Waits for a save in the background, if there is one. Collective.
+  /// @throws CheckpointError, on every rank, if it failed and no call has thrown that
+  void wait() { session_->wait(); }
+  /// Writes parameters and buffers alone to one safetensors file, under the module's own names, for other programs and
+  /// for `load`. The file appears completely or not at all. Folders are made.
+  ///
+  /// A tied tensor is written once, under its first name. The file's metadata have each other name with that name, as
+  /// those of Python's safetensors.torch.save_model.
+  /// @param dtype  floating-point tensors are cast to it; others stay as they are
+  /// @throws InvalidArgument, on every rank, if `dtype` is not double, float, half or bfloat16, or ranks differ
+  /// @throws CheckpointError, on every rank, if rank 0 cannot write
+  void export_weights(const std::string& file, std::optional<c10::ScalarType> dtype = std::nullopt) {
+    session_->export_weights(file, dtype);
+  }
+  /// Loads a checkpoint. `folder` may also be a file with the weights of another writer, such as torchvision's
+  /// state_dict: any file, or a path that ends in .safetensors.
   ///
   /// Before the first call of the model, hyper-parameters are loaded at once; later changes to them stay, as in one
-  /// process. The optimizers' state, and tensors that have no memory yet, are read at the first call from the file
-  /// opened here. So the optimizers must live until then. Rank 0 reads the file twice. Several loads are applied in
-  /// their order.
+  /// process. The optimizers' state, and tensors that have no memory yet, are read at the first call from the files
+  /// opened here. So the optimizers must live until then. Files are read twice. Several loads are applied in their
+  /// order.
+  /// @return what is loaded, or will be at the first call, by name; equal on all ranks. Empty with `plan_only`
   /// @throws CheckpointError, on every rank, if the checkpoint is damaged, is of another model or lacks an optimizer's
   /// state. Model and optimizers are then unchanged, and training or another load may follow.
   template <std::derived_from<torch::optim::Optimizer>... Optimizers>
-  void load(const std::string& folder, Optimizers&... optimizers) {
-    session_->load(folder, {&optimizers...});
+  LoadReport load(const std::string& folder, Optimizers&... optimizers) {
+    return session_->load(folder, {&optimizers...});
   }
+  /// Loads what names, and rules for names, find: see LoadOptions. Options must be equal on all ranks.
+  LoadReport load(const std::string& folder, const LoadOptions& options) { return session_->load(folder, {}, options); }
   /// Loads weights alone if the checkpoint has no optimizer state:
   /// `model->load(folder, optimizer, {.optimizer = ap::Missing::kAllowed})`.
-  void load(const std::string& folder, torch::optim::Optimizer& optimizer, const LoadOptions& options) {
-    session_->load(folder, {&optimizer}, options);
+  LoadReport load(const std::string& folder, torch::optim::Optimizer& optimizer, const LoadOptions& options) {
+    return session_->load(folder, {&optimizer}, options);
   }
-  void load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
-            const LoadOptions& options) {
-    session_->load(folder, optimizers, options);
+  LoadReport load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
+                  const LoadOptions& options) {
+    return session_->load(folder, optimizers, options);
   }
 
   // ---- plan

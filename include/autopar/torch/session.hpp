@@ -25,6 +25,7 @@
 #include <autopar/plan/request.hpp>
 #include <autopar/runtime/world.hpp>
 #include <autopar/torch/checkpoint_format.hpp>
+#include <autopar/torch/kept.hpp>
 #include <autopar/torch/load_options.hpp>
 
 namespace torch::nn {
@@ -179,16 +180,23 @@ class Session {
   /// Drops gradients that were accumulated and not yet reduced.
   void drop_accumulated();
 
-  // ---- files. Collective.
+  // ---- files. Collective, except `keep`.
+  /// Registers an object of the user for save and load. Does not communicate.
+  /// @throws InvalidArgument if the name is taken, empty, or has control characters
+  void keep(const std::string& name, detail::KeptObject object, KeptScope scope);
   void save(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
             const SaveOptions& options = {});
+  void wait();
+  /// Writes parameters and buffers alone to one safetensors file. See ParallelModule::export_weights.
+  void export_weights(const std::string& file, std::optional<c10::ScalarType> dtype = std::nullopt);
   /// Loads a checkpoint. Before the first call, the file is opened and checked, and hyper-parameters and tensors that
   /// have memory are loaded. Tensors of a recorded construction, states of optimizers and counters are read from the
   /// opened file when the model is deployed. Later changes to what was loaded stay. Several loads are applied in their
   /// order.
+  /// @return what is or will be loaded, equal on all ranks
   /// @throws CheckpointError, on every rank; model, optimizers and counters are then unchanged
-  void load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
-            const LoadOptions& options = {});
+  LoadReport load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
+                  const LoadOptions& options = {});
 
  private:
   std::shared_ptr<session::Impl> impl_;

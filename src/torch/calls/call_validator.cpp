@@ -26,7 +26,7 @@ std::vector<std::uint64_t> words_in(const std::vector<CallHeader>& headers) {
 
 CallValidator::CallValidator(ranks::Ranks& ranks, torch::nn::Module& module, std::int32_t number,
                              const Options& options, const parameters::ParameterStore& parameters, StepWatches& watches,
-                             const PendingGradients& gradients, const Progress& progress)
+                             const PendingGradients& gradients, const Progress& progress, LateFailure& late_failure)
     : ranks_(ranks),
       module_(module),
       number_(number),
@@ -34,7 +34,8 @@ CallValidator::CallValidator(ranks::Ranks& ranks, torch::nn::Module& module, std
       parameters_(parameters),
       watches_(watches),
       gradients_(gradients),
-      progress_(progress) {
+      progress_(progress),
+      late_failure_(late_failure) {
   for (const auto& part : module.modules()) modules_.push_back(part.get());
 }
 
@@ -88,6 +89,7 @@ CallHeader CallValidator::header(CallKind kind) const {
   header.accumulates = gradients_.accumulating() && (kind == CallKind::kForward || kind == CallKind::kBackward);
   header.has_pending = gradients_.has_accumulated();
   header.loss_scale = gradients_.loss_scale();
+  header.has_late_failure = !late_failure_.look().empty();
   return header;
 }
 
@@ -95,7 +97,15 @@ std::vector<CallHeader> CallValidator::agree(const CallHeader& header, const std
                                              const std::exception_ptr& error) {
   auto mine = header;
   add_watched(mine);
-  return exchange(ranks_, mine, details, error);
+  return exchanged(mine, details, error);
+}
+
+std::vector<CallHeader> CallValidator::exchanged(const CallHeader& mine, const std::string& details,
+                                                 const std::exception_ptr& error,
+                                                 const std::function<std::vector<CallWord>()>& words) {
+  auto headers = exchange(ranks_, mine, details, error, words);
+  if (std::ranges::any_of(headers, &CallHeader::has_late_failure)) require_no_late_failure(ranks_, late_failure_);
+  return headers;
 }
 
 CallHeader CallValidator::header_of(CallKind kind, const CallArguments& arguments) const {
@@ -126,7 +136,7 @@ AgreedCall CallValidator::agree_on_call(CallArguments& arguments, const std::str
   if (known.obstacles) mine.obstacles = known.obstacles();
   const auto common = std::to_string(known.common_ends);
   const auto behind = known.common_ends == 0 ? "" : "; from " + common + " results that all ranks have";
-  auto headers = exchange(ranks_, mine, key + behind, error, [&] {
+  auto headers = exchanged(mine, key + behind, error, [&] {
     auto words = words_of(arguments);
     words.push_back({"", "takes", common, common + " tensors that follow from results that all ranks have"});
     return words;
@@ -149,7 +159,7 @@ AgreedCall CallValidator::agree_on_preparation(CallArguments& arguments, const s
   auto mine = header_of(CallKind::kPrepare, arguments);
   add_watched(mine);
   mine.needs_capture = is_stale;
-  auto agreed = opened(exchange(ranks_, mine, key, error, [&] { return words_of(arguments); }));
+  auto agreed = opened(exchanged(mine, key, error, [&] { return words_of(arguments); }));
   agree_on_formats(arguments, words_in(agreed.headers));
   return agreed;
 }

@@ -16,6 +16,7 @@
 
 #include "torch/calls/call_arguments.hpp"
 #include "torch/calls/handshake.hpp"
+#include "torch/calls/late_failure.hpp"
 #include "torch/calls/local_indices.hpp"
 #include "torch/calls/progress.hpp"
 #include "torch/calls/step_watches.hpp"
@@ -70,7 +71,7 @@ class CallValidator {
   /// @pre what is referred to outlives this
   CallValidator(ranks::Ranks& ranks, torch::nn::Module& module, std::int32_t number, const Options& options,
                 const parameters::ParameterStore& parameters, StepWatches& watches, const PendingGradients& gradients,
-                const Progress& progress);
+                const Progress& progress, LateFailure& late_failure);
 
   // ---- arguments
 
@@ -121,6 +122,9 @@ class CallValidator {
   [[nodiscard]] CallHeader header_of(CallKind kind, const CallArguments& arguments) const;
   [[nodiscard]] AgreedCall opened(std::vector<CallHeader> headers) const;
   void add_watched(CallHeader& header);
+  [[nodiscard]] std::vector<CallHeader> exchanged(const CallHeader& mine, const std::string& details,
+                                                  const std::exception_ptr& error,
+                                                  const std::function<std::vector<CallWord>()>& words = {});
   void warn_of_unattached(const std::vector<CallHeader>& headers);
 
   ranks::Ranks& ranks_;
@@ -132,6 +136,7 @@ class CallValidator {
   StepWatches& watches_;
   const PendingGradients& gradients_;
   const Progress& progress_;
+  LateFailure& late_failure_;
   LocalIndexWatch local_indices_;
   std::pair<std::int64_t, double> loss_gradients_{};  ///< since the last call: number, sum of factors
   bool alone_ = false;

@@ -107,6 +107,8 @@ std::string_view name_of(CallKind kind) {
       return "gather";
     case CallKind::kSave:
       return "save";
+    case CallKind::kExport:
+      return "export_weights";
     case CallKind::kLoad:
       return "load";
     case CallKind::kWhole:
@@ -115,6 +117,8 @@ std::string_view name_of(CallKind kind) {
       return "norm";
     case CallKind::kDot:
       return "dot";
+    case CallKind::kWait:
+      return "wait";
   }
   return "?";
 }

@@ -26,10 +26,12 @@ enum class CallKind : std::uint8_t {
   kClip,
   kGather,
   kSave,
+  kExport,
   kLoad,
   kWhole,
   kNorm,
-  kDot
+  kDot,
+  kWait
 };
 [[nodiscard]] std::string_view name_of(CallKind kind);
 
@@ -53,6 +55,7 @@ struct CallHeader {
   std::int64_t loss_backwards = 0;  ///< since the last call
   double loss_factors = 0;          ///< sum of the factors that these came in with
   bool failed = false;              ///< this rank cannot make the call
+  bool has_late_failure = false;    ///< see LateFailure
   parameters::StateId absent;       ///< backward: a parameter that is elsewhere and whose gradient is asked for
   double loss_scale = 1;            ///< of this call, or of the next
   parameters::StateId unattached;   ///< a parameter that an optimizer seems to step without `attach`

@@ -11,34 +11,23 @@
 #include <ATen/ops/empty.h>
 #include <torch/optim/optimizer.h>
 
-#include "torch/checkpoint/agreement.hpp"
+#include <autopar/io/folder_lock.hpp>
+
 #include "torch/checkpoint/checkpoint_items.hpp"
-#include "torch/checkpoint/format.hpp"
-#include "torch/checkpoint/metadata.hpp"
+#include "torch/checkpoint/saving.hpp"
 #include "torch/parameters/part_access.hpp"
 
 namespace autopar::checkpoint {
 
-void save_checkpoint(World& world, const CheckpointFormat& format, const std::filesystem::path& folder,
+void save_checkpoint(World& world, CheckpointFormat format, const std::filesystem::path& folder,
                      const std::vector<ShardedTensorMetadata>& tensors,
-                     const std::vector<torch::optim::Optimizer*>& optimizers, const CheckpointInfo& info) {
-  const auto items = in_file_order(model_items(tensors), state_items(tensors, optimizers));
-  const auto subject = "cannot save " + format.get().file(folder).string();
-  SavedInfo saved{info};
-  all_or_none(world, "save of a checkpoint", subject, [&] {
-    for (const auto* optimizer : optimizers) saved.optimizers.push_back(describe(*optimizer));
-  });
-  require_same_items(world, items, subject);
-  const auto there = existing(world, items);
-  std::vector<TensorEntry> entries;
-  for (std::size_t i = 0; i < items.size(); ++i) {
-    if (there[i] != 0) entries.push_back(items[i].entry);
-  }
-  const auto writer = format.get().writer(world, folder, entries, to_metadata(saved));
-  for (std::size_t i = 0; i < items.size(); ++i) {
-    if (there[i] != 0) writer->write(items[i]);
-  }
-  all_or_none(world, "save of a checkpoint", subject, [&] { writer->commit(); });
+                     const std::vector<torch::optim::Optimizer*>& optimizers, const CheckpointInfo& info,
+                     const std::map<std::string, KeptValue>& kept) {
+  Saving saving(world, format, folder, tensors, optimizers, info, kept);
+  std::optional<FolderLock> held;
+  saving.agree([&] { held.emplace(folder); });
+  saving.write();
+  saving.publish();
 }
 
 std::vector<at::Tensor> gather_tensors(World& world, const std::vector<ShardedTensorMetadata>& tensors) {

@@ -49,10 +49,9 @@ struct EarlyLoads::Load {
     bool is_marked = false;                        ///< has an entry that clearing the state removes
   };
 
-  Load(World& world, const CheckpointFormat& format, const std::filesystem::path& folder,
-       std::vector<ShardedTensorMetadata> tensors, const std::vector<torch::optim::Optimizer*>& optimizers,
-       const LoadOptions& options)
-      : loading(world, format, folder, std::move(tensors), optimizers, options) {}
+  Load(World& world, const std::filesystem::path& folder, std::vector<ShardedTensorMetadata> tensors,
+       const std::vector<torch::optim::Optimizer*>& optimizers, const LoadOptions& options)
+      : loading(world, folder, std::move(tensors), optimizers, options) {}
 
   Loading loading;
   std::map<std::size_t, std::size_t> expected{};  ///< by item of a recorded tensor: its number in the recording
@@ -65,15 +64,17 @@ struct EarlyLoads::Load {
 
 // ---------------------------------------------------------------- before the first call
 
-void EarlyLoads::add(World& world, const CheckpointFormat& format, const std::filesystem::path& folder,
-                     std::vector<ShardedTensorMetadata> tensors,
-                     const std::vector<torch::optim::Optimizer*>& optimizers, const LoadOptions& options,
-                     InitRecord* init) {
-  auto load = std::make_shared<Load>(world, format, folder, std::move(tensors), optimizers, options);
+LoadReport EarlyLoads::add(World& world, const std::filesystem::path& folder,
+                           std::vector<ShardedTensorMetadata> tensors,
+                           const std::vector<torch::optim::Optimizer*>& optimizers, const LoadOptions& options,
+                           InitRecord* init, const KeptValues& kept) {
+  auto load = std::make_shared<Load>(world, folder, std::move(tensors), optimizers, options);
   auto& loading = load->loading;
   loading.read_header();
   loading.match();
+  KeptLoad kept_load(world, kept, loading.kept(), options.missing, loading.subject());
   loading.verify();
+  kept_load.take();  // before the rest, since an object of the user may refuse its value
   std::vector<char> has_memory;
   for (const auto& item : loading.items()) {
     has_memory.push_back(item.optimizer == nullptr && !trace::is_fake(item.tensor->handle) ? 1 : 0);
@@ -94,6 +95,7 @@ void EarlyLoads::add(World& world, const CheckpointFormat& format, const std::fi
     load->awaited.push_back({optimizer, std::move(states), parameters::refuses_to_save(*optimizer)});
   }
   loads_.push_back(std::move(load));
+  return loading.report();
 }
 
 /// Reads one item at a time, or several small ones: a rank that holds the whole model may not have memory for it twice.
@@ -155,17 +157,22 @@ void EarlyLoads::forget_data(InitRecord* init) const {
 // A tensor that the recording leaves as it was loaded is read into its slices and shards. A tensor that the recording
 // changes later, and the tensors that it depends on, are needed whole where the recording is run.
 void EarlyLoads::bring_recorded(World& world, InitRecord& init) {
-  const auto& last = *loads_.back();
   const auto holds = [&](const CheckpointItem& item) {
     return std::binary_search(item.holders().begin(), item.holders().end(), world.rank_id());
   };
-  std::vector<at::Tensor> changed;  // on this rank, since the last load
-  std::vector<char> unchanged(last.loading.items().size(), 0);
-  for (const auto& [i, number] : last.expected) {
-    const auto& item = last.loading.items()[i];
-    if (!holds(item) || !trace::is_fake(item.tensor->handle)) continue;  // tensors with memory also have values
-    unchanged[i] = init.changed_since(number, item.tensor->handle) ? 0 : 1;
-    if (unchanged[i] == 0) changed.push_back(item.tensor->handle);
+  std::vector<at::Tensor> changed;           // on this rank, since the last load that has them
+  std::vector<std::vector<char>> unchanged;  // by load, by item
+  std::set<const void*> seen;                // handles of later loads
+  for (auto load = loads_.rbegin(); load != loads_.rend(); ++load) {
+    const auto& items = (*load)->loading.items();
+    unchanged.emplace(unchanged.begin(), items.size(), 0);
+    for (const auto& [i, number] : (*load)->expected) {
+      const auto& handle = items[i].tensor->handle;
+      if (!seen.insert(handle.unsafeGetTensorImpl()).second) continue;
+      if (!holds(items[i]) || !trace::is_fake(handle)) continue;  // tensors with memory also have values
+      unchanged.front()[i] = init.changed_since(number, handle) ? 0 : 1;
+      if (unchanged.front()[i] == 0) changed.push_back(handle);
+    }
   }
   const auto numbers = init.expected_behind(changed);
   const std::set<std::size_t> needed(numbers.begin(), numbers.end());
@@ -190,7 +197,11 @@ void EarlyLoads::bring_recorded(World& world, InitRecord& init) {
       if (arrived[k].defined()) init.give(load->expected.at(items[k]), arrived[k]);
     }
   }
-  auto& load = *loads_.back();
+  for (std::size_t i = 0; i < loads_.size(); ++i) bring_unchanged(world, *loads_[i], unchanged[i]);
+}
+
+/// @param unchanged  by item, whether this rank holds it and takes it as it is in the file
+void EarlyLoads::bring_unchanged(World& world, Load& load, const std::vector<char>& unchanged) {
   const auto all = told_by_all(world, unchanged, load.loading.subject());
   for (std::size_t i = 0; i < unchanged.size(); ++i) {
     if (std::ranges::any_of(all, [i](const auto& rank) { return rank[i] != 0; })) load.items.push_back(i);

@@ -32,11 +32,13 @@ class EarlyLoads {
   /// Opens, checks and partly loads a checkpoint. Collective.
   /// @param tensors  of the model; their holders are ignored
   /// @param init     null: all tensors have memory
+  /// @param kept     the objects that get the values of the file, at once
+  /// @return what is or will be loaded
   /// @throws CheckpointError, on every rank, with what is missing, unknown, damaged or of another size. Then nothing
   /// has changed, unless the disk failed between checking and reading.
-  void add(World& world, const CheckpointFormat& format, const std::filesystem::path& folder,
-           std::vector<ShardedTensorMetadata> tensors, const std::vector<torch::optim::Optimizer*>& optimizers,
-           const LoadOptions& options, InitRecord* init);
+  LoadReport add(World& world, const std::filesystem::path& folder, std::vector<ShardedTensorMetadata> tensors,
+                 const std::vector<torch::optim::Optimizer*>& optimizers, const LoadOptions& options, InitRecord* init,
+                 const KeptValues& kept = {});
   [[nodiscard]] bool empty() const { return loads_.empty(); }
   /// For an optimizer that is attached after it was loaded. Does not communicate.
   /// @throws CheckpointError if its groups no longer match the file
@@ -54,6 +56,7 @@ class EarlyLoads {
   struct Load;
   void take_at_once(World& world, Load& load, const std::vector<char>& has_memory);
   void bring_recorded(World& world, InitRecord& init);
+  void bring_unchanged(World& world, Load& load, const std::vector<char>& unchanged);
   void bring_state();
   void forget_data(InitRecord* init) const;
 

@@ -1,6 +1,8 @@
 #include "torch/checkpoint/loading.hpp"
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <map>
 #include <sstream>
 #include <utility>
@@ -18,31 +20,51 @@ namespace autopar::checkpoint {
 
 namespace {
 
-constexpr const char* kAction = "load of a checkpoint";
-
-bool is_state(const std::string& entry) { return entry.starts_with("optimizer."); }
-
-/// "optimizer.layer.weight.exp_avg" becomes "optimizer.layer.weight".
-std::string without_state_name(const std::string& entry) { return entry.substr(0, entry.rfind('.')); }
+constexpr const char* kModel = "model.";
+constexpr const char* kState = "optimizer.";
 
 /// Packs texts into one; the next function unpacks them.
-std::string packed(const std::map<std::string, std::string>& texts) {
+template <class Texts>
+std::string packed(const Texts& texts) {
   std::ostringstream out;
   for (const auto& [key, value] : texts) out << key.size() << ' ' << value.size() << ' ' << key << value;
   return out.str();
 }
 
-std::map<std::string, std::string> unpacked(const std::string& text) {
-  std::map<std::string, std::string> texts;
+std::vector<std::pair<std::string, std::string>> unpacked(const std::string& text) {
+  std::vector<std::pair<std::string, std::string>> texts;
   std::istringstream in(text);
   for (std::size_t key_size = 0, value_size = 0; in >> key_size >> value_size;) {
     std::string key(key_size, '\0'), value(value_size, '\0');
     in.get();
     in.read(key.data(), static_cast<std::streamsize>(key_size));
     in.read(value.data(), static_cast<std::streamsize>(value_size));
-    texts.emplace(std::move(key), std::move(value));
+    texts.emplace_back(std::move(key), std::move(value));
   }
   return texts;
+}
+
+/// The lists of a report, each under a name of its own.
+template <class Report>
+auto lists_of(Report& report) {
+  return std::array{
+      std::pair(std::string("loaded"), &report.loaded), std::pair(std::string("missing"), &report.missing),
+      std::pair(std::string("unexpected"), &report.unexpected), std::pair(std::string("skipped"), &report.skipped)};
+}
+
+/// Rank 0's report, on every rank. Collective.
+LoadReport report_of_rank_0(World& world, const LoadReport& report) {
+  std::vector<std::pair<std::string, std::string>> texts;
+  for (const auto& [list, names] : lists_of(report)) {
+    for (const auto& name : *names) texts.emplace_back(list, name);
+  }
+  LoadReport told;
+  for (auto& [text_list, name] : unpacked(told_by_rank_0(world, packed(texts), kLoadAction))) {
+    for (const auto& [list, names] : lists_of(told)) {
+      if (list == text_list) names->push_back(name);
+    }
+  }
+  return told;
 }
 
 std::size_t position_of(Rank rank, const std::vector<Rank>& holders) {
@@ -51,13 +73,11 @@ std::size_t position_of(Rank rank, const std::vector<Rank>& holders) {
 
 }  // namespace
 
-Loading::Loading(World& world, const CheckpointFormat& format, std::filesystem::path folder,
-                 std::vector<ShardedTensorMetadata> tensors, std::vector<torch::optim::Optimizer*> optimizers,
-                 const LoadOptions& options)
+Loading::Loading(World& world, std::filesystem::path folder, std::vector<ShardedTensorMetadata> tensors,
+                 std::vector<torch::optim::Optimizer*> optimizers, const LoadOptions& options)
     : world_(world),
-      format_(format),
       folder_(std::move(folder)),
-      subject_("cannot load " + format.get().file(folder_).string()),
+      subject_("cannot load " + folder_.string()),
       tensors_(std::move(tensors)),
       optimizers_(std::move(optimizers)),
       options_(options) {}
@@ -66,29 +86,45 @@ Loading::Loading(World& world, const CheckpointFormat& format, std::filesystem::
 
 void Loading::read_header() {
   std::map<std::string, std::string> metadata;
-  all_or_none(world_, kAction, subject_, [&] {
-    reader_ = format_.get().reader(world_, folder_);
+  all_or_none(world_, kLoadAction, subject_, [&] {
+    reader_.emplace(world_, folder_);
     if (world_.rank() != 0) return;
-    metadata = reader_->metadata();
-    if (from_metadata(metadata) && !reader_->has_checksums()) {
+    metadata = reader_->stored().metadata();
+    if (from_metadata(metadata) && !reader_->stored().has_checksums()) {
       throw CheckpointError("autopar wrote it with checksums, and they are gone: it is damaged");
     }
   });
-  saved_ = from_metadata(unpacked(told_by_rank_0(world_, packed(metadata), kAction)));
+  reader_->share();
+  const auto told = unpacked(told_by_rank_0(world_, packed(metadata), kLoadAction));
+  saved_ = from_metadata(std::map<std::string, std::string>(told.begin(), told.end()));
 }
 
 void Loading::match() {
-  all_or_none(world_, kAction, subject_, [&] {
+  all_or_none(world_, kLoadAction, subject_, [&] {
     match_optimizers();
     items_ = in_file_order(model_items(tensors_), state_items(tensors_, loaded(), [&](GroupMember member) {
                              return parameters::state_slots(*optimizers_[member.optimizer],
                                                             *new_options_[member.optimizer][member.group]);
                            }));
-    if (world_.rank() == 0) find_entries();
+    if (world_.rank() != 0) return;
+    const bool bare = named_as_in_the_model();
+    auto matches = match_names(names_in_model(bare), names_in_file(bare), options_);
+    names_ = std::move(matches.names);
+    report_ = std::move(matches.report);
   });
   require_same_items(world_, items_, subject_);
-  for (const auto& name : names_) there_ += name.empty() ? '0' : '1';
-  there_ = told_by_rank_0(world_, there_, kAction);
+  std::string names;
+  for (const auto& name : names_) names += name + '\0';
+  std::istringstream told(told_by_rank_0(world_, names, kLoadAction));
+  names_.clear();
+  for (std::string name; std::getline(told, name, '\0');) names_.push_back(std::move(name));
+  report_ = report_of_rank_0(world_, report_);
+}
+
+/// Loads that may leave out parameters match the others by their names.
+GroupSizes Loading::group_sizes() const {
+  const bool is_strict = options_.missing == Missing::kRefused && options_.unexpected == Missing::kRefused;
+  return is_strict && options_.skip.empty() ? GroupSizes::kEqual : GroupSizes::kMayDiffer;
 }
 
 void Loading::match_optimizers() {
@@ -102,77 +138,70 @@ void Loading::match_optimizers() {
                           "; to load the rest and leave the optimizer as it is, pass {.optimizer = Missing::kAllowed}");
   }
   for (std::size_t i = 0; i < std::min(in_file, optimizers_.size()); ++i) {
-    new_options_.push_back(saved_options(saved_->optimizers[i], *optimizers_[i]));
+    new_options_.push_back(saved_options(saved_->optimizers[i], *optimizers_[i], group_sizes()));
   }
 }
 
-/// Other programs name a tensor as the model does, or as autopar does.
+// Other programs name a tensor as the model does, or as autopar does.
 bool Loading::named_as_in_the_model() const {
   if (saved_) return false;
-  const auto hits = [&](const std::string& prefix) {
-    return std::count_if(tensors_.begin(), tensors_.end(),
-                         [&](const auto& tensor) { return reader_->find(prefix + tensor.name) != nullptr; });
-  };
-  return hits("") >= hits("model.");
+  const auto matches = [&](bool bare) { return count_matches(names_in_model(bare), names_in_file(bare), options_); };
+  return matches(true) >= matches(false);
 }
 
-void Loading::find_entries() {
-  std::set<std::string> stepped;  // only parameters that were stepped have state
-  for (const auto& entry : reader_->entries()) {
-    if (is_state(entry.name)) stepped.insert(without_state_name(entry.name));
+/// @param bare  names in the file are those of the module
+ModelNames Loading::names_in_model(bool bare) const {
+  ModelNames names;
+  std::map<const ShardedTensorMetadata*, std::size_t> numbers;
+  for (const auto& tensor : tensors_) {
+    numbers.emplace(&tensor, names.tensors.size());
+    names.tensors.push_back({tensor.name});
+    names.tensors.back().insert(names.tensors.back().end(), tensor.aliases.begin(), tensor.aliases.end());
   }
-  const bool bare = named_as_in_the_model();
   for (const auto& item : items_) {
-    const auto& name = bare && item.optimizer == nullptr ? item.tensor->name : item.entry.name;
-    const auto* entry = reader_->find(name);
-    names_.push_back(entry == nullptr ? "" : name);
-    if (entry == nullptr) {
-      const bool may_lack = item.is_optional || !stepped.contains(without_state_name(name));
-      if (item.optimizer != nullptr && may_lack) continue;
-      throw CheckpointError("it lacks '" + name + "'");
-    }
-    if (entry->dtype == item.entry.dtype && entry->shape == item.entry.shape) continue;
-    std::ostringstream out;
-    out << '\'' << name << "' is " << name_of(entry->dtype) << " with sizes " << at::IntArrayRef(entry->shape)
-        << ", the model has " << name_of(item.entry.dtype) << ' ' << at::IntArrayRef(item.entry.shape);
-    throw CheckpointError(out.str());
+    names.items.push_back({numbers.at(item.tensor), item.state, item.entry, item.is_optional});
+    if (bare && item.optimizer == nullptr) names.items.back().entry.name = item.tensor->name;
   }
-  require_known_entries();
+  return names;
 }
 
-// If no optimizer's options are loaded, the file's optimizer state is ignored: it is useless without options.
-void Loading::require_known_entries() const {
-  const std::set<std::string> known(names_.begin(), names_.end());
-  const std::string* unknown = nullptr;  // for a tensor with state, the tensor
-  for (const auto& [name, type, shape] : reader_->entries()) {
-    if (known.contains(name) || (is_state(name) && new_options_.empty())) continue;
-    if (unknown == nullptr || (is_state(*unknown) && !is_state(name))) unknown = &name;
+/// If no optimizer's options are loaded, the file's optimizer state is left out: it is useless without options.
+FileNames Loading::names_in_file(bool bare) const {
+  FileNames names;
+  const auto without = [](const char* prefix, const std::string& name) { return name.substr(std::strlen(prefix)); };
+  for (const auto& entry : reader_->stored().entries()) {
+    if (bare)
+      names.model.push_back({entry.name, entry});
+    else if (entry.name.starts_with(kModel))
+      names.model.push_back({without(kModel, entry.name), entry});
+    else if (!entry.name.starts_with(kState))
+      names.model.push_back({entry.name, entry});
+    else if (!new_options_.empty())
+      names.state.push_back({without(kState, entry.name), entry});
   }
-  if (unknown != nullptr) throw CheckpointError("the model has no '" + *unknown + "'");
+  return names;
 }
 
-// Rank 0 reports progress to the others, so that they do not count it as stalled while it reads a large file.
+// Ranks meet now and then, so that none counts as stalled while others read a large checkpoint.
 void Loading::verify() {
   constexpr std::int64_t kPortion = std::int64_t{1} << 32;  // bytes
-  std::size_t next = 0;
-  for (bool more = true; more;) {
-    all_or_none(world_, kAction, subject_, [&] {
-      for (std::int64_t bytes = 0; next < names_.size() && bytes < kPortion; ++next) {  // empty on other ranks
+  for (std::size_t next = 0; next < names_.size();) {
+    all_or_none(world_, kLoadAction, subject_, [&] {
+      for (std::int64_t bytes = 0; next < names_.size() && bytes < kPortion; ++next) {
         if (names_[next].empty()) continue;
-        reader_->verify(items_[next], names_[next]);
         bytes += items_[next].entry.bytes().value();
+        reader_->verify(next, items_[next], names_[next]);
       }
     });
-    more = told_by_rank_0(world_, next < names_.size() ? "1" : "", kAction) == "1";
   }
-  reader_->reserve(0);
+  reader_->reserve({});
 }
 
 void Loading::require_same_groups(const torch::optim::Optimizer& optimizer) const {
   for (std::size_t i = 0; i < loaded().size(); ++i) {
     if (optimizers_[i] != &optimizer) continue;
     try {
-      static_cast<void>(saved_options(saved_->optimizers[i], optimizer));
+      static_cast<void>(saved_options(saved_->optimizers[i], optimizer, group_sizes()));
     } catch (const CheckpointError& error) {
       throw CheckpointError(subject_ + ": " + error.what());
     }
@@ -211,24 +240,22 @@ std::vector<at::Tensor> Loading::transfer_whole(const std::vector<std::size_t>& 
 std::vector<at::Tensor> Loading::receive(const std::vector<CheckpointItem>& items,
                                          const std::vector<std::size_t>& numbers) {
   std::vector<at::Tensor> arrived(items.size());
-  all_or_none(world_, kAction, subject_, [&] {
-    std::size_t most = 0;
+  all_or_none(world_, kLoadAction, subject_, [&] {
     for (std::size_t k = 0; k < items.size(); ++k) {
       const auto& item = items[k];
-      most = std::max(most, static_cast<std::size_t>(item.entry.bytes().value()));
       const auto position = position_of(world_.rank_id(), item.holders());
       if (position == item.holders().size()) continue;
       const auto type = at::dtype(parameters::scalar_type_of(item.entry.dtype));
       arrived[k] = item.shards().empty() ? empty_for(item.entry) : at::empty({item.shards()[position].size()}, type);
     }
-    reader_->reserve(most);
+    reader_->reserve(items);
   });
   for (std::size_t k = 0; k < items.size(); ++k) {
-    reader_->read(items[k], world_.rank() == 0 ? names_[numbers[k]] : std::string(), arrived[k]);
+    reader_->read(items[k], names_[numbers[k]], arrived[k]);
   }
-  all_or_none(world_, kAction, subject_, [&] {
+  all_or_none(world_, kLoadAction, subject_, [&] {
     reader_->finish();
-    reader_->reserve(0);
+    reader_->reserve({});
     for (std::size_t k = 0; k < items.size(); ++k) {
       if (!arrived[k].defined() || items[k].kind != parameters::StateKind::kCounter) continue;
       const auto count = arrived[k].item<std::int64_t>();
@@ -239,7 +266,7 @@ std::vector<at::Tensor> Loading::receive(const std::vector<CheckpointItem>& item
 }
 
 void Loading::fit_state(const std::vector<std::size_t>& numbers, std::vector<at::Tensor>& arrived) {
-  all_or_none(world_, kAction, subject_, [&] {
+  all_or_none(world_, kLoadAction, subject_, [&] {
     for (std::size_t k = 0; k < numbers.size(); ++k) {
       const auto& item = items_[numbers[k]];
       if (!arrived[k].defined()) continue;
@@ -295,25 +322,26 @@ void Loading::take_options() const {
 
 // ---------------------------------------------------------------- loads of a deployed model
 
-std::optional<CheckpointInfo> load_checkpoint(World& world, const CheckpointFormat& format,
-                                              const std::filesystem::path& folder,
-                                              const std::vector<ShardedTensorMetadata>& tensors,
-                                              const std::vector<torch::optim::Optimizer*>& optimizers,
-                                              const LoadOptions& options) {
+LoadedCheckpoint load_checkpoint(World& world, const std::filesystem::path& folder,
+                                 const std::vector<ShardedTensorMetadata>& tensors,
+                                 const std::vector<torch::optim::Optimizer*>& optimizers, const LoadOptions& options,
+                                 const KeptValues& kept) {
   for (const auto* optimizer : optimizers) static_cast<void>(parameters::descriptor_of(*optimizer));
-  Loading loading(world, format, folder, tensors, optimizers, options);
+  Loading loading(world, folder, tensors, optimizers, options);
   loading.read_header();
   loading.match();
+  KeptLoad kept_load(world, kept, loading.kept(), options.missing, loading.subject());
   std::vector<std::size_t> items;
   for (std::size_t i = 0; i < loading.items().size(); ++i) {
     if (loading.is_there(i)) items.push_back(i);
   }
   auto arrived = loading.transfer(items);
   loading.fit_state(items, arrived);
+  kept_load.take();  // before the rest, since only this may fail
   loading.take_values(items, arrived);
   loading.take_state(items, arrived);
   loading.take_options();
-  return loading.info();
+  return {loading.info(), loading.report()};
 }
 
 }  // namespace autopar::checkpoint

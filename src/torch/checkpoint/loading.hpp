@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -13,13 +14,13 @@
 #include <torch/optim/optimizer.h>
 
 #include <autopar/runtime/world.hpp>
-#include <autopar/torch/checkpoint_format.hpp>
 #include <autopar/torch/load_options.hpp>
 
 #include "torch/checkpoint/checkpoint.hpp"
 #include "torch/checkpoint/checkpoint_items.hpp"
-#include "torch/checkpoint/format.hpp"
+#include "torch/checkpoint/checkpoint_reader.hpp"
 #include "torch/checkpoint/metadata.hpp"
+#include "torch/checkpoint/name_matching.hpp"
 
 namespace autopar::checkpoint {
 
@@ -29,21 +30,20 @@ namespace autopar::checkpoint {
 class Loading {
  public:
   /// @param tensors  their holders, sizes and slices may be set later, before a transfer
-  Loading(World& world, const CheckpointFormat& format, std::filesystem::path folder,
-          std::vector<ShardedTensorMetadata> tensors, std::vector<torch::optim::Optimizer*> optimizers,
-          const LoadOptions& options);
+  Loading(World& world, std::filesystem::path folder, std::vector<ShardedTensorMetadata> tensors,
+          std::vector<torch::optim::Optimizer*> optimizers, const LoadOptions& options);
   Loading(const Loading&) = delete;
   Loading& operator=(const Loading&) = delete;
 
   void read_header();
   /// Matches names, sizes and types, and hyper-parameters of optimizers.
   void match();
-  /// Rank 0 reads everything that will be needed, to find damage before anything is changed. It is read again later.
+  /// Reads everything that will be needed, to find damage before anything is changed. It is read again later.
   void verify();
 
   /// The items to load, in file order; the same on all ranks.
   [[nodiscard]] const std::vector<CheckpointItem>& items() const { return items_; }
-  [[nodiscard]] bool is_there(std::size_t item) const { return there_[item] == '1'; }
+  [[nodiscard]] bool is_there(std::size_t item) const { return !names_[item].empty(); }
   /// Sets the holders of the tensors, which have the same order as before.
   void place(const std::vector<ShardedTensorMetadata>& tensors);
   [[nodiscard]] const std::vector<ShardedTensorMetadata>& tensors() const { return tensors_; }
@@ -70,6 +70,12 @@ class Loading {
   [[nodiscard]] std::optional<CheckpointInfo> info() const {
     return saved_ ? std::optional(saved_->info) : std::nullopt;
   }
+  /// What is loaded, by name; the same on all ranks. @pre `match` succeeded
+  [[nodiscard]] const LoadReport& report() const { return report_; }
+  /// The kept values of the checkpoint.
+  [[nodiscard]] std::map<std::string, KeptValue> kept() const {
+    return saved_ ? saved_->kept : std::map<std::string, KeptValue>();
+  }
   /// The optimizers whose options and state are in the file.
   [[nodiscard]] std::span<torch::optim::Optimizer* const> loaded() const {
     return std::span(optimizers_).first(new_options_.size());
@@ -80,26 +86,26 @@ class Loading {
 
  private:
   void match_optimizers();
-  void find_entries();
+  [[nodiscard]] GroupSizes group_sizes() const;
+  [[nodiscard]] ModelNames names_in_model(bool bare) const;
+  [[nodiscard]] FileNames names_in_file(bool bare) const;
   [[nodiscard]] bool named_as_in_the_model() const;
-  void require_known_entries() const;
   [[nodiscard]] std::vector<at::Tensor> receive(const std::vector<CheckpointItem>& items,
                                                 const std::vector<std::size_t>& numbers);
 
   World& world_;
-  CheckpointFormat format_;
   std::filesystem::path folder_;
   std::string subject_;
   std::vector<ShardedTensorMetadata> tensors_;
   std::vector<torch::optim::Optimizer*> optimizers_;
   LoadOptions options_;
-  std::unique_ptr<CheckpointReader> reader_;
+  std::optional<CheckpointReader> reader_;
   std::optional<SavedInfo> saved_;  ///< empty: another program wrote the file
   /// By optimizer, for those in the file.
   std::vector<std::vector<std::unique_ptr<torch::optim::OptimizerOptions>>> new_options_;
   std::vector<CheckpointItem> items_;
-  std::vector<std::string> names_;  ///< rank 0: by item, its name in the file; empty if it is not in the file
-  std::string there_;               ///< by item: whether it is in the file, '1' or '0'
+  std::vector<std::string> names_;  ///< by item, its name in the file; empty if it is not in the file
+  LoadReport report_;
 };
 
 }  // namespace autopar::checkpoint

@@ -22,6 +22,7 @@ constexpr const char* kFormat = "2";
 constexpr const char* kSeedKey = "autopar.seed";
 constexpr const char* kCallsKey = "autopar.calls";
 constexpr const char* kScalerKey = "autopar.loss_scaler";
+constexpr const char* kKept = "autopar.kept.";         ///< before the names of kept values
 constexpr const char* kParameterCount = "parameters";  ///< number of parameters, stored among a group's values
 
 std::string optimizer_key(std::size_t index) { return "autopar.optimizer." + std::to_string(index); }
@@ -94,6 +95,13 @@ class MetadataReader {
     if (node.empty()) throw CheckpointError("it lacks '" + key + "'");
     return std::move(node.mapped());
   }
+  /// Of the first key with this prefix: key and value.
+  [[nodiscard]] std::optional<std::pair<std::string, std::string>> take_under(const std::string& prefix) {
+    const auto first = left_.lower_bound(prefix);
+    if (first == left_.end() || !first->first.starts_with(prefix)) return std::nullopt;
+    auto node = left_.extract(first);
+    return std::pair(std::move(node.key()), std::move(node.mapped()));
+  }
   void require_empty() const {
     if (!left_.empty()) throw CheckpointError("its '" + left_.begin()->first + "' is not known");
   }
@@ -127,6 +135,23 @@ SavedOptimizer optimizer_at(std::size_t index, MetadataReader& reader) {
   return saved;
 }
 
+std::map<std::string, KeptValue> kept_in(MetadataReader& reader) {
+  std::map<std::string, KeptValue> kept;
+  while (const auto entry = reader.take_under(kKept)) {
+    const auto& [key, text] = *entry;
+    const auto name = key.substr(std::string_view(kKept).size());
+    if (const auto why = why_no_kept_name(name); !why.empty()) {
+      throw CheckpointError("its '" + key + "' names no kept value: " + why);
+    }
+    try {
+      kept[name] = kept_value_in(text);
+    } catch (const CheckpointError& error) {
+      throw CheckpointError("its '" + key + "' is damaged: " + error.what());
+    }
+  }
+  return kept;
+}
+
 }  // namespace
 
 SavedOptimizer describe(const torch::optim::Optimizer& optimizer) {
@@ -158,6 +183,7 @@ std::map<std::string, std::string> to_metadata(const SavedInfo& saved) {
       out[group_key(i, g)] = values_text(values);
     }
   }
+  for (const auto& [name, value] : saved.kept) out[kKept + name] = to_text(value);
   return out;
 }
 
@@ -174,18 +200,20 @@ std::optional<SavedInfo> from_metadata(const std::map<std::string, std::string>&
   if (saved.info.calls < 0) throw CheckpointError("it counts " + std::to_string(saved.info.calls) + " calls");
   if (reader.has(kScalerKey)) saved.info.scaler = scaler_of(reader.take(kScalerKey));
   for (std::size_t i = 0; reader.has(optimizer_key(i)); ++i) saved.optimizers.push_back(optimizer_at(i, reader));
+  saved.kept = kept_in(reader);
   reader.require_empty();
   return saved;
 }
 
 std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> saved_options(const SavedOptimizer& saved,
-                                                                           const torch::optim::Optimizer& optimizer) {
+                                                                           const torch::optim::Optimizer& optimizer,
+                                                                           GroupSizes sizes) {
   const auto& mine = parameters::descriptor_of(optimizer).name;
   if (saved.kind != mine) throw CheckpointError("its optimizer is " + saved.kind + ", this one is " + mine);
   std::vector<parameters::HyperParameters> values;
   for (const auto& group : saved.groups) values.push_back(group.values);
   auto options = parameters::options_with(optimizer, values);
-  for (std::size_t g = 0; g < options.size(); ++g) {
+  for (std::size_t g = 0; sizes == GroupSizes::kEqual && g < options.size(); ++g) {
     const auto parameters = static_cast<std::int64_t>(optimizer.param_groups()[g].params().size());
     if (parameters == saved.groups[g].parameters) continue;
     throw CheckpointError("parameter group " + std::to_string(g) + " of its optimizer has " +

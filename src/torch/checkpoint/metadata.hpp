@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "torch/checkpoint/checkpoint.hpp"
+#include "torch/checkpoint/kept_text.hpp"
 #include "torch/parameters/hyper_parameters.hpp"
 
 namespace autopar::checkpoint {
@@ -27,6 +28,7 @@ struct SavedOptimizer {
 struct SavedInfo {
   CheckpointInfo info{};
   std::vector<SavedOptimizer> optimizers{};
+  std::map<std::string, KeptValue> kept{};  ///< by name
 };
 
 /// @throws CheckpointError if options have a value that could not be loaded
@@ -38,9 +40,15 @@ struct SavedInfo {
 /// @throws CheckpointError with the key, if it is missing or unknown or its value is invalid
 [[nodiscard]] std::optional<SavedInfo> from_metadata(const std::map<std::string, std::string>& metadata);
 
+/// The parameters in a group of an optimizer, in a checkpoint and here.
+enum class GroupSizes : std::uint8_t {
+  kEqual,     ///< other numbers are refused
+  kMayDiffer  ///< for loads that leave out parameters
+};
+
 /// The options for this optimizer in `saved`.
 /// @throws CheckpointError if `saved` is of another kind or has other groups, or a value is invalid
 [[nodiscard]] std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> saved_options(
-    const SavedOptimizer& saved, const torch::optim::Optimizer& optimizer);
+    const SavedOptimizer& saved, const torch::optim::Optimizer& optimizer, GroupSizes sizes = GroupSizes::kEqual);
 
 }  // namespace autopar::checkpoint

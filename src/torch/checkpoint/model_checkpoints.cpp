@@ -1,10 +1,12 @@
 #include "torch/checkpoint/model_checkpoints.hpp"
 
 #include <exception>
+#include <iomanip>
+#include <sstream>
 
 #include <autopar/core/error.hpp>
 
-#include "torch/checkpoint/format.hpp"
+#include "torch/checkpoint/export_weights.hpp"
 #include "torch/parameters/optimizer_state.hpp"
 #include "torch/ranks/error_message.hpp"
 
@@ -24,14 +26,26 @@ std::exception_ptr unknown_among(const std::vector<torch::optim::Optimizer*>& op
 
 /// As `ranks::or_fail`, for work whose CheckpointErrors all ranks throw together, and go on after.
 template <class Work>
-void in_step(ranks::Ranks& ranks, const char* action, Work&& work) {
+auto in_step(ranks::Ranks& ranks, const char* action, Work&& work) {
   try {
-    work();
+    return work();
   } catch (const CheckpointError&) {
     throw;
   } catch (const std::exception&) {
     ranks::fail_without_frames(ranks, ranks.logger(LogModule::kSession), action);
   }
+}
+
+/// What ranks compare of a load.
+std::string text_of(const std::string& folder, const LoadOptions& options) {
+  std::ostringstream out;
+  out << folder;
+  if (options.optimizer == Missing::kAllowed) out << ", without an optimizer that it lacks";
+  if (options.missing == Missing::kAllowed) out << ", .missing allowed";
+  if (options.unexpected == Missing::kAllowed) out << ", .unexpected allowed";
+  for (const auto& [from, to] : options.rename) out << ", .rename " << std::quoted(from) << " to " << std::quoted(to);
+  for (const auto& prefix : options.skip) out << ", .skip " << std::quoted(prefix);
+  return out.str();
 }
 
 }  // namespace
@@ -43,7 +57,12 @@ std::vector<ShardedTensorMetadata> ModelCheckpoints::placed() const {
 }
 
 ShardedTensorMetadata ModelCheckpoints::placed(const parameters::ManagedTensor& tensor) const {
-  return {tensor.name(), tensor.handle, tensor.holders, tensor.sizes, parts_.parameters.elements_of_holders(tensor)};
+  return {tensor.name(),
+          tensor.handle,
+          tensor.holders,
+          tensor.sizes,
+          parts_.parameters.elements_of_holders(tensor),
+          {tensor.names.begin() + 1, tensor.names.end()}};
 }
 
 at::Tensor ModelCheckpoints::gather(const at::Tensor& handle) {
@@ -72,26 +91,42 @@ std::unique_ptr<torch::optim::Optimizer> ModelCheckpoints::gather_optimizer(torc
 
 void ModelCheckpoints::save(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
                             const SaveOptions& options) {
-  const auto details = folder + " as " + std::string(options.format.name());
+  const auto format = !options.format                                    ? "the default format"
+                      : *options.format == CheckpointFormat::kSingleFile ? "a single file"
+                                                                         : "sharded";
+  const auto details = folder + " as " + format + (options.wait ? "" : ", in the background");
   parts_.validator.agree(calls::CallKind::kSave, details, unknown_among(optimizers));
   in_step(parts_.ranks, "save", [&] {
-    save_checkpoint(parts_.ranks.world(), options.format, folder, placed(), optimizers,
-                    {parts_.progress.seed, parts_.progress.calls, parts_.gradients.scaler_state()});
+    const auto kept = kept_.collect(parts_.ranks.world(), "cannot save " + folder);
+    saver_.save(folder, options, placed(), optimizers,
+                {parts_.progress.seed, parts_.progress.calls, parts_.gradients.scaler_state()}, kept);
   });
 }
 
-void ModelCheckpoints::load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
-                            const LoadOptions& options, bool deployed, bool plan_only) {
-  const auto details = folder + (options.optimizer == Missing::kAllowed ? ", without an optimizer that it lacks" : "");
-  parts_.validator.agree(calls::CallKind::kLoad, details, unknown_among(optimizers));
-  if (plan_only) return;  // nobody asks for values
-  in_step(parts_.ranks, "load", [&] {
-    if (deployed)
-      take_info(load_checkpoint(parts_.ranks.world(), single_file(), folder, placed(), optimizers, options));
-    else
-      early_.add(parts_.ranks.world(), single_file(), folder, placed(), optimizers, options, parts_.init);
+void ModelCheckpoints::wait() {
+  parts_.validator.agree(calls::CallKind::kWait, "");
+  in_step(parts_.ranks, "wait", [&] { saver_.wait(); });
+}
+
+void ModelCheckpoints::export_weights(const std::string& file, std::optional<c10::ScalarType> dtype) {
+  const auto details = file + (dtype ? std::string(" as ") + c10::toString(*dtype) : "");
+  parts_.validator.agree(calls::CallKind::kExport, details, no_type_of_weights(dtype));
+  in_step(parts_.ranks, "export_weights", [&] { write_weights(parts_.ranks.world(), file, placed(), dtype); });
+}
+
+LoadReport ModelCheckpoints::load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
+                                  const LoadOptions& options, bool deployed, bool plan_only) {
+  parts_.validator.agree(calls::CallKind::kLoad, text_of(folder, options), unknown_among(optimizers));
+  if (plan_only) return {};  // nobody asks for values
+  auto report = in_step(parts_.ranks, "load", [&] {
+    saver_.wait();
+    if (!deployed) return early_.add(parts_.ranks.world(), folder, placed(), optimizers, options, parts_.init, kept_);
+    auto loaded = load_checkpoint(parts_.ranks.world(), folder, placed(), optimizers, options, kept_);
+    take_info(loaded.info);
+    return loaded.report;
   });
   parts_.watches.steps().forget();
+  return report;
 }
 
 void ModelCheckpoints::take_info(const std::optional<CheckpointInfo>& info) {

@@ -12,9 +12,12 @@
 #include <autopar/torch/load_options.hpp>
 
 #include "torch/calls/call_validator.hpp"
+#include "torch/calls/late_failure.hpp"
 #include "torch/calls/progress.hpp"
 #include "torch/checkpoint/checkpoint.hpp"
 #include "torch/checkpoint/early_loads.hpp"
+#include "torch/checkpoint/kept_values.hpp"
+#include "torch/checkpoint/saver.hpp"
 #include "torch/gradients/gradient_applier.hpp"
 #include "torch/parameters/parameter_store.hpp"
 #include "torch/ranks/ranks.hpp"
@@ -31,11 +34,12 @@ class ModelCheckpoints {
     calls::CallValidator& validator;
     gradients::GradientApplier& gradients;
     calls::Progress& progress;
+    calls::LateFailure& late_failure;
     InitRecord* init;  ///< null if parameters have values
   };
 
   /// @pre what is referred to outlives this
-  explicit ModelCheckpoints(const Parts& parts) : parts_(parts) {}
+  explicit ModelCheckpoints(const Parts& parts) : parts_(parts), saver_(parts.ranks, parts.late_failure) {}
 
   // ---- @pre the model is deployed
   [[nodiscard]] at::Tensor gather(const at::Tensor& handle);
@@ -43,11 +47,18 @@ class ModelCheckpoints {
   [[nodiscard]] std::unique_ptr<torch::optim::Optimizer> gather_optimizer(torch::optim::Optimizer& optimizer);
   void save(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
             const SaveOptions& options);
+  /// See Saver::wait.
+  void wait();
+
+  void export_weights(const std::string& file, std::optional<c10::ScalarType> dtype);
 
   /// @param deployed   else what is read takes effect when the model is deployed
   /// @param plan_only  nobody asks for values
-  void load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
-            const LoadOptions& options, bool deployed, bool plan_only);
+  LoadReport load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
+                  const LoadOptions& options, bool deployed, bool plan_only);
+
+  /// What the user registers for save and load.
+  [[nodiscard]] KeptValues& kept() { return kept_; }
 
   // ---- loads before deployment
   void attach(torch::optim::Optimizer& optimizer) const { early_.require_same_groups(optimizer); }
@@ -62,7 +73,9 @@ class ModelCheckpoints {
   void take_info(const std::optional<CheckpointInfo>& info);
 
   Parts parts_;
+  Saver saver_;
   EarlyLoads early_;
+  KeptValues kept_;
 };
 
 }  // namespace autopar::checkpoint

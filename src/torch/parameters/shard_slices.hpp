@@ -8,7 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <autopar/schedule/action.hpp>
+#include <autopar/core/element_slices.hpp>
 
 #include <autopar/capture/unit_slices.hpp>
 
@@ -18,19 +18,16 @@ class InitRecord;
 
 namespace autopar::parameters {
 
-/// Some of a tensor's elements in its memory order: the same ranges of each of several equal blocks, and of these
-/// elements, concatenated, a part. A flat shard (ZeRO) is a range of one block. A tensor shard has as many blocks as
-/// there are rows before the sliced dim. It has several ranges in each if units have several parts (fused projections).
-/// With ZeRO, its replicas own a part each.
-struct ShardSlices {
-  std::int64_t blocks = 1;
-  std::vector<Interval> ranges{};  ///< ascending
-  Interval part{};
-
+/// Some of a tensor's elements in its memory order. A flat shard (ZeRO) is a range of one block. A tensor shard has as
+/// many blocks as there are rows before the sliced dim. It has several ranges in each if units have several parts
+/// (fused projections). With ZeRO, its replicas own a part each.
+struct ShardSlices : ElementSlices {
   ShardSlices() = default;
-  ShardSlices(Interval elements) : ShardSlices(1, {elements}) {}  // NOLINT(google-explicit-constructor)
-  ShardSlices(std::int64_t count, std::vector<Interval> of_each)
-      : blocks(count), ranges(std::move(of_each)), part{0, count * block_size()} {}
+  ShardSlices(ElementSlices elements) : ElementSlices(std::move(elements)) {}  // NOLINT(google-explicit-constructor)
+  ShardSlices(Interval elements) : ShardSlices(1, {elements}) {}               // NOLINT(google-explicit-constructor)
+  ShardSlices(std::int64_t count, std::vector<Interval> of_each) : ElementSlices{count, std::move(of_each), {}} {
+    part = {0, count * block_size()};
+  }
 
   /// Number of elements in each block.
   [[nodiscard]] std::int64_t block_size() const {

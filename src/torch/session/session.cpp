@@ -129,17 +129,29 @@ void Session::sync_gradients() {
   impl_->sync_gradients();
 }
 void Session::drop_accumulated() { impl_->parts().gradients.drop(); }
+void Session::keep(const std::string& name, detail::KeptObject object, KeptScope scope) {
+  impl_->parts().checkpoints.kept().add(name, std::move(object), scope);
+}
 void Session::save(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
                    const SaveOptions& options) {
   const auto inside = impl_->parts().ranks->enter("save");
   const parameters::PartAccess access;
   impl_->deployed_parts("save").checkpoints.save(folder, optimizers, options);
 }
-void Session::load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
-                   const LoadOptions& options) {
+void Session::wait() {
+  const auto inside = impl_->parts().ranks->enter("wait");
+  impl_->parts().checkpoints.wait();
+}
+void Session::export_weights(const std::string& file, std::optional<c10::ScalarType> dtype) {
+  const auto inside = impl_->parts().ranks->enter("export_weights");
+  const parameters::PartAccess access;
+  impl_->deployed_parts("export_weights").checkpoints.export_weights(file, dtype);
+}
+LoadReport Session::load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
+                         const LoadOptions& options) {
   const auto inside = impl_->parts().ranks->enter("load");
   const parameters::PartAccess access;
-  impl_->load(folder, optimizers, options);
+  return impl_->load(folder, optimizers, options);
 }
 
 }  // namespace autopar

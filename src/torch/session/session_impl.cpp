@@ -283,11 +283,11 @@ void Impl::sync_gradients() {
   ranks::or_fail(*parts_.ranks, "sync_gradients", [&] { parts_.gradients.sync(pending); });
 }
 
-void Impl::load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
-                const LoadOptions& options) {
+LoadReport Impl::load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
+                      const LoadOptions& options) {
   const bool deployed = parts_.deployer.deployed();
   if (!deployed) resolve_once();
-  parts_.checkpoints.load(folder, optimizers, options, deployed, parts_.options.get().plan_only);
+  return parts_.checkpoints.load(folder, optimizers, options, deployed, parts_.options.get().plan_only);
 }
 
 const SessionStats& Impl::stats() {

@@ -36,8 +36,8 @@ class Impl : public std::enable_shared_from_this<Impl> {
   [[nodiscard]] c10::Device device() const;
   void attach(torch::optim::Optimizer& optimizer);
   void sync_gradients();
-  void load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
-            const LoadOptions& options);
+  LoadReport load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
+                  const LoadOptions& options);
 
   [[nodiscard]] SessionParts& parts() { return parts_; }
   /// @throws InvalidArgument, naming the member of AutoParallel, before the model is deployed

@@ -19,7 +19,8 @@ SessionParts::SessionParts(World& world, std::shared_ptr<torch::nn::Module> mode
       deployment(*ranks, [all = ranks](const TransportOptions& how) { return all->world().make_transport(how); }),
       watches(parameters, ranks->size() > 1),
       gradients(*ranks, parameters, deployment, watches),
-      validator(*ranks, *module, world.count_model(), options.get(), parameters, watches, gradients, progress),
+      validator(*ranks, *module, world.count_model(), options.get(), parameters, watches, gradients, progress,
+                late_failure),
       capture(*ranks, *module, members, options.get(), parameters, deployment),
       verifier(*ranks, options.get(), capture),
       programs(ranks->is_first() ? ranks->logger(LogModule::kSession) : Logger()),
@@ -33,6 +34,6 @@ SessionParts::SessionParts(World& world, std::shared_ptr<torch::nn::Module> mode
       history({ranks, options.get(), parameters, deployment, validator, runner, graphed, gradients}),
       sums(*ranks, *module, parameters, deployment, validator),
       wholes({*ranks, parameters, optimizers, deployment, watches, validator, progress}),
-      checkpoints({*ranks, parameters, watches, validator, gradients, progress, init.get()}) {}
+      checkpoints({*ranks, parameters, watches, validator, gradients, progress, late_failure, init.get()}) {}
 
 }  // namespace autopar::session

@@ -10,6 +10,7 @@
 #include <autopar/runtime/world.hpp>
 
 #include "torch/calls/call_validator.hpp"
+#include "torch/calls/late_failure.hpp"
 #include "torch/calls/progress.hpp"
 #include "torch/calls/step_watches.hpp"
 #include "torch/checkpoint/model_checkpoints.hpp"
@@ -46,6 +47,7 @@ struct SessionParts {
   std::shared_ptr<InitRecord> init;  ///< null if parameters have values
   planning::OptionalFiles files;
   calls::Progress progress;
+  calls::LateFailure late_failure;
   // ---- state
   parameters::ParameterStore parameters;
   parameters::AttachedOptimizers optimizers;

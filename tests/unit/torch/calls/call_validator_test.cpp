@@ -57,10 +57,11 @@ struct Fixture {
   torch::nn::Linear net{3, 2};
   Options options;
   calls::Progress progress;
+  calls::LateFailure late_failure;
   parameters::ParameterStore parameters{*net, Rank(0)};
   calls::StepWatches watches{parameters, true};
   StatedGradients gradients;
-  calls::CallValidator validator{ranks, *net, 1, options, parameters, watches, gradients, progress};
+  calls::CallValidator validator{ranks, *net, 1, options, parameters, watches, gradients, progress, late_failure};
 };
 
 TEST_CASE("CallValidator: the key tells apart what is captured apart") {

@@ -1,15 +1,12 @@
 #include "torch/checkpoint/checkpoint.hpp"
-#include "torch/checkpoint/format.hpp"
 
 #include <catch_shim.hpp>
 #include <temp_folder.hpp>
 
 #include <algorithm>
 #include <filesystem>
-#include <map>
 #include <memory>
 #include <mutex>
-#include <string_view>
 
 #include <torch/torch.h>
 #include <autopar/core/error.hpp>
@@ -71,8 +68,8 @@ TEST_CASE("checkpoint: saved on two ranks, resumes on one and three") {
   for (const int ranks : {1, 3}) {
     loopback::run(ranks, [&](World& world) {
       Fixture fixture(world.rank(), ranks, 100);
-      const auto info = checkpoint::load_checkpoint(world, single_file(), folder / "state", fixture.placed,
-                                                    {fixture.optimizer.get()});
+      const auto info =
+          checkpoint::load_checkpoint(world, folder / "state", fixture.placed, {fixture.optimizer.get()}).info;
       fixture.step(world.rank(), ranks);
       const auto gathered = checkpoint::gather_tensors(world, fixture.placed);
       const auto second = checkpoint::gather_tensor(world, fixture.placed[1]);
@@ -88,79 +85,8 @@ TEST_CASE("checkpoint: saved on two ranks, resumes on one and three") {
   }
 }
 
-namespace {
-
-/// What a sharded format does, without files: each holder keeps its own part and takes it back, nothing travels.
-class PartsInMemory : public checkpoint::Format {
- public:
-  struct Kept {
-    std::mutex mutex;
-    std::vector<TensorEntry> entries;
-    std::map<std::string, std::string> metadata;
-    std::map<std::string, at::Tensor> wholes;
-  };
-  std::string_view name() const override { return "parts_in_memory"; }
-  std::filesystem::path file(const std::filesystem::path&) const override { return "memory"; }
-  std::unique_ptr<checkpoint::CheckpointWriter> writer(
-      World& world, const std::filesystem::path&, const std::vector<TensorEntry>& entries,
-      const std::map<std::string, std::string>& metadata) const override {
-    const std::lock_guard lock(kept_->mutex);
-    kept_->entries = entries;
-    kept_->metadata = metadata;
-    for (const auto& entry : entries) kept_->wholes.try_emplace(entry.name, checkpoint::empty_for(entry));
-    return std::make_unique<Writer>(world, *kept_);
-  }
-  std::unique_ptr<checkpoint::CheckpointReader> reader(World& world, const std::filesystem::path&) const override {
-    return std::make_unique<Reader>(world, *kept_);
-  }
-
- private:
-  /// Where this rank's part of an item lies in the whole; undefined if it holds none.
-  static at::Tensor own_part(const World& world, Kept& kept, const checkpoint::CheckpointItem& item) {
-    const auto holder = std::ranges::find(item.holders(), world.rank_id());
-    if (holder == item.holders().end()) return {};
-    const auto& whole = kept.wholes.at(item.entry.name);
-    const auto position = static_cast<std::size_t>(holder - item.holders().begin());
-    return item.shards().empty() ? whole : item.shards()[position].of(whole);
-  }
-  struct Writer : checkpoint::CheckpointWriter {
-    Writer(World& at, Kept& in) : world(at), kept(in) {}
-    void write(const checkpoint::CheckpointItem& item) override {
-      const std::lock_guard lock(kept.mutex);
-      const torch::NoGradGuard no_grad;
-      if (auto part = own_part(world, kept, item); part.defined())
-        part.copy_(checkpoint::to_cpu(item.value()).view_as(part));
-    }
-    void commit() override {}
-    World& world;
-    Kept& kept;
-  };
-  struct Reader : checkpoint::CheckpointReader {
-    Reader(World& at, Kept& in) : world(at), kept(in) {}
-    const std::map<std::string, std::string>& metadata() const override { return kept.metadata; }
-    bool has_checksums() const override { return true; }
-    const std::vector<TensorEntry>& entries() const override { return kept.entries; }
-    const TensorEntry* find(const std::string& name) const override {
-      const auto found = std::ranges::find(kept.entries, name, &TensorEntry::name);
-      return found == kept.entries.end() ? nullptr : &*found;
-    }
-    void reserve(std::size_t) override {}
-    void read(const checkpoint::CheckpointItem& item, const std::string&, const at::Tensor& mine) override {
-      const std::lock_guard lock(kept.mutex);
-      if (mine.defined()) mine.copy_(own_part(world, kept, item).view_as(mine));
-    }
-    void finish() override {}
-    World& world;
-    Kept& kept;
-  };
-
-  std::shared_ptr<Kept> kept_ = std::make_shared<Kept>();
-};
-
-}  // namespace
-
 TEST_CASE("checkpoint: a sharded format is read under any plan") {
-  const CheckpointFormat format(std::make_shared<PartsInMemory>());
+  const TempFolder folder;
   const auto placed = [](at::Tensor tensor, int rank, int ranks) {
     std::vector<Rank> holders;
     std::vector<parameters::ShardSlices> shards;
@@ -176,7 +102,7 @@ TEST_CASE("checkpoint: a sharded format is read under any plan") {
   loopback::run(3, [&](World& world) {
     const std::vector<checkpoint::ShardedTensorMetadata> tensors{placed(values, world.rank(), 3)};
     torch::optim::SGD sgd(std::vector<at::Tensor>{tensors[0].handle}, torch::optim::SGDOptions(0.1).momentum(0.9));
-    checkpoint::save_checkpoint(world, format, "anywhere", tensors, {&sgd}, {7, 42});
+    checkpoint::save_checkpoint(world, sharded(), folder / "state", tensors, {&sgd}, {7, 42});
   });
   std::mutex mutex;
   for (const int ranks : {1, 2, 4}) {
@@ -184,7 +110,7 @@ TEST_CASE("checkpoint: a sharded format is read under any plan") {
       const std::vector<checkpoint::ShardedTensorMetadata> tensors{
           placed(torch::zeros({2, 5}, torch::kDouble), world.rank(), ranks)};
       torch::optim::SGD sgd(std::vector<at::Tensor>{tensors[0].handle}, torch::optim::SGDOptions(0.2).momentum(0.9));
-      const auto info = checkpoint::load_checkpoint(world, format, "anywhere", tensors, {&sgd});
+      const auto info = checkpoint::load_checkpoint(world, folder / "state", tensors, {&sgd}).info;
       const auto whole = checkpoint::gather_tensor(world, tensors[0]);
       const std::lock_guard lock(mutex);
       REQUIRE(info);
@@ -209,8 +135,7 @@ TEST_CASE("checkpoint: a foreign model or optimizer is refused on all") {
       change(fixture);
       std::string message;
       try {
-        (void)checkpoint::load_checkpoint(world, single_file(), folder / "state", fixture.placed,
-                                          {fixture.optimizer.get()});
+        (void)checkpoint::load_checkpoint(world, folder / "state", fixture.placed, {fixture.optimizer.get()});
       } catch (const CheckpointError& error) {
         message = error.what();
       }
@@ -243,8 +168,7 @@ TEST_CASE("checkpoint: frozen parameters and unstepped optimizers") {
     loopback::run(2, [&](World& world) {
       Fixture fixture(world.rank(), 2, 5, adam);
       fixture.step(world.rank(), 2);
-      (void)checkpoint::load_checkpoint(world, single_file(), folder / "state", fixture.placed,
-                                        {fixture.optimizer.get()});
+      (void)checkpoint::load_checkpoint(world, folder / "state", fixture.placed, {fixture.optimizer.get()});
       static std::mutex mutex;
       const std::lock_guard lock(mutex);
       CHECK(parameters::state_of(*fixture.optimizer, fixture.tensors[0]).size() == (adam ? 4 : 0));

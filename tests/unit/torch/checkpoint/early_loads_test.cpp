@@ -54,7 +54,7 @@ struct Recorded {
     if (rank == 1) record.materialise({b});
   }
   void add(World& world, checkpoint::EarlyLoads& loads, const std::filesystem::path& folder) {
-    loads.add(world, single_file(), folder, unplaced(), {optimizer.get()}, {}, &record);
+    loads.add(world, folder, unplaced(), {optimizer.get()}, {}, &record);
   }
   std::optional<checkpoint::CheckpointInfo> deploy(World& world, checkpoint::EarlyLoads& loads) {
     loads.bring(world, placed(), &record);

@@ -1,6 +1,7 @@
 #include <catch_shim.hpp>
 #include <temp_folder.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -20,7 +21,7 @@
 #include <autopar/runtime/loopback.hpp>
 
 #include "torch/checkpoint/checkpoint.hpp"
-#include "torch/checkpoint/format.hpp"
+#include "torch/checkpoint/checkpoint_folder.hpp"
 #include "torch/parameters/hyper_parameters.hpp"
 
 // What a load that fails leaves behind: nothing. And what makes it fail.
@@ -98,7 +99,7 @@ Snapshot snapshot_of(Model& model) {
   return {bytes, parameters::hyper_parameters(*model.optimizer)};
 }
 
-fs::path file_in(const fs::path& folder) { return folder / checkpoint::kCheckpointFile; }
+fs::path file_in(const fs::path& folder) { return folder / checkpoint::kModelFile; }
 
 /// A checkpoint of two ranks after a step.
 void make_checkpoint(const fs::path& folder) {
@@ -126,6 +127,22 @@ File read_whole(const fs::path& path) {
   return file;
 }
 
+/// A checkpoint as earlier versions wrote it: all in one file, with metadata, and names that say what they are.
+File as_one_file(const fs::path& folder) {
+  File file;
+  file.metadata = checkpoint::read_index(folder)->metadata;
+  for (const auto& [path, prefix] :
+       {std::pair(file_in(folder), "model."), std::pair(folder / "optimizer.safetensors", "optimizer.")}) {
+    for (const auto& entry : read_whole(path).entries) {
+      const auto name = prefix + entry.name;
+      file.entries.push_back({name, entry.dtype, entry.shape});
+      file.data[name] = read_whole(path).data.at(entry.name);
+    }
+  }
+  std::ranges::stable_sort(file.entries, std::greater<>{}, [](const auto& entry) { return size_of(entry.dtype); });
+  return file;
+}
+
 /// With checksums that are right, whatever is in it.
 void write_whole(const fs::path& path, const File& file) {
   SafetensorsWriter writer(path, file.entries, file.metadata);
@@ -146,14 +163,14 @@ void check_refused(const fs::path& folder, const fs::path& good, const std::stri
     const auto generator = at::detail::getDefaultCPUGenerator().get_state();
     std::string message;
     try {
-      (void)checkpoint::load_checkpoint(world, single_file(), folder, model.placed, {model.optimizer.get()});
+      (void)checkpoint::load_checkpoint(world, folder, model.placed, {model.optimizer.get()});
     } catch (const CheckpointError& error) {
       message = error.what();
     }
     const bool same = snapshot_of(model) == before;
     const bool same_draws = torch::equal(generator, at::detail::getDefaultCPUGenerator().get_state());
     Model next(world, 1);
-    (void)checkpoint::load_checkpoint(world, single_file(), good, next.placed, {next.optimizer.get()});
+    (void)checkpoint::load_checkpoint(world, good, next.placed, {next.optimizer.get()});
     Model expected(world);
     expected.step(world);
     if (world.rank() == 0) expected.tensors[1] = next.tensors[1];
@@ -170,7 +187,7 @@ TEST_CASE("load_checkpoint: a refused load changes nothing on any rank") {
   const TempFolder folder;
   const auto good = folder / "good", bad = folder / "bad";
   make_checkpoint(good);
-  const auto whole = read_whole(file_in(good));
+  const auto whole = as_one_file(good);
   const auto refused = [&](const std::string& part, const std::function<void(File&)>& damage) {
     auto file = whole;
     damage(file);
@@ -248,7 +265,8 @@ TEST_CASE("load_checkpoint: a refused load changes nothing on any rank") {
     check_refused(bad, good, "cannot open");
   }
   SECTION("damaged") {
-    auto text = read_text_file(file_in(good));
+    write_whole(file_in(bad), whole);
+    auto text = read_text_file(file_in(bad));
     const auto with = [&](std::string content, const std::string& part) {
       write_text_file(file_in(bad), content);
       check_refused(bad, good, part);
@@ -280,8 +298,7 @@ TEST_CASE("load_checkpoint: read errors reach all ranks, retry works") {
       if (world.rank() == 0) reads_until_error = errors;
       bool threw = false;
       try {
-        (void)checkpoint::load_checkpoint(world, single_file(), folder / "state", model.placed,
-                                          {model.optimizer.get()});
+        (void)checkpoint::load_checkpoint(world, folder / "state", model.placed, {model.optimizer.get()});
       } catch (const CheckpointError&) {
         threw = true;
       }
@@ -290,7 +307,7 @@ TEST_CASE("load_checkpoint: read errors reach all ranks, retry works") {
       world.barrier();
       const bool same = snapshot_of(model) == before;
       const auto info =
-          checkpoint::load_checkpoint(world, single_file(), folder / "state", model.placed, {model.optimizer.get()});
+          checkpoint::load_checkpoint(world, folder / "state", model.placed, {model.optimizer.get()}).info;
       const std::lock_guard lock(mutex);
       CHECK(threw == same);
       CHECK(info->calls == 42);
@@ -303,8 +320,8 @@ TEST_CASE("load_checkpoint: read errors reach all ranks, retry works") {
 TEST_CASE("load_checkpoint: weights alone if allowed, optimizer kept") {
   const TempFolder folder;
   make_checkpoint(folder / "good");
-  const auto whole = read_whole(file_in(folder / "good"));
-  constexpr LoadOptions kWeights{.optimizer = Missing::kAllowed};
+  const auto whole = as_one_file(folder / "good");
+  const LoadOptions weights{.optimizer = Missing::kAllowed};
   for (const std::string prefix : {"", "model."}) {
     File file;
     for (const auto& entry : whole.entries) {
@@ -322,8 +339,8 @@ TEST_CASE("load_checkpoint: weights alone if allowed, optimizer kept") {
       expected.step(world);
       const auto state = parameters::state_of(*model.optimizer, model.tensors[2]);
       const auto moments = state[1].second.clone();
-      const auto info = checkpoint::load_checkpoint(world, single_file(), folder / "foreign", model.placed,
-                                                    {model.optimizer.get()}, kWeights);
+      const auto info =
+          checkpoint::load_checkpoint(world, folder / "foreign", model.placed, {model.optimizer.get()}, weights).info;
       const std::lock_guard lock(mutex);
       CHECK_FALSE(info.has_value());
       CHECK(torch::equal(model.tensors[0], expected.tensors[0]));
@@ -342,10 +359,11 @@ TEST_CASE("load_checkpoint: weights alone if allowed, optimizer kept") {
   check_refused(folder / "weights", folder / "good", "no state of optimizer 0");
   loopback::run(2, [&](World& world) {
     Model model(world, 9);
-    const auto info = checkpoint::load_checkpoint(world, single_file(), folder / "weights", model.placed,
-                                                  {model.optimizer.get()}, kWeights);
-    const auto alone = checkpoint::load_checkpoint(world, single_file(), folder / "good", model.placed,
-                                                   {});  // state that nobody asks for
+    const auto info =
+        checkpoint::load_checkpoint(world, folder / "weights", model.placed, {model.optimizer.get()}, weights).info;
+    const auto alone =
+        checkpoint::load_checkpoint(world, folder / "good", model.placed, {})  // state that nobody asks for
+            .info;
     const std::lock_guard lock(mutex);
     CHECK(info->calls == 2);
     CHECK(alone->calls == 42);
@@ -364,22 +382,24 @@ TEST_CASE("load_checkpoint: partial files of killed saves are removed") {
   write_text_file(living, "kept");
   loopback::run(2, [&](World& world) {
     Model model(world);
-    (void)checkpoint::load_checkpoint(world, single_file(), state, model.placed, {model.optimizer.get()});
+    (void)checkpoint::load_checkpoint(world, state, model.placed, {model.optimizer.get()});
   });
   CHECK_FALSE(fs::exists(left));
   CHECK(fs::exists(living));
-  CHECK(std::distance(fs::directory_iterator(state), {}) == 2);
+  CHECK(std::distance(fs::directory_iterator(state), {}) == 4);  // index, model, optimizer, notes
 }
 
 TEST_CASE("save_checkpoint: tensors are aligned as safetensors wants") {
   const TempFolder folder;
   make_checkpoint(folder / "state");
-  const SafetensorsReader reader(file_in(folder / "state"));
-  std::int64_t offset = 0;
-  for (const auto& entry : reader.entries()) {
-    CAPTURE(entry.name);
-    CHECK(offset % size_of(entry.dtype).value() == 0);
-    offset += entry.bytes().value();
+  for (const auto* name : {"model.safetensors", "optimizer.safetensors"}) {
+    const SafetensorsReader reader(folder / "state" / name);
+    std::int64_t offset = 0;
+    for (const auto& entry : reader.entries()) {
+      CAPTURE(name, entry.name);
+      CHECK(offset % size_of(entry.dtype).value() == 0);
+      offset += entry.bytes().value();
+    }
   }
 }
 

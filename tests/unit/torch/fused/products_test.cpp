@@ -1,4 +1,5 @@
 #include "torch/fused/products.hpp"
+#include "torch/device/room_for_messages.hpp"
 
 #include <torch/torch.h>
 
@@ -104,15 +105,31 @@ TEST_CASE("matrix products: the chosen algorithm is faster, bits equal", "[kerne
   CHECK(fastest({{false, 0.0F}, {false, 0.0F}}) == 0);
 }
 
+TEST_CASE("RoomForMessages: products leave room, settings are restored", "[kernels]") {
+  const c10::Device gpu(c10::kCUDA, 0), cpu(c10::kCPU);
+  const auto left_free = [] { return kernels::form_of_product(linear_of(half(64, 32), half(48, 32)))->left_free; };
+  at::globalContext()._setSMCarveout_EXPERIMENTAL(7);
+  {
+    const devices::RoomForMessages none(false, gpu), not_here(true, cpu);
+    CHECK(left_free() == 7);
+    const devices::RoomForMessages room(true, gpu);
+    CHECK(left_free() == 4);
+  }
+  CHECK(left_free() == 7);
+  at::globalContext()._setSMCarveout_EXPERIMENTAL(std::nullopt);
+  CHECK(left_free() == 0);
+}
+
 TEST_CASE("KeptAlgorithms: a later process finds the choice", "[kernels]") {
   const TempFolder temp;
   const auto folder = std::make_shared<CacheFolder>(temp / "kernels");
   const std::string file = "products";
   const auto x = half(64, 32);
   const auto form = *kernels::form_of_product(linear_of(x, half(48, 32)));
-  auto with_pitch = form, other = form;
+  auto with_pitch = form, other = form, with_room = form;
   with_pitch.pitch_a = 40;
   other.type_to = torch::kFloat;
+  with_room.left_free = 4;
   kernels::KeptAlgorithms first(folder, file), beside(folder, file);
   CHECK_FALSE(first.find(form, 8));
   first.keep(form, 3, 8);
@@ -124,6 +141,7 @@ TEST_CASE("KeptAlgorithms: a later process finds the choice", "[kernels]") {
   CHECK(later.find(with_pitch, 5) == 0U);
   CHECK_FALSE(later.find(form, 7));  // of another list
   CHECK_FALSE(later.find(other, 8));
+  CHECK_FALSE(later.find(with_room, 8));
   kernels::KeptAlgorithms nowhere, of_no_folder(nullptr, file);
   for (auto* none : {&nowhere, &of_no_folder}) {
     none->keep(form, 3, 8);

@@ -23,7 +23,6 @@
 #include <autopar/torch/optim/lars.hpp>
 
 #include "torch/checkpoint/checkpoint.hpp"
-#include "torch/checkpoint/format.hpp"
 
 // The multi-tensor optimizers are torch::optim's, step by step: parameters of every layout, options of every kind,
 // groups with options of their own, gradients that come and go, files that go from one to the other.
@@ -338,7 +337,7 @@ void check_files(const Options& options) {
         loaded.push_back({"p" + std::to_string(i), second[i], {ap::Rank(0)}});
       }
       ap::checkpoint::save_checkpoint(world, ap::single_file(), folder, saved, {&from}, {});
-      (void)ap::checkpoint::load_checkpoint(world, ap::single_file(), folder, loaded, {&to});
+      (void)ap::checkpoint::load_checkpoint(world, folder, loaded, {&to});
     });
     std::filesystem::remove_all(folder);
   };

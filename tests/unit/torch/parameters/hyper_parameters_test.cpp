@@ -13,7 +13,6 @@
 #include <autopar/torch/optim/lamb.hpp>
 
 #include "torch/checkpoint/checkpoint.hpp"
-#include "torch/checkpoint/format.hpp"
 
 namespace hyper_parameters_test {
 
@@ -60,7 +59,7 @@ void check_as_torch_does(const Options& first, const Options& second, const Opti
   two_steps(from, mine);
   loopback::run(1, [&](World& world) {
     checkpoint::save_checkpoint(world, single_file(), folder / "state", on_rank_0(mine), {&from}, {});
-    (void)checkpoint::load_checkpoint(world, single_file(), folder / "state", on_rank_0(loaded), {&to});
+    (void)checkpoint::load_checkpoint(world, folder / "state", on_rank_0(loaded), {&to});
   });
   std::stringstream archive;
   torch::save(from, archive);
@@ -153,7 +152,7 @@ TEST_CASE("save_checkpoint: values that cannot be loaded are not saved") {
       message = error.what();
     }
     const bool names_it = message.find("lr = nan") != std::string::npos;
-    (void)checkpoint::load_checkpoint(world, single_file(), folder / "state", on_rank_0(tensors), {&sgd});
+    (void)checkpoint::load_checkpoint(world, folder / "state", on_rank_0(tensors), {&sgd});
     static std::mutex mutex;
     const std::lock_guard lock(mutex);
     CHECK(names_it);
