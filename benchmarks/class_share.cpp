@@ -33,14 +33,15 @@
 #include <autopar/shard/cross_entropy.hpp>
 #include <autopar/shard/linear_cross_entropy.hpp>
 #include <autopar/torch/device.hpp>
+#include <autopar/training/memory.hpp>
 
 #include "shard/group_state.hpp"
 #include "train/meter.hpp"
-#include "training/memory.hpp"
 
 namespace {
 
 namespace ap = autopar;
+namespace training = ap::training;
 using at::Tensor;
 
 /// The first of several ranks, of which the others say what it says: gathers repeat its part, sums are left as they

@@ -6,6 +6,7 @@
 #                                                          bottleneck (and the command-line tool) beside runtime: only the tool knows it
 #                                                              testing beside io: only tests and testing_torch know it
 #                                                              testing_torch above torch: only tests know it
+#                                                              training above torch: only programs know it
 #
 # A file includes its own layer or lower ones, never a sibling (cost and schedule meet in plan). core to plan, and testing, know the
 # standard library only. The runtime sees values of the planning layers, no policies. <torch/…>, <ATen/…> and <c10/…> in
@@ -13,7 +14,7 @@
 # A kind of schedule is named where kinds are listed and in the table of their traits: everybody else asks what is true of it.
 cmake_minimum_required(VERSION 3.25)
 
-set(layers core graph cost schedule plan testing io bottleneck runtime capture kernels shard torch testing_torch)
+set(layers core graph cost schedule plan testing io bottleneck runtime capture kernels shard torch testing_torch training)
 set(rank_core 0)
 set(rank_graph 1)
 set(rank_cost 2)
@@ -28,6 +29,7 @@ set(rank_kernels 7)
 set(rank_shard 7)
 set(rank_torch 8)
 set(rank_testing_torch 9)
+set(rank_training 9)
 set(rank_umbrella 9) # autopar.hpp and fwd.hpp
 set(std_only_layers core graph cost schedule plan testing)
 set(runtime_may_see

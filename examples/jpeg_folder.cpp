@@ -17,10 +17,10 @@
 #include <torch/types.h>
 #include <CLI/CLI.hpp>
 
+#include "command_line/command_line.hpp"
 #include "data/fashion_mnist.hpp"
 #include "images/jpeg.hpp"
 #include "images/resample.hpp"
-#include "training/command_line.hpp"
 
 namespace {
 
@@ -90,7 +90,7 @@ int main(int argc, char** argv) try {
   app.add_option("--noise", settings.noise, "standard deviation of what is added to each byte")
       ->check(CLI::NonNegativeNumber);
   app.add_option("--quality", settings.quality, "of the JPEGs")->check(CLI::Range(1, 100));
-  if (const auto status = training::ended_by(app, argc, argv)) return *status;
+  if (const auto status = command_line::ended_by(app, argc, argv)) return *status;
   write(settings, "train", settings.folder / "train", settings.train);
   write(settings, "t10k", settings.folder / "val", settings.val);
   return 0;

@@ -14,7 +14,7 @@
 
 #include <autopar/autopar.hpp>
 
-#include "training/command_line.hpp"
+#include "command_line/command_line.hpp"
 
 namespace ap = autopar;
 
@@ -57,7 +57,7 @@ int main(int argc, char** argv) try {
   app.add_option("--cluster", options.cluster_file, "plan for this cluster instead of the devices at hand");
   app.add_flag("--plan-only", options.plan_only, "print the plan and stop");
   options.optimizer_state_factor = 0;
-  if (const auto status = training::ended_by(app, argc, argv, world.rank() == 0)) return *status;
+  if (const auto status = command_line::ended_by(app, argc, argv, world.rank() == 0)) return *status;
 
   torch::manual_seed(1);
   ap::AutoParallel<Net> model(

@@ -31,18 +31,19 @@
 #include <nlohmann/json.hpp>
 
 #include <autopar/autopar.hpp>
+#include <autopar/training/memory.hpp>
+#include <autopar/training/peak_flops.hpp>
 
+#include "command_line/command_line.hpp"
 #include "meter.hpp"
 #include "other_half.hpp"
 #include "trace.hpp"
-#include "training/command_line.hpp"
-#include "training/memory.hpp"
-#include "training/peak_flops.hpp"
 #include "works.hpp"
 
 namespace {
 
 namespace ap = autopar;
+namespace training = ap::training;
 using train::Work;
 
 /// After the first step: until what repeats is recorded. What they hold counts, as a replay's memory is the
@@ -299,8 +300,8 @@ int main(int argc, char** argv) try {
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   app.add_option("--batch", job.request.batch, "samples of each rank")->check(CLI::PositiveNumber);
   app.add_option("--steps", job.steps)->check(CLI::PositiveNumber);
-  training::add_choice(app, "--device", job.device);
-  training::add_choice(app, "--precision", job.request.precision, "instead of the work's own");
+  command_line::add_choice(app, "--device", job.device);
+  command_line::add_choice(app, "--precision", job.request.precision, "instead of the work's own");
   app.add_option("--threads", job.threads, "of a rank on CPUs; as many as there are cores without it")
       ->check(CLI::PositiveNumber);
   app.add_flag("--written-attention", job.request.written_attention, "of gpt and bert: no kernel that does it all");

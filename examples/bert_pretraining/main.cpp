@@ -19,25 +19,25 @@
 
 #include <autopar/autopar.hpp>
 #include <autopar/io/file.hpp>
+#include <autopar/training/interrupt.hpp>
+#include <autopar/training/log.hpp>
+#include <autopar/training/memory.hpp>
+#include <autopar/training/parameter_groups.hpp>
+#include <autopar/training/peak_flops.hpp>
+#include <autopar/training/run_folder.hpp>
 
 #include "batches.hpp"
 #include "bert_data/wordpiece.hpp"
+#include "command_line/settings.hpp"
 #include "config.hpp"
 #include "models/bert.hpp"
-#include "training/interrupt.hpp"
-#include "training/log.hpp"
-#include "training/memory.hpp"
-#include "training/parameter_groups.hpp"
-#include "training/peak_flops.hpp"
-#include "training/run_folder.hpp"
-#include "training/settings.hpp"
-#include "training/weights_file.hpp"
 
 namespace ap = autopar;
+namespace training = ap::training;
 using Model = ap::AutoParallel<models::BertForPreTraining>;
 using models::BertForPreTrainingImpl;
 
-struct Settings : training::Settings {
+struct Settings : command_line::Settings {
   std::string config, data, optimizer = "lamb";
   std::string load_weights, init_from, export_to;
   bool phase2 = false;
@@ -236,7 +236,7 @@ int run(ap::World& world, const Settings& settings, Model& model, torch::optim::
   training::Interrupt interrupt(world);
   while (place.step < settings.steps && !interrupt.is_asked()) {
     const double rate = settings.rate(place.step);
-    for (auto& group : optimizer.param_groups()) group.options().set_lr(rate);
+    training::set_learning_rate(optimizer, rate);
     const auto losses = step(settings, model, optimizer, batches);
     ++place.step;
     place.taken += settings.batch;
@@ -259,7 +259,7 @@ int run(ap::World& world, const Settings& settings, Model& model, torch::optim::
 }
 
 int train(ap::World& world, const Settings& settings, const models::BertConfig& config) {
-  training::RunFolder folder(world, settings);
+  training::RunFolder folder(world, settings.folder());
   const auto batches_of = [&](const char* part, bool in_order) {
     const bert_data::ShardLimits limits{config.vocab_size, config.type_vocab_size};
     return BertBatches(world, ap::device(world), {settings.data, part, limits, settings.seed, in_order});
@@ -278,20 +278,15 @@ int train(ap::World& world, const Settings& settings, const models::BertConfig& 
                  first.next_sentence);
   const auto place = start(settings, folder, model, *optimizer);
   batches.reader().seek(place.taken);
-  training::Log log(world, settings, folder, work_of(world, settings, config, reader), place.step);
+  training::Log log(world, folder.path(), settings.log(work_of(world, settings, config, reader)), place.step);
   if (world.rank() == 0) {
     std::cout << model->plan() << model->parameter_count() << " parameters; " << reader.rows() << " samples of "
               << reader.length() << " tokens, " << (held_out ? held_out->reader().rows() : 0) << " held out"
               << std::endl;
   }
   const int status = run(world, settings, model, *optimizer, batches, held_out, folder, log, place);
-  if (status == 0 && !settings.export_to.empty()) {
-    auto state = model->gather_state();
-    if (world.rank() == 0) {
-      for (auto& item : state) item.value() = item.value().to(torch::kFloat);  // as Hugging Face's models have them
-      training::write_weights(state, settings.export_to);
-    }
-  }
+  if (status == 0 && !settings.export_to.empty())
+    model->export_weights(settings.export_to, torch::kFloat);  // as Hugging Face's models have them
   return status;
 }
 
@@ -328,9 +323,9 @@ int main(int argc, char** argv) try {
   settings.lowest_rate = 0;
   settings.weight_decay = 0.01;
   CLI::App app("Pretrains BERT on masked words and next sentences, on one process or on all ranks of mpiexec.");
-  training::add_options(app, settings);
+  command_line::add_options(app, settings);
   add_own_options(app, settings);
-  if (const auto status = training::parse(app, settings, world, argc, argv)) return *status;
+  if (const auto status = command_line::parse(app, settings, world, argc, argv)) return *status;
   const auto config = config_of(settings);
   require_consistent(settings);
   return settings.options.plan_only ? plan(world, settings, config) : train(world, settings, config);

@@ -21,11 +21,11 @@
 #include <autopar/shard/gradients.hpp>
 #include <autopar/torch/device.hpp>
 
+#include "command_line/command_line.hpp"
 #include "data/fashion_mnist.hpp"
 #include "head.hpp"
 #include "memory.hpp"
 #include "plot.hpp"
-#include "training/command_line.hpp"
 
 namespace ap = autopar;
 using torch::Tensor;
@@ -251,7 +251,7 @@ int main(int argc, char** argv) try {
       ->capture_default_str();
   options.add_option("--seed", settings.seed)->capture_default_str();
   options.add_option("--data", settings.data, "folder of Fashion-MNIST")->capture_default_str();
-  if (const auto status = training::ended_by(options, argc, argv, world.rank() == 0)) return *status;
+  if (const auto status = command_line::ended_by(options, argc, argv, world.rank() == 0)) return *status;
   if (!settings.sweep.empty() && options.count("--head") == 0)
     settings.heads = {"dense", "row", "column", "chunked", "automatic"};
 

@@ -44,6 +44,17 @@ Dataset read_fashion_mnist(const std::filesystem::path& folder, const std::strin
   return {images.unsqueeze(1), labels.to(torch::kLong)};
 }
 
+std::tuple<torch::Tensor, torch::Tensor> Dataset::batch(const torch::Tensor& numbers, torch::ScalarType dtype,
+                                                        torch::Device device) const {
+  return {images.index_select(0, numbers).to(device, dtype).div_(255.0).sub_(0.2860).div_(0.3530),
+          labels.index_select(0, numbers).to(device)};
+}
+
+std::tuple<torch::Tensor, torch::Tensor> Dataset::batch(const std::vector<std::size_t>& numbers,
+                                                        torch::Device device) const {
+  return batch(torch::tensor(std::vector<int64_t>(numbers.begin(), numbers.end())), torch::kFloat, device);
+}
+
 ShardedLoader::ShardedLoader(Dataset data, int64_t global_batch, int rank, int ranks, torch::ScalarType dtype,
                              torch::Device device)
     : data_(std::move(data)), global_batch_(global_batch), rank_(rank), ranks_(ranks), dtype_(dtype), device_(device) {
@@ -65,7 +76,6 @@ std::optional<ShardedLoader::Batch> ShardedLoader::next() {
   const int64_t begin = position_ + samples * rank_ / ranks_;
   const int64_t end = position_ + samples * (rank_ + 1) / ranks_;
   position_ += samples;
-  const auto picked = order_.slice(0, begin, end);
-  auto images = data_.images.index_select(0, picked).to(device_, dtype_).div_(255.0).sub_(0.2860).div_(0.3530);
-  return Batch{std::move(images), data_.labels.index_select(0, picked).to(device_), samples};
+  auto [images, labels] = data_.batch(order_.slice(0, begin, end), dtype_, device_);
+  return Batch{std::move(images), std::move(labels), samples};
 }

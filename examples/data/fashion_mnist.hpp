@@ -4,6 +4,8 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <tuple>
+#include <vector>
 
 #include <torch/types.h>
 
@@ -12,6 +14,11 @@ struct Dataset {
   torch::Tensor images;
   torch::Tensor labels;
   int64_t size() const { return labels.size(0); }
+
+  /// Images [samples, 1, 28, 28], normalised, and labels [samples], of the numbered samples.
+  std::tuple<torch::Tensor, torch::Tensor> batch(const torch::Tensor& numbers, torch::ScalarType dtype,
+                                                 torch::Device device) const;
+  std::tuple<torch::Tensor, torch::Tensor> batch(const std::vector<std::size_t>& numbers, torch::Device device) const;
 };
 
 /// Reads `PREFIX-images-idx3-ubyte.gz` and `PREFIX-labels-idx1-ubyte.gz` as Debian's dataset-fashion-mnist installs

@@ -13,14 +13,15 @@
 #include <CLI/CLI.hpp>
 
 #include <autopar/autopar.hpp>
+#include <autopar/training/from_first.hpp>
+#include <autopar/training/progress.hpp>
 
+#include "command_line/command_line.hpp"
 #include "data/fashion_mnist.hpp"
 #include "models.hpp"
-#include "training/command_line.hpp"
-#include "training/from_first.hpp"
-#include "training/progress.hpp"
 
 namespace ap = autopar;
+namespace training = ap::training;
 
 struct Settings {
   std::string model = "cnn";
@@ -135,7 +136,7 @@ int main(int argc, char** argv) try {
   app.add_option("--stages", settings.options.stages, "force the number of stages");
   app.add_option("--replicas", settings.options.replicas, "force the replicas of each stage")->delimiter(',');
   app.add_option("--microbatches", settings.options.microbatches, "force the number of micro-batches");
-  if (const auto status = training::ended_by(app, argc, argv, world.rank() == 0)) return *status;
+  if (const auto status = command_line::ended_by(app, argc, argv, world.rank() == 0)) return *status;
   std::ofstream losses;
   try {
     losses = opened_loss_file(world, settings.loss_file);

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <iostream>
-#include <optional>
 #include <string>
 
 #include <torch/torch.h>
@@ -16,21 +15,24 @@
 
 #include <autopar/autopar.hpp>
 #include <autopar/io/file.hpp>
+#include <autopar/training/accumulate.hpp>
+#include <autopar/training/interrupt.hpp>
+#include <autopar/training/log.hpp>
+#include <autopar/training/memory.hpp>
+#include <autopar/training/parameter_groups.hpp>
+#include <autopar/training/peak_flops.hpp>
+#include <autopar/training/run_folder.hpp>
 
+#include "command_line/settings.hpp"
 #include "corpus.hpp"
 #include "data/windows.hpp"
 #include "models/transformer.hpp"
 #include "sampling.hpp"
 #include "settings.hpp"
 #include "size.hpp"
-#include "training/interrupt.hpp"
-#include "training/log.hpp"
-#include "training/memory.hpp"
-#include "training/parameter_groups.hpp"
-#include "training/peak_flops.hpp"
-#include "training/run_folder.hpp"
 
 namespace ap = autopar;
+namespace training = ap::training;
 
 ap::AutoParallel<models::Transformer> made_model(ap::World& world, const Settings& settings,
                                                  const models::TransformerSize& size) {
@@ -60,7 +62,7 @@ double validation_loss(ap::AutoParallel<models::Transformer>& model, const Windo
 
 int train(ap::World& world, const Settings& settings) {
   const auto device = ap::device(world);
-  training::RunFolder folder(world, settings);
+  training::RunFolder folder(world, settings.folder());
   const auto [vocabulary, tokens] = read_corpus(settings);
   const auto size = size_of(settings.size, settings.given, vocabulary.size());
   Windows windows(tokens, size.length, settings.held_out, settings.seed, {world.rank(), world.size(), device});
@@ -85,21 +87,16 @@ int train(ap::World& world, const Settings& settings) {
                       flops_of_sample(size) * static_cast<double>(settings.batch)};
   if (device.is_cuda())
     work.peak_flops = training::peak_flops(ap::describe_cluster(world, device).device.name, settings.options.precision);
-  training::Log log(world, settings, folder, work, place.step);
+  training::Log log(world, folder.path(), settings.log(work), place.step);
   training::Interrupt interrupt(world);
   while (place.step < settings.steps && !interrupt.is_asked()) {
     const double rate = settings.rate(place.step);
-    for (auto& group : optimizer.param_groups()) group.options().set_lr(rate);
+    training::set_learning_rate(optimizer, rate);
     optimizer.zero_grad();
-    auto loss = torch::zeros({}, torch::TensorOptions(device).dtype(settings.fp64 ? torch::kDouble : torch::kFloat));
-    for (std::int64_t call = 0; call < settings.accumulate; ++call) {
-      const auto [text, next] = windows.training(place.step * settings.batch + call * samples, samples);
-      std::optional<ap::NoSyncGuard> unsummed;  // the last call sums the gradients of all over replicas
-      if (call + 1 < settings.accumulate) unsummed.emplace(model->no_sync());
-      auto part = model(text, next) / settings.accumulate;
-      part.backward();
-      loss += part.detach();
-    }
+    const auto loss = training::accumulate(model, settings.accumulate, [&](std::int64_t part) {
+      const auto [text, next] = windows.training(place.step * settings.batch + part * samples, samples);
+      return model(text, next);
+    });
     if (settings.clip > 0) model->clip_grad_norm_(settings.clip);
     optimizer.step();
     const auto step = ++place.step;
@@ -118,11 +115,14 @@ int train(ap::World& world, const Settings& settings) {
 
 int sample(ap::World& world, Settings settings) {
   settings.options.inference = true;
+  auto run = settings.folder();
+  run.start = training::Start::kResume;
+  training::RunFolder folder(world, run);
   const auto vocabulary = read_vocabulary(vocabulary_file(settings.out));
   const auto size = size_of(settings.size, settings.given, vocabulary.size());
   auto model = made_model(world, settings, size);
   model->eval();
-  training::RunFolder(world, settings).load(model);
+  folder.load(model);
   print_sample(world, model, vocabulary, settings.sampling, size.length, settings.seed);
   return 0;
 }
@@ -131,9 +131,9 @@ int main(int argc, char** argv) try {
   ap::World world(argc, argv);
   Settings settings;
   CLI::App app("Trains GPT, which predicts what follows in a text, on one process or on all ranks of mpiexec.");
-  training::add_options(app, settings);
+  command_line::add_options(app, settings);
   add_own_options(app, settings);
-  if (const auto status = training::parse(app, settings, world, argc, argv)) return *status;
+  if (const auto status = command_line::parse(app, settings, world, argc, argv)) return *status;
   if (settings.learning_rate == 0) settings.learning_rate = kSizes.at(settings.size).learning_rate;
   if (!settings.write_tokens.empty()) {
     if (world.rank() == 0) write_corpus(read_corpus(settings), settings.write_tokens);

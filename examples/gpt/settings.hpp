@@ -6,13 +6,13 @@
 
 #include <CLI/CLI.hpp>
 
+#include "command_line/settings.hpp"
 #include "models/transformer.hpp"
 #include "sampling.hpp"
 #include "size.hpp"
-#include "training/settings.hpp"
 
 /// What the program can be told.
-struct Settings : training::Settings {
+struct Settings : command_line::Settings {
   Settings() { learning_rate = 0; }  // as the size
 
   std::vector<std::string> data{"/usr/share/common-licenses"};

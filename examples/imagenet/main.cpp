@@ -14,22 +14,21 @@
 #include <CLI/CLI.hpp>
 
 #include <autopar/autopar.hpp>
-#include <autopar/io/file.hpp>
+#include <autopar/training/interrupt.hpp>
+#include <autopar/training/log.hpp>
+#include <autopar/training/memory.hpp>
+#include <autopar/training/parameter_groups.hpp>
+#include <autopar/training/peak_flops.hpp>
+#include <autopar/training/run_folder.hpp>
 
 #include "data.hpp"
 #include "models/resnet.hpp"
 #include "scores.hpp"
 #include "settings.hpp"
-#include "training/from_first.hpp"
-#include "training/interrupt.hpp"
-#include "training/log.hpp"
-#include "training/memory.hpp"
-#include "training/peak_flops.hpp"
-#include "training/run_folder.hpp"
-#include "training/weights_file.hpp"
 #include "unreadable_images.hpp"
 
 namespace ap = autopar;
+namespace training = ap::training;
 using images::ImageLoader;
 using Model = ap::AutoParallel<models::ResNet>;
 
@@ -77,32 +76,6 @@ training::Values validate(Model& model, const Data& data) {
   return {{"validation_loss", of(0)}, {"top1", 100 * of(1)}, {"top5", 100 * of(2)}};
 }
 
-/// The weights that validated best, in `best/` of the run's folder.
-class Best {
- public:
-  Best(ap::World& world, const training::RunFolder& run)
-      : world_(world), is_kept_(run.is_kept()), folder_(run.path() / "best") {
-    if (!is_kept_) return;
-    const auto file = folder_ / "top1.txt";
-    const auto text = training::from_first(world, "the best accuracy so far", [&] {
-      return std::filesystem::exists(file) ? ap::read_text_file(file) : std::string("0");
-    });
-    top1_ = std::stod(text);
-  }
-  void offer(double top1, Model& model) {
-    if (top1 <= top1_ || !is_kept_) return;
-    top1_ = top1;
-    model->save(folder_.string());
-    if (world_.rank() == 0) ap::write_text_file(folder_ / "top1.txt", std::to_string(top1) + "\n");
-  }
-
- private:
-  ap::World& world_;
-  bool is_kept_;
-  std::filesystem::path folder_;
-  double top1_ = 0;
-};
-
 training::Work work_of(ap::World& world, const Settings& settings, c10::Device device) {
   constexpr double kForwardAndBackward = 6;  // operations for each multiply-add of the forward
   training::Work work{"images", settings.batch,
@@ -125,10 +98,9 @@ class Training {
         model_(model),
         optimizer_(optimizer),
         folder_(folder),
-        best_(world, folder_),
         interrupt_(world),
         place_(folder_.load(model, optimizer)),
-        log_(world, settings, folder_, work_of(world, settings, data.device), place_.step) {}
+        log_(world, folder_.path(), settings.log(work_of(world, settings, data.device)), place_.step) {}
 
   /// @return the program's exit status
   int run() {
@@ -170,7 +142,7 @@ class Training {
 
   void step(const ImageLoader::Batch& batch) {
     const double rate = settings_.rate(place_.step);
-    for (auto& group : optimizer_.param_groups()) group.options().set_lr(rate);
+    training::set_learning_rate(optimizer_, rate);
     optimizer_.zero_grad();
     auto loss = model_(data_.taken(batch.images), data_.taken(batch.labels));
     loss.backward();
@@ -196,7 +168,7 @@ class Training {
       const auto values = validate(model_, data_);
       tell_unreadable(*data_.validation);
       log_.write(place_.step, values);
-      best_.offer(values[1].second, model_);
+      folder_.save_best(place_, "top1", values[1].second, model_);
     }
     folder_.save(place_, model_, optimizer_);
   }
@@ -207,7 +179,6 @@ class Training {
   Model& model_;
   ap::optim::SGD& optimizer_;
   training::RunFolder& folder_;
-  Best best_;
   training::Interrupt interrupt_;
   training::Place place_;
   training::Log log_;
@@ -230,7 +201,9 @@ int run(ap::World& world, Settings& settings) {
   settings.count_steps(data.training->batches());
   settings.options.inference = settings.only_validates;
   std::optional<training::RunFolder> folder;  // looked at before minutes go into a plan
-  if (!settings.only_validates || settings.resume) folder.emplace(world, settings);
+  auto run_folder = settings.folder();
+  if (settings.only_validates) run_folder.start = training::Start::kResume;
+  if (!settings.only_validates || settings.resume) folder.emplace(world, run_folder);
   auto model = made_model(world, settings);
   if (!settings.load_weights.empty() && !settings.resume) model->load(settings.load_weights);
   int status = 0;
@@ -248,10 +221,7 @@ int run(ap::World& world, Settings& settings) {
     prepare(world, settings, model);
     status = Training(world, settings, data, model, optimizer, *folder).run();
   }
-  if (!settings.export_file.empty() && status == 0) {
-    const auto state = model->gather_state();
-    if (world.rank() == 0) training::write_weights(state, settings.export_file);
-  }
+  if (!settings.export_file.empty() && status == 0) model->export_weights(settings.export_file);
   return status;
 }
 
@@ -270,9 +240,9 @@ Examples:
   mpiexec -n 8 imagenet --out run --resume
   imagenet --data /data/imagenet --validate --load-weights resnet50.safetensors
 More: examples/imagenet/README.md)");
-  training::add_options(app, settings);
+  command_line::add_options(app, settings);
   add_own_options(app, settings);
-  if (const auto status = training::parse(app, settings, world, argc, argv)) return *status;
+  if (const auto status = command_line::parse(app, settings, world, argc, argv)) return *status;
   require_consistent(settings);
   return run(world, settings);
 } catch (const ap::PlanOnly&) {

@@ -7,9 +7,9 @@
 #include <CLI/CLI.hpp>
 
 #include <autopar/core/error.hpp>
+#include <autopar/training/schedules.hpp>
 
-#include "training/command_line.hpp"
-#include "training/schedules.hpp"
+#include "command_line/command_line.hpp"
 
 Settings::Settings() {
   steps = 0;
@@ -28,11 +28,11 @@ void Settings::count_steps(std::int64_t batches_of_epoch) {
 }
 
 double Settings::rate(std::int64_t step) const {
-  if (decay != "step") return training::Settings::rate(step);
+  if (decay != "step") return command_line::Settings::rate(step);
   std::vector<std::int64_t> at;
   for (auto next = decay_epochs * batches_of_epoch_; next <= step; next += decay_epochs * batches_of_epoch_)
     at.push_back(next);
-  return learning_rate * training::step_decay(step, at, warmup);
+  return learning_rate * autopar::training::step_decay(step, at, warmup);
 }
 
 models::ResNetSize Settings::network() const {
@@ -72,8 +72,8 @@ void add_model(CLI::App& app, Settings& settings) {
   app.add_option("--classes", settings.classes, "0 = as many as --data has, 1000 without")
       ->check(CLI::NonNegativeNumber)
       ->group(group);
-  training::add_choice(app, "--batch-norm", settings.options.batch_norm,
-                       "statistics of a replica's micro-batch, or exact: of the whole batch, summed over replicas")
+  command_line::add_choice(app, "--batch-norm", settings.options.batch_norm,
+                           "statistics of a replica's micro-batch, or exact: of the whole batch, summed over replicas")
       ->group(group);
   app.add_option("--load-weights", settings.load_weights,
                  "begin with a safetensors file: of torchvision's state_dict, or of --export")

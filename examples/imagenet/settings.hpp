@@ -3,12 +3,12 @@
 #include <cstdint>
 #include <string>
 
+#include "command_line/settings.hpp"
 #include "images/transform.hpp"
 #include "models/resnet.hpp"
-#include "training/settings.hpp"
 
 /// What the program can be told. Defaults are the recipe of PyTorch's examples/imagenet.
-struct Settings : training::Settings {
+struct Settings : command_line::Settings {
   std::string data;
   std::string model = "resnet50";
   double width = 1;
@@ -35,7 +35,7 @@ struct Settings : training::Settings {
   std::int64_t batches_of_epoch_ = 1;
 };
 
-/// Its options, beside and in place of those that all trainings have. `training::add_options` has been called.
+/// Its options, beside and in place of those that all trainings have. `command_line::add_options` has been called.
 void add_own_options(CLI::App& app, Settings& settings);
 /// @throws InvalidArgument naming options that do not go together
 void require_consistent(const Settings& settings);

@@ -20,7 +20,7 @@
 #include "bert_data/pretraining_instances.hpp"
 #include "bert_data/pretraining_shard.hpp"
 #include "bert_data/vocabulary_builder.hpp"
-#include "training/command_line.hpp"
+#include "command_line/command_line.hpp"
 
 namespace {
 
@@ -185,7 +185,7 @@ int main(int argc, char** argv) try {
   Job job;
   CLI::App app("Makes BERT's pretraining data from plain text: pairs of texts, with hidden tokens, in HDF5.");
   add_options(app, job);
-  if (const auto status = training::ended_by(app, argc, argv)) return *status;
+  if (const auto status = command_line::ended_by(app, argc, argv)) return *status;
   make(job);
   return 0;
 } catch (const std::exception& error) {

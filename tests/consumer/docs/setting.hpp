@@ -12,8 +12,10 @@
 #include <torch/torch.h>
 #include <autopar/autopar.hpp>
 #include <autopar/shard/state.hpp>
+#include <autopar/training/training.hpp>
 
 namespace ap = autopar;
+namespace training = ap::training;
 
 /// What the README's program and the guide's snippets train, and a model that gives rows where that one gives its loss.
 struct NetImpl : torch::nn::Module {

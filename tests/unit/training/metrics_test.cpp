@@ -1,5 +1,3 @@
-#include "training/metrics.hpp"
-
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -14,13 +12,15 @@
 
 #include <nlohmann/json.hpp>
 
+#include <autopar/training/metrics.hpp>
+
 #include "catch_shim.hpp"
 #include "temp_folder.hpp"
 
 namespace metrics_test {
 
-using training::crc32c;
-using training::Metrics;
+using autopar::training::crc32c;
+using autopar::training::Metrics;
 
 std::string content(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
@@ -111,6 +111,8 @@ TEST_CASE("Metrics: JSON lines are exact, TensorBoard has fp32") {
   }
   const auto json = lines(folder);
   REQUIRE(json.size() == 2);
+  const auto time = content(folder / "metrics.csv").substr(std::string("step,time,name,value\n1,").size());
+  CHECK(std::stod(time) == json[0].at("time").get<double>());
   CHECK(json[0].at("step") == 1);
   CHECK(json[0].at("loss").get<double>() == 0.1 + 0.2);
   CHECK(json[1].at("loss").is_null());
@@ -154,9 +156,37 @@ TEST_CASE("Metrics: steps after the resumed checkpoint are dropped") {
   CHECK(only(fields(only(fields(events[1]), 7)), 1) == "1");
 }
 
+std::vector<std::string> rows(const std::filesystem::path& folder) {
+  std::vector<std::string> found;
+  std::ifstream file(folder / "metrics.csv");
+  for (std::string row; std::getline(file, row);) found.push_back(row);
+  return found;
+}
+
+TEST_CASE("Metrics: the table has a row a figure, and drops later ones") {
+  const TempFolder temp;
+  {
+    Metrics metrics(temp / ".", 0);
+    metrics.write(1, {{"loss", 0.1 + 0.2}, {"a \"b\", c", 1}});
+    metrics.write(2, {{"loss", std::numeric_limits<double>::quiet_NaN()}});
+    metrics.write(3, {{"loss", 5}});
+  }
+  std::ofstream(temp / "metrics.csv", std::ios::app) << "1,7,lo";
+  Metrics metrics(temp / ".", 2);
+  metrics.write(30, {{"loss", -std::numeric_limits<double>::infinity()}});
+  const auto found = rows(temp / ".");
+  REQUIRE(found.size() == 5);
+  CHECK(found[0] == "step,time,name,value");
+  CHECK_THAT(found[1], Catch::Matchers::StartsWith("1,") && Catch::Matchers::EndsWith(",loss,0.30000000000000004"));
+  CHECK_THAT(found[2], Catch::Matchers::EndsWith(",\"a \"\"b\"\", c\",1"));
+  CHECK_THAT(found[3], Catch::Matchers::StartsWith("2,") && Catch::Matchers::EndsWith(",loss,nan"));
+  CHECK_THAT(found[4], Catch::Matchers::StartsWith("30,") && Catch::Matchers::EndsWith(",loss,-inf"));
+}
+
 TEST_CASE("Metrics: an unwritable folder is named") {
   const TempFolder temp;
-  CHECK_THROWS_WITH(Metrics(temp / "nowhere", 0), Catch::Matchers::Contains("nowhere"));
+  std::ofstream(temp / "file") << "no folder";
+  CHECK_THROWS_WITH(Metrics(temp / "file/run", 0), Catch::Matchers::Contains("file/run"));
 }
 
 }  // namespace metrics_test

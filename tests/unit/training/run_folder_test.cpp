@@ -1,80 +1,79 @@
-#include "training/run_folder.hpp"
+#include <autopar/training/run_folder.hpp>
 
+#include <array>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <stdexcept>
 #include <string>
 
+#include <autopar/core/error.hpp>
 #include <autopar/io/file.hpp>
 #include <autopar/runtime/loopback.hpp>
+#include <autopar/training/interrupt.hpp>
 
 #include "catch_shim.hpp"
 #include "temp_folder.hpp"
-#include "training/interrupt.hpp"
 
 namespace run_folder_test {
 
 namespace fs = std::filesystem;
-using training::Place;
-using training::RunFolder;
+using autopar::training::Better;
+using autopar::training::Interrupt;
+using autopar::training::Place;
+using autopar::training::RunFolder;
+using autopar::training::RunFolderOptions;
+using autopar::training::Start;
 
 /// Writes what it holds, and may die before that is done.
 struct Model {
-  std::string held;
+  std::string held{};
   bool dies = false;
+  bool writes = true;  ///< ranks are threads here, and one writes
 
   Model* operator->() { return this; }
   void save(const std::string& folder) const {
     if (dies) throw std::runtime_error("killed");
-    autopar::write_text_file(folder + "/model", held);
+    if (writes) autopar::write_text_file(folder + "/model", held);
   }
   void load(const std::string& folder) { held = autopar::read_text_file(folder + "/model"); }
 };
 
-training::Settings settings_of(const fs::path& folder) {
-  training::Settings settings;
-  settings.out = folder;
-  settings.keep = 2;
-  settings.given = "{}";
-  return settings;
-}
-
-TEST_CASE("RunFolder: resumes from the newest, keeps the last ones") {
+TEST_CASE("RunFolder: goes on from the newest, keeps the last ones") {
   const TempFolder temp;
-  auto settings = settings_of(temp / "run");
+  const RunFolderOptions options{.path = temp / "run", .keep = 2, .settings = "{}"};
   autopar::loopback::run(1, [&](autopar::World& world) {
-    RunFolder folder(world, settings);
+    RunFolder folder(world, options);
     Model model{"start"};
     CHECK(folder.load(model).step == 0);
     CHECK(model.held == "start");
-    for (const std::int64_t step : {9, 10, 100}) {
+    for (const std::int64_t step : {9, 10, 99'999'999, 100'000'000}) {
       model.held = "at " + std::to_string(step);
       folder.save({step, 1, 2}, model);
     }
-    CHECK_FALSE(fs::exists(temp / "run/step-00000009"));
+    CHECK_FALSE(fs::exists(temp / "run/step-00000010"));
+    CHECK(fs::exists(temp / "run/step-99999999"));
+    CHECK(autopar::read_text_file(temp / "run/settings.json") == "{}");
     Model dying{"", true};
-    CHECK_THROWS(folder.save({110, 0, 0}, dying));
-    fs::create_directories(temp / "run/step-00000120");  // what a killed save leaves
+    CHECK_THROWS(folder.save({100'000'010, 0, 0}, dying));
+    CHECK_NOTHROW(folder.save({100'000'000, 1, 2}, dying));  // is saved already
+    fs::create_directories(temp / "run/step-100000020");     // what a killed save leaves
   });
-  settings.resume = true;
   autopar::loopback::run(1, [&](autopar::World& world) {
     Model model;
-    const auto place = RunFolder(world, settings).load(model);
-    CHECK(place.step == 100);
-    CHECK(place.epoch == 1);
-    CHECK(place.taken == 2);
-    CHECK(model.held == "at 100");
+    CHECK(RunFolder(world, options).load(model) == Place{100'000'000, 1, 2});
+    CHECK(model.held == "at 100000000");
   });
 }
 
-TEST_CASE("RunFolder: foreign or empty folders are refused on all ranks") {
+TEST_CASE("RunFolder: what Start refuses is refused on all ranks") {
   const TempFolder temp;
-  auto settings = settings_of(temp / "run");
-  const auto refused = [&] {
+  const auto refused = [&](const RunFolderOptions& options) {
     std::array<std::string, 2> said;
     autopar::loopback::run(2, [&](autopar::World& world) {
       try {
-        Model model;
-        RunFolder(world, settings).save({1, 0, 0}, model);
+        Model model{"", false, world.rank() == 0};
+        RunFolder(world, options).save({1, 0, 0}, model);
       } catch (const autopar::InvalidArgument& error) {
         said[static_cast<std::size_t>(world.rank())] = error.what();
       }
@@ -82,34 +81,103 @@ TEST_CASE("RunFolder: foreign or empty folders are refused on all ranks") {
     CHECK(said[0] == said[1]);
     return said[0];
   };
-  settings.resume = true;
-  CHECK_THAT(refused(), Catch::Matchers::Contains("no complete checkpoint in"));
-  settings.resume = false;
-  CHECK(refused().empty());
-  CHECK_THAT(refused(), Catch::Matchers::Contains("has an earlier run"));
+  RunFolderOptions options{.path = temp / "run", .start = Start::kResume};
+  CHECK_THAT(refused(options), Catch::Matchers::Contains("no complete checkpoint in"));
+  options.keep = 0;
+  CHECK_THAT(refused(options), Catch::Matchers::Contains("keep = 0"));
+  options.keep = 1;
+  options.start = Start::kNew;
+  CHECK(refused(options).empty());
+  CHECK_THAT(refused(options), Catch::Matchers::Contains("has an earlier run"));
+  options.start = Start::kNewOrResume;
+  for (const auto* damaged :
+       {"", "{", "[1]", "{}", R"({"step": -1, "epoch": 0, "taken": 0})", R"({"step": "1", "epoch": 0, "taken": 0})",
+        R"({"step": 1e400, "epoch": 0, "taken": 0})"}) {
+    autopar::write_text_file(temp / "run/step-00000001/place.json", damaged);
+    CHECK_THAT(refused(options), Catch::Matchers::Contains("place.json is damaged"));
+  }
 }
 
 TEST_CASE("RunFolder: without a folder nothing is saved") {
-  training::Settings settings;
   autopar::loopback::run(1, [&](autopar::World& world) {
-    RunFolder folder(world, settings);
+    RunFolder folder(world, {});
     Model dying{"", true};
     CHECK_NOTHROW(folder.save({1, 0, 0}, dying));
+    CHECK(folder.save_best({1}, "top1", 2, dying));
+    CHECK_FALSE(folder.save_best({2}, "top1", 1, dying));
     CHECK_FALSE(folder.is_kept());
   });
 }
 
+TEST_CASE("RunFolder: the best weights stay, also over starts") {
+  const TempFolder temp;
+  const RunFolderOptions options{.path = temp / "run"};
+  const auto best = [&] { return autopar::read_text_file(temp / "run/best/model"); };
+  autopar::loopback::run(2, [&](autopar::World& world) {
+    RunFolder folder(world, options);
+    const bool is_first = world.rank() == 0;
+    const auto offer = [&](double value, const std::string& held) {
+      Model model{held, false, is_first};
+      // Rank 0 decides, whatever others computed.
+      return folder.save_best({1}, "loss", is_first ? value : 1 - value, model, Better::kLower);
+    };
+    CHECK(offer(0.5, "first"));
+    CHECK_FALSE(offer(std::nan(""), "nan"));
+    CHECK_FALSE(offer(0.5, "as good"));
+    CHECK(offer(0.25, "second"));
+    Model model{"checkpoint", false, is_first};
+    if (is_first) CHECK(autopar::read_text_file(temp / "run/best/best.json").find("0.25") != std::string::npos);
+    folder.save({1}, model);
+  });
+  autopar::loopback::run(1, [&](autopar::World& world) {
+    RunFolder folder(world, options);
+    Model model{"third"};
+    CHECK_FALSE(folder.save_best({2}, "loss", 0.3, model, Better::kLower));
+    CHECK_THROWS_WITH(folder.save_best({2}, "top1", 0.3, model), Catch::Matchers::Contains("by 'loss', not by 'top1'"));
+    CHECK(folder.save_best({2}, "loss", 0.2, model, Better::kLower));
+    CHECK(best() == "third");
+  });
+  for (const auto* damaged : {"", "7", R"({"metric": "loss"})", R"({"metric": 1, "value": 1})"}) {
+    autopar::write_text_file(temp / "run/best/best.json", damaged);
+    autopar::loopback::run(1, [&](autopar::World& world) {
+      CHECK_THROWS_WITH(RunFolder(world, options), Catch::Matchers::Contains("best.json is damaged"));
+    });
+  }
+}
+
 TEST_CASE("Interrupt: a signal ends after the step, status tells which") {
-  autopar::loopback::run(1, [](autopar::World& world) {
+  autopar::loopback::run(2, [](autopar::World& world) {
     for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) {
-      training::Interrupt interrupt(world);
-      CHECK_FALSE(interrupt.is_asked());
-      CHECK(interrupt.exit_status() == 0);
-      std::raise(signal);
-      CHECK(interrupt.is_asked());
-      CHECK(interrupt.exit_status() == 128 + signal);
+      {
+        Interrupt interrupt(world);
+        world.barrier();
+        CHECK_FALSE(interrupt.is_asked());
+        CHECK(interrupt.exit_status() == 0);
+        world.barrier();
+        if (world.rank() == 0) std::raise(signal);
+        CHECK(interrupt.is_asked());
+        CHECK(interrupt.exit_status() == 128 + signal);
+      }
+      world.barrier();  // all have left
     }
   });
+}
+
+TEST_CASE("Interrupt: one rank asks, all end, without a status") {
+  autopar::loopback::run(2, [](autopar::World& world) {
+    Interrupt interrupt(world);
+    if (world.rank() == 1) interrupt.ask();
+    CHECK(interrupt.is_asked());
+    CHECK(interrupt.exit_status() == 0);
+  });
+}
+
+extern "C" void do_nothing(int) {}
+
+TEST_CASE("Interrupt: earlier handlers come back") {
+  std::signal(SIGUSR1, do_nothing);
+  autopar::loopback::run(1, [](autopar::World& world) { const Interrupt interrupt(world); });
+  CHECK(std::signal(SIGUSR1, SIG_DFL) == do_nothing);
 }
 
 }  // namespace run_folder_test

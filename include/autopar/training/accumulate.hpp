@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+
+#include <autopar/core/error.hpp>
+#include <autopar/torch/parallel_module.hpp>
+
+namespace autopar::training {
+
+/// Gradients of a batch that comes in several calls, each of as many samples: forward and backward of each, divided by
+/// their number. Ranks exchange gradients in the last one alone. Collective.
+///
+///     const auto loss = training::accumulate(model, 4, [&](std::int64_t) { return model(next_x(), next_y()); });
+///
+/// Set Options::gradient_accumulation, so that the plan keeps room for it.
+/// @param loss_of  makes the calls of the model: the mean loss of part 0, 1, …, parts - 1
+/// @return the mean loss of all parts, without gradients
+/// @throws InvalidArgument if `parts` is not positive
+template <class Model, class LossOf>
+at::Tensor accumulate(Model& model, std::int64_t parts, LossOf&& loss_of) {
+  if (parts < 1) throw InvalidArgument("parts = " + std::to_string(parts) + ": a batch comes in at least one");
+  at::Tensor sum;
+  for (std::int64_t part = 0; part < parts; ++part) {
+    std::optional<NoSyncGuard> until_last;
+    if (part + 1 < parts) until_last.emplace(model->no_sync());
+    const at::Tensor loss = loss_of(part) / parts;
+    loss.backward();
+    sum = sum.defined() ? sum + loss.detach() : loss.detach();
+  }
+  return sum;
+}
+
+}  // namespace autopar::training

@@ -1,0 +1,126 @@
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <autopar/core/error.hpp>
+#include <autopar/runtime/world.hpp>
+
+namespace autopar::training {
+
+/// A distributed sampler whose order is a function of the epoch's number: GlobalRandomSampler, and
+/// DistributedRandomSampler and DistributedSequentialSampler of torch::data::samplers.
+template <class T>
+concept EpochSampler = std::constructible_from<T, std::size_t, std::size_t, std::size_t> &&
+    requires(T& sampler, std::size_t number) {
+  sampler.set_epoch(number);
+  sampler.reset();
+  { sampler.next(number) } -> std::same_as<std::optional<std::vector<std::size_t>>>;
+};
+
+/// Random order, in which a global batch has the same samples for every number of ranks: each rank takes its share of
+/// the next `batch * ranks` samples, in rank order. (A DistributedRandomSampler cuts the whole epoch among the ranks.)
+///
+/// The order depends on the seed and the epoch alone. At the end of an epoch at most `ranks - 1` samples are left out.
+class GlobalRandomSampler {
+ public:
+  GlobalRandomSampler(std::size_t size, std::size_t ranks, std::size_t rank, std::uint64_t seed = 0)
+      : size_(size), ranks_(ranks), rank_(rank), seed_(seed) {
+    reset();
+  }
+
+  void set_epoch(std::size_t epoch) { epoch_ = epoch; }
+  /// Begins the epoch of `set_epoch`.
+  void reset();
+  /// The rank's share of the next `batch * ranks` samples, of fewer at the epoch's end; nothing after it.
+  [[nodiscard]] std::optional<std::vector<std::size_t>> next(std::size_t batch);
+
+ private:
+  std::size_t size_, ranks_, rank_;
+  std::uint64_t seed_;
+  std::size_t epoch_ = 0, position_ = 0;
+  std::vector<std::size_t> order_{};
+};
+
+/// This rank's place in the data, epoch after epoch without end. It is saved and loaded with the model:
+///
+///     training::Epochs order(world, 60'000);   // samples
+///     model->keep("order", order);
+///     const auto picked = order.next(32);      // the numbers of this rank's next samples
+///
+/// All ranks take as many samples. What is saved is the number of the epoch and how many samples all ranks took of it.
+/// With another number of ranks a training goes on at the same place, at most `ranks - 1` samples before it.
+template <EpochSampler Sampler = GlobalRandomSampler>
+class Epochs {
+ public:
+  /// @param size  of the data
+  /// @param more  for the sampler's constructor, behind size, number of ranks and rank: a seed
+  template <class... More>
+  Epochs(const World& world, std::size_t size, More&&... more)
+      : ranks_(world.size()),
+        sampler_(size, static_cast<std::size_t>(world.size()), static_cast<std::size_t>(world.rank()),
+                 std::forward<More>(more)...) {
+    begin(0);
+  }
+
+  /// The next samples of this rank. The rest of an epoch that is less than a batch is left out.
+  /// @throws InvalidArgument if a rank has less than a batch in an epoch
+  [[nodiscard]] std::vector<std::size_t> next(std::size_t batch) {
+    auto picked = sampler_.next(batch);
+    if (!picked || picked->size() < batch) {
+      begin(epoch_ + 1);
+      picked = sampler_.next(batch);
+    }
+    const auto there = picked ? picked->size() : 0;
+    if (there < batch) {
+      throw InvalidArgument("an epoch has " + std::to_string(there) + " samples a rank, less than a batch of " +
+                            std::to_string(batch));
+    }
+    taken_ += static_cast<std::int64_t>(batch);
+    return *std::move(picked);
+  }
+
+  [[nodiscard]] std::int64_t epoch() const { return epoch_; }           ///< from 0
+  [[nodiscard]] std::int64_t taken() const { return taken_ * ranks_; }  ///< samples of the epoch, by all ranks
+
+  // For `model->keep`.
+  [[nodiscard]] std::string save() const { return std::to_string(epoch()) + ',' + std::to_string(taken()); }
+  /// @throws InvalidArgument if `save` did not write the text; the place is unchanged
+  void load(const std::string& text);
+
+ private:
+  void begin(std::int64_t epoch) {
+    epoch_ = epoch;
+    taken_ = 0;
+    sampler_.set_epoch(static_cast<std::size_t>(epoch));
+    sampler_.reset();
+  }
+
+  std::int64_t ranks_;
+  Sampler sampler_;
+  std::int64_t epoch_ = 0;
+  std::int64_t taken_ = 0;  ///< by this rank
+};
+
+namespace detail {
+/// The two counts of Epochs::save. @throws InvalidArgument
+[[nodiscard]] std::pair<std::int64_t, std::int64_t> read_epoch_place(const std::string& text);
+}  // namespace detail
+
+template <EpochSampler Sampler>
+void Epochs<Sampler>::load(const std::string& text) {
+  const auto [epoch, taken] = detail::read_epoch_place(text);
+  begin(epoch);
+  taken_ = taken / ranks_;
+  if (taken_ > 0) static_cast<void>(sampler_.next(static_cast<std::size_t>(taken_)));
+}
+
+template <class... More>
+Epochs(const World&, std::size_t, More&&...) -> Epochs<GlobalRandomSampler>;
+
+}  // namespace autopar::training
