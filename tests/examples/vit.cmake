@@ -31,6 +31,12 @@ if(NOT output MATCHES "going on after step")
 endif()
 run(output ${ranks} "${PROGRAM}" whole 30)
 
+foreach(step IN ITEMS 1 10 20 30) # each figure that is due is a line, as nobody looks at a terminal
+  if(NOT output MATCHES "step ${step}  loss [^\n]*\n")
+    message(FATAL_ERROR "step ${step} is not shown:\n${output}")
+  endif()
+endforeach()
+
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
 file(WRITE "${WORK}/compare.py" "
 import csv, json
@@ -46,6 +52,22 @@ for run in 'whole', 'parts':
     assert (best['metric'], best['step'], best['value']) == ('accuracy', 30, float(whole[30, 'accuracy'])), best
 ")
 run(output "${Python3_EXECUTABLE}" compare.py)
+
+# Ranks write to pipes of mpiexec: where its own output is a terminal, the bar is drawn in place; where that is a file, it is not.
+file(WRITE "${WORK}/terminal.py" "
+import os, pty, sys
+seen = []
+def read(fd):
+    seen.append(os.read(fd, 65536))
+    return seen[-1]
+command = sys.argv[1:]
+assert pty.spawn(command, read) == 0
+assert b'\\r\\x1b[K[' in b''.join(seen), seen
+seen.clear()
+assert pty.spawn(['sh', '-c', ' '.join(command) + ' > file'], read) == 0
+assert b'\\r' not in open('file', 'rb').read()
+")
+run(output "${Python3_EXECUTABLE}" terminal.py ${ranks} "${PROGRAM}" whole 31)
 foreach(file IN ITEMS model-0000-g1 model-0001-g1 optimizer-0000-g1 optimizer-0001-g1)
   file(SHA256 "${WORK}/whole/step-00000030/${file}.safetensors" whole)
   file(SHA256 "${WORK}/parts/step-00000030/${file}.safetensors" parts)

@@ -64,6 +64,7 @@ must_be_refused(include/autopar/plan/model/a.hpp "<autopar/plan/search/b.hpp>" "
 must_be_refused(include/autopar/plan/nowhere/a.hpp "<vector>" "there is no room 'nowhere' in plan")
 must_be_refused(include/autopar/plan/a.hpp "<autopar/bottleneck/b.hpp>" "plan may not know bottleneck")
 must_be_refused(src/runtime/a.cpp "<autopar/bottleneck/b.hpp>" "runtime may not know bottleneck")
+must_be_refused(src/torch/session/a.cpp "<autopar/training/run.hpp>" "torch may not know training")
 
 foreach(path include/autopar/schedule/schedule.hpp include/autopar/plan/plan.hpp src/io/a.cpp src/torch/session/a.cpp)
   line_must_be_refused(${path} "constexpr auto kind = ScheduleKind::kGPipe," "ask traits_of what is true of it")
