@@ -78,7 +78,7 @@ int main(int argc, char** argv) try {
     if (run.is_each(500)) {
       const double right = accuracy(model, held_out);
       run.note({{"accuracy", right}});
-      run.save_best("accuracy", right, model);
+      run.save_best("accuracy", right);
     }
   }
   return run.exit_status();

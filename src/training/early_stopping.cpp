@@ -1,5 +1,7 @@
 #include <autopar/training/early_stopping.hpp>
 
+#include <limits>
+
 #include <nlohmann/json.hpp>
 
 #include <autopar/core/error.hpp>
@@ -31,9 +33,10 @@ std::string EarlyStopping::save() const {
 }
 
 void EarlyStopping::load(const std::string& text) {
+  constexpr std::uint64_t kMost = std::numeric_limits<std::int64_t>::max();
   const auto state = json::parse(text, nullptr, false);
   if (!state.is_object() || !state.contains("without_better") || !state["without_better"].is_number_unsigned() ||
-      (state.contains("best") && !state["best"].is_number()))
+      state["without_better"].get<std::uint64_t>() > kMost || (state.contains("best") && !state["best"].is_number()))
     throw InvalidArgument("'" + text + "' is not what EarlyStopping saved");
   best_ = state.contains("best") ? std::optional<double>(state["best"].get<double>()) : std::nullopt;
   without_better_ = state["without_better"];

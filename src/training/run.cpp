@@ -17,11 +17,11 @@ const RunOptions& checked(const RunOptions& options) {
 
 }  // namespace
 
-Run::Run(World& world, const RunOptions& options, const std::function<Place(RunFolder&)>& load)
+Run::Run(World& world, const RunOptions& options, const Load& load)
     : options_(checked(options)),
       device_(device(world)),
       folder_(world, {.path = options.folder, .start = options.start, .keep = options.keep}),
-      place_(load(folder_)),
+      place_(load.of(folder_)),
       log_(world, options.folder, {.steps = options.steps, .every = options.log_every, .work = options.work},
            place_.step),
       interrupt_(world) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <limits>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -32,7 +33,8 @@ json parsed(const fs::path& file) {
 
 std::int64_t count_in(const json& object, const char* name, const fs::path& file) {
   const auto found = object.find(name);
-  if (found != object.end() && found->is_number_integer() && *found >= 0) return *found;
+  constexpr std::uint64_t kMost = std::numeric_limits<std::int64_t>::max();
+  if (found != object.end() && found->is_number_unsigned() && found->get<std::uint64_t>() <= kMost) return *found;
   throw InvalidArgument(file.string() + " is damaged: '" + name + "' is no count");
 }
 

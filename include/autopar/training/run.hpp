@@ -47,8 +47,11 @@ class Run {
   /// @throws InvalidArgument, on every rank, as RunFolder, and for counts that are not positive
   template <class Model, class... Optimizers>
   Run(World& world, const RunOptions& options, Model& model, Optimizers&... optimizers)
-      : Run(world, options, [&](RunFolder& folder) { return folder.load(model, optimizers...); }) {
+      : Run(world, options, Load{[&](RunFolder& folder) { return folder.load(model, optimizers...); }}) {
     save_ = [&] { folder_.save(place_, model, optimizers...); };
+    save_best_ = [&](const std::string& metric, double value, Better better) {
+      return folder_.save_best({.step = place_.step + 1}, metric, value, model, better);
+    };
   }
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
@@ -69,10 +72,9 @@ class Run {
   void log(const Values& values) { log_.step(place_.step + 1, values, peak_memory(device_)); }
   /// Figures that come now and then, on a line of their own: of a validation. Not collective.
   void note(const Values& values) { log_.write(place_.step + 1, values); }
-  /// As RunFolder::save_best, of the step under way.
-  template <class Model>
-  bool save_best(const std::string& metric, double value, Model& model, Better better = Better::kHigher) {
-    return folder_.save_best({.step = place_.step + 1}, metric, value, model, better);
+  /// As RunFolder::save_best, of the step under way. @return whether it is the best
+  bool save_best(const std::string& metric, double value, Better better = Better::kHigher) {
+    return save_best_(metric, value, better);
   }
 
   /// Ends the run after this step, as of early stopping; any rank may ask. Not collective.
@@ -82,7 +84,10 @@ class Run {
   [[nodiscard]] const RunFolder& folder() const { return folder_; }
 
  private:
-  Run(World& world, const RunOptions& options, const std::function<Place(RunFolder&)>& load);
+  struct Load {  // a type of its own, that no model converts to
+    std::function<Place(RunFolder&)> of;
+  };
+  Run(World& world, const RunOptions& options, const Load& load);
 
   RunOptions options_;
   c10::Device device_;
@@ -91,6 +96,7 @@ class Run {
   Log log_;
   Interrupt interrupt_;
   std::function<void()> save_;
+  std::function<bool(const std::string&, double, Better)> save_best_;
   bool is_begun_ = false;  ///< a step is under way
 };
 

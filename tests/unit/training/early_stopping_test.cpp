@@ -39,7 +39,9 @@ TEST_CASE("EarlyStopping: refuses what makes no sense, and foreign texts") {
   CHECK_THROWS_WITH(EarlyStopping(1, Better::kLower, -1), Catch::Matchers::Contains("least"));
   EarlyStopping stopping(1);
   stopping.see(4);
-  for (const std::string text : {"", "{}", "[]", R"({"without_better": -1})", R"({"without_better": 1, "best": "x"})"})
+  for (const std::string text :
+       {"", "{}", "[]", R"({"without_better": -1})", R"({"without_better": 18446744073709551615})",
+        R"({"without_better": 1, "best": "x"})"})
     CHECK_THROWS_WITH(stopping.load(text), Catch::Matchers::Contains("is not what EarlyStopping saved"));
   CHECK(stopping.best() == 4);
 }

@@ -92,7 +92,7 @@ TEST_CASE("RunFolder: what Start refuses is refused on all ranks") {
   options.start = Start::kNewOrResume;
   for (const auto* damaged :
        {"", "{", "[1]", "{}", R"({"step": -1, "epoch": 0, "taken": 0})", R"({"step": "1", "epoch": 0, "taken": 0})",
-        R"({"step": 1e400, "epoch": 0, "taken": 0})"}) {
+        R"({"step": 18446744073709551615, "epoch": 0, "taken": 0})", R"({"step": 1e400, "epoch": 0, "taken": 0})"}) {
     autopar::write_text_file(temp / "run/step-00000001/place.json", damaged);
     CHECK_THAT(refused(options), Catch::Matchers::Contains("place.json is damaged"));
   }

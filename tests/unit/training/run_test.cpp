@@ -1,11 +1,14 @@
 #include <autopar/training/training.hpp>
 
+#include <array>
 #include <csignal>
 #include <filesystem>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <torch/nn/modules/linear.h>
+#include <torch/optim/adamw.h>
 #include <torch/optim/schedulers/step_lr.h>
 
 #include <autopar/autopar.hpp>
@@ -115,6 +118,62 @@ TEST_CASE("Run: stop ends after the step, with a checkpoint and status 0") {
   CHECK(ended.status == 0);
   CHECK(ended.step == 3);
   CHECK(std::filesystem::exists(temp / "run/step-00000003/place.json"));
+}
+
+TEST_CASE("Run: the best weights of a model, with their step") {
+  const TempFolder temp;
+  ap::loopback::run(1, [&](ap::World& world) {
+    torch::manual_seed(1);
+    ap::AutoParallel<Net> model(world, [] { return Net(); });
+    ap::optim::SGD optimizer(model->parameters(), ap::optim::SGDOptions(0.1));
+    model->attach(optimizer);
+    training::Run run(world, {.folder = temp / "run", .steps = 3}, model, optimizer);
+    torch::Tensor best;
+    while (run.next()) {
+      model(torch::ones({2, 3})).backward();
+      optimizer.step();
+      const std::array<double, 3> losses{2, 1, 3};
+      const bool is_best =
+          run.save_best("loss", losses.at(static_cast<std::size_t>(run.step())), training::Better::kLower);
+      CHECK(is_best == (run.step() < 2));
+      if (is_best) best = model->gather(model->parameters()[0]);
+    }
+    CHECK(ap::read_text_file(temp / "run/best/best.json") == "{\"metric\":\"loss\",\"step\":2,\"value\":1.0}\n");
+    model->load((temp / "run/best").string());
+    CHECK(torch::equal(model->gather(model->parameters()[0]), best));
+  });
+}
+
+TEST_CASE("Run: stopped before its first step it ends at once") {
+  const TempFolder temp;
+  train(temp / "run", {.stop_at = 2});
+  ap::loopback::run(1, [&](ap::World& world) {
+    ap::AutoParallel<Net> model(world, [] { return Net(); });
+    training::Epochs order(world, 10);
+    model->keep("order", order);
+    training::Run run(world, {.folder = temp / "run"}, model);
+    run.stop();
+    CHECK_FALSE(run.next());
+    CHECK(run.step() == 3);
+    CHECK(run.exit_status() == 0);
+  });
+}
+
+TEST_CASE("parameter groups: what has one dimension does not decay, and the rate is of all") {
+  const std::vector<torch::Tensor> parameters{torch::zeros({2, 3}), torch::zeros({2}), torch::zeros({1, 2, 3})};
+  torch::optim::AdamW optimizer(
+      training::decayed_and_not(parameters, torch::optim::AdamWOptions(1).betas({0.8, 0.9}).weight_decay(0.5)));
+  REQUIRE(optimizer.param_groups().size() == 2);
+  const auto options = [&](std::size_t group) {
+    return static_cast<const torch::optim::AdamWOptions&>(optimizer.param_groups()[group].options());
+  };
+  CHECK(optimizer.param_groups()[0].params().size() == 2);
+  CHECK(options(0).weight_decay() == 0.5);
+  CHECK(options(1).weight_decay() == 0);
+  CHECK(options(1).betas() == std::tuple(0.8, 0.9));
+  training::set_learning_rate(optimizer, 0.25);
+  CHECK(options(0).lr() == 0.25);
+  CHECK(options(1).lr() == 0.25);
 }
 
 TEST_CASE("Run: counts that are not positive are refused") {
