@@ -25,7 +25,9 @@ Run::Run(World& world, const RunOptions& options, const Load& load)
       log_(world, options.folder, {.steps = options.steps, .every = options.log_every, .work = options.work},
            place_.step),
       interrupt_(world) {
-  if (place_.step > 0 && place_.step < options.steps) log_.say("going on after step " + std::to_string(place_.step));
+  if (place_.step >= options.steps) return;  // as the log has said
+  log_.say((place_.step > 0 ? "going on after step " + std::to_string(place_.step) : std::string("starting")) +
+           ", of " + std::to_string(options.steps));  // the first call of the model may plan for long
 }
 
 bool Run::next() {
