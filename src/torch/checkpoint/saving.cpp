@@ -108,7 +108,8 @@ void Saving::require_common_folder() {
 void Saving::for_each_piece(const std::function<void(const at::Tensor&)>& take) {
   if (format_ == CheckpointFormat::kSingleFile) {
     for (const auto& item : items_) {
-      const auto whole = to_root(world_, item);
+      const bool is_here = item.shards().empty() && item.holders().front() == Rank(0);  // nothing is sent
+      const auto whole = is_here ? (world_.rank() == 0 ? item.value() : at::Tensor()) : to_root(world_, item);
       if (world_.rank() == 0) take(whole);
     }
     return;
