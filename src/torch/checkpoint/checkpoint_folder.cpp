@@ -146,6 +146,18 @@ void publish(const std::filesystem::path& folder, const CheckpointIndex& index) 
   }
 }
 
+bool has_orphans(const std::filesystem::path& folder) {
+  const auto index = read_index(folder);
+  if (!index) return false;
+  std::set<std::filesystem::path> named;
+  for (const auto& file : index->files) named.insert(folder / file.name);
+  return std::ranges::any_of(files_in(folder), [&](const auto& path) {
+    const auto name = path.filename().string();
+    const bool is_ours = generation_of(name) || name == kSeenFile || name.find(".partial-") != std::string::npos;
+    return is_ours && !named.contains(path);
+  });
+}
+
 void remove_orphans(const std::filesystem::path& folder) {
   for (const auto* file : {kIndexFile, kModelFile, kSeenFile}) static_cast<void>(remove_partial_files(folder / file));
   std::error_code error;

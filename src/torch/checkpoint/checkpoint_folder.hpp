@@ -40,6 +40,8 @@ void require_replaceable(const std::filesystem::path& folder, const CheckpointIn
 /// @pre all its data files are written, and the folder is locked
 /// @throws CheckpointError if the index cannot be written; then the previous checkpoint is there
 void publish(const std::filesystem::path& folder, const CheckpointIndex& index);
+/// Whether saves that ended early, or one that is under way, have left files.
+[[nodiscard]] bool has_orphans(const std::filesystem::path& folder);
 /// Removes what saves that ended early have left. Files that cannot be removed stay.
 /// @pre the folder is locked
 void remove_orphans(const std::filesystem::path& folder);

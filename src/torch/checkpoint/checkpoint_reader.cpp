@@ -17,10 +17,11 @@ namespace autopar::checkpoint {
 
 namespace {
 
-/// Unless a save is under way, or the folder cannot be written: then the next save does it.
+/// Unless a save is under way, or the folder cannot be written: then the next save does it. Without orphans the folder
+/// is not locked, so that no save that begins meanwhile is refused.
 void try_to_remove_orphans(const std::filesystem::path& folder) {
   try {
-    if (!std::filesystem::exists(folder / kIndexFile)) return;
+    if (!has_orphans(folder)) return;
     const FolderLock lock(folder);
     remove_orphans(folder);
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): nothing is lost

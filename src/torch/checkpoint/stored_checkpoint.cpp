@@ -38,10 +38,23 @@ StoredCheckpoint::StoredCheckpoint(const std::filesystem::path& path) {
   const bool is_file = std::filesystem::is_regular_file(path, error);
   const bool is_folder = !is_file && (path.extension() != kFileExtension || std::filesystem::is_directory(path, error));
   auto index = is_folder ? read_index(path) : std::nullopt;
-  if (index)
-    open_folder(path, *std::move(index));
-  else
-    open_file(is_folder ? path / kModelFile : path);
+  if (!index) open_file(is_folder ? path / kModelFile : path);
+  // Between the index and its files, a save may replace both, or give the files their plain names.
+  constexpr int kAttempts = 4;  // at one generation
+  for (int attempt = 1; index; ++attempt) {
+    const auto generation = index->generation;
+    try {
+      open_folder(path, *std::move(index));
+      return;
+    } catch (const CheckpointError&) {
+      if (attempt == kAttempts) throw;
+      files_.clear();
+      identity_.clear();
+      index = read_index(path);
+      if (!index) throw;
+      if (index->generation != generation) attempt = 0;
+    }
+  }
 }
 
 void StoredCheckpoint::open_folder(const std::filesystem::path& folder, CheckpointIndex index) {

@@ -30,14 +30,14 @@ namespace load_test {
 using namespace autopar;
 namespace fs = std::filesystem;
 
-std::atomic<int> reads_until_error{-1};  ///< of files by this process; negative: no error
+std::atomic<int> reads_until_error{-1};  ///< of files by this process, then all fail; negative: no error
 
 }  // namespace load_test
 
 /// In place of the C library's, so that a read can fail as on a bad disk.
 extern "C" ssize_t pread(int descriptor, void* data, size_t bytes, off_t position) {
   auto& left = load_test::reads_until_error;
-  if (left.load() >= 0 && left.fetch_sub(1) == 0) {
+  if (left.load() == 0 || (left.load() > 0 && left.fetch_sub(1) == 0)) {
     errno = EIO;
     return -1;
   }

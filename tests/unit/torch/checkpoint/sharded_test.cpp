@@ -8,7 +8,10 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <span>
+#include <stop_token>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <autopar/core/error.hpp>
@@ -360,6 +363,35 @@ TEST_CASE("Saver: a save in the background has what was there at the call", "[fi
       }
     });
     CHECK(values == std::set<double>{1.0});
+  }
+}
+
+TEST_CASE("a load beside saves of another job finds a whole checkpoint", "[files]") {
+  const TempFolder temp;
+  for (const auto format : {single_file(), sharded()}) {
+    const auto folder = temp / (format == sharded() ? "sharded" : "single");
+    save(folder, 1, format);
+    std::jthread saves([&](const std::stop_token& end) {
+      loopback::run(2, [&](World& world) {
+        ranks::WorldRanks ranks(world);
+        calls::LateFailure failure;
+        checkpoint::Saver saver(ranks, failure);
+        for (int value = 2;; ++value) {
+          std::vector<std::int64_t> goes_on{end.stop_requested() ? 0 : 1};
+          world.all_reduce_sum(std::span(goes_on), "end of the test");
+          if (goes_on.front() < 2) return;
+          saver.save(folder, {format, true}, tensors_of(world, value), {}, {7, value}, {});
+        }
+      });
+    });
+    double last = 1;
+    for (int k = 0; k < 20; ++k) {
+      for (int opened = 0; opened < 100; ++opened) CHECK_NOTHROW(checkpoint::StoredCheckpoint(folder));
+      const double now = loaded(folder);
+      CHECK(now >= last);
+      last = now;
+    }
+    CHECK(last > 1);
   }
 }
 
