@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
-#include <limits>
 #include <regex>
 #include <set>
 #include <system_error>
@@ -99,18 +98,14 @@ std::optional<CheckpointIndex> read_index(const std::filesystem::path& folder) {
   }
 }
 
-std::int64_t next_generation(const std::filesystem::path& folder) {
-  std::int64_t last = 0;
-  try {
-    if (const auto index = read_index(folder)) last = index->generation;
-  } catch (const CheckpointError&) {  // a damaged checkpoint is replaced, too
-  }
+std::int64_t next_generation(const std::filesystem::path& folder, const std::optional<CheckpointIndex>& present) {
+  std::int64_t last = present ? present->generation : 0;
   for (const auto& path : files_in(folder)) last = std::max(last, generation_of(path.filename().string()).value_or(0));
   return last + 1;
 }
 
-void require_replaceable(const std::filesystem::path& folder, const CheckpointIndex& index) {
-  const auto present = read_index(folder);
+void require_replaceable(const std::filesystem::path& folder, const std::optional<CheckpointIndex>& present,
+                         const CheckpointIndex& index) {
   for (const auto& file : index.files) {
     const auto path = folder / file.name;
     require_regular(path);
@@ -158,14 +153,15 @@ bool has_orphans(const std::filesystem::path& folder) {
   });
 }
 
-void remove_orphans(const std::filesystem::path& folder) {
+std::optional<CheckpointIndex> remove_orphans(const std::filesystem::path& folder) {
   for (const auto* file : {kIndexFile, kModelFile, kSeenFile}) static_cast<void>(remove_partial_files(folder / file));
   std::error_code error;
   std::filesystem::remove(folder / kSeenFile, error);
-  const auto index = read_index(folder);
-  if (!index) return;
+  auto index = read_index(folder);
+  if (!index) return std::nullopt;
   settle(folder, *index);
   remove_all_but(folder, *index);
+  return index;
 }
 
 }  // namespace autopar::checkpoint

@@ -32,10 +32,14 @@ enum class Section : std::uint8_t { kModel, kOptimizer };
                                             std::int64_t generation);
 
 /// The generation of the next save: higher than all in the folder.
-[[nodiscard]] std::int64_t next_generation(const std::filesystem::path& folder);
+/// @param present  the folder's index
+[[nodiscard]] std::int64_t next_generation(const std::filesystem::path& folder,
+                                           const std::optional<CheckpointIndex>& present);
 /// That the plain names of a single file's data files are free, or are of files that autopar wrote.
+/// @param present  the folder's index
 /// @throws CheckpointError with the first file that a program of others wrote, or that is no regular file
-void require_replaceable(const std::filesystem::path& folder, const CheckpointIndex& index);
+void require_replaceable(const std::filesystem::path& folder, const std::optional<CheckpointIndex>& present,
+                         const CheckpointIndex& index);
 /// Makes a generation the folder's checkpoint, and removes all others.
 /// @pre all its data files are written, and the folder is locked
 /// @throws CheckpointError if the index cannot be written; then the previous checkpoint is there
@@ -44,7 +48,8 @@ void publish(const std::filesystem::path& folder, const CheckpointIndex& index);
 [[nodiscard]] bool has_orphans(const std::filesystem::path& folder);
 /// Removes what saves that ended early have left. Files that cannot be removed stay.
 /// @pre the folder is locked
-void remove_orphans(const std::filesystem::path& folder);
+/// @return the folder's index
+std::optional<CheckpointIndex> remove_orphans(const std::filesystem::path& folder);
 
 /// @return none if there is no index
 [[nodiscard]] std::optional<CheckpointIndex> read_index(const std::filesystem::path& folder);

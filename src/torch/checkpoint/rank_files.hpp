@@ -39,8 +39,7 @@ struct SavePlan {
   [[nodiscard]] Bytes bytes_of(Rank writer) const;
 };
 
-/// @param items    those that exist
-/// @param aliases  by item of the model: other names of the same tensor
+/// @param items  those that exist
 [[nodiscard]] SavePlan save_plan(std::filesystem::path folder, CheckpointFormat format, std::int64_t generation,
                                  const std::vector<CheckpointItem>& items, const std::vector<Piece>& pieces,
                                  std::map<std::string, std::string> metadata);

@@ -51,18 +51,19 @@ Saving::Saving(World& world, CheckpointFormat format, std::filesystem::path fold
 void Saving::agree(const std::function<void()>& lock) {
   SavedInfo saved{info_, {}, kept_};
   std::string generation;
+  std::optional<CheckpointIndex> present;  // on rank 0
   all_or_none(world_, kSaveAction, subject_, [&] {
     for (const auto* optimizer : optimizers_) saved.optimizers.push_back(describe(*optimizer));
     if (world_.rank() != 0) return;
     if (folder_.empty()) throw CheckpointError("the folder has no name");
     lock();  // makes the folder
     try {
-      remove_orphans(folder_);
+      present = remove_orphans(folder_);
     } catch (const CheckpointError& error) {
       throw CheckpointError(std::string(error.what()) +
                             "; a save does not replace what it cannot read: remove this file, or name another folder");
     }
-    generation = std::to_string(next_generation(folder_));
+    generation = std::to_string(next_generation(folder_, present));
   });
   require_same_items(world_, items_, subject_);
   const auto there = existing(world_, items_);
@@ -74,7 +75,7 @@ void Saving::agree(const std::function<void()>& lock) {
   if (format_ == CheckpointFormat::kSharded && world_.size() > 1) require_common_folder();
   all_or_none(world_, kSaveAction, subject_, [&] {
     if (world_.rank() != 0) return;
-    if (format_ == CheckpointFormat::kSingleFile) require_replaceable(folder_, plan_.index);
+    if (format_ == CheckpointFormat::kSingleFile) require_replaceable(folder_, present, plan_.index);
     require_space(folder_, plan_.bytes());
   });
 }
