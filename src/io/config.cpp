@@ -279,8 +279,8 @@ std::string value_text(const Options& options, const Field& field) {
 
 /// Environment names that belong to autopar's scripts and to the start of ranks, not to Options.
 bool is_reserved(std::string_view name) {
-  constexpr std::array<std::string_view, 7> kNames{"CONFIG", "CONF_DIR", "VENV",         "SOURCE",
-                                                   "DEPS",   "HOME",     "START_TIMEOUT"};
+  constexpr std::array<std::string_view, 8> kNames{"CONFIG", "CONF_DIR", "VENV",          "SOURCE",
+                                                   "DEPS",   "HOME",     "START_TIMEOUT", "RUN"};
   return std::find(kNames.begin(), kNames.end(), name) != kNames.end();
 }
 

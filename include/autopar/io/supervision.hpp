@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace autopar {
+
+/// What `autopar run` tells the ranks that it starts.
+struct Supervision {
+  std::filesystem::path folder{};  ///< of the supervisor, absolute: logs, and the page of the latest step
+  std::string job{};               ///< names the job's snapshots on each host; equal in all of its starts
+  std::int64_t start = 1;          ///< 1, and one more after each restart
+  bool may_change_batch = false;   ///< `--allow-batch-change`
+
+  friend bool operator==(const Supervision&, const Supervision&) = default;
+};
+
+/// The environment variable that has it.
+inline constexpr const char* kSupervisionVariable = "AUTOPAR_RUN";
+
+/// As the variable's value; read back equal.
+[[nodiscard]] std::string to_text(const Supervision& supervision);
+
+/// Whether and how this process is supervised.
+/// @param environment  as process_environment()
+/// @throws ConfigError if the variable's value is not of to_text
+[[nodiscard]] std::optional<Supervision> supervision(const std::vector<std::string>& environment);
+
+}  // namespace autopar
