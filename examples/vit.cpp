@@ -16,7 +16,7 @@ namespace ap = autopar;
 namespace nn = torch::nn;
 namespace training = ap::training;
 
-constexpr int64_t kWidth = 64, kPatch = 7;
+constexpr int64_t kWidth = 64, kPatch = 7, kBatch = 256;
 constexpr auto kData = "/usr/share/datasets/fashion-mnist";
 
 struct VitImpl : nn::Module {
@@ -50,7 +50,7 @@ double accuracy(ap::AutoParallel<Vit>& model, ShardedLoader& held_out) {
 int main(int argc, char** argv) try {
   ap::World world(argc, argv);
   const std::string folder = argc > 1 ? argv[1] : "run";
-  const int64_t steps = argc > 2 ? std::stoll(argv[2]) : 4000, batch = 256, parts = 2;
+  const int64_t steps = argc > 2 ? std::stoll(argv[2]) : 4000, parts = training::parts_of(world, kBatch, 64);
   const auto device = ap::device(world);
   const auto data = read_fashion_mnist(kData, "train");
   ShardedLoader held_out(read_fashion_mnist(kData, "t10k"), 1000, world.rank(), world.size(), torch::kFloat, device);
@@ -62,14 +62,14 @@ int main(int argc, char** argv) try {
   model->attach(optimizer);
   training::Epochs order(world, data.size());
   model->keep("order", order);
-  const training::RunOptions options{.folder = folder, .steps = steps, .save_every = 200, .work = {"images", batch}};
+  const training::RunOptions options{.folder = folder, .steps = steps, .save_every = 200, .work = {"images", kBatch}};
   training::Run run(world, options, model, optimizer);
   while (run.next()) {
     const double rate = 1e-3 * training::cosine_decay(run.step(), steps, 100);
     training::set_learning_rate(optimizer, rate);
     optimizer.zero_grad();
     const auto loss = training::accumulate(model, parts, [&](int64_t) {
-      const auto [images, labels] = data.batch(order.next(batch / parts / world.size()), device);
+      const auto [images, labels] = data.batch(order.share(kBatch / parts), device);
       return std::get<0>(model(images, labels));
     });
     model->clip_grad_norm_(1.0);

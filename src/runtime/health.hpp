@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -71,10 +72,17 @@ class Health {
   [[nodiscard]] bool has_left(Rank rank) const noexcept;
   [[nodiscard]] bool all_others_left() const noexcept;
 
+  /// So long this rank has waited for others once more.
+  void add_wait(std::chrono::nanoseconds time) noexcept { waited_.fetch_add(time.count(), std::memory_order_relaxed); }
+  [[nodiscard]] Seconds waited() const noexcept {
+    return Seconds(1e-9 * static_cast<double>(waited_.load(std::memory_order_relaxed)));
+  }
+
  private:
   const Rank self_;
   const Logger logger_;
   std::atomic<bool> failed_{false};
+  std::atomic<std::int64_t> waited_{0};  ///< ns
   std::vector<std::atomic<bool>> left_;
 
   mutable std::mutex mutex_;

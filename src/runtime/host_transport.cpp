@@ -276,6 +276,7 @@ void HostTransport::await(const Ticket& ticket, std::string_view action, Patienc
     }
     if (waited >= limits.timeout) throw_stalled(peer, action, waited, limits.setting);
   }
+  if (patience == Patience::kStep) health_->add_wait(Clock::now() - begin);
   throw_if_broken(operation, action);
 }
 

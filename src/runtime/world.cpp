@@ -86,6 +86,7 @@ Rank World::rank_id() const { return backend_->rank(); }
 int World::size() const { return backend_->size(); }
 int World::local_rank() const { return backend_->locality().rank; }
 int World::local_size() const { return backend_->locality().size; }
+Seconds World::waited() const { return backend_->health().waited(); }
 
 void World::barrier(std::string_view action) { (void)all_gather({}, action); }
 

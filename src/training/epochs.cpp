@@ -18,13 +18,27 @@ void GlobalRandomSampler::reset() {
   for (std::size_t i = size_; i > 1; --i) std::swap(order_[i - 1], order_[random() % i]);
 }
 
+std::vector<std::size_t> GlobalRandomSampler::taken(std::size_t samples) {
+  const auto at = [&](std::size_t rank) {
+    return order_.begin() + static_cast<std::ptrdiff_t>(position_ + samples * rank / ranks_);
+  };
+  std::vector<std::size_t> mine(at(rank_), at(rank_ + 1));
+  position_ += samples;
+  return mine;
+}
+
 std::optional<std::vector<std::size_t>> GlobalRandomSampler::next(std::size_t batch) {
   const auto share = std::min(batch, (size_ - position_) / ranks_);
   if (share == 0) return std::nullopt;
-  const auto first = order_.begin() + static_cast<std::ptrdiff_t>(position_ + share * rank_);
-  position_ += share * ranks_;
-  return std::vector<std::size_t>(first, first + static_cast<std::ptrdiff_t>(share));
+  return taken(share * ranks_);
 }
+
+std::optional<std::vector<std::size_t>> GlobalRandomSampler::share(std::size_t samples) {
+  if (samples > size_ - position_) return std::nullopt;
+  return taken(samples);
+}
+
+void GlobalRandomSampler::skip(std::size_t samples) { position_ += std::min(samples, size_ - position_); }
 
 std::pair<std::int64_t, std::int64_t> detail::read_epoch_place(const std::string& text) {
   std::int64_t epoch = -1, taken = -1;

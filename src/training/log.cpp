@@ -69,6 +69,10 @@ void Log::step(std::int64_t step, const Values& values, std::int64_t memory) {
 void Log::write(std::int64_t step, const Values& values) {
   if (world_.rank() != 0) return;
   progress_.say("step " + std::to_string(step) + ": " + text_of(values));
+  record(step, values);
+}
+
+void Log::record(std::int64_t step, const Values& values) {
   if (metrics_) metrics_->write(step, values);
 }
 

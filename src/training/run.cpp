@@ -1,41 +1,101 @@
 #include <autopar/training/run.hpp>
 
+#include <utility>
+
 #include <autopar/core/error.hpp>
+#include <autopar/io/config.hpp>
+#include <autopar/io/supervision.hpp>
 
 namespace autopar::training {
 
 namespace {
 
-const RunOptions& checked(const RunOptions& options) {
+/// What the user asked for, as a supervisor allows it.
+RunOptions checked(RunOptions options) {
   const auto require_positive = [](const char* name, std::int64_t count) {
     if (count < 1) throw InvalidArgument(std::string(name) + " = " + std::to_string(count) + ": it is at least 1");
   };
   require_positive("steps", options.steps);
   require_positive("save_every", options.save_every);
+  if (const auto supervised = supervision(process_environment())) {
+    if (supervised->start > 1 && options.start == Start::kNew) options.start = Start::kNewOrResume;
+    options.allow_batch_change = options.allow_batch_change || supervised->may_change_batch;
+  }
   return options;
+}
+
+/// The page on which a supervisor reads how far the run is. Where it cannot be reached, it restarts all the same.
+std::optional<StepPage> page_for_supervisor(World& world) {
+  const auto supervised = supervision(process_environment());
+  if (!supervised || world.rank() != 0) return std::nullopt;
+  try {
+    return StepPage(supervised->folder / kStepFile);
+  } catch (const ConfigError& error) {
+    world.logger(LogModule::kWorld).warn("autopar run does not see how far the run is: " + std::string(error.what()));
+    return std::nullopt;
+  }
 }
 
 }  // namespace
 
-Run::Run(World& world, const RunOptions& options, const Load& load)
+Run::Run(World& world, const RunOptions& options, Trained trained)
     : options_(checked(options)),
+      trained_(std::move(trained)),
       device_(device(world)),
-      folder_(world, {.path = options.folder, .start = options.start, .keep = options.keep}),
-      place_(load.of(folder_)),
+      folder_(
+          world,
+          {.path = options.folder, .start = options_.start, .keep = options.keep, .wait = !options.save_in_background}),
+      goodput_(world, folder_.newest().value_or(Place()).spent),
+      place_([this] {
+        const Goodput::Saving loading(goodput_);
+        return trained_.load(folder_);
+      }()),
+      batch_(place_.size, world.size(), options_.allow_batch_change),
       log_(world, options.folder, {.steps = options.steps, .every = options.log_every, .work = options.work},
            place_.step),
-      interrupt_(world) {
+      interrupt_(world),
+      page_(page_for_supervisor(world)),
+      trained_samples_(trained_.stats().trained_samples) {
   if (place_.step >= options.steps) return;  // as the log has said
   log_.say((place_.step > 0 ? "going on after step " + std::to_string(place_.step) : std::string("starting")) +
            ", of " + std::to_string(options.steps));  // the first call of the model may plan for long
 }
 
 bool Run::next() {
-  if (is_begun_) ++place_.step;
-  is_begun_ = false;
+  if (std::exchange(is_begun_, false)) end_step();
   const bool is_asked = interrupt_.is_asked();
   const bool is_over = is_asked || place_.step >= options_.steps;
-  if (place_.step > 0 && (is_over || place_.step % options_.save_every == 0)) save_();
+  if (place_.step > 0 && (is_over || place_.step % options_.save_every == 0)) save(is_over);
+  if (is_over) {
+    tell_end(is_asked);
+  } else {
+    trained_.begin_step();
+    is_begun_ = true;
+  }
+  return is_begun_;
+}
+
+void Run::end_step() {
+  ++place_.step;
+  const auto samples = trained_.stats().trained_samples;
+  const auto said = batch_.see(samples - std::exchange(trained_samples_, samples));
+  if (!said.empty()) log_.say(said);
+  goodput_.end_step();
+  if (page_) page_->reach({place_.step, seconds_since_1970()});
+}
+
+void Run::save(bool is_over) {
+  const auto& stats = trained_.stats();
+  place_.size = batch_.size();
+  place_.spent = goodput_.spent(stats.planning, stats.preparing);
+  place_.spent.has_ended = is_over;
+  log_.record(place_.step, figures_of(place_.spent));
+  const Goodput::Saving saving(goodput_);
+  trained_.save(folder_, place_);
+  if (is_over) trained_.finish(folder_);
+}
+
+void Run::tell_end(bool is_asked) {
   if (exit_status() != 0) {
     log_.say("interrupted after step " + std::to_string(place_.step) +
              (folder_.is_kept() ? ", which is saved: started again, the run goes on"
@@ -43,8 +103,9 @@ bool Run::next() {
   } else if (is_asked) {
     log_.say("stopped after step " + std::to_string(place_.step));
   }
-  is_begun_ = !is_over;
-  return is_begun_;
+  if (!goodput_.has_steps()) return;
+  const auto& stats = trained_.stats();
+  log_.say(goodput_.text_of(goodput_.spent(stats.planning, stats.preparing)));
 }
 
 }  // namespace autopar::training

@@ -4,6 +4,8 @@
 #include <array>
 #include <cstdio>
 #include <limits>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -21,8 +23,22 @@ using nlohmann::json;
 
 constexpr const char* kPlaceFile = "place.json";
 
+/// The members of a place's times in its file.
+constexpr std::array<std::pair<const char*, double TimeSpent::*>, 7> kTimes{{{"total", &TimeSpent::total},
+                                                                             {"planning", &TimeSpent::planning},
+                                                                             {"saving", &TimeSpent::saving},
+                                                                             {"restarting", &TimeSpent::restarting},
+                                                                             {"data", &TimeSpent::data},
+                                                                             {"waiting", &TimeSpent::waiting},
+                                                                             {"until", &TimeSpent::until}}};
+
 std::string text_of(const Place& place) {
-  return json{{"step", place.step}, {"epoch", place.epoch}, {"taken", place.taken}}.dump();
+  json spent{{"has_ended", place.spent.has_ended}};
+  for (const auto& [name, time] : kTimes) spent[name] = place.spent.*time;
+  return json{{"step", place.step},        {"epoch", place.epoch},
+              {"taken", place.taken},      {"samples", place.size.samples},
+              {"ranks", place.size.ranks}, {"spent", spent}}
+      .dump();
 }
 
 json parsed(const fs::path& file) {
@@ -38,22 +54,52 @@ std::int64_t count_in(const json& object, const char* name, const fs::path& file
   throw InvalidArgument(file.string() + " is damaged: '" + name + "' is no count");
 }
 
-Place read_place(const fs::path& file) {
-  const auto read = parsed(file);
-  return {count_in(read, "step", file), count_in(read, "epoch", file), count_in(read, "taken", file)};
+TimeSpent read_times(const json& place, const fs::path& file) {
+  TimeSpent spent;
+  if (!place.contains("spent")) return spent;
+  const auto& times = place["spent"];
+  const auto damaged = [&](const char* name) {
+    return InvalidArgument(file.string() + " is damaged: 'spent' has no '" + name + "'");
+  };
+  for (const auto& [name, time] : kTimes) {
+    if (!times.is_object() || !times.contains(name) || !times[name].is_number()) throw damaged(name);
+    spent.*time = times[name];
+  }
+  if (!times.contains("has_ended") || !times["has_ended"].is_boolean()) throw damaged("has_ended");
+  spent.has_ended = times["has_ended"];
+  return spent;
 }
 
-/// Folders of complete checkpoints, oldest first.
-std::vector<fs::path> complete_checkpoints(const fs::path& run) {
+Place read_place(const json& read, const fs::path& file) {
+  Place place{count_in(read, "step", file), count_in(read, "epoch", file), count_in(read, "taken", file)};
+  if (read.contains("samples"))  // not in places of version 0.1
+    place.size = {count_in(read, "samples", file), count_in(read, "ranks", file)};
+  place.spent = read_times(read, file);
+  return place;
+}
+
+bool is_complete(const fs::path& checkpoint) {
+  const auto has = [&](const char* name) { return fs::exists(checkpoint / name); };
+  return has(kPlaceFile) && (has("index.json") || has("model.safetensors"));
+}
+
+/// Folders of checkpoints, oldest first.
+std::vector<fs::path> checkpoints_of(const fs::path& run) {
   std::vector<std::pair<std::size_t, fs::path>> found;  // a name of more digits is of a later step
   if (!fs::is_directory(run)) return {};
   for (const auto& entry : fs::directory_iterator(run)) {
     const auto name = entry.path().filename().string();
-    if (name.starts_with("step-") && fs::exists(entry.path() / kPlaceFile)) found.emplace_back(name.size(), entry);
+    if (name.starts_with("step-")) found.emplace_back(name.size(), entry);
   }
   std::sort(found.begin(), found.end());
   std::vector<fs::path> paths;
   for (auto& [size, path] : found) paths.push_back(std::move(path));
+  return paths;
+}
+
+std::vector<fs::path> complete_checkpoints(const fs::path& run) {
+  auto paths = checkpoints_of(run);
+  std::erase_if(paths, [](const auto& path) { return !is_complete(path); });
   return paths;
 }
 
@@ -66,7 +112,10 @@ std::string opened(const RunFolderOptions& options) {
   if (options.start == Start::kNew && !checkpoints.empty()) {
     throw InvalidArgument(options.path.string() + " has an earlier run: go on with it, or name another folder");
   }
-  if (!checkpoints.empty()) return text_of(read_place(checkpoints.back() / kPlaceFile));
+  if (!checkpoints.empty()) {
+    const auto file = checkpoints.back() / kPlaceFile;
+    return text_of(read_place(parsed(file), file));
+  }
   fs::create_directories(options.path);
   if (!options.settings.empty()) write_text_file(settings_file(options.path), options.settings);
   return {};
@@ -75,7 +124,7 @@ std::string opened(const RunFolderOptions& options) {
 }  // namespace
 
 RunFolder::RunFolder(World& world, const RunFolderOptions& options)
-    : world_(world), path_(options.path), settings_(options.settings), keep_(options.keep) {
+    : world_(world), path_(options.path), settings_(options.settings), keep_(options.keep), wait_(options.wait) {
   if (keep_ < 1) throw InvalidArgument("keep = " + std::to_string(keep_) + ": at least the newest checkpoint stays");
   if (!is_kept()) return;
   const auto place = from_first(world, "opening the run's folder", [&] {
@@ -90,8 +139,7 @@ RunFolder::RunFolder(World& world, const RunFolderOptions& options)
     return text;
   });
   if (place.empty()) return;
-  const auto read = json::parse(place);
-  newest_ = Place{read["step"], read["epoch"], read["taken"]};
+  newest_ = read_place(json::parse(place), path_);
 }
 
 fs::path RunFolder::folder_of(const Place& place) const {
@@ -100,18 +148,26 @@ fs::path RunFolder::folder_of(const Place& place) const {
   return path_ / name.data();
 }
 
-void RunFolder::complete(const Place& place) {
-  from_first(world_, "completing a checkpoint", [&] {
+void RunFolder::begin(const Place& place) {
+  from_first(world_, "beginning a checkpoint", [&] {
     if (!settings_.empty()) write_text_file(settings_file(path_), settings_);  // of a run that goes on with other ones
     write_text_file(folder_of(place) / kPlaceFile, text_of(place));
-    const auto all = complete_checkpoints(path_);
-    for (std::size_t i = 0; i + static_cast<std::size_t>(keep_) < all.size(); ++i) {
-      fs::remove(all[i] / kPlaceFile);  // no longer complete, whenever this is interrupted
-      fs::remove_all(all[i]);
+    return std::string();
+  });
+}
+
+void RunFolder::remove_old() {
+  from_first(world_, "removing old checkpoints", [&] {
+    const auto complete = complete_checkpoints(path_);
+    const auto count = std::min(complete.size(), static_cast<std::size_t>(keep_));
+    const std::set<fs::path> kept(complete.end() - static_cast<std::ptrdiff_t>(count), complete.end());
+    for (const auto& path : checkpoints_of(path_)) {
+      if (kept.contains(path) || path == folder_of(*newest_)) continue;
+      fs::remove(path / kPlaceFile);  // no longer complete, whenever this is interrupted
+      fs::remove_all(path);
     }
     return std::string();
   });
-  newest_ = place;
 }
 
 bool RunFolder::is_best(const std::string& metric, double value, Better better) {

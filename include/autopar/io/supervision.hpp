@@ -18,6 +18,9 @@ struct Supervision {
   friend bool operator==(const Supervision&, const Supervision&) = default;
 };
 
+/// In its folder: the page of the latest step (StepPage), which rank 0 writes.
+inline constexpr const char* kStepFile = "step";
+
 /// The environment variable that has it.
 inline constexpr const char* kSupervisionVariable = "AUTOPAR_RUN";
 

@@ -88,6 +88,9 @@ class World {
   [[nodiscard]] int size() const;
   [[nodiscard]] int local_rank() const;  ///< index among the ranks of this host
   [[nodiscard]] int local_size() const;
+  /// How long this rank's threads have waited for other ranks so far, in collective members and for messages in host
+  /// memory. Waits of devices do not count.
+  [[nodiscard]] Seconds waited() const;
 
   void barrier(std::string_view action = "barrier");
 

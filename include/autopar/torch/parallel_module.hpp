@@ -119,6 +119,8 @@ class ParallelModule : public torch::nn::Module {
   /// because ranks have no memory for unsharded gradients.
   [[nodiscard]] NoSyncGuard no_sync() { return NoSyncGuard(*session_); }
   void sync_gradients() { session_->sync_gradients(); }
+  /// Tells that a step begins, for `stats().preparing`. Does not communicate. training::Run calls it.
+  void begin_step() { session_->begin_step(); }
   void zero_grad(bool set_to_none = true) override;
   void train(bool on = true) override;
 

@@ -70,13 +70,16 @@ struct SessionStats {
                                        ///< dropped
   std::int64_t microbatches = 0;       ///< of the last call
   std::int64_t global_samples = 0;     ///< of the last call, over all ranks
+  std::int64_t trained_samples = 0;    ///< of all calls that made gradients, over all ranks
   std::int64_t replayed = 0;           ///< calls whose device work replayed a CUDA graph (Options::cuda_graphs)
   std::int64_t losses_not_finite = 0;  ///< training calls whose loss was NaN or infinite; on GPUs, of the losses that
                                        ///< have reached the host
   Seconds planning{};                  ///< first capture, plan and deployment
   Seconds last_call{};                 ///< the last call's forward, and in loss mode its backward
-  double loss_scale = 1;               ///< of the next call; always 1 unless precision = fp16
-  std::int64_t skipped_steps = 0;      ///< steps for which no rank has gradients, because fp16 overflowed on some rank
+  Seconds preparing{};             ///< from `begin_step`, and from calls within no_sync, until the next call, as for
+                                   ///< data; of a GPU that has work meanwhile, nothing
+  double loss_scale = 1;           ///< of the next call; always 1 unless precision = fp16
+  std::int64_t skipped_steps = 0;  ///< steps for which no rank has gradients, because fp16 overflowed on some rank
 };
 
 /// What a rank holds of a parameter or buffer.
@@ -179,6 +182,8 @@ class Session {
   void sync_gradients();
   /// Drops gradients that were accumulated and not yet reduced.
   void drop_accumulated();
+  /// See ParallelModule::begin_step.
+  void begin_step();
 
   // ---- files. Collective, except `keep`.
   /// Registers an object of the user for save and load. Does not communicate.

@@ -7,9 +7,26 @@
 #include <ATen/core/Tensor.h>
 
 #include <autopar/core/error.hpp>
+#include <autopar/runtime/world.hpp>
 #include <autopar/torch/parallel_module.hpp>
 
 namespace autopar::training {
+
+/// Into how many calls a batch is cut so that no rank gets more than `most` samples a call: the fewest that are equal.
+/// With fewer ranks these are more, as each rank has no more memory than before.
+/// @param samples  of the batch, of all ranks
+/// @throws InvalidArgument if one of them is not positive
+[[nodiscard]] inline std::int64_t parts_of(const World& world, std::int64_t samples, std::int64_t most) {
+  if (samples < 1 || most < 1) {
+    throw InvalidArgument("a batch of " + std::to_string(samples) + " samples with at most " + std::to_string(most) +
+                          " a call: both are at least 1");
+  }
+  const std::int64_t ranks = world.size();
+  const auto largest_share = [&](std::int64_t parts) { return (samples / parts + ranks - 1) / ranks; };
+  std::int64_t parts = 1;
+  while (samples % parts != 0 || largest_share(parts) > most) ++parts;
+  return parts;
+}
 
 /// Gradients of a batch that comes in several calls, each of as many samples: forward and backward of each, divided by
 /// their number. Ranks exchange gradients in the last one alone. Collective.

@@ -46,6 +46,8 @@ class Log {
 
   /// Figures that come now and then, on a line of their own: of a validation.
   void write(std::int64_t step, const Values& values);
+  /// Figures for the files alone.
+  void record(std::int64_t step, const Values& values);
   void say(const std::string& text) { progress_.say(text); }
 
  private:

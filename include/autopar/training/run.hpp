@@ -3,12 +3,17 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include <c10/core/Device.h>
 
+#include <autopar/io/step_page.hpp>
 #include <autopar/runtime/world.hpp>
 #include <autopar/torch/device.hpp>
+#include <autopar/torch/session.hpp>
+#include <autopar/training/batch_watch.hpp>
+#include <autopar/training/goodput.hpp>
 #include <autopar/training/interrupt.hpp>
 #include <autopar/training/log.hpp>
 #include <autopar/training/memory.hpp>
@@ -22,7 +27,11 @@ struct RunOptions {
   std::int64_t steps = 1000;       ///< of the optimizer in all, those of earlier starts included
   std::int64_t save_every = 1000;  ///< steps between checkpoints, at least 1
   std::int64_t keep = 3;           ///< newest checkpoints that stay
-  std::int64_t log_every = 10;     ///< steps between figures
+  /// Checkpoints are written beside the training, from a copy in host memory; the last one before `next` returns false.
+  bool save_in_background = true;
+  /// Go on where another number of ranks makes steps of another size (see BatchWatch), instead of throwing.
+  bool allow_batch_change = false;
+  std::int64_t log_every = 10;  ///< steps between figures
   Work work{};
 };
 
@@ -36,8 +45,9 @@ struct RunOptions {
 ///     return run.exit_status();                                 // 130 after Ctrl-C: to be started again
 ///
 /// It loads the newest checkpoint, saves each `save_every` steps, at the end and after a signal to any rank, and tells
-/// rank 0's user how it gets on. What else the program needs to go on is registered by `model->keep` before.
-/// RunFolder, Log and Interrupt are its parts, for loops that are different.
+/// rank 0's user how it gets on, at the end also where the time went. What else the program needs to go on is
+/// registered by `model->keep` before. Under `autopar run`, which starts a program again after a fault, it goes on
+/// whatever `start` is. RunFolder, Log, Goodput, BatchWatch and Interrupt are its parts, for loops that are different.
 ///
 /// Members are collective, unless they say otherwise.
 class Run {
@@ -47,16 +57,22 @@ class Run {
   /// @throws InvalidArgument, on every rank, as RunFolder, and for counts that are not positive
   template <class Model, class... Optimizers>
   Run(World& world, const RunOptions& options, Model& model, Optimizers&... optimizers)
-      : Run(world, options, Load{[&](RunFolder& folder) { return folder.load(model, optimizers...); }}) {
-    save_ = [&] { folder_.save(place_, model, optimizers...); };
-    save_best_ = [&](const std::string& metric, double value, Better better) {
-      return folder_.save_best({.step = place_.step + 1}, metric, value, model, better);
-    };
-  }
+      : Run(world, options,
+            Trained{.load = [&](RunFolder& folder) { return folder.load(model, optimizers...); },
+                    .save = [&](RunFolder& folder, const Place& place) { folder.save(place, model, optimizers...); },
+                    .save_best =
+                        [&](RunFolder& folder, const Place& place, const Offer& offer) {
+                          return folder.save_best(place, offer.metric, offer.value, model, offer.better);
+                        },
+                    .finish = [&](RunFolder& folder) { folder.finish(model); },
+                    .begin_step = [&] { model->begin_step(); },
+                    .stats = [&]() -> const SessionStats& { return model->stats(); }}) {}
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
 
   /// Ends the step under way: saves if it is time to. @return whether there is another
+  /// @throws InvalidArgument, on every rank, if the step was of another size than before, see
+  /// RunOptions::allow_batch_change
   [[nodiscard]] bool next();
 
   /// The step under way, from 0. Not collective.
@@ -74,7 +90,8 @@ class Run {
   void note(const Values& values) { log_.write(place_.step + 1, values); }
   /// As RunFolder::save_best, of the step under way. @return whether it is the best
   bool save_best(const std::string& metric, double value, Better better = Better::kHigher) {
-    return save_best_(metric, value, better);
+    const Goodput::Saving saving(goodput_);
+    return trained_.save_best(folder_, {.step = place_.step + 1}, {metric, value, better});
   }
 
   /// Ends the run after this step, as of early stopping; any rank may ask. Not collective.
@@ -84,20 +101,38 @@ class Run {
   [[nodiscard]] const RunFolder& folder() const { return folder_; }
 
  private:
-  struct Load {  // a type of its own, that no model converts to
-    std::function<Place(RunFolder&)> of;
+  struct Offer {
+    std::string metric;
+    double value;
+    Better better;
   };
-  Run(World& world, const RunOptions& options, const Load& load);
+  /// The model and its optimizers.
+  struct Trained {
+    std::function<Place(RunFolder&)> load;
+    std::function<void(RunFolder&, const Place&)> save;
+    std::function<bool(RunFolder&, const Place&, const Offer&)> save_best;
+    std::function<void(RunFolder&)> finish;
+    std::function<void()> begin_step;
+    std::function<const SessionStats&()> stats;
+  };
+  Run(World& world, const RunOptions& options, Trained trained);
+
+  void end_step();
+  void save(bool is_over);
+  void tell_end(bool is_asked);
 
   RunOptions options_;
+  Trained trained_;
   c10::Device device_;
   RunFolder folder_;
+  Goodput goodput_;
   Place place_;
+  BatchWatch batch_;
   Log log_;
   Interrupt interrupt_;
-  std::function<void()> save_;
-  std::function<bool(const std::string&, double, Better)> save_best_;
-  bool is_begun_ = false;  ///< a step is under way
+  std::optional<StepPage> page_;      ///< of the supervisor, on rank 0
+  std::int64_t trained_samples_ = 0;  ///< before the step under way
+  bool is_begun_ = false;             ///< a step is under way
 };
 
 }  // namespace autopar::training

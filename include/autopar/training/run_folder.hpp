@@ -6,7 +6,10 @@
 #include <string>
 
 #include <autopar/runtime/world.hpp>
+#include <autopar/torch/checkpoint_format.hpp>
+#include <autopar/training/batch_watch.hpp>
 #include <autopar/training/better.hpp>
+#include <autopar/training/time_spent.hpp>
 
 namespace autopar::training {
 
@@ -16,6 +19,8 @@ struct Place {
   std::int64_t step = 0;   ///< steps done
   std::int64_t epoch = 0;  ///< epochs done, of programs that count them
   std::int64_t taken = 0;  ///< samples taken of the epoch under way
+  StepSize size{};         ///< of its steps
+  TimeSpent spent{};       ///< up to here
 
   friend bool operator==(const Place&, const Place&) = default;
 };
@@ -31,6 +36,7 @@ struct RunFolderOptions {
   std::filesystem::path path{};  ///< empty: nothing is kept
   Start start = Start::kNewOrResume;
   std::int64_t keep = 3;   ///< newest checkpoints that stay, at least 1
+  bool wait = true;        ///< false: checkpoints are written in the background (SaveOptions::wait)
   std::string settings{};  ///< a text for `settings.json`, such as the options of the command line; empty: none
 };
 
@@ -44,7 +50,8 @@ struct RunFolderOptions {
 ///     settings.json                      the options that it was started with, or went on with
 ///     metrics.jsonl, metrics.csv, events.out.tfevents.*
 ///     step-00001000/                     a checkpoint; any plan and number of ranks loads it
-///     step-00001000/place.json           written last: the checkpoint is complete
+///     step-00001000/place.json           where the training stood; written before the rest
+///     step-00001000/index.json           written last: the checkpoint is complete
 ///     best/                              the weights that were best by a metric, with best.json
 ///
 /// Members are collective. Files besides the checkpoints are read and written by rank 0.
@@ -57,6 +64,8 @@ class RunFolder {
 
   [[nodiscard]] const std::filesystem::path& path() const { return path_; }
   [[nodiscard]] bool is_kept() const { return !path_.empty(); }
+  /// Of the newest checkpoint; nothing at the start of a run.
+  [[nodiscard]] const std::optional<Place>& newest() const { return newest_; }
 
   /// Model, optimizers and place of the newest checkpoint; at the start of a run all are left as they are.
   /// @param model  an AutoParallel
@@ -66,13 +75,21 @@ class RunFolder {
     return newest_.value_or(Place());
   }
 
-  /// Saves, and removes older checkpoints than the newest `keep` when the new one is complete. A place that is saved
-  /// already is not saved again.
+  /// Saves, and removes older checkpoints than the newest `keep` that are complete. A step that is saved already is not
+  /// saved again.
   template <class Model, class... Optimizers>
   void save(const Place& place, Model& model, Optimizers&... optimizers) {
-    if (!is_kept() || newest_ == place) return;
-    model->save(folder_of(place).string(), optimizers...);
-    complete(place);
+    if (!is_kept() || (newest_ && newest_->step == place.step)) return;
+    begin(place);
+    model->save(folder_of(place).string(), {&optimizers...}, SaveOptions{.wait = wait_});
+    newest_ = place;
+    remove_old();
+  }
+  /// Waits until the latest checkpoint is complete, where checkpoints are written in the background.
+  template <class Model>
+  void finish(Model& model) {
+    model->wait();
+    if (newest_) remove_old();
   }
 
   /// Saves the weights in `best/` if `value` is better than all that were given before, also in earlier starts of the
@@ -96,7 +113,9 @@ class RunFolder {
   };
 
   [[nodiscard]] std::filesystem::path folder_of(const Place& place) const;
-  void complete(const Place& place);
+  void begin(const Place& place);
+  /// At most one checkpoint, the newest, is under way.
+  void remove_old();
   [[nodiscard]] bool is_best(const std::string& metric, double value, Better better);
   void complete_best(const Place& place, const std::string& metric, double value);
 
@@ -104,8 +123,9 @@ class RunFolder {
   std::filesystem::path path_;
   std::string settings_;
   std::int64_t keep_;
-  std::optional<Place> newest_;
-  std::optional<Best> best_;  ///< on rank 0
+  bool wait_;
+  std::optional<Place> newest_;  ///< complete, or under way
+  std::optional<Best> best_;     ///< on rank 0
 };
 
 }  // namespace autopar::training

@@ -89,6 +89,8 @@ class DeviceContext {
 
 /// The current stream of this thread on the device.
 [[nodiscard]] c10::Stream current_stream(c10::Device device);
+/// Whether that has work that is not done.
+[[nodiscard]] inline bool has_work(c10::Device device) { return !device.is_cpu() && !current_stream(device).query(); }
 
 /// Multiplies each tensor by a factor of one element on its device. For 16-bit tensors the factor is not rounded to 16
 /// bits.

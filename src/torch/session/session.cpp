@@ -44,6 +44,7 @@ void Session::recapture() {
 }
 const Plan& Session::plan() const { return impl_->plan(); }
 bool Session::deployed() const { return impl_->parts().deployer.deployed(); }
+void Session::begin_step() { impl_->begin_step(); }
 const SessionStats& Session::stats() const { return impl_->stats(); }
 c10::Device Session::device() const { return impl_->device(); }
 World& Session::world() { return impl_->parts().ranks->world(); }

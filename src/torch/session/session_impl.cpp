@@ -90,6 +90,7 @@ void Impl::choose_device() {
 
 CallResult Impl::call(const Flattened& flattened, const ForwardFunction& forward) {
   const auto start = std::chrono::steady_clock::now();
+  end_preparation(start);
   resolve_once();
   const auto& options = parts_.options.get();
   const devices::Tf32Scope tf32(options.precision == Precision::kTf32, parts_.deployment.device());
@@ -190,7 +191,18 @@ void Impl::count(const steps::Call& call, const std::vector<at::Tensor>& results
   }
   stats_.microbatches = call.layout.microbatches;
   stats_.global_samples = call.batch;
-  stats_.last_call = Seconds(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  if (call.differentiate) stats_.trained_samples += call.batch;
+  const auto now = std::chrono::steady_clock::now();
+  stats_.last_call = Seconds(std::chrono::duration<double>(now - start).count());
+  if (call.loss_mode && call.accumulate) preparing_since_ = now;
+}
+
+void Impl::begin_step() { preparing_since_ = std::chrono::steady_clock::now(); }
+
+void Impl::end_preparation(std::chrono::steady_clock::time_point now) {
+  const auto since = std::exchange(preparing_since_, std::nullopt);
+  if (!since || devices::has_work(parts_.deployment.device())) return;
+  stats_.preparing += Seconds(std::chrono::duration<double>(now - *since).count());
 }
 
 void Impl::prepare(const Flattened& flattened, const ForwardFunction& forward) {

@@ -36,6 +36,7 @@ class Impl : public std::enable_shared_from_this<Impl> {
   [[nodiscard]] c10::Device device() const;
   void attach(torch::optim::Optimizer& optimizer);
   void sync_gradients();
+  void begin_step();
   LoadReport load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
                   const LoadOptions& options);
 
@@ -56,6 +57,8 @@ class Impl : public std::enable_shared_from_this<Impl> {
   void make_plan(programs::PlannedModes& modes, cost::GraphProfile& profile, std::int64_t batch);
   void choose_mode(steps::Call& call) const;
   [[nodiscard]] CallResult run(const std::shared_ptr<steps::Call>& call, const calls::AgreedCall& agreed);
+  /// The program prepared what a call needs, since `preparing_since_`.
+  void end_preparation(std::chrono::steady_clock::time_point now);
   void count(const steps::Call& call, const std::vector<at::Tensor>& results,
              std::chrono::steady_clock::time_point start);
 
@@ -64,6 +67,7 @@ class Impl : public std::enable_shared_from_this<Impl> {
   std::optional<Plan> given_plan_;
   Logger log_;
   SessionStats stats_;
+  std::optional<std::chrono::steady_clock::time_point> preparing_since_;
   calls::LossWatch losses_;  ///< of rank 0: all ranks have the same
 };
 

@@ -107,10 +107,47 @@ TEST_CASE("Epochs: with other numbers of ranks the global batches stay") {
   });
 }
 
+TEST_CASE("Epochs: shares of a batch are all of it, whatever the ranks") {
+  constexpr std::size_t kSize = 53, kBatch = 12;  // an epoch has 4 batches, and 5 samples that are left out
+  std::vector<Numbers> expected;
+  std::vector<std::string> places;
+  autopar::loopback::run(1, [&](autopar::World& world) {
+    Epochs order(world, kSize, 5);
+    for (int batch = 0; batch < 10; ++batch) {
+      places.push_back(order.save());
+      expected.push_back(order.share(kBatch));
+    }
+    CHECK(order.epoch() == 2);
+    CHECK(order.taken() == 24);
+  });
+  for (const int ranks : {2, 3, 5, 16}) {  // also more than samples
+    std::vector<std::vector<Numbers>> shares(10, std::vector<Numbers>(static_cast<std::size_t>(ranks)));
+    autopar::loopback::run(ranks, [&](autopar::World& world) {
+      Epochs order(world, kSize, 5);
+      for (std::size_t batch = 0; batch < 10; ++batch) {
+        Epochs resumed(world, kSize, 5);
+        resumed.load(places[batch]);
+        auto mine = order.share(kBatch);
+        const auto again = resumed.share(kBatch);
+        shares[batch][static_cast<std::size_t>(world.rank())] = again == mine ? mine : Numbers{};
+      }
+    });
+    for (std::size_t batch = 0; batch < 10; ++batch) {
+      Numbers joined;
+      for (const auto& share : shares[batch]) {
+        joined.insert(joined.end(), share.begin(), share.end());
+        CHECK(share.size() <= (kBatch + static_cast<std::size_t>(ranks) - 1) / static_cast<std::size_t>(ranks));
+      }
+      CHECK(joined == expected[batch]);
+    }
+  }
+}
+
 TEST_CASE("Epochs: refuses batches without samples, and foreign texts") {
   autopar::loopback::run(1, [](autopar::World& world) {
     Epochs order(world, 5);
     CHECK_THROWS_WITH(order.next(6), Catch::Matchers::Contains("an epoch has 5 samples a rank"));
+    CHECK_THROWS_WITH(order.share(6), Catch::Matchers::Contains("an epoch has less than a batch of 6 samples"));
     static_cast<void>(order.next(2));
     const auto before = order.save();
     for (const std::string text : {"", "1", "1,", ",1", "-1,0", "0,-1", "0,1,", "a,b", "0,99999999999999999999"})

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include <autopar/core/error.hpp>
 #include <autopar/io/file.hpp>
@@ -30,11 +31,22 @@ struct Model {
   std::string held{};
   bool dies = false;
   bool writes = true;  ///< ranks are threads here, and one writes
+  std::string under_way{};
 
   Model* operator->() { return this; }
   void save(const std::string& folder) const {
-    if (dies) throw std::runtime_error("killed");
     if (writes) autopar::write_text_file(folder + "/model", held);
+    if (dies) throw std::runtime_error("killed");
+    if (writes) autopar::write_text_file(folder + "/index.json", "{}");
+  }
+  void save(const std::string& folder, const std::vector<Model*>&, const autopar::SaveOptions& options) {
+    wait();
+    if (options.wait) return save(folder);
+    under_way = folder;
+  }
+  void wait() {
+    if (!under_way.empty()) save(under_way);
+    under_way.clear();
   }
   void load(const std::string& folder) { held = autopar::read_text_file(folder + "/model"); }
 };
@@ -56,6 +68,7 @@ TEST_CASE("RunFolder: goes on from the newest, keeps the last ones") {
     CHECK(autopar::read_text_file(temp / "run/settings.json") == "{}");
     Model dying{"", true};
     CHECK_THROWS(folder.save({100'000'010, 0, 0}, dying));
+    CHECK(fs::exists(temp / "run/step-100000010/place.json"));
     CHECK_NOTHROW(folder.save({100'000'000, 1, 2}, dying));  // is saved already
     fs::create_directories(temp / "run/step-100000020");     // what a killed save leaves
   });
@@ -63,6 +76,43 @@ TEST_CASE("RunFolder: goes on from the newest, keeps the last ones") {
     Model model;
     CHECK(RunFolder(world, options).load(model) == Place{100'000'000, 1, 2});
     CHECK(model.held == "at 100000000");
+  });
+}
+
+TEST_CASE("RunFolder: in the background the older ones stay until the newest is complete") {
+  const TempFolder temp;
+  const RunFolderOptions options{.path = temp / "run", .keep = 1, .wait = false};
+  autopar::loopback::run(1, [&](autopar::World& world) {
+    RunFolder folder(world, options);
+    Model model{"held"};
+    folder.save({1}, model);
+    folder.save({2}, model);
+    CHECK(fs::exists(temp / "run/step-00000001/index.json"));
+    CHECK_FALSE(fs::exists(temp / "run/step-00000002/index.json"));
+  });
+  autopar::loopback::run(1, [&](autopar::World& world) {  // the second was killed within it
+    RunFolder folder(world, options);
+    Model model{"held"};
+    CHECK(folder.load(model).step == 1);
+    folder.save({3}, model);
+    CHECK(fs::exists(temp / "run/step-00000001/index.json"));
+    CHECK_FALSE(fs::exists(temp / "run/step-00000002"));
+    folder.finish(model);
+    CHECK_FALSE(fs::exists(temp / "run/step-00000001"));
+    CHECK(fs::exists(temp / "run/step-00000003/index.json"));
+  });
+}
+
+TEST_CASE("RunFolder: the place is read back as it was") {
+  const TempFolder temp;
+  const autopar::training::TimeSpent spent{100.5, 1, 2, 3, 4, 5, 1.7e9, true};
+  const Place place{7, 1, 2, {96, 3}, spent};
+  autopar::loopback::run(1, [&](autopar::World& world) {
+    Model model;
+    RunFolder(world, {.path = temp / "run"}).save(place, model);
+    CHECK(RunFolder(world, {.path = temp / "run"}).load(model) == place);
+    autopar::write_text_file(temp / "run/step-00000007/place.json", R"({"step": 7, "epoch": 1, "taken": 2})");
+    CHECK(RunFolder(world, {.path = temp / "run"}).load(model) == Place{7, 1, 2});  // of version 0.1
   });
 }
 
@@ -92,7 +142,10 @@ TEST_CASE("RunFolder: what Start refuses is refused on all ranks") {
   options.start = Start::kNewOrResume;
   for (const auto* damaged :
        {"", "{", "[1]", "{}", R"({"step": -1, "epoch": 0, "taken": 0})", R"({"step": "1", "epoch": 0, "taken": 0})",
-        R"({"step": 18446744073709551615, "epoch": 0, "taken": 0})", R"({"step": 1e400, "epoch": 0, "taken": 0})"}) {
+        R"({"step": 18446744073709551615, "epoch": 0, "taken": 0})", R"({"step": 1e400, "epoch": 0, "taken": 0})",
+        R"({"step": 1, "epoch": 0, "taken": 0, "samples": 4})",
+        R"({"step": 1, "epoch": 0, "taken": 0, "samples": "4", "ranks": 1})",
+        R"({"step": 1, "epoch": 0, "taken": 0, "spent": 1})", R"({"step": 1, "epoch": 0, "taken": 0, "spent": {}})"}) {
     autopar::write_text_file(temp / "run/step-00000001/place.json", damaged);
     CHECK_THAT(refused(options), Catch::Matchers::Contains("place.json is damaged"));
   }

@@ -176,6 +176,70 @@ TEST_CASE("parameter groups: what has one dimension does not decay, and the rate
   CHECK(options(1).lr() == 0.25);
 }
 
+/// Two layers in fp64, without dropout, which draws for each call.
+struct WideImpl : torch::nn::Module {
+  WideImpl() { to(torch::kDouble); }
+  torch::Tensor forward(const torch::Tensor& x) { return out(torch::tanh(in(x))).pow(2).mean(); }
+  torch::nn::Linear in = register_module("in", torch::nn::Linear(3, 8));
+  torch::nn::Linear out = register_module("out", torch::nn::Linear(8, 1));
+};
+TORCH_MODULE(Wide);
+
+/// How a loop takes its samples.
+enum class Taken { kShares, kPerRank };
+
+/// Goes on in the folder on so many ranks. @return the losses of rank 0
+std::vector<double> go_on(const std::filesystem::path& folder, int ranks, std::int64_t steps, Taken taken,
+                          bool allow_batch_change = false) {
+  std::vector<double> losses;
+  ap::loopback::run(ranks, [&](ap::World& world) {
+    torch::manual_seed(1);
+    ap::AutoParallel<Wide> model(world, [] { return Wide(); }, {.gradient_accumulation = true});
+    ap::optim::AdamW optimizer(model->parameters(), ap::optim::AdamWOptions(0.01));
+    model->attach(optimizer);
+    training::Epochs order(world, 50);
+    model->keep("order", order);
+    training::Run run(world,
+                      {.folder = folder, .steps = steps, .save_every = 3, .allow_batch_change = allow_batch_change},
+                      model, optimizer);
+    const auto data = torch::sin(torch::arange(150, torch::kDouble)).reshape({50, 3});
+    while (run.next()) {
+      optimizer.zero_grad();
+      const auto parts = taken == Taken::kShares ? training::parts_of(world, 12, 4) : 1;
+      const auto loss = training::accumulate(model, parts, [&](std::int64_t) {
+        const auto picked = taken == Taken::kShares ? order.share(static_cast<std::size_t>(12 / parts)) : order.next(4);
+        return model(data.index_select(0, torch::tensor(std::vector<std::int64_t>(picked.begin(), picked.end()))));
+      });
+      optimizer.step();
+      if (world.rank() == 0) losses.push_back(loss.item<double>());
+    }
+  });
+  return losses;
+}
+
+TEST_CASE("Run: with shares of one batch other ranks go on with the same training") {
+  const TempFolder temp;
+  const auto whole = go_on({}, 3, 15, Taken::kShares);
+  REQUIRE(whole.size() == 15);
+  std::vector<double> losses;
+  for (const auto& [ranks, steps] : std::vector<std::pair<int, int>>{{3, 5}, {2, 8}, {4, 11}, {1, 15}}) {
+    const auto more = go_on(temp / "run", ranks, steps, Taken::kShares);  // 1, 2, 1 and 3 calls a step
+    losses.insert(losses.end(), more.begin(), more.end());
+  }
+  REQUIRE(losses.size() == whole.size());
+  for (std::size_t step = 0; step < whole.size(); ++step) CHECK(losses[step] == Approx(whole[step]).epsilon(1e-12));
+}
+
+TEST_CASE("Run: other ranks with a batch of their own are refused, or told") {
+  const TempFolder temp;
+  CHECK(go_on(temp / "run", 3, 5, Taken::kPerRank).size() == 5);
+  CHECK_THROWS_WITH(go_on(temp / "run", 2, 8, Taken::kPerRank),
+                    Catch::Matchers::Contains("8 samples on 2 ranks, and took 12 samples on 3 ranks"));
+  CHECK(std::filesystem::exists(temp / "run/step-00000005/index.json"));
+  CHECK(go_on(temp / "run", 2, 8, Taken::kPerRank, true).size() == 3);
+  CHECK(go_on(temp / "run", 2, 9, Taken::kPerRank).size() == 1);  // what was allowed stays
+}
+
 TEST_CASE("Run: counts that are not positive are refused") {
   CHECK_THROWS_WITH(train({}, {.steps = 0}), Catch::Matchers::Contains("steps = 0"));
 }
