@@ -44,6 +44,14 @@ struct SimulateArguments {
 };
 int simulate_command(const SimulateArguments& arguments, std::ostream& out);
 
+struct TopArguments {
+  std::string run;      ///< folder of a run of training::Run
+  bool once = false;    ///< show one page, also on a terminal
+  double interval = 1;  ///< s between pages
+};
+/// On a terminal it shows pages until the process is interrupted.
+int top_command(const TopArguments& arguments, std::ostream& out);
+
 struct DiffArguments {
   std::string first, second;
   bool json = false;

@@ -82,6 +82,7 @@ struct Commands {
   CheckArguments check;
   SimulateArguments simulate;
   DiffArguments diff;
+  TopArguments top;
 };
 
 void add_plan(CLI::App& app, PlanArguments& arguments) {
@@ -139,6 +140,13 @@ void add_diff(CLI::App& app, DiffArguments& arguments) {
   command.add_option("A", arguments.first, "a plan, JSON")->required();
   command.add_option("B", arguments.second, "a plan, JSON")->required();
   command.add_flag("--json", arguments.json, "print JSON");
+}
+
+void add_top(CLI::App& app, TopArguments& arguments) {
+  auto& command = *app.add_subcommand("top", "how a run of autopar::training gets on: on a terminal again and again");
+  command.add_option("RUN", arguments.run, "the folder of the run")->required();
+  command.add_flag("--once", arguments.once, "show it once");
+  command.add_option("--interval", arguments.interval, "seconds between looks")->check(CLI::Range(0.1, 3600.0));
 }
 
 /// The files of a command, in their order.
@@ -208,6 +216,7 @@ int run_command(const std::string& command, const Commands& commands, std::ostre
     if (command == "explain") return explain_command(commands.explain, said, noted);
     if (command == "check") return check_command(commands.check, said);
     if (command == "simulate") return simulate_command(commands.simulate, said);
+    if (command == "top") return top_command(commands.top, said);
     return diff_command(commands.diff, said);
   };
   int status = kTrouble;
@@ -232,6 +241,7 @@ int parse_and_run(std::vector<std::string> arguments, std::ostream& out, std::os
   add_check(app, commands.check);
   add_simulate(app, commands.simulate);
   add_diff(app, commands.diff);
+  add_top(app, commands.top);
   for (auto* command : app.get_subcommands({})) command->footer(kStatuses);
 
   std::string name = "autopar";

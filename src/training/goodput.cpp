@@ -79,7 +79,15 @@ void Goodput::add_saving(const Saving::Moment& begin) {
   not_counted_ += end.waited - begin.waited;
 }
 
-std::string Goodput::text_of(const TimeSpent& spent) const { return to_text(spent, slowest_); }
+std::string Goodput::text_of(const TimeSpent& spent) const {
+  return to_text(spent, "rank " + std::to_string(slowest_rank_) + " on " + slowest_host_);
+}
+
+Values Goodput::figures_of(const TimeSpent& spent) const {
+  auto figures = training::figures_of(spent);
+  figures.emplace_back("slowest_rank", slowest_rank_);
+  return figures;
+}
 
 TimeSpent Goodput::spent(Seconds planning, Seconds preparing) {
   Measured mine{planning.value(), saving_, preparing.value(), world_.waited().value() - not_counted_};
@@ -91,7 +99,7 @@ TimeSpent Goodput::spent(Seconds planning, Seconds preparing) {
   spent.has_ended = false;
   const auto share = 1 / static_cast<double>(all.size());
   Measured slowest;
-  std::size_t rank = 0;
+  slowest_rank_ = 0;
   for (std::size_t r = 0; r < all.size(); ++r) {
     Measured measured;
     std::memcpy(&measured, all[r].data(), sizeof measured);
@@ -101,10 +109,10 @@ TimeSpent Goodput::spent(Seconds planning, Seconds preparing) {
     spent.waiting += share * measured.waiting;
     if (r > 0 && measured.waiting >= slowest.waiting) continue;
     slowest = measured;
-    rank = r;
+    slowest_rank_ = static_cast<int>(r);
   }
   spent.waiting -= slowest.waiting;
-  slowest_ = "rank " + std::to_string(rank) + " on " + slowest.host.data();
+  slowest_host_ = slowest.host.data();
   return spent;
 }
 

@@ -89,7 +89,7 @@ void Run::save(bool is_over) {
   place_.size = batch_.size();
   place_.spent = goodput_.spent(stats.planning, stats.preparing);
   place_.spent.has_ended = is_over;
-  log_.record(place_.step, figures_of(place_.spent));
+  log_.record(place_.step, goodput_.figures_of(place_.spent));
   const Goodput::Saving saving(goodput_);
   trained_.save(folder_, place_);
   if (is_over) trained_.finish(folder_);

@@ -46,6 +46,8 @@ class Goodput {
   /// What it says to people, with the rank that waited least: "…, waiting 2.0 % for rank 2 on node7".
   /// @param spent  what `spent` gave last
   [[nodiscard]] std::string text_of(const TimeSpent& spent) const;
+  /// What it says to files: shares, and "slowest_rank". @param spent  as above
+  [[nodiscard]] Values figures_of(const TimeSpent& spent) const;
 
  private:
   [[nodiscard]] Saving::Moment moment() const;
@@ -56,7 +58,8 @@ class Goodput {
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
   double saving_ = 0;       ///< s
   double not_counted_ = 0;  ///< of World::waited
-  std::string slowest_{};
+  int slowest_rank_ = 0;
+  std::string slowest_host_{};
   bool has_steps_ = false;
 };
 

@@ -54,6 +54,7 @@ TEST_CASE("Goodput: the slowest rank is named, and others' waits are time of the
     CHECK(spent.total >= 0.9 * 5 * kSlow);
     CHECK(spent.restarting == 0);
     CHECK_THAT(goodput.text_of(spent), Catch::Matchers::Contains(" for rank 1 on "));
+    CHECK(goodput.figures_of(spent).back() == std::pair<std::string, double>("slowest_rank", 1));
   });
 }
 
