@@ -17,6 +17,7 @@
 #include <autopar/io/file.hpp>
 #include <autopar/io/plan_file.hpp>
 #include <autopar/io/profile_file.hpp>
+#include <autopar/io/supervision.hpp>
 #include <autopar/plan/report/print.hpp>
 #include <autopar/runtime/loopback.hpp>
 #include <autopar/torch/device.hpp>
@@ -86,6 +87,23 @@ TEST_CASE("plan file: written if missing, read if present", "[files]") {
   options.save_plan = false;
   CHECK(train(2, options).microbatches == 2);
   CHECK(ap::read_plan(options.plan_file) == changed);
+}
+
+TEST_CASE("plan file: a restart of autopar run with other ranks plans again, and leaves it", "[files]") {
+  const TempFolder folder;
+  const ap::Options options{.plan_file = folder / "plan.json"};
+  const auto made = train(3, options);
+  const auto restart = [](std::int64_t start) {
+    const auto text = ap::to_text({.folder = "/nowhere", .job = "test", .start = start});
+    ::setenv(ap::kSupervisionVariable, text.c_str(), 1);
+  };
+  restart(1);
+  CHECK(contains(refusal([&] { train(2, options); }), "start as many ranks, or remove the plan to plan again"));
+  restart(2);
+  CHECK(train(2, options).world == 2);
+  CHECK(ap::read_plan(options.plan_file) == made);
+  CHECK(train(3, options) == made);
+  ::unsetenv(ap::kSupervisionVariable);
 }
 
 TEST_CASE("plan file: another model, world or version is refused", "[files]") {

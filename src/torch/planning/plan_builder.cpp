@@ -107,7 +107,11 @@ Plan PlanBuilder::build(ModelPrograms& programs, cost::GraphProfile& profile, st
                         const std::optional<Plan>& given) {
   std::string known;  // rank 0, which alone looks at files, has a plan
   ranks::collective_try(ranks_, "looking at the files to write", [&] {
-    known = given || files_.has_plan() ? "plan" : "";
+    known = given || files_.has_plan(ranks_.size()) ? "plan" : "";
+    if (known.empty() && ranks_.is_first() && files_.is_of_other_start(ranks_.size()))
+      ranks_.logger(LogModule::kPlanner)
+          .warn("planning again for " + std::to_string(ranks_.size()) + " ranks; '" + options_.plan_file +
+                "' has the plan for those of an earlier start");
     files_.require_replaceable(profile.model.hash, trace, ranks_.is_first(), known.empty());
   });
   known = ranks::text_of(ranks_.broadcast(ranks::blob_of(known), Rank(0), "looking for a plan"));

@@ -1,15 +1,24 @@
 #include "torch/planning/plan_files.hpp"
 
+#include <autopar/io/config.hpp>
 #include <autopar/io/plan_file.hpp>
 #include <autopar/io/profile_file.hpp>
+#include <autopar/io/supervision.hpp>
 #include <autopar/plan/report/print.hpp>
 
 #include "torch/planning/graph_dot.hpp"
 
 namespace autopar::planning {
 
-bool PlanFiles::has_plan() const {
-  return options_.load_plan && !options_.plan_file.empty() && std::filesystem::exists(options_.plan_file);
+bool PlanFiles::has_plan(int ranks) const {
+  return options_.load_plan && !options_.plan_file.empty() && std::filesystem::exists(options_.plan_file) &&
+         !is_of_other_start(ranks);
+}
+
+bool PlanFiles::is_of_other_start(int ranks) const {
+  const auto supervised = supervision(process_environment());
+  return supervised && supervised->start > 1 && !options_.plan_file.empty() &&
+         std::filesystem::exists(options_.plan_file) && plan().world != ranks;
 }
 
 Plan PlanFiles::plan() const { return read_plan(options_.plan_file); }
@@ -30,7 +39,7 @@ void PlanFiles::require_replaceable(std::uint64_t model, const std::filesystem::
 void PlanFiles::write(const Plan& plan, bool is_new, const ModelProgram& program, const ModelProfile& profile,
                       const Logger& planner, const Logger& session) const {
   const auto overwrite = overwrite_of(options_);
-  if (is_new && options_.save_plan)
+  if (is_new && options_.save_plan && !is_of_other_start(plan.world))
     write_file("plan_file", options_.plan_file, [&] { write_plan(options_.plan_file, plan, overwrite); });
   const auto graph_mark = file_mark("graph", plan.model), report_mark = file_mark("report", plan.model);
   write_file("graph_file", options_.graph_file, [&] {

@@ -28,8 +28,11 @@ class PlanFiles {
   PlanFiles(const Options& options, OptionalFiles& files) : options_(options), files_(files) {}
 
   /// Whether there is a plan file to read.
-  [[nodiscard]] bool has_plan() const;
-  /// @pre has_plan()
+  [[nodiscard]] bool has_plan(int ranks) const;
+  /// Whether that is of an earlier start under `autopar run`, which had another number of ranks: it is neither read nor
+  /// replaced.
+  [[nodiscard]] bool is_of_other_start(int ranks) const;
+  /// @pre has_plan
   [[nodiscard]] Plan plan() const;
   /// Before anything is measured or planned for them.
   /// @param trace    the trace file of this rank; empty: none

@@ -1,11 +1,17 @@
 #include <autopar/training/training.hpp>
 
+#include <algorithm>
 #include <array>
+#include <chrono>
 #include <csignal>
 #include <filesystem>
+#include <sstream>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <vector>
+
+#include <nlohmann/json.hpp>
 
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
@@ -238,6 +244,45 @@ TEST_CASE("Run: other ranks with a batch of their own are refused, or told") {
   CHECK(std::filesystem::exists(temp / "run/step-00000005/index.json"));
   CHECK(go_on(temp / "run", 2, 8, Taken::kPerRank, true).size() == 3);
   CHECK(go_on(temp / "run", 2, 9, Taken::kPerRank).size() == 1);  // what was allowed stays
+}
+
+/// The shares of time that a run's metrics have last.
+nlohmann::json shares_of(const std::filesystem::path& run) {
+  std::istringstream lines(ap::read_text_file(run / "metrics.jsonl"));
+  nlohmann::json newest;
+  for (std::string line; std::getline(lines, line);) {
+    auto read = nlohmann::json::parse(line);
+    if (read.contains("goodput")) newest = std::move(read);
+  }
+  return newest;
+}
+
+TEST_CASE("Run: what waits for data is not goodput, and the slow rank is known") {
+  const TempFolder temp;
+  const auto train_slowly = [&](const std::filesystem::path& folder, const std::vector<int>& slow_ranks) {
+    ap::loopback::run(2, [&](ap::World& world) {
+      ap::AutoParallel<Wide> model(world, [] { return Wide(); }, {.gradient_accumulation = true});
+      ap::optim::SGD optimizer(model->parameters(), ap::optim::SGDOptions(0.01));
+      model->attach(optimizer);
+      training::Run run(world, {.folder = folder, .steps = 8}, model, optimizer);
+      while (run.next()) {
+        optimizer.zero_grad();
+        static_cast<void>(training::accumulate(model, 2, [&](std::int64_t) {
+          if (std::ranges::count(slow_ranks, world.rank()) > 0)
+            std::this_thread::sleep_for(std::chrono::milliseconds(50));
+          return model(torch::ones({2, 3}, torch::kDouble));
+        }));
+        optimizer.step();
+      }
+    });
+    return shares_of(folder);
+  };
+  const auto both = train_slowly(temp / "both", {0, 1});
+  CHECK(both["time_data"] > 0.4);
+  const auto one = train_slowly(temp / "one", {1});
+  CHECK(one["time_waiting"] > 0.2);  // one of two ranks
+  CHECK(one["time_data"] > 0.2);
+  CHECK(one["slowest_rank"] == 1);
 }
 
 TEST_CASE("Run: counts that are not positive are refused") {
