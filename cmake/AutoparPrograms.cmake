@@ -133,7 +133,8 @@ endfunction()
 
 # autopar_tool is the program, autopar_tool_commands what it consists of, for tests.
 if(AUTOPAR_BUILD_TOOLS AND TARGET autopar::io)
-  file(GLOB autopar_tool_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/tool/*.cpp")
+  file(GLOB autopar_tool_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/tool/*.cpp"
+    "${PROJECT_SOURCE_DIR}/src/tool/run/*.cpp")
   list(FILTER autopar_tool_sources EXCLUDE REGEX "/main\\.cpp$")
   if(TARGET autopar::bottleneck)
     list(APPEND autopar_tool_sources "${PROJECT_SOURCE_DIR}/src/tool/instances/check_instance.cpp")

@@ -2,6 +2,8 @@
 
 #include <limits>
 
+#include <unistd.h>
+
 #include <autopar/core/error.hpp>
 
 #include "json_reader.hpp"
@@ -14,6 +16,10 @@ std::string to_text(const Supervision& supervision) {
                                 {"start", supervision.start},
                                 {"may_change_batch", supervision.may_change_batch}}
       .dump();
+}
+
+std::filesystem::path snapshot_folder(const std::string& job) {
+  return std::filesystem::path("/dev/shm") / ("autopar-" + std::to_string(::geteuid()) + "-" + job);
 }
 
 std::optional<Supervision> supervision(const std::vector<std::string>& environment) {

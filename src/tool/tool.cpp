@@ -17,6 +17,7 @@
 
 #include "commands.hpp"
 #include "file_kinds.hpp"
+#include "run/run_command.hpp"
 
 namespace autopar::tool {
 
@@ -25,6 +26,23 @@ namespace {
 constexpr const char* kStatuses =
     "Exit status: 0 done; 1 check rejects the plan, or diff finds a difference; 2 bad arguments or files, or no plan "
     "fits, or the output cannot be written. Errors are one line on the error stream.";
+
+constexpr const char* kRunHelp =
+    R"(Starts the program under mpiexec, shows its output as it comes, and starts it again when a rank has died, stopped or
+failed. The program goes on by itself from its newest complete checkpoint, as training::Run does.
+
+  - A fault that comes again at the same step ends the run, and so do --max-restarts restarts.
+  - With --hostfile the first N slots are used, and S more are spares. A host that does not answer, or has lost a device,
+    is left out: spares step in, or fewer ranks run, down to M. Lines: 'host', 'host:4', 'host slots=4', '#' comments.
+  - SIGINT, SIGTERM and SIGUSR1 go on to the program, which saves and ends; the same command goes on later. SIGHUP goes on
+    as SIGTERM. A third signal kills.
+  - DIR has starts.jsonl (a line for each start), start-0001.log (its last 200 lines), hosts and step.
+
+  autopar run -n 4 -- ./train --data cifar10
+  autopar run -n 16 --min-ranks 8 --spares 8 --hostfile hosts -- ./train
+
+Exit status: 0 done; the program's, 128 + the signal if it was killed, 1 if it is unclear; 130, 143 or 138 if it was
+asked to end and has saved; 2 bad arguments or files, and nothing was started: one line on the error stream says why.)";
 
 std::string one_line(std::string text) {
   while (!text.empty() && text.back() == '\n') text.pop_back();
@@ -83,6 +101,7 @@ struct Commands {
   SimulateArguments simulate;
   DiffArguments diff;
   TopArguments top;
+  RunSettings run;
 };
 
 void add_plan(CLI::App& app, PlanArguments& arguments) {
@@ -149,6 +168,40 @@ void add_top(CLI::App& app, TopArguments& arguments) {
   command.add_option("--interval", arguments.interval, "seconds between looks")->check(CLI::Range(0.1, 3600.0));
 }
 
+void add_run(CLI::App& app, RunSettings& settings) {
+  auto& command = *app.add_subcommand(
+      "run",
+      "start a program under mpiexec, and again when a rank is lost: autopar run -n N [OPTIONS] -- ./train ARGUMENTS");
+  command.add_option("-n", settings.ranks, "N, ranks")->required();
+  command.add_option("--min-ranks", settings.min_ranks,
+                     "M, fewest ranks that go on when hosts or devices are gone; default: N");
+  command.add_option("--spares", settings.spares, "S, slots of the hostfile that are unused at first");
+  command.add_option("--hostfile", settings.hostfile, "hosts and their slots; default: this host");
+  command.add_option("--max-restarts", settings.max_restarts, "after so many the run ends")->capture_default_str();
+  command.add_option("--folder", settings.folder, "DIR, of this run alone: what became of each start")
+      ->capture_default_str();
+  command.add_flag("--allow-batch-change", settings.may_change_batch,
+                   "with fewer ranks a program that feeds its own batch may go on with a smaller one");
+  command.add_option("--mpiexec", settings.mpiexec, "MPICH's or Open MPI's")->capture_default_str();
+  command.add_option("--mpiexec-arg", settings.mpiexec_arguments, "one more argument of mpiexec; may be repeated")
+      ->allow_extra_args(false);
+  command.footer(kRunHelp);
+}
+
+/// The words behind `--` are the program's own, and what follows --mpiexec-arg is no option of `run`.
+std::vector<std::string> without_program(std::vector<std::string> words, RunSettings& settings) {
+  if (words.empty() || words.front() != "run") return words;
+  const auto end = std::ranges::find(words, "--");
+  if (end != words.end()) settings.program.assign(end + 1, words.end());
+  words.erase(end, words.end());
+  for (std::size_t i = 0; i + 1 < words.size(); ++i) {
+    if (words[i] != "--mpiexec-arg") continue;
+    words[i] += "=" + words[i + 1];
+    words.erase(words.begin() + static_cast<std::ptrdiff_t>(i) + 1);
+  }
+  return words;
+}
+
 /// The files of a command, in their order.
 void require_kinds_of(const std::string& command, const Commands& commands) {
   const auto plan = [](const std::string& path, const char* name = "PLAN") { return FileArgument{name, "plan", path}; };
@@ -196,6 +249,9 @@ std::string refusal_of(const CLI::App& app, const CLI::ParseError& error, const 
     return "'" + words.front() + "' is no command" + like(words.front(), known);
   }
   const auto remaining = used.front()->remaining();
+  const bool lacks_program = used.front()->get_name() == "run" && std::ranges::find(words, "--") == words.end();
+  if (lacks_program && !remaining.empty())
+    return "the program and its arguments come behind '--': autopar run -n N -- ./train ARGUMENTS";
   const auto unknown = std::ranges::find_if(remaining, [](const auto& word) { return word.starts_with("--"); });
   if (error.get_exit_code() != static_cast<int>(CLI::ExitCodes::ExtrasError) || unknown == remaining.end())
     return error.what();
@@ -217,6 +273,7 @@ int run_command(const std::string& command, const Commands& commands, std::ostre
     if (command == "check") return check_command(commands.check, said);
     if (command == "simulate") return simulate_command(commands.simulate, said);
     if (command == "top") return top_command(commands.top, said);
+    if (command == "run") return run_supervised(commands.run);
     return diff_command(commands.diff, said);
   };
   int status = kTrouble;
@@ -232,7 +289,10 @@ int run_command(const std::string& command, const Commands& commands, std::ostre
 
 int parse_and_run(std::vector<std::string> arguments, std::ostream& out, std::ostream& err) {
   Commands commands;
-  CLI::App app("Plans the training of a model on a cluster that need not be there.", "autopar");
+  const auto words = arguments;
+  arguments = without_program(std::move(arguments), commands.run);
+  CLI::App app("Plans the training of a model on a cluster that need not be there, and keeps trainings running.",
+               "autopar");
   app.set_version_flag("--version", kVersion);
   app.require_subcommand(1);
   app.footer(kStatuses);
@@ -243,9 +303,9 @@ int parse_and_run(std::vector<std::string> arguments, std::ostream& out, std::os
   add_diff(app, commands.diff);
   add_top(app, commands.top);
   for (auto* command : app.get_subcommands({})) command->footer(kStatuses);
+  add_run(app, commands.run);
 
   std::string name = "autopar";
-  const auto words = arguments;
   std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
   try {
     app.parse(arguments);

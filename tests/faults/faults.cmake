@@ -1,6 +1,6 @@
 # Jobs with a faulty rank, and a table of what became of them: some in every run, many at night.
 add_executable(fault_ranks "${CMAKE_CURRENT_LIST_DIR}/ranks.cpp")
-target_link_libraries(fault_ranks PRIVATE autopar::runtime autopar_warnings)
+target_link_libraries(fault_ranks PRIVATE autopar::runtime autopar::io autopar_warnings)
 # autopar_add_fault_test(<name> <label> <tries> <ranks>...)
 function(autopar_add_fault_test name label tries)
   add_test(NAME ${name} COMMAND "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/faults.sh" $<TARGET_FILE:fault_ranks>

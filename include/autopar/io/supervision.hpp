@@ -27,6 +27,10 @@ inline constexpr const char* kSupervisionVariable = "AUTOPAR_RUN";
 /// As the variable's value; read back equal.
 [[nodiscard]] std::string to_text(const Supervision& supervision);
 
+/// Where the ranks keep snapshots of a job on each host: /dev/shm/autopar-USER-JOB, of the user's effective number. The
+/// supervisor makes it on its own host and removes it on all of them at the end.
+[[nodiscard]] std::filesystem::path snapshot_folder(const std::string& job);
+
 /// Whether and how this process is supervised.
 /// @param environment  as process_environment()
 /// @throws ConfigError if the variable's value is not of to_text

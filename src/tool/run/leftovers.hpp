@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <sys/types.h>
+
+namespace autopar::tool {
+
+/// Processes of this user on this host, other than this one, whose environment says that they are of the job.
+/// @param proc  "/proc", or a folder like it
+[[nodiscard]] std::vector<::pid_t> processes_of(const std::string& job, const std::filesystem::path& proc = "/proc");
+
+/// Kills them, and waits until they are gone.
+/// @return those that are not after `limit` seconds
+std::vector<::pid_t> kill_processes_of(const std::string& job, double limit);
+
+/// The folder of a job's snapshots on this host while the object lives. Its file `supervisor` says whose it is, so that
+/// a later run can remove what a killed supervisor has left.
+class SnapshotFolder {
+ public:
+  /// Removes those of supervisors of this user and host that are gone; then makes the folder. A host without /dev/shm
+  /// has none, which is no error.
+  explicit SnapshotFolder(std::filesystem::path path);
+  ~SnapshotFolder();
+  SnapshotFolder(const SnapshotFolder&) = delete;
+  SnapshotFolder& operator=(const SnapshotFolder&) = delete;
+
+  [[nodiscard]] const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+/// Removes folders beside `path` of this user's jobs whose supervisor is gone.
+/// @return how many
+int remove_stale_snapshots(const std::filesystem::path& path);
+
+}  // namespace autopar::tool

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <autopar/io/step_page.hpp>
+
+#include "console.hpp"
+#include "fault_report.hpp"
+#include "launcher.hpp"
+#include "output.hpp"
+#include "process.hpp"
+#include "signals.hpp"
+
+namespace autopar::tool {
+
+/// What became of a start.
+struct StartOutcome {
+  int launcher_status = 0;  ///< of mpiexec, 128 + the signal if it was killed
+  bool is_cut_off = false;  ///< mpiexec did not end by itself
+  FaultReport report;
+  LastLines last_lines;
+  std::optional<StepReached> first, last;  ///< steps that were reached; the first one within a second
+};
+
+/// Runs mpiexec once: hands its output and signals on, and ends it where it goes on without a rank.
+class OneStart {
+ public:
+  /// @param step  the file in which rank 0 says how far it is
+  /// @throws InvalidArgument if mpiexec cannot be started
+  OneStart(const Command& command, const std::vector<std::string>& environment, std::filesystem::path step,
+           const Console& console, Signals& signals);
+
+  /// Until mpiexec has ended and its output is written.
+  [[nodiscard]] StartOutcome run();
+
+ private:
+  void take(std::string_view line);
+  void hand_signals_on();
+  void end_what_is_lost();
+  void look_at_step();
+  void wait(int milliseconds);
+  [[nodiscard]] int patience() const;
+  [[nodiscard]] bool is_over();
+
+  Signals& signals_;
+  std::filesystem::path step_file_;
+  std::optional<StepReached> step_before_;
+  StartOutcome outcome_;
+  Relay out_, err_;
+  Process process_;
+  int requests_ = 0;                               ///< handed on
+  std::optional<double> lost_since_, over_since_;  ///< seconds of a steady clock
+  std::size_t forces_ = 0;                         ///< signals that mpiexec got for going on without a rank
+};
+
+}  // namespace autopar::tool

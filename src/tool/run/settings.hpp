@@ -1,0 +1,24 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace autopar::tool {
+
+/// The command line of `autopar run`.
+struct RunSettings {
+  int ranks = 0;
+  int min_ranks = 0;  ///< fewest that a restart may have; 0 = as many as `ranks`
+  int spares = 0;     ///< slots of the hostfile that are kept unused at first
+  int max_restarts = 10;
+  std::string hostfile;  ///< empty: this host
+  std::string folder = "autopar-run";
+  bool may_change_batch = false;
+  std::string mpiexec = "mpiexec";
+  std::vector<std::string> mpiexec_arguments;
+  std::vector<std::string> program;  ///< what stands after `--`
+
+  [[nodiscard]] int fewest() const { return min_ranks == 0 ? ranks : min_ranks; }
+};
+
+}  // namespace autopar::tool
