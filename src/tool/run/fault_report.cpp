@@ -136,32 +136,53 @@ std::optional<Fault> fault_in(std::string_view line) {
 
 void FaultReport::read(std::string_view line) {
   if (!fault_) fault_ = fault_in(line);
-  Words hydra_signal(line);  // "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)"
-  if (hydra_signal.skip("YOUR APPLICATION TERMINATED WITH THE EXIT STRING: ")) {
-    is_lost_ = true;
-    if (!signal_ && hydra_signal.skip_to("(signal ")) signal_ = hydra_signal.number();
-  }
-  Words hydra(line);  // "=   KILLED BY SIGNAL: 9 (Killed)" below the next one, in other versions
-  if (hydra.skip("=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES")) is_lost_ = true;
-  if (!signal_ && hydra.skip("=   KILLED BY SIGNAL: ")) signal_ = hydra.number();
-  Words open_mpi(line);  // "mpirun noticed that process rank 2 with PID 0 on node vm exited on signal 9 (Killed)."
-  if (open_mpi.skip_to(" noticed that process rank ") && open_mpi.skip_to(" exited on signal ")) {
-    is_lost_ = true;
-    if (!signal_) signal_ = open_mpi.number();
-  }
+  read_hydra(line);
+  read_open_mpi(line);
   Words abort(line);  // "Abort(3) on node 2 (rank 2 in comm 496): application called MPI_Abort(…"
-  if (!abort_ && abort.skip("Abort(")) {
-    const auto status = abort.number();
-    if (status && abort.skip(") on node ") && abort.rest().find("application called MPI_Abort(") != kNowhere)
-      abort_ = status;
+  if (abort_ || !abort.skip("Abort(")) return;
+  const auto status = abort.number();
+  if (status && abort.skip(") on node ") && abort.rest().find("application called MPI_Abort(") != kNowhere)
+    abort_ = status;
+}
+
+// =   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+// =   PID 9022 RUNNING AT vm, which may be one that was killed because of another
+// =   KILLED BY SIGNAL: 9 (Killed), or EXIT CODE: 9
+// YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)
+void FaultReport::read_hydra(std::string_view line) {
+  Words words(line);
+  if (words.skip("YOUR APPLICATION TERMINATED WITH THE EXIT STRING: ")) {
+    is_lost_ = true;
+    if (!signal_ && words.skip_to("(signal ")) signal_ = words.number();
+  } else if (words.skip("=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES")) {
+    is_lost_ = true;
+  } else if (words.skip("=   KILLED BY SIGNAL: ")) {
+    if (!signal_) signal_ = words.number();
   }
+}
+
+// mpirun noticed that process rank 2 with PID 0 on node vm exited on signal 9 (Killed).
+void FaultReport::read_open_mpi(std::string_view line) {
+  Words words(line);
+  if (!words.skip_to(" noticed that process rank ")) return;
+  const auto rank = words.number();
+  if (!rank || !words.skip_to(" exited on signal ")) return;
+  is_lost_ = true;
+  if (!signal_) signal_ = words.number();
+  blame(*rank);
+}
+
+void FaultReport::blame(int rank) {
+  if (launchers_) return;
+  const auto how = signal_ ? "was killed by signal " + std::to_string(*signal_) : std::string("has ended");
+  launchers_ = Fault{FaultKind::kEnded, rank, "", "its process " + how + ""};
 }
 
 // Hydra's own status is that of any process, also of one that it killed because another had failed.
 int FaultReport::status(int launcher_status) const {
   constexpr int kMostStatus = 255;
   if (launcher_status == 0) return 0;
-  const bool is_killed = !fault_ || fault_->kind == FaultKind::kEnded;
+  const bool is_killed = !fault() || fault()->kind == FaultKind::kEnded;
   if (is_killed && signal_ && *signal_ > 0 && *signal_ < kShellSignal) return kShellSignal + *signal_;
   if (abort_ && *abort_ > 0 && *abort_ <= kMostStatus) return *abort_;
   if (signal_) return 1;  // of the launcher's making

@@ -28,23 +28,29 @@ struct Fault {
 /// print what it likes.
 [[nodiscard]] std::optional<Fault> fault_in(std::string_view line);
 
-/// Reads a job's output and keeps who failed first, and how the launcher says that processes ended.
+/// Reads a job's output and keeps who failed first: as a rank says, or else as the launcher does, which may end all
+/// ranks before one has spoken.
 class FaultReport {
  public:
   void read(std::string_view line);
 
-  [[nodiscard]] const std::optional<Fault>& fault() const { return fault_; }
+  [[nodiscard]] const std::optional<Fault>& fault() const { return fault_ ? fault_ : launchers_; }
+  /// The launcher has lost this rank, which counts where no rank has spoken.
+  void blame(int rank);
   /// The signal that ended a process, as the launcher says.
   [[nodiscard]] std::optional<int> signal() const { return signal_; }
   /// Whether the job cannot go on: a rank has said who failed, or the launcher that a process has ended badly.
-  [[nodiscard]] bool is_lost() const { return fault_ || is_lost_; }
+  [[nodiscard]] bool is_lost() const { return fault() || is_lost_; }
 
   /// The exit status of the program.
   /// @param launcher_status  of mpiexec, 128 + the signal if it was killed
   [[nodiscard]] int status(int launcher_status) const;
 
  private:
-  std::optional<Fault> fault_;
+  void read_hydra(std::string_view line);
+  void read_open_mpi(std::string_view line);
+
+  std::optional<Fault> fault_, launchers_;
   std::optional<int> signal_, abort_;
   bool is_lost_ = false;
 };

@@ -38,33 +38,51 @@ bool is_own(const fs::path& path, mode_t kind) {
   return ::lstat(path.c_str(), &status) == 0 && (status.st_mode & S_IFMT) == kind && status.st_uid == ::geteuid();
 }
 
-/// "AUTOPAR_RUN=…" of an environment as /proc has it.
-bool is_of(const std::string& environment, const std::string& job) {
-  std::istringstream entries(environment);
+/// What an environment, as /proc has it, says of the job and of the rank.
+struct JobWords {
   std::vector<std::string> told;
-  const std::string prefix = std::string(kSupervisionVariable) + "=";
-  for (std::string entry; std::getline(entries, entry, '\0');) {
-    if (entry.starts_with(prefix)) told.push_back(entry);
-  }
-  try {
-    const auto read = supervision(told);
-    return read && read->job == job;
-  } catch (const Error&) {
-    return false;  // not of this program's making
-  }
-}
+  std::optional<int> rank;
 
-/// The 22nd value of /proc/PID/stat, in ticks since the host's start; the second is a name in brackets. 0: no process.
-std::uint64_t start_of(::pid_t process) {
-  constexpr int kAfterName = 19;
-  const auto line = content_of("/proc/" + std::to_string(process) + "/stat");
+  explicit JobWords(const std::string& environment) {
+    std::istringstream entries(environment);
+    for (std::string entry; std::getline(entries, entry, '\0');) {
+      const auto value = entry.find('=') + 1;
+      const auto name = entry.substr(0, value);
+      if (name == std::string(kSupervisionVariable) + "=") told.push_back(entry);
+      if (name != "PMI_RANK=" && name != "OMPI_COMM_WORLD_RANK=") continue;
+      int number = 0;
+      const auto [end, error] = std::from_chars(entry.data() + value, entry.data() + entry.size(), number);
+      if (error == std::errc() && end == entry.data() + entry.size()) rank = number;
+    }
+  }
+
+  [[nodiscard]] bool are_of(const std::string& job) const {
+    try {
+      const auto read = supervision(told);
+      return read && read->job == job;
+    } catch (const Error&) {
+      return false;  // not of this program's making
+    }
+  }
+};
+
+/// A number of /proc/PID/stat. 0: no process.
+/// @param place  counted from 1 as proc(5) does; the second value is a name in brackets, which may hold anything
+std::uint64_t stat_value(const fs::path& process, int place) {
+  const auto line = content_of(process / "stat");
   const auto name_end = line.rfind(')');
   if (name_end == std::string::npos) return 0;
   std::istringstream values(line.substr(name_end + 1));
   std::string skipped;
-  for (int i = 0; i < kAfterName; ++i) values >> skipped;
-  std::uint64_t start = 0;
-  return values >> start ? start : 0;
+  for (int i = 3; i < place; ++i) values >> skipped;
+  std::uint64_t value = 0;
+  return values >> value ? value : 0;
+}
+
+/// In ticks since the host's start.
+std::uint64_t start_of(::pid_t process) {
+  constexpr int kPlace = 22;
+  return stat_value("/proc/" + std::to_string(process), kPlace);
 }
 
 /// Where process ids mean the same: containers that share /dev/shm have ids of their own, and so has each boot.
@@ -103,25 +121,29 @@ bool is_stale(const fs::path& folder) {
 
 }  // namespace
 
-std::vector<::pid_t> processes_of(const std::string& job, const fs::path& proc) {
-  std::vector<::pid_t> found;
+std::vector<JobProcess> processes_of(const std::string& job, const fs::path& proc) {
+  std::vector<JobProcess> found;
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(proc, error)) {
     const auto name = entry.path().filename().string();
     ::pid_t process = 0;
     const auto [end, problem] = std::from_chars(name.data(), name.data() + name.size(), process);
     if (problem != std::errc() || end != name.data() + name.size() || process == ::getpid()) continue;
-    if (is_own(entry.path(), S_IFDIR) && is_of(content_of(entry.path() / "environ"), job)) found.push_back(process);
+    if (!is_own(entry.path(), S_IFDIR)) continue;
+    const JobWords words(content_of(entry.path() / "environ"));
+    constexpr int kParentPlace = 4;
+    if (words.are_of(job))
+      found.push_back({process, static_cast<::pid_t>(stat_value(entry.path(), kParentPlace)), words.rank});
   }
   return found;
 }
 
-std::vector<::pid_t> kill_processes_of(const std::string& job, double limit) {
+std::vector<JobProcess> kill_processes_of(const std::string& job, double limit) {
   constexpr std::chrono::milliseconds kPause(50);
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(limit);
   auto left = processes_of(job);
   while (!left.empty()) {
-    for (const auto process : left) ::kill(process, SIGKILL);
+    for (const auto& each : left) ::kill(each.process, SIGKILL);
     if (std::chrono::steady_clock::now() >= end) break;
     std::this_thread::sleep_for(kPause);
     left = processes_of(job);

@@ -20,8 +20,8 @@ struct Force {
   int signal;
 };
 constexpr std::array<Force, 2> kForces{{{20, SIGTERM}, {23, SIGKILL}}};
-constexpr double kDrainLimit = 1;  ///< for output, after the end of mpiexec, in seconds
-constexpr int kStepPause = 1000;   ///< milliseconds between two looks for the first step
+constexpr double kDrainLimit = 1;                           ///< for output, after the end of mpiexec, in seconds
+constexpr double kShortestPause = 0.05, kLongestPause = 1;  ///< seconds between two looks at the ranks
 
 double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -44,16 +44,19 @@ void Console::say(const std::string& text) const {
   }
 }
 
-OneStart::OneStart(const Command& command, const std::vector<std::string>& environment, std::filesystem::path step,
-                   const Console& console, Signals& signals)
+OneStart::OneStart(const Command& command, const std::vector<std::string>& environment, std::string job,
+                   std::filesystem::path step, const Console& console, Signals& signals)
     : signals_(signals),
       step_file_(std::move(step)),
       step_before_(step_reached(step_file_)),
+      ranks_(std::move(job)),
       out_(console.out, [this](std::string_view line) { take(line); }),
       err_(console.err, [this](std::string_view line) { take(line); }),
       process_(command, environment, out_.child_end(), err_.child_end(), signals) {
   out_.started();
   err_.started();
+  look_pause_ = kShortestPause;
+  next_look_ = seconds_now() + look_pause_;
 }
 
 void OneStart::take(std::string_view line) {
@@ -66,12 +69,21 @@ StartOutcome OneStart::run() {
   while (!is_over()) {
     hand_signals_on();
     end_what_is_lost();
-    if (!outcome_.first) look_at_step();
+    look_early();
     wait(patience());
   }
   look_at_step();
+  blame();
   outcome_.launcher_status = shell_status(process_.wait_status().value_or(0));
   return std::move(outcome_);
+}
+
+/// Where the launcher alone has spoken, the rank that ended just before it is the one that failed.
+void OneStart::blame() {
+  constexpr double kJustBefore = 1;
+  if (!lost_since_ || outcome_.report.fault()) return;
+  ranks_.note_ends(seconds_now());
+  if (const auto rank = ranks_.first_ended(*lost_since_ - kJustBefore)) outcome_.report.blame(*rank);
 }
 
 /// Output may be left when mpiexec has ended; and a process that outlives it may hold it open for ever.
@@ -86,11 +98,12 @@ bool OneStart::is_over() {
 }
 
 int OneStart::patience() const {
-  int patience = outcome_.first ? -1 : kStepPause;
+  int patience = -1;
   const auto until = [&](double time) {
     const int left = milliseconds_until(time);
     patience = patience < 0 ? left : std::min(patience, left);
   };
+  if (!outcome_.first) until(next_look_);
   if (over_since_) {
     if (out_.is_reading() || err_.is_reading()) until(*over_since_ + kDrainLimit);
   } else if (lost_since_ && forces_ < kForces.size()) {
@@ -100,8 +113,8 @@ int OneStart::patience() const {
 }
 
 void OneStart::wait(int milliseconds) {
-  std::array<pollfd, 3> polled{pollfd{signals_.descriptor(), POLLIN, 0}, pollfd{out_.polled(), out_.events(), 0},
-                               pollfd{err_.polled(), err_.events(), 0}};
+  std::array<pollfd, 4> polled{pollfd{signals_.descriptor(), POLLIN, 0}, pollfd{out_.polled(), out_.events(), 0},
+                               pollfd{err_.polled(), err_.events(), 0}, pollfd{ranks_.descriptor(), POLLIN, 0}};
   if (::poll(polled.data(), polled.size(), milliseconds) <= 0) return;
   if (polled[0].revents != 0 && signals_.read()) {
     out_.copy_size();
@@ -110,6 +123,7 @@ void OneStart::wait(int milliseconds) {
   }
   if (polled[1].revents != 0) out_.work();
   if (polled[2].revents != 0) err_.work();
+  if (polled[3].revents != 0) ranks_.note_ends(seconds_now());
 }
 
 /// The first lets the ranks save, the second ends them; a third finds something that does neither.
@@ -132,6 +146,15 @@ void OneStart::end_what_is_lost() {
     outcome_.is_cut_off = true;
     process_.send_to_group(kForces[forces_].signal);
   }
+}
+
+/// Which process is which rank, and the first step: soon after the start, then ever less often.
+void OneStart::look_early() {
+  if (outcome_.first || seconds_now() < next_look_) return;
+  look_at_step();
+  ranks_.look();
+  look_pause_ = std::min(2 * look_pause_, kLongestPause);
+  next_look_ = seconds_now() + look_pause_;
 }
 
 void OneStart::look_at_step() {

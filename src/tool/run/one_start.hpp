@@ -14,6 +14,7 @@
 #include "launcher.hpp"
 #include "output.hpp"
 #include "process.hpp"
+#include "rank_watch.hpp"
 #include "signals.hpp"
 
 namespace autopar::tool {
@@ -30,19 +31,22 @@ struct StartOutcome {
 /// Runs mpiexec once: hands its output and signals on, and ends it where it goes on without a rank.
 class OneStart {
  public:
+  /// @param job   names it, as `environment` does
   /// @param step  the file in which rank 0 says how far it is
   /// @throws InvalidArgument if mpiexec cannot be started
-  OneStart(const Command& command, const std::vector<std::string>& environment, std::filesystem::path step,
-           const Console& console, Signals& signals);
+  OneStart(const Command& command, const std::vector<std::string>& environment, std::string job,
+           std::filesystem::path step, const Console& console, Signals& signals);
 
   /// Until mpiexec has ended and its output is written.
   [[nodiscard]] StartOutcome run();
 
  private:
+  void blame();
   void take(std::string_view line);
   void hand_signals_on();
   void end_what_is_lost();
   void look_at_step();
+  void look_early();
   void wait(int milliseconds);
   [[nodiscard]] int patience() const;
   [[nodiscard]] bool is_over();
@@ -51,9 +55,11 @@ class OneStart {
   std::filesystem::path step_file_;
   std::optional<StepReached> step_before_;
   StartOutcome outcome_;
+  RankWatch ranks_;
   Relay out_, err_;
   Process process_;
-  int requests_ = 0;                               ///< handed on
+  int requests_ = 0;  ///< handed on
+  double next_look_ = 0, look_pause_ = 0;
   std::optional<double> lost_since_, over_since_;  ///< seconds of a steady clock
   std::size_t forces_ = 0;                         ///< signals that mpiexec got for going on without a rank
 };

@@ -125,7 +125,7 @@ StartOutcome Supervisor::start_once(StartRecord& record) {
   }
   record = {job_, launcher_.job(starts_.ranks(), hostfile, settings_.program), starts_.ranks(), hosts_, now(), 0, 0,
             {}};
-  OneStart start(record.command, environment(starts_.number()), folder_ / "step", console_, signals_);
+  OneStart start(record.command, environment(starts_.number()), job_, folder_ / "step", console_, signals_);
   auto outcome = start.run();
   record.end = now();
   record.status = outcome.report.status(outcome.launcher_status);
