@@ -1,7 +1,8 @@
 // One rank of a job; faults.sh starts it, some with a fault, and judges what comes out.
 // usage: fault_ranks FAULT MARKER
 //        fault_ranks FAULT MARKER RANK LAST_START [STEPS], under `autopar run` (supervised.sh): that rank has the fault
-//        in the first LAST_START starts. Each start goes on with the step that the earlier one reached.
+//        in the first LAST_START starts. Each start goes on with the step that the earlier one reached; "again-FAULT"
+//        begins anew.
 
 #include <autopar/core/error.hpp>
 #include <autopar/io/config.hpp>
@@ -37,6 +38,7 @@ struct Fault {
   int rank = -1;       ///< -1: this one, whichever it is
   int last_start = 1;  ///< of those that have it
   int steps = kSteps;
+  bool begins_anew = false;
 };
 
 /// How far supervised ranks have come.
@@ -87,7 +89,7 @@ int train(World& world, const Fault& fault) {
   for (int rank = 0; rank < world.size(); ++rank) ranks.emplace_back(rank);
   const GroupId everyone = transport.make_group(ranks);
   Progress progress(world);
-  const int first = progress.first();
+  const int first = fault.begins_anew ? 0 : progress.first();
   world.barrier("first step");
   for (int step = first; step < fault.steps; ++step) {
     if (step == first + kFaultyStep && progress.has(fault)) misbehave(world, fault.kind);
@@ -108,6 +110,9 @@ int run(int argc, char** argv, const Fault& fault) {
   if (fault.kind == "absent") std::this_thread::sleep_for(10min);
   if (fault.kind == "ends-early") return 0;
   World world(argc, argv);
+  for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) {  // MPI has its own until now
+    if (fault.rank >= 0) std::signal(signal, [](int number) { asked = number; });
+  }
   if (fault.kind == "stops-first") ::raise(SIGSTOP);
   world.barrier("step 0");
   world.set_stall_limits({Seconds(1), Seconds(2)});
@@ -119,10 +124,12 @@ int run(int argc, char** argv, const Fault& fault) {
 int main(int argc, char** argv) {
   Fault fault;
   if (argc > 1) fault.kind = argv[1];
+  const std::string again = "again-";
+  fault.begins_anew = fault.kind.starts_with(again);
+  if (fault.begins_anew) fault.kind.erase(0, again.size());
   if (argc > 4) {
     fault.rank = std::stoi(argv[3]);
     fault.last_start = std::stoi(argv[4]);
-    for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) std::signal(signal, [](int number) { asked = number; });
   }
   if (argc > 5) fault.steps = std::stoi(argv[5]);
   if (fault.kind == "throws-uncaught") return run(argc, argv, fault);

@@ -179,14 +179,14 @@ void FaultReport::blame(int rank) {
 }
 
 // Hydra's own status is that of any process, also of one that it killed because another had failed.
-int FaultReport::status(int launcher_status) const {
-  constexpr int kMostStatus = 255;
+int FaultReport::status(std::optional<int> launcher_status) const {
+  constexpr int kMostStatus = 255, kUnclear = 1, kOfLauncher = 255;
   if (launcher_status == 0) return 0;
   const bool is_killed = !fault() || fault()->kind == FaultKind::kEnded;
   if (is_killed && signal_ && *signal_ > 0 && *signal_ < kShellSignal) return kShellSignal + *signal_;
   if (abort_ && *abort_ > 0 && *abort_ <= kMostStatus) return *abort_;
-  if (signal_) return 1;  // of the launcher's making
-  return launcher_status;
+  const bool is_unclear = !launcher_status || signal_ || (fault() && launcher_status == kOfLauncher);
+  return is_unclear ? kUnclear : *launcher_status;
 }
 
 std::string described(const Fault& fault) {

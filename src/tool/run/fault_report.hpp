@@ -43,8 +43,8 @@ class FaultReport {
   [[nodiscard]] bool is_lost() const { return fault() || is_lost_; }
 
   /// The exit status of the program.
-  /// @param launcher_status  of mpiexec, 128 + the signal if it was killed
-  [[nodiscard]] int status(int launcher_status) const;
+  /// @param launcher_status  of mpiexec, 128 + the signal if it was killed; nothing if that was not by itself
+  [[nodiscard]] int status(std::optional<int> launcher_status) const;
 
  private:
   void read_hydra(std::string_view line);

@@ -132,7 +132,7 @@ void OneStart::hand_signals_on() {
   if (process_.wait_status()) return;
   for (const int signal : signals_.take_requests()) {
     if (++requests_ <= kMostHandedOn) {
-      process_.send(signal == SIGHUP ? SIGTERM : signal);
+      process_.send(signal);
     } else {
       outcome_.is_cut_off = true;
       process_.send_to_group(SIGKILL);

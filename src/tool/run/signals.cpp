@@ -46,9 +46,8 @@ bool Signals::read() {
     const int signal = static_cast<int>(info.ssi_signo);
     is_resized = is_resized || signal == SIGWINCH;
     if (!asks_for_the_end(signal)) continue;
-    if (first_ == 0) first_ = signal;
-    ++seen_;
-    requests_.push_back(signal);
+    requests_.push_back(signal == SIGHUP ? SIGTERM : signal);  // programs know the latter
+    if (++seen_ == 1) first_ = requests_.back();
   }
   return is_resized;
 }

@@ -23,7 +23,7 @@ class Signals {
   /// Takes note of what has come. @return whether the terminal has another size
   bool read();
 
-  /// Those that ask for the end, in their order, each once.
+  /// Those that ask for the end, in their order, each once; SIGTERM for SIGHUP.
   [[nodiscard]] std::vector<int> take_requests();
   [[nodiscard]] int requests_seen() const { return seen_; }
   /// The first that ever came; 0: none.

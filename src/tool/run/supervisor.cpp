@@ -94,14 +94,16 @@ int Supervisor::run() {
   for (;;) {
     StartRecord record;
     const auto outcome = start_once(record);
+    const bool is_asked = signals_.first_request() != 0;
     const auto next = after(outcome, record.status);
-    if (next == NextStart::kInterrupted && record.status == 0) record.status = kShellSignal + signals_.first_request();
-    record.next = words_of(next, outcome, record.status);
+    const bool is_asked_since = !is_asked && signals_.first_request() != 0;
+    const int status = is_asked_since ? kShellSignal + signals_.first_request() : record.status;
+    record.next = words_of(next, outcome, status);
     this->record(record, outcome);
     if (next != NextStart::kFinished || starts_.number() > 1) console_.say(printable_line(record.next));
     if (next == NextStart::kRestart) continue;
     if (watch_.are_named()) watch_.remove_elsewhere(snapshots.path(), environment(starts_.number()), signals_);
-    return record.status;
+    return status;
   }
 }
 
@@ -128,7 +130,9 @@ StartOutcome Supervisor::start_once(StartRecord& record) {
   OneStart start(record.command, environment(starts_.number()), job_, folder_ / "step", console_, signals_);
   auto outcome = start.run();
   record.end = now();
-  record.status = outcome.report.status(outcome.launcher_status);
+  record.status = outcome.report.status(outcome.is_cut_off ? std::nullopt : std::optional(outcome.launcher_status));
+  // Hydra may lose the ranks' status when it has handed a signal on. To start a run that is done costs little.
+  if (record.status == 0 && signals_.first_request() != 0) record.status = kShellSignal + signals_.first_request();
   return outcome;
 }
 
