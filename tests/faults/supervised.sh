@@ -11,21 +11,6 @@ trap 'rm -rf "$folder"' EXIT
 cd "$folder" || exit 2
 export AUTOPAR_START_TIMEOUT=20
 
-# A launcher for hosts that are all this one. Those that the file `gone` names are not reached, as ssh says it.
-cat > launch <<'SCRIPT'
-#!/usr/bin/env bash
-while [[ ${1:-} == -* ]]; do shift; done
-host=$1
-shift
-if grep -qx "$host" "$(dirname "$0")/gone" 2> /dev/null; then
-  echo "ssh: connect to host $host port 22: No route to host" >&2
-  exit 255
-fi
-exec sh -c "$*"
-SCRIPT
-chmod +x launch
-elsewhere=(--mpiexec-arg -launcher --mpiexec-arg ssh --mpiexec-arg -launcher-exec --mpiexec-arg "$folder/launch")
-
 # supervise NAME ARGUMENT...: `autopar run` in the folder NAME; its output goes to NAME.log.
 supervise() {
   local name=$1
@@ -135,11 +120,12 @@ restarts() {
   says most 'start 2 of at most 2' '1 restart, as --max-restarts allows: the run ends with status 137'
 }
 
-# A rank that the launcher alone knows of, and a process of its own that outlives it; without the launcher's socket, for
-# which that would wait.
+# A rank that the launcher alone knows of, and a process of its own that outlives it; without the launcher's descriptors,
+# for which that would wait.
 without_world() {
-  supervise bare -n 2 -- sh -c 'case $AUTOPAR_RUN in *\"start\":2,*) exit 0 ;; esac
-    (eval "exec $PMI_FD>&-"; setsid sh -c "sleep 300; : '"${marker}bare-"'") > /dev/null 2>&1 &
+  supervise bare -n 2 -- bash -c 'case $AUTOPAR_RUN in *\"start\":2,*) exit 0 ;; esac
+    (for path in /proc/self/fd/*; do ((${path##*/} > 2)) && eval "exec ${path##*/}>&-"; done
+    exec setsid sh -c "sleep 300; : '"${marker}bare-"'") > /dev/null 2>&1 < /dev/null &
     sleep 1; [ "$PMI_RANK" = 1 ] && kill -9 $$; sleep 300'
   ends bare $? 0 2
   says bare 'rank 1 failed: its process was killed by signal 9'
@@ -161,27 +147,59 @@ to_mpiexec() {
   ends direct $? 143 1
 }
 
-lost_host() { # NAME STATUS STARTS OPTION...: host nodeb is lost with its rank 2 when a step is done
+# hosts_of NAME LINE...: a hostfile, and a launcher for hosts that are all this one. Those that the file `gone` names are
+# not reached, as ssh says it.
+hosts_of() {
+  local name=$1
+  shift
+  mkdir "at-$name"
+  printf '%s\n' "$@" > "at-$name/hosts"
+  cat > "at-$name/launch" <<'SCRIPT'
+#!/usr/bin/env bash
+while [[ ${1:-} == -* ]]; do shift; done
+host=$1
+shift
+if grep -qx "$host" "$(dirname "$0")/gone" 2> /dev/null; then
+  echo "ssh: connect to host $host port 22: No route to host" >&2
+  exit 255
+fi
+exec sh -c "$*"
+SCRIPT
+  chmod +x "at-$name/launch"
+  elsewhere=(--hostfile "at-$name/hosts" --mpiexec-arg -launcher --mpiexec-arg ssh --mpiexec-arg -launcher-exec
+    --mpiexec-arg "$folder/at-$name/launch")
+}
+# lost_host NAME STATUS STARTS OPTION...: host nodeb is lost with its rank 2 when a step is done
+lost_host() {
   local name=$1 status=$2 starts=$3
   shift 3
-  rm -f gone
-  begin "$name" -n 3 --hostfile hosts "${elsewhere[@]}" "$@" -- "$program" none "$marker$name-" 1 1 300
-  echo nodeb > gone
+  begin "$name" -n 3 "${elsewhere[@]}" "$@" -- "$program" none "$marker$name-" 1 1 300
+  echo nodeb > "at-$name/gone"
   kill -9 $(ranks_of "$name" 2)
   wait "$process"
   ends "$name" $? "$status" "$starts"
 }
-hosts() {
-  printf 'nodea:2 # two\nnodeb slots=1\nnodec\n' > hosts
+spare() {
+  hosts_of spare 'nodea:2 # two' 'nodeb slots=1' nodec
   lost_host spare 0 2 --spares 1
   says spare "rank 2 failed" 'restarting with 3 ranks.*host nodeb does not answer: now on nodea .2., nodec .1.'
   [ "$(cat spare/hosts)" = $'nodea:2\nnodec:1' ] || wrong spare "it wrote other hosts"
-  printf 'nodea:2\nnodeb:1\n' > hosts
+}
+fewer() {
+  hosts_of fewer nodea:2 nodeb:1
   lost_host fewer 0 2 --min-ranks 2
   says fewer 're-planned for 2 ranks; host nodeb does not answer: now on nodea .2.'
-  lost_host none '1|137' 1 # some versions of Hydra stumble over the lost host, and do not say of what the rank has died
+}
+none() {
+  hosts_of none nodea:2 nodeb:1
+  # Some versions of Hydra stumble over the lost host, and do not say of what the rank has died.
+  lost_host none '1|137' 1
   says none '2 slots left for at least 3 ranks, as host nodeb does not answer: the run ends with status'
-  supervise at-first -n 3 --hostfile hosts "${elsewhere[@]}" -- "$program" none "${marker}at-first-" 1 1 40
+}
+at_first() {
+  hosts_of at-first nodea:2 nodeb:1
+  echo nodeb > at-at-first/gone
+  supervise at-first -n 3 "${elsewhere[@]}" -- "$program" none "${marker}at-first-" 1 1 40
   [ $? = 2 ] || wrong at-first "its status is not 2"
   says at-first '2 slots left for at least 3 ranks, as host nodeb does not answer'
 }
@@ -273,7 +291,15 @@ output() { # as it comes, unchanged, on both streams
   [ "$(wc -l < output/start-0001.log)" = 200 ] || wrong output "the log has not the last 200 lines"
 }
 
-if [ "$length" = long ]; then faults 0 1 2; else faults 1; fi
+# Most of their time these wait for hosts that do not answer.
+jobs=()
+for case in spare fewer none at_first; do
+  (
+    "$case" 2> "$case.verdict"
+    exit "$worst"
+  ) &
+  jobs+=($!)
+done
 same_step
 restarts
 without_world
@@ -281,10 +307,16 @@ signals TERM 143
 signals INT 130
 signals USR1 138
 to_mpiexec
-hosts
 locked
 terminal
 output
-if [ "$length" = long ]; then hanging; fi
-echo "$cases cases"
+for job in "${jobs[@]}"; do wait "$job" || worst=1; done
+cat ./*.verdict >&2
+if [ "$length" = long ]; then
+  faults 0 1 2
+  hanging
+else
+  faults 1
+fi
+echo "$cases cases, and 4 with hosts"
 exit "$worst"
