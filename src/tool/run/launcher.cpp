@@ -1,5 +1,7 @@
 #include "launcher.hpp"
 
+#include <csignal>
+
 #include <autopar/io/supervision.hpp>
 
 namespace autopar::tool {
@@ -18,6 +20,8 @@ std::optional<LauncherKind> launcher_kind(std::string_view version) {
   if (says("HYDRA") || says("Hydra") || says("Intel(R) MPI")) return LauncherKind::kHydra;
   return std::nullopt;
 }
+
+int first_signal(LauncherKind kind, int asked) { return kind == LauncherKind::kOpenMpi ? SIGUSR1 : asked; }
 
 Command Launcher::job(int ranks, const std::string& hostfile, const Command& what) const {
   Command command{program};

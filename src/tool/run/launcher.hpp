@@ -19,6 +19,10 @@ enum class LauncherKind : std::uint8_t {
 /// By what `mpiexec --version` prints.
 [[nodiscard]] std::optional<LauncherKind> launcher_kind(std::string_view version);
 
+/// What makes it ask the ranks for the end, so that they have time to save. Open MPI kills them some seconds after
+/// SIGINT and SIGTERM, and hands SIGUSR1 on.
+[[nodiscard]] int first_signal(LauncherKind kind, int asked);
+
 /// An mpiexec with the options that the user gave it.
 struct Launcher {
   LauncherKind kind = LauncherKind::kHydra;

@@ -44,15 +44,14 @@ void Console::say(const std::string& text) const {
   }
 }
 
-OneStart::OneStart(const Command& command, const std::vector<std::string>& environment, std::string job,
-                   std::filesystem::path step, const Console& console, Signals& signals)
+OneStart::OneStart(StartPlan plan, const Console& console, Signals& signals)
     : signals_(signals),
-      step_file_(std::move(step)),
-      step_before_(step_reached(step_file_)),
-      ranks_(std::move(job)),
+      plan_(std::move(plan)),
+      step_before_(step_reached(plan_.step)),
+      ranks_(plan_.job),
       out_(console.out, [this](std::string_view line) { take(line); }),
       err_(console.err, [this](std::string_view line) { take(line); }),
-      process_(command, environment, out_.child_end(), err_.child_end(), signals) {
+      process_(plan_.command, plan_.environment, out_.child_end(), err_.child_end(), signals) {
   out_.started();
   err_.started();
   look_pause_ = kShortestPause;
@@ -132,7 +131,7 @@ void OneStart::hand_signals_on() {
   if (process_.wait_status()) return;
   for (const int signal : signals_.take_requests()) {
     if (++requests_ <= kMostHandedOn) {
-      process_.send(signal);
+      process_.send(requests_ == 1 ? first_signal(plan_.launcher, signal) : signal);
     } else {
       outcome_.is_cut_off = true;
       process_.send_to_group(SIGKILL);
@@ -158,7 +157,7 @@ void OneStart::look_early() {
 }
 
 void OneStart::look_at_step() {
-  const auto reached = step_reached(step_file_);
+  const auto reached = step_reached(plan_.step);
   if (!reached || reached == step_before_) return;
   if (!outcome_.first) outcome_.first = reached;
   outcome_.last = reached;

@@ -28,14 +28,20 @@ struct StartOutcome {
   std::optional<StepReached> first, last;  ///< steps that were reached; the first one within a second
 };
 
+/// What is started.
+struct StartPlan {
+  LauncherKind launcher = LauncherKind::kHydra;
+  Command command;
+  std::vector<std::string> environment;
+  std::string job;             ///< as the environment names it
+  std::filesystem::path step;  ///< the file in which rank 0 says how far it is
+};
+
 /// Runs mpiexec once: hands its output and signals on, and ends it where it goes on without a rank.
 class OneStart {
  public:
-  /// @param job   names it, as `environment` does
-  /// @param step  the file in which rank 0 says how far it is
   /// @throws InvalidArgument if mpiexec cannot be started
-  OneStart(const Command& command, const std::vector<std::string>& environment, std::string job,
-           std::filesystem::path step, const Console& console, Signals& signals);
+  OneStart(StartPlan plan, const Console& console, Signals& signals);
 
   /// Until mpiexec has ended and its output is written.
   [[nodiscard]] StartOutcome run();
@@ -52,7 +58,7 @@ class OneStart {
   [[nodiscard]] bool is_over();
 
   Signals& signals_;
-  std::filesystem::path step_file_;
+  StartPlan plan_;
   std::optional<StepReached> step_before_;
   StartOutcome outcome_;
   RankWatch ranks_;

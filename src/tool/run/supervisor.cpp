@@ -127,13 +127,21 @@ StartOutcome Supervisor::start_once(StartRecord& record) {
   }
   record = {job_, launcher_.job(starts_.ranks(), hostfile, settings_.program), starts_.ranks(), hosts_, now(), 0, 0,
             {}};
-  OneStart start(record.command, environment(starts_.number()), job_, folder_ / "step", console_, signals_);
+  OneStart start({launcher_.kind, record.command, environment(starts_.number()), job_, folder_ / "step"}, console_,
+                 signals_);
   auto outcome = start.run();
   record.end = now();
-  record.status = outcome.report.status(outcome.is_cut_off ? std::nullopt : std::optional(outcome.launcher_status));
-  // Hydra may lose the ranks' status when it has handed a signal on. To start a run that is done costs little.
-  if (record.status == 0 && signals_.first_request() != 0) record.status = kShellSignal + signals_.first_request();
+  record.status = status_of(outcome);
   return outcome;
+}
+
+// Hydra may lose the ranks' status when it has handed a signal on: to start a run that is done costs little. Other
+// launchers get another signal than this process did.
+int Supervisor::status_of(const StartOutcome& outcome) const {
+  const int asked = signals_.first_request();
+  const int status = outcome.report.status(outcome.is_cut_off ? std::nullopt : std::optional(outcome.launcher_status));
+  const bool is_answer = status == 0 || status == kShellSignal + first_signal(launcher_.kind, asked);
+  return asked != 0 && is_answer ? kShellSignal + asked : status;
 }
 
 NextStart Supervisor::after(const StartOutcome& outcome, int status) {

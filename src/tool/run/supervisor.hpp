@@ -29,6 +29,7 @@ class Supervisor {
   /// Finds the hosts of the next start.
   [[nodiscard]] NextStart place();
   [[nodiscard]] StartOutcome start_once(StartRecord& record);
+  [[nodiscard]] int status_of(const StartOutcome& outcome) const;
   [[nodiscard]] NextStart after(const StartOutcome& outcome, int status);
   void say_end(const StartOutcome& outcome, int status) const;
   /// What happens next, and why.

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include <unistd.h>
+
 using namespace autopar;
 
 namespace {
@@ -21,6 +23,10 @@ TEST_CASE("supervision: read back as it was told") {
   CHECK(*read == told);
   CHECK_FALSE(supervision({}));
   CHECK_FALSE(supervision({"AUTOPAR_RUN", "AUTOPAR_RUNNER=1"}));
+}
+
+TEST_CASE("supervision: snapshots of a job are in shared memory, by user") {
+  CHECK(snapshot_folder("7f3a-12") == "/dev/shm/autopar-" + std::to_string(::geteuid()) + "-7f3a-12");
 }
 
 TEST_CASE("supervision: what autopar run does not say is refused by name") {

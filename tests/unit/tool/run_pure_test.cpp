@@ -4,6 +4,7 @@
 #include <refusal.hpp>
 
 #include <algorithm>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <random>
@@ -134,6 +135,9 @@ TEST_CASE("run: launchers are known by their version, and get their own options"
   CHECK(launcher_kind("mpirun (Open MPI) 5.0.3\n") == LauncherKind::kOpenMpi);
   CHECK_FALSE(launcher_kind("slurm 23.02.6"));
   CHECK_FALSE(launcher_kind(""));
+
+  CHECK(first_signal(LauncherKind::kHydra, SIGTERM) == SIGTERM);
+  CHECK(first_signal(LauncherKind::kOpenMpi, SIGTERM) == SIGUSR1);
 
   const Launcher hydra{LauncherKind::kHydra, "mpiexec", {"-bind-to", "core"}};
   CHECK(hydra.job(3, "/run/hosts", {"./train", "-n", "5"}) ==
