@@ -64,13 +64,14 @@ def help_of(real, subcommand):
 def program(real):
     """Its own parser judges values, but of words that stand for others: FOLDER."""
     known = help_of(real, WORDS[:1] if NAME == "autopar" else [])
-    options = [word.split("=")[0] for word in WORDS if word.startswith("--")]
+    own = WORDS[: WORDS.index("--")] if "--" in WORDS else WORDS  # behind it another program's
+    options = [word.split("=")[0] for word in own if word.startswith("--")]
     for option in options:
         if not re.search(rf"(^|[\s,]){option}(?![\w-])", known):
             refuse(f"--help does not know {option}")
-    if len(options) == len(WORDS) or any(re.fullmatch(r"[A-Z_]+", word) for word in WORDS):
+    if len(options) == len(own) or any(re.fullmatch(r"[A-Z_]+", word) for word in own):
         return
-    done = output(real, *WORDS, "--help")
+    done = output(real, *own, "--help")
     if done.returncode != 0:
         refuse(done.stdout + done.stderr)
 

@@ -233,10 +233,11 @@ locked() {
 
 terminal() { # Ctrl-C, and a terminal for the program
   "$python" - "$autopar" "$mpiexec" "$program" "${marker}terminal-" > terminal.log 2>&1 <<'SCRIPT' || wrong terminal "not as in a terminal"
-import os, pty, subprocess, sys, time
+import os, pty, signal, subprocess, sys, time
 autopar, mpiexec, program, marker = sys.argv[1:]
 child, terminal = pty.fork()
 if child == 0:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored in background jobs of a shell
     os.execv(autopar, ["autopar", "run", "--mpiexec", mpiexec, "--folder", "terminal", "-n", "2", "--", program, "none", marker, "1", "1", "100000"])
 for _ in range(200):
     if os.path.exists("terminal/step") and os.path.getsize("terminal/step"):
