@@ -74,6 +74,10 @@ StartOutcome OneStart::run() {
   look_at_step();
   blame();
   outcome_.launcher_status = shell_status(process_.wait_status().value_or(0));
+  if (outcome_.launcher_status != 0) {
+    out_.end_line();
+    err_.end_line();
+  }
   return std::move(outcome_);
 }
 

@@ -96,6 +96,10 @@ void Relay::copy_size() const {
     ::ioctl(stream_.parent.number(), TIOCSWINSZ, &size);
 }
 
+void Relay::end_line() const {
+  if (is_within_line_ && ::isatty(to_) != 0) static_cast<void>(!::write(to_, "\n", 1));
+}
+
 void Relay::read() {
   if (!stream_.parent.is_open()) return;
   std::array<char, 1 << 16> bytes;

@@ -68,8 +68,8 @@ class Relay {
   [[nodiscard]] bool is_done() const { return !stream_.parent.is_open() && waiting_.empty(); }
   /// The terminal's size goes to the child's.
   void copy_size() const;
-  /// Whether the last line that was written has no end.
-  [[nodiscard]] bool is_within_line() const { return is_within_line_; }
+  /// What a terminal shows next begins a line, also behind a progress bar.
+  void end_line() const;
 
  private:
   void read();

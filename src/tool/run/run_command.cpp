@@ -51,7 +51,7 @@ void require_sane(const RunSettings& settings) {
                           std::to_string(most));
   };
   require("-n", settings.ranks, 1, kMostSlots);
-  if (settings.min_ranks != 0) require("--min-ranks", settings.min_ranks, 1, settings.ranks);
+  require("--min-ranks", settings.fewest(), 1, settings.ranks);
   require("--spares", settings.spares, 0, kMostSlots);
   require("--max-restarts", settings.max_restarts, 0, kMostSlots);
   if (settings.spares > 0 && settings.hostfile.empty())

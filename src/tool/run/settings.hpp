@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -8,8 +9,8 @@ namespace autopar::tool {
 /// The command line of `autopar run`.
 struct RunSettings {
   int ranks = 0;
-  int min_ranks = 0;  ///< fewest that a restart may have; 0 = as many as `ranks`
-  int spares = 0;     ///< slots of the hostfile that are kept unused at first
+  std::optional<int> min_ranks;  ///< fewest that a restart may have; none: as many as `ranks`
+  int spares = 0;                ///< slots of the hostfile that are kept unused at first
   int max_restarts = 10;
   std::string hostfile;  ///< empty: this host
   std::string folder = "autopar-run";
@@ -18,7 +19,7 @@ struct RunSettings {
   std::vector<std::string> mpiexec_arguments;
   std::vector<std::string> program;  ///< what stands after `--`
 
-  [[nodiscard]] int fewest() const { return min_ranks == 0 ? ranks : min_ranks; }
+  [[nodiscard]] int fewest() const { return min_ranks.value_or(ranks); }
 };
 
 }  // namespace autopar::tool

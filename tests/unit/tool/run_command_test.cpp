@@ -28,6 +28,7 @@ TEST_CASE("run: bad arguments are one line, and nothing is started", "[tool]") {
   refused({"-n", "4x", "--", "true"}, {"4x"});
   refused({"-n", "2", "--min-ranks", "3", "--", "true"}, {"--min-ranks 3 is not from 1 to 2"});
   refused({"-n", "2", "--min-ranks", "-1", "--", "true"}, {"--min-ranks -1"});
+  refused({"-n", "2", "--min-ranks", "0", "--", "true"}, {"--min-ranks 0"});
   refused({"-n", "2", "--max-restarts", "-1", "--", "true"}, {"--max-restarts -1"});
   refused({"-n", "2", "--spares", "1", "--", "true"}, {"--spares needs a --hostfile"});
   refused({"-n", "2"}, {"the program is missing"});
