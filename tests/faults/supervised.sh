@@ -203,6 +203,9 @@ at_first() {
   supervise at-first -n 3 "${elsewhere[@]}" -- "$program" none "${marker}at-first-" 1 1 40
   [ $? = 2 ] || wrong at-first "its status is not 2"
   says at-first '2 slots left for at least 3 ranks, as host nodeb does not answer'
+  supervise at-first -n 3 --min-ranks 2 "${elsewhere[@]}" -- "$program" none "${marker}at-first-" 1 1 40
+  ends at-first $? 0 1
+  says at-first 'starting with 2 ranks, start 1 .*re-planned for 2 ranks; host nodeb does not answer: now on nodea .2.'
 }
 
 locked() {

@@ -91,6 +91,7 @@ int Supervisor::run() {
     const auto why = words_of(next, {}, kTrouble);
     throw InvalidArgument(why + (watch_.complaint().empty() ? "" : " (" + watch_.complaint() + ")"));
   }
+  if (!watch_.losses().empty()) console_.say(printable_line(restart_words()));
   for (;;) {
     StartRecord record;
     const auto outcome = start_once(record);
@@ -140,7 +141,8 @@ StartOutcome Supervisor::start_once(StartRecord& record) {
 int Supervisor::status_of(const StartOutcome& outcome) const {
   const int asked = signals_.first_request();
   const int status = outcome.report.status(outcome.is_cut_off ? std::nullopt : std::optional(outcome.launcher_status));
-  const bool is_answer = status == 0 || status == kShellSignal + first_signal(launcher_.kind, asked);
+  const bool is_answer =
+      outcome.is_cut_off || status == 0 || status == kShellSignal + first_signal(launcher_.kind, asked);
   return asked != 0 && is_answer ? kShellSignal + asked : status;
 }
 
@@ -186,8 +188,9 @@ std::string Supervisor::words_of(NextStart next, const StartOutcome& outcome, in
 }
 
 std::string Supervisor::restart_words() const {
-  std::string text = "restarting with " + count_of(starts_.ranks(), "rank") + ", start " +
-                     std::to_string(starts_.number() + 1) + " of at most " + std::to_string(starts_.most());
+  std::string text = (starts_.number() == 0 ? "starting with " : "restarting with ") +
+                     count_of(starts_.ranks(), "rank") + ", start " + std::to_string(starts_.number() + 1) +
+                     " of at most " + std::to_string(starts_.most());
   if (starts_.ranks() < settings_.ranks) text += ", re-planned for " + count_of(starts_.ranks(), "rank");
   if (const auto losses = watch_.losses(); !losses.empty())
     text += "; " + joined(losses) + ": now on " + described(hosts_);
