@@ -225,6 +225,7 @@ locked() {
     sleep 0.1
   done
   [ -z "$left" ] || wrong lock "ranks outlive the supervisor by 10 s"
+  [ -z "$left" ] || kill -9 $left
   find /dev/shm -maxdepth 1 -name "autopar-$(id -u)-*" | sort > stale
   supervise next -n 1 -- true
   ends next $? 0 1
@@ -237,7 +238,7 @@ locked() {
 
 terminal() { # Ctrl-C, and a terminal for the program
   "$python" - "$autopar" "$mpiexec" "$program" "${marker}terminal-" > terminal.log 2>&1 <<'SCRIPT' || wrong terminal "not as in a terminal"
-import os, pty, signal, subprocess, sys, time
+import fcntl, os, pty, signal, struct, subprocess, sys, termios, time
 autopar, mpiexec, program, marker = sys.argv[1:]
 child, terminal = pty.fork()
 if child == 0:
@@ -251,6 +252,15 @@ launcher = subprocess.check_output(["pgrep", "-P", str(child)]).split()[0].decod
 for descriptor in (1, 2):
     target = os.readlink(f"/proc/{launcher}/fd/{descriptor}")
     assert target.startswith("/dev/pts/") and target != os.readlink(f"/proc/{child}/fd/1"), target
+size = struct.pack("HHHH", 31, 107, 0, 0)
+fcntl.ioctl(terminal, termios.TIOCSWINSZ, size)
+seen = os.open(f"/proc/{launcher}/fd/1", os.O_RDWR | os.O_NOCTTY)
+for _ in range(50):
+    if fcntl.ioctl(seen, termios.TIOCGWINSZ, bytes(8)) == size:
+        break
+    time.sleep(0.1)
+assert fcntl.ioctl(seen, termios.TIOCGWINSZ, bytes(8)) == size, "the terminal's new size did not pass on"
+os.close(seen)
 os.write(terminal, b"\x03")
 text = b""
 while True:

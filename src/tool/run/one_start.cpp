@@ -2,13 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <utility>
 
 #include <poll.h>
-#include <unistd.h>
 
 namespace autopar::tool {
 
@@ -30,19 +28,6 @@ double seconds_now() {
 int milliseconds_until(double time) { return std::max(0, static_cast<int>((time - seconds_now()) * 1000) + 1); }
 
 }  // namespace
-
-void Console::say(const std::string& text) const {
-  const auto line = "autopar run: " + text + '\n';
-  for (std::size_t done = 0; done < line.size();) {
-    const auto written = ::write(err, line.data() + done, line.size() - done);
-    if (written < 0 && errno != EINTR && errno != EAGAIN) return;
-    if (written < 0 && errno == EAGAIN) {
-      pollfd ready{err, POLLOUT, 0};
-      ::poll(&ready, 1, -1);
-    }
-    done += static_cast<std::size_t>(std::max<ssize_t>(written, 0));
-  }
-}
 
 OneStart::OneStart(StartPlan plan, const Console& console, Signals& signals)
     : signals_(signals),
