@@ -9,6 +9,6 @@ if(TARGET autopar_tool AND TARGET autopar::training)
     set_tests_properties(${name} PROPERTIES LABELS ${label} TIMEOUT 1800 PROCESSORS 2
       ENVIRONMENT "${AUTOPAR_TEST_ENVIRONMENT}")
   endfunction()
-  autopar_add_soak_test(faults.soak faults 300 20 70)
+  autopar_add_soak_test(faults.soak faults 300 20 60)
   autopar_add_soak_test(nightly.soak nightly 10000 100 500)
 endif()

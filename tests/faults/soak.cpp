@@ -65,6 +65,7 @@ int train(ap::World& world, const training::RunOptions& options, std::int64_t ki
     const auto loss = model(data.index_select(0, torch::tensor(rows, torch::kLong)));
     loss.backward();
     optimizer.step();
+    if (is_killed) std::this_thread::sleep_for(std::chrono::seconds(10));  // it dies before another step
     if (run.is_due()) run.log({{"loss", loss.item<double>()}});
   }
   return run.exit_status();
