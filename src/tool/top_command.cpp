@@ -19,6 +19,7 @@
 #include <autopar/core/error.hpp>
 #include <autopar/core/printable.hpp>
 #include <autopar/io/file.hpp>
+#include <autopar/io/wall_clock.hpp>
 
 #include "commands.hpp"
 #include "run_figures.hpp"
@@ -31,10 +32,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr double kStale = 60;  // s
-
-double now_in_seconds() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
 
 std::string in_time(double seconds) {
   std::ostringstream text;
@@ -166,7 +163,7 @@ std::string page_of(const fs::path& run, const RunFigures& figures, double now) 
     std::string shown = "\x1b[H\x1b[2J";
     try {
       figures.look();
-      shown += page_of(run, figures, now_in_seconds());
+      shown += page_of(run, figures, seconds_since_1970());
     } catch (const Error& error) {  // a later start replaces the file
       shown += printable_line(error.what()) + "\n";
     }
@@ -183,7 +180,7 @@ int top_command(const TopArguments& arguments, std::ostream& out) {
   RunFigures figures(run / "metrics.jsonl");
   figures.look();
   if (!arguments.once && ::isatty(STDOUT_FILENO) != 0) watch(run, figures, arguments.interval);
-  out << page_of(run, figures, now_in_seconds());
+  out << page_of(run, figures, seconds_since_1970());
   return kDone;
 }
 

@@ -2,12 +2,12 @@
 
 #include <array>
 #include <bit>
-#include <chrono>
 #include <cstring>
 
 #include <unistd.h>
 
 #include <autopar/core/error.hpp>
+#include <autopar/io/wall_clock.hpp>
 
 namespace autopar::training {
 
@@ -54,14 +54,12 @@ std::string event(double time, std::int64_t step, unsigned what, std::string_vie
 constexpr unsigned kFileVersion = 3, kSummary = 5, kSessionLog = 7;
 constexpr std::uint64_t kStart = 1;  // SessionLog.SessionStatus
 
-double now() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
-
 std::filesystem::path made_path(const std::filesystem::path& folder) {
   std::array<char, 256> host{};
   ::gethostname(host.data(), host.size() - 1);
   for (int serial = 0;; ++serial) {  // two starts within a second
-    auto path = folder / ("events.out.tfevents." + std::to_string(static_cast<std::int64_t>(now())) + "." +
-                          host.data() + "." + std::to_string(::getpid()) + "." + std::to_string(serial));
+    auto path = folder / ("events.out.tfevents." + std::to_string(static_cast<std::int64_t>(seconds_since_1970())) +
+                          "." + host.data() + "." + std::to_string(::getpid()) + "." + std::to_string(serial));
     if (!std::filesystem::exists(path)) return path;
   }
 }
@@ -84,8 +82,8 @@ std::uint32_t crc32c(std::string_view bytes) {
 
 EventFile::EventFile(const std::filesystem::path& folder, std::int64_t after)
     : path_(made_path(folder)), file_(path_, std::ios::binary) {
-  write_record(event(now(), 0, kFileVersion, "brain.Event:2"));
-  if (after > 0) write_record(event(now(), after + 1, kSessionLog, field(1, kStart)));
+  write_record(event(seconds_since_1970(), 0, kFileVersion, "brain.Event:2"));
+  if (after > 0) write_record(event(seconds_since_1970(), after + 1, kSessionLog, field(1, kStart)));
 }
 
 void EventFile::write(double time, std::int64_t step, const Values& values) {

@@ -11,6 +11,7 @@
 
 #include <unistd.h>
 
+#include <autopar/io/wall_clock.hpp>
 #include <autopar/training/progress.hpp>
 
 namespace autopar::training {
@@ -31,10 +32,6 @@ struct Measured {
 };
 
 }  // namespace
-
-double seconds_since_1970() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
 
 double TimeSpent::useful() const {
   double rest = total;

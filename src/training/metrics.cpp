@@ -2,7 +2,6 @@
 
 #include <array>
 #include <charconv>
-#include <chrono>
 #include <functional>
 #include <string>
 
@@ -10,6 +9,7 @@
 
 #include <autopar/core/error.hpp>
 #include <autopar/io/file.hpp>
+#include <autopar/io/wall_clock.hpp>
 
 namespace autopar::training {
 
@@ -71,18 +71,18 @@ Metrics::Metrics(const std::filesystem::path& folder, std::int64_t after)
       events_(folder, after) {}
 
 void Metrics::write(std::int64_t step, const Values& values) {
-  const std::chrono::duration<double> time = std::chrono::system_clock::now().time_since_epoch();
-  nlohmann::ordered_json line{{"step", step}, {"time", time.count()}};
+  const double time = seconds_since_1970();
+  nlohmann::ordered_json line{{"step", step}, {"time", time}};
   std::string rows;
   for (const auto& [name, value] : values) {
     line[name] = value;
-    rows += std::to_string(step) + ',' + text_of(time.count()) + ',' + field(name) + ',' + text_of(value) + '\n';
+    rows += std::to_string(step) + ',' + text_of(time) + ',' + field(name) + ',' + text_of(value) + '\n';
   }
   lines_ << line.dump() << std::endl;
   table_ << rows << std::flush;
   const auto* const failed = !lines_ ? kLines : !table_ ? kTable : nullptr;
   if (failed != nullptr) throw ConfigError("cannot write the file; is the disk full?", (folder_ / failed).string());
-  events_.write(time.count(), step, values);
+  events_.write(time, step, values);
 }
 
 }  // namespace autopar::training

@@ -5,6 +5,7 @@
 #include <autopar/core/error.hpp>
 #include <autopar/io/config.hpp>
 #include <autopar/io/supervision.hpp>
+#include <autopar/io/wall_clock.hpp>
 
 namespace autopar::training {
 

@@ -63,7 +63,4 @@ class Goodput {
   bool has_steps_ = false;
 };
 
-/// By the system's clock.
-[[nodiscard]] double seconds_since_1970();
-
 }  // namespace autopar::training

@@ -1,7 +1,6 @@
 #include "supervisor.hpp"
 
 #include <array>
-#include <chrono>
 #include <cstdint>
 #include <utility>
 
@@ -13,6 +12,7 @@
 #include <autopar/core/printable.hpp>
 #include <autopar/io/file.hpp>
 #include <autopar/io/supervision.hpp>
+#include <autopar/io/wall_clock.hpp>
 
 #include "leftovers.hpp"
 #include "tool/tool.hpp"
@@ -36,8 +36,6 @@ std::string random_name() {
   }
   return name;
 }
-
-double now() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
 
 std::string count_of(int count, const std::string& what) {
   return std::to_string(count) + ' ' + what + (count == 1 ? "" : "s");
@@ -126,12 +124,18 @@ StartOutcome Supervisor::start_once(StartRecord& record) {
     hostfile = (folder_ / "hosts").string();
     write_text_file(hostfile, hostfile_text(hosts_, launcher_.kind));
   }
-  record = {job_, launcher_.job(starts_.ranks(), hostfile, settings_.program), starts_.ranks(), hosts_, now(), 0, 0,
+  record = {job_,
+            launcher_.job(starts_.ranks(), hostfile, settings_.program),
+            starts_.ranks(),
+            hosts_,
+            seconds_since_1970(),
+            0,
+            0,
             {}};
-  OneStart start({launcher_.kind, record.command, environment(starts_.number()), job_, folder_ / "step"}, console_,
+  OneStart start({launcher_.kind, record.command, environment(starts_.number()), job_, folder_ / kStepFile}, console_,
                  signals_);
   auto outcome = start.run();
-  record.end = now();
+  record.end = seconds_since_1970();
   record.status = status_of(outcome);
   return outcome;
 }

@@ -5,6 +5,7 @@
 #include <string>
 #include <thread>
 
+#include <autopar/io/wall_clock.hpp>
 #include <autopar/runtime/loopback.hpp>
 
 #include "catch_shim.hpp"
@@ -78,7 +79,7 @@ TEST_CASE("Goodput: waits within the first step and within saves are not for a s
 
 TEST_CASE("Goodput: the time since a fault counts, a pause does not") {
   autopar::loopback::run(1, [](autopar::World& world) {
-    TimeSpent before{1000, 10, 20, 30, 40, 50, autopar::training::seconds_since_1970() - 100, false};
+    TimeSpent before{1000, 10, 20, 30, 40, 50, autopar::seconds_since_1970() - 100, false};
     const auto after_fault = Goodput(world, before).spent(Seconds(1), Seconds(2));
     CHECK(after_fault.restarting == Approx(130).margin(5));
     CHECK(after_fault.total == Approx(1100).margin(5));
