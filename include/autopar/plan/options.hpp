@@ -68,6 +68,7 @@ struct Options {
   std::string graph_file{};           ///< the captured graph is written there, in Graphviz's dot
   std::string graph_after{};          ///< graph_file shows the program after this pass instead, without stages
   std::string trace_file{};   ///< Chrome trace of the latest step; several ranks write "t.RANK.json" for "t.json"
+  int trace_every = 0;        ///< steps between writings of trace_file; 0 = at the end
   std::string report_file{};  ///< the plan as text is written there
   bool overwrite = false;  ///< files named here replace existing files, also those that autopar did not write or that
                            ///< belong to another model
@@ -80,8 +81,11 @@ struct Options {
   /// measured again. Empty: in ${XDG_CACHE_HOME:-~/.cache}/autopar. none: not kept
   std::string cost_file{};
   std::string log_level = "warn";  ///< trace | debug | info | warn | error | off, e.g. "warn,Planner=debug"
-  bool plan_only = false;          ///< the first call plans, writes the files and throws `PlanOnly`
-  bool inference = false;          ///< calls make no gradients, as under NoGradGuard; only forwards are planned
+  /// Steps between snapshots of the model, its optimizers and what is kept, in memory of the rank's own host and of
+  /// another host; 0 = none
+  int snapshot_every = 0;
+  bool plan_only = false;  ///< the first call plans, writes the files and throws `PlanOnly`
+  bool inference = false;  ///< calls make no gradients, as under NoGradGuard; only forwards are planned
   /// Verify that forward still does what was captured: when members change, and in calls 2, 4, 8, …
   bool verify_capture = true;
   /// Compare the replicas' parameters every so many calls, and throw if they differ; 0 = never
