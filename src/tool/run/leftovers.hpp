@@ -41,8 +41,4 @@ class SnapshotFolder {
   std::filesystem::path path_;
 };
 
-/// Removes folders beside `path` of this user's jobs whose supervisor is gone.
-/// @return how many
-int remove_stale_snapshots(const std::filesystem::path& path);
-
 }  // namespace autopar::tool

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include <autopar/core/error.hpp>
+#include <autopar/io/snapshot_folder.hpp>
 #include <autopar/io/supervision.hpp>
 
 #include "run/fault_report.hpp"
