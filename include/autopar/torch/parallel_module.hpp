@@ -174,6 +174,15 @@ class ParallelModule : public torch::nn::Module {
     session_->save(folder, optimizers, options);
   }
   void save(const std::string& folder, const SaveOptions& options) { session_->save(folder, {}, options); }
+  /// Writes this rank's part of a checkpoint to a folder that other ranks need not see, as training::Run does for
+  /// snapshots. Files that are there are replaced, and nothing is locked. A save in the background goes on meanwhile.
+  /// @param folder  of this rank
+  /// @throws CheckpointError, on every rank, if one cannot write
+  [[nodiscard]] SavedParts save_parts(const std::string& folder,
+                                      const std::vector<torch::optim::Optimizer*>& optimizers,
+                                      const AcceptParts& accept) {
+    return session_->save_parts(folder, optimizers, accept);
+  }
   /// Waits for a save in the background, if there is one. Collective.
   /// @throws CheckpointError, on every rank, if it failed and no call has thrown that
   void wait() { session_->wait(); }
@@ -220,6 +229,8 @@ class ParallelModule : public torch::nn::Module {
   void deploy(Plan plan) { session_->deploy(std::move(plan)); }
   void recapture() { session_->recapture(); }
   [[nodiscard]] const SessionStats& stats() const { return session_->stats(); }
+  /// Options::snapshot_every, as training::Run reads it.
+  [[nodiscard]] int snapshot_every() const { return session_->snapshot_every(); }
 
   // ---- refused by name instead of inherited by accident
   std::shared_ptr<torch::nn::Module> clone(const std::optional<torch::Device>& device = std::nullopt) const override;

@@ -27,6 +27,7 @@
 #include <autopar/torch/checkpoint_format.hpp>
 #include <autopar/torch/kept.hpp>
 #include <autopar/torch/load_options.hpp>
+#include <autopar/torch/saved_parts.hpp>
 
 namespace torch::nn {
 class Module;
@@ -126,6 +127,9 @@ class Session {
   [[nodiscard]] const Plan& plan() const;
   [[nodiscard]] bool deployed() const;
   [[nodiscard]] const SessionStats& stats() const;
+  /// Options::snapshot_every as file, environment and code have it; 0 if the options are invalid, which the first call
+  /// reports on all ranks.
+  [[nodiscard]] int snapshot_every() const;
   [[nodiscard]] c10::Device device() const;
   [[nodiscard]] World& world();
 
@@ -191,6 +195,9 @@ class Session {
   void keep(const std::string& name, detail::KeptObject object, KeptScope scope);
   void save(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
             const SaveOptions& options = {});
+  [[nodiscard]] SavedParts save_parts(const std::string& folder,
+                                      const std::vector<torch::optim::Optimizer*>& optimizers,
+                                      const AcceptParts& accept);
   void wait();
   /// Writes parameters and buffers alone to one safetensors file. See ParallelModule::export_weights.
   void export_weights(const std::string& file, std::optional<c10::ScalarType> dtype = std::nullopt);

@@ -103,6 +103,17 @@ void ModelCheckpoints::save(const std::string& folder, const std::vector<torch::
   });
 }
 
+SavedParts ModelCheckpoints::save_parts(const std::string& folder,
+                                        const std::vector<torch::optim::Optimizer*>& optimizers,
+                                        const AcceptParts& accept) {
+  parts_.validator.agree(calls::CallKind::kSave, "in parts", unknown_among(optimizers));
+  return in_step(parts_.ranks, "save", [&] {
+    const auto kept = kept_.collect(parts_.ranks.world(), "cannot save " + folder);
+    return saver_.save_parts(folder, accept, placed(), optimizers,
+                             {parts_.progress.seed, parts_.progress.calls, parts_.gradients.scaler_state()}, kept);
+  });
+}
+
 void ModelCheckpoints::wait() {
   parts_.validator.agree(calls::CallKind::kWait, "");
   in_step(parts_.ranks, "wait", [&] { saver_.wait(); });

@@ -10,6 +10,7 @@
 
 #include <autopar/torch/checkpoint_format.hpp>
 #include <autopar/torch/load_options.hpp>
+#include <autopar/torch/saved_parts.hpp>
 
 #include "torch/calls/call_validator.hpp"
 #include "torch/calls/late_failure.hpp"
@@ -47,6 +48,9 @@ class ModelCheckpoints {
   [[nodiscard]] std::unique_ptr<torch::optim::Optimizer> gather_optimizer(torch::optim::Optimizer& optimizer);
   void save(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
             const SaveOptions& options);
+  [[nodiscard]] SavedParts save_parts(const std::string& folder,
+                                      const std::vector<torch::optim::Optimizer*>& optimizers,
+                                      const AcceptParts& accept);
   /// See Saver::wait.
   void wait();
 

@@ -88,14 +88,19 @@ RankFiles::RankFiles(const SavePlan& plan, Rank self) {
   for (auto& [section, own] : entries) {
     const auto name = data_file(plan.format, section, self, plan.index.generation);
     const auto path = path_aside(plan.folder, name, plan.index.generation);
-    files_.emplace(section, SafetensorsWriter(path, std::move(own), aliases_in(plan, section)));
+    files_.emplace(section, File{name, SafetensorsWriter(path, std::move(own), aliases_in(plan, section))});
   }
 }
 
-void RankFiles::write(const at::Tensor& data) { files_.at(order_.at(next_++)).write(memory_of(data)); }
+void RankFiles::write(const at::Tensor& data) { files_.at(order_.at(next_++)).writer.write(memory_of(data)); }
 
-void RankFiles::finish() {
-  for (auto& [section, file] : files_) file.commit();
+std::vector<CheckpointFile> RankFiles::finish() {
+  std::vector<CheckpointFile> written;
+  for (auto& [section, file] : files_) {
+    file.writer.commit();
+    written.push_back({file.name, file.writer.size(), file.writer.header_checksum()});
+  }
+  return written;
 }
 
 bool all_files_are_there(const SavePlan& plan) {

@@ -52,13 +52,17 @@ class RankFiles {
   /// Writes this rank's next piece. @param data  dense, on the CPU
   /// @throws CheckpointError, for example on a full disk
   void write(const at::Tensor& data);
-  /// Gives the files their names, synced.
-  void finish();
+  /// Gives the files their names, synced. @return what they are, in the order of their names
+  std::vector<CheckpointFile> finish();
 
  private:
   std::vector<Section> order_;  ///< of this rank's pieces
   std::size_t next_ = 0;
-  std::map<Section, SafetensorsWriter> files_;
+  struct File {
+    std::string name;
+    SafetensorsWriter writer;
+  };
+  std::map<Section, File> files_;
 };
 
 /// Names the files of all ranks in the folder's index.

@@ -15,12 +15,12 @@
 #include <ATen/core/grad_mode.h>
 
 #include <autopar/core/error.hpp>
+#include <autopar/io/free_space.hpp>
 #include <autopar/plan/text.hpp>
 
 #include "torch/checkpoint/agreement.hpp"
 #include "torch/checkpoint/streamed_copy.hpp"
 #include "torch/device/host_copies.hpp"
-#include "torch/device/host_memory.hpp"
 #include "torch/parameters/gradient_buckets.hpp"
 #include "torch/ranks/collective_try.hpp"
 
@@ -115,6 +115,16 @@ void Saver::save(const std::filesystem::path& folder, const SaveOptions& options
   saving.publish();
 }
 
+SavedParts Saver::save_parts(const std::filesystem::path& folder, const AcceptParts& accept,
+                             const std::vector<ShardedTensorMetadata>& tensors,
+                             const std::vector<torch::optim::Optimizer*>& optimizers, const CheckpointInfo& info,
+                             const std::map<std::string, KeptValue>& kept) {
+  Saving saving(ranks_.world(), sharded(), folder, tensors, optimizers, info, kept);
+  saving.agree_on_parts();
+  if (!accept(saving.plan().bytes_of(ranks_.rank()))) return {};
+  return saving.write_parts();
+}
+
 void Saver::continue_in_background(Saving& saving, c10::Device device) {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> copies;
@@ -149,7 +159,7 @@ void Saver::require_host_memory(const SavePlan& plan) {
     needed += std::max<std::int64_t>(plan.bytes_of(Rank::of(r)).value() - std::stoll(ranks::text_of(sizes[r])), 0);
   }
   all_or_none(ranks_.world(), kSaveAction, "cannot save " + plan.folder.string() + " in the background", [&] {
-    const auto available = devices::available_host_memory();
+    const auto available = available_memory();
     if (!available || needed <= available->value()) return;
     throw CheckpointError("copies of what the ranks of host '" + mine + "' hold need " + readable(Bytes(needed)) +
                           ", its memory has " + readable(*available) + " available; pass {.wait = true}");

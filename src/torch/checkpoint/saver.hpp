@@ -11,6 +11,7 @@
 
 #include <autopar/io/folder_lock.hpp>
 #include <autopar/torch/checkpoint_format.hpp>
+#include <autopar/torch/saved_parts.hpp>
 
 #include "torch/calls/late_failure.hpp"
 #include "torch/checkpoint/background_save.hpp"
@@ -35,6 +36,12 @@ class Saver {
   void save(const std::filesystem::path& folder, const SaveOptions& options,
             const std::vector<ShardedTensorMetadata>& tensors, const std::vector<torch::optim::Optimizer*>& optimizers,
             const CheckpointInfo& info, const std::map<std::string, KeptValue>& kept);
+  /// Writes this rank's part of a checkpoint, beside a background save, see ParallelModule::save_parts. Collective.
+  /// @throws CheckpointError, on every rank
+  [[nodiscard]] SavedParts save_parts(const std::filesystem::path& folder, const AcceptParts& accept,
+                                      const std::vector<ShardedTensorMetadata>& tensors,
+                                      const std::vector<torch::optim::Optimizer*>& optimizers,
+                                      const CheckpointInfo& info, const std::map<std::string, KeptValue>& kept);
   /// Waits for the background save, if there is one. Collective.
   /// @throws CheckpointError, on every rank, if it failed and no call has said so
   void wait();

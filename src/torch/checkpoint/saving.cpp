@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <fstream>
 #include <map>
+#include <span>
+#include <sstream>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -48,12 +50,33 @@ Saving::Saving(World& world, CheckpointFormat format, std::filesystem::path fold
       info_(info),
       kept_(kept) {}
 
-void Saving::agree(const std::function<void()>& lock) {
+SavedInfo Saving::described() const {
   SavedInfo saved{info_, {}, kept_};
+  for (const auto* optimizer : optimizers_) saved.optimizers.push_back(describe(*optimizer));
+  return saved;
+}
+
+void Saving::divide(const SavedInfo& saved, std::int64_t generation) {
+  require_same_items(world_, items_, subject_);
+  const auto there = existing(world_, items_);
+  std::size_t i = 0;
+  std::erase_if(items_, [&](const CheckpointItem&) { return there[i++] == 0; });
+  pieces_ = pieces_of(items_, format_);
+  plan_ = save_plan(folder_, format_, generation, items_, pieces_, to_metadata(saved));
+}
+
+void Saving::agree_on_parts() {
+  SavedInfo saved;
+  all_or_none(world_, kSaveAction, subject_, [&] { saved = described(); });
+  divide(saved, 1);
+}
+
+void Saving::agree(const std::function<void()>& lock) {
+  SavedInfo saved;
   std::string generation;
   std::optional<CheckpointIndex> present;  // on rank 0
   all_or_none(world_, kSaveAction, subject_, [&] {
-    for (const auto* optimizer : optimizers_) saved.optimizers.push_back(describe(*optimizer));
+    saved = described();
     if (world_.rank() != 0) return;
     if (folder_.empty()) throw CheckpointError("the folder has no name");
     lock();  // makes the folder
@@ -65,13 +88,7 @@ void Saving::agree(const std::function<void()>& lock) {
     }
     generation = std::to_string(next_generation(folder_, present));
   });
-  require_same_items(world_, items_, subject_);
-  const auto there = existing(world_, items_);
-  std::size_t i = 0;
-  std::erase_if(items_, [&](const CheckpointItem&) { return there[i++] == 0; });
-  pieces_ = pieces_of(items_, format_);
-  generation = told_by_rank_0(world_, generation, kSaveAction);
-  plan_ = save_plan(folder_, format_, std::stoll(generation), items_, pieces_, to_metadata(saved));
+  divide(saved, std::stoll(told_by_rank_0(world_, generation, kSaveAction)));
   if (format_ == CheckpointFormat::kSharded && world_.size() > 1) require_common_folder();
   all_or_none(world_, kSaveAction, subject_, [&] {
     if (world_.rank() != 0) return;
@@ -128,13 +145,35 @@ void Saving::for_each_piece(const std::function<void(const at::Tensor&)>& take) 
   }
 }
 
-void Saving::write() {
+std::vector<CheckpointFile> Saving::write() {
+  std::vector<CheckpointFile> written;
   FirstError error;
   std::optional<RankFiles> files;
   error.attempt([&] { files.emplace(plan_, world_.rank_id()); });
   for_each_piece([&](const at::Tensor& piece) { error.attempt([&] { files->write(to_cpu(piece)); }); });
-  error.attempt([&] { files->finish(); });
+  error.attempt([&] { written = files->finish(); });
   all_or_none(world_, kSaveAction, subject_, [&] { error.require_none(); });
+  return written;
+}
+
+SavedParts Saving::write_parts() {
+  std::string mine;
+  for (const auto& file : write()) {
+    mine += file.name + ' ' + std::to_string(file.bytes.value()) + ' ' + std::to_string(file.header_checksum) + '\n';
+  }
+  SavedParts parts;
+  for (const auto& told : world_.all_gather(std::as_bytes(std::span(mine)), kSaveAction)) {
+    auto& names = parts.files.emplace_back();
+    std::istringstream lines(std::string(reinterpret_cast<const char*>(told.data()), told.size()));
+    std::int64_t bytes = 0;
+    std::uint64_t checksum = 0;
+    for (std::string name; lines >> name >> bytes >> checksum;) {
+      *std::ranges::find(plan_.index.files, name, &CheckpointFile::name) = {name, Bytes(bytes), checksum};
+      names.push_back(name);
+    }
+  }
+  parts.index = to_json(plan_.index);
+  return parts;
 }
 
 void Saving::publish() {

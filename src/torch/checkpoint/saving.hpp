@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <string>
@@ -11,9 +12,11 @@
 
 #include <autopar/runtime/world.hpp>
 #include <autopar/torch/checkpoint_format.hpp>
+#include <autopar/torch/saved_parts.hpp>
 
 #include "torch/checkpoint/checkpoint.hpp"
 #include "torch/checkpoint/checkpoint_items.hpp"
+#include "torch/checkpoint/metadata.hpp"
 #include "torch/checkpoint/pieces.hpp"
 #include "torch/checkpoint/rank_files.hpp"
 
@@ -32,17 +35,25 @@ class Saving {
   /// @throws CheckpointError if ranks have other items, a rank does not see the folder, the disk has no room, or a file
   /// of others would be replaced
   void agree(const std::function<void()>& lock);
+  /// Likewise, if each rank writes where it is alone to look: no folder is locked, read or compared.
+  /// @pre the format is sharded
+  void agree_on_parts();
   [[nodiscard]] const SavePlan& plan() const { return plan_; }
   [[nodiscard]] const std::string& subject() const { return subject_; }
 
   /// Hands each of this rank's pieces to `take`, in order: on its device, perhaps not contiguous. Valid for the call.
   void for_each_piece(const std::function<void(const at::Tensor&)>& take);
-  /// Writes this rank's files, one piece at a time.
-  void write();
+  /// Writes this rank's files, one piece at a time. @return what they are
+  std::vector<CheckpointFile> write();
+  /// Writes them, and tells all ranks of those of all. @pre `agree_on_parts`
+  [[nodiscard]] SavedParts write_parts();
   /// Makes the checkpoint visible. @pre all ranks have written their files
   void publish();
 
  private:
+  [[nodiscard]] SavedInfo described() const;
+  /// Finds out who writes what. Collective.
+  void divide(const SavedInfo& saved, std::int64_t generation);
   void require_common_folder();
 
   World& world_;

@@ -1,10 +1,6 @@
 #include "torch/device/host_memory.hpp"
 
-#include <cstdint>
-#include <fstream>
 #include <mutex>
-#include <sstream>
-#include <string>
 
 #ifdef __GLIBC__
 #include <malloc.h>
@@ -38,16 +34,6 @@ void release_freed_memory() {
   const auto only = only_user_of_heap();
   malloc_trim(0);
 #endif
-}
-
-std::optional<Bytes> available_host_memory() {
-  std::ifstream file("/proc/meminfo");
-  for (std::string name, unit, line; std::getline(file, line);) {
-    std::istringstream words(line);
-    std::int64_t kibibytes = 0;
-    if (words >> name >> kibibytes && name == "MemAvailable:") return Bytes(kibibytes << 10);
-  }
-  return std::nullopt;
 }
 
 }  // namespace autopar::devices

@@ -46,6 +46,15 @@ const Plan& Session::plan() const { return impl_->plan(); }
 bool Session::deployed() const { return impl_->parts().deployer.deployed(); }
 void Session::begin_step() { impl_->begin_step(); }
 const SessionStats& Session::stats() const { return impl_->stats(); }
+int Session::snapshot_every() const {
+  const auto& options = impl_->parts().options;
+  if (options.resolved()) return options.get().snapshot_every;
+  try {
+    return resolve_options(options.get(), process_config_sources()).options.snapshot_every;
+  } catch (const Error&) {
+    return 0;
+  }
+}
 c10::Device Session::device() const { return impl_->device(); }
 World& Session::world() { return impl_->parts().ranks->world(); }
 
@@ -138,6 +147,12 @@ void Session::save(const std::string& folder, const std::vector<torch::optim::Op
   const auto inside = impl_->parts().ranks->enter("save");
   const parameters::PartAccess access;
   impl_->deployed_parts("save").checkpoints.save(folder, optimizers, options);
+}
+SavedParts Session::save_parts(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
+                               const AcceptParts& accept) {
+  const auto inside = impl_->parts().ranks->enter("save");
+  const parameters::PartAccess access;
+  return impl_->deployed_parts("save_parts").checkpoints.save_parts(folder, optimizers, accept);
 }
 void Session::wait() {
   const auto inside = impl_->parts().ranks->enter("wait");
