@@ -174,6 +174,35 @@ inline void apply_offload(const Options& options, const Capabilities& runtime, c
   if (may && cluster.host) constraints.offloads.push_back(Offload::kOptimizer);
 }
 
+/// What snapshots take of a rank's share of host memory, in mean over the ranks: two generations of parameters and
+/// optimizer state, and as much again of another host's where there are several.
+[[nodiscard]] inline Bytes snapshot_memory(const Options& options, const Workload& work, const Cluster& cluster,
+                                           int world) {
+  constexpr double kGenerations = 2;
+  double bytes = 0;
+  for (const ParameterProfile& parameter : work.parameters) {
+    const double state = parameter.trainable ? options.optimizer_state_factor : 0;
+    bytes += static_cast<double>(parameter.bytes.value()) * (1 + state);
+  }
+  const auto& levels = cluster.levels;  // the innermost is a host, unless each host has one rank
+  const bool are_several = !levels.empty() && (world > levels.front().span || levels.front().name == "network");
+  return Bytes(static_cast<std::int64_t>(std::ceil(kGenerations * (are_several ? 2 : 1) * bytes / world)));
+}
+
+/// Takes them off the memory that they are in: that of hosts, or of devices that are CPUs. Where they do not fit, the
+/// run goes on without them.
+inline void apply_snapshots(const Options& options, const Workload& work, const Cluster& cluster,
+                            Constraints& constraints) {
+  if (options.snapshot_every <= 0) return;
+  const Bytes taken = snapshot_memory(options, work, cluster, constraints.ranks());
+  Bytes& memory = constraints.host_memory ? *constraints.host_memory : constraints.memory;
+  const bool fits = taken < memory;
+  if (fits) memory -= taken;
+  constraints.notes.push_back(setting("snapshot_every", options.snapshot_every) + ": snapshots take " +
+                              std::to_string(taken.value()) + " bytes of host memory a rank" +
+                              (fits ? "" : ", which are not there, so that there will be none"));
+}
+
 /// Sets what is recomputed.
 inline void apply_recompute(const Options& options, const Capabilities& runtime, const Workload& work,
                             Constraints& constraints) {
@@ -364,6 +393,7 @@ inline void apply_whole_batch(const Workload& work, const Options& options, Cons
   out.sequences = detail::allowed_sequences(options, work);
   out.zero_levels = detail::allowed_zero(options, request.runtime);
   detail::apply_offload(options, request.runtime, work, cluster, out);
+  detail::apply_snapshots(options, work, cluster, out);
   detail::apply_recompute(options, request.runtime, work, out);
   detail::apply_whole_batch(work, options, out);
   return out;

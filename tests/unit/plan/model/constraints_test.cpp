@@ -134,6 +134,37 @@ TEST_CASE("Constraints: offload needs host memory or a request") {
   CHECK_THROWS_WITH(offloads(gpus), Catch::Contains("host memory of cluster 'small'"));
 }
 
+TEST_CASE("Constraints: snapshots take memory of the host") {
+  const ModelProfile model = testing::chain(2, 1e6, 1000, 400);
+  Bytes parameters(0);
+  for (const auto& parameter : model.parameters) parameters += parameter.bytes;
+  REQUIRE(parameters > Bytes(0));
+  const auto left = [&](int every, const Cluster& cluster) {
+    const RooflineCost cost(cluster);
+    PlanRequest request;
+    request.options.snapshot_every = every;
+    request.options.optimizer_state_factor = 2;
+    return resolve(request, make_workload(model, cost), cluster);
+  };
+  Cluster cpus = testing::small_cluster(2);
+  cpus.levels = {{"host", 2, {}}};
+  const Bytes all = Bytes(3 * parameters.value());             // with optimizer state
+  CHECK(left(0, cpus).memory - left(10, cpus).memory == all);  // two generations, over two ranks
+  CHECK(left(10, cpus).notes.size() == left(0, cpus).notes.size() + 1);
+  Cluster nodes = cpus;
+  nodes.levels = {{"host", 1, {}}, {"network", 2, {}}};
+  CHECK(left(0, nodes).memory - left(10, nodes).memory == Bytes(2 * all.value()));  // and copies
+  nodes.levels = {{"network", 2, {}}};                                              // of hosts with one rank
+  CHECK(left(0, nodes).memory - left(10, nodes).memory == Bytes(2 * all.value()));
+  Cluster gpus = cpus;
+  gpus.host = Host{Bytes(1 << 30), BytesPerSecond(1e9), {}};
+  CHECK(left(10, gpus).memory == left(0, gpus).memory);
+  CHECK(*left(0, gpus).host_memory - *left(10, gpus).host_memory == all);
+  gpus.host->memory = Bytes(100);  // they do not fit: there will be none
+  CHECK(left(10, gpus).host_memory == left(0, gpus).host_memory);
+  CHECK(left(10, gpus).notes.back().find("so that there will be none") != std::string::npos);
+}
+
 TEST_CASE("Constraints: one replica number applies to every stage") {
   const Constraints two = resolved({.stages = 2, .replicas = {2}});
   CHECK(two.replicas == std::vector<int>{2, 2});
