@@ -25,6 +25,13 @@ RunOptions checked(RunOptions options) {
   return options;
 }
 
+/// Where the run goes on.
+Place newest_of(const Snapshots& snapshots, const RunFolder& folder) {
+  const auto on_disk = folder.newest().value_or(Place());
+  const auto& snapshot = snapshots.newest();
+  return snapshot && snapshot->step > on_disk.step ? *snapshot : on_disk;
+}
+
 /// The page on which a supervisor reads how far the run is. Where it cannot be reached, it restarts all the same.
 std::optional<StepPage> page_for_supervisor(World& world) {
   const auto supervised = supervision(process_environment());
@@ -43,14 +50,14 @@ Run::Run(World& world, const RunOptions& options, Trained trained)
     : options_(checked(options)),
       trained_(std::move(trained)),
       device_(device(world)),
-      folder_(
-          world,
-          {.path = options.folder, .start = options_.start, .keep = options.keep, .wait = !options.save_in_background}),
-      goodput_(world, folder_.newest().value_or(Place()).spent),
-      place_([this] {
-        const Goodput::Saving loading(goodput_);
-        return trained_.load(folder_);
-      }()),
+      snapshots_(world, trained_.snapshot_every, snapshot_place(world, trained_.snapshot_every, options.folder)),
+      folder_(world, {.path = options.folder,
+                      .start = options_.start,
+                      .keep = options.keep,
+                      .wait = !options.save_in_background,
+                      .has_snapshot = snapshots_.newest().has_value()}),
+      goodput_(world, newest_of(snapshots_, folder_).spent),
+      place_(load()),
       batch_(place_.size, world.size(), options_.allow_batch_change),
       log_(world, options.folder, {.steps = options.steps, .every = options.log_every, .work = options.work},
            place_.step),
@@ -58,16 +65,38 @@ Run::Run(World& world, const RunOptions& options, Trained trained)
       page_(page_for_supervisor(world)),
       trained_samples_(trained_.stats().trained_samples) {
   if (place_.step >= options.steps) return;  // as the log has said
-  log_.say((place_.step > 0 ? "going on after step " + std::to_string(place_.step) : std::string("starting")) +
+  const std::string from = is_from_snapshot_ ? ", from a snapshot in memory" : "";
+  log_.say((place_.step > 0 ? "going on after step " + std::to_string(place_.step) + from : std::string("starting")) +
            ", of " + std::to_string(options.steps));  // the first call of the model may plan for long
+}
+
+Place Run::load() {
+  const Goodput::Saving loading(goodput_);
+  const auto on_disk = folder_.newest().value_or(Place());
+  while (snapshots_.newest() && snapshots_.newest()->step > on_disk.step) {
+    const auto place = *snapshots_.newest();
+    try {
+      trained_.load_snapshot(snapshots_.newest_folder().string());
+      is_from_snapshot_ = true;
+      return place;
+    } catch (const CheckpointError& error) {
+      snapshots_.skip_newest(error.what());
+    }
+  }
+  if (options_.start == Start::kResume && !folder_.newest())
+    throw InvalidArgument("there is no complete checkpoint in " + options_.folder.string() +
+                          " to go on from, and no snapshot that can be loaded");
+  return trained_.load(folder_);
 }
 
 bool Run::next() {
   if (std::exchange(is_begun_, false)) end_step();
   const bool is_asked = interrupt_.is_asked();
   const bool is_over = is_asked || place_.step >= options_.steps;
+  if (goodput_.has_steps() && !is_over && snapshots_.is_due(place_.step)) snapshot();
   if (place_.step > 0 && (is_over || place_.step % options_.save_every == 0)) save(is_over);
   if (is_over) {
+    snapshots_.remove();
     tell_end(is_asked);
   } else {
     trained_.begin_step();
@@ -78,6 +107,7 @@ bool Run::next() {
 
 void Run::end_step() {
   ++place_.step;
+  is_from_snapshot_ = false;
   const auto samples = trained_.stats().trained_samples;
   const auto said = batch_.see(samples - std::exchange(trained_samples_, samples));
   if (!said.empty()) log_.say(said);
@@ -85,14 +115,29 @@ void Run::end_step() {
   if (page_) page_->reach({place_.step, seconds_since_1970()});
 }
 
-void Run::save(bool is_over) {
+void Run::measure(bool is_over) {
   const auto& stats = trained_.stats();
   place_.size = batch_.size();
   place_.spent = goodput_.spent(stats.planning, stats.preparing);
   place_.spent.has_ended = is_over;
+}
+
+void Run::snapshot() {
+  measure(false);
+  const Goodput::Saving saving(goodput_);
+  snapshots_.save(place_, trained_.save_snapshot);
+}
+
+// A model that has not made a step since it was loaded cannot be saved yet: what it was loaded from can be copied.
+void Run::save(bool is_over) {
+  if (is_from_snapshot_ && !is_over) return;
+  measure(is_over);
   log_.record(place_.step, goodput_.figures_of(place_.spent));
   const Goodput::Saving saving(goodput_);
-  trained_.save(folder_, place_);
+  if (is_from_snapshot_)
+    folder_.save_copy(place_, snapshots_.newest_folder());
+  else
+    trained_.save(folder_, place_);
   if (is_over) trained_.finish(folder_);
 }
 

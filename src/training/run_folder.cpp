@@ -8,11 +8,16 @@
 #include <utility>
 #include <vector>
 
+#include <unistd.h>
+
 #include <nlohmann/json.hpp>
 
 #include <autopar/core/error.hpp>
 #include <autopar/io/file.hpp>
+#include <autopar/io/regular_file.hpp>
 #include <autopar/training/from_first.hpp>
+
+#include "place_text.hpp"
 
 namespace autopar::training {
 
@@ -23,59 +28,10 @@ using nlohmann::json;
 
 constexpr const char* kPlaceFile = "place.json";
 
-/// The members of a place's times in its file.
-constexpr std::array<std::pair<const char*, double TimeSpent::*>, 7> kTimes{{{"total", &TimeSpent::total},
-                                                                             {"planning", &TimeSpent::planning},
-                                                                             {"saving", &TimeSpent::saving},
-                                                                             {"restarting", &TimeSpent::restarting},
-                                                                             {"data", &TimeSpent::data},
-                                                                             {"waiting", &TimeSpent::waiting},
-                                                                             {"until", &TimeSpent::until}}};
-
-std::string text_of(const Place& place) {
-  json spent{{"has_ended", place.spent.has_ended}};
-  for (const auto& [name, time] : kTimes) spent[name] = place.spent.*time;
-  return json{{"step", place.step},        {"epoch", place.epoch},
-              {"taken", place.taken},      {"samples", place.size.samples},
-              {"ranks", place.size.ranks}, {"spent", spent}}
-      .dump();
-}
-
 json parsed(const fs::path& file) {
   const auto read = json::parse(read_text_file(file), nullptr, false);
   if (read.is_object()) return read;
   throw InvalidArgument(file.string() + " is damaged: it is no object of JSON");
-}
-
-std::int64_t count_in(const json& object, const char* name, const fs::path& file) {
-  const auto found = object.find(name);
-  constexpr std::uint64_t kMost = std::numeric_limits<std::int64_t>::max();
-  if (found != object.end() && found->is_number_unsigned() && found->get<std::uint64_t>() <= kMost) return *found;
-  throw InvalidArgument(file.string() + " is damaged: '" + name + "' is no count");
-}
-
-TimeSpent read_times(const json& place, const fs::path& file) {
-  TimeSpent spent;
-  if (!place.contains("spent")) return spent;
-  const auto& times = place["spent"];
-  const auto damaged = [&](const char* name) {
-    return InvalidArgument(file.string() + " is damaged: 'spent' has no '" + name + "'");
-  };
-  for (const auto& [name, time] : kTimes) {
-    if (!times.is_object() || !times.contains(name) || !times[name].is_number()) throw damaged(name);
-    spent.*time = times[name];
-  }
-  if (!times.contains("has_ended") || !times["has_ended"].is_boolean()) throw damaged("has_ended");
-  spent.has_ended = times["has_ended"];
-  return spent;
-}
-
-Place read_place(const json& read, const fs::path& file) {
-  Place place{count_in(read, "step", file), count_in(read, "epoch", file), count_in(read, "taken", file)};
-  if (read.contains("samples"))  // not in places of version 0.1
-    place.size = {count_in(read, "samples", file), count_in(read, "ranks", file)};
-  place.spent = read_times(read, file);
-  return place;
 }
 
 bool is_complete(const fs::path& checkpoint) {
@@ -106,15 +62,15 @@ std::vector<fs::path> complete_checkpoints(const fs::path& run) {
 /// @return the place of the newest checkpoint as text, or nothing at the start of a run
 std::string opened(const RunFolderOptions& options) {
   const auto checkpoints = complete_checkpoints(options.path);
-  if (options.start == Start::kResume && checkpoints.empty()) {
+  if (options.start == Start::kResume && checkpoints.empty() && !options.has_snapshot) {
     throw InvalidArgument("there is no complete checkpoint in " + options.path.string() + " to go on from");
   }
-  if (options.start == Start::kNew && !checkpoints.empty()) {
+  if (options.start == Start::kNew && (!checkpoints.empty() || options.has_snapshot)) {
     throw InvalidArgument(options.path.string() + " has an earlier run: go on with it, or name another folder");
   }
   if (!checkpoints.empty()) {
     const auto file = checkpoints.back() / kPlaceFile;
-    return text_of(read_place(parsed(file), file));
+    return place_text(read_place(read_text_file(file), file));
   }
   fs::create_directories(options.path);
   if (!options.settings.empty()) write_text_file(settings_file(options.path), options.settings);
@@ -130,7 +86,8 @@ RunFolder::RunFolder(World& world, const RunFolderOptions& options)
   const auto place = from_first(world, "opening the run's folder", [&] {
     auto text = opened(options);
     const auto file = path_ / "best/best.json";
-    if (text.empty() || !fs::exists(file)) return text;  // a run that starts anew has no best
+    const bool is_new = text.empty() && !options.has_snapshot;
+    if (is_new || !fs::exists(file)) return text;  // a run that starts anew has no best
     const auto best = parsed(file);
     if (!best.contains("metric") || !best["metric"].is_string() || !best.contains("value") ||
         !best["value"].is_number())
@@ -139,7 +96,7 @@ RunFolder::RunFolder(World& world, const RunFolderOptions& options)
     return text;
   });
   if (place.empty()) return;
-  newest_ = read_place(json::parse(place), path_);
+  newest_ = read_place(place, path_);
 }
 
 fs::path RunFolder::folder_of(const Place& place) const {
@@ -151,9 +108,28 @@ fs::path RunFolder::folder_of(const Place& place) const {
 void RunFolder::begin(const Place& place) {
   from_first(world_, "beginning a checkpoint", [&] {
     if (!settings_.empty()) write_text_file(settings_file(path_), settings_);  // of a run that goes on with other ones
-    write_text_file(folder_of(place) / kPlaceFile, text_of(place));
+    write_text_file(folder_of(place) / kPlaceFile, place_text(place));
     return std::string();
   });
+}
+
+void RunFolder::save_copy(const Place& place, const fs::path& from) {
+  if (!is_kept() || (newest_ && newest_->step == place.step)) return;
+  begin(place);
+  from_first(world_, "copying a checkpoint", [&] {
+    const auto to = folder_of(place);
+    for (const auto& entry : fs::directory_iterator(from)) {
+      if (entry.path().extension() != ".safetensors") continue;
+      const auto file = to / entry.path().filename();
+      fs::copy_file(entry.path(), file, fs::copy_options::overwrite_existing);
+      const auto copied = open_regular(file);
+      if (::fsync(copied.descriptor()) != 0) throw InvalidArgument(file.string() + " cannot be written");
+    }
+    write_text_file(to / "index.json", read_text_file(from / "index.json", Bytes(std::int64_t{1} << 30)));
+    return std::string();
+  });
+  newest_ = place;
+  remove_old();
 }
 
 void RunFolder::remove_old() {

@@ -18,6 +18,7 @@
 #include <autopar/training/log.hpp>
 #include <autopar/training/memory.hpp>
 #include <autopar/training/run_folder.hpp>
+#include <autopar/training/snapshots.hpp>
 
 namespace autopar::training {
 
@@ -45,9 +46,11 @@ struct RunOptions {
 ///     return run.exit_status();                                 // 130 after Ctrl-C: to be started again
 ///
 /// It loads the newest checkpoint, saves each `save_every` steps, at the end and after a signal to any rank, and tells
-/// rank 0's user how it gets on, at the end also where the time went. What else the program needs to go on is
-/// registered by `model->keep` before. Under `autopar run`, which starts a program again after a fault, it goes on
-/// whatever `start` is. RunFolder, Log, Goodput, BatchWatch and Interrupt are its parts, for loops that are different.
+/// rank 0's user how it gets on, at the end also where the time went. With Options::snapshot_every of the model, it
+/// also makes snapshots in memory, goes on from the newest one if that is newer, and removes them at the end. What else
+/// the program needs to go on is registered by `model->keep` before. Under `autopar run`, which starts a program again
+/// after a fault, it goes on whatever `start` is. RunFolder, Snapshots, Log, Goodput, BatchWatch and Interrupt are its
+/// parts, for loops that are different.
 ///
 /// Members are collective, unless they say otherwise.
 class Run {
@@ -65,6 +68,12 @@ class Run {
                           return folder.save_best(place, offer.metric, offer.value, model, offer.better);
                         },
                     .finish = [&](RunFolder& folder) { folder.finish(model); },
+                    .load_snapshot = [&](const std::string& folder) { model->load(folder, optimizers...); },
+                    .save_snapshot =
+                        [&](const std::string& folder, const AcceptParts& accept) {
+                          return model->save_parts(folder, {&optimizers...}, accept);
+                        },
+                    .snapshot_every = model->snapshot_every(),
                     .begin_step = [&] { model->begin_step(); },
                     .stats = [&]() -> const SessionStats& { return model->stats(); }}) {}
   Run(const Run&) = delete;
@@ -112,20 +121,28 @@ class Run {
     std::function<void(RunFolder&, const Place&)> save;
     std::function<bool(RunFolder&, const Place&, const Offer&)> save_best;
     std::function<void(RunFolder&)> finish;
+    std::function<void(const std::string&)> load_snapshot;
+    Snapshots::Write save_snapshot;
+    std::int64_t snapshot_every;
     std::function<void()> begin_step;
     std::function<const SessionStats&()> stats;
   };
   Run(World& world, const RunOptions& options, Trained trained);
 
+  [[nodiscard]] Place load();
   void end_step();
+  void measure(bool is_over);
+  void snapshot();
   void save(bool is_over);
   void tell_end(bool is_asked);
 
   RunOptions options_;
   Trained trained_;
   c10::Device device_;
+  Snapshots snapshots_;
   RunFolder folder_;
   Goodput goodput_;
+  bool is_from_snapshot_ = false;  ///< and no step is made yet, so that the disk has less
   Place place_;
   BatchWatch batch_;
   Log log_;

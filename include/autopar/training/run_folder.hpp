@@ -28,16 +28,17 @@ struct Place {
 /// How a run begins.
 enum class Start : std::uint8_t {
   kNewOrResume,  ///< go on from the newest complete checkpoint if there is one, else start anew
-  kNew,          ///< refuse a folder that has a complete checkpoint
-  kResume,       ///< refuse a folder that has none
+  kNew,          ///< refuse a folder that has a complete checkpoint, or a snapshot in memory
+  kResume,       ///< refuse a folder that has neither
 };
 
 struct RunFolderOptions {
   std::filesystem::path path{};  ///< empty: nothing is kept
   Start start = Start::kNewOrResume;
-  std::int64_t keep = 3;   ///< newest checkpoints that stay, at least 1
-  bool wait = true;        ///< false: checkpoints are written in the background (SaveOptions::wait)
-  std::string settings{};  ///< a text for `settings.json`, such as the options of the command line; empty: none
+  std::int64_t keep = 3;      ///< newest checkpoints that stay, at least 1
+  bool wait = true;           ///< false: checkpoints are written in the background (SaveOptions::wait)
+  bool has_snapshot = false;  ///< there is something to go on from in memory, see Snapshots
+  std::string settings{};     ///< a text for `settings.json`, such as the options of the command line; empty: none
 };
 
 /// Of a run's folder: the options that it was started with.
@@ -48,6 +49,7 @@ struct RunFolderOptions {
 /// The folder of a run:
 ///
 ///     settings.json                      the options that it was started with, or went on with
+///     snapshots.id                       which snapshots in memory are of this run, see Snapshots
 ///     metrics.jsonl, metrics.csv, events.out.tfevents.*
 ///     step-00001000/                     a checkpoint; any plan and number of ranks loads it
 ///     step-00001000/place.json           where the training stood; written before the rest
@@ -85,6 +87,9 @@ class RunFolder {
     newest_ = place;
     remove_old();
   }
+  /// Saves what another folder has, a complete checkpoint of that place: rank 0 copies it.
+  /// @throws InvalidArgument, on every rank, if rank 0 cannot
+  void save_copy(const Place& place, const std::filesystem::path& from);
   /// Waits until the latest checkpoint is complete, where checkpoints are written in the background.
   template <class Model>
   void finish(Model& model) {

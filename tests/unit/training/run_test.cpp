@@ -5,7 +5,9 @@
 #include <chrono>
 #include <csignal>
 #include <filesystem>
+#include <optional>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -13,6 +15,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/schedulers/step_lr.h>
@@ -255,6 +258,136 @@ nlohmann::json shares_of(const std::filesystem::path& run) {
     if (read.contains("goodput")) newest = std::move(read);
   }
   return newest;
+}
+
+/// A training of `ranks` with dropout, in fp64, that makes snapshots, and may be left in the middle as a killed one.
+struct Snapshotted {
+  std::vector<double> losses;  ///< of rank 0, from the step where it went on
+  std::int64_t first = 0;
+  int status = 0;
+};
+
+struct DropNetImpl : torch::nn::Module {
+  DropNetImpl() { to(torch::kDouble); }
+  torch::Tensor forward(const torch::Tensor& x) { return out(drop(torch::tanh(in(x)))).pow(2).mean(); }
+  torch::nn::Linear in = register_module("in", torch::nn::Linear(3, 8));
+  torch::nn::Dropout drop = register_module("drop", torch::nn::Dropout(0.3));
+  torch::nn::Linear out = register_module("out", torch::nn::Linear(8, 2));
+};
+TORCH_MODULE(DropNet);
+
+struct Killed : std::runtime_error {
+  Killed() : std::runtime_error("killed") {}
+};
+
+struct Course {
+  int ranks = 2;
+  std::int64_t killed_at = -1, signal_at = -1;
+  int snapshot_every = 2;
+  training::Start start = training::Start::kNewOrResume;
+};
+
+Snapshotted train_with_snapshots(const std::filesystem::path& folder, const Course& course) {
+  Snapshotted out;
+  try {
+    ap::loopback::run(course.ranks, [&](ap::World& world) {
+      torch::manual_seed(1);
+      ap::AutoParallel<DropNet> model(world, [] { return DropNet(); }, {.snapshot_every = course.snapshot_every});
+      ap::optim::AdamW optimizer(model->parameters(), ap::optim::AdamWOptions(1e-2));
+      model->attach(optimizer);
+      training::Epochs order(world, 12);
+      model->keep("order", order);
+      const auto data = torch::sin(torch::arange(36, torch::kDouble)).reshape({12, 3});
+      training::Run run(world, {.folder = folder, .start = course.start, .steps = 12, .save_every = 9}, model,
+                        optimizer);
+      if (world.rank() == 0) out.first = run.step();
+      if (course.signal_at == -2 && world.rank() == 0) std::raise(SIGTERM);  // before any step
+      while (run.next()) {
+        if (run.step() == course.killed_at) {
+          world.barrier();  // no rank is in `next` still
+          throw Killed();
+        }
+        if (run.step() == course.signal_at && world.rank() == 0) std::raise(SIGTERM);
+        optimizer.zero_grad();
+        const auto picked = order.share(4);
+        const auto loss = model(
+            data.index_select(0, torch::tensor(std::vector<std::int64_t>(picked.begin(), picked.end()), torch::kLong)));
+        loss.backward();
+        optimizer.step();
+        if (world.rank() == 0) out.losses.push_back(loss.item<double>());
+      }
+      if (world.rank() == 0) out.status = run.exit_status();
+    });
+  } catch (const Killed&) {
+  }
+  return out;
+}
+
+std::filesystem::path memory_of(const std::filesystem::path& folder) {
+  std::optional<training::SnapshotPlace> place;
+  ap::loopback::run(1, [&](ap::World& world) { place = training::snapshot_place(world, 1, folder); });
+  return place->job;
+}
+
+TEST_CASE("Run: killed between checkpoints, it goes on from a snapshot and ends bit-equal") {
+  const TempFolder temp;
+  const auto whole = train_with_snapshots(temp / "whole", {.snapshot_every = 0});
+  REQUIRE(whole.losses.size() == 12);
+  CHECK_FALSE(std::filesystem::exists(temp / "whole/snapshots.id"));
+  for (const int ranks : {1, 2}) {
+    CAPTURE(ranks);
+    const auto folder = temp / std::to_string(ranks);
+    const auto reference =
+        ranks == 2 ? whole.losses : train_with_snapshots({}, {.ranks = 1, .snapshot_every = 0}).losses;
+    static_cast<void>(train_with_snapshots(folder, {.ranks = ranks, .killed_at = 5}));
+    const auto second = train_with_snapshots(folder, {.ranks = ranks, .killed_at = 8});
+    CHECK(second.first == 4);
+    CHECK(second.losses == std::vector<double>(reference.begin() + 4, reference.begin() + 8));
+    const auto third = train_with_snapshots(folder, {.ranks = ranks, .killed_at = 11});
+    CHECK(third.first == 8);
+    CHECK(std::filesystem::exists(memory_of(folder)));
+    const auto last = train_with_snapshots(folder, {.ranks = ranks, .start = training::Start::kResume});
+    CHECK(last.first == 10);
+    CHECK(last.losses == std::vector<double>(reference.begin() + 10, reference.end()));
+    CHECK_FALSE(std::filesystem::exists(memory_of(folder)));
+    CHECK(std::filesystem::exists(folder / "step-00000012/index.json"));
+  }
+}
+
+TEST_CASE("Run: a snapshot counts as something to go on from, and the newer of it and a checkpoint is taken") {
+  const TempFolder temp;
+  const auto folder = temp / "run";
+  CHECK_THROWS_WITH(train_with_snapshots(folder, {.start = training::Start::kResume}),
+                    Catch::Matchers::Contains("no complete checkpoint"));
+  static_cast<void>(train_with_snapshots(folder, {.killed_at = 3}));
+  CHECK_THROWS_WITH(train_with_snapshots(folder, {.start = training::Start::kNew}),
+                    Catch::Matchers::Contains("has an earlier run"));
+  CHECK(train_with_snapshots(folder, {.killed_at = 6, .start = training::Start::kResume}).first == 2);
+  // In 9 a checkpoint is written; those of the memory are left.
+  CHECK(train_with_snapshots(folder, {.killed_at = 10, .snapshot_every = 4}).first == 4);
+  CHECK(std::filesystem::exists(folder / "step-00000009/index.json"));
+  CHECK(train_with_snapshots(folder, {.killed_at = 9, .snapshot_every = 4}).first == 9);
+  const auto memory = memory_of(folder);
+  std::filesystem::remove_all(folder);  // another run
+  CHECK(train_with_snapshots(folder, {}).first == 0);
+  CHECK(std::filesystem::exists(memory));  // its process is there
+  std::filesystem::remove_all(memory);
+}
+
+TEST_CASE("Run: asked to end before its first step, it saves the snapshot that it was to go on from") {
+  const TempFolder temp;
+  const auto folder = temp / "run";
+  const auto whole = train_with_snapshots({}, {.snapshot_every = 0});
+  static_cast<void>(train_with_snapshots(folder, {.killed_at = 5}));
+  const auto asked = train_with_snapshots(folder, {.signal_at = -2});
+  CHECK(asked.first == 4);
+  CHECK(asked.losses.empty());
+  CHECK(asked.status == 128 + SIGTERM);
+  CHECK_FALSE(std::filesystem::exists(memory_of(folder)));
+  CHECK(std::filesystem::exists(folder / "step-00000004/index.json"));
+  const auto last = train_with_snapshots(folder, {});
+  CHECK(last.first == 4);
+  CHECK(last.losses == std::vector<double>(whole.losses.begin() + 4, whole.losses.end()));
 }
 
 TEST_CASE("Run: what waits for data is not goodput, and the slow rank is known") {
