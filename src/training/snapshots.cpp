@@ -105,12 +105,14 @@ std::optional<SnapshotPlace> snapshot_place(World& world, std::int64_t every, co
     place.id_file = run / kIdFile;
     place.id = from_first(world, "naming snapshots", [&] { return id_of(place.id_file); });
   }
-  const auto path = from_first(world, "naming snapshots", [&] {
+  const auto told_path = from_first(world, "naming snapshots", [&] {
+    if (run.empty()) return std::string();
     std::error_code error;
-    const auto folder = fs::weakly_canonical(run, error);
-    return run.empty() ? std::string() : error ? fs::absolute(run).string() : folder.string();
+    const auto path = fs::absolute(run);  // before it exists a relative path would stay one
+    const auto folder = fs::weakly_canonical(path, error);
+    return (error ? path : folder).string();
   });
-  const auto named = path + '\n' + place.id;
+  const auto named = told_path + '\n' + place.id;
   place.run = sixteen_digits(checksum(std::as_bytes(std::span(named))));
   place.job = snapshot_folder(supervised ? supervised->job : "run-" + place.run);
   return place;

@@ -17,6 +17,12 @@ if(TARGET mpi_torch)
   autopar_add_two_hosts_test(names "${two_hosts}" one two ${hosts} ENVIRONMENT TEST_HOSTS=2 TEST_RANKS=4)
   autopar_add_two_hosts_test(one_name "${two_hosts}" node node ${hosts} ENVIRONMENT TEST_HOSTS=2 TEST_RANKS=4)
 endif()
+if(TARGET autopar::training)
+  add_executable(two_hosts_snapshots "${CMAKE_CURRENT_LIST_DIR}/two_hosts_snapshots.cpp")
+  target_link_libraries(two_hosts_snapshots PRIVATE autopar::training autopar::autopar autopar_warnings)
+  autopar_add_two_hosts_test(snapshots "${two_hosts}" one two 0 4 "what one host lost, the other had" ${marks}
+    "${MPIEXEC_EXECUTABLE}" $<TARGET_FILE:two_hosts_snapshots> "${CMAKE_CURRENT_BINARY_DIR}/two_hosts_runs")
+endif()
 if(TARGET gpt)
   autopar_add_two_hosts_test(training "${CMAKE_CURRENT_LIST_DIR}/two_hosts_training.sh" $<TARGET_FILE:gpt>
     "${MPIEXEC_EXECUTABLE}" "${two_hosts}" ${marks} "${CMAKE_CURRENT_BINARY_DIR}/two_hosts")

@@ -51,6 +51,7 @@ set_up() {
   local here=$1 name=$2 address=$3
   $here hostname "$name"
   $here mount -t sysfs sysfs /sys
+  $here mount -t tmpfs tmpfs /dev/shm
   $here ip link set lo up
   $here ip address add "$address/24" dev wire
   $here ip link set wire up
