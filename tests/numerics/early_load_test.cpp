@@ -23,6 +23,7 @@
 #include <autopar/runtime/loopback.hpp>
 
 #include "fidelity.hpp"
+#include "loading_ways.hpp"
 
 // `load` before the first call, and what the program does between the two, each time against one process.
 namespace early_load_test {
@@ -111,29 +112,7 @@ const std::vector<Program> kPrograms{
     {"other state", [](Net&, torch::optim::AdamW& optimizer) { optimizer.state().clear(); }},
 };
 
-struct Way {
-  std::string name;
-  ap::Options options;
-  int ranks = 1;
-};
-
-Way way(const std::string& name, std::vector<int> replicas, int zero, int tensor = 1) {
-  ap::Options options{.stages = static_cast<int>(replicas.size()), .zero = zero, .replicas = replicas};
-  if (tensor > 1) options.tensor_parallel = tensor;
-  int ranks = 0;
-  for (const auto count : replicas) ranks += count * tensor;
-  return {name, options, ranks};
-}
-
-const std::vector<Way> kWays{way("one rank", {1}, 0),
-                             way("2 replicas", {2}, 0),
-                             way("ZeRO 1 on 3", {3}, 1),
-                             way("ZeRO 2 on 2", {2}, 2),
-                             way("ZeRO 3 on 2", {2}, 3),
-                             way("2 stages", {1, 1}, 0),
-                             way("2 stages of ZeRO 3", {2, 2}, 3),
-                             way("2 slices", {1}, 0, 2),
-                             way("2 slices of ZeRO 2", {2}, 2, 2)};
+using loading::Way;
 
 /// Steps of one process, from step `first`.
 template <class Forward>
@@ -200,7 +179,7 @@ void train_and_compare(ap::World& world, Model& model, const Load& load, const P
 void check_programs(const std::vector<Program>& programs, const Load& load,
                     const std::function<Plain()>& loaded_in_one_process) {
   for (const auto& program : programs) {
-    for (const auto& [name, options, ranks] : kWays) {
+    for (const auto& [name, options, ranks] : loading::ways()) {
       INFO(program.name << ", " << name);
       auto plain = loaded_in_one_process();
       program.after_load(*plain.net, *plain.optimizer);
@@ -285,7 +264,7 @@ TEST_CASE("load before first call: folder may vanish, attach may follow") {
           [&](int step) { return plain.net->forward(ids(step, 0, ranks * kSamples)); });
     return state_of(*plain.net);
   };
-  for (const auto& [name, options, ranks] : kWays) {
+  for (const auto& [name, options, ranks] : loading::ways()) {
     INFO(name);
     const auto place = folder / ("run" + std::to_string(count++));
     const auto wanted = want(ranks);
@@ -367,7 +346,7 @@ TEST_CASE("load before first call: sets every optimizer's state") {
     });
     step(*its, [&] { return plain->forward(ids(1, 0, 2 * kSamples)); });
     const auto want = state_of(*plain);
-    for (const auto& [name, options, ranks] : kWays) {
+    for (const auto& [name, options, ranks] : loading::ways()) {
       if (ranks != 2) continue;
       INFO(kind << ", " << name);
       ap::loopback::run(2, [&, &make = make, &kind = kind, &options = options](ap::World& world) {

@@ -15,6 +15,7 @@
 #include <autopar/runtime/loopback.hpp>
 
 #include "fidelity.hpp"
+#include "loading_ways.hpp"
 #include "torch/parameters/hyper_parameters.hpp"
 #include "torch/parameters/optimizer_state.hpp"
 
@@ -77,32 +78,15 @@ void step(torch::optim::Optimizer& optimizer, const Forward& forward) {
   optimizer.step();
 }
 
-struct Way {
-  std::string name;
-  ap::Options options;
-  int ranks = 1;
-};
+using loading::Way;
 
-Way way(const std::string& name, std::vector<int> replicas, int zero, int tensor = 1,
-        ap::Offload offload = ap::Offload::kNone) {
-  ap::Options options{
-      .stages = static_cast<int>(replicas.size()), .zero = zero, .offload = offload, .replicas = replicas};
-  if (tensor > 1) options.tensor_parallel = tensor;
-  int ranks = 0;
-  for (const auto count : replicas) ranks += count * tensor;
-  return {name, options, ranks};
+std::vector<Way> ways() {
+  auto all = loading::ways();
+  all.push_back(loading::way("ZeRO 2, offloaded", {2}, 2));
+  for (auto& way : all) way.options.offload = ap::Offload::kNone;
+  all.back().options.offload = ap::Offload::kOptimizer;
+  return all;
 }
-
-const std::vector<Way> kWays{way("one rank", {1}, 0),
-                             way("2 replicas", {2}, 0),
-                             way("ZeRO 1 on 3", {3}, 1),
-                             way("ZeRO 2 on 2", {2}, 2),
-                             way("ZeRO 3 on 2", {2}, 3),
-                             way("2 stages", {1, 1}, 0),
-                             way("2 stages of ZeRO 3", {2, 2}, 3),
-                             way("2 slices", {1}, 0, 2),
-                             way("2 slices of ZeRO 2", {2}, 2, 2),
-                             way("ZeRO 2, offloaded", {2}, 2, 1, ap::Offload::kOptimizer)};
 
 template <class Module>
 struct Plain {
@@ -198,7 +182,7 @@ using Load = std::function<void(Model&, torch::optim::AdamW&)>;
 
 /// Loads before the first call or after a step, and trains. @param by_hand  what the load does, to one process
 void check_everywhere(const Load& load, const std::function<void(Plain<Net>&)>& by_hand) {
-  for (const auto& [name, options, ranks] : kWays) {
+  for (const auto& [name, options, ranks] : ways()) {
     for (const bool early : {true, false}) {
       INFO(name << (early ? ", before" : ", after") << " the first call");
       Plain<Net> plain{nets::made<Net>(3), nullptr};

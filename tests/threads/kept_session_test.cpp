@@ -7,6 +7,8 @@
 #include <nets.hpp>
 #include <temp_folder.hpp>
 
+#include "noisy_net.hpp"
+
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
@@ -29,21 +31,13 @@ namespace fs = std::filesystem;
 using torch::data::samplers::DistributedRandomSampler;
 using torch::data::samplers::RandomSampler;
 
-/// Draws, and has a buffer that each call changes.
-struct NetImpl : torch::nn::Module {
-  NetImpl() { nets::register_all(*this, "first", first, "norm", norm, "dropout", dropout, "second", second); }
-  at::Tensor forward(const at::Tensor& x) { return second(dropout(norm(torch::relu(first(x))))).pow(2).mean(); }
-  torch::nn::Linear first{4, 8}, second{8, 3};
-  torch::nn::BatchNorm1d norm{8};
-  torch::nn::Dropout dropout{0.5};
-};
-TORCH_MODULE(Net);
-using Model = ap::AutoParallel<Net>;
+using nets::NoisyNet;
+using Model = ap::AutoParallel<NoisyNet>;
 
 std::mutex mutex;  // of Catch's macros
 
-Net net(std::uint64_t seed) {
-  return nets::seeded(seed, [] { return Net(); });
+NoisyNet net(std::uint64_t seed) {
+  return nets::seeded(seed, [] { return NoisyNet(); });
 }
 
 ap::Options replicated(int ranks) { return {.stages = 1, .replicas = {ranks}}; }

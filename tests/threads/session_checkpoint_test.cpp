@@ -31,6 +31,8 @@
 #include <nets.hpp>
 #include <temp_folder.hpp>
 
+#include "noisy_net.hpp"
+
 #include "torch/checkpoint/checkpoint.hpp"
 #include "torch/parameters/hyper_parameters.hpp"
 #include "torch/parameters/optimizer_state.hpp"
@@ -41,17 +43,9 @@ namespace session_checkpoint_test {
 namespace ap = autopar;
 namespace fs = std::filesystem;
 
-/// With a buffer that each call changes, and draws.
-struct NetImpl : torch::nn::Module {
-  NetImpl() { nets::register_all(*this, "first", first, "norm", norm, "dropout", dropout, "second", second); }
-  at::Tensor forward(const at::Tensor& x) { return second(dropout(norm(torch::relu(first(x))))).pow(2).mean(); }
-  torch::nn::Linear first{4, 8}, second{8, 3};
-  torch::nn::BatchNorm1d norm{8};
-  torch::nn::Dropout dropout{0.5};
-};
-TORCH_MODULE(Net);
+using nets::NoisyNet;
 
-using Model = ap::AutoParallel<Net>;
+using Model = ap::AutoParallel<NoisyNet>;
 using Between = std::function<void(Model&, torch::optim::AdamW&, ap::World&)>;
 
 /// All that a training has to show, on all ranks.
@@ -69,7 +63,7 @@ std::mutex mutex;
 Course train(const ap::Options& options, const Between& between) {
   Course course;
   torch::manual_seed(1);
-  const std::vector<Net> nets{Net(), Net()};
+  const std::vector<NoisyNet> nets{NoisyNet(), NoisyNet()};
   ap::loopback::run(2, [&](ap::World& world) {
     Model model(world, nets[static_cast<std::size_t>(world.rank())], options);
     torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.01).betas({0.8, 0.9}));
@@ -252,8 +246,8 @@ TEST_CASE("load before first call: refusal is immediate, retry works", "[files]"
   const auto make = [](ap::World& world, bool recorded, const ap::Options& how) {
     if (recorded)
       return Model(
-          world, [] { return Net(); }, how);
-    return Model(world, Net(), how);
+          world, [] { return NoisyNet(); }, how);
+    return Model(world, NoisyNet(), how);
   };
   for (const bool recorded : {false, true}) {
     ap::loopback::run(2, [&](ap::World& world) {
@@ -295,7 +289,7 @@ TEST_CASE("load before first call: later damage fails that call only", "[files]"
     std::vector<double> losses;
     ap::loopback::run(2, [&](ap::World& world) {
       const auto make = [] {
-        Net net;
+        NoisyNet net;
         const torch::NoGradGuard no_grad;
         for (auto& parameter : net->parameters()) parameter.fill_(0.1);
         return net;
@@ -340,7 +334,7 @@ TEST_CASE("differing loads before first call: reported, no rank waits", "[files]
   }));
   const auto body = [&](const std::function<void(Model&, torch::optim::AdamW&, int)>& load) {
     return refusals(2, [&](ap::World& world) {
-      Model model(world, Net(), options);
+      Model model(world, NoisyNet(), options);
       torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(3));
       load(model, optimizer, world.rank());
     });
@@ -373,7 +367,7 @@ TEST_CASE("load before first call: optimizer promise checked at attach", "[files
     model->save(folder / "good", optimizer);
   }));
   ap::loopback::run(2, [&](ap::World& world) {
-    Model model(world, Net(), options);
+    Model model(world, NoisyNet(), options);
     torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(3));
     model->load(folder / "good", optimizer);
     std::ostringstream out;
@@ -397,7 +391,7 @@ TEST_CASE("load before first call: optimizer promise checked at attach", "[files
 
 TEST_CASE("plan_only: load does nothing and needs no file", "[files]") {
   ap::loopback::run(1, [&](ap::World& world) {
-    Model model(world, Net(), ap::Options{.plan_only = true});
+    Model model(world, NoisyNet(), ap::Options{.plan_only = true});
     torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(3));
     model->load("nowhere", optimizer);
     CHECK_THROWS_AS(model(torch::ones({4, 4})), ap::PlanOnly);
@@ -423,7 +417,7 @@ TEST_CASE("named pipe as checkpoint: load and save refuse it by name", "[files]"
 TEST_CASE("optimizers of unknown state: refused on every rank", "[files]") {
   const TempFolder folder;
   ap::loopback::run(2, [&](ap::World& world) {
-    Model model(world, Net(), ap::Options{.stages = 2, .replicas = {1, 1}});
+    Model model(world, NoisyNet(), ap::Options{.stages = 2, .replicas = {1, 1}});
     model(torch::ones({4, 4})).backward();
     torch::optim::LBFGS unknown(model->parameters());
     torch::optim::SGD known(model->parameters(), 0.1);
@@ -522,12 +516,12 @@ TEST_CASE("save in the background: the end of the model completes it", "[files]"
   const TempFolder folder;
   const ap::Options options{.stages = 2, .replicas = {1, 1}};
   ap::loopback::run(2, [&](ap::World& world) {
-    Model model(world, Net(), options);
+    Model model(world, NoisyNet(), options);
     model(torch::ones({4, 4})).backward();
     model->save(folder / "state", {.wait = false});
   });
   ap::loopback::run(2, [&](ap::World& world) {
-    Model model(world, Net(), options);
+    Model model(world, NoisyNet(), options);
     model->load(folder / "state");
     model(torch::ones({4, 4})).backward();
     const std::lock_guard lock(mutex);
@@ -572,7 +566,7 @@ TEST_CASE("one job a folder: several of its models may save there", "[files]") {
   const TempFolder folder;
   ap::loopback::run(2, [&](ap::World& world) {
     const ap::Options options{.stages = 2, .replicas = {1, 1}};
-    Model first(world, Net(), options), second(world, Net(), options);
+    Model first(world, NoisyNet(), options), second(world, NoisyNet(), options);
     for (auto* model : {&first, &second}) {
       (*model)(torch::ones({4, 4})).backward();
       CHECK_NOTHROW((*model)->save(folder / "state"));
