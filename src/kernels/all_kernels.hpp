@@ -6,6 +6,7 @@
 #include "kernels/channels_last_copy_source.hpp"
 #include "kernels/class_loss_source.hpp"
 #include "kernels/column_sums_source.hpp"
+#include "kernels/fp8_cast_source.hpp"
 #include "kernels/gelu_gradient_source.hpp"
 #include "kernels/gelu_source.hpp"
 #include "kernels/gradient_norm_source.hpp"
@@ -22,10 +23,21 @@ namespace autopar::kernels {
 
 /// All kernels of this layer except point-wise groups. The kernels that compile longest come first.
 [[nodiscard]] inline std::vector<KernelSource> all_kernels() {
-  return {kLayerNormKernels,    kBatchNormKernels,        kMaxPoolKernels,          kGeluGradientKernels,
-          kGeluKernels,         kUpdateKernels,           kChannelsLastCopyKernels, kColumnSumsKernels,
-          kClassLossKernels,    kJoinedPartsKernels,      kStridedCopyKernels,      kTableGradientKernels,
-          kGradientNormKernels, kRunningStatisticsKernels};
+  return {kLayerNormKernels,
+          kBatchNormKernels,
+          kMaxPoolKernels,
+          kGeluGradientKernels,
+          kGeluKernels,
+          kUpdateKernels,
+          kChannelsLastCopyKernels,
+          kColumnSumsKernels,
+          kClassLossKernels,
+          kJoinedPartsKernels,
+          kStridedCopyKernels,
+          kTableGradientKernels,
+          kGradientNormKernels,
+          kRunningStatisticsKernels,
+          kFp8CastKernels};
 }
 
 }  // namespace autopar::kernels

@@ -106,6 +106,13 @@ T atomicAdd(T* to, T by) {
   return before;
 }
 
+template <class T>
+T atomicMax(T* to, T by) {
+  const T before = *to;
+  if (before < by) *to = by;
+  return before;
+}
+
 // ---------------------------------------------------------------- numbers
 
 struct alignas(8) float2 {
