@@ -40,7 +40,7 @@ set(schedules_named_in include/autopar/schedule/kind.hpp include/autopar/schedul
 # The folders of a layer, each of which knows those before it. Files beside them (plan.hpp below, planner.hpp above) are free.
 set(rooms_plan verify model memory step search multilevel feasibility report)
 set(rooms_capture detail ir ops replay shapes trace init algebra)
-set(rooms_torch device ranks fused passes tensor_parallel autograd interpret parameters optim cost planning staging engine
+set(rooms_torch device ranks fused fp8 passes tensor_parallel autograd interpret parameters optim cost planning staging engine
   deployment results calls programs placement steps graphs gradients collectives checkpoint session)
 set(violations)
 

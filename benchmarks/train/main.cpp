@@ -89,7 +89,7 @@ struct Half {
 
 /// Runs the module's forward as the reference does: in libtorch's autocast, or with products in TF32.
 at::Tensor unwrapped_forward(auto& model, const Work& work, c10::Device device) {
-  const bool brain = work.precision == ap::Precision::kBf16 || work.precision == ap::Precision::kBf16Compute;
+  const bool brain = work.precision == ap::Precision::kBf16 || ap::computes_in_bf16(work.precision);
   if (!brain && work.precision != ap::Precision::kFp16) return model(work.x, work.y);
   at::autocast::set_autocast_enabled(device.type(), true);
   at::autocast::set_autocast_dtype(device.type(), brain ? at::kBFloat16 : at::kHalf);

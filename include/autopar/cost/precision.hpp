@@ -15,6 +15,7 @@ enum class Precision : std::uint8_t {
   kBf16,         ///< as in autocast
   kBf16Compute,  ///< all in bf16, except losses and sums over the batch
   kFp16,         ///< as in autocast, with a loss scale
+  kFp8,          ///< as bf16-compute, with products of linear layers in 8 bits
 };
 template <>
 inline constexpr auto kEnumTexts<Precision> = std::to_array<EnumText<Precision>>({{Precision::kModule, "module"},
@@ -22,7 +23,13 @@ inline constexpr auto kEnumTexts<Precision> = std::to_array<EnumText<Precision>>
                                                                                   {Precision::kBf16, "bf16"},
                                                                                   {Precision::kBf16Compute,
                                                                                    "bf16-compute"},
-                                                                                  {Precision::kFp16, "fp16"}});
+                                                                                  {Precision::kFp16, "fp16"},
+                                                                                  {Precision::kFp8, "fp8"}});
+
+/// Whether activations are in bf16 throughout.
+[[nodiscard]] constexpr bool computes_in_bf16(Precision precision) {
+  return precision == Precision::kBf16Compute || precision == Precision::kFp8;
+}
 
 /// The cluster for a model with `Options::precision`: with TF32, float32 products run at its rate. Other element types
 /// appear in the captured graph.

@@ -50,7 +50,8 @@ struct Options {
   /// auto | none | full | names of modules, with commas: what recomputes its forward before its backward
   RecomputeOption recompute{};
   /// module (its own element types) | tf32 | bf16 | fp16 (as in autocast) | bf16-compute (all in bf16, except losses
-  /// and sums over the batch). Parameters, sums of gradients and the optimizer stay in float32.
+  /// and sums over the batch) | fp8 (likewise, with products of linear layers in 8 bits). Parameters, sums of gradients
+  /// and the optimizer stay in float32.
   Precision precision = Precision::kModule;
   /// auto | fp32 | bf16: the element type in which ranks send partial sums of fp32 gradients, which are added in fp32.
   /// auto, no value: see `chosen_reduce_dtype`

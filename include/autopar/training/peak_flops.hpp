@@ -13,7 +13,7 @@ namespace autopar::training {
 /// @return nothing for devices and precisions that are not in the table
 inline std::optional<double> peak_flops(const std::string& device, Precision precision) {
   using enum Precision;
-  const bool half = precision == kBf16 || precision == kBf16Compute || precision == kFp16;
+  const bool half = precision == kBf16 || computes_in_bf16(precision) || precision == kFp16;
   if (!half && precision != kTf32) return std::nullopt;
   for (const char* hopper : {"H200", "H100", "GH200"}) {
     if (device.find(hopper) != std::string::npos) return half ? 989e12 : 494.5e12;

@@ -12,8 +12,8 @@ namespace autopar::kernels {
 
 namespace {
 
-constexpr std::string_view kTitle = "products 3";  ///< and the version of what follows
-constexpr std::size_t kNumbers = 13;
+constexpr std::string_view kTitle = "products 4";  ///< and the version of what follows
+constexpr std::size_t kNumbers = 14;
 
 /// A form in numbers, for a line of the file.
 std::array<std::int64_t, kNumbers> numbers_of(const ProductForm& form) {
@@ -26,15 +26,16 @@ std::array<std::int64_t, kNumbers> numbers_of(const ProductForm& form) {
           form.a_by_columns ? 1 : 0,
           form.b_by_columns ? 1 : 0,
           form.has_bias ? 1 : 0,
-          static_cast<std::int64_t>(form.type),
+          static_cast<std::int64_t>(form.type_a),
+          static_cast<std::int64_t>(form.type_b),
           static_cast<std::int64_t>(form.type_to),
           form.alignment,
           form.left_free};
 }
 
 ProductForm form_of(const std::array<std::int64_t, kNumbers>& numbers) {
-  const auto& [rows, inner, columns, pitch_a, pitch_b, pitch, a_by_columns, b_by_columns, has_bias, type, type_to,
-               alignment, left_free] = numbers;
+  const auto& [rows, inner, columns, pitch_a, pitch_b, pitch, a_by_columns, b_by_columns, has_bias, type_a, type_b,
+               type_to, alignment, left_free] = numbers;
   return {rows,
           inner,
           columns,
@@ -44,7 +45,8 @@ ProductForm form_of(const std::array<std::int64_t, kNumbers>& numbers) {
           a_by_columns != 0,
           b_by_columns != 0,
           has_bias != 0,
-          static_cast<c10::ScalarType>(type),
+          static_cast<c10::ScalarType>(type_a),
+          static_cast<c10::ScalarType>(type_b),
           static_cast<c10::ScalarType>(type_to),
           alignment,
           left_free};

@@ -33,12 +33,28 @@ std::optional<MatrixLayout> layout_of(const at::Tensor& matrix) {
   return std::nullopt;
 }
 
+/// There is no product of two gradients.
+bool is_8_bit_product(const MatrixProduct& product) {
+  const auto is_8_bit = [](const at::Tensor& matrix) {
+    return matrix.scalar_type() == c10::kFloat8_e4m3fn || matrix.scalar_type() == c10::kFloat8_e5m2;
+  };
+  const auto is_unit = [&](const at::Tensor& unit) {
+    return unit.defined() && unit.numel() == 1 && unit.scalar_type() == c10::kFloat &&
+           unit.device() == product.a.device();
+  };
+  const bool of_gradients =
+      product.a.scalar_type() == c10::kFloat8_e5m2 && product.b.scalar_type() == c10::kFloat8_e5m2;
+  return is_8_bit(product.a) && is_8_bit(product.b) && !of_gradients && is_unit(product.unit_a) &&
+         is_unit(product.unit_b);
+}
+
 bool are_of_one_product(const MatrixProduct& product) {
-  const auto& [a, b, bias, to, adds] = product;
+  const auto& [a, b, bias, to, adds, unit_a, unit_b] = product;
   if (a.dim() != 2 || b.dim() != 2 || to.dim() != 2 || a.numel() == 0 || b.numel() == 0) return false;
   if (a.size(1) != b.size(0) || to.size(0) != a.size(0) || to.size(1) != b.size(1)) return false;
-  const auto type = a.scalar_type();
-  const bool of_type = (type == c10::kHalf || type == c10::kBFloat16) && b.scalar_type() == type &&
+  const bool in_8_bits = is_8_bit_product(product);
+  const auto type = in_8_bits ? c10::kBFloat16 : a.scalar_type();
+  const bool of_type = (in_8_bits || ((type == c10::kHalf || type == c10::kBFloat16) && b.scalar_type() == type)) &&
                        (to.scalar_type() == type || (to.scalar_type() == c10::kFloat && !bias.defined()));
   const bool with_bias = !bias.defined() || (bias.dim() == 1 && bias.size(0) == b.size(1) && bias.stride(0) == 1 &&
                                              bias.scalar_type() == type && bias.device() == a.device());
@@ -49,9 +65,10 @@ bool are_of_one_product(const MatrixProduct& product) {
 
 std::optional<ProductForm> form_of_product(const MatrixProduct& product) {
   if (!are_of_one_product(product)) return std::nullopt;
-  const auto& [a, b, bias, to, adds] = product;
+  const auto& [a, b, bias, to, adds, unit_a, unit_b] = product;
   const auto of_a = layout_of(a), of_b = layout_of(b), of_to = layout_of(to);
   if (!of_a || !of_b || !of_to || of_to->by_columns) return std::nullopt;
+  if (a.element_size() == 1 && (of_a->by_columns || !of_b->by_columns)) return std::nullopt;
   auto alignment = std::min({alignment_of(a), alignment_of(b), alignment_of(to)});
   if (bias.defined()) alignment = std::min(alignment, alignment_of(bias));
   if (alignment < kPack) return std::nullopt;
@@ -64,7 +81,8 @@ std::optional<ProductForm> form_of_product(const MatrixProduct& product) {
                      .a_by_columns = of_a->by_columns,
                      .b_by_columns = of_b->by_columns,
                      .has_bias = bias.defined(),
-                     .type = a.scalar_type(),
+                     .type_a = a.scalar_type(),
+                     .type_b = b.scalar_type(),
                      .type_to = to.scalar_type(),
                      .alignment = alignment,
                      .left_free = at::globalContext()._SMCarveout_EXPERIMENTAL().value_or(0)};

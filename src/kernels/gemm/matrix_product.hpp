@@ -13,10 +13,12 @@ namespace autopar::kernels {
 
 /// to = a b + bias, summed in single precision.
 struct MatrixProduct {
-  at::Tensor a, b;    ///< [m, k] and [k, n] of one 16-bit type
-  at::Tensor bias;    ///< [n] of the same type, added to each row; undefined: none
-  at::Tensor to;      ///< [m, n] of the same type, or in single precision if there is no bias
+  at::Tensor a, b;    ///< [m, k] and [k, n] of one 16-bit type, or of 8-bit types
+  at::Tensor bias;    ///< [n] of the 16-bit type, added to each row; undefined: none
+  at::Tensor to;      ///< [m, n] of the 16-bit type, or in single precision if there is no bias
   bool adds = false;  ///< adds to the contents of `to`
+  /// Of 8-bit types: what a one stands for, in single precision on the device
+  at::Tensor unit_a{}, unit_b{};
 };
 
 /// Products of the same form may use the same algorithm.
@@ -25,7 +27,7 @@ struct ProductForm {
   std::int64_t pitch_a = 0, pitch_b = 0, pitch = 0;  ///< elements between rows or columns of a, b, and rows of `to`
   bool a_by_columns = false, b_by_columns = false;   ///< columns are contiguous, not rows
   bool has_bias = false;
-  c10::ScalarType type = c10::kHalf, type_to = c10::kHalf;
+  c10::ScalarType type_a = c10::kHalf, type_b = c10::kHalf, type_to = c10::kHalf;
   std::int64_t alignment = 0;  ///< bytes, of all addresses
   std::int64_t left_free = 0;  ///< multiprocessors that other kernels may occupy
 
@@ -33,8 +35,8 @@ struct ProductForm {
 };
 
 /// The form of a product that leaves libtorch's SM carve-out free; none for other types and layouts. Rows or columns
-/// are contiguous and consist of whole packs of 16 bytes. For other layouts cuBLASLt's kernels read element by element,
-/// and libtorch's products are faster.
+/// are contiguous and consist of whole packs of 16 bytes. Of 8-bit types `a` lies by rows, `b` by columns. For other
+/// layouts cuBLASLt's kernels read element by element, and libtorch's products are faster.
 [[nodiscard]] std::optional<ProductForm> form_of_product(const MatrixProduct& product);
 
 /// The result of one algorithm's trial.

@@ -136,13 +136,21 @@ std::vector<AlgorithmTrial> compared(ProductOfForm& form, const MatrixProduct& p
   constexpr std::uint64_t kSeed = 20;
   auto generator = at::globalContext().defaultGenerator(product.a.device()).clone();
   generator.set_current_seed(kSeed);
-  const auto numbers = at::empty({std::max(extent_of(product.a), extent_of(product.b))}, product.a.options());
+  const bool in_8_bits = product.a.element_size() == 1;
+  auto options = product.a.options();
+  if (in_8_bits) options = options.dtype(c10::kBFloat16);
+  const auto numbers = at::empty({std::max(extent_of(product.a), extent_of(product.b))}, options);
   numbers.uniform_(-1, 1, generator);
   const auto random = [&](const at::Tensor& like) {
-    return like.defined() ? numbers.as_strided(like.sizes(), like.strides()) : like;
+    return like.defined() ? numbers.to(like.scalar_type()).as_strided(like.sizes(), like.strides()) : like;
   };
   const auto first = product.adds ? like_result(product) : product.to;
-  MatrixProduct trial{random(product.a), random(product.b), random(product.bias), first};
+  auto trial = product;
+  trial.a = random(product.a);
+  trial.b = random(product.b);
+  trial.bias = random(product.bias);
+  trial.to = first;
+  trial.adds = false;
   std::vector<AlgorithmTrial> trials(form.algorithms());
   trials[0].has_same_bits = form.queue(trial);
   trial.to = other;
@@ -158,7 +166,10 @@ std::optional<std::size_t> measured_choice(ProductOfForm& form, const MatrixProd
   std::iota(others.begin(), others.end(), 1);
   const auto other = like_result(product);
   auto trials = compared(form, product, others, other);
-  if (time_in_turns(form, {product.a, product.b, product.bias, other}, trials)) return fastest_alike(trials);
+  auto timed = product;
+  timed.to = other;
+  timed.adds = false;
+  if (time_in_turns(form, timed, trials)) return fastest_alike(trials);
   static_cast<void>(cudaGetLastError());
   return std::nullopt;
 }

@@ -15,7 +15,18 @@
 namespace autopar::kernels {
 
 inline cudaDataType_t cuda_type(c10::ScalarType type) {
-  return type == c10::kHalf ? CUDA_R_16F : type == c10::kBFloat16 ? CUDA_R_16BF : CUDA_R_32F;
+  switch (type) {
+    case c10::kFloat8_e4m3fn:
+      return CUDA_R_8F_E4M3;
+    case c10::kFloat8_e5m2:
+      return CUDA_R_8F_E5M2;
+    case c10::kHalf:
+      return CUDA_R_16F;
+    case c10::kBFloat16:
+      return CUDA_R_16BF;
+    default:
+      return CUDA_R_32F;
+  }
 }
 
 /// Products of one form. cuBLASLt's matrices are column-major, ours are row-major: for cuBLASLt `to` is [n, m] = b
@@ -24,19 +35,19 @@ inline cudaDataType_t cuda_type(c10::ScalarType type) {
 class ProductOfForm {
  public:
   ProductOfForm(const BlasLt& blas, cublasLtHandle_t handle, const ProductForm& form) : blas_(blas), handle_(handle) {
-    const auto type = cuda_type(form.type), type_to = cuda_type(form.type_to);
+    const auto type_to = cuda_type(form.type_to);
     check(blas.create_product(&product_, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     set(CUBLASLT_MATMUL_DESC_TRANSA, form.b_by_columns ? CUBLAS_OP_T : CUBLAS_OP_N);
     set(CUBLASLT_MATMUL_DESC_TRANSB, form.a_by_columns ? CUBLAS_OP_T : CUBLAS_OP_N);
     if (form.has_bias) {
       set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
-      set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, static_cast<std::int32_t>(type));
+      set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, static_cast<std::int32_t>(type_to));
       set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, reinterpret_cast<const void*>(form.alignment));  // a pointer with the
                                                                                               // form's alignment
     }
     if (form.left_free > 0) set(CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, multiprocessors_without(form.left_free));
-    a_ = matrix(type, form.rows, form.inner, form.pitch_a, form.a_by_columns);
-    b_ = matrix(type, form.inner, form.columns, form.pitch_b, form.b_by_columns);
+    a_ = matrix(cuda_type(form.type_a), form.rows, form.inner, form.pitch_a, form.a_by_columns);
+    b_ = matrix(cuda_type(form.type_b), form.inner, form.columns, form.pitch_b, form.b_by_columns);
     to_ = matrix(type_to, form.rows, form.columns, form.pitch, false);
     find(static_cast<std::uint32_t>(form.alignment));
   }
@@ -54,6 +65,10 @@ class ProductOfForm {
   [[nodiscard]] bool queue(const MatrixProduct& product, std::size_t algorithm = 0) {
     const float one = 1, kept = product.adds ? 1 : 0;
     if (product.bias.defined()) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, product.bias.const_data_ptr());
+    if (product.unit_a.defined()) {
+      set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, product.unit_b.const_data_ptr());
+      set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, product.unit_a.const_data_ptr());
+    }
     auto* const to = product.to.data_ptr();
     return is_there_ &&
            blas_.multiply(handle_, product_, &one, product.b.const_data_ptr(), b_, product.a.const_data_ptr(), a_,

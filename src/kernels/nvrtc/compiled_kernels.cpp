@@ -212,6 +212,8 @@ AllKernels& kernels_of_process() {
 
 }  // namespace
 
+int generation_of(c10::DeviceIndex device) { return architecture_of(device); }
+
 bool has_compiler(c10::DeviceIndex device) { return compiler().knows(architecture_of(device)); }
 
 bool has_compiled(const KernelSource& source, c10::DeviceIndex device) {
@@ -232,6 +234,7 @@ void keep_compiled_in(const std::shared_ptr<CacheFolder>& folder) { kernels_of_p
 #else
 
 bool has_compiler(c10::DeviceIndex) { return false; }
+int generation_of(c10::DeviceIndex) { return 0; }
 bool has_compiled(const KernelSource&, c10::DeviceIndex) { return false; }
 bool launch_compiled(const KernelSource&, const char*, const LaunchShape&, void**, c10::DeviceIndex) { return false; }
 void keep_compiled_in(const std::shared_ptr<CacheFolder>&) {}

@@ -12,6 +12,8 @@ namespace autopar::kernels {
 
 /// See DeviceContext::compiles_kernels; false if NVRTC is missing or does not support the device.
 [[nodiscard]] bool has_compiler(c10::DeviceIndex device);
+/// 90 of compute capability 9.0; 0 without CUDA.
+[[nodiscard]] int generation_of(c10::DeviceIndex device);
 /// See DeviceContext::has_kernels.
 [[nodiscard]] bool has_compiled(const KernelSource& source, c10::DeviceIndex device);
 /// See DeviceContext::launch.

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "torch/autograd/padded_rows.hpp"
+#include "torch/fp8/layers.hpp"
 #include "torch/fused/column_sums.hpp"
 #include "torch/fused/vectorised_rows.hpp"
 
@@ -23,6 +24,16 @@ bool is_only_reader(const OpGraph& graph, const std::vector<std::vector<OpId>>& 
   return adds_alone(split.weight_at, split.weight) && (split.bias_at < 0 || adds_alone(split.bias_at, split.bias));
 }
 
+/// Whether a layer's sizes on this rank are whole packs of 8 bits.
+bool fits_fp8(const OpGraph& graph, OpId op, const SplitBackward& split) {
+  constexpr std::int64_t kPack = 16;
+  if (!split.is_product || !split.of_cast) return false;
+  const auto& weight = graph.value(graph.input(op, split.weight_at));
+  return weight.dtype == at::kBFloat16 && std::ranges::all_of(weight.sizes, [](SizeExpr size) {
+           return size.per_sample == 0 && size.fixed % kPack == 0;
+         });
+}
+
 /// Whether a custom autograd function is worthwhile where nothing is deferred.
 bool gains(const SplitBackward& split) {
   return split.of_cast || split.may_be_beside || split.may_be_left || split.sums_bias;
@@ -39,6 +50,8 @@ std::optional<SplitBackward> chosen_split(const FunctionSite& site, const algebr
     split->may_be_added = split->add_weights && split->of_cast && !conditions.recomputes;
     split->may_be_left = split->is_product && conditions.is_summed(site.graph.input(site.op, split->x_at));
   }
+  if (conditions.fp8 != nullptr && fits_fp8(site.graph, site.op, *split))
+    split->fp8 = conditions.fp8->find(site.graph.value(split->weight).name);
   split->sums_bias = split->is_product && split->bias.valid() && fused::has_column_sums(site.device);
   const bool may_defer = conditions.defers && !conditions.recomputes;
   if (!may_defer && !gains(*split)) return std::nullopt;

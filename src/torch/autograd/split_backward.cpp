@@ -16,6 +16,8 @@
 #include "ops/names.hpp"
 #include "ops/registry.hpp"
 #include "torch/autograd/convolution_form.hpp"
+#include "torch/autograd/fp8_linear.hpp"
+#include "torch/autograd/gradient_of_bias.hpp"
 #include "torch/autograd/padded_rows.hpp"
 #include "torch/autograd/parameter_cast.hpp"
 #include "torch/autograd/row_products.hpp"
@@ -58,6 +60,10 @@ class SplitNode : public torch::autograd::Node {
   /// run.
   void add_in_place() { adds_in_place_ = true; }
 
+  /// The forward ran in 8 bits, and x is its transpose in them.
+  /// @param unit  what a one of x stands for
+  void run_in_fp8(at::Tensor unit) { unit_of_x_ = std::move(unit); }
+
   /// Leaves the parameters' gradients to the node that sums the gradient of x.
   void leave_to(std::shared_ptr<SummedGradient> sum) {
     sum_ = std::move(sum);
@@ -71,22 +77,20 @@ class SplitNode : public torch::autograd::Node {
     const auto& gradient = gradients[0];
     if (!gradient.defined()) return of_x;
     const auto x = x_.unpack().detach(), weight = weight_.unpack().detach();
-    if (split_.input && task_should_compute_output(0)) of_x[0] = split_.input(gradient, x, weight);
-    const bool with_bias = has_bias();
-    auto make = [weights = &split_.weights, parameters = parameters_, with_bias, gradient, x, weight] {
-      auto made = (*weights)(gradient, x, weight, with_bias);
+    if (split_.fp8 != nullptr && !unit_of_x_.defined()) see_gradient(*split_.fp8, gradient);
+    const auto formulas = unit_of_x_.defined() ? fp8_formulas(*split_.fp8, gradient, {x, unit_of_x_}, weight)
+                                               : formulas_of(gradient, x, weight);
+    if (formulas.input && task_should_compute_output(0)) of_x[0] = formulas.input();
+    auto make = [make = formulas.weights, parameters = parameters_, with_bias = has_bias()] {
+      auto made = make(with_bias);
       for (std::size_t i = 0; i < made.size(); ++i) made[i] = in_form_of(parameters[i], std::move(made[i]));
       return made;
     };
     if (deferred_) {
       std::vector<ValueId> of{split_.weight};
-      if (with_bias) of.push_back(split_.bias);
+      if (has_bias()) of.push_back(split_.bias);
       DeferredGradients::Task task{std::move(of), std::move(make)};
-      if (split_.may_be_added) {
-        task.add_to = [add = &split_.add_weights, gradient, x, weight](const std::vector<at::Tensor>& sums) {
-          (*add)(gradient, x, weight, sums);
-        };
-      }
+      if (split_.may_be_added) task.add_to = formulas.add_weights;
       deferred_->defer(std::move(task));
     } else if (side_) {
       if (has_gradient(parameters_))
@@ -96,7 +100,7 @@ class SplitNode : public torch::autograd::Node {
     } else if (sum_) {
       sum_->put(place_, std::move(make));
     } else if (adds_in_place_ && can_add_to(parameters_)) {
-      split_.add_weights(gradient, x, weight, gradients_of(parameters_));
+      formulas.add_weights(gradients_of(parameters_));
     } else {
       auto own = make();
       std::move(own.begin(), own.end(), of_x.begin() + 1);
@@ -113,6 +117,18 @@ class SplitNode : public torch::autograd::Node {
   std::string name() const override { return "SplitBackward"; }
 
  private:
+  [[nodiscard]] BackwardFormulas formulas_of(const at::Tensor& gradient, const at::Tensor& x,
+                                             const at::Tensor& weight) const {
+    BackwardFormulas formulas;
+    if (split_.input) formulas.input = [=, this] { return split_.input(gradient, x, weight); };
+    formulas.weights = [=, weights = &split_.weights](bool with_bias) {
+      return (*weights)(gradient, x, weight, with_bias);
+    };
+    formulas.add_weights = [=, add = &split_.add_weights](const std::vector<at::Tensor>& sums) {
+      (*add)(gradient, x, weight, sums);
+    };
+    return formulas;
+  }
   static bool has_gradient(const std::vector<at::Tensor>& leaves) {
     return std::ranges::any_of(leaves, [](const at::Tensor& leaf) { return leaf.grad().defined(); });
   }
@@ -144,25 +160,12 @@ class SplitNode : public torch::autograd::Node {
   std::shared_ptr<DeferredGradients> deferred_;
   std::shared_ptr<SideStream> side_;
   bool adds_in_place_ = false;
+  at::Tensor unit_of_x_;  ///< if it runs in 8 bits
   std::shared_ptr<SummedGradient> sum_;
   std::size_t place_ = 0;
 };
 
 // ---------------------------------------------------------------- formulas
-
-/// The gradient of a bias, which the kernel that wrote the gradient may already have summed.
-at::Tensor gradient_of_bias(const at::Tensor& gradient, const at::Tensor& rows) {
-  const auto type = sum_type(rows.scalar_type());
-  const auto sums = fused::take_bias_gradient(gradient);
-  return sums.defined() ? sums.to(type) : fused::column_sums(rows, type);
-}
-
-void add_gradient_of_bias(const at::Tensor& gradient, const at::Tensor& rows, const at::Tensor& sum) {
-  if (const auto sums = fused::take_bias_gradient(gradient); sums.defined())
-    sum.add_(sums);
-  else
-    fused::add_column_sums(rows, sum_type(rows.scalar_type()), sum);
-}
 
 /// The gradient of a linear layer's input, for layers that read a cast of the weight. Only this backward exists for
 /// them. For other layers the gradient has libtorch's bits, whether it is split or not.
@@ -322,6 +325,18 @@ bool proceed_as_large_product(replay::ReplayCall& call, const SplitBackward& spl
   return true;
 }
 
+/// Runs a linear layer in 8 bits, without autograd.
+/// @param seen  whether this is a training call, whose operands count
+/// @return x as its backward needs it
+fused::Fp8Rows proceed_in_fp8(replay::ReplayCall& call, const SplitBackward& split, bool seen) {
+  const at::AutoDispatchBelowADInplaceOrView no_history;
+  const auto bias = call.stack[2].isTensor() ? call.stack[2].toTensor() : at::Tensor();
+  auto [result, x] = fp8_linear(*split.fp8, call.stack[0].toTensor(), call.stack[1].toTensor(), bias, seen);
+  call.stack.clear();
+  call.stack.emplace_back(std::move(result));
+  return x;
+}
+
 /// Whether a product has few rows, and so waits for its weight to come from memory. Two such products at a time use
 /// more of the memory's bandwidth than one. On an H200, with 64 rows and 5000 x 5000 weights in TF32, a step takes 0.94
 /// of its time. The tensors kept for the second product are small compared with the gradient.
@@ -388,19 +403,28 @@ void run_split(replay::ReplayCall& call, const SplitBackward& split, const std::
   const bool sums_bias = split.sums_bias && with_bias && weight.scalar_type() == at::kFloat;
   const bool parts = deferred != nullptr || split.of_cast || beside || sum != nullptr || sums_bias;
   const bool with_history = at::GradMode::is_enabled();
+  const bool in_fp8 = split.fp8 != nullptr && runs_in_fp8(*split.fp8, x, weight);
   if (!parts || !with_history || !weight.requires_grad() || !real || !in_batches) {
-    if (with_history || !proceed_as_large_product(call, split)) call.call_original();
+    if (in_fp8)
+      static_cast<void>(proceed_in_fp8(call, split, /*seen=*/false));
+    else if (with_history || !proceed_as_large_product(call, split))
+      call.call_original();
     return;
   }
-  if (!proceed_as_large_product(call, split)) {
+  fused::Fp8Rows x_in_fp8;
+  if (in_fp8) {
+    x_in_fp8 = proceed_in_fp8(call, split, /*seen=*/true);
+  } else if (!proceed_as_large_product(call, split)) {
     const at::AutoDispatchBelowADInplaceOrView no_history;
     if (split.pads_rows)
       run_in_padded_rows(call);
     else
       call.call_original();
   }
-  const std::shared_ptr<SplitNode> node(new SplitNode(split, x, weight, parameters, deferred),
+  if (split.fp8 != nullptr && !in_fp8) see_operands(*split.fp8, x, weight);
+  const std::shared_ptr<SplitNode> node(new SplitNode(split, in_fp8 ? x_in_fp8.rows : x, weight, parameters, deferred),
                                         torch::autograd::deleteNode);
+  if (in_fp8) node->run_in_fp8(x_in_fp8.unit);
   if (deferred || beside || sum) {
     if (beside) node->add_beside(side);
     if (sum) node->leave_to(std::move(sum));

@@ -14,6 +14,10 @@
 #include "capture/replay/replay.hpp"
 #include "torch/autograd/deferred_gradients.hpp"
 
+namespace autopar::fp8 {
+struct Layer;
+}  // namespace autopar::fp8
+
 namespace autopar::autograd {
 
 class SideStream;
@@ -31,6 +35,7 @@ struct SplitBackward : BackwardParts {
   bool may_be_added = false;   ///< the only reader of its parameters; may accumulate into their existing gradients
   bool pads_rows = false;      ///< see padded_rows.hpp
   bool sums_bias = false;      ///< the library's kernels sum the bias gradient, see `column_sums`
+  fp8::Layer* fp8 = nullptr;   ///< a linear layer whose products run in 8 bits; null: in the operands' type
   ValueId weight, bias;        ///< the parameters, also if casts of them are read; no bias if the call has none
 };
 

@@ -16,6 +16,7 @@
 #include <autopar/torch/load_options.hpp>
 
 #include "torch/checkpoint/kept_values.hpp"
+#include "torch/fp8/layers.hpp"
 #include "torch/gradients/loss_scaler.hpp"
 #include "torch/parameters/optimizer_state.hpp"
 #include "torch/parameters/shard_slices.hpp"
@@ -38,6 +39,7 @@ struct CheckpointInfo {
   std::uint64_t seed = 0;                                ///< of random numbers
   std::int64_t calls = 0;                                ///< number of calls of the model
   std::optional<gradients::LossScaler::State> scaler{};  ///< with precision = fp16
+  std::map<std::string, fp8::History> fp8{};             ///< with precision = fp8, by name of the weight
 };
 
 /// Writes every tensor with its checksum, and the optimizers' state and hyper-parameters, to `folder`. The checkpoint

@@ -19,7 +19,7 @@ namespace autopar::checkpoint {
 
 namespace {
 
-std::string in_quotes(const std::string& name) { return "kept value '" + name + "'"; }
+std::string kept_name(const std::string& name) { return "kept value '" + name + "'"; }
 
 /// Runs code of the user, and throws what it throws as a CheckpointError with `what`.
 template <class Work>
@@ -94,7 +94,7 @@ std::vector<KeptTable> agreed_tables(World& world, const KeptTable& mine, const 
     const auto lacks = [&](const KeptTable& some, const KeptTable& lacking, const std::string& which) {
       for (const auto& [name, row] : some) {
         if (lacking.contains(name)) continue;
-        throw CheckpointError(subject + ": " + in_quotes(name) + " is registered " + which +
+        throw CheckpointError(subject + ": " + kept_name(name) + " is registered " + which +
                               "; register the same names on every rank");
       }
     };
@@ -103,11 +103,11 @@ std::vector<KeptTable> agreed_tables(World& world, const KeptTable& mine, const 
     for (const auto& [name, row] : first) {
       const auto& that = other.at(name);
       if (that.form != row.form) {
-        throw CheckpointError(subject + ": " + in_quotes(name) + " is registered as " + row.form +
+        throw CheckpointError(subject + ": " + kept_name(name) + " is registered as " + row.form +
                               " on rank 0 and as " + that.form + here + "; register the same objects on every rank");
       }
       if (that.value != row.value) {
-        throw CheckpointError(subject + ": " + in_quotes(name) + " is " + row.value + " on rank 0 and " + that.value +
+        throw CheckpointError(subject + ": " + kept_name(name) + " is " + row.value + " on rank 0 and " + that.value +
                               here +
                               "; make it equal, or register it with ap::kPerRank, which keeps one for each rank");
       }
@@ -133,8 +133,8 @@ std::map<std::string, KeptValue> KeptValues::collect(World& world, const std::st
   KeptTable mine;
   all_or_none(world, kSaveAction, subject, [&] {
     for (const auto& [name, entry] : entries_) {
-      KeptBytes value{entry.object.kind, named_errors(in_quotes(name), entry.object.save)};
-      named_errors(in_quotes(name), [&] { detail::require_kept_size(value.bytes.size()); });
+      KeptBytes value{entry.object.kind, named_errors(kept_name(name), entry.object.save)};
+      named_errors(kept_name(name), [&] { detail::require_kept_size(value.bytes.size()); });
       const bool is_compared = entry.scope == KeptScope::kAllRanks;
       mine[name] = {form_of(entry.scope, value.kind), is_compared ? shown_value(value) : "",
                     is_compared ? 0 : value.bytes.size()};
@@ -146,7 +146,7 @@ std::map<std::string, KeptValue> KeptValues::collect(World& world, const std::st
     if (value.scope == KeptScope::kAllRanks) continue;
     std::size_t bytes = 0;
     for (const auto& table : tables) bytes += table.at(name).bytes;
-    named_errors(subject + ": " + in_quotes(name) + " of all ranks", [&] { detail::require_kept_size(bytes); });
+    named_errors(subject + ": " + kept_name(name) + " of all ranks", [&] { detail::require_kept_size(bytes); });
     if (world.rank() != 0) {
       world.send(std::as_bytes(std::span(value.of_ranks[0].bytes)), Rank(0), kSaveAction);
       value.of_ranks.clear();
@@ -180,25 +180,25 @@ void KeptLoad::plan_changes(const KeptValues& kept, const std::map<std::string, 
     const auto found = saved.find(name);
     if (found == saved.end()) {
       if (missing == Missing::kAllowed) continue;
-      throw CheckpointError("it lacks the " + in_quotes(name) +
+      throw CheckpointError("it lacks the " + kept_name(name) +
                             "; to load the rest and leave the object as it is, pass {.missing = Missing::kAllowed}");
     }
     const auto& value = found->second;
     const bool is_per_rank = value.scope == KeptScope::kPerRank;
     if (is_per_rank && entry.scope == KeptScope::kAllRanks) {
-      throw CheckpointError(in_quotes(name) + " has one for each rank in it; register it with ap::kPerRank");
+      throw CheckpointError(kept_name(name) + " has one for each rank in it; register it with ap::kPerRank");
     }
     if (is_per_rank && value.of_ranks.size() != static_cast<std::size_t>(world_.size())) {
-      throw CheckpointError(in_quotes(name) + " has one for each of " + std::to_string(value.of_ranks.size()) +
+      throw CheckpointError(kept_name(name) + " has one for each of " + std::to_string(value.of_ranks.size()) +
                             " ranks in it, this world has " + std::to_string(world_.size()) +
                             "; load it with as many ranks, or do not register the name");
     }
     const auto& mine = value.of_ranks.at(is_per_rank ? static_cast<std::size_t>(world_.rank()) : 0);
     if (mine.kind != entry.object.kind) {
-      throw CheckpointError(in_quotes(name) + " is " + std::string(kind_name(mine.kind)) +
+      throw CheckpointError(kept_name(name) + " is " + std::string(kind_name(mine.kind)) +
                             " in it, the registered one is " + std::string(kind_name(entry.object.kind)));
     }
-    Change change{name, named_errors(in_quotes(name), [&] { return entry.object.load(mine.bytes); }), {}};
+    Change change{name, named_errors(kept_name(name), [&] { return entry.object.load(mine.bytes); }), {}};
     try {
       change.undo = entry.object.load(entry.object.save());
     } catch (...) {  // as long as nothing fails, nobody needs it
@@ -214,7 +214,7 @@ void KeptLoad::take() {
     all_or_none(world_, kLoadAction, subject_, [&] {
       for (const auto& change : changes_) {
         ++begun;
-        named_errors("load of " + in_quotes(change.name), change.apply);
+        named_errors("load of " + kept_name(change.name), change.apply);
       }
     });
   } catch (const CheckpointError& met) {

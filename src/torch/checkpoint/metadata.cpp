@@ -22,6 +22,7 @@ constexpr const char* kFormat = "2";
 constexpr const char* kSeedKey = "autopar.seed";
 constexpr const char* kCallsKey = "autopar.calls";
 constexpr const char* kScalerKey = "autopar.loss_scaler";
+constexpr const char* kFp8 = "autopar.fp8.";           ///< before the names of weights
 constexpr const char* kKept = "autopar.kept.";         ///< before the names of kept values
 constexpr const char* kParameterCount = "parameters";  ///< number of parameters, stored among a group's values
 
@@ -124,6 +125,41 @@ gradients::LossScaler::State scaler_of(const std::string& text) {
   return state;
 }
 
+/// "a b …": the magnitudes of the operands, one behind the other.
+std::string history_text(const fp8::History& history) {
+  std::string text;
+  for (const auto* operand : {&history.x, &history.of_weight, &history.gradient}) {
+    for (const float number : *operand) text += (text.empty() ? "" : " ") + number_text(number);
+  }
+  return text;
+}
+
+fp8::History history_of(const std::string& text, const std::string& key) {
+  fp8::History history;
+  std::istringstream numbers(text);
+  for (auto* operand : {&history.x, &history.of_weight, &history.gradient}) {
+    for (std::int64_t i = 0; i < fp8::Layers::kHistory; ++i) {
+      std::string number;
+      numbers >> number;
+      const auto value = number_of<double>(number, key);
+      if (!(value >= 0 && value <= std::numeric_limits<float>::max()))
+        throw CheckpointError("'" + key + "' has '" + number + "', which is no magnitude");
+      operand->push_back(static_cast<float>(value));
+    }
+  }
+  if (!(numbers >> std::ws).eof()) throw CheckpointError("'" + key + "' has too many numbers");
+  return history;
+}
+
+std::map<std::string, fp8::History> fp8_in(MetadataReader& reader) {
+  std::map<std::string, fp8::History> all;
+  while (const auto entry = reader.take_under(kFp8)) {
+    const auto& [key, text] = *entry;
+    all[key.substr(std::string_view(kFp8).size())] = history_of(text, key);
+  }
+  return all;
+}
+
 SavedOptimizer optimizer_at(std::size_t index, MetadataReader& reader) {
   SavedOptimizer saved{reader.take(optimizer_key(index))};
   for (std::size_t g = 0; reader.has(group_key(index, g)); ++g) {
@@ -173,6 +209,7 @@ std::map<std::string, std::string> to_metadata(const SavedInfo& saved) {
                                    {"good_steps", static_cast<double>(scaler->good_steps)},
                                    {"skipped", static_cast<double>(scaler->skipped)}});
   }
+  for (const auto& [weight, history] : saved.info.fp8) out[kFp8 + weight] = history_text(history);
   for (std::size_t i = 0; i < saved.optimizers.size(); ++i) {
     const auto& optimizer = saved.optimizers[i];
     out[optimizer_key(i)] = optimizer.kind;
@@ -199,6 +236,7 @@ std::optional<SavedInfo> from_metadata(const std::map<std::string, std::string>&
   saved.info.calls = number_of<std::int64_t>(reader.take(kCallsKey), kCallsKey);
   if (saved.info.calls < 0) throw CheckpointError("it counts " + std::to_string(saved.info.calls) + " calls");
   if (reader.has(kScalerKey)) saved.info.scaler = scaler_of(reader.take(kScalerKey));
+  saved.info.fp8 = fp8_in(reader);
   for (std::size_t i = 0; reader.has(optimizer_key(i)); ++i) saved.optimizers.push_back(optimizer_at(i, reader));
   saved.kept = kept_in(reader);
   reader.require_empty();

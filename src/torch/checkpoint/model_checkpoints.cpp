@@ -98,8 +98,7 @@ void ModelCheckpoints::save(const std::string& folder, const std::vector<torch::
   parts_.validator.agree(calls::CallKind::kSave, details, unknown_among(optimizers));
   in_step(parts_.ranks, "save", [&] {
     const auto kept = kept_.collect(parts_.ranks.world(), "cannot save " + folder);
-    saver_.save(folder, options, placed(), optimizers,
-                {parts_.progress.seed, parts_.progress.calls, parts_.gradients.scaler_state()}, kept);
+    saver_.save(folder, options, placed(), optimizers, info(), kept);
   });
 }
 
@@ -109,8 +108,7 @@ SavedParts ModelCheckpoints::save_parts(const std::string& folder,
   parts_.validator.agree(calls::CallKind::kSave, "in parts", unknown_among(optimizers));
   return in_step(parts_.ranks, "save", [&] {
     const auto kept = kept_.collect(parts_.ranks.world(), "cannot save " + folder);
-    return saver_.save_parts(folder, accept, placed(), optimizers,
-                             {parts_.progress.seed, parts_.progress.calls, parts_.gradients.scaler_state()}, kept);
+    return saver_.save_parts(folder, accept, placed(), optimizers, info(), kept);
   });
 }
 
@@ -140,11 +138,16 @@ LoadReport ModelCheckpoints::load(const std::string& folder, const std::vector<t
   return report;
 }
 
+CheckpointInfo ModelCheckpoints::info() const {
+  return {parts_.progress.seed, parts_.progress.calls, parts_.gradients.scaler_state(), parts_.fp8.histories()};
+}
+
 void ModelCheckpoints::take_info(const std::optional<CheckpointInfo>& info) {
   if (!info) return;
   parts_.progress.seed = info->seed;
   parts_.progress.calls = info->calls;
   if (parts_.gradients.scaler_state() && info->scaler) parts_.gradients.start_scaling(*info->scaler);
+  parts_.fp8.set_histories(info->fp8);
 }
 
 bool ModelCheckpoints::bring() {

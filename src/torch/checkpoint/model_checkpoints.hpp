@@ -34,6 +34,7 @@ class ModelCheckpoints {
     calls::StepWatches& watches;
     calls::CallValidator& validator;
     gradients::GradientApplier& gradients;
+    fp8::Layers& fp8;
     calls::Progress& progress;
     calls::LateFailure& late_failure;
     InitRecord* init;  ///< null if parameters have values
@@ -74,6 +75,7 @@ class ModelCheckpoints {
  private:
   [[nodiscard]] std::vector<ShardedTensorMetadata> placed() const;
   [[nodiscard]] ShardedTensorMetadata placed(const parameters::ManagedTensor& tensor) const;
+  [[nodiscard]] CheckpointInfo info() const;
   void take_info(const std::optional<CheckpointInfo>& info);
 
   Parts parts_;

@@ -17,6 +17,7 @@ namespace {
 class CpuContext final : public DeviceContext {
  public:
   [[nodiscard]] int count() const override { return 1; }
+  [[nodiscard]] bool has_fp8(c10::DeviceIndex) const override { return true; }
 
   // Rates of one core of a current server. Plans compare ranks of one kind, so only ratios matter.
   [[nodiscard]] Device describe(c10::DeviceIndex, int ranks_here) const override {

@@ -78,6 +78,9 @@ class DeviceContext {
   /// depend on the choice.
   /// @return false if nothing was queued, since the device's library does not support the product
   [[nodiscard]] virtual bool multiply(const kernels::MatrixProduct& /*product*/) const { return false; }
+  /// Whether 8-bit products run there at more than the rate of 16-bit ones; CPUs compute the same numbers by libtorch's
+  /// operators, and answer yes.
+  [[nodiscard]] virtual bool has_fp8(c10::DeviceIndex) const { return false; }
   /// Sets the folder for compiled kernels and choices of product algorithms, for all devices of the kind; null: none.
   virtual void keep_kernels_in(const std::shared_ptr<CacheFolder>&) const {}
 };

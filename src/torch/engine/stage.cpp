@@ -52,9 +52,9 @@ Stage::Stage(const PartitionedProgram& program, StageId stage, const Leaves& lea
   const bool any_reduced = std::ranges::any_of(parameters_read(graph(), this->ops()),
                                                [&](ValueId parameter) { return reduced[parameter.index()]; });
   if (device().is_cuda() && !any_reduced) side_ = std::make_shared<autograd::SideStream>(device());
-  runner_ =
-      std::make_unique<interpret::SegmentInterpreter>(graph(), plan(), parts, kept, device(), program_.splits_backwards,
-                                                      interpret::StageServices{hooks(parts), side_, tensor_shards()});
+  runner_ = std::make_unique<interpret::SegmentInterpreter>(
+      graph(), plan(), parts, kept, device(), program_.splits_backwards,
+      interpret::StageServices{hooks(parts), side_, tensor_shards(), leaves.fp8});
   environment_ = runner_->environment();
   handles_.resize(environment_.size());
   find_leaves(leaves.handle);

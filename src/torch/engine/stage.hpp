@@ -93,6 +93,7 @@ class Stage {
     /// The tensor that replaces casts of a parameter, of the casts' element type; undefined: the stage casts. Its
     /// provider updates it before the stage runs. The compute copy then needs no memory.
     Lookup copy = [](ValueId) { return at::Tensor(); };
+    fp8::Layers* fp8 = nullptr;  ///< layers that run in 8 bits; outlives the stage; null: none
   };
 
   /// @param program  must outlive the stage

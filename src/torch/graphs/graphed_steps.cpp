@@ -182,6 +182,7 @@ StepConditions GraphedSteps::conditions_of(programs::CapturedProgram& program, d
     const auto& gradient = program.loss_gradient(loss_scale, deployment_.device());
     conditions.memory.push_back(gradient.const_data_ptr());
   }
+  for (const bool is_ready : fp8_.ready()) conditions.settings.push_back(is_ready);
   const auto& context = at::globalContext();
   for (const bool setting : {context.deterministicAlgorithms(), context.deterministicCuDNN(), context.benchmarkCuDNN()})
     conditions.settings.push_back(setting);

@@ -36,8 +36,13 @@ class GraphedSteps {
  public:
   /// @pre what is referred to outlives this
   GraphedSteps(ranks::Ranks& ranks, const Options& options, parameters::ParameterStore& parameters,
-               deployment::Deployment& deployment, steps::StepRunner& runner)
-      : ranks_(ranks), options_(options), parameters_(parameters), deployment_(deployment), runner_(runner) {}
+               deployment::Deployment& deployment, const fp8::Layers& fp8, steps::StepRunner& runner)
+      : ranks_(ranks),
+        options_(options),
+        parameters_(parameters),
+        deployment_(deployment),
+        fp8_(fp8),
+        runner_(runner) {}
 
   /// Whether steps of the program are captured where they repeat.
   [[nodiscard]] bool may_record(programs::CapturedProgram& program) const;
@@ -98,6 +103,7 @@ class GraphedSteps {
   const Options& options_;
   parameters::ParameterStore& parameters_;
   deployment::Deployment& deployment_;
+  const fp8::Layers& fp8_;
   steps::StepRunner& runner_;
   RepeatedCalls repeats_;
   std::optional<RecordedStep> recorded_;  ///< of the calls that `repeats_` says

@@ -79,7 +79,8 @@ OpInterpreter::OpInterpreter(const OpGraph& graph, const algebra::BatchSemantics
     const bool recomputes = std::binary_search(recomputed.begin(), recomputed.end(), op);
     std::optional<autograd::SplitBackward> split;
     if (!as_shard)
-      split = autograd::chosen_split(site, plan, {splits_backwards, recomputes, side_ != nullptr, is_summed});
+      split =
+          autograd::chosen_split(site, plan, {splits_backwards, recomputes, side_ != nullptr, is_summed, services.fp8});
     if (split && split->pads_rows) layouts->exclude(op);  // its views may read padded rows
     if (split && splits_backwards && !recomputes) {
       deferrable_.push_back(split->weight);

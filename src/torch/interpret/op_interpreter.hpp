@@ -25,6 +25,10 @@ namespace autopar::autograd {
 struct CustomFunction;
 }  // namespace autopar::autograd
 
+namespace autopar::fp8 {
+class Layers;
+}  // namespace autopar::fp8
+
 namespace autopar::interpret {
 
 /// Operators of an OpInterpreter, by position in its order; the last is excluded.
@@ -38,6 +42,7 @@ struct StageServices {
   std::shared_ptr<autograd::SideStream> side{};  ///< a second stream for weight gradients, see `run_split`
   std::shared_ptr<const TensorShards> shards{};  ///< the tensor shards that this rank belongs to; null: the operators
                                                  ///< are on one rank
+  fp8::Layers* fp8 = nullptr;                    ///< layers that run in 8 bits; null: none
 };
 
 /// Runs some operators of a captured graph on slices of the batch, each as the batch algebra says.

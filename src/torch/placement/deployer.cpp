@@ -6,6 +6,7 @@
 #include <autopar/plan/report/runnable.hpp>
 
 #include "capture/algebra/parameter_reads.hpp"
+#include "torch/placement/fp8_choice.hpp"
 #include "torch/ranks/collective_try.hpp"
 
 namespace autopar::placement {
@@ -74,9 +75,20 @@ void Deployer::prepare(programs::CapturedProgram& program) {
   const bool is_divided = !program.partition.parts.empty();
   if (!is_divided) partitioner_.partition(program);
   partitioner_.share_parameters(program);
+  choose_fp8_layers(program);
   build_runtime(program);
   make_groups(program);
   parts_.deployment.connect(program.partition.staged.pipeline);
+}
+
+void Deployer::choose_fp8_layers(const programs::CapturedProgram& program) {
+  if (parts_.options.precision != Precision::kFp8 || !parts_.fp8.empty()) return;
+  const auto choice = fp8_layers_of(program.graph, program.plan);
+  parts_.fp8.start(choice.weights, parts_.deployment.device());
+  if (!parts_.ranks.is_first()) return;
+  const auto log = parts_.ranks.logger(LogModule::kSession);
+  log.info("fp8: products of " + std::to_string(choice.weights.size()) + " linear layers run in 8 bits");
+  for (const auto& [weight, reason] : choice.left_out) log.info("fp8: '" + weight + "' stays in bf16: " + reason);
 }
 
 void Deployer::build_runtime(programs::CapturedProgram& program) {
@@ -95,7 +107,7 @@ void Deployer::build_runtime(programs::CapturedProgram& program) {
     auto& runtime = program.runtime;
     runtime.stages = std::make_unique<engine::RankRuntime>(
         program.runnable(), program.plan, staged, parts_.ranks.rank(), device,
-        engine::Stage::Leaves{lookup, compute, copy}, parts_backwards(plan), program.partition.recomputed,
+        engine::Stage::Leaves{lookup, compute, copy, &parts_.fp8}, parts_backwards(plan), program.partition.recomputed,
         sharded_groups(staged, parameters), plan.buckets);
     runtime.prologue = std::make_unique<programs::Prologue>(program.graph, program.plan, device, lookup);
     runtime.epilogue = std::make_unique<programs::Epilogue>(program.graph, program.plan, device);

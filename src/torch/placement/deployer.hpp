@@ -9,6 +9,7 @@
 #include "torch/calls/step_watches.hpp"
 #include "torch/cost/profile.hpp"
 #include "torch/deployment/deployment.hpp"
+#include "torch/fp8/layers.hpp"
 #include "torch/parameters/attached_optimizers.hpp"
 #include "torch/parameters/parameter_store.hpp"
 #include "torch/placement/program_partitioner.hpp"
@@ -33,6 +34,7 @@ class Deployer {
     parameters::AttachedOptimizers& optimizers;
     deployment::Deployment& deployment;
     calls::StepWatches& watches;
+    fp8::Layers& fp8;
     InitRecord* init;  ///< null if parameters have values
   };
 
@@ -53,6 +55,8 @@ class Deployer {
 
  private:
   void keep_copies(const programs::CapturedProgram& program);
+  /// Layers of the first program, with precision = fp8.
+  void choose_fp8_layers(const programs::CapturedProgram& program);
   void build_runtime(programs::CapturedProgram& program);
   void make_groups(programs::CapturedProgram& program);
 

@@ -87,7 +87,7 @@ trace::CaptureOptions ProgramCapture::capture_options() const {
   capture.device = device;
   capture.on_constant = require_no_part;
   if (options_.precision == Precision::kBf16) capture.autocast = trace::Autocast{at::kBFloat16, device};
-  if (options_.precision == Precision::kBf16Compute)
+  if (computes_in_bf16(options_.precision))
     capture.autocast = trace::Autocast{at::kBFloat16, device, /*everywhere=*/true};
   if (options_.precision == Precision::kFp16) capture.autocast = trace::Autocast{at::kHalf, device};
   return capture;

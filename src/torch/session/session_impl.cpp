@@ -81,6 +81,14 @@ void Impl::choose_device() {
                         [&] { deployment.use(device_of(parts_.ranks->world(), options.device)); });
   const auto device = deployment.device();
   log_.info("device " + device.str());
+  if (options.precision == Precision::kFp8) {
+    ranks::collective_try(*parts_.ranks, "looking for 8-bit products", [&] {
+      if (devices::context_of(device.type()).has_fp8(device.index())) return;
+      throw InvalidArgument("precision = fp8: " + device.str() +
+                            " has no 8-bit products, which need compute capability 8.9 and autopar's kernels; set "
+                            "precision = bf16-compute");
+    });
+  }
   devices::context_of(device.type()).keep_kernels_in(parts_.options.cache().kernels);
   parts_.capture.compile_kernels_ahead();
   if (options.keep_memory && device.is_cpu()) devices::keep_freed_memory();

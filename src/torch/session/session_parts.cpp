@@ -24,16 +24,16 @@ SessionParts::SessionParts(World& world, std::shared_ptr<torch::nn::Module> mode
       capture(*ranks, *module, members, options.get(), parameters, deployment),
       verifier(*ranks, options.get(), capture),
       programs(ranks->is_first() ? ranks->logger(LogModule::kSession) : Logger()),
-      deployer({*ranks, options.get(), parameters, optimizers, deployment, watches, init.get()}),
+      deployer({*ranks, options.get(), parameters, optimizers, deployment, watches, fp8, init.get()}),
       checks(*ranks, deployment,
              [this] {
                return at_precision(describe_cluster(ranks->world(), deployment.device()), options.get().precision);
              }),
-      runner(*ranks, options.get(), parameters, deployment, files),
-      graphed(*ranks, options.get(), parameters, deployment, runner),
+      runner(*ranks, options.get(), parameters, deployment, fp8, files),
+      graphed(*ranks, options.get(), parameters, deployment, fp8, runner),
       history({ranks, options.get(), parameters, deployment, validator, runner, graphed, gradients}),
       sums(*ranks, *module, parameters, deployment, validator),
       wholes({*ranks, parameters, optimizers, deployment, watches, validator, progress}),
-      checkpoints({*ranks, parameters, watches, validator, gradients, progress, late_failure, init.get()}) {}
+      checkpoints({*ranks, parameters, watches, validator, gradients, fp8, progress, late_failure, init.get()}) {}
 
 }  // namespace autopar::session

@@ -17,6 +17,7 @@
 #include "torch/collectives/parameter_sums.hpp"
 #include "torch/collectives/whole_calls.hpp"
 #include "torch/deployment/deployment.hpp"
+#include "torch/fp8/layers.hpp"
 #include "torch/gradients/gradient_applier.hpp"
 #include "torch/gradients/result_history.hpp"
 #include "torch/graphs/graphed_steps.hpp"
@@ -54,6 +55,7 @@ struct SessionParts {
   deployment::Deployment deployment;
   calls::StepWatches watches;
   gradients::GradientApplier gradients;
+  fp8::Layers fp8;
   // ---- phases of a call
   calls::CallValidator validator;
   programs::ProgramCapture capture;

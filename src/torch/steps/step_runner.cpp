@@ -21,6 +21,7 @@ void StepRunner::forward(Call& call) {
   auto& program = *call.program;
   program.runtime.stages->refresh_leaves();
   parameters_.upload();
+  if (call.differentiate && !fp8_.empty()) fp8_.begin_call();
   auto& inputs = call.state.inputs;
   if (inputs.empty()) {
     for (const auto& tensor : call.arguments.tensors) inputs.push_back(tensor.detach().to(deployment_.device()));
@@ -59,10 +60,13 @@ void StepRunner::run_stages(Call& call, const interpret::SliceContext& local) {
 void StepRunner::complete_sums(Call& call) {
   const auto& program = *call.program;
   const auto sums = algebra::global_sums(program.graph, program.plan);
-  if (sums.empty()) return;
+  const bool with_fp8 = call.loss_mode && !fp8_.empty();  // otherwise the backward is to come
+  if (sums.empty() && !with_fp8) return;
   std::vector<at::Tensor> addends;
   for (const auto& sum : sums) addends.push_back(call.state.engine->sum(sum.value));
+  if (with_fp8) addends.push_back(fp8_.take_seen(ranks_.rank().index(), static_cast<std::size_t>(ranks_.size())));
   const auto totals = deployment_.sums().sum(addends);
+  if (with_fp8) fp8_.agree(totals.back());
   for (std::size_t i = 0; i < sums.size(); ++i)
     call.state.sums[sums[i].value] = totals[i].to(program.graph.value(sums[i].value).dtype);
 }
@@ -157,6 +161,10 @@ StageGradients StepRunner::backward(Call& call, const std::vector<std::size_t>& 
     }
   }
   execute(call, Phase::kBackward);
+  if (!fp8_.empty()) {
+    const auto seen = fp8_.take_seen(ranks_.rank().index(), static_cast<std::size_t>(ranks_.size()));
+    fp8_.agree(deployment_.sums().sum({seen})[0]);
+  }
   return gradients(call, roots);
 }
 

@@ -6,6 +6,7 @@
 #include <autopar/plan/options.hpp>
 
 #include "torch/deployment/deployment.hpp"
+#include "torch/fp8/layers.hpp"
 #include "torch/parameters/parameter_store.hpp"
 #include "torch/planning/optional_files.hpp"
 #include "torch/ranks/ranks.hpp"
@@ -25,10 +26,11 @@ class StepRunner {
  public:
   /// @pre what is referred to outlives this
   StepRunner(ranks::Ranks& ranks, const Options& options, parameters::ParameterStore& parameters,
-             deployment::Deployment& deployment, planning::OptionalFiles& files)
+             deployment::Deployment& deployment, fp8::Layers& fp8, planning::OptionalFiles& files)
       : ranks_(ranks),
         parameters_(parameters),
         deployment_(deployment),
+        fp8_(fp8),
         buffers_(parameters, deployment),
         trace_(options, files, ranks.rank(), ranks.size()) {}
 
@@ -55,6 +57,7 @@ class StepRunner {
   ranks::Ranks& ranks_;
   parameters::ParameterStore& parameters_;
   deployment::Deployment& deployment_;
+  fp8::Layers& fp8_;
   BufferUpdates buffers_;
   StepTrace trace_;
 };

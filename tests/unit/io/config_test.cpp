@@ -161,7 +161,7 @@ TEST_CASE("resolve_options: an unknown word names the known ones") {
   check_refused("cuda_graphs", "on", "auto | off", "off");
   check_refused("offload", "optimiser", "auto | none | optimizer", "optimizer");
   check_refused("schedule", "zb-h", "auto | gpipe | 1f1b | interleaved | zb-h1 | zb-v | synth", "zb-h1");
-  check_refused("precision", "bf32", "module | tf32 | bf16 | bf16-compute | fp16", "tf32");
+  check_refused("precision", "bf32", "module | tf32 | bf16 | bf16-compute | fp16 | fp8", "tf32");
   check_refused("reduce_dtype", "fp23", "auto | fp32 | bf16", "fp32");
   check_refused("batch_norm", "exakt", "microbatch | exact", "exact");
   check_refused("device", "cud", "auto | cpu | cuda", "cuda");

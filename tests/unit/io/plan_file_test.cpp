@@ -119,7 +119,7 @@ TEST_CASE("plan file: an invalid file says what is wrong") {
   for (const char* const size : {"0", "-1", "1099511627777", "1.5", "\"32 MiB\""})
     refused(replaced(text, "\"bucket_bytes\": 100663296", "\"bucket_bytes\": " + std::string(size)), "bucket_bytes");
   refused(replaced(text, "\"offload\": \"optimizer\"", "\"offload\": \"all\""), "none | optimizer");
-  refused(replaced(text, "\"bf16\"", "\"bf61\""), "not one of module | tf32 | bf16 | bf16-compute | fp16");
+  refused(replaced(text, "\"bf16\"", "\"bf61\""), "not one of module | tf32 | bf16 | bf16-compute | fp16 | fp8");
   refused(replaced(text, "\"zero\": 2", "\"zero\": 4"), "zero");
   refused(replaced(text, "\"certificate\"", "\"certificat\""), "certificate: is missing");
   refused(replaced(text, "\"because\": \"path\"", "\"because\": \"luck\""), "work | path");

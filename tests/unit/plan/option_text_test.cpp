@@ -47,7 +47,7 @@ TEST_CASE("option_text: each word is a value and its text") {
   check_words<ScheduleKind>({"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "synth"});
   check_words<std::optional<ScheduleKind>>({"auto", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "synth"});
   check_words<Recompute>({"auto", "none", "full"});
-  check_words<Precision>({"module", "tf32", "bf16", "bf16-compute", "fp16"});
+  check_words<Precision>({"module", "tf32", "bf16", "bf16-compute", "fp16", "fp8"});
   check_words<std::optional<ReduceDtype>>({"auto", "fp32", "bf16"});
   check_words<BatchNorm>({"microbatch", "exact"});
   check_words<DeviceChoice>({"auto", "cpu", "cuda"});

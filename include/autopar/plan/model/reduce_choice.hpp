@@ -12,7 +12,7 @@ namespace autopar {
 /// already.
 [[nodiscard]] inline ReduceDtype chosen_reduce_dtype(const Options& options, const Cluster& cluster) {
   if (options.reduce_dtype) return *options.reduce_dtype;
-  const bool is_rounded_anyway = options.precision == Precision::kBf16Compute;
+  const bool is_rounded_anyway = computes_in_bf16(options.precision);
   return is_rounded_anyway && cluster.host ? ReduceDtype::kBf16 : ReduceDtype::kFp32;
 }
 

@@ -26,6 +26,10 @@ class CudaContextWithKernels final : public CudaContext {
     return kernels::launch_compiled(source, function, shape, arguments, index);
   }
   [[nodiscard]] bool multiply(const kernels::MatrixProduct& product) const override { return products_.queue(product); }
+  [[nodiscard]] bool has_fp8(c10::DeviceIndex index) const override {
+    constexpr int kAda = 89;
+    return kernels::has_compiler(index) && kernels::generation_of(index) >= kAda;
+  }
   void keep_kernels_in(const std::shared_ptr<CacheFolder>& folder) const override {
     kernels::keep_compiled_in(folder);
     products_.keep_in(folder);

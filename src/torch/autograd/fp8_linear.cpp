@@ -1,0 +1,74 @@
+#include "torch/autograd/fp8_linear.hpp"
+
+#include <utility>
+
+#include "torch/autograd/gradient_of_bias.hpp"
+#include "torch/fused/rows_of.hpp"
+
+namespace autopar::autograd {
+
+namespace {
+
+using fused::Fp8Sides;
+
+fused::Fp8Scale unseen(fused::Fp8Scale scale) {
+  scale.most.reset();
+  return scale;
+}
+
+}  // namespace
+
+bool runs_in_fp8(const fp8::Layer& layer, const at::Tensor& x, const at::Tensor& weight) {
+  return layer.is_ready && x.scalar_type() == at::kBFloat16 && weight.scalar_type() == at::kBFloat16 && x.numel() > 0;
+}
+
+Fp8Result fp8_linear(const fp8::Layer& layer, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                     bool seen) {
+  const auto of_x = fused::cast_to_fp8(fused::rows_of(x), at::kFloat8_e4m3fn, seen ? layer.x() : unseen(layer.x()),
+                                       seen ? Fp8Sides::kBoth : Fp8Sides::kRows);
+  const auto of_weight = fused::cast_to_fp8(weight, at::kFloat8_e4m3fn,
+                                            seen ? layer.of_weight() : unseen(layer.of_weight()), Fp8Sides::kRows);
+  auto sizes = x.sizes().vec();
+  sizes.back() = weight.size(0);
+  const auto y = fused::fp8_product({of_x.rows, of_x.unit}, {of_weight.rows, of_weight.unit}, bias, x.scalar_type());
+  return {y.view(sizes), {of_x.columns, of_x.unit}};
+}
+
+BackwardFormulas fp8_formulas(fp8::Layer& layer, const at::Tensor& gradient, const fused::Fp8Rows& x,
+                              const at::Tensor& weight) {
+  layer.has_seen_gradient = true;
+  const auto rows = fused::rows_of(gradient);
+  const auto cast = fused::cast_to_fp8(rows, at::kFloat8_e5m2, layer.gradient(), Fp8Sides::kBoth);
+  const fused::Fp8Rows of_gradient{cast.columns, cast.unit};
+  BackwardFormulas formulas;
+  formulas.input = [&layer, cast, weight, gradient] {
+    const auto transposed =
+        fused::cast_to_fp8(weight, at::kFloat8_e4m3fn, unseen(layer.of_weight()), Fp8Sides::kColumns);
+    auto sizes = gradient.sizes().vec();
+    sizes.back() = weight.size(1);
+    return fused::fp8_product({cast.rows, cast.unit}, {transposed.columns, transposed.unit}, {}, weight.scalar_type())
+        .view(sizes);
+  };
+  formulas.weights = [of_gradient, x, gradient, rows](bool with_bias) {
+    std::vector<at::Tensor> made{fused::fp8_product(of_gradient, x, {}, at::kFloat)};
+    if (with_bias) made.push_back(gradient_of_bias(gradient, rows));
+    return made;
+  };
+  formulas.add_weights = [of_gradient, x, gradient, rows](const std::vector<at::Tensor>& sums) {
+    fused::add_fp8_product(of_gradient, x, sums[0]);
+    if (sums.size() > 1) add_gradient_of_bias(gradient, rows, sums[1]);
+  };
+  return formulas;
+}
+
+void see_operands(const fp8::Layer& layer, const at::Tensor& x, const at::Tensor& weight) {
+  fused::see_largest(x, layer.x().most);
+  fused::see_largest(weight, layer.of_weight().most);
+}
+
+void see_gradient(fp8::Layer& layer, const at::Tensor& gradient) {
+  layer.has_seen_gradient = true;
+  fused::see_largest(gradient, layer.gradient().most);
+}
+
+}  // namespace autopar::autograd

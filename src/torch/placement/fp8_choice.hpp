@@ -1,0 +1,22 @@
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <autopar/capture/op_graph.hpp>
+
+#include "capture/algebra/batch_algebra.hpp"
+
+namespace autopar::placement {
+
+struct Fp8Choice {
+  std::vector<std::string> weights;                           ///< of layers that run in 8 bits, in program order
+  std::vector<std::pair<std::string, std::string>> left_out;  ///< weights of others, with the reason
+};
+
+/// The linear layers of a program that may run in 8 bits: all but the first, the last and class heads, with sizes that
+/// are multiples of 16. They read a cast of their weight.
+[[nodiscard]] Fp8Choice fp8_layers_of(const OpGraph& graph, const algebra::BatchSemantics& plan);
+
+}  // namespace autopar::placement

@@ -1,0 +1,310 @@
+#include <torch/torch.h>
+
+#include <catch_shim.hpp>
+#include <nets.hpp>
+#include <temp_folder.hpp>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <autopar/autopar.hpp>
+#include <autopar/runtime/loopback.hpp>
+
+// Products of linear layers in 8 bits: as near to fp64 as the recipe written in plain libtorch, and the same training
+// under every plan.
+namespace fp8_test {
+
+namespace ap = autopar;
+namespace nn = torch::nn;
+using torch::Tensor;
+
+constexpr std::int64_t kWidth = 64, kBatch = 48;
+constexpr int kLayers = 4;
+
+/// The layers between the first and the last run in 8 bits.
+struct NetImpl : nn::Module {
+  NetImpl() {
+    for (int i = 0; i < kLayers; ++i) layers->push_back(nn::Linear(kWidth, kWidth));
+    register_module("first", first);
+    register_module("layers", layers);
+    register_module("last", last);
+  }
+  Tensor forward(const Tensor& x, const Tensor& y) {
+    auto h = torch::relu(first(x));
+    for (const auto& layer : *layers) h = h + torch::tanh(layer->as<nn::Linear>()->forward(h));
+    return nn::functional::mse_loss(last(h), y);
+  }
+  nn::Linear first{24, kWidth}, last{kWidth, 8};
+  nn::ModuleList layers;
+};
+TORCH_MODULE(Net);
+
+struct Batch {
+  Tensor x, y;
+};
+
+Batch batch_of(int step) {
+  const auto waves = [](std::int64_t rows, std::int64_t columns, double phase) {
+    return (torch::arange(rows * columns, torch::kFloat) * 0.37 + phase).sin().view({rows, columns});
+  };
+  return {waves(kBatch, 24, step), waves(kBatch, 8, 0.5 * step)};
+}
+
+Net made() {
+  return nets::seeded(5, [] { return Net(); });
+}
+
+// ---------------------------------------------------------------- the recipe in plain libtorch
+
+/// The largest power of two by which `most` fits the format.
+double factor_of(double most, double largest) { return std::exp2(std::floor(std::log2(largest / most))); }
+
+Tensor in_8_bits(const Tensor& numbers, double factor, at::ScalarType format) {
+  const double largest = format == at::kFloat8_e4m3fn ? 448 : 57344;
+  return numbers.to(at::kFloat).mul(factor).clamp(-largest, largest).to(format).to(at::kFloat).div(factor);
+}
+
+struct Factors {
+  double x = 1, weight = 1, gradient = 1;
+};
+
+struct PlainLinear : torch::autograd::Function<PlainLinear> {
+  static Tensor forward(torch::autograd::AutogradContext* ctx, const Tensor& x, const Tensor& weight,
+                        const Tensor& bias, double of_x, double of_weight, double of_gradient) {
+    const auto qx = in_8_bits(x, of_x, at::kFloat8_e4m3fn), qw = in_8_bits(weight, of_weight, at::kFloat8_e4m3fn);
+    ctx->save_for_backward({qx, qw});
+    ctx->saved_data["factor"] = of_gradient;
+    return (qx.mm(qw.t()) + bias.to(at::kFloat)).to(at::kBFloat16);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 const torch::autograd::variable_list& gradients) {
+    const auto saved = ctx->get_saved_variables();
+    const auto g = in_8_bits(gradients[0], ctx->saved_data["factor"].toDouble(), at::kFloat8_e5m2);
+    return {g.mm(saved[1]).to(at::kBFloat16),
+            g.t().mm(saved[0]).to(at::kBFloat16),
+            gradients[0].sum(0),
+            Tensor(),
+            Tensor(),
+            Tensor()};
+  }
+};
+
+/// The net's gradients for a batch, computed as bf16-compute does, its middle layers in 8 bits.
+std::vector<Tensor> plain_gradients(const Net& net, const Batch& batch, const std::vector<Factors>& factors) {
+  const auto bf16 = [](const Tensor& tensor) { return tensor.to(at::kBFloat16); };
+  const auto linear = [&](const nn::Linear& layer, const Tensor& x) {
+    return torch::linear(x, bf16(layer->weight), bf16(layer->bias));
+  };
+  auto h = torch::relu(linear(net->first, bf16(batch.x)));
+  for (int i = 0; i < kLayers; ++i) {
+    const auto& layer = *net->layers->ptr(static_cast<std::size_t>(i))->as<nn::Linear>();
+    const auto& f = factors[static_cast<std::size_t>(i)];
+    h = h + torch::tanh(PlainLinear::apply(h, bf16(layer.weight), bf16(layer.bias), f.x, f.weight, f.gradient));
+  }
+  nn::functional::mse_loss(linear(net->last, h).to(at::kFloat), batch.y).backward();
+  std::vector<Tensor> gradients;
+  for (auto& parameter : net->parameters()) {
+    gradients.push_back(parameter.grad().clone());
+    parameter.mutable_grad().reset();
+  }
+  return gradients;
+}
+
+std::vector<Tensor> exact_gradients(const Batch& batch) {
+  const auto net = made();
+  net->to(torch::kDouble);
+  net->forward(batch.x.to(torch::kDouble), batch.y.to(torch::kDouble)).backward();
+  std::vector<Tensor> gradients;
+  for (const auto& parameter : net->parameters()) gradients.push_back(parameter.grad());
+  return gradients;
+}
+
+/// What the middle layers' operands are in double precision at most, over some batches: near what training sees.
+std::vector<Factors> factors_over(int batches) {
+  std::vector<Factors> most(kLayers, {0, 0, 0});
+  for (int k = 0; k < batches; ++k) {
+    const auto net = made();
+    net->to(torch::kDouble);
+    const auto batch = batch_of(k);
+    std::vector<Tensor> inputs, outputs;
+    auto h = torch::relu(net->first(batch.x.to(torch::kDouble)));
+    for (int i = 0; i < kLayers; ++i) {
+      inputs.push_back(h);
+      auto y = net->layers->ptr(static_cast<std::size_t>(i))->as<nn::Linear>()->forward(h);
+      y.retain_grad();
+      outputs.push_back(y);
+      h = h + torch::tanh(y);
+    }
+    nn::functional::mse_loss(net->last(h), batch.y.to(torch::kDouble)).backward();
+    for (std::size_t i = 0; i < kLayers; ++i) {
+      const auto& weight = net->layers->ptr(i)->as<nn::Linear>()->weight;
+      const auto grow = [](double& of, const Tensor& values) { of = std::max(of, values.abs().max().item<double>()); };
+      grow(most[i].x, inputs[i]);
+      grow(most[i].weight, weight);
+      grow(most[i].gradient, outputs[i].grad());
+    }
+  }
+  for (auto& each : most) {
+    each = {factor_of(each.x, 448), factor_of(each.weight, 448), factor_of(each.gradient, 57344)};
+  }
+  return most;
+}
+
+double error_of(const Tensor& made, const Tensor& exact) {
+  return ((made.to(torch::kDouble) - exact).norm() / exact.norm()).item<double>();
+}
+
+TEST_CASE("fp8: gradients are as near to fp64 as the recipe in plain libtorch") {
+  torch::set_num_threads(1);
+  constexpr int kCalls = 4;
+  const auto exact = exact_gradients(batch_of(kCalls - 1));
+  const auto plain = plain_gradients(made(), batch_of(kCalls - 1), factors_over(kCalls - 1));
+  for (const std::int64_t microbatches : {1, 3}) {
+    ap::loopback::run(1, [&](ap::World& world) {
+      ap::AutoParallel<Net> model(world, made(),
+                                  {.microbatches = static_cast<int>(microbatches), .precision = ap::Precision::kFp8});
+      for (int k = 0; k < kCalls; ++k) {
+        model->zero_grad();
+        model(batch_of(k).x, batch_of(k).y).backward();
+      }
+      double mine = 0, theirs = 0;
+      const auto parameters = model->named_parameters();
+      for (std::size_t i = 0; i < parameters.size(); ++i) {
+        const auto error = error_of(parameters[i].value().grad(), exact[i]), of_plain = error_of(plain[i], exact[i]);
+        INFO(parameters[i].key() << ": " << error << ", plain " << of_plain << ", " << microbatches
+                                 << " micro-batches");
+        CHECK(error <= 2.5 * of_plain);
+        mine += error;
+        theirs += of_plain;
+      }
+      INFO("on average " << mine / theirs);
+      CHECK(mine <= 1.2 * theirs);
+      CHECK(theirs > 0.02 * static_cast<double>(parameters.size()));  // 8 bits are seen
+    });
+  }
+}
+
+// ---------------------------------------------------------------- plans
+
+struct Way {
+  std::string name;
+  ap::Options options;
+  std::vector<std::int64_t> local;
+};
+
+std::vector<Way> ways() {
+  return {
+      {"one rank", {.microbatches = 3}, {48}},
+      {"2 replicas", {.stages = 1, .microbatches = 2, .zero = 0, .replicas = {2}}, {20, 28}},
+      {"ZeRO 1", {.stages = 1, .zero = 1, .replicas = {2}}, {24, 24}},
+      {"ZeRO 2, zero-bubble",
+       {.stages = 1, .microbatches = 2, .zero = 2, .replicas = {2}, .schedule = ap::ScheduleKind::kZbH1},
+       {20, 28}},
+      {"ZeRO 3, recomputed", {.stages = 1, .zero = 3, .replicas = {2}, .recompute = ap::Recompute::kAlways}, {24, 24}},
+      {"2 stages", {.stages = 2, .microbatches = 4, .replicas = {1, 1}}, {24, 24}},
+      {"2 stages of zero-bubble, recomputed",
+       {.stages = 2,
+        .microbatches = 4,
+        .replicas = {1, 1},
+        .schedule = ap::ScheduleKind::kZbH1,
+        .recompute = ap::Recompute::kAlways},
+       {24, 24}},
+      {"2 slices", {.stages = 1, .tensor_parallel = 2, .replicas = {1}}, {24, 24}},
+  };
+}
+
+constexpr int kSteps = 6;
+
+std::vector<Tensor> trained(const Way& way, ap::Precision precision, bool is_loss_outside = false) {
+  std::vector<Tensor> parameters;
+  std::mutex mutex;
+  ap::loopback::run(static_cast<int>(way.local.size()), [&](ap::World& world) {
+    auto options = way.options;
+    options.precision = precision;
+    ap::AutoParallel<Net> model(world, made(), options);
+    torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-3));
+    model->attach(optimizer);
+    std::int64_t first = 0;
+    for (int r = 0; r < world.rank(); ++r) first += way.local[static_cast<std::size_t>(r)];
+    const auto count = way.local[static_cast<std::size_t>(world.rank())];
+    for (int k = 0; k < kSteps; ++k) {
+      optimizer.zero_grad();
+      const auto [x, y] = batch_of(k);
+      auto loss = model(x.narrow(0, first, count), y.narrow(0, first, count));
+      if (is_loss_outside) loss = loss * 1.0;
+      loss.backward();
+      optimizer.step();
+    }
+    const auto state = model->gather_state();
+    if (world.rank() != 0) return;
+    const std::lock_guard lock(mutex);
+    for (const auto& item : state) parameters.push_back(item.value());
+  });
+  return parameters;
+}
+
+/// How far the trained parameters of two runs lie apart, in parts of the way that they went.
+double apart(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
+  const auto start = made()->parameters();
+  double worst = 0;
+  for (std::size_t i = 0; i < a.size(); ++i)
+    worst = std::max(worst, ((a[i] - b[i]).norm() / (b[i] - start[i]).norm()).item<double>());
+  return worst;
+}
+
+TEST_CASE("fp8: the same training under every plan") {
+  torch::set_num_threads(1);
+  const Way alone{"alone", {.microbatches = 1}, {48}};
+  const auto reference = trained(alone, ap::Precision::kFp8);
+  const auto in_bf16 = trained(alone, ap::Precision::kBf16Compute);
+  const auto gap = apart(reference, in_bf16);
+  CHECK(gap > 0.02);  // 8 bits are seen
+  for (const auto& way : ways()) {
+    const auto of_fp8 = apart(trained(way, ap::Precision::kFp8), reference);
+    const auto of_bf16 = apart(trained(way, ap::Precision::kBf16Compute), in_bf16);
+    INFO(way.name << ": " << of_fp8 << " apart, in bf16 " << of_bf16 << ", fp8 from bf16 " << gap);
+    CHECK(of_fp8 <= 0.5 * gap + 2 * of_bf16);
+  }
+}
+
+TEST_CASE("fp8: a loaded training goes on with the same bits") {
+  torch::set_num_threads(1);
+  for (const auto& way : {ways()[0], ways()[1], ways()[4], ways()[5]}) {
+    INFO(way.name);
+    const TempFolder folder;
+    ap::loopback::run(static_cast<int>(way.local.size()), [&](ap::World& world) {
+      auto options = way.options;
+      options.precision = ap::Precision::kFp8;
+      std::int64_t first = 0;
+      for (int r = 0; r < world.rank(); ++r) first += way.local[static_cast<std::size_t>(r)];
+      const auto count = way.local[static_cast<std::size_t>(world.rank())];
+      const auto steps = [&](ap::AutoParallel<Net>& model, torch::optim::Optimizer& optimizer, int begin, int end) {
+        for (int k = begin; k < end; ++k) {
+          optimizer.zero_grad();
+          model(batch_of(k).x.narrow(0, first, count), batch_of(k).y.narrow(0, first, count)).backward();
+          optimizer.step();
+        }
+      };
+      ap::AutoParallel<Net> model(world, made(), options);
+      torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-3));
+      model->attach(optimizer);
+      steps(model, optimizer, 0, 4);
+      model->save((folder / "saved").string(), optimizer);
+      steps(model, optimizer, 4, 6);
+      const auto wanted = model->gather_state();
+      ap::AutoParallel<Net> other(world, made(), options);
+      torch::optim::AdamW its_optimizer(other->parameters(), torch::optim::AdamWOptions(1e-3));
+      other->attach(its_optimizer);
+      other->load((folder / "saved").string(), its_optimizer);
+      steps(other, its_optimizer, 4, 6);
+      const auto got = other->gather_state();
+      if (world.rank() != 0) return;
+      for (const auto& item : wanted) CHECK(torch::equal(item.value(), got[item.key()]));
+    });
+  }
+}
+
+}  // namespace fp8_test
