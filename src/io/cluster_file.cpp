@@ -1,98 +1,16 @@
 #include <autopar/io/cluster_file.hpp>
 
-#include <set>
 #include <sstream>
 #include <vector>
 
 #include <autopar/core/error.hpp>
-#include <autopar/io/config.hpp>
 #include <autopar/io/file.hpp>
 
-#include "toml.hpp"
+#include "toml_section.hpp"
 
 namespace autopar {
 
 namespace {
-
-/// A TOML table that knows which of its keys were asked for, so that a misspelt one is an error.
-class Section {
- public:
-  Section(const toml::table& table, std::string file, std::string where)
-      : table_(table), file_(std::move(file)), where_(std::move(where)) {}
-
-  double number(const char* key, double least) {
-    const auto& node = required(key);
-    const auto number = node.value<double>();
-    if (!number || !node.is_number()) fail(key, "expected a number");
-    if (!(*number >= least) || *number > 1e30) {
-      fail(key, "the value is out of range; it must be at least " + shortest(least) + " and finite");
-    }
-    return *number;
-  }
-  double number_or(const char* key, double least, double otherwise) {
-    return table_.contains(key) ? number(key, least) : (names_.insert(key), otherwise);
-  }
-  int count(const char* key) {
-    const auto& node = required(key);
-    const auto count = node.value_exact<std::int64_t>();
-    if (!count || *count < 1 || *count > (1 << 24)) fail(key, "expected a whole number from 1 to 16777216");
-    return static_cast<int>(*count);
-  }
-  std::string text(const char* key) {
-    const auto text = required(key).value_exact<std::string>();
-    if (!text) fail(key, "expected text in quotes");
-    return *text;
-  }
-  const toml::table& table(const char* key) {
-    const auto* table = required(key).as_table();
-    if (table == nullptr) fail(key, "expected a table");
-    return *table;
-  }
-  /// Null if it is left out.
-  const toml::table* table_if(const char* key) {
-    names_.insert(key);
-    return table_.contains(key) ? &table(key) : nullptr;
-  }
-  const toml::array& tables(const char* key) {
-    const auto* array = required(key).as_array();
-    if (array == nullptr || array->empty() || !array->is_homogeneous(toml::node_type::table)) {
-      fail(key, "expected at least one [[" + std::string(key) + "]] table");
-    }
-    return *array;
-  }
-  /// @throws ConfigError for a key that nobody asked for
-  void finish() const {
-    for (const auto& [key, node] : table_) {
-      const std::string name(key.str());
-      if (names_.contains(name)) continue;
-      throw ConfigError("unknown key '" + where_ + name + "'", file_, static_cast<int>(node.source().begin.line), name,
-                        nearest_word(name, {names_.begin(), names_.end()}));
-    }
-  }
-
- private:
-  static std::string shortest(double number) {
-    std::ostringstream out;
-    out << number;
-    return out.str();
-  }
-  [[noreturn]] void fail(const char* key, const std::string& reason) const {
-    const auto* node = table_.get(key);
-    const auto line = static_cast<int>(node != nullptr ? node->source().begin.line : table_.source().begin.line);
-    throw ConfigError(where_ + key + ": " + reason, file_, line, key);
-  }
-  const toml::node& required(const char* key) {
-    names_.insert(key);
-    const auto* node = table_.get(key);
-    if (node == nullptr) fail(key, "is missing");
-    return *node;
-  }
-
-  const toml::table& table_;
-  std::string file_;
-  std::string where_;
-  std::set<std::string> names_;
-};
 
 Device read_device(const toml::table& table, const std::string& file) {
   Section section(table, file, "device.");
@@ -143,13 +61,7 @@ LinkLevel read_level(const toml::table& table, const std::string& file) {
 }  // namespace
 
 Cluster parse_cluster(std::string_view text, const std::string& file) {
-  const auto root = [&] {
-    try {
-      return toml::parse(text, file);
-    } catch (const toml::parse_error& error) {
-      throw ConfigError(std::string(error.description()), file, static_cast<int>(error.source().begin.line));
-    }
-  }();
+  const auto root = parse_toml(text, file);
   Section section(root, file, "");
   Cluster cluster;
   cluster.name = section.text("name");

@@ -13,11 +13,12 @@
 #include <variant>
 
 #include <autopar/core/error.hpp>
-#include <autopar/io/file.hpp>
+#include <autopar/core/printable.hpp>
+#include <autopar/io/config_search.hpp>
 #include <autopar/plan/option_text.hpp>
 #include <autopar/schedule/traits.hpp>
 
-#include "toml.hpp"
+#include "toml_section.hpp"
 
 extern char** environ;  // NOLINT: POSIX names it so
 
@@ -293,41 +294,87 @@ bool is_reserved(std::string_view name) {
                     nearest_word(lower(setting.key), known));
 }
 
+/// Two of RaNNC's keys that are one option here: a switch, and the name of the file that it switches on.
+struct RanncPair {
+  std::string_view on, path;
+  std::string Options::*file;
+  const char* usual;   ///< where no name is given
+  const char* suffix;  ///< of RaNNC's name
+  bool is_on_by_path;  ///< where the switch is not given
+};
+constexpr std::array<RanncPair, 3> kRanncPairs{{
+    {"trace_events", "event_trace_file", &Options::trace_file, "autopar_trace.json", "", true},
+    {"dump_graph", "dump_graph_prefix", &Options::graph_file, "autopar_graph.dot", ".dot", false},
+    {"save_graph_profile", "graph_profile_file", &Options::profile_file, "autopar_profile.json", "", true},
+}};
+
+/// Options while sources are merged.
+struct Merging : ResolvedOptions {
+  struct Pair {
+    std::optional<bool> on;
+    std::string path;
+  };
+  std::array<Pair, kRanncPairs.size()> pairs;
+};
+
+/// The two keys mean the same in either order, and in one source or two.
+bool assign_pair(Merging& out, const Setting& setting) {
+  for (std::size_t i = 0; i < kRanncPairs.size(); ++i) {
+    const auto& keys = kRanncPairs[i];
+    auto& pair = out.pairs[i];
+    auto& file = out.options.*keys.file;
+    if (setting.key == keys.on) {
+      pair.on = bool_of(setting);
+      if (!*pair.on)
+        file.clear();
+      else if (file.empty())
+        file = pair.path.empty() ? keys.usual : pair.path;
+      return true;
+    }
+    if (setting.key == keys.path) {
+      pair.path = text_of(setting) + keys.suffix;
+      if (pair.on.value_or(keys.is_on_by_path)) file = pair.path;
+      return true;
+    }
+  }
+  return false;
+}
+
+/// A key without a counterpart has its type in RaNNC's manual all the same.
+void check_without_effect(const Setting& setting) {
+  constexpr std::array<std::string_view, 3> kNumbers{"profiling_iter", "min_partition_num", "max_partition_num"};
+  if (std::find(kNumbers.begin(), kNumbers.end(), setting.key) != kNumbers.end())
+    static_cast<void>(whole_number_of(setting));
+  else
+    static_cast<void>(bool_of(setting));
+}
+
 /// RaNNC's spelling: renamed options are assigned, the rest leaves a note.
-void assign_alias(ResolvedOptions& out, const RanncAlias& alias, Setting setting) {
-  const std::string key = setting.key;
+void assign_alias(Merging& out, const RanncAlias& alias, const Setting& setting) {
   auto& options = out.options;
   if (alias.rannc == "checkpointing") {
     options.recompute = bool_of(setting) ? Recompute::kAlways : Recompute::kNever;
-  } else if (alias.rannc == "trace_events") {
-    if (!bool_of(setting))
-      options.trace_file.clear();
-    else if (options.trace_file.empty())
-      options.trace_file = "autopar_trace.json";
-  } else if (alias.rannc == "dump_graph") {
-    if (!bool_of(setting))
-      options.graph_file.clear();
-    else if (options.graph_file.empty())
-      options.graph_file = "autopar_graph.dot";
-  } else if (alias.rannc == "dump_graph_prefix") {
-    if (!options.graph_file.empty()) options.graph_file = std::get<std::string>(setting.value) + ".dot";
   } else if (alias.rannc == "profiling" || alias.rannc == "display_comm_value") {
-    if (bool_of(setting)) options.log_level = alias.rannc == "profiling" ? "info" : "warn,Executor=trace";
-  } else if (alias.rannc == "save_graph_profile") {
-    if (bool_of(setting) && options.profile_file.empty()) options.profile_file = "autopar_profile.json";
-  } else if (!alias.autopar.empty()) {
-    setting.key = std::string(alias.autopar);
-    // RaNNC writes 0 for "not forced", which is no replica count here.
-    if (alias.rannc == "replica_num" && number_of(setting, "a whole number") == 0)
-      options.replicas.clear();
-    else
-      assign(options, *find_field(alias.autopar), setting);
+    if (bool_of(setting)) {
+      options.log_level = alias.rannc == "profiling" ? "info" : "warn,Executor=trace";
+      out.sets_log_level = true;
+    }
+  } else if (alias.rannc == "offload_params") {
+    if (bool_of(setting)) options.offload = Offload::kOptimizer;
+  } else if (assign_pair(out, setting)) {
+  } else if (alias.autopar.empty()) {
+    check_without_effect(setting);
+  } else if (alias.rannc == "replica_num" && number_of(setting, "a whole number") == 0) {
+    options.replicas.clear();  // RaNNC writes 0 for "not forced", which is no replica count here
+  } else {
+    assign(options, *find_field(alias.autopar), setting);
   }
-  out.notes.push_back("option '" + key + "' is RaNNC's name: " + std::string(alias.meaning));
+  out.notes.push_back("option '" + setting.key + "' is RaNNC's name: " + std::string(alias.meaning));
 }
 
-void apply(ResolvedOptions& out, const Setting& setting) {
+void apply(Merging& out, const Setting& setting) {
   const auto key = lower(setting.key);
+  if (key == "log_level") out.sets_log_level = true;
   if (key == "plan_only" && std::holds_alternative<std::string>(setting.value)) {
     const auto& text = std::get<std::string>(setting.value);
     if (text.ends_with(".toml")) {
@@ -345,7 +392,10 @@ void apply(ResolvedOptions& out, const Setting& setting) {
   if (key == "start_timeout") setting.fail("only the environment can set it, as AUTOPAR_START_TIMEOUT");
   if (const auto* field = find_field(key)) return assign(out.options, *field, setting);
   for (const auto& alias : rannc_aliases()) {
-    if (key == alias.rannc) return assign_alias(out, alias, setting);
+    if (key != alias.rannc) continue;
+    auto named = setting;
+    named.key = key;
+    return assign_alias(out, alias, named);
   }
   fail_unknown(setting);
 }
@@ -374,15 +424,9 @@ Setting setting_of(const std::string& file, std::string_view key, const toml::no
   return setting;
 }
 
-void apply_file(ResolvedOptions& out, const ConfigSources& sources) {
+void apply_file(Merging& out, const ConfigSources& sources) {
   if (sources.text.empty()) return;
-  const auto settings = [&] {
-    try {
-      return toml::parse(sources.text, sources.file);
-    } catch (const toml::parse_error& error) {
-      throw ConfigError(std::string(error.description()), sources.file, static_cast<int>(error.source().begin.line));
-    }
-  }();
+  const auto settings = parse_toml(sources.text, sources.file);
   std::vector<std::pair<int, Setting>> in_order;
   for (const auto& [key, node] : settings) {
     auto setting = setting_of(sources.file, key.str(), node);
@@ -392,7 +436,7 @@ void apply_file(ResolvedOptions& out, const ConfigSources& sources) {
   for (const auto& [line, setting] : in_order) apply(out, setting);
 }
 
-void apply_environment(ResolvedOptions& out, const std::vector<std::string>& environment, std::string_view prefix) {
+void apply_environment(Merging& out, const std::vector<std::string>& environment, std::string_view prefix) {
   auto sorted = environment;
   std::sort(sorted.begin(), sorted.end());
   for (const auto& entry : sorted) {
@@ -405,7 +449,7 @@ void apply_environment(ResolvedOptions& out, const std::vector<std::string>& env
   }
 }
 
-void apply_arguments(ResolvedOptions& out, const std::vector<std::string>& arguments) {
+void apply_arguments(Merging& out, const std::vector<std::string>& arguments) {
   for (const auto& entry : arguments) {
     const auto equals = entry.find('=');
     auto key = lower(entry.substr(0, equals));
@@ -462,53 +506,19 @@ std::string nearest_word(std::string_view word, const std::vector<std::string>& 
   return best;
 }
 
-const std::vector<RanncAlias>& rannc_aliases() {
-  static const std::vector<RanncAlias> table = {
-      {"mem_margin", "memory_margin", "now memory_margin"},
-      {"save_deployment", "save_plan", "now save_plan"},
-      {"load_deployment", "load_plan", "now load_plan"},
-      {"deployment_file", "plan_file", "now plan_file (JSON)"},
-      {"min_pipeline", "min_microbatches", "now min_microbatches"},
-      {"max_pipeline", "max_microbatches", "now max_microbatches"},
-      {"pipeline_num", "microbatches", "now microbatches"},
-      {"partition_num", "stages", "now stages"},
-      {"replica_num", "replicas", "now replicas"},
-      {"opt_param_factor", "optimizer_state_factor", "now optimizer_state_factor"},
-      {"trace_events", "", "now trace_file"},
-      {"event_trace_file", "trace_file", "now trace_file"},
-      {"graph_profile_file", "profile_file", "now profile_file"},
-      {"save_graph_profile", "", "now profile_file"},
-      {"load_graph_profile", "",
-       "has no effect: profiles are made again in milliseconds; cost_file keeps measured costs"},
-      {"checkpointing", "", "now recompute"},
-      {"checkpointing_no_last", "", "has no effect: recompute is chosen for each segment"},
-      {"profiling", "", "now log_level = \"info\""},
-      {"profiling_iter", "", "has no effect: with costs = \"profiled\" the median of a few runs counts"},
-      {"dump_graph", "", "now graph_file"},
-      {"dump_graph_prefix", "", "now graph_file"},
-      {"validate_comm", "", "has no effect: every program is validated before its first step"},
-      {"display_comm_value", "", "now log_level = \"warn,Executor=trace\""},
-      {"consolidate_grads", "", "has no effect: gradients are always reduced in buckets"},
-      {"auto_parallel", "", "has no effect: always on"},
-      {"p2p_comm", "", "has no effect: always on"},
-      {"min_partition_num", "", "has no effect: the search needs no block count"},
-      {"max_partition_num", "", "has no effect: the search needs no block count"},
-      {"do_uncoarsening", "", "has no effect: cuts are always refined"},
-      {"coarsen_by_time", "", "has no effect: coarsening looks at time and memory"},
-      {"verify_recomp", "verify_capture", "now verify_capture"},
-      {"offload_params", "", "now offload = \"optimizer\""},
-      {"skip_grad_scaling", "", "has no effect: sums and means are exact for any split"},
-  };
-  return table;
-}
-
 namespace {
 
+/// Empty for a variable that is not set.
+std::string variable(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
 /// The XDG base directory specification: relative paths are to be passed over.
-std::string cache_folder_of(const char* xdg, const char* home) {
-  const auto is_absolute = [](const char* path) { return path != nullptr && *path == '/'; };
-  if (is_absolute(xdg)) return std::string(xdg) + "/autopar";
-  return is_absolute(home) ? std::string(home) + "/.cache/autopar" : std::string();
+std::string user_folder_of(const char* xdg_variable, const std::string& usual) {
+  const auto xdg = variable(xdg_variable), home = variable("HOME");
+  if (xdg.starts_with('/')) return xdg + "/autopar";
+  return home.starts_with('/') ? home + usual + "/autopar" : std::string();
 }
 
 std::string seconds_text(Seconds time) {
@@ -542,23 +552,39 @@ Seconds start_timeout(const std::vector<std::string>& environment) {
   return Seconds(seconds);
 }
 
+ConfigPlaces process_config_places() {
+  const auto home = variable("HOME"), rannc = variable("RANNC_CONF_DIR");
+  return {.file = variable("AUTOPAR_CONFIG"),
+          .folder = variable("AUTOPAR_CONF_DIR"),
+          .user_folder = user_folder_of("XDG_CONFIG_HOME", "/.config"),
+          .rannc_folder = rannc.empty() && home.starts_with('/') ? home + "/.pyrannc" : rannc,
+          .is_rannc_folder_named = !rannc.empty()};
+}
+
 ConfigSources process_config_sources() {
   ConfigSources sources;
   sources.environment = process_environment();
-  const char* named = std::getenv("AUTOPAR_CONFIG");
-  if (named != nullptr && *named != '\0') sources.file = named;
-  sources.cache_folder = cache_folder_of(std::getenv("XDG_CACHE_HOME"), std::getenv("HOME"));
-  std::error_code error;
-  if (named != nullptr || std::filesystem::exists(sources.file, error)) sources.text = read_text_file(sources.file);
+  if (auto found = find_options_file(process_config_places()); !found.path.empty()) {
+    sources.file = std::move(found.path);
+    sources.text = std::move(found.text);
+    sources.has_file = true;
+    sources.is_rannc = found.is_rannc;
+  }
+  sources.cache_folder = user_folder_of("XDG_CACHE_HOME", "/.cache");
   return sources;
 }
 
 ResolvedOptions resolve_options(const Options& code, const ConfigSources& sources) {
   check_code(code);
-  ResolvedOptions out;
+  Merging out;
+  if (sources.is_rannc) {
+    out.notes.push_back("options are read from RaNNC's file " + printable_line(sources.file) +
+                        ", since there is no autopar.toml");
+  }
   apply_file(out, sources);
   for (const auto& field : fields()) {
     if (!is_set(code, field)) continue;
+    if (field.name == std::string_view("log_level")) out.sets_log_level = true;
     std::visit([&](auto member) { out.options.*member = code.*member; }, field.member);
   }
   apply_environment(out, sources.environment, "RANNC_");

@@ -1,120 +1,76 @@
 #include <autopar/runtime/log.hpp>
 
 #include <array>
-#include <atomic>
 #include <mutex>
 #include <new>
+#include <optional>
 
-#include <spdlog/sinks/base_sink.h>
-#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/sinks/dist_sink.h>
 #include <spdlog/spdlog.h>
 
 #include <autopar/core/printable.hpp>
+#include <autopar/io/log_config.hpp>
+
+#include "log_sinks.hpp"
 
 namespace autopar {
-namespace {
-
-constexpr std::array<std::string_view, 6> kLevelNames{"trace", "debug", "info", "warn", "error", "off"};
-constexpr std::array<std::string_view, kLogModules> kModuleNames{"World",    "Transport", "Capture",   "Passes",
-                                                                 "Profiler", "Planner",   "Schedule",  "Executor",
-                                                                 "Session",  "Optimizer", "Checkpoint"};
-
-spdlog::level::level_enum to_spdlog(LogLevel level) {
-  switch (level) {
-    case LogLevel::kTrace:
-      return spdlog::level::trace;
-    case LogLevel::kDebug:
-      return spdlog::level::debug;
-    case LogLevel::kInfo:
-      return spdlog::level::info;
-    case LogLevel::kWarn:
-      return spdlog::level::warn;
-    case LogLevel::kError:
-      return spdlog::level::err;
-    case LogLevel::kOff:
-      break;
-  }
-  return spdlog::level::off;
-}
-
-/// Hands finished lines to the user's function, or to standard error while there is none.
-class WriterSink final : public spdlog::sinks::base_sink<std::mutex> {
- public:
-  void set_writer(Log::Writer writer) {
-    const std::lock_guard lock(mutex_);
-    writer_ = std::move(writer);
-  }
-
- private:
-  void sink_it_(const spdlog::details::log_msg& message) override {
-    if (!writer_) {
-      standard_error_.log(message);
-      return;
-    }
-    spdlog::memory_buf_t line;
-    formatter_->format(message, line);
-    std::string_view text(line.data(), line.size());
-    while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.remove_suffix(1);
-    writer_(std::string(text));
-  }
-  void flush_() override { standard_error_.flush(); }
-  void set_pattern_(const std::string& pattern) override {
-    standard_error_.set_pattern(pattern);
-    base_sink::set_pattern_(pattern);
-  }
-  void set_formatter_(std::unique_ptr<spdlog::formatter> formatter) override {
-    standard_error_.set_formatter(formatter->clone());
-    base_sink::set_formatter_(std::move(formatter));
-  }
-
-  Log::Writer writer_;
-  spdlog::sinks::stderr_sink_mt standard_error_;
-};
-
-}  // namespace
-
 namespace detail {
 
+/// The loggers stay; what changes is the list of sinks behind each, which has a lock.
 class LogSink {
  public:
-  LogSink(Rank rank, int size) : writer_(std::make_shared<WriterSink>()) {
-    writer_->set_pattern("[%H:%M:%S.%e %-5l rank " + std::to_string(rank.value()) + "/" + std::to_string(size) +
-                         " %n] %v");
-    for (std::size_t i = 0; i < kModuleNames.size(); ++i) {
-      loggers_[i] = std::make_unique<spdlog::logger>(std::string(kModuleNames[i]), writer_);
-      loggers_[i]->set_level(spdlog::level::warn);
+  LogSink(Rank rank, int size) : origin_{rank, size, host_name()} {
+    for (std::size_t i = 0; i < loggers_.size(); ++i) {
+      lists_[i] = std::make_shared<spdlog::sinks::dist_sink_mt>();
+      loggers_[i] = std::make_unique<spdlog::logger>(std::string(name_of(static_cast<LogModule>(i))), lists_[i]);
       loggers_[i]->flush_on(spdlog::level::trace);
     }
+    set_sinks({});
+    set_levels({});
   }
 
   [[nodiscard]] spdlog::logger& of(LogModule module) const { return *loggers_[static_cast<std::size_t>(module)]; }
-  [[nodiscard]] WriterSink& writer() const { return *writer_; }
+  [[nodiscard]] LineReceiver& receiver() const { return *receiver_; }
+
+  bool configure(const LogConfig& config) {
+    const std::lock_guard lock(mutex_);
+    const bool is_other = config_ != config;
+    if (is_other) {
+      set_sinks(config);
+      config_ = config;
+    }
+    set_levels(config);
+    return is_other;
+  }
 
  private:
-  std::shared_ptr<WriterSink> writer_;
+  void set_sinks(const LogConfig& config) {
+    auto sinks = open_sinks(config, origin_, receiver_);
+    for (std::size_t i = 0; i < lists_.size(); ++i) lists_[i]->set_sinks(std::move(sinks[i]));
+  }
+  void set_levels(const LogConfig& config) {
+    for (std::size_t i = 0; i < loggers_.size(); ++i) loggers_[i]->set_level(spdlog_level(config.modules[i].level));
+  }
+
+  const LogOrigin origin_;
+  const std::shared_ptr<LineReceiver> receiver_ = std::make_shared<LineReceiver>();
+  std::array<std::shared_ptr<spdlog::sinks::dist_sink_mt>, kLogModules> lists_;
   std::array<std::unique_ptr<spdlog::logger>, kLogModules> loggers_;
+  std::mutex mutex_;                 ///< of configure
+  std::optional<LogConfig> config_;  ///< none: nobody has configured
 };
 
 }  // namespace detail
 
-std::optional<LogLevel> log_level_named(std::string_view name) {
-  for (std::size_t i = 0; i < kLevelNames.size(); ++i) {
-    if (kLevelNames[i] == name) return static_cast<LogLevel>(i);
-  }
-  return std::nullopt;
-}
-
-std::string_view name_of(LogModule module) { return kModuleNames[static_cast<std::size_t>(module)]; }
-
 bool Logger::enabled(LogLevel level) const noexcept {
-  return sink_ && level != LogLevel::kOff && sink_->of(module_).should_log(to_spdlog(level));
+  return sink_ && level != LogLevel::kOff && sink_->of(module_).should_log(detail::spdlog_level(level));
 }
 
 // spdlog reports its own errors to standard error and does not throw them.
 void Logger::write(LogLevel level, std::string_view line) const noexcept {
   if (!enabled(level)) return;
   try {
-    sink_->of(module_).log(to_spdlog(level), printable_line(line));
+    sink_->of(module_).log(detail::spdlog_level(level), printable_line(line));
   } catch (const std::bad_alloc&) {  // then there is no line
   }
 }
@@ -122,7 +78,7 @@ void Logger::write(LogLevel level, std::string_view line) const noexcept {
 void Logger::write_table(LogLevel level, std::string_view text) const noexcept {
   if (!enabled(level)) return;
   try {
-    sink_->of(module_).log(to_spdlog(level), printable(text));
+    sink_->of(module_).log(detail::spdlog_level(level), printable(text));
   } catch (const std::bad_alloc&) {
   }
 }
@@ -133,8 +89,10 @@ void Log::set_level(LogLevel level) {
   for (int module = 0; module < kLogModules; ++module) set_level(static_cast<LogModule>(module), level);
 }
 
-void Log::set_level(LogModule module, LogLevel level) { sink_->of(module).set_level(to_spdlog(level)); }
+void Log::set_level(LogModule module, LogLevel level) { sink_->of(module).set_level(detail::spdlog_level(level)); }
 
-void Log::set_writer(Writer writer) { sink_->writer().set_writer(std::move(writer)); }
+void Log::set_writer(Writer writer) { sink_->receiver().set(std::move(writer)); }
+
+bool Log::configure(const LogConfig& config) { return sink_->configure(config); }
 
 }  // namespace autopar

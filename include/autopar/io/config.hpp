@@ -21,12 +21,15 @@ struct ConfigSources {
   std::vector<std::string> arguments{};
   /// The folder for reusable files, ${XDG_CACHE_HOME:-~/.cache}/autopar; empty: none.
   std::string cache_folder{};
+  bool has_file = false;  ///< `file` was read, so a log may name it
+  bool is_rannc = false;  ///< `file` is RaNNC's own
 };
 
 /// Options and notes for the user (aliases used, settings without effect here).
 struct ResolvedOptions {
   Options options;
   std::vector<std::string> notes;
+  bool sets_log_level = false;  ///< a source has log_level, so logging.toml's levels do not count for what it names
 };
 
 /// The environment variables that autopar uses, as NAME=value.
@@ -37,9 +40,9 @@ struct ResolvedOptions {
 /// @throws ConfigError if it is not a number of seconds
 [[nodiscard]] Seconds start_timeout(const std::vector<std::string>& environment);
 
-/// The sources of this process: the environment, and `autopar.toml` in the working directory or the file that
-/// AUTOPAR_CONFIG names. Only this function and process_environment read the environment in autopar.
-/// @throws ConfigError if AUTOPAR_CONFIG does not name a readable file
+/// The sources of this process: the environment, and the file that `find_options_file` finds (config_search.hpp).
+/// Functions of this name alone (`process_…`) read the environment in autopar.
+/// @throws ConfigError as find_options_file
 [[nodiscard]] ConfigSources process_config_sources();
 
 /// Merges sources: defaults < file < code < environment < arguments. A field of `code` counts as set if it differs from

@@ -1,37 +1,17 @@
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include <autopar/core/ids.hpp>
+#include <autopar/io/log_module.hpp>
 
 namespace autopar {
 
-enum class LogLevel : std::uint8_t { kTrace, kDebug, kInfo, kWarn, kError, kOff };
-
-/// The part of the library that writes a line. Each has its own level.
-enum class LogModule : std::uint8_t {
-  kWorld,
-  kTransport,
-  kCapture,
-  kPasses,
-  kProfiler,
-  kPlanner,
-  kSchedule,
-  kExecutor,
-  kSession,
-  kOptimizer,
-  kCheckpoint,
-};
-inline constexpr int kLogModules = 11;
-
-/// "trace" | "debug" | "info" | "warn" | "error" | "off"; empty for any other text.
-[[nodiscard]] std::optional<LogLevel> log_level_named(std::string_view name);
-[[nodiscard]] std::string_view name_of(LogModule module);
+struct LogConfig;
 
 namespace detail {
 class LogSink;
@@ -72,8 +52,13 @@ class Log {
   [[nodiscard]] Logger logger(LogModule module) const { return Logger(sink_, module); }
   void set_level(LogLevel level);
   void set_level(LogModule module, LogLevel level);
-  /// Sends lines to `writer` instead of standard error.
+  /// Sends lines to `writer` instead of standard error, and of standard output where logging.toml names it.
   void set_writer(Writer writer);
+  /// Sets sinks, patterns and levels of all modules, also of loggers that are in use. This rank opens the sinks that
+  /// have its rank; if `config` equals the one before, they stay open.
+  /// @return false if `config` equals that of the call before
+  /// @throws ConfigError if a file cannot be written, or ranks or sinks would share one; then nothing changes
+  bool configure(const LogConfig& config);
 
  private:
   std::shared_ptr<detail::LogSink> sink_;

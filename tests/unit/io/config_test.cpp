@@ -17,8 +17,12 @@ using namespace autopar;
 
 namespace {
 
+ResolvedOptions resolve_all(const std::string& toml, std::vector<std::string> environment = {}, Options code = {}) {
+  return resolve_options(code, {toml, "autopar.toml", std::move(environment)});
+}
+
 Options resolve(const std::string& toml, std::vector<std::string> environment = {}, Options code = {}) {
-  return resolve_options(code, {toml, "autopar.toml", std::move(environment)}).options;
+  return resolve_all(toml, std::move(environment), std::move(code)).options;
 }
 
 template <class Expected>
@@ -241,6 +245,106 @@ auto_parallel = false
   CHECK(out.options.recompute == Recompute::kAlways);
   CHECK(out.notes.size() == 14);
   for (const auto& alias : rannc_aliases()) CHECK_FALSE(alias.meaning.empty());
+}
+
+namespace {
+
+/// What options become by one of RaNNC's keys, as "name = value" of those that differ from `before`.
+std::string effect_of(const std::string& toml, const Options& before = {}) {
+  const auto out = resolve(toml);
+  const auto old = describe_options(before), now = describe_options(out);
+  std::string text;
+  for (std::size_t i = 0; i < now.size(); ++i) {
+    if (now[i] != old[i]) text += (text.empty() ? "" : "; ") + now[i].first + " = " + now[i].second;
+  }
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("resolve_options: each key of RaNNC's manual, and its type") {
+  struct Key {
+    std::string name, value, effect, wrong;
+  };
+  // Table 1 of the manual's chapter "Configurations", and then its example, in their order.
+  const std::vector<Key> keys = {
+      {"mem_margin", "0.2", "memory_margin = 0.20000000000000001", "'a'"},
+      {"save_deployment", "false", "save_plan = false", "'yes'"},
+      {"load_deployment", "false", "load_plan = false", "3"},
+      {"deployment_file", "'/tmp/rannc_deployment.bin'", "plan_file = /tmp/rannc_deployment.bin", "3"},
+      {"min_pipeline", "2", "min_microbatches = 2", "'2'"},
+      {"max_pipeline", "32", "max_microbatches = 32", "2.5"},
+      {"opt_param_factor", "3", "optimizer_state_factor = 3", "'3'"},
+      {"trace_events", "true", "trace_file = autopar_trace.json", "1"},
+      {"event_trace_file", "'/tmp/rannc_event_trace.json'", "trace_file = /tmp/rannc_event_trace.json", "true"},
+      {"profiling", "true", "log_level = info", "'on'"},
+      {"dump_graph", "true", "graph_file = autopar_graph.dot", "'net'"},
+      {"dump_graph_prefix", "'graph_dump'", "", "7"},
+      {"partition_num", "2", "stages = 2", "true"},
+      {"replica_num", "1", "replicas = 1", "'a'"},
+      {"pipeline_num", "1", "microbatches = 1", "-1"},
+      {"validate_comm", "false", "", "3"},
+      {"display_comm_value", "true", "log_level = warn,Executor=trace", "0"},
+      {"profiling_iter", "1", "", "true"},
+      {"consolidate_grads", "false", "", "'a'"},
+      {"checkpointing", "true", "recompute = full", "1"},
+      {"checkpointing_no_last", "false", "", "1"},
+      {"auto_parallel", "false", "", "1"},
+      {"p2p_comm", "true", "", "1"},
+      {"min_partition_num", "5", "", "false"},
+      {"max_partition_num", "30", "", "1.5"},
+      {"do_uncoarsening", "true", "", "1"},
+      {"save_graph_profile", "true", "profile_file = autopar_profile.json", "'p'"},
+      {"load_graph_profile", "false", "", "1"},
+      {"verify_recomp", "false", "verify_capture = false", "1"},
+      {"coarsen_by_time", "false", "", "1"},
+      {"skip_grad_scaling", "false", "", "1"},
+  };
+  for (const auto& key : keys) {
+    CAPTURE(key.name);
+    CHECK(effect_of(key.name + " = " + key.value) == key.effect);
+    const auto resolved = resolve_all(key.name + " = " + key.value);
+    REQUIRE(resolved.notes.size() == 1);
+    CHECK(contains(resolved.notes[0], "option '" + key.name + "' is RaNNC's name: "));
+    const auto refused = refusal([&] { (void)resolve(key.name + " = " + key.wrong); });
+    CHECK(contains(refused, "autopar.toml:1: " + key.name + ": "));
+
+    std::string name = "RANNC_" + key.name, value = key.value;
+    std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::toupper(c); });
+    value.erase(std::remove(value.begin(), value.end(), '\''), value.end());
+    CHECK(describe_options(resolve("", {name + "=" + value})) ==
+          describe_options(resolve(key.name + " = " + key.value)));
+  }
+}
+
+TEST_CASE("resolve_options: a switch and its file, in either order") {
+  CHECK(effect_of("trace_events = false\nevent_trace_file = 'x'").empty());
+  CHECK(effect_of("event_trace_file = 'x'\ntrace_events = false").empty());
+  CHECK(effect_of("trace_events = true\nevent_trace_file = 'x'") == "trace_file = x");
+  CHECK(effect_of("event_trace_file = 'x'\ntrace_events = true") == "trace_file = x");
+  CHECK(effect_of("dump_graph_prefix = 'x'\ndump_graph = true") == "graph_file = x.dot");
+  CHECK(effect_of("dump_graph = true\ndump_graph_prefix = 'x'") == "graph_file = x.dot");
+  CHECK(effect_of("dump_graph = false\ndump_graph_prefix = 'x'").empty());
+  CHECK(effect_of("graph_profile_file = 'x'\nsave_graph_profile = false").empty());
+  CHECK(effect_of("save_graph_profile = true\ngraph_profile_file = 'x'") == "profile_file = x");
+  CHECK(resolve("trace_events = false", {"RANNC_EVENT_TRACE_FILE=x"}).trace_file.empty());
+  CHECK(resolve("event_trace_file = 'x'", {"RANNC_TRACE_EVENTS=1"}).trace_file == "x");
+  CHECK(resolve("trace_events = false", {"AUTOPAR_TRACE_FILE=x"}).trace_file == "x");
+}
+
+TEST_CASE("resolve_options: offload_params moves the optimizer") {
+  CHECK(resolve("offload_params = true").offload == Offload::kOptimizer);
+  CHECK_FALSE(resolve("offload_params = false").offload.has_value());
+}
+
+TEST_CASE("resolve_options: whether someone set log_level") {
+  CHECK_FALSE(resolve_all("").sets_log_level);
+  CHECK_FALSE(resolve_all("stages = 2").sets_log_level);
+  CHECK(resolve_all("log_level = 'warn'").sets_log_level);
+  CHECK(resolve_all("profiling = true").sets_log_level);
+  CHECK_FALSE(resolve_all("profiling = false").sets_log_level);
+  CHECK(resolve_all("", {}, {.log_level = "info"}).sets_log_level);
+  CHECK(resolve_all("", {"AUTOPAR_LOG_LEVEL=warn"}).sets_log_level);
 }
 
 TEST_CASE("resolve_options: RaNNC's zero means not forced") { CHECK(resolve("replica_num = 0").replicas.empty()); }
