@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include <autopar/plan/concepts.hpp>
 #include <autopar/plan/search/linear_cuts.hpp>
 #include <autopar/plan/step/objective.hpp>
 #include <autopar/schedule/traits.hpp>

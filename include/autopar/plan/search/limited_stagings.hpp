@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <autopar/graph/algorithms/downsets.hpp>
+#include <autopar/plan/concepts.hpp>
 #include <autopar/plan/search/least_cuts.hpp>
 #include <autopar/plan/search/stage_floor.hpp>
 #include <autopar/plan/step/stage_table.hpp>
