@@ -1,5 +1,6 @@
 #include "torch/placement/deployer.hpp"
 
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -23,6 +24,30 @@ std::vector<parameters::ShardedGroup> sharded_groups(const staging::StagedGraph&
     group.unit = &parameters.units()[static_cast<std::size_t>(unit)];
   }
   return groups;
+}
+
+void tell_optimizers(const Logger& log, const std::vector<torch::optim::Optimizer*>& optimizers) {
+  if (!log.enabled(LogLevel::kDebug)) return;
+  for (const auto* optimizer : optimizers) {
+    std::size_t parameters = 0;
+    for (const auto& group : optimizer->param_groups()) parameters += group.params().size();
+    log.debug("an attached optimizer steps " + std::to_string(parameters) + " parameters in " +
+              std::to_string(optimizer->param_groups().size()) + " groups");
+  }
+}
+
+/// What this rank has to do in the plan's schedule.
+void tell_schedule(const Logger& log, const Plan& plan, Rank rank) {
+  if (!log.enabled(LogLevel::kDebug)) return;
+  std::string stages;
+  for (std::size_t i = 0; i < plan.stages.size(); ++i) {
+    const auto& mesh = plan.stages[i].mesh;
+    if (!mesh.contains(rank)) continue;
+    stages += (stages.empty() ? "" : ", ") + std::to_string(i) + " (replica " +
+              std::to_string(mesh.replica_of(rank).value_or(0)) + " of " + std::to_string(mesh.replicas()) + ")";
+  }
+  log.debug("schedule " + name_of(plan.schedule) + ", " + std::to_string(plan.microbatches) + " micro-batches; of " +
+            std::to_string(plan.stages.size()) + " stages this rank runs " + (stages.empty() ? "none" : stages));
 }
 
 }  // namespace
@@ -55,6 +80,7 @@ std::uint64_t Deployer::make_values(const programs::CapturedProgram& planned) {
   keep_copies(planned);
   deployed_ = true;
   ranks::collective_try(parts_.ranks, "fitting optimizers", [&] { parts_.optimizers.fit_all(); });
+  tell_optimizers(parts_.ranks.logger(LogModule::kOptimizer), parts_.optimizers.all());
   parts_.watches.start(device);
   if (parts_.init != nullptr) parts_.init->forget_states();
   return seed;
@@ -78,7 +104,13 @@ void Deployer::prepare(programs::CapturedProgram& program) {
   choose_fp8_layers(program);
   build_runtime(program);
   make_groups(program);
-  parts_.deployment.connect(program.partition.staged.pipeline);
+  const auto& pipeline = program.partition.staged.pipeline;
+  parts_.deployment.connect(pipeline);
+  tell_schedule(parts_.ranks.logger(LogModule::kSchedule), parts_.deployment.plan(), parts_.ranks.rank());
+  parts_.ranks.logger(LogModule::kExecutor)
+      .debug("ready to run on " + parts_.deployment.device().str() + ", with " +
+             std::to_string(pipeline.channels.size()) + " channels of messages and " +
+             std::to_string(pipeline.groups.size()) + " groups of sums among all ranks");
 }
 
 void Deployer::choose_fp8_layers(const programs::CapturedProgram& program) {

@@ -133,6 +133,11 @@ std::shared_ptr<CapturedProgram> ProgramCapture::capture(const calls::CallArgume
   auto program = std::make_shared<CapturedProgram>();
   ranks::collective_try(ranks_, "capturing the model", [&] { capture_into(*program, arguments, forward); });
   require_same_graph(*program);
+  if (ranks_.is_first()) {
+    ranks_.logger(LogModule::kCapture)
+        .debug("captured forward: " + std::to_string(program->captured.ops.size()) + " operators, " +
+               std::to_string(program->graph.ops.size()) + " after all passes");
+  }
   return program;
 }
 

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -105,6 +106,12 @@ void StepRunner::execute(Call& call, Phase phase) {
   Executor executor(*call.state.engine, deployment_.wire(),
                     {runtime.groups, runtime.gather_groups, runtime.tensor_groups}, hooks);
   executor.run(actions);
+  if (const auto log = ranks_.logger(LogModule::kExecutor); log.enabled(LogLevel::kTrace)) {
+    log.write(LogLevel::kTrace, "ran " + std::to_string(actions.size()) + " actions" +
+                                    (phase == Phase::kStep      ? " of a step"
+                                     : phase == Phase::kForward ? " of a forward"
+                                                                : " of a backward"));
+  }
   if (trace_.is_on()) trace_.write(deployment_.plan().model);
 }
 
