@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include <autopar/io/file_descriptor.hpp>
 #include <autopar/runtime/world.hpp>
 
-#include "file_descriptor.hpp"
 #include "siphash.hpp"
 
 namespace autopar::detail {

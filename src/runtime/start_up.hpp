@@ -5,9 +5,9 @@
 #include <vector>
 
 #include <autopar/core/units.hpp>
+#include <autopar/io/file_descriptor.hpp>
 #include <autopar/runtime/world.hpp>
 
-#include "file_descriptor.hpp"
 #include "launcher.hpp"
 
 namespace autopar::detail {

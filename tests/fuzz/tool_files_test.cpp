@@ -10,6 +10,7 @@
 #include <autopar/io/cluster_file.hpp>
 #include <autopar/io/config.hpp>
 #include <autopar/io/file.hpp>
+#include <autopar/io/log_config.hpp>
 #include <autopar/io/plan_file.hpp>
 #include <autopar/io/profile_file.hpp>
 
@@ -38,6 +39,11 @@ void fuzz_readers(int rounds, unsigned seed) {
          sources.text = text;
          (void)resolve_options({}, sources);
        });
+  fuzz(
+      "global_pattern = \"%v {rank}\"\n[[sink]]\nname = \"a\"\ntype = \"rotating_file_sink_mt\"\nbase_filename = "
+      "\"a.{rank}\"\nmax_size = \"1M\"\nmax_files = 3\nranks = [0, 3]\n[[pattern]]\nname = \"p\"\nvalue = "
+      "\"%n\"\n[[logger]]\nname = \"Planner\"\nsinks = [\"a\"]\nlevel = \"info\"\npattern = \"p\"\n",
+      rounds, seed + 6, [](const std::string& text) { (void)parse_log_config(text, "logging.toml"); });
 }
 
 /// So many commands, of which one file each is damaged.

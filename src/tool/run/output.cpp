@@ -18,13 +18,13 @@ namespace autopar::tool {
 namespace {
 
 /// The child's end of a new terminal that passes bytes unchanged; of the same size as `like`.
-Descriptor terminal_of(int parent, int like) {
+FileDescriptor terminal_of(int parent, int like) {
   std::array<char, 64> name{};
   if (::grantpt(parent) != 0 || ::unlockpt(parent) != 0 || ::ptsname_r(parent, name.data(), name.size()) != 0)
     return {};
-  Descriptor child(::open(name.data(), O_RDWR | O_NOCTTY | O_CLOEXEC));
+  FileDescriptor child(::open(name.data(), O_RDWR | O_NOCTTY | O_CLOEXEC));
   termios mode{};
-  if (!child.is_open() || ::tcgetattr(child.number(), &mode) != 0) return {};
+  if (!child || ::tcgetattr(child.number(), &mode) != 0) return {};
   ::cfmakeraw(&mode);
   if (::tcsetattr(child.number(), TCSANOW, &mode) != 0) return {};
   winsize size{};
@@ -63,15 +63,15 @@ void LastLines::add(std::string_view line) {
 
 ChildStream::ChildStream(int to) {
   if (::isatty(to) != 0) {
-    parent = Descriptor(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
-    if (parent.is_open()) child = terminal_of(parent.number(), to);
+    parent = FileDescriptor(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
+    if (parent) child = terminal_of(parent.number(), to);
   }
-  if (!child.is_open()) {  // also where the system has no terminal left
+  if (!child) {  // also where the system has no terminal left
     int ends[2] = {-1, -1};
     if (::pipe2(ends, O_CLOEXEC) != 0)
       throw InvalidArgument(std::string("no pipe can be made: ") + std::strerror(errno));
-    parent = Descriptor(ends[0]);
-    child = Descriptor(ends[1]);
+    parent = FileDescriptor(ends[0]);
+    child = FileDescriptor(ends[1]);
   }
   ::fcntl(parent.number(), F_SETFL, ::fcntl(parent.number(), F_GETFL) | O_NONBLOCK);
 }
@@ -92,8 +92,7 @@ void Relay::stop_reading() {
 
 void Relay::copy_size() const {
   winsize size{};
-  if (stream_.parent.is_open() && ::ioctl(to_, TIOCGWINSZ, &size) == 0)
-    ::ioctl(stream_.parent.number(), TIOCSWINSZ, &size);
+  if (stream_.parent && ::ioctl(to_, TIOCGWINSZ, &size) == 0) ::ioctl(stream_.parent.number(), TIOCSWINSZ, &size);
 }
 
 void Relay::end_line() const {
@@ -101,7 +100,7 @@ void Relay::end_line() const {
 }
 
 void Relay::read() {
-  if (!stream_.parent.is_open()) return;
+  if (!stream_.parent) return;
   std::array<char, 1 << 16> bytes;
   const auto got = ::read(stream_.parent.number(), bytes.data(), bytes.size());
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;

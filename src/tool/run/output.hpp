@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "descriptor.hpp"
+#include <autopar/io/file_descriptor.hpp>
 
 namespace autopar::tool {
 
@@ -43,7 +43,7 @@ class LastLines {
 /// Where a child writes: a pipe, or a terminal of its own where `to` is one, so that it sees what the user sees.
 struct ChildStream {
   explicit ChildStream(int to);
-  Descriptor child, parent;
+  FileDescriptor child, parent;
 };
 
 /// Hands a child's output on as it comes and lets its lines be seen. It never blocks: what cannot be written yet waits,
@@ -64,8 +64,8 @@ class Relay {
   /// Reads no more, though somebody may have the other end open still.
   void stop_reading();
 
-  [[nodiscard]] bool is_reading() const { return stream_.parent.is_open(); }
-  [[nodiscard]] bool is_done() const { return !stream_.parent.is_open() && waiting_.empty(); }
+  [[nodiscard]] bool is_reading() const { return static_cast<bool>(stream_.parent); }
+  [[nodiscard]] bool is_done() const { return !stream_.parent && waiting_.empty(); }
   /// The terminal's size goes to the child's.
   void copy_size() const;
   /// What a terminal shows next begins a line, also behind a progress bar.

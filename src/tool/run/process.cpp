@@ -10,8 +10,7 @@
 #include <unistd.h>
 
 #include <autopar/core/error.hpp>
-
-#include "descriptor.hpp"
+#include <autopar/io/file_descriptor.hpp>
 
 namespace autopar::tool {
 
@@ -49,8 +48,8 @@ Process::Process(const Command& command, const std::vector<std::string>& environ
   const auto arguments = pointers_to(command), variables = pointers_to(environment);
   int ends[2] = {-1, -1};
   if (::pipe2(ends, O_CLOEXEC) != 0) throw InvalidArgument(std::string("no pipe can be made: ") + std::strerror(errno));
-  const Descriptor failure(ends[0]);
-  Descriptor told(ends[1]);
+  const FileDescriptor failure(ends[0]);
+  FileDescriptor told(ends[1]);
   const ::pid_t parent = ::getpid();
   id_ = ::fork();
   if (id_ < 0) throw InvalidArgument(std::string("no process can be started: ") + std::strerror(errno));

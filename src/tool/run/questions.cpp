@@ -12,8 +12,8 @@
 #include <unistd.h>
 
 #include <autopar/core/error.hpp>
+#include <autopar/io/file_descriptor.hpp>
 
-#include "descriptor.hpp"
 #include "process.hpp"
 
 namespace autopar::tool {
@@ -26,7 +26,7 @@ using Clock = std::chrono::steady_clock;
 class Question {
  public:
   Question(const Command& command, const std::vector<std::string>& environment, const Signals& signals) {
-    Descriptor out = pipe_to(out_), err = pipe_to(err_);
+    FileDescriptor out = pipe_to(out_), err = pipe_to(err_);
     process_.emplace(command, environment, out.number(), err.number(), signals);
   }
 
@@ -46,17 +46,17 @@ class Question {
   }
 
  private:
-  static Descriptor pipe_to(Descriptor& reader) {
+  static FileDescriptor pipe_to(FileDescriptor& reader) {
     int ends[2] = {-1, -1};
     if (::pipe2(ends, O_CLOEXEC) != 0) throw InvalidArgument("no pipe can be made: too many files are open");
-    reader = Descriptor(ends[0]);
+    reader = FileDescriptor(ends[0]);
     ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
-    return Descriptor(ends[1]);
+    return FileDescriptor(ends[1]);
   }
 
-  static void read_from(Descriptor& descriptor, std::string& text) {
+  static void read_from(FileDescriptor& descriptor, std::string& text) {
     std::array<char, 4096> bytes;
-    while (descriptor.is_open()) {
+    while (descriptor) {
       const auto got = ::read(descriptor.number(), bytes.data(), bytes.size());
       if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
       if (got <= 0) return descriptor.close();
@@ -64,7 +64,7 @@ class Question {
     }
   }
 
-  Descriptor out_, err_;
+  FileDescriptor out_, err_;
   std::optional<Process> process_;
   Answer answer_;
 };

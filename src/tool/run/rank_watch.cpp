@@ -24,11 +24,11 @@ void RankWatch::look() {
     };
     // What a rank has started itself comes and goes.
     if (!each.rank || processes_.contains(each.process) || std::ranges::any_of(found, is_parent)) continue;
-    Descriptor process(static_cast<int>(::syscall(SYS_pidfd_open, each.process, 0)));
+    FileDescriptor process(static_cast<int>(::syscall(SYS_pidfd_open, each.process, 0)));
     epoll_event event{};
     event.events = EPOLLIN;
     event.data.u64 = static_cast<std::uint64_t>(each.process) << 32 | static_cast<std::uint32_t>(*each.rank);
-    if (process.is_open() && ::epoll_ctl(ends_.number(), EPOLL_CTL_ADD, process.number(), &event) == 0)
+    if (process && ::epoll_ctl(ends_.number(), EPOLL_CTL_ADD, process.number(), &event) == 0)
       processes_.emplace(each.process, std::move(process));
   }
 }

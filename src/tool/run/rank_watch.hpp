@@ -7,7 +7,7 @@
 
 #include <sys/types.h>
 
-#include "descriptor.hpp"
+#include <autopar/io/file_descriptor.hpp>
 
 namespace autopar::tool {
 
@@ -34,8 +34,8 @@ class RankWatch {
   };
 
   std::string job_;
-  Descriptor ends_;
-  std::map<::pid_t, Descriptor> processes_;
+  FileDescriptor ends_;
+  std::map<::pid_t, FileDescriptor> processes_;
   std::vector<End> ended_;
 };
 

@@ -13,8 +13,7 @@
 
 #include <autopar/core/error.hpp>
 #include <autopar/io/file.hpp>
-
-#include "descriptor.hpp"
+#include <autopar/io/file_descriptor.hpp>
 
 namespace autopar::tool {
 
@@ -44,9 +43,9 @@ int number_of(const std::string& name) {
 }
 
 void append(const fs::path& path, const std::string& text) {
-  const Descriptor file(
+  const FileDescriptor file(
       ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666));
-  if (!file.is_open() || ::write(file.number(), text.data(), text.size()) != static_cast<ssize_t>(text.size()))
+  if (!file || ::write(file.number(), text.data(), text.size()) != static_cast<ssize_t>(text.size()))
     throw ConfigError(std::strerror(errno), path.string());
 }
 

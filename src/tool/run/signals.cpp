@@ -29,8 +29,8 @@ Signals::Signals() {
   for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGCHLD, SIGWINCH, SIGPIPE}) {
     if (!is_ignored(signal) || signal == SIGCHLD) ::sigaddset(&watched, signal);
   }
-  descriptor_ = Descriptor(::signalfd(-1, &watched, SFD_NONBLOCK | SFD_CLOEXEC));
-  if (!descriptor_.is_open()) throw InvalidArgument(std::string("signals cannot be watched: ") + std::strerror(errno));
+  descriptor_ = FileDescriptor(::signalfd(-1, &watched, SFD_NONBLOCK | SFD_CLOEXEC));
+  if (!descriptor_) throw InvalidArgument(std::string("signals cannot be watched: ") + std::strerror(errno));
   ::pthread_sigmask(SIG_BLOCK, &watched, &original_);
 }
 

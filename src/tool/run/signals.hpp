@@ -4,7 +4,7 @@
 
 #include <csignal>
 
-#include "descriptor.hpp"
+#include <autopar/io/file_descriptor.hpp>
 
 namespace autopar::tool {
 
@@ -34,7 +34,7 @@ class Signals {
 
  private:
   sigset_t original_{};
-  Descriptor descriptor_;
+  FileDescriptor descriptor_;
   std::vector<int> requests_;
   int first_ = 0, seen_ = 0;
 };

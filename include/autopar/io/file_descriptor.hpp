@@ -4,9 +4,9 @@
 
 #include <utility>
 
-namespace autopar::detail {
+namespace autopar {
 
-/// A file descriptor with an owner.
+/// A file descriptor with an owner, which closes it. It may be moved, not copied.
 class FileDescriptor {
  public:
   FileDescriptor() = default;
@@ -16,15 +16,16 @@ class FileDescriptor {
     std::swap(number_, other.number_);
     return *this;
   }
-  ~FileDescriptor() {
-    if (number_ >= 0) ::close(number_);
-  }
+  ~FileDescriptor() { close(); }
 
-  [[nodiscard]] int number() const { return number_; }
+  [[nodiscard]] int number() const { return number_; }  ///< -1: none
   [[nodiscard]] explicit operator bool() const { return number_ >= 0; }
+  void close() {
+    if (number_ >= 0) ::close(std::exchange(number_, -1));
+  }
 
  private:
   int number_ = -1;
 };
 
-}  // namespace autopar::detail
+}  // namespace autopar
