@@ -382,13 +382,16 @@ void Snapshots::save(const Place& place, const Write& write) {
   const auto told = from_first(state.world, kSnapshotAction, [&] { return place_text(place); });
   auto failure = state.begin(folder);
   SavedParts parts;
+  bool is_begun = false;  // what is thrown before is no matter of snapshots, such as a save to disk that has failed
   try {
     const auto accept = [&](Bytes mine) {
+      is_begun = true;
       failure = state.missing_room(mine);
       return failure.empty();
     };
     if (failure.empty()) parts = write(folder.string(), accept);
   } catch (const CheckpointError& error) {
+    if (!is_begun) throw;
     failure = error.what();
   }
   if (failure.empty()) failure = state.complete(folder, parts, mark_text(told, parts.index));

@@ -42,8 +42,8 @@ struct SnapshotPlace {
 /// an earlier start, the newest of which each file is whole on some host counts. What rank 0's host lacks is sent to
 /// it. Folders and files must be of this user, who alone may write; links are not followed.
 ///
-/// Nothing that goes wrong ends the training: rank 0's log has one warning, and there are no more snapshots. Members
-/// are collective, unless they say otherwise.
+/// Nothing that goes wrong with them ends the training: rank 0's log has one warning, and there are no more snapshots.
+/// Members are collective, unless they say otherwise.
 class Snapshots {
  public:
   /// Writes this rank's part of a checkpoint: ParallelModule::save_parts. @throws CheckpointError, on every rank
@@ -67,6 +67,8 @@ class Snapshots {
   void skip_newest(const std::string& why);
 
   /// Before the first one, asks each host whether it has memory for two, with copies.
+  /// @throws CheckpointError, on every rank, as a checkpoint on disk would, for what ranks cannot save, and for a save
+  /// to disk that has failed in the background
   /// @cost what ranks hold, once to memory, and once over the network where there are several hosts
   void save(const Place& place, const Write& write);
   /// At the end, when the disk has all: removes them on all hosts.

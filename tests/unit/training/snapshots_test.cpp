@@ -366,7 +366,8 @@ TEST_CASE("Snapshots: one that cannot be written is the end of them, and the las
   ap::loopback::run(2, [&](ap::World& world) {
     told.listen(world);
     Snapshots snapshots(world, 10, place_on(memory, world.rank()));
-    snapshots.save({.step = 20}, [&](const std::string& folder, const ap::AcceptParts&) -> ap::SavedParts {
+    snapshots.save({.step = 20}, [&](const std::string& folder, const ap::AcceptParts& accept) -> ap::SavedParts {
+      if (!accept(ap::Bytes(32))) throw std::logic_error("there is room");
       static_cast<void>(write_parts(world, folder, 20));
       throw ap::CheckpointError("the disk is full");
     });
@@ -375,6 +376,21 @@ TEST_CASE("Snapshots: one that cannot be written is the end of them, and the las
   CHECK(told.has("the disk is full"));
   for (const int host : {0, 1}) CHECK_FALSE(fs::exists(folder_of(memory, host, "step-00000020")));
   CHECK(next_start(memory, {0, 1}, 2).step == 10);
+}
+
+TEST_CASE("Snapshots: a save to disk that has failed is told") {
+  const TempFolder memory;
+  ap::loopback::run(1, [&](ap::World& world) {
+    Snapshots snapshots(world, 10, place_on(memory, 0));
+    const auto fails = [&] {
+      snapshots.save({.step = 20}, [&](const std::string&, const ap::AcceptParts&) -> ap::SavedParts {
+        throw ap::CheckpointError("the disk was full");
+      });
+    };
+    CHECK_THROWS_AS(fails(), ap::CheckpointError);
+    CHECK(snapshots.is_due(30));
+  });
+  CHECK_FALSE(next_start(memory, {0}, 1).step);
 }
 
 TEST_CASE("Snapshots: at the end they go, on each host, and under a supervisor only they") {
