@@ -36,7 +36,7 @@ macro(require_words pattern source page)
   endforeach()
 endmacro()
 require_words("\n      {\"([a-z_]+)\", &Options::" src/io/config.cpp options.md)
-require_words("{\"([a-z_0-9]+)\", \"[a-z_]*\",[ \n]+\"(now|has)" src/io/config.cpp from_rannc.md)
+require_words("{\"([a-z_0-9]+)\", \"[a-z_]*\",[ \n]+\"(now|has)" src/io/rannc_aliases.cpp from_rannc.md)
 
 file(READ "${ROOT}/README.md" text)
 string(REGEX REPLACE "[^\n]" "" text "${text}")
