@@ -4,6 +4,8 @@
 #include <nets.hpp>
 #include <temp_folder.hpp>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -93,18 +95,18 @@ struct PlainLinear : torch::autograd::Function<PlainLinear> {
 };
 
 /// The net's gradients for a batch, computed as bf16-compute does, its middle layers in 8 bits.
-std::vector<Tensor> plain_gradients(const Net& net, const Batch& batch, const std::vector<Factors>& factors) {
+std::vector<Tensor> plain_gradients(Net net, const Batch& batch, const std::vector<Factors>& factors) {
   const auto bf16 = [](const Tensor& tensor) { return tensor.to(at::kBFloat16); };
-  const auto linear = [&](const nn::Linear& layer, const Tensor& x) {
-    return torch::linear(x, bf16(layer->weight), bf16(layer->bias));
+  const auto linear = [&](const nn::LinearImpl& layer, const Tensor& x) {
+    return torch::linear(x, bf16(layer.weight), bf16(layer.bias));
   };
-  auto h = torch::relu(linear(net->first, bf16(batch.x)));
+  auto h = torch::relu(linear(*net->first, bf16(batch.x)));
   for (int i = 0; i < kLayers; ++i) {
     const auto& layer = *net->layers->ptr(static_cast<std::size_t>(i))->as<nn::Linear>();
     const auto& f = factors[static_cast<std::size_t>(i)];
     h = h + torch::tanh(PlainLinear::apply(h, bf16(layer.weight), bf16(layer.bias), f.x, f.weight, f.gradient));
   }
-  nn::functional::mse_loss(linear(net->last, h).to(at::kFloat), batch.y).backward();
+  nn::functional::mse_loss(linear(*net->last, h).to(at::kFloat), batch.y).backward();
   std::vector<Tensor> gradients;
   for (auto& parameter : net->parameters()) {
     gradients.push_back(parameter.grad().clone());
@@ -114,7 +116,7 @@ std::vector<Tensor> plain_gradients(const Net& net, const Batch& batch, const st
 }
 
 std::vector<Tensor> exact_gradients(const Batch& batch) {
-  const auto net = made();
+  auto net = made();
   net->to(torch::kDouble);
   net->forward(batch.x.to(torch::kDouble), batch.y.to(torch::kDouble)).backward();
   std::vector<Tensor> gradients;
@@ -126,7 +128,7 @@ std::vector<Tensor> exact_gradients(const Batch& batch) {
 std::vector<Factors> factors_over(int batches) {
   std::vector<Factors> most(kLayers, {0, 0, 0});
   for (int k = 0; k < batches; ++k) {
-    const auto net = made();
+    auto net = made();
     net->to(torch::kDouble);
     const auto batch = batch_of(k);
     std::vector<Tensor> inputs, outputs;
@@ -164,8 +166,8 @@ TEST_CASE("fp8: gradients are as near to fp64 as the recipe in plain libtorch") 
   const auto plain = plain_gradients(made(), batch_of(kCalls - 1), factors_over(kCalls - 1));
   for (const std::int64_t microbatches : {1, 3}) {
     ap::loopback::run(1, [&](ap::World& world) {
-      ap::AutoParallel<Net> model(world, made(),
-                                  {.microbatches = static_cast<int>(microbatches), .precision = ap::Precision::kFp8});
+      ap::AutoParallel<Net> model(
+          world, made(), ap::Options{.microbatches = static_cast<int>(microbatches), .precision = ap::Precision::kFp8});
       for (int k = 0; k < kCalls; ++k) {
         model->zero_grad();
         model(batch_of(k).x, batch_of(k).y).backward();

@@ -1,6 +1,6 @@
 #include "torch/fp8/layers.hpp"
 
-#include <algorithm>
+#include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
@@ -62,6 +62,7 @@ void Layers::start(const std::vector<std::string>& weights, c10::Device device) 
     largest.insert(largest.end(), {kLargestE4M3, kLargestE4M3, kLargestE5M2});
   }
   largest_ = at::tensor(largest).to(device);
+  set_histories(std::exchange(waiting_, {}));
 }
 
 std::vector<bool> Layers::ready() const {
@@ -140,7 +141,10 @@ std::map<std::string, History> Layers::histories() const {
 }
 
 void Layers::set_histories(const std::map<std::string, History>& histories) {
-  if (empty()) return;
+  if (empty()) {
+    waiting_ = histories;
+    return;
+  }
   const at::NoGradGuard no_grad;
   agreed_.zero_();
   seen_.zero_();

@@ -66,7 +66,7 @@ class Layers {
 
   /// By name of the weight. Waits for the device.
   [[nodiscard]] std::map<std::string, History> histories() const;
-  /// Layers that are not in it have no scales until the next training call.
+  /// Layers that are not in it have no scales until the next training call. Before `start` they wait for it.
   void set_histories(const std::map<std::string, History>& histories);
   /// Operands that were not finite in some call so far. Waits for the device.
   [[nodiscard]] std::int64_t not_finite() const;
@@ -76,6 +76,7 @@ class Layers {
   [[nodiscard]] at::Tensor with_agreed() const;
   void find_scales();
 
+  std::map<std::string, History> waiting_;  ///< given before `start`
   std::deque<Layer> layers_;
   std::map<std::string, Layer*> by_weight_;
   /// [operands] and [operands, 4], three a layer: x, weight, gradient. New ones in each call.

@@ -115,7 +115,7 @@ TEST_CASE("fp8::Layers: histories are taken on as they are", "[fp8]") {
   CHECK_FALSE(others.find("unused.weight")->is_ready);
   CHECK(number(others.find("fc.weight")->x().factor) == number(layers.find("fc.weight")->x().factor));
   CHECK(number(others.find("fc.weight")->gradient().factor) == number(layers.find("fc.weight")->gradient().factor));
-  CHECK(others.histories() == layers.histories());
+  CHECK((others.histories() == layers.histories()));
   others.set_histories({});
   CHECK_FALSE(others.find("fc.weight")->is_ready);
 }
