@@ -198,6 +198,7 @@ class CaseRun {
     ap::Options options;
     options.plan_file = plan_file();
     options.trace_file = folder_ / "trace.json";
+    options.trace_every = 1;
     trace(options, row);
     return row;
   }
@@ -262,8 +263,7 @@ class CaseRun {
       world_.barrier("start of a step");
       const auto updates = of_all(world_, run_step(model, optimizer, batch_).update);
       if (i < kWarmUp || world_.rank() > 0) continue;
-      measured.add({ap::read_text_file(folder_ / "trace.0.json"), ap::read_text_file(folder_ / "trace.1.json")},
-                   {updates[0], updates[1]});
+      measured.add(ap::read_text_file(folder_ / "trace.json"), {updates[0], updates[1]});
     }
     if (world_.rank() > 0) return;
     row.predicted_terms = planned.terms;

@@ -95,13 +95,13 @@ struct Bar {
   return out;
 }
 
-/// The same from traces of two ranks, whose clocks need not agree: the fastest messages of both directions are taken to
-/// be equally fast.
+/// The same from a trace of two ranks, whose clocks need not agree: the fastest messages of both directions are taken
+/// to be equally fast.
 class Measured {
  public:
-  /// Of one step. @param updates  seconds by rank
-  void add(const std::array<std::string, 2>& traces, const std::array<double, 2>& updates) {
-    std::array<std::vector<detail::Bar>, 2> bars{read(traces[0]), read(traces[1])};
+  /// Of the latest step. @param updates  seconds by rank
+  void add(const std::string& trace, const std::array<double, 2>& updates) {
+    std::array<std::vector<detail::Bar>, 2> bars{read(trace, 0), read(trace, 1)};
     std::array<double, 2> fastest{1e9, 1e9};  // by sender
     const auto sends = sends_of(bars);
     for_each_receive(bars, sends, [&](std::size_t to, const detail::Bar& receive, double sent, double) {
@@ -137,21 +137,29 @@ class Measured {
   }
 
  private:
-  /// Bars of a Chrome trace as the session writes it. Messages of a rank to itself are left out.
-  static std::vector<detail::Bar> read(const std::string& trace) {
+  /// The actions of a rank's latest step in a Chrome trace as the session writes it, in seconds since the first one's
+  /// begin. Messages of a rank to itself are left out.
+  static std::vector<detail::Bar> read(const std::string& trace, int rank) {
     std::vector<detail::Bar> bars;
+    double latest = -1;
     const auto number = [&](const char* key, std::size_t from) {
       return std::stod(trace.substr(trace.find(key, from) + std::string_view(key).size(), 32));
     };
     const std::string_view opening = R"("ph":"X","name":")";
+    const auto own = " rank " + std::to_string(rank);
     for (auto at = trace.find(opening); at != std::string::npos; at = trace.find(opening, at + 1)) {
+      if (static_cast<int>(number("\"pid\":", at)) != rank || number("\"step\":", at) < latest) continue;
+      if (std::exchange(latest, number("\"step\":", at)) < number("\"step\":", at)) bars.clear();
       const auto begin = at + opening.size();
       detail::Bar bar{trace.substr(begin, trace.find('"', begin) - begin), number("\"ts\":", at) * 1e-6, 0};
       bar.end = bar.start + number("\"dur\":", at) * 1e-6;
-      const auto own = " rank " + std::to_string(static_cast<int>(number("\"pid\":", at)));
       const bool is_message = detail::is(bar, "send") || detail::is(bar, "receive");
-      if (!is_message || !bar.name.ends_with(own)) bars.push_back(std::move(bar));
+      const bool is_action = is_message || detail::is_compute(bar) || detail::is(bar, "reduction");
+      if (is_action && !(is_message && bar.name.ends_with(own))) bars.push_back(std::move(bar));
     }
+    double first = bars.empty() ? 0 : bars.front().start;
+    for (const auto& bar : bars) first = std::min(first, bar.start);
+    for (auto& bar : bars) bar.start -= first, bar.end -= first;
     return bars;
   }
 

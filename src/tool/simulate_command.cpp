@@ -20,13 +20,33 @@ namespace autopar::tool {
 
 namespace {
 
+TraceCategory category_of(BarKind kind) {
+  switch (kind) {
+    case BarKind::kForward:
+      return TraceCategory::kForward;
+    case BarKind::kSend:
+      return TraceCategory::kSend;
+    case BarKind::kReceive:
+      return TraceCategory::kReceive;
+    case BarKind::kCollective:
+      return TraceCategory::kCollective;
+    case BarKind::kUpdate:
+      return TraceCategory::kOptimizer;
+    case BarKind::kBackward:
+    case BarKind::kBackwardInput:
+    case BarKind::kBackwardWeight:
+      break;
+  }
+  return TraceCategory::kBackward;
+}
+
 std::vector<TraceEvent> events_of(const StepTimeline& timeline) {
   std::vector<TraceEvent> events;
   for (const Bar& bar : timeline.bars) {
     const std::string lane = computes(bar.kind)                 ? "compute"
                              : bar.kind == BarKind::kCollective ? "gradient sums"
                                                                 : name_of(bar.kind);
-    events.push_back({bar.rank, lane, bar.what, bar.begin, bar.end});
+    events.push_back({bar.rank, lane, bar.what, bar.begin, bar.end, category_of(bar.kind)});
   }
   return events;
 }

@@ -5,6 +5,7 @@
 #include <nets.hpp>
 #include <rank_memory.hpp>
 #include <temp_folder.hpp>
+#include <trace_rows.hpp>
 
 #include <algorithm>
 #include <memory>
@@ -90,6 +91,7 @@ Run trained(ap::Options options, const Make& make, const Tensor& x) {
   Run out;
   const TempFolder folder;
   options.trace_file = folder / "trace.json";
+  options.trace_every = 1;
   torch::set_num_threads(1);
   CHECK_NOTHROW(ap::loopback::run(kRanks, [&](ap::World& world) {
     auto& ledger = RankMemory::install().open();
@@ -108,7 +110,8 @@ Run trained(ap::Options options, const Make& make, const Tensor& x) {
     }
     const auto predicted = static_cast<double>(model->plan().stages.front().peak_memory.value());
     out.errors[r] = predicted / static_cast<double>(ledger.peak()) - 1;
-    out.traces[r] = ap::read_text_file(folder / ("trace." + std::to_string(world.rank()) + ".json"));
+    world.barrier("the trace is written");
+    out.traces[r] = trace_rows::latest_step_of(ap::read_text_file(folder / "trace.json"), world.rank());
     const auto state = model->gather_state();
     if (world.rank() != 0) return;
     for (const auto& item : state) out.state.emplace_back(item.key(), item.value().clone());

@@ -4,6 +4,7 @@
 #include <double_precision.hpp>
 #include <nets.hpp>
 #include <temp_folder.hpp>
+#include <trace_rows.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -88,7 +89,7 @@ Trained train(int ranks, const ap::Options& options, const std::string& load = "
       optimizer.step();
       if (world.rank() == 0) out.losses.push_back(loss.detach());
     }
-    if (options.trace_file.empty()) {  // which is of the latest call
+    if (options.trace_file.empty()) {  // of which the latest step is looked at
       model->eval();
       const torch::NoGradGuard no_grad;
       const auto loss = model(ids(5, world.rank()), labels(5, world.rank()));
@@ -144,14 +145,11 @@ TEST_CASE("checkpoint: resumes under another schedule") {
                            train(4, options_for(ap::ScheduleKind::kOneFOneB, 2), folder / "interleaved"), 1e-12));
 }
 
-/// Names of the compute actions in a recorded trace, in its order.
-std::vector<std::string> computes_in(const std::string& trace) {
-  constexpr std::string_view kName = "\"name\":\"";
+/// Names of the compute actions of a rank's latest step in a recorded trace, in its order.
+std::vector<std::string> computes_in(const std::string& trace, int rank) {
   std::vector<std::string> computes;
-  for (auto at = trace.find(kName); at != std::string::npos; at = trace.find(kName, at)) {
-    at += kName.size();
-    const auto name = trace.substr(at, trace.find('"', at) - at);
-    if (name.find(" of stage ") != std::string::npos) computes.push_back(name);
+  for (const auto& bar : trace_rows::latest_bars_of(trace, rank)) {
+    if (bar.name.find(" of stage ") != std::string::npos) computes.push_back(bar.name);
   }
   return computes;
 }
@@ -186,12 +184,12 @@ TEST_CASE("trace: ranks follow the schedule and simulated timeline") {
       const auto program = ap::make_program(pipeline, {local, plan.microbatches}, plan.schedule, ap::Phase::kStep,
                                             {plan.orders, plan.microbatches});
       const auto timeline = ap::simulate(pipeline, program, ap::testing::EqualTimes{});
+      const auto trace = ap::read_text_file(options.trace_file);
       for (std::size_t rank = 0; rank < local.size(); ++rank) {
         INFO(ap::option_text(schedule) << ", " << replicas << " replicas, rank " << rank);
         std::vector<std::string> planned;
         for (const auto& action : program.ranks[rank]) planned.push_back(ap::describe(action));
-        const auto recorded =
-            computes_in(ap::read_text_file(folder / (ap::name_of(schedule) + "." + std::to_string(rank) + ".json")));
+        const auto recorded = computes_in(trace, static_cast<int>(rank));
         CHECK(recorded == planned);
         CHECK(recorded == simulated(program, timeline, rank));
       }

@@ -2,7 +2,11 @@
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <mutex>
+#include <regex>
+#include <set>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -179,6 +183,57 @@ TEST_CASE("profile, report and graph files: written when planned", "[files]") {
   CHECK(contains(graph, "-> output0;"));
 }
 
+struct Block : torch::nn::Module {
+  Block() : a(register_module("a", torch::nn::Linear(4, 4))), b(register_module("b", torch::nn::Linear(4, 4))) {}
+  torch::Tensor forward(const torch::Tensor& x) { return b(torch::relu(a(x))); }
+  torch::nn::Linear a, b;
+};
+
+struct Blocks : torch::nn::Module {
+  Blocks() {
+    for (int i = 0; i < 2; ++i) layers->push_back(Block());
+    register_module("layers", layers);
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    for (const auto& layer : *layers) x = layer->as<Block>()->forward(x);
+    return x.pow(2).mean();
+  }
+  torch::nn::ModuleList layers;
+};
+
+TEST_CASE("graph_file: boxes of modules lie in one another", "[files]") {
+  const TempFolder folder;
+  ap::loopback::run(1, [&](ap::World& world) {
+    ap::AutoParallel<Blocks> model(world, [] { return Blocks(); }, {.graph_file = folder / "graph.dot"});
+    model(torch::ones({4, 4})).backward();
+  });
+  // What is in a box, by its label: operators and boxes, in order.
+  std::map<std::string, std::vector<std::string>> inside;
+  std::vector<std::string> open;
+  std::istringstream lines(ap::read_text_file(folder / "graph.dot"));
+  const std::regex label("^ *label=\"(.*)\";$"), op("^ *op[0-9]+ \\[label=\"([^\"]*)\"(, tooltip=\"([^\"]*)\")?\\];$");
+  std::set<std::string> clusters;
+  for (std::string line; std::getline(lines, line);) {
+    std::smatch found;
+    if (line.find("subgraph cluster_") != std::string::npos) CHECK(clusters.insert(line).second);
+    if (std::regex_match(line, found, label)) {
+      if (!open.empty()) inside[open.back()].push_back(found[1]);
+      open.push_back(found[1]);
+    } else if (std::regex_match(line, found, op)) {
+      inside[open.back()].push_back(found[1]);
+      if (open.back() != "stage 0") CHECK(found[3] == open.back());
+    } else if (line.ends_with("}") && !open.empty()) {
+      open.pop_back();
+    }
+  }
+  CHECK(open.empty());
+  using List = std::vector<std::string>;
+  CHECK(inside["layers"] == List{"layers.0", "layers.1"});
+  CHECK(inside["layers.0"] == List{"aten::relu", "layers.0.a", "layers.0.b"});
+  CHECK(inside["layers.1.b"] == List{"aten::linear"});
+  CHECK(std::ranges::count(inside["stage 0"], "layers") == 1);
+}
+
 TEST_CASE("graph_after: graph shows the program after the named pass", "[files]") {
   const TempFolder folder;
   const auto written = [&](const std::string& pass) {
@@ -241,22 +296,6 @@ TEST_CASE("plan file: partition of another program is refused by field", "[files
   refused("stages[0].ops", [](ap::Plan& plan) { plan.stages[0].ops.pop_back(); });
   refused("stages[0].ops", [](ap::Plan& plan) { plan.stages[0].ops.push_back(1'000'000); });
   refused("stages[1].atoms", [](ap::Plan& plan) { plan.stages[1].atoms.push_back(plan.stages[0].atoms[0]); });
-}
-
-TEST_CASE("trace_file: has each action of the latest step once", "[files]") {
-  const TempFolder folder;
-  train(2,
-        {.stages = 2, .microbatches = 3, .schedule = ap::ScheduleKind::kOneFOneB, .trace_file = folder / "trace.json"});
-  for (int rank = 0; rank < 2; ++rank) {
-    const auto trace = ap::read_text_file(folder / ("trace." + std::to_string(rank) + ".json").c_str());
-    CAPTURE(trace);
-    CHECK(count(trace, "forward of stage " + std::to_string(rank)) == 3);
-    CHECK(count(trace, "backward of stage " + std::to_string(rank)) == 3);
-    CHECK(count(trace, "send of values") == 3 + (rank == 0 ? 3u : 0u));
-    CHECK(contains(trace, "\"ph\":\"X\""));
-  }
-  train(1, {.trace_file = folder / "alone.json"});
-  CHECK(count(ap::read_text_file(folder / "alone.json"), "forward of stage 0") == 1);
 }
 
 TEST_CASE("profiled costs: measured once, again if the file is damaged", "[files]") {
@@ -387,13 +426,13 @@ TEST_CASE("unwritable optional files: one warning, training continues", "[files]
       ap::Options options{.microbatches = 2, .costs = measures ? ap::CostChoice::kProfiled : ap::CostChoice::kRoofline};
       options.plan_file = options.profile_file = options.graph_file = options.report_file = nowhere;
       options.load_plan = false;
-      if (ranks == 1) options.trace_file = nowhere;  // of several each has a name of its own
+      options.trace_file = nowhere;
       options.cost_file = nowhere;
       const auto lines = warnings(ranks, options);
       CAPTURE(nowhere.string(), ranks, lines);
       for (const std::string option : {"plan_file", "profile_file", "graph_file", "report_file"})
         CHECK(count(lines, "the file of " + option + " is not written, and training goes on without it") == 1);
-      if (ranks == 1) CHECK(count(lines, "the file of trace_file is not written") == 1);
+      CHECK(count(lines, "the file of trace_file is not written") == 1);
       if (measures) CHECK(count(lines, "the file of cost_file is not written") == 1);
     }
   }

@@ -181,12 +181,14 @@ const Replayer::Resolved& Replayer::resolve(BatchSizes sizes) {
 
 std::size_t Replayer::steps() const { return steps_.size(); }
 
-void Replayer::run(Environment& environment, BatchSizes sizes, std::size_t first, std::size_t last) {
+void Replayer::run(Environment& environment, BatchSizes sizes, std::size_t first, std::size_t last,
+                   OpObserver* observer) {
   const auto& resolved = resolve(sizes);
   GradModeSwitch grad_mode;
   for (std::size_t i = first; i < last; ++i) {
     const auto& step = steps_[i];
     grad_mode.want(step.node->grad_enabled);
+    if (observer != nullptr) observer->begin(step.id);
     try {
       run_step(step, step.node->integers.empty() ? step.arguments : resolved.arguments[step.resolved], sizes,
                environment);
@@ -194,6 +196,7 @@ void Replayer::run(Environment& environment, BatchSizes sizes, std::size_t first
       stack_.clear();
       std::throw_with_nested(OperatorError(ir::shown_name(*graph_, step.id), step.node->path, plain_message(error)));
     }
+    if (observer != nullptr) observer->end(step.id, *step.node, environment);
     for (auto value : step.dead) environment[value.index()].reset();
   }
 }

@@ -45,6 +45,20 @@ struct ReplayCall {
 
 using OpHandler = std::function<void(ReplayCall&)>;
 
+/// Sees the operators of a run, one after the other: for timelines.
+class OpObserver {
+ public:
+  OpObserver() = default;
+  OpObserver(const OpObserver&) = delete;
+  OpObserver& operator=(const OpObserver&) = delete;
+  virtual ~OpObserver() = default;
+
+  /// Called before the operator runs, in its grad mode.
+  virtual void begin(OpId op) = 0;
+  /// Called after it ran. @param environment  with its results
+  virtual void end(OpId op, const OpNode& node, const Environment& environment) = 0;
+};
+
 struct ReplayStep;
 struct Arguments;
 
@@ -76,8 +90,9 @@ class Replayer {
   /// @throws OperatorError naming the operator if libtorch throws; other exceptions pass through. The environment is
   /// then incomplete
   void run(Environment& environment, BatchSizes sizes) { run(environment, sizes, 0, steps()); }
-  /// Runs only operators [first, last) of the order.
-  void run(Environment& environment, BatchSizes sizes, std::size_t first, std::size_t last);
+  /// Runs only operators [first, last) of the order. @param observer  sees them; null: nobody does
+  void run(Environment& environment, BatchSizes sizes, std::size_t first, std::size_t last,
+           OpObserver* observer = nullptr);
 
  private:
   struct Resolved;

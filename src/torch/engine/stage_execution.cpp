@@ -32,6 +32,7 @@ interpret::SliceContext StageExecution::slice_context(const Action& action) cons
   context.first_sample = context_.split.first_global_sample(action.microbatch, action.samples);
   context.draws = context_.draws;
   context.counts = &context_.counts;
+  context.observer = context_.observer;
   return context;
 }
 

@@ -25,6 +25,7 @@ struct CallContext {
                                                          ///< device
   std::vector<std::pair<ValueId, at::Tensor>> prologue;  ///< values known before the pipeline
   std::vector<at::Tensor> counts;                        ///< see SliceContext
+  replay::OpObserver* observer = nullptr;                ///< likewise
 };
 
 /// The roots of a backward: results of a slice and their gradients.

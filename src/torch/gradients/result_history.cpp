@@ -151,6 +151,7 @@ void ResultHistory::attach_to_outputs(const std::shared_ptr<const void>& owner, 
   history.gradients = [this, owner, call, outputs](const torch::autograd::variable_list& given,
                                                    const results::GradientRequest& request) {
     const auto inside = parts_.ranks->enter("backward");
+    parts_.runner.trace().enter();
     return gradients_behind(*call, outputs, given, request);
   };
   results::attach_history(parts_.ranks, roots, std::move(history));
@@ -245,6 +246,7 @@ std::vector<at::Tensor> ResultHistory::run(Call& call, const std::vector<std::si
     if (request.arguments[i]) out[i] = like_argument(of_arguments[i], call.arguments.tensors[i]);
   }
   call.state.engine.reset();
+  parts_.runner.trace().leave("backward", true);
   return out;
 }
 

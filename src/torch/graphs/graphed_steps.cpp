@@ -142,10 +142,10 @@ void GraphedSteps::run_beside_recording(Call& call) {
   runner_.forward(call);
 }
 
-// What is written to a timeline or offloaded is the host's work.
+// What is offloaded is the host's work.
 bool GraphedSteps::may_record_here() const {
   if (options_.cuda_graphs == CudaGraphs::kOff || !deployment_.device().is_cuda()) return false;
-  if (options_.plan_only || !options_.trace_file.empty()) return false;
+  if (options_.plan_only) return false;
   if (ranks_.size() > 1 && deployment_.is_started() && !deployment_.wire().can_record()) return false;
   return std::ranges::none_of(parameters_.units(), &parameters::ShardUnit::offloaded);
 }
@@ -304,7 +304,9 @@ bool GraphedSteps::can_replay(obstacle::Bits of_all) {
 
 void GraphedSteps::replay(const std::shared_ptr<Call>& call) {
   if (recorded_->seeds) recorded_->seeds->set(call->draws);
+  const auto begin = runner_.trace().mark();
   auto made = recorded_->forward.run(call->arguments.tensors);
+  runner_.trace().add_graph(call->loss_mode ? "step" : "forward", begin);
   const auto& plan = call->program->plan;
   const auto first_gradient = made.begin() + static_cast<std::ptrdiff_t>(plan.outputs.size());
   call->state.results.assign(made.begin(), first_gradient);
@@ -343,7 +345,9 @@ StageGradients GraphedSteps::backward(Call& call, const Backward& asked) {
   if (call.phase == CudaGraphPhase::kWarmup) return runner_.backward(call, outputs, given, roots);
   if (call.phase == CudaGraphPhase::kCapture && of_all == 0) record_backward(call, asked);
   if (of_all == 0 && recorded_ && recorded_->backward) {
+    const auto begin = runner_.trace().mark();
     auto made = recorded_->backward->run(given);
+    runner_.trace().add_graph("backward", begin);
     call.state.gradients.emplace(made.begin(), made.end());
     return runner_.gradients(call, roots);
   }

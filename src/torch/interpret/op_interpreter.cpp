@@ -132,7 +132,7 @@ void OpInterpreter::run(replay::Environment& values, const SliceContext& slice, 
   slice_statistics_.clear();
   for (const auto& service : services_) service->clear();
   deferred_ = std::move(deferred);
-  replayer_.run(values, {slice.samples, slice.batch}, ops.first, ops.last);
+  replayer_.run(values, {slice.samples, slice.batch}, ops.first, ops.last, slice.observer);
   deferred_.reset();
   for (const auto& service : services_) service->clear();
 }

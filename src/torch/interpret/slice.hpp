@@ -6,6 +6,10 @@
 
 #include <ATen/core/Tensor.h>
 
+namespace autopar::replay {
+class OpObserver;
+}
+
 namespace autopar::interpret {
 
 class RecordedSeeds;
@@ -24,6 +28,7 @@ struct SliceContext {
   std::int64_t first_sample = 0;  ///< position of its first sample in the global batch
   RngKey draws;
   const std::vector<at::Tensor>* counts = nullptr;  ///< by BatchSemantics::counts: 0-dim f64, over the whole batch
+  replay::OpObserver* observer = nullptr;           ///< sees the operators, also when they run again; null: nobody does
 
   /// n / N: the weight of a mean over the slice, or of a term that counts once.
   [[nodiscard]] double weight() const { return static_cast<double>(samples) / static_cast<double>(batch); }

@@ -14,6 +14,7 @@
 #include <ATen/ops/_fused_sgd.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
+#include <ATen/record_function.h>
 
 #include "torch/fused/update.hpp"
 #include "torch/optim/tensor_lists.hpp"
@@ -163,6 +164,7 @@ std::map<ListKey, SgdLists> sgd_lists(torch::optim::Optimizer& optimizer, const 
 
 at::Tensor SGD::step(LossClosure closure) {
   auto loss = detail::loss_of(closure);
+  RECORD_USER_SCOPE("autopar::optim::SGD.step");  // for timelines
   const at::NoGradGuard no_grad;
   const parameters::PartAccess access;
   detail::require_dense_real(*this, "SGD");
@@ -197,6 +199,7 @@ at::Tensor SGD::step(LossClosure closure) {
 
 at::Tensor Adam::step(LossClosure closure) {
   auto loss = detail::loss_of(closure);
+  RECORD_USER_SCOPE("autopar::optim::Adam.step");  // for timelines
   const at::NoGradGuard no_grad;
   const parameters::PartAccess access;
   detail::require_dense_real(*this, "Adam");
@@ -206,6 +209,7 @@ at::Tensor Adam::step(LossClosure closure) {
 
 at::Tensor AdamW::step(LossClosure closure) {
   auto loss = detail::loss_of(closure);
+  RECORD_USER_SCOPE("autopar::optim::AdamW.step");  // for timelines
   const at::NoGradGuard no_grad;
   const parameters::PartAccess access;
   detail::require_dense_real(*this, "AdamW");

@@ -14,6 +14,7 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/record_function.h>
 
 #include "torch/optim/reductions.hpp"
 #include "torch/optim/tensor_lists.hpp"
@@ -200,6 +201,7 @@ LAMB::LAMB(const std::vector<torch::optim::OptimizerParamGroup>& groups, LAMBOpt
 // With shards, norms are known only after a sum over ranks. Directions are then computed twice instead of kept.
 at::Tensor LAMB::step(LossClosure closure) {
   auto loss = detail::loss_of(closure);
+  RECORD_USER_SCOPE("autopar::optim::LAMB.step");  // for timelines
   const at::NoGradGuard no_grad;
   const parameters::PartAccess access;
   detail::require_dense_real(*this, "LAMB");

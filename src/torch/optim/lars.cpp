@@ -12,6 +12,7 @@
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
+#include <ATen/record_function.h>
 
 #include "torch/optim/tensor_lists.hpp"
 #include "torch/parameters/part_access.hpp"
@@ -116,6 +117,7 @@ const OptimizerDescriptor& LARS::descriptor() const {
 
 at::Tensor LARS::step(LossClosure closure) {
   auto loss = detail::loss_of(closure);
+  RECORD_USER_SCOPE("autopar::optim::LARS.step");  // for timelines
   const at::NoGradGuard no_grad;
   const parameters::PartAccess access;
   detail::require_dense_real(*this, "LARS");

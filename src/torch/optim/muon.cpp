@@ -9,6 +9,7 @@
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros_like.h>
+#include <ATen/record_function.h>
 
 #include <autopar/core/error.hpp>
 
@@ -124,6 +125,7 @@ const OptimizerDescriptor& Muon::descriptor() const {
 
 at::Tensor Muon::step(LossClosure closure) {
   auto loss = detail::loss_of(closure);
+  RECORD_USER_SCOPE("autopar::optim::Muon.step");  // for timelines
   const at::NoGradGuard no_grad;
   const parameters::PartAccess access;
   detail::require_dense_real(*this, "Muon");

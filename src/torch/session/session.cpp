@@ -17,7 +17,7 @@ Session::Session(World& world, std::shared_ptr<torch::nn::Module> module, Option
                  std::shared_ptr<InitRecord> init, std::span<const std::byte> members)
     : impl_(std::make_shared<session::Impl>(world, std::move(module), std::move(code), std::move(planner),
                                             std::move(init), members)) {}
-Session::~Session() = default;
+Session::~Session() { impl_->parts().runner.trace().finish(); }
 
 bool Session::only_plans(const Options& code) {
   try {

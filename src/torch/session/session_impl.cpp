@@ -100,6 +100,7 @@ CallResult Impl::call(const Flattened& flattened, const ForwardFunction& forward
   const auto start = std::chrono::steady_clock::now();
   end_preparation(start);
   resolve_once();
+  parts_.runner.trace().enter();
   const auto& options = parts_.options.get();
   const devices::Tf32Scope tf32(options.precision == Precision::kTf32, parts_.deployment.device());
   const at::AutoGradMode gradients(at::GradMode::is_enabled() && !options.inference);
@@ -114,8 +115,11 @@ CallResult Impl::call(const Flattened& flattened, const ForwardFunction& forward
   parts_.verifier.verify_batch(*call->program, call->arguments, forward, call->batch);
   choose_mode(*call);
   return ranks::or_fail(*parts_.ranks, "forward", [&] {
+    auto& trace = parts_.runner.trace();
+    trace.begin_step(parts_.progress.calls + 1);
     auto result = run(call, agreed);
     count(*call, result.tensors, start);
+    trace.leave("call", call->loss_mode || !call->differentiate);
     return result;
   });
 }

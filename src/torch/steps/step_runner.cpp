@@ -48,6 +48,7 @@ void StepRunner::run_stages(Call& call, const interpret::SliceContext& local) {
     state.known = program.runtime.prologue->run(context.inputs, local, deployment_.sums());
   context.prologue = state.known.values;
   context.counts = state.known.counts;
+  context.observer = trace_.observer(call);
   state.engine = std::make_shared<engine::TorchEngine>(*program.runtime.stages, std::move(context));
   if (call.loss_mode) {
     const auto loss = program.plan.outputs[static_cast<std::size_t>(program.plan.loss)].value;
@@ -96,8 +97,7 @@ void StepRunner::execute(Call& call, Phase phase) {
     if (!call.state.may_fail) ranks_.fail(action, message);
   };
   hooks.message = replay::plain_message;
-  if (trace_.is_on()) {
-    if (phase != Phase::kBackward) trace_.begin_step();
+  if (trace_.takes_actions(call)) {
     hooks.trace = [this](const Action& action, ExecutorHooks::Clock::time_point begin,
                          ExecutorHooks::Clock::time_point end) { trace_.add(action, begin, end); };
   }
@@ -112,7 +112,6 @@ void StepRunner::execute(Call& call, Phase phase) {
                                      : phase == Phase::kForward ? " of a forward"
                                                                 : " of a backward"));
   }
-  if (trace_.is_on()) trace_.write(deployment_.plan().model);
 }
 
 std::vector<at::Tensor> StepRunner::results(Call& call) {

@@ -32,7 +32,7 @@ class StepRunner {
         deployment_(deployment),
         fp8_(fp8),
         buffers_(parameters, deployment),
-        trace_(options, files, ranks.rank(), ranks.size()) {}
+        trace_(options, files, ranks, parameters, deployment) {}
 
   void forward(Call& call);
   /// By output of the program.
@@ -46,7 +46,7 @@ class StepRunner {
   [[nodiscard]] StageGradients gradients(Call& call, const std::vector<ValueId>& roots);
   /// Gradients of arguments, summed over ranks where the argument is shared.
   [[nodiscard]] std::vector<at::Tensor> argument_gradients(Call& call);
-  [[nodiscard]] const StepTrace& trace() const { return trace_; }
+  [[nodiscard]] StepTrace& trace() { return trace_; }
 
  private:
   void run_stages(Call& call, const interpret::SliceContext& local);

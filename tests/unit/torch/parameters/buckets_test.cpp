@@ -12,6 +12,7 @@
 #include <catch_shim.hpp>
 #include <nets.hpp>
 #include <temp_folder.hpp>
+#include <trace_rows.hpp>
 
 #include <autopar/autopar.hpp>
 #include <autopar/cost/roofline.hpp>
@@ -300,7 +301,7 @@ Trained train(int zero, const std::optional<Plan>& plan) {
     for (const auto& item : state) out.parameters.push_back(item.value().clone());
     out.plan = model->plan();
   });
-  const auto trace = read_text_file(folder / "trace.0.json");
+  const auto trace = trace_rows::latest_step_of(read_text_file(folder / "trace.json"), 0);
   for (const std::string word : {"reduction of bucket", "reduction into shards of bucket"}) {
     for (auto at = trace.find(word); at != std::string::npos; at = trace.find(word, at + 1)) ++out.sums;
   }
