@@ -151,7 +151,7 @@ void ResultHistory::attach_to_outputs(const std::shared_ptr<const void>& owner, 
   history.gradients = [this, owner, call, outputs](const torch::autograd::variable_list& given,
                                                    const results::GradientRequest& request) {
     const auto inside = parts_.ranks->enter("backward");
-    parts_.runner.trace().enter();
+    parts_.runner.trace().enter(/*inside_autograd=*/true);
     return gradients_behind(*call, outputs, given, request);
   };
   results::attach_history(parts_.ranks, roots, std::move(history));

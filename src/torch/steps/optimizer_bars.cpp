@@ -56,6 +56,7 @@ struct OptimizerBars::Watch {
     if (open) sink(open->name, open->begin, open->end);
     open.reset();
   }
+  [[nodiscard]] bool looks() const { return handle.has_value() && !is_paused; }
 
   const TraceClock& clock;
   Sink sink;
@@ -64,6 +65,7 @@ struct OptimizerBars::Watch {
   std::thread::id thread{};
   std::optional<Bar> open{};
   bool in_range = false;
+  bool is_paused = false;
 };
 
 namespace {
@@ -85,7 +87,7 @@ struct Seen : at::ObserverContext {
 template <class Watch>
 std::unique_ptr<at::ObserverContext> on_begin(const at::RecordFunction& function) {
   const auto watch = watch_of_thread<Watch>().lock();
-  if (watch == nullptr || !watch->handle || watch->in_range) return nullptr;
+  if (watch == nullptr || !watch->looks() || watch->in_range) return nullptr;
   const std::string_view name = function.name();
   const bool is_range = function.scope() == at::RecordScope::USER_SCOPE;
   if (is_range ? !name.starts_with(kOwnRange)
@@ -99,7 +101,7 @@ template <class Watch>
 void on_end(const at::RecordFunction&, at::ObserverContext* context) {
   if (context == nullptr) return;
   const auto* const seen = static_cast<const Seen<Watch>*>(context);
-  if (const auto watch = seen->watch.lock(); watch != nullptr && watch->handle) watch->end(seen->is_range);
+  if (const auto watch = seen->watch.lock(); watch != nullptr && watch->looks()) watch->end(seen->is_range);
 }
 
 }  // namespace
@@ -147,9 +149,17 @@ void OptimizerBars::stop() {
   if (!watch_->handle) return;
   if (watch_->thread == std::this_thread::get_id()) at::removeCallback(*watch_->handle);
   watch_->handle.reset();
+  pause();
+  watch_->is_paused = false;
+}
+
+void OptimizerBars::pause() {
   if (watch_->in_range && watch_->open) watch_->open->end = watch_->clock.now();
   watch_->in_range = false;
   watch_->finish();
+  watch_->is_paused = true;
 }
+
+void OptimizerBars::resume() { watch_->is_paused = false; }
 
 }  // namespace autopar::steps

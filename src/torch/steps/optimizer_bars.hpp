@@ -29,6 +29,9 @@ class OptimizerBars {
   void start();
   /// A call begins: gives the bars, and looks no more.
   void stop();
+  /// The same around what autograd's engine runs, which undoes what is registered within it.
+  void pause();
+  void resume();
 
  private:
   struct Watch;

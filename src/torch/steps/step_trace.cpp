@@ -96,15 +96,19 @@ bool StepTrace::start() {
   return false;
 }
 
-void StepTrace::enter() {
+void StepTrace::enter(bool inside_autograd) {
   if (!is_on()) return;
   const auto now = std::chrono::steady_clock::now();
   if (running_ != nullptr) {
-    running_->optimizers.stop();
+    if (inside_autograd)
+      running_->optimizers.pause();
+    else
+      running_->optimizers.stop();
     if (left_) running_->record.add(host_bar(TraceCategory::kBetweenCalls, "between calls", *left_, now));
   }
   left_.reset();
   entered_ = now;
+  inside_autograd_ = inside_autograd;
 }
 
 void StepTrace::begin_step(std::int64_t number) {
@@ -164,7 +168,10 @@ void StepTrace::leave(const char* name, bool ends_step) {
     if (has_marks) running.record.resolve(running.clock);  // a mark for each operator
     if (running.interval > 0 && ++running.ended % running.interval == 0) running.writer.write(part());
   }
-  running.optimizers.start();
+  if (inside_autograd_)
+    running.optimizers.resume();
+  else
+    running.optimizers.start();
   left_ = std::chrono::steady_clock::now();
 }
 

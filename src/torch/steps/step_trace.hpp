@@ -38,8 +38,8 @@ class StepTrace {
   /// The file that this rank writes; empty: none.
   [[nodiscard]] std::filesystem::path path() const;
 
-  /// A call of the model or the backward of a loss outside begins.
-  void enter();
+  /// A call of the model begins, or, inside autograd's engine, the backward of a loss outside.
+  void enter(bool inside_autograd = false);
   /// @param number  of the call, from 1
   /// @pre the model is deployed
   void begin_step(std::int64_t number);
@@ -73,6 +73,7 @@ class StepTrace {
   bool is_over_ = false;
   std::unique_ptr<Running> running_;  ///< since the first step
   std::optional<Time> entered_;       ///< the call that is under way
+  bool inside_autograd_ = false;      ///< it is a backward
   std::optional<Time> left_;          ///< the last one
 };
 
