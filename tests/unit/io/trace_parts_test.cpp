@@ -2,6 +2,7 @@
 #include <temp_folder.hpp>
 #include <trace_rows.hpp>
 
+#include <chrono>
 #include <filesystem>
 #include <functional>
 #include <random>
@@ -9,7 +10,10 @@
 #include <thread>
 #include <vector>
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <autopar/core/error.hpp>
 #include <autopar/io/file.hpp>
@@ -155,6 +159,21 @@ TEST_CASE("trace parts: ranks that end at once leave one whole file") {
     CHECK(trace_rows::bars_of(read_text_file(file)).size() == 2 * kRanks);
     CHECK_FALSE(fs::exists(file.string() + ".parts"));
   }
+}
+
+TEST_CASE("trace parts: a join waits for another one") {
+  const TempFolder folder;
+  const fs::path file = folder / "t.json";
+  const TraceParts parts(file, 1, Overwrite::kOwn);
+  parts.open("run");
+  const int other = ::open((file.string() + ".parts/.lock").c_str(), O_RDWR | O_CREAT, 0600);
+  REQUIRE(::flock(other, LOCK_EX) == 0);
+  std::thread rank([&] { parts.finish(part_of(0), all(1)); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  CHECK_FALSE(fs::exists(file));
+  ::close(other);
+  rank.join();
+  CHECK(fs::exists(file));
 }
 
 TEST_CASE("trace parts: a killed rank's part is joined, and kept by the next start") {
