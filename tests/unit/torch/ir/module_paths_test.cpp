@@ -44,8 +44,8 @@ std::vector<std::string> modules_of(const std::vector<std::string>& places, cons
   return out;
 }
 
-struct ResidualBlock : nn::Module {
-  ResidualBlock() {
+struct BlockWithResidual : nn::Module {
+  BlockWithResidual() {
     norm = register_module("norm", nn::LayerNorm(nn::LayerNormOptions({4})));
     up = register_module("up", nn::Linear(4, 8));
     down = register_module("down", nn::Linear(8, 4));
@@ -57,12 +57,12 @@ struct ResidualBlock : nn::Module {
 
 struct Blocks : nn::Module {
   Blocks() {
-    for (int i = 0; i < 3; ++i) blocks->push_back(std::make_shared<ResidualBlock>());
+    for (int i = 0; i < 3; ++i) blocks->push_back(std::make_shared<BlockWithResidual>());
     register_module("blocks", blocks);
     head = register_module("head", nn::Linear(4, 2));
   }
   at::Tensor forward(at::Tensor x) {
-    for (const auto& block : *blocks) x = block->as<ResidualBlock>()->forward(x);
+    for (const auto& block : *blocks) x = block->as<BlockWithResidual>()->forward(x);
     return head(torch::tanh(x)).sigmoid();
   }
   nn::ModuleList blocks;
