@@ -7,8 +7,8 @@
 
 namespace autopar {
 
-/// The module of each operator by its path, as "layers.3.attention"; empty: the model itself. C++ modules have no hooks,
-/// so this goes by parameters, buffers and program order:
+/// The module of each operator by its path, as "layers.3.attention"; empty: the model itself. C++ modules have no
+/// hooks, so this goes by parameters, buffers and program order:
 /// - An operator that reads parameters or buffers belongs to the module that owns them. The n-th reader of a tied
 ///   parameter belongs to the owner by its n-th name.
 /// - An operator that computes from parameters alone, such as a transposition, belongs where the result is read.

@@ -68,9 +68,9 @@ struct Options {
   std::string profile_file{};         ///< the model's profile is written there
   std::string graph_file{};           ///< the captured graph is written there, in Graphviz's dot
   std::string graph_after{};          ///< graph_file shows the program after this pass instead, without stages
-  std::string trace_file{};   ///< Chrome trace of the latest step; several ranks write "t.RANK.json" for "t.json"
-  int trace_every = 0;        ///< steps between writings of trace_file; 0 = at the end
-  std::string report_file{};  ///< the plan as text is written there
+  std::string trace_file{};           ///< Chrome trace of the latest steps, of all ranks
+  int trace_every = 0;                ///< steps between writings of trace_file; 0 = at the end
+  std::string report_file{};          ///< the plan as text is written there; *.html: a page, with what was measured
   bool overwrite = false;  ///< files named here replace existing files, also those that autopar did not write or that
                            ///< belong to another model
   DeviceChoice device = DeviceChoice::kAuto;  ///< auto | cpu | cuda

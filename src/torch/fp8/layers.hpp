@@ -81,10 +81,10 @@ class Layers {
   std::map<std::string, Layer*> by_weight_;
   /// [operands] and [operands, 4], three a layer: x, weight, gradient. New ones in each call.
   at::Tensor factors_, units_;
-  at::Tensor seen_, agreed_;    ///< [operands]
-  at::Tensor largest_;          ///< [operands]: of the format
-  at::Tensor history_;          ///< [kHistory, operands], the newest last; 0: none
-  at::Tensor not_finite_;       ///< [operands], counts
+  at::Tensor seen_, agreed_;  ///< [operands]
+  at::Tensor largest_;        ///< [operands]: of the format
+  at::Tensor history_;        ///< [kHistory, operands], the newest last; 0: none
+  at::Tensor not_finite_;     ///< [operands], counts
 };
 
 }  // namespace autopar::fp8
