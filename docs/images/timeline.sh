@@ -13,5 +13,5 @@ cd "$work"
 AUTOPAR_PROFILE_FILE=gpt.json "$gpt" --size 1.3b --batch 64 --precision bf16 --plan-only --cluster "$h100s"
 "$autopar" plan gpt.json "$h100s" --world 4 --batch 64 --set precision=bf16 --stages 4 --replicas 1 --tensor-parallel 1 \
   --zero 0 --microbatches 8 --out plan.json
-"$autopar" simulate plan.json gpt.json "$h100s" --html step.html
+"$autopar" report plan.json gpt.json "$h100s" --quick --out step.html
 python3 "$here/timeline.py" step.html > "$here/timeline.svg"

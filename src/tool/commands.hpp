@@ -38,11 +38,20 @@ int check_instance(const CheckArguments& arguments, std::ostream& out);
 struct SimulateArguments {
   std::string plan, profile, cluster;
   std::string costs;  ///< measured ones; empty = from peak rates
-  std::string trace, html;
+  std::string trace;
   bool force = false;  ///< replace whatever is there
   bool json = false;
 };
 int simulate_command(const SimulateArguments& arguments, std::ostream& out);
+
+struct ReportArguments {
+  std::string plan, profile, cluster;  ///< empty: the page does without
+  ProblemArguments problem;            ///< costs and options of the search for advice
+  std::string out;
+  bool quick = false;  ///< no search for advice
+  bool force = false;  ///< replace whatever is there
+};
+int report_command(ReportArguments arguments, std::ostream& out);
 
 struct TopArguments {
   std::string run;      ///< folder of a run of training::Run

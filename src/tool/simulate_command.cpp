@@ -8,12 +8,10 @@
 #include <autopar/io/file.hpp>
 #include <autopar/io/plan_file.hpp>
 #include <autopar/io/trace_file.hpp>
-#include <autopar/plan/report/make_plan.hpp>
 #include <autopar/plan/report/print.hpp>
+#include <autopar/plan/report/step_timeline.hpp>
 
 #include "commands.hpp"
-#include "html.hpp"
-#include "timeline.hpp"
 #include "tool.hpp"
 
 namespace autopar::tool {
@@ -88,10 +86,6 @@ int simulate_command(const SimulateArguments& arguments, std::ostream& out) {
       timeline_of(plan, profile, ProfiledCost(at_precision(cluster, plan.precision), load_costs(arguments.costs)));
   const Overwrite overwrite = arguments.force ? Overwrite::kAny : Overwrite::kOwn;
   if (!arguments.trace.empty()) write_chrome_trace(arguments.trace, events_of(timeline), plan.model, overwrite);
-  if (!arguments.html.empty()) {
-    const std::string mark = file_mark("timeline", plan.model);
-    write_marked_file(arguments.html, to_html(timeline, title_of(plan, timeline), mark), mark, overwrite);
-  }
   if (arguments.json)
     print_json(timeline, out);
   else

@@ -99,6 +99,7 @@ struct Commands {
   ExplainArguments explain;
   CheckArguments check;
   SimulateArguments simulate;
+  ReportArguments report;
   DiffArguments diff;
   TopArguments top;
   RunSettings run;
@@ -149,9 +150,20 @@ void add_simulate(CLI::App& app, SimulateArguments& arguments) {
   command.add_option("CLUSTER", arguments.cluster, "TOML")->required();
   add_costs(command, arguments.costs);
   command.add_option("--trace", arguments.trace, "write a Chrome trace there (chrome://tracing, Perfetto)");
-  command.add_option("--html", arguments.html, "write a page with the timeline there; it needs no network");
   add_force(command, arguments.force);
   command.add_flag("--json", arguments.json, "print JSON");
+}
+
+void add_report(CLI::App& app, ReportArguments& arguments) {
+  auto& command = *app.add_subcommand(
+      "report", "a plan as one HTML page: the model over the ranks, the step's timeline and memory, advice");
+  command.add_option("PLAN,--plan", arguments.plan, "JSON")->required();
+  command.add_option("PROFILE,--profile", arguments.profile, "JSON; without it the page has no model");
+  command.add_option("CLUSTER,--cluster", arguments.cluster, "TOML; without it the page has nothing that takes time");
+  command.add_option("--out,--output", arguments.out, "write the page there; it needs no network")->required();
+  command.add_flag("--quick", arguments.quick, "only advice that takes no search");
+  add_costs(command, arguments.problem.costs);
+  add_force(command, arguments.force);
 }
 
 void add_diff(CLI::App& app, DiffArguments& arguments) {
@@ -228,6 +240,12 @@ void require_kinds_of(const std::string& command, const Commands& commands) {
     const auto& simulate = commands.simulate;
     require_kinds({plan(simulate.plan), profile(simulate.profile), cluster(simulate.cluster)},
                   "autopar simulate PLAN PROFILE CLUSTER");
+  } else if (command == "report") {
+    const auto& report = commands.report;
+    std::vector<FileArgument> files{plan(report.plan)};
+    if (!report.profile.empty()) files.push_back(profile(report.profile));
+    if (!report.cluster.empty()) files.push_back(cluster(report.cluster));
+    require_kinds(files, "autopar report PLAN [PROFILE [CLUSTER]] --out PAGE");
   } else if (command == "diff") {
     require_kinds({plan(commands.diff.first, "A"), plan(commands.diff.second, "B")}, "autopar diff PLAN PLAN");
   }
@@ -252,6 +270,9 @@ std::string refusal_of(const CLI::App& app, const CLI::ParseError& error, const 
   const bool lacks_program = used.front()->get_name() == "run" && std::ranges::find(words, "--") == words.end();
   if (lacks_program && !remaining.empty())
     return "the program and its arguments come behind '--': autopar run -n N -- ./train ARGUMENTS";
+  const bool wants_page = used.front()->get_name() == "simulate" &&
+                          std::ranges::any_of(remaining, [](const auto& word) { return word.starts_with("--html"); });
+  if (wants_page) return "the page of --html is that of 'autopar report PLAN PROFILE CLUSTER --out PAGE.html'";
   const auto unknown = std::ranges::find_if(remaining, [](const auto& word) { return word.starts_with("--"); });
   if (error.get_exit_code() != static_cast<int>(CLI::ExitCodes::ExtrasError) || unknown == remaining.end())
     return error.what();
@@ -272,6 +293,7 @@ int run_command(const std::string& command, const Commands& commands, std::ostre
     if (command == "explain") return explain_command(commands.explain, said, noted);
     if (command == "check") return check_command(commands.check, said);
     if (command == "simulate") return simulate_command(commands.simulate, said);
+    if (command == "report") return report_command(commands.report, said);
     if (command == "top") return top_command(commands.top, said);
     if (command == "run") return run_supervised(commands.run);
     return diff_command(commands.diff, said);
@@ -300,6 +322,7 @@ int parse_and_run(std::vector<std::string> arguments, std::ostream& out, std::os
   add_explain(app, commands.explain);
   add_check(app, commands.check);
   add_simulate(app, commands.simulate);
+  add_report(app, commands.report);
   add_diff(app, commands.diff);
   add_top(app, commands.top);
   for (auto* command : app.get_subcommands({})) command->footer(kStatuses);

@@ -62,7 +62,8 @@ void fuzz_commands(int rounds, unsigned seed) {
     const std::vector<std::vector<std::string>> commands{
         {"plan", profile, cluster, "--batch", "32", "--options", folder.at("autopar.toml"), "--max-microbatches", "8"},
         {"check", plan, profile, cluster},
-        {"simulate", plan, profile, cluster, "--html", folder.at("t.html")},
+        {"simulate", plan, profile, cluster, "--trace", folder.at("t.json")},
+        {"report", plan, profile, cluster, "--quick", "--out", folder.at("t.html")},
         {"diff", plan, folder.at("plan.json")}};
     const auto result = run_tool(commands[victim == "autopar.toml" ? 0 : damage.below(commands.size())]);
     CAPTURE(round, victim, result.err);

@@ -1,0 +1,138 @@
+#include <autopar/plan/report/memory_over_step.hpp>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include <autopar/plan/memory/memory.hpp>
+
+#include "planner/placed_plan.hpp"
+
+namespace autopar {
+
+namespace {
+
+constexpr Bytes& of(MemorySample& sample, MemoryKind kind) { return sample.held[static_cast<std::size_t>(kind)]; }
+
+/// The terms of each stage: what it always holds, and what each micro-batch in flight adds.
+class StageBytes {
+ public:
+  explicit StageBytes(const PlacedPlan& placed) : slices_(placed.constraints) {
+    const auto& optimizations = placed.optimizations;
+    const SizedStages stages = sized_stages(placed.work, placed.staging, placed.sized, slices_);
+    const auto fixed =
+        fixed_memory(placed.work, placed.constraints, placed.staging, optimizations.zero, optimizations.offload);
+    const auto predict = [&](InFlight each) {
+      return predict_memory(stages, std::vector(fixed.size(), each), optimizations, fixed);
+    };
+    none_ = predict({}), whole_ = predict({1, 0}), waiting_ = predict({0, 1});
+    microbatches_ = placed.staging.microbatches;
+  }
+
+  /// Adds what a stage holds with so many micro-batches in flight.
+  void add(MemorySample& sample, std::size_t s, const InFlight& now) const {
+    const StageMemory& none = none_[s];
+    of(sample, MemoryKind::kParameters) += none.parameters;
+    of(sample, MemoryKind::kGradients) += none.gradients;
+    of(sample, MemoryKind::kOptimizer) += none.optimizer;
+    of(sample, MemoryKind::kActivations) +=
+        (whole_[s].saved - none.saved) * now.whole + (waiting_[s].saved - none.saved) * now.waiting;
+    // A value that arrives is held for micro-batches in flight and for the next; one that is made, for those in flight.
+    const Bytes read = waiting_[s].boundary - none.boundary, made = whole_[s].boundary - waiting_[s].boundary;
+    if (now == InFlight{}) return;
+    of(sample, MemoryKind::kMessages) +=
+        none.boundary - read + made * now.whole + read * std::min(now.whole + now.waiting + 1, microbatches_);
+  }
+  /// Of a stage's compute action. Gradients that come while activations go may be less than nothing.
+  void add_transient(MemorySample& sample, std::size_t s) const { add_temporaries(sample, none_[s].transient()); }
+  void add_update(MemorySample& sample, std::size_t s) const { add_temporaries(sample, none_[s].update); }
+
+ private:
+  static void add_temporaries(MemorySample& sample, Bytes bytes) {
+    if (bytes >= Bytes(0))
+      of(sample, MemoryKind::kTemporaries) += bytes;
+    else
+      of(sample, MemoryKind::kActivations) = std::max(Bytes(0), of(sample, MemoryKind::kActivations) + bytes);
+  }
+
+  SliceTable slices_;
+  std::vector<StageMemory> none_, whole_, waiting_;
+  int microbatches_ = 1;
+};
+
+/// What a rank holds, bar by bar.
+class MemoryOfRank {
+ public:
+  MemoryOfRank(const StageBytes& bytes, const std::vector<int>& stages, std::size_t all)
+      : bytes_(bytes), stages_(stages), in_flight_(all) {}
+
+  void idle(Seconds from) { push(held(from)); }
+
+  void compute(const Bar& bar) {
+    const std::size_t s = bar.stage.index();
+    InFlight& now = in_flight_[s];
+    if (bar.kind == BarKind::kForward) ++now.whole;
+    MemorySample during = held(bar.begin);
+    if (bar.kind == BarKind::kUpdate)
+      bytes_.add_update(during, s);
+    else
+      bytes_.add_transient(during, s);
+    push(during);
+    if (bar.kind == BarKind::kBackward && now.whole > 0) --now.whole;
+    if (bar.kind == BarKind::kBackwardInput && now.whole > 0) --now.whole, ++now.waiting;
+    if (bar.kind == BarKind::kBackwardWeight && now.waiting > 0) --now.waiting;
+    push(held(bar.end));
+  }
+
+  [[nodiscard]] std::vector<MemorySample> samples() && { return std::move(samples_); }
+
+ private:
+  [[nodiscard]] MemorySample held(Seconds from) const {
+    MemorySample sample{from, {}};
+    for (const int stage : stages_) {
+      const auto s = static_cast<std::size_t>(stage);
+      bytes_.add(sample, s, in_flight_[s]);
+    }
+    return sample;
+  }
+  void push(const MemorySample& sample) {
+    if (!samples_.empty() && samples_.back().held == sample.held) return;
+    if (!samples_.empty() && samples_.back().from == sample.from)
+      samples_.back() = sample;
+    else
+      samples_.push_back(sample);
+  }
+
+  const StageBytes& bytes_;
+  const std::vector<int>& stages_;
+  std::vector<InFlight> in_flight_;  // by stage
+  std::vector<MemorySample> samples_;
+};
+
+}  // namespace
+
+std::vector<RankMemory> memory_over_step(const Plan& plan, const ModelProfile& profile, const ProfiledCost& costs,
+                                         const StepTimeline& timeline) {
+  const PlacedPlan placed(plan, profile, costs);
+  const StageBytes bytes(placed);
+  std::map<std::vector<int>, Rank> first_of;
+  for (std::size_t r = timeline.stages.size(); r-- > 0;) {
+    if (!timeline.stages[r].empty()) first_of[timeline.stages[r]] = Rank::of(r);
+  }
+  std::vector<RankMemory> out;
+  for (const auto& [stages, rank] : first_of) {
+    RankMemory memory{rank, {}, {}};
+    for (const int stage : stages) memory.peak += plan.stages[static_cast<std::size_t>(stage)].peak_memory;
+    MemoryOfRank of_rank(bytes, stages, plan.stages.size());
+    of_rank.idle(Seconds{});
+    for (const Bar& bar : timeline.bars) {
+      if (bar.rank == rank && computes(bar.kind)) of_rank.compute(bar);
+    }
+    memory.samples = std::move(of_rank).samples();
+    out.push_back(std::move(memory));
+  }
+  std::ranges::stable_sort(out, std::ranges::greater{}, &RankMemory::peak);
+  return out;
+}
+
+}  // namespace autopar
