@@ -155,7 +155,7 @@ void set_measured(RunReport& report, MeasuredRun measured_run) {
     const auto found = predicted.find(key);
     if (found == predicted.end()) continue;
     const std::string stage = key.second < 0 ? "" : " of stage " + std::to_string(key.second);
-    add_comparison(out, name_of(key.first) + stage + ", mean of a step's", found->second, seconds);
+    add_comparison(out, name_of(key.first) + stage + ", mean", found->second, seconds);
   }
 }
 

@@ -61,7 +61,8 @@ struct OneRankModel {
     auto profile = modes.programs().profile(c10::DeviceType::CPU);
     FakeCosts costs;
     const PlanFunction planner = try_plan_with_defaults;
-    const planning::PlanFiles plan_files(options, files);
+    planning::ReportFile report(options, files);
+    const planning::PlanFiles plan_files(options, files, report);
     planning::PlanBuilder builder(*ranks, options, deployment.device(), planner, costs, plan_files);
     auto planned = modes.programs();
     deployment.adopt(builder.build(planned, profile, tensors.front().size(0), {}, {}, std::nullopt));

@@ -139,6 +139,7 @@ Plan PlanBuilder::build(ModelPrograms& programs, cost::GraphProfile& profile, st
       plan = given ? *given : files_.plan();
     }
     follow(*plan, programs, profile);
+    if (!costs && files_.shows_costs()) costs.emplace(model_costs(costs_.cluster(), options_, {}, profile.model));
     require_operators_of(programs.planned->graph, *plan);
     require_plan_of(profile, *plan);
     if (!options_.plan_only) {  // before others get it, who would find other faults in it, and sooner
@@ -155,8 +156,8 @@ Plan PlanBuilder::build(ModelPrograms& programs, cost::GraphProfile& profile, st
       require_plan_of(profile, *plan);
       return;
     }
-    files_.write(*plan, is_new, *programs.planned, profile.model, ranks_.logger(LogModule::kPlanner),
-                 ranks_.logger(LogModule::kSession));
+    files_.write(*plan, is_new, *programs.planned, profile.model, costs ? &*costs : nullptr,
+                 ranks_.logger(LogModule::kPlanner), ranks_.logger(LogModule::kSession));
   });
   return *std::move(plan);
 }

@@ -1,5 +1,6 @@
 #include "torch/planning/plan_files.hpp"
 
+#include <autopar/capture/module_paths.hpp>
 #include <autopar/io/config.hpp>
 #include <autopar/io/plan_file.hpp>
 #include <autopar/io/profile_file.hpp>
@@ -37,11 +38,11 @@ void PlanFiles::require_replaceable(std::uint64_t model, const std::filesystem::
 }
 
 void PlanFiles::write(const Plan& plan, bool is_new, const ModelProgram& program, const ModelProfile& profile,
-                      const Logger& planner, const Logger& session) const {
+                      const ProfiledCost* costs, const Logger& planner, const Logger& session) const {
   const auto overwrite = overwrite_of(options_);
   if (is_new && options_.save_plan && !is_of_other_start(plan.world))
     write_file("plan_file", options_.plan_file, [&] { write_plan(options_.plan_file, plan, overwrite); });
-  const auto graph_mark = file_mark("graph", plan.model), report_mark = file_mark("report", plan.model);
+  const auto graph_mark = file_mark("graph", plan.model);
   write_file("graph_file", options_.graph_file, [&] {
     const auto text = program.shown ? to_dot(program.shown->graph, graph_mark + "\n// " + program.shown->title())
                                     : to_dot(program.graph, graph_mark, plan.stages);
@@ -50,7 +51,8 @@ void PlanFiles::write(const Plan& plan, bool is_new, const ModelProgram& program
   });
   write_file("profile_file", options_.profile_file, [&] { write_profile(options_.profile_file, profile, overwrite); });
   write_file("report_file", options_.report_file, [&] {
-    write_marked_file(options_.report_file, report_mark + "\n" + to_text(plan), report_mark, overwrite);
+    report_.write_plan(plan, profile, costs,
+                       report_.is_page() ? module_paths(program.graph) : std::vector<std::string>());
   });
   planner.write_table(LogLevel::kInfo, to_text(plan));
 }

@@ -13,6 +13,7 @@
 
 #include "torch/planning/model_program.hpp"
 #include "torch/planning/optional_files.hpp"
+#include "torch/planning/report_file.hpp"
 
 namespace autopar::planning {
 
@@ -24,8 +25,12 @@ namespace autopar::planning {
 /// The files of a plan: read, written and refused where `Options` names them.
 class PlanFiles {
  public:
-  /// @pre both outlive this
-  PlanFiles(const Options& options, OptionalFiles& files) : options_(options), files_(files) {}
+  /// @pre all outlive this
+  PlanFiles(const Options& options, OptionalFiles& files, ReportFile& report)
+      : options_(options), files_(files), report_(report) {}
+
+  /// Whether what actions cost is asked for even where a plan is read: for the page of `report_file`.
+  [[nodiscard]] bool shows_costs() const { return report_.is_page(); }
 
   /// Whether there is a plan file to read.
   [[nodiscard]] bool has_plan(int ranks) const;
@@ -41,8 +46,9 @@ class PlanFiles {
   /// @throws ConfigError if a file is there that is not autopar's
   void require_replaceable(std::uint64_t model, const std::filesystem::path& trace, bool is_first, bool is_new) const;
   /// Rank 0's: the plan, if it is new, and what describes it.
+  /// @param costs  of the page of `report_file`; null: unknown
   void write(const Plan& plan, bool is_new, const ModelProgram& program, const ModelProfile& profile,
-             const Logger& planner, const Logger& session) const;
+             const ProfiledCost* costs, const Logger& planner, const Logger& session) const;
 
  private:
   /// Who asks for nothing but files, by plan_only, cannot do without them.
@@ -50,6 +56,7 @@ class PlanFiles {
 
   const Options& options_;
   OptionalFiles& files_;
+  ReportFile& report_;
 };
 
 }  // namespace autopar::planning

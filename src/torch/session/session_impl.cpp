@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/optim/optimizer.h>
 
@@ -28,6 +29,14 @@ Impl::Impl(World& world, std::shared_ptr<torch::nn::Module> module, Options code
       planner_(std::move(planner)),
       log_(world.logger(LogModule::kSession)),
       losses_(world.rank() == 0 ? log_ : Logger()) {}
+
+Impl::~Impl() {
+  try {
+    if (parts_.report.has_news()) write_measured();
+  } catch (const std::exception& error) {
+    log_.warn(std::string("the page of report_file lacks what was measured last: ") + error.what());
+  }
+}
 
 SessionParts& Impl::deployed_parts(const char* member) {
   if (!parts_.deployer.deployed()) {
@@ -207,6 +216,17 @@ void Impl::count(const steps::Call& call, const std::vector<at::Tensor>& results
   const auto now = std::chrono::steady_clock::now();
   stats_.last_call = Seconds(std::chrono::duration<double>(now - start).count());
   if (call.loss_mode && call.accumulate) preparing_since_ = now;
+  if (call.loss_mode)
+    parts_.report.count_call(start, now, call.accumulate);
+  else
+    parts_.report.drop_actions();
+  if (parts_.report.is_due()) write_measured();
+}
+
+void Impl::write_measured() {
+  const auto device = parts_.deployment.device();
+  const Bytes peak(device.is_cuda() ? at::accelerator::getDeviceStats(device.index()).allocated_bytes[0].peak : 0);
+  parts_.report.write_measured(parts_.ranks->rank(), peak, device.is_cuda());
 }
 
 void Impl::begin_step() { preparing_since_ = std::chrono::steady_clock::now(); }
@@ -285,10 +305,16 @@ void Impl::make_plan(programs::PlannedModes& modes, cost::GraphProfile& profile,
   const auto new_transport = [&deployment] { return deployment.new_transport(); };
   planning::DeviceCosts costs(parts_.ranks->world(), {options, deployment.device(), parts_.options.cache(), files,
                                                       new_transport, parts_.optimizers.are_multi_tensor()});
-  const planning::PlanFiles plan_files(options, files);
+  const planning::PlanFiles plan_files(options, files, parts_.report);
   planning::PlanBuilder builder(*parts_.ranks, options, deployment.device(), planner_, costs, plan_files);
   auto programs = modes.programs();
   deployment.adopt(builder.build(programs, profile, batch, stepped_by, parts_.runner.trace().path(), given_plan_));
+  // A GPU works on after the host is done with an action.
+  if (parts_.ranks->is_first() && plan_files.shows_costs() && deployment.device().is_cpu()) {
+    parts_.runner.watch_actions([this](const Action& action, auto begin, auto end) {
+      parts_.report.add_action(action, parts_.ranks->rank(), begin, end);
+    });
+  }
 }
 
 void Impl::deploy_state(const programs::PlannedModes& modes, const cost::GraphProfile& profile) {

@@ -25,6 +25,10 @@ class Impl : public std::enable_shared_from_this<Impl> {
  public:
   Impl(World& world, std::shared_ptr<torch::nn::Module> module, Options code, PlanFunction planner,
        std::shared_ptr<InitRecord> init, std::span<const std::byte> members);
+  /// Completes the page of `report_file`.
+  ~Impl();
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
 
   // As those of Session.
   CallResult call(const Flattened& flattened, const ForwardFunction& forward);
@@ -61,6 +65,7 @@ class Impl : public std::enable_shared_from_this<Impl> {
   void end_preparation(std::chrono::steady_clock::time_point now);
   void count(const steps::Call& call, const std::vector<at::Tensor>& results,
              std::chrono::steady_clock::time_point start);
+  void write_measured();
 
   SessionParts parts_;
   PlanFunction planner_;

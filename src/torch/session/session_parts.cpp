@@ -14,6 +14,7 @@ SessionParts::SessionParts(World& world, std::shared_ptr<torch::nn::Module> mode
       options(std::move(code)),
       init(std::move(record)),
       files(ranks->logger(LogModule::kSession)),
+      report(options.get(), files),
       parameters(*module, ranks->rank()),
       optimizers(parameters, init.get()),
       deployment(*ranks, [all = ranks](const TransportOptions& how) { return all->world().make_transport(how); }),

@@ -26,6 +26,7 @@
 #include "torch/placement/batch_checks.hpp"
 #include "torch/placement/deployer.hpp"
 #include "torch/planning/optional_files.hpp"
+#include "torch/planning/report_file.hpp"
 #include "torch/programs/program_cache.hpp"
 #include "torch/programs/program_capture.hpp"
 #include "torch/programs/program_verifier.hpp"
@@ -47,6 +48,7 @@ struct SessionParts {
   SessionOptions options;
   std::shared_ptr<InitRecord> init;  ///< null if parameters have values
   planning::OptionalFiles files;
+  planning::ReportFile report;
   calls::Progress progress;
   calls::LateFailure late_failure;
   // ---- state

@@ -101,6 +101,13 @@ void StepRunner::execute(Call& call, Phase phase) {
     hooks.trace = [this](const Action& action, ExecutorHooks::Clock::time_point begin,
                          ExecutorHooks::Clock::time_point end) { trace_.add(action, begin, end); };
   }
+  if (watch_) {
+    hooks.trace = [this, trace = std::move(hooks.trace)](const Action& action, ExecutorHooks::Clock::time_point begin,
+                                                         ExecutorHooks::Clock::time_point end) {
+      if (trace) trace(action, begin, end);
+      watch_(action, begin, end);
+    };
+  }
   const devices::RoomForMessages room(deployment_.sends_messages(), deployment_.device());
   const auto& runtime = program.runtime;
   Executor executor(*call.state.engine, deployment_.wire(),

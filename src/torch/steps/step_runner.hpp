@@ -1,9 +1,11 @@
 #pragma once
 
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 #include <autopar/plan/options.hpp>
+#include <autopar/runtime/executor.hpp>
 
 #include "torch/deployment/deployment.hpp"
 #include "torch/fp8/layers.hpp"
@@ -47,6 +49,8 @@ class StepRunner {
   /// Gradients of arguments, summed over ranks where the argument is shared.
   [[nodiscard]] std::vector<at::Tensor> argument_gradients(Call& call);
   [[nodiscard]] StepTrace& trace() { return trace_; }
+  /// From now on this hears of each action, too, beside the trace: when the host began and ended it.
+  void watch_actions(decltype(ExecutorHooks::trace) watch) { watch_ = std::move(watch); }
 
  private:
   void run_stages(Call& call, const interpret::SliceContext& local);
@@ -60,6 +64,7 @@ class StepRunner {
   fp8::Layers& fp8_;
   BufferUpdates buffers_;
   StepTrace trace_;
+  decltype(ExecutorHooks::trace) watch_;
 };
 
 }  // namespace autopar::steps

@@ -35,7 +35,8 @@ struct Fixture {
   }
 
   Plan build(const std::optional<Plan>& given = {}, const planning::Optimizers& optimizers = {}) {
-    const planning::PlanFiles files(options, optional_files);
+    planning::ReportFile report(options, optional_files);
+    const planning::PlanFiles files(options, optional_files, report);
     planning::PlanBuilder builder(ranks, options, c10::Device(c10::kCPU), planner, costs, files);
     return builder.build(programs, profile, kBatch, optimizers, {}, given);
   }
