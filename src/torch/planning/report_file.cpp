@@ -1,6 +1,7 @@
 #include "torch/planning/report_file.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include <autopar/io/file.hpp>
@@ -45,20 +46,40 @@ void ReportFile::add_action(const Action& action, Rank rank, Clock::time_point b
   actions_.push_back(bar_of(action, rank, seconds_between({}, begin), seconds_between({}, end)));
 }
 
-void ReportFile::count_call(Clock::time_point begin, Clock::time_point end, bool accumulates) {
+std::vector<Bar> ReportFile::take_actions(Clock::time_point since) {
+  const Seconds begin = seconds_between({}, since);
+  const auto first = std::ranges::find_if(actions_, [&](const Bar& bar) { return bar.begin >= begin; });
+  std::vector<Bar> taken(std::make_move_iterator(first), std::make_move_iterator(actions_.end()));
+  actions_.erase(first, actions_.end());
+  return taken;
+}
+
+void ReportFile::drop_actions(Clock::time_point begin) { (void)take_actions(begin); }
+
+void ReportFile::count_call(Clock::time_point begin, Clock::time_point end, Part part) {
   if (!report_) return;
-  const bool is_step = steps_++ > 0 && !accumulates;
+  const bool is_measured = steps_++ > 0 && part != Part::kSome;
   const auto last = std::exchange(last_, std::nullopt);
-  auto actions = std::exchange(actions_, {});
-  if (!is_step) return;
-  for (Bar& bar : actions) {
-    bar.begin -= seconds_between({}, begin);
-    bar.end -= seconds_between({}, begin);
-  }
-  if (!actions.empty()) bars_ = std::move(actions);
+  auto actions = take_actions(begin);
+  const auto keep = [this](std::vector<Bar> step, Clock::time_point since) {
+    for (Bar& bar : step) {
+      bar.begin -= seconds_between({}, since);
+      bar.end -= seconds_between({}, since);
+    }
+    if (!step.empty()) bars_ = std::move(step);
+  };
+  if (last && std::exchange(awaits_backward_, false)) keep(take_actions(*last), *last);
+  actions_.clear();
+  if (!is_measured) return;
   last_ = begin;
-  if (calls_.size() < kMostSteps) calls_.push_back(seconds_between(begin, end));
   if (last && intervals_.size() < kMostSteps) intervals_.push_back(seconds_between(*last, begin));
+  awaits_backward_ = part == Part::kForward;
+  if (awaits_backward_) {
+    actions_ = std::move(actions);
+    return;
+  }
+  if (calls_.size() < kMostSteps) calls_.push_back(seconds_between(begin, end));
+  keep(std::move(actions), begin);
 }
 
 void ReportFile::write_measured(Rank rank, Bytes peak, bool returns_early) {

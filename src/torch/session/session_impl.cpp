@@ -216,10 +216,14 @@ void Impl::count(const steps::Call& call, const std::vector<at::Tensor>& results
   const auto now = std::chrono::steady_clock::now();
   stats_.last_call = Seconds(std::chrono::duration<double>(now - start).count());
   if (call.loss_mode && call.accumulate) preparing_since_ = now;
-  if (call.loss_mode)
-    parts_.report.count_call(start, now, call.accumulate);
+  using Part = planning::ReportFile::Part;
+  if (call.differentiate)
+    parts_.report.count_call(start, now,
+                             call.accumulate  ? Part::kSome
+                             : call.loss_mode ? Part::kWhole
+                                              : Part::kForward);
   else
-    parts_.report.drop_actions();
+    parts_.report.drop_actions(start);
   if (parts_.report.is_due()) write_measured();
 }
 
