@@ -79,11 +79,12 @@ void add_comparison(std::vector<Comparison>& out, const std::string& what, Secon
     out.push_back({what, readable(predicted), readable(measured), measured / predicted - 1});
 }
 
-/// Mean seconds of the actions of a rank, by kind and stage.
+/// Mean seconds of the compute actions of a rank, by kind and stage. What messages and sums take as measured includes
+/// waiting for other ranks.
 std::map<std::pair<BarKind, int>, Seconds> means_of(const std::vector<Bar>& bars, Rank rank) {
   std::map<std::pair<BarKind, int>, std::pair<Seconds, int>> sums;
   for (const Bar& bar : bars) {
-    if (bar.rank != rank) continue;
+    if (bar.rank != rank || !computes(bar.kind)) continue;
     auto& [sum, count] = sums[{bar.kind, bar.stage.valid() ? bar.stage.value() : -1}];
     sum += bar.end - bar.begin;
     ++count;

@@ -132,7 +132,7 @@ std::vector<const ModuleNode*> slowest_modules(const ModuleNode& tree, std::size
     for (auto at = out.begin(); at != out.end(); ++at) {
       const auto& children = (*at)->children;
       const bool opens = !children.empty() && !std::ranges::all_of(children, &ModuleNode::is_operator) &&
-                         out.size() + children.size() <= count + count / 2;
+                         out.size() + children.size() <= 2 * count;
       if (opens && (slowest == out.end() || (*at)->seconds > (*slowest)->seconds)) slowest = at;
     }
     if (slowest == out.end()) break;

@@ -83,7 +83,8 @@ std::string summary_of(const RunReport& report) {
 std::string errors_of(const RunReport& report) {
   if (!report.measured)
     return remark(
-        "Nothing was measured: this is a plan without a run. A run with report_file puts its steps, the memory of its GPU "
+        "Nothing was measured: this is a plan without a run. A run with report_file puts its steps, the memory of its "
+        "GPU "
         "and the actions of its CPU beside the predictions.");
   if (report.comparisons.empty()) return remark("Nothing was measured yet that the plan predicts.");
   std::vector<std::vector<std::string>> rows;

@@ -190,8 +190,7 @@ std::string timeline_of(const RunReport& report) {
                      ". A rank has two lanes: what it computes, with the number of the micro-batch, and below it what "
                      "travels meanwhile.</p>\n";
   if (report.measured && report.measured->bars.empty())
-    body += remark(
-        "Nothing measured lies below: a GPU works on after the host is done, and only trace_file sees its actions.");
+    body += remark("No measured actions: too few steps, or a GPU, whose actions only trace_file sees.");
   std::set<BarKind> kinds;
   for (const Bar& bar : report.timeline.bars) kinds.insert(bar.kind);
   if (report.measured) {

@@ -163,6 +163,7 @@ TEST_CASE("set_measured: steps, memory and actions beside predictions", "[report
   CHECK(find("forward of stage")->error == Approx(2));
   REQUIRE(find("peak memory of rank 0") != report.comparisons.end());
   CHECK(find("forward and backward") == report.comparisons.end());  // calls were not measured
+  CHECK(find("reduce") == report.comparisons.end());                // its time includes waiting
   const auto count = report.comparisons.size();
   set_measured(report, run);
   CHECK(report.comparisons.size() == count);
