@@ -206,6 +206,21 @@ TEST_CASE("trace_every: the file is written during the training", "[trace]") {
   CHECK(latest == std::vector<std::int64_t>{1, 2});
 }
 
+TEST_CASE("trace_file: a rank keeps its part on disk before the end", "[trace]") {
+  const TempFolder folder;
+  const auto file = (folder / "trace.json").string();
+  std::mutex mutex;
+  const auto look = [&](ap::World& world, int step) {
+    const std::lock_guard lock(mutex);
+    const auto part = file + ".parts/rank-" + std::to_string(world.rank()) + ".json";
+    if (step == 15) CHECK_FALSE(fs::exists(part));
+    if (step == 16) CHECK(fs::exists(part));
+  };
+  train({.trace_file = file}, {.steps = 17, .after_step = look});
+  CHECK(fs::exists(file));
+  CHECK_FALSE(fs::exists(file + ".parts"));
+}
+
 TEST_CASE("trace_file: the newest steps are kept, and the file says what is not", "[trace]") {
   const TempFolder folder;
   train({.trace_file = folder / "trace.json"}, {.steps = 20});

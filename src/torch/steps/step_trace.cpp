@@ -19,6 +19,7 @@ namespace {
 
 /// On devices with a queue, where timing each operator costs the host more than running it.
 constexpr std::int64_t kStepsBetweenOperators = 100;
+constexpr std::int64_t kStepsBetweenKept = 16;  // where the file is written at the end
 
 TraceCategory category_of(const Action& action) {
   switch (action.kind) {
@@ -166,7 +167,11 @@ void StepTrace::leave(const char* name, bool ends_step) {
   if (ends_step) {
     const bool has_marks = running.clock.has_queue() && running.of_operators == running.number;
     if (has_marks) running.record.resolve(running.clock);  // a mark for each operator
-    if (running.interval > 0 && ++running.ended % running.interval == 0) running.writer.write(part());
+    ++running.ended;
+    if (running.interval > 0 && running.ended % running.interval == 0)
+      running.writer.write(part());
+    else if (running.interval == 0 && running.ended % kStepsBetweenKept == 0)
+      running.writer.keep(part());
   }
   if (inside_autograd_)
     running.optimizers.resume();

@@ -142,6 +142,11 @@ void TraceWriter::receive_parts(const std::vector<Blob>& sizes) {
   }
 }
 
+void TraceWriter::keep(const TracePart& part) {
+  if (ranks_.size() == 1) return write(part);
+  files_.write(kOption, [&] { parts_.write(part); });
+}
+
 void TraceWriter::finish(const TracePart& part) {
   if (ranks_.size() == 1) return write(part);
   if (!shares()) {

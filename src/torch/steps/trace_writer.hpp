@@ -19,6 +19,7 @@ namespace autopar::steps {
 ///
 ///   if (!writer.start()) return;   // collective, once
 ///   writer.write(part);            // collective, at steps that all ranks agree on
+///   writer.keep(part);             // now and then, by each rank alone
 ///   writer.finish(part);           // at the end, by each rank alone
 class TraceWriter {
  public:
@@ -36,6 +37,8 @@ class TraceWriter {
   [[nodiscard]] Seconds seconds(TraceClock::Time time) const;
   /// Collective. A file that cannot be written is a warning.
   void write(const TracePart& part);
+  /// Not collective: what there is of this rank if it is killed before the next writing.
+  void keep(const TracePart& part);
   /// Not collective: the rank that ends last joins the parts. A rank that sends its parts leaves its last one here.
   void finish(const TracePart& part);
 
