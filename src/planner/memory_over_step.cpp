@@ -111,17 +111,17 @@ class MemoryOfRank {
 
 }  // namespace
 
-std::vector<RankMemory> memory_over_step(const Plan& plan, const ModelProfile& profile, const ProfiledCost& costs,
-                                         const StepTimeline& timeline) {
+std::vector<RankMemoryOverStep> memory_over_step(const Plan& plan, const ModelProfile& profile,
+                                                 const ProfiledCost& costs, const StepTimeline& timeline) {
   const PlacedPlan placed(plan, profile, costs);
   const StageBytes bytes(placed);
   std::map<std::vector<int>, Rank> first_of;
   for (std::size_t r = timeline.stages.size(); r-- > 0;) {
     if (!timeline.stages[r].empty()) first_of[timeline.stages[r]] = Rank::of(r);
   }
-  std::vector<RankMemory> out;
+  std::vector<RankMemoryOverStep> out;
   for (const auto& [stages, rank] : first_of) {
-    RankMemory memory{rank, {}, {}};
+    RankMemoryOverStep memory{rank, {}, {}};
     for (const int stage : stages) memory.peak += plan.stages[static_cast<std::size_t>(stage)].peak_memory;
     MemoryOfRank of_rank(bytes, stages, plan.stages.size());
     of_rank.idle(Seconds{});
@@ -131,7 +131,7 @@ std::vector<RankMemory> memory_over_step(const Plan& plan, const ModelProfile& p
     memory.samples = std::move(of_rank).samples();
     out.push_back(std::move(memory));
   }
-  std::ranges::stable_sort(out, std::ranges::greater{}, &RankMemory::peak);
+  std::ranges::stable_sort(out, std::ranges::greater{}, &RankMemoryOverStep::peak);
   return out;
 }
 

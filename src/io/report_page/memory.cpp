@@ -38,7 +38,7 @@ std::vector<MemorySample> thinned(const std::vector<MemorySample>& samples) {
 /// A stack of steps: what is held of each kind, on top of the kinds before it.
 class MemoryChart {
  public:
-  MemoryChart(const RankMemory& memory, Seconds step, Bytes available)
+  MemoryChart(const RankMemoryOverStep& memory, Seconds step, Bytes available)
       : memory_(memory), samples_(thinned(memory.samples)), step_(step) {
     const Bytes most = std::max(memory.most(), memory.peak);
     shows_limit_ = available > Bytes(0) && most / available > 0.4;
@@ -88,7 +88,7 @@ class MemoryChart {
            escaped(text) + "</span>";
   }
 
-  const RankMemory& memory_;
+  const RankMemoryOverStep& memory_;
   std::vector<MemorySample> samples_;
   Seconds step_;
   Bytes top_{1}, available_{};
@@ -110,7 +110,7 @@ std::string memory_of(const RunReport& report) {
   for (const auto& kind : kEnumTexts<MemoryKind>) columns.push_back({kind.text, true});
   columns.push_back({"peak as planned", true});
   std::vector<std::vector<std::string>> rows;
-  for (const RankMemory& memory : report.memory) {
+  for (const RankMemoryOverStep& memory : report.memory) {
     if (memory.samples.empty()) continue;
     if (rows.size() == kMostCharts) break;
     const std::string name =

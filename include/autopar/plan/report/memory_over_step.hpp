@@ -36,7 +36,7 @@ struct MemorySample {
 };
 
 /// The predicted memory of one rank over a step.
-struct RankMemory {
+struct RankMemoryOverStep {
   Rank rank;
   std::vector<MemorySample> samples;  ///< ascending; the last holds until the step ends
   Bytes peak{};                       ///< as the plan states it: at least the largest sample, but for rounding
@@ -53,7 +53,7 @@ struct RankMemory {
 /// @param timeline  of the same plan
 /// @pre as `timeline_of`
 /// @cost O(actions of these ranks), and the memory terms of one staging
-[[nodiscard]] std::vector<RankMemory> memory_over_step(const Plan& plan, const ModelProfile& profile,
-                                                       const ProfiledCost& costs, const StepTimeline& timeline);
+[[nodiscard]] std::vector<RankMemoryOverStep> memory_over_step(const Plan& plan, const ModelProfile& profile,
+                                                               const ProfiledCost& costs, const StepTimeline& timeline);
 
 }  // namespace autopar

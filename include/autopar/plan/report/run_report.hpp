@@ -42,13 +42,13 @@ struct Comparison {
 /// Everything that a report of a plan says, as values: `io/report_page` draws it.
 struct RunReport {
   Plan plan;
-  std::vector<ReportedAtom> atoms;  ///< in the order of the captured graph
-  StepTimeline timeline;            ///< predicted; `step` is 0 if it is unknown
-  std::vector<RankMemory> memory;   ///< see `memory_over_step`
+  std::vector<ReportedAtom> atoms;         ///< in the order of the captured graph
+  StepTimeline timeline;                   ///< predicted; `step` is 0 if it is unknown
+  std::vector<RankMemoryOverStep> memory;  ///< see `memory_over_step`
   std::vector<Advice> advice;
   std::optional<MeasuredRun> measured;
   std::vector<Comparison> comparisons;  ///< of what was measured: steps, calls, memory, kinds of actions by stage
-  std::vector<std::string> notes;  ///< what this report leaves out, and why
+  std::vector<std::string> notes;       ///< what this report leaves out, and why
 };
 
 /// The report of a plan.

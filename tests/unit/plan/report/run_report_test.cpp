@@ -53,8 +53,8 @@ TEST_CASE("memory_over_step: fills up to the planned peak, never above it", "[re
     const auto timeline = timeline_of(*drawn.plan, drawn.model, drawn.costs());
     const auto memory = memory_over_step(*drawn.plan, drawn.model, drawn.costs(), timeline);
     REQUIRE(!memory.empty());
-    CHECK(std::ranges::is_sorted(memory, std::ranges::greater{}, &RankMemory::peak));
-    for (const RankMemory& of : memory) {
+    CHECK(std::ranges::is_sorted(memory, std::ranges::greater{}, &RankMemoryOverStep::peak));
+    for (const RankMemoryOverStep& of : memory) {
       REQUIRE(!of.samples.empty());
       CHECK(std::ranges::is_sorted(of.samples, {}, &MemorySample::from));
       CHECK(of.samples.front().from == Seconds(0));
