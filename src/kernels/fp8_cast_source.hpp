@@ -88,17 +88,23 @@ __device__ void cast(const Words<Brain>* from, uint2* by_rows, unsigned* by_colu
       tile[threadIdx.x * 8 + v][of_tile / 4] = word;
     }
   }
+  // One atomic operation a block: those of all warps would take a tenth of the time.
+  __shared__ unsigned of_warps[kThreads * kThreads / 32];
+  const int thread = threadIdx.y * kThreads + threadIdx.x;
+  for (int by = 16; most && by > 0; by /= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, by));
+  if (thread % 32 == 0) of_warps[thread / 32] = largest;
+  __syncthreads();
+  if (most && thread == 0) {
+    for (int warp = 1; warp < kThreads * kThreads / 32; ++warp) largest = max(largest, of_warps[warp]);
+    atomicMax(most, largest << 16);
+  }
   if (kColumns) {
-    __syncthreads();
-    const int thread = threadIdx.y * kThreads + threadIdx.x, word = thread % 32, row = blockIdx.y * kTile + word * 4;
+    const int word = thread % 32, row = blockIdx.y * kTile + word * 4;
     for (int c = thread / 32; c < kTile; c += kThreads * kThreads / 32) {
       const int at = blockIdx.x * kTile + c;
       if (at < columns && row < pitch) by_columns[((long long)at * pitch + row) / 4] = tile[c][word];
     }
   }
-  if (!most) return;
-  for (int by = 16; by > 0; by /= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, by));
-  if ((threadIdx.y * kThreads + threadIdx.x) % 32 == 0) atomicMax(most, largest << 16);
 }
 
 #define KERNELS(F, name)                                                                                              \

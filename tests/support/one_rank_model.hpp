@@ -15,6 +15,7 @@
 #include "one_rank.hpp"
 #include "torch/calls/call_validator.hpp"
 #include "torch/deployment/deployment.hpp"
+#include "torch/fp8/layers.hpp"
 #include "torch/gradients/gradient_applier.hpp"
 #include "torch/gradients/result_history.hpp"
 #include "torch/graphs/graphed_steps.hpp"
@@ -97,12 +98,13 @@ struct OneRankModel {
   parameters::AttachedOptimizers optimizers{parameters, nullptr};
   deployment::Deployment deployment{*ranks, [](const TransportOptions&) { return alone_transport(); }};
   calls::StepWatches watches{parameters, /*several_ranks=*/false};
+  fp8::Layers fp8;
   gradients::GradientApplier applier{*ranks, parameters, deployment, watches};
   calls::CallValidator validator{*ranks, *module, 1, options, parameters, watches, applier, progress, late_failure};
   programs::ProgramCapture capture{*ranks, *module, {}, options, parameters, deployment};
-  placement::Deployer deployer{{*ranks, options, parameters, optimizers, deployment, watches, nullptr}};
-  steps::StepRunner runner{*ranks, options, parameters, deployment, files};
-  graphs::GraphedSteps graphed{*ranks, options, parameters, deployment, runner};
+  placement::Deployer deployer{{*ranks, options, parameters, optimizers, deployment, watches, fp8, nullptr}};
+  steps::StepRunner runner{*ranks, options, parameters, deployment, fp8, files};
+  graphs::GraphedSteps graphed{*ranks, options, parameters, deployment, fp8, runner};
 };
 
 }  // namespace autopar::test

@@ -16,6 +16,10 @@ fused::Fp8Scale unseen(fused::Fp8Scale scale) {
   return scale;
 }
 
+/// Whether the backward's form of the weight is made by the forward, in the same pass, and kept. With x in 8 bits it
+/// then takes no more memory than x in 16 bits.
+bool keeps_transposed(const at::Tensor& rows, const at::Tensor& weight) { return rows.size(0) >= weight.size(0); }
+
 }  // namespace
 
 bool runs_in_fp8(const fp8::Layer& layer, const at::Tensor& x, const at::Tensor& weight) {
@@ -26,28 +30,35 @@ Fp8Result fp8_linear(const fp8::Layer& layer, const at::Tensor& x, const at::Ten
                      bool seen) {
   const auto of_x = fused::cast_to_fp8(fused::rows_of(x), at::kFloat8_e4m3fn, seen ? layer.x() : unseen(layer.x()),
                                        seen ? Fp8Sides::kBoth : Fp8Sides::kRows);
-  const auto of_weight = fused::cast_to_fp8(weight, at::kFloat8_e4m3fn,
-                                            seen ? layer.of_weight() : unseen(layer.of_weight()), Fp8Sides::kRows);
+  const bool keeps_weight = seen && keeps_transposed(fused::rows_of(x), weight);
+  const auto of_weight =
+      fused::cast_to_fp8(weight, at::kFloat8_e4m3fn, seen ? layer.of_weight() : unseen(layer.of_weight()),
+                         keeps_weight ? Fp8Sides::kBoth : Fp8Sides::kRows);
   auto sizes = x.sizes().vec();
   sizes.back() = weight.size(0);
   const auto y = fused::fp8_product({of_x.rows, of_x.unit}, {of_weight.rows, of_weight.unit}, bias, x.scalar_type());
-  return {y.view(sizes), {of_x.columns, of_x.unit}};
+  Fp8Result result{y.view(sizes), {of_x.columns, of_x.unit}, {}};
+  if (keeps_weight) result.weight = {of_weight.columns, of_weight.unit};
+  return result;
 }
 
 BackwardFormulas fp8_formulas(fp8::Layer& layer, const at::Tensor& gradient, const fused::Fp8Rows& x,
-                              const at::Tensor& weight) {
+                              const fused::Fp8Rows& weight) {
   layer.has_seen_gradient = true;
   const auto rows = fused::rows_of(gradient);
   const auto cast = fused::cast_to_fp8(rows, at::kFloat8_e5m2, layer.gradient(), Fp8Sides::kBoth);
   const fused::Fp8Rows of_gradient{cast.columns, cast.unit};
   BackwardFormulas formulas;
   formulas.input = [&layer, cast, weight, gradient] {
-    const auto transposed =
-        fused::cast_to_fp8(weight, at::kFloat8_e4m3fn, unseen(layer.of_weight()), Fp8Sides::kColumns);
+    auto transposed = weight;
+    if (!weight.unit.defined()) {
+      const auto made =
+          fused::cast_to_fp8(weight.rows, at::kFloat8_e4m3fn, unseen(layer.of_weight()), Fp8Sides::kColumns);
+      transposed = {made.columns, made.unit};
+    }
     auto sizes = gradient.sizes().vec();
-    sizes.back() = weight.size(1);
-    return fused::fp8_product({cast.rows, cast.unit}, {transposed.columns, transposed.unit}, {}, weight.scalar_type())
-        .view(sizes);
+    sizes.back() = transposed.rows.size(0);
+    return fused::fp8_product({cast.rows, cast.unit}, transposed, {}, gradient.scalar_type()).view(sizes);
   };
   formulas.weights = [of_gradient, x, gradient, rows](bool with_bias) {
     std::vector<at::Tensor> made{fused::fp8_product(of_gradient, x, {}, at::kFloat)};

@@ -21,7 +21,8 @@ struct BackwardFormulas {
 
 struct Fp8Result {
   at::Tensor y;
-  fused::Fp8Rows x;  ///< transposed, for the backward; undefined where none follows
+  fused::Fp8Rows x;       ///< transposed, for the backward; undefined where none follows
+  fused::Fp8Rows weight;  ///< likewise; undefined: the backward casts the weight
 };
 
 /// y = x weight^T + bias without autograd, by a product in E4M3. @param seen  a backward follows, and magnitudes count
@@ -30,9 +31,9 @@ struct Fp8Result {
                                    const at::Tensor& bias, bool seen);
 
 /// The formulas for a gradient in E5M2. They keep it, and none keeps the gradient itself but for a bias.
-/// @param x  of Fp8Result
+/// @param x, weight  of Fp8Result; a weight without unit is the weight itself
 [[nodiscard]] BackwardFormulas fp8_formulas(fp8::Layer& layer, const at::Tensor& gradient, const fused::Fp8Rows& x,
-                                            const at::Tensor& weight);
+                                            const fused::Fp8Rows& weight);
 
 /// What a training call in 16 bits tells a layer that has no scales yet.
 void see_operands(const fp8::Layer& layer, const at::Tensor& x, const at::Tensor& weight);

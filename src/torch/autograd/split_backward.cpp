@@ -60,9 +60,12 @@ class SplitNode : public torch::autograd::Node {
   /// run.
   void add_in_place() { adds_in_place_ = true; }
 
-  /// The forward ran in 8 bits, and x is its transpose in them.
-  /// @param unit  what a one of x stands for
-  void run_in_fp8(at::Tensor unit) { unit_of_x_ = std::move(unit); }
+  /// The forward ran in 8 bits, and x is its transpose in them, maybe the weight, too.
+  /// @param of_x, of_weight  what a one stands for; undefined: the weight is as the forward read it
+  void run_in_fp8(at::Tensor of_x, at::Tensor of_weight) {
+    unit_of_x_ = std::move(of_x);
+    unit_of_weight_ = std::move(of_weight);
+  }
 
   /// Leaves the parameters' gradients to the node that sums the gradient of x.
   void leave_to(std::shared_ptr<SummedGradient> sum) {
@@ -78,8 +81,9 @@ class SplitNode : public torch::autograd::Node {
     if (!gradient.defined()) return of_x;
     const auto x = x_.unpack().detach(), weight = weight_.unpack().detach();
     if (split_.fp8 != nullptr && !unit_of_x_.defined()) see_gradient(*split_.fp8, gradient);
-    const auto formulas = unit_of_x_.defined() ? fp8_formulas(*split_.fp8, gradient, {x, unit_of_x_}, weight)
-                                               : formulas_of(gradient, x, weight);
+    const auto formulas = unit_of_x_.defined()
+                              ? fp8_formulas(*split_.fp8, gradient, {x, unit_of_x_}, {weight, unit_of_weight_})
+                              : formulas_of(gradient, x, weight);
     if (formulas.input && task_should_compute_output(0)) of_x[0] = formulas.input();
     auto make = [make = formulas.weights, parameters = parameters_, with_bias = has_bias()] {
       auto made = make(with_bias);
@@ -160,7 +164,7 @@ class SplitNode : public torch::autograd::Node {
   std::shared_ptr<DeferredGradients> deferred_;
   std::shared_ptr<SideStream> side_;
   bool adds_in_place_ = false;
-  at::Tensor unit_of_x_;  ///< if it runs in 8 bits
+  at::Tensor unit_of_x_, unit_of_weight_;  ///< if it runs in 8 bits
   std::shared_ptr<SummedGradient> sum_;
   std::size_t place_ = 0;
 };
@@ -327,14 +331,14 @@ bool proceed_as_large_product(replay::ReplayCall& call, const SplitBackward& spl
 
 /// Runs a linear layer in 8 bits, without autograd.
 /// @param seen  whether this is a training call, whose operands count
-/// @return x as its backward needs it
-fused::Fp8Rows proceed_in_fp8(replay::ReplayCall& call, const SplitBackward& split, bool seen) {
+/// @return what the backward keeps
+Fp8Result proceed_in_fp8(replay::ReplayCall& call, const SplitBackward& split, bool seen) {
   const at::AutoDispatchBelowADInplaceOrView no_history;
   const auto bias = call.stack[2].isTensor() ? call.stack[2].toTensor() : at::Tensor();
-  auto [result, x] = fp8_linear(*split.fp8, call.stack[0].toTensor(), call.stack[1].toTensor(), bias, seen);
+  auto result = fp8_linear(*split.fp8, call.stack[0].toTensor(), call.stack[1].toTensor(), bias, seen);
   call.stack.clear();
-  call.stack.emplace_back(std::move(result));
-  return x;
+  call.stack.emplace_back(result.y);
+  return result;
 }
 
 /// Whether a product has few rows, and so waits for its weight to come from memory. Two such products at a time use
@@ -411,9 +415,9 @@ void run_split(replay::ReplayCall& call, const SplitBackward& split, const std::
       call.call_original();
     return;
   }
-  fused::Fp8Rows x_in_fp8;
+  Fp8Result of_fp8;
   if (in_fp8) {
-    x_in_fp8 = proceed_in_fp8(call, split, /*seen=*/true);
+    of_fp8 = proceed_in_fp8(call, split, /*seen=*/true);
   } else if (!proceed_as_large_product(call, split)) {
     const at::AutoDispatchBelowADInplaceOrView no_history;
     if (split.pads_rows)
@@ -422,9 +426,11 @@ void run_split(replay::ReplayCall& call, const SplitBackward& split, const std::
       call.call_original();
   }
   if (split.fp8 != nullptr && !in_fp8) see_operands(*split.fp8, x, weight);
-  const std::shared_ptr<SplitNode> node(new SplitNode(split, in_fp8 ? x_in_fp8.rows : x, weight, parameters, deferred),
+  const bool keeps_weight = of_fp8.weight.rows.defined();
+  const std::shared_ptr<SplitNode> node(new SplitNode(split, in_fp8 ? of_fp8.x.rows : x,
+                                                      keeps_weight ? of_fp8.weight.rows : weight, parameters, deferred),
                                         torch::autograd::deleteNode);
-  if (in_fp8) node->run_in_fp8(x_in_fp8.unit);
+  if (in_fp8) node->run_in_fp8(of_fp8.x.unit, of_fp8.weight.unit);
   if (deferred || beside || sum) {
     if (beside) node->add_beside(side);
     if (sum) node->leave_to(std::move(sum));

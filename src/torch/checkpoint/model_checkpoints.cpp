@@ -138,7 +138,13 @@ LoadReport ModelCheckpoints::load(const std::string& folder, const std::vector<t
   return report;
 }
 
-CheckpointInfo ModelCheckpoints::info() const {
+CheckpointInfo ModelCheckpoints::info() {
+  if (const auto count = parts_.fp8.not_finite();
+      count > std::exchange(not_finite_, count) && parts_.ranks.is_first()) {
+    parts_.ranks.logger(LogModule::kSession)
+        .warn("fp8: in " + std::to_string(count) +
+              " cases so far, an operand of a product was infinite or NaN; scales leave these calls out");
+  }
   return {parts_.progress.seed, parts_.progress.calls, parts_.gradients.scaler_state(), parts_.fp8.histories()};
 }
 

@@ -75,13 +75,15 @@ class ModelCheckpoints {
  private:
   [[nodiscard]] std::vector<ShardedTensorMetadata> placed() const;
   [[nodiscard]] ShardedTensorMetadata placed(const parameters::ManagedTensor& tensor) const;
-  [[nodiscard]] CheckpointInfo info() const;
+  /// Says of 8-bit products what was not finite since the last time.
+  [[nodiscard]] CheckpointInfo info();
   void take_info(const std::optional<CheckpointInfo>& info);
 
   Parts parts_;
   Saver saver_;
   EarlyLoads early_;
   KeptValues kept_;
+  std::int64_t not_finite_ = 0;  ///< operands of 8-bit products, of which the log has told
 };
 
 }  // namespace autopar::checkpoint

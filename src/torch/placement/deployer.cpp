@@ -1,5 +1,6 @@
 #include "torch/placement/deployer.hpp"
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -7,6 +8,7 @@
 #include <autopar/plan/report/runnable.hpp>
 
 #include "capture/algebra/parameter_reads.hpp"
+#include "torch/device/device_context.hpp"
 #include "torch/placement/fp8_choice.hpp"
 #include "torch/ranks/collective_try.hpp"
 
@@ -115,9 +117,15 @@ void Deployer::prepare(programs::CapturedProgram& program) {
 
 void Deployer::choose_fp8_layers(const programs::CapturedProgram& program) {
   if (parts_.options.precision != Precision::kFp8 || !parts_.fp8.empty()) return;
-  const auto choice = fp8_layers_of(program.graph, program.plan);
-  parts_.fp8.start(choice.weights, parts_.deployment.device());
+  const auto device = parts_.deployment.device();
+  std::optional<Device> rates;
+  if (!device.is_cpu())
+    rates = devices::context_of(device.type()).describe(device.index(), 1);  // of any: they are equal
+  auto choice = fp8_layers_of(program.graph, program.plan, rates);
+  parts_.fp8.start(choice.weights, device);
   if (!parts_.ranks.is_first()) return;
+  // What tensor shards hold may be cut into other sizes.
+  if (!program.partition.tensor_stages.empty()) choice = fp8_layers_of(program.runnable(), program.plan, rates);
   const auto log = parts_.ranks.logger(LogModule::kSession);
   log.info("fp8: products of " + std::to_string(choice.weights.size()) + " linear layers run in 8 bits");
   for (const auto& [weight, reason] : choice.left_out) log.info("fp8: '" + weight + "' stays in bf16: " + reason);

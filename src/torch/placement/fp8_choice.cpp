@@ -11,41 +11,55 @@ namespace autopar::placement {
 namespace {
 
 struct Linear {
-  std::string weight;
-  bool is_head = false;
-  bool is_in_packs = false;
+  std::string weight;  ///< empty: a class head
+  std::vector<SizeExpr> sizes;
 };
 
 std::vector<Linear> linears_in(const OpGraph& graph, const algebra::BatchSemantics& plan) {
-  constexpr std::int64_t kPack = 16;
   std::vector<Linear> linears;
   for (std::size_t i = 0; i < graph.ops.size(); ++i) {
     const auto op = OpId::of(i);
-    if (graph.is(op, fused::kLinearCrossEntropy)) linears.push_back({"", true, false});
+    if (graph.is(op, fused::kLinearCrossEntropy)) linears.push_back({});
     const auto split = autograd::split_backward_of(graph, plan, op);
     if (!split || !split->is_product || !split->of_cast) continue;
     const auto& weight = graph.value(split->weight);
-    linears.push_back({weight.name, false, std::ranges::all_of(weight.sizes, [](SizeExpr size) {
-                         return !size.depends_on_batch() && size.fixed % kPack == 0;
-                       })});
+    linears.push_back({weight.name, weight.sizes});
   }
   return linears;
 }
 
+bool is_in_packs(const Linear& linear) {
+  constexpr std::int64_t kPack = 16;
+  return std::ranges::all_of(linear.sizes,
+                             [](SizeExpr size) { return !size.depends_on_batch() && size.fixed % kPack == 0; });
+}
+
+/// Of a row of the batch: whether its three products gain more in 8 bits than the casts of its input and gradient take.
+/// A cast reads 2 bytes a number and writes 2, at two thirds of the memory's rate (benchmarks/NOTES.md).
+bool gains(const Linear& linear, const Device& device) {
+  constexpr double kProducts = 3, kFlops = 2, kGain = 0.42, kBytes = 4, kOfMemory = 0.65;
+  const auto out = static_cast<double>(linear.sizes.at(0).fixed), in = static_cast<double>(linear.sizes.at(1).fixed);
+  const double rate = device.bf16.value() * device.efficiency, memory = device.memory_bandwidth.value() * kOfMemory;
+  return kGain * kProducts * kFlops * in * out / rate > kBytes * (in + out) / memory;
+}
+
 }  // namespace
 
-Fp8Choice fp8_layers_of(const OpGraph& graph, const algebra::BatchSemantics& plan) {
+Fp8Choice fp8_layers_of(const OpGraph& graph, const algebra::BatchSemantics& plan,
+                        const std::optional<Device>& device) {
   const auto linears = linears_in(graph, plan);
   std::set<std::string> at_ends;
   if (!linears.empty()) at_ends = {linears.front().weight, linears.back().weight};
   Fp8Choice choice;
-  std::set<std::string> known;
+  std::set<std::string> known{""};
   for (const auto& linear : linears) {
-    if (linear.is_head || !known.insert(linear.weight).second) continue;
+    if (!known.insert(linear.weight).second) continue;
     if (at_ends.contains(linear.weight))
       choice.left_out.emplace_back(linear.weight, "it is the first or last linear layer");
-    else if (!linear.is_in_packs)
+    else if (!is_in_packs(linear))
       choice.left_out.emplace_back(linear.weight, "its sizes are no multiples of 16");
+    else if (device && !gains(linear, *device))
+      choice.left_out.emplace_back(linear.weight, "it is so small that casts take longer than its products gain");
     else
       choice.weights.push_back(linear.weight);
   }

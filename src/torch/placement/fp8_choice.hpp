@@ -1,10 +1,12 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <autopar/capture/op_graph.hpp>
+#include <autopar/core/cluster.hpp>
 
 #include "capture/algebra/batch_algebra.hpp"
 
@@ -15,8 +17,11 @@ struct Fp8Choice {
   std::vector<std::pair<std::string, std::string>> left_out;  ///< weights of others, with the reason
 };
 
-/// The linear layers of a program that may run in 8 bits: all but the first, the last and class heads, with sizes that
-/// are multiples of 16. They read a cast of their weight.
-[[nodiscard]] Fp8Choice fp8_layers_of(const OpGraph& graph, const algebra::BatchSemantics& plan);
+/// The linear layers of a program that run in 8 bits: all but the first, the last and class heads, whose sizes are
+/// multiples of 16. They read a cast of their weight, and products gain more than the casts of their operands take.
+/// @param device  with rates of products and memory; none: where products only compute the same numbers, casts count
+///                for nothing
+[[nodiscard]] Fp8Choice fp8_layers_of(const OpGraph& graph, const algebra::BatchSemantics& plan,
+                                      const std::optional<Device>& device = std::nullopt);
 
 }  // namespace autopar::placement
