@@ -1,5 +1,6 @@
 #include "torch/fp8/layers.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -129,13 +130,13 @@ std::map<std::string, History> Layers::histories() const {
   if (empty()) return all;
   const auto history = with_agreed().cpu();
   for (const auto& layer : layers_) {
-    if (!layer.is_ready && !layer.has_seen_gradient) continue;
     std::vector<std::vector<float>> numbers;
     for (const auto& part : parts_of(history, layer)) {
       const auto here = part.contiguous();
       numbers.emplace_back(here.const_data_ptr<float>(), here.const_data_ptr<float>() + kHistory);
     }
-    all[layer.weight] = {numbers[0], numbers[1], numbers[2]};
+    const bool is_known = std::ranges::any_of(numbers[2], [](float number) { return number > 0; });
+    if (is_known) all[layer.weight] = {numbers[0], numbers[1], numbers[2]};
   }
   return all;
 }

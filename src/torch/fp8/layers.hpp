@@ -64,7 +64,7 @@ class Layers {
   /// @param seen  the sum of all ranks' `take_seen`
   void agree(const at::Tensor& seen);
 
-  /// By name of the weight. Waits for the device.
+  /// By name of the weight, of layers of all ranks that have told of a gradient. Waits for the device.
   [[nodiscard]] std::map<std::string, History> histories() const;
   /// Layers that are not in it have no scales until the next training call. Before `start` they wait for it.
   void set_histories(const std::map<std::string, History>& histories);

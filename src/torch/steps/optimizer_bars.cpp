@@ -1,6 +1,5 @@
 #include "torch/steps/optimizer_bars.hpp"
 
-#include <array>
 #include <cstdint>
 #include <optional>
 #include <string_view>
@@ -16,15 +15,10 @@ namespace {
 
 constexpr std::string_view kOwnRange = "autopar::optim::";
 
-/// Whether an operator of this name writes its first argument as a step does, which neither copies nor clears.
+/// Whether an operator of this name writes its first argument as a step does, which neither copies nor clears, one
+/// tensor or many.
 bool may_step(std::string_view name) {
-  constexpr std::array<std::string_view, 4> kOthers{"aten::copy_", "aten::zero_", "aten::_foreach_copy_",
-                                                    "aten::_foreach_zero_"};
-  if (!name.ends_with('_')) return false;
-  for (const auto other : kOthers) {
-    if (name == other) return false;
-  }
-  return true;
+  return name.ends_with('_') && !name.ends_with("copy_") && !name.ends_with("zero_");
 }
 
 const void* memory_of(const at::Tensor& tensor) {

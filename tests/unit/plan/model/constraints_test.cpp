@@ -86,7 +86,7 @@ TEST_CASE("Constraints: open options become candidates") {
   CHECK(resolved({}, 3, 8).local_batches() == std::vector<std::int64_t>{2, 3, 3});
 }
 
-TEST_CASE("Constraints: bf16-compute on devices sends gradients in bf16") {
+TEST_CASE("Constraints: models in bf16 on devices send gradients in bf16") {
   const ModelProfile model = testing::chain(2, 1e6, 1000, 400);
   const auto sent = [&](Precision precision, std::optional<ReduceDtype> asked, bool devices) {
     Cluster cluster = testing::small_cluster(2);
@@ -98,7 +98,7 @@ TEST_CASE("Constraints: bf16-compute on devices sends gradients in bf16") {
     return resolve(request, make_workload(model, cost), cluster).buckets.reduce_dtype;
   };
   for (const auto& word : kEnumTexts<Precision>) {
-    const bool rounds = word.value == Precision::kBf16Compute;
+    const bool rounds = computes_in_bf16(word.value);
     CHECK(sent(word.value, {}, true) == (rounds ? ReduceDtype::kBf16 : ReduceDtype::kFp32));
     CHECK(sent(word.value, {}, false) == ReduceDtype::kFp32);
     for (const bool devices : {false, true}) {

@@ -168,7 +168,7 @@ TEST_CASE("KeptAlgorithms: damaged lines are skipped", "[kernels]") {
                             line.substr(0, line.size() - 3), "3" + numbers, "99999999999999999999 8" + numbers})
     CHECK_FALSE(chosen_in(title + wrong + '\n'));
   CHECK_FALSE(chosen_in(line + '\n'));
-  CHECK_FALSE(chosen_in("products 4\n" + line + '\n'));
+  CHECK_FALSE(chosen_in("products 5\n" + line + '\n'));
   CHECK_FALSE(chosen_in(""));
 }
 
