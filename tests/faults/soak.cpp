@@ -9,7 +9,6 @@
 #include <random>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include <torch/torch.h>
 #include <unistd.h>
@@ -19,19 +18,14 @@
 #include <autopar/io/supervision.hpp>
 #include <autopar/training/training.hpp>
 
+#include "../support/long_training.hpp"
+
 namespace ap = autopar;
 namespace training = ap::training;
 
 namespace {
 
-struct NetImpl : torch::nn::Module {
-  NetImpl() { to(torch::kDouble); }
-  torch::Tensor forward(const torch::Tensor& x) { return out(drop(torch::tanh(in(x)))).pow(2).mean(); }
-  torch::nn::Linear in = register_module("in", torch::nn::Linear(16, 32));
-  torch::nn::Dropout drop = register_module("drop", torch::nn::Dropout(0.3));
-  torch::nn::Linear out = register_module("out", torch::nn::Linear(32, 4));
-};
-TORCH_MODULE(Net);
+using long_training::Net;
 
 /// Kills this process some time within the next step.
 void kill_soon(std::int64_t start) {
@@ -50,7 +44,7 @@ int train(ap::World& world, const training::RunOptions& options, std::int64_t ki
   model->attach(optimizer);
   training::Epochs order(world, 1000);
   model->keep("order", order);
-  const auto data = torch::sin(torch::arange(16'000, torch::kDouble)).reshape({1000, 16});
+  const auto data = long_training::data(1000);
   const auto supervised = ap::supervision(ap::process_environment());
   const auto start = supervised ? supervised->start : 0;
   training::Run run(world, options, model, optimizer);
@@ -60,9 +54,7 @@ int train(ap::World& world, const training::RunOptions& options, std::int64_t ki
                            world.rank() == static_cast<int>(start % world.size());
     if (is_killed) kill_soon(start);
     optimizer.zero_grad();
-    const auto picked = order.share(24);
-    const std::vector<std::int64_t> rows(picked.begin(), picked.end());
-    const auto loss = model(data.index_select(0, torch::tensor(rows, torch::kLong)));
+    const auto loss = model(long_training::rows_of(data, order.share(24)));
     loss.backward();
     optimizer.step();
     if (is_killed) std::this_thread::sleep_for(std::chrono::seconds(10));  // it dies before another step

@@ -15,20 +15,15 @@
 #include <autopar/autopar.hpp>
 #include <autopar/training/training.hpp>
 
+#include "../support/long_training.hpp"
+
 namespace ap = autopar;
 namespace fs = std::filesystem;
 namespace training = ap::training;
 
 namespace {
 
-struct NetImpl : torch::nn::Module {
-  NetImpl() { to(torch::kDouble); }
-  torch::Tensor forward(const torch::Tensor& x) { return out(drop(torch::tanh(in(x)))).pow(2).mean(); }
-  torch::nn::Linear in = register_module("in", torch::nn::Linear(16, 32));
-  torch::nn::Dropout drop = register_module("drop", torch::nn::Dropout(0.3));
-  torch::nn::Linear out = register_module("out", torch::nn::Linear(32, 4));
-};
-TORCH_MODULE(Net);
+using long_training::Net;
 
 struct Trained {
   std::int64_t first = 0;
@@ -43,14 +38,12 @@ Trained train(ap::World& world, const fs::path& folder, std::int64_t left_at, in
   model->attach(optimizer);
   training::Epochs order(world, 100);
   model->keep("order", order);
-  const auto data = torch::sin(torch::arange(1600, torch::kDouble)).reshape({100, 16});
+  const auto data = long_training::data(100);
   training::Run run(world, {.folder = folder, .steps = 20, .save_every = 1000, .log_every = 1000}, model, optimizer);
   Trained out{run.step(), {}};
   while (run.next() && run.step() != left_at) {
     optimizer.zero_grad();
-    const auto picked = order.share(8);
-    const std::vector<std::int64_t> rows(picked.begin(), picked.end());
-    const auto loss = model(data.index_select(0, torch::tensor(rows, torch::kLong)));
+    const auto loss = model(long_training::rows_of(data, order.share(8)));
     loss.backward();
     optimizer.step();
     out.losses.push_back(loss.item<double>());

@@ -67,8 +67,8 @@ class Snapshots {
   void skip_newest(const std::string& why);
 
   /// Before the first one, asks each host whether it has memory for two, with copies.
-  /// @throws CheckpointError, on every rank, as a checkpoint on disk would, for what ranks cannot save, and for a save
-  /// to disk that has failed in the background
+  /// @throws CheckpointError, on every rank, for what no checkpoint can have. Also if a save to disk has failed in the
+  /// background
   /// @cost what ranks hold, once to memory, and once over the network where there are several hosts
   void save(const Place& place, const Write& write);
   /// At the end, when the disk has all: removes them on all hosts.

@@ -11,7 +11,8 @@ namespace autopar::session {
 /// read, once a World. Collective.
 /// @param sources   of this rank
 /// @param log_file  what rank 0 has found; of other ranks it is ignored
-/// @throws ConfigError on all ranks if the file is wrong, or a rank cannot open a sink
+/// @throws ConfigError on all ranks if the file is wrong
+/// @throws ConfigError on all ranks if a rank cannot open a sink
 /// @throws InvalidArgument on all ranks if `log_level` has a part that is no level
 void set_up_log(ranks::WorldRanks& ranks, const ConfigSources& sources, const ResolvedOptions& resolved,
                 const FoundConfig& log_file);
