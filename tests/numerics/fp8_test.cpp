@@ -10,9 +10,11 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <autopar/autopar.hpp>
+#include <autopar/runtime/erased_transport.hpp>
 #include <autopar/runtime/loopback.hpp>
 
 // Products of linear layers in 8 bits: as near to fp64 as the recipe written in plain libtorch, and the same training
@@ -28,8 +30,8 @@ constexpr int kLayers = 4;
 
 /// The layers between the first and the last run in 8 bits.
 struct NetImpl : nn::Module {
-  NetImpl() {
-    for (int i = 0; i < kLayers; ++i) layers->push_back(nn::Linear(kWidth, kWidth));
+  explicit NetImpl(std::int64_t width = kWidth) : first(24, width), last(width, 8) {
+    for (int i = 0; i < kLayers; ++i) layers->push_back(nn::Linear(width, width));
     register_module("first", first);
     register_module("layers", layers);
     register_module("last", last);
@@ -39,7 +41,7 @@ struct NetImpl : nn::Module {
     for (const auto& layer : *layers) h = h + torch::tanh(layer->as<nn::Linear>()->forward(h));
     return nn::functional::mse_loss(last(h), y);
   }
-  nn::Linear first{24, kWidth}, last{kWidth, 8};
+  nn::Linear first, last;
   nn::ModuleList layers;
 };
 TORCH_MODULE(Net);
@@ -306,6 +308,136 @@ TEST_CASE("fp8: a loaded training goes on with the same bits") {
       if (world.rank() != 0) return;
       for (const auto& item : wanted) CHECK(torch::equal(item.value(), got[item.key()]));
     });
+  }
+}
+
+// ---------------------------------------------------------------- gathers of ZeRO 3
+
+/// Counts the bytes of gathers.
+class Counted {
+ public:
+  using Ticket = ap::AnyTransport::Ticket;
+  Counted(ap::AnyTransport transport, std::size_t& gathered) : transport_(std::move(transport)), gathered_(&gathered) {}
+
+  [[nodiscard]] ap::Rank rank() const { return transport_.rank(); }
+  [[nodiscard]] int size() const { return transport_.size(); }
+  [[nodiscard]] bool in_order() const { return transport_.in_order(); }
+  ap::GroupId make_group(const std::vector<ap::Rank>& ranks) { return transport_.make_group(ranks); }
+  Ticket send(ap::Buffer buffer, ap::Rank peer, ap::Tag tag) { return transport_.send(std::move(buffer), peer, tag); }
+  Ticket receive(ap::Buffer buffer, ap::Rank peer, ap::Tag tag) {
+    return transport_.receive(std::move(buffer), peer, tag);
+  }
+  Ticket all_reduce(ap::Buffer buffer, ap::DType dtype, ap::GroupId group) {
+    return transport_.all_reduce(std::move(buffer), dtype, group);
+  }
+  Ticket reduce_scatter(ap::Buffer buffer, ap::DType dtype, ap::GroupId group) {
+    return transport_.reduce_scatter(std::move(buffer), dtype, group);
+  }
+  Ticket all_gather(ap::Buffer buffer, ap::GroupId group) {
+    *gathered_ += buffer.bytes;
+    return transport_.all_gather(std::move(buffer), group);
+  }
+  Ticket all_to_all(ap::Buffer buffer, ap::GroupId group) { return transport_.all_to_all(std::move(buffer), group); }
+  bool done(const Ticket& ticket) { return transport_.done(ticket); }
+  void wait(const Ticket& ticket) { transport_.wait(ticket); }
+
+ private:
+  ap::AnyTransport transport_;
+  std::size_t* gathered_;
+};
+
+/// What rank 0 saw of a training.
+struct Seen {
+  std::vector<Tensor> losses, parameters;
+  std::vector<std::size_t> gathered;  ///< bytes, by step
+};
+
+constexpr std::int64_t kWide = 128;  ///< most parameters are weights of layers in 8 bits
+
+/// @param change  before each step
+template <class Made, class Change>
+Seen seen_in(const Way& way, bool is_loss_outside, const Made& make, const Change& change) {
+  Seen seen;
+  std::vector<std::size_t> gathered(way.local.size());
+  ap::WorldOptions world_options;
+  world_options.transports = [&](const ap::TransportOptions& how, const ap::MakeTransport& built_in) {
+    auto inner = built_in(how);
+    auto& count = gathered[inner.rank().index()];
+    return ap::erased(Counted(std::move(inner), count));
+  };
+  ap::loopback::run(
+      static_cast<int>(way.local.size()),
+      [&](ap::World& world) {
+        auto options = way.options;
+        options.precision = ap::Precision::kFp8;
+        ap::AutoParallel model(world, make(), options);
+        torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-3));
+        model->attach(optimizer);
+        const auto self = static_cast<std::size_t>(world.rank());
+        std::int64_t first = 0;
+        for (std::size_t r = 0; r < self; ++r) first += way.local[r];
+        for (int k = 0; k < kSteps; ++k) {
+          change(model, optimizer, k);
+          const auto before = gathered[self];
+          optimizer.zero_grad();
+          const auto [x, y] = batch_of(k);
+          auto loss = model(x.narrow(0, first, way.local[self]), y.narrow(0, first, way.local[self]));
+          if (is_loss_outside) loss = loss * 1.0;
+          loss.backward();
+          if (self == 0) seen.losses.push_back(loss.detach().clone());
+          if (self == 0) seen.gathered.push_back(gathered[self] - before);
+          optimizer.step();
+        }
+        const auto state = model->gather_state();
+        if (world.rank() != 0) return;
+        for (const auto& item : state) seen.parameters.push_back(item.value());
+      },
+      world_options);
+  return seen;
+}
+
+constexpr auto unchanged = [](auto&, auto&, int) {};
+
+bool same_bits(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
+  return std::ranges::equal(a, b, [](const Tensor& one, const Tensor& other) { return torch::equal(one, other); });
+}
+
+Net wide() {
+  return nets::seeded(5, [] { return Net(kWide); });
+}
+
+std::vector<Way> ways_of_zero_3() {
+  return {
+      {"2 replicas", {.stages = 1, .microbatches = 1, .zero = 3, .replicas = {2}}, {24, 24}},
+      {"2 replicas, micro-batches", {.stages = 1, .microbatches = 3, .zero = 3, .replicas = {2}}, {20, 28}},
+      {"4 replicas, one without samples", {.stages = 1, .microbatches = 2, .zero = 3, .replicas = {4}}, {24, 4, 20, 0}},
+      {"recomputed",
+       {.stages = 1, .microbatches = 2, .zero = 3, .replicas = {2}, .recompute = ap::Recompute::kAlways},
+       {24, 24}},
+      {"zero-bubble",
+       {.stages = 1, .microbatches = 2, .zero = 3, .replicas = {2}, .schedule = ap::ScheduleKind::kZbH1},
+       {24, 24}},
+      {"2 stages", {.stages = 2, .microbatches = 4, .zero = 3, .replicas = {2, 2}}, {12, 12, 12, 12}},
+      {"2 slices", {.stages = 1, .tensor_parallel = 2, .zero = 3, .replicas = {2}}, {24, 24, 0, 0}},
+      {"offloaded", {.stages = 1, .zero = 3, .offload = ap::Offload::kOptimizer, .replicas = {2}}, {24, 24}},
+  };
+}
+
+TEST_CASE("fp8: gathers in 8 bits give the bits of gathers in 16") {
+  torch::set_num_threads(1);
+  for (const auto& way : ways_of_zero_3()) {
+    for (const bool is_loss_outside : {false, true}) {
+      INFO(way.name << (is_loss_outside ? ", loss outside" : ""));
+      auto in_16_bits = way;
+      in_16_bits.options.zero = 2;
+      const auto wanted = seen_in(in_16_bits, is_loss_outside, wide, unchanged);
+      const auto got = seen_in(way, is_loss_outside, wide, unchanged);
+      CHECK(same_bits(got.losses, wanted.losses));
+      CHECK(same_bits(got.parameters, wanted.parameters));
+      INFO(got.gathered[0] << " bytes at first, then " << got.gathered[1]);
+      CHECK(static_cast<double>(got.gathered[1]) < 0.62 * static_cast<double>(got.gathered[0]));
+      CHECK(got.gathered[kSteps - 1] == got.gathered[1]);
+    }
   }
 }
 

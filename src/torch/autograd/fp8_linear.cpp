@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include <autopar/core/assert.hpp>
+
 #include "torch/autograd/gradient_of_bias.hpp"
 #include "torch/fused/rows_of.hpp"
 
@@ -20,25 +22,43 @@ fused::Fp8Scale unseen(fused::Fp8Scale scale) {
 /// then takes no more memory than x in 16 bits.
 bool keeps_transposed(const at::Tensor& rows, const at::Tensor& weight) { return rows.size(0) >= weight.size(0); }
 
+/// The weight as the forward reads it, and its transpose if that is kept. One in 8 bits is gathered again for the
+/// backward, which makes the transpose then.
+fused::Fp8Matrix weight_in_fp8(const fp8::Layer& layer, const at::Tensor& weight, bool seen, bool keeps) {
+  const auto scale = layer.of_weight();
+  if (is_in_fp8(weight)) return {weight, {}, scale.unit};
+  return fused::cast_to_fp8(weight, at::kFloat8_e4m3fn, seen ? scale : unseen(scale),
+                            keeps ? Fp8Sides::kBoth : Fp8Sides::kRows);
+}
+
+/// The transpose of the weight that the forward read, for the backward.
+fused::Fp8Rows transposed_weight(const fp8::Layer& layer, const at::Tensor& weight) {
+  const auto scale = unseen(layer.of_weight());
+  if (is_in_fp8(weight)) return {fused::fp8_columns(weight), scale.unit};
+  const auto made = fused::cast_to_fp8(weight, at::kFloat8_e4m3fn, scale, Fp8Sides::kColumns);
+  return {made.columns, made.unit};
+}
+
 }  // namespace
 
+bool is_in_fp8(const at::Tensor& weight) { return weight.scalar_type() == at::kFloat8_e4m3fn; }
+
 bool runs_in_fp8(const fp8::Layer& layer, const at::Tensor& x, const at::Tensor& weight) {
-  return layer.is_ready && x.scalar_type() == at::kBFloat16 && weight.scalar_type() == at::kBFloat16 && x.numel() > 0;
+  const bool may_run = layer.is_ready && x.scalar_type() == at::kBFloat16 && x.numel() > 0 && weight.requires_grad();
+  AUTOPAR_ASSERT(may_run || !is_in_fp8(weight), "a weight was gathered in 8 bits for a layer that runs in 16");
+  return may_run && (weight.scalar_type() == at::kBFloat16 || is_in_fp8(weight));
 }
 
 Fp8Result fp8_linear(const fp8::Layer& layer, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                      bool seen) {
   const auto of_x = fused::cast_to_fp8(fused::rows_of(x), at::kFloat8_e4m3fn, seen ? layer.x() : unseen(layer.x()),
                                        seen ? Fp8Sides::kBoth : Fp8Sides::kRows);
-  const bool keeps_weight = seen && keeps_transposed(fused::rows_of(x), weight);
-  const auto of_weight =
-      fused::cast_to_fp8(weight, at::kFloat8_e4m3fn, seen ? layer.of_weight() : unseen(layer.of_weight()),
-                         keeps_weight ? Fp8Sides::kBoth : Fp8Sides::kRows);
+  const auto of_weight = weight_in_fp8(layer, weight, seen, seen && keeps_transposed(fused::rows_of(x), weight));
   auto sizes = x.sizes().vec();
   sizes.back() = weight.size(0);
   const auto y = fused::fp8_product({of_x.rows, of_x.unit}, {of_weight.rows, of_weight.unit}, bias, x.scalar_type());
   Fp8Result result{y.view(sizes), {of_x.columns, of_x.unit}, {}};
-  if (keeps_weight) result.weight = {of_weight.columns, of_weight.unit};
+  if (of_weight.columns.defined()) result.weight = {of_weight.columns, of_weight.unit};
   return result;
 }
 
@@ -50,12 +70,7 @@ BackwardFormulas fp8_formulas(fp8::Layer& layer, const at::Tensor& gradient, con
   const fused::Fp8Rows of_gradient{cast.columns, cast.unit};
   BackwardFormulas formulas;
   formulas.input = [&layer, cast, weight, gradient] {
-    auto transposed = weight;
-    if (!weight.unit.defined()) {
-      const auto made =
-          fused::cast_to_fp8(weight.rows, at::kFloat8_e4m3fn, unseen(layer.of_weight()), Fp8Sides::kColumns);
-      transposed = {made.columns, made.unit};
-    }
+    const auto transposed = weight.unit.defined() ? weight : transposed_weight(layer, weight.rows);
     auto sizes = gradient.sizes().vec();
     sizes.back() = transposed.rows.size(0);
     return fused::fp8_product({cast.rows, cast.unit}, transposed, {}, gradient.scalar_type()).view(sizes);

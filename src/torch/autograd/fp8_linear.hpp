@@ -16,7 +16,11 @@ struct BackwardFormulas {
   std::function<void(const std::vector<at::Tensor>& sums)> add_weights{};  ///< adds them
 };
 
-/// Whether a call runs in 8 bits: there are scales, and its operands have 16 bits.
+/// Whether a weight was gathered in 8 bits (parameters/fp8_shards.hpp), by the scale of the call.
+[[nodiscard]] bool is_in_fp8(const at::Tensor& weight);
+
+/// Whether a call runs in 8 bits: there are scales, its operands have 16 bits or its weight has 8, and the weight is
+/// trained. Without gradients no weight is.
 [[nodiscard]] bool runs_in_fp8(const fp8::Layer& layer, const at::Tensor& x, const at::Tensor& weight);
 
 struct Fp8Result {
@@ -31,7 +35,7 @@ struct Fp8Result {
                                    const at::Tensor& bias, bool seen);
 
 /// The formulas for a gradient in E5M2. They keep it, and none keeps the gradient itself but for a bias.
-/// @param x, weight  of Fp8Result; a weight without unit is the weight itself
+/// @param x, weight  of Fp8Result; a weight without unit is the weight itself, in 16 bits or in 8
 [[nodiscard]] BackwardFormulas fp8_formulas(fp8::Layer& layer, const at::Tensor& gradient, const fused::Fp8Rows& x,
                                             const fused::Fp8Rows& weight);
 

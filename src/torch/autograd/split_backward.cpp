@@ -397,7 +397,6 @@ void run_split(replay::ReplayCall& call, const SplitBackward& split, const std::
   const auto at = [&](int position) { return call.stack[static_cast<std::size_t>(position)].toTensor(); };
   const auto x = at(split.x_at), weight = at(split.weight_at);
   const bool in_batches = !split.is_of_images || x.dim() == weight.dim();
-  const bool real = weight.is_floating_point() && (!split.input || x.scalar_type() == weight.scalar_type());
   const bool with_bias = split.bias.valid() && at(split.bias_at).requires_grad();
   std::vector<at::Tensor> parameters{call.environment[split.weight.index()]};
   if (with_bias) parameters.push_back(call.environment[split.bias.index()]);
@@ -408,6 +407,7 @@ void run_split(replay::ReplayCall& call, const SplitBackward& split, const std::
   const bool parts = deferred != nullptr || split.of_cast || beside || sum != nullptr || sums_bias;
   const bool with_history = at::GradMode::is_enabled();
   const bool in_fp8 = split.fp8 != nullptr && runs_in_fp8(*split.fp8, x, weight);
+  const bool real = in_fp8 || (weight.is_floating_point() && (!split.input || x.scalar_type() == weight.scalar_type()));
   if (!parts || !with_history || !weight.requires_grad() || !real || !in_batches) {
     if (in_fp8)
       static_cast<void>(proceed_in_fp8(call, split, /*seen=*/false));

@@ -52,8 +52,10 @@ void ParameterCasts::find_readers(const std::vector<interpret::StagePart>& parts
 
 // ---------------------------------------------------------------- a call
 
-void ParameterCasts::start(replay::Environment& values, const replay::Environment& handles, bool differentiate) {
+void ParameterCasts::start(replay::Environment& values, const replay::Environment& handles, bool differentiate,
+                           const std::map<ValueId, at::Tensor>& copies) {
   differentiates_ = differentiate;
+  copies_ = copies;
   for (const auto op : made_first_) make(op, values, handles);
 }
 
@@ -78,6 +80,8 @@ void ParameterCasts::make(OpId op, replay::Environment& values, const replay::En
 
 at::Tensor ParameterCasts::cast(const at::Tensor& leaf, const at::Tensor& handle, ValueId parameter,
                                 const ValueInfo& form) const {
+  const auto of_call = copies_.find(parameter);
+  if (of_call != copies_.end()) return autograd::with_history_of(leaf, of_call->second);
   auto copy = copy_(parameter);
   AUTOPAR_ASSERT(!copy.defined() || copy.scalar_type() == form.dtype,
                  "a parameter is gathered in another element type than it is read in");

@@ -40,7 +40,9 @@ class ParameterCasts {
 
   /// Starts a call. Casts are kept until `drop`, and as long as a backward needs them.
   /// @param differentiate  whether backwards will follow
-  void start(replay::Environment& values, const replay::Environment& handles, bool differentiate);
+  /// @param copies         what replaces casts of some parameters in this call, maybe in 8 bits
+  void start(replay::Environment& values, const replay::Environment& handles, bool differentiate,
+             const std::map<ValueId, at::Tensor>& copies = {});
   /// Makes what an operator reads and is not made.
   void make_for(OpId op, replay::Environment& values, const replay::Environment& handles);
   void drop(replay::Environment& values);
@@ -66,6 +68,7 @@ class ParameterCasts {
   std::vector<OpId> made_first_;               ///< the other casts
   std::map<std::tuple<ValueId, c10::ScalarType, bool>, at::Tensor> made_;  ///< by parameter, type and grad mode
   bool differentiates_ = false;
+  std::map<ValueId, at::Tensor> copies_;  ///< of the latest call
 };
 
 }  // namespace autopar::engine

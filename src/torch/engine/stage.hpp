@@ -129,7 +129,10 @@ class Stage {
   /// From now on casts of parameters are made when an operator first reads them. If they were made together, a device
   /// would wait for the host. They are kept until `drop_casts`, and as long as a backward needs them.
   /// @param differentiate  whether backwards will follow
-  void start_casts(bool differentiate) { casts_.start(environment_, handles_, differentiate); }
+  /// @param copies  see ParameterCasts::start
+  void start_casts(bool differentiate, const std::map<ValueId, at::Tensor>& copies = {}) {
+    casts_.start(environment_, handles_, differentiate, copies);
+  }
   void drop_casts() { casts_.drop(environment_); }
   /// The values of the current slice: the leaves of the stage, and the values that the slice adds and removes. One
   /// slice at a time.

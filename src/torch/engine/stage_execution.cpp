@@ -40,7 +40,7 @@ void StageExecution::forward(const Action& action) {
   auto& slice = this->slice(action);
   slice.samples = action.samples;
   const auto context = slice_context(action);
-  if (!std::exchange(has_casts_, true)) stage_.start_casts(context_.differentiate);
+  if (!std::exchange(has_casts_, true)) stage_.start_casts(context_.differentiate, context_.copies);
   const at::AutoGradMode mode(context_.differentiate);
   try {
     bring_inputs(slice, context);

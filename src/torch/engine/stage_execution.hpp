@@ -26,6 +26,7 @@ struct CallContext {
   std::vector<std::pair<ValueId, at::Tensor>> prologue;  ///< values known before the pipeline
   std::vector<at::Tensor> counts;                        ///< see SliceContext
   replay::OpObserver* observer = nullptr;                ///< likewise
+  std::map<ValueId, at::Tensor> copies{};                ///< see Stage::start_casts
 };
 
 /// The roots of a backward: results of a slice and their gradients.

@@ -21,6 +21,12 @@ TorchEngine::TorchEngine(RankRuntime& runtime, CallContext context)
       messages_(runtime, context_),
       edges_(runtime, context_, messages_),
       gradients_(runtime) {
+  if (context_.differentiate) {
+    for (const int group : runtime_.groups_in_8_bits()) {
+      in_8_bits_[group];
+      runtime_.add_copies_of(group, context_.copies);
+    }
+  }
   for (const auto& stage : runtime_.stages()) runs_.emplace_back(*stage, context_);
 }
 
@@ -157,14 +163,30 @@ void TorchEngine::accept(const Action& action, const Buffer& buffer) {
 }
 
 Buffer TorchEngine::gathering(const Action& action) {
+  ++unsharded_[action.group];
+  const auto in_8_bits = in_8_bits_.find(action.group);
+  if (in_8_bits != in_8_bits_.end())
+    return buffer_of(in_8_bits->second.emplace_back(runtime_.fp8_shards_of(action.group).pack()));
   auto& memory = *runtime_.shards_of(action.group);
   memory.allocate();
-  ++unsharded_[action.group];
   return buffer_of(memory.whole());
 }
 
+// In 16 bits compute copies lie in that memory.
+void TorchEngine::gathered(const Action& action) {
+  const auto in_8_bits = in_8_bits_.find(action.group);
+  if (in_8_bits == in_8_bits_.end()) return;
+  auto& messages = in_8_bits->second;  // gathers of a group end in the order in which they begin
+  runtime_.fp8_shards_of(action.group).unpack(messages.front());
+  messages.pop_front();
+}
+
 void TorchEngine::reshard(const Action& action) {
-  if (--unsharded_[action.group] == 0) runtime_.shards_of(action.group)->release();
+  if (--unsharded_[action.group] > 0) return;
+  if (in_8_bits_.contains(action.group))
+    runtime_.fp8_shards_of(action.group).release();
+  else
+    runtime_.shards_of(action.group)->release();
 }
 
 // ---------------------------------------------------------------- results

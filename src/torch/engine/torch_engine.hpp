@@ -59,7 +59,7 @@ class TorchEngine {
 
   // ShardingEngine
   [[nodiscard]] Buffer gathering(const Action& action);
-  void gathered(const Action&) {}  // compute copies lie in that memory
+  void gathered(const Action& action);
   void reshard(const Action& action);
 
   /// This rank's samples of a batched result, after the forwards. Without samples it is an empty tensor.
@@ -95,7 +95,8 @@ class TorchEngine {
   BatchEdges edges_;
   StageGradientSums gradients_;
   std::map<ValueId, at::Tensor> sum_gradients_;
-  std::map<int, int> unsharded_;  ///< by group: number of gathers that have not been resharded
+  std::map<int, int> unsharded_;                     ///< by group: number of gathers that have not been resharded
+  std::map<int, std::deque<at::Tensor>> in_8_bits_;  ///< by group that this call gathers so: messages on their way
   std::vector<std::shared_ptr<torch::autograd::Node>> retired_;
   ComputeGate* gate_ = nullptr;
 };

@@ -72,6 +72,19 @@ std::vector<bool> Layers::ready() const {
   return ready;
 }
 
+bool Layers::all_ready() const { return std::ranges::all_of(layers_, &Layer::is_ready); }
+
+std::vector<std::byte> Layers::seen_gradients() const {
+  std::vector<std::byte> seen;
+  for (const auto& layer : layers_) seen.push_back(std::byte{layer.has_seen_gradient});
+  return seen;
+}
+
+void Layers::add_seen_gradients(std::span<const std::byte> seen) {
+  for (std::size_t i = 0; i < std::min(seen.size(), layers_.size()); ++i)
+    layers_[i].has_seen_gradient = layers_[i].has_seen_gradient || seen[i] != std::byte{};
+}
+
 Layer* Layers::find(const std::string& weight) {
   const auto found = by_weight_.find(weight);
   return found == by_weight_.end() ? nullptr : found->second;

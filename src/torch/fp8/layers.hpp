@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -22,7 +23,7 @@ struct Layer {
   const Layers* all;
   std::int64_t first;              ///< of its operands
   bool is_ready = false;           ///< there are scales; until then products run in bf16
-  bool has_seen_gradient = false;  ///< a backward of this rank has told of a gradient
+  bool has_seen_gradient = false;  ///< a backward has told of a gradient
 
   /// Of the call under way. What is taken stays as it is in later calls, except for `most`.
   [[nodiscard]] fused::Fp8Scale x() const;
@@ -56,6 +57,13 @@ class Layers {
 
   /// By layer: whether it has scales.
   [[nodiscard]] std::vector<bool> ready() const;
+  /// Whether all have. Until then ranks exchange before each `begin_call` whose gradients they have seen, so that all
+  /// have scales from the same call on: gathers send the same bytes.
+  [[nodiscard]] bool all_ready() const;
+  /// By layer: not 0 if a backward of this rank has told of its gradient.
+  [[nodiscard]] std::vector<std::byte> seen_gradients() const;
+  /// @param seen  `seen_gradients` of a rank
+  void add_seen_gradients(std::span<const std::byte> seen);
 
   /// Before the forward of a training call: scales from what ranks agreed on.
   void begin_call();

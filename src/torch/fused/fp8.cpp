@@ -84,6 +84,16 @@ Fp8Matrix cast_to_fp8(const at::Tensor& matrix, c10::ScalarType format, const Fp
   return to;
 }
 
+at::Tensor fp8_columns(const at::Tensor& rows) {
+  const at::NoGradGuard no_grad;
+  const auto height = rows.size(0), pitch = detail::parts_for(height, kPack) * kPack;
+  auto columns = at::empty({rows.size(1), pitch}, rows.options());
+  const auto bytes = columns.view(at::kByte);
+  bytes.narrow(1, 0, height).copy_(rows.view(at::kByte).t());
+  bytes.narrow(1, height, pitch - height).zero_();
+  return columns;
+}
+
 void see_largest(const at::Tensor& values, const at::Tensor& most) {
   const at::NoGradGuard no_grad;
   if (values.numel() > 0) most.copy_(at::maximum(most, values.abs().amax().to(at::kFloat).view(most.sizes())));

@@ -83,11 +83,12 @@ OpInterpreter::OpInterpreter(const OpGraph& graph, const algebra::BatchSemantics
           autograd::chosen_split(site, plan, {splits_backwards, recomputes, side_ != nullptr, is_summed, services.fp8});
     if (split && split->pads_rows) layouts->exclude(op);  // its views may read padded rows
     if (split && splits_backwards && !recomputes) {
-      deferrable_.push_back(split->weight);
-      if (split->bias.valid()) deferrable_.push_back(split->bias);
+      splits_.deferrable.push_back(split->weight);
+      if (split->bias.valid()) splits_.deferrable.push_back(split->bias);
     }
     const auto* function = autograd::custom_function_of(site);
     if (function != nullptr) functions_[op] = function;
+    if (split && split->fp8 != nullptr && function == nullptr) splits_.in_fp8.push_back(op);
     if (layouts->concerns(op) || as_shard) seconds->exclude(op);
     auto acting = services_at(op);
     if (!split && function == nullptr && !is_handled(plan.handling(op)) && !as_shard && acting.empty()) continue;
@@ -97,8 +98,9 @@ OpInterpreter::OpInterpreter(const OpGraph& graph, const algebra::BatchSemantics
       for (auto service = acting.rbegin(); service != acting.rend(); ++service) (*service)->after(call);
     });
   }
-  std::sort(deferrable_.begin(), deferrable_.end());
-  deferrable_.erase(std::unique(deferrable_.begin(), deferrable_.end()), deferrable_.end());
+  std::sort(splits_.deferrable.begin(), splits_.deferrable.end());
+  splits_.deferrable.erase(std::unique(splits_.deferrable.begin(), splits_.deferrable.end()), splits_.deferrable.end());
+  std::sort(splits_.in_fp8.begin(), splits_.in_fp8.end());
 }
 
 std::vector<OpService*> OpInterpreter::services_at(OpId op) const {

@@ -73,7 +73,9 @@ class OpInterpreter {
            std::shared_ptr<autograd::DeferredGradients> deferred, OpRange ops);
 
   /// Parameters with gradients that may be deferred, ascending, each once.
-  [[nodiscard]] const std::vector<ValueId>& deferrable() const { return deferrable_; }
+  [[nodiscard]] const std::vector<ValueId>& deferrable() const { return splits_.deferrable; }
+  /// Linear layers whose products run in 8 bits, and which take their weight in 8 bits, too, ascending.
+  [[nodiscard]] const std::vector<OpId>& in_fp8() const { return splits_.in_fp8; }
 
  private:
   void handle(replay::ReplayCall& call, const std::optional<autograd::SplitBackward>& split);
@@ -99,7 +101,10 @@ class OpInterpreter {
   const SliceContext* slice_ = nullptr;  ///< of the run under way
   std::vector<NormSample>* statistics_ = nullptr;
   std::shared_ptr<autograd::DeferredGradients> deferred_;
-  std::vector<ValueId> deferrable_;
+  struct {
+    std::vector<ValueId> deferrable;
+    std::vector<OpId> in_fp8;
+  } splits_;                                                   ///< of split backwards
   std::map<OpId, const autograd::CustomFunction*> functions_;  ///< custom functions that run operators instead of
                                                                ///< libtorch's
 };

@@ -67,6 +67,8 @@ class SegmentInterpreter {
 
   /// See OpInterpreter::deferrable.
   [[nodiscard]] const std::vector<ValueId>& deferrable() const { return ops_.deferrable(); }
+  /// See OpInterpreter::in_fp8.
+  [[nodiscard]] const std::vector<OpId>& in_fp8() const { return ops_.in_fp8(); }
   [[nodiscard]] const std::deque<Segment>& segments() const { return segments_; }  ///< in the order of the run
 
  private:

@@ -5,13 +5,12 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <c10/core/DeviceGuard.h>
-#include <c10/core/StorageImpl.h>
 
 #include <autopar/core/assert.hpp>
 #include <autopar/plan/memory/optimizations.hpp>
 
 #include "torch/device/host_copies.hpp"
+#include "torch/parameters/flat_memory.hpp"
 
 namespace autopar::parameters {
 
@@ -64,12 +63,6 @@ std::vector<ShardUnit> make_units(const std::vector<std::vector<std::string>>& n
 
 namespace {
 
-void drop_memory(const at::Tensor& tensor) {
-  auto* storage = tensor.storage().unsafeGetStorageImpl();
-  storage->set_data_ptr_noswap(at::DataPtr(nullptr, storage->device()));
-  storage->set_nbytes(0);
-}
-
 std::vector<at::Tensor> places_in(const at::Tensor& flat, const ShardUnit& unit) {
   std::vector<at::Tensor> parts;
   for (const auto& place : unit.places) parts.push_back(part_of(flat, place.offset, place.sizes));
@@ -115,6 +108,11 @@ at::Tensor ShardMemory::owner_memory(const ShardUnit::Place& place) const {
   return parameters::part_of(memory, within.begin, {within.size()});
 }
 
+at::Tensor ShardMemory::local_shard(const ShardUnit::Place& place) const {
+  const auto within = within_part(place);
+  return own_.narrow(0, within.begin, within.size());
+}
+
 void ShardMemory::take_over(const ShardUnit::Place& place, const at::Tensor& value) {
   const auto shard = unit_.shard_of(place, rank_);
   if (shard.empty()) return;
@@ -152,19 +150,15 @@ at::Tensor ShardMemory::gradient_memory() {
 void ShardMemory::allocate() {
   if (!lies_apart()) return;
   if (unit_.zero >= 3) {
-    auto* storage = whole_.storage().unsafeGetStorageImpl();
-    if (storage->nbytes() > 0) return;
-    const c10::DeviceGuard on_its_device(whole_.device());  // device allocators use the current device
-    const auto bytes = static_cast<std::size_t>(unit_.elements) * whole_.element_size();
-    storage->set_data_ptr_noswap(storage->allocator()->allocate(bytes));
-    storage->set_nbytes(bytes);
+    if (has_memory(whole_)) return;
+    give_memory(whole_, static_cast<std::size_t>(unit_.elements) * whole_.element_size());
   }
   const at::NoGradGuard no_grad;
   whole_.narrow(0, own().begin, own().size()).copy_(own_);
 }
 
 void ShardMemory::release() {
-  if (unit_.zero >= 3 && whole_.storage().nbytes() > 0) drop_memory(whole_);
+  if (unit_.zero >= 3 && has_memory(whole_)) drop_memory(whole_);
 }
 
 }  // namespace autopar::parameters

@@ -93,6 +93,8 @@ class ShardMemory {
   void release();
   /// This rank's elements of a parameter, flat; with the parameter's sizes if it owns all of it.
   [[nodiscard]] at::Tensor owner_memory(const ShardUnit::Place& place) const;
+  /// This rank's elements of a parameter on the device, flat: what a gather sends.
+  [[nodiscard]] at::Tensor local_shard(const ShardUnit::Place& place) const;
   /// The elements of a parameter in this rank's part, as indices of the part.
   [[nodiscard]] Interval within_part(const ShardUnit::Place& place) const;
   [[nodiscard]] Interval own() const { return unit_.part_of(rank_); }

@@ -22,7 +22,7 @@ void StepRunner::forward(Call& call) {
   auto& program = *call.program;
   program.runtime.stages->refresh_leaves();
   parameters_.upload();
-  if (call.differentiate && !fp8_.empty()) fp8_.begin_call();
+  if (call.differentiate && !fp8_.empty()) begin_fp8_call();
   auto& inputs = call.state.inputs;
   if (inputs.empty()) {
     for (const auto& tensor : call.arguments.tensors) inputs.push_back(tensor.detach().to(deployment_.device()));
@@ -37,6 +37,14 @@ void StepRunner::forward(Call& call) {
   run_epilogue(call, local);
   if (!std::exchange(call.state.has_updated_buffers, true)) buffers_.run(call);
   parameters_.wait_for_upload();  // an optimizer on the host may step as soon as the call returns
+}
+
+void StepRunner::begin_fp8_call() {
+  if (!fp8_.all_ready()) {
+    for (const auto& seen : ranks_.all_gather(fp8_.seen_gradients(), "agreeing on layers that run in 8 bits"))
+      fp8_.add_seen_gradients(seen);
+  }
+  fp8_.begin_call();
 }
 
 void StepRunner::run_stages(Call& call, const interpret::SliceContext& local) {

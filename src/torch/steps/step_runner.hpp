@@ -53,6 +53,7 @@ class StepRunner {
   void watch_actions(decltype(ExecutorHooks::trace) watch) { watch_ = std::move(watch); }
 
  private:
+  void begin_fp8_call();
   void run_stages(Call& call, const interpret::SliceContext& local);
   void complete_sums(Call& call);
   void run_epilogue(Call& call, const interpret::SliceContext& local);
