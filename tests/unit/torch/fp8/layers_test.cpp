@@ -99,6 +99,22 @@ TEST_CASE("fp8::Layers: the largest of all ranks counts", "[fp8]") {
   }
 }
 
+TEST_CASE("fp8::Layers: a rank that ran nothing has scales when others have", "[fp8]") {
+  Layers layers, idle;
+  layers.start({"fc.weight", "other.weight"}, at::kCPU);
+  idle.start({"fc.weight", "other.weight"}, at::kCPU);
+  call_with(layers, 3, 1, 1);
+  for (auto* const rank : {&layers, &idle}) {
+    CHECK_FALSE(rank->all_ready());
+    for (const auto& seen : {layers.seen_gradients(), idle.seen_gradients()}) rank->add_seen_gradients(seen);
+    rank->begin_call();
+    CHECK(rank->ready() == std::vector<bool>{true, false});
+  }
+  idle.find("other.weight")->has_seen_gradient = true;
+  idle.begin_call();
+  CHECK(idle.all_ready());
+}
+
 TEST_CASE("fp8::Layers: histories are taken on as they are", "[fp8]") {
   Layers layers, others;
   layers.start({"fc.weight", "unused.weight"}, at::kCPU);

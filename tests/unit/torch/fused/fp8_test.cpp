@@ -37,6 +37,15 @@ TEST_CASE("cast_to_fp8: rows and their transpose, saturated, with the largest ma
   }
 }
 
+TEST_CASE("fp8_columns: the transpose that a cast gives", "[fp8]") {
+  torch::manual_seed(3);
+  for (const std::int64_t height : {16, 21}) {
+    const auto matrix = torch::randn({height, 32}).mul(30).to(torch::kBFloat16);
+    const auto made = fused::cast_to_fp8(matrix, at::kFloat8_e4m3fn, scale_of(8), Fp8Sides::kBoth);
+    CHECK(torch::equal(fused::fp8_columns(made.rows).view(torch::kByte), made.columns.view(torch::kByte)));
+  }
+}
+
 TEST_CASE("cast_to_fp8: numbers that are not finite saturate or stay NaN, and are told", "[fp8]") {
   auto matrix = torch::ones({2, 16}, torch::kBFloat16);
   matrix[0][3] = std::numeric_limits<float>::infinity();
