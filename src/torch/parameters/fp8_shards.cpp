@@ -17,6 +17,8 @@ namespace autopar::parameters {
 namespace {
 
 constexpr auto kIn8Bits = at::kFloat8_e4m3fn, kIn16Bits = at::kBFloat16;
+constexpr auto kWords = at::kLong;  ///< in which bytes are copied
+constexpr std::int64_t kWord = 8;
 
 std::int64_t rounded_up(std::int64_t bytes, std::int64_t to) { return (bytes + to - 1) / to * to; }
 
@@ -56,20 +58,20 @@ std::int64_t Fp8Shards::lay_out_whole() {
   return bytes;
 }
 
+// Shards begin at multiples of 16 elements, and so at multiples of 16 bytes.
 void Fp8Shards::lay_out_message() {
   constexpr std::int64_t kAlignment = 16;
   const auto& unit = memory_->unit();
   for (const auto rank : unit.ranks) {
     auto& pieces = pieces_.emplace_back();
     std::int64_t bytes = 0;
-    for (const bool in_8_bits : {true, false}) {
-      for (std::size_t i = 0; i < layers_.size(); ++i) {
-        const auto shard = unit.shard_of(unit.places[i], rank);
-        if ((layers_[i] != nullptr) != in_8_bits || shard.empty()) continue;
-        pieces.push_back({i, bytes, offsets_[i] + shard.begin * width(i), shard.size() * width(i)});
-        bytes += pieces.back().bytes;
-      }
-      bytes = rounded_up(bytes, kAlignment);
+    for (std::size_t i = 0; i < layers_.size(); ++i) {
+      const auto shard = unit.shard_of(unit.places[i], rank);
+      if (shard.empty()) continue;
+      const auto begin = offsets_[i] + shard.begin * width(i);
+      AUTOPAR_ASSERT(begin % kAlignment == 0, "a shard does not begin where vector loads do");
+      pieces.push_back({i, shard.size(), bytes, begin, rounded_up(shard.size() * width(i), kAlignment)});
+      bytes += pieces.back().bytes;
     }
     part_ = std::max(part_, bytes);
   }
@@ -92,7 +94,7 @@ at::Tensor Fp8Shards::pack() const {
   std::vector<at::Tensor> to, from;
   for (const auto& piece : pieces_[self]) {
     const auto shard = memory_->local_shard(memory_->unit().places[piece.place]);
-    auto bytes = part.narrow(0, piece.in_message, piece.bytes);
+    auto bytes = part.narrow(0, piece.in_message, piece.elements * width(piece.place));
     if (const auto* const layer = layers_[piece.place]) {
       bytes.copy_(cast_shard(shard, *layer));
       continue;
@@ -107,11 +109,13 @@ at::Tensor Fp8Shards::pack() const {
 void Fp8Shards::unpack(const at::Tensor& message) {
   const at::NoGradGuard no_grad;
   if (!has_memory(whole_)) give_memory(whole_, static_cast<std::size_t>(bytes_));
+  const auto into = whole_.view(kWords), words = message.view(kWords);
   std::vector<at::Tensor> to, from;
   for (std::size_t r = 0; r < pieces_.size(); ++r) {
+    const auto part = part_ * static_cast<std::int64_t>(r);
     for (const auto& piece : pieces_[r]) {
-      to.push_back(whole_.narrow(0, piece.in_whole, piece.bytes));
-      from.push_back(message.narrow(0, part_ * static_cast<std::int64_t>(r) + piece.in_message, piece.bytes));
+      to.push_back(into.narrow(0, piece.in_whole / kWord, piece.bytes / kWord));
+      from.push_back(words.narrow(0, (part + piece.in_message) / kWord, piece.bytes / kWord));
     }
   }
   at::_foreach_copy_(to, from);

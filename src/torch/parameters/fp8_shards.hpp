@@ -18,8 +18,8 @@ namespace autopar::parameters {
 ///   auto message = shards.pack();           // this rank's part is in place; gather it
 ///   shards.unpack(message);                 // parameter(place) has memory until `release`
 ///
-/// A message has an equal part for each rank: its elements in 8 bits, then those in 16 from a multiple of 16 bytes on,
-/// and as many bytes as the longest part needs.
+/// A message has an equal part for each rank, as long as the longest one needs: its shard of each parameter, at a
+/// multiple of 16 bytes.
 class Fp8Shards {
  public:
   /// @param layers  by place of the unit; null: the parameter is gathered in 16 bits
@@ -43,7 +43,9 @@ class Fp8Shards {
   /// A rank's elements of one parameter.
   struct Piece {
     std::size_t place;
-    std::int64_t in_message, in_whole, bytes;  ///< the first two are offsets in bytes, of the rank's part and of whole_
+    std::int64_t elements;
+    std::int64_t in_message, in_whole;  ///< bytes before it, in the rank's part and in whole_
+    std::int64_t bytes;                 ///< rounded up to a multiple of 16, which both have room for
   };
   /// Lays out the parameters one after the other. @return bytes
   std::int64_t lay_out_whole();
