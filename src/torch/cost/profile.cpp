@@ -11,7 +11,9 @@
 #include "capture/ir/tensor_form.hpp"
 #include "ops/registry.hpp"
 #include "ops/rules.hpp"
+#include "torch/autograd/split_backward.hpp"
 #include "torch/cost/atom_memory.hpp"
+#include "torch/fused/fp8.hpp"
 #include "torch/tensor_parallel/followers.hpp"
 #include "torch/tensor_parallel/tensor_candidates.hpp"
 
@@ -65,13 +67,15 @@ class StructureHash {
 class Profiler {
  public:
   Profiler(const OpGraph& graph, const algebra::BatchSemantics& plan, c10::DeviceType device,
-           tensor_parallel::SingleLayers singles)
+           tensor_parallel::SingleLayers singles, const std::vector<std::string>& in_8_bits)
       : graph_(graph),
         plan_(plan),
         singles_(singles),
         options_{.device = device},
         reads_(algebra::parameter_reads(graph, plan)),
-        highest_zero_(algebra::highest_zero_levels(graph, plan, {})) {}
+        highest_zero_(algebra::highest_zero_levels(graph, plan, {})) {
+    profile_.in_8_bits = in_8_bits;
+  }
 
   GraphProfile run(const std::vector<std::vector<OpId>>& ties) && {
     profile_.atoms = partition_into_atoms(graph_, plan_, ties);
@@ -205,7 +209,7 @@ class Profiler {
         const auto bytes = static_cast<std::int64_t>(ops::bytes_of(graph_, op.results().front()).fixed);
         if (!counts_with_parameter) atom.resident += Bytes(bytes);
       } else {
-        add_work(atom, ops::work_of(op));
+        add_work_of(atom, op);
       }
       add_structure(structure, op, ops);
       atom.whole_batch = atom.whole_batch || plan_.handling(id).whole_batch;
@@ -238,6 +242,35 @@ class Profiler {
       best = id;
     }
     return best;
+  }
+
+  /// The layer that the op is, if its products run in 8 bits.
+  [[nodiscard]] std::optional<autograd::SplitBackward> layer_in_8_bits(OpId op) const {
+    if (profile_.in_8_bits.empty()) return std::nullopt;
+    auto layer = autograd::split_backward_of(graph_, plan_, op);
+    if (!layer || !layer->is_product || !layer->of_cast) return std::nullopt;
+    const auto found = std::ranges::find(profile_.in_8_bits, graph_.value(layer->weight).name);
+    return found == profile_.in_8_bits.end() ? std::nullopt : layer;
+  }
+
+  // Input and weight are cast in the forward, the gradient in the backward.
+  void add_work_of(OpProfile& atom, const OpCall& op) const {
+    auto work = ops::work_of(op);
+    if (const auto layer = layer_in_8_bits(op.id())) {
+      work.forward.flops = work.forward.flops * fused::kTimeOfFp8Product;
+      work.backward.flops = work.backward.flops * fused::kTimeOfFp8Product;
+      const auto bytes_of = [&](ValueId value) {
+        return ops::elements(graph_.value(value).sizes) * fused::kBytesOfFp8Cast;
+      };
+      WorkItem casts{OpClass::kMemory, work.dtype, {}, {}};
+      casts.forward.bytes = bytes_of(graph_.input(op.id(), layer->x_at));
+      casts.forward.bytes += bytes_of(graph_.input(op.id(), layer->weight_at));
+      casts.backward.bytes = bytes_of(graph_.output(op.id()));
+      casts.forward.launches.fixed = 2;
+      casts.backward.launches.fixed = 1;
+      add_work(atom, casts);
+    }
+    add_work(atom, work);
   }
 
   static void add_work(OpProfile& atom, const WorkItem& item) {
@@ -274,6 +307,7 @@ class Profiler {
     const auto& handling = plan_.handling(op.id());
     hash.add(std::uint64_t{handling.whole_batch});
     hash.add(std::uint64_t{handling.scale_output});
+    if (layer_in_8_bits(op.id())) hash.add(std::string_view("in 8 bits"));
   }
 
   void add_memory() {
@@ -453,8 +487,9 @@ class Profiler {
 }  // namespace
 
 GraphProfile profile_graph(const OpGraph& graph, const algebra::BatchSemantics& plan, c10::DeviceType device,
-                           const std::vector<std::vector<OpId>>& ties, tensor_parallel::SingleLayers singles) {
-  return Profiler(graph, plan, device, singles).run(ties);
+                           const std::vector<std::vector<OpId>>& ties, tensor_parallel::SingleLayers singles,
+                           const std::vector<std::string>& in_8_bits) {
+  return Profiler(graph, plan, device, singles, in_8_bits).run(ties);
 }
 
 }  // namespace autopar::cost

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include <autopar/capture/op_graph.hpp>
@@ -20,6 +21,7 @@ struct GraphProfile {
   std::vector<ValueId> parameter_values;                   ///< by ParameterId: parameters by last read, then buffers
   std::vector<ParameterId> parameter_ids;                  ///< by ValueId; none for other values
   std::vector<tensor_parallel::LeafSlices> region_slices;  ///< by tensor region of `model`: slices of its parameters
+  std::vector<std::string> in_8_bits;                      ///< weights of layers whose products run in 8 bits
 };
 
 /// Counts work and memory of the captured program by rules; nothing is run.
@@ -33,10 +35,13 @@ struct GraphProfile {
 /// @param device  whose kernels will run: masks of dropout, scores of attention and copies for convolutions differ
 /// @param ties    see partition_into_atoms; ties change the atoms, and therefore the hash
 /// @param singles  how tensor shards divide linear layers that are not part of a pair
+/// @param in_8_bits  weights of layers whose products run in 8 bits. Their memory is counted in 16 bits, as in the
+///                   first call
 /// @cost O((ops + values) log ops), a few microseconds for each op
 [[nodiscard]] GraphProfile profile_graph(
     const OpGraph& graph, const algebra::BatchSemantics& plan, c10::DeviceType device = c10::DeviceType::CPU,
     const std::vector<std::vector<OpId>>& ties = {},
-    tensor_parallel::SingleLayers singles = tensor_parallel::SingleLayers::kByOutputs);
+    tensor_parallel::SingleLayers singles = tensor_parallel::SingleLayers::kByOutputs,
+    const std::vector<std::string>& in_8_bits = {});
 
 }  // namespace autopar::cost

@@ -18,6 +18,11 @@ struct Fp8Scale {
   at::Tensor most;    ///< grows to the largest magnitude cast, infinite or NaN if a number is; undefined: not wanted
 };
 
+/// The time of a product in 8 bits, relative to bf16, on an H200 (benchmarks/NOTES.md).
+inline constexpr double kTimeOfFp8Product = 0.58;
+/// Bytes that a cast reads and writes for each number, by rows and by columns.
+inline constexpr double kBytesOfFp8Cast = 4;
+
 enum class Fp8Sides : std::uint8_t { kRows, kColumns, kBoth };
 
 /// A matrix [m, n] in 8 bits.

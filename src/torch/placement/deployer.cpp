@@ -1,6 +1,5 @@
 #include "torch/placement/deployer.hpp"
 
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -8,8 +7,7 @@
 #include <autopar/plan/report/runnable.hpp>
 
 #include "capture/algebra/parameter_reads.hpp"
-#include "torch/device/device_context.hpp"
-#include "torch/placement/fp8_choice.hpp"
+#include "torch/planning/fp8_choice.hpp"
 #include "torch/ranks/collective_try.hpp"
 
 namespace autopar::placement {
@@ -69,6 +67,7 @@ void Deployer::place(const programs::PlannedModes& modes, const cost::GraphProfi
   ranks::collective_try(ranks, "checking optimizers",
                         [&] { parts_.optimizers.require_for(deployment.plan(), parts_.options.inference); });
   placer_.add_units(program, partitioner_.planned_atoms(program));
+  start_fp8_layers(program, profile);
   ranks::collective_try(ranks, "looking for parameters of other models", [&] { parameters.require_unshared(); });
 }
 
@@ -103,7 +102,6 @@ void Deployer::prepare(programs::CapturedProgram& program) {
   const bool is_divided = !program.partition.parts.empty();
   if (!is_divided) partitioner_.partition(program);
   partitioner_.share_parameters(program);
-  choose_fp8_layers(program);
   build_runtime(program);
   make_groups(program);
   const auto& pipeline = program.partition.staged.pipeline;
@@ -115,17 +113,13 @@ void Deployer::prepare(programs::CapturedProgram& program) {
              std::to_string(pipeline.groups.size()) + " groups of sums among all ranks");
 }
 
-void Deployer::choose_fp8_layers(const programs::CapturedProgram& program) {
-  if (parts_.options.precision != Precision::kFp8 || !parts_.fp8.empty()) return;
+void Deployer::start_fp8_layers(const programs::CapturedProgram& planned, const cost::GraphProfile& profile) {
+  if (parts_.options.precision != Precision::kFp8) return;
   const auto device = parts_.deployment.device();
-  std::optional<Device> rates;
-  if (!device.is_cpu())
-    rates = devices::context_of(device.type()).describe(device.index(), 1);  // of any: they are equal
-  auto choice = fp8_layers_of(program.graph, program.plan, rates);
-  parts_.fp8.start(choice.weights, device);
+  parts_.fp8.start(profile.in_8_bits, device);
   if (!parts_.ranks.is_first()) return;
-  // What tensor shards hold may be cut into other sizes.
-  if (!program.partition.tensor_stages.empty()) choice = fp8_layers_of(program.runnable(), program.plan, rates);
+  // As tensor shards have cut them.
+  const auto choice = planning::chosen_fp8_layers(parts_.options, device, planned.runnable(), planned.plan);
   const auto log = parts_.ranks.logger(LogModule::kSession);
   log.info("fp8: products of " + std::to_string(choice.weights.size()) + " linear layers run in 8 bits");
   for (const auto& [weight, reason] : choice.left_out) log.info("fp8: '" + weight + "' stays in bf16: " + reason);

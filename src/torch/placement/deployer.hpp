@@ -55,8 +55,7 @@ class Deployer {
 
  private:
   void keep_copies(const programs::CapturedProgram& program);
-  /// Layers of the first program, with precision = fp8.
-  void choose_fp8_layers(const programs::CapturedProgram& program);
+  void start_fp8_layers(const programs::CapturedProgram& planned, const cost::GraphProfile& profile);
   void build_runtime(programs::CapturedProgram& program);
   void make_groups(programs::CapturedProgram& program);
 

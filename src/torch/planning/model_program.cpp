@@ -22,7 +22,7 @@ cost::GraphProfile ModelPrograms::profile(c10::DeviceType device, tensor_paralle
     auto more = cost::ties_to_other_mode(mode, {other->graph, other->plan});
     ties.insert(ties.end(), more.begin(), more.end());
   }
-  auto profile = cost::profile_graph(planned->graph, planned->plan, device, ties, singles);
+  auto profile = cost::profile_graph(planned->graph, planned->plan, device, ties, singles, in_8_bits);
   profile.model.held_beside = cost::held_beside(profile.model, device, recorded);
   return profile;
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <c10/core/DeviceType.h>
@@ -30,7 +31,8 @@ struct ModelProgram {
 struct ModelPrograms {
   ModelProgram* planned = nullptr;
   std::vector<ModelProgram*> others;
-  bool recorded = false;  ///< whether steps of `planned` are recorded where they repeat
+  bool recorded = false;                 ///< whether steps of `planned` are recorded where they repeat
+  std::vector<std::string> in_8_bits{};  ///< weights of layers whose products run in 8 bits
 
   /// Of `planned`, with atoms whose stages run the other modes as well.
   /// @param device   that runs it

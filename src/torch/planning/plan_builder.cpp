@@ -211,6 +211,7 @@ std::optional<ProgramVariant> PlanBuilder::chunked_variant(const ModelPrograms& 
     chunked.planned = copy(*programs.planned);
     for (const auto* other : programs.others) chunked.others.push_back(copy(*other));
     chunked.recorded = programs.recorded;
+    chunked.in_8_bits = programs.in_8_bits;
     chunked.chunk_logits(algebra_options(options_));
     profile = chunked.profile(planned_device(options_, device_));
   });

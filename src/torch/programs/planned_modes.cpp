@@ -13,7 +13,7 @@ void PlannedModes::add(const std::shared_ptr<CapturedProgram>& called, bool grad
 }
 
 planning::ModelPrograms PlannedModes::programs() const {
-  planning::ModelPrograms programs{planned.get(), {}, recorded};
+  planning::ModelPrograms programs{planned.get(), {}, recorded, in_8_bits};
   for (const auto& other : others) programs.others.push_back(other.get());
   return programs;
 }

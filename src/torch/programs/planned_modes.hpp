@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -18,7 +19,8 @@ namespace autopar::programs {
 struct PlannedModes {
   std::shared_ptr<CapturedProgram> planned;
   std::vector<std::shared_ptr<CapturedProgram>> others;
-  bool recorded = false;  ///< whether steps of what is planned are recorded where they repeat
+  bool recorded = false;               ///< whether steps of what is planned are recorded where they repeat
+  std::vector<std::string> in_8_bits;  ///< weights of layers whose products run in 8 bits
 
   /// The program that is called: planned if nothing else is, or if that is the same.
   void add(const std::shared_ptr<CapturedProgram>& called, bool gradients);

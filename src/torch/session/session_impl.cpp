@@ -17,6 +17,7 @@
 #include "torch/device/host_memory.hpp"
 #include "torch/device/tf32_scope.hpp"
 #include "torch/planning/device_costs.hpp"
+#include "torch/planning/fp8_choice.hpp"
 #include "torch/planning/plan_builder.hpp"
 #include "torch/ranks/collective_try.hpp"
 #include "torch/ranks/error_message.hpp"
@@ -281,7 +282,10 @@ void Impl::capture_and_deploy(const calls::CallArguments& arguments, const std::
   cost::GraphProfile profile;
   if (!deployed) {
     ranks::collective_try(*parts_.ranks, "profiling the model", [&] {
-      profile = modes.programs().profile(planning::planned_device(parts_.options.get(), deployment.device()));
+      const auto& options = parts_.options.get();
+      modes.in_8_bits =
+          planning::chosen_fp8_layers(options, deployment.device(), modes.planned->graph, modes.planned->plan).weights;
+      profile = modes.programs().profile(planning::planned_device(options, deployment.device()));
     });
   }
   if (!deployment.has_plan()) make_plan(modes, profile, batch);

@@ -83,14 +83,15 @@ Roots roots_among(const replay::Environment& values, const std::vector<ValueId>&
 }  // namespace
 
 AtomBench::AtomBench(const OpGraph& graph, const algebra::BatchSemantics& plan, const std::vector<OpId>& ops,
-                     StepStopwatch& stopwatch, bool adds_gradients)
+                     StepStopwatch& stopwatch, bool adds_gradients, fp8::Layers& fp8)
     : graph_(graph),
       plan_(plan),
       stopwatch_(stopwatch),
       device_(stopwatch.device()),
       adds_gradients_(adds_gradients),
       boundary_{{}, {}, made_for_others(graph, plan, ops)},
-      runner_(graph, plan, run_for_each_slice(plan, ops), boundary_.outgoing, device_) {
+      runner_(graph, plan, run_for_each_slice(plan, ops), boundary_.outgoing, device_, /*splits_backwards=*/false,
+              /*recomputed=*/{}, {.fp8 = &fp8}) {
   find_boundary(ops);
   for (const auto op : ops) {
     if (plan.handling(op).once) casts_.push_back(op);

@@ -10,6 +10,7 @@
 
 #include "torch/cost/measured/step_stopwatch.hpp"
 #include "torch/cost/partition.hpp"
+#include "torch/fp8/layers.hpp"
 #include "torch/interpret/op_interpreter.hpp"
 
 namespace autopar::cost::detail {
@@ -22,10 +23,11 @@ class AtomBench {
     bool has_backward = false;
   };
 
-  /// `graph`, `plan` and `stopwatch` must outlive the object.
+  /// What is referred to must outlive the object.
   /// @param adds_gradients  whether parameters have gradients to which the backward adds; otherwise it assigns them
+  /// @param fp8  layers that run in 8 bits, with scales
   AtomBench(const OpGraph& graph, const algebra::BatchSemantics& plan, const std::vector<OpId>& ops,
-            StepStopwatch& stopwatch, bool adds_gradients);
+            StepStopwatch& stopwatch, bool adds_gradients, fp8::Layers& fp8);
 
   /// Runs the atom on `samples` samples and times one run.
   /// @param elsewhere  bytes that the model's other atoms move between two compute actions of this one. They displace

@@ -5,6 +5,7 @@
 #include <exception>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -88,6 +89,18 @@ MeasuredAtom measure_bench(AtomBench bench, bool host_is_ahead, double start, co
   return {fit_line(forward), fit_line(backward), {}, {}, range_of(options)};
 }
 
+/// As after a first call, for inputs and gradients that AtomBench makes.
+std::unique_ptr<fp8::Layers> layers_with_scales(const GraphProfile& profile, c10::Device device) {
+  constexpr float kMost = 8;  // of many normal numbers
+  const std::vector<float> calls(fp8::Layers::kHistory, kMost);
+  auto layers = std::make_unique<fp8::Layers>();
+  std::map<std::string, fp8::History> histories;
+  for (const auto& weight : profile.in_8_bits) histories[weight] = {calls, calls, calls};
+  if (!histories.empty()) layers->start(profile.in_8_bits, device);
+  layers->set_histories(histories);
+  return layers;
+}
+
 /// The first atoms of the model that one rank can run together, and their operators.
 struct Beginning {
   std::vector<NodeId> atoms;
@@ -134,7 +147,7 @@ double ratio_together(double whole, const Alone& alone) {
 /// Runs the beginning of the model as a stage does.
 /// @return ratios of forwards, then of backwards, by number of samples
 std::vector<double> measure_together(const OpGraph& graph, const algebra::BatchSemantics& plan,
-                                     const GraphProfile& profile, detail::StepStopwatch& stopwatch,
+                                     const GraphProfile& profile, detail::StepStopwatch& stopwatch, fp8::Layers& fp8,
                                      const MeasureOptions& options, const std::map<std::uint64_t, MeasuredAtom>& fresh,
                                      const MeasuredCosts& known, Affine elsewhere) {
   const auto sizes = options.samples.size();
@@ -143,7 +156,7 @@ std::vector<double> measure_together(const OpGraph& graph, const algebra::BatchS
   const auto beginning = beginning_that_fits(profile, static_cast<double>(largest));
   if (beginning.atoms.size() < 2) return ratios;
   for (const NodeId node : beginning.atoms) elsewhere -= moved_bytes(profile.model, node);
-  const auto whole = measure_bench(AtomBench(graph, plan, beginning.ops, stopwatch, options.adds_gradients),
+  const auto whole = measure_bench(AtomBench(graph, plan, beginning.ops, stopwatch, options.adds_gradients, fp8),
                                    options.recorded, 0, elsewhere, options);
   std::vector<Alone> forward(sizes), backward(sizes);
   for (const NodeId node : beginning.atoms) {
@@ -195,12 +208,14 @@ std::vector<std::int64_t> probe_samples(std::int64_t batch, int world) {
   return {std::max<std::int64_t>(1, most / 8), most / 2, most};
 }
 
-MeasuredAtom measure_atom(const OpGraph& graph, const algebra::BatchSemantics& plan, const AtomPartition& atoms,
+MeasuredAtom measure_atom(const OpGraph& graph, const algebra::BatchSemantics& plan, const GraphProfile& profile,
                           NodeId atom, c10::Device device, const MeasureOptions& options) {
   check_probes(options);
   detail::StepStopwatch stopwatch(device);
-  return measure_bench(AtomBench(graph, plan, atoms.atoms[atom.index()], stopwatch, options.adds_gradients),
-                       kHostIsAhead, detail::start_of_backward(stopwatch), {}, options);
+  const auto& ops = profile.atoms.atoms[atom.index()];
+  const auto fp8 = layers_with_scales(profile, device);
+  return measure_bench(AtomBench(graph, plan, ops, stopwatch, options.adds_gradients, *fp8), kHostIsAhead,
+                       detail::start_of_backward(stopwatch), {}, options);
 }
 
 MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const algebra::BatchSemantics& plan,
@@ -216,15 +231,16 @@ MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const algebra::B
   for (const NodeId node : model.nodes()) moved += moved_bytes(profile.model, node) * world.local_size();
   detail::StepStopwatch stopwatch(device);
   const double start = todo.empty() ? 0 : detail::start_of_backward(stopwatch);
+  const auto fp8 = layers_with_scales(profile, device);
   for (std::size_t i = 0; i < todo.size(); ++i) {
     if (i % static_cast<std::size_t>(world.size()) != static_cast<std::size_t>(world.rank())) continue;
     const auto& atom = model[todo[i]];
     try {
       auto elsewhere = moved;
       elsewhere -= moved_bytes(profile.model, todo[i]);
-      const auto measured =
-          measure_bench(AtomBench(graph, plan, profile.atoms.atoms[todo[i].index()], stopwatch, options.adds_gradients),
-                        kHostIsAhead, start, elsewhere, options);
+      const auto& ops = profile.atoms.atoms[todo[i].index()];
+      const auto measured = measure_bench(AtomBench(graph, plan, ops, stopwatch, options.adds_gradients, *fp8),
+                                          kHostIsAhead, start, elsewhere, options);
       rows.push_back({atom.structure, measured.forward, measured.backward});
     } catch (const std::exception& error) {
       log.warn(atom.name + (atom.path.empty() ? "" : " (near " + atom.path + ")") +
@@ -242,7 +258,7 @@ MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const algebra::B
   std::vector<double> ratios(2 * sizes, 1);
   if (!fresh.empty()) {
     try {
-      ratios = measure_together(graph, plan, profile, stopwatch, options, fresh, known, moved);
+      ratios = measure_together(graph, plan, profile, stopwatch, *fp8, options, fresh, known, moved);
     } catch (const std::exception& error) {
       const auto message = "operators cannot be run one after the other alone: " + replay::plain_message(error);
       if (world.rank() == 0)

@@ -40,7 +40,7 @@ struct MeasureOptions {
 /// several runs follow one another without waiting, as in a step.
 /// @throws what an operator throws
 [[nodiscard]] MeasuredAtom measure_atom(const OpGraph& graph, const algebra::BatchSemantics& plan,
-                                        const AtomPartition& atoms, NodeId atom, c10::Device device,
+                                        const GraphProfile& profile, NodeId atom, c10::Device device,
                                         const MeasureOptions& options);
 
 /// Measures one atom of each structure that `known` lacks for these numbers of samples. Ranks share the work, and every

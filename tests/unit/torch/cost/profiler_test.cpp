@@ -43,7 +43,7 @@ MeasuredCosts measure_alone(const Profiled& p, const cost::MeasureOptions& optio
 
 MeasuredAtom measure_named(const Profiled& p, const std::string& name, const cost::MeasureOptions& options) {
   for (const NodeId node : p.model().nodes()) {
-    if (p.model()[node].name == name) return cost::measure_atom(p.graph, p.plan, p.profile.atoms, node, kCpu, options);
+    if (p.model()[node].name == name) return cost::measure_atom(p.graph, p.plan, p.profile, node, kCpu, options);
   }
   FAIL("no atom " + name);
   return {};

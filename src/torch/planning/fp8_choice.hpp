@@ -5,12 +5,15 @@
 #include <utility>
 #include <vector>
 
+#include <c10/core/Device.h>
+
 #include <autopar/capture/op_graph.hpp>
 #include <autopar/core/cluster.hpp>
+#include <autopar/plan/options.hpp>
 
 #include "capture/algebra/batch_algebra.hpp"
 
-namespace autopar::placement {
+namespace autopar::planning {
 
 struct Fp8Choice {
   std::vector<std::string> weights;                           ///< of layers that run in 8 bits, in program order
@@ -24,4 +27,8 @@ struct Fp8Choice {
 [[nodiscard]] Fp8Choice fp8_layers_of(const OpGraph& graph, const algebra::BatchSemantics& plan,
                                       const std::optional<Device>& device = std::nullopt);
 
-}  // namespace autopar::placement
+/// The same for the device of these options, none without precision = fp8. @param device  of this rank
+[[nodiscard]] Fp8Choice chosen_fp8_layers(const Options& options, c10::Device device, const OpGraph& graph,
+                                          const algebra::BatchSemantics& plan);
+
+}  // namespace autopar::planning

@@ -1,12 +1,17 @@
-#include "torch/placement/fp8_choice.hpp"
+#include "torch/planning/fp8_choice.hpp"
 
 #include <algorithm>
 #include <set>
 
-#include "torch/autograd/split_backward.hpp"
-#include "torch/fused/fused_ops.hpp"
+#include <autopar/io/cluster_file.hpp>
 
-namespace autopar::placement {
+#include "torch/autograd/split_backward.hpp"
+#include "torch/device/device_context.hpp"
+#include "torch/fused/fp8.hpp"
+#include "torch/fused/fused_ops.hpp"
+#include "torch/planning/plan_builder.hpp"
+
+namespace autopar::planning {
 
 namespace {
 
@@ -34,13 +39,20 @@ bool is_in_packs(const Linear& linear) {
                              [](SizeExpr size) { return !size.depends_on_batch() && size.fixed % kPack == 0; });
 }
 
+/// Rates of the device that a plan is made for; none: products in 8 bits only compute the same numbers there.
+std::optional<Device> rates_of(const Options& options, c10::Device device) {
+  if (planned_device(options, device) != c10::DeviceType::CUDA) return std::nullopt;
+  if (!device.is_cuda()) return read_cluster(options.cluster_file).device;
+  return devices::context_of(device.type()).describe(device.index(), 1);  // of any: they are equal
+}
+
 /// Of a row of the batch: whether its three products gain more in 8 bits than the casts of its input and gradient take.
-/// A cast reads 2 bytes a number and writes 2, at two thirds of the memory's rate (benchmarks/NOTES.md).
+/// A cast runs at two thirds of the memory's rate (benchmarks/NOTES.md).
 bool gains(const Linear& linear, const Device& device) {
-  constexpr double kProducts = 3, kFlops = 2, kGain = 0.42, kBytes = 4, kOfMemory = 0.65;
+  constexpr double kProducts = 3, kFlops = 2, kOfMemory = 0.65, kGain = 1 - fused::kTimeOfFp8Product;
   const auto out = static_cast<double>(linear.sizes.at(0).fixed), in = static_cast<double>(linear.sizes.at(1).fixed);
   const double rate = device.bf16.value() * device.efficiency, memory = device.memory_bandwidth.value() * kOfMemory;
-  return kGain * kProducts * kFlops * in * out / rate > kBytes * (in + out) / memory;
+  return kGain * kProducts * kFlops * in * out / rate > fused::kBytesOfFp8Cast * (in + out) / memory;
 }
 
 }  // namespace
@@ -66,4 +78,10 @@ Fp8Choice fp8_layers_of(const OpGraph& graph, const algebra::BatchSemantics& pla
   return choice;
 }
 
-}  // namespace autopar::placement
+Fp8Choice chosen_fp8_layers(const Options& options, c10::Device device, const OpGraph& graph,
+                            const algebra::BatchSemantics& plan) {
+  if (options.precision != Precision::kFp8) return {};
+  return fp8_layers_of(graph, plan, rates_of(options, device));
+}
+
+}  // namespace autopar::planning
