@@ -1,7 +1,6 @@
 #include "lock_holder.hpp"
 
 #include <cerrno>
-#include <climits>
 #include <csignal>
 #include <ctime>
 #include <filesystem>
@@ -13,6 +12,7 @@
 #include <unistd.h>
 
 #include <autopar/core/error.hpp>
+#include <autopar/io/host_name.hpp>
 
 #include "json_reader.hpp"
 
@@ -25,11 +25,6 @@ constexpr const char* kLockMark = "autopar folder lock";
 std::string content_of(const std::filesystem::path& path) {
   std::ifstream file(path);
   return {std::istreambuf_iterator<char>(file), {}};
-}
-
-std::string host_name() {
-  char name[HOST_NAME_MAX + 1] = {};
-  return ::gethostname(name, HOST_NAME_MAX) == 0 ? name : "";
 }
 
 /// Containers of one host have process ids of their own, and so has a host after each boot.

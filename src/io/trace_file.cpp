@@ -59,6 +59,26 @@ Row bar_row(const TraceEvent& event, int thread) {
 
 }  // namespace
 
+TraceCategory category_of(BarKind kind) {
+  switch (kind) {
+    case BarKind::kForward:
+      return TraceCategory::kForward;
+    case BarKind::kSend:
+      return TraceCategory::kSend;
+    case BarKind::kReceive:
+      return TraceCategory::kReceive;
+    case BarKind::kCollective:
+      return TraceCategory::kCollective;
+    case BarKind::kUpdate:
+      return TraceCategory::kOptimizer;
+    case BarKind::kBackward:
+    case BarKind::kBackwardInput:
+    case BarKind::kBackwardWeight:
+      break;
+  }
+  return TraceCategory::kBackward;
+}
+
 const char* name_of(TraceCategory category) {
   switch (category) {
     case TraceCategory::kForward:

@@ -10,9 +10,7 @@
 
 namespace autopar {
 
-namespace {
-
-BarKind kind_of(const Action& action) {
+BarKind bar_kind_of(const Action& action) {
   switch (action.kind) {
     case ActionKind::kForward:
       return BarKind::kForward;
@@ -33,6 +31,8 @@ BarKind kind_of(const Action& action) {
   }
   return BarKind::kBackward;
 }
+
+namespace {
 
 class TimelineMaker {
  public:
@@ -106,7 +106,8 @@ class TimelineMaker {
 
 Bar bar_of(const Action& action, Rank rank, Seconds begin, Seconds end) {
   const bool has_stage = is_compute(action.kind);
-  return {kind_of(action), rank, action.microbatch, describe(action), begin, end, has_stage ? action.stage : StageId{}};
+  return {
+      bar_kind_of(action), rank, action.microbatch, describe(action), begin, end, has_stage ? action.stage : StageId{}};
 }
 
 std::string stages_of(const StepTimeline& timeline, Rank rank) {

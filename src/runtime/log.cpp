@@ -19,7 +19,7 @@ namespace detail {
 /// The loggers stay; what changes is the list of sinks behind each, which has a lock.
 class LogSink {
  public:
-  LogSink(Rank rank, int size) : origin_{rank, size, host_name()} {
+  LogSink(Rank rank, int size) : origin_{rank, size, host_in_file_name()} {
     for (std::size_t i = 0; i < loggers_.size(); ++i) {
       lists_[i] = std::make_shared<spdlog::sinks::dist_sink_mt>();
       loggers_[i] = std::make_unique<spdlog::logger>(std::string(name_of(static_cast<LogModule>(i))), lists_[i]);

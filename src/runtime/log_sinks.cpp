@@ -1,7 +1,6 @@
 #include "log_sinks.hpp"
 
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -23,6 +22,7 @@
 
 #include <autopar/core/error.hpp>
 #include <autopar/core/printable.hpp>
+#include <autopar/io/host_name.hpp>
 
 namespace autopar::detail {
 
@@ -254,10 +254,8 @@ spdlog::level::level_enum spdlog_level(LogLevel level) {
   return kLevels[static_cast<std::size_t>(level)];
 }
 
-std::string host_name() {
-  std::array<char, 256> name{};
-  if (::gethostname(name.data(), name.size() - 1) != 0 || name.front() == '\0') return "localhost";
-  auto text = printable_line(name.data());
+std::string host_in_file_name() {
+  auto text = printable_line(host_name());
   std::replace(text.begin(), text.end(), '/', '_');
   return text;
 }

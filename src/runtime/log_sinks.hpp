@@ -52,6 +52,6 @@ using ModuleSinks = std::array<std::vector<SpdlogSink>, kLogModules>;
 [[nodiscard]] spdlog::level::level_enum spdlog_level(LogLevel level);
 
 /// This host's name, or "localhost".
-[[nodiscard]] std::string host_name();
+[[nodiscard]] std::string host_in_file_name();
 
 }  // namespace autopar::detail

@@ -18,6 +18,7 @@
 #include <utility>
 
 #include <autopar/io/config.hpp>
+#include <autopar/io/host_name.hpp>
 #include <autopar/runtime/mpi_comm.hpp>
 
 #include "communicator_pool.hpp"
@@ -140,13 +141,11 @@ constexpr const char* kMakingTransport = "making a transport";
 /// Equal for the ranks of one host and different for others, also where containers share a name or a kernel: what has a
 /// network of its own is a host, as a container mostly sees devices of its own, too.
 std::string host_identity() {
-  std::array<char, 256> name{};
-  gethostname(name.data(), name.size() - 1);
   std::string boot;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
   std::error_code unknown;
   const auto network = std::filesystem::read_symlink("/proc/self/ns/net", unknown);
-  return std::string(name.data()) + " " + boot + " " + network.string();
+  return host_name() + " " + boot + " " + network.string();
 }
 
 /// Whether the ranks of each host follow one another.

@@ -18,26 +18,6 @@ namespace autopar::tool {
 
 namespace {
 
-TraceCategory category_of(BarKind kind) {
-  switch (kind) {
-    case BarKind::kForward:
-      return TraceCategory::kForward;
-    case BarKind::kSend:
-      return TraceCategory::kSend;
-    case BarKind::kReceive:
-      return TraceCategory::kReceive;
-    case BarKind::kCollective:
-      return TraceCategory::kCollective;
-    case BarKind::kUpdate:
-      return TraceCategory::kOptimizer;
-    case BarKind::kBackward:
-    case BarKind::kBackwardInput:
-    case BarKind::kBackwardWeight:
-      break;
-  }
-  return TraceCategory::kBackward;
-}
-
 std::vector<TraceEvent> events_of(const StepTimeline& timeline) {
   std::vector<TraceEvent> events;
   for (const Bar& bar : timeline.bars) {

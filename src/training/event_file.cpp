@@ -1,3 +1,4 @@
+#include <autopar/io/host_name.hpp>
 #include <autopar/training/event_file.hpp>
 
 #include <array>
@@ -55,11 +56,9 @@ constexpr unsigned kFileVersion = 3, kSummary = 5, kSessionLog = 7;
 constexpr std::uint64_t kStart = 1;  // SessionLog.SessionStatus
 
 std::filesystem::path made_path(const std::filesystem::path& folder) {
-  std::array<char, 256> host{};
-  ::gethostname(host.data(), host.size() - 1);
   for (int serial = 0;; ++serial) {  // two starts within a second
     auto path = folder / ("events.out.tfevents." + std::to_string(static_cast<std::int64_t>(seconds_since_1970())) +
-                          "." + host.data() + "." + std::to_string(::getpid()) + "." + std::to_string(serial));
+                          "." + host_name() + "." + std::to_string(::getpid()) + "." + std::to_string(serial));
     if (!std::filesystem::exists(path)) return path;
   }
 }

@@ -1,3 +1,4 @@
+#include <autopar/io/host_name.hpp>
 #include <autopar/training/goodput.hpp>
 
 #include <algorithm>
@@ -8,8 +9,6 @@
 #include <sstream>
 #include <utility>
 #include <vector>
-
-#include <unistd.h>
 
 #include <autopar/io/wall_clock.hpp>
 #include <autopar/training/progress.hpp>
@@ -88,7 +87,7 @@ Values Goodput::figures_of(const TimeSpent& spent) const {
 
 TimeSpent Goodput::spent(Seconds planning, Seconds preparing) {
   Measured mine{planning.value(), saving_, preparing.value(), world_.waited().value() - not_counted_};
-  ::gethostname(mine.host.data(), mine.host.size() - 1);
+  host_name().copy(mine.host.data(), mine.host.size() - 1);
   const auto all = world_.all_gather(std::as_bytes(std::span(&mine, 1)), "adding up where the time went");
   auto spent = before_;
   spent.total += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();

@@ -1,3 +1,4 @@
+#include <autopar/io/host_name.hpp>
 #include <autopar/training/snapshots.hpp>
 
 #include <algorithm>
@@ -12,7 +13,6 @@
 #include <vector>
 
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <autopar/core/error.hpp>
 #include <autopar/io/checkpoint_index.hpp>
@@ -39,11 +39,6 @@ namespace {
 constexpr const char* kSnapshotAction = "a snapshot in memory";
 constexpr const char* kIdFile = "snapshots.id";
 
-std::string this_host() {
-  char name[256] = {};
-  return ::gethostname(name, sizeof name - 1) == 0 ? name : "this host";
-}
-
 std::string sixteen_digits(std::uint64_t value) {
   std::ostringstream text;
   text << std::hex << std::setw(16) << std::setfill('0') << value;
@@ -68,7 +63,7 @@ std::string host_of_folder(const fs::path& folder) {
   if (::stat(folder.c_str(), &status) != 0) throw InvalidArgument(folder.string() + " cannot be looked at");
   std::ifstream boot("/proc/sys/kernel/random/boot_id");
   std::string host;
-  if (!std::getline(boot, host)) host = this_host();
+  if (!std::getline(boot, host)) host = host_name();
   return host + ' ' + std::to_string(status.st_dev) + ' ' + std::to_string(status.st_ino);
 }
 
@@ -305,7 +300,7 @@ std::string Snapshots::State::missing_room(Bytes mine) {
     if (!is_leader()) return;
     for (const auto& available : {free_space(run), available_memory()}) {
       if (!available || needed <= *available) continue;
-      throw InvalidArgument("two snapshots need " + std::to_string(needed.value()) + " bytes of host " + this_host() +
+      throw InvalidArgument("two snapshots need " + std::to_string(needed.value()) + " bytes of host " + host_name() +
                             " in " + run.parent_path().parent_path().string() + ", which has " +
                             std::to_string(available->value()));
     }

@@ -8,6 +8,7 @@
 #include <autopar/core/ids.hpp>
 #include <autopar/core/units.hpp>
 #include <autopar/io/file.hpp>
+#include <autopar/plan/report/step_timeline.hpp>
 
 namespace autopar {
 
@@ -24,6 +25,8 @@ enum class TraceCategory : std::uint8_t {
   kOperator,
   kGraph,  ///< a step that is replayed as one CUDA graph
 };
+/// Of a bar of a step's timeline.
+[[nodiscard]] TraceCategory category_of(BarKind kind);
 /// "forward", …, "between calls", "operator", "CUDA graph".
 [[nodiscard]] const char* name_of(TraceCategory category);
 

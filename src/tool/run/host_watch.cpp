@@ -4,18 +4,13 @@
 #include <sstream>
 #include <utility>
 
-#include <unistd.h>
+#include <autopar/io/host_name.hpp>
 
 #include "questions.hpp"
 
 namespace autopar::tool {
 
 namespace {
-
-std::string this_host() {
-  char name[256] = {};
-  return ::gethostname(name, sizeof name - 1) == 0 ? name : "localhost";
-}
 
 /// `nvidia-smi -L` prints a line "GPU 0: …" for each device.
 int devices_in(const Answer& answer) {
@@ -58,7 +53,7 @@ std::string loss_of(const HostState& state) {
 
 HostWatch::HostWatch(std::vector<HostSlots> hosts, int slots, Launcher launcher)
     : launcher_(std::move(launcher)), are_named_(!hosts.empty()) {
-  if (!are_named_) hosts = {{this_host(), slots}};
+  if (!are_named_) hosts = {{host_name(), slots}};
   for (auto& host : hosts) states_.push_back({std::move(host)});
 }
 
@@ -110,7 +105,7 @@ void HostWatch::remove_elsewhere(const std::string& folder, const std::vector<st
                                  Signals& signals) const {
   std::vector<Command> commands;
   for (const auto& state : states_) {
-    const bool is_here = !are_named_ || state.host.host == this_host() || state.host.host == "localhost";
+    const bool is_here = !are_named_ || state.host.host == host_name() || state.host.host == "localhost";
     if (state.answers && !is_here) commands.push_back(on(state, {"rm", "-rf", "--", folder}));
   }
   static_cast<void>(answers_in_turn(commands, environment, signals));

@@ -1,7 +1,6 @@
 #include "torch/checkpoint/saver.hpp"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstdint>
 #include <mutex>
@@ -10,12 +9,11 @@
 #include <string>
 #include <utility>
 
-#include <unistd.h>
-
 #include <ATen/core/grad_mode.h>
 
 #include <autopar/core/error.hpp>
 #include <autopar/io/free_space.hpp>
+#include <autopar/io/host_name.hpp>
 #include <autopar/plan/text.hpp>
 
 #include "torch/checkpoint/agreement.hpp"
@@ -147,9 +145,7 @@ void Saver::continue_in_background(Saving& saving, c10::Device device) {
 
 /// That the host has memory for the copies of all its ranks, beside what they have from earlier saves.
 void Saver::require_host_memory(const SavePlan& plan) {
-  std::array<char, 256> host{};
-  gethostname(host.data(), host.size() - 1);
-  const auto mine = std::string(host.data());
+  const auto mine = host_name();
   const auto hosts = ranks_.all_gather(ranks::blob_of(mine), kSaveAction);
   const auto has = std::to_string(memory_.defined() ? memory_.numel() : 0);
   const auto sizes = ranks_.all_gather(ranks::blob_of(has), kSaveAction);

@@ -1,8 +1,5 @@
 #include "torch/planning/device_costs.hpp"
 
-#include <unistd.h>
-
-#include <array>
 #include <filesystem>
 #include <optional>
 #include <span>
@@ -12,6 +9,7 @@
 #include <autopar/core/error.hpp>
 #include <autopar/io/checksum.hpp>
 #include <autopar/io/cluster_file.hpp>
+#include <autopar/io/host_name.hpp>
 #include <autopar/torch/device.hpp>
 
 #include "torch/cost/measured/profiler.hpp"
@@ -31,9 +29,7 @@ bool lacks_links(const MeasuredLinks& links, const World& world) {
 
 /// In the user's cache: one for each host, as links are measured between this one and its neighbours.
 std::string cached_name(const CostOrigin& origin) {
-  std::array<char, 256> host{};
-  static_cast<void>(gethostname(host.data(), host.size() - 1));
-  const auto text = origin.device + '\n' + origin.libtorch + '\n' + origin.autopar + '\n' + host.data();
+  const auto text = origin.device + '\n' + origin.libtorch + '\n' + origin.autopar + '\n' + host_name();
   return "costs-" + std::to_string(checksum(std::as_bytes(std::span(text))));
 }
 

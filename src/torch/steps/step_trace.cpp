@@ -1,12 +1,11 @@
 #include "torch/steps/step_trace.hpp"
 
-#include <array>
 #include <chrono>
 #include <exception>
 #include <string>
 #include <utility>
 
-#include <unistd.h>
+#include <autopar/io/host_name.hpp>
 
 #include "torch/steps/op_bars.hpp"
 #include "torch/steps/optimizer_bars.hpp"
@@ -21,33 +20,8 @@ namespace {
 constexpr std::int64_t kStepsBetweenOperators = 100;
 constexpr std::int64_t kStepsBetweenKept = 16;  // where the file is written at the end
 
-TraceCategory category_of(const Action& action) {
-  switch (action.kind) {
-    case ActionKind::kForward:
-      return TraceCategory::kForward;
-    case ActionKind::kBackward:
-    case ActionKind::kBackwardInput:
-    case ActionKind::kBackwardWeight:
-      return TraceCategory::kBackward;
-    case ActionKind::kSend:
-      return TraceCategory::kSend;
-    case ActionKind::kReceive:
-      return TraceCategory::kReceive;
-    case ActionKind::kAllReduce:
-    case ActionKind::kReduceScatter:
-    case ActionKind::kAllGather:
-      break;
-  }
-  return TraceCategory::kCollective;
-}
-
 TraceBar host_bar(TraceCategory category, std::string name, TraceClock::Time begin, TraceClock::Time end) {
   return {.lane = "host", .category = category, .name = std::move(name), .begin = {begin, {}}, .end = {end, {}}};
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "localhost";
 }
 
 }  // namespace
@@ -140,7 +114,7 @@ void StepTrace::add(const Action& action, ExecutorHooks::Clock::time_point begin
   auto& running = *running_;
   if (is_compute(action.kind)) running.ops.end_action(end);
   const char* const computes = running.clock.has_queue() ? "compute (issued by the host)" : "compute";
-  auto bar = host_bar(category_of(action), describe(action), begin, end);
+  auto bar = host_bar(category_of(bar_kind_of(action)), describe(action), begin, end);
   bar.lane = is_compute(action.kind) ? computes : "communication";
   running.record.add(std::move(bar));
 }

@@ -50,6 +50,7 @@ struct Bar {
   StageId stage{};  ///< of a forward, backward or update; invalid = none
 };
 
+[[nodiscard]] BarKind bar_kind_of(const Action& action);
 /// The bar of an action that a rank ran.
 [[nodiscard]] Bar bar_of(const Action& action, Rank rank, Seconds begin, Seconds end);
 
