@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The steps of `class_head` in PyTorch over gloo: a JSON line for each head and number of classes.
+"""The steps of `class_head` in PyTorch, over gloo or NCCL: a JSON line for each head and number of classes.
 
   dtensor.py --ranks 2 --classes 1000,100000 --head column       DTensor's ColwiseParallel and loss_parallel
   dtensor.py --ranks 2 --classes 1000,100000 --head dense        DistributedDataParallel, the head whole on each rank
@@ -37,12 +37,25 @@ class Backbone(nn.Module):
         return F.relu(self.second(F.relu(self.first(images))))
 
 
-def measure(rank, ranks, options, mesh, kind, classes):
+def start_of_peak(device):
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+        return 0
     with open("/proc/self/clear_refs", "w") as refs:
         refs.write("5")
-    before = status("VmRSS")
+    return status("VmRSS")
+
+
+def peak(device):
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else status("VmHWM")
+
+
+def measure(rank, ranks, options, mesh, device, kind, classes):
+    before = start_of_peak(device)
     torch.manual_seed(1)
-    backbone, head = Backbone(options.width), nn.Linear(options.width, classes)
+    with device:
+        backbone, head = Backbone(options.width), nn.Linear(options.width, classes)
     if kind == "dense":
         both = nn.parallel.DistributedDataParallel(nn.Sequential(backbone, head))
         parameters = list(both.parameters())
@@ -51,8 +64,8 @@ def measure(rank, ranks, options, mesh, kind, classes):
         backbone = nn.parallel.DistributedDataParallel(backbone)
         parameters = list(backbone.parameters()) + list(head.parameters())
     optimizer = torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
-    images = torch.randn(options.batch // ranks, 28 * 28)
-    target = torch.randint(classes, (options.batch,))
+    images = torch.randn(options.batch // ranks, 28 * 28, device=device)
+    target = torch.randint(classes, (options.batch,), device=device)
     milliseconds = []
     for _ in range(options.steps):
         begin = time.perf_counter()
@@ -70,7 +83,8 @@ def measure(rank, ranks, options, mesh, kind, classes):
         optimizer.step()
         loss.item() if kind == "dense" else loss.full_tensor().item()
         milliseconds.append((time.perf_counter() - begin) * 1e3)
-    most = torch.tensor([statistics.median(milliseconds), (status("VmHWM") - before) / 2**20], dtype=torch.double)
+    most = torch.tensor([statistics.median(milliseconds), (peak(device) - before) / 2**20], dtype=torch.double,
+                        device=device)
     dist.all_reduce(most, dist.ReduceOp.MAX)
     if rank == 0:
         print(json.dumps({"program": "pytorch", "head": kind, "ranks": ranks, "classes": classes, "batch": options.batch,
@@ -81,17 +95,21 @@ def measure(rank, ranks, options, mesh, kind, classes):
 def run(rank, ranks, options):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29511")
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=ranks)
-    mesh = init_device_mesh("cpu", (ranks,))
+    device = torch.device("cpu") if options.device == "cpu" else torch.device("cuda", rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("gloo" if device.type == "cpu" else "nccl", rank=rank, world_size=ranks)
+    mesh = init_device_mesh(device.type, (ranks,))
     for classes in map(int, options.classes.split(",")):
         for kind in options.head.split(","):
-            measure(rank, ranks, options, mesh, kind, classes)
+            measure(rank, ranks, options, mesh, device, kind, classes)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--classes", default="1000,100000")
     parser.add_argument("--head", default="dense,column")
     parser.add_argument("--batch", type=int, default=64)

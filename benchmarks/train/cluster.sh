@@ -7,8 +7,11 @@
 #
 # PART is one of: nvlink, shm, socket (NCCL's links: all, without peer to peer, without shared memory too), forced (plans
 # for gpt that were not chosen), like (settings of PyTorch that compute as autopar does), trace, launched (steps with and
-# without CUDA graphs), kill, lose (ranks that are killed or stopped in many small jobs).
-# WORKS="gpt mlp" chooses; GPUS=2 (all that are here), STEPS=6, PYTHON=python3 (one that has torch).
+# without CUDA graphs), fp8 (products in 8 bits), largest (the deepest GPT that fits, beside FSDP2's), heads (of 1 to 8
+# million classes beside DTensor; needs class_head beside TRAIN), tests (gpu_mpi beside TRAIN), kill, lose (ranks that are
+# killed or stopped in many small jobs).
+# WORKS="gpt mlp" chooses; GPUS=2 (all that are here), STEPS=6, PYTHON=python3 (one that has torch). What 8 GPUs are to
+# show: cluster.sh TRAIN tests nvlink forced heads largest lose
 set -uo pipefail
 train=${1:?usage: cluster.sh TRAIN PART...}; shift
 gpus=${GPUS:-$(nvidia-smi -L | wc -l)} steps=${STEPS:-6} python=${PYTHON:-python3}
@@ -19,9 +22,9 @@ export OMP_NUM_THREADS=${THREADS:-$(nproc)}
 
 say() { echo "{\"link\": \"$link\"${label:+, \"forced\": \"$label\"}, $1" | tee -a "$out/train.jsonl"; }
 
-# row SECONDS NAME COMMAND...: the JSON lines of a command, or one that says what became of it.
+# row SECONDS NAME COMMAND...: the JSON lines of a command, or one that says what became of it; `status` is its own.
 row() {
-  local limit=$1 name=$2 status line begin=$SECONDS; shift 2
+  local limit=$1 name=$2 line begin=$SECONDS; shift 2
   echo "== $link $label $*" >> "$out/log"
   timeout --kill-after=5 "$limit" "$@" 2>> "$out/log" > "$costs/lines"
   status=$?
@@ -69,7 +72,15 @@ forced() {
   for zero in 1 2 3; do
     label="ZeRO $zero on $gpus replicas" AUTOPAR_STAGES=1 AUTOPAR_ZERO=$zero AUTOPAR_RECOMPUTE=none own gpt
   done
-  if ((gpus == 4)); then label="2 x 2" AUTOPAR_STAGES=2 AUTOPAR_REPLICAS=2,2 own gpt; fi
+  if ((gpus >= 4)); then
+    local half=$((gpus / 2))
+    label="2 stages x $half replicas" AUTOPAR_STAGES=2 AUTOPAR_REPLICAS=$half,$half own gpt
+  fi
+  if ((gpus == 8)); then
+    label="2 x 2 x 2" AUTOPAR_STAGES=2 AUTOPAR_REPLICAS=2,2 AUTOPAR_TENSOR_PARALLEL=2 own gpt
+    label="4 stages x 2 replicas" AUTOPAR_STAGES=4 AUTOPAR_REPLICAS=2 own gpt
+  fi
+  label="$gpus tensor shards" AUTOPAR_STAGES=1 AUTOPAR_TENSOR_PARALLEL=$gpus own gpt
   for schedule in 1f1b zb-h1; do
     label="$stages stages, $schedule, 8 micro-batches" AUTOPAR_STAGES=$stages AUTOPAR_SCHEDULE=$schedule \
       AUTOPAR_MICROBATCHES=8 own gpt
@@ -83,6 +94,41 @@ like() {
   peer bert --mode fsdp --keep --compile --written-attention
 }
 trace() { own gpt --trace; own mlp --trace; own resnet50 --trace; }
+
+fp8() {
+  local work precision
+  for work in gpt bert24; do
+    for precision in bf16-compute fp8; do own "$work" --precision "$precision"; done
+  done
+}
+# How many layers of gpt's width fit: at each number, autopar and FSDP2 with recomputed blocks.
+largest() {
+  local layers
+  for layers in ${LAYERS:-$((60 * gpus)) $((80 * gpus)) $((100 * gpus)) $((120 * gpus))}; do
+    label="$layers layers"
+    own gpt --layers "$layers" --precision bf16-compute
+    peer gpt --layers "$layers" --mode fsdp --checkpoint
+  done
+  label=
+}
+heads() {
+  local program
+  program=$(dirname "$(command -v "$train")")/class_head
+  [ -x "$program" ] || program=$(command -v class_head)
+  OUT='' CLASSES="${CLASSES:-1000000 2000000 4000000 8000000}" RANKS=$gpus HEADS="${HEADS:-column chunked automatic}" \
+    DATA=noise DEVICE=cuda BATCH=256 WIDTH=2048 PYTHON=$python LIMIT=${LIMIT:-90} \
+    bash "$here/../class_head/beside.sh" "$program" 2>> "$out/log" | tee -a "$out/train.jsonl"
+}
+# A case at a time: one that hangs or fails says so and costs no other.
+tests() {
+  local program case
+  program=$(command -v gpu_mpi) || program=$(dirname "$(command -v "$train")")/../tests/gpu_mpi
+  "$program" --list-test-names-only 2> /dev/null | while read -r case; do
+    [ -n "$case" ] || continue
+    row "${LIMIT:-250}" "$case" mpiexec -n "$gpus" "$program" "${case//,/\\,}" < /dev/null
+    [ "$status" -ne 0 ] || say "\"work\": \"$case\", \"passed\": true}"
+  done
+}
 
 # Running processes of the program that is trained with.
 processes() {
@@ -141,7 +187,7 @@ for part in "$@"; do
     nvlink) nvlink ;;
     shm) NCCL_P2P_DISABLE=1 shm ;;
     socket) NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 socket ;;
-    forced | like | trace) link=nvlink; $part ;;
+    forced | like | trace | fp8 | largest | heads | tests) link=nvlink; $part ;;
     launched) link=nvlink; launched ;;
     kill) link=nvlink; kill_ranks ;;
     lose) link=nvlink; (lose_ranks ${LOSE_ARGUMENTS:-}) ;;

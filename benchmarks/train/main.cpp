@@ -184,6 +184,7 @@ nlohmann::json finished(ap::World& world, Half& half, const Work& work, const Jo
   line["batch"] = work.batch * ranks;
   line["precision"] = ap::option_text(work.precision);
   line["optimizer"] = work.optimizer;
+  if (job.request.layers > 0) line["layers"] = job.request.layers;
   line["steps"] = half.seconds.size();
   line["step_ms"] = step * 1e3;
   line["cpu_ms"] = train::median(half.cpu_seconds) * 1e3;
@@ -299,6 +300,8 @@ int main(int argc, char** argv) try {
       ->check(CLI::IsMember({"both", "autopar", "libtorch"}))
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   app.add_option("--batch", job.request.batch, "samples of each rank")->check(CLI::PositiveNumber);
+  app.add_option("--layers", job.request.layers, "of gpt and bert, instead of the work's own")
+      ->check(CLI::PositiveNumber);
   app.add_option("--steps", job.steps)->check(CLI::PositiveNumber);
   command_line::add_choice(app, "--device", job.device);
   command_line::add_choice(app, "--precision", job.request.precision, "instead of the work's own");

@@ -156,6 +156,8 @@ def sizes(o):
     if o.work in ("gpt", "bert24", "bert"):
         causal, dropout = o.work == "gpt", 0.0 if o.work == "gpt" else 0.1
         shape = (50304, 2048, 24, 16, 1024) if causal else (30522, 2048, 96 if o.work == "bert" else 24, 32, 512)
+        if o.layers:
+            shape = (*shape[:2], o.layers, *shape[3:])
         return (Transformer, (*((1000, 256, 4, 4, 128) if o.small else shape), causal, dropout, o.written_attention), 8)
     if o.small:
         return (ResNet, ([1, 1, 1, 1], 16 if o.work == "resnet50" else 32, 100), 16)
@@ -205,6 +207,10 @@ def whole_model_step(o, kind, arguments, samples, device):
                 model.repeated()[i] = torch.compile(block)
         reduce = torch.bfloat16 if o.reduce == "bf16" else torch.float32
         policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=reduce) if low else MixedPrecisionPolicy()
+        if o.checkpoint:
+            from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+            for i, block in enumerate(model.repeated()):
+                model.repeated()[i] = checkpoint_wrapper(block)
         trained = Trained(model)
         for block in model.repeated():
             fully_shard(block, mp_policy=policy, reshard_after_forward=not o.keep)
@@ -318,6 +324,8 @@ def train(rank, o):
         line |= {"keep": o.keep, "reduce": o.reduce}
     if o.mode == "pipeline":
         line |= {"schedule": "1F1B", "micro": o.micro}
+    if o.layers:
+        line["layers"] = o.layers
     if o.written_attention:
         line["written_attention"] = True
     if not cpu:
@@ -346,11 +354,13 @@ def options():
     parser.add_argument("--ranks", type=int, default=0, help="default: all GPUs here; 1 on CPUs")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
     parser.add_argument("--batch", type=int, default=0, help="samples of a rank")
+    parser.add_argument("--layers", type=int, default=0, help="of gpt and bert, instead of the work's own")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--precision", choices=["module", "tf32", "bf16"], default="")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--compile", action="store_true", help="torch.compile: FSDP2's a block at a time")
     parser.add_argument("--keep", action="store_true", help="FSDP2 keeps parameters between forward and backward")
+    parser.add_argument("--checkpoint", action="store_true", help="FSDP2 recomputes each block in its backward")
     parser.add_argument("--reduce", choices=["fp32", "bf16"], default="fp32", help="FSDP2's sums of gradients")
     parser.add_argument("--micro", type=int, default=8, help="micro-batches of a pipeline")
     parser.add_argument("--written-attention", action="store_true")

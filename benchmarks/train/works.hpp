@@ -33,6 +33,7 @@ struct Request {
   std::string work;
   std::optional<autopar::Precision> precision;  ///< none: the work's own
   std::int64_t batch = 0;                       ///< 0: the work's own
+  std::int64_t layers = 0;                      ///< of a transformer; 0: the work's own
   bool small = false;                           ///< seconds on two cores
   bool written_attention = false;
   c10::Device device = c10::kCPU;
@@ -76,6 +77,7 @@ inline models::TransformerSize transformer_size(const Request& request) {
   models::TransformerSize size;
   if (request.work != "gpt") size = {30'522, 2048, request.work == "bert" ? 96 : 24, 32, 512, false, 0.1};
   size.written_attention = request.written_attention;
+  if (request.layers > 0) size.layers = request.layers;
   if (request.small) {
     const auto [words, width, layers, heads, length] = std::array<std::int64_t, 5>{1000, 256, 4, 4, 128};
     size = {words, width, layers, heads, length, size.causal, size.dropout, size.written_attention};

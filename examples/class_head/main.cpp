@@ -4,6 +4,7 @@
 //
 //   mpiexec -n 4 class_head --classes 10 --steps 500                                 trains, and says how well
 //   mpiexec -n 4 class_head --sweep 1000,10000,100000 --plot heads.svg               memory and time against classes
+//   mpiexec -n 4 class_head --sweep 1000000 --data noise                             the same where no images are
 
 #include <algorithm>
 #include <chrono>
@@ -52,6 +53,14 @@ Dataset in_classes(Dataset data, int64_t classes) {
   const auto own = torch::arange(data.size()).mul(2654435761).bitwise_right_shift(7);
   data.labels = data.labels.add(own.mul(10)).remainder(classes);
   return data;
+}
+
+/// Noise in place of images, for times and memory where there is no data set.
+Dataset noise() {
+  constexpr int64_t kSamples = 4096, kClasses = 10;
+  const auto generator = at::detail::createCPUGenerator(0);
+  return {torch::randint(256, {kSamples, 1, 28, 28}, generator, torch::kByte),
+          torch::randint(kClasses, {kSamples}, generator, torch::kLong)};
 }
 
 struct BackboneImpl : torch::nn::Module {
@@ -250,13 +259,13 @@ int main(int argc, char** argv) try {
       ->check(CLI::IsMember({"fp32", "bf16"}))
       ->capture_default_str();
   options.add_option("--seed", settings.seed)->capture_default_str();
-  options.add_option("--data", settings.data, "folder of Fashion-MNIST")->capture_default_str();
+  options.add_option("--data", settings.data, "folder of Fashion-MNIST; noise: random images")->capture_default_str();
   if (const auto status = command_line::ended_by(options, argc, argv, world.rank() == 0)) return *status;
   if (!settings.sweep.empty() && options.count("--head") == 0)
     settings.heads = {"dense", "row", "column", "chunked", "automatic"};
 
   const auto groups = ap::init_groups(world, world.size());
-  const auto images = read_fashion_mnist(settings.data, "train");
+  const auto images = settings.data == "noise" ? noise() : read_fashion_mnist(settings.data, "train");
   std::vector<Row> rows;
   auto numbers = settings.sweep;
   if (world.rank() == 0) std::printf("   classes  head       ms/step  peak MiB      loss\n");
