@@ -37,6 +37,10 @@ class Backbone(nn.Module):
         return F.relu(self.second(F.relu(self.first(images))))
 
 
+def sgd(module):
+    return torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
+
+
 def start_of_peak(device):
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -58,18 +62,18 @@ def measure(rank, ranks, options, mesh, device, kind, classes):
         backbone, head = Backbone(options.width), nn.Linear(options.width, classes)
     if kind == "dense":
         both = nn.parallel.DistributedDataParallel(nn.Sequential(backbone, head))
-        parameters = list(both.parameters())
+        optimizers = [sgd(both)]
     else:
         head = parallelize_module(head, mesh, ColwiseParallel(output_layouts=Shard(-1), use_local_output=False))
         backbone = nn.parallel.DistributedDataParallel(backbone)
-        parameters = list(backbone.parameters()) + list(head.parameters())
-    optimizer = torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+        optimizers = [sgd(backbone), sgd(head)]  # one steps tensors, or DTensors, but not both
     images = torch.randn(options.batch // ranks, 28 * 28, device=device)
     target = torch.randint(classes, (options.batch,), device=device)
     milliseconds = []
     for _ in range(options.steps):
         begin = time.perf_counter()
-        optimizer.zero_grad()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
         if kind == "dense":
             own = target.chunk(ranks)[rank]
             loss = F.cross_entropy(both(images), own)
@@ -80,7 +84,8 @@ def measure(rank, ranks, options, mesh, device, kind, classes):
                 logits = head(DTensor.from_local(features, mesh, [Replicate()], run_check=False))
                 loss = F.cross_entropy(logits, target)
                 loss.backward()
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         loss.item() if kind == "dense" else loss.full_tensor().item()
         milliseconds.append((time.perf_counter() - begin) * 1e3)
     most = torch.tensor([statistics.median(milliseconds), (peak(device) - before) / 2**20], dtype=torch.double,

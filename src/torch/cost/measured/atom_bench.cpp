@@ -239,6 +239,16 @@ AtomBench::Times AtomBench::run(std::int64_t samples, Bytes elsewhere, double st
   return times;
 }
 
+void AtomBench::run_untimed(std::int64_t samples) {
+  const at::AutoGradMode with_grad(true);
+  bring(samples);
+  std::vector<interpret::NormSample> statistics(plan_.batch_norms.size());
+  auto values = fresh_environment();
+  runner_.run(values, slice(samples), statistics);
+  const auto roots = roots_among(values, boundary_.outgoing, fused::make_generator(device_, {kGradientSeed}));
+  if (!roots.values.empty()) torch::autograd::backward(roots.values, roots.gradients);
+}
+
 double start_of_backward(StepStopwatch& stopwatch) {
   constexpr int kRuns = 31;
   const at::AutoGradMode with_grad(true);

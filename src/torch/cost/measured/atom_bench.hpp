@@ -34,6 +34,8 @@ class AtomBench {
   /// its parameters and saved values from a CPU's caches.
   /// @param start  host seconds to start a backward, which a stage does once for all its atoms
   [[nodiscard]] Times run(std::int64_t samples, Bytes elsewhere, double start);
+  /// Forward and backward, without waiting for a device.
+  void run_untimed(std::int64_t samples);
 
  private:
   struct Boundary {

@@ -48,8 +48,8 @@ struct MeasureOptions {
 /// run. For this, it touches as much memory as the host's ranks move between two compute actions of an atom. An atom
 /// that cannot run alone is left out with a warning, and has the roofline's cost.
 ///
-/// Then every rank runs the beginning of the model, up to 512 MiB, as a stage does. The ratio of this time to the sum
-/// of its atoms' times scales the atoms that were measured now. Collective.
+/// Then every rank runs the beginning of the model as a stage does: up to 512 MiB, on large devices a part of theirs.
+/// The ratio of this time to the sum of its atoms' times scales the atoms that were measured now. Collective.
 /// @cost (distinct atoms / ranks + 1 beginning of the model) x probes x repetitions runs
 [[nodiscard]] MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const algebra::BatchSemantics& plan,
                                           const GraphProfile& profile, c10::Device device,

@@ -23,6 +23,7 @@ namespace {
 constexpr std::int64_t kWidth = 4096;            // of a product that occupies any device
 constexpr std::int64_t kNumbers = 32 << 20;      // in single precision: larger than a device's cache
 constexpr double kBusy = 3e-3, kLongest = 3e-2;  // seconds of work before the timed work
+constexpr double kSteady = 0.5;                  // until a device's clock follows the power of what it runs
 constexpr std::uint64_t kFactorSeed = 7;         // of random factors: products of zeros take less power
 
 at::Tensor random_matrix(c10::Device device) {
@@ -64,17 +65,34 @@ void StepStopwatch::measure_turn() {
              kTurns;
 }
 
+void StepStopwatch::run_before(std::function<void()> own) {
+  own_ = std::move(own);
+  if (!own_ || device_.is_cpu()) return;
+  own_();  // loads the kernels
+  of_own_ = seconds_of(device_, own_);
+  run_own(kSteady);
+}
+
+void StepStopwatch::run_own(double seconds) {
+  for (double ran = 0; ran < seconds; ran += of_own_) own_();
+}
+
+void StepStopwatch::make_busy() {
+  constexpr double kAhead = 1.5;  // multiple of the last queueing time
+  const double seconds = std::clamp(kAhead * of_queueing_, kBusy, kLongest);
+  own_ ? run_own(seconds) : keep_busy(seconds);
+}
+
 StepStopwatch::Seconds StepStopwatch::time(const std::function<void()>& work) {
   if (device_.is_cpu()) {
     const double seconds = busy_seconds_of(device_, work);
     return {seconds, seconds};
   }
-  constexpr double kAhead = 1.5;  // multiple of the last queueing time
   const auto stream = devices::current_stream(device_);
   c10::Event begin(device_.type(), c10::EventFlag::BACKEND_DEFAULT),
       end(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
   synchronise(device_);
-  keep_busy(std::clamp(kAhead * of_queueing_, kBusy, kLongest));
+  make_busy();
   together_.meet();
   begin.record(stream);
   const auto start = std::chrono::steady_clock::now();
