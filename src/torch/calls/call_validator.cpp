@@ -10,6 +10,7 @@
 #include <autopar/plan/text.hpp>
 
 #include "ops/registry.hpp"
+#include "torch/calls/parameter_hooks.hpp"
 #include "torch/calls/replica_check.hpp"
 
 namespace autopar::calls {
@@ -45,6 +46,7 @@ std::exception_ptr CallValidator::inspect(const Flattened& flattened, CallArgume
   try {
     arguments = inspect_arguments(flattened, options_);
     require_local_indices(arguments, options_);
+    require_no_hooks(parameters_);
     return nullptr;
   } catch (const Error&) {
     return std::current_exception();

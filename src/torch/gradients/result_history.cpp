@@ -17,6 +17,7 @@
 
 #include <autopar/core/error.hpp>
 
+#include "torch/calls/parameter_hooks.hpp"
 #include "torch/device/tf32_scope.hpp"
 #include "torch/gradients/gradient_factor.hpp"
 #include "torch/ranks/error_message.hpp"
@@ -111,7 +112,10 @@ void ResultHistory::attach_to_loss(const std::shared_ptr<const void>& owner, Cal
     torch::autograd::variable_list out(arguments.size() + request.parameters.size());
     if (!given[0].defined()) return out;
     const auto inside = parts_.ranks->enter("backward");
-    if (request.plain) parts_.validator.note_loss_gradient(given[0]);
+    if (request.plain) {
+      calls::require_no_hooks(parts_.parameters);
+      parts_.validator.note_loss_gradient(given[0]);
+    }
     require_here(absent_parameter(request, gradients.offered->handles.size()), parts_.ranks->rank().index());
     if (accumulate) require_no_single_parameters(request);
     parts_.applier.hand_over(gradients, request, given[0], accumulate, *outcome, out);
@@ -182,6 +186,7 @@ ResultHistory::Agreed ResultHistory::agree(const Call& call, const std::vector<a
   header.obstacles = parts_.graphed.obstacles_behind(call, asked, request.plain);
   std::exception_ptr error;
   try {
+    if (request.plain) calls::require_no_hooks(parts_.parameters);
     parts_.graphed.require_same_parameters(call);
   } catch (const InvalidArgument&) {
     error = std::current_exception();

@@ -95,7 +95,20 @@ variable_list ResultNode::apply(variable_list&& gradients) {
   if (history_.region != nullptr) {
     for (auto* node : history_.region->nodes()) node->completed_ = true;
   }
-  return gradients_behind(history_.gradients(gradients, request()));
+  const auto asked = request();
+  auto behind = gradients_behind(history_.gradients(gradients, asked));
+  if (asked.plain && !asked.retain) leave_parameters();
+  return behind;
+}
+
+// Gradients are in `.grad` already. The engine would still run what adds them up, parameter by parameter, on nothing,
+// which takes the host longer than all else in a backward. What others give gradients to must run.
+void ResultNode::leave_parameters() {
+  constexpr long kOwn = 2;  // the edge, and the history's copy of it
+  for (std::size_t k = 0; k < history_.parameters.size(); ++k) {
+    auto& edge = next_edges()[front_ + k];
+    if (edge.is_valid() && edge.function.use_count() <= kOwn) edge = {};
+  }
 }
 
 /// Of the edges, from those of arguments and parameters.

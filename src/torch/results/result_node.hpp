@@ -71,6 +71,7 @@ class ResultNode : public torch::autograd::Node {
   [[nodiscard]] bool by_region() const { return history_.region != nullptr && history_.region->common_ends() > 0; }
   [[nodiscard]] GradientRequest request() const;
   [[nodiscard]] torch::autograd::variable_list gradients_behind(torch::autograd::variable_list found);
+  void leave_parameters();
 
   std::shared_ptr<ranks::Ranks> ranks_;
   History history_;              ///< without the arguments
