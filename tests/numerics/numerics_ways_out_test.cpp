@@ -269,6 +269,46 @@ TEST_CASE("remedy for backward(inputs) in no_sync: outside, or for all") {
            trains({.options = kReplicas, .gradients = all_inside})}}});
 }
 
+TEST_CASE("remedy for a later hook on a parameter: change .grad") {
+  const Loop hooked_on_one = [](ap::World& world) {
+    Model model(world, made(), kReplicas);
+    const auto optimizer = sgd(model->parameters());
+    model->attach(*optimizer);
+    step(model, world);
+    if (world.rank() == 1) model->parameters()[0].register_hook([](const Tensor& g) { return g * 0.5; });
+    step(model, world);
+  };
+  const Loop between = [](ap::World& world) {
+    Model model(world, made(), kReplicas);
+    const auto optimizer = sgd(model->parameters());
+    model->attach(*optimizer);
+    const auto loss = model(mine(samples(), world));
+    model->parameters()[0].register_hook([](const Tensor& g) { return g * 0.5; });
+    loss.backward();
+  };
+  const std::vector<std::string> says{"a hook was set on parameter 'first.weight'", "change .grad after backward"};
+  const Step halved = [](Model& model, ap::World& world) {
+    step(model, world);
+    for (const auto& parameter : model->parameters())
+      if (parameter.grad().defined()) parameter.mutable_grad().mul_(0.5);
+  };
+  const PlainStep with_hooks = [](Net& net) {
+    std::vector<std::pair<Tensor, unsigned>> hooks;
+    for (auto& parameter : net.parameters())
+      hooks.emplace_back(parameter, parameter.register_hook([](const Tensor& g) { return g * 0.5; }));
+    plain_step(net);
+    for (auto& [parameter, hook] : hooks) parameter.remove_hook(hook);
+  };
+  std::vector<Loop> ways;
+  std::vector<ap::Options> plans{kStages};
+  for (const int zero : {0, 1, 2, 3}) plans.push_back(with(kReplicas, [&](auto& o) { o.zero = zero; }));
+  plans.push_back(with(kReplicas, [](auto& o) { o.replicas = {1}, o.tensor_parallel = 2; }));
+  plans.push_back(with(kReplicas, [](auto& o) { o.offload = ap::Offload::kOptimizer; }));
+  for (const auto& options : plans)
+    ways.push_back(trains({.options = options, .gradients = halved, .plain = with_hooks}));
+  check({{"set by one rank", 2, hooked_on_one, says, ways}, {"set before backward", 2, between, says, {}}});
+}
+
 TEST_CASE("remedy for sparse embedding gradients: dense ones") {
   const auto looks_up = [](bool sparse) -> Net::Body {
     return [=](Net& net, const Tensor& x) {

@@ -102,10 +102,11 @@ variable_list ResultNode::apply(variable_list&& gradients) {
 }
 
 // Gradients are in `.grad` already. The engine would still run what adds them up, parameter by parameter, on nothing,
-// which takes the host longer than all else in a backward. What others give gradients to must run.
+// which takes the host longer than all else in a backward. What others give gradients to must run. On devices one
+// stays: who called backward, maybe on another stream, waits for the streams of nodes without edges.
 void ResultNode::leave_parameters() {
   constexpr long kOwn = 2;  // the edge, and the history's copy of it
-  for (std::size_t k = 0; k < history_.parameters.size(); ++k) {
+  for (std::size_t k = stream().has_value() ? 1 : 0; k < history_.parameters.size(); ++k) {
     auto& edge = next_edges()[front_ + k];
     if (edge.is_valid() && edge.function.use_count() <= kOwn) edge = {};
   }
