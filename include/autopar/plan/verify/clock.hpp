@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <autopar/cost/concepts.hpp>
+#include <autopar/cost/contention.hpp>
 #include <autopar/plan/verify/stated_plan.hpp>
 
 namespace autopar::verify {
