@@ -51,7 +51,7 @@ using ModuleSinks = std::array<std::vector<SpdlogSink>, kLogModules>;
 
 [[nodiscard]] spdlog::level::level_enum spdlog_level(LogLevel level);
 
-/// This host's name, or "localhost".
+/// What stands for `{host}` in names of files: this host's name without what separates folders.
 [[nodiscard]] std::string host_in_file_name();
 
 }  // namespace autopar::detail

@@ -204,14 +204,16 @@ class Profiler {
     StructureHash structure;
     for (const auto id : ops) {
       const auto op = context(id);
+      const auto in_8_bits = layer_in_8_bits(id);
       if (plan_.handling(id).once) {
         const bool counts_with_parameter = copy_bytes(graph_.input(id, 0)) > 0;
         const auto bytes = static_cast<std::int64_t>(ops::bytes_of(graph_, op.results().front()).fixed);
         if (!counts_with_parameter) atom.resident += Bytes(bytes);
       } else {
-        add_work_of(atom, op);
+        add_work(atom, in_8_bits ? add_casts(atom, op, *in_8_bits) : ops::work_of(op));
       }
       add_structure(structure, op, ops);
+      if (in_8_bits) structure.add(std::string_view("in 8 bits"));
       atom.whole_batch = atom.whole_batch || plan_.handling(id).whole_batch;
       if (const auto* collective = plan_.handling(id).collective) add_collective(atom, ops, op, *collective);
       atom.batch_statistic = atom.batch_statistic || plan_.normalises_by_slice(id);
@@ -253,24 +255,21 @@ class Profiler {
     return found == profile_.in_8_bits.end() ? std::nullopt : layer;
   }
 
-  // Input and weight are cast in the forward, the gradient in the backward.
-  void add_work_of(OpProfile& atom, const OpCall& op) const {
-    auto work = ops::work_of(op);
-    if (const auto layer = layer_in_8_bits(op.id())) {
-      work.forward.flops = work.forward.flops * fused::kTimeOfFp8Product;
-      work.backward.flops = work.backward.flops * fused::kTimeOfFp8Product;
-      const auto bytes_of = [&](ValueId value) {
-        return ops::elements(graph_.value(value).sizes) * fused::kBytesOfFp8Cast;
-      };
-      WorkItem casts{OpClass::kMemory, work.dtype, {}, {}};
-      casts.forward.bytes = bytes_of(graph_.input(op.id(), layer->x_at));
-      casts.forward.bytes += bytes_of(graph_.input(op.id(), layer->weight_at));
-      casts.backward.bytes = bytes_of(graph_.output(op.id()));
-      casts.forward.launches.fixed = 2;
-      casts.backward.launches.fixed = 1;
-      add_work(atom, casts);
-    }
-    add_work(atom, work);
+  /// Input and weight are cast in the forward, the gradient in the backward. @return the work of the products
+  [[nodiscard]] WorkItem add_casts(OpProfile& atom, const OpCall& op, const autograd::SplitBackward& layer) const {
+    const auto bytes_of = [&](ValueId value) {
+      return ops::elements(graph_.value(value).sizes) * fused::kBytesOfFp8Cast;
+    };
+    auto products = ops::work_of(op);
+    WorkItem casts{OpClass::kMemory, products.dtype, {}, {}};
+    casts.forward.bytes = bytes_of(graph_.input(op.id(), layer.x_at));
+    casts.forward.bytes += bytes_of(graph_.input(op.id(), layer.weight_at));
+    casts.backward.bytes = bytes_of(graph_.output(op.id()));
+    casts.forward.launches.fixed = 2;
+    casts.backward.launches.fixed = 1;
+    add_work(atom, casts);
+    for (auto* work : {&products.forward, &products.backward}) work->flops = work->flops * fused::kTimeOfFp8Product;
+    return products;
   }
 
   static void add_work(OpProfile& atom, const WorkItem& item) {
@@ -307,7 +306,6 @@ class Profiler {
     const auto& handling = plan_.handling(op.id());
     hash.add(std::uint64_t{handling.whole_batch});
     hash.add(std::uint64_t{handling.scale_output});
-    if (layer_in_8_bits(op.id())) hash.add(std::string_view("in 8 bits"));
   }
 
   void add_memory() {

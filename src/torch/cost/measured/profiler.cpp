@@ -157,21 +157,20 @@ double ratio_together(double whole, const Alone& alone) {
 /// Runs the beginning of the model as a stage does.
 /// @return ratios of forwards, then of backwards, by number of samples
 std::vector<double> measure_together(const OpGraph& graph, const algebra::BatchSemantics& plan,
-                                     const GraphProfile& profile, detail::StepStopwatch& stopwatch, fp8::Layers& fp8,
+                                     const GraphProfile& profile, c10::Device device, fp8::Layers& fp8,
                                      const MeasureOptions& options, const std::map<std::uint64_t, MeasuredAtom>& fresh,
                                      const MeasuredCosts& known, Affine elsewhere) {
   const auto sizes = options.samples.size();
   std::vector<double> ratios(2 * sizes, 1);
   const auto largest = *std::max_element(options.samples.begin(), options.samples.end());
-  const auto beginning =
-      beginning_that_fits(profile, static_cast<double>(largest), bytes_of_beginning(stopwatch.device()));
+  const auto beginning = beginning_that_fits(profile, static_cast<double>(largest), bytes_of_beginning(device));
   if (beginning.atoms.size() < 2) return ratios;
   for (const NodeId node : beginning.atoms) elsewhere -= moved_bytes(profile.model, node);
+  detail::StepStopwatch stopwatch(device);
   AtomBench same(graph, plan, beginning.ops, stopwatch, options.adds_gradients, fp8);
   stopwatch.run_before([&] { same.run_untimed(largest); });
   const auto whole = measure_bench(AtomBench(graph, plan, beginning.ops, stopwatch, options.adds_gradients, fp8),
                                    options.recorded, 0, elsewhere, options);
-  stopwatch.run_before({});
   std::vector<Alone> forward(sizes), backward(sizes);
   for (const NodeId node : beginning.atoms) {
     const auto structure = profile.model.graph[node].structure;
@@ -272,7 +271,7 @@ MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const algebra::B
   std::vector<double> ratios(2 * sizes, 1);
   if (!fresh.empty()) {
     try {
-      ratios = measure_together(graph, plan, profile, stopwatch, *fp8, options, fresh, known, moved);
+      ratios = measure_together(graph, plan, profile, device, *fp8, options, fresh, known, moved);
     } catch (const std::exception& error) {
       const auto message = "operators cannot be run one after the other alone: " + replay::plain_message(error);
       if (world.rank() == 0)

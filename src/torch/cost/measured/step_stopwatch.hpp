@@ -41,8 +41,8 @@ class StepStopwatch {
   void run_beside(Together together) { together_ = std::move(together); }
 
   /// Runs this again and again for half a second, and from now on for a moment before timed work: a device's clock is
-  /// then what the power of such work allows permanently. Large products on an H200 take a tenth longer by that. Empty:
-  /// no more. Nothing on CPUs.
+  /// then what the power of such work allows permanently. Large products on an H200 take a tenth longer by that.
+  /// Nothing on CPUs.
   void run_before(std::function<void()> own);
 
   /// Queues work of about so many seconds: products and passes over memory in turn. Nothing on CPUs.

@@ -44,6 +44,13 @@ struct Fixture : test::OneRankModel {
   gradients::ResultHistory history{{ranks, options, parameters, deployment, validator, runner, graphed, applier}};
 };
 
+/// That `.grad` has the gradients of this loss.
+void check_as_of_libtorch(const Fixture& fixture, const at::Tensor& loss) {
+  const auto of_libtorch = torch::autograd::grad({loss}, fixture.layer->parameters());
+  CHECK(torch::allclose(fixture.layer->weight.grad(), of_libtorch[0], 1e-5, 1e-7));
+  CHECK(torch::allclose(fixture.layer->bias.grad(), of_libtorch[1], 1e-5, 1e-7));
+}
+
 TEST_CASE("ResultHistory: backward of a result fills .grad as libtorch does") {
   for (const bool with_loss : {true, false}) {
     Fixture fixture(with_loss);
@@ -51,9 +58,7 @@ TEST_CASE("ResultHistory: backward of a result fills .grad as libtorch does") {
     const auto loss = with_loss ? result : result.square().mean();
     loss.backward();
     const auto expected = fixture.layer(fixture.x).square().mean();
-    const auto of_libtorch = torch::autograd::grad({expected}, fixture.layer->parameters());
-    CHECK(torch::allclose(fixture.layer->weight.grad(), of_libtorch[0], 1e-5, 1e-7));
-    CHECK(torch::allclose(fixture.layer->bias.grad(), of_libtorch[1], 1e-5, 1e-7));
+    check_as_of_libtorch(fixture, expected);
   }
 }
 
@@ -101,9 +106,7 @@ TEST_CASE("ResultHistory: a plain backward leaves autograd nothing to add up") {
   auto loss = fixture.run();
   CHECK(accumulated_by([&] { loss.backward(); }) == 0);
   const auto expected = fixture.layer(fixture.x).square().mean();
-  const auto of_libtorch = torch::autograd::grad({expected}, fixture.layer->parameters());
-  CHECK(torch::allclose(fixture.layer->weight.grad(), of_libtorch[0], 1e-5, 1e-7));
-  CHECK(torch::allclose(fixture.layer->bias.grad(), of_libtorch[1], 1e-5, 1e-7));
+  check_as_of_libtorch(fixture, expected);
 }
 
 TEST_CASE("ResultHistory: what the program adds to a loss reaches parameters as in libtorch") {
@@ -114,17 +117,13 @@ TEST_CASE("ResultHistory: what the program adds to a loss reaches parameters as 
     auto loss = fixture.run() + penalty();
     CHECK(accumulated_by([&] { loss.backward(); }) == 1);
     const auto expected = fixture.layer(fixture.x).square().mean() + penalty();
-    const auto of_libtorch = torch::autograd::grad({expected}, fixture.layer->parameters());
-    CHECK(torch::allclose(weight.grad(), of_libtorch[0], 1e-5, 1e-7));
-    CHECK(torch::allclose(fixture.layer->bias.grad(), of_libtorch[1], 1e-5, 1e-7));
+    check_as_of_libtorch(fixture, expected);
   }
   SECTION("another call's loss") {
     const auto first = fixture.run(), second = fixture.run();
     (first + second).backward();
     const auto expected = 2 * fixture.layer(fixture.x).square().mean();
-    const auto of_libtorch = torch::autograd::grad({expected}, fixture.layer->parameters());
-    CHECK(torch::allclose(weight.grad(), of_libtorch[0], 1e-5, 1e-7));
-    CHECK(torch::allclose(fixture.layer->bias.grad(), of_libtorch[1], 1e-5, 1e-7));
+    check_as_of_libtorch(fixture, expected);
   }
   SECTION("a penalty that goes backward by itself, later") {
     auto of_weight = penalty();
