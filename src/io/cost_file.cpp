@@ -18,8 +18,7 @@ using detail::Json;
 using detail::JsonReader;
 using detail::OrderedJson;
 
-// 2: updates. 3: the host. 4: the checksum sorts members. 5: joint updates. 6: samples. 7: transfers by size
-constexpr std::int64_t kCostFormat = 8;
+constexpr std::int64_t kCostFormat = 9;
 constexpr std::int64_t kMaxRanks = 1 << 24;
 constexpr double kMaxCost = 1e18;  // seconds or bytes
 
@@ -40,27 +39,41 @@ FittedLine read_line(JsonReader& reader, const char* key) {
   return {values[0], values[1], values[2]};
 }
 
-OrderedJson curve_json(const TransferCurve& curve) {
+OrderedJson curve_json(const CostCurve& curve) {
   OrderedJson points = OrderedJson::array();
   for (const MeasuredPoint& point : curve.points()) points.push_back({point.x, point.y});
   return points;
 }
 
-TransferCurve read_curve(JsonReader& reader, const char* key) {
+CostCurve curve_of(JsonReader& reader, const char* key, const Json& pairs) {
   std::vector<MeasuredPoint> points;
-  for (const auto& pair : reader.list(key)) {
+  if (!pairs.is_array()) reader.fail(key, "expected pairs [size, seconds]");
+  for (const auto& pair : pairs) {
     const bool is_pair = pair.is_array() && pair.size() == 2 && pair[0].is_number() && pair[1].is_number();
-    if (!is_pair) reader.fail(key, "expected pairs [bytes, seconds]");
+    if (!is_pair) reader.fail(key, "expected pairs [size, seconds]");
     points.push_back({pair[0].get<double>(), pair[1].get<double>()});
     if (!(points.back().x <= kMaxCost && points.back().y <= kMaxCost)) reader.fail(key, "expected finite numbers");
   }
   try {
-    TransferCurve curve(points);
-    if (curve.points() != points) reader.fail(key, "more bytes take less time, or more time for each byte");
+    CostCurve curve(points);
+    if (curve.points() != points)
+      reader.fail(key, "a larger size takes less time, or more time for each sample or byte");
     return curve;
   } catch (const InvalidArgument& error) {
     reader.fail(key, error.what());
   }
+}
+
+CostCurve read_curve(JsonReader& reader, const char* key) { return curve_of(reader, key, reader.list(key)); }
+
+OrderedJson times_json(const AtomTimes& times) { return {curve_json(times.forward), curve_json(times.backward)}; }
+
+/// Of an atom without a backward, that takes no time.
+AtomTimes read_times(JsonReader& reader, const char* key) {
+  const auto& curves = reader.list(key);
+  if (curves.size() != 2) reader.fail(key, "expected [forward, backward]");
+  const auto part = [&](const Json& pairs) { return pairs.empty() ? CostCurve() : curve_of(reader, key, pairs); };
+  return {part(curves[0]), part(curves[1])};
 }
 
 Contention read_contention(JsonReader& reader, const char* key) {
@@ -147,10 +160,8 @@ std::string to_json(const MeasuredCosts& costs, const CostOrigin& origin) {
   OrderedJson atoms = OrderedJson::array(), messages = OrderedJson::array(), all_reduces = OrderedJson::array();
   for (const auto& [structure, atom] : costs.atoms) {
     atoms.push_back({{"structure", detail::hash_text(structure)},
-                     {"forward", line_json(atom.forward)},
-                     {"backward", line_json(atom.backward)},
-                     {"saved", optional_json(atom.saved)},
-                     {"workspace", optional_json(atom.workspace)},
+                     {"in_step", times_json({atom.forward, atom.backward})},
+                     {"alone", times_json(atom.alone)},
                      {"samples", {atom.samples.least, atom.samples.most}}});
   }
   for (const auto& [link, curve] : costs.links.messages) {
@@ -209,8 +220,8 @@ CostFile parse(std::string_view json, const std::string& file, const CostOrigin*
   MeasuredCosts costs;
   reader.each("atoms", [&](JsonReader& row) {
     const auto structure = row.hash("structure");
-    const MeasuredAtom atom{read_line(row, "forward"), read_line(row, "backward"), read_optional(row, "saved"),
-                            read_optional(row, "workspace"), read_range(row)};
+    const auto [forward, backward] = read_times(row, "in_step");
+    const MeasuredAtom atom{forward, backward, read_times(row, "alone"), read_range(row)};
     if (!costs.atoms.emplace(structure, atom).second) row.fail("structure", "is there twice");
   });
   read_links(reader.object("links"), costs.links);

@@ -11,9 +11,9 @@
 #include <autopar/core/cluster.hpp>
 #include <autopar/core/ids.hpp>
 #include <autopar/cost/contention.hpp>
+#include <autopar/cost/cost_curve.hpp>
 #include <autopar/cost/fit.hpp>
 #include <autopar/cost/model_profile.hpp>
-#include <autopar/cost/transfer_curve.hpp>
 
 namespace autopar {
 
@@ -25,14 +25,18 @@ struct SampleRange {
   friend bool operator==(const SampleRange&, const SampleRange&) = default;
 };
 
-/// The measured costs of an atom that ran alone, as functions of samples. Times in seconds, memory in bytes.
+/// An atom's times by samples.
+struct AtomTimes {
+  CostCurve forward, backward;
+  friend bool operator==(const AtomTimes&, const AtomTimes&) = default;
+};
+
+/// What was measured of an atom.
 struct MeasuredAtom {
-  FittedLine forward;
-  FittedLine backward;
-  std::optional<FittedLine> saved;      ///< if measured
-  std::optional<FittedLine> workspace;  ///< if measured
-  SampleRange samples{};                ///< on which it was measured: small products are bound by memory, large ones by
-                                        ///< arithmetic
+  CostCurve forward, backward;  ///< as part of a step of the first model that had it
+  AtomTimes alone{};            ///< repeated alone; another model's ratio of the two is made with it
+  SampleRange samples{};        ///< on which it was measured: small products are bound by memory, large ones by
+                                ///< arithmetic
   friend bool operator==(const MeasuredAtom&, const MeasuredAtom&) = default;
 };
 
@@ -41,8 +45,8 @@ using LinkClass = int;
 
 /// Measured messages and all-reduces.
 struct MeasuredLinks {
-  std::map<LinkClass, TransferCurve> messages;
-  std::map<std::pair<LinkClass, int>, TransferCurve> all_reduces;  ///< by class and number of ranks
+  std::map<LinkClass, CostCurve> messages;
+  std::map<std::pair<LinkClass, int>, CostCurve> all_reduces;  ///< by class and number of ranks
   /// Of all-reduces, likewise, with products and passes over memory in turn. None on CPUs.
   std::map<std::pair<LinkClass, int>, Contention> contention;
   /// See `DelaysByMessages`; likewise.

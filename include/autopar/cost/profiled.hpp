@@ -41,12 +41,9 @@ class ProfiledCost {
     const MeasuredAtom& atom = found->second;
     // Only whole backwards are measured; the part that can be deferred has the roofline's share.
     const double deferred_weight = cost.backward > Seconds{} ? cost.backward_weight / cost.backward : 0;
-    cost.forward = Seconds(atom.forward.at(samples));
-    cost.backward = Seconds(atom.backward.at(samples));
+    cost.forward = atom.forward.at(samples);
+    cost.backward = atom.backward.at(samples);
     cost.backward_weight = cost.backward * deferred_weight;
-    if (atom.saved) cost.saved = whole_bytes(*atom.saved, samples);
-    if (atom.workspace) cost.workspace = whole_bytes(*atom.workspace, samples);
-    cost.forward_workspace = std::min(cost.forward_workspace, cost.workspace);
     return cost;
   }
   /// A shard takes its share of what was measured except launches, which are not divided.
@@ -63,7 +60,8 @@ class ProfiledCost {
       const double fixed = measured > 0 ? std::min(1.0, starts / measured) : 0;
       return fixed + (1 - fixed) * share;
     };
-    return {of(found->second.forward.at(samples), forward), of(found->second.backward.at(samples), backward)};
+    return {of(found->second.forward.at(samples).value(), forward),
+            of(found->second.backward.at(samples).value(), backward)};
   }
   [[nodiscard]] const ValueProfile& value(const ModelGraph& graph, EdgeId edge) const { return graph[edge]; }
 
@@ -73,7 +71,7 @@ class ProfiledCost {
   [[nodiscard]] bool economy_of_scale(const ModelGraph& graph, NodeId id) const {
     const auto found = measured_.atoms.find(graph[id].structure);
     if (found == measured_.atoms.end()) return roofline_.economy_of_scale(graph, id);
-    return found->second.forward.intercept >= 0 && found->second.backward.intercept >= 0;
+    return true;  // a law of CostCurve
   }
 
   [[nodiscard]] Seconds transfer(Bytes bytes, Rank from, Rank to) const {
@@ -166,9 +164,6 @@ class ProfiledCost {
     });
     const double tensors = static_cast<double>(parameters.value()) / static_cast<double>(tensor_.value());
     return seconds(nearest->second, tensor_) * tensors;
-  }
-  [[nodiscard]] static Bytes whole_bytes(const FittedLine& line, double samples) {
-    return Bytes(std::llround(line.at(samples)));
   }
 
   /// The smallest of what `offer` returns for each level; `otherwise` if it returns nothing.

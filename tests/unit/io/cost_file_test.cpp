@@ -21,11 +21,12 @@ const CostOrigin kHere{"cpu: some processor, 2 threads", "2.11.0"};
 
 MeasuredCosts sample_costs() {
   MeasuredCosts costs;
-  costs.atoms[7] = {{1.25e-5, 3e-6, 0.01}, {2.5e-5, 0, 0.02}, FittedLine{640, 64, 0}, {}, {2, 16}};
-  costs.atoms[std::numeric_limits<std::uint64_t>::max()] = {{1.0 / 3, 0, 0}, {}, {}, FittedLine{1, 2, 3}};
-  costs.links.messages[2] = TransferCurve({{1024, 2e-6}, {1 << 20, 1.0 / 3}});
-  costs.links.all_reduces[{2, 2}] = TransferCurve({{1024, 5e-6}});
-  costs.links.all_reduces[{8, 4}] = TransferCurve({{1024, 5e-5}, {1 << 16, 5e-5}, {1 << 26, 0.02}});
+  const CostCurve forward({{2, 1.25e-5}, {16, 6e-5}}), backward({{2, 1.0 / 3}, {16, 1.5}});
+  costs.atoms[7] = {forward, backward, {forward.scaled(1.5), backward.scaled(0.75)}, {2, 16}};
+  costs.atoms[std::numeric_limits<std::uint64_t>::max()] = {forward, {}, {forward, {}}, {}};  // without a backward
+  costs.links.messages[2] = CostCurve({{1024, 2e-6}, {1 << 20, 1.0 / 3}});
+  costs.links.all_reduces[{2, 2}] = CostCurve({{1024, 5e-6}});
+  costs.links.all_reduces[{8, 4}] = CostCurve({{1024, 5e-5}, {1 << 16, 5e-5}, {1 << 26, 0.02}});
   costs.links.contention[{8, 4}] = {0.55, 1.0 / 3};
   costs.links.message_delays[2] = 0.125;
   costs.updates[0] = {4e-10, 1e-6, 0.3};
@@ -88,9 +89,9 @@ TEST_CASE("cost file: another device or version is refused and named") {
   CHECK(mentions(library, "libtorch"));
   CHECK(mentions(library, "'2.12.0'"));
   CHECK(mentions(message_of(text, {kHere.device, "2.11.0", "9.9.9"}), "autopar"));
-  CHECK(mentions(message_of(replaced(text, "\"version\":8", "\"version\":9")), "format 9"));
-  CHECK(mentions(message_of(replaced(text, "\"version\":8", "\"version\":1")), "format 1"));
-  CHECK(mentions(message_of(R"({"version":8,"hash":"0000000000000000","atoms":[]})"), "device: is missing"));
+  CHECK(mentions(message_of(replaced(text, "\"version\":9", "\"version\":10")), "format 10"));
+  CHECK(mentions(message_of(replaced(text, "\"version\":9", "\"version\":1")), "format 1"));
+  CHECK(mentions(message_of(R"({"version":9,"hash":"0000000000000000","atoms":[]})"), "device: is missing"));
 }
 
 TEST_CASE("cost file: one altered digit is noticed") {
@@ -105,9 +106,14 @@ TEST_CASE("cost file: invalid numbers are refused despite the checksum") {
   const auto text = to_json(sample_costs(), kHere);
   CHECK(parse_costs(resealed(text), "c", kHere) == sample_costs());
   CHECK(mentions(message_of(resealed(replaced(text, "1.25e-05", "-1.25e-05"))), "at least 0"));
-  CHECK(mentions(message_of(resealed(replaced(text, "1.25e-05", "1e+300"))), "at least 0"));
-  CHECK(mentions(message_of(resealed(replaced(text, "1.25e-05", "null"))), "at least 0"));
-  CHECK(mentions(message_of(resealed(replaced(text, "[1.25e-05,3e-06,0.01]", "[1.25e-05,3e-06]"))), "forward"));
+  CHECK(mentions(message_of(resealed(replaced(text, "1.25e-05", "1e+300"))), "finite"));
+  CHECK(mentions(message_of(resealed(replaced(text, "1.25e-05", "null"))), "pairs"));
+  CHECK(mentions(message_of(resealed(replaced(text, "[2.0,1.25e-05]", "[2.0]"))), "in_step"));
+  CHECK(mentions(message_of(resealed(replaced(text, "[2.0,1.25e-05]", "[2.0,1e-06]"))), "more time for each"));
+  CHECK(mentions(message_of(resealed(replaced(text, "\"in_step\":[", "\"in_step\":[[],"))), "[forward, backward]"));
+  CHECK(mentions(message_of(resealed(replaced(text, ",[]],\"alone\"", ",7],\"alone\""))), "pairs"));
+  CHECK(mentions(message_of(resealed(replaced(text, "[4e-10,1e-06,0.3]", "[4e-10,1e-06]"))), "seconds"));
+  CHECK(mentions(message_of(resealed(replaced(text, "[4e-10,1e-06,0.3]", "[-4e-10,1e-06,0.3]"))), "at least 0"));
   CHECK(mentions(
       message_of(resealed(replaced(text, "\"structure\":\"ffffffffffffffff\"", "\"structure\":\"0000000000000007\""))),
       "twice"));
@@ -119,7 +125,7 @@ TEST_CASE("cost file: invalid numbers are refused despite the checksum") {
   CHECK(mentions(message_of(resealed(replaced(text, "[[1024.0,5e-06]]", "[[1024.0,-5e-06]]"))), "at least 0"));
   CHECK(mentions(message_of(resealed(replaced(text, "[[1024.0,5e-06]]", "[[1024.0,1e+300]]"))), "finite"));
   CHECK(mentions(message_of(resealed(replaced(text, "[[1024.0,5e-06]]", "[[1024.0,null]]"))), "pairs"));
-  CHECK(mentions(message_of(resealed(replaced(text, "[65536.0,5e-05]", "[65536.0,4e-05]"))), "take less time"));
+  CHECK(mentions(message_of(resealed(replaced(text, "[65536.0,5e-05]", "[65536.0,4e-05]"))), "takes less time"));
   CHECK(mentions(message_of(resealed(replaced(text, "[0.55,", "[1.55,"))), "from 0 to 1"));
   CHECK(mentions(message_of(resealed(replaced(text, "[0.55,", "[0.55,0.5,"))), "from 0 to 1"));
   CHECK(mentions(message_of(resealed(replaced(text, "\"delay\":0.125", "\"delay\":1.125"))), "delay"));

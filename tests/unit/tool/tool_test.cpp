@@ -114,8 +114,8 @@ TEST_CASE("tool: measured costs apply to every command", "[tool]") {
   for (const NodeId atom : folder.model.graph.nodes()) folder.model.graph[atom].structure = 7;
   folder.write();
   MeasuredCosts measured;
-  measured.atoms[7] = {{1e-3, 2e-4, 0}, {2e-3, 5e-4, 0}, {}, {}};
-  measured.links.messages[2] = TransferCurve({{1, 5e-5}, {1e6, 50}});
+  measured.atoms[7] = {CostCurve({{1, 1.2e-3}, {2, 2.2e-3}}), CostCurve({{1, 2.5e-3}, {2, 4.5e-3}})};
+  measured.links.messages[2] = CostCurve({{1, 5e-5}, {1e6, 50}});
   write_costs(folder.at("costs.json"), measured, {"somewhere", "2.11.0"});
   const std::vector<std::string> costs{"--costs", folder.at("costs.json")};
   const auto with = [&](std::vector<std::string> arguments) {

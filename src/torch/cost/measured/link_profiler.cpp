@@ -119,7 +119,7 @@ class LinkBench {
 
   /// How much computation and these transfers delay each other, with the stopwatch's own work; messages go one way.
   /// @pre the device computes while it exchanges
-  [[nodiscard]] Contention contention(const TransferCurve& curve) {
+  [[nodiscard]] Contention contention(const CostCurve& curve) {
     constexpr double kTransfers = 5e-3;        // seconds together, about
     constexpr double kLong = 3, kShort = 0.4;  // of the transfers' time: they end first, or last
     const devices::RoomForMessages room(!probe_.is_sum, device_);
@@ -143,7 +143,7 @@ class LinkBench {
   };
 
   /// Of the size of gradient buckets or smaller, so many as take about this time together.
-  [[nodiscard]] static Several several_of(double seconds, const TransferCurve& curve) {
+  [[nodiscard]] static Several several_of(double seconds, const CostCurve& curve) {
     constexpr std::int64_t kSizes[] = {1 << 25, 1 << 23, 1 << 20};
     constexpr int kMost = 200;
     const auto of_one = [&](std::int64_t bytes) { return curve(Bytes(bytes)).value(); };
@@ -257,7 +257,7 @@ MeasuredLinks measure_links(World& world, AnyTransport& wire, const Cluster& clu
       points.push_back({static_cast<double>(bytes), of_rank_0(world, std::vector{own}, "sharing measured links")[0]});
       if (points.back().y > kLongTransfer) break;
     }
-    const TransferCurve curve(points);
+    const CostCurve curve(points);
     const std::pair key(probe.link, static_cast<int>(probe.ranks.size()));
     if (probe.is_sum)
       links.all_reduces[key] = curve;

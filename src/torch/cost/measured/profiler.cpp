@@ -1,25 +1,23 @@
 #include "torch/cost/measured/profiler.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <exception>
 #include <fstream>
 #include <map>
 #include <memory>
-#include <span>
+#include <optional>
 #include <string>
-#include <type_traits>
 #include <utility>
 
 #include <ATen/Parallel.h>
 #include <torch/version.h>
 
-#include <autopar/graph/algorithms/topological_order.hpp>
-
 #include "capture/replay/plain_message.hpp"
 #include "torch/cost/measured/atom_bench.hpp"
 #include "torch/cost/measured/stopwatch.hpp"
+#include "torch/cost/measured/stretch.hpp"
 #include "torch/device/device_context.hpp"
+#include "torch/ranks/collective_try.hpp"
 
 namespace autopar::cost {
 
@@ -27,25 +25,14 @@ namespace {
 
 using detail::AtomBench;
 
-/// A measured atom as sent between ranks, as plain bytes: ranks run the same program and have the same layout.
-struct AtomRow {
-  std::uint64_t structure = 0;
-  FittedLine forward, backward;
-};
-static_assert(std::is_trivially_copyable_v<AtomRow>);
-
 void check_probes(const MeasureOptions& options) {
   expect(!options.samples.empty() && options.repetitions >= 1,
          "measuring takes at least one micro-batch and repetition");
-  for (const auto samples : options.samples) {
-    expect(samples >= 1, "a micro-batch that is measured must have at least one sample");
-  }
+  expect(options.samples.front() >= 1, "a micro-batch that is measured must have at least one sample");
+  expect(std::ranges::is_sorted(options.samples, std::less_equal()), "micro-batches to measure must ascend");
 }
 
-SampleRange range_of(const MeasureOptions& options) {
-  const auto [least, most] = std::ranges::minmax(options.samples);
-  return {least, most};
-}
+SampleRange range_of(const MeasureOptions& options) { return {options.samples.front(), options.samples.back()}; }
 
 /// Bytes that compute actions of an atom move, by samples: its parameters, their gradients, and saved values.
 Affine moved_bytes(const ModelProfile& model, NodeId node) {
@@ -68,8 +55,8 @@ constexpr bool kHostIsAhead = true;
 
 /// @param host_is_ahead  whether only the device's time counts
 /// @param elsewhere  bytes that the rest of the model moves meanwhile, by samples
-MeasuredAtom measure_bench(AtomBench bench, bool host_is_ahead, double start, const Affine& elsewhere,
-                           const MeasureOptions& options) {
+AtomTimes measure_bench(AtomBench bench, bool host_is_ahead, double start, const Affine& elsewhere,
+                        const MeasureOptions& options) {
   constexpr double kLong = 0.05;  // seconds; longer runs take the same time each time
   constexpr int kFewest = 3;
   std::vector<MeasuredPoint> forward, backward;
@@ -87,7 +74,7 @@ MeasuredAtom measure_bench(AtomBench bench, bool host_is_ahead, double start, co
     forward.push_back({static_cast<double>(samples), detail::median(forwards)});
     backward.push_back({static_cast<double>(samples), detail::median(backwards)});
   }
-  return {fit_line(forward), fit_line(backward), {}, {}, range_of(options)};
+  return {CostCurve(std::move(forward)), CostCurve(std::move(backward))};
 }
 
 /// As after a first call, for inputs and gradients that AtomBench makes.
@@ -102,108 +89,175 @@ std::unique_ptr<fp8::Layers> layers_with_scales(const GraphProfile& profile, c10
   return layers;
 }
 
-/// The first atoms of the model that one rank can run together, and their operators.
-struct Beginning {
-  std::vector<NodeId> atoms;
-  std::vector<OpId> ops;  ///< ascending
-};
-
-/// Every device has this. A large table of words may take it all, so large devices give more: repeated layers, which
-/// are most of a model, should be among the first atoms.
-double bytes_of_beginning(c10::Device device) {
-  constexpr double kLeast = 1 << 29, kOfDevice = 1.0 / 32;
+/// What a stretch of the model may take. Every device has this; large ones give more, so that it has several layers.
+Bytes bytes_of_stretch(c10::Device device) {
+  constexpr Bytes kLeast(1 << 29);
+  constexpr int kOfDevice = 32;
   if (device.is_cpu()) return kLeast;
   const auto memory = devices::context_of(device.type()).describe(device.index(), 1).memory;
-  return std::max(kLeast, kOfDevice * static_cast<double>(memory.value()));
+  return std::max(kLeast, Bytes(memory.value() / kOfDevice));
 }
 
-Beginning beginning_that_fits(const GraphProfile& profile, double samples, double most_bytes) {
-  constexpr int kCopies = 2;  // a parameter and its gradient
-  const auto& model = profile.model;
-  std::vector<bool> read(model.parameters.size(), false);
-  double bytes = 0;
-  Beginning beginning;
-  for (const NodeId node : topological_order(model.graph)) {
-    const auto& atom = model.graph[node];
-    bytes += atom.saved.at(samples) + atom.workspace.at(samples);
-    for (const auto parameter : atom.parameters) {
-      if (read[parameter.index()]) continue;
-      read[parameter.index()] = true;
-      bytes += static_cast<double>(kCopies * model.parameters[parameter.index()].bytes.value());
-    }
-    if (bytes > most_bytes) break;
-    beginning.atoms.push_back(node);
-    const auto& ops = profile.atoms.atoms[node.index()];
-    beginning.ops.insert(beginning.ops.end(), ops.begin(), ops.end());
+/// Of several atoms, for one number of samples.
+struct AtomSeconds {
+  void add(const AtomTimes& times, double samples) {
+    forward += times.forward.at(samples);
+    backward += times.backward.at(samples);
   }
-  std::sort(beginning.ops.begin(), beginning.ops.end());
-  return beginning;
-}
-
-/// Seconds of the beginning's atoms when each runs alone: those measured now, and those known before.
-struct Alone {
-  double fresh = 0, known = 0;
+  [[nodiscard]] Seconds both() const { return forward + backward; }
+  Seconds forward, backward;
 };
 
-/// The ratio of atoms' time in sequence to their time when each is repeated alone, for one number of samples. In
-/// sequence a CPU's data are further away, and a device's nearer, as the operator before has just made them. 1 if
-/// nearly all atoms were known before, since the ratio then says little.
-double ratio_together(double whole, const Alone& alone) {
-  constexpr double kLeastPart = 0.25;  // of what was known
-  const double rest = whole - alone.known;
-  return rest <= 0 || alone.fresh <= kLeastPart * alone.known ? 1 : rest / alone.fresh;
+/// Ratios of atoms' time in sequence to their time when each is repeated alone, by number of samples. In sequence a
+/// CPU's data are further away, and a device's nearer, as the operator before has just made them. And only in sequence
+/// a device runs at the clock that the model's power allows.
+struct Ratios {
+  explicit Ratios(std::size_t sizes) : forward(sizes, 1), backward(sizes, 1) {}
+  void set(std::size_t i, const AtomSeconds& in_sequence, const AtomSeconds& alone) {
+    if (alone.forward > Seconds{}) forward[i] = in_sequence.forward / alone.forward;
+    if (alone.backward > Seconds{}) backward[i] = in_sequence.backward / alone.backward;
+  }
+  std::vector<double> forward, backward;
+};
+
+/// `alone` as part of a step.
+MeasuredAtom in_step(const AtomTimes& alone, const Ratios& ratios, const MeasureOptions& options) {
+  const auto times = [&](const CostCurve& curve, const std::vector<double>& factors) {
+    std::vector<MeasuredPoint> points;
+    for (std::size_t i = 0; i < factors.size(); ++i) {
+      const auto size = static_cast<double>(options.samples[i]);
+      points.push_back({size, curve.at(size).value() * factors[i]});
+    }
+    return CostCurve(std::move(points));
+  };
+  return {times(alone.forward, ratios.forward), times(alone.backward, ratios.backward), alone, range_of(options)};
 }
 
-/// Runs the beginning of the model as a stage does.
-/// @return ratios of forwards, then of backwards, by number of samples
-std::vector<double> measure_together(const OpGraph& graph, const algebra::BatchSemantics& plan,
-                                     const GraphProfile& profile, c10::Device device, fp8::Layers& fp8,
-                                     const MeasureOptions& options, const std::map<std::uint64_t, MeasuredAtom>& fresh,
-                                     const MeasuredCosts& known, Affine elsewhere) {
-  const auto sizes = options.samples.size();
-  std::vector<double> ratios(2 * sizes, 1);
-  const auto largest = *std::max_element(options.samples.begin(), options.samples.end());
-  const auto beginning = beginning_that_fits(profile, static_cast<double>(largest), bytes_of_beginning(device));
-  if (beginning.atoms.size() < 2) return ratios;
-  for (const NodeId node : beginning.atoms) elsewhere -= moved_bytes(profile.model, node);
-  detail::StepStopwatch stopwatch(device);
-  AtomBench same(graph, plan, beginning.ops, stopwatch, options.adds_gradients, fp8);
-  stopwatch.run_before([&] { same.run_untimed(largest); });
-  const auto whole = measure_bench(AtomBench(graph, plan, beginning.ops, stopwatch, options.adds_gradients, fp8),
-                                   options.recorded, 0, elsewhere, options);
-  std::vector<Alone> forward(sizes), backward(sizes);
-  for (const NodeId node : beginning.atoms) {
-    const auto structure = profile.model.graph[node].structure;
-    const auto now = fresh.find(structure), before = known.atoms.find(structure);
-    for (std::size_t i = 0; i < sizes; ++i) {
-      const auto size = static_cast<double>(options.samples[i]);
-      if (now != fresh.end()) {
-        forward[i].fresh += now->second.forward.at(size);
-        backward[i].fresh += now->second.backward.at(size);
-      } else if (before != known.atoms.end()) {
-        forward[i].known += before->second.forward.at(size);
-        backward[i].known += before->second.backward.at(size);
-      }
-    }
+/// A model whose atoms are measured, and how.
+struct Bench {
+  const OpGraph& graph;
+  const algebra::BatchSemantics& plan;
+  const GraphProfile& profile;
+  c10::Device device;
+  fp8::Layers& fp8;  ///< with scales
+  const MeasureOptions& options;
+  Affine moved;  ///< bytes that the whole model moves, by samples
+
+  /// @param atoms  whose operators these are
+  [[nodiscard]] AtomTimes times(const std::vector<NodeId>& atoms, const std::vector<OpId>& ops,
+                                detail::StepStopwatch& stopwatch, bool host_is_ahead, double start) const {
+    auto elsewhere = moved;
+    for (const NodeId node : atoms) elsewhere -= moved_bytes(profile.model, node);
+    return measure_bench(atom_bench(ops, stopwatch), host_is_ahead, start, elsewhere, options);
   }
-  for (std::size_t i = 0; i < sizes; ++i) {
-    const auto size = static_cast<double>(options.samples[i]);
-    ratios[i] = ratio_together(whole.forward.at(size), forward[i]);
-    ratios[sizes + i] = ratio_together(whole.backward.at(size), backward[i]);
+  [[nodiscard]] AtomBench atom_bench(const std::vector<OpId>& ops, detail::StepStopwatch& stopwatch) const {
+    return {graph, plan, ops, stopwatch, options.adds_gradients, fp8};
+  }
+};
+
+/// Runs a stretch of the model as a stage does. All ratios are 1 if no two neighbours can.
+/// @param alone  of all atoms that can run alone, by structure
+Ratios measure_together(const Bench& bench, const std::map<std::uint64_t, AtomTimes>& alone) {
+  const auto& samples = bench.options.samples;
+  const auto times_of = [&](NodeId node) { return alone.find(bench.profile.model.graph[node].structure); };
+  const auto time = [&](NodeId node) -> std::optional<Seconds> {
+    const auto found = times_of(node);
+    if (found == alone.end()) return std::nullopt;
+    const auto size = static_cast<double>(samples.back());
+    return found->second.forward.at(size) + found->second.backward.at(size);
+  };
+  Ratios ratios(samples.size());
+  const auto stretch =
+      detail::typical_stretch(bench.profile, static_cast<double>(samples.back()), bytes_of_stretch(bench.device), time);
+  if (stretch.atoms.size() < 2) return ratios;
+  detail::StepStopwatch stopwatch(bench.device);
+  auto around = bench.atom_bench(stretch.ops, stopwatch);
+  stopwatch.run_around([&] { around.run_untimed(samples.back()); });
+  const auto whole = bench.times(stretch.atoms, stretch.ops, stopwatch, bench.options.recorded, 0);
+  for (std::size_t i = 0; i < samples.size(); ++i) {
+    const auto size = static_cast<double>(samples[i]);
+    AtomSeconds together, apart;
+    together.add(whole, size);
+    for (const NodeId node : stretch.atoms) apart.add(times_of(node)->second, size);
+    ratios.set(i, together, apart);
   }
   return ratios;
 }
 
-/// The line with `ratios` times the values at these numbers of samples.
-FittedLine scaled(const FittedLine& line, const std::vector<std::int64_t>& samples, std::span<const double> ratios) {
-  std::vector<MeasuredPoint> points;
+/// Of the model's atoms that were known before, if these are nearly all of it: a few others are in a step as they are.
+std::optional<Ratios> known_ratios(const Bench& bench, const std::map<std::uint64_t, AtomTimes>& fresh,
+                                   const MeasuredCosts& known) {
+  constexpr double kMostFresh = 0.05;  // of the model's time
+  const auto& samples = bench.options.samples;
+  Ratios ratios(samples.size());
   for (std::size_t i = 0; i < samples.size(); ++i) {
     const auto size = static_cast<double>(samples[i]);
-    points.push_back({size, line.at(size) * ratios[i]});
+    AtomSeconds in_step, alone, of_fresh;
+    for (const NodeId node : bench.profile.model.graph.nodes()) {
+      const auto structure = bench.profile.model.graph[node].structure;
+      if (const auto found = fresh.find(structure); found != fresh.end()) {
+        of_fresh.add(found->second, size);
+      } else if (const auto before = known.atoms.find(structure); before != known.atoms.end()) {
+        in_step.add({before->second.forward, before->second.backward}, size);
+        alone.add(before->second.alone, size);
+      }
+    }
+    if (of_fresh.both() > kMostFresh * alone.both()) return std::nullopt;
+    ratios.set(i, in_step, alone);
   }
-  auto result = fit_line(points);
-  result.residual = std::max(result.residual, line.residual);
-  return result;
+  return ratios;
+}
+
+/// The mean of all ranks' ratios. Collective.
+Ratios agreed_ratios(World& world, const Bench& bench, const std::map<std::uint64_t, AtomTimes>& alone) {
+  Ratios ratios(bench.options.samples.size());
+  try {
+    ratios = measure_together(bench, alone);
+  } catch (const std::exception& error) {
+    const auto log = world.logger(LogModule::kProfiler);
+    const auto message = "operators cannot be run one after the other alone: " + replay::plain_message(error);
+    if (world.rank() == 0)
+      log.warn(message);
+    else
+      log.debug(message);  // every rank runs the same atoms
+  }
+  for (auto* of : {&ratios.forward, &ratios.backward}) {
+    world.all_reduce_sum(*of, "averaging measured costs");
+    for (double& ratio : *of) ratio /= world.size();
+  }
+  return ratios;
+}
+
+/// Measures this rank's share of the atoms alone.
+MeasuredCosts measure_share(const World& world, const Bench& bench, const std::vector<NodeId>& atoms) {
+  MeasuredCosts mine;
+  detail::StepStopwatch stopwatch(bench.device);
+  const double start = detail::start_of_backward(stopwatch);
+  const auto ranks = static_cast<std::size_t>(world.size());
+  for (auto i = static_cast<std::size_t>(world.rank()); i < atoms.size(); i += ranks) {
+    const auto& atom = bench.profile.model.graph[atoms[i]];
+    try {
+      const auto& ops = bench.profile.atoms.atoms[atoms[i].index()];
+      const auto times = bench.times({atoms[i]}, ops, stopwatch, kHostIsAhead, start);
+      mine.atoms[atom.structure].alone = times;
+    } catch (const std::exception& error) {
+      world.logger(LogModule::kProfiler)
+          .warn(atom.name + (atom.path.empty() ? "" : " (near " + atom.path + ")") +
+                " cannot be run alone, so its cost is estimated: " + replay::plain_message(error));
+    }
+  }
+  return mine;
+}
+
+/// What all ranks measured, by structure.
+std::map<std::uint64_t, AtomTimes> gathered(World& world, const MeasuredCosts& mine) {
+  const auto text = to_json(mine, {});
+  std::map<std::uint64_t, AtomTimes> all;
+  for (const auto& blob : world.all_gather(ranks::blob_of(text), "gathering measured costs")) {
+    for (const auto& [structure, atom] : parse_costs(ranks::text_of(blob), "the costs of a rank", {}).atoms)
+      all[structure] = atom.alone;
+  }
+  return all;
 }
 
 std::string processor_name() {
@@ -221,14 +275,14 @@ std::vector<std::int64_t> probe_samples(std::int64_t batch, int world) {
   return {std::max<std::int64_t>(1, most / 8), most / 2, most};
 }
 
-MeasuredAtom measure_atom(const OpGraph& graph, const algebra::BatchSemantics& plan, const GraphProfile& profile,
-                          NodeId atom, c10::Device device, const MeasureOptions& options) {
+AtomTimes measure_atom(const OpGraph& graph, const algebra::BatchSemantics& plan, const GraphProfile& profile,
+                       NodeId atom, c10::Device device, const MeasureOptions& options) {
   check_probes(options);
   detail::StepStopwatch stopwatch(device);
-  const auto& ops = profile.atoms.atoms[atom.index()];
   const auto fp8 = layers_with_scales(profile, device);
-  return measure_bench(AtomBench(graph, plan, ops, stopwatch, options.adds_gradients, *fp8), kHostIsAhead,
-                       detail::start_of_backward(stopwatch), {}, options);
+  const Bench bench{graph, plan, profile, device, *fp8, options, {}};
+  return bench.times({}, profile.atoms.atoms[atom.index()], stopwatch, kHostIsAhead,
+                     detail::start_of_backward(stopwatch));
 }
 
 MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const algebra::BatchSemantics& plan,
@@ -236,63 +290,24 @@ MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const algebra::B
                             MeasuredCosts known) {
   check_probes(options);
   const auto& model = profile.model.graph;
-  const auto samples = range_of(options);
-  const auto todo = atoms_to_measure(model, known, samples);
-  const auto log = world.logger(LogModule::kProfiler);
-  std::vector<AtomRow> rows;
-  Affine moved;  // moved by all ranks of a host, which share the largest cache
+  const auto todo = atoms_to_measure(model, known, range_of(options));
+  if (todo.empty()) return known;
+  Affine moved;  // by all ranks of a host, which share the largest cache
   for (const NodeId node : model.nodes()) moved += moved_bytes(profile.model, node) * world.local_size();
-  detail::StepStopwatch stopwatch(device);
-  const double start = todo.empty() ? 0 : detail::start_of_backward(stopwatch);
   const auto fp8 = layers_with_scales(profile, device);
-  for (std::size_t i = 0; i < todo.size(); ++i) {
-    if (i % static_cast<std::size_t>(world.size()) != static_cast<std::size_t>(world.rank())) continue;
-    const auto& atom = model[todo[i]];
-    try {
-      auto elsewhere = moved;
-      elsewhere -= moved_bytes(profile.model, todo[i]);
-      const auto& ops = profile.atoms.atoms[todo[i].index()];
-      const auto measured = measure_bench(AtomBench(graph, plan, ops, stopwatch, options.adds_gradients, *fp8),
-                                          kHostIsAhead, start, elsewhere, options);
-      rows.push_back({atom.structure, measured.forward, measured.backward});
-    } catch (const std::exception& error) {
-      log.warn(atom.name + (atom.path.empty() ? "" : " (near " + atom.path + ")") +
-               " cannot be run alone, so its cost is estimated: " + replay::plain_message(error));
-    }
-  }
-  const auto mine = std::as_bytes(std::span<const AtomRow>(rows));
-  std::map<std::uint64_t, MeasuredAtom> fresh;
-  for (const auto& blob : world.all_gather(mine, "gathering measured costs")) {
-    std::vector<AtomRow> gathered(blob.size() / sizeof(AtomRow));
-    if (!gathered.empty()) std::memcpy(gathered.data(), blob.data(), gathered.size() * sizeof(AtomRow));
-    for (const auto& row : gathered) fresh[row.structure] = {row.forward, row.backward, {}, {}};
-  }
-  const auto sizes = options.samples.size();
-  std::vector<double> ratios(2 * sizes, 1);
-  if (!fresh.empty()) {
-    try {
-      ratios = measure_together(graph, plan, profile, device, *fp8, options, fresh, known, moved);
-    } catch (const std::exception& error) {
-      const auto message = "operators cannot be run one after the other alone: " + replay::plain_message(error);
-      if (world.rank() == 0)
-        log.warn(message);
-      else
-        log.debug(message);  // every rank runs the same atoms
-    }
-    world.all_reduce_sum(ratios, "averaging measured costs");
-    for (double& ratio : ratios) ratio /= world.size();
-  }
-  for (const auto& [structure, atom] : fresh) {
-    known.atoms[structure] = {scaled(atom.forward, options.samples, std::span(ratios).first(sizes)),
-                              scaled(atom.backward, options.samples, std::span(ratios).last(sizes)),
-                              {},
-                              {},
-                              samples};
-  }
-  log.info("measured " + std::to_string(rows.size()) + " of " + std::to_string(todo.size()) +
-           " distinct atoms that were not known, of " + std::to_string(model.node_count()) +
-           " atoms; with the largest slice they take together " + std::to_string(ratios[sizes - 1]) +
-           " (forward) and " + std::to_string(ratios.back()) + " (backward) x as long as alone");
+  const Bench bench{graph, plan, profile, device, *fp8, options, moved};
+  const auto mine = measure_share(world, bench, todo);
+  const auto fresh = gathered(world, mine);
+  auto alone = fresh;
+  for (const auto& [structure, atom] : known.atoms) alone.emplace(structure, atom.alone);
+  const auto before = known_ratios(bench, fresh, known);
+  const auto ratios = before ? *before : agreed_ratios(world, bench, alone);
+  for (const auto& [structure, times] : fresh) known.atoms[structure] = in_step(times, ratios, options);
+  world.logger(LogModule::kProfiler)
+      .info("measured " + std::to_string(mine.atoms.size()) + " of " + std::to_string(todo.size()) +
+            " distinct atoms that were not known, of " + std::to_string(model.node_count()) +
+            " atoms; with the largest slice they take together " + std::to_string(ratios.forward.back()) +
+            " (forward) and " + std::to_string(ratios.backward.back()) + " (backward) x as long as alone");
   return known;
 }
 

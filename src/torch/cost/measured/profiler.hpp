@@ -21,7 +21,7 @@ namespace autopar::cost {
 
 /// How atoms are measured.
 struct MeasureOptions {
-  std::vector<std::int64_t> samples{1, 2, 4};  ///< micro-batch sizes to measure, each at least 1
+  std::vector<std::int64_t> samples{1, 2, 4};  ///< micro-batch sizes to measure, ascending from at least 1
   int repetitions = 7;                         ///< at most; the median counts; three if they agree
   bool adds_gradients = true;                  ///< gradients are added to existing ones, as for later micro-batches and
                                                ///< replicas
@@ -39,18 +39,19 @@ struct MeasureOptions {
 /// The cost of starting a backward is subtracted, since a stage starts one for all its atoms. On asynchronous devices
 /// several runs follow one another without waiting, as in a step.
 /// @throws what an operator throws
-[[nodiscard]] MeasuredAtom measure_atom(const OpGraph& graph, const algebra::BatchSemantics& plan,
-                                        const GraphProfile& profile, NodeId atom, c10::Device device,
-                                        const MeasureOptions& options);
+[[nodiscard]] AtomTimes measure_atom(const OpGraph& graph, const algebra::BatchSemantics& plan,
+                                     const GraphProfile& profile, NodeId atom, c10::Device device,
+                                     const MeasureOptions& options);
 
 /// Measures one atom of each structure that `known` lacks for these numbers of samples. Ranks share the work, and every
 /// rank gets all measurements, including known ones. On a CPU, caches are brought into the state of a step before each
 /// run. For this, it touches as much memory as the host's ranks move between two compute actions of an atom. An atom
 /// that cannot run alone is left out with a warning, and has the roofline's cost.
 ///
-/// Then every rank runs the beginning of the model as a stage does: up to 512 MiB, on large devices a part of theirs.
-/// The ratio of this time to the sum of its atoms' times scales the atoms that were measured now. Collective.
-/// @cost (distinct atoms / ranks + 1 beginning of the model) x probes x repetitions runs
+/// Then every rank runs a stretch of the model as a stage does: up to 512 MiB, on large devices a part of theirs. The
+/// ratio of this time to the sum of its atoms' times alone scales the atoms that were measured now. If these take
+/// little of the model's time, the ratio of the others does. Collective.
+/// @cost (distinct atoms / ranks + 1 stretch of the model) x probes x repetitions runs
 [[nodiscard]] MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const algebra::BatchSemantics& plan,
                                           const GraphProfile& profile, c10::Device device,
                                           const MeasureOptions& options, MeasuredCosts known = {});

@@ -24,6 +24,7 @@ constexpr std::int64_t kWidth = 4096;            // of a product that occupies a
 constexpr std::int64_t kNumbers = 32 << 20;      // in single precision: larger than a device's cache
 constexpr double kBusy = 3e-3, kLongest = 3e-2;  // seconds of work before the timed work
 constexpr double kSteady = 0.5;                  // until a device's clock follows the power of what it runs
+constexpr double kAfter = 3e-2;                  // until the next timed work; after a pause of 50 ms the clock is back
 constexpr std::uint64_t kFactorSeed = 7;         // of random factors: products of zeros take less power
 
 at::Tensor random_matrix(c10::Device device) {
@@ -65,7 +66,7 @@ void StepStopwatch::measure_turn() {
              kTurns;
 }
 
-void StepStopwatch::run_before(std::function<void()> own) {
+void StepStopwatch::run_around(std::function<void()> own) {
   own_ = std::move(own);
   if (device_.is_cpu()) return;
   own_();  // loads the kernels
@@ -91,7 +92,7 @@ StepStopwatch::Seconds StepStopwatch::time(const std::function<void()>& work) {
   const auto stream = devices::current_stream(device_);
   c10::Event begin(device_.type(), c10::EventFlag::BACKEND_DEFAULT),
       end(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
-  synchronise(device_);
+  if (!own_) synchronise(device_);
   make_busy();
   together_.meet();
   begin.record(stream);
@@ -101,7 +102,8 @@ StepStopwatch::Seconds StepStopwatch::time(const std::function<void()>& work) {
   together_.end();
   of_queueing_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   end.record(stream);
-  synchronise(device_);
+  if (own_) run_own(kAfter);
+  end.synchronize();
   constexpr double kMillisecond = 1e-3;
   return {begin.elapsedTime(end) * kMillisecond, of_queueing_};
 }

@@ -11,7 +11,7 @@
 namespace autopar::cost::detail {
 
 /// Times work as it runs within a step. On an asynchronous device the host is ahead of the device, which has been busy:
-/// products and passes over memory for a few milliseconds, or `run_before`.
+/// products and passes over memory for a few milliseconds, or `run_around`.
 ///
 ///   StepStopwatch stopwatch(device);
 ///   const auto [on_device, on_host] = stopwatch.time([&] { at::mm_out(c, a, b); });
@@ -27,8 +27,9 @@ class StepStopwatch {
 
   explicit StepStopwatch(c10::Device device) : device_(device) {}
 
-  /// Times `work`; waits for the device before and after. If queueing takes longer than the device was kept busy, gaps
-  /// are counted; the next call adapts (up to 30 ms). So do not use the first time of any work.
+  /// Times `work`; waits for the device before and after, or only for the work with `run_around`. If queueing takes
+  /// longer than the device was kept busy, gaps are counted; the next call adapts (up to 30 ms). So do not use the
+  /// first time of any work.
   [[nodiscard]] Seconds time(const std::function<void()>& work);
 
   /// What ranks do together beside timed work, on other streams of their devices.
@@ -40,10 +41,10 @@ class StepStopwatch {
   /// From now on, `time` does this, until it is given something else. Collective then.
   void run_beside(Together together) { together_ = std::move(together); }
 
-  /// Runs this again and again for half a second, and from now on for a moment before timed work: a device's clock is
-  /// then what the power of such work allows permanently. Large products on an H200 take a tenth longer by that.
+  /// Runs this again and again for a while, and from now on before and after timed work without a gap: a device's clock
+  /// is then what the power of such work allows permanently. Large products on an H200 take a sixth longer by that.
   /// Nothing on CPUs.
-  void run_before(std::function<void()> own);
+  void run_around(std::function<void()> own);
 
   /// Queues work of about so many seconds: products and passes over memory in turn. Nothing on CPUs.
   void keep_busy(double seconds);
