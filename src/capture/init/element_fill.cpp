@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include <ATen/Context.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
@@ -85,13 +85,10 @@ bool ElementFill::add(OpId op) {
   return true;
 }
 
-at::Tensor ElementFill::part(std::int64_t blocks, Interval of_each,
-                             const std::function<at::Tensor(OpId)>& state_before) const {
+at::Tensor ElementFill::part(std::int64_t blocks, Interval of_each, const StateBefore& state_before) const {
   constexpr std::int64_t kLeast = 4096;  // for which it pays to call kernels once more
   const at::AutoGradMode no_grad(false);
-  auto generator = at::globalContext().defaultGenerator(at::kCPU);
-  const auto outer_state = state_of(generator);
-  auto own = at::empty({blocks, of_each.size()}, at::dtype(graph_->value(value_).dtype));
+  auto own = at::empty({blocks, of_each.size()}, at::dtype(type()));
   const auto block = size() / blocks, chunk = std::max(kLeast, own.numel());
   Drawings drawings;
   for (std::int64_t first = 0; first < blocks && !of_each.empty();) {
@@ -101,38 +98,60 @@ at::Tensor ElementFill::part(std::int64_t blocks, Interval of_each,
         .copy_(made(elements, drawings, state_before).as_strided({count, of_each.size()}, {block, 1}));
     first += count;
   }
-  set_state(generator, outer_state);
   return own;
 }
 
-at::Tensor ElementFill::made(Interval elements, Drawings& drawings,
-                             const std::function<at::Tensor(OpId)>& state_before) const {
+at::Tensor ElementFill::made(Interval elements, Drawings& drawings, const StateBefore& state_before) const {
   const auto seen = seen_by_kernels(elements, size());
-  auto generator = at::globalContext().defaultGenerator(at::kCPU);
-  const auto type = graph_->value(value_).dtype;
-  auto data = at::empty({seen.size()}, at::dtype(type));
+  const auto data = at::empty({seen.size()}, at::dtype(type()));
+  run(seen, data, drawings, state_before);
+  return data.narrow(0, elements.begin - seen.begin, elements.size());
+}
+
+void ElementFill::run(Interval elements, at::Tensor into, Drawings& drawings, const StateBefore& state_before) const {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>();  // the default one is for one thread
   for (const auto op : ops_) {
     const auto& node = graph_->op(op);
-    const std::string_view name = node.op.schema().name();
+    const auto& schema = node.op.schema();
+    const std::string_view name = schema.name();
     if (is_any_of(name, kMakers) || is_any_of(name, kLikes)) {
-      if (name.starts_with("aten::zeros")) data.zero_();
-      if (name.starts_with("aten::ones")) data.fill_(1);
-      if (name.starts_with("aten::full")) data.fill_(node.args[1].toScalar());
+      if (name.starts_with("aten::zeros")) into.zero_();
+      if (name.starts_with("aten::ones")) into.fill_(1);
+      if (name.starts_with("aten::full")) into.fill_(node.args[1].toScalar());
       continue;
     }
-    if (is_any_of(name, kDraws)) {
-      const std::uint64_t words = type == c10::kDouble ? 2 : 1;
-      auto& drawing = drawings[op];
-      if (!drawing.state.defined() || seen.begin < drawing.element) drawing = {0, state_before(op)};
-      set_state(generator, drawing.state);
-      skip_draws(generator, static_cast<std::uint64_t>(seen.begin - drawing.element) * words);
-      drawing = {seen.begin, state_of(generator)};
-    }
     torch::jit::Stack stack(node.args.begin(), node.args.end());
-    stack[static_cast<std::size_t>(node.inputs.front().position)] = data;
+    stack[static_cast<std::size_t>(node.inputs.front().position)] = into;
+    if (is_any_of(name, kDraws)) {
+      const std::uint64_t words = type() == c10::kDouble ? 2 : 1;
+      auto& drawing = drawings[op];
+      if (!drawing.state.defined() || elements.begin < drawing.element) drawing = {0, state_before(op)};
+      set_state(generator, drawing.state);
+      skip_draws(generator, static_cast<std::uint64_t>(elements.begin - drawing.element) * words);
+      drawing = {elements.begin, state_of(generator)};
+      stack[static_cast<std::size_t>(*schema.argumentIndexWithName("generator"))] = generator;
+    }
     node.op.callBoxed(&stack);
   }
-  return data.narrow(0, elements.begin - seen.begin, elements.size());
+}
+
+void ElementFill::Piece::make(const StateBefore& state_before) const {
+  const at::AutoGradMode no_grad(false);
+  Drawings drawings;
+  fill->run(elements, into, drawings, state_before);
+}
+
+std::vector<ElementFill::Piece> ElementFill::pieces(const at::Tensor& into, std::int64_t most) const {
+  const auto length = std::max(kBlock, most / kBlock * kBlock);
+  const auto flat = into.view({size()});
+  std::vector<Piece> pieces;
+  for (std::int64_t begin = 0; begin < size();) {
+    const auto left = size() - begin;
+    const auto count = left < length + kBlock ? left : length;  // the last sixteen are of one piece
+    pieces.push_back({this, {begin, begin + count}, flat.narrow(0, begin, count)});
+    begin += count;
+  }
+  return pieces;
 }
 
 }  // namespace autopar::init

@@ -13,6 +13,9 @@
 
 namespace autopar::init {
 
+/// State of the default CPU generator before a random operator.
+using StateBefore = std::function<at::Tensor(OpId)>;
+
 /// The recorded construction of a tensor whose elements are independent, each with its own position among the draws.
 /// The operators are uniform or normal numbers, constants, and arithmetic with numbers, as in libtorch's layers. So
 /// some elements can be made without the others. Refers to the graph.
@@ -25,10 +28,22 @@ class ElementFill {
   /// The same elements of each of `blocks` equal blocks of the tensor's memory: [blocks, elements], on the CPU. They
   /// equal the elements of the whole tensor, bit by bit. They are made in chunks, none of which is larger than the
   /// result.
-  /// @param state_before  state of the default CPU generator before a random operator
   /// @cost the chunks, and half a nanosecond for each draw before the last chunk
-  [[nodiscard]] at::Tensor part(std::int64_t blocks, Interval of_each,
-                                const std::function<at::Tensor(OpId)>& state_before) const;
+  [[nodiscard]] at::Tensor part(std::int64_t blocks, Interval of_each, const StateBefore& state_before) const;
+
+  /// Elements of the whole tensor. Threads may call it at the same time.
+  struct Piece {
+    const ElementFill* fill;
+    Interval elements;
+    at::Tensor into;  ///< [elements]
+
+    /// @cost of the elements, and half a nanosecond for each draw before them
+    void make(const StateBefore& state_before) const;
+  };
+  /// Pieces of at most so many elements, which make all of `into` together.
+  [[nodiscard]] std::vector<Piece> pieces(const at::Tensor& into, std::int64_t most) const;
+  [[nodiscard]] std::int64_t size() const { return graph_->value(value_).elements(0); }
+  [[nodiscard]] c10::ScalarType type() const { return graph_->value(value_).dtype; }
 
  private:
   /// The generator when a random operator draws an element.
@@ -38,11 +53,11 @@ class ElementFill {
   };
   using Drawings = std::map<OpId, Drawing>;
 
-  [[nodiscard]] at::Tensor made(Interval elements, Drawings& drawings,
-                                const std::function<at::Tensor(OpId)>& state_before) const;
+  [[nodiscard]] at::Tensor made(Interval elements, Drawings& drawings, const StateBefore& state_before) const;
+  /// @param into  the elements' memory
+  void run(Interval elements, at::Tensor into, Drawings& drawings, const StateBefore& state_before) const;
   ElementFill(const OpGraph& graph, ValueId value) : graph_(&graph), value_(value) {}
   [[nodiscard]] bool add(OpId op);
-  [[nodiscard]] std::int64_t size() const { return graph_->value(value_).elements(0); }
 
   const OpGraph* graph_;
   ValueId value_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <utility>
 
@@ -12,6 +13,7 @@
 #include <autopar/core/error.hpp>
 
 #include "capture/init/element_fill.hpp"
+#include "capture/init/parallel_fill.hpp"
 #include "capture/init/skip_draws.hpp"
 #include "capture/ir/ivalues.hpp"
 #include "capture/replay/replay.hpp"
@@ -283,13 +285,45 @@ void Construction::materialise(const std::vector<at::Tensor>& tensors) {
   if (fakes.empty()) return;
   const auto needed = needed_for(fakes);
   if (!states_known(needed)) (void)rebase(initial_state_);
-  const auto data = run(needed, fakes);
+  auto data = filled(fakes);
+  std::vector<at::Tensor> others;
   for (std::size_t i = 0; i < fakes.size(); ++i) {
+    if (!data[i].defined()) others.push_back(fakes[i]);
+  }
+  auto made = others.empty() ? others : run(needed_for(others), others);
+  for (std::size_t i = 0, next = 0; i < fakes.size(); ++i) {
+    if (!data[i].defined()) data[i] = made[next++];
     if (!trace::is_fake(fakes[i])) continue;  // the same tensor twice
     const bool requires_grad = fakes[i].requires_grad();
     fakes[i].set_data(data[i].detach());
     fakes[i].set_requires_grad(requires_grad);
   }
+}
+
+// Tensors that share memory are made by operators that share it, too.
+std::vector<at::Tensor> Construction::filled(const std::vector<at::Tensor>& fakes) {
+  const auto& graph = tracer_->graph();
+  std::map<StorageId, int> sharing;
+  for (const auto& fake : fakes) ++sharing[graph.value(tracer_->value_of(fake)).storage];
+  std::vector<init::ElementFill> fills;
+  std::vector<std::size_t> places;
+  for (std::size_t i = 0; i < fakes.size(); ++i) {
+    if (sharing.at(graph.value(tracer_->value_of(fakes[i])).storage) > 1) continue;
+    const auto needed = needed_for({fakes[i]});
+    auto fill = init::ElementFill::of(graph, needed, tracer_->value_of(fakes[i]));
+    if (!fill || read_given_data(needed)) continue;
+    fills.push_back(std::move(*fill));
+    places.push_back(i);
+  }
+  std::vector<at::Tensor> data(fakes.size());
+  const auto made = init::fill_whole(fills, [&](OpId op) { return draws_.at(op).state; });
+  for (std::size_t i = 0; i < places.size(); ++i) data[places[i]] = made[i].view(fakes[places[i]].sizes());
+  return data;
+}
+
+bool Construction::read_given_data(const std::vector<bool>& needed) {
+  return std::ranges::any_of(
+      expected_, [&](const Expected& expected) { return expected.data.defined() && is_read(expected, needed); });
 }
 
 std::optional<at::Tensor> Construction::part(const at::Tensor& fake, std::int64_t blocks, Interval of_each) {
@@ -301,10 +335,8 @@ std::optional<at::Tensor> Construction::part(const at::Tensor& fake, std::int64_
                           trace::fake_tag(fake)->description);
   }
   const auto needed = needed_for({fake});
-  const auto is_given = [&](const Expected& expected) { return expected.data.defined() && is_read(expected, needed); };
-  if (std::any_of(expected_.begin(), expected_.end(), is_given)) return std::nullopt;
   const auto fill = init::ElementFill::of(tracer_->graph(), needed, tracer_->value_of(fake));
-  if (!fill) return std::nullopt;
+  if (!fill || read_given_data(needed)) return std::nullopt;
   if (!states_known(needed)) (void)rebase(initial_state_);
   return fill->part(blocks, of_each, [&](OpId op) { return draws_.at(op).state; });
 }

@@ -58,6 +58,10 @@ class Construction : public OperatorSink, public std::enable_shared_from_this<Co
   [[nodiscard]] std::vector<bool> needed_for(const std::vector<at::Tensor>& tensors);
   [[nodiscard]] bool states_known(const std::vector<bool>& needed) const;
   [[nodiscard]] bool is_read(const Expected& expected, const std::vector<bool>& needed);
+  /// Whether the operators read data from outside.
+  [[nodiscard]] bool read_given_data(const std::vector<bool>& needed);
+  /// Of these: data by tensor, where elements are made one by one; undefined elsewhere.
+  [[nodiscard]] std::vector<at::Tensor> filled(const std::vector<at::Tensor>& fakes);
   [[nodiscard]] std::vector<at::Tensor> run(const std::vector<bool>& needed, const std::vector<at::Tensor>& wanted);
 
   std::optional<Tracer> tracer_;

@@ -3,6 +3,7 @@
 #include <thread>
 
 #include <ATen/Context.h>
+#include <ATen/Parallel.h>
 #include <torch/nn.h>
 #include <torch/utils.h>
 
@@ -166,6 +167,45 @@ TEST_CASE("InitRecord: values equal eager construction", "[init]") {
       return model;
     });
   }
+}
+
+/// Large tensors that threads make in pieces, some of which share memory or have no whole blocks of sixteen.
+struct LargeInits : nn::Module {
+  LargeInits() {
+    register_module("table", nn::Embedding(70'001, 13));
+    register_module("wide", nn::Linear(1200, 700));
+    register_module("norm", nn::BatchNorm1d(300'000));
+    register_parameter("doubles", torch::empty({603, 1001}, torch::kDouble).uniform_(-1, 1));
+    const auto whole = torch::empty({2, 300'000}).normal_(1, 2);
+    register_parameter("whole", whole);
+    register_buffer("half", whole.detach()[1]);
+    register_parameter("kept", torch::randn({700, 900}) * 0.02);
+  }
+};
+
+TEST_CASE("InitRecord: threads make large tensors as one does", "[init]") {
+  const int before = at::get_num_threads();
+  torch::manual_seed(11);
+  const LargeInits eager;
+  const auto expected = torch::rand({5});
+  for (const int threads : {1, 3, 8}) {
+    at::set_num_threads(threads);
+    torch::manual_seed(11);
+    std::shared_ptr<LargeInits> made;
+    auto init = InitRecord::record([&] { made = std::make_shared<LargeInits>(); });
+    std::vector<at::Tensor> tensors = made->parameters();
+    for (const auto& buffer : made->buffers()) tensors.push_back(buffer);
+    init.materialise(tensors);
+    CHECK(at::equal(torch::rand({5}), expected));
+    for (const auto& item : eager.named_parameters()) {
+      CAPTURE(threads, item.key());
+      CHECK(at::equal(made->named_parameters()[item.key()], item.value()));
+    }
+    for (const auto& item : eager.named_buffers()) CHECK(at::equal(made->named_buffers()[item.key()], item.value()));
+    made->named_parameters()["whole"].detach().zero_();
+    CHECK(made->named_buffers()["half"].count_nonzero().item<std::int64_t>() == 0);
+  }
+  at::set_num_threads(before);
 }
 
 TEST_CASE("InitRecord: later initialisation is recorded, too", "[init]") {
