@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "kernels/addends_source.hpp"
 #include "kernels/batch_norm_source.hpp"
 #include "kernels/channels_last_copy_source.hpp"
 #include "kernels/class_loss_source.hpp"
@@ -37,7 +38,8 @@ namespace autopar::kernels {
           kTableGradientKernels,
           kGradientNormKernels,
           kRunningStatisticsKernels,
-          kFp8CastKernels};
+          kFp8CastKernels,
+          kAddendsKernels};
 }
 
 }  // namespace autopar::kernels

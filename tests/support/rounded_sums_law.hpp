@@ -96,11 +96,13 @@ inline void check(ap::World& world, ap::AnyTransport transport, c10::Device devi
       const auto flat = torch::tensor(values).to(device);
       const auto sum = sum_in_order(seed, ranks.size(), elements);
 
+      const bool adds = seed % 3 != 0;
+      const auto destination = adds ? ap::fused::Destination::kAdds : ap::fused::Destination::kIsWritten;
       const auto shard = torch::ones({static_cast<std::int64_t>(part)}, flat.options());
       const ap::engine::RoundedBucket bucket(flat, ranks, world.rank_id());
-      auto in_shards = beside.run([&] { ap::engine::reduce_scatter(bucket, shard, exchange); });
+      auto in_shards = beside.run([&] { ap::engine::reduce_scatter(bucket, shard, destination, exchange); });
       beside.wait_for(in_shards);
-      auto own = std::vector<float>(part, 1);
+      auto own = std::vector<float>(part, adds ? 1 : 0);
       for (std::size_t member = 0; member < ranks.size(); ++member) {
         const auto theirs = addend(seed, member, elements);
         for (std::size_t i = 0; i < part; ++i) own[i] += as_bf16(theirs[position * part + i]);

@@ -24,11 +24,6 @@ at::Tensor exchanged(const RoundedBucket& bucket, PartExchange& exchange) {
   return halves;
 }
 
-/// libtorch's sum over a dimension may add in another order.
-void add_in_order(const at::Tensor& sum, const at::Tensor& addends) {
-  for (std::int64_t member = 0; member < addends.size(0); ++member) sum.add_(addends[member]);
-}
-
 }  // namespace
 
 RoundedBucket::RoundedBucket(at::Tensor gradients, const std::vector<Rank>& ranks, Rank self)
@@ -36,20 +31,18 @@ RoundedBucket::RoundedBucket(at::Tensor gradients, const std::vector<Rank>& rank
       members(static_cast<std::int64_t>(ranks.size())),
       position(std::lower_bound(ranks.begin(), ranks.end(), self) - ranks.begin()) {}
 
-void reduce_scatter(const RoundedBucket& bucket, const at::Tensor& shard, PartExchange& exchange) {
+void reduce_scatter(const RoundedBucket& bucket, const at::Tensor& shard, fused::Destination destination,
+                    PartExchange& exchange) {
   const at::NoGradGuard no_grad;
-  add_in_order(shard, exchanged(bucket, exchange)[1]);
+  fused::add_up(exchanged(bucket, exchange)[1], shard, destination);
 }
 
 void all_reduce(const RoundedBucket& bucket, PartExchange& exchange) {
   const at::NoGradGuard no_grad;
   const auto halves = exchanged(bucket, exchange);
-  const auto whole = bucket.flat.view({bucket.members, bucket.part()});
-  const auto own = whole[bucket.position].zero_();
-  add_in_order(own, halves[1]);
-  halves[0][bucket.position].copy_(own);
+  fused::add_up(halves[1], halves[0][bucket.position], fused::Destination::kIsWritten);
   exchange.all_gather(buffer_of(halves[0]));
-  whole.copy_(halves[0]);
+  bucket.flat.view({bucket.members, bucket.part()}).copy_(halves[0]);
 }
 
 SummingStream::SummingStream(c10::Device device) : device_(device) {

@@ -15,6 +15,8 @@
 #include <autopar/plan/buckets.hpp>
 #include <autopar/runtime/stage_engine.hpp>
 
+#include "torch/fused/addends.hpp"
+
 namespace autopar::engine {
 
 /// Sums of fp32 gradients over ranks that send each partial sum once, in bf16. A member casts what the members sent of
@@ -38,8 +40,9 @@ struct RoundedBucket {
   [[nodiscard]] std::int64_t part() const { return flat.numel() / members; }
 };
 
-/// Adds this rank's part of the sum to `shard`, fp32.
-void reduce_scatter(const RoundedBucket& bucket, const at::Tensor& shard, PartExchange& exchange);
+/// Writes this rank's part of the sum to `shard`, fp32, or adds it.
+void reduce_scatter(const RoundedBucket& bucket, const at::Tensor& shard, fused::Destination destination,
+                    PartExchange& exchange);
 /// Replaces the bucket by the sum, which is rounded to bf16 once more: all members have the same bits.
 void all_reduce(const RoundedBucket& bucket, PartExchange& exchange);
 

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/utils/grad_layout_contract.h>
 
@@ -187,8 +188,9 @@ void StageGradientSums::sum_parts(const Action& action, PartExchange& exchange) 
     sum.done = stream.run([&] { all_reduce(bucket, exchange); });
     return;
   }
-  if (!shares_[group].defined()) shares_[group] = at::zeros({bucket.part()}, sum.flat.options());
-  sum.done = stream.run([&] { reduce_scatter(bucket, shares_[group], exchange); });
+  const auto destination = shares_[group].defined() ? fused::Destination::kAdds : fused::Destination::kIsWritten;
+  if (!shares_[group].defined()) shares_[group] = at::empty({bucket.part()}, sum.flat.options());
+  sum.done = stream.run([&] { reduce_scatter(bucket, shares_[group], destination, exchange); });
 }
 
 void StageGradientSums::reduced(const Action& action) {

@@ -7,6 +7,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include "shard/tensor_buffer.hpp"
@@ -35,8 +36,9 @@ at::Tensor shard_of_sum(GradientSums& sums, const parameters::ShardMemory& memor
   const GroupId group = sums.groups.at(ranks);
   if (engine::are_rounded(flat.scalar_type(), sums.buckets)) {
     GroupExchange exchange(sums.wire, group);
-    const auto shard = at::zeros({memory.own().size()}, flat.options());
-    engine::reduce_scatter(engine::RoundedBucket(flat, ranks, sums.wire.rank()), shard, exchange);
+    const auto shard = at::empty({memory.own().size()}, flat.options());
+    engine::reduce_scatter(engine::RoundedBucket(flat, ranks, sums.wire.rank()), shard, fused::Destination::kIsWritten,
+                           exchange);
     return shard;
   }
   const auto buffer = buffer_of(flat);

@@ -153,7 +153,7 @@ TEST_CASE("measure_atoms: known costs are not measured again", "[profiler]") {
   const auto& first = p.model()[NodeId(0)];
   MeasuredCosts known;
   known.atoms[first.structure] = {CostCurve({{1, 123}}), CostCurve({{1, 456}})};
-  known.atoms[42] = {CostCurve({{1, 7}})};  // of another model
+  known.atoms[42] = {CostCurve({{1, 7}}), {}};  // of another model
   const auto costs = measure_alone(p, {{1, 2}, 3}, known);
   CHECK(costs.atoms.at(first.structure) == known.atoms.at(first.structure));
   CHECK(costs.atoms.at(42) == known.atoms.at(42));
