@@ -136,9 +136,14 @@ void ElementFill::run(Interval elements, at::Tensor into, Drawings& drawings, co
 }
 
 void ElementFill::Piece::make(const StateBefore& state_before) const {
+  constexpr std::int64_t kChunk = 1 << 15;  // for which libtorch's kernels start no threads, and which caches hold
   const at::AutoGradMode no_grad(false);
   Drawings drawings;
-  fill->run(elements, into, drawings, state_before);
+  for (std::int64_t begin = elements.begin; begin < elements.end;) {
+    const auto left = elements.end - begin, count = left < kChunk + kBlock ? left : kChunk;
+    fill->run({begin, begin + count}, into.narrow(0, begin - elements.begin, count), drawings, state_before);
+    begin += count;
+  }
 }
 
 std::vector<ElementFill::Piece> ElementFill::pieces(const at::Tensor& into, std::int64_t most) const {

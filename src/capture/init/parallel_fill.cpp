@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <future>
 #include <iterator>
 
 #include <ATen/Parallel.h>
@@ -25,10 +26,13 @@ std::vector<at::Tensor> fill_whole(std::span<const ElementFill> fills, const Sta
     std::ranges::move(fill.pieces(made.back(), most), std::back_inserter(pieces));
   }
   std::atomic<std::size_t> next = 0;
-  const auto work = [&](std::int64_t, std::int64_t) {
+  const auto work = [&] {
     for (auto i = next++; i < pieces.size(); i = next++) pieces[i].make(state_before);
   };
-  at::parallel_for(0, threads, 1, work);
+  std::vector<std::future<void>> others;
+  for (std::int64_t thread = 1; thread < threads; ++thread) others.push_back(std::async(std::launch::async, work));
+  work();
+  for (auto& other : others) other.get();
   return made;
 }
 
