@@ -184,10 +184,10 @@ Ratios measure_together(const Bench& bench, const std::map<std::uint64_t, AtomTi
   return ratios;
 }
 
-/// Of the model's atoms that were known before, if these are nearly all of it: a few others are in a step as they are.
+/// Of the model's atoms that were known before, if these are most of it: the others are in a step as they are.
 std::optional<Ratios> known_ratios(const Bench& bench, const std::map<std::uint64_t, AtomTimes>& fresh,
                                    const MeasuredCosts& known) {
-  constexpr double kMostFresh = 0.05;  // of the model's time
+  constexpr double kMostFresh = 0.25;  // of the time of those that were known
   const auto& samples = bench.options.samples;
   Ratios ratios(samples.size());
   for (std::size_t i = 0; i < samples.size(); ++i) {
@@ -226,6 +226,14 @@ Ratios agreed_ratios(World& world, const Bench& bench, const std::map<std::uint6
     for (double& ratio : *of) ratio /= world.size();
   }
   return ratios;
+}
+
+/// Puts operators of the library last: their kernels may still be compiled while the others are measured.
+void put_off_own_operators(const Bench& bench, std::vector<NodeId>& atoms) {
+  std::ranges::stable_partition(atoms, [&](NodeId node) {
+    return std::ranges::none_of(bench.profile.atoms.atoms[node.index()],
+                                [&](OpId op) { return bench.graph.name(op).starts_with("autopar::"); });
+  });
 }
 
 /// Measures this rank's share of the atoms alone.
@@ -290,12 +298,13 @@ MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const algebra::B
                             MeasuredCosts known) {
   check_probes(options);
   const auto& model = profile.model.graph;
-  const auto todo = atoms_to_measure(model, known, range_of(options));
+  auto todo = atoms_to_measure(model, known, range_of(options));
   if (todo.empty()) return known;
   Affine moved;  // by all ranks of a host, which share the largest cache
   for (const NodeId node : model.nodes()) moved += moved_bytes(profile.model, node) * world.local_size();
   const auto fp8 = layers_with_scales(profile, device);
   const Bench bench{graph, plan, profile, device, *fp8, options, moved};
+  put_off_own_operators(bench, todo);
   const auto mine = measure_share(world, bench, todo);
   const auto fresh = gathered(world, mine);
   auto alone = fresh;
