@@ -2,6 +2,7 @@
 
 #if __has_include(<nvrtc.h>)
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -78,24 +79,30 @@ const Compiler& compiler() {
   return functions;
 }
 
-/// Code of the device itself: the driver would compile PTX one source after the other. Empty where NVRTC is missing, or
-/// refuses.
-std::string compiled(const KernelSource& source, int architecture) {
+std::string compiled(const KernelSource& source, std::span<const char* const> options) {
   const auto& nvrtc = compiler();
-  if (!nvrtc.is_there()) return {};
-  const auto target = "--gpu-architecture=sm_" + std::to_string(architecture);
-  const char* options[] = {target.c_str()};
   nvrtcProgram program = nullptr;
   const auto whole = std::string(kKernelPrelude) + source.text;
   if (nvrtc.create(&program, whole.c_str(), source.name, 0, nullptr, nullptr) != NVRTC_SUCCESS) return {};
   std::string code;
   std::size_t size = 0;
-  if (nvrtc.compile(program, 1, options) == NVRTC_SUCCESS && nvrtc.size_of(program, &size) == NVRTC_SUCCESS) {
+  if (nvrtc.compile(program, static_cast<int>(options.size()), options.data()) == NVRTC_SUCCESS &&
+      nvrtc.size_of(program, &size) == NVRTC_SUCCESS) {
     code.resize(size);
     if (nvrtc.get(program, code.data()) != NVRTC_SUCCESS) code.clear();
   }
   nvrtc.destroy(&program);
   return code;
+}
+
+/// Code of the device itself: the driver would compile PTX one source after the other. Empty where NVRTC is missing, or
+/// refuses. A text of many kernels is compiled by several threads, if this NVRTC can do so.
+std::string compiled(const KernelSource& source, int architecture) {
+  if (!compiler().is_there()) return {};
+  const auto target = "--gpu-architecture=sm_" + std::to_string(architecture);
+  const std::array options{target.c_str(), "--split-compile=0"};
+  auto code = compiled(source, options);
+  return code.empty() ? compiled(source, std::span(options).first(1)) : code;
 }
 
 /// Of compiled kernels of this source, architecture and CUDA.
