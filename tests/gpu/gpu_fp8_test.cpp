@@ -62,8 +62,11 @@ TEST_CASE("fp8 products: sums in single precision, as on CPUs", "[gpu][fp8]") {
     CHECK(error(fused::fp8_product(rows_a, rows_b, {}, at::kBFloat16), exact) <= 3e-3);
     CHECK(error(fused::fp8_product(rows_a, rows_b, bias, at::kBFloat16), exact + bias.to(torch::kDouble)) <= 3e-3);
     const auto sum = torch::ones({1000, 768}, torch::TensorOptions(torch::kFloat).device(at::kCUDA));
-    fused::add_fp8_product(rows_a, rows_b, sum);
+    fused::put_fp8_product(rows_a, rows_b, sum, fused::Destination::kAdds);
     CHECK(error(sum, exact + 1) <= 5e-4);
+    sum.fill_(NAN);
+    fused::put_fp8_product(rows_a, rows_b, sum, fused::Destination::kIsWritten);
+    CHECK(error(sum, exact) <= 5e-4);
   }
 }
 

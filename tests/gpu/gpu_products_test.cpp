@@ -67,8 +67,14 @@ void check_sum(const Tensor& a, const Tensor& b) {
   auto sum = start.clone(), again = start.clone();
   REQUIRE(autopar::fused::multiply_large({a.t(), b, {}, sum, true}));
   CHECK(error(sum, start.to(at::kDouble) + product.to(at::kDouble)) <= rounding(at::kFloat));
-  autopar::autograd::add_product_over_rows(a, b, again);
+  autopar::autograd::put_product_over_rows(a, b, again, autopar::fused::Destination::kAdds);
   CHECK(torch::equal(sum, again));
+  for (const std::int64_t rows : {a.size(0), std::int64_t{8}}) {  // the latter not a large product
+    const auto written = torch::full({a.size(1), b.size(1)}, NAN, at::kCUDA);
+    const auto few = a.narrow(0, 0, rows), others = b.narrow(0, 0, rows);
+    autopar::autograd::put_product_over_rows(few, others, written, autopar::fused::Destination::kIsWritten);
+    CHECK(error(written, autopar::autograd::product_over_rows(few, others).to(at::kDouble)) <= rounding(at::kFloat));
+  }
 }
 
 TEST_CASE("large matmul: with room for messages too", "[gpu][products]") {

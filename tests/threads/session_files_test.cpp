@@ -501,8 +501,8 @@ TEST_CASE("plan: follows the costs in cost_file", "[files]") {
   });
   auto costs = ap::read_costs(options.cost_file, origin);
   for (auto& [structure, atom] : costs.atoms) {
-    atom.forward = {0, 1, 0};
-    atom.backward = {0, 2, 0};
+    atom.forward = ap::CostCurve({{1, 1}, {2, 1}});
+    atom.backward = ap::CostCurve({{1, 2}, {2, 2}});
   }
   ap::write_costs(options.cost_file, costs, origin);
   const auto plan = train(2, options);

@@ -81,8 +81,12 @@ BackwardFormulas fp8_formulas(fp8::Layer& layer, const at::Tensor& gradient, con
     return made;
   };
   formulas.add_weights = [of_gradient, x, gradient, rows](const std::vector<at::Tensor>& sums) {
-    fused::add_fp8_product(of_gradient, x, sums[0]);
+    fused::put_fp8_product(of_gradient, x, sums[0], fused::Destination::kAdds);
     if (sums.size() > 1) add_gradient_of_bias(gradient, rows, sums[1]);
+  };
+  formulas.write_weights = [of_gradient, x, gradient, rows](const std::vector<at::Tensor>& sums) {
+    fused::put_fp8_product(of_gradient, x, sums[0], fused::Destination::kIsWritten);
+    if (sums.size() > 1) sums[1].copy_(gradient_of_bias(gradient, rows));
   };
   return formulas;
 }

@@ -14,6 +14,8 @@ struct BackwardFormulas {
   std::function<at::Tensor()> input{};                                     ///< the gradient of x
   std::function<std::vector<at::Tensor>(bool with_bias)> weights{};        ///< the gradients of weight and bias
   std::function<void(const std::vector<at::Tensor>& sums)> add_weights{};  ///< adds them
+  /// Writes them; empty: zero the sums and add.
+  std::function<void(const std::vector<at::Tensor>& sums)> write_weights{};
 };
 
 /// Whether a weight was gathered in 8 bits (parameters/fp8_shards.hpp), by the scale of the call.

@@ -18,15 +18,18 @@ at::Tensor product_over_rows(const at::Tensor& a, const at::Tensor& b) {
 }
 
 // libtorch has products that accumulate into their output for batches.
-void add_product_over_rows(const at::Tensor& a, const at::Tensor& b, const at::Tensor& sum) {
+void put_product_over_rows(const at::Tensor& a, const at::Tensor& b, const at::Tensor& sum,
+                           fused::Destination destination) {
   const auto type = sum_type(a.scalar_type());
+  const bool adds = destination == fused::Destination::kAdds;
   if (!a.is_cuda() || type == a.scalar_type() || type != sum.scalar_type()) {
-    sum.add_(product_over_rows(a, b));
+    const auto product = product_over_rows(a, b);
+    static_cast<void>(adds ? sum.add_(product) : sum.copy_(product));
     return;
   }
-  if (fused::multiply_large({a.t(), b, {}, sum, true})) return;
+  if (fused::multiply_large({a.t(), b, {}, sum, adds})) return;
   auto in_place = sum.unsqueeze(0);
-  at::baddbmm_out(in_place, in_place, a.t().unsqueeze(0), b.unsqueeze(0), type);
+  at::baddbmm_out(in_place, in_place, a.t().unsqueeze(0), b.unsqueeze(0), type, /*beta=*/adds ? 1 : 0);
 }
 
 std::optional<PixelRows> pixel_rows_of(const ConvolutionForm& form, const at::Tensor& gradient, const at::Tensor& x,

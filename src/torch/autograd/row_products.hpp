@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "torch/autograd/convolution_form.hpp"
+#include "torch/fused/destination.hpp"
 
 namespace autopar::autograd {
 
@@ -12,8 +13,9 @@ namespace autopar::autograd {
 /// single precision.
 [[nodiscard]] at::Tensor product_over_rows(const at::Tensor& a, const at::Tensor& b);
 
-/// Adds the product to a contiguous sum. On a GPU the product accumulates into `sum` directly.
-void add_product_over_rows(const at::Tensor& a, const at::Tensor& b, const at::Tensor& sum);
+/// Adds the product to a contiguous sum, or writes it there. On a GPU the product does so directly.
+void put_product_over_rows(const at::Tensor& a, const at::Tensor& b, const at::Tensor& sum,
+                           fused::Destination destination);
 
 /// Matrices with a row for each pixel of each sample.
 struct PixelRows {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -58,7 +59,11 @@ class SplitNode : public torch::autograd::Node {
 
   /// Makes the node accumulate into the parameters' gradients itself, if these exist. The parameters' own nodes still
   /// run.
-  void add_in_place() { adds_in_place_ = true; }
+  /// @param unwritten  sums that are written instead; null: none
+  void add_in_place(std::shared_ptr<UnwrittenSums> unwritten) {
+    adds_in_place_ = true;
+    unwritten_ = std::move(unwritten);
+  }
 
   /// The forward ran in 8 bits, and x is its transpose in them, maybe the weight, too.
   /// @param of_x, of_weight  what a one stands for; undefined: the weight is as the forward read it
@@ -104,7 +109,7 @@ class SplitNode : public torch::autograd::Node {
     } else if (sum_) {
       sum_->put(place_, std::move(make));
     } else if (adds_in_place_ && can_add_to(parameters_)) {
-      formulas.add_weights(gradients_of(parameters_));
+      grow(gradients_of(parameters_), formulas);
     } else {
       auto own = make();
       std::move(own.begin(), own.end(), of_x.begin() + 1);
@@ -131,7 +136,21 @@ class SplitNode : public torch::autograd::Node {
     formulas.add_weights = [=, add = &split_.add_weights](const std::vector<at::Tensor>& sums) {
       (*add)(gradient, x, weight, sums);
     };
+    if (split_.write_weights)
+      formulas.write_weights = [=, write = &split_.write_weights](const std::vector<at::Tensor>& sums) {
+        (*write)(gradient, x, weight, sums);
+      };
     return formulas;
+  }
+  /// Adds the gradients to the sums. Those that hold no numbers are written, if all are such.
+  void grow(const std::vector<at::Tensor>& sums, const BackwardFormulas& formulas) const {
+    std::vector<at::Tensor> fresh;
+    if (unwritten_)
+      std::ranges::copy_if(sums, std::back_inserter(fresh),
+                           [&](const at::Tensor& sum) { return unwritten_->take(sum); });
+    if (fresh.size() == sums.size() && formulas.write_weights) return formulas.write_weights(sums);
+    for (const auto& sum : fresh) sum.zero_();
+    formulas.add_weights(sums);
   }
   static bool has_gradient(const std::vector<at::Tensor>& leaves) {
     return std::ranges::any_of(leaves, [](const at::Tensor& leaf) { return leaf.grad().defined(); });
@@ -164,6 +183,7 @@ class SplitNode : public torch::autograd::Node {
   std::shared_ptr<DeferredGradients> deferred_;
   std::shared_ptr<SideStream> side_;
   bool adds_in_place_ = false;
+  std::shared_ptr<UnwrittenSums> unwritten_;
   at::Tensor unit_of_x_, unit_of_weight_;  ///< if it runs in 8 bits
   std::shared_ptr<SummedGradient> sum_;
   std::size_t place_ = 0;
@@ -191,8 +211,14 @@ void make_linear(SplitBackward& split) {
   split.add_weights = [](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor&,
                          const std::vector<at::Tensor>& sums) {
     const auto rows = fused::rows_of(gradient);
-    add_product_over_rows(rows, fused::rows_of(x), sums[0]);
+    put_product_over_rows(rows, fused::rows_of(x), sums[0], fused::Destination::kAdds);
     if (sums.size() > 1) add_gradient_of_bias(gradient, rows, sums[1]);
+  };
+  split.write_weights = [](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor&,
+                           const std::vector<at::Tensor>& sums) {
+    const auto rows = fused::rows_of(gradient);
+    put_product_over_rows(rows, fused::rows_of(x), sums[0], fused::Destination::kIsWritten);
+    if (sums.size() > 1) sums[1].copy_(gradient_of_bias(gradient, rows));
   };
 }
 
@@ -258,12 +284,24 @@ void make_convolution(SplitBackward& split, const ConvolutionForm& form) {
   split.add_weights = [form](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight,
                              const std::vector<at::Tensor>& sums) {
     if (const auto rows = product_of(form, gradient, x, weight)) {
-      add_product_over_rows(rows->gradient, rows->x, sums[0].view({sums[0].size(0), sums[0].size(1)}));
+      put_product_over_rows(rows->gradient, rows->x, sums[0].view({sums[0].size(0), sums[0].size(1)}),
+                            fused::Destination::kAdds);
       if (sums.size() > 1) fused::add_column_sums(rows->gradient, sum_type(gradient.scalar_type()), sums[1]);
       return;
     }
     const auto gradients = gradients_of_convolution(form, gradient, x, weight, sums.size() > 1);
     for (std::size_t i = 0; i < sums.size(); ++i) fused::add_between_layouts(sums[i], gradients[i]);
+  };
+  split.write_weights = [form](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight,
+                               const std::vector<at::Tensor>& sums) {
+    if (const auto rows = product_of(form, gradient, x, weight)) {
+      put_product_over_rows(rows->gradient, rows->x, sums[0].view({sums[0].size(0), sums[0].size(1)}),
+                            fused::Destination::kIsWritten);
+      if (sums.size() > 1) sums[1].copy_(fused::column_sums(rows->gradient, sum_type(gradient.scalar_type())));
+      return;
+    }
+    const auto gradients = gradients_of_convolution(form, gradient, x, weight, sums.size() > 1);
+    for (std::size_t i = 0; i < sums.size(); ++i) fused::copy_between_layouts(sums[i], gradients[i]);
   };
 }
 
@@ -392,8 +430,8 @@ bool takes_bias_gradient(const at::Tensor& result) {
   return node != nullptr && node->has_bias();
 }
 
-void run_split(replay::ReplayCall& call, const SplitBackward& split, const std::shared_ptr<DeferredGradients>& deferred,
-               const std::shared_ptr<SideStream>& side) {
+void run_split(replay::ReplayCall& call, const SplitBackward& split, const SplitServices& services) {
+  const auto& [deferred, side, unwritten] = services;
   const auto at = [&](int position) { return call.stack[static_cast<std::size_t>(position)].toTensor(); };
   const auto x = at(split.x_at), weight = at(split.weight_at);
   const bool in_batches = !split.is_of_images || x.dim() == weight.dim();
@@ -437,7 +475,7 @@ void run_split(replay::ReplayCall& call, const SplitBackward& split, const std::
     node->set_next_edges(torch::autograd::collect_next_edges(x));
   } else {  // edges to the parameters themselves, not through their casts
     node->set_next_edges(torch::autograd::collect_next_edges(x, parameters));
-    if (split.may_be_added) node->add_in_place();
+    if (split.may_be_added) node->add_in_place(unwritten);
   }
   auto result = call.stack[0].toTensor();
   torch::autograd::set_history(result, node);

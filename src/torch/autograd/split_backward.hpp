@@ -13,6 +13,7 @@
 #include "capture/algebra/batch_algebra.hpp"
 #include "capture/replay/replay.hpp"
 #include "torch/autograd/deferred_gradients.hpp"
+#include "torch/autograd/unwritten_sums.hpp"
 
 namespace autopar::fp8 {
 struct Layer;
@@ -36,7 +37,9 @@ struct SplitBackward : BackwardParts {
   bool pads_rows = false;      ///< see padded_rows.hpp
   bool sums_bias = false;      ///< the library's kernels sum the bias gradient, see `column_sums`
   fp8::Layer* fp8 = nullptr;   ///< a linear layer whose products run in 8 bits; null: in the operands' type
-  ValueId weight, bias;        ///< the parameters, also if casts of them are read; no bias if the call has none
+  /// As `add_weights`, but writes the sums, which hold no numbers; empty: zero them and add.
+  decltype(BackwardParts::add_weights) write_weights{};
+  ValueId weight, bias;  ///< the parameters, also if casts of them are read; no bias if the call has none
 };
 
 /// How the backward of an operator of the graph is split; none if it has to stay whole. It stays whole for other
@@ -44,14 +47,20 @@ struct SplitBackward : BackwardParts {
 [[nodiscard]] std::optional<SplitBackward> split_backward_of(const OpGraph& graph, const algebra::BatchSemantics& plan,
                                                              OpId op);
 
+/// What a split backward works with; any may be missing.
+struct SplitServices {
+  std::shared_ptr<DeferredGradients> deferred{};  ///< takes the gradients of the parameters
+  /// Computes weight gradients of products of few rows, concurrently with the gradient of x. The caller joins it before
+  /// anyone reads a gradient.
+  std::shared_ptr<SideStream> side{};
+  std::shared_ptr<UnwrittenSums> unwritten{};  ///< to which the backward writes, where it accumulates itself
+};
+
 /// Runs the operator unchanged, with the same result and a split backward. The backward gives the gradient of x and
 /// defers the gradients of the parameters. Without `deferred` it gives these too, past the cast, or accumulates them
 /// itself. The backward is not split if nothing is gained: without gradients, with a frozen weight, or with complex
 /// numbers.
-/// @param side  the stream that computes weight gradients of products of few rows, concurrently with the gradient of x;
-///              null: none. The caller joins it before anyone reads a gradient
-void run_split(replay::ReplayCall& call, const SplitBackward& split, const std::shared_ptr<DeferredGradients>& deferred,
-               const std::shared_ptr<SideStream>& side = nullptr);
+void run_split(replay::ReplayCall& call, const SplitBackward& split, const SplitServices& services);
 
 /// Whether `result` is a linear layer's result with a bias and the autograd node of a split backward. If so, its
 /// gradient may come with the bias gradient (fused/bias_gradient.hpp), and the layer then does not sum the gradient's

@@ -22,7 +22,8 @@ at::Tensor BatchEdges::pack(const Action& action, ValueId value) const {
   if (!local.defined())
     return at::zeros(ir::sizes_at(info, action.samples.size()), ir::options_of(info, runtime_.device()));
   if (messages_.channel(action).kind != ChannelKind::kBatched) return local;
-  return samples_of(local, runtime_.plan().type(value), messages_.local_samples(), messages_.within_local(action));
+  return samples_of(local, runtime_.program().plan->type(value), messages_.local_samples(),
+                    messages_.within_local(action));
 }
 
 void BatchEdges::unpack(const Action& action, ValueId value, const at::Tensor& piece) {
@@ -32,7 +33,7 @@ void BatchEdges::unpack(const Action& action, ValueId value, const at::Tensor& p
     return;
   }
   const auto whole = messages_.local_samples();
-  target.put(piece, runtime_.plan().type(value), ir::form_of(runtime_.graph().value(value), whole), whole,
+  target.put(piece, runtime_.program().plan->type(value), ir::form_of(runtime_.graph().value(value), whole), whole,
              messages_.within_local(action), action.flow == Flow::kValue ? Into::kWrite : Into::kAdd);
 }
 

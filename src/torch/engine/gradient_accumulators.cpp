@@ -1,5 +1,7 @@
 #include "torch/engine/gradient_accumulators.hpp"
 
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -7,8 +9,33 @@
 
 namespace autopar::engine {
 
-GradientAccumulators::GradientAccumulators(const std::vector<bool>& reduced, c10::Device device)
-    : reduced_(reduced), device_(device), stream_(devices::current_stream(device)) {}
+namespace {
+
+/// Writes the first gradient to a sum that holds no numbers, before its accumulator would add it.
+class WriteFirst : public torch::autograd::FunctionPreHook {
+ public:
+  WriteFirst(at::Tensor variable, std::shared_ptr<autograd::UnwrittenSums> unwritten)
+      : variable_(std::move(variable)), unwritten_(std::move(unwritten)) {}
+
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients) override {
+    const auto& gradient = gradients[0];
+    const auto sum = variable_.grad();
+    if (!gradient.defined() || !sum.defined() || !unwritten_->take(sum)) return gradients;
+    const at::NoGradGuard no_grad;
+    sum.copy_(gradient);
+    return {at::Tensor()};
+  }
+
+ private:
+  at::Tensor variable_;
+  std::shared_ptr<autograd::UnwrittenSums> unwritten_;
+};
+
+}  // namespace
+
+GradientAccumulators::GradientAccumulators(const std::vector<bool>& reduced, c10::Device device,
+                                           std::shared_ptr<autograd::UnwrittenSums> unwritten)
+    : reduced_(reduced), device_(device), stream_(devices::current_stream(device)), unwritten_(std::move(unwritten)) {}
 
 void GradientAccumulators::follow_stream() {
   const auto stream = devices::current_stream(device_);
@@ -30,6 +57,7 @@ void GradientAccumulators::hold(ValueId parameter, const at::Tensor& copy) {
     if (*added) (*added)(parameter);
     return outputs;
   };
+  if (unwritten_) accumulator->add_pre_hook(std::make_unique<WriteFirst>(copy, unwritten_));
   accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(tell));
 }
 

@@ -45,7 +45,8 @@ RankRuntime::RankRuntime(const OpGraph& graph, const algebra::BatchSemantics& pl
   find_parameters(division, own, leaves.handle);
   lay_out_buckets(division);
   find_gathers(division, own);
-  for (const auto stage : own) stages_.push_back(std::make_unique<Stage>(program_, stage, leaves, reduced_));
+  for (const auto stage : own)
+    stages_.push_back(std::make_unique<Stage>(program_, stage, leaves, reduced_, unwritten_));
   if (leaves.fp8 != nullptr) find_fp8_shards(*leaves.fp8);
 }
 
@@ -151,7 +152,7 @@ void RankRuntime::find_gathers(const staging::StagedGraph& division, const std::
 void RankRuntime::find_fp8_shards(fp8::Layers& layers) {
   std::vector<ValueId> weights;
   for (const auto& stage : stages_)
-    std::ranges::copy(fp8_weights(graph(), plan(), stage->parameters(), stage->runner().in_fp8()),
+    std::ranges::copy(fp8_weights(graph(), *program_.plan, stage->parameters(), stage->runner().in_fp8()),
                       std::back_inserter(weights));
   for (int g = 0; g < static_cast<int>(sharded_.size()); ++g) {
     const auto& memory = sharded_[static_cast<std::size_t>(g)].memory;

@@ -42,7 +42,6 @@ class RankRuntime {
 
   [[nodiscard]] const PartitionedProgram& program() const { return program_; }
   [[nodiscard]] const OpGraph& graph() const { return *program_.graph; }
-  [[nodiscard]] const algebra::BatchSemantics& plan() const { return *program_.plan; }
   [[nodiscard]] const Pipeline& pipeline() const { return program_.pipeline; }
   [[nodiscard]] c10::Device device() const { return program_.device; }
   [[nodiscard]] Rank rank() const { return rank_; }
@@ -86,6 +85,8 @@ class RankRuntime {
   /// Where the gradients of an action's bucket are summed, if they are rounded to be sent; null if they are not. Null
   /// on one member means null on all.
   [[nodiscard]] const SummingStream* summing_stream_of(const Action& action) const;
+  /// Gradients of buckets that have not come yet, of all calls.
+  [[nodiscard]] const std::shared_ptr<autograd::UnwrittenSums>& unwritten() const { return unwritten_; }
   /// The ZeRO level of a group.
   [[nodiscard]] int zero_of(int group) const { return program_.pipeline.groups[static_cast<std::size_t>(group)].zero; }
 
@@ -106,6 +107,7 @@ class RankRuntime {
   std::vector<bool> member_;
   std::vector<parameters::ShardedGroup> sharded_;  ///< by group; or empty
   BucketPolicy buckets_;
+  std::shared_ptr<autograd::UnwrittenSums> unwritten_ = std::make_shared<autograd::UnwrittenSums>();
   std::optional<SummingStream> summing_stream_;  ///< if gradients are rounded to be sent
   std::vector<bool> reduced_;                    ///< by ValueId: in a reduction group of this rank
   std::vector<std::unique_ptr<Stage>> stages_;

@@ -34,12 +34,13 @@ std::vector<bool> resident_values(const OpGraph& graph, const algebra::BatchSema
 
 }  // namespace
 
-Stage::Stage(const PartitionedProgram& program, StageId stage, const Leaves& leaves, const std::vector<bool>& reduced)
+Stage::Stage(const PartitionedProgram& program, StageId stage, const Leaves& leaves, const std::vector<bool>& reduced,
+             std::shared_ptr<autograd::UnwrittenSums> unwritten)
     : program_(program),
       stage_(stage),
       compute_(leaves.compute),
       casts_(*program.graph, *program.plan, program.stage_ops[stage.index()], leaves.copy),
-      accumulators_(reduced, program.device) {
+      accumulators_(reduced, program.device, unwritten) {
   find_boundary();
   find_sums();
   resident_ = resident_values(graph(), plan(), ops());
@@ -54,7 +55,7 @@ Stage::Stage(const PartitionedProgram& program, StageId stage, const Leaves& lea
   if (device().is_cuda() && !any_reduced) side_ = std::make_shared<autograd::SideStream>(device());
   runner_ = std::make_unique<interpret::SegmentInterpreter>(
       graph(), plan(), parts, kept, device(), program_.splits_backwards,
-      interpret::StageServices{hooks(parts), side_, tensor_shards(), leaves.fp8});
+      interpret::StageServices{hooks(parts), side_, tensor_shards(), leaves.fp8, std::move(unwritten)});
   environment_ = runner_->environment();
   handles_.resize(environment_.size());
   find_leaves(leaves.handle);

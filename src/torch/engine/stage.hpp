@@ -98,7 +98,9 @@ class Stage {
 
   /// @param program  must outlive the stage
   /// @param reduced  by ValueId: whether a parameter is in a reduction group of this rank; must outlive the stage
-  Stage(const PartitionedProgram& program, StageId stage, const Leaves& leaves, const std::vector<bool>& reduced);
+  /// @param unwritten  sums to which backwards of reduced parameters write the first gradient; null: there are none
+  Stage(const PartitionedProgram& program, StageId stage, const Leaves& leaves, const std::vector<bool>& reduced,
+        std::shared_ptr<autograd::UnwrittenSums> unwritten = nullptr);
 
   [[nodiscard]] const OpGraph& graph() const { return *program_.graph; }
   [[nodiscard]] const algebra::BatchSemantics& plan() const { return *program_.plan; }

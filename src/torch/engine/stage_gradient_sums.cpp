@@ -31,7 +31,7 @@ void StageGradientSums::start() {
       const auto& unit = runtime_.shards_of(number)->unit();
       shares_[group] = at::zeros({unit.part()}, at::TensorOptions().dtype(unit.dtype).device(runtime_.device()));
     } else {
-      buckets_[group] = std::make_unique<parameters::GradientBuckets>(layout, runtime_.device());
+      buckets_[group] = make_buckets(group);
     }
     for (std::size_t i = 0; i < layout.places().size(); ++i) {
       const auto& place = layout.places()[i];
@@ -103,9 +103,8 @@ void StageGradientSums::move_into_bucket(ValueId parameter) {
         "' came later in its backward than the operators that read it say, when its part was summed; set zero = 1");
   }
   auto& buckets = buckets_[group];
-  if (buckets == nullptr)
-    buckets = std::make_unique<parameters::GradientBuckets>(runtime_.bucket_layouts()[group], runtime_.device());
-  buckets->views()[place_of_.at(parameter)].add_(gradient);
+  if (buckets == nullptr) buckets = make_buckets(group);
+  runtime_.unwritten()->add_to(buckets->views()[place_of_.at(parameter)], gradient);
   gradient.reset();
 }
 
@@ -115,7 +114,7 @@ void StageGradientSums::add(const Stage& stage, ValueId parameter, at::Tensor gr
     const auto& variable = stage.compute_copy(parameter);
     if (gradient.scalar_type() != variable.scalar_type()) gradient = gradient.to(variable.scalar_type());
     if (sum.defined()) {
-      sum.add_(gradient);
+      runtime_.unwritten()->add_to(sum, gradient);
     } else if (torch::autograd::utils::obeys_layout_contract(gradient, variable)) {
       sum = std::move(gradient);
     } else {
@@ -129,6 +128,7 @@ at::Tensor StageGradientSums::growing_sum(const Stage& stage, ValueId parameter)
   const auto& sum = sums_[runtime_.position_of(parameter)];
   const bool takes_more =
       sum.defined() && sum.is_contiguous() && sum.scalar_type() == stage.compute_copy(parameter).scalar_type();
+  if (takes_more) runtime_.unwritten()->zero(sum);
   return takes_more ? sum : at::Tensor();
 }
 
@@ -167,8 +167,7 @@ at::Tensor StageGradientSums::take_bucket(const Action& action) {
     AUTOPAR_ASSERT(buckets != nullptr, "a rank reduces gradients that it does not have");
     return buckets->flat(action.bucket);
   }
-  if (buckets == nullptr)
-    buckets = std::make_unique<parameters::GradientBuckets>(runtime_.bucket_layouts()[group], runtime_.device());
+  if (buckets == nullptr) buckets = make_buckets(group);
   summed_.insert(action.group);
   const auto flat = buckets->flat(action.bucket);
   buckets.reset();
@@ -220,7 +219,15 @@ DType StageGradientSums::bucket_dtype(const Action& action) const {
   return summed_dtype(layout.buckets()[static_cast<std::size_t>(action.bucket)].dtype);
 }
 
+std::unique_ptr<parameters::GradientBuckets> StageGradientSums::make_buckets(std::size_t group) const {
+  return std::make_unique<parameters::GradientBuckets>(runtime_.bucket_layouts()[group], runtime_.device(),
+                                                       runtime_.unwritten());
+}
+
 std::deque<at::Tensor> StageGradientSums::take_all() {
+  for (const auto& buckets : buckets_) {
+    if (buckets != nullptr) buckets->complete();
+  }
   for (std::size_t group = 0; group < shares_.size(); ++group) {
     if (!shares_[group].defined()) continue;
     for (const auto& place : runtime_.bucket_layouts()[group].places()) {

@@ -28,7 +28,7 @@ class StageGradientSums {
   /// @param runtime  outlives this
   explicit StageGradientSums(RankRuntime& runtime) : runtime_(runtime) {}
 
-  /// Allocates zeroed buckets.
+  /// Allocates buckets.
   void start();
   void set_gate(ComputeGate* gate) { gate_ = gate; }
   /// Asks the gate for parameters that a formula reads.
@@ -77,6 +77,7 @@ class StageGradientSums {
   };
   /// The bucket of a reduction that starts; one within a compute action is the caller's from now on.
   [[nodiscard]] at::Tensor take_bucket(const Action& action);
+  [[nodiscard]] std::unique_ptr<parameters::GradientBuckets> make_buckets(std::size_t group) const;
   void move_into_bucket(ValueId parameter);
   void count_down(ValueId parameter);
 

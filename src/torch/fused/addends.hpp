@@ -2,10 +2,9 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace autopar::fused {
+#include "torch/fused/destination.hpp"
 
-/// Whether a sum keeps what its destination holds.
-enum class Destination { kAdds, kIsWritten };
+namespace autopar::fused {
 
 /// The sum of addends in fp32, in their order, on any device. It has the same bits with and without kernels.
 /// @param addends  [members, elements], bf16

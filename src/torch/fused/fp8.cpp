@@ -105,9 +105,12 @@ at::Tensor fp8_product(const Fp8Rows& a, const Fp8Rows& b, const at::Tensor& bia
   return product.to(type);
 }
 
-void add_fp8_product(const Fp8Rows& a, const Fp8Rows& b, const at::Tensor& sum) {
+void put_fp8_product(const Fp8Rows& a, const Fp8Rows& b, const at::Tensor& sum, Destination destination) {
   const at::NoGradGuard no_grad;
-  if (!multiply(a, b, {}, sum, true)) sum.add_(product_by_operators(a, b));
+  const bool adds = destination == Destination::kAdds;
+  if (multiply(a, b, {}, sum, adds)) return;
+  const auto product = product_by_operators(a, b);
+  static_cast<void>(adds ? sum.add_(product) : sum.copy_(product));
 }
 
 }  // namespace autopar::fused

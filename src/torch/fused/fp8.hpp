@@ -5,6 +5,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
+#include "torch/fused/destination.hpp"
+
 namespace autopar::fused {
 
 // Products of matrices in 8 bits (Micikevicius et al., FP8 Formats for Deep Learning): E4M3 for values, E5M2 for
@@ -53,7 +55,7 @@ struct Fp8Rows {
 /// a b^T + bias. @param a [m, k] @param b [n, k] @param bias  [n] in bf16; undefined: none
 /// @param type  of the result [m, n]: bf16, or single precision without bias
 [[nodiscard]] at::Tensor fp8_product(const Fp8Rows& a, const Fp8Rows& b, const at::Tensor& bias, c10::ScalarType type);
-/// Adds a b^T to `sum`, [m, n] in single precision.
-void add_fp8_product(const Fp8Rows& a, const Fp8Rows& b, const at::Tensor& sum);
+/// Adds a b^T to `sum`, [m, n] in single precision, or writes it there.
+void put_fp8_product(const Fp8Rows& a, const Fp8Rows& b, const at::Tensor& sum, Destination destination);
 
 }  // namespace autopar::fused

@@ -58,6 +58,7 @@ OpInterpreter::OpInterpreter(const OpGraph& graph, const algebra::BatchSemantics
       plan_(plan),
       device_(device),
       side_(std::move(services.side)),
+      unwritten_(std::move(services.unwritten)),
       shards_(std::move(services.shards)),
       count_(ops.size()),
       slice_statistics_(graph, plan, ops),
@@ -170,7 +171,7 @@ void OpInterpreter::call_by_handling(replay::ReplayCall& call, const OpHandling&
   } else if (handling.draw != Draw::kNone) {
     call_random(call, handling.draw);
   } else if (split && !functions_.contains(call.id)) {
-    autograd::run_split(call, *split, deferred_, side_);
+    autograd::run_split(call, *split, {deferred_, side_, unwritten_});
   } else {
     call_function(call);
   }

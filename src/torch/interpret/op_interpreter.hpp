@@ -43,6 +43,7 @@ struct StageServices {
   std::shared_ptr<const TensorShards> shards{};  ///< the tensor shards that this rank belongs to; null: the operators
                                                  ///< are on one rank
   fp8::Layers* fp8 = nullptr;                    ///< layers that run in 8 bits; null: none
+  std::shared_ptr<autograd::UnwrittenSums> unwritten{};  ///< where the first gradient is written, see `run_split`
 };
 
 /// Runs some operators of a captured graph on slices of the batch, each as the batch algebra says.
@@ -93,6 +94,7 @@ class OpInterpreter {
   const algebra::BatchSemantics& plan_;
   c10::Device device_;
   std::shared_ptr<autograd::SideStream> side_;
+  std::shared_ptr<autograd::UnwrittenSums> unwritten_;
   std::shared_ptr<const TensorShards> shards_;
   std::size_t count_;  ///< number of operators
   std::vector<std::unique_ptr<OpService>> services_;

@@ -1,11 +1,12 @@
 #include "torch/parameters/gradient_buckets.hpp"
 
+#include <algorithm>
 #include <array>
+#include <map>
 #include <string>
 #include <utility>
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <c10/util/accumulate.h>
 #include <c10/util/strides.h>
 
@@ -56,14 +57,52 @@ void BucketLayout::divide_among(std::int64_t ranks) {
   for (auto& bucket : buckets_) bucket.elements = BucketCut::Bucket{bucket.elements}.elements_in_shards(ranks);
 }
 
-GradientBuckets::GradientBuckets(const BucketLayout& layout, c10::Device device) {
+namespace {
+
+/// Zeroes what lies between the places of a bucket, and behind them.
+void zero_gaps(const at::Tensor& flat, const std::vector<BucketLayout::Place>& places, int bucket) {
+  std::map<std::int64_t, std::int64_t> ends;  // by begin
+  for (const auto& place : places) {
+    if (place.bucket == bucket) ends[place.offset] = place.offset + c10::multiply_integers(place.form.sizes);
+  }
+  ends[flat.numel()] = flat.numel();
+  std::int64_t written = 0;
+  for (const auto& [begin, end] : ends) {
+    if (begin > written) flat.narrow(0, written, begin - written).zero_();
+    written = std::max(written, end);
+  }
+}
+
+}  // namespace
+
+GradientBuckets::GradientBuckets(const BucketLayout& layout, c10::Device device,
+                                 std::shared_ptr<autograd::UnwrittenSums> unwritten)
+    : unwritten_(std::move(unwritten)) {
   for (const auto& bucket : layout.buckets()) {
-    flat_.push_back(at::zeros({bucket.elements}, at::TensorOptions().dtype(bucket.dtype).device(device)));
+    flat_.push_back(at::empty({bucket.elements}, at::TensorOptions().dtype(bucket.dtype).device(device)));
+    zero_gaps(flat_.back(), layout.places(), static_cast<int>(flat_.size()) - 1);
   }
   for (const auto& place : layout.places()) {
     views_.push_back(
         part_of(flat_[static_cast<std::size_t>(place.bucket)], place.offset, place.form.sizes, place.form.strides));
+    unwritten_->add(views_.back());
+    bucket_of_.push_back(place.bucket);
   }
+}
+
+GradientBuckets::~GradientBuckets() {
+  for (const auto& view : views_) unwritten_->discard(view);
+}
+
+const at::Tensor& GradientBuckets::flat(int bucket) const {
+  for (std::size_t i = 0; i < views_.size(); ++i) {
+    if (bucket_of_[i] == bucket) unwritten_->zero(views_[i]);
+  }
+  return flat_[static_cast<std::size_t>(bucket)];
+}
+
+void GradientBuckets::complete() const {
+  for (const auto& view : views_) unwritten_->zero(view);
 }
 
 DType dtype_of(ScalarType dtype) {

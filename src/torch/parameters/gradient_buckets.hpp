@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -12,6 +13,8 @@
 #include <autopar/core/dtype.hpp>
 #include <autopar/core/units.hpp>
 #include <autopar/plan/buckets.hpp>
+
+#include "torch/autograd/unwritten_sums.hpp"
 
 namespace autopar::parameters {
 
@@ -57,18 +60,26 @@ class BucketLayout {
 [[nodiscard]] at::Tensor part_of(const at::Tensor& flat, std::int64_t offset, at::IntArrayRef sizes,
                                  at::IntArrayRef strides = {});
 
-/// Zeroed memory for one group's gradients of one call.
+/// Memory for one group's gradients of one call. Gaps between gradients are zeroed; gradients are unwritten sums.
 class GradientBuckets {
  public:
-  GradientBuckets(const BucketLayout& layout, c10::Device device);
+  GradientBuckets(const BucketLayout& layout, c10::Device device, std::shared_ptr<autograd::UnwrittenSums> unwritten);
+  GradientBuckets(const GradientBuckets&) = delete;
+  GradientBuckets& operator=(const GradientBuckets&) = delete;
+  ~GradientBuckets();
 
   /// By index in `layout.places()`: a part of its bucket, with the gradient's sizes.
   [[nodiscard]] const std::vector<at::Tensor>& views() const { return views_; }
-  [[nodiscard]] const at::Tensor& flat(int bucket) const { return flat_[static_cast<std::size_t>(bucket)]; }
+  /// All of a bucket. Gradients that never came are zero.
+  [[nodiscard]] const at::Tensor& flat(int bucket) const;
+  /// Zeroes all gradients that have not come yet.
+  void complete() const;
 
  private:
+  std::shared_ptr<autograd::UnwrittenSums> unwritten_;
   std::vector<at::Tensor> flat_;
   std::vector<at::Tensor> views_;
+  std::vector<int> bucket_of_;  ///< by view
 };
 
 /// @throws InvalidArgument, with the type, for types that autopar does not support

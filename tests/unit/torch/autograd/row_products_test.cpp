@@ -36,8 +36,11 @@ TEST_CASE("pixel_rows_of: 1 x 1 weight gradient is a matrix product") {
     const auto made = autograd::product_over_rows(rows->gradient, rows->x).view(weight.sizes());
     CHECK((made - exact).abs().max().item<double>() <= 1e-12);
     const auto start = torch::randn({outputs, inputs}, torch::kDouble), sum = start.clone();
-    autograd::add_product_over_rows(rows->gradient, rows->x, sum);
+    autograd::put_product_over_rows(rows->gradient, rows->x, sum, fused::Destination::kAdds);
     CHECK((sum - start - exact.view({outputs, inputs})).abs().max().item<double>() <= 1e-12);
+    sum.fill_(NAN);
+    autograd::put_product_over_rows(rows->gradient, rows->x, sum, fused::Destination::kIsWritten);
+    CHECK((sum - exact.view({outputs, inputs})).abs().max().item<double>() <= 1e-12);
   }
 }
 

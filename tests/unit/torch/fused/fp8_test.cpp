@@ -73,7 +73,7 @@ TEST_CASE("fp8_product: sums of the cast numbers in single precision", "[fp8]") 
   CHECK(with_bias.scalar_type() == at::kBFloat16);
   CHECK(torch::allclose(with_bias.to(torch::kFloat), exact + bias.to(torch::kFloat), 1e-2, 1e-2));
   const auto sum = torch::ones({24, 48});
-  fused::add_fp8_product({of_a.rows, of_a.unit}, {of_b.rows, of_b.unit}, sum);
+  fused::put_fp8_product({of_a.rows, of_a.unit}, {of_b.rows, of_b.unit}, sum, fused::Destination::kAdds);
   CHECK(torch::allclose(sum, exact + 1, 1e-5, 1e-5));
 }
 
