@@ -27,7 +27,7 @@ bool is_only_reader(const OpGraph& graph, const std::vector<std::vector<OpId>>& 
 /// Whether a layer's sizes on this rank are whole packs of 8 bits.
 bool fits_fp8(const OpGraph& graph, OpId op, const SplitBackward& split) {
   constexpr std::int64_t kPack = 16;
-  if (!split.is_product || !split.of_cast) return false;
+  if (!split.is_product_of_cast()) return false;
   const auto& weight = graph.value(graph.input(op, split.weight_at));
   return weight.dtype == at::kBFloat16 && std::ranges::all_of(weight.sizes, [](SizeExpr size) {
            return size.per_sample == 0 && size.fixed % kPack == 0;

@@ -358,7 +358,7 @@ bool find_formulas(SplitBackward& split, const OpGraph& graph, OpId op) {
 /// Runs a linear layer without autograd, if it is a large product and reads a cast of the weight. The layer then has
 /// the same bits with and without gradients, as recomputation needs.
 bool proceed_as_large_product(replay::ReplayCall& call, const SplitBackward& split) {
-  if (!split.is_product || !split.of_cast) return false;
+  if (!split.is_product_of_cast()) return false;
   const auto bias = call.stack[2].isTensor() ? call.stack[2].toTensor() : at::Tensor();
   auto result = fused::large_linear(call.stack[0].toTensor(), call.stack[1].toTensor(), bias);
   if (!result.defined()) return false;
@@ -418,7 +418,7 @@ std::optional<SplitBackward> split_backward_of(const OpGraph& graph, const algeb
   split.weight = plan.parameter_behind(graph, weight);
   if (!split.weight.valid()) return std::nullopt;
   split.of_cast = split.weight != weight;
-  if (split.of_cast && split.is_product) split.input = &gradient_as_product;
+  if (split.is_product_of_cast()) split.input = &gradient_as_product;
   if (split.of_cast && split.is_table) make_embedding_of_casts(split, node.args);
   const auto bias = split.bias_at >= 0 ? graph.input(op, split.bias_at) : ValueId::none();
   split.bias = plan.parameter_behind(graph, bias);

@@ -40,6 +40,9 @@ struct SplitBackward : BackwardParts {
   /// As `add_weights`, but writes the sums, which hold no numbers; empty: zero them and add.
   decltype(BackwardParts::add_weights) write_weights{};
   ValueId weight, bias;  ///< the parameters, also if casts of them are read; no bias if the call has none
+
+  /// Such layers may run in the library's products, and in 8 bits.
+  [[nodiscard]] bool is_product_of_cast() const { return is_product && of_cast; }
 };
 
 /// How the backward of an operator of the graph is split; none if it has to stay whole. It stays whole for other

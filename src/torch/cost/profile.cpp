@@ -250,7 +250,7 @@ class Profiler {
   [[nodiscard]] std::optional<autograd::SplitBackward> layer_in_8_bits(OpId op) const {
     if (profile_.in_8_bits.empty()) return std::nullopt;
     auto layer = autograd::split_backward_of(graph_, plan_, op);
-    if (!layer || !layer->is_product || !layer->of_cast) return std::nullopt;
+    if (!layer || !layer->is_product_of_cast()) return std::nullopt;
     const auto found = std::ranges::find(profile_.in_8_bits, graph_.value(layer->weight).name);
     return found == profile_.in_8_bits.end() ? std::nullopt : layer;
   }

@@ -26,7 +26,7 @@ std::vector<Linear> linears_in(const OpGraph& graph, const algebra::BatchSemanti
     const auto op = OpId::of(i);
     if (graph.is(op, fused::kLinearCrossEntropy)) linears.push_back({});
     const auto split = autograd::split_backward_of(graph, plan, op);
-    if (!split || !split->is_product || !split->of_cast) continue;
+    if (!split || !split->is_product_of_cast()) continue;
     const auto& weight = graph.value(split->weight);
     linears.push_back({weight.name, weight.sizes});
   }
