@@ -42,16 +42,17 @@ Tensor sum_of_all(const Tensor& term, const Move& move) {
   return sum;
 }
 
-/// [members, longest slice, the other dims]: what moves a dim to the front and gives each member as much room.
+/// [members, the dims of a slice]: each member has room for the longest slice. Slices keep the order of their dims, so
+/// that one which is as long as the others is copied as it lies.
 Tensor room_for_parts(const Tensor& like, const Move& move) {
-  auto sizes = like.movedim(move.dim, 0).sizes().vec();
-  sizes.front() = move.split.longest();
+  auto sizes = like.sizes().vec();
+  sizes[static_cast<std::size_t>(move.dim)] = move.split.longest();
   sizes.insert(sizes.begin(), move.split.parts());
   return like.new_empty(sizes);
 }
 
 Tensor part(const Tensor& room, const Move& move, int place) {
-  return room[place].narrow(0, 0, move.split.length(place));
+  return room[place].narrow(move.dim, 0, move.split.length(place));
 }
 
 /// What is made meanwhile is no view to autograd, so that users may write it in place: it can be the memory of the
@@ -61,23 +62,21 @@ using NoViews = at::AutoDispatchBelowADInplaceOrView;
 Tensor all_slices(const Tensor& own, const Move& move) {
   const NoViews no_views;
   auto room = room_for_parts(own, move);
-  part(room, move, move.group.place()).copy_(own.movedim(move.dim, 0));
+  part(room, move, move.group.place()).copy_(own);
   move.group.state()->all_gather(room);
   if (move.dim == 0 && move.split.is_even()) return room.flatten(0, 1);
   std::vector<Tensor> parts;
-  for (int place = 0; place < move.split.parts(); ++place) {
-    parts.push_back(part(room, move, place).movedim(0, move.dim));
-  }
+  for (int place = 0; place < move.split.parts(); ++place) parts.push_back(part(room, move, place));
   return at::cat(parts, move.dim).contiguous();
 }
 
 /// What each member shall have the sum of, as `room_for_parts`.
 Tensor in_parts(const Tensor& term, const Move& move) {
   auto room = room_for_parts(term, move);
-  const auto front = term.movedim(move.dim, 0);
   for (int place = 0; place < move.split.parts(); ++place) {
-    part(room, move, place).copy_(front.narrow(0, move.split.begin(place), move.split.length(place)));
-    room[place].narrow(0, move.split.length(place), move.split.longest() - move.split.length(place)).zero_();
+    const auto length = move.split.length(place);
+    part(room, move, place).copy_(term.narrow(move.dim, move.split.begin(place), length));
+    if (length < move.split.longest()) room[place].narrow(move.dim, length, move.split.longest() - length).zero_();
   }
   return room;
 }
@@ -167,7 +166,8 @@ at::Tensor detail::slice_of_sum(Tensor term, const Group& group, int dim, const 
   const auto room = in_parts(term, move);
   term.reset();
   group.state()->reduce_scatter(room, meanwhile);
-  return part(room, move, group.place()).movedim(0, dim).contiguous();
+  const auto own = part(room, move, group.place());
+  return dim == 0 ? own.contiguous() : own.clone(at::MemoryFormat::Contiguous);  // the room is freed
 }
 
 Placed copy(const Placed& x, const Group& group) {

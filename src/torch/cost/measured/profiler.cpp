@@ -187,7 +187,7 @@ Ratios measure_together(const Bench& bench, const std::map<std::uint64_t, AtomTi
 /// Of the model's atoms that were known before, if these are most of it: the others are in a step as they are.
 std::optional<Ratios> known_ratios(const Bench& bench, const std::map<std::uint64_t, AtomTimes>& fresh,
                                    const MeasuredCosts& known) {
-  constexpr double kMostFresh = 0.25;  // of the time of those that were known
+  constexpr double kMostFresh = 0.5;  // of the time of those that were known
   const auto& samples = bench.options.samples;
   Ratios ratios(samples.size());
   for (std::size_t i = 0; i < samples.size(); ++i) {
