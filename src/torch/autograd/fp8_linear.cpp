@@ -80,14 +80,14 @@ BackwardFormulas fp8_formulas(fp8::Layer& layer, const at::Tensor& gradient, con
     if (with_bias) made.push_back(gradient_of_bias(gradient, rows));
     return made;
   };
-  formulas.add_weights = [of_gradient, x, gradient, rows](const std::vector<at::Tensor>& sums) {
-    fused::put_fp8_product(of_gradient, x, sums[0], fused::Destination::kAdds);
-    if (sums.size() > 1) add_gradient_of_bias(gradient, rows, sums[1]);
+  const auto put = [&](fused::Destination destination) {
+    return [=](const std::vector<at::Tensor>& sums) {
+      fused::put_fp8_product(of_gradient, x, sums[0], destination);
+      if (sums.size() > 1) put_gradient_of_bias(gradient, rows, sums[1], destination);
+    };
   };
-  formulas.write_weights = [of_gradient, x, gradient, rows](const std::vector<at::Tensor>& sums) {
-    fused::put_fp8_product(of_gradient, x, sums[0], fused::Destination::kIsWritten);
-    if (sums.size() > 1) sums[1].copy_(gradient_of_bias(gradient, rows));
-  };
+  formulas.add_weights = put(fused::Destination::kAdds);
+  formulas.write_weights = put(fused::Destination::kIsWritten);
   return formulas;
 }
 

@@ -5,6 +5,7 @@
 #include "torch/autograd/sum_type.hpp"
 #include "torch/fused/bias_gradient.hpp"
 #include "torch/fused/column_sums.hpp"
+#include "torch/fused/destination.hpp"
 
 namespace autopar::autograd {
 
@@ -16,8 +17,12 @@ namespace autopar::autograd {
   return sums.defined() ? sums.to(type) : fused::column_sums(rows, type);
 }
 
-inline void add_gradient_of_bias(const at::Tensor& gradient, const at::Tensor& rows, const at::Tensor& sum) {
-  if (const auto sums = fused::take_bias_gradient(gradient); sums.defined())
+/// Adds it to `sum`, or writes it there.
+inline void put_gradient_of_bias(const at::Tensor& gradient, const at::Tensor& rows, const at::Tensor& sum,
+                                 fused::Destination destination) {
+  if (destination == fused::Destination::kIsWritten)
+    sum.copy_(gradient_of_bias(gradient, rows));
+  else if (const auto sums = fused::take_bias_gradient(gradient); sums.defined())
     sum.add_(sums);
   else
     fused::add_column_sums(rows, sum_type(rows.scalar_type()), sum);

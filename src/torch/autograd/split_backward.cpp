@@ -197,6 +197,17 @@ at::Tensor gradient_as_product(const at::Tensor& gradient, const at::Tensor& x, 
   return fused::matrix_product(fused::rows_of(gradient), weight, weight.scalar_type()).view(x.sizes());
 }
 
+/// @param put  puts the gradients of weight and bias into sums: (gradient, x, weight, sums, destination)
+template <class Put>
+void put_weights_by(SplitBackward& split, const Put& put) {
+  const auto to = [&](fused::Destination destination) {
+    return [put, destination](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight,
+                              const std::vector<at::Tensor>& sums) { put(gradient, x, weight, sums, destination); };
+  };
+  split.add_weights = to(fused::Destination::kAdds);
+  split.write_weights = to(fused::Destination::kIsWritten);
+}
+
 void make_linear(SplitBackward& split) {
   split.is_product = true;
   split.input = [](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight) {
@@ -208,18 +219,12 @@ void make_linear(SplitBackward& split) {
     if (with_bias) gradients.push_back(gradient_of_bias(gradient, rows));
     return gradients;
   };
-  split.add_weights = [](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor&,
-                         const std::vector<at::Tensor>& sums) {
+  put_weights_by(split, [](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor&,
+                           const std::vector<at::Tensor>& sums, fused::Destination destination) {
     const auto rows = fused::rows_of(gradient);
-    put_product_over_rows(rows, fused::rows_of(x), sums[0], fused::Destination::kAdds);
-    if (sums.size() > 1) add_gradient_of_bias(gradient, rows, sums[1]);
-  };
-  split.write_weights = [](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor&,
-                           const std::vector<at::Tensor>& sums) {
-    const auto rows = fused::rows_of(gradient);
-    put_product_over_rows(rows, fused::rows_of(x), sums[0], fused::Destination::kIsWritten);
-    if (sums.size() > 1) sums[1].copy_(gradient_of_bias(gradient, rows));
-  };
+    put_product_over_rows(rows, fused::rows_of(x), sums[0], destination);
+    if (sums.size() > 1) put_gradient_of_bias(gradient, rows, sums[1], destination);
+  });
 }
 
 void make_embedding(SplitBackward& split, const std::vector<c10::IValue>& args) {
@@ -281,28 +286,23 @@ void make_convolution(SplitBackward& split, const ConvolutionForm& form) {
     if (with_bias) gradients.push_back(fused::column_sums(rows->gradient, sum_type(gradient.scalar_type())));
     return gradients;
   };
-  split.add_weights = [form](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight,
-                             const std::vector<at::Tensor>& sums) {
+  put_weights_by(split, [form](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight,
+                               const std::vector<at::Tensor>& sums, fused::Destination destination) {
+    const bool adds = destination == fused::Destination::kAdds;
     if (const auto rows = product_of(form, gradient, x, weight)) {
-      put_product_over_rows(rows->gradient, rows->x, sums[0].view({sums[0].size(0), sums[0].size(1)}),
-                            fused::Destination::kAdds);
-      if (sums.size() > 1) fused::add_column_sums(rows->gradient, sum_type(gradient.scalar_type()), sums[1]);
+      const auto type = sum_type(gradient.scalar_type());
+      put_product_over_rows(rows->gradient, rows->x, sums[0].view({sums[0].size(0), sums[0].size(1)}), destination);
+      if (sums.size() < 2) return;
+      if (adds)
+        fused::add_column_sums(rows->gradient, type, sums[1]);
+      else
+        sums[1].copy_(fused::column_sums(rows->gradient, type));
       return;
     }
     const auto gradients = gradients_of_convolution(form, gradient, x, weight, sums.size() > 1);
-    for (std::size_t i = 0; i < sums.size(); ++i) fused::add_between_layouts(sums[i], gradients[i]);
-  };
-  split.write_weights = [form](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight,
-                               const std::vector<at::Tensor>& sums) {
-    if (const auto rows = product_of(form, gradient, x, weight)) {
-      put_product_over_rows(rows->gradient, rows->x, sums[0].view({sums[0].size(0), sums[0].size(1)}),
-                            fused::Destination::kIsWritten);
-      if (sums.size() > 1) sums[1].copy_(fused::column_sums(rows->gradient, sum_type(gradient.scalar_type())));
-      return;
-    }
-    const auto gradients = gradients_of_convolution(form, gradient, x, weight, sums.size() > 1);
-    for (std::size_t i = 0; i < sums.size(); ++i) fused::copy_between_layouts(sums[i], gradients[i]);
-  };
+    const auto put = adds ? &fused::add_between_layouts : &fused::copy_between_layouts;
+    for (std::size_t i = 0; i < sums.size(); ++i) put(sums[i], gradients[i]);
+  });
 }
 
 void make_plain_convolution(SplitBackward& split, const OpNode& node, bool has_bias) {

@@ -59,17 +59,20 @@ void BucketLayout::divide_among(std::int64_t ranks) {
 
 namespace {
 
-/// Zeroes what lies between the places of a bucket, and behind them.
-void zero_gaps(const at::Tensor& flat, const std::vector<BucketLayout::Place>& places, int bucket) {
-  std::map<std::int64_t, std::int64_t> ends;  // by begin
+/// Zeroes what lies between the places of each bucket, and behind them.
+void zero_gaps(const std::vector<at::Tensor>& flat, const std::vector<BucketLayout::Place>& places) {
+  std::map<std::pair<std::size_t, std::int64_t>, std::int64_t> ends;  // by bucket and begin
   for (const auto& place : places) {
-    if (place.bucket == bucket) ends[place.offset] = place.offset + c10::multiply_integers(place.form.sizes);
+    const auto end = place.offset + c10::multiply_integers(place.form.sizes);
+    ends[{static_cast<std::size_t>(place.bucket), place.offset}] = end;
   }
-  ends[flat.numel()] = flat.numel();
-  std::int64_t written = 0;
-  for (const auto& [begin, end] : ends) {
-    if (begin > written) flat.narrow(0, written, begin - written).zero_();
-    written = std::max(written, end);
+  for (std::size_t bucket = 0; bucket < flat.size(); ++bucket)
+    ends[{bucket, flat[bucket].numel()}] = flat[bucket].numel();
+  std::vector<std::int64_t> written(flat.size(), 0);
+  for (const auto& [at, end] : ends) {
+    const auto& [bucket, begin] = at;
+    if (begin > written[bucket]) flat[bucket].narrow(0, written[bucket], begin - written[bucket]).zero_();
+    written[bucket] = std::max(written[bucket], end);
   }
 }
 
@@ -80,8 +83,8 @@ GradientBuckets::GradientBuckets(const BucketLayout& layout, c10::Device device,
     : unwritten_(std::move(unwritten)) {
   for (const auto& bucket : layout.buckets()) {
     flat_.push_back(at::empty({bucket.elements}, at::TensorOptions().dtype(bucket.dtype).device(device)));
-    zero_gaps(flat_.back(), layout.places(), static_cast<int>(flat_.size()) - 1);
   }
+  zero_gaps(flat_, layout.places());
   for (const auto& place : layout.places()) {
     views_.push_back(
         part_of(flat_[static_cast<std::size_t>(place.bucket)], place.offset, place.form.sizes, place.form.strides));

@@ -44,11 +44,13 @@ Stretch typical_stretch(const GraphProfile& profile, double samples, Bytes most,
   const auto& graph = profile.model.graph;
   const auto order = topological_order(graph);
   std::map<std::uint64_t, Seconds> by_structure;
+  std::vector<bool> may_run;  // by position in `order`
   Seconds all;
   for (const NodeId node : order) {
-    const auto seconds = time(node).value_or(Seconds{});
-    by_structure[graph[node].structure] += seconds;
-    all += seconds;
+    const auto seconds = time(node);
+    may_run.push_back(seconds.has_value());
+    by_structure[graph[node].structure] += seconds.value_or(Seconds{});
+    all += seconds.value_or(Seconds{});
   }
   std::span<const NodeId> best;
   Seconds most_time;
@@ -57,15 +59,17 @@ Stretch typical_stretch(const GraphProfile& profile, double samples, Bytes most,
     std::set<std::uint64_t> structures;
     Seconds spoken_for;
     std::size_t end = first;
-    for (; end < order.size() && time(order[end]); ++end) {
+    for (; end < order.size() && may_run[end]; ++end) {
       held.add(order[end]);
       if (held.bytes() > static_cast<double>(most.value())) break;
       const auto structure = graph[order[end]].structure;
       if (structures.insert(structure).second) spoken_for += by_structure.at(structure);
     }
-    if (spoken_for <= most_time) continue;
-    most_time = spoken_for;
-    best = std::span(order).subspan(first, end - first);
+    if (spoken_for > most_time) {
+      most_time = spoken_for;
+      best = std::span(order).subspan(first, end - first);
+    }
+    if (end == order.size()) break;  // later ones are parts of this
   }
   Stretch stretch;
   stretch.atoms.assign(best.begin(), best.end());
