@@ -18,6 +18,7 @@ struct LaunchShape {
 /// - `Half` and `Brain`, 16-bit types.
 /// - `number(x)` in single precision (double for double), and `store(to, x)`, rounded to nearest even.
 /// - `Pack` and `Words` of 16 bytes.
+/// - `E4M3` and `E5M2`, formats of 8 bits, `two_in_8_bits`, and `tell_largest`, by which casts tell what they saw.
 /// - `write_sums`, `sum_rows_of_block`, `write_sums_of_block`, `sum_column` and `sum_blocks`.
 inline constexpr char kKernelPrelude[] = R"(
 struct Half { unsigned short bits; };
@@ -138,6 +139,62 @@ __device__ void sum_blocks(const float* partial, int blocks, int channels, doubl
     first += shared[0][row][threadIdx.x];
     second += shared[1][row][threadIdx.x];
   }
+}
+
+// The formats of 8 bits: mantissa bits, exponent bias and largest number.
+struct E4M3 {
+  unsigned char bits;
+  static constexpr int kMantissa = 3, kBias = 7;
+  static constexpr float kLargest = 448;
+};
+struct E5M2 {
+  unsigned char bits;
+  static constexpr int kMantissa = 2, kBias = 15;
+  static constexpr float kLargest = 57344;
+};
+
+// Two numbers in 8 bits each, rounded to nearest even, the first in the low byte. Beyond the largest: the largest.
+#if __CUDA_ARCH__ >= 890
+__device__ inline unsigned two_in_8_bits(float first, float second, E4M3) {
+  unsigned short two;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(two) : "f"(second), "f"(first));
+  return two;
+}
+__device__ inline unsigned two_in_8_bits(float first, float second, E5M2) {
+  unsigned short two;
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(two) : "f"(second), "f"(first));
+  return two;
+}
+#else
+template <class F> __device__ inline unsigned in_8_bits(float x, F) {
+  const unsigned bits = __float_as_uint(x), sign = bits >> 24 & 0x80;
+  float size = __uint_as_float(bits & 0x7fffffff);
+  if (x != x) return 0x7f;
+  if (size > F::kLargest) size = F::kLargest;
+  int exponent = max((int)(__float_as_uint(size) >> 23) - 127, 1 - F::kBias);
+  const float unit = __uint_as_float((unsigned)(exponent - F::kMantissa + 127) << 23);
+  const float in_units = size / unit;
+  int whole = (int)in_units;
+  const float rest = in_units - whole;
+  if (rest > 0.5f || (rest == 0.5f && whole % 2 == 1)) ++whole;
+  return sign | (unsigned)(whole + (exponent + F::kBias - 1) * (1 << F::kMantissa));
+}
+template <class F> __device__ inline unsigned two_in_8_bits(float first, float second, F format) {
+  return in_8_bits(first, format) | in_8_bits(second, format) << 8;
+}
+#endif
+
+// Lets *most, a float, grow to the largest magnitude of a block's numbers, given as bf16 without signs. For all of its
+// `Threads` threads. One atomic operation a block, if any: those of all warps would take a tenth of a cast's time.
+template <int Threads> __device__ void tell_largest(unsigned largest, unsigned* most) {
+  __shared__ unsigned of_warps[Threads / 32];
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  for (int by = 16; by > 0; by /= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, by));
+  if (thread % 32 == 0) of_warps[thread / 32] = largest;
+  __syncthreads();
+  if (thread > 0) return;
+  for (int warp = 1; warp < Threads / 32; ++warp) largest = max(largest, of_warps[warp]);
+  if (largest << 16 > *(volatile unsigned*)most) atomicMax(most, largest << 16);
 }
 )";
 

@@ -12,6 +12,8 @@
 
 #include <autopar/autopar.hpp>
 
+#include "torch/fp8/layers.hpp"
+#include "torch/fused/fp8.hpp"
 #include "torch/parameters/compute_copy.hpp"
 #include "torch/parameters/optimizer_state.hpp"
 
@@ -94,7 +96,7 @@ void check_steps(const Options& options, Kernel kernel) {
       }
       auto* copy = ap::parameters::ComputeCopy::of(ours[i]);
       if (copy == nullptr) continue;
-      REQUIRE(torch::equal(copy->to_write(ours[i]), ours[i].detach().to(copy->type())));
+      REQUIRE(torch::equal(copy->to_write(ours[i]).memory, ours[i].detach().to(copy->type())));
     }
   }
   CHECK(ours[0]._version() > version);
@@ -163,7 +165,7 @@ void check_sgd_steps(const torch::optim::SGDOptions& options) {
       for (const auto& [name, tensor] : ap::parameters::state_of(optimizer, ours[i]))
         if (name == "momentum_buffer") check_error(tensor, theirs.buffers[i], exact.buffers[i], gradients[i]);
       auto* copy = ap::parameters::ComputeCopy::of(ours[i]);
-      if (copy != nullptr) REQUIRE(torch::equal(copy->to_write(ours[i]), ours[i].detach().to(copy->type())));
+      if (copy != nullptr) REQUIRE(torch::equal(copy->to_write(ours[i]).memory, ours[i].detach().to(copy->type())));
     }
   }
   CHECK(ours[0]._version() > version);
@@ -268,6 +270,38 @@ TEST_CASE("fused optimizer on a GPU: no parameter casts, equal losses", "[gpu][u
   REQUIRE(ap::device(world).is_cuda());
   check_casts<ap::optim::AdamW>(world, torch::optim::AdamWOptions(0.01));
   check_casts<ap::optim::SGD>(world, torch::optim::SGDOptions(0.1).momentum(0.9));
+}
+
+template <class Optimizer, class Options>
+void check_copies_in_8_bits(const Options& options) {
+  torch::manual_seed(7);
+  ap::fp8::Layers layers;
+  layers.start({"weight"}, at::kCUDA);
+  const std::vector<float> calls(ap::fp8::Layers::kHistory, 20);
+  layers.set_histories({{"weight", {calls, calls, calls}}});
+  const auto next = layers.find("weight")->next_of_weight();
+  for (const auto& sizes : std::vector<std::vector<std::int64_t>>{{16, 16}, {130, 144}, {1024, 2048}}) {
+    INFO(at::IntArrayRef(sizes));
+    const auto p = torch::randn(sizes, kSingle).set_requires_grad(true);
+    ap::parameters::ComputeCopy::keep(p, at::kBFloat16);
+    auto* const copy = ap::parameters::ComputeCopy::of(p);
+    static_cast<void>(copy->current_in_8_bits(p, next));
+    next.scale.most.zero_();
+    p.mutable_grad() = torch::randn_like(p);
+    Optimizer(std::vector<Tensor>{p}, options).step();
+    const auto told = next.scale.most.item<float>();
+    const auto in_16_bits = p.detach().to(at::kBFloat16);
+    const auto cast = ap::fused::cast_to_fp8(in_16_bits, at::kFloat8_e4m3fn, next.scale, ap::fused::Fp8Sides::kBoth);
+    CHECK(torch::equal(copy->to_write(p).memory.view(at::kByte), cast.rows.view(at::kByte)));
+    CHECK(torch::equal(ap::fused::fp8_columns(cast.rows).view(at::kByte), cast.columns.view(at::kByte)));
+    CHECK(told == in_16_bits.abs().max().item<float>());
+  }
+}
+
+TEST_CASE("fused steps: copies in 8 bits are casts of copies in 16", "[gpu][update][fp8]") {
+  check_copies_in_8_bits<ap::optim::AdamW>(torch::optim::AdamWOptions(0.05));
+  check_copies_in_8_bits<ap::optim::SGD>(torch::optim::SGDOptions(0.05));
+  check_copies_in_8_bits<ap::optim::SGD>(torch::optim::SGDOptions(0.05).momentum(0.9));
 }
 
 }  // namespace gpu_update_test

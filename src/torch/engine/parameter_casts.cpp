@@ -100,10 +100,16 @@ parameters::ComputeCopy* ParameterCasts::kept_copy(const at::Tensor& handle, con
 void ParameterCasts::drop(replay::Environment& values) {
   for (const auto& cast : casts_) values[cast.result.index()].reset();
   made_.clear();
+  copies_.clear();
 }
 
-void ParameterCasts::add_kept(const replay::Environment& handles, std::vector<const void*>& memory) const {
+void ParameterCasts::add_kept(const replay::Environment& handles, const std::map<ValueId, at::Tensor>& copies,
+                              std::vector<const void*>& memory) const {
   for (const auto& cast : casts_) {
+    if (const auto copy = copies.find(cast.parameter); copy != copies.end()) {
+      memory.push_back(copy->second.const_data_ptr());
+      continue;
+    }
     const auto& handle = handles[cast.parameter.index()];
     auto* const kept = kept_copy(handle, graph_.value(cast.result));
     memory.push_back(kept != nullptr ? kept->current(handle).const_data_ptr() : nullptr);

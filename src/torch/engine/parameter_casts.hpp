@@ -47,7 +47,9 @@ class ParameterCasts {
   void make_for(OpId op, replay::Environment& values, const replay::Environment& handles);
   void drop(replay::Environment& values);
   /// Appends the memory of kept casts, which are updated first; null for casts that calls make. O(casts).
-  void add_kept(const replay::Environment& handles, std::vector<const void*>& memory) const;
+  /// @param copies  what replaces casts of some parameters
+  void add_kept(const replay::Environment& handles, const std::map<ValueId, at::Tensor>& copies,
+                std::vector<const void*>& memory) const;
 
  private:
   struct Cast {
@@ -68,7 +70,7 @@ class ParameterCasts {
   std::vector<OpId> made_first_;               ///< the other casts
   std::map<std::tuple<ValueId, c10::ScalarType, bool>, at::Tensor> made_;  ///< by parameter, type and grad mode
   bool differentiates_ = false;
-  std::map<ValueId, at::Tensor> copies_;  ///< of the latest call
+  std::map<ValueId, at::Tensor> copies_;  ///< of the call under way
 };
 
 }  // namespace autopar::engine

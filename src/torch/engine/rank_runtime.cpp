@@ -8,8 +8,6 @@
 
 #include <autopar/core/assert.hpp>
 
-#include "torch/engine/fp8_weights.hpp"
-
 namespace autopar::engine {
 
 RankRuntime::RankRuntime(const OpGraph& graph, const algebra::BatchSemantics& plan,
@@ -47,7 +45,7 @@ RankRuntime::RankRuntime(const OpGraph& graph, const algebra::BatchSemantics& pl
   find_gathers(division, own);
   for (const auto stage : own)
     stages_.push_back(std::make_unique<Stage>(program_, stage, leaves, reduced_, unwritten_));
-  if (leaves.fp8 != nullptr) find_fp8_shards(*leaves.fp8);
+  if (leaves.fp8 != nullptr && !leaves.fp8->empty()) fp8_weights_.emplace(*this, *leaves.fp8);
 }
 
 void RankRuntime::find_parameters(const staging::StagedGraph& division, const std::vector<StageId>& own,
@@ -149,55 +147,15 @@ void RankRuntime::find_gathers(const staging::StagedGraph& division, const std::
   }
 }
 
-void RankRuntime::find_fp8_shards(fp8::Layers& layers) {
-  std::vector<ValueId> weights;
-  for (const auto& stage : stages_)
-    std::ranges::copy(fp8_weights(graph(), *program_.plan, stage->parameters(), stage->runner().in_fp8()),
-                      std::back_inserter(weights));
-  for (int g = 0; g < static_cast<int>(sharded_.size()); ++g) {
-    const auto& memory = sharded_[static_cast<std::size_t>(g)].memory;
-    if (memory == nullptr || zero_of(g) < 3 || memory->unit().gathered != c10::kBFloat16) continue;
-    Fp8Group group;
-    std::vector<fp8::Layer*> of_places(memory->unit().places.size(), nullptr);
-    for (const auto weight : weights) {
-      const auto& name = graph().value(weight).name;
-      const auto* const place = memory->unit().find(name);
-      if (place == nullptr) continue;
-      of_places[static_cast<std::size_t>(place - memory->unit().places.data())] = layers.find(name);
-      group.weights.push_back(weight);
-    }
-    if (group.weights.empty()) continue;
-    group.shards = std::make_unique<parameters::Fp8Shards>(memory, std::move(of_places));
-    if (group.shards->gains()) fp8_shards_[g] = std::move(group);
-  }
-}
-
-std::vector<int> RankRuntime::groups_in_8_bits() const {
-  std::vector<int> groups;
-  for (const auto& [g, group] : fp8_shards_) {
-    const bool are_trained =
-        std::ranges::all_of(group.weights, [&](ValueId weight) { return handle(weight).requires_grad(); });
-    if (are_trained && group.shards->is_ready()) groups.push_back(g);
-  }
-  return groups;
-}
-
-void RankRuntime::add_copies_of(int group, std::map<ValueId, at::Tensor>& copies) const {
-  const auto& unit = *sharded_[static_cast<std::size_t>(group)].unit;
-  for (const auto& place : bucket_layouts_[static_cast<std::size_t>(group)].places()) {
-    const auto parameter = ValueId::of(place.form.key);
-    const auto* const in_unit = unit.find(graph().value(parameter).name);
-    copies[parameter] = fp8_shards_of(group).parameter(static_cast<std::size_t>(in_unit - unit.places.data()));
-  }
-}
-
 void RankRuntime::refresh_leaves() {
   for (const auto& stage : stages_) stage->refresh_leaves();
 }
 
 std::vector<const void*> RankRuntime::kept_casts() const {
   std::vector<const void*> memory;
-  for (const auto& stage : stages_) stage->add_kept_casts(memory);
+  std::map<ValueId, at::Tensor> in_8_bits;
+  if (fp8_weights_) fp8_weights_->add_kept(in_8_bits);
+  for (const auto& stage : stages_) stage->add_kept_casts(in_8_bits, memory);
   return memory;
 }
 

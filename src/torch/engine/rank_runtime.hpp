@@ -9,9 +9,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "torch/engine/fp8_weights.hpp"
 #include "torch/engine/rounded_sums.hpp"
 #include "torch/engine/stage.hpp"
-#include "torch/parameters/fp8_shards.hpp"
 #include "torch/parameters/gradient_buckets.hpp"
 #include "torch/parameters/shards.hpp"
 #include "torch/staging/staged_graph.hpp"
@@ -69,16 +69,12 @@ class RankRuntime {
   /// Whether this rank takes part in the group's reductions.
   [[nodiscard]] bool in_group(int group) const { return member_[static_cast<std::size_t>(group)]; }
   /// This rank's memory of the unit whose gradients the group reduces into shards; null if it all-reduces them.
-  [[nodiscard]] parameters::ShardMemory* shards_of(int group) const {
-    return sharded_.empty() ? nullptr : sharded_[static_cast<std::size_t>(group)].memory.get();
+  [[nodiscard]] parameters::ShardMemory* shards_of(int group) const { return shared_shards_of(group).get(); }
+  [[nodiscard]] std::shared_ptr<parameters::ShardMemory> shared_shards_of(int group) const {
+    return sharded_.empty() ? nullptr : sharded_[static_cast<std::size_t>(group)].memory;
   }
-  /// The groups that a training call gathers in 8 bits if it begins now, ascending: their layers have scales, and their
-  /// weights are trained. The same on all members.
-  [[nodiscard]] std::vector<int> groups_in_8_bits() const;
-  /// @pre it is one of them
-  [[nodiscard]] parameters::Fp8Shards& fp8_shards_of(int group) const { return *fp8_shards_.at(group).shards; }
-  /// What replaces casts of the group's parameters in such a call.
-  void add_copies_of(int group, std::map<ValueId, at::Tensor>& copies) const;
+  /// Null if no layer runs in 8 bits.
+  [[nodiscard]] const Fp8Weights* fp8_weights() const { return fp8_weights_ ? &*fp8_weights_ : nullptr; }
   /// The elements of a parameter of `bucket_layouts()[group]` in this rank's part, as indices of the part.
   /// @pre shards_of(group)
   [[nodiscard]] Interval within_part(int group, const parameters::BucketLayout::Place& place) const;
@@ -95,7 +91,6 @@ class RankRuntime {
                        const Stage::Lookup& handle);
   void lay_out_buckets(const staging::StagedGraph& division);
   void find_gathers(const staging::StagedGraph& division, const std::vector<StageId>& own);
-  void find_fp8_shards(fp8::Layers& layers);
   [[nodiscard]] parameters::BucketLayout layout_in(const parameters::ShardUnit& unit,
                                                    const std::vector<ValueId>& parameters) const;
 
@@ -111,11 +106,7 @@ class RankRuntime {
   std::optional<SummingStream> summing_stream_;  ///< if gradients are rounded to be sent
   std::vector<bool> reduced_;                    ///< by ValueId: in a reduction group of this rank
   std::vector<std::unique_ptr<Stage>> stages_;
-  struct Fp8Group {
-    std::unique_ptr<parameters::Fp8Shards> shards;
-    std::vector<ValueId> weights;  ///< in 8 bits
-  };
-  std::map<int, Fp8Group> fp8_shards_;    ///< by group, those which gain
+  std::optional<Fp8Weights> fp8_weights_;
   std::map<ValueId, at::Tensor> unread_;  ///< handles of parameters that no stage of this rank reads
 };
 

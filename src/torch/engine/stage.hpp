@@ -125,9 +125,10 @@ class Stage {
   /// Updates leaves whose handle or compute tensor changed memory or requires_grad, and follows the thread's stream.
   /// O(parameters of the stage).
   void refresh_leaves();
-  /// Appends the memory of kept casts of parameters, which are updated first; null for casts that calls make. O(casts
-  /// of the stage).
-  void add_kept_casts(std::vector<const void*>& memory) const { casts_.add_kept(handles_, memory); }
+  /// See ParameterCasts::add_kept.
+  void add_kept_casts(const std::map<ValueId, at::Tensor>& copies, std::vector<const void*>& memory) const {
+    casts_.add_kept(handles_, copies, memory);
+  }
   /// From now on casts of parameters are made when an operator first reads them. If they were made together, a device
   /// would wait for the host. They are kept until `drop_casts`, and as long as a backward needs them.
   /// @param differentiate  whether backwards will follow

@@ -21,11 +21,12 @@ TorchEngine::TorchEngine(RankRuntime& runtime, CallContext context)
       messages_(runtime, context_),
       edges_(runtime, context_, messages_),
       gradients_(runtime) {
-  if (context_.differentiate) {
-    for (const int group : runtime_.groups_in_8_bits()) {
+  if (const auto* const weights = runtime_.fp8_weights(); weights != nullptr && context_.differentiate) {
+    for (const int group : weights->groups()) {
       in_8_bits_[group];
-      runtime_.add_copies_of(group, context_.copies);
+      weights->add_gathered(group, context_.copies);
     }
+    weights->add_kept(context_.copies);
   }
   for (const auto& stage : runtime_.stages()) runs_.emplace_back(*stage, context_);
 }
@@ -166,7 +167,7 @@ Buffer TorchEngine::gathering(const Action& action) {
   ++unsharded_[action.group];
   const auto in_8_bits = in_8_bits_.find(action.group);
   if (in_8_bits != in_8_bits_.end())
-    return buffer_of(in_8_bits->second.emplace_back(runtime_.fp8_shards_of(action.group).pack()));
+    return buffer_of(in_8_bits->second.emplace_back(runtime_.fp8_weights()->shards_of(action.group).pack()));
   auto& memory = *runtime_.shards_of(action.group);
   memory.allocate();
   return buffer_of(memory.whole());
@@ -177,14 +178,14 @@ void TorchEngine::gathered(const Action& action) {
   const auto in_8_bits = in_8_bits_.find(action.group);
   if (in_8_bits == in_8_bits_.end()) return;
   auto& messages = in_8_bits->second;  // gathers of a group end in the order in which they begin
-  runtime_.fp8_shards_of(action.group).unpack(messages.front());
+  runtime_.fp8_weights()->shards_of(action.group).unpack(messages.front());
   messages.pop_front();
 }
 
 void TorchEngine::reshard(const Action& action) {
   if (--unsharded_[action.group] > 0) return;
   if (in_8_bits_.contains(action.group))
-    runtime_.fp8_shards_of(action.group).release();
+    runtime_.fp8_weights()->shards_of(action.group).release();
   else
     runtime_.shards_of(action.group)->release();
 }

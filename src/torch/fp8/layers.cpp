@@ -40,19 +40,26 @@ at::Tensor powers_of_two(const at::Tensor& numbers) {
 fused::Fp8Scale Layer::x() const { return all->scale(first); }
 fused::Fp8Scale Layer::of_weight() const { return all->scale(first + 1); }
 fused::Fp8Scale Layer::gradient() const { return all->scale(first + 2); }
+NextScale Layer::next_of_weight() const { return all->next_scale(first + 1); }
 
-fused::Fp8Scale Layers::scale(std::int64_t operand) const {
-  return {factors_.narrow(0, operand, 1), units_.select(0, operand).narrow(0, 0, 1), seen_.narrow(0, operand, 1)};
+fused::Fp8Scale Layers::scale(std::int64_t operand) const { return scale_in(of_call_, operand); }
+
+NextScale Layers::next_scale(std::int64_t operand) const { return {scale_in(next_, operand), made_}; }
+
+fused::Fp8Scale Layers::scale_in(const Scales& scales, std::int64_t operand) const {
+  return {scales.factors.narrow(0, operand, 1), scales.units.select(0, operand).narrow(0, 0, 1),
+          seen_.narrow(0, operand, 1)};
 }
 
 void Layers::start(const std::vector<std::string>& weights, c10::Device device) {
   const auto operands = kOperands * static_cast<std::int64_t>(weights.size());
   const auto options = at::TensorOptions(at::kFloat).device(device);
-  factors_ = at::ones({operands}, options);
-  units_ = in_packs(factors_);
+  next_.factors = at::ones({operands}, options);
+  next_.units = in_packs(next_.factors);
   seen_ = at::zeros({operands}, options);
   agreed_ = at::zeros({operands}, options);
   history_ = at::zeros({kHistory, operands}, options);
+  next_history_ = history_.clone();
   not_finite_ = at::zeros({operands}, options.dtype(at::kLong));
   std::vector<float> largest;
   layers_.clear();
@@ -99,18 +106,19 @@ at::Tensor Layers::with_agreed() const {
 
 void Layers::begin_call() {
   const at::NoGradGuard no_grad;
-  history_.copy_(with_agreed());
+  history_.copy_(next_history_);
   not_finite_.add_(at::isfinite(agreed_).logical_not());
   agreed_.zero_();
-  find_scales();
+  of_call_ = {next_.factors.clone(), next_.units.clone()};
   for (auto& layer : layers_) layer.is_ready = layer.is_ready || layer.has_seen_gradient;
 }
 
 void Layers::find_scales() {
-  const auto most = history_.amax(0);
+  const auto most = next_history_.amax(0);
   const auto ratio = at::where(most.gt(0), largest_.div(most), at::ones_like(most)).clamp_(kLeastRatio, kMostRatio);
-  factors_ = powers_of_two(ratio);
-  units_ = in_packs(factors_.reciprocal());
+  next_.factors.copy_(powers_of_two(ratio));
+  next_.units.copy_(in_packs(next_.factors.reciprocal()));
+  note_agreed();
 }
 
 at::Tensor Layers::take_seen(std::size_t rank, std::size_t ranks) {
@@ -124,6 +132,8 @@ at::Tensor Layers::take_seen(std::size_t rank, std::size_t ranks) {
 void Layers::agree(const at::Tensor& seen) {
   const at::NoGradGuard no_grad;
   agreed_.copy_(at::maximum(agreed_, seen.amax(0).to(at::kFloat)));
+  next_history_.copy_(with_agreed());
+  find_scales();
 }
 
 namespace {
@@ -141,7 +151,7 @@ std::vector<at::Tensor> parts_of(const at::Tensor& history, const Layer& layer) 
 std::map<std::string, History> Layers::histories() const {
   std::map<std::string, History> all;
   if (empty()) return all;
-  const auto history = with_agreed().cpu();
+  const auto history = next_history_.cpu();
   for (const auto& layer : layers_) {
     std::vector<std::vector<float>> numbers;
     for (const auto& part : parts_of(history, layer)) {
@@ -174,7 +184,9 @@ void Layers::set_histories(const std::map<std::string, History>& histories) {
     parts[1].copy_(at::tensor(numbers->of_weight));
     parts[2].copy_(at::tensor(numbers->gradient));
   }
+  next_history_.copy_(history_);
   find_scales();
+  of_call_ = {next_.factors.clone(), next_.units.clone()};
 }
 
 std::int64_t Layers::not_finite() const { return empty() ? 0 : not_finite_.sum().item<std::int64_t>(); }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,6 +18,13 @@ namespace autopar::fp8 {
 
 class Layers;
 
+/// The scale of a weight in the next training call, for what writes the weight before it: its memory stays the same,
+/// and remains when the layers are gone.
+struct NextScale {
+  fused::Fp8Scale scale;
+  std::shared_ptr<const std::int64_t> made;  ///< how often scales were made; another number: maybe another scale
+};
+
 /// A linear layer whose products run in 8 bits.
 struct Layer {
   std::string weight;  ///< the parameter's name
@@ -29,6 +37,7 @@ struct Layer {
   [[nodiscard]] fused::Fp8Scale x() const;
   [[nodiscard]] fused::Fp8Scale of_weight() const;
   [[nodiscard]] fused::Fp8Scale gradient() const;
+  [[nodiscard]] NextScale next_of_weight() const;
 };
 
 /// The largest magnitudes of a layer's operands in its latest calls, oldest first, 0: none. For checkpoints.
@@ -52,6 +61,7 @@ class Layers {
   [[nodiscard]] bool empty() const { return layers_.empty(); }
   /// Of the call under way.
   [[nodiscard]] fused::Fp8Scale scale(std::int64_t operand) const;
+  [[nodiscard]] NextScale next_scale(std::int64_t operand) const;
   /// Null: the layer runs in 16 bits. Valid as long as this.
   [[nodiscard]] Layer* find(const std::string& weight);
 
@@ -69,8 +79,10 @@ class Layers {
   void begin_call();
   /// After its backward: what this rank has seen, for `agree`: [ranks, operands] in f64, zero in the rows of others.
   [[nodiscard]] at::Tensor take_seen(std::size_t rank, std::size_t ranks);
-  /// @param seen  the sum of all ranks' `take_seen`
+  /// Makes the scales of the next call. @param seen  the sum of all ranks' `take_seen`
   void agree(const at::Tensor& seen);
+  /// A CUDA graph with an `agree` ran.
+  void note_agreed() { ++*made_; }
 
   /// By name of the weight, of layers of all ranks that have told of a gradient. Waits for the device.
   [[nodiscard]] std::map<std::string, History> histories() const;
@@ -80,19 +92,27 @@ class Layers {
   [[nodiscard]] std::int64_t not_finite() const;
 
  private:
+  /// [operands] and [operands, 4], three a layer: x, weight, gradient.
+  struct Scales {
+    at::Tensor factors, units;
+  };
+  [[nodiscard]] fused::Fp8Scale scale_in(const Scales& scales, std::int64_t operand) const;
   /// The history with the call that ranks have agreed on.
   [[nodiscard]] at::Tensor with_agreed() const;
+  /// Makes the scales of the next call from its history.
   void find_scales();
 
   std::map<std::string, History> waiting_;  ///< given before `start`
   std::deque<Layer> layers_;
   std::map<std::string, Layer*> by_weight_;
-  /// [operands] and [operands, 4], three a layer: x, weight, gradient. New ones in each call.
-  at::Tensor factors_, units_;
+  Scales of_call_;  ///< new ones in each call
+  Scales next_;
   at::Tensor seen_, agreed_;  ///< [operands]
   at::Tensor largest_;        ///< [operands]: of the format
   at::Tensor history_;        ///< [kHistory, operands], the newest last; 0: none
-  at::Tensor not_finite_;     ///< [operands], counts
+  at::Tensor next_history_;   ///< as it is when the next call has begun
+  std::shared_ptr<std::int64_t> made_ = std::make_shared<std::int64_t>(0);  ///< how often `next_` was
+  at::Tensor not_finite_;                                                   ///< [operands], counts
 };
 
 }  // namespace autopar::fp8

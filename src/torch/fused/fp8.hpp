@@ -40,7 +40,11 @@ struct Fp8Matrix {
 [[nodiscard]] Fp8Matrix cast_to_fp8(const at::Tensor& matrix, c10::ScalarType format, const Fp8Scale& scale,
                                     Fp8Sides sides);
 
-/// The transpose of a matrix [m, n] in 8 bits, as Fp8Matrix::columns. @cost two passes over the matrix
+/// Writes the rows of a cast to E4M3. @param matrix  [m, n], rounded to bf16 before, n a multiple of 16
+/// @param rows  of the matrix's sizes, without gaps
+void put_fp8_rows(const at::Tensor& matrix, const Fp8Scale& scale, const at::Tensor& rows);
+
+/// The transpose of a matrix [m, n] in 8 bits, as Fp8Matrix::columns. @cost one pass over the matrix
 [[nodiscard]] at::Tensor fp8_columns(const at::Tensor& rows);
 
 /// As cast_to_fp8, but only lets `most` grow. @param values  of any sizes

@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/ops/_foreach_copy.h>
+
 #include "kernels/update_source.hpp"
 #include "torch/fused/launch.hpp"
 
@@ -41,7 +43,8 @@ kernels::SgdNumbers numbers_of(const SgdUpdate& update) {
 
 /// Lists by parameter; a list of a state may be empty.
 struct UpdatedTensors {
-  const std::vector<at::Tensor>&parameters, &gradients, &copies;
+  const std::vector<at::Tensor>&parameters, &gradients;
+  const std::vector<UpdatedCopy>& copies;
   std::array<const std::vector<at::Tensor>*, kernels::UpdateTable::kStates> states{};
 };
 
@@ -62,7 +65,10 @@ class Launches {
       const auto* states = tensors_.states[i];
       table_.state[i][place] = states != nullptr && !states->empty() ? (*states)[tensor].data_ptr() : nullptr;
     }
-    table_.copy[place] = detail::memory_of(tensors_.copies[tensor]);
+    const auto& [copy, scale] = tensors_.copies[tensor];
+    table_.copy[place] = detail::memory_of(copy);
+    table_.factor[place] = detail::data_of(scale.factor);
+    table_.most[place] = detail::memory_of(scale.most);
     table_.size[place] = elements;
     table_.first_block[place] = static_cast<int>(blocks_);
     blocks_ += static_cast<unsigned>((elements + kernels::UpdateTable::kElementsOfBlock - 1) /
@@ -86,10 +92,14 @@ class Launches {
   unsigned blocks_ = 0;
 };
 
+constexpr std::array kTypesOfCopies{at::kBFloat16, at::kHalf, at::kFloat8_e4m3fn};
+constexpr std::array kKernelsOfCopies{"bf16", "f16", "e4m3"};
+
 bool has_kernels_for(const UpdatedTensors& tensors) {
   if (tensors.parameters.empty() || tensors.parameters.front().scalar_type() != at::kFloat) return false;
-  const bool takes_copies = std::ranges::all_of(tensors.copies, [](const at::Tensor& copy) {
-    return !copy.defined() || copy.scalar_type() == at::kBFloat16 || copy.scalar_type() == at::kHalf;
+  const bool takes_copies = std::ranges::all_of(tensors.copies, [](const UpdatedCopy& copy) {
+    return !copy.memory.defined() ||
+           std::ranges::find(kTypesOfCopies, copy.memory.scalar_type()) != kTypesOfCopies.end();
   });
   const auto device = tensors.parameters.front().device();
   return takes_copies && devices::context_of(device.type()).has_kernels(kernels::kUpdateKernels, device.index());
@@ -99,14 +109,14 @@ bool has_kernels_for(const UpdatedTensors& tensors) {
 template <class Numbers>
 bool step(const char* rule, const UpdatedTensors& tensors, const Numbers& numbers) {
   if (!has_kernels_for(tensors)) return false;
-  Launches<Numbers> with_bf16(std::string(rule) + "bf16", tensors, numbers);
-  Launches<Numbers> with_f16(std::string(rule) + "f16", tensors, numbers);
-  for (std::size_t i = 0; i < tensors.parameters.size(); ++i) {
-    const auto& copy = tensors.copies[i];
-    (copy.defined() && copy.scalar_type() == at::kHalf ? with_f16 : with_bf16).add(i);
+  for (std::size_t type = 0; type < kTypesOfCopies.size(); ++type) {
+    Launches<Numbers> launches(std::string(rule) + kKernelsOfCopies[type], tensors, numbers);
+    for (std::size_t i = 0; i < tensors.parameters.size(); ++i) {
+      const auto& copy = tensors.copies[i].memory;
+      if ((copy.defined() ? copy.scalar_type() : kTypesOfCopies.front()) == kTypesOfCopies[type]) launches.add(i);
+    }
+    launches.launch();
   }
-  with_bf16.launch();
-  with_f16.launch();
   // A backward that saved the old values must fail, as after libtorch's steps; versions of the state count steps.
   const auto note_written = [](const std::vector<at::Tensor>& written) {
     for (const auto& tensor : written) {
@@ -121,6 +131,21 @@ bool step(const char* rule, const UpdatedTensors& tensors, const Numbers& number
 }
 
 }  // namespace
+
+void write_copies(const std::vector<at::Tensor>& parameters, const std::vector<UpdatedCopy>& copies) {
+  std::vector<at::Tensor> from, to;
+  for (std::size_t i = 0; i < copies.size(); ++i) {
+    const auto& [memory, scale] = copies[i];
+    if (!memory.defined()) continue;
+    if (memory.scalar_type() == at::kFloat8_e4m3fn) {
+      put_fp8_rows(parameters[i], scale, memory);
+      continue;
+    }
+    from.push_back(parameters[i]);
+    to.push_back(memory);
+  }
+  if (!to.empty()) at::_foreach_copy_(to, from);
+}
 
 bool step_in_kernels(const AdamUpdate& update) {
   const UpdatedTensors tensors{

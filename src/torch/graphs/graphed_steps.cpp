@@ -311,6 +311,7 @@ void GraphedSteps::replay(const std::shared_ptr<Call>& call) {
   const auto first_gradient = made.begin() + static_cast<std::ptrdiff_t>(plan.outputs.size());
   call->state.results.assign(made.begin(), first_gradient);
   if (call->loss_mode) {
+    fp8_.note_agreed();
     call->state.gradients.emplace(first_gradient, made.end());
   } else {
     recorded_->last = call;
@@ -348,6 +349,7 @@ StageGradients GraphedSteps::backward(Call& call, const Backward& asked) {
     const auto begin = runner_.trace().mark();
     auto made = recorded_->backward->run(given);
     runner_.trace().add_graph("backward", begin);
+    fp8_.note_agreed();
     call.state.gradients.emplace(made.begin(), made.end());
     return runner_.gradients(call, roots);
   }

@@ -36,7 +36,7 @@ class GraphedSteps {
  public:
   /// @pre what is referred to outlives this
   GraphedSteps(ranks::Ranks& ranks, const Options& options, parameters::ParameterStore& parameters,
-               deployment::Deployment& deployment, const fp8::Layers& fp8, steps::StepRunner& runner)
+               deployment::Deployment& deployment, fp8::Layers& fp8, steps::StepRunner& runner)
       : ranks_(ranks),
         options_(options),
         parameters_(parameters),
@@ -103,7 +103,7 @@ class GraphedSteps {
   const Options& options_;
   parameters::ParameterStore& parameters_;
   deployment::Deployment& deployment_;
-  const fp8::Layers& fp8_;
+  fp8::Layers& fp8_;
   steps::StepRunner& runner_;
   RepeatedCalls repeats_;
   std::optional<RecordedStep> recorded_;  ///< of the calls that `repeats_` says

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
@@ -39,27 +38,17 @@ State& state_made_for(torch::optim::Optimizer& optimizer, const at::Tensor& para
   return static_cast<State&>(*state);
 }
 
-/// The copy of a parameter that must get the new values, too; undefined if there is none.
+/// The copy of a parameter that must get the new values, too.
 /// @param memory  the memory that is updated for the parameter
-at::Tensor copy_of(const at::Tensor& parameter, const at::Tensor& memory) {
+fused::UpdatedCopy copy_of(const at::Tensor& parameter, const at::Tensor& memory) {
   const auto* copy = parameters::ComputeCopy::of(parameter);
-  return copy != nullptr && memory.is_same(parameter) ? copy->to_write(parameter) : at::Tensor();
-}
-
-void write(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& copies) {
-  std::vector<at::Tensor> from, to;
-  for (std::size_t i = 0; i < copies.size(); ++i) {
-    if (!copies[i].defined()) continue;
-    from.push_back(parameters[i]);
-    to.push_back(copies[i]);
-  }
-  if (!to.empty()) at::_foreach_copy_(to, from);
+  return copy != nullptr && memory.is_same(parameter) ? copy->to_write(parameter) : fused::UpdatedCopy();
 }
 
 /// Marks parameters and copies as equal after both are written; asking for a parameter's memory removed this mark.
-void note_written(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& copies) {
+void note_written(const std::vector<at::Tensor>& parameters, const std::vector<fused::UpdatedCopy>& copies) {
   for (std::size_t i = 0; i < copies.size(); ++i) {
-    if (copies[i].defined()) parameters::ComputeCopy::of(parameters[i])->agrees(parameters[i]);
+    if (copies[i].memory.defined()) parameters::ComputeCopy::of(parameters[i])->note_written(parameters[i]);
   }
 }
 
@@ -73,7 +62,8 @@ bool step_on_device(const Update& update) {
 
 template <class State>
 struct AdamLists {
-  std::vector<at::Tensor> parameters, gradients, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, copies;
+  std::vector<at::Tensor> parameters, gradients, exp_avgs, exp_avg_sqs, max_exp_avg_sqs;
+  std::vector<fused::UpdatedCopy> copies;
   std::vector<State*> states;
 };
 
@@ -124,7 +114,7 @@ void step_adam(torch::optim::Optimizer& optimizer, Kernel kernel) {
                std::vector<at::Tensor>(list.parameters.size(), count), options.lr(), beta1, beta2,
                options.weight_decay(), options.eps(), options.amsgrad(), /*maximize=*/false, std::nullopt,
                std::nullopt);
-        write(list.parameters, list.copies);
+        fused::write_copies(list.parameters, list.copies);
       }
       note_written(list.parameters, list.copies);
       for (auto* state : list.states) state->step(steps);
@@ -134,7 +124,8 @@ void step_adam(torch::optim::Optimizer& optimizer, Kernel kernel) {
 }
 
 struct SgdLists {
-  std::vector<at::Tensor> parameters, gradients, momentum_buffers, copies;
+  std::vector<at::Tensor> parameters, gradients, momentum_buffers;
+  std::vector<fused::UpdatedCopy> copies;
 };
 
 std::map<ListKey, SgdLists> sgd_lists(torch::optim::Optimizer& optimizer, const std::vector<at::Tensor>& parameters,
@@ -188,7 +179,7 @@ at::Tensor SGD::step(LossClosure closure) {
         for (const auto& buffer : list.momentum_buffers) {  // their versions count steps
           if (!buffer.is_inference()) buffer.unsafeGetTensorImpl()->bump_version();
         }
-        write(list.parameters, list.copies);
+        fused::write_copies(list.parameters, list.copies);
       }
       note_written(list.parameters, list.copies);
     }

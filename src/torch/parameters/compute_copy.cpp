@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/COW.h>
 
@@ -17,8 +18,14 @@ namespace {
 
 c10::StorageImpl& memory_of(const at::Tensor& tensor) { return *tensor.storage().unsafeGetStorageImpl(); }
 
-bool same_layout(const at::Tensor& a, const at::Tensor& b) {
-  return a.sizes() == b.sizes() && a.strides() == b.strides() && a.device() == b.device();
+bool same_layout(const at::Tensor& copy, const at::Tensor& parameter) {
+  return copy.sizes() == parameter.sizes() && copy.strides() == parameter.strides() &&
+         copy.device() == parameter.device();
+}
+
+/// Whether nothing else reads it, and values of the parameter fit.
+bool may_be_written(const at::Tensor& copy, const at::Tensor& parameter) {
+  return copy.defined() && copy.storage().use_count() == 1 && same_layout(copy, parameter);
 }
 
 }  // namespace
@@ -47,18 +54,46 @@ ComputeCopy* ComputeCopy::of(const at::Tensor& parameter) {
 }
 
 const at::Tensor& ComputeCopy::current(const at::Tensor& parameter) {
-  if (is_current(parameter)) return copy_;
+  const bool unchanged = is_unchanged(parameter);
+  if (unchanged && copy_.defined() && same_layout(copy_, parameter)) return copy_;
   const c10::InferenceMode for_any_mode(false);
   const at::NoGradGuard no_grad;
-  if (!to_write(parameter).defined()) copy_ = fused::empty_in_packs(parameter, type_);
+  if (!may_be_written(copy_, parameter)) copy_ = fused::empty_in_packs(parameter, type_);
   copy_.copy_(parameter.detach());
+  if (in_8_bits_ && !unchanged) in_8_bits_->made = -1;
   agrees(parameter);
   return copy_;
 }
 
-at::Tensor ComputeCopy::to_write(const at::Tensor& parameter) const {
-  const bool may_be_written = copy_.defined() && copy_.storage().use_count() == 1 && same_layout(copy_, parameter);
-  return may_be_written ? copy_ : at::Tensor();
+at::Tensor ComputeCopy::current_in_8_bits(const at::Tensor& parameter, const fp8::NextScale& next) {
+  if (!parameter.is_contiguous()) return {};
+  copy_.reset();
+  if (!in_8_bits_) in_8_bits_.emplace();
+  auto& [rows, scale, made] = *in_8_bits_;
+  scale = next;
+  if (is_unchanged(parameter) && made == *scale.made && rows.defined() && same_layout(rows, parameter)) return rows;
+  const c10::InferenceMode for_any_mode(false);
+  const at::NoGradGuard no_grad;
+  if (!may_be_written(rows, parameter)) rows = at::empty_like(parameter, at::TensorOptions(at::kFloat8_e4m3fn));
+  fused::put_fp8_rows(parameter.detach(), scale.scale, rows);
+  made = *scale.made;
+  agrees(parameter);
+  return rows;
+}
+
+fused::UpdatedCopy ComputeCopy::to_write(const at::Tensor& parameter) const {
+  if (in_8_bits_)
+    return may_be_written(in_8_bits_->rows, parameter) ? fused::UpdatedCopy{in_8_bits_->rows, in_8_bits_->scale.scale}
+                                                       : fused::UpdatedCopy();
+  return may_be_written(copy_, parameter) ? fused::UpdatedCopy{copy_} : fused::UpdatedCopy();
+}
+
+void ComputeCopy::note_written(const at::Tensor& parameter) {
+  if (in_8_bits_) {
+    copy_.reset();
+    in_8_bits_->made = *in_8_bits_->scale.made;
+  }
+  agrees(parameter);
 }
 
 void ComputeCopy::agrees(const at::Tensor& parameter) {
@@ -70,8 +105,8 @@ void ComputeCopy::agrees(const at::Tensor& parameter) {
   version_ = static_cast<std::uint32_t>(parameter._version());
 }
 
-bool ComputeCopy::is_current(const at::Tensor& parameter) const {
-  if (!copy_.defined() || mark_ == nullptr || !storage_ || !same_layout(copy_, parameter)) return false;
+bool ComputeCopy::is_unchanged(const at::Tensor& parameter) const {
+  if (mark_ == nullptr || !storage_) return false;
   const auto& memory = memory_of(parameter);
   return storage_->_unsafe_get_target() == &memory && cow::is_cow_data_ptr(memory.data_ptr()) &&
          memory.data_ptr().get_context() == mark_ && static_cast<std::uint32_t>(parameter._version()) == version_;

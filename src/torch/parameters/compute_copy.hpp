@@ -9,6 +9,8 @@
 #include <c10/core/TensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include "torch/fp8/layers.hpp"
+#include "torch/fused/update.hpp"
 #include "torch/parameters/part_mark.hpp"
 
 namespace autopar::parameters {
@@ -19,6 +21,9 @@ namespace autopar::parameters {
 ///   ComputeCopy::keep(weight, at::kBFloat16);
 ///   ComputeCopy::of(weight)->current(weight);   // casts
 ///   ComputeCopy::of(weight)->current(weight);   // does not cast: nothing has written to the weight
+///
+/// The weight of a layer in 8 bits has a copy in E4M3 in its place, from the first call that asks for it on. Calls that
+/// run in 16 bits meanwhile make the other copy again, for themselves.
 ///
 /// Writes are detected by libtorch's copy-on-write memory. While a parameter agrees with its copy, its memory is marked
 /// as copy-on-write. The mark is removed when anything asks for a writable pointer: an operator (even one that
@@ -41,18 +46,31 @@ class ComputeCopy final : public BesideMark {
   /// The copy with the parameter's values, sizes and strides; casts unless the two agree. Holders of an earlier result
   /// keep its values: the copy then moves to new memory.
   [[nodiscard]] const at::Tensor& current(const at::Tensor& parameter);
-  /// The memory where a writer of the parameter may write the same values, rounded. Undefined if there is none, or if
-  /// something holds it. Call `agrees` after both writes.
-  [[nodiscard]] at::Tensor to_write(const at::Tensor& parameter) const;
-  /// Declares that parameter and copy have the same values now.
-  void agrees(const at::Tensor& parameter);
+  /// The copy in E4M3 [m, n] by the scales of the next call, which it tells the magnitudes of the 16-bit copy. Casts
+  /// unless it agrees with parameter and scales. Undefined if the parameter's rows have gaps.
+  /// @pre n is a multiple of 16
+  [[nodiscard]] at::Tensor current_in_8_bits(const at::Tensor& parameter, const fp8::NextScale& next);
+  /// The memory where a writer of the parameter may write the same values, rounded: of the copy in 8 bits, if there is
+  /// one. Undefined if there is none, or if something holds it. Call `note_written` after both writes.
+  [[nodiscard]] fused::UpdatedCopy to_write(const at::Tensor& parameter) const;
+  /// Declares that the parameter and what `to_write` gave have the same values now.
+  void note_written(const at::Tensor& parameter);
 
  private:
-  [[nodiscard]] bool is_current(const at::Tensor& parameter) const;
+  struct In8Bits {
+    at::Tensor rows;
+    fp8::NextScale scale;
+    std::int64_t made = -1;  ///< which of these scales the rows are cast by
+  };
+
+  /// Whether nothing has written to the parameter since copies agreed with it.
+  [[nodiscard]] bool is_unchanged(const at::Tensor& parameter) const;
+  void agrees(const at::Tensor& parameter);
 
   c10::ScalarType type_;
-  at::Tensor copy_;
-  // The parameter's state when the two agreed.
+  at::Tensor copy_;  ///< undefined, or made from the parameter as it was when the two agreed
+  std::optional<In8Bits> in_8_bits_;
+  // The parameter's state when copies agreed with it.
   std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> storage_;
   const void* mark_ = nullptr;
   std::uint32_t version_ = 0;

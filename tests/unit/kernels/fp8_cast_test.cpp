@@ -1,9 +1,9 @@
-#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <catch_shim.hpp>
@@ -11,45 +11,15 @@
 #include "cuda_on_cpu/cuda_on_cpu.hpp"
 #include "cuda_on_cpu/sources.hpp"
 #include "kernels/fp8_cast_source.hpp"
+#include "unit/kernels/formats_of_8_bits.hpp"
 #include "unit/kernels/numbers.hpp"
 
 namespace fp8_cast_test {
 
 using namespace cuda_on_cpu;
 using autopar::kernels::Fp8CastShape;
-using kernels_test::Numbers;
-
-/// A format of 8 bits: a sign, an exponent and `mantissa` bits.
-struct Format {
-  std::string name;
-  int mantissa, bias;
-  unsigned largest;  ///< the code of its largest number
-};
-const Format kE4M3{"e4m3", 3, 7, 0x7e}, kE5M2{"e5m2", 2, 15, 0x7b};
-
-double number_of_code(const Format& format, unsigned code) {
-  const int exponent = static_cast<int>(code >> format.mantissa) & ((1 << (7 - format.mantissa)) - 1);
-  const int fraction = static_cast<int>(code) & ((1 << format.mantissa) - 1);
-  const double size = exponent == 0
-                          ? std::ldexp(fraction, 1 - format.bias - format.mantissa)
-                          : std::ldexp(fraction + (1 << format.mantissa), exponent - format.bias - format.mantissa);
-  return (code & 0x80) != 0 ? -size : size;
-}
-
-/// The code of the nearest number, of two as near the even one.
-unsigned nearest_code(const Format& format, double number) {
-  if (std::isnan(number)) return 0x7f;
-  unsigned best = 0;
-  double least = std::numeric_limits<double>::infinity();
-  const double size = std::min(std::abs(number), number_of_code(format, format.largest));
-  for (unsigned code = 0; code <= format.largest; ++code) {
-    const double distance = std::abs(number_of_code(format, code) - size);
-    if (distance > least || (distance == least && code % 2 == 1)) continue;
-    best = code;
-    least = distance;
-  }
-  return std::signbit(number) ? best | 0x80 : best;
-}
+using kernels_test::Format, kernels_test::kE4M3, kernels_test::kE5M2, kernels_test::nearest_code,
+    kernels_test::number_of_code, kernels_test::Numbers;
 
 struct Cast {
   std::vector<unsigned> rows, columns;
@@ -119,6 +89,34 @@ TEST_CASE("fp8_cast: nearest number of the format, by rows and by columns") {
       }
     }
   }
+}
+
+TEST_CASE("fp8_cast: the transpose has the bytes of the rows, and zeros behind them") {
+  for (const auto& [rows, columns] :
+       std::vector<std::pair<std::size_t, std::size_t>>{{1, 16}, {130, 144}, {256, 128}}) {
+    const auto pitch = (rows + 15) / 16 * 16;
+    std::vector<std::uint8_t> expected(columns * pitch);
+    const auto made = in_every_order(fp8_cast, [&](CudaOnCpu& gpu) {
+      auto* const from = gpu.room<std::uint8_t>("from", rows * columns);
+      for (std::size_t i = 0; i < rows * columns; ++i) {
+        from[i] = static_cast<std::uint8_t>(i * 37 + i / 251);
+        expected[i % columns * pitch + i / columns] = from[i];
+      }
+      auto* const to = gpu.room<std::uint8_t>("columns", columns * pitch);
+      gpu.launch("transpose",
+                 {kernels_test::blocks_for(columns, Fp8CastShape::kTile),
+                  kernels_test::blocks_for(rows, Fp8CastShape::kTile), Fp8CastShape::kThreads, Fp8CastShape::kThreads},
+                 from, to, static_cast<int>(rows), static_cast<int>(columns), static_cast<int>(pitch));
+      return std::vector<std::uint8_t>(to, to + columns * pitch);
+    });
+    CHECK(made == expected);
+  }
+}
+
+TEST_CASE("fp8_cast: every kernel is covered by a test") {
+  const auto from = kernels_test::drawn(16 * 16, 1);
+  CudaOnCpu gpu(fp8_cast, {});
+  for (const auto& format : {kE4M3, kE5M2}) static_cast<void>(cast_of(gpu, format, from, 16, 16, 1, true, true));
   CHECK(fp8_cast.never_launched().empty());
 }
 

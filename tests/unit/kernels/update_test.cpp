@@ -1,7 +1,10 @@
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <catch_shim.hpp>
@@ -9,6 +12,7 @@
 #include "cuda_on_cpu/cuda_on_cpu.hpp"
 #include "cuda_on_cpu/sources.hpp"
 #include "kernels/update_source.hpp"
+#include "unit/kernels/formats_of_8_bits.hpp"
 #include "unit/kernels/numbers.hpp"
 
 namespace kernels_update_test {
@@ -202,6 +206,73 @@ TEST_CASE("update: SGD with momentum equals at::_fused_sgd_ bitwise") {
   check<Bf16>(all_kinds(), SgdNumbers{0.1, 0, 0.9, 1, 1, 1});
 }
 
+// ---------------------------------------------------------------- copies in 8 bits
+
+struct In8Bits {
+  std::vector<std::vector<unsigned>> copies;
+  std::vector<Numbers> parameters;
+  std::vector<float> most;
+  friend bool operator==(const In8Bits&, const In8Bits&) = default;
+};
+
+/// Steps tensors whose copies are in E4M3, each with a factor of its own.
+template <class Rule>
+In8Bits stepped_in_8_bits(CudaOnCpu& gpu, const std::vector<Tensor>& tensors, const Rule& by) {
+  UpdateTable table{};
+  std::vector<std::pair<float*, std::uint8_t*>> memory;
+  std::vector<float*> most;
+  unsigned blocks = 0;
+  for (const auto& tensor : tensors) {
+    const auto place = static_cast<std::size_t>(table.count);
+    const auto name = std::to_string(place);
+    table.first_block[place] = static_cast<int>(blocks);
+    blocks += kernels_test::blocks_for(tensor.size, UpdateTable::kElementsOfBlock);
+    const auto at = put<Bf16>(gpu, table, tensor, held_by(tensor, static_cast<unsigned>(place), by));
+    auto* const copy = gpu.room<std::uint8_t>("copy in 8 bits " + name, tensor.shifts.copy + tensor.size);
+    table.copy[place] = copy + tensor.shifts.copy;
+    table.factor[place] = gpu.reads<float>("factor " + name, {std::ldexp(1.0, static_cast<int>(place % 5) + 3)});
+    most.push_back(gpu.holds<float>("most " + name, {place % 2 == 0 ? 0.0 : 100.0}));
+    table.most[place] = most.back();
+    memory.emplace_back(at.parameter, copy);
+  }
+  gpu.launch(name_of(by) + "e4m3", {blocks, 1, UpdateTable::kThreads, 1}, table, by);
+  In8Bits made;
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    const auto& [size, shifts, has_copy] = tensors[t];
+    const auto* const copy = memory[t].second + shifts.copy;
+    made.copies.emplace_back(copy, copy + size);
+    made.parameters.push_back(gpu.numbers(memory[t].first));
+    made.most.push_back(*most[t]);
+  }
+  return made;
+}
+
+/// Copies are casts of what a 16-bit copy would be, and `most` grows to its largest number.
+template <class Rule>
+void check_in_8_bits(const Rule& by) {
+  const auto tensors = all_kinds();
+  const auto made = in_every_order(update, [&](CudaOnCpu& gpu) { return stepped_in_8_bits(gpu, tensors, by); });
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    INFO(name_of(by) << ", tensor " << t << " of " << tensors[t].size << " elements");
+    const double factor = std::ldexp(1.0, static_cast<int>(t % 5) + 3);
+    double most = t % 2 == 0 ? 0 : 100;
+    std::vector<unsigned> expected;
+    for (std::size_t i = 0; i < tensors[t].size; ++i) {
+      const auto in_16_bits = number_of(rounded<Bf16>(made.parameters[t][tensors[t].shifts.parameter + i]));
+      expected.push_back(kernels_test::nearest_code(kernels_test::kE4M3, in_16_bits * factor));
+      most = std::max(most, std::abs(in_16_bits));
+    }
+    CHECK(made.copies[t] == expected);
+    CHECK(made.most[t] == most);
+  }
+}
+
+TEST_CASE("update: copies in 8 bits are casts of 16-bit copies, magnitudes are told") {
+  check_in_8_bits(AdamNumbers{1e-2f, 0.9f, 0.999f, 0.1f, 1e-8f, 0.271f, 0.0547f, 1});
+  check_in_8_bits(SgdNumbers{0.1, 0.01, 0, 1, 0, 0});
+  check_in_8_bits(SgdNumbers{0.1, 0.01, 0.9, 0.7, 0, 0});
+}
+
 TEST_CASE("update: a full table of tensors is updated") {
   const std::vector<Tensor> full(UpdateTable::kMost, {9});
   check<F16>(full, AdamNumbers{1e-2f, 0.9f, 0.999f, 0.1f, 1e-8f, 1, 1, 1});
@@ -214,7 +285,9 @@ TEST_CASE("update: every kernel is covered by a test") {
   for (const double momentum : {0.0, 0.9}) {
     check<F16>({{9}}, SgdNumbers{0.1, 0, momentum, 1, 0, 0});
     check<Bf16>({{9}}, SgdNumbers{0.1, 0, momentum, 1, 0, 0});
+    check_in_8_bits(SgdNumbers{0.1, 0, momentum, 1, 0, 0});
   }
+  check_in_8_bits(AdamNumbers{1e-2f, 0.9f, 0.999f, 0, 1e-8f, 1, 1, 1});
   CHECK(update.never_launched().empty());
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -21,6 +22,7 @@
 #include "ops/registry.hpp"
 #include "torch/autograd/parameter_cast.hpp"
 #include "torch/cost/measured/stopwatch.hpp"
+#include "torch/fused/fp8.hpp"
 #include "torch/fused/philox_seed.hpp"
 
 namespace autopar::cost::detail {
@@ -103,8 +105,8 @@ AtomBench::AtomBench(const OpGraph& graph, const algebra::BatchSemantics& plan, 
       runner_(graph, plan, run_for_each_slice(plan, ops), boundary_.outgoing, device_, /*splits_backwards=*/false,
               /*recomputed=*/{}, {.fp8 = &fp8}) {
   find_boundary(ops);
+  find_casts(ops, fp8);
   for (const auto op : ops) {
-    if (plan.handling(op).once) casts_.push_back(op);
     const auto& handling = plan.handling(op);
     whole_batch_ = whole_batch_ || handling.whole_batch || handling.collective != nullptr;
   }
@@ -127,6 +129,29 @@ void AtomBench::find_boundary(const std::vector<OpId>& ops) {
   }
   for (const auto value : boundary_.incoming)
     boundary_.of_both_signs.push_back(multiplied.contains(value) || graph_.value(value).kind == ValueKind::kParameter);
+}
+
+void AtomBench::find_casts(const std::vector<OpId>& ops, fp8::Layers& fp8) {
+  constexpr int kX = 0, kWeight = 1;
+  std::map<ValueId, int> reads;
+  for (const auto op : ops) for_each_input(graph_.op(op), [&](ValueId value) { ++reads[value]; });
+  for (const auto op : ops) {
+    if (!plan_.handling(op).once) continue;
+    Cast cast{op};
+    for (const auto layer : runner_.in_fp8()) {
+      const bool is_alone = graph_.input(layer, kWeight) == graph_.output(op) && reads[graph_.output(op)] == 1;
+      if (is_alone && graph_.value(graph_.input(layer, kX)).dtype == c10::kBFloat16)
+        cast.in_8_bits = fp8.find(graph_.value(graph_.input(op, 0)).name);
+    }
+    casts_.push_back(cast);
+  }
+}
+
+at::Tensor AtomBench::cast_of(const Cast& cast, const at::Tensor& parameter) const {
+  auto copy = autograd::cast_of(parameter, graph_.value(graph_.output(cast.op)));
+  if (cast.in_8_bits != nullptr)
+    copy = fused::cast_to_fp8(copy, at::kFloat8_e4m3fn, cast.in_8_bits->of_weight(), fused::Fp8Sides::kRows).rows;
+  return autograd::with_history_of(parameter, copy);
 }
 
 bool AtomBench::differentiable(ValueId value) const {
@@ -182,11 +207,8 @@ replay::Environment AtomBench::fresh_environment() const {
     }
     values[boundary_.incoming[i].index()] = std::move(leaf);
   }
-  for (const auto op : casts_) {
-    const auto copy = graph_.output(op);
-    const auto& parameter = values[graph_.input(op, 0).index()];
-    values[copy.index()] = autograd::with_history_of(parameter, autograd::cast_of(parameter, graph_.value(copy)));
-  }
+  for (const auto& cast : casts_)
+    values[graph_.output(cast.op).index()] = cast_of(cast, values[graph_.input(cast.op, 0).index()]);
   return values;
 }
 

@@ -43,7 +43,14 @@ class AtomBench {
     std::vector<bool> of_both_signs;  ///< by incoming value: numbers with either sign, as a product has
     std::vector<ValueId> outgoing;    ///< values that other atoms read
   };
+  /// A cast of a parameter. As in training calls, a layer that alone reads it has it in 8 bits.
+  struct Cast {
+    OpId op;
+    const fp8::Layer* in_8_bits = nullptr;
+  };
   void find_boundary(const std::vector<OpId>& ops);
+  void find_casts(const std::vector<OpId>& ops, fp8::Layers& fp8);
+  [[nodiscard]] at::Tensor cast_of(const Cast& cast, const at::Tensor& parameter) const;
   [[nodiscard]] at::Tensor make_input(ValueId value, bool of_both_signs, std::int64_t samples) const;
   [[nodiscard]] bool differentiable(ValueId value) const;
   void bring(std::int64_t samples);
@@ -61,7 +68,7 @@ class AtomBench {
   bool adds_gradients_;
   Boundary boundary_;
   bool whole_batch_ = false;
-  std::vector<OpId> casts_;  ///< of parameters: run before each timed run, as before each call
+  std::vector<Cast> casts_;  ///< made before each timed run, as before each call
   interpret::OpInterpreter runner_;
   std::vector<at::Tensor> counts_;
   std::vector<at::Tensor> inputs_;  ///< by incoming value, for the samples of the latest run

@@ -1,6 +1,7 @@
 #include "torch/parameters/compute_copy.hpp"
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,7 +34,7 @@ bool is_rounded(const Tensor& copy, const Tensor& parameter) {
 bool is_believed(const Tensor& parameter) {
   const torch::NoGradGuard no_grad;
   const auto before = copy_of(parameter).clone();
-  auto poisoned = ComputeCopy::of(parameter)->to_write(parameter);
+  const auto poisoned = ComputeCopy::of(parameter)->to_write(parameter).memory;
   poisoned.fill_(77);
   const bool believed = (copy_of(parameter) == 77).all().item<bool>();
   if (believed) poisoned.copy_(before);
@@ -115,7 +116,7 @@ TEST_CASE("ComputeCopy: a held copy keeps its values") {
   auto p = parameter();
   const auto held = copy_of(p).detach();
   const auto before = held.clone();
-  CHECK_FALSE(ComputeCopy::of(p)->to_write(p).defined());
+  CHECK_FALSE(ComputeCopy::of(p)->to_write(p).memory.defined());
   step<ap::optim::AdamW>(p, torch::optim::AdamWOptions(0.1));
   CHECK(torch::equal(held, before));
   CHECK(is_rounded(copy_of(p), p));
@@ -174,7 +175,7 @@ void check_steps(const Options& options) {
       REQUIRE(torch::equal(with[k], without[k]));
       auto* copy = ComputeCopy::of(with[k]);
       if (copy == nullptr) continue;
-      const auto written = copy->to_write(with[k]).clone();  // before anyone could cast
+      const auto written = copy->to_write(with[k]).memory.clone();  // before anyone could cast
       CHECK(torch::equal(written, with[k].detach().to(copy->type())));
       CHECK(is_believed(with[k]));
     }
@@ -186,6 +187,111 @@ TEST_CASE("ComputeCopy: fused steps write it and equal the plain ones") {
   check_steps<ap::optim::Adam>(torch::optim::AdamOptions(0.1).weight_decay(0.1));
   check_steps<ap::optim::Adam>(torch::optim::AdamOptions(0.1).amsgrad(true));
   check_steps<ap::optim::SGD>(torch::optim::SGDOptions(0.1).momentum(0.9));
+}
+
+// ---------------------------------------------------------------- copies in 8 bits
+
+/// A layer with scales whose next weight is cast by 16, until `scales_change`.
+struct Scaled {
+  ap::fp8::Layers layers;
+
+  Scaled() {
+    layers.start({"weight"}, at::kCPU);
+    scales_change(20);
+  }
+  void scales_change(float most) {
+    const std::vector<float> calls(ap::fp8::Layers::kHistory, most);
+    layers.set_histories({{"weight", {calls, calls, calls}}});
+  }
+  ap::fp8::NextScale next() { return layers.find("weight")->next_of_weight(); }
+  float told() { return next().scale.most.item<float>(); }
+};
+
+Tensor cast_of(const Tensor& parameter, const Tensor& factor) {
+  return (parameter.detach().to(at::kBFloat16).to(at::kFloat) * factor).clamp(-448, 448).to(at::kFloat8_e4m3fn);
+}
+
+bool same_bytes(const Tensor& a, const Tensor& b) { return torch::equal(a.view(at::kByte), b.view(at::kByte)); }
+
+float most_of(const Tensor& parameter) { return parameter.detach().to(at::kBFloat16).abs().max().item<float>(); }
+
+TEST_CASE("ComputeCopy in 8 bits: cast by the next scale after each write, and only then") {
+  torch::manual_seed(3);
+  for (const auto& [name, write] : kWriters) {
+    INFO(name);
+    Scaled scaled;
+    auto p = parameter({5, 32});
+    const auto rows = [&] { return ComputeCopy::of(p)->current_in_8_bits(p, scaled.next()); };
+    REQUIRE(same_bytes(rows(), cast_of(p, scaled.next().scale.factor)));
+    CHECK(scaled.told() == most_of(p));
+    const auto* const memory = rows().const_data_ptr();
+    for (int round = 0; round < 3; ++round) {
+      {
+        const torch::NoGradGuard no_grad;
+        write(p);
+      }
+      if (ComputeCopy::of(p) == nullptr) break;  // with its old data
+      CHECK(same_bytes(rows(), cast_of(p, scaled.next().scale.factor)));
+      CHECK(scaled.told() >= most_of(p));
+      CHECK(rows().const_data_ptr() == memory);
+      ComputeCopy::of(p)->to_write(p).memory.view(at::kByte).fill_(1);  // by force
+      CHECK(same_bytes(rows(), torch::ones_like(p, at::kByte)));
+      p.data().add_(0);
+    }
+  }
+}
+
+TEST_CASE("ComputeCopy in 8 bits: our steps write it, the 16-bit copy goes") {
+  Scaled scaled;
+  auto p = parameter({16, 48});
+  static_cast<void>(copy_of(p));
+  auto* const copy = ComputeCopy::of(p);
+  static_cast<void>(copy->current_in_8_bits(p, scaled.next()));
+  CHECK(copy->to_write(p).memory.scalar_type() == at::kFloat8_e4m3fn);
+  scaled.scales_change(300);  // a call comes between
+  step<ap::optim::AdamW>(p, torch::optim::AdamWOptions(0.1));
+  const auto written = copy->to_write(p).memory.clone();  // before anyone could cast
+  CHECK(same_bytes(written, cast_of(p, scaled.next().scale.factor)));
+  CHECK(scaled.told() == most_of(p));
+  CHECK(is_rounded(copy_of(p), p));  // a call without gradients
+  step<ap::optim::SGD>(p, torch::optim::SGDOptions(0.1));
+  CHECK(is_rounded(copy_of(p), p));
+  CHECK(same_bytes(copy->current_in_8_bits(p, scaled.next()), cast_of(p, scaled.next().scale.factor)));
+}
+
+TEST_CASE("ComputeCopy in 8 bits: cast again for other scales, tells magnitudes again") {
+  Scaled scaled;
+  auto p = parameter({4, 16});
+  auto* const copy = ComputeCopy::of(p);
+  static_cast<void>(copy->current_in_8_bits(p, scaled.next()));
+  scaled.scales_change(300);
+  CHECK(scaled.told() == 0);
+  CHECK(same_bytes(copy->current_in_8_bits(p, scaled.next()), cast_of(p, scaled.next().scale.factor)));
+  CHECK(scaled.told() == most_of(p));
+}
+
+TEST_CASE("ComputeCopy in 8 bits: a held copy keeps its values, layers may be gone") {
+  auto scaled = std::make_unique<Scaled>();
+  auto p = parameter({4, 16});
+  auto* const copy = ComputeCopy::of(p);
+  auto held = copy->current_in_8_bits(p, scaled->next()).detach();
+  const auto before = held.clone();
+  scaled.reset();
+  CHECK_FALSE(copy->to_write(p).memory.defined());
+  step<ap::optim::AdamW>(p, torch::optim::AdamWOptions(0.1));
+  CHECK(same_bytes(held, before));
+  held.reset();
+  step<ap::optim::AdamW>(p, torch::optim::AdamWOptions(0.1));
+  CHECK_FALSE(same_bytes(copy->to_write(p).memory, before));
+}
+
+TEST_CASE("ComputeCopy in 8 bits: not for rows with gaps") {
+  Scaled scaled;
+  auto p = torch::empty_strided({16, 32}, {1, 16}).normal_().set_requires_grad(true);
+  ComputeCopy::keep(p, at::kBFloat16);
+  REQUIRE(ComputeCopy::of(p) != nullptr);
+  CHECK_FALSE(ComputeCopy::of(p)->current_in_8_bits(p, scaled.next()).defined());
+  CHECK(is_rounded(copy_of(p), p));
 }
 
 }  // namespace compute_copy_test
