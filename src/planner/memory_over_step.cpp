@@ -22,10 +22,14 @@ class StageBytes {
     const SizedStages stages = sized_stages(placed.work, placed.staging, placed.sized, slices_);
     const auto fixed =
         fixed_memory(placed.work, placed.constraints, placed.staging, optimizations.zero, optimizations.offload);
+    SizedStages alike = stages;
+    alike.samples.assign(fixed.size(), {});
     const auto predict = [&](InFlight each) {
-      return predict_memory(stages, std::vector(fixed.size(), each), optimizations, fixed);
+      return predict_memory(alike, std::vector(fixed.size(), each), optimizations, fixed);
     };
     none_ = predict({}), whole_ = predict({1, 0}), waiting_ = predict({0, 1});
+    samples_ = stages.samples;
+    makes_ = held_by_microbatch(stages, optimizations, fixed);
     microbatches_ = placed.staging.microbatches;
   }
 
@@ -33,18 +37,23 @@ class StageBytes {
   void add(MemorySample& sample, std::size_t s, const InFlight& now) const {
     const StageMemory& none = none_[s];
     of(sample, MemoryKind::kParameters) += none.parameters;
-    of(sample, MemoryKind::kGradients) += none.gradients;
+    of(sample, MemoryKind::kGradients) += none.gradients - (now.begun ? Bytes(0) : none.first_made);
     of(sample, MemoryKind::kOptimizer) += none.optimizer;
-    of(sample, MemoryKind::kActivations) +=
-        (whole_[s].saved - none.saved) * now.whole + (waiting_[s].saved - none.saved) * now.waiting;
+    const MicrobatchSamples& samples = samples_[s];
+    of(sample, MemoryKind::kActivations) += samples.held(whole_[s].saved - none.saved, now.whole) +
+                                            samples.held(waiting_[s].saved - none.saved, now.waiting);
     // A value that arrives is held for micro-batches in flight and for the next; one that is made, for those in flight.
     const Bytes read = waiting_[s].boundary - none.boundary, made = whole_[s].boundary - waiting_[s].boundary;
-    if (now == InFlight{}) return;
-    of(sample, MemoryKind::kMessages) +=
-        none.boundary - read + made * now.whole + read * std::min(now.whole + now.waiting + 1, microbatches_);
+    if (now.whole == 0 && now.waiting == 0) return;
+    of(sample, MemoryKind::kMessages) += none.boundary - read + samples.held(made, now.whole) +
+                                         samples.held(read, std::min(now.whole + now.waiting + 1, microbatches_));
   }
   /// Of a stage's compute action. Gradients that come while activations go may be less than nothing.
   void add_transient(MemorySample& sample, std::size_t s) const { add_temporaries(sample, none_[s].transient()); }
+  /// Whether a compute action makes parameter gradients of its stage.
+  [[nodiscard]] bool makes_gradients(std::size_t s, BarKind kind) const {
+    return kind == BarKind::kBackwardInput ? !makes_.defers[s] : kind != BarKind::kForward;
+  }
   void add_update(MemorySample& sample, std::size_t s) const { add_temporaries(sample, none_[s].update); }
 
  private:
@@ -57,6 +66,8 @@ class StageBytes {
 
   SliceTable slices_;
   std::vector<StageMemory> none_, whole_, waiting_;
+  std::vector<MicrobatchSamples> samples_;
+  HeldByMicrobatch makes_;
   int microbatches_ = 1;
 };
 
@@ -64,7 +75,7 @@ class StageBytes {
 class MemoryOfRank {
  public:
   MemoryOfRank(const StageBytes& bytes, const std::vector<int>& stages, std::size_t all)
-      : bytes_(bytes), stages_(stages), in_flight_(all) {}
+      : bytes_(bytes), stages_(stages), in_flight_(all, InFlight{.begun = false}) {}
 
   void idle(Seconds from) { push(held(from)); }
 
@@ -72,6 +83,7 @@ class MemoryOfRank {
     const std::size_t s = bar.stage.index();
     InFlight& now = in_flight_[s];
     if (bar.kind == BarKind::kForward) ++now.whole;
+    now.begun = now.begun || bytes_.makes_gradients(s, bar.kind);
     MemorySample during = held(bar.begin);
     if (bar.kind == BarKind::kUpdate)
       bytes_.add_update(during, s);

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <utility>
 #include <vector>
 
+#include <autopar/plan/model/slices.hpp>
 #include <autopar/plan/model/staging.hpp>
 #include <autopar/schedule/action.hpp>
 #include <autopar/schedule/traits.hpp>
@@ -12,8 +15,9 @@ namespace autopar {
 
 /// Micro-batches that a stage has begun and not completed.
 struct InFlight {
-  int whole = 0;    ///< forward done, backward outstanding
-  int waiting = 0;  ///< backward done except for parameter gradients
+  int whole = 0;      ///< forward done, backward outstanding
+  int waiting = 0;    ///< backward done except for parameter gradients
+  bool begun = true;  ///< backwards of the stage have begun to make parameter gradients
   friend bool operator==(const InFlight&, const InFlight&) = default;
 };
 
@@ -33,15 +37,53 @@ struct InFlight {
   return out;
 }
 
+/// The samples of a stage's micro-batches. What several hold at a time is taken to be in proportion to their samples,
+/// of the largest ones.
+class MicrobatchSamples {
+ public:
+  /// Micro-batches of one size.
+  MicrobatchSamples() = default;
+  /// @param sizes  of the replica's slices, ascending
+  explicit MicrobatchSamples(const PieceSizes& sizes) {
+    for (auto size = sizes.rbegin(); size != sizes.rend(); ++size) {
+      for (int i = 0; i < size->second; ++i) most_.push_back(most_.back() + size->first);
+    }
+  }
+
+  /// Samples of so many micro-batches, at most. In units of the largest micro-batch, if all have one size.
+  [[nodiscard]] std::int64_t most(int count) const {
+    const auto all = static_cast<int>(most_.size()) - 1;
+    return all == 0 ? count : most_[static_cast<std::size_t>(std::min(count, all))];
+  }
+  /// @param one  bytes of the largest micro-batch
+  [[nodiscard]] Bytes held(Bytes one, int count) const {
+    const std::int64_t largest = most(1), bytes = one.value() * most(count);
+    return Bytes((bytes + largest - 1) / largest);
+  }
+
+ private:
+  std::vector<std::int64_t> most_{0};  ///< by count
+};
+
 /// Bytes of a stage for each micro-batch in flight, by stage.
 struct HeldByMicrobatch {
   std::vector<Bytes> whole, waiting;
-  std::vector<Bytes> read;  ///< read values, for whole and waiting ones and for the next one if there is one
+  std::vector<Bytes> read;       ///< read values, for whole and waiting ones and for the next one if there is one
+  std::vector<Bytes> gradients;  ///< that the stage's first backward makes, see `makes_gradients`
+  std::vector<bool> defers;      ///< whether the second half of a split backward makes them
+  std::vector<MicrobatchSamples> samples;
   int microbatches = 1;
 
+  [[nodiscard]] bool makes_gradients(const ComputeAction& compute) const {
+    if (compute.kind == ActionKind::kBackwardInput) return !defers[compute.stage.index()];
+    return compute.kind != ActionKind::kForward;
+  }
+  /// In units that all stages of a rank have in common.
   [[nodiscard]] Bytes of(std::size_t stage, const InFlight& now) const {
-    return whole[stage] * now.whole + waiting[stage] * now.waiting +
-           read[stage] * std::min(now.whole + now.waiting + 1, microbatches);
+    const MicrobatchSamples& own = samples[stage];
+    return whole[stage] * own.most(now.whole) + waiting[stage] * own.most(now.waiting) +
+           read[stage] * own.most(std::min(now.whole + now.waiting + 1, microbatches)) +
+           (now.begun ? gradients[stage] * own.most(1) : Bytes(0));
   }
 };
 
@@ -53,11 +95,21 @@ struct HeldByMicrobatch {
   std::vector<InFlight> most(bytes.whole.size());
   std::vector<Bytes> most_of(most.size(), Bytes(-1));
   for (const auto& computes : orders) {
-    std::vector<InFlight> now(most.size()), at_peak = now;
+    std::vector<InFlight> now(most.size(), InFlight{.begun = false}), at_peak = now;
     Bytes sum{}, peak{-1};
+    const auto count = [&] {
+      if (sum <= peak) return;
+      peak = sum;
+      at_peak = now;
+    };
     for (const ComputeAction compute : computes) {
       const std::size_t s = compute.stage.index();
       sum -= bytes.of(s, now[s]);
+      if (bytes.makes_gradients(compute) && !std::exchange(now[s].begun, true)) {
+        sum += bytes.of(s, now[s]);
+        count();
+        sum -= bytes.of(s, now[s]);
+      }
       switch (compute.kind) {
         case ActionKind::kForward:
           ++now[s].whole;
@@ -72,9 +124,7 @@ struct HeldByMicrobatch {
           --now[s].whole;
       }
       sum += bytes.of(s, now[s]);
-      if (sum <= peak) continue;
-      peak = sum;
-      at_peak = now;
+      count();
     }
     for (std::size_t s = 0; s < most.size(); ++s) {
       if (bytes.of(s, at_peak[s]) <= most_of[s]) continue;

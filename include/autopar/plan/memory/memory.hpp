@@ -31,20 +31,25 @@ inline void add_boundary(std::vector<StageMemory>& memory, const SizedStages& al
   const auto& stages = sized.pipeline.stages;
   const auto& slice = all.slice;
   const int microbatches = all.staging.microbatches;
+  std::vector<Bytes> made(memory.size()), read(memory.size());  // of one micro-batch
   for (std::size_t c = 0; c < sized.channels.size(); ++c) {
     const auto [from, to] = std::pair(sized.pipeline.channels[c].from, sized.pipeline.channels[c].to);
     const SizedPipeline::ChannelSize& size = sized.channels[c];
     if (from.valid()) {
       const std::size_t s = from.index();
-      memory[s].boundary += bytes_at(size.held, slice[s]) * in_flight[s].whole +
-                            bytes_at(size.gradient, slice[s]) * gradients_arriving(microbatches);
+      made[s] += bytes_at(size.held, slice[s]);
+      memory[s].boundary += bytes_at(size.gradient, slice[s]) * gradients_arriving(microbatches);
     }
     const bool within = from.valid() && to.valid() && stages[from.index()] == stages[to.index()];
     if (!to.valid() || (within && size.values == 1)) continue;
     const std::size_t s = to.index();
-    const int begun = in_flight[s].whole + in_flight[s].waiting;
-    memory[s].boundary += bytes_at(size.value, slice[s]) * std::min(microbatches, begun + 1) +
-                          bytes_at(size.gradient, slice[s]) * gradients_going(microbatches);
+    read[s] += bytes_at(size.value, slice[s]);
+    memory[s].boundary += bytes_at(size.gradient, slice[s]) * gradients_going(microbatches);
+  }
+  for (std::size_t s = 0; s < memory.size(); ++s) {
+    const InFlight& now = in_flight[s];
+    memory[s].boundary += all.samples[s].held(made[s], now.whole) +
+                          all.samples[s].held(read[s], std::min(microbatches, now.whole + now.waiting + 1));
   }
 }
 
@@ -61,7 +66,8 @@ inline void add_boundary(std::vector<StageMemory>& memory, const SizedStages& al
 
 /// Stages that share ranks work one at a time. The one whose compute actions need most memory states it; the others use
 /// the same memory. Updates follow all compute actions, one parameter at a time. The stage with the largest update
-/// states how much that is more than what the compute actions take.
+/// states how much that is more than what the compute actions take, and what gradients of all stages are still to come
+/// when these take most.
 /// @param stages  of one position
 inline void take_turns(std::vector<StageMemory>& stages) {
   const auto working = std::ranges::max_element(stages, {}, &StageMemory::transient);
@@ -71,8 +77,9 @@ inline void take_turns(std::vector<StageMemory>& stages) {
     if (stage != working) stage->workspace = stage->gathered = stage->brought = Bytes(0);
     if (stage != summing) stage->summed = Bytes(0);
     if (stage == updating) continue;
+    updating->to_come += std::exchange(stage->to_come, Bytes(0));
     stage->update = Bytes(0);
-    updating->update -= std::min(updating->update, stage->running());
+    updating->update -= stage->running();
   }
 }
 
@@ -88,9 +95,11 @@ inline void take_turns(std::vector<StageMemory>& memory, const Staging& staging)
 }
 
 /// Adds what compute actions of a stage take with so many micro-batches in flight.
-inline void add_microbatches(StageMemory& memory, const MicrobatchMemory& compute, const InFlight& in_flight) {
-  memory.saved = compute.kept * in_flight.whole + compute.deferred_weight * in_flight.waiting;
+inline void add_microbatches(StageMemory& memory, const MicrobatchMemory& compute, const MicrobatchSamples& samples,
+                             const InFlight& in_flight) {
+  memory.saved = samples.held(compute.kept, in_flight.whole) + samples.held(compute.deferred_weight, in_flight.waiting);
   memory.workspace += compute.work;
+  memory.to_come = in_flight.begun ? Bytes(0) : memory.first_made;
 }
 
 /// The memory of one stage as more and more of its segments are recomputed.
@@ -100,6 +109,7 @@ class RecomputedStage {
   RecomputedStage(const SizedStages& stages, std::size_t stage, const InFlight& in_flight, const StageMemory& fixed)
       : compute_(stages.nodes[stage], stages.costs(stage), stages.staging.schedule,
                  nodes_apart(stages, stage, fixed.copies_go)),
+        samples_(&stages.samples[stage]),
         in_flight_(in_flight),
         fixed_(&fixed) {
     if (fixed.brought > Bytes(0))
@@ -114,11 +124,12 @@ class RecomputedStage {
   void apply_to(StageMemory& memory) const {
     if (gathered_) memory.brought = std::min(fixed_->in_shards, fixed_->brought + gathered_->held());
     memory.workspace = fixed_->workspace;
-    add_microbatches(memory, compute_.memory(), in_flight_);
+    add_microbatches(memory, compute_.memory(), *samples_, in_flight_);
   }
 
  private:
   StageMicrobatch compute_;
+  const MicrobatchSamples* samples_;
   InFlight in_flight_;
   const StageMemory* fixed_;
   std::optional<Regathered> gathered_;  // under ZeRO 3
@@ -143,10 +154,23 @@ class RecomputedStage {
     }
     MicrobatchMemory compute;
     for (const auto& node : nodes_apart(stages, s, fixed[s].copies_go)) compute = compute.with(node, schedule);
-    add_microbatches(memory[s], compute, in_flight[s]);
+    add_microbatches(memory[s], compute, stages.samples[s], in_flight[s]);
   }
   add_boundary(memory, stages, in_flight);
   return memory;
+}
+
+/// Parameters whose gradients the first half of a split backward makes, since a node that reads them defers nothing.
+[[nodiscard]] inline std::set<ParameterId> made_by_input_halves(const Workload& work, const Staging& staging,
+                                                                const std::vector<NodeId>& stage) {
+  std::set<ParameterId> made;
+  if (keeps_backwards_whole(staging.schedule)) return made;
+  const auto& costs = work.node_costs(1);
+  for (const NodeId node : stage) {
+    const auto& read = work.graph[node].parameters;
+    if (costs[node.index()].deferred_weight == Bytes(0)) made.insert(read.begin(), read.end());
+  }
+  return made;
 }
 
 }  // namespace detail
@@ -157,8 +181,10 @@ class RecomputedStage {
                                                            const Staging& staging, int zero,
                                                            Offload offload = Offload::kNone) {
   const auto nodes = nodes_by_stage(staging);
-  const detail::Sharing sharing(work, staging, zero, constraints.buckets.reduce_dtype != ReduceDtype::kFp32);
+  const bool sums = constraints.buckets.reduce_dtype != ReduceDtype::kFp32;
+  const detail::Sharing sharing(work, staging, zero, sums || !staging.position_of.empty());
   const Bytes of_all = largest_trained(work);
+  const bool made_once = zero == 0 && offload == Offload::kNone && constraints.gradient_copies == 1;
   const std::int64_t samples = constraints.largest_local_batch();
   const Bytes beside = detail::results_of(work, samples) + detail::bytes_at(work.held_beside, samples);
   std::vector<StageMemory> memory(nodes.size());
@@ -168,6 +194,8 @@ class RecomputedStage {
     Bytes largest{}, landing{}, copies{};
     std::set<ParameterId> waiting;  // with several readers: one gradient waits for the next, and both for their sum
     detail::GatheredUnits units{.of_all = of_all, .buckets = constraints.buckets};
+    const bool follows = made_once && follows_order(staging, s);
+    const auto early = follows ? detail::made_by_input_halves(work, staging, nodes[s]) : std::set<ParameterId>{};
     for (const NodeId node : nodes[s]) {
       for (const ParameterId parameter : work.graph[node].parameters) {
         const ParameterProfile& profile = work.parameters[parameter.index()];
@@ -178,6 +206,8 @@ class RecomputedStage {
         if (!staging.position_of.empty() && !there.emplace(parameter.index(), staging.position_of[s]).second) continue;
         const auto level = sharing.of(parameter, s);
         const StageMemory one = parameter_memory(profile, constraints, level.zero, level.ranks, offload);
+        if (follows && profile.trainable && !sharing.is_tied(parameter) && !early.contains(parameter))
+          memory[s].first_made += one.gradients;
         memory[s].host += one.host;
         memory[s].parameters += one.parameters;
         memory[s].gradients += one.gradients;
@@ -224,16 +254,24 @@ class RecomputedStage {
 }
 
 /// Bytes for each micro-batch in flight: the difference that one makes to the prediction.
+/// @param fixed  see `predict_memory`
 [[nodiscard]] inline HeldByMicrobatch held_by_microbatch(const SizedStages& stages,
-                                                         const MemoryOptimizations& optimizations) {
-  const std::vector<StageMemory> fixed(stages.nodes.size());  // does not change
+                                                         const MemoryOptimizations& optimizations,
+                                                         const std::vector<StageMemory>& fixed) {
+  const std::vector<StageMemory> nothing(stages.nodes.size());  // differences do not depend on it
+  SizedStages alike = stages;
+  alike.samples.assign(nothing.size(), {});
   const auto memory = [&](InFlight each) {
-    return predict_memory(stages, std::vector(fixed.size(), each), optimizations, fixed);
+    return predict_memory(alike, std::vector(nothing.size(), each), optimizations, nothing);
   };
   const auto none = memory({}), whole = memory({1, 0}), waiting = memory({0, 1});
   HeldByMicrobatch out;
   out.microbatches = stages.staging.microbatches;
+  out.samples = stages.samples;
+  const bool splits = !keeps_backwards_whole(stages.staging.schedule);
   for (std::size_t s = 0; s < none.size(); ++s) {
+    out.gradients.push_back(fixed[s].first_made);
+    out.defers.push_back(splits && (s >= optimizations.recomputed.size() || optimizations.recomputed[s].empty()));
     out.whole.push_back(whole[s].saved + whole[s].boundary - waiting[s].boundary);
     out.waiting.push_back(waiting[s].saved);
     out.read.push_back(waiting[s].boundary - none[s].boundary);

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include <autopar/plan/memory/in_flight.hpp>
 #include <autopar/plan/memory/optimizations.hpp>
 #include <autopar/plan/model/pipeline_of.hpp>
 #include <autopar/plan/model/slices.hpp>
@@ -21,6 +22,7 @@ struct SizedStages {
   const SizedPipeline& sized;
   std::vector<std::int64_t> slice;         ///< [stage] samples that the largest replica runs at a time
   std::vector<std::vector<NodeId>> nodes;  ///< [stage] ascending
+  std::vector<MicrobatchSamples> samples;  ///< [stage] what micro-batches in flight count by
 
   [[nodiscard]] const std::vector<NodeCost>& costs(std::size_t stage) const { return work.node_costs(slice[stage]); }
 };
@@ -30,10 +32,31 @@ struct SizedStages {
     slice.push_back(slices.at(staging.microbatches, replicas, staging.stages()).largest);
   return slice;
 }
+/// Whether several stages share a stage's ranks, so that its memory follows the order of all their compute actions: the
+/// first backward of a stage may come long after the first forward. Not for replicas, whose gradients lie in buckets.
+[[nodiscard]] inline bool follows_order(const Staging& staging, std::size_t stage) {
+  return !staging.position_of.empty() && staging.replicas[stage] == 1;
+}
+[[nodiscard]] inline std::vector<MicrobatchSamples> samples_in_flight(const Staging& staging,
+                                                                      const SliceTable& slices) {
+  std::vector<MicrobatchSamples> samples(staging.replicas.size());
+  for (std::size_t s = 0; s < samples.size(); ++s) {
+    if (!follows_order(staging, s)) continue;
+    const SliceSizes& sizes = slices.at(staging.microbatches, staging.replicas[s], staging.stages());
+    const bool alike = sizes.heaviest.size() == 1 && sizes.busy_times() == staging.microbatches;
+    if (!alike) samples[s] = MicrobatchSamples(sizes.heaviest);
+  }
+  return samples;
+}
 /// @pre the arguments outlive it
 [[nodiscard]] inline SizedStages sized_stages(const Workload& work, const Staging& staging, const SizedPipeline& sized,
                                               const SliceTable& slices) {
-  return {work, staging, sized, largest_slices(staging, slices), nodes_by_stage(staging)};
+  return {work,
+          staging,
+          sized,
+          largest_slices(staging, slices),
+          nodes_by_stage(staging),
+          samples_in_flight(staging, slices)};
 }
 
 /// The memory that one micro-batch takes in a stage. A stage runs its nodes in the order of the captured graph, and

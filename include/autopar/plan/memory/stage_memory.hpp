@@ -32,11 +32,16 @@ struct StageMemory {
   Bytes update{};      ///< temporaries of the optimizer's step, when only parameters and their state are left, less
                        ///< parameter copies that were freed; or of fetching new values from the host
   Bytes host{};        ///< in host memory, of what is offloaded; if that is device memory, it is in the terms above
+  Bytes first_made{};  ///< no memory of its own: those `gradients` that the stage's first backward makes, if
+                       ///< that is split its second half
+  Bytes to_come{};     ///< those of them that are not made when compute actions need most
   Bytes in_shards{};   ///< no memory of its own: unsharded size of the parameters that ZeRO 3 shards
   bool copies_go = false;  ///< no memory: whether backwards free the copies that their call made
 
   /// While compute actions run.
-  [[nodiscard]] Bytes running() const { return boundary + workspace + std::max(saved + gathered + brought, summed); }
+  [[nodiscard]] Bytes running() const {
+    return boundary + workspace + std::max(saved + gathered + brought, summed) - to_come;
+  }
   /// Of one compute action: stages that share ranks run theirs one after the other.
   [[nodiscard]] Bytes transient() const { return workspace + gathered + brought; }
   [[nodiscard]] Bytes total() const { return parameters + gradients + optimizer + std::max(running(), update); }

@@ -19,7 +19,7 @@ namespace detail {
 /// shard its optimizer state only.
 class Sharing {
  public:
-  /// @param sums  whether `is_summed` is asked for
+  /// @param sums  whether `is_summed` or `is_tied` is asked for
   Sharing(const Workload& work, const Staging& staging, int zero, bool sums)
       : staging_(staging),
         zero_(zero),
@@ -36,6 +36,8 @@ class Sharing {
     const auto is_replicated = [&](int s) { return staging_.replicas[static_cast<std::size_t>(s)] > 1; };
     return {std::ranges::any_of(tied->second, is_replicated) ? 1 : 0, ranks_of(parameter, stage), true};
   }
+  /// Whether several stages read it.
+  [[nodiscard]] bool is_tied(ParameterId parameter) const { return readers_.tied.contains(parameter.index()); }
   /// Ranks, or groups of tensor shards, that read the parameter.
   [[nodiscard]] int ranks_of(ParameterId parameter, std::size_t stage) const {
     const auto tied = readers_.tied.find(parameter.index());

@@ -338,7 +338,8 @@ class StepObjective {
   }
   [[nodiscard]] HeldByMicrobatch held_in(const Staging& staging, const SizedPipeline& sized,
                                          const MemoryOptimizations& optimizations) const {
-    return held_by_microbatch(stages_of(staging, sized, optimizations), optimizations);
+    return held_by_microbatch(stages_of(staging, sized, optimizations), optimizations,
+                              fixed_of(staging, optimizations));
   }
 
   [[nodiscard]] SizedStages stages_of(const Staging& staging, const SizedPipeline& sized,

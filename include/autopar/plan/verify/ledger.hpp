@@ -20,7 +20,9 @@ class Ledger {
  public:
   Ledger(const StatedPlan& stated, const StatedCosts<M>& costs)
       : stated_(stated), plan_(stated.plan), costs_(costs), stages_(plan_.stages.size()) {
+    for (std::size_t s = 0; s < stages_.size(); ++s) shares_ranks_ |= stated.beside(s).size() > 1;
     for (std::size_t s = 0; s < stages_.size(); ++s) {
+      if (follows_order(s)) find_samples(s);
       add_atoms(s);
       add_parameters(s);
       add_units(s);
@@ -40,9 +42,13 @@ class Ledger {
     std::vector<Bytes> computes(stages_.size(), kNothing), out;
     for (std::size_t r = 0; r < orders.size(); ++r) {
       const std::vector<Flying> flying = at_peak(orders[r]);
+      Bytes to_come{};
+      for (const std::size_t s : stated_.stages_on[r]) to_come += flying[s].begun ? Bytes(0) : stages_[s].first_made;
       for (const std::size_t s : stated_.stages_on[r]) {
         const Bytes working = if_most(s, &Stage::working, Bytes(0)), summing = if_most(s, &Stage::summing, Bytes(0));
-        computes[s] = std::max(computes[s], in_flight(stages_[s], flying[s], summing) + working + stages_[s].always);
+        const Bytes missing = if_most(s, &Stage::update, kNothing) == kNothing ? Bytes(0) : to_come;
+        computes[s] =
+            std::max(computes[s], in_flight(stages_[s], flying[s], summing) + working + stages_[s].always - missing);
       }
     }
     for (std::size_t s = 0; s < stages_.size(); ++s) {
@@ -55,17 +61,21 @@ class Ledger {
 
  private:
   struct Stage {
-    Bytes owned{}, on_host{};     // permanently
-    Bytes update{};               // of the optimizer's step
-    Bytes working{};              // of a compute action while it runs
-    Bytes summing{};              // when no activations are left
-    Bytes always{};               // of the rest, independent of what is in flight
-    Bytes kept{}, parted{};       // for a micro-batch until its backward; from then until the second part
-    Bytes arriving{}, leaving{};  // values of a micro-batch from and to other stages
+    Bytes owned{}, on_host{};             // permanently
+    Bytes update{};                       // of the optimizer's step
+    Bytes working{};                      // of a compute action while it runs
+    Bytes summing{};                      // when no activations are left
+    Bytes always{};                       // of the rest, independent of what is in flight
+    Bytes kept{}, parted{};               // for a micro-batch until its backward; from then until the second part
+    Bytes arriving{}, leaving{};          // values of a micro-batch from and to other stages
+    Bytes first_made{};                   // gradients among `owned` that are not there before the first backward
+    std::vector<std::int64_t> samples{};  // of the largest micro-batches, by their number; empty: all count alike
   };
   /// Micro-batches that are forward. `whole`: not yet backward. `parted`: backward except for parameter gradients.
+  /// `begun`: a backward was.
   struct Flying {
     int whole = 0, parted = 0;
+    bool begun = false;
   };
   struct Atom {
     Bytes keeps{}, needs{};       // for a micro-batch; while it works
@@ -83,27 +93,58 @@ class Ledger {
   }
 
   /// Activations, at least `least`, and values from and to other stages.
-  [[nodiscard]] Bytes in_flight(const Stage& stage, const Flying& now, Bytes least = {}) const {
-    return std::max(stage.kept * now.whole + stage.parted * now.parted, least) + stage.leaving * now.whole +
-           stage.arriving * std::min(plan_.microbatches, now.whole + now.parted + 1);
+  [[nodiscard]] Bytes in_flight(const Stage& stage, const Flying& now, Bytes least) const {
+    const auto of = [&](Bytes largest, int count) {
+      const std::int64_t one = weight(stage, 1), bytes = largest.value() * weight(stage, count);
+      return Bytes(bytes / one + (bytes % one == 0 ? 0 : 1));
+    };
+    return std::max(of(stage.kept, now.whole) + of(stage.parted, now.parted), least) + of(stage.leaving, now.whole) +
+           of(stage.arriving, arrived(now));
+  }
+  [[nodiscard]] int arrived(const Flying& now) const {
+    return std::min(plan_.microbatches, now.whole + now.parted + 1);
+  }
+  /// What so many micro-batches count at most: activations are in proportion to samples.
+  [[nodiscard]] static std::int64_t weight(const Stage& stage, int microbatches) {
+    return stage.samples.empty() ? microbatches : stage.samples.at(static_cast<std::size_t>(microbatches));
+  }
+  /// Likewise of all that differs in time.
+  [[nodiscard]] Bytes weighed(const Stage& stage, const Flying& now) const {
+    const Bytes made = now.begun ? stage.first_made : Bytes(0);
+    return (stage.kept + stage.leaving) * weight(stage, now.whole) + stage.parted * weight(stage, now.parted) +
+           stage.arriving * weight(stage, arrived(now)) + made * weight(stage, 1);
+  }
+  /// Whether a compute action makes parameter gradients that count from the stage's first such action on. Backwards of
+  /// recomputed segments are whole, in the first half.
+  [[nodiscard]] bool makes_gradients(const ComputeAction& compute) const {
+    if (compute.kind == ActionKind::kBackwardInput) return !plan_.stages[compute.stage.index()].recomputed.empty();
+    return compute.kind != ActionKind::kForward;
   }
   /// By stage, when a rank holds most.
   [[nodiscard]] std::vector<Flying> at_peak(const std::vector<ComputeAction>& order) const {
     if (!stated_.model.loss_mode)
-      return std::vector<Flying>(stages_.size(), {plan_.microbatches});  // results leave first
+      return std::vector<Flying>(stages_.size(), {plan_.microbatches, 0, true});  // results leave first
     std::vector<Flying> now(stages_.size()), peak = now;
     Bytes sum{}, most{};
-    for (const ComputeAction& compute : order) {
+    const auto becomes = [&](const ComputeAction& compute, const Flying& next) {
       Flying& own = now[compute.stage.index()];
       const Stage& stage = stages_[compute.stage.index()];
-      sum -= in_flight(stage, own);
-      if (compute.kind == ActionKind::kForward) ++own.whole;
-      if (gives_input_gradients(compute.kind)) --own.whole;
-      if (compute.kind == ActionKind::kBackwardInput) ++own.parted;
-      if (compute.kind == ActionKind::kBackwardWeight) --own.parted;
-      sum += in_flight(stage, own);
+      sum += weighed(stage, next) - weighed(stage, own);
+      own = next;
       if (sum > most) peak = now;
       most = std::max(most, sum);
+    };
+    for (const ComputeAction& compute : order) {
+      Flying next = now[compute.stage.index()];
+      if (!next.begun && makes_gradients(compute)) {
+        next.begun = true;
+        becomes(compute, next);
+      }
+      if (compute.kind == ActionKind::kForward) ++next.whole;
+      if (gives_input_gradients(compute.kind)) --next.whole;
+      if (compute.kind == ActionKind::kBackwardInput) ++next.parted;
+      if (compute.kind == ActionKind::kBackwardWeight) --next.parted;
+      becomes(compute, next);
     }
     return peak;
   }
@@ -123,6 +164,27 @@ class Ledger {
     if (made) add(channel.from, &Stage::leaving, size.held, std::min(plan_.microbatches, 2));
     if (read && !(within && size.values == 1))
       add(channel.to, &Stage::arriving, size.value, std::min(plan_.microbatches - 1, 1));
+  }
+
+  /// Several stages share the rank of the stage, so that what it holds together follows their order.
+  [[nodiscard]] bool follows_order(std::size_t s) const {
+    return shares_ranks_ && plan_.stages[s].mesh.replicas() == 1;
+  }
+  /// Whether all atoms of the stage that read a parameter leave its gradient to the second half, if there are halves.
+  [[nodiscard]] bool is_late(std::size_t s, ParameterId id) const {
+    return !stated_.splits_backwards() || std::ranges::all_of(stated_.stages[s].trained.at(id), [&](NodeId atom) {
+      return costs_.of_atom(atom, 1).deferred_weight > Bytes(0);
+    });
+  }
+  /// Of one replica, which runs whole micro-batches.
+  void find_samples(std::size_t s) {
+    const BatchSplit split(stated_.pipeline, stated_.layout);
+    std::vector<std::int64_t> sizes;
+    for (int m = 0; m < plan_.microbatches; ++m) sizes.push_back(split.slice(StageId::of(s), 0, m).size());
+    std::ranges::sort(sizes, std::ranges::greater{});
+    if (sizes.front() == sizes.back()) return;
+    stages_[s].samples.push_back(0);
+    for (const std::int64_t size : sizes) stages_[s].samples.push_back(stages_[s].samples.back() + size);
   }
 
   /// An atom works beside what earlier atoms keep; if backwards are split, beside what all atoms keep. The gradients of
@@ -257,6 +319,8 @@ class Ledger {
       const double state = std::ceil(static_cast<double>(own.bytes.value()) * plan_.optimizer_state_factor);
       const Bytes states = share(Bytes(static_cast<std::int64_t>(state)), 1), stepped = share(own.bytes, 1);
       stage.owned += share(own.bytes, 2) * plan_.gradient_copies;
+      if (!tied && plan_.zero == 0 && !offloads() && plan_.gradient_copies == 1 && follows_order(s) && is_late(s, id))
+        stage.first_made += own.bytes;
       if (own.copy == Bytes(0))
         stage.owned += share(own.bytes, 3);
       else
@@ -336,6 +400,7 @@ class Ledger {
   const Plan& plan_;
   const StatedCosts<M>& costs_;
   std::vector<Stage> stages_;
+  bool shares_ranks_ = false;  // some ranks have several stages
 };
 
 }  // namespace autopar::verify

@@ -187,7 +187,7 @@ TEST_CASE("recompute: an output is freed once read in its own stage") {
   const std::vector<NodeId> nodes{NodeId(0), NodeId(1), NodeId(2), NodeId(3)};
   const SizedPipeline sized = make_pipeline(work, staging, place(staging, RankPlacement::kReplicasTogether), 2);
   detail::StageMicrobatch stage(nodes, work.node_costs(1), ScheduleKind::kOneFOneB,
-                                nodes_apart({work, staging, sized, {1, 1}, {nodes, {}}}, 0, true));
+                                nodes_apart({work, staging, sized, {1, 1}, {nodes, {}}, {}}, 0, true));
   CHECK(stage.memory().kept + stage.memory().work == Bytes(300 + 50));
   stage.recompute(piece);
   // 3 works beside all that leaves; then 2 runs again beside what the other stage has read.
