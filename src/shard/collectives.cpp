@@ -1,5 +1,6 @@
 #include <autopar/shard/collectives.hpp>
 
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,6 +31,27 @@ struct Move {
   Placement gradient = Placement::replicate();
   const char* name = "";  ///< for messages
 };
+
+constexpr std::int64_t kWord = 16;  ///< bytes of a complex number in double precision, the longest element
+
+/// Whether the tensor is made of whole words, each in one place.
+bool is_in_words(const Tensor& tensor) {
+  const auto bytes = [&](std::int64_t elements) { return elements * static_cast<std::int64_t>(tensor.element_size()); };
+  if (tensor.dim() == 0 || tensor.stride(-1) != 1 || bytes(tensor.size(-1)) % kWord != 0) return false;
+  for (std::int64_t dim = 0; dim + 1 < tensor.dim(); ++dim) {
+    if (bytes(tensor.stride(dim)) % kWord != 0) return false;
+  }
+  return reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr()) % kWord == 0;
+}
+
+/// Copies a tensor of the same sizes and type. GPUs copy rows with gaps element by element, so elements are made long.
+void copy_in_words(const Tensor& to, const Tensor& from) {
+  const bool as_words = from.numel() > 0 && from.dim() == to.dim() && is_in_words(from) && is_in_words(to);
+  if (as_words)
+    to.view(at::kComplexDouble).copy_(from.view(at::kComplexDouble));
+  else
+    to.copy_(from);
+}
 
 Tensor own_slice(const Tensor& whole, const Move& move) {
   const int place = move.group.place();
@@ -62,7 +84,7 @@ using NoViews = at::AutoDispatchBelowADInplaceOrView;
 Tensor all_slices(const Tensor& own, const Move& move) {
   const NoViews no_views;
   auto room = room_for_parts(own, move);
-  part(room, move, move.group.place()).copy_(own);
+  copy_in_words(part(room, move, move.group.place()), own);
   move.group.state()->all_gather(room);
   if (move.dim == 0 && move.split.is_even()) return room.flatten(0, 1);
   std::vector<Tensor> parts;
@@ -75,7 +97,7 @@ Tensor in_parts(const Tensor& term, const Move& move) {
   auto room = room_for_parts(term, move);
   for (int place = 0; place < move.split.parts(); ++place) {
     const auto length = move.split.length(place);
-    part(room, move, place).copy_(term.narrow(move.dim, move.split.begin(place), length));
+    copy_in_words(part(room, move, place), term.narrow(move.dim, move.split.begin(place), length));
     if (length < move.split.longest()) room[place].narrow(move.dim, length, move.split.longest() - length).zero_();
   }
   return room;

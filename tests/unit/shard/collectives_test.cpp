@@ -110,6 +110,8 @@ TEST_CASE("collectives: values and gradients along any dim and split") {
     check_moves(ranks, {8, 3}, 0);
     check_moves(ranks, {3, 7}, 1);
     check_moves(ranks, {2, 5, 3}, 1);
+    check_moves(ranks, {2, 5, 4}, 1);  // in words of 16 bytes
+    check_moves(ranks, {3, 8}, 1);
     check_moves(ranks, {2, 4}, 0);  // some without rows
     check_moves(ranks, {1}, 0);
   }
