@@ -67,11 +67,11 @@ const at::Tensor& ComputeCopy::current(const at::Tensor& parameter) {
 
 at::Tensor ComputeCopy::current_in_8_bits(const at::Tensor& parameter, const fp8::NextScale& next) {
   if (!parameter.is_contiguous()) return {};
-  copy_.reset();
   if (!in_8_bits_) in_8_bits_.emplace();
   auto& [rows, scale, made] = *in_8_bits_;
   scale = next;
   if (is_unchanged(parameter) && made == *scale.made && rows.defined() && same_layout(rows, parameter)) return rows;
+  copy_.reset();
   const c10::InferenceMode for_any_mode(false);
   const at::NoGradGuard no_grad;
   if (!may_be_written(rows, parameter)) rows = at::empty_like(parameter, at::TensorOptions(at::kFloat8_e4m3fn));
