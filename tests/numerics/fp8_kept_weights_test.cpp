@@ -3,6 +3,7 @@
 #include <catch_shim.hpp>
 #include <nets.hpp>
 
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -167,6 +168,27 @@ TEST_CASE("fp8: weights that the optimizer writes, with a loss outside the model
   const auto make = [] { return nets::seeded(5, [] { return Net(); }); };
   const auto loss = [](auto& model, const Tensor& x, const Tensor& y) { return (model(x) - y).pow(2).sum(); };
   check<ap::optim::AdamW>(torch::optim::AdamWOptions(1e-2), make, loss);
+}
+
+TEST_CASE("fp8: costs are measured with weights in 8 bits, those of frozen layers in 16") {
+  torch::set_num_threads(1);
+  const auto make = [] {
+    auto net = nets::seeded(5, [] { return ClosedNet(); });
+    net->layers[1]->as<nn::Linear>()->weight.requires_grad_(false);
+    return net;
+  };
+  ap::loopback::run(1, [&](ap::World& world) {
+    ap::Options options{.microbatches = 2, .precision = ap::Precision::kFp8};
+    options.costs = ap::CostChoice::kProfiled;
+    options.cost_file = "none";
+    options.log_level = "error";
+    ap::AutoParallel model(world, make(), options);
+    for (int step = 0; step < 3; ++step) {
+      const auto loss = model(waves(24, step), waves(8, step));
+      loss.backward();
+      CHECK(std::isfinite(loss.item<double>()));
+    }
+  });
 }
 
 }  // namespace fp8_kept_weights_test

@@ -138,10 +138,11 @@ void AtomBench::find_casts(const std::vector<OpId>& ops, fp8::Layers& fp8) {
   for (const auto op : ops) {
     if (!plan_.handling(op).once) continue;
     Cast cast{op};
+    const auto parameter = graph_.input(op, 0), copy = graph_.output(op);
     for (const auto layer : runner_.in_fp8()) {
-      const bool is_alone = graph_.input(layer, kWeight) == graph_.output(op) && reads[graph_.output(op)] == 1;
-      if (is_alone && graph_.value(graph_.input(layer, kX)).dtype == c10::kBFloat16)
-        cast.in_8_bits = fp8.find(graph_.value(graph_.input(op, 0)).name);
+      const bool is_alone = graph_.input(layer, kWeight) == copy && reads[copy] == 1;
+      if (is_alone && differentiable(parameter) && graph_.value(graph_.input(layer, kX)).dtype == c10::kBFloat16)
+        cast.in_8_bits = fp8.find(graph_.value(parameter).name);
     }
     casts_.push_back(cast);
   }
