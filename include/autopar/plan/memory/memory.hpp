@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <set>
 #include <utility>
@@ -160,17 +161,26 @@ class RecomputedStage {
   return memory;
 }
 
-/// Parameters whose gradients the first half of a split backward makes, since a node that reads them defers nothing.
-[[nodiscard]] inline std::set<ParameterId> made_by_input_halves(const Workload& work, const Staging& staging,
-                                                                const std::vector<NodeId>& stage) {
-  std::set<ParameterId> made;
-  if (keeps_backwards_whole(staging.schedule)) return made;
+/// Bytes of the gradients that a stage's first backward makes: of parameters that no other stage reads. If backwards
+/// are split, second halves make them, where all nodes of the stage that read the parameter defer something.
+[[nodiscard]] inline Bytes first_made(const Workload& work, const Staging& staging, const Sharing& sharing,
+                                      const std::vector<NodeId>& stage) {
+  const bool is_whole = keeps_backwards_whole(staging.schedule);
   const auto& costs = work.node_costs(1);
+  std::map<ParameterId, bool> is_late;
   for (const NodeId node : stage) {
-    const auto& read = work.graph[node].parameters;
-    if (costs[node.index()].deferred_weight == Bytes(0)) made.insert(read.begin(), read.end());
+    const bool defers = is_whole || costs[node.index()].deferred_weight > Bytes(0);
+    for (const ParameterId parameter : work.graph[node].parameters) {
+      bool& late = is_late.try_emplace(parameter, true).first->second;
+      late = late && defers;
+    }
   }
-  return made;
+  Bytes sum{};
+  for (const auto& [parameter, late] : is_late) {
+    const ParameterProfile& profile = work.parameters[parameter.index()];
+    if (late && profile.trainable && !sharing.is_tied(parameter)) sum += profile.bytes;
+  }
+  return sum;
 }
 
 }  // namespace detail
@@ -194,8 +204,6 @@ class RecomputedStage {
     Bytes largest{}, landing{}, copies{};
     std::set<ParameterId> waiting;  // with several readers: one gradient waits for the next, and both for their sum
     detail::GatheredUnits units{.of_all = of_all, .buckets = constraints.buckets};
-    const bool follows = made_once && follows_order(staging, s);
-    const auto early = follows ? detail::made_by_input_halves(work, staging, nodes[s]) : std::set<ParameterId>{};
     for (const NodeId node : nodes[s]) {
       for (const ParameterId parameter : work.graph[node].parameters) {
         const ParameterProfile& profile = work.parameters[parameter.index()];
@@ -206,8 +214,6 @@ class RecomputedStage {
         if (!staging.position_of.empty() && !there.emplace(parameter.index(), staging.position_of[s]).second) continue;
         const auto level = sharing.of(parameter, s);
         const StageMemory one = parameter_memory(profile, constraints, level.zero, level.ranks, offload);
-        if (follows && profile.trainable && !sharing.is_tied(parameter) && !early.contains(parameter))
-          memory[s].first_made += one.gradients;
         memory[s].host += one.host;
         memory[s].parameters += one.parameters;
         memory[s].gradients += one.gradients;
@@ -230,6 +236,8 @@ class RecomputedStage {
       memory[s].workspace += profile.bytes * 2;
       if (profile.highest_zero > 0 && !sharing.of(parameter, s).tied) units.read_by_several = true;
     }
+    if (made_once && follows_order(staging, s))
+      memory[s].first_made = detail::first_made(work, staging, sharing, nodes[s]);
     memory[s].workspace += beside;
     memory[s].update = update_memory(largest, constraints.optimizer_state_factor, zero > 0 ? staging.replicas[s] : 1);
     if (offload == Offload::kOptimizer && constraints.host_memory)
