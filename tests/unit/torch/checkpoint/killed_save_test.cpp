@@ -104,13 +104,17 @@ void check_kills(int times) {
       {sharded(), true}, {sharded(), false}, {single_file(), true}, {single_file(), false}};
   for (std::size_t way = 0; way < all.size(); ++way) {
     const auto folder = temp / std::to_string(way);
+    const auto begin = std::chrono::steady_clock::now();
     loopback::run(kRanks, [&](World& world) {
       checkpoint::save_checkpoint(world, *all[way].format, folder, tensors_of(world, 1), {}, {7, 1});
     });
+    const auto of_save =
+        std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begin);
+    const auto longest = static_cast<std::uint64_t>(std::max<std::int64_t>(40000, 10 * of_save.count()));
     int newest = 1;
     for (int k = 0; k < times; ++k) {
       state = state * 6364136223846793005ULL + 1442695040888963407ULL;
-      const std::chrono::microseconds time(2000 + (state >> 33) % 40000);
+      const std::chrono::microseconds time(2000 + (state >> 33) % longest);
       const int told = killed_after(time, folder, all[way], newest + 1);
       const int there = loaded(folder);
       CAPTURE(way, k, time.count(), newest, told, there);
