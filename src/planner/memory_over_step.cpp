@@ -22,15 +22,11 @@ class StageBytes {
     const SizedStages stages = sized_stages(placed.work, placed.staging, placed.sized, slices_);
     const auto fixed =
         fixed_memory(placed.work, placed.constraints, placed.staging, optimizations.zero, optimizations.offload);
-    SizedStages alike = stages;
-    alike.samples.assign(fixed.size(), {});
     const auto predict = [&](InFlight each) {
-      return predict_memory(alike, std::vector(fixed.size(), each), optimizations, fixed);
+      return predict_memory(stages, std::vector(fixed.size(), each), optimizations, fixed);
     };
-    none_ = predict({}), whole_ = predict({1, 0}), waiting_ = predict({0, 1});
-    samples_ = stages.samples;
-    makes_ = held_by_microbatch(stages, optimizations, fixed);
-    microbatches_ = placed.staging.microbatches;
+    none_ = predict({}), whole_ = predict({1, 0});
+    held_ = held_by_microbatch(stages, optimizations, fixed);
   }
 
   /// Adds what a stage holds with so many micro-batches in flight.
@@ -39,20 +35,20 @@ class StageBytes {
     of(sample, MemoryKind::kParameters) += none.parameters;
     of(sample, MemoryKind::kGradients) += none.gradients - (now.begun ? Bytes(0) : none.first_made);
     of(sample, MemoryKind::kOptimizer) += none.optimizer;
-    const MicrobatchSamples& samples = samples_[s];
-    of(sample, MemoryKind::kActivations) += samples.held(whole_[s].saved - none.saved, now.whole) +
-                                            samples.held(waiting_[s].saved - none.saved, now.waiting);
+    const MicrobatchSamples& samples = held_.samples[s];
+    const Bytes saved = whole_[s].saved, read = held_.read[s], made = held_.whole[s] - saved;
+    of(sample, MemoryKind::kActivations) +=
+        samples.held(saved, now.whole) + samples.held(held_.waiting[s], now.waiting);
     // A value that arrives is held for micro-batches in flight and for the next; one that is made, for those in flight.
-    const Bytes read = waiting_[s].boundary - none.boundary, made = whole_[s].boundary - waiting_[s].boundary;
     if (now.whole == 0 && now.waiting == 0) return;
     of(sample, MemoryKind::kMessages) += none.boundary - read + samples.held(made, now.whole) +
-                                         samples.held(read, std::min(now.whole + now.waiting + 1, microbatches_));
+                                         samples.held(read, std::min(now.whole + now.waiting + 1, held_.microbatches));
   }
   /// Of a stage's compute action. Gradients that come while activations go may be less than nothing.
   void add_transient(MemorySample& sample, std::size_t s) const { add_temporaries(sample, none_[s].transient()); }
   /// Whether a compute action makes parameter gradients of its stage.
   [[nodiscard]] bool makes_gradients(std::size_t s, BarKind kind) const {
-    return kind == BarKind::kBackwardInput ? !makes_.defers[s] : kind != BarKind::kForward;
+    return kind == BarKind::kBackwardInput ? !held_.defers[s] : kind != BarKind::kForward;
   }
   void add_update(MemorySample& sample, std::size_t s) const { add_temporaries(sample, none_[s].update); }
 
@@ -65,10 +61,8 @@ class StageBytes {
   }
 
   SliceTable slices_;
-  std::vector<StageMemory> none_, whole_, waiting_;
-  std::vector<MicrobatchSamples> samples_;
-  HeldByMicrobatch makes_;
-  int microbatches_ = 1;
+  std::vector<StageMemory> none_, whole_;  // with no micro-batch in flight, and with one
+  HeldByMicrobatch held_;
 };
 
 /// What a rank holds, bar by bar.
