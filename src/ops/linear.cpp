@@ -51,10 +51,8 @@ ShardedOp shard_linear(ShardCall& call) {
   const auto& units = call.is_sharded(weight) ? call.slices(weight) : call.slices(x);
   if (call.is_sharded(bias) || !call.require(x, last, units) || !call.require(weight, 1, units))
     return ShardedOp::whole();
-  return call.sum(bias.valid() ? ShardedOp::Kernel::kWithoutBias : ShardedOp::Kernel::kAsItIs);
+  return call.sum(bias.valid() ? ShardedOp::Kernel::kBiasOnce : ShardedOp::Kernel::kAsItIs);
 }
-
-void drop_linear_bias(OpNode& node) { node.args[2] = c10::IValue(); }
 
 }  // namespace
 
@@ -68,7 +66,7 @@ void add_linear(OpList& list) {
   def.backward_products = [](const OpCall& op) { return products_needed(op, without_bias(op)); };
   def.saved_by = saved_by_linear;
   def.sharding = shard_linear;
-  def.layer = LayerForm{.weight = 1, .outputs = 0, .bias = 2, .always = true, .drop_bias = drop_linear_bias};
+  def.layer = LayerForm{.weight = 1, .outputs = 0, .bias = 2, .always = true};
   def.treatment = kSums;
   def.summary =
       "products: per sample where the dim of samples stays, a sum where it is summed over, mixes where "

@@ -246,11 +246,11 @@ std::optional<Affine> flops_of_distances(const OpCall& op) {
 }
 
 /// A product whose addend is used unscaled.
-ShardedOp sum_without(ShardCall& call, ValueId addend) {
+ShardedOp sum_with(ShardCall& call, ValueId addend) {
   const auto& op = call.op();
   const bool as_it_is = op.number("alpha", 1) == 1 && op.number("beta", 1) == 1 && op.node().integers.empty();
-  if (call.is_sharded(addend) || !as_it_is) return ShardedOp::whole();
-  return call.sum(ShardedOp::Kernel::kWithoutBias);
+  if (call.is_sharded(addend) || call.needs(addend) || !as_it_is) return ShardedOp::whole();
+  return call.sum(ShardedOp::Kernel::kBiasOnce);
 }
 
 ShardedOp shard_product(ShardCall& call) {
@@ -277,19 +277,11 @@ ShardedOp shard_product(ShardCall& call) {
     if (at != labels.end() && !call.require(operand, at - labels.begin(), units)) return ShardedOp::whole();
   }
   const auto found = std::ranges::find(product->result, *label);
-  if (found == product->result.end()) return adds ? sum_without(call, addend) : call.sum();
+  if (found == product->result.end()) return adds ? sum_with(call, addend) : call.sum();
   const auto dim = found - product->result.begin();
   const auto to = static_cast<std::int64_t>(product->result.size());
   const bool fits = !adds || call.require(addend, dim - (to - op.rank(addend)), units);
   return fits ? call.of_one(units.at_dim(dim)) : ShardedOp::whole();
-}
-
-/// addmm becomes mm.
-void drop_addend(OpNode& node) {
-  static const auto without = operator_named(kMm);
-  node.op = without;
-  node.args.assign(2, c10::IValue());
-  for (auto& slot : node.inputs) --slot.position;
 }
 
 }  // namespace
@@ -316,7 +308,7 @@ void add_products(OpList& list) {
   auto layer = typed_alike;
   layer.layer = LayerForm{.weight = 1, .outputs = 1};
   list.add(layer, {"matmul", "mm"});
-  layer.layer = LayerForm{.weight = 2, .outputs = 1, .bias = 0, .drop_bias = drop_addend};
+  layer.layer = LayerForm{.weight = 2, .outputs = 1, .bias = 0};
   list.add(layer, {"addmm"});
 
   OpDef distance;

@@ -146,8 +146,6 @@ void register_op(OpDef def) {
         "operator unregistered: then one slice has the whole batch");
   if (def.gradient_place || def.exchanged || def.makes_class_loss)
     refuse("gradient_place, exchanged and makes_class_loss are of the library's operators alone; leave them out");
-  if (def.layer && def.layer->bias >= 0 && def.layer->drop_bias == nullptr)
-    refuse("layer.bias is " + std::to_string(def.layer->bias) + " and layer.drop_bias is empty; give both or none");
   if (def.version < 1) refuse("its version is " + std::to_string(def.version) + "; count from 1");
   auto& others = ops::added();
   const std::unique_lock lock(others.mutex);

@@ -4,9 +4,11 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <autopar/core/assert.hpp>
 
+#include "ops/registry.hpp"
 #include "testing_torch/laws.hpp"
 #include "torch/tensor_parallel/sharded_graph.hpp"
 
@@ -93,6 +95,11 @@ std::map<ValueId, Tensors> run_in_shards(const OpGraph& graph, const tensor_para
     for (std::size_t place = 0; place < kShards; ++place) {
       replay::Environment own(sharded.graph.values.size());
       for_each_input(node, [&](ValueId value) { own[value.index()] = values.at(value)[place]; });
+      const bool has_bias_once = step != sharded.steps.end() && step->second.kernel == ShardedOp::Kernel::kBiasOnce;
+      if (has_bias_once && place > 0) {
+        auto& bias = own[sharded.graph.input(id, ops::definition_of(node.op).layer->bias).index()];
+        bias = at::zeros_like(bias);
+      }
       auto results = run_alone(programs[place], id, std::move(own), batch);
       std::size_t k = 0;
       for_each_output(node, [&](ValueId value) { values[value].push_back(std::move(results[k++])); });

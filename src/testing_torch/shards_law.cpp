@@ -63,11 +63,11 @@ class ShardsOfOperand {
       if (found == call_.operands.end() || !fits(slices, found->second, example_.batch()))
         broken("the slices that its rule needs do not fit " + example_.name_of(call_.id, value));
     }
-    if (rule.kernel != ShardedOp::Kernel::kWithoutBias) return;
+    if (rule.kernel != ShardedOp::Kernel::kBiasOnce) return;
     const auto& layer = ops::definition_of(example_.graph().op(call_.id).op).layer;
     if (!example_.graph().input(call_.id, layer->bias).valid())
-      broken("its rule leaves out a bias, and the call has none");
-    if (!rule.results.front().is_partial()) broken("its rule leaves out a bias, and gives no terms of a sum");
+      broken("its rule has the bias added once, and the call has none");
+    if (!rule.results.front().is_partial()) broken("its rule has the bias added once, and gives no terms of a sum");
   }
 
   void compare(const tensor_parallel::ShardedLayout& layout, const std::map<ValueId, Tensors>& values) const {

@@ -186,14 +186,7 @@ ShardedOp shards_of_dense(ShardCall& call) {
   const auto& inputs = call.is_sharded(weight) ? call.slices(weight) : call.slices(x);
   if (call.is_sharded(bias) || !call.require(x, last, inputs) || !call.require(weight, 1, inputs))
     return ShardedOp::whole();
-  return call.sum(ShardedOp::Kernel::kWithoutBias);
-}
-
-/// The call with a bias of zeros would still add it; this one has none, so the product is libtorch's.
-void drop_bias(autopar::OpNode& node) {
-  static const auto product = c10::Dispatcher::singleton().findSchemaOrThrow("aten::linear", "");
-  node.op = product;
-  node.args[2] = c10::IValue();
+  return call.sum(ShardedOp::Kernel::kBiasOnce);
 }
 
 autopar::BackwardParts parts_of_dense() {
@@ -220,7 +213,7 @@ void register_all() {
                           .flops = flops_of_dense,
                           .saved = autopar::SavedTensors::kInputs,
                           .sharding = shards_of_dense,
-                          .layer = autopar::LayerForm{.weight = 1, .bias = 2, .always = true, .drop_bias = drop_bias},
+                          .layer = autopar::LayerForm{.weight = 1, .bias = 2, .always = true},
                           .split_backward = [](const autopar::OpNode&) { return std::optional(parts_of_dense()); },
                           .autocast = autopar::AutocastRule::kLow});
     autopar::register_op({.name = "own_operators::gated",

@@ -111,8 +111,6 @@ struct LayerForm {
   std::int32_t bias = -1;    ///< position of the addend of the product; -1: none
   bool always = false;       ///< always a layer, not also a product of two values
   bool makes_loss = false;   ///< its outputs are the classes of a loss, not a dim of its result
-  /// Turns the call into one without bias; the bias slot is already removed. Null if `bias` is -1.
-  void (*drop_bias)(OpNode& node) = nullptr;
 };
 
 /// y = f(x, weight, bias), whose backward can run in two parts: the gradient of x, and later the parameters'.

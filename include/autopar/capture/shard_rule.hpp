@@ -12,9 +12,9 @@ namespace autopar {
 /// How the tensor shards of a replica run an operator with operands in slices.
 struct ShardedOp {
   enum class Kernel : std::uint8_t {
-    kAsItIs,       ///< the operator itself, on the shard's slices
-    kWithoutBias,  ///< a layer whose bias is added once, to the sum; needs LayerForm::drop_bias
-    kTogether,     ///< the shards run it together (interpret/shard_steps.hpp); only for the library's own operators
+    kAsItIs,    ///< the operator itself, on the shard's slices
+    kBiasOnce,  ///< a layer that gives terms of a sum; the first shard's term has the bias. Needs LayerForm::bias
+    kTogether,  ///< the shards run it together (interpret/shard_steps.hpp); only for the library's own operators
   };
   bool in_slices = false;  ///< if false, it takes whole operands and gives whole results
   /// Operands that it takes in slices. It takes all others whole, including operands in slices of tokens. It does not

@@ -76,6 +76,7 @@ OpInterpreter::OpInterpreter(const OpGraph& graph, const algebra::BatchSemantics
   for (const auto op : ops) {
     const auto* step = step_of(op);
     const bool as_shard = step != nullptr && needs_shards(*step);
+    const bool is_term = step != nullptr && step->kernel == ShardedOp::Kernel::kBiasOnce;
     const autograd::FunctionSite site{graph, uses, op, device};
     const bool recomputes = std::binary_search(recomputed.begin(), recomputed.end(), op);
     std::optional<autograd::SplitBackward> split;
@@ -92,7 +93,8 @@ OpInterpreter::OpInterpreter(const OpGraph& graph, const algebra::BatchSemantics
     if (split && split->fp8 != nullptr && function == nullptr) splits_.in_fp8.push_back(op);
     if (layouts->concerns(op) || as_shard) seconds->exclude(op);
     auto acting = services_at(op);
-    if (!split && function == nullptr && !is_handled(plan.handling(op)) && !as_shard && acting.empty()) continue;
+    const bool as_it_is = !split && function == nullptr && !is_handled(plan.handling(op)) && !as_shard && !is_term;
+    if (as_it_is && acting.empty()) continue;
     replayer_.handle(op, [this, acting = std::move(acting), split = std::move(split)](replay::ReplayCall& call) {
       for (auto* service : acting) service->before(call);
       handle(call, split);
@@ -159,7 +161,9 @@ void OpInterpreter::handle(replay::ReplayCall& call, const std::optional<autogra
 
 void OpInterpreter::call_by_handling(replay::ReplayCall& call, const OpHandling& handling,
                                      const std::optional<autograd::SplitBackward>& split) {
-  if (const auto* step = step_of(call.id); step != nullptr && needs_shards(*step)) {
+  const auto* step = step_of(call.id);
+  if (step != nullptr && step->kernel == ShardedOp::Kernel::kBiasOnce) leave_bias_to_first(call, shards_->group);
+  if (step != nullptr && needs_shards(*step)) {
     run_on_shards(call, *step, shards_->group);
   } else if (handling.batch_norm >= 0) {
     const auto index = static_cast<std::size_t>(handling.batch_norm);

@@ -11,6 +11,8 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/embedding.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <autopar/core/assert.hpp>
 #include <autopar/core/error.hpp>
@@ -56,6 +58,14 @@ at::Tensor copied(const at::Tensor& tensor, const Group& group) {
       });
 }
 
+/// The sum of all shards' terms. Its gradient is each term's gradient, so the sum may take the place of the term.
+at::Tensor added_up(const at::Tensor& term, const Group& group) {
+  if (!ir::is_only_owner(term)) return reduce(Placed::partial(term, group));
+  term.unsafeGetTensorImpl()->bump_version();
+  group.state()->all_reduce(term);
+  return term;
+}
+
 at::Tensor gathered(const at::Tensor& own, const tensor_parallel::ShardedStep& step, const Group& group) {
   const auto split = split_of(step);
   const int dim = step.slices.dim;
@@ -97,7 +107,7 @@ at::Tensor moved(const at::Tensor& tensor, const tensor_parallel::ShardedStep& s
     case ir::ShardMove::kCopy:
       return copied(tensor, group);
     case ir::ShardMove::kAllReduce:
-      return reduce(Placed::partial(tensor, group));
+      return added_up(tensor, group);
     case ir::ShardMove::kAllGather:
       return gathered(tensor, step, group);
     case ir::ShardMove::kScatter:
@@ -109,6 +119,21 @@ at::Tensor moved(const at::Tensor& tensor, const tensor_parallel::ShardedStep& s
   }
   return tensor;
 }
+
+/// Takes the only operand off the stack, and out of the environment if nobody reads it later.
+at::Tensor taken(replay::ReplayCall& call, const tensor_parallel::ShardedStep& step) {
+  if (step.is_only_reader) call.environment[call.node.inputs.front().values.front().index()].reset();
+  return std::move(call.stack[0]).toTensor();
+}
+
+/// Zeros. Their gradient is the bias's.
+struct NoBias : torch::autograd::Function<NoBias> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& bias) { return at::zeros_like(bias); }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list gradients) {
+    return gradients;
+  }
+};
 
 /// The loss for aten::cross_entropy_loss(self, target, weight, reduction, ignore_index, label_smoothing).
 at::Tensor class_loss(const torch::jit::Stack& stack, const tensor_parallel::ShardedStep& step, const Group& group) {
@@ -150,9 +175,15 @@ bool needs_shards(const tensor_parallel::ShardedStep& step) {
   return step.move || step.kernel == ShardedOp::Kernel::kTogether;
 }
 
+void leave_bias_to_first(replay::ReplayCall& call, const Group& group) {
+  if (group.place() == 0) return;
+  auto& bias = call.stack[static_cast<std::size_t>(ops::definition_of(call.node.op).layer->bias)];
+  bias = NoBias::apply(bias.toTensor());
+}
+
 void run_on_shards(replay::ReplayCall& call, const tensor_parallel::ShardedStep& step, const Group& group) {
   const auto result = [&] {
-    if (step.move) return moved(call.stack[0].toTensor(), step, group);
+    if (step.move) return moved(taken(call, step), step, group);
     const auto& name = call.node.op.schema().name();
     if (name == ops::kEmbedding) return rows(call.stack, step, group);
     const auto& layer = ops::definition_of(name).layer;

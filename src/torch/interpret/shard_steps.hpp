@@ -21,8 +21,12 @@ struct TensorShards {
   }
 };
 
-/// Whether an operator needs `run_on_shards`. If not, it runs unchanged on the shard's tensors.
+/// Whether an operator needs `run_on_shards`. If not, it runs on the shard's tensors.
 [[nodiscard]] bool needs_shards(const tensor_parallel::ShardedStep& step);
+
+/// Before an operator of Kernel::kBiasOnce: on all shards but the first it reads zeros in place of its bias. Every
+/// shard gets the whole gradient of the bias.
+void leave_bias_to_first(replay::ReplayCall& call, const Group& group);
 
 /// Runs an operator together with the other shards: an exchange of values, a loss over classes, or embedding rows.
 /// @throws InvalidArgument on all shards, for a target or an index that is out of range

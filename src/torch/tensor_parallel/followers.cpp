@@ -27,7 +27,7 @@ class FollowerFinder {
   }
 
   Followers find() && {
-    for (const auto& [op, kernel] : layout_.in_slices) add(op, kernel);
+    for (const auto& [op, kernel] : layout_.in_slices) add(op);
     for (const auto& [op, moves] : layout_.before) {
       for (const auto& move : moves) add(op, move);
     }
@@ -50,7 +50,7 @@ class FollowerFinder {
     return known == leader_of_.end() ? nullptr : &found_[known->second];
   }
 
-  void add(OpId op, ShardedOp::Kernel kernel) {
+  void add(OpId op) {
     const auto candidate = candidate_of_.find(op);
     if (candidate != candidate_of_.end()) {
       for_each_output(graph_.op(op), [&](ValueId result) {
@@ -59,8 +59,6 @@ class FollowerFinder {
         const auto tokens = layout_.layouts[result.index()].slices().units;
         follower.tokens = follower.sums.empty() ? tokens : std::min(follower.tokens, tokens);
         follower.sums.push_back(result);
-        if (kernel == ShardedOp::Kernel::kWithoutBias)
-          follower.copied.push_back(graph_.input(op, ops::definition_of(graph_.op(op).op).layer->bias));
         leader_of_[result] = candidate->second;
       });
       return;

@@ -92,8 +92,8 @@ bool ShardTyping::take_operands(ShardedLayout& out, OpId op, const ShardedOp& ru
       const bool lends_sizes = kind == OpKind::kReshape || kind == OpKind::kExpand;
       if (lends_sizes) return;
       if (layout.is_sharded()) return add({ir::ShardMove::kAssemble, value, layout.slices()});
-      const bool is_added_later = rule.kernel == ShardedOp::Kernel::kWithoutBias;
-      if (is_added_later || !node.grad_enabled || !graph_.value(value).has_gradient()) return;
+      const bool is_bias = rule.kernel == ShardedOp::Kernel::kBiasOnce;
+      if (is_bias || !node.grad_enabled || !graph_.value(value).has_gradient()) return;
       add({ir::ShardMove::kCopy, value});
     } else if (!layout.is_sharded() || layout.slices() != needed->second) {
       const auto leaf = leaf_behind(graph_, value);

@@ -65,8 +65,8 @@ class Inserter {
  private:
   void find_only_readers() {
     for (auto& [op, step] : out_.steps)
-      step.is_only_reader =
-          step.kernel == ShardedOp::Kernel::kTogether && ops::is_last_reader(out_.graph, op, /*operand=*/0);
+      step.is_only_reader = (step.kernel == ShardedOp::Kernel::kTogether || step.move == ir::ShardMove::kAllReduce) &&
+                            ops::is_last_reader(out_.graph, op, /*operand=*/0);
   }
 
   [[nodiscard]] const ShardedLayout& layout() const { return stages_[stage_].layout; }
@@ -211,8 +211,7 @@ class Inserter {
     return out_.slices.at(node.inputs[sliced].values.front()).slices;
   }
 
-  /// Inserts an operator that gives partial sums, and their sum after it. The bias of a linear layer is added to the
-  /// sum.
+  /// Inserts an operator that gives partial sums, and their sum after it.
   void add_up(OpNode node, ShardedOp::Kernel kernel) {
     const auto slices = slices_of_kernel(node, kernel);
     AUTOPAR_ASSERT(node.outputs.size() == 1 && node.outputs.front().kind == SlotKind::kTensor,
@@ -222,48 +221,15 @@ class Inserter {
     const auto terms = result;
     const auto storage = out_.graph.value(sum).storage;
     std::ranges::replace(node.writes, storage, out_.graph.value(terms).storage);
-    auto bias = ValueId::none();
-    if (kernel == ShardedOp::Kernel::kWithoutBias) bias = take_bias(node);
     const auto beside = node;
     const auto id = append(std::move(node));
     out_.steps[id] = {.shards = stages_[stage_].shards, .kernel = kernel, .slices = slices};
     const auto& sliced = layout().layouts[sum.index()];
-    const auto add_up_into = [&](ValueId to) {
-      if (!sliced.is_sharded()) return move(ir::ShardMove::kAllReduce, terms, to, {}, beside);
-      move(ir::ShardMove::kReduceScatter, terms, to, sliced.slices(), beside);
-      note_slices(to, stage_, sliced.slices());
-    };
-    if (!bias.valid()) {
-      add_up_into(sum);
-      made(sum, beside);
-      return;
-    }
-    const auto without_bias = new_value(sum);
-    add_up_into(without_bias);
-    if (sliced.is_sharded() && beside.grad_enabled && out_.graph.value(bias).has_gradient())
-      bias = moved({ir::ShardMove::kCopy, bias}, beside);
-    static const auto add = ops::operator_named(ops::kAdd, "Tensor");
-    OpNode with_bias{add, {c10::IValue(), c10::IValue(), c10::Scalar(1)}};
-    with_bias.inputs = {{0, SlotKind::kTensor, {without_bias}}, {1, SlotKind::kTensor, {bias}}};
-    with_bias.outputs = {{0, SlotKind::kTensor, {sum}}};
-    with_bias.grad_enabled = beside.grad_enabled;
-    with_bias.path = beside.path;
-    with_bias.reads = {out_.graph.value(without_bias).storage, out_.graph.value(bias).storage};
-    std::ranges::sort(with_bias.reads);
-    with_bias.writes = {storage};
-    append(std::move(with_bias));
+    if (sliced.is_sharded())
+      move(ir::ShardMove::kReduceScatter, terms, sum, sliced.slices(), beside);
+    else
+      move(ir::ShardMove::kAllReduce, terms, sum, {}, beside);
     made(sum, beside);
-  }
-
-  ValueId take_bias(OpNode& node) const {
-    const auto& layer = *ops::definition_of(node.op).layer;
-    const auto position = layer.bias;
-    const auto at = std::ranges::find(node.inputs, position, &Slot::position);
-    const auto bias = at->values.front();
-    node.inputs.erase(at);
-    std::erase(node.reads, out_.graph.value(bias).storage);
-    layer.drop_bias(node);
-    return bias;
   }
 
   const std::vector<ShardedStage>& stages_;

@@ -33,10 +33,10 @@ void require_usable(const ShardedOp& made, const OpGraph& graph, OpId id) {
   if (!made.in_slices || !ops::is_of_user(def)) return;
   if (made.kernel == ShardedOp::Kernel::kTogether)
     refuse("Kernel::kTogether is of the library's operators alone; return ShardedOp::whole()");
-  if (made.kernel == ShardedOp::Kernel::kWithoutBias && (!def.layer || def.layer->drop_bias == nullptr))
-    refuse("Kernel::kWithoutBias needs layer.bias and layer.drop_bias");
-  if (made.kernel == ShardedOp::Kernel::kWithoutBias && !graph.input(id, def.layer->bias).valid())
-    refuse("Kernel::kWithoutBias is of calls with a bias; return Kernel::kAsItIs where there is none");
+  if (made.kernel == ShardedOp::Kernel::kBiasOnce && (!def.layer || def.layer->bias < 0))
+    refuse("Kernel::kBiasOnce needs layer.bias");
+  if (made.kernel == ShardedOp::Kernel::kBiasOnce && !graph.input(id, def.layer->bias).valid())
+    refuse("Kernel::kBiasOnce is of calls with a bias; return Kernel::kAsItIs where there is none");
   std::size_t results = 0;
   for_each_output(graph.op(id), [&](ValueId) { ++results; });
   if (made.results.size() != results)

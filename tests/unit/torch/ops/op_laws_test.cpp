@@ -194,7 +194,7 @@ ShardedOp shard_layer(ShardCall& call) {
   if (!by_inputs || call.is_sharded(bias)) return ShardedOp::whole();
   const auto units = call.is_sharded(weight) ? call.slices(weight) : call.slices(x);
   if (!call.require(x, last, units) || !call.require(weight, 1, units)) return ShardedOp::whole();
-  return call.sum(bias.valid() ? ShardedOp::Kernel::kWithoutBias : ShardedOp::Kernel::kAsItIs);
+  return call.sum(bias.valid() ? ShardedOp::Kernel::kBiasOnce : ShardedOp::Kernel::kAsItIs);
 }
 
 BackwardParts parts_of_layer() {
@@ -229,9 +229,7 @@ OpDef layer_def(const std::string& op, const BackwardParts& parts = parts_of_lay
   };
   def.saved = SavedTensors::kInputs;
   def.sharding = shard_layer;
-  def.layer = LayerForm{.weight = 1, .outputs = 0, .bias = 2, .always = true, .drop_bias = [](OpNode& node) {
-                          node.args[2] = c10::IValue();
-                        }};
+  def.layer = LayerForm{.weight = 1, .outputs = 0, .bias = 2, .always = true};
   def.split_backward = [parts](const OpNode&) { return std::optional(parts); };
   return def;
 }
@@ -295,14 +293,14 @@ void register_wrong_shards() {
   auto biases = layer_def("layer_biases");  // each shard adds the bias
   biases.sharding = [](ShardCall& call) {
     auto rule = shard_layer(call);
-    if (rule.kernel == ShardedOp::Kernel::kWithoutBias) rule.kernel = ShardedOp::Kernel::kAsItIs;
+    if (rule.kernel == ShardedOp::Kernel::kBiasOnce) rule.kernel = ShardedOp::Kernel::kAsItIs;
     return rule;
   };
   register_op(biases);
   auto dropped = layer_def("layer_dropped");  // a bias that the call does not have
   dropped.sharding = [](ShardCall& call) {
     auto rule = shard_layer(call);
-    if (rule.in_slices && rule.results.front().is_partial()) rule.kernel = ShardedOp::Kernel::kWithoutBias;
+    if (rule.in_slices && rule.results.front().is_partial()) rule.kernel = ShardedOp::Kernel::kBiasOnce;
     return rule;
   };
   register_op(dropped);
