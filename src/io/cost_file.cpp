@@ -18,7 +18,7 @@ using detail::Json;
 using detail::JsonReader;
 using detail::OrderedJson;
 
-constexpr std::int64_t kCostFormat = 10;
+constexpr std::int64_t kCostFormat = 11;
 constexpr std::int64_t kMaxRanks = 1 << 24;
 constexpr double kMaxCost = 1e18;  // seconds or bytes
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "torch/autograd/padded_rows.hpp"
+#include "torch/autograd/sum_type.hpp"
 #include "torch/fp8/layers.hpp"
 #include "torch/fused/column_sums.hpp"
 #include "torch/fused/vectorised_rows.hpp"
@@ -34,9 +35,17 @@ bool fits_fp8(const OpGraph& graph, OpId op, const SplitBackward& split) {
          });
 }
 
+/// Whether the operator's products can add to gradients that exist. The gradients of other weights are made, and then
+/// added by another pass.
+bool adds_by_products(const FunctionSite& site, const SplitBackward& split) {
+  const auto type = site.graph.value(site.graph.input(site.op, split.weight_at)).dtype;
+  const bool of_wide = split.is_product && site.device.is_cuda() && sum_type(type) == type;
+  return split.add_weights && (split.of_cast || of_wide);
+}
+
 /// Whether a custom autograd function is worthwhile where nothing is deferred.
 bool gains(const SplitBackward& split) {
-  return split.of_cast || split.may_be_beside || split.may_be_left || split.sums_bias;
+  return split.of_cast || split.may_be_beside || split.may_be_left || split.may_be_added || split.sums_bias;
 }
 
 }  // namespace
@@ -47,7 +56,7 @@ std::optional<SplitBackward> chosen_split(const FunctionSite& site, const algebr
   if (!split) return std::nullopt;
   if (is_only_reader(site.graph, site.uses, site.op, *split)) {
     split->may_be_beside = split->is_product && conditions.has_side_stream && !conditions.recomputes;
-    split->may_be_added = split->add_weights && split->of_cast && !conditions.recomputes;
+    split->may_be_added = adds_by_products(site, *split) && !conditions.recomputes;
     split->may_be_left = split->is_product && conditions.is_summed(site.graph.input(site.op, split->x_at));
   }
   if (conditions.fp8 != nullptr && fits_fp8(site.graph, site.op, *split))

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/baddbmm.h>
 #include <ATen/ops/mm.h>
 
@@ -17,11 +18,16 @@ at::Tensor product_over_rows(const at::Tensor& a, const at::Tensor& b) {
   return a.is_cuda() ? fused::matrix_product(a.t(), b, type) : a.to(type).t().mm(b.to(type));
 }
 
-// libtorch has products that accumulate into their output for batches.
+// libtorch has products of 16-bit matrices that accumulate into a wider output for batches.
 void put_product_over_rows(const at::Tensor& a, const at::Tensor& b, const at::Tensor& sum,
                            fused::Destination destination) {
   const auto type = sum_type(a.scalar_type());
   const bool adds = destination == fused::Destination::kAdds;
+  if (a.is_cuda() && type == a.scalar_type() && type == sum.scalar_type()) {
+    auto in_place = sum;
+    static_cast<void>(adds ? at::addmm_out(in_place, in_place, a.t(), b) : at::mm_out(in_place, a.t(), b));
+    return;
+  }
   if (!a.is_cuda() || type == a.scalar_type() || type != sum.scalar_type()) {
     const auto product = product_over_rows(a, b);
     static_cast<void>(adds ? sum.add_(product) : sum.copy_(product));

@@ -101,15 +101,14 @@ class SplitNode : public torch::autograd::Node {
       DeferredGradients::Task task{std::move(of), std::move(make)};
       if (split_.may_be_added) task.add_to = formulas.add_weights;
       deferred_->defer(std::move(task));
-    } else if (side_) {
-      if (has_gradient(parameters_))
-        add(parameters_, make());
-      else
-        side_->put([leaves = parameters_, make = std::move(make)] { add(leaves, make()); });
+    } else if (side_ && !has_gradient(parameters_)) {
+      side_->put([leaves = parameters_, make = std::move(make)] { add(leaves, make()); });
     } else if (sum_) {
       sum_->put(place_, std::move(make));
     } else if (adds_in_place_ && can_add_to(parameters_)) {
       grow(gradients_of(parameters_), formulas);
+    } else if (side_) {
+      add(parameters_, make());
     } else {
       auto own = make();
       std::move(own.begin(), own.end(), of_x.begin() + 1);
@@ -442,7 +441,8 @@ void run_split(replay::ReplayCall& call, const SplitBackward& split, const Split
   auto sum = deferred == nullptr && !beside ? sum_of_gradient(split, x, weight) : nullptr;
   // Not for 16-bit parameters: their gradients would be computed in single precision and rounded by another pass.
   const bool sums_bias = split.sums_bias && with_bias && weight.scalar_type() == at::kFloat;
-  const bool parts = deferred != nullptr || split.of_cast || beside || sum != nullptr || sums_bias;
+  const bool parts =
+      deferred != nullptr || split.of_cast || split.may_be_added || beside || sum != nullptr || sums_bias;
   const bool with_history = at::GradMode::is_enabled();
   const bool in_fp8 = split.fp8 != nullptr && runs_in_fp8(*split.fp8, x, weight);
   const bool real = in_fp8 || (weight.is_floating_point() && (!split.input || x.scalar_type() == weight.scalar_type()));
@@ -475,8 +475,8 @@ void run_split(replay::ReplayCall& call, const SplitBackward& split, const Split
     node->set_next_edges(torch::autograd::collect_next_edges(x));
   } else {  // edges to the parameters themselves, not through their casts
     node->set_next_edges(torch::autograd::collect_next_edges(x, parameters));
-    if (split.may_be_added) node->add_in_place(unwritten);
   }
+  if (split.may_be_added) node->add_in_place(unwritten);
   auto result = call.stack[0].toTensor();
   torch::autograd::set_history(result, node);
 }

@@ -63,7 +63,6 @@ MeasuredCosts DeviceCosts::costs(const ModelProgram& program, const cost::GraphP
 
   cost::MeasureOptions measure;
   measure.samples = cost::probe_samples(batch, world_.size());
-  measure.adds_gradients = world_.size() > 1;
   measure.recorded = recorded;
   auto costs = cost::measure_atoms(world_, program.graph, program.plan, profile, device, measure, known);
   const bool given_links = !options.cluster_file.empty();
@@ -73,6 +72,7 @@ MeasuredCosts DeviceCosts::costs(const ModelProgram& program, const cost::GraphP
     links.messages.merge(costs.links.messages);
     links.all_reduces.merge(costs.links.all_reduces);
     links.contention.merge(costs.links.contention);
+    links.message_delays.merge(costs.links.message_delays);
     costs.links = std::move(links);
   }
   const bool at_once = setting_.steps_at_once;

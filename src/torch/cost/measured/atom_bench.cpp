@@ -95,12 +95,11 @@ Roots roots_among(const replay::Environment& values, const std::vector<ValueId>&
 }  // namespace
 
 AtomBench::AtomBench(const OpGraph& graph, const algebra::BatchSemantics& plan, const std::vector<OpId>& ops,
-                     StepStopwatch& stopwatch, bool adds_gradients, fp8::Layers& fp8)
+                     StepStopwatch& stopwatch, fp8::Layers& fp8)
     : graph_(graph),
       plan_(plan),
       stopwatch_(stopwatch),
       device_(stopwatch.device()),
-      adds_gradients_(adds_gradients),
       boundary_{{}, {}, made_for_others(graph, plan, ops)},
       runner_(graph, plan, run_for_each_slice(plan, ops), boundary_.outgoing, device_, /*splits_backwards=*/false,
               /*recomputed=*/{}, {.fp8 = &fp8}) {
@@ -196,16 +195,12 @@ void AtomBench::bring(std::int64_t samples) {
   latest_ = 1;
 }
 
-// Activations get new gradients in each run.
+// Inputs have no gradients yet, as in a first micro-batch. Products of later ones add to gradients at about that cost.
 replay::Environment AtomBench::fresh_environment() const {
   replay::Environment values = runner_.environment();
   for (std::size_t i = 0; i < boundary_.incoming.size(); ++i) {
     auto leaf = inputs_[i].detach();
-    if (differentiable(boundary_.incoming[i])) {
-      leaf.set_requires_grad(true);
-      const bool has_gradient = adds_gradients_ && graph_.value(boundary_.incoming[i]).kind == ValueKind::kParameter;
-      if (has_gradient) leaf.mutable_grad() = at::zeros_like(inputs_[i]);
-    }
+    if (differentiable(boundary_.incoming[i])) leaf.set_requires_grad(true);
     values[boundary_.incoming[i].index()] = std::move(leaf);
   }
   for (const auto& cast : casts_)

@@ -24,10 +24,9 @@ class AtomBench {
   };
 
   /// What is referred to must outlive the object.
-  /// @param adds_gradients  whether parameters have gradients to which the backward adds; otherwise it assigns them
   /// @param fp8  layers that run in 8 bits, with scales
   AtomBench(const OpGraph& graph, const algebra::BatchSemantics& plan, const std::vector<OpId>& ops,
-            StepStopwatch& stopwatch, bool adds_gradients, fp8::Layers& fp8);
+            StepStopwatch& stopwatch, fp8::Layers& fp8);
 
   /// Runs the atom on `samples` samples and times one run.
   /// @param elsewhere  bytes that the model's other atoms move between two compute actions of this one. They displace
@@ -65,7 +64,6 @@ class AtomBench {
   const algebra::BatchSemantics& plan_;
   StepStopwatch& stopwatch_;
   c10::Device device_;
-  bool adds_gradients_;
   Boundary boundary_;
   bool whole_batch_ = false;
   std::vector<Cast> casts_;  ///< made before each timed run, as before each call

@@ -151,7 +151,7 @@ struct Bench {
     return measure_bench(atom_bench(ops, stopwatch), host_is_ahead, start, elsewhere, options);
   }
   [[nodiscard]] AtomBench atom_bench(const std::vector<OpId>& ops, detail::StepStopwatch& stopwatch) const {
-    return {graph, plan, ops, stopwatch, options.adds_gradients, fp8};
+    return {graph, plan, ops, stopwatch, fp8};
   }
 };
 
@@ -325,7 +325,7 @@ CostOrigin cost_origin(const World& world, const Cluster& cluster, c10::Device d
   origin.device = cluster.device.name;
   if (device.is_cpu())
     origin.device += ": " + processor_name() + ", " + std::to_string(at::get_num_threads()) + " threads a rank";
-  if (world.size() == 1) origin.device += ", one rank";  // gradients are assigned, not added
+  if (world.size() == 1) origin.device += ", one rank";  // it has the host's memory to itself
   // CPU ranks share a host's memory. Links between hosts are no links within a host, even for equally large worlds.
   if (device.is_cpu() || world.local_size() < world.size())
     origin.device += ", " + std::to_string(world.local_size()) + " ranks a host";

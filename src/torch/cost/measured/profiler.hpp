@@ -23,7 +23,6 @@ namespace autopar::cost {
 struct MeasureOptions {
   std::vector<std::int64_t> samples{1, 2, 4};  ///< micro-batch sizes to measure, ascending from at least 1
   int repetitions = 7;                         ///< at most; the median counts; three if they agree
-  bool adds_gradients = true;                  ///< gradients are added to existing ones, as for later micro-batches
   bool recorded = false;                       ///< steps are replayed as CUDA graphs: no device waits for the host
 };
 

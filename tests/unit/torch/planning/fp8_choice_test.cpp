@@ -142,7 +142,7 @@ TEST_CASE("AtomBench: runs layers that have scales in 8 bits", "[fp8]") {
   layers.set_histories({{"wide.weight", {calls, calls, calls}}});
   const auto seen_by = [&](const std::string& weight) {
     const auto& ops = profile.atoms.atoms[atom_of(profile, weight).index()];
-    cost::detail::AtomBench bench(program.graph, program.plan, ops, stopwatch, /*adds_gradients=*/true, layers);
+    cost::detail::AtomBench bench(program.graph, program.plan, ops, stopwatch, layers);
     CHECK(bench.run(4, Bytes(0), 0).has_backward);
     return layers.take_seen(0, 1)[0].gt(0).sum().item<std::int64_t>();
   };
