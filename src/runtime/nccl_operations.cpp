@@ -80,7 +80,7 @@ void NcclOperations::report_stalls() {
   drop_ended_replays();
   if (replays_.empty()) return;
   NcclRecording& recording = *replays_.front()->recording;
-  if (const auto waiting = recording.longest_waiting(now))
+  if (const auto waiting = recording.waiting(now))
     judge_stall(waiting->action, waiting->peer, waiting->age, recording.warned());
 }
 

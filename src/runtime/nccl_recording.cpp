@@ -4,31 +4,27 @@
 
 #include "nccl_recording.hpp"
 
-#include <algorithm>
 #include <utility>
 
 #include <cuda.h>
 
 #include <autopar/core/error.hpp>
 
-#include "nccl_communicator.hpp"
-
 namespace autopar::detail {
 
 namespace {
 
-/// Of the driver, which is not linked: its library is where GPUs are.
-auto write_value_function(Rank self) {
-  static_assert(sizeof(cuuint32_t) == sizeof(std::uint32_t));
+/// Of the driver, which is not linked: its library is where GPUs are. The runtime sets bytes alone.
+auto set_words_function(Rank self) {
   constexpr unsigned kVersion = 12000;
   void* function = nullptr;
   cudaDriverEntryPointQueryResult result{};
   check_cuda("cudaGetDriverEntryPointByVersion",
-             cudaGetDriverEntryPointByVersion("cuStreamWriteValue32", &function, kVersion, cudaEnableDefault, &result),
+             cudaGetDriverEntryPointByVersion("cuMemsetD32Async", &function, kVersion, cudaEnableDefault, &result),
              self);
   if (result != cudaDriverEntryPointSuccess || function == nullptr)
-    throw TransportError("the driver has no cuStreamWriteValue32", self, Rank::none(), "recording of a step");
-  return reinterpret_cast<decltype(&cuStreamWriteValue32)>(function);
+    throw TransportError("the driver has no cuMemsetD32Async", self, Rank::none(), "recording of a step");
+  return reinterpret_cast<decltype(&cuMemsetD32Async)>(function);
 }
 
 }  // namespace
@@ -39,38 +35,46 @@ bool is_capturing(cudaStream_t stream, Rank self) {
   return status == cudaStreamCaptureStatusActive;
 }
 
-NcclRecording::NcclRecording(Rank self) : self_(self) {
+NcclRecording::NcclRecording(Rank self) : self_(self), written_(self) {
   void* memory = nullptr;
-  check_cuda("cudaHostAlloc", cudaHostAlloc(&memory, kWords * sizeof(std::uint32_t), cudaHostAllocMapped), self_);
-  words_ = static_cast<std::uint32_t*>(memory);
-  std::fill_n(words_, kWords, 0);
+  check_cuda("cudaHostAlloc", cudaHostAlloc(&memory, sizeof(*word_), cudaHostAllocMapped), self_);
+  word_ = static_cast<std::uint32_t*>(memory);
+  *word_ = 0;
+  check_cuda("cudaStreamCreateWithFlags", cudaStreamCreateWithFlags(&writes_, cudaStreamNonBlocking), self_);
 }
 
-NcclRecording::~NcclRecording() { cudaFreeHost(words_); }
-
-void NcclRecording::begin(cudaStream_t stream, std::string action, Rank peer) {
-  write(stream, lanes_.begin(stream, std::move(action), peer));
+NcclRecording::~NcclRecording() {
+  cudaStreamDestroy(writes_);
+  cudaFreeHost(word_);
 }
 
-void NcclRecording::end(cudaStream_t stream) { write(stream, lanes_.end(stream)); }
+void NcclRecording::begin(const Event& event, std::string action, Rank peer) {
+  write_after(event, progress_.begin(std::move(action), peer));
+}
 
-void NcclRecording::write(cudaStream_t stream, const RecordedLanes::Mark& mark) {
-  constexpr auto kAction = "recording of a step";
-  static const auto write_value = write_value_function(self_);
-  if (mark.word >= kWords) throw TransportError("it uses too many communicators", self_, Rank::none(), kAction);
-  const auto code =
-      write_value(stream, reinterpret_cast<CUdeviceptr>(words_ + mark.word), mark.value, CU_STREAM_WRITE_VALUE_DEFAULT);
+void NcclRecording::end(const Event& event) { write_after(event, progress_.end()); }
+
+void NcclRecording::join(cudaStream_t stream) {
+  if (progress_.end() == 0) return;
+  check_cuda("cudaEventRecord", cudaEventRecord(written_.get(), writes_), self_);
+  check_cuda("cudaStreamWaitEvent", cudaStreamWaitEvent(stream, written_.get(), 0), self_);
+}
+
+void NcclRecording::write_after(const Event& event, std::uint32_t value) {
+  static const auto set_words = set_words_function(self_);
+  check_cuda("cudaStreamWaitEvent", cudaStreamWaitEvent(writes_, event.get(), 0), self_);
+  const auto code = set_words(reinterpret_cast<CUdeviceptr>(word_), value, 1, writes_);
   if (code != CUDA_SUCCESS)
-    throw TransportError("cuStreamWriteValue32 refuses to be recorded", self_, Rank::none(), kAction,
+    throw TransportError("cuMemsetD32Async refuses to be recorded", self_, Rank::none(), "recording of a step",
                          static_cast<int>(code));
 }
 
-std::optional<RecordedLanes::Waiting> NcclRecording::longest_waiting(RecordedLanes::Clock::time_point now) {
-  return lanes_.longest_waiting({words_, kWords}, now);
+std::optional<RecordedProgress::Waiting> NcclRecording::waiting(RecordedProgress::Clock::time_point now) {
+  return progress_.waiting(*static_cast<const volatile std::uint32_t*>(word_), now);
 }
 
 void NcclRecording::restart_watch() {
-  lanes_.restart();
+  progress_.restart();
   warned_ = false;
 }
 

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -10,15 +9,17 @@
 #include <autopar/core/ids.hpp>
 #include <autopar/runtime/any_transport.hpp>
 
-#include "recorded_lanes.hpp"
+#include "nccl_communicator.hpp"
+#include "recorded_progress.hpp"
 
 namespace autopar::detail {
 
 /// Whether work that is given to the stream becomes part of a CUDA graph.
 [[nodiscard]] bool is_capturing(cudaStream_t stream, Rank self);
 
-/// The operations of a CUDA graph. When it runs, nobody on the host knows how far it is; so the graph writes, before
-/// and after each operation, to a word of host memory for the operation's stream.
+/// The operations of a CUDA graph, which run one after the other. When it runs, nobody on the host knows how far it is;
+/// so the graph writes to a word of host memory before and after each operation. It does so beside them, on another
+/// stream, so that nothing waits for a write.
 class NcclRecording final : public RecordedOperations {
  public:
   explicit NcclRecording(Rank self);
@@ -26,27 +27,29 @@ class NcclRecording final : public RecordedOperations {
 
   // ---- while the graph is captured
 
-  /// Right before an operation on a stream that is being captured.
-  void begin(cudaStream_t stream, std::string action, Rank peer);
-  /// Right after it.
-  void end(cudaStream_t stream);
+  /// An operation begins when the device passes the event.
+  void begin(const Event& event, std::string action, Rank peer);
+  /// The latest operation has ended when the device passes the event.
+  void end(const Event& event);
+  /// Right before the capture ends: the stream waits for the last write.
+  void join(cudaStream_t stream);
 
   // ---- while the graph runs; one caller at a time
 
-  [[nodiscard]] std::optional<RecordedLanes::Waiting> longest_waiting(RecordedLanes::Clock::time_point now);
+  [[nodiscard]] std::optional<RecordedProgress::Waiting> waiting(RecordedProgress::Clock::time_point now);
   /// Another run of the graph: ages count from now.
   void restart_watch();
   /// Whether somebody was warned of what waits in this run.
   [[nodiscard]] bool& warned() { return warned_; }
 
  private:
-  void write(cudaStream_t stream, const RecordedLanes::Mark& mark);
-
-  static constexpr std::size_t kWords = 1024;  ///< streams at most: two for each other rank, and groups
+  void write_after(const Event& event, std::uint32_t value);
 
   Rank self_;
-  std::uint32_t* words_ = nullptr;
-  RecordedLanes lanes_;
+  Event written_;
+  cudaStream_t writes_ = nullptr;
+  std::uint32_t* word_ = nullptr;
+  RecordedProgress progress_;
   bool warned_ = false;
 };
 

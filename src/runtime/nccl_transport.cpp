@@ -174,12 +174,15 @@ class NcclTransport final : public TransportBackend {
   [[nodiscard]] bool can_record() const override { return true; }
 
   void begin_recording() override {
+    const DeviceGuard guard(device_);
     recording_ = std::make_shared<NcclRecording>(rank());
     last_captured_.reset();
   }
 
   [[nodiscard]] std::shared_ptr<RecordedOperations> end_recording() override {
     last_captured_.reset();
+    const DeviceGuard guard(device_);
+    if (recording_ != nullptr && is_capturing(compute_stream(), rank())) recording_->join(compute_stream());
     return std::exchange(recording_, nullptr);
   }
 
@@ -272,10 +275,10 @@ class NcclTransport final : public TransportBackend {
     check_cuda("cudaStreamWaitEvent", cudaStreamWaitEvent(stream, operation->event.get(), 0), rank());
     if (last_captured_ != nullptr)
       check_cuda("cudaStreamWaitEvent", cudaStreamWaitEvent(stream, last_captured_->event.get(), 0), rank());
-    recording_->begin(stream, operation->action, operation->peer);
+    recording_->begin(operation->event, operation->action, operation->peer);
     communicator.settle(operation->action.c_str(), call());
-    recording_->end(stream);
     check_cuda("cudaEventRecord", cudaEventRecord(operation->event.get(), stream), rank());
+    recording_->end(operation->event);
     last_captured_ = operation;
     return operation;
   }

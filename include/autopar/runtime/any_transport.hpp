@@ -133,8 +133,9 @@ class AnyTransport {
   /// Whether operations can be captured with the compute stream's work (a CUDA graph) and run again with it.
   [[nodiscard]] bool can_record() const { return backend_->can_record(); }
   /// Until `end_recording`, operations are captured in one order, the order of these calls, if the compute stream is
-  /// being captured. `wait` must be called for each before the capture ends. Every rank of an operation captures it.
+  /// being captured. `wait` must be called for each. Every rank of an operation captures it.
   void begin_recording() { backend_->begin_recording(); }
+  /// Call it before the capture ends, and in any case if it fails.
   [[nodiscard]] std::shared_ptr<detail::RecordedOperations> end_recording() { return backend_->end_recording(); }
   /// Calls `launch`, which runs captured work again on the compute stream. While its operations run, failures and
   /// stalls are noticed as those of other operations. Every rank of an operation replays it.

@@ -227,15 +227,19 @@ std::optional<GraphedSteps::Recorded> GraphedSteps::recording_of(Call& call,
     reason = prepare();
     if (call.draws.recorded) call.draws.recorded->set_recorded(true);
     if (exchanges) recorded.exchanges.wire.begin_recording();
+    const auto captured = [&] {
+      work();
+      if (exchanges) recorded.exchanges.operations = recorded.exchanges.wire.end_recording();
+    };
     if (reason.empty())
-      recorded.work = devices::context_of(deployment_.device().type()).record(recording_stream(), work, beside);
+      recorded.work = devices::context_of(deployment_.device().type()).record(recording_stream(), captured, beside);
   } catch (const std::exception& error) {
     reason = replay::plain_message(error);
   }
   if (recorded.work == nullptr && reason.empty()) reason = "they read memory of the host";
   call.state.may_fail = false;
   if (call.draws.recorded) call.draws.recorded->set_recorded(false);
-  if (exchanges) recorded.exchanges.operations = recorded.exchanges.wire.end_recording();
+  if (exchanges && !recorded.exchanges.operations) static_cast<void>(recorded.exchanges.wire.end_recording());
   if (exchanges) reason = first_reason(ranks_, reason);
   if (reason.empty()) return recorded;
   log("steps are not recorded (cuda_graphs): " + reason);

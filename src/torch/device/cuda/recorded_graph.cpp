@@ -102,12 +102,7 @@ class RecordedGraph final : public DeviceRecording {
     require(cudaGraphGetNodes(graph_, nodes.data(), &count), "read");
     for (auto* const node : nodes) {
       cudaGraphNodeType type{};
-      const auto status = cudaGraphNodeGetType(node, &type);
-      if (status == cudaErrorUnknown) {  // it writes a word (NcclRecording), for which the runtime has no name
-        static_cast<void>(cudaGetLastError());
-        continue;
-      }
-      require(status, "read");
+      require(cudaGraphNodeGetType(node, &type), "read");
       if (type == cudaGraphNodeTypeHost && !is_of_nccl(node)) return true;
       if (type != cudaGraphNodeTypeMemcpy) continue;
       cudaMemcpy3DParms copy{};
