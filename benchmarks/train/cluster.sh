@@ -10,14 +10,15 @@
 # without CUDA graphs), fp8 (products in 8 bits), largest (the deepest GPT that fits, beside FSDP2's), heads (of 1 to 8
 # million classes beside DTensor; needs class_head beside TRAIN), tests (gpu_mpi beside TRAIN), kill, lose (ranks that are
 # killed or stopped in many small jobs).
-# WORKS="gpt mlp" chooses; GPUS=2 (all that are here), STEPS=6, PYTHON=python3 (one that has torch). What 8 GPUs are to
+# WORKS="gpt mlp" chooses; GPUS=2 (all that are here), STEPS=6, PYTHON=python3 (one that has torch), COSTS=FOLDER (measured
+# costs, LINK.json, from earlier calls). What 8 GPUs are to
 # show: cluster.sh TRAIN tests nvlink forced heads largest lose
 set -uo pipefail
 train=${1:?usage: cluster.sh TRAIN PART...}; shift
 gpus=${GPUS:-$(nvidia-smi -L | wc -l)} steps=${STEPS:-6} python=${PYTHON:-python3}
 out=${OUT:-$(mktemp -d)}
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-costs=$(mktemp -d) link=nvlink label=
+costs=${COSTS:-$(mktemp -d)} link=nvlink label=
 export OMP_NUM_THREADS=${THREADS:-$(nproc)}
 
 say() { echo "{\"link\": \"$link\"${label:+, \"forced\": \"$label\"}, $1" | tee -a "$out/train.jsonl"; }
@@ -42,27 +43,28 @@ peer() {
   row "${LIMIT:-90}" "$1, PyTorch" "$python" "$here/peers.py" "$1" --ranks "$gpus" --steps "$steps" "${@:2}"
 }
 
+low='--precision bf16-compute'  # PyTorch's best settings compute in bf16, too
 best_fsdp=(--mode fsdp --keep --compile --reduce bf16)
 nvlink() {
-  own gpt;         peer gpt "${best_fsdp[@]}"
+  own gpt $low;    peer gpt "${best_fsdp[@]}"
   own mlp;         peer mlp --mode pipeline --micro 8
-  own bert;        peer bert "${best_fsdp[@]}"
+  own bert $low;   peer bert "${best_fsdp[@]}"
   own resnet50;    peer resnet50 --mode ddp --compile
   own resnet152x4; peer resnet152x4 --mode ddp --compile
   own resnet152x8; peer resnet152x8 --mode ddp --compile
 }
 shm() {
-  own gpt;         peer gpt "${best_fsdp[@]}"
+  own gpt $low;    peer gpt "${best_fsdp[@]}"
   own mlp;         peer mlp --mode pipeline --micro 8
-  own bert;        peer bert --mode pipeline --micro 16
+  own bert $low;   peer bert --mode pipeline --micro 16
   own resnet50;    peer resnet50 --mode ddp
   own resnet152x4; peer resnet152x4 --mode ddp
   own resnet152x8; peer resnet152x8 --mode ddp
 }
 socket() {
-  own gpt;         peer gpt --mode pipeline --micro 16
+  own gpt $low;    peer gpt --mode pipeline --micro 16
   own mlp;         peer mlp --mode pipeline --micro 8
-  own bert;        peer bert --mode pipeline --micro 16
+  own bert $low;   peer bert --mode pipeline --micro 16
   own resnet50;    peer resnet50 --mode ddp
   own resnet152x4; peer resnet152x4 --mode ddp
   own resnet152x8; peer resnet152x8 --mode ddp
@@ -130,47 +132,51 @@ tests() {
   done
 }
 
-# Running processes of the program that is trained with.
+# Running processes of a job, by its number.
 processes() {
   local folder
   for folder in /proc/[0-9]*; do
     [ "$(cat "$folder/comm" 2> /dev/null)" = "$(basename "$train")" ] || continue
-    [ "$(sed 's/.*) //' "$folder/stat" 2> /dev/null | cut -c 1)" = Z ] || echo "${folder#/proc/}"
+    [ "$(sed 's/.*) //' "$folder/stat" 2> /dev/null | cut -c 1)" = Z ] && continue
+    tr '\0' '\n' 2> /dev/null < "$folder/environ" | grep -qx "CLUSTER_JOB=$1" && echo "${folder#/proc/}"
   done
 }
 # lose SIGNAL SECONDS LAUNCHER... -- ARGUMENT...: milliseconds from the signal to the last rank, so many seconds after the
 # start and within a step, until the other ranks are gone.
 lose() {
-  local signal=$1 after=$2 launcher=() job victim pid begin; shift 2
+  local signal=$1 after=$2 launcher=() number=$BASHPID job victim pid begin; shift 2
   while [ "$1" != -- ]; do launcher+=("$1"); shift; done; shift
-  echo "== $signal under ${launcher[*]}: $*" >> "$out/log"
-  AUTOPAR_COST_FILE=$costs/$link.json timeout 120 "${launcher[@]}" -n "$gpus" "$train" "$@" > "$costs/lost" 2>&1 &
+  CLUSTER_JOB=$number AUTOPAR_COST_FILE=$costs/$link.json timeout 120 "${launcher[@]}" -n "$gpus" "$train" "$@" \
+    > "$costs/lost$number" 2>&1 &
   job=$!
   sleep "$after"
-  victim=$(for pid in $(processes); do
-    [ "$(tr '\0' '\n' < "/proc/$pid/environ" | sed -n 's/^PMI_RANK=//p')" = $((gpus - 1)) ] && echo "$pid"
+  victim=$(for pid in $(processes "$number"); do
+    tr '\0' '\n' < "/proc/$pid/environ" | grep -qx "PMI_RANK=$((gpus - 1))" && echo "$pid"
   done | tail -n 1)
   begin=$(date +%s%N)
   kill -"$signal" "$victim"
-  while [ -n "$(processes | grep -vx "$victim")" ] && (($(date +%s%N) - begin < 60000000000)); do sleep 0.05; done
+  while [ -n "$(processes "$number" | grep -vx "$victim")" ] && (($(date +%s%N) - begin < 60000000000)); do sleep 0.05; done
   say "\"work\": \"$signal\", \"launcher\": \"${launcher[*]}\", \"gone_ms\": $((($(date +%s%N) - begin) / 1000000))}"
   kill -KILL "$victim" 2> /dev/null
-  wait "$job"; tail -n 30 "$costs/lost" >> "$out/log"
+  wait "$job"
+  { echo "== $signal under ${launcher[*]}: $*"; tail -n 30 "$costs/lost$number"; } >> "$out/log"
 }
 # Once as the launcher ends such jobs, once with a launcher that leaves it to the ranks.
 kill_ranks() {
   lose KILL "${KILL_AFTER:-40}" mpiexec -- gpt --steps 2000
   lose KILL "${KILL_AFTER:-40}" mpiexec -disable-auto-cleanup -- gpt --steps 2000
 }
-# TRIES=10 of each signal, with a small net that starts quickly and whose steps are recorded by then.
+# TRIES=10 of each signal, JOBS=1 at a time, with a small net that starts quickly and whose steps are recorded by then.
 lose_ranks() {
   local try signal
   export AUTOPAR_STALL_WARNING=1 AUTOPAR_STALL_TIMEOUT=2 AUTOPAR_COSTS=roofline
   for ((try = 0; try < ${TRIES:-10}; ++try)); do
     for signal in KILL STOP; do
-      lose $signal "${KILL_AFTER:-8}" mpiexec -disable-auto-cleanup -- mlp --small --steps 1000000 "$@"
+      while (($(jobs -r | wc -l) >= ${JOBS:-1})); do wait -n; done
+      lose $signal "${KILL_AFTER:-8}" mpiexec -disable-auto-cleanup -- mlp --small --steps 1000000 "$@" &
     done
   done
+  wait
 }
 # What recording steps is worth.
 launched() {
