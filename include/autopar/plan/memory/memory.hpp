@@ -95,11 +95,16 @@ inline void take_turns(std::vector<StageMemory>& memory, const Staging& staging)
   }
 }
 
-/// Adds what compute actions of a stage take with so many micro-batches in flight.
+/// Adds what compute actions of a stage take with so many micro-batches in flight. What is gathered is no more than the
+/// gradients that are made, and units that fill.
 inline void add_microbatches(StageMemory& memory, const MicrobatchMemory& compute, const MicrobatchSamples& samples,
                              const InFlight& in_flight) {
   memory.saved = samples.held(compute.kept, in_flight.whole) + samples.held(compute.deferred_weight, in_flight.waiting);
   memory.workspace += compute.work;
+  if (compute.to_sum > Bytes(0)) {
+    const Bytes at_the_end = compute.to_sum - compute.kept, most = std::max(compute.summing, at_the_end);
+    memory.gathered = std::min(memory.gathered, most - compute.work + memory.filling);
+  }
   memory.to_come = in_flight.begun ? Bytes(0) : memory.first_made;
 }
 
@@ -125,6 +130,7 @@ class RecomputedStage {
   void apply_to(StageMemory& memory) const {
     if (gathered_) memory.brought = std::min(fixed_->in_shards, fixed_->brought + gathered_->held());
     memory.workspace = fixed_->workspace;
+    memory.gathered = fixed_->gathered;
     add_microbatches(memory, compute_.memory(), *samples_, in_flight_);
   }
 

@@ -65,10 +65,12 @@ struct SizedStages {
 struct MicrobatchMemory {
   Bytes kept{};             ///< from the forward until the backward
   Bytes deferred_weight{};  ///< of a split backward, from its first part until its second
-  Bytes work{};    ///< beside `kept`, `copies` and all parameter gradients, of the node that takes most when it works;
-                   ///< may be negative, as not all of these are there at once
-  Bytes made{};    ///< parameter gradients that did not exist before
-  Bytes copies{};  ///< parameter copies that its backward frees; counted with parameters
+  Bytes work{};     ///< beside `kept`, `copies` and all parameter gradients, of the node that takes most when it works;
+                    ///< may be negative, as not all of these are there at once
+  Bytes made{};     ///< parameter gradients that did not exist before
+  Bytes copies{};   ///< parameter copies that its backward frees; counted with parameters
+  Bytes summing{};  ///< as `work`, but beside those of `to_sum` that are there when the node works
+  Bytes to_sum{};   ///< parameter gradients that replicas sum, if there are none before
 
   /// The first and the last of its nodes in the captured graph.
   NodeId first{std::numeric_limits<std::int32_t>::max()}, last{-1};
@@ -76,19 +78,35 @@ struct MicrobatchMemory {
   /// Memory of a node that is not recomputed, parameters apart.
   [[nodiscard]] static MicrobatchMemory of(const WorkNode& node, const NodeCost& cost, ScheduleKind schedule) {
     const Bytes deferred = keeps_backwards_whole(schedule) ? Bytes(0) : cost.deferred_weight;
-    return {cost.saved, deferred, cost.workspace, {}, {}, node.members.front(), node.members.back()};
+    return {.kept = cost.saved,
+            .deferred_weight = deferred,
+            .work = cost.workspace,
+            .summing = cost.workspace,
+            .first = node.members.front(),
+            .last = node.members.back()};
+  }
+
+  /// Adds a parameter gradient that replicas sum. A block of nodes makes it while the block works.
+  void add_to_sum(Bytes gradient, bool of_block) {
+    to_sum += gradient;
+    if (of_block) summing += gradient;
   }
 
   /// Memory of both. If their nodes interleave, or if backwards are split, everything that both keep is there while
   /// either works.
   [[nodiscard]] MicrobatchMemory with(const MicrobatchMemory& next, ScheduleKind schedule) const {
     const bool in_turn = last < next.first && keeps_backwards_whole(schedule);
-    const Bytes earlier = in_turn ? work - next.kept - next.copies : work;
-    const Bytes later = in_turn ? next.work - made : next.work;
-    return {kept + next.kept,         deferred_weight + next.deferred_weight,
-            std::max(earlier, later), made + next.made,
-            copies + next.copies,     std::min(first, next.first),
-            std::max(last, next.last)};
+    const Bytes gone = in_turn ? next.kept + next.copies : Bytes(0), to_come = in_turn ? made : Bytes(0);
+    const Bytes made_before = in_turn ? Bytes(0) : to_sum;
+    return {.kept = kept + next.kept,
+            .deferred_weight = deferred_weight + next.deferred_weight,
+            .work = std::max(work - gone, next.work - to_come),
+            .made = made + next.made,
+            .copies = copies + next.copies,
+            .summing = std::max(summing + next.to_sum - gone, next.summing + made_before - to_come),
+            .to_sum = to_sum + next.to_sum,
+            .first = std::min(first, next.first),
+            .last = std::max(last, next.last)};
   }
 };
 
@@ -99,6 +117,15 @@ struct MicrobatchMemory {
 }
 [[nodiscard]] inline bool gradients_follow_activations(const Staging& staging, std::size_t stage) {
   return staging.position_of.empty() && gradients_follow_activations(staging.microbatches, staging.replicas[stage]);
+}
+
+/// Whether replicas sum the gradients of a stage while activations go, and nothing was summed before.
+[[nodiscard]] constexpr bool sums_follow_activations(int microbatches, int replicas, ScheduleKind schedule) {
+  return microbatches == 1 && replicas > 1 && keeps_backwards_whole(schedule);
+}
+[[nodiscard]] inline bool sums_follow_activations(const Staging& staging, std::size_t stage) {
+  return staging.position_of.empty() &&
+         sums_follow_activations(staging.microbatches, staging.replicas[stage], staging.schedule);
 }
 
 /// The memory of each node of a stage, none of which is recomputed. If gradients follow activations, a node's backward
@@ -115,15 +142,18 @@ struct MicrobatchMemory {
   std::vector<MicrobatchMemory> out;
   out.reserve(nodes.size());
   for (const NodeId node : nodes) out.push_back(MicrobatchMemory::of(work.graph[node], costs[node.index()], schedule));
-  if (!gradients_follow_activations(stages.staging, stage)) return out;
+  const bool follow = gradients_follow_activations(stages.staging, stage);
+  if (!follow && !sums_follow_activations(stages.staging, stage)) return out;
   std::vector<bool> read(work.parameters.size(), false);
   for (std::size_t i = nodes.size(); i-- > 0;) {
     for (const ParameterId id : work.graph[nodes[i]].parameters) {
       const ParameterProfile& parameter = work.parameters[id.index()];
       if (!parameter.trainable) continue;
-      if (!read[id.index()]) out[i].made += parameter.bytes;
+      const bool is_first = !read[id.index()];
       read[id.index()] = true;
-      if (copies_go && parameter.copy_by_call) out[i].copies += parameter.copy;
+      if (is_first && follow) out[i].made += parameter.bytes;
+      if (is_first && !follow) out[i].add_to_sum(parameter.bytes, work.graph[nodes[i]].members.size() > 1);
+      if (follow && copies_go && parameter.copy_by_call) out[i].copies += parameter.copy;
     }
   }
   return out;
@@ -168,7 +198,8 @@ class StageMicrobatch {
       leaf.kept = std::exchange(outside, Bytes(0));
       leaf.copies = std::exchange(copies, Bytes(0));
       leaf.deferred_weight = Bytes(0);
-      leaf.work = inside + std::max(cost.workspace - of(piece.summed, node), cost.forward_workspace + again);
+      const Bytes works = inside + std::max(cost.workspace - of(piece.summed, node), cost.forward_workspace + again);
+      leaf.summing += works - std::exchange(leaf.work, works);
       for (std::size_t at = (leaves_ + place) / 2; at > 0; at /= 2) join(at);
     }
   }

@@ -26,6 +26,7 @@ struct StageMemory {
                        ///< readers, results that the caller has, what a rank holds beside its stages
   Bytes gathered{};    ///< under ZeRO, unsharded or summed units of gradients, beside the shards; and the copy of a
                        ///< bucket that is sent rounded
+  Bytes filling{};     ///< no memory of its own: what of `gathered` may be there before a gradient is made
   Bytes brought{};     ///< under ZeRO 3, unsharded parameters beside the shards
   Bytes summed{};      ///< under ZeRO 1, the shard of a sum beside the sum, and a bucket's copy, if all is summed at
                        ///< once, when no activations are left

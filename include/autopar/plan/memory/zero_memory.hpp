@@ -122,6 +122,8 @@ class Regathered {
 ///
 /// At every level, gradients that are sent rounded are copied: what is sent and what is received together are as large
 /// as the bucket. One bucket at a time is in such a copy.
+///
+/// What is sent was made, and so were full units. Beside them an operator may end a unit, and begin the next.
 struct GatheredUnits {
   Bytes largest{};  ///< most trainable bytes that one operator of the stage reads
   Bytes of_all{};   ///< likewise, of any stage
@@ -153,6 +155,7 @@ struct GatheredUnits {
     const Bytes gradients = std::min(at_once ? owned + unit : unit * 2, owned * staging.microbatches);
     const Bytes parameters = largest > bucket ? (largest + bucket) * 2 : unit * 3;
     memory.gathered = gradients + copy;
+    memory.filling = limit + bucket;
     if (zero < 3) return;
     memory.in_shards = computed_with;
     memory.brought = owned > Bytes(0) ? in_proportion(std::min(parameters, owned), computed_with, owned) : Bytes(0);

@@ -6,6 +6,7 @@
 #include <limits>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -61,14 +62,15 @@ class Ledger {
 
  private:
   struct Stage {
-    Bytes owned{}, on_host{};             // permanently
-    Bytes update{};                       // of the optimizer's step
-    Bytes working{};                      // of a compute action while it runs
-    Bytes summing{};                      // when no activations are left
-    Bytes always{};                       // of the rest, independent of what is in flight
-    Bytes kept{}, parted{};               // for a micro-batch until its backward; from then until the second part
-    Bytes arriving{}, leaving{};          // values of a micro-batch from and to other stages
-    Bytes first_made{};                   // gradients among `owned` that are not there before the first backward
+    Bytes owned{}, on_host{};       // permanently
+    Bytes update{};                 // of the optimizer's step
+    Bytes working{};                // of a compute action while it runs
+    std::optional<Bytes> summed{};  // how much more one takes beside gradients of its backward, if it is the first
+    Bytes summing{};                // when no activations are left
+    Bytes always{};                 // of the rest, independent of what is in flight
+    Bytes kept{}, parted{};         // for a micro-batch until its backward; from then until the second part
+    Bytes arriving{}, leaving{};    // values of a micro-batch from and to other stages
+    Bytes first_made{};             // gradients among `owned` that are not there before the first backward
     std::vector<std::int64_t> samples{};  // of the largest micro-batches, by their number; empty: all count alike
   };
   /// Micro-batches that are forward. `whole`: not yet backward. `parted`: backward except for parameter gradients.
@@ -206,13 +208,16 @@ class Ledger {
       atoms[atom] = {cost.saved, cost.workspace};
       if (stated_.splits_backwards()) stage.parted += cost.deferred_weight;
     }
-    const bool once = plan_.microbatches == 1 && plan.mesh.replicas() == 1 && stated_.beside(s).size() == 1;
-    Bytes to_come{}, gone{}, working = atoms.empty() ? Bytes(0) : kNothing;
+    const bool alone = plan_.microbatches == 1 && stated_.beside(s).size() == 1;
+    const bool once = alone && plan.mesh.replicas() == 1;
+    const bool sums = alone && !once && !stated_.splits_backwards();
+    Bytes to_come{}, gone{}, made{}, working = atoms.empty() ? Bytes(0) : kNothing, summing = working;
     for (const auto& [id, readers] : stated_.stages[s].trained) {
       const ParameterProfile& parameter = stated_.parameter(id);
       if (readers.size() > 1) stage.working += parameter.bytes * 2;  // until they are summed
-      if (!once) continue;
+      if (!once && !sums) continue;
       atoms[readers.back()].gradients += parameter.bytes;
+      if (sums) continue;
       to_come += parameter.bytes;
       if (!parameter.copy_by_call || plan_.zero > 0 || offloads()) continue;
       for (const NodeId reader : readers)
@@ -220,11 +225,14 @@ class Ledger {
     }
     for (auto atom = atoms.rbegin(); atom != atoms.rend(); ++atom) {
       const auto& [keeps, needs, gradients, copies] = atom->second;
-      to_come -= gradients;
+      if (once) to_come -= gradients;
       working = std::max(working, stated_.splits_backwards() ? needs : needs - stage.kept - to_come - gone);
+      summing = std::max(summing, needs - stage.kept + made);
       stage.kept += keeps;
       gone += copies;
+      made += gradients;
     }
+    if (sums && made > Bytes(0)) stage.summed = std::max(summing, made - stage.kept) - working;
     stage.working += working + outside_stages();
     stage.update -= gone;
   }
@@ -344,7 +352,10 @@ class Ledger {
     const int replicas = plan_.stages[s].mesh.replicas();
     const SentCopy copy = sent_copy(s);
     if (plan_.zero == 0 || replicas < 2) {
-      (copy.is_all ? stages_[s].summing : stages_[s].working) += copy.bytes;
+      if (copy.is_all)
+        stages_[s].summing += copy.bytes;
+      else
+        stages_[s].working += there(stages_[s], copy.bytes, Bytes(0));
       return;
     }
     Bytes shared{}, gathered{};
@@ -359,16 +370,26 @@ class Ledger {
     const Bytes bucket = plan_.buckets.size, largest = stated_.stages[s].most_read;
     const Bytes unit = std::min(shared, largest > bucket ? largest : stated_.unit_limit);
     if (plan_.zero == 1) {
-      const bool in_one = unit == shared && copy.is_all;
-      (in_one ? stages_[s].summing : stages_[s].working) += part_of(unit, replicas) + copy.bytes;
+      const Bytes beside = part_of(unit, replicas) + copy.bytes;
+      if (unit == shared && copy.is_all)
+        stages_[s].summing += beside;
+      else
+        stages_[s].working += there(stages_[s], beside, Bytes(0));
       return;
     }
-    stages_[s].working += copy.bytes;
-    stages_[s].working += std::min(at_once ? shared + unit : unit * 2, shared * plan_.microbatches);
+    const Bytes units = std::min(at_once ? shared + unit : unit * 2, shared * plan_.microbatches);
+    const Bytes limit = largest > bucket ? largest : stated_.unit_limit;
+    stages_[s].working += there(stages_[s], units + copy.bytes, limit + bucket);
     if (plan_.zero == 2 || shared == Bytes(0)) return;
-    const Bytes units = std::min(largest > bucket ? (largest + bucket) * 2 : unit * 3, shared);
-    const Bytes brought(static_cast<std::int64_t>(static_cast<double>(units.value()) * (gathered / shared)));
+    const Bytes come = std::min(largest > bucket ? (largest + bucket) * 2 : unit * 3, shared);
+    const Bytes brought(static_cast<std::int64_t>(static_cast<double>(come.value()) * (gathered / shared)));
     stages_[s].working += std::min(brought + regathered(stated_, s).held, gathered);
+  }
+
+  /// Of so many bytes those that are there when a compute action needs most: gradients that it has made before, and
+  /// what fills.
+  [[nodiscard]] static Bytes there(const Stage& stage, Bytes most, Bytes fills) {
+    return stage.summed ? std::min(most, *stage.summed + fills) : most;
   }
 
   /// Gradients that are sent in another element type: half a bucket is sent, and as much comes. Of one bucket at a

@@ -19,6 +19,7 @@ struct Nodes {
   std::vector<NodeCost> costs;
   std::vector<Bytes> made;    ///< gradients of parameters; none if it is empty
   std::vector<Bytes> copies;  ///< of parameters, that the call makes; none if it is empty
+  std::vector<Bytes> to_sum;  ///< gradients that replicas sum; none if it is empty
 
   void add(std::vector<NodeId> members, const NodeCost& cost) {
     WorkNode node;
@@ -32,6 +33,7 @@ struct Nodes {
       out.push_back(MicrobatchMemory::of(work.graph[id], costs[id.index()], schedule));
       if (!made.empty()) out.back().made = made[id.index()];
       if (!copies.empty()) out.back().copies = copies[id.index()];
+      if (!to_sum.empty()) out.back().add_to_sum(to_sum[id.index()], work.graph[id].members.size() > 1);
     }
     return out;
   }
@@ -87,6 +89,7 @@ std::vector<detail::SegmentPiece> drawn_pieces(Dice& dice, const Nodes& nodes) {
 struct Played {
   std::int64_t held = 0, peak = 0, kept = 0;
   std::int64_t gradients = 0;  ///< of parameters, which stay
+  std::int64_t summed = 0;     ///< likewise, after the node that makes them has worked
 
   Played(const Nodes& nodes, const std::vector<detail::SegmentPiece>& again) {
     std::vector<const detail::SegmentPiece*> piece_of(nodes.ids.size(), nullptr);
@@ -97,18 +100,19 @@ struct Played {
       Bytes works = nodes.costs[i].workspace;
       if (piece_of[i] != nullptr && piece_of[i]->summed.contains(nodes.ids[i]))
         works = works - piece_of[i]->summed.at(nodes.ids[i]);
-      peak = std::max(peak, held + works.value() + gradients);
+      peak = std::max(peak, held + works.value() + gradients + summed);
     };
     // While a segment runs again its gradients of parameters count as if they were there.
     const auto made_from = [&](const detail::SegmentPiece& piece, NodeId first) {
       Bytes sum{};
       for (const NodeId id : piece.nodes) {
         if (!nodes.made.empty() && id >= first) sum += nodes.made[id.index()];
+        if (!nodes.to_sum.empty() && id > first) sum += nodes.to_sum[id.index()];
       }
       return sum.value();
     };
     const auto runs = [&](std::size_t i, std::int64_t beside) {
-      peak = std::max(peak, held + nodes.costs[i].forward_workspace.value() + beside + gradients);
+      peak = std::max(peak, held + nodes.costs[i].forward_workspace.value() + beside + gradients + summed);
     };
     const auto copies_of = [&](std::size_t i) { return nodes.copies.empty() ? 0 : nodes.copies[i].value(); };
     for (std::size_t i = 0; i < nodes.ids.size(); ++i) held += copies_of(i);
@@ -135,6 +139,7 @@ struct Played {
       }
       if (!nodes.made.empty()) gradients += nodes.made[i].value();
       at_work(i);
+      if (!nodes.to_sum.empty()) summed += nodes.to_sum[i].value();
       held -= nodes.costs[i].saved.value();
       if (piece_of[i] == nullptr) held -= copies_of(i);
       if (piece_of[i] != nullptr && piece_of[i]->for_others.contains(nodes.ids[i]))
@@ -182,6 +187,30 @@ TEST_CASE("microbatch_memory: equals a byte-by-byte simulation", "[laws]") {
   }
 }
 
+TEST_CASE("microbatch_memory: beside what replicas sum, it equals a simulation", "[laws]") {
+  for (std::uint64_t seed = 0; seed < 400; ++seed) {
+    CAPTURE(seed);
+    Dice dice(seed + 9000);
+    Nodes nodes = drawn_nodes(dice), alone = nodes;
+    for (std::size_t i = 0; i < nodes.ids.size(); ++i) nodes.to_sum.emplace_back(dice.chance(30) ? 0 : dice(1, 200));
+    detail::StageMicrobatch stage(nodes.ids, nodes.costs, ScheduleKind::kOneFOneB,
+                                  nodes.apart(ScheduleKind::kOneFOneB));
+    std::vector<detail::SegmentPiece> again;
+    const auto check = [&] {
+      const Played beside(nodes, again), without(alone, again);
+      REQUIRE(stage.memory().to_sum == Bytes(beside.summed));
+      REQUIRE(stage.memory().kept + stage.memory().summing == Bytes(beside.peak));
+      REQUIRE(stage.memory().kept + stage.memory().work == Bytes(without.peak));
+    };
+    check();
+    for (const auto& piece : drawn_pieces(dice, nodes)) {
+      again.push_back(piece);
+      stage.recompute(piece);
+      check();
+    }
+  }
+}
+
 TEST_CASE("microbatch_memory: a block takes no less than its nodes", "[laws]") {
   int equal = 0, more = 0;
   for (std::uint64_t seed = 0; seed < 400; ++seed) {
@@ -191,6 +220,7 @@ TEST_CASE("microbatch_memory: a block takes no less than its nodes", "[laws]") {
     if (seed % 2 == 1) {
       for (std::size_t i = 0; i < nodes.ids.size(); ++i) nodes.copies.emplace_back(other(0, 80));
     }
+    for (std::size_t i = 0; i < nodes.ids.size(); ++i) nodes.to_sum.emplace_back(other(0, 120));
     for (const ScheduleKind schedule : {ScheduleKind::kGPipe, ScheduleKind::kZbH1}) {
       std::vector<std::vector<std::size_t>> members(static_cast<std::size_t>(dice(1, 4)));
       for (std::size_t i = 0; i < nodes.ids.size(); ++i)
@@ -199,7 +229,7 @@ TEST_CASE("microbatch_memory: a block takes no less than its nodes", "[laws]") {
       for (const auto& block : members) {
         if (block.empty()) continue;
         NodeCost sum;
-        Bytes copies{};
+        Bytes copies{}, to_sum{};
         std::vector<NodeId> originals;
         for (const std::size_t i : block) {
           originals.push_back(nodes.work.graph[nodes.ids[i]].members.front());
@@ -207,15 +237,19 @@ TEST_CASE("microbatch_memory: a block takes no less than its nodes", "[laws]") {
           sum.deferred_weight += nodes.costs[i].deferred_weight;
           sum.workspace = std::max(sum.workspace, nodes.costs[i].workspace);
           if (!nodes.copies.empty()) copies += nodes.copies[i];
+          to_sum += nodes.to_sum[i];
         }
         blocks.add(originals, sum);
         blocks.copies.push_back(copies);
+        blocks.to_sum.push_back(to_sum);
       }
       const MicrobatchMemory fine = nodes.compute(schedule), coarse = blocks.compute(schedule);
       REQUIRE(coarse.kept == fine.kept);
       REQUIRE(coarse.copies == fine.copies);
       REQUIRE(coarse.deferred_weight == fine.deferred_weight);
       REQUIRE(coarse.work >= fine.work);
+      REQUIRE(coarse.to_sum == fine.to_sum);
+      REQUIRE(coarse.summing >= fine.summing);
       ++(coarse.work == fine.work ? equal : more);
     }
   }
