@@ -116,6 +116,20 @@ TEST_CASE("large matmul: first accumulating call adds once", "[gpu][products]") 
   check_sum(a, b);
 }
 
+TEST_CASE("product over rows: adds to sums of its own type, and writes over NaN", "[gpu][products]") {
+  torch::manual_seed(3);
+  for (const auto type : {at::kFloat, at::kDouble}) {
+    const auto a = random({48, 65}, type), b = random({48, 33}, type), sum = random({65, 33}, type);
+    const auto product = a.to(at::kDouble).t().mm(b.to(at::kDouble)), both = product + sum.to(at::kDouble);
+    const double limit = type == at::kFloat ? 2e-6 : 1e-14;
+    autopar::autograd::put_product_over_rows(a, b, sum, autopar::fused::Destination::kAdds);
+    CHECK(error(sum, both) <= limit);
+    sum.fill_(NAN);
+    autopar::autograd::put_product_over_rows(a, b, sum, autopar::fused::Destination::kIsWritten);
+    CHECK(error(sum, product) <= limit);
+  }
+}
+
 TEST_CASE("large matmul: unsupported product writes nothing, falls back", "[gpu][products]") {
   const auto type = at::kBFloat16;
   const auto x = random({4096, 2048}, type), weight = random({2048, 2048}, type);
