@@ -58,6 +58,7 @@ class StagingCosts {
         sized_(sized),
         zero_(optimizations.zero),
         offload_(optimizations.offload),
+        microbatches_(staging.microbatches),
         whole_backwards_(keeps_backwards_whole(staging.schedule)),
         nodes_(nodes_by_stage(staging)),
         recomputed_(optimizations.recomputed),
@@ -256,15 +257,16 @@ class StagingCosts {
     const int replicas = sized_.pipeline.stages[stage.index()].replicas();
     return replicas < 2 ? Seconds{} : work_.passes(2 * rounded + Bytes(rounded.value() / replicas));
   }
-  /// Passes over memory once a step: gradients are added into zeroed buckets, of which a rank keeps a copy of its part.
+  /// Passes over memory once a step: each micro-batch but the first reads the sums to which it adds gradients. Replicas
+  /// add them into zeroed buckets, of which a rank keeps a copy of its part.
   [[nodiscard]] Seconds passes_around_update(StageId stage) const {
-    const Bytes trained = parameters_[stage.index()].trained;
+    const Bytes trained = parameters_[stage.index()].trained, added_to = trained * (microbatches_ - 1);
     const int replicas = sized_.pipeline.stages[stage.index()].replicas();
-    if (replicas < 2) return {};
-    if (zero_ == 0) return work_.passes(trained) + passes_to_round(stage);
+    if (replicas < 2) return work_.passes(added_to);
+    if (zero_ == 0) return work_.passes(added_to + trained) + passes_to_round(stage);
     if (zero_ == 1) {
-      return work_.passes(trained + 2 * detail::updated_bytes(trained, 1, replicas)) + passes_to_round(stage) +
-             passes_to_cast(stage);
+      return work_.passes(added_to + trained + 2 * detail::updated_bytes(trained, 1, replicas)) +
+             passes_to_round(stage) + passes_to_cast(stage);
     }
     return zero_ == 2 ? passes_to_cast(stage) : Seconds{};
   }
@@ -320,6 +322,7 @@ class StagingCosts {
   const SizedPipeline& sized_;
   int zero_;
   Offload offload_;
+  int microbatches_;
   bool whole_backwards_;
   Bytes unit_size_{};  // of what is summed, and gathered, within compute actions
   std::vector<std::vector<NodeId>> nodes_;

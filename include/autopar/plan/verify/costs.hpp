@@ -112,11 +112,12 @@ class StatedCosts {
   }
 
  private:
-  /// Seconds in which a rank's memory moves gradients and parameters of a replicated stage. Whole gradients: buckets
-  /// are zeroed once a step, and under ZeRO 1 the rank's part is copied. Gradients in shards: every backward zeroes
-  /// buckets, adds gradients to them (three passes), and adds the rank's part to what it has. What is sent in half its
-  /// bytes is cast, and comes to be added: twice a half, besides what is read before and written after. Before a
-  /// gather, a rank casts its part of parameters that are computed with in another type.
+  /// Seconds in which a rank's memory moves gradients and parameters of a stage. Whole gradients are read when another
+  /// micro-batch adds to them. Of a replicated stage, buckets of whole gradients are zeroed once a step, and under ZeRO
+  /// 1 the rank's part is copied. Gradients in shards: every backward zeroes buckets, adds gradients to them (three
+  /// passes), and adds the rank's part to what it has. What is sent in half its bytes is cast, and comes to be added:
+  /// twice a half, besides what is read before and written after. Before a gather, a rank casts its part of parameters
+  /// that are computed with in another type.
   struct Passes {
     Seconds once{}, per_backward{}, per_gather{};
   };
@@ -124,13 +125,15 @@ class StatedCosts {
     Passes seconds;
     if constexpr (CostsPasses<M>) {
       const int replicas = stated_.pipeline.stages[stage].replicas();
-      if (replicas < 2) return seconds;
       const StatedStage& own = stated_.stages[stage];
+      const Bytes whole = own.trained_bytes * (stated_.plan.microbatches - 1);
+      if (replicas < 2) seconds.once = costs_.passes(whole);
+      if (replicas < 2) return seconds;
       const Bytes part = part_of(own.trained_bytes, replicas);
       const Bytes rounded = (own.trained_bytes - own.sent) * 2;
       const Seconds rounding = costs_.passes(rounded + rounded + Bytes(rounded.value() / replicas));
-      if (zero_ == 0) seconds.once = costs_.passes(own.trained_bytes) + rounding;
-      if (zero_ == 1) seconds.once = costs_.passes(own.trained_bytes + part + part) + rounding;
+      if (zero_ == 0) seconds.once = costs_.passes(own.trained_bytes + whole) + rounding;
+      if (zero_ == 1) seconds.once = costs_.passes(own.trained_bytes + whole + part + part) + rounding;
       if (zero_ >= 2) seconds.per_backward = costs_.passes(own.trained_bytes * 4 + part * 3) + rounding;
       if (own.trained_bytes != own.computed_with)
         seconds.per_gather = costs_.passes(part + part_of(own.computed_with, replicas));
