@@ -218,7 +218,7 @@ class TimelinePlayer {
         if (stage == group.stage.value()) end = std::max(end, compute.end);
       }
     }
-    if (end <= begin) return alone;
+    if (end <= begin || alone == 0) return alone;
     const auto both = costs_.contention(group.stage.index());
     const double b = both == kOneAfterTheOther ? 1 : both.exchange_rate();
     const double done = b * (end - begin);  // of the sum, until the computation ends

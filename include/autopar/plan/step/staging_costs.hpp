@@ -111,8 +111,9 @@ class StagingCosts {
     const ReduceGroup& group = sized_.pipeline.groups[static_cast<std::size_t>(action.group)];
     return sums_beside(group.stage, reduce(action), computing);
   }
-  /// Sums of a stage's gradients that take `alone` alone, likewise.
+  /// Sums of a stage's gradients that take `alone` alone, likewise. What sends nothing waits for nobody.
   [[nodiscard]] Seconds sums_beside(StageId stage, Seconds alone, Seconds computing) const {
+    if (alone == Seconds{}) return alone;
     const double rate = with_last_sums(contention(stage)).exchange_rate();
     const Seconds delayed = alone + (1 - rate) * computing;
     return rate > 0 ? std::min(alone / rate, delayed) : delayed;

@@ -208,7 +208,7 @@ class Clock {
       const auto last = lanes_[rank.index()].last.find(group.stage);
       if (last != lanes_[rank.index()].last.end() && last->second.end > latest.end) latest = last->second;
     }
-    if (!(latest.end > begin)) return alone;
+    if (!(latest.end > begin) || alone == 0) return alone;
     const double speed = with_last_sums(costs_.contention(group.stage.index())).exchange_rate();
     const double outlasts = alone + (latest.end - begin) * (1 - speed);
     return speed > 0 ? std::min(alone / speed, outlasts) : outlasts;
