@@ -11,8 +11,7 @@
 # million classes beside DTensor; needs class_head beside TRAIN), tests (gpu_mpi beside TRAIN), kill, lose (ranks that are
 # killed or stopped in many small jobs).
 # WORKS="gpt mlp" chooses; GPUS=2 (all that are here), STEPS=6, PYTHON=python3 (one that has torch), COSTS=FOLDER (measured
-# costs, LINK.json, from earlier calls). What 8 GPUs are to
-# show: cluster.sh TRAIN tests nvlink forced heads largest lose
+# costs, LINK.json, from earlier calls). What 8 GPUs are to show: cluster.sh TRAIN tests nvlink forced heads largest lose
 set -uo pipefail
 train=${1:?usage: cluster.sh TRAIN PART...}; shift
 gpus=${GPUS:-$(nvidia-smi -L | wc -l)} steps=${STEPS:-6} python=${PYTHON:-python3}

@@ -56,7 +56,6 @@ inline constexpr std::string_view kMaxPool2d = "aten::max_pool2d";
 inline constexpr std::string_view kMaximum = "aten::maximum";
 inline constexpr std::string_view kMinimum = "aten::minimum";
 inline constexpr std::string_view kMish = "aten::mish";
-inline constexpr std::string_view kMm = "aten::mm";
 inline constexpr std::string_view kMul = "aten::mul";
 inline constexpr std::string_view kNeg = "aten::neg";
 inline constexpr std::string_view kNllLoss = "aten::nll_loss";

@@ -4,8 +4,6 @@
 #include <map>
 #include <utility>
 
-#include "ops/registry.hpp"
-
 namespace autopar::tensor_parallel {
 
 namespace {

@@ -120,12 +120,9 @@ struct MicrobatchMemory {
 }
 
 /// Whether replicas sum the gradients of a stage while activations go, and nothing was summed before.
-[[nodiscard]] constexpr bool sums_follow_activations(int microbatches, int replicas, ScheduleKind schedule) {
-  return microbatches == 1 && replicas > 1 && keeps_backwards_whole(schedule);
-}
 [[nodiscard]] inline bool sums_follow_activations(const Staging& staging, std::size_t stage) {
-  return staging.position_of.empty() &&
-         sums_follow_activations(staging.microbatches, staging.replicas[stage], staging.schedule);
+  return staging.position_of.empty() && staging.microbatches == 1 && staging.replicas[stage] > 1 &&
+         keeps_backwards_whole(staging.schedule);
 }
 
 /// The memory of each node of a stage, none of which is recomputed. If gradients follow activations, a node's backward
