@@ -33,7 +33,7 @@ class StageBytes {
   void add(MemorySample& sample, std::size_t s, const InFlight& now) const {
     const StageMemory& none = none_[s];
     of(sample, MemoryKind::kParameters) += none.parameters;
-    of(sample, MemoryKind::kGradients) += none.gradients - (now.begun ? Bytes(0) : none.first_made);
+    of(sample, MemoryKind::kGradients) += none.gradients - (none.first_made - held_.made(s, now.gradients));
     of(sample, MemoryKind::kOptimizer) += none.optimizer;
     const MicrobatchSamples& samples = held_.samples[s];
     const Bytes saved = whole_[s].saved, read = held_.read[s], made = held_.whole[s] - saved;
@@ -69,7 +69,7 @@ class StageBytes {
 class MemoryOfRank {
  public:
   MemoryOfRank(const StageBytes& bytes, const std::vector<int>& stages, std::size_t all)
-      : bytes_(bytes), stages_(stages), in_flight_(all, InFlight{.begun = false}) {}
+      : bytes_(bytes), stages_(stages), in_flight_(all, InFlight{.gradients = FirstGradients::kNone}) {}
 
   void idle(Seconds from) { push(held(from)); }
 
@@ -77,13 +77,15 @@ class MemoryOfRank {
     const std::size_t s = bar.stage.index();
     InFlight& now = in_flight_[s];
     if (bar.kind == BarKind::kForward) ++now.whole;
-    now.begun = now.begun || bytes_.makes_gradients(s, bar.kind);
+    const bool makes = bytes_.makes_gradients(s, bar.kind);
+    if (makes && now.gradients == FirstGradients::kNone) now.gradients = FirstGradients::kComing;
     MemorySample during = held(bar.begin);
     if (bar.kind == BarKind::kUpdate)
       bytes_.add_update(during, s);
     else
       bytes_.add_transient(during, s);
     push(during);
+    if (makes) now.gradients = FirstGradients::kMade;
     if (bar.kind == BarKind::kBackward && now.whole > 0) --now.whole;
     if (bar.kind == BarKind::kBackwardInput && now.whole > 0) --now.whole, ++now.waiting;
     if (bar.kind == BarKind::kBackwardWeight && now.waiting > 0) --now.waiting;

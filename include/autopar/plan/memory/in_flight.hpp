@@ -13,11 +13,14 @@
 
 namespace autopar {
 
+/// Whether a stage has made the parameter gradients of its first backward.
+enum class FirstGradients : std::uint8_t { kNone, kComing, kMade };
+
 /// Micro-batches that a stage has begun and not completed.
 struct InFlight {
-  int whole = 0;      ///< forward done, backward outstanding
-  int waiting = 0;    ///< backward done except for parameter gradients
-  bool begun = true;  ///< backwards of the stage have begun to make parameter gradients
+  int whole = 0;    ///< forward done, backward outstanding
+  int waiting = 0;  ///< backward done except for parameter gradients
+  FirstGradients gradients = FirstGradients::kMade;
   friend bool operator==(const InFlight&, const InFlight&) = default;
 };
 
@@ -55,6 +58,11 @@ class MicrobatchSamples {
     const auto all = static_cast<int>(most_.size()) - 1;
     return all == 0 ? count : most_[static_cast<std::size_t>(std::min(count, all))];
   }
+  /// Of the smallest micro-batch, likewise.
+  [[nodiscard]] std::int64_t least() const {
+    const std::size_t all = most_.size() - 1;
+    return all == 0 ? 1 : most_[all] - most_[all - 1];
+  }
   /// @param one  bytes of the largest micro-batch
   [[nodiscard]] Bytes held(Bytes one, int count) const {
     const std::int64_t largest = most(1), bytes = one.value() * most(count);
@@ -70,6 +78,7 @@ struct HeldByMicrobatch {
   std::vector<Bytes> whole, waiting;
   std::vector<Bytes> read;       ///< read values, for whole and waiting ones and for the next one if there is one
   std::vector<Bytes> gradients;  ///< that the stage's first backward makes, see `makes_gradients`
+  std::vector<Bytes> coming;     ///< while it makes them, see `StageMemory::coming`
   std::vector<bool> defers;      ///< whether the second half of a split backward makes them
   std::vector<MicrobatchSamples> samples;
   int microbatches = 1;
@@ -83,7 +92,11 @@ struct HeldByMicrobatch {
     const MicrobatchSamples& own = samples[stage];
     return whole[stage] * own.most(now.whole) + waiting[stage] * own.most(now.waiting) +
            read[stage] * own.most(std::min(now.whole + now.waiting + 1, microbatches)) +
-           (now.begun ? gradients[stage] * own.most(1) : Bytes(0));
+           made(stage, now.gradients) * own.most(1);
+  }
+  [[nodiscard]] Bytes made(std::size_t stage, FirstGradients first) const {
+    if (first == FirstGradients::kNone) return Bytes(0);
+    return first == FirstGradients::kMade ? gradients[stage] : coming[stage];
   }
 };
 
@@ -95,7 +108,7 @@ struct HeldByMicrobatch {
   std::vector<InFlight> most(bytes.whole.size());
   std::vector<Bytes> most_of(most.size(), Bytes(-1));
   for (const auto& computes : orders) {
-    std::vector<InFlight> now(most.size(), InFlight{.begun = false}), at_peak = now;
+    std::vector<InFlight> now(most.size(), InFlight{.gradients = FirstGradients::kNone}), at_peak = now;
     Bytes sum{}, peak{-1};
     const auto count = [&] {
       if (sum <= peak) return;
@@ -105,10 +118,12 @@ struct HeldByMicrobatch {
     for (const ComputeAction compute : computes) {
       const std::size_t s = compute.stage.index();
       sum -= bytes.of(s, now[s]);
-      if (bytes.makes_gradients(compute) && !std::exchange(now[s].begun, true)) {
+      if (bytes.makes_gradients(compute) && now[s].gradients == FirstGradients::kNone) {
+        now[s].gradients = FirstGradients::kComing;
         sum += bytes.of(s, now[s]);
         count();
         sum -= bytes.of(s, now[s]);
+        now[s].gradients = FirstGradients::kMade;
       }
       switch (compute.kind) {
         case ActionKind::kForward:

@@ -105,7 +105,9 @@ inline void add_microbatches(StageMemory& memory, const MicrobatchMemory& comput
     const Bytes at_the_end = compute.to_sum - compute.kept, most = std::max(compute.summing, at_the_end);
     memory.gathered = std::min(memory.gathered, most - compute.work + memory.filling);
   }
-  memory.to_come = in_flight.begun ? Bytes(0) : memory.first_made;
+  memory.to_come = Bytes(0);
+  if (in_flight.gradients == FirstGradients::kNone) memory.to_come = memory.first_made;
+  if (in_flight.gradients == FirstGradients::kComing) memory.to_come = memory.first_made - memory.coming;
 }
 
 /// The memory of one stage as more and more of its segments are recomputed.
@@ -142,6 +144,50 @@ class RecomputedStage {
   std::optional<Regathered> gathered_;  // under ZeRO 3
 };
 
+/// Parameters whose gradients a stage's first backward makes: no other stage reads them. If backwards are split, second
+/// halves make them, where all nodes of the stage that read the parameter defer something.
+[[nodiscard]] inline std::set<ParameterId> first_made(const Workload& work, const Staging& staging,
+                                                      const Sharing& sharing, const std::vector<NodeId>& stage) {
+  const bool is_whole = keeps_backwards_whole(staging.schedule);
+  const auto& costs = work.node_costs(1);
+  std::set<ParameterId> late, early;
+  for (const NodeId node : stage) {
+    const bool defers = is_whole || costs[node.index()].deferred_weight > Bytes(0);
+    for (const ParameterId parameter : work.graph[node].parameters) {
+      const bool counts = work.parameters[parameter.index()].trainable && !sharing.is_tied(parameter);
+      (defers && counts ? late : early).insert(parameter);
+    }
+  }
+  for (const ParameterId parameter : early) late.erase(parameter);
+  return late;
+}
+
+[[nodiscard]] inline Bytes bytes_in_all(const Workload& work, const std::set<ParameterId>& parameters) {
+  Bytes sum{};
+  for (const ParameterId parameter : parameters) sum += work.parameters[parameter.index()].bytes;
+  return sum;
+}
+
+/// What is there of its gradients, at most, while a stage's first second half makes them, less what goes meanwhile: one
+/// node after the other, in reverse order, makes gradients and then frees what it deferred of the smallest micro-batch.
+/// A backward that is whole or recomputed frees other memory meanwhile, which is not counted off.
+/// @param made  bytes of `first_made`
+[[nodiscard]] inline Bytes coming(const SizedStages& stages, std::size_t stage, Bytes made, bool is_recomputed) {
+  if (made == Bytes(0) || is_recomputed || keeps_backwards_whole(stages.staging.schedule)) return made;
+  const auto& nodes = stages.nodes[stage];
+  const MicrobatchSamples& samples = stages.samples[stage];
+  auto to_make = first_made(stages.work, stages.staging, Sharing(stages.work, stages.staging, 0, true), nodes);
+  Bytes now{}, most{};
+  for (auto node = nodes.rbegin(); node != nodes.rend(); ++node) {
+    for (const ParameterId parameter : stages.work.graph[*node].parameters) {
+      if (to_make.erase(parameter) > 0) now += stages.work.parameters[parameter.index()].bytes;
+    }
+    most = std::max(most, now);
+    now -= Bytes(stages.costs(stage)[node->index()].deferred_weight.value() * samples.least() / samples.most(1));
+  }
+  return most;
+}
+
 /// Memory if each stage has its ranks to itself.
 /// @param fixed       `fixed_memory`
 /// @param recomputed  [stage] segments; empty = none
@@ -153,7 +199,9 @@ class RecomputedStage {
   const auto pieces = measured_pieces(stages.work, stages.staging, recomputed, stages.slice);
   std::vector<StageMemory> memory = fixed;
   for (std::size_t s = 0; s < memory.size(); ++s) {
-    if (s < pieces.size() && !pieces[s].empty()) {
+    const bool is_recomputed = s < pieces.size() && !pieces[s].empty();
+    memory[s].coming = coming(stages, s, fixed[s].first_made, is_recomputed);
+    if (is_recomputed) {
       RecomputedStage stage(stages, s, in_flight[s], fixed[s]);
       for (const SegmentPiece& piece : pieces[s]) stage.recompute(piece);
       stage.apply_to(memory[s]);
@@ -165,28 +213,6 @@ class RecomputedStage {
   }
   add_boundary(memory, stages, in_flight);
   return memory;
-}
-
-/// Bytes of the gradients that a stage's first backward makes: of parameters that no other stage reads. If backwards
-/// are split, second halves make them, where all nodes of the stage that read the parameter defer something.
-[[nodiscard]] inline Bytes first_made(const Workload& work, const Staging& staging, const Sharing& sharing,
-                                      const std::vector<NodeId>& stage) {
-  const bool is_whole = keeps_backwards_whole(staging.schedule);
-  const auto& costs = work.node_costs(1);
-  std::map<ParameterId, bool> is_late;
-  for (const NodeId node : stage) {
-    const bool defers = is_whole || costs[node.index()].deferred_weight > Bytes(0);
-    for (const ParameterId parameter : work.graph[node].parameters) {
-      bool& late = is_late.try_emplace(parameter, true).first->second;
-      late = late && defers;
-    }
-  }
-  Bytes sum{};
-  for (const auto& [parameter, late] : is_late) {
-    const ParameterProfile& profile = work.parameters[parameter.index()];
-    if (late && profile.trainable && !sharing.is_tied(parameter)) sum += profile.bytes;
-  }
-  return sum;
 }
 
 }  // namespace detail
@@ -243,7 +269,7 @@ class RecomputedStage {
       if (profile.highest_zero > 0 && !sharing.of(parameter, s).tied) units.read_by_several = true;
     }
     if (made_once && follows_order(staging, s))
-      memory[s].first_made = detail::first_made(work, staging, sharing, nodes[s]);
+      memory[s].first_made = detail::bytes_in_all(work, detail::first_made(work, staging, sharing, nodes[s]));
     memory[s].workspace += beside;
     memory[s].update = update_memory(largest, constraints.optimizer_state_factor, zero > 0 ? staging.replicas[s] : 1);
     if (offload == Offload::kOptimizer && constraints.host_memory)
@@ -284,8 +310,10 @@ class RecomputedStage {
   out.samples = stages.samples;
   const bool splits = !keeps_backwards_whole(stages.staging.schedule);
   for (std::size_t s = 0; s < none.size(); ++s) {
+    const bool is_recomputed = s < optimizations.recomputed.size() && !optimizations.recomputed[s].empty();
     out.gradients.push_back(fixed[s].first_made);
-    out.defers.push_back(splits && (s >= optimizations.recomputed.size() || optimizations.recomputed[s].empty()));
+    out.coming.push_back(detail::coming(stages, s, fixed[s].first_made, is_recomputed));
+    out.defers.push_back(splits && !is_recomputed);
     out.whole.push_back(whole[s].saved + whole[s].boundary - waiting[s].boundary);
     out.waiting.push_back(waiting[s].saved);
     out.read.push_back(waiting[s].boundary - none[s].boundary);

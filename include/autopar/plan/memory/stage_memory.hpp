@@ -35,6 +35,8 @@ struct StageMemory {
   Bytes host{};        ///< in host memory, of what is offloaded; if that is device memory, it is in the terms above
   Bytes first_made{};  ///< no memory of its own: those `gradients` that the stage's first backward makes, if
                        ///< that is split its second half
+  Bytes coming{};      ///< no memory of its own: those of them that are there, at most, while they are made, less what
+                       ///< was deferred and has gone meanwhile
   Bytes to_come{};     ///< those of them that are not made when compute actions need most
   Bytes in_shards{};   ///< no memory of its own: unsharded size of the parameters that ZeRO 3 shards
   bool copies_go = false;  ///< no memory: whether backwards free the copies that their call made

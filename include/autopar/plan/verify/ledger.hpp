@@ -44,7 +44,7 @@ class Ledger {
     for (std::size_t r = 0; r < orders.size(); ++r) {
       const std::vector<Flying> flying = at_peak(orders[r]);
       Bytes to_come{};
-      for (const std::size_t s : stated_.stages_on[r]) to_come += flying[s].begun ? Bytes(0) : stages_[s].first_made;
+      for (const std::size_t s : stated_.stages_on[r]) to_come += stages_[s].first_made - made(stages_[s], flying[s]);
       for (const std::size_t s : stated_.stages_on[r]) {
         const Bytes working = if_most(s, &Stage::working, Bytes(0)), summing = if_most(s, &Stage::summing, Bytes(0));
         const Bytes missing = if_most(s, &Stage::update, kNothing) == kNothing ? Bytes(0) : to_come;
@@ -71,13 +71,14 @@ class Ledger {
     Bytes kept{}, parted{};         // for a micro-batch until its backward; from then until the second part
     Bytes arriving{}, leaving{};    // values of a micro-batch from and to other stages
     Bytes first_made{};             // gradients among `owned` that are not there before the first backward
+    Bytes coming{};                 // what that backward holds of them beside what it began with
     std::vector<std::int64_t> samples{};  // of the largest micro-batches, by their number; empty: all count alike
   };
+  enum class FirstBackward { kToCome, kNow, kOver };
   /// Micro-batches that are forward. `whole`: not yet backward. `parted`: backward except for parameter gradients.
-  /// `begun`: a backward was.
   struct Flying {
     int whole = 0, parted = 0;
-    bool begun = false;
+    FirstBackward first = FirstBackward::kToCome;
   };
   struct Atom {
     Bytes keeps{}, needs{};       // for a micro-batch; while it works
@@ -110,11 +111,14 @@ class Ledger {
   [[nodiscard]] static std::int64_t weight(const Stage& stage, int microbatches) {
     return stage.samples.empty() ? microbatches : stage.samples.at(static_cast<std::size_t>(microbatches));
   }
+  [[nodiscard]] static Bytes made(const Stage& stage, const Flying& now) {
+    if (now.first == FirstBackward::kToCome) return Bytes(0);
+    return now.first == FirstBackward::kNow ? stage.coming : stage.first_made;
+  }
   /// Likewise of all that differs in time.
   [[nodiscard]] Bytes weighed(const Stage& stage, const Flying& now) const {
-    const Bytes made = now.begun ? stage.first_made : Bytes(0);
     return (stage.kept + stage.leaving) * weight(stage, now.whole) + stage.parted * weight(stage, now.parted) +
-           stage.arriving * weight(stage, arrived(now)) + made * weight(stage, 1);
+           stage.arriving * weight(stage, arrived(now)) + made(stage, now) * weight(stage, 1);
   }
   /// Whether a compute action makes parameter gradients that count from the stage's first such action on. Backwards of
   /// recomputed segments are whole, in the first half.
@@ -125,7 +129,7 @@ class Ledger {
   /// By stage, when a rank holds most.
   [[nodiscard]] std::vector<Flying> at_peak(const std::vector<ComputeAction>& order) const {
     if (!stated_.model.loss_mode)
-      return std::vector<Flying>(stages_.size(), {plan_.microbatches, 0, true});  // results leave first
+      return std::vector<Flying>(stages_.size(), {plan_.microbatches, 0, FirstBackward::kOver});  // results leave first
     std::vector<Flying> now(stages_.size()), peak = now;
     Bytes sum{}, most{};
     const auto becomes = [&](const ComputeAction& compute, const Flying& next) {
@@ -138,9 +142,10 @@ class Ledger {
     };
     for (const ComputeAction& compute : order) {
       Flying next = now[compute.stage.index()];
-      if (!next.begun && makes_gradients(compute)) {
-        next.begun = true;
+      if (next.first == FirstBackward::kToCome && makes_gradients(compute)) {
+        next.first = FirstBackward::kNow;
         becomes(compute, next);
+        next.first = FirstBackward::kOver;
       }
       if (compute.kind == ActionKind::kForward) ++next.whole;
       if (gives_input_gradients(compute.kind)) --next.whole;
@@ -310,6 +315,7 @@ class Ledger {
     const int replicas = plan_.stages[s].mesh.replicas();
     const bool to_host = offloads() && plan_.host_memory > Bytes(0);
     Bytes copied{};
+    std::map<NodeId, Bytes> late;  // by the atom whose backward makes it
     for (const ParameterId id : plan_.stages[s].parameters) {
       const ParameterProfile& own = stated_.parameter(id);
       const auto& readers = stated_.readers[id.index()];
@@ -328,7 +334,7 @@ class Ledger {
       const Bytes states = share(Bytes(static_cast<std::int64_t>(state)), 1), stepped = share(own.bytes, 1);
       stage.owned += share(own.bytes, 2) * plan_.gradient_copies;
       if (!tied && plan_.zero == 0 && !offloads() && plan_.gradient_copies == 1 && follows_order(s) && is_late(s, id))
-        stage.first_made += own.bytes;
+        late[stated_.stages[s].trained.at(id).back()] += own.bytes;
       if (own.copy == Bytes(0))
         stage.owned += share(own.bytes, 3);
       else
@@ -339,10 +345,30 @@ class Ledger {
         stage.owned += states + (leaves ? stepped : Bytes(0));
       if (leaves && own.copy > Bytes(0)) copied += stepped;
     }
+    add_first_backward(s, late);
     const auto temporaries = static_cast<std::int64_t>(std::ceil(std::min(plan_.optimizer_state_factor, 2.0)));
     (to_host ? stage.on_host : stage.update) +=
         part_of(stated_.stages[s].most_read, plan_.zero > 0 ? replicas : 1) * temporaries;
     if (to_host) stage.update += std::min(copied, Bytes(8 << 20));
+  }
+
+  /// The first backward that makes gradients of parameters. A second half goes through the atoms in reverse and leaves
+  /// nothing of what they kept for it, which of the smallest micro-batch is least.
+  void add_first_backward(std::size_t s, const std::map<NodeId, Bytes>& gradients) {
+    Stage& stage = stages_[s];
+    for (const auto& [atom, bytes] : gradients) stage.first_made += bytes;
+    stage.coming = stage.first_made;
+    if (!stated_.splits_backwards() || !plan_.stages[s].recomputed.empty()) return;
+    const std::int64_t smallest = weight(stage, plan_.microbatches) - weight(stage, plan_.microbatches - 1);
+    Bytes beside{};
+    stage.coming = Bytes(0);
+    const auto& atoms = plan_.stages[s].atoms;
+    for (auto atom = atoms.rbegin(); atom != atoms.rend(); ++atom) {
+      if (const auto of = gradients.find(*atom); of != gradients.end()) beside += of->second;
+      stage.coming = std::max(stage.coming, beside);
+      const Bytes kept = costs_.of_atom(*atom, stated_.stages[s].slice).deferred_weight;
+      beside -= Bytes(kept.value() * smallest / weight(stage, 1));
+    }
   }
 
   /// What is unsharded beside the shards, and what is sent. ZeRO 1: the shard of a sum before the sum is freed. ZeRO 2

@@ -45,9 +45,13 @@ struct Held {
 Held simulated(const ModelProfile& model, const Plan& plan, std::size_t rank) {
   const verify::StatedPlan stated(model, plan);
   const BatchSplit split(stated.pipeline, stated.layout);
+  struct Atom {
+    Bytes gradient{}, deferred{};  // the second of a sample
+  };
   struct Stage {
     Bytes early{}, late{};  // gradients, of the first half of a split backward and of the second
     Bytes sample{}, deferred{};
+    std::vector<Atom> second_half{};  // in the order in which their backwards run
     bool has_early = false, has_late = false;
   };
   const bool splits = traits_of(plan.schedule).splits_backwards;
@@ -62,6 +66,8 @@ Held simulated(const ModelProfile& model, const Plan& plan, std::size_t rank) {
       const Bytes deferred = per_sample(model.graph[node].deferred_weight);
       (splits && deferred == Bytes(0) ? stages[s].early : stages[s].late) += parameter;
       stages[s].deferred += deferred;
+      stages[s].second_half.insert(stages[s].second_half.begin(),
+                                   {deferred == Bytes(0) ? Bytes(0) : parameter, deferred});
       largest = std::max(largest, parameter);
       stages[s].sample += per_sample(model.graph[node].saved);
     }
@@ -76,11 +82,18 @@ Held simulated(const ModelProfile& model, const Plan& plan, std::size_t rank) {
     const std::int64_t samples = split.slice(compute.stage, 0, compute.microbatch).size();
     if (compute.kind == ActionKind::kForward) now += stage.sample * samples;
     if (gives_input_gradients(compute.kind) && !std::exchange(stage.has_early, true)) now += stage.early;
-    if (gives_weight_gradients(compute.kind) && !std::exchange(stage.has_late, true)) now += stage.late;
+    const bool is_first = gives_weight_gradients(compute.kind) && !std::exchange(stage.has_late, true);
+    if (is_first && compute.kind != ActionKind::kBackwardWeight) now += stage.late;
     held.most = std::max(held.most, now);
+    if (compute.kind == ActionKind::kBackwardWeight) {
+      for (const Atom& atom : stage.second_half) {
+        now += is_first ? atom.gradient : Bytes(0);
+        held.most = std::max(held.most, now);
+        now -= atom.deferred * samples;
+      }
+    }
     if (gives_input_gradients(compute.kind)) now -= stage.sample * samples;
     if (compute.kind == ActionKind::kBackwardInput) now += stage.deferred * samples;
-    if (compute.kind == ActionKind::kBackwardWeight) now -= stage.deferred * samples;
     held.most = std::max(held.most, now);
   }
   return held;
