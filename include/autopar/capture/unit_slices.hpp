@@ -41,8 +41,8 @@ struct UnitSlices {
   [[nodiscard]] std::int64_t width() const { return std::accumulate(inner.begin(), inner.end(), std::int64_t{0}); }
   /// Whether each element is a unit, so that each shard has consecutive elements.
   [[nodiscard]] bool is_plain() const { return outer == SizeExpr{0, 1} && inner == std::vector<std::int64_t>{1}; }
-  /// The units of each shard. If they do not divide evenly, the first shards have one more.
-  [[nodiscard]] Split split(int shards) const { return Split::even(units, shards); }
+  /// The units of each shard.
+  [[nodiscard]] Split split(int shards) const { return Split::in_packs(units, shards); }
   /// Elements of each block on the shard at `place`: one range [first, second) per part.
   [[nodiscard]] std::vector<std::pair<std::int64_t, std::int64_t>> ranges(int shards, int place) const;
   /// Size of the dim on a shard with `own_units` units.

@@ -39,6 +39,22 @@ class Split {
     return Split(std::move(lengths));
   }
 
+  /// As `even`, except that slices of many elements have whole packs of kPack, but for the last slice. Products of
+  /// other sizes run in kernels that load element by element.
+  [[nodiscard]] static Split in_packs(std::int64_t total, int parts) {
+    if (total < kMany * parts) return even(total, parts);
+    const std::int64_t whole = packs_of(total) * kPack;
+    Split split = even(whole, parts, kPack);
+    split.lengths_.back() -= whole - total;
+    return split;
+  }
+  /// `in_packs(total, parts).longest()`. @pre parts >= 1
+  [[nodiscard]] static constexpr std::int64_t longest_in_packs(std::int64_t total, int parts) {
+    const bool is_cut = total >= kMany * parts;
+    const std::int64_t pieces = is_cut ? packs_of(total) : total;
+    return std::min(total, (pieces + parts - 1) / parts * (is_cut ? kPack : 1));
+  }
+
   [[nodiscard]] int parts() const { return static_cast<int>(lengths_.size()); }
   [[nodiscard]] const std::vector<std::int64_t>& lengths() const { return lengths_; }
   /// \pre 0 <= place < parts()
@@ -53,6 +69,11 @@ class Split {
   friend bool operator==(const Split&, const Split&) = default;
 
  private:
+  static constexpr std::int64_t kPack = 16;    // elements of 8 bits that a load takes
+  static constexpr std::int64_t kMany = 4096;  // of a slice: one pack more is little
+
+  [[nodiscard]] static constexpr std::int64_t packs_of(std::int64_t total) { return (total + kPack - 1) / kPack; }
+
   std::vector<std::int64_t> lengths_;
 };
 

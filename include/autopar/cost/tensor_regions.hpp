@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include <autopar/core/split.hpp>
 #include <autopar/cost/concepts.hpp>
 #include <autopar/cost/model_profile.hpp>
 
@@ -15,7 +16,7 @@ namespace autopar {
 /// The largest number of a region's units on one shard.
 /// @pre region.admits(shards)
 [[nodiscard]] inline std::int64_t units_of_shard(const TensorRegion& region, int shards) {
-  return (region.units + shards - 1) / shards;
+  return Split::longest_in_packs(region.units, shards);
 }
 [[nodiscard]] inline double share_of_shard(const TensorRegion& region, int shards) {
   return static_cast<double>(units_of_shard(region, shards)) / static_cast<double>(region.units);

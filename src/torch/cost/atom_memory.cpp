@@ -213,7 +213,7 @@ constexpr std::int64_t kManyShards = 1 << 10;  // so many that one shard has alm
 /// @param units   number of units that are divided
 void add_whole(std::vector<AtomMemory>& out, const std::vector<AtomMemory>& parts, const ProgramMemory& takes,
                const AtomPartition& atoms, const std::vector<OpId>& ops, std::int64_t units, std::int64_t shards) {
-  const auto most = Split::even(units, static_cast<int>(shards)).length(0);
+  const auto most = Split::longest_in_packs(units, static_cast<int>(shards));
   const double share = static_cast<double>(most) / static_cast<double>(units);
   if (share >= 1) return;
   std::set<NodeId> own;

@@ -3,6 +3,11 @@
 #include <catch_shim.hpp>
 #include <says.hpp>
 
+#include <algorithm>
+#include <cstdint>
+#include <random>
+#include <vector>
+
 #include <autopar/shard/collectives.hpp>
 #include <autopar/shard/group.hpp>
 
@@ -50,6 +55,28 @@ TEST_CASE("Split: uneven, in units, empty") {
   REQUIRE(Split::even(21, 4).total() == 21);
   REQUIRE_THROWS_AS(Split::even(21, 4, 2), ap::InvalidArgument);
   REQUIRE_THROWS_AS(Split({-1, 2}), ap::InvalidArgument);
+}
+
+TEST_CASE("Split: many elements in whole packs, few evenly", "[laws]") {
+  REQUIRE(Split::in_packs(30'522, 2).lengths() == std::vector<std::int64_t>{15'264, 15'258});
+  REQUIRE(Split::in_packs(50'304, 2) == Split::even(50'304, 2));
+  REQUIRE(Split::in_packs(21, 4) == Split::even(21, 4));
+  std::mt19937_64 random(7);
+  for (int trial = 0; trial < 2000; ++trial) {
+    const auto parts = static_cast<int>(1 + random() % 9);
+    const auto total = static_cast<std::int64_t>(random() % (trial % 2 == 0 ? 100 : 60'000));
+    CAPTURE(total, parts);
+    const auto split = Split::in_packs(total, parts);
+    CHECK(split.total() == total);
+    CHECK(split.parts() == parts);
+    CHECK(split.longest() == Split::longest_in_packs(total, parts));
+    CHECK(split.longest() - *std::ranges::min_element(split.lengths()) < 32);
+    if (total < 4096 * parts) {
+      CHECK(split == Split::even(total, parts));
+      continue;
+    }
+    for (int place = 0; place + 1 < parts; ++place) CHECK(split.length(place) % 16 == 0);
+  }
 }
 
 namespace {
