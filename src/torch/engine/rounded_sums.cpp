@@ -42,7 +42,8 @@ void all_reduce(const RoundedBucket& bucket, PartExchange& exchange) {
   const auto halves = exchanged(bucket, exchange);
   fused::add_up(halves[1], halves[0][bucket.position], fused::Destination::kIsWritten);
   exchange.all_gather(buffer_of(halves[0]));
-  bucket.flat.view({bucket.members, bucket.part()}).copy_(halves[0]);
+  fused::add_up(halves[0].view({1, bucket.flat.numel()}), bucket.flat,
+                fused::Destination::kIsWritten);  // a cast in one pass
 }
 
 SummingStream::SummingStream(c10::Device device) : device_(device) {

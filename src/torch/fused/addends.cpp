@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/empty.h>
 
 #include <autopar/core/assert.hpp>
 
@@ -41,12 +41,13 @@ void add_in_kernels(const at::Tensor& addends, const at::Tensor& sum, bool adds)
 void add_up(const at::Tensor& addends, const at::Tensor& sum, Destination destination) {
   const at::NoGradGuard no_grad;
   const bool adds = destination == Destination::kAdds, is_fp32 = sum.scalar_type() == at::kFloat;
-  AUTOPAR_ASSERT(addends.dim() == 2 && addends.size(1) == sum.numel(), "addends of another size than their sum");
+  AUTOPAR_ASSERT(addends.dim() == 2 && addends.size(0) > 0 && addends.size(1) == sum.numel(),
+                 "addends of another size than their sum");
   AUTOPAR_ASSERT(is_fp32 || (sum.scalar_type() == at::kBFloat16 && !adds), "addends whose sum is not in fp32");
   if (adds_in_kernels(addends, sum)) return add_in_kernels(addends, sum, adds);
-  const auto made = is_fp32 ? sum : at::zeros(sum.sizes(), sum.options().dtype(at::kFloat));
-  if (is_fp32 && !adds) made.zero_();
-  for (std::int64_t member = 0; member < addends.size(0); ++member) made.add_(addends[member]);
+  const auto made = is_fp32 ? sum : at::empty(sum.sizes(), sum.options().dtype(at::kFloat));
+  if (!adds) made.copy_(addends[0]).add_(0);  // begins at 0, as in kernels: a sum is never -0
+  for (std::int64_t member = adds ? 0 : 1; member < addends.size(0); ++member) made.add_(addends[member]);
   if (!is_fp32) sum.copy_(made);
 }
 
