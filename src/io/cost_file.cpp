@@ -1,7 +1,6 @@
 #include <autopar/io/cost_file.hpp>
 
 #include <limits>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -18,25 +17,12 @@ using detail::Json;
 using detail::JsonReader;
 using detail::OrderedJson;
 
-constexpr std::int64_t kCostFormat = 11;
+constexpr std::int64_t kCostFormat = 12;
 constexpr std::int64_t kMaxRanks = 1 << 24;
 constexpr double kMaxCost = 1e18;  // seconds or bytes
 
 bool is_part(const Json& number) {
   return number.is_number() && number.get<double>() >= 0 && number.get<double>() <= 1;
-}
-
-OrderedJson line_json(const FittedLine& line) { return {line.slope, line.intercept, line.residual}; }
-
-FittedLine read_line(JsonReader& reader, const char* key) {
-  const auto& numbers = reader.list(key);
-  if (numbers.size() != 3) reader.fail(key, "expected [slope, intercept, residual]");
-  double values[3] = {};
-  for (std::size_t i = 0; i < 3; ++i) {
-    values[i] = numbers[i].is_number() ? numbers[i].get<double>() : -1;
-    if (!(values[i] >= 0 && values[i] <= kMaxCost)) reader.fail(key, "expected finite numbers of at least 0");
-  }
-  return {values[0], values[1], values[2]};
 }
 
 OrderedJson curve_json(const CostCurve& curve) {
@@ -66,13 +52,18 @@ CostCurve curve_of(JsonReader& reader, const char* key, const Json& pairs) {
 
 CostCurve read_curve(JsonReader& reader, const char* key) { return curve_of(reader, key, reader.list(key)); }
 
+/// Of what takes no time, or was not measured: no pairs.
+CostCurve read_optional(JsonReader& reader, const char* key, const Json& pairs) {
+  return pairs.empty() ? CostCurve() : curve_of(reader, key, pairs);
+}
+
 OrderedJson times_json(const AtomTimes& times) { return {curve_json(times.forward), curve_json(times.backward)}; }
 
 /// Of an atom without a backward, that takes no time.
 AtomTimes read_times(JsonReader& reader, const char* key) {
   const auto& curves = reader.list(key);
   if (curves.size() != 2) reader.fail(key, "expected [forward, backward]");
-  const auto part = [&](const Json& pairs) { return pairs.empty() ? CostCurve() : curve_of(reader, key, pairs); };
+  const auto part = [&](const Json& pairs) { return read_optional(reader, key, pairs); };
   return {part(curves[0]), part(curves[1])};
 }
 
@@ -81,15 +72,6 @@ Contention read_contention(JsonReader& reader, const char* key) {
   if (parts.size() != 2 || !is_part(parts[0]) || !is_part(parts[1]))
     reader.fail(key, "expected [of computing, of exchange], each from 0 to 1");
   return {parts[0].get<double>(), parts[1].get<double>()};
-}
-
-OrderedJson optional_json(const std::optional<FittedLine>& line) {
-  return line ? line_json(*line) : OrderedJson::array();
-}
-
-std::optional<FittedLine> read_optional(JsonReader& reader, const char* key) {
-  if (reader.list(key).empty()) return std::nullopt;
-  return read_line(reader, key);
 }
 
 SampleRange read_range(JsonReader& reader) {
@@ -140,17 +122,18 @@ void read_links(JsonReader links, MeasuredLinks& out) {
   links.finish();
 }
 
-void read_updates(JsonReader& reader, const char* key, std::map<int, FittedLine>& out) {
+void read_updates(JsonReader& reader, const char* key, std::map<int, CostCurve>& out) {
   constexpr std::int64_t kMostState = 1000;
   reader.each(key, [&](JsonReader& row) {
     const auto factor = static_cast<int>(row.whole("state_factor", 0, kMostState));
-    if (!out.emplace(factor, read_line(row, "seconds")).second) row.fail("state_factor", "is there twice");
+    if (!out.emplace(factor, read_curve(row, "seconds")).second) row.fail("state_factor", "is there twice");
   });
 }
 
-OrderedJson updates_json(const std::map<int, FittedLine>& updates) {
+OrderedJson updates_json(const std::map<int, CostCurve>& updates) {
   OrderedJson rows = OrderedJson::array();
-  for (const auto& [factor, line] : updates) rows.push_back({{"state_factor", factor}, {"seconds", line_json(line)}});
+  for (const auto& [factor, curve] : updates)
+    rows.push_back({{"state_factor", factor}, {"seconds", curve_json(curve)}});
   return rows;
 }
 
@@ -192,7 +175,7 @@ std::string to_json(const MeasuredCosts& costs, const CostOrigin& origin) {
                    {"links", std::move(links)},
                    {"updates", updates_json(costs.updates)},
                    {"joint_updates", updates_json(costs.joint_updates)},
-                   {"host", {{"copy", optional_json(costs.host.copy)}, {"updates", updates_json(costs.host.updates)}}}};
+                   {"host", {{"copy", curve_json(costs.host.copy)}, {"updates", updates_json(costs.host.updates)}}}};
   root["checksum"] = cost_checksum(Json(root));
   return root.dump() + "\n";
 }
@@ -228,7 +211,7 @@ CostFile parse(std::string_view json, const std::string& file, const CostOrigin*
   read_updates(reader, "updates", costs.updates);
   read_updates(reader, "joint_updates", costs.joint_updates);
   auto host = reader.object("host");
-  costs.host.copy = read_optional(host, "copy");
+  costs.host.copy = read_optional(host, "copy", host.list("copy"));
   read_updates(host, "updates", costs.host.updates);
   host.finish();
   reader.finish();

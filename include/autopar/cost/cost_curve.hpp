@@ -8,12 +8,18 @@
 
 #include <autopar/core/error.hpp>
 #include <autopar/core/units.hpp>
-#include <autopar/cost/fit.hpp>
 
 namespace autopar {
 
-/// Measured seconds by size: an atom's by samples, a message's or a collective's by bytes. Links change their protocol
-/// with the size, and devices their kernels, so that no single line holds for all sizes.
+/// Seconds `y` at size `x`, in samples or bytes.
+struct MeasuredPoint {
+  double x = 0;
+  double y = 0;
+  friend bool operator==(const MeasuredPoint&, const MeasuredPoint&) = default;
+};
+
+/// Measured seconds by size: an atom's by samples, those of a message, a collective, an update or a copy by bytes.
+/// Links change their protocol with the size, and devices their kernels, so that no single line holds for all sizes.
 ///
 /// Laws: no less for a larger size, and no more for each sample or byte. So several parts never take less than the
 /// whole.
@@ -48,6 +54,14 @@ class CostCurve {
     return Seconds(from.y + (to.y - from.y) / (to.x - from.x) * (size - from.x));
   }
 
+  /// What is added by so many bytes or samples more than the largest measured size.
+  [[nodiscard]] Seconds beyond(double more) const {
+    if (points_.empty()) return {};
+    const double largest = points_.back().x;
+    return at(largest + more) - at(largest);
+  }
+
+  [[nodiscard]] bool empty() const { return points_.empty(); }
   [[nodiscard]] const std::vector<MeasuredPoint>& points() const { return points_; }
 
   /// All seconds `factor` times as long.

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <limits>
 #include <map>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -12,7 +11,6 @@
 #include <autopar/core/ids.hpp>
 #include <autopar/cost/contention.hpp>
 #include <autopar/cost/cost_curve.hpp>
-#include <autopar/cost/fit.hpp>
 #include <autopar/cost/model_profile.hpp>
 
 namespace autopar {
@@ -56,8 +54,8 @@ struct MeasuredLinks {
 
 /// Measured on a device's host, in seconds by bytes, while the host's other ranks were equally busy.
 struct MeasuredHost {
-  std::optional<FittedLine> copy;     ///< between device and host, mean of both directions; none on CPUs
-  std::map<int, FittedLine> updates;  ///< as MeasuredCosts::updates, on the host
+  CostCurve copy;                    ///< between device and host, mean of both directions; empty on CPUs
+  std::map<int, CostCurve> updates;  ///< as MeasuredCosts::updates, on the host
   friend bool operator==(const MeasuredHost&, const MeasuredHost&) = default;
 };
 
@@ -66,8 +64,8 @@ struct MeasuredCosts {
   std::map<std::uint64_t, MeasuredAtom> atoms;  ///< by OpProfile::structure
   MeasuredLinks links;
   /// An optimizer step on one tensor, in seconds by the tensor's bytes; key: optimizer state bytes / parameter bytes.
-  std::map<int, FittedLine> updates;
-  std::map<int, FittedLine> joint_updates;  ///< for `autopar::optim`, whose steps update all tensors at once
+  std::map<int, CostCurve> updates;
+  std::map<int, CostCurve> joint_updates;  ///< for `autopar::optim`, whose steps update all tensors at once
   MeasuredHost host;
 
   [[nodiscard]] bool empty() const {

@@ -128,9 +128,9 @@ class ProfiledCost {
   /// At the rate of the measured optimizer with the smallest state; 0 if none was measured.
   [[nodiscard]] Seconds passes(Bytes bytes) const {
     if (measured_.updates.empty()) return {};
-    const auto& [state, line] = *measured_.updates.begin();
+    const auto& [state, curve] = *measured_.updates.begin();
     const double of_an_update = 3 + 2.0 * state;  // reads parameters, gradients and state, writes parameters and state
-    return Seconds(line.slope * static_cast<double>(bytes.value()) / of_an_update);
+    return curve.beyond(static_cast<double>(bytes.value()) / of_an_update);
   }
 
   /// The measured optimizer with the nearest state size, tensor by tensor.
@@ -143,27 +143,24 @@ class ProfiledCost {
   /// As measured, if both copies and updates were. For CPUs as devices, copies are the roofline's.
   [[nodiscard]] Seconds offloaded_update(Bytes parameters, double state_factor) const {
     const MeasuredHost& host = measured_.host;
-    if (!host.copy || host.updates.empty() || parameters == Bytes(0)) {
+    if (host.copy.empty() || host.updates.empty() || parameters == Bytes(0)) {
       return roofline_.offloaded_update(parameters, state_factor);
     }
-    return 2 * seconds(*host.copy, parameters) + tensor_by_tensor(host.updates, parameters, state_factor);
+    return 2 * host.copy(parameters) + tensor_by_tensor(host.updates, parameters, state_factor);
   }
 
   [[nodiscard]] const Cluster& cluster() const { return roofline_.cluster(); }
   [[nodiscard]] const MeasuredCosts& measured() const { return measured_; }
 
  private:
-  [[nodiscard]] static Seconds seconds(const FittedLine& line, Bytes bytes) {
-    return Seconds(line.at(static_cast<double>(bytes.value())));
-  }
   /// The measurement with the nearest state size.
-  [[nodiscard]] Seconds tensor_by_tensor(const std::map<int, FittedLine>& updates, Bytes parameters,
+  [[nodiscard]] Seconds tensor_by_tensor(const std::map<int, CostCurve>& updates, Bytes parameters,
                                          double state_factor) const {
     const auto nearest = std::min_element(updates.begin(), updates.end(), [&](const auto& a, const auto& b) {
       return std::abs(a.first - state_factor) < std::abs(b.first - state_factor);
     });
     const double tensors = static_cast<double>(parameters.value()) / static_cast<double>(tensor_.value());
-    return seconds(nearest->second, tensor_) * tensors;
+    return nearest->second(tensor_) * tensors;
   }
 
   /// The smallest of what `offer` returns for each level; `otherwise` if it returns nothing.

@@ -19,6 +19,9 @@ TEST_CASE("CostCurve: linear between measurements and beyond them") {
   CHECK(CostCurve({{1000, 2e-6}})(Bytes(10)).value() == Approx(2e-6));
   CHECK(CostCurve()(Bytes(4000)) == Seconds{});
   CHECK(curve.scaled(2)(Bytes(2000)).value() == Approx(6e-6));
+  CHECK(curve.beyond(1000).value() == Approx(0.5e-6));
+  CHECK(CostCurve({{1000, 2e-6}}).beyond(500).value() == Approx(1e-6));
+  CHECK(CostCurve().beyond(500) == Seconds{});
 }
 
 TEST_CASE("CostCurve: laws hold whatever was measured", "[laws]") {

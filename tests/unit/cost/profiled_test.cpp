@@ -143,13 +143,13 @@ TEST_CASE("ProfiledCost: a set of nodes costs the sum of its nodes") {
 
 TEST_CASE("ProfiledCost: updates use the optimizer of nearest state") {
   MeasuredCosts costs;
-  costs.updates[0] = {1e-9, 2e-6, 0};
-  costs.updates[2] = {4e-9, 6e-6, 0};
+  costs.updates[0] = CostCurve({{500, 2e-6}, {1000, 3e-6}, {1e6, 1e-3}});
+  costs.updates[2] = CostCurve({{500, 9e-6}, {1000, 10e-6}, {1e6, 4e-3}});
   const ProfiledCost cost(test::two_nodes_of_four(), costs, Bytes(1000));
-  CHECK(cost.update(Bytes(10'000), 0).value() == Approx(10 * (2e-6 + 1000 * 1e-9)));
-  CHECK(cost.update(Bytes(10'000), 0.9).value() == Approx(10 * (2e-6 + 1000 * 1e-9)));
-  CHECK(cost.update(Bytes(10'000), 2).value() == Approx(10 * (6e-6 + 1000 * 4e-9)));
-  CHECK(cost.update(Bytes(500), 7).value() == Approx(0.5 * (6e-6 + 1000 * 4e-9)));
+  CHECK(cost.update(Bytes(10'000), 0).value() == Approx(10 * 3e-6));
+  CHECK(cost.update(Bytes(10'000), 0.9).value() == Approx(10 * 3e-6));
+  CHECK(cost.update(Bytes(10'000), 2).value() == Approx(10 * 10e-6));
+  CHECK(cost.update(Bytes(500), 7).value() == Approx(0.5 * 10e-6));
   CHECK(cost.update(Bytes(0), 2) == Seconds(0));
   const auto nothing = ProfiledCost(test::two_nodes_of_four(), {});
   CHECK(nothing.update(Bytes(10'000), 2) == RooflineCost(test::two_nodes_of_four()).update(Bytes(10'000), 2));
@@ -158,15 +158,14 @@ TEST_CASE("ProfiledCost: updates use the optimizer of nearest state") {
 
 TEST_CASE("ProfiledCost: host update is copies plus optimizer") {
   MeasuredCosts costs;
-  costs.host.copy = FittedLine{1e-10, 1e-5, 0};
+  costs.host.copy = CostCurve({{10, 1e-5 + 10 * 1e-10}, {1e6, 1e-5 + 1e6 * 1e-10}});
   Cluster cluster = test::two_nodes_of_four();
   cluster.host = Host{Bytes(1 << 30), BytesPerSecond(1e10), {Seconds(2e-5), BytesPerSecond(5e9)}};
   CHECK(ProfiledCost(cluster, costs).offloaded_update(Bytes(10'000), 2) ==
         RooflineCost(cluster).offloaded_update(Bytes(10'000), 2));
-  costs.host.updates[2] = {4e-9, 6e-6, 0};
+  costs.host.updates[2] = CostCurve({{1000, 10e-6}});
   const ProfiledCost cost(cluster, costs, Bytes(1000));
-  CHECK(cost.offloaded_update(Bytes(10'000), 2).value() ==
-        Approx(2 * (1e-5 + 10'000 * 1e-10) + 10 * (6e-6 + 1000 * 4e-9)));
+  CHECK(cost.offloaded_update(Bytes(10'000), 2).value() == Approx(2 * (1e-5 + 10'000 * 1e-10) + 10 * 10e-6));
   CHECK(cost.offloaded_update(Bytes(0), 2) == Seconds(0));
 }
 
@@ -265,7 +264,8 @@ TEST_CASE("ProfiledCost: messages delay computation as on the slowest class") {
 TEST_CASE("ProfiledCost: passes over memory at the rate of updates") {
   MeasuredCosts costs;
   CHECK(ProfiledCost(test::two_nodes_of_four(), costs).passes(Bytes(1000)) == Seconds{});
-  costs.updates[1] = {5e-12, 1e-6, 0};  // reads three values and writes two for each element
+  // Reads three values and writes two for each element; small tensors take more for each.
+  costs.updates[1] = CostCurve({{1e4, 1e-6}, {1e6, 8e-6}, {2e6, 8e-6 + 1e6 * 5e-12}});
   CHECK(ProfiledCost(test::two_nodes_of_four(), costs).passes(Bytes(1000)).value() == Approx(1e-9));
 }
 

@@ -29,11 +29,11 @@ MeasuredCosts sample_costs() {
   costs.links.all_reduces[{8, 4}] = CostCurve({{1024, 5e-5}, {1 << 16, 5e-5}, {1 << 26, 0.02}});
   costs.links.contention[{8, 4}] = {0.55, 1.0 / 3};
   costs.links.message_delays[2] = 0.125;
-  costs.updates[0] = {4e-10, 1e-6, 0.3};
-  costs.updates[2] = {9e-10, 3e-6, 0.3};
-  costs.joint_updates[2] = {9e-12, 3e-7, 0.3};
-  costs.host.copy = FittedLine{8e-11, 1e-5, 0.1};
-  costs.host.updates[2] = {9e-9, 3e-6, 0.3};
+  costs.updates[0] = CostCurve({{1e3, 1e-6}, {1e6, 4e-4}});
+  costs.updates[2] = CostCurve({{1e3, 3e-6}, {1e6, 9e-4}});
+  costs.joint_updates[2] = CostCurve({{1e3, 3e-7}, {1e6, 9e-6}, {1e8, 4e-4}});
+  costs.host.copy = CostCurve({{1e5, 1e-5}, {1e7, 8e-4}});
+  costs.host.updates[2] = CostCurve({{1e3, 9e-6}});
   return costs;
 }
 
@@ -89,8 +89,8 @@ TEST_CASE("cost file: another device or version is refused and named") {
   CHECK(mentions(library, "libtorch"));
   CHECK(mentions(library, "'2.12.0'"));
   CHECK(mentions(message_of(text, {kHere.device, "2.11.0", "9.9.9"}), "autopar"));
-  const std::string own = R"("version":11)";
-  CHECK(mentions(message_of(replaced(text, own, R"("version":12)")), "format 12"));
+  const std::string own = R"("version":12)";
+  CHECK(mentions(message_of(replaced(text, own, R"("version":13)")), "format 13"));
   CHECK(mentions(message_of(replaced(text, own, R"("version":1)")), "format 1"));
   CHECK(mentions(message_of("{" + own + R"(,"hash":"0000000000000000","atoms":[]})"), "device: is missing"));
 }
@@ -113,8 +113,9 @@ TEST_CASE("cost file: invalid numbers are refused despite the checksum") {
   CHECK(mentions(message_of(resealed(replaced(text, "[2.0,1.25e-05]", "[2.0,1e-06]"))), "more time for each"));
   CHECK(mentions(message_of(resealed(replaced(text, "\"in_step\":[", "\"in_step\":[[],"))), "[forward, backward]"));
   CHECK(mentions(message_of(resealed(replaced(text, ",[]],\"alone\"", ",7],\"alone\""))), "pairs"));
-  CHECK(mentions(message_of(resealed(replaced(text, "[4e-10,1e-06,0.3]", "[4e-10,1e-06]"))), "seconds"));
-  CHECK(mentions(message_of(resealed(replaced(text, "[4e-10,1e-06,0.3]", "[-4e-10,1e-06,0.3]"))), "at least 0"));
+  CHECK(mentions(message_of(resealed(replaced(text, "[1000000.0,0.0004]", "[1000000.0]"))), "updates"));
+  CHECK(mentions(message_of(resealed(replaced(text, "[1000000.0,0.0004]", "[1000000.0,-0.0004]"))), "at least 0"));
+  CHECK(mentions(message_of(resealed(replaced(text, "[10000000.0,0.0008]", "[10000000.0]"))), "copy"));
   CHECK(mentions(
       message_of(resealed(replaced(text, "\"structure\":\"ffffffffffffffff\"", "\"structure\":\"0000000000000007\""))),
       "twice"));

@@ -41,13 +41,14 @@ MeasuredHost measure_host(World& world, c10::Device device) {
   MeasuredHost host;
   if (device.is_cpu()) return host;
   world.barrier("measuring copies to the host");
-  std::vector<MeasuredPoint> points;
-  for (const auto bytes : kCopiedBytes) points.push_back({static_cast<double>(bytes), seconds_of_copy(bytes, device)});
-  std::array<FittedLine, 1> copy{fit_line(points)};
-  const auto mine = std::as_bytes(std::span(copy));
+  std::array<MeasuredPoint, kCopiedBytes.size()> points;
+  std::ranges::transform(kCopiedBytes, points.begin(), [&](std::int64_t bytes) {
+    return MeasuredPoint{static_cast<double>(bytes), seconds_of_copy(bytes, device)};
+  });
+  const auto mine = std::as_bytes(std::span(points));
   const auto shared = world.broadcast(Blob(mine.begin(), mine.end()), Rank(0), "sharing measured copies to the host");
-  std::memcpy(copy.data(), shared.data(), std::min(shared.size(), sizeof(copy)));
-  host.copy = copy[0];
+  std::memcpy(points.data(), shared.data(), std::min(shared.size(), sizeof(points)));
+  host.copy = CostCurve({points.begin(), points.end()});
   host.updates = measure_updates(world, c10::Device(c10::kCPU));
   return host;
 }

@@ -23,7 +23,7 @@ namespace {
 
 /// Bytes of a transfer: from what latency decides to the largest buckets.
 std::vector<std::int64_t> probe_sizes(c10::Device device) {
-  std::vector<std::int64_t> sizes{1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 23};
+  std::vector<std::int64_t> sizes{1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 21, 1 << 22, 1 << 23};
   if (!device.is_cpu()) sizes.insert(sizes.end(), {1 << 26, 1 << 28});
   return sizes;
 }

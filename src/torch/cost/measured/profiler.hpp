@@ -65,7 +65,7 @@ struct MeasureOptions {
 /// for each element (SGD with momentum), or two (Adam). Collective.
 /// @param at_once  measure `autopar::optim` instead of torch::optim, whose optimizers step tensor by tensor
 /// @return rank 0's measurements
-[[nodiscard]] std::map<int, FittedLine> measure_updates(World& world, c10::Device device, bool at_once = false);
+[[nodiscard]] std::map<int, CostCurve> measure_updates(World& world, c10::Device device, bool at_once = false);
 
 /// Measures copies between device and host and optimizer steps on the host, on all ranks concurrently, as offloaded
 /// optimizers run. Empty if the devices are CPUs. Collective.

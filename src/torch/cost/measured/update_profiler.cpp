@@ -23,11 +23,12 @@ namespace autopar::cost {
 namespace {
 
 constexpr int kMostTensors = 512;
+constexpr std::size_t kSizes = 3;
 constexpr int kUpdateRepetitions = 8;
 
 /// Sizes of tensors, and of all tensors of a probe together.
 struct ProbeBytes {
-  std::array<std::int64_t, 3> tensors;
+  std::array<std::int64_t, kSizes> tensors;
   std::int64_t most;
 };
 
@@ -80,26 +81,26 @@ double seconds_of_update(const MakeOptimizer& make, std::int64_t bytes, std::int
 
 }  // namespace
 
-std::map<int, FittedLine> measure_updates(World& world, c10::Device device, bool at_once) {
+std::map<int, CostCurve> measure_updates(World& world, c10::Device device, bool at_once) {
   const auto by_state_factor = at_once ? optimizers_by_state<optim::SGD, optim::Adam>()
                                        : optimizers_by_state<torch::optim::SGD, torch::optim::Adam>();
   const auto bytes_of = probe_bytes(device);
   detail::StepStopwatch stopwatch(device);
-  std::array<FittedLine, 3> lines;
+  std::array<std::array<MeasuredPoint, kSizes>, 3> points;
   world.barrier("measuring optimizers");
-  for (std::size_t factor = 0; factor < lines.size(); ++factor) {
-    std::vector<MeasuredPoint> points;
-    for (const auto bytes : bytes_of.tensors) {
-      const double seconds = seconds_of_update(by_state_factor[factor], bytes, bytes_of.most, stopwatch);
-      points.push_back({static_cast<double>(bytes), seconds});
+  for (std::size_t factor = 0; factor < points.size(); ++factor) {
+    for (std::size_t i = 0; i < kSizes; ++i) {
+      const auto bytes = bytes_of.tensors[i];
+      points[factor][i] = {static_cast<double>(bytes),
+                           seconds_of_update(by_state_factor[factor], bytes, bytes_of.most, stopwatch)};
     }
-    lines[factor] = fit_line(points);
   }
-  const auto mine = std::as_bytes(std::span(lines));
+  const auto mine = std::as_bytes(std::span(points));
   const auto shared = world.broadcast(Blob(mine.begin(), mine.end()), Rank(0), "sharing measured optimizers");
-  std::memcpy(lines.data(), shared.data(), std::min(shared.size(), sizeof(lines)));
-  std::map<int, FittedLine> updates;
-  for (std::size_t factor = 0; factor < lines.size(); ++factor) updates[static_cast<int>(factor)] = lines[factor];
+  std::memcpy(points.data(), shared.data(), std::min(shared.size(), sizeof(points)));
+  std::map<int, CostCurve> updates;
+  for (std::size_t factor = 0; factor < points.size(); ++factor)
+    updates[static_cast<int>(factor)] = CostCurve({points[factor].begin(), points[factor].end()});
   return updates;
 }
 

@@ -137,7 +137,7 @@ TEST_CASE("measure_atoms: ranks share the work and all know the result", "[profi
 
 TEST_CASE("measure_updates: state factors 0, 1, 2, equal on all ranks", "[profiler]") {
   std::mutex mutex;
-  std::vector<std::map<int, FittedLine>> by_rank(2);
+  std::vector<std::map<int, CostCurve>> by_rank(2);
   loopback::run(2, [&](World& world) {
     auto updates = cost::measure_updates(world, kCpu);
     const std::lock_guard lock(mutex);
@@ -145,7 +145,7 @@ TEST_CASE("measure_updates: state factors 0, 1, 2, equal on all ranks", "[profil
   });
   CHECK((by_rank[1] == by_rank[0]));
   REQUIRE(by_rank[0].size() == 3);
-  for (const int factor : {0, 1, 2}) CHECK(by_rank[0].at(factor).at(1 << 22) > 0);
+  for (const int factor : {0, 1, 2}) CHECK(by_rank[0].at(factor).at(1 << 22) > Seconds(0));
 }
 
 TEST_CASE("measure_atoms: known costs are not measured again", "[profiler]") {
