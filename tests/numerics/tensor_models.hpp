@@ -111,6 +111,22 @@ struct Gpt : nn::Module {
   }
 };
 
+/// So many words that shards get whole packs of them, and unequal numbers.
+struct ManyWords : nn::Module {
+  static constexpr int kWords = 8198, kInner = 21, kWidth = 6, kTime = 3, kMostShards = 4;
+  nn::Embedding words{kWords, kWidth};
+  nn::Linear fc{kWidth, kInner}, back{kInner, kWidth}, head{kWidth, kWords};
+  ManyWords() { nets::register_all(*this, "words", words, "fc", fc, "back", back, "head", head); }
+  Tensor forward(const Tensor& tokens, const Tensor& next) {
+    auto x = words(tokens);
+    x = x + back(torch::relu(fc(x)));
+    return F::cross_entropy(head(x).view({-1, kWords}), next.reshape({-1}));
+  }
+  static std::tuple<Tensor, Tensor> batch(std::int64_t n) {
+    return {torch::randint(kWords, {n, kTime}), torch::randint(kWords, {n, kTime})};
+  }
+};
+
 /// Blocks with a root-mean-square norm written out, time first or the samples' rows in one dim.
 struct Blocks : nn::Module {
   static constexpr int kWidth = 6, kTime = 3;

@@ -94,6 +94,18 @@ TEST_CASE("tensor parallel: a linear pair equals one process") {
   check<FeedForward>(2, {2}, 1);
 }
 
+TEST_CASE("tensor parallel: many words, in whole packs") {
+  const DoublePrecision fp64;
+  check<ManyWords>(2, {1}, 1);
+  check<ManyWords>(2, {2}, 2);
+  check<ManyWords>(4, {1}, 1);
+  Setup setup;
+  setup.options.zero = 3;
+  setup.optimizer = numerics::Optimizer::kAdamW;
+  setup.clip_norm = 2;
+  check<ManyWords>(2, {2}, 1, setup);
+}
+
 TEST_CASE("tensor parallel: tied embedding head equals one process") {
   const DoublePrecision fp64;
   check<Gpt>(2, {1}, 1);
