@@ -17,6 +17,7 @@
 #include "capture/ir/tensor_form.hpp"
 #include "torch/autograd/sum_type.hpp"
 #include "torch/fused/channels_last_copy.hpp"
+#include "torch/fused/vectorised_rows.hpp"
 
 namespace autopar::autograd {
 
@@ -46,9 +47,14 @@ class CastNode : public torch::autograd::Node {
 
 at::Tensor cast_of(const at::Tensor& parameter, const ValueInfo& form) {
   const auto given = parameter.detach();
-  if (!ir::is_channels_last(form)) return given.to(form.dtype);
-  const auto cast = at::empty(given.sizes(), given.options().dtype(form.dtype), at::MemoryFormat::ChannelsLast);
-  fused::copy_between_layouts(cast, given);
+  if (ir::is_channels_last(form)) {
+    const auto cast = at::empty(given.sizes(), given.options().dtype(form.dtype), at::MemoryFormat::ChannelsLast);
+    fused::copy_between_layouts(cast, given);
+    return cast;
+  }
+  if (given.scalar_type() == form.dtype) return given;
+  auto cast = fused::empty_in_packs(given, form.dtype);
+  cast.copy_(given);
   return cast;
 }
 

@@ -6,8 +6,8 @@
 
 namespace autopar::autograd {
 
-/// The parameter's elements in the type of `form`, and in channels-last layout if `form` has it. Autograd records
-/// nothing.
+/// The parameter's elements in the type of `form`, and in channels-last layout if `form` has it; in memory as that of
+/// copies that parameters keep (`fused::empty_in_packs`). Autograd records nothing.
 [[nodiscard]] at::Tensor cast_of(const at::Tensor& parameter, const ValueInfo& form);
 
 /// `cast` with the autograd node of a cast of the parameter, if gradients are recorded. `cast` may have been made

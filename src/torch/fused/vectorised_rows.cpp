@@ -6,6 +6,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/zeros.h>
 
 #include "torch/fused/products.hpp"
 #include "torch/fused/rows_of.hpp"
@@ -44,6 +45,15 @@ std::int64_t padding_behind_rows(const at::Tensor& rows) {
                         rows.storage_offset() % kElementsOfPack == 0 &&
                         rows.storage_offset() + rows.size(0) * width <= elements_of_memory(rows);
   return has_gaps ? width - rows.size(1) : 0;
+}
+
+at::Tensor empty_like_rows(const at::Tensor& value) {
+  const bool may_have_gaps = value.dim() > 1 && value.stride(-1) == 1 && value.stride(-2) > value.size(-1) &&
+                             value.stride(-2) == in_vectorised_rows(value.size(-1));
+  if (!may_have_gaps) return at::empty_like(value);
+  const auto rows = rows_of(value);
+  if (padding_behind_rows(rows) == 0) return at::empty_like(value);
+  return at::zeros({rows.size(0), rows.stride(0)}, value.options()).narrow(1, 0, rows.size(1)).view(value.sizes());
 }
 
 at::Tensor linear_in_padded_rows(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {

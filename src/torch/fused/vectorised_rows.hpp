@@ -28,6 +28,10 @@ inline constexpr std::int64_t kElementsOfPack = 8;
 [[nodiscard]] at::Tensor gradient_through_padded_rows(const at::Tensor& gradient, const at::Tensor& x,
                                                       const at::Tensor& weight);
 
+/// Uninitialised memory in the layout of `value`, as empty_like gives it. If the value's rows are those of
+/// `linear_in_padded_rows`, so are its rows, with zeros between them.
+[[nodiscard]] at::Tensor empty_like_rows(const at::Tensor& value);
+
 /// Columns of padding after each row that the matrix may write to, as `linear_in_padded_rows` makes them; otherwise 0.
 [[nodiscard]] std::int64_t padding_behind_rows(const at::Tensor& rows);
 

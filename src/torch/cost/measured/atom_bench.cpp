@@ -24,6 +24,7 @@
 #include "torch/cost/measured/stopwatch.hpp"
 #include "torch/fused/fp8.hpp"
 #include "torch/fused/philox_seed.hpp"
+#include "torch/fused/vectorised_rows.hpp"
 
 namespace autopar::cost::detail {
 
@@ -86,7 +87,7 @@ Roots roots_among(const replay::Environment& values, const std::vector<ValueId>&
     const auto& tensor = values[value.index()];
     if (!tensor.defined() || !tensor.requires_grad()) continue;
     roots.values.push_back(tensor);
-    auto& gradient = roots.gradients.emplace_back(at::empty_like(tensor.detach()));
+    auto& gradient = roots.gradients.emplace_back(fused::empty_like_rows(tensor.detach()));
     gradient.is_complex() ? gradient.fill_(1) : gradient.normal_(0, 1, generator);
   }
   return roots;

@@ -50,6 +50,15 @@ TEST_CASE("parameter_cast: layouts and bits of casts and gradients") {
   }
 }
 
+TEST_CASE("parameter_cast: memory as that of kept copies") {
+  const auto weight = torch::randn({30, 5});
+  const auto cast = autograd::cast_of(weight, form_like(weight.to(torch::kBFloat16)));
+  CHECK(torch::equal(cast, weight.to(torch::kBFloat16)));
+  CHECK(cast.storage().nbytes() == 32 * 5 * 2);
+  CHECK(autograd::cast_of(weight, form_like(weight)).is_same_size(weight));
+  CHECK(autograd::cast_of(weight, form_like(weight)).data_ptr() == weight.data_ptr());
+}
+
 /// A sum of rows times numbers, which are read in 16 bits and have their gradient in the type of the rows.
 struct Weighted : torch::autograd::Function<Weighted> {
   static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& rows, const Tensor& numbers) {

@@ -51,6 +51,18 @@ TEST_CASE("linear_in_padded_rows: result and gradient equal linear's", "[whole_p
   }
 }
 
+TEST_CASE("empty_like_rows: memory with zeros behind padded rows", "[whole_packs]") {
+  const auto padded = fused::linear_in_padded_rows(at::ones({2, 4, 5}), at::ones({30, 5}), {});
+  auto like = fused::empty_like_rows(padded);
+  CHECK(like.sizes() == padded.sizes());
+  CHECK(like.strides() == padded.strides());
+  CHECK(fused::padding_behind_rows(like.view({8, 30})) == 2);
+  like.fill_(3);
+  CHECK(like.as_strided({8, 32}, {32, 1}).sum().item<double>() == 8 * 30 * 3);
+  for (const auto& other : {at::ones({4, 30}), at::ones({4, 32}), at::ones({30}), at::ones({6, 4}).t(), at::ones({})})
+    CHECK(fused::empty_like_rows(other).strides() == at::empty_like(other).strides());
+}
+
 TEST_CASE("padding_behind_rows: zero unless every row is padded", "[whole_packs]") {
   CHECK(fused::padding_behind_rows(at::ones({4, 30})) == 0);
   CHECK(fused::padding_behind_rows(at::ones({4, 32})) == 0);
