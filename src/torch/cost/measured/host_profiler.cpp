@@ -1,12 +1,10 @@
-#include <algorithm>
 #include <array>
-#include <cstring>
-#include <span>
 #include <vector>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
 
+#include "torch/cost/measured/of_rank_0.hpp"
 #include "torch/cost/measured/profiler.hpp"
 #include "torch/cost/measured/stopwatch.hpp"
 #include "torch/device/host_copies.hpp"
@@ -41,14 +39,9 @@ MeasuredHost measure_host(World& world, c10::Device device) {
   MeasuredHost host;
   if (device.is_cpu()) return host;
   world.barrier("measuring copies to the host");
-  std::array<MeasuredPoint, kCopiedBytes.size()> points;
-  std::ranges::transform(kCopiedBytes, points.begin(), [&](std::int64_t bytes) {
-    return MeasuredPoint{static_cast<double>(bytes), seconds_of_copy(bytes, device)};
-  });
-  const auto mine = std::as_bytes(std::span(points));
-  const auto shared = world.broadcast(Blob(mine.begin(), mine.end()), Rank(0), "sharing measured copies to the host");
-  std::memcpy(points.data(), shared.data(), std::min(shared.size(), sizeof(points)));
-  host.copy = CostCurve({points.begin(), points.end()});
+  std::vector<MeasuredPoint> points;
+  for (const auto bytes : kCopiedBytes) points.push_back({static_cast<double>(bytes), seconds_of_copy(bytes, device)});
+  host.copy = CostCurve(detail::of_rank_0(world, points, "sharing measured copies to the host"));
   host.updates = measure_updates(world, c10::Device(c10::kCPU));
   return host;
 }

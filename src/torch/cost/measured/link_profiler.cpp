@@ -1,17 +1,15 @@
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <functional>
 #include <optional>
 #include <span>
-#include <string_view>
-#include <type_traits>
 #include <utility>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include "shard/tensor_buffer.hpp"
+#include "torch/cost/measured/of_rank_0.hpp"
 #include "torch/cost/measured/profiler.hpp"
 #include "torch/cost/measured/step_stopwatch.hpp"
 #include "torch/cost/measured/stopwatch.hpp"
@@ -61,17 +59,6 @@ std::vector<LinkProbe> link_probes(const std::vector<int>& spans, int world) {
     inner = std::max(inner, span);
   }
   return probes;
-}
-
-/// Rank 0's values, on every rank.
-template <class T>
-std::vector<T> of_rank_0(World& world, const std::vector<T>& mine, std::string_view action) {
-  static_assert(std::is_trivially_copyable_v<T>);
-  const auto bytes = std::as_bytes(std::span<const T>(mine));
-  const auto blob = world.broadcast(Blob(bytes.begin(), bytes.end()), Rank(0), action);
-  std::vector<T> values(blob.size() / sizeof(T));
-  if (!values.empty()) std::memcpy(values.data(), blob.data(), blob.size());
-  return values;
 }
 
 /// Computation before a message, as in a step: the receiver waits, and the message leaves both ranks' caches.
@@ -235,7 +222,7 @@ MeasuredLinks measure_links(World& world, AnyTransport& wire, const Cluster& clu
   std::vector<int> spans;
   for (const auto& level : cluster.levels) spans.push_back(level.span);
   // Hosts may have different numbers of ranks; probes must be the same on every rank.
-  const auto probes = link_probes(of_rank_0(world, spans, "agreeing on the classes of links"), world.size());
+  const auto probes = link_probes(detail::of_rank_0(world, spans, "agreeing on the classes of links"), world.size());
   std::vector<DirectedPair> pairs;
   for (const auto& probe : probes) {
     if (probe.is_sum) continue;
@@ -254,7 +241,8 @@ MeasuredLinks measure_links(World& world, AnyTransport& wire, const Cluster& clu
     std::vector<MeasuredPoint> points;
     for (const auto bytes : probe_sizes(device)) {
       const double own = takes_part ? bench.of_transfer(bytes) : 0;
-      points.push_back({static_cast<double>(bytes), of_rank_0(world, std::vector{own}, "sharing measured links")[0]});
+      points.push_back(
+          {static_cast<double>(bytes), detail::of_rank_0(world, std::vector{own}, "sharing measured links")[0]});
       if (points.back().y > kLongTransfer) break;
     }
     const CostCurve curve(points);
@@ -265,7 +253,7 @@ MeasuredLinks measure_links(World& world, AnyTransport& wire, const Cluster& clu
       links.messages[probe.link] = curve;
     if (device.is_cpu()) continue;
     const std::vector own{takes_part ? bench.contention(curve) : Contention{}};
-    const auto contention = of_rank_0(world, own, "sharing measured contention")[0];
+    const auto contention = detail::of_rank_0(world, own, "sharing measured contention")[0];
     if (probe.is_sum)
       links.contention[key] = contention;
     else

@@ -1,10 +1,10 @@
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
-#include <span>
 #include <utility>
+#include <vector>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
@@ -14,6 +14,7 @@
 
 #include <autopar/torch/optim/fused.hpp>
 
+#include "torch/cost/measured/of_rank_0.hpp"
 #include "torch/cost/measured/profiler.hpp"
 #include "torch/cost/measured/step_stopwatch.hpp"
 #include "torch/cost/measured/stopwatch.hpp"
@@ -23,12 +24,11 @@ namespace autopar::cost {
 namespace {
 
 constexpr int kMostTensors = 512;
-constexpr std::size_t kSizes = 3;
 constexpr int kUpdateRepetitions = 8;
 
 /// Sizes of tensors, and of all tensors of a probe together.
 struct ProbeBytes {
-  std::array<std::int64_t, kSizes> tensors;
+  std::array<std::int64_t, 3> tensors;
   std::int64_t most;
 };
 
@@ -86,21 +86,16 @@ std::map<int, CostCurve> measure_updates(World& world, c10::Device device, bool 
                                        : optimizers_by_state<torch::optim::SGD, torch::optim::Adam>();
   const auto bytes_of = probe_bytes(device);
   detail::StepStopwatch stopwatch(device);
-  std::array<std::array<MeasuredPoint, kSizes>, 3> points;
-  world.barrier("measuring optimizers");
-  for (std::size_t factor = 0; factor < points.size(); ++factor) {
-    for (std::size_t i = 0; i < kSizes; ++i) {
-      const auto bytes = bytes_of.tensors[i];
-      points[factor][i] = {static_cast<double>(bytes),
-                           seconds_of_update(by_state_factor[factor], bytes, bytes_of.most, stopwatch)};
-    }
-  }
-  const auto mine = std::as_bytes(std::span(points));
-  const auto shared = world.broadcast(Blob(mine.begin(), mine.end()), Rank(0), "sharing measured optimizers");
-  std::memcpy(points.data(), shared.data(), std::min(shared.size(), sizeof(points)));
   std::map<int, CostCurve> updates;
-  for (std::size_t factor = 0; factor < points.size(); ++factor)
-    updates[static_cast<int>(factor)] = CostCurve({points[factor].begin(), points[factor].end()});
+  world.barrier("measuring optimizers");
+  for (std::size_t factor = 0; factor < by_state_factor.size(); ++factor) {
+    std::vector<MeasuredPoint> points;
+    for (const auto bytes : bytes_of.tensors) {
+      const double seconds = seconds_of_update(by_state_factor[factor], bytes, bytes_of.most, stopwatch);
+      points.push_back({static_cast<double>(bytes), seconds});
+    }
+    updates[static_cast<int>(factor)] = CostCurve(detail::of_rank_0(world, points, "sharing measured optimizers"));
+  }
   return updates;
 }
 
