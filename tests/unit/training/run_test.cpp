@@ -5,7 +5,6 @@
 #include <chrono>
 #include <csignal>
 #include <filesystem>
-#include <memory>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
@@ -26,6 +25,7 @@
 #include <autopar/runtime/loopback.hpp>
 
 #include "catch_shim.hpp"
+#include "nets.hpp"
 #include "temp_folder.hpp"
 
 namespace run_test {
@@ -198,28 +198,13 @@ TORCH_MODULE(Wide);
 /// How a loop takes its samples.
 enum class Taken { kShares, kPerRank };
 
-/// Ranks are threads here and share libtorch's generator: each seeds it and constructs while the others wait.
-template <class Module>
-std::unique_ptr<ap::AutoParallel<Module>> constructed_in_turn(ap::World& world, const ap::Options& options) {
-  std::unique_ptr<ap::AutoParallel<Module>> model;
-  for (int rank = 0; rank < world.size(); ++rank) {
-    if (rank == world.rank()) {
-      torch::manual_seed(1);
-      model = std::make_unique<ap::AutoParallel<Module>>(
-          world, [] { return Module(); }, options);
-    }
-    world.barrier();
-  }
-  return model;
-}
-
 /// Goes on in the folder on so many ranks. @return the losses of rank 0
 std::vector<double> go_on(const std::filesystem::path& folder, int ranks, std::int64_t steps, Taken taken,
                           bool allow_batch_change = false) {
   std::vector<double> losses;
   ap::loopback::run(ranks, [&](ap::World& world) {
-    const auto constructed = constructed_in_turn<Wide>(world, {.gradient_accumulation = true});
-    auto& model = *constructed;
+    auto model = nets::seeded(
+        1, [&] { return ap::AutoParallel<Wide>(world, [] { return Wide(); }, {.gradient_accumulation = true}); });
     ap::optim::AdamW optimizer(model->parameters(), ap::optim::AdamWOptions(0.01));
     model->attach(optimizer);
     training::Epochs order(world, 50);
@@ -307,8 +292,9 @@ Snapshotted train_with_snapshots(const std::filesystem::path& folder, const Cour
   Snapshotted out;
   try {
     ap::loopback::run(course.ranks, [&](ap::World& world) {
-      const auto constructed = constructed_in_turn<DropNet>(world, {.snapshot_every = course.snapshot_every});
-      auto& model = *constructed;
+      auto model = nets::seeded(1, [&] {
+        return ap::AutoParallel<DropNet>(world, [] { return DropNet(); }, {.snapshot_every = course.snapshot_every});
+      });
       ap::optim::AdamW optimizer(model->parameters(), ap::optim::AdamWOptions(1e-2));
       model->attach(optimizer);
       training::Epochs order(world, 12);
